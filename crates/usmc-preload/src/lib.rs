@@ -1,0 +1,1 @@
+//! usmc-preload

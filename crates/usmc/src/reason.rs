@@ -1,0 +1,56 @@
+//! Why a connection is plain TCP: one list, one text each, shown by `usmc ss` and `usmc check`.
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal;)*) => {
+        /// Why a socket's bytes move over TCP (rule 3: the reason can be read).
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u8)]
+        pub enum Reason { $($(#[$doc])* $name = $code,)* }
+
+        impl Reason {
+            /// The reason with this code, if there is one.
+            pub const fn from_code(code: u8) -> Option<Reason> {
+                match code { $($code => Some(Reason::$name),)* _ => None }
+            }
+            /// A short phrase for people.
+            pub const fn text(self) -> &'static str {
+                match self { $(Reason::$name => $text,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Not on TCP, or not decided yet.
+    None = 0, "";
+    /// The destination is not a listener of this ISM device.
+    NotRegistered = 1, "peer is not under uSMC on this device";
+    /// Offered, and the peer has not attached so far.
+    Offered = 2, "offered, not attached yet";
+    /// The acceptor found no offer for this connection.
+    NoOffer = 3, "client made no offer";
+    /// The ISM directory cannot be used.
+    NoDevice = 4, "ISM directory unusable";
+    /// Excluded by configuration.
+    Excluded = 5, "excluded by configuration";
+    /// No slot or memory left.
+    NoMemory = 6, "no slot or memory left";
+    /// The offer table is full.
+    OffersFull = 7, "offer table full";
+    /// The segment could not be handed over or mapped.
+    NoSegment = 8, "segment could not be shared with the peer";
+    /// More sockets than the library's tables hold.
+    TableFull = 9, "connection table full";
+    /// TCP Fast Open, TCP_ULP, zero-copy or similar: the kernel has to see the bytes.
+    KernelFeature = 10, "uses a kernel TCP feature";
+    /// The peer died or withdrew during the handshake.
+    PeerGone = 11, "peer withdrew during the handshake";
+    /// Shared state held values no correct peer writes.
+    PeerBroken = 12, "peer wrote nonsense into shared memory";
+    /// The socket arrived by exec or SCM_RIGHTS.
+    Adopted = 13, "socket came from another process";
+    /// Wrapped in a stdio stream.
+    Stdio = 14, "used through stdio";
+    /// The connection already used the kernel's byte stream in a way whose end cannot be located.
+    NoBoundary = 15, "boundary of the TCP span unknown";
+}
