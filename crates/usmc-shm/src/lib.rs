@@ -1,4 +1,21 @@
-//! Memory shared with a stranger: rings, slots, ready queues, locks.
+//! Memory shared with a stranger: the layout of a segment, its rings and the locks of one end.
+//!
+//! Read in the order a byte travels: [`layout`] says where everything lies, [`copy`] is the only place
+//! where application memory and shared memory meet, [`ring`] moves the cursors and says who has to be
+//! woken, [`lock`] keeps several threads or forked processes of one end apart, [`region`] carves checked
+//! references out of a mapping.
+//!
+//! Everything the peer can write is treated as hostile: one atomic load into a local, a range check,
+//! then use. A value no correct peer writes is [`Broken`]; the caller gives up that one connection.
 #![cfg_attr(not(loom), no_std)]
 
+pub mod copy;
+pub mod layout;
+pub mod lock;
+pub mod region;
+pub mod ring;
 pub mod sync;
+
+/// Shared memory held a value that no correct peer writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Broken;

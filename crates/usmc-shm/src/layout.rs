@@ -1,0 +1,203 @@
+//! Where everything lies in a segment: a sealed memfd of one client process and one listener.
+//!
+//! ```text
+//! 0          SegmentHeader (one page)
+//! 4096       Slot × slots                     cursors, flags, arm words
+//! data       (ring × 2) × slots               slot 0: client→acceptor, acceptor→client; slot 1: …
+//! ```
+//!
+//! All fields are atomics of the target's byte order: both ends run on one machine.
+
+use crate::sync::{AtomicU32, AtomicU64};
+
+/// First eight bytes of a segment.
+pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"uSMCsegm");
+/// Changes whenever a field here moves.
+pub const SEGMENT_VERSION: u32 = 1;
+/// Bytes before slot 0.
+pub const SLOTS_OFFSET: usize = 4096;
+/// Most slots of one segment.
+pub const SLOTS_MAX: u32 = 4096;
+/// log2 of the smallest window of a ring, 16 KiB (the smallest RMB of RFC 7609 §4.3.1).
+pub const WINDOW_SHIFT_MIN: u32 = 14;
+/// log2 of the largest ring, 4 MiB.
+pub const WINDOW_SHIFT_MAX: u32 = 22;
+
+/// The client end of a connection; also the direction client → acceptor.
+pub const CLIENT: usize = 0;
+/// The accepting end; also the direction acceptor → client.
+pub const ACCEPTOR: usize = 1;
+
+/// Start of a segment.
+#[repr(C)]
+pub struct SegmentHeader {
+    /// [`SEGMENT_MAGIC`].
+    pub magic: AtomicU64,
+    /// [`SEGMENT_VERSION`].
+    pub version: AtomicU32,
+    /// Number of slots.
+    pub slots: AtomicU32,
+    /// log2 of the bytes of one ring.
+    pub ring_shift: AtomicU32,
+    /// 1 once the client allocates no more slots here.
+    pub retired: AtomicU32,
+    /// Random identity, never 0.
+    pub id: AtomicU64,
+    /// Process index (low half) and incarnation (high half) of the client.
+    pub owner: AtomicU64,
+}
+
+/// A slot holds no connection.
+pub const SLOT_FREE: u32 = 0;
+/// The client offered it for a connection.
+pub const SLOT_OFFERED: u32 = 1;
+/// The acceptor found its connection's offer.
+pub const SLOT_ATTACHED: u32 = 2;
+/// The client confirmed: both ends may switch their sending direction.
+pub const SLOT_CONFIRMED: u32 = 3;
+/// The client took the offer back before anybody attached.
+pub const SLOT_WITHDRAWN: u32 = 4;
+
+/// Handshake state, written rarely.
+#[repr(C, align(128))]
+pub struct Control {
+    /// `SLOT_*` in the low 8 bits, the slot's use count above (so a late CAS cannot hit the next use).
+    pub state: AtomicU32,
+    /// Process index of the acceptor, for diagnosis.
+    pub attached_by: AtomicU32,
+}
+
+/// What the processes of one end keep between themselves (fork shares an end). The peer can write it;
+/// a peer that does spoils only this connection.
+#[repr(C, align(128))]
+pub struct End {
+    /// Processes that hold this end.
+    pub refs: AtomicU32,
+    /// Sends through the kernel's TCP in flight, or [`SWITCHING`].
+    pub tcp_sends: AtomicU32,
+    /// Sleepers in the kernel that wait for data of the ring.
+    pub rx_sleepers: AtomicU32,
+    /// Sleepers in the kernel that wait for room in the ring.
+    pub tx_sleepers: AtomicU32,
+    /// Doorbell bytes this end has taken out of the TCP stream.
+    pub bells_drained: AtomicU32,
+    /// `END_*` bits.
+    pub flags: AtomicU32,
+    /// Lock of the sending direction, used once several processes hold this end.
+    pub tx_lock: AtomicU64,
+    /// Lock of the receiving direction, likewise.
+    pub rx_lock: AtomicU64,
+    /// Bytes of the TCP span the application has not read yet, plus one; 0 = not computed.
+    pub tcp_left: AtomicU64,
+}
+
+/// Value of [`End::tcp_sends`] while the sending direction changes from TCP to the ring.
+pub const SWITCHING: u32 = 1 << 31;
+/// The application has TCP_NODELAY set (the kernel socket of a ring connection always has).
+pub const END_NODELAY: u32 = 1;
+/// The application has TCP_CORK set.
+pub const END_CORK: u32 = 2;
+/// ECONNRESET was reported to the application.
+pub const END_RESET_SEEN: u32 = 4;
+/// The application shut its receiving direction down.
+pub const END_SHUT_RD: u32 = 8;
+
+/// Written by the sender only.
+#[repr(C, align(128))]
+pub struct Producer {
+    /// Bytes published since the ring began.
+    pub prod: AtomicU64,
+    /// The sender's copy of `cons`.
+    pub cons_seen: AtomicU64,
+    /// log2 of the window: position = cursor mod window. Changed only while the ring is empty.
+    pub window_shift: AtomicU32,
+    /// `TX_*`.
+    pub state: AtomicU32,
+    /// `TXF_*` bits.
+    pub flags: AtomicU32,
+    /// Doorbell bytes the sender has put into the TCP stream.
+    pub bells_sent: AtomicU32,
+    /// Length in bytes of the TCP span before the ring; valid once `state` is [`TX_RING`].
+    pub boundary: AtomicU64,
+    /// CPU the sending end last waited on, plus one; 0 = unknown.
+    pub cpu: AtomicU32,
+}
+
+/// The direction's bytes go through the kernel's TCP.
+pub const TX_TCP: u32 = 0;
+/// The direction's bytes go through the ring.
+pub const TX_RING: u32 = 1;
+
+/// No byte follows (shutdown for writing, or close).
+pub const TXF_DONE: u32 = 1;
+/// The sending end is closed altogether: what is sent to it is lost.
+pub const TXF_CLOSED: u32 = 2;
+/// The sending end closed with unread data, or with SO_LINGER 0: TCP would have sent a RST.
+pub const TXF_ABORT: u32 = 4;
+
+/// Written by the receiver only.
+#[repr(C, align(128))]
+pub struct Consumer {
+    /// Bytes the receiver has taken out.
+    pub cons: AtomicU64,
+}
+
+/// Who wants to be woken. Written by the one who sleeps, taken by the one who wakes.
+#[repr(C, align(128))]
+pub struct Arm {
+    /// `ARM_*` bits of sleepers that wait for data.
+    pub rx: AtomicU32,
+    /// `ARM_*` bits of sleepers that wait for room.
+    pub tx: AtomicU32,
+}
+
+/// Wake by one byte on the connection's own TCP socket.
+pub const ARM_TCP: u32 = 1;
+
+/// One direction of a connection.
+#[repr(C)]
+pub struct Direction {
+    /// The sender's line.
+    pub producer: Producer,
+    /// The receiver's line.
+    pub consumer: Consumer,
+    /// The sleepers' line.
+    pub arm: Arm,
+}
+
+/// One connection.
+#[repr(C)]
+pub struct Slot {
+    /// The handshake.
+    pub control: Control,
+    /// Indexed by [`CLIENT`] and [`ACCEPTOR`].
+    pub end: [End; 2],
+    /// Indexed by the sending end.
+    pub dir: [Direction; 2],
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<SegmentHeader>() <= SLOTS_OFFSET);
+    assert!(
+        size_of::<Producer>() == 128 && size_of::<Consumer>() == 128 && size_of::<Arm>() == 128
+    );
+    assert!(size_of::<Slot>() == 128 * 9);
+};
+
+/// Bytes of a segment with `slots` slots and rings of `1 << ring_shift` bytes; `None` outside the limits.
+pub const fn segment_len(slots: u32, ring_shift: u32) -> Option<usize> {
+    if slots == 0
+        || slots > SLOTS_MAX
+        || ring_shift < WINDOW_SHIFT_MIN
+        || ring_shift > WINDOW_SHIFT_MAX
+    {
+        return None;
+    }
+    Some(data_offset(slots) + ((slots as usize) << (ring_shift + 1)))
+}
+
+/// Offset of the first ring.
+pub const fn data_offset(slots: u32) -> usize {
+    (SLOTS_OFFSET + slots as usize * size_of::<Slot>()).next_multiple_of(4096)
+}

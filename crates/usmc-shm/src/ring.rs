@@ -1,0 +1,254 @@
+//! One direction: a byte ring with monotonic cursors, one producing and one consuming end.
+//!
+//! The producer writes bytes, then `prod` (Release); the consumer reads `prod` (Acquire), the bytes, then
+//! writes `cons` (Release), which the producer reads (Acquire) before it reuses the room. A position is
+//! the cursor modulo the window; the window grows only while the ring is empty, and its size is published
+//! by the same Release store of `prod` as the first bytes that use it.
+//!
+//! Sleep and wake are store–fence–load on both sides ([`Ring::arm_rx`] against [`Ring::take_rx_sleepers`],
+//! [`Ring::arm_tx`] against [`Ring::take_tx_sleepers`]): either the sleeper sees the new cursor, or the
+//! waker sees the arm bit.
+
+use crate::Broken;
+use crate::copy::{copy_in, copy_out};
+use crate::layout::{Direction, WINDOW_SHIFT_MIN};
+use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use crate::sync::fence;
+
+/// One direction of a mapped slot.
+#[derive(Clone, Copy)]
+pub struct Ring<'a> {
+    dir: &'a Direction,
+    data: *mut u8,
+    ring_shift: u32,
+}
+
+/// Room found by the producer. Valid until the producer publishes.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// The cursor of the first free byte.
+    pub prod: u64,
+    /// Free bytes.
+    pub free: usize,
+    /// Bytes of the window, a power of two.
+    pub window: usize,
+}
+
+/// Data found by the consumer. Valid until the consumer consumes.
+#[derive(Clone, Copy, Debug)]
+pub struct Data {
+    /// The cursor of the first unread byte.
+    pub cons: u64,
+    /// Unread bytes.
+    pub len: usize,
+    /// Bytes of the window, a power of two.
+    pub window: usize,
+}
+
+impl<'a> Ring<'a> {
+    /// A ring over `1 << ring_shift` bytes at `data`.
+    ///
+    /// # Safety
+    /// `data` is valid for reads and writes of that many bytes for as long as the ring is used.
+    pub unsafe fn new(dir: &'a Direction, data: *mut u8, ring_shift: u32) -> Ring<'a> {
+        Ring { dir, data, ring_shift }
+    }
+
+    /// The cursors and flags.
+    #[inline(always)]
+    pub fn dir(&self) -> &'a Direction {
+        self.dir
+    }
+
+    /// Prepares an unused slot's direction.
+    pub fn reset(&self) {
+        let p = &self.dir.producer;
+        p.prod.store(0, Relaxed);
+        p.cons_seen.store(0, Relaxed);
+        p.window_shift.store(WINDOW_SHIFT_MIN, Relaxed);
+        p.state.store(0, Relaxed);
+        p.flags.store(0, Relaxed);
+        p.bells_sent.store(0, Relaxed);
+        p.boundary.store(0, Relaxed);
+        p.cpu.store(0, Relaxed);
+        self.dir.consumer.cons.store(0, Relaxed);
+        self.dir.arm.rx.store(0, Relaxed);
+        self.dir.arm.tx.store(0, Relaxed);
+    }
+
+    #[inline(always)]
+    fn window(&self) -> Result<usize, Broken> {
+        // Relaxed: ordered by the Acquire load of `prod` (consumer) or own (producer).
+        let shift = self.dir.producer.window_shift.load(Relaxed);
+        if shift < WINDOW_SHIFT_MIN || shift > self.ring_shift {
+            return Err(Broken);
+        }
+        Ok(1 << shift)
+    }
+
+    /// Room for the producer, who wants `want` bytes; the peer's cursor is read only if the last known
+    /// one does not leave enough, and the window grows when the ring is empty and too small.
+    ///
+    /// # Errors
+    /// [`Broken`] when the cursors cannot be right.
+    #[inline(always)]
+    pub fn room(&self, want: usize) -> Result<Room, Broken> {
+        let p = &self.dir.producer;
+        let prod = p.prod.load(Relaxed);
+        let window = self.window()?;
+        let used = prod.wrapping_sub(p.cons_seen.load(Relaxed));
+        if used <= window as u64 && window - used as usize >= want {
+            return Ok(Room { prod, free: window - used as usize, window });
+        }
+        self.room_slow(prod, window, want)
+    }
+
+    #[cold]
+    fn room_slow(&self, prod: u64, mut window: usize, want: usize) -> Result<Room, Broken> {
+        let p = &self.dir.producer;
+        // Acquire: pairs with the consumer's Release in `consume`; its reads are over before we overwrite.
+        let cons = self.dir.consumer.cons.load(Acquire);
+        let used = prod.wrapping_sub(cons);
+        if used > window as u64 {
+            return Err(Broken);
+        }
+        p.cons_seen.store(cons, Relaxed);
+        if used == 0 && want >= window && window < 1 << self.ring_shift {
+            // Empty: nobody looks at any position until the next `publish` releases this store.
+            let shift = (want.next_power_of_two().trailing_zeros() + 1).min(self.ring_shift);
+            p.window_shift.store(shift, Relaxed);
+            window = 1 << shift;
+        }
+        Ok(Room { prod, free: window - used as usize, window })
+    }
+
+    /// Copies `len` bytes to cursor `at`.
+    ///
+    /// # Safety
+    /// `src` is readable for `len` bytes. `at..at + len` lies within a [`Room`] the caller holds.
+    #[inline(always)]
+    pub unsafe fn copy_in(&self, at: u64, window: usize, src: *const u8, len: usize) {
+        let pos = at as usize & (window - 1);
+        let first = len.min(window - pos);
+        // SAFETY: pos + first ≤ window ≤ the ring's bytes, and len - first ≤ window (a Room's free).
+        unsafe {
+            copy_in(self.data.add(pos), src, first);
+            if first < len {
+                copy_in(self.data, src.add(first), len - first);
+            }
+        }
+    }
+
+    /// Makes everything before cursor `prod` visible to the consumer.
+    #[inline(always)]
+    pub fn publish(&self, prod: u64) {
+        // Release: pairs with the Acquire in `data`.
+        self.dir.producer.prod.store(prod, Release);
+    }
+
+    /// The consumer's view.
+    ///
+    /// # Errors
+    /// [`Broken`] when the cursors cannot be right.
+    #[inline(always)]
+    pub fn data(&self) -> Result<Data, Broken> {
+        let cons = self.dir.consumer.cons.load(Relaxed);
+        // Acquire: pairs with the Release in `publish`; the bytes and the window are visible.
+        let prod = self.dir.producer.prod.load(Acquire);
+        let len = prod.wrapping_sub(cons);
+        if len == 0 {
+            return Ok(Data { cons, len: 0, window: 0 });
+        }
+        let window = self.window()?;
+        if len > window as u64 {
+            return Err(Broken);
+        }
+        Ok(Data { cons, len: len as usize, window })
+    }
+
+    /// Whether a look at [`Ring::data`] is worth while (nothing is checked).
+    #[inline(always)]
+    pub fn has_data(&self) -> bool {
+        self.dir.consumer.cons.load(Relaxed) != self.dir.producer.prod.load(Acquire)
+    }
+
+    /// Copies `len` bytes from cursor `at`.
+    ///
+    /// # Safety
+    /// `dst` is writable for `len` bytes. `at..at + len` lies within a [`Data`] the caller holds.
+    #[inline(always)]
+    pub unsafe fn copy_out(&self, at: u64, window: usize, dst: *mut u8, len: usize) {
+        let pos = at as usize & (window - 1);
+        let first = len.min(window - pos);
+        // SAFETY: pos + first ≤ window ≤ the ring's bytes, and len - first ≤ window (a Data's len).
+        unsafe {
+            copy_out(dst, self.data.add(pos), first);
+            if first < len {
+                copy_out(dst.add(first), self.data, len - first);
+            }
+        }
+    }
+
+    /// Contiguous memory at cursor `at`, for a system call that moves bytes itself.
+    #[inline]
+    pub fn contiguous(&self, at: u64, window: usize, len: usize) -> (*mut u8, usize) {
+        let pos = at as usize & (window - 1);
+        // SAFETY: pos < window ≤ the ring's bytes.
+        (unsafe { self.data.add(pos) }, len.min(window - pos))
+    }
+
+    /// Gives everything before cursor `cons` back to the producer.
+    #[inline(always)]
+    pub fn consume(&self, cons: u64) {
+        // Release: pairs with the Acquire in `room_slow`.
+        self.dir.consumer.cons.store(cons, Release);
+    }
+
+    /// Unread bytes as the producer sees them, 0 when the cursors are nonsense.
+    pub fn unread(&self) -> usize {
+        let used =
+            self.dir.producer.prod.load(Relaxed).wrapping_sub(self.dir.consumer.cons.load(Acquire));
+        if used > 1 << self.ring_shift { 0 } else { used as usize }
+    }
+
+    /// The consumer announces that it is going to sleep; it must look at the ring once more afterwards.
+    #[inline]
+    pub fn arm_rx(&self, bits: u32) {
+        self.dir.arm.rx.fetch_or(bits, Relaxed);
+        // Pairs with the fence in `take_rx_sleepers`.
+        fence(SeqCst);
+    }
+
+    /// After `publish`: whom the producer has to wake (`ARM_*`), 0 in the common case.
+    #[inline(always)]
+    pub fn take_rx_sleepers(&self) -> u32 {
+        // Pairs with the fence in `arm_rx`.
+        fence(SeqCst);
+        if self.dir.arm.rx.load(Relaxed) == 0 { 0 } else { self.dir.arm.rx.swap(0, AcqRel) }
+    }
+
+    /// The producer announces that it is going to sleep for room; it must look once more afterwards.
+    #[inline]
+    pub fn arm_tx(&self, bits: u32) {
+        self.dir.arm.tx.fetch_or(bits, Relaxed);
+        // Pairs with the fence in `take_tx_sleepers`.
+        fence(SeqCst);
+    }
+
+    /// After `consume`: whom the consumer has to wake. The caller skips it while the ring is less than
+    /// half full: a producer sleeps only on a ring that is fuller, and then the consumer comes again.
+    #[inline(always)]
+    pub fn take_tx_sleepers(&self) -> u32 {
+        // Pairs with the fence in `arm_tx`.
+        fence(SeqCst);
+        if self.dir.arm.tx.load(Relaxed) == 0 { 0 } else { self.dir.arm.tx.swap(0, AcqRel) }
+    }
+
+    /// Takes the consumer's own arm bits back (it does not sleep any more).
+    #[inline]
+    pub fn disarm_rx(&self) {
+        if self.dir.arm.rx.load(Relaxed) != 0 {
+            self.dir.arm.rx.store(0, Relaxed);
+        }
+    }
+}
