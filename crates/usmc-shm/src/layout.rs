@@ -19,7 +19,7 @@ pub const SLOTS_OFFSET: usize = 4096;
 /// Most slots of one segment.
 pub const SLOTS_MAX: u32 = 4096;
 /// log2 of the smallest window of a ring, 16 KiB (the smallest RMB of RFC 7609 §4.3.1).
-pub const WINDOW_SHIFT_MIN: u32 = 14;
+pub const WINDOW_SHIFT_MIN: u32 = if cfg!(loom) { 1 } else { 14 };
 /// log2 of the largest ring, 4 MiB.
 pub const WINDOW_SHIFT_MAX: u32 = 22;
 
@@ -59,6 +59,7 @@ pub const SLOT_CONFIRMED: u32 = 3;
 pub const SLOT_WITHDRAWN: u32 = 4;
 
 /// Handshake state, written rarely.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Control {
     /// `SLOT_*` in the low 8 bits, the slot's use count above (so a late CAS cannot hit the next use).
@@ -69,11 +70,12 @@ pub struct Control {
 
 /// What the processes of one end keep between themselves (fork shares an end). The peer can write it;
 /// a peer that does spoils only this connection.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct End {
     /// Processes that hold this end.
     pub refs: AtomicU32,
-    /// Sends through the kernel's TCP in flight, or [`SWITCHING`].
+    /// Sends through the kernel's TCP in flight, and [`SWITCHING`]; see [`crate::span`].
     pub tcp_sends: AtomicU32,
     /// Sleepers in the kernel that wait for data of the ring.
     pub rx_sleepers: AtomicU32,
@@ -91,7 +93,8 @@ pub struct End {
     pub tcp_left: AtomicU64,
 }
 
-/// Value of [`End::tcp_sends`] while the sending direction changes from TCP to the ring.
+/// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the
+/// ring, or has changed.
 pub const SWITCHING: u32 = 1 << 31;
 /// The application has TCP_NODELAY set (the kernel socket of a ring connection always has).
 pub const END_NODELAY: u32 = 1;
@@ -103,6 +106,7 @@ pub const END_RESET_SEEN: u32 = 4;
 pub const END_SHUT_RD: u32 = 8;
 
 /// Written by the sender only.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Producer {
     /// Bytes published since the ring began.
@@ -117,7 +121,8 @@ pub struct Producer {
     pub flags: AtomicU32,
     /// Doorbell bytes the sender has put into the TCP stream.
     pub bells_sent: AtomicU32,
-    /// Length in bytes of the TCP span before the ring; valid once `state` is [`TX_RING`].
+    /// Length in bytes of the TCP span before the ring, plus one; 0 = not drawn yet. Valid once `state` is
+    /// [`TX_RING`].
     pub boundary: AtomicU64,
     /// CPU the sending end last waited on, plus one; 0 = unknown.
     pub cpu: AtomicU32,
@@ -136,6 +141,7 @@ pub const TXF_CLOSED: u32 = 2;
 pub const TXF_ABORT: u32 = 4;
 
 /// Written by the receiver only.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Consumer {
     /// Bytes the receiver has taken out.
@@ -143,6 +149,7 @@ pub struct Consumer {
 }
 
 /// Who wants to be woken. Written by the one who sleeps, taken by the one who wakes.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Arm {
     /// `ARM_*` bits of sleepers that wait for data.
@@ -155,6 +162,7 @@ pub struct Arm {
 pub const ARM_TCP: u32 = 1;
 
 /// One direction of a connection.
+#[derive(Default)]
 #[repr(C)]
 pub struct Direction {
     /// The sender's line.
@@ -166,6 +174,7 @@ pub struct Direction {
 }
 
 /// One connection.
+#[derive(Default)]
 #[repr(C)]
 pub struct Slot {
     /// The handshake.

@@ -1,0 +1,150 @@
+//! How two processes agree on a slot without waiting for each other: one word, four steps.
+//!
+//! ```text
+//!   FREE ──offer──▶ OFFERED ──attach──▶ ATTACHED ──confirm──▶ CONFIRMED
+//!    ▲   (client)      │     (acceptor)     │      (client)        │
+//!    │                 └─withdraw─▶ WITHDRAWN    (client)          │
+//!    └────────────────────release (client, when both ends are done)┘
+//! ```
+//!
+//! Every step is one compare-and-swap on [`Control::state`] that also compares the [`Use`], so an acceptor
+//! that comes late can never touch the slot's next connection. Either side switches its sending direction
+//! ([`crate::span`]) only in [`Phase::Confirmed`]: then both have the memory mapped and both know that the
+//! other holds the very same TCP connection.
+//!
+//! The words of a slot are reset before [`offer`], whose Release store publishes them to [`attach`].
+
+use crate::Broken;
+use crate::layout::{
+    Control, SLOT_ATTACHED, SLOT_CONFIRMED, SLOT_FREE, SLOT_OFFERED, SLOT_WITHDRAWN,
+};
+use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// The low bits of [`Control::state`] that hold `SLOT_*`.
+const PHASE_BITS: u32 = 8;
+const PHASE_MASK: u32 = (1 << PHASE_BITS) - 1;
+
+/// Which use of its slot a connection is; it travels in the offer. Repeats after 2²⁴ connections of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Use(u32);
+
+impl Use {
+    /// The number for an offer record.
+    pub fn to_bits(self) -> u32 {
+        self.0
+    }
+
+    /// Reads an offer record; what does not fit matches no slot's use by accident only.
+    pub fn from_bits(bits: u32) -> Use {
+        Use(bits & (u32::MAX >> PHASE_BITS))
+    }
+
+    fn word(self, phase: u32) -> u32 {
+        self.0 << PHASE_BITS | phase
+    }
+}
+
+/// How far one use of a slot has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// The client waits for the acceptor, who may never come.
+    Offered,
+    /// The acceptor has the memory; the client has not confirmed yet.
+    Attached,
+    /// Both ends may switch their sending direction.
+    Confirmed,
+    /// This use is over or was taken back: the connection stays TCP.
+    Gone,
+}
+
+/// How far `usage` of the slot is.
+#[inline]
+pub fn phase(control: &Control, usage: Use) -> Phase {
+    // Acquire: pairs with the Release of each step; what its author wrote before is visible.
+    phase_of(control.state.load(Acquire), usage)
+}
+
+fn phase_of(word: u32, usage: Use) -> Phase {
+    if word >> PHASE_BITS != usage.0 {
+        return Phase::Gone;
+    }
+    match word & PHASE_MASK {
+        SLOT_OFFERED => Phase::Offered,
+        SLOT_ATTACHED => Phase::Attached,
+        SLOT_CONFIRMED => Phase::Confirmed,
+        _ => Phase::Gone,
+    }
+}
+
+/// The client offers a slot it owns, whose words it has reset, and puts the result into the offer table.
+///
+/// # Errors
+/// [`Broken`] when the slot is not free: do not use it any more.
+pub fn offer(control: &Control) -> Result<Use, Broken> {
+    // Relaxed: only the client leaves FREE, and it keeps its own slots apart by other means.
+    let word = control.state.load(Relaxed);
+    if word & PHASE_MASK != SLOT_FREE {
+        return Err(Broken);
+    }
+    let usage = Use::from_bits((word >> PHASE_BITS).wrapping_add(1));
+    // Release: pairs with the Acquire in `attach`; the reset slot is visible.
+    control.state.store(usage.word(SLOT_OFFERED), Release);
+    Ok(usage)
+}
+
+/// The acceptor takes the offer. A process that shares the accepted socket by fork may come second: it
+/// finds `Attached` or `Confirmed`, which is just as good.
+///
+/// Returns the phase reached; [`Phase::Gone`] means that the connection stays TCP.
+pub fn attach(control: &Control, usage: Use, process: u32) -> Phase {
+    match step(control, usage, SLOT_OFFERED, SLOT_ATTACHED) {
+        Ok(()) => {
+            control.attached_by.store(process, Relaxed);
+            Phase::Attached
+        }
+        Err(found) => found,
+    }
+}
+
+/// The client, seeing its own live connection attached, confirms.
+///
+/// Returns the phase reached: [`Phase::Confirmed`] (also when a forked process did it before),
+/// [`Phase::Offered`] while nobody attached, [`Phase::Gone`] after a withdrawal.
+pub fn confirm(control: &Control, usage: Use) -> Phase {
+    match step(control, usage, SLOT_ATTACHED, SLOT_CONFIRMED) {
+        Ok(()) => Phase::Confirmed,
+        Err(found) => found,
+    }
+}
+
+/// The client takes its offer back.
+///
+/// Returns [`Phase::Gone`] when it is: nobody has attached and nobody will, the slot may be released at
+/// once. Otherwise the acceptor was faster and holds the slot until its end is done.
+pub fn withdraw(control: &Control, usage: Use) -> Phase {
+    match step(control, usage, SLOT_OFFERED, SLOT_WITHDRAWN) {
+        Ok(()) => Phase::Gone,
+        Err(found) => found,
+    }
+}
+
+/// The client puts a slot back when both ends are done with `usage`; the next [`offer`] has another use.
+/// Harmless when repeated or late.
+pub fn release(control: &Control, usage: Use) {
+    let word = control.state.load(Relaxed);
+    if word >> PHASE_BITS == usage.0 {
+        // AcqRel: what the ends did with the slot is over before it is reset for its next use.
+        // A failure means that somebody else released it: nothing is left to do.
+        let _ = control.state.compare_exchange(word, usage.word(SLOT_FREE), AcqRel, Relaxed);
+    }
+}
+
+fn step(control: &Control, usage: Use, from: u32, to: u32) -> Result<(), Phase> {
+    // AcqRel: each step sees what the one before it published, and publishes what its author wrote.
+    // Acquire on failure: as in `phase`.
+    control
+        .state
+        .compare_exchange(usage.word(from), usage.word(to), AcqRel, Acquire)
+        .map(drop)
+        .map_err(|found| phase_of(found, usage))
+}

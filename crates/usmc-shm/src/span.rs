@@ -1,0 +1,220 @@
+//! Where a stream leaves the kernel's TCP for the ring: exactly after byte `boundary`.
+//!
+//! The sender closes its direction to TCP sends, asks the kernel how many bytes TCP carries, publishes that
+//! number and goes on in the ring ([`TxSpan`]). The receiver reads TCP up to that byte and then the ring
+//! ([`RxSpan`]). Bytes that TCP carries beyond the boundary are doorbells, never data.
+//!
+//! Nobody waits in here. A switch that was begun is finished by whoever comes next, so its author may be
+//! killed, stopped, or interrupted by a signal handler that sends on the same socket.
+
+use crate::layout::{End, Producer, SWITCHING, Slot, TX_RING};
+use crate::sync::Ordering::{Acquire, Relaxed, Release};
+
+/// The kernel did not tell its byte count (the descriptor was closed meanwhile). Nothing was decided; the
+/// next caller tries again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unmeasured;
+
+/// The sending direction of one end.
+#[derive(Clone, Copy)]
+pub struct TxSpan<'a> {
+    end: &'a End,
+    producer: &'a Producer,
+}
+
+/// How the next bytes are sent.
+pub enum Route<'a> {
+    /// By a TCP send, during which the guard is kept.
+    Tcp(TcpSend<'a>),
+    /// Through the ring.
+    Ring,
+}
+
+/// What became of [`TxSpan::try_switch`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Switch {
+    /// The ring is the route from now on.
+    Ring,
+    /// Somebody is inside a TCP send; TCP remains the route.
+    Busy,
+}
+
+/// A TCP send in flight: the boundary cannot be drawn while it lives.
+///
+/// If its thread is killed the direction stays TCP for good, which is always correct.
+#[must_use = "keep it until the TCP send has returned"]
+pub struct TcpSend<'a>(&'a End);
+
+impl Drop for TcpSend<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `try_switch`; the kernel's count includes this send.
+        self.0.tcp_sends.fetch_sub(1, Release);
+    }
+}
+
+impl<'a> TxSpan<'a> {
+    /// The direction that end `me` (`CLIENT` or `ACCEPTOR`) sends.
+    pub fn new(slot: &'a Slot, me: usize) -> TxSpan<'a> {
+        TxSpan { end: &slot.end[me & 1], producer: &slot.dir[me & 1].producer }
+    }
+
+    /// Whether the direction has switched; the hot path asks this and nothing else.
+    #[inline(always)]
+    pub fn is_ring(&self) -> bool {
+        // Acquire: pairs with the Release in `finish`.
+        self.producer.state.load(Acquire) == TX_RING
+    }
+
+    /// Asks for permission to send through TCP. `tcp_sent` is the kernel's count of all bytes ever handed
+    /// to this socket's TCP, acknowledged or not; it is asked only when a switch is found unfinished.
+    ///
+    /// # Errors
+    /// [`Unmeasured`] when `tcp_sent` answers `None`.
+    #[inline]
+    pub fn begin_tcp_send(
+        &self,
+        tcp_sent: impl FnOnce() -> Option<u64>,
+    ) -> Result<Route<'a>, Unmeasured> {
+        // Acquire: the send does not start before it is counted.
+        let before = self.end.tcp_sends.fetch_add(1, Acquire);
+        let guard = TcpSend(self.end);
+        if before & SWITCHING == 0 {
+            return Ok(Route::Tcp(guard));
+        }
+        drop(guard);
+        self.finish(tcp_sent)?;
+        Ok(Route::Ring)
+    }
+
+    /// Moves the direction to the ring unless a TCP send is in flight. Called in the handshake's phase
+    /// `Confirmed`, as often as the sender likes.
+    ///
+    /// # Errors
+    /// [`Unmeasured`] when `tcp_sent` (see [`TxSpan::begin_tcp_send`]) answers `None`; TCP is closed
+    /// then, and the next caller draws the boundary.
+    pub fn try_switch(&self, tcp_sent: impl FnOnce() -> Option<u64>) -> Result<Switch, Unmeasured> {
+        // Acquire: pairs with the Release at the end of each TCP send. From here on no send begins, since
+        // `SWITCHING` is never taken back while the slot is in use.
+        match self.end.tcp_sends.compare_exchange(0, SWITCHING, Acquire, Relaxed) {
+            Err(sends) if sends & SWITCHING == 0 => Ok(Switch::Busy),
+            _ => self.finish(tcp_sent).map(|()| Switch::Ring),
+        }
+    }
+
+    /// Draws the boundary. Any number of callers may do so at once: TCP is closed, so all of them measure
+    /// the same, except one so late that doorbells already count; hence only the first answer is kept.
+    fn finish(&self, tcp_sent: impl FnOnce() -> Option<u64>) -> Result<(), Unmeasured> {
+        if self.is_ring() {
+            return Ok(());
+        }
+        let sent = tcp_sent().ok_or(Unmeasured)?;
+        // Relaxed: published by the next line; a failure means that a boundary is there.
+        let _ =
+            self.producer.boundary.compare_exchange(0, sent.saturating_add(1), Relaxed, Relaxed);
+        // Release: pairs with the Acquire in `RxSpan::boundary`.
+        self.producer.state.store(TX_RING, Release);
+        Ok(())
+    }
+}
+
+/// The receiving direction of one end. One thread at a time: the caller holds the receiving lock.
+#[derive(Clone, Copy)]
+pub struct RxSpan<'a> {
+    end: &'a End,
+    producer: &'a Producer,
+}
+
+/// Where the next bytes come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// Read at most this many bytes from TCP, then call [`RxSpan::took_tcp`].
+    Tcp(u64),
+    /// TCP has been read to the boundary: the ring.
+    Ring,
+}
+
+impl<'a> RxSpan<'a> {
+    /// The direction that end `me` (`CLIENT` or `ACCEPTOR`) receives.
+    pub fn new(slot: &'a Slot, me: usize) -> RxSpan<'a> {
+        RxSpan { end: &slot.end[me & 1], producer: &slot.dir[!me & 1].producer }
+    }
+
+    /// Where the next bytes come from. `tcp_read` is the kernel's count of all bytes ever read from this
+    /// socket's TCP; it is asked once, when the switch is first seen.
+    ///
+    /// After a peek (which takes nothing) ask again: what exceeds the answer is no data.
+    ///
+    /// # Errors
+    /// [`Unmeasured`] when `tcp_read` answers `None`.
+    #[inline(always)]
+    pub fn source(&self, tcp_read: impl FnOnce() -> Option<u64>) -> Result<Source, Unmeasured> {
+        // Relaxed: written under the receiving lock.
+        match self.end.tcp_left.load(Relaxed) {
+            0 => self.source_slow(tcp_read),
+            1 => Ok(Source::Ring),
+            left => Ok(Source::Tcp(left - 1)),
+        }
+    }
+
+    #[cold]
+    fn source_slow(&self, tcp_read: impl FnOnce() -> Option<u64>) -> Result<Source, Unmeasured> {
+        let Some(boundary) = self.boundary() else { return Ok(Source::Tcp(u64::MAX)) };
+        Ok(match self.measure(boundary, tcp_read)?.0 {
+            0 => Source::Ring,
+            left => Source::Tcp(left),
+        })
+    }
+
+    /// Accounts for `taken` bytes just read from TCP; says how many of them, from the first, are data.
+    /// The rest are doorbells: a read that began before the switch may have swallowed some.
+    ///
+    /// # Errors
+    /// [`Unmeasured`] when `tcp_read` (see [`RxSpan::source`]) answers `None`.
+    #[inline]
+    pub fn took_tcp(
+        &self,
+        taken: u64,
+        tcp_read: impl FnOnce() -> Option<u64>,
+    ) -> Result<u64, Unmeasured> {
+        // Relaxed: written under the receiving lock.
+        let left = self.end.tcp_left.load(Relaxed);
+        if left > 0 {
+            self.end.tcp_left.store(left.saturating_sub(taken).max(1), Relaxed);
+            return Ok(taken.min(left - 1));
+        }
+        // A doorbell is sent after the switch, so whoever has read one sees the switch here.
+        let Some(boundary) = self.boundary() else { return Ok(taken) };
+        let (_, bells) = self.measure(boundary, tcp_read)?;
+        Ok(taken.saturating_sub(bells))
+    }
+
+    /// Length of the TCP span, once the sender has switched.
+    pub fn boundary(&self) -> Option<u64> {
+        // Acquire: pairs with the Release in `TxSpan::finish`; the boundary is visible.
+        if self.producer.state.load(Acquire) != TX_RING {
+            return None;
+        }
+        Some(self.producer.boundary.load(Relaxed).saturating_sub(1))
+    }
+
+    /// Makes the next call measure again: to be called by whoever stole the receiving lock, since the dead
+    /// holder may have read bytes it did not account for.
+    pub fn recount(&self) {
+        self.end.tcp_left.store(0, Relaxed);
+    }
+
+    /// Bytes of the span not read yet, and doorbells read in their place. Both follow from the kernel's
+    /// count alone, so a reader that dies half-way leaves nothing wrong for the next holder of its lock.
+    fn measure(
+        &self,
+        boundary: u64,
+        tcp_read: impl FnOnce() -> Option<u64>,
+    ) -> Result<(u64, u64), Unmeasured> {
+        let read = tcp_read().ok_or(Unmeasured)?;
+        let (left, bells) = (boundary.saturating_sub(read), read.saturating_sub(boundary));
+        self.end.bells_drained.store(bells as u32, Relaxed);
+        self.end.tcp_left.store(left.saturating_add(1), Relaxed);
+        Ok((left, bells))
+    }
+}
