@@ -10,10 +10,13 @@
 //!
 //! - [`ids`]: EID, GID, CHID, peer id and the small numbers; [`decline`]: every reason to decline.
 //! - [`wire`]: the bytes. CLC, LLC, CDC, the TCP option.
-//! - [`cursor`]: positions in a ring that wraps.
+//! - [`cursor`]: positions in a ring that wraps; [`connection`]: a pair of rings, credits, urgent
+//!   data and what CDC says of them; [`close`]: how a connection ends.
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod close;
+pub mod connection;
 pub mod cursor;
 pub mod decline;
 pub mod ids;

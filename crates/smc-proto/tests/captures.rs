@@ -44,13 +44,13 @@ fn check(frame: &Frame) -> String {
             let version = clc::Header::parse(bytes).unwrap().is_v1();
             format!("{:?} v{}{mode}", message.kind(), if version { 1 } else { 2 })
         }
-        Frame::Send(bytes) if bytes[0] == cdc::TYPE => {
+        Frame::Send { bytes, .. } if bytes[0] == cdc::TYPE => {
             let message = cdc::SmcrRepr::parse(bytes)
                 .unwrap_or_else(|error| panic!("{error:?} in {bytes:02x?}"));
             assert_eq!(message.emit(), bytes.as_slice(), "{message:#?}");
             "CDC".to_owned()
         }
-        Frame::Send(bytes) => {
+        Frame::Send { bytes, .. } => {
             let message = llc::Message::parse(bytes)
                 .unwrap_or_else(|error| panic!("{error:?} in {bytes:02x?}"));
             let mut buffer = [0xaa; llc::MAX_LEN];

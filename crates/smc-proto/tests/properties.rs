@@ -121,7 +121,7 @@ fn mutated_golden_messages_never_panic() {
     check!().with_iterations(ITERATIONS).with_generator(entropy()).for_each(|entropy| {
         let mut draw = Draw(entropy);
         let golden = &GOLDEN[usize::from(draw.u16()) % GOLDEN.len()];
-        let (Frame::SynOptions(bytes) | Frame::Clc(bytes) | Frame::Send(bytes)) = golden;
+        let (Frame::SynOptions(bytes) | Frame::Clc(bytes) | Frame::Send { bytes, .. }) = golden;
         let mut bytes = bytes.clone();
         for _ in 0..=draw.below(8) {
             let at = usize::from(draw.u16()) % bytes.len().max(1);

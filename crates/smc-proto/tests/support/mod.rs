@@ -29,8 +29,9 @@ pub enum Frame {
     SynOptions(Vec<u8>),
     /// A CLC message.
     Clc(Vec<u8>),
-    /// What an RDMA SEND carried: LLC or CDC.
-    Send(Vec<u8>),
+    /// What an RDMA SEND carried, LLC or CDC, and whether the server sent it: in all captures its
+    /// addresses end in odd numbers, the client's in even ones.
+    Send { by_server: bool, bytes: Vec<u8> },
 }
 
 /// All messages of a capture in their order, retransmissions left out.
@@ -108,7 +109,9 @@ impl Extraction {
         let (opcode, pad) = (packet[0], usize::from(packet[1] >> 4 & 3));
         let (qpn, psn) = (u32_at(packet, 4) & 0xff_ffff, u32_at(packet, 8) & 0xff_ffff);
         if opcode == SEND_ONLY && self.seen.insert((addresses.to_vec(), qpn, psn)) {
-            self.frames.push(Frame::Send(packet[12..packet.len() - 4 - pad].to_vec()));
+            let by_server = addresses[addresses.len() / 2 - 1] & 1 != 0;
+            let bytes = packet[12..packet.len() - 4 - pad].to_vec();
+            self.frames.push(Frame::Send { by_server, bytes });
         }
     }
 }

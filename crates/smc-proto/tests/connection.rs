@@ -1,0 +1,342 @@
+//! Cursors, credits and flags of a connection: against the kernel's CDC messages, and against a
+//! queue of bytes under random use, with links that are lost.
+
+mod support;
+
+use std::collections::{HashMap, VecDeque};
+
+use bolero::{check, produce};
+use smc_proto::close::Direction;
+use smc_proto::connection::{Connection, PeerMisbehaved, Piece, UrgentMark};
+use smc_proto::cursor::{Cursor, CursorError};
+use smc_proto::wire::cdc::{self, ProducerFlags, SmcrRepr};
+use smc_proto::wire::clc;
+use support::draw::Draw;
+use support::{Frame, captures, frames};
+
+/// The CDC messages of the kernel are what this crate makes when the same bytes are written and
+/// read, and what it understands.
+#[test]
+fn cdc_of_the_kernel_is_reproduced_and_understood() {
+    let mut replayed = 0;
+    for path in captures() {
+        let mut replay = Replay::default();
+        for frame in frames(&path) {
+            match frame {
+                Frame::Clc(bytes) => replay.clc(&bytes),
+                Frame::Send { by_server, bytes } if bytes[0] == cdc::TYPE => {
+                    let message = SmcrRepr::parse(&bytes).unwrap();
+                    replayed += u32::from(replay.cdc(by_server, &message));
+                }
+                _ => {}
+            }
+        }
+    }
+    assert_eq!(replayed, 150 + 74, "CDC messages of connections whose start was captured");
+}
+
+#[derive(Default)]
+struct Replay {
+    server: Option<(u32, u32)>,
+    /// By "is the server" and its own alert token: a side, and the token of the other.
+    sides: HashMap<(bool, u32), (Connection, u32)>,
+}
+
+impl Replay {
+    fn clc(&mut self, bytes: &[u8]) {
+        let token_and_size = |answer: &clc::Answer| match answer {
+            clc::Answer::R(smcr) => Some((smcr.alert_token, smcr.size.bytes())),
+            clc::Answer::D(_) => None,
+        };
+        match clc::Message::parse(bytes).unwrap() {
+            clc::Message::Accept(answer) => self.server = token_and_size(&answer),
+            clc::Message::Confirm(answer) => {
+                let (Some(server), Some(client)) = (self.server, token_and_size(&answer)) else {
+                    return;
+                };
+                for (is_server, own, peer) in [(true, server, client), (false, client, server)] {
+                    let mut side = Connection::new(peer.1, own.1, peer.0);
+                    side.closing.on_established();
+                    self.sides.insert((is_server, own.0), (side, peer.0));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Replays one message: its sender does what the message says, its receiver reads it.
+    fn cdc(&mut self, by_server: bool, message: &SmcrRepr) -> bool {
+        let receiver = (!by_server, message.token);
+        let Some(&(_, token)) = self.sides.get(&receiver) else { return false };
+        let side = &mut self.sides.get_mut(&(by_server, token)).unwrap().0;
+        if message.flags.failover_validation {
+            // The last number that the sender knew to have arrived is not in the capture.
+            side.on_sent(message.seqno);
+            assert_eq!(side.emit_validation(), *message);
+        } else {
+            replay_sender(side, message);
+        }
+        let receiver = &mut self.sides.get_mut(&receiver).unwrap().0;
+        receiver.on_smcr(message).unwrap_or_else(|error| panic!("{error:?} in {message:?}"));
+        true
+    }
+}
+
+fn replay_sender(side: &mut Connection, message: &SmcrRepr) {
+    let size = 65_536;
+    let written = message.producer.since(side.producer.cursor(), size).unwrap();
+    if message.flags.urgent_present && written > 0 {
+        assert!(side.producer.produce_urgent(written));
+    } else {
+        assert!(side.producer.produce(written), "{side:?} {message:?}");
+    }
+    if message.flags.write_blocked {
+        side.producer.block();
+    }
+    let read = message.consumer.since(side.consumer.cursor(), size).unwrap();
+    let _ = side.consumer.consume(read);
+    let (before, after) = (side.closing.flags(), message.state);
+    if after.done_writing && !before.done_writing {
+        assert!(side.closing.on_shutdown_write());
+    }
+    if (after.closed && !before.closed) || (after.aborted && !before.aborted) {
+        assert!(side.closing.on_close(after.aborted));
+    }
+    assert_eq!(side.emit_smcr(), *message);
+}
+
+/// One side with its ring, which the other writes into.
+struct Side {
+    state: Connection,
+    ring: Vec<u8>,
+    /// CDC messages sent and not delivered.
+    wire: VecDeque<SmcrRepr>,
+    /// Those delivered that the sender does not know of.
+    unacknowledged: VecDeque<u16>,
+}
+
+struct Pair {
+    sides: [Side; 2],
+    /// Bytes written by a side and not read by the other: the oracle.
+    queues: [VecDeque<u8>; 2],
+    next_byte: u8,
+}
+
+impl Pair {
+    fn new(sizes: [u32; 2]) -> Pair {
+        let side = |own: usize, peer: usize| {
+            let mut state = Connection::new(sizes[peer], sizes[own], 7);
+            state.closing.on_established();
+            let ring = vec![0; sizes[own] as usize];
+            Side { state, ring, wire: VecDeque::new(), unacknowledged: VecDeque::new() }
+        };
+        Pair { sides: [side(0, 1), side(1, 0)], queues: Default::default(), next_byte: 0 }
+    }
+
+    fn write(&mut self, who: usize, len: u32, urgent: bool) {
+        let len = len.min(self.sides[who].state.producer.room());
+        if len == 0 {
+            self.sides[who].state.producer.block();
+        }
+        let pieces = self.sides[who].state.producer.pieces(len);
+        assert_eq!(pieces[0].len + pieces[1].len, len);
+        for Piece { offset, len } in pieces {
+            for at in offset..offset + len {
+                self.next_byte = self.next_byte.wrapping_add(1);
+                self.sides[1 - who].ring[at as usize] = self.next_byte;
+                self.queues[who].push_back(self.next_byte);
+            }
+        }
+        if urgent && len > 0 {
+            assert!(self.sides[who].state.producer.produce_urgent(len));
+        } else {
+            assert!(self.sides[who].state.producer.produce(len));
+        }
+        self.send(who);
+    }
+
+    fn send(&mut self, who: usize) {
+        let message = self.sides[who].state.emit_smcr();
+        self.sides[who].wire.push_back(message);
+    }
+
+    fn read(&mut self, who: usize, len: u32) {
+        let side = &mut self.sides[who];
+        let len = len.min(side.state.consumer.available());
+        for Piece { offset, len } in side.state.consumer.pieces(len) {
+            for at in offset..offset + len {
+                let expected = self.queues[1 - who].pop_front();
+                assert_eq!(expected, Some(side.ring[at as usize]), "byte {at}");
+            }
+        }
+        if side.state.consumer.consume(len) {
+            self.send(who);
+        }
+    }
+
+    fn deliver(&mut self, from: usize) {
+        let Some(message) = self.sides[from].wire.pop_front() else { return };
+        let news = self.sides[1 - from].state.on_smcr(&message).unwrap();
+        self.sides[from].unacknowledged.push_back(message.seqno);
+        if news.answer {
+            self.send(1 - from);
+        }
+    }
+
+    fn acknowledge(&mut self, who: usize) {
+        if let Some(seqno) = self.sides[who].unacknowledged.pop_front() {
+            self.sides[who].state.on_sent(seqno);
+        }
+    }
+
+    /// The link is lost: what is on the wire is gone, and so are acknowledgements. Both sides
+    /// validate over the other link and send their newest state again.
+    fn fail_over(&mut self) {
+        for who in 0..2 {
+            self.sides[who].wire.clear();
+            self.sides[who].unacknowledged.clear();
+        }
+        for who in 0..2 {
+            let validation = self.sides[who].state.emit_validation();
+            self.sides[1 - who].state.on_smcr(&validation).unwrap();
+            self.send(who);
+        }
+    }
+}
+
+#[test]
+fn no_byte_is_lost_repeated_or_stuck_whatever_happens() {
+    let entropy = produce::<Vec<u8>>().with().len(0..=600_usize);
+    check!().with_iterations(4_000).with_generator(entropy).for_each(|entropy| {
+        let mut draw = Draw(entropy);
+        let mut sizes = || [1, 2, 7, 64, 16_384][usize::from(draw.below(5))];
+        let mut pair = Pair::new([sizes(), sizes()]);
+        while !draw.0.is_empty() {
+            let who = usize::from(draw.below(2));
+            match draw.below(10) {
+                0..=2 => pair.write(who, u32::from(draw.u16()) % 20_000, false),
+                3 => pair.write(who, u32::from(draw.u8()), true),
+                4..=5 => pair.read(who, u32::from(draw.u16()) % 20_000),
+                6..=7 => pair.deliver(who),
+                8 => pair.acknowledge(who),
+                _ => pair.fail_over(),
+            }
+        }
+        // Whoever was blocked gets on when everything is delivered and read.
+        for _ in 0..3 {
+            for who in [0, 1] {
+                pair.sides[who].state.producer.block();
+                pair.send(who);
+                while !pair.sides[who].wire.is_empty() {
+                    pair.deliver(who);
+                }
+                pair.read(1 - who, u32::MAX);
+                assert!(pair.queues[who].is_empty());
+                while !pair.sides[1 - who].wire.is_empty() {
+                    pair.deliver(1 - who);
+                }
+                assert!(pair.sides[who].state.producer.room() > 0);
+            }
+        }
+    });
+}
+
+#[test]
+fn any_cdc_is_either_believed_within_the_ring_or_ends_the_connection() {
+    let entropy = produce::<Vec<u8>>().with().len(0..=400_usize);
+    check!().with_iterations(8_000).with_generator(entropy).for_each(|entropy| {
+        let mut draw = Draw(entropy);
+        let mut side = Connection::new(64, 32, 7);
+        side.closing.on_established();
+        assert!(side.producer.produce(20));
+        while !draw.0.is_empty() {
+            let mut message = draw.cdc_smcr();
+            if draw.flag() {
+                message.producer = small(&mut draw);
+                message.consumer = small(&mut draw);
+            }
+            let result = side.on_smcr(&message);
+            assert!(side.consumer.available() <= 32 && side.producer.in_flight() <= 64);
+            if result.is_err() {
+                assert_eq!(side.closing.reading(), Direction::Reset);
+                assert!(side.closing.flags().aborted);
+            }
+            let _ = side.consumer.consume(draw.u8().into());
+            let _ = side.producer.produce(draw.u8().into());
+        }
+    });
+}
+
+fn small(draw: &mut Draw<'_>) -> Cursor {
+    Cursor { wrap: u16::from(draw.below(3)), count: u32::from(draw.below(70)) }
+}
+
+#[test]
+fn a_peer_may_not_use_room_that_it_was_not_told_of() {
+    let mut side = Connection::new(10, 10, 7);
+    let mut cdc = |seqno, producer| {
+        side.on_smcr(&SmcrRepr {
+            seqno,
+            token: 7,
+            producer,
+            consumer: Cursor::default(),
+            flags: ProducerFlags::default(),
+            state: Default::default(),
+        })
+    };
+    assert_eq!(cdc(1, Cursor { wrap: 0, count: 8 }).unwrap().readable, 8);
+    let (old, new) = (Cursor { wrap: 0, count: 8 }, Cursor { wrap: 1, count: 1 });
+    let error = CursorError::TooFar { old, new, size: 10 };
+    assert_eq!(cdc(2, new), Err(PeerMisbehaved::Producer(error)));
+}
+
+#[test]
+fn urgent_data_is_announced_marked_and_stalls_its_sender() {
+    let (mut a, mut b) = (Connection::new(10, 10, 1), Connection::new(10, 10, 2));
+    assert!(a.producer.produce(10));
+    assert!(!a.producer.produce_urgent(1), "no room");
+    let cdc = a.emit_smcr();
+    assert_eq!(cdc.flags.bits(), 0x40);
+    b.on_smcr(&cdc).unwrap();
+    b.on_smcr(&a.emit_smcr()).unwrap();
+    assert_eq!(b.consumer.urgent(), UrgentMark::Announced);
+    let _ = b.consumer.consume(4);
+    a.on_smcr(&b.emit_smcr()).unwrap();
+    assert!(a.producer.produce_urgent(1));
+    assert_eq!(a.producer.room(), 0, "the mark is the cursor, so it must not move");
+    let cdc = a.emit_smcr();
+    assert_eq!(cdc.flags.bits(), 0x60);
+    assert_eq!(a.emit_smcr().flags.bits(), 0, "told once");
+    let _ = a.emit_validation();
+    let cdc = a.emit_smcr();
+    assert_eq!(cdc.flags.bits(), 0x60, "until a link is lost");
+    assert!(b.on_smcr(&cdc).unwrap().urgent);
+    assert_eq!(b.consumer.urgent(), UrgentMark::At(Cursor { wrap: 1, count: 1 }));
+    let _ = b.consumer.consume(6);
+    assert_ne!(b.consumer.urgent(), UrgentMark::None);
+    let _ = b.consumer.consume(1);
+    assert_eq!(b.consumer.urgent(), UrgentMark::None);
+    a.on_smcr(&b.emit_smcr()).unwrap();
+    assert_eq!(a.producer.room(), 10);
+    assert_eq!(a.emit_smcr().flags.bits(), 0);
+}
+
+#[test]
+fn after_a_failover_missing_data_is_noticed_and_old_news_is_not() {
+    let (mut a, mut b) = (Connection::new(10, 10, 1), Connection::new(10, 10, 2));
+    a.closing.on_established();
+    b.closing.on_established();
+    let first = a.emit_smcr();
+    b.on_smcr(&first).unwrap();
+    assert!(a.producer.produce(3));
+    let second = a.emit_smcr();
+    a.on_sent(first.seqno);
+    assert_eq!(b.on_smcr(&a.emit_validation()).unwrap(), Default::default());
+    assert_eq!(b.on_smcr(&second).unwrap().readable, 3);
+    assert_eq!(b.on_smcr(&second).unwrap().readable, 0, "sent again, said nothing new");
+    assert_eq!(b.on_smcr(&first).unwrap(), Default::default(), "old");
+    a.on_sent(9);
+    let lost = PeerMisbehaved::Lost { received: 2, claimed: 9 };
+    assert_eq!(b.on_smcr(&a.emit_validation()), Err(lost));
+    assert_eq!(b.closing.reading(), Direction::Reset);
+}
