@@ -2,7 +2,7 @@
 //!
 //! Read in the order a byte travels: [`layout`] says where everything lies, [`copy`] is the only place
 //! where application memory and shared memory meet, [`ring`] moves the cursors and says who has to be
-//! woken, [`lock`] keeps several threads or forked processes of one end apart, [`region`] carves checked
+//! woken, [`bell`] how that is done over TCP, [`lock`] keeps several threads or forked processes of one end apart, [`region`] carves checked
 //! references out of a mapping. Before that, [`handshake`] brings two ends to one slot, and [`span`] moves
 //! a direction from TCP to the ring at an exact byte.
 //!
@@ -10,6 +10,7 @@
 //! then use. A value no correct peer writes is [`Broken`]; the caller gives up that one connection.
 #![cfg_attr(not(loom), no_std)]
 
+pub mod bell;
 pub mod copy;
 pub mod handshake;
 pub mod layout;

@@ -126,6 +126,6 @@ impl Segment {
         // SAFETY: index < slots, so the ring's 1 << ring_shift bytes end within `len` (segment_len).
         let data = unsafe { self.base.add(data_offset(self.slots) + ring) };
         // SAFETY: as above; the mapping outlives the result (constructor invariant).
-        Ok(unsafe { Ring::new(&slot.dir[sender & 1], data, self.ring_shift) })
+        Ok(unsafe { Ring::new(&slot.dir[sender & 1], data.cast(), self.ring_shift) })
     }
 }

@@ -13,13 +13,13 @@ use crate::Broken;
 use crate::copy::{copy_in, copy_out};
 use crate::layout::{Direction, WINDOW_SHIFT_MIN};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use crate::sync::fence;
+use crate::sync::{Byte, fence};
 
 /// One direction of a mapped slot.
 #[derive(Clone, Copy)]
 pub struct Ring<'a> {
     dir: &'a Direction,
-    data: *mut u8,
+    data: *mut Byte,
     ring_shift: u32,
 }
 
@@ -50,7 +50,7 @@ impl<'a> Ring<'a> {
     ///
     /// # Safety
     /// `data` is valid for reads and writes of that many bytes for as long as the ring is used.
-    pub unsafe fn new(dir: &'a Direction, data: *mut u8, ring_shift: u32) -> Ring<'a> {
+    pub unsafe fn new(dir: &'a Direction, data: *mut Byte, ring_shift: u32) -> Ring<'a> {
         Ring { dir, data, ring_shift }
     }
 
@@ -191,7 +191,7 @@ impl<'a> Ring<'a> {
 
     /// Contiguous memory at cursor `at`, for a system call that moves bytes itself.
     #[inline]
-    pub fn contiguous(&self, at: u64, window: usize, len: usize) -> (*mut u8, usize) {
+    pub fn contiguous(&self, at: u64, window: usize, len: usize) -> (*mut Byte, usize) {
         let pos = at as usize & (window - 1);
         // SAFETY: pos < window ≤ the ring's bytes.
         (unsafe { self.data.add(pos) }, len.min(window - pos))
@@ -214,7 +214,9 @@ impl<'a> Ring<'a> {
     /// The consumer announces that it is going to sleep; it must look at the ring once more afterwards.
     #[inline]
     pub fn arm_rx(&self, bits: u32) {
-        self.dir.arm.rx.fetch_or(bits, Relaxed);
+        // Release: pairs with the Acquire in `take_rx_sleepers`; whoever hears of the bell then rung also
+        // sees that this sleeper is counted (`crate::bell`).
+        self.dir.arm.rx.fetch_or(bits, Release);
         // Pairs with the fence in `take_rx_sleepers`.
         fence(SeqCst);
     }
@@ -227,16 +229,36 @@ impl<'a> Ring<'a> {
         if self.dir.arm.rx.load(Relaxed) == 0 { 0 } else { self.dir.arm.rx.swap(0, AcqRel) }
     }
 
-    /// The producer announces that it is going to sleep for room; it must look once more afterwards.
+    /// The producer announces that it is going to sleep for room; it must look once more afterwards, and
+    /// sleep only if [`Ring::is_writable`] still says no.
     #[inline]
     pub fn arm_tx(&self, bits: u32) {
-        self.dir.arm.tx.fetch_or(bits, Relaxed);
+        // Release: as in `arm_rx`.
+        self.dir.arm.tx.fetch_or(bits, Release);
         // Pairs with the fence in `take_tx_sleepers`.
         fence(SeqCst);
     }
 
-    /// After `consume`: whom the consumer has to wake. The caller skips it while the ring is less than
-    /// half full: a producer sleeps only on a ring that is fuller, and then the consumer comes again.
+    /// Gives the first `len` bytes of `data` back and says whom to wake (`ARM_*`), 0 in the common case.
+    ///
+    /// Looks for sleepers only when the cursor passes a multiple of half the window: a fence per half
+    /// window, not per read, and a producer is woken when there is room worth waking for. No wake-up is
+    /// lost: a producer sleeps only with half a window unread ([`Ring::is_writable`]), so such a mark lies
+    /// ahead of the cursor it saw, and the consumer looks when it gets there.
+    #[inline(always)]
+    pub fn consume_waking(&self, data: &Data, len: usize) -> u32 {
+        let cons = data.cons.wrapping_add(len as u64);
+        self.consume(cons);
+        if (data.cons ^ cons) < data.window as u64 / 2 { 0 } else { self.take_tx_sleepers() }
+    }
+
+    /// Whether less than half the window is unread, as the producer sees it. It may sleep only when not.
+    #[inline]
+    pub fn is_writable(&self) -> bool {
+        self.window().is_ok_and(|window| self.unread() < window / 2)
+    }
+
+    /// After `consume` past a mark (see [`Ring::consume_waking`]): whom the consumer has to wake.
     #[inline(always)]
     pub fn take_tx_sleepers(&self) -> u32 {
         // Pairs with the fence in `arm_tx`.

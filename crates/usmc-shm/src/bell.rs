@@ -1,0 +1,74 @@
+//! Doorbells: bytes on the connection's own TCP socket that wake whoever sleeps there.
+//!
+//! TCP has been read to its span's boundary, so every byte on it is a doorbell. It wakes all sleepers of
+//! this end, of whatever process, whether they wait for data or for room, and goes on doing so until
+//! somebody reads it away. Reading it away is the delicate step: the bell may be another sleeper's only one.
+//!
+//! Who may sleep: count yourself as a sleeper, [`Ring::arm_rx`] or [`Ring::arm_tx`], look once more, sleep.
+//! Who wakes: publish or consume, take the arm bits, count in `bells_sent`, then send the byte.
+
+use crate::layout::{ARM_TCP, End};
+use crate::ring::Ring;
+use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
+
+/// The doorbells that one end receives.
+#[derive(Clone, Copy)]
+pub struct Bells<'a> {
+    /// The end that receives them.
+    pub end: &'a End,
+    /// The ring this end reads.
+    pub rx: Ring<'a>,
+    /// The ring this end writes.
+    pub tx: Ring<'a>,
+}
+
+/// What to do about doorbells found while the ring is empty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Drain {
+    /// Data came meanwhile: read it, do not sleep.
+    Data,
+    /// They are waking somebody who waits for room: leave them. Who must sleep now does it with a limit.
+    Leave,
+    /// Read exactly so many bytes away (fewer if they are not there yet) and report them to
+    /// [`Bells::drained`]. May be 0.
+    Bells(u32),
+}
+
+impl Bells<'_> {
+    /// Decides about the doorbells in the TCP stream. The caller holds the receiving lock, keeps it until
+    /// [`Bells::drained`], and has read TCP to the boundary. One who is counted as a sleeper itself loses
+    /// nothing by it but time.
+    ///
+    /// `readers` and `writers` tell whether anybody else of this end is asleep, or about to be, for data
+    /// or for room. Their sleep is announced anew before the bell they have not heard yet is taken away.
+    #[inline]
+    pub fn drain(&self, readers: impl FnOnce() -> bool, writers: impl FnOnce() -> bool) -> Drain {
+        // Acquire: a bell counted here was rung for an event the looks below cannot miss. One rung later
+        // is not among the bytes to be read, hence the count, and hence before the looks.
+        let sent = self.rx.dir().producer.bells_sent.load(Acquire);
+        let pending = sent.wrapping_sub(self.end.bells_drained.load(Relaxed));
+        if pending == 0 {
+            return Drain::Bells(0);
+        }
+        if readers() {
+            self.rx.arm_rx(ARM_TCP);
+        }
+        if self.rx.has_data() {
+            return Drain::Data;
+        }
+        if writers() {
+            self.tx.arm_tx(ARM_TCP);
+            if self.tx.is_writable() {
+                return Drain::Leave;
+            }
+        }
+        Drain::Bells(pending)
+    }
+
+    /// Accounts for doorbells read away.
+    #[inline]
+    pub fn drained(&self, bells: u32) {
+        // AcqRel: the processes of an end take turns.
+        self.end.bells_drained.fetch_add(bells, AcqRel);
+    }
+}

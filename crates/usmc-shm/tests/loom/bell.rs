@@ -1,0 +1,166 @@
+//! Several sleepers of one end share the doorbells in its TCP stream.
+
+use loom::sync::atomic::AtomicU32;
+use loom::sync::atomic::Ordering::{AcqRel, Acquire};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+use usmc_shm::bell::{Bells, Drain};
+use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot};
+
+use crate::model::{Link, Tcp, check, consume, produce};
+
+/// The acceptor's end: two threads of it, and the TCP stream towards it.
+struct Ends {
+    link: Arc<Link>,
+    tcp: Tcp,
+    rx_lock: Mutex<()>,
+}
+
+impl Ends {
+    fn new(link: Arc<Link>) -> Arc<Ends> {
+        Arc::new(Ends { link, tcp: Tcp::default(), rx_lock: Mutex::new(()) })
+    }
+
+    fn slot(&self) -> &Slot {
+        &self.link.slot
+    }
+
+    fn bells(&self) -> Bells<'_> {
+        let end = &self.slot().end[ACCEPTOR];
+        Bells { end, rx: self.link.ring(CLIENT), tx: self.link.ring(ACCEPTOR) }
+    }
+
+    fn ring_bell(&self) {
+        self.slot().dir[CLIENT].producer.bells_sent.fetch_add(1, AcqRel);
+        self.tcp.send(0);
+    }
+
+    /// The client sends one byte.
+    fn send(&self, byte: u8) {
+        assert_eq!(produce(self.link.ring(CLIENT), &[byte]), 1);
+        if self.link.ring(CLIENT).take_rx_sleepers() != 0 {
+            self.ring_bell();
+        }
+    }
+
+    /// One blocking read of one byte.
+    fn receive(&self) -> u8 {
+        let mut got = Vec::new();
+        loop {
+            let held = self.rx_lock.lock().unwrap();
+            if consume(self.link.ring(CLIENT), 1, &mut got) == 1 {
+                return got[0];
+            }
+            let may_sleep = self.drain();
+            drop(held);
+            if !may_sleep {
+                thread::yield_now();
+                continue;
+            }
+            let _asleep = Asleep::enter(&self.slot().end[ACCEPTOR].rx_sleepers);
+            self.link.ring(CLIENT).arm_rx(ARM_TCP);
+            if !self.link.ring(CLIENT).has_data() {
+                self.tcp.poll();
+            }
+        }
+    }
+
+    /// One blocking write of one byte.
+    fn write(&self, byte: u8) {
+        while produce(self.link.ring(ACCEPTOR), &[byte]) == 0 {
+            let held = self.rx_lock.lock().unwrap();
+            let may_sleep = self.drain();
+            drop(held);
+            if !may_sleep {
+                thread::yield_now();
+                continue;
+            }
+            let _asleep = Asleep::enter(&self.slot().end[ACCEPTOR].tx_sleepers);
+            self.link.ring(ACCEPTOR).arm_tx(ARM_TCP);
+            if !self.link.ring(ACCEPTOR).is_writable() {
+                self.tcp.poll();
+            }
+        }
+    }
+
+    /// Reads doorbells away as far as that is allowed. Returns whether a sleep can last.
+    fn drain(&self) -> bool {
+        let (bells, end) = (self.bells(), &self.slot().end[ACCEPTOR]);
+        let readers = || end.rx_sleepers.load(Acquire) > 0;
+        let writers = || end.tx_sleepers.load(Acquire) > 0;
+        match bells.drain(readers, writers) {
+            Drain::Data | Drain::Leave => false,
+            Drain::Bells(0) => true,
+            Drain::Bells(n) => {
+                bells.drained(self.tcp.recv(n as u64).len() as u32);
+                true
+            }
+        }
+    }
+}
+
+struct Asleep<'a>(&'a AtomicU32);
+
+impl<'a> Asleep<'a> {
+    fn enter(count: &'a AtomicU32) -> Asleep<'a> {
+        count.fetch_add(1, AcqRel);
+        Asleep(count)
+    }
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
+}
+
+#[test]
+fn two_sleeping_readers_share_doorbells() {
+    check(Some(2), || {
+        let ends = Ends::new(Link::grown());
+        let readers: Vec<_> = [2, 1]
+            .into_iter()
+            .map(|count| {
+                let ends = ends.clone();
+                thread::spawn(move || (0..count).map(|_| ends.receive()).sum::<u8>())
+            })
+            .collect();
+        for byte in [1, 2, 4] {
+            ends.send(byte);
+        }
+        let sum: u8 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
+        assert_eq!(sum, 7);
+    });
+}
+
+/// The reader finds its ring empty and the doorbell that was rung for the writer.
+#[test]
+fn a_reader_leaves_the_writers_doorbell() {
+    check(Some(2), || {
+        let ends = Ends::new(Link::grown());
+        let written = 5;
+        let writer = thread::spawn({
+            let ends = ends.clone();
+            move || (0..written).for_each(|byte| ends.write(byte))
+        });
+        let reader = thread::spawn({
+            let ends = ends.clone();
+            move || ends.receive()
+        });
+        // The client takes four bytes before it sends anything, and nothing afterwards.
+        let ring = ends.link.ring(ACCEPTOR);
+        let mut got = 0;
+        while got < 4 {
+            let data = ring.data().unwrap();
+            if data.len == 0 {
+                thread::yield_now();
+            } else if ring.consume_waking(&data, data.len) != 0 {
+                ends.ring_bell();
+            }
+            got += data.len;
+        }
+        writer.join().unwrap();
+        ends.send(7);
+        assert_eq!(reader.join().unwrap(), 7);
+    });
+}

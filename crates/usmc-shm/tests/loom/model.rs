@@ -1,0 +1,156 @@
+//! What the models share: a slot with its rings, the kernel's side of a TCP stream, and a bell.
+
+use std::collections::VecDeque;
+
+use loom::sync::{Arc, Condvar, Mutex};
+use usmc_shm::layout::Slot;
+use usmc_shm::ring::Ring;
+use usmc_shm::sync::Byte;
+use usmc_shm::sync::Ordering::Relaxed;
+
+/// log2 of a ring's bytes; `WINDOW_SHIFT_MIN` is 1 under loom.
+pub const RING_SHIFT: u32 = 2;
+const RING_BYTES: usize = 1 << RING_SHIFT;
+
+/// A connected slot with both rings.
+pub struct Link {
+    pub slot: Slot,
+    data: [[Byte; RING_BYTES]; 2],
+}
+
+// SAFETY: the cells are only reached through `Ring`, and loom checks that their accesses are ordered.
+unsafe impl Sync for Link {}
+// SAFETY: as above.
+unsafe impl Send for Link {}
+
+impl Link {
+    pub fn new() -> Arc<Link> {
+        let cells = || core::array::from_fn(|_| Byte::new(0));
+        let link = Link { slot: Slot::default(), data: [cells(), cells()] };
+        link.ring(0).reset();
+        link.ring(1).reset();
+        Arc::new(link)
+    }
+
+    /// A slot whose windows have grown to the whole ring.
+    pub fn grown() -> Arc<Link> {
+        let link = Link::new();
+        for dir in &link.slot.dir {
+            dir.producer.window_shift.store(RING_SHIFT, Relaxed);
+        }
+        link
+    }
+
+    /// The ring that end `sender` writes.
+    pub fn ring(&self, sender: usize) -> Ring<'_> {
+        let data = self.data[sender].as_ptr().cast_mut();
+        // SAFETY: `data` has RING_BYTES cells and lives as long as `self`.
+        unsafe { Ring::new(&self.slot.dir[sender], data, RING_SHIFT) }
+    }
+}
+
+/// Puts as much of `bytes` into the ring as fits, and publishes it.
+pub fn produce(ring: Ring<'_>, bytes: &[u8]) -> usize {
+    let room = ring.room(bytes.len()).expect("a correct peer");
+    let len = room.free.min(bytes.len());
+    if len > 0 {
+        // SAFETY: len ≤ the room's free bytes and the slice's.
+        unsafe { ring.copy_in(room.prod, room.window, bytes.as_ptr(), len) };
+        ring.publish(room.prod + len as u64);
+    }
+    len
+}
+
+/// Takes at most `max` bytes out of the ring.
+pub fn consume(ring: Ring<'_>, max: usize, into: &mut Vec<u8>) -> usize {
+    let data = ring.data().expect("a correct peer");
+    let len = data.len.min(max);
+    let mut bytes = [0; RING_BYTES];
+    if len > 0 {
+        // SAFETY: len ≤ the data's bytes ≤ RING_BYTES.
+        unsafe { ring.copy_out(data.cons, data.window, bytes.as_mut_ptr(), len) };
+        ring.consume(data.cons + len as u64);
+        into.extend_from_slice(&bytes[..len]);
+    }
+    len
+}
+
+/// A wake-up that is remembered until it is taken: an eventfd.
+#[derive(Default)]
+pub struct Bell {
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Bell {
+    pub fn ring(&self) {
+        *self.rung.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+
+    /// Sleeps until the bell rings; loom reports a deadlock when it never does.
+    pub fn wait(&self) {
+        let mut rung = self.rung.lock().unwrap();
+        while !*rung {
+            rung = self.changed.wait(rung).unwrap();
+        }
+        *rung = false;
+    }
+}
+
+/// One direction of the kernel's TCP stream.
+#[derive(Default)]
+pub struct Tcp {
+    stream: Mutex<Stream>,
+    readable: Condvar,
+}
+
+#[derive(Default)]
+struct Stream {
+    queue: VecDeque<u8>,
+    sent: u64,
+    read: u64,
+}
+
+impl Tcp {
+    pub fn send(&self, byte: u8) {
+        let mut stream = self.stream.lock().unwrap();
+        stream.queue.push_back(byte);
+        stream.sent += 1;
+        self.readable.notify_all();
+    }
+
+    /// Never blocks, like `MSG_DONTWAIT`.
+    pub fn recv(&self, max: u64) -> Vec<u8> {
+        let mut stream = self.stream.lock().unwrap();
+        let len = stream.queue.len().min(max as usize);
+        stream.read += len as u64;
+        stream.queue.drain(..len).collect()
+    }
+
+    /// `poll` for POLLIN: wakes every sleeper, takes nothing.
+    pub fn poll(&self) {
+        let mut stream = self.stream.lock().unwrap();
+        while stream.queue.is_empty() {
+            stream = self.readable.wait(stream).unwrap();
+        }
+    }
+
+    /// Every byte ever sent, as TCP_INFO tells.
+    pub fn sent(&self) -> Option<u64> {
+        Some(self.stream.lock().unwrap().sent)
+    }
+
+    /// Every byte ever read, as TCP_INFO and SIOCINQ tell.
+    pub fn read(&self) -> Option<u64> {
+        Some(self.stream.lock().unwrap().read)
+    }
+}
+
+/// Explores a model. `preemptions` bounds the involuntary switches of one execution; `None`: no bound.
+pub fn check(preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(preemptions);
+    builder.max_branches = 20_000;
+    builder.check(model);
+}
