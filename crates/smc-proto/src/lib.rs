@@ -10,6 +10,7 @@
 //!
 //! - [`ids`]: EID, GID, CHID, peer id and the small numbers; [`decline`]: every reason to decline.
 //! - [`wire`]: the bytes. CLC, LLC, CDC, the TCP option.
+//! - [`handshake`]: client and server of the CLC handshake.
 //! - [`cursor`]: positions in a ring that wraps; [`connection`]: a pair of rings, credits, urgent
 //!   data and what CDC says of them; [`close`]: how a connection ends.
 #![no_std]
@@ -19,6 +20,7 @@ pub mod close;
 pub mod connection;
 pub mod cursor;
 pub mod decline;
+pub mod handshake;
 pub mod ids;
 pub mod list;
 pub mod wire;

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub mod draw;
+pub mod peers;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

@@ -1,0 +1,313 @@
+//! The client's side of the handshake: it offers, the server chooses.
+
+use core::time::Duration;
+
+use super::{
+    Agreement, CLC_TIMEOUT, Circumstances, ConfirmingLink, Decliner, Ending, Fallback, Fault,
+    Finished, Host, MAX_LINKS, MIN_CONNS, Path, SmcdSide, SmcrSide, Terms,
+};
+use crate::decline::DeclineCode;
+use crate::ids::{Chid, RoceGid, SmcdGid};
+use crate::list::List;
+use crate::wire::clc::{
+    Answer, Error, FirstContact, GidChid, Ism, Kind, Local, Message, Modes, Prefix, Proposal,
+    Release, Smcd, SmcdV2, SmcdVersion, Smcr, V1, V2, V2FirstContact, V2Modes, Versions,
+};
+
+/// The devices that a client has for a connection.
+#[derive(Clone, Default, Debug)]
+pub struct Devices {
+    /// The RoCE port for SMC-Rv1.
+    pub smcr_v1: Option<Local>,
+    /// The ISM device for SMC-Dv1 (and for v2 as well): one with the interface's pnet id.
+    pub smcd_v1: Option<(u64, Chid)>,
+    /// The subnets of the interface; without them there is no version 1.
+    pub prefix: Option<Prefix>,
+    /// The RoCEv2 port for SMC-Rv2. Only over IPv4, and only with a UEID.
+    pub smcr_v2: Option<RoceGid>,
+    /// Further ISM devices for SMC-Dv2, with different CHIDs, as many as a Proposal has room for.
+    pub smcd_v2: List<(SmcdGid, Chid), 8>,
+}
+
+/// Begins a handshake: what to send, and the state that waits for the answer.
+pub fn begin(
+    host: Host,
+    circumstances: Circumstances,
+    devices: &Devices,
+) -> Result<(ExpectAccept, Message), Ending> {
+    let decliner = Decliner { peer_id: host.peer_id, as_v1: !host.smcd_v2 };
+    if circumstances.fast_open {
+        return Err(Fallback::silent(DeclineCode::OPTUNSUPP));
+    }
+    if !circumstances.peer_says_smc {
+        return Err(Fallback::silent(DeclineCode::PEERNOSMC));
+    }
+    if circumstances.ipsec {
+        return Err(decliner.decline(DeclineCode::IPSEC));
+    }
+    let v1_modes = Modes::of(devices.smcr_v1.is_some(), devices.smcd_v1.is_some());
+    let v2 = v2_offer(&host, devices);
+    if v1_modes.is_none() && v2.is_none() {
+        return Err(decliner.decline(DeclineCode::NOSMCDEV));
+    }
+    let v1 = match (v1_modes, devices.prefix) {
+        (Some(modes), Some(prefix)) => Some(V1 { modes, prefix }),
+        (Some(_), None) if v2.is_none() => return Err(decliner.decline(DeclineCode::CNFERR)),
+        _ => None,
+    };
+    let has =
+        |smcr: bool| v1.is_some_and(|v1| if smcr { v1.modes.smcr() } else { v1.modes.smcd() });
+    let proposal = Proposal {
+        local: devices.smcr_v1.filter(|_| has(true)).unwrap_or_default(),
+        versions: Versions::V2 {
+            ism: match devices.smcd_v1.filter(|_| has(false)) {
+                Some((gid, chid)) => Ism { gid, chid, ..Ism::default() },
+                None => Ism::default(),
+            },
+            v1,
+            v2,
+        },
+    };
+    let message = Message::Proposal(proposal.clone());
+    Ok((ExpectAccept { host, decliner, proposal }, message))
+}
+
+/// The offer of version 2 that these devices allow.
+fn v2_offer(host: &Host, devices: &Devices) -> Option<V2> {
+    let smcr = devices.smcr_v2.filter(|_| !host.ueids.is_empty());
+    let smcd = host.smcd_v2 && (devices.smcd_v1.is_some() || !devices.smcd_v2.is_empty());
+    let modes = Modes::of(smcr.is_some(), smcd)?;
+    let mut extension =
+        SmcdV2 { seid: host.seid.unwrap_or_default(), gids: List::<GidChid, 8>::new() };
+    for &(gid, chid) in devices.smcd_v2.iter() {
+        extension.push_device(gid, chid);
+    }
+    let v2_1 = host.release >= Release::V2_1;
+    Some(V2 {
+        modes: match modes {
+            Modes::R => V2Modes::R,
+            Modes::D => V2Modes::D(Some(extension)),
+            Modes::Both => V2Modes::Both(Some(extension)),
+        },
+        seid: smcd && host.seid.is_some(),
+        release: host.release,
+        gid: smcr.unwrap_or_default(),
+        max_conns: if v2_1 && smcr.is_some() { host.max_conns } else { 0 },
+        max_links: if v2_1 && smcr.is_some() { host.max_links } else { 0 },
+        features: if v2_1 { host.features } else { Default::default() },
+        eids: List::from_slice(&host.ueids).unwrap_or_default(),
+    })
+}
+
+/// Waits for the server's answer to the Proposal.
+#[derive(Debug)]
+pub struct ExpectAccept {
+    host: Host,
+    decliner: Decliner,
+    proposal: Proposal,
+}
+
+/// The server accepted; now this side needs memory.
+#[derive(Debug)]
+pub enum Accepted {
+    /// A DMB.
+    D(AcceptedD),
+    /// An RMB, and a link if the link group is new.
+    R(AcceptedR),
+}
+
+/// The server accepted SMC-D.
+#[derive(Debug)]
+pub struct AcceptedD {
+    common: Common,
+    answer: Smcd,
+}
+
+/// The server accepted SMC-R.
+#[derive(Debug)]
+pub struct AcceptedR {
+    common: Common,
+    answer: Smcr,
+}
+
+#[derive(Debug)]
+struct Common {
+    host: Host,
+    decliner: Decliner,
+    path: Path,
+    terms: Terms,
+    /// The server begins a new link group.
+    first_contact: bool,
+}
+
+impl ExpectAccept {
+    /// How long to wait.
+    pub const TIMEOUT: Duration = CLC_TIMEOUT;
+
+    /// No answer in time.
+    pub fn on_timeout(self) -> Ending {
+        Ending::Failed(Fault::TimedOut)
+    }
+
+    /// The server closed the connection.
+    pub fn on_closed(self) -> Ending {
+        Ending::Failed(Fault::Closed)
+    }
+
+    /// What came is no CLC message.
+    pub fn on_malformed(self, error: Error) -> Ending {
+        error.into()
+    }
+
+    /// The server's message.
+    pub fn on_message(mut self, message: Message) -> Result<Accepted, Ending> {
+        let Message::Accept(answer) = message else {
+            return Err(self.decliner.unexpected(&message, Kind::Accept));
+        };
+        let path = Path::of(&answer);
+        self.decliner.as_v1 = path.is_v1();
+        if !self.offered(path) {
+            return Err(self.decliner.decline(DeclineCode::MODEUNSUPP));
+        }
+        let terms = match answer.first_contact() {
+            None => Terms::DEFAULT,
+            Some(extension) => check_terms(&self.host, path, extension)
+                .map_err(|code| self.decliner.decline(code))?,
+        };
+        let first_contact = answer.is_first_contact();
+        let common =
+            Common { host: self.host, decliner: self.decliner, path, terms, first_contact };
+        match answer {
+            Answer::R(answer) => Ok(Accepted::R(AcceptedR { common, answer })),
+            Answer::D(answer) => {
+                if let SmcdVersion::V2 { chid, .. } = answer.version
+                    && !offers_chid(&self.proposal, chid)
+                {
+                    return Err(Ending::Failed(Fault::UnknownChid { chid }));
+                }
+                Ok(Accepted::D(AcceptedD { common, answer }))
+            }
+        }
+    }
+
+    fn offered(&self, path: Path) -> bool {
+        let v1 = self.proposal.v1().map(|v1| v1.modes);
+        let v2 = self.proposal.v2().map(|v2| v2.modes.modes());
+        match path {
+            Path::Rv1 => v1.is_some_and(Modes::smcr),
+            Path::Dv1 => v1.is_some_and(Modes::smcd),
+            Path::Rv2 => v2.is_some_and(Modes::smcr),
+            Path::Dv2 => v2.is_some_and(Modes::smcd),
+        }
+    }
+}
+
+/// The terms that a server states, if they are acceptable (`smc_clc_clnt_v2x_features_validate`).
+fn check_terms(host: &Host, path: Path, stated: &FirstContact) -> Result<Terms, DeclineCode> {
+    let mut terms = Terms { release: stated.release, ..Terms::DEFAULT };
+    if stated.release < Release::V2_1 {
+        return Ok(terms);
+    }
+    if path.is_smcr() {
+        if stated.max_conns < MIN_CONNS {
+            return Err(DeclineCode::MAXCONNERR);
+        }
+        if !(1..=MAX_LINKS).contains(&stated.max_links) {
+            return Err(DeclineCode::MAXLINKERR);
+        }
+        (terms.max_conns, terms.max_links) = (stated.max_conns, stated.max_links);
+    }
+    terms.features = stated.features.and(host.features);
+    Ok(terms)
+}
+
+fn offers_chid(proposal: &Proposal, chid: Chid) -> bool {
+    let v1 = proposal.ism().is_some_and(|ism| ism.chid != Chid::NONE && ism.chid == chid);
+    let v2 = proposal.v2().and_then(|v2| v2.modes.smcd());
+    v1 || v2.is_some_and(|smcd| smcd.gids.iter().any(|entry| entry.chid == chid))
+}
+
+impl AcceptedD {
+    /// The server's memory.
+    pub fn answer(&self) -> &Smcd {
+        &self.answer
+    }
+
+    /// Whether the server begins a new link group; then this side has to as well.
+    pub fn is_first_contact(&self) -> bool {
+        self.common.first_contact
+    }
+
+    /// This side cannot: no DMB left ([`DeclineCode::MAX_DMB`]), no memory, no VLAN.
+    pub fn decline(self, code: DeclineCode) -> Ending {
+        self.common.decliner.decline(code)
+    }
+
+    /// This side has its memory: what to send, and what was agreed on. The server that goes on with
+    /// a link group which this side does not have is out of step.
+    pub fn confirm(self, side: &SmcdSide) -> Result<(Agreement, Message), Ending> {
+        let AcceptedD { common, answer } = self;
+        common.check_sync(side.first_contact)?;
+        let side = SmcdSide { first_contact: common.first_contact, ..*side };
+        let v2 = match answer.version {
+            SmcdVersion::V1 { .. } => None,
+            SmcdVersion::V2 { chid, eid, .. } => {
+                Some((chid, eid, common.terms.extension(&common.host, false, false)))
+            }
+        };
+        let confirm = Message::Confirm(side.answer(v2));
+        Ok((common.agreement(Answer::D(answer)), confirm))
+    }
+}
+
+impl AcceptedR {
+    /// The server's memory.
+    pub fn answer(&self) -> &Smcr {
+        &self.answer
+    }
+
+    /// Whether the server begins a new link group; then this side has to as well.
+    pub fn is_first_contact(&self) -> bool {
+        self.common.first_contact
+    }
+
+    /// This side cannot: no memory, no route ([`DeclineCode::NOROUTE`]), the server's link is not
+    /// known ([`DeclineCode::NOSRVLINK`]), its RMB could not be recorded, and so on.
+    pub fn decline(self, code: DeclineCode) -> Ending {
+        self.common.decliner.decline(code)
+    }
+
+    /// This side has its memory: what to send, and what comes next. The server that goes on with a
+    /// link group which this side does not have is out of step.
+    pub fn confirm(self, side: &SmcrSide) -> Result<(Finished, Message), Ending> {
+        let AcceptedR { common, answer } = self;
+        common.check_sync(side.first_contact)?;
+        let side = SmcrSide { first_contact: common.first_contact, ..*side };
+        let mtu = side.mtu.min(answer.mtu);
+        let extension = common.terms.extension(&common.host, true, side.direct);
+        let answer = Answer::R(answer);
+        let v2 = answer.eid().map(|eid| (eid, V2FirstContact { extension, gids: side.gids }));
+        let confirm = Message::Confirm(side.answer(mtu, v2));
+        let (decliner, first_contact) = (common.decliner, common.first_contact);
+        let agreement = common.agreement(answer);
+        let finished = if first_contact {
+            Finished::ConfirmingLink(ConfirmingLink { decliner, agreement, is_server: false })
+        } else {
+            Finished::Established(agreement)
+        };
+        Ok((finished, confirm))
+    }
+}
+
+impl Common {
+    fn check_sync(&self, first_contact_here: bool) -> Result<(), Ending> {
+        if first_contact_here && !self.first_contact {
+            return Err(self.decliner.decline(DeclineCode::SYNCERR));
+        }
+        Ok(())
+    }
+
+    fn agreement(&self, peer: Answer) -> Agreement {
+        self.terms.agreement(self.path, self.first_contact, peer)
+    }
+}

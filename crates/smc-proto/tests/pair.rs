@@ -1,0 +1,600 @@
+//! Client and server against each other: every mode, every way to decline, and a pipe that delays,
+//! cuts, changes and closes.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bolero::{check, produce};
+use smc_proto::decline::{self, DeclineCode};
+use smc_proto::handshake::{Ending, Fallback, Fault, Path};
+use smc_proto::ids::{Chid, Eid};
+use smc_proto::list::List;
+use smc_proto::wire::clc::{self, FeatureMask, Release};
+use support::draw::Draw;
+use support::peers::{FROM_CLIENT, FROM_SERVER, Faults, Outcome, Result, Setup, able, run};
+
+/// A handshake over a pipe that does nothing wrong.
+fn handshake(client: &Setup, server: &Setup) -> Result {
+    tampered(client, server, &mut |_, _| true)
+}
+
+fn tampered(
+    client: &Setup,
+    server: &Setup,
+    clc: &mut dyn FnMut(usize, &mut Vec<u8>) -> bool,
+) -> Result {
+    run(client, server, Faults { clc, llc_arrives: true, piece: &mut || usize::MAX })
+}
+
+fn fallback(outcome: &Outcome) -> &Fallback {
+    match outcome {
+        Outcome::Ended(Ending::Fallback(fallback)) => fallback,
+        other => panic!("no fallback: {other:?}"),
+    }
+}
+
+fn path(outcome: &Outcome) -> Path {
+    match outcome {
+        Outcome::Smc(agreement) => agreement.path,
+        other => panic!("no SMC: {other:?}"),
+    }
+}
+
+const PATHS: [Path; 4] = [Path::Dv2, Path::Dv1, Path::Rv2, Path::Rv1];
+
+fn subsets() -> impl Iterator<Item = Vec<Path>> {
+    (0..16).map(|bits| {
+        let chosen = PATHS.iter().enumerate().filter(|(n, _)| bits >> n & 1 != 0);
+        chosen.map(|(_, path)| *path).collect()
+    })
+}
+
+/// A client with devices for these paths only.
+fn client_with(paths: &[Path]) -> Setup {
+    let mut setup = able(1);
+    let has = |path| paths.contains(&path);
+    if !has(Path::Rv1) {
+        setup.devices.smcr_v1 = None;
+    }
+    if !has(Path::Dv1) {
+        setup.devices.smcd_v1 = None;
+    }
+    if !has(Path::Rv2) {
+        setup.devices.smcr_v2 = None;
+    }
+    if !has(Path::Dv2) {
+        setup.devices.smcd_v2 = List::new();
+        setup.host.smcd_v2 = false;
+    }
+    setup
+}
+
+fn server_with(paths: &[Path]) -> Setup {
+    let mut setup = able(2);
+    setup.paths = paths.to_vec();
+    if !paths.contains(&Path::Dv2) {
+        setup.chids.clear();
+    }
+    setup
+}
+
+#[test]
+fn the_best_path_that_both_have_is_chosen_or_tcp() {
+    for client_paths in subsets() {
+        for server_paths in subsets() {
+            for (first, second) in [(true, true), (false, false)] {
+                let mut client = client_with(&client_paths);
+                let mut server = server_with(&server_paths);
+                (client.has_link_group, server.has_link_group) = (!first, !second);
+                let result = handshake(&client, &server);
+                let best = PATHS
+                    .into_iter()
+                    .find(|path| client_paths.contains(path) && server_paths.contains(path));
+                let Some(best) = best else {
+                    intact(&result);
+                    continue;
+                };
+                assert_eq!((path(&result.client), path(&result.server)), (best, best));
+                assert_eq!(result.messages, 3);
+                assert_eq!(result.took, Duration::ZERO);
+                assert_eq!(result.read, [vec![], vec![]]);
+                terms_agree(&result, first);
+            }
+        }
+    }
+}
+
+fn terms_agree(result: &Result, first: bool) {
+    let (Outcome::Smc(client), Outcome::Smc(server)) = (&result.client, &result.server) else {
+        panic!("no SMC");
+    };
+    assert_eq!((client.first_contact, server.first_contact), (first, first));
+    assert_eq!(client.eid, server.eid);
+    assert_eq!(client.eid.is_some(), !client.path.is_v1());
+    if first {
+        assert_eq!(client.release, server.release);
+        assert_eq!(client.features, server.features);
+        assert_eq!(client.max_conns, server.max_conns);
+        assert_eq!(client.max_links, server.max_links);
+    }
+}
+
+/// Both sides fell back, and each application read what the other one wrote, nothing else.
+fn intact(result: &Result) {
+    fallback(&result.client);
+    fallback(&result.server);
+    assert_eq!(result.read[0], FROM_SERVER);
+    assert_eq!(result.read[1], FROM_CLIENT);
+}
+
+#[test]
+fn releases_features_and_limits_are_the_lower_of_both() {
+    for (client_release, server_release) in [(0, 0), (0, 1), (1, 0), (1, 1), (1, 7), (7, 1)] {
+        for path_wanted in [Path::Dv2, Path::Rv2] {
+            let (mut client, mut server) = (client_with(&[path_wanted]), able(2));
+            client.host.release = Release::new(client_release).unwrap();
+            server.host.release = Release::new(server_release).unwrap();
+            client.host.features = FeatureMask(0b0110);
+            server.host.features = FeatureMask(0b0011);
+            (client.host.max_conns, client.host.max_links) = (100, 2);
+            (server.host.max_conns, server.host.max_links) = (200, 1);
+            let result = handshake(&client, &server);
+            terms_agree(&result, true);
+            let Outcome::Smc(agreement) = result.server else { panic!() };
+            let release = client_release.min(server_release);
+            assert_eq!(agreement.release.number(), release);
+            let v2_1 = release >= 1;
+            assert_eq!(agreement.features.0, if v2_1 { 0b0010 } else { 0 });
+            let limits = (agreement.max_conns, agreement.max_links);
+            let lower = v2_1 && path_wanted == Path::Rv2;
+            assert_eq!(limits, if lower { (100, 1) } else { (255, 2) });
+        }
+    }
+}
+
+#[test]
+fn eids_decide_and_the_seid_comes_first() {
+    let eid = |text: &str| Eid::user(text).unwrap();
+    let host = |setup: &mut Setup, ueids: &[&str], seid: Option<&str>| {
+        let ueids: Vec<Eid> = ueids.iter().map(|text| eid(text)).collect();
+        setup.host.ueids = List::from_slice(&ueids).unwrap();
+        setup.host.seid = seid.map(eid);
+    };
+    type Eids<'a> = (&'a [&'a str], Option<&'a str>);
+    let cases: &[(Eids<'_>, Eids<'_>, Option<&str>)] = &[
+        ((&["A", "B"], None), (&["B", "A"], None), Some("A")),
+        ((&["A", "B"], None), (&["C", "B"], None), Some("B")),
+        ((&["A"], None), (&["B"], None), None),
+        ((&["A"], Some("SEID")), (&["A"], Some("SEID")), Some("SEID")),
+        ((&["A"], Some("SEID")), (&["A"], Some("OTHER")), Some("A")),
+        ((&["A"], Some("SEID")), (&["A"], None), Some("A")),
+        ((&[], Some("SEID")), (&[], Some("SEID")), Some("SEID")),
+        ((&[], Some("SEID")), (&[], None), None),
+        ((&["A", "B", "C", "D"], None), (&["D"], None), Some("D")),
+    ];
+    for (client_eids, server_eids, expected) in cases {
+        let (mut client, mut server) = (client_with(&[Path::Dv2]), able(2));
+        host(&mut client, client_eids.0, client_eids.1);
+        host(&mut server, server_eids.0, server_eids.1);
+        let result = handshake(&client, &server);
+        match expected {
+            Some(text) => {
+                let Outcome::Smc(agreement) = &result.server else { panic!("{text}") };
+                assert_eq!(agreement.eid, Some(eid(text)));
+                terms_agree(&result, true);
+            }
+            None => {
+                assert_eq!(fallback(&result.server).reason, DeclineCode::NOSMCDDEV);
+                intact(&result);
+            }
+        }
+    }
+}
+
+/// Where a code comes from.
+enum Source {
+    /// The client declines in this situation.
+    Client(fn(&mut Setup, &mut Setup)),
+    /// The server does.
+    Server(fn(&mut Setup, &mut Setup)),
+    /// Nobody sends it, for this reason.
+    Nobody(&'static str),
+}
+
+use Source::{Client, Nobody, Server};
+
+fn only(setup: &mut Setup, paths: &[Path]) {
+    let id = setup.host.peer_id.0[0];
+    *setup = if id == 1 { client_with(paths) } else { server_with(paths) };
+}
+
+/// How each code comes about. What the client's devices or the server's tell, is handed in as
+/// `no_memory` or `no_link`; everything else is found out by the handshake.
+fn source(code: DeclineCode) -> Source {
+    match code {
+        DeclineCode::MEM => Server(|_, server| server.no_memory = Some(DeclineCode::MEM)),
+        DeclineCode::TIMEOUT_CL => Nobody("see a_link_that_carries_nothing_is_declined"),
+        DeclineCode::TIMEOUT_AL => Nobody("a missing second link is no reason to decline"),
+        DeclineCode::CNFERR => Client(|client, _| {
+            only(client, &[Path::Rv1]);
+            client.devices.prefix = None;
+        }),
+        DeclineCode::PEERNOSMC => Nobody("such a peer is told nothing"),
+        DeclineCode::IPSEC => Client(|client, _| client.circumstances.ipsec = true),
+        DeclineCode::NOSMCDEV => Client(|client, _| only(client, &[])),
+        DeclineCode::NOSMCDDEV => Server(|client, server| {
+            only(client, &[Path::Dv1]);
+            only(server, &[Path::Rv1]);
+        }),
+        DeclineCode::NOSMCRDEV => Server(|client, server| {
+            only(client, &[Path::Rv2]);
+            only(server, &[Path::Rv1]);
+        }),
+        DeclineCode::NOISM2SUPP => Server(|client, server| {
+            only(client, &[Path::Dv2]);
+            server.host.smcd_v2 = false;
+        }),
+        DeclineCode::NOV2EXT => Nobody("a Proposal without the extension is malformed since 6.12"),
+        DeclineCode::NOV2DEXT => Nobody("see a_proposal_without_its_smcd_extension_is_declined"),
+        DeclineCode::NOSEID => Nobody("the kernel defines it and never uses it"),
+        DeclineCode::NOSMCD2DEV => Server(|client, server| {
+            only(client, &[Path::Dv2]);
+            server.chids = vec![Chid(0x0777)];
+        }),
+        DeclineCode::NOUEID => Server(|client, _| {
+            only(client, &[Path::Dv2]);
+            client.host.ueids = List::new();
+        }),
+        DeclineCode::RELEASEERR => Nobody("see a_confirm_with_other_terms_is_declined"),
+        DeclineCode::MAXCONNERR => Server(|client, _| client.host.max_conns = 15),
+        DeclineCode::MAXLINKERR => Server(|client, _| client.host.max_links = 0),
+        DeclineCode::MODEUNSUPP => Nobody("see an_accept_of_what_was_not_offered_is_declined"),
+        DeclineCode::RMBE_EC => Client(|client, server| {
+            only(client, &[Path::Rv2]);
+            server.wants_eyecatchers = true;
+        }),
+        DeclineCode::OPTUNSUPP => Nobody("Fast Open is known before a word is said"),
+        DeclineCode::DIFFPREFIX => Server(|client, server| {
+            only(client, &[Path::Rv1]);
+            server.same_subnet = false;
+        }),
+        DeclineCode::GETVLANERR => Server(|client, server| {
+            only(client, &[Path::Rv1]);
+            server.vlan_is_known = false;
+        }),
+        DeclineCode::ISMVLANERR => Client(|client, _| {
+            only(client, &[Path::Dv1]);
+            client.no_memory = Some(DeclineCode::ISMVLANERR);
+        }),
+        DeclineCode::NOACTLINK => Server(|client, server| {
+            only(client, &[Path::Rv1]);
+            server.no_memory = Some(DeclineCode::NOACTLINK);
+        }),
+        DeclineCode::NOSRVLINK => Client(|client, server| {
+            only(client, &[Path::Rv2]);
+            (client.has_link_group, server.has_link_group) = (true, true);
+            client.no_memory = Some(DeclineCode::NOSRVLINK);
+        }),
+        DeclineCode::VERSMISMAT => Client(|client, _| {
+            client.no_memory = Some(DeclineCode::VERSMISMAT);
+        }),
+        DeclineCode::MAX_DMB => Server(|client, server| {
+            only(client, &[Path::Dv2]);
+            server.no_memory = Some(DeclineCode::MAX_DMB);
+        }),
+        DeclineCode::NOROUTE => Client(|client, _| {
+            only(client, &[Path::Rv2]);
+            client.no_memory = Some(DeclineCode::NOROUTE);
+        }),
+        DeclineCode::NOINDIRECT => Client(|client, _| {
+            only(client, &[Path::Rv2]);
+            client.no_memory = Some(DeclineCode::NOINDIRECT);
+        }),
+        DeclineCode::SYNCERR => Client(|_, server| server.has_link_group = true),
+        DeclineCode::PEERDECL => Nobody("what the other side shows; see every test here"),
+        DeclineCode::INTERR => Client(|client, _| client.no_memory = Some(DeclineCode::INTERR)),
+        DeclineCode::ERR_RTOK => Server(|client, server| {
+            only(client, &[Path::Rv1]);
+            server.no_link = Some(DeclineCode::ERR_RTOK);
+        }),
+        DeclineCode::ERR_RDYLNK => Client(|client, _| {
+            only(client, &[Path::Rv1]);
+            client.no_link = Some(DeclineCode::ERR_RDYLNK);
+        }),
+        DeclineCode::ERR_REGBUF => Server(|client, server| {
+            only(client, &[Path::Rv2]);
+            server.no_memory = Some(DeclineCode::ERR_REGBUF);
+        }),
+        other => panic!("no source for {other:?}"),
+    }
+}
+
+#[test]
+fn every_code_is_sent_and_shown_by_name_and_the_application_loses_no_byte() {
+    let mut unsent = BTreeSet::new();
+    for known in decline::ALL {
+        let (mut client, mut server) = (able(1), able(2));
+        let by_client = match source(known.code) {
+            Client(arrange) => {
+                arrange(&mut client, &mut server);
+                true
+            }
+            Server(arrange) => {
+                arrange(&mut client, &mut server);
+                false
+            }
+            Nobody(why) => {
+                assert!(!why.is_empty());
+                unsent.insert(known.name);
+                continue;
+            }
+        };
+        let result = handshake(&client, &server);
+        let (mine, theirs) = match by_client {
+            true => (fallback(&result.client), fallback(&result.server)),
+            false => (fallback(&result.server), fallback(&result.client)),
+        };
+        assert_eq!(mine.reason, known.code, "{}", known.name);
+        assert_eq!(mine.peer_reason, None);
+        assert_eq!(theirs.reason, DeclineCode::PEERDECL, "{}", known.name);
+        assert_eq!(theirs.peer_reason, Some(known.code));
+        let out_of_sync = known.code == DeclineCode::SYNCERR;
+        assert_eq!((mine.out_of_sync, theirs.out_of_sync), (out_of_sync, out_of_sync));
+        intact(&result);
+        assert_eq!(result.took, Duration::ZERO, "{}", known.name);
+    }
+    let expected = [
+        "MODEUNSUPP",
+        "NOSEID",
+        "NOV2DEXT",
+        "NOV2EXT",
+        "OPTUNSUPP",
+        "PEERDECL",
+        "PEERNOSMC",
+        "RELEASEERR",
+        "TIMEOUT_AL",
+        "TIMEOUT_CL",
+    ];
+    assert_eq!(unsent.into_iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn without_the_option_or_with_fast_open_nothing_is_said() {
+    for reason in [DeclineCode::PEERNOSMC, DeclineCode::OPTUNSUPP] {
+        let (mut client, mut server) = (able(1), able(2));
+        for setup in [&mut client, &mut server] {
+            setup.circumstances.peer_says_smc = reason != DeclineCode::PEERNOSMC;
+            setup.circumstances.fast_open = reason == DeclineCode::OPTUNSUPP;
+        }
+        let result = handshake(&client, &server);
+        assert_eq!(fallback(&result.client).reason, reason);
+        assert_eq!(fallback(&result.server).reason, reason);
+        assert_eq!(result.messages, 0);
+        intact(&result);
+    }
+}
+
+#[test]
+fn a_link_that_carries_nothing_is_declined() {
+    let (client, server) = (client_with(&[Path::Rv2]), able(2));
+    let faults = Faults { clc: &mut |_, _| true, llc_arrives: false, piece: &mut || usize::MAX };
+    let result = run(&client, &server, faults);
+    assert_eq!(fallback(&result.server).reason, DeclineCode::TIMEOUT_CL);
+    assert_eq!(fallback(&result.client).peer_reason, Some(DeclineCode::TIMEOUT_CL));
+    assert_eq!(result.took, Duration::from_secs(3), "2 s for LLC, 1 s for a Decline");
+    intact(&result);
+}
+
+/// Changes the nth message as a message.
+fn changed(
+    n: usize,
+    change: impl Fn(&mut clc::Message),
+) -> impl FnMut(usize, &mut Vec<u8>) -> bool {
+    move |message, bytes| {
+        if message == n {
+            let mut message = clc::Message::parse(bytes).unwrap();
+            change(&mut message);
+            let mut buffer = [0; clc::MAX_LEN];
+            *bytes = message.emit(&mut buffer).unwrap().to_vec();
+        }
+        true
+    }
+}
+
+#[test]
+fn a_proposal_without_its_smcd_extension_is_declined() {
+    let mut drop_extension = changed(0, |message| {
+        let clc::Message::Proposal(proposal) = message else { return };
+        let clc::Versions::V2 { v2: Some(v2), .. } = &mut proposal.versions else { return };
+        v2.modes = clc::V2Modes::D(None);
+    });
+    let result = tampered(&client_with(&[Path::Dv2]), &able(2), &mut drop_extension);
+    assert_eq!(fallback(&result.server).reason, DeclineCode::NOV2DEXT);
+    intact(&result);
+}
+
+#[test]
+fn an_accept_of_what_was_not_offered_is_declined() {
+    for offered in PATHS {
+        for accepted in PATHS.into_iter().filter(|path| *path != offered) {
+            // Another server's Accept in place of this one's.
+            let mut other = Vec::new();
+            let _ = tampered(&client_with(&[accepted]), &able(2), &mut |n, bytes| {
+                if n == 1 {
+                    other = bytes.clone();
+                }
+                true
+            });
+            let result = tampered(&client_with(&[offered]), &able(2), &mut |n, bytes| {
+                if n == 1 {
+                    bytes.clone_from(&other);
+                }
+                true
+            });
+            // An offer of SMC-Dv1 comes with one of SMC-Dv2 where the server can do it.
+            let reason = fallback(&result.client).reason;
+            assert_eq!(reason, DeclineCode::MODEUNSUPP, "{accepted:?} for {offered:?}");
+            intact(&result);
+        }
+    }
+}
+
+#[test]
+fn a_device_that_was_not_offered_is_a_fault() {
+    let mut other_chid = changed(1, |message| {
+        let clc::Message::Accept(clc::Answer::D(smcd)) = message else { panic!() };
+        let clc::SmcdVersion::V2 { chid, .. } = &mut smcd.version else { panic!() };
+        *chid = Chid(0x0555);
+    });
+    let result = tampered(&client_with(&[Path::Dv2]), &able(2), &mut other_chid);
+    let fault = Fault::UnknownChid { chid: Chid(0x0555) };
+    assert!(matches!(result.client, Outcome::Ended(Ending::Failed(f)) if f == fault));
+    assert!(matches!(result.server, Outcome::Ended(Ending::Failed(Fault::Closed))));
+}
+
+#[test]
+fn an_accept_with_impossible_limits_is_declined() {
+    let cases: [Change; 4] = [
+        (|first| first.max_conns = 15, DeclineCode::MAXCONNERR),
+        (|first| first.max_links = 0, DeclineCode::MAXLINKERR),
+        (|first| first.max_links = 3, DeclineCode::MAXLINKERR),
+        (|first| (first.max_conns, first.max_links) = (0, 0), DeclineCode::MAXCONNERR),
+    ];
+    for (change, code) in cases {
+        let mut change = changed(1, |message| {
+            let clc::Message::Accept(answer) = message else { panic!() };
+            change(extension(answer));
+        });
+        let result = tampered(&client_with(&[Path::Rv2]), &able(2), &mut change);
+        assert_eq!(fallback(&result.client).reason, code);
+        intact(&result);
+    }
+}
+
+type Change = (fn(&mut clc::FirstContact), DeclineCode);
+
+fn extension(answer: &mut clc::Answer) -> &mut clc::FirstContact {
+    match answer {
+        clc::Answer::R(clc::Smcr {
+            version: clc::SmcrVersion::V2 { first_contact: Some(first), .. },
+            ..
+        }) => &mut first.extension,
+        clc::Answer::D(clc::Smcd {
+            version: clc::SmcdVersion::V2 { first_contact: Some(first), .. },
+            ..
+        }) => first,
+        other => panic!("no extension: {other:?}"),
+    }
+}
+
+#[test]
+fn a_confirm_with_other_terms_is_declined() {
+    let cases: [Change; 3] = [
+        (|first| first.release = Release::V2_0, DeclineCode::RELEASEERR),
+        (|first| first.max_conns -= 1, DeclineCode::MAXCONNERR),
+        (|first| first.max_links += 1, DeclineCode::MAXLINKERR),
+    ];
+    for (change, code) in cases {
+        let mut change = changed(2, |message| {
+            let clc::Message::Confirm(answer) = message else { panic!() };
+            change(extension(answer));
+        });
+        let result = tampered(&client_with(&[Path::Rv2]), &able(2), &mut change);
+        assert_eq!(fallback(&result.server).reason, code);
+        // Of SMC-R only: the client still waits for the link, so it hears of it.
+        assert_eq!(fallback(&result.client).peer_reason, Some(code));
+        intact(&result);
+    }
+    let mut more_features = changed(2, |message| {
+        let clc::Message::Confirm(answer) = message else { panic!() };
+        extension(answer).features = FeatureMask(0xffff);
+    });
+    let result = tampered(&client_with(&[Path::Rv2]), &able(2), &mut more_features);
+    let Outcome::Smc(agreement) = result.server else { panic!() };
+    assert_eq!(agreement.features, FeatureMask::EMULATED_ISM, "no more than was offered");
+}
+
+/// A weakness of the standard's three messages, the same with kernels: a client of SMC-D is done when
+/// it has sent its Confirm, so a server that cannot use the client's memory tells nobody. Its Decline
+/// comes where the client no longer reads.
+#[test]
+fn an_smcd_server_that_declines_after_the_confirm_is_not_heard() {
+    let (client, mut server) = (client_with(&[Path::Dv2]), able(2));
+    server.no_link = Some(DeclineCode::MEM);
+    let result = handshake(&client, &server);
+    assert_eq!(path(&result.client), Path::Dv2);
+    assert_eq!(fallback(&result.server).reason, DeclineCode::MEM);
+    let Ok(clc::Message::Decline(decline)) = clc::Message::parse(&result.read[0]) else { panic!() };
+    assert_eq!(decline.code, DeclineCode::MEM);
+}
+
+#[test]
+fn a_peer_that_falls_silent_or_closes_is_not_waited_for_longer_than_the_limit() {
+    for paths in PATHS {
+        for step in 0..3 {
+            for (silent, closes) in [(true, false), (true, true), (false, true)] {
+                let client = client_with(&[paths]);
+                let result = tampered(&client, &able(2), &mut |n, bytes| {
+                    if n == step && silent {
+                        bytes.truncate(bytes.len() / 2);
+                    }
+                    n != step || !closes
+                });
+                assert!(result.took <= Duration::from_secs(12), "{:?}", result.took);
+                if silent && step < 2 {
+                    for outcome in [&result.client, &result.server] {
+                        let Outcome::Ended(Ending::Failed(fault)) = outcome else {
+                            panic!("{outcome:?}")
+                        };
+                        assert!(matches!(fault, Fault::TimedOut | Fault::Closed), "{fault:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn whatever_happens_to_the_bytes_both_sides_come_to_an_end() {
+    let entropy = produce::<Vec<u8>>().with().len(0..=64_usize);
+    check!().with_iterations(20_000).with_generator(entropy).for_each(|entropy| {
+        let mut draw = Draw(entropy);
+        let paths: Vec<Path> = PATHS.into_iter().filter(|_| draw.flag()).collect();
+        let (mut client, mut server) = (client_with(&paths), able(2));
+        server.chids.truncate(draw.below(3).into());
+        (client.has_link_group, server.has_link_group) = (draw.flag(), draw.flag());
+        let llc_arrives = draw.flag();
+        let step = usize::from(draw.below(4));
+        let mut pieces = Draw(entropy);
+        let mut touched = false;
+        let result = run(
+            &client,
+            &server,
+            Faults {
+                clc: &mut |n, bytes| {
+                    if n != step {
+                        return true;
+                    }
+                    touched = true;
+                    let at = usize::from(draw.u16()) % bytes.len();
+                    match draw.below(5) {
+                        0 => bytes.truncate(at),
+                        1 => bytes[at] ^= 1 << draw.below(8),
+                        2 => bytes[at] = draw.u8(),
+                        3 => bytes.insert(at, draw.u8()),
+                        _ => touched = false,
+                    }
+                    draw.below(4) > 0
+                },
+                llc_arrives,
+                piece: &mut || usize::from(pieces.u8()),
+            },
+        );
+        assert!(result.took <= Duration::from_secs(20));
+        if !touched && let (Outcome::Smc(c), Outcome::Smc(s)) = (&result.client, &result.server) {
+            assert_eq!(c.path, s.path);
+        }
+    });
+}

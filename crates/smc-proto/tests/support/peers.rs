@@ -1,0 +1,487 @@
+//! Two peers in a handshake, in one process: two byte pipes for TCP, one message queue each way for
+//! RDMA, and a clock that only moves when nothing else can.
+
+#![allow(clippy::large_enum_variant, reason = "there are two of each")]
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use smc_proto::decline::DeclineCode;
+use smc_proto::handshake::client::{self, Accepted, ExpectAccept};
+use smc_proto::handshake::server::{Choice, ExpectConfirm, ExpectProposal, Surroundings};
+use smc_proto::handshake::{
+    Agreement, Circumstances, ConfirmingLink, Ending, ExpectDecline, Fault, Finished, Host, Path,
+    SmcdSide, SmcrSide,
+};
+use smc_proto::ids::{BufferSize, Chid, Eid, MacAddr, MtuCode, PeerId, RoceGid, SmcdGid, U24};
+use smc_proto::list::List;
+use smc_proto::wire::clc::{self, Hostname, Message, Prefix, Reception, Release};
+use smc_proto::wire::llc;
+
+/// What a peer has and is.
+#[derive(Clone)]
+pub struct Setup {
+    pub host: Host,
+    pub circumstances: Circumstances,
+    /// The client's devices; a server has a device for each path in `paths`.
+    pub devices: client::Devices,
+    pub paths: Vec<Path>,
+    /// CHIDs that a server reaches.
+    pub chids: Vec<Chid>,
+    pub same_subnet: bool,
+    pub vlan_is_known: bool,
+    /// Whether a link group with the peer exists here.
+    pub has_link_group: bool,
+    /// Memory cannot be had, with this code.
+    pub no_memory: Option<DeclineCode>,
+    /// A server cannot use the client's memory, a client cannot make its link ready.
+    pub no_link: Option<DeclineCode>,
+    /// Wants eyecatchers in RMB elements.
+    pub wants_eyecatchers: bool,
+}
+
+/// How one handshake ended for one side.
+#[derive(Debug)]
+pub enum Outcome {
+    Smc(Agreement),
+    Ended(Ending),
+}
+
+/// What a test does to the pipes.
+pub struct Faults<'f> {
+    /// Changes the bytes of each CLC message (0: the first that is sent, and so on). False closes
+    /// the connection behind them.
+    pub clc: &'f mut dyn FnMut(usize, &mut Vec<u8>) -> bool,
+    /// Whether an LLC message arrives.
+    pub llc_arrives: bool,
+    /// How many of the bytes that are wanted are read at once.
+    pub piece: &'f mut dyn FnMut() -> usize,
+}
+
+pub struct Result {
+    pub client: Outcome,
+    pub server: Outcome,
+    /// What each application read from TCP, the client's first.
+    pub read: [Vec<u8>; 2],
+    /// How long the handshake took.
+    pub took: Duration,
+    /// How many CLC messages were sent.
+    pub messages: usize,
+}
+
+/// What each application writes over TCP if the handshake ends in fallback.
+pub const FROM_CLIENT: &[u8] = b"\xe2\xd4\xc3\xd9\x01 the client's first bytes";
+pub const FROM_SERVER: &[u8] = b"the server's";
+
+pub fn run(client: &Setup, server: &Setup, faults: Faults<'_>) -> Result {
+    Pair::new(client, server, faults).run()
+}
+
+enum State {
+    Accept(ExpectAccept),
+    Proposal(ExpectProposal),
+    Confirm(ExpectConfirm),
+    Link(ConfirmingLink),
+    Decline(ExpectDecline),
+    Done(Outcome),
+    Moving,
+}
+
+struct Peer {
+    setup: Setup,
+    state: State,
+    deadline: Option<Duration>,
+    reception: Reception,
+    /// From the other peer.
+    pipe: VecDeque<u8>,
+    closed_by_peer: bool,
+    rdma: VecDeque<Vec<u8>>,
+    read: Vec<u8>,
+}
+
+struct Pair<'f> {
+    /// Client, server.
+    peers: [Peer; 2],
+    faults: Faults<'f>,
+    now: Duration,
+    messages: usize,
+}
+
+impl Peer {
+    fn new(setup: &Setup) -> Peer {
+        Peer {
+            setup: setup.clone(),
+            state: State::Moving,
+            deadline: None,
+            reception: Reception::new(),
+            pipe: VecDeque::new(),
+            closed_by_peer: false,
+            rdma: VecDeque::new(),
+            read: Vec::new(),
+        }
+    }
+}
+
+impl<'f> Pair<'f> {
+    fn new(client: &Setup, server: &Setup, faults: Faults<'f>) -> Pair<'f> {
+        let peers = [Peer::new(client), Peer::new(server)];
+        Pair { peers, faults, now: Duration::ZERO, messages: 0 }
+    }
+
+    fn run(mut self) -> Result {
+        let setup = self.peers[1].setup.clone();
+        match ExpectProposal::begin(setup.host, setup.circumstances) {
+            Ok(state) => self.wait(1, State::Proposal(state)),
+            Err(ending) => self.end(1, ending),
+        }
+        let setup = self.peers[0].setup.clone();
+        match client::begin(setup.host, setup.circumstances, &setup.devices) {
+            Ok((state, proposal)) => {
+                self.send(0, &proposal);
+                self.wait(0, State::Accept(state));
+            }
+            Err(ending) => self.end(0, ending),
+        }
+        while !self.peers.iter().all(|peer| matches!(peer.state, State::Done(_))) {
+            if !(self.progress(0) | self.progress(1)) {
+                self.time_passes();
+            }
+        }
+        let read = [0, 1].map(|who| {
+            let peer = &mut self.peers[who];
+            peer.read.extend(peer.pipe.drain(..));
+            std::mem::take(&mut peer.read)
+        });
+        let [client, server] = self.peers.map(|peer| match peer.state {
+            State::Done(outcome) => outcome,
+            _ => unreachable!(),
+        });
+        Result { client, server, read, took: self.now, messages: self.messages }
+    }
+
+    fn wait(&mut self, who: usize, state: State) {
+        let timeout = match &state {
+            State::Accept(_) => ExpectAccept::TIMEOUT,
+            State::Proposal(_) => ExpectProposal::TIMEOUT,
+            State::Confirm(_) => ExpectConfirm::TIMEOUT,
+            State::Link(link) => link.timeout(),
+            State::Decline(_) => ExpectDecline::TIMEOUT,
+            State::Done(_) | State::Moving => unreachable!(),
+        };
+        self.peers[who].deadline = Some(self.now + timeout);
+        self.peers[who].state = state;
+    }
+
+    fn end(&mut self, who: usize, ending: Ending) {
+        match &ending {
+            Ending::Fallback(fallback) => {
+                if let Some(decline) = fallback.decline {
+                    self.send(who, &Message::Decline(decline));
+                }
+                let bytes = if who == 0 { FROM_CLIENT } else { FROM_SERVER };
+                self.peers[1 - who].pipe.extend(bytes);
+            }
+            Ending::Failed(_) => self.peers[1 - who].closed_by_peer = true,
+        }
+        self.peers[who].deadline = None;
+        self.peers[who].state = State::Done(Outcome::Ended(ending));
+    }
+
+    fn established(&mut self, who: usize, agreement: Agreement) {
+        self.peers[who].deadline = None;
+        self.peers[who].state = State::Done(Outcome::Smc(agreement));
+    }
+
+    fn send(&mut self, who: usize, message: &Message) {
+        let mut buffer = [0; clc::MAX_LEN];
+        let mut bytes = message.emit(&mut buffer).unwrap().to_vec();
+        let open = (self.faults.clc)(self.messages, &mut bytes);
+        self.messages += 1;
+        self.peers[1 - who].pipe.extend(bytes);
+        self.peers[1 - who].closed_by_peer |= !open;
+    }
+
+    /// Does one thing that can be done without waiting; false if there is none.
+    fn progress(&mut self, who: usize) -> bool {
+        if let State::Done(_) = self.peers[who].state {
+            return false;
+        }
+        if let Some(bytes) = self.peers[who].rdma.pop_front() {
+            self.on_llc(who, &bytes);
+            return true;
+        }
+        let piece = (self.faults.piece)().max(1);
+        let peer = &mut self.peers[who];
+        let n = piece.min(peer.reception.wanted()).min(peer.pipe.len());
+        if n == 0 {
+            if peer.closed_by_peer && !matches!(peer.state, State::Link(_) | State::Decline(_)) {
+                let ending = match std::mem::replace(&mut peer.state, State::Moving) {
+                    State::Accept(state) => state.on_closed(),
+                    State::Proposal(state) => state.on_closed(),
+                    State::Confirm(state) => state.on_closed(),
+                    _ => unreachable!(),
+                };
+                self.end(who, ending);
+                return true;
+            }
+            return false;
+        }
+        let bytes: Vec<u8> = peer.pipe.drain(..n).collect();
+        match peer.reception.push(&bytes) {
+            Ok(None) => {}
+            Ok(Some(message)) => self.on_clc(who, message),
+            Err(error) => {
+                let ending = match std::mem::replace(&mut peer.state, State::Moving) {
+                    State::Accept(state) => state.on_malformed(error),
+                    State::Proposal(state) => state.on_malformed(error),
+                    State::Confirm(state) => state.on_malformed(error),
+                    _ => Ending::Failed(Fault::Malformed(error)),
+                };
+                self.end(who, ending);
+            }
+        }
+        true
+    }
+
+    fn on_clc(&mut self, who: usize, message: Message) {
+        let setup = self.peers[who].setup.clone();
+        match std::mem::replace(&mut self.peers[who].state, State::Moving) {
+            State::Accept(state) => match state.on_message(message) {
+                Err(ending) => self.end(who, ending),
+                Ok(accepted) => self.confirm(who, accepted),
+            },
+            State::Proposal(state) => {
+                let choice = state.on_message(message, &setup);
+                self.choose(who, choice);
+            }
+            State::Confirm(state) => match state.on_message(message) {
+                Err(ending) => self.end(who, ending),
+                Ok(confirmed) => match setup.no_link {
+                    Some(code) => self.end(who, confirmed.decline(code)),
+                    None => self.finish(who, confirmed.finish()),
+                },
+            },
+            State::Link(state) => self.end(who, state.on_message(&message)),
+            State::Decline(state) => self.end(who, state.on_message(&message)),
+            State::Done(_) | State::Moving => unreachable!(),
+        }
+    }
+
+    fn choose(&mut self, who: usize, mut choice: std::result::Result<Choice, Ending>) {
+        let setup = self.peers[who].setup.clone();
+        loop {
+            let next = match choice {
+                Err(ending) => return self.end(who, ending),
+                Ok(next) => next,
+            };
+            let path = match &next {
+                Choice::D(d) => d.path(),
+                Choice::R(r) => r.path(),
+            };
+            let refused = match path {
+                _ if setup.paths.contains(&path) => setup.no_memory,
+                Path::Dv1 => Some(DeclineCode::NOSMCDDEV),
+                Path::Rv1 => Some(DeclineCode::NOSMCDEV),
+                Path::Dv2 | Path::Rv2 => Some(DeclineCode::NOSMCRDEV),
+            };
+            let first = !setup.has_link_group;
+            let (state, accept) = match (next, refused) {
+                (Choice::D(d), None) => d.accept(&smcd_side(2, first)),
+                (Choice::R(r), None) => r.accept(&smcr_side(2, first)),
+                (Choice::D(d), Some(code)) => {
+                    choice = d.reject(code);
+                    continue;
+                }
+                (Choice::R(r), Some(code)) => {
+                    choice = r.reject(code);
+                    continue;
+                }
+            };
+            self.send(who, &accept);
+            return self.wait(who, State::Confirm(state));
+        }
+    }
+
+    fn confirm(&mut self, who: usize, accepted: Accepted) {
+        let setup = self.peers[who].setup.clone();
+        let first = !setup.has_link_group;
+        match (accepted, setup.no_memory) {
+            (Accepted::D(accepted), Some(code)) => self.end(who, accepted.decline(code)),
+            (Accepted::R(accepted), Some(code)) => self.end(who, accepted.decline(code)),
+            (Accepted::D(accepted), None) => match accepted.confirm(&smcd_side(1, first)) {
+                Err(ending) => self.end(who, ending),
+                Ok((agreement, confirm)) => {
+                    self.send(who, &confirm);
+                    self.established(who, agreement);
+                }
+            },
+            (Accepted::R(accepted), None) => match accepted.confirm(&smcr_side(1, first)) {
+                Err(ending) => self.end(who, ending),
+                Ok((finished, confirm)) => {
+                    self.send(who, &confirm);
+                    self.finish(who, finished);
+                }
+            },
+        }
+    }
+
+    fn finish(&mut self, who: usize, finished: Finished) {
+        match finished {
+            Finished::Established(agreement) => self.established(who, agreement),
+            Finished::ConfirmingLink(link) => {
+                self.wait(who, State::Link(link));
+                if who == 1 {
+                    self.send_llc(who);
+                }
+            }
+        }
+    }
+
+    fn send_llc(&mut self, who: usize) {
+        let confirm = llc::ConfirmLink {
+            mac: MacAddr([who as u8; 6]),
+            gid: RoceGid([who as u8; 16]),
+            qpn: U24::truncate(17),
+            link_id: 1,
+            link_uid: [0, 0, 0, 1],
+            max_links: 2,
+            max_conns: 255,
+            no_rmbe_eyecatcher: !self.peers[who].setup.wants_eyecatchers,
+        };
+        let body = llc::Body::ConfirmLink(confirm);
+        let message = match who {
+            0 => llc::Message::response(llc::Version::V2, body),
+            _ => llc::Message::request(llc::Version::V2, body),
+        };
+        let mut buffer = [0; llc::LEN];
+        if self.faults.llc_arrives {
+            let bytes = message.emit(&mut buffer).unwrap().to_vec();
+            self.peers[1 - who].rdma.push_back(bytes);
+        }
+    }
+
+    fn on_llc(&mut self, who: usize, bytes: &[u8]) {
+        let state = std::mem::replace(&mut self.peers[who].state, State::Moving);
+        let State::Link(link) = state else {
+            self.peers[who].state = state;
+            return;
+        };
+        let message = llc::Message::parse(bytes).unwrap();
+        let llc::Body::ConfirmLink(confirm) = message.body() else { unreachable!() };
+        let refused = if who == 0 { self.peers[who].setup.no_link } else { None };
+        let result = match refused {
+            Some(code) => Err(link.decline(code)),
+            None => link.on_confirmed(confirm),
+        };
+        match result {
+            Err(ending) => self.end(who, ending),
+            Ok(agreement) => {
+                if who == 0 {
+                    self.send_llc(who);
+                }
+                self.established(who, agreement);
+            }
+        }
+    }
+
+    /// The earliest deadline is reached.
+    fn time_passes(&mut self) {
+        let (deadline, who) = [0, 1]
+            .iter()
+            .filter_map(|&who| Some((self.peers[who].deadline?, who)))
+            .min()
+            .expect("a peer that waits has a deadline");
+        self.now = deadline;
+        match std::mem::replace(&mut self.peers[who].state, State::Moving) {
+            State::Accept(state) => self.end(who, state.on_timeout()),
+            State::Proposal(state) => self.end(who, state.on_timeout()),
+            State::Confirm(state) => self.end(who, state.on_timeout()),
+            State::Link(state) => self.wait(who, State::Decline(state.on_timeout())),
+            State::Decline(state) => self.end(who, state.on_timeout()),
+            State::Done(_) | State::Moving => unreachable!(),
+        }
+    }
+}
+
+impl Surroundings for Setup {
+    fn reaches(&self, _: SmcdGid, chid: Chid) -> bool {
+        self.chids.contains(&chid)
+    }
+
+    fn same_subnet(&self, _: &Prefix) -> bool {
+        self.same_subnet
+    }
+
+    fn vlan_is_known(&self) -> bool {
+        self.vlan_is_known
+    }
+}
+
+pub const ISM: SmcdGid = SmcdGid { gid: 0x1111, ext: 0 };
+pub const ISM_CHID: Chid = Chid(0x0102);
+pub const LOOPBACK: SmcdGid = SmcdGid { gid: 0x2222, ext: 0x3333 };
+
+/// A peer that can do everything, and one link group with nobody.
+pub fn able(id: u8) -> Setup {
+    let local =
+        clc::Local { peer_id: PeerId([id; 8]), gid: RoceGid([id; 16]), mac: MacAddr([id; 6]) };
+    Setup {
+        host: Host {
+            peer_id: local.peer_id,
+            hostname: Hostname::new("host"),
+            release: Release::V2_1,
+            features: clc::FeatureMask::EMULATED_ISM,
+            max_conns: 255,
+            max_links: 2,
+            ueids: List::from_slice(&[Eid::user("TESTEID").unwrap()]).unwrap(),
+            seid: None,
+            smcd_v2: true,
+        },
+        circumstances: Circumstances::FINE,
+        devices: client::Devices {
+            smcr_v1: Some(local),
+            smcd_v1: Some((ISM.gid, ISM_CHID)),
+            prefix: Some(Prefix::default()),
+            smcr_v2: Some(RoceGid::from_ipv4([10, 9, 0, id])),
+            smcd_v2: List::from_slice(&[(LOOPBACK, Chid::LOOPBACK)]).unwrap(),
+        },
+        paths: vec![Path::Dv2, Path::Dv1, Path::Rv2, Path::Rv1],
+        chids: vec![ISM_CHID, Chid::LOOPBACK],
+        same_subnet: true,
+        vlan_is_known: true,
+        has_link_group: false,
+        no_memory: None,
+        no_link: None,
+        wants_eyecatchers: false,
+    }
+}
+
+fn smcd_side(id: u8, first_contact: bool) -> SmcdSide {
+    SmcdSide {
+        gid: SmcdGid { gid: id.into(), ext: 7 },
+        token: 0x0123_4567_89ab_cdef,
+        size: BufferSize::from_code(2).unwrap(),
+        link_id: id.into(),
+        first_contact,
+    }
+}
+
+fn smcr_side(id: u8, first_contact: bool) -> SmcrSide {
+    SmcrSide {
+        local: clc::Local {
+            peer_id: PeerId([id; 8]),
+            gid: RoceGid([id; 16]),
+            mac: MacAddr([id; 6]),
+        },
+        qpn: U24::truncate(17),
+        rkey: 0x3b0,
+        alert_token: 1,
+        size: BufferSize::from_code(2).unwrap(),
+        mtu: MtuCode::from_code(2 + id).unwrap(),
+        rmb_addr: 0xff32_f5d4_040d_0000,
+        psn: U24::truncate(0x00ef_b11c),
+        direct: true,
+        gids: List::from_slice(&[RoceGid([id; 16])]).unwrap(),
+        first_contact,
+    }
+}
