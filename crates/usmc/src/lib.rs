@@ -1,5 +1,71 @@
 //! The stack: TCP's semantics over rings in shared memory.
-#![no_std]
+//!
+//! Read in the order a byte travels: [`api`] (one function per libc symbol) looks the fd up in [`table`],
+//! [`socket`] and [`poll`] give it TCP's semantics, [`conn`] is the connection's record, [`transition`] moves
+//! it from TCP to the ring, [`device`] is where both ends find each other. The rings themselves are
+//! `usmc-shm`'s.
+//!
+//! No std and no alloc: we run inside other people's functions, also in their signal handlers.
+#![cfg_attr(not(test), no_std)]
 
+pub mod api;
+mod clock;
+mod config;
+mod conn;
+mod device;
+mod fork;
+mod kernel;
+mod log;
 pub mod observe;
+mod observer;
+mod poll;
+mod process;
+pub mod real;
 pub mod reason;
+mod segment;
+mod socket;
+mod sys;
+mod table;
+mod transition;
+mod tuple;
+
+use core::ffi::c_int;
+
+/// libc's errno of this thread.
+#[inline]
+fn errno() -> c_int {
+    // SAFETY: libc's per-thread location is always valid.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets libc's errno of this thread.
+#[inline]
+fn set_errno(code: c_int) {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = code }
+}
+
+/// What the library's constructor does; see the order in `usmc-preload`'s `init.rs`.
+///
+/// # Safety
+/// Called once, before any other thread exists.
+pub unsafe fn init() {
+    let saved = errno();
+    real::resolve_all();
+    process::refresh();
+    // SAFETY: the caller's contract.
+    unsafe {
+        log::init();
+        config::load();
+    }
+    set_errno(saved);
+}
+
+/// What the library's destructor does: leaves the device tidy. A killed process is swept by others.
+pub fn exit() {
+    if config::get().off || process::is_foreign_child() {
+        return;
+    }
+    segment::leave();
+    device::current().leave();
+}

@@ -1,0 +1,119 @@
+//! One line per libc symbol. Twins (`64`, `__`) lead to the same function.
+//!
+//! Variadic functions are defined with fixed integer arguments, which x86-64 and arm64 Linux pass in the
+//! same registers; a function that reads an argument the caller did not pass sees a stale register and
+//! hands it on unread, as libc's own definition does.
+
+use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use libc::{epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, pid_t, pollfd};
+use libc::{sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval};
+
+use crate::interpose::interpose;
+
+interpose! {
+    socket(family: c_int, kind: c_int, protocol: c_int) -> c_int = socket: socket;
+    __socket(family: c_int, kind: c_int, protocol: c_int) -> c_int = socket;
+    socketpair(family: c_int, kind: c_int, protocol: c_int, out: *mut c_int) -> c_int = socketpair;
+    connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int = connect: connect;
+    __connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int = connect;
+    listen(fd: c_int, backlog: c_int) -> c_int = listen: listen;
+    accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int = accept: accept;
+    accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int
+        = accept4: accept4;
+    shutdown(fd: c_int, how: c_int) -> c_int = shutdown: shutdown;
+    close(fd: c_int) -> c_int = close: close;
+    __close(fd: c_int) -> c_int = close;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = close_range;
+    closefrom(first: c_int) = closefrom;
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int
+        = getsockopt: getsockopt;
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int
+        = setsockopt: setsockopt;
+
+    read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t = read: read;
+    __read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t = read;
+    readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t = readv: readv;
+    recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t = recv: recv;
+    recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr,
+        addr_len: *mut socklen_t) -> ssize_t = recvfrom: recvfrom;
+    recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t = recvmsg: recvmsg;
+    recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec)
+        -> c_int = recvmmsg;
+    preadv2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t = preadv2;
+    preadv64v2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t
+        = preadv2;
+
+    write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t = write: write;
+    __write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t = write;
+    writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t = writev: writev;
+    send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t = send: send;
+    __send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t = send;
+    sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr,
+        addr_len: socklen_t) -> ssize_t = sendto: sendto;
+    sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t = sendmsg: sendmsg;
+    sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int = sendmmsg;
+    __sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int = sendmmsg;
+    pwritev2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t
+        = pwritev2;
+    pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t
+        = pwritev2;
+    sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t
+        = sendfile: sendfile;
+    sendfile64(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t = sendfile;
+    splice(from: c_int, from_off: *mut loff_t, to: c_int, to_off: *mut loff_t, len: size_t,
+        flags: c_uint) -> ssize_t = splice: splice;
+
+    poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = poll: poll;
+    __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = poll;
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int
+        = ppoll: ppoll;
+    select(count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *mut timeval)
+        -> c_int = select: select;
+    __select(count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *mut timeval)
+        -> c_int = select;
+    pselect(count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *const timespec,
+        mask: *const sigset_t) -> c_int = pselect: pselect;
+    epoll_create(size: c_int) -> c_int = epoll_create: epoll_create;
+    epoll_create1(flags: c_int) -> c_int = epoll_create1: epoll_create1;
+    epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int
+        = epoll_ctl: epoll_ctl;
+    epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int
+        = epoll_wait: epoll_wait;
+    epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int,
+        mask: *const sigset_t) -> c_int = epoll_pwait: epoll_pwait;
+    epoll_pwait2(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec,
+        mask: *const sigset_t) -> c_int = epoll_pwait2;
+
+    fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int = fcntl;
+    fcntl64(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int = fcntl;
+    __fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int = fcntl;
+    ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int = ioctl;
+    dup(fd: c_int) -> c_int = dup: dup;
+    dup2(old: c_int, new: c_int) -> c_int = dup2: dup2;
+    __dup2(old: c_int, new: c_int) -> c_int = dup2;
+    dup3(old: c_int, new: c_int, flags: c_int) -> c_int = dup3: dup3;
+    fork() -> pid_t = fork: fork;
+    __fork() -> pid_t = fork;
+    vfork() -> pid_t = vfork;
+    __vfork() -> pid_t = vfork;
+
+    open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int = open;
+    open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int = open;
+    __open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int = open;
+    __open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int = open;
+    openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int = openat;
+    openat64(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int = openat;
+    creat(path: *const c_char, mode: c_uint) -> c_int = creat: creat;
+    creat64(path: *const c_char, mode: c_uint) -> c_int = creat;
+    pipe(out: *mut c_int) -> c_int = pipe: pipe;
+    __pipe(out: *mut c_int) -> c_int = pipe;
+    pipe2(out: *mut c_int, flags: c_int) -> c_int = pipe2: pipe2;
+    eventfd(value: c_uint, flags: c_int) -> c_int = eventfd: eventfd;
+    timerfd_create(clock: c_int, flags: c_int) -> c_int = timerfd_create: timerfd_create;
+    signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int = signalfd: signalfd;
+    inotify_init() -> c_int = inotify_init: inotify_init;
+    inotify_init1(flags: c_int) -> c_int = inotify_init1: inotify_init1;
+    memfd_create(name: *const c_char, flags: c_uint) -> c_int = memfd_create: memfd_create;
+    syscall(nr: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long
+        = syscall;
+}

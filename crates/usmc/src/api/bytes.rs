@@ -1,0 +1,424 @@
+//! The calls that move bytes.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::ptr;
+use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+use super::fail;
+use crate::socket::iov::Buffers;
+use crate::socket::send::{self, Way};
+use crate::socket::transfer;
+use crate::socket::{Outcome, recv as receiving};
+use crate::table::{self, Entry};
+use crate::{clock, real};
+
+/// Most entries of an iovec array (UIO_MAXIOV).
+const IOV_MAX: usize = 1024;
+
+fn finish(outcome: Outcome, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
+    match outcome {
+        Outcome::Done(n) => n as ssize_t,
+        Outcome::Fail(code) => fail(code),
+        Outcome::Kernel => kernel(),
+    }
+}
+
+/// Receives into one buffer; `kernel` is the real call.
+#[inline(always)]
+unsafe fn receive_one(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    kernel: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    let Entry::Conn(index) = table::get(fd) else { return kernel() };
+    if buf.is_null() && len > 0 && flags & libc::MSG_TRUNC == 0 {
+        return kernel();
+    }
+    let iov = iovec { iov_base: buf, iov_len: len };
+    // SAFETY: the application's buffer; the entry lives on our stack.
+    let mut to = unsafe { Buffers::new(&raw const iov, 1) };
+    finish(receiving::receive(fd, index, &mut to, flags), kernel)
+}
+
+unsafe fn receive_many(
+    fd: c_int,
+    iov: *const iovec,
+    count: usize,
+    flags: c_int,
+    kernel: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    let Entry::Conn(index) = table::get(fd) else { return kernel() };
+    // SAFETY: the caller's array.
+    if count > IOV_MAX || unsafe { has_bad_entry(iov, count) } {
+        return kernel();
+    }
+    // SAFETY: the application's array and buffers.
+    let mut to = unsafe { Buffers::new(iov, count) };
+    finish(receiving::receive(fd, index, &mut to, flags), kernel)
+}
+
+/// Arrays the kernel would refuse are left to the kernel.
+unsafe fn has_bad_entry(iov: *const iovec, count: usize) -> bool {
+    if iov.is_null() {
+        return count > 0;
+    }
+    // SAFETY: the caller's array of `count` entries.
+    let entries = unsafe { core::slice::from_raw_parts(iov, count) };
+    let bad =
+        |e: &iovec| (e.iov_base.is_null() && e.iov_len > 0) || e.iov_len > isize::MAX as usize;
+    entries.iter().any(bad)
+}
+
+/// read(2)
+pub unsafe fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
+    // read() of 0 bytes does not wait, unlike recv().
+    if len == 0 {
+        // SAFETY: the caller's contract, as for every real call below.
+        return unsafe { real::read(fd, buf, len) };
+    }
+    // SAFETY: as above.
+    unsafe { receive_one(fd, buf, len, 0, || real::read(fd, buf, len)) }
+}
+
+/// recv(2)
+pub unsafe fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's contract.
+    unsafe { receive_one(fd, buf, len, flags, || real::recv(fd, buf, len, flags)) }
+}
+
+/// recvfrom(2)
+pub unsafe fn recvfrom(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    addr: *mut sockaddr,
+    addr_len: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut from_kernel = false;
+        let n = receive_one(fd, buf, len, flags, || {
+            from_kernel = true;
+            real::recvfrom(fd, buf, len, flags, addr, addr_len)
+        });
+        // TCP names no sender.
+        if !from_kernel && n >= 0 && !addr.is_null() && !addr_len.is_null() {
+            *addr_len = 0;
+        }
+        n
+    }
+}
+
+/// readv(2)
+pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the caller's contract.
+    unsafe { receive_many(fd, iov, count as c_uint as usize, 0, || real::readv(fd, iov, count)) }
+}
+
+/// recvmsg(2)
+pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if msg.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
+            return real::recvmsg(fd, msg, flags);
+        }
+        let (iov, count) = ((*msg).msg_iov, (*msg).msg_iovlen);
+        let mut from_kernel = false;
+        let n = receive_many(fd, iov, count, flags, || {
+            from_kernel = true;
+            real::recvmsg(fd, msg, flags)
+        });
+        if !from_kernel && n >= 0 {
+            (*msg).msg_namelen = 0;
+            (*msg).msg_controllen = 0;
+            (*msg).msg_flags = 0;
+        }
+        n
+    }
+}
+
+/// recvmmsg(2)
+pub unsafe fn recvmmsg(
+    fd: c_int,
+    msgs: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    if msgs.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
+        // SAFETY: the caller's contract.
+        return unsafe { real::recvmmsg(fd, msgs, count, flags, timeout) };
+    }
+    // SAFETY: the caller's contract.
+    let limit_ns = unsafe { timeout.as_ref() }
+        .map(|t| (t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as u64));
+    let start = clock::now_ns();
+    let mut done = 0;
+    let mut each = flags & !libc::MSG_WAITFORONE;
+    while done < count.min(IOV_MAX as c_uint) {
+        // SAFETY: done < count entries.
+        let n = unsafe {
+            let m = msgs.add(done as usize);
+            let n = recvmsg(fd, &raw mut (*m).msg_hdr, each);
+            if n >= 0 {
+                (*m).msg_len = n as c_uint;
+            }
+            n
+        };
+        if n < 0 {
+            return if done > 0 { done as c_int } else { -1 };
+        }
+        done += 1;
+        if flags & libc::MSG_WAITFORONE != 0 {
+            each |= libc::MSG_DONTWAIT;
+        }
+        if limit_ns.is_some_and(|limit| clock::now_ns() - start >= limit) || n == 0 {
+            break;
+        }
+    }
+    done as c_int
+}
+
+/// Sends from an array of buffers; `kernel` is the real call.
+#[inline(always)]
+unsafe fn send_many(
+    fd: c_int,
+    iov: *const iovec,
+    count: usize,
+    flags: c_int,
+    kernel: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    let Entry::Conn(index) = table::get(fd) else { return kernel() };
+    if flags & libc::MSG_OOB != 0 {
+        return kernel();
+    }
+    match send::way(fd, index) {
+        Way::Plain => kernel(),
+        Way::Tcp(guard) => {
+            let n = kernel();
+            drop(guard);
+            n
+        }
+        Way::Ring(slot) => {
+            // SAFETY: the application's array and buffers.
+            let mut from = unsafe { Buffers::new(iov, count) };
+            finish(send::through_ring(fd, index, slot, &mut from, flags), kernel)
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn send_one(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    kernel: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    if buf.is_null() && len > 0 {
+        return kernel();
+    }
+    let iov = iovec { iov_base: buf.cast_mut(), iov_len: len };
+    // SAFETY: one entry on our stack, the application's buffer; it is only read.
+    unsafe { send_many(fd, &raw const iov, 1, flags, kernel) }
+}
+
+/// write(2)
+pub unsafe fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: the caller's contract.
+    unsafe { send_one(fd, buf, len, 0, || real::write(fd, buf, len)) }
+}
+
+/// send(2)
+pub unsafe fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's contract.
+    unsafe { send_one(fd, buf, len, flags, || real::send(fd, buf, len, flags)) }
+}
+
+/// sendto(2). Only TCP Fast Open uses the address, and that is the kernel's.
+pub unsafe fn sendto(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    addr: *const sockaddr,
+    addr_len: socklen_t,
+) -> ssize_t {
+    // SAFETY: the caller's contract.
+    unsafe { send_one(fd, buf, len, flags, || real::sendto(fd, buf, len, flags, addr, addr_len)) }
+}
+
+/// writev(2)
+pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+    let kernel = || {
+        // SAFETY: the caller's contract.
+        unsafe { real::writev(fd, iov, count) }
+    };
+    // SAFETY: the caller's contract.
+    unsafe {
+        if !matches!(table::get(fd), Entry::Conn(_))
+            || count as c_uint as usize > IOV_MAX
+            || has_bad_entry(iov, count as usize)
+        {
+            return kernel();
+        }
+        send_many(fd, iov, count as usize, 0, kernel)
+    }
+}
+
+/// sendmsg(2)
+pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
+    let kernel = || {
+        // SAFETY: the caller's contract.
+        unsafe { real::sendmsg(fd, msg, flags) }
+    };
+    // SAFETY: the caller's contract.
+    unsafe {
+        if msg.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
+            return kernel();
+        }
+        let m = &*msg;
+        if m.msg_iovlen > IOV_MAX || has_bad_entry(m.msg_iov, m.msg_iovlen) {
+            return kernel();
+        }
+        if m.msg_controllen > 0 && !m.msg_control.is_null() {
+            // What the kernel makes of control messages does not depend on the bytes.
+            let probe = msghdr { msg_iov: ptr::null_mut(), msg_iovlen: 0, ..*msg };
+            if real::sendmsg(fd, &probe, flags) < 0 {
+                return -1;
+            }
+        }
+        send_many(fd, m.msg_iov, m.msg_iovlen, flags, kernel)
+    }
+}
+
+/// sendmmsg(2)
+pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    if msgs.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
+        // SAFETY: the caller's contract.
+        return unsafe { real::sendmmsg(fd, msgs, count, flags) };
+    }
+    let mut done = 0;
+    while done < count.min(IOV_MAX as c_uint) {
+        // SAFETY: done < count entries.
+        let n = unsafe {
+            let m = msgs.add(done as usize);
+            let wanted = total_len(&(*m).msg_hdr);
+            let n = sendmsg(fd, &raw const (*m).msg_hdr, flags);
+            if n >= 0 {
+                (*m).msg_len = n as c_uint;
+            }
+            // A message sent in part is the last one.
+            if n >= 0 && (n as usize) < wanted { (n, true) } else { (n, false) }
+        };
+        if n.0 < 0 {
+            return if done > 0 { done as c_int } else { -1 };
+        }
+        done += 1;
+        if n.1 {
+            break;
+        }
+    }
+    done as c_int
+}
+
+unsafe fn total_len(msg: &msghdr) -> usize {
+    if msg.msg_iov.is_null() {
+        return 0;
+    }
+    // SAFETY: the application's array.
+    let entries = unsafe { core::slice::from_raw_parts(msg.msg_iov, msg.msg_iovlen) };
+    entries.iter().fold(0, |n, e| n.saturating_add(e.iov_len))
+}
+
+/// preadv2(2): offset -1 means the stream position, so a socket can be read with it.
+pub unsafe fn preadv2(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    const RWF_NOWAIT: c_int = 8;
+    let kernel = || {
+        // SAFETY: the caller's contract.
+        unsafe { real::preadv2(fd, iov, count, offset, flags) }
+    };
+    if offset != -1 || flags & !RWF_NOWAIT != 0 {
+        return kernel();
+    }
+    let how = if flags & RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+    // SAFETY: the caller's contract.
+    unsafe { receive_many(fd, iov, count as c_uint as usize, how, kernel) }
+}
+
+/// pwritev2(2), likewise.
+pub unsafe fn pwritev2(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    if offset != -1 || flags != 0 {
+        // SAFETY: the caller's contract.
+        return unsafe { real::pwritev2(fd, iov, count, offset, flags) };
+    }
+    // SAFETY: the caller's contract.
+    unsafe { writev(fd, iov, count) }
+}
+
+/// sendfile(2)
+pub unsafe fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    let kernel = || {
+        // SAFETY: the caller's contract.
+        unsafe { real::sendfile(out, from, offset, count) }
+    };
+    let Entry::Conn(index) = table::get(out) else { return kernel() };
+    match send::way(out, index) {
+        Way::Plain => kernel(),
+        Way::Tcp(guard) => {
+            let n = kernel();
+            drop(guard);
+            n
+        }
+        // SAFETY: the caller's contract.
+        Way::Ring(slot) => unsafe {
+            finish(transfer::sendfile(out, index, slot, from, offset, count), kernel)
+        },
+    }
+}
+
+/// splice(2) between a pipe and a socket.
+pub unsafe fn splice(
+    from: c_int,
+    from_off: *mut libc::loff_t,
+    to: c_int,
+    to_off: *mut libc::loff_t,
+    len: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    let kernel = || {
+        // SAFETY: the caller's contract.
+        unsafe { real::splice(from, from_off, to, to_off, len, flags) }
+    };
+    let nonblock = flags & libc::SPLICE_F_NONBLOCK != 0;
+    if let Entry::Conn(index) = table::get(from) {
+        return finish(transfer::splice_out(from, index, to, len, nonblock), kernel);
+    }
+    let Entry::Conn(index) = table::get(to) else { return kernel() };
+    match send::way(to, index) {
+        Way::Plain => kernel(),
+        Way::Tcp(guard) => {
+            let n = kernel();
+            drop(guard);
+            n
+        }
+        Way::Ring(slot) => {
+            finish(transfer::splice_in(to, index, slot, from, len, nonblock), kernel)
+        }
+    }
+}

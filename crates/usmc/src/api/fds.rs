@@ -1,0 +1,307 @@
+//! The calls that make, duplicate, flag and close descriptors, and fork.
+
+use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
+use libc::{pid_t, sigset_t};
+
+use super::{after, fail};
+use crate::poll::epoll;
+use crate::socket::{close as closing, control};
+use crate::table::{self, Entry};
+use crate::{errno, fork as forking, real, set_errno};
+
+/// close(2)
+pub unsafe fn close(fd: c_int) -> c_int {
+    if table::get(fd) != Entry::Foreign {
+        let saved = errno();
+        let may = closing::closing(fd);
+        set_errno(saved);
+        if !may {
+            // To the application this number is not open.
+            return fail::<i32>(libc::EBADF);
+        }
+    }
+    // SAFETY: no pointers.
+    unsafe { real::close(fd) }
+}
+
+/// close_range(2)
+pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if first > last || flags & CLOSE_RANGE_CLOEXEC != 0 || crate::process::is_foreign_child() {
+        // SAFETY: no pointers.
+        return unsafe { real::close_range(first, last, flags) };
+    }
+    let saved = errno();
+    let mut from = first;
+    let mut done = 0;
+    table::for_each(first, last, |fd, entry| {
+        if entry == Entry::Internal {
+            // Around ours.
+            if fd as c_uint > from {
+                // SAFETY: no pointers.
+                done |= unsafe { real::close_range(from, fd as c_uint - 1, flags) };
+            }
+            from = fd as c_uint + 1;
+        } else {
+            closing::closing(fd);
+        }
+    });
+    set_errno(saved);
+    if from <= last {
+        // SAFETY: no pointers.
+        done |= unsafe { real::close_range(from, last, flags) };
+    }
+    done
+}
+
+/// closefrom(3)
+pub unsafe fn closefrom(first: c_int) {
+    // SAFETY: no pointers.
+    unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+}
+
+/// dup(2)
+pub unsafe fn dup(fd: c_int) -> c_int {
+    // SAFETY: no pointers.
+    after(unsafe { real::dup(fd) }, |&new| {
+        if new >= 0 {
+            control::fresh(new);
+            control::duplicated(fd, new);
+        }
+    })
+}
+
+/// Says whether `new` may be overwritten, ending what it was.
+fn overwrite(old: c_int, new: c_int) -> bool {
+    if old == new || table::get(new) == Entry::Foreign {
+        return true;
+    }
+    // An invalid `old` must leave `new` alone.
+    if crate::sys::fcntl(old, libc::F_GETFD, 0).is_err() {
+        return true;
+    }
+    closing::closing(new)
+}
+
+/// dup2(2)
+pub unsafe fn dup2(old: c_int, new: c_int) -> c_int {
+    if !overwrite(old, new) {
+        return fail::<i32>(libc::EBUSY);
+    }
+    // SAFETY: no pointers.
+    after(unsafe { real::dup2(old, new) }, |&done| {
+        if done >= 0 && old != new {
+            control::duplicated(old, new);
+        }
+    })
+}
+
+/// dup3(2)
+pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    if old != new && !overwrite(old, new) {
+        return fail::<i32>(libc::EBUSY);
+    }
+    // SAFETY: no pointers.
+    after(unsafe { real::dup3(old, new, flags) }, |&done| {
+        if done >= 0 {
+            control::duplicated(old, new);
+        }
+    })
+}
+
+/// fcntl(2); `arg` is whatever the command takes.
+pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
+    // SAFETY: the caller's contract.
+    after(unsafe { real::fcntl(fd, cmd, arg) }, |&done| match cmd {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if done >= 0 => {
+            control::fresh(done);
+            control::duplicated(fd, done);
+        }
+        libc::F_SETFL if done == 0 => {
+            control::nonblocking(fd, arg as c_int & libc::O_NONBLOCK != 0)
+        }
+        _ => {}
+    })
+}
+
+/// ioctl(2); `arg` is whatever the request takes.
+pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
+    // SAFETY: the caller's contract.
+    let done = unsafe { real::ioctl(fd, request, arg) };
+    if done == 0 && matches!(table::get(fd), Entry::Conn(_)) {
+        let value = arg as *mut c_int;
+        if request == libc::FIONBIO {
+            // SAFETY: the kernel has just read an int there.
+            control::nonblocking(fd, unsafe { *value } != 0);
+        } else if request == libc::FIONREAD
+            && let Some(n) = control::unread(fd)
+        {
+            // SAFETY: the kernel has just written an int there.
+            unsafe { *value = n };
+        }
+    }
+    done
+}
+
+/// fork(2)
+pub unsafe fn fork() -> pid_t {
+    // A child on our memory must not run our bookkeeping; its fork is the kernel's affair.
+    if crate::process::is_foreign_child() {
+        // SAFETY: no pointers.
+        return unsafe { real::fork() };
+    }
+    let saved = errno();
+    forking::prepare();
+    set_errno(saved);
+    // SAFETY: no pointers.
+    let pid = unsafe { real::fork() };
+    after(pid, |&pid| if pid == 0 { forking::child() } else { forking::parent(pid < 0) })
+}
+
+/// vfork(2): as fork, and the parent waits until the child has executed or ended, as programs rely on.
+/// The child's memory is its own, which POSIX allows.
+pub unsafe fn vfork() -> pid_t {
+    let mut ends = [-1 as c_int; 2];
+    // SAFETY: two ints.
+    let piped = unsafe { real::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } == 0;
+    // SAFETY: no pointers.
+    let pid = unsafe { fork() };
+    if !piped {
+        return pid;
+    }
+    if pid == 0 {
+        crate::sys::close(ends[0]);
+        // The write end stays until exec or exit, out of the way of the numbers the child arranges.
+        let _ = table::keep_fd(ends[1]);
+        return 0;
+    }
+    after(pid, |&pid| {
+        crate::sys::close(ends[1]);
+        if pid > 0 {
+            let mut byte = 0u8;
+            // SAFETY: one writable byte.
+            while unsafe { crate::sys::read(ends[0], (&raw mut byte).cast(), 1) }
+                == Err(libc::EINTR)
+            {}
+        }
+        crate::sys::close(ends[0]);
+    })
+}
+
+macro_rules! fresh_fd {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => { $(
+        $(#[$doc])*
+        pub unsafe fn $name($($arg: $ty),*) -> c_int {
+            // SAFETY: the caller's contract.
+            after(unsafe { real::$name($($arg),*) }, |&fd| control::fresh(fd))
+        }
+    )* };
+}
+
+fresh_fd! {
+    /// open(2)
+    open(path: *const c_char, flags: c_int, mode: c_uint);
+    /// openat(2)
+    openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint);
+    /// creat(2)
+    creat(path: *const c_char, mode: c_uint);
+    /// eventfd(2)
+    eventfd(value: c_uint, flags: c_int);
+    /// timerfd_create(2)
+    timerfd_create(clock: c_int, flags: c_int);
+    /// signalfd(2)
+    signalfd(fd: c_int, mask: *const sigset_t, flags: c_int);
+    /// inotify_init(2)
+    inotify_init();
+    /// inotify_init1(2)
+    inotify_init1(flags: c_int);
+    /// memfd_create(2)
+    memfd_create(name: *const c_char, flags: c_uint);
+}
+
+/// pipe(2)
+pub unsafe fn pipe(out: *mut c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { pipe2(out, 0) }
+}
+
+/// pipe2(2)
+pub unsafe fn pipe2(out: *mut c_int, flags: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    after(unsafe { real::pipe2(out, flags) }, |&done| {
+        if done == 0 {
+            // SAFETY: filled by the kernel.
+            let pair = unsafe { [*out, *out.add(1)] };
+            pair.into_iter().for_each(control::fresh);
+        }
+    })
+}
+
+/// epoll_create(2)
+pub unsafe fn epoll_create(size: c_int) -> c_int {
+    // SAFETY: no pointers.
+    after(unsafe { real::epoll_create(size) }, |&fd| made_set(fd))
+}
+
+/// epoll_create1(2)
+pub unsafe fn epoll_create1(flags: c_int) -> c_int {
+    // SAFETY: no pointers.
+    after(unsafe { real::epoll_create1(flags) }, |&fd| made_set(fd))
+}
+
+fn made_set(fd: c_int) {
+    if fd >= 0 {
+        control::fresh(fd);
+        epoll::created(fd);
+    }
+}
+
+/// syscall(2): the calls above, made by number.
+pub unsafe fn syscall(
+    nr: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
+    let fd = a as c_int;
+    // SAFETY: the caller's contract; each call has its own arguments in these positions.
+    unsafe {
+        match nr {
+            libc::SYS_read => super::read(fd, b as _, c as _) as c_long,
+            libc::SYS_write => super::write(fd, b as _, c as _) as c_long,
+            libc::SYS_readv => super::readv(fd, b as _, c as _) as c_long,
+            libc::SYS_writev => super::writev(fd, b as _, c as _) as c_long,
+            libc::SYS_recvfrom if e == 0 => super::recv(fd, b as _, c as _, d as _) as c_long,
+            libc::SYS_recvfrom => {
+                super::recvfrom(fd, b as _, c as _, d as _, e as _, f as _) as c_long
+            }
+            libc::SYS_sendto => super::sendto(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
+            libc::SYS_recvmsg => super::recvmsg(fd, b as _, c as _) as c_long,
+            libc::SYS_sendmsg => super::sendmsg(fd, b as _, c as _) as c_long,
+            libc::SYS_socket => super::socket(fd, b as _, c as _) as c_long,
+            libc::SYS_connect => super::connect(fd, b as _, c as _) as c_long,
+            libc::SYS_listen => super::listen(fd, b as _) as c_long,
+            libc::SYS_accept4 => super::accept4(fd, b as _, c as _, d as _) as c_long,
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_accept => super::accept(fd, b as _, c as _) as c_long,
+            libc::SYS_shutdown => super::shutdown(fd, b as _) as c_long,
+            libc::SYS_close => close(fd) as c_long,
+            libc::SYS_close_range => close_range(a as _, b as _, c as _) as c_long,
+            libc::SYS_dup => dup(fd) as c_long,
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_dup2 => dup2(fd, b as _) as c_long,
+            libc::SYS_dup3 => dup3(fd, b as _, c as _) as c_long,
+            libc::SYS_fcntl => fcntl(fd, b as _, c as _) as c_long,
+            libc::SYS_ioctl => ioctl(fd, b as _, c as _) as c_long,
+            libc::SYS_epoll_create1 => epoll_create1(fd) as c_long,
+            libc::SYS_epoll_ctl => super::epoll_ctl(fd, b as _, c as _, d as _) as c_long,
+            libc::SYS_epoll_pwait if e == 0 => {
+                super::epoll_pwait(fd, b as _, c as _, d as _, core::ptr::null()) as c_long
+            }
+            _ => real::syscall(nr, a, b, c, d, e, f),
+        }
+    }
+}

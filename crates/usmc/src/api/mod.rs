@@ -1,0 +1,32 @@
+//! One function per interposed libc symbol, with libc's signature and conventions: -1 and `errno`.
+//!
+//! A function looks the fd up, hands tracked sockets to [`crate::socket`] and [`crate::poll`], and makes the
+//! real call for everything else. `errno` is changed only where libc's function would.
+
+mod bytes;
+mod fds;
+mod sockets;
+mod waits;
+
+pub use bytes::*;
+pub use fds::*;
+pub use sockets::*;
+pub use waits::*;
+
+use core::ffi::c_int;
+
+use crate::{errno, set_errno};
+
+/// -1 with `errno`.
+fn fail<T: From<i8>>(code: c_int) -> T {
+    set_errno(code);
+    T::from(-1)
+}
+
+/// Runs library work after a real call without disturbing the `errno` that call left.
+fn after<T>(result: T, work: impl FnOnce(&T)) -> T {
+    let saved = errno();
+    work(&result);
+    set_errno(saved);
+    result
+}

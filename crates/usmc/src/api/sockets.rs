@@ -1,0 +1,166 @@
+//! The calls that make, connect, configure and end sockets.
+
+use core::ffi::{c_int, c_void};
+use core::mem;
+use libc::{sockaddr, sockaddr_storage, socklen_t};
+
+use super::{after, fail};
+use crate::conn::{self, LISTEN};
+use crate::socket::option::Verdict;
+use crate::socket::{
+    accept as accepting, close as closing, connect as connecting, control, option,
+};
+use crate::table::{self, Entry};
+use crate::tuple::Endpoint;
+use crate::{errno, real, set_errno};
+
+/// socket(2)
+pub unsafe fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: no pointers.
+    after(unsafe { real::socket(family, kind, protocol) }, |&fd| {
+        control::fresh(fd);
+        if fd >= 0 && connecting::is_tcp(family, kind, protocol) {
+            connecting::created(fd, kind);
+        }
+    })
+}
+
+/// socketpair(2)
+pub unsafe fn socketpair(family: c_int, kind: c_int, protocol: c_int, out: *mut c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    after(unsafe { real::socketpair(family, kind, protocol, out) }, |&done| {
+        if done == 0 {
+            // SAFETY: filled by the kernel.
+            let pair = unsafe { [*out, *out.add(1)] };
+            pair.into_iter().for_each(control::fresh);
+        }
+    })
+}
+
+/// The address in the caller's memory, if it is one of TCP's.
+unsafe fn endpoint(addr: *const sockaddr, len: socklen_t) -> Option<Endpoint> {
+    // SAFETY: all-zero is valid.
+    let mut storage: sockaddr_storage = unsafe { mem::zeroed() };
+    let n = (len as usize).min(size_of::<sockaddr_storage>());
+    if addr.is_null() || n < 2 {
+        return None;
+    }
+    // SAFETY: readable for `len` bytes (the kernel has read it already); storage is large enough.
+    unsafe { (&raw mut storage).cast::<u8>().copy_from_nonoverlapping(addr.cast(), n) };
+    Endpoint::from_sockaddr(&storage, n)
+}
+
+/// connect(2)
+pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the caller's contract.
+    let done = unsafe { real::connect(fd, addr, len) };
+    let Entry::Conn(index) = table::get(fd) else { return done };
+    after(done, |&done| {
+        let result = if done == 0 { 0 } else { errno() };
+        // SAFETY: the caller's contract.
+        connecting::connected(fd, index, unsafe { endpoint(addr, len) }, result);
+    })
+}
+
+/// listen(2)
+pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
+    // SAFETY: no pointers.
+    after(unsafe { real::listen(fd, backlog) }, |&done| {
+        if let (0, Entry::Conn(index)) = (done, table::get(fd)) {
+            connecting::listening(fd, index);
+        }
+    })
+}
+
+/// accept(2)
+pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { accept4(fd, addr, len, 0) }
+}
+
+/// accept4(2)
+pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    let Entry::Conn(listener) = table::get(fd) else {
+        // SAFETY: the caller's contract.
+        return after(unsafe { real::accept4(fd, addr, len, flags) }, |&fd| control::fresh(fd));
+    };
+    // SAFETY: all-zero is valid.
+    let mut peer: sockaddr_storage = unsafe { mem::zeroed() };
+    let mut peer_len = size_of::<sockaddr_storage>() as socklen_t;
+    // SAFETY: our own buffers; the application's are filled below as the kernel would.
+    let new = unsafe { real::accept4(fd, (&raw mut peer).cast(), &raw mut peer_len, flags) };
+    if new < 0 {
+        return new;
+    }
+    after(new, |&new| {
+        if !addr.is_null() && !len.is_null() {
+            // SAFETY: the caller's contract: `addr` is writable for `*len` bytes.
+            unsafe {
+                let n = (*len).min(peer_len) as usize;
+                addr.cast::<u8>().copy_from_nonoverlapping((&raw const peer).cast(), n);
+                *len = peer_len;
+            }
+        }
+        control::fresh(new);
+        if conn::at(listener).phase() == LISTEN || conn::at(listener).phase() == conn::PLAIN {
+            accepting::accepted(listener, new, flags, &peer, peer_len as usize);
+        }
+    })
+}
+
+/// shutdown(2)
+pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
+    if let Entry::Conn(index) = table::get(fd) {
+        let saved = errno();
+        closing::shutting_down(index, how);
+        set_errno(saved);
+    }
+    // SAFETY: no pointers.
+    unsafe { real::shutdown(fd, how) }
+}
+
+/// getsockopt(2)
+pub unsafe fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    let done = unsafe { real::getsockopt(fd, level, name, value, len) };
+    let Entry::Conn(index) = table::get(fd) else { return done };
+    if done == 0
+        && let Verdict::Value(own) = option::get(index, level, name)
+    {
+        // SAFETY: the kernel filled `*len` bytes of `value`, at most an int for these options.
+        unsafe {
+            let n = (*len as usize).min(4);
+            value.cast::<u8>().copy_from_nonoverlapping((&raw const own).cast(), n);
+        }
+    }
+    done
+}
+
+/// setsockopt(2)
+pub unsafe fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    let kernel = || unsafe { real::setsockopt(fd, level, name, value, len) };
+    let Entry::Conn(index) = table::get(fd) else { return kernel() };
+    if value.is_null() || (len as usize) < 4 {
+        return kernel();
+    }
+    // SAFETY: readable for `len` ≥ 4 bytes.
+    let int = unsafe { value.cast::<c_int>().read_unaligned() };
+    match option::set(index, level, name, int) {
+        Verdict::Kernel => kernel(),
+        Verdict::Value(_) => 0,
+        Verdict::Fail(code) => fail::<i32>(code),
+    }
+}

@@ -1,0 +1,289 @@
+//! The calls that wait for readiness.
+
+use core::ffi::{c_int, c_void};
+use core::mem;
+use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+
+use super::{after, fail};
+use crate::poll::{epoll, multi};
+use crate::table::{self, Entry};
+use crate::{clock, errno, real, set_errno, sys};
+
+/// epoll_ctl(2)
+pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    // SAFETY: the caller's contract, as for all real calls below.
+    let kernel = || unsafe { real::epoll_ctl(epfd, op, fd, event) };
+    let Entry::Epoll(set) = table::get(epfd) else { return kernel() };
+    match table::get(fd) {
+        Entry::Conn(index) => {
+            // SAFETY: the caller's contract.
+            let copy = unsafe { event.as_ref() }.copied();
+            if op != libc::EPOLL_CTL_DEL && copy.is_none() {
+                return kernel();
+            }
+            let saved = errno();
+            let done = epoll::control(epfd, set, op, fd, index, copy);
+            set_errno(saved);
+            match done {
+                None => kernel(),
+                Some(Ok(())) => 0,
+                Some(Err(code)) => fail::<i32>(code),
+            }
+        }
+        Entry::Epoll(inner) => after(kernel(), |&done| {
+            if done == 0 {
+                // SAFETY: the caller's contract.
+                epoll::nest(set, inner, op, unsafe { event.as_ref() }.copied());
+            }
+        }),
+        Entry::Foreign | Entry::Internal => kernel(),
+    }
+}
+
+/// epoll_wait(2)
+pub unsafe fn epoll_wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: c_int,
+) -> c_int {
+    if let Entry::Epoll(set) = table::get(epfd) {
+        let ns = timeout as i64 * 1_000_000;
+        // SAFETY: the caller's contract.
+        let done = unsafe { multi::epoll_wait(epfd, set, events, max, ns, core::ptr::null()) };
+        if let Some(n) = done {
+            return n;
+        }
+    }
+    // SAFETY: the caller's contract.
+    unsafe { real::epoll_wait(epfd, events, max, timeout) }
+}
+
+/// epoll_pwait(2)
+pub unsafe fn epoll_pwait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    if let Entry::Epoll(set) = table::get(epfd) {
+        let ns = timeout as i64 * 1_000_000;
+        // SAFETY: the caller's contract.
+        if let Some(n) = unsafe { multi::epoll_wait(epfd, set, events, max, ns, mask) } {
+            return n;
+        }
+    }
+    // SAFETY: the caller's contract.
+    unsafe { real::epoll_pwait(epfd, events, max, timeout, mask) }
+}
+
+/// epoll_pwait2(2)
+pub unsafe fn epoll_pwait2(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    if let Entry::Epoll(set) = table::get(epfd) {
+        // SAFETY: the caller's contract.
+        let ns = unsafe { timeout.as_ref() }.map_or(-1, nanoseconds);
+        // SAFETY: the caller's contract.
+        if let Some(n) = unsafe { multi::epoll_wait(epfd, set, events, max, ns, mask) } {
+            return n;
+        }
+    }
+    // SAFETY: the caller's contract.
+    unsafe { real::epoll_pwait2(epfd, events, max, timeout, mask) }
+}
+
+fn nanoseconds(t: &timespec) -> i64 {
+    (t.tv_sec as i64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as i64).max(0)
+}
+
+/// poll(2)
+pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    let ns = timeout as i64 * 1_000_000;
+    // SAFETY: the caller's contract.
+    match unsafe { multi::poll(fds, count as usize, ns, core::ptr::null()) } {
+        Some(n) => n,
+        // SAFETY: the caller's contract.
+        None => unsafe { real::poll(fds, count, timeout) },
+    }
+}
+
+/// ppoll(2)
+pub unsafe fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    let ns = unsafe { timeout.as_ref() }.map_or(-1, nanoseconds);
+    // SAFETY: the caller's contract.
+    match unsafe { multi::poll(fds, count as usize, ns, mask) } {
+        Some(n) => n,
+        // SAFETY: the caller's contract.
+        None => unsafe { real::ppoll(fds, count, timeout, mask) },
+    }
+}
+
+const READ: i16 = libc::POLLIN | libc::POLLRDNORM | libc::POLLRDBAND;
+const WRITE: i16 = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
+const READ_SET: i16 = READ | libc::POLLHUP | libc::POLLERR;
+const WRITE_SET: i16 = WRITE | libc::POLLERR;
+
+/// The three sets of select(2) as words; programs may use more than FD_SETSIZE bits.
+struct Sets {
+    sets: [*mut u64; 3],
+    count: usize,
+}
+
+impl Sets {
+    fn bit(&self, set: usize, fd: usize) -> bool {
+        let base = self.sets[set];
+        // SAFETY: fd < count, and a set holds `count` bits (select's contract).
+        !base.is_null() && unsafe { base.add(fd / 64).read() } >> (fd % 64) & 1 != 0
+    }
+
+    fn clear(&self) {
+        for base in self.sets.into_iter().filter(|b| !b.is_null()) {
+            for word in 0..self.count.div_ceil(64) {
+                // SAFETY: as above.
+                unsafe { base.add(word).write(0) };
+            }
+        }
+    }
+
+    fn put(&self, set: usize, fd: usize) {
+        // SAFETY: as above; only called for sets the caller gave.
+        unsafe { *self.sets[set].add(fd / 64) |= 1 << (fd % 64) };
+    }
+
+    fn wanted(&self, fd: usize) -> i16 {
+        let mut events = 0;
+        for (set, bits) in [(0, READ), (1, WRITE), (2, libc::POLLPRI)] {
+            if self.bit(set, fd) {
+                events |= bits;
+            }
+        }
+        events
+    }
+
+    /// Whether a ring connection (or a set of such) is among the fds.
+    fn has_ours(&self) -> bool {
+        (0..self.count).any(|fd| self.wanted(fd) != 0 && multi::is_ours(fd as c_int))
+    }
+}
+
+/// select by poll: `None` when nothing of ours is among the fds.
+unsafe fn select_by_poll(sets: &Sets, timeout_ns: i64, mask: *const sigset_t) -> Option<c_int> {
+    if !sets.has_ours() {
+        return None;
+    }
+    let wanted = (0..sets.count).filter(|&fd| sets.wanted(fd) != 0).count();
+    let bytes = wanted * size_of::<pollfd>();
+    let mut few: [pollfd; 64] = [pollfd { fd: -1, events: 0, revents: 0 }; 64];
+    let many = if wanted > few.len() {
+        sys::mmap_private(core::ptr::null_mut(), bytes).ok()?.cast::<pollfd>()
+    } else {
+        few.as_mut_ptr()
+    };
+    // SAFETY: `wanted` entries on the stack or in a fresh mapping.
+    let fds = unsafe { core::slice::from_raw_parts_mut(many, wanted) };
+    let interesting = (0..sets.count).filter(|&fd| sets.wanted(fd) != 0);
+    for (place, fd) in fds.iter_mut().zip(interesting) {
+        *place = pollfd { fd: fd as c_int, events: sets.wanted(fd), revents: 0 };
+    }
+    // SAFETY: a valid slice; mask is the caller's.
+    let done = unsafe { multi::poll(fds.as_mut_ptr(), wanted, timeout_ns, mask) };
+    let result = done.map(|n| report(sets, fds, n));
+    if wanted > few.len() {
+        // SAFETY: our own mapping, not used any more.
+        unsafe { sys::munmap(many.cast(), bytes) };
+    }
+    result
+}
+
+fn report(sets: &Sets, fds: &[pollfd], n: c_int) -> c_int {
+    if n < 0 {
+        return n;
+    }
+    if fds.iter().any(|p| p.revents & libc::POLLNVAL != 0) {
+        return fail::<i32>(libc::EBADF);
+    }
+    let mut wanted: [bool; 3];
+    let mut total = 0;
+    let given = |set: usize| !sets.sets[set].is_null();
+    // What was asked for is kept in `events`, so the sets can be cleared first.
+    sets.clear();
+    for p in fds {
+        wanted = [p.events & READ != 0, p.events & WRITE != 0, p.events & libc::POLLPRI != 0];
+        for (set, bits) in [(0, READ_SET), (1, WRITE_SET), (2, libc::POLLPRI)] {
+            if given(set) && wanted[set] && p.revents & bits != 0 {
+                sets.put(set, p.fd as usize);
+                total += 1;
+            }
+        }
+    }
+    total
+}
+
+/// select(2)
+pub unsafe fn select(
+    count: c_int,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    x: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    let sets = Sets { sets: [r.cast(), w.cast(), x.cast()], count: count.max(0) as usize };
+    // SAFETY: the caller's contract.
+    let limit = unsafe { timeout.as_ref() }.copied();
+    let ns = limit.map_or(-1, |t| {
+        nanoseconds(&timespec { tv_sec: t.tv_sec, tv_nsec: t.tv_usec.saturating_mul(1000) })
+    });
+    let start = clock::now_ns();
+    // SAFETY: the caller's contract.
+    let done = if limit.is_some_and(|t| t.tv_sec < 0 || t.tv_usec < 0) {
+        None
+    } else {
+        unsafe { select_by_poll(&sets, ns, core::ptr::null()) }
+    };
+    let Some(n) = done else {
+        // SAFETY: the caller's contract.
+        return unsafe { real::select(count, r, w, x, timeout) };
+    };
+    if limit.is_some() {
+        // Linux tells the time that is left.
+        let left = (ns as u64).saturating_sub(clock::now_ns() - start) / 1000;
+        let left = timeval { tv_sec: (left / 1_000_000) as _, tv_usec: (left % 1_000_000) as _ };
+        // SAFETY: not null, the caller's contract.
+        unsafe { *timeout = left };
+    }
+    n
+}
+
+/// pselect(2)
+pub unsafe fn pselect(
+    count: c_int,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    x: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    let sets = Sets { sets: [r.cast(), w.cast(), x.cast()], count: count.max(0) as usize };
+    // SAFETY: the caller's contract.
+    let ns = unsafe { timeout.as_ref() }.map_or(-1, nanoseconds);
+    // SAFETY: the caller's contract.
+    match unsafe { select_by_poll(&sets, ns, mask) } {
+        Some(n) => n,
+        // SAFETY: the caller's contract.
+        None => unsafe { real::pselect(count, r, w, x, timeout, mask) },
+    }
+}
+
+const _: () = assert!(mem::size_of::<*mut c_void>() == 8, "fd_set is walked in 64-bit words");

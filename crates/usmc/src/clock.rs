@@ -1,0 +1,43 @@
+//! Cheap time and place: the cycle counter, the CPU we run on, and milliseconds for timeouts.
+
+/// The cycle counter. Only differences mean anything.
+#[inline(always)]
+pub fn tsc() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: rdtsc is available on every x86-64 CPU Linux lets user space run on (unless PR_SET_TSC).
+    unsafe {
+        core::arch::x86_64::_rdtsc()
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        let v: u64;
+        // SAFETY: the virtual counter is readable from user space on Linux.
+        unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) v, options(nomem, nostack)) };
+        v
+    }
+}
+
+/// The CPU this thread runs on, plus one.
+#[inline(always)]
+pub fn cpu() -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let mut aux = 0;
+        // SAFETY: rdtscp exists on every CPU since 2008; Linux keeps the CPU in bits 0-11 of its aux.
+        let _ = unsafe { core::arch::x86_64::__rdtscp(&mut aux) };
+        (aux & 0xfff) + 1
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        // SAFETY: no pointers.
+        (unsafe { libc::sched_getcpu() }) as u32 + 1
+    }
+}
+
+/// CLOCK_MONOTONIC in nanoseconds (vDSO, no system call).
+pub fn now_ns() -> u64 {
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: ts is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
+    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}

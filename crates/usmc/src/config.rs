@@ -1,0 +1,227 @@
+//! The flat environment that `usmc run` hands over, read once at start. No allocation.
+//!
+//! Bad values never stop a program: they are ignored here and were refused with words by `usmc run`.
+
+use core::ffi::{CStr, c_char};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::str;
+
+const RULES: usize = 32;
+
+/// A list of at most 32 rules.
+#[derive(Clone, Copy)]
+pub struct List<T: Copy> {
+    items: [Option<T>; RULES],
+}
+
+impl<T: Copy> List<T> {
+    const fn new() -> List<T> {
+        List { items: [None; RULES] }
+    }
+
+    fn parse(text: Option<&str>, item: impl Fn(&str) -> Option<T>) -> List<T> {
+        let mut list = List::new();
+        let parsed = text.unwrap_or("").split(',').filter_map(|s| item(s.trim()));
+        for (place, value) in list.items.iter_mut().zip(parsed) {
+            *place = Some(value);
+        }
+        list
+    }
+
+    fn is_empty(&self) -> bool {
+        self.items[0].is_none()
+    }
+
+    fn any(&self, test: impl Fn(T) -> bool) -> bool {
+        self.items.iter().flatten().any(|&rule| test(rule))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Ports(u16, u16);
+
+#[derive(Clone, Copy)]
+struct Net(u128, u32);
+
+/// What the library was told.
+pub struct Config {
+    /// Do nothing at all.
+    pub off: bool,
+    /// `USMC_ISM_DIR`, without a final NUL; empty = default.
+    pub ism_dir: &'static str,
+    /// log2 of a ring's bytes, 14..=22.
+    pub ring_shift: u32,
+    /// Most time a waiter spins before it sleeps, in nanoseconds.
+    pub busy_ns: u64,
+    include_ports: List<Ports>,
+    exclude_ports: List<Ports>,
+    include_addrs: List<Net>,
+    exclude_addrs: List<Net>,
+}
+
+/// Default ring: 256 KiB per direction (measured best of 64 KiB to 1 MiB for 64 KB messages).
+const RING_SHIFT: u32 = 18;
+/// Default spin budget: a little more than a cross-core wake-up costs.
+const BUSY_NS: u64 = 50_000;
+
+impl Config {
+    /// Before anything was read: off.
+    pub const fn off() -> Config {
+        Config {
+            off: true,
+            ism_dir: "",
+            ring_shift: RING_SHIFT,
+            busy_ns: BUSY_NS,
+            include_ports: List::new(),
+            exclude_ports: List::new(),
+            include_addrs: List::new(),
+            exclude_addrs: List::new(),
+        }
+    }
+
+    /// Reads the environment.
+    pub fn from_env() -> Config {
+        let mut config = Config {
+            off: env(c"USMC_OFF").is_some_and(|v| !matches!(v, "" | "0" | "false" | "no")),
+            ism_dir: env(c"USMC_ISM_DIR").filter(|d| d.starts_with('/')).unwrap_or(""),
+            include_ports: List::parse(env(c"USMC_INCLUDE_PORTS"), ports),
+            exclude_ports: List::parse(env(c"USMC_EXCLUDE_PORTS"), ports),
+            include_addrs: List::parse(env(c"USMC_INCLUDE_ADDRS"), net),
+            exclude_addrs: List::parse(env(c"USMC_EXCLUDE_ADDRS"), net),
+            ..Config::off()
+        };
+        if let Some(bytes) = env(c"USMC_RING_SIZE").and_then(|v| v.parse::<u32>().ok()) {
+            let shift = bytes.max(1).next_power_of_two().trailing_zeros();
+            config.ring_shift = shift.clamp(14, 22);
+        }
+        if let Some(us) = env(c"USMC_BUSY_POLL_US").and_then(|v| v.parse::<u64>().ok()) {
+            config.busy_ns = us.min(1_000_000) * 1000;
+        }
+        if !program_allowed() {
+            config.off = true;
+        }
+        config
+    }
+
+    /// Whether connections to (or listeners at) this address may leave TCP.
+    pub fn allows(&self, addr: IpAddr, port: u16) -> bool {
+        let bits = addr_bits(addr);
+        let in_ports = |p: Ports| (p.0..=p.1).contains(&port);
+        let in_net = |n: Net| n.1 == 0 || (bits ^ n.0) >> (128 - n.1) == 0;
+        (self.include_ports.is_empty() || self.include_ports.any(in_ports))
+            && !self.exclude_ports.any(in_ports)
+            && (self.include_addrs.is_empty() || self.include_addrs.any(in_net))
+            && !self.exclude_addrs.any(in_net)
+    }
+}
+
+fn env(name: &CStr) -> Option<&'static str> {
+    // SAFETY: called from the constructor; the environment is not being changed by another thread then.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: getenv returned a NUL-terminated string of the environment block.
+    unsafe { CStr::from_ptr(value.cast_const().cast::<c_char>()) }.to_str().ok()
+}
+
+fn ports(text: &str) -> Option<Ports> {
+    let (low, high) = text.split_once('-').unwrap_or((text, text));
+    Some(Ports(low.parse().ok()?, high.parse().ok()?))
+}
+
+fn net(text: &str) -> Option<Net> {
+    let (addr, len) = match text.split_once('/') {
+        Some((addr, len)) => (addr, Some(len.parse::<u32>().ok()?)),
+        None => (text, None),
+    };
+    if let Ok(v4) = addr.parse::<Ipv4Addr>() {
+        return Some(Net(addr_bits(IpAddr::V4(v4)), 96 + len.unwrap_or(32).min(32)));
+    }
+    let v6 = addr.parse::<Ipv6Addr>().ok()?;
+    Some(Net(addr_bits(IpAddr::V6(v6)), len.unwrap_or(128).min(128)))
+}
+
+/// An address as 128 bits, IPv4 in its mapped form.
+pub fn addr_bits(addr: IpAddr) -> u128 {
+    match addr {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}
+
+/// Program rules: the names are matched against the executable's and the thread's name.
+fn program_allowed() -> bool {
+    let mut buf = [0u8; 4096];
+    let exe = read_exe(&mut buf);
+    let matches = |list: &str| list.split(',').any(|rule| glob(rule.trim().as_bytes(), exe));
+    let include = env(c"USMC_INCLUDE_PROGRAMS").unwrap_or("");
+    let exclude = env(c"USMC_EXCLUDE_PROGRAMS").unwrap_or("");
+    (include.is_empty() || matches(include)) && (exclude.is_empty() || !matches(exclude))
+}
+
+/// The base name of this process' executable.
+fn read_exe(buf: &mut [u8; 4096]) -> &[u8] {
+    // SAFETY: buf is writable for its length.
+    let n =
+        unsafe { libc::readlink(c"/proc/self/exe".as_ptr(), buf.as_mut_ptr().cast(), buf.len()) };
+    let path = &buf[..n.max(0) as usize];
+    path.rsplit(|&b| b == b'/').next().unwrap_or(&[])
+}
+
+/// Shell-like matching with `*` only.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    match pattern.split_first() {
+        None => text.is_empty(),
+        Some((b'*', rest)) => (0..=text.len()).any(|skip| glob(rest, &text[skip..])),
+        Some((first, rest)) => text.first() == Some(first) && glob(rest, &text[1..]),
+    }
+}
+
+static mut CONFIG: Config = Config::off();
+
+/// Reads the environment into the process' configuration.
+///
+/// # Safety
+/// Called once, from the constructor, before any other thread exists.
+pub unsafe fn load() {
+    // SAFETY: the caller's contract.
+    unsafe { *(&raw mut CONFIG) = Config::from_env() };
+}
+
+/// The process' configuration.
+#[inline(always)]
+pub fn get() -> &'static Config {
+    // SAFETY: written only by `load`, before anybody else can read.
+    unsafe { &*(&raw const CONFIG) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_match_ports_and_networks() {
+        let config = Config {
+            include_ports: List::parse(Some("80, 6000-7000"), ports),
+            exclude_ports: List::parse(Some("6379"), ports),
+            exclude_addrs: List::parse(Some("10.0.0.0/8,fe80::/10"), net),
+            ..Config::off()
+        };
+        let lo = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        assert!(config.allows(lo, 80));
+        assert!(config.allows(lo, 6500));
+        assert!(!config.allows(lo, 6379));
+        assert!(!config.allows(lo, 81));
+        assert!(!config.allows("10.1.2.3".parse().unwrap(), 80));
+        assert!(!config.allows("::ffff:10.1.2.3".parse().unwrap(), 80));
+        assert!(!config.allows("fe80::1".parse().unwrap(), 80));
+    }
+
+    #[test]
+    fn globs_match_whole_names() {
+        assert!(glob(b"redis-*", b"redis-server"));
+        assert!(!glob(b"redis", b"redis-server"));
+        assert!(glob(b"*", b""));
+    }
+}

@@ -1,0 +1,308 @@
+//! The record of one TCP socket in this process.
+//!
+//! Records are private memory: after a fork each process has its own copy, and everything both must
+//! agree on lies in the slot (or is asked of the kernel). Life: [`FRESH`] at socket(2), then [`LISTEN`],
+//! or [`OFFERED`] (client) / [`LOOKING`] (acceptor) → [`ATTACHED`] → [`RING`]; [`PLAIN`] is final.
+
+use core::ptr;
+use usmc_shm::layout::{ACCEPTOR, CLIENT, END_NODELAY, End, Producer, Slot};
+use usmc_shm::ring::Ring;
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
+
+use crate::process::Lock;
+use crate::reason::Reason;
+use crate::sys;
+
+/// A TCP socket, neither connected nor listening.
+pub const FRESH: u32 = 1;
+/// Listening; `token` says where it is registered.
+pub const LISTEN: u32 = 2;
+/// Client: an offer is out.
+pub const OFFERED: u32 = 3;
+/// Acceptor: no offer found so far.
+pub const LOOKING: u32 = 4;
+/// Acceptor: attached, the client has not confirmed.
+pub const ATTACHED: u32 = 5;
+/// Confirmed: each direction is in the ring or about to change over.
+pub const RING: u32 = 6;
+/// Plain TCP for good.
+pub const PLAIN: u32 = 7;
+
+/// Flag: this is the connecting end.
+pub const F_CLIENT: u32 = 1;
+/// Flag: another process may hold this socket, too; ask the kernel instead of trusting cached options.
+pub const F_SHARED: u32 = 2;
+/// Flag: O_NONBLOCK as last seen.
+pub const F_NONBLOCK: u32 = 4;
+/// Flag: options of the kernel socket were set for ring use ([`crate::transition`]).
+pub const F_TUNED: u32 = 8;
+/// Flag: the connection must not leave TCP (an option needs the kernel to see the bytes).
+pub const F_KERNEL_ONLY: u32 = 16;
+
+/// The record.
+#[repr(C, align(128))]
+pub struct Conn {
+    /// Held for every step of the receiving direction.
+    pub rx_lock: Lock,
+    /// `FRESH` … `PLAIN`.
+    pub phase: AtomicU32,
+    /// `F_*`.
+    pub flags: AtomicU32,
+    slot: AtomicPtr<Slot>,
+    rx_data: AtomicPtr<u8>,
+    tx_data: AtomicPtr<u8>,
+    ring_shift: AtomicU32,
+    /// Bits of kernel poll events that stay true (RDHUP, HUP, ERR).
+    pub kernel_events: AtomicU32,
+    /// When the kernel's state was last asked for, CLOCK_MONOTONIC nanoseconds.
+    pub kernel_seen: AtomicU64,
+    /// Sleepers of this process that wait for data, and armed epoll entries.
+    pub rx_sleepers: AtomicU32,
+    /// Sleepers of this process that wait for room.
+    pub tx_sleepers: AtomicU32,
+    /// Sends through TCP in flight while there is no slot, or SWITCHING.
+    pub tcp_sends: AtomicU32,
+    /// Sends since the peer was last seen to read.
+    pub stalled: AtomicU32,
+    /// Times a send found no room; epoll's edge for EPOLLOUT.
+    pub tx_blocks: AtomicU32,
+
+    /// Held for every step of the sending direction.
+    pub tx_lock: Lock,
+    /// Held for a step of the handshake.
+    pub step_lock: Lock,
+    /// fds of this process that mean this socket.
+    pub refs: AtomicU32,
+    /// Counts the uses of the record.
+    pub use_count: AtomicU32,
+    /// Calls left in which an acceptor looks for an offer.
+    pub looks: AtomicU32,
+    /// Why it is plain TCP ([`Reason`]).
+    pub reason: AtomicU32,
+    /// Segment table index, valid from OFFERED/ATTACHED on.
+    pub segment: AtomicU32,
+    /// Slot index in the segment.
+    pub slot_index: AtomicU32,
+    /// Which use of the slot (`usmc_shm::handshake::Use`).
+    pub usage: AtomicU32,
+    /// Offer, or the listener's registration.
+    pub offer_index: AtomicU32,
+    /// Offer's use count.
+    pub offer_use: AtomicU32,
+    /// First entry of the list of epoll sets that watch it, plus one.
+    pub watchers: AtomicU32,
+    /// Record in the observation file, plus one.
+    pub observed: AtomicU32,
+    /// Adaptive spin budget in nanoseconds.
+    pub spin_ns: AtomicU32,
+    /// SO_RCVLOWAT of the application; 0 = the default, 1.
+    pub rcvlowat: AtomicU32,
+    /// The connection's name ([`crate::tuple::Tuple::words`]).
+    pub tuple: [AtomicU64; 6],
+    /// Cell that counts holders while there is no slot ([`crate::fork`]); 0 = none.
+    pub cell: AtomicU32,
+    next_free: AtomicU32,
+}
+
+impl Conn {
+    /// The phase.
+    #[inline(always)]
+    pub fn phase(&self) -> u32 {
+        // Acquire: pairs with the Release in `set_phase`; the slot is set.
+        self.phase.load(Acquire)
+    }
+
+    /// Moves on.
+    pub fn set_phase(&self, phase: u32) {
+        self.phase.store(phase, Release);
+    }
+
+    /// Whether one of the flags is set.
+    #[inline(always)]
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags.load(Relaxed) & flag != 0
+    }
+
+    /// Sets or clears flags.
+    pub fn set_flag(&self, flag: u32, on: bool) {
+        if on {
+            self.flags.fetch_or(flag, Relaxed);
+        } else {
+            self.flags.fetch_and(!flag, Relaxed);
+        }
+    }
+
+    /// Final: plain TCP, for this reason.
+    pub fn give_up(&self, reason: Reason) {
+        self.reason.store(reason as u32, Relaxed);
+        self.set_phase(PLAIN);
+    }
+
+    /// Our end.
+    #[inline(always)]
+    pub fn side(&self) -> usize {
+        if self.has(F_CLIENT) { CLIENT } else { ACCEPTOR }
+    }
+
+    /// Ties the record to a slot; the phase is set afterwards.
+    ///
+    /// # Safety
+    /// The slot and both rings stay mapped until [`Conn::forget_slot`]; `rx`/`tx` are valid for
+    /// `1 << ring_shift` bytes.
+    pub unsafe fn set_slot(&self, slot: *const Slot, rx: *mut u8, tx: *mut u8, ring_shift: u32) {
+        self.rx_data.store(rx, Relaxed);
+        self.tx_data.store(tx, Relaxed);
+        self.ring_shift.store(ring_shift, Relaxed);
+        self.slot.store(slot.cast_mut(), Release);
+    }
+
+    /// The slot is not ours any more.
+    pub fn forget_slot(&self) {
+        self.slot.store(ptr::null_mut(), Release);
+    }
+
+    /// The slot, if there is one.
+    #[inline(always)]
+    pub fn slot(&self) -> Option<&'static Slot> {
+        let slot = self.slot.load(Acquire);
+        // SAFETY: set_slot's contract; whoever unmaps has taken both locks and forgotten the slot first.
+        if slot.is_null() { None } else { Some(unsafe { &*slot }) }
+    }
+
+    /// The direction towards us.
+    #[inline(always)]
+    pub fn rx<'a>(&self, slot: &'a Slot) -> Ring<'a> {
+        let shift = self.ring_shift.load(Relaxed);
+        // SAFETY: set_slot's contract.
+        unsafe { Ring::new(&slot.dir[1 - self.side()], self.rx_data.load(Relaxed), shift) }
+    }
+
+    /// The direction away from us.
+    #[inline(always)]
+    pub fn tx<'a>(&self, slot: &'a Slot) -> Ring<'a> {
+        let shift = self.ring_shift.load(Relaxed);
+        // SAFETY: set_slot's contract.
+        unsafe { Ring::new(&slot.dir[self.side()], self.tx_data.load(Relaxed), shift) }
+    }
+
+    /// What our processes share about this end.
+    #[inline(always)]
+    pub fn end<'a>(&self, slot: &'a Slot) -> &'a End {
+        &slot.end[self.side()]
+    }
+
+    /// The peer's sending line.
+    #[inline(always)]
+    pub fn peer<'a>(&self, slot: &'a Slot) -> &'a Producer {
+        &slot.dir[1 - self.side()].producer
+    }
+
+    /// Our sending line.
+    #[inline(always)]
+    pub fn own<'a>(&self, slot: &'a Slot) -> &'a Producer {
+        &slot.dir[self.side()].producer
+    }
+
+    /// Whether the application asked for TCP_NODELAY.
+    pub fn app_nodelay(&self, slot: &Slot) -> bool {
+        self.end(slot).flags.load(Relaxed) & END_NODELAY != 0
+    }
+}
+
+/// Most records of one process.
+pub const CONNS: usize = 1 << 18;
+
+static BASE: AtomicPtr<Conn> = AtomicPtr::new(ptr::null_mut());
+static NEXT: AtomicU32 = AtomicU32::new(0);
+/// Head of the free list: index + 1 in the low half, a counter against ABA in the high half.
+static FREE: AtomicU64 = AtomicU64::new(0);
+
+fn base() -> Option<*mut Conn> {
+    let base = BASE.load(Acquire);
+    if !base.is_null() {
+        return Some(base);
+    }
+    let len = CONNS * size_of::<Conn>();
+    let fresh = sys::mmap_private(ptr::null_mut(), len).ok()?.cast::<Conn>();
+    match BASE.compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
+        Ok(_) => Some(fresh),
+        Err(theirs) => {
+            // SAFETY: nobody else has seen `fresh`.
+            unsafe { sys::munmap(fresh.cast(), len) };
+            Some(theirs)
+        }
+    }
+}
+
+/// Record `index`.
+#[inline(always)]
+pub fn at(index: u32) -> &'static Conn {
+    debug_assert!((index as usize) < CONNS);
+    let base = BASE.load(Relaxed);
+    // SAFETY: indices come only from `alloc` (through the fd table), so BASE is set and index < CONNS;
+    // the memory is never unmapped, zero is a valid record, all fields are atomics.
+    unsafe { &*base.add(index as usize) }
+}
+
+/// Takes an unused record, all zero but its use count. `None` when the table is full.
+pub fn alloc() -> Option<u32> {
+    base()?;
+    loop {
+        let head = FREE.load(Acquire);
+        let index = head as u32;
+        if index == 0 {
+            break;
+        }
+        let next = at(index - 1).next_free.load(Relaxed);
+        let new = (head >> 32).wrapping_add(1) << 32 | next as u64;
+        if FREE.compare_exchange(head, new, AcqRel, Relaxed).is_ok() {
+            return Some(index - 1);
+        }
+    }
+    let index = NEXT.fetch_add(1, Relaxed);
+    if index as usize >= CONNS {
+        NEXT.fetch_sub(1, Relaxed);
+        return None;
+    }
+    Some(index)
+}
+
+/// Gives a record back.
+pub fn free(index: u32) {
+    let conn = at(index);
+    conn.use_count.fetch_add(1, Relaxed);
+    conn.forget_slot();
+    for cell in [&conn.flags, &conn.kernel_events, &conn.rx_sleepers, &conn.tx_sleepers] {
+        cell.store(0, Relaxed);
+    }
+    for cell in [&conn.tcp_sends, &conn.stalled, &conn.refs, &conn.looks, &conn.reason] {
+        cell.store(0, Relaxed);
+    }
+    for cell in [&conn.watchers, &conn.observed, &conn.spin_ns, &conn.rcvlowat] {
+        cell.store(0, Relaxed);
+    }
+    conn.tx_blocks.store(0, Relaxed);
+    conn.cell.store(0, Relaxed);
+    conn.kernel_seen.store(0, Relaxed);
+    conn.set_phase(0);
+    loop {
+        let head = FREE.load(Acquire);
+        conn.next_free.store(head as u32, Relaxed);
+        let new = (head >> 32).wrapping_add(1) << 32 | (index + 1) as u64;
+        if FREE.compare_exchange(head, new, AcqRel, Relaxed).is_ok() {
+            return;
+        }
+    }
+}
+
+/// Calls `each` for every record in use.
+pub fn for_each(mut each: impl FnMut(u32, &'static Conn)) {
+    let high = (NEXT.load(Relaxed) as usize).min(CONNS);
+    for index in 0..high as u32 {
+        let conn = at(index);
+        if conn.phase() != 0 {
+            each(index, conn);
+        }
+    }
+}

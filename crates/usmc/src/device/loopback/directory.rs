@@ -1,0 +1,161 @@
+//! Finding, creating and checking the ISM directory.
+
+use core::ffi::CStr;
+use core::fmt::{self, Write};
+use usmc_shm::sync::Ordering::Relaxed;
+
+use super::layout::{DeviceFile, MAGIC, VERSION};
+use crate::sys::{self, Errno};
+
+/// A path in a fixed buffer, NUL-terminated.
+pub struct Path {
+    bytes: [u8; 256],
+    len: usize,
+}
+
+impl Path {
+    fn new() -> Path {
+        Path { bytes: [0; 256], len: 0 }
+    }
+
+    /// For system calls.
+    pub fn c(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.bytes).unwrap_or(c"")
+    }
+
+    /// For messages.
+    pub fn text(&self) -> &str {
+        str::from_utf8(&self.bytes[..self.len]).unwrap_or("?")
+    }
+}
+
+impl Write for Path {
+    fn write_str(&mut self, s: &str) -> fmt::Result {
+        let end = self.len + s.len();
+        if end >= self.bytes.len() {
+            return Err(fmt::Error);
+        }
+        self.bytes[self.len..end].copy_from_slice(s.as_bytes());
+        self.len = end;
+        Ok(())
+    }
+}
+
+/// The ISM directory: `USMC_ISM_DIR`, or one per user under the shared-memory mount.
+pub fn path() -> Path {
+    let mut p = Path::new();
+    let configured = crate::config::get().ism_dir;
+    let _ = if configured.is_empty() {
+        write!(p, "/dev/shm/usmc-{}", sys::geteuid())
+    } else {
+        p.write_str(configured)
+    };
+    p
+}
+
+/// A file in the directory.
+pub fn file(name: fmt::Arguments<'_>) -> Path {
+    let mut p = path();
+    let _ = p.write_char('/').and_then(|()| p.write_fmt(name));
+    p
+}
+
+/// The failed step and its errno.
+pub type Failure = (&'static str, Errno);
+
+/// Opens the directory's device file, creating what is missing.
+///
+/// # Errors
+/// The step that failed.
+pub fn open() -> Result<(i32, *mut DeviceFile), Failure> {
+    check_directory()?;
+    let device = file(format_args!("device"));
+    let flags = libc::O_RDWR | libc::O_NOFOLLOW;
+    let fd = match sys::open(device.c(), flags, 0) {
+        Err(libc::ENOENT) => {
+            create(&device)?;
+            sys::open(device.c(), flags, 0)
+        }
+        other => other,
+    }
+    .map_err(|e| ("opening the device file", e))?;
+    match map(fd) {
+        Ok(mapped) => Ok((fd, mapped)),
+        Err(failure) => {
+            sys::close(fd);
+            Err(failure)
+        }
+    }
+}
+
+/// Creates the default directory, and refuses one that strangers could have prepared.
+fn check_directory() -> Result<(), Failure> {
+    let dir = path();
+    match sys::mkdir(dir.c(), 0o700) {
+        Ok(()) | Err(libc::EEXIST) => {}
+        Err(e) => return Err(("creating the directory", e)),
+    }
+    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_RDONLY;
+    let fd = sys::open(dir.c(), flags, 0).map_err(|e| ("opening the directory", e))?;
+    let facts = sys::fstat(fd);
+    sys::close(fd);
+    let facts = facts.map_err(|e| ("inspecting the directory", e))?;
+    if crate::config::get().ism_dir.is_empty() && facts.uid != sys::geteuid() {
+        return Err(("the directory belongs to another user: using it", libc::EPERM));
+    }
+    if facts.mode & 0o002 != 0 {
+        return Err(("the directory is writable for everybody: using it", libc::EPERM));
+    }
+    Ok(())
+}
+
+/// Makes a complete device file under another name and links it, so nobody sees half of one.
+fn create(device: &Path) -> Result<(), Failure> {
+    let temporary = file(format_args!("device.{}.{:x}", sys::getpid(), sys::random() as u32));
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+    let fd = sys::open(temporary.c(), flags, 0o660).map_err(|e| ("creating the device file", e))?;
+    let made = fill(fd);
+    sys::close(fd);
+    let linked = made.and_then(|()| match sys::link(temporary.c(), device.c()) {
+        Ok(()) | Err(libc::EEXIST) => Ok(()),
+        Err(e) => Err(("naming the device file", e)),
+    });
+    let _ = sys::unlink(temporary.c());
+    linked
+}
+
+fn fill(fd: i32) -> Result<(), Failure> {
+    // Allocated now: a full file system fails here with ENOSPC and not later with SIGBUS.
+    sys::fallocate(fd, size_of::<DeviceFile>() as u64)
+        .map_err(|e| ("reserving the device file's space", e))?;
+    let len = size_of::<DeviceFile>();
+    let mapped = sys::mmap_shared(fd, len).map_err(|e| ("mapping the device file", e))?;
+    {
+        // SAFETY: a fresh mapping of the file's full size, all atomics, zero is valid.
+        let file = unsafe { &*mapped.cast::<DeviceFile>() };
+        file.header.gid[0].store(sys::random(), Relaxed);
+        file.header.gid[1].store(sys::random(), Relaxed);
+        file.header.version.store(VERSION, Relaxed);
+        file.header.magic.store(MAGIC, Relaxed);
+    }
+    // SAFETY: nothing refers to the mapping any more.
+    unsafe { sys::munmap(mapped, len) };
+    Ok(())
+}
+
+fn map(fd: i32) -> Result<*mut DeviceFile, Failure> {
+    let facts = sys::fstat(fd).map_err(|e| ("inspecting the device file", e))?;
+    let len = size_of::<DeviceFile>();
+    if facts.size != len as u64 || facts.mode & libc::S_IFMT != libc::S_IFREG {
+        return Err(("the device file is of another version: using it", libc::EPROTO));
+    }
+    let mapped = sys::mmap_shared(fd, len).map_err(|e| ("mapping the device file", e))?;
+    // SAFETY: mapped with the file's full size; all fields are atomics.
+    let header = unsafe { &(*mapped.cast::<DeviceFile>()).header };
+    if header.magic.load(Relaxed) != MAGIC || header.version.load(Relaxed) != VERSION {
+        // SAFETY: `header` is not used again.
+        unsafe { sys::munmap(mapped, len) };
+        return Err(("the device file is of another version: using it", libc::EPROTO));
+    }
+    Ok(mapped.cast())
+}

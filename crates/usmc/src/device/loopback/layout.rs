@@ -1,0 +1,133 @@
+//! The device file: identity, processes, listeners, offers. Fixed size, all atomics.
+
+use usmc_shm::sync::{AtomicU32, AtomicU64};
+
+/// First eight bytes.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMC-ism");
+/// Changes whenever a field here moves.
+pub const VERSION: u32 = 1;
+/// Processes that use the device at one time.
+pub const PROCESSES: usize = 4096;
+/// Listening sockets.
+pub const LISTENERS: usize = 4096;
+/// Places a listener may take from its hash on.
+pub const LISTENER_PROBES: usize = 64;
+/// Offers pending at one time.
+pub const OFFERS: usize = 16384;
+/// Places of one bucket of the offer table.
+pub const OFFER_WAYS: usize = 16;
+/// Byte locks that stand for live processes begin here, far behind the file's end.
+pub const LOCK_BASE: i64 = 1 << 40;
+
+/// Start of the file.
+#[repr(C, align(4096))]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    /// Processes from this index on were never used.
+    pub high_water: AtomicU32,
+    /// The device's GID (128 bits, random).
+    pub gid: [AtomicU64; 2],
+}
+
+/// One process. Whoever holds the byte lock `LOCK_BASE + index` is the process.
+#[repr(C, align(64))]
+pub struct Process {
+    /// Counts the owners of this index.
+    pub incarnation: AtomicU32,
+    /// pid in the owner's namespace, for people.
+    pub pid: AtomicU32,
+    /// 1 while the owner has a mailbox socket and listeners to clean up after.
+    pub in_use: AtomicU32,
+    /// Segments pushed to its mailbox so far.
+    pub mail: AtomicU32,
+}
+
+/// A listening address. `state` is 0 = free or the owner's process index + 1.
+#[repr(C, align(64))]
+pub struct Listener {
+    /// Owner's index + 1; 0 free; [`LISTENER_CLAIMED`] while being written.
+    pub state: AtomicU32,
+    /// Host order.
+    pub port: AtomicU32,
+    /// Namespace.
+    pub netns: AtomicU64,
+    /// Address, v4-mapped.
+    pub addr: [AtomicU64; 2],
+}
+
+/// A place that is being filled.
+pub const LISTENER_CLAIMED: u32 = u32::MAX;
+
+/// `Offer::state`: phase in bits 0-7, owner's process index in 8-31, use count in 32-63.
+pub mod offer_phase {
+    /// Nothing here.
+    pub const FREE: u8 = 0;
+    /// Its owner is writing it.
+    pub const CLAIMED: u8 = 1;
+    /// Waits for the acceptor.
+    pub const OFFERED: u8 = 2;
+    /// The acceptor does not know the segment.
+    pub const WANTED: u8 = 3;
+    /// The segment is in the acceptor's mailbox.
+    pub const PUSHED: u8 = 4;
+}
+
+/// One offer.
+#[repr(C, align(128))]
+pub struct Offer {
+    /// See [`offer_phase`].
+    pub state: AtomicU64,
+    /// The connection ([`crate::tuple::Tuple::words`]).
+    pub tuple: [AtomicU64; 6],
+    /// Segment identity.
+    pub segment: AtomicU64,
+    /// Slot.
+    pub slot: AtomicU32,
+    /// Use of the slot.
+    pub usage: AtomicU32,
+    /// Process index of the acceptor that wants the segment.
+    pub wanted_by: AtomicU32,
+}
+
+/// The whole file.
+#[repr(C)]
+pub struct DeviceFile {
+    /// Identity.
+    pub header: Header,
+    /// Processes.
+    pub processes: [Process; PROCESSES],
+    /// Listeners.
+    pub listeners: [Listener; LISTENERS],
+    /// Offers.
+    pub offers: [Offer; OFFERS],
+}
+
+/// An offer's state word, unpacked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct OfferState {
+    /// [`offer_phase`].
+    pub phase: u8,
+    /// Process index of the offerer.
+    pub owner: u32,
+    /// Use count.
+    pub use_count: u32,
+}
+
+impl From<u64> for OfferState {
+    fn from(word: u64) -> OfferState {
+        OfferState {
+            phase: word as u8,
+            owner: (word >> 8) as u32 & 0xff_ffff,
+            use_count: (word >> 32) as u32,
+        }
+    }
+}
+
+impl From<OfferState> for u64 {
+    fn from(s: OfferState) -> u64 {
+        s.phase as u64 | ((s.owner & 0xff_ffff) as u64) << 8 | (s.use_count as u64) << 32
+    }
+}

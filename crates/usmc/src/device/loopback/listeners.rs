@@ -1,0 +1,75 @@
+//! The registry of listeners: who may expect an acceptor under uSMC.
+
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use super::layout::{DeviceFile, LISTENER_CLAIMED, LISTENER_PROBES, LISTENERS, Listener};
+use super::{Loopback, processes};
+use crate::reason::Reason;
+use crate::tuple::Endpoint;
+
+fn places(file: &DeviceFile, port: u16) -> impl Iterator<Item = (usize, &Listener)> {
+    let start = (port as usize).wrapping_mul(0x9e3b) >> 2;
+    (0..LISTENER_PROBES).map(move |i| {
+        let at = (start + i) % LISTENERS;
+        (at, &file.listeners[at])
+    })
+}
+
+fn halves(at: &Endpoint) -> [u64; 2] {
+    let bits = u128::from_be_bytes(at.addr);
+    [(bits >> 64) as u64, bits as u64]
+}
+
+/// Takes a place near the port's hash.
+///
+/// # Errors
+/// No device, or the registry is full around this port.
+pub fn register(dev: &Loopback, netns: u64, at: Endpoint) -> Result<u32, Reason> {
+    let file = dev.file()?;
+    let me = processes::index(dev)?;
+    for (index, place) in places(file, at.port) {
+        if place.state.compare_exchange(0, LISTENER_CLAIMED, AcqRel, Relaxed).is_ok() {
+            let addr = halves(&at);
+            place.port.store(at.port as u32, Relaxed);
+            place.netns.store(netns, Relaxed);
+            place.addr[0].store(addr[0], Relaxed);
+            place.addr[1].store(addr[1], Relaxed);
+            place.state.store(me + 1, Release);
+            return Ok(index as u32);
+        }
+    }
+    Err(Reason::TableFull)
+}
+
+/// Frees a place this process registered.
+pub fn unregister(dev: &Loopback, token: u32) {
+    let (Ok(file), Ok(me)) = (dev.file(), processes::index(dev)) else { return };
+    if let Some(place) = file.listeners.get(token as usize) {
+        let _ = place.state.compare_exchange(me + 1, 0, AcqRel, Relaxed);
+    }
+}
+
+/// Whether a listener of that namespace and port would accept a connection to `at`.
+pub fn is_listening(dev: &Loopback, netns: u64, at: Endpoint) -> bool {
+    let Ok(file) = dev.file() else { return false };
+    let want = halves(&at);
+    places(file, at.port).any(|(_, place)| {
+        let state = place.state.load(Acquire);
+        if state == 0 || state == LISTENER_CLAIMED || place.port.load(Relaxed) != at.port as u32 {
+            return false;
+        }
+        let have = [place.addr[0].load(Relaxed), place.addr[1].load(Relaxed)];
+        // :: and 0.0.0.0 (mapped) take every address; an offer nobody attaches harms nobody.
+        let wildcard = have[0] == 0 && (have[1] == 0 || have[1] == 0xffff_0000_0000);
+        place.netns.load(Relaxed) == netns && (wildcard || have == want)
+    })
+}
+
+/// Frees all places of a process that is gone.
+pub fn forget_owner(file: &DeviceFile, index: u32) {
+    for place in &file.listeners {
+        if place.state.load(Relaxed) == index + 1 {
+            let _ = place.state.compare_exchange(index + 1, 0, AcqRel, Relaxed);
+        }
+    }
+}

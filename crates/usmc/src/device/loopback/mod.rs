@@ -1,0 +1,149 @@
+//! The loopback ISM device: a directory. Who can open it shares the device.
+//!
+//! - `device`: one mapped file with the tables of [`layout`];
+//! - `m.<index>`: the mailbox of process `<index>`, a UNIX datagram socket that receives segments.
+//!
+//! A process is alive while it holds the byte lock of its index on `device`; the kernel lets go of it
+//! when the process ends, however it ends. Everything else here is disposable and swept by the next
+//! process that takes an index.
+
+mod directory;
+pub mod layout;
+mod listeners;
+mod mailbox;
+mod offers;
+mod processes;
+
+use core::ptr;
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
+use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32};
+
+use super::{Device, DmbRef, FoundOffer, OfferId, PeerProcess};
+use crate::process::Lock;
+use crate::reason::Reason;
+use crate::sys::Errno;
+use crate::tuple::{Endpoint, Tuple};
+use layout::DeviceFile;
+
+/// The device of this process.
+pub static LOOPBACK: Loopback = Loopback {
+    lock: Lock::new(),
+    file: AtomicPtr::new(ptr::null_mut()),
+    fd: AtomicI32::new(-1),
+    index: AtomicU32::new(NO_INDEX),
+    mailbox: AtomicI32::new(-1),
+    mail_seen: AtomicU32::new(0),
+    failed: AtomicU32::new(0),
+};
+
+const NO_INDEX: u32 = u32::MAX;
+
+/// This process' side of the directory; opened on first use.
+pub struct Loopback {
+    lock: Lock,
+    file: AtomicPtr<DeviceFile>,
+    fd: AtomicI32,
+    index: AtomicU32,
+    mailbox: AtomicI32,
+    mail_seen: AtomicU32,
+    failed: AtomicU32,
+}
+
+impl Loopback {
+    /// The mapped tables; opens the directory the first time, and never tries again after a failure.
+    fn file(&self) -> Result<&'static DeviceFile, Reason> {
+        let file = self.file.load(Acquire);
+        if !file.is_null() {
+            // SAFETY: set once to a mapping that is never removed; all fields are atomics.
+            return Ok(unsafe { &*file });
+        }
+        if self.failed.load(Relaxed) != 0 {
+            return Err(Reason::NoDevice);
+        }
+        let _held = self.lock.enter().ok_or(Reason::NoDevice)?;
+        if self.file.load(Acquire).is_null() {
+            match directory::open() {
+                Ok((fd, file)) => {
+                    self.fd.store(crate::table::keep_fd(fd), Relaxed);
+                    self.file.store(file, Release);
+                }
+                Err((step, errno)) => {
+                    self.failed.store(1, Relaxed);
+                    crate::log::warn(format_args!(
+                        "ISM directory {}: {step} failed (errno {errno}); all connections stay TCP; \
+                         `usmc check` says what to do",
+                        directory::path().text()
+                    ));
+                    return Err(Reason::NoDevice);
+                }
+            }
+        }
+        // SAFETY: as above.
+        Ok(unsafe { &*self.file.load(Acquire) })
+    }
+}
+
+impl Device for Loopback {
+    fn register_listener(&self, netns: u64, at: Endpoint) -> Result<u32, Reason> {
+        listeners::register(self, netns, at)
+    }
+    fn unregister_listener(&self, token: u32) {
+        listeners::unregister(self, token);
+    }
+    fn is_listening(&self, netns: u64, at: Endpoint) -> bool {
+        listeners::is_listening(self, netns, at)
+    }
+    fn offer(&self, tuple: &Tuple, dmb: DmbRef) -> Result<OfferId, Reason> {
+        offers::offer(self, tuple, dmb)
+    }
+    fn clear_offer(&self, id: OfferId) {
+        offers::clear(self, id);
+    }
+    fn wanted_by(&self, id: OfferId) -> Option<PeerProcess> {
+        offers::wanted_by(self, id)
+    }
+    fn push_segment(&self, id: OfferId, to: PeerProcess, fd: i32) -> Result<(), Errno> {
+        mailbox::push(self, to, fd)?;
+        offers::mark_pushed(self, id);
+        Ok(())
+    }
+    fn find_offer(&self, tuple: &[u64; 6]) -> Option<FoundOffer> {
+        offers::find(self, tuple)
+    }
+    fn want_segment(&self, id: OfferId) -> Result<(), Reason> {
+        let me = processes::index(self)?;
+        mailbox::ensure(self, me)?;
+        offers::want(self, id, me);
+        Ok(())
+    }
+    fn receive_segment(&self) -> Option<i32> {
+        mailbox::receive(self)
+    }
+    fn own_identity(&self) -> Result<u64, Reason> {
+        processes::identity(self)
+    }
+    fn is_identity_alive(&self, identity: u64) -> bool {
+        processes::is_alive(self, identity)
+    }
+    fn after_fork(&self, listening: bool) {
+        self.lock.reset();
+        self.index.store(NO_INDEX, Relaxed);
+        let mailbox = self.mailbox.swap(-1, Relaxed);
+        if mailbox >= 0 {
+            crate::table::release_fd(mailbox);
+        }
+        if listening
+            && crate::sys::geteuid() == 0
+            && let Ok(me) = processes::index(self)
+        {
+            // Prefork servers drop their rights next; the mailbox has to exist before.
+            let _ = mailbox::ensure(self, me);
+        }
+    }
+    fn leave(&self) {
+        processes::leave(self);
+    }
+    fn owns_fd(&self, fd: i32) -> bool {
+        fd >= 0 && (fd == self.fd.load(Relaxed) || fd == self.mailbox.load(Relaxed))
+    }
+}

@@ -1,0 +1,143 @@
+//! The offer table: 1024 buckets of 16, keyed by the connection's name.
+
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use super::layout::offer_phase::{CLAIMED, FREE, OFFERED, PUSHED, WANTED};
+use super::layout::{DeviceFile, OFFER_WAYS, OFFERS, Offer, OfferState};
+use super::{Loopback, processes};
+use crate::device::{DmbRef, FoundOffer, OfferId, PeerProcess};
+use crate::reason::Reason;
+use crate::tuple::{self, Tuple};
+
+fn bucket(words: &[u64; 6]) -> usize {
+    (tuple::hash(words) as usize % (OFFERS / OFFER_WAYS)) * OFFER_WAYS
+}
+
+fn is_for(offer: &Offer, words: &[u64; 6]) -> bool {
+    // The ports differ most: compare from the end.
+    offer.tuple.iter().zip(words).rev().all(|(have, want)| have.load(Relaxed) == *want)
+}
+
+/// Writes an offer into the connection's bucket. An older offer of the same name is stale (the name is
+/// ours now) and is replaced.
+///
+/// # Errors
+/// No device, or the bucket is full.
+pub fn offer(dev: &Loopback, tuple: &Tuple, dmb: DmbRef) -> Result<OfferId, Reason> {
+    let file = dev.file()?;
+    let me = processes::index(dev)?;
+    let words = tuple.words();
+    let first = bucket(&words);
+    for offer in &file.offers[first..first + OFFER_WAYS] {
+        let state = offer.state.load(Acquire);
+        if OfferState::from(state).phase >= OFFERED && is_for(offer, &words) {
+            let free = OfferState { phase: FREE, ..OfferState::from(state) };
+            let _ = offer.state.compare_exchange(state, free.into(), AcqRel, Relaxed);
+        }
+    }
+    for index in first..first + OFFER_WAYS {
+        let offer = &file.offers[index];
+        let old = offer.state.load(Acquire);
+        let seen = OfferState::from(old);
+        if seen.phase != FREE {
+            continue;
+        }
+        let use_count = seen.use_count.wrapping_add(1);
+        let claimed = OfferState { phase: CLAIMED, owner: me, use_count };
+        if offer.state.compare_exchange(old, claimed.into(), AcqRel, Relaxed).is_err() {
+            continue;
+        }
+        for (place, word) in offer.tuple.iter().zip(words) {
+            place.store(word, Relaxed);
+        }
+        offer.segment.store(dmb.segment, Relaxed);
+        offer.slot.store(dmb.slot, Relaxed);
+        offer.usage.store(dmb.usage, Relaxed);
+        // Release: pairs with the Acquire in `find`.
+        offer.state.store(OfferState { phase: OFFERED, ..claimed }.into(), Release);
+        return Ok(OfferId { index: index as u32, use_count });
+    }
+    Err(Reason::OffersFull)
+}
+
+/// The offer and its state word, if it is still the same use.
+fn get(dev: &Loopback, id: OfferId) -> Option<(&'static Offer, u64)> {
+    let offer = dev.file().ok()?.offers.get(id.index as usize)?;
+    let state = offer.state.load(Acquire);
+    (OfferState::from(state).use_count == id.use_count).then_some((offer, state))
+}
+
+/// Frees the place unless somebody else has it by now.
+pub fn clear(dev: &Loopback, id: OfferId) {
+    while let Some((offer, state)) = get(dev, id) {
+        let free = OfferState { phase: FREE, ..OfferState::from(state) };
+        if offer.state.compare_exchange(state, free.into(), AcqRel, Relaxed).is_ok() {
+            return;
+        }
+    }
+}
+
+/// Who wants the segment.
+pub fn wanted_by(dev: &Loopback, id: OfferId) -> Option<PeerProcess> {
+    let (offer, state) = get(dev, id)?;
+    (OfferState::from(state).phase == WANTED).then(|| PeerProcess(offer.wanted_by.load(Relaxed)))
+}
+
+/// The segment is on its way.
+pub fn mark_pushed(dev: &Loopback, id: OfferId) {
+    if let Some((offer, state)) = get(dev, id)
+        && OfferState::from(state).phase == WANTED
+    {
+        let pushed = OfferState { phase: PUSHED, ..OfferState::from(state) };
+        let _ = offer.state.compare_exchange(state, pushed.into(), AcqRel, Relaxed);
+    }
+}
+
+/// Looks for the connection's offer.
+pub fn find(dev: &Loopback, words: &[u64; 6]) -> Option<FoundOffer> {
+    let file = dev.file().ok()?;
+    let first = bucket(words);
+    for index in first..first + OFFER_WAYS {
+        let offer = &file.offers[index];
+        // Acquire: pairs with the Release in `offer`.
+        let state = offer.state.load(Acquire);
+        let seen = OfferState::from(state);
+        if seen.phase < OFFERED || !is_for(offer, words) {
+            continue;
+        }
+        let dmb = DmbRef {
+            segment: offer.segment.load(Relaxed),
+            slot: offer.slot.load(Relaxed),
+            usage: offer.usage.load(Relaxed),
+        };
+        // Re-used while we read it: not ours.
+        if OfferState::from(offer.state.load(Acquire)).use_count == seen.use_count {
+            let id = OfferId { index: index as u32, use_count: seen.use_count };
+            return Some(FoundOffer { id, dmb });
+        }
+    }
+    None
+}
+
+/// Asks for the segment.
+pub fn want(dev: &Loopback, id: OfferId, me: u32) {
+    if let Some((offer, state)) = get(dev, id)
+        && OfferState::from(state).phase == OFFERED
+    {
+        offer.wanted_by.store(me, Relaxed);
+        let wanted = OfferState { phase: WANTED, ..OfferState::from(state) };
+        let _ = offer.state.compare_exchange(state, wanted.into(), AcqRel, Relaxed);
+    }
+}
+
+/// Frees all offers of a process that is gone.
+pub fn forget_owner(file: &DeviceFile, index: u32) {
+    for offer in &file.offers {
+        let state = offer.state.load(Relaxed);
+        let seen = OfferState::from(state);
+        if seen.phase != FREE && seen.owner == index {
+            let free = OfferState { phase: FREE, ..seen };
+            let _ = offer.state.compare_exchange(state, free.into(), AcqRel, Relaxed);
+        }
+    }
+}

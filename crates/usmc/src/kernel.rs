@@ -1,0 +1,93 @@
+//! Questions to the kernel about one TCP socket: byte counts and pending state.
+
+use core::mem::offset_of;
+
+use crate::sys;
+
+/// The first fields of `struct tcp_info` (linux/tcp.h) up to the byte counters.
+#[repr(C)]
+struct TcpInfo {
+    state: u8,
+    _bytes: [u8; 7],
+    _words: [u32; 24],
+    _pacing: [u64; 2],
+    bytes_acked: u64,
+    bytes_received: u64,
+}
+
+const _: () = assert!(offset_of!(TcpInfo, bytes_acked) == 120);
+
+const TCP_SYN_SENT: u8 = 2;
+const TCP_SYN_RECV: u8 = 3;
+const TCP_CLOSE_WAIT: u8 = 8;
+const TCP_LAST_ACK: u8 = 9;
+const TCP_CLOSING: u8 = 11;
+const TCP_TIME_WAIT: u8 = 6;
+const TCP_CLOSE: u8 = 7;
+const TCP_ESTABLISHED: u8 = 1;
+
+fn tcp_info(fd: i32) -> Option<TcpInfo> {
+    // SAFETY: integers only.
+    let mut info: TcpInfo = unsafe { core::mem::zeroed() };
+    let got = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).ok()?;
+    (got == size_of::<TcpInfo>()).then_some(info)
+}
+
+/// Bytes ever handed to this socket's TCP, acknowledged or not. The caller keeps everybody from sending.
+///
+/// `client`: a connecting end's `bytes_acked` counts its SYN, an accepting end's does not
+/// (tcp_rcv_synsent_state_process against tcp_check_req; `tests` below watches it).
+pub fn tcp_sent(fd: i32, client: bool) -> Option<u64> {
+    for _ in 0..1000 {
+        let before = sys::ioctl_int(fd, libc::TIOCOUTQ as u64).ok()?;
+        let info = tcp_info(fd)?;
+        let after = sys::ioctl_int(fd, libc::TIOCOUTQ as u64).ok()?;
+        if matches!(info.state, TCP_SYN_SENT | TCP_SYN_RECV | TCP_CLOSE) {
+            return None;
+        }
+        // An ACK between the two questions would be counted on neither or both sides.
+        if before == after {
+            let syn = u64::from(client);
+            return Some((info.bytes_acked + after as u64).saturating_sub(syn));
+        }
+    }
+    None
+}
+
+/// Bytes ever read from this socket's TCP. The caller keeps everybody from receiving.
+pub fn tcp_read(fd: i32) -> Option<u64> {
+    for _ in 0..1000 {
+        let before = tcp_info(fd)?;
+        let unread = sys::ioctl_int(fd, libc::FIONREAD as u64).ok()?;
+        let after = tcp_info(fd)?;
+        if before.bytes_received == after.bytes_received && before.state == after.state {
+            // A received FIN counts as one byte, and FIONREAD leaves it out.
+            let fin = match after.state {
+                TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING | TCP_TIME_WAIT => 1,
+                TCP_CLOSE => return None,
+                _ => 0,
+            };
+            return after.bytes_received.checked_sub(fin + unread as u64);
+        }
+    }
+    None
+}
+
+/// Whether TCP's handshake is over and neither side has closed.
+pub fn is_established(fd: i32) -> bool {
+    tcp_info(fd).is_some_and(|i| matches!(i.state, TCP_ESTABLISHED | TCP_CLOSE_WAIT))
+}
+
+/// An int option, or `default`.
+pub fn option(fd: i32, level: i32, name: i32, default: i32) -> i32 {
+    let mut value = default;
+    match sys::getsockopt(fd, level, name, &mut value) {
+        Ok(_) => value,
+        Err(_) => default,
+    }
+}
+
+/// O_NONBLOCK of the open file description.
+pub fn is_nonblocking(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK as usize != 0)
+}

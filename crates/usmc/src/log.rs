@@ -1,0 +1,81 @@
+//! `USMC_LOG`: silent unless asked, one line per event, one write(2) per line.
+
+use core::ffi::CStr;
+use core::fmt::{self, Write};
+use usmc_shm::sync::Ordering::Relaxed;
+use usmc_shm::sync::{AtomicI32, AtomicU32};
+
+static LEVEL: AtomicU32 = AtomicU32::new(0);
+static FD: AtomicI32 = AtomicI32::new(2);
+
+struct Line {
+    bytes: [u8; 512],
+    len: usize,
+}
+
+impl Write for Line {
+    fn write_str(&mut self, s: &str) -> fmt::Result {
+        // The last byte is kept for the newline; what is too long is cut.
+        let n = s.len().min(self.bytes.len() - 1 - self.len);
+        self.bytes[self.len..self.len + n].copy_from_slice(&s.as_bytes()[..n]);
+        self.len += n;
+        Ok(())
+    }
+}
+
+/// Reads `USMC_LOG` (`level` or `level:/path`).
+///
+/// # Safety
+/// Called from the constructor, before the environment can change.
+pub unsafe fn init() {
+    // SAFETY: the caller's contract.
+    let value = unsafe { libc::getenv(c"USMC_LOG".as_ptr()) };
+    if value.is_null() {
+        return;
+    }
+    // SAFETY: getenv returned a NUL-terminated string.
+    let bytes = unsafe { CStr::from_ptr(value) }.to_bytes_with_nul();
+    let level_end = bytes.iter().position(|b| matches!(b, b':' | 0)).unwrap_or(0);
+    let level = match &bytes[..level_end] {
+        b"error" => 1,
+        b"warn" => 2,
+        b"info" => 3,
+        b"debug" => 4,
+        _ => 0,
+    };
+    if bytes[level_end] == b':'
+        && let Ok(path) = CStr::from_bytes_until_nul(&bytes[level_end + 1..])
+    {
+        let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT;
+        match crate::sys::open(path, flags, 0o600) {
+            Ok(fd) => FD.store(crate::table::keep_fd(fd), Relaxed),
+            Err(_) => return,
+        }
+    }
+    LEVEL.store(level, Relaxed);
+}
+
+fn line(level: u32, name: &str, args: fmt::Arguments<'_>) {
+    if LEVEL.load(Relaxed) < level {
+        return;
+    }
+    let mut line = Line { bytes: [0; 512], len: 0 };
+    let _ = write!(line, "usmc[{}] {name}: {args}", crate::process::pid());
+    line.bytes[line.len] = b'\n';
+    crate::sys::write(FD.load(Relaxed), &line.bytes[..=line.len]);
+}
+
+/// Something the user should act upon.
+pub fn warn(args: fmt::Arguments<'_>) {
+    line(2, "warn", args);
+}
+
+/// A connection's change of mode.
+pub fn info(args: fmt::Arguments<'_>) {
+    line(3, "info", args);
+}
+
+/// Steps of the handshake.
+pub fn debug(args: fmt::Arguments<'_>) {
+    line(4, "debug", args);
+}

@@ -1,0 +1,256 @@
+//! The writer of [`crate::observe`]: what `usmc ss` sees of this process.
+//!
+//! Cold fields change with the connection's mode; the two counters are plain stores on the data path.
+
+use core::ptr;
+use usmc_shm::layout::{TX_RING, TXF_DONE};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, fence};
+
+use crate::conn::{self, ATTACHED, Conn, F_CLIENT, LISTEN, LOOKING, OFFERED, PLAIN, RING};
+use crate::observe::{Header, MAGIC, MEMFD_NAME, Mode, RECORDS_OFFSET, Record, State, VERSION};
+use crate::process::{self, Lock};
+use crate::reason::Reason;
+use crate::tuple::{self, Endpoint};
+use crate::{sys, table};
+
+/// Records of one file; sockets beyond are not shown.
+const RECORDS: usize = 1 << 16;
+const LEN: usize = RECORDS_OFFSET + RECORDS * size_of::<Record>();
+
+static BASE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+static FD: AtomicI32 = AtomicI32::new(-1);
+static NEXT: AtomicU32 = AtomicU32::new(0);
+/// In a forked child: the mapping is still the parent's place-holder.
+static STALE: AtomicU32 = AtomicU32::new(0);
+static LOCK: Lock = Lock::new();
+
+fn header() -> Option<&'static Header> {
+    let base = BASE.load(Acquire);
+    // SAFETY: set to a mapping of LEN bytes that is never removed; atomics only.
+    if base.is_null() { None } else { Some(unsafe { &*base.cast::<Header>() }) }
+}
+
+fn record(number: u32) -> Option<&'static Record> {
+    let base = BASE.load(Relaxed);
+    if number == 0 || number as usize > RECORDS || base.is_null() {
+        return None;
+    }
+    let at = RECORDS_OFFSET + (number as usize - 1) * size_of::<Record>();
+    // SAFETY: at + 128 ≤ LEN; see `header`.
+    Some(unsafe { &*base.add(at).cast::<Record>() })
+}
+
+/// Makes sure that this process has a file of its own.
+fn ensure() -> bool {
+    if !BASE.load(Acquire).is_null() && STALE.load(Acquire) == 0 {
+        return true;
+    }
+    let Some(_held) = LOCK.enter() else { return false };
+    if !BASE.load(Acquire).is_null() && STALE.load(Acquire) == 0 {
+        return true;
+    }
+    let Ok(fd) = sys::memfd_create(MEMFD_NAME) else { return false };
+    let base = BASE.load(Acquire);
+    let mapped = sys::ftruncate(fd, LEN as u64).and_then(|()| {
+        if base.is_null() {
+            sys::mmap_shared(fd, LEN)
+        } else {
+            sys::mmap_shared_at(base, fd, LEN).map(|()| base)
+        }
+    });
+    let Ok(mapped) = mapped else {
+        sys::close(fd);
+        return false;
+    };
+    FD.store(table::keep_fd(fd), Relaxed);
+    BASE.store(mapped, Release);
+    STALE.store(0, Release);
+    if let Some(header) = header() {
+        header.version.store(VERSION, Relaxed);
+        header.record_size.store(size_of::<Record>() as u32, Relaxed);
+        header.high_water.store(NEXT.load(Relaxed).min(RECORDS as u32), Relaxed);
+        header.pid.store(process::pid(), Relaxed);
+        header.magic.store(MAGIC, Release);
+    }
+    true
+}
+
+/// The fd of the file, if it is ours.
+pub fn owns_fd(fd: i32) -> bool {
+    fd >= 0 && fd == FD.load(Relaxed)
+}
+
+fn take_record() -> Option<u32> {
+    let header = header()?;
+    // Reuse first: free records are found near the start, sockets being few.
+    let high = NEXT.load(Relaxed).min(RECORDS as u32);
+    let start = HINT.load(Relaxed).min(high);
+    for number in (start + 1)..=high {
+        if claim(number) {
+            return Some(number);
+        }
+    }
+    let number = NEXT.fetch_add(1, AcqRel) + 1;
+    if number as usize > RECORDS {
+        NEXT.store(RECORDS as u32, Relaxed);
+        HINT.store(0, Relaxed);
+        return None;
+    }
+    header.high_water.store(number, Relaxed);
+    HINT.store(number, Relaxed);
+    claim(number).then_some(number)
+}
+
+/// Below this number no record is likely to be free.
+static HINT: AtomicU32 = AtomicU32::new(0);
+
+fn claim(number: u32) -> bool {
+    record(number).is_some_and(|r| r.seq.compare_exchange(0, 1, AcqRel, Relaxed).is_ok())
+}
+
+/// The socket's state or mode has changed.
+pub fn changed(fd: i32, index: u32) {
+    if !ensure() {
+        return;
+    }
+    let conn = conn::at(index);
+    let mut number = conn.observed.load(Relaxed);
+    if number == 0 {
+        let Some(fresh) = take_record() else { return };
+        number = fresh;
+        conn.observed.store(number, Relaxed);
+    }
+    let Some(record) = record(number) else { return };
+    let seq = record.seq.load(Relaxed) | 1;
+    record.seq.store(seq, Relaxed);
+    // Readers that see any field below also see the odd number.
+    fence(Release);
+    write(fd, conn, record);
+    record.seq.store(seq.wrapping_add(1).max(2), Release);
+}
+
+fn write(fd: i32, conn: &Conn, record: &Record) {
+    let phase = conn.phase();
+    let (local, peer) = ends(fd, conn, phase);
+    let state = match phase {
+        LISTEN => State::Listen,
+        _ if peer.is_none() => State::Init,
+        _ => State::Active,
+    };
+    let in_ring = matches!(phase, RING);
+    let mode = if in_ring { Mode::Smcd } else { Mode::Tcp };
+    let reason =
+        if in_ring || phase == LISTEN { Reason::None as u32 } else { conn.reason.load(Relaxed) };
+    let peer = peer.unwrap_or_default();
+    let v4 = local.ip().is_ipv4();
+    let family = if v4 { 4 } else { 6 };
+    record.fd.store(fd as u32, Relaxed);
+    record
+        .kind
+        .store(state as u32 | (mode as u32) << 8 | (reason & 0xff) << 16 | family << 24, Relaxed);
+    record.ports.store(u32::from(local.port) | u32::from(peer.port) << 16, Relaxed);
+    for (place, end) in [(&record.local, local), (&record.peer, peer)] {
+        let mut bytes = [0u8; 16];
+        if v4 {
+            bytes[..4].copy_from_slice(&end.addr[12..]);
+        } else {
+            bytes = end.addr;
+        }
+        let words = u128::from_ne_bytes(bytes);
+        place[0].store(words as u64, Relaxed);
+        place[1].store((words >> 64) as u64, Relaxed);
+    }
+    if let Some(slot) = conn.slot().filter(|_| in_ring) {
+        record.slot.store(conn.slot_index.load(Relaxed), Relaxed);
+        let shift = conn.own(slot).window_shift.load(Relaxed).min(31);
+        record.ring_size.store(1 << shift, Relaxed);
+    }
+}
+
+/// Local end and peer, from the record where they are known.
+fn ends(fd: i32, conn: &Conn, phase: u32) -> (Endpoint, Option<Endpoint>) {
+    if matches!(phase, OFFERED | LOOKING | ATTACHED | RING) {
+        let w: [u64; 6] = core::array::from_fn(|i| conn.tuple[i].load(Relaxed));
+        let end = |hi: u64, lo: u64, port: u64| {
+            let mut addr = [0; 16];
+            addr[..8].copy_from_slice(&hi.to_ne_bytes());
+            addr[8..].copy_from_slice(&lo.to_ne_bytes());
+            Endpoint { addr, port: port as u16 }
+        };
+        let (client, server) = (end(w[1], w[2], w[5] >> 16), end(w[3], w[4], w[5]));
+        return if conn.has(F_CLIENT) || phase == OFFERED {
+            (client, Some(server))
+        } else {
+            (server, Some(client))
+        };
+    }
+    let local = tuple::local(fd).unwrap_or_default();
+    (local, if phase == PLAIN { tuple::peer(fd).ok() } else { None })
+}
+
+/// The record's socket is gone.
+pub fn gone(conn: &Conn) {
+    let number = conn.observed.swap(0, Relaxed);
+    if let Some(record) = record(number) {
+        record.tx_bytes.store(0, Relaxed);
+        record.rx_bytes.store(0, Relaxed);
+        record.seq.store(0, Release);
+        HINT.fetch_min(number - 1, Relaxed);
+    }
+}
+
+/// The send ring's cursor is now `prod`.
+#[inline(always)]
+pub fn sent_total(conn: &Conn, prod: u64) {
+    if let Some(record) = record(conn.observed.load(Relaxed))
+        && let Some(slot) = conn.slot()
+    {
+        let boundary = conn.own(slot).boundary.load(Relaxed).saturating_sub(1);
+        record.tx_bytes.store(boundary.wrapping_add(prod), Relaxed);
+    }
+}
+
+/// The receive ring's cursor is now `cons`.
+#[inline(always)]
+pub fn received_total(conn: &Conn, cons: u64) {
+    if let Some(record) = record(conn.observed.load(Relaxed))
+        && let Some(slot) = conn.slot()
+    {
+        let peer = conn.peer(slot);
+        let switched = peer.state.load(Relaxed) == TX_RING;
+        let boundary = if switched { peer.boundary.load(Relaxed).saturating_sub(1) } else { 0 };
+        record.rx_bytes.store(boundary.wrapping_add(cons), Relaxed);
+    }
+}
+
+/// `n` bytes of the TCP span were received.
+pub fn received(conn: &Conn, n: u64) {
+    if let Some(record) = record(conn.observed.load(Relaxed)) {
+        record.rx_bytes.fetch_add(n, Relaxed);
+    }
+}
+
+/// Whether our sending direction ended, for the state column.
+pub fn is_done(conn: &Conn) -> bool {
+    conn.slot().is_some_and(|slot| conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0)
+}
+
+/// In a forked child: writes must not reach the parent's file. The child gets its own on first need.
+pub fn after_fork() {
+    LOCK.reset();
+    let base = BASE.load(Relaxed);
+    let fd = FD.swap(-1, Relaxed);
+    if fd >= 0 {
+        table::release_fd(fd);
+    }
+    if !base.is_null() {
+        if sys::mmap_private(base, LEN).is_err() {
+            BASE.store(ptr::null_mut(), Relaxed);
+        }
+        STALE.store(1, Relaxed);
+    }
+    NEXT.store(0, Relaxed);
+    HINT.store(0, Relaxed);
+    conn::for_each(|_, conn| conn.observed.store(0, Relaxed));
+}

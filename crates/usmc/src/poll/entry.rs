@@ -1,0 +1,121 @@
+//! Records of epoll registrations: one per (set, fd) whose readiness may come from a ring.
+
+use core::ptr;
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
+use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
+
+use crate::sys;
+
+/// Most registrations of one process.
+pub const ENTRIES: usize = 1 << 18;
+
+/// The set scans this entry itself.
+pub const E_HOT: u32 = 1;
+/// A doorbell is asked for; counted as a sleeper.
+pub const E_ARMED: u32 = 2;
+/// EPOLLONESHOT has fired.
+pub const E_DISABLED: u32 = 4;
+/// The kernel's registration waits for doorbells only.
+pub const E_RING: u32 = 8;
+/// Report at the next look even without a new edge.
+pub const E_EDGE: u32 = 16;
+
+/// One registration.
+#[repr(C, align(64))]
+pub struct Entry {
+    /// Set's index plus one; 0 = unused.
+    pub set: AtomicU32,
+    /// The registered fd number.
+    pub fd: AtomicU32,
+    /// Connection.
+    pub conn: AtomicU32,
+    /// The application's events.
+    pub events: AtomicU32,
+    /// The application's data.
+    pub data: AtomicU64,
+    /// `E_*`.
+    pub flags: AtomicU32,
+    /// Counts the uses of this record; part of the tag.
+    pub use_count: AtomicU32,
+    /// `prod` of the receive ring when last reported or found empty.
+    pub seen_prod: AtomicU64,
+    /// Bits last reported, for edges of HUP and the like.
+    pub seen_bits: AtomicU32,
+    /// `tx_blocks` when EPOLLOUT was last reported.
+    pub seen_blocks: AtomicU32,
+    /// Next registration of the same connection, plus one.
+    pub next: AtomicU32,
+    next_free: AtomicU32,
+}
+
+impl Entry {
+    /// Whether one of the flags is set.
+    #[inline(always)]
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags.load(Relaxed) & flag != 0
+    }
+
+    /// Sets or clears flags.
+    pub fn set_flag(&self, flag: u32, on: bool) {
+        if on {
+            self.flags.fetch_or(flag, Relaxed);
+        } else {
+            self.flags.fetch_and(!flag, Relaxed);
+        }
+    }
+}
+
+static BASE: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
+static NEXT: AtomicU32 = AtomicU32::new(0);
+static FREE: AtomicU32 = AtomicU32::new(0);
+
+/// Record `index`; `None` when it cannot exist.
+#[inline(always)]
+pub fn at(index: u32) -> Option<&'static Entry> {
+    let base = BASE.load(Acquire);
+    if base.is_null() || index as usize >= ENTRIES {
+        return None;
+    }
+    // SAFETY: a mapping of ENTRIES records that is never removed; zero is valid, all fields are atomics.
+    Some(unsafe { &*base.add(index as usize) })
+}
+
+/// Takes an unused record. The caller holds the registration lock.
+pub fn alloc() -> Option<u32> {
+    if BASE.load(Acquire).is_null() {
+        let base = sys::mmap_private(ptr::null_mut(), ENTRIES * size_of::<Entry>()).ok()?;
+        BASE.store(base.cast(), core::sync::atomic::Ordering::Release);
+    }
+    let head = FREE.load(Relaxed);
+    if head != 0 {
+        FREE.store(at(head - 1)?.next_free.load(Relaxed), Relaxed);
+        return Some(head - 1);
+    }
+    let index = NEXT.load(Relaxed);
+    if index as usize >= ENTRIES {
+        return None;
+    }
+    NEXT.store(index + 1, Relaxed);
+    Some(index)
+}
+
+/// Gives a record back. The caller holds the registration lock.
+pub fn free(index: u32) {
+    let Some(entry) = at(index) else { return };
+    entry.use_count.fetch_add(1, AcqRel);
+    entry.set.store(0, Relaxed);
+    entry.flags.store(0, Relaxed);
+    entry.next_free.store(FREE.load(Relaxed), Relaxed);
+    FREE.store(index + 1, Relaxed);
+}
+
+/// Calls `each` for every registration in use.
+pub fn for_each(mut each: impl FnMut(u32, &'static Entry)) {
+    for index in 0..NEXT.load(Relaxed) {
+        if let Some(entry) = at(index)
+            && entry.set.load(Relaxed) != 0
+        {
+            each(index, entry);
+        }
+    }
+}

@@ -1,0 +1,591 @@
+//! epoll(7) over the kernel's own epoll set.
+//!
+//! Every fd stays registered in the real set, so foreign fds, timeouts, signals and nesting are the
+//! kernel's. A TCP socket that may leave TCP is registered with data of ours (a tag); once its bytes are
+//! in the ring, its kernel registration is edge-triggered and waits for doorbells only.
+//!
+//! A wait looks at the hot entries (those active of late) in shared memory, now and then at the kernel,
+//! spins while that pays, then arms the hot entries, looks once more and sleeps in the real wait. An entry
+//! that is not hot is armed: its next byte rings, the kernel reports it, and it is hot again. So the cost
+//! follows the active connections and not the open ones.
+
+use core::ptr;
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
+
+use super::entry::{self, E_ARMED, E_DISABLED, E_EDGE, E_HOT, E_RING, Entry};
+use super::ready::{self, HUP, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
+use crate::conn::{self, Conn, FRESH, LISTEN, PLAIN, RING};
+use crate::process::Lock;
+use crate::sys::{self, Errno};
+use crate::table::{self, Entry as Fd};
+
+/// Most epoll sets with tracked sockets.
+const SETS: usize = 4096;
+/// Entries a set scans itself.
+pub const HOT: usize = 512;
+
+const ET: u32 = libc::EPOLLET as u32;
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+const WAKEUP: u32 = libc::EPOLLWAKEUP as u32;
+/// What a ring connection's kernel registration asks for.
+const RING_EVENTS: u32 = IN | RDHUP | ET;
+
+/// One epoll set.
+#[repr(C)]
+pub struct Set {
+    /// Guards the hot list.
+    pub lock: Lock,
+    refs: AtomicU32,
+    fd: AtomicU32,
+    /// Registrations with our tag.
+    pub tagged: AtomicU32,
+    /// Tracked sets registered in this one.
+    pub nested: AtomicU32,
+    /// Threads asleep in the real wait.
+    pub sleepers: AtomicU32,
+    /// Adaptive spin budget.
+    pub spin_ns: AtomicU32,
+    /// Waits so far, for the kernel's turn.
+    pub rounds: AtomicU32,
+    /// Where this set's waiters run.
+    pub cpu: AtomicU32,
+    /// Entries in `hot`.
+    pub hot_count: AtomicU32,
+    /// The hot entries.
+    pub hot: [AtomicU32; HOT],
+    /// Next victim when the list is full.
+    pub hand: AtomicU32,
+    next_free: AtomicU32,
+}
+
+static SETS_BASE: AtomicPtr<Set> = AtomicPtr::new(ptr::null_mut());
+static NEXT_SET: AtomicU32 = AtomicU32::new(0);
+static FREE_SET: AtomicU32 = AtomicU32::new(0);
+/// Guards registrations and the lists that hang on connections.
+static REGISTRATION: Lock = Lock::new();
+/// The upper 16 bits of our data; random, so an application's own data does not look like it.
+static TAG: AtomicU64 = AtomicU64::new(0);
+
+/// Set `index`.
+#[inline(always)]
+pub fn set_at(index: u32) -> &'static Set {
+    let base = SETS_BASE.load(Acquire);
+    // SAFETY: indices come from `created` through the fd table; the mapping is never removed, zero is
+    // valid, all fields are atomics.
+    unsafe { &*base.add(index as usize) }
+}
+
+fn tag(index: u32, use_count: u32) -> u64 {
+    let mut tag = TAG.load(Relaxed);
+    if tag == 0 {
+        tag = (sys::random() % 0xfffd + 1) << 48;
+        let _ = TAG.compare_exchange(0, tag, AcqRel, Relaxed);
+        tag = TAG.load(Relaxed);
+    }
+    tag | ((use_count & 0xffff) as u64) << 32 | index as u64
+}
+
+/// The entry a kernel event belongs to, if it is one of ours.
+pub fn entry_of(data: u64) -> Option<(u32, &'static Entry)> {
+    if data >> 48 != TAG.load(Relaxed) >> 48 || TAG.load(Relaxed) == 0 {
+        return None;
+    }
+    let entry = entry::at(data as u32)?;
+    let same = entry.use_count.load(Acquire) & 0xffff == (data >> 32) as u32 & 0xffff;
+    // A registration that ended while the kernel still reports it has another use count: ours, but over.
+    Some((if same { data as u32 } else { u32::MAX }, entry))
+}
+
+/// epoll_create made `fd`.
+pub fn created(fd: i32) {
+    if crate::config::get().off {
+        return;
+    }
+    let Some(_held) = REGISTRATION.enter() else { return };
+    if SETS_BASE.load(Acquire).is_null() {
+        match sys::mmap_private(ptr::null_mut(), SETS * size_of::<Set>()) {
+            Ok(base) => SETS_BASE.store(base.cast(), Release),
+            Err(_) => return,
+        }
+    }
+    let head = FREE_SET.load(Relaxed);
+    let index = if head != 0 {
+        FREE_SET.store(set_at(head - 1).next_free.load(Relaxed), Relaxed);
+        head - 1
+    } else {
+        let next = NEXT_SET.load(Relaxed);
+        if next as usize >= SETS {
+            return;
+        }
+        NEXT_SET.store(next + 1, Relaxed);
+        next
+    };
+    let set = set_at(index);
+    set.refs.store(1, Relaxed);
+    set.fd.store(fd as u32, Relaxed);
+    for cell in [&set.tagged, &set.nested, &set.sleepers, &set.spin_ns, &set.rounds, &set.hot_count]
+    {
+        cell.store(0, Relaxed);
+    }
+    table::set(fd, Fd::Epoll(index));
+}
+
+/// dup of an epoll fd.
+pub fn duplicated(index: u32) {
+    set_at(index).refs.fetch_add(1, AcqRel);
+}
+
+/// One fd of the set was closed.
+pub fn closed(index: u32) {
+    let set = set_at(index);
+    if set.refs.fetch_sub(1, AcqRel) != 1 {
+        return;
+    }
+    let Some(_held) = REGISTRATION.enter() else { return };
+    if set.tagged.load(Relaxed) > 0 {
+        entry::for_each(|number, entry| {
+            if entry.set.load(Relaxed) == index + 1 {
+                unlink(number, entry);
+            }
+        });
+    }
+    forget_nestings(index);
+    set.next_free.store(FREE_SET.load(Relaxed), Relaxed);
+    FREE_SET.store(index + 1, Relaxed);
+}
+
+fn find(set: u32, fd: i32, conn: &Conn) -> Option<(u32, &'static Entry)> {
+    let mut next = conn.watchers.load(Relaxed);
+    while next != 0 {
+        let entry = entry::at(next - 1)?;
+        if entry.set.load(Relaxed) == set + 1 && entry.fd.load(Relaxed) == fd as u32 {
+            return Some((next - 1, entry));
+        }
+        next = entry.next.load(Relaxed);
+    }
+    None
+}
+
+/// Takes an entry out of every list and frees it. The caller holds REGISTRATION.
+fn unlink(number: u32, entry: &Entry) {
+    let set = set_at(entry.set.load(Relaxed).wrapping_sub(1));
+    let conn = conn::at(entry.conn.load(Relaxed));
+    {
+        let _held = set.lock.enter();
+        cool(set, number, entry);
+        disarm(conn, entry);
+    }
+    let mut place = &conn.watchers;
+    while let Some(at) = place.load(Relaxed).checked_sub(1) {
+        let Some(other) = entry::at(at) else { break };
+        if at == number {
+            place.store(entry.next.load(Relaxed), Relaxed);
+            break;
+        }
+        place = &other.next;
+    }
+    set.tagged.fetch_sub(1, Relaxed);
+    entry::free(number);
+}
+
+/// Takes an entry off the hot list. The caller holds the set's lock.
+fn cool(set: &Set, number: u32, entry: &Entry) {
+    if !entry.has(E_HOT) {
+        return;
+    }
+    entry.set_flag(E_HOT, false);
+    let count = set.hot_count.load(Relaxed) as usize;
+    if let Some(i) = set.hot[..count].iter().position(|h| h.load(Relaxed) == number) {
+        set.hot[i].store(set.hot[count - 1].load(Relaxed), Relaxed);
+        set.hot_count.store(count as u32 - 1, Relaxed);
+    }
+}
+
+/// Puts an entry on the hot list; a full list lets its next victim sleep armed. The caller holds the
+/// set's lock.
+pub fn heat(set: &Set, number: u32, entry: &Entry) {
+    if entry.has(E_HOT) {
+        return;
+    }
+    let count = set.hot_count.load(Relaxed) as usize;
+    let at = if count < HOT {
+        set.hot_count.store(count as u32 + 1, Relaxed);
+        count
+    } else {
+        let at = set.hand.fetch_add(1, Relaxed) as usize % HOT;
+        let victim = set.hot[at].load(Relaxed);
+        if let Some(cold) = entry::at(victim) {
+            cold.set_flag(E_HOT, false);
+            arm(cold);
+            // It may have become ready before it was armed: then it goes through the list once more.
+            if let Some(slot) = conn::at(cold.conn.load(Relaxed)).slot()
+                && conn::at(cold.conn.load(Relaxed)).rx(slot).has_data()
+            {
+                cold.set_flag(E_HOT, true);
+                entry.set_flag(E_HOT, false);
+                arm(entry);
+                return;
+            }
+        }
+        at
+    };
+    set.hot[at].store(number, Relaxed);
+    entry.set_flag(E_HOT, true);
+}
+
+/// Asks for a doorbell.
+pub fn arm(entry: &Entry) {
+    let conn = conn::at(entry.conn.load(Relaxed));
+    let Some(slot) = conn.slot() else { return };
+    let want = entry.events.load(Relaxed);
+    if !entry.has(E_ARMED) {
+        entry.set_flag(E_ARMED, true);
+        conn.rx_sleepers.fetch_add(1, AcqRel);
+        conn.tx_sleepers.fetch_add(u32::from(want & OUT != 0), AcqRel);
+    }
+    ready::arm(conn, slot, want & (READ_BITS | WRITE_BITS));
+}
+
+/// No doorbell is needed: somebody looks.
+pub fn disarm(conn: &Conn, entry: &Entry) {
+    if !entry.has(E_ARMED) {
+        return;
+    }
+    entry.set_flag(E_ARMED, false);
+    let alone = conn.rx_sleepers.fetch_sub(1, AcqRel) == 1;
+    if entry.events.load(Relaxed) & OUT != 0 {
+        conn.tx_sleepers.fetch_sub(1, AcqRel);
+    }
+    if let Some(slot) = conn.slot()
+        && alone
+        && !conn.has(conn::F_SHARED)
+    {
+        conn.rx(slot).disarm_rx();
+    }
+}
+
+/// epoll_ctl(2) on a tracked socket. `None`: not ours, make the real call with the real arguments.
+///
+/// The application's event has been copied by the caller.
+pub fn control(
+    epfd: i32,
+    set_index: u32,
+    op: i32,
+    fd: i32,
+    index: u32,
+    event: Option<libc::epoll_event>,
+) -> Option<Result<(), Errno>> {
+    let conn = conn::at(index);
+    let set = set_at(set_index);
+    let _held = REGISTRATION.enter()?;
+    let known = find(set_index, fd, conn);
+    match (op, event) {
+        (libc::EPOLL_CTL_ADD, Some(event)) => {
+            if known.is_some() {
+                return Some(Err(libc::EEXIST));
+            }
+            if matches!(conn.phase(), PLAIN | LISTEN) {
+                return None;
+            }
+            if event.events & EXCLUSIVE != 0 {
+                // MOD is not allowed on it, so it could not follow the connection into the ring.
+                conn.set_flag(conn::F_KERNEL_ONLY, true);
+                if conn.phase() == FRESH {
+                    return None;
+                }
+            }
+            Some(add(epfd, set, set_index, fd, index, event))
+        }
+        (libc::EPOLL_CTL_MOD, Some(event)) => Some(modify(epfd, set, fd, known?, event)),
+        (libc::EPOLL_CTL_DEL, _) => {
+            let (number, entry) = known?;
+            let mut none = libc::epoll_event { events: 0, u64: 0 };
+            let done = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &mut none);
+            unlink(number, entry);
+            Some(done)
+        }
+        _ => None,
+    }
+}
+
+fn add(
+    epfd: i32,
+    set: &Set,
+    set_index: u32,
+    fd: i32,
+    index: u32,
+    event: libc::epoll_event,
+) -> Result<(), Errno> {
+    let conn = conn::at(index);
+    let number = entry::alloc().ok_or(libc::ENOSPC)?;
+    let entry = entry::at(number).ok_or(libc::ENOSPC)?;
+    let in_ring = conn.phase() == RING;
+    let events = if in_ring { RING_EVENTS | event.events & WAKEUP } else { event.events };
+    entry.set.store(set_index + 1, Relaxed);
+    entry.fd.store(fd as u32, Relaxed);
+    entry.conn.store(index, Relaxed);
+    entry.events.store(event.events, Relaxed);
+    entry.data.store(event.u64, Relaxed);
+    entry.seen_prod.store(u64::MAX, Relaxed);
+    entry.seen_bits.store(0, Relaxed);
+    entry.seen_blocks.store(u32::MAX, Relaxed);
+    entry.flags.store(if in_ring { E_RING | E_EDGE } else { 0 }, Relaxed);
+    entry.next.store(conn.watchers.load(Relaxed), Relaxed);
+    conn.watchers.store(number + 1, Release);
+    set.tagged.fetch_add(1, AcqRel);
+    if in_ring {
+        let _held = set.lock.enter();
+        heat(set, number, entry);
+    }
+    let u64 = tag(number, entry.use_count.load(Relaxed));
+    let done =
+        sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &mut libc::epoll_event { events, u64 });
+    if done.is_err() {
+        unlink(number, entry);
+    } else if in_ring {
+        kick(epfd, set, fd, number, entry);
+    }
+    done
+}
+
+fn modify(
+    epfd: i32,
+    set: &Set,
+    fd: i32,
+    (number, entry): (u32, &Entry),
+    event: libc::epoll_event,
+) -> Result<(), Errno> {
+    if event.events & EXCLUSIVE != 0 {
+        return Err(libc::EINVAL);
+    }
+    let u64 = tag(number, entry.use_count.load(Relaxed));
+    let held = set.lock.enter();
+    let conn = conn::at(entry.conn.load(Relaxed));
+    // The counts depend on the events: take them back before these change.
+    disarm(conn, entry);
+    entry.events.store(event.events, Relaxed);
+    entry.data.store(event.u64, Relaxed);
+    entry.set_flag(E_DISABLED, false);
+    entry.set_flag(E_EDGE, true);
+    if !entry.has(E_RING) {
+        drop(held);
+        let mut kernel = libc::epoll_event { events: event.events, u64 };
+        return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut kernel);
+    }
+    heat(set, number, entry);
+    drop(held);
+    kick(epfd, set, fd, number, entry);
+    Ok(())
+}
+
+/// A sleeping waiter has to look at this entry: its registration or readiness changed by our own doing.
+/// EPOLLOUT on the TCP socket is true at once, and edge-triggered it is reported once.
+fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry) {
+    if set.sleepers.load(Acquire) == 0 {
+        return;
+    }
+    let u64 = tag(number, entry.use_count.load(Relaxed));
+    let mut event = libc::epoll_event { events: RING_EVENTS | OUT, u64 };
+    let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut event);
+}
+
+/// The connection's phase changed: registrations of a ring connection wait for doorbells from now on.
+pub fn phase_changed(index: u32) {
+    let conn = conn::at(index);
+    if conn.phase() != RING || conn.watchers.load(Acquire) == 0 {
+        return;
+    }
+    let Some(_held) = REGISTRATION.enter() else { return };
+    let mut next = conn.watchers.load(Relaxed);
+    while let Some(number) = next.checked_sub(1) {
+        let Some(entry) = entry::at(number) else { return };
+        next = entry.next.load(Relaxed);
+        if entry.has(E_RING) {
+            continue;
+        }
+        let set_index = entry.set.load(Relaxed).wrapping_sub(1);
+        let set = set_at(set_index);
+        entry.set_flag(E_RING | E_EDGE, true);
+        {
+            let _held = set.lock.enter();
+            heat(set, number, entry);
+        }
+        let u64 = tag(number, entry.use_count.load(Relaxed));
+        let registered = entry.fd.load(Relaxed) as i32;
+        let mut event = libc::epoll_event { events: RING_EVENTS, u64 };
+        if set.sleepers.load(Acquire) > 0 {
+            event.events |= OUT;
+        }
+        let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, registered, &mut event);
+    }
+}
+
+/// An fd of the set, for epoll_ctl.
+fn fd_of(set_index: u32) -> i32 {
+    let set = set_at(set_index);
+    let known = set.fd.load(Relaxed) as i32;
+    if table::get(known) == Fd::Epoll(set_index) {
+        return known;
+    }
+    // The number it was created with was closed, a duplicate lives on.
+    let mut found = -1;
+    table::for_each(0, u32::MAX, |fd, entry| {
+        if entry == Fd::Epoll(set_index) {
+            found = fd;
+        }
+    });
+    set.fd.store(found as u32, Relaxed);
+    found
+}
+
+/// The connection's last fd in this process is being closed.
+pub fn forget(fd: i32, index: u32) {
+    let conn = conn::at(index);
+    if conn.watchers.load(Acquire) == 0 {
+        return;
+    }
+    let Some(_held) = REGISTRATION.enter() else { return };
+    while let Some(number) = conn.watchers.load(Relaxed).checked_sub(1) {
+        let Some(entry) = entry::at(number) else { return };
+        if conn.has(conn::F_SHARED) && fd >= 0 {
+            // Another process keeps the socket open, so the kernel would go on reporting it.
+            let set_index = entry.set.load(Relaxed).wrapping_sub(1);
+            let registered = entry.fd.load(Relaxed) as i32;
+            let mut none = libc::epoll_event { events: 0, u64: 0 };
+            let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_DEL, registered, &mut none);
+        }
+        unlink(number, entry);
+    }
+}
+
+/// What an entry has to report now; 0 = nothing. Remembers what it reported. The caller holds the lock
+/// of the entry's set.
+pub fn take_events(entry: &Entry, peek: bool) -> u32 {
+    let conn = conn::at(entry.conn.load(Relaxed));
+    let (Some(slot), false) = (conn.slot(), entry.has(E_DISABLED)) else { return 0 };
+    let want = entry.events.load(Relaxed);
+    let bits = ready::now(entry.fd.load(Relaxed) as i32, conn, slot, want);
+    if bits == 0 {
+        return 0;
+    }
+    if want & ET != 0 && !new_edge(conn, slot, entry, bits) {
+        return 0;
+    }
+    if peek {
+        return bits;
+    }
+    entry.seen_prod.store(conn.peer(slot).prod.load(Relaxed), Relaxed);
+    entry.seen_blocks.store(conn.tx_blocks.load(Relaxed), Relaxed);
+    entry.seen_bits.store(bits, Relaxed);
+    entry.set_flag(E_EDGE, false);
+    if want & ONESHOT != 0 {
+        entry.set_flag(E_DISABLED, true);
+    }
+    disarm(conn, entry);
+    bits
+}
+
+fn new_edge(conn: &Conn, slot: &usmc_shm::layout::Slot, entry: &Entry, bits: u32) -> bool {
+    let lasting = bits & (HUP | RDHUP | ready::ERR);
+    entry.has(E_EDGE)
+        || (bits & IN != 0 && conn.peer(slot).prod.load(Relaxed) != entry.seen_prod.load(Relaxed))
+        || (bits & OUT != 0 && conn.tx_blocks.load(Relaxed) != entry.seen_blocks.load(Relaxed))
+        || lasting & !entry.seen_bits.load(Relaxed) != 0
+}
+
+/// Fork: registrations and hot lists stay as they are while they are copied.
+pub fn hold() {
+    REGISTRATION.hold();
+    for index in 0..NEXT_SET.load(Relaxed) {
+        set_at(index).lock.hold();
+    }
+}
+
+/// Fork is over in the parent.
+pub fn unhold() {
+    for index in 0..NEXT_SET.load(Relaxed) {
+        set_at(index).lock.unhold();
+    }
+    REGISTRATION.unhold();
+}
+
+/// Fork, in the child: the parent's sleepers are not ours, and every entry is worth a look.
+pub fn after_fork() {
+    REGISTRATION.reset();
+    for index in 0..NEXT_SET.load(Relaxed) {
+        set_at(index).lock.reset();
+        set_at(index).sleepers.store(0, Relaxed);
+    }
+    entry::for_each(|number, entry| {
+        entry.set_flag(E_ARMED, false);
+        if entry.has(E_RING) {
+            heat(set_at(entry.set.load(Relaxed) - 1), number, entry);
+        }
+    });
+}
+
+/// Sets registered in other sets at one time.
+const NESTED: usize = 64;
+
+/// A tracked set inside another: `outer + 1` in the low half of `who`, `inner + 1` in the high half.
+struct Nested {
+    who: AtomicU64,
+    events: AtomicU32,
+    data: AtomicU64,
+}
+
+static NESTINGS: [Nested; NESTED] = [const {
+    Nested { who: AtomicU64::new(0), events: AtomicU32::new(0), data: AtomicU64::new(0) }
+}; NESTED];
+
+/// epoll_ctl(outer, op, inner) succeeded in the kernel: the inner set's hot entries are not the kernel's
+/// to report, so the outer waits look at them, too.
+pub fn nest(outer: u32, inner: u32, op: i32, event: Option<libc::epoll_event>) {
+    let who = (outer + 1) as u64 | ((inner + 1) as u64) << 32;
+    let Some(_held) = REGISTRATION.enter() else { return };
+    let place = NESTINGS.iter().find(|n| n.who.load(Relaxed) == who);
+    match (op, event) {
+        (libc::EPOLL_CTL_DEL, _) => {
+            if let Some(place) = place {
+                place.who.store(0, Release);
+                set_at(outer).nested.fetch_sub(1, AcqRel);
+            }
+        }
+        (_, Some(event)) => {
+            let free = || NESTINGS.iter().find(|n| n.who.load(Relaxed) == 0);
+            let Some(slot) = place.or_else(free) else { return };
+            slot.events.store(event.events, Relaxed);
+            slot.data.store(event.u64, Relaxed);
+            if place.is_none() {
+                set_at(outer).nested.fetch_add(1, AcqRel);
+                slot.who.store(who, Release);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Calls `each(inner, events, data)` for every tracked set inside `outer`.
+pub fn each_nested(outer: u32, mut each: impl FnMut(u32, u32, u64)) {
+    for place in &NESTINGS {
+        let who = place.who.load(Acquire);
+        if who as u32 == outer + 1 {
+            each((who >> 32) as u32 - 1, place.events.load(Relaxed), place.data.load(Relaxed));
+        }
+    }
+}
+
+/// The set is gone: so are its nestings.
+fn forget_nestings(index: u32) {
+    for place in &NESTINGS {
+        let who = place.who.load(Relaxed);
+        if who as u32 == index + 1 || (who >> 32) as u32 == index + 1 {
+            place.who.store(0, Release);
+            if who as u32 != index + 1 {
+                set_at(who as u32 - 1).nested.fetch_sub(1, AcqRel);
+            }
+        }
+    }
+}

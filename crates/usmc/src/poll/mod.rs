@@ -1,0 +1,6 @@
+//! Readiness: what poll(2), select(2) and epoll(7) report for a connection whose bytes are in the ring.
+
+pub mod entry;
+pub mod epoll;
+pub mod multi;
+pub mod ready;

@@ -1,0 +1,597 @@
+//! Waiting on many fds: epoll_wait, poll and select, over the kernel's own.
+
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+use super::entry::{self, E_ARMED, E_DISABLED, E_RING};
+use super::epoll::{self, Set};
+use super::ready::{self, READ_BITS, WRITE_BITS};
+use crate::conn::{self, RING};
+use crate::socket::wait::{self, Budget, Sleeper};
+use crate::table::{self, Entry as Fd};
+use crate::{clock, errno, real, set_errno, sys};
+
+/// The kernel's set is asked at least every so many waits that found something in shared memory.
+const KERNEL_TURN: u32 = 8;
+/// While spinning, the kernel is asked this often.
+const KERNEL_SPIN_NS: u64 = 10_000;
+
+/// The time a wait may take.
+#[derive(Clone, Copy)]
+pub struct Deadline(Option<u64>);
+
+impl Deadline {
+    /// `timeout_ns` from now; negative = for ever.
+    pub fn after(timeout_ns: i64) -> Deadline {
+        Deadline((timeout_ns >= 0).then(|| clock::now_ns().saturating_add(timeout_ns as u64)))
+    }
+
+    /// Nanoseconds left, `None` = for ever.
+    fn left(self) -> Option<u64> {
+        self.0.map(|at| at.saturating_sub(clock::now_ns()))
+    }
+
+    /// What is left for a call that takes milliseconds, rounded up; with `tick` at most one.
+    fn left_ms(self, tick: bool) -> c_int {
+        let ms = self.left().map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int);
+        if tick && !(0..=1).contains(&ms) { 1 } else { ms }
+    }
+}
+
+/// epoll_wait, epoll_pwait and epoll_pwait2 on a set with tracked sockets. `None`: the real call serves.
+///
+/// # Safety
+/// `events` is writable for `max` entries; `mask` is null or a valid signal set.
+pub unsafe fn epoll_wait(
+    epfd: c_int,
+    index: u32,
+    events: *mut libc::epoll_event,
+    max: c_int,
+    timeout_ns: i64,
+    mask: *const libc::sigset_t,
+) -> Option<c_int> {
+    let set = epoll::set_at(index);
+    if max <= 0
+        || events.is_null()
+        || (set.tagged.load(Relaxed) == 0 && set.nested.load(Relaxed) == 0)
+    {
+        return None;
+    }
+    let deadline = Deadline::after(timeout_ns);
+    let budget = Budget(&set.spin_ns);
+    // SAFETY (all raw calls below): the caller's contract; at + room ≤ max.
+    loop {
+        let mut n = scan(set, events, max, false);
+        n = scan_nested(index, events, max, n);
+        let rounds = set.rounds.fetch_add(1, Relaxed);
+        if n < max && (n == 0 || rounds % KERNEL_TURN == 0) {
+            // SAFETY: see above.
+            let got = unsafe { kernel_now(epfd, events, n, max) };
+            if got < 0 && n == 0 {
+                return Some(-1);
+            }
+            n += got.max(0);
+        }
+        if n > 0 || timeout_ns == 0 {
+            return Some(n);
+        }
+        let spin_ns = budget.get().min(deadline.left().unwrap_or(u64::MAX));
+        if spin_ns > 0 && spin(epfd, set, spin_ns, events, max, &mut n) {
+            budget.paid();
+            if n > 0 {
+                return Some(n);
+            }
+            continue;
+        }
+        set.sleepers.fetch_add(1, AcqRel);
+        let mut tick = arm_hot(set);
+        epoll::each_nested(index, |inner, _, _| tick |= arm_hot(epoll::set_at(inner)));
+        n = scan(set, events, max, false);
+        n = scan_nested(index, events, max, n);
+        if n > 0 {
+            set.sleepers.fetch_sub(1, AcqRel);
+            return Some(n);
+        }
+        let start = clock::now_ns();
+        // SAFETY: see above; the real call is the cancellation point and takes the signal mask.
+        let got = unsafe { real::epoll_pwait(epfd, events, max, deadline.left_ms(tick), mask) };
+        let saved = errno();
+        set.sleepers.fetch_sub(1, AcqRel);
+        budget.slept(clock::now_ns() - start);
+        if got < 0 {
+            set_errno(saved);
+            return Some(-1);
+        }
+        n = translate(set, epfd, events, 0, got);
+        if n > 0 {
+            return Some(n);
+        }
+        if got == 0 && deadline.left() == Some(0) {
+            return Some(scan(set, events, max, false));
+        }
+    }
+}
+
+/// Reports tracked sets inside this one whose hot entries are ready, behind the first `n` events.
+fn scan_nested(index: u32, events: *mut libc::epoll_event, max: c_int, mut n: c_int) -> c_int {
+    if epoll::set_at(index).nested.load(Relaxed) == 0 {
+        return n;
+    }
+    epoll::each_nested(index, |inner, want, data| {
+        if n < max && want & ready::IN != 0 && nested_ready(inner) {
+            // SAFETY: n < max, and events holds max entries.
+            unsafe {
+                events.add(n as usize).write(libc::epoll_event { events: ready::IN, u64: data })
+            };
+            n += 1;
+        }
+    });
+    n
+}
+
+/// The real set, without waiting, behind the first `at` events.
+unsafe fn kernel_now(epfd: c_int, events: *mut libc::epoll_event, at: c_int, max: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    let got = unsafe { real::epoll_wait(epfd, events.add(at as usize), max - at, 0) };
+    if got <= 0 {
+        return got;
+    }
+    let Fd::Epoll(index) = table::get(epfd) else { return got };
+    translate(epoll::set_at(index), epfd, events, at, got)
+}
+
+/// Spins over the hot list, looking at the kernel now and then.
+fn spin(
+    epfd: c_int,
+    set: &Set,
+    budget_ns: u64,
+    events: *mut libc::epoll_event,
+    max: c_int,
+    n: &mut c_int,
+) -> bool {
+    if set.hot_count.load(Relaxed) == 0 {
+        return false;
+    }
+    let peer_cpu = hot_peer_cpu(set);
+    let mut kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
+    let mut turns = 0u32;
+    publish_cpu(set);
+    wait::spin(budget_ns, &set.cpu, peer_cpu, || {
+        *n = scan(set, events, max, false);
+        turns += 1;
+        if *n == 0 && turns % 16 == 0 && clock::now_ns() > kernel_at {
+            // SAFETY: epoll_wait's contract.
+            *n = unsafe { kernel_now(epfd, events, 0, max) }.max(0);
+            kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
+        }
+        *n > 0
+    })
+}
+
+/// Tells the peers of a few hot connections where we run.
+fn publish_cpu(set: &Set) {
+    let cpu = clock::cpu();
+    each_hot(set, 4, |entry| {
+        let conn = conn::at(entry.conn.load(Relaxed));
+        if let Some(slot) = conn.slot()
+            && conn.own(slot).cpu.load(Relaxed) != cpu
+        {
+            conn.own(slot).cpu.store(cpu, Relaxed);
+        }
+    });
+}
+
+/// Where the peers of a few hot connections wait: our own CPU if one of them does.
+fn hot_peer_cpu(set: &Set) -> u32 {
+    let (cpu, mut found) = (clock::cpu(), 0);
+    each_hot(set, 4, |entry| {
+        let conn = conn::at(entry.conn.load(Relaxed));
+        if let Some(slot) = conn.slot() {
+            let theirs = conn.peer(slot).cpu.load(Relaxed);
+            found = if theirs == cpu || found == cpu { cpu } else { theirs };
+        }
+    });
+    found
+}
+
+fn each_hot(set: &Set, most: usize, mut act: impl FnMut(&'static entry::Entry)) {
+    let Some(_held) = set.lock.enter() else { return };
+    let count = (set.hot_count.load(Relaxed) as usize).min(most);
+    for place in &set.hot[..count] {
+        if let Some(entry) = entry::at(place.load(Relaxed)) {
+            act(entry);
+        }
+    }
+}
+
+/// Reports hot entries that are ready, at most `max`. With `peek` it only counts and remembers nothing.
+fn scan(set: &Set, events: *mut libc::epoll_event, max: c_int, peek: bool) -> c_int {
+    if set.hot_count.load(Relaxed) == 0 {
+        return 0;
+    }
+    let Some(_held) = set.lock.enter() else { return 0 };
+    let count = set.hot_count.load(Relaxed) as usize;
+    let mut n = 0;
+    // Start behind the last reported one, so that a busy head does not starve the tail.
+    let start = set.hand.load(Relaxed) as usize;
+    for i in 0..count {
+        let at = (start + i) % count;
+        let Some(entry) = entry::at(set.hot[at].load(Relaxed)) else { continue };
+        if is_quiet(entry) {
+            continue;
+        }
+        let bits = epoll::take_events(entry, peek);
+        if bits == 0 {
+            continue;
+        }
+        if !peek {
+            let event = libc::epoll_event { events: bits, u64: entry.data.load(Relaxed) };
+            // SAFETY: n < max, and events holds max entries.
+            unsafe { events.add(n as usize).write(event) };
+        }
+        n += 1;
+        if n == max {
+            set.hand.store((at + 1) as u32, Relaxed);
+            break;
+        }
+    }
+    n
+}
+
+/// One load tells that an entry which waits for data alone has none.
+#[inline(always)]
+fn is_quiet(entry: &entry::Entry) -> bool {
+    if entry.has(E_DISABLED) {
+        return true;
+    }
+    let conn = conn::at(entry.conn.load(Relaxed));
+    let Some(slot) = conn.slot() else { return true };
+    entry.events.load(Relaxed) & WRITE_BITS == 0
+        && conn.end(slot).tcp_left.load(Relaxed) == 1
+        && !conn.rx(slot).has_data()
+        && conn.peer(slot).flags.load(Relaxed) == 0
+        && conn.kernel_events.load(Relaxed) == 0
+}
+
+/// Before a sleep: every hot entry asks for its doorbell. Says whether somebody must tick.
+fn arm_hot(set: &Set) -> bool {
+    let mut tick = false;
+    each_hot(set, epoll::HOT, |entry| {
+        if entry.has(E_DISABLED) {
+            return;
+        }
+        let conn = conn::at(entry.conn.load(Relaxed));
+        let Some(slot) = conn.slot() else { return };
+        let want = entry.events.load(Relaxed);
+        if !entry.has(E_ARMED) || want & WRITE_BITS != 0 {
+            epoll::arm(entry);
+        }
+        tick |= ready::must_tick(conn, slot, want);
+    });
+    tick
+}
+
+/// Turns the kernel's events `at..at + got` into the application's, in place; returns how many remain.
+fn translate(
+    set: &Set,
+    _epfd: c_int,
+    events: *mut libc::epoll_event,
+    at: c_int,
+    got: c_int,
+) -> c_int {
+    let mut kept = at;
+    for i in at..at + got {
+        // SAFETY: the kernel filled these entries.
+        let mut event = unsafe { events.add(i as usize).read() };
+        if let Some((number, entry)) = epoll::entry_of(event.u64) {
+            if number == u32::MAX {
+                continue;
+            }
+            let fd = entry.fd.load(Relaxed) as i32;
+            let index = entry.conn.load(Relaxed);
+            let bits = if ready::is_kernels(fd, index) {
+                let want = entry.events.load(Relaxed);
+                if want & libc::EPOLLONESHOT as u32 != 0 {
+                    entry.set_flag(E_DISABLED, true);
+                }
+                event.events
+            } else {
+                from_ring(set, number, entry, index, event.events)
+            };
+            if bits == 0 {
+                continue;
+            }
+            event = libc::epoll_event { events: bits, u64: entry.data.load(Relaxed) };
+        }
+        // SAFETY: kept ≤ i.
+        unsafe { events.add(kept as usize).write(event) };
+        kept += 1;
+    }
+    kept - at
+}
+
+/// The kernel reports a ring connection: a doorbell, bytes of the TCP span, or its end.
+fn from_ring(set: &Set, number: u32, entry: &entry::Entry, index: u32, kernel: u32) -> u32 {
+    let conn = conn::at(index);
+    let sticky = kernel & (ready::RDHUP | ready::HUP | ready::ERR);
+    if sticky & !conn.kernel_events.load(Relaxed) != 0 {
+        conn.kernel_events.fetch_or(sticky, Relaxed);
+    }
+    let Some(_held) = set.lock.enter() else { return 0 };
+    if !entry.has(E_RING) {
+        entry.set_flag(E_RING, true);
+    }
+    epoll::heat(set, number, entry);
+    let in_tcp = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1);
+    if in_tcp && kernel & READ_BITS != 0 {
+        entry.set_flag(entry::E_EDGE, true);
+    }
+    epoll::take_events(entry, false)
+}
+
+/// Whether a tracked epoll set would report something now; for poll, select and outer sets.
+fn nested_ready(index: u32) -> bool {
+    scan(epoll::set_at(index), core::ptr::null_mut(), 1, true) > 0
+}
+
+/// What one fd of a poll or select means to us.
+enum Watch {
+    /// The kernel's alone.
+    Kernel,
+    /// A ring connection.
+    Ring(u32),
+    /// An epoll set with tracked sockets.
+    Nested(u32),
+}
+
+fn watch(fd: c_int) -> Watch {
+    match table::get(fd) {
+        Fd::Conn(index) if !ready::is_kernels(fd, index) => Watch::Ring(index),
+        Fd::Epoll(index) if epoll::set_at(index).tagged.load(Relaxed) > 0 => Watch::Nested(index),
+        _ => Watch::Kernel,
+    }
+}
+
+/// What shared memory says about one pollfd.
+fn look(p: &libc::pollfd) -> i16 {
+    match watch(p.fd) {
+        Watch::Kernel => 0,
+        Watch::Ring(index) => {
+            let conn = conn::at(index);
+            match conn.slot() {
+                Some(slot) => ready::now(p.fd, conn, slot, p.events as u16 as u32) as i16,
+                None => 0,
+            }
+        }
+        Watch::Nested(index) => {
+            if nested_ready(index) {
+                p.events & (libc::POLLIN | libc::POLLRDNORM)
+            } else {
+                0
+            }
+        }
+    }
+}
+
+/// poll(2) and ppoll(2). `None`: nothing tracked is among the fds, the real call serves.
+///
+/// # Safety
+/// `fds` is valid for `count` entries; `mask` is null or a valid signal set.
+pub unsafe fn poll(
+    fds: *mut libc::pollfd,
+    count: usize,
+    timeout_ns: i64,
+    mask: *const libc::sigset_t,
+) -> Option<c_int> {
+    if fds.is_null() || count == 0 || count > table::FDS {
+        return None;
+    }
+    // SAFETY: the caller's contract.
+    let fds = unsafe { core::slice::from_raw_parts_mut(fds, count) };
+    if !fds.iter().any(|p| p.fd >= 0 && !matches!(watch(p.fd), Watch::Kernel)) {
+        return None;
+    }
+    let deadline = Deadline::after(timeout_ns);
+    loop {
+        let n = poll_now(fds);
+        if n != 0 || timeout_ns == 0 {
+            return Some(n);
+        }
+        if spin_poll(fds, deadline) {
+            continue;
+        }
+        let tick = sleepers(fds, true);
+        let ready = fds.iter().any(|p| p.fd >= 0 && look(p) != 0);
+        let got = if ready { 0 } else { sleep_poll(fds, deadline.left_ms(tick), mask) };
+        let saved = errno();
+        sleepers(fds, false);
+        if got < 0 {
+            set_errno(saved);
+            return Some(-1);
+        }
+        if !ready && got == 0 && deadline.left() == Some(0) {
+            return Some(poll_now(fds));
+        }
+    }
+}
+
+/// One look at everything: the kernel's fds by a real poll without waiting, ours in shared memory.
+fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
+    // Ring connections are hidden from the real call (negative fds are skipped) so that doorbells and
+    // the always writable TCP socket do not show.
+    let mut kernels = false;
+    for p in fds.iter_mut() {
+        p.revents = 0;
+        if p.fd >= 0 {
+            match watch(p.fd) {
+                Watch::Kernel => kernels = true,
+                Watch::Nested(_) => kernels = true,
+                Watch::Ring(_) => p.fd = !p.fd,
+            }
+        }
+    }
+    let mut n = 0;
+    if kernels {
+        // SAFETY: a valid slice.
+        n = unsafe { real::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 0) };
+    }
+    for p in fds.iter_mut() {
+        if p.fd < -1 && matches!(watch(!p.fd), Watch::Ring(_)) {
+            p.fd = !p.fd;
+            p.revents = look(p);
+            if n >= 0 && p.revents != 0 {
+                n += 1;
+            }
+        } else if p.fd >= 0 && p.revents == 0 && matches!(watch(p.fd), Watch::Nested(_)) {
+            p.revents = look(p);
+            n += c_int::from(n >= 0 && p.revents != 0);
+        }
+    }
+    n
+}
+
+fn spin_poll(fds: &[libc::pollfd], deadline: Deadline) -> bool {
+    let first = fds.iter().find_map(|p| match watch(p.fd) {
+        Watch::Ring(index) if p.fd >= 0 => Some(conn::at(index)),
+        _ => None,
+    });
+    let Some(conn) = first else { return false };
+    let Some(slot) = conn.slot() else { return false };
+    let budget = Budget(&conn.spin_ns);
+    let limit = budget.get().min(deadline.left().unwrap_or(u64::MAX));
+    let peer_cpu = conn.peer(slot).cpu.load(Relaxed);
+    let found = wait::spin(limit, &conn.own(slot).cpu, peer_cpu, || {
+        fds.iter().any(|p| p.fd >= 0 && look(p) != 0)
+    });
+    if found {
+        budget.paid();
+    }
+    found
+}
+
+/// Counts this thread as a sleeper of every ring connection in `fds`, or takes it back.
+fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
+    let mut tick = false;
+    for p in fds.iter().filter(|p| p.fd >= 0) {
+        match watch(p.fd) {
+            Watch::Kernel => {}
+            Watch::Nested(index) => {
+                if enter {
+                    tick |= arm_hot(epoll::set_at(index));
+                }
+            }
+            Watch::Ring(index) => {
+                let conn = conn::at(index);
+                let Some(slot) = conn.slot() else { continue };
+                let want = p.events as u16 as u32;
+                if want & READ_BITS != 0 {
+                    Sleeper::count(conn, slot, false, enter);
+                }
+                if want & WRITE_BITS != 0 {
+                    Sleeper::count(conn, slot, true, enter);
+                }
+                if enter {
+                    wait::clear_bells(p.fd, conn, slot);
+                    ready::arm(conn, slot, want);
+                    tick |= ready::must_tick(conn, slot, want) || wait::has_bells(conn, slot);
+                }
+            }
+        }
+    }
+    tick
+}
+
+/// The real sleep: ring connections wait for doorbells and for the end of the connection.
+fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::sigset_t) -> c_int {
+    // What the application asked for is kept in the upper bits of nothing: it is put back from `revents`.
+    for p in fds.iter_mut() {
+        if p.fd >= 0
+            && let Watch::Ring(index) = watch(p.fd)
+        {
+            p.revents = p.events;
+            let bells = conn::at(index).slot().is_some_and(|s| wait::has_bells(conn::at(index), s));
+            p.events = if bells { 0 } else { libc::POLLIN | libc::POLLRDHUP };
+        }
+    }
+    // The kernel overwrites `revents`, so the events are remembered in private memory.
+    let kept = Kept::take(fds);
+    let ts = libc::timespec {
+        tv_sec: (timeout_ms / 1000) as libc::time_t,
+        tv_nsec: (timeout_ms % 1000) as libc::c_long * 1_000_000,
+    };
+    let ts = if timeout_ms < 0 { core::ptr::null() } else { &raw const ts };
+    // SAFETY: a valid slice; mask is the caller's; the real call is the cancellation point.
+    let n = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ts, mask) };
+    let saved = errno();
+    kept.give_back(fds);
+    for p in fds.iter().filter(|p| p.fd >= 0) {
+        if let Watch::Ring(index) = watch(p.fd) {
+            let sticky = p.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR);
+            if n > 0 && sticky != 0 {
+                conn::at(index).kernel_events.fetch_or(sticky as u32, Relaxed);
+            }
+        }
+    }
+    set_errno(saved);
+    n
+}
+
+/// The application's `events` during a real poll that needs others. Up to 64 on the stack, more in a
+/// temporary mapping.
+struct Kept {
+    few: [i16; 64],
+    many: *mut i16,
+    bytes: usize,
+}
+
+impl Kept {
+    fn take(fds: &[libc::pollfd]) -> Kept {
+        let mut kept = Kept { few: [0; 64], many: core::ptr::null_mut(), bytes: 0 };
+        if fds.len() > kept.few.len() {
+            kept.bytes = fds.len() * 2;
+            if let Ok(memory) = sys::mmap_private(core::ptr::null_mut(), kept.bytes) {
+                kept.many = memory.cast();
+            }
+        }
+        for (i, p) in fds.iter().enumerate() {
+            // Ring connections carry their events in `revents` (see `sleep_poll`).
+            let ring = p.fd >= 0 && matches!(watch(p.fd), Watch::Ring(_));
+            kept.put(i, if ring { p.revents } else { p.events });
+        }
+        kept
+    }
+
+    fn put(&mut self, i: usize, events: i16) {
+        if !self.many.is_null() {
+            // SAFETY: i < fds.len(), the mapping holds that many.
+            unsafe { self.many.add(i).write(events) };
+        } else if let Some(place) = self.few.get_mut(i) {
+            *place = events;
+        }
+    }
+
+    fn give_back(self, fds: &mut [libc::pollfd]) {
+        for (i, p) in fds.iter_mut().enumerate() {
+            if !self.many.is_null() {
+                // SAFETY: as in `put`.
+                p.events = unsafe { self.many.add(i).read() };
+            } else if let Some(events) = self.few.get(i) {
+                p.events = *events;
+            }
+        }
+        if !self.many.is_null() {
+            // SAFETY: nobody else has the mapping.
+            unsafe { sys::munmap(self.many.cast(), self.bytes) };
+        }
+    }
+}
+
+/// Whether `fd` is a connection in the ring; select(2) converts to poll(2) then.
+pub fn is_ours(fd: c_int) -> bool {
+    !matches!(watch(fd), Watch::Kernel)
+}
+
+/// Whether the connection is in the ring, for tests.
+pub fn in_ring(index: u32) -> bool {
+    conn::at(index).phase() == RING
+}

@@ -1,0 +1,111 @@
+//! The readiness of one connection, in poll(2)'s bits (epoll's are the same numbers).
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
+use usmc_shm::span::{RxSpan, Source};
+
+use crate::conn::{self, ATTACHED, Conn, LOOKING, OFFERED, RING};
+use crate::socket::wait;
+use crate::{kernel, sys, transition};
+
+/// EPOLLIN / POLLIN.
+pub const IN: u32 = libc::POLLIN as u32;
+/// POLLOUT.
+pub const OUT: u32 = libc::POLLOUT as u32;
+/// POLLERR.
+pub const ERR: u32 = libc::POLLERR as u32;
+/// POLLHUP.
+pub const HUP: u32 = libc::POLLHUP as u32;
+/// POLLRDHUP.
+pub const RDHUP: u32 = libc::POLLRDHUP as u32;
+const RDNORM: u32 = libc::POLLRDNORM as u32;
+const WRNORM: u32 = libc::POLLWRNORM as u32;
+/// All bits that mean "may be read".
+pub const READ_BITS: u32 = IN | RDNORM | RDHUP | libc::POLLPRI as u32 | libc::POLLRDBAND as u32;
+/// All bits that mean "may be written".
+pub const WRITE_BITS: u32 = OUT | WRNORM | libc::POLLWRBAND as u32;
+
+/// Whether the kernel alone knows this connection's readiness. Moves the handshake on.
+pub fn is_kernels(fd: i32, index: u32) -> bool {
+    let conn = conn::at(index);
+    if matches!(conn.phase(), OFFERED | LOOKING | ATTACHED) {
+        transition::progress(fd, index);
+    }
+    conn.phase() != RING
+}
+
+/// The readiness of a ring connection, for someone interested in `want`.
+pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
+    let kernel = conn.kernel_events.load(Relaxed);
+    let mut bits = kernel & (ERR | HUP);
+    let peer = conn.peer(slot).flags.load(Acquire);
+    if want & READ_BITS != 0 {
+        bits |= readable(fd, conn, slot, want);
+    }
+    if peer & TXF_DONE != 0 || kernel & (RDHUP | HUP | ERR) != 0 {
+        bits |= IN | RDNORM | RDHUP;
+    }
+    let own = conn.own(slot).flags.load(Relaxed);
+    if peer & TXF_ABORT != 0 {
+        bits |= HUP | ERR | OUT | WRNORM;
+    }
+    if own & TXF_DONE != 0 && peer & TXF_DONE != 0 {
+        bits |= HUP;
+    }
+    if conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0 {
+        bits |= IN | RDNORM | RDHUP;
+    }
+    if want & WRITE_BITS != 0 && writable(fd, conn, slot, own, peer) {
+        bits |= OUT | WRNORM;
+    }
+    bits & (want | ERR | HUP)
+}
+
+fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
+    let rx = conn.rx(slot);
+    let lowat = (conn.rcvlowat.load(Relaxed) as usize).max(1);
+    let enough = |n: usize| n >= lowat;
+    // 1: TCP has been read to the boundary (see `RxSpan`).
+    if conn.end(slot).tcp_left.load(Relaxed) == 1 {
+        return if rx.data().map_or(true, |d| enough(d.len)) { IN | RDNORM } else { 0 };
+    }
+    let source = match conn.rx_lock.enter() {
+        Some(_held) => RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd)),
+        None => return 0,
+    };
+    match source {
+        Ok(Source::Ring) => {
+            if rx.data().map_or(true, |d| enough(d.len)) {
+                IN | RDNORM
+            } else {
+                0
+            }
+        }
+        _ => sys::poll1(fd, (want & READ_BITS) as i16, 0) as u32 & READ_BITS,
+    }
+}
+
+fn writable(fd: i32, conn: &Conn, slot: &Slot, own: u32, peer: u32) -> bool {
+    if own & TXF_DONE != 0 || peer & (TXF_CLOSED | TXF_ABORT) != 0 {
+        return true;
+    }
+    if !transition::tx_is_ring(fd, conn, slot) {
+        return sys::poll1(fd, libc::POLLOUT, 0) & libc::POLLOUT != 0;
+    }
+    conn.tx(slot).is_writable()
+}
+
+/// Announces that somebody interested in `want` is going to sleep in the kernel.
+pub fn arm(conn: &Conn, slot: &Slot, want: u32) {
+    if want & READ_BITS != 0 {
+        conn.rx(slot).arm_rx(ARM_TCP);
+    }
+    if want & WRITE_BITS != 0 {
+        conn.tx(slot).arm_tx(ARM_TCP);
+    }
+}
+
+/// Whether a sleeper interested in `want` must look again by itself.
+pub fn must_tick(conn: &Conn, slot: &Slot, want: u32) -> bool {
+    want & WRITE_BITS != 0 && wait::must_tick(conn, slot)
+}

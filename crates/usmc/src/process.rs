@@ -1,0 +1,161 @@
+//! Who we are: the cached process id and a word that names the calling thread.
+
+use usmc_shm::lock::{self, Refused, Verdict, Wait};
+use usmc_shm::sync::Ordering::Relaxed;
+use usmc_shm::sync::{AtomicU32, AtomicU64};
+
+static PID: AtomicU32 = AtomicU32::new(0);
+
+/// Re-reads the process id: at start and in a forked child.
+pub fn refresh() {
+    PID.store(crate::sys::getpid(), Relaxed);
+}
+
+/// This process, as of the last fork the library saw.
+#[inline(always)]
+pub fn pid() -> u32 {
+    PID.load(Relaxed)
+}
+
+/// True in a child that shares our memory without having passed through our fork (clone with CLONE_VM,
+/// vfork inside libc): it must not change our tables, they are its parent's.
+pub fn is_foreign_child() -> bool {
+    crate::sys::getpid() != pid()
+}
+
+/// A word unique to the calling thread within the process, never 0.
+#[inline(always)]
+pub fn thread() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let tp: u64;
+        // SAFETY: fs:0 holds the thread pointer itself (x86-64 ELF TLS ABI).
+        unsafe {
+            core::arch::asm!("mov {}, fs:[0]", out(reg) tp, options(nostack, readonly, preserves_flags));
+        };
+        tp
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        let tp: u64;
+        // SAFETY: reading the thread pointer register has no side effect.
+        unsafe { core::arch::asm!("mrs {}, tpidr_el0", out(reg) tp, options(nostack, nomem)) };
+        tp
+    }
+}
+
+/// Waiting for another thread of this process: spin a little, then give the CPU away.
+pub struct Patience;
+
+impl Wait for Patience {
+    fn wait(&mut self, _holder: u64, attempt: u32) -> Verdict {
+        if attempt < 64 {
+            core::hint::spin_loop();
+        } else {
+            crate::sys::sched_yield();
+        }
+        Verdict::Again
+    }
+}
+
+/// The holder word for locks in shared memory: process id and a part of the thread word.
+fn shared_word() -> u64 {
+    ((pid() as u64) << 40) | ((thread() >> 6) & 0xff_ffff_ffff)
+}
+
+/// Waiting for a process that shares an end with us; takes the lock over when that process has died.
+struct FamilyPatience;
+
+impl Wait for FamilyPatience {
+    fn wait(&mut self, holder: u64, attempt: u32) -> Verdict {
+        if attempt < 64 {
+            core::hint::spin_loop();
+            return Verdict::Again;
+        }
+        crate::sys::sched_yield();
+        if attempt % 64 == 0 && !is_alive((holder >> 40) as u32) {
+            return Verdict::Steal;
+        }
+        // A live holder keeps the lock for microseconds; more than this is a peer that scribbles.
+        if attempt > 2_000_000 { Verdict::GiveUp } else { Verdict::Again }
+    }
+}
+
+fn is_alive(pid: u32) -> bool {
+    match crate::sys::pidfd_open(pid) {
+        Ok(fd) => {
+            // A zombie's pidfd is readable: it holds nothing any more.
+            let dead = crate::sys::poll1(fd, libc::POLLIN, 0) != 0;
+            crate::sys::close(fd);
+            !dead
+        }
+        Err(libc::ESRCH | libc::EINVAL) => false,
+        Err(_) => true,
+    }
+}
+
+/// Takes a lock in shared memory on behalf of this thread.
+///
+/// # Errors
+/// See [`Refused`].
+pub fn lock_shared(word: &AtomicU64) -> Result<(), Refused> {
+    lock::acquire(word, shared_word(), &mut FamilyPatience)
+}
+
+/// A lock in private memory.
+pub struct Lock(AtomicU64);
+
+impl Lock {
+    /// Not held.
+    pub const fn new() -> Lock {
+        Lock(AtomicU64::new(0))
+    }
+
+    /// Takes it, or `None` when this very thread holds it already (we are in a signal handler).
+    #[inline(always)]
+    pub fn enter(&self) -> Option<Held<'_>> {
+        lock::acquire(&self.0, thread(), &mut Patience).ok()?;
+        Some(Held(&self.0))
+    }
+
+    /// Takes it if nobody has it.
+    #[inline(always)]
+    pub fn try_enter(&self) -> Option<Held<'_>> {
+        use usmc_shm::sync::Ordering::Acquire;
+        self.0.compare_exchange(0, thread(), Acquire, Relaxed).ok()?;
+        Some(Held(&self.0))
+    }
+
+    /// Forgets a holder that does not exist in this (forked) process.
+    pub fn reset(&self) {
+        lock::release(&self.0);
+    }
+
+    /// Takes it without a guard; `false` when this thread has it already. For fork's prepare step.
+    pub fn hold(&self) -> bool {
+        lock::acquire(&self.0, thread(), &mut Patience).is_ok()
+    }
+
+    /// Gives it back after [`Lock::hold`]; a no-op when this thread does not hold it.
+    pub fn unhold(&self) {
+        if self.0.load(Relaxed) == thread() {
+            lock::release(&self.0);
+        }
+    }
+}
+
+impl Default for Lock {
+    fn default() -> Lock {
+        Lock::new()
+    }
+}
+
+/// A held [`Lock`].
+pub struct Held<'a>(&'a AtomicU64);
+
+impl Drop for Held<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        lock::release(self.0);
+    }
+}

@@ -1,0 +1,364 @@
+//! The segments this process has mapped: its own, one chain per listener it connects to, and those of
+//! clients it accepted.
+//!
+//! All changes happen under one lock; the data path never comes here. A segment stays mapped while a
+//! record uses it, so the rings of a live connection cannot vanish.
+
+use core::ptr;
+use usmc_shm::Broken;
+use usmc_shm::layout::{ACCEPTOR, CLIENT, SLOTS_MAX, WINDOW_SHIFT_MIN, segment_len};
+use usmc_shm::region::Segment;
+use usmc_shm::sync::AtomicPtr;
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
+
+use crate::device;
+use crate::process::{Held, Lock};
+use crate::reason::Reason;
+use crate::sys;
+use crate::tuple::Tuple;
+
+/// Segments one process can have mapped.
+const SEGMENTS: usize = 1024;
+/// Slots of the first segment of a chain; each further one has four times as many.
+const FIRST_SLOTS: u32 = 16;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Unused = 0,
+    /// Made by us; slots are handed out from it.
+    Own,
+    /// Made by us, no slots are handed out any more (forked child, or too many lost slots).
+    Closed,
+    /// Made by a client of ours.
+    Peer,
+}
+
+/// A table entry. Zero bytes are an unused entry.
+struct Mapped {
+    role: Role,
+    id: u64,
+    base: *mut u8,
+    len: usize,
+    fd: i32,
+    users: u32,
+    owner: u64,
+    listener: [u64; 4],
+    free: u32,
+    lost: u32,
+    /// Free slots `[..free]`, last in first out; slots the acceptor still holds `[slots - lost..]`.
+    stack: [u16; SLOTS_MAX as usize],
+}
+
+static LOCK: Lock = Lock::new();
+static TABLE: AtomicPtr<Mapped> = AtomicPtr::new(ptr::null_mut());
+
+/// The table, for the holder of the lock.
+struct Table<'a> {
+    entries: &'a mut [Mapped],
+    _held: Held<'a>,
+}
+
+fn table() -> Option<Table<'static>> {
+    let held = LOCK.enter()?;
+    let mut base = TABLE.load(Acquire);
+    if base.is_null() {
+        let len = SEGMENTS * size_of::<Mapped>();
+        base = sys::mmap_private(ptr::null_mut(), len).ok()?.cast();
+        TABLE.store(base, Release);
+    }
+    // SAFETY: SEGMENTS zeroed entries (role Unused is 0, the rest are integers and a null pointer), never
+    // unmapped; the lock makes the reference unique.
+    let entries = unsafe { core::slice::from_raw_parts_mut(base, SEGMENTS) };
+    Some(Table { entries, _held: held })
+}
+
+/// Fork: nobody changes the table while it is copied.
+pub fn hold() -> bool {
+    LOCK.hold()
+}
+
+/// Fork is over in the parent.
+pub fn unhold() {
+    LOCK.unhold();
+}
+
+/// Fork, in the child: the parent's segments serve the inherited connections and nothing else.
+pub fn after_fork() {
+    LOCK.reset();
+    let Some(table) = table() else { return };
+    for m in table.entries.iter_mut().filter(|m| m.role == Role::Own) {
+        m.role = Role::Closed;
+    }
+}
+
+impl Mapped {
+    fn segment(&self) -> Result<Segment, Broken> {
+        // SAFETY: mapped with `len` bytes by `create` or `map_peer`, sealed, and unmapped only by
+        // `unmap`, after which the entry is Unused.
+        unsafe { Segment::open(self.base, self.len) }
+    }
+
+    fn unmap(&mut self) {
+        if self.role == Role::Own
+            && let Ok(segment) = self.segment()
+        {
+            segment.header().retired.store(1, Relaxed);
+        }
+        // SAFETY: no record uses it (`users` is 0 at every caller).
+        unsafe { sys::munmap(self.base, self.len) };
+        if self.fd >= 0 {
+            crate::table::release_fd(self.fd);
+        }
+        self.role = Role::Unused;
+    }
+}
+
+fn listener_words(tuple: &Tuple) -> [u64; 4] {
+    let w = tuple.words();
+    [w[0], w[3], w[4], tuple.server.port as u64]
+}
+
+/// A slot a client may offer.
+pub struct OwnSlot {
+    /// Table index of the segment.
+    pub segment: u32,
+    /// Slot index.
+    pub slot: u32,
+    /// The mapping.
+    pub map: Segment,
+    /// The segment's identity.
+    pub id: u64,
+}
+
+/// Takes a slot in the chain of `tuple`'s listener, making a new segment when the chain is full.
+///
+/// # Errors
+/// No memory, no table entry, or no device identity.
+pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
+    let identity = device::current().own_identity()?;
+    let listener = listener_words(tuple);
+    let mut table = table().ok_or(Reason::NoMemory)?;
+    let mut slots = FIRST_SLOTS;
+    for index in 0..SEGMENTS {
+        let m = &mut table.entries[index];
+        if m.role != Role::Own || m.listener != listener {
+            continue;
+        }
+        let Ok(map) = m.segment() else {
+            m.role = Role::Closed;
+            continue;
+        };
+        if m.free == 0 {
+            collect_lost(m, &map);
+        }
+        if m.free > 0 {
+            m.free -= 1;
+            m.users += 1;
+            let slot = m.stack[m.free as usize] as u32;
+            return Ok(OwnSlot { segment: index as u32, slot, map, id: m.id });
+        }
+        if m.lost * 2 > map.slots() {
+            // Holders that died without a word: leave the segment to those who still use it.
+            map.header().retired.store(1, Relaxed);
+            m.role = Role::Closed;
+        }
+        slots = (map.slots() * 4).clamp(slots, SLOTS_MAX);
+    }
+    let index = place(&mut table)?;
+    create(&mut table.entries[index], slots, listener, identity)?;
+    let m = &mut table.entries[index];
+    m.free -= 1;
+    m.users = 1;
+    let slot = m.stack[m.free as usize] as u32;
+    let map = m.segment().map_err(|_| Reason::NoMemory)?;
+    Ok(OwnSlot { segment: index as u32, slot, map, id: m.id })
+}
+
+/// An unused entry, if need be by unmapping one that nobody uses.
+fn place(table: &mut Table<'_>) -> Result<usize, Reason> {
+    if let Some(index) = table.entries.iter().position(|m| m.role == Role::Unused) {
+        return Ok(index);
+    }
+    let index = table.entries.iter().position(|m| m.users == 0).ok_or(Reason::TableFull)?;
+    table.entries[index].unmap();
+    Ok(index)
+}
+
+fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Result<(), Reason> {
+    let shift = crate::config::get().ring_shift;
+    let len = segment_len(slots, shift).ok_or(Reason::NoMemory)?;
+    let fd = sys::memfd_create(c"usmc-segment").map_err(|_| Reason::NoMemory)?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let base = sys::ftruncate(fd, len as u64)
+        .and_then(|()| sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize))
+        .and_then(|_| sys::mmap_shared(fd, len));
+    let Ok(base) = base else {
+        sys::close(fd);
+        return Err(Reason::NoMemory);
+    };
+    let id = sys::random() | 1;
+    // SAFETY: a fresh zeroed mapping of segment_len bytes that nobody else has.
+    let map = unsafe { Segment::create(base, slots, shift, id, identity) };
+    m.role = Role::Own;
+    m.id = id;
+    m.base = base;
+    m.len = map.len();
+    m.fd = crate::table::keep_fd(fd);
+    m.users = 0;
+    m.owner = identity;
+    m.listener = listener;
+    m.lost = 0;
+    m.free = slots;
+    for (i, place) in m.stack[..slots as usize].iter_mut().enumerate() {
+        // Slot 0 is on top.
+        *place = (slots as usize - 1 - i) as u16;
+    }
+    Ok(())
+}
+
+/// Moves slots the acceptor has let go of in the meantime back to the free ones.
+fn collect_lost(m: &mut Mapped, map: &Segment) {
+    let end = map.slots() as usize;
+    let mut kept = 0;
+    let lost = m.lost as usize;
+    for i in 0..lost {
+        let at = end - 1 - i;
+        let slot = m.stack[at];
+        let gone = map.slot(slot as u32).is_ok_and(|s| s.end[ACCEPTOR].refs.load(Acquire) == 0);
+        if gone {
+            m.stack[m.free as usize] = slot;
+            m.free += 1;
+        } else {
+            // Written at or above `at`: what lies there has been looked at.
+            m.stack[end - 1 - kept] = slot;
+            kept += 1;
+        }
+    }
+    m.lost = kept as u32;
+}
+
+/// The fd of an own segment, to be pushed to an acceptor.
+pub fn fd_of(index: u32) -> Option<i32> {
+    let table = table()?;
+    let m = table.entries.get(index as usize)?;
+    (matches!(m.role, Role::Own | Role::Closed) && m.fd >= 0).then_some(m.fd)
+}
+
+/// A record does not use its segment any more. For the client's last reference, `slot` goes back.
+pub fn let_go(index: u32, slot: Option<u32>) {
+    let Some(mut table) = table() else { return };
+    let m = &mut table.entries[index as usize];
+    m.users = m.users.saturating_sub(1);
+    if m.role == Role::Own
+        && let (Some(slot), Ok(map)) = (slot, m.segment())
+        && let Ok(shared) = map.slot(slot)
+    {
+        give_back_pages(&map, slot);
+        if shared.end[ACCEPTOR].refs.load(Acquire) == 0 {
+            m.stack[m.free as usize] = slot as u16;
+            m.free += 1;
+        } else {
+            let at = map.slots() - 1 - m.lost;
+            m.stack[at as usize] = slot as u16;
+            m.lost += 1;
+        }
+    }
+    if m.role == Role::Closed && m.users == 0 {
+        m.unmap();
+    }
+}
+
+/// A ring that grew keeps no memory while its slot is idle.
+fn give_back_pages(map: &Segment, slot: u32) {
+    for sender in [CLIENT, ACCEPTOR] {
+        let Ok(ring) = map.ring(slot, sender) else { continue };
+        let shift = ring.dir().producer.window_shift.load(Relaxed).min(map.ring_shift());
+        // The acceptor may still be reading the last bytes.
+        if shift > WINDOW_SHIFT_MIN + 2 && ring.unread() == 0 {
+            let (base, _) = ring.contiguous(0, 1 << shift, 1 << shift);
+            // SAFETY: the ring is empty, nothing in it is needed.
+            unsafe { sys::madvise(base, 1 << shift, libc::MADV_REMOVE) };
+        }
+    }
+}
+
+/// Finds a peer's segment by identity and counts one more user.
+pub fn use_peer(id: u64) -> Option<(u32, Segment)> {
+    let mut table = table()?;
+    let index = table.entries.iter().position(|m| m.role != Role::Unused && m.id == id)?;
+    let m = &mut table.entries[index];
+    let map = m.segment().ok()?;
+    m.users += 1;
+    Some((index as u32, map))
+}
+
+/// One more process holds what this entry's record uses, or a failed attach is undone.
+pub fn unuse(index: u32) {
+    let_go(index, None);
+}
+
+/// Maps a segment that came out of the mailbox; takes the fd. Hostile until proven sealed and sound.
+pub fn map_peer(fd: i32) -> Result<(), Reason> {
+    let mapped = map_sealed(fd);
+    sys::close(fd);
+    let (base, len) = mapped?;
+    // SAFETY: a mapping of `len` bytes whose file is sealed against shrinking.
+    let Ok(map) = (unsafe { Segment::open(base, len) }) else {
+        // SAFETY: nobody has seen it.
+        unsafe { sys::munmap(base, len) };
+        return Err(Reason::PeerBroken);
+    };
+    let id = map.header().id.load(Relaxed);
+    let owner = map.header().owner.load(Relaxed);
+    let Some(mut table) = table() else {
+        // SAFETY: as above.
+        unsafe { sys::munmap(base, len) };
+        return Err(Reason::NoMemory);
+    };
+    sweep(&mut table);
+    let known = table.entries.iter().any(|m| m.role != Role::Unused && m.id == id);
+    let index = if known { Err(Reason::NoSegment) } else { place(&mut table) };
+    let Ok(index) = index else {
+        // SAFETY: as above.
+        unsafe { sys::munmap(base, len) };
+        return Ok(());
+    };
+    let m = &mut table.entries[index];
+    m.role = Role::Peer;
+    (m.id, m.owner, m.base, m.len) = (id, owner, base, len);
+    (m.fd, m.users, m.free, m.lost) = (-1, 0, 0, 0);
+    m.listener = [0; 4];
+    Ok(())
+}
+
+fn map_sealed(fd: i32) -> Result<(*mut u8, usize), Reason> {
+    let need = (libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) as usize;
+    let seals = sys::fcntl(fd, libc::F_GET_SEALS, 0).map_err(|_| Reason::PeerBroken)?;
+    let size = sys::fstat(fd).map_err(|_| Reason::PeerBroken)?.size as usize;
+    let most = segment_len(SLOTS_MAX, usmc_shm::layout::WINDOW_SHIFT_MAX).unwrap_or(0);
+    if seals & need != need || size > most || size < usmc_shm::layout::SLOTS_OFFSET {
+        return Err(Reason::PeerBroken);
+    }
+    let base = sys::mmap_shared(fd, size).map_err(|_| Reason::NoMemory)?;
+    Ok((base, size))
+}
+
+/// Unmaps what clients have retired or left behind and no connection uses.
+fn sweep(table: &mut Table<'_>) {
+    for m in table.entries.iter_mut().filter(|m| m.role == Role::Peer && m.users == 0) {
+        let retired = m.segment().map_or(true, |s| s.header().retired.load(Relaxed) != 0);
+        if retired || !device::current().is_identity_alive(m.owner) {
+            m.unmap();
+        }
+    }
+}
+
+/// The process ends in an orderly way: tell acceptors that nothing comes any more.
+pub fn leave() {
+    let Some(mut table) = table() else { return };
+    for m in table.entries.iter_mut().filter(|m| m.role == Role::Own) {
+        if let Ok(map) = m.segment() {
+            map.header().retired.store(1, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! accept(2): the new connection looks for the offer its client may have left.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::connect;
+use crate::conn::{self, LISTEN};
+use crate::reason::Reason;
+use crate::tuple::{self, Endpoint, Tuple};
+use crate::{observer, transition};
+
+/// After a real accept: `fd` is the new connection of listener `listener`, `flags` are accept4's.
+pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storage, len: usize) {
+    let Some(index) = connect::created(fd, flags) else { return };
+    let from = conn::at(listener);
+    let conn = conn::at(index);
+    if from.phase() != LISTEN {
+        let reason = Reason::from_code(from.reason.load(Relaxed) as u8);
+        conn.give_up(reason.unwrap_or(Reason::NoDevice));
+        return observer::changed(fd, index);
+    }
+    let (Some(client), Ok(server)) = (Endpoint::from_sockaddr(peer, len), tuple::local(fd)) else {
+        conn.give_up(Reason::NotRegistered);
+        return;
+    };
+    let tuple = Tuple { netns: from.tuple[0].load(Relaxed), client, server };
+    transition::look(fd, index, &tuple);
+    observer::changed(fd, index);
+}

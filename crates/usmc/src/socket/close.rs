@@ -1,0 +1,119 @@
+//! The end: close(2) and shutdown(2). The kernel's FIN or RST is the truth; flags in the slot make the
+//! common case immediate.
+
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use usmc_shm::layout::{END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
+use usmc_shm::span::{RxSpan, Source};
+
+use super::wait;
+use crate::conn::{self, Conn, LISTEN, RING};
+use crate::table::{self, Entry};
+use crate::{device, fork, kernel, observer, poll, sys, transition};
+
+/// To be called just before the kernel closes `fd` (close, dup2 over it, close_range): what the library
+/// knows about it ends. The caller makes the real call next.
+///
+/// Returns false when the fd is the library's own and must stay.
+pub fn closing(fd: i32) -> bool {
+    match table::get(fd) {
+        Entry::Foreign => true,
+        Entry::Internal => !wait::is_own_process(),
+        // A child on our memory (vfork inside libc) closes its own descriptors, not ours.
+        _ if !wait::is_own_process() => true,
+        Entry::Epoll(index) => {
+            if table::take(fd) != Entry::Foreign {
+                poll::epoll::closed(index);
+            }
+            true
+        }
+        Entry::Conn(index) => {
+            if table::take(fd) != Entry::Foreign {
+                drop_ref(fd, index);
+            }
+            true
+        }
+    }
+}
+
+/// `fd` was closed behind our back and its number means something else by now: forget it without
+/// touching the kernel.
+pub fn closing_stale(fd: i32) -> bool {
+    match table::take(fd) {
+        Entry::Epoll(index) => poll::epoll::closed(index),
+        Entry::Conn(index) => {
+            let conn = conn::at(index);
+            if conn.refs.fetch_sub(1, AcqRel) == 1 {
+                poll::epoll::forget(-1, index);
+                {
+                    let _rx = conn.rx_lock.enter();
+                    let _tx = conn.tx_lock.enter();
+                    transition::end(conn);
+                }
+                fork::let_go(conn);
+                observer::gone(conn);
+                conn::free(index);
+            }
+        }
+        Entry::Foreign | Entry::Internal => return false,
+    }
+    true
+}
+
+fn drop_ref(fd: i32, index: u32) {
+    let conn = conn::at(index);
+    if conn.refs.fetch_sub(1, AcqRel) != 1 {
+        return;
+    }
+    poll::epoll::forget(fd, index);
+    if conn.phase() == LISTEN {
+        device::current().unregister_listener(conn.offer_index.load(Relaxed));
+    }
+    {
+        // Threads inside a step on this socket finish it first; sleepers find the record changed.
+        let _rx = conn.rx_lock.enter();
+        let _tx = conn.tx_lock.enter();
+        if let Some(slot) = conn.slot() {
+            if conn.phase() == RING && conn.end(slot).refs.load(Relaxed) <= 1 {
+                say_goodbye(fd, conn, slot);
+            }
+            transition::end(conn);
+        }
+    }
+    fork::let_go(conn);
+    observer::gone(conn);
+    conn::free(index);
+}
+
+/// The last holder closes: with unread data TCP would send a RST, otherwise a FIN.
+fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
+    let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
+    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
+    let reset_asked = linger.l_onoff != 0 && linger.l_linger == 0;
+    let in_ring =
+        matches!(RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd)), Ok(Source::Ring));
+    let unread = conn.rx(slot).has_data();
+    let abort = if unread || reset_asked { TXF_ABORT } else { 0 };
+    // Release: after the last published byte.
+    conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | abort, Release);
+    if unread && !reset_asked {
+        let now = libc::linger { l_onoff: 1, l_linger: 0 };
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &now);
+    } else if in_ring {
+        // Doorbells left unread would turn the FIN into a RST.
+        wait::drain_bells(fd, conn, slot);
+    }
+}
+
+/// To be called before the real shutdown(2).
+pub fn shutting_down(index: u32, how: i32) {
+    let conn = conn::at(index);
+    let Some(slot) = conn.slot() else { return };
+    if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
+        let _tx = conn.tx_lock.enter();
+        // Release: after the last published byte.
+        conn.own(slot).flags.fetch_or(TXF_DONE, Release);
+    }
+    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
+        conn.end(slot).flags.fetch_or(END_SHUT_RD, Relaxed);
+    }
+}

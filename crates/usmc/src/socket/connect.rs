@@ -1,0 +1,82 @@
+//! socket(2), connect(2), listen(2): where a record begins and takes its part.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::conn::{self, F_NONBLOCK, FRESH, LISTEN, OFFERED, PLAIN};
+use crate::reason::Reason;
+use crate::table::{self, Entry};
+use crate::tuple::{self, Endpoint};
+use crate::{config, device, observer, transition};
+
+/// Whether socket(2) with these arguments makes a TCP socket.
+pub fn is_tcp(family: i32, kind: i32, protocol: i32) -> bool {
+    let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+    matches!(family, libc::AF_INET | libc::AF_INET6)
+        && kind == libc::SOCK_STREAM
+        && matches!(protocol, 0 | libc::IPPROTO_TCP)
+}
+
+/// A new TCP socket `fd`: gives it a record. Returns the record's index.
+pub fn created(fd: i32, kind: i32) -> Option<u32> {
+    if config::get().off {
+        return None;
+    }
+    let index = conn::alloc()?;
+    let conn = conn::at(index);
+    conn.refs.store(1, Relaxed);
+    conn.set_flag(F_NONBLOCK, kind & libc::SOCK_NONBLOCK != 0);
+    conn.set_phase(FRESH);
+    if !table::set(fd, Entry::Conn(index)) {
+        conn::free(index);
+        return None;
+    }
+    Some(index)
+}
+
+/// After a real connect(2): `result` 0, or the errno it failed with.
+pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
+    // EINTR: the connection goes on being made in the background.
+    if !matches!(result, 0 | libc::EINPROGRESS | libc::EINTR) {
+        return;
+    }
+    let conn = conn::at(index);
+    let Some(server) = server else { return };
+    match conn.phase() {
+        FRESH => {}
+        OFFERED => {
+            // Either the answer to the attempt we know, or a new attempt after a failed one.
+            let known = conn.tuple[5].load(Relaxed) >> 16;
+            if tuple::local(fd).is_ok_and(|at| u64::from(at.port) == known) {
+                return;
+            }
+            transition::end(conn);
+            conn.set_phase(FRESH);
+        }
+        PLAIN if conn.slot().is_none() && result != 0 => conn.set_phase(FRESH),
+        _ => return,
+    }
+    transition::offer(fd, index, server);
+}
+
+/// After a real listen(2) that succeeded: registers the address.
+pub fn listening(fd: i32, index: u32) {
+    let conn = conn::at(index);
+    if conn.phase() != FRESH {
+        return;
+    }
+    let Ok(at) = tuple::local(fd) else { return };
+    let netns = tuple::netns(fd);
+    if !config::get().allows(at.ip(), at.port) {
+        conn.give_up(Reason::Excluded);
+    } else {
+        match device::current().register_listener(netns, at) {
+            Ok(token) => {
+                conn.offer_index.store(token, Relaxed);
+                conn.tuple[0].store(netns, Relaxed);
+                conn.set_phase(LISTEN);
+            }
+            Err(reason) => conn.give_up(reason),
+        }
+    }
+    observer::changed(fd, index);
+}

@@ -1,0 +1,59 @@
+//! dup(2) and the flags of an open file description.
+
+use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+use super::recv;
+use crate::conn::{self, F_NONBLOCK};
+use crate::poll;
+use crate::table::{self, Entry};
+
+/// `new` is a duplicate of `old`.
+pub fn duplicated(old: i32, new: i32) {
+    let entry = table::get(old);
+    match entry {
+        Entry::Conn(index) => {
+            conn::at(index).refs.fetch_add(1, AcqRel);
+        }
+        Entry::Epoll(index) => poll::epoll::duplicated(index),
+        Entry::Foreign | Entry::Internal => {
+            table::set(new, Entry::Foreign);
+            return;
+        }
+    }
+    table::set(new, entry);
+}
+
+/// O_NONBLOCK was set or cleared on `fd`.
+pub fn nonblocking(fd: i32, on: bool) {
+    if let Entry::Conn(index) = table::get(fd) {
+        conn::at(index).set_flag(F_NONBLOCK, on);
+    }
+}
+
+/// FIONREAD where the kernel does not know it.
+pub fn unread(fd: i32) -> Option<i32> {
+    let Entry::Conn(index) = table::get(fd) else { return None };
+    recv::unread(fd, conn::at(index)).map(|n| i32::try_from(n).unwrap_or(i32::MAX))
+}
+
+/// Calls made on a fresh description (socket, accept, open, …): what the number meant before is over,
+/// whoever closed it behind our back.
+pub fn fresh(fd: i32) {
+    if fd < 0 {
+        return;
+    }
+    match table::get(fd) {
+        Entry::Foreign => {}
+        Entry::Internal => {
+            table::set(fd, Entry::Foreign);
+        }
+        Entry::Conn(_) | Entry::Epoll(_) => {
+            let _ = super::close::closing_stale(fd);
+        }
+    }
+}
+
+/// For tests and diagnosis.
+pub fn refs(index: u32) -> u32 {
+    conn::at(index).refs.load(Relaxed)
+}

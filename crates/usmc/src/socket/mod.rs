@@ -1,0 +1,26 @@
+//! TCP semantics, one verb per file. Each function does what the libc function of that name does to a TCP
+//! socket, on whichever span of the stream the connection is.
+
+pub mod accept;
+pub mod close;
+pub mod connect;
+pub mod control;
+pub mod iov;
+pub mod option;
+pub mod recv;
+pub mod send;
+pub mod transfer;
+pub mod wait;
+
+use crate::sys::Errno;
+
+/// How a call on a tracked socket ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Bytes, or 0 for the end of the stream.
+    Done(usize),
+    /// The errno to report.
+    Fail(Errno),
+    /// The kernel has to do it: make the real call with the same arguments.
+    Kernel,
+}

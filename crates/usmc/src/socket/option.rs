@@ -1,0 +1,84 @@
+//! Socket options whose kernel value is not the application's while a connection is in the ring.
+
+use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::layout::{END_CORK, END_NODELAY, Slot};
+
+use crate::conn::{self, Conn, F_KERNEL_ONLY, F_TUNED, FRESH, LISTEN, LOOKING, OFFERED};
+use crate::reason::Reason;
+use crate::sys::Errno;
+
+const TCP_REPAIR: i32 = 19;
+const TCP_ULP: i32 = 31;
+const TCP_FASTOPEN_CONNECT: i32 = 30;
+const SO_ZEROCOPY: i32 = 60;
+
+/// What becomes of a set or get.
+pub enum Verdict {
+    /// Ask the kernel.
+    Kernel,
+    /// Done here; for a get this is the value.
+    Value(i32),
+    /// Refused.
+    Fail(Errno),
+}
+
+/// setsockopt(2) with an int value.
+pub fn set(index: u32, level: i32, name: i32, value: i32) -> Verdict {
+    let conn = conn::at(index);
+    if matches!((level, name), (libc::SOL_SOCKET, SO_ZEROCOPY))
+        || (level == libc::IPPROTO_TCP
+            && matches!(name, TCP_ULP | TCP_REPAIR | TCP_FASTOPEN_CONNECT))
+    {
+        return kernel_only(conn);
+    }
+    let Some(slot) = conn.slot().filter(|_| conn.has(F_TUNED)) else { return Verdict::Kernel };
+    match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => keep(conn, slot, END_NODELAY, value),
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => keep(conn, slot, END_CORK, value),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value >= 0 => {
+            conn.rcvlowat.store(value as u32, Relaxed);
+            Verdict::Value(0)
+        }
+        _ => Verdict::Kernel,
+    }
+}
+
+fn keep(conn: &Conn, slot: &Slot, bit: u32, value: i32) -> Verdict {
+    let flags = &conn.end(slot).flags;
+    if value != 0 {
+        flags.fetch_or(bit, Relaxed);
+    } else {
+        flags.fetch_and(!bit, Relaxed);
+    }
+    Verdict::Value(0)
+}
+
+/// Options after which the kernel has to see every byte.
+fn kernel_only(conn: &Conn) -> Verdict {
+    match conn.phase() {
+        FRESH | LISTEN => conn.set_flag(F_KERNEL_ONLY, true),
+        LOOKING => conn.give_up(Reason::KernelFeature),
+        OFFERED => crate::transition::take_back(conn, Reason::KernelFeature),
+        _ if conn.slot().is_some() => return Verdict::Fail(libc::ENOPROTOOPT),
+        _ => {}
+    }
+    if conn.slot().is_some() && conn.phase() != conn::PLAIN {
+        return Verdict::Fail(libc::ENOPROTOOPT);
+    }
+    Verdict::Kernel
+}
+
+/// getsockopt(2) of an int value.
+pub fn get(index: u32, level: i32, name: i32) -> Verdict {
+    let conn = conn::at(index);
+    let Some(slot) = conn.slot().filter(|_| conn.has(F_TUNED)) else { return Verdict::Kernel };
+    let flags = conn.end(slot).flags.load(Relaxed);
+    match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Value((flags & END_NODELAY != 0) as i32),
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => Verdict::Value((flags & END_CORK != 0) as i32),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
+            Verdict::Value((conn.rcvlowat.load(Relaxed) as i32).max(1))
+        }
+        _ => Verdict::Kernel,
+    }
+}

@@ -1,0 +1,316 @@
+//! Receiving: TCP up to the boundary, then the ring; end of stream and reset as TCP gives them.
+
+use core::mem;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use usmc_shm::Broken;
+use usmc_shm::bell::Drain;
+use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT, TXF_DONE};
+use usmc_shm::lock;
+use usmc_shm::ring::Ring;
+use usmc_shm::span::{RxSpan, Source, Unmeasured};
+use usmc_shm::sync::AtomicU64;
+
+use super::Outcome;
+use super::iov::Buffers;
+use super::wait::{self, Woken};
+use crate::conn::{self, ATTACHED, Conn, F_SHARED, LOOKING, OFFERED, RING};
+use crate::sys::{self, Errno};
+use crate::{clock, kernel, observer, process, transition};
+
+/// How long an empty ring is believed without asking the kernel whether the peer died.
+const KERNEL_CHECK_NS: u64 = 10_000;
+
+/// What one attempt found.
+enum Attempt {
+    /// This many bytes.
+    Got(usize),
+    /// Nothing yet; `true` when TCP has been read to the boundary.
+    Empty(bool),
+    /// No byte will follow.
+    End,
+    /// The connection failed.
+    Fail(Errno),
+    /// Not ours.
+    Kernel,
+}
+
+/// Receives into `to` as recv(2) with `flags` does. With an empty `to` it waits for data and returns 0.
+pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
+    let conn = conn::at(index);
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        return Outcome::Kernel;
+    }
+    let wanted = to.left();
+    let least = match conn.rcvlowat.load(Relaxed) as usize {
+        _ if flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 => wanted,
+        lowat => lowat.clamp(1, wanted.max(1)),
+    };
+    let mut total = 0;
+    let use_count = conn.use_count.load(Relaxed);
+    loop {
+        match conn.phase() {
+            // Closed by another thread while we waited: the number may mean something else by now.
+            _ if conn.use_count.load(Relaxed) != use_count => return Outcome::Fail(libc::EBADF),
+            RING => {}
+            OFFERED | LOOKING | ATTACHED => transition::progress(fd, index),
+            _ if total > 0 => return Outcome::Done(total),
+            _ => return Outcome::Kernel,
+        }
+        let failed = match attempt(fd, conn, to, flags) {
+            Attempt::Kernel if total > 0 => return Outcome::Done(total),
+            Attempt::Kernel => return Outcome::Kernel,
+            Attempt::End => return Outcome::Done(total),
+            Attempt::Got(n) => {
+                total += n;
+                if total >= least || wanted == 0 || flags & libc::MSG_PEEK != 0 {
+                    return Outcome::Done(total);
+                }
+                continue;
+            }
+            Attempt::Empty(_) if flags & libc::MSG_DONTWAIT != 0 => libc::EAGAIN,
+            Attempt::Empty(_) if wait::is_nonblocking(fd, conn) => libc::EAGAIN,
+            Attempt::Empty(in_ring) => match wait::for_data(fd, index, in_ring) {
+                Woken::Look => continue,
+                Woken::Fail(errno) => errno,
+            },
+            Attempt::Fail(errno) => errno,
+        };
+        return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(failed) };
+    }
+}
+
+/// A lock in the slot, held where several processes share this end.
+pub struct Family<'a>(Option<&'a AtomicU64>);
+
+impl<'a> Family<'a> {
+    /// Takes it if the socket is shared; `None` when the peer made it unusable.
+    pub fn enter(conn: &Conn, word: &'a AtomicU64) -> Option<Family<'a>> {
+        if !conn.has(F_SHARED) {
+            return Some(Family(None));
+        }
+        process::lock_shared(word).ok()?;
+        Some(Family(Some(word)))
+    }
+}
+
+impl Drop for Family<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(word) = self.0 {
+            lock::release(word);
+        }
+    }
+}
+
+#[inline]
+fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
+    // A signal handler that interrupted a receive on the same socket finds nothing to read.
+    let Some(_held) = conn.rx_lock.enter() else { return Attempt::Empty(false) };
+    let phase = conn.phase();
+    let Some(slot) = conn.slot() else {
+        return if phase == LOOKING {
+            from_tcp(fd, conn, None, to, flags, u64::MAX)
+        } else {
+            Attempt::Kernel
+        };
+    };
+    if !matches!(phase, OFFERED | ATTACHED | RING) {
+        return Attempt::Kernel;
+    }
+    let Some(_family) = Family::enter(conn, &conn.end(slot).rx_lock) else {
+        return Attempt::Fail(libc::ECONNRESET);
+    };
+    let span = RxSpan::new(slot, conn.side());
+    match span.source(|| kernel::tcp_read(fd)) {
+        Ok(Source::Ring) => from_ring(fd, conn, slot, to, flags),
+        Ok(Source::Tcp(left)) => from_tcp(fd, conn, Some(span), to, flags, left),
+        Err(Unmeasured) => after_death(conn, slot),
+    }
+}
+
+/// Reads TCP, at most to the boundary.
+fn from_tcp(
+    fd: i32,
+    conn: &Conn,
+    span: Option<RxSpan<'_>>,
+    to: &mut Buffers,
+    flags: i32,
+    left: u64,
+) -> Attempt {
+    let mut iov: [libc::iovec; 64] =
+        [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
+    let most = usize::try_from(left).unwrap_or(usize::MAX);
+    let count = to.fill(&mut iov, most);
+    if count == 0 {
+        let readable = sys::poll1(fd, libc::POLLIN, 0) != 0;
+        return if readable { Attempt::Got(0) } else { Attempt::Empty(false) };
+    }
+    // SAFETY: all-zero is a valid msghdr.
+    let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+    msg.msg_iov = iov.as_mut_ptr();
+    msg.msg_iovlen = count;
+    let kernel_flags = (flags & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT;
+    // SAFETY: the iovecs are the application's buffers (Buffers::new's contract).
+    let taken = match unsafe { sys::recvmsg(fd, &mut msg, kernel_flags) } {
+        Ok(0) => return Attempt::End,
+        Ok(n) => n,
+        Err(libc::EAGAIN) => return Attempt::Empty(false),
+        Err(errno) => return Attempt::Fail(errno),
+    };
+    let Some(span) = span else {
+        return got(to, taken, flags);
+    };
+    if flags & libc::MSG_PEEK != 0 {
+        return match span.source(|| kernel::tcp_read(fd)) {
+            Ok(Source::Tcp(left)) => {
+                got(to, taken.min(usize::try_from(left).unwrap_or(taken)), flags)
+            }
+            Ok(Source::Ring) | Err(Unmeasured) => Attempt::Got(0),
+        };
+    }
+    match span.took_tcp(taken as u64, || kernel::tcp_read(fd)) {
+        Ok(data) => {
+            observer::received(conn, data);
+            got(to, data as usize, flags)
+        }
+        Err(Unmeasured) => got(to, taken, flags),
+    }
+}
+
+fn got(to: &mut Buffers, n: usize, _flags: i32) -> Attempt {
+    to.skip(n);
+    Attempt::Got(n)
+}
+
+#[inline(always)]
+fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) -> Attempt {
+    let rx = conn.rx(slot);
+    let data = match rx.data() {
+        Ok(data) => data,
+        Err(Broken) => return broken(fd, conn),
+    };
+    if data.len == 0 {
+        return empty(fd, conn, slot, &rx);
+    }
+    let mut at = data.cons;
+    let mut unread = data.len;
+    while unread > 0
+        && let Some((dst, len)) = to.piece(unread)
+    {
+        if flags & libc::MSG_TRUNC == 0 {
+            // SAFETY: at..at+len lies within `data`; dst is the application's buffer of len bytes.
+            unsafe { rx.copy_out(at, data.window, dst, len) };
+        }
+        to.advance(len);
+        at = at.wrapping_add(len as u64);
+        unread -= len;
+    }
+    if flags & libc::MSG_PEEK == 0 {
+        let sleepers = rx.consume_waking(&data, data.len - unread);
+        observer::received_total(conn, at);
+        if sleepers != 0 {
+            wait::wake_writer(fd, conn, slot);
+        }
+    }
+    Attempt::Got(data.len - unread)
+}
+
+/// The ring holds nonsense: the connection fails, nothing else does.
+fn broken(fd: i32, conn: &Conn) -> Attempt {
+    crate::log::warn(format_args!("fd {fd}: the peer wrote nonsense into shared memory; reset"));
+    conn.kernel_events.fetch_or(libc::POLLERR as u32 | libc::POLLHUP as u32, Relaxed);
+    Attempt::Fail(libc::ECONNRESET)
+}
+
+#[cold]
+fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
+    let end = conn.end(slot);
+    let peer = conn.peer(slot).flags.load(Acquire);
+    if rx.has_data() {
+        return Attempt::Got(0);
+    }
+    if peer & TXF_DONE != 0 {
+        if peer & TXF_ABORT != 0
+            && end.flags.fetch_or(END_RESET_SEEN, Relaxed) & END_RESET_SEEN == 0
+        {
+            return Attempt::Fail(libc::ECONNRESET);
+        }
+        return Attempt::End;
+    }
+    if end.flags.load(Relaxed) & END_SHUT_RD != 0 {
+        return Attempt::End;
+    }
+    if wait::drain_bells(fd, conn, slot) == Drain::Data {
+        return Attempt::Got(0);
+    }
+    if conn.kernel_events.load(Relaxed) != 0 {
+        return after_death(conn, slot);
+    }
+    let now = clock::now_ns();
+    if now.wrapping_sub(conn.kernel_seen.load(Relaxed)) < KERNEL_CHECK_NS {
+        return Attempt::Empty(true);
+    }
+    conn.kernel_seen.store(now, Relaxed);
+    let mut byte = 0u8;
+    // SAFETY: one writable byte.
+    match unsafe { sys::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+        Err(libc::EAGAIN) => Attempt::Empty(true),
+        Ok(0) => {
+            conn.kernel_events.fetch_or(libc::POLLRDHUP as u32, Relaxed);
+            after_death(conn, slot)
+        }
+        Ok(_) => {
+            let sent = conn.peer(slot).bells_sent.load(Acquire);
+            if sent == end.bells_drained.load(Relaxed) {
+                wait::drain_junk(fd);
+            }
+            Attempt::Empty(true)
+        }
+        Err(errno) => match wait::note_error(conn, errno) {
+            Woken::Fail(errno) => Attempt::Fail(errno),
+            Woken::Look => after_death(conn, slot),
+        },
+    }
+}
+
+/// The kernel says that the peer's socket is gone, and no flag in the slot explained it: the peer ended
+/// without a close. What it had published has been read. TCP resets when it left something unread, and
+/// ends the stream otherwise; a RST provoked by a mere doorbell is an end, too.
+fn after_death(conn: &Conn, slot: &Slot) -> Attempt {
+    let rx = conn.rx(slot);
+    if rx.has_data() {
+        return Attempt::Got(0);
+    }
+    let flags = conn.peer(slot).flags.load(Acquire);
+    if flags & TXF_DONE != 0 && flags & TXF_ABORT == 0 {
+        return Attempt::End;
+    }
+    let end = conn.end(slot);
+    let events = conn.kernel_events.load(Relaxed);
+    let lost = conn.tx(slot).unread() > 0 || flags & TXF_ABORT != 0;
+    let errno = (events >> 16) as i32;
+    // ETIMEDOUT, EHOSTUNREACH and the like have nothing to do with doorbells.
+    let foreign = errno != 0 && errno != libc::ECONNRESET && errno != libc::EPIPE;
+    if (lost || foreign) && end.flags.fetch_or(END_RESET_SEEN, Relaxed) & END_RESET_SEEN == 0 {
+        return Attempt::Fail(if foreign { errno } else { libc::ECONNRESET });
+    }
+    Attempt::End
+}
+
+/// FIONREAD: unread bytes of the TCP span and of the ring.
+pub fn unread(fd: i32, conn: &Conn) -> Option<usize> {
+    let slot = conn.slot()?;
+    if conn.phase() != RING {
+        return None;
+    }
+    let _held = conn.rx_lock.enter()?;
+    let span = RxSpan::new(slot, conn.side());
+    let in_ring = conn.rx(slot).data().map_or(0, |d| d.len);
+    match span.source(|| kernel::tcp_read(fd)) {
+        Ok(Source::Ring) | Err(Unmeasured) => Some(in_ring),
+        Ok(Source::Tcp(left)) => {
+            let inq = sys::ioctl_int(fd, libc::FIONREAD as u64).unwrap_or(0) as usize;
+            Some(inq.min(usize::try_from(left).unwrap_or(inq)) + in_ring)
+        }
+    }
+}

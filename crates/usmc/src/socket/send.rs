@@ -1,0 +1,201 @@
+//! Sending: TCP until the direction has changed over, then the ring.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use usmc_shm::Broken;
+use usmc_shm::layout::{SWITCHING, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
+use usmc_shm::span::{Route, TcpSend};
+
+use super::Outcome;
+use super::iov::Buffers;
+use super::recv::Family;
+use super::wait::{self, Woken};
+use crate::conn::{self, ATTACHED, Conn, LOOKING, OFFERED, RING};
+use crate::sys::Errno;
+use crate::{clock, kernel, observer, transition};
+
+/// Every so many sends without the peer reading, the kernel is asked whether the peer is alive.
+const STALLED_CHECK: u32 = 16;
+
+/// Where the next send goes.
+pub enum Way<'a> {
+    /// The kernel, unobserved.
+    Plain,
+    /// The kernel's TCP, counted: keep the guard until the real call has returned.
+    Tcp(Guard<'a>),
+    /// The ring.
+    Ring(&'a Slot),
+}
+
+/// A TCP send in flight.
+pub enum Guard<'a> {
+    /// Counted in the slot.
+    Slot(#[expect(dead_code, reason = "held for its drop")] TcpSend<'a>),
+    /// Counted in the record, there being no slot yet.
+    Record(&'a Conn),
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if let Guard::Record(conn) = self {
+            conn.tcp_sends.fetch_sub(1, Release);
+        }
+    }
+}
+
+/// Decides the way of a send, moving the handshake on where it is due.
+#[inline]
+pub fn way(fd: i32, index: u32) -> Way<'static> {
+    let conn = conn::at(index);
+    loop {
+        match conn.phase() {
+            RING => {}
+            OFFERED | LOOKING | ATTACHED => transition::progress(fd, index),
+            _ => return Way::Plain,
+        }
+        let Some(slot) = conn.slot() else {
+            match conn.phase() {
+                LOOKING => {}
+                OFFERED | ATTACHED | RING => continue,
+                _ => return Way::Plain,
+            }
+            // Acquire: pairs with the attaching thread's CAS; either it sees us or we see the slot.
+            if conn.tcp_sends.fetch_add(1, AcqRel) & SWITCHING == 0 {
+                return Way::Tcp(Guard::Record(conn));
+            }
+            conn.tcp_sends.fetch_sub(1, Release);
+            core::hint::spin_loop();
+            continue;
+        };
+        if !matches!(conn.phase(), OFFERED | ATTACHED | RING) {
+            return Way::Plain;
+        }
+        if transition::tx_is_ring(fd, conn, slot) {
+            return Way::Ring(slot);
+        }
+        let client = conn.has(conn::F_CLIENT);
+        match wait::tx_span(conn, slot).begin_tcp_send(|| kernel::tcp_sent(fd, client)) {
+            Ok(Route::Tcp(guard)) => return Way::Tcp(Guard::Slot(guard)),
+            Ok(Route::Ring) => return Way::Ring(slot),
+            // The kernel tells nothing about a closed socket: it will answer the send itself.
+            Err(_) => return Way::Plain,
+        }
+    }
+}
+
+/// Sends `from` through the ring as send(2) with `flags` does.
+pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags: i32) -> Outcome {
+    let conn = conn::at(index);
+    let mut left = from.left();
+    if left > isize::MAX as usize {
+        return Outcome::Fail(libc::EINVAL);
+    }
+    let mut total = 0;
+    let mut since = 0;
+    let use_count = conn.use_count.load(Relaxed);
+    loop {
+        if conn.use_count.load(Relaxed) != use_count {
+            return Outcome::Fail(libc::EBADF);
+        }
+        match attempt(fd, conn, slot, from, left) {
+            Attempt::Kernel if total > 0 => return Outcome::Done(total),
+            Attempt::Kernel => return Outcome::Kernel,
+            Attempt::Fail(_) if total > 0 => return Outcome::Done(total),
+            Attempt::Fail(errno) => return Outcome::Fail(errno),
+            Attempt::Sent(n) => {
+                total += n;
+                left -= n;
+                if left == 0 {
+                    return Outcome::Done(total);
+                }
+            }
+        }
+        if flags & libc::MSG_DONTWAIT != 0 || wait::is_nonblocking(fd, conn) {
+            conn.tx_blocks.fetch_add(1, Relaxed);
+            return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
+        }
+        if since == 0 {
+            since = clock::now_ns();
+        }
+        if let Woken::Fail(errno) = wait::for_room(fd, index, since) {
+            return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
+        }
+    }
+}
+
+enum Attempt {
+    Sent(usize),
+    Fail(Errno),
+    Kernel,
+}
+
+#[inline]
+fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -> Attempt {
+    // A signal handler that interrupted a send on the same socket finds no room.
+    let Some(held) = conn.tx_lock.enter() else { return Attempt::Sent(0) };
+    if conn.slot().is_none() {
+        return Attempt::Kernel;
+    }
+    let Some(family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
+        return Attempt::Fail(libc::ECONNRESET);
+    };
+    // Where the connection is over, the kernel knows the errno and sends the signal.
+    if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 || peer_is_gone(conn, slot) {
+        return Attempt::Kernel;
+    }
+    let tx = conn.tx(slot);
+    let room = match tx.room(left) {
+        Ok(room) => room,
+        Err(Broken) => return Attempt::Fail(libc::ECONNRESET),
+    };
+    if room.free < room.window && stalled(fd, conn, slot) {
+        return Attempt::Kernel;
+    }
+    let mut free = room.free;
+    let mut at = room.prod;
+    while free > 0
+        && let Some((src, len)) = from.piece(free)
+    {
+        // SAFETY: at..at+len lies within `room`; src is the application's buffer of len bytes.
+        unsafe { tx.copy_in(at, room.window, src, len) };
+        from.advance(len);
+        at = at.wrapping_add(len as u64);
+        free -= len;
+    }
+    if at != room.prod {
+        tx.publish(at);
+        observer::sent_total(conn, at);
+    }
+    drop(family);
+    drop(held);
+    if at != room.prod {
+        wait::wake_reader(fd, conn, slot);
+    }
+    Attempt::Sent((at.wrapping_sub(room.prod)) as usize)
+}
+
+/// Whether what we send would be lost: the peer closed, or died (a FIN that no flag explains).
+#[inline(always)]
+pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
+    let flags = conn.peer(slot).flags.load(Acquire);
+    flags & (TXF_CLOSED | TXF_ABORT) != 0
+        || (flags & TXF_DONE == 0 && conn.kernel_events.load(Relaxed) != 0)
+        || conn.kernel_events.load(Relaxed) & (libc::POLLERR | libc::POLLHUP) as u32 != 0
+}
+
+/// The peer has unread bytes: every few sends make sure that it still lives.
+fn stalled(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    let sends = conn.stalled.load(Relaxed).wrapping_add(1);
+    conn.stalled.store(sends, Relaxed);
+    sends % STALLED_CHECK == 0 && is_dead(fd, conn, slot)
+}
+
+/// Asks the kernel for the peer's FIN or RST.
+#[cold]
+pub fn is_dead(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    let events = crate::sys::poll1(fd, libc::POLLRDHUP, 0);
+    let sticky = events & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR);
+    if sticky != 0 {
+        conn.kernel_events.fetch_or(sticky as u32, Relaxed);
+    }
+    sticky != 0 && peer_is_gone(conn, slot)
+}

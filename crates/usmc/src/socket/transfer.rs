@@ -1,0 +1,229 @@
+//! sendfile(2) and splice(2) with a ring connection: file and pipe bytes go straight into or out of the
+//! ring's memory, one copy made by the kernel.
+
+use core::ffi::c_void;
+use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::layout::{Slot, TXF_DONE};
+use usmc_shm::span::{RxSpan, Source};
+
+use super::recv::Family;
+use super::wait::{self, Woken};
+use super::{Outcome, send};
+use crate::conn::{self, ATTACHED, LOOKING, OFFERED, RING};
+use crate::sys::{self, Errno};
+use crate::{clock, kernel, observer, transition};
+
+/// Moves bytes into the send ring: `fill(dst, len)` is one system call that writes to `dst`.
+fn into_ring(
+    fd: i32,
+    index: u32,
+    slot: &Slot,
+    count: usize,
+    nonblock: bool,
+    mut fill: impl FnMut(*mut c_void, usize) -> Result<usize, Errno>,
+) -> Outcome {
+    let conn = conn::at(index);
+    let since = clock::now_ns();
+    let mut total = 0;
+    while total < count {
+        let step = {
+            let Some(_held) = conn.tx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
+            let Some(_family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
+                return Outcome::Fail(libc::ECONNRESET);
+            };
+            if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 || send::peer_is_gone(conn, slot)
+            {
+                return if total > 0 { Outcome::Done(total) } else { Outcome::Kernel };
+            }
+            let tx = conn.tx(slot);
+            let Ok(room) = tx.room(count - total) else { return Outcome::Fail(libc::ECONNRESET) };
+            let want = room.free.min(count - total);
+            if want == 0 {
+                None
+            } else {
+                let (dst, len) = tx.contiguous(room.prod, room.window, want);
+                let moved = fill(dst.cast(), len);
+                if let Ok(n) = moved {
+                    tx.publish(room.prod.wrapping_add(n as u64));
+                    observer::sent_total(conn, room.prod.wrapping_add(n as u64));
+                }
+                Some(moved)
+            }
+        };
+        match step {
+            Some(Ok(0)) => break,
+            Some(Ok(n)) => {
+                total += n;
+                wait::wake_reader(fd, conn, slot);
+            }
+            Some(Err(_)) if total > 0 => break,
+            Some(Err(errno)) => return Outcome::Fail(errno),
+            None if total > 0 && nonblock => break,
+            None if nonblock => {
+                conn.tx_blocks.fetch_add(1, Relaxed);
+                return Outcome::Fail(libc::EAGAIN);
+            }
+            None => {
+                if let Woken::Fail(errno) = wait::for_room(fd, index, since) {
+                    return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
+                }
+            }
+        }
+    }
+    if total < count && nonblock {
+        conn.tx_blocks.fetch_add(1, Relaxed);
+    }
+    Outcome::Done(total)
+}
+
+/// sendfile(2) into a ring connection.
+///
+/// # Safety
+/// `offset` is null or valid.
+pub unsafe fn sendfile(
+    fd: i32,
+    index: u32,
+    slot: &Slot,
+    from: i32,
+    offset: *mut libc::off_t,
+    count: usize,
+) -> Outcome {
+    let nonblock = wait::is_nonblocking(fd, conn::at(index));
+    // SAFETY: the caller's contract.
+    let mut at = unsafe { offset.as_ref() }.copied();
+    let outcome = into_ring(fd, index, slot, count.min(0x7fff_f000), nonblock, |dst, len| {
+        // SAFETY: `dst` is `len` bytes of the ring's room.
+        let n = unsafe {
+            match at {
+                Some(at) => sys::pread(from, dst, len, at),
+                None => sys::read(from, dst, len),
+            }
+        }?;
+        at = at.map(|at| at + n as libc::off_t);
+        Ok(n)
+    });
+    if let (Outcome::Done(_), Some(at)) = (outcome, at) {
+        // SAFETY: `at` exists only where `offset` is valid.
+        unsafe { *offset = at };
+    }
+    outcome
+}
+
+/// splice(2) from a pipe into a ring connection.
+pub fn splice_in(
+    fd: i32,
+    index: u32,
+    slot: &Slot,
+    from: i32,
+    count: usize,
+    nonblock: bool,
+) -> Outcome {
+    let nonblock = nonblock || wait::is_nonblocking(fd, conn::at(index));
+    let mut first = true;
+    into_ring(fd, index, slot, count, nonblock, |dst, len| {
+        // Like splice: wait for the pipe's first bytes only, then take what is there.
+        if (!first || nonblock) && sys::poll1(from, libc::POLLIN, 0) == 0 {
+            return Err(libc::EAGAIN);
+        }
+        first = false;
+        // SAFETY: `dst` is `len` bytes of the ring's room.
+        unsafe { sys::read(from, dst, len) }
+    })
+}
+
+/// splice(2) from a ring connection into a pipe.
+pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Outcome {
+    let conn = conn::at(index);
+    let nonblock = nonblock || wait::is_nonblocking(fd, conn);
+    loop {
+        match conn.phase() {
+            RING => {}
+            OFFERED | LOOKING | ATTACHED => {
+                transition::progress(fd, index);
+                // Bytes before the boundary are the kernel's; a bounded peek at them decides.
+                if conn.phase() != RING {
+                    return splice_tcp(fd, index, to, count, nonblock);
+                }
+            }
+            _ => return Outcome::Kernel,
+        }
+        let Some(slot) = conn.slot() else { return Outcome::Kernel };
+        let source = {
+            let Some(_held) = conn.rx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
+            RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd))
+        };
+        if !matches!(source, Ok(Source::Ring)) {
+            return splice_tcp(fd, index, to, count, nonblock);
+        }
+        let moved = {
+            let Some(_held) = conn.rx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
+            let Some(_family) = Family::enter(conn, &conn.end(slot).rx_lock) else {
+                return Outcome::Fail(libc::ECONNRESET);
+            };
+            let rx = conn.rx(slot);
+            match rx.data() {
+                Ok(data) if data.len > 0 => {
+                    let (src, len) = rx.contiguous(data.cons, data.window, data.len.min(count));
+                    if nonblock && sys::poll1(to, libc::POLLOUT, 0) == 0 {
+                        return Outcome::Fail(libc::EAGAIN);
+                    }
+                    // SAFETY: `src` is `len` unread bytes of the ring.
+                    match unsafe { sys::write_raw(to, src.cast(), len) } {
+                        Ok(n) => {
+                            let sleepers = rx.consume_waking(&data, n);
+                            observer::received_total(conn, data.cons.wrapping_add(n as u64));
+                            if sleepers != 0 {
+                                wait::wake_writer(fd, conn, slot);
+                            }
+                            return Outcome::Done(n);
+                        }
+                        Err(errno) => return Outcome::Fail(errno),
+                    }
+                }
+                Ok(_) => (),
+                Err(_) => return Outcome::Fail(libc::ECONNRESET),
+            }
+        };
+        let () = moved;
+        // Nothing there: wait, and learn of the end, by the receiving path itself.
+        let how = libc::MSG_PEEK | if nonblock { libc::MSG_DONTWAIT } else { 0 };
+        match peek(fd, index, how) {
+            Outcome::Done(0) => return Outcome::Done(0),
+            Outcome::Done(_) => {}
+            other => return other,
+        }
+    }
+}
+
+fn peek(fd: i32, index: u32, flags: i32) -> Outcome {
+    let mut byte = 0u8;
+    let iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // SAFETY: one byte on our stack.
+    let mut to = unsafe { super::iov::Buffers::new(&raw const iov, 1) };
+    super::recv::receive(fd, index, &mut to, flags)
+}
+
+/// Bytes of the TCP span go through a small buffer, since only the receiving path knows the boundary.
+fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Outcome {
+    let mut bytes = [0u8; 4096];
+    if nonblock && sys::poll1(to, libc::POLLOUT, 0) == 0 {
+        return Outcome::Fail(libc::EAGAIN);
+    }
+    let iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: count.min(bytes.len()) };
+    // SAFETY: a buffer on our stack.
+    let mut into = unsafe { super::iov::Buffers::new(&raw const iov, 1) };
+    let flags = if nonblock { libc::MSG_DONTWAIT } else { 0 };
+    let outcome = super::recv::receive(fd, index, &mut into, flags);
+    if let Outcome::Done(n) = outcome {
+        let mut at = 0;
+        while at < n {
+            // A pipe that was writable takes PIPE_BUF (4096) bytes at once.
+            // SAFETY: at..n lies in the buffer.
+            match unsafe { sys::write_raw(to, bytes.as_ptr().add(at).cast(), n - at) } {
+                Ok(m) => at += m,
+                Err(errno) => return Outcome::Fail(errno),
+            }
+        }
+    }
+    outcome
+}

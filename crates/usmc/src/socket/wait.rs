@@ -1,0 +1,375 @@
+//! Waiting: spin while it pays, announce, look once more, sleep in the kernel on the connection's own socket.
+//!
+//! The sleep is a blocking one-byte peek, so timeouts (SO_RCVTIMEO), EINTR with and without SA_RESTART,
+//! thread cancellation and the peer's FIN or RST are the kernel's own. The waker sends a doorbell byte.
+
+use core::ffi::c_void;
+use core::hint::spin_loop;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use usmc_shm::bell::{Bells, Drain};
+use usmc_shm::layout::{ARM_TCP, END_CORK, Slot, TX_RING, TXF_CLOSED, TXF_DONE};
+use usmc_shm::span::TxSpan;
+use usmc_shm::sync::AtomicU32;
+
+use crate::clock;
+use crate::conn::{self, Conn, F_SHARED};
+use crate::sys::{self, Errno};
+use crate::{config, process, real, transition};
+
+/// Most doorbell bytes taken at once.
+const BELLS_MAX: usize = 256;
+
+/// A spin budget that grows while spinning pays and shrinks to nothing while it does not.
+/// The cell holds nanoseconds plus one; 0 = never used.
+pub struct Budget<'a>(pub &'a AtomicU32);
+
+impl Budget<'_> {
+    /// Nanoseconds to spin now.
+    pub fn get(&self) -> u64 {
+        match self.0.load(Relaxed) {
+            0 => config::get().busy_ns,
+            n => (n - 1) as u64,
+        }
+    }
+
+    fn set(&self, ns: u64) {
+        self.0.store(ns.min(config::get().busy_ns) as u32 + 1, Relaxed);
+    }
+
+    /// Spinning found something.
+    pub fn paid(&self) {
+        self.set((self.get() * 2).max(4_000));
+    }
+
+    /// A sleep took this long: spinning would have paid if that is less than the longest budget.
+    pub fn slept(&self, ns: u64) {
+        if ns < config::get().busy_ns {
+            self.set(config::get().busy_ns);
+        } else {
+            let half = self.get() / 2;
+            self.set(if half < 2_000 { 0 } else { half });
+        }
+    }
+}
+
+/// Spins for at most `budget` nanoseconds until `ready`. Gives the CPU away when `peer_cpu` says that the
+/// peer needs this very one.
+#[inline]
+pub fn spin(
+    budget: u64,
+    own_cpu: &AtomicU32,
+    peer_cpu: u32,
+    mut ready: impl FnMut() -> bool,
+) -> bool {
+    let cpu = clock::cpu();
+    if own_cpu.load(Relaxed) != cpu {
+        own_cpu.store(cpu, Relaxed);
+    }
+    if budget == 0 {
+        return ready();
+    }
+    let same = peer_cpu == cpu;
+    if !same {
+        for _ in 0..200 {
+            if ready() {
+                return true;
+            }
+            spin_loop();
+        }
+    }
+    let start = clock::now_ns();
+    loop {
+        if same {
+            sys::sched_yield();
+        }
+        for _ in 0..if same { 1 } else { 32 } {
+            if ready() {
+                return true;
+            }
+            spin_loop();
+        }
+        if clock::now_ns() - start > budget {
+            return false;
+        }
+    }
+}
+
+/// Wakes whoever sleeps for the data just published.
+#[inline(always)]
+pub fn wake_reader(fd: i32, conn: &Conn, slot: &Slot) {
+    if conn.tx(slot).take_rx_sleepers() != 0 {
+        ring_bell(fd, conn, slot);
+    }
+}
+
+/// Wakes the sleepers for room that `consume_waking` found.
+#[cold]
+pub fn wake_writer(fd: i32, conn: &Conn, slot: &Slot) {
+    // A doorbell must not precede our boundary in the TCP stream. Where our direction cannot change over
+    // now, the sleeper looks again by itself (see `must_tick`).
+    if transition::tx_is_ring(fd, conn, slot) {
+        ring_bell(fd, conn, slot);
+    }
+}
+
+/// One byte on the TCP socket.
+#[cold]
+fn ring_bell(fd: i32, conn: &Conn, slot: &Slot) {
+    let own = conn.own(slot);
+    // Counted first: whoever finds a byte finds it counted.
+    own.bells_sent.fetch_add(1, AcqRel);
+    if sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_err() {
+        own.bells_sent.fetch_sub(1, AcqRel);
+    }
+}
+
+/// Whether a sleeper for room cannot rely on a doorbell: the peer has shut its TCP direction, or has not
+/// changed it over yet.
+pub fn must_tick(conn: &Conn, slot: &Slot) -> bool {
+    let peer = conn.peer(slot);
+    peer.state.load(Relaxed) != TX_RING
+        || peer.flags.load(Relaxed) & TXF_DONE != 0
+        || conn.kernel_events.load(Relaxed) != 0
+}
+
+/// Takes doorbell bytes out of the TCP stream, the ring being empty. Returns what is to be done next.
+/// The caller holds the receiving lock and has read TCP to the boundary.
+pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
+    let bells = Bells { end: conn.end(slot), rx: conn.rx(slot), tx: conn.tx(slot) };
+    let readers = || conn.rx_sleepers.load(Acquire) | bells.end.rx_sleepers.load(Acquire) != 0;
+    let writers = || conn.tx_sleepers.load(Acquire) | bells.end.tx_sleepers.load(Acquire) != 0;
+    let verdict = bells.drain(readers, writers);
+    if let Drain::Bells(pending) = verdict
+        && pending > 0
+    {
+        let mut scratch = [0u8; BELLS_MAX];
+        let len = (pending as usize).min(BELLS_MAX);
+        // SAFETY: scratch is writable for `len` bytes.
+        if let Ok(n) = unsafe { sys::recv(fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) } {
+            bells.drained(n as u32);
+        }
+    }
+    verdict
+}
+
+/// Whether doorbells are (or may be) in the TCP stream.
+pub fn has_bells(conn: &Conn, slot: &Slot) -> bool {
+    conn.peer(slot).bells_sent.load(Acquire) != conn.end(slot).bells_drained.load(Relaxed)
+}
+
+/// Takes doorbells away before a sleep that they would end at once, if the ring is empty.
+pub fn clear_bells(fd: i32, conn: &Conn, slot: &Slot) {
+    let Some(_held) = conn.rx_lock.enter() else { return };
+    if has_bells(conn, slot)
+        && conn.end(slot).tcp_left.load(Relaxed) == 1
+        && !conn.rx(slot).has_data()
+    {
+        drain_bells(fd, conn, slot);
+    }
+}
+
+/// Bytes beyond every count can only come from a broken peer; they must not keep us awake.
+pub fn drain_junk(fd: i32) {
+    let mut scratch = [0u8; BELLS_MAX];
+    // SAFETY: scratch is writable for its length.
+    let _ = unsafe { sys::recv(fd, scratch.as_mut_ptr(), scratch.len(), libc::MSG_DONTWAIT) };
+}
+
+/// Registers the caller as a sleeper on this connection.
+pub struct Sleeper<'a> {
+    conn: &'a Conn,
+    slot: Option<&'a Slot>,
+    for_room: bool,
+}
+
+impl<'a> Sleeper<'a> {
+    /// From now on others leave doorbells alone or announce us anew.
+    pub fn enter(conn: &'a Conn, slot: Option<&'a Slot>, for_room: bool) -> Sleeper<'a> {
+        // Forked processes know each other's sleepers through the slot only.
+        let slot = slot.filter(|_| conn.has(F_SHARED));
+        let me = Sleeper { conn, slot, for_room };
+        me.each(|count| {
+            count.fetch_add(1, AcqRel);
+        });
+        me
+    }
+
+    /// The same without a guard, for poll(2) on many: counts one in or out.
+    pub fn count(conn: &Conn, slot: &Slot, for_room: bool, enter: bool) {
+        let sleeper = Sleeper { conn, slot: Some(slot).filter(|_| conn.has(F_SHARED)), for_room };
+        if enter {
+            sleeper.each(|count| {
+                count.fetch_add(1, AcqRel);
+            });
+            core::mem::forget(sleeper);
+        }
+    }
+
+    fn each(&self, act: impl Fn(&AtomicU32)) {
+        act(if self.for_room { &self.conn.tx_sleepers } else { &self.conn.rx_sleepers });
+        if let Some(slot) = self.slot {
+            let end = self.conn.end(slot);
+            act(if self.for_room { &end.tx_sleepers } else { &end.rx_sleepers });
+        }
+    }
+}
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        self.each(|count| {
+            count.fetch_sub(1, AcqRel);
+        });
+    }
+}
+
+/// What a sleep on the TCP socket ended with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Woken {
+    /// Something happened: look again.
+    Look,
+    /// Report this errno (EINTR, EAGAIN after SO_RCVTIMEO, …).
+    Fail(Errno),
+}
+
+/// Waits until data may be there. `in_ring`: TCP has been read to the boundary.
+pub fn for_data(fd: i32, index: u32, in_ring: bool) -> Woken {
+    let conn = conn::at(index);
+    let slot = conn.slot();
+    let budget = Budget(&conn.spin_ns);
+    if let Some(slot) = slot.filter(|_| in_ring) {
+        let (rx, peer) = (conn.rx(slot), conn.peer(slot));
+        let peer_cpu = peer.cpu.load(Relaxed);
+        let ready = || rx.has_data() || peer.flags.load(Relaxed) & TXF_DONE != 0;
+        if spin(budget.get(), &conn.own(slot).cpu, peer_cpu, ready) {
+            budget.paid();
+            return Woken::Look;
+        }
+    }
+    let _sleeper = Sleeper::enter(conn, slot, false);
+    if let Some(slot) = slot {
+        let rx = conn.rx(slot);
+        rx.arm_rx(ARM_TCP);
+        if rx.has_data() || (in_ring && conn.peer(slot).flags.load(Acquire) & TXF_DONE != 0) {
+            return Woken::Look;
+        }
+    }
+    let start = clock::now_ns();
+    let woken = peek(fd, conn);
+    budget.slept(clock::now_ns() - start);
+    woken
+}
+
+/// The blocking one-byte peek.
+fn peek(fd: i32, conn: &Conn) -> Woken {
+    let mut byte = 0u8;
+    // SAFETY: one writable byte. The real function: a cancellation point, as the application expects.
+    let n = unsafe { real::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_PEEK) };
+    match n {
+        0 => {
+            conn.kernel_events.fetch_or(libc::POLLRDHUP as u32, Relaxed);
+            Woken::Look
+        }
+        n if n > 0 => Woken::Look,
+        _ => note_error(conn, crate::errno()),
+    }
+}
+
+/// Sorts an error of the kernel socket: what concerns the call, and what concerns the connection.
+pub fn note_error(conn: &Conn, errno: Errno) -> Woken {
+    match errno {
+        libc::EINTR | libc::EAGAIN | libc::EBADF | libc::ENOTSOCK | libc::ENOTCONN => {
+            Woken::Fail(errno)
+        }
+        _ => {
+            // Reading the error cleared it in the kernel: keep it for whoever reports it.
+            conn.kernel_events.fetch_or(libc::POLLERR as u32 | (errno as u32) << 16, Relaxed);
+            Woken::Look
+        }
+    }
+}
+
+/// Waits until room may be there. `since`: when the send began ([`clock::now_ns`]), for SO_SNDTIMEO.
+pub fn for_room(fd: i32, index: u32, since: u64) -> Woken {
+    let conn = conn::at(index);
+    let Some(slot) = conn.slot() else { return Woken::Look };
+    let (tx, peer) = (conn.tx(slot), conn.peer(slot));
+    let gone = || peer.flags.load(Relaxed) & TXF_CLOSED != 0;
+    let has_room = || tx.is_writable();
+    let budget = Budget(&conn.spin_ns);
+    if spin(budget.get(), &conn.own(slot).cpu, peer.cpu.load(Relaxed), || gone() || has_room()) {
+        budget.paid();
+        return Woken::Look;
+    }
+    let _sleeper = Sleeper::enter(conn, Some(slot), true);
+    tx.arm_tx(ARM_TCP);
+    if gone() || has_room() {
+        return Woken::Look;
+    }
+    let start = clock::now_ns();
+    let woken = sleep_for_room(fd, conn, slot, since);
+    budget.slept(clock::now_ns() - start);
+    woken
+}
+
+fn sleep_for_room(fd: i32, conn: &Conn, slot: &Slot, since: u64) -> Woken {
+    let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &mut limit);
+    let limit_ms = limit.tv_sec * 1000 + (limit.tv_usec + 999) / 1000;
+    let used_ms = ((clock::now_ns() - since) / 1_000_000) as i64;
+    if limit_ms > 0 && used_ms >= limit_ms {
+        return Woken::Fail(libc::EAGAIN);
+    }
+    let tick = must_tick(conn, slot);
+    // Doorbells already in the stream would end every sleep at once.
+    let clear = {
+        let _rx = conn.rx_lock.enter();
+        !conn.rx(slot).has_data()
+            && conn.end(slot).tcp_left.load(Relaxed) == 1
+            && matches!(drain_bells(fd, conn, slot), Drain::Bells(_))
+    };
+    if clear && !tick && limit_ms == 0 {
+        return match peek(fd, conn) {
+            // SO_RCVTIMEO has nothing to say about sending.
+            Woken::Fail(libc::EAGAIN) => Woken::Look,
+            other => other,
+        };
+    }
+    // Unread data keeps the socket readable, a half-closed peer cannot ring: look every millisecond.
+    let events = if clear && !tick { libc::POLLIN | libc::POLLRDHUP } else { 0 };
+    let step = if clear && !tick { (limit_ms - used_ms).min(60_000) as i32 } else { 1 };
+    let mut p = libc::pollfd { fd, events, revents: 0 };
+    // SAFETY: one valid pollfd; the real function is a cancellation point, as send is.
+    let n = unsafe { real::poll(&raw mut p, 1, step) };
+    if n < 0 {
+        return Woken::Fail(crate::errno());
+    }
+    if p.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP) != 0 {
+        let sticky = p.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP);
+        conn.kernel_events.fetch_or(sticky as u32, Relaxed);
+    }
+    Woken::Look
+}
+
+/// Whether the application corks this connection (the ring sends at once, and says nothing about it).
+pub fn is_corked(conn: &Conn, slot: &Slot) -> bool {
+    conn.end(slot).flags.load(Relaxed) & END_CORK != 0
+}
+
+/// The sending direction's span.
+pub fn tx_span<'a>(conn: &Conn, slot: &'a Slot) -> TxSpan<'a> {
+    TxSpan::new(slot, conn.side())
+}
+
+/// Whether this thread may block for the application: O_NONBLOCK as cached, or as the kernel says where
+/// another process may have changed it.
+pub fn is_nonblocking(fd: i32, conn: &Conn) -> bool {
+    if conn.has(F_SHARED) {
+        return crate::fork::is_nonblocking(fd, conn);
+    }
+    conn.has(conn::F_NONBLOCK)
+}
+
+/// The pid check of rare paths.
+pub fn is_own_process() -> bool {
+    !process::is_foreign_child()
+}

@@ -1,0 +1,344 @@
+//! System calls the library makes for itself: raw, so that no symbol we interpose is entered, no
+//! cancellation point is hit and `errno` stays untouched. Calls made for the application go through
+//! [`crate::real`] instead.
+
+use core::ffi::{CStr, c_int, c_void};
+use core::ptr;
+
+/// A failed system call's errno (positive).
+pub type Errno = c_int;
+
+/// One raw system call.
+///
+/// # Safety
+/// As the call itself demands of its arguments.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub unsafe fn raw(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let ret: isize;
+    // SAFETY: the x86-64 Linux convention; rcx and r11 are clobbered, memory may change.
+    unsafe {
+        core::arch::asm!("syscall", inlateout("rax") nr as isize => ret, in("rdi") a, in("rsi") b,
+            in("rdx") c, in("r10") d, in("r8") e, in("r9") f, out("rcx") _, out("r11") _,
+            options(nostack));
+    }
+    ret
+}
+
+/// One raw system call.
+///
+/// # Safety
+/// As the call itself demands of its arguments.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+pub unsafe fn raw(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let ret: isize;
+    // SAFETY: the arm64 Linux convention; memory may change.
+    unsafe {
+        core::arch::asm!("svc 0", in("x8") nr, inlateout("x0") a => ret, in("x1") b, in("x2") c,
+            in("x3") d, in("x4") e, in("x5") f, options(nostack));
+    }
+    ret
+}
+
+#[inline(always)]
+fn check(ret: isize) -> Result<usize, Errno> {
+    if ret < 0 { Err(-ret as Errno) } else { Ok(ret as usize) }
+}
+
+macro_rules! call {
+    ($nr:ident) => { call!($nr, 0, 0, 0, 0, 0, 0) };
+    ($nr:ident, $a:expr) => { call!($nr, $a, 0, 0, 0, 0, 0) };
+    ($nr:ident, $a:expr, $b:expr) => { call!($nr, $a, $b, 0, 0, 0, 0) };
+    ($nr:ident, $a:expr, $b:expr, $c:expr) => { call!($nr, $a, $b, $c, 0, 0, 0) };
+    ($nr:ident, $a:expr, $b:expr, $c:expr, $d:expr) => { call!($nr, $a, $b, $c, $d, 0, 0) };
+    ($nr:ident, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr) => { call!($nr, $a, $b, $c, $d, $e, 0) };
+    ($nr:ident, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {
+        // SAFETY: every pointer passed below is to a live object of the size the call expects.
+        check(unsafe {
+            raw(libc::$nr, $a as usize, $b as usize, $c as usize, $d as usize, $e as usize, $f as usize)
+        })
+    };
+}
+
+/// getpid(2), not cached.
+pub fn getpid() -> u32 {
+    call!(SYS_getpid).unwrap_or(0) as u32
+}
+
+/// geteuid(2).
+pub fn geteuid() -> u32 {
+    call!(SYS_geteuid).unwrap_or(0) as u32
+}
+
+/// sched_yield(2).
+pub fn sched_yield() {
+    let _ = call!(SYS_sched_yield);
+}
+
+/// close(2).
+pub fn close(fd: c_int) {
+    let _ = call!(SYS_close, fd);
+}
+
+/// open(2) with O_CLOEXEC.
+pub fn open(path: &CStr, flags: c_int, mode: u32) -> Result<c_int, Errno> {
+    call!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags | libc::O_CLOEXEC, mode)
+        .map(|v| v as c_int)
+}
+
+/// mkdir(2).
+pub fn mkdir(path: &CStr, mode: u32) -> Result<(), Errno> {
+    call!(SYS_mkdirat, libc::AT_FDCWD, path.as_ptr(), mode).map(drop)
+}
+
+/// unlink(2).
+pub fn unlink(path: &CStr) -> Result<(), Errno> {
+    call!(SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0).map(drop)
+}
+
+/// rename(2) that fails with EEXIST when `to` exists (a hard link is made and `from` removed).
+pub fn link(from: &CStr, to: &CStr) -> Result<(), Errno> {
+    call!(SYS_linkat, libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), 0).map(drop)
+}
+
+/// What fstat(2) tells that we need.
+pub struct FileFacts {
+    /// Type and permissions.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Inode.
+    pub ino: u64,
+}
+
+/// fstat(2).
+pub fn fstat(fd: c_int) -> Result<FileFacts, Errno> {
+    // SAFETY: all-zero is a valid `stat`.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    call!(SYS_fstat, fd, &raw mut st)?;
+    Ok(FileFacts { mode: st.st_mode, uid: st.st_uid, size: st.st_size as u64, ino: st.st_ino })
+}
+
+/// memfd_create(2), sealable and close-on-exec.
+pub fn memfd_create(name: &CStr) -> Result<c_int, Errno> {
+    call!(SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+        .map(|v| v as c_int)
+}
+
+/// ftruncate(2).
+pub fn ftruncate(fd: c_int, len: u64) -> Result<(), Errno> {
+    call!(SYS_ftruncate, fd, len).map(drop)
+}
+
+/// fallocate(2), whole range, default mode.
+pub fn fallocate(fd: c_int, len: u64) -> Result<(), Errno> {
+    call!(SYS_fallocate, fd, 0, 0, len).map(drop)
+}
+
+/// fcntl(2) with an integer argument.
+pub fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<usize, Errno> {
+    call!(SYS_fcntl, fd, cmd, arg)
+}
+
+/// fcntl(2) F_SETLK/F_GETLK on one byte of a file; returns the lock's type afterwards.
+pub fn lock_byte(fd: c_int, cmd: c_int, kind: c_int, at: i64) -> Result<c_int, Errno> {
+    // SAFETY: all-zero is a valid `flock`.
+    let mut lock: libc::flock = unsafe { core::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = at;
+    lock.l_len = 1;
+    call!(SYS_fcntl, fd, cmd, &raw mut lock)?;
+    Ok(lock.l_type as c_int)
+}
+
+/// Shared writable mapping of `len` bytes of `fd`.
+pub fn mmap_shared(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
+    call!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
+        .map(|v| v as *mut u8)
+}
+
+/// Private zeroed memory, reserved but not committed; `at` fixes the address when not null.
+pub fn mmap_private(at: *mut u8, len: usize) -> Result<*mut u8, Errno> {
+    let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+    call!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1isize, 0)
+        .map(|v| v as *mut u8)
+}
+
+/// mmap of `fd` over an existing mapping.
+pub fn mmap_shared_at(at: *mut u8, fd: c_int, len: usize) -> Result<(), Errno> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    call!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0).map(drop)
+}
+
+/// munmap(2).
+///
+/// # Safety
+/// Nothing refers to the range any more.
+pub unsafe fn munmap(at: *mut u8, len: usize) {
+    let _ = call!(SYS_munmap, at, len);
+}
+
+/// madvise(2).
+///
+/// # Safety
+/// The advice must not invalidate data that is still needed.
+pub unsafe fn madvise(at: *mut u8, len: usize, advice: c_int) {
+    let _ = call!(SYS_madvise, at, len, advice);
+}
+
+/// Random bits; falls back to the clock when the pool is not ready.
+pub fn random() -> u64 {
+    let mut v = 0u64;
+    match call!(SYS_getrandom, &raw mut v, 8, 1) {
+        Ok(8) => v,
+        _ => crate::clock::tsc().wrapping_mul(0x9e37_79b9_7f4a_7c15),
+    }
+}
+
+/// getsockopt(2) of a plain value; returns how many bytes the kernel filled.
+pub fn getsockopt<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> Result<usize, Errno> {
+    let mut len = size_of::<T>() as u32;
+    call!(SYS_getsockopt, fd, level, name, value as *mut T, &raw mut len)?;
+    Ok(len as usize)
+}
+
+/// setsockopt(2) of a plain value.
+pub fn setsockopt<T>(fd: c_int, level: c_int, name: c_int, value: &T) -> Result<(), Errno> {
+    call!(SYS_setsockopt, fd, level, name, value as *const T, size_of::<T>()).map(drop)
+}
+
+/// getsockname(2).
+pub fn getsockname(fd: c_int, addr: &mut libc::sockaddr_storage) -> Result<usize, Errno> {
+    let mut len = size_of::<libc::sockaddr_storage>() as u32;
+    call!(SYS_getsockname, fd, addr as *mut _, &raw mut len)?;
+    Ok(len as usize)
+}
+
+/// getpeername(2).
+pub fn getpeername(fd: c_int, addr: &mut libc::sockaddr_storage) -> Result<usize, Errno> {
+    let mut len = size_of::<libc::sockaddr_storage>() as u32;
+    call!(SYS_getpeername, fd, addr as *mut _, &raw mut len)?;
+    Ok(len as usize)
+}
+
+/// ioctl(2) that stores an int.
+pub fn ioctl_int(fd: c_int, request: u64) -> Result<c_int, Errno> {
+    let mut v: c_int = 0;
+    call!(SYS_ioctl, fd, request, &raw mut v)?;
+    Ok(v)
+}
+
+/// recv(2) into a raw buffer.
+///
+/// # Safety
+/// `buf` is writable for `len` bytes.
+pub unsafe fn recv(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Result<usize, Errno> {
+    call!(SYS_recvfrom, fd, buf, len, flags, 0, 0)
+}
+
+/// send(2) of a few bytes.
+pub fn send(fd: c_int, buf: &[u8], flags: c_int) -> Result<usize, Errno> {
+    call!(SYS_sendto, fd, buf.as_ptr(), buf.len(), flags, 0, 0)
+}
+
+/// poll(2) on one fd.
+pub fn poll1(fd: c_int, events: i16, timeout_ms: c_int) -> i16 {
+    let mut p = libc::pollfd { fd, events, revents: 0 };
+    let ts = libc::timespec {
+        tv_sec: (timeout_ms / 1000) as i64,
+        tv_nsec: (timeout_ms % 1000) as i64 * 1_000_000,
+    };
+    match call!(SYS_ppoll, &raw mut p, 1, &raw const ts, 0, 0) {
+        Ok(1) => p.revents,
+        _ => 0,
+    }
+}
+
+/// epoll_ctl(2).
+pub fn epoll_ctl(
+    ep: c_int,
+    op: c_int,
+    fd: c_int,
+    event: &mut libc::epoll_event,
+) -> Result<(), Errno> {
+    call!(SYS_epoll_ctl, ep, op, fd, event as *mut _).map(drop)
+}
+
+/// pidfd_open(2).
+pub fn pidfd_open(pid: u32) -> Result<c_int, Errno> {
+    call!(SYS_pidfd_open, pid, 0).map(|v| v as c_int)
+}
+
+/// socket(2), close-on-exec.
+pub fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
+    call!(SYS_socket, family, kind | libc::SOCK_CLOEXEC, 0).map(|v| v as c_int)
+}
+
+/// bind(2) to a path.
+pub fn bind_unix(fd: c_int, addr: &libc::sockaddr_un) -> Result<(), Errno> {
+    call!(SYS_bind, fd, addr as *const _, size_of::<libc::sockaddr_un>()).map(drop)
+}
+
+/// sendmsg(2).
+///
+/// # Safety
+/// `msg` and all it points to is valid.
+pub unsafe fn sendmsg(fd: c_int, msg: *const libc::msghdr, flags: c_int) -> Result<usize, Errno> {
+    call!(SYS_sendmsg, fd, msg, flags)
+}
+
+/// recvmsg(2).
+///
+/// # Safety
+/// `msg` and all it points to is valid and writable.
+pub unsafe fn recvmsg(fd: c_int, msg: *mut libc::msghdr, flags: c_int) -> Result<usize, Errno> {
+    call!(SYS_recvmsg, fd, msg, flags)
+}
+
+/// write(2), for the log.
+pub fn write(fd: c_int, bytes: &[u8]) {
+    let _ = call!(SYS_write, fd, bytes.as_ptr(), bytes.len());
+}
+
+/// getrlimit(2) RLIMIT_NOFILE, the soft limit.
+pub fn nofile_limit() -> u64 {
+    let mut lim = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+    let _ = call!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, ptr::null::<c_void>(), &raw mut lim);
+    lim.rlim_cur
+}
+
+/// Zeroed memory shared with children.
+pub fn mmap_family(len: usize) -> Result<*mut u8, Errno> {
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    call!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1isize, 0)
+        .map(|v| v as *mut u8)
+}
+
+/// read(2).
+///
+/// # Safety
+/// `buf` is writable for `len` bytes.
+pub unsafe fn read(fd: c_int, buf: *mut c_void, len: usize) -> Result<usize, Errno> {
+    call!(SYS_read, fd, buf, len)
+}
+
+/// pread(2).
+///
+/// # Safety
+/// `buf` is writable for `len` bytes.
+pub unsafe fn pread(fd: c_int, buf: *mut c_void, len: usize, at: i64) -> Result<usize, Errno> {
+    call!(SYS_pread64, fd, buf, len, at)
+}
+
+/// write(2).
+///
+/// # Safety
+/// `buf` is readable for `len` bytes.
+pub unsafe fn write_raw(fd: c_int, buf: *const c_void, len: usize) -> Result<usize, Errno> {
+    call!(SYS_write, fd, buf, len)
+}

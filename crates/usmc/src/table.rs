@@ -1,0 +1,131 @@
+//! fd → what we know about it. A foreign fd costs one load.
+//!
+//! One 32-bit word per fd, zero for fds we have nothing to do with: kind in the top 4 bits, index below.
+//! dup'ed fds share a record. The words live in .bss, the records in reserved memory, so a program that
+//! opens no TCP socket touches neither.
+
+use usmc_shm::sync::AtomicU32;
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use crate::sys;
+
+/// fds from this number on are never ours.
+pub const FDS: usize = 1 << 20;
+
+static TABLE: [AtomicU32; FDS] = [const { AtomicU32::new(0) }; FDS];
+
+const KIND_SHIFT: u32 = 28;
+const INDEX_MASK: u32 = (1 << KIND_SHIFT) - 1;
+
+/// What an fd is to us.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Entry {
+    /// Nothing.
+    Foreign,
+    /// A TCP socket with this record.
+    Conn(u32),
+    /// An epoll set with this record.
+    Epoll(u32),
+    /// The library's own; the application must not touch it.
+    Internal,
+}
+
+impl Entry {
+    fn word(self) -> u32 {
+        match self {
+            Entry::Foreign => 0,
+            Entry::Conn(i) => 1 << KIND_SHIFT | i,
+            Entry::Epoll(i) => 2 << KIND_SHIFT | i,
+            Entry::Internal => 3 << KIND_SHIFT,
+        }
+    }
+}
+
+/// What `fd` is.
+#[inline(always)]
+pub fn get(fd: i32) -> Entry {
+    // A negative fd becomes a huge index.
+    let Some(place) = TABLE.get(fd as u32 as usize) else { return Entry::Foreign };
+    // Acquire: pairs with the Release in `set`; the record is initialised.
+    let word = place.load(Acquire);
+    if word == 0 {
+        return Entry::Foreign;
+    }
+    match word >> KIND_SHIFT {
+        1 => Entry::Conn(word & INDEX_MASK),
+        2 => Entry::Epoll(word & INDEX_MASK),
+        3 => Entry::Internal,
+        _ => Entry::Foreign,
+    }
+}
+
+/// Says what `fd` is from now on. `false` when the number is beyond the table.
+pub fn set(fd: i32, entry: Entry) -> bool {
+    match TABLE.get(fd as u32 as usize) {
+        Some(place) => {
+            place.store(entry.word(), Release);
+            true
+        }
+        None => false,
+    }
+}
+
+/// Takes the entry away; only one of several racing callers gets it.
+pub fn take(fd: i32) -> Entry {
+    let entry = get(fd);
+    if entry == Entry::Foreign || entry == Entry::Internal {
+        return entry;
+    }
+    let place = &TABLE[fd as u32 as usize];
+    match place.compare_exchange(entry.word(), 0, AcqRel, Relaxed) {
+        Ok(_) => entry,
+        Err(_) => Entry::Foreign,
+    }
+}
+
+/// Calls `each` for every known fd in `first..=last`.
+pub fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Entry)) {
+    let end = (last as usize).min(FDS - 1).min(crate::sys::nofile_limit() as usize * 2 + 1024);
+    for fd in first as usize..=end {
+        // One load per fd: the words are dense, and zero pages stay untouched copies of the zero page.
+        if TABLE[fd].load(Relaxed) != 0 {
+            each(fd as i32, get(fd as i32));
+        }
+    }
+}
+
+/// Moves a library fd out of the way of the application's numbers and marks it.
+pub fn keep_fd(fd: i32) -> i32 {
+    let limit = sys::nofile_limit().min(FDS as u64);
+    let floor = (limit - limit / 8) as usize;
+    let kept = match sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) {
+        Ok(high) => {
+            sys::close(fd);
+            high as i32
+        }
+        Err(_) => fd,
+    };
+    set(kept, Entry::Internal);
+    kept
+}
+
+/// Closes a library fd.
+pub fn release_fd(fd: i32) {
+    set(fd, Entry::Foreign);
+    sys::close(fd);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_taken_once() {
+        assert!(set(900_000, Entry::Conn(7)));
+        assert_eq!(get(900_000), Entry::Conn(7));
+        assert_eq!(take(900_000), Entry::Conn(7));
+        assert_eq!(take(900_000), Entry::Foreign);
+        assert_eq!(get(-1), Entry::Foreign);
+        assert!(!set(-1, Entry::Conn(1)));
+    }
+}

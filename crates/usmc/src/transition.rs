@@ -1,0 +1,354 @@
+//! The dynamic transition: offer, attach, confirm, without waiting; then each direction changes over at an
+//! exact byte. Every failure leaves the connection what it was, plain TCP.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use usmc_shm::handshake::{self, Phase, Use};
+use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_NODELAY, End, SWITCHING, Slot};
+use usmc_shm::region::Segment;
+use usmc_shm::span::{Switch, TxSpan};
+
+use crate::conn::{
+    self, ATTACHED, Conn, F_CLIENT, F_KERNEL_ONLY, F_SHARED, F_TUNED, LOOKING, OFFERED,
+};
+use crate::conn::{PLAIN, RING};
+use crate::device::{self, DmbRef, OfferId};
+use crate::reason::Reason;
+use crate::tuple::{self, Endpoint, Tuple};
+use crate::{config, kernel, log, observer, segment, sys};
+
+/// Calls in which an acceptor looks for an offer before it settles for TCP.
+const LOOKS: u32 = 64;
+
+/// The record's tuple.
+fn stored_tuple(conn: &Conn) -> [u64; 6] {
+    core::array::from_fn(|i| conn.tuple[i].load(Relaxed))
+}
+
+fn store_tuple(conn: &Conn, tuple: &Tuple) {
+    for (place, word) in conn.tuple.iter().zip(tuple.words()) {
+        place.store(word, Relaxed);
+    }
+}
+
+/// After connect(2) succeeded or went into progress: leaves an offer if the destination is registered.
+pub fn offer(fd: i32, index: u32, server: Endpoint) {
+    let conn = conn::at(index);
+    if let Err(reason) = try_offer(fd, conn, server) {
+        conn.give_up(reason);
+    }
+    observer::changed(fd, index);
+}
+
+fn try_offer(fd: i32, conn: &Conn, server: Endpoint) -> Result<(), Reason> {
+    if conn.has(F_KERNEL_ONLY) {
+        return Err(Reason::KernelFeature);
+    }
+    if !config::get().allows(server.ip(), server.port) {
+        return Err(Reason::Excluded);
+    }
+    let netns = tuple::netns(fd);
+    let device = device::current();
+    if !device.is_listening(netns, server) {
+        return Err(Reason::NotRegistered);
+    }
+    // The kernel's view: connect(0.0.0.0) goes to 127.0.0.1.
+    let server = tuple::peer(fd).unwrap_or(server);
+    let client = tuple::local(fd).map_err(|_| Reason::NotRegistered)?;
+    let tuple = Tuple { netns, client, server };
+    let own = segment::take_slot(&tuple)?;
+    let Ok(usage) = prepare(&own.map, own.slot) else {
+        segment::unuse(own.segment);
+        return Err(Reason::NoMemory);
+    };
+    bind_slot(conn, &own.map, own.segment, own.slot, true)?;
+    conn.usage.store(usage.to_bits(), Relaxed);
+    store_tuple(conn, &tuple);
+    let dmb = DmbRef { segment: own.id, slot: own.slot, usage: usage.to_bits() };
+    match device.offer(&tuple, dmb) {
+        Ok(id) => {
+            conn.offer_index.store(id.index, Relaxed);
+            conn.offer_use.store(id.use_count, Relaxed);
+            conn.set_flag(F_CLIENT, true);
+            conn.reason.store(Reason::Offered as u32, Relaxed);
+            conn.set_phase(OFFERED);
+            log::debug(format_args!("fd {fd}: offered slot {} to port {}", own.slot, server.port));
+            Ok(())
+        }
+        Err(reason) => {
+            conn.set_flag(F_CLIENT, true);
+            release_slot(conn);
+            Err(reason)
+        }
+    }
+}
+
+/// Resets a slot's words for its next connection and opens it for an acceptor.
+fn prepare(map: &Segment, index: u32) -> Result<Use, usmc_shm::Broken> {
+    let slot = map.slot(index)?;
+    for side in [CLIENT, ACCEPTOR] {
+        let ring = map.ring(index, side)?;
+        ring.reset();
+        // Sleepers of the time before the ring are asleep on the TCP socket.
+        ring.arm_rx(ARM_TCP);
+        let end = &slot.end[side];
+        reset_end(end);
+    }
+    // The slot came from the free list, so its last use is over whatever the word says.
+    let last = slot.control.state.load(Relaxed) >> 8;
+    handshake::release(&slot.control, Use::from_bits(last));
+    handshake::offer(&slot.control)
+}
+
+fn reset_end(end: &End) {
+    for cell in [&end.tcp_sends, &end.rx_sleepers, &end.tx_sleepers, &end.bells_drained, &end.flags]
+    {
+        cell.store(0, Relaxed);
+    }
+    end.tx_lock.store(0, Relaxed);
+    end.rx_lock.store(0, Relaxed);
+    end.tcp_left.store(0, Relaxed);
+    // Set for both: who attaches holds its end from that moment on.
+    end.refs.store(1, Relaxed);
+}
+
+fn bind_slot(conn: &Conn, map: &Segment, seg: u32, index: u32, client: bool) -> Result<(), Reason> {
+    let mine = if client { CLIENT } else { ACCEPTOR };
+    let slot: *const Slot = map.slot(index).map_err(|_| Reason::PeerBroken)?;
+    let full = 1usize << map.ring_shift();
+    let rx = map.ring(index, 1 - mine).map_err(|_| Reason::PeerBroken)?.contiguous(0, full, full).0;
+    let tx = map.ring(index, mine).map_err(|_| Reason::PeerBroken)?.contiguous(0, full, full).0;
+    conn.segment.store(seg, Relaxed);
+    conn.slot_index.store(index, Relaxed);
+    // SAFETY: the segment counts this record as a user until `release_slot`.
+    unsafe { conn.set_slot(slot, rx, tx, map.ring_shift()) };
+    Ok(())
+}
+
+/// After accept(2): from now on each call on the connection looks for its offer.
+pub fn look(fd: i32, index: u32, tuple: &Tuple) {
+    let conn = conn::at(index);
+    store_tuple(conn, tuple);
+    conn.looks.store(LOOKS, Relaxed);
+    conn.reason.store(Reason::NoOffer as u32, Relaxed);
+    conn.set_phase(LOOKING);
+    progress(fd, index);
+}
+
+/// One step of the handshake, where one is due. Costs a few loads; never waits.
+pub fn progress(fd: i32, index: u32) {
+    let conn = conn::at(index);
+    // Somebody else is at it, or we interrupted ourselves in a signal handler: the next call goes on.
+    let Some(_held) = conn.step_lock.try_enter() else { return };
+    let before = conn.phase();
+    match before {
+        OFFERED => step_client(fd, conn),
+        LOOKING => step_acceptor(fd, conn),
+        ATTACHED => step_attached(conn),
+        _ => return,
+    }
+    let now = conn.phase();
+    if now == RING && before != RING {
+        tune(fd, conn);
+    }
+    if now != before {
+        observer::changed(fd, index);
+        crate::poll::epoll::phase_changed(index);
+    }
+}
+
+fn usage(conn: &Conn) -> Use {
+    Use::from_bits(conn.usage.load(Relaxed))
+}
+
+fn offer_id(conn: &Conn) -> OfferId {
+    OfferId { index: conn.offer_index.load(Relaxed), use_count: conn.offer_use.load(Relaxed) }
+}
+
+fn step_client(fd: i32, conn: &Conn) {
+    let Some(slot) = conn.slot() else { return };
+    match handshake::phase(&slot.control, usage(conn)) {
+        Phase::Offered => {
+            let device = device::current();
+            if let Some(process) = device.wanted_by(offer_id(conn))
+                && let Some(memfd) = segment::fd_of(conn.segment.load(Relaxed))
+            {
+                match device.push_segment(offer_id(conn), process, memfd) {
+                    Ok(()) | Err(libc::EAGAIN) => {}
+                    Err(errno) => {
+                        log::warn(format_args!("fd {fd}: segment not handed over, errno {errno}"));
+                        withdraw(conn, Reason::NoSegment);
+                    }
+                }
+            }
+        }
+        Phase::Attached => {
+            // An fd number that changed hands behind our back must not confirm another connection.
+            let stored = stored_tuple(conn);
+            let live = (tuple::local(fd), tuple::peer(fd));
+            if let (Ok(client), Ok(server)) = live
+                && (Tuple { netns: stored[0], client, server }).words() == stored
+            {
+                conn.set_phase(RING);
+                if handshake::confirm(&slot.control, usage(conn)) != Phase::Confirmed {
+                    conn.give_up(Reason::PeerGone);
+                }
+                device::current().clear_offer(offer_id(conn));
+            }
+        }
+        Phase::Confirmed => conn.set_phase(RING),
+        Phase::Gone => conn.give_up(Reason::PeerGone),
+    }
+}
+
+/// The client's connection has to stay TCP although an offer is out.
+pub fn take_back(conn: &Conn, reason: Reason) {
+    let _step = conn.step_lock.enter();
+    withdraw(conn, reason);
+}
+
+/// The client takes its offer back; the slot is released when the record ends.
+fn withdraw(conn: &Conn, reason: Reason) {
+    let Some(slot) = conn.slot() else { return };
+    if handshake::withdraw(&slot.control, usage(conn)) == Phase::Gone {
+        device::current().clear_offer(offer_id(conn));
+        slot.end[ACCEPTOR].refs.store(0, Relaxed);
+        conn.give_up(reason);
+    }
+}
+
+fn step_acceptor(fd: i32, conn: &Conn) {
+    let device = device::current();
+    let words = stored_tuple(conn);
+    while let Some(memfd) = device.receive_segment() {
+        if let Err(reason) = segment::map_peer(memfd) {
+            log::warn(format_args!("a pushed segment was refused: {}", reason.text()));
+        }
+    }
+    let left = conn.looks.load(Relaxed);
+    let Some(found) = device.find_offer(&words) else {
+        if left == 0 {
+            conn.give_up(Reason::NoOffer);
+        }
+        conn.looks.store(left.saturating_sub(1), Relaxed);
+        return;
+    };
+    // Another process holds the socket, too, and could not learn of the memory: wait until it let go.
+    if conn.has(F_SHARED) && !crate::fork::is_sole_holder(conn) {
+        return;
+    }
+    let Some((seg, map)) = segment::use_peer(found.dmb.segment) else {
+        conn.looks.store(left.saturating_sub(1), Relaxed);
+        if left == 0 {
+            conn.give_up(Reason::NoSegment);
+        } else if let Err(reason) = device.want_segment(found.id) {
+            conn.give_up(reason);
+        }
+        return;
+    };
+    // Receivers of this process are kept out while the record gets its slot; senders in the kernel's TCP
+    // would be uncounted in the slot, so with any of them in flight the next call tries again.
+    let Some(_rx) = conn.rx_lock.try_enter() else { return segment::unuse(seg) };
+    if conn.tcp_sends.compare_exchange(0, SWITCHING, AcqRel, Acquire).is_err() {
+        return segment::unuse(seg);
+    }
+    if bind_slot(conn, &map, seg, found.dmb.slot, false).is_err() {
+        conn.tcp_sends.store(0, Relaxed);
+        conn.give_up(Reason::PeerBroken);
+        return segment::unuse(seg);
+    }
+    let Some(slot) = conn.slot() else { return };
+    let usage = Use::from_bits(found.dmb.usage);
+    conn.usage.store(found.dmb.usage, Relaxed);
+    match handshake::attach(&slot.control, usage, crate::process::pid()) {
+        Phase::Attached => {
+            conn.set_phase(ATTACHED);
+            log::debug(format_args!("fd {fd}: attached to slot {}", found.dmb.slot));
+        }
+        Phase::Confirmed | Phase::Offered | Phase::Gone => {
+            // Withdrawn, or taken by a process that shares this very socket: not ours to use.
+            conn.forget_slot();
+            segment::unuse(seg);
+            conn.give_up(Reason::PeerGone);
+        }
+    }
+}
+
+fn step_attached(conn: &Conn) {
+    let Some(slot) = conn.slot() else { return };
+    match handshake::phase(&slot.control, usage(conn)) {
+        Phase::Confirmed => conn.set_phase(RING),
+        Phase::Attached => {}
+        Phase::Offered | Phase::Gone => conn.give_up(Reason::PeerGone),
+    }
+}
+
+/// Prepares the kernel socket for its new work: doorbell bytes go out at once and wake at the first one.
+/// What the application had set is kept in the slot and given back to getsockopt.
+fn tune(fd: i32, conn: &Conn) {
+    if conn.has(F_TUNED) {
+        return;
+    }
+    let Some(slot) = conn.slot() else { return };
+    let end = conn.end(slot);
+    if kernel::option(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0) != 0 {
+        end.flags.fetch_or(END_CORK, Relaxed);
+        // Sends what is held back; later bytes are doorbells.
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &0i32);
+    }
+    if kernel::option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 0) != 0 {
+        end.flags.fetch_or(END_NODELAY, Relaxed);
+    } else {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32);
+    }
+    let lowat = kernel::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1);
+    if lowat > 1 {
+        conn.rcvlowat.store(lowat as u32, Relaxed);
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &1i32);
+    }
+    conn.set_flag(F_TUNED, true);
+}
+
+/// Whether our sending direction is in the ring; changes it over when that is due and possible.
+#[inline(always)]
+pub fn tx_is_ring(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    let span = TxSpan::new(slot, conn.side());
+    span.is_ring() || (conn.phase() == RING && switch_tx(fd, conn, &span))
+}
+
+#[cold]
+fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
+    let client = conn.has(F_CLIENT);
+    let switched = span.try_switch(|| kernel::tcp_sent(fd, client));
+    if switched == Ok(Switch::Ring) {
+        log::debug(format_args!("fd {fd}: sending through the ring"));
+    }
+    switched == Ok(Switch::Ring)
+}
+
+/// The record ends or connects anew: withdraws what is offered and gives the slot back.
+pub fn end(conn: &Conn) {
+    match conn.phase() {
+        OFFERED => {
+            let _step = conn.step_lock.enter();
+            withdraw(conn, Reason::PeerGone);
+            if conn.phase() == OFFERED {
+                // Attached in this instant: the acceptor will see our end closed.
+                device::current().clear_offer(offer_id(conn));
+            }
+            release_slot(conn);
+        }
+        ATTACHED | RING | PLAIN => release_slot(conn),
+        _ => {}
+    }
+}
+
+/// Gives our hold on the slot back. Called with the last fd of this process.
+pub fn release_slot(conn: &Conn) {
+    let Some(slot) = conn.slot() else { return };
+    let segment = conn.segment.load(Relaxed);
+    let index = conn.slot_index.load(Relaxed);
+    let last = conn.end(slot).refs.fetch_sub(1, AcqRel) == 1;
+    let client = conn.has(F_CLIENT);
+    conn.forget_slot();
+    segment::let_go(segment, (last && client).then_some(index));
+}

@@ -1,0 +1,112 @@
+//! A connection's name on this machine: network namespace and address pair, as one side sees it.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::ptr;
+
+use crate::sys::{self, Errno};
+
+/// An address and a port; IPv4 is kept in its v4-mapped form, so both views of a dual-stack connection agree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct Endpoint {
+    /// 16 bytes, network order.
+    pub addr: [u8; 16],
+    /// Host order.
+    pub port: u16,
+}
+
+impl Endpoint {
+    /// The address for rules and display.
+    pub fn ip(&self) -> IpAddr {
+        let v6 = Ipv6Addr::from(self.addr);
+        v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+    }
+
+    /// Reads a socket address of `len` bytes; `None` for other families.
+    pub fn from_sockaddr(storage: &libc::sockaddr_storage, len: usize) -> Option<Endpoint> {
+        match storage.ss_family as i32 {
+            libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
+                // SAFETY: the family says so, and sockaddr_storage is larger and aligned.
+                let v4 = unsafe { *ptr::from_ref(storage).cast::<libc::sockaddr_in>() };
+                let addr = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+                let addr = addr.to_ipv6_mapped().octets();
+                Some(Endpoint { addr, port: u16::from_be(v4.sin_port) })
+            }
+            libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() - 4 => {
+                // SAFETY: as above.
+                let v6 = unsafe { *ptr::from_ref(storage).cast::<libc::sockaddr_in6>() };
+                Some(Endpoint { addr: v6.sin6_addr.s6_addr, port: u16::from_be(v6.sin6_port) })
+            }
+            _ => None,
+        }
+    }
+
+    fn words(&self) -> [u64; 2] {
+        let half = |i: usize| {
+            let mut b = [0; 8];
+            b.copy_from_slice(&self.addr[i..i + 8]);
+            u64::from_ne_bytes(b)
+        };
+        [half(0), half(8)]
+    }
+}
+
+/// One connection, client's view: the connecting end first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Tuple {
+    /// SO_NETNS_COOKIE.
+    pub netns: u64,
+    /// The connecting end.
+    pub client: Endpoint,
+    /// The accepting end.
+    pub server: Endpoint,
+}
+
+impl Tuple {
+    /// Five words for comparing and hashing.
+    pub fn words(&self) -> [u64; 6] {
+        let (c, s) = (self.client.words(), self.server.words());
+        let ports = (self.client.port as u64) << 16 | self.server.port as u64;
+        [self.netns, c[0], c[1], s[0], s[1], ports]
+    }
+}
+
+/// A well-mixed hash of a tuple's words.
+pub fn hash(words: &[u64; 6]) -> u64 {
+    words.iter().fold(0x9e37_79b9_7f4a_7c15, |h, w| {
+        let h = (h ^ w).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        h ^ (h >> 32)
+    })
+}
+
+/// The socket's own end.
+///
+/// # Errors
+/// getsockname's errno; EAFNOSUPPORT for other families.
+pub fn local(fd: i32) -> Result<Endpoint, Errno> {
+    // SAFETY: all-zero is a valid sockaddr_storage.
+    let mut ss: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
+    let len = sys::getsockname(fd, &mut ss)?;
+    Endpoint::from_sockaddr(&ss, len).ok_or(libc::EAFNOSUPPORT)
+}
+
+/// The socket's peer.
+///
+/// # Errors
+/// getpeername's errno; EAFNOSUPPORT for other families.
+pub fn peer(fd: i32) -> Result<Endpoint, Errno> {
+    // SAFETY: all-zero is a valid sockaddr_storage.
+    let mut ss: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
+    let len = sys::getpeername(fd, &mut ss)?;
+    Endpoint::from_sockaddr(&ss, len).ok_or(libc::EAFNOSUPPORT)
+}
+
+/// SO_NETNS_COOKIE of the socket (Linux 5.14), 0 where the kernel does not tell.
+pub fn netns(fd: i32) -> u64 {
+    const SO_NETNS_COOKIE: i32 = 71;
+    let mut cookie = 0u64;
+    match sys::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie) {
+        Ok(8) => cookie,
+        _ => 0,
+    }
+}
