@@ -11,6 +11,7 @@
 //! - [`ids`]: EID, GID, CHID, peer id and the small numbers; [`decline`]: every reason to decline.
 //! - [`wire`]: the bytes. CLC, LLC, CDC, the TCP option.
 //! - [`handshake`]: client and server of the CLC handshake.
+//! - [`link_group`]: the links of SMC-R, the keys of RMBs on them, and the LLC flows.
 //! - [`cursor`]: positions in a ring that wraps; [`connection`]: a pair of rings, credits, urgent
 //!   data and what CDC says of them; [`close`]: how a connection ends.
 #![no_std]
@@ -22,6 +23,7 @@ pub mod cursor;
 pub mod decline;
 pub mod handshake;
 pub mod ids;
+pub mod link_group;
 pub mod list;
 pub mod wire;
 

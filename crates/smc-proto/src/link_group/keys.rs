@@ -1,0 +1,262 @@
+//! Keys of RMBs: the peer's on every link, and the flows that keep them known to both sides.
+
+use super::{Event, Fabric, Flow, LINKS, LinkGroup, LinkIndex, Outgoing, Refused, What};
+use crate::handshake::LLC_TIMEOUT;
+use crate::ids::RoceGid;
+use crate::list::List;
+use crate::wire::llc::{
+    AddLink, AddLinkExt, Body, ConfirmRkey, DeleteRkey, Gids, LinkRkey, Message, ReqAddLink,
+    RkeyUpdate, RkeyUpdates, Rkeys, Version,
+};
+
+use super::Time;
+
+/// What an RMB is called on one link.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Key {
+    /// Key for RDMA WRITEs.
+    pub rkey: u32,
+    /// Virtual address.
+    pub addr: u64,
+}
+
+/// The peer's RMBs, with their keys on every link that has them.
+#[derive(Debug)]
+pub struct PeerRmbs<const RMBS: usize> {
+    keys: [[Option<Key>; LINKS]; RMBS],
+}
+
+impl<const RMBS: usize> PeerRmbs<RMBS> {
+    pub(super) fn new() -> PeerRmbs<RMBS> {
+        PeerRmbs { keys: [[None; LINKS]; RMBS] }
+    }
+
+    /// The key of an RMB on a link.
+    pub fn key(&self, rmb: usize, index: LinkIndex) -> Option<Key> {
+        *self.keys.get(rmb)?.get(index.number())?
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.keys.iter().filter(|keys| keys.iter().any(Option::is_some)).count()
+    }
+
+    fn find(&self, index: LinkIndex, rkey: u32) -> Option<usize> {
+        (0..RMBS).find(|&rmb| self.key(rmb, index).is_some_and(|key| key.rkey == rkey))
+    }
+
+    fn set(&mut self, rmb: usize, index: LinkIndex, key: Option<Key>) {
+        if let Some(slot) = self.keys.get_mut(rmb).and_then(|keys| keys.get_mut(index.number())) {
+            *slot = key;
+        }
+    }
+
+    /// Adds an RMB by its key on one link; a known one keeps its number.
+    pub(super) fn add(&mut self, index: LinkIndex, key: Key) -> Option<usize> {
+        let free = || self.keys.iter().position(|keys| keys.iter().all(Option::is_none));
+        let rmb = self.find(index, key.rkey).or_else(free)?;
+        self.set(rmb, index, Some(key));
+        Some(rmb)
+    }
+
+    /// Records what an RMB known on `via` is called on `new`.
+    pub(super) fn update(&mut self, via: LinkIndex, new: LinkIndex, update: RkeyUpdate) {
+        if let Some(rmb) = self.find(via, update.old) {
+            self.set(rmb, new, Some(Key { rkey: update.new, addr: update.addr }));
+        }
+    }
+
+    pub(super) fn forget_link(&mut self, index: LinkIndex) {
+        for rmb in 0..RMBS {
+            self.set(rmb, index, None);
+        }
+    }
+
+    /// False if there is none with this key.
+    fn forget(&mut self, index: LinkIndex, rkey: u32) -> bool {
+        let Some(rmb) = self.find(index, rkey) else { return false };
+        if let Some(keys) = self.keys.get_mut(rmb) {
+            *keys = [None; LINKS];
+        }
+        true
+    }
+}
+
+impl<const RMBS: usize> LinkGroup<RMBS> {
+    /// Tells the peer of a new RMB; [`Event::Announced`] says whether it knows it.
+    pub fn announce_rmb(
+        &mut self,
+        rmb: usize,
+        fabric: &mut impl Fabric,
+        now: Time,
+    ) -> Result<(), Refused> {
+        let (via, first) = self.ready(rmb, fabric)?;
+        let mut others = List::new();
+        for (index, link_id) in self.active_links().filter(|&(index, _)| index != via) {
+            let Key { rkey, addr } = fabric.key(rmb, index).ok_or(Refused::NoRmb)?;
+            let _ = others.push(LinkRkey { link_id, rkey, addr });
+        }
+        let Key { rkey, addr } = first;
+        let confirm = ConfirmRkey { rkey, addr, others, negative: false, retry: false };
+        self.send(via, false, Body::ConfirmRkey(confirm));
+        self.flow = Flow::Announce { via, rmb, deadline: now + LLC_TIMEOUT };
+        Ok(())
+    }
+
+    /// Tells the peer that an RMB is gone; [`Event::Withdrawn`] says that it will not write there
+    /// any more.
+    pub fn withdraw_rmb(
+        &mut self,
+        rmb: usize,
+        fabric: &mut impl Fabric,
+        now: Time,
+    ) -> Result<(), Refused> {
+        let (via, key) = self.ready(rmb, fabric)?;
+        let what = What::Withdraw { rkey: key.rkey };
+        self.transmits.push(Outgoing { via, response: false, what });
+        self.flow = Flow::Withdraw { via, rmb, deadline: now + LLC_TIMEOUT };
+        Ok(())
+    }
+
+    fn ready(&self, rmb: usize, fabric: &mut impl Fabric) -> Result<(LinkIndex, Key), Refused> {
+        if !self.is_idle() {
+            return Err(Refused::Busy);
+        }
+        let via = self.any_link().ok_or(Refused::NoLink)?;
+        let key = fabric.key(rmb, via).filter(|_| rmb < RMBS).ok_or(Refused::NoRmb)?;
+        Ok((via, key))
+    }
+
+    pub(super) fn on_announced(&mut self, ok: bool) {
+        if let Flow::Announce { rmb, .. } = self.flow {
+            self.flow = Flow::Idle;
+            if ok {
+                self.rmb_was_named(rmb);
+            }
+            self.events.push(Event::Announced { rmb, ok });
+        }
+    }
+
+    pub(super) fn on_withdrawn(&mut self, ok: bool) {
+        if let Flow::Withdraw { rmb, .. } = self.flow {
+            self.flow = Flow::Idle;
+            if let Some(announced) = self.announced.get_mut(rmb) {
+                *announced = false;
+            }
+            self.events.push(Event::Withdrawn { rmb, ok });
+        }
+    }
+
+    /// The peer has a new RMB.
+    pub(super) fn on_peer_rmb(&mut self, via: LinkIndex, request: ConfirmRkey) {
+        let added = self.peer_rmbs.add(via, Key { rkey: request.rkey, addr: request.addr });
+        if let Some(rmb) = added {
+            for other in request.others.iter() {
+                if let Some(index) = self.by_id(other.link_id) {
+                    let key = Key { rkey: other.rkey, addr: other.addr };
+                    self.peer_rmbs.set(rmb, index, Some(key));
+                }
+            }
+        }
+        let full = added.is_none();
+        let answer = ConfirmRkey { negative: full, retry: full, ..request };
+        self.send(via, true, Body::ConfirmRkey(answer));
+    }
+
+    /// The peer's RMBs are gone.
+    pub(super) fn on_peer_rmb_gone(&mut self, via: LinkIndex, request: &DeleteRkey<'_>) {
+        let mut rkeys = List::new();
+        let (mut mask, mut invalid) = (0, 0_u8);
+        for (n, rkey) in request.rkeys.iter().enumerate() {
+            let _ = rkeys.push(rkey);
+            if !self.peer_rmbs.forget(via, rkey) {
+                mask |= 0x80_u8.checked_shr(n as u32).unwrap_or(0);
+                invalid = invalid.saturating_add(1);
+            }
+        }
+        let invalid = if self.config.version == Version::V1 { mask } else { invalid };
+        let count = request.rkeys.len() as u8;
+        let what = What::Forgotten { rkeys, count, invalid };
+        self.transmits.push(Outgoing { via, response: true, what });
+    }
+
+    /// This side's RMBs that the peer knows.
+    pub(super) fn announced_rmbs(&self) -> impl Iterator<Item = usize> {
+        self.announced.iter().enumerate().filter(|(_, known)| **known).map(|(rmb, _)| rmb)
+    }
+
+    /// What an RMB is called on a further link.
+    pub(super) fn update_for(
+        rmb: usize,
+        via: LinkIndex,
+        new: LinkIndex,
+        fabric: &mut impl Fabric,
+    ) -> Option<RkeyUpdate> {
+        let (old, new) = (fabric.key(rmb, via)?, fabric.key(rmb, new)?);
+        Some(RkeyUpdate { old: old.rkey, new: new.rkey, addr: new.addr })
+    }
+
+    /// Writes a message, with the lists that it has by now.
+    pub(super) fn write<'b>(
+        &self,
+        outgoing: &Outgoing,
+        fabric: &mut impl Fabric,
+        buffer: &'b mut [u8],
+    ) -> Option<(LinkIndex, &'b [u8])> {
+        let Outgoing { via, response, what } = *outgoing;
+        let mut updates = [[0; 16]; 255];
+        let mut gids = [[0; 16]; LINKS + 1];
+        let mut rkeys = [[0; 4]; 255];
+        let body = match what {
+            What::Plain(body) => body,
+            What::Add { new } => {
+                let link = self.link(new)?;
+                let mut count = 0;
+                for rmb in self.announced_rmbs() {
+                    let update = Self::update_for(rmb, via, new, fabric);
+                    if let (Some(update), Some(slot)) = (update, updates.get_mut(count)) {
+                        *slot = update.to_wire();
+                        count += 1;
+                    }
+                }
+                Body::AddLink(AddLink {
+                    extension: Some(AddLinkExt {
+                        direct: link.local.direct,
+                        // Both sides of the kernel name their own GID here.
+                        target_gid: link.local.gid,
+                        rkeys: RkeyUpdates::from_wire(updates.get(..count)?),
+                    }),
+                    ..Self::add_link_body(link)
+                })
+            }
+            What::Request { gid } => {
+                let links = self.indexed().map(|(_, link)| link.local.gid);
+                let mut count = 0;
+                for (slot, RoceGid(gid)) in gids.iter_mut().zip(links.chain(gid)) {
+                    *slot = gid;
+                    count += 1;
+                }
+                Body::ReqAddLink(ReqAddLink { gids: Gids::from_wire(gids.get(..count)?) })
+            }
+            What::Withdraw { rkey } => {
+                rkeys[0] = rkey.to_be_bytes();
+                let rkeys = Rkeys::from_wire(rkeys.get(..1)?);
+                Body::DeleteRkey(DeleteRkey { rkeys, invalid: 0, negative: false })
+            }
+            What::Forgotten { rkeys: known, count, invalid } => {
+                if self.config.version == Version::V1 {
+                    for (slot, rkey) in rkeys.iter_mut().zip(known.iter()) {
+                        *slot = rkey.to_be_bytes();
+                    }
+                }
+                let rkeys = Rkeys::from_wire(rkeys.get(..usize::from(count))?);
+                Body::DeleteRkey(DeleteRkey { rkeys, invalid, negative: invalid != 0 })
+            }
+        };
+        let message = match response {
+            true => Message::response(self.config.version, body),
+            false => Message::request(self.config.version, body),
+        };
+        Some((via, message.emit(buffer).ok()?))
+    }
+}

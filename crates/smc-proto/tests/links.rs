@@ -1,0 +1,595 @@
+//! Two ends of a link group over simulated cables: every flow, and the loss of a link before every
+//! single message of it.
+
+mod support;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use bolero::{check, produce};
+use smc_proto::ids::{MacAddr, MtuCode, RoceGid, U24};
+use smc_proto::link_group::{
+    Config, Event, Fabric, Key, LinkGroup, LinkIndex, Port, Refused, Role, TEST_INTERVAL,
+};
+use smc_proto::wire::llc::{self, Body, DeleteReason, Message, Version};
+use support::draw::Draw;
+use support::{Frame, captures, frames};
+
+const RMBS: usize = 6;
+type Group = LinkGroup<RMBS>;
+
+/// The verbs of one host: its ports, its queue pairs, and what they are connected to.
+struct Verbs {
+    who: u8,
+    ports: Vec<u8>,
+    queue_pairs: BTreeMap<LinkIndex, Port>,
+    connected: BTreeMap<LinkIndex, U24>,
+    next_qpn: u32,
+    connects: bool,
+}
+
+impl Verbs {
+    fn new(who: u8, ports: u8) -> Verbs {
+        Verbs {
+            who,
+            ports: (0..ports).collect(),
+            queue_pairs: BTreeMap::new(),
+            connected: BTreeMap::new(),
+            next_qpn: 16,
+            connects: true,
+        }
+    }
+
+    fn port(&mut self, number: u8) -> Port {
+        self.next_qpn += 1;
+        Port {
+            mac: MacAddr([self.who, number, 0, 0, 0, 1]),
+            gid: RoceGid::from_ipv4([10, number, 0, self.who]),
+            // Queue pairs of both hosts differ, so that a message finds only its own.
+            qpn: U24::truncate(self.next_qpn + (u32::from(self.who) << 16)),
+            psn: U24::truncate(self.next_qpn * 7),
+            mtu: MtuCode::from_code(3).unwrap(),
+            direct: true,
+        }
+    }
+
+    fn key_of(&self, rmb: usize, qpn: U24) -> Key {
+        let rkey = (u32::from(self.who) << 28) | (qpn.value() << 8) | rmb as u32;
+        Key { rkey, addr: 0x1000 * (rmb as u64 + 1) }
+    }
+}
+
+impl Fabric for Verbs {
+    fn create(&mut self, index: LinkIndex, used: &[Port]) -> Option<Port> {
+        let gid = |port: &u8| RoceGid::from_ipv4([10, *port, 0, self.who]);
+        let free = self.ports.iter().copied().find(|port| used.iter().all(|u| u.gid != gid(port)));
+        let number = free.or(self.ports.first().copied())?;
+        let port = self.port(number);
+        self.queue_pairs.insert(index, port);
+        Some(port)
+    }
+
+    fn connect(&mut self, index: LinkIndex, remote: &Port) -> bool {
+        self.connected.insert(index, remote.qpn);
+        self.connects
+    }
+
+    fn key(&mut self, rmb: usize, index: LinkIndex) -> Option<Key> {
+        Some(self.key_of(rmb, self.queue_pairs.get(&index)?.qpn))
+    }
+
+    fn destroy(&mut self, index: LinkIndex) {
+        assert!(self.queue_pairs.remove(&index).is_some(), "{index:?} destroyed twice");
+        self.connected.remove(&index);
+    }
+}
+
+struct End {
+    group: Group,
+    verbs: Verbs,
+    events: Vec<Event>,
+    rmbs: Vec<usize>,
+}
+
+/// Both ends, and what is on the cables.
+struct Net {
+    /// Client, server.
+    ends: [End; 2],
+    /// To whom, over which of his queue pairs, what.
+    wire: VecDeque<(usize, U24, Vec<u8>)>,
+    now: Duration,
+    newest_link_first: bool,
+    names: Vec<String>,
+}
+
+impl Net {
+    fn new(version: Version, ports: [u8; 2]) -> Net {
+        let mut verbs = [Verbs::new(1, ports[0]), Verbs::new(2, ports[1])];
+        let first = [verbs[0].port(0), verbs[1].port(0)];
+        let mut ends = Vec::new();
+        for (who, role) in [(0, Role::Client), (1, Role::Server)] {
+            let config = Config { role, version, max_links: 2, max_conns: 255, id: 0x100 };
+            let mut verbs = std::mem::replace(&mut verbs[who], Verbs::new(0, 0));
+            verbs.queue_pairs.insert(Group::FIRST, first[who]);
+            verbs.connect(Group::FIRST, &first[1 - who]);
+            let mut group = Group::new(config, first[who], first[1 - who], Duration::ZERO);
+            // Accept and Confirm named RMB 0 of both.
+            group.rmb_was_named(0);
+            ends.push(End { group, verbs, events: Vec::new(), rmbs: vec![0] });
+        }
+        for who in 0..2 {
+            let key = ends[1 - who].verbs.key_of(0, first[1 - who].qpn);
+            assert_eq!(ends[who].group.add_peer_rmb(Group::FIRST, key), Some(0));
+        }
+        let ends = ends.try_into().unwrap_or_else(|_| unreachable!());
+        let wire = VecDeque::new();
+        Net { ends, wire, now: Duration::ZERO, newest_link_first: false, names: Vec::new() }
+    }
+
+    /// A group whose first link is confirmed.
+    fn confirmed(version: Version, ports: [u8; 2]) -> Net {
+        let mut net = Net::new(version, ports);
+        for who in [0, 1] {
+            net.ends[who].group.confirm_first_link(Duration::ZERO);
+        }
+        net.settle();
+        for end in &mut net.ends {
+            assert!(matches!(end.events[..], [Event::FirstLink(_)]));
+            end.events.clear();
+        }
+        net.names.clear();
+        net
+    }
+
+    /// Takes what both ends have to say.
+    fn poll(&mut self) {
+        for who in 0..2 {
+            let End { group, verbs, events, .. } = &mut self.ends[who];
+            let mut buffer = [0; llc::MAX_LEN];
+            loop {
+                let queue_pairs = verbs.queue_pairs.clone();
+                let connected = verbs.connected.clone();
+                let Some((via, bytes)) = group.poll_transmit(verbs, &mut buffer) else { break };
+                let message = Message::parse(bytes).unwrap();
+                let response = if message.is_response() { "'" } else { "" };
+                self.names.push(format!("{who}{}{response}", message.body().name()));
+                assert!(queue_pairs.contains_key(&via));
+                self.wire.push_back((1 - who, connected[&via], bytes.to_vec()));
+            }
+            while let Some(event) = group.poll_event() {
+                if let Event::Terminated = event {
+                    assert!(group.is_terminated());
+                }
+                events.push(event);
+            }
+        }
+    }
+
+    /// Delivers one message; false if there is none.
+    fn step(&mut self) -> bool {
+        self.poll();
+        let next = if self.newest_link_first { self.head_of_newest() } else { 0 };
+        let Some((who, qpn, bytes)) = self.wire.remove(next) else { return false };
+        let End { group, verbs, .. } = &mut self.ends[who];
+        let index = verbs.queue_pairs.iter().find(|(_, port)| port.qpn == qpn).map(|(i, _)| *i);
+        if let Some(index) = index {
+            group.handle_llc(index, &bytes, verbs, self.now).unwrap();
+        }
+        self.poll();
+        true
+    }
+
+    /// Each link keeps its order; between links there is none. The first message of the queue pair
+    /// that was used last.
+    fn head_of_newest(&self) -> usize {
+        let Some((who, qpn, _)) = self.wire.back() else { return 0 };
+        let head = self.wire.iter().position(|(to, over, _)| (to, over) == (who, qpn));
+        head.unwrap_or(0)
+    }
+
+    /// Until there is nothing to do but to wait.
+    fn settle(&mut self) {
+        let mut steps = 0;
+        while self.step() {
+            steps += 1;
+            assert!(steps < 200, "no end: {:?}", self.names);
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Duration> {
+        self.ends.iter().filter_map(|end| end.group.next_timeout()).min()
+    }
+
+    fn pass_time(&mut self) {
+        let Some(next) = self.next_timeout() else { return };
+        assert!(next > self.now || self.now == Duration::ZERO);
+        self.now = next;
+        for end in &mut self.ends {
+            end.group.handle_timeout(&mut end.verbs, self.now);
+        }
+        self.poll();
+    }
+
+    /// Time passes until no flow is under way and whoever lost a link has noticed.
+    fn calm_down(&mut self) {
+        for _ in 0..60 {
+            self.settle();
+            let idle = self.ends.iter().all(|end| end.group.is_idle());
+            if idle && self.same_links() && self.all_noticed() {
+                return;
+            }
+            self.pass_time();
+        }
+        let ends: Vec<_> = self.ends.iter().map(|end| &end.group).collect();
+        panic!("no end: {:?} {ends:#?}", self.names);
+    }
+
+    fn ids(&self, who: usize) -> Vec<u8> {
+        let mut ids: Vec<u8> = self.ends[who].group.active_links().map(|(_, id)| id).collect();
+        ids.sort();
+        ids
+    }
+
+    fn same_links(&self) -> bool {
+        self.ids(0) == self.ids(1)
+    }
+
+    /// No link that was cut counts as one that works.
+    fn all_noticed(&self) -> bool {
+        self.ends.iter().all(|end| {
+            let mut links = end.group.active_links();
+            links.all(|(index, _)| end.verbs.queue_pairs[&index].qpn.value() != 0)
+        })
+    }
+
+    /// The cable of a link is cut: what is on it is lost, and who sees it is told.
+    fn cut(&mut self, id: u8, seen_by: [bool; 2]) {
+        for (who, seen) in seen_by.into_iter().enumerate() {
+            let End { group, verbs, .. } = &mut self.ends[who];
+            let Some(index) = group.active_links().find(|(_, i)| *i == id).map(|(i, _)| i) else {
+                continue;
+            };
+            let qpn = verbs.queue_pairs[&index].qpn;
+            self.wire.retain(|(to, over, _)| (*to, *over) != (who, qpn));
+            // Nothing will arrive there any more.
+            verbs.queue_pairs.get_mut(&index).unwrap().qpn = U24::truncate(0);
+            if seen {
+                group.handle_link_down(index, verbs, self.now);
+            }
+        }
+        self.poll();
+    }
+
+    /// On every link that works, each end knows the key of every RMB that the other announced. Of
+    /// one whose answer was lost it may know more (`exactly`: it does not).
+    fn check_keys(&self, exactly: bool) {
+        for who in 0..2 {
+            let (end, peer) = (&self.ends[who], &self.ends[1 - who]);
+            if end.group.is_terminated() {
+                continue;
+            }
+            for (index, id) in end.group.active_links() {
+                let theirs = peer.group.active_links().find(|(_, i)| *i == id).unwrap().0;
+                let qpn = peer.verbs.queue_pairs[&theirs].qpn;
+                let known: Vec<Key> =
+                    (0..RMBS).filter_map(|rmb| end.group.peer_rmbs().key(rmb, index)).collect();
+                for &rmb in &peer.rmbs {
+                    let key = peer.verbs.key_of(rmb, qpn);
+                    assert!(known.contains(&key), "end {who} link {id} RMB {rmb}");
+                }
+                let more = known.len() - peer.rmbs.len();
+                assert!(!exactly || more == 0, "end {who} link {id}");
+            }
+        }
+    }
+
+    fn announce(&mut self, who: usize, rmb: usize) -> Result<(), Refused> {
+        let End { group, verbs, .. } = &mut self.ends[who];
+        group.announce_rmb(rmb, verbs, self.now)
+    }
+
+    /// Announces RMBs and waits until they are known.
+    fn announce_all(&mut self, who: usize, rmbs: std::ops::Range<usize>) {
+        for rmb in rmbs {
+            self.announce(who, rmb).unwrap();
+            self.settle();
+            assert_eq!(self.ends[who].events.pop(), Some(Event::Announced { rmb, ok: true }));
+            self.ends[who].rmbs.push(rmb);
+        }
+    }
+
+    fn add_link(&mut self, who: usize) -> Result<(), Refused> {
+        let End { group, verbs, .. } = &mut self.ends[who];
+        group.add_link(None, verbs, self.now)
+    }
+
+    /// What both ends counted as RMBs of theirs, from the events.
+    fn note_rmbs(&mut self) {
+        for end in &mut self.ends {
+            for event in end.events.drain(..) {
+                match event {
+                    Event::Announced { rmb, ok: true } if !end.rmbs.contains(&rmb) => {
+                        end.rmbs.push(rmb);
+                    }
+                    Event::Withdrawn { rmb, .. } => end.rmbs.retain(|known| *known != rmb),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+const VERSIONS: [Version; 2] = [Version::V1, Version::V2];
+
+#[test]
+fn a_second_link_comes_about_with_the_keys_of_all_rmbs() {
+    for version in VERSIONS {
+        for (client_rmbs, server_rmbs) in [(1, 1), (1, 6), (6, 1), (2, 3), (6, 6)] {
+            let mut net = Net::confirmed(version, [2, 2]);
+            net.announce_all(0, 1..client_rmbs);
+            net.announce_all(1, 1..server_rmbs);
+            net.names.clear();
+            net.add_link(1).unwrap();
+            net.settle();
+            assert_eq!((net.ids(0), net.ids(1)), (vec![1, 2], vec![1, 2]));
+            net.check_keys(true);
+            assert_eq!(net.now, Duration::ZERO);
+        }
+    }
+}
+
+#[test]
+fn the_messages_of_a_second_link_are_those_that_the_kernel_sends() {
+    let second_link: [&[&str]; 2] = [
+        &[
+            "1ADD_LINK",
+            "0ADD_LINK'",
+            "1ADD_LINK_CONT",
+            "0ADD_LINK_CONT'",
+            "1CONFIRM_LINK",
+            "0CONFIRM_LINK'",
+        ],
+        &["1ADD_LINK", "0ADD_LINK'", "1CONFIRM_LINK", "0CONFIRM_LINK'"],
+    ];
+    let files = ["smcr-v1-two-links-failover.pcap", "smcr-v2-two-links-failover.pcap"];
+    for ((version, expected), file) in VERSIONS.into_iter().zip(second_link).zip(files) {
+        let mut net = Net::confirmed(version, [2, 2]);
+        net.add_link(1).unwrap();
+        net.settle();
+        assert_eq!(net.names, expected);
+        let path = captures().into_iter().find(|path| path.ends_with(file)).unwrap();
+        let mut captured = Vec::new();
+        for frame in frames(&path) {
+            let Frame::Send { by_server, bytes } = frame else { continue };
+            if let Ok(message) = Message::parse(&bytes) {
+                let response = if message.is_response() { "'" } else { "" };
+                let who = u8::from(by_server);
+                captured.push(format!("{who}{}{response}", message.body().name()));
+            }
+        }
+        assert_eq!(captured[2..2 + expected.len()], *expected, "{file}");
+    }
+}
+
+#[test]
+fn without_another_port_on_either_side_the_link_is_rejected() {
+    for version in VERSIONS {
+        let mut net = Net::confirmed(version, [1, 1]);
+        net.add_link(1).unwrap();
+        net.settle();
+        assert_eq!(net.names, ["1ADD_LINK", "0ADD_LINK'"]);
+        assert_eq!((net.ids(0), net.ids(1)), (vec![1], vec![1]));
+        assert!(net.ends.iter().all(|end| end.group.is_idle() && end.events.is_empty()));
+        assert!(net.ends.iter().all(|end| end.verbs.queue_pairs.len() == 1));
+    }
+}
+
+#[test]
+fn a_client_asks_for_a_link_and_the_server_offers_it() {
+    for version in VERSIONS {
+        let mut net = Net::confirmed(version, [2, 2]);
+        net.add_link(0).unwrap();
+        net.settle();
+        assert_eq!((net.ids(0), net.ids(1)), (vec![1, 2], vec![1, 2]));
+        assert_eq!(net.add_link(1), Err(Refused::LinksFull));
+    }
+}
+
+type Scenario = (&'static str, fn(&mut Net));
+
+/// The scenarios for the loss of a link at every step.
+fn scenarios() -> Vec<Scenario> {
+    vec![
+        ("server adds a link", |net| net.add_link(1).unwrap()),
+        ("client asks for a link", |net| net.add_link(0).unwrap()),
+        ("client announces an RMB", |net| net.announce(0, 3).unwrap()),
+        ("server announces an RMB", |net| net.announce(1, 3).unwrap()),
+        ("both do", |net| {
+            net.announce(0, 3).unwrap();
+            net.announce(1, 3).unwrap();
+        }),
+        ("a link is added while an RMB is announced", |net| {
+            net.announce(0, 3).unwrap();
+            net.add_link(1).unwrap();
+        }),
+        ("an RMB is withdrawn while a link is added", |net| {
+            net.add_link(1).unwrap();
+            let End { group, verbs, .. } = &mut net.ends[0];
+            group.withdraw_rmb(0, verbs, net.now).unwrap();
+        }),
+        ("the group ends in order", |net| net.ends[1].group.terminate(DeleteReason::OPERATOR)),
+        ("the client ends it", |net| net.ends[0].group.terminate(DeleteReason::PROGRAM)),
+    ]
+}
+
+#[test]
+fn a_link_may_be_lost_before_every_message_of_every_flow() {
+    let mut runs = 0;
+    for version in VERSIONS {
+        for links in [1, 2] {
+            for (name, start) in scenarios() {
+                if links == 2 && name.contains("link") {
+                    continue;
+                }
+                for lost in 1..=2 {
+                    for seen_by in [[true, true], [true, false], [false, true], [false, false]] {
+                        for (at, newest_link_first) in
+                            (0..12).flat_map(|at| [(at, false), (at, true)])
+                        {
+                            let mut net = Net::confirmed(version, [2, 2]);
+                            net.newest_link_first = newest_link_first;
+                            net.announce_all(0, 1..3);
+                            net.announce_all(1, 1..2);
+                            if links == 2 {
+                                net.add_link(1).unwrap();
+                                net.settle();
+                            }
+                            net.ends.iter_mut().for_each(|end| end.events.clear());
+                            start(&mut net);
+                            net.poll();
+                            for _ in 0..at {
+                                net.step();
+                            }
+                            net.cut(lost, seen_by);
+                            net.calm_down();
+                            net.note_rmbs();
+                            let over = net.ends.each_ref().map(|end| end.group.is_terminated());
+                            assert_eq!(over[0], over[1], "{name}, link {lost} at {at}");
+                            net.check_keys(!name.contains("RMB") && !name.contains("both"));
+                            runs += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(runs > 1_000);
+}
+
+#[test]
+fn after_the_loss_of_a_link_a_new_one_is_tried_and_connections_move() {
+    for version in VERSIONS {
+        let mut net = Net::confirmed(version, [2, 2]);
+        net.add_link(1).unwrap();
+        net.settle();
+        net.ends.iter_mut().for_each(|end| end.events.clear());
+        net.cut(1, [true, true]);
+        net.settle();
+        for end in &net.ends {
+            let Event::LinkDown { index, to: Some(to) } = end.events[0] else { panic!() };
+            let other = end.group.active_links().find(|(_, id)| *id == 2).unwrap().0;
+            assert_eq!((index, to), (Group::FIRST, other));
+        }
+        assert_eq!((net.ids(0), net.ids(1)), (vec![2, 3], vec![2, 3]), "{:?}", net.names);
+        net.check_keys(true);
+    }
+}
+
+#[test]
+fn an_idle_link_is_tested_and_a_dead_one_found() {
+    let mut net = Net::confirmed(Version::V2, [2, 2]);
+    net.add_link(1).unwrap();
+    net.settle();
+    net.names.clear();
+    net.pass_time();
+    assert_eq!(net.now, TEST_INTERVAL);
+    net.settle();
+    assert!(net.names.iter().all(|name| name.contains("TEST_LINK")), "{:?}", net.names);
+    assert_eq!(net.next_timeout(), Some(2 * TEST_INTERVAL));
+    net.cut(2, [false, false]);
+    net.pass_time();
+    net.settle();
+    assert_eq!(net.now, 2 * TEST_INTERVAL);
+    net.pass_time();
+    assert_eq!(net.now, 2 * TEST_INTERVAL + Duration::from_secs(2));
+    net.calm_down();
+    assert_eq!((net.ids(0), net.ids(1)), (vec![1, 3], vec![1, 3]));
+}
+
+#[test]
+fn a_full_table_is_answered_negatively_and_unknown_keys_are_counted() {
+    for (version, invalid) in [(Version::V1, 0x60), (Version::V2, 2)] {
+        let mut net = Net::confirmed(version, [1, 1]);
+        net.announce_all(0, 1..RMBS);
+        let [client, End { group, verbs, .. }] = &mut net.ends;
+        let mut buffer = [0; llc::MAX_LEN];
+        let mut ask = |body| {
+            let bytes = Message::request(version, body).emit(&mut buffer).unwrap().to_vec();
+            group.handle_llc(Group::FIRST, &bytes, verbs, Duration::ZERO).unwrap();
+            let (_, answer) = group.poll_transmit(verbs, &mut buffer).unwrap();
+            answer.to_vec()
+        };
+        let one_more = llc::ConfirmRkey {
+            rkey: 77,
+            addr: 0,
+            others: Default::default(),
+            negative: false,
+            retry: false,
+        };
+        let answer = ask(Body::ConfirmRkey(one_more));
+        let Body::ConfirmRkey(answer) = *Message::parse(&answer).unwrap().body() else { panic!() };
+        assert!(answer.negative && answer.retry);
+        let known = client.verbs.key_of(0, client.verbs.queue_pairs[&Group::FIRST].qpn);
+        let rkeys = [known.rkey.to_be_bytes(), [1; 4], [2; 4]];
+        let rkeys = llc::Rkeys::from_wire(&rkeys);
+        let answer = ask(Body::DeleteRkey(llc::DeleteRkey { rkeys, invalid: 0, negative: false }));
+        let message = Message::parse(&answer).unwrap();
+        let Body::DeleteRkey(answer) = *message.body() else { panic!() };
+        assert_eq!((answer.invalid, answer.negative, answer.rkeys.len()), (invalid, true, 3));
+        assert_eq!(net.ends[1].group.peer_rmbs().count(), RMBS - 1);
+    }
+}
+
+#[test]
+fn without_an_answer_the_first_link_fails_in_time() {
+    let mut net = Net::new(Version::V2, [2, 2]);
+    net.ends[0].group.confirm_first_link(Duration::ZERO);
+    net.pass_time();
+    assert_eq!(net.now, Duration::from_secs(4));
+    assert_eq!(net.ends[0].events, [Event::FirstLinkFailed]);
+    let mut net = Net::new(Version::V2, [2, 2]);
+    net.ends[1].group.confirm_first_link(Duration::ZERO);
+    net.poll();
+    net.wire.clear();
+    net.pass_time();
+    assert_eq!(net.now, Duration::from_secs(2));
+    assert_eq!(net.ends[1].events, [Event::FirstLinkFailed]);
+}
+
+#[test]
+fn any_llc_from_a_peer_leaves_a_group_that_works_or_is_over() {
+    let entropy = produce::<Vec<u8>>().with().len(0..=1_500_usize);
+    check!().with_iterations(2_000).with_generator(entropy).for_each(|entropy| {
+        let mut draw = Draw(entropy);
+        let version = VERSIONS[usize::from(draw.below(2))];
+        let mut net = Net::confirmed(version, [2, 2]);
+        let who = usize::from(draw.below(2));
+        while !draw.0.is_empty() {
+            if draw.flag() {
+                let _ = net.add_link(who);
+            }
+            let updates: Vec<[u8; 16]> = (0..draw.below(3)).map(|_| draw.bytes()).collect();
+            let rkeys: Vec<[u8; 4]> = (0..draw.below(9)).map(|_| draw.bytes()).collect();
+            let message = draw.llc(&updates, &rkeys);
+            let mut buffer = [0; llc::MAX_LEN];
+            let bytes = message.emit(&mut buffer).unwrap().to_vec();
+            let End { group, verbs, .. } = &mut net.ends[who];
+            let over = verbs.queue_pairs.keys().nth(draw.below(2).into()).copied();
+            if let Some(index) = over {
+                group.handle_llc(index, &bytes, verbs, net.now).unwrap();
+            }
+            while let Some((via, _)) = group.poll_transmit(verbs, &mut buffer) {
+                assert!(verbs.queue_pairs.contains_key(&via));
+            }
+            while group.poll_event().is_some() {}
+            if draw.below(8) == 0
+                && let Some(next) = group.next_timeout()
+            {
+                net.now = net.now.max(next);
+                group.handle_timeout(verbs, net.now);
+            }
+            assert!(group.active_links().count() <= 2);
+            assert_eq!(group.is_terminated(), group.active_links().count() == 0);
+        }
+    });
+}
