@@ -246,7 +246,7 @@ pub fn fd_of(index: u32) -> Option<i32> {
 
 /// A record does not use its segment any more. For the client's last reference, `slot` goes back.
 pub fn let_go(index: u32, slot: Option<u32>) {
-    let Some(mut table) = table() else { return };
+    let Some(table) = table() else { return };
     let m = &mut table.entries[index as usize];
     m.users = m.users.saturating_sub(1);
     if m.role == Role::Own
@@ -284,7 +284,7 @@ fn give_back_pages(map: &Segment, slot: u32) {
 
 /// Finds a peer's segment by identity and counts one more user.
 pub fn use_peer(id: u64) -> Option<(u32, Segment)> {
-    let mut table = table()?;
+    let table = table()?;
     let index = table.entries.iter().position(|m| m.role != Role::Unused && m.id == id)?;
     let m = &mut table.entries[index];
     let map = m.segment().ok()?;
@@ -355,7 +355,7 @@ fn sweep(table: &mut Table<'_>) {
 
 /// The process ends in an orderly way: tell acceptors that nothing comes any more.
 pub fn leave() {
-    let Some(mut table) = table() else { return };
+    let Some(table) = table() else { return };
     for m in table.entries.iter_mut().filter(|m| m.role == Role::Own) {
         if let Ok(map) = m.segment() {
             map.header().retired.store(1, Relaxed);

@@ -3,12 +3,11 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use usmc_shm::layout::{END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
-use usmc_shm::span::{RxSpan, Source};
 
 use super::wait;
 use crate::conn::{self, Conn, LISTEN, RING};
 use crate::table::{self, Entry};
-use crate::{device, fork, kernel, observer, poll, sys, transition};
+use crate::{device, fork, observer, poll, sys, transition};
 
 /// To be called just before the kernel closes `fd` (close, dup2 over it, close_range): what the library
 /// knows about it ends. The caller makes the real call next.
@@ -89,8 +88,7 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
     let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
     let reset_asked = linger.l_onoff != 0 && linger.l_linger == 0;
-    let in_ring =
-        matches!(RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd)), Ok(Source::Ring));
+    let in_ring = wait::reads_ring(fd, conn, slot);
     let unread = conn.rx(slot).has_data();
     let abort = if unread || reset_asked { TXF_ABORT } else { 0 };
     // Release: after the last published byte.

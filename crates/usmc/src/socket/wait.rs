@@ -8,7 +8,7 @@ use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::bell::{Bells, Drain};
 use usmc_shm::layout::{ARM_TCP, END_CORK, Slot, TX_RING, TXF_CLOSED, TXF_DONE};
-use usmc_shm::span::TxSpan;
+use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
 
 use crate::clock;
@@ -152,6 +152,14 @@ pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
     verdict
 }
 
+/// Whether TCP has been read to the boundary. The caller holds the receiving lock.
+pub fn reads_ring(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    matches!(
+        RxSpan::new(slot, conn.side()).source(|| crate::kernel::tcp_read(fd)),
+        Ok(Source::Ring)
+    )
+}
+
 /// Whether doorbells are (or may be) in the TCP stream.
 pub fn has_bells(conn: &Conn, slot: &Slot) -> bool {
     conn.peer(slot).bells_sent.load(Acquire) != conn.end(slot).bells_drained.load(Relaxed)
@@ -160,10 +168,7 @@ pub fn has_bells(conn: &Conn, slot: &Slot) -> bool {
 /// Takes doorbells away before a sleep that they would end at once, if the ring is empty.
 pub fn clear_bells(fd: i32, conn: &Conn, slot: &Slot) {
     let Some(_held) = conn.rx_lock.enter() else { return };
-    if has_bells(conn, slot)
-        && conn.end(slot).tcp_left.load(Relaxed) == 1
-        && !conn.rx(slot).has_data()
-    {
+    if has_bells(conn, slot) && reads_ring(fd, conn, slot) && !conn.rx(slot).has_data() {
         drain_bells(fd, conn, slot);
     }
 }
@@ -324,7 +329,7 @@ fn sleep_for_room(fd: i32, conn: &Conn, slot: &Slot, since: u64) -> Woken {
     let clear = {
         let _rx = conn.rx_lock.enter();
         !conn.rx(slot).has_data()
-            && conn.end(slot).tcp_left.load(Relaxed) == 1
+            && reads_ring(fd, conn, slot)
             && matches!(drain_bells(fd, conn, slot), Drain::Bells(_))
     };
     if clear && !tick && limit_ms == 0 {
