@@ -1,1 +1,94 @@
-fn main() {}
+//! `usmc`: starts programs over shared memory, shows what became of their sockets, says what is in the way.
+//!
+//! [`cmd`] has one file per command; [`config`] is the configuration they share. The process is entered
+//! without std's start-up code: `usmc run` must hand on signal dispositions and closed descriptors as it
+//! got them, and std changes both before a Rust `main`.
+#![cfg_attr(not(test), no_main)]
+#![deny(unsafe_code)]
+
+mod cmd;
+mod config;
+mod exec;
+mod library;
+mod observed;
+mod proc;
+mod program;
+mod sock_diag;
+
+use std::ffi::c_int;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// What every invocation may say.
+#[derive(Parser)]
+#[command(name = "usmc", version, about = "SMC in user space: TCP programs over shared memory")]
+#[command(disable_help_subcommand = true, max_term_width = 100)]
+#[command(
+    after_help = "Configuration: /etc/usmc.toml, ~/.config/usmc.toml, USMC_* variables, options; \
+                        the later one counts. See usmc(1) and usmc.toml(5)."
+)]
+struct Usmc {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(cmd::run::Args),
+    Ss(cmd::ss::Args),
+    /// Print the completion script of a shell
+    #[command(hide = true)]
+    Completions {
+        /// bash, zsh, fish, elvish or powershell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Parses, runs and reports; the value is the exit status.
+fn usmc() -> c_int {
+    let command = match Usmc::try_parse() {
+        Ok(usmc) => usmc.command,
+        Err(told) => {
+            let _ = told.print();
+            let is_run = std::env::args_os().nth(1).is_some_and(|arg| arg == "run");
+            return if is_run && told.use_stderr() {
+                cmd::run::OWN_FAILURE
+            } else {
+                told.exit_code()
+            };
+        }
+    };
+    let failure = if matches!(command, Command::Run(_)) { cmd::run::OWN_FAILURE } else { 1 };
+    let outcome = match command {
+        Command::Run(args) => cmd::run::run(&args),
+        Command::Ss(args) => cmd::ss::run(&args),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Usmc::command(), "usmc", &mut std::io::stdout());
+            Ok(0)
+        }
+    };
+    outcome.unwrap_or_else(|problem| {
+        eprintln!("usmc: {problem:#}");
+        failure
+    })
+}
+
+/// The C library's entry: what std would do first is left out on purpose, see the module.
+#[cfg(not(test))]
+#[expect(unsafe_code, reason = "the name `main` is the C library's contract")]
+// SAFETY: no other `main` exists in this program, and this one has the C library's signature for it.
+#[unsafe(no_mangle)]
+extern "C" fn main() -> c_int {
+    usmc()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Usmc::command().debug_assert();
+        let _ = usmc;
+    }
+}

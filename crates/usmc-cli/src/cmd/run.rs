@@ -1,0 +1,163 @@
+//! `usmc run`: becomes the command, with the library preloaded and the configuration in its environment.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::{OsStr, OsString, c_int};
+use std::io::{Error, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use crate::config::{Config, ConfigArgs};
+use crate::program::Obstacle;
+use crate::{exec, library, program};
+
+/// Exit status when usmc itself failed, as env(1) and nohup(1) have it.
+pub const OWN_FAILURE: c_int = 125;
+/// The command was found and could not be started.
+const CANNOT_INVOKE: c_int = 126;
+/// The command was not found.
+const NOT_FOUND: c_int = 127;
+
+/// Run a program with its TCP sockets over shared memory
+///
+/// Connections between programs under uSMC of the same user move through shared memory; all others
+/// stay on TCP. `usmc ss` shows which, and why.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Exit status: the command's own; 125 usmc failed, 126 the command cannot be \
+                        started, 127 it was not found.\n\
+                        Example: usmc run -- redis-server --port 6379"
+)]
+pub struct Args {
+    /// Say which library and configuration are used
+    #[arg(short, long)]
+    verbose: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The command and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    command: Vec<OsString>,
+}
+
+/// Runs the command; returns only when that failed.
+///
+/// # Errors
+/// A configuration that is refused, or a library that is missing.
+pub fn run(args: &Args) -> Result<c_int> {
+    refuse_unknown_option(&args.command)?;
+    let config = Config::load(&args.config)?;
+    let mut variables: BTreeMap<OsString, OsString> = env::vars_os().collect();
+    for (name, value) in config.environment() {
+        match value {
+            Some(value) => variables.insert(name.into(), value.into()),
+            None => variables.remove(OsStr::new(name)),
+        };
+    }
+    let name = &args.command[0];
+    let before = variables.remove(OsStr::new("LD_PRELOAD"));
+    let preload = if config.is_off() {
+        before.as_deref().and_then(library::strip)
+    } else {
+        let library = library::find()?;
+        match program::find(name).and_then(|path| program::obstacle(&path)) {
+            Some((path, obstacle)) => {
+                warn(name, &path, &obstacle);
+                // Preloading into musl would not fail open; its children go without, too.
+                if obstacle == Obstacle::Musl {
+                    before
+                } else {
+                    Some(library::prepend(&library, before.as_deref()))
+                }
+            }
+            None => Some(library::prepend(&library, before.as_deref())),
+        }
+    };
+    if args.verbose {
+        describe(&config, preload.as_deref());
+    }
+    if let Some(list) = preload {
+        variables.insert("LD_PRELOAD".into(), list);
+    }
+    let variables: Vec<_> = variables.into_iter().collect();
+    let failure = exec::replace(&args.command, &variables);
+    Ok(report(name, &failure))
+}
+
+/// A trailing argument list takes anything, so a mistyped option arrives as the command.
+fn refuse_unknown_option(command: &[OsString]) -> Result<()> {
+    let Some(name) = command.first().filter(|name| name.as_bytes().starts_with(b"-")) else {
+        return Ok(());
+    };
+    let argv: Vec<OsString> = env::args_os().collect();
+    let before = argv.len().checked_sub(command.len() + 1).map(|at| &argv[at]);
+    if before.is_some_and(|arg| arg == "--") {
+        return Ok(());
+    }
+    let name = name.display();
+    bail!(
+        "there is no option {name}; see `usmc run --help`, or put -- before a command of that name"
+    )
+}
+
+fn warn(name: &OsStr, path: &Path, obstacle: &Obstacle) {
+    let name = name.display();
+    if path.file_name() == Path::new(&*name.to_string()).file_name() {
+        eprintln!("usmc: {name} runs on TCP: {obstacle}");
+    } else {
+        eprintln!(
+            "usmc: {name} runs on TCP because of its interpreter {}: {obstacle}",
+            path.display()
+        );
+    }
+}
+
+fn describe(config: &Config, preload: Option<&OsStr>) {
+    for file in &config.files {
+        eprintln!("usmc: read {}", file.display());
+    }
+    for (key, value) in config.iter() {
+        if let Some(value) = value {
+            eprintln!("usmc: {}={} ({})", key.env, value.text, value.source);
+        }
+    }
+    match preload {
+        Some(list) => eprintln!("usmc: LD_PRELOAD={}", list.display()),
+        None => eprintln!("usmc: nothing is preloaded"),
+    }
+}
+
+/// Says why the command did not start; the exit status is env(1)'s.
+fn report(name: &OsStr, failure: &Error) -> c_int {
+    let shown = name.display();
+    match failure.kind() {
+        ErrorKind::NotFound if program::exists(Path::new(name)) => {
+            eprintln!(
+                "usmc: cannot run {shown}: the interpreter it names is missing; install that"
+            );
+            NOT_FOUND
+        }
+        ErrorKind::NotFound => {
+            eprintln!("usmc: cannot run {shown}: not found; install it, or give its path");
+            NOT_FOUND
+        }
+        ErrorKind::PermissionDenied if Path::new(name).is_dir() => {
+            eprintln!("usmc: cannot run {shown}: it is a directory; name a program in it");
+            CANNOT_INVOKE
+        }
+        ErrorKind::PermissionDenied => {
+            eprintln!("usmc: cannot run {shown}: permission denied; make it executable (chmod +x)");
+            CANNOT_INVOKE
+        }
+        _ => {
+            eprintln!("usmc: cannot run {shown}: {failure}; try to start it without usmc");
+            CANNOT_INVOKE
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! `usmc ss`: who runs over what, and why not over shared memory; like ss(8) and smcss(8).
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::io::{self, BufWriter, Write};
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use usmc::observe::{Mode, State};
+use usmc::reason::Reason;
+
+use crate::observed::{self, Refusal, Socket};
+use crate::{proc, sock_diag};
+
+/// Show sockets of programs under uSMC
+///
+/// Lists the TCP sockets of running programs under `usmc run`: whether their bytes move through shared
+/// memory (SMCD) or over TCP, and the reason for TCP.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Without -a and -l, connected sockets are shown.\n\
+                        Queues are bytes sent and not yet read; - where the other end cannot be seen.")]
+pub struct Args {
+    /// Print a JSON array of objects
+    #[arg(long)]
+    json: bool,
+    /// Show all sockets: connected, listening and others
+    #[arg(short, long)]
+    all: bool,
+    /// Show listening sockets only
+    #[arg(short, long, conflicts_with = "all")]
+    listening: bool,
+}
+
+/// One line of output.
+#[derive(Serialize, Debug)]
+struct Row {
+    pid: u32,
+    comm: String,
+    fd: u32,
+    state: &'static str,
+    local: String,
+    peer: String,
+    mode: &'static str,
+    fallback_reason: Option<String>,
+    tx_bytes: Option<u64>,
+    rx_bytes: Option<u64>,
+    ring_size: Option<u32>,
+    tx_queued: Option<u64>,
+    rx_queued: Option<u64>,
+}
+
+/// A socket and its place in the machine.
+struct Found {
+    socket: Socket,
+    pid: u32,
+    process: usize,
+    netns: Option<u64>,
+    inode: Option<u64>,
+}
+
+/// Sockets that are the same end of the same connection have the same key.
+type End = (Option<u64>, SocketAddr, SocketAddr);
+
+/// Lists the sockets.
+///
+/// # Errors
+/// When /proc cannot be read or the output not be written.
+pub fn run(args: &Args) -> Result<c_int> {
+    let scan = proc::scan()?;
+    let mut found = collect(&scan);
+    let ends = ends(&found);
+    found.retain(|f| args.wants(f.socket.state));
+    found.sort_by_key(|f| (f.pid, f.socket.local, f.socket.peer, f.socket.fd));
+    let needs_kernel =
+        found.iter().any(|f| f.socket.mode == Mode::Tcp && is_connected(f.socket.state));
+    let kernel = if needs_kernel { sock_diag::tcp_counters() } else { HashMap::new() };
+    let rows: Vec<Row> = found
+        .iter()
+        .map(|f| row(f, scan.processes[f.process].comm.clone(), &ends, &kernel))
+        .collect();
+    let mut out = BufWriter::new(io::stdout().lock());
+    let printed = if args.json { print_json(&mut out, &rows) } else { print_text(&mut out, &rows) };
+    printed.and_then(|()| out.flush()).context("cannot write the list; free the output's disk")?;
+    if scan.hidden > 0 {
+        eprintln!(
+            "usmc: {} processes of other users could not be inspected; run `sudo usmc ss` to see them",
+            scan.hidden
+        );
+    }
+    Ok(0)
+}
+
+impl Args {
+    fn wants(&self, state: State) -> bool {
+        match state {
+            State::Listen => self.all || self.listening,
+            State::Init => self.all,
+            _ => !self.listening,
+        }
+    }
+}
+
+fn is_connected(state: State) -> bool {
+    !matches!(state, State::Init | State::Listen)
+}
+
+/// Reads all files; what is odd about them goes to standard error.
+fn collect(scan: &proc::Scan) -> Vec<Found> {
+    let mut found = Vec::new();
+    for (index, process) in scan.processes.iter().enumerate() {
+        let (pid, comm) = (process.pid, &process.comm);
+        for file in &process.files {
+            let reading = match observed::read(file) {
+                Ok(reading) => reading,
+                Err(Refusal::Unfinished) => continue,
+                Err(Refusal::Version(version)) => {
+                    eprintln!(
+                        "usmc: process {pid} ({comm}) runs another version of the library (layout \
+                         {version}) and is left out; use its own `usmc ss`, or restart it"
+                    );
+                    continue;
+                }
+                Err(refusal) => {
+                    eprintln!(
+                        "usmc: process {pid} ({comm}) shows no readable records ({refusal:?}) and is \
+                         left out; restart it if it should run under uSMC"
+                    );
+                    continue;
+                }
+            };
+            if reading.unsteady + reading.senseless > 0 {
+                eprintln!(
+                    "usmc: process {pid} ({comm}): {} records kept changing and {} made no sense; \
+                     left out, try again",
+                    reading.unsteady, reading.senseless
+                );
+            }
+            found.extend(reading.sockets.into_iter().map(|socket| Found {
+                pid,
+                process: index,
+                netns: process.netns,
+                inode: process.sockets.get(&socket.fd).copied(),
+                socket,
+            }));
+        }
+    }
+    found
+}
+
+/// Bytes sent and received by every end of an SMC-D connection. Processes that share an end through
+/// fork each have a record of it; the highest count is the latest.
+fn ends(found: &[Found]) -> HashMap<End, Socket> {
+    let mut ends: HashMap<End, Socket> = HashMap::new();
+    for f in found.iter().filter(|f| f.socket.mode == Mode::Smcd) {
+        let s = &f.socket;
+        let known = ends.entry((f.netns, s.local, s.peer)).or_insert_with(|| s.clone());
+        known.tx_bytes = known.tx_bytes.max(s.tx_bytes);
+        known.rx_bytes = known.rx_bytes.max(s.rx_bytes);
+    }
+    ends
+}
+
+fn row(
+    found: &Found,
+    comm: String,
+    ends: &HashMap<End, Socket>,
+    kernel: &HashMap<u64, sock_diag::Counters>,
+) -> Row {
+    let s = &found.socket;
+    let connected = is_connected(s.state);
+    let mut row = Row {
+        pid: found.pid,
+        comm,
+        fd: s.fd,
+        state: state_name(s.state),
+        local: s.local.to_string(),
+        peer: if s.peer.port() == 0 { wildcard(s.peer) } else { s.peer.to_string() },
+        mode: if s.mode == Mode::Smcd { "SMCD" } else { "TCP" },
+        fallback_reason: None,
+        tx_bytes: Some(s.tx_bytes),
+        rx_bytes: Some(s.rx_bytes),
+        ring_size: None,
+        tx_queued: None,
+        rx_queued: None,
+    };
+    match s.mode {
+        Mode::Smcd => {
+            let other = ends.get(&(found.netns, s.peer, s.local));
+            // The two ends are read at different moments: what looks like more than a ring is not.
+            let fill = |sent: u64, read: u64, ring: u32| sent.saturating_sub(read).min(ring.into());
+            row.ring_size = Some(s.ring_size);
+            row.tx_queued = other.map(|o| fill(s.tx_bytes, o.rx_bytes, s.ring_size));
+            row.rx_queued = other.map(|o| fill(o.tx_bytes, s.rx_bytes, o.ring_size));
+        }
+        Mode::Tcp => {
+            let counters = found.inode.filter(|_| connected).and_then(|inode| kernel.get(&inode));
+            row.fallback_reason = reason_text(s.reason, connected);
+            row.tx_bytes = counters.map(|c| c.tx_bytes);
+            row.rx_bytes = counters.map(|c| c.rx_bytes);
+            row.tx_queued = counters.map(|c| c.tx_queued);
+            row.rx_queued = counters.map(|c| c.rx_queued);
+        }
+    }
+    row
+}
+
+/// `0.0.0.0:*`, as ss(8) writes "nobody yet".
+fn wildcard(addr: SocketAddr) -> String {
+    let text = addr.to_string();
+    text.strip_suffix('0').map_or(text.clone(), |start| format!("{start}*"))
+}
+
+/// smcss(8)'s names. The state a kernel socket is in when its peer has closed waits for the
+/// application, and the other way round.
+fn state_name(state: State) -> &'static str {
+    match state {
+        State::Init => "INIT",
+        State::Listen => "LISTEN",
+        State::Active => "ACTIVE",
+        State::PeerClosed => "APPLCLW1",
+        State::AppClosed => "PEERCLW1",
+    }
+}
+
+fn reason_text(code: u8, connected: bool) -> Option<String> {
+    match Reason::from_code(code) {
+        Some(Reason::None) => connected.then(|| "not decided yet".to_owned()),
+        Some(reason) => Some(reason.text().to_owned()),
+        None => Some(format!("reason {code}, which this version of usmc does not know")),
+    }
+}
+
+fn print_json(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
+    // One object a line, so that line tools work on it too.
+    out.write_all(b"[")?;
+    for (i, row) in rows.iter().enumerate() {
+        out.write_all(if i == 0 { b"\n" } else { b",\n" })?;
+        serde_json::to_writer(&mut *out, row)?;
+    }
+    out.write_all(b"\n]\n")
+}
+
+const TITLES: [&str; 12] = [
+    "State",
+    "Pid",
+    "Program",
+    "Local Address",
+    "Peer Address",
+    "Mode",
+    "Tx-Bytes",
+    "Rx-Bytes",
+    "Tx-Queue",
+    "Rx-Queue",
+    "Ring",
+    "Fallback-Reason",
+];
+/// Columns of numbers stand to the right.
+const RIGHT: [bool; 12] =
+    [false, true, false, false, false, false, true, true, true, true, true, false];
+
+fn print_text(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
+    let number = |n: Option<u64>| n.map_or("-".to_owned(), |n| n.to_string());
+    let cells = rows.iter().map(|r| {
+        [
+            r.state.to_owned(),
+            r.pid.to_string(),
+            r.comm.clone(),
+            r.local.clone(),
+            r.peer.clone(),
+            r.mode.to_owned(),
+            number(r.tx_bytes),
+            number(r.rx_bytes),
+            number(r.tx_queued),
+            number(r.rx_queued),
+            number(r.ring_size.map(u64::from)),
+            r.fallback_reason.clone().unwrap_or("-".to_owned()),
+        ]
+    });
+    let mut table = vec![TITLES.map(str::to_owned)];
+    table.extend(cells);
+    let mut widths = [0; 12];
+    for line in &table {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    for line in &table {
+        let mut text = String::new();
+        for ((cell, width), right) in line.iter().zip(widths).zip(RIGHT) {
+            let padding = " ".repeat(width - cell.chars().count());
+            let (before, after) = if right { (&padding[..], "") } else { ("", &padding[..]) };
+            text.extend([before, cell, after, "  "]);
+        }
+        writeln!(out, "{}", text.trim_end())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! One TOML file: from its text to flat values. Line numbers in every refusal.
+
+use anyhow::{Result, anyhow};
+use toml::de::{DeTable, DeValue};
+
+use super::{KEYS, Key, nearest};
+
+/// Parses `text`; `name` is the file, for messages.
+///
+/// # Errors
+/// The first thing wrong, with its line and what to write instead.
+pub fn parse(name: &str, text: &str) -> Result<Vec<(&'static Key, String)>> {
+    let table = DeTable::parse(text).map_err(|e| {
+        let line = e.span().map_or(1, |span| line_of(text, span.start));
+        anyhow!("{name}:{line}: {}; see usmc.toml(5) for examples", e.message())
+    })?;
+    let mut values = Vec::new();
+    for (found, value) in table.get_ref() {
+        let line = line_of(text, found.span().start);
+        let found = found.get_ref();
+        let Some(key) = KEYS.iter().find(|k| k.name == found) else {
+            let meant = nearest(found);
+            return Err(anyhow!("{name}:{line}: there is no key {found:?}; did you mean {meant}?"));
+        };
+        let flat = flat_text(key, value.get_ref())
+            .and_then(|text| key.kind.normalise(&text))
+            .map_err(|problem| anyhow!("{name}:{line}: {}: {problem}", key.name))?;
+        values.push((key, flat));
+    }
+    Ok(values)
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text.bytes().take(at).filter(|&b| b == b'\n').count() + 1
+}
+
+fn flat_text(key: &Key, value: &DeValue<'_>) -> Result<String, String> {
+    match value {
+        DeValue::Array(items) if key.kind.is_list() => {
+            let items = items.iter().map(|item| scalar(item.get_ref()));
+            let items = items.collect::<Option<Vec<_>>>();
+            Ok(items.ok_or("its items must be strings or whole numbers")?.join(","))
+        }
+        DeValue::Array(_) => Err("takes one value; write it without brackets".to_owned()),
+        value => scalar(value).ok_or_else(|| {
+            "is neither a string, a whole number nor a truth value; write one of these".to_owned()
+        }),
+    }
+}
+
+fn scalar(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Boolean(truth) => Some(u8::from(*truth).to_string()),
+        DeValue::Integer(number) => {
+            Some(i64::from_str_radix(number.as_str(), number.radix()).ok()?.to_string())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flat(text: &str) -> Result<Vec<(&'static str, String)>, String> {
+        parse("f", text)
+            .map(|v| v.into_iter().map(|(k, v)| (k.name, v)).collect())
+            .map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn strings_numbers_truths_and_arrays_are_understood() {
+        for (text, name, value) in [
+            ("off = true", "off", "1"),
+            ("ring_size = '64K'", "ring_size", "65536"),
+            ("ring_size = 0x1_0000", "ring_size", "65536"),
+            ("busy_poll_us = 20", "busy_poll_us", "20"),
+            ("include_ports = [80, '6000-7000']", "include_ports", "80,6000-7000"),
+            ("include_ports = 80", "include_ports", "80"),
+            ("exclude_programs = 'sshd,postgres'", "exclude_programs", "sshd,postgres"),
+            ("exclude_addrs = []", "exclude_addrs", ""),
+        ] {
+            assert_eq!(flat(text), Ok(vec![(name, value.to_owned())]), "{text}");
+        }
+        assert_eq!(flat("# only a comment\n"), Ok(vec![]));
+    }
+
+    #[test]
+    fn refusals_name_file_line_and_remedy() {
+        for (text, refusal) in [
+            ("\nring-size = 1", "f:2: there is no key \"ring-size\"; did you mean ring_size?"),
+            ("[run]\noff = true", "f:1: there is no key \"run\"; did you mean"),
+            ("off = true\nring_size = 300", "f:2: ring_size: 300 is not a power of two"),
+            ("ring_size = [1]", "f:1: ring_size: takes one value"),
+            ("include_ports = [[1]]", "f:1: include_ports: its items must be"),
+            ("include_ports = [1.5]", "f:1: include_ports: its items must be"),
+            ("busy_poll_us = 1.5", "f:1: busy_poll_us: is neither"),
+            ("busy_poll_us = -1", "f:1: busy_poll_us: \"-1\" is not a number"),
+            ("off = true\noff = false", "f:2: "),
+            ("off = \n", "f:1: "),
+        ] {
+            let found = flat(text).expect_err(text);
+            assert!(found.starts_with(refusal), "{text:?}: {found}");
+        }
+    }
+}

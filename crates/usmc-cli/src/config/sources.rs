@@ -1,0 +1,218 @@
+//! Where values come from, and which one counts: files, then the environment, then options.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use super::{KEYS, Key, Kind, file};
+
+/// The options that set keys of the configuration; the same for every command that needs one.
+#[derive(clap::Args, Clone, Default, Debug)]
+#[command(next_help_heading = "Configuration (see usmc.toml(5))")]
+pub struct ConfigArgs {
+    /// Read FILE after /etc/usmc.toml and the user's own file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Directory that is the ISM device: who shares it shares memory [default: /dev/shm/usmc-UID]
+    #[arg(long, value_name = "DIR")]
+    pub ism_dir: Option<String>,
+    /// Bytes of each ring, a power of two from 16K to 4M
+    #[arg(long, value_name = "SIZE")]
+    pub ring_size: Option<String>,
+    /// Longest time a waiting thread spins before it sleeps; 0 never spins
+    #[arg(long, value_name = "MICROSECONDS", allow_hyphen_values = true)]
+    pub busy_poll_us: Option<String>,
+    /// Log to standard error or FILE; LEVEL is error, warn, info or debug
+    #[arg(long, value_name = "LEVEL[:FILE]")]
+    pub log: Option<String>,
+    /// Leave TCP only for these listeners' ports: N or N-M, comma list, repeatable
+    #[arg(long = "include-port", alias = "include-ports", value_name = "PORTS")]
+    pub include_ports: Vec<String>,
+    /// Keep these listeners' ports on TCP
+    #[arg(long = "exclude-port", alias = "exclude-ports", value_name = "PORTS")]
+    pub exclude_ports: Vec<String>,
+    /// Leave TCP only for listeners in these networks: ADDRESS[/LENGTH], comma list, repeatable
+    #[arg(long = "include-addr", alias = "include-addrs", value_name = "NETWORKS")]
+    pub include_addrs: Vec<String>,
+    /// Keep listeners in these networks on TCP
+    #[arg(long = "exclude-addr", alias = "exclude-addrs", value_name = "NETWORKS")]
+    pub exclude_addrs: Vec<String>,
+    /// Serve only these programs: executable's file name, * matches anything, comma list, repeatable
+    #[arg(long = "include-program", alias = "include-programs", value_name = "NAMES")]
+    pub include_programs: Vec<String>,
+    /// Leave these programs alone
+    #[arg(long = "exclude-program", alias = "exclude-programs", value_name = "NAMES")]
+    pub exclude_programs: Vec<String>,
+    /// Start the command without uSMC
+    #[arg(long)]
+    pub off: bool,
+}
+
+impl ConfigArgs {
+    /// What the options say about `key`, in the key's own grammar.
+    fn value_of(&self, key: &Key) -> Option<String> {
+        let joined = |items: &Vec<String>| (!items.is_empty()).then(|| items.join(","));
+        match key.name {
+            "off" => self.off.then(|| "1".to_owned()),
+            "ism_dir" => self.ism_dir.as_deref().map(from_here),
+            "log" => self.log.as_deref().map(|log| match log.split_once(':') {
+                Some((level, path)) => format!("{level}:{}", from_here(path)),
+                None => log.to_owned(),
+            }),
+            "ring_size" => self.ring_size.clone(),
+            "busy_poll_us" => self.busy_poll_us.clone(),
+            "include_ports" => joined(&self.include_ports),
+            "exclude_ports" => joined(&self.exclude_ports),
+            "include_addrs" => joined(&self.include_addrs),
+            "exclude_addrs" => joined(&self.exclude_addrs),
+            "include_programs" => joined(&self.include_programs),
+            _ => joined(&self.exclude_programs),
+        }
+    }
+}
+
+/// An option's path, seen from the current directory.
+fn from_here(path: &str) -> String {
+    std::path::absolute(path)
+        .ok()
+        .and_then(|p| p.into_os_string().into_string().ok())
+        .unwrap_or_else(|| path.to_owned())
+}
+
+/// A value and who said it.
+#[derive(Clone, Debug)]
+pub struct Value {
+    /// The flat form; empty = the library's default.
+    pub text: String,
+    /// A file, an environment variable or an option.
+    pub source: String,
+}
+
+/// The effective configuration.
+#[derive(Debug)]
+pub struct Config {
+    values: [Option<Value>; KEYS.len()],
+    /// The files that were read, in that order.
+    pub files: Vec<PathBuf>,
+}
+
+impl Config {
+    /// Reads files, environment and options.
+    ///
+    /// # Errors
+    /// The first value that is refused, with its source and what to write instead.
+    pub fn load(args: &ConfigArgs) -> Result<Config> {
+        let mut config = Config { values: [const { None }; KEYS.len()], files: Vec::new() };
+        for path in [Some(PathBuf::from("/etc/usmc.toml")), user_file()].into_iter().flatten() {
+            config.read(&path, true)?;
+        }
+        if let Some(path) = &args.config {
+            config.read(path, false)?;
+        }
+        for key in &KEYS {
+            if let Some(text) = env::var_os(key.env) {
+                config.say(key, text, key.env)?;
+            }
+        }
+        for key in &KEYS {
+            if let Some(text) = args.value_of(key) {
+                config.say(key, text.into(), key.option)?;
+            }
+        }
+        Ok(config)
+    }
+
+    /// Takes a file's values; a `standard` file may be absent.
+    fn read(&mut self, path: &Path, standard: bool) -> Result<()> {
+        let name = path.display().to_string();
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(e)
+                if standard
+                    && matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return Ok(());
+            }
+            Err(e) if e.kind() == ErrorKind::InvalidData => {
+                bail!("{name} is not UTF-8 text; save it as UTF-8")
+            }
+            Err(e) => {
+                return Err(e).with_context(|| {
+                    let remedy = if standard {
+                        "make it readable or remove it"
+                    } else {
+                        "name a readable file"
+                    };
+                    format!("cannot read the configuration {name}; {remedy}")
+                });
+            }
+        };
+        for (key, text) in file::parse(&name, &text)? {
+            self.set(key, Value { text, source: name.clone() });
+        }
+        self.files.push(path.to_owned());
+        Ok(())
+    }
+
+    /// Takes a value from the environment or an option.
+    fn say(&mut self, key: &'static Key, text: OsString, source: &str) -> Result<()> {
+        let text = text
+            .into_string()
+            .map_err(|raw| anyhow!("{source}: {raw:?} is not UTF-8; write it in UTF-8"))?;
+        // An empty variable is an unset one, except that it takes a list's rules back.
+        if text.is_empty() && !key.kind.is_list() && key.kind != Kind::Switch {
+            return Ok(());
+        }
+        let text = key.kind.normalise(&text).map_err(|problem| anyhow!("{source}: {problem}"))?;
+        self.set(key, Value { text, source: source.to_owned() });
+        Ok(())
+    }
+
+    fn set(&mut self, key: &'static Key, value: Value) {
+        if let Some(at) = KEYS.iter().position(|k| k.name == key.name) {
+            self.values[at] = Some(value);
+        }
+    }
+
+    /// Every key with its value, if anybody said one.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static Key, Option<&Value>)> {
+        KEYS.iter().zip(self.values.iter().map(Option::as_ref))
+    }
+
+    /// The flat text of the key called `name`; `None` where the default holds.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        let (_, value) = self.iter().find(|(key, _)| key.name == name)?;
+        value.map(|v| v.text.as_str()).filter(|text| !text.is_empty())
+    }
+
+    /// Whether uSMC is switched off altogether.
+    pub fn is_off(&self) -> bool {
+        self.text("off").is_some()
+    }
+
+    /// The ISM directory in effect for this user.
+    pub fn ism_dir(&self) -> PathBuf {
+        match self.text("ism_dir") {
+            Some(dir) => dir.into(),
+            None => format!("/dev/shm/usmc-{}", rustix::process::geteuid().as_raw()).into(),
+        }
+    }
+
+    /// The environment for the library: what to set, and what to remove (`None`).
+    pub fn environment(&self) -> impl Iterator<Item = (&'static str, Option<&str>)> {
+        self.iter().map(|(key, value)| {
+            (key.env, value.map(|v| v.text.as_str()).filter(|text| !text.is_empty()))
+        })
+    }
+}
+
+/// The user's own file: `$XDG_CONFIG_HOME/usmc.toml`, else `~/.config/usmc.toml`.
+fn user_file() -> Option<PathBuf> {
+    let absolute = |name| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let dir = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
+    Some(dir.join("usmc.toml"))
+}

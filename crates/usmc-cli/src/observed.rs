@@ -1,0 +1,234 @@
+//! Reading a process' `usmc-conn` file (usmc/src/observe.rs) for `usmc ss`.
+//!
+//! Every byte of it is hostile. The file is read with pread(2), never mapped, so that shrinking it under
+//! us means a short read and not SIGBUS; each word is copied out once and range-checked; no count taken
+//! from it decides how much is read or kept beyond [`MAX_RECORDS`].
+
+use std::fs::File;
+use std::io;
+use std::mem::offset_of;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{Ordering, fence};
+
+use usmc::observe::{Header, MAGIC, Mode, RECORDS_OFFSET, Record, State, VERSION};
+
+const RECORD: usize = size_of::<Record>();
+/// Records fetched by one pread(2).
+const CHUNK: usize = 512;
+/// Records looked at in one file: a million sockets, 128 MiB.
+const MAX_RECORDS: usize = 1 << 20;
+/// Tries for a record that changes while we read it.
+const MAX_TRIES: usize = 64;
+
+/// One socket, as its process describes it.
+#[derive(Clone, Debug)]
+pub struct Socket {
+    /// Its number in the process.
+    pub fd: u32,
+    /// Where it is in its life.
+    pub state: State,
+    /// What moves its bytes.
+    pub mode: Mode,
+    /// [`usmc::reason::Reason`], as the process' library numbers it.
+    pub reason: u8,
+    /// Own address; IPv4-mapped ones as IPv4.
+    pub local: SocketAddr,
+    /// The other end's.
+    pub peer: SocketAddr,
+    /// Bytes sent (not in mode TCP).
+    pub tx_bytes: u64,
+    /// Bytes received (not in mode TCP).
+    pub rx_bytes: u64,
+    /// Size of the send ring, 0 in mode TCP.
+    pub ring_size: u32,
+}
+
+/// What a file told.
+#[derive(Default, Debug)]
+pub struct Reading {
+    /// Sockets in it.
+    pub sockets: Vec<Socket>,
+    /// Records that kept changing.
+    pub unsteady: usize,
+    /// Records that no correct library writes.
+    pub senseless: usize,
+}
+
+/// Why a file was not read.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// No such file as a library of any version makes.
+    Foreign,
+    /// A library of another version made it.
+    Version(u32),
+    /// Its process has not finished making it.
+    Unfinished,
+    /// pread(2) failed.
+    Unreadable(io::ErrorKind),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(e: io::Error) -> Refusal {
+        Refusal::Unreadable(e.kind())
+    }
+}
+
+/// The process that wrote the file, by its own account, in its own pid namespace.
+pub fn claimed_pid(file: &File) -> Option<u32> {
+    let mut header = [0; size_of::<Header>()];
+    file.read_exact_at(&mut header, 0).ok()?;
+    Some(u32_at(&header, offset_of!(Header, pid)))
+}
+
+/// Reads all records.
+///
+/// # Errors
+/// When the file is not one of ours, or of another version.
+pub fn read(file: &File) -> Result<Reading, Refusal> {
+    let size = file.metadata()?.len();
+    let mut header = [0; size_of::<Header>()];
+    if read_up_to(file, &mut header, 0)? < header.len() {
+        return Err(Refusal::Foreign);
+    }
+    match u64_at(&header, offset_of!(Header, magic)) {
+        MAGIC => {}
+        0 => return Err(Refusal::Unfinished),
+        _ => return Err(Refusal::Foreign),
+    }
+    let version = u32_at(&header, offset_of!(Header, version));
+    let record_size = u32_at(&header, offset_of!(Header, record_size));
+    if version != VERSION || record_size as usize != RECORD {
+        return Err(Refusal::Version(version));
+    }
+    let room = size.saturating_sub(RECORDS_OFFSET as u64) / RECORD as u64;
+    let used = u32_at(&header, offset_of!(Header, high_water)) as u64;
+    let count = used.min(room).min(MAX_RECORDS as u64) as usize;
+
+    let mut reading = Reading::default();
+    let mut copies = [const { [0u8; CHUNK * RECORD] }; 3];
+    let mut first = 0;
+    while first < count {
+        let wanted = (count - first).min(CHUNK);
+        let mut got = wanted;
+        for copy in &mut copies {
+            let n = read_up_to(file, &mut copy[..got * RECORD], offset(first))?;
+            got = n / RECORD;
+            fence(Ordering::SeqCst);
+        }
+        for i in 0..got {
+            let [before, record, after] = copies.each_ref().map(|c| &c[i * RECORD..][..RECORD]);
+            reading.take(file, first + i, [before, record, after])?;
+        }
+        if got < wanted {
+            break;
+        }
+        first += got;
+    }
+    Ok(reading)
+}
+
+impl Reading {
+    /// Takes the middle of three copies, made one after the other, if the sequence number of the first
+    /// is even and still that of the last; else tries again with this record alone.
+    fn take(&mut self, file: &File, index: usize, copies: [&[u8]; 3]) -> io::Result<()> {
+        if let Some(record) = steady(copies) {
+            self.push(record);
+            return Ok(());
+        }
+        for _ in 0..MAX_TRIES {
+            let mut again = [[0u8; RECORD]; 3];
+            for copy in &mut again {
+                if read_up_to(file, copy, offset(index))? < RECORD {
+                    return Ok(());
+                }
+                fence(Ordering::SeqCst);
+            }
+            if let Some(record) = steady(again.each_ref().map(|c| &c[..])) {
+                self.push(record);
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.unsteady += 1;
+        Ok(())
+    }
+
+    fn push(&mut self, record: &[u8]) {
+        if u32_at(record, offset_of!(Record, seq)) == 0 {
+            return;
+        }
+        match decode(record) {
+            Some(socket) => self.sockets.push(socket),
+            None => self.senseless += 1,
+        }
+    }
+}
+
+fn steady([before, record, after]: [&[u8]; 3]) -> Option<&[u8]> {
+    let seq = |r: &[u8]| u32_at(r, offset_of!(Record, seq));
+    let same = seq(before) == seq(after) && seq(record) == seq(before);
+    (same && seq(before).is_multiple_of(2)).then_some(record)
+}
+
+fn decode(record: &[u8]) -> Option<Socket> {
+    let [state, mode, reason, family] = u32_at(record, offset_of!(Record, kind)).to_le_bytes();
+    let ports = u32_at(record, offset_of!(Record, ports));
+    let end =
+        |at: usize, port: u32| Some(SocketAddr::new(address(&record[at..], family)?, port as u16));
+    Some(Socket {
+        fd: u32_at(record, offset_of!(Record, fd)),
+        state: state_of(state)?,
+        mode: mode_of(mode)?,
+        reason,
+        local: end(offset_of!(Record, local), ports)?,
+        peer: end(offset_of!(Record, peer), ports >> 16)?,
+        tx_bytes: u64_at(record, offset_of!(Record, tx_bytes)),
+        rx_bytes: u64_at(record, offset_of!(Record, rx_bytes)),
+        ring_size: u32_at(record, offset_of!(Record, ring_size)),
+    })
+}
+
+fn state_of(code: u8) -> Option<State> {
+    [State::Init, State::Listen, State::Active, State::PeerClosed, State::AppClosed]
+        .into_iter()
+        .find(|s| *s as u8 == code)
+}
+
+fn mode_of(code: u8) -> Option<Mode> {
+    [Mode::Tcp, Mode::Smcd].into_iter().find(|m| *m as u8 == code)
+}
+
+fn address(bytes: &[u8], family: u8) -> Option<IpAddr> {
+    match family {
+        4 => Some(IpAddr::from(*bytes.first_chunk::<4>()?)),
+        6 => Some(Ipv6Addr::from(*bytes.first_chunk::<16>()?).to_canonical()),
+        _ => None,
+    }
+}
+
+fn offset(index: usize) -> u64 {
+    (RECORDS_OFFSET + index * RECORD) as u64
+}
+
+/// Fills `buf` from `at`; fewer bytes only at the end of the file.
+fn read_up_to(file: &File, buf: &mut [u8], at: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < buf.len() {
+        match file.read_at(&mut buf[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes[at..].first_chunk().map_or(0, |b| u32::from_ne_bytes(*b))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..].first_chunk().map_or(0, |b| u64::from_ne_bytes(*b))
+}

@@ -1,0 +1,176 @@
+//! Finding the processes that run the library: `/proc/PID/fd` links to the file that
+//! usmc/src/observe.rs describes.
+
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+use anyhow::{Context, Result};
+use rustix::fs::{Dir, Mode, OFlags, openat, readlinkat};
+use rustix::io::Errno;
+
+use crate::observed;
+
+/// Files looked at in one process: its own, and one that a vfork'ed parent left in it.
+const MAX_FILES: usize = 4;
+/// PF_KTHREAD of the kernel's sched.h, as in field 9 of /proc/PID/stat.
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// A process with at least one record file.
+#[derive(Debug)]
+pub struct Process {
+    /// As /proc numbers it.
+    pub pid: u32,
+    /// `/proc/PID/comm`, harmless to print.
+    pub comm: String,
+    /// Inode of its network namespace.
+    pub netns: Option<u64>,
+    /// Its record files.
+    pub files: Vec<File>,
+    /// fd → inode of its sockets.
+    pub sockets: HashMap<u32, u64>,
+}
+
+/// The outcome of a walk through /proc.
+#[derive(Default, Debug)]
+pub struct Scan {
+    /// In order of pid.
+    pub processes: Vec<Process>,
+    /// Processes we may not inspect.
+    pub hidden: usize,
+}
+
+/// Walks through /proc.
+///
+/// # Errors
+/// When /proc cannot be read at all.
+pub fn scan() -> Result<Scan> {
+    let mut scan = Scan::default();
+    let entries = fs::read_dir("/proc").context("cannot read /proc; mount it")?;
+    let numbers = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok());
+    let mut pids: Vec<u32> = numbers.collect();
+    pids.sort_unstable();
+    for pid in pids {
+        match inspect(pid) {
+            Ok(Some(process)) => scan.processes.push(process),
+            Ok(None) => {}
+            Err(Errno::ACCESS | Errno::PERM) if !is_kernel_thread(pid) => scan.hidden += 1,
+            // It ended while we looked.
+            Err(_) => {}
+        }
+    }
+    drop_duplicates(&mut scan.processes);
+    Ok(scan)
+}
+
+/// The process, if it has a record file.
+///
+/// # Errors
+/// As /proc/PID/fd says.
+fn inspect(pid: u32) -> Result<Option<Process>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(format!("/proc/{pid}/fd"), flags, Mode::empty())?;
+    let mut files = Vec::new();
+    let mut sockets = HashMap::new();
+    let mut link = Vec::new();
+    for entry in Dir::read_from(&dir)? {
+        let entry = entry?;
+        let Some(fd) = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        let Ok(target) = readlinkat(&dir, entry.file_name(), link) else {
+            link = Vec::new();
+            continue;
+        };
+        if let Some(inode) = socket_inode(&target) {
+            sockets.insert(fd, inode);
+        } else if is_record_file(&target) && files.len() < MAX_FILES {
+            files.extend(open(&dir, entry.file_name()));
+        }
+        link = target.into_bytes();
+        link.clear();
+    }
+    if files.is_empty() {
+        return Ok(None);
+    }
+    let netns = fs::metadata(format!("/proc/{pid}/ns/net")).ok().map(|m| m.ino());
+    Ok(Some(Process { pid, comm: comm(pid), netns, files, sockets }))
+}
+
+fn socket_inode(target: &CStr) -> Option<u64> {
+    target.to_str().ok()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+fn is_record_file(target: &CStr) -> bool {
+    let name = usmc::observe::MEMFD_NAME.to_bytes();
+    let rest = target.to_bytes().strip_prefix(b"/memfd:").and_then(|t| t.strip_prefix(name));
+    matches!(rest, Some(b"" | b" (deleted)"))
+}
+
+/// Opens the file anew, for reading; whatever is not a regular file only had the name.
+fn open(dir: &OwnedFd, name: &CStr) -> Option<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(openat(dir.as_fd(), name, flags, Mode::empty()).ok()?);
+    file.metadata().is_ok_and(|m| m.is_file()).then_some(file)
+}
+
+fn comm(pid: u32) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = String::from_utf8_lossy(&bytes);
+    let name = name.strip_suffix('\n').unwrap_or(&name);
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+fn is_kernel_thread(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(6));
+    flags.and_then(|f| f.parse::<u64>().ok()).is_some_and(|flags| flags & PF_KTHREAD != 0)
+}
+
+/// Leaves every file with one process: the one the file names, else the first that has it.
+fn drop_duplicates(processes: &mut Vec<Process>) {
+    let id = |file: &File| file.metadata().ok().map(|m| (m.dev(), m.ino()));
+    let mut holders: HashMap<(u64, u64), Vec<u32>> = HashMap::new();
+    for process in processes.iter() {
+        for file in &process.files {
+            let holders = id(file).map(|id| holders.entry(id).or_default());
+            if let Some(holders) = holders.filter(|h| h.last() != Some(&process.pid)) {
+                holders.push(process.pid);
+            }
+        }
+    }
+    let mut owners: HashMap<(u64, u64), u32> = HashMap::new();
+    for process in processes.iter_mut() {
+        process.files.retain(|file| {
+            let Some(id) = id(file) else { return false };
+            if owners.contains_key(&id) {
+                return false;
+            }
+            let holders = &holders[&id];
+            let owner = match &holders[..] {
+                [only] => *only,
+                several => owner(several, observed::claimed_pid(file)),
+            };
+            let is_owner = owner == process.pid;
+            if is_owner {
+                owners.insert(id, owner);
+            }
+            is_owner
+        });
+    }
+    processes.retain(|process| !process.files.is_empty());
+}
+
+fn owner(holders: &[u32], claimed: Option<u32>) -> u32 {
+    let named = holders.iter().find(|pid| claimed.is_some() && own_pid(**pid) == claimed);
+    *named.unwrap_or(&holders[0])
+}
+
+/// A process' pid in its own namespace.
+fn own_pid(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_whitespace().next_back()?.parse().ok()
+}

@@ -1,0 +1,170 @@
+//! Byte counts of plain TCP sockets, from the kernel (sock_diag(7)), for the network namespace we are in.
+
+use std::collections::HashMap;
+use std::io;
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
+};
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST_DUMP: u16 = 0x301;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const INET_DIAG_INFO: u16 = 2;
+const IPPROTO_TCP: u8 = 6;
+const NLMSG_HEADER: usize = 16;
+/// `struct inet_diag_msg`; queues at 56 and 60, inode at 68.
+const DIAG_MSG: usize = 72;
+/// States of `struct tcp_info` in which the peer's FIN, which counts as a byte, has arrived.
+const WITH_FIN: [u8; 3] = [8, 9, 11];
+
+/// A socket's counters, in bytes of the application.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Counters {
+    /// Written by the application.
+    pub tx_bytes: u64,
+    /// Read by the application.
+    pub rx_bytes: u64,
+    /// Written and not acknowledged.
+    pub tx_queued: u64,
+    /// Received and not read.
+    pub rx_queued: u64,
+}
+
+/// Counters of all TCP sockets of this namespace by inode; empty where the kernel does not tell.
+pub fn tcp_counters() -> HashMap<u64, Counters> {
+    let mut found = HashMap::new();
+    for family in [AddressFamily::INET, AddressFamily::INET6] {
+        // A kernel without sock_diag leaves the counters unknown, which is what the caller shows.
+        let _ = dump(family, &mut found);
+    }
+    found
+}
+
+fn dump(family: AddressFamily, found: &mut HashMap<u64, Counters>) -> io::Result<()> {
+    let kind = (SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG));
+    let socket = socket_with(AddressFamily::NETLINK, kind.0, kind.1, kind.2)?;
+    send(&socket, &request(family), SendFlags::empty())?;
+    let mut buf = vec![0u8; 1 << 16];
+    loop {
+        let (_, len) = recv(&socket, &mut buf[..], RecvFlags::empty())?;
+        if len == 0 || !messages(&buf[..len.min(buf.len())], found) {
+            return Ok(());
+        }
+    }
+}
+
+fn request(family: AddressFamily) -> [u8; 72] {
+    let mut bytes = [0; 72];
+    bytes[0..4].copy_from_slice(&72u32.to_ne_bytes());
+    bytes[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    bytes[6..8].copy_from_slice(&NLM_F_REQUEST_DUMP.to_ne_bytes());
+    bytes[16] = family.as_raw() as u8;
+    bytes[17] = IPPROTO_TCP;
+    bytes[18] = 1 << (INET_DIAG_INFO - 1);
+    bytes[20..24].copy_from_slice(&u32::MAX.to_ne_bytes());
+    bytes
+}
+
+/// Takes one datagram's messages; false after the last.
+fn messages(mut bytes: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
+    while let (Some(len), Some(kind)) = (u32_at(bytes, 0), u16_at(bytes, 4)) {
+        let len = (len as usize).max(NLMSG_HEADER).min(bytes.len());
+        if matches!(kind, NLMSG_DONE | NLMSG_ERROR) {
+            return false;
+        }
+        if let Some((inode, counters)) = bytes.get(NLMSG_HEADER..len).and_then(socket) {
+            found.insert(inode, counters);
+        }
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    true
+}
+
+fn socket(message: &[u8]) -> Option<(u64, Counters)> {
+    let (rx_queue, tx_queue) = (u32_at(message, 56)?, u32_at(message, 60)?);
+    let inode = u64::from(u32_at(message, 68)?);
+    let mut attributes = message.get(DIAG_MSG..)?;
+    while let (Some(len), Some(kind)) = (u16_at(attributes, 0), u16_at(attributes, 2)) {
+        let len = (len as usize).max(4);
+        if kind == INET_DIAG_INFO {
+            let info = attributes.get(4..len)?;
+            return Some((inode, counters(info, tx_queue, rx_queue)?));
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..)?;
+    }
+    None
+}
+
+/// From `struct tcp_info` (linux/tcp.h): sent less sent again, and what was never sent, is what was
+/// written, without SYN and FIN; all there since Linux 4.19.
+fn counters(info: &[u8], tx_queued: u32, rx_queued: u32) -> Option<Counters> {
+    let (received, unsent) = (u64_at(info, 128)?, u32_at(info, 144)?);
+    let (sent, again) = (u64_at(info, 200)?, u64_at(info, 208)?);
+    let fin = u64::from(WITH_FIN.contains(info.first()?));
+    let rx_queued = u64::from(rx_queued).saturating_sub(fin);
+    Some(Counters {
+        tx_bytes: sent.saturating_sub(again).saturating_add(u64::from(unsent)),
+        rx_bytes: received.saturating_sub(fin).saturating_sub(rx_queued),
+        tx_queued: u64::from(tx_queued),
+        rx_queued,
+    })
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|b| u16::from_ne_bytes(*b))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|b| u32::from_ne_bytes(*b))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..)?.first_chunk().map(|b| u64::from_ne_bytes(*b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    fn inode(fd: impl AsFd) -> u64 {
+        rustix::fs::fstat(fd).expect("fstat").st_ino
+    }
+
+    #[test]
+    fn the_kernel_counts_what_the_application_wrote_and_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let mut client = TcpStream::connect(listener.local_addr().expect("name")).expect("connect");
+        let (mut server, _) = listener.accept().expect("accept");
+        client.write_all(&[7; 1000]).expect("write");
+        server.read_exact(&mut [0; 400]).expect("read");
+        let found = tcp_counters();
+        let client_counters = found[&inode(&client)];
+        assert_eq!((client_counters.tx_bytes, client_counters.rx_bytes), (1000, 0));
+        let server_counters = found[&inode(&server)];
+        assert_eq!((server_counters.rx_bytes, server_counters.rx_queued), (400, 600));
+        let server_inode = inode(&server);
+        drop(client);
+        server.read_to_end(&mut Vec::new()).expect("read to the end");
+        assert_eq!(tcp_counters()[&server_inode].rx_bytes, 1000, "the FIN is no byte");
+    }
+
+    #[test]
+    fn half_a_message_is_no_message() {
+        let mut whole = vec![0u8; 16 + DIAG_MSG + 4 + 232];
+        let len = whole.len() as u32;
+        whole[0..4].copy_from_slice(&len.to_ne_bytes());
+        whole[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        whole[88..90].copy_from_slice(&236u16.to_ne_bytes());
+        whole[90..92].copy_from_slice(&INET_DIAG_INFO.to_ne_bytes());
+        for cut in 0..whole.len() {
+            let mut found = HashMap::new();
+            messages(&whole[..cut], &mut found);
+            assert!(cut >= 16 + DIAG_MSG + 4 + 216 || found.is_empty(), "{cut}");
+        }
+    }
+}
