@@ -9,7 +9,7 @@ use bolero::{check, produce};
 use smc_proto::close::Direction;
 use smc_proto::connection::{Connection, PeerMisbehaved, Piece, UrgentMark};
 use smc_proto::cursor::{Cursor, CursorError};
-use smc_proto::wire::cdc::{self, ProducerFlags, SmcrRepr};
+use smc_proto::wire::cdc::{self, ProducerFlags, SmcdRepr, SmcrRepr};
 use smc_proto::wire::clc;
 use support::draw::Draw;
 use support::{Frame, captures, frames};
@@ -269,6 +269,56 @@ fn any_cdc_is_either_believed_within_the_ring_or_ends_the_connection() {
 
 fn small(draw: &mut Draw<'_>) -> Cursor {
     Cursor { wrap: u16::from(draw.below(3)), count: u32::from(draw.below(70)) }
+}
+
+/// SMC-D: the peer overwrites its words at the start of the DMB, and only the newest is ever seen.
+#[test]
+fn smcd_words_that_are_never_seen_lose_nothing() {
+    let entropy = produce::<Vec<u8>>().with().len(0..=200_usize);
+    check!().with_iterations(4_000).with_generator(entropy).for_each(|entropy| {
+        let mut draw = Draw(entropy);
+        let size = [1, 7, 64, 16_352][usize::from(draw.below(4))];
+        let (mut a, mut b) = (Connection::new(size, size, 0), Connection::new(size, size, 0));
+        a.closing.on_established();
+        b.closing.on_established();
+        let (mut written, mut came, mut read, mut urgent) = (0_u64, 0_u64, 0_u64, 0);
+        let mut words = a.emit_smcd().to_words();
+        while !draw.0.is_empty() {
+            match draw.below(4) {
+                0 => {
+                    let len = u32::from(draw.u16()).min(a.producer.room());
+                    let is_urgent = draw.flag() && len > 0;
+                    let done = match is_urgent {
+                        true => a.producer.produce_urgent(len),
+                        false => a.producer.produce(len),
+                    };
+                    assert!(done);
+                    urgent += u32::from(is_urgent);
+                    written += u64::from(len);
+                    words = a.emit_smcd().to_words();
+                }
+                1 => {
+                    let news = b.on_smcd(&SmcdRepr::from_words(words.0, words.1)).unwrap();
+                    came += u64::from(news.readable);
+                    urgent -= u32::from(news.urgent);
+                    assert_eq!(b.consumer.available() as u64, came - read);
+                }
+                2 => {
+                    let len = u32::from(draw.u16()).min(b.consumer.available());
+                    let _ = b.consumer.consume(len);
+                    read += u64::from(len);
+                }
+                _ => {
+                    let (producer, consumer) = b.emit_smcd().to_words();
+                    a.on_smcd(&SmcdRepr::from_words(producer, consumer)).unwrap();
+                    assert!(u64::from(a.producer.in_flight()) >= written - read);
+                }
+            }
+        }
+        let news = b.on_smcd(&SmcdRepr::from_words(words.0, words.1)).unwrap();
+        urgent -= u32::from(news.urgent);
+        assert_eq!((came + u64::from(news.readable), urgent), (written, 0));
+    });
 }
 
 #[test]
