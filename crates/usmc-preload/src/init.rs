@@ -1,8 +1,11 @@
-//! Start and end. `.init_array` runs before main and after libc is ready; nothing else is done at start
-//! than resolving symbols and reading the environment, so a program that opens no socket pays for nothing.
+//! Start and end. `.init_array` runs before main, after libc is ready; nothing else is done at start than
+//! resolving symbols and reading the environment, so a program that opens no socket pays for nothing.
+//!
+//! Order, as glibc runs it: libc; the libraries the program is linked with; this one; main. What those
+//! libraries' constructors call is served, as plain TCP, by functions that are resolved on demand.
 
 extern "C" fn start() {
-    // SAFETY: the dynamic linker calls constructors once, before other threads exist.
+    // SAFETY: the dynamic linker calls constructors once, before the program's own threads exist.
     unsafe { usmc::init() };
 }
 

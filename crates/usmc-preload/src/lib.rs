@@ -1,10 +1,18 @@
 //! `libusmc_preload.so`: exports libc's symbols and hands each call to `usmc::api`.
 //!
-//! Everything that thinks lives in the `usmc` crate; here are names only ([`symbols`]), the order of
-//! start-up ([`init`]) and the checks of fortified calls ([`fortified`]). std is linked for its panic
-//! handler, and a panic aborts: none unwinds into a C frame.
+//! Everything that thinks lives in the `usmc` crate; here are names only ([`symbols`]), the ways a name is
+//! exported ([`interpose`], [`jump`]), calls made by number ([`by_number`]) and the order of start-up
+//! ([`init`]).
+//!
+//! The shared object links neither std nor libgcc_s: it needs no malloc and no thread-local storage, and
+//! loading it costs a third. (`cargo test` compiles it with unwinding, which needs std; nobody loads that.)
+#![cfg_attr(panic = "abort", no_std)]
 
-mod fortified;
+mod by_number;
 mod init;
 mod interpose;
+#[cfg(target_arch = "x86_64")]
+mod jump;
+#[cfg(panic = "abort")]
+mod panic;
 mod symbols;

@@ -1,14 +1,23 @@
 //! One line per libc symbol. Twins (`64`, `__`) lead to the same function.
 //!
-//! Variadic functions are defined with fixed integer arguments, which x86-64 and arm64 Linux pass in the
-//! same registers; a function that reads an argument the caller did not pass sees a stale register and
-//! hands it on unread, as libc's own definition does.
+//! Variadic functions are defined with fixed integer arguments (those behind the `;`), which x86-64 and
+//! arm64 Linux pass in the same registers; a function that reads an argument the caller did not pass sees a
+//! stale register and hands it on unread, as libc's own definition does.
+//!
+//! What is deliberately absent, and why, is the allow-list of `tests/exports.rs`.
 
-use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use libc::{epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, pid_t, pollfd};
-use libc::{sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval};
+#[cfg(not(target_arch = "x86_64"))]
+use core::ffi::c_long;
+use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+use libc::{
+    FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, pid_t, pollfd,
+};
+use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{timespec, timeval};
 
-use crate::interpose::interpose;
+use crate::interpose::{fortified, interpose};
+#[cfg(target_arch = "x86_64")]
+use crate::jump::{jump, syscall};
 
 interpose! {
     socket(family: c_int, kind: c_int, protocol: c_int) -> c_int = socket: socket;
@@ -16,14 +25,18 @@ interpose! {
     socketpair(family: c_int, kind: c_int, protocol: c_int, out: *mut c_int) -> c_int = socketpair;
     connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int = connect: connect;
     __connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int = connect;
+    bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int = bind: bind;
     listen(fd: c_int, backlog: c_int) -> c_int = listen: listen;
     accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int = accept: accept;
     accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int
         = accept4: accept4;
+    getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int = getsockname: getsockname;
+    getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int = getpeername: getpeername;
+    sockatmark(fd: c_int) -> c_int = sockatmark;
     shutdown(fd: c_int, how: c_int) -> c_int = shutdown: shutdown;
     close(fd: c_int) -> c_int = close: close;
     __close(fd: c_int) -> c_int = close;
-    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = close_range;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = close_range: close_range;
     closefrom(first: c_int) = closefrom;
     getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int
         = getsockopt: getsockopt;
@@ -34,14 +47,18 @@ interpose! {
     __read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t = read;
     readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t = readv: readv;
     recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t = recv: recv;
+    __recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t = recv;
     recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr,
         addr_len: *mut socklen_t) -> ssize_t = recvfrom: recvfrom;
     recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t = recvmsg: recvmsg;
     recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec)
-        -> c_int = recvmmsg;
-    preadv2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t = preadv2;
+        -> c_int = recvmmsg: recvmmsg;
+    preadv(fd: c_int, iov: *const iovec, count: c_int, at: off_t) -> ssize_t = preadv: preadv;
+    preadv64(fd: c_int, iov: *const iovec, count: c_int, at: off_t) -> ssize_t = preadv: preadv64;
+    preadv2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t
+        = preadv2: preadv2;
     preadv64v2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t
-        = preadv2;
+        = preadv2: preadv64v2;
 
     write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t = write: write;
     __write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t = write;
@@ -51,17 +68,26 @@ interpose! {
     sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr,
         addr_len: socklen_t) -> ssize_t = sendto: sendto;
     sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t = sendmsg: sendmsg;
-    sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int = sendmmsg;
+    sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int = sendmmsg: sendmmsg;
     __sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int = sendmmsg;
+    pwritev(fd: c_int, iov: *const iovec, count: c_int, at: off_t) -> ssize_t = pwritev: pwritev;
+    pwritev64(fd: c_int, iov: *const iovec, count: c_int, at: off_t) -> ssize_t = pwritev: pwritev64;
     pwritev2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t
-        = pwritev2;
+        = pwritev2: pwritev2;
     pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t
-        = pwritev2;
+        = pwritev2: pwritev64v2;
     sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t
         = sendfile: sendfile;
-    sendfile64(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t = sendfile;
+    sendfile64(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t
+        = sendfile: sendfile64;
     splice(from: c_int, from_off: *mut loff_t, to: c_int, to_off: *mut loff_t, len: size_t,
         flags: c_uint) -> ssize_t = splice: splice;
+    tee(from: c_int, to: c_int, len: size_t, flags: c_uint) -> ssize_t = tee: tee;
+    vmsplice(fd: c_int, iov: *const iovec, count: size_t, flags: c_uint) -> ssize_t = vmsplice: vmsplice;
+    copy_file_range(from: c_int, from_off: *mut loff_t, to: c_int, to_off: *mut loff_t, len: size_t,
+        flags: c_uint) -> ssize_t = copy_file_range: copy_file_range;
+    fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = fdopen: fdopen;
+    _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = fdopen;
 
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = poll: poll;
     __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = poll;
@@ -82,29 +108,49 @@ interpose! {
     epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int,
         mask: *const sigset_t) -> c_int = epoll_pwait: epoll_pwait;
     epoll_pwait2(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec,
-        mask: *const sigset_t) -> c_int = epoll_pwait2;
+        mask: *const sigset_t) -> c_int = epoll_pwait2: epoll_pwait2;
 
-    fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int = fcntl;
-    fcntl64(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int = fcntl;
-    __fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int = fcntl;
-    ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int = ioctl;
+    fcntl(fd: c_int, cmd: c_int; arg: c_ulong) -> c_int = fcntl: fcntl;
+    fcntl64(fd: c_int, cmd: c_int; arg: c_ulong) -> c_int = fcntl;
+    __fcntl(fd: c_int, cmd: c_int; arg: c_ulong) -> c_int = fcntl;
+    ioctl(fd: c_int, request: c_ulong; arg: c_ulong) -> c_int = ioctl: ioctl;
     dup(fd: c_int) -> c_int = dup: dup;
     dup2(old: c_int, new: c_int) -> c_int = dup2: dup2;
     __dup2(old: c_int, new: c_int) -> c_int = dup2;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int = dup3: dup3;
     fork() -> pid_t = fork: fork;
     __fork() -> pid_t = fork;
+    _Fork() -> pid_t = _Fork;
     vfork() -> pid_t = vfork;
     __vfork() -> pid_t = vfork;
+    daemon(nochdir: c_int, noclose: c_int) -> c_int = daemon: daemon;
 
-    open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int = open;
-    open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int = open;
-    __open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int = open;
-    __open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int = open;
-    openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int = openat;
-    openat64(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int = openat;
+    sigaction(signal: c_int, new: *const Sigaction, old: *mut Sigaction) -> c_int = sigaction: sigaction;
+    __sigaction(signal: c_int, new: *const Sigaction, old: *mut Sigaction) -> c_int = sigaction;
+    signal(number: c_int, handler: sighandler_t) -> sighandler_t = signal: signal;
+    bsd_signal(number: c_int, handler: sighandler_t) -> sighandler_t = signal;
+    ssignal(number: c_int, handler: sighandler_t) -> sighandler_t = signal;
+    sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t = sysv_signal;
+    __sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t = sysv_signal;
+    siginterrupt(number: c_int, flag: c_int) -> c_int = siginterrupt;
+
+    open(path: *const c_char, flags: c_int; mode: c_uint) -> c_int = open: open;
+    open64(path: *const c_char, flags: c_int; mode: c_uint) -> c_int = open: open64;
+    __open(path: *const c_char, flags: c_int; mode: c_uint) -> c_int = open;
+    __open64(path: *const c_char, flags: c_int; mode: c_uint) -> c_int = open;
+    openat(dir: c_int, path: *const c_char, flags: c_int; mode: c_uint) -> c_int = openat: openat;
+    openat64(dir: c_int, path: *const c_char, flags: c_int; mode: c_uint) -> c_int = openat: openat64;
     creat(path: *const c_char, mode: c_uint) -> c_int = creat: creat;
-    creat64(path: *const c_char, mode: c_uint) -> c_int = creat;
+    creat64(path: *const c_char, mode: c_uint) -> c_int = creat: creat64;
+    open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int = open_by_handle_at;
+    mkstemp(template: *mut c_char) -> c_int = mkstemp: mkstemp;
+    mkstemp64(template: *mut c_char) -> c_int = mkstemp;
+    mkostemp(template: *mut c_char, flags: c_int) -> c_int = mkostemp: mkostemp;
+    mkostemp64(template: *mut c_char, flags: c_int) -> c_int = mkostemp;
+    mkstemps(template: *mut c_char, suffix: c_int) -> c_int = mkstemps: mkstemps;
+    mkstemps64(template: *mut c_char, suffix: c_int) -> c_int = mkstemps;
+    mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int = mkostemps: mkostemps;
+    mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int = mkostemps;
     pipe(out: *mut c_int) -> c_int = pipe: pipe;
     __pipe(out: *mut c_int) -> c_int = pipe;
     pipe2(out: *mut c_int, flags: c_int) -> c_int = pipe2: pipe2;
@@ -114,6 +160,54 @@ interpose! {
     inotify_init() -> c_int = inotify_init: inotify_init;
     inotify_init1(flags: c_int) -> c_int = inotify_init1: inotify_init1;
     memfd_create(name: *const c_char, flags: c_uint) -> c_int = memfd_create: memfd_create;
-    syscall(nr: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long
+    fanotify_init(flags: c_uint, event_flags: c_uint) -> c_int = fanotify_init: fanotify_init;
+    pidfd_open(pid: pid_t, flags: c_uint) -> c_int = pidfd_open;
+    pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int = pidfd_getfd;
+}
+
+fortified! {
+    __read_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t) -> ssize_t
+        = read(fd, buf, len) if len <= size;
+    __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t, flags: c_int) -> ssize_t
+        = recv(fd, buf, len, flags) if len <= size;
+    __recvfrom_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t, flags: c_int,
+        addr: *mut sockaddr, addr_len: *mut socklen_t) -> ssize_t
+        = recvfrom(fd, buf, len, flags, addr, addr_len) if len <= size;
+    __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, size: size_t) -> c_int
+        = poll(fds, count, timeout) if count as usize <= size / size_of::<pollfd>();
+    __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t,
+        size: size_t) -> c_int
+        = ppoll(fds, count, timeout, mask) if count as usize <= size / size_of::<pollfd>();
+    __open_2(path: *const c_char, flags: c_int) -> c_int
+        = open(path, flags, 0) if needs_no_mode(flags);
+    __open64_2(path: *const c_char, flags: c_int) -> c_int
+        = open(path, flags, 0) if needs_no_mode(flags);
+    __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int
+        = openat(dir, path, flags, 0) if needs_no_mode(flags);
+    __openat64_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int
+        = openat(dir, path, flags, 0) if needs_no_mode(flags);
+}
+
+/// open(2) takes a mode only where it may create a file.
+fn needs_no_mode(flags: c_int) -> bool {
+    flags & libc::O_CREAT == 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE
+}
+
+#[cfg(target_arch = "x86_64")]
+jump! {
+    clone(start: *mut c_void, stack: *mut c_void, flags: c_int) = before_clone then clone;
+    __clone(start: *mut c_void, stack: *mut c_void, flags: c_int) = before_clone then clone;
+    dprintf(fd: c_int) = before_printf then dprintf;
+    vdprintf(fd: c_int) = before_printf then vdprintf;
+    __dprintf_chk(fd: c_int) = before_printf then __dprintf_chk;
+    __vdprintf_chk(fd: c_int) = before_printf then __vdprintf_chk;
+}
+
+#[cfg(target_arch = "x86_64")]
+syscall! { syscall; }
+
+#[cfg(not(target_arch = "x86_64"))]
+interpose! {
+    syscall(nr: c_long; a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long
         = syscall;
 }

@@ -1,123 +1,308 @@
 //! The next definition of every symbol we interpose, which is libc's unless somebody else is preloaded.
 //!
-//! All are resolved by [`resolve_all`] from `.init_array`. A constructor that runs before ours resolves
-//! what it needs on its first call: dlsym may allocate then, which is harmless there since no code of ours
-//! is on the stack below malloc.
+//! All are resolved by [`resolve_all`] from `.init_array`, before the program's first instruction, so that
+//! no call in a signal handler or below malloc ever meets dlsym. Another library's constructor may call
+//! earlier: it resolves what it needs on that call. dlsym may take the loader's lock and allocate then,
+//! which is harmless there: the program has not started, so no signal handler of its own and no other
+//! thread exists, and malloc itself calls none of the functions below.
+//!
+//! A symbol that this libc lacks (`close_range` before glibc 2.34) becomes the raw system call, so that
+//! the program sees what the kernel says; where there is no such call it fails with ENOSYS. Everything the
+//! application may block in is libc's own function, which is a cancellation point and must stay one.
 
-use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::mem;
 use core::ptr;
-use libc::{epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t};
-use libc::{size_t, sockaddr, socklen_t, ssize_t, timespec, timeval};
+use libc::{
+    FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, pid_t, pollfd,
+};
+use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{timespec, timeval};
 use usmc_shm::sync::AtomicPtr;
 use usmc_shm::sync::Ordering::Relaxed;
 
+/// What a failing libc function of this type returns.
+trait Failed {
+    const FAILED: Self;
+}
+
+impl Failed for i32 {
+    const FAILED: i32 = -1;
+}
+
+impl Failed for i64 {
+    const FAILED: i64 = -1;
+}
+
+impl Failed for isize {
+    const FAILED: isize = -1;
+}
+
+/// `SIG_ERR`.
+impl Failed for sighandler_t {
+    const FAILED: sighandler_t = libc::SIG_ERR;
+}
+
+impl<T> Failed for *mut T {
+    const FAILED: *mut T = ptr::null_mut();
+}
+
+/// The body of a stand-in for a symbol that this libc lacks.
+macro_rules! stand_in {
+    ($ret:ty, ENOSYS) => {{
+        crate::set_errno(libc::ENOSYS);
+        <$ret as Failed>::FAILED
+    }};
+    ($ret:ty, $nr:ident $(, $arg:ident)*) => { stand_in!(@pad $ret, $nr, [$($arg as usize,)*] 0 0 0 0 0 0) };
+    (@pad $ret:ty, $nr:ident, [$($arg:expr,)*] $($zero:literal)*) => {{
+        let given: &[usize] = &[$($arg),*];
+        let mut all = [$($zero as usize),*];
+        for (place, value) in all.iter_mut().zip(given) {
+            *place = *value;
+        }
+        let [a, b, c, d, e, f] = all;
+        // SAFETY: the caller's arguments are those the system call of this name takes.
+        let done = unsafe { crate::sys::raw(libc::$nr, a, b, c, d, e, f) };
+        if done < 0 {
+            crate::set_errno(-done as c_int);
+            <$ret as Failed>::FAILED
+        } else {
+            done as $ret
+        }
+    }};
+}
+
+/// `name(args) -> ret, SYS_call;` makes `real::name`; the last word says what stands in for a missing symbol.
 macro_rules! real {
-    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
+    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $otherwise:ident;)*) => {
         #[allow(non_upper_case_globals, reason = "named as the functions they lead to")]
         mod slots {
             use super::*;
             $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());)*
+        }
+        #[allow(unused_variables, reason = "ENOSYS looks at no argument")]
+        #[allow(non_snake_case, reason = "named as the functions they stand in for")]
+        mod missing {
+            use super::*;
+            $(
+                pub extern "C" fn $name($($arg: $ty),*) -> $ret {
+                    real!(@missing $ret, $otherwise $(, $arg)*)
+                }
+            )*
         }
         $(
             /// The next definition of the libc function of this name.
             ///
             /// # Safety
             /// As the function itself.
-            #[inline]
+            #[inline(always)]
+            #[allow(non_snake_case, reason = "libc's name")]
+            #[allow(clippy::too_many_arguments, reason = "libc's signature")]
             pub unsafe fn $name($($arg: $ty),*) -> $ret {
+                // Relaxed: the value is an address that is the same whoever found it.
                 let mut f = slots::$name.load(Relaxed);
                 if f.is_null() {
-                    f = resolve(&slots::$name, concat!(stringify!($name), "\0"));
-                    if f.is_null() {
-                        crate::set_errno(libc::ENOSYS);
-                        return -1 as _;
-                    }
+                    f = resolvers::$name();
                 }
-                // SAFETY: the symbol of that name has this signature (libc's header; `libc` crate).
+                // SAFETY: the symbol of that name has this signature (libc's header; usmc-preload proves
+                // it against the `libc` crate), and so has its stand-in.
                 let f: unsafe extern "C" fn($($ty),*) -> $ret = unsafe { mem::transmute(f) };
                 // SAFETY: the caller's contract.
                 unsafe { f($($arg),*) }
             }
         )*
-        /// Fills every entry.
+        #[allow(non_snake_case, reason = "named as the functions they look for")]
+        mod resolvers {
+            use super::*;
+            $(
+                #[cold]
+                pub fn $name() -> *mut c_void {
+                    const NAME: &CStr = as_c_str(concat!(stringify!($name), "\0"));
+                    resolve(&slots::$name, NAME, missing::$name as *mut c_void)
+                }
+            )*
+        }
+        /// Fills every entry. `errno` and dlerror(3) may change.
         pub fn resolve_all() {
-            $(resolve(&slots::$name, concat!(stringify!($name), "\0"));)*
+            $(resolvers::$name();)*
+            address::resolve_all();
         }
     };
+    (@missing $ret:ty, ENOSYS $(, $arg:ident)*) => { stand_in!($ret, ENOSYS) };
+    (@missing $ret:ty, $nr:ident $(, $arg:ident)*) => { stand_in!($ret, $nr $(, $arg)*) };
 }
 
-#[cold]
-fn resolve(slot: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
-    // SAFETY: NUL-terminated by the macro.
-    let f = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
+const fn as_c_str(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("a symbol's name holds no NUL"),
+    }
+}
+
+/// Looks `name` up behind us; `otherwise` stands in when there is none.
+fn find(name: &CStr, otherwise: *mut c_void) -> *mut c_void {
+    let saved = crate::errno();
+    // SAFETY: a NUL-terminated name.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if !found.is_null() {
+        return found;
+    }
+    // SAFETY: no arguments. Our failed look-up is not the application's to hear of.
+    unsafe { libc::dlerror() };
+    crate::set_errno(saved);
+    otherwise
+}
+
+fn resolve(slot: &AtomicPtr<c_void>, name: &CStr, otherwise: *mut c_void) -> *mut c_void {
+    let f = find(name, otherwise);
     slot.store(f, Relaxed);
     f
 }
 
+/// Where functions lie that Rust cannot call for want of a fixed signature: they are jumped to.
+macro_rules! addresses {
+    ($($name:ident)*) => {
+        /// Addresses of functions that are not called but jumped to, since their arguments cannot be named.
+        #[allow(non_snake_case, reason = "libc's names")]
+        pub mod address {
+            use super::*;
+            #[allow(non_upper_case_globals, reason = "named as the functions they lead to")]
+            mod slots {
+                use super::*;
+                $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());)*
+            }
+            $(
+                /// The next definition of the libc function of this name.
+                pub fn $name() -> *const c_void {
+                    extern "C" fn missing() -> c_int {
+                        stand_in!(c_int, ENOSYS)
+                    }
+                    const NAME: &CStr = as_c_str(concat!(stringify!($name), "\0"));
+                    // Relaxed: see above.
+                    let known = slots::$name.load(Relaxed);
+                    if known.is_null() { resolve(&slots::$name, NAME, missing as *mut c_void) } else { known }
+                }
+            )*
+            /// Fills every entry.
+            pub(super) fn resolve_all() {
+                $($name();)*
+            }
+        }
+    };
+}
+
+addresses! { clone syscall dprintf vdprintf __dprintf_chk __vdprintf_chk }
+
 real! {
-    socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
-    socketpair(family: c_int, kind: c_int, protocol: c_int, out: *mut c_int) -> c_int;
-    connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
-    listen(fd: c_int, backlog: c_int) -> c_int;
-    accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
-    accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
-    shutdown(fd: c_int, how: c_int) -> c_int;
-    close(fd: c_int) -> c_int;
-    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
-    closefrom(first: c_int) -> c_int;
-    read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t;
-    readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
-    recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    socket(family: c_int, kind: c_int, protocol: c_int) -> c_int, SYS_socket;
+    socketpair(family: c_int, kind: c_int, protocol: c_int, out: *mut c_int) -> c_int, SYS_socketpair;
+    bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int, SYS_bind;
+    connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int, SYS_connect;
+    listen(fd: c_int, backlog: c_int) -> c_int, SYS_listen;
+    accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, SYS_accept;
+    accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int, SYS_accept4;
+    shutdown(fd: c_int, how: c_int) -> c_int, SYS_shutdown;
+    close(fd: c_int) -> c_int, SYS_close;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, SYS_close_range;
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int,
+        SYS_getsockopt;
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int,
+        SYS_setsockopt;
+    getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, SYS_getsockname;
+    getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, SYS_getpeername;
+    sockatmark(fd: c_int) -> c_int, ENOSYS;
+
+    read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t, SYS_read;
+    readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t, SYS_readv;
+    preadv(fd: c_int, iov: *const iovec, count: c_int, offset: off_t) -> ssize_t, SYS_preadv;
+    preadv2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t, ENOSYS;
+    recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t, SYS_recvfrom;
     recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr,
-        addr_len: *mut socklen_t) -> ssize_t;
-    recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t;
+        addr_len: *mut socklen_t) -> ssize_t, SYS_recvfrom;
+    recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t, SYS_recvmsg;
     recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec)
-        -> c_int;
-    write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t;
-    writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
-    send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+        -> c_int, SYS_recvmmsg;
+    write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t, SYS_write;
+    writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t, SYS_writev;
+    pwritev(fd: c_int, iov: *const iovec, count: c_int, offset: off_t) -> ssize_t, SYS_pwritev;
+    pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t, ENOSYS;
+    send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t, SYS_sendto;
     sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr,
-        addr_len: socklen_t) -> ssize_t;
-    sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t;
-    sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
-    preadv2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
-    pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
-    sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
-    splice(from: c_int, from_off: *mut libc::loff_t, to: c_int, to_off: *mut libc::loff_t,
-        len: size_t, flags: c_uint) -> ssize_t;
-    poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
-    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+        addr_len: socklen_t) -> ssize_t, SYS_sendto;
+    sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t, SYS_sendmsg;
+    sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int, SYS_sendmmsg;
+    sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t, SYS_sendfile;
+    splice(from: c_int, from_off: *mut loff_t, to: c_int, to_off: *mut loff_t, len: size_t,
+        flags: c_uint) -> ssize_t, SYS_splice;
+    tee(from: c_int, to: c_int, len: size_t, flags: c_uint) -> ssize_t, SYS_tee;
+    vmsplice(fd: c_int, iov: *const iovec, count: size_t, flags: c_uint) -> ssize_t, SYS_vmsplice;
+    copy_file_range(from: c_int, from_off: *mut loff_t, to: c_int, to_off: *mut loff_t, len: size_t,
+        flags: c_uint) -> ssize_t, SYS_copy_file_range;
+
+    poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int, ENOSYS;
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int,
+        ENOSYS;
     select(count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *mut timeval)
-        -> c_int;
+        -> c_int, ENOSYS;
     pselect(count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *const timespec,
-        mask: *const sigset_t) -> c_int;
-    epoll_create(size: c_int) -> c_int;
-    epoll_create1(flags: c_int) -> c_int;
-    epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
-    epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int;
+        mask: *const sigset_t) -> c_int, ENOSYS;
+    epoll_create(size: c_int) -> c_int, ENOSYS;
+    epoll_create1(flags: c_int) -> c_int, SYS_epoll_create1;
+    epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int, SYS_epoll_ctl;
+    epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int, ENOSYS;
     epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int,
-        mask: *const sigset_t) -> c_int;
+        mask: *const sigset_t) -> c_int, ENOSYS;
+    // ENOSYS is what libc's own says on a kernel without the call: programs fall back to epoll_pwait.
     epoll_pwait2(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec,
-        mask: *const sigset_t) -> c_int;
-    fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int;
-    ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int;
-    dup(fd: c_int) -> c_int;
-    dup2(old: c_int, new: c_int) -> c_int;
-    dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
-    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
-    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
-    fork() -> pid_t;
-    open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int;
-    openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int;
-    creat(path: *const c_char, mode: c_uint) -> c_int;
-    pipe(out: *mut c_int) -> c_int;
-    pipe2(out: *mut c_int, flags: c_int) -> c_int;
-    eventfd(value: c_uint, flags: c_int) -> c_int;
-    timerfd_create(clock: c_int, flags: c_int) -> c_int;
-    signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int;
-    inotify_init() -> c_int;
-    inotify_init1(flags: c_int) -> c_int;
-    memfd_create(name: *const c_char, flags: c_uint) -> c_int;
-    syscall(nr: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
+        mask: *const sigset_t) -> c_int, ENOSYS;
+
+    fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int, SYS_fcntl;
+    ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int, SYS_ioctl;
+    dup(fd: c_int) -> c_int, SYS_dup;
+    dup2(old: c_int, new: c_int) -> c_int, ENOSYS;
+    dup3(old: c_int, new: c_int, flags: c_int) -> c_int, SYS_dup3;
+    fork() -> pid_t, ENOSYS;
+    _Fork() -> pid_t, ENOSYS;
+    daemon(nochdir: c_int, noclose: c_int) -> c_int, ENOSYS;
+    fdopen(fd: c_int, mode: *const c_char) -> *mut FILE, ENOSYS;
+    syscall(nr: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long,
+        ENOSYS;
+
+    sigaction(signal: c_int, new: *const Sigaction, old: *mut Sigaction) -> c_int, ENOSYS;
+    signal(number: c_int, handler: sighandler_t) -> sighandler_t, ENOSYS;
+    sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t, ENOSYS;
+    siginterrupt(number: c_int, flag: c_int) -> c_int, ENOSYS;
+
+    open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int, ENOSYS;
+    openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int, SYS_openat;
+    creat(path: *const c_char, mode: c_uint) -> c_int, ENOSYS;
+    open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int, SYS_open_by_handle_at;
+    mkstemp(template: *mut c_char) -> c_int, ENOSYS;
+    mkostemp(template: *mut c_char, flags: c_int) -> c_int, ENOSYS;
+    mkstemps(template: *mut c_char, suffix: c_int) -> c_int, ENOSYS;
+    mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int, ENOSYS;
+    pipe(out: *mut c_int) -> c_int, ENOSYS;
+    pipe2(out: *mut c_int, flags: c_int) -> c_int, SYS_pipe2;
+    eventfd(value: c_uint, flags: c_int) -> c_int, SYS_eventfd2;
+    timerfd_create(clock: c_int, flags: c_int) -> c_int, SYS_timerfd_create;
+    signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int, ENOSYS;
+    inotify_init() -> c_int, ENOSYS;
+    inotify_init1(flags: c_int) -> c_int, SYS_inotify_init1;
+    fanotify_init(flags: c_uint, event_flags: c_uint) -> c_int, SYS_fanotify_init;
+    memfd_create(name: *const c_char, flags: c_uint) -> c_int, SYS_memfd_create;
+    pidfd_open(pid: pid_t, flags: c_uint) -> c_int, SYS_pidfd_open;
+    pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int, SYS_pidfd_getfd;
+
+    // Reached only when their check has failed: they end the program as libc ends it.
+    __read_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t) -> ssize_t, ENOSYS;
+    __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t, flags: c_int) -> ssize_t, ENOSYS;
+    __recvfrom_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t, flags: c_int,
+        addr: *mut sockaddr, addr_len: *mut socklen_t) -> ssize_t, ENOSYS;
+    __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, size: size_t) -> c_int, ENOSYS;
+    __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t,
+        size: size_t) -> c_int, ENOSYS;
+    __open_2(path: *const c_char, flags: c_int) -> c_int, ENOSYS;
+    __open64_2(path: *const c_char, flags: c_int) -> c_int, ENOSYS;
+    __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int, ENOSYS;
+    __openat64_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int, ENOSYS;
 }

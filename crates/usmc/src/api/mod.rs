@@ -5,11 +5,13 @@
 
 mod bytes;
 mod fds;
+mod plain;
 mod sockets;
 mod waits;
 
 pub use bytes::*;
 pub use fds::*;
+pub use plain::*;
 pub use sockets::*;
 pub use waits::*;
 

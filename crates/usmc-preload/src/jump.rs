@@ -1,0 +1,90 @@
+//! Functions whose arguments Rust cannot forward (variadic; or, for clone, with another stack): the library
+//! hears of the call, then libc's function is jumped to with every register and the stack as the caller
+//! left them, so that it returns straight to the caller.
+
+/// Calls `{hook}` and jumps to the address it returns, all argument registers restored; al holds the count of
+/// vector arguments of a variadic call. 200 bytes and the return address keep the stack aligned to 16.
+macro_rules! hook_then_jump {
+    () => {
+        "sub rsp, 200
+         mov [rsp], rdi
+         mov [rsp + 8], rsi
+         mov [rsp + 16], rdx
+         mov [rsp + 24], rcx
+         mov [rsp + 32], r8
+         mov [rsp + 40], r9
+         mov [rsp + 48], rax
+         movaps [rsp + 64], xmm0
+         movaps [rsp + 80], xmm1
+         movaps [rsp + 96], xmm2
+         movaps [rsp + 112], xmm3
+         movaps [rsp + 128], xmm4
+         movaps [rsp + 144], xmm5
+         movaps [rsp + 160], xmm6
+         movaps [rsp + 176], xmm7
+         call {hook}
+         mov r11, rax
+         mov rdi, [rsp]
+         mov rsi, [rsp + 8]
+         mov rdx, [rsp + 16]
+         mov rcx, [rsp + 24]
+         mov r8, [rsp + 32]
+         mov r9, [rsp + 40]
+         mov rax, [rsp + 48]
+         movaps xmm0, [rsp + 64]
+         movaps xmm1, [rsp + 80]
+         movaps xmm2, [rsp + 96]
+         movaps xmm3, [rsp + 112]
+         movaps xmm4, [rsp + 128]
+         movaps xmm5, [rsp + 144]
+         movaps xmm6, [rsp + 160]
+         movaps xmm7, [rsp + 176]
+         add rsp, 200
+         jmp r11"
+    };
+}
+
+/// `name(first arguments) = hook then function;` exports `name`: `usmc::api::hook` hears the first
+/// arguments, then the next definition of `function` runs.
+macro_rules! jump {
+    ($($name:ident($($arg:ident: $ty:ty),*) = $hook:ident then $function:ident;)*) => { $(
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            unsafe extern "C" fn hook($($arg: $ty),*) -> *const core::ffi::c_void {
+                // SAFETY: the application calls with the arguments libc's function demands.
+                unsafe { usmc::api::$hook($($arg),*) };
+                usmc::real::address::$function()
+            }
+            core::arch::naked_asm!($crate::jump::hook_then_jump!(), hook = sym hook)
+        }
+    )* };
+}
+
+/// syscall(2). A new stack cannot come back through a frame of ours: such calls are libc's own at once.
+macro_rules! syscall {
+    ($($name:ident;)*) => { $(
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            extern "C" fn hook() -> *const core::ffi::c_void {
+                usmc::real::address::syscall()
+            }
+            core::arch::naked_asm!(
+                "cmp rdi, {clone}
+                 je 2f
+                 cmp rdi, {clone3}
+                 je 2f
+                 jmp {by_number}
+                 2:",
+                $crate::jump::hook_then_jump!(),
+                clone = const libc::SYS_clone,
+                clone3 = const libc::SYS_clone3,
+                by_number = sym $crate::by_number::syscall,
+                hook = sym hook,
+            )
+        }
+    )* };
+}
+
+pub(crate) use {hook_then_jump, jump, syscall};

@@ -1,0 +1,58 @@
+//! The calls of which the stack need not know more than that they happen: handed on. Each is replaced here
+//! by a function of its own once it does.
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use libc::pid_t;
+
+use super::after;
+use crate::real;
+use crate::socket::control;
+
+pub use crate::real::{
+    _Fork, bind, copy_file_range, daemon, fdopen, getpeername, getsockname, preadv, pwritev,
+    sigaction, siginterrupt, signal, sockatmark, sysv_signal, tee, vmsplice,
+};
+
+/// Called before clone(3) itself is jumped to: it has a stack of its own and arguments without number.
+///
+/// # Safety
+/// Called with what clone(3) was given.
+pub unsafe fn before_clone(_start: *mut c_void, _stack: *mut c_void, _flags: c_int) {}
+
+/// Called before dprintf(3) and its family write to `fd` from inside libc, where no preload sees it.
+///
+/// # Safety
+/// Called with what the function was given.
+pub unsafe fn before_printf(_fd: c_int) {}
+
+macro_rules! made {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => { $(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As the function itself.
+        pub unsafe fn $name($($arg: $ty),*) -> c_int {
+            // SAFETY: the caller's contract.
+            after(unsafe { real::$name($($arg),*) }, |&fd| control::fresh(fd))
+        }
+    )* };
+}
+
+made! {
+    /// mkstemp(3)
+    mkstemp(template: *mut c_char);
+    /// mkostemp(3)
+    mkostemp(template: *mut c_char, flags: c_int);
+    /// mkstemps(3)
+    mkstemps(template: *mut c_char, suffix: c_int);
+    /// mkostemps(3)
+    mkostemps(template: *mut c_char, suffix: c_int, flags: c_int);
+    /// open_by_handle_at(2)
+    open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int);
+    /// fanotify_init(2)
+    fanotify_init(flags: c_uint, event_flags: c_uint);
+    /// pidfd_open(2)
+    pidfd_open(pid: pid_t, flags: c_uint);
+    /// pidfd_getfd(2). The fd may be a socket of a connection; nobody has adopted it yet.
+    pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint);
+}
