@@ -1,0 +1,178 @@
+// Checks, cases and the main function.
+#include "peer.h"
+
+#include <stdarg.h>
+#include <sys/prctl.h>
+
+_Noreturn void check_failed(const char *file, int line, const char *what, const char *format, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    const char *base = strrchr(file, '/');
+    dprintf(2, "%s:%d: failed in process %d: %s: %s\n", base ? base + 1 : file, line, getpid(), what,
+        text);
+    _exit(1);
+}
+
+static struct test_case *cases;
+struct variant variant;
+
+void register_case(struct test_case *c) {
+    c->next = cases;
+    cases = c;
+}
+
+static const struct {
+    const char *name;
+    struct variant variant;
+} variants[] = {
+    {"remote_client_warm", {true, true, true}},
+    {"remote_client_cold", {true, true, false}},
+    {"remote_server_warm", {true, false, true}},
+    {"remote_server_cold", {true, false, false}},
+    {"local_client_warm", {false, true, true}},
+    {"local_server_cold", {false, false, false}},
+};
+#define VARIANTS (sizeof variants / sizeof *variants)
+
+static void list(void) {
+    for (struct test_case *c = cases; c; c = c->next) {
+        if (c->kind == SINGLE)
+            printf("%s\n", c->name);
+        for (size_t i = 0; c->kind != SINGLE && i < VARIANTS; i++)
+            if (c->kind == PAIR || variants[i].variant.remote)
+                printf("%s %s\n", c->name, variants[i].name);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && !strcmp(argv[1], "--peer")) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        peer_serve(atoi(argv[2]));
+        return 0;
+    }
+    if (argc == 2 && !strcmp(argv[1], "--list")) {
+        list();
+        return 0;
+    }
+    if (argc < 2) {
+        fprintf(stderr, "usage: %s --list | CASE [VARIANT]\n", argv[0]);
+        return 2;
+    }
+    for (size_t i = 0; argc > 2 && i < VARIANTS; i++)
+        if (!strcmp(variants[i].name, argv[2]))
+            variant = variants[i].variant;
+    for (struct test_case *c = cases; c; c = c->next) {
+        if (strcmp(c->name, argv[1]))
+            continue;
+        c->run();
+        peer_end_all();
+        return 0;
+    }
+    fprintf(stderr, "%s: no such case; --list names them\n", argv[1]);
+    return 2;
+}
+
+void tell_harness(const char *format, ...) {
+    if (!getenv("USMC_TESTS_ID"))
+        return;
+    char line[256], answer[64];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof line - 1, format, args);
+    va_end(args);
+    line[n] = '\n';
+    CHECK(write(1, line, n + 1) == n + 1);
+    size_t got = 0;
+    while (got < sizeof answer - 1) {
+        ssize_t r = read(0, answer + got, 1);
+        CHECK(r == 1);
+        if (answer[got++] == '\n')
+            break;
+    }
+    answer[got] = 0;
+    CHECK(!strcmp(answer, "ok\n"));
+}
+
+double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+void wait_asleep(pid_t pid, pid_t tid) {
+    char path[64], stat[512];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, tid);
+    double until = now() + 20;
+    for (;;) {
+        int fd = OK(open(path, O_RDONLY | O_CLOEXEC));
+        ssize_t n = OK(read(fd, stat, sizeof stat - 1));
+        close(fd);
+        stat[n] = 0;
+        char *end = strrchr(stat, ')');
+        CHECK(end);
+        if (end[2] == 'S')
+            return;
+        CHECK(now() < until);
+        sched_yield();
+    }
+}
+
+pid_t child(void (*run)(void *), void *arg) {
+    fflush(NULL);
+    pid_t parent = getpid();
+    pid_t pid = OK(fork());
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(1);
+        run(arg);
+        _exit(0);
+    }
+    return pid;
+}
+
+void child_succeeds(pid_t pid) {
+    int status;
+    EQ(waitpid(pid, &status, 0), pid);
+    if (status != 0)
+        check_failed(__FILE__, __LINE__, "the child succeeds", "wait status 0x%x", status);
+}
+
+static uint64_t mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+void pattern(uint64_t seed, uint64_t at, void *buf, size_t n) {
+    unsigned char *p = buf;
+    while (n > 0) {
+        uint64_t word = mix(seed * 0x100000001b3u + at / 8);
+        size_t skip = at % 8, take = 8 - skip < n ? 8 - skip : n;
+        memcpy(p, (unsigned char *)&word + skip, take);
+        p += take;
+        at += take;
+        n -= take;
+    }
+}
+
+void check_pattern(uint64_t seed, uint64_t at, const void *buf, size_t n) {
+    const unsigned char *p = buf;
+    unsigned char want[4096];
+    while (n > 0) {
+        size_t take = n < sizeof want ? n : sizeof want;
+        pattern(seed, at, want, take);
+        for (size_t i = 0; memcmp(p, want, take) && i < take; i++)
+            if (p[i] != want[i])
+                check_failed(__FILE__, __LINE__, "each byte is the one that was sent",
+                    "stream %llu, byte %llu: got 0x%02x, sent 0x%02x", (unsigned long long)seed,
+                    (unsigned long long)(at + i), p[i], want[i]);
+        p += take;
+        at += take;
+        n -= take;
+    }
+}

@@ -1,0 +1,161 @@
+// What every test program is made of: checks, cases, sockets, and a pattern that tells each byte's place.
+//
+// A case is a function. `PROGRAM --list` prints the cases, `PROGRAM NAME [VARIANT]` runs one. No case
+// sleeps to synchronise; the Rust side bounds the time of all of them.
+#ifndef CHECK_H
+#define CHECK_H
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+// --- checks: a failed one names its place and values and ends the program
+
+_Noreturn void check_failed(const char *file, int line, const char *what, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+#define CHECK(e) \
+    do { \
+        if (!(e)) \
+            check_failed(__FILE__, __LINE__, #e, "errno %d (%s)", errno, strerror(errno)); \
+    } while (0)
+
+// Both sides as long long.
+#define EQ(a, b) \
+    do { \
+        long long a_ = (long long)(a); \
+        int errno_ = errno; \
+        long long b_ = (long long)(b); \
+        if (a_ != b_) \
+            check_failed(__FILE__, __LINE__, #a " == " #b, "%lld != %lld, errno %d (%s)", a_, b_, \
+                errno_, strerror(errno_)); \
+    } while (0)
+
+// The call succeeds; its value.
+#define OK(call) \
+    ({ \
+        long long v_ = (long long)(call); \
+        if (v_ < 0) \
+            check_failed(__FILE__, __LINE__, #call, "%lld, errno %d (%s)", v_, errno, strerror(errno)); \
+        (long)v_; \
+    })
+
+// The call fails with this errno.
+#define FAILS(call, code) \
+    do { \
+        errno = 0; \
+        long long v_ = (long long)(call); \
+        int errno_ = errno; \
+        if (v_ != -1 || errno_ != (code)) \
+            check_failed(__FILE__, __LINE__, #call " fails with " #code, "%lld, errno %d (%s)", v_, \
+                errno_, strerror(errno_)); \
+    } while (0)
+
+// --- cases
+
+enum kind {
+    SINGLE, // run once
+    PAIR,   // run in every variant of `struct variant`
+    REMOTE, // only where the peer is another process
+};
+
+struct test_case {
+    const char *name;
+    enum kind kind;
+    void (*run)(void);
+    struct test_case *next;
+};
+
+void register_case(struct test_case *c);
+
+#define DEFINE_CASE(k, n) \
+    static void n(void); \
+    static struct test_case case_##n = {.name = #n, .kind = k, .run = n}; \
+    __attribute__((constructor)) static void register_##n(void) { register_case(&case_##n); } \
+    static void n(void)
+
+#define CASE(n) DEFINE_CASE(SINGLE, n)
+#define PAIR_CASE(n) DEFINE_CASE(PAIR, n)
+#define REMOTE_CASE(n) DEFINE_CASE(REMOTE, n)
+
+// How `pair_open` makes connections.
+struct variant {
+    bool remote; // the peer's end is in another process; otherwise in a thread of this one
+    bool client; // our end is the one that connected
+    bool warm;   // messages went both ways before, and the harness saw SMC-D
+};
+extern struct variant variant;
+
+// --- connections
+
+// A listener on an ephemeral port of 127.0.0.1.
+int listen_here(uint16_t *port);
+// Likewise on any address of a family, with options set by the caller before.
+int listen_at(int fd, const char *address, uint16_t *port);
+struct sockaddr_storage address_of(const char *text, uint16_t port, socklen_t *len);
+int connect_to(uint16_t port);
+uint16_t local_port(int fd);
+uint16_t peer_port(int fd);
+// A connected pair in this thread: connects, then accepts.
+void connect_here(int *client, int *server);
+// Messages both ways until the connection could change over, then asks the harness to confirm SMC-D.
+void warm_here(int client, int server);
+// Asks the harness to assert that this connection is SMC-D at both ends. Nothing when run by hand.
+void assert_smcd(int fd);
+// Prints a line for the harness and waits for its answer.
+void tell_harness(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+// --- bytes: position `at` of a stream has exactly one right value
+
+void pattern(uint64_t seed, uint64_t at, void *buf, size_t n);
+// Ends the program if a byte differs.
+void check_pattern(uint64_t seed, uint64_t at, const void *buf, size_t n);
+void send_all(int fd, uint64_t seed, uint64_t at, size_t n);
+void recv_all(int fd, uint64_t seed, uint64_t at, size_t n);
+// Reads up to EOF and checks that exactly `n` bytes came.
+void recv_to_eof(int fd, uint64_t seed, uint64_t at, size_t n);
+// Sends without blocking until the connection takes no more; how many bytes it took.
+size_t fill(int fd, uint64_t seed, uint64_t at);
+
+// --- time, processes, threads
+
+double now(void);
+void nonblocking(int fd, bool on);
+int option(int fd, int level, int name);
+void set_option(int fd, int level, int name, int value);
+void timeout_option(int fd, int name, double seconds);
+// Waits until thread `tid` of process `pid` sleeps in the kernel.
+void wait_asleep(pid_t pid, pid_t tid);
+// Forks a child that dies with us and ends with status 0 if `run` returns.
+pid_t child(void (*run)(void *), void *arg);
+// Waits for a child and checks that it ended with status 0.
+void child_succeeds(pid_t pid);
+// Waits until poll(2) says exactly these events, for at most ten seconds.
+void wait_events(int fd, short events, short expected);
+// Waits until `n` bytes can be read (FIONREAD).
+void wait_readable(int fd, int n);
+// The events that poll(2) says now.
+short events_now(int fd, short events);
+
+#endif

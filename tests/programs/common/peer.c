@@ -1,0 +1,305 @@
+// The obedient peer and how it is told what to do.
+#include "peer.h"
+
+#define LIMIT (1 << 20)
+
+struct request {
+    int op, fd;
+    long a, b, c;
+    size_t in;
+};
+struct reply {
+    long value;
+    int error;
+    size_t out;
+};
+
+static int control = -1;
+static pid_t pid, tid;
+static pthread_t thread;
+static bool running;
+static char *data;
+
+static void put(int fd, const void *buf, size_t n) {
+    for (const char *p = buf; n > 0;) {
+        ssize_t r = OK(write(fd, p, n));
+        p += r;
+        n -= r;
+    }
+}
+
+// False at the end of the other side.
+static bool get(int fd, void *buf, size_t n) {
+    for (char *p = buf; n > 0;) {
+        ssize_t r = OK(read(fd, p, n));
+        if (r == 0)
+            return false;
+        p += r;
+        n -= r;
+    }
+    return true;
+}
+
+static void *serve_thread(void *arg) {
+    peer_serve((int)(intptr_t)arg);
+    return NULL;
+}
+
+static void start(void) {
+    int ends[2];
+    OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
+    if (variant.remote) {
+        char number[16], path[PATH_MAX] = {0};
+        OK(readlink("/proc/self/exe", path, sizeof path - 1));
+        snprintf(number, sizeof number, "%d", ends[1]);
+        pid = OK(fork());
+        if (pid == 0) {
+            OK(fcntl(ends[1], F_SETFD, 0));
+            execl(path, path, "--peer", number, (char *)NULL);
+            _exit(127);
+        }
+        close(ends[1]);
+    } else {
+        pid = getpid();
+        EQ(pthread_create(&thread, NULL, serve_thread, (void *)(intptr_t)ends[1]), 0);
+    }
+    control = ends[0];
+    CHECK(data = malloc(LIMIT));
+    CHECK(get(control, &tid, sizeof tid));
+}
+
+void peer_end_all(void) {
+    if (control < 0)
+        return;
+    if (running)
+        peer_end();
+    close(control);
+    control = -1;
+    if (!variant.remote)
+        EQ(pthread_join(thread, NULL), 0);
+    else if (pid > 0)
+        child_succeeds(pid);
+}
+
+void peer_forget(void) {
+    int status;
+    EQ(waitpid(pid, &status, 0), pid);
+    EQ(status, SIGKILL);
+    close(control);
+    control = -1;
+}
+
+pid_t peer_pid(void) {
+    return pid;
+}
+
+static void request(struct request *r, const void *in) {
+    CHECK(!running && r->in <= LIMIT);
+    if (control < 0)
+        start();
+    put(control, r, sizeof *r);
+    put(control, in, r->in);
+    char begun;
+    CHECK(get(control, &begun, 1));
+    running = true;
+}
+
+void peer_begin(enum op op, int fd, long a, long b, long c) {
+    request(&(struct request){op, fd, a, b, c, 0}, NULL);
+}
+
+static long answer(void *out, size_t room) {
+    struct reply reply;
+    running = false;
+    if (!get(control, &reply, sizeof reply))
+        check_failed(__FILE__, __LINE__, "the peer answers", "it is gone");
+    CHECK(get(control, data, reply.out));
+    CHECK(reply.out <= room || !out);
+    if (out)
+        memcpy(out, data, reply.out);
+    errno = reply.error;
+    return reply.value;
+}
+
+long peer_end(void) {
+    return answer(NULL, 0);
+}
+
+void peer_asleep(void) {
+    CHECK(running);
+    wait_asleep(pid, tid);
+}
+
+long peer_call(enum op op, int fd, long a, long b, long c) {
+    peer_begin(op, fd, a, b, c);
+    if (op == P_EXIT || op == P_KILL) {
+        int status;
+        running = false;
+        EQ(waitpid(pid, &status, 0), pid);
+        EQ(status, op == P_EXIT ? 0 : SIGKILL);
+        close(control);
+        control = -1;
+        pid = -1;
+        return 0;
+    }
+    return answer(NULL, 0);
+}
+
+long peer_send(int fd, const void *buf, size_t n, int flags) {
+    request(&(struct request){P_SEND, fd, flags, 0, 0, n}, buf);
+    return answer(NULL, 0);
+}
+
+long peer_recv(int fd, void *buf, size_t n, int flags) {
+    request(&(struct request){P_RECV, fd, n, flags, 0, 0}, NULL);
+    return answer(buf, n);
+}
+
+void peer_says(int fd, const char *text) {
+    EQ(peer_send(fd, text, strlen(text), 0), strlen(text));
+}
+
+void peer_hears(int fd, const char *text) {
+    char buf[4096];
+    size_t n = strlen(text);
+    CHECK(n < sizeof buf);
+    EQ(peer_recv(fd, buf, n, MSG_WAITALL), n);
+    CHECK(!memcmp(buf, text, n));
+}
+
+static void warm(struct pair p) {
+    for (int i = 0; i < 16; i++) {
+        char sent = i, got = -1;
+        EQ(send(p.fd, &sent, 1, 0), 1);
+        EQ(peer_recv(p.peer, &got, 1, 0), 1);
+        EQ(got, sent);
+        EQ(peer_send(p.peer, &sent, 1, 0), 1);
+        EQ(recv(p.fd, &got, 1, 0), 1);
+        EQ(got, sent);
+    }
+    assert_smcd(p.fd);
+}
+
+struct pair pair_open(void) {
+    struct pair p;
+    if (control < 0)
+        start();
+    if (variant.client) {
+        int listener = OK(peer_call(P_LISTEN, -1, 0, 0, 0));
+        uint16_t port;
+        memcpy(&port, data, sizeof port);
+        p.fd = connect_to(port);
+        p.peer = OK(peer_call(P_ACCEPT, listener, 0, 0, 0));
+        OK(peer_call(P_CLOSE, listener, 0, 0, 0));
+    } else {
+        uint16_t port;
+        int listener = listen_here(&port);
+        p.peer = OK(peer_call(P_CONNECT, -1, port, 0, 0));
+        p.fd = OK(accept(listener, NULL, NULL));
+        close(listener);
+    }
+    if (variant.warm)
+        warm(p);
+    return p;
+}
+
+void pair_close(struct pair p) {
+    OK(close(p.fd));
+    OK(peer_call(P_CLOSE, p.peer, 0, 0, 0));
+}
+
+// --- the peer's side
+
+static long echo(int fd, char *buf) {
+    long total = 0;
+    for (ssize_t n; (n = OK(recv(fd, buf, 65536, 0))) > 0; total += n)
+        for (ssize_t sent = 0; sent < n;)
+            sent += OK(send(fd, buf + sent, n - sent, 0));
+    OK(close(fd));
+    return total;
+}
+
+static long reset(int fd) {
+    struct linger linger = {1, 0};
+    OK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger));
+    return close(fd);
+}
+
+static long perform(const struct request *r, char *buf, size_t *out) {
+    struct pollfd p = {.fd = r->fd, .events = r->a};
+    uint16_t port;
+    int count = 0;
+    long value;
+    switch ((enum op)r->op) {
+    case P_CONNECT:
+        return connect_to(r->a);
+    case P_LISTEN:
+        value = listen_here(&port);
+        memcpy(buf, &port, sizeof port);
+        *out = sizeof port;
+        return value;
+    case P_ACCEPT:
+        return accept(r->fd, NULL, NULL);
+    case P_SEND:
+        return send(r->fd, buf, r->in, r->a | MSG_NOSIGNAL);
+    case P_RECV:
+        value = recv(r->fd, buf, r->a, r->b);
+        *out = value > 0 ? value : 0;
+        return value;
+    case P_SEND_PATTERN:
+        send_all(r->fd, r->a, r->b, r->c);
+        return 0;
+    case P_RECV_PATTERN:
+        recv_all(r->fd, r->a, r->b, r->c);
+        return 0;
+    case P_RECV_TO_EOF:
+        recv_to_eof(r->fd, r->a, r->b, r->c);
+        return 0;
+    case P_ECHO:
+        return echo(r->fd, buf);
+    case P_SHUTDOWN:
+        return shutdown(r->fd, r->a);
+    case P_CLOSE:
+        return close(r->fd);
+    case P_RESET:
+        return reset(r->fd);
+    case P_OPTION:
+        count = r->c;
+        return setsockopt(r->fd, r->a, r->b, &count, sizeof count);
+    case P_GET_OPTION:
+        return option(r->fd, r->a, r->b);
+    case P_POLL:
+        value = poll(&p, 1, r->b);
+        return value < 0 ? value : p.revents;
+    case P_NONBLOCK:
+        nonblocking(r->fd, r->a);
+        return 0;
+    case P_FIONREAD:
+        OK(ioctl(r->fd, FIONREAD, &count));
+        return count;
+    case P_EXIT:
+        _exit(0);
+    case P_KILL:
+        return raise(SIGKILL);
+    }
+    check_failed(__FILE__, __LINE__, "a known request", "op %d", r->op);
+}
+
+void peer_serve(int to) {
+    char *buf = malloc(LIMIT);
+    pid_t me = gettid();
+    CHECK(buf);
+    put(to, &me, sizeof me);
+    for (struct request r; get(to, &r, sizeof r);) {
+        struct reply reply = {0};
+        CHECK(get(to, buf, r.in));
+        put(to, "", 1);
+        errno = 0;
+        reply.value = perform(&r, buf, &reply.out);
+        reply.error = errno;
+        put(to, &reply, sizeof reply);
+        put(to, buf, reply.out);
+    }
+    close(to);
+    free(buf);
+}

@@ -1,0 +1,63 @@
+// The other end of the connection under test: an obedient process (or thread) that does one call at a time.
+//
+// In remote variants it is another process, started by exec, so both ends have nothing in common but the
+// device. A handle is the fd's number on the peer's side. Calls return what the system call returned, with
+// errno set. `peer_begin` … `peer_end` leave a call running; `peer_asleep` waits until it blocks.
+#ifndef PEER_H
+#define PEER_H
+#include "check.h"
+
+struct pair {
+    int fd;   // our end
+    int peer; // the peer's handle
+};
+
+enum op {
+    P_CONNECT,      // a: port
+    P_LISTEN,       // out: port
+    P_ACCEPT,       // fd: listener
+    P_SEND,         // a: flags, in: bytes
+    P_RECV,         // a: length, b: flags, out: bytes
+    P_SEND_PATTERN, // a: seed, b: first byte, c: length; all of it
+    P_RECV_PATTERN, // likewise
+    P_RECV_TO_EOF,  // likewise
+    P_ECHO,         // until EOF, then closes
+    P_SHUTDOWN,     // a: how
+    P_CLOSE,
+    P_RESET,      // closes with SO_LINGER 0
+    P_OPTION,     // a: level, b: name, c: value
+    P_GET_OPTION, // a: level, b: name
+    P_POLL,       // a: events, b: timeout; value: revents
+    P_NONBLOCK,   // a: on
+    P_FIONREAD,
+    P_EXIT, // ends without closing anything by itself
+    P_KILL, // SIGKILL
+};
+
+// A connection in the way `variant` says.
+struct pair pair_open(void);
+// Several of them, all with the one peer.
+void pair_close(struct pair p);
+
+long peer_call(enum op op, int fd, long a, long b, long c);
+void peer_begin(enum op op, int fd, long a, long b, long c);
+long peer_end(void);
+// Waits until the call begun blocks in the kernel.
+void peer_asleep(void);
+// The peer's process; ours when it is a thread.
+pid_t peer_pid(void);
+
+long peer_send(int fd, const void *buf, size_t n, int flags);
+long peer_recv(int fd, void *buf, size_t n, int flags);
+// The peer sends these bytes, all of them.
+void peer_says(int fd, const char *text);
+// The peer receives exactly these bytes.
+void peer_hears(int fd, const char *text);
+
+// The peer was killed by other means.
+void peer_forget(void);
+
+void peer_serve(int control);
+void peer_end_all(void);
+
+#endif

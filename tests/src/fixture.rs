@@ -1,0 +1,278 @@
+//! One test's world.
+
+use std::cell::RefCell;
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::process::Process;
+use crate::ss::{self, Socket};
+use crate::{build, is_plain, procfs};
+
+/// A private ISM directory, the ports and the processes of one test.
+pub struct Fixture {
+    dir: PathBuf,
+    scratch: PathBuf,
+    marker: String,
+    deadline: Instant,
+    ports: RefCell<Vec<u16>>,
+    expired: Arc<AtomicBool>,
+    /// Dropped to end the watchdog.
+    watchdog: Option<Sender<()>>,
+}
+
+/// Marks every process of a test, whatever it does to its group and session.
+const MARKER: &str = "USMC_TESTS_ID";
+
+impl Fixture {
+    /// For a test that ends within [`crate::TEST_LIMIT`].
+    pub fn new(name: &str) -> Fixture {
+        Fixture::with_limit(name, crate::TEST_LIMIT)
+    }
+
+    /// For a test with a limit of its own.
+    pub fn with_limit(name: &str, limit: Duration) -> Fixture {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let id = format!("usmc-tests-{}-{number}", std::process::id());
+        let dir = PathBuf::from("/dev/shm").join(&id);
+        fs::DirBuilder::new().create(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+        set_mode(&dir, 0o700);
+        let scratch = std::env::temp_dir().join(&id);
+        fs::create_dir(&scratch).unwrap_or_else(|e| panic!("{}: {e}", scratch.display()));
+        // Programs that drop their rights (PostgreSQL, nginx workers) work in here.
+        set_mode(&scratch, 0o755);
+        let marker = format!("{MARKER}={id}");
+        let expired = Arc::new(AtomicBool::new(false));
+        let watchdog = watch(name.to_owned(), marker.clone(), limit, Arc::clone(&expired));
+        Fixture {
+            dir,
+            scratch,
+            marker,
+            deadline: Instant::now() + limit,
+            ports: RefCell::new(Vec::new()),
+            expired,
+            watchdog: Some(watchdog),
+        }
+    }
+
+    /// The ISM directory.
+    pub fn ism_dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A directory for the test's own files.
+    pub fn scratch(&self) -> &Path {
+        &self.scratch
+    }
+
+    /// A command that runs `program` under `usmc run`, or plainly in a plain run.
+    pub fn command(&self, program: impl AsRef<Path>) -> Command {
+        if is_plain() {
+            return self.plain(program);
+        }
+        let mut command = Command::new(build::usmc());
+        command.args(["run", "--"]).arg(program.as_ref());
+        self.dress(&mut command);
+        command
+    }
+
+    /// A command that never runs under uSMC.
+    pub fn plain(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(program.as_ref());
+        self.dress(&mut command);
+        command
+    }
+
+    fn dress(&self, command: &mut Command) {
+        let (name, value) = self.marker.split_once('=').expect("NAME=value");
+        command.env(name, value).env("USMC_ISM_DIR", &self.dir).env("LC_ALL", "C");
+        command.env_remove("LD_PRELOAD").current_dir(&self.scratch);
+    }
+
+    /// Starts a command as a process group of its own.
+    pub fn spawn(&self, command: Command) -> Process {
+        Process::start(command, self.deadline)
+    }
+
+    /// Runs a command to its end, which has to be exit status 0, and returns what it printed.
+    pub fn run(&self, command: Command) -> String {
+        self.spawn(command).succeed()
+    }
+
+    /// Time left.
+    pub fn time_left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// A TCP port nobody listens at, below the range that connect(2) takes from.
+    pub fn port(&self) -> u16 {
+        static NEXT: OnceLock<AtomicU32> = OnceLock::new();
+        let start = || AtomicU32::new(std::process::id() * 37);
+        let next = NEXT.get_or_init(start);
+        for _ in 0..10_000 {
+            let port = 12_000 + (next.fetch_add(1, Ordering::Relaxed) % 20_000) as u16;
+            if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+                self.ports.borrow_mut().push(port);
+                return port;
+            }
+        }
+        panic!("no free port");
+    }
+
+    /// Waits until a server accepts connections at `port` of 127.0.0.1.
+    pub fn wait_for_port(&self, port: u16) {
+        self.wait_until("the server to listen", || {
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
+        });
+    }
+
+    /// Polls for a condition, giving the processor away in between. For what has no event to wait for.
+    ///
+    /// # Panics
+    /// When the test's time is over.
+    pub fn wait_until(&self, what: &str, mut condition: impl FnMut() -> bool) {
+        while !condition() {
+            assert!(self.time_left() > Duration::ZERO, "waited too long for {what}");
+            thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+
+    /// What `usmc ss --json` shows; nothing in a plain run.
+    pub fn sockets(&self) -> Vec<Socket> {
+        if is_plain() { Vec::new() } else { ss::list() }
+    }
+
+    /// Waits until the connection between two ports is SMC-D at both ends. Nothing in a plain run.
+    ///
+    /// # Panics
+    /// When it is not in time, with the reasons that `usmc ss` gives.
+    pub fn assert_smcd(&self, one: u16, other: u16) {
+        if is_plain() {
+            return;
+        }
+        let ends: Vec<Socket> = ss::list()
+            .into_iter()
+            .filter(|s| [(one, other), (other, one)].contains(&(s.local_port(), s.peer_port())))
+            .collect();
+        assert!(
+            ends.len() >= 2 && ends.iter().all(Socket::is_smcd),
+            "ports {one} and {other} are not connected by SMC-D: {ends:#?}"
+        );
+    }
+
+    /// The connections to or from a server's port that `usmc ss` shows, SMC-D or not.
+    pub fn connections(&self, port: u16) -> Vec<Socket> {
+        let all = self.sockets().into_iter();
+        all.filter(|s| s.peer_port() == port || (s.local_port() == port && s.peer_port() != 0))
+            .collect()
+    }
+
+    /// Asserts that a connection of the server at `port` is SMC-D now. Nothing in a plain run.
+    pub fn assert_serves_smcd(&self, port: u16) {
+        if is_plain() {
+            return;
+        }
+        let mut last = Vec::new();
+        let until = Instant::now() + Duration::from_secs(10).min(self.time_left());
+        while Instant::now() < until {
+            last = self.connections(port);
+            if last.iter().any(|s| s.is_smcd() && s.local_port() == port) {
+                return;
+            }
+        }
+        panic!("no connection of port {port} is SMC-D: {last:#?}");
+    }
+
+    /// Ends the test: asserts that no process, port or file is left.
+    ///
+    /// # Panics
+    /// When something leaked.
+    pub fn finish(mut self) {
+        assert!(!self.expired.load(Ordering::Relaxed), "the test ran out of time");
+        // A process that was reaped a moment ago is gone; one that goes on needs a reason.
+        let mut left = Vec::new();
+        let until = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < until {
+            left = procfs::marked(&self.marker);
+            if left.is_empty() {
+                break;
+            }
+            thread::park_timeout(Duration::from_millis(1));
+        }
+        assert!(left.is_empty(), "processes left:\n{}", procfs::describe(&self.marker));
+        for &port in self.ports.borrow().iter() {
+            let taken = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+            assert!(taken.is_err(), "somebody still listens at port {port}");
+        }
+        let files: Vec<String> = file_names(&self.dir);
+        // The device file is permanent; a killed process' mailbox stays until its index is taken again.
+        let odd: Vec<&String> = files.iter().filter(|f| !is_device_file(f)).collect();
+        assert!(odd.is_empty(), "left in the ISM directory: {odd:?}");
+        self.watchdog = None;
+    }
+}
+
+fn is_device_file(name: &str) -> bool {
+    name == "device" || name.strip_prefix("m.").is_some_and(|n| n.parse::<u32>().is_ok())
+}
+
+fn file_names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("chmod of our own directory");
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        self.watchdog = None;
+        kill_marked(&self.marker);
+        if !crate::flag("USMC_TESTS_KEEP") {
+            let _ = fs::remove_dir_all(&self.dir);
+            let _ = fs::remove_dir_all(&self.scratch);
+        }
+    }
+}
+
+fn kill_marked(marker: &str) {
+    for _ in 0..3 {
+        for pid in procfs::marked(marker) {
+            // SAFETY: kill(2) touches no memory of ours; the process carries this test's marker.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+    }
+}
+
+/// Starts the thread that ends a test's processes when its time is over.
+fn watch(name: String, marker: String, limit: Duration, expired: Arc<AtomicBool>) -> Sender<()> {
+    let (alive, gone) = channel::<()>();
+    thread::spawn(move || {
+        // A little after the limits of the waits, which know better what they waited for.
+        let limit = limit + Duration::from_secs(2);
+        if gone.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("{name}: no end after {limit:?}\n{}", procfs::describe(&marker));
+            expired.store(true, Ordering::Relaxed);
+            kill_marked(&marker);
+        }
+    });
+    alive
+}
+
+/// Runs a tool that has nothing to do with uSMC and returns its output.
+///
+/// # Panics
+/// When it cannot be started.
+pub fn tool(name: &str, args: &[&str]) -> Output {
+    let out = Command::new(name).args(args).stdin(Stdio::null()).output();
+    out.unwrap_or_else(|e| panic!("running {name}: {e} (make test-deps installs it)"))
+}

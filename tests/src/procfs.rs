@@ -1,0 +1,72 @@
+//! What /proc says about the test's processes.
+
+use std::fmt::Write;
+use std::fs;
+use std::time::Duration;
+
+/// Every process whose start environment holds `marker` (`NAME=value`), zombies excluded.
+///
+/// Found by what they inherited, so a daemon that left its group and session is found too.
+pub fn marked(marker: &str) -> Vec<i32> {
+    all().filter(|&pid| has_marker(pid, marker)).collect()
+}
+
+fn all() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").expect("/proc is mounted");
+    entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok())
+}
+
+fn has_marker(pid: i32, marker: &str) -> bool {
+    fs::read(format!("/proc/{pid}/environ"))
+        .is_ok_and(|env| env.split(|&b| b == 0).any(|v| v == marker.as_bytes()))
+}
+
+/// The program's name as the kernel has it.
+pub fn comm(pid: i32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+}
+
+/// Processor time used so far, user and system.
+pub fn cpu_time(pid: i32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process lives");
+    // After the name in parentheses, which may hold anything: state is field 3, utime 14, stime 15.
+    let fields: Vec<&str> =
+        stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
+    let ticks: u64 = fields[11..13].iter().map(|f| f.parse::<u64>().unwrap_or(0)).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+/// Number of open file descriptors.
+pub fn open_fds(pid: i32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+}
+
+/// Number of mappings of shared memory that has no name any more (memfds and deleted files).
+pub fn shared_mappings(pid: i32) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.lines().filter(|l| l.contains("/memfd:")).count()
+}
+
+/// What each thread of the marked processes is doing, for the message of a test that ran out of time.
+pub fn describe(marker: &str) -> String {
+    let mut text = String::new();
+    for pid in marked(marker) {
+        let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let cmdline = String::from_utf8_lossy(&cmdline).replace('\0', " ");
+        let _ = writeln!(text, "  process {pid}: {cmdline}");
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        for task in tasks {
+            let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let stat = read("stat");
+            let state = stat.rsplit_once(") ").and_then(|(_, s)| s.chars().next()).unwrap_or('?');
+            let _ = writeln!(
+                text,
+                "    thread {} {state} {} syscall {}",
+                task.file_name().to_string_lossy(),
+                read("wchan"),
+                read("syscall").trim(),
+            );
+        }
+    }
+    text
+}

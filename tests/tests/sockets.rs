@@ -1,0 +1,52 @@
+//! The cases of the C programs, one test per case and variant. See `programs/common/check.h`.
+//!
+//! A case prints `@smcd PORT PORT` where its connection should have changed over; the answer comes once
+//! `usmc ss` has confirmed it.
+
+use std::process::{Command, ExitCode};
+
+use libtest_mimic::{Arguments, Trial};
+use usmc_tests::{Fixture, Process, build};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    for program in ["cases", "fortified"] {
+        let path = build::program(program);
+        let list = Command::new(&path).arg("--list").output().expect("listing the cases");
+        for line in String::from_utf8(list.stdout).expect("names").lines() {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            let name = format!("{program}::{}", words.join("::"));
+            trials.push(Trial::test(name.clone(), move || {
+                run(&name, program, &words);
+                Ok(())
+            }));
+        }
+    }
+    trials.sort_by(|a, b| a.name().cmp(b.name()));
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn run(name: &str, program: &str, words: &[String]) {
+    let fixture = Fixture::new(name);
+    let mut command = fixture.command(build::program(program));
+    command.args(words);
+    let mut process = fixture.spawn(command);
+    while let Some(line) = process.try_line() {
+        if let Some(request) = line.strip_prefix('@') {
+            answer(&fixture, &mut process, request);
+        }
+    }
+    process.succeed();
+    fixture.finish();
+}
+
+fn answer(fixture: &Fixture, process: &mut Process, request: &str) {
+    let words: Vec<&str> = request.split(' ').collect();
+    let port = |i: usize| words[i].parse::<u16>().expect("a port");
+    match words[0] {
+        "smcd" => fixture.assert_smcd(port(1), port(2)),
+        other => panic!("unknown request {other}"),
+    }
+    process.say("ok");
+}
