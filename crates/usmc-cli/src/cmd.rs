@@ -1,4 +1,6 @@
 //! The commands, one file each.
 
+pub mod check;
+pub mod probe;
 pub mod run;
 pub mod ss;

@@ -34,14 +34,17 @@ struct Usmc {
 
 #[derive(Subcommand)]
 enum Command {
-    Run(cmd::run::Args),
+    Run(Box<cmd::run::Args>),
     Ss(cmd::ss::Args),
+    Check(Box<cmd::check::Args>),
     /// Print the completion script of a shell
     #[command(hide = true)]
     Completions {
         /// bash, zsh, fish, elvish or powershell
         shell: clap_complete::Shell,
     },
+    #[command(hide = true)]
+    Probe(cmd::probe::Args),
 }
 
 /// Parses, runs and reports; the value is the exit status.
@@ -62,6 +65,8 @@ fn usmc() -> c_int {
     let outcome = match command {
         Command::Run(args) => cmd::run::run(&args),
         Command::Ss(args) => cmd::ss::run(&args),
+        Command::Check(args) => cmd::check::run(&args),
+        Command::Probe(args) => cmd::probe::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Usmc::command(), "usmc", &mut std::io::stdout());
             Ok(0)

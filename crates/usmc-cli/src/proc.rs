@@ -65,6 +65,11 @@ pub fn scan() -> Result<Scan> {
     Ok(scan)
 }
 
+/// The record files of one process.
+pub fn record_files(pid: u32) -> Vec<File> {
+    inspect(pid).ok().flatten().map(|process| process.files).unwrap_or_default()
+}
+
 /// The process, if it has a record file.
 ///
 /// # Errors

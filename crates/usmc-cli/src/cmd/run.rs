@@ -122,6 +122,9 @@ fn describe(config: &Config, preload: Option<&OsStr>) {
     for file in &config.files {
         eprintln!("usmc: read {}", file.display());
     }
+    if let Some(file) = &config.skipped {
+        eprintln!("usmc: skipped {}, which this user may not read", file.display());
+    }
     for (key, value) in config.iter() {
         if let Some(value) = value {
             eprintln!("usmc: {}={} ({})", key.env, value.text, value.source);

@@ -98,6 +98,19 @@ pub struct Config {
     values: [Option<Value>; KEYS.len()],
     /// The files that were read, in that order.
     pub files: Vec<PathBuf>,
+    /// The user's own file, if this process may not read it.
+    pub skipped: Option<PathBuf>,
+}
+
+/// Who names a file.
+#[derive(Clone, Copy)]
+enum Origin {
+    /// Nobody: /etc/usmc.toml.
+    System,
+    /// HOME or XDG_CONFIG_HOME.
+    User,
+    /// `--config`.
+    Option,
 }
 
 impl Config {
@@ -106,12 +119,14 @@ impl Config {
     /// # Errors
     /// The first value that is refused, with its source and what to write instead.
     pub fn load(args: &ConfigArgs) -> Result<Config> {
-        let mut config = Config { values: [const { None }; KEYS.len()], files: Vec::new() };
-        for path in [Some(PathBuf::from("/etc/usmc.toml")), user_file()].into_iter().flatten() {
-            config.read(&path, true)?;
+        let values = [const { None }; KEYS.len()];
+        let mut config = Config { values, files: Vec::new(), skipped: None };
+        config.read(Path::new("/etc/usmc.toml"), Origin::System)?;
+        if let Some(path) = user_file() {
+            config.read(&path, Origin::User)?;
         }
         if let Some(path) = &args.config {
-            config.read(path, false)?;
+            config.read(path, Origin::Option)?;
         }
         for key in &KEYS {
             if let Some(text) = env::var_os(key.env) {
@@ -126,29 +141,30 @@ impl Config {
         Ok(config)
     }
 
-    /// Takes a file's values; a `standard` file may be absent.
-    fn read(&mut self, path: &Path, standard: bool) -> Result<()> {
+    /// Takes a file's values.
+    fn read(&mut self, path: &Path, origin: Origin) -> Result<()> {
         let name = path.display().to_string();
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(e)
-                if standard
-                    && matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-            {
+        let text = match (fs::read_to_string(path).map_err(|e| (e.kind(), e)), origin) {
+            (Ok(text), _) => text,
+            (
+                Err((ErrorKind::NotFound | ErrorKind::NotADirectory, _)),
+                Origin::System | Origin::User,
+            ) => {
                 return Ok(());
             }
-            Err(e) if e.kind() == ErrorKind::InvalidData => {
-                bail!("{name} is not UTF-8 text; save it as UTF-8")
+            // HOME may still be another user's, after su(1) or setpriv(1).
+            (Err((ErrorKind::PermissionDenied, _)), Origin::User) => {
+                self.skipped = Some(path.to_owned());
+                return Ok(());
             }
-            Err(e) => {
-                return Err(e).with_context(|| {
-                    let remedy = if standard {
-                        "make it readable or remove it"
-                    } else {
-                        "name a readable file"
-                    };
-                    format!("cannot read the configuration {name}; {remedy}")
-                });
+            (Err((ErrorKind::InvalidData, _)), _) => bail!("{name} is not UTF-8; save it as UTF-8"),
+            (Err((_, e)), _) => {
+                let remedy = match origin {
+                    Origin::Option => "name a readable file",
+                    _ => "make it readable or remove it",
+                };
+                let fact = format!("cannot read the configuration {name}; {remedy}");
+                return Err(e).context(fact);
             }
         };
         for (key, text) in file::parse(&name, &text)? {

@@ -1,0 +1,209 @@
+//! The library at work: does it load, and do two processes under it leave TCP?
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use usmc::observe::Mode;
+use usmc::reason::Reason;
+
+use super::Finding;
+use crate::config::Config;
+use crate::library;
+use crate::observed::{self, Socket};
+use crate::proc;
+
+/// Longest wait for a line from one of our own processes.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Whether the dynamic linker takes the library.
+pub fn loads(library: &Path) -> Finding {
+    let shown = library.display();
+    let remedy = "see `ldd` of it: it must fit this machine's processor and C library";
+    let probe = command(library).arg("loaded").output();
+    match probe {
+        Ok(output) if output.status.success() => Finding::good(format!("{shown} loads")),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.lines().next().unwrap_or("the dynamic linker gave no reason");
+            Finding::failure(format!("{shown} does not load: {said}"), remedy)
+        }
+        Err(e) => Finding::failure(format!("cannot start usmc itself as a probe: {e}"), remedy),
+    }
+}
+
+/// A connection between two processes under the library.
+pub fn connection(config: &Config, library: &Path) -> Finding {
+    match talk(config, library) {
+        Ok(ends) => judge(&ends),
+        Err(problem) => Finding::failure(
+            format!("two processes could not talk to each other under the library: {problem:#}"),
+            "run `usmc run --log debug -- PROGRAM` and look for the first failed step",
+        ),
+    }
+}
+
+/// One end of the connection and what its library logged.
+struct End {
+    name: &'static str,
+    socket: Option<Socket>,
+    log: String,
+}
+
+fn judge(ends: &[End; 2]) -> Finding {
+    let sockets = ends.iter().map(|end| end.socket.as_ref());
+    if sockets.clone().all(|s| s.is_some_and(|s| s.mode == Mode::Smcd)) {
+        return Finding::good("a client and a server moved their bytes through shared memory");
+    }
+    let log: String = ends.iter().flat_map(|end| end.log.lines()).take(1).collect();
+    let logged = if log.is_empty() { String::new() } else { format!(" ({log})") };
+    let mut facts = Vec::new();
+    let mut remedy = "run `usmc run --log debug -- PROGRAM` and look for the first failed step";
+    for End { name, socket, .. } in ends {
+        match socket {
+            None => {
+                facts.push(format!("the {name}'s library shows no record of its socket"));
+                remedy =
+                    "is a rule excluding it, or are its tables full? see `usmc ss` and ulimit -n";
+            }
+            Some(socket) if socket.mode == Mode::Tcp => {
+                let reason = Reason::from_code(socket.reason);
+                facts
+                    .push(format!("the {name} stayed on TCP: {}", reason.map_or("", Reason::text)));
+                remedy = remedy_for(reason).unwrap_or(remedy);
+            }
+            Some(_) => {}
+        }
+    }
+    Finding::failure(facts.join("; ") + &logged, remedy)
+}
+
+fn remedy_for(reason: Option<Reason>) -> Option<&'static str> {
+    Some(match reason? {
+        Reason::NoDevice => {
+            "the directory holds what another version or user left: stop its programs and remove it"
+        }
+        Reason::NoMemory => "free memory, or raise the memory limit of this user or container",
+        Reason::NoSegment => "let UNIX sockets be made in the directory, and a path be shorter",
+        Reason::OffersFull | Reason::TableFull => {
+            "too many programs share this directory; give some another with --ism-dir"
+        }
+        _ => return None,
+    })
+}
+
+fn talk(config: &Config, library: &Path) -> Result<[End; 2]> {
+    let mut server = Probe::start("server", config, library, &["serve"])?;
+    let port: u16 = server.line()?.trim().parse().context("the server printed no port")?;
+    let mut client = Probe::start("client", config, library, &["connect", &port.to_string()])?;
+    client.line()?;
+    let ends = [&server, &client].map(|probe| probe.socket(port));
+    let [at_server, at_client] = ends;
+    // The client first: the server ends when its connection does.
+    let client_log = client.end();
+    let server_log = server.end();
+    Ok([
+        End { name: "server", socket: at_server, log: server_log },
+        End { name: "client", socket: at_client, log: client_log },
+    ])
+}
+
+/// This program as a probe, with the library and without any variable of uSMC.
+fn command(library: &Path) -> Command {
+    let exe = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
+    let mut command = Command::new(exe);
+    command.arg("probe");
+    for key in &crate::config::KEYS {
+        command.env_remove(key.env);
+    }
+    let before = std::env::var_os("LD_PRELOAD");
+    command.env("LD_PRELOAD", library::prepend(library, before.as_deref()));
+    command
+}
+
+/// A running probe; killed and reaped when dropped.
+struct Probe {
+    name: &'static str,
+    child: Child,
+    out: ChildStdout,
+}
+
+impl Probe {
+    fn start(name: &'static str, config: &Config, library: &Path, args: &[&str]) -> Result<Probe> {
+        let mut command = command(library);
+        // Rules are left out: they are about the user's programs.
+        for (variable, value) in config.environment() {
+            if let (true, Some(value)) = (!variable.contains("CLUDE_"), value) {
+                command.env(variable, value);
+            }
+        }
+        command.env_remove("USMC_OFF").env("USMC_LOG", "warn").args(args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().context("cannot start usmc itself as a probe")?;
+        let out = child.stdout.take().context("the probe has no output")?;
+        Ok(Probe { name, child, out })
+    }
+
+    /// Waits until the probe writes or ends; false when it does neither.
+    fn stirs(&self, deadline: Instant) -> Result<bool> {
+        loop {
+            let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))?;
+            match poll(&mut [PollFd::new(&self.out, PollFlags::IN)], Some(&left)) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => return Ok(other? > 0),
+            }
+        }
+    }
+
+    /// The probe's next line.
+    fn line(&mut self) -> Result<String> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while self.stirs(deadline)? {
+            if self.out.read(&mut byte)? == 0 {
+                let log = self.end();
+                bail!("the {} ended early: {}", self.name, log.trim());
+            }
+            if byte == *b"\n" {
+                return Ok(String::from_utf8_lossy(&line).into_owned());
+            }
+            line.push(byte[0]);
+        }
+        bail!("the {} said nothing for {} s", self.name, PATIENCE.as_secs())
+    }
+
+    /// The record of the connected socket at `port`.
+    fn socket(&self, port: u16) -> Option<Socket> {
+        let files = proc::record_files(self.child.id());
+        let mut sockets = files.iter().flat_map(|file: &File| {
+            observed::read(file).map(|reading| reading.sockets).unwrap_or_default()
+        });
+        sockets.find(|s| s.peer.port() != 0 && [s.local.port(), s.peer.port()].contains(&port))
+    }
+
+    /// Ends it by end of file, by force if it hangs, and returns what it wrote to standard error.
+    fn end(&mut self) -> String {
+        drop(self.child.stdin.take());
+        if !self.stirs(Instant::now() + PATIENCE).unwrap_or(false) {
+            let _ = self.child.kill();
+        }
+        let mut log = String::new();
+        if let Some(mut err) = self.child.stderr.take() {
+            let _ = err.read_to_string(&mut log);
+        }
+        let _ = self.child.wait();
+        log
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
