@@ -9,7 +9,7 @@
 
 use crate::layout::{ARM_TCP, End};
 use crate::ring::Ring;
-use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
+use crate::sync::Ordering::{Acquire, Relaxed};
 
 /// The doorbells that one end receives.
 #[derive(Clone, Copy)]
@@ -68,7 +68,7 @@ impl Bells<'_> {
     /// Accounts for doorbells read away.
     #[inline]
     pub fn drained(&self, bells: u32) {
-        // AcqRel: the processes of an end take turns.
-        self.end.bells_drained.fetch_add(bells, AcqRel);
+        // Relaxed: written under the receiving lock.
+        self.end.bells_drained.fetch_add(bells, Relaxed);
     }
 }

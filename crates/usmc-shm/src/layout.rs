@@ -203,7 +203,9 @@ pub const fn segment_len(slots: u32, ring_shift: u32) -> Option<usize> {
     {
         return None;
     }
-    Some(data_offset(slots) + ((slots as usize) << (ring_shift + 1)))
+    // In 64 bits: on a 32-bit machine a stranger's header may ask for more than there are addresses.
+    let len = data_offset(slots) as u64 + ((slots as u64) << (ring_shift + 1));
+    if len > isize::MAX as u64 { None } else { Some(len as usize) }
 }
 
 /// Offset of the first ring.

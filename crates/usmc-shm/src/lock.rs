@@ -48,8 +48,8 @@ pub fn acquire(word: &AtomicU64, me: u64, wait: &mut impl Wait) -> Result<(), Re
 #[cold]
 fn acquire_slow(word: &AtomicU64, me: u64, wait: &mut impl Wait) -> Result<(), Refused> {
     let mut attempt = 0;
+    let mut holder = word.load(Relaxed);
     loop {
-        let holder = word.load(Relaxed);
         if holder == me {
             return Err(Refused::Reentered);
         }
@@ -59,14 +59,16 @@ fn acquire_slow(word: &AtomicU64, me: u64, wait: &mut impl Wait) -> Result<(), R
             match wait.wait(holder, attempt) {
                 Verdict::Again => {
                     attempt = attempt.saturating_add(1);
+                    holder = word.load(Relaxed);
                     continue;
                 }
                 Verdict::Steal => holder,
                 Verdict::GiveUp => return Err(Refused::GaveUp),
             }
         };
-        if word.compare_exchange(expect, me, Acquire, Relaxed).is_ok() {
-            return Ok(());
+        match word.compare_exchange(expect, me, Acquire, Relaxed) {
+            Ok(_) => return Ok(()),
+            Err(found) => holder = found,
         }
     }
 }

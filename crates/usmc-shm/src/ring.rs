@@ -12,8 +12,19 @@
 use crate::Broken;
 use crate::copy::{copy_in, copy_out};
 use crate::layout::{Direction, WINDOW_SHIFT_MIN};
-use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use crate::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use crate::sync::{Byte, fence};
+
+/// A sleeping producer is woken when `window >> ROOM_SHIFT` is free: a quarter, where TCP waits for a third
+/// (`sk_stream_is_writeable`), so that whoever waits for a writer never waits longer than with TCP.
+pub const ROOM_SHIFT: u32 = if cfg!(loom) { 1 } else { 2 };
+/// The consumer looks for sleepers at multiples of `window >> MARK_SHIFT`.
+pub const MARK_SHIFT: u32 = if cfg!(loom) { 1 } else { 4 };
+
+#[inline(always)]
+fn writable(unread: usize, window: usize) -> bool {
+    unread <= window - (window >> ROOM_SHIFT)
+}
 
 /// One direction of a mapped slot.
 #[derive(Clone, Copy)]
@@ -115,6 +126,7 @@ impl<'a> Ring<'a> {
         p.cons_seen.store(cons, Relaxed);
         if used == 0 && want >= window && window < 1 << self.ring_shift {
             // Empty: nobody looks at any position until the next `publish` releases this store.
+            let want = want.min(1 << self.ring_shift);
             let shift = (want.next_power_of_two().trailing_zeros() + 1).min(self.ring_shift);
             p.window_shift.store(shift, Relaxed);
             window = 1 << shift;
@@ -169,7 +181,8 @@ impl<'a> Ring<'a> {
     /// Whether a look at [`Ring::data`] is worth while (nothing is checked).
     #[inline(always)]
     pub fn has_data(&self) -> bool {
-        self.dir.consumer.cons.load(Relaxed) != self.dir.producer.prod.load(Acquire)
+        // Relaxed: no byte is read upon this answer; `data` orders.
+        self.dir.consumer.cons.load(Relaxed) != self.dir.producer.prod.load(Relaxed)
     }
 
     /// Copies `len` bytes from cursor `at`.
@@ -206,8 +219,9 @@ impl<'a> Ring<'a> {
 
     /// Unread bytes as the producer sees them, 0 when the cursors are nonsense.
     pub fn unread(&self) -> usize {
+        // Relaxed: no byte is written upon this answer; `room` orders.
         let used =
-            self.dir.producer.prod.load(Relaxed).wrapping_sub(self.dir.consumer.cons.load(Acquire));
+            self.dir.producer.prod.load(Relaxed).wrapping_sub(self.dir.consumer.cons.load(Relaxed));
         if used > 1 << self.ring_shift { 0 } else { used as usize }
     }
 
@@ -226,7 +240,7 @@ impl<'a> Ring<'a> {
     pub fn take_rx_sleepers(&self) -> u32 {
         // Pairs with the fence in `arm_rx`.
         fence(SeqCst);
-        if self.dir.arm.rx.load(Relaxed) == 0 { 0 } else { self.dir.arm.rx.swap(0, AcqRel) }
+        if self.dir.arm.rx.load(Relaxed) == 0 { 0 } else { self.dir.arm.rx.swap(0, Acquire) }
     }
 
     /// The producer announces that it is going to sleep for room; it must look once more afterwards, and
@@ -241,21 +255,26 @@ impl<'a> Ring<'a> {
 
     /// Gives the first `len` bytes of `data` back and says whom to wake (`ARM_*`), 0 in the common case.
     ///
-    /// Looks for sleepers only when the cursor passes a multiple of half the window: a fence per half
-    /// window, not per read, and a producer is woken when there is room worth waking for. No wake-up is
-    /// lost: a producer sleeps only with half a window unread ([`Ring::is_writable`]), so such a mark lies
-    /// ahead of the cursor it saw, and the consumer looks when it gets there.
+    /// Looks for sleepers only when the cursor passes a mark (a multiple of a fraction of the window) and
+    /// leaves room worth waking for: few fences, and no wake-up for a crumb. None is lost: a producer
+    /// sleeps only while the ring is not writable ([`Ring::is_writable`]); it becomes writable at a cursor
+    /// ahead of the one the producer saw, and at the next mark the consumer looks. What it has seen of
+    /// `prod` may be old, which makes it look too often, never too seldom.
     #[inline(always)]
     pub fn consume_waking(&self, data: &Data, len: usize) -> u32 {
         let cons = data.cons.wrapping_add(len as u64);
         self.consume(cons);
-        if (data.cons ^ cons) < data.window as u64 / 2 { 0 } else { self.take_tx_sleepers() }
+        let passed = (data.cons ^ cons) >= (data.window >> MARK_SHIFT) as u64;
+        if passed && writable(data.len.saturating_sub(len), data.window) {
+            return self.take_tx_sleepers();
+        }
+        0
     }
 
-    /// Whether less than half the window is unread, as the producer sees it. It may sleep only when not.
+    /// Whether there is room worth waking for, as the producer sees it. It sleeps only when not.
     #[inline]
     pub fn is_writable(&self) -> bool {
-        self.window().is_ok_and(|window| self.unread() < window / 2)
+        self.window().is_ok_and(|window| writable(self.unread(), window))
     }
 
     /// After `consume` past a mark (see [`Ring::consume_waking`]): whom the consumer has to wake.
@@ -263,10 +282,11 @@ impl<'a> Ring<'a> {
     pub fn take_tx_sleepers(&self) -> u32 {
         // Pairs with the fence in `arm_tx`.
         fence(SeqCst);
-        if self.dir.arm.tx.load(Relaxed) == 0 { 0 } else { self.dir.arm.tx.swap(0, AcqRel) }
+        if self.dir.arm.tx.load(Relaxed) == 0 { 0 } else { self.dir.arm.tx.swap(0, Acquire) }
     }
 
-    /// Takes the consumer's own arm bits back (it does not sleep any more).
+    /// Takes the arm bits back, of all sleepers. Only for one who knows that nobody else of this end arms
+    /// meanwhile: another's bit would be lost, and its wake-up. Staying armed costs one needless doorbell.
     #[inline]
     pub fn disarm_rx(&self) {
         if self.dir.arm.rx.load(Relaxed) != 0 {

@@ -9,6 +9,9 @@
 #![cfg(loom)]
 
 mod bell;
+mod handshake;
+mod lock;
 mod model;
 mod ring;
 mod sleep;
+mod span;

@@ -80,8 +80,8 @@ fn a_writer_on_a_full_ring_is_woken(total: u8, max: usize) {
     });
 }
 
-/// With the rule "look for sleepers when at least half the window was unread" this one deadlocks: each
-/// read may see a single byte, while the writer's last look still misses all of them.
+/// With the rule "look for sleepers when at least half the window was unread before" this one deadlocks:
+/// each read may see a single byte, while the writer's last look still misses all of them.
 #[test]
 fn a_writer_is_woken_by_single_byte_reads() {
     a_writer_on_a_full_ring_is_woken(6, 1);

@@ -1,0 +1,134 @@
+//! The handshake's word: steps race, and an acceptor that comes late meets the slot's next use.
+
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU32;
+use loom::sync::atomic::Ordering::Relaxed;
+use loom::thread;
+use usmc_shm::handshake::{Phase, Use, attach, confirm, offer, phase, release, withdraw};
+
+use crate::model::{Link, check};
+
+/// The offer table, as weak as can be: the slot's word alone must order what is seen.
+const NO_OFFER: u32 = u32::MAX;
+
+fn words(link: &Link) -> [&AtomicU32; 2] {
+    [&link.slot.dir[0].producer.cpu, &link.slot.end[0].flags]
+}
+
+#[test]
+fn an_offer_is_attached_or_withdrawn_never_both() {
+    check(None, || {
+        let link = Link::new();
+        let usage = offer(&link.slot.control).unwrap();
+        let acceptor = thread::spawn({
+            let link = link.clone();
+            move || attach(&link.slot.control, usage, 7)
+        });
+        let withdrawn = withdraw(&link.slot.control, usage);
+        let attached = acceptor.join().unwrap();
+        match withdrawn {
+            Phase::Gone => assert_eq!(attached, Phase::Gone),
+            other => assert_eq!((other, attached), (Phase::Attached, Phase::Attached)),
+        }
+    });
+}
+
+#[test]
+fn each_step_sees_what_the_one_before_wrote() {
+    check(None, || {
+        let link = Link::new();
+        let table = Arc::new(AtomicU32::new(NO_OFFER));
+        let acceptor = thread::spawn({
+            let (link, table) = (link.clone(), table.clone());
+            move || {
+                let bits = table.load(Relaxed);
+                if bits == NO_OFFER {
+                    return;
+                }
+                let usage = Use::from_bits(bits);
+                if attach(&link.slot.control, usage, 7) == Phase::Attached {
+                    assert_eq!(words(&link)[0].load(Relaxed), 1);
+                    if phase(&link.slot.control, usage) == Phase::Confirmed {
+                        assert_eq!(words(&link)[1].load(Relaxed), 2);
+                    }
+                }
+            }
+        });
+        words(&link)[0].store(1, Relaxed);
+        let usage = offer(&link.slot.control).unwrap();
+        table.store(usage.to_bits(), Relaxed);
+        if phase(&link.slot.control, usage) == Phase::Attached {
+            words(&link)[1].store(2, Relaxed);
+            assert_eq!(confirm(&link.slot.control, usage), Phase::Confirmed);
+        }
+        acceptor.join().unwrap();
+    });
+}
+
+#[test]
+fn nobody_confirms_what_nobody_attached() {
+    check(None, || {
+        let link = Link::new();
+        let usage = offer(&link.slot.control).unwrap();
+        let acceptor = thread::spawn({
+            let link = link.clone();
+            move || attach(&link.slot.control, usage, 7)
+        });
+        let confirmed = confirm(&link.slot.control, usage);
+        assert_eq!(acceptor.join().unwrap(), Phase::Attached);
+        assert!(matches!(confirmed, Phase::Offered | Phase::Confirmed));
+        assert_eq!(confirm(&link.slot.control, usage), Phase::Confirmed);
+    });
+}
+
+#[test]
+fn processes_that_share_an_end_may_both_take_its_step() {
+    check(None, || {
+        let link = Link::new();
+        let usage = offer(&link.slot.control).unwrap();
+        let child = thread::spawn({
+            let link = link.clone();
+            move || attach(&link.slot.control, usage, 8)
+        });
+        assert_eq!(attach(&link.slot.control, usage, 7), Phase::Attached);
+        assert_eq!(child.join().unwrap(), Phase::Attached);
+    });
+}
+
+#[test]
+fn a_late_acceptor_never_touches_the_next_use() {
+    check(None, || {
+        let link = Link::new();
+        let old = offer(&link.slot.control).unwrap();
+        let late = thread::spawn({
+            let link = link.clone();
+            move || attach(&link.slot.control, old, 7)
+        });
+        let gone = withdraw(&link.slot.control, old) == Phase::Gone;
+        if gone {
+            release(&link.slot.control, old);
+            let new = offer(&link.slot.control).unwrap();
+            assert_ne!(old, new);
+            assert_eq!(phase(&link.slot.control, new), Phase::Offered);
+            assert_eq!(phase(&link.slot.control, old), Phase::Gone);
+            assert_eq!(confirm(&link.slot.control, old), Phase::Gone);
+            release(&link.slot.control, old);
+            assert_eq!(phase(&link.slot.control, new), Phase::Offered);
+            assert_eq!(late.join().unwrap(), Phase::Gone);
+            assert_eq!(phase(&link.slot.control, new), Phase::Offered);
+        } else {
+            assert_eq!(late.join().unwrap(), Phase::Attached);
+        }
+    });
+}
+
+#[test]
+fn a_slot_in_use_is_not_offered_again() {
+    check(None, || {
+        let link = Link::new();
+        let usage = offer(&link.slot.control).unwrap();
+        assert!(offer(&link.slot.control).is_err());
+        release(&link.slot.control, usage);
+        assert!(offer(&link.slot.control).is_ok());
+    });
+}

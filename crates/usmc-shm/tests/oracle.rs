@@ -1,0 +1,225 @@
+//! The ring against a queue: any sequence of writes, reads and peeks, from any cursor, gives what a
+//! `VecDeque` gives, and stays within its window.
+#![cfg(not(loom))]
+
+use std::collections::VecDeque;
+
+use bolero::{TypeGenerator, check};
+use usmc_shm::layout::{
+    ARM_TCP, Direction, SLOTS_OFFSET, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, data_offset, segment_len,
+};
+use usmc_shm::region::Segment;
+use usmc_shm::ring::{MARK_SHIFT, ROOM_SHIFT, Ring};
+use usmc_shm::sync::Ordering::Relaxed;
+
+/// Bytes around the ring that nobody may touch.
+const MARGIN: usize = 64;
+const CANARY: u8 = 0xC5;
+
+#[derive(Clone, Debug, TypeGenerator)]
+struct Case {
+    /// Both cursors start here.
+    start: Start,
+    #[generator(WINDOW_SHIFT_MIN..=WINDOW_SHIFT_MIN + 3)]
+    ring_shift: u32,
+    #[generator(bolero::produce::<Vec<Op>>().with().len(0usize..48))]
+    ops: Vec<Op>,
+}
+
+#[derive(Clone, Debug, TypeGenerator)]
+enum Start {
+    Zero,
+    Anywhere(u64),
+    BeforeTheEnd(u16),
+}
+
+#[derive(Clone, Debug, TypeGenerator)]
+enum Op {
+    Write(Size),
+    Read(Size),
+    Peek(Size),
+    SleepForRoom,
+}
+
+#[derive(Clone, Debug, TypeGenerator)]
+enum Size {
+    Small(u8),
+    Any(u16),
+    /// More than any ring holds.
+    Huge,
+    /// All there is, less a little.
+    RestLess(u8),
+}
+
+impl Size {
+    fn of(&self, rest: usize) -> usize {
+        match *self {
+            Size::Small(size) => size as usize,
+            Size::Any(size) => size as usize,
+            Size::Huge => usize::MAX,
+            Size::RestLess(size) => rest.saturating_sub(size as usize),
+        }
+    }
+}
+
+/// A ring and the queue it must behave like.
+struct Pair {
+    dir: Box<Direction>,
+    memory: Vec<u8>,
+    ring_shift: u32,
+    queue: VecDeque<u8>,
+    next: u8,
+    window_seen: usize,
+}
+
+impl Pair {
+    fn new(start: u64, ring_shift: u32) -> Pair {
+        let memory = vec![CANARY; (1 << ring_shift) + 2 * MARGIN];
+        let queue = VecDeque::new();
+        let mut pair =
+            Pair { dir: Box::default(), memory, ring_shift, queue, next: 0, window_seen: 0 };
+        pair.ring().reset();
+        pair.dir.producer.prod.store(start, Relaxed);
+        pair.dir.producer.cons_seen.store(start, Relaxed);
+        pair.dir.consumer.cons.store(start, Relaxed);
+        pair
+    }
+
+    fn ring(&mut self) -> Ring<'_> {
+        // SAFETY: the memory holds MARGIN bytes, the ring, and MARGIN bytes again.
+        unsafe { Ring::new(&self.dir, self.memory.as_mut_ptr().add(MARGIN), self.ring_shift) }
+    }
+
+    fn write(&mut self, size: &Size) {
+        let unread = self.queue.len();
+        let want = size.of((1 << self.ring_shift) - unread);
+        let room = self.ring().room(want).unwrap();
+        let ring_bytes = 1 << self.ring_shift;
+        assert!(room.window.is_power_of_two() && room.window <= ring_bytes);
+        assert!(room.window >= self.window_seen.max(1 << WINDOW_SHIFT_MIN), "a window shrank");
+        assert!(unread == 0 || self.window_seen <= room.window);
+        // The cached cursor may hide room, but only from one who asked for less than there is.
+        assert!(room.free <= room.window - unread);
+        assert!(room.free >= want.min(room.window - unread));
+        assert!(unread > 0 || room.free >= want.min(ring_bytes), "an empty ring did not grow");
+        self.window_seen = room.window;
+
+        let len = want.min(room.free);
+        let first = self.next;
+        let bytes: Vec<u8> = (0..len).map(|i| first.wrapping_add(i as u8)).collect();
+        self.next = first.wrapping_add(len as u8);
+        // SAFETY: len ≤ room.free, and the vector's length.
+        unsafe { self.ring().copy_in(room.prod, room.window, bytes.as_ptr(), len) };
+        self.ring().publish(room.prod.wrapping_add(len as u64));
+        self.queue.extend(&bytes);
+    }
+
+    fn read(&mut self, size: &Size, peek: bool) {
+        let data = self.ring().data().unwrap();
+        assert_eq!(data.len, self.queue.len());
+        let len = size.of(data.len).min(data.len);
+        let mut bytes = vec![0; len];
+        if len == 0 {
+            return;
+        }
+        // SAFETY: len ≤ data.len, and the vector's length.
+        unsafe { self.ring().copy_out(data.cons, data.window, bytes.as_mut_ptr(), len) };
+        assert!(bytes.iter().eq(self.queue.iter().take(len)));
+        if peek {
+            return;
+        }
+        self.queue.drain(..len);
+        let armed = self.dir.arm.tx.load(Relaxed);
+        let woken = self.ring().consume_waking(&data, len);
+        let mark = (data.window >> MARK_SHIFT) as u64;
+        let after = data.cons.wrapping_add(len as u64);
+        let looks = data.cons / mark != after / mark && self.ring().is_writable();
+        assert_eq!(woken, if looks { armed } else { 0 });
+        // Whoever sleeps for room learns of it before much more than was promised is there.
+        let free = data.window - self.queue.len();
+        let enough = (data.window >> ROOM_SHIFT) + (data.window >> MARK_SHIFT);
+        assert!(free < enough || self.dir.arm.tx.load(Relaxed) == 0, "a sleeper was forgotten");
+    }
+
+    fn sleep_for_room(&mut self) {
+        self.ring().arm_tx(ARM_TCP);
+        if self.ring().is_writable() {
+            self.dir.arm.tx.store(0, Relaxed);
+        }
+    }
+
+    /// What holds after every step.
+    fn check(&mut self) {
+        let unread = self.queue.len();
+        assert_eq!(self.ring().has_data(), unread > 0);
+        assert_eq!(self.ring().unread(), unread);
+        let window = 1 << self.dir.producer.window_shift.load(Relaxed);
+        assert_eq!(self.ring().is_writable(), window - unread >= window >> ROOM_SHIFT);
+        let (before, ring) = self.memory.split_at(MARGIN);
+        let after = &ring[1 << self.ring_shift..];
+        assert!(before.iter().chain(after).all(|byte| *byte == CANARY), "wrote outside the ring");
+    }
+}
+
+#[test]
+fn a_ring_behaves_like_a_queue() {
+    check!().with_type::<Case>().for_each(|case| {
+        let start = match case.start {
+            Start::Zero => 0,
+            Start::Anywhere(cursor) => cursor,
+            Start::BeforeTheEnd(bytes) => u64::MAX - bytes as u64,
+        };
+        let mut pair = Pair::new(start, case.ring_shift);
+        for op in &case.ops {
+            match op {
+                Op::Write(size) => pair.write(size),
+                Op::Read(size) => pair.read(size, false),
+                Op::Peek(size) => pair.read(size, true),
+                Op::SleepForRoom => pair.sleep_for_room(),
+            }
+            pair.check();
+        }
+    });
+}
+
+#[test]
+fn slots_and_rings_lie_apart_and_inside_the_segment() {
+    check!().with_type::<(u32, u32, u32, u32)>().for_each(|&(slots, shift, a, b)| {
+        let (slots, shift) = (slots % 5000, shift % (WINDOW_SHIFT_MAX + 2));
+        let Some(len) = segment_len(slots, shift) else { return };
+        assert!((WINDOW_SHIFT_MIN..=WINDOW_SHIFT_MAX).contains(&shift));
+        let ring = |i: u32| data_offset(slots) + ((i % (2 * slots)) as usize) * (1 << shift);
+        assert!(SLOTS_OFFSET + slots as usize * 1152 <= data_offset(slots));
+        assert!(ring(a) + (1 << shift) <= len);
+        let apart = ring(a).abs_diff(ring(b));
+        assert!(apart == 0 || apart >= 1 << shift);
+    });
+}
+
+#[test]
+fn only_a_header_that_fits_the_mapping_is_accepted() {
+    let len = segment_len(2, WINDOW_SHIFT_MIN).unwrap();
+    let mut memory = vec![0u128; len / 16 + 8];
+    let base = memory.as_mut_ptr().cast::<u8>();
+    // Atomics with 128-byte alignment.
+    let base = base.wrapping_add(base.align_offset(128));
+    // SAFETY: zeroed memory of that length, with room for the alignment, ours alone.
+    let made = unsafe { Segment::create(base, 2, WINDOW_SHIFT_MIN, 7, 9) };
+    let open = |len: usize| {
+        // SAFETY: as above; `len` is at most the memory's.
+        unsafe { Segment::open(base, len) }.map(|seg| (seg.slots(), seg.ring_shift(), seg.len()))
+    };
+    assert_eq!(open(len), Ok((2, WINDOW_SHIFT_MIN, len)));
+    assert!(open(len - 1).is_err() && open(0).is_err() && open(SLOTS_OFFSET).is_err());
+    assert!(made.slot(1).is_ok() && made.slot(2).is_err() && made.ring(2, 0).is_err());
+    check!().with_type::<(u8, u32)>().for_each(|&(field, value)| {
+        let header = made.header();
+        let words = [&header.version, &header.slots, &header.ring_shift];
+        let word = words[field as usize % 3];
+        let right = word.swap(value, Relaxed);
+        assert_eq!(open(len).is_ok(), value == right);
+        word.store(right, Relaxed);
+    });
+    made.header().magic.store(0, Relaxed);
+    assert!(open(len).is_err());
+}

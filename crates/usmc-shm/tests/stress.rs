@@ -1,0 +1,215 @@
+//! Real threads on a real ring, for what runs the machine's own memory model: plain, ThreadSanitizer, Miri
+//! (`tests/sanitize.sh`). The interleavings themselves are loom's work.
+#![cfg(not(loom))]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::sync::{Condvar, Mutex};
+use std::thread;
+
+use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, WINDOW_SHIFT_MIN, segment_len};
+use usmc_shm::lock::{Verdict, Wait, acquire, release};
+use usmc_shm::region::Segment;
+use usmc_shm::ring::Ring;
+use usmc_shm::span::{Route, RxSpan, Source, TxSpan};
+use usmc_shm::sync::AtomicU64;
+use usmc_shm::sync::Ordering::{AcqRel, Acquire};
+
+const RING_SHIFT: u32 = WINDOW_SHIFT_MIN + 1;
+/// Bytes of one stream; enough for many wraps, and for a few under Miri.
+const TOTAL: usize = if cfg!(miri) { 40_000 } else { 24 << 20 };
+
+/// A segment with one slot, in the memory of this process.
+struct Memory {
+    segment: Segment,
+    layout: Layout,
+}
+
+impl Memory {
+    fn new() -> Memory {
+        let len = segment_len(1, RING_SHIFT).unwrap();
+        let layout = Layout::from_size_align(len, 4096).unwrap();
+        // SAFETY: the layout is not empty.
+        let base = unsafe { alloc_zeroed(layout) };
+        assert!(!base.is_null());
+        // SAFETY: zeroed, aligned memory of that length, freed by the result only.
+        let segment = unsafe { Segment::create(base, 1, RING_SHIFT, 1, 1) };
+        let memory = Memory { segment, layout };
+        memory.ring(CLIENT).reset();
+        memory.ring(ACCEPTOR).reset();
+        memory
+    }
+
+    fn ring(&self, sender: usize) -> Ring<'_> {
+        self.segment.ring(0, sender).unwrap()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout; no ring outlives `self`.
+        unsafe { dealloc(self.segment.base(), self.layout) };
+    }
+}
+
+/// An eventfd, as far as the protocol is concerned.
+#[derive(Default)]
+struct Bell(Mutex<bool>, Condvar);
+
+impl Bell {
+    fn ring(&self) {
+        *self.0.lock().unwrap() = true;
+        self.1.notify_one();
+    }
+
+    fn wait(&self) {
+        let mut rung = self.1.wait_while(self.0.lock().unwrap(), |rung| !*rung).unwrap();
+        *rung = false;
+    }
+}
+
+/// The stream's byte at `at`, and a length that varies with it.
+fn byte(at: usize) -> u8 {
+    (at ^ at >> 8 ^ at >> 16) as u8
+}
+
+fn some_len(at: usize, most: usize) -> usize {
+    (at.wrapping_mul(0x9E37_79B1) >> 7) % most + 1
+}
+
+/// Writes at most `bytes.len()` bytes; 0 when the ring is full.
+fn produce(ring: Ring<'_>, bytes: &[u8]) -> usize {
+    let room = ring.room(bytes.len()).unwrap();
+    let len = room.free.min(bytes.len());
+    // SAFETY: len ≤ room.free and ≤ the slice.
+    unsafe { ring.copy_in(room.prod, room.window, bytes.as_ptr(), len) };
+    ring.publish(room.prod + len as u64);
+    len
+}
+
+/// Reads at most `into.len()` bytes; how many, and whom to wake.
+fn consume(ring: Ring<'_>, into: &mut [u8]) -> (usize, u32) {
+    let data = ring.data().unwrap();
+    let len = data.len.min(into.len());
+    if len == 0 {
+        return (0, 0);
+    }
+    // SAFETY: len ≤ data.len and ≤ the slice.
+    unsafe { ring.copy_out(data.cons, data.window, into.as_mut_ptr(), len) };
+    (len, ring.consume_waking(&data, len))
+}
+
+/// One stream; an end with nothing to do sleeps, or spins.
+fn transfer(sleeping: bool) {
+    let memory = Memory::new();
+    let (data, room) = (Bell::default(), Bell::default());
+    let most = 20_000;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let ring = memory.ring(CLIENT);
+            let mut sent = 0;
+            while sent < TOTAL {
+                let len = some_len(sent, most).min(TOTAL - sent);
+                let bytes: Vec<u8> = (sent..sent + len).map(byte).collect();
+                let len = produce(ring, &bytes);
+                sent += len;
+                if len > 0 && ring.take_rx_sleepers() != 0 {
+                    data.ring();
+                } else if len == 0 && sleeping {
+                    ring.arm_tx(ARM_TCP);
+                    if !ring.is_writable() {
+                        room.wait();
+                    }
+                } else if len == 0 {
+                    thread::yield_now();
+                }
+            }
+        });
+        let ring = memory.ring(CLIENT);
+        let mut buffer = vec![0; most];
+        let mut got = 0;
+        while got < TOTAL {
+            let (len, writers) = consume(ring, &mut buffer[..some_len(got, most)]);
+            assert!((got..got + len).map(byte).eq(buffer[..len].iter().copied()));
+            got += len;
+            if writers != 0 {
+                room.ring();
+            }
+            if len == 0 && sleeping {
+                ring.arm_rx(ARM_TCP);
+                if !ring.has_data() {
+                    data.wait();
+                }
+            } else if len == 0 {
+                thread::yield_now();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_stream_arrives_while_both_ends_spin() {
+    transfer(false);
+}
+
+#[test]
+fn a_stream_arrives_while_both_ends_sleep() {
+    transfer(true);
+}
+
+struct Yield;
+
+impl Wait for Yield {
+    fn wait(&mut self, _holder: u64, _attempt: u32) -> Verdict {
+        thread::yield_now();
+        Verdict::Again
+    }
+}
+
+/// TCP stands aside as a counter: what matters is that each byte takes one way only.
+#[test]
+fn threads_that_share_an_end_lose_nothing_at_the_switch() {
+    const SENDERS: u64 = 3;
+    let each: u64 = if cfg!(miri) { 20 } else { 3_000 };
+    let memory = Memory::new();
+    let slot = memory.segment.slot(0).unwrap();
+    let tcp = AtomicU64::new(0);
+    let sent = || Some(tcp.load(Acquire));
+    let send = |me: u64| {
+        let span = TxSpan::new(slot, CLIENT);
+        for i in 0..each {
+            if let Ok(Route::Tcp(_in_flight)) = span.begin_tcp_send(sent) {
+                tcp.fetch_add(1, AcqRel);
+                continue;
+            }
+            let word = &slot.end[CLIENT].tx_lock;
+            acquire(word, me, &mut Yield).unwrap();
+            while produce(memory.ring(CLIENT), &[i as u8]) == 0 {
+                thread::yield_now();
+            }
+            release(word);
+        }
+    };
+    thread::scope(|scope| {
+        let send = &send;
+        for me in 1..=SENDERS {
+            scope.spawn(move || send(me));
+        }
+        let span = RxSpan::new(slot, ACCEPTOR);
+        let (mut in_tcp, mut in_ring) = (0, 0);
+        while in_tcp + in_ring < SENDERS * each {
+            let _ = TxSpan::new(slot, CLIENT).try_switch(sent);
+            match span.source(|| Some(in_tcp)).unwrap() {
+                Source::Ring => in_ring += consume(memory.ring(CLIENT), &mut [0; 512]).0 as u64,
+                Source::Tcp(most) => {
+                    let there = (tcp.load(Acquire) - in_tcp).min(most);
+                    in_tcp += there;
+                    assert_eq!(span.took_tcp(there, || Some(in_tcp)), Ok(there));
+                }
+            }
+            thread::yield_now();
+        }
+        if let Some(boundary) = span.boundary() {
+            assert_eq!((boundary, boundary), (in_tcp, tcp.load(Acquire)));
+        }
+    });
+}
