@@ -1,4 +1,4 @@
-//! How an SMC connection ends: the states of RFC 7609 section 4.8 as the kernel walks them
+//! How an SMC connection ends: the states of RFC 7609 section 4 as the kernel walks them
 //! (`smc_close.c`), on the flags that CDC messages carry.
 //!
 //! ```text

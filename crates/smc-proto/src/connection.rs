@@ -104,15 +104,18 @@ impl Connection {
         }
     }
 
-    /// The send of the CDC message with this number is complete: the peer's adapter has it.
-    pub fn on_sent(&mut self, seqno: u16) {
-        if is_newer(seqno, self.arrived_seqno) {
-            self.arrived_seqno = seqno;
+    /// The send of this CDC message is complete: the peer's adapter has it, and all that was written
+    /// before it.
+    pub fn on_sent(&mut self, cdc: &SmcrRepr) {
+        if is_newer(cdc.seqno, self.arrived_seqno) {
+            self.arrived_seqno = cdc.seqno;
+            self.producer.on_arrived(cdc.producer);
         }
     }
 
-    /// The first CDC message over another link, after the one in use was lost. What was not known
-    /// to have arrived is sent again after it. Nothing else in it counts: the kernel leaves it 0.
+    /// The first CDC message over another link, after the one in use was lost. After it comes again
+    /// what is not known to have arrived ([`Producer::unconfirmed`]), and a CDC message. Nothing but
+    /// the number counts in this one: the kernel leaves the rest 0.
     pub fn emit_validation(&mut self) -> SmcrRepr {
         self.producer.untold();
         SmcrRepr {

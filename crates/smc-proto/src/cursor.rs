@@ -1,4 +1,4 @@
-//! Cursors: positions in a ring that wraps (RFC 7609 section 4.7.1).
+//! Cursors: positions in a ring that wraps (RFC 7609 section 4).
 //!
 //! A cursor is the byte offset in the ring and a count of how often it went round. Distances are
 //! only meaningful between cursors that are at most one ring apart, and that is checked: a peer

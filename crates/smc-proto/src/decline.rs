@@ -4,7 +4,7 @@ use core::fmt;
 
 /// Why one side does not use SMC for a connection (CLC Decline, "peer diagnosis information").
 ///
-/// The high half is RFC 7609's class (appendix A.2.4), the low half the kernel's detail
+/// The high half is RFC 7609's class (appendix A.2), the low half the kernel's detail
 /// (`smc_clc.h`). A peer may send any number: those without a name here keep it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct DeclineCode(pub u32);

@@ -17,7 +17,7 @@
 //! A new SMC-R link group has to prove itself over RDMA before the handshake is finished
 //! ([`ConfirmingLink`]); everything else is finished with the Confirm.
 //!
-//! Sources: RFC 7609 section 3.3; the kernel's `af_smc.c` for version 2, the order of preference
+//! Sources: RFC 7609 section 3; the kernel's `af_smc.c` for version 2, the order of preference
 //! and the codes.
 
 pub mod client;

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// Enterprise ID: 32 bytes of EBCDIC's printable subset in ASCII, padded with blanks (SMC v2).
+/// Enterprise ID: 32 bytes of ASCII, padded with blanks (SMC v2).
 ///
 /// Two hosts may use SMC v2 with each other if they have an EID in common: a user-defined one
 /// (UEID) or the system's own (SEID, s390 only). All zero means "none".
@@ -84,7 +84,7 @@ impl fmt::Debug for Eid {
     }
 }
 
-/// Who sends: 2 random bytes of this boot and the MAC of one of its RoCE ports (RFC 7609 A.2.1).
+/// Who sends: 2 random bytes of this boot and the MAC of one of its RoCE ports (RFC 7609 A.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct PeerId(pub [u8; 8]);
 

@@ -1,5 +1,5 @@
 //! A link group of SMC-R: up to three links (queue pairs) between two hosts, the keys of the RMBs
-//! on each, and the LLC flows that keep both ends of one mind (RFC 7609 section 4.4 and 4.5; the
+//! on each, and the LLC flows that keep both ends of one mind (RFC 7609 section 4; the
 //! kernel's `smc_llc.c`).
 //!
 //! The caller moves bytes and time, and owns the verbs ([`Fabric`]):
@@ -18,16 +18,18 @@
 
 mod add_link;
 mod delete_link;
+mod fabric;
 mod keys;
 mod queue;
 
 use core::time::Duration;
 
+pub use fabric::{Fabric, Port};
 pub use keys::{Key, PeerRmbs};
 use queue::Queue;
 
 use crate::handshake::LLC_TIMEOUT;
-use crate::ids::{MacAddr, MtuCode, RoceGid, U24};
+use crate::ids::RoceGid;
 use crate::list::List;
 use crate::wire::llc::{Body, ConfirmLink, DeleteLink, DeleteReason, Error, Message, Version};
 
@@ -54,38 +56,6 @@ pub enum Role {
     Client,
     /// Decides.
     Server,
-}
-
-/// One end of a queue pair.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Port {
-    /// MAC of the RoCE port.
-    pub mac: MacAddr,
-    /// GID of the RoCE port.
-    pub gid: RoceGid,
-    /// The queue pair.
-    pub qpn: U24,
-    /// First packet sequence number.
-    pub psn: U24,
-    /// Path MTU.
-    pub mtu: MtuCode,
-    /// Version 2: no gateway lies between the peers.
-    pub direct: bool,
-}
-
-/// The verbs: what the flows need from an RDMA device. All of it takes effect at once.
-pub trait Fabric {
-    /// Creates a queue pair for this place, on another port than `used` if there is one.
-    fn create(&mut self, index: LinkIndex, used: &[Port]) -> Option<Port>;
-
-    /// Connects the queue pair: it can receive and send.
-    fn connect(&mut self, index: LinkIndex, remote: &Port) -> bool;
-
-    /// Registers an RMB on the link, if it is not, and gives its key.
-    fn key(&mut self, rmb: usize, index: LinkIndex) -> Option<Key>;
-
-    /// Destroys the queue pair.
-    fn destroy(&mut self, index: LinkIndex);
 }
 
 /// What a group is.
@@ -395,7 +365,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         if self.flow.deadline().is_some_and(|deadline| deadline <= now) {
             self.on_flow_timeout(fabric, now);
         }
-        for index in Self::indices() {
+        for index in LinkIndex::ALL {
             let due = self.link(index).filter(|link| link.active && link.due() <= now);
             match due.map(|link| link.testing) {
                 None => {}
@@ -430,7 +400,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
             }
         }
         if self.terminated {
-            for index in Self::indices() {
+            for index in LinkIndex::ALL {
                 self.drop_link(index, fabric);
             }
         }
@@ -570,12 +540,8 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         self.links.get_mut(usize::from(index.0))?.take()
     }
 
-    fn indices() -> impl Iterator<Item = LinkIndex> {
-        (0..LINKS as u8).map(LinkIndex)
-    }
-
     fn indexed(&self) -> impl Iterator<Item = (LinkIndex, &Link)> {
-        Self::indices().filter_map(|index| Some((index, self.link(index)?)))
+        LinkIndex::ALL.into_iter().filter_map(|index| Some((index, self.link(index)?)))
     }
 
     fn by_id(&self, id: u8) -> Option<LinkIndex> {
@@ -584,6 +550,9 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
 }
 
 impl LinkIndex {
+    /// All places.
+    pub const ALL: [LinkIndex; LINKS] = [LinkIndex(0), LinkIndex(1), LinkIndex(2)];
+
     /// The place as a number, 0 to 2.
     pub fn number(self) -> usize {
         self.0.into()

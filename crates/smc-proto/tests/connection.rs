@@ -71,7 +71,7 @@ impl Replay {
         let side = &mut self.sides.get_mut(&(by_server, token)).unwrap().0;
         if message.flags.failover_validation {
             // The last number that the sender knew to have arrived is not in the capture.
-            side.on_sent(message.seqno);
+            side.on_sent(&SmcrRepr { seqno: message.seqno, ..*message });
             assert_eq!(side.emit_validation(), *message);
         } else {
             replay_sender(side, message);
@@ -109,10 +109,19 @@ fn replay_sender(side: &mut Connection, message: &SmcrRepr) {
 struct Side {
     state: Connection,
     ring: Vec<u8>,
-    /// CDC messages sent and not delivered.
-    wire: VecDeque<SmcrRepr>,
-    /// Those delivered that the sender does not know of.
-    unacknowledged: VecDeque<u16>,
+    /// What this side has written into the other's ring, as its send buffer keeps it.
+    written: Vec<u8>,
+    /// Sent and not delivered.
+    wire: VecDeque<Transfer>,
+    /// CDC messages delivered that the sender does not know of.
+    unacknowledged: VecDeque<SmcrRepr>,
+}
+
+/// What goes over a link, in this order.
+enum Transfer {
+    /// RDMA WRITE at an offset.
+    Write(u32, Vec<u8>),
+    Cdc(SmcrRepr),
 }
 
 struct Pair {
@@ -128,7 +137,9 @@ impl Pair {
             let mut state = Connection::new(sizes[peer], sizes[own], 7);
             state.closing.on_established();
             let ring = vec![0; sizes[own] as usize];
-            Side { state, ring, wire: VecDeque::new(), unacknowledged: VecDeque::new() }
+            let written = vec![0; sizes[peer] as usize];
+            let (wire, unacknowledged) = (VecDeque::new(), VecDeque::new());
+            Side { state, ring, written, wire, unacknowledged }
         };
         Pair { sides: [side(0, 1), side(1, 0)], queues: Default::default(), next_byte: 0 }
     }
@@ -143,10 +154,11 @@ impl Pair {
         for Piece { offset, len } in pieces {
             for at in offset..offset + len {
                 self.next_byte = self.next_byte.wrapping_add(1);
-                self.sides[1 - who].ring[at as usize] = self.next_byte;
+                self.sides[who].written[at as usize] = self.next_byte;
                 self.queues[who].push_back(self.next_byte);
             }
         }
+        self.transfer(who, pieces);
         if urgent && len > 0 {
             assert!(self.sides[who].state.producer.produce_urgent(len));
         } else {
@@ -155,9 +167,17 @@ impl Pair {
         self.send(who);
     }
 
+    fn transfer(&mut self, who: usize, pieces: [Piece; 2]) {
+        let side = &mut self.sides[who];
+        for Piece { offset, len } in pieces {
+            let data = side.written[offset as usize..(offset + len) as usize].to_vec();
+            side.wire.push_back(Transfer::Write(offset, data));
+        }
+    }
+
     fn send(&mut self, who: usize) {
         let message = self.sides[who].state.emit_smcr();
-        self.sides[who].wire.push_back(message);
+        self.sides[who].wire.push_back(Transfer::Cdc(message));
     }
 
     fn read(&mut self, who: usize, len: u32) {
@@ -175,22 +195,29 @@ impl Pair {
     }
 
     fn deliver(&mut self, from: usize) {
-        let Some(message) = self.sides[from].wire.pop_front() else { return };
+        let message = match self.sides[from].wire.pop_front() {
+            None => return,
+            Some(Transfer::Write(offset, data)) => {
+                let ring = &mut self.sides[1 - from].ring[offset as usize..];
+                return ring[..data.len()].copy_from_slice(&data);
+            }
+            Some(Transfer::Cdc(message)) => message,
+        };
         let news = self.sides[1 - from].state.on_smcr(&message).unwrap();
-        self.sides[from].unacknowledged.push_back(message.seqno);
+        self.sides[from].unacknowledged.push_back(message);
         if news.answer {
             self.send(1 - from);
         }
     }
 
     fn acknowledge(&mut self, who: usize) {
-        if let Some(seqno) = self.sides[who].unacknowledged.pop_front() {
-            self.sides[who].state.on_sent(seqno);
+        if let Some(message) = self.sides[who].unacknowledged.pop_front() {
+            self.sides[who].state.on_sent(&message);
         }
     }
 
     /// The link is lost: what is on the wire is gone, and so are acknowledgements. Both sides
-    /// validate over the other link and send their newest state again.
+    /// validate over the other link, write again what may be lost, and send their newest state.
     fn fail_over(&mut self) {
         for who in 0..2 {
             self.sides[who].wire.clear();
@@ -199,6 +226,8 @@ impl Pair {
         for who in 0..2 {
             let validation = self.sides[who].state.emit_validation();
             self.sides[1 - who].state.on_smcr(&validation).unwrap();
+            let again = self.sides[who].state.producer.unconfirmed();
+            self.transfer(who, again);
             self.send(who);
         }
     }
@@ -380,12 +409,14 @@ fn after_a_failover_missing_data_is_noticed_and_old_news_is_not() {
     b.on_smcr(&first).unwrap();
     assert!(a.producer.produce(3));
     let second = a.emit_smcr();
-    a.on_sent(first.seqno);
+    a.on_sent(&first);
+    let again = a.producer.unconfirmed();
+    assert_eq!(again, [Piece { offset: 0, len: 3 }, Piece::default()]);
     assert_eq!(b.on_smcr(&a.emit_validation()).unwrap(), Default::default());
     assert_eq!(b.on_smcr(&second).unwrap().readable, 3);
     assert_eq!(b.on_smcr(&second).unwrap().readable, 0, "sent again, said nothing new");
     assert_eq!(b.on_smcr(&first).unwrap(), Default::default(), "old");
-    a.on_sent(9);
+    a.on_sent(&SmcrRepr { seqno: 9, ..second });
     let lost = PeerMisbehaved::Lost { received: 2, claimed: 9 };
     assert_eq!(b.on_smcr(&a.emit_validation()), Err(lost));
     assert_eq!(b.closing.reading(), Direction::Reset);

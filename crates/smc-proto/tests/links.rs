@@ -268,6 +268,11 @@ impl Net {
             if end.group.is_terminated() {
                 continue;
             }
+            for index in LinkIndex::ALL {
+                let works = end.group.active_links().any(|(active, _)| active == index);
+                let keys = (0..RMBS).filter_map(|rmb| end.group.peer_rmbs().key(rmb, index));
+                assert!(works || keys.count() == 0, "end {who}: keys of a link that is gone");
+            }
             for (index, id) in end.group.active_links() {
                 let theirs = peer.group.active_links().find(|(_, i)| *i == id).unwrap().0;
                 let qpn = peer.verbs.queue_pairs[&theirs].qpn;
@@ -392,6 +397,19 @@ fn a_client_asks_for_a_link_and_the_server_offers_it() {
         net.settle();
         assert_eq!((net.ids(0), net.ids(1)), (vec![1, 2], vec![1, 2]));
         assert_eq!(net.add_link(1), Err(Refused::LinksFull));
+    }
+}
+
+#[test]
+fn an_offer_that_came_at_a_bad_time_is_asked_for_again() {
+    for version in VERSIONS {
+        let mut net = Net::confirmed(version, [2, 2]);
+        net.announce(0, 3).unwrap();
+        net.add_link(1).unwrap();
+        net.settle();
+        net.note_rmbs();
+        assert_eq!((net.ids(0), net.ids(1)), (vec![1, 3], vec![1, 3]), "{:?}", net.names);
+        net.check_keys(true);
     }
 }
 

@@ -13,7 +13,7 @@ use support::draw::Draw;
 use support::{Frame, captures, frames};
 
 /// Iterations of each property under `cargo test`.
-const ITERATIONS: usize = 8_000;
+const ITERATIONS: usize = 5_000;
 
 /// Most random bytes per iteration: enough for the longest LLC message.
 const ENTROPY_LEN: usize = 6_000;

@@ -9,6 +9,8 @@ pub struct Producer {
     size: u32,
     produced: Cursor,
     consumed: Cursor,
+    /// Up to where what was written is known to have arrived (SMC-R).
+    arrived: Cursor,
     in_flight: u32,
     write_blocked: bool,
     urgent: Urgent,
@@ -41,6 +43,7 @@ impl Producer {
             size,
             produced: Cursor::default(),
             consumed: Cursor::default(),
+            arrived: Cursor::default(),
             in_flight: 0,
             write_blocked: false,
             urgent: Urgent::None,
@@ -69,6 +72,15 @@ impl Producer {
     /// [`Producer::room`] bytes are given.
     pub fn pieces(&self, len: u32) -> [Piece; 2] {
         pieces(self.produced, len.min(self.room()), self.size)
+    }
+
+    /// What has to be written again over another link after one was lost, before the next CDC
+    /// message: all that is neither known to have arrived nor consumed.
+    pub fn unconfirmed(&self) -> [Piece; 2] {
+        match self.produced.since(self.arrived, self.size) {
+            Ok(len) if len <= self.in_flight => pieces(self.arrived, len, self.size),
+            _ => pieces(self.consumed, self.in_flight, self.size),
+        }
     }
 
     /// `len` bytes stand where [`Producer::pieces`] said. False, and nothing changes, if that is
@@ -116,6 +128,11 @@ impl Producer {
             update_requested: false,
             failover_validation: false,
         }
+    }
+
+    /// A message with this cursor, and so all that was written before it, has arrived.
+    pub(super) fn on_arrived(&mut self, cursor: Cursor) {
+        self.arrived = cursor;
     }
 
     /// A message with [`Producer::flags`] is on its way: urgent data is told of once.

@@ -1,5 +1,5 @@
 //! A further link: the server offers it, the client agrees or rejects, both name the keys of their
-//! RMBs, and CONFIRM_LINK goes both ways over it (RFC 7609 section 4.5.3; `smc_llc_srv_add_link`,
+//! RMBs, and CONFIRM_LINK goes both ways over it (RFC 7609 section 4; `smc_llc_srv_add_link`,
 //! `smc_llc_cli_add_link`).
 //!
 //! ```text
@@ -99,7 +99,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
 
     /// A queue pair in a free place; true if its port is one that no other link uses.
     fn create_link(&mut self, fabric: &mut impl Fabric, now: Time) -> Option<(LinkIndex, bool)> {
-        let index = Self::indices().find(|&index| self.link(index).is_none())?;
+        let index = LinkIndex::ALL.into_iter().find(|&index| self.link(index).is_none())?;
         let mut used = List::<Port, LINKS>::new();
         for (_, link) in self.indexed() {
             let _ = used.push(link.local);

@@ -1,4 +1,4 @@
-//! The end of a link: lost, or deleted by agreement (RFC 7609 section 4.5.4;
+//! The end of a link: lost, or deleted by agreement (RFC 7609 section 4;
 //! `smc_llc_process_srv_delete_link`, `smc_llc_process_cli_delete_link`).
 //!
 //! Whoever notices that a link is lost moves its connections and says so over another link: the

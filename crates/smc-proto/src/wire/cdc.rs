@@ -1,12 +1,13 @@
 //! CDC, Connection Data Control: cursors and flags of one connection.
 //!
-//! With SMC-R it is a 44-byte message sent after the RDMA WRITEs it speaks of (RFC 7609 A.4.1;
+//! With SMC-R it is a 44-byte message sent after the RDMA WRITEs it speaks of (RFC 7609 A.4;
 //! `smc_cdc.h`). With SMC-D it is the first 32 bytes of the receiver's DMB, in the byte order of
 //! the host, read as two words of 64 bits so that a cursor is never seen half written.
 
 use super::field::{self, Field, bytes, put, u16_be, u32_be};
 use super::{NoRoom, zeroed};
 use crate::cursor::Cursor;
+use crate::ids::BufferSize;
 
 /// The type byte, 0xFE: no LLC message has it.
 pub const TYPE: u8 = 0xfe;
@@ -26,7 +27,7 @@ pub struct ProducerFlags {
     pub failover_validation: bool,
 }
 
-/// What the sender of a CDC message says about the connection (RFC 7609 section 4.8).
+/// What the sender of a CDC message says about the connection (RFC 7609 section 4).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct StateFlags {
     /// Nothing more will be written: shutdown(SHUT_WR).
@@ -158,6 +159,11 @@ mod smcd {
 impl SmcdRepr {
     /// Length in bytes; the data ring of a DMB starts behind it.
     pub const LEN: usize = 32;
+    /// Length of the ring in a DMB of this size, in bytes.
+    pub const fn ring_len(dmb: BufferSize) -> u32 {
+        dmb.bytes() - Self::LEN as u32
+    }
+
     /// Where in the DMB the word of the producer cursor stands.
     pub const PRODUCER_AT: usize = smcd::PRODUCER.start;
     /// Where in the DMB the word of the consumer cursor and of all flags stands.

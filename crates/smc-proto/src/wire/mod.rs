@@ -6,8 +6,9 @@
 //!   numbers that explain it.
 //! - `emit` writes into a buffer of the caller and returns the part it used. It never panics
 //!   either; a buffer that is too short is an error.
-//! - `parse(emit(repr)) == repr`, for every `Repr`. The other way round, `emit(parse(bytes))` are
-//!   the bytes that this crate would have sent: reserved fields 0, no unknown tail.
+//! - `parse(emit(repr)) == repr`, but for fields that say when the wire has no room for them. The
+//!   other way round, `emit(parse(bytes))` are the bytes that this crate would have sent: reserved
+//!   fields 0, no unknown tail.
 //!
 //! Numbers are big-endian except where the kernel's implementation uses the byte order of its host
 //! ("native"); each such field says so.

@@ -1,5 +1,5 @@
 //! "I speak SMC": TCP option 254 (shared experiments, RFC 6994) with the magic number E2D4C3D9, on
-//! SYN and SYN-ACK only (RFC 7609, section 3.1).
+//! SYN and SYN-ACK only (RFC 7609, section 3).
 
 /// The option as the kernel writes it: two NOPs, then kind 254, length 6 and "SMCR" in EBCDIC.
 pub const SMC_OPTION: [u8; 8] = [NOP, NOP, EXPERIMENT, 6, 0xe2, 0xd4, 0xc3, 0xd9];

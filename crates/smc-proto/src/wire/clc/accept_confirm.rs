@@ -1,4 +1,4 @@
-//! Accept and Confirm: the chosen mode, and where the sender's memory is (RFC 7609 A.2.2 and A.2.3;
+//! Accept and Confirm: the chosen mode, and where the sender's memory is (RFC 7609 A.2;
 //! `smc_clc.h`). Both have the same layout; only a Confirm of SMC-Rv2 has a list of GIDs.
 
 use core::fmt;

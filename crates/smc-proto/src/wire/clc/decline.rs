@@ -1,4 +1,4 @@
-//! Decline: one side goes on over TCP (RFC 7609 A.2.4; `smc_clc.h`).
+//! Decline: one side goes on over TCP (RFC 7609 A.2; `smc_clc.h`).
 
 use super::super::field::{Field, bytes, put, u32_be};
 use super::{Error, Header, Kind, Os, SMCR, frame};

@@ -7,7 +7,7 @@
 //!        ◀── Decline ──▶            instead of any of these: go on over TCP
 //! ```
 //!
-//! Layouts: RFC 7609 appendix A.2 for version 1, the kernel's `smc_clc.h` for version 2 and 2.1.
+//! Layouts: RFC 7609 A.2 for version 1, the kernel's `smc_clc.h` for version 2 and 2.1.
 //! All numbers are big-endian. Every message starts with a header of 8 bytes and ends with a
 //! 4-byte eyecatcher; nothing tells where a message ends but its length, so a receiver takes 8
 //! bytes, then exactly the rest ([`Reception`]): what follows belongs to the application.

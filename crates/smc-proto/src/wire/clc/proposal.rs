@@ -1,4 +1,4 @@
-//! Proposal: what a client offers (RFC 7609 A.2.1; `smc_clc.h`).
+//! Proposal: what a client offers (RFC 7609 A.2; `smc_clc.h`).
 //!
 //! ```text
 //!   0  header                                                    8

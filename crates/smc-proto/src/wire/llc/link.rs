@@ -5,7 +5,7 @@ use super::rkey::{Gids, RkeyUpdates};
 use super::{Error, LEN, Version, field};
 use crate::ids::{MacAddr, MtuCode, RoceGid, U24};
 
-/// CONFIRM_LINK (RFC 7609 A.3.1): the first message over a new queue pair, from the server, and its
+/// CONFIRM_LINK (RFC 7609 A.3): the first message over a new queue pair, from the server, and its
 /// answer. The server assigns the link its number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConfirmLink {
@@ -28,7 +28,7 @@ pub struct ConfirmLink {
     pub no_rmbe_eyecatcher: bool,
 }
 
-/// ADD_LINK (RFC 7609 A.3.2): the sender's parameters of a further link.
+/// ADD_LINK (RFC 7609 A.3): the sender's parameters of a further link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AddLink<'m> {
     /// MAC of the sender's RoCE port.
@@ -61,7 +61,7 @@ pub struct AddLinkExt<'m> {
     pub rkeys: RkeyUpdates<'m>,
 }
 
-/// DELETE_LINK (RFC 7609 A.3.4). Only the server decides: a client's request comes back as the
+/// DELETE_LINK (RFC 7609 A.3). Only the server decides: a client's request comes back as the
 /// server's request, which the client then answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeleteLink {

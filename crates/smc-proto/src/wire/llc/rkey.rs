@@ -87,7 +87,7 @@ pub struct LinkRkey {
     pub addr: u64,
 }
 
-/// ADD_LINK_CONT (RFC 7609 A.3.3, version 1): two RMBs at a time. Both sides send in turn until
+/// ADD_LINK_CONT (RFC 7609 A.3, version 1): two RMBs at a time. Both sides send in turn until
 /// neither has any left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AddLinkCont {
@@ -99,7 +99,7 @@ pub struct AddLinkCont {
     pub more: u8,
 }
 
-/// CONFIRM_RKEY (RFC 7609 A.3.5): a new RMB, and its key on every link.
+/// CONFIRM_RKEY (RFC 7609 A.3): a new RMB, and its key on every link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConfirmRkey {
     /// Its key on the link that the message travels on.
@@ -114,7 +114,7 @@ pub struct ConfirmRkey {
     pub retry: bool,
 }
 
-/// CONFIRM_RKEY_CONT (RFC 7609 A.3.6, version 1): more links than a CONFIRM_RKEY can name.
+/// CONFIRM_RKEY_CONT (RFC 7609 A.3, version 1): more links than a CONFIRM_RKEY can name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConfirmRkeyCont {
     /// Names of the RMB on further links.
@@ -127,7 +127,7 @@ pub struct ConfirmRkeyCont {
     pub retry: bool,
 }
 
-/// DELETE_RKEY (RFC 7609 A.3.7): RMBs that are no longer there.
+/// DELETE_RKEY (RFC 7609 A.3): RMBs that are no longer there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeleteRkey<'m> {
     /// Their keys on the link that the message travels on: at most 8 in version 1. Linux repeats
