@@ -128,7 +128,7 @@ impl Wait for Brief {
     fn wait(&mut self, holder: u64, attempt: u32) -> Verdict {
         match attempt {
             0..8 => Verdict::Again,
-            _ if holder % 2 == 0 => Verdict::Steal,
+            _ if holder.is_multiple_of(2) => Verdict::Steal,
             _ => Verdict::GiveUp,
         }
     }
