@@ -104,8 +104,8 @@ impl Connection {
         }
     }
 
-    /// The send of this CDC message is complete: the peer's adapter has it, and all that was written
-    /// before it.
+    /// The send of this CDC message is complete: the peer's adapter has it, and all that was
+    /// written before it.
     pub fn on_sent(&mut self, cdc: &SmcrRepr) {
         if is_newer(cdc.seqno, self.arrived_seqno) {
             self.arrived_seqno = cdc.seqno;
@@ -114,8 +114,8 @@ impl Connection {
     }
 
     /// The first CDC message over another link, after the one in use was lost. After it comes again
-    /// what is not known to have arrived ([`Producer::unconfirmed`]), and a CDC message. Nothing but
-    /// the number counts in this one: the kernel leaves the rest 0.
+    /// what is not known to have arrived ([`Producer::unconfirmed`]), and a CDC message. Nothing
+    /// but the number counts in this one: the kernel leaves the rest 0.
     pub fn emit_validation(&mut self) -> SmcrRepr {
         self.producer.untold();
         SmcrRepr {

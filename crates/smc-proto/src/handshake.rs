@@ -1,8 +1,8 @@
 //! The CLC handshake, client and server, as states that are named by what they wait for.
 //!
 //! Each state is consumed by what happens to it and gives the next one, with the message to send;
-//! or it ends the handshake ([`Ending`]): on with TCP, or the connection has failed. The caller owns
-//! the TCP connection, the clock and the devices:
+//! or it ends the handshake ([`Ending`]): on with TCP, or the connection has failed. The caller
+//! owns the TCP connection, the clock and the devices:
 //!
 //! ```text
 //! client                                               server

@@ -19,7 +19,8 @@ pub enum EidError {
         /// How many there are.
         len: usize,
     },
-    /// A character that is not allowed where it stands: A-Z and 0-9 anywhere, `.` and `-` not first.
+    /// A character that is not allowed where it stands: A-Z and 0-9 anywhere, `.` and `-` not
+    /// first.
     Character {
         /// Its position from 0.
         at: usize,

@@ -12,9 +12,10 @@
 //! - out, after each of these, until they are empty: [`LinkGroup::poll_transmit`],
 //!   [`LinkGroup::poll_event`].
 //!
-//! One flow runs at a time; a request of the peer to add or delete a link that comes meanwhile waits
-//! for its end. The peer's RMB keys are recorded at once. Messages are only lost when their link is:
-//! that ends the flow it carried, on both sides, and no link stays that only one side knows.
+//! One flow runs at a time; a request of the peer to add or delete a link that comes meanwhile
+//! waits for its end. The peer's RMB keys are recorded at once. Messages are only lost when their
+//! link is: that ends the flow it carried, on both sides, and no link stays that only one side
+//! knows.
 
 mod add_link;
 mod delete_link;

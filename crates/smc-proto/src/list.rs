@@ -1,4 +1,5 @@
-//! A short list without an allocator: what a CLC message can repeat, it repeats at most eight times.
+//! A short list without an allocator: what a CLC message can repeat, it repeats at most eight
+//! times.
 
 use core::ops::Deref;
 

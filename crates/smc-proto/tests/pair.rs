@@ -516,9 +516,9 @@ fn a_confirm_with_other_terms_is_declined() {
     assert_eq!(agreement.features, FeatureMask::EMULATED_ISM, "no more than was offered");
 }
 
-/// A weakness of the standard's three messages, the same with kernels: a client of SMC-D is done when
-/// it has sent its Confirm, so a server that cannot use the client's memory tells nobody. Its Decline
-/// comes where the client no longer reads.
+/// A weakness of the standard's three messages, the same with kernels: a client of SMC-D is done
+/// when it has sent its Confirm, so a server that cannot use the client's memory tells nobody. Its
+/// Decline comes where the client no longer reads.
 #[test]
 fn an_smcd_server_that_declines_after_the_confirm_is_not_heard() {
     let (client, mut server) = (client_with(&[Path::Dv2]), able(2));

@@ -253,7 +253,8 @@ fn reachable(proposal: &Proposal, surroundings: &impl Surroundings) -> List<(Smc
     devices
 }
 
-/// The EID that both have: the SEID first (SMC-D only), then the client's first (`smc_clc_match_eid`).
+/// The EID that both have: the SEID first (SMC-D only), then the client's first
+/// (`smc_clc_match_eid`).
 fn common_eid(host: &Host, v2: Option<&V2>, smcd: bool) -> Option<Eid> {
     let v2 = v2?;
     let seid = v2.modes.smcd().map(|extension| extension.seid);

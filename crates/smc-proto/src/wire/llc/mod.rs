@@ -1,9 +1,9 @@
 //! LLC, Link Layer Control: the messages by which the two ends of an SMC-R link group manage their
 //! links and the keys of their RMBs. They travel as RDMA SENDs.
 //!
-//! Layouts: RFC 7609 A.3 for version 1, the kernel's `smc_llc.c` for both. A message of
-//! version 1 has 44 bytes; one of version 2 has at least 44, bit 5 of its type is set and its length
-//! field has 16 bits in the byte order of the sender's host.
+//! Layouts: RFC 7609 A.3 for version 1, the kernel's `smc_llc.c` for both. A message of version 1
+//! has 44 bytes; one of version 2 has at least 44, bit 5 of its type is set and its length field
+//! has 16 bits in the byte order of the sender's host.
 
 mod link;
 mod rkey;
