@@ -179,3 +179,53 @@ unsafe fn of_x86(
         }
     }
 }
+
+/// Exports `name` as [`syscall`]. A child with a stack of its own cannot come back through a frame of ours:
+/// where one is made, libc's function is jumped to at once.
+#[cfg(target_arch = "x86_64")]
+macro_rules! export {
+    ($name:ident;) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            extern "C" fn hook() -> *const core::ffi::c_void {
+                usmc::real::address::syscall()
+            }
+            core::arch::naked_asm!(
+                "cmp rdi, {clone}
+                 je 2f
+                 cmp rdi, {clone3}
+                 je 2f
+                 jmp {by_number}
+                 2:",
+                $crate::jump::hook_then_jump!(),
+                clone = const libc::SYS_clone,
+                clone3 = const libc::SYS_clone3,
+                by_number = sym $crate::by_number::syscall,
+                hook = sym hook,
+            )
+        }
+    };
+}
+
+/// Exports `name` as [`syscall`].
+#[cfg(not(target_arch = "x86_64"))]
+macro_rules! export {
+    ($name:ident;) => {
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            nr: core::ffi::c_long,
+            a: core::ffi::c_long,
+            b: core::ffi::c_long,
+            c: core::ffi::c_long,
+            d: core::ffi::c_long,
+            e: core::ffi::c_long,
+            f: core::ffi::c_long,
+        ) -> core::ffi::c_long {
+            // SAFETY: the application calls with the arguments of system call `nr`.
+            unsafe { $crate::by_number::syscall(nr, a, b, c, d, e, f) }
+        }
+    };
+}
+
+pub(crate) use export;

@@ -61,30 +61,4 @@ macro_rules! jump {
     )* };
 }
 
-/// syscall(2). A new stack cannot come back through a frame of ours: such calls are libc's own at once.
-macro_rules! syscall {
-    ($($name:ident;)*) => { $(
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        unsafe extern "C" fn $name() {
-            extern "C" fn hook() -> *const core::ffi::c_void {
-                usmc::real::address::syscall()
-            }
-            core::arch::naked_asm!(
-                "cmp rdi, {clone}
-                 je 2f
-                 cmp rdi, {clone3}
-                 je 2f
-                 jmp {by_number}
-                 2:",
-                $crate::jump::hook_then_jump!(),
-                clone = const libc::SYS_clone,
-                clone3 = const libc::SYS_clone3,
-                by_number = sym $crate::by_number::syscall,
-                hook = sym hook,
-            )
-        }
-    )* };
-}
-
-pub(crate) use {hook_then_jump, jump, syscall};
+pub(crate) use {hook_then_jump, jump};

@@ -6,8 +6,6 @@
 //!
 //! What is deliberately absent, and why, is the allow-list of `tests/exports.rs`.
 
-#[cfg(not(target_arch = "x86_64"))]
-use core::ffi::c_long;
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use libc::{
     FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, pid_t, pollfd,
@@ -15,9 +13,10 @@ use libc::{
 use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
 use libc::{timespec, timeval};
 
+use crate::by_number::export as syscall;
 use crate::interpose::{fortified, interpose};
 #[cfg(target_arch = "x86_64")]
-use crate::jump::{jump, syscall};
+use crate::jump::jump;
 
 interpose! {
     socket(family: c_int, kind: c_int, protocol: c_int) -> c_int = socket: socket;
@@ -203,11 +202,4 @@ jump! {
     __vdprintf_chk(fd: c_int) = before_printf then __vdprintf_chk;
 }
 
-#[cfg(target_arch = "x86_64")]
 syscall! { syscall; }
-
-#[cfg(not(target_arch = "x86_64"))]
-interpose! {
-    syscall(nr: c_long; a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long
-        = syscall;
-}

@@ -1,0 +1,196 @@
+//! The shared object exports the table, all of it and nothing else, and needs nothing but libc.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+use support::{libc, output_of, shared_object};
+
+/// The table itself, read by macros of the same names that keep the names only.
+#[allow(unused_imports, dead_code, reason = "only the names are used")]
+#[path = "../src/symbols.rs"]
+mod symbols;
+
+mod interpose {
+    macro_rules! interpose {
+        ($($name:ident($($args:tt)*) $(-> $ret:ty)? = $api:ident $(: $proof:ident)?;)*) => {
+            pub const INTERPOSED: &[&str] = &[$(stringify!($name)),*];
+        };
+    }
+    macro_rules! fortified {
+        ($($name:ident($($args:tt)*) -> $ret:ty = $api:ident($($given:tt)*) if $fits:expr;)*) => {
+            pub const FORTIFIED: &[&str] = &[$(stringify!($name)),*];
+        };
+    }
+    pub(crate) use {fortified, interpose};
+}
+
+mod jump {
+    macro_rules! jump {
+        ($($name:ident($($args:tt)*) = $hook:ident then $function:ident;)*) => {
+            pub const JUMPED: &[&str] = &[$(stringify!($name)),*];
+        };
+    }
+    pub(crate) use jump;
+}
+
+mod by_number {
+    macro_rules! export {
+        ($name:ident;) => {
+            pub const BY_NUMBER: &[&str] = &[stringify!($name)];
+        };
+    }
+    pub(crate) use export;
+}
+
+/// Relatives of table symbols that libc exports to programs and we leave alone.
+const ABSENT: &[(&str, &str)] = &[
+    ("pread", "a socket has no position: the kernel refuses with ESPIPE, as it should"),
+    ("pwrite", "as pread"),
+    ("fstat", "the fd is the kernel's socket, so what it says is true"),
+    (
+        "sigset",
+        "obsolete; made of sigaction inside libc, where no handler of a socket program comes from",
+    ),
+    ("posix_spawn", "its child shares our memory until exec and runs libc's code only"),
+    ("system", "as posix_spawn"),
+    ("popen", "as posix_spawn; the pipe's fd is fresh"),
+    ("forkpty", "libc's fork inside; its children exec"),
+    ("execve", "a socket that crosses exec is adopted by the new program"),
+];
+
+fn table() -> BTreeSet<&'static str> {
+    let mut names = [symbols::INTERPOSED, symbols::FORTIFIED, symbols::BY_NUMBER].concat();
+    #[cfg(target_arch = "x86_64")]
+    names.extend(symbols::JUMPED);
+    let count = names.len();
+    let set: BTreeSet<_> = names.into_iter().collect();
+    assert_eq!(set.len(), count, "a symbol has two lines");
+    set
+}
+
+/// Dynamic symbols by name, with the versions they come in.
+fn dynamic(file: &std::path::Path, which: &str) -> BTreeMap<String, Vec<String>> {
+    let listing =
+        output_of(Command::new("nm").args(["-D", "--with-symbol-versions", which]).arg(file));
+    let mut symbols = BTreeMap::<String, Vec<String>>::new();
+    for word in listing.lines().filter_map(|line| line.split_whitespace().last()) {
+        let (name, version) = word.split_once('@').unwrap_or((word, ""));
+        symbols.entry(name.into()).or_default().push(version.trim_start_matches('@').into());
+    }
+    symbols
+}
+
+/// What programs can link with: a symbol for glibc's own libraries only is none of ours.
+fn public_in_libc() -> BTreeSet<String> {
+    let all = dynamic(&libc(), "--defined-only");
+    all.into_iter()
+        .filter(|(_, v)| v.iter().any(|v| v != "GLIBC_PRIVATE"))
+        .map(|(n, _)| n)
+        .collect()
+}
+
+#[test]
+fn the_exports_are_the_table() {
+    let exported = dynamic(shared_object(), "--defined-only");
+    let exported: BTreeSet<_> = exported.keys().map(String::as_str).collect();
+    assert_eq!(exported, table());
+}
+
+#[test]
+fn exports_carry_no_version() {
+    // A program asks for `read@GLIBC_2.2.5`; only an unversioned definition answers to every version.
+    for (name, versions) in dynamic(shared_object(), "--defined-only") {
+        assert_eq!(versions, [""], "{name}");
+    }
+}
+
+#[test]
+fn no_twin_is_forgotten() {
+    let (table, libc) = (table(), public_in_libc());
+    let mut forgotten = Vec::new();
+    for name in &table {
+        let bare = name.trim_start_matches('_').trim_end_matches("_chk").trim_end_matches("_2");
+        let bare = bare.strip_suffix("64").unwrap_or(bare);
+        for twin in [
+            bare.to_string(),
+            format!("{bare}64"),
+            format!("__{bare}"),
+            format!("__{bare}64"),
+            format!("__{bare}_chk"),
+            format!("__{bare}64_chk"),
+            format!("__{bare}_2"),
+            format!("__{bare}64_2"),
+            format!("__libc_{bare}"),
+            format!("__libc_{bare}64"),
+            format!("_IO_{bare}"),
+            format!("__{bare}_nocancel"),
+            format!("{bare}_cancel"),
+        ] {
+            if libc.contains(&twin) && !table.contains(twin.as_str()) {
+                forgotten.push(twin);
+            }
+        }
+    }
+    assert!(forgotten.is_empty(), "libc exports, the table does not: {forgotten:?}");
+}
+
+#[test]
+fn what_is_absent_is_absent_on_purpose() {
+    let (table, libc) = (table(), public_in_libc());
+    for (name, reason) in ABSENT {
+        assert!(libc.contains(*name), "{name} is nothing of libc's ({reason})");
+        assert!(!table.contains(name), "{name} is in the table, so not: {reason}");
+    }
+}
+
+#[test]
+fn only_libc_is_needed() {
+    let listing = output_of(Command::new("readelf").args(["-dW"]).arg(shared_object()));
+    let needed: Vec<_> = listing.lines().filter(|l| l.contains("(NEEDED)")).collect();
+    assert!(needed.len() == 1 && needed[0].contains("[libc.so.6]"), "{needed:?}");
+    let now = |l: &str| l.contains("(FLAGS_1)") && l.contains("NOW");
+    assert!(listing.lines().any(now), "calls are bound lazily");
+    assert!(!listing.contains("INITFIRST"), "the environment is not there yet (see build.rs)");
+}
+
+#[test]
+fn nothing_allocates_locks_or_keeps_thread_locals() {
+    let imports = dynamic(shared_object(), "--undefined-only");
+    let names: Vec<_> = imports.keys().map(String::as_str).collect();
+    println!("imports: {names:?}");
+    // Calls of our own to what we interpose would come back to us.
+    let table = table();
+    for name in &names {
+        assert!(!table.contains(name), "{name} is imported, but it is our own export");
+    }
+    // Every import is used at start only, or is pure, or ends the process.
+    let known = [
+        ("dlsym", "start"),
+        ("dlerror", "start"),
+        ("getenv", "start"),
+        ("readlink", "start"),
+        ("abort", "the end"),
+        ("clock_gettime", "pure, through the vDSO"),
+        ("__errno_location", "pure"),
+        ("memcpy", "pure"),
+        ("memmove", "pure"),
+        ("memset", "pure"),
+        ("memcmp", "pure"),
+        ("bcmp", "pure"),
+        ("strlen", "pure"),
+        ("__cxa_finalize", "weak: the C start files"),
+        ("__gmon_start__", "weak: the C start files"),
+        ("_ITM_registerTMCloneTable", "weak: the C start files"),
+        ("_ITM_deregisterTMCloneTable", "weak: the C start files"),
+    ];
+    for name in &names {
+        assert!(
+            known.iter().any(|(k, _)| k == name),
+            "{name} is imported; may it be called anywhere?"
+        );
+    }
+    let segments = output_of(Command::new("readelf").args(["-lW"]).arg(shared_object()));
+    let has_tls = segments.lines().any(|l| l.trim_start().starts_with("TLS "));
+    assert!(!has_tls, "thread-local storage of a shared object may allocate");
+}
