@@ -21,10 +21,15 @@ const MAX_INTERPRETERS: u32 = 4;
 /// Longest `#!` line the kernel looks at (BINPRM_BUF_SIZE).
 const MAX_SHEBANG: u64 = 256;
 
+/// The library's processor, and what its 32-bit programs say.
 #[cfg(target_arch = "aarch64")]
 const MACHINE: u16 = elf::EM_AARCH64;
+#[cfg(target_arch = "aarch64")]
+const NARROW_MACHINE: u16 = elf::EM_ARM;
 #[cfg(not(target_arch = "aarch64"))]
 const MACHINE: u16 = elf::EM_X86_64;
+#[cfg(not(target_arch = "aarch64"))]
+const NARROW_MACHINE: u16 = elf::EM_386;
 
 /// Why the library cannot serve a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -113,13 +118,11 @@ fn gains_privileges(path: &Path, file: &File) -> Option<Obstacle> {
 fn inspect(file: File) -> Option<Obstacle> {
     let data = ReadCache::new(file);
     match FileKind::parse(&data).ok()? {
-        FileKind::Elf64 => {
-            inspect_elf(FileHeader64::<Endianness>::parse(&data).ok()?, &data, MACHINE)
-        }
+        FileKind::Elf64 => inspect_elf(FileHeader64::<Endianness>::parse(&data).ok()?, &data),
         FileKind::Elf32 => {
-            let machine = if MACHINE == elf::EM_X86_64 { elf::EM_386 } else { elf::EM_ARM };
             let header = FileHeader32::<Endianness>::parse(&data).ok()?;
-            inspect_elf(header, &data, machine).or(Some(Obstacle::Narrow))
+            let is_ours = header.e_machine(header.endian().ok()?) == NARROW_MACHINE;
+            Some(if is_ours { Obstacle::Narrow } else { Obstacle::Foreign })
         }
         _ => None,
     }
@@ -128,10 +131,9 @@ fn inspect(file: File) -> Option<Obstacle> {
 fn inspect_elf<H: FileHeader<Endian = Endianness>>(
     header: &H,
     data: &ReadCache<File>,
-    machine: u16,
 ) -> Option<Obstacle> {
     let endian = header.endian().ok()?;
-    if header.e_machine(endian) != machine {
+    if header.e_machine(endian) != MACHINE {
         return Some(Obstacle::Foreign);
     }
     let sections = header.sections(endian, data).ok();
@@ -151,4 +153,108 @@ fn inspect_elf<H: FileHeader<Endian = Endianness>>(
 /// Whether this user may read the file at all, to tell "not there" from "not allowed".
 pub fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    /// A 64-bit ELF file with nothing but an interpreter and one named section.
+    fn elf64(machine: u16, linker: Option<&str>, section: &str) -> Vec<u8> {
+        let linker = linker.map(|name| [name.as_bytes(), b"\0"].concat());
+        let names = [b"\0", section.as_bytes(), b"\0.shstrtab\0"].concat();
+        let (segments, segments_at) = (u16::from(linker.is_some()), 64u64);
+        let linker_at = segments_at + 56;
+        let linker = linker.unwrap_or_default();
+        let names_at = linker_at + linker.len() as u64;
+        let sections_at = (names_at + names.len() as u64).next_multiple_of(8);
+        let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+        let half = |values: &[u16]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
+        let words =
+            |values: &[u64]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
+        file.extend(half(&[3, machine, 1, 0]));
+        file.extend(words(&[0, segments_at, sections_at]));
+        file.extend(half(&[0, 0, 64, 56, segments, 64, 3, 2]));
+        file.extend(words(&[0x4_0000_0003, linker_at, 0, 0]));
+        file.extend(words(&[linker.len() as u64, linker.len() as u64, 1]));
+        file.extend(&linker);
+        file.extend(&names);
+        file.resize(sections_at as usize, 0);
+        file.extend([0; 64]);
+        let shstrtab = 2 + section.len() as u64;
+        for (name, kind, at, size) in [(1, 1, 64, 0), (shstrtab, 3, names_at, names.len() as u64)] {
+            file.extend(words(&[name | kind << 32, 0, 0, at, size, 0, 0, 0]));
+        }
+        file
+    }
+
+    struct Temp(PathBuf);
+
+    impl Temp {
+        fn new(name: &str, content: &[u8]) -> Temp {
+            let name = format!("usmc-program-{}-{name}", std::process::id());
+            let path = env::temp_dir().join(name);
+            fs::write(&path, content).expect("a file for the test");
+            Temp(path)
+        }
+    }
+
+    impl Drop for Temp {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn programs_that_cannot_be_served_are_recognised() {
+        let glibc = Some("/lib64/ld-linux-x86-64.so.2");
+        let [low, high] = NARROW_MACHINE.to_le_bytes();
+        let ident = b"\x7fELF\x01\x01\x01".as_slice();
+        let narrow = [ident, &[0; 9], &[3, 0, low, high], &[0; 32]].concat();
+        for (name, content, obstacle) in [
+            ("dynamic", elf64(MACHINE, glibc, ".text"), None),
+            ("static", elf64(MACHINE, None, ".text"), Some(Obstacle::Static)),
+            ("go", elf64(MACHINE, glibc, ".go.buildinfo"), Some(Obstacle::Go)),
+            ("go-static", elf64(MACHINE, None, ".go.buildinfo"), Some(Obstacle::Go)),
+            ("musl", elf64(MACHINE, Some("/lib/ld-musl-x86_64.so.1"), "."), Some(Obstacle::Musl)),
+            ("foreign", elf64(elf::EM_RISCV, glibc, ".text"), Some(Obstacle::Foreign)),
+            ("narrow", narrow, Some(Obstacle::Narrow)),
+            ("text", b"echo\n".to_vec(), None),
+            ("cut", elf64(MACHINE, glibc, ".text")[..80].to_vec(), None),
+            ("empty", Vec::new(), None),
+        ] {
+            let file = Temp::new(name, &content);
+            let found = super::obstacle(&file.0).map(|(_, obstacle)| obstacle);
+            assert_eq!(found, obstacle, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_scripts_interpreter_is_looked_at() {
+        let interpreter = Temp::new("interpreter", &elf64(MACHINE, None, ".text"));
+        let line = format!("#! {} -x\nrest", interpreter.0.display());
+        let script = Temp::new("script", line.as_bytes());
+        let wrapped = Temp::new("wrapped", format!("#!{}\n", script.0.display()).as_bytes());
+        for path in [&script.0, &wrapped.0] {
+            assert_eq!(obstacle(path), Some((interpreter.0.clone(), Obstacle::Static)));
+        }
+        let endless = Temp::new("endless", b"");
+        fs::write(&endless.0, format!("#!{}\n", endless.0.display())).expect("a loop");
+        assert_eq!(obstacle(&endless.0), None);
+    }
+
+    #[test]
+    fn programs_that_gain_privileges_are_recognised() {
+        if !rustix::process::geteuid().is_root() {
+            let su = Path::new("/bin/su");
+            assert!(!su.exists() || obstacle(su).is_some(), "root's setuid program");
+            return;
+        }
+        let file = Temp::new("setuid", &elf64(MACHINE, Some("/lib64/ld-linux-x86-64.so.2"), "."));
+        chown(&file.0, Some(65534), None).expect("chown");
+        fs::set_permissions(&file.0, fs::Permissions::from_mode(0o4755)).expect("chmod");
+        let found = obstacle(&file.0).map(|(_, obstacle)| obstacle);
+        assert_eq!(found, Some(Obstacle::Privileged("setuid")));
+    }
 }

@@ -1,0 +1,115 @@
+//! `usmc check`: every obstacle is named with what to do about it, and a good machine passes.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::process::Command;
+
+use support::*;
+
+/// `usmc check` on a directory, with the real library.
+fn check(ism_dir: &str) -> Command {
+    let mut command = usmc(&["check", "--ism-dir", ism_dir]);
+    command.env("USMC_LIBRARY", real_library());
+    command
+}
+
+/// Runs it and returns its report; `healthy` is what it must find.
+fn report(command: &mut Command, healthy: bool) -> String {
+    let output = output(command);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(i32::from(!healthy)), "{text}{}", stderr(&output));
+    let verdict = if healthy { "SMC-D works here" } else { "SMC-D does not work here" };
+    assert!(text.lines().last().is_some_and(|line| line.starts_with(verdict)), "{text}");
+    text
+}
+
+#[test]
+fn a_good_directory_passes_with_a_live_connection() {
+    let dir = TempDir::new();
+    let text = report(&mut check(&format!("{}/ism", dir.str())), true);
+    assert!(text.contains("does not exist yet"), "{text}");
+    assert!(text.contains("moved their bytes through shared memory"), "{text}");
+}
+
+#[test]
+fn bad_directories_fail_with_a_remedy() {
+    let dir = TempDir::new();
+    let at = |name: &str| format!("{}/{name}", dir.str());
+    dir.file("file", b"");
+    fs::create_dir(at("open")).expect("a directory");
+    fs::set_permissions(at("open"), fs::Permissions::from_mode(0o777)).expect("chmod");
+    symlink(dir.path(), at("link")).expect("a link");
+    for (name, fact, remedy) in [
+        ("file", "is not a directory", "choose another with --ism-dir"),
+        ("file/below", "a part of the path", "choose another with --ism-dir"),
+        ("open", "is writable for everybody (mode 0777)", "chmod o-w"),
+        ("link", "is a symbolic link", "name its target instead"),
+        ("absent/ism", "cannot be created", "mkdir -p"),
+    ] {
+        let text = report(&mut check(&at(name)), false);
+        let failure = text.lines().skip_while(|line| !line.starts_with("  FAIL"));
+        let failure: Vec<&str> = failure.take(2).collect();
+        assert!(failure[0].contains(fact) && failure[1].contains(remedy), "{name}: {text}");
+        assert!(!text.contains("Two processes"), "{name}: nothing is tried in a bad directory");
+    }
+}
+
+#[test]
+fn another_users_directory_is_judged_by_what_we_may_do_there() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    fs::create_dir(&ism).expect("a directory");
+    if rustix::process::geteuid().is_root() {
+        chown(&ism, Some(65534), Some(65534)).expect("chown");
+        let text = report(&mut check(&ism), true);
+        assert!(text.contains("note  it belongs to user 65534, not to 0"), "{text}");
+    } else {
+        // Root's, and closed to us.
+        let text = report(&mut check("/root"), false);
+        assert!(text.contains("cannot use /root"), "{text}");
+    }
+}
+
+#[test]
+fn a_refused_configuration_is_a_failure_with_its_line() {
+    let dir = TempDir::new();
+    let file = dir.file("bad.toml", b"\nism-dir = '/x'\n");
+    let text = report(&mut usmc(&["check", "--config", &file]), false);
+    assert!(
+        text.contains("bad.toml:2: there is no key \"ism-dir\"; did you mean ism_dir?"),
+        "{text}"
+    );
+}
+
+#[test]
+fn effective_values_are_shown_with_their_source() {
+    let dir = TempDir::new();
+    let file = dir.file("good.toml", b"ring_size = '64K'\nexclude_ports = [22]\n");
+    let mut command = check(&format!("{}/ism", dir.str()));
+    command.args(["--config", &file]).env("USMC_EXCLUDE_PORTS", "23");
+    let text = report(&mut command, true);
+    assert!(text.contains(&format!("ring_size = 65536 ({file})")), "{text}");
+    assert!(text.contains("exclude_ports = 23 (USMC_EXCLUDE_PORTS)"), "{text}");
+}
+
+#[test]
+fn the_off_switch_is_a_failure() {
+    let dir = TempDir::new();
+    let mut command = check(&format!("{}/ism", dir.str()));
+    let text = report(command.env("USMC_OFF", "1"), false);
+    assert!(text.contains("FAIL  uSMC is switched off"), "{text}");
+}
+
+#[test]
+fn a_missing_or_unloadable_library_is_a_failure() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    let text = report(check(&ism).env("USMC_LIBRARY", "/nonexistent.so"), false);
+    assert!(text.contains("FAIL  USMC_LIBRARY: there is no file"), "{text}");
+    let junk = dir.file("libusmc_preload.so", b"not a library");
+    let text = report(check(&ism).env("USMC_LIBRARY", junk), false);
+    assert!(text.contains("does not load"), "{text}");
+    assert!(!text.contains("Two processes"), "{text}");
+}
