@@ -91,6 +91,8 @@ pub struct End {
     pub rx_lock: AtomicU64,
     /// Bytes of the TCP span the application has not read yet, plus one; 0 = not computed.
     pub tcp_left: AtomicU64,
+    /// SO_RCVBUF as the application set it, in bytes; 0 = never set.
+    pub rcv_buf: AtomicU32,
 }
 
 /// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the

@@ -5,7 +5,7 @@
 //! or [`OFFERED`] (client) / [`LOOKING`] (acceptor) → [`ATTACHED`] → [`RING`]; [`PLAIN`] is final.
 
 use core::ptr;
-use usmc_shm::layout::{ACCEPTOR, CLIENT, END_NODELAY, End, Producer, Slot};
+use usmc_shm::layout::{ACCEPTOR, CLIENT, End, Producer, Slot, WINDOW_SHIFT_MIN};
 use usmc_shm::ring::Ring;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
@@ -53,6 +53,7 @@ pub struct Conn {
     rx_data: AtomicPtr<u8>,
     tx_data: AtomicPtr<u8>,
     ring_shift: AtomicU32,
+    tx_shift: AtomicU32,
     /// Bits of kernel poll events that stay true (RDHUP, HUP, ERR).
     pub kernel_events: AtomicU32,
     /// When the kernel's state was last asked for, CLOCK_MONOTONIC nanoseconds.
@@ -100,6 +101,10 @@ pub struct Conn {
     pub rcvlowat: AtomicU32,
     /// The connection's name ([`crate::tuple::Tuple::words`]).
     pub tuple: [AtomicU64; 6],
+    /// SO_SNDBUF as the application set it, in bytes; 0 = never set.
+    pub snd_buf: AtomicU32,
+    /// SO_RCVBUF, likewise.
+    pub rcv_buf: AtomicU32,
     /// Cell that counts holders while there is no slot ([`crate::fork`]); 0 = none.
     pub cell: AtomicU32,
     next_free: AtomicU32,
@@ -154,6 +159,7 @@ impl Conn {
         self.rx_data.store(rx, Relaxed);
         self.tx_data.store(tx, Relaxed);
         self.ring_shift.store(ring_shift, Relaxed);
+        self.tx_shift.store(ring_shift, Relaxed);
         self.slot.store(slot.cast_mut(), Release);
     }
 
@@ -178,10 +184,24 @@ impl Conn {
         unsafe { Ring::new(&slot.dir[1 - self.side()], self.rx_data.load(Relaxed), shift) }
     }
 
+    /// Limits our send window to what TCP would buffer, where both applications set their buffers' sizes.
+    pub fn limit_window(&self, slot: &Slot) {
+        let (snd, rcv) =
+            (self.snd_buf.load(Relaxed), slot.end[1 - self.side()].rcv_buf.load(Relaxed));
+        if snd > 0 && rcv > 0 {
+            let bytes = snd.saturating_add(rcv).max(1 << WINDOW_SHIFT_MIN);
+            let shift = bytes.checked_next_power_of_two().map_or(31, u32::trailing_zeros);
+            // A window that has grown already stays.
+            let grown = self.own(slot).window_shift.load(Relaxed);
+            let shift = shift.max(grown).min(self.ring_shift.load(Relaxed));
+            self.tx_shift.store(shift, Relaxed);
+        }
+    }
+
     /// The direction away from us.
     #[inline(always)]
     pub fn tx<'a>(&self, slot: &'a Slot) -> Ring<'a> {
-        let shift = self.ring_shift.load(Relaxed);
+        let shift = self.tx_shift.load(Relaxed);
         // SAFETY: set_slot's contract.
         unsafe { Ring::new(&slot.dir[self.side()], self.tx_data.load(Relaxed), shift) }
     }
@@ -202,11 +222,6 @@ impl Conn {
     #[inline(always)]
     pub fn own<'a>(&self, slot: &'a Slot) -> &'a Producer {
         &slot.dir[self.side()].producer
-    }
-
-    /// Whether the application asked for TCP_NODELAY.
-    pub fn app_nodelay(&self, slot: &Slot) -> bool {
-        self.end(slot).flags.load(Relaxed) & END_NODELAY != 0
     }
 }
 
@@ -283,6 +298,8 @@ pub fn free(index: u32) {
         cell.store(0, Relaxed);
     }
     conn.tx_blocks.store(0, Relaxed);
+    conn.snd_buf.store(0, Relaxed);
+    conn.rcv_buf.store(0, Relaxed);
     conn.cell.store(0, Relaxed);
     conn.kernel_seen.store(0, Relaxed);
     conn.set_phase(0);

@@ -1,7 +1,10 @@
 //! Questions to the kernel about one TCP socket: byte counts and pending state.
 
 use core::mem::offset_of;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use usmc_shm::layout::{Slot, TX_RING};
 
+use crate::conn::Conn;
 use crate::sys;
 
 /// The first fields of `struct tcp_info` (linux/tcp.h) up to the byte counters.
@@ -24,7 +27,6 @@ const TCP_LAST_ACK: u8 = 9;
 const TCP_CLOSING: u8 = 11;
 const TCP_TIME_WAIT: u8 = 6;
 const TCP_CLOSE: u8 = 7;
-const TCP_ESTABLISHED: u8 = 1;
 
 fn tcp_info(fd: i32) -> Option<TcpInfo> {
     // SAFETY: integers only.
@@ -54,8 +56,16 @@ pub fn tcp_sent(fd: i32, client: bool) -> Option<u64> {
     None
 }
 
-/// Bytes ever read from this socket's TCP. The caller keeps everybody from receiving.
-pub fn tcp_read(fd: i32) -> Option<u64> {
+/// Bytes ever read from this connection's TCP. The caller keeps everybody from receiving.
+pub fn tcp_read(fd: i32, conn: &Conn, slot: &Slot) -> Option<u64> {
+    let peer = conn.peer(slot);
+    // Nothing but the span and the doorbells was ever sent; what exceeds them is a FIN.
+    let carried = if peer.state.load(Acquire) == TX_RING {
+        let span = peer.boundary.load(Relaxed).saturating_sub(1);
+        span.saturating_add(peer.bells_sent.load(Acquire) as u64)
+    } else {
+        u64::MAX
+    };
     for _ in 0..1000 {
         let before = tcp_info(fd)?;
         let unread = sys::ioctl_int(fd, libc::FIONREAD as u64).ok()?;
@@ -64,18 +74,14 @@ pub fn tcp_read(fd: i32) -> Option<u64> {
             // A received FIN counts as one byte, and FIONREAD leaves it out.
             let fin = match after.state {
                 TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING | TCP_TIME_WAIT => 1,
-                TCP_CLOSE => return None,
+                // After a RST: the state does not tell any more whether a FIN came before it.
+                TCP_CLOSE => u64::from(after.bytes_received > carried),
                 _ => 0,
             };
             return after.bytes_received.checked_sub(fin + unread as u64);
         }
     }
     None
-}
-
-/// Whether TCP's handshake is over and neither side has closed.
-pub fn is_established(fd: i32) -> bool {
-    tcp_info(fd).is_some_and(|i| matches!(i.state, TCP_ESTABLISHED | TCP_CLOSE_WAIT))
 }
 
 /// An int option, or `default`.

@@ -306,3 +306,51 @@ real! {
     __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int, ENOSYS;
     __openat64_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int, ENOSYS;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_symbol_is_the_system_call() {
+        assert_eq!(missing::close(-1), -1);
+        assert_eq!(crate::errno(), libc::EBADF);
+        let fd = missing::memfd_create(c"test".as_ptr(), 0);
+        assert!(fd >= 0);
+        assert_eq!(missing::write(fd, c"bytes".as_ptr().cast(), 5), 5);
+        let mut buf = [0u8; 8];
+        let iov = iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: 8 };
+        assert_eq!(missing::preadv(fd, &raw const iov, 1, 1), 4);
+        assert_eq!(&buf[..4], b"ytes");
+        assert_eq!(missing::close(fd), 0);
+    }
+
+    #[test]
+    fn a_missing_symbol_without_a_call_fails_in_its_own_way() {
+        assert!(missing::fdopen(0, c"r".as_ptr()).is_null());
+        assert_eq!(crate::errno(), libc::ENOSYS);
+        assert_eq!(missing::signal(1, libc::SIG_DFL), libc::SIG_ERR);
+        assert_eq!(missing::daemon(0, 0), -1);
+    }
+
+    #[test]
+    fn a_failed_look_up_leaves_no_trace() {
+        let otherwise = &raw const ERRNO as *mut c_void;
+        static ERRNO: c_int = 7;
+        crate::set_errno(ERRNO);
+        assert_eq!(find(c"usmc_no_such_symbol", otherwise), otherwise);
+        assert_eq!(crate::errno(), ERRNO);
+        // SAFETY: no arguments.
+        assert!(unsafe { libc::dlerror() }.is_null());
+    }
+
+    #[test]
+    fn what_is_found_is_called() {
+        resolve_all();
+        // SAFETY: no pointers.
+        assert_eq!(unsafe { close(-1) }, -1);
+        assert_eq!(crate::errno(), libc::EBADF);
+        let found = slots::close.load(Relaxed);
+        assert!(!found.is_null() && found != missing::close as *mut c_void);
+    }
+}

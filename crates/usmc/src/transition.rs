@@ -113,7 +113,9 @@ fn reset_end(end: &End) {
 
 fn bind_slot(conn: &Conn, map: &Segment, seg: u32, index: u32, client: bool) -> Result<(), Reason> {
     let mine = if client { CLIENT } else { ACCEPTOR };
-    let slot: *const Slot = map.slot(index).map_err(|_| Reason::PeerBroken)?;
+    let slot = map.slot(index).map_err(|_| Reason::PeerBroken)?;
+    slot.end[mine].rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
+    let slot: *const Slot = slot;
     let full = 1usize << map.ring_shift();
     let rx = map.ring(index, 1 - mine).map_err(|_| Reason::PeerBroken)?.contiguous(0, full, full).0;
     let tx = map.ring(index, mine).map_err(|_| Reason::PeerBroken)?.contiguous(0, full, full).0;
@@ -320,6 +322,9 @@ fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
     let client = conn.has(F_CLIENT);
     let switched = span.try_switch(|| kernel::tcp_sent(fd, client));
     if switched == Ok(Switch::Ring) {
+        if let Some(slot) = conn.slot() {
+            conn.limit_window(slot);
+        }
         log::debug(format_args!("fd {fd}: sending through the ring"));
     }
     switched == Ok(Switch::Ring)

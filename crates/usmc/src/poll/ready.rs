@@ -70,7 +70,7 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
         return if rx.data().map_or(true, |d| enough(d.len)) { IN | RDNORM } else { 0 };
     }
     let source = match conn.rx_lock.enter() {
-        Some(_held) => RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd)),
+        Some(_held) => RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot)),
         None => return 0,
     };
     match source {

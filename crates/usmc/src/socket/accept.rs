@@ -13,6 +13,9 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     let Some(index) = connect::created(fd, flags) else { return };
     let from = conn::at(listener);
     let conn = conn::at(index);
+    // Accepted sockets inherit their listener's buffer sizes.
+    conn.snd_buf.store(from.snd_buf.load(Relaxed), Relaxed);
+    conn.rcv_buf.store(from.rcv_buf.load(Relaxed), Relaxed);
     if from.phase() != LISTEN {
         let reason = Reason::from_code(from.reason.load(Relaxed) as u8);
         conn.give_up(reason.unwrap_or(Reason::NoDevice));

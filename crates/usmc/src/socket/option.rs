@@ -31,6 +31,17 @@ pub fn set(index: u32, level: i32, name: i32, value: i32) -> Verdict {
     {
         return kernel_only(conn);
     }
+    if level == libc::SOL_SOCKET && value > 0 {
+        match name {
+            libc::SO_SNDBUF => conn.snd_buf.store(value as u32, Relaxed),
+            libc::SO_RCVBUF => conn.rcv_buf.store(value as u32, Relaxed),
+            _ => {}
+        }
+        if let Some(slot) = conn.slot() {
+            conn.end(slot).rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
+            conn.limit_window(slot);
+        }
+    }
     let Some(slot) = conn.slot().filter(|_| conn.has(F_TUNED)) else { return Verdict::Kernel };
     match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => keep(conn, slot, END_NODELAY, value),

@@ -121,10 +121,11 @@ fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
         return Attempt::Fail(libc::ECONNRESET);
     };
     let span = RxSpan::new(slot, conn.side());
-    match span.source(|| kernel::tcp_read(fd)) {
+    match span.source(|| kernel::tcp_read(fd, conn, slot)) {
         Ok(Source::Ring) => from_ring(fd, conn, slot, to, flags),
-        Ok(Source::Tcp(left)) => from_tcp(fd, conn, Some(span), to, flags, left),
-        Err(Unmeasured) => after_death(conn, slot),
+        Ok(Source::Tcp(left)) => from_tcp(fd, conn, Some((span, slot)), to, flags, left),
+        // The kernel does not know the socket any more: the number was closed behind our back.
+        Err(Unmeasured) => Attempt::Fail(libc::EBADF),
     }
 }
 
@@ -132,7 +133,7 @@ fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
 fn from_tcp(
     fd: i32,
     conn: &Conn,
-    span: Option<RxSpan<'_>>,
+    span: Option<(RxSpan<'_>, &Slot)>,
     to: &mut Buffers,
     flags: i32,
     left: u64,
@@ -157,18 +158,18 @@ fn from_tcp(
         Err(libc::EAGAIN) => return Attempt::Empty(false),
         Err(errno) => return Attempt::Fail(errno),
     };
-    let Some(span) = span else {
+    let Some((span, slot)) = span else {
         return got(to, taken, flags);
     };
     if flags & libc::MSG_PEEK != 0 {
-        return match span.source(|| kernel::tcp_read(fd)) {
+        return match span.source(|| kernel::tcp_read(fd, conn, slot)) {
             Ok(Source::Tcp(left)) => {
                 got(to, taken.min(usize::try_from(left).unwrap_or(taken)), flags)
             }
             Ok(Source::Ring) | Err(Unmeasured) => Attempt::Got(0),
         };
     }
-    match span.took_tcp(taken as u64, || kernel::tcp_read(fd)) {
+    match span.took_tcp(taken as u64, || kernel::tcp_read(fd, conn, slot)) {
         Ok(data) => {
             observer::received(conn, data);
             got(to, data as usize, flags)
@@ -306,7 +307,7 @@ pub fn unread(fd: i32, conn: &Conn) -> Option<usize> {
     let _held = conn.rx_lock.enter()?;
     let span = RxSpan::new(slot, conn.side());
     let in_ring = conn.rx(slot).data().map_or(0, |d| d.len);
-    match span.source(|| kernel::tcp_read(fd)) {
+    match span.source(|| kernel::tcp_read(fd, conn, slot)) {
         Ok(Source::Ring) | Err(Unmeasured) => Some(in_ring),
         Ok(Source::Tcp(left)) => {
             let inq = sys::ioctl_int(fd, libc::FIONREAD as u64).unwrap_or(0) as usize;

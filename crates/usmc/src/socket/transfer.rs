@@ -150,7 +150,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
         let Some(slot) = conn.slot() else { return Outcome::Kernel };
         let source = {
             let Some(_held) = conn.rx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
-            RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd))
+            RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
         };
         if !matches!(source, Ok(Source::Ring)) {
             return splice_tcp(fd, index, to, count, nonblock);

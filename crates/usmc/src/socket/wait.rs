@@ -155,7 +155,7 @@ pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
 /// Whether TCP has been read to the boundary. The caller holds the receiving lock.
 pub fn reads_ring(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     matches!(
-        RxSpan::new(slot, conn.side()).source(|| crate::kernel::tcp_read(fd)),
+        RxSpan::new(slot, conn.side()).source(|| crate::kernel::tcp_read(fd, conn, slot)),
         Ok(Source::Ring)
     )
 }
