@@ -48,6 +48,15 @@ static int child(void *arg)
 	return 7;
 }
 
+static volatile int elsewhere;
+
+/* Returned to, on its own stack: nothing may have been pushed there between. */
+static void child_elsewhere(void)
+{
+	elsewhere = 43;
+	_exit(6);
+}
+
 static void *reads_for_ever(void *fd)
 {
 	char byte;
@@ -109,6 +118,11 @@ int main(int argc, char **argv)
 		_exit(3);
 	waitpid(pid, &status, 0);
 	SAY("syscall clone", WEXITSTATUS(status));
+	void **top = (void **)(stack + 65536) - 2;
+	*top = child_elsewhere;
+	pid = syscall(SYS_clone, (long)(CLONE_VM | CLONE_VFORK | SIGCHLD), top, NULL, NULL, NULL);
+	waitpid(pid, &status, 0);
+	SAY("syscall clone with a stack", elsewhere * 100 + WEXITSTATUS(status));
 	struct clone_args args = {.exit_signal = SIGCHLD};
 	pid = syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0)
