@@ -2,12 +2,23 @@
 //!
 //! Read in the order a byte travels: [`layout`] says where everything lies, [`copy`] is the only place
 //! where application memory and shared memory meet, [`ring`] moves the cursors and says who has to be
-//! woken, [`bell`] how that is done over TCP, [`lock`] keeps several threads or forked processes of one end apart, [`region`] carves checked
-//! references out of a mapping. Before that, [`handshake`] brings two ends to one slot, and [`span`] moves
-//! a direction from TCP to the ring at an exact byte.
+//! woken, [`bell`] how that is done over TCP, [`lock`] keeps several threads or forked processes of one end
+//! apart, [`region`] carves checked references out of a mapping. Before that, [`handshake`] brings two ends
+//! to one slot, and [`span`] moves a direction from TCP to the ring at an exact byte.
 //!
 //! Everything the peer can write is treated as hostile: one atomic load into a local, a range check,
 //! then use. A value no correct peer writes is [`Broken`]; the caller gives up that one connection.
+//!
+//! How it is proven, each by the code that ships:
+//!
+//! | question | command |
+//! |---|---|
+//! | every interleaving and weak-memory outcome | `RUSTFLAGS="--cfg loom" cargo test -p usmc-shm --release --test loom` |
+//! | do the models notice a weaker ordering? | `python3 crates/usmc-shm/tests/loom/mutants.py` |
+//! | is a ring a queue, from any cursor? | `cargo test -p usmc-shm --test oracle` |
+//! | a peer that writes anything anywhere | `cargo test -p usmc-shm --test hostile` |
+//! | data races on real threads | `crates/usmc-shm/tests/sanitize.sh tsan` (or `miri`) |
+//! | what it costs | `cargo bench -p usmc-shm --bench ring` |
 #![cfg_attr(not(loom), no_std)]
 
 pub mod bell;

@@ -1,5 +1,7 @@
 //! The boundary between TCP and the ring: no byte lost, repeated, or out of its sender's order.
 
+use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::Ordering::Relaxed;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use usmc_shm::layout::{ACCEPTOR, CLIENT};
@@ -164,6 +166,29 @@ fn two_senders_and_a_receiver_agree_on_the_boundary() {
         for sender in [0x10, 0x20] {
             let own: Vec<u8> = got.iter().copied().filter(|byte| byte & 0xF0 == sender).collect();
             assert_eq!(own, [sender, sender | 1]);
+        }
+    });
+}
+
+/// As weak as can be: the kernel's count is ordered by nothing but the protocol.
+#[test]
+fn the_boundary_counts_every_finished_send() {
+    check(None, || {
+        let stream = Stream::new();
+        let count = Arc::new(AtomicU64::new(0));
+        let other = thread::spawn({
+            let (stream, count) = (stream.clone(), count.clone());
+            move || {
+                let sent = || Some(count.load(Relaxed));
+                if let Ok(Route::Tcp(_in_flight)) = stream.tx().begin_tcp_send(sent) {
+                    count.fetch_add(1, Relaxed);
+                }
+            }
+        });
+        let switched = stream.tx().try_switch(|| Some(count.load(Relaxed)));
+        other.join().unwrap();
+        if switched == Ok(Switch::Ring) {
+            assert_eq!(stream.rx().boundary(), Some(count.load(Relaxed)));
         }
     });
 }
