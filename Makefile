@@ -1,0 +1,55 @@
+# uSMC. `make demo` shows it, `make test` proves it; both install what they need on a fresh Debian 12.
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+BUILD_DEPS := gcc:gcc libc6-dev:- binutils:nm
+TEST_DEPS := python3:python3 curl:curl redis-server:redis-server redis-tools:redis-cli \
+	nginx-light:nginx wrk:wrk sockperf:sockperf
+DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
+	nginx-light:nginx wrk:wrk sockperf:sockperf
+
+.PHONY: all build test test-loom lint demo install test-deps demo-deps python-suite clean
+
+all: build
+
+build:
+	$(CARGO) build --release --locked
+
+# Unit, property and hostile-peer tests, the preloaded programs, and whole processes.
+test: test-deps build
+	$(CARGO) test --release --locked --workspace --no-fail-fast
+
+# The models of the rings, the handshake and the span switch; exhaustive, some minutes.
+test-loom:
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom CARGO_PROFILE_RELEASE_LTO=off \
+		$(CARGO) test --release --locked -p usmc-shm --test loom -- --test-threads=1
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+
+demo: demo-deps build
+	python3 demo/demo.py
+
+# CPython's own socket tests, with and without the library: same outcomes.
+python-suite: build
+	sh tests/python-suite.sh
+
+install: build
+	install -D -m 755 target/release/usmc $(DESTDIR)$(PREFIX)/bin/usmc
+	install -D -m 755 target/release/libusmc_preload.so $(DESTDIR)$(PREFIX)/lib/libusmc_preload.so
+	for page in docs/man/*.[1-8]; do \
+		section=$${page##*.}; \
+		install -D -m 644 $$page $(DESTDIR)$(PREFIX)/share/man/man$$section/$${page##*/}; \
+	done
+
+test-deps:
+	@sh .ci/packages $(BUILD_DEPS) $(TEST_DEPS)
+
+demo-deps:
+	@sh .ci/packages $(BUILD_DEPS) $(DEMO_DEPS)
+
+clean:
+	$(CARGO) clean
