@@ -43,12 +43,13 @@ enum Command {
         /// bash, zsh, fish, elvish or powershell
         shell: clap_complete::Shell,
     },
-    #[command(hide = true)]
-    Probe(cmd::probe::Args),
 }
 
 /// Parses, runs and reports; the value is the exit status.
 fn usmc() -> c_int {
+    if let Some(outcome) = cmd::probe::requested() {
+        return reported(outcome, 1);
+    }
     let command = match Usmc::try_parse() {
         Ok(usmc) => usmc.command,
         Err(told) => {
@@ -66,12 +67,15 @@ fn usmc() -> c_int {
         Command::Run(args) => cmd::run::run(&args),
         Command::Ss(args) => cmd::ss::run(&args),
         Command::Check(args) => cmd::check::run(&args),
-        Command::Probe(args) => cmd::probe::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Usmc::command(), "usmc", &mut std::io::stdout());
             Ok(0)
         }
     };
+    reported(outcome, failure)
+}
+
+fn reported(outcome: anyhow::Result<c_int>, failure: c_int) -> c_int {
     outcome.unwrap_or_else(|problem| {
         eprintln!("usmc: {problem:#}");
         failure

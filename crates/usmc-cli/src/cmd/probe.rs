@@ -1,5 +1,6 @@
 //! What `usmc check` runs under the library: two ends of a connection. Hidden from users.
 
+use std::env;
 use std::ffi::c_int;
 use std::fs;
 use std::io::{self, Read, Write};
@@ -12,39 +13,26 @@ const ROUNDS: usize = 200;
 /// Bytes of one message.
 const MESSAGE: usize = 64;
 
-/// The probe's parts.
-#[derive(clap::Args, Debug)]
-pub struct Args {
-    #[command(subcommand)]
-    part: Part,
-}
-
-#[derive(clap::Subcommand, Debug)]
-enum Part {
-    /// Succeed if the library is loaded
-    Loaded,
-    /// Print a port, and send back what one client sends
-    Serve,
-    /// Talk to that port, print a line, and wait for the end of standard input
-    Connect {
-        /// The port
-        port: u16,
-    },
-}
-
-/// Plays the part.
+/// Plays a part, if the command line is `usmc probe PART`, which is not for users and so not for clap:
 ///
-/// # Errors
-/// Whatever a socket call says.
-pub fn run(args: &Args) -> Result<c_int> {
-    match args.part {
-        Part::Loaded => {
-            let maps = fs::read_to_string("/proc/self/maps").context("cannot read /proc")?;
-            Ok(c_int::from(!maps.contains("libusmc_preload.so")))
-        }
-        Part::Serve => serve(),
-        Part::Connect { port } => connect(port),
-    }
+/// - `loaded` succeeds if the library is loaded;
+/// - `serve` prints a port and sends back what one client sends;
+/// - `connect PORT` talks to it, prints a line and waits for the end of its standard input.
+pub fn requested() -> Option<Result<c_int>> {
+    let args: Vec<String> =
+        env::args_os().skip(1).map_while(|arg| arg.into_string().ok()).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    Some(match args[..] {
+        ["probe", "loaded"] => loaded(),
+        ["probe", "serve"] => serve(),
+        ["probe", "connect", port] => connect(port.parse().ok()?),
+        _ => return None,
+    })
+}
+
+fn loaded() -> Result<c_int> {
+    let maps = fs::read_to_string("/proc/self/maps").context("cannot read /proc")?;
+    Ok(c_int::from(!maps.contains("libusmc_preload.so")))
 }
 
 fn serve() -> Result<c_int> {

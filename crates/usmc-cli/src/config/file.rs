@@ -104,4 +104,23 @@ mod tests {
             assert!(found.starts_with(refusal), "{text:?}: {found}");
         }
     }
+
+    #[test]
+    fn the_example_and_the_manual_have_every_key() {
+        let example = include_str!("../../../../docs/config/usmc.toml");
+        assert_eq!(flat(example), Ok(vec![]), "the example changes nothing by itself");
+        let is_value = |line: &&str| line.starts_with('#') && line.contains(" = ");
+        let values: Vec<_> = example.lines().filter(is_value).map(|line| &line[1..]).collect();
+        let values = flat(&values.join("\n")).expect("the example's values");
+        let manual = include_str!("../../../../docs/man/usmc.toml.5");
+        for key in &KEYS {
+            assert!(
+                values.iter().any(|(name, _)| *name == key.name),
+                "{} in the example",
+                key.name
+            );
+            let title = format!(".It Ic {} , Ev {} , Fl {}", key.name, key.env, &key.option[1..]);
+            assert!(manual.lines().any(|line| line == title), "{title}");
+        }
+    }
 }

@@ -15,10 +15,10 @@ use super::{KEYS, Key, Kind, file};
 #[command(next_help_heading = "Configuration (see usmc.toml(5))")]
 pub struct ConfigArgs {
     /// Read FILE after /etc/usmc.toml and the user's own file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub config: Option<PathBuf>,
     /// Directory that is the ISM device: who shares it shares memory [default: /dev/shm/usmc-UID]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub ism_dir: Option<String>,
     /// Bytes of each ring, a power of two from 16K to 4M
     #[arg(long, value_name = "SIZE")]
