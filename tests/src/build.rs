@@ -90,7 +90,7 @@ fn compile(program: &Program, dir: &Path) {
     let temporary = dir.join(format!("{}.{}", program.name, std::process::id()));
     let built = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
         .args(program.flags)
-        .args(["-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
+        .args(["-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-stringop-overflow", "-Wno-stringop-overread", "-pthread", "-I"])
         .arg(sources.join("common"))
         .args(&files)
         .arg("-o")

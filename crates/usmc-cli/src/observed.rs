@@ -18,8 +18,10 @@ const RECORD: usize = size_of::<Record>();
 const CHUNK: usize = 512;
 /// Records looked at in one file: a million sockets, 128 MiB.
 const MAX_RECORDS: usize = 1 << 20;
-/// Tries for a record that changes while we read it.
+/// Further tries for a record that changes while we read it.
 const MAX_TRIES: usize = 64;
+/// Further tries for all records of one file.
+const MAX_FILE_TRIES: usize = 4096;
 
 /// One socket, as its process describes it.
 #[derive(Clone, Debug)]
@@ -53,6 +55,7 @@ pub struct Reading {
     pub unsteady: usize,
     /// Records that no correct library writes.
     pub senseless: usize,
+    tries: usize,
 }
 
 /// Why a file was not read.
@@ -136,7 +139,8 @@ impl Reading {
             self.push(record);
             return Ok(());
         }
-        for _ in 0..MAX_TRIES {
+        for _ in 0..MAX_TRIES.min(MAX_FILE_TRIES - self.tries) {
+            self.tries += 1;
             let mut again = [[0u8; RECORD]; 3];
             for copy in &mut again {
                 if read_up_to(file, copy, offset(index))? < RECORD {

@@ -150,9 +150,16 @@ fn inspect_elf<H: FileHeader<Endian = Endianness>>(
     }
 }
 
-/// Whether this user may read the file at all, to tell "not there" from "not allowed".
+/// Whether there is a file of that name.
 pub fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
+}
+
+/// Whether `command` is a bare name that no searchable directory of PATH has.
+pub fn is_nowhere(command: &OsStr) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut dirs = env::split_paths(&path);
+    !command.as_bytes().contains(&b'/') && !dirs.any(|dir| exists(&dir.join(command)))
 }
 
 #[cfg(test)]

@@ -186,14 +186,15 @@ static mut CONFIG: Config = Config::off();
 /// Called once, from the constructor, before any other thread exists.
 pub unsafe fn load() {
     // SAFETY: the caller's contract.
-    unsafe { *(&raw mut CONFIG) = Config::from_env() };
+    unsafe { CONFIG = Config::from_env() };
 }
 
 /// The process' configuration.
 #[inline(always)]
 pub fn get() -> &'static Config {
+    let config = &raw const CONFIG;
     // SAFETY: written only by `load`, before anybody else can read.
-    unsafe { &*(&raw const CONFIG) }
+    unsafe { &*config }
 }
 
 #[cfg(test)]

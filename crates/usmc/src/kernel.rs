@@ -41,9 +41,9 @@ fn tcp_info(fd: i32) -> Option<TcpInfo> {
 /// (tcp_rcv_synsent_state_process against tcp_check_req; `tests` below watches it).
 pub fn tcp_sent(fd: i32, client: bool) -> Option<u64> {
     for _ in 0..1000 {
-        let before = sys::ioctl_int(fd, libc::TIOCOUTQ as u64).ok()?;
+        let before = sys::ioctl_int(fd, libc::TIOCOUTQ).ok()?;
         let info = tcp_info(fd)?;
-        let after = sys::ioctl_int(fd, libc::TIOCOUTQ as u64).ok()?;
+        let after = sys::ioctl_int(fd, libc::TIOCOUTQ).ok()?;
         if matches!(info.state, TCP_SYN_SENT | TCP_SYN_RECV | TCP_CLOSE) {
             return None;
         }
@@ -68,7 +68,7 @@ pub fn tcp_read(fd: i32, conn: &Conn, slot: &Slot) -> Option<u64> {
     };
     for _ in 0..1000 {
         let before = tcp_info(fd)?;
-        let unread = sys::ioctl_int(fd, libc::FIONREAD as u64).ok()?;
+        let unread = sys::ioctl_int(fd, libc::FIONREAD).ok()?;
         let after = tcp_info(fd)?;
         if before.bytes_received == after.bytes_received && before.state == after.state {
             // A received FIN counts as one byte, and FIONREAD leaves it out.

@@ -8,6 +8,10 @@
 //! No std and no alloc: we run inside other people's functions, also in their signal handlers.
 #![cfg_attr(not(test), no_std)]
 
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "each function's contract is that of the libc function it is named after"
+)]
 pub mod api;
 mod clock;
 mod config;

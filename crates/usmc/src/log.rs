@@ -70,11 +70,6 @@ pub fn warn(args: fmt::Arguments<'_>) {
     line(2, "warn", args);
 }
 
-/// A connection's change of mode.
-pub fn info(args: fmt::Arguments<'_>) {
-    line(3, "info", args);
-}
-
 /// Steps of the handshake.
 pub fn debug(args: fmt::Arguments<'_>) {
     line(4, "debug", args);

@@ -3,7 +3,7 @@
 //! Cold fields change with the connection's mode; the two counters are plain stores on the data path.
 
 use core::ptr;
-use usmc_shm::layout::{TX_RING, TXF_DONE};
+use usmc_shm::layout::TX_RING;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, fence};
 
@@ -74,11 +74,6 @@ fn ensure() -> bool {
         header.magic.store(MAGIC, Release);
     }
     true
-}
-
-/// The fd of the file, if it is ours.
-pub fn owns_fd(fd: i32) -> bool {
-    fd >= 0 && fd == FD.load(Relaxed)
 }
 
 fn take_record() -> Option<u32> {
@@ -229,11 +224,6 @@ pub fn received(conn: &Conn, n: u64) {
     if let Some(record) = record(conn.observed.load(Relaxed)) {
         record.rx_bytes.fetch_add(n, Relaxed);
     }
-}
-
-/// Whether our sending direction ended, for the state column.
-pub fn is_done(conn: &Conn) -> bool {
-    conn.slot().is_some_and(|slot| conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0)
 }
 
 /// In a forked child: writes must not reach the parent's file. The child gets its own on first need.

@@ -73,7 +73,7 @@ impl Wait for FamilyPatience {
             return Verdict::Again;
         }
         crate::sys::sched_yield();
-        if attempt % 64 == 0 && !is_alive((holder >> 40) as u32) {
+        if attempt.is_multiple_of(64) && !is_alive((holder >> 40) as u32) {
             return Verdict::Steal;
         }
         // A live holder keeps the lock for microseconds; more than this is a peer that scribbles.

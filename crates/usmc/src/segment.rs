@@ -85,6 +85,9 @@ pub fn unhold() {
 /// Fork, in the child: the parent's segments serve the inherited connections and nothing else.
 pub fn after_fork() {
     LOCK.reset();
+    if TABLE.load(Acquire).is_null() {
+        return;
+    }
     let Some(table) = table() else { return };
     for m in table.entries.iter_mut().filter(|m| m.role == Role::Own) {
         m.role = Role::Closed;
@@ -355,6 +358,9 @@ fn sweep(table: &mut Table<'_>) {
 
 /// The process ends in an orderly way: tell acceptors that nothing comes any more.
 pub fn leave() {
+    if TABLE.load(Acquire).is_null() {
+        return;
+    }
     let Some(table) = table() else { return };
     for m in table.entries.iter_mut().filter(|m| m.role == Role::Own) {
         if let Ok(map) = m.segment() {

@@ -110,8 +110,6 @@ pub struct FileFacts {
     pub uid: u32,
     /// Bytes.
     pub size: u64,
-    /// Inode.
-    pub ino: u64,
 }
 
 /// fstat(2).
@@ -119,7 +117,7 @@ pub fn fstat(fd: c_int) -> Result<FileFacts, Errno> {
     // SAFETY: all-zero is a valid `stat`.
     let mut st: libc::stat = unsafe { core::mem::zeroed() };
     call!(SYS_fstat, fd, &raw mut st)?;
-    Ok(FileFacts { mode: st.st_mode, uid: st.st_uid, size: st.st_size as u64, ino: st.st_ino })
+    Ok(FileFacts { mode: st.st_mode, uid: st.st_uid, size: st.st_size as u64 })
 }
 
 /// memfd_create(2), sealable and close-on-exec.

@@ -86,9 +86,9 @@ pub fn take(fd: i32) -> Entry {
 /// Calls `each` for every known fd in `first..=last`.
 pub fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Entry)) {
     let end = (last as usize).min(FDS - 1).min(crate::sys::nofile_limit() as usize * 2 + 1024);
-    for fd in first as usize..=end {
-        // One load per fd: the words are dense, and zero pages stay untouched copies of the zero page.
-        if TABLE[fd].load(Relaxed) != 0 {
+    // One load per fd: the words are dense, and untouched pages stay copies of the zero page.
+    for (fd, word) in TABLE.iter().enumerate().take(end + 1).skip(first as usize) {
+        if word.load(Relaxed) != 0 {
             each(fd as i32, get(fd as i32));
         }
     }

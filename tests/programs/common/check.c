@@ -136,7 +136,7 @@ pid_t child(void (*run)(void *), void *arg) {
 
 void child_succeeds(pid_t pid) {
     int status;
-    EQ(waitpid(pid, &status, 0), pid);
+    EQ(TEMP_FAILURE_RETRY(waitpid(pid, &status, 0)), pid);
     if (status != 0)
         check_failed(__FILE__, __LINE__, "the child succeeds", "wait status 0x%x", status);
 }

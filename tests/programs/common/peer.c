@@ -22,7 +22,7 @@ static char *data;
 
 static void put(int fd, const void *buf, size_t n) {
     for (const char *p = buf; n > 0;) {
-        ssize_t r = OK(write(fd, p, n));
+        ssize_t r = OK(TEMP_FAILURE_RETRY(write(fd, p, n)));
         p += r;
         n -= r;
     }
@@ -31,7 +31,7 @@ static void put(int fd, const void *buf, size_t n) {
 // False at the end of the other side.
 static bool get(int fd, void *buf, size_t n) {
     for (char *p = buf; n > 0;) {
-        ssize_t r = OK(read(fd, p, n));
+        ssize_t r = OK(TEMP_FAILURE_RETRY(read(fd, p, n)));
         if (r == 0)
             return false;
         p += r;
@@ -41,6 +41,10 @@ static bool get(int fd, void *buf, size_t n) {
 }
 
 static void *serve_thread(void *arg) {
+    // Signals of the process are for the case's own thread.
+    sigset_t all;
+    sigfillset(&all);
+    EQ(pthread_sigmask(SIG_BLOCK, &all, NULL), 0);
     peer_serve((int)(intptr_t)arg);
     return NULL;
 }

@@ -154,6 +154,13 @@ fn report(name: &OsStr, failure: &Error) -> c_int {
             eprintln!("usmc: cannot run {shown}: it is a directory; name a program in it");
             CANNOT_INVOKE
         }
+        ErrorKind::PermissionDenied if program::is_nowhere(name) => {
+            eprintln!(
+                "usmc: cannot run {shown}: not found, and PATH has directories this user may not \
+                 search; install it, or give its path"
+            );
+            CANNOT_INVOKE
+        }
         ErrorKind::PermissionDenied => {
             eprintln!("usmc: cannot run {shown}: permission denied; make it executable (chmod +x)");
             CANNOT_INVOKE

@@ -99,7 +99,7 @@ pub unsafe fn epoll_pwait2(
 }
 
 fn nanoseconds(t: &timespec) -> i64 {
-    (t.tv_sec as i64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as i64).max(0)
+    t.tv_sec.saturating_mul(1_000_000_000).saturating_add(t.tv_nsec).max(0)
 }
 
 /// poll(2)
@@ -246,10 +246,10 @@ pub unsafe fn select(
         nanoseconds(&timespec { tv_sec: t.tv_sec, tv_nsec: t.tv_usec.saturating_mul(1000) })
     });
     let start = clock::now_ns();
-    // SAFETY: the caller's contract.
     let done = if limit.is_some_and(|t| t.tv_sec < 0 || t.tv_usec < 0) {
         None
     } else {
+        // SAFETY: the caller's contract.
         unsafe { select_by_poll(&sets, ns, core::ptr::null()) }
     };
     let Some(n) = done else {

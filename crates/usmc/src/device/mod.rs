@@ -92,8 +92,6 @@ pub trait Device: Sync {
     fn after_fork(&self, listening: bool);
     /// The process ends in an orderly way.
     fn leave(&self);
-    /// Whether this fd belongs to the device (the application must not close it).
-    fn owns_fd(&self, fd: i32) -> bool;
 }
 
 /// The device new connections use.

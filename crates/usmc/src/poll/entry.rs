@@ -43,6 +43,8 @@ pub struct Entry {
     pub seen_bits: AtomicU32,
     /// `tx_blocks` when EPOLLOUT was last reported.
     pub seen_blocks: AtomicU32,
+    /// The wait that reported it last, so that one wait reports it once.
+    pub round: AtomicU32,
     /// Next registration of the same connection, plus one.
     pub next: AtomicU32,
     next_free: AtomicU32,

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 use super::entry::{self, E_ARMED, E_DISABLED, E_RING};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
-use crate::conn::{self, RING};
+use crate::conn::{self};
 use crate::socket::wait::{self, Budget, Sleeper};
 use crate::table::{self, Entry as Fd};
 use crate::{clock, errno, real, set_errno, sys};
@@ -61,10 +61,10 @@ pub unsafe fn epoll_wait(
     let budget = Budget(&set.spin_ns);
     // SAFETY (all raw calls below): the caller's contract; at + room ≤ max.
     loop {
+        let rounds = set.rounds.fetch_add(1, Relaxed);
         let mut n = scan(set, events, max, false);
         n = scan_nested(index, events, max, n);
-        let rounds = set.rounds.fetch_add(1, Relaxed);
-        if n < max && (n == 0 || rounds % KERNEL_TURN == 0) {
+        if n < max && (n == 0 || rounds.is_multiple_of(KERNEL_TURN)) {
             // SAFETY: see above.
             let got = unsafe { kernel_now(epfd, events, n, max) };
             if got < 0 && n == 0 {
@@ -159,7 +159,7 @@ fn spin(
     wait::spin(budget_ns, &set.cpu, peer_cpu, || {
         *n = scan(set, events, max, false);
         turns += 1;
-        if *n == 0 && turns % 16 == 0 && clock::now_ns() > kernel_at {
+        if *n == 0 && turns.is_multiple_of(16) && clock::now_ns() > kernel_at {
             // SAFETY: epoll_wait's contract.
             *n = unsafe { kernel_now(epfd, events, 0, max) }.max(0);
             kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
@@ -225,6 +225,7 @@ fn scan(set: &Set, events: *mut libc::epoll_event, max: c_int, peek: bool) -> c_
             continue;
         }
         if !peek {
+            entry.round.store(set.rounds.load(Relaxed), Relaxed);
             let event = libc::epoll_event { events: bits, u64: entry.data.load(Relaxed) };
             // SAFETY: n < max, and events holds max entries.
             unsafe { events.add(n as usize).write(event) };
@@ -296,7 +297,7 @@ fn translate(
                 }
                 event.events
             } else {
-                from_ring(set, number, entry, index, event.events)
+                from_ring(set, number, entry, index, event.events, at)
             };
             if bits == 0 {
                 continue;
@@ -311,13 +312,24 @@ fn translate(
 }
 
 /// The kernel reports a ring connection: a doorbell, bytes of the TCP span, or its end.
-fn from_ring(set: &Set, number: u32, entry: &entry::Entry, index: u32, kernel: u32) -> u32 {
+fn from_ring(
+    set: &Set,
+    number: u32,
+    entry: &entry::Entry,
+    index: u32,
+    kernel: u32,
+    at: c_int,
+) -> u32 {
     let conn = conn::at(index);
     let sticky = kernel & (ready::RDHUP | ready::HUP | ready::ERR);
     if sticky & !conn.kernel_events.load(Relaxed) != 0 {
         conn.kernel_events.fetch_or(sticky, Relaxed);
     }
     let Some(_held) = set.lock.enter() else { return 0 };
+    if at > 0 && entry.round.load(Relaxed) == set.rounds.load(Relaxed) {
+        // Reported from shared memory in this very wait.
+        return 0;
+    }
     if !entry.has(E_RING) {
         entry.set_flag(E_RING, true);
     }
@@ -589,9 +601,4 @@ impl Kept {
 /// Whether `fd` is a connection in the ring; select(2) converts to poll(2) then.
 pub fn is_ours(fd: c_int) -> bool {
     !matches!(watch(fd), Watch::Kernel)
-}
-
-/// Whether the connection is in the ring, for tests.
-pub fn in_ring(index: u32) -> bool {
-    conn::at(index).phase() == RING
 }

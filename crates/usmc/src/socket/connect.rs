@@ -1,8 +1,9 @@
 //! socket(2), connect(2), listen(2): where a record begins and takes its part.
 
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use usmc_shm::layout::{TXF_ABORT, TXF_CLOSED, TXF_DONE};
 
-use crate::conn::{self, F_NONBLOCK, FRESH, LISTEN, OFFERED, PLAIN};
+use crate::conn::{self, Conn, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::tuple::{self, Endpoint};
@@ -40,7 +41,12 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
         return;
     }
     let conn = conn::at(index);
-    let Some(server) = server else { return };
+    let Some(server) = server else {
+        if result == 0 {
+            disconnected(conn);
+        }
+        return;
+    };
     match conn.phase() {
         FRESH => {}
         OFFERED => {
@@ -56,6 +62,20 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
         _ => return,
     }
     transition::offer(fd, index, server);
+}
+
+/// connect(2) to AF_UNSPEC succeeded: the kernel has reset the connection, and the socket is fresh again.
+fn disconnected(conn: &Conn) {
+    let _rx = conn.rx_lock.enter();
+    let _tx = conn.tx_lock.enter();
+    if let Some(slot) = conn.slot() {
+        conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | TXF_ABORT, Release);
+        transition::end(conn);
+    }
+    conn.kernel_events.store(0, Relaxed);
+    conn.tcp_sends.store(0, Relaxed);
+    conn.set_flag(F_CLIENT | F_TUNED, false);
+    conn.set_phase(FRESH);
 }
 
 /// After a real listen(2) that succeeded: registers the address.

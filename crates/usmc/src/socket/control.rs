@@ -1,6 +1,6 @@
 //! dup(2) and the flags of an open file description.
 
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use core::sync::atomic::Ordering::AcqRel;
 
 use super::recv;
 use crate::conn::{self, F_NONBLOCK};
@@ -33,7 +33,7 @@ pub fn nonblocking(fd: i32, on: bool) {
 /// FIONREAD where the kernel does not know it.
 pub fn unread(fd: i32) -> Option<i32> {
     let Entry::Conn(index) = table::get(fd) else { return None };
-    recv::unread(fd, conn::at(index)).map(|n| i32::try_from(n).unwrap_or(i32::MAX))
+    recv::unread(fd, index).map(|n| i32::try_from(n).unwrap_or(i32::MAX))
 }
 
 /// Calls made on a fresh description (socket, accept, open, …): what the number meant before is over,
@@ -51,9 +51,4 @@ pub fn fresh(fd: i32) {
             let _ = super::close::closing_stale(fd);
         }
     }
-}
-
-/// For tests and diagnosis.
-pub fn refs(index: u32) -> u32 {
-    conn::at(index).refs.load(Relaxed)
 }

@@ -274,6 +274,20 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
     }
 }
 
+/// The peer has said that it resets, and is about to: takes the kernel's error for the one reported here,
+/// so that what follows on this socket is what follows a reported reset.
+fn await_reset(fd: i32) {
+    let mut byte = 0u8;
+    for _ in 0..10_000 {
+        // SAFETY: one writable byte; in the ring, bytes on TCP are doorbells only.
+        match unsafe { sys::recv(fd, &raw mut byte, 1, libc::MSG_DONTWAIT) } {
+            Ok(n) if n > 0 => {}
+            Err(libc::EAGAIN) => sys::sched_yield(),
+            _ => return,
+        }
+    }
+}
+
 /// The kernel says that the peer's socket is gone, and no flag in the slot explained it: the peer ended
 /// without a close. What it had published has been read. TCP resets when it left something unread, and
 /// ends the stream otherwise; a RST provoked by a mere doorbell is an end, too.
@@ -299,7 +313,11 @@ fn after_death(conn: &Conn, slot: &Slot) -> Attempt {
 }
 
 /// FIONREAD: unread bytes of the TCP span and of the ring.
-pub fn unread(fd: i32, conn: &Conn) -> Option<usize> {
+pub fn unread(fd: i32, index: u32) -> Option<usize> {
+    let conn = conn::at(index);
+    if matches!(conn.phase(), OFFERED | LOOKING | ATTACHED) {
+        transition::progress(fd, index);
+    }
     let slot = conn.slot()?;
     if conn.phase() != RING {
         return None;
@@ -310,7 +328,7 @@ pub fn unread(fd: i32, conn: &Conn) -> Option<usize> {
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {
         Ok(Source::Ring) | Err(Unmeasured) => Some(in_ring),
         Ok(Source::Tcp(left)) => {
-            let inq = sys::ioctl_int(fd, libc::FIONREAD as u64).unwrap_or(0) as usize;
+            let inq = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
             Some(inq.min(usize::try_from(left).unwrap_or(inq)) + in_ring)
         }
     }

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::Broken;
-use usmc_shm::layout::{SWITCHING, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
+use usmc_shm::layout::{END_RESET_SEEN, SWITCHING, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
 use usmc_shm::span::{Route, TcpSend};
 
 use super::Outcome;
@@ -138,9 +138,8 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
     let Some(family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
         return Attempt::Fail(libc::ECONNRESET);
     };
-    // Where the connection is over, the kernel knows the errno and sends the signal.
     if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 || peer_is_gone(conn, slot) {
-        return Attempt::Kernel;
+        return gone(conn, slot);
     }
     let tx = conn.tx(slot);
     let room = match tx.room(left) {
@@ -173,6 +172,18 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
     Attempt::Sent((at.wrapping_sub(room.prod)) as usize)
 }
 
+/// Where the connection is over, the kernel knows the errno and sends the signal, except for an error that
+/// a look at the socket has already taken out of the kernel.
+#[cold]
+fn gone(conn: &Conn, slot: &Slot) -> Attempt {
+    let errno = (conn.kernel_events.load(Relaxed) >> 16) as i32;
+    let flags = &conn.end(slot).flags;
+    if errno != 0 && flags.fetch_or(END_RESET_SEEN, Relaxed) & END_RESET_SEEN == 0 {
+        return Attempt::Fail(errno);
+    }
+    Attempt::Kernel
+}
+
 /// Whether what we send would be lost: the peer closed, or died (a FIN that no flag explains).
 #[inline(always)]
 pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
@@ -186,7 +197,7 @@ pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
 fn stalled(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let sends = conn.stalled.load(Relaxed).wrapping_add(1);
     conn.stalled.store(sends, Relaxed);
-    sends % STALLED_CHECK == 0 && is_dead(fd, conn, slot)
+    sends.is_multiple_of(STALLED_CHECK) && is_dead(fd, conn, slot)
 }
 
 /// Asks the kernel for the peer's FIN or RST.

@@ -155,7 +155,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
         if !matches!(source, Ok(Source::Ring)) {
             return splice_tcp(fd, index, to, count, nonblock);
         }
-        let moved = {
+        {
             let Some(_held) = conn.rx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
             let Some(_family) = Family::enter(conn, &conn.end(slot).rx_lock) else {
                 return Outcome::Fail(libc::ECONNRESET);
@@ -184,7 +184,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                 Err(_) => return Outcome::Fail(libc::ECONNRESET),
             }
         };
-        let () = moved;
+        let () = ();
         // Nothing there: wait, and learn of the end, by the receiving path itself.
         let how = libc::MSG_PEEK | if nonblock { libc::MSG_DONTWAIT } else { 0 };
         match peek(fd, index, how) {

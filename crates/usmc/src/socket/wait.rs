@@ -7,7 +7,7 @@ use core::ffi::c_void;
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::bell::{Bells, Drain};
-use usmc_shm::layout::{ARM_TCP, END_CORK, Slot, TX_RING, TXF_CLOSED, TXF_DONE};
+use usmc_shm::layout::{ARM_TCP, Slot, TX_RING, TXF_CLOSED, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
 
@@ -353,11 +353,6 @@ fn sleep_for_room(fd: i32, conn: &Conn, slot: &Slot, since: u64) -> Woken {
         conn.kernel_events.fetch_or(sticky as u32, Relaxed);
     }
     Woken::Look
-}
-
-/// Whether the application corks this connection (the ring sends at once, and says nothing about it).
-pub fn is_corked(conn: &Conn, slot: &Slot) -> bool {
-    conn.end(slot).flags.load(Relaxed) & END_CORK != 0
 }
 
 /// The sending direction's span.

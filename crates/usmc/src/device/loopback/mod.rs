@@ -143,7 +143,4 @@ impl Device for Loopback {
     fn leave(&self) {
         processes::leave(self);
     }
-    fn owns_fd(&self, fd: i32) -> bool {
-        fd >= 0 && (fd == self.fd.load(Relaxed) || fd == self.mailbox.load(Relaxed))
-    }
 }
