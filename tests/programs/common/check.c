@@ -1,5 +1,5 @@
-// Checks, cases and the main function.
-#include "peer.h"
+// Checks, time, children, and the pattern.
+#include "check.h"
 
 #include <stdarg.h>
 #include <sys/prctl.h>
@@ -14,65 +14,6 @@ _Noreturn void check_failed(const char *file, int line, const char *what, const 
     dprintf(2, "%s:%d: failed in process %d: %s: %s\n", base ? base + 1 : file, line, getpid(), what,
         text);
     _exit(1);
-}
-
-static struct test_case *cases;
-struct variant variant;
-
-void register_case(struct test_case *c) {
-    c->next = cases;
-    cases = c;
-}
-
-static const struct {
-    const char *name;
-    struct variant variant;
-} variants[] = {
-    {"remote_client_warm", {true, true, true}},
-    {"remote_client_cold", {true, true, false}},
-    {"remote_server_warm", {true, false, true}},
-    {"remote_server_cold", {true, false, false}},
-    {"local_client_warm", {false, true, true}},
-    {"local_server_cold", {false, false, false}},
-};
-#define VARIANTS (sizeof variants / sizeof *variants)
-
-static void list(void) {
-    for (struct test_case *c = cases; c; c = c->next) {
-        if (c->kind == SINGLE)
-            printf("%s\n", c->name);
-        for (size_t i = 0; c->kind != SINGLE && i < VARIANTS; i++)
-            if (c->kind == PAIR || variants[i].variant.remote)
-                printf("%s %s\n", c->name, variants[i].name);
-    }
-}
-
-int main(int argc, char **argv) {
-    if (argc == 3 && !strcmp(argv[1], "--peer")) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        peer_serve(atoi(argv[2]));
-        return 0;
-    }
-    if (argc == 2 && !strcmp(argv[1], "--list")) {
-        list();
-        return 0;
-    }
-    if (argc < 2) {
-        fprintf(stderr, "usage: %s --list | CASE [VARIANT]\n", argv[0]);
-        return 2;
-    }
-    for (size_t i = 0; argc > 2 && i < VARIANTS; i++)
-        if (!strcmp(variants[i].name, argv[2]))
-            variant = variants[i].variant;
-    for (struct test_case *c = cases; c; c = c->next) {
-        if (strcmp(c->name, argv[1]))
-            continue;
-        c->run();
-        peer_end_all();
-        return 0;
-    }
-    fprintf(stderr, "%s: no such case; --list names them\n", argv[1]);
-    return 2;
 }
 
 void tell_harness(const char *format, ...) {

@@ -5,7 +5,7 @@
 // errno set. `peer_begin` … `peer_end` leave a call running; `peer_asleep` waits until it blocks.
 #ifndef PEER_H
 #define PEER_H
-#include "check.h"
+#include "case.h"
 
 struct pair {
     int fd;   // our end

@@ -1,0 +1,215 @@
+// poll, ppoll, select and pselect.
+#include "peer.h"
+
+#include <sys/select.h>
+
+PAIR_CASE(poll_reports_what_is_there) {
+    struct pair p = pair_open();
+    EQ(events_now(p.fd, POLLIN | POLLPRI | POLLRDHUP), 0);
+    EQ(events_now(p.fd, POLLOUT | POLLIN), POLLOUT);
+    EQ(events_now(p.fd, POLLWRNORM | POLLRDNORM), POLLWRNORM);
+    peer_says(p.peer, "x");
+    wait_events(p.fd, POLLIN | POLLOUT, POLLIN | POLLOUT);
+    EQ(events_now(p.fd, POLLRDNORM), POLLRDNORM);
+    EQ(events_now(p.fd, POLLOUT), POLLOUT);
+    EQ(events_now(p.fd, 0), 0);
+    char c;
+    EQ(recv(p.fd, &c, 1, 0), 1);
+    EQ(events_now(p.fd, POLLIN), 0);
+    OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+    wait_events(p.fd, POLLIN | POLLRDHUP, POLLIN | POLLRDHUP);
+    EQ(events_now(p.fd, 0), 0);
+    OK(shutdown(p.fd, SHUT_WR));
+    wait_events(p.fd, 0, POLLHUP);
+    EQ(events_now(p.fd, POLLIN | POLLOUT | POLLRDHUP), POLLIN | POLLOUT | POLLRDHUP | POLLHUP);
+    pair_close(p);
+}
+
+PAIR_CASE(poll_of_many_kinds) {
+    struct pair p = pair_open(), q = pair_open();
+    int pipes[2];
+    OK(pipe(pipes));
+    struct pollfd f[] = {{.fd = p.fd, .events = POLLIN, .revents = -1}, {.fd = -1, .revents = -1},
+        {.fd = pipes[0], .events = POLLIN, .revents = -1}, {.fd = 9999, .events = POLLIN},
+        {.fd = q.fd, .events = POLLIN, .revents = -1}, {.fd = -p.fd, .events = POLLIN, .revents = -1},
+        {.fd = p.fd, .events = POLLOUT, .revents = -1}};
+    EQ(poll(f, 7, 0), 2);
+    short want[] = {0, 0, 0, POLLNVAL, 0, 0, POLLOUT};
+    for (int i = 0; i < 7; i++)
+        EQ(f[i].revents, want[i]);
+    peer_says(q.peer, "x");
+    EQ(write(pipes[1], "x", 1), 1);
+    wait_readable(q.fd, 1);
+    EQ(poll(f, 7, 0), 4);
+    want[2] = want[4] = POLLIN;
+    for (int i = 0; i < 7; i++)
+        EQ(f[i].revents, want[i]);
+    FAILS(poll((void *)8, 1, 0), EFAULT);
+    close(pipes[0]);
+    close(pipes[1]);
+    pair_close(p);
+    pair_close(q);
+}
+
+PAIR_CASE(poll_times) {
+    struct pair p = pair_open();
+    struct pollfd f = {.fd = p.fd, .events = POLLIN};
+    double start = now();
+    EQ(poll(&f, 1, 50), 0);
+    CHECK(now() - start >= 0.049 && now() - start < 5);
+    EQ(poll(NULL, 0, 20), 0);
+    struct timespec limit = {0, 30000000};
+    start = now();
+    EQ(ppoll(&f, 1, &limit, NULL), 0);
+    CHECK(now() - start >= 0.0299);
+    EQ(limit.tv_nsec, 30000000);
+    limit.tv_nsec = 2000000000;
+    FAILS(ppoll(&f, 1, &limit, NULL), EINVAL);
+    peer_says(p.peer, "x");
+    EQ(poll(&f, 1, -1), 1);
+    EQ(ppoll(&f, 1, NULL, NULL), 1);
+    pair_close(p);
+}
+
+PAIR_CASE(sleeping_poll_is_woken) {
+    struct pair p = pair_open();
+    for (int i = 0; i < 20; i++) {
+        peer_begin(P_POLL, p.peer, POLLIN, 20000, 0);
+        peer_asleep();
+        EQ(send(p.fd, "x", 1, 0), 1);
+        EQ(peer_end(), POLLIN);
+        peer_hears(p.peer, "x");
+    }
+    peer_begin(P_POLL, p.peer, POLLRDHUP, 20000, 0);
+    peer_asleep();
+    OK(shutdown(p.fd, SHUT_WR));
+    EQ(peer_end(), POLLRDHUP);
+    peer_begin(P_POLL, p.peer, 0, 20000, 0);
+    peer_asleep();
+    struct linger linger = {1, 0};
+    OK(setsockopt(p.fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger));
+    OK(close(p.fd));
+    EQ(peer_end(), POLLERR | POLLHUP);
+    OK(peer_call(P_CLOSE, p.peer, 0, 0, 0));
+}
+
+PAIR_CASE(sleeping_poll_is_woken_by_room) {
+    struct pair p = pair_open();
+    EQ(peer_call(P_NONBLOCK, p.peer, 1, 0, 0), 0);
+    char chunk[65536];
+    size_t sent = 0;
+    for (;;) {
+        pattern(1, sent, chunk, sizeof chunk);
+        long n = peer_send(p.peer, chunk, sizeof chunk, 0);
+        if (n > 0)
+            sent += n;
+        else if (peer_call(P_POLL, p.peer, POLLOUT, 0, 0) == 0)
+            break;
+    }
+    peer_begin(P_POLL, p.peer, POLLOUT, 20000, 0);
+    peer_asleep();
+    recv_all(p.fd, 1, 0, sent);
+    EQ(peer_end(), POLLOUT);
+    pair_close(p);
+}
+
+PAIR_CASE(poll_of_one_socket_twice) {
+    struct pair p = pair_open();
+    int other = OK(dup(p.fd));
+    struct pollfd f[] = {{.fd = p.fd, .events = POLLIN}, {.fd = other, .events = POLLIN | POLLOUT},
+        {.fd = p.fd, .events = POLLIN}};
+    EQ(poll(f, 3, 0), 1);
+    peer_says(p.peer, "x");
+    wait_readable(other, 1);
+    EQ(poll(f, 3, 1000), 3);
+    EQ(f[0].revents, POLLIN);
+    EQ(f[1].revents, POLLIN | POLLOUT);
+    EQ(f[2].revents, POLLIN);
+    close(other);
+    pair_close(p);
+}
+
+PAIR_CASE(select_reports_what_is_there) {
+    struct pair p = pair_open(), q = pair_open();
+    fd_set r, w, x;
+    int top = (p.fd > q.fd ? p.fd : q.fd) + 1;
+    struct timeval none = {0, 0};
+#define SETS() \
+    do { \
+        FD_ZERO(&w); \
+        FD_SET(p.fd, &w); \
+        r = x = w; \
+        FD_SET(q.fd, &r); \
+    } while (0)
+    SETS();
+    EQ(select(top, &r, &w, &x, &none), 1);
+    CHECK(!FD_ISSET(p.fd, &r) && FD_ISSET(p.fd, &w) && !FD_ISSET(p.fd, &x) && !FD_ISSET(q.fd, &r));
+    peer_says(q.peer, "x");
+    wait_readable(q.fd, 1);
+    SETS();
+    EQ(select(top, &r, &w, &x, NULL), 2);
+    CHECK(!FD_ISSET(p.fd, &r) && FD_ISSET(p.fd, &w) && FD_ISSET(q.fd, &r));
+    OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+    wait_events(p.fd, POLLIN, POLLIN);
+    SETS();
+    EQ(select(top, &r, NULL, NULL, NULL), 2);
+    CHECK(FD_ISSET(p.fd, &r) && FD_ISSET(q.fd, &r));
+    // Only what is below the count is looked at.
+    SETS();
+    EQ(select(0, &r, &w, &x, &none), 0);
+    FAILS(select(-1, &r, &w, &x, &none), EINVAL);
+    int closed = OK(dup(p.fd));
+    close(closed);
+    FD_SET(closed, &r);
+    FAILS(select(closed + 1, &r, NULL, NULL, &none), EBADF);
+    pair_close(p);
+    pair_close(q);
+}
+
+PAIR_CASE(select_counts_its_time_down) {
+    struct pair p = pair_open();
+    fd_set r;
+    FD_ZERO(&r);
+    FD_SET(p.fd, &r);
+    struct timeval limit = {0, 50000};
+    double start = now();
+    EQ(select(p.fd + 1, &r, NULL, NULL, &limit), 0);
+    CHECK(now() - start >= 0.049);
+    CHECK(!FD_ISSET(p.fd, &r));
+    EQ(limit.tv_sec, 0);
+    EQ(limit.tv_usec, 0);
+    limit = (struct timeval){20, 0};
+    FD_SET(p.fd, &r);
+    peer_says(p.peer, "x");
+    EQ(select(p.fd + 1, &r, NULL, NULL, &limit), 1);
+    // Linux says how much was left.
+    CHECK(limit.tv_sec < 20 && limit.tv_sec >= 15);
+    limit = (struct timeval){0, 20000};
+    EQ(select(0, NULL, NULL, NULL, &limit), 0);
+    struct timespec time = {20, 0};
+    FD_SET(p.fd, &r);
+    EQ(pselect(p.fd + 1, &r, NULL, NULL, &time, NULL), 1);
+    EQ(time.tv_sec, 20);
+    pair_close(p);
+}
+
+static void poll_inherited(void *arg) {
+    struct pair *p = arg;
+    struct pollfd f = {.fd = p->fd, .events = POLLIN};
+    EQ(poll(&f, 1, 20000), 1);
+    EQ(f.revents, POLLIN);
+}
+
+PAIR_CASE(two_processes_poll_one_socket) {
+    struct pair p = pair_open();
+    pid_t pids[3];
+    for (int i = 0; i < 3; i++)
+        pids[i] = child(poll_inherited, &p);
+    for (int i = 0; i < 3; i++)
+        wait_asleep(pids[i], pids[i]);
+    peer_says(p.peer, "x");
+    for (int i = 0; i < 3; i++)
+        child_succeeds(pids[i]);
+    wait_events(p.fd, POLLIN, POLLIN);
+    pair_close(p);
+}

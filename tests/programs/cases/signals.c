@@ -1,0 +1,300 @@
+// Signals during calls, and processes that stop and go on.
+#include "peer.h"
+
+#include <sys/select.h>
+#include <sys/time.h>
+
+static volatile sig_atomic_t signals;
+
+// Where the handler says that it ran.
+static int ran[2] = {-1, -1};
+
+static void count(int s) {
+    (void)s;
+    signals++;
+    if (ran[1] >= 0 && write(ran[1], "x", 1) != 1)
+        abort();
+}
+
+static void handle(int signal, int flags) {
+    struct sigaction action = {.sa_handler = count, .sa_flags = flags};
+    OK(sigaction(signal, &action, NULL));
+}
+
+static pid_t me;
+
+// In a child: waits until the parent sleeps, then signals it.
+static void signal_sleeper(void *arg) {
+    wait_asleep(me, me);
+    OK(kill(me, (int)(intptr_t)arg));
+}
+
+// In a child: signals the sleeper, each time seeing the handler run and the sleep go on, then with SIGUSR2.
+static void signal_sleeper_often(void *arg) {
+    char c;
+    (void)arg;
+    for (int i = 0; i < 3; i++) {
+        wait_asleep(me, me);
+        OK(kill(me, SIGUSR1));
+        EQ(read(ran[0], &c, 1), 1);
+    }
+    wait_asleep(me, me);
+    OK(kill(me, SIGUSR2));
+}
+
+// The call goes on after each SIGUSR1 and ends with SIGUSR2.
+#define RESTARTED(call) \
+    do { \
+        OK(pipe(ran)); \
+        handle(SIGUSR1, SA_RESTART); \
+        handle(SIGUSR2, 0); \
+        me = getpid(); \
+        signals = 0; \
+        pid_t pid_ = child(signal_sleeper_often, NULL); \
+        FAILS(call, EINTR); \
+        EQ(signals, 4); \
+        child_succeeds(pid_); \
+        close(ran[0]); \
+        close(ran[1]); \
+        ran[1] = -1; \
+    } while (0)
+
+// The call sleeps, is signalled, and fails with EINTR.
+#define INTERRUPTED(call) \
+    do { \
+        me = getpid(); \
+        int before_ = signals; \
+        pid_t pid_ = child(signal_sleeper, (void *)(intptr_t)SIGUSR1); \
+        FAILS(call, EINTR); \
+        EQ(signals, before_ + 1); \
+        child_succeeds(pid_); \
+    } while (0)
+
+PAIR_CASE(calls_are_interrupted_without_sa_restart) {
+    struct pair p = pair_open();
+    char c;
+    struct iovec iov = {&c, 1};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    struct pollfd f = {.fd = p.fd, .events = POLLIN};
+    struct epoll_event event = {EPOLLIN, {.u64 = 1}};
+    int ep = OK(epoll_create1(0));
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(p.fd, &set);
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, p.fd, &event));
+    handle(SIGUSR1, 0);
+    INTERRUPTED(recv(p.fd, &c, 1, 0));
+    INTERRUPTED(read(p.fd, &c, 1));
+    INTERRUPTED(recv(p.fd, &c, 1, MSG_PEEK));
+    INTERRUPTED(readv(p.fd, &iov, 1));
+    INTERRUPTED(recvmsg(p.fd, &msg, 0));
+    INTERRUPTED(poll(&f, 1, -1));
+    INTERRUPTED(poll(&f, 1, 20000));
+    INTERRUPTED(ppoll(&f, 1, NULL, NULL));
+    INTERRUPTED(select(p.fd + 1, &set, NULL, NULL, NULL));
+    INTERRUPTED(pselect(p.fd + 1, &set, NULL, NULL, NULL, NULL));
+    INTERRUPTED(epoll_wait(ep, &event, 1, -1));
+    INTERRUPTED(epoll_pwait(ep, &event, 1, 20000, NULL));
+    // Interrupted after a part, a call says how much it did.
+    peer_says(p.peer, "abc");
+    wait_readable(p.fd, 3);
+    char buf[8];
+    me = getpid();
+    pid_t pid = child(signal_sleeper, (void *)(intptr_t)SIGUSR1);
+    EQ(recv(p.fd, buf, 8, MSG_WAITALL), 3);
+    child_succeeds(pid);
+    fill(p.fd, 1, 0);
+    INTERRUPTED(send(p.fd, &c, 1, 0));
+    INTERRUPTED(write(p.fd, &c, 1));
+    INTERRUPTED(sendmsg(p.fd, &msg, 0));
+    close(ep);
+    close(p.fd);
+}
+
+CASE(accept_is_interrupted_and_restarted) {
+    uint16_t port;
+    int listener = listen_here(&port);
+    handle(SIGUSR1, 0);
+    INTERRUPTED(accept(listener, NULL, NULL));
+    INTERRUPTED(accept4(listener, NULL, NULL, SOCK_CLOEXEC));
+    RESTARTED(accept(listener, NULL, NULL));
+}
+
+PAIR_CASE(receiving_and_sending_restart_with_sa_restart) {
+    struct pair p = pair_open();
+    char c;
+    struct iovec iov = {&c, 1};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    RESTARTED(recv(p.fd, &c, 1, 0));
+    RESTARTED(read(p.fd, &c, 1));
+    RESTARTED(recvmsg(p.fd, &msg, MSG_PEEK));
+    fill(p.fd, 1, 0);
+    RESTARTED(send(p.fd, &c, 1, 0));
+    RESTARTED(writev(p.fd, &iov, 1));
+    close(p.fd);
+}
+
+PAIR_CASE(waits_never_restart) {
+    struct pair p = pair_open();
+    struct pollfd f = {.fd = p.fd, .events = POLLIN};
+    struct epoll_event event = {EPOLLIN, {.u64 = 1}};
+    int ep = OK(epoll_create1(0));
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(p.fd, &set);
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, p.fd, &event));
+    handle(SIGUSR1, SA_RESTART);
+    INTERRUPTED(epoll_wait(ep, &event, 1, -1));
+    INTERRUPTED(poll(&f, 1, -1));
+    INTERRUPTED(select(p.fd + 1, &set, NULL, NULL, NULL));
+    // Nor do calls with a time limit of their own.
+    char c;
+    timeout_option(p.fd, SO_RCVTIMEO, 20);
+    INTERRUPTED(recv(p.fd, &c, 1, 0));
+    close(ep);
+    pair_close(p);
+}
+
+PAIR_CASE(signal_masks_of_waits) {
+    struct pair p = pair_open();
+    struct pollfd f = {.fd = p.fd, .events = POLLIN};
+    struct epoll_event event = {EPOLLIN, {.u64 = 1}};
+    int ep = OK(epoll_create1(0));
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(p.fd, &set);
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, p.fd, &event));
+    handle(SIGUSR1, 0);
+    sigset_t blocked, none;
+    sigemptyset(&none);
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGUSR1);
+    EQ(sigprocmask(SIG_BLOCK, &blocked, NULL), 0);
+    // Blocked outside, it waits; the mask of the call lets it in, and only during the call.
+    struct timespec limit = {20, 0};
+    for (int i = 0; i < 4; i++) {
+        OK(kill(getpid(), SIGUSR1));
+        EQ(signals, i);
+        if (i == 0)
+            FAILS(epoll_pwait(ep, &event, 1, 20000, &none), EINTR);
+        if (i == 1)
+            FAILS(ppoll(&f, 1, &limit, &none), EINTR);
+        if (i == 2)
+            FAILS(pselect(p.fd + 1, &set, NULL, NULL, &limit, &none), EINTR);
+        if (i == 3)
+            FAILS(epoll_pwait2(ep, &event, 1, &limit, &none), EINTR);
+        EQ(signals, i + 1);
+    }
+    // With bytes there, the event wins or the signal does, but neither is lost.
+    peer_says(p.peer, "x");
+    wait_readable(p.fd, 1);
+    OK(kill(getpid(), SIGUSR1));
+    int n = epoll_pwait(ep, &event, 1, 20000, &none);
+    CHECK(n == 1 || errno == EINTR);
+    if (n != 1)
+        EQ(epoll_wait(ep, &event, 1, 0), 1);
+    // Blocked by the call's mask, it stays out.
+    EQ(sigprocmask(SIG_UNBLOCK, &blocked, NULL), 0);
+    int before = signals;
+    char c;
+    EQ(recv(p.fd, &c, 1, 0), 1);
+    me = getpid();
+    pid_t pid = child(signal_sleeper, (void *)(intptr_t)SIGUSR1);
+    EQ(epoll_pwait(ep, &event, 1, 100, &blocked), 0);
+    child_succeeds(pid);
+    EQ(signals, before + 1);
+    close(ep);
+    pair_close(p);
+}
+
+static int handler_fd;
+
+static void send_from_handler(int s) {
+    int saved = errno;
+    char c = 'h';
+    (void)s;
+    if (send(handler_fd, &c, 1, MSG_DONTWAIT) == 1)
+        signals++;
+    errno = saved;
+}
+
+PAIR_CASE(handler_uses_the_socket_the_call_sleeps_on) {
+    struct pair p = pair_open();
+    struct sigaction action = {.sa_handler = send_from_handler, .sa_flags = SA_RESTART};
+    handler_fd = p.fd;
+    OK(sigaction(SIGUSR1, &action, NULL));
+    for (int i = 0; i < 10; i++) {
+        peer_begin(P_RECV, p.peer, 1, 0, 0);
+        peer_asleep();
+        // The handler's byte ends the peer's call; the peer's answer ends ours.
+        me = getpid();
+        pid_t pid = child(signal_sleeper, (void *)(intptr_t)SIGUSR1);
+        char c;
+        timeout_option(p.fd, SO_RCVTIMEO, 0.2);
+        recv(p.fd, &c, 1, 0);
+        child_succeeds(pid);
+        EQ(peer_end(), 1);
+        EQ(signals, i + 1);
+        timeout_option(p.fd, SO_RCVTIMEO, 0);
+        peer_says(p.peer, "y");
+        EQ(recv(p.fd, &c, 1, 0), 1);
+    }
+    pair_close(p);
+}
+
+PAIR_CASE(storm_of_signals_during_a_transfer) {
+    struct pair p = pair_open();
+    handle(SIGALRM, SA_RESTART);
+    struct itimerval often = {{0, 300}, {0, 300}}, never = {0};
+    OK(setitimer(ITIMER_REAL, &often, NULL));
+    size_t n = 16 << 20;
+    char *buf = malloc(n);
+    CHECK(buf);
+    pattern(1, 0, buf, n);
+    peer_begin(P_RECV_PATTERN, p.peer, 1, 0, n);
+    for (size_t at = 0; at < n;)
+        at += OK(send(p.fd, buf + at, n - at, 0));
+    EQ(peer_end(), 0);
+    peer_begin(P_SEND_PATTERN, p.peer, 2, 0, n);
+    for (size_t at = 0; at < n;) {
+        ssize_t r = OK(recv(p.fd, buf, n - at < 70000 ? n - at : 70000, MSG_WAITALL));
+        check_pattern(2, at, buf, r);
+        at += r;
+    }
+    OK(setitimer(ITIMER_REAL, &never, NULL));
+    EQ(peer_end(), 0);
+    CHECK(signals > 0);
+    free(buf);
+    pair_close(p);
+}
+
+REMOTE_CASE(stopped_peer_goes_on_where_it_was) {
+    struct pair p = pair_open();
+    peer_begin(P_ECHO, p.peer, 0, 0, 0);
+    send_all(p.fd, 1, 0, 1000);
+    recv_all(p.fd, 1, 0, 1000);
+    for (int i = 1; i < 6; i++) {
+        OK(kill(peer_pid(), SIGSTOP));
+        send_all(p.fd, 1, i * 1000, 1000);
+        // Nobody answers.
+        timeout_option(p.fd, SO_RCVTIMEO, 0.05);
+        FAILS(recv(p.fd, &(char){0}, 1, 0), EAGAIN);
+        timeout_option(p.fd, SO_RCVTIMEO, 0);
+        OK(kill(peer_pid(), SIGCONT));
+        recv_all(p.fd, 1, i * 1000, 1000);
+    }
+    OK(shutdown(p.fd, SHUT_WR));
+    EQ(peer_end(), 6000);
+    close(p.fd);
+}
+
+REMOTE_CASE(stopped_peer_fills_the_connection_and_then_drains_it) {
+    struct pair p = pair_open();
+    OK(kill(peer_pid(), SIGSTOP));
+    size_t sent = fill(p.fd, 1, 0);
+    timeout_option(p.fd, SO_SNDTIMEO, 0.05);
+    FAILS(send(p.fd, "x", 1, 0), EAGAIN);
+    OK(kill(peer_pid(), SIGCONT));
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, sent), 0);
+    pair_close(p);
+}

@@ -1,0 +1,349 @@
+// Several threads on one connection, and a thread for each connection.
+#include "peer.h"
+
+static void *serve_echo(void *arg) {
+    int fd = (int)(intptr_t)arg;
+    char buf[8192];
+    for (ssize_t n; (n = OK(recv(fd, buf, sizeof buf, 0))) > 0;)
+        for (ssize_t sent = 0; sent < n;)
+            sent += OK(send(fd, buf + sent, n - sent, 0));
+    close(fd);
+    return NULL;
+}
+
+struct server {
+    int listener, count;
+};
+
+static void *serve_threads(void *arg) {
+    struct server *s = arg;
+    pthread_t threads[64];
+    for (int i = 0; i < s->count; i++) {
+        intptr_t fd = OK(accept(s->listener, NULL, NULL));
+        EQ(pthread_create(&threads[i], NULL, serve_echo, (void *)fd), 0);
+    }
+    for (int i = 0; i < s->count; i++)
+        EQ(pthread_join(threads[i], NULL), 0);
+    return NULL;
+}
+
+struct client {
+    uint16_t port;
+    int number;
+};
+
+static void *be_client(void *arg) {
+    struct client *c = arg;
+    int fd = connect_to(c->port);
+    for (int i = 0; i < 200; i++) {
+        size_t n = 1 + (i * 37 + c->number) % 5000;
+        send_all(fd, c->number, i * 5000, n);
+        recv_all(fd, c->number, i * 5000, n);
+    }
+    if (c->number == 0)
+        assert_smcd(fd);
+    OK(shutdown(fd, SHUT_WR));
+    recv_to_eof(fd, 0, 0, 0);
+    close(fd);
+    return NULL;
+}
+
+CASE(thread_per_connection) {
+    struct server s = {.count = 32};
+    uint16_t port;
+    s.listener = listen_here(&port);
+    pthread_t server, threads[32];
+    struct client clients[32];
+    EQ(pthread_create(&server, NULL, serve_threads, &s), 0);
+    for (int i = 0; i < 32; i++) {
+        clients[i] = (struct client){port, i};
+        EQ(pthread_create(&threads[i], NULL, be_client, &clients[i]), 0);
+    }
+    for (int i = 0; i < 32; i++)
+        EQ(pthread_join(threads[i], NULL), 0);
+    EQ(pthread_join(server, NULL), 0);
+}
+
+enum { RECORDS = 40000 };
+
+struct readers {
+    int fd;
+    _Atomic int total;
+    _Atomic char seen[RECORDS];
+};
+
+// Reads four-byte records; TCP gives each byte to one reader, and short reads fall on record borders here.
+static void *read_records(void *arg) {
+    struct readers *r = arg;
+    uint32_t record;
+    for (ssize_t n; (n = OK(recv(r->fd, &record, sizeof record, MSG_WAITALL))) > 0;) {
+        EQ(n, sizeof record);
+        CHECK(record < RECORDS);
+        EQ(r->seen[record]++, 0);
+        r->total++;
+    }
+    return NULL;
+}
+
+PAIR_CASE(two_threads_read_one_connection) {
+    static struct readers r;
+    struct pair p = pair_open();
+    r.fd = p.fd;
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++)
+        EQ(pthread_create(&threads[i], NULL, read_records, &r), 0);
+    uint32_t records[RECORDS];
+    for (int i = 0; i < RECORDS; i++)
+        records[i] = i;
+    for (size_t at = 0; at < sizeof records;) {
+        EQ(peer_send(p.peer, (char *)records + at, 4000, 0), 4000);
+        at += 4000;
+    }
+    OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+    for (int i = 0; i < 2; i++)
+        EQ(pthread_join(threads[i], NULL), 0);
+    EQ(r.total, RECORDS);
+    pair_close(p);
+}
+
+struct writer {
+    int fd, number;
+};
+
+static void *write_records(void *arg) {
+    struct writer *w = arg;
+    unsigned char record[64];
+    for (int i = 0; i < 200; i++) {
+        memset(record, w->number * 64 + i % 64, sizeof record);
+        EQ(send(w->fd, record, sizeof record, 0), sizeof record);
+    }
+    return NULL;
+}
+
+PAIR_CASE(records_of_two_writing_threads_stay_whole) {
+    struct pair p = pair_open();
+    pthread_t threads[3];
+    struct writer w[3];
+    for (int i = 0; i < 3; i++) {
+        w[i] = (struct writer){p.fd, i};
+        EQ(pthread_create(&threads[i], NULL, write_records, &w[i]), 0);
+    }
+    int next[3] = {0};
+    for (int i = 0; i < 600; i++) {
+        unsigned char record[64];
+        EQ(peer_recv(p.peer, record, 64, MSG_WAITALL), 64);
+        int number = record[0] / 64;
+        CHECK(number < 3);
+        for (int k = 0; k < 64; k++)
+            EQ(record[k], number * 64 + next[number] % 64);
+        next[number]++;
+    }
+    for (int i = 0; i < 3; i++)
+        EQ(pthread_join(threads[i], NULL), 0);
+    pair_close(p);
+}
+
+struct stream {
+    int fd;
+    uint64_t seed;
+    size_t n;
+};
+
+static void *send_stream(void *arg) {
+    struct stream *s = arg;
+    send_all(s->fd, s->seed, 0, s->n);
+    return NULL;
+}
+
+static void *recv_stream(void *arg) {
+    struct stream *s = arg;
+    recv_all(s->fd, s->seed, 0, s->n);
+    return NULL;
+}
+
+CASE(one_thread_reads_while_another_writes) {
+    int fds[2];
+    connect_here(&fds[0], &fds[1]);
+    warm_here(fds[0], fds[1]);
+    pthread_t threads[4];
+    struct stream s[2] = {{fds[0], 1, 32 << 20}, {fds[1], 2, 32 << 20}};
+    struct stream r[2] = {{fds[1], 1, 32 << 20}, {fds[0], 2, 32 << 20}};
+    for (int i = 0; i < 2; i++) {
+        EQ(pthread_create(&threads[i], NULL, send_stream, &s[i]), 0);
+        EQ(pthread_create(&threads[2 + i], NULL, recv_stream, &r[i]), 0);
+    }
+    for (int i = 0; i < 4; i++)
+        EQ(pthread_join(threads[i], NULL), 0);
+}
+
+struct call {
+    pthread_t thread;
+    int fd;
+    ssize_t (*run)(int fd);
+    _Atomic pid_t tid;
+    ssize_t value;
+    int error;
+};
+
+static void *call_thread(void *arg) {
+    struct call *c = arg;
+    c->tid = gettid();
+    c->value = c->run(c->fd);
+    c->error = errno;
+    return NULL;
+}
+
+// Starts a call in a thread and returns once it sleeps.
+static void start_call(struct call *c, int fd, ssize_t (*run)(int)) {
+    *c = (struct call){.fd = fd, .run = run};
+    EQ(pthread_create(&c->thread, NULL, call_thread, c), 0);
+    while (!c->tid)
+        sched_yield();
+    wait_asleep(getpid(), c->tid);
+}
+
+static void call_gives(struct call *c, ssize_t value, int error) {
+    EQ(pthread_join(c->thread, NULL), 0);
+    EQ(c->value, value);
+    if (value < 0)
+        EQ(c->error, error);
+}
+
+static ssize_t recv_hundred(int fd) {
+    char buf[100];
+    return recv(fd, buf, sizeof buf, 0);
+}
+
+static ssize_t send_one(int fd) {
+    return send(fd, "x", 1, MSG_NOSIGNAL);
+}
+
+static ssize_t poll_in(int fd) {
+    struct pollfd f = {.fd = fd, .events = POLLIN | POLLRDHUP};
+    return poll(&f, 1, 20000) == 1 ? f.revents : -1;
+}
+
+static ssize_t accept_one(int fd) {
+    return accept(fd, NULL, NULL);
+}
+
+PAIR_CASE(close_during_a_blocked_recv_lets_it_go_on) {
+    // close(2) does not wake it: the call holds the socket until the peer speaks.
+    struct pair p = pair_open();
+    struct call c;
+    start_call(&c, p.fd, recv_hundred);
+    close(p.fd);
+    FAILS(recv(p.fd, &(char){0}, 1, MSG_DONTWAIT), EBADF);
+    wait_asleep(getpid(), c.tid);
+    peer_says(p.peer, "late bytes");
+    call_gives(&c, 10, 0);
+    EQ(peer_call(P_RECV_TO_EOF, p.peer, 0, 0, 0), 0);
+}
+
+PAIR_CASE(shutdown_wakes_a_blocked_recv) {
+    struct pair p = pair_open();
+    struct call c;
+    start_call(&c, p.fd, recv_hundred);
+    OK(shutdown(p.fd, SHUT_RD));
+    call_gives(&c, 0, 0);
+    EQ(send(p.fd, "x", 1, 0), 1);
+    peer_hears(p.peer, "x");
+    pair_close(p);
+}
+
+PAIR_CASE(shutdown_wakes_a_poll) {
+    struct pair p = pair_open();
+    struct call c;
+    start_call(&c, p.fd, poll_in);
+    OK(shutdown(p.fd, SHUT_RDWR));
+    call_gives(&c, POLLIN | POLLRDHUP | POLLHUP, 0);
+    pair_close(p);
+}
+
+PAIR_CASE(shutdown_wakes_a_blocked_send) {
+    struct pair p = pair_open();
+    size_t sent = fill(p.fd, 1, 0);
+    struct call c;
+    start_call(&c, p.fd, send_one);
+    OK(shutdown(p.fd, SHUT_WR));
+    call_gives(&c, -1, EPIPE);
+    EQ(peer_call(P_RECV_TO_EOF, p.peer, 1, 0, sent), 0);
+    pair_close(p);
+}
+
+PAIR_CASE(dup2_over_the_fd_of_a_blocked_recv) {
+    struct pair p = pair_open(), q = pair_open();
+    struct call c;
+    start_call(&c, p.fd, recv_hundred);
+    EQ(dup2(q.fd, p.fd), p.fd);
+    // The call stays with the connection it began on.
+    peer_says(q.peer, "other");
+    wait_readable(q.fd, 5);
+    wait_asleep(getpid(), c.tid);
+    peer_says(p.peer, "mine");
+    call_gives(&c, 4, 0);
+    char buf[8];
+    EQ(recv(p.fd, buf, 8, 0), 5);
+    CHECK(!memcmp(buf, "other", 5));
+    pair_close(q);
+}
+
+PAIR_CASE(reading_and_writing_threads_do_not_hinder_each_other) {
+    struct pair p = pair_open();
+    struct call c;
+    for (int i = 0; i < 20; i++) {
+        start_call(&c, p.fd, recv_hundred);
+        EQ(send(p.fd, "out", 3, 0), 3);
+        peer_hears(p.peer, "out");
+        EQ(events_now(p.fd, POLLIN | POLLOUT), POLLOUT);
+        FAILS(recv(p.fd, &(char){0}, 1, MSG_DONTWAIT), EAGAIN);
+        peer_says(p.peer, "in");
+        call_gives(&c, 2, 0);
+    }
+    pair_close(p);
+}
+
+CASE(listener_shut_down_wakes_accept) {
+    uint16_t port;
+    int listener = listen_here(&port);
+    struct call c;
+    start_call(&c, listener, accept_one);
+    OK(shutdown(listener, SHUT_RD));
+    call_gives(&c, -1, EINVAL);
+    close(listener);
+}
+
+CASE(several_threads_accept) {
+    uint16_t port;
+    int listener = listen_here(&port), clients[8];
+    struct call c[8];
+    for (int i = 0; i < 8; i++)
+        start_call(&c[i], listener, accept_one);
+    for (int i = 0; i < 8; i++)
+        clients[i] = connect_to(port);
+    for (int i = 0; i < 8; i++) {
+        EQ(pthread_join(c[i].thread, NULL), 0);
+        CHECK(c[i].value >= 0);
+        send_all(c[i].value, 1, 0, 10);
+    }
+    for (int i = 0; i < 8; i++)
+        recv_all(clients[i], 1, 0, 10);
+}
+
+PAIR_CASE(cancelled_thread_leaves_the_connection_whole) {
+    struct pair p = pair_open();
+    struct call c;
+    for (int i = 0; i < 5; i++) {
+        start_call(&c, p.fd, recv_hundred);
+        EQ(pthread_cancel(c.thread), 0);
+        void *value;
+        EQ(pthread_join(c.thread, &value), 0);
+        CHECK(value == PTHREAD_CANCELED);
+        peer_says(p.peer, "still here");
+        char buf[16];
+        EQ(recv(p.fd, buf, 16, 0), 10);
+        EQ(send(p.fd, "yes", 3, 0), 3);
+        peer_hears(p.peer, "yes");
+    }
+    pair_close(p);
+}
