@@ -133,9 +133,9 @@ pub fn withdraw(control: &Control, usage: Use) -> Phase {
 pub fn release(control: &Control, usage: Use) {
     let word = control.state.load(Relaxed);
     if word >> PHASE_BITS == usage.0 {
-        // AcqRel: what the ends did with the slot is over before it is reset for its next use.
+        // Relaxed: whatever told the client that both ends are done orders their work before this.
         // A failure means that somebody else released it: nothing is left to do.
-        let _ = control.state.compare_exchange(word, usage.word(SLOT_FREE), AcqRel, Relaxed);
+        let _ = control.state.compare_exchange(word, usage.word(SLOT_FREE), Relaxed, Relaxed);
     }
 }
 

@@ -8,7 +8,7 @@
 //!
 //! All fields are atomics of the target's byte order: both ends run on one machine.
 
-use crate::sync::{AtomicU32, AtomicU64};
+use crate::sync::{AtomicU32, AtomicU64, MODEL};
 
 /// First eight bytes of a segment.
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"uSMCsegm");
@@ -19,7 +19,7 @@ pub const SLOTS_OFFSET: usize = 4096;
 /// Most slots of one segment.
 pub const SLOTS_MAX: u32 = 4096;
 /// log2 of the smallest window of a ring, 16 KiB (the smallest RMB of RFC 7609 §4.3.1).
-pub const WINDOW_SHIFT_MIN: u32 = if cfg!(loom) { 1 } else { 14 };
+pub const WINDOW_SHIFT_MIN: u32 = if MODEL { 1 } else { 14 };
 /// log2 of the largest ring, 4 MiB.
 pub const WINDOW_SHIFT_MAX: u32 = 22;
 
@@ -187,7 +187,7 @@ pub struct Slot {
     pub dir: [Direction; 2],
 }
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 const _: () = {
     assert!(size_of::<SegmentHeader>() <= SLOTS_OFFSET);
     assert!(

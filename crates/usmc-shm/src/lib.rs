@@ -13,13 +13,14 @@
 //!
 //! | question | command |
 //! |---|---|
-//! | every interleaving and weak-memory outcome | `RUSTFLAGS="--cfg loom" cargo test -p usmc-shm --release --test loom` |
+//! | weak-memory outcomes, and the interleavings loom tries | `RUSTFLAGS="--cfg loom" cargo test -p usmc-shm --release --test loom` |
+//! | interleavings at random, far more and deeper | `RUSTFLAGS="--cfg shuttle" cargo test -p usmc-shm --release --test shuttle` |
 //! | do the models notice a weaker ordering? | `python3 crates/usmc-shm/tests/loom/mutants.py` |
 //! | is a ring a queue, from any cursor? | `cargo test -p usmc-shm --test oracle` |
 //! | a peer that writes anything anywhere | `cargo test -p usmc-shm --test hostile` |
 //! | data races on real threads | `crates/usmc-shm/tests/sanitize.sh tsan` (or `miri`) |
 //! | what it costs | `cargo bench -p usmc-shm --bench ring` |
-#![cfg_attr(not(loom), no_std)]
+#![cfg_attr(not(any(loom, shuttle)), no_std)]
 
 pub mod bell;
 pub mod copy;

@@ -13,13 +13,13 @@ use crate::Broken;
 use crate::copy::{copy_in, copy_out};
 use crate::layout::{Direction, WINDOW_SHIFT_MIN};
 use crate::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use crate::sync::{Byte, fence};
+use crate::sync::{Byte, MODEL, fence};
 
 /// A sleeping producer is woken when `window >> ROOM_SHIFT` is free: a quarter, where TCP waits for a third
 /// (`sk_stream_is_writeable`), so that whoever waits for a writer never waits longer than with TCP.
-pub const ROOM_SHIFT: u32 = if cfg!(loom) { 1 } else { 2 };
+pub const ROOM_SHIFT: u32 = if MODEL { 1 } else { 2 };
 /// The consumer looks for sleepers at multiples of `window >> MARK_SHIFT`.
-pub const MARK_SHIFT: u32 = if cfg!(loom) { 1 } else { 4 };
+pub const MARK_SHIFT: u32 = if MODEL { 1 } else { 4 };
 
 #[inline(always)]
 fn writable(unread: usize, window: usize) -> bool {

@@ -1,6 +1,6 @@
-//! The only file that names atomics; loom replaces them here.
+//! The only file that names atomics; the model checkers replace them here.
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 pub use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
     Ordering, compiler_fence, fence,
@@ -10,6 +10,14 @@ pub use loom::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
     Ordering, fence,
 };
+#[cfg(shuttle)]
+pub use shuttle::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
+    Ordering, fence,
+};
+
+/// Whether a model checker runs this: windows of a few bytes then.
+pub const MODEL: bool = cfg!(any(loom, shuttle));
 
 /// A byte of a ring. Under loom a tracked cell, so that a missing Acquire or Release is found.
 #[cfg(not(loom))]

@@ -3,7 +3,7 @@
 //!
 //! The slot and the ring are pages of a sealed memfd, each alone between pages nobody may touch, so one
 //! byte outside ends the test by SIGSEGV. The attacker has its own mapping, as a peer process has.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle)))]
 
 use std::ffi::c_void;
 use std::ptr;

@@ -1,6 +1,6 @@
 //! The ring against a queue: any sequence of writes, reads and peeks, from any cursor, gives what a
 //! `VecDeque` gives, and stays within its window.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle)))]
 
 use std::collections::VecDeque;
 

@@ -1,6 +1,6 @@
 //! Real threads on a real ring, for what runs the machine's own memory model: plain, ThreadSanitizer, Miri
 //! (`tests/sanitize.sh`). The interleavings themselves are loom's work.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle)))]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::{Condvar, Mutex};

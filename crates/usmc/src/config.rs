@@ -47,8 +47,8 @@ struct Net(u128, u32);
 pub struct Config {
     /// Do nothing at all.
     pub off: bool,
-    /// `USMC_ISM_DIR`, without a final NUL; empty = default.
-    pub ism_dir: &'static str,
+    /// `USMC_ISM_DIR`. A copy: programs that set their title (redis) write over the environment.
+    ism_dir: ([u8; DIR_MAX], usize),
     /// log2 of a ring's bytes, 14..=22.
     pub ring_shift: u32,
     /// Most time a waiter spins before it sleeps, in nanoseconds.
@@ -69,7 +69,7 @@ impl Config {
     pub const fn off() -> Config {
         Config {
             off: true,
-            ism_dir: "",
+            ism_dir: ([0; DIR_MAX], 0),
             ring_shift: RING_SHIFT,
             busy_ns: BUSY_NS,
             include_ports: List::new(),
@@ -83,7 +83,7 @@ impl Config {
     pub fn from_env() -> Config {
         let mut config = Config {
             off: env(c"USMC_OFF").is_some_and(|v| !matches!(v, "" | "0" | "false" | "no")),
-            ism_dir: env(c"USMC_ISM_DIR").filter(|d| d.starts_with('/')).unwrap_or(""),
+            ism_dir: copy(env(c"USMC_ISM_DIR").filter(|d| d.starts_with('/')).unwrap_or("")),
             include_ports: List::parse(env(c"USMC_INCLUDE_PORTS"), ports),
             exclude_ports: List::parse(env(c"USMC_EXCLUDE_PORTS"), ports),
             include_addrs: List::parse(env(c"USMC_INCLUDE_ADDRS"), net),
@@ -103,6 +103,11 @@ impl Config {
         config
     }
 
+    /// The configured ISM directory; empty = default.
+    pub fn ism_dir(&self) -> &str {
+        str::from_utf8(&self.ism_dir.0[..self.ism_dir.1]).unwrap_or("")
+    }
+
     /// Whether connections to (or listeners at) this address may leave TCP.
     pub fn allows(&self, addr: IpAddr, port: u16) -> bool {
         let bits = addr_bits(addr);
@@ -113,6 +118,19 @@ impl Config {
             && (self.include_addrs.is_empty() || self.include_addrs.any(in_net))
             && !self.exclude_addrs.any(in_net)
     }
+}
+
+/// Longest ISM directory: a mailbox' name has to fit into `sun_path` behind it.
+const DIR_MAX: usize = 96;
+
+/// Too long means not configured; `usmc run` refuses such a directory with words.
+fn copy(text: &str) -> ([u8; DIR_MAX], usize) {
+    let mut bytes = [0; DIR_MAX];
+    match bytes.get_mut(..text.len()) {
+        Some(place) => place.copy_from_slice(text.as_bytes()),
+        None => return (bytes, 0),
+    }
+    (bytes, text.len())
 }
 
 fn env(name: &CStr) -> Option<&'static str> {

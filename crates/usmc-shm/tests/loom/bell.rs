@@ -1,12 +1,12 @@
 //! Several sleepers of one end share the doorbells in its TCP stream.
 
-use loom::sync::atomic::AtomicU32;
-use loom::sync::atomic::Ordering::{AcqRel, Acquire};
-use loom::sync::{Arc, Mutex};
-use loom::thread;
 use usmc_shm::bell::{Bells, Drain};
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot};
 
+use crate::model::sync::atomic::AtomicU32;
+use crate::model::sync::atomic::Ordering::{AcqRel, Acquire};
+use crate::model::sync::{Arc, Mutex};
+use crate::model::thread;
 use crate::model::{Link, Tcp, check, consume, produce};
 
 /// The acceptor's end: two threads of it, and the TCP stream towards it.

@@ -1,12 +1,11 @@
 //! The lock of one end: one holder at a time, a known one, and one that may die.
 
-use loom::cell::UnsafeCell;
-use loom::sync::Arc;
-use loom::thread;
 use usmc_shm::lock::{Refused, Verdict, Wait, acquire, release};
 use usmc_shm::sync::AtomicU64;
 
-use crate::model::{Link, check, consume, produce};
+use crate::model::sync::Arc;
+use crate::model::thread;
+use crate::model::{Exclusive, Link, check, consume, produce};
 
 const DEAD: u64 = 99;
 
@@ -34,23 +33,17 @@ impl Wait for Haste {
 
 struct Guarded {
     word: AtomicU64,
-    value: UnsafeCell<u32>,
+    value: Exclusive,
 }
-
-// SAFETY: `value` is accessed under `word`, which loom checks.
-unsafe impl Sync for Guarded {}
-// SAFETY: as above.
-unsafe impl Send for Guarded {}
 
 impl Guarded {
     fn new(holder: u64) -> Arc<Guarded> {
-        Arc::new(Guarded { word: AtomicU64::new(holder), value: UnsafeCell::new(0) })
+        Arc::new(Guarded { word: AtomicU64::new(holder), value: Exclusive::default() })
     }
 
     fn increment(&self, me: u64) {
         acquire(&self.word, me, &mut Patience).unwrap();
-        // SAFETY: the lock is held.
-        self.value.with_mut(|value| unsafe { *value += 1 });
+        self.value.increment();
         release(&self.word);
     }
 }
@@ -64,8 +57,7 @@ fn increments(holder: u64, times: u32) {
         });
         guarded.increment(1);
         other.join().unwrap();
-        // SAFETY: nobody else is left.
-        guarded.value.with(|value| assert_eq!(unsafe { *value }, times + 1));
+        assert_eq!(guarded.value.get(), times + 1);
     });
 }
 

@@ -2,7 +2,11 @@
 
 use std::collections::VecDeque;
 
-use loom::sync::{Arc, Condvar, Mutex};
+#[cfg(loom)]
+pub use loom::{sync, thread};
+#[cfg(shuttle)]
+pub use shuttle::{sync, thread};
+use sync::{Arc, Condvar, Mutex};
 use usmc_shm::layout::Slot;
 use usmc_shm::ring::Ring;
 use usmc_shm::sync::Byte;
@@ -25,7 +29,7 @@ unsafe impl Send for Link {}
 
 impl Link {
     pub fn new() -> Arc<Link> {
-        let cells = || core::array::from_fn(|_| Byte::new(0));
+        let cells = || core::array::from_fn(|_| Byte::default());
         let link = Link { slot: Slot::default(), data: [cells(), cells()] };
         link.ring(0).reset();
         link.ring(1).reset();
@@ -147,10 +151,68 @@ impl Tcp {
     }
 }
 
+/// A number that only the holder of a lock may touch.
+#[derive(Default)]
+pub struct Exclusive(
+    #[cfg(loom)] loom::cell::UnsafeCell<u32>,
+    #[cfg(shuttle)] core::cell::UnsafeCell<u32>,
+);
+
+// SAFETY: the models access it under a lock; whether they do is the question they answer.
+unsafe impl Sync for Exclusive {}
+// SAFETY: as above.
+unsafe impl Send for Exclusive {}
+
+impl Exclusive {
+    pub fn increment(&self) {
+        #[cfg(loom)]
+        // SAFETY: loom stops the model if anybody else has access.
+        self.0.with_mut(|number| unsafe { *number += 1 });
+        #[cfg(shuttle)]
+        // SAFETY: shuttle runs one thread at a time; an access in between is lost, and so found out.
+        unsafe {
+            let before = *self.0.get();
+            thread::yield_now();
+            *self.0.get() = before + 1;
+        }
+    }
+
+    pub fn get(&self) -> u32 {
+        #[cfg(loom)]
+        // SAFETY: as above.
+        return self.0.with(|number| unsafe { *number });
+        #[cfg(shuttle)]
+        // SAFETY: as above.
+        unsafe {
+            *self.0.get()
+        }
+    }
+}
+
 /// Explores a model. `preemptions` bounds the involuntary switches of one execution; `None`: no bound.
+#[cfg(loom)]
 pub fn check(preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(preemptions);
     builder.max_branches = 20_000;
     builder.check(model);
+}
+
+/// Runs a model under random schedules: half of them uniform, half with few, well spread preemptions
+/// (PCT), which find deep ones. `SHUTTLE_ITERATIONS` sets how many.
+#[cfg(shuttle)]
+pub fn check(preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
+    use shuttle::scheduler::{PctScheduler, RandomScheduler};
+
+    let iterations = std::env::var("SHUTTLE_ITERATIONS").ok().and_then(|n| n.parse().ok());
+    let iterations = iterations.unwrap_or(20_000);
+    let mut config = shuttle::Config::new();
+    config.silence_warnings = true;
+    let model = std::sync::Arc::new(model);
+    let again = model.clone();
+    shuttle::Runner::new(RandomScheduler::new(iterations), config.clone()).run(move || again());
+    // PCT refuses a model with a single thread.
+    if preemptions != Some(0) {
+        shuttle::Runner::new(PctScheduler::new(3, iterations), config).run(move || model());
+    }
 }

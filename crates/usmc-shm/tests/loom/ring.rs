@@ -1,7 +1,6 @@
 //! The ring alone: order, wrap, growth of the window.
 
-use loom::thread;
-
+use crate::model::thread;
 use crate::model::{Link, check, consume, produce};
 
 /// Sends `writes` while the other side reads at most `max` bytes at a time.

@@ -1,9 +1,9 @@
 //! Sleep and wake with one sleeper at each side.
 
-use loom::sync::Arc;
-use loom::thread;
 use usmc_shm::layout::ARM_TCP;
 
+use crate::model::sync::Arc;
+use crate::model::thread;
 use crate::model::{Bell, Link, check, consume, produce};
 
 #[test]

@@ -44,7 +44,7 @@ impl Write for Path {
 /// The ISM directory: `USMC_ISM_DIR`, or one per user under the shared-memory mount.
 pub fn path() -> Path {
     let mut p = Path::new();
-    let configured = crate::config::get().ism_dir;
+    let configured = crate::config::get().ism_dir();
     let _ = if configured.is_empty() {
         write!(p, "/dev/shm/usmc-{}", sys::geteuid())
     } else {
@@ -100,7 +100,7 @@ fn check_directory() -> Result<(), Failure> {
     let facts = sys::fstat(fd);
     sys::close(fd);
     let facts = facts.map_err(|e| ("inspecting the directory", e))?;
-    if crate::config::get().ism_dir.is_empty() && facts.uid != sys::geteuid() {
+    if crate::config::get().ism_dir().is_empty() && facts.uid != sys::geteuid() {
         return Err(("the directory belongs to another user: using it", libc::EPERM));
     }
     if facts.mode & 0o002 != 0 {
