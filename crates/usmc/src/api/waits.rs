@@ -86,7 +86,9 @@ pub unsafe fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    if let Entry::Epoll(set) = table::get(epfd) {
+    if let Entry::Epoll(set) = table::get(epfd)
+        && !is_bad(timeout)
+    {
         // SAFETY: the caller's contract.
         let ns = unsafe { timeout.as_ref() }.map_or(-1, nanoseconds);
         // SAFETY: the caller's contract.
@@ -96,6 +98,12 @@ pub unsafe fn epoll_pwait2(
     }
     // SAFETY: the caller's contract.
     unsafe { real::epoll_pwait2(epfd, events, max, timeout, mask) }
+}
+
+/// Times the kernel refuses are left to the kernel.
+fn is_bad(t: *const timespec) -> bool {
+    // SAFETY: null or valid (the callers' contract).
+    unsafe { t.as_ref() }.is_some_and(|t| t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec))
 }
 
 fn nanoseconds(t: &timespec) -> i64 {
@@ -120,6 +128,10 @@ pub unsafe fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    if is_bad(timeout) {
+        // SAFETY: the caller's contract.
+        return unsafe { real::ppoll(fds, count, timeout, mask) };
+    }
     // SAFETY: the caller's contract.
     let ns = unsafe { timeout.as_ref() }.map_or(-1, nanoseconds);
     // SAFETY: the caller's contract.
@@ -276,6 +288,10 @@ pub unsafe fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     let sets = Sets { sets: [r.cast(), w.cast(), x.cast()], count: count.max(0) as usize };
+    if is_bad(timeout) {
+        // SAFETY: the caller's contract.
+        return unsafe { real::pselect(count, r, w, x, timeout, mask) };
+    }
     // SAFETY: the caller's contract.
     let ns = unsafe { timeout.as_ref() }.map_or(-1, nanoseconds);
     // SAFETY: the caller's contract.

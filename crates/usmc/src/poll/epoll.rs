@@ -296,6 +296,10 @@ pub fn control(
                     return None;
                 }
             }
+            const WITH_EXCLUSIVE: u32 = IN | OUT | ready::ERR | HUP | WAKEUP | ET | EXCLUSIVE;
+            if event.events & EXCLUSIVE != 0 && event.events & !WITH_EXCLUSIVE != 0 {
+                return Some(Err(libc::EINVAL));
+            }
             Some(add(epfd, set, set_index, fd, index, event))
         }
         (libc::EPOLL_CTL_MOD, Some(event)) => Some(modify(epfd, set, fd, known?, event)),
@@ -478,7 +482,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     }
     entry.seen_prod.store(conn.peer(slot).prod.load(Relaxed), Relaxed);
     entry.seen_blocks.store(conn.tx_blocks.load(Relaxed), Relaxed);
-    entry.seen_bits.store(bits, Relaxed);
+    entry.seen_bits.store(lasting(conn, slot), Relaxed);
     entry.set_flag(E_EDGE, false);
     if want & ONESHOT != 0 {
         entry.set_flag(E_DISABLED, true);
@@ -487,12 +491,17 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     bits
 }
 
+/// What changes at most a few times in a connection's life; each change is an edge.
+fn lasting(conn: &Conn, slot: &usmc_shm::layout::Slot) -> u32 {
+    let (peer, own) = (conn.peer(slot).flags.load(Relaxed), conn.own(slot).flags.load(Relaxed));
+    peer & 0xff | (own & 0xff) << 8 | conn.kernel_events.load(Relaxed) << 16
+}
+
 fn new_edge(conn: &Conn, slot: &usmc_shm::layout::Slot, entry: &Entry, bits: u32) -> bool {
-    let lasting = bits & (HUP | RDHUP | ready::ERR);
     entry.has(E_EDGE)
         || (bits & IN != 0 && conn.peer(slot).prod.load(Relaxed) != entry.seen_prod.load(Relaxed))
         || (bits & OUT != 0 && conn.tx_blocks.load(Relaxed) != entry.seen_blocks.load(Relaxed))
-        || lasting & !entry.seen_bits.load(Relaxed) != 0
+        || lasting(conn, slot) != entry.seen_bits.load(Relaxed)
 }
 
 /// Fork: registrations and hot lists stay as they are while they are copied.

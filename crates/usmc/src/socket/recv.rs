@@ -164,7 +164,11 @@ fn from_tcp(
     if flags & libc::MSG_PEEK != 0 {
         return match span.source(|| kernel::tcp_read(fd, conn, slot)) {
             Ok(Source::Tcp(left)) => {
-                got(to, taken.min(usize::try_from(left).unwrap_or(taken)), flags)
+                let n = taken.min(usize::try_from(left).unwrap_or(taken));
+                to.skip(n);
+                // The span was seen to its end: what follows is in the ring.
+                let more = if n as u64 == left { peek_ring(conn, slot, to) } else { 0 };
+                Attempt::Got(n + more)
             }
             Ok(Source::Ring) | Err(Unmeasured) => Attempt::Got(0),
         };
@@ -216,6 +220,23 @@ fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) ->
     Attempt::Got(data.len - unread)
 }
 
+/// Copies unread ring bytes without taking them.
+fn peek_ring(conn: &Conn, slot: &Slot, to: &mut Buffers) -> usize {
+    let rx = conn.rx(slot);
+    let Ok(data) = rx.data() else { return 0 };
+    let (mut at, mut unread) = (data.cons, data.len);
+    while unread > 0
+        && let Some((dst, len)) = to.piece(unread)
+    {
+        // SAFETY: at..at+len lies within `data`; dst is the application's buffer of len bytes.
+        unsafe { rx.copy_out(at, data.window, dst, len) };
+        to.advance(len);
+        at = at.wrapping_add(len as u64);
+        unread -= len;
+    }
+    data.len - unread
+}
+
 /// The ring holds nonsense: the connection fails, nothing else does.
 fn broken(fd: i32, conn: &Conn) -> Attempt {
     crate::log::warn(format_args!("fd {fd}: the peer wrote nonsense into shared memory; reset"));
@@ -234,6 +255,7 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
         if peer & TXF_ABORT != 0
             && end.flags.fetch_or(END_RESET_SEEN, Relaxed) & END_RESET_SEEN == 0
         {
+            await_reset(fd);
             return Attempt::Fail(libc::ECONNRESET);
         }
         return Attempt::End;
