@@ -10,7 +10,7 @@ TEST_DEPS := python3:python3 curl:curl redis-server:redis-server redis-tools:red
 DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build test test-loom lint demo install test-deps demo-deps python-suite clean
+.PHONY: all build test test-loom test-tsan lint demo install test-deps demo-deps python-suite clean
 
 all: build
 
@@ -21,10 +21,17 @@ build:
 test: test-deps build
 	$(CARGO) test --release --locked --workspace --no-fail-fast
 
-# The models of the rings, the handshake and the span switch; exhaustive, some minutes.
+# The models of the rings, doorbells, the handshake and the span switch: weak memory by loom, schedules at
+# random by shuttle. About two minutes.
 test-loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom CARGO_PROFILE_RELEASE_LTO=off \
 		$(CARGO) test --release --locked -p usmc-shm --test loom -- --test-threads=1
+	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle CARGO_PROFILE_RELEASE_LTO=off \
+		$(CARGO) test --release --locked -p usmc-shm --test shuttle -- --test-threads=1
+
+# The ring on real threads under ThreadSanitizer; says so and succeeds where there is no nightly toolchain.
+test-tsan:
+	crates/usmc-shm/tests/sanitize.sh tsan
 
 lint:
 	$(CARGO) fmt --all --check

@@ -62,7 +62,7 @@ impl<'a> TxSpan<'a> {
     /// Whether the direction has switched; the hot path asks this and nothing else.
     #[inline(always)]
     pub fn is_ring(&self) -> bool {
-        // Acquire: pairs with the Release in `finish`.
+        // Acquire: pairs with the Release in `finish`; whoever asks for the boundary next finds it.
         self.producer.state.load(Acquire) == TX_RING
     }
 
