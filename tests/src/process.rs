@@ -67,8 +67,8 @@ impl Process {
     }
 
     fn fail(&self, what: &str) -> ! {
-        let errors = self.errors.lock().map(|e| e.clone()).unwrap_or_default();
-        let out = self.seen.join("\n");
+        let errors = self.errors();
+        let out = self.seen[self.seen.len().saturating_sub(50)..].join("\n");
         panic!("{}: {what}\n--- its output\n{out}\n--- its errors\n{errors}", self.name)
     }
 
@@ -179,6 +179,10 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        let errors = self.errors();
+        if thread::panicking() && !errors.is_empty() {
+            eprintln!("--- {} ({}) wrote\n{errors}", self.name, self.pid);
+        }
         if self.status.is_none() || thread::panicking() {
             // SAFETY: kill(2) touches no memory of ours; the group is the one made in `start`.
             unsafe { libc::kill(-self.pid, libc::SIGKILL) };

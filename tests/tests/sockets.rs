@@ -4,9 +4,13 @@
 //! `usmc ss` has confirmed it.
 
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
 use usmc_tests::{Fixture, Process, build};
+
+/// The slowest case takes two seconds on an idle machine.
+const LIMIT: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -28,7 +32,7 @@ fn main() -> ExitCode {
 }
 
 fn run(name: &str, program: &str, words: &[String]) {
-    let fixture = Fixture::new(name);
+    let fixture = Fixture::with_limit(name, LIMIT);
     let mut command = fixture.command(build::program(program));
     command.args(words);
     let mut process = fixture.spawn(command);

@@ -126,14 +126,29 @@ fn bind_slot(conn: &Conn, map: &Segment, seg: u32, index: u32, client: bool) -> 
     Ok(())
 }
 
-/// After accept(2): from now on each call on the connection looks for its offer.
-pub fn look(fd: i32, index: u32, tuple: &Tuple) {
+/// After accept(2): from now on each call on the connection looks for its offer. Not accept itself: a
+/// server that hands the socket on at once (inetd, fork and exec) leaves it plain for the next program.
+pub fn look(index: u32, tuple: &Tuple) {
     let conn = conn::at(index);
     store_tuple(conn, tuple);
     conn.looks.store(LOOKS, Relaxed);
     conn.reason.store(Reason::NoOffer as u32, Relaxed);
     conn.set_phase(LOOKING);
-    progress(fd, index);
+}
+
+/// The socket is being handed to another process (SCM_RIGHTS), which could not know of a ring: what is
+/// undecided stays TCP.
+pub fn passed_on(index: u32) {
+    let conn = conn::at(index);
+    match conn.phase() {
+        LOOKING => conn.give_up(Reason::Adopted),
+        OFFERED => take_back(conn, Reason::Adopted),
+        ATTACHED | RING => log::warn(format_args!(
+            "a connection already in shared memory was passed to another process; only this process \
+             and its forked children can use it"
+        )),
+        _ => {}
+    }
 }
 
 /// One step of the handshake, where one is due. Costs a few loads; never waits.

@@ -278,6 +278,9 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe {
         if msg.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
+            if !msg.is_null() && (*msg).msg_controllen > 0 {
+                note_passed(&*msg);
+            }
             return kernel();
         }
         let m = &*msg;
@@ -292,6 +295,33 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
             }
         }
         send_many(fd, m.msg_iov, m.msg_iovlen, flags, kernel)
+    }
+}
+
+/// Tracked sockets among the descriptors of a message leave for another process.
+unsafe fn note_passed(msg: &msghdr) {
+    if msg.msg_control.is_null() {
+        return;
+    }
+    // SAFETY: the application's control buffer of msg_controllen bytes; CMSG_* stay inside it.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(msg);
+        while !header.is_null() {
+            let len = (*header).cmsg_len;
+            let first = libc::CMSG_LEN(0) as usize;
+            if (*header).cmsg_level == libc::SOL_SOCKET
+                && (*header).cmsg_type == libc::SCM_RIGHTS
+                && (first..=msg.msg_controllen).contains(&len)
+            {
+                for i in 0..(len - first) / 4 {
+                    let fd = ptr::read_unaligned(libc::CMSG_DATA(header).cast::<c_int>().add(i));
+                    if let Entry::Conn(index) = table::get(fd) {
+                        crate::transition::passed_on(index);
+                    }
+                }
+            }
+            header = libc::CMSG_NXTHDR(msg, header);
+        }
     }
 }
 

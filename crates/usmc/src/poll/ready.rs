@@ -36,9 +36,15 @@ pub fn is_kernels(fd: i32, index: u32) -> bool {
 
 /// The readiness of a ring connection, for someone interested in `want`.
 pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
-    let kernel = conn.kernel_events.load(Relaxed);
-    let mut bits = kernel & (ERR | HUP);
     let peer = conn.peer(slot).flags.load(Acquire);
+    let mut kernel = conn.kernel_events.load(Relaxed);
+    if kernel | peer != 0 && kernel & HUP == 0 {
+        // The connection is ending: the kernel knows how far it is.
+        let now = sys::poll1(fd, libc::POLLRDHUP, 0) as u32 & (RDHUP | HUP | ERR);
+        kernel |= now;
+        conn.kernel_events.fetch_or(now, Relaxed);
+    }
+    let mut bits = kernel & (ERR | HUP);
     if want & READ_BITS != 0 {
         bits |= readable(fd, conn, slot, want);
     }
@@ -49,10 +55,11 @@ pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     if peer & TXF_ABORT != 0 {
         bits |= HUP | ERR | OUT | WRNORM;
     }
-    if own & TXF_DONE != 0 && peer & TXF_DONE != 0 {
+    let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
+    if own & TXF_DONE != 0 && (peer & TXF_DONE != 0 || shut_rd) {
         bits |= HUP;
     }
-    if conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0 {
+    if shut_rd {
         bits |= IN | RDNORM | RDHUP;
     }
     if want & WRITE_BITS != 0 && writable(fd, conn, slot, own, peer) {

@@ -26,6 +26,6 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
         return;
     };
     let tuple = Tuple { netns: from.tuple[0].load(Relaxed), client, server };
-    transition::look(fd, index, &tuple);
+    transition::look(index, &tuple);
     observer::changed(fd, index);
 }
