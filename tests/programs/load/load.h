@@ -1,0 +1,13 @@
+// Roles of the load program.
+#ifndef LOAD_H
+#define LOAD_H
+#include "check.h"
+
+void serve(uint16_t port, bool reuseport);
+void cycle(uint16_t port, uint64_t seed);
+void many(uint16_t port, int count);
+void idle(uint16_t port, const char *call);
+void sink(uint16_t port);
+void source(uint16_t port, uint64_t n);
+
+#endif

@@ -1,0 +1,37 @@
+// One program for tests that are about whole processes: a server, and clients of several kinds.
+//
+//   load server [PORT [reuseport]]   echo server on one epoll set; "stats" on its input asks for counts
+//   load cycle PORT SEED             connects, talks, closes, for ever; survives the server's death
+//   load many PORT COUNT             COUNT connections at once; talks over all of them at each input line
+//   load idle PORT CALL              one connection; sleeps in CALL on it until the server is gone
+//   load sink [PORT] / load source PORT BYTES   BYTES each way at once, checked byte by byte
+#include "load.h"
+
+#include <sys/resource.h>
+
+int main(int argc, char **argv) {
+    // Ten thousand connections need their fds.
+    struct rlimit limit;
+    OK(getrlimit(RLIMIT_NOFILE, &limit));
+    limit.rlim_cur = limit.rlim_max;
+    OK(setrlimit(RLIMIT_NOFILE, &limit));
+    signal(SIGPIPE, SIG_IGN);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    const char *role = argc > 1 ? argv[1] : "";
+    long a = argc > 2 ? atol(argv[2]) : 0, b = argc > 3 ? atol(argv[3]) : 0;
+    if (!strcmp(role, "server"))
+        serve(a, argc > 3 && !strcmp(argv[3], "reuseport"));
+    else if (!strcmp(role, "cycle"))
+        cycle(a, b);
+    else if (!strcmp(role, "many"))
+        many(a, b);
+    else if (!strcmp(role, "idle"))
+        idle(a, argc > 3 ? argv[3] : "");
+    else if (!strcmp(role, "sink"))
+        sink(a);
+    else if (!strcmp(role, "source"))
+        source(a, b);
+    else
+        return 2;
+    return 0;
+}

@@ -1,0 +1,260 @@
+//! Tests about whole processes: who meets whom, who dies when, what is left, what it costs.
+
+use std::process::Command;
+use std::time::Duration;
+
+use usmc_tests::{Fixture, Process, build, is_plain, number, procfs};
+
+/// A `load` program under uSMC, and one that is not.
+fn load(fixture: &Fixture, args: &[&str]) -> Process {
+    started(fixture, fixture.command(build::program("load")), args)
+}
+
+fn plain_load(fixture: &Fixture, args: &[&str]) -> Process {
+    started(fixture, fixture.plain(build::program("load")), args)
+}
+
+fn started(fixture: &Fixture, mut command: Command, args: &[&str]) -> Process {
+    command.args(args);
+    fixture.spawn(command)
+}
+
+/// Starts a server and returns it with its port.
+fn serve(mut server: Process) -> (Process, u16) {
+    let port = server.number_after("port");
+    (server, u16::try_from(port).expect("a port"))
+}
+
+/// Counts of the server: served, open, resets, bytes.
+fn stats(server: &mut Process) -> [u64; 4] {
+    server.say("stats");
+    let line = server.line_after("stats");
+    let counts: Vec<u64> = line.split(' ').filter_map(|w| w.parse().ok()).collect();
+    counts.try_into().expect("four counts")
+}
+
+/// Opens `count` connections, talks over each, and returns the client.
+fn many(mut client: Process) -> Process {
+    client.line_after("connected");
+    for _ in 0..8 {
+        client.say("talk");
+        client.line_after("round");
+    }
+    client
+}
+
+/// Every connection of the server is TCP, with a reason that a person can read.
+fn assert_tcp_with_a_reason(fixture: &Fixture, port: u16) {
+    if is_plain() {
+        return;
+    }
+    let connections = fixture.connections(port);
+    assert!(!connections.is_empty(), "usmc ss shows no connection of port {port}");
+    for c in connections {
+        assert!(c.mode == "TCP" && !c.fallback_reason.is_empty(), "{c:?}");
+    }
+}
+
+#[test]
+fn plain_client_talks_to_a_server_under_usmc() {
+    let fixture = Fixture::new("plain client");
+    let (mut server, port) = serve(load(&fixture, &["server"]));
+    let mut client = many(plain_load(&fixture, &["many", &port.to_string(), "20"]));
+    assert_tcp_with_a_reason(&fixture, port);
+    client.succeed();
+    assert_eq!(stats(&mut server)[..3], [20, 0, 0]);
+    server.succeed();
+    fixture.finish();
+}
+
+#[test]
+fn client_under_usmc_talks_to_a_plain_server() {
+    let fixture = Fixture::new("plain server");
+    let (mut server, port) = serve(plain_load(&fixture, &["server"]));
+    let mut client = many(load(&fixture, &["many", &port.to_string(), "20"]));
+    assert_tcp_with_a_reason(&fixture, port);
+    client.succeed();
+    assert_eq!(stats(&mut server)[..3], [20, 0, 0]);
+    server.succeed();
+    fixture.finish();
+}
+
+#[test]
+fn plain_and_usmc_clients_share_a_server() {
+    let fixture = Fixture::new("both clients");
+    let (mut server, port) = serve(load(&fixture, &["server"]));
+    let port_text = port.to_string();
+    let mut plain = many(plain_load(&fixture, &["many", &port_text, "10"]));
+    let mut ours = many(load(&fixture, &["many", &port_text, "10"]));
+    let at_server = fixture.connections(port).into_iter().filter(|c| c.local_port() == port);
+    let smcd = at_server.filter(|c| c.is_smcd()).count();
+    assert_eq!(smcd, if is_plain() { 0 } else { 10 });
+    plain.succeed();
+    ours.succeed();
+    assert_eq!(stats(&mut server)[..2], [20, 0]);
+    server.succeed();
+    fixture.finish();
+}
+
+#[test]
+fn devices_that_differ_mean_tcp() {
+    let fixture = Fixture::new("two devices");
+    let elsewhere = Fixture::new("the other device");
+    let (mut server, port) = serve(load(&fixture, &["server"]));
+    let mut client = many(load(&elsewhere, &["many", &port.to_string(), "5"]));
+    assert_tcp_with_a_reason(&fixture, port);
+    client.succeed();
+    server.succeed();
+    elsewhere.finish();
+    fixture.finish();
+}
+
+#[test]
+fn device_that_cannot_be_used_means_tcp() {
+    let fixture = Fixture::new("no device");
+    let mut command = fixture.command(build::program("load"));
+    command.arg("server").env("USMC_ISM_DIR", "/proc/nowhere");
+    let (mut server, port) = serve(fixture.spawn(command));
+    let mut client = many(load(&fixture, &["many", &port.to_string(), "5"]));
+    assert_tcp_with_a_reason(&fixture, port);
+    client.succeed();
+    server.succeed();
+    fixture.finish();
+}
+
+#[test]
+fn switched_off_means_tcp() {
+    let fixture = Fixture::new("off");
+    let mut command = fixture.command(build::program("load"));
+    command.arg("server").env("USMC_OFF", "1");
+    let (mut server, port) = serve(fixture.spawn(command));
+    many(load(&fixture, &["many", &port.to_string(), "5"])).succeed();
+    server.succeed();
+    fixture.finish();
+}
+
+#[test]
+fn reuseport_group_mixed_with_a_plain_server_loses_nothing() {
+    let fixture = Fixture::new("reuseport");
+    let (mut ours, port) = serve(load(&fixture, &["server", "0", "reuseport"]));
+    let port_text = port.to_string();
+    let (mut plain, _) = serve(plain_load(&fixture, &["server", &port_text, "reuseport"]));
+    let mut client = many(load(&fixture, &["many", &port_text, "200"]));
+    client.succeed();
+    let (one, other) = (stats(&mut ours), stats(&mut plain));
+    assert_eq!(one[0] + other[0], 200);
+    assert!(one[0] > 20 && other[0] > 20, "the kernel spreads connections: {one:?} {other:?}");
+    assert_eq!((one[2], other[2]), (0, 0), "resets");
+    assert_eq!(one[3] + other[3], 200 * 8 * 100);
+    ours.succeed();
+    plain.succeed();
+    fixture.finish();
+}
+
+#[test]
+fn registry_of_a_killed_server_harms_nobody() {
+    let fixture = Fixture::new("stale registry");
+    let (mut server, port) = serve(load(&fixture, &["server"]));
+    let port_text = port.to_string();
+    many(load(&fixture, &["many", &port_text, "3"])).succeed();
+    server.kill();
+    // A plain server takes the port over; the device may still say that it is one of ours.
+    let (mut plain, _) = serve(plain_load(&fixture, &["server", &port_text]));
+    let mut client = many(load(&fixture, &["many", &port_text, "20"]));
+    assert_tcp_with_a_reason(&fixture, port);
+    client.succeed();
+    assert_eq!(stats(&mut plain)[..3], [20, 0, 0]);
+    plain.succeed();
+    // And back.
+    let (mut server, _) = serve(load(&fixture, &["server", &port_text]));
+    let mut client = many(load(&fixture, &["many", &port_text, "3"]));
+    fixture.assert_serves_smcd(port);
+    client.succeed();
+    server.succeed();
+    fixture.finish();
+}
+
+#[test]
+fn ten_thousand_connections() {
+    let count = number("USMC_TESTS_CONNECTIONS", 10_000);
+    let fixture = Fixture::with_limit("10 000 connections", Duration::from_secs(120));
+    let (mut server, port) = serve(load(&fixture, &["server"]));
+    let mut client = many(load(&fixture, &["many", &port.to_string(), &count.to_string()]));
+    assert_eq!(stats(&mut server), [count, count, 0, count * 8 * 100]);
+    if !is_plain() {
+        let ends = fixture.connections(port);
+        let tcp: Vec<_> = ends.iter().filter(|s| !s.is_smcd()).collect();
+        assert_eq!(ends.len() as u64, 2 * count);
+        assert!(tcp.is_empty(), "{} are not SMC-D, for example {:?}", tcp.len(), tcp[0]);
+    }
+    client.succeed();
+    fixture.wait_until("the server to see all ends", || stats(&mut server)[1] == 0);
+    let fds = procfs::open_fds(server.pid());
+    assert!(fds < 64, "the server still holds {fds} fds");
+    server.succeed();
+    fixture.finish();
+}
+
+#[test]
+fn many_gigabytes_both_ways_at_once() {
+    let bytes = number("USMC_TESTS_TRANSFER_MB", 1024) << 20;
+    let limit = Duration::from_secs(60 + (bytes >> 20) / 20);
+    let fixture = Fixture::with_limit("transfer", limit);
+    let (mut sink, port) = serve(load(&fixture, &["sink"]));
+    let mut source = load(&fixture, &["source", &port.to_string(), &bytes.to_string()]);
+    source.line_after("connected");
+    fixture.assert_serves_smcd(port);
+    let sent = [source.line_after("sent"), sink.line_after("sent")];
+    let received = [sink.line_after("received"), source.line_after("received")];
+    assert_eq!(sent, received, "hashes of both directions");
+    source.succeed();
+    sink.succeed();
+    fixture.finish();
+}
+
+#[test]
+fn idle_connections_use_no_processor_time() {
+    for call in ["recv", "poll", "select", "epoll"] {
+        let fixture = Fixture::new(call);
+        let (mut server, port) = serve(load(&fixture, &["server"]));
+        let mut client = load(&fixture, &["idle", &port.to_string(), call]);
+        client.line_after("idle");
+        fixture.assert_serves_smcd(port);
+        let pids = [server.pid(), client.pid()];
+        // What polling there is has to end by itself; then a second must pass without a tick or two.
+        let used = |pids: &[i32; 2]| pids.map(procfs::cpu_time).iter().sum::<Duration>();
+        fixture.wait_until("both ends to come to rest", || {
+            let before = used(&pids);
+            std::thread::park_timeout(Duration::from_millis(50));
+            used(&pids) == before
+        });
+        let before = used(&pids);
+        let start = std::time::Instant::now();
+        while start.elapsed() < Duration::from_secs(1) {
+            std::thread::park_timeout(Duration::from_secs(1).saturating_sub(start.elapsed()));
+        }
+        let spent = used(&pids) - before;
+        assert!(spent <= Duration::from_millis(10), "{call}: {spent:?} in a second of nothing");
+        server.succeed();
+        client.succeed();
+        fixture.finish();
+    }
+}
+
+#[test]
+fn preload_is_not_noticed_by_programs_without_sockets() {
+    let fixture = Fixture::new("no sockets");
+    for _ in 0..10 {
+        let mut echo = fixture.command("echo");
+        echo.arg("hello");
+        assert_eq!(fixture.run(echo), "hello");
+        let mut fails = fixture.command("sh");
+        fails.args(["-c", "exit 7"]);
+        assert_eq!(fixture.spawn(fails).wait().code(), Some(7));
+    }
+    assert!(
+        std::fs::read_dir(fixture.ism_dir()).expect("our directory").next().is_none(),
+        "a program without sockets has touched the device"
+    );
+    fixture.finish();
+}
