@@ -46,7 +46,11 @@ struct Program {
 }
 
 const PROGRAMS: &[Program] = &[
-    Program { name: "cases", dirs: &["common", "casework", "cases"], flags: &["-U_FORTIFY_SOURCE"] },
+    Program {
+        name: "cases",
+        dirs: &["common", "casework", "cases"],
+        flags: &["-U_FORTIFY_SOURCE"],
+    },
     // Calls `__read_chk` and the like.
     Program {
         name: "fortified",
@@ -105,4 +109,13 @@ fn compile(program: &Program, out_dir: &Path) {
         .expect("running cc: install gcc (make test-deps)");
     assert!(built.success(), "compiling {} failed", program.name);
     fs::rename(&temporary, &out).expect("naming the program");
+}
+
+/// A program that Debian keeps in `sbin`, which is not on every user's path.
+pub fn system_program(name: &str) -> PathBuf {
+    ["/usr/sbin", "/usr/bin"]
+        .iter()
+        .map(|dir| Path::new(dir).join(name))
+        .find(|path| path.exists())
+        .unwrap_or_else(|| panic!("no {name} here (make test-deps installs it)"))
 }

@@ -39,6 +39,7 @@ impl Fixture {
     /// For a test with a limit of its own.
     pub fn with_limit(name: &str, limit: Duration) -> Fixture {
         static NEXT: AtomicU32 = AtomicU32::new(0);
+        allow_many_files();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let id = format!("usmc-tests-{}-{number}", std::process::id());
         let dir = PathBuf::from("/dev/shm").join(&id);
@@ -70,6 +71,17 @@ impl Fixture {
     /// A directory for the test's own files.
     pub fn scratch(&self) -> &Path {
         &self.scratch
+    }
+
+    /// Hands both directories to another user, for programs that refuse to run as root.
+    ///
+    /// # Panics
+    /// When there is no such user, or we are not root.
+    pub fn give_to(&self, user: &str) {
+        for dir in [&self.dir, &self.scratch] {
+            let out = tool("chown", &["-R", user, &dir.to_string_lossy()]);
+            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        }
     }
 
     /// A command that runs `program` under `usmc run`, or plainly in a plain run.
@@ -230,7 +242,8 @@ fn file_names(dir: &Path) -> Vec<String> {
 
 fn set_mode(path: &Path, mode: u32) {
     use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("chmod of our own directory");
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .expect("chmod of our own directory");
 }
 
 impl Drop for Fixture {
@@ -266,6 +279,18 @@ fn watch(name: String, marker: String, limit: Duration, expired: Arc<AtomicBool>
         }
     });
     alive
+}
+
+/// Programs with ten thousand connections need as many fds as we may have at all.
+fn allow_many_files() {
+    // SAFETY: both calls get a valid struct of ours.
+    unsafe {
+        let mut limit = std::mem::zeroed::<libc::rlimit>();
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
 }
 
 /// Runs a tool that has nothing to do with uSMC and returns its output.

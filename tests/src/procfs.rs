@@ -30,8 +30,10 @@ pub fn comm(pid: i32) -> String {
 pub fn cpu_time(pid: i32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process lives");
     // After the name in parentheses, which may hold anything: state is field 3, utime 14, stime 15.
-    let fields: Vec<&str> =
-        stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
+    let fields: Vec<&str> = stat
+        .rsplit_once(')')
+        .map(|(_, rest)| rest.split_whitespace().collect())
+        .unwrap_or_default();
     let ticks: u64 = fields[11..13].iter().map(|f| f.parse::<u64>().unwrap_or(0)).sum();
     Duration::from_millis(ticks * 10)
 }
