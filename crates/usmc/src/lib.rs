@@ -18,6 +18,7 @@ mod config;
 mod conn;
 mod device;
 mod fork;
+mod free_slots;
 mod kernel;
 mod log;
 pub mod observe;

@@ -12,6 +12,7 @@ use usmc_shm::sync::AtomicPtr;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 
 use crate::device;
+use crate::free_slots::FreeSlots;
 use crate::process::{Held, Lock};
 use crate::reason::Reason;
 use crate::sys;
@@ -43,10 +44,7 @@ struct Mapped {
     users: u32,
     owner: u64,
     listener: [u64; 4],
-    free: u32,
-    lost: u32,
-    /// Free slots `[..free]`, last in first out; slots the acceptor still holds `[slots - lost..]`.
-    stack: [u16; SLOTS_MAX as usize],
+    slots: FreeSlots,
 }
 
 static LOCK: Lock = Lock::new();
@@ -151,16 +149,15 @@ pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
             m.role = Role::Closed;
             continue;
         };
-        if m.free == 0 {
-            collect_lost(m, &map);
-        }
-        if m.free > 0 {
-            m.free -= 1;
+        let slot = m.slots.take().or_else(|| {
+            m.slots.collect(|slot| is_let_go(&map, slot));
+            m.slots.take()
+        });
+        if let Some(slot) = slot {
             m.users += 1;
-            let slot = m.stack[m.free as usize] as u32;
             return Ok(OwnSlot { segment: index as u32, slot, map, id: m.id });
         }
-        if m.lost * 2 > map.slots() {
+        if m.slots.is_mostly_lost() {
             // Holders that died without a word: leave the segment to those who still use it.
             map.header().retired.store(1, Relaxed);
             m.role = Role::Closed;
@@ -170,9 +167,8 @@ pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
     let index = place(&mut table)?;
     create(&mut table.entries[index], slots, listener, identity)?;
     let m = &mut table.entries[index];
-    m.free -= 1;
+    let slot = m.slots.take().ok_or(Reason::NoMemory)?;
     m.users = 1;
-    let slot = m.stack[m.free as usize] as u32;
     let map = m.segment().map_err(|_| Reason::NoMemory)?;
     Ok(OwnSlot { segment: index as u32, slot, map, id: m.id })
 }
@@ -210,34 +206,14 @@ fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Resu
     m.users = 0;
     m.owner = identity;
     m.listener = listener;
-    m.lost = 0;
-    m.free = slots;
-    for (i, place) in m.stack[..slots as usize].iter_mut().enumerate() {
-        // Slot 0 is on top.
-        *place = (slots as usize - 1 - i) as u16;
-    }
+    m.slots.reset(slots);
     Ok(())
 }
 
-/// Moves slots the acceptor has let go of in the meantime back to the free ones.
-fn collect_lost(m: &mut Mapped, map: &Segment) {
-    let end = map.slots() as usize;
-    let mut kept = 0;
-    let lost = m.lost as usize;
-    for i in 0..lost {
-        let at = end - 1 - i;
-        let slot = m.stack[at];
-        let gone = map.slot(slot as u32).is_ok_and(|s| s.end[ACCEPTOR].refs.load(Acquire) == 0);
-        if gone {
-            m.stack[m.free as usize] = slot;
-            m.free += 1;
-        } else {
-            // Written at or above `at`: what lies there has been looked at.
-            m.stack[end - 1 - kept] = slot;
-            kept += 1;
-        }
-    }
-    m.lost = kept as u32;
+/// Whether the acceptor is done with a slot.
+fn is_let_go(map: &Segment, slot: u32) -> bool {
+    // Acquire: whatever the acceptor did with the slot happened before.
+    map.slot(slot).is_ok_and(|s| s.end[ACCEPTOR].refs.load(Acquire) == 0)
 }
 
 /// The fd of an own segment, to be pushed to an acceptor.
@@ -254,16 +230,12 @@ pub fn let_go(index: u32, slot: Option<u32>) {
     m.users = m.users.saturating_sub(1);
     if m.role == Role::Own
         && let (Some(slot), Ok(map)) = (slot, m.segment())
-        && let Ok(shared) = map.slot(slot)
     {
         give_back_pages(&map, slot);
-        if shared.end[ACCEPTOR].refs.load(Acquire) == 0 {
-            m.stack[m.free as usize] = slot as u16;
-            m.free += 1;
+        if is_let_go(&map, slot) {
+            m.slots.give(slot);
         } else {
-            let at = map.slots() - 1 - m.lost;
-            m.stack[at as usize] = slot as u16;
-            m.lost += 1;
+            m.slots.lose(slot);
         }
     }
     if m.role == Role::Closed && m.users == 0 {
@@ -329,7 +301,8 @@ pub fn map_peer(fd: i32) -> Result<(), Reason> {
     let m = &mut table.entries[index];
     m.role = Role::Peer;
     (m.id, m.owner, m.base, m.len) = (id, owner, base, len);
-    (m.fd, m.users, m.free, m.lost) = (-1, 0, 0, 0);
+    (m.fd, m.users) = (-1, 0);
+    m.slots.reset(0);
     m.listener = [0; 4];
     Ok(())
 }
