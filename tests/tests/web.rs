@@ -1,0 +1,154 @@
+//! nginx with several workers, wrk and curl.
+
+use std::fs;
+
+use usmc_tests::{Fixture, Process};
+
+const CONFIG: &str = "
+worker_processes 2;
+pid nginx.pid;
+error_log stderr warn;
+events { worker_connections 2000; }
+http {
+    access_log off;
+    client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi; scgi_temp_path scgi;
+    keepalive_requests 1000000;
+    client_max_body_size 100m;
+    upstream inner { server 127.0.0.1:INNER; keepalive 16; }
+    server {
+        listen 127.0.0.1:PORT REUSEPORT;
+        root www;
+        location / { sendfile SENDFILE; }
+        location /proxied/ { proxy_http_version 1.1; proxy_set_header Connection ''; proxy_pass http://inner/; }
+    }
+    server { listen 127.0.0.1:INNER; root www; }
+}
+";
+
+struct Web {
+    nginx: Process,
+    port: u16,
+    large: Vec<u8>,
+}
+
+/// Starts nginx with a page of 1 KiB and one of 8 MB.
+fn serve(fixture: &Fixture, reuseport: bool, sendfile: bool) -> Web {
+    let (port, inner) = (fixture.port(), fixture.port());
+    let dir = fixture.scratch();
+    fs::create_dir(dir.join("www")).expect("our own directory");
+    let large: Vec<u8> = (0..1_000_000u64).flat_map(|i| (i * i).to_le_bytes()).collect();
+    fs::write(dir.join("www/index.html"), [b'x'; 1024]).expect("our own file");
+    fs::write(dir.join("www/large"), &large).expect("our own file");
+    let config = CONFIG
+        .replace("PORT REUSEPORT", if reuseport { "PORT reuseport" } else { "PORT" })
+        .replace("PORT", &port.to_string())
+        .replace("INNER", &inner.to_string())
+        .replace("SENDFILE", if sendfile { "on" } else { "off" });
+    let path = dir.join("nginx.conf");
+    fs::write(&path, config).expect("our own file");
+    let mut command = fixture.command(usmc_tests::build::system_program("nginx"));
+    command.arg("-p").arg(dir).arg("-c").arg(&path).args(["-g", "daemon off;"]);
+    let nginx = fixture.spawn(command);
+    fixture.wait_for_port(port);
+    fixture.wait_for_port(inner);
+    Web { nginx, port, large }
+}
+
+fn wrk(fixture: &Fixture, port: u16, args: &[&str], path: &str) -> Process {
+    let mut command = fixture.command("wrk");
+    command.args(args).arg(format!("http://127.0.0.1:{port}{path}"));
+    fixture.spawn(command)
+}
+
+/// Every answer was right and no connection failed.
+fn assert_all_well(output: &str) {
+    assert!(!output.contains("Socket errors") && !output.contains("Non-2xx"), "{output}");
+    let requests = output.lines().find_map(|l| l.trim().split_once(" requests in"));
+    let count: u64 = requests.and_then(|(n, _)| n.parse().ok()).unwrap_or(0);
+    assert!(count > 100, "{output}");
+}
+
+fn end(fixture: Fixture, mut web: Web) {
+    let status = web.nginx.terminate();
+    assert!(status.success(), "nginx ended with {status}: {}", web.nginx.errors());
+    let errors = web.nginx.errors();
+    assert!(!errors.contains("[alert]") && !errors.contains("[crit]"), "{errors}");
+    drop(web);
+    fixture.finish();
+}
+
+#[test]
+fn keep_alive_with_two_workers() {
+    let fixture = Fixture::new("nginx keep-alive");
+    let web = serve(&fixture, false, true);
+    let mut load = wrk(&fixture, web.port, &["-t2", "-c64", "-d2s"], "/");
+    fixture.assert_serves_smcd(web.port);
+    assert_all_well(&load.succeed());
+    end(fixture, web);
+}
+
+#[test]
+fn connection_close() {
+    let fixture = Fixture::new("nginx close");
+    let web = serve(&fixture, true, true);
+    let args = ["-t1", "-c10", "-d2s", "-H", "Connection: close"];
+    assert_all_well(&wrk(&fixture, web.port, &args, "/").succeed());
+    // And the next one that stays is accelerated.
+    let mut load = wrk(&fixture, web.port, &["-t1", "-c10", "-d1s"], "/");
+    fixture.assert_serves_smcd(web.port);
+    assert_all_well(&load.succeed());
+    end(fixture, web);
+}
+
+#[test]
+fn proxy_with_kept_upstream_connections() {
+    let fixture = Fixture::new("nginx proxy");
+    let web = serve(&fixture, false, false);
+    let mut load = wrk(&fixture, web.port, &["-t1", "-c32", "-d2s"], "/proxied/");
+    fixture.assert_serves_smcd(web.port);
+    assert_all_well(&load.succeed());
+    end(fixture, web);
+}
+
+#[test]
+fn large_files_arrive_whole() {
+    for sendfile in [true, false] {
+        let fixture = Fixture::new("curl");
+        let web = serve(&fixture, false, sendfile);
+        for path in ["/large", "/proxied/large"] {
+            let out = fixture.scratch().join("out");
+            let url = format!("http://127.0.0.1:{}{path}", web.port);
+            let mut curl = fixture.command("curl");
+            curl.args(["-sS", "--fail", "-o"]).arg(&out).arg(&url);
+            fixture.run(curl);
+            let got = fs::read(&out).expect("curl's file");
+            assert!(got == web.large, "{path} arrived changed ({} bytes)", got.len());
+            // A reader that is slow fills the connection.
+            let mut slow = fixture.command("curl");
+            slow.args(["-sS", "--fail", "--limit-rate", "16M", "-o"]).arg(&out).arg(&url);
+            let mut slow = fixture.spawn(slow);
+            slow.succeed();
+            assert!(fs::read(&out).expect("curl's file") == web.large, "{path}, slowly");
+        }
+        end(fixture, web);
+    }
+}
+
+#[test]
+fn reload_under_load_goes_on_serving() {
+    let fixture = Fixture::new("nginx reload");
+    let web = serve(&fixture, false, true);
+    for _ in 0..5 {
+        web.nginx.signal(libc::SIGHUP);
+        let url = format!("http://127.0.0.1:{}/[1-50]", web.port);
+        let mut curl = fixture.command("curl");
+        curl.args(["-sS", "-o", "/dev/null", "-w", "%{http_code}\\n"]).arg(url);
+        let codes = fixture.run(curl);
+        assert_eq!(codes.lines().filter(|c| *c == "404").count(), 50, "{codes}");
+    }
+    let mut load = wrk(&fixture, web.port, &["-t1", "-c20", "-d1s"], "/");
+    fixture.assert_serves_smcd(web.port);
+    assert_all_well(&load.succeed());
+    end(fixture, web);
+}
