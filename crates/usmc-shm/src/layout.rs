@@ -106,6 +106,10 @@ pub const END_CORK: u32 = 2;
 pub const END_RESET_SEEN: u32 = 4;
 /// The application shut its receiving direction down.
 pub const END_SHUT_RD: u32 = 8;
+/// An error was taken out of the kernel's socket, perhaps by another process of this end.
+pub const END_ERROR_TAKEN: u32 = 16;
+/// The application sent after the peer's end: TCP would have been reset by now.
+pub const END_SENT_AFTER: u32 = 32;
 
 /// Written by the sender only.
 #[derive(Default)]

@@ -82,8 +82,7 @@ mod tests {
             (seed >> 33) % below
         };
         for slots in [1, 2, 3, 16, 64] {
-            let mut free =
-                FreeSlots { slots: 0, free: 0, lost: 0, stack: [0; SLOTS_MAX as usize] };
+            let mut free = FreeSlots { slots: 0, free: 0, lost: 0, stack: [0; SLOTS_MAX as usize] };
             free.reset(slots);
             let mut model = [State::Free; 64];
             let count = |model: &[State; 64], state| {

@@ -20,6 +20,7 @@ struct TcpInfo {
 
 const _: () = assert!(offset_of!(TcpInfo, bytes_acked) == 120);
 
+const TCP_ESTABLISHED: u8 = 1;
 const TCP_SYN_SENT: u8 = 2;
 const TCP_SYN_RECV: u8 = 3;
 const TCP_CLOSE_WAIT: u8 = 8;
@@ -82,6 +83,22 @@ pub fn tcp_read(fd: i32, conn: &Conn, slot: &Slot) -> Option<u64> {
         }
     }
     None
+}
+
+/// Whether neither side has ended its direction.
+pub fn is_established(fd: i32) -> bool {
+    tcp_info(fd).is_some_and(|info| info.state == TCP_ESTABLISHED)
+}
+
+/// Whether the peer's FIN or RST has arrived.
+pub fn has_fin(fd: i32) -> bool {
+    matches!(
+        tcp_info(fd),
+        Some(TcpInfo {
+            state: TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING | TCP_TIME_WAIT | TCP_CLOSE,
+            ..
+        })
+    )
 }
 
 /// An int option, or `default`.

@@ -53,4 +53,6 @@ reasons! {
     Stdio = 14, "used through stdio";
     /// The connection already used the kernel's byte stream in a way whose end cannot be located.
     NoBoundary = 15, "boundary of the TCP span unknown";
+    /// shutdown(2) came before the change-over.
+    ShutDown = 16, "shut down before the change-over";
 }

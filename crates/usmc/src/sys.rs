@@ -244,6 +244,11 @@ pub fn send(fd: c_int, buf: &[u8], flags: c_int) -> Result<usize, Errno> {
     call!(SYS_sendto, fd, buf.as_ptr(), buf.len(), flags, 0, 0)
 }
 
+/// shutdown(2).
+pub fn shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
+    call!(SYS_shutdown, fd, how).map(drop)
+}
+
 /// poll(2) on one fd.
 pub fn poll1(fd: c_int, events: i16, timeout_ms: c_int) -> i16 {
     let mut p = libc::pollfd { fd, events, revents: 0 };

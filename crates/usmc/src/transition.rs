@@ -250,8 +250,14 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         return;
     };
     // Another process holds the socket, too, and could not learn of the memory: wait until it let go.
-    if conn.has(F_SHARED) && !crate::fork::is_sole_holder(conn) {
-        return;
+    if conn.has(F_SHARED) {
+        if !crate::fork::is_sole_holder(conn) {
+            return;
+        }
+        // The others may have shut it down.
+        if !kernel::is_established(fd) {
+            return conn.give_up(Reason::ShutDown);
+        }
     }
     let Some((seg, map)) = segment::use_peer(found.dmb.segment) else {
         conn.looks.store(left.saturating_sub(1), Relaxed);

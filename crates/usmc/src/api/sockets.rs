@@ -6,6 +6,7 @@ use libc::{sockaddr, sockaddr_storage, socklen_t};
 
 use super::{after, fail};
 use crate::conn::{self, LISTEN};
+use crate::socket::ending;
 use crate::socket::option::Verdict;
 use crate::socket::{
     accept as accepting, close as closing, connect as connecting, control, option,
@@ -130,9 +131,20 @@ pub unsafe fn getsockopt(
     // SAFETY: the caller's contract.
     let done = unsafe { real::getsockopt(fd, level, name, value, len) };
     let Entry::Conn(index) = table::get(fd) else { return done };
-    if done == 0
-        && let Verdict::Value(own) = option::get(index, level, name)
-    {
+    if done != 0 {
+        return done;
+    }
+    let verdict = if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
+        let saved = errno();
+        // SAFETY: the kernel filled `*len` bytes of `value`.
+        let told = unsafe { int_of(value, *len) };
+        let error = ending::so_error(fd, index, told);
+        set_errno(saved);
+        Verdict::Value(error)
+    } else {
+        option::get(index, level, name)
+    };
+    if let Verdict::Value(own) = verdict {
         // SAFETY: the kernel filled `*len` bytes of `value`, at most an int for these options.
         unsafe {
             let n = (*len as usize).min(4);
@@ -140,6 +152,15 @@ pub unsafe fn getsockopt(
         }
     }
     done
+}
+
+/// The int in the first `len` bytes at `value`, as the kernel cuts it.
+unsafe fn int_of(value: *const c_void, len: socklen_t) -> c_int {
+    let mut int = [0u8; 4];
+    let n = (len as usize).min(int.len());
+    // SAFETY: the caller's contract; `int` holds n bytes.
+    unsafe { int.as_mut_ptr().copy_from_nonoverlapping(value.cast(), n) };
+    c_int::from_ne_bytes(int)
 }
 
 /// setsockopt(2)

@@ -10,6 +10,7 @@
 //! follows the active connections and not the open ones.
 
 use core::ptr;
+use usmc_shm::layout::{END_SHUT_RD, Slot};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
@@ -17,6 +18,7 @@ use super::entry::{self, E_ARMED, E_DISABLED, E_EDGE, E_HOT, E_RING, Entry};
 use super::ready::{self, HUP, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use crate::conn::{self, Conn, FRESH, LISTEN, PLAIN, RING};
 use crate::process::Lock;
+use crate::socket::ending;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry as Fd};
 
@@ -482,7 +484,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     }
     entry.seen_prod.store(conn.peer(slot).prod.load(Relaxed), Relaxed);
     entry.seen_blocks.store(conn.tx_blocks.load(Relaxed), Relaxed);
-    entry.seen_bits.store(lasting(conn, slot), Relaxed);
+    entry.seen_bits.store(lasting(entry, conn, slot), Relaxed);
     entry.set_flag(E_EDGE, false);
     if want & ONESHOT != 0 {
         entry.set_flag(E_DISABLED, true);
@@ -492,16 +494,18 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
 }
 
 /// What changes at most a few times in a connection's life; each change is an edge.
-fn lasting(conn: &Conn, slot: &usmc_shm::layout::Slot) -> u32 {
-    let (peer, own) = (conn.peer(slot).flags.load(Relaxed), conn.own(slot).flags.load(Relaxed));
-    peer & 0xff | (own & 0xff) << 8 | conn.kernel_events.load(Relaxed) << 16
+fn lasting(entry: &Entry, conn: &Conn, slot: &Slot) -> u32 {
+    let ended = ending::ending(entry.fd.load(Relaxed) as i32, conn, slot);
+    let own = conn.own(slot).flags.load(Relaxed);
+    let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD;
+    ended as u32 | (own & 0xff) << 8 | shut_rd << 16
 }
 
-fn new_edge(conn: &Conn, slot: &usmc_shm::layout::Slot, entry: &Entry, bits: u32) -> bool {
+fn new_edge(conn: &Conn, slot: &Slot, entry: &Entry, bits: u32) -> bool {
     entry.has(E_EDGE)
         || (bits & IN != 0 && conn.peer(slot).prod.load(Relaxed) != entry.seen_prod.load(Relaxed))
         || (bits & OUT != 0 && conn.tx_blocks.load(Relaxed) != entry.seen_blocks.load(Relaxed))
-        || lasting(conn, slot) != entry.seen_bits.load(Relaxed)
+        || lasting(entry, conn, slot) != entry.seen_bits.load(Relaxed)
 }
 
 /// Fork: registrations and hot lists stay as they are while they are copied.

@@ -7,6 +7,7 @@ use super::entry::{self, E_ARMED, E_DISABLED, E_RING};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use crate::conn::{self};
+use crate::socket::ending;
 use crate::socket::wait::{self, Budget, Sleeper};
 use crate::table::{self, Entry as Fd};
 use crate::{clock, errno, real, set_errno, sys};
@@ -321,9 +322,8 @@ fn from_ring(
     at: c_int,
 ) -> u32 {
     let conn = conn::at(index);
-    let sticky = kernel & (ready::RDHUP | ready::HUP | ready::ERR);
-    if sticky & !conn.kernel_events.load(Relaxed) != 0 {
-        conn.kernel_events.fetch_or(sticky, Relaxed);
+    if kernel & (ready::RDHUP | ready::HUP | ready::ERR) != 0 {
+        ending::note(entry.fd.load(Relaxed) as i32, conn, kernel);
     }
     let Some(_held) = set.lock.enter() else { return 0 };
     if at > 0 && entry.round.load(Relaxed) == set.rounds.load(Relaxed) {
@@ -522,7 +522,9 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
         {
             p.revents = p.events;
             let bells = conn::at(index).slot().is_some_and(|s| wait::has_bells(conn::at(index), s));
-            p.events = if bells { 0 } else { libc::POLLIN | libc::POLLRDHUP };
+            let ended = conn::at(index).kernel_events.load(Relaxed) != 0;
+            // What is there already would end every sleep at once.
+            p.events = if bells || ended { 0 } else { libc::POLLIN | libc::POLLRDHUP };
         }
     }
     // The kernel overwrites `revents`, so the events are remembered in private memory.
@@ -538,9 +540,8 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
     kept.give_back(fds);
     for p in fds.iter().filter(|p| p.fd >= 0) {
         if let Watch::Ring(index) = watch(p.fd) {
-            let sticky = p.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR);
-            if n > 0 && sticky != 0 {
-                conn::at(index).kernel_events.fetch_or(sticky as u32, Relaxed);
+            if n > 0 {
+                ending::note(p.fd, conn::at(index), p.revents as u32);
             }
         }
     }

@@ -1,11 +1,12 @@
 //! The readiness of one connection, in poll(2)'s bits (epoll's are the same numbers).
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
-use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
+use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
 
 use crate::conn::{self, ATTACHED, Conn, LOOKING, OFFERED, RING};
-use crate::socket::wait;
+use crate::socket::ending::{self, Ending};
+use crate::socket::{send, wait};
 use crate::{kernel, sys, transition};
 
 /// EPOLLIN / POLLIN.
@@ -36,33 +37,25 @@ pub fn is_kernels(fd: i32, index: u32) -> bool {
 
 /// The readiness of a ring connection, for someone interested in `want`.
 pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
-    let peer = conn.peer(slot).flags.load(Acquire);
-    let mut kernel = conn.kernel_events.load(Relaxed);
-    if kernel | peer != 0 && kernel & HUP == 0 {
-        // The connection is ending: the kernel knows how far it is.
-        let now = sys::poll1(fd, libc::POLLRDHUP, 0) as u32 & (RDHUP | HUP | ERR);
-        kernel |= now;
-        conn.kernel_events.fetch_or(now, Relaxed);
-    }
-    let mut bits = kernel & (ERR | HUP);
+    let ended = ending::ending(fd, conn, slot);
+    let own = conn.own(slot).flags.load(Relaxed);
+    let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
+    let mut bits = 0;
     if want & READ_BITS != 0 {
         bits |= readable(fd, conn, slot, want);
     }
-    if peer & TXF_DONE != 0 || kernel & (RDHUP | HUP | ERR) != 0 {
+    if ended != Ending::Alive || shut_rd {
         bits |= IN | RDNORM | RDHUP;
     }
-    let own = conn.own(slot).flags.load(Relaxed);
-    if peer & TXF_ABORT != 0 {
-        bits |= HUP | ERR | OUT | WRNORM;
-    }
-    let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
-    if own & TXF_DONE != 0 && (peer & TXF_DONE != 0 || shut_rd) {
+    if own & TXF_DONE != 0 && (ended != Ending::Alive || shut_rd) {
         bits |= HUP;
     }
-    if shut_rd {
-        bits |= IN | RDNORM | RDHUP;
-    }
-    if want & WRITE_BITS != 0 && writable(fd, conn, slot, own, peer) {
+    if ended == Ending::Reset {
+        bits |= HUP | OUT | WRNORM;
+        if ending::has_error(conn, slot) {
+            bits |= ERR;
+        }
+    } else if want & WRITE_BITS != 0 && writable(fd, conn, slot, own) {
         bits |= OUT | WRNORM;
     }
     bits & (want | ERR | HUP)
@@ -92,8 +85,8 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     }
 }
 
-fn writable(fd: i32, conn: &Conn, slot: &Slot, own: u32, peer: u32) -> bool {
-    if own & TXF_DONE != 0 || peer & (TXF_CLOSED | TXF_ABORT) != 0 {
+fn writable(fd: i32, conn: &Conn, slot: &Slot, own: u32) -> bool {
+    if own & TXF_DONE != 0 || send::peer_is_gone(conn, slot) {
         return true;
     }
     if !transition::tx_is_ring(fd, conn, slot) {

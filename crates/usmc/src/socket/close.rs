@@ -5,7 +5,8 @@ use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use usmc_shm::layout::{END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
 
 use super::wait;
-use crate::conn::{self, Conn, LISTEN, RING};
+use crate::conn::{self, Conn, LISTEN, LOOKING, OFFERED, RING};
+use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::{device, fork, observer, poll, sys, transition};
 
@@ -89,7 +90,9 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
     let reset_asked = linger.l_onoff != 0 && linger.l_linger == 0;
     let in_ring = wait::reads_ring(fd, conn, slot);
-    let unread = conn.rx(slot).has_data();
+    // Before the boundary, what TCP holds is data.
+    let in_tcp = !in_ring && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
+    let unread = in_tcp || conn.rx(slot).has_data();
     let abort = if unread || reset_asked { TXF_ABORT } else { 0 };
     // Release: after the last published byte.
     conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | abort, Release);
@@ -105,6 +108,12 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
 /// To be called before the real shutdown(2).
 pub fn shutting_down(index: u32, how: i32) {
     let conn = conn::at(index);
+    // Before the change-over it is not worth the trouble, and the kernel knows best.
+    match conn.phase() {
+        LOOKING => conn.give_up(Reason::ShutDown),
+        OFFERED => transition::take_back(conn, Reason::ShutDown),
+        _ => {}
+    }
     let Some(slot) = conn.slot() else { return };
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         let _tx = conn.tx_lock.enter();

@@ -4,13 +4,14 @@ use core::mem;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
 use usmc_shm::bell::Drain;
-use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT, TXF_DONE};
+use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot};
 use usmc_shm::lock;
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, Unmeasured};
 use usmc_shm::sync::AtomicU64;
 
 use super::Outcome;
+use super::ending::{self, Ending};
 use super::iov::Buffers;
 use super::wait::{self, Woken};
 use crate::conn::{self, ATTACHED, Conn, F_SHARED, LOOKING, OFFERED, RING};
@@ -153,10 +154,10 @@ fn from_tcp(
     let kernel_flags = (flags & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT;
     // SAFETY: the iovecs are the application's buffers (Buffers::new's contract).
     let taken = match unsafe { sys::recvmsg(fd, &mut msg, kernel_flags) } {
-        Ok(0) => return Attempt::End,
+        Ok(0) => return tcp_ended(fd, conn, span.map(|(_, slot)| slot)),
         Ok(n) => n,
         Err(libc::EAGAIN) => return Attempt::Empty(false),
-        Err(errno) => return Attempt::Fail(errno),
+        Err(errno) => return tcp_failed(conn, errno),
     };
     let Some((span, slot)) = span else {
         return got(to, taken, flags);
@@ -182,6 +183,31 @@ fn from_tcp(
     }
 }
 
+/// The kernel has no more bytes. A peek may have taken the error that belongs here.
+fn tcp_ended(fd: i32, conn: &Conn, slot: Option<&Slot>) -> Attempt {
+    let errno = match slot {
+        Some(slot) if ending::ending(fd, conn, slot) == Ending::Reset => {
+            ending::take_error(fd, conn, slot)
+        }
+        Some(_) => None,
+        None => ending::take_noted(conn),
+    };
+    errno.map_or(Attempt::End, Attempt::Fail)
+}
+
+/// The kernel reported an error, which concerns this call or is TCP's word on the connection.
+fn tcp_failed(conn: &Conn, errno: Errno) -> Attempt {
+    if ending::note_error(conn, errno) == Woken::Look {
+        match conn.slot() {
+            Some(slot) => {
+                conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
+            }
+            None => drop(ending::take_noted(conn)),
+        }
+    }
+    Attempt::Fail(errno)
+}
+
 fn got(to: &mut Buffers, n: usize, _flags: i32) -> Attempt {
     to.skip(n);
     Attempt::Got(n)
@@ -192,7 +218,7 @@ fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) ->
     let rx = conn.rx(slot);
     let data = match rx.data() {
         Ok(data) => data,
-        Err(Broken) => return broken(fd, conn),
+        Err(Broken) => return broken(fd, conn, slot),
     };
     if data.len == 0 {
         return empty(fd, conn, slot, &rx);
@@ -238,36 +264,30 @@ fn peek_ring(conn: &Conn, slot: &Slot, to: &mut Buffers) -> usize {
 }
 
 /// The ring holds nonsense: the connection fails, nothing else does.
-fn broken(fd: i32, conn: &Conn) -> Attempt {
+fn broken(fd: i32, conn: &Conn, slot: &Slot) -> Attempt {
     crate::log::warn(format_args!("fd {fd}: the peer wrote nonsense into shared memory; reset"));
-    conn.kernel_events.fetch_or(libc::POLLERR as u32 | libc::POLLHUP as u32, Relaxed);
+    let _ = ending::note_error(conn, libc::ECONNRESET);
+    conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
     Attempt::Fail(libc::ECONNRESET)
 }
 
 #[cold]
 fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
     let end = conn.end(slot);
-    let peer = conn.peer(slot).flags.load(Acquire);
-    if rx.has_data() {
-        return Attempt::Got(0);
-    }
-    if peer & TXF_DONE != 0 {
-        if peer & TXF_ABORT != 0
-            && end.flags.fetch_or(END_RESET_SEEN, Relaxed) & END_RESET_SEEN == 0
-        {
-            await_reset(fd);
-            return Attempt::Fail(libc::ECONNRESET);
+    match ending::ending(fd, conn, slot) {
+        Ending::Alive => {}
+        // What the peer published before its end is visible now.
+        _ if rx.has_data() => return Attempt::Got(0),
+        Ending::Fin => return Attempt::End,
+        Ending::Reset => {
+            return ending::take_error(fd, conn, slot).map_or(Attempt::End, Attempt::Fail);
         }
-        return Attempt::End;
     }
     if end.flags.load(Relaxed) & END_SHUT_RD != 0 {
         return Attempt::End;
     }
     if wait::drain_bells(fd, conn, slot) == Drain::Data {
         return Attempt::Got(0);
-    }
-    if conn.kernel_events.load(Relaxed) != 0 {
-        return after_death(conn, slot);
     }
     let now = clock::now_ns();
     if now.wrapping_sub(conn.kernel_seen.load(Relaxed)) < KERNEL_CHECK_NS {
@@ -279,8 +299,8 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
     match unsafe { sys::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
         Err(libc::EAGAIN) => Attempt::Empty(true),
         Ok(0) => {
-            conn.kernel_events.fetch_or(libc::POLLRDHUP as u32, Relaxed);
-            after_death(conn, slot)
+            ending::note_eof(fd, conn);
+            Attempt::Got(0)
         }
         Ok(_) => {
             let sent = conn.peer(slot).bells_sent.load(Acquire);
@@ -289,49 +309,11 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
             }
             Attempt::Empty(true)
         }
-        Err(errno) => match wait::note_error(conn, errno) {
+        Err(errno) => match ending::note_error(conn, errno) {
             Woken::Fail(errno) => Attempt::Fail(errno),
-            Woken::Look => after_death(conn, slot),
+            Woken::Look => Attempt::Got(0),
         },
     }
-}
-
-/// The peer has said that it resets, and is about to: takes the kernel's error for the one reported here,
-/// so that what follows on this socket is what follows a reported reset.
-fn await_reset(fd: i32) {
-    let mut byte = 0u8;
-    for _ in 0..10_000 {
-        // SAFETY: one writable byte; in the ring, bytes on TCP are doorbells only.
-        match unsafe { sys::recv(fd, &raw mut byte, 1, libc::MSG_DONTWAIT) } {
-            Ok(n) if n > 0 => {}
-            Err(libc::EAGAIN) => sys::sched_yield(),
-            _ => return,
-        }
-    }
-}
-
-/// The kernel says that the peer's socket is gone, and no flag in the slot explained it: the peer ended
-/// without a close. What it had published has been read. TCP resets when it left something unread, and
-/// ends the stream otherwise; a RST provoked by a mere doorbell is an end, too.
-fn after_death(conn: &Conn, slot: &Slot) -> Attempt {
-    let rx = conn.rx(slot);
-    if rx.has_data() {
-        return Attempt::Got(0);
-    }
-    let flags = conn.peer(slot).flags.load(Acquire);
-    if flags & TXF_DONE != 0 && flags & TXF_ABORT == 0 {
-        return Attempt::End;
-    }
-    let end = conn.end(slot);
-    let events = conn.kernel_events.load(Relaxed);
-    let lost = conn.tx(slot).unread() > 0 || flags & TXF_ABORT != 0;
-    let errno = (events >> 16) as i32;
-    // ETIMEDOUT, EHOSTUNREACH and the like have nothing to do with doorbells.
-    let foreign = errno != 0 && errno != libc::ECONNRESET && errno != libc::EPIPE;
-    if (lost || foreign) && end.flags.fetch_or(END_RESET_SEEN, Relaxed) & END_RESET_SEEN == 0 {
-        return Attempt::Fail(if foreign { errno } else { libc::ECONNRESET });
-    }
-    Attempt::End
 }
 
 /// FIONREAD: unread bytes of the TCP span and of the ring.

@@ -2,10 +2,11 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::Broken;
-use usmc_shm::layout::{END_RESET_SEEN, SWITCHING, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
+use usmc_shm::layout::{SWITCHING, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
 use usmc_shm::span::{Route, TcpSend};
 
 use super::Outcome;
+use super::ending;
 use super::iov::Buffers;
 use super::recv::Family;
 use super::wait::{self, Woken};
@@ -138,16 +139,21 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
     let Some(family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
         return Attempt::Fail(libc::ECONNRESET);
     };
-    if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 || peer_is_gone(conn, slot) {
-        return gone(conn, slot);
+    if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 {
+        return Attempt::Kernel;
     }
     let tx = conn.tx(slot);
     let room = match tx.room(left) {
         Ok(room) => room,
         Err(Broken) => return Attempt::Fail(libc::ECONNRESET),
     };
-    if room.free < room.window && stalled(fd, conn, slot) {
-        return Attempt::Kernel;
+    if peer_is_gone(conn, slot) || (room.free < room.window && stalled(fd, conn, slot)) {
+        match ending::sending(fd, conn, slot) {
+            ending::Send::Ring => {}
+            ending::Send::Fail(errno) => return Attempt::Fail(errno),
+            ending::Send::Lost => return Attempt::Sent(left),
+            ending::Send::Kernel => return Attempt::Kernel,
+        }
     }
     let mut free = room.free;
     let mut at = room.prod;
@@ -172,25 +178,15 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
     Attempt::Sent((at.wrapping_sub(room.prod)) as usize)
 }
 
-/// Where the connection is over, the kernel knows the errno and sends the signal, except for an error that
-/// a look at the socket has already taken out of the kernel.
-#[cold]
-fn gone(conn: &Conn, slot: &Slot) -> Attempt {
-    let errno = (conn.kernel_events.load(Relaxed) >> 16) as i32;
-    let flags = &conn.end(slot).flags;
-    if errno != 0 && flags.fetch_or(END_RESET_SEEN, Relaxed) & END_RESET_SEEN == 0 {
-        return Attempt::Fail(errno);
-    }
-    Attempt::Kernel
-}
-
-/// Whether what we send would be lost: the peer closed, or died (a FIN that no flag explains).
+/// Whether what we send may be lost: the peer closed or died.
 #[inline(always)]
 pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
     let flags = conn.peer(slot).flags.load(Acquire);
+    let known = conn.kernel_events.load(Relaxed);
+    // A FIN that a shutdown explains does not say that the peer does not read.
     flags & (TXF_CLOSED | TXF_ABORT) != 0
-        || (flags & TXF_DONE == 0 && conn.kernel_events.load(Relaxed) != 0)
-        || conn.kernel_events.load(Relaxed) & (libc::POLLERR | libc::POLLHUP) as u32 != 0
+        || known & !(libc::POLLRDHUP as u32) != 0
+        || (known != 0 && flags & TXF_DONE == 0)
 }
 
 /// The peer has unread bytes: every few sends make sure that it still lives.
@@ -203,10 +199,6 @@ fn stalled(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 /// Asks the kernel for the peer's FIN or RST.
 #[cold]
 pub fn is_dead(fd: i32, conn: &Conn, slot: &Slot) -> bool {
-    let events = crate::sys::poll1(fd, libc::POLLRDHUP, 0);
-    let sticky = events & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR);
-    if sticky != 0 {
-        conn.kernel_events.fetch_or(sticky as u32, Relaxed);
-    }
-    sticky != 0 && peer_is_gone(conn, slot)
+    ending::look(fd, conn);
+    peer_is_gone(conn, slot)
 }

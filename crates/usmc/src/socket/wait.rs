@@ -11,6 +11,7 @@ use usmc_shm::layout::{ARM_TCP, Slot, TX_RING, TXF_CLOSED, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
 
+use super::ending;
 use crate::clock;
 use crate::conn::{self, Conn, F_SHARED};
 use crate::sys::{self, Errno};
@@ -271,25 +272,11 @@ fn peek(fd: i32, conn: &Conn) -> Woken {
     let n = unsafe { real::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_PEEK) };
     match n {
         0 => {
-            conn.kernel_events.fetch_or(libc::POLLRDHUP as u32, Relaxed);
+            ending::note_eof(fd, conn);
             Woken::Look
         }
         n if n > 0 => Woken::Look,
-        _ => note_error(conn, crate::errno()),
-    }
-}
-
-/// Sorts an error of the kernel socket: what concerns the call, and what concerns the connection.
-pub fn note_error(conn: &Conn, errno: Errno) -> Woken {
-    match errno {
-        libc::EINTR | libc::EAGAIN | libc::EBADF | libc::ENOTSOCK | libc::ENOTCONN => {
-            Woken::Fail(errno)
-        }
-        _ => {
-            // Reading the error cleared it in the kernel: keep it for whoever reports it.
-            conn.kernel_events.fetch_or(libc::POLLERR as u32 | (errno as u32) << 16, Relaxed);
-            Woken::Look
-        }
+        _ => ending::note_error(conn, crate::errno()),
     }
 }
 
@@ -348,10 +335,7 @@ fn sleep_for_room(fd: i32, conn: &Conn, slot: &Slot, since: u64) -> Woken {
     if n < 0 {
         return Woken::Fail(crate::errno());
     }
-    if p.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP) != 0 {
-        let sticky = p.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP);
-        conn.kernel_events.fetch_or(sticky as u32, Relaxed);
-    }
+    ending::note(fd, conn, p.revents as u32);
     Woken::Look
 }
 

@@ -1,0 +1,231 @@
+//! How far a ring connection's end has come, as TCP would have it.
+//!
+//! The kernel's connection ends for the same reasons as the application's, with one exception: a doorbell
+//! that reaches a socket after its close, or unread at its close, provokes a RST where TCP would have sent
+//! a FIN alone. Flags and cursors in the slot tell the two apart.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use usmc_shm::layout::{
+    END_ERROR_TAKEN, END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, Slot, TX_RING, TXF_ABORT,
+    TXF_CLOSED, TXF_DONE,
+};
+
+use super::wait::Woken;
+use crate::conn::{self, Conn, RING};
+use crate::sys::{self, Errno};
+use crate::{kernel, poll::ready};
+
+/// What a peer can have done to the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// Nothing.
+    Alive,
+    /// It sends no more; it may or may not read.
+    Fin,
+    /// The connection was reset.
+    Reset,
+}
+
+/// What has happened to the connection. Asks the kernel only when something is known to have happened.
+pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
+    let flags = conn.peer(slot).flags.load(Acquire);
+    let known = conn.kernel_events.load(Relaxed);
+    if flags & TXF_ABORT != 0 {
+        return Ending::Reset;
+    }
+    if flags | known == 0 {
+        return Ending::Alive;
+    }
+    if known & ready::HUP == 0 {
+        look(fd, conn);
+    }
+    let end = conn.end(slot).flags.load(Relaxed);
+    let known = conn.kernel_events.load(Relaxed);
+    let errno = (known >> 16) as Errno;
+    if errno != 0 || end & END_ERROR_TAKEN != 0 {
+        return after_error(conn, slot, flags, errno);
+    }
+    if known & (ready::RDHUP | ready::HUP) == 0 {
+        return if flags & TXF_DONE != 0 { Ending::Fin } else { Ending::Alive };
+    }
+    // A FIN that no flag explains is a death. TCP resets when the dead had something unread.
+    if flags & TXF_DONE == 0 && conn.tx(slot).unread() > 0 { Ending::Reset } else { Ending::Fin }
+}
+
+/// The kernel's socket has failed: is that TCP's reset or the work of a doorbell?
+fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
+    if !matches!(errno, 0 | libc::ECONNRESET | libc::EPIPE) {
+        return Ending::Reset;
+    }
+    if conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0 {
+        return Ending::Reset;
+    }
+    if flags & TXF_CLOSED != 0 {
+        return Ending::Fin;
+    }
+    let own = conn.own(slot);
+    let peer = &slot.end[1 - conn.side()];
+    let left = peer.tcp_left.load(Relaxed);
+    let all_read = conn.tx(slot).unread() == 0 && (own.state.load(Relaxed) != TX_RING || left == 1);
+    let bells_read = own.bells_sent.load(Relaxed) == peer.bells_drained.load(Relaxed);
+    if all_read && !bells_read { Ending::Fin } else { Ending::Reset }
+}
+
+/// Asks the kernel for the peer's FIN or RST and notes what it says.
+#[cold]
+pub fn look(fd: i32, conn: &Conn) {
+    note(fd, conn, sys::poll1(fd, libc::POLLRDHUP, 0) as u32);
+}
+
+/// Notes what a poll of the kernel's socket reported of the connection's end.
+pub fn note(fd: i32, conn: &Conn, events: u32) {
+    let mut ended = events & (ready::RDHUP | ready::HUP);
+    if events & ready::ERR != 0 {
+        match kernel::option(fd, libc::SOL_SOCKET, libc::SO_ERROR, 0) {
+            0 => {}
+            errno => note_errno(conn, errno),
+        }
+    }
+    let shut_rd = conn.slot().is_some_and(|s| conn.end(s).flags.load(Relaxed) & END_SHUT_RD != 0);
+    if ended != 0 && shut_rd && !kernel::has_fin(fd) {
+        // Our own shutdown looks the same.
+        ended = 0;
+    }
+    if ended & !conn.kernel_events.load(Relaxed) != 0 {
+        conn.kernel_events.fetch_or(ended, Relaxed);
+    }
+}
+
+/// A receive on the kernel's socket found the end of the stream.
+pub fn note_eof(fd: i32, conn: &Conn) {
+    note(fd, conn, ready::RDHUP);
+}
+
+/// Sorts an error of the kernel socket: what concerns the call, and what concerns the connection.
+pub fn note_error(conn: &Conn, errno: Errno) -> Woken {
+    match errno {
+        libc::EINTR | libc::EAGAIN | libc::EBADF | libc::ENOTSOCK | libc::ENOTCONN => {
+            Woken::Fail(errno)
+        }
+        _ => {
+            note_errno(conn, errno);
+            Woken::Look
+        }
+    }
+}
+
+/// Reading the error cleared it in the kernel: keep it for whoever reports it, in whatever process.
+fn note_errno(conn: &Conn, errno: Errno) {
+    conn.kernel_events.fetch_or(ready::RDHUP | ready::HUP | (errno as u32) << 16, Relaxed);
+    if let Some(slot) = conn.slot() {
+        conn.end(slot).flags.fetch_or(END_ERROR_TAKEN, Relaxed);
+    }
+}
+
+/// An error that a peek took out of the kernel while TCP carried the stream; the caller reports it.
+pub fn take_noted(conn: &Conn) -> Option<Errno> {
+    let errno = (conn.kernel_events.fetch_and(0xffff, Relaxed) >> 16) as Errno;
+    if errno == 0 {
+        return None;
+    }
+    if let Some(slot) = conn.slot() {
+        conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
+    }
+    Some(errno)
+}
+
+/// The error of a reset connection, for the first who asks; the caller reports it. After this the kernel's
+/// socket answers sends with EPIPE and a signal.
+pub fn take_error(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
+    if conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed) & END_RESET_SEEN != 0 {
+        return None;
+    }
+    bury(fd, conn, slot);
+    Some(error(conn, slot))
+}
+
+fn error(conn: &Conn, slot: &Slot) -> Errno {
+    let errno = (conn.kernel_events.load(Relaxed) >> 16) as Errno;
+    let sent_after = conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0;
+    match errno {
+        // TCP answers with EPIPE where a FIN came before the RST.
+        0 | libc::ECONNRESET | libc::EPIPE if sent_after => libc::EPIPE,
+        0 | libc::EPIPE => libc::ECONNRESET,
+        errno => errno,
+    }
+}
+
+/// SO_ERROR, of which the kernel's socket has just told (and forgotten) `told`.
+pub fn so_error(fd: i32, index: u32, told: Errno) -> Errno {
+    let conn = conn::at(index);
+    if told != 0 {
+        let _ = note_error(conn, told);
+    }
+    match conn.slot() {
+        Some(slot) if conn.phase() == RING => match ending(fd, conn, slot) {
+            Ending::Reset => take_error(fd, conn, slot).unwrap_or(0),
+            Ending::Alive | Ending::Fin => 0,
+        },
+        _ => take_noted(conn).unwrap_or(0),
+    }
+}
+
+/// Whether the error is still to be reported: POLLERR.
+pub fn has_error(conn: &Conn, slot: &Slot) -> bool {
+    conn.end(slot).flags.load(Relaxed) & END_RESET_SEEN == 0
+}
+
+/// Waits for the RST that the peer has announced, so that what follows on the kernel's socket is what
+/// follows a reset; a peer that died instead is treated as if it had sent one.
+fn bury(fd: i32, conn: &Conn, slot: &Slot) {
+    let announced = conn.peer(slot).flags.load(Relaxed) & TXF_ABORT != 0;
+    for _ in 0..if announced { 10_000 } else { 1 } {
+        look(fd, conn);
+        if conn.kernel_events.load(Relaxed) & ready::HUP != 0 {
+            return;
+        }
+        sys::sched_yield();
+    }
+    let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+    conn.kernel_events.fetch_or(ready::RDHUP | ready::HUP, Relaxed);
+}
+
+/// What a send does once the peer does not read any more.
+pub enum Send {
+    /// The ring: the peer reads.
+    Ring,
+    /// Report this.
+    Fail(Errno),
+    /// TCP would take the bytes, and learn from a RST that nobody wants them.
+    Lost,
+    /// The kernel's socket knows the errno and sends the signal, or takes the bytes and gets the RST.
+    Kernel,
+}
+
+/// Decides about a send on a connection that is, perhaps, ending.
+#[cold]
+pub fn sending(fd: i32, conn: &Conn, slot: &Slot) -> Send {
+    let flags = conn.peer(slot).flags.load(Acquire);
+    match ending(fd, conn, slot) {
+        Ending::Alive => Send::Ring,
+        Ending::Reset => take_error(fd, conn, slot).map_or(Send::Kernel, |errno| match errno {
+            // With its signal.
+            libc::EPIPE => Send::Kernel,
+            errno => Send::Fail(errno),
+        }),
+        // It has only stopped to send.
+        Ending::Fin if flags & (TXF_DONE | TXF_CLOSED) == TXF_DONE && !has_failed(conn, slot) => {
+            Send::Ring
+        }
+        Ending::Fin => {
+            let failed = has_failed(conn, slot);
+            conn.end(slot).flags.fetch_or(END_SENT_AFTER, Relaxed);
+            if failed { Send::Lost } else { Send::Kernel }
+        }
+    }
+}
+
+fn has_failed(conn: &Conn, slot: &Slot) -> bool {
+    conn.end(slot).flags.load(Relaxed) & END_ERROR_TAKEN != 0
+        || conn.kernel_events.load(Relaxed) >> 16 != 0
+}
