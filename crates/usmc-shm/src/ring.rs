@@ -285,6 +285,12 @@ impl<'a> Ring<'a> {
         if self.dir.arm.tx.load(Relaxed) == 0 { 0 } else { self.dir.arm.tx.swap(0, Acquire) }
     }
 
+    /// Whether the next bytes will ring, as far as this end can tell; a waker may be taking the bit just now.
+    #[inline]
+    pub fn is_rx_armed(&self) -> bool {
+        self.dir.arm.rx.load(Relaxed) != 0
+    }
+
     /// Takes the arm bits back, of all sleepers. Only for one who knows that nobody else of this end arms
     /// meanwhile: another's bit would be lost, and its wake-up. Staying armed costs one needless doorbell.
     #[inline]

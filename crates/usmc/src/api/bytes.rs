@@ -198,9 +198,9 @@ unsafe fn send_many(
     match send::way(fd, index) {
         Way::Plain => kernel(),
         Way::Tcp(guard) => {
-            let n = kernel();
-            drop(guard);
-            n
+            // SAFETY: the application's array.
+            let wanted = unsafe { Buffers::new(iov, count) }.left();
+            guard.done(index, kernel(), wanted)
         }
         Way::Ring(slot) => {
             // SAFETY: the application's array and buffers.
@@ -410,11 +410,7 @@ pub unsafe fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_
     let Entry::Conn(index) = table::get(out) else { return kernel() };
     match send::way(out, index) {
         Way::Plain => kernel(),
-        Way::Tcp(guard) => {
-            let n = kernel();
-            drop(guard);
-            n
-        }
+        Way::Tcp(guard) => guard.done(index, kernel(), count),
         // SAFETY: the caller's contract.
         Way::Ring(slot) => unsafe {
             finish(transfer::sendfile(out, index, slot, from, offset, count), kernel)
@@ -442,11 +438,7 @@ pub unsafe fn splice(
     let Entry::Conn(index) = table::get(to) else { return kernel() };
     match send::way(to, index) {
         Way::Plain => kernel(),
-        Way::Tcp(guard) => {
-            let n = kernel();
-            drop(guard);
-            n
-        }
+        Way::Tcp(guard) => guard.done(index, kernel(), len),
         Way::Ring(slot) => {
             finish(transfer::splice_in(to, index, slot, from, len, nonblock), kernel)
         }

@@ -4,8 +4,8 @@ use core::ffi::{c_int, c_void};
 use core::mem;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
-use super::{after, fail};
-use crate::poll::{epoll, multi};
+use super::fail;
+use crate::poll::{epoll, multi, nested};
 use crate::table::{self, Entry};
 use crate::{clock, errno, real, set_errno, sys};
 
@@ -14,28 +14,29 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     // SAFETY: the caller's contract, as for all real calls below.
     let kernel = || unsafe { real::epoll_ctl(epfd, op, fd, event) };
     let Entry::Epoll(set) = table::get(epfd) else { return kernel() };
+    if op != libc::EPOLL_CTL_DEL && (event as usize) < 4096 {
+        return kernel();
+    }
+    // SAFETY: the caller's contract; DEL does not look at it.
+    let copy = (op != libc::EPOLL_CTL_DEL).then(|| unsafe { event.read_unaligned() });
+    let finish = |done| match done {
+        None => kernel(),
+        Some(Ok(())) => 0,
+        Some(Err(code)) => fail::<i32>(code),
+    };
     match table::get(fd) {
         Entry::Conn(index) => {
-            // SAFETY: the caller's contract.
-            let copy = unsafe { event.as_ref() }.copied();
-            if op != libc::EPOLL_CTL_DEL && copy.is_none() {
-                return kernel();
-            }
             let saved = errno();
             let done = epoll::control(epfd, set, op, fd, index, copy);
             set_errno(saved);
-            match done {
-                None => kernel(),
-                Some(Ok(())) => 0,
-                Some(Err(code)) => fail::<i32>(code),
-            }
+            finish(done)
         }
-        Entry::Epoll(inner) => after(kernel(), |&done| {
-            if done == 0 {
-                // SAFETY: the caller's contract.
-                epoll::nest(set, inner, op, unsafe { event.as_ref() }.copied());
-            }
-        }),
+        Entry::Epoll(inner) => {
+            let saved = errno();
+            let done = nested::control((epfd, set), (fd, inner), op, copy);
+            set_errno(saved);
+            finish(done)
+        }
         Entry::Foreign | Entry::Internal => kernel(),
     }
 }

@@ -20,6 +20,9 @@ pub const E_RING: u32 = 8;
 /// Report at the next look even without a new edge.
 pub const E_EDGE: u32 = 16;
 
+/// The kernel's registration asks for EPOLLOUT too, to wake a waiter; whoever sees it takes that back.
+pub const E_KICKED: u32 = 32;
+
 /// One registration.
 #[repr(C, align(64))]
 pub struct Entry {

@@ -11,10 +11,11 @@
 
 use core::ptr;
 use usmc_shm::layout::{END_SHUT_RD, Slot};
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
-use super::entry::{self, E_ARMED, E_DISABLED, E_EDGE, E_HOT, E_RING, Entry};
+use super::entry::{self, E_ARMED, E_DISABLED, E_EDGE, E_HOT, E_KICKED, E_RING, Entry};
+use super::nested;
 use super::ready::{self, HUP, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use crate::conn::{self, Conn, FRESH, LISTEN, PLAIN, RING};
 use crate::process::Lock;
@@ -51,6 +52,8 @@ pub struct Set {
     pub spin_ns: AtomicU32,
     /// Waits so far, for the kernel's turn.
     pub rounds: AtomicU32,
+    /// When the kernel was last asked, CLOCK_MONOTONIC nanoseconds.
+    pub kernel_at: AtomicU64,
     /// Where this set's waiters run.
     pub cpu: AtomicU32,
     /// Entries in `hot`.
@@ -66,7 +69,7 @@ static SETS_BASE: AtomicPtr<Set> = AtomicPtr::new(ptr::null_mut());
 static NEXT_SET: AtomicU32 = AtomicU32::new(0);
 static FREE_SET: AtomicU32 = AtomicU32::new(0);
 /// Guards registrations and the lists that hang on connections.
-static REGISTRATION: Lock = Lock::new();
+pub static REGISTRATION: Lock = Lock::new();
 /// The upper 16 bits of our data; random, so an application's own data does not look like it.
 static TAG: AtomicU64 = AtomicU64::new(0);
 
@@ -79,7 +82,7 @@ pub fn set_at(index: u32) -> &'static Set {
     unsafe { &*base.add(index as usize) }
 }
 
-fn tag(index: u32, use_count: u32) -> u64 {
+pub fn tag(index: u32, use_count: u32) -> u64 {
     let mut tag = TAG.load(Relaxed);
     if tag == 0 {
         tag = (sys::random() % 0xfffd + 1) << 48;
@@ -89,9 +92,15 @@ fn tag(index: u32, use_count: u32) -> u64 {
     tag | ((use_count & 0xffff) as u64) << 32 | index as u64
 }
 
+/// Whether a kernel event's data is ours and not the application's.
+pub fn is_tagged(data: u64) -> bool {
+    let tag = TAG.load(Relaxed);
+    tag != 0 && data >> 48 == tag >> 48
+}
+
 /// The entry a kernel event belongs to, if it is one of ours.
 pub fn entry_of(data: u64) -> Option<(u32, &'static Entry)> {
-    if data >> 48 != TAG.load(Relaxed) >> 48 || TAG.load(Relaxed) == 0 {
+    if !is_tagged(data) {
         return None;
     }
     let entry = entry::at(data as u32)?;
@@ -153,7 +162,7 @@ pub fn closed(index: u32) {
             }
         });
     }
-    forget_nestings(index);
+    nested::forget(index);
     set.next_free.store(FREE_SET.load(Relaxed), Relaxed);
     FREE_SET.store(index + 1, Relaxed);
 }
@@ -334,13 +343,15 @@ fn add(
     entry.conn.store(index, Relaxed);
     entry.events.store(event.events, Relaxed);
     entry.data.store(event.u64, Relaxed);
-    entry.seen_prod.store(u64::MAX, Relaxed);
+    entry.seen_prod.store(0, Relaxed);
     entry.seen_bits.store(0, Relaxed);
+    entry.round.store(0, Relaxed);
     entry.seen_blocks.store(u32::MAX, Relaxed);
     entry.flags.store(if in_ring { E_RING | E_EDGE } else { 0 }, Relaxed);
     entry.next.store(conn.watchers.load(Relaxed), Relaxed);
     conn.watchers.store(number + 1, Release);
-    set.tagged.fetch_add(1, AcqRel);
+    // SeqCst: a waiter that counts itself as asleep after this sees it, or is seen by `kick`.
+    set.tagged.fetch_add(1, SeqCst);
     if in_ring {
         let _held = set.lock.enter();
         heat(set, number, entry);
@@ -389,12 +400,32 @@ fn modify(
 /// A sleeping waiter has to look at this entry: its registration or readiness changed by our own doing.
 /// EPOLLOUT on the TCP socket is true at once, and edge-triggered it is reported once.
 fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry) {
-    if set.sleepers.load(Acquire) == 0 {
+    // SeqCst: see `add`.
+    if set.sleepers.load(SeqCst) == 0 {
         return;
     }
+    entry.set_flag(E_KICKED, true);
     let u64 = tag(number, entry.use_count.load(Relaxed));
     let mut event = libc::epoll_event { events: RING_EVENTS | OUT, u64 };
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut event);
+}
+
+/// Takes back what `kick` asked the kernel for.
+pub fn unkick(set_index: u32, number: u32, entry: &Entry) {
+    if !entry.has(E_KICKED) {
+        return;
+    }
+    entry.set_flag(E_KICKED, false);
+    let u64 = tag(number, entry.use_count.load(Relaxed));
+    let mut event = libc::epoll_event { events: RING_EVENTS, u64 };
+    let fd = entry.fd.load(Relaxed) as i32;
+    let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, fd, &mut event);
+}
+
+/// Something of this set is left for another thread that sleeps in it.
+pub fn pass_on(set_index: u32, number: u32, entry: &Entry) {
+    let set = set_at(set_index);
+    kick(fd_of(set_index), set, entry.fd.load(Relaxed) as i32, number, entry);
 }
 
 /// The connection's phase changed: registrations of a ring connection wait for doorbells from now on.
@@ -413,23 +444,39 @@ pub fn phase_changed(index: u32) {
         }
         let set_index = entry.set.load(Relaxed).wrapping_sub(1);
         let set = set_at(set_index);
-        entry.set_flag(E_RING | E_EDGE, true);
+        // No edge by itself: what TCP has reported so far has been reported, and the ring is empty.
+        entry.set_flag(E_RING, true);
         {
             let _held = set.lock.enter();
             heat(set, number, entry);
         }
+        let want = entry.events.load(Relaxed);
+        let sleepers = set.sleepers.load(SeqCst) > 0;
+        if sleepers {
+            arm(entry);
+        }
+        if want & (ET | IN | ONESHOT) == ET | IN {
+            // The kernel's registration will do, and changing it would give an edge that TCP does not give.
+            continue;
+        }
         let u64 = tag(number, entry.use_count.load(Relaxed));
         let registered = entry.fd.load(Relaxed) as i32;
         let mut event = libc::epoll_event { events: RING_EVENTS, u64 };
-        if set.sleepers.load(Acquire) > 0 {
+        if sleepers && want & OUT != 0 {
+            entry.set_flag(E_KICKED, true);
             event.events |= OUT;
         }
         let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, registered, &mut event);
     }
 }
 
+/// A sleeper of the set is awake. It may have been counted before the set got a new life.
+pub fn woke(set: &Set) {
+    let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |n| n.checked_sub(1));
+}
+
 /// An fd of the set, for epoll_ctl.
-fn fd_of(set_index: u32) -> i32 {
+pub fn fd_of(set_index: u32) -> i32 {
     let set = set_at(set_index);
     let known = set.fd.load(Relaxed) as i32;
     if table::get(known) == Fd::Epoll(set_index) {
@@ -472,6 +519,12 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     let conn = conn::at(entry.conn.load(Relaxed));
     let (Some(slot), false) = (conn.slot(), entry.has(E_DISABLED)) else { return 0 };
     let want = entry.events.load(Relaxed);
+    let others = set_at(entry.set.load(Relaxed).wrapping_sub(1)).sleepers.load(Relaxed) > 0;
+    if others && !peek {
+        // Whatever comes after this look rings for those who are asleep in this set.
+        arm(entry);
+    }
+    let prod = conn.peer(slot).prod.load(Acquire);
     let bits = ready::now(entry.fd.load(Relaxed) as i32, conn, slot, want);
     if bits == 0 {
         return 0;
@@ -482,14 +535,16 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     if peek {
         return bits;
     }
-    entry.seen_prod.store(conn.peer(slot).prod.load(Relaxed), Relaxed);
+    entry.seen_prod.store(prod, Relaxed);
     entry.seen_blocks.store(conn.tx_blocks.load(Relaxed), Relaxed);
     entry.seen_bits.store(lasting(entry, conn, slot), Relaxed);
     entry.set_flag(E_EDGE, false);
     if want & ONESHOT != 0 {
         entry.set_flag(E_DISABLED, true);
     }
-    disarm(conn, entry);
+    if !others {
+        disarm(conn, entry);
+    }
     bits
 }
 
@@ -537,68 +592,4 @@ pub fn after_fork() {
             heat(set_at(entry.set.load(Relaxed) - 1), number, entry);
         }
     });
-}
-
-/// Sets registered in other sets at one time.
-const NESTED: usize = 64;
-
-/// A tracked set inside another: `outer + 1` in the low half of `who`, `inner + 1` in the high half.
-struct Nested {
-    who: AtomicU64,
-    events: AtomicU32,
-    data: AtomicU64,
-}
-
-static NESTINGS: [Nested; NESTED] = [const {
-    Nested { who: AtomicU64::new(0), events: AtomicU32::new(0), data: AtomicU64::new(0) }
-}; NESTED];
-
-/// epoll_ctl(outer, op, inner) succeeded in the kernel: the inner set's hot entries are not the kernel's
-/// to report, so the outer waits look at them, too.
-pub fn nest(outer: u32, inner: u32, op: i32, event: Option<libc::epoll_event>) {
-    let who = (outer + 1) as u64 | ((inner + 1) as u64) << 32;
-    let Some(_held) = REGISTRATION.enter() else { return };
-    let place = NESTINGS.iter().find(|n| n.who.load(Relaxed) == who);
-    match (op, event) {
-        (libc::EPOLL_CTL_DEL, _) => {
-            if let Some(place) = place {
-                place.who.store(0, Release);
-                set_at(outer).nested.fetch_sub(1, AcqRel);
-            }
-        }
-        (_, Some(event)) => {
-            let free = || NESTINGS.iter().find(|n| n.who.load(Relaxed) == 0);
-            let Some(slot) = place.or_else(free) else { return };
-            slot.events.store(event.events, Relaxed);
-            slot.data.store(event.u64, Relaxed);
-            if place.is_none() {
-                set_at(outer).nested.fetch_add(1, AcqRel);
-                slot.who.store(who, Release);
-            }
-        }
-        _ => {}
-    }
-}
-
-/// Calls `each(inner, events, data)` for every tracked set inside `outer`.
-pub fn each_nested(outer: u32, mut each: impl FnMut(u32, u32, u64)) {
-    for place in &NESTINGS {
-        let who = place.who.load(Acquire);
-        if who as u32 == outer + 1 {
-            each((who >> 32) as u32 - 1, place.events.load(Relaxed), place.data.load(Relaxed));
-        }
-    }
-}
-
-/// The set is gone: so are its nestings.
-fn forget_nestings(index: u32) {
-    for place in &NESTINGS {
-        let who = place.who.load(Relaxed);
-        if who as u32 == index + 1 || (who >> 32) as u32 == index + 1 {
-            place.who.store(0, Release);
-            if who as u32 != index + 1 {
-                set_at(who as u32 - 1).nested.fetch_sub(1, AcqRel);
-            }
-        }
-    }
 }

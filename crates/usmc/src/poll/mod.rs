@@ -3,4 +3,5 @@
 pub mod entry;
 pub mod epoll;
 pub mod multi;
+pub mod nested;
 pub mod ready;

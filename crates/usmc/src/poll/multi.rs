@@ -1,10 +1,11 @@
 //! Waiting on many fds: epoll_wait, poll and select, over the kernel's own.
 
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
 use super::entry::{self, E_ARMED, E_DISABLED, E_RING};
 use super::epoll::{self, Set};
+use super::nested;
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use crate::conn::{self};
 use crate::socket::ending;
@@ -14,8 +15,11 @@ use crate::{clock, errno, real, set_errno, sys};
 
 /// The kernel's set is asked at least every so many waits that found something in shared memory.
 const KERNEL_TURN: u32 = 8;
-/// While spinning, the kernel is asked this often.
+/// The kernel is asked at least this often, also while spinning.
 const KERNEL_SPIN_NS: u64 = 10_000;
+
+/// Sets within sets that are followed; the kernel allows five in all.
+const DEPTH: u32 = 5;
 
 /// The time a wait may take.
 #[derive(Clone, Copy)]
@@ -52,93 +56,241 @@ pub unsafe fn epoll_wait(
     mask: *const libc::sigset_t,
 ) -> Option<c_int> {
     let set = epoll::set_at(index);
-    if max <= 0
-        || events.is_null()
-        || (set.tagged.load(Relaxed) == 0 && set.nested.load(Relaxed) == 0)
-    {
+    if max <= 0 || is_bad(events) {
         return None;
     }
     let deadline = Deadline::after(timeout_ns);
     let budget = Budget(&set.spin_ns);
     // SAFETY (all raw calls below): the caller's contract; at + room ≤ max.
     loop {
-        let rounds = set.rounds.fetch_add(1, Relaxed);
-        let mut n = scan(set, events, max, false);
-        n = scan_nested(index, events, max, n);
-        if n < max && (n == 0 || rounds.is_multiple_of(KERNEL_TURN)) {
-            // SAFETY: see above.
-            let got = unsafe { kernel_now(epfd, events, n, max) };
-            if got < 0 && n == 0 {
+        let round = set.rounds.fetch_add(1, Relaxed).wrapping_add(1);
+        let ours = has_tracked(set);
+        if ours {
+            let mut n = 0;
+            let turn = is_kernels_turn(set, round);
+            if turn {
+                // First, so that rings that are always ready do not hide the rest.
+                // SAFETY: see above.
+                n = unsafe { kernel_now(epfd, events, max, round) };
+            }
+            if n >= 0 {
+                n = look_at_all(set, index, events, max, n, round);
+            }
+            if n == 0 && !turn {
+                // SAFETY: see above.
+                n = unsafe { kernel_now(epfd, events, max, round) };
+            }
+            if n < 0 {
                 return Some(-1);
             }
-            n += got.max(0);
-        }
-        if n > 0 || timeout_ns == 0 {
-            return Some(n);
-        }
-        let spin_ns = budget.get().min(deadline.left().unwrap_or(u64::MAX));
-        if spin_ns > 0 && spin(epfd, set, spin_ns, events, max, &mut n) {
-            budget.paid();
-            if n > 0 {
-                return Some(n);
+            if n > 0 || timeout_ns == 0 {
+                return Some(found(set, index, n));
             }
-            continue;
+            let spin_ns = budget.get().min(deadline.left().unwrap_or(u64::MAX));
+            if spin_ns > 0 && spin(epfd, set, spin_ns, events, max, round, &mut n) {
+                budget.paid();
+                if n > 0 {
+                    return Some(found(set, index, n));
+                }
+                continue;
+            }
         }
-        set.sleepers.fetch_add(1, AcqRel);
-        let mut tick = arm_hot(set);
-        epoll::each_nested(index, |inner, _, _| tick |= arm_hot(epoll::set_at(inner)));
-        n = scan(set, events, max, false);
-        n = scan_nested(index, events, max, n);
-        if n > 0 {
-            set.sleepers.fetch_sub(1, AcqRel);
-            return Some(n);
+        let asleep = Asleep::enter(set, index);
+        let mut tick = false;
+        if ours {
+            tick = arm_all(index, DEPTH);
+            let n = look_at_all(set, index, events, max, 0, round);
+            if n > 0 {
+                drop(asleep);
+                return Some(found(set, index, n));
+            }
+        } else if has_tracked(set) {
+            continue;
         }
         let start = clock::now_ns();
         // SAFETY: see above; the real call is the cancellation point and takes the signal mask.
-        let got = unsafe { real::epoll_pwait(epfd, events, max, deadline.left_ms(tick), mask) };
+        let got = unsafe { sleep(epfd, events, max, deadline, tick, timeout_ns, mask) };
         let saved = errno();
-        set.sleepers.fetch_sub(1, AcqRel);
-        budget.slept(clock::now_ns() - start);
+        drop(asleep);
         if got < 0 {
             set_errno(saved);
             return Some(-1);
         }
-        n = translate(set, epfd, events, 0, got);
+        if ours {
+            budget.slept(clock::now_ns() - start);
+        }
+        let n = translate(set, events, got, round);
         if n > 0 {
-            return Some(n);
+            return Some(found(set, index, n));
         }
         if got == 0 && deadline.left() == Some(0) {
-            return Some(scan(set, events, max, false));
+            return Some(look_at_all(set, index, events, max, 0, round));
         }
     }
 }
 
-/// Reports tracked sets inside this one whose hot entries are ready, behind the first `n` events.
-fn scan_nested(index: u32, events: *mut libc::epoll_event, max: c_int, mut n: c_int) -> c_int {
-    if epoll::set_at(index).nested.load(Relaxed) == 0 {
-        return n;
+/// Whether the set may hold what the kernel alone does not know.
+fn has_tracked(set: &Set) -> bool {
+    // SeqCst: see `epoll::add`.
+    set.tagged.load(SeqCst) != 0 || set.nested.load(SeqCst) != 0
+}
+
+/// Whether the kernel is asked even where the rings alone have something to report.
+fn is_kernels_turn(set: &Set, round: u32) -> bool {
+    let now = clock::now_ns();
+    let due = now.wrapping_sub(set.kernel_at.load(Relaxed)) > KERNEL_SPIN_NS;
+    if due || round.is_multiple_of(KERNEL_TURN) {
+        set.kernel_at.store(now, Relaxed);
+        return true;
     }
-    epoll::each_nested(index, |inner, want, data| {
-        if n < max && want & ready::IN != 0 && nested_ready(inner) {
+    false
+}
+
+/// The hot entries and the sets inside, behind the first `n` events.
+fn look_at_all(
+    set: &Set,
+    index: u32,
+    events: *mut libc::epoll_event,
+    max: c_int,
+    n: c_int,
+    round: u32,
+) -> c_int {
+    let n = scan(set, events, max, n, round);
+    scan_nested(index, events, max, n, round)
+}
+
+/// A wait is about to report `n` events. Whoever else sleeps in this set is woken for what remains.
+fn found(set: &Set, index: u32, n: c_int) -> c_int {
+    if n > 0
+        && set.sleepers.load(SeqCst) > 0
+        && let Some((number, entry)) = first_ready(set)
+    {
+        epoll::pass_on(index, number, entry);
+    }
+    n
+}
+
+/// A thread in the real wait: counted in the set and in the sets inside.
+struct Asleep<'a> {
+    set: &'a Set,
+    index: u32,
+}
+
+impl<'a> Asleep<'a> {
+    fn enter(set: &'a Set, index: u32) -> Asleep<'a> {
+        // SeqCst: see `epoll::add`.
+        set.sleepers.fetch_add(1, SeqCst);
+        nested::each(index, |inner, _| enter_all(inner, DEPTH));
+        Asleep { set, index }
+    }
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        self.set.sleepers.fetch_sub(1, AcqRel);
+        nested::each(self.index, |inner, _| leave_all(inner, DEPTH));
+    }
+}
+
+/// Counts a sleeper in a set and those inside.
+fn enter_all(index: u32, depth: u32) {
+    // SeqCst: see `epoll::add`.
+    epoll::set_at(index).sleepers.fetch_add(1, SeqCst);
+    if depth > 0 {
+        nested::each(index, |inner, _| enter_all(inner, depth - 1));
+    }
+}
+
+fn leave_all(index: u32, depth: u32) {
+    epoll::woke(epoll::set_at(index));
+    if depth > 0 {
+        nested::each(index, |inner, _| leave_all(inner, depth - 1));
+    }
+}
+
+/// Arms the hot entries of a set and of those inside. Says whether somebody must tick.
+fn arm_all(index: u32, depth: u32) -> bool {
+    let mut tick = arm_hot(epoll::set_at(index));
+    if depth > 0 {
+        nested::each(index, |inner, _| tick |= arm_all(inner, depth - 1));
+    }
+    tick
+}
+
+/// The real wait.
+///
+/// # Safety
+/// As [`epoll_wait`].
+unsafe fn sleep(
+    epfd: c_int,
+    events: *mut libc::epoll_event,
+    max: c_int,
+    deadline: Deadline,
+    tick: bool,
+    timeout_ns: i64,
+    mask: *const libc::sigset_t,
+) -> c_int {
+    if !tick
+        && timeout_ns % 1_000_000 != 0
+        && let Some(left) = deadline.left()
+    {
+        // Only epoll_pwait2 has such times.
+        let time = libc::timespec {
+            tv_sec: (left / 1_000_000_000) as libc::time_t,
+            tv_nsec: (left % 1_000_000_000) as libc::c_long,
+        };
+        // SAFETY: the caller's contract.
+        return unsafe { real::epoll_pwait2(epfd, events, max, &time, mask) };
+    }
+    // SAFETY: the caller's contract.
+    unsafe { real::epoll_pwait(epfd, events, max, deadline.left_ms(tick), mask) }
+}
+
+/// A hot entry that has something to report.
+fn first_ready(set: &Set) -> Option<(u32, &'static entry::Entry)> {
+    let _held = set.lock.enter()?;
+    let count = set.hot_count.load(Relaxed) as usize;
+    set.hot[..count].iter().find_map(|place| {
+        let number = place.load(Relaxed);
+        let entry = entry::at(number)?;
+        (!is_quiet(entry) && epoll::take_events(entry, true) != 0).then_some((number, entry))
+    })
+}
+
+/// Whether a pointer cannot be one: the real call says EFAULT.
+fn is_bad<T>(p: *const T) -> bool {
+    (p as usize) < 4096
+}
+
+/// Reports tracked sets inside this one that are ready, behind the first `n` events.
+fn scan_nested(
+    index: u32,
+    events: *mut libc::epoll_event,
+    max: c_int,
+    mut n: c_int,
+    round: u32,
+) -> c_int {
+    nested::each(index, |inner, nesting| {
+        if n < max
+            && let Some(event) = nesting.event(inner, false, round)
+        {
             // SAFETY: n < max, and events holds max entries.
-            unsafe {
-                events.add(n as usize).write(libc::epoll_event { events: ready::IN, u64: data })
-            };
+            unsafe { events.add(n as usize).write(event) };
             n += 1;
         }
     });
     n
 }
 
-/// The real set, without waiting, behind the first `at` events.
-unsafe fn kernel_now(epfd: c_int, events: *mut libc::epoll_event, at: c_int, max: c_int) -> c_int {
+/// The real set, without waiting.
+unsafe fn kernel_now(epfd: c_int, events: *mut libc::epoll_event, max: c_int, round: u32) -> c_int {
     // SAFETY: the caller's contract.
-    let got = unsafe { real::epoll_wait(epfd, events.add(at as usize), max - at, 0) };
+    let got = unsafe { real::epoll_wait(epfd, events, max, 0) };
     if got <= 0 {
         return got;
     }
     let Fd::Epoll(index) = table::get(epfd) else { return got };
-    translate(epoll::set_at(index), epfd, events, at, got)
+    translate(epoll::set_at(index), events, got, round)
 }
 
 /// Spins over the hot list, looking at the kernel now and then.
@@ -148,6 +300,7 @@ fn spin(
     budget_ns: u64,
     events: *mut libc::epoll_event,
     max: c_int,
+    round: u32,
     n: &mut c_int,
 ) -> bool {
     if set.hot_count.load(Relaxed) == 0 {
@@ -158,11 +311,11 @@ fn spin(
     let mut turns = 0u32;
     publish_cpu(set);
     wait::spin(budget_ns, &set.cpu, peer_cpu, || {
-        *n = scan(set, events, max, false);
+        *n = scan(set, events, max, 0, round);
         turns += 1;
         if *n == 0 && turns.is_multiple_of(16) && clock::now_ns() > kernel_at {
             // SAFETY: epoll_wait's contract.
-            *n = unsafe { kernel_now(epfd, events, 0, max) }.max(0);
+            *n = unsafe { kernel_now(epfd, events, max, round) }.max(0);
             kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
         }
         *n > 0
@@ -205,32 +358,29 @@ fn each_hot(set: &Set, most: usize, mut act: impl FnMut(&'static entry::Entry)) 
     }
 }
 
-/// Reports hot entries that are ready, at most `max`. With `peek` it only counts and remembers nothing.
-fn scan(set: &Set, events: *mut libc::epoll_event, max: c_int, peek: bool) -> c_int {
-    if set.hot_count.load(Relaxed) == 0 {
-        return 0;
+/// Reports hot entries that are ready behind the first `n` events, at most `max` in all.
+fn scan(set: &Set, events: *mut libc::epoll_event, max: c_int, mut n: c_int, round: u32) -> c_int {
+    if set.hot_count.load(Relaxed) == 0 || n >= max {
+        return n;
     }
-    let Some(_held) = set.lock.enter() else { return 0 };
+    let Some(_held) = set.lock.enter() else { return n };
     let count = set.hot_count.load(Relaxed) as usize;
-    let mut n = 0;
     // Start behind the last reported one, so that a busy head does not starve the tail.
     let start = set.hand.load(Relaxed) as usize;
     for i in 0..count {
         let at = (start + i) % count;
         let Some(entry) = entry::at(set.hot[at].load(Relaxed)) else { continue };
-        if is_quiet(entry) {
+        if is_quiet(entry) || entry.round.load(Relaxed) == round {
             continue;
         }
-        let bits = epoll::take_events(entry, peek);
+        let bits = epoll::take_events(entry, false);
         if bits == 0 {
             continue;
         }
-        if !peek {
-            entry.round.store(set.rounds.load(Relaxed), Relaxed);
-            let event = libc::epoll_event { events: bits, u64: entry.data.load(Relaxed) };
-            // SAFETY: n < max, and events holds max entries.
-            unsafe { events.add(n as usize).write(event) };
-        }
+        entry.round.store(round, Relaxed);
+        let event = libc::epoll_event { events: bits, u64: entry.data.load(Relaxed) };
+        // SAFETY: n < max, and events holds max entries.
+        unsafe { events.add(n as usize).write(event) };
         n += 1;
         if n == max {
             set.hand.store((at + 1) as u32, Relaxed);
@@ -265,7 +415,7 @@ fn arm_hot(set: &Set) -> bool {
         let conn = conn::at(entry.conn.load(Relaxed));
         let Some(slot) = conn.slot() else { return };
         let want = entry.events.load(Relaxed);
-        if !entry.has(E_ARMED) || want & WRITE_BITS != 0 {
+        if !entry.has(E_ARMED) || want & WRITE_BITS != 0 || !conn.rx(slot).is_rx_armed() {
             epoll::arm(entry);
         }
         tick |= ready::must_tick(conn, slot, want);
@@ -273,19 +423,18 @@ fn arm_hot(set: &Set) -> bool {
     tick
 }
 
-/// Turns the kernel's events `at..at + got` into the application's, in place; returns how many remain.
-fn translate(
-    set: &Set,
-    _epfd: c_int,
-    events: *mut libc::epoll_event,
-    at: c_int,
-    got: c_int,
-) -> c_int {
-    let mut kept = at;
-    for i in at..at + got {
+/// Turns the kernel's `got` events into the application's, in place; returns how many remain.
+fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) -> c_int {
+    let mut kept = 0;
+    for i in 0..got {
         // SAFETY: the kernel filled these entries.
         let mut event = unsafe { events.add(i as usize).read() };
-        if let Some((number, entry)) = epoll::entry_of(event.u64) {
+        if let Some(nesting) = nested::of(event.u64) {
+            match nesting.and_then(|(inner, nesting)| nesting.event(inner, true, round)) {
+                Some(ours) => event = ours,
+                None => continue,
+            }
+        } else if let Some((number, entry)) = epoll::entry_of(event.u64) {
             if number == u32::MAX {
                 continue;
             }
@@ -296,9 +445,13 @@ fn translate(
                 if want & libc::EPOLLONESHOT as u32 != 0 {
                     entry.set_flag(E_DISABLED, true);
                 }
+                if event.events & ready::OUT != 0 {
+                    let blocks = conn::at(index).tx_blocks.load(Relaxed);
+                    entry.seen_blocks.store(blocks, Relaxed);
+                }
                 event.events
             } else {
-                from_ring(set, number, entry, index, event.events, at)
+                from_ring(set, number, entry, index, event.events, round)
             };
             if bits == 0 {
                 continue;
@@ -309,7 +462,7 @@ fn translate(
         unsafe { events.add(kept as usize).write(event) };
         kept += 1;
     }
-    kept - at
+    kept
 }
 
 /// The kernel reports a ring connection: a doorbell, bytes of the TCP span, or its end.
@@ -319,14 +472,14 @@ fn from_ring(
     entry: &entry::Entry,
     index: u32,
     kernel: u32,
-    at: c_int,
+    round: u32,
 ) -> u32 {
     let conn = conn::at(index);
     if kernel & (ready::RDHUP | ready::HUP | ready::ERR) != 0 {
         ending::note(entry.fd.load(Relaxed) as i32, conn, kernel);
     }
     let Some(_held) = set.lock.enter() else { return 0 };
-    if at > 0 && entry.round.load(Relaxed) == set.rounds.load(Relaxed) {
+    if entry.round.load(Relaxed) == round {
         // Reported from shared memory in this very wait.
         return 0;
     }
@@ -334,16 +487,83 @@ fn from_ring(
         entry.set_flag(E_RING, true);
     }
     epoll::heat(set, number, entry);
+    epoll::unkick(entry.set.load(Relaxed).wrapping_sub(1), number, entry);
     let in_tcp = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1);
     if in_tcp && kernel & READ_BITS != 0 {
         entry.set_flag(entry::E_EDGE, true);
     }
-    epoll::take_events(entry, false)
+    let bits = epoll::take_events(entry, false);
+    if bits != 0 {
+        entry.round.store(round, Relaxed);
+    }
+    if bits == 0
+        && let Some(slot) = conn.slot()
+    {
+        // A doorbell without a meaning must not look like data to whoever polls the set itself.
+        wait::clear_bells(entry.fd.load(Relaxed) as i32, conn, slot);
+    }
+    bits
 }
 
 /// Whether a tracked epoll set would report something now; for poll, select and outer sets.
 fn nested_ready(index: u32) -> bool {
-    scan(epoll::set_at(index), core::ptr::null_mut(), 1, true) > 0
+    is_ready(index, DEPTH)
+}
+
+fn is_ready(index: u32, depth: u32) -> bool {
+    let mut ready = first_ready(epoll::set_at(index)).is_some();
+    if depth > 0 {
+        nested::each(index, |inner, nesting| {
+            ready |= nesting.wants_data() && is_ready(inner, depth - 1);
+        });
+    }
+    ready
+}
+
+/// The same, with a number that changes with each arrival.
+pub fn nested_look(index: u32) -> (bool, u64) {
+    (nested_ready(index), print(index, DEPTH))
+}
+
+fn print(index: u32, depth: u32) -> u64 {
+    let mut print = 1u64;
+    each_hot(epoll::set_at(index), epoll::HOT, |entry| {
+        let conn = conn::at(entry.conn.load(Relaxed));
+        if let Some(slot) = conn.slot() {
+            let ended = u64::from(conn.peer(slot).flags.load(Relaxed)) << 48
+                | u64::from(conn.kernel_events.load(Relaxed)) << 32;
+            let prod = conn.peer(slot).prod.load(Acquire);
+            print = print.wrapping_add(prod).wrapping_add(ended);
+        }
+    });
+    if depth > 0 {
+        nested::each(index, |inner, _| print = print.wrapping_add(self::print(inner, depth - 1)));
+    }
+    print
+}
+
+/// Makes the kernel's view of a set true: takes away doorbells whose rings are empty, and kicks.
+pub fn settle(index: u32) {
+    settle_all(index, DEPTH);
+}
+
+fn settle_all(index: u32, depth: u32) {
+    if depth > 0 {
+        nested::each(index, |inner, _| settle_all(inner, depth - 1));
+    }
+    let set = epoll::set_at(index);
+    let Some(_held) = set.lock.enter() else { return };
+    let count = set.hot_count.load(Relaxed) as usize;
+    for place in &set.hot[..count] {
+        let number = place.load(Relaxed);
+        let Some(entry) = entry::at(number) else { continue };
+        let conn = conn::at(entry.conn.load(Relaxed));
+        let Some(slot) = conn.slot() else { continue };
+        epoll::unkick(index, number, entry);
+        if wait::has_bells(conn, slot) {
+            wait::clear_bells(entry.fd.load(Relaxed) as i32, conn, slot);
+        }
+    }
 }
 
 /// What one fd of a poll or select means to us.
@@ -359,7 +579,7 @@ enum Watch {
 fn watch(fd: c_int) -> Watch {
     match table::get(fd) {
         Fd::Conn(index) if !ready::is_kernels(fd, index) => Watch::Ring(index),
-        Fd::Epoll(index) if epoll::set_at(index).tagged.load(Relaxed) > 0 => Watch::Nested(index),
+        Fd::Epoll(index) if has_tracked(epoll::set_at(index)) => Watch::Nested(index),
         _ => Watch::Kernel,
     }
 }
@@ -395,7 +615,7 @@ pub unsafe fn poll(
     timeout_ns: i64,
     mask: *const libc::sigset_t,
 ) -> Option<c_int> {
-    if fds.is_null() || count == 0 || count > table::FDS {
+    if is_bad(fds) || count == 0 || count > table::FDS {
         return None;
     }
     // SAFETY: the caller's contract.
@@ -454,9 +674,17 @@ fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
             if n >= 0 && p.revents != 0 {
                 n += 1;
             }
-        } else if p.fd >= 0 && p.revents == 0 && matches!(watch(p.fd), Watch::Nested(_)) {
+        } else if p.fd >= 0
+            && let Watch::Nested(index) = watch(p.fd)
+        {
+            let told = p.revents != 0;
             p.revents = look(p);
-            n += c_int::from(n >= 0 && p.revents != 0);
+            if told && p.revents == 0 && nested::is_readable(index) {
+                p.revents = p.events & (libc::POLLIN | libc::POLLRDNORM);
+            }
+            if n >= 0 {
+                n += c_int::from(p.revents != 0) - c_int::from(told);
+            }
         }
     }
     n
@@ -489,7 +717,10 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
             Watch::Kernel => {}
             Watch::Nested(index) => {
                 if enter {
-                    tick |= arm_hot(epoll::set_at(index));
+                    enter_all(index, DEPTH);
+                    tick |= arm_all(index, DEPTH);
+                } else {
+                    leave_all(index, DEPTH);
                 }
             }
             Watch::Ring(index) => {

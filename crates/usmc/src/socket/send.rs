@@ -35,6 +35,17 @@ pub enum Guard<'a> {
     Record(&'a Conn),
 }
 
+impl Guard<'_> {
+    /// The real call returned `sent` where `wanted` bytes were offered: whether it met a full buffer decides
+    /// about a later edge for EPOLLOUT.
+    pub fn done(self, index: u32, sent: isize, wanted: usize) -> isize {
+        if sent < 0 || (sent as usize) < wanted {
+            conn::at(index).tx_blocks.fetch_add(1, Relaxed);
+        }
+        sent
+    }
+}
+
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         if let Guard::Record(conn) = self {
