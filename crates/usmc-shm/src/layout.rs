@@ -111,6 +111,9 @@ pub const END_ERROR_TAKEN: u32 = 16;
 /// The application sent after the peer's end: TCP would have been reset by now.
 pub const END_SENT_AFTER: u32 = 32;
 
+/// We shut the kernel socket's receiving direction down ourselves, to wake a sender of ours that slept there.
+pub const END_CUT: u32 = 64;
+
 /// Written by the sender only.
 #[derive(Default)]
 #[repr(C, align(128))]

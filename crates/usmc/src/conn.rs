@@ -62,6 +62,8 @@ pub struct Conn {
     pub rx_sleepers: AtomicU32,
     /// Sleepers of this process that wait for room.
     pub tx_sleepers: AtomicU32,
+    /// Threads of this process asleep in a send.
+    pub blocked_sends: AtomicU32,
     /// Sends through TCP in flight while there is no slot, or SWITCHING.
     pub tcp_sends: AtomicU32,
     /// Sends since the peer was last seen to read.
@@ -73,8 +75,10 @@ pub struct Conn {
     pub tx_lock: Lock,
     /// Held for a step of the handshake.
     pub step_lock: Lock,
-    /// fds of this process that mean this socket.
+    /// fds of this process that mean this socket, and calls that sleep on it.
     pub refs: AtomicU32,
+    /// The calls among them ([`crate::socket::close::Hold`]).
+    pub holds: AtomicU32,
     /// Counts the uses of the record.
     pub use_count: AtomicU32,
     /// Calls left in which an acceptor looks for an offer.
@@ -107,6 +111,8 @@ pub struct Conn {
     pub rcv_buf: AtomicU32,
     /// Cell that counts holders while there is no slot ([`crate::fork`]); 0 = none.
     pub cell: AtomicU32,
+    /// An fd found to be a duplicate, for registrations whose own number was closed.
+    pub duplicate: AtomicU32,
     next_free: AtomicU32,
 }
 
@@ -291,13 +297,15 @@ pub fn free(index: u32) {
     for cell in [&conn.flags, &conn.kernel_events, &conn.rx_sleepers, &conn.tx_sleepers] {
         cell.store(0, Relaxed);
     }
-    for cell in [&conn.tcp_sends, &conn.stalled, &conn.refs, &conn.looks, &conn.reason] {
+    for cell in [&conn.tcp_sends, &conn.stalled, &conn.refs, &conn.holds, &conn.looks, &conn.reason]
+    {
         cell.store(0, Relaxed);
     }
     for cell in [&conn.watchers, &conn.observed, &conn.spin_ns, &conn.rcvlowat] {
         cell.store(0, Relaxed);
     }
     conn.tx_blocks.store(0, Relaxed);
+    conn.blocked_sends.store(0, Relaxed);
     conn.snd_buf.store(0, Relaxed);
     conn.rcv_buf.store(0, Relaxed);
     conn.cell.store(0, Relaxed);

@@ -14,6 +14,7 @@ use usmc_shm::sync::{AtomicPtr, AtomicU32};
 
 use crate::conn::{self, ATTACHED, Conn, F_NONBLOCK, F_SHARED, LISTEN, LOOKING, OFFERED, RING};
 use crate::reason::Reason;
+use crate::socket::close;
 use crate::{device, kernel, observer, poll, process, segment, sys};
 
 const CELLS: usize = 1 << 16;
@@ -105,7 +106,7 @@ pub fn child() {
         conn.tx_lock.reset();
         conn.rx_lock.reset();
         conn.step_lock.reset();
-        for count in [&conn.rx_sleepers, &conn.tx_sleepers] {
+        for count in [&conn.rx_sleepers, &conn.tx_sleepers, &conn.blocked_sends] {
             count.store(0, Relaxed);
         }
         listening |= conn.phase() == LISTEN;
@@ -118,6 +119,7 @@ pub fn child() {
     device::current().after_fork(listening);
     observer::after_fork();
     poll::epoll::after_fork();
+    conn::for_each(|index, _| close::forget_holds(index));
 }
 
 /// Whether no other process holds this connection, as far as is known; remembers it if so.

@@ -368,8 +368,13 @@ PAIR_CASE(sets_of_sockets_pipes_timers_and_events) {
     OK(eventfd_write(event, 1));
     wait_readable(p.fd, 1);
     struct epoll_event got[4];
-    EQ(epoll_wait(ep, got, 4, 10000), 2);
-    EQ(got[0].data.u64 + got[1].data.u64, 4);
+    // Two sources: under uSMC the kernel's may come a few waits later than a ring's.
+    for (int seen = 0, i = 0; seen != (1 << 1 | 1 << 3); i++) {
+        CHECK(i < 20);
+        int n = OK(epoll_wait(ep, got, 4, 10000));
+        for (int k = 0; k < n; k++)
+            seen |= 1 << got[k].data.u64;
+    }
     EQ(recv(p.fd, &c, 1, 0), 1);
     one_event(ep, EPOLLIN, 3);
     OK(eventfd_read(event, &(eventfd_t){0}));

@@ -117,7 +117,15 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
         set_errno(saved);
     }
     // SAFETY: no pointers.
-    unsafe { real::shutdown(fd, how) }
+    let done = unsafe { real::shutdown(fd, how) };
+    if done == 0
+        && let Entry::Conn(index) = table::get(fd)
+    {
+        let saved = errno();
+        closing::shut_down(fd, index);
+        set_errno(saved);
+    }
+    done
 }
 
 /// getsockopt(2)

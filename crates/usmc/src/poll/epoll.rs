@@ -513,6 +513,26 @@ pub fn forget(fd: i32, index: u32) {
     }
 }
 
+/// A number that means the entry's socket. The registered one may have been closed while a duplicate lives:
+/// the registration lives on then (epoll(7)). -1 when this process has none.
+pub fn live_fd(entry: &Entry) -> i32 {
+    let index = entry.conn.load(Relaxed);
+    let registered = entry.fd.load(Relaxed) as i32;
+    if table::get(registered) == Fd::Conn(index) {
+        return registered;
+    }
+    let hint = &conn::at(index).duplicate;
+    if table::get(hint.load(Relaxed) as i32) != Fd::Conn(index) {
+        hint.store(-1i32 as u32, Relaxed);
+        table::for_each(0, u32::MAX, |fd, entry| {
+            if entry == Fd::Conn(index) {
+                hint.store(fd as u32, Relaxed);
+            }
+        });
+    }
+    hint.load(Relaxed) as i32
+}
+
 /// What an entry has to report now; 0 = nothing. Remembers what it reported. The caller holds the lock
 /// of the entry's set.
 pub fn take_events(entry: &Entry, peek: bool) -> u32 {
@@ -525,7 +545,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
         arm(entry);
     }
     let prod = conn.peer(slot).prod.load(Acquire);
-    let bits = ready::now(entry.fd.load(Relaxed) as i32, conn, slot, want);
+    let bits = ready::now(live_fd(entry), conn, slot, want);
     if bits == 0 {
         return 0;
     }
@@ -550,7 +570,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
 
 /// What changes at most a few times in a connection's life; each change is an edge.
 fn lasting(entry: &Entry, conn: &Conn, slot: &Slot) -> u32 {
-    let ended = ending::ending(entry.fd.load(Relaxed) as i32, conn, slot);
+    let ended = ending::ending(live_fd(entry), conn, slot);
     let own = conn.own(slot).flags.load(Relaxed);
     let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD;
     ended as u32 | (own & 0xff) << 8 | shut_rd << 16

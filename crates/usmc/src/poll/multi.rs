@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
-use super::entry::{self, E_ARMED, E_DISABLED, E_RING};
+use super::entry::{self, E_ARMED, E_DISABLED, E_HOT, E_RING};
 use super::epoll::{self, Set};
 use super::nested;
 use super::ready::{self, READ_BITS, WRITE_BITS};
@@ -79,6 +79,9 @@ pub unsafe fn epoll_wait(
             if n == 0 && !turn {
                 // SAFETY: see above.
                 n = unsafe { kernel_now(epfd, events, max, round) };
+                if n >= 0 {
+                    n = look_at_all(set, index, events, max, n, round);
+                }
             }
             if n < 0 {
                 return Some(-1);
@@ -119,7 +122,10 @@ pub unsafe fn epoll_wait(
         if ours {
             budget.slept(clock::now_ns() - start);
         }
-        let n = translate(set, events, got, round);
+        let mut n = translate(set, events, got, round);
+        if ours || has_tracked(set) {
+            n = look_at_all(set, index, events, max, n, round);
+        }
         if n > 0 {
             return Some(found(set, index, n));
         }
@@ -316,6 +322,7 @@ fn spin(
         if *n == 0 && turns.is_multiple_of(16) && clock::now_ns() > kernel_at {
             // SAFETY: epoll_wait's contract.
             *n = unsafe { kernel_now(epfd, events, max, round) }.max(0);
+            *n = scan(set, events, max, *n, round);
             kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
         }
         *n > 0
@@ -438,7 +445,7 @@ fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) 
             if number == u32::MAX {
                 continue;
             }
-            let fd = entry.fd.load(Relaxed) as i32;
+            let fd = epoll::live_fd(entry);
             let index = entry.conn.load(Relaxed);
             let bits = if ready::is_kernels(fd, index) {
                 let want = entry.events.load(Relaxed);
@@ -476,31 +483,27 @@ fn from_ring(
 ) -> u32 {
     let conn = conn::at(index);
     if kernel & (ready::RDHUP | ready::HUP | ready::ERR) != 0 {
-        ending::note(entry.fd.load(Relaxed) as i32, conn, kernel);
+        ending::note(epoll::live_fd(entry), conn, kernel);
     }
     let Some(_held) = set.lock.enter() else { return 0 };
-    if entry.round.load(Relaxed) == round {
-        // Reported from shared memory in this very wait.
-        return 0;
-    }
-    if !entry.has(E_RING) {
-        entry.set_flag(E_RING, true);
-    }
+    entry.set_flag(E_RING, true);
     epoll::heat(set, number, entry);
     epoll::unkick(entry.set.load(Relaxed).wrapping_sub(1), number, entry);
     let in_tcp = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1);
     if in_tcp && kernel & READ_BITS != 0 {
         entry.set_flag(entry::E_EDGE, true);
     }
-    let bits = epoll::take_events(entry, false);
-    if bits != 0 {
-        entry.round.store(round, Relaxed);
+    if entry.has(E_HOT) {
+        // Its turn comes in the look at the hot list that follows.
+        return 0;
     }
+    let bits = epoll::take_events(entry, false);
+    entry.round.store(round, Relaxed);
     if bits == 0
         && let Some(slot) = conn.slot()
     {
         // A doorbell without a meaning must not look like data to whoever polls the set itself.
-        wait::clear_bells(entry.fd.load(Relaxed) as i32, conn, slot);
+        wait::clear_bells(epoll::live_fd(entry), conn, slot);
     }
     bits
 }
@@ -561,7 +564,7 @@ fn settle_all(index: u32, depth: u32) {
         let Some(slot) = conn.slot() else { continue };
         epoll::unkick(index, number, entry);
         if wait::has_bells(conn, slot) {
-            wait::clear_bells(entry.fd.load(Relaxed) as i32, conn, slot);
+            wait::clear_bells(epoll::live_fd(entry), conn, slot);
         }
     }
 }
@@ -753,7 +756,8 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
         {
             p.revents = p.events;
             let bells = conn::at(index).slot().is_some_and(|s| wait::has_bells(conn::at(index), s));
-            let ended = conn::at(index).kernel_events.load(Relaxed) != 0;
+            let conn = conn::at(index);
+            let ended = conn.kernel_events.load(Relaxed) != 0 || wait::is_cut(conn);
             // What is there already would end every sleep at once.
             p.events = if bells || ended { 0 } else { libc::POLLIN | libc::POLLRDHUP };
         }

@@ -107,5 +107,5 @@ pub fn arm(conn: &Conn, slot: &Slot, want: u32) {
 
 /// Whether a sleeper interested in `want` must look again by itself.
 pub fn must_tick(conn: &Conn, slot: &Slot, want: u32) -> bool {
-    want & WRITE_BITS != 0 && wait::must_tick(conn, slot)
+    (want & WRITE_BITS != 0 && wait::must_tick(conn, slot)) || wait::is_cut(conn)
 }

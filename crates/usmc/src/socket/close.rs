@@ -1,8 +1,8 @@
 //! The end: close(2) and shutdown(2). The kernel's FIN or RST is the truth; flags in the slot make the
 //! common case immediate.
 
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
-use usmc_shm::layout::{END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release, SeqCst};
+use usmc_shm::layout::{END_CUT, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
 
 use super::wait;
 use crate::conn::{self, Conn, LISTEN, LOOKING, OFFERED, RING};
@@ -84,6 +84,49 @@ fn drop_ref(fd: i32, index: u32) {
     conn::free(index);
 }
 
+/// A call that sleeps on a connection. It keeps the record, as a system call keeps its socket: a close by
+/// another thread takes effect when the call returns.
+pub struct Hold {
+    index: u32,
+}
+
+impl Hold {
+    /// Before the first sleep on `fd`. `None` when the number was closed already.
+    pub fn enter(fd: i32, index: u32) -> Option<Hold> {
+        let refs = &conn::at(index).refs;
+        refs.fetch_update(AcqRel, Relaxed, |n| if n == 0 { None } else { Some(n + 1) }).ok()?;
+        conn::at(index).holds.fetch_add(1, AcqRel);
+        let hold = Hold { index };
+        (table::get(fd) == Entry::Conn(index)).then_some(hold)
+    }
+
+    /// `fd`, or -1 when the number does not mean this connection any more.
+    pub fn fd(&self, fd: i32) -> i32 {
+        if table::get(fd) == Entry::Conn(self.index) { fd } else { -1 }
+    }
+}
+
+/// Fork, in the child: the parent's other threads and their calls do not exist here.
+pub fn forget_holds(index: u32) {
+    let conn = conn::at(index);
+    let holds = conn.holds.swap(0, Relaxed);
+    if holds > 0 && conn.refs.fetch_sub(holds - 1, AcqRel) == holds {
+        // Closed already, and kept by such a call alone.
+        drop_ref(-1, index);
+    } else if holds > 0 {
+        conn.refs.fetch_sub(1, AcqRel);
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let saved = crate::errno();
+        conn::at(self.index).holds.fetch_sub(1, AcqRel);
+        drop_ref(-1, self.index);
+        crate::set_errno(saved);
+    }
+}
+
 /// The last holder closes: with unread data TCP would send a RST, otherwise a FIN.
 fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
@@ -105,6 +148,20 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     }
 }
 
+/// After a real shutdown(2) for writing: threads of ours that wait for room sleep in a receive on the
+/// kernel's socket, which this alone does not end.
+pub fn shut_down(fd: i32, index: u32) {
+    let conn = conn::at(index);
+    let Some(slot) = conn.slot() else { return };
+    if conn.phase() == RING
+        && conn.own(slot).flags.load(SeqCst) & TXF_DONE != 0
+        && conn.blocked_sends.load(SeqCst) > 0
+    {
+        conn.end(slot).flags.fetch_or(END_CUT, Relaxed);
+        let _ = sys::shutdown(fd, libc::SHUT_RD);
+    }
+}
+
 /// To be called before the real shutdown(2).
 pub fn shutting_down(index: u32, how: i32) {
     let conn = conn::at(index);
@@ -118,7 +175,8 @@ pub fn shutting_down(index: u32, how: i32) {
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         let _tx = conn.tx_lock.enter();
         // Release: after the last published byte.
-        conn.own(slot).flags.fetch_or(TXF_DONE, Release);
+        // SeqCst: see `wait::for_room`.
+        conn.own(slot).flags.fetch_or(TXF_DONE, SeqCst);
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         conn.end(slot).flags.fetch_or(END_SHUT_RD, Relaxed);

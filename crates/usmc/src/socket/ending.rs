@@ -6,8 +6,8 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::layout::{
-    END_ERROR_TAKEN, END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, Slot, TX_RING, TXF_ABORT,
-    TXF_CLOSED, TXF_DONE,
+    END_CUT, END_ERROR_TAKEN, END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, Slot, TX_RING,
+    TXF_ABORT, TXF_CLOSED, TXF_DONE,
 };
 
 use super::wait::Woken;
@@ -86,8 +86,9 @@ pub fn note(fd: i32, conn: &Conn, events: u32) {
             errno => note_errno(conn, errno),
         }
     }
-    let shut_rd = conn.slot().is_some_and(|s| conn.end(s).flags.load(Relaxed) & END_SHUT_RD != 0);
-    if ended != 0 && shut_rd && !kernel::has_fin(fd) {
+    let ours = END_SHUT_RD | END_CUT;
+    let shut = conn.slot().is_some_and(|s| conn.end(s).flags.load(Relaxed) & ours != 0);
+    if ended != 0 && shut && !kernel::has_fin(fd) {
         // Our own shutdown looks the same.
         ended = 0;
     }

@@ -11,6 +11,7 @@ use usmc_shm::span::{RxSpan, Source, Unmeasured};
 use usmc_shm::sync::AtomicU64;
 
 use super::Outcome;
+use super::close::Hold;
 use super::ending::{self, Ending};
 use super::iov::Buffers;
 use super::wait::{self, Woken};
@@ -47,11 +48,11 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         lowat => lowat.clamp(1, wanted.max(1)),
     };
     let mut total = 0;
-    let use_count = conn.use_count.load(Relaxed);
+    // A call that waits keeps the connection, whoever closes the number meanwhile.
+    let mut hold: Option<Hold> = None;
     loop {
+        let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
         match conn.phase() {
-            // Closed by another thread while we waited: the number may mean something else by now.
-            _ if conn.use_count.load(Relaxed) != use_count => return Outcome::Fail(libc::EBADF),
             RING => {}
             OFFERED | LOOKING | ATTACHED => transition::progress(fd, index),
             _ if total > 0 => return Outcome::Done(total),
@@ -70,10 +71,18 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             }
             Attempt::Empty(_) if flags & libc::MSG_DONTWAIT != 0 => libc::EAGAIN,
             Attempt::Empty(_) if wait::is_nonblocking(fd, conn) => libc::EAGAIN,
-            Attempt::Empty(in_ring) => match wait::for_data(fd, index, in_ring) {
-                Woken::Look => continue,
-                Woken::Fail(errno) => errno,
-            },
+            Attempt::Empty(in_ring) => {
+                if hold.is_none() {
+                    hold = Hold::enter(fd, index);
+                }
+                if hold.is_none() {
+                    return Outcome::Fail(libc::EBADF);
+                }
+                match wait::for_data(fd, index, in_ring) {
+                    Woken::Look => continue,
+                    Woken::Fail(errno) => errno,
+                }
+            }
             Attempt::Fail(errno) => errno,
         };
         return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(failed) };
@@ -177,7 +186,18 @@ fn from_tcp(
     match span.took_tcp(taken as u64, || kernel::tcp_read(fd, conn, slot)) {
         Ok(data) => {
             observer::received(conn, data);
-            got(to, data as usize, flags)
+            let data = data as usize;
+            to.skip(data);
+            // One call gives what is there, wherever it is.
+            if data > 0
+                && to.left() > 0
+                && span.source(|| kernel::tcp_read(fd, conn, slot)) == Ok(Source::Ring)
+                && conn.rx(slot).has_data()
+                && let Attempt::Got(more) = from_ring(fd, conn, slot, to, flags)
+            {
+                return Attempt::Got(data + more);
+            }
+            Attempt::Got(data)
         }
         Err(Unmeasured) => got(to, taken, flags),
     }
@@ -300,7 +320,10 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
         Err(libc::EAGAIN) => Attempt::Empty(true),
         Ok(0) => {
             ending::note_eof(fd, conn);
-            Attempt::Got(0)
+            match ending::ending(fd, conn, slot) {
+                Ending::Alive => Attempt::Empty(true),
+                Ending::Fin | Ending::Reset => Attempt::Got(0),
+            }
         }
         Ok(_) => {
             let sent = conn.peer(slot).bells_sent.load(Acquire);

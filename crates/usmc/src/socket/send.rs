@@ -6,6 +6,7 @@ use usmc_shm::layout::{SWITCHING, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
 use usmc_shm::span::{Route, TcpSend};
 
 use super::Outcome;
+use super::close::Hold;
 use super::ending;
 use super::iov::Buffers;
 use super::recv::Family;
@@ -103,11 +104,9 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
     }
     let mut total = 0;
     let mut since = 0;
-    let use_count = conn.use_count.load(Relaxed);
+    let mut hold: Option<Hold> = None;
     loop {
-        if conn.use_count.load(Relaxed) != use_count {
-            return Outcome::Fail(libc::EBADF);
-        }
+        let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
         match attempt(fd, conn, slot, from, left) {
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
             Attempt::Kernel => return Outcome::Kernel,
@@ -127,6 +126,12 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
         }
         if since == 0 {
             since = clock::now_ns();
+        }
+        if hold.is_none() {
+            hold = Hold::enter(fd, index);
+        }
+        if hold.is_none() {
+            return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EBADF) };
         }
         if let Woken::Fail(errno) = wait::for_room(fd, index, since) {
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };

@@ -5,9 +5,9 @@
 
 use core::ffi::c_void;
 use core::hint::spin_loop;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::bell::{Bells, Drain};
-use usmc_shm::layout::{ARM_TCP, Slot, TX_RING, TXF_CLOSED, TXF_DONE};
+use usmc_shm::layout::{ARM_TCP, END_CUT, Slot, TX_RING, TXF_CLOSED, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
 
@@ -131,6 +131,12 @@ pub fn must_tick(conn: &Conn, slot: &Slot) -> bool {
     peer.state.load(Relaxed) != TX_RING
         || peer.flags.load(Relaxed) & TXF_DONE != 0
         || conn.kernel_events.load(Relaxed) != 0
+        || is_cut(conn)
+}
+
+/// Whether no doorbell can wake this end ([`END_CUT`]).
+pub fn is_cut(conn: &Conn) -> bool {
+    conn.slot().is_some_and(|s| conn.end(s).flags.load(Relaxed) & END_CUT != 0)
 }
 
 /// Takes doorbell bytes out of the TCP stream, the ring being empty. Returns what is to be done next.
@@ -260,9 +266,18 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool) -> Woken {
         }
     }
     let start = clock::now_ns();
-    let woken = peek(fd, conn);
+    let woken = if is_cut(conn) { tick() } else { peek(fd, conn) };
     budget.slept(clock::now_ns() - start);
     woken
+}
+
+/// A millisecond of sleep, where nothing can wake us.
+fn tick() -> Woken {
+    // SAFETY: no fds; the real function is a cancellation point.
+    match unsafe { real::poll(core::ptr::null_mut(), 0, 1) } {
+        0 => Woken::Look,
+        _ => Woken::Fail(crate::errno()),
+    }
 }
 
 /// The blocking one-byte peek.
@@ -298,7 +313,14 @@ pub fn for_room(fd: i32, index: u32, since: u64) -> Woken {
         return Woken::Look;
     }
     let start = clock::now_ns();
-    let woken = sleep_for_room(fd, conn, slot, since);
+    // SeqCst: `shutting_down` sees us, or we see its flag.
+    conn.blocked_sends.fetch_add(1, SeqCst);
+    let woken = if conn.own(slot).flags.load(SeqCst) & TXF_DONE != 0 {
+        Woken::Look
+    } else {
+        sleep_for_room(fd, conn, slot, since)
+    };
+    conn.blocked_sends.fetch_sub(1, AcqRel);
     budget.slept(clock::now_ns() - start);
     woken
 }
