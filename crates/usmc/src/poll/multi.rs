@@ -774,10 +774,10 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
     let saved = errno();
     kept.give_back(fds);
     for p in fds.iter().filter(|p| p.fd >= 0) {
-        if let Watch::Ring(index) = watch(p.fd) {
-            if n > 0 {
-                ending::note(p.fd, conn::at(index), p.revents as u32);
-            }
+        if n > 0
+            && let Watch::Ring(index) = watch(p.fd)
+        {
+            ending::note(p.fd, conn::at(index), p.revents as u32);
         }
     }
     set_errno(saved);

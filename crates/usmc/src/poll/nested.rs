@@ -100,8 +100,8 @@ fn end(at: usize) {
 
 /// The set is gone: so are its nestings. The caller holds REGISTRATION.
 pub fn forget(set: u32) {
-    for at in 0..NESTED {
-        let who = NESTINGS[at].who.load(Relaxed);
+    for (at, place) in NESTINGS.iter().enumerate() {
+        let who = place.who.load(Relaxed);
         if who as u32 == set + 1 || (who >> 32) as u32 == set + 1 {
             end(at);
         }
@@ -150,7 +150,8 @@ impl Nesting {
         }
         let (ready, print) = multi::nested_look(inner);
         let fresh = want & ET == 0 || print != self.seen.load(Relaxed);
-        if !(ready && fresh) && !(by_kernel && is_readable(inner)) {
+        let report = (ready && fresh) || (by_kernel && is_readable(inner));
+        if !report {
             return None;
         }
         self.seen.store(print, Relaxed);
