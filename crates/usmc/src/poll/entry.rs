@@ -23,6 +23,10 @@ pub const E_EDGE: u32 = 16;
 /// The kernel's registration asks for EPOLLOUT too, to wake a waiter; whoever sees it takes that back.
 pub const E_KICKED: u32 = 32;
 
+/// The application has deleted it. The kernel's registration is kept for the next EPOLL_CTL_ADD: many event
+/// loops delete and add their sockets with every message.
+pub const E_PARKED: u32 = 64;
+
 /// One registration.
 #[repr(C, align(64))]
 pub struct Entry {

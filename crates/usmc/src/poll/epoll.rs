@@ -14,7 +14,7 @@ use usmc_shm::layout::{END_SHUT_RD, Slot};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
-use super::entry::{self, E_ARMED, E_DISABLED, E_EDGE, E_HOT, E_KICKED, E_RING, Entry};
+use super::entry::{self, E_ARMED, E_DISABLED, E_EDGE, E_HOT, E_KICKED, E_PARKED, E_RING, Entry};
 use super::nested;
 use super::ready::{self, HUP, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use crate::conn::{self, Conn, FRESH, LISTEN, PLAIN, RING};
@@ -229,7 +229,9 @@ pub fn heat(set: &Set, number: u32, entry: &Entry) {
         let victim = set.hot[at].load(Relaxed);
         if let Some(cold) = entry::at(victim) {
             cold.set_flag(E_HOT, false);
-            arm(cold);
+            if !cold.has(E_PARKED) {
+                arm(cold);
+            }
             // It may have become ready before it was armed: then it goes through the list once more.
             if let Some(slot) = conn::at(cold.conn.load(Relaxed)).slot()
                 && conn::at(cold.conn.load(Relaxed)).rx(slot).has_data()
@@ -294,8 +296,16 @@ pub fn control(
     let known = find(set_index, fd, conn);
     match (op, event) {
         (libc::EPOLL_CTL_ADD, Some(event)) => {
-            if known.is_some() {
-                return Some(Err(libc::EEXIST));
+            match known {
+                Some((number, entry)) if entry.has(E_PARKED) => {
+                    if event.events & EXCLUSIVE == 0 {
+                        entry.set_flag(E_PARKED, false);
+                        return Some(modify(epfd, set, fd, (number, entry), event));
+                    }
+                    let _ = delete(epfd, fd, number, entry);
+                }
+                Some(_) => return Some(Err(libc::EEXIST)),
+                None => {}
             }
             if matches!(conn.phase(), PLAIN | LISTEN) {
                 return None;
@@ -313,16 +323,42 @@ pub fn control(
             }
             Some(add(epfd, set, set_index, fd, index, event))
         }
+        _ if known.is_some_and(|(_, entry)| entry.has(E_PARKED)) => Some(Err(libc::ENOENT)),
         (libc::EPOLL_CTL_MOD, Some(event)) => Some(modify(epfd, set, fd, known?, event)),
         (libc::EPOLL_CTL_DEL, _) => {
             let (number, entry) = known?;
-            let mut none = libc::epoll_event { events: 0, u64: 0 };
-            let done = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &mut none);
-            unlink(number, entry);
-            Some(done)
+            if entry.has(E_RING) && !conn.has(conn::F_SHARED) {
+                park(set, conn, entry);
+                return Some(Ok(()));
+            }
+            Some(delete(epfd, fd, number, entry))
         }
         _ => None,
     }
+}
+
+/// EPOLL_CTL_DEL without the system call.
+fn park(set: &Set, conn: &Conn, entry: &Entry) {
+    let _held = set.lock.enter();
+    disarm(conn, entry);
+    entry.set_flag(E_PARKED | E_DISABLED, true);
+}
+
+fn delete(epfd: i32, fd: i32, number: u32, entry: &Entry) -> Result<(), Errno> {
+    let mut none = libc::epoll_event { events: 0, u64: 0 };
+    let done = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &mut none);
+    unlink(number, entry);
+    done
+}
+
+/// Deletes those of these entries for real that are parked, so that the kernel's view of the set is true.
+pub fn unpark(set_index: u32) {
+    let Some(_held) = REGISTRATION.enter() else { return };
+    entry::for_each(|number, entry| {
+        if entry.set.load(Relaxed) == set_index + 1 && entry.has(E_PARKED) {
+            let _ = delete(fd_of(set_index), entry.fd.load(Relaxed) as i32, number, entry);
+        }
+    });
 }
 
 fn add(

@@ -115,6 +115,7 @@ pub unsafe fn epoll_wait(
         let got = unsafe { sleep(epfd, events, max, deadline, tick, timeout_ns, mask) };
         let saved = errno();
         drop(asleep);
+        disarm_hot(set);
         if got < 0 {
             set_errno(saved);
             return Some(-1);
@@ -430,6 +431,18 @@ fn arm_hot(set: &Set) -> bool {
     tick
 }
 
+/// After a sleep: somebody looks now, and further doorbells would be for nothing.
+fn disarm_hot(set: &Set) {
+    if set.sleepers.load(SeqCst) > 0 {
+        return;
+    }
+    each_hot(set, epoll::HOT, |entry| {
+        if entry.has(E_ARMED) {
+            epoll::disarm(conn::at(entry.conn.load(Relaxed)), entry);
+        }
+    });
+}
+
 /// Turns the kernel's `got` events into the application's, in place; returns how many remain.
 fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) -> c_int {
     let mut kept = 0;
@@ -551,6 +564,7 @@ pub fn settle(index: u32) {
 }
 
 fn settle_all(index: u32, depth: u32) {
+    epoll::unpark(index);
     if depth > 0 {
         nested::each(index, |inner, _| settle_all(inner, depth - 1));
     }
