@@ -56,7 +56,14 @@ pub unsafe fn epoll_wait(
     mask: *const libc::sigset_t,
 ) -> Option<c_int> {
     let set = epoll::set_at(index);
-    if max <= 0 || is_bad(events) {
+    if max <= 0 {
+        return None;
+    }
+    if is_bad(events) {
+        if has_tracked(set) && nested_ready(index) {
+            set_errno(libc::EFAULT);
+            return Some(-1);
+        }
         return None;
     }
     let deadline = Deadline::after(timeout_ns);
