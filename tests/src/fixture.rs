@@ -194,9 +194,13 @@ impl Fixture {
         let mut last = Vec::new();
         let until = Instant::now() + Duration::from_secs(10).min(self.time_left());
         while Instant::now() < until {
-            last = self.connections(port);
-            if last.iter().any(|s| s.is_smcd() && s.local_port() == port) {
+            let seen = self.connections(port);
+            if seen.iter().any(|s| s.is_smcd() && s.local_port() == port) {
                 return;
+            }
+            // For the message: what there was while there was something.
+            if !seen.is_empty() {
+                last = seen;
             }
         }
         panic!("no connection of port {port} is SMC-D: {last:#?}");

@@ -92,7 +92,7 @@ fn ten_thousand_clients() {
     let fixture = Fixture::with_limit("redis 10000", Duration::from_secs(120));
     let port = fixture.port();
     let server = serve(&fixture, port, &["--maxclients", "10500"]);
-    let args = ["-t", "set", "-n", "200000", "-c", "10000"];
+    let args = ["-t", "set", "-n", "1000000", "-c", "10000"];
     let mut load = benchmark(&fixture, port, &args);
     fixture.assert_serves_smcd(port);
     assert_rates(&load.succeed(), &["SET"]);
@@ -139,7 +139,7 @@ fn publish_and_subscribe() {
 fn save_and_background_save_under_load() {
     let fixture = Fixture::new("redis save");
     let port = fixture.port();
-    let server = serve(&fixture, port, &["--rdbchecksum", "yes"]);
+    let server = serve(&fixture, port, &["--enable-debug-command", "local"]);
     assert_eq!(cli(&fixture, port, &["debug", "populate", "100000", "kept", "200"]), "OK");
     let args = ["-t", "set,get", "-n", "400000", "-c", "50", "-d", "512", "-r", "10000"];
     let mut load = benchmark(&fixture, port, &args);

@@ -47,7 +47,7 @@ fn memcached_with_four_threads() {
     let fixture = Fixture::new("memcached");
     let port = fixture.port();
     let mut server = fixture.command("memcached");
-    server.args(["-l", "127.0.0.1", "-p", &port.to_string(), "-U", "0", "-t", "4", "-m", "256"]);
+    server.args(["-l", "127.0.0.1", "-p", &port.to_string(), "-U", "0", "-t", "4", "-m", "1024"]);
     server.args(["-u", "root"]);
     let mut server = fixture.spawn(server);
     fixture.wait_for_port(port);

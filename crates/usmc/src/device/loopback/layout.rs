@@ -5,7 +5,7 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 /// First eight bytes.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMC-ism");
 /// Changes whenever a field here moves.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Processes that use the device at one time.
 pub const PROCESSES: usize = 4096;
 /// Listening sockets.
@@ -56,6 +56,8 @@ pub struct Listener {
     pub netns: AtomicU64,
     /// Address, v4-mapped.
     pub addr: [AtomicU64; 2],
+    /// When it was last freed by its owner, CLOCK_MONOTONIC nanoseconds.
+    pub left_at: AtomicU64,
 }
 
 /// A place that is being filled.

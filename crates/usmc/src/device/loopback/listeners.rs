@@ -4,8 +4,12 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::layout::{DeviceFile, LISTENER_CLAIMED, LISTENER_PROBES, LISTENERS, Listener};
 use super::{Loopback, processes};
+use crate::clock;
 use crate::reason::Reason;
 use crate::tuple::Endpoint;
+
+/// How long a listener that was closed still counts.
+const JUST_NS: u64 = 1_000_000_000;
 
 fn places(file: &DeviceFile, port: u16) -> impl Iterator<Item = (usize, &Listener)> {
     let start = (port as usize).wrapping_mul(0x9e3b) >> 2;
@@ -45,6 +49,7 @@ pub fn register(dev: &Loopback, netns: u64, at: Endpoint) -> Result<u32, Reason>
 pub fn unregister(dev: &Loopback, token: u32) {
     let (Ok(file), Ok(me)) = (dev.file(), processes::index(dev)) else { return };
     if let Some(place) = file.listeners.get(token as usize) {
+        place.left_at.store(clock::now_ns(), Relaxed);
         let _ = place.state.compare_exchange(me + 1, 0, AcqRel, Relaxed);
     }
 }
@@ -55,7 +60,10 @@ pub fn is_listening(dev: &Loopback, netns: u64, at: Endpoint) -> bool {
     let want = halves(&at);
     places(file, at.port).any(|(_, place)| {
         let state = place.state.load(Acquire);
-        if state == 0 || state == LISTENER_CLAIMED || place.port.load(Relaxed) != at.port as u32 {
+        if state == LISTENER_CLAIMED || place.port.load(Relaxed) != at.port as u32 {
+            return false;
+        }
+        if state == 0 && !has_just_left(place) {
             return false;
         }
         let have = [place.addr[0].load(Relaxed), place.addr[1].load(Relaxed)];
@@ -63,6 +71,12 @@ pub fn is_listening(dev: &Loopback, netns: u64, at: Endpoint) -> bool {
         let wildcard = have[0] == 0 && (have[1] == 0 || have[1] == 0xffff_0000_0000);
         place.netns.load(Relaxed) == netns && (wildcard || have == want)
     })
+}
+
+/// A server that serves one connection may close its listener before the client looks for it here.
+fn has_just_left(place: &Listener) -> bool {
+    let left_at = place.left_at.load(Relaxed);
+    left_at != 0 && clock::now_ns().wrapping_sub(left_at) < JUST_NS
 }
 
 /// Frees all places of a process that is gone.
