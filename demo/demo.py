@@ -74,9 +74,9 @@ def demo(options, usable):
             failed.append(workload.name)
     if results:
         print(f"\n{report.table([line for lines in results.values() for line in lines])}\n")
-        print(f"Median (lowest–highest) of {options.rounds} rounds on {report.machine()}; ratios are those within "
-              "a round.\n`usmc ss` saw every run of the table under load: over uSMC in shared memory, over TCP "
-              "not.")
+        print(f"Median (lowest–highest) of the rounds, which were {options.rounds}; a ratio is within one round. "
+              f"Machine: {report.machine()}.\n`usmc ss` saw every run of the table under load: over uSMC in "
+              "shared memory, over TCP not.")
     if options.json:
         save(options, results, failed)
     if failed:
@@ -101,7 +101,7 @@ def measure(workload, options):
         progress("")
         for line, tcp, smc in zip(series, figures[TCP], figures[SMC]):
             line.add(tcp, smc)
-            print(f"  round {number}: {line.last()}")
+            print(f"  round {number}, {line.last()}")
         print(f"  {proof}", flush=True)
     return series
 

@@ -82,7 +82,7 @@ class World:
         deadline = time.monotonic() + START_LIMIT
         while not listens(self.port):
             if server.ended() or time.monotonic() > deadline:
-                raise Failure(f"{server} does not listen at port {self.port}.\n{server.output()}")
+                raise Failure(f"no server listens at port {self.port}.\n{self._story()}")
             time.sleep(0.02)
 
     def load(self, *command, cpu=None):
@@ -91,12 +91,16 @@ class World:
         deadline = time.monotonic() + LOAD_LIMIT
         while not client.wait(LOOK_EVERY if self._seen() else SEEK_EVERY):
             if time.monotonic() > deadline:
-                raise Failure(f"{client} is not done after {LOAD_LIMIT} s.\n{client.output()}")
+                raise Failure(f"the load is not done after {LOAD_LIMIT} s.\n{self._story()}")
             self._look()
         if client.status() != 0:
-            raise Failure(f"{client} ended with status {client.status()}.\n{client.output()}")
-        self._judge(client)
+            raise Failure(f"the load failed.\n{self._story()}")
+        self._judge()
         return client.output()
+
+    def _story(self):
+        """What has become of each program, and the end of what it said."""
+        return "\n".join(f"{process}\n{process.output()[-2000:]}" for process in self._running)
 
     def _start(self, command, cpu):
         if self.smc:
@@ -119,9 +123,9 @@ class World:
         """False while shared memory is still to be seen: connections of one request are hard to catch in it."""
         return not self.smc or (self.proof is not None and self.proof.smcd > 0)
 
-    def _judge(self, client):
+    def _judge(self):
         if self.proof is None:
-            raise Failure(f"{client} was done before `usmc ss` could look at its connections.")
+            raise Failure("the load was done before `usmc ss` could look at it.")
         if not self._seen():
             raise Failure(f"{self.proof}{self.proof.reasons()}.\n"
                           f"`{USMC} check` says whether uSMC works here; rules in /etc/usmc.toml and "
@@ -142,7 +146,8 @@ class Process:
                 stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=let_signals_in)
 
     def __str__(self):
-        return f"`{self._name}`"
+        state = f"ended with status {self.status()}" if self.ended() else "runs"
+        return f"`{self._name}` {state}"
 
     def ended(self):
         return self._child.poll() is not None

@@ -29,8 +29,8 @@ class Series:
     def last(self):
         """The round that was just measured, in a line."""
         unit = self.measure.unit
-        return (f"TCP {short(self.tcp[-1])} {unit}, uSMC {short(self.smc[-1])} {unit}, "
-                f"ratio {short(self.ratios()[-1])}")
+        return (f"{self.measure.what}: TCP {short(self.tcp[-1])} {unit}, uSMC {short(self.smc[-1])} {unit}, "
+                f"ratio {short(self.ratios()[-1])} ×")
 
     def row(self):
         """This measure's line of the table."""

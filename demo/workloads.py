@@ -39,9 +39,10 @@ http {{
 
 @dataclass(frozen=True)
 class Measure:
-    """One line of the table."""
+    """One line of the table: `label` is its first cell, `what` says the same within its workload."""
 
     label: str
+    what: str
     unit: str
     target: float
     lower_is_better: bool = False
@@ -67,29 +68,29 @@ def workloads(cores):
         second = others[0]
         yield Workload(
             "ping-pong",
-            (Measure("`sockperf ping-pong`, two cores, median one way", "µs", 20, lower_is_better=True),),
+            (Measure("`sockperf ping-pong`, two cores, median one way", "median one way", "µs", 20, lower_is_better=True),),
             partial(ping_pong, first, second), f"CPUs {first} and {second}")
     yield Workload(
         "ping-pong-one-core",
-        (Measure("`sockperf ping-pong`, one core, median one way", "µs", 1, lower_is_better=True),),
+        (Measure("`sockperf ping-pong`, one core, median one way", "median one way", "µs", 1, lower_is_better=True),),
         partial(ping_pong, first, first), f"CPU {first}")
     if others:
         yield Workload(
             "throughput",
-            (Measure("`sockperf throughput`, 64 KB messages", "GB/s", 2.5),),
+            (Measure("`sockperf throughput`, 64 KB messages", "bandwidth", "GB/s", 2.5),),
             partial(throughput, first, second), f"CPUs {first} and {second}")
     yield Workload(
         "redis",
-        (Measure("`redis-benchmark -c 200 -d 1024`, SET", "k/s", 1.6),
-         Measure("`redis-benchmark -c 200 -d 1024`, GET", "k/s", 1.6)),
+        (Measure("`redis-benchmark -c 200 -d 1024`, SET", "SET", "k/s", 1.6),
+         Measure("`redis-benchmark -c 200 -d 1024`, GET", "GET", "k/s", 1.6)),
         redis)
     yield Workload(
         "nginx",
-        (Measure("nginx and `wrk`, keep-alive, 64 connections, 1 KB", "k/s", 1.4),),
+        (Measure("nginx and `wrk`, keep-alive, 64 connections, 1 KB", "requests", "k/s", 1.4),),
         nginx, "1 worker")
     yield Workload(
         "nginx-close",
-        (Measure("nginx and `wrk`, `Connection: close`", "k/s", 0.95),),
+        (Measure("nginx and `wrk`, `Connection: close`", "requests", "k/s", 0.95),),
         partial(nginx, header="Connection: close"),
         "1 worker; each connection serves one request, and a look finds many on their way into shared memory")
 
