@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 USMC = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve() / "release" / "usmc"
-PROGRAMS = ("redis-server", "redis-benchmark", "nginx", "wrk", "sockperf", "taskset")
+PROGRAMS = ("redis-server", "redis-benchmark", "redis-cli", "nginx", "wrk", "sockperf", "taskset")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 START_LIMIT = 10
@@ -98,6 +98,12 @@ class World:
         self._judge()
         return client.output()
 
+    def ask(self, *command):
+        """What a short program prints, run without the library."""
+        done = subprocess.run(command, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=START_LIMIT)
+        return done.stdout + done.stderr
+
     def _story(self):
         """What has become of each program, and the end of what it said."""
         return "\n".join(f"{process}\n{process.output()[-2000:]}" for process in self._running)
@@ -116,7 +122,7 @@ class World:
     def _look(self):
         """Keeps the last look that shows most: connections come and go, and some programs rest before they begin."""
         proof = Proof(self.port)
-        if self.proof is None or proof.smcd >= self.proof.smcd:
+        if self.proof is None or proof.rank() >= self.proof.rank():
             self.proof = proof
 
     def _seen(self):
@@ -127,7 +133,7 @@ class World:
         if self.proof is None:
             raise Failure("the load was done before `usmc ss` could look at it.")
         if not self._seen():
-            raise Failure(f"{self.proof}{self.proof.reasons()}.\n"
+            raise Failure(f"{self.proof}{self.proof.reasons()}.\n{self._story()}\n"
                           f"`{USMC} check` says whether uSMC works here; rules in /etc/usmc.toml and "
                           "~/.config/usmc.toml count, too.")
         if not self.smc and self.proof.smcd > 0:
@@ -186,6 +192,9 @@ class Proof:
 
     def __str__(self):
         return f"usmc ss: {self.smcd} of {len(self._ends)} ends of port {self._port} were SMCD"
+
+    def rank(self):
+        return self.smcd, len(self._ends)
 
     def reasons(self):
         """Why ends are not SMCD, in the words of `usmc ss`."""
