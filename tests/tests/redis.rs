@@ -79,7 +79,7 @@ fn pipelines_of_sixteen() {
 fn threaded_input_and_output() {
     let fixture = Fixture::new("redis io-threads");
     let port = fixture.port();
-    let server = serve(&fixture, port, &["--io-threads", "3", "--io-threads-do-reads", "yes"]);
+    let server = serve(&fixture, port, &["--io-threads", "2", "--io-threads-do-reads", "yes"]);
     let args = ["-t", "set,get", "-n", "100000", "-c", "50", "-d", "4000", "--threads", "2"];
     let mut load = benchmark(&fixture, port, &args);
     fixture.assert_serves_smcd(port);

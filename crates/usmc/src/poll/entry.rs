@@ -27,6 +27,12 @@ pub const E_KICKED: u32 = 32;
 /// loops delete and add their sockets with every message.
 pub const E_PARKED: u32 = 64;
 
+/// Active since the set's hot entries were sorted out last.
+pub const E_ACTIVE: u32 = 128;
+
+/// TCP may hold unread data of the span before the ring; without it, the kernel will report what comes.
+pub const E_TCP: u32 = 256;
+
 /// One registration.
 #[repr(C, align(64))]
 pub struct Entry {
@@ -52,6 +58,8 @@ pub struct Entry {
     pub seen_blocks: AtomicU32,
     /// The wait that reported it last, so that one wait reports it once.
     pub round: AtomicU32,
+    /// Its place among the hot ones, while `E_HOT`.
+    pub hot_at: AtomicU32,
     /// Next registration of the same connection, plus one.
     pub next: AtomicU32,
     next_free: AtomicU32,

@@ -10,11 +10,14 @@
 //! follows the active connections and not the open ones.
 
 use core::ptr;
-use usmc_shm::layout::{END_SHUT_RD, Slot};
+use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
-use super::entry::{self, E_ARMED, E_DISABLED, E_EDGE, E_HOT, E_KICKED, E_PARKED, E_RING, Entry};
+use super::entry::{
+    self, E_ACTIVE, E_ARMED, E_DISABLED, E_EDGE, E_KICKED, E_PARKED, E_RING, E_TCP, Entry,
+};
+use super::hot::{self, HOT};
 use super::nested;
 use super::ready::{self, HUP, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use crate::conn::{self, Conn, FRESH, LISTEN, PLAIN, RING};
@@ -24,9 +27,7 @@ use crate::sys::{self, Errno};
 use crate::table::{self, Entry as Fd};
 
 /// Most epoll sets with tracked sockets.
-const SETS: usize = 4096;
-/// Entries a set scans itself.
-pub const HOT: usize = 512;
+const SETS: usize = 1024;
 
 const ET: u32 = libc::EPOLLET as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
@@ -54,13 +55,15 @@ pub struct Set {
     pub rounds: AtomicU32,
     /// When the kernel was last asked, CLOCK_MONOTONIC nanoseconds.
     pub kernel_at: AtomicU64,
+    /// `rounds` when the hot entries were last sorted out.
+    pub swept: AtomicU32,
     /// Where this set's waiters run.
     pub cpu: AtomicU32,
     /// Entries in `hot`.
     pub hot_count: AtomicU32,
     /// The hot entries.
     pub hot: [AtomicU32; HOT],
-    /// Next victim when the list is full.
+    /// Where the next look at the hot entries begins.
     pub hand: AtomicU32,
     next_free: AtomicU32,
 }
@@ -185,7 +188,7 @@ fn unlink(number: u32, entry: &Entry) {
     let conn = conn::at(entry.conn.load(Relaxed));
     {
         let _held = set.lock.enter();
-        cool(set, number, entry);
+        hot::cool(set, entry);
         disarm(conn, entry);
     }
     let mut place = &conn.watchers;
@@ -199,53 +202,6 @@ fn unlink(number: u32, entry: &Entry) {
     }
     set.tagged.fetch_sub(1, Relaxed);
     entry::free(number);
-}
-
-/// Takes an entry off the hot list. The caller holds the set's lock.
-fn cool(set: &Set, number: u32, entry: &Entry) {
-    if !entry.has(E_HOT) {
-        return;
-    }
-    entry.set_flag(E_HOT, false);
-    let count = set.hot_count.load(Relaxed) as usize;
-    if let Some(i) = set.hot[..count].iter().position(|h| h.load(Relaxed) == number) {
-        set.hot[i].store(set.hot[count - 1].load(Relaxed), Relaxed);
-        set.hot_count.store(count as u32 - 1, Relaxed);
-    }
-}
-
-/// Puts an entry on the hot list; a full list lets its next victim sleep armed. The caller holds the
-/// set's lock.
-pub fn heat(set: &Set, number: u32, entry: &Entry) {
-    if entry.has(E_HOT) {
-        return;
-    }
-    let count = set.hot_count.load(Relaxed) as usize;
-    let at = if count < HOT {
-        set.hot_count.store(count as u32 + 1, Relaxed);
-        count
-    } else {
-        let at = set.hand.fetch_add(1, Relaxed) as usize % HOT;
-        let victim = set.hot[at].load(Relaxed);
-        if let Some(cold) = entry::at(victim) {
-            cold.set_flag(E_HOT, false);
-            if !cold.has(E_PARKED) {
-                arm(cold);
-            }
-            // It may have become ready before it was armed: then it goes through the list once more.
-            if let Some(slot) = conn::at(cold.conn.load(Relaxed)).slot()
-                && conn::at(cold.conn.load(Relaxed)).rx(slot).has_data()
-            {
-                cold.set_flag(E_HOT, true);
-                entry.set_flag(E_HOT, false);
-                arm(entry);
-                return;
-            }
-        }
-        at
-    };
-    set.hot[at].store(number, Relaxed);
-    entry.set_flag(E_HOT, true);
 }
 
 /// Asks for a doorbell.
@@ -383,22 +339,22 @@ fn add(
     entry.seen_bits.store(0, Relaxed);
     entry.round.store(0, Relaxed);
     entry.seen_blocks.store(u32::MAX, Relaxed);
-    entry.flags.store(if in_ring { E_RING | E_EDGE } else { 0 }, Relaxed);
+    entry.flags.store(if in_ring { E_RING | E_EDGE | E_TCP } else { 0 }, Relaxed);
     entry.next.store(conn.watchers.load(Relaxed), Relaxed);
     conn.watchers.store(number + 1, Release);
     // SeqCst: a waiter that counts itself as asleep after this sees it, or is seen by `kick`.
     set.tagged.fetch_add(1, SeqCst);
-    if in_ring {
+    let hot = in_ring && {
         let _held = set.lock.enter();
-        heat(set, number, entry);
-    }
+        hot::heat(set, number, entry)
+    };
     let u64 = tag(number, entry.use_count.load(Relaxed));
     let done =
         sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &mut libc::epoll_event { events, u64 });
     if done.is_err() {
         unlink(number, entry);
     } else if in_ring {
-        kick(epfd, set, fd, number, entry);
+        kick(epfd, set, fd, number, entry, hot);
     }
     done
 }
@@ -427,17 +383,18 @@ fn modify(
         let mut kernel = libc::epoll_event { events: event.events, u64 };
         return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut kernel);
     }
-    heat(set, number, entry);
+    let hot = hot::heat(set, number, entry);
     drop(held);
-    kick(epfd, set, fd, number, entry);
+    kick(epfd, set, fd, number, entry, hot);
     Ok(())
 }
 
 /// A sleeping waiter has to look at this entry: its registration or readiness changed by our own doing.
 /// EPOLLOUT on the TCP socket is true at once, and edge-triggered it is reported once.
-fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry) {
+/// An entry that is not hot goes the same way.
+fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry, hot: bool) {
     // SeqCst: see `add`.
-    if set.sleepers.load(SeqCst) == 0 {
+    if hot && set.sleepers.load(SeqCst) == 0 {
         return;
     }
     entry.set_flag(E_KICKED, true);
@@ -458,10 +415,10 @@ pub fn unkick(set_index: u32, number: u32, entry: &Entry) {
     let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, fd, &mut event);
 }
 
-/// Something of this set is left for another thread that sleeps in it.
+/// Something of this set is left for another thread that sleeps in it, or for the next wait.
 pub fn pass_on(set_index: u32, number: u32, entry: &Entry) {
     let set = set_at(set_index);
-    kick(fd_of(set_index), set, entry.fd.load(Relaxed) as i32, number, entry);
+    kick(fd_of(set_index), set, entry.fd.load(Relaxed) as i32, number, entry, false);
 }
 
 /// The connection's phase changed: registrations of a ring connection wait for doorbells from now on.
@@ -481,24 +438,24 @@ pub fn phase_changed(index: u32) {
         let set_index = entry.set.load(Relaxed).wrapping_sub(1);
         let set = set_at(set_index);
         // No edge by itself: what TCP has reported so far has been reported, and the ring is empty.
-        entry.set_flag(E_RING, true);
-        {
+        entry.set_flag(E_RING | E_TCP, true);
+        let hot = {
             let _held = set.lock.enter();
-            heat(set, number, entry);
-        }
+            hot::heat(set, number, entry)
+        };
         let want = entry.events.load(Relaxed);
         let sleepers = set.sleepers.load(SeqCst) > 0;
         if sleepers {
             arm(entry);
         }
-        if want & (ET | IN | ONESHOT) == ET | IN {
+        if hot && want & (ET | IN | ONESHOT) == ET | IN {
             // The kernel's registration will do, and changing it would give an edge that TCP does not give.
             continue;
         }
         let u64 = tag(number, entry.use_count.load(Relaxed));
         let registered = entry.fd.load(Relaxed) as i32;
         let mut event = libc::epoll_event { events: RING_EVENTS, u64 };
-        if sleepers && want & OUT != 0 {
+        if !hot || (sleepers && want & OUT != 0) {
             entry.set_flag(E_KICKED, true);
             event.events |= OUT;
         }
@@ -581,7 +538,13 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
         arm(entry);
     }
     let prod = conn.peer(slot).prod.load(Acquire);
-    let bits = ready::now(live_fd(entry), conn, slot, want);
+    let in_tcp = conn.end(slot).tcp_left.load(Relaxed) != 1;
+    let idle = in_tcp && !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) != TX_RING;
+    let ask = if idle { want & !READ_BITS } else { want };
+    let bits = ready::now(live_fd(entry), conn, slot, ask) & (want | ready::ERR | HUP);
+    if in_tcp && ask & READ_BITS != 0 && bits & IN == 0 && entry.has(E_TCP) {
+        entry.set_flag(E_TCP, false);
+    }
     if bits == 0 {
         return 0;
     }
@@ -594,7 +557,12 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     entry.seen_prod.store(prod, Relaxed);
     entry.seen_blocks.store(conn.tx_blocks.load(Relaxed), Relaxed);
     entry.seen_bits.store(lasting(entry, conn, slot), Relaxed);
-    entry.set_flag(E_EDGE, false);
+    if entry.has(E_EDGE) {
+        entry.set_flag(E_EDGE, false);
+    }
+    if !entry.has(E_ACTIVE) {
+        entry.set_flag(E_ACTIVE, true);
+    }
     if want & ONESHOT != 0 {
         entry.set_flag(E_DISABLED, true);
     }
@@ -645,7 +613,7 @@ pub fn after_fork() {
     entry::for_each(|number, entry| {
         entry.set_flag(E_ARMED, false);
         if entry.has(E_RING) {
-            heat(set_at(entry.set.load(Relaxed) - 1), number, entry);
+            hot::heat(set_at(entry.set.load(Relaxed) - 1), number, entry);
         }
     });
 }

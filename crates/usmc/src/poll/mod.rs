@@ -2,6 +2,7 @@
 
 pub mod entry;
 pub mod epoll;
+pub mod hot;
 pub mod multi;
 pub mod nested;
 pub mod ready;

@@ -3,10 +3,12 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
-use super::entry::{self, E_ARMED, E_DISABLED, E_HOT, E_RING};
+use usmc_shm::layout::TX_RING;
+
+use super::entry::{self, E_DISABLED, E_RING, E_TCP};
 use super::epoll::{self, Set};
-use super::nested;
 use super::ready::{self, READ_BITS, WRITE_BITS};
+use super::{hot, nested};
 use crate::conn::{self};
 use crate::socket::ending;
 use crate::socket::wait::{self, Budget, Sleeper};
@@ -122,7 +124,7 @@ pub unsafe fn epoll_wait(
         let got = unsafe { sleep(epfd, events, max, deadline, tick, timeout_ns, mask) };
         let saved = errno();
         drop(asleep);
-        disarm_hot(set);
+        hot::disarm(set);
         if got < 0 {
             set_errno(saved);
             return Some(-1);
@@ -224,7 +226,7 @@ fn leave_all(index: u32, depth: u32) {
 
 /// Arms the hot entries of a set and of those inside. Says whether somebody must tick.
 fn arm_all(index: u32, depth: u32) -> bool {
-    let mut tick = arm_hot(epoll::set_at(index));
+    let mut tick = hot::arm(epoll::set_at(index));
     if depth > 0 {
         nested::each(index, |inner, _| tick |= arm_all(inner, depth - 1));
     }
@@ -340,7 +342,7 @@ fn spin(
 /// Tells the peers of a few hot connections where we run.
 fn publish_cpu(set: &Set) {
     let cpu = clock::cpu();
-    each_hot(set, 4, |entry| {
+    hot::each(set, 4, |_, entry| {
         let conn = conn::at(entry.conn.load(Relaxed));
         if let Some(slot) = conn.slot()
             && conn.own(slot).cpu.load(Relaxed) != cpu
@@ -353,7 +355,7 @@ fn publish_cpu(set: &Set) {
 /// Where the peers of a few hot connections wait: our own CPU if one of them does.
 fn hot_peer_cpu(set: &Set) -> u32 {
     let (cpu, mut found) = (clock::cpu(), 0);
-    each_hot(set, 4, |entry| {
+    hot::each(set, 4, |_, entry| {
         let conn = conn::at(entry.conn.load(Relaxed));
         if let Some(slot) = conn.slot() {
             let theirs = conn.peer(slot).cpu.load(Relaxed);
@@ -363,22 +365,13 @@ fn hot_peer_cpu(set: &Set) -> u32 {
     found
 }
 
-fn each_hot(set: &Set, most: usize, mut act: impl FnMut(&'static entry::Entry)) {
-    let Some(_held) = set.lock.enter() else { return };
-    let count = (set.hot_count.load(Relaxed) as usize).min(most);
-    for place in &set.hot[..count] {
-        if let Some(entry) = entry::at(place.load(Relaxed)) {
-            act(entry);
-        }
-    }
-}
-
 /// Reports hot entries that are ready behind the first `n` events, at most `max` in all.
 fn scan(set: &Set, events: *mut libc::epoll_event, max: c_int, mut n: c_int, round: u32) -> c_int {
     if set.hot_count.load(Relaxed) == 0 || n >= max {
         return n;
     }
     let Some(_held) = set.lock.enter() else { return n };
+    hot::sweep_now_and_then(set, round);
     let count = set.hot_count.load(Relaxed) as usize;
     // Start behind the last reported one, so that a busy head does not starve the tail.
     let start = set.hand.load(Relaxed) as usize;
@@ -413,41 +406,15 @@ fn is_quiet(entry: &entry::Entry) -> bool {
     }
     let conn = conn::at(entry.conn.load(Relaxed));
     let Some(slot) = conn.slot() else { return true };
+    let no_data = if conn.end(slot).tcp_left.load(Relaxed) == 1 {
+        !conn.rx(slot).has_data()
+    } else {
+        !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) != TX_RING
+    };
     entry.events.load(Relaxed) & WRITE_BITS == 0
-        && conn.end(slot).tcp_left.load(Relaxed) == 1
-        && !conn.rx(slot).has_data()
+        && no_data
         && conn.peer(slot).flags.load(Relaxed) == 0
         && conn.kernel_events.load(Relaxed) == 0
-}
-
-/// Before a sleep: every hot entry asks for its doorbell. Says whether somebody must tick.
-fn arm_hot(set: &Set) -> bool {
-    let mut tick = false;
-    each_hot(set, epoll::HOT, |entry| {
-        if entry.has(E_DISABLED) {
-            return;
-        }
-        let conn = conn::at(entry.conn.load(Relaxed));
-        let Some(slot) = conn.slot() else { return };
-        let want = entry.events.load(Relaxed);
-        if !entry.has(E_ARMED) || want & WRITE_BITS != 0 || !conn.rx(slot).is_rx_armed() {
-            epoll::arm(entry);
-        }
-        tick |= ready::must_tick(conn, slot, want);
-    });
-    tick
-}
-
-/// After a sleep: somebody looks now, and further doorbells would be for nothing.
-fn disarm_hot(set: &Set) {
-    if set.sleepers.load(SeqCst) > 0 {
-        return;
-    }
-    each_hot(set, epoll::HOT, |entry| {
-        if entry.has(E_ARMED) {
-            epoll::disarm(conn::at(entry.conn.load(Relaxed)), entry);
-        }
-    });
 }
 
 /// Turns the kernel's `got` events into the application's, in place; returns how many remain.
@@ -507,18 +474,23 @@ fn from_ring(
     }
     let Some(_held) = set.lock.enter() else { return 0 };
     entry.set_flag(E_RING, true);
-    epoll::heat(set, number, entry);
-    epoll::unkick(entry.set.load(Relaxed).wrapping_sub(1), number, entry);
+    let set_index = entry.set.load(Relaxed).wrapping_sub(1);
+    let hot = hot::heat(set, number, entry);
+    epoll::unkick(set_index, number, entry);
     let in_tcp = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1);
     if in_tcp && kernel & READ_BITS != 0 {
-        entry.set_flag(entry::E_EDGE, true);
+        entry.set_flag(entry::E_EDGE | E_TCP, true);
     }
-    if entry.has(E_HOT) {
+    if hot {
         // Its turn comes in the look at the hot list that follows.
         return 0;
     }
     let bits = epoll::take_events(entry, false);
     entry.round.store(round, Relaxed);
+    if bits != 0 && entry.events.load(Relaxed) & libc::EPOLLET as u32 == 0 {
+        // Level-triggered: the next wait has to find it again.
+        epoll::pass_on(set_index, number, entry);
+    }
     if bits == 0
         && let Some(slot) = conn.slot()
     {
@@ -550,7 +522,7 @@ pub fn nested_look(index: u32) -> (bool, u64) {
 
 fn print(index: u32, depth: u32) -> u64 {
     let mut print = 1u64;
-    each_hot(epoll::set_at(index), epoll::HOT, |entry| {
+    hot::each(epoll::set_at(index), hot::HOT, |_, entry| {
         let conn = conn::at(entry.conn.load(Relaxed));
         if let Some(slot) = conn.slot() {
             let ended = u64::from(conn.peer(slot).flags.load(Relaxed)) << 48
@@ -575,19 +547,14 @@ fn settle_all(index: u32, depth: u32) {
     if depth > 0 {
         nested::each(index, |inner, _| settle_all(inner, depth - 1));
     }
-    let set = epoll::set_at(index);
-    let Some(_held) = set.lock.enter() else { return };
-    let count = set.hot_count.load(Relaxed) as usize;
-    for place in &set.hot[..count] {
-        let number = place.load(Relaxed);
-        let Some(entry) = entry::at(number) else { continue };
+    hot::each(epoll::set_at(index), hot::HOT, |number, entry| {
         let conn = conn::at(entry.conn.load(Relaxed));
-        let Some(slot) = conn.slot() else { continue };
+        let Some(slot) = conn.slot() else { return };
         epoll::unkick(index, number, entry);
         if wait::has_bells(conn, slot) {
             wait::clear_bells(epoll::live_fd(entry), conn, slot);
         }
-    }
+    });
 }
 
 /// What one fd of a poll or select means to us.

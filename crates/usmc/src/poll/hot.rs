@@ -1,0 +1,138 @@
+//! The entries of a set that were active of late: they are looked at, all others are armed and ring.
+//!
+//! An entry becomes hot when the kernel reports its doorbell, and when it is added or modified. Who was not
+//! active between two sleeps is armed and forgotten, so waits cost what the active connections cost.
+
+use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
+
+use super::entry::{self, E_ACTIVE, E_ARMED, E_DISABLED, E_HOT, Entry};
+use super::epoll::{self, Set};
+use super::ready::{self, WRITE_BITS};
+use crate::conn;
+
+/// Most hot entries of a set. What exceeds them is reported by way of the kernel.
+pub const HOT: usize = 16384;
+/// A set that never sleeps sorts its hot entries out every so many waits.
+const SWEEP_EVERY: u32 = 1024;
+
+/// Puts an entry on the list, if there is room or room can be made; an entry that stays cold is armed.
+/// Returns whether it is hot. The caller holds the set's lock.
+pub fn heat(set: &Set, number: u32, entry: &Entry) -> bool {
+    if !entry.has(E_ACTIVE) {
+        entry.set_flag(E_ACTIVE, true);
+    }
+    if entry.has(E_HOT) {
+        return true;
+    }
+    if set.hot_count.load(Relaxed) as usize == HOT && is_sweep_due(set) {
+        sweep(set);
+    }
+    let count = set.hot_count.load(Relaxed);
+    if count as usize == HOT {
+        epoll::arm(entry);
+        return false;
+    }
+    set.hot[count as usize].store(number, Relaxed);
+    entry.hot_at.store(count, Relaxed);
+    set.hot_count.store(count + 1, Relaxed);
+    entry.set_flag(E_HOT, true);
+    true
+}
+
+/// Takes an entry off the list. The caller holds the set's lock.
+pub fn cool(set: &Set, entry: &Entry) {
+    if !entry.has(E_HOT) {
+        return;
+    }
+    entry.set_flag(E_HOT, false);
+    let last = set.hot_count.load(Relaxed) - 1;
+    let (at, moved) = (entry.hot_at.load(Relaxed), set.hot[last as usize].load(Relaxed));
+    set.hot[at as usize].store(moved, Relaxed);
+    if let Some(moved) = entry::at(moved) {
+        moved.hot_at.store(at, Relaxed);
+    }
+    set.hot_count.store(last, Relaxed);
+}
+
+/// Calls `act` with the first `most` hot entries.
+pub fn each(set: &Set, most: usize, mut act: impl FnMut(u32, &'static Entry)) {
+    let Some(_held) = set.lock.enter() else { return };
+    let count = (set.hot_count.load(Relaxed) as usize).min(most);
+    for place in &set.hot[..count] {
+        let number = place.load(Relaxed);
+        if let Some(entry) = entry::at(number) {
+            act(number, entry);
+        }
+    }
+}
+
+/// Before a sleep: hot entries ask for their doorbells, and those that were not active are let go.
+/// Says whether the sleeper must look again by itself.
+pub fn arm(set: &Set) -> bool {
+    let Some(_held) = set.lock.enter() else { return false };
+    sort_out(set, true)
+}
+
+/// Lets entries go that were not active since the last time. The caller holds the set's lock.
+pub fn sweep(set: &Set) {
+    set.swept.store(set.rounds.load(Relaxed), Relaxed);
+    sort_out(set, false);
+}
+
+/// Keeps the list short where the set never sleeps. The caller holds the set's lock.
+pub fn sweep_now_and_then(set: &Set, round: u32) {
+    if round.wrapping_sub(set.swept.load(Relaxed)) > SWEEP_EVERY {
+        sweep(set);
+    }
+}
+
+fn is_sweep_due(set: &Set) -> bool {
+    set.rounds.load(Relaxed).wrapping_sub(set.swept.load(Relaxed)) > 16
+}
+
+fn sort_out(set: &Set, arm_all: bool) -> bool {
+    let mut tick = false;
+    // From the end: taking one off moves the last one into its place.
+    for at in (0..set.hot_count.load(Relaxed) as usize).rev() {
+        let Some(entry) = entry::at(set.hot[at].load(Relaxed)) else { continue };
+        let conn = conn::at(entry.conn.load(Relaxed));
+        let active = entry.has(E_ACTIVE);
+        if active {
+            entry.set_flag(E_ACTIVE, false);
+        }
+        if entry.has(E_DISABLED) {
+            if !active {
+                cool(set, entry);
+            }
+            continue;
+        }
+        let Some(slot) = conn.slot() else { continue };
+        let want = entry.events.load(Relaxed);
+        let must_tick = ready::must_tick(conn, slot, want);
+        let let_go = !active && !must_tick;
+        if let_go || arm_all {
+            if !entry.has(E_ARMED) || want & WRITE_BITS != 0 || !conn.rx(slot).is_rx_armed() {
+                epoll::arm(entry);
+            }
+            tick |= must_tick;
+            // It may have become ready before it was armed.
+            if let_go && epoll::take_events(entry, true) == 0 {
+                cool(set, entry);
+            }
+        }
+    }
+    tick
+}
+
+/// After a sleep: somebody looks now, and further doorbells would be for nothing.
+pub fn disarm(set: &Set) {
+    // SeqCst: see `epoll::add`.
+    if set.sleepers.load(SeqCst) > 0 {
+        return;
+    }
+    each(set, HOT, |_, entry| {
+        if entry.has(E_ARMED) {
+            epoll::disarm(conn::at(entry.conn.load(Relaxed)), entry);
+        }
+    });
+}
