@@ -260,10 +260,11 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         }
     }
     let Some((seg, map)) = segment::use_peer(found.dmb.segment) else {
-        conn.looks.store(left.saturating_sub(1), Relaxed);
-        if left == 0 {
-            conn.give_up(Reason::NoSegment);
-        } else if let Err(reason) = device.want_segment(found.id) {
+        // The client hands it over at its next call, which may be long in coming: a large send can last
+        // for any number of calls here.
+        conn.reason.store(Reason::NoSegment as u32, Relaxed);
+        conn.looks.store(LOOKS, Relaxed);
+        if let Err(reason) = device.want_segment(found.id) {
             conn.give_up(reason);
         }
         return;
