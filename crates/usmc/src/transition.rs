@@ -20,7 +20,7 @@ use crate::{config, kernel, log, observer, segment, sys};
 const LOOKS: u32 = 64;
 
 /// The record's tuple.
-fn stored_tuple(conn: &Conn) -> [u64; 6] {
+pub fn stored_tuple(conn: &Conn) -> [u64; 6] {
     core::array::from_fn(|i| conn.tuple[i].load(Relaxed))
 }
 
@@ -134,21 +134,6 @@ pub fn look(index: u32, tuple: &Tuple) {
     conn.looks.store(LOOKS, Relaxed);
     conn.reason.store(Reason::NoOffer as u32, Relaxed);
     conn.set_phase(LOOKING);
-}
-
-/// The socket is being handed to another process (SCM_RIGHTS), which could not know of a ring: what is
-/// undecided stays TCP.
-pub fn passed_on(index: u32) {
-    let conn = conn::at(index);
-    match conn.phase() {
-        LOOKING => conn.give_up(Reason::Adopted),
-        OFFERED => take_back(conn, Reason::Adopted),
-        ATTACHED | RING => log::warn(format_args!(
-            "a connection already in shared memory was passed to another process; only this process \
-             and its forked children can use it"
-        )),
-        _ => {}
-    }
 }
 
 /// One step of the handshake, where one is due. Costs a few loads; never waits.

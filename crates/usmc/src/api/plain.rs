@@ -6,7 +6,7 @@ use libc::pid_t;
 
 use super::after;
 use crate::real;
-use crate::socket::control;
+use crate::socket::{control, passed};
 
 pub use crate::real::{
     _Fork, bind, copy_file_range, daemon, fdopen, getpeername, getsockname, preadv, pwritev,
@@ -53,6 +53,17 @@ made! {
     fanotify_init(flags: c_uint, event_flags: c_uint);
     /// pidfd_open(2)
     pidfd_open(pid: pid_t, flags: c_uint);
-    /// pidfd_getfd(2). The fd may be a socket of a connection; nobody has adopted it yet.
-    pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint);
+}
+
+/// pidfd_getfd(2). The socket may be one of our own.
+///
+/// # Safety
+/// As the function itself.
+pub unsafe fn pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int {
+    // SAFETY: the caller's contract.
+    after(unsafe { real::pidfd_getfd(pidfd, fd, flags) }, |&fd| {
+        if fd >= 0 {
+            passed::arrived(fd, true);
+        }
+    })
 }
