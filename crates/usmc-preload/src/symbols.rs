@@ -117,11 +117,15 @@ interpose! {
     dup2(old: c_int, new: c_int) -> c_int = dup2: dup2;
     __dup2(old: c_int, new: c_int) -> c_int = dup2;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int = dup3: dup3;
-    fork() -> pid_t = fork: fork;
-    __fork() -> pid_t = fork;
-    _Fork() -> pid_t = _Fork;
+    __register_atfork(prepare: *mut c_void, parent: *mut c_void, child: *mut c_void,
+        library: *mut c_void) -> c_int = register_atfork;
+    _Fork() -> pid_t = fork_without_handlers;
     vfork() -> pid_t = vfork;
     __vfork() -> pid_t = vfork;
+    clone(start: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void; parent_tid: c_ulong,
+        tls: c_ulong, child_tid: c_ulong) -> c_int = clone;
+    __clone(start: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void; parent_tid: c_ulong,
+        tls: c_ulong, child_tid: c_ulong) -> c_int = clone;
     daemon(nochdir: c_int, noclose: c_int) -> c_int = daemon: daemon;
 
     sigaction(signal: c_int, new: *const Sigaction, old: *mut Sigaction) -> c_int = sigaction: sigaction;
@@ -194,8 +198,6 @@ fn needs_no_mode(flags: c_int) -> bool {
 
 #[cfg(target_arch = "x86_64")]
 jump! {
-    clone(start: *mut c_void, stack: *mut c_void, flags: c_int) = before_clone then clone;
-    __clone(start: *mut c_void, stack: *mut c_void, flags: c_int) = before_clone then clone;
     dprintf(fd: c_int) = before_printf then dprintf;
     vdprintf(fd: c_int) = before_printf then vdprintf;
     __dprintf_chk(fd: c_int) = before_printf then __dprintf_chk;

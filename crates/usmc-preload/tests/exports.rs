@@ -55,7 +55,8 @@ const ABSENT: &[(&str, &str)] = &[
     ("posix_spawn", "its child shares our memory until exec and runs libc's code only"),
     ("system", "as posix_spawn"),
     ("popen", "as posix_spawn; the pipe's fd is fresh"),
-    ("forkpty", "libc's fork inside; its children exec"),
+    ("fork", "libc tells of it through pthread_atfork, wherever in libc it is called"),
+    ("forkpty", "as fork"),
     ("execve", "a socket that crosses exec is adopted by the new program"),
 ];
 

@@ -39,6 +39,8 @@ pub const F_NONBLOCK: u32 = 4;
 pub const F_TUNED: u32 = 8;
 /// Flag: the connection must not leave TCP (an option needs the kernel to see the bytes).
 pub const F_KERNEL_ONLY: u32 = 16;
+/// Flag: a fork is going on, and the child's hold is counted.
+pub const F_FORKED: u32 = 32;
 
 /// The record.
 #[repr(C, align(128))]
@@ -282,6 +284,8 @@ pub fn alloc() -> Option<u32> {
         let next = at(index - 1).next_free.load(Relaxed);
         let new = (head >> 32).wrapping_add(1) << 32 | next as u64;
         if FREE.compare_exchange(head, new, AcqRel, Relaxed).is_ok() {
+            // A fork may have marked it while it was being freed.
+            at(index - 1).flags.store(0, Relaxed);
             return Some(index - 1);
         }
     }
@@ -329,11 +333,17 @@ pub fn free(index: u32) {
 
 /// Calls `each` for every record in use.
 pub fn for_each(mut each: impl FnMut(u32, &'static Conn)) {
-    let high = (NEXT.load(Relaxed) as usize).min(CONNS);
-    for index in 0..high as u32 {
-        let conn = at(index);
+    for_all(|index, conn| {
         if conn.phase() != 0 {
             each(index, conn);
         }
+    });
+}
+
+/// Calls `each` for every record that was ever in use.
+pub fn for_all(mut each: impl FnMut(u32, &'static Conn)) {
+    let high = (NEXT.load(Relaxed) as usize).min(CONNS);
+    for index in 0..high as u32 {
+        each(index, at(index));
     }
 }

@@ -58,6 +58,7 @@ pub unsafe fn init() {
     let saved = errno();
     real::resolve_all();
     process::refresh();
+    fork::register();
     // SAFETY: the caller's contract.
     unsafe {
         log::init();

@@ -191,7 +191,7 @@ macro_rules! addresses {
     };
 }
 
-addresses! { clone syscall dprintf vdprintf __dprintf_chk __vdprintf_chk }
+addresses! { syscall dprintf vdprintf __dprintf_chk __vdprintf_chk }
 
 real! {
     socket(family: c_int, kind: c_int, protocol: c_int) -> c_int, SYS_socket;
@@ -262,6 +262,10 @@ real! {
     dup2(old: c_int, new: c_int) -> c_int, ENOSYS;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int, SYS_dup3;
     fork() -> pid_t, ENOSYS;
+    __register_atfork(prepare: *mut c_void, parent: *mut c_void, child: *mut c_void,
+        library: *mut c_void) -> c_int, ENOSYS;
+    clone(start: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent_tid: c_ulong,
+        tls: c_ulong, child_tid: c_ulong) -> c_int, ENOSYS;
     _Fork() -> pid_t, ENOSYS;
     daemon(nochdir: c_int, noclose: c_int) -> c_int, ENOSYS;
     fdopen(fd: c_int, mode: *const c_char) -> *mut FILE, ENOSYS;

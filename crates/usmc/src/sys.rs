@@ -315,6 +315,29 @@ pub fn nofile_limit() -> u64 {
     lim.rlim_cur
 }
 
+/// Blocks signals and returns the mask there was. Not those that a fault raises, nor libc's own two.
+pub fn block_signals() -> u64 {
+    let spared = [
+        libc::SIGILL,
+        libc::SIGTRAP,
+        libc::SIGBUS,
+        libc::SIGFPE,
+        libc::SIGSEGV,
+        libc::SIGSYS,
+        32,
+        33,
+    ];
+    let all = spared.iter().fold(!0u64, |set, signal| set & !(1 << (signal - 1)));
+    let mut old = 0u64;
+    let _ = call!(SYS_rt_sigprocmask, libc::SIG_BLOCK, &raw const all, &raw mut old, 8);
+    old
+}
+
+/// Sets the signal mask.
+pub fn set_signals(mask: u64) {
+    let _ = call!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, 0, 8);
+}
+
 /// Zeroed memory shared with children.
 pub fn mmap_family(len: usize) -> Result<*mut u8, Errno> {
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

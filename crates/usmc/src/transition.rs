@@ -140,7 +140,7 @@ pub fn look(index: u32, tuple: &Tuple) {
 pub fn progress(fd: i32, index: u32) {
     let conn = conn::at(index);
     // Somebody else is at it, or we interrupted ourselves in a signal handler: the next call goes on.
-    let Some(_held) = conn.step_lock.try_enter() else { return };
+    let Some(held) = conn.step_lock.try_enter() else { return };
     let before = conn.phase();
     match before {
         OFFERED => step_client(fd, conn),
@@ -154,6 +154,8 @@ pub fn progress(fd: i32, index: u32) {
     }
     if now != before {
         observer::changed(fd, index);
+        // Takes the sets' locks, which others hold while they begin a step.
+        drop(held);
         crate::poll::epoll::phase_changed(index);
     }
 }

@@ -6,12 +6,14 @@
 mod bytes;
 mod fds;
 mod plain;
+mod processes;
 mod sockets;
 mod waits;
 
 pub use bytes::*;
 pub use fds::*;
 pub use plain::*;
+pub use processes::*;
 pub use sockets::*;
 pub use waits::*;
 

@@ -9,15 +9,9 @@ use crate::real;
 use crate::socket::{control, passed};
 
 pub use crate::real::{
-    _Fork, bind, copy_file_range, daemon, fdopen, getpeername, getsockname, preadv, pwritev,
-    sigaction, siginterrupt, signal, sockatmark, sysv_signal, tee, vmsplice,
+    bind, copy_file_range, fdopen, getpeername, getsockname, preadv, pwritev, sigaction,
+    siginterrupt, signal, sockatmark, sysv_signal, tee, vmsplice,
 };
-
-/// Called before clone(3) itself is jumped to: it has a stack of its own and arguments without number.
-///
-/// # Safety
-/// Called with what clone(3) was given.
-pub unsafe fn before_clone(_start: *mut c_void, _stack: *mut c_void, _flags: c_int) {}
 
 /// Called before dprintf(3) and its family write to `fd` from inside libc, where no preload sees it.
 ///

@@ -1,0 +1,150 @@
+//! The calls that make processes. libc's fork(3) tells us by itself ([`crate::fork::register`]), wherever it is
+//! called from.
+
+use core::ffi::{c_int, c_long, c_ulong, c_void};
+use libc::pid_t;
+
+use super::after;
+use crate::socket::control;
+use crate::{fork as forking, process, real, table};
+
+/// What pthread_atfork(3) calls: our own handlers have to be there before anybody's.
+///
+/// # Safety
+/// As the function itself.
+pub unsafe fn register_atfork(
+    prepare: *mut c_void,
+    parent: *mut c_void,
+    child: *mut c_void,
+    library: *mut c_void,
+) -> c_int {
+    forking::register();
+    // SAFETY: the caller's contract.
+    unsafe { real::__register_atfork(prepare, parent, child, library) }
+}
+
+/// _Fork(3): fork that calls no handler of pthread_atfork(3)
+pub unsafe fn fork_without_handlers() -> pid_t {
+    // SAFETY: no pointers.
+    forking::around(|| unsafe { real::_Fork() })
+}
+
+/// vfork(2): as fork, and the parent waits until the child has executed or ended, as programs rely on.
+/// The child's memory is its own, which POSIX allows.
+pub unsafe fn vfork() -> pid_t {
+    let mut ends = [-1 as c_int; 2];
+    // SAFETY: two ints.
+    let piped = unsafe { real::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } == 0;
+    // SAFETY: no pointers.
+    let pid = unsafe { real::fork() };
+    if !piped {
+        return pid;
+    }
+    if pid == 0 {
+        crate::sys::close(ends[0]);
+        // The write end stays until exec or exit, out of the way of the numbers the child arranges.
+        let _ = table::keep_fd(ends[1]);
+        return 0;
+    }
+    after(pid, |&pid| {
+        crate::sys::close(ends[1]);
+        if pid > 0 {
+            let mut byte = 0u8;
+            // SAFETY: one writable byte.
+            while unsafe { crate::sys::read(ends[0], (&raw mut byte).cast(), 1) }
+                == Err(libc::EINTR)
+            {}
+        }
+        crate::sys::close(ends[0]);
+    })
+}
+
+/// Where the child of a clone(3) begins.
+struct Start {
+    function: extern "C" fn(*mut c_void) -> c_int,
+    arg: *mut c_void,
+}
+
+extern "C" fn started(start: *mut c_void) -> c_int {
+    forking::cloned();
+    // SAFETY: `clone` below passed a `Start` in its frame, of which the child has a copy of its own.
+    let start = unsafe { &*start.cast::<Start>() };
+    (start.function)(start.arg)
+}
+
+/// clone(2), libc's function, with a stack for the child.
+pub unsafe fn clone(
+    function: *mut c_void,
+    stack: *mut c_void,
+    flags: c_int,
+    arg: *mut c_void,
+    parent_tid: c_ulong,
+    tls: c_ulong,
+    child_tid: c_ulong,
+) -> c_int {
+    if flags & libc::CLONE_VM != 0
+        || function.is_null()
+        || stack.is_null()
+        || process::is_foreign_child()
+    {
+        // A thread, or nothing at all.
+        // SAFETY: the caller's contract.
+        return unsafe { real::clone(function, stack, flags, arg, parent_tid, tls, child_tid) };
+    }
+    // SAFETY: the caller's contract.
+    let function = unsafe {
+        core::mem::transmute::<*mut c_void, extern "C" fn(*mut c_void) -> c_int>(function)
+    };
+    let mut start = Start { function, arg };
+    forking::around(|| {
+        let (started, start) = (started as *mut c_void, (&raw mut start).cast());
+        // SAFETY: the caller's contract; the child copies this frame with all memory.
+        unsafe { real::clone(started, stack, flags, start, parent_tid, tls, child_tid) }
+    })
+}
+
+/// Whether a system call makes a process with a memory of its own that goes on where its parent is.
+///
+/// # Safety
+/// The arguments are those of system call `nr`.
+pub unsafe fn is_fork(nr: c_long, a: c_long, b: c_long) -> bool {
+    const SMALLEST_CLONE_ARGS: c_long = 64;
+    let (flags, stack) = match nr {
+        libc::SYS_clone => (a as u64, b as u64),
+        libc::SYS_clone3 if a as usize >= 4096 && b >= SMALLEST_CLONE_ARGS => {
+            // SAFETY: `struct clone_args` is made of 64-bit words, at least 8 of them by its size.
+            unsafe { (*(a as *const u64), *(a as *const u64).add(5)) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_fork => (0, 0),
+        _ => return false,
+    };
+    flags & libc::CLONE_VM as u64 == 0 && stack == 0
+}
+
+/// A system call for which [`is_fork`] is true.
+///
+/// # Safety
+/// As the system call itself.
+pub unsafe fn fork_by_number(
+    nr: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+) -> c_long {
+    // SAFETY: the caller's contract.
+    forking::around(|| unsafe { real::syscall(nr, a, b, c, d, e, 0) } as pid_t).into()
+}
+
+/// daemon(3)
+pub unsafe fn daemon(nochdir: c_int, noclose: c_int) -> c_int {
+    // SAFETY: no pointers.
+    after(unsafe { real::daemon(nochdir, noclose) }, |&done| {
+        if done == 0 && noclose == 0 {
+            // Overwritten inside libc.
+            (0..=2).for_each(control::fresh);
+        }
+    })
+}
