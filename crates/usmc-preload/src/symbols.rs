@@ -16,7 +16,7 @@ use libc::{timespec, timeval};
 use crate::by_number::export as syscall;
 use crate::interpose::{fortified, interpose};
 #[cfg(target_arch = "x86_64")]
-use crate::jump::jump;
+use crate::variadic::variadic;
 
 interpose! {
     socket(family: c_int, kind: c_int, protocol: c_int) -> c_int = socket: socket;
@@ -87,6 +87,15 @@ interpose! {
         flags: c_uint) -> ssize_t = copy_file_range: copy_file_range;
     fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = fdopen: fdopen;
     _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = fdopen;
+    fclose(stream: *mut FILE) -> c_int = fclose: fclose;
+    _IO_fclose(stream: *mut FILE) -> c_int = fclose;
+    freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE
+        = freopen: freopen;
+    freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE
+        = freopen64: freopen64;
+    vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int = vdprintf;
+    __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int
+        = vdprintf_chk;
 
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = poll: poll;
     __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = poll;
@@ -197,11 +206,9 @@ fn needs_no_mode(flags: c_int) -> bool {
 }
 
 #[cfg(target_arch = "x86_64")]
-jump! {
-    dprintf(fd: c_int) = before_printf then dprintf;
-    vdprintf(fd: c_int) = before_printf then vdprintf;
-    __dprintf_chk(fd: c_int) = before_printf then __dprintf_chk;
-    __vdprintf_chk(fd: c_int) = before_printf then __vdprintf_chk;
+variadic! {
+    dprintf(fd: c_int, format: *const c_char; ...) -> c_int = vdprintf;
+    __dprintf_chk(fd: c_int, flag: c_int, format: *const c_char; ...) -> c_int = vdprintf_chk;
 }
 
 syscall! { syscall; }

@@ -25,13 +25,13 @@ mod interpose {
     pub(crate) use {fortified, interpose};
 }
 
-mod jump {
-    macro_rules! jump {
-        ($($name:ident($($args:tt)*) = $hook:ident then $function:ident;)*) => {
-            pub const JUMPED: &[&str] = &[$(stringify!($name)),*];
+mod variadic {
+    macro_rules! variadic {
+        ($($name:ident($($args:tt)*) -> $ret:ty = $function:ident;)*) => {
+            pub const VARIADIC: &[&str] = &[$(stringify!($name)),*];
         };
     }
-    pub(crate) use jump;
+    pub(crate) use variadic;
 }
 
 mod by_number {
@@ -63,7 +63,7 @@ const ABSENT: &[(&str, &str)] = &[
 fn table() -> BTreeSet<&'static str> {
     let mut names = [symbols::INTERPOSED, symbols::FORTIFIED, symbols::BY_NUMBER].concat();
     #[cfg(target_arch = "x86_64")]
-    names.extend(symbols::JUMPED);
+    names.extend(symbols::VARIADIC);
     let count = names.len();
     let set: BTreeSet<_> = names.into_iter().collect();
     assert_eq!(set.len(), count, "a symbol has two lines");

@@ -14,14 +14,14 @@
 use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use usmc_shm::sync::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::conn::{
     self, ATTACHED, Conn, F_FORKED, F_NONBLOCK, F_SHARED, LISTEN, LOOKING, OFFERED, RING,
 };
 use crate::reason::Reason;
 use crate::socket::close;
-use crate::{device, errno, kernel, observer, poll, process, real, segment, set_errno, sys};
+use crate::{api, device, errno, kernel, observer, poll, process, real, segment, set_errno, sys};
 
 const CELLS: usize = 1 << 16;
 static CELL_BASE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
@@ -60,6 +60,8 @@ static FORKING: AtomicU64 = AtomicU64::new(0);
 static MASK: AtomicU64 = AtomicU64::new(0);
 /// Its errno, where libc calls us.
 static ERRNO: AtomicI32 = AtomicI32::new(0);
+/// Whether it holds the lock of libc's streams.
+static STREAMS: AtomicBool = AtomicBool::new(false);
 
 /// Before a process is made, after the application's own handlers of pthread_atfork(3). Signals are blocked
 /// until [`parent`] or [`child`], for a handler would meet locks that its own thread holds.
@@ -209,7 +211,14 @@ pub fn register() {
 extern "C" fn on_prepare() {
     if !process::is_foreign_child() {
         let saved = errno();
+        // libc takes this next, and another thread that has it may be writing to a stream of ours.
+        let streams = api::has_streams();
+        if streams {
+            // SAFETY: no arguments; a lock that counts.
+            unsafe { real::_IO_list_lock() };
+        }
         prepare();
+        STREAMS.store(streams, Relaxed);
         ERRNO.store(saved, Relaxed);
         // libc does not tell whether it failed, but sets errno then.
         set_errno(0);
@@ -219,7 +228,12 @@ extern "C" fn on_prepare() {
 extern "C" fn on_parent() {
     if is_prepared() {
         let (code, saved) = (errno(), ERRNO.load(Relaxed));
+        let streams = STREAMS.load(Relaxed);
         parent(code != 0);
+        if streams {
+            // SAFETY: this thread locked it in `on_prepare`.
+            unsafe { real::_IO_list_unlock() };
+        }
         set_errno(if code != 0 { code } else { saved });
     }
 }
@@ -228,6 +242,10 @@ extern "C" fn on_child() {
     if is_prepared() {
         let saved = ERRNO.load(Relaxed);
         child();
+        if STREAMS.load(Relaxed) {
+            // SAFETY: nobody else exists here who could have it.
+            unsafe { real::_IO_list_resetlock() };
+        }
         set_errno(saved);
     }
 }

@@ -8,6 +8,7 @@ mod fds;
 mod plain;
 mod processes;
 mod sockets;
+mod stdio;
 mod waits;
 
 pub use bytes::*;
@@ -15,6 +16,7 @@ pub use fds::*;
 pub use plain::*;
 pub use processes::*;
 pub use sockets::*;
+pub use stdio::*;
 pub use waits::*;
 
 use core::ffi::c_int;

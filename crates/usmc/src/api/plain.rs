@@ -9,15 +9,9 @@ use crate::real;
 use crate::socket::{control, passed};
 
 pub use crate::real::{
-    bind, copy_file_range, fdopen, getpeername, getsockname, preadv, pwritev, sigaction,
-    siginterrupt, signal, sockatmark, sysv_signal, tee, vmsplice,
+    bind, copy_file_range, getpeername, getsockname, preadv, pwritev, sigaction, siginterrupt,
+    signal, sockatmark, sysv_signal, tee, vmsplice,
 };
-
-/// Called before dprintf(3) and its family write to `fd` from inside libc, where no preload sees it.
-///
-/// # Safety
-/// Called with what the function was given.
-pub unsafe fn before_printf(_fd: c_int) {}
 
 macro_rules! made {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => { $(
