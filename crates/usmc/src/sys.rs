@@ -92,6 +92,16 @@ pub fn mkdir(path: &CStr, mode: u32) -> Result<(), Errno> {
     call!(SYS_mkdirat, libc::AT_FDCWD, path.as_ptr(), mode).map(drop)
 }
 
+/// fchmod(2).
+pub fn fchmod(fd: c_int, mode: u32) -> Result<(), Errno> {
+    call!(SYS_fchmod, fd, mode).map(drop)
+}
+
+/// chmod(2). Follows symbolic links.
+pub fn chmod(path: &CStr, mode: u32) -> Result<(), Errno> {
+    call!(SYS_fchmodat, libc::AT_FDCWD, path.as_ptr(), mode).map(drop)
+}
+
 /// unlink(2).
 pub fn unlink(path: &CStr) -> Result<(), Errno> {
     call!(SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0).map(drop)
