@@ -138,6 +138,12 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_pidfd_open => api::pidfd_open(a as _, b as _) as c_long,
             libc::SYS_pidfd_getfd => api::pidfd_getfd(fd, b as _, c as _) as c_long,
 
+            libc::SYS_execve => api::execve(a as _, b as _, c as _) as c_long,
+            libc::SYS_execveat => api::execveat(fd, b as _, c as _, d as _, e as _) as c_long,
+            libc::SYS_exit_group => {
+                api::exit_now(fd);
+                0
+            }
             _ if api::is_fork(nr, a, b) => api::fork_by_number(nr, a, b, c, d, e),
 
             #[cfg(target_arch = "x86_64")]

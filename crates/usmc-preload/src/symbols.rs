@@ -136,6 +136,18 @@ interpose! {
     __clone(start: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void; parent_tid: c_ulong,
         tls: c_ulong, child_tid: c_ulong) -> c_int = clone;
     daemon(nochdir: c_int, noclose: c_int) -> c_int = daemon: daemon;
+    _exit(status: c_int) = exit_now;
+    _Exit(status: c_int) = exit_now;
+    execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int
+        = execve: execve;
+    execv(path: *const c_char, argv: *const *const c_char) -> c_int = execv: execv;
+    execvp(file: *const c_char, argv: *const *const c_char) -> c_int = execvp: execvp;
+    execvpe(file: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int
+        = execvpe: execvpe;
+    fexecve(fd: c_int, argv: *const *const c_char, env: *const *const c_char) -> c_int
+        = fexecve: fexecve;
+    execveat(dir: c_int, path: *const c_char, argv: *const *const c_char, env: *const *const c_char,
+        flags: c_int) -> c_int = execveat;
 
     sigaction(signal: c_int, new: *const Sigaction, old: *mut Sigaction) -> c_int = sigaction: sigaction;
     __sigaction(signal: c_int, new: *const Sigaction, old: *mut Sigaction) -> c_int = sigaction;
@@ -207,6 +219,9 @@ fn needs_no_mode(flags: c_int) -> bool {
 
 #[cfg(target_arch = "x86_64")]
 variadic! {
+    execl(path: *const c_char; ...) -> c_int = execl;
+    execlp(file: *const c_char; ...) -> c_int = execlp;
+    execle(path: *const c_char; ...) -> c_int = execle;
     dprintf(fd: c_int, format: *const c_char; ...) -> c_int = vdprintf;
     __dprintf_chk(fd: c_int, flag: c_int, format: *const c_char; ...) -> c_int = vdprintf_chk;
 }

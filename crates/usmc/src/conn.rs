@@ -41,6 +41,8 @@ pub const F_TUNED: u32 = 8;
 pub const F_KERNEL_ONLY: u32 = 16;
 /// Flag: a fork is going on, and the child's hold is counted.
 pub const F_FORKED: u32 = 32;
+/// Flag: not counted as a holder while an exec is tried.
+pub const F_DOWN: u32 = 64;
 
 /// The record.
 #[repr(C, align(128))]

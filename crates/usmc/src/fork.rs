@@ -21,7 +21,9 @@ use crate::conn::{
 };
 use crate::reason::Reason;
 use crate::socket::close;
-use crate::{api, device, errno, kernel, observer, poll, process, real, segment, set_errno, sys};
+use crate::{
+    api, device, errno, holds, kernel, observer, poll, process, real, segment, set_errno, sys,
+};
 
 const CELLS: usize = 1 << 16;
 static CELL_BASE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
@@ -34,6 +36,11 @@ fn cell(number: u32) -> Option<&'static AtomicU32> {
     }
     // SAFETY: numbers come from `new_cell`: 1..=CELLS; the mapping is never removed.
     Some(unsafe { &*base.add(number as usize - 1) })
+}
+
+/// The cell of a connection, if it has one.
+pub fn cell_of(conn: &Conn) -> Option<&'static AtomicU32> {
+    cell(conn.cell.load(Relaxed))
 }
 
 /// A zero cell, or `None` when none is left.
@@ -208,6 +215,17 @@ pub fn register() {
     }
 }
 
+/// The thread whose fork ends the parent.
+static ENDING: AtomicU64 = AtomicU64::new(0);
+
+/// Runs `daemon`, which is daemon(3) or the like: its fork leaves nothing but the child.
+pub fn parent_ends(daemon: impl FnOnce() -> i32) -> i32 {
+    ENDING.store(process::thread(), Relaxed);
+    let done = daemon();
+    ENDING.store(0, Relaxed);
+    done
+}
+
 extern "C" fn on_prepare() {
     if !process::is_foreign_child() {
         let saved = errno();
@@ -233,6 +251,9 @@ extern "C" fn on_parent() {
         if streams {
             // SAFETY: this thread locked it in `on_prepare`.
             unsafe { real::_IO_list_unlock() };
+        }
+        if code == 0 && ENDING.load(Relaxed) == process::thread() {
+            holds::end();
         }
         set_errno(if code != 0 { code } else { saved });
     }

@@ -269,6 +269,15 @@ real! {
     clone(start: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent_tid: c_ulong,
         tls: c_ulong, child_tid: c_ulong) -> c_int, ENOSYS;
     _Fork() -> pid_t, ENOSYS;
+    execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int, SYS_execve;
+    execv(path: *const c_char, argv: *const *const c_char) -> c_int, ENOSYS;
+    execvp(file: *const c_char, argv: *const *const c_char) -> c_int, ENOSYS;
+    execvpe(file: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int, ENOSYS;
+    fexecve(fd: c_int, argv: *const *const c_char, env: *const *const c_char) -> c_int, ENOSYS;
+    execveat(dir: c_int, path: *const c_char, argv: *const *const c_char, env: *const *const c_char,
+        flags: c_int) -> c_int, SYS_execveat;
+    // Does not return.
+    _exit(status: c_int) -> c_int, SYS_exit_group;
     daemon(nochdir: c_int, noclose: c_int) -> c_int, ENOSYS;
     fdopen(fd: c_int, mode: *const c_char) -> *mut FILE, ENOSYS;
     fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE, ENOSYS;

@@ -92,6 +92,11 @@ pub fn mkdir(path: &CStr, mode: u32) -> Result<(), Errno> {
     call!(SYS_mkdirat, libc::AT_FDCWD, path.as_ptr(), mode).map(drop)
 }
 
+/// access(2) X_OK.
+pub fn is_executable(path: &CStr) -> bool {
+    call!(SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::X_OK).is_ok()
+}
+
 /// fchmod(2).
 pub fn fchmod(fd: c_int, mode: u32) -> Result<(), Errno> {
     call!(SYS_fchmod, fd, mode).map(drop)

@@ -1,12 +1,12 @@
 //! The calls that make processes. libc's fork(3) tells us by itself ([`crate::fork::register`]), wherever it is
 //! called from.
 
-use core::ffi::{c_int, c_long, c_ulong, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
 use libc::pid_t;
 
 use super::after;
 use crate::socket::control;
-use crate::{fork as forking, process, real, table};
+use crate::{errno, fork as forking, holds, process, real, set_errno, sys, table};
 
 /// What pthread_atfork(3) calls: our own handlers have to be there before anybody's.
 ///
@@ -141,10 +141,164 @@ pub unsafe fn fork_by_number(
 /// daemon(3)
 pub unsafe fn daemon(nochdir: c_int, noclose: c_int) -> c_int {
     // SAFETY: no pointers.
-    after(unsafe { real::daemon(nochdir, noclose) }, |&done| {
+    let done = forking::parent_ends(|| unsafe { real::daemon(nochdir, noclose) });
+    after(done, |&done| {
         if done == 0 && noclose == 0 {
             // Overwritten inside libc.
             (0..=2).for_each(control::fresh);
         }
     })
+}
+
+/// _exit(2)
+pub unsafe fn exit_now(status: c_int) {
+    holds::end();
+    // SAFETY: no pointers.
+    unsafe { real::_exit(status) };
+}
+
+/// Runs a call that returns only when it fails.
+fn exec(call: impl FnOnce() -> c_int) -> c_int {
+    let saved = errno();
+    holds::before_exec();
+    set_errno(saved);
+    after(call(), |_| holds::after_failed_exec())
+}
+
+/// Whether there is a program of that name: a search along a path fails often.
+///
+/// # Safety
+/// A string, or null.
+unsafe fn is_program(path: *const c_char) -> bool {
+    // SAFETY: the caller's contract.
+    !path.is_null() && sys::is_executable(unsafe { CStr::from_ptr(path) })
+}
+
+type Strings = *const *const c_char;
+
+/// execve(2)
+pub unsafe fn execve(path: *const c_char, argv: Strings, env: Strings) -> c_int {
+    // SAFETY: the caller's contract, also below.
+    let call = || unsafe { real::execve(path, argv, env) };
+    // SAFETY: as above.
+    if unsafe { is_program(path) } { exec(call) } else { call() }
+}
+
+/// execv(3)
+pub unsafe fn execv(path: *const c_char, argv: Strings) -> c_int {
+    // SAFETY: the caller's contract, also below.
+    let call = || unsafe { real::execv(path, argv) };
+    // SAFETY: as above.
+    if unsafe { is_program(path) } { exec(call) } else { call() }
+}
+
+/// execvp(3)
+pub unsafe fn execvp(file: *const c_char, argv: Strings) -> c_int {
+    // SAFETY: the caller's contract.
+    exec(|| unsafe { real::execvp(file, argv) })
+}
+
+/// execvpe(3)
+pub unsafe fn execvpe(file: *const c_char, argv: Strings, env: Strings) -> c_int {
+    // SAFETY: the caller's contract.
+    exec(|| unsafe { real::execvpe(file, argv, env) })
+}
+
+/// fexecve(3)
+pub unsafe fn fexecve(fd: c_int, argv: Strings, env: Strings) -> c_int {
+    // SAFETY: the caller's contract.
+    exec(|| unsafe { real::fexecve(fd, argv, env) })
+}
+
+/// execveat(2)
+pub unsafe fn execveat(
+    dir: c_int,
+    path: *const c_char,
+    argv: Strings,
+    env: Strings,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    exec(|| unsafe { real::execveat(dir, path, argv, env, flags) })
+}
+
+/// A `va_list` (System V ABI, x86-64, 3.5.7) of which pointers are taken.
+#[cfg(target_arch = "x86_64")]
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Arguments {
+    integers_at: u32,
+    vectors_at: u32,
+    on_stack: *const *const c_char,
+    registers: *const u8,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Arguments {
+    /// # Safety
+    /// There is a further argument, and it is a pointer.
+    unsafe fn next(&mut self) -> *const c_char {
+        // SAFETY: six registers are saved in words, the rest lies on the stack.
+        unsafe {
+            if self.integers_at < 48 {
+                let at = self.registers.add(self.integers_at as usize);
+                self.integers_at += 8;
+                *at.cast::<*const c_char>()
+            } else {
+                let value = *self.on_stack;
+                self.on_stack = self.on_stack.add(1);
+                value
+            }
+        }
+    }
+}
+
+/// Gathers the arguments of execl(3) up to the null pointer for `call`, which also gets those behind it.
+///
+/// # Safety
+/// `list` is a `va_list` that contains a null pointer.
+#[cfg(target_arch = "x86_64")]
+unsafe fn gather(list: *mut c_void, call: impl FnOnce(Strings, &mut Arguments) -> c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    let mut list = unsafe { *list.cast::<Arguments>() };
+    let mut ahead = list;
+    let mut count = 1;
+    // SAFETY: a null pointer comes.
+    while !unsafe { ahead.next() }.is_null() {
+        count += 1;
+    }
+    // Not on the stack, which may be small, nor by malloc: this is called after fork.
+    let argv = match sys::mmap_private(core::ptr::null_mut(), count * size_of::<Strings>()) {
+        Ok(at) => at.cast::<*const c_char>(),
+        Err(code) => return super::fail(code),
+    };
+    for i in 0..count {
+        // SAFETY: `count` places, and as many arguments, the null pointer included.
+        unsafe { argv.add(i).write(list.next()) };
+    }
+    after(call(argv, &mut list), |_| {
+        // SAFETY: mapped above; the call is over.
+        unsafe { sys::munmap(argv.cast(), count * size_of::<Strings>()) }
+    })
+}
+
+/// execl(3)
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn execl(path: *const c_char, list: *mut c_void) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { gather(list, |argv, _| execv(path, argv)) }
+}
+
+/// execlp(3)
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn execlp(file: *const c_char, list: *mut c_void) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { gather(list, |argv, _| execvp(file, argv)) }
+}
+
+/// execle(3)
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn execle(path: *const c_char, list: *mut c_void) -> c_int {
+    // SAFETY: the caller's contract: the environment comes last.
+    unsafe { gather(list, |argv, rest| execve(path, argv, rest.next().cast())) }
 }
