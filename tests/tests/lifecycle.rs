@@ -1,5 +1,8 @@
 //! Tests about whole processes: who meets whom, who dies when, what is left, what it costs.
 
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -107,6 +110,54 @@ fn devices_that_differ_mean_tcp() {
     server.succeed();
     elsewhere.finish();
     fixture.finish();
+}
+
+#[test]
+fn users_of_a_group_share_its_directory_whatever_their_umask() {
+    let fixture = Fixture::new("two users");
+    if is_plain() || !is_root() {
+        return;
+    }
+    let dir = fixture.ism_dir();
+    std::os::unix::fs::chown(dir, None, Some(65534)).expect("chgrp");
+    std::fs::set_permissions(dir, Permissions::from_mode(0o2770)).expect("chmod");
+    let as_nobody = |program: &Path| {
+        let mut command = fixture.plain("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);
+        command
+    };
+    if !as_nobody(build::usmc()).arg("--version").output().is_ok_and(|o| o.status.success()) {
+        eprintln!("left out: another user cannot run what is built here");
+        return;
+    }
+    // Each of them comes first once, and creates what is missing.
+    for nobody_serves in [true, false] {
+        let run = |nobody: bool, args: &[&str]| {
+            let mut command = as_nobody(build::usmc());
+            command.args(["run", "--"]).arg(build::program("load"));
+            started(
+                &fixture,
+                if nobody { command } else { fixture.command(build::program("load")) },
+                args,
+            )
+        };
+        let (mut server, port) = serve(run(nobody_serves, &["server"]));
+        let mut client = many(run(!nobody_serves, &["many", &port.to_string(), "5"]));
+        let connections = fixture.connections(port);
+        assert_eq!(connections.len(), 10);
+        assert!(connections.iter().all(|c| c.is_smcd()), "{connections:?}");
+        client.succeed();
+        assert_eq!(stats(&mut server)[..3], [5, 0, 0]);
+        server.succeed();
+        for entry in std::fs::read_dir(dir).expect("our directory").flatten() {
+            std::fs::remove_file(entry.path()).expect("removing a file of the device");
+        }
+    }
+    fixture.finish();
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").expect("our process").uid() == 0
 }
 
 #[test]

@@ -138,6 +138,14 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_pidfd_open => api::pidfd_open(a as _, b as _) as c_long,
             libc::SYS_pidfd_getfd => api::pidfd_getfd(fd, b as _, c as _) as c_long,
 
+            libc::SYS_execve => api::execve(a as _, b as _, c as _) as c_long,
+            libc::SYS_execveat => api::execveat(fd, b as _, c as _, d as _, e as _) as c_long,
+            libc::SYS_exit_group => {
+                api::exit_now(fd);
+                0
+            }
+            _ if api::is_fork(nr, a, b) => api::fork_by_number(nr, a, b, c, d, e),
+
             #[cfg(target_arch = "x86_64")]
             _ => of_x86(nr, a, b, c, d, e, f),
             #[cfg(not(target_arch = "x86_64"))]
@@ -174,7 +182,6 @@ unsafe fn of_x86(
             libc::SYS_inotify_init => api::inotify_init() as c_long,
             // The child of the real one would return through our frames on its parent's stack.
             libc::SYS_vfork => api::vfork() as c_long,
-            libc::SYS_fork => api::_Fork() as c_long,
             _ => api::syscall(nr, a, b, c, d, e, f),
         }
     }
@@ -188,8 +195,17 @@ macro_rules! export {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
-            extern "C" fn hook() -> *const core::ffi::c_void {
-                usmc::real::address::syscall()
+            unsafe extern "C" fn hook(
+                nr: core::ffi::c_long,
+                a: core::ffi::c_long,
+                b: core::ffi::c_long,
+            ) -> *const core::ffi::c_void {
+                // SAFETY: the application calls with the arguments of system call `nr`.
+                if unsafe { usmc::api::is_fork(nr, a, b) } {
+                    $crate::by_number::syscall as *const core::ffi::c_void
+                } else {
+                    usmc::real::address::syscall()
+                }
             }
             core::arch::naked_asm!(
                 "cmp rdi, {clone}

@@ -1,6 +1,5 @@
-//! Functions whose arguments Rust cannot forward (variadic; or, for clone, with another stack): the library
-//! hears of the call, then libc's function is jumped to with every register and the stack as the caller
-//! left them, so that it returns straight to the caller.
+//! A function that must return to its caller without a frame of ours: the library hears of the call, then libc's
+//! function is jumped to with every register and the stack as the caller left them.
 
 /// Calls `{hook}` and jumps to the address it returns, all argument registers restored; al holds the count of
 /// vector arguments of a variadic call. 200 bytes and the return address keep the stack aligned to 16.
@@ -44,21 +43,4 @@ macro_rules! hook_then_jump {
     };
 }
 
-/// `name(first arguments) = hook then function;` exports `name`: `usmc::api::hook` hears the first
-/// arguments, then the next definition of `function` runs.
-macro_rules! jump {
-    ($($name:ident($($arg:ident: $ty:ty),*) = $hook:ident then $function:ident;)*) => { $(
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        unsafe extern "C" fn $name() {
-            unsafe extern "C" fn hook($($arg: $ty),*) -> *const core::ffi::c_void {
-                // SAFETY: the application calls with the arguments libc's function demands.
-                unsafe { usmc::api::$hook($($arg),*) };
-                usmc::real::address::$function()
-            }
-            core::arch::naked_asm!($crate::jump::hook_then_jump!(), hook = sym hook)
-        }
-    )* };
-}
-
-pub(crate) use {hook_then_jump, jump};
+pub(crate) use hook_then_jump;

@@ -1,7 +1,7 @@
 //! `libusmc_preload.so`: exports libc's symbols and hands each call to `usmc::api`.
 //!
 //! Everything that thinks lives in the `usmc` crate; here are names only ([`symbols`]), the ways a name is
-//! exported ([`interpose`], [`jump`]), calls made by number ([`by_number`]) and the order of start-up
+//! exported ([`interpose`], [`variadic`], [`jump`]), calls made by number ([`by_number`]) and the order of start-up
 //! ([`init`]).
 //!
 //! The shared object links neither std nor libgcc_s: it needs no malloc and no thread-local storage, and
@@ -16,3 +16,5 @@ mod jump;
 #[cfg(panic = "abort")]
 mod panic;
 mod symbols;
+#[cfg(target_arch = "x86_64")]
+mod variadic;

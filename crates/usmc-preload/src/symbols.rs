@@ -16,7 +16,7 @@ use libc::{timespec, timeval};
 use crate::by_number::export as syscall;
 use crate::interpose::{fortified, interpose};
 #[cfg(target_arch = "x86_64")]
-use crate::jump::jump;
+use crate::variadic::variadic;
 
 interpose! {
     socket(family: c_int, kind: c_int, protocol: c_int) -> c_int = socket: socket;
@@ -87,6 +87,15 @@ interpose! {
         flags: c_uint) -> ssize_t = copy_file_range: copy_file_range;
     fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = fdopen: fdopen;
     _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = fdopen;
+    fclose(stream: *mut FILE) -> c_int = fclose: fclose;
+    _IO_fclose(stream: *mut FILE) -> c_int = fclose;
+    freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE
+        = freopen: freopen;
+    freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE
+        = freopen64: freopen64;
+    vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int = vdprintf;
+    __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int
+        = vdprintf_chk;
 
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = poll: poll;
     __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = poll;
@@ -117,12 +126,28 @@ interpose! {
     dup2(old: c_int, new: c_int) -> c_int = dup2: dup2;
     __dup2(old: c_int, new: c_int) -> c_int = dup2;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int = dup3: dup3;
-    fork() -> pid_t = fork: fork;
-    __fork() -> pid_t = fork;
-    _Fork() -> pid_t = _Fork;
+    __register_atfork(prepare: *mut c_void, parent: *mut c_void, child: *mut c_void,
+        library: *mut c_void) -> c_int = register_atfork;
+    _Fork() -> pid_t = fork_without_handlers;
     vfork() -> pid_t = vfork;
     __vfork() -> pid_t = vfork;
+    clone(start: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void; parent_tid: c_ulong,
+        tls: c_ulong, child_tid: c_ulong) -> c_int = clone;
+    __clone(start: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void; parent_tid: c_ulong,
+        tls: c_ulong, child_tid: c_ulong) -> c_int = clone;
     daemon(nochdir: c_int, noclose: c_int) -> c_int = daemon: daemon;
+    _exit(status: c_int) = exit_now;
+    _Exit(status: c_int) = exit_now;
+    execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int
+        = execve: execve;
+    execv(path: *const c_char, argv: *const *const c_char) -> c_int = execv: execv;
+    execvp(file: *const c_char, argv: *const *const c_char) -> c_int = execvp: execvp;
+    execvpe(file: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int
+        = execvpe: execvpe;
+    fexecve(fd: c_int, argv: *const *const c_char, env: *const *const c_char) -> c_int
+        = fexecve: fexecve;
+    execveat(dir: c_int, path: *const c_char, argv: *const *const c_char, env: *const *const c_char,
+        flags: c_int) -> c_int = execveat;
 
     sigaction(signal: c_int, new: *const Sigaction, old: *mut Sigaction) -> c_int = sigaction: sigaction;
     __sigaction(signal: c_int, new: *const Sigaction, old: *mut Sigaction) -> c_int = sigaction;
@@ -193,13 +218,12 @@ fn needs_no_mode(flags: c_int) -> bool {
 }
 
 #[cfg(target_arch = "x86_64")]
-jump! {
-    clone(start: *mut c_void, stack: *mut c_void, flags: c_int) = before_clone then clone;
-    __clone(start: *mut c_void, stack: *mut c_void, flags: c_int) = before_clone then clone;
-    dprintf(fd: c_int) = before_printf then dprintf;
-    vdprintf(fd: c_int) = before_printf then vdprintf;
-    __dprintf_chk(fd: c_int) = before_printf then __dprintf_chk;
-    __vdprintf_chk(fd: c_int) = before_printf then __vdprintf_chk;
+variadic! {
+    execl(path: *const c_char; ...) -> c_int = execl;
+    execlp(file: *const c_char; ...) -> c_int = execlp;
+    execle(path: *const c_char; ...) -> c_int = execle;
+    dprintf(fd: c_int, format: *const c_char; ...) -> c_int = vdprintf;
+    __dprintf_chk(fd: c_int, flag: c_int, format: *const c_char; ...) -> c_int = vdprintf_chk;
 }
 
 syscall! { syscall; }

@@ -39,6 +39,10 @@ pub const F_NONBLOCK: u32 = 4;
 pub const F_TUNED: u32 = 8;
 /// Flag: the connection must not leave TCP (an option needs the kernel to see the bytes).
 pub const F_KERNEL_ONLY: u32 = 16;
+/// Flag: a fork is going on, and the child's hold is counted.
+pub const F_FORKED: u32 = 32;
+/// Flag: not counted as a holder while an exec is tried.
+pub const F_DOWN: u32 = 64;
 
 /// The record.
 #[repr(C, align(128))]
@@ -109,6 +113,10 @@ pub struct Conn {
     pub snd_buf: AtomicU32,
     /// SO_RCVBUF, likewise.
     pub rcv_buf: AtomicU32,
+    /// Uses of the socket that were passed on (SCM_RIGHTS) and have not arrived; `refs` counts them.
+    pub in_flight: AtomicU32,
+    /// SO_COOKIE, once it was passed on; 0 = unknown.
+    pub cookie: AtomicU64,
     /// Cell that counts holders while there is no slot ([`crate::fork`]); 0 = none.
     pub cell: AtomicU32,
     /// An fd found to be a duplicate, for registrations whose own number was closed.
@@ -278,6 +286,8 @@ pub fn alloc() -> Option<u32> {
         let next = at(index - 1).next_free.load(Relaxed);
         let new = (head >> 32).wrapping_add(1) << 32 | next as u64;
         if FREE.compare_exchange(head, new, AcqRel, Relaxed).is_ok() {
+            // A fork may have marked it while it was being freed.
+            at(index - 1).flags.store(0, Relaxed);
             return Some(index - 1);
         }
     }
@@ -309,6 +319,8 @@ pub fn free(index: u32) {
     conn.snd_buf.store(0, Relaxed);
     conn.rcv_buf.store(0, Relaxed);
     conn.cell.store(0, Relaxed);
+    conn.in_flight.store(0, Relaxed);
+    conn.cookie.store(0, Relaxed);
     conn.kernel_seen.store(0, Relaxed);
     conn.set_phase(0);
     loop {
@@ -323,11 +335,17 @@ pub fn free(index: u32) {
 
 /// Calls `each` for every record in use.
 pub fn for_each(mut each: impl FnMut(u32, &'static Conn)) {
-    let high = (NEXT.load(Relaxed) as usize).min(CONNS);
-    for index in 0..high as u32 {
-        let conn = at(index);
+    for_all(|index, conn| {
         if conn.phase() != 0 {
             each(index, conn);
         }
+    });
+}
+
+/// Calls `each` for every record that was ever in use.
+pub fn for_all(mut each: impl FnMut(u32, &'static Conn)) {
+    let high = (NEXT.load(Relaxed) as usize).min(CONNS);
+    for index in 0..high as u32 {
+        each(index, at(index));
     }
 }

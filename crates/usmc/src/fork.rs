@@ -4,18 +4,26 @@
 //! counts one more holder, and records are marked as shared: from then on the slot's own locks are used
 //! and the kernel is asked for flags that the other process may have changed.
 //!
+//! libc tells us of its forks through pthread_atfork(3) ([`register`]); makers of processes that it does not
+//! tell of are wrapped ([`around`]).
+//!
 //! A connection that still looks for its offer has no slot in which processes could agree. A cell in
 //! memory shared with the child counts its holders; only a sole holder attaches. (A fork server's parent
 //! closes its copy at once.)
 
+use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use usmc_shm::sync::{AtomicPtr, AtomicU32};
+use usmc_shm::sync::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
-use crate::conn::{self, ATTACHED, Conn, F_NONBLOCK, F_SHARED, LISTEN, LOOKING, OFFERED, RING};
+use crate::conn::{
+    self, ATTACHED, Conn, F_FORKED, F_NONBLOCK, F_SHARED, LISTEN, LOOKING, OFFERED, RING,
+};
 use crate::reason::Reason;
 use crate::socket::close;
-use crate::{device, kernel, observer, poll, process, segment, sys};
+use crate::{
+    api, device, errno, holds, kernel, observer, poll, process, real, segment, set_errno, sys,
+};
 
 const CELLS: usize = 1 << 16;
 static CELL_BASE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
@@ -28,6 +36,11 @@ fn cell(number: u32) -> Option<&'static AtomicU32> {
     }
     // SAFETY: numbers come from `new_cell`: 1..=CELLS; the mapping is never removed.
     Some(unsafe { &*base.add(number as usize - 1) })
+}
+
+/// The cell of a connection, if it has one.
+pub fn cell_of(conn: &Conn) -> Option<&'static AtomicU32> {
+    cell(conn.cell.load(Relaxed))
 }
 
 /// A zero cell, or `None` when none is left.
@@ -47,19 +60,32 @@ fn new_cell() -> Option<u32> {
     None
 }
 
-/// Before fork(2).
-pub fn prepare() {
-    segment::hold();
+/// The thread that is between [`prepare`] and [`parent`]; 0 = none. It and the two below are written by the
+/// holder of all locks.
+static FORKING: AtomicU64 = AtomicU64::new(0);
+/// Its signal mask.
+static MASK: AtomicU64 = AtomicU64::new(0);
+/// Its errno, where libc calls us.
+static ERRNO: AtomicI32 = AtomicI32::new(0);
+/// Whether it holds the lock of libc's streams.
+static STREAMS: AtomicBool = AtomicBool::new(false);
+
+/// Before a process is made, after the application's own handlers of pthread_atfork(3). Signals are blocked
+/// until [`parent`] or [`child`], for a handler would meet locks that its own thread holds.
+///
+/// The order of the locks is that in which others take them; the segments' is taken inside all others.
+fn prepare() {
+    let mask = sys::block_signals();
     poll::epoll::hold();
     conn::for_each(|_, conn| {
-        conn.step_lock.hold();
         conn.rx_lock.hold();
         conn.tx_lock.hold();
+        conn.step_lock.hold();
         match conn.phase() {
             OFFERED | ATTACHED | RING => {
-                conn.set_flag(F_SHARED, true);
                 if let Some(slot) = conn.slot() {
                     conn.end(slot).refs.fetch_add(1, AcqRel);
+                    conn.set_flag(F_SHARED | F_FORKED, true);
                 }
             }
             LOOKING => {
@@ -68,8 +94,8 @@ pub fn prepare() {
                 }
                 match cell(conn.cell.load(Relaxed)) {
                     Some(holders) => {
-                        conn.set_flag(F_SHARED, true);
                         holders.fetch_add(1, AcqRel);
+                        conn.set_flag(F_SHARED | F_FORKED, true);
                     }
                     None => conn.give_up(Reason::NoMemory),
                 }
@@ -77,38 +103,54 @@ pub fn prepare() {
             _ => {}
         }
     });
+    segment::hold();
+    MASK.store(mask, Relaxed);
+    FORKING.store(process::thread(), Relaxed);
 }
 
-/// After fork(2) in the parent; `failed`: there is no child.
-pub fn parent(failed: bool) {
-    conn::for_each(|_, conn| {
-        if failed {
-            if let Some(slot) = conn.slot() {
-                conn.end(slot).refs.fetch_sub(1, AcqRel);
-            }
-            if let Some(holders) = cell(conn.cell.load(Relaxed)) {
-                holders.fetch_sub(1, AcqRel);
-            }
+/// Whether this thread has called [`prepare`]; it has not in a child that shares its parent's memory.
+fn is_prepared() -> bool {
+    FORKING.load(Relaxed) == process::thread()
+}
+
+/// Afterwards in the parent; `failed`: there is no child.
+fn parent(failed: bool) {
+    // All: one that another thread was about to free is free by now, its locks are held all the same.
+    conn::for_all(|_, conn| {
+        // Without the flag: made by another thread meanwhile.
+        if failed && conn.has(F_FORKED) {
+            put_down(conn);
         }
+        conn.set_flag(F_FORKED, false);
+        conn.step_lock.unhold();
         conn.tx_lock.unhold();
         conn.rx_lock.unhold();
-        conn.step_lock.unhold();
     });
-    poll::epoll::unhold();
+    FORKING.store(0, Relaxed);
+    let mask = MASK.load(Relaxed);
     segment::unhold();
+    poll::epoll::unhold();
+    sys::set_signals(mask);
 }
 
-/// After fork(2) in the child.
-pub fn child() {
+/// Afterwards in the child.
+fn child() {
     process::refresh();
+    FORKING.store(0, Relaxed);
     let mut listening = false;
-    conn::for_each(|_, conn| {
+    conn::for_all(|_, conn| {
         conn.tx_lock.reset();
         conn.rx_lock.reset();
         conn.step_lock.reset();
         for count in [&conn.rx_sleepers, &conn.tx_sleepers, &conn.blocked_sends] {
             count.store(0, Relaxed);
         }
+        if !conn.has(F_FORKED) && matches!(conn.phase(), OFFERED | LOOKING | ATTACHED | RING) {
+            // Made by another thread after `prepare`: not counted, and nobody here knows of it.
+            conn.forget_slot();
+            conn.give_up(Reason::Adopted);
+        }
+        conn.set_flag(F_FORKED, false);
         listening |= conn.phase() == LISTEN;
         // The registration is the parent's.
         if conn.phase() == LISTEN {
@@ -120,6 +162,113 @@ pub fn child() {
     observer::after_fork();
     poll::epoll::after_fork();
     conn::for_each(|index, _| close::forget_holds(index));
+    sys::set_signals(MASK.load(Relaxed));
+}
+
+/// One holder less of a connection's end.
+fn put_down(conn: &Conn) {
+    match conn.slot() {
+        Some(slot) => drop(conn.end(slot).refs.fetch_sub(1, AcqRel)),
+        None => {
+            if let Some(holders) = cell(conn.cell.load(Relaxed)) {
+                holders.fetch_sub(1, AcqRel);
+            }
+        }
+    }
+}
+
+/// Makes a process by `make`, which runs no handlers of pthread_atfork(3) and returns as fork(2) does.
+pub fn around(make: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
+    // What a child on our memory makes is the kernel's affair: the tables are its parent's.
+    if process::is_foreign_child() {
+        return make();
+    }
+    let saved = errno();
+    prepare();
+    set_errno(saved);
+    let pid = make();
+    let saved = errno();
+    if pid == 0 {
+        child();
+    } else {
+        parent(pid < 0);
+    }
+    set_errno(saved);
+    pid
+}
+
+/// In the child of a clone(3), which does not return where it was called, [`around`] ends here.
+pub fn cloned() {
+    child();
+}
+
+/// Has libc call us at every fork(3), its own (in daemon, forkpty) included. Handlers run before a fork from
+/// the last to the first and after it from the first to the last: being the first, ours are the innermost.
+pub fn register() {
+    static ONCE: AtomicU32 = AtomicU32::new(0);
+    if ONCE.swap(1, Relaxed) == 0 {
+        let handlers = [on_prepare, on_parent, on_child].map(|h: extern "C" fn()| h as *mut c_void);
+        // SAFETY: functions of that signature that are never unloaded; no library is named as their owner.
+        unsafe {
+            real::__register_atfork(handlers[0], handlers[1], handlers[2], ptr::null_mut());
+        }
+    }
+}
+
+/// The thread whose fork ends the parent.
+static ENDING: AtomicU64 = AtomicU64::new(0);
+
+/// Runs `daemon`, which is daemon(3) or the like: its fork leaves nothing but the child.
+pub fn parent_ends(daemon: impl FnOnce() -> i32) -> i32 {
+    ENDING.store(process::thread(), Relaxed);
+    let done = daemon();
+    ENDING.store(0, Relaxed);
+    done
+}
+
+extern "C" fn on_prepare() {
+    if !process::is_foreign_child() {
+        let saved = errno();
+        // libc takes this next, and another thread that has it may be writing to a stream of ours.
+        let streams = api::has_streams();
+        if streams {
+            // SAFETY: no arguments; a lock that counts.
+            unsafe { real::_IO_list_lock() };
+        }
+        prepare();
+        STREAMS.store(streams, Relaxed);
+        ERRNO.store(saved, Relaxed);
+        // libc does not tell whether it failed, but sets errno then.
+        set_errno(0);
+    }
+}
+
+extern "C" fn on_parent() {
+    if is_prepared() {
+        let (code, saved) = (errno(), ERRNO.load(Relaxed));
+        let streams = STREAMS.load(Relaxed);
+        parent(code != 0);
+        if streams {
+            // SAFETY: this thread locked it in `on_prepare`.
+            unsafe { real::_IO_list_unlock() };
+        }
+        if code == 0 && ENDING.load(Relaxed) == process::thread() {
+            holds::end();
+        }
+        set_errno(if code != 0 { code } else { saved });
+    }
+}
+
+extern "C" fn on_child() {
+    if is_prepared() {
+        let saved = ERRNO.load(Relaxed);
+        child();
+        if STREAMS.load(Relaxed) {
+            // SAFETY: nobody else exists here who could have it.
+            unsafe { real::_IO_list_resetlock() };
+        }
+        set_errno(saved);
+    }
 }
 
 /// Whether no other process holds this connection, as far as is known; remembers it if so.

@@ -19,6 +19,7 @@ mod conn;
 mod device;
 mod fork;
 mod free_slots;
+mod holds;
 mod kernel;
 mod log;
 pub mod observe;
@@ -58,6 +59,7 @@ pub unsafe fn init() {
     let saved = errno();
     real::resolve_all();
     process::refresh();
+    fork::register();
     // SAFETY: the caller's contract.
     unsafe {
         log::init();
@@ -71,6 +73,7 @@ pub fn exit() {
     if config::get().off || process::is_foreign_child() {
         return;
     }
+    holds::end_but_for_streams();
     segment::leave();
     device::current().leave();
 }

@@ -102,6 +102,9 @@ pub fn lock_shared(word: &AtomicU64) -> Result<(), Refused> {
     lock::acquire(word, shared_word(), &mut FamilyPatience)
 }
 
+/// Thread words are aligned addresses, so this bit is free.
+const AGAIN: u64 = 1;
+
 /// A lock in private memory.
 pub struct Lock(AtomicU64);
 
@@ -126,19 +129,29 @@ impl Lock {
         Some(Held(&self.0))
     }
 
-    /// Forgets a holder that does not exist in this (forked) process.
-    pub fn reset(&self) {
-        lock::release(&self.0);
+    /// Takes it without a guard, for fork's prepare step, which runs with signals blocked. Where this thread
+    /// has it already (a signal handler forks), that is noted in the word's lowest bit.
+    pub fn hold(&self) {
+        if lock::acquire(&self.0, thread(), &mut Patience).is_err() {
+            self.0.store(thread() | AGAIN, Relaxed);
+        }
     }
 
-    /// Takes it without a guard; `false` when this thread has it already. For fork's prepare step.
-    pub fn hold(&self) -> bool {
-        lock::acquire(&self.0, thread(), &mut Patience).is_ok()
-    }
-
-    /// Gives it back after [`Lock::hold`]; a no-op when this thread does not hold it.
+    /// Gives it back after [`Lock::hold`], or to what the signal handler interrupted.
     pub fn unhold(&self) {
-        if self.0.load(Relaxed) == thread() {
+        let word = self.0.load(Relaxed);
+        if word == thread() {
+            lock::release(&self.0);
+        } else if word == thread() | AGAIN {
+            self.0.store(thread(), Relaxed);
+        }
+    }
+
+    /// The same in the child, where no other holder exists.
+    pub fn reset(&self) {
+        if self.0.load(Relaxed) == thread() | AGAIN {
+            self.0.store(thread(), Relaxed);
+        } else {
             lock::release(&self.0);
         }
     }

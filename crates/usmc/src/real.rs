@@ -21,6 +21,8 @@ use libc::{timespec, timeval};
 use usmc_shm::sync::AtomicPtr;
 use usmc_shm::sync::Ordering::Relaxed;
 
+use crate::api::Functions;
+
 /// What a failing libc function of this type returns.
 trait Failed {
     const FAILED: Self;
@@ -191,7 +193,7 @@ macro_rules! addresses {
     };
 }
 
-addresses! { clone syscall dprintf vdprintf __dprintf_chk __vdprintf_chk }
+addresses! { syscall }
 
 real! {
     socket(family: c_int, kind: c_int, protocol: c_int) -> c_int, SYS_socket;
@@ -262,9 +264,37 @@ real! {
     dup2(old: c_int, new: c_int) -> c_int, ENOSYS;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int, SYS_dup3;
     fork() -> pid_t, ENOSYS;
+    __register_atfork(prepare: *mut c_void, parent: *mut c_void, child: *mut c_void,
+        library: *mut c_void) -> c_int, ENOSYS;
+    clone(start: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent_tid: c_ulong,
+        tls: c_ulong, child_tid: c_ulong) -> c_int, ENOSYS;
     _Fork() -> pid_t, ENOSYS;
+    execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int, SYS_execve;
+    execv(path: *const c_char, argv: *const *const c_char) -> c_int, ENOSYS;
+    execvp(file: *const c_char, argv: *const *const c_char) -> c_int, ENOSYS;
+    execvpe(file: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int, ENOSYS;
+    fexecve(fd: c_int, argv: *const *const c_char, env: *const *const c_char) -> c_int, ENOSYS;
+    execveat(dir: c_int, path: *const c_char, argv: *const *const c_char, env: *const *const c_char,
+        flags: c_int) -> c_int, SYS_execveat;
+    // Does not return.
+    _exit(status: c_int) -> c_int, SYS_exit_group;
     daemon(nochdir: c_int, noclose: c_int) -> c_int, ENOSYS;
     fdopen(fd: c_int, mode: *const c_char) -> *mut FILE, ENOSYS;
+    fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE, ENOSYS;
+    freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, ENOSYS;
+    freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, ENOSYS;
+    fclose(stream: *mut FILE) -> c_int, ENOSYS;
+    fflush(stream: *mut FILE) -> c_int, ENOSYS;
+    fileno(stream: *mut FILE) -> c_int, ENOSYS;
+    vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int, ENOSYS;
+    __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int, ENOSYS;
+    vfprintf(stream: *mut FILE, format: *const c_char, list: *mut c_void) -> c_int, ENOSYS;
+    __vfprintf_chk(stream: *mut FILE, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int,
+        ENOSYS;
+    // The lock of all streams; they return nothing.
+    _IO_list_lock() -> c_int, ENOSYS;
+    _IO_list_unlock() -> c_int, ENOSYS;
+    _IO_list_resetlock() -> c_int, ENOSYS;
     syscall(nr: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long,
         ENOSYS;
 

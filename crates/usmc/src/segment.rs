@@ -71,8 +71,8 @@ fn table() -> Option<Table<'static>> {
 }
 
 /// Fork: nobody changes the table while it is copied.
-pub fn hold() -> bool {
-    LOCK.hold()
+pub fn hold() {
+    LOCK.hold();
 }
 
 /// Fork is over in the parent.

@@ -92,6 +92,21 @@ pub fn mkdir(path: &CStr, mode: u32) -> Result<(), Errno> {
     call!(SYS_mkdirat, libc::AT_FDCWD, path.as_ptr(), mode).map(drop)
 }
 
+/// access(2) X_OK.
+pub fn is_executable(path: &CStr) -> bool {
+    call!(SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::X_OK).is_ok()
+}
+
+/// fchmod(2).
+pub fn fchmod(fd: c_int, mode: u32) -> Result<(), Errno> {
+    call!(SYS_fchmod, fd, mode).map(drop)
+}
+
+/// chmod(2). Follows symbolic links.
+pub fn chmod(path: &CStr, mode: u32) -> Result<(), Errno> {
+    call!(SYS_fchmodat, libc::AT_FDCWD, path.as_ptr(), mode).map(drop)
+}
+
 /// unlink(2).
 pub fn unlink(path: &CStr) -> Result<(), Errno> {
     call!(SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0).map(drop)
@@ -313,6 +328,29 @@ pub fn nofile_limit() -> u64 {
     let mut lim = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
     let _ = call!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, ptr::null::<c_void>(), &raw mut lim);
     lim.rlim_cur
+}
+
+/// Blocks signals and returns the mask there was. Not those that a fault raises, nor libc's own two.
+pub fn block_signals() -> u64 {
+    let spared = [
+        libc::SIGILL,
+        libc::SIGTRAP,
+        libc::SIGBUS,
+        libc::SIGFPE,
+        libc::SIGSEGV,
+        libc::SIGSYS,
+        32,
+        33,
+    ];
+    let all = spared.iter().fold(!0u64, |set, signal| set & !(1 << (signal - 1)));
+    let mut old = 0u64;
+    let _ = call!(SYS_rt_sigprocmask, libc::SIG_BLOCK, &raw const all, &raw mut old, 8);
+    old
+}
+
+/// Sets the signal mask.
+pub fn set_signals(mask: u64) {
+    let _ = call!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, 0, 8);
 }
 
 /// Zeroed memory shared with children.

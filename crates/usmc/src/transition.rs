@@ -20,7 +20,7 @@ use crate::{config, kernel, log, observer, segment, sys};
 const LOOKS: u32 = 64;
 
 /// The record's tuple.
-fn stored_tuple(conn: &Conn) -> [u64; 6] {
+pub fn stored_tuple(conn: &Conn) -> [u64; 6] {
     core::array::from_fn(|i| conn.tuple[i].load(Relaxed))
 }
 
@@ -136,26 +136,11 @@ pub fn look(index: u32, tuple: &Tuple) {
     conn.set_phase(LOOKING);
 }
 
-/// The socket is being handed to another process (SCM_RIGHTS), which could not know of a ring: what is
-/// undecided stays TCP.
-pub fn passed_on(index: u32) {
-    let conn = conn::at(index);
-    match conn.phase() {
-        LOOKING => conn.give_up(Reason::Adopted),
-        OFFERED => take_back(conn, Reason::Adopted),
-        ATTACHED | RING => log::warn(format_args!(
-            "a connection already in shared memory was passed to another process; only this process \
-             and its forked children can use it"
-        )),
-        _ => {}
-    }
-}
-
 /// One step of the handshake, where one is due. Costs a few loads; never waits.
 pub fn progress(fd: i32, index: u32) {
     let conn = conn::at(index);
     // Somebody else is at it, or we interrupted ourselves in a signal handler: the next call goes on.
-    let Some(_held) = conn.step_lock.try_enter() else { return };
+    let Some(held) = conn.step_lock.try_enter() else { return };
     let before = conn.phase();
     match before {
         OFFERED => step_client(fd, conn),
@@ -169,6 +154,8 @@ pub fn progress(fd: i32, index: u32) {
     }
     if now != before {
         observer::changed(fd, index);
+        // Takes the sets' locks, which others hold while they begin a step.
+        drop(held);
         crate::poll::epoll::phase_changed(index);
     }
 }

@@ -315,6 +315,56 @@ CASE(fresh_connection_passed_to_another_process) {
     child_succeeds(pid);
 }
 
+CASE(connection_passed_within_a_process_and_closed_on_its_way) {
+    int client, server, over[2];
+    connect_here(&client, &server);
+    warm_here(client, server);
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, over));
+    for (int i = 0; i < 5; i++) {
+        pass(over[0], server);
+        close(server);
+        send_all(client, 1, i * 1000, 1000);
+        EQ(events_now(client, POLLIN | POLLRDHUP), 0);
+        server = receive(over[1]);
+        recv_all(server, 1, i * 1000, 1000);
+        send_all(server, 2, i * 1000, 1000);
+        recv_all(client, 2, i * 1000, 1000);
+    }
+    // Sent in vain: the descriptor stays the only one.
+    nonblocking(over[0], true);
+    close(over[1]);
+    signal(SIGPIPE, SIG_IGN);
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control = {.align = {.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET,
+                     .cmsg_type = SCM_RIGHTS}};
+    memcpy(CMSG_DATA(&control.align), &server, sizeof server);
+    struct iovec iov = {"x", 1};
+    struct mmsghdr msg = {.msg_hdr = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+                              .msg_controllen = sizeof control}};
+    FAILS(sendmsg(over[0], &msg.msg_hdr, 0), EPIPE);
+    FAILS(sendmmsg(over[0], &msg, 1, 0), EPIPE);
+    FAILS(sendmmsg(over[0], NULL, 1, 0), EFAULT);
+    close(server);
+    recv_to_eof(client, 2, 0, 0);
+}
+
+CASE(connection_fetched_by_pidfd_getfd) {
+    int client, server;
+    connect_here(&client, &server);
+    warm_here(client, server);
+    int pidfd = OK(syscall(SYS_pidfd_open, getpid(), 0));
+    int again = OK(syscall(SYS_pidfd_getfd, pidfd, server, 0));
+    send_all(client, 1, 0, 1000);
+    recv_all(again, 1, 0, 1000);
+    close(server);
+    send_all(again, 1, 0, 1000);
+    recv_all(client, 1, 0, 1000);
+    close(again);
+    recv_to_eof(client, 1, 0, 0);
+}
+
 CASE(connection_passed_within_a_process) {
     int client, server, over[2];
     connect_here(&client, &server);

@@ -62,3 +62,16 @@ CASE(fortified_overflow_is_still_caught) {
     EQ(waitpid(pid, &status, 0), pid);
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
+
+PAIR_CASE(fortified_dprintf) {
+    struct pair p = pair_open();
+    volatile int one = 1;
+    for (int i = 0; i < 10; i++) {
+        EQ(dprintf(p.fd, "%d %s %.1f %g %g %g|", one, "two", 3.5, 4.5, 5.5, 6.5), 22);
+        peer_hears(p.peer, "1 two 3.5 4.5 5.5 6.5|");
+        peer_says(p.peer, "ok");
+        char got[2];
+        EQ(recv(p.fd, got, 2, MSG_WAITALL), 2);
+    }
+    pair_close(p);
+}

@@ -8,7 +8,7 @@ use super::fail;
 use crate::socket::iov::Buffers;
 use crate::socket::send::{self, Way};
 use crate::socket::transfer;
-use crate::socket::{Outcome, recv as receiving};
+use crate::socket::{Outcome, passed, recv as receiving};
 use crate::table::{self, Entry};
 use crate::{clock, real};
 
@@ -123,7 +123,7 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe {
         if msg.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
-            return real::recvmsg(fd, msg, flags);
+            return passed::receiving(msg, flags, || real::recvmsg(fd, msg, flags));
         }
         let (iov, count) = ((*msg).msg_iov, (*msg).msg_iovlen);
         let mut from_kernel = false;
@@ -150,7 +150,13 @@ pub unsafe fn recvmmsg(
 ) -> c_int {
     if msgs.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
         // SAFETY: the caller's contract.
-        return unsafe { real::recvmmsg(fd, msgs, count, flags, timeout) };
+        return unsafe {
+            let done = real::recvmmsg(fd, msgs, count, flags, timeout);
+            (0..done.max(0) as usize).for_each(|i| {
+                passed::receiving(&raw mut (*msgs.add(i)).msg_hdr, flags, || 0);
+            });
+            done
+        };
     }
     // SAFETY: the caller's contract.
     let limit_ns = unsafe { timeout.as_ref() }
@@ -278,10 +284,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe {
         if msg.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
-            if !msg.is_null() && (*msg).msg_controllen > 0 {
-                note_passed(&*msg);
-            }
-            return kernel();
+            return passed::sending(msg, kernel);
         }
         let m = &*msg;
         if m.msg_iovlen > IOV_MAX || has_bad_entry(m.msg_iov, m.msg_iovlen) {
@@ -298,38 +301,14 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     }
 }
 
-/// Tracked sockets among the descriptors of a message leave for another process.
-unsafe fn note_passed(msg: &msghdr) {
-    if msg.msg_control.is_null() {
-        return;
-    }
-    // SAFETY: the application's control buffer of msg_controllen bytes; CMSG_* stay inside it.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(msg);
-        while !header.is_null() {
-            let len = (*header).cmsg_len;
-            let first = libc::CMSG_LEN(0) as usize;
-            if (*header).cmsg_level == libc::SOL_SOCKET
-                && (*header).cmsg_type == libc::SCM_RIGHTS
-                && (first..=msg.msg_controllen).contains(&len)
-            {
-                for i in 0..(len - first) / 4 {
-                    let fd = ptr::read_unaligned(libc::CMSG_DATA(header).cast::<c_int>().add(i));
-                    if let Entry::Conn(index) = table::get(fd) {
-                        crate::transition::passed_on(index);
-                    }
-                }
-            }
-            header = libc::CMSG_NXTHDR(msg, header);
-        }
-    }
-}
-
 /// sendmmsg(2)
 pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     if msgs.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
         // SAFETY: the caller's contract.
-        return unsafe { real::sendmmsg(fd, msgs, count, flags) };
+        return unsafe {
+            let known = if msgs.is_null() { 0 } else { count.min(IOV_MAX as c_uint) };
+            passed::sending_many(msgs, known, || real::sendmmsg(fd, msgs, count, flags))
+        };
     }
     let mut done = 0;
     while done < count.min(IOV_MAX as c_uint) {

@@ -1,13 +1,13 @@
-//! The calls that make, duplicate, flag and close descriptors, and fork.
+//! The calls that make, duplicate, flag and close descriptors.
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
-use libc::{pid_t, sigset_t};
+use libc::sigset_t;
 
 use super::{after, fail};
 use crate::poll::epoll;
 use crate::socket::{close as closing, control};
 use crate::table::{self, Entry};
-use crate::{errno, fork as forking, real, set_errno};
+use crate::{errno, real, set_errno};
 
 /// close(2)
 pub unsafe fn close(fd: c_int) -> c_int {
@@ -141,51 +141,6 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
         }
     }
     done
-}
-
-/// fork(2)
-pub unsafe fn fork() -> pid_t {
-    // A child on our memory must not run our bookkeeping; its fork is the kernel's affair.
-    if crate::process::is_foreign_child() {
-        // SAFETY: no pointers.
-        return unsafe { real::fork() };
-    }
-    let saved = errno();
-    forking::prepare();
-    set_errno(saved);
-    // SAFETY: no pointers.
-    let pid = unsafe { real::fork() };
-    after(pid, |&pid| if pid == 0 { forking::child() } else { forking::parent(pid < 0) })
-}
-
-/// vfork(2): as fork, and the parent waits until the child has executed or ended, as programs rely on.
-/// The child's memory is its own, which POSIX allows.
-pub unsafe fn vfork() -> pid_t {
-    let mut ends = [-1 as c_int; 2];
-    // SAFETY: two ints.
-    let piped = unsafe { real::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } == 0;
-    // SAFETY: no pointers.
-    let pid = unsafe { fork() };
-    if !piped {
-        return pid;
-    }
-    if pid == 0 {
-        crate::sys::close(ends[0]);
-        // The write end stays until exec or exit, out of the way of the numbers the child arranges.
-        let _ = table::keep_fd(ends[1]);
-        return 0;
-    }
-    after(pid, |&pid| {
-        crate::sys::close(ends[1]);
-        if pid > 0 {
-            let mut byte = 0u8;
-            // SAFETY: one writable byte.
-            while unsafe { crate::sys::read(ends[0], (&raw mut byte).cast(), 1) }
-                == Err(libc::EINTR)
-            {}
-        }
-        crate::sys::close(ends[0]);
-    })
 }
 
 macro_rules! fresh_fd {

@@ -6,13 +6,17 @@
 mod bytes;
 mod fds;
 mod plain;
+mod processes;
 mod sockets;
+mod stdio;
 mod waits;
 
 pub use bytes::*;
 pub use fds::*;
 pub use plain::*;
+pub use processes::*;
 pub use sockets::*;
+pub use stdio::*;
 pub use waits::*;
 
 use core::ffi::c_int;

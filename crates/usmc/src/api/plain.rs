@@ -6,24 +6,12 @@ use libc::pid_t;
 
 use super::after;
 use crate::real;
-use crate::socket::control;
+use crate::socket::{control, passed};
 
 pub use crate::real::{
-    _Fork, bind, copy_file_range, daemon, fdopen, getpeername, getsockname, preadv, pwritev,
-    sigaction, siginterrupt, signal, sockatmark, sysv_signal, tee, vmsplice,
+    bind, copy_file_range, getpeername, getsockname, preadv, pwritev, sigaction, siginterrupt,
+    signal, sockatmark, sysv_signal, tee, vmsplice,
 };
-
-/// Called before clone(3) itself is jumped to: it has a stack of its own and arguments without number.
-///
-/// # Safety
-/// Called with what clone(3) was given.
-pub unsafe fn before_clone(_start: *mut c_void, _stack: *mut c_void, _flags: c_int) {}
-
-/// Called before dprintf(3) and its family write to `fd` from inside libc, where no preload sees it.
-///
-/// # Safety
-/// Called with what the function was given.
-pub unsafe fn before_printf(_fd: c_int) {}
 
 macro_rules! made {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => { $(
@@ -53,6 +41,17 @@ made! {
     fanotify_init(flags: c_uint, event_flags: c_uint);
     /// pidfd_open(2)
     pidfd_open(pid: pid_t, flags: c_uint);
-    /// pidfd_getfd(2). The fd may be a socket of a connection; nobody has adopted it yet.
-    pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint);
+}
+
+/// pidfd_getfd(2). The socket may be one of our own.
+///
+/// # Safety
+/// As the function itself.
+pub unsafe fn pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int {
+    // SAFETY: the caller's contract.
+    after(unsafe { real::pidfd_getfd(pidfd, fd, flags) }, |&fd| {
+        if fd >= 0 {
+            passed::arrived(fd, true);
+        }
+    })
 }

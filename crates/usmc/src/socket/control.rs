@@ -3,9 +3,10 @@
 use core::sync::atomic::Ordering::AcqRel;
 
 use super::recv;
-use crate::conn::{self, F_NONBLOCK};
-use crate::poll;
+use crate::conn::{self, ATTACHED, F_NONBLOCK, LOOKING, OFFERED, RING};
+use crate::reason::Reason;
 use crate::table::{self, Entry};
+use crate::{log, poll, transition};
 
 /// `new` is a duplicate of `old`.
 pub fn duplicated(old: i32, new: i32) {
@@ -21,6 +22,27 @@ pub fn duplicated(old: i32, new: i32) {
         }
     }
     table::set(new, entry);
+    if (0..=2).contains(&new) {
+        // The descriptors of stdin, stdout and stderr, as under inetd.
+        used_by_libc(new);
+    }
+}
+
+/// libc itself is going to use `fd` (its streams read and write where no preload sees it): a connection that
+/// is undecided stays TCP.
+pub fn used_by_libc(fd: i32) {
+    let Entry::Conn(index) = table::get(fd) else { return };
+    let conn = conn::at(index);
+    match conn.phase() {
+        LOOKING => conn.give_up(Reason::Stdio),
+        OFFERED => transition::take_back(conn, Reason::Stdio),
+        _ => {}
+    }
+    if matches!(conn.phase(), ATTACHED | RING) {
+        log::warn(format_args!(
+            "fd {fd}: a connection in shared memory; what stdio writes there by itself is lost"
+        ));
+    }
 }
 
 /// O_NONBLOCK was set or cleared on `fd`.

@@ -8,6 +8,7 @@ pub mod control;
 pub mod ending;
 pub mod iov;
 pub mod option;
+pub mod passed;
 pub mod recv;
 pub mod send;
 pub mod transfer;

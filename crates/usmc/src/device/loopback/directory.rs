@@ -60,6 +60,25 @@ pub fn file(name: fmt::Arguments<'_>) -> Path {
     p
 }
 
+/// Permissions of what is in the directory: who may enter that shares the device.
+const MODE: u32 = 0o660;
+
+/// Gives a socket that was just bound its permissions, whatever the umask. Does nothing to what others may have
+/// put in its place.
+pub fn share_socket(path: &CStr) {
+    let Ok(fd) = sys::open(path, libc::O_PATH | libc::O_NOFOLLOW, 0) else { return };
+    let is_ours = |f: sys::FileFacts| {
+        f.mode & libc::S_IFMT == libc::S_IFSOCK && f.uid == sys::geteuid() && f.mode & MODE != MODE
+    };
+    if sys::fstat(fd).is_ok_and(is_ours) {
+        // The one way to change the mode of just this file.
+        let mut link = Path::new();
+        let _ = write!(link, "/proc/self/fd/{fd}");
+        let _ = sys::chmod(link.c(), MODE);
+    }
+    sys::close(fd);
+}
+
 /// The failed step and its errno.
 pub type Failure = (&'static str, Errno);
 
@@ -113,8 +132,10 @@ fn check_directory() -> Result<(), Failure> {
 fn create(device: &Path) -> Result<(), Failure> {
     let temporary = file(format_args!("device.{}.{:x}", sys::getpid(), sys::random() as u32));
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-    let fd = sys::open(temporary.c(), flags, 0o660).map_err(|e| ("creating the device file", e))?;
-    let made = fill(fd);
+    let fd = sys::open(temporary.c(), flags, MODE).map_err(|e| ("creating the device file", e))?;
+    // Whatever the umask.
+    let made = sys::fchmod(fd, MODE).map_err(|e| ("giving the device file its mode", e));
+    let made = made.and_then(|()| fill(fd));
     sys::close(fd);
     let linked = made.and_then(|()| match sys::link(temporary.c(), device.c()) {
         Ok(()) | Err(libc::EEXIST) => Ok(()),

@@ -47,11 +47,13 @@ pub fn ensure(dev: &Loopback, me: u32) -> Result<(), Reason> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK;
     let fd = sys::socket(libc::AF_UNIX, kind).map_err(|_| Reason::NoSegment)?;
     // The index is ours, so an existing name is a dead owner's.
-    let _ = sys::unlink(directory::file(format_args!("m.{me}")).c());
+    let path = directory::file(format_args!("m.{me}"));
+    let _ = sys::unlink(path.c());
     if sys::bind_unix(fd, &addr).is_err() {
         sys::close(fd);
         return Err(Reason::NoSegment);
     }
+    directory::share_socket(path.c());
     dev.mailbox.store(crate::table::keep_fd(fd), Release);
     Ok(())
 }

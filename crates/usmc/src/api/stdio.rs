@@ -1,0 +1,261 @@
+//! stdio on a connection. libc's streams call its own read and write, which no preload sees, so a stream that
+//! is made for a tracked descriptor is one of fopencookie(3) and calls ours. All that allocates here is libc.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::mem::offset_of;
+use core::ptr;
+use libc::{FILE, off64_t, size_t, ssize_t};
+use usmc_shm::sync::Ordering::Relaxed;
+use usmc_shm::sync::{AtomicBool, AtomicU32};
+
+use super::fail;
+use crate::conn::{self, PLAIN};
+use crate::socket::{close as closing, control};
+use crate::table::{self, Entry};
+use crate::{errno, real, set_errno};
+
+/// What a stream calls, `cookie_io_functions_t`. Cookies are descriptors.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Functions {
+    read: Option<unsafe extern "C" fn(*mut c_void, *mut c_char, size_t) -> ssize_t>,
+    write: Option<unsafe extern "C" fn(*mut c_void, *const c_char, size_t) -> ssize_t>,
+    seek: Option<unsafe extern "C" fn(*mut c_void, *mut off64_t, c_int) -> c_int>,
+    close: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
+}
+
+const STREAM: Functions = Functions {
+    read: Some(read_some),
+    write: Some(write_all),
+    seek: Some(seek),
+    close: Some(close),
+};
+
+/// A stream that ends without its descriptor.
+const BORROWED: Functions = Functions { close: None, ..STREAM };
+
+fn cookie(fd: c_int) -> *mut c_void {
+    fd as usize as *mut c_void
+}
+
+fn descriptor(cookie: *mut c_void) -> c_int {
+    cookie as usize as c_int
+}
+
+unsafe extern "C" fn read_some(cookie: *mut c_void, buf: *mut c_char, len: size_t) -> ssize_t {
+    // SAFETY: libc passes its buffer.
+    unsafe { super::read(descriptor(cookie), buf.cast(), len) }
+}
+
+/// As libc's streams write: all, or up to an error; how many bytes.
+unsafe extern "C" fn write_all(cookie: *mut c_void, buf: *const c_char, len: size_t) -> ssize_t {
+    let mut done = 0;
+    while done < len {
+        // SAFETY: libc passes its buffer of `len` bytes.
+        let n = unsafe { super::write(descriptor(cookie), buf.add(done).cast(), len - done) };
+        if n < 0 {
+            break;
+        }
+        done += n as usize;
+    }
+    done as ssize_t
+}
+
+unsafe extern "C" fn seek(_cookie: *mut c_void, _at: *mut off64_t, _whence: c_int) -> c_int {
+    fail(libc::ESPIPE)
+}
+
+unsafe extern "C" fn close(cookie: *mut c_void) -> c_int {
+    // SAFETY: no pointers.
+    unsafe { super::close(descriptor(cookie)) }
+}
+
+/// Whether reads and writes of `fd` may have to go through a ring.
+fn is_tracked(fd: c_int) -> bool {
+    matches!(table::get(fd), Entry::Conn(index) if conn::at(index).phase() != PLAIN)
+}
+
+/// fopencookie's mode for one of fdopen's; `None` for nonsense.
+///
+/// # Safety
+/// A string.
+unsafe fn plain_mode(mode: *const c_char) -> Option<&'static CStr> {
+    // SAFETY: the caller's contract.
+    let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
+    let both = mode.iter().take(5).any(|c| *c == b'+');
+    match (mode.first()?, both) {
+        (b'r', false) => Some(c"r"),
+        (b'r', true) => Some(c"r+"),
+        (b'w', false) => Some(c"w"),
+        (b'w', true) => Some(c"w+"),
+        (b'a', false) => Some(c"a"),
+        (b'a', true) => Some(c"a+"),
+        _ => None,
+    }
+}
+
+/// The fields of `FILE` that differ in a stream of fopencookie(3) (`<bits/types/struct_FILE.h>`).
+#[repr(C)]
+struct Fields {
+    _before: [usize; 14],
+    /// `_fileno`, where fileno(3) looks.
+    fileno: c_int,
+    _between: [u8; 44],
+    /// `_wide_data`, which freopen(3) looks into unless it is null.
+    wide: *mut c_void,
+}
+
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(offset_of!(Fields, fileno) == 112 && offset_of!(Fields, wide) == 160);
+
+/// What such a stream has there.
+const NO_FILENO: c_int = -2;
+const NO_WIDE: usize = usize::MAX;
+
+/// 0 = not known yet, 1 = streams have the layout above, 2 = they have another.
+static LAYOUT: AtomicU32 = AtomicU32::new(0);
+
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// Whether any stream of ours was made: such streams may write under libc's own locks.
+pub fn has_streams() -> bool {
+    ANY.load(Relaxed)
+}
+
+fn stream(fd: c_int, mode: &CStr, functions: Functions) -> *mut FILE {
+    ANY.store(true, Relaxed);
+    // SAFETY: the functions take a descriptor for their cookie.
+    unsafe { real::fopencookie(cookie(fd), mode.as_ptr(), functions) }
+}
+
+fn layout_is_known() -> bool {
+    if LAYOUT.load(Relaxed) == 0 {
+        let none = Functions { read: None, write: None, seek: None, close: None };
+        let probe = stream(0, c"r", none);
+        if probe.is_null() {
+            return false;
+        }
+        // SAFETY: a stream of no descriptor, larger than the fields, which is closed again.
+        let fits = unsafe {
+            let fields = &mut *probe.cast::<Fields>();
+            let fits = fields.fileno == NO_FILENO && fields.wide as usize == NO_WIDE && {
+                fields.fileno = 12345;
+                real::fileno(probe) == 12345
+            };
+            if fits {
+                fields.fileno = NO_FILENO;
+            }
+            real::fclose(probe);
+            fits
+        };
+        LAYOUT.store(if fits { 1 } else { 2 }, Relaxed);
+    }
+    LAYOUT.load(Relaxed) == 1
+}
+
+/// fdopen(3)
+pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    if is_tracked(fd) && !mode.is_null() && layout_is_known() {
+        // SAFETY: the caller's contract.
+        if let Some(mode) = unsafe { plain_mode(mode) } {
+            let stream = stream(fd, mode, STREAM);
+            if !stream.is_null() {
+                // SAFETY: the layout was looked at, and nobody else has the stream yet.
+                unsafe {
+                    let fields = &mut *stream.cast::<Fields>();
+                    (fields.fileno, fields.wide) = (fd, ptr::null_mut());
+                }
+            }
+            return stream;
+        }
+    }
+    control::used_by_libc(fd);
+    // SAFETY: the caller's contract.
+    unsafe { real::fdopen(fd, mode) }
+}
+
+/// Makes a call that closes the descriptor of `stream` inside libc, unless the stream is one of ours.
+///
+/// # Safety
+/// A stream of libc's.
+unsafe fn closing_inside<T>(stream: *mut FILE, call: impl FnOnce() -> T) -> T {
+    let saved = errno();
+    // SAFETY: the caller's contract.
+    let fd = unsafe { real::fileno(stream) };
+    set_errno(saved);
+    let Entry::Conn(index) = table::get(fd) else { return call() };
+    let use_count = conn::at(index).use_count.load(Relaxed);
+    let done = call();
+    let saved = errno();
+    // Still the same connection: nobody has told us that its number is closed.
+    if table::get(fd) == Entry::Conn(index) && conn::at(index).use_count.load(Relaxed) == use_count
+    {
+        closing::closing_stale(fd);
+    }
+    set_errno(saved);
+    done
+}
+
+/// fclose(3)
+pub unsafe fn fclose(stream: *mut FILE) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { closing_inside(stream, || real::fclose(stream)) }
+}
+
+/// freopen(3)
+pub unsafe fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
+    // SAFETY: the caller's contract.
+    unsafe { closing_inside(stream, || real::freopen(path, mode, stream)) }
+}
+
+/// freopen64(3)
+pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
+    // SAFETY: the caller's contract.
+    unsafe { closing_inside(stream, || real::freopen64(path, mode, stream)) }
+}
+
+/// dprintf(3), which makes a stream for the one call, as libc's own does. `print` writes into it.
+fn print(fd: c_int, print: impl FnOnce(*mut FILE) -> c_int) -> c_int {
+    let stream = stream(fd, c"w", BORROWED);
+    if stream.is_null() {
+        return -1;
+    }
+    let mut done = print(stream);
+    // SAFETY: the stream made above; not used afterwards.
+    unsafe {
+        if done >= 0 && real::fflush(stream) != 0 {
+            done = -1;
+        }
+        let saved = errno();
+        real::fclose(stream);
+        set_errno(saved);
+    }
+    done
+}
+
+/// vdprintf(3); a `va_list` is a pointer where it is passed.
+pub unsafe fn vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if !is_tracked(fd) {
+            return real::vdprintf(fd, format, list);
+        }
+        print(fd, |stream| real::vfprintf(stream, format, list))
+    }
+}
+
+/// vdprintf(3) as `-D_FORTIFY_SOURCE` calls it.
+pub unsafe fn vdprintf_chk(
+    fd: c_int,
+    flag: c_int,
+    format: *const c_char,
+    list: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if !is_tracked(fd) {
+            return real::__vdprintf_chk(fd, flag, format, list);
+        }
+        print(fd, |stream| real::__vfprintf_chk(stream, flag, format, list))
+    }
+}

@@ -1,0 +1,110 @@
+//! What this process holds together with others, when it ends or becomes another program without closing it.
+//!
+//! The kernel closes the sockets, and peers learn of it from the kernel. The family has to learn of it, too: a
+//! connection that nobody else holds any more needs no shared locks and no questions about its flags, and its
+//! last holder says goodbye. What a killed process held stays counted.
+
+use core::mem;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use usmc_shm::sync::AtomicU32;
+
+use crate::conn::{self, Conn, F_DOWN, F_SHARED};
+use crate::process::Lock;
+use crate::table::{self, Entry};
+use crate::{fork, process, sys};
+
+/// The count of a connection's holders.
+fn holders(conn: &Conn) -> Option<&AtomicU32> {
+    conn.slot().map(|slot| &conn.end(slot).refs).or_else(|| fork::cell_of(conn))
+}
+
+/// Counts us out where somebody else is left. A connection that only we hold ends with the kernel's FIN.
+fn put_down(conn: &Conn) -> bool {
+    let others = |n: u32| if n > 1 { Some(n - 1) } else { None };
+    holders(conn).is_some_and(|count| count.fetch_update(AcqRel, Relaxed, others).is_ok())
+}
+
+/// The process ends now. Other threads are kept away from what is put down.
+pub fn end() {
+    if process::is_foreign_child() {
+        return;
+    }
+    sys::block_signals();
+    conn::for_each(|_, conn| {
+        if conn.has(F_SHARED) && keep(&conn.rx_lock) && keep(&conn.tx_lock) {
+            put_down(conn);
+        }
+    });
+}
+
+/// Takes a lock for good, unless its holder is stuck or the very thread that a signal handler interrupted.
+fn keep(lock: &Lock) -> bool {
+    for _ in 0..100 {
+        if let Some(held) = lock.try_enter() {
+            mem::forget(held);
+            return true;
+        }
+        sys::sched_yield();
+    }
+    false
+}
+
+/// The process ends, and libc may still flush the streams that were made for connections.
+pub fn end_but_for_streams() {
+    if !crate::api::has_streams() {
+        conn::for_each(|_, conn| {
+            if conn.has(F_SHARED) {
+                put_down(conn);
+            }
+        });
+    }
+}
+
+/// The process is about to become another program: puts down what is closed on the way. What crosses is still
+/// held, by a program that does not know.
+pub fn before_exec() {
+    if process::is_foreign_child() {
+        return;
+    }
+    let mut any = false;
+    conn::for_each(|_, conn| {
+        let down = conn.has(F_SHARED) && conn.in_flight.load(Relaxed) == 0;
+        conn.set_flag(F_DOWN, down);
+        any |= down;
+    });
+    if !any {
+        return;
+    }
+    table::for_each(0, u32::MAX, |fd, entry| {
+        if let Entry::Conn(index) = entry
+            && conn::at(index).has(F_DOWN)
+            && sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC as usize == 0)
+        {
+            conn::at(index).set_flag(F_DOWN, false);
+        }
+    });
+    conn::for_each(|_, conn| {
+        if conn.has(F_DOWN) && !put_down(conn) {
+            conn.set_flag(F_DOWN, false);
+        }
+    });
+}
+
+/// It has not become one.
+pub fn after_failed_exec() {
+    if process::is_foreign_child() {
+        return;
+    }
+    conn::for_each(|_, conn| {
+        if conn.has(F_DOWN) {
+            conn.set_flag(F_DOWN, false);
+            let open = |n: u32| if n > 0 { Some(n + 1) } else { None };
+            let picked_up = |c: &AtomicU32| c.fetch_update(AcqRel, Acquire, open).is_ok();
+            if !holders(conn).is_some_and(picked_up) {
+                // Closed by all others meanwhile, and the peer was told so.
+                conn.forget_slot();
+                conn.give_up(crate::reason::Reason::PeerGone);
+            }
+        }
+    });
+}

@@ -1,0 +1,138 @@
+// Who else holds a connection: children that ended or became another program do not any more, and the parent's
+// calls are as cheap as before.
+#include "peer.h"
+
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <ucontext.h>
+
+extern char **environ;
+
+#ifdef __x86_64__
+static volatile int questions;
+
+static void count(int number, siginfo_t *info, void *context) {
+    (void)number;
+    (void)info;
+    questions++;
+    ((ucontext_t *)context)->uc_mcontext.gregs[REG_RAX] = O_RDWR | O_NONBLOCK;
+}
+
+// Counts fcntl(F_GETFL): what is asked of the kernel at each call while somebody else may change the flags.
+static void count_questions(void) {
+    struct sock_filter program[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fcntl, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, F_GETFL, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof program / sizeof *program, program};
+    struct sigaction act = {.sa_sigaction = count, .sa_flags = SA_SIGINFO};
+    OK(sigaction(SIGSYS, &act, NULL));
+    OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0));
+}
+
+static void by__exit(void) {
+    _exit(0);
+}
+
+static void by__Exit(void) {
+    _Exit(0);
+}
+
+static void by_exit(void) {
+    exit(0);
+}
+
+static void by_execve(void) {
+    char *argv[] = {"true", NULL};
+    execve("/bin/true", argv, environ);
+    _exit(1);
+}
+
+static void by_execvp(void) {
+    char *argv[] = {"true", NULL};
+    execvp("true", argv);
+    _exit(1);
+}
+
+static void by_execl(void) {
+    execl("/bin/sh", "sh", "-c", "test $# = 7 && test $7 = g", "name", "a", "b", "c", "d", "e", "f", "g",
+        (char *)NULL);
+    _exit(1);
+}
+
+static void by_execlp(void) {
+    execlp("true", "true", (char *)NULL);
+    _exit(1);
+}
+
+static void by_execle(void) {
+    execle("/bin/sh", "sh", "-c", "test $VALUE = 1", (char *)NULL, (char *[]){"VALUE=1", NULL});
+    _exit(1);
+}
+
+static void by_failed_execs(void) {
+    char *argv[] = {"nothing", NULL};
+    FAILS(execve("/nowhere/at/all", argv, environ), ENOENT);
+    FAILS(execvp("no-such-program-anywhere", argv), ENOENT);
+    FAILS(execl("/dev/null", "null", (char *)NULL), EACCES);
+    _exit(0);
+}
+
+PAIR_CASE(children_that_are_gone_hold_nothing) {
+    void (*ways[])(void) = {by__exit, by__Exit, by_exit, by_execve, by_execvp, by_execl, by_execlp, by_execle,
+        by_failed_execs};
+    struct pair p = pair_open();
+    OK(fcntl(p.fd, F_SETFD, FD_CLOEXEC));
+    nonblocking(p.fd, true);
+    count_questions();
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        pid_t pid = OK(fork());
+        if (pid == 0)
+            ways[i]();
+        child_succeeds(pid);
+        char byte = i, got;
+        EQ(peer_send(p.peer, &byte, 1, 0), 1);
+        EQ(send(p.fd, &byte, 1, 0), 1);
+        EQ(peer_recv(p.peer, &got, 1, 0), 1);
+        while (recv(p.fd, &got, 1, 0) < 0)
+            EQ(errno, EAGAIN);
+        EQ(got, byte);
+        for (int k = 0; k < 3; k++)
+            FAILS(recv(p.fd, &got, 1, 0), EAGAIN);
+        int before = questions;
+        for (int k = 0; k < 10; k++)
+            FAILS(recv(p.fd, &got, 1, 0), EAGAIN);
+        if (questions != before)
+            check_failed(__FILE__, __LINE__, "nothing is asked", "way %zu: %d", i, questions - before);
+    }
+    pair_close(p);
+}
+
+PAIR_CASE(failed_exec_leaves_the_connection) {
+    struct pair p = pair_open();
+    OK(fcntl(p.fd, F_SETFD, FD_CLOEXEC));
+    pid_t pid = OK(fork());
+    if (pid == 0) {
+        char *argv[] = {"nothing", NULL};
+        FAILS(execve("/nowhere", argv, environ), ENOENT);
+        FAILS(execvp("no-such-program-anywhere", argv), ENOENT);
+        send_all(p.fd, 1, 0, 1000);
+        recv_all(p.fd, 1, 0, 1000);
+        _exit(0);
+    }
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 1000), 0);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 1, 0, 1000), 0);
+    child_succeeds(pid);
+    send_all(p.fd, 1, 0, 1000);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 1000), 0);
+    pair_close(p);
+}
+#endif
