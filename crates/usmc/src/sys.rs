@@ -259,6 +259,21 @@ pub fn send(fd: c_int, buf: &[u8], flags: c_int) -> Result<usize, Errno> {
     call!(SYS_sendto, fd, buf.as_ptr(), buf.len(), flags, 0, 0)
 }
 
+/// A timer that expires once, after `ns` nanoseconds.
+pub fn timer(ns: i64) -> Result<c_int, Errno> {
+    let fd = call!(SYS_timerfd_create, libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC)? as c_int;
+    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let time =
+        libc::itimerspec { it_interval: none, it_value: libc::timespec { tv_sec: 0, tv_nsec: ns } };
+    match call!(SYS_timerfd_settime, fd, 0, &raw const time, 0) {
+        Ok(_) => Ok(fd),
+        Err(errno) => {
+            close(fd);
+            Err(errno)
+        }
+    }
+}
+
 /// shutdown(2).
 pub fn shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
     call!(SYS_shutdown, fd, how).map(drop)

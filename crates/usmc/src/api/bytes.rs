@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
-use super::fail;
+use super::{fail, is_nowhere};
 use crate::socket::iov::Buffers;
 use crate::socket::send::{self, Way};
 use crate::socket::transfer;
@@ -33,7 +33,7 @@ unsafe fn receive_one(
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
-    if buf.is_null() && len > 0 && flags & libc::MSG_TRUNC == 0 {
+    if is_nowhere(buf) && len > 0 && flags & libc::MSG_TRUNC == 0 {
         return kernel();
     }
     let iov = iovec { iov_base: buf, iov_len: len };
@@ -61,13 +61,13 @@ unsafe fn receive_many(
 
 /// Arrays the kernel would refuse are left to the kernel.
 unsafe fn has_bad_entry(iov: *const iovec, count: usize) -> bool {
-    if iov.is_null() {
+    if is_nowhere(iov) {
         return count > 0;
     }
     // SAFETY: the caller's array of `count` entries.
     let entries = unsafe { core::slice::from_raw_parts(iov, count) };
     let bad =
-        |e: &iovec| (e.iov_base.is_null() && e.iov_len > 0) || e.iov_len > isize::MAX as usize;
+        |e: &iovec| (is_nowhere(e.iov_base) && e.iov_len > 0) || e.iov_len > isize::MAX as usize;
     entries.iter().any(bad)
 }
 
@@ -122,7 +122,7 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
 pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe {
-        if msg.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
+        if is_nowhere(msg) || !matches!(table::get(fd), Entry::Conn(_)) {
             return passed::receiving(msg, flags, || real::recvmsg(fd, msg, flags));
         }
         let (iov, count) = ((*msg).msg_iov, (*msg).msg_iovlen);
@@ -224,7 +224,7 @@ unsafe fn send_one(
     flags: c_int,
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    if buf.is_null() && len > 0 {
+    if is_nowhere(buf) && len > 0 {
         return kernel();
     }
     let iov = iovec { iov_base: buf.cast_mut(), iov_len: len };
@@ -283,7 +283,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     };
     // SAFETY: the caller's contract.
     unsafe {
-        if msg.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
+        if is_nowhere(msg) || !matches!(table::get(fd), Entry::Conn(_)) {
             return passed::sending(msg, kernel);
         }
         let m = &*msg;

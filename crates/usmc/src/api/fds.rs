@@ -138,6 +138,11 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
         {
             // SAFETY: the kernel has just written an int there.
             unsafe { *value = n };
+        } else if request == libc::TIOCOUTQ
+            && let Some(n) = control::unsent(fd)
+        {
+            // SAFETY: as above.
+            unsafe { *value += n };
         }
     }
     done

@@ -36,3 +36,9 @@ fn after<T>(result: T, work: impl FnOnce(&T)) -> T {
     set_errno(saved);
     result
 }
+
+/// Whether nothing can be mapped at `p` (vm.mmap_min_addr): the real call says EFAULT.
+#[inline(always)]
+fn is_nowhere<T>(p: *const T) -> bool {
+    (p as usize) < 4096
+}

@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_void};
 use core::mem;
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
-use super::{after, fail};
+use super::{after, fail, is_nowhere};
 use crate::conn::{self, LISTEN};
 use crate::socket::ending;
 use crate::socket::option::Verdict;
@@ -43,7 +43,7 @@ unsafe fn endpoint(addr: *const sockaddr, len: socklen_t) -> Option<Endpoint> {
     // SAFETY: all-zero is valid.
     let mut storage: sockaddr_storage = unsafe { mem::zeroed() };
     let n = (len as usize).min(size_of::<sockaddr_storage>());
-    if addr.is_null() || n < 2 {
+    if is_nowhere(addr) || n < 2 {
         return None;
     }
     // SAFETY: readable for `len` bytes (the kernel has read it already); storage is large enough.
@@ -182,7 +182,7 @@ pub unsafe fn setsockopt(
     // SAFETY: the caller's contract.
     let kernel = || unsafe { real::setsockopt(fd, level, name, value, len) };
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
-    if value.is_null() || (len as usize) < 4 {
+    if is_nowhere(value) || (len as usize) < 4 {
         return kernel();
     }
     // SAFETY: readable for `len` ≥ 4 bytes.

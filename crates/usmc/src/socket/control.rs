@@ -58,6 +58,14 @@ pub fn unread(fd: i32) -> Option<i32> {
     recv::unread(fd, index).map(|n| i32::try_from(n).unwrap_or(i32::MAX))
 }
 
+/// What SIOCOUTQ counts beside the kernel's: bytes in the ring that the peer has not read.
+pub fn unsent(fd: i32) -> Option<i32> {
+    let Entry::Conn(index) = table::get(fd) else { return None };
+    let conn = conn::at(index);
+    let slot = conn.slot().filter(|_| conn.phase() == conn::RING)?;
+    i32::try_from(conn.tx(slot).unread()).ok()
+}
+
 /// Calls made on a fresh description (socket, accept, open, …): what the number meant before is over,
 /// whoever closed it behind our back.
 pub fn fresh(fd: i32) {

@@ -58,6 +58,15 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             _ if total > 0 => return Outcome::Done(total),
             _ => return Outcome::Kernel,
         }
+        if flags & libc::MSG_PEEK != 0
+            && flags & libc::MSG_WAITALL != 0
+            && flags & libc::MSG_DONTWAIT == 0
+            && !wait::is_nonblocking(fd, conn)
+            && unread_anyhow(fd, index) < wanted
+            && !wait::for_more(fd, index)
+        {
+            continue;
+        }
         let failed = match attempt(fd, conn, to, flags) {
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
             Attempt::Kernel => return Outcome::Kernel,
@@ -168,8 +177,10 @@ fn from_tcp(
         Err(libc::EAGAIN) => return Attempt::Empty(false),
         Err(errno) => return tcp_failed(conn, errno),
     };
+    let full = count == iov.len() && iov.iter().map(|i| i.iov_len).sum::<usize>() == taken;
     let Some((span, slot)) = span else {
-        return got(to, taken, flags);
+        to.skip(taken);
+        return more_of_tcp(fd, conn, to, flags, full, taken);
     };
     if flags & libc::MSG_PEEK != 0 {
         return match span.source(|| kernel::tcp_read(fd, conn, slot)) {
@@ -197,9 +208,12 @@ fn from_tcp(
             {
                 return Attempt::Got(data + more);
             }
-            Attempt::Got(data)
+            more_of_tcp(fd, conn, to, flags, full, data)
         }
-        Err(Unmeasured) => got(to, taken, flags),
+        Err(Unmeasured) => {
+            to.skip(taken);
+            Attempt::Got(taken)
+        }
     }
 }
 
@@ -228,9 +242,36 @@ fn tcp_failed(conn: &Conn, errno: Errno) -> Attempt {
     Attempt::Fail(errno)
 }
 
-fn got(to: &mut Buffers, n: usize, _flags: i32) -> Attempt {
-    to.skip(n);
-    Attempt::Got(n)
+/// One system call took as many buffers as it could (`full`): goes on while there is something.
+fn more_of_tcp(
+    fd: i32,
+    conn: &Conn,
+    to: &mut Buffers,
+    flags: i32,
+    full: bool,
+    taken: usize,
+) -> Attempt {
+    if !full || flags & libc::MSG_PEEK != 0 || to.left() == 0 {
+        return Attempt::Got(taken);
+    }
+    // Nothing to read, or an end that belongs to the next call.
+    if !sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) {
+        return Attempt::Got(taken);
+    }
+    let more = match conn.slot() {
+        None => from_tcp(fd, conn, None, to, flags, u64::MAX),
+        Some(slot) => {
+            let span = RxSpan::new(slot, conn.side());
+            match span.source(|| kernel::tcp_read(fd, conn, slot)) {
+                Ok(Source::Tcp(left)) => from_tcp(fd, conn, Some((span, slot)), to, flags, left),
+                _ => return Attempt::Got(taken),
+            }
+        }
+    };
+    match more {
+        Attempt::Got(n) => Attempt::Got(taken + n),
+        _ => Attempt::Got(taken),
+    }
 }
 
 #[inline(always)]
@@ -337,6 +378,12 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
             Woken::Look => Attempt::Got(0),
         },
     }
+}
+
+/// FIONREAD, wherever the bytes are.
+fn unread_anyhow(fd: i32, index: u32) -> usize {
+    unread(fd, index)
+        .unwrap_or_else(|| sys::ioctl_int(fd, libc::FIONREAD).map_or(0, |n| n as usize))
 }
 
 /// FIONREAD: unread bytes of the TCP span and of the ring.

@@ -11,7 +11,10 @@ use super::wait::{self, Woken};
 use super::{Outcome, send};
 use crate::conn::{self, ATTACHED, LOOKING, OFFERED, RING};
 use crate::sys::{self, Errno};
-use crate::{clock, kernel, observer, transition};
+use crate::{clock, kernel, observer, real, transition};
+
+/// What POSIX calls so: bytes that a pipe takes at once or not at all.
+const PIPE_BUF: usize = 4096;
 
 /// Moves bytes into the send ring: `fill(dst, len)` is one system call that writes to `dst`.
 fn into_ring(
@@ -155,6 +158,10 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
         if !matches!(source, Ok(Source::Ring)) {
             return splice_tcp(fd, index, to, count, nonblock);
         }
+        let room = match pipe_room(to, nonblock) {
+            Ok(room) => room,
+            Err(errno) => return Outcome::Fail(errno),
+        };
         {
             let Some(_held) = conn.rx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
             let Some(_family) = Family::enter(conn, &conn.end(slot).rx_lock) else {
@@ -163,10 +170,8 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             let rx = conn.rx(slot);
             match rx.data() {
                 Ok(data) if data.len > 0 => {
-                    let (src, len) = rx.contiguous(data.cons, data.window, data.len.min(count));
-                    if nonblock && sys::poll1(to, libc::POLLOUT, 0) == 0 {
-                        return Outcome::Fail(libc::EAGAIN);
-                    }
+                    let most = data.len.min(count).min(room);
+                    let (src, len) = rx.contiguous(data.cons, data.window, most);
                     // SAFETY: `src` is `len` unread bytes of the ring.
                     match unsafe { sys::write_raw(to, src.cast(), len) } {
                         Ok(n) => {
@@ -184,7 +189,6 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                 Err(_) => return Outcome::Fail(libc::ECONNRESET),
             }
         };
-        let () = ();
         // Nothing there: wait, and learn of the end, by the receiving path itself.
         let how = libc::MSG_PEEK | if nonblock { libc::MSG_DONTWAIT } else { 0 };
         match peek(fd, index, how) {
@@ -192,6 +196,21 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             Outcome::Done(_) => {}
             other => return other,
         }
+    }
+}
+
+/// Bytes that a write to the pipe takes at once; waits for room unless told not to.
+fn pipe_room(pipe: i32, nonblock: bool) -> Result<usize, Errno> {
+    if sys::ioctl_int(pipe, libc::FIONREAD) == Ok(0) {
+        return Ok(sys::fcntl(pipe, libc::F_GETPIPE_SZ, 0).unwrap_or(PIPE_BUF));
+    }
+    let mut p = libc::pollfd { fd: pipe, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one valid pollfd; the real function is a cancellation point, as splice is.
+    match unsafe { real::poll(&raw mut p, 1, if nonblock { 0 } else { -1 }) } {
+        0 => Err(libc::EAGAIN),
+        n if n < 0 => Err(crate::errno()),
+        // A pipe that is writable takes so many at once.
+        _ => Ok(PIPE_BUF),
     }
 }
 
@@ -205,9 +224,9 @@ fn peek(fd: i32, index: u32, flags: i32) -> Outcome {
 
 /// Bytes of the TCP span go through a small buffer, since only the receiving path knows the boundary.
 fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Outcome {
-    let mut bytes = [0u8; 4096];
-    if nonblock && sys::poll1(to, libc::POLLOUT, 0) == 0 {
-        return Outcome::Fail(libc::EAGAIN);
+    let mut bytes = [0u8; PIPE_BUF];
+    if let Err(errno) = pipe_room(to, nonblock) {
+        return Outcome::Fail(errno);
     }
     let iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: count.min(bytes.len()) };
     // SAFETY: a buffer on our stack.

@@ -271,13 +271,35 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool) -> Woken {
     woken
 }
 
+/// MSG_PEEK with MSG_WAITALL: waits a moment for more than what is there. Says whether waiting has ended
+/// (by the peer's end, a signal or SO_RCVTIMEO), so that what is there has to do.
+pub fn for_more(fd: i32, index: u32) -> bool {
+    let conn = conn::at(index);
+    let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut limit);
+    let ended = match conn.slot().filter(|_| conn.phase() == conn::RING) {
+        Some(slot) => ending::ending(fd, conn, slot) != ending::Ending::Alive,
+        None => sys::poll1(fd, libc::POLLRDHUP, 0) != 0,
+    };
+    // With a limit there is no telling how long this call has waited already: it peeks at what is there.
+    ended || limit.tv_sec != 0 || limit.tv_usec != 0 || tick() != Woken::Look
+}
+
 /// A millisecond of sleep, where nothing can wake us.
+///
+/// A read of a timer: unlike poll(2) it goes on after a handler with SA_RESTART, as send(2) and recv(2) do.
 fn tick() -> Woken {
-    // SAFETY: no fds; the real function is a cancellation point.
-    match unsafe { real::poll(core::ptr::null_mut(), 0, 1) } {
-        0 => Woken::Look,
-        _ => Woken::Fail(crate::errno()),
-    }
+    let Ok(timer) = sys::timer(1_000_000) else {
+        // SAFETY: no fds; the real function is a cancellation point.
+        unsafe { real::poll(core::ptr::null_mut(), 0, 1) };
+        return Woken::Look;
+    };
+    let mut expired = 0u64;
+    // SAFETY: eight writable bytes; the real function is a cancellation point.
+    let n = unsafe { real::read(timer, (&raw mut expired).cast::<c_void>(), 8) };
+    let errno = crate::errno();
+    sys::close(timer);
+    if n == 8 { Woken::Look } else { Woken::Fail(errno) }
 }
 
 /// The blocking one-byte peek.
@@ -349,8 +371,12 @@ fn sleep_for_room(fd: i32, conn: &Conn, slot: &Slot, since: u64) -> Woken {
         };
     }
     // Unread data keeps the socket readable, a half-closed peer cannot ring: look every millisecond.
-    let events = if clear && !tick { libc::POLLIN | libc::POLLRDHUP } else { 0 };
-    let step = if clear && !tick { (limit_ms - used_ms).min(60_000) as i32 } else { 1 };
+    if !clear || tick {
+        ending::look(fd, conn);
+        return self::tick();
+    }
+    let events = libc::POLLIN | libc::POLLRDHUP;
+    let step = (limit_ms - used_ms).min(60_000) as i32;
     let mut p = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: one valid pollfd; the real function is a cancellation point, as send is.
     let n = unsafe { real::poll(&raw mut p, 1, step) };
