@@ -19,7 +19,7 @@ total=0
 failed=0
 for module in $modules; do
     timeout 600 /usr/bin/python3 -m test $options "$module" >"$work/tcp.log" 2>&1 || true
-    USMC_ISM_DIR=$ism timeout 600 target/release/usmc run -- \
+    USMC_ISM_DIR=$ism timeout 600 ${CARGO_TARGET_DIR:-target}/release/usmc run -- \
         /usr/bin/python3 -m test $options "$module" >"$work/usmc.log" 2>&1 || true
     grep -c ' \.\.\. ' "$work/usmc.log" >/dev/null || { echo "$module: nothing ran" >&2; exit 1; }
     outcomes "$work/tcp.log" | grep ' ok$' >"$work/tcp.ok" || true

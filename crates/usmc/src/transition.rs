@@ -24,7 +24,8 @@ pub fn stored_tuple(conn: &Conn) -> [u64; 6] {
     core::array::from_fn(|i| conn.tuple[i].load(Relaxed))
 }
 
-fn store_tuple(conn: &Conn, tuple: &Tuple) {
+/// Sets it.
+pub fn store_tuple(conn: &Conn, tuple: &Tuple) {
     for (place, word) in conn.tuple.iter().zip(tuple.words()) {
         place.store(word, Relaxed);
     }
@@ -52,7 +53,7 @@ fn try_offer(fd: i32, conn: &Conn, server: Endpoint) -> Result<(), Reason> {
         return Err(Reason::NotRegistered);
     }
     // The kernel's view: connect(0.0.0.0) goes to 127.0.0.1.
-    let server = tuple::peer(fd).unwrap_or(server);
+    let server = if server.is_wildcard() { tuple::peer(fd).unwrap_or(server) } else { server };
     let client = tuple::local(fd).map_err(|_| Reason::NotRegistered)?;
     let tuple = Tuple { netns, client, server };
     let own = segment::take_slot(&tuple)?;

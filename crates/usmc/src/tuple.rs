@@ -41,6 +41,19 @@ impl Endpoint {
         }
     }
 
+    /// Whether it stands for every address of the host (0.0.0.0, ::).
+    pub fn is_wildcard(&self) -> bool {
+        self.ip().is_unspecified()
+    }
+
+    /// The inverse of what [`Tuple::words`] does to the accepting end.
+    pub fn server_of(words: &[u64; 6]) -> Endpoint {
+        let mut addr = [0; 16];
+        addr[..8].copy_from_slice(&words[3].to_ne_bytes());
+        addr[8..].copy_from_slice(&words[4].to_ne_bytes());
+        Endpoint { addr, port: words[5] as u16 }
+    }
+
     fn words(&self) -> [u64; 2] {
         let half = |i: usize| {
             let mut b = [0; 8];

@@ -21,11 +21,14 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
         conn.give_up(reason.unwrap_or(Reason::NoDevice));
         return observer::changed(fd, index);
     }
-    let (Some(client), Ok(server)) = (Endpoint::from_sockaddr(peer, len), tuple::local(fd)) else {
+    let listener = transition::stored_tuple(from);
+    let server = Endpoint::server_of(&listener);
+    let server = if server.is_wildcard() { tuple::local(fd) } else { Ok(server) };
+    let (Some(client), Ok(server)) = (Endpoint::from_sockaddr(peer, len), server) else {
         conn.give_up(Reason::NotRegistered);
         return;
     };
-    let tuple = Tuple { netns: from.tuple[0].load(Relaxed), client, server };
+    let tuple = Tuple { netns: listener[0], client, server };
     transition::look(index, &tuple);
     observer::changed(fd, index);
 }

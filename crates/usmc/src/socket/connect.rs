@@ -6,7 +6,7 @@ use usmc_shm::layout::{TXF_ABORT, TXF_CLOSED, TXF_DONE};
 use crate::conn::{self, Conn, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
-use crate::tuple::{self, Endpoint};
+use crate::tuple::{self, Endpoint, Tuple};
 use crate::{config, device, observer, transition};
 
 /// Whether socket(2) with these arguments makes a TCP socket.
@@ -92,7 +92,8 @@ pub fn listening(fd: i32, index: u32) {
         match device::current().register_listener(netns, at) {
             Ok(token) => {
                 conn.offer_index.store(token, Relaxed);
-                conn.tuple[0].store(netns, Relaxed);
+                let listener = Tuple { netns, client: Endpoint::default(), server: at };
+                transition::store_tuple(conn, &listener);
                 conn.set_phase(LISTEN);
             }
             Err(reason) => conn.give_up(reason),
