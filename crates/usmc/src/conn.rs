@@ -85,7 +85,7 @@ pub struct Conn {
     pub holds: AtomicU32,
     /// Counts the uses of the record.
     pub use_count: AtomicU32,
-    /// Calls left in which an acceptor looks for an offer.
+    /// Calls left in which an acceptor looks for an offer; for a client, calls since it was attached.
     pub looks: AtomicU32,
     /// Why it is plain TCP ([`Reason`]).
     pub reason: AtomicU32,

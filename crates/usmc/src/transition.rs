@@ -19,6 +19,9 @@ use crate::{config, kernel, log, observer, segment, sys};
 /// Calls in which an acceptor looks for an offer before it settles for TCP.
 const LOOKS: u32 = 64;
 
+/// Calls that do not send before a client confirms: its first answer, and the waiting for it.
+const PATIENCE: u32 = 3;
+
 /// The record's tuple.
 pub fn stored_tuple(conn: &Conn) -> [u64; 6] {
     core::array::from_fn(|i| conn.tuple[i].load(Relaxed))
@@ -137,14 +140,24 @@ pub fn look(index: u32, tuple: &Tuple) {
     conn.set_phase(LOOKING);
 }
 
-/// One step of the handshake, where one is due. Costs a few loads; never waits.
+/// One step of the handshake, where one is due, for a call that sends. Costs a few loads; never waits.
+pub fn progress_to_send(fd: i32, index: u32) {
+    step(fd, index, true);
+}
+
+/// The same for all other calls. A client that has its answer may close next, so it confirms when it is
+/// clear that it goes on.
 pub fn progress(fd: i32, index: u32) {
+    step(fd, index, false);
+}
+
+fn step(fd: i32, index: u32, sends: bool) {
     let conn = conn::at(index);
     // Somebody else is at it, or we interrupted ourselves in a signal handler: the next call goes on.
     let Some(held) = conn.step_lock.try_enter() else { return };
     let before = conn.phase();
     match before {
-        OFFERED => step_client(fd, conn),
+        OFFERED => step_client(fd, conn, sends),
         LOOKING => step_acceptor(fd, conn),
         ATTACHED => step_attached(conn),
         _ => return,
@@ -169,7 +182,7 @@ fn offer_id(conn: &Conn) -> OfferId {
     OfferId { index: conn.offer_index.load(Relaxed), use_count: conn.offer_use.load(Relaxed) }
 }
 
-fn step_client(fd: i32, conn: &Conn) {
+fn step_client(fd: i32, conn: &Conn, sends: bool) {
     let Some(slot) = conn.slot() else { return };
     match handshake::phase(&slot.control, usage(conn)) {
         Phase::Offered => {
@@ -186,6 +199,7 @@ fn step_client(fd: i32, conn: &Conn) {
                 }
             }
         }
+        Phase::Attached if !sends && conn.looks.fetch_add(1, Relaxed) < PATIENCE => {}
         Phase::Attached => {
             // An fd number that changed hands behind our back must not confirm another connection.
             let stored = stored_tuple(conn);

@@ -62,7 +62,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
     loop {
         match conn.phase() {
             RING => {}
-            OFFERED | LOOKING | ATTACHED => transition::progress(fd, index),
+            OFFERED | LOOKING | ATTACHED => transition::progress_to_send(fd, index),
             _ => return Way::Plain,
         }
         let Some(slot) = conn.slot() else {
