@@ -40,9 +40,9 @@ lint:
 demo: demo-deps build
 	python3 demo/demo.py
 
-# CPython's own socket tests, with and without the library: same outcomes.
+# CPython's own socket tests, with and without the library: same outcomes. MODULES: some of them only.
 python-suite: build
-	sh tests/python-suite.sh
+	sh tests/python-suite.sh $(MODULES)
 
 install: build
 	install -D -m 755 target/release/usmc $(DESTDIR)$(PREFIX)/bin/usmc
