@@ -5,8 +5,8 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 BUILD_DEPS := gcc:gcc libc6-dev:- binutils:nm
-TEST_DEPS := python3:python3 curl:curl redis-server:redis-server redis-tools:redis-cli \
-	nginx-light:nginx wrk:wrk sockperf:sockperf
+TEST_DEPS := python3:/usr/bin/python3 curl:curl redis-server:redis-server redis-tools:redis-cli \
+	nginx-light:nginx wrk:wrk sockperf:sockperf memcached:memcached postgresql:-
 DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
@@ -41,7 +41,7 @@ demo: demo-deps build
 	python3 demo/demo.py
 
 # CPython's own socket tests, with and without the library: same outcomes. MODULES: some of them only.
-python-suite: build
+python-suite: test-deps build
 	sh tests/python-suite.sh $(MODULES)
 
 install: build

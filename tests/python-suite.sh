@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 usmc=${CARGO_TARGET_DIR:-$PWD/target}/release/usmc
-sh .ci/packages python3:python3 libpython3.11-testsuite:-
+sh .ci/packages python3:/usr/bin/python3 libpython3.11-testsuite:-
 work=$(mktemp -d)
 ism=$(mktemp -d /dev/shm/usmc-suite.XXXXXX)
 trap 'rm -rf "$work" "$ism"' EXIT INT TERM
