@@ -94,7 +94,7 @@ def workloads(cores):
         "nginx-close",
         (Measure("nginx and `wrk`, `Connection: close`", "requests", "k/s", 0.95),),
         partial(nginx, header="Connection: close"),
-        "1 worker; each connection serves one request, and a look finds many on their way into shared memory")
+        "1 worker; a connection that ends with its first answer stays TCP: changing over would not pay")
 
 
 def ping_pong(server_cpu, client_cpu, world, seconds):
@@ -147,6 +147,7 @@ def nginx(world, seconds, header=None):
     config.write_text(NGINX.format(directory=world.scratch, port=world.port, user=user))
     world.serve("nginx", "-e", "stderr", "-p", str(world.scratch), "-c", str(config))
     headers = ("-H", header) if header else ()
+    world.brief = header == "Connection: close"
     output = world.load("wrk", "-t", "1", "-c", "64", "-d", str(seconds), *headers,
                         f"http://127.0.0.1:{world.port}/1k")
     if "Socket errors" in output or "Non-2xx" in output:

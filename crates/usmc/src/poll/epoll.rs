@@ -10,9 +10,9 @@
 //! follows the active connections and not the open ones.
 
 use core::ptr;
-use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
+use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TX_RING};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
+use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64, fence};
 
 use super::entry::{
     self, E_ACTIVE, E_ARMED, E_DISABLED, E_EDGE, E_KICKED, E_PARKED, E_RING, E_TCP, Entry,
@@ -232,6 +232,11 @@ pub fn disarm(conn: &Conn, entry: &Entry) {
         && !conn.has(conn::F_SHARED)
     {
         conn.rx(slot).disarm_rx();
+        // SeqCst: who counted itself as a sleeper meanwhile, here or in another set, is armed again.
+        fence(SeqCst);
+        if conn.rx_sleepers.load(Relaxed) != 0 {
+            conn.rx(slot).arm_rx(ARM_TCP);
+        }
     }
 }
 

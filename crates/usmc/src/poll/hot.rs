@@ -126,12 +126,9 @@ fn sort_out(set: &Set, arm_all: bool) -> bool {
 
 /// After a sleep: somebody looks now, and further doorbells would be for nothing.
 pub fn disarm(set: &Set) {
-    // SeqCst: see `epoll::add`.
-    if set.sleepers.load(SeqCst) > 0 {
-        return;
-    }
     each(set, HOT, |_, entry| {
-        if entry.has(E_ARMED) {
+        // Under the lock: whoever counts itself as asleep after this look arms after we are through.
+        if set.sleepers.load(SeqCst) == 0 && entry.has(E_ARMED) {
             epoll::disarm(conn::at(entry.conn.load(Relaxed)), entry);
         }
     });
