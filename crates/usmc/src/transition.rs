@@ -10,7 +10,7 @@ use usmc_shm::span::{Switch, TxSpan};
 use crate::conn::{
     self, ATTACHED, Conn, F_CLIENT, F_KERNEL_ONLY, F_SHARED, F_TUNED, LOOKING, OFFERED,
 };
-use crate::conn::{PLAIN, RING};
+use crate::conn::{FRESH, PLAIN, RING};
 use crate::device::{self, DmbRef, OfferId};
 use crate::reason::Reason;
 use crate::tuple::{self, Endpoint, Tuple};
@@ -138,6 +138,19 @@ pub fn look(index: u32, tuple: &Tuple) {
     conn.looks.store(LOOKS, Relaxed);
     conn.reason.store(Reason::NoOffer as u32, Relaxed);
     conn.set_phase(LOOKING);
+}
+
+/// The kernel alone has to know this socket's readiness. Says whether it stays TCP for good; what is in the
+/// ring does not go back.
+pub fn stay_tcp(index: u32) -> bool {
+    let conn = conn::at(index);
+    match conn.phase() {
+        FRESH => conn.set_flag(F_KERNEL_ONLY, true),
+        LOOKING => conn.give_up(Reason::TableFull),
+        OFFERED => take_back(conn, Reason::TableFull),
+        _ => {}
+    }
+    !matches!(conn.phase(), OFFERED | ATTACHED | RING)
 }
 
 /// One step of the handshake, where one is due, for a call that sends. Costs a few loads; never waits.

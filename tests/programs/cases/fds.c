@@ -383,3 +383,28 @@ CASE(connection_passed_within_a_process) {
     close(again);
     recv_to_eof(client, 2, 0, 0);
 }
+
+CASE(epoll_set_passed_within_a_process) {
+    int client, server, over[2], made = OK(epoll_create1(0));
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, over));
+    pass(over[0], made);
+    int ep = receive(over[1]);
+    close(made);
+    connect_here(&client, &server);
+    struct epoll_event event = {EPOLLIN, {.u64 = 4}};
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, client, &event));
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, server, &event));
+    char c;
+    for (int i = 0; i < 20; i++) {
+        EQ(epoll_wait(ep, &event, 1, 0), 0);
+        EQ(send(i % 2 ? client : server, "x", 1, 0), 1);
+        EQ(epoll_wait(ep, &event, 1, 10000), 1);
+        EQ(event.data.u64, 4);
+        EQ(recv(i % 2 ? server : client, &c, 1, 0), 1);
+    }
+    close(ep);
+    close(client);
+    close(server);
+    close(over[0]);
+    close(over[1]);
+}

@@ -7,13 +7,16 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use super::fail;
 use crate::poll::{epoll, multi, nested};
 use crate::table::{self, Entry};
-use crate::{clock, errno, real, set_errno, sys};
+use crate::{clock, errno, real, set_errno, sys, transition};
 
 /// epoll_ctl(2)
 pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     // SAFETY: the caller's contract, as for all real calls below.
     let kernel = || unsafe { real::epoll_ctl(epfd, op, fd, event) };
-    let Entry::Epoll(set) = table::get(epfd) else { return kernel() };
+    let Entry::Epoll(set) = table::get(epfd) else {
+        let done = kernel();
+        return if done == 0 && op == libc::EPOLL_CTL_ADD { unknown_set(epfd, fd) } else { done };
+    };
     if op != libc::EPOLL_CTL_DEL && (event as usize) < 4096 {
         return kernel();
     }
@@ -39,6 +42,21 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
         }
         Entry::Foreign | Entry::Internal => kernel(),
     }
+}
+
+/// A socket was added to a set that the library does not know (inherited by exec, or one too many): the
+/// kernel alone reports it, so it has to stay TCP.
+fn unknown_set(epfd: c_int, fd: c_int) -> c_int {
+    let Entry::Conn(index) = table::get(fd) else { return 0 };
+    let saved = errno();
+    let stays = transition::stay_tcp(index);
+    set_errno(saved);
+    if stays {
+        return 0;
+    }
+    let mut none = epoll_event { events: 0, u64: 0 };
+    let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &mut none);
+    fail::<i32>(libc::ENOSPC)
 }
 
 /// epoll_wait(2)
