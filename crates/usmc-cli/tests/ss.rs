@@ -172,14 +172,14 @@ fn ten_thousand_records_are_all_there() {
 
 #[test]
 fn a_file_that_two_processes_hold_belongs_to_the_one_it_names() {
-    let record = Rec::smcd("127.0.0.1:40010", "127.0.0.1:10");
+    let record = Rec::smcd("10.254.0.1:40010", "10.254.0.2:10");
     let file = record_file(&[record]);
     let holders = [Holder::new(&file), Holder::new(&file)];
     for owner in &holders {
         file.write_all_at(&header(1, owner.pid()), 0).expect("header");
         let (rows, _) = ss(&[]);
         let pids: Vec<_> =
-            rows.iter().filter(|r| r["local"] == "127.0.0.1:40010").map(|r| &r["pid"]).collect();
+            rows.iter().filter(|r| r["local"] == "10.254.0.1:40010").map(|r| &r["pid"]).collect();
         assert_eq!(pids, [&Value::from(owner.pid())]);
     }
 }
