@@ -1,7 +1,9 @@
-//! Byte counts of plain TCP sockets, from the kernel (sock_diag(7)), for the network namespace we are in.
+//! Addresses and byte counts of plain TCP sockets, from the kernel (sock_diag(7)), for the network namespace we
+//! are in.
 
 use std::collections::HashMap;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
@@ -14,14 +16,16 @@ const NLMSG_DONE: u16 = 3;
 const INET_DIAG_INFO: u16 = 2;
 const IPPROTO_TCP: u8 = 6;
 const NLMSG_HEADER: usize = 16;
-/// `struct inet_diag_msg`; queues at 56 and 60, inode at 68.
+/// `struct inet_diag_msg`; family at 0, local port at 4 and address at 8, queues at 56 and 60, inode at 68.
 const DIAG_MSG: usize = 72;
 /// States of `struct tcp_info` in which the peer's FIN, which counts as a byte, has arrived.
 const WITH_FIN: [u8; 3] = [8, 9, 11];
 
-/// A socket's counters, in bytes of the application.
+/// What the kernel tells of a socket; counts are bytes of the application.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Counters {
+pub struct Kernel {
+    /// Own address; IPv4-mapped ones as IPv4.
+    pub local: SocketAddr,
     /// Written by the application.
     pub tx_bytes: u64,
     /// Read by the application.
@@ -32,8 +36,8 @@ pub struct Counters {
     pub rx_queued: u64,
 }
 
-/// Counters of all TCP sockets of this namespace by inode; empty where the kernel does not tell.
-pub fn tcp_counters() -> HashMap<u64, Counters> {
+/// All TCP sockets of this namespace by inode; empty where the kernel does not tell.
+pub fn tcp_sockets() -> HashMap<u64, Kernel> {
     let mut found = HashMap::new();
     for family in [AddressFamily::INET, AddressFamily::INET6] {
         // A kernel without sock_diag leaves the counters unknown, which is what the caller shows.
@@ -42,7 +46,7 @@ pub fn tcp_counters() -> HashMap<u64, Counters> {
     found
 }
 
-fn dump(family: AddressFamily, found: &mut HashMap<u64, Counters>) -> io::Result<()> {
+fn dump(family: AddressFamily, found: &mut HashMap<u64, Kernel>) -> io::Result<()> {
     let kind = (SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG));
     let socket = socket_with(AddressFamily::NETLINK, kind.0, kind.1, kind.2)?;
     send(&socket, &request(family), SendFlags::empty())?;
@@ -68,21 +72,21 @@ fn request(family: AddressFamily) -> [u8; 72] {
 }
 
 /// Takes one datagram's messages; false after the last.
-fn messages(mut bytes: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
+fn messages(mut bytes: &[u8], found: &mut HashMap<u64, Kernel>) -> bool {
     while let (Some(len), Some(kind)) = (u32_at(bytes, 0), u16_at(bytes, 4)) {
         let len = (len as usize).max(NLMSG_HEADER).min(bytes.len());
         if matches!(kind, NLMSG_DONE | NLMSG_ERROR) {
             return false;
         }
-        if let Some((inode, counters)) = bytes.get(NLMSG_HEADER..len).and_then(socket) {
-            found.insert(inode, counters);
+        if let Some((inode, kernel)) = bytes.get(NLMSG_HEADER..len).and_then(socket) {
+            found.insert(inode, kernel);
         }
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
     true
 }
 
-fn socket(message: &[u8]) -> Option<(u64, Counters)> {
+fn socket(message: &[u8]) -> Option<(u64, Kernel)> {
     let (rx_queue, tx_queue) = (u32_at(message, 56)?, u32_at(message, 60)?);
     let inode = u64::from(u32_at(message, 68)?);
     let mut attributes = message.get(DIAG_MSG..)?;
@@ -90,7 +94,7 @@ fn socket(message: &[u8]) -> Option<(u64, Counters)> {
         let len = (len as usize).max(4);
         if kind == INET_DIAG_INFO {
             let info = attributes.get(4..len)?;
-            return Some((inode, counters(info, tx_queue, rx_queue)?));
+            return Some((inode, from_info(local(message)?, info, tx_queue, rx_queue)?));
         }
         attributes = attributes.get(len.next_multiple_of(4)..)?;
     }
@@ -99,17 +103,29 @@ fn socket(message: &[u8]) -> Option<(u64, Counters)> {
 
 /// From `struct tcp_info` (linux/tcp.h): sent less sent again, and what was never sent, is what was
 /// written, without SYN and FIN; all there since Linux 4.19.
-fn counters(info: &[u8], tx_queued: u32, rx_queued: u32) -> Option<Counters> {
+fn from_info(local: SocketAddr, info: &[u8], tx_queued: u32, rx_queued: u32) -> Option<Kernel> {
     let (received, unsent) = (u64_at(info, 128)?, u32_at(info, 144)?);
     let (sent, again) = (u64_at(info, 200)?, u64_at(info, 208)?);
     let fin = u64::from(WITH_FIN.contains(info.first()?));
     let rx_queued = u64::from(rx_queued).saturating_sub(fin);
-    Some(Counters {
+    Some(Kernel {
+        local,
         tx_bytes: sent.saturating_sub(again).saturating_add(u64::from(unsent)),
         rx_bytes: received.saturating_sub(fin).saturating_sub(rx_queued),
         tx_queued: u64::from(tx_queued),
         rx_queued,
     })
+}
+
+fn local(message: &[u8]) -> Option<SocketAddr> {
+    let port = message.get(4..)?.first_chunk().map(|port| u16::from_be_bytes(*port))?;
+    let addr = message.get(8..)?;
+    let ip = if message[0] == AddressFamily::INET.as_raw() as u8 {
+        Ipv4Addr::from(*addr.first_chunk::<4>()?).into()
+    } else {
+        IpAddr::from(Ipv6Addr::from(*addr.first_chunk::<16>()?)).to_canonical()
+    };
+    Some(SocketAddr::new(ip, port))
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -142,15 +158,16 @@ mod tests {
         let (mut server, _) = listener.accept().expect("accept");
         client.write_all(&[7; 1000]).expect("write");
         server.read_exact(&mut [0; 400]).expect("read");
-        let found = tcp_counters();
+        let found = tcp_sockets();
         let client_counters = found[&inode(&client)];
+        assert_eq!(client_counters.local, client.local_addr().expect("name"));
         assert_eq!((client_counters.tx_bytes, client_counters.rx_bytes), (1000, 0));
         let server_counters = found[&inode(&server)];
         assert_eq!((server_counters.rx_bytes, server_counters.rx_queued), (400, 600));
         let server_inode = inode(&server);
         drop(client);
         server.read_to_end(&mut Vec::new()).expect("read to the end");
-        assert_eq!(tcp_counters()[&server_inode].rx_bytes, 1000, "the FIN is no byte");
+        assert_eq!(tcp_sockets()[&server_inode].rx_bytes, 1000, "the FIN is no byte");
     }
 
     #[test]

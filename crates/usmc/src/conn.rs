@@ -2,7 +2,7 @@
 //!
 //! Records are private memory: after a fork each process has its own copy, and everything both must
 //! agree on lies in the slot (or is asked of the kernel). Life: [`FRESH`] at socket(2), then [`LISTEN`],
-//! or [`OFFERED`] (client) / [`LOOKING`] (acceptor) → [`ATTACHED`] → [`RING`]; [`PLAIN`] is final.
+//! or [`EARLY`] → [`OFFERED`] (client) / [`ATTACHED`] (acceptor) → [`RING`]; [`PLAIN`] is final.
 
 use core::ptr;
 use usmc_shm::layout::{ACCEPTOR, CLIENT, End, Producer, Slot, WINDOW_SHIFT_MIN};
@@ -20,8 +20,8 @@ pub const FRESH: u32 = 1;
 pub const LISTEN: u32 = 2;
 /// Client: an offer is out.
 pub const OFFERED: u32 = 3;
-/// Acceptor: no offer found so far.
-pub const LOOKING: u32 = 4;
+/// No slot yet: a client has made no offer ([`crate::lasting`]), an acceptor has found none.
+pub const EARLY: u32 = 4;
 /// Acceptor: attached, the client has not confirmed.
 pub const ATTACHED: u32 = 5;
 /// Confirmed: each direction is in the ring or about to change over.
@@ -85,8 +85,10 @@ pub struct Conn {
     pub holds: AtomicU32,
     /// Counts the uses of the record.
     pub use_count: AtomicU32,
-    /// Calls left in which an acceptor looks for an offer; for a client, calls since it was attached.
+    /// Calls left in which an acceptor looks for an offer.
     pub looks: AtomicU32,
+    /// Calls so far ([`crate::lasting`]).
+    pub calls: AtomicU32,
     /// Why it is plain TCP ([`Reason`]).
     pub reason: AtomicU32,
     /// Segment table index, valid from OFFERED/ATTACHED on.
@@ -315,6 +317,8 @@ pub fn free(index: u32) {
         cell.store(0, Relaxed);
     }
     conn.tx_blocks.store(0, Relaxed);
+    conn.calls.store(0, Relaxed);
+    conn.tuple.iter().for_each(|word| word.store(0, Relaxed));
     conn.blocked_sends.store(0, Relaxed);
     conn.snd_buf.store(0, Relaxed);
     conn.rcv_buf.store(0, Relaxed);

@@ -17,7 +17,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::conn::{
-    self, ATTACHED, Conn, F_FORKED, F_NONBLOCK, F_SHARED, LISTEN, LOOKING, OFFERED, RING,
+    self, ATTACHED, Conn, EARLY, F_FORKED, F_NONBLOCK, F_SHARED, LISTEN, OFFERED, RING,
 };
 use crate::reason::Reason;
 use crate::socket::close;
@@ -88,7 +88,7 @@ fn prepare() {
                     conn.set_flag(F_SHARED | F_FORKED, true);
                 }
             }
-            LOOKING => {
+            EARLY => {
                 if conn.cell.load(Relaxed) == 0 {
                     conn.cell.store(new_cell().unwrap_or(0), Relaxed);
                 }
@@ -145,7 +145,7 @@ fn child() {
         for count in [&conn.rx_sleepers, &conn.tx_sleepers, &conn.blocked_sends] {
             count.store(0, Relaxed);
         }
-        if !conn.has(F_FORKED) && matches!(conn.phase(), OFFERED | LOOKING | ATTACHED | RING) {
+        if !conn.has(F_FORKED) && matches!(conn.phase(), OFFERED | EARLY | ATTACHED | RING) {
             // Made by another thread after `prepare`: not counted, and nobody here knows of it.
             conn.forget_slot();
             conn.give_up(Reason::Adopted);

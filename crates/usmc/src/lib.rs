@@ -21,6 +21,7 @@ mod fork;
 mod free_slots;
 mod holds;
 mod kernel;
+mod lasting;
 mod log;
 pub mod observe;
 mod observer;

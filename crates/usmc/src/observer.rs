@@ -7,11 +7,11 @@ use usmc_shm::layout::TX_RING;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, fence};
 
-use crate::conn::{self, ATTACHED, Conn, F_CLIENT, LISTEN, LOOKING, OFFERED, PLAIN, RING};
+use crate::conn::{self, Conn, F_CLIENT, LISTEN, RING};
 use crate::observe::{Header, MAGIC, MEMFD_NAME, Mode, RECORDS_OFFSET, Record, State, VERSION};
 use crate::process::{self, Lock};
 use crate::reason::Reason;
-use crate::tuple::{self, Endpoint};
+use crate::tuple::Endpoint;
 use crate::{sys, table};
 
 /// Records of one file; sockets beyond are not shown.
@@ -127,7 +127,7 @@ pub fn changed(fd: i32, index: u32) {
 
 fn write(fd: i32, conn: &Conn, record: &Record) {
     let phase = conn.phase();
-    let (local, peer) = ends(fd, conn, phase);
+    let (local, peer) = ends(conn, phase);
     let state = match phase {
         LISTEN => State::Listen,
         _ if peer.is_none() => State::Init,
@@ -138,7 +138,8 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
     let reason =
         if in_ring || phase == LISTEN { Reason::None as u32 } else { conn.reason.load(Relaxed) };
     let peer = peer.unwrap_or_default();
-    let v4 = local.ip().is_ipv4();
+    let named = if local.port != 0 { local } else { peer };
+    let v4 = named.ip().is_ipv4();
     let family = if v4 { 4 } else { 6 };
     record.fd.store(fd as u32, Relaxed);
     record
@@ -163,25 +164,24 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
     }
 }
 
-/// Local end and peer, from the record where they are known.
-fn ends(fd: i32, conn: &Conn, phase: u32) -> (Endpoint, Option<Endpoint>) {
-    if matches!(phase, OFFERED | LOOKING | ATTACHED | RING) {
-        let w: [u64; 6] = core::array::from_fn(|i| conn.tuple[i].load(Relaxed));
-        let end = |hi: u64, lo: u64, port: u64| {
-            let mut addr = [0; 16];
-            addr[..8].copy_from_slice(&hi.to_ne_bytes());
-            addr[8..].copy_from_slice(&lo.to_ne_bytes());
-            Endpoint { addr, port: port as u16 }
-        };
-        let (client, server) = (end(w[1], w[2], w[5] >> 16), end(w[3], w[4], w[5]));
-        return if conn.has(F_CLIENT) || phase == OFFERED {
-            (client, Some(server))
-        } else {
-            (server, Some(client))
-        };
+/// Local end and peer, as far as the record knows them: the kernel is not asked. A client's own end is known
+/// from its offer on, and all zero before.
+fn ends(conn: &Conn, phase: u32) -> (Endpoint, Option<Endpoint>) {
+    let w: [u64; 6] = core::array::from_fn(|i| conn.tuple[i].load(Relaxed));
+    let end = |hi: u64, lo: u64, port: u64| {
+        let mut addr = [0; 16];
+        addr[..8].copy_from_slice(&hi.to_ne_bytes());
+        addr[8..].copy_from_slice(&lo.to_ne_bytes());
+        Endpoint { addr, port: port as u16 }
+    };
+    let (client, server) = (end(w[1], w[2], w[5] >> 16), end(w[3], w[4], w[5]));
+    match phase {
+        LISTEN => (server, None),
+        _ if conn.has(F_CLIENT) => (client, Some(server)),
+        // Neither accepted nor connected, as far as we know.
+        _ if client.port == 0 => (server, None),
+        _ => (server, Some(client)),
     }
-    let local = tuple::local(fd).unwrap_or_default();
-    (local, if phase == PLAIN { tuple::peer(fd).ok() } else { None })
 }
 
 /// The record's socket is gone.

@@ -1,14 +1,45 @@
 //! Who we are: the cached process id and a word that names the calling thread.
 
+use core::ptr;
 use usmc_shm::lock::{self, Refused, Verdict, Wait};
 use usmc_shm::sync::Ordering::Relaxed;
-use usmc_shm::sync::{AtomicU32, AtomicU64};
+use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+
+use crate::sys;
 
 static PID: AtomicU32 = AtomicU32::new(0);
+/// The same number in a page that the kernel wipes in the child of any fork (MADV_WIPEONFORK, Linux 4.14).
+static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+/// A child may share our memory, the mark included.
+static SHARES_MEMORY: AtomicBool = AtomicBool::new(false);
 
 /// Re-reads the process id: at start and in a forked child.
 pub fn refresh() {
-    PID.store(crate::sys::getpid(), Relaxed);
+    PID.store(sys::getpid(), Relaxed);
+    if MARK.load(Relaxed).is_null()
+        && let Ok(page) = sys::mmap_private(ptr::null_mut(), 4096)
+    {
+        // SAFETY: our own fresh page.
+        if unsafe { sys::madvise(page, 4096, libc::MADV_WIPEONFORK) }.is_ok() {
+            MARK.store(page.cast(), Relaxed);
+        }
+    }
+    if let Some(mark) = mark() {
+        mark.store(pid(), Relaxed);
+    }
+}
+
+fn mark() -> Option<&'static AtomicU32> {
+    let mark = MARK.load(Relaxed);
+    // SAFETY: a page of `refresh`, never unmapped.
+    if mark.is_null() { None } else { Some(unsafe { &*mark }) }
+}
+
+/// A clone with these flags is about to be made.
+pub fn clones(flags: u64) {
+    if flags & (libc::CLONE_VM | libc::CLONE_THREAD) as u64 == libc::CLONE_VM as u64 {
+        SHARES_MEMORY.store(true, Relaxed);
+    }
 }
 
 /// This process, as of the last fork the library saw.
@@ -17,10 +48,13 @@ pub fn pid() -> u32 {
     PID.load(Relaxed)
 }
 
-/// True in a child that shares our memory without having passed through our fork (clone with CLONE_VM,
-/// vfork inside libc): it must not change our tables, they are its parent's.
+/// True in a child that has not passed through our fork (clone with CLONE_VM, or by a system call of its own):
+/// it must not change our tables, they are its parent's. Asks the kernel only where memory cannot tell.
 pub fn is_foreign_child() -> bool {
-    crate::sys::getpid() != pid()
+    match mark() {
+        Some(mark) if !SHARES_MEMORY.load(Relaxed) => mark.load(Relaxed) != pid(),
+        _ => sys::getpid() != pid(),
+    }
 }
 
 /// A word unique to the calling thread within the process, never 0.
@@ -52,7 +86,7 @@ impl Wait for Patience {
         if attempt < 64 {
             core::hint::spin_loop();
         } else {
-            crate::sys::sched_yield();
+            sys::sched_yield();
         }
         Verdict::Again
     }
@@ -72,7 +106,7 @@ impl Wait for FamilyPatience {
             core::hint::spin_loop();
             return Verdict::Again;
         }
-        crate::sys::sched_yield();
+        sys::sched_yield();
         if attempt.is_multiple_of(64) && !is_alive((holder >> 40) as u32) {
             return Verdict::Steal;
         }
@@ -82,11 +116,11 @@ impl Wait for FamilyPatience {
 }
 
 fn is_alive(pid: u32) -> bool {
-    match crate::sys::pidfd_open(pid) {
+    match sys::pidfd_open(pid) {
         Ok(fd) => {
             // A zombie's pidfd is readable: it holds nothing any more.
-            let dead = crate::sys::poll1(fd, libc::POLLIN, 0) != 0;
-            crate::sys::close(fd);
+            let dead = sys::poll1(fd, libc::POLLIN, 0) != 0;
+            sys::close(fd);
             !dead
         }
         Err(libc::ESRCH | libc::EINVAL) => false,

@@ -55,4 +55,6 @@ reasons! {
     NoBoundary = 15, "boundary of the TCP span unknown";
     /// shutdown(2) came before the change-over.
     ShutDown = 16, "shut down before the change-over";
+    /// Few calls were made on it so far ([`crate::lasting`]).
+    Short = 17, "too little use so far to change over";
 }

@@ -252,7 +252,7 @@ fn give_back_pages(map: &Segment, slot: u32) {
         if shift > WINDOW_SHIFT_MIN + 2 && ring.unread() == 0 {
             let (base, _) = ring.contiguous(0, 1 << shift, 1 << shift);
             // SAFETY: the ring is empty, nothing in it is needed.
-            unsafe { sys::madvise(base, 1 << shift, libc::MADV_REMOVE) };
+            let _ = unsafe { sys::madvise(base, 1 << shift, libc::MADV_REMOVE) };
         }
     }
 }

@@ -200,8 +200,8 @@ pub unsafe fn munmap(at: *mut u8, len: usize) {
 ///
 /// # Safety
 /// The advice must not invalidate data that is still needed.
-pub unsafe fn madvise(at: *mut u8, len: usize, advice: c_int) {
-    let _ = call!(SYS_madvise, at, len, advice);
+pub unsafe fn madvise(at: *mut u8, len: usize, advice: c_int) -> Result<(), Errno> {
+    call!(SYS_madvise, at, len, advice).map(drop)
 }
 
 /// Random bits; falls back to the clock when the pool is not ready.

@@ -8,19 +8,19 @@ use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
 
 use crate::conn::{
-    self, ATTACHED, Conn, F_CLIENT, F_KERNEL_ONLY, F_SHARED, F_TUNED, LOOKING, OFFERED,
+    self, ATTACHED, Conn, EARLY, F_CLIENT, F_KERNEL_ONLY, F_SHARED, F_TUNED, OFFERED,
 };
 use crate::conn::{FRESH, PLAIN, RING};
 use crate::device::{self, DmbRef, OfferId};
+use crate::lasting::{self, Call};
 use crate::reason::Reason;
 use crate::tuple::{self, Endpoint, Tuple};
 use crate::{config, kernel, log, observer, segment, sys};
 
-/// Calls in which an acceptor looks for an offer before it settles for TCP.
-const LOOKS: u32 = 64;
-
-/// Calls that do not send before a client confirms: its first answer, and the waiting for it.
-const PATIENCE: u32 = 3;
+/// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
+/// every [`LOOKS_EACH`]th looks, for a client that sends a long request before it makes its offer.
+const LOOKS: u32 = 64 * LOOKS_EACH;
+const LOOKS_EACH: u32 = 64;
 
 /// The record's tuple.
 pub fn stored_tuple(conn: &Conn) -> [u64; 6] {
@@ -34,31 +34,48 @@ pub fn store_tuple(conn: &Conn, tuple: &Tuple) {
     }
 }
 
-/// After connect(2) succeeded or went into progress: leaves an offer if the destination is registered.
-pub fn offer(fd: i32, index: u32, server: Endpoint) {
+/// After connect(2) succeeded or went into progress: once it lasts, the connection is offered to the destination
+/// if that is registered.
+pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     let conn = conn::at(index);
-    if let Err(reason) = try_offer(fd, conn, server) {
-        conn.give_up(reason);
+    store_tuple(conn, &Tuple { server, ..Tuple::default() });
+    conn.set_flag(F_CLIENT, true);
+    conn.calls.store(0, Relaxed);
+    if conn.has(F_KERNEL_ONLY) {
+        conn.give_up(Reason::KernelFeature);
+    } else if !config::get().allows(server.ip(), server.port) {
+        conn.give_up(Reason::Excluded);
+    } else if !device::current().is_listening(None, server) {
+        conn.give_up(Reason::NotRegistered);
+    } else {
+        conn.reason.store(Reason::Short as u32, Relaxed);
+        conn.set_phase(EARLY);
     }
     observer::changed(fd, index);
 }
 
-fn try_offer(fd: i32, conn: &Conn, server: Endpoint) -> Result<(), Reason> {
-    if conn.has(F_KERNEL_ONLY) {
-        return Err(Reason::KernelFeature);
+/// Leaves an offer. Where it cannot be left just now, a later call will.
+fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
+    if conn.has(F_SHARED) && !is_ours_alone(fd, conn)? {
+        return Ok(());
     }
-    if !config::get().allows(server.ip(), server.port) {
-        return Err(Reason::Excluded);
-    }
-    let netns = tuple::netns(fd);
-    let device = device::current();
-    if !device.is_listening(netns, server) {
+    let (Ok(client), Ok(server)) = (tuple::local(fd), tuple::peer(fd)) else { return Ok(()) };
+    let meant = Endpoint::server_of(&stored_tuple(conn));
+    // connect(0.0.0.0) goes to 127.0.0.1.
+    if server.port != meant.port || (server.addr != meant.addr && !meant.is_wildcard()) {
+        // The number means another connection by now.
         return Err(Reason::NotRegistered);
     }
-    // The kernel's view: connect(0.0.0.0) goes to 127.0.0.1.
-    let server = if server.is_wildcard() { tuple::peer(fd).unwrap_or(server) } else { server };
-    let client = tuple::local(fd).map_err(|_| Reason::NotRegistered)?;
+    let netns = tuple::netns(fd);
+    if !device::current().is_listening(Some(netns), server) {
+        return Err(Reason::NotRegistered);
+    }
     let tuple = Tuple { netns, client, server };
+    // Receivers and senders in the kernel's TCP know nothing of a slot.
+    let Some(_rx) = conn.rx_lock.try_enter() else { return Ok(()) };
+    if conn.tcp_sends.compare_exchange(0, SWITCHING, AcqRel, Acquire).is_err() {
+        return Ok(());
+    }
     let own = segment::take_slot(&tuple)?;
     let Ok(usage) = prepare(&own.map, own.slot) else {
         segment::unuse(own.segment);
@@ -68,22 +85,22 @@ fn try_offer(fd: i32, conn: &Conn, server: Endpoint) -> Result<(), Reason> {
     conn.usage.store(usage.to_bits(), Relaxed);
     store_tuple(conn, &tuple);
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: usage.to_bits() };
-    match device.offer(&tuple, dmb) {
-        Ok(id) => {
-            conn.offer_index.store(id.index, Relaxed);
-            conn.offer_use.store(id.use_count, Relaxed);
-            conn.set_flag(F_CLIENT, true);
-            conn.reason.store(Reason::Offered as u32, Relaxed);
-            conn.set_phase(OFFERED);
-            log::debug(format_args!("fd {fd}: offered slot {} to port {}", own.slot, server.port));
-            Ok(())
-        }
-        Err(reason) => {
-            conn.set_flag(F_CLIENT, true);
-            release_slot(conn);
-            Err(reason)
-        }
+    let offered = device::current().offer(&tuple, dmb).inspect_err(|_| release_slot(conn))?;
+    conn.offer_index.store(offered.index, Relaxed);
+    conn.offer_use.store(offered.use_count, Relaxed);
+    conn.reason.store(Reason::Offered as u32, Relaxed);
+    conn.set_phase(OFFERED);
+    log::debug(format_args!("fd {fd}: offered slot {} to port {}", own.slot, server.port));
+    Ok(())
+}
+
+/// Another process may hold the socket, too, and could not learn of the memory: false until it let go.
+fn is_ours_alone(fd: i32, conn: &Conn) -> Result<bool, Reason> {
+    if !crate::fork::is_sole_holder(conn) {
+        return Ok(false);
     }
+    // The others may have shut it down.
+    if kernel::is_established(fd) { Ok(true) } else { Err(Reason::ShutDown) }
 }
 
 /// Resets a slot's words for its next connection and opens it for an acceptor.
@@ -130,14 +147,14 @@ fn bind_slot(conn: &Conn, map: &Segment, seg: u32, index: u32, client: bool) -> 
     Ok(())
 }
 
-/// After accept(2): from now on each call on the connection looks for its offer. Not accept itself: a
+/// After accept(2): once it lasts, each call on the connection looks for its offer. Not accept itself: a
 /// server that hands the socket on at once (inetd, fork and exec) leaves it plain for the next program.
-pub fn look(index: u32, tuple: &Tuple) {
+pub fn begin_acceptor(index: u32, tuple: &Tuple) {
     let conn = conn::at(index);
     store_tuple(conn, tuple);
     conn.looks.store(LOOKS, Relaxed);
-    conn.reason.store(Reason::NoOffer as u32, Relaxed);
-    conn.set_phase(LOOKING);
+    conn.reason.store(Reason::Short as u32, Relaxed);
+    conn.set_phase(EARLY);
 }
 
 /// The kernel alone has to know this socket's readiness. Says whether it stays TCP for good; what is in the
@@ -146,32 +163,30 @@ pub fn stay_tcp(index: u32) -> bool {
     let conn = conn::at(index);
     match conn.phase() {
         FRESH => conn.set_flag(F_KERNEL_ONLY, true),
-        LOOKING => conn.give_up(Reason::TableFull),
+        EARLY => conn.give_up(Reason::TableFull),
         OFFERED => take_back(conn, Reason::TableFull),
         _ => {}
     }
     !matches!(conn.phase(), OFFERED | ATTACHED | RING)
 }
 
-/// One step of the handshake, where one is due, for a call that sends. Costs a few loads; never waits.
-pub fn progress_to_send(fd: i32, index: u32) {
-    step(fd, index, true);
-}
-
-/// The same for all other calls. A client that has its answer may close next, so it confirms when it is
-/// clear that it goes on.
-pub fn progress(fd: i32, index: u32) {
-    step(fd, index, false);
-}
-
-fn step(fd: i32, index: u32, sends: bool) {
+/// One step of the handshake, where one is due. Costs a few loads; never waits.
+pub fn progress(fd: i32, index: u32, call: Call) {
     let conn = conn::at(index);
+    if conn.phase() == EARLY && !lasting::lasts(conn, call) {
+        return;
+    }
     // Somebody else is at it, or we interrupted ourselves in a signal handler: the next call goes on.
     let Some(held) = conn.step_lock.try_enter() else { return };
     let before = conn.phase();
     match before {
-        OFFERED => step_client(fd, conn, sends),
-        LOOKING => step_acceptor(fd, conn),
+        EARLY if conn.has(F_CLIENT) => {
+            if let Err(reason) = offer(fd, conn) {
+                conn.give_up(reason);
+            }
+        }
+        EARLY => step_acceptor(fd, conn),
+        OFFERED => step_client(fd, conn),
         ATTACHED => step_attached(conn),
         _ => return,
     }
@@ -195,7 +210,7 @@ fn offer_id(conn: &Conn) -> OfferId {
     OfferId { index: conn.offer_index.load(Relaxed), use_count: conn.offer_use.load(Relaxed) }
 }
 
-fn step_client(fd: i32, conn: &Conn, sends: bool) {
+fn step_client(fd: i32, conn: &Conn) {
     let Some(slot) = conn.slot() else { return };
     match handshake::phase(&slot.control, usage(conn)) {
         Phase::Offered => {
@@ -212,7 +227,6 @@ fn step_client(fd: i32, conn: &Conn, sends: bool) {
                 }
             }
         }
-        Phase::Attached if !sends && conn.looks.fetch_add(1, Relaxed) < PATIENCE => {}
         Phase::Attached => {
             // An fd number that changed hands behind our back must not confirm another connection.
             let stored = stored_tuple(conn);
@@ -248,30 +262,43 @@ fn withdraw(conn: &Conn, reason: Reason) {
     }
 }
 
-fn step_acceptor(fd: i32, conn: &Conn) {
-    let device = device::current();
+/// The acceptor's tuple. Of a listener on all addresses, accept(2) did not tell which one it is.
+fn named(fd: i32, conn: &Conn) -> Option<[u64; 6]> {
     let words = stored_tuple(conn);
+    if !Endpoint::server_of(&words).is_wildcard() {
+        return Some(words);
+    }
+    let (server, client) = (tuple::local(fd).ok()?, tuple::peer(fd).ok()?);
+    store_tuple(conn, &Tuple { netns: words[0], client, server });
+    Some(stored_tuple(conn))
+}
+
+fn step_acceptor(fd: i32, conn: &Conn) {
+    let left = conn.looks.load(Relaxed);
+    if left < LOOKS - LOOKS_EACH && !left.is_multiple_of(LOOKS_EACH) {
+        conn.looks.store(left - 1, Relaxed);
+        return;
+    }
+    let device = device::current();
+    let Some(words) = named(fd, conn) else { return };
     while let Some(memfd) = device.receive_segment() {
         if let Err(reason) = segment::map_peer(memfd) {
             log::warn(format_args!("a pushed segment was refused: {}", reason.text()));
         }
     }
-    let left = conn.looks.load(Relaxed);
     let Some(found) = device.find_offer(&words) else {
+        conn.reason.store(Reason::NoOffer as u32, Relaxed);
         if left == 0 {
             conn.give_up(Reason::NoOffer);
         }
         conn.looks.store(left.saturating_sub(1), Relaxed);
         return;
     };
-    // Another process holds the socket, too, and could not learn of the memory: wait until it let go.
     if conn.has(F_SHARED) {
-        if !crate::fork::is_sole_holder(conn) {
-            return;
-        }
-        // The others may have shut it down.
-        if !kernel::is_established(fd) {
-            return conn.give_up(Reason::ShutDown);
+        match is_ours_alone(fd, conn) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(reason) => return conn.give_up(reason),
         }
     }
     let Some((seg, map)) = segment::use_peer(found.dmb.segment) else {

@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> Result<c_int> {
     found.sort_by_key(|f| (f.pid, f.socket.local, f.socket.peer, f.socket.fd));
     let needs_kernel =
         found.iter().any(|f| f.socket.mode == Mode::Tcp && is_connected(f.socket.state));
-    let kernel = if needs_kernel { sock_diag::tcp_counters() } else { HashMap::new() };
+    let kernel = if needs_kernel { sock_diag::tcp_sockets() } else { HashMap::new() };
     let rows: Vec<Row> = found
         .iter()
         .map(|f| row(f, scan.processes[f.process].comm.clone(), &ends, &kernel))
@@ -165,7 +165,7 @@ fn row(
     found: &Found,
     comm: String,
     ends: &HashMap<End, Socket>,
-    kernel: &HashMap<u64, sock_diag::Counters>,
+    kernel: &HashMap<u64, sock_diag::Kernel>,
 ) -> Row {
     let s = &found.socket;
     let connected = is_connected(s.state);
@@ -174,8 +174,8 @@ fn row(
         comm,
         fd: s.fd,
         state: state_name(s.state),
-        local: s.local.to_string(),
-        peer: if s.peer.port() == 0 { wildcard(s.peer) } else { s.peer.to_string() },
+        local: name(s.local),
+        peer: name(s.peer),
         mode: if s.mode == Mode::Smcd { "SMCD" } else { "TCP" },
         fallback_reason: None,
         tx_bytes: Some(s.tx_bytes),
@@ -194,21 +194,27 @@ fn row(
             row.rx_queued = other.map(|o| fill(o.tx_bytes, s.rx_bytes, o.ring_size));
         }
         Mode::Tcp => {
-            let counters = found.inode.filter(|_| connected).and_then(|inode| kernel.get(&inode));
+            let kernel = found.inode.filter(|_| connected).and_then(|inode| kernel.get(&inode));
+            if let (0, Some(kernel)) = (s.local.port(), kernel) {
+                row.local = kernel.local.to_string();
+            }
             row.fallback_reason = reason_text(s.reason, connected);
-            row.tx_bytes = counters.map(|c| c.tx_bytes);
-            row.rx_bytes = counters.map(|c| c.rx_bytes);
-            row.tx_queued = counters.map(|c| c.tx_queued);
-            row.rx_queued = counters.map(|c| c.rx_queued);
+            row.tx_bytes = kernel.map(|k| k.tx_bytes);
+            row.rx_bytes = kernel.map(|k| k.rx_bytes);
+            row.tx_queued = kernel.map(|k| k.tx_queued);
+            row.rx_queued = kernel.map(|k| k.rx_queued);
         }
     }
     row
 }
 
-/// `0.0.0.0:*`, as ss(8) writes "nobody yet".
-fn wildcard(addr: SocketAddr) -> String {
+/// The address; `0.0.0.0:*` for one that is not known, as ss(8) writes it.
+fn name(addr: SocketAddr) -> String {
     let text = addr.to_string();
-    text.strip_suffix('0').map_or(text.clone(), |start| format!("{start}*"))
+    match text.strip_suffix('0') {
+        Some(start) if addr.port() == 0 => format!("{start}*"),
+        _ => text,
+    }
 }
 
 /// smcss(8)'s names. The state a kernel socket is in when its peer has closed waits for the

@@ -82,6 +82,7 @@ pub unsafe fn clone(
     tls: c_ulong,
     child_tid: c_ulong,
 ) -> c_int {
+    process::clones(flags as u64);
     if flags & libc::CLONE_VM != 0
         || function.is_null()
         || stack.is_null()
@@ -103,7 +104,7 @@ pub unsafe fn clone(
     })
 }
 
-/// Whether a system call makes a process with a memory of its own that goes on where its parent is.
+/// Whether a system call that is about to be made makes a process with a memory of its own that goes on where its parent is.
 ///
 /// # Safety
 /// The arguments are those of system call `nr`.
@@ -119,6 +120,7 @@ pub unsafe fn is_fork(nr: c_long, a: c_long, b: c_long) -> bool {
         libc::SYS_fork => (0, 0),
         _ => return false,
     };
+    process::clones(flags);
     flags & libc::CLONE_VM as u64 == 0 && stack == 0
 }
 

@@ -51,8 +51,9 @@ pub trait Device: Sync {
     fn register_listener(&self, netns: u64, at: Endpoint) -> Result<u32, Reason>;
     /// Forgets a listening address registered by this process.
     fn unregister_listener(&self, token: u32);
-    /// Whether anybody on this device listens there (maybe already dead: harmless).
-    fn is_listening(&self, netns: u64, at: Endpoint) -> bool;
+    /// Whether anybody on this device listens there (maybe already dead: harmless), in this network namespace or,
+    /// with `None`, in any.
+    fn is_listening(&self, netns: Option<u64>, at: Endpoint) -> bool;
 
     /// Leaves an offer for the acceptor of `tuple`.
     ///

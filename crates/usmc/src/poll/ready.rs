@@ -4,7 +4,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
 
-use crate::conn::{self, ATTACHED, Conn, LOOKING, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
+use crate::lasting::Call;
 use crate::socket::ending::{self, Ending};
 use crate::socket::{send, wait};
 use crate::{kernel, sys, transition};
@@ -29,8 +30,8 @@ pub const WRITE_BITS: u32 = OUT | WRNORM | libc::POLLWRBAND as u32;
 /// Whether the kernel alone knows this connection's readiness. Moves the handshake on.
 pub fn is_kernels(fd: i32, index: u32) -> bool {
     let conn = conn::at(index);
-    if matches!(conn.phase(), OFFERED | LOOKING | ATTACHED) {
-        transition::progress(fd, index);
+    if matches!(conn.phase(), OFFERED | EARLY | ATTACHED) {
+        transition::progress(fd, index, Call::Look);
     }
     conn.phase() != RING
 }

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release, SeqCst};
 use usmc_shm::layout::{END_CUT, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
 
 use super::wait;
-use crate::conn::{self, Conn, LISTEN, LOOKING, OFFERED, RING};
+use crate::conn::{self, Conn, EARLY, LISTEN, OFFERED, RING};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::{device, fork, observer, poll, sys, transition};
@@ -167,7 +167,7 @@ pub fn shutting_down(index: u32, how: i32) {
     let conn = conn::at(index);
     // Before the change-over it is not worth the trouble, and the kernel knows best.
     match conn.phase() {
-        LOOKING => conn.give_up(Reason::ShutDown),
+        EARLY => conn.give_up(Reason::ShutDown),
         OFFERED => transition::take_back(conn, Reason::ShutDown),
         _ => {}
     }

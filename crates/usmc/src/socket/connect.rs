@@ -3,7 +3,9 @@
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use usmc_shm::layout::{TXF_ABORT, TXF_CLOSED, TXF_DONE};
 
-use crate::conn::{self, Conn, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN};
+use crate::conn::{
+    self, Conn, EARLY, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN,
+};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::tuple::{self, Endpoint, Tuple};
@@ -48,7 +50,7 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
         return;
     };
     match conn.phase() {
-        FRESH => {}
+        FRESH | EARLY => {}
         OFFERED => {
             // Either the answer to the attempt we know, or a new attempt after a failed one.
             let known = conn.tuple[5].load(Relaxed) >> 16;
@@ -61,7 +63,7 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
         PLAIN if conn.slot().is_none() && result != 0 => conn.set_phase(FRESH),
         _ => return,
     }
-    transition::offer(fd, index, server);
+    transition::begin_client(fd, index, server);
 }
 
 /// connect(2) to AF_UNSPEC succeeded: the kernel has reset the connection, and the socket is fresh again.
@@ -86,14 +88,13 @@ pub fn listening(fd: i32, index: u32) {
     }
     let Ok(at) = tuple::local(fd) else { return };
     let netns = tuple::netns(fd);
+    transition::store_tuple(conn, &Tuple { netns, client: Endpoint::default(), server: at });
     if !config::get().allows(at.ip(), at.port) {
         conn.give_up(Reason::Excluded);
     } else {
         match device::current().register_listener(netns, at) {
             Ok(token) => {
                 conn.offer_index.store(token, Relaxed);
-                let listener = Tuple { netns, client: Endpoint::default(), server: at };
-                transition::store_tuple(conn, &listener);
                 conn.set_phase(LISTEN);
             }
             Err(reason) => conn.give_up(reason),

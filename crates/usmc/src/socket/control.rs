@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::AcqRel;
 
 use super::recv;
-use crate::conn::{self, ATTACHED, F_NONBLOCK, LOOKING, OFFERED, RING};
+use crate::conn::{self, ATTACHED, EARLY, F_NONBLOCK, OFFERED, RING};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::{log, poll, transition};
@@ -34,7 +34,7 @@ pub fn used_by_libc(fd: i32) {
     let Entry::Conn(index) = table::get(fd) else { return };
     let conn = conn::at(index);
     match conn.phase() {
-        LOOKING => conn.give_up(Reason::Stdio),
+        EARLY => conn.give_up(Reason::Stdio),
         OFFERED => transition::take_back(conn, Reason::Stdio),
         _ => {}
     }

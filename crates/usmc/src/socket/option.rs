@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_CORK, END_NODELAY, Slot};
 
-use crate::conn::{self, Conn, F_KERNEL_ONLY, F_TUNED, FRESH, LISTEN, LOOKING, OFFERED};
+use crate::conn::{self, Conn, EARLY, F_KERNEL_ONLY, F_TUNED, FRESH, LISTEN, OFFERED};
 use crate::reason::Reason;
 use crate::sys::Errno;
 
@@ -68,7 +68,7 @@ fn keep(conn: &Conn, slot: &Slot, bit: u32, value: i32) -> Verdict {
 fn kernel_only(conn: &Conn) -> Verdict {
     match conn.phase() {
         FRESH | LISTEN => conn.set_flag(F_KERNEL_ONLY, true),
-        LOOKING => conn.give_up(Reason::KernelFeature),
+        EARLY => conn.give_up(Reason::KernelFeature),
         OFFERED => crate::transition::take_back(conn, Reason::KernelFeature),
         _ if conn.slot().is_some() => return Verdict::Fail(libc::ENOPROTOOPT),
         _ => {}

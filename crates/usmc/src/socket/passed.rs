@@ -7,7 +7,7 @@ use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use super::control;
-use crate::conn::{self, ATTACHED, Conn, LOOKING, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::tuple::{self, Tuple};
@@ -117,7 +117,7 @@ fn leaves(fd: i32) {
     let Entry::Conn(index) = table::get(fd) else { return };
     let conn = conn::at(index);
     match conn.phase() {
-        LOOKING => conn.give_up(Reason::Adopted),
+        EARLY => conn.give_up(Reason::Adopted),
         OFFERED => transition::take_back(conn, Reason::Adopted),
         _ => {}
     }
@@ -173,9 +173,13 @@ fn known(fd: i32) -> Option<u32> {
     let as_server = Tuple { netns, client: peer, server: local }.words();
     let mut found = None;
     conn::for_each(|index, conn| {
-        if found.is_none() && matches!(conn.phase(), OFFERED | LOOKING | ATTACHED | RING) {
+        if found.is_none() && matches!(conn.phase(), OFFERED | EARLY | ATTACHED | RING) {
             let words = transition::stored_tuple(conn);
-            if (words == as_client || words == as_server) && is_the_same(fd, index, conn) {
+            // Either end may be known in part only, early on.
+            let partly = conn.phase() == EARLY
+                && [as_client, as_server].iter().any(|own| own[5] as u16 == words[5] as u16);
+            let is_named_so = words == as_client || words == as_server;
+            if (is_named_so || partly) && is_the_same(fd, index, conn) {
                 found = Some(index);
             }
         }

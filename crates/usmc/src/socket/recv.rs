@@ -15,7 +15,8 @@ use super::close::Hold;
 use super::ending::{self, Ending};
 use super::iov::Buffers;
 use super::wait::{self, Woken};
-use crate::conn::{self, ATTACHED, Conn, F_SHARED, LOOKING, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_SHARED, OFFERED, RING};
+use crate::lasting::Call;
 use crate::sys::{self, Errno};
 use crate::{clock, kernel, observer, process, transition};
 
@@ -54,7 +55,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
         match conn.phase() {
             RING => {}
-            OFFERED | LOOKING | ATTACHED => transition::progress(fd, index),
+            OFFERED | EARLY | ATTACHED => transition::progress(fd, index, Call::Receive),
             _ if total > 0 => return Outcome::Done(total),
             _ => return Outcome::Kernel,
         }
@@ -127,7 +128,7 @@ fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
     let Some(_held) = conn.rx_lock.enter() else { return Attempt::Empty(false) };
     let phase = conn.phase();
     let Some(slot) = conn.slot() else {
-        return if phase == LOOKING {
+        return if phase == EARLY {
             from_tcp(fd, conn, None, to, flags, u64::MAX)
         } else {
             Attempt::Kernel
@@ -389,8 +390,8 @@ fn unread_anyhow(fd: i32, index: u32) -> usize {
 /// FIONREAD: unread bytes of the TCP span and of the ring.
 pub fn unread(fd: i32, index: u32) -> Option<usize> {
     let conn = conn::at(index);
-    if matches!(conn.phase(), OFFERED | LOOKING | ATTACHED) {
-        transition::progress(fd, index);
+    if matches!(conn.phase(), OFFERED | EARLY | ATTACHED) {
+        transition::progress(fd, index, Call::Look);
     }
     let slot = conn.slot()?;
     if conn.phase() != RING {

@@ -11,7 +11,8 @@ use super::ending;
 use super::iov::Buffers;
 use super::recv::Family;
 use super::wait::{self, Woken};
-use crate::conn::{self, ATTACHED, Conn, LOOKING, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
+use crate::lasting::Call;
 use crate::sys::Errno;
 use crate::{clock, kernel, observer, transition};
 
@@ -62,12 +63,12 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
     loop {
         match conn.phase() {
             RING => {}
-            OFFERED | LOOKING | ATTACHED => transition::progress_to_send(fd, index),
+            OFFERED | EARLY | ATTACHED => transition::progress(fd, index, Call::Send),
             _ => return Way::Plain,
         }
         let Some(slot) = conn.slot() else {
             match conn.phase() {
-                LOOKING => {}
+                EARLY => {}
                 OFFERED | ATTACHED | RING => continue,
                 _ => return Way::Plain,
             }

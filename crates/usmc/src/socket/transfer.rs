@@ -9,7 +9,8 @@ use usmc_shm::span::{RxSpan, Source};
 use super::recv::Family;
 use super::wait::{self, Woken};
 use super::{Outcome, send};
-use crate::conn::{self, ATTACHED, LOOKING, OFFERED, RING};
+use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
+use crate::lasting::Call;
 use crate::sys::{self, Errno};
 use crate::{clock, kernel, observer, real, transition};
 
@@ -141,8 +142,8 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
     loop {
         match conn.phase() {
             RING => {}
-            OFFERED | LOOKING | ATTACHED => {
-                transition::progress(fd, index);
+            OFFERED | EARLY | ATTACHED => {
+                transition::progress(fd, index, Call::Receive);
                 // Bytes before the boundary are the kernel's; a bounded peek at them decides.
                 if conn.phase() != RING {
                     return splice_tcp(fd, index, to, count, nonblock);

@@ -55,7 +55,7 @@ pub fn unregister(dev: &Loopback, token: u32) {
 }
 
 /// Whether a listener of that namespace and port would accept a connection to `at`.
-pub fn is_listening(dev: &Loopback, netns: u64, at: Endpoint) -> bool {
+pub fn is_listening(dev: &Loopback, netns: Option<u64>, at: Endpoint) -> bool {
     let Ok(file) = dev.file() else { return false };
     let want = halves(&at);
     places(file, at.port).any(|(_, place)| {
@@ -69,7 +69,7 @@ pub fn is_listening(dev: &Loopback, netns: u64, at: Endpoint) -> bool {
         let have = [place.addr[0].load(Relaxed), place.addr[1].load(Relaxed)];
         // :: and 0.0.0.0 (mapped) take every address; an offer nobody attaches harms nobody.
         let wildcard = have[0] == 0 && (have[1] == 0 || have[1] == 0xffff_0000_0000);
-        place.netns.load(Relaxed) == netns && (wildcard || have == want)
+        netns.is_none_or(|n| n == place.netns.load(Relaxed)) && (wildcard || have == want)
     })
 }
 

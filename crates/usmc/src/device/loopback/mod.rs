@@ -90,7 +90,7 @@ impl Device for Loopback {
     fn unregister_listener(&self, token: u32) {
         listeners::unregister(self, token);
     }
-    fn is_listening(&self, netns: u64, at: Endpoint) -> bool {
+    fn is_listening(&self, netns: Option<u64>, at: Endpoint) -> bool {
         listeners::is_listening(self, netns, at)
     }
     fn offer(&self, tuple: &Tuple, dmb: DmbRef) -> Result<OfferId, Reason> {
