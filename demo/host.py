@@ -59,7 +59,7 @@ class World:
     def __init__(self, smc):
         self.smc = smc
         self.proof = None
-        # A connection that ends with its first answer stays TCP on purpose: being offered is proof enough.
+        # A connection that ends with its first answer stays TCP on purpose: being ready to leave is proof enough.
         self.brief = False
         self.port = free_port()
         self._running = []
@@ -131,7 +131,7 @@ class World:
         """False while shared memory is still to be seen."""
         if not self.smc:
             return True
-        return self.proof is not None and (self.proof.smcd > 0 or (self.brief and self.proof.offered > 0))
+        return self.proof is not None and (self.proof.smcd > 0 or (self.brief and self.proof.ready > 0))
 
     def _judge(self):
         if self.proof is None:
@@ -193,14 +193,14 @@ class Proof:
         self._port = port
         self._ends = [end for end in sockets() if str(port) in (port_of(end["local"]), port_of(end["peer"]))]
         self.smcd = sum(end["mode"] == "SMCD" for end in self._ends)
-        self.offered = sum((end["fallback_reason"] or "").startswith("offered") for end in self._ends)
+        self.ready = sum((end["fallback_reason"] or "").startswith("too little use") for end in self._ends)
 
     def __str__(self):
-        offered = f", {self.offered} were offered to go there" if self.offered else ""
-        return f"usmc ss: {self.smcd} of {len(self._ends)} ends of port {self._port} were SMCD{offered}"
+        ready = f", {self.ready} were about to, had they lasted" if self.ready else ""
+        return f"usmc ss: {self.smcd} of {len(self._ends)} ends of port {self._port} were SMCD{ready}"
 
     def rank(self):
-        return self.smcd, self.offered, len(self._ends)
+        return self.smcd, self.ready, len(self._ends)
 
     def reasons(self):
         """Why ends are not SMCD, in the words of `usmc ss`."""

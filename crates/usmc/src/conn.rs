@@ -5,7 +5,7 @@
 //! or [`EARLY`] → [`OFFERED`] (client) / [`ATTACHED`] (acceptor) → [`RING`]; [`PLAIN`] is final.
 
 use core::ptr;
-use usmc_shm::layout::{ACCEPTOR, CLIENT, End, Producer, Slot, WINDOW_SHIFT_MIN};
+use usmc_shm::layout::{ACCEPTOR, CLIENT, End, Producer, SWITCHING, Slot, WINDOW_SHIFT_MIN};
 use usmc_shm::ring::Ring;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
@@ -70,6 +70,8 @@ pub struct Conn {
     pub blocked_sends: AtomicU32,
     /// Sends through TCP in flight while there is no slot, or SWITCHING.
     pub tcp_sends: AtomicU32,
+    /// Receives from TCP in flight while there is no slot, or SWITCHING.
+    pub tcp_receives: AtomicU32,
     /// Sends since the peer was last seen to read.
     pub stalled: AtomicU32,
     /// Times a send found no room; epoll's edge for EPOLLOUT.
@@ -151,6 +153,26 @@ impl Conn {
             self.flags.fetch_or(flag, Relaxed);
         } else {
             self.flags.fetch_and(!flag, Relaxed);
+        }
+    }
+
+    /// Stops the calls that go to the kernel unobserved while there is no slot. False while any is under way.
+    pub fn stop_kernel_calls(&self) -> bool {
+        let stop = |calls: &AtomicU32| calls.compare_exchange(0, SWITCHING, AcqRel, Acquire);
+        if stop(&self.tcp_sends).is_err() {
+            return false;
+        }
+        if stop(&self.tcp_receives).is_err() {
+            self.tcp_sends.store(0, Release);
+            return false;
+        }
+        true
+    }
+
+    /// Lets them go on, there being no slot after all.
+    pub fn go_on_with_kernel_calls(&self) {
+        for calls in [&self.tcp_sends, &self.tcp_receives] {
+            calls.fetch_and(!SWITCHING, Release);
         }
     }
 
@@ -309,8 +331,15 @@ pub fn free(index: u32) {
     for cell in [&conn.flags, &conn.kernel_events, &conn.rx_sleepers, &conn.tx_sleepers] {
         cell.store(0, Relaxed);
     }
-    for cell in [&conn.tcp_sends, &conn.stalled, &conn.refs, &conn.holds, &conn.looks, &conn.reason]
-    {
+    for cell in [
+        &conn.tcp_sends,
+        &conn.tcp_receives,
+        &conn.stalled,
+        &conn.refs,
+        &conn.holds,
+        &conn.looks,
+        &conn.reason,
+    ] {
         cell.store(0, Relaxed);
     }
     for cell in [&conn.watchers, &conn.observed, &conn.spin_ns, &conn.rcvlowat] {

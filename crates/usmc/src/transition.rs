@@ -1,9 +1,9 @@
 //! The dynamic transition: offer, attach, confirm, without waiting; then each direction changes over at an
 //! exact byte. Every failure leaves the connection what it was, plain TCP.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 use usmc_shm::handshake::{self, Phase, Use};
-use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_NODELAY, End, SWITCHING, Slot};
+use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_NODELAY, End, Slot};
 use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
 
@@ -73,7 +73,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
     let tuple = Tuple { netns, client, server };
     // Receivers and senders in the kernel's TCP know nothing of a slot.
     let Some(_rx) = conn.rx_lock.try_enter() else { return Ok(()) };
-    if conn.tcp_sends.compare_exchange(0, SWITCHING, AcqRel, Acquire).is_err() {
+    if !conn.stop_kernel_calls() {
         return Ok(());
     }
     let own = segment::take_slot(&tuple)?;
@@ -311,14 +311,14 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         }
         return;
     };
-    // Receivers of this process are kept out while the record gets its slot; senders in the kernel's TCP
-    // would be uncounted in the slot, so with any of them in flight the next call tries again.
+    // Receivers of this process are kept out while the record gets its slot; calls in the kernel's TCP would
+    // be uncounted in the slot, so with any of them in flight the next call tries again.
     let Some(_rx) = conn.rx_lock.try_enter() else { return segment::unuse(seg) };
-    if conn.tcp_sends.compare_exchange(0, SWITCHING, AcqRel, Acquire).is_err() {
+    if !conn.stop_kernel_calls() {
         return segment::unuse(seg);
     }
     if bind_slot(conn, &map, seg, found.dmb.slot, false).is_err() {
-        conn.tcp_sends.store(0, Relaxed);
+        conn.go_on_with_kernel_calls();
         conn.give_up(Reason::PeerBroken);
         return segment::unuse(seg);
     }

@@ -5,6 +5,7 @@ use core::ptr;
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use super::{fail, is_nowhere};
+use crate::socket::early::Early;
 use crate::socket::iov::Buffers;
 use crate::socket::send::{self, Way};
 use crate::socket::transfer;
@@ -36,6 +37,9 @@ unsafe fn receive_one(
     if is_nowhere(buf) && len > 0 && flags & libc::MSG_TRUNC == 0 {
         return kernel();
     }
+    if let Some(_call) = Early::receive(fd, index) {
+        return kernel();
+    }
     let iov = iovec { iov_base: buf, iov_len: len };
     // SAFETY: the application's buffer; the entry lives on our stack.
     let mut to = unsafe { Buffers::new(&raw const iov, 1) };
@@ -52,6 +56,9 @@ unsafe fn receive_many(
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
     // SAFETY: the caller's array.
     if count > IOV_MAX || unsafe { has_bad_entry(iov, count) } {
+        return kernel();
+    }
+    if let Some(_call) = Early::receive(fd, index) {
         return kernel();
     }
     // SAFETY: the application's array and buffers.

@@ -75,7 +75,7 @@ fn disconnected(conn: &Conn) {
         transition::end(conn);
     }
     conn.kernel_events.store(0, Relaxed);
-    conn.tcp_sends.store(0, Relaxed);
+    conn.go_on_with_kernel_calls();
     conn.set_flag(F_CLIENT | F_TUNED, false);
     conn.set_phase(FRESH);
 }

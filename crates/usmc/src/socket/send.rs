@@ -1,12 +1,13 @@
 //! Sending: TCP until the direction has changed over, then the ring.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
-use usmc_shm::layout::{SWITCHING, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
+use usmc_shm::layout::{Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
 use usmc_shm::span::{Route, TcpSend};
 
 use super::Outcome;
 use super::close::Hold;
+use super::early::Early;
 use super::ending;
 use super::iov::Buffers;
 use super::recv::Family;
@@ -14,6 +15,7 @@ use super::wait::{self, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::sys::Errno;
+use crate::table::{self, Entry};
 use crate::{clock, kernel, observer, transition};
 
 /// Every so many sends without the peer reading, the kernel is asked whether the peer is alive.
@@ -34,7 +36,7 @@ pub enum Guard<'a> {
     /// Counted in the slot.
     Slot(#[expect(dead_code, reason = "held for its drop")] TcpSend<'a>),
     /// Counted in the record, there being no slot yet.
-    Record(&'a Conn),
+    Record(#[expect(dead_code, reason = "held for its drop")] Early),
 }
 
 impl Guard<'_> {
@@ -45,14 +47,6 @@ impl Guard<'_> {
             conn::at(index).tx_blocks.fetch_add(1, Relaxed);
         }
         sent
-    }
-}
-
-impl Drop for Guard<'_> {
-    fn drop(&mut self) {
-        if let Guard::Record(conn) = self {
-            conn.tcp_sends.fetch_sub(1, Release);
-        }
     }
 }
 
@@ -72,11 +66,12 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
                 OFFERED | ATTACHED | RING => continue,
                 _ => return Way::Plain,
             }
-            // Acquire: pairs with the attaching thread's CAS; either it sees us or we see the slot.
-            if conn.tcp_sends.fetch_add(1, AcqRel) & SWITCHING == 0 {
-                return Way::Tcp(Guard::Record(conn));
+            if let Some(call) = Early::send(fd, index) {
+                return Way::Tcp(Guard::Record(call));
             }
-            conn.tcp_sends.fetch_sub(1, Release);
+            if table::get(fd) != Entry::Conn(index) {
+                return Way::Plain;
+            }
             core::hint::spin_loop();
             continue;
         };

@@ -1,0 +1,56 @@
+//! Calls through the kernel's TCP on a connection that has no slot yet: the kernel's own, sleep and errors
+//! included. They are counted, for a slot that came meanwhile would not know of them.
+
+use core::sync::atomic::Ordering::{AcqRel, Release};
+use usmc_shm::layout::SWITCHING;
+use usmc_shm::sync::AtomicU32;
+
+use super::close::Hold;
+use crate::conn::{self, Conn, EARLY};
+use crate::lasting::Call;
+use crate::transition;
+
+/// Such a call, for as long as it lasts. Another thread may close the number meanwhile, hence the hold.
+pub struct Early {
+    calls: &'static AtomicU32,
+    _hold: Hold,
+}
+
+impl Early {
+    /// Before a receive: moves the handshake on. `None` where [`super::recv::receive`] has to do it.
+    #[inline]
+    pub fn receive(fd: i32, index: u32) -> Option<Early> {
+        let conn = conn::at(index);
+        if conn.phase() != EARLY {
+            return None;
+        }
+        transition::progress(fd, index, Call::Receive);
+        Early::enter(fd, index, conn, &conn.tcp_receives)
+    }
+
+    /// Before a send. `None` where a slot is being tied to the record or is there.
+    #[inline]
+    pub fn send(fd: i32, index: u32) -> Option<Early> {
+        let conn = conn::at(index);
+        Early::enter(fd, index, conn, &conn.tcp_sends)
+    }
+
+    fn enter(fd: i32, index: u32, conn: &Conn, calls: &'static AtomicU32) -> Option<Early> {
+        if conn.phase() != EARLY {
+            return None;
+        }
+        let hold = Hold::enter(fd, index)?;
+        // Acquire: pairs with the CAS of `Conn::stop_kernel_calls`; either it sees us or we see the slot.
+        if calls.fetch_add(1, AcqRel) & SWITCHING == 0 {
+            return Some(Early { calls, _hold: hold });
+        }
+        calls.fetch_sub(1, Release);
+        None
+    }
+}
+
+impl Drop for Early {
+    fn drop(&mut self) {
+        self.calls.fetch_sub(1, Release);
+    }
+}
