@@ -248,7 +248,7 @@ fn ten_thousand_connections() {
 
 #[test]
 fn many_gigabytes_both_ways_at_once() {
-    let bytes = number("USMC_TESTS_TRANSFER_MB", 1024) << 20;
+    let bytes = number("USMC_TESTS_TRANSFER_MB", 5120) << 20;
     let limit = Duration::from_secs(60 + (bytes >> 20) / 20);
     let fixture = Fixture::with_limit("transfer", limit);
     let (mut sink, port) = serve(load(&fixture, &["sink"]));
