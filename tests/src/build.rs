@@ -57,6 +57,7 @@ const PROGRAMS: &[Program] = &[
         dirs: &["common", "casework", "fortified"],
         flags: &["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"],
     },
+    Program { name: "actor", dirs: &["common", "actor"], flags: &[] },
     Program { name: "load", dirs: &["common", "load"], flags: &[] },
 ];
 
