@@ -4,7 +4,7 @@
 
 use core::ptr;
 use usmc_shm::layout::TX_RING;
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, fence};
 
 use crate::conn::{self, Conn, F_CLIENT, LISTEN, RING};
@@ -14,13 +14,12 @@ use crate::reason::Reason;
 use crate::tuple::Endpoint;
 use crate::{sys, table};
 
-/// Records of one file; sockets beyond are not shown.
-const RECORDS: usize = 1 << 16;
+/// Records of one file: a place for each connection, at its index.
+const RECORDS: usize = conn::CONNS;
 const LEN: usize = RECORDS_OFFSET + RECORDS * size_of::<Record>();
 
 static BASE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 static FD: AtomicI32 = AtomicI32::new(-1);
-static NEXT: AtomicU32 = AtomicU32::new(0);
 /// In a forked child: the mapping is still the parent's place-holder.
 static STALE: AtomicU32 = AtomicU32::new(0);
 static LOCK: Lock = Lock::new();
@@ -69,39 +68,10 @@ fn ensure() -> bool {
     if let Some(header) = header() {
         header.version.store(VERSION, Relaxed);
         header.record_size.store(size_of::<Record>() as u32, Relaxed);
-        header.high_water.store(NEXT.load(Relaxed).min(RECORDS as u32), Relaxed);
         header.pid.store(process::pid(), Relaxed);
         header.magic.store(MAGIC, Release);
     }
     true
-}
-
-fn take_record() -> Option<u32> {
-    let header = header()?;
-    // Reuse first: free records are found near the start, sockets being few.
-    let high = NEXT.load(Relaxed).min(RECORDS as u32);
-    let start = HINT.load(Relaxed).min(high);
-    for number in (start + 1)..=high {
-        if claim(number) {
-            return Some(number);
-        }
-    }
-    let number = NEXT.fetch_add(1, AcqRel) + 1;
-    if number as usize > RECORDS {
-        NEXT.store(RECORDS as u32, Relaxed);
-        HINT.store(0, Relaxed);
-        return None;
-    }
-    header.high_water.store(number, Relaxed);
-    HINT.store(number, Relaxed);
-    claim(number).then_some(number)
-}
-
-/// Below this number no record is likely to be free.
-static HINT: AtomicU32 = AtomicU32::new(0);
-
-fn claim(number: u32) -> bool {
-    record(number).is_some_and(|r| r.seq.compare_exchange(0, 1, AcqRel, Relaxed).is_ok())
 }
 
 /// The socket's state or mode has changed.
@@ -110,13 +80,11 @@ pub fn changed(fd: i32, index: u32) {
         return;
     }
     let conn = conn::at(index);
-    let mut number = conn.observed.load(Relaxed);
-    if number == 0 {
-        let Some(fresh) = take_record() else { return };
-        number = fresh;
-        conn.observed.store(number, Relaxed);
+    let number = index + 1;
+    let (Some(header), Some(record)) = (header(), record(number)) else { return };
+    if conn.observed.swap(number, Relaxed) == 0 {
+        header.high_water.fetch_max(number, Relaxed);
     }
-    let Some(record) = record(number) else { return };
     let seq = record.seq.load(Relaxed) | 1;
     record.seq.store(seq, Relaxed);
     // Readers that see any field below also see the odd number.
@@ -191,7 +159,6 @@ pub fn gone(conn: &Conn) {
         record.tx_bytes.store(0, Relaxed);
         record.rx_bytes.store(0, Relaxed);
         record.seq.store(0, Release);
-        HINT.fetch_min(number - 1, Relaxed);
     }
 }
 
@@ -240,7 +207,5 @@ pub fn after_fork() {
         }
         STALE.store(1, Relaxed);
     }
-    NEXT.store(0, Relaxed);
-    HINT.store(0, Relaxed);
     conn::for_each(|_, conn| conn.observed.store(0, Relaxed));
 }
