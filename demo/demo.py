@@ -74,9 +74,9 @@ def demo(options, usable):
             failed.append(workload.name)
     if results:
         print(f"\n{report.table([line for lines in results.values() for line in lines])}\n")
-        print(f"Median (lowest–highest) of the rounds, which were {options.rounds}; a ratio is within one round. "
-              f"Machine: {report.machine()}.\n`usmc ss` saw every run of the table under load: over uSMC in "
-              "shared memory, over TCP not.")
+        print(f"Median (lowest–highest) of {options.rounds} rounds (`Connection: close`: three times as many); a ratio "
+              f"is within one round. Machine: {report.machine()}.\n`usmc ss` saw every run of the table under "
+              "load: over uSMC in shared memory, over TCP not.")
     if options.json:
         save(options, results, failed)
     if failed:
@@ -90,10 +90,11 @@ def measure(workload, options):
     """All rounds of one workload, TCP first in one round and uSMC first in the next."""
     print(f"\n{workload.name}{f' ({workload.note})' if workload.note else ''}")
     series = [report.Series(measure) for measure in workload.measures]
-    for number in range(1, options.rounds + 1):
+    rounds = options.rounds * workload.often
+    for number in range(1, rounds + 1):
         figures = {}
         for smc in (TCP, SMC) if number % 2 else (SMC, TCP):
-            progress(f"{workload.name}: round {number} of {options.rounds}, {'uSMC' if smc else 'TCP'}")
+            progress(f"{workload.name}: round {number} of {rounds}, {'uSMC' if smc else 'TCP'}")
             with World(smc) as world:
                 figures[smc] = workload.run(world, options.seconds)
             if smc:

@@ -98,6 +98,7 @@ class World:
             # One look after what had to be seen, when all connections are there: each look costs the load time.
             enough = self._seen()
             self._look()
+            enough |= self.brief and self._seen()
         if client.status() != 0:
             raise Failure(f"the load failed.\n{self._story()}")
         self._judge()

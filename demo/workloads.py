@@ -59,6 +59,8 @@ class Workload:
     measures: tuple[Measure, ...]
     run: Callable[[World, int], tuple[float, ...]]
     note: str = ""
+    often: int = 1
+    """How many times the rounds of the others: one where figures vary more than what they are to show."""
 
 
 def workloads(cores):
@@ -94,7 +96,8 @@ def workloads(cores):
         "nginx-close",
         (Measure("nginx and `wrk`, `Connection: close`", "requests", "k/s", 0.95),),
         partial(nginx, header="Connection: close"),
-        "1 worker; a connection that ends with its first answer stays TCP: changing over would not pay")
+        "1 worker; a connection that ends with its first answer stays TCP: changing over would not pay",
+        often=3)
 
 
 def ping_pong(server_cpu, client_cpu, world, seconds):
