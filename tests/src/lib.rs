@@ -10,11 +10,14 @@
 //! that way too, or it does not test TCP's semantics.
 
 pub mod build;
+pub mod draw;
 pub mod fixture;
 pub mod process;
 pub mod procfs;
 pub mod ss;
+pub mod torture;
 
+pub use draw::Draw;
 pub use fixture::Fixture;
 pub use process::Process;
 

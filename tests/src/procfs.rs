@@ -45,6 +45,17 @@ pub fn cpu_time(pid: i32) -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
+/// The state letter of a thread, as `ps` shows it; `X` for one that is gone.
+pub fn state(pid: i32, tid: i32) -> char {
+    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('X')
+}
+
+/// Whether a process has ended, its files closed: gone, or a zombie.
+pub fn has_ended(pid: i32) -> bool {
+    matches!(state(pid, pid), 'X' | 'Z')
+}
+
 /// Number of open file descriptors.
 pub fn open_fds(pid: i32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)

@@ -1,31 +1,14 @@
 //! Processes that are killed at any moment. The seed is printed; `USMC_TESTS_SEED` repeats a run.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use usmc_tests::{Fixture, Process, build, number, procfs};
+use usmc_tests::{Draw, Fixture, Process, build, number, procfs};
 
-/// A small generator; the moments of death must not depend on a library's version.
-struct Draw(u64);
-
-impl Draw {
-    fn new() -> Draw {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64);
-        let seed = number("USMC_TESTS_SEED", now);
-        println!("USMC_TESTS_SEED={seed}");
-        Draw(seed)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) % limit
-    }
-
-    /// Lets a random time pass, by the clock: the point is the instant, not to wait for something.
-    fn instant(&mut self, most: Duration) {
-        let end = Instant::now() + Duration::from_nanos(self.below(most.as_nanos() as u64));
-        while Instant::now() < end {
-            std::thread::yield_now();
-        }
+/// Lets a random time pass, by the clock: the point is the instant, not to wait for something.
+fn instant(draw: &mut Draw, most: Duration) {
+    let end = Instant::now() + Duration::from_nanos(draw.below(most.as_nanos() as u64));
+    while Instant::now() < end {
+        std::thread::yield_now();
     }
 }
 
@@ -52,7 +35,7 @@ fn cycles(client: &mut Process) -> u64 {
 fn clients_and_servers_killed_at_any_moment_harm_nobody_else() {
     let rounds = number("USMC_TESTS_KILLS", 1000);
     let fixture = Fixture::with_limit("kill storm", Duration::from_secs(120 + rounds / 10));
-    let mut draw = Draw::new();
+    let (mut draw, _) = Draw::announced("USMC_TESTS_SEED");
     let port = fixture.port().to_string();
     let mut serving = server(&fixture, &port);
     // Two that live through it all, and check every byte.
@@ -65,7 +48,7 @@ fn clients_and_servers_killed_at_any_moment_harm_nobody_else() {
     for round in 0..rounds {
         let mut victim = load(&fixture, &["cycle", &port, &(1000 + round).to_string()]);
         victim.line_after("ready");
-        draw.instant(Duration::from_millis(4));
+        instant(&mut draw, Duration::from_millis(4));
         if draw.below(4) == 0 {
             serving.kill();
             serving = server(&fixture, &port);
@@ -102,16 +85,16 @@ fn assert_nothing_piled_up(process: &Process) {
 #[test]
 fn server_stopped_and_continued_at_any_moment() {
     let fixture = Fixture::new("stops");
-    let mut draw = Draw::new();
+    let (mut draw, _) = Draw::announced("USMC_TESTS_SEED");
     let port = fixture.port().to_string();
     let serving = server(&fixture, &port);
     let mut client = load(&fixture, &["cycle", &port, "1"]);
     client.line_after("ready");
     for _ in 0..50 {
         let before = cycles(&mut client);
-        draw.instant(Duration::from_millis(2));
+        instant(&mut draw, Duration::from_millis(2));
         serving.signal(libc::SIGSTOP);
-        draw.instant(Duration::from_millis(2));
+        instant(&mut draw, Duration::from_millis(2));
         serving.signal(libc::SIGCONT);
         fixture.wait_until("the client to go on", || cycles(&mut client) > before);
     }

@@ -1,0 +1,461 @@
+//! Random programs. Each step is drawn with the knowledge of what came of those before, over TCP.
+
+use std::collections::VecDeque;
+
+use super::model::{Model, Object};
+use super::program::Step;
+use super::run::{MOST_HANDLES, MOST_PROCESSES, Observation};
+use crate::Draw;
+
+/// Bytes in flight in a direction: so few that neither TCP's buffers nor a ring are ever full, as their sizes
+/// are nobody's promise.
+const MOST_IN_FLIGHT: i64 = 10_000;
+const MSG_DONTWAIT: i64 = libc::MSG_DONTWAIT as i64;
+
+/// Draws the steps of one program.
+pub struct Generator {
+    draw: Draw,
+    model: Model,
+    planned: VecDeque<Step>,
+    left: usize,
+    handles: i64,
+    forks: usize,
+}
+
+impl Generator {
+    /// A program of 8 to 60 steps.
+    pub fn new(seed: u64) -> Generator {
+        let mut draw = Draw::from_seed(seed);
+        let left = 8 + draw.below(53) as usize;
+        let (model, planned) = (Model::new(), VecDeque::new());
+        let mut generator = Generator { draw, model, planned, left, handles: 0, forks: 0 };
+        generator.listen(0);
+        generator
+    }
+
+    /// What came of the step before.
+    pub fn learn(&mut self, step: &Step, seen: &Observation) {
+        self.model.learn(step, seen);
+    }
+
+    fn plan(&mut self, process: usize, thread: usize, op: &str, args: &[i64]) {
+        let (op, args) = (op.to_owned(), args.to_vec());
+        self.planned.push_back(Step { process, thread, op, args });
+    }
+
+    fn handle(&mut self) -> i64 {
+        self.handles += 1;
+        self.handles - 1
+    }
+
+    /// A process that lives and a thread of it that does nothing.
+    fn actor(&mut self) -> Option<(usize, usize)> {
+        let process = self.draw.pick(self.model.processes())?;
+        Some((process, self.thread(process)?))
+    }
+
+    fn thread(&mut self, process: usize) -> Option<usize> {
+        let idle = self.model.idle(process);
+        self.draw.pick(&idle)
+    }
+
+    /// A handle of a process, now and then one that stands for nothing there.
+    fn any(&mut self, process: usize, wanted: impl Fn(&Object) -> bool) -> Option<i64> {
+        if self.draw.percent(2) && self.handles > 0 {
+            return Some(self.draw.below(self.handles as u64) as i64);
+        }
+        let handles = self.model.handles(process, wanted);
+        self.draw.pick(&handles)
+    }
+}
+
+impl Iterator for Generator {
+    type Item = Step;
+
+    fn next(&mut self) -> Option<Step> {
+        if self.left == 0 {
+            return None;
+        }
+        self.left -= 1;
+        // A draw may find nothing to do: say, a recv where no socket is.
+        for _ in 0..100 {
+            if let Some(step) = self.planned.pop_front() {
+                return Some(step);
+            }
+            self.invent();
+        }
+        None
+    }
+}
+
+fn is_end(object: &Object) -> bool {
+    matches!(object, Object::End { .. })
+}
+
+fn is_listener(object: &Object) -> bool {
+    matches!(object, Object::Listener { .. })
+}
+
+fn is_set(object: &Object) -> bool {
+    matches!(object, Object::Set)
+}
+
+fn is_socket(object: &Object) -> bool {
+    !is_set(object)
+}
+
+/// Draws what a step does, for one of a process' threads.
+type Invention = fn(&mut Generator, usize, usize) -> Option<()>;
+
+impl Generator {
+    fn invent(&mut self) {
+        let Some((process, thread)) = self.actor() else { return };
+        let ends = !self.model.handles(process, is_end).is_empty();
+        let room = self.handles + 4 < MOST_HANDLES;
+        let kinds: &[(u64, Invention)] = &[
+            (if ends { 24 } else { 0 }, Generator::send),
+            (if ends { 28 } else { 0 }, Generator::recv),
+            (
+                if !room {
+                    0
+                } else if ends {
+                    4
+                } else {
+                    60
+                },
+                Generator::pair,
+            ),
+            (if room { 3 } else { 0 }, Generator::connect),
+            (if room { 4 } else { 0 }, Generator::accept),
+            (u64::from(room), |g, p, _| {
+                g.listen(p);
+                Some(())
+            }),
+            (4, Generator::close),
+            (3, Generator::shutdown),
+            (if room { 2 } else { 0 }, Generator::dup),
+            (1, Generator::dup2),
+            (3, Generator::nonblock),
+            (2, Generator::option),
+            (5, Generator::ask),
+            (5, Generator::poll),
+            (3, Generator::select),
+            (if room { 3 } else { 0 }, Generator::epoll),
+            (6, Generator::control),
+            (8, Generator::wait),
+            (2, Generator::kick),
+            (1, Generator::fork),
+            (1, Generator::exit),
+            (1, Generator::disconnect),
+        ];
+        let kind = self.draw.weighted(kinds);
+        kind(self, process, thread);
+    }
+
+    fn listen(&mut self, process: usize) {
+        let (handle, family) = (self.handle(), self.draw.weighted(&[(3, 4), (1, 6)]));
+        self.plan(process, 0, "listen", &[handle, family, 64]);
+    }
+
+    /// The process and the handle of any listener.
+    fn listener(&mut self) -> Option<(usize, i64)> {
+        let all = |process: &usize| {
+            let handles = self.model.handles(*process, is_listener).into_iter();
+            handles.map(|h| (*process, h)).collect::<Vec<_>>()
+        };
+        let listeners: Vec<_> = self.model.processes().iter().flat_map(all).collect();
+        self.draw.pick(&listeners)
+    }
+
+    /// An address family by which a listener can be reached.
+    fn family_to(&mut self, process: usize, listener: i64) -> i64 {
+        match self.model.object(process, listener) {
+            Some(Object::Listener { family: 6, .. }) => self.draw.one(&[6, 4, 46]),
+            _ => self.draw.weighted(&[(3, 4), (1, 46)]),
+        }
+    }
+
+    /// A connection, and a conversation of some rounds, after which it may be in shared memory.
+    fn pair(&mut self, process: usize, thread: usize) -> Option<()> {
+        let (server, listener) = self.listener()?;
+        let acceptor = self.thread(server)?;
+        let (client, accepted) = (self.handle(), self.handle());
+        let family = self.family_to(server, listener);
+        let nonblock = self.draw.percent(30);
+        self.plan(process, thread, "connect", &[client, listener, family, 0]);
+        self.plan(server, acceptor, "accept", &[accepted, listener, i64::from(nonblock)]);
+        let rounds = self.draw.weighted(&[(2, 0), (1, 1), (2, 2), (4, 3), (2, 6)]);
+        for _ in 0..rounds {
+            let (to, back) = (1 + self.draw.below(200) as i64, 1 + self.draw.below(200) as i64);
+            self.plan(process, thread, "send", &[client, 0, to, 0]);
+            self.plan(server, acceptor, "recv", &[accepted, 0, 1000, MSG_DONTWAIT]);
+            self.plan(server, acceptor, "send", &[accepted, 0, back, 0]);
+            self.plan(process, thread, "recv", &[client, 0, 1000, MSG_DONTWAIT]);
+        }
+        self.left += 4 * rounds;
+        Some(())
+    }
+
+    fn connect(&mut self, process: usize, thread: usize) -> Option<()> {
+        let (server, listener) = self.listener()?;
+        let family = self.family_to(server, listener);
+        let nonblock = i64::from(self.draw.percent(60));
+        let handle = self.handle();
+        self.plan(process, thread, "connect", &[handle, listener, family, nonblock]);
+        Some(())
+    }
+
+    fn accept(&mut self, process: usize, thread: usize) -> Option<()> {
+        let listener = self.any(process, is_listener)?;
+        let empty = match self.model.object(process, listener) {
+            Some(Object::Listener { waiting, .. }) => waiting.is_empty(),
+            _ => false,
+        };
+        if empty && self.draw.percent(70) {
+            return None;
+        }
+        let nonblock = i64::from(self.draw.percent(50));
+        let handle = self.handle();
+        self.plan(process, thread, "accept", &[handle, listener, nonblock]);
+        Some(())
+    }
+
+    fn send(&mut self, process: usize, thread: usize) -> Option<()> {
+        let handle = self.any(process, is_end)?;
+        let room = MOST_IN_FLIGHT - self.model.in_flight(process, handle);
+        let size = self.size().min(room.max(0));
+        let flags = self.draw.weighted(&[
+            (5, 0),
+            (3, MSG_DONTWAIT),
+            (2, libc::MSG_NOSIGNAL.into()),
+            (1, (libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT).into()),
+        ]);
+        // How much a sleeper gets of two messages is a matter of timing.
+        let two = u64::from(!self.model.somebody_sleeps());
+        let how = self.draw.weighted(&[(6, 0), (4, 1), (2, 2), (2, 3), (two, 4), (1, 5), (1, 6)]);
+        self.plan(process, thread, "send", &[handle, how, size, flags]);
+        Some(())
+    }
+
+    fn size(&mut self) -> i64 {
+        let most = self.draw.weighted(&[(1, 1), (6, 100), (4, 2000), (2, 9000)]);
+        self.draw.below(most + 1) as i64
+    }
+
+    fn recv(&mut self, process: usize, thread: usize) -> Option<()> {
+        let handle = self.any(process, is_end)?;
+        let (unread, waits) = match self.model.object(process, handle) {
+            Some(Object::End { unread, ended, nonblock, .. }) => (*unread, !ended && !nonblock),
+            _ => (0, false),
+        };
+        let size = match self.draw.below(4) {
+            0 => self.size(),
+            1 => unread,
+            2 => self.draw.below(unread.max(0) as u64 + 1) as i64,
+            _ => 20_000,
+        };
+        let how = self.draw.weighted(&[(6, 0), (4, 1), (2, 2), (3, 3), (1, 4), (1, 5)]);
+        let mut flags = self.draw.weighted(&[
+            (10, 0),
+            (3, libc::MSG_PEEK.into()),
+            (2, libc::MSG_WAITALL.into()),
+            (1, libc::MSG_TRUNC.into()),
+            (1, (libc::MSG_PEEK | libc::MSG_WAITALL).into()),
+        ]);
+        if self.draw.percent(30) {
+            flags |= MSG_DONTWAIT;
+        }
+        let ignores_flags = how == 1 || how == 2 || how == 5;
+        let wants =
+            if flags & i64::from(libc::MSG_WAITALL) != 0 && !ignores_flags { size } else { 1 };
+        let waits = waits && unread < wants && (ignores_flags || flags & MSG_DONTWAIT == 0);
+        // Some calls may sleep, but a program in which all do is a short one.
+        if waits && self.draw.percent(75) {
+            flags |= MSG_DONTWAIT;
+            self.plan(process, thread, "recv", &[handle, 0, size, flags]);
+            return Some(());
+        }
+        self.plan(process, thread, "recv", &[handle, how, size, flags]);
+        Some(())
+    }
+
+    fn close(&mut self, process: usize, thread: usize) -> Option<()> {
+        let handle = self.any(process, |_| true)?;
+        // There is little left to do without listeners.
+        let listens = self.model.object(process, handle).is_some_and(is_listener);
+        if listens && self.draw.percent(80) {
+            return None;
+        }
+        self.plan(process, thread, "close", &[handle]);
+        Some(())
+    }
+
+    fn shutdown(&mut self, process: usize, thread: usize) -> Option<()> {
+        let handle = self.any(process, is_end)?;
+        let how = self.draw.weighted(&[(1, 0), (4, 1), (2, 2)]);
+        self.plan(process, thread, "shutdown", &[handle, how]);
+        Some(())
+    }
+
+    fn dup(&mut self, process: usize, thread: usize) -> Option<()> {
+        let old = self.any(process, |_| true)?;
+        let new = self.handle();
+        self.plan(process, thread, "dup", &[new, old]);
+        Some(())
+    }
+
+    fn dup2(&mut self, process: usize, thread: usize) -> Option<()> {
+        let (onto, old) = (self.any(process, is_end)?, self.any(process, is_end)?);
+        self.plan(process, thread, "dup2", &[onto, old]);
+        Some(())
+    }
+
+    fn nonblock(&mut self, process: usize, thread: usize) -> Option<()> {
+        let handle = self.any(process, is_socket)?;
+        let (on, how) = (self.draw.below(2) as i64, self.draw.below(2) as i64);
+        self.plan(process, thread, "nonblock", &[handle, on, how]);
+        Some(())
+    }
+
+    fn option(&mut self, process: usize, thread: usize) -> Option<()> {
+        let handle = self.any(process, is_socket)?;
+        let which = self.draw.weighted(&[(3, 0), (3, 1), (1, 2), (1, 3)]);
+        let value = match which {
+            0 => self.draw.one(&[1, 10, 100, 2000, 0]),
+            1 => 0,
+            _ => self.draw.below(2) as i64,
+        };
+        self.plan(process, thread, "option", &[handle, which, value]);
+        Some(())
+    }
+
+    fn ask(&mut self, process: usize, thread: usize) -> Option<()> {
+        let handle = self.any(process, is_socket)?;
+        let which = self.draw.weighted(&[
+            (4, 0),
+            (1, 1),
+            (1, 2),
+            (4, 3),
+            (1, 4),
+            (1, 5),
+            (1, 6),
+            (2, 7),
+            (3, 8),
+        ]);
+        self.plan(process, thread, "ask", &[handle, which]);
+        Some(())
+    }
+
+    /// How long to wait: at times for ever, if that may be; the thread is then lost for a while.
+    fn patience(&mut self, process: usize) -> i64 {
+        let idle = self.model.idle(process).len();
+        if idle > 1 && self.draw.percent(15) { -1 } else { 0 }
+    }
+
+    fn poll(&mut self, process: usize, thread: usize) -> Option<()> {
+        let mut args = vec![self.patience(process)];
+        for _ in 0..1 + self.draw.below(4) {
+            args.push(self.any(process, |_| true)?);
+            args.push(self.events(false));
+        }
+        self.plan(process, thread, "poll", &args);
+        Some(())
+    }
+
+    fn select(&mut self, process: usize, thread: usize) -> Option<()> {
+        let mut args = vec![self.patience(process)];
+        for _ in 0..1 + self.draw.below(3) {
+            let handle = self.any(process, |_| true)?;
+            if !args[1..].chunks(2).any(|pair| pair[0] == handle) {
+                args.extend([handle, 1 + self.draw.below(7) as i64]);
+            }
+        }
+        self.plan(process, thread, "select", &args);
+        Some(())
+    }
+
+    /// Bits of poll(2) or epoll_ctl(2).
+    fn events(&mut self, epoll: bool) -> i64 {
+        let mut events = self.draw.weighted(&[
+            (6, i64::from(libc::EPOLLIN)),
+            (3, (libc::EPOLLIN | libc::EPOLLOUT).into()),
+            (2, (libc::EPOLLIN | libc::EPOLLRDHUP).into()),
+            (1, libc::EPOLLOUT.into()),
+            (1, libc::EPOLLRDHUP.into()),
+            (1, libc::EPOLLPRI.into()),
+            (1, 0),
+        ]);
+        if epoll {
+            events |= self.draw.weighted(&[
+                (4, 0),
+                (3, 1 << 31),
+                (1, i64::from(libc::EPOLLONESHOT)),
+                (1, 1 << 31 | i64::from(libc::EPOLLONESHOT)),
+            ]);
+        }
+        events
+    }
+
+    fn epoll(&mut self, process: usize, thread: usize) -> Option<()> {
+        let set = self.handle();
+        self.plan(process, thread, "epoll", &[set]);
+        for _ in 0..self.draw.below(4) {
+            let Some(handle) = self.any(process, is_socket) else { break };
+            let events = self.events(true);
+            self.plan(process, thread, "control", &[set, 1, handle, events]);
+        }
+        Some(())
+    }
+
+    fn control(&mut self, process: usize, thread: usize) -> Option<()> {
+        let set = self.any(process, is_set)?;
+        let handle = self.any(process, |_| true)?;
+        let op = self.draw.weighted(&[(5, 1), (2, 2), (4, 3)]);
+        let events = self.events(true);
+        self.plan(process, thread, "control", &[set, op, handle, events]);
+        Some(())
+    }
+
+    fn wait(&mut self, process: usize, thread: usize) -> Option<()> {
+        let set = self.any(process, is_set)?;
+        let (most, patience) = (self.draw.one(&[16, 16, 16, 1]), self.patience(process));
+        self.plan(process, thread, "wait", &[set, most, patience]);
+        Some(())
+    }
+
+    /// A signal for the other thread, best while it sleeps in a call.
+    fn kick(&mut self, process: usize, thread: usize) -> Option<()> {
+        let other = 1 - thread;
+        if !self.model.sleeps(process, other) && self.draw.percent(80) {
+            return None;
+        }
+        let restarts = self.draw.below(2) as i64;
+        self.plan(process, thread, "kick", &[other as i64, restarts]);
+        Some(())
+    }
+
+    fn fork(&mut self, process: usize, thread: usize) -> Option<()> {
+        let child = super::run::PROCESSES + self.forks;
+        if child >= MOST_PROCESSES {
+            return None;
+        }
+        self.forks += 1;
+        self.plan(process, thread, "fork", &[child as i64]);
+        Some(())
+    }
+
+    fn exit(&mut self, process: usize, thread: usize) -> Option<()> {
+        if self.model.processes().len() < 2 || self.draw.percent(50) {
+            return None;
+        }
+        let by_signal = self.draw.below(2) as i64;
+        self.plan(process, thread, "exit", &[by_signal]);
+        Some(())
+    }
+
+    fn disconnect(&mut self, process: usize, thread: usize) -> Option<()> {
+        let handle = self.any(process, is_end)?;
+        self.plan(process, thread, "disconnect", &[handle]);
+        Some(())
+    }
+}

@@ -1,0 +1,242 @@
+//! What the generator believes of a program so far: who has which socket, and how much is unread where.
+//!
+//! It is there to make steps worth doing. Nothing is judged by it, so it may be wrong.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::program::Step;
+use super::run::{Observation, PROCESSES, THREADS};
+
+const EINPROGRESS: i64 = 115;
+const MSG_PEEK: i64 = 2;
+
+/// A socket or an epoll set, whoever has it open.
+#[derive(Clone, Debug)]
+pub enum Object {
+    /// A listener, and the clients that it has not accepted.
+    Listener {
+        /// 4 or 6.
+        family: i64,
+        /// Objects, in order.
+        waiting: VecDeque<usize>,
+    },
+    /// One end of a connection.
+    End {
+        /// The other end, if it was accepted.
+        peer: Option<usize>,
+        /// Bytes that it could receive.
+        unread: i64,
+        /// Whether no more will come.
+        ended: bool,
+        /// Calls do not wait.
+        nonblock: bool,
+    },
+    /// An epoll set.
+    Set,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    objects: Vec<Object>,
+    /// By process and handle.
+    open: BTreeMap<(usize, i64), usize>,
+    /// Listeners by the handle that they were made with.
+    listeners: BTreeMap<i64, usize>,
+    /// Threads that sleep in a step.
+    asleep: BTreeMap<(usize, usize), Step>,
+    processes: Vec<usize>,
+}
+
+impl Model {
+    /// At the start of a program.
+    pub fn new() -> Model {
+        Model { processes: (0..PROCESSES).collect(), ..Model::default() }
+    }
+
+    /// Processes that live.
+    pub fn processes(&self) -> &[usize] {
+        &self.processes
+    }
+
+    /// Threads of a process that can be asked.
+    pub fn idle(&self, process: usize) -> Vec<usize> {
+        (0..THREADS).filter(|t| !self.asleep.contains_key(&(process, *t))).collect()
+    }
+
+    /// Whether a thread sleeps in a step.
+    pub fn sleeps(&self, process: usize, thread: usize) -> bool {
+        self.asleep.contains_key(&(process, thread))
+    }
+
+    /// Whether any thread does.
+    pub fn somebody_sleeps(&self) -> bool {
+        !self.asleep.is_empty()
+    }
+
+    /// Handles of a process whose objects are of the wanted kind.
+    pub fn handles(&self, process: usize, wanted: impl Fn(&Object) -> bool) -> Vec<i64> {
+        let of_process = self.open.range((process, i64::MIN)..=(process, i64::MAX));
+        of_process.filter(|(_, o)| wanted(&self.objects[**o])).map(|((_, h), _)| *h).collect()
+    }
+
+    /// What a process' handle stands for.
+    pub fn object(&self, process: usize, handle: i64) -> Option<&Object> {
+        self.open.get(&(process, handle)).map(|o| &self.objects[*o])
+    }
+
+    /// Bytes on the way to the peer of an end.
+    pub fn in_flight(&self, process: usize, handle: i64) -> i64 {
+        let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
+        match peer.map(|p| &self.objects[p]) {
+            Some(Object::End { unread, .. }) => *unread,
+            _ => 0,
+        }
+    }
+
+    /// Takes in what came of a step.
+    pub fn learn(&mut self, step: &Step, seen: &Observation) {
+        let Some((own, others)) = seen.split_first() else { return };
+        match own.as_str() {
+            "blocked" => {
+                self.asleep.insert((step.process, step.thread), step.clone());
+            }
+            answer => self.apply(step, answer),
+        }
+        for other in others {
+            let Some((thread, answer)) = other.split_once(": ") else { continue };
+            let Some((p, t)) = thread.split_once('.') else { continue };
+            let (Ok(p), Ok(t)) = (p.parse(), t.parse()) else { continue };
+            if answer == "ended" {
+                self.end(p);
+            } else if let Some(step) = self.asleep.remove(&(p, t)) {
+                self.apply(&step, answer);
+            }
+        }
+    }
+
+    fn end(&mut self, process: usize) {
+        self.processes.retain(|p| *p != process);
+        self.asleep.retain(|(p, _), _| *p != process);
+        for handle in self.handles(process, |_| true) {
+            self.close(process, handle);
+        }
+    }
+
+    fn close(&mut self, process: usize, handle: i64) {
+        let Some(object) = self.open.remove(&(process, handle)) else { return };
+        if !self.open.values().any(|o| *o == object) {
+            self.finish(object);
+        }
+    }
+
+    fn peer(&self, object: usize) -> Option<usize> {
+        match self.objects[object] {
+            Object::End { peer, .. } => peer,
+            _ => None,
+        }
+    }
+
+    /// An end sends no more.
+    fn finish(&mut self, object: usize) {
+        if let Some(peer) = self.peer(object)
+            && let Object::End { ended, .. } = &mut self.objects[peer]
+        {
+            *ended = true;
+        }
+    }
+
+    fn add(&mut self, process: usize, handle: i64, object: Object) -> usize {
+        self.close(process, handle);
+        self.objects.push(object);
+        self.open.insert((process, handle), self.objects.len() - 1);
+        self.objects.len() - 1
+    }
+
+    fn apply(&mut self, step: &Step, answer: &str) {
+        if answer == "ended" {
+            return self.end(step.process);
+        }
+        let mut numbers = answer.split(' ').map(str::parse::<i64>);
+        let (Some(Ok(result)), Some(Ok(error))) = (numbers.next(), numbers.next()) else { return };
+        let (process, arg) = (step.process, |i: usize| step.args.get(i).copied().unwrap_or(0));
+        let fresh = |nonblock| Object::End { peer: None, unread: 0, ended: false, nonblock };
+        let object = self.open.get(&(process, arg(0))).copied();
+        match step.op.as_str() {
+            "listen" if result == 0 => {
+                let listener = Object::Listener { family: arg(1), waiting: VecDeque::new() };
+                let object = self.add(process, arg(0), listener);
+                self.listeners.insert(arg(0), object);
+            }
+            "connect" => {
+                let end = self.add(process, arg(0), fresh(arg(3) != 0));
+                if result == 0 || error == EINPROGRESS {
+                    let listener = self.listeners.get(&arg(1)).copied();
+                    if let Some(Object::Listener { waiting, .. }) =
+                        listener.map(|l| &mut self.objects[l])
+                    {
+                        waiting.push_back(end);
+                    }
+                }
+            }
+            "accept" if result >= 0 => {
+                let listener = self.open.get(&(process, arg(1))).copied();
+                let end = self.add(process, arg(0), fresh(arg(2) != 0));
+                let client = match listener.map(|l| &mut self.objects[l]) {
+                    Some(Object::Listener { waiting, .. }) => waiting.pop_front(),
+                    _ => None,
+                };
+                for (one, other) in [(Some(end), client), (client, Some(end))] {
+                    if let Some(Object::End { peer, .. }) = one.map(|o| &mut self.objects[o]) {
+                        *peer = other;
+                    }
+                }
+            }
+            "close" => self.close(process, arg(0)),
+            "dup" | "dup2" if result >= 0 => {
+                if let Some(old) = self.open.get(&(process, arg(1))).copied() {
+                    self.close(process, arg(0));
+                    self.open.insert((process, arg(0)), old);
+                }
+            }
+            "epoll" if result >= 0 => {
+                self.add(process, arg(0), Object::Set);
+            }
+            "nonblock" => {
+                if let Some(Object::End { nonblock, .. }) = object.map(|o| &mut self.objects[o]) {
+                    *nonblock = arg(1) != 0;
+                }
+            }
+            "shutdown" if result == 0 && arg(1) != 0 => {
+                if let Some(object) = object {
+                    self.finish(object);
+                }
+            }
+            "send" if result > 0 => {
+                if let Some(peer) = object.and_then(|o| self.peer(o))
+                    && let Object::End { unread, .. } = &mut self.objects[peer]
+                {
+                    *unread += result;
+                }
+            }
+            "recv" if result > 0 && arg(3) & MSG_PEEK == 0 => {
+                if let Some(Object::End { unread, .. }) = object.map(|o| &mut self.objects[o]) {
+                    *unread -= result;
+                }
+            }
+            "fork" if result == 0 => {
+                let inherited: Vec<_> = self
+                    .open
+                    .iter()
+                    .filter(|((p, _), _)| *p == process)
+                    .map(|(k, o)| (k.1, *o))
+                    .collect();
+                for (handle, object) in inherited {
+                    self.open.insert((arg(0) as usize, handle), object);
+                }
+                self.processes.push(arg(0) as usize);
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Random programs look the same over TCP and under uSMC.
+//!
+//! `USMC_TORTURE` is their number; `USMC_TORTURE_SEED` repeats a run, and the seed of one program with
+//! `USMC_TORTURE=1`. `USMC_TORTURE_PROGRAM` runs a file instead. A find is printed as the shortest program that
+//! shows it; once it is corrected, it goes to `tests/torture`.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use usmc_tests::torture::program::Program;
+use usmc_tests::torture::verdict::Court;
+use usmc_tests::{Draw, Fixture, build, number, ss};
+
+/// Of so many programs one is looked at for connections in shared memory.
+const LOOK_AT: u64 = 50;
+
+#[test]
+fn random_programs_look_the_same_as_over_tcp() {
+    let count = number("USMC_TORTURE", 2000);
+    let finds_wanted = number("USMC_TORTURE_FINDS", 3);
+    let fixture = Fixture::with_limit("torture", Duration::from_secs(240 + count / 4));
+    let (_, first) = Draw::announced("USMC_TORTURE_SEED");
+    let mut court = Court::new(&fixture);
+    let (mut steps, mut rare, mut in_rings, mut finds) = (0, Vec::new(), 0, Vec::new());
+    let start = Instant::now();
+    for number in 0..count {
+        let seed = first.wrapping_add(number);
+        let look = || {
+            if number % LOOK_AT == 0 {
+                in_rings += ss::list().iter().filter(|s| s.is_smcd()).count();
+            }
+        };
+        let (program, difference) = court.try_seed(seed, look);
+        steps += program.steps.len();
+        match difference {
+            None => {}
+            Some(found) if found.is_reproducible() => {
+                let shortest = court.shrink(found);
+                eprintln!("\n# USMC_TORTURE_SEED={seed} USMC_TORTURE=1\n{}", shortest.report());
+                finds.push(seed);
+                if finds.len() as u64 >= finds_wanted {
+                    break;
+                }
+            }
+            Some(found) => rare.push((seed, found)),
+        }
+    }
+    println!(
+        "{count} programs of {} steps on average in {:.0?}; {in_rings} ends in shared memory in one of \
+         {LOOK_AT}; {} differed once only",
+        steps as u64 / count.max(1),
+        start.elapsed(),
+        rare.len()
+    );
+    for (seed, found) in &rare {
+        println!("# once, USMC_TORTURE_SEED={seed} USMC_TORTURE=1\n{}", found.report());
+    }
+    assert!(finds.is_empty(), "uSMC differs from TCP in the programs of these seeds: {finds:?}");
+    let looks = count.div_ceil(LOOK_AT);
+    assert!(count < LOOK_AT || in_rings as u64 >= looks / 4, "the programs use TCP only");
+    drop(court);
+    fixture.finish();
+}
+
+#[test]
+fn what_was_found_before_is_as_over_tcp() {
+    let given = std::env::var_os("USMC_TORTURE_PROGRAM").map(std::path::PathBuf::from);
+    let dir = build::tests_dir().join("torture");
+    let listed = || {
+        let entries = fs::read_dir(&dir).expect("tests/torture").flatten().map(|e| e.path());
+        let mut files: Vec<_> =
+            entries.filter(|p| p.extension().is_some_and(|e| e == "txt")).collect();
+        files.sort();
+        files
+    };
+    let files = given.map_or_else(listed, |file| vec![file]);
+    assert!(!files.is_empty(), "no programs in {}", dir.display());
+    let fixture = Fixture::with_limit("what torture found", Duration::from_secs(120));
+    let mut court = Court::new(&fixture);
+    let mut failed = Vec::new();
+    for file in files {
+        let text = fs::read_to_string(&file).expect("a program");
+        let program: Program = text.parse().unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        if let Some(found) = court.try_program(&program) {
+            eprintln!("\n# {}\n{}", file.display(), found.report());
+            if found.is_reproducible() {
+                failed.push(file);
+            }
+        }
+    }
+    assert!(failed.is_empty(), "uSMC differs from TCP again: {failed:?}");
+    drop(court);
+    fixture.finish();
+}
