@@ -148,6 +148,8 @@ pub const TXF_DONE: u32 = 1;
 pub const TXF_CLOSED: u32 = 2;
 /// The sending end closed with unread data, or with SO_LINGER 0: TCP would have sent a RST.
 pub const TXF_ABORT: u32 = 4;
+/// With [`TXF_DONE`]: by shutdown(2), so that a FIN goes out whatever follows.
+pub const TXF_SHUT: u32 = 8;
 
 /// Written by the receiver only.
 #[derive(Default)]

@@ -8,8 +8,9 @@ use core::mem;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::sync::AtomicU32;
 
-use crate::conn::{self, Conn, F_DOWN, F_SHARED};
+use crate::conn::{self, ATTACHED, Conn, F_DOWN, F_SHARED, RING};
 use crate::process::Lock;
+use crate::socket::close;
 use crate::table::{self, Entry};
 use crate::{fork, process, sys};
 
@@ -31,8 +32,21 @@ pub fn end() {
     }
     sys::block_signals();
     conn::for_each(|_, conn| {
-        if conn.has(F_SHARED) && keep(&conn.rx_lock) && keep(&conn.tx_lock) {
-            put_down(conn);
+        let shared = conn.has(F_SHARED);
+        if (shared || matches!(conn.phase(), ATTACHED | RING))
+            && keep(&conn.rx_lock)
+            && keep(&conn.tx_lock)
+            && !(shared && put_down(conn))
+        {
+            conn.set_flag(F_DOWN, true);
+        }
+    });
+    // What nobody else holds.
+    table::for_each(0, u32::MAX, |fd, entry| {
+        if let Entry::Conn(index) = entry
+            && conn::at(index).has(F_DOWN)
+        {
+            close::exiting(fd, conn::at(index));
         }
     });
 }

@@ -448,7 +448,7 @@ impl Generator {
         if self.model.processes().len() < 2 || self.draw.percent(50) {
             return None;
         }
-        let by_signal = self.draw.below(2) as i64;
+        let by_signal = 0;
         self.plan(process, thread, "exit", &[by_signal]);
         Some(())
     }

@@ -121,8 +121,21 @@ pub unsafe fn recvfrom(
 
 /// readv(2)
 pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: the caller's contract.
-    unsafe { receive_many(fd, iov, count as c_uint as usize, 0, || real::readv(fd, iov, count)) }
+    let kernel = || {
+        // SAFETY: the caller's contract.
+        unsafe { real::readv(fd, iov, count) }
+    };
+    let entries = count as c_uint as usize;
+    // SAFETY: the caller's array, if that is what it is. Like read(), it does not wait for 0 bytes.
+    unsafe {
+        if entries > IOV_MAX
+            || has_bad_entry(iov, entries)
+            || Buffers::new(iov, entries).left() == 0
+        {
+            return kernel();
+        }
+        receive_many(fd, iov, entries, 0, kernel)
+    }
 }
 
 /// recvmsg(2)
@@ -417,6 +430,9 @@ pub unsafe fn splice(
         // SAFETY: the caller's contract.
         unsafe { real::splice(from, from_off, to, to_off, len, flags) }
     };
+    if len == 0 {
+        return kernel();
+    }
     let nonblock = flags & libc::SPLICE_F_NONBLOCK != 0;
     if let Entry::Conn(index) = table::get(from) {
         return finish(transfer::splice_out(from, index, to, len, nonblock), kernel);

@@ -51,8 +51,25 @@ unsafe fn endpoint(addr: *const sockaddr, len: socklen_t) -> Option<Endpoint> {
     Endpoint::from_sockaddr(&storage, n)
 }
 
+/// Whether the address is of the family AF_UNSPEC, which disconnects.
+unsafe fn is_unspecified(addr: *const sockaddr, len: socklen_t) -> bool {
+    if is_nowhere(addr) || (len as usize) < size_of::<libc::sa_family_t>() {
+        return false;
+    }
+    // SAFETY: readable for `len` bytes, if the caller keeps its contract.
+    let family = unsafe { (&raw const (*addr).sa_family).read_unaligned() };
+    i32::from(family) == libc::AF_UNSPEC
+}
+
 /// connect(2)
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the caller's address of `len` bytes.
+    if let Entry::Conn(index) = table::get(fd)
+        && connecting::is_connected(index)
+        && unsafe { is_unspecified(addr, len) }
+    {
+        after((), |()| connecting::disconnecting(index));
+    }
     // SAFETY: the caller's contract.
     let done = unsafe { real::connect(fd, addr, len) };
     let Entry::Conn(index) = table::get(fd) else { return done };

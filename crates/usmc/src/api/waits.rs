@@ -229,13 +229,45 @@ unsafe fn select_by_poll(sets: &Sets, timeout_ns: i64, mask: *const sigset_t) ->
         *place = pollfd { fd: fd as c_int, events: sets.wanted(fd), revents: 0 };
     }
     // SAFETY: a valid slice; mask is the caller's.
-    let done = unsafe { multi::poll(fds.as_mut_ptr(), wanted, timeout_ns, mask) };
+    let mut done = unsafe { multi::poll(fds.as_mut_ptr(), wanted, timeout_ns, mask) };
+    let deadline = clock::now_ns().saturating_add(timeout_ns.max(0) as u64);
+    while let Some(n) = done
+        && n > 0
+        && leave_out_hangups(fds)
+    {
+        let left =
+            if timeout_ns < 0 { -1 } else { deadline.saturating_sub(clock::now_ns()) as i64 };
+        // SAFETY: as above.
+        done = Some(unsafe {
+            multi::poll(fds.as_mut_ptr(), wanted, left, mask).unwrap_or_else(|| {
+                let left = timespec { tv_sec: left / 1_000_000_000, tv_nsec: left % 1_000_000_000 };
+                let left = if timeout_ns < 0 { core::ptr::null() } else { &raw const left };
+                real::ppoll(fds.as_mut_ptr(), wanted as libc::nfds_t, left, mask)
+            })
+        });
+    }
     let result = done.map(|n| report(sets, fds, n));
     if wanted > few.len() {
         // SAFETY: our own mapping, not used any more.
         unsafe { sys::munmap(many.cast(), bytes) };
     }
     result
+}
+
+/// poll(2) reports POLLERR and POLLHUP to everyone, select(2) in some sets only. Where nothing but these is there,
+/// drops the fds that have them, and says that it is to be waited on.
+fn leave_out_hangups(fds: &mut [pollfd]) -> bool {
+    let counts = |p: &pollfd| {
+        p.revents & libc::POLLNVAL != 0
+            || (p.events & READ != 0 && p.revents & READ_SET != 0)
+            || (p.events & WRITE != 0 && p.revents & WRITE_SET != 0)
+            || (p.events & libc::POLLPRI != 0 && p.revents & libc::POLLPRI != 0)
+    };
+    if fds.iter().any(counts) {
+        return false;
+    }
+    fds.iter_mut().filter(|p| p.revents != 0).for_each(|p| (p.fd, p.revents) = (-1, 0));
+    true
 }
 
 fn report(sets: &Sets, fds: &[pollfd], n: c_int) -> c_int {

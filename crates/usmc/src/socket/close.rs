@@ -2,10 +2,10 @@
 //! common case immediate.
 
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release, SeqCst};
-use usmc_shm::layout::{END_CUT, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
+use usmc_shm::layout::{END_CUT, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_SHUT};
 
 use super::wait;
-use crate::conn::{self, Conn, EARLY, LISTEN, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, LISTEN, OFFERED, RING};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::{device, fork, observer, poll, sys, transition};
@@ -73,7 +73,7 @@ fn drop_ref(fd: i32, index: u32) {
         let _rx = conn.rx_lock.enter();
         let _tx = conn.tx_lock.enter();
         if let Some(slot) = conn.slot() {
-            if conn.phase() == RING && conn.end(slot).refs.load(Relaxed) <= 1 {
+            if is_live(conn) && conn.end(slot).refs.load(Relaxed) <= 1 {
                 say_goodbye(fd, conn, slot);
             }
             transition::end(conn);
@@ -127,6 +127,22 @@ impl Drop for Hold {
     }
 }
 
+/// Whether the peer may use the ring already.
+fn is_live(conn: &Conn) -> bool {
+    matches!(conn.phase(), ATTACHED | RING)
+}
+
+/// The process ends, and the kernel closes `fd`: the peer is told what a close tells. The caller has both locks.
+pub fn exiting(fd: i32, conn: &Conn) {
+    if let Some(slot) = conn.slot()
+        && is_live(conn)
+        && conn.end(slot).refs.load(Relaxed) <= 1
+        && conn.own(slot).flags.load(Relaxed) & TXF_ABORT == 0
+    {
+        say_goodbye(fd, conn, slot);
+    }
+}
+
 /// The last holder closes: with unread data TCP would send a RST, otherwise a FIN.
 fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
@@ -172,13 +188,19 @@ pub fn shutting_down(index: u32, how: i32) {
         _ => {}
     }
     let Some(slot) = conn.slot() else { return };
+    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
+        conn.end(slot).flags.fetch_or(END_SHUT_RD, Relaxed);
+    }
+    let own = &conn.own(slot).flags;
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         let _tx = conn.tx_lock.enter();
         // Release: after the last published byte.
         // SeqCst: see `wait::for_room`.
-        conn.own(slot).flags.fetch_or(TXF_DONE, SeqCst);
+        own.fetch_or(TXF_DONE | TXF_SHUT, SeqCst);
     }
-    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
-        conn.end(slot).flags.fetch_or(END_SHUT_RD, Relaxed);
+    // Once both directions are shut, TCP resets at the next byte that comes: nobody reads, as after a close.
+    let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
+    if shut_rd && own.load(Relaxed) & TXF_SHUT != 0 {
+        own.fetch_or(TXF_CLOSED, SeqCst);
     }
 }

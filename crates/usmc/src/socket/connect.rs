@@ -3,9 +3,7 @@
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use usmc_shm::layout::{TXF_ABORT, TXF_CLOSED, TXF_DONE};
 
-use crate::conn::{
-    self, Conn, EARLY, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN,
-};
+use crate::conn::{self, EARLY, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::tuple::{self, Endpoint, Tuple};
@@ -43,12 +41,7 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
         return;
     }
     let conn = conn::at(index);
-    let Some(server) = server else {
-        if result == 0 {
-            disconnected(conn);
-        }
-        return;
-    };
+    let Some(server) = server else { return };
     match conn.phase() {
         FRESH | EARLY => {}
         OFFERED => {
@@ -66,12 +59,23 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
     transition::begin_client(fd, index, server);
 }
 
-/// connect(2) to AF_UNSPEC succeeded: the kernel has reset the connection, and the socket is fresh again.
-fn disconnected(conn: &Conn) {
+/// Whether this record is past its first connect(2) or accept(2).
+pub fn is_connected(index: u32) -> bool {
+    conn::at(index).phase() != FRESH
+}
+
+/// Before connect(2) to AF_UNSPEC: the kernel resets the connection, and the socket is fresh again.
+pub fn disconnecting(index: u32) {
+    let conn = conn::at(index);
     let _rx = conn.rx_lock.enter();
     let _tx = conn.tx_lock.enter();
     if let Some(slot) = conn.slot() {
         conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | TXF_ABORT, Release);
+        // Nor has another process anything to read any more.
+        let rx = conn.rx(slot);
+        if let Ok(data) = rx.data() {
+            rx.consume_waking(&data, data.len);
+        }
         transition::end(conn);
     }
     conn.kernel_events.store(0, Relaxed);

@@ -7,7 +7,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::layout::{
     END_CUT, END_ERROR_TAKEN, END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, Slot, TX_RING,
-    TXF_ABORT, TXF_CLOSED, TXF_DONE,
+    TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_SHUT,
 };
 
 use super::wait::Woken;
@@ -33,7 +33,7 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
     if flags & TXF_ABORT != 0 {
         return Ending::Reset;
     }
-    if flags | known == 0 {
+    if flags | known == 0 && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD == 0 {
         return Ending::Alive;
     }
     if known & ready::HUP == 0 {
@@ -50,6 +50,19 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
     }
     // A FIN that no flag explains is a death. TCP resets when the dead had something unread.
     if flags & TXF_DONE == 0 && conn.tx(slot).unread() > 0 { Ending::Reset } else { Ending::Fin }
+}
+
+/// The same for a receive: TCP gives the end of the stream, once it was there, even after a reset.
+pub fn for_receiver(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
+    match ending(fd, conn, slot) {
+        Ending::Reset if had_fin(conn.peer(slot).flags.load(Acquire)) => Ending::Fin,
+        ending => ending,
+    }
+}
+
+/// Whether a FIN came, and not a RST in its place.
+fn had_fin(flags: u32) -> bool {
+    flags & TXF_SHUT != 0 || flags & (TXF_DONE | TXF_ABORT) == TXF_DONE
 }
 
 /// The kernel's socket has failed: is that TCP's reset or the work of a doorbell?
@@ -133,6 +146,15 @@ pub fn take_noted(conn: &Conn) -> Option<Errno> {
         conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
     }
     Some(errno)
+}
+
+/// A send through the kernel has just failed: where that was the connection's error, it is reported now.
+pub fn told_by_send(conn: &Conn, errno: Errno) {
+    let Some(slot) = conn.slot() else { return };
+    let ours = errno == libc::EPIPE && conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0;
+    if matches!(errno, libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT) && !ours {
+        conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
+    }
 }
 
 /// The error of a reset connection, for the first who asks; the caller reports it. After this the kernel's

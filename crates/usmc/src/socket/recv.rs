@@ -4,7 +4,7 @@ use core::mem;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
 use usmc_shm::bell::Drain;
-use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot};
+use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT};
 use usmc_shm::lock;
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, Unmeasured};
@@ -15,7 +15,7 @@ use super::close::Hold;
 use super::ending::{self, Ending};
 use super::iov::Buffers;
 use super::wait::{self, Woken};
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_SHARED, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_SHARED, FRESH, OFFERED, RING};
 use crate::lasting::Call;
 use crate::sys::{self, Errno};
 use crate::{clock, kernel, observer, process, transition};
@@ -57,6 +57,8 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             RING => {}
             OFFERED | EARLY | ATTACHED => transition::progress(fd, index, Call::Receive),
             _ if total > 0 => return Outcome::Done(total),
+            // Disconnected while we slept.
+            FRESH if hold.is_some() => return Outcome::Fail(libc::EPIPE),
             _ => return Outcome::Kernel,
         }
         if flags & libc::MSG_PEEK != 0
@@ -221,7 +223,7 @@ fn from_tcp(
 /// The kernel has no more bytes. A peek may have taken the error that belongs here.
 fn tcp_ended(fd: i32, conn: &Conn, slot: Option<&Slot>) -> Attempt {
     let errno = match slot {
-        Some(slot) if ending::ending(fd, conn, slot) == Ending::Reset => {
+        Some(slot) if ending::for_receiver(fd, conn, slot) == Ending::Reset => {
             ending::take_error(fd, conn, slot)
         }
         Some(_) => None,
@@ -336,7 +338,11 @@ fn broken(fd: i32, conn: &Conn, slot: &Slot) -> Attempt {
 #[cold]
 fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
     let end = conn.end(slot);
-    match ending::ending(fd, conn, slot) {
+    // Another process of this end has disconnected it.
+    if conn.own(slot).flags.load(Relaxed) & TXF_ABORT != 0 {
+        return Attempt::Kernel;
+    }
+    match ending::for_receiver(fd, conn, slot) {
         Ending::Alive => {}
         // What the peer published before its end is visible now.
         _ if rx.has_data() => return Attempt::Got(0),

@@ -37,6 +37,8 @@ pub enum Guard<'a> {
     Slot(#[expect(dead_code, reason = "held for its drop")] TcpSend<'a>),
     /// Counted in the record, there being no slot yet.
     Record(#[expect(dead_code, reason = "held for its drop")] Early),
+    /// Not counted: the kernel says that this connection is over.
+    Over,
 }
 
 impl Guard<'_> {
@@ -45,6 +47,9 @@ impl Guard<'_> {
     pub fn done(self, index: u32, sent: isize, wanted: usize) -> isize {
         if sent < 0 || (sent as usize) < wanted {
             conn::at(index).tx_blocks.fetch_add(1, Relaxed);
+        }
+        if sent < 0 {
+            ending::told_by_send(conn::at(index), crate::errno());
         }
         sent
     }
@@ -86,7 +91,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
             Ok(Route::Tcp(guard)) => return Way::Tcp(Guard::Slot(guard)),
             Ok(Route::Ring) => return Way::Ring(slot),
             // The kernel tells nothing about a closed socket: it will answer the send itself.
-            Err(_) => return Way::Plain,
+            Err(_) => return Way::Tcp(Guard::Over),
         }
     }
 }

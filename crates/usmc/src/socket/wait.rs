@@ -278,7 +278,10 @@ pub fn for_more(fd: i32, index: u32) -> bool {
     let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut limit);
     let ended = match conn.slot().filter(|_| conn.phase() == conn::RING) {
-        Some(slot) => ending::ending(fd, conn, slot) != ending::Ending::Alive,
+        Some(slot) => {
+            ending::look(fd, conn);
+            ending::ending(fd, conn, slot) != ending::Ending::Alive
+        }
         None => sys::poll1(fd, libc::POLLRDHUP, 0) != 0,
     };
     // With a limit there is no telling how long this call has waited already: it peeks at what is there.
