@@ -93,6 +93,8 @@ pub struct End {
     pub tcp_left: AtomicU64,
     /// SO_RCVBUF as the application set it, in bytes; 0 = never set.
     pub rcv_buf: AtomicU32,
+    /// SO_RCVLOWAT of the application; 0 = the default, 1.
+    pub rcvlowat: AtomicU32,
 }
 
 /// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the

@@ -85,6 +85,8 @@ pub struct Conn {
     pub refs: AtomicU32,
     /// The calls among them ([`crate::socket::close::Hold`]).
     pub holds: AtomicU32,
+    /// A duplicate for such calls, plus one: what they need the kernel for outlives the number. 0 = none.
+    pub spare: AtomicU32,
     /// Counts the uses of the record.
     pub use_count: AtomicU32,
     /// Calls left in which an acceptor looks for an offer.
@@ -110,7 +112,7 @@ pub struct Conn {
     /// Adaptive spin budget in nanoseconds.
     pub spin_ns: AtomicU32,
     /// SO_RCVLOWAT of the application; 0 = the default, 1.
-    pub rcvlowat: AtomicU32,
+    rcvlowat: AtomicU32,
     /// The connection's name ([`crate::tuple::Tuple::words`]).
     pub tuple: [AtomicU64; 6],
     /// SO_SNDBUF as the application set it, in bytes; 0 = never set.
@@ -153,6 +155,23 @@ impl Conn {
             self.flags.fetch_or(flag, Relaxed);
         } else {
             self.flags.fetch_and(!flag, Relaxed);
+        }
+    }
+
+    /// SO_RCVLOWAT; 0 = the default. Of a shared end, as the process that set it last left it.
+    #[inline(always)]
+    pub fn lowat(&self) -> u32 {
+        match self.slot().filter(|_| self.has(F_SHARED)) {
+            Some(slot) => self.end(slot).rcvlowat.load(Relaxed),
+            None => self.rcvlowat.load(Relaxed),
+        }
+    }
+
+    /// Sets it.
+    pub fn set_lowat(&self, value: u32) {
+        self.rcvlowat.store(value, Relaxed);
+        if let Some(slot) = self.slot() {
+            self.end(slot).rcvlowat.store(value, Relaxed);
         }
     }
 
@@ -337,6 +356,7 @@ pub fn free(index: u32) {
         &conn.stalled,
         &conn.refs,
         &conn.holds,
+        &conn.spare,
         &conn.looks,
         &conn.reason,
     ] {

@@ -96,17 +96,21 @@ pub fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Entry)) {
 
 /// Moves a library fd out of the way of the application's numbers and marks it.
 pub fn keep_fd(fd: i32) -> i32 {
+    if let Ok(high) = duplicate(fd) {
+        sys::close(fd);
+        return high;
+    }
+    set(fd, Entry::Internal);
+    fd
+}
+
+/// A duplicate of the library's own, out of the way of the application's numbers.
+pub fn duplicate(fd: i32) -> Result<i32, sys::Errno> {
     let limit = sys::nofile_limit().min(FDS as u64);
     let floor = (limit - limit / 8) as usize;
-    let kept = match sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) {
-        Ok(high) => {
-            sys::close(fd);
-            high as i32
-        }
-        Err(_) => fd,
-    };
-    set(kept, Entry::Internal);
-    kept
+    let high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor)? as i32;
+    set(high, Entry::Internal);
+    Ok(high)
 }
 
 /// Closes a library fd.

@@ -128,6 +128,7 @@ fn reset_end(end: &End) {
     end.tx_lock.store(0, Relaxed);
     end.rx_lock.store(0, Relaxed);
     end.tcp_left.store(0, Relaxed);
+    end.rcvlowat.store(0, Relaxed);
     // Set for both: who attaches holds its end from that moment on.
     end.refs.store(1, Relaxed);
 }
@@ -368,7 +369,7 @@ fn tune(fd: i32, conn: &Conn) {
     }
     let lowat = kernel::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1);
     if lowat > 1 {
-        conn.rcvlowat.store(lowat as u32, Relaxed);
+        conn.set_lowat(lowat as u32);
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &1i32);
     }
     conn.set_flag(F_TUNED, true);

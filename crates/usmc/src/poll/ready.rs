@@ -1,7 +1,7 @@
 //! The readiness of one connection, in poll(2)'s bits (epoll's are the same numbers).
 
 use core::sync::atomic::Ordering::Relaxed;
-use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TXF_DONE};
+use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TXF_ABORT, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
 
 use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
@@ -33,7 +33,9 @@ pub fn is_kernels(fd: i32, index: u32) -> bool {
     if matches!(conn.phase(), OFFERED | EARLY | ATTACHED) {
         transition::progress(fd, index, Call::Look);
     }
+    // Another process may have disconnected what it shares with us.
     conn.phase() != RING
+        || conn.slot().is_none_or(|s| conn.own(s).flags.load(Relaxed) & TXF_ABORT != 0)
 }
 
 /// The readiness of a ring connection, for someone interested in `want`.
@@ -64,7 +66,7 @@ pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
 
 fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     let rx = conn.rx(slot);
-    let lowat = (conn.rcvlowat.load(Relaxed) as usize).max(1);
+    let lowat = (conn.lowat() as usize).max(1);
     let enough = |n: usize| n >= lowat;
     // 1: TCP has been read to the boundary (see `RxSpan`).
     if conn.end(slot).tcp_left.load(Relaxed) == 1 {

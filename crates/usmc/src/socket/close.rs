@@ -1,7 +1,7 @@
 //! The end: close(2) and shutdown(2). The kernel's FIN or RST is the truth; flags in the slot make the
 //! common case immediate.
 
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::layout::{END_CUT, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_SHUT};
 
 use super::wait;
@@ -100,9 +100,34 @@ impl Hold {
         (table::get(fd) == Entry::Conn(index)).then_some(hold)
     }
 
-    /// `fd`, or -1 when the number does not mean this connection any more.
+    /// `fd`, or a duplicate when the number does not mean this connection any more; -1 without one.
     pub fn fd(&self, fd: i32) -> i32 {
-        if table::get(fd) == Entry::Conn(self.index) { fd } else { -1 }
+        if table::get(fd) == Entry::Conn(self.index) {
+            return fd;
+        }
+        conn::at(self.index).spare.load(Acquire).cast_signed() - 1
+    }
+
+    /// Makes a duplicate of `fd` for the time of the calls that sleep; `fd` itself where that is not possible.
+    pub fn spare(&self, fd: i32) -> i32 {
+        let spare = &conn::at(self.index).spare;
+        if spare.load(Acquire) == 0
+            && let Ok(copy) = table::duplicate(fd)
+            && spare.compare_exchange(0, (copy + 1).cast_unsigned(), AcqRel, Relaxed).is_err()
+        {
+            table::release_fd(copy);
+        }
+        match spare.load(Acquire) {
+            0 => fd,
+            copy => copy.cast_signed() - 1,
+        }
+    }
+}
+
+fn release_spare(index: u32) {
+    match conn::at(index).spare.swap(0, AcqRel) {
+        0 => {}
+        copy => table::release_fd(copy.cast_signed() - 1),
     }
 }
 
@@ -110,6 +135,7 @@ impl Hold {
 pub fn forget_holds(index: u32) {
     let conn = conn::at(index);
     let holds = conn.holds.swap(0, Relaxed);
+    release_spare(index);
     if holds > 0 && conn.refs.fetch_sub(holds - 1, AcqRel) == holds {
         // Closed already, and kept by such a call alone.
         drop_ref(-1, index);
@@ -121,8 +147,13 @@ pub fn forget_holds(index: u32) {
 impl Drop for Hold {
     fn drop(&mut self) {
         let saved = crate::errno();
-        conn::at(self.index).holds.fetch_sub(1, AcqRel);
-        drop_ref(-1, self.index);
+        let last = conn::at(self.index).holds.fetch_sub(1, AcqRel) == 1;
+        // Before the record can go: with the duplicate goes the socket, if its numbers are closed.
+        let spare = if last { conn::at(self.index).spare.swap(0, AcqRel) } else { 0 };
+        drop_ref(spare.cast_signed() - 1, self.index);
+        if spare != 0 {
+            table::release_fd(spare.cast_signed() - 1);
+        }
         crate::set_errno(saved);
     }
 }

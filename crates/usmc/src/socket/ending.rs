@@ -157,6 +157,17 @@ pub fn told_by_send(conn: &Conn, errno: Errno) {
     }
 }
 
+/// An error was taken by a call that had moved bytes already and reports these: the next call reports it.
+pub fn put_back(conn: &Conn, errno: Errno) {
+    if matches!(errno, libc::EINTR | libc::EAGAIN | libc::EBADF | libc::ENOTSOCK | libc::ENOTCONN) {
+        return;
+    }
+    note_errno(conn, errno);
+    if let Some(slot) = conn.slot() {
+        conn.end(slot).flags.fetch_and(!END_RESET_SEEN, Relaxed);
+    }
+}
+
 /// The error of a reset connection, for the first who asks; the caller reports it. After this the kernel's
 /// socket answers sends with EPIPE and a signal.
 pub fn take_error(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {

@@ -47,7 +47,7 @@ pub fn set(index: u32, level: i32, name: i32, value: i32) -> Verdict {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => keep(conn, slot, END_NODELAY, value),
         (libc::IPPROTO_TCP, libc::TCP_CORK) => keep(conn, slot, END_CORK, value),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value >= 0 => {
-            conn.rcvlowat.store(value as u32, Relaxed);
+            conn.set_lowat(value as u32);
             Verdict::Value(0)
         }
         _ => Verdict::Kernel,
@@ -87,9 +87,7 @@ pub fn get(index: u32, level: i32, name: i32) -> Verdict {
     match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Value((flags & END_NODELAY != 0) as i32),
         (libc::IPPROTO_TCP, libc::TCP_CORK) => Verdict::Value((flags & END_CORK != 0) as i32),
-        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
-            Verdict::Value((conn.rcvlowat.load(Relaxed) as i32).max(1))
-        }
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => Verdict::Value((conn.lowat() as i32).max(1)),
         _ => Verdict::Kernel,
     }
 }

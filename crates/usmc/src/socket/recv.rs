@@ -44,7 +44,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         return Outcome::Kernel;
     }
     let wanted = to.left();
-    let least = match conn.rcvlowat.load(Relaxed) as usize {
+    let least = match conn.lowat() as usize {
         _ if flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 => wanted,
         lowat => lowat.clamp(1, wanted.max(1)),
     };
@@ -90,14 +90,25 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 if hold.is_none() {
                     return Outcome::Fail(libc::EBADF);
                 }
-                match wait::for_data(fd, index, in_ring) {
+                // What is to be read is in the kernel, and a close by another thread must not take it away.
+                let fd = match &hold {
+                    Some(hold) if !in_ring => hold.spare(fd),
+                    _ => fd,
+                };
+                match wait::for_data(fd, index, in_ring, wanted == 0) {
+                    // One wake-up, whatever it was, ends a receive of nothing.
+                    _ if wanted == 0 => return Outcome::Done(0),
                     Woken::Look => continue,
                     Woken::Fail(errno) => errno,
                 }
             }
             Attempt::Fail(errno) => errno,
         };
-        return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(failed) };
+        if total == 0 {
+            return Outcome::Fail(failed);
+        }
+        ending::put_back(conn, failed);
+        return Outcome::Done(total);
     }
 }
 

@@ -111,7 +111,10 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
         match attempt(fd, conn, slot, from, left) {
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
             Attempt::Kernel => return Outcome::Kernel,
-            Attempt::Fail(_) if total > 0 => return Outcome::Done(total),
+            Attempt::Fail(errno) if total > 0 => {
+                ending::put_back(conn, errno);
+                return Outcome::Done(total);
+            }
             Attempt::Fail(errno) => return Outcome::Fail(errno),
             Attempt::Sent(n) => {
                 total += n;

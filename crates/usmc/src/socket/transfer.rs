@@ -8,7 +8,7 @@ use usmc_shm::span::{RxSpan, Source};
 
 use super::recv::Family;
 use super::wait::{self, Woken};
-use super::{Outcome, send};
+use super::{Outcome, ending, send};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::sys::{self, Errno};
@@ -35,9 +35,20 @@ fn into_ring(
             let Some(_family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
                 return Outcome::Fail(libc::ECONNRESET);
             };
-            if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 || send::peer_is_gone(conn, slot)
-            {
+            if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 {
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Kernel };
+            }
+            if send::peer_is_gone(conn, slot) {
+                match ending::sending(fd, conn, slot) {
+                    ending::Send::Ring => {}
+                    ending::Send::Fail(errno) if total > 0 => {
+                        ending::put_back(conn, errno);
+                        return Outcome::Done(total);
+                    }
+                    ending::Send::Fail(errno) => return Outcome::Fail(errno),
+                    _ if total > 0 => return Outcome::Done(total),
+                    _ => return Outcome::Kernel,
+                }
             }
             let tx = conn.tx(slot);
             let Ok(room) = tx.room(count - total) else { return Outcome::Fail(libc::ECONNRESET) };

@@ -243,8 +243,9 @@ pub enum Woken {
     Fail(Errno),
 }
 
-/// Waits until data may be there. `in_ring`: TCP has been read to the boundary.
-pub fn for_data(fd: i32, index: u32, in_ring: bool) -> Woken {
+/// Waits until data may be there. `in_ring`: TCP has been read to the boundary. `once`: for a receive of no
+/// bytes, which ends at the first signal, too, whatever its handler says of restarts.
+pub fn for_data(fd: i32, index: u32, in_ring: bool, once: bool) -> Woken {
     let conn = conn::at(index);
     let slot = conn.slot();
     let budget = Budget(&conn.spin_ns);
@@ -266,9 +267,21 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool) -> Woken {
         }
     }
     let start = clock::now_ns();
-    let woken = if is_cut(conn) { tick() } else { peek(fd, conn) };
+    let woken = match (is_cut(conn), once) {
+        (true, _) => tick(),
+        (false, true) => receive_nothing(fd),
+        (false, false) => peek(fd, conn),
+    };
     budget.slept(clock::now_ns() - start);
     woken
+}
+
+/// A receive of no bytes by the kernel.
+fn receive_nothing(fd: i32) -> Woken {
+    let mut byte = 0u8;
+    // SAFETY: a valid address. The real function: a cancellation point, as the application expects.
+    unsafe { real::recv(fd, (&raw mut byte).cast::<c_void>(), 0, 0) };
+    Woken::Look
 }
 
 /// MSG_PEEK with MSG_WAITALL: waits a moment for more than what is there. Says whether waiting has ended
