@@ -82,6 +82,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
         return Err(Reason::NoMemory);
     };
     bind_slot(conn, &own.map, own.segment, own.slot, true)?;
+    take_lowat(fd, conn);
     conn.usage.store(usage.to_bits(), Relaxed);
     store_tuple(conn, &tuple);
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: usage.to_bits() };
@@ -324,6 +325,7 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         return segment::unuse(seg);
     }
     let Some(slot) = conn.slot() else { return };
+    take_lowat(fd, conn);
     let usage = Use::from_bits(found.dmb.usage);
     conn.usage.store(found.dmb.usage, Relaxed);
     match handshake::attach(&slot.control, usage, crate::process::pid()) {
@@ -367,12 +369,26 @@ fn tune(fd: i32, conn: &Conn) {
     } else {
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32);
     }
+    conn.set_flag(F_TUNED, true);
+}
+
+/// From the moment that a peer may ring: a doorbell is one byte, and has to wake. The slot is bound.
+fn take_lowat(fd: i32, conn: &Conn) {
     let lowat = kernel::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1);
     if lowat > 1 {
         conn.set_lowat(lowat as u32);
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &1i32);
     }
-    conn.set_flag(F_TUNED, true);
+}
+
+/// The connection stays TCP after all.
+#[inline(always)]
+pub fn give_lowat_back(fd: i32, conn: &Conn) {
+    let lowat = conn.lowat();
+    if lowat > 0 {
+        conn.set_lowat(0);
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &lowat.cast_signed());
+    }
 }
 
 /// Whether our sending direction is in the ring; changes it over when that is due and possible.

@@ -265,10 +265,16 @@ impl Generator {
         if self.draw.percent(30) {
             flags |= MSG_DONTWAIT;
         }
+        // Two who sleep for the same bytes share them by chance.
+        if waits && self.model.is_awaited(process, handle) {
+            return None;
+        }
         let ignores_flags = how == 1 || how == 2 || how == 5;
         let wants =
             if flags & i64::from(libc::MSG_WAITALL) != 0 && !ignores_flags { size } else { 1 };
         let waits = waits && unread < wants && (ignores_flags || flags & MSG_DONTWAIT == 0);
+        // A receive of nothing ends with any wake-up, be it for an acknowledgement.
+        let size = if waits { size.max(1) } else { size };
         // Some calls may sleep, but a program in which all do is a short one.
         if waits && self.draw.percent(75) {
             flags |= MSG_DONTWAIT;

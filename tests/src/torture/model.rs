@@ -74,6 +74,15 @@ impl Model {
         !self.asleep.is_empty()
     }
 
+    /// Whether a thread sleeps in a receive on this socket.
+    pub fn is_awaited(&self, process: usize, handle: i64) -> bool {
+        let meant = self.open.get(&(process, handle));
+        meant.is_some()
+            && self.asleep.iter().any(|((p, _), step)| {
+                step.op == "recv" && self.open.get(&(*p, step.args[0])) == meant
+            })
+    }
+
     /// Handles of a process whose objects are of the wanted kind.
     pub fn handles(&self, process: usize, wanted: impl Fn(&Object) -> bool) -> Vec<i64> {
         let of_process = self.open.range((process, i64::MIN)..=(process, i64::MAX));

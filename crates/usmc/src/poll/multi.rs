@@ -615,10 +615,26 @@ pub unsafe fn poll(
         return None;
     }
     let deadline = Deadline::after(timeout_ns);
+    let done = poll_until(fds, timeout_ns, deadline, mask);
+    fds.iter_mut().for_each(show_again);
+    Some(done)
+}
+
+fn poll_until(
+    fds: &mut [libc::pollfd],
+    timeout_ns: i64,
+    deadline: Deadline,
+    mask: *const libc::sigset_t,
+) -> c_int {
+    let mut first = true;
     loop {
-        let n = poll_now(fds);
+        let mut n = poll_now(fds);
+        if !first && n > 0 {
+            n -= hide_closed(fds);
+        }
+        first = false;
         if n != 0 || timeout_ns == 0 {
-            return Some(n);
+            return n;
         }
         if spin_poll(fds, deadline) {
             continue;
@@ -630,11 +646,30 @@ pub unsafe fn poll(
         sleepers(fds, false);
         if got < 0 {
             set_errno(saved);
-            return Some(-1);
+            return -1;
         }
         if !ready && got == 0 && deadline.left() == Some(0) {
-            return Some(poll_now(fds));
+            let n = poll_now(fds);
+            return n - if n > 0 { hide_closed(fds) } else { 0 };
         }
+    }
+}
+
+/// The kernel's poll has no eye for numbers that are closed while it waits. Hides those; how many there are.
+fn hide_closed(fds: &mut [libc::pollfd]) -> c_int {
+    let closed = fds.iter_mut().filter(|p| p.fd >= 0 && p.revents & libc::POLLNVAL != 0);
+    closed
+        .map(|p| {
+            p.fd |= i32::MIN;
+            p.revents = 0;
+        })
+        .count() as c_int
+}
+
+fn show_again(p: &mut libc::pollfd) {
+    // The application's own negative numbers are hardly as low as that.
+    if p.fd < i32::MIN + table::FDS as i32 {
+        p.fd &= i32::MAX;
     }
 }
 

@@ -3,7 +3,9 @@
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_CORK, END_NODELAY, Slot};
 
-use crate::conn::{self, Conn, EARLY, F_KERNEL_ONLY, F_TUNED, FRESH, LISTEN, OFFERED};
+use crate::conn::{
+    self, ATTACHED, Conn, EARLY, F_KERNEL_ONLY, F_TUNED, FRESH, LISTEN, OFFERED, RING,
+};
 use crate::reason::Reason;
 use crate::sys::Errno;
 
@@ -42,16 +44,22 @@ pub fn set(index: u32, level: i32, name: i32, value: i32) -> Verdict {
             conn.limit_window(slot);
         }
     }
+    if has_lowat(conn) && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        // Negative is as much as there can be.
+        conn.set_lowat(u32::try_from(value).unwrap_or(u32::MAX >> 1));
+        return Verdict::Value(0);
+    }
     let Some(slot) = conn.slot().filter(|_| conn.has(F_TUNED)) else { return Verdict::Kernel };
     match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => keep(conn, slot, END_NODELAY, value),
         (libc::IPPROTO_TCP, libc::TCP_CORK) => keep(conn, slot, END_CORK, value),
-        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value >= 0 => {
-            conn.set_lowat(value as u32);
-            Verdict::Value(0)
-        }
         _ => Verdict::Kernel,
     }
+}
+
+/// Whether SO_RCVLOWAT is ours, and 1 in the kernel.
+fn has_lowat(conn: &Conn) -> bool {
+    matches!(conn.phase(), OFFERED | ATTACHED | RING) && conn.slot().is_some()
 }
 
 fn keep(conn: &Conn, slot: &Slot, bit: u32, value: i32) -> Verdict {
@@ -82,12 +90,14 @@ fn kernel_only(conn: &Conn) -> Verdict {
 /// getsockopt(2) of an int value.
 pub fn get(index: u32, level: i32, name: i32) -> Verdict {
     let conn = conn::at(index);
+    if has_lowat(conn) && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        return Verdict::Value((conn.lowat() as i32).max(1));
+    }
     let Some(slot) = conn.slot().filter(|_| conn.has(F_TUNED)) else { return Verdict::Kernel };
     let flags = conn.end(slot).flags.load(Relaxed);
     match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Value((flags & END_NODELAY != 0) as i32),
         (libc::IPPROTO_TCP, libc::TCP_CORK) => Verdict::Value((flags & END_CORK != 0) as i32),
-        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => Verdict::Value((conn.lowat() as i32).max(1)),
         _ => Verdict::Kernel,
     }
 }

@@ -14,8 +14,8 @@ use super::Outcome;
 use super::close::Hold;
 use super::ending::{self, Ending};
 use super::iov::Buffers;
-use super::wait::{self, Woken};
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_SHARED, FRESH, OFFERED, RING};
+use super::wait::{self, Until, Woken};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_SHARED, FRESH, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
 use crate::sys::{self, Errno};
 use crate::{clock, kernel, observer, process, transition};
@@ -59,6 +59,10 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             _ if total > 0 => return Outcome::Done(total),
             // Disconnected while we slept.
             FRESH if hold.is_some() => return Outcome::Fail(libc::EPIPE),
+            PLAIN => {
+                transition::give_lowat_back(fd, conn);
+                return Outcome::Kernel;
+            }
             _ => return Outcome::Kernel,
         }
         if flags & libc::MSG_PEEK != 0
@@ -95,7 +99,12 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     Some(hold) if !in_ring => hold.spare(fd),
                     _ => fd,
                 };
-                match wait::for_data(fd, index, in_ring, wanted == 0) {
+                let until = match (wanted, total) {
+                    (0, _) => Until::AnyWakeUp,
+                    (_, 0) => Until::Data,
+                    _ => Until::DataOrSignal,
+                };
+                match wait::for_data(fd, index, in_ring, until) {
                     // One wake-up, whatever it was, ends a receive of nothing.
                     _ if wanted == 0 => return Outcome::Done(0),
                     Woken::Look => continue,
@@ -176,8 +185,14 @@ fn from_tcp(
     let most = usize::try_from(left).unwrap_or(usize::MAX);
     let count = to.fill(&mut iov, most);
     if count == 0 {
-        let readable = sys::poll1(fd, libc::POLLIN, 0) != 0;
-        return if readable { Attempt::Got(0) } else { Attempt::Empty(false) };
+        let mut byte = 0u8;
+        // SAFETY: a valid address.
+        return match unsafe { sys::recv(fd, &raw mut byte, 0, libc::MSG_DONTWAIT) } {
+            Ok(_) if conn.kernel_events.load(Relaxed) >> 16 == 0 => Attempt::Got(0),
+            Ok(_) => tcp_ended(fd, conn, span.map(|(_, slot)| slot)),
+            Err(libc::EAGAIN) => Attempt::Empty(false),
+            Err(errno) => tcp_failed(conn, errno),
+        };
     }
     // SAFETY: all-zero is a valid msghdr.
     let mut msg: libc::msghdr = unsafe { mem::zeroed() };

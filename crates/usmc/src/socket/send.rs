@@ -137,7 +137,7 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
         if hold.is_none() {
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EBADF) };
         }
-        if let Woken::Fail(errno) = wait::for_room(fd, index, since) {
+        if let Woken::Fail(errno) = wait::for_room(fd, index, since, total > 0) {
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
         }
     }

@@ -79,7 +79,7 @@ fn into_ring(
                 return Outcome::Fail(libc::EAGAIN);
             }
             None => {
-                if let Woken::Fail(errno) = wait::for_room(fd, index, since) {
+                if let Woken::Fail(errno) = wait::for_room(fd, index, since, total > 0) {
                     return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
                 }
             }

@@ -243,9 +243,19 @@ pub enum Woken {
     Fail(Errno),
 }
 
-/// Waits until data may be there. `in_ring`: TCP has been read to the boundary. `once`: for a receive of no
-/// bytes, which ends at the first signal, too, whatever its handler says of restarts.
-pub fn for_data(fd: i32, index: u32, in_ring: bool, once: bool) -> Woken {
+/// What a wait for data is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Until {
+    /// A receive that has nothing yet: it goes on after a handler with SA_RESTART.
+    Data,
+    /// A receive that has some bytes and reports them at any signal.
+    DataOrSignal,
+    /// A receive of no bytes, which anything ends.
+    AnyWakeUp,
+}
+
+/// Waits until data may be there. `in_ring`: TCP has been read to the boundary.
+pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until) -> Woken {
     let conn = conn::at(index);
     let slot = conn.slot();
     let budget = Budget(&conn.spin_ns);
@@ -267,13 +277,43 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, once: bool) -> Woken {
         }
     }
     let start = clock::now_ns();
-    let woken = match (is_cut(conn), once) {
-        (true, _) => tick(),
-        (false, true) => receive_nothing(fd),
-        (false, false) => peek(fd, conn),
+    let woken = match until {
+        _ if is_cut(conn) => tick(),
+        Until::Data => peek(fd, conn),
+        Until::DataOrSignal => {
+            let limit_ms = time_limit_ms(fd, libc::SO_RCVTIMEO);
+            match sleep_in_poll(fd, conn, if limit_ms > 0 { limit_ms } else { -1 }) {
+                Woken::Look
+                    if limit_ms > 0 && clock::now_ns() - start >= limit_ms as u64 * 1_000_000 =>
+                {
+                    Woken::Fail(libc::EAGAIN)
+                }
+                woken => woken,
+            }
+        }
+        Until::AnyWakeUp => receive_nothing(fd),
     };
     budget.slept(clock::now_ns() - start);
     woken
+}
+
+/// SO_RCVTIMEO or SO_SNDTIMEO in milliseconds; 0 = none.
+fn time_limit_ms(fd: i32, name: i32) -> i64 {
+    let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut limit);
+    limit.tv_sec * 1000 + (limit.tv_usec + 999) / 1000
+}
+
+/// Sleeps for a doorbell or the end of the connection; every signal that is handled ends it.
+fn sleep_in_poll(fd: i32, conn: &Conn, timeout_ms: i64) -> Woken {
+    let mut p = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one valid pollfd; the real function is a cancellation point, as send and recv are.
+    let n = unsafe { real::poll(&raw mut p, 1, timeout_ms.min(60_000) as i32) };
+    if n < 0 {
+        return Woken::Fail(crate::errno());
+    }
+    ending::note(fd, conn, p.revents as u32);
+    Woken::Look
 }
 
 /// A receive of no bytes by the kernel.
@@ -333,8 +373,9 @@ fn peek(fd: i32, conn: &Conn) -> Woken {
     }
 }
 
-/// Waits until room may be there. `since`: when the send began ([`clock::now_ns`]), for SO_SNDTIMEO.
-pub fn for_room(fd: i32, index: u32, since: u64) -> Woken {
+/// Waits until room may be there. `since`: when the send began ([`clock::now_ns`]), for SO_SNDTIMEO. `partial`:
+/// some bytes are sent, and any signal ends the call.
+pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
     let conn = conn::at(index);
     let Some(slot) = conn.slot() else { return Woken::Look };
     let (tx, peer) = (conn.tx(slot), conn.peer(slot));
@@ -356,17 +397,15 @@ pub fn for_room(fd: i32, index: u32, since: u64) -> Woken {
     let woken = if conn.own(slot).flags.load(SeqCst) & TXF_DONE != 0 {
         Woken::Look
     } else {
-        sleep_for_room(fd, conn, slot, since)
+        sleep_for_room(fd, conn, slot, since, partial)
     };
     conn.blocked_sends.fetch_sub(1, AcqRel);
     budget.slept(clock::now_ns() - start);
     woken
 }
 
-fn sleep_for_room(fd: i32, conn: &Conn, slot: &Slot, since: u64) -> Woken {
-    let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &mut limit);
-    let limit_ms = limit.tv_sec * 1000 + (limit.tv_usec + 999) / 1000;
+fn sleep_for_room(fd: i32, conn: &Conn, slot: &Slot, since: u64, partial: bool) -> Woken {
+    let limit_ms = time_limit_ms(fd, libc::SO_SNDTIMEO);
     let used_ms = ((clock::now_ns() - since) / 1_000_000) as i64;
     if limit_ms > 0 && used_ms >= limit_ms {
         return Woken::Fail(libc::EAGAIN);
@@ -379,7 +418,7 @@ fn sleep_for_room(fd: i32, conn: &Conn, slot: &Slot, since: u64) -> Woken {
             && reads_ring(fd, conn, slot)
             && matches!(drain_bells(fd, conn, slot), Drain::Bells(_))
     };
-    if clear && !tick && limit_ms == 0 {
+    if clear && !tick && limit_ms == 0 && !partial {
         return match peek(fd, conn) {
             // SO_RCVTIMEO has nothing to say about sending.
             Woken::Fail(libc::EAGAIN) => Woken::Look,
@@ -391,16 +430,7 @@ fn sleep_for_room(fd: i32, conn: &Conn, slot: &Slot, since: u64) -> Woken {
         ending::look(fd, conn);
         return self::tick();
     }
-    let events = libc::POLLIN | libc::POLLRDHUP;
-    let step = (limit_ms - used_ms).min(60_000) as i32;
-    let mut p = libc::pollfd { fd, events, revents: 0 };
-    // SAFETY: one valid pollfd; the real function is a cancellation point, as send is.
-    let n = unsafe { real::poll(&raw mut p, 1, step) };
-    if n < 0 {
-        return Woken::Fail(crate::errno());
-    }
-    ending::note(fd, conn, p.revents as u32);
-    Woken::Look
+    sleep_in_poll(fd, conn, if limit_ms > 0 { limit_ms - used_ms } else { -1 })
 }
 
 /// The sending direction's span.
