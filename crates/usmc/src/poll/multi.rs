@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
-use usmc_shm::layout::TX_RING;
+use usmc_shm::layout::{END_SHUT_RD, TX_RING};
 
 use super::entry::{self, E_DISABLED, E_RING, E_TCP};
 use super::epoll::{self, Set};
@@ -415,6 +415,7 @@ fn is_quiet(entry: &entry::Entry) -> bool {
         && no_data
         && conn.peer(slot).flags.load(Relaxed) == 0
         && conn.kernel_events.load(Relaxed) == 0
+        && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD == 0
 }
 
 /// Turns the kernel's `got` events into the application's, in place; returns how many remain.

@@ -185,9 +185,10 @@ pub fn take_error(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
 fn error(conn: &Conn, slot: &Slot) -> Errno {
     let errno = (conn.kernel_events.load(Relaxed) >> 16) as Errno;
     let sent_after = conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0;
+    let shut = conn.peer(slot).flags.load(Relaxed) & TXF_SHUT != 0;
     match errno {
         // TCP answers with EPIPE where a FIN came before the RST.
-        0 | libc::ECONNRESET | libc::EPIPE if sent_after => libc::EPIPE,
+        0 | libc::ECONNRESET | libc::EPIPE if sent_after || shut => libc::EPIPE,
         0 | libc::EPIPE => libc::ECONNRESET,
         errno => errno,
     }
@@ -204,6 +205,8 @@ pub fn so_error(fd: i32, index: u32, told: Errno) -> Errno {
             Ending::Reset => take_error(fd, conn, slot).unwrap_or(0),
             Ending::Alive | Ending::Fin => 0,
         },
+        // A receive on the kernel's socket has reported it.
+        Some(slot) if conn.end(slot).flags.load(Relaxed) & END_RESET_SEEN != 0 => 0,
         _ => take_noted(conn).unwrap_or(0),
     }
 }
@@ -261,6 +264,16 @@ pub fn sending(fd: i32, conn: &Conn, slot: &Slot) -> Send {
             if failed { Send::Lost } else { Send::Kernel }
         }
     }
+}
+
+/// The errno of a send after our own shutdown, if the connection's error is still to be told; otherwise the kernel
+/// knows what to do.
+#[cold]
+pub fn after_shutdown(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
+    if ending(fd, conn, slot) != Ending::Reset {
+        return None;
+    }
+    take_error(fd, conn, slot).filter(|&errno| errno != libc::EPIPE)
 }
 
 fn has_failed(conn: &Conn, slot: &Slot) -> bool {

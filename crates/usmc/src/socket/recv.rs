@@ -57,8 +57,6 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             RING => {}
             OFFERED | EARLY | ATTACHED => transition::progress(fd, index, Call::Receive),
             _ if total > 0 => return Outcome::Done(total),
-            // Disconnected while we slept.
-            FRESH if hold.is_some() => return Outcome::Fail(libc::EPIPE),
             PLAIN => {
                 transition::give_lowat_back(fd, conn);
                 return Outcome::Kernel;
@@ -69,8 +67,9 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             && flags & libc::MSG_WAITALL != 0
             && flags & libc::MSG_DONTWAIT == 0
             && !wait::is_nonblocking(fd, conn)
-            && unread_anyhow(fd, index) < wanted
-            && !wait::for_more(fd, index)
+            && let have = unread_anyhow(fd, index)
+            && have < wanted
+            && !wait::for_more(fd, index, have > 0)
         {
             continue;
         }
@@ -104,7 +103,10 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     (_, 0) => Until::Data,
                     _ => Until::DataOrSignal,
                 };
-                match wait::for_data(fd, index, in_ring, until) {
+                let woken = wait::for_data(fd, index, in_ring, until);
+                match woken {
+                    // Disconnected while we slept.
+                    _ if conn.phase() == FRESH && total == 0 => return Outcome::Fail(libc::EPIPE),
                     // One wake-up, whatever it was, ends a receive of nothing.
                     _ if wanted == 0 => return Outcome::Done(0),
                     Woken::Look => continue,

@@ -160,7 +160,10 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
         return Attempt::Fail(libc::ECONNRESET);
     };
     if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 {
-        return Attempt::Kernel;
+        return match ending::after_shutdown(fd, conn, slot) {
+            Some(errno) => Attempt::Fail(errno),
+            None => Attempt::Kernel,
+        };
     }
     let tx = conn.tx(slot);
     let room = match tx.room(left) {

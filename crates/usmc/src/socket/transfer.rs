@@ -36,7 +36,11 @@ fn into_ring(
                 return Outcome::Fail(libc::ECONNRESET);
             };
             if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 {
-                return if total > 0 { Outcome::Done(total) } else { Outcome::Kernel };
+                return match ending::after_shutdown(fd, conn, slot) {
+                    _ if total > 0 => Outcome::Done(total),
+                    Some(errno) => Outcome::Fail(errno),
+                    None => Outcome::Kernel,
+                };
             }
             if send::peer_is_gone(conn, slot) {
                 match ending::sending(fd, conn, slot) {

@@ -326,7 +326,8 @@ fn receive_nothing(fd: i32) -> Woken {
 
 /// MSG_PEEK with MSG_WAITALL: waits a moment for more than what is there. Says whether waiting has ended
 /// (by the peer's end, a signal or SO_RCVTIMEO), so that what is there has to do.
-pub fn for_more(fd: i32, index: u32) -> bool {
+/// `some`: bytes are there that any signal makes do.
+pub fn for_more(fd: i32, index: u32, some: bool) -> bool {
     let conn = conn::at(index);
     let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut limit);
@@ -338,7 +339,14 @@ pub fn for_more(fd: i32, index: u32) -> bool {
         None => sys::poll1(fd, libc::POLLRDHUP, 0) != 0,
     };
     // With a limit there is no telling how long this call has waited already: it peeks at what is there.
-    ended || limit.tv_sec != 0 || limit.tv_usec != 0 || tick() != Woken::Look
+    if ended || limit.tv_sec != 0 || limit.tv_usec != 0 {
+        return true;
+    }
+    if some {
+        // SAFETY: no fds; the real function is a cancellation point, as recv is.
+        return unsafe { real::poll(core::ptr::null_mut(), 0, 1) } < 0;
+    }
+    tick() != Woken::Look
 }
 
 /// A millisecond of sleep, where nothing can wake us.
