@@ -82,7 +82,6 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
         return Err(Reason::NoMemory);
     };
     bind_slot(conn, &own.map, own.segment, own.slot, true)?;
-    take_lowat(fd, conn);
     conn.usage.store(usage.to_bits(), Relaxed);
     store_tuple(conn, &tuple);
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: usage.to_bits() };
@@ -303,6 +302,10 @@ fn step_acceptor(fd: i32, conn: &Conn) {
             Err(reason) => return conn.give_up(reason),
         }
     }
+    // Once attached we may be rung, and a doorbell is one byte: it has to wake.
+    if kernel::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1) > 1 {
+        return conn.give_up(Reason::KernelFeature);
+    }
     let Some((seg, map)) = segment::use_peer(found.dmb.segment) else {
         // The client hands it over at its next call, which may be long in coming: a large send can last
         // for any number of calls here.
@@ -325,7 +328,6 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         return segment::unuse(seg);
     }
     let Some(slot) = conn.slot() else { return };
-    take_lowat(fd, conn);
     let usage = Use::from_bits(found.dmb.usage);
     conn.usage.store(found.dmb.usage, Relaxed);
     match handshake::attach(&slot.control, usage, crate::process::pid()) {
@@ -369,10 +371,11 @@ fn tune(fd: i32, conn: &Conn) {
     } else {
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32);
     }
+    take_lowat(fd, conn);
     conn.set_flag(F_TUNED, true);
 }
 
-/// From the moment that a peer may ring: a doorbell is one byte, and has to wake. The slot is bound.
+/// SO_RCVLOWAT is ours from now on: a doorbell is one byte, and has to wake.
 fn take_lowat(fd: i32, conn: &Conn) {
     let lowat = kernel::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1);
     if lowat > 1 {

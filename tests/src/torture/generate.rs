@@ -244,9 +244,11 @@ impl Generator {
 
     fn recv(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_end)?;
-        let (unread, waits) = match self.model.object(process, handle) {
-            Some(Object::End { unread, ended, nonblock, .. }) => (*unread, !ended && !nonblock),
-            _ => (0, false),
+        let (unread, waits, lowat) = match self.model.object(process, handle) {
+            Some(Object::End { unread, ended, nonblock, lowat, .. }) => {
+                (*unread, !ended && !nonblock, *lowat)
+            }
+            _ => (0, false, 1),
         };
         let size = match self.draw.below(4) {
             0 => self.size(),
@@ -265,8 +267,9 @@ impl Generator {
         if self.draw.percent(30) {
             flags |= MSG_DONTWAIT;
         }
-        // Two who sleep for the same bytes share them by chance.
-        if waits && self.model.is_awaited(process, handle) {
+        // Two who sleep for the same bytes share them by chance. And known: the kernel lets a call sleep until
+        // SO_RCVLOWAT is reached even if it asks for less, we wake it with the first byte.
+        if waits && (lowat > 1 || self.model.is_awaited(process, handle)) {
             return None;
         }
         let ignores_flags = how == 1 || how == 2 || how == 5;
@@ -329,6 +332,9 @@ impl Generator {
     fn option(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_socket)?;
         let which = self.draw.weighted(&[(3, 0), (3, 1), (1, 2), (1, 3)]);
+        if which == 0 && self.model.is_awaited(process, handle) {
+            return None;
+        }
         let value = match which {
             0 => self.draw.one(&[1, 10, 100, 2000, 0]),
             1 => 0,
@@ -466,7 +472,10 @@ impl Generator {
     fn disconnect(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_end)?;
         // Known: a sleeper is told ECONNRESET where TCP says EPIPE first and ECONNRESET then.
-        if self.model.is_awaited(process, handle) {
+        // And an error that a poll has seen is forgotten, where TCP reports it afterwards.
+        let over =
+            matches!(self.model.object(process, handle), Some(Object::End { ended: true, .. }));
+        if over || self.model.is_awaited(process, handle) {
             return None;
         }
         self.plan(process, thread, "disconnect", &[handle]);

@@ -30,6 +30,8 @@ pub enum Object {
         ended: bool,
         /// Calls do not wait.
         nonblock: bool,
+        /// SO_RCVLOWAT.
+        lowat: i64,
     },
     /// An epoll set.
     Set,
@@ -183,7 +185,8 @@ impl Model {
         let mut numbers = answer.split(' ').map(str::parse::<i64>);
         let (Some(Ok(result)), Some(Ok(error))) = (numbers.next(), numbers.next()) else { return };
         let (process, arg) = (step.process, |i: usize| step.args.get(i).copied().unwrap_or(0));
-        let fresh = |nonblock| Object::End { peer: None, unread: 0, ended: false, nonblock };
+        let fresh =
+            |nonblock| Object::End { peer: None, unread: 0, ended: false, nonblock, lowat: 1 };
         let object = self.open.get(&(process, arg(0))).copied();
         match step.op.as_str() {
             "listen" if result == 0 => {
@@ -232,6 +235,11 @@ impl Model {
             "nonblock" => {
                 if let Some(Object::End { nonblock, .. }) = object.map(|o| &mut self.objects[o]) {
                     *nonblock = arg(1) != 0;
+                }
+            }
+            "option" if arg(1) == 0 => {
+                if let Some(Object::End { lowat, .. }) = object.map(|o| &mut self.objects[o]) {
+                    *lowat = arg(2);
                 }
             }
             "shutdown" if result == 0 && arg(1) != 0 => {

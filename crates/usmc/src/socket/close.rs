@@ -2,6 +2,7 @@
 //! common case immediate.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::fence;
 use usmc_shm::layout::{END_CUT, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_SHUT};
 
 use super::wait;
@@ -28,6 +29,7 @@ pub fn closing(fd: i32) -> bool {
         }
         Entry::Conn(index) => {
             if table::take(fd) != Entry::Foreign {
+                keep_for_sleepers(fd, index);
                 drop_ref(fd, index);
             }
             true
@@ -95,7 +97,9 @@ impl Hold {
     pub fn enter(fd: i32, index: u32) -> Option<Hold> {
         let refs = &conn::at(index).refs;
         refs.fetch_update(AcqRel, Relaxed, |n| if n == 0 { None } else { Some(n + 1) }).ok()?;
-        conn::at(index).holds.fetch_add(1, AcqRel);
+        conn::at(index).holds.fetch_add(1, SeqCst);
+        // See `keep_for_sleepers`.
+        fence(SeqCst);
         let hold = Hold { index };
         (table::get(fd) == Entry::Conn(index)).then_some(hold)
     }
@@ -107,20 +111,20 @@ impl Hold {
         }
         conn::at(self.index).spare.load(Acquire).cast_signed() - 1
     }
+}
 
-    /// Makes a duplicate of `fd` for the time of the calls that sleep; `fd` itself where that is not possible.
-    pub fn spare(&self, fd: i32) -> i32 {
-        let spare = &conn::at(self.index).spare;
-        if spare.load(Acquire) == 0
-            && let Ok(copy) = table::duplicate(fd)
-            && spare.compare_exchange(0, (copy + 1).cast_unsigned(), AcqRel, Relaxed).is_err()
-        {
-            table::release_fd(copy);
-        }
-        match spare.load(Acquire) {
-            0 => fd,
-            copy => copy.cast_signed() - 1,
-        }
+/// `fd` is about to be closed: leaves a duplicate to calls that sleep on the connection, which may have to read
+/// from the kernel or to take doorbells away, as those would turn its FIN into a RST.
+fn keep_for_sleepers(fd: i32, index: u32) {
+    // SeqCst: either `Hold::enter` sees that the number is taken, or we see its hold.
+    fence(SeqCst);
+    let conn = conn::at(index);
+    if conn.holds.load(SeqCst) > 0
+        && conn.slot().is_some()
+        && let Ok(copy) = table::duplicate(fd)
+        && conn.spare.compare_exchange(0, (copy + 1).cast_unsigned(), AcqRel, Relaxed).is_err()
+    {
+        table::release_fd(copy);
     }
 }
 

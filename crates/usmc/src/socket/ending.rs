@@ -73,15 +73,15 @@ fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
     if conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0 {
         return Ending::Reset;
     }
-    if flags & TXF_CLOSED != 0 {
-        return Ending::Fin;
-    }
-    let own = conn.own(slot);
     let peer = &slot.end[1 - conn.side()];
     // It sent where we had shut both directions down.
     if peer.flags.load(Relaxed) & END_SENT_AFTER != 0 {
         return Ending::Reset;
     }
+    if flags & TXF_CLOSED != 0 {
+        return Ending::Fin;
+    }
+    let own = conn.own(slot);
     let left = peer.tcp_left.load(Relaxed);
     let all_read = conn.tx(slot).unread() == 0 && (own.state.load(Relaxed) != TX_RING || left == 1);
     let bells_read = own.bells_sent.load(Relaxed) == peer.bells_drained.load(Relaxed);

@@ -59,7 +59,8 @@ pub fn set(index: u32, level: i32, name: i32, value: i32) -> Verdict {
 
 /// Whether SO_RCVLOWAT is ours, and 1 in the kernel.
 fn has_lowat(conn: &Conn) -> bool {
-    matches!(conn.phase(), OFFERED | ATTACHED | RING) && conn.slot().is_some()
+    conn.slot().is_some()
+        && (conn.phase() == ATTACHED || (conn.phase() == RING && conn.has(F_TUNED)))
 }
 
 fn keep(conn: &Conn, slot: &Slot, bit: u32, value: i32) -> Verdict {

@@ -93,11 +93,6 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 if hold.is_none() {
                     return Outcome::Fail(libc::EBADF);
                 }
-                // What is to be read is in the kernel, and a close by another thread must not take it away.
-                let fd = match &hold {
-                    Some(hold) if !in_ring => hold.spare(fd),
-                    _ => fd,
-                };
                 let until = match (wanted, total) {
                     (0, _) => Until::AnyWakeUp,
                     (_, 0) => Until::Data,
