@@ -391,7 +391,6 @@ static void start(int first);
 static long op_fork(struct worker *w) {
     pid_t pid = fork();
     if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
         process = w->arg[0];
         // Control connections of this and the other thread; while we had them, they would outlive the parent.
         for (int fd = CONTROL; fd < CONTROL + 4 * THREADS; fd++)

@@ -223,6 +223,7 @@ unsafe fn send_many(
     }
     match send::way(fd, index) {
         Way::Plain => kernel(),
+        Way::Failed(errno) => fail(errno),
         Way::Tcp(guard) => {
             // SAFETY: the application's array.
             let wanted = unsafe { Buffers::new(iov, count) }.left();
@@ -288,6 +289,8 @@ pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
         if !matches!(table::get(fd), Entry::Conn(_))
             || count as c_uint as usize > IOV_MAX
             || has_bad_entry(iov, count as usize)
+            // Unlike write(), it looks at nothing then.
+            || Buffers::new(iov, count as usize).left() == 0
         {
             return kernel();
         }
@@ -409,6 +412,7 @@ pub unsafe fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_
     let Entry::Conn(index) = table::get(out) else { return kernel() };
     match send::way(out, index) {
         Way::Plain => kernel(),
+        Way::Failed(errno) => fail(errno),
         Way::Tcp(guard) => guard.done(index, kernel(), count),
         // SAFETY: the caller's contract.
         Way::Ring(slot) => unsafe {
@@ -435,11 +439,15 @@ pub unsafe fn splice(
     }
     let nonblock = flags & libc::SPLICE_F_NONBLOCK != 0;
     if let Entry::Conn(index) = table::get(from) {
+        if let Some(_call) = Early::receive(from, index) {
+            return kernel();
+        }
         return finish(transfer::splice_out(from, index, to, len, nonblock), kernel);
     }
     let Entry::Conn(index) = table::get(to) else { return kernel() };
     match send::way(to, index) {
         Way::Plain => kernel(),
+        Way::Failed(errno) => fail(errno),
         Way::Tcp(guard) => guard.done(index, kernel(), len),
         Way::Ring(slot) => {
             finish(transfer::splice_in(to, index, slot, from, len, nonblock), kernel)

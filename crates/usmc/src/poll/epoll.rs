@@ -474,6 +474,42 @@ pub fn phase_changed(index: u32) {
     }
 }
 
+/// The connection is in the ring no more: the kernel knows its readiness again.
+pub fn left_ring(index: u32) {
+    let conn = conn::at(index);
+    if conn.watchers.load(Acquire) == 0 {
+        return;
+    }
+    let Some(_held) = REGISTRATION.enter() else { return };
+    let mut next = conn.watchers.load(Relaxed);
+    while let Some(number) = next.checked_sub(1) {
+        let Some(entry) = entry::at(number) else { return };
+        next = entry.next.load(Relaxed);
+        let set_index = entry.set.load(Relaxed).wrapping_sub(1);
+        let registered = entry.fd.load(Relaxed) as i32;
+        if entry.has(E_PARKED) {
+            let _ = delete(fd_of(set_index), registered, number, entry);
+            continue;
+        }
+        if !entry.has(E_RING) {
+            continue;
+        }
+        {
+            let set = set_at(set_index);
+            let _held = set.lock.enter();
+            hot::cool(set, entry);
+            disarm(conn, entry);
+            entry.set_flag(E_RING | E_EDGE | E_TCP | E_KICKED, false);
+        }
+        let u64 = tag(number, entry.use_count.load(Relaxed));
+        // A one-shot registration that has fired stays silent.
+        let spent = entry.has(E_DISABLED);
+        let events = if spent { ONESHOT } else { entry.events.load(Relaxed) };
+        let mut event = libc::epoll_event { events, u64 };
+        let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, registered, &mut event);
+    }
+}
+
 /// A sleeper of the set is awake. It may have been counted before the set got a new life.
 pub fn woke(set: &Set) {
     let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |n| n.checked_sub(1));
@@ -507,11 +543,14 @@ pub fn forget(fd: i32, index: u32) {
     while let Some(number) = conn.watchers.load(Relaxed).checked_sub(1) {
         let Some(entry) = entry::at(number) else { return };
         if conn.has(conn::F_SHARED) && fd >= 0 {
-            // Another process keeps the socket open, so the kernel would go on reporting it.
+            // Another process keeps the socket open, so the kernel goes on reporting it, as it does over TCP;
+            // of a ring it knows nothing that could be reported.
             let set_index = entry.set.load(Relaxed).wrapping_sub(1);
             let registered = entry.fd.load(Relaxed) as i32;
-            let mut none = libc::epoll_event { events: 0, u64: 0 };
-            let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_DEL, registered, &mut none);
+            let op = if entry.has(E_RING) { libc::EPOLL_CTL_DEL } else { libc::EPOLL_CTL_MOD };
+            let (events, u64) = (entry.events.load(Relaxed), entry.data.load(Relaxed));
+            let mut event = libc::epoll_event { events, u64 };
+            let _ = sys::epoll_ctl(fd_of(set_index), op, registered, &mut event);
         }
         unlink(number, entry);
     }

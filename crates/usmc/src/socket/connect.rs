@@ -7,7 +7,7 @@ use crate::conn::{self, EARLY, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFF
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::tuple::{self, Endpoint, Tuple};
-use crate::{config, device, observer, transition};
+use crate::{config, device, observer, poll, transition};
 
 /// Whether socket(2) with these arguments makes a TCP socket.
 pub fn is_tcp(family: i32, kind: i32, protocol: i32) -> bool {
@@ -67,14 +67,14 @@ pub fn is_connected(index: u32) -> bool {
 /// Before connect(2) to AF_UNSPEC: the kernel resets the connection, and the socket is fresh again.
 pub fn disconnecting(index: u32) {
     let conn = conn::at(index);
-    let _rx = conn.rx_lock.enter();
-    let _tx = conn.tx_lock.enter();
+    let rx = conn.rx_lock.enter();
+    let tx = conn.tx_lock.enter();
     if let Some(slot) = conn.slot() {
         conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | TXF_ABORT, Release);
         // Nor has another process anything to read any more.
-        let rx = conn.rx(slot);
-        if let Ok(data) = rx.data() {
-            rx.consume_waking(&data, data.len);
+        let ring = conn.rx(slot);
+        if let Ok(data) = ring.data() {
+            ring.consume_waking(&data, data.len);
         }
         transition::end(conn);
     }
@@ -82,6 +82,8 @@ pub fn disconnecting(index: u32) {
     conn.go_on_with_kernel_calls();
     conn.set_flag(F_CLIENT | F_TUNED, false);
     conn.set_phase(FRESH);
+    drop((rx, tx));
+    poll::epoll::left_ring(index);
 }
 
 /// After a real listen(2) that succeeded: registers the address.

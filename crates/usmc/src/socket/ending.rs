@@ -55,14 +55,17 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
 /// The same for a receive: TCP gives the end of the stream, once it was there, even after a reset.
 pub fn for_receiver(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
     match ending(fd, conn, slot) {
-        Ending::Reset if had_fin(conn.peer(slot).flags.load(Acquire)) => Ending::Fin,
+        Ending::Reset if had_fin(conn, slot) => Ending::Fin,
         ending => ending,
     }
 }
 
-/// Whether a FIN came, and not a RST in its place.
-fn had_fin(flags: u32) -> bool {
-    flags & TXF_SHUT != 0 || flags & (TXF_DONE | TXF_ABORT) == TXF_DONE
+/// Whether a FIN came before the RST.
+fn had_fin(conn: &Conn, slot: &Slot) -> bool {
+    let flags = conn.peer(slot).flags.load(Acquire);
+    // A peer that sent where nobody read was reset; its close sent nothing.
+    let was_reset = slot.end[1 - conn.side()].flags.load(Relaxed) & END_SENT_AFTER != 0;
+    flags & TXF_SHUT != 0 || (flags & (TXF_DONE | TXF_ABORT) == TXF_DONE && !was_reset)
 }
 
 /// The kernel's socket has failed: is that TCP's reset or the work of a doorbell?
@@ -150,6 +153,15 @@ pub fn take_noted(conn: &Conn) -> Option<Errno> {
         conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
     }
     Some(errno)
+}
+
+/// An error that only we know of, for a send through the kernel; of EPIPE the kernel makes its signal, too.
+pub fn untold(conn: &Conn, slot: &Slot) -> Option<Errno> {
+    let known = (conn.kernel_events.load(Relaxed) >> 16) as Errno;
+    if known == 0 || known == libc::EPIPE || !has_error(conn, slot) {
+        return None;
+    }
+    take_noted(conn)
 }
 
 /// A send through the kernel has just failed: where that was the connection's error, it is reported now.

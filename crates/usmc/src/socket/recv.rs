@@ -63,15 +63,22 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             }
             _ => return Outcome::Kernel,
         }
-        if flags & libc::MSG_PEEK != 0
-            && flags & libc::MSG_WAITALL != 0
+        const PEEK_ALL: i32 = libc::MSG_PEEK | libc::MSG_WAITALL;
+        if flags & PEEK_ALL == PEEK_ALL
             && flags & libc::MSG_DONTWAIT == 0
-            && !wait::is_nonblocking(fd, conn)
+            && (hold.is_some() || !wait::is_nonblocking(fd, conn))
             && let have = unread_anyhow(fd, index)
             && have < wanted
-            && !wait::for_more(fd, index, have > 0)
         {
-            continue;
+            if hold.is_none() {
+                hold = Hold::enter(fd, index);
+            }
+            if hold.is_none() {
+                return Outcome::Fail(libc::EBADF);
+            }
+            if !wait::for_more(fd, index, have > 0) {
+                continue;
+            }
         }
         let failed = match attempt(fd, conn, to, flags) {
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
@@ -85,7 +92,8 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 continue;
             }
             Attempt::Empty(_) if flags & libc::MSG_DONTWAIT != 0 => libc::EAGAIN,
-            Attempt::Empty(_) if wait::is_nonblocking(fd, conn) => libc::EAGAIN,
+            // O_NONBLOCK counts where the call begins.
+            Attempt::Empty(_) if hold.is_none() && wait::is_nonblocking(fd, conn) => libc::EAGAIN,
             Attempt::Empty(in_ring) => {
                 if hold.is_none() {
                     hold = Hold::enter(fd, index);
@@ -243,10 +251,13 @@ fn from_tcp(
     }
 }
 
-/// The kernel has no more bytes. A peek may have taken the error that belongs here.
+/// The kernel has no more bytes. A look may have taken the error that belongs here.
 fn tcp_ended(fd: i32, conn: &Conn, slot: Option<&Slot>) -> Attempt {
     let errno = match slot {
-        Some(slot) if ending::for_receiver(fd, conn, slot) == Ending::Reset => {
+        Some(slot)
+            if conn.kernel_events.load(Relaxed) >> 16 != 0
+                && ending::for_receiver(fd, conn, slot) == Ending::Reset =>
+        {
             ending::take_error(fd, conn, slot)
         }
         Some(_) => None,

@@ -25,6 +25,8 @@ const STALLED_CHECK: u32 = 16;
 pub enum Way<'a> {
     /// The kernel, unobserved.
     Plain,
+    /// Nowhere: the connection has failed, and the kernel's word of it was taken by a look.
+    Failed(Errno),
     /// The kernel's TCP, counted: keep the guard until the real call has returned.
     Tcp(Guard<'a>),
     /// The ring.
@@ -86,6 +88,9 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         if transition::tx_is_ring(fd, conn, slot) {
             return Way::Ring(slot);
         }
+        if let Some(errno) = ending::untold(conn, slot) {
+            return Way::Failed(errno);
+        }
         let client = conn.has(conn::F_CLIENT);
         match wait::tx_span(conn, slot).begin_tcp_send(|| kernel::tcp_sent(fd, client)) {
             Ok(Route::Tcp(guard)) => return Way::Tcp(Guard::Slot(guard)),
@@ -124,7 +129,10 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
                 }
             }
         }
-        if flags & libc::MSG_DONTWAIT != 0 || wait::is_nonblocking(fd, conn) {
+        // O_NONBLOCK counts where the call begins.
+        let waits =
+            hold.is_some() || (flags & libc::MSG_DONTWAIT == 0 && !wait::is_nonblocking(fd, conn));
+        if !waits {
             conn.tx_blocks.fetch_add(1, Relaxed);
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
         }

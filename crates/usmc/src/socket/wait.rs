@@ -7,7 +7,7 @@ use core::ffi::c_void;
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::bell::{Bells, Drain};
-use usmc_shm::layout::{ARM_TCP, END_CUT, Slot, TX_RING, TXF_CLOSED, TXF_DONE};
+use usmc_shm::layout::{ARM_TCP, END_CUT, END_SHUT_RD, Slot, TX_RING, TXF_CLOSED, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
 
@@ -335,6 +335,7 @@ pub fn for_more(fd: i32, index: u32, some: bool) -> bool {
         Some(slot) => {
             ending::look(fd, conn);
             ending::ending(fd, conn, slot) != ending::Ending::Alive
+                || conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0
         }
         None => sys::poll1(fd, libc::POLLRDHUP, 0) != 0,
     };
