@@ -269,7 +269,7 @@ impl Generator {
         }
         // Two who sleep for the same bytes share them by chance. And known: the kernel lets a call sleep until
         // SO_RCVLOWAT is reached even if it asks for less, we wake it with the first byte.
-        if waits && (lowat > 1 || self.model.is_awaited(process, handle)) {
+        if self.model.is_awaited(process, handle) || (waits && lowat > 1) {
             return None;
         }
         let ignores_flags = how == 1 || how == 2 || how == 5;

@@ -260,10 +260,13 @@ impl Model {
                 }
             }
             "fork" if result == 0 => {
+                // Known: a set that two processes use. Its registrations are ours, and the other's copy is old.
                 let inherited: Vec<_> = self
                     .open
                     .iter()
-                    .filter(|((p, _), _)| *p == process)
+                    .filter(|((p, _), o)| {
+                        *p == process && !matches!(self.objects[**o], Object::Set)
+                    })
                     .map(|(k, o)| (k.1, *o))
                     .collect();
                 for (handle, object) in inherited {

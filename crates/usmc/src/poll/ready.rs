@@ -84,7 +84,13 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
                 0
             }
         }
-        _ => sys::poll1(fd, (want & READ_BITS) as i16, 0) as u32 & READ_BITS,
+        _ => {
+            let bits = sys::poll1(fd, (want & READ_BITS) as i16, 0) as u32 & READ_BITS;
+            // The kernel's SO_RCVLOWAT is 1 by now. With nothing to read it is the end that makes it readable.
+            let in_tcp = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
+            let few = lowat > 1 && in_tcp > 0 && !enough(in_tcp + rx.data().map_or(0, |d| d.len));
+            if few { bits & !(IN | RDNORM) } else { bits }
+        }
     }
 }
 

@@ -104,13 +104,18 @@ impl Hold {
         (table::get(fd) == Entry::Conn(index)).then_some(hold)
     }
 
-    /// `fd`, or a duplicate when the number does not mean this connection any more; -1 without one.
+    /// [`number`] of this connection.
     pub fn fd(&self, fd: i32) -> i32 {
-        if table::get(fd) == Entry::Conn(self.index) {
-            return fd;
-        }
-        conn::at(self.index).spare.load(Acquire).cast_signed() - 1
+        number(fd, self.index)
     }
+}
+
+/// `fd`, or the sleepers' duplicate when the number does not mean this connection any more; -1 without one.
+pub fn number(fd: i32, index: u32) -> i32 {
+    if table::get(fd) == Entry::Conn(index) {
+        return fd;
+    }
+    conn::at(index).spare.load(Acquire).cast_signed() - 1
 }
 
 /// `fd` is about to be closed: leaves a duplicate to calls that sleep on the connection, which may have to read

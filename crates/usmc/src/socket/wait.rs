@@ -11,7 +11,7 @@ use usmc_shm::layout::{ARM_TCP, END_CUT, END_SHUT_RD, Slot, TX_RING, TXF_CLOSED,
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
 
-use super::ending;
+use super::{close, ending};
 use crate::clock;
 use crate::conn::{self, Conn, F_SHARED};
 use crate::sys::{self, Errno};
@@ -279,10 +279,10 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until) -> Woken {
     let start = clock::now_ns();
     let woken = match until {
         _ if is_cut(conn) => tick(),
-        Until::Data => peek(fd, conn),
+        Until::Data => peek(fd, index),
         Until::DataOrSignal => {
             let limit_ms = time_limit_ms(fd, libc::SO_RCVTIMEO);
-            match sleep_in_poll(fd, conn, if limit_ms > 0 { limit_ms } else { -1 }) {
+            match sleep_in_poll(fd, index, if limit_ms > 0 { limit_ms } else { -1 }) {
                 Woken::Look
                     if limit_ms > 0 && clock::now_ns() - start >= limit_ms as u64 * 1_000_000 =>
                 {
@@ -305,14 +305,14 @@ fn time_limit_ms(fd: i32, name: i32) -> i64 {
 }
 
 /// Sleeps for a doorbell or the end of the connection; every signal that is handled ends it.
-fn sleep_in_poll(fd: i32, conn: &Conn, timeout_ms: i64) -> Woken {
+fn sleep_in_poll(fd: i32, index: u32, timeout_ms: i64) -> Woken {
     let mut p = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
     // SAFETY: one valid pollfd; the real function is a cancellation point, as send and recv are.
     let n = unsafe { real::poll(&raw mut p, 1, timeout_ms.min(60_000) as i32) };
     if n < 0 {
         return Woken::Fail(crate::errno());
     }
-    ending::note(fd, conn, p.revents as u32);
+    ending::note(close::number(fd, index), conn::at(index), p.revents as u32);
     Woken::Look
 }
 
@@ -324,13 +324,20 @@ fn receive_nothing(fd: i32) -> Woken {
     Woken::Look
 }
 
-/// MSG_PEEK with MSG_WAITALL: waits a moment for more than what is there. Says whether waiting has ended
-/// (by the peer's end, a signal or SO_RCVTIMEO), so that what is there has to do.
-/// `some`: bytes are there that any signal makes do.
-pub fn for_more(fd: i32, index: u32, some: bool) -> bool {
+/// What ended a moment of waiting for more than what is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moment {
+    /// Time: there may be more.
+    Over,
+    /// The peer's end or SO_RCVTIMEO: what is there has to do.
+    Enough,
+    /// A signal.
+    Signal(Errno),
+}
+
+/// MSG_PEEK with MSG_WAITALL: waits a moment. `some`: bytes are there that any signal makes do.
+pub fn for_more(fd: i32, index: u32, some: bool) -> Moment {
     let conn = conn::at(index);
-    let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut limit);
     let ended = match conn.slot().filter(|_| conn.phase() == conn::RING) {
         Some(slot) => {
             ending::look(fd, conn);
@@ -340,14 +347,20 @@ pub fn for_more(fd: i32, index: u32, some: bool) -> bool {
         None => sys::poll1(fd, libc::POLLRDHUP, 0) != 0,
     };
     // With a limit there is no telling how long this call has waited already: it peeks at what is there.
-    if ended || limit.tv_sec != 0 || limit.tv_usec != 0 {
-        return true;
+    if ended || time_limit_ms(fd, libc::SO_RCVTIMEO) != 0 {
+        return Moment::Enough;
     }
     if some {
         // SAFETY: no fds; the real function is a cancellation point, as recv is.
-        return unsafe { real::poll(core::ptr::null_mut(), 0, 1) } < 0;
+        return match unsafe { real::poll(core::ptr::null_mut(), 0, 1) } {
+            0 => Moment::Over,
+            _ => Moment::Signal(crate::errno()),
+        };
     }
-    tick() != Woken::Look
+    match tick() {
+        Woken::Look => Moment::Over,
+        Woken::Fail(errno) => Moment::Signal(errno),
+    }
 }
 
 /// A millisecond of sleep, where nothing can wake us.
@@ -368,13 +381,14 @@ fn tick() -> Woken {
 }
 
 /// The blocking one-byte peek.
-fn peek(fd: i32, conn: &Conn) -> Woken {
+fn peek(fd: i32, index: u32) -> Woken {
+    let conn = conn::at(index);
     let mut byte = 0u8;
     // SAFETY: one writable byte. The real function: a cancellation point, as the application expects.
     let n = unsafe { real::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_PEEK) };
     match n {
         0 => {
-            ending::note_eof(fd, conn);
+            ending::note_eof(close::number(fd, index), conn);
             Woken::Look
         }
         n if n > 0 => Woken::Look,
@@ -406,14 +420,15 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
     let woken = if conn.own(slot).flags.load(SeqCst) & TXF_DONE != 0 {
         Woken::Look
     } else {
-        sleep_for_room(fd, conn, slot, since, partial)
+        sleep_for_room(fd, index, slot, since, partial)
     };
     conn.blocked_sends.fetch_sub(1, AcqRel);
     budget.slept(clock::now_ns() - start);
     woken
 }
 
-fn sleep_for_room(fd: i32, conn: &Conn, slot: &Slot, since: u64, partial: bool) -> Woken {
+fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -> Woken {
+    let conn = conn::at(index);
     let limit_ms = time_limit_ms(fd, libc::SO_SNDTIMEO);
     let used_ms = ((clock::now_ns() - since) / 1_000_000) as i64;
     if limit_ms > 0 && used_ms >= limit_ms {
@@ -428,7 +443,7 @@ fn sleep_for_room(fd: i32, conn: &Conn, slot: &Slot, since: u64, partial: bool) 
             && matches!(drain_bells(fd, conn, slot), Drain::Bells(_))
     };
     if clear && !tick && limit_ms == 0 && !partial {
-        return match peek(fd, conn) {
+        return match peek(fd, index) {
             // SO_RCVTIMEO has nothing to say about sending.
             Woken::Fail(libc::EAGAIN) => Woken::Look,
             other => other,
@@ -439,7 +454,7 @@ fn sleep_for_room(fd: i32, conn: &Conn, slot: &Slot, since: u64, partial: bool) 
         ending::look(fd, conn);
         return self::tick();
     }
-    sleep_in_poll(fd, conn, if limit_ms > 0 { limit_ms - used_ms } else { -1 })
+    sleep_in_poll(fd, index, if limit_ms > 0 { limit_ms - used_ms } else { -1 })
 }
 
 /// The sending direction's span.
