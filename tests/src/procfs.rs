@@ -51,9 +51,10 @@ pub fn state(pid: i32, tid: i32) -> char {
     stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('X')
 }
 
-/// Whether a process has ended, its files closed: gone, or a zombie.
+/// Whether a process has ended, its files closed: gone, or a zombie without further threads.
 pub fn has_ended(pid: i32) -> bool {
-    matches!(state(pid, pid), 'X' | 'Z')
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    threads <= 1 && matches!(state(pid, pid), 'X' | 'Z')
 }
 
 /// Number of open file descriptors.

@@ -43,6 +43,8 @@ pub const F_KERNEL_ONLY: u32 = 16;
 pub const F_FORKED: u32 = 32;
 /// Flag: not counted as a holder while an exec is tried.
 pub const F_DOWN: u32 = 64;
+/// Was there at a fork: another process may have the socket, whatever carries its bytes.
+pub const F_COPIED: u32 = 128;
 
 /// The record.
 #[repr(C, align(128))]

@@ -17,7 +17,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::conn::{
-    self, ATTACHED, Conn, EARLY, F_FORKED, F_NONBLOCK, F_SHARED, LISTEN, OFFERED, RING,
+    self, ATTACHED, Conn, EARLY, F_COPIED, F_FORKED, F_NONBLOCK, F_SHARED, LISTEN, OFFERED, RING,
 };
 use crate::reason::Reason;
 use crate::socket::close;
@@ -81,6 +81,7 @@ fn prepare() {
         conn.rx_lock.hold();
         conn.tx_lock.hold();
         conn.step_lock.hold();
+        conn.set_flag(F_COPIED, true);
         match conn.phase() {
             OFFERED | ATTACHED | RING => {
                 if let Some(slot) = conn.slot() {

@@ -46,7 +46,15 @@ pub fn end() {
         if let Entry::Conn(index) = entry
             && conn::at(index).has(F_DOWN)
         {
+            conn::at(index).set_flag(F_DOWN, false);
             close::exiting(fd, conn::at(index));
+        }
+    });
+    // And what has no number any more, only sleepers.
+    conn::for_each(|_, conn| {
+        let spare = conn.spare.load(Relaxed).cast_signed();
+        if conn.has(F_DOWN) && spare > 0 {
+            close::exiting(spare - 1, conn);
         }
     });
 }

@@ -292,7 +292,10 @@ impl Generator {
         let handle = self.any(process, |_| true)?;
         // There is little left to do without listeners.
         let listens = self.model.object(process, handle).is_some_and(is_listener);
-        if (listens && self.draw.percent(80)) || self.model.is_polled(process) {
+        if (listens && self.draw.percent(80))
+            || self.model.is_polled(process)
+            || self.model.outlives_registration(process, handle)
+        {
             return None;
         }
         self.plan(process, thread, "close", &[handle]);
@@ -315,7 +318,7 @@ impl Generator {
 
     fn dup2(&mut self, process: usize, thread: usize) -> Option<()> {
         let (onto, old) = (self.any(process, is_end)?, self.any(process, is_end)?);
-        if self.model.is_polled(process) {
+        if self.model.is_polled(process) || self.model.outlives_registration(process, onto) {
             return None;
         }
         self.plan(process, thread, "dup2", &[onto, old]);

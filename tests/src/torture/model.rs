@@ -99,6 +99,14 @@ impl Model {
         self.asleep.iter().any(|((p, _), step)| *p == process && polls.contains(&step.op.as_str()))
     }
 
+    /// Whether other processes have the socket while this one may have it in an epoll set, which reports it for as
+    /// long as anybody has it. Known: we do not, once this process has closed it.
+    pub fn outlives_registration(&self, process: usize, handle: i64) -> bool {
+        let meant = self.open.get(&(process, handle));
+        let elsewhere = self.open.iter().any(|((p, _), o)| *p != process && Some(o) == meant);
+        elsewhere && !self.handles(process, |o| matches!(o, Object::Set)).is_empty()
+    }
+
     /// Handles of a process whose objects are of the wanted kind.
     pub fn handles(&self, process: usize, wanted: impl Fn(&Object) -> bool) -> Vec<i64> {
         let of_process = self.open.range((process, i64::MIN)..=(process, i64::MAX));
@@ -248,6 +256,10 @@ impl Model {
                 }
             }
             "send" if result > 0 => {
+                // sendmmsg(2) returns messages, and their lengths are the text.
+                let lengths = answer.split(' ').nth(3).unwrap_or("").split(',');
+                let result =
+                    if arg(1) == 4 { lengths.flat_map(str::parse::<i64>).sum() } else { result };
                 if let Some(peer) = object.and_then(|o| self.peer(o))
                     && let Object::End { unread, .. } = &mut self.objects[peer]
                 {

@@ -128,21 +128,18 @@ pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags
 
 /// shutdown(2)
 pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
-    if let Entry::Conn(index) = table::get(fd) {
-        let saved = errno();
-        closing::shutting_down(index, how);
-        set_errno(saved);
-    }
+    let Entry::Conn(index) = table::get(fd) else {
+        // SAFETY: no pointers.
+        return unsafe { real::shutdown(fd, how) };
+    };
+    let saved = errno();
+    let before = closing::shutting_down(index, how);
+    set_errno(saved);
     // SAFETY: no pointers.
-    let done = unsafe { real::shutdown(fd, how) };
-    if done == 0
-        && let Entry::Conn(index) = table::get(fd)
-    {
-        let saved = errno();
-        closing::shut_down(fd, index);
-        set_errno(saved);
-    }
-    done
+    after(unsafe { real::shutdown(fd, how) }, |&done| match done {
+        0 => closing::shut_down(fd, index),
+        _ => closing::not_shut_down(index, before),
+    })
 }
 
 /// getsockopt(2)

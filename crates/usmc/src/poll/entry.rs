@@ -30,6 +30,9 @@ pub const E_PARKED: u32 = 64;
 /// Active since the set's hot entries were sorted out last.
 pub const E_ACTIVE: u32 = 128;
 
+/// Made by the parent before a fork: the kernel's registration is the parent's affair.
+pub const E_COPY: u32 = 512;
+
 /// TCP may hold unread data of the span before the ring; without it, the kernel will report what comes.
 pub const E_TCP: u32 = 256;
 

@@ -15,7 +15,7 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64, fence};
 
 use super::entry::{
-    self, E_ACTIVE, E_ARMED, E_DISABLED, E_EDGE, E_KICKED, E_PARKED, E_RING, E_TCP, Entry,
+    self, E_ACTIVE, E_ARMED, E_COPY, E_DISABLED, E_EDGE, E_KICKED, E_PARKED, E_RING, E_TCP, Entry,
 };
 use super::hot::{self, HOT};
 use super::nested;
@@ -510,6 +510,23 @@ pub fn left_ring(index: u32) {
     }
 }
 
+/// Something happened to the connection that TCP makes known to edge-triggered waits, whatever its readiness is.
+pub fn edge(index: u32) {
+    let conn = conn::at(index);
+    if conn.watchers.load(Acquire) == 0 {
+        return;
+    }
+    let Some(_held) = REGISTRATION.enter() else { return };
+    let mut next = conn.watchers.load(Relaxed);
+    while let Some(number) = next.checked_sub(1) {
+        let Some(entry) = entry::at(number) else { return };
+        next = entry.next.load(Relaxed);
+        if entry.has(E_RING) {
+            entry.set_flag(E_EDGE, true);
+        }
+    }
+}
+
 /// A sleeper of the set is awake. It may have been counted before the set got a new life.
 pub fn woke(set: &Set) {
     let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |n| n.checked_sub(1));
@@ -542,7 +559,7 @@ pub fn forget(fd: i32, index: u32) {
     let Some(_held) = REGISTRATION.enter() else { return };
     while let Some(number) = conn.watchers.load(Relaxed).checked_sub(1) {
         let Some(entry) = entry::at(number) else { return };
-        if conn.has(conn::F_SHARED) && fd >= 0 {
+        if conn.has(conn::F_COPIED) && fd >= 0 && !entry.has(E_COPY) {
             // Another process keeps the socket open, so the kernel goes on reporting it, as it does over TCP;
             // of a ring it knows nothing that could be reported.
             let set_index = entry.set.load(Relaxed).wrapping_sub(1);
@@ -664,6 +681,7 @@ pub fn after_fork() {
     }
     entry::for_each(|number, entry| {
         entry.set_flag(E_ARMED, false);
+        entry.set_flag(E_COPY, true);
         if entry.has(E_RING) {
             hot::heat(set_at(entry.set.load(Relaxed) - 1), number, entry);
         }

@@ -204,9 +204,10 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     }
 }
 
-/// After a real shutdown(2) for writing: threads of ours that wait for room sleep in a receive on the
+/// After a real shutdown(2). Where it was for writing, threads of ours that wait for room sleep in a receive on the
 /// kernel's socket, which this alone does not end.
 pub fn shut_down(fd: i32, index: u32) {
+    poll::epoll::edge(index);
     let conn = conn::at(index);
     let Some(slot) = conn.slot() else { return };
     if conn.phase() == RING
@@ -218,8 +219,8 @@ pub fn shut_down(fd: i32, index: u32) {
     }
 }
 
-/// To be called before the real shutdown(2).
-pub fn shutting_down(index: u32, how: i32) {
+/// To be called before the real shutdown(2). The result is for [`not_shut_down`].
+pub fn shutting_down(index: u32, how: i32) -> u32 {
     let conn = conn::at(index);
     // Before the change-over it is not worth the trouble, and the kernel knows best.
     match conn.phase() {
@@ -227,11 +228,12 @@ pub fn shutting_down(index: u32, how: i32) {
         OFFERED => transition::take_back(conn, Reason::ShutDown),
         _ => {}
     }
-    let Some(slot) = conn.slot() else { return };
+    let Some(slot) = conn.slot() else { return 0 };
+    let (own, end) = (&conn.own(slot).flags, &conn.end(slot).flags);
+    let before = own.load(Relaxed) & SHUT_FLAGS | (end.load(Relaxed) & END_SHUT_RD) << 16;
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
-        conn.end(slot).flags.fetch_or(END_SHUT_RD, Relaxed);
+        end.fetch_or(END_SHUT_RD, Relaxed);
     }
-    let own = &conn.own(slot).flags;
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         let _tx = conn.tx_lock.enter();
         // Release: after the last published byte.
@@ -239,8 +241,18 @@ pub fn shutting_down(index: u32, how: i32) {
         own.fetch_or(TXF_DONE | TXF_SHUT, SeqCst);
     }
     // Once both directions are shut, TCP resets at the next byte that comes: nobody reads, as after a close.
-    let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
-    if shut_rd && own.load(Relaxed) & TXF_SHUT != 0 {
+    if end.load(Relaxed) & END_SHUT_RD != 0 && own.load(Relaxed) & TXF_SHUT != 0 {
         own.fetch_or(TXF_CLOSED, SeqCst);
     }
+    before
+}
+
+const SHUT_FLAGS: u32 = TXF_DONE | TXF_SHUT | TXF_CLOSED;
+
+/// The real shutdown(2) failed, as it does on a connection that was reset: no FIN went out.
+pub fn not_shut_down(index: u32, before: u32) {
+    let conn = conn::at(index);
+    let Some(slot) = conn.slot() else { return };
+    conn.own(slot).flags.fetch_and(!(SHUT_FLAGS & !before), Relaxed);
+    conn.end(slot).flags.fetch_and(!(END_SHUT_RD & !(before >> 16)), Relaxed);
 }
