@@ -477,10 +477,11 @@ impl Generator {
     fn disconnect(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_end)?;
         // Known: a sleeper is told ECONNRESET where TCP says EPIPE first and ECONNRESET then.
-        // And an error that a poll has seen is forgotten, where TCP reports it afterwards.
+        // Another process may be told the error twice; an error that a poll has seen is forgotten, where TCP reports it afterwards.
         let over =
             matches!(self.model.object(process, handle), Some(Object::End { ended: true, .. }));
-        if over || self.model.is_awaited(process, handle) {
+        let shared = self.model.is_shared(process, handle);
+        if over || shared || self.model.is_awaited(process, handle) {
             return None;
         }
         self.plan(process, thread, "disconnect", &[handle]);

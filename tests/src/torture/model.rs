@@ -99,12 +99,17 @@ impl Model {
         self.asleep.iter().any(|((p, _), step)| *p == process && polls.contains(&step.op.as_str()))
     }
 
+    /// Whether other processes have the socket.
+    pub fn is_shared(&self, process: usize, handle: i64) -> bool {
+        let meant = self.open.get(&(process, handle));
+        self.open.iter().any(|((p, _), o)| *p != process && Some(o) == meant)
+    }
+
     /// Whether other processes have the socket while this one may have it in an epoll set, which reports it for as
     /// long as anybody has it. Known: we do not, once this process has closed it.
     pub fn outlives_registration(&self, process: usize, handle: i64) -> bool {
-        let meant = self.open.get(&(process, handle));
-        let elsewhere = self.open.iter().any(|((p, _), o)| *p != process && Some(o) == meant);
-        elsewhere && !self.handles(process, |o| matches!(o, Object::Set)).is_empty()
+        self.is_shared(process, handle)
+            && !self.handles(process, |o| matches!(o, Object::Set)).is_empty()
     }
 
     /// Handles of a process whose objects are of the wanted kind.

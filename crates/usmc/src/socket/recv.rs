@@ -63,12 +63,15 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             }
             _ => return Outcome::Kernel,
         }
+        if total > 0 && has_kernel_error(fd, conn) {
+            return Outcome::Done(total);
+        }
         const PEEK_ALL: i32 = libc::MSG_PEEK | libc::MSG_WAITALL;
         if flags & PEEK_ALL == PEEK_ALL
             && flags & libc::MSG_DONTWAIT == 0
             && (hold.is_some() || !wait::is_nonblocking(fd, conn))
             && let have = unread_anyhow(fd, index)
-            && have < wanted
+            && (1..wanted).contains(&have)
         {
             if hold.is_none() {
                 hold = Hold::enter(fd, index);
@@ -76,10 +79,8 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             if hold.is_none() {
                 return Outcome::Fail(libc::EBADF);
             }
-            match wait::for_more(fd, index, have > 0) {
-                Moment::Over => continue,
-                Moment::Signal(errno) if have == 0 => return Outcome::Fail(errno),
-                Moment::Signal(_) | Moment::Enough => {}
+            if wait::for_more(fd, index) == Moment::Over {
+                continue;
             }
         }
         let failed = match attempt(fd, conn, to, flags) {
@@ -126,6 +127,13 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         ending::put_back(conn, failed);
         return Outcome::Done(total);
     }
+}
+
+/// Whether the next receive from the kernel would be told an error, while it is still to be reported by the kernel
+/// itself: a call that has bytes leaves it to the next.
+fn has_kernel_error(fd: i32, conn: &Conn) -> bool {
+    let in_ring = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) == 1);
+    !in_ring && sys::poll1(fd, 0, 0) & libc::POLLERR != 0
 }
 
 /// A lock in the slot, held where several processes share this end.

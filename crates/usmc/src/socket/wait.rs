@@ -329,14 +329,12 @@ fn receive_nothing(fd: i32) -> Woken {
 pub enum Moment {
     /// Time: there may be more.
     Over,
-    /// The peer's end or SO_RCVTIMEO: what is there has to do.
+    /// The peer's end, a signal or SO_RCVTIMEO: what is there has to do.
     Enough,
-    /// A signal.
-    Signal(Errno),
 }
 
-/// MSG_PEEK with MSG_WAITALL: waits a moment. `some`: bytes are there that any signal makes do.
-pub fn for_more(fd: i32, index: u32, some: bool) -> Moment {
+/// MSG_PEEK with MSG_WAITALL, some bytes being there: waits a moment.
+pub fn for_more(fd: i32, index: u32) -> Moment {
     let conn = conn::at(index);
     let ended = match conn.slot().filter(|_| conn.phase() == conn::RING) {
         Some(slot) => {
@@ -350,16 +348,10 @@ pub fn for_more(fd: i32, index: u32, some: bool) -> Moment {
     if ended || time_limit_ms(fd, libc::SO_RCVTIMEO) != 0 {
         return Moment::Enough;
     }
-    if some {
-        // SAFETY: no fds; the real function is a cancellation point, as recv is.
-        return match unsafe { real::poll(core::ptr::null_mut(), 0, 1) } {
-            0 => Moment::Over,
-            _ => Moment::Signal(crate::errno()),
-        };
-    }
-    match tick() {
-        Woken::Look => Moment::Over,
-        Woken::Fail(errno) => Moment::Signal(errno),
+    // SAFETY: no fds; the real function is a cancellation point, as recv is.
+    match unsafe { real::poll(core::ptr::null_mut(), 0, 1) } {
+        0 => Moment::Over,
+        _ => Moment::Enough,
     }
 }
 
