@@ -763,12 +763,23 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
                 if enter {
                     wait::clear_bells(p.fd, conn, slot);
                     ready::arm(conn, slot, want);
-                    tick |= ready::must_tick(conn, slot, want) || wait::has_bells(conn, slot);
+                    tick |= ready::must_tick(conn, slot, want)
+                        || wait::has_bells(conn, slot)
+                        || (hides_bells(conn, p.events)
+                            && want & (READ_BITS | WRITE_BITS) & !(libc::POLLPRI as u32) != 0);
                 }
             }
         }
     }
     tick
+}
+
+/// Whether the kernel may hold bytes of the stream that are no reason to wake whoever wants `events`, but would:
+/// nobody asks for data, or it is less than SO_RCVLOWAT, of which the kernel does not know.
+fn hides_bells(conn: &conn::Conn, events: i16) -> bool {
+    let unasked = events & (libc::POLLIN | libc::POLLRDNORM) == 0;
+    (unasked || conn.lowat() > 1)
+        && conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1)
 }
 
 /// The real sleep: ring connections wait for doorbells and for the end of the connection.
@@ -783,7 +794,11 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
             let conn = conn::at(index);
             let ended = conn.kernel_events.load(Relaxed) != 0 || wait::is_cut(conn);
             // What is there already would end every sleep at once.
-            p.events = if bells || ended { 0 } else { libc::POLLIN | libc::POLLRDHUP };
+            p.events = if bells || ended || hides_bells(conn, p.revents) {
+                0
+            } else {
+                libc::POLLIN | libc::POLLRDHUP
+            };
         }
     }
     // The kernel overwrites `revents`, so the events are remembered in private memory.

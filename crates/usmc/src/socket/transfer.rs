@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{Slot, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
 
+use super::close::Hold;
 use super::recv::Family;
 use super::wait::{self, Woken};
 use super::{Outcome, ending, send};
@@ -29,7 +30,9 @@ fn into_ring(
     let conn = conn::at(index);
     let since = clock::now_ns();
     let mut total = 0;
+    let Some(hold) = Hold::enter(fd, index) else { return Outcome::Kernel };
     while total < count {
+        let fd = hold.fd(fd);
         let step = {
             let Some(_held) = conn.tx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
             let Some(_family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
@@ -154,7 +157,9 @@ pub fn splice_in(
 pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Outcome {
     let conn = conn::at(index);
     let nonblock = nonblock || wait::is_nonblocking(fd, conn);
+    let Some(hold) = Hold::enter(fd, index) else { return Outcome::Kernel };
     loop {
+        let fd = hold.fd(fd);
         match conn.phase() {
             RING => {}
             OFFERED | EARLY | ATTACHED => {
