@@ -10,7 +10,11 @@ TEST_DEPS := python3:/usr/bin/python3 curl:curl redis-server:redis-server redis-
 DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build test test-loom test-tsan lint demo install test-deps demo-deps python-suite clean
+.PHONY: all build test test-loom test-tsan torture lint demo install test-deps demo-deps python-suite clean
+
+# For `make torture`: how many random programs, and the first one's seed.
+PROGRAMS ?= 50000
+SEED ?= $(shell date +%s)
 
 all: build
 
@@ -32,6 +36,12 @@ test-loom:
 # The ring on real threads under ThreadSanitizer; says so and succeeds where there is no nightly toolchain.
 test-tsan:
 	crates/usmc-shm/tests/sanitize.sh tsan
+
+# Random programs of socket operations, over TCP and under uSMC: what a program can observe is the same. A find is
+# printed as the shortest program that shows it. `make test` runs two thousand.
+torture: build
+	USMC_TORTURE=$(PROGRAMS) USMC_TORTURE_SEED=$(SEED) $(CARGO) test --release --locked -p usmc-tests --test torture \
+		random -- --nocapture
 
 lint:
 	$(CARGO) fmt --all --check

@@ -14,11 +14,11 @@ impl Draw {
     }
 
     /// From the environment variable `name`, or the clock; printed, so that a failure can be repeated.
-    pub fn announced(name: &str) -> (Draw, u64) {
+    pub fn announced(name: &str) -> Draw {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64);
         let seed = crate::number(name, now);
         println!("{name}={seed}");
-        (Draw::from_seed(seed), seed)
+        Draw::from_seed(seed)
     }
 
     /// A number from 0 to `limit` - 1.

@@ -35,7 +35,7 @@ fn cycles(client: &mut Process) -> u64 {
 fn clients_and_servers_killed_at_any_moment_harm_nobody_else() {
     let rounds = number("USMC_TESTS_KILLS", 1000);
     let fixture = Fixture::with_limit("kill storm", Duration::from_secs(120 + rounds / 10));
-    let (mut draw, _) = Draw::announced("USMC_TESTS_SEED");
+    let mut draw = Draw::announced("USMC_TESTS_SEED");
     let port = fixture.port().to_string();
     let mut serving = server(&fixture, &port);
     // Two that live through it all, and check every byte.
@@ -85,7 +85,7 @@ fn assert_nothing_piled_up(process: &Process) {
 #[test]
 fn server_stopped_and_continued_at_any_moment() {
     let fixture = Fixture::new("stops");
-    let (mut draw, _) = Draw::announced("USMC_TESTS_SEED");
+    let mut draw = Draw::announced("USMC_TESTS_SEED");
     let port = fixture.port().to_string();
     let serving = server(&fixture, &port);
     let mut client = load(&fixture, &["cycle", &port, "1"]);

@@ -31,7 +31,9 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
     let flags = conn.peer(slot).flags.load(Acquire);
     let known = conn.kernel_events.load(Relaxed);
     if flags & TXF_ABORT != 0 {
-        return Ending::Reset;
+        // Once a FIN has gone either way the connection is over, and a RST finds none.
+        let both_shut = flags & conn.own(slot).flags.load(Relaxed) & TXF_SHUT != 0;
+        return if both_shut { Ending::Fin } else { Ending::Reset };
     }
     if flags | known == 0 && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD == 0 {
         return Ending::Alive;

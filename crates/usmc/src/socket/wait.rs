@@ -312,7 +312,15 @@ fn sleep_in_poll(fd: i32, index: u32, timeout_ms: i64) -> Woken {
     if n < 0 {
         return Woken::Fail(crate::errno());
     }
-    ending::note(close::number(fd, index), conn::at(index), p.revents as u32);
+    let fd = close::number(fd, index);
+    if p.revents & libc::POLLNVAL != 0 {
+        // The number was closed meanwhile, and what has ended the sleep is not told: a signal, if nothing is there.
+        p.revents = sys::poll1(fd, libc::POLLIN | libc::POLLRDHUP, 0);
+        if p.revents == 0 {
+            return Woken::Fail(libc::EINTR);
+        }
+    }
+    ending::note(fd, conn::at(index), p.revents as u32);
     Woken::Look
 }
 
