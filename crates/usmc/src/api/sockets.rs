@@ -63,9 +63,9 @@ unsafe fn is_unspecified(addr: *const sockaddr, len: socklen_t) -> bool {
 
 /// connect(2)
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the caller's address of `len` bytes.
     if let Entry::Conn(index) = table::get(fd)
         && connecting::is_connected(index)
+        // SAFETY: the caller's address of `len` bytes.
         && unsafe { is_unspecified(addr, len) }
     {
         after((), |()| connecting::disconnecting(index));
