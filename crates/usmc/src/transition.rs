@@ -1,7 +1,7 @@
 //! The dynamic transition: offer, attach, confirm, without waiting; then each direction changes over at an
 //! exact byte. Every failure leaves the connection what it was, plain TCP.
 
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::handshake::{self, Phase, Use};
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_NODELAY, End, Slot};
 use usmc_shm::region::Segment;
@@ -419,8 +419,12 @@ pub fn end(conn: &Conn) {
     match conn.phase() {
         OFFERED => {
             let _step = conn.step_lock.enter();
-            withdraw(conn, Reason::PeerGone);
-            if conn.phase() == OFFERED {
+            // Not the offer of another process that goes on with the connection.
+            let alone = conn.slot().is_none_or(|s| conn.end(s).refs.load(Acquire) <= 1);
+            if alone {
+                withdraw(conn, Reason::PeerGone);
+            }
+            if alone && conn.phase() == OFFERED {
                 // Attached in this instant: the acceptor will see our end closed.
                 device::current().clear_offer(offer_id(conn));
             }

@@ -437,6 +437,10 @@ fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) 
             let index = entry.conn.load(Relaxed);
             let bits = if ready::is_kernels(fd, index) {
                 let want = entry.events.load(Relaxed);
+                if entry.has(E_DISABLED) {
+                    // Fired in the ring, which the connection has left.
+                    continue;
+                }
                 if want & libc::EPOLLONESHOT as u32 != 0 {
                     entry.set_flag(E_DISABLED, true);
                 }

@@ -59,7 +59,12 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             _ if total > 0 => return Outcome::Done(total),
             PLAIN => {
                 transition::give_lowat_back(fd, conn);
-                return Outcome::Kernel;
+                // What a sleep of ours took out of the kernel's socket.
+                return match ending::take_noted(conn) {
+                    Some(errno) if total == 0 && hold.is_some() => Outcome::Fail(errno),
+                    _ if total > 0 => Outcome::Done(total),
+                    _ => Outcome::Kernel,
+                };
             }
             _ => return Outcome::Kernel,
         }
