@@ -277,7 +277,9 @@ impl Generator {
         let wants = if all { size.max(1) } else { 1 };
         let waits = waits && unread < wants && (ignores_flags || flags & MSG_DONTWAIT == 0);
         // A receive of nothing ends with any wake-up, be it for an acknowledgement.
-        let size = if waits { size.max(1) } else { size };
+        if size == 0 {
+            flags |= MSG_DONTWAIT;
+        }
         // Some calls may sleep, but a program in which all do is a short one.
         if waits && self.draw.percent(75) {
             flags |= MSG_DONTWAIT;
