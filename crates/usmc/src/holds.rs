@@ -31,6 +31,7 @@ pub fn end() {
         return;
     }
     sys::block_signals();
+    let mut any = false;
     conn::for_each(|_, conn| {
         let shared = conn.has(F_SHARED);
         if (shared || matches!(conn.phase(), ATTACHED | RING))
@@ -39,8 +40,12 @@ pub fn end() {
             && !(shared && put_down(conn))
         {
             conn.set_flag(F_DOWN, true);
+            any = true;
         }
     });
+    if !any {
+        return;
+    }
     // What nobody else holds.
     table::for_each(0, u32::MAX, |fd, entry| {
         if let Entry::Conn(index) = entry

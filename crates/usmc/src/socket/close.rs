@@ -127,14 +127,18 @@ fn keep_for_sleepers(fd: i32, index: u32) {
     if conn.holds.load(SeqCst) > 0
         && conn.slot().is_some()
         && let Ok(copy) = table::duplicate(fd)
-        && conn.spare.compare_exchange(0, (copy + 1).cast_unsigned(), AcqRel, Relaxed).is_err()
     {
-        table::release_fd(copy);
+        if conn.spare.compare_exchange(0, (copy + 1).cast_unsigned(), SeqCst, Relaxed).is_err() {
+            table::release_fd(copy);
+        } else if conn.holds.load(SeqCst) == 0 {
+            // The last has left in this instant, and not seen it.
+            release_spare(index);
+        }
     }
 }
 
 fn release_spare(index: u32) {
-    match conn::at(index).spare.swap(0, AcqRel) {
+    match conn::at(index).spare.swap(0, SeqCst) {
         0 => {}
         copy => table::release_fd(copy.cast_signed() - 1),
     }
@@ -156,9 +160,10 @@ pub fn forget_holds(index: u32) {
 impl Drop for Hold {
     fn drop(&mut self) {
         let saved = crate::errno();
-        let last = conn::at(self.index).holds.fetch_sub(1, AcqRel) == 1;
+        // SeqCst: either we see the duplicate of `keep_for_sleepers`, or it sees that we have left.
+        let last = conn::at(self.index).holds.fetch_sub(1, SeqCst) == 1;
         // Before the record can go: with the duplicate goes the socket, if its numbers are closed.
-        let spare = if last { conn::at(self.index).spare.swap(0, AcqRel) } else { 0 };
+        let spare = if last { conn::at(self.index).spare.swap(0, SeqCst) } else { 0 };
         drop_ref(spare.cast_signed() - 1, self.index);
         if spare != 0 {
             table::release_fd(spare.cast_signed() - 1);

@@ -166,6 +166,16 @@ pub fn untold(conn: &Conn, slot: &Slot) -> Option<Errno> {
     take_noted(conn)
 }
 
+/// The same for a receive on a connection that has become plain TCP: a sleep before may have taken the error.
+#[inline(always)]
+pub fn untold_of_plain(conn: &Conn) -> Option<Errno> {
+    if conn.kernel_events.load(Relaxed) >> 16 == 0 {
+        return None;
+    }
+    let told = conn.slot().is_some_and(|slot| !has_error(conn, slot));
+    if told { None } else { take_noted(conn) }
+}
+
 /// A send through the kernel has just failed: where that was the connection's error, it is reported now.
 pub fn told_by_send(conn: &Conn, errno: Errno) {
     let Some(slot) = conn.slot() else { return };

@@ -59,11 +59,9 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             _ if total > 0 => return Outcome::Done(total),
             PLAIN => {
                 transition::give_lowat_back(fd, conn);
-                // What a sleep of ours took out of the kernel's socket.
-                return match ending::take_noted(conn) {
-                    Some(errno) if total == 0 && hold.is_some() => Outcome::Fail(errno),
-                    _ if total > 0 => Outcome::Done(total),
-                    _ => Outcome::Kernel,
+                return match ending::untold_of_plain(conn) {
+                    Some(errno) => Outcome::Fail(errno),
+                    None => Outcome::Kernel,
                 };
             }
             _ => return Outcome::Kernel,
