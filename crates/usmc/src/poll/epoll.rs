@@ -651,7 +651,8 @@ fn lasting(entry: &Entry, conn: &Conn, slot: &Slot) -> u32 {
 
 fn new_edge(conn: &Conn, slot: &Slot, entry: &Entry, bits: u32) -> bool {
     entry.has(E_EDGE)
-        || (bits & IN != 0 && conn.peer(slot).prod.load(Relaxed) != entry.seen_prod.load(Relaxed))
+        // Bytes that came are an edge for all that is true at the wait, also when they were read meanwhile.
+        || conn.peer(slot).prod.load(Relaxed) != entry.seen_prod.load(Relaxed)
         || (bits & OUT != 0 && conn.tx_blocks.load(Relaxed) != entry.seen_blocks.load(Relaxed))
         || lasting(entry, conn, slot) != entry.seen_bits.load(Relaxed)
 }

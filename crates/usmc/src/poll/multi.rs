@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
 use usmc_shm::layout::{END_SHUT_RD, TX_RING};
 
-use super::entry::{self, E_DISABLED, E_RING, E_TCP};
+use super::entry::{self, E_DISABLED, E_KICKED, E_RING, E_TCP};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::{hot, nested};
@@ -481,10 +481,14 @@ fn from_ring(
     entry.set_flag(E_RING, true);
     let set_index = entry.set.load(Relaxed).wrapping_sub(1);
     let hot = hot::heat(set, number, entry);
+    let kicked = entry.has(E_KICKED);
     epoll::unkick(set_index, number, entry);
     let in_tcp = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1);
     if in_tcp && kernel & READ_BITS != 0 {
         entry.set_flag(entry::E_EDGE | E_TCP, true);
+    } else if in_tcp && kernel & ready::OUT != 0 && !kicked {
+        // Bytes came and were read before this wait: they are an edge for what else is true.
+        entry.set_flag(entry::E_EDGE, true);
     }
     if hot {
         // Its turn comes in the look at the hot list that follows.
