@@ -20,7 +20,7 @@ pub const MOST_PROCESSES: usize = 6;
 pub const MOST_HANDLES: i64 = 64;
 /// A step that does not come to rest in this time hangs.
 const STEP_LIMIT: Duration = Duration::from_secs(5);
-/// A thread that sleeps is looked at again after this time.
+/// A thread that sleeps is looked at again after this time: nothing tells that a thread has fallen asleep.
 const PAUSE: Duration = Duration::from_micros(60);
 /// A thread under uSMC that sleeps for this long sleeps for good: nothing that wakes it takes longer.
 const REST: Duration = Duration::from_millis(3);

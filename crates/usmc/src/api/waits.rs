@@ -5,7 +5,7 @@ use core::mem;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use super::fail;
-use crate::poll::{epoll, multi, nested};
+use crate::poll::{epoll, multi, nested, pollfds};
 use crate::table::{self, Entry};
 use crate::{clock, errno, real, set_errno, sys, transition};
 
@@ -133,7 +133,7 @@ fn nanoseconds(t: &timespec) -> i64 {
 pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     let ns = timeout as i64 * 1_000_000;
     // SAFETY: the caller's contract.
-    match unsafe { multi::poll(fds, count as usize, ns, core::ptr::null()) } {
+    match unsafe { pollfds::poll(fds, count as usize, ns, core::ptr::null()) } {
         Some(n) => n,
         // SAFETY: the caller's contract.
         None => unsafe { real::poll(fds, count, timeout) },
@@ -154,7 +154,7 @@ pub unsafe fn ppoll(
     // SAFETY: the caller's contract.
     let ns = unsafe { timeout.as_ref() }.map_or(-1, nanoseconds);
     // SAFETY: the caller's contract.
-    match unsafe { multi::poll(fds, count as usize, ns, mask) } {
+    match unsafe { pollfds::poll(fds, count as usize, ns, mask) } {
         Some(n) => n,
         // SAFETY: the caller's contract.
         None => unsafe { real::ppoll(fds, count, timeout, mask) },
@@ -205,7 +205,7 @@ impl Sets {
 
     /// Whether a ring connection (or a set of such) is among the fds.
     fn has_ours(&self) -> bool {
-        (0..self.count).any(|fd| self.wanted(fd) != 0 && multi::is_ours(fd as c_int))
+        (0..self.count).any(|fd| self.wanted(fd) != 0 && pollfds::is_ours(fd as c_int))
     }
 }
 
@@ -229,7 +229,7 @@ unsafe fn select_by_poll(sets: &Sets, timeout_ns: i64, mask: *const sigset_t) ->
         *place = pollfd { fd: fd as c_int, events: sets.wanted(fd), revents: 0 };
     }
     // SAFETY: a valid slice; mask is the caller's.
-    let mut done = unsafe { multi::poll(fds.as_mut_ptr(), wanted, timeout_ns, mask) };
+    let mut done = unsafe { pollfds::poll(fds.as_mut_ptr(), wanted, timeout_ns, mask) };
     let deadline = clock::now_ns().saturating_add(timeout_ns.max(0) as u64);
     while let Some(n) = done
         && n > 0
@@ -239,7 +239,7 @@ unsafe fn select_by_poll(sets: &Sets, timeout_ns: i64, mask: *const sigset_t) ->
             if timeout_ns < 0 { -1 } else { deadline.saturating_sub(clock::now_ns()) as i64 };
         // SAFETY: as above.
         done = Some(unsafe {
-            multi::poll(fds.as_mut_ptr(), wanted, left, mask).unwrap_or_else(|| {
+            pollfds::poll(fds.as_mut_ptr(), wanted, left, mask).unwrap_or_else(|| {
                 let left = timespec { tv_sec: left / 1_000_000_000, tv_nsec: left % 1_000_000_000 };
                 let left = if timeout_ns < 0 { core::ptr::null() } else { &raw const left };
                 real::ppoll(fds.as_mut_ptr(), wanted as libc::nfds_t, left, mask)

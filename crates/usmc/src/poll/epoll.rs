@@ -432,19 +432,30 @@ pub fn pass_on(set_index: u32, number: u32, entry: &Entry) {
     kick(fd_of(set_index), set, entry.fd.load(Relaxed) as i32, number, entry, false);
 }
 
-/// The connection's phase changed: registrations of a ring connection wait for doorbells from now on.
-pub fn phase_changed(index: u32) {
-    let conn = conn::at(index);
-    if conn.phase() != RING || conn.watchers.load(Acquire) == 0 {
+/// Calls `act` with every registration of a connection, in whatever set.
+fn each_watcher(conn: &Conn, mut act: impl FnMut(u32, &'static Entry)) {
+    if conn.watchers.load(Acquire) == 0 {
         return;
     }
     let Some(_held) = REGISTRATION.enter() else { return };
     let mut next = conn.watchers.load(Relaxed);
     while let Some(number) = next.checked_sub(1) {
         let Some(entry) = entry::at(number) else { return };
+        // First: `act` may take it off the list.
         next = entry.next.load(Relaxed);
+        act(number, entry);
+    }
+}
+
+/// The connection's phase changed: registrations of a ring connection wait for doorbells from now on.
+pub fn phase_changed(index: u32) {
+    let conn = conn::at(index);
+    if conn.phase() != RING {
+        return;
+    }
+    each_watcher(conn, |number, entry| {
         if entry.has(E_RING) {
-            continue;
+            return;
         }
         let set_index = entry.set.load(Relaxed).wrapping_sub(1);
         let set = set_at(set_index);
@@ -461,7 +472,7 @@ pub fn phase_changed(index: u32) {
         }
         if hot && want & (ET | IN | ONESHOT) == ET | IN {
             // The kernel's registration will do, and changing it would give an edge that TCP does not give.
-            continue;
+            return;
         }
         let u64 = tag(number, entry.use_count.load(Relaxed));
         let registered = entry.fd.load(Relaxed) as i32;
@@ -471,28 +482,21 @@ pub fn phase_changed(index: u32) {
             event.events |= OUT;
         }
         let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, registered, &mut event);
-    }
+    });
 }
 
 /// The connection is in the ring no more: the kernel knows its readiness again.
 pub fn left_ring(index: u32) {
     let conn = conn::at(index);
-    if conn.watchers.load(Acquire) == 0 {
-        return;
-    }
-    let Some(_held) = REGISTRATION.enter() else { return };
-    let mut next = conn.watchers.load(Relaxed);
-    while let Some(number) = next.checked_sub(1) {
-        let Some(entry) = entry::at(number) else { return };
-        next = entry.next.load(Relaxed);
+    each_watcher(conn, |number, entry| {
         let set_index = entry.set.load(Relaxed).wrapping_sub(1);
         let registered = entry.fd.load(Relaxed) as i32;
         if entry.has(E_PARKED) {
             let _ = delete(fd_of(set_index), registered, number, entry);
-            continue;
+            return;
         }
         if !entry.has(E_RING) {
-            continue;
+            return;
         }
         {
             let set = set_at(set_index);
@@ -507,24 +511,16 @@ pub fn left_ring(index: u32) {
         let events = if spent { ONESHOT } else { entry.events.load(Relaxed) };
         let mut event = libc::epoll_event { events, u64 };
         let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, registered, &mut event);
-    }
+    });
 }
 
 /// Something happened to the connection that TCP makes known to edge-triggered waits, whatever its readiness is.
 pub fn edge(index: u32) {
-    let conn = conn::at(index);
-    if conn.watchers.load(Acquire) == 0 {
-        return;
-    }
-    let Some(_held) = REGISTRATION.enter() else { return };
-    let mut next = conn.watchers.load(Relaxed);
-    while let Some(number) = next.checked_sub(1) {
-        let Some(entry) = entry::at(number) else { return };
-        next = entry.next.load(Relaxed);
+    each_watcher(conn::at(index), |_, entry| {
         if entry.has(E_RING) {
             entry.set_flag(E_EDGE, true);
         }
-    }
+    });
 }
 
 /// A sleeper of the set is awake. It may have been counted before the set got a new life.

@@ -5,4 +5,5 @@ pub mod epoll;
 pub mod hot;
 pub mod multi;
 pub mod nested;
+pub mod pollfds;
 pub mod ready;

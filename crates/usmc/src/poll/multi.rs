@@ -1,4 +1,4 @@
-//! Waiting on many fds: epoll_wait, poll and select, over the kernel's own.
+//! Waiting on an epoll set, over the kernel's own.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
@@ -11,9 +11,9 @@ use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::{hot, nested};
 use crate::conn::{self};
 use crate::socket::ending;
-use crate::socket::wait::{self, Budget, Sleeper};
+use crate::socket::wait::{self, Budget};
 use crate::table::{self, Entry as Fd};
-use crate::{clock, errno, real, set_errno, sys};
+use crate::{clock, errno, real, set_errno};
 
 /// The kernel's set is asked at least every so many waits that found something in shared memory.
 const KERNEL_TURN: u32 = 8;
@@ -21,7 +21,7 @@ const KERNEL_TURN: u32 = 8;
 const KERNEL_SPIN_NS: u64 = 10_000;
 
 /// Sets within sets that are followed; the kernel allows five in all.
-const DEPTH: u32 = 5;
+pub(super) const DEPTH: u32 = 5;
 
 /// The time a wait may take.
 #[derive(Clone, Copy)]
@@ -34,12 +34,12 @@ impl Deadline {
     }
 
     /// Nanoseconds left, `None` = for ever.
-    fn left(self) -> Option<u64> {
+    pub(super) fn left(self) -> Option<u64> {
         self.0.map(|at| at.saturating_sub(clock::now_ns()))
     }
 
     /// What is left for a call that takes milliseconds, rounded up; with `tick` at most one.
-    fn left_ms(self, tick: bool) -> c_int {
+    pub(super) fn left_ms(self, tick: bool) -> c_int {
         let ms = self.left().map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int);
         if tick && !(0..=1).contains(&ms) { 1 } else { ms }
     }
@@ -146,7 +146,7 @@ pub unsafe fn epoll_wait(
 }
 
 /// Whether the set may hold what the kernel alone does not know.
-fn has_tracked(set: &Set) -> bool {
+pub(super) fn has_tracked(set: &Set) -> bool {
     // SeqCst: see `epoll::add`.
     set.tagged.load(SeqCst) != 0 || set.nested.load(SeqCst) != 0
 }
@@ -209,7 +209,7 @@ impl Drop for Asleep<'_> {
 }
 
 /// Counts a sleeper in a set and those inside.
-fn enter_all(index: u32, depth: u32) {
+pub(super) fn enter_all(index: u32, depth: u32) {
     // SeqCst: see `epoll::add`.
     epoll::set_at(index).sleepers.fetch_add(1, SeqCst);
     if depth > 0 {
@@ -217,7 +217,7 @@ fn enter_all(index: u32, depth: u32) {
     }
 }
 
-fn leave_all(index: u32, depth: u32) {
+pub(super) fn leave_all(index: u32, depth: u32) {
     epoll::woke(epoll::set_at(index));
     if depth > 0 {
         nested::each(index, |inner, _| leave_all(inner, depth - 1));
@@ -225,7 +225,7 @@ fn leave_all(index: u32, depth: u32) {
 }
 
 /// Arms the hot entries of a set and of those inside. Says whether somebody must tick.
-fn arm_all(index: u32, depth: u32) -> bool {
+pub(super) fn arm_all(index: u32, depth: u32) -> bool {
     let mut tick = hot::arm(epoll::set_at(index));
     if depth > 0 {
         nested::each(index, |inner, _| tick |= arm_all(inner, depth - 1));
@@ -274,7 +274,7 @@ fn first_ready(set: &Set) -> Option<(u32, &'static entry::Entry)> {
 }
 
 /// Whether a pointer cannot be one: the real call says EFAULT.
-fn is_bad<T>(p: *const T) -> bool {
+pub(super) fn is_bad<T>(p: *const T) -> bool {
     (p as usize) < 4096
 }
 
@@ -510,7 +510,7 @@ fn from_ring(
 }
 
 /// Whether a tracked epoll set would report something now; for poll, select and outer sets.
-fn nested_ready(index: u32) -> bool {
+pub(super) fn nested_ready(index: u32) -> bool {
     is_ready(index, DEPTH)
 }
 
@@ -564,324 +564,4 @@ fn settle_all(index: u32, depth: u32) {
             wait::clear_bells(epoll::live_fd(entry), conn, slot);
         }
     });
-}
-
-/// What one fd of a poll or select means to us.
-enum Watch {
-    /// The kernel's alone.
-    Kernel,
-    /// A ring connection.
-    Ring(u32),
-    /// An epoll set with tracked sockets.
-    Nested(u32),
-}
-
-fn watch(fd: c_int) -> Watch {
-    match table::get(fd) {
-        Fd::Conn(index) if !ready::is_kernels(fd, index) => Watch::Ring(index),
-        Fd::Epoll(index) if has_tracked(epoll::set_at(index)) => Watch::Nested(index),
-        _ => Watch::Kernel,
-    }
-}
-
-/// What shared memory says about one pollfd.
-fn look(p: &libc::pollfd) -> i16 {
-    match watch(p.fd) {
-        Watch::Kernel => 0,
-        Watch::Ring(index) => {
-            let conn = conn::at(index);
-            match conn.slot() {
-                Some(slot) => ready::now(p.fd, conn, slot, p.events as u16 as u32) as i16,
-                None => 0,
-            }
-        }
-        Watch::Nested(index) => {
-            if nested_ready(index) {
-                p.events & (libc::POLLIN | libc::POLLRDNORM)
-            } else {
-                0
-            }
-        }
-    }
-}
-
-/// poll(2) and ppoll(2). `None`: nothing tracked is among the fds, the real call serves.
-///
-/// # Safety
-/// `fds` is valid for `count` entries; `mask` is null or a valid signal set.
-pub unsafe fn poll(
-    fds: *mut libc::pollfd,
-    count: usize,
-    timeout_ns: i64,
-    mask: *const libc::sigset_t,
-) -> Option<c_int> {
-    if is_bad(fds) || count == 0 || count > table::FDS {
-        return None;
-    }
-    // SAFETY: the caller's contract.
-    let fds = unsafe { core::slice::from_raw_parts_mut(fds, count) };
-    if !fds.iter().any(|p| p.fd >= 0 && !matches!(watch(p.fd), Watch::Kernel)) {
-        return None;
-    }
-    let deadline = Deadline::after(timeout_ns);
-    let done = poll_until(fds, timeout_ns, deadline, mask);
-    fds.iter_mut().for_each(show_again);
-    Some(done)
-}
-
-fn poll_until(
-    fds: &mut [libc::pollfd],
-    timeout_ns: i64,
-    deadline: Deadline,
-    mask: *const libc::sigset_t,
-) -> c_int {
-    let mut first = true;
-    loop {
-        let mut n = poll_now(fds);
-        if !first && n > 0 {
-            n -= hide_closed(fds);
-        }
-        first = false;
-        if n != 0 || timeout_ns == 0 {
-            return n;
-        }
-        if spin_poll(fds, deadline) {
-            continue;
-        }
-        let tick = sleepers(fds, true);
-        let ready = fds.iter().any(|p| p.fd >= 0 && look(p) != 0);
-        let got = if ready { 0 } else { sleep_poll(fds, deadline.left_ms(tick), mask) };
-        let saved = errno();
-        sleepers(fds, false);
-        if got < 0 {
-            set_errno(saved);
-            return -1;
-        }
-        if !ready && got == 0 && deadline.left() == Some(0) {
-            let n = poll_now(fds);
-            return n - if n > 0 { hide_closed(fds) } else { 0 };
-        }
-    }
-}
-
-/// The kernel's poll has no eye for numbers that are closed while it waits. Hides those; how many there are.
-fn hide_closed(fds: &mut [libc::pollfd]) -> c_int {
-    let closed = fds.iter_mut().filter(|p| p.fd >= 0 && p.revents & libc::POLLNVAL != 0);
-    closed
-        .map(|p| {
-            p.fd |= i32::MIN;
-            p.revents = 0;
-        })
-        .count() as c_int
-}
-
-fn show_again(p: &mut libc::pollfd) {
-    // The application's own negative numbers are hardly as low as that.
-    if p.fd < i32::MIN + table::FDS as i32 {
-        p.fd &= i32::MAX;
-    }
-}
-
-/// One look at everything: the kernel's fds by a real poll without waiting, ours in shared memory.
-fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
-    // Ring connections are hidden from the real call (negative fds are skipped) so that doorbells and
-    // the always writable TCP socket do not show.
-    let mut kernels = false;
-    for p in fds.iter_mut() {
-        p.revents = 0;
-        if p.fd >= 0 {
-            match watch(p.fd) {
-                Watch::Kernel => kernels = true,
-                Watch::Nested(_) => kernels = true,
-                Watch::Ring(_) => p.fd = !p.fd,
-            }
-        }
-    }
-    let mut n = 0;
-    if kernels {
-        // SAFETY: a valid slice.
-        n = unsafe { real::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 0) };
-    }
-    for p in fds.iter_mut() {
-        if p.fd < -1 && matches!(watch(!p.fd), Watch::Ring(_)) {
-            p.fd = !p.fd;
-            p.revents = look(p);
-            if n >= 0 && p.revents != 0 {
-                n += 1;
-            }
-        } else if p.fd >= 0
-            && let Watch::Nested(index) = watch(p.fd)
-        {
-            let told = p.revents != 0;
-            p.revents = look(p);
-            if told && p.revents == 0 && nested::is_readable(index) {
-                p.revents = p.events & (libc::POLLIN | libc::POLLRDNORM);
-            }
-            if n >= 0 {
-                n += c_int::from(p.revents != 0) - c_int::from(told);
-            }
-        }
-    }
-    n
-}
-
-fn spin_poll(fds: &[libc::pollfd], deadline: Deadline) -> bool {
-    let first = fds.iter().find_map(|p| match watch(p.fd) {
-        Watch::Ring(index) if p.fd >= 0 => Some(conn::at(index)),
-        _ => None,
-    });
-    let Some(conn) = first else { return false };
-    let Some(slot) = conn.slot() else { return false };
-    let budget = Budget(&conn.spin_ns);
-    let limit = budget.get().min(deadline.left().unwrap_or(u64::MAX));
-    let peer_cpu = conn.peer(slot).cpu.load(Relaxed);
-    let found = wait::spin(limit, &conn.own(slot).cpu, peer_cpu, || {
-        fds.iter().any(|p| p.fd >= 0 && look(p) != 0)
-    });
-    if found {
-        budget.paid();
-    }
-    found
-}
-
-/// Counts this thread as a sleeper of every ring connection in `fds`, or takes it back.
-fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
-    let mut tick = false;
-    for p in fds.iter().filter(|p| p.fd >= 0) {
-        match watch(p.fd) {
-            Watch::Kernel => {}
-            Watch::Nested(index) => {
-                if enter {
-                    enter_all(index, DEPTH);
-                    tick |= arm_all(index, DEPTH);
-                } else {
-                    leave_all(index, DEPTH);
-                }
-            }
-            Watch::Ring(index) => {
-                let conn = conn::at(index);
-                let Some(slot) = conn.slot() else { continue };
-                let want = p.events as u16 as u32;
-                if want & READ_BITS != 0 {
-                    Sleeper::count(conn, slot, false, enter);
-                }
-                if want & WRITE_BITS != 0 {
-                    Sleeper::count(conn, slot, true, enter);
-                }
-                if enter {
-                    wait::clear_bells(p.fd, conn, slot);
-                    ready::arm(conn, slot, want);
-                    tick |= ready::must_tick(conn, slot, want)
-                        || wait::has_bells(conn, slot)
-                        || (hides_bells(conn, p.events)
-                            && want & (READ_BITS | WRITE_BITS) & !(libc::POLLPRI as u32) != 0);
-                }
-            }
-        }
-    }
-    tick
-}
-
-/// Whether the kernel may hold bytes of the stream that are no reason to wake whoever wants `events`, but would:
-/// nobody asks for data, or it is less than SO_RCVLOWAT, of which the kernel does not know.
-fn hides_bells(conn: &conn::Conn, events: i16) -> bool {
-    let unasked = events & (libc::POLLIN | libc::POLLRDNORM) == 0;
-    (unasked || conn.lowat() > 1)
-        && conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1)
-}
-
-/// The real sleep: ring connections wait for doorbells and for the end of the connection.
-fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::sigset_t) -> c_int {
-    // What the application asked for is kept in the upper bits of nothing: it is put back from `revents`.
-    for p in fds.iter_mut() {
-        if p.fd >= 0
-            && let Watch::Ring(index) = watch(p.fd)
-        {
-            p.revents = p.events;
-            let bells = conn::at(index).slot().is_some_and(|s| wait::has_bells(conn::at(index), s));
-            let conn = conn::at(index);
-            let ended = conn.kernel_events.load(Relaxed) != 0 || wait::is_cut(conn);
-            // What is there already would end every sleep at once.
-            p.events = if bells || ended || hides_bells(conn, p.revents) {
-                0
-            } else {
-                libc::POLLIN | libc::POLLRDHUP
-            };
-        }
-    }
-    // The kernel overwrites `revents`, so the events are remembered in private memory.
-    let kept = Kept::take(fds);
-    let ts = libc::timespec {
-        tv_sec: (timeout_ms / 1000) as libc::time_t,
-        tv_nsec: (timeout_ms % 1000) as libc::c_long * 1_000_000,
-    };
-    let ts = if timeout_ms < 0 { core::ptr::null() } else { &raw const ts };
-    // SAFETY: a valid slice; mask is the caller's; the real call is the cancellation point.
-    let n = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ts, mask) };
-    let saved = errno();
-    kept.give_back(fds);
-    for p in fds.iter().filter(|p| p.fd >= 0) {
-        if n > 0
-            && let Watch::Ring(index) = watch(p.fd)
-        {
-            ending::note(p.fd, conn::at(index), p.revents as u32);
-        }
-    }
-    set_errno(saved);
-    n
-}
-
-/// The application's `events` during a real poll that needs others. Up to 64 on the stack, more in a
-/// temporary mapping.
-struct Kept {
-    few: [i16; 64],
-    many: *mut i16,
-    bytes: usize,
-}
-
-impl Kept {
-    fn take(fds: &[libc::pollfd]) -> Kept {
-        let mut kept = Kept { few: [0; 64], many: core::ptr::null_mut(), bytes: 0 };
-        if fds.len() > kept.few.len() {
-            kept.bytes = fds.len() * 2;
-            if let Ok(memory) = sys::mmap_private(core::ptr::null_mut(), kept.bytes) {
-                kept.many = memory.cast();
-            }
-        }
-        for (i, p) in fds.iter().enumerate() {
-            // Ring connections carry their events in `revents` (see `sleep_poll`).
-            let ring = p.fd >= 0 && matches!(watch(p.fd), Watch::Ring(_));
-            kept.put(i, if ring { p.revents } else { p.events });
-        }
-        kept
-    }
-
-    fn put(&mut self, i: usize, events: i16) {
-        if !self.many.is_null() {
-            // SAFETY: i < fds.len(), the mapping holds that many.
-            unsafe { self.many.add(i).write(events) };
-        } else if let Some(place) = self.few.get_mut(i) {
-            *place = events;
-        }
-    }
-
-    fn give_back(self, fds: &mut [libc::pollfd]) {
-        for (i, p) in fds.iter_mut().enumerate() {
-            if !self.many.is_null() {
-                // SAFETY: as in `put`.
-                p.events = unsafe { self.many.add(i).read() };
-            } else if let Some(events) = self.few.get(i) {
-                p.events = *events;
-            }
-        }
-        if !self.many.is_null() {
-            // SAFETY: nobody else has the mapping.
-            unsafe { sys::munmap(self.many.cast(), self.bytes) };
-        }
-    }
-}
-
-/// Whether `fd` is a connection in the ring; select(2) converts to poll(2) then.
-pub fn is_ours(fd: c_int) -> bool {
-    !matches!(watch(fd), Watch::Kernel)
 }

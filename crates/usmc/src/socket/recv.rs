@@ -14,7 +14,7 @@ use super::Outcome;
 use super::close::Hold;
 use super::ending::{self, Ending};
 use super::iov::Buffers;
-use super::wait::{self, Moment, Until, Woken};
+use super::wait::{self, Until, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_SHARED, FRESH, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
 use crate::sys::{self, Errno};
@@ -82,7 +82,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             if hold.is_none() {
                 return Outcome::Fail(libc::EBADF);
             }
-            if wait::for_more(fd, index) == Moment::Over {
+            if wait::for_more(fd, index) {
                 continue;
             }
         }

@@ -332,17 +332,9 @@ fn receive_nothing(fd: i32) -> Woken {
     Woken::Look
 }
 
-/// What ended a moment of waiting for more than what is there.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Moment {
-    /// Time: there may be more.
-    Over,
-    /// The peer's end, a signal or SO_RCVTIMEO: what is there has to do.
-    Enough,
-}
-
-/// MSG_PEEK with MSG_WAITALL, some bytes being there: waits a moment.
-pub fn for_more(fd: i32, index: u32) -> Moment {
+/// MSG_PEEK with MSG_WAITALL, some bytes being there: waits a moment. False when what is there has to do, because of
+/// the peer's end, a signal or SO_RCVTIMEO.
+pub fn for_more(fd: i32, index: u32) -> bool {
     let conn = conn::at(index);
     let ended = match conn.slot().filter(|_| conn.phase() == conn::RING) {
         Some(slot) => {
@@ -354,13 +346,10 @@ pub fn for_more(fd: i32, index: u32) -> Moment {
     };
     // With a limit there is no telling how long this call has waited already: it peeks at what is there.
     if ended || time_limit_ms(fd, libc::SO_RCVTIMEO) != 0 {
-        return Moment::Enough;
+        return false;
     }
     // SAFETY: no fds; the real function is a cancellation point, as recv is.
-    match unsafe { real::poll(core::ptr::null_mut(), 0, 1) } {
-        0 => Moment::Over,
-        _ => Moment::Enough,
-    }
+    unsafe { real::poll(core::ptr::null_mut(), 0, 1) == 0 }
 }
 
 /// A millisecond of sleep, where nothing can wake us.
