@@ -5,7 +5,10 @@
 //! somebody reads it away. Reading it away is the delicate step: the bell may be another sleeper's only one.
 //!
 //! Who may sleep: count yourself as a sleeper, [`Ring::arm_rx`] or [`Ring::arm_tx`], look once more, sleep.
-//! Who wakes: publish or consume, take the arm bits, count in `bells_sent`, then send the byte.
+//! Who wakes: publish or consume, look for arm bits, and if there are any, [`TxSpan::ring`]: take them, count in
+//! `bells_sent`, then send the byte.
+//!
+//! [`TxSpan::ring`]: crate::span::TxSpan::ring
 
 use crate::layout::{ARM_TCP, End};
 use crate::ring::Ring;
@@ -20,6 +23,17 @@ pub struct Bells<'a> {
     pub rx: Ring<'a>,
     /// The ring this end writes.
     pub tx: Ring<'a>,
+}
+
+/// What became of a doorbell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rung {
+    /// It was sent.
+    Rung,
+    /// Another has woken them meanwhile.
+    Nobody,
+    /// There are no doorbells any more: the direction goes back to TCP, or the receiver wants it to ([`crate::back`]).
+    Back,
 }
 
 /// What to do about doorbells found while the ring is empty.

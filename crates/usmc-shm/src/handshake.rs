@@ -3,7 +3,7 @@
 //! ```text
 //!   FREE ──offer──▶ OFFERED ──attach──▶ ATTACHED ──confirm──▶ CONFIRMED
 //!    ▲   (client)      │     (acceptor)     │      (client)        │
-//!    │                 └─withdraw─▶ WITHDRAWN    (client)          │
+//!    │      (client)   └─withdraw─▶ WITHDRAWN ◀─decline─┘ (either)  │
 //!    └────────────────────release (client, when both ends are done)┘
 //! ```
 //!
@@ -123,6 +123,16 @@ pub fn confirm(control: &Control, usage: Use) -> Phase {
 /// once. Otherwise the acceptor was faster and holds the slot until its end is done.
 pub fn withdraw(control: &Control, usage: Use) -> Phase {
     match step(control, usage, SLOT_OFFERED, SLOT_WITHDRAWN) {
+        Ok(()) => Phase::Gone,
+        Err(found) => found,
+    }
+}
+
+/// Either side, after the attachment, wants the connection to stay TCP.
+///
+/// Returns [`Phase::Gone`] when it does; [`Phase::Confirmed`] where the client was faster.
+pub fn decline(control: &Control, usage: Use) -> Phase {
+    match step(control, usage, SLOT_ATTACHED, SLOT_WITHDRAWN) {
         Ok(()) => Phase::Gone,
         Err(found) => found,
     }

@@ -13,7 +13,7 @@ use crate::sync::{AtomicU32, AtomicU64, MODEL};
 /// First eight bytes of a segment.
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"uSMCsegm");
 /// Changes whenever a field here moves.
-pub const SEGMENT_VERSION: u32 = 1;
+pub const SEGMENT_VERSION: u32 = 2;
 /// Bytes before slot 0.
 pub const SLOTS_OFFSET: usize = 4096;
 /// Most slots of one segment.
@@ -55,7 +55,7 @@ pub const SLOT_OFFERED: u32 = 1;
 pub const SLOT_ATTACHED: u32 = 2;
 /// The client confirmed: both ends may switch their sending direction.
 pub const SLOT_CONFIRMED: u32 = 3;
-/// The client took the offer back before anybody attached.
+/// The client took the offer back, or one of the two declined before the client had confirmed.
 pub const SLOT_WITHDRAWN: u32 = 4;
 
 /// Handshake state, written rarely.
@@ -75,7 +75,8 @@ pub struct Control {
 pub struct End {
     /// Processes that hold this end.
     pub refs: AtomicU32,
-    /// Sends through the kernel's TCP in flight, and [`SWITCHING`]; see [`crate::span`].
+    /// Sends through the kernel's TCP in flight (in the ring: doorbells), [`SWITCHING`] and [`RETURNED`]; see
+    /// [`crate::span`] and [`crate::back`].
     pub tcp_sends: AtomicU32,
     /// Sleepers in the kernel that wait for data of the ring.
     pub rx_sleepers: AtomicU32,
@@ -89,7 +90,8 @@ pub struct End {
     pub tx_lock: AtomicU64,
     /// Lock of the receiving direction, likewise.
     pub rx_lock: AtomicU64,
-    /// Bytes of the TCP span the application has not read yet, plus one; 0 = not computed.
+    /// Bytes of the TCP span the application has not read yet, plus one; 0 = not computed. Or [`TCP_AGAIN`],
+    /// [`BY_SENDER`].
     pub tcp_left: AtomicU64,
     /// SO_RCVBUF as the application set it, in bytes; 0 = never set.
     pub rcv_buf: AtomicU32,
@@ -100,6 +102,10 @@ pub struct End {
 /// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the
 /// ring, or has changed.
 pub const SWITCHING: u32 = 1 << 31;
+/// Bit of [`End::tcp_sends`]: the sending direction leaves the ring, or never gets there; no doorbell begins.
+pub const RETURNED: u32 = 1 << 30;
+/// The other bits of [`End::tcp_sends`].
+pub const IN_FLIGHT: u32 = RETURNED - 1;
 /// The application has TCP_NODELAY set (the kernel socket of a ring connection always has).
 pub const END_NODELAY: u32 = 1;
 /// The application has TCP_CORK set.
@@ -128,21 +134,32 @@ pub struct Producer {
     pub window_shift: AtomicU32,
     /// `TX_*`.
     pub state: AtomicU32,
-    /// `TXF_*` bits.
+    /// `TXF_*` bits. The receiver sets [`TXF_LEFT`], the sender all others.
     pub flags: AtomicU32,
     /// Doorbell bytes the sender has put into the TCP stream.
     pub bells_sent: AtomicU32,
     /// Length in bytes of the TCP span before the ring, plus one; 0 = not drawn yet. Valid once `state` is
     /// [`TX_RING`].
     pub boundary: AtomicU64,
+    /// Bytes of TCP before the span that follows the ring, plus one; 0 = not drawn yet. Valid once `state` is
+    /// [`TX_BACK`].
+    pub resume: AtomicU64,
     /// CPU the sending end last waited on, plus one; 0 = unknown.
     pub cpu: AtomicU32,
 }
+
+/// [`End::tcp_left`]: the ring is over, the next bytes are TCP's for good.
+pub const TCP_AGAIN: u64 = u64::MAX;
+/// [`End::tcp_left`]: the sender went back before this end had seen the switch; only doorbells stand between the TCP
+/// span and the bytes that follow.
+pub const BY_SENDER: u64 = u64::MAX - 1;
 
 /// The direction's bytes go through the kernel's TCP.
 pub const TX_TCP: u32 = 0;
 /// The direction's bytes go through the ring.
 pub const TX_RING: u32 = 1;
+/// The direction's bytes go through the kernel's TCP again ([`crate::back`]).
+pub const TX_BACK: u32 = 2;
 
 /// No byte follows (shutdown for writing, or close).
 pub const TXF_DONE: u32 = 1;
@@ -152,6 +169,16 @@ pub const TXF_CLOSED: u32 = 2;
 pub const TXF_ABORT: u32 = 4;
 /// With [`TXF_DONE`]: by shutdown(2), so that a FIN goes out whatever follows.
 pub const TXF_SHUT: u32 = 8;
+/// The receiver takes nothing more out of the ring: its sender sends what is unread by TCP.
+pub const TXF_LEFT: u32 = 16;
+/// The sender goes back to TCP: the receiver reads the ring to its end first. Never with [`TXF_LEFT`].
+pub const TXF_BACK: u32 = 32;
+/// The sender has left the other direction: look there.
+pub const TXF_LOOK: u32 = 64;
+/// The bits that say that one of the directions is on its way back to TCP.
+pub const TXF_RETURNS: u32 = TXF_LEFT | TXF_BACK | TXF_LOOK;
+/// The bits that say how the direction ends.
+pub const TXF_ENDS: u32 = TXF_DONE | TXF_CLOSED | TXF_ABORT | TXF_SHUT;
 
 /// Written by the receiver only.
 #[derive(Default)]
@@ -173,6 +200,8 @@ pub struct Arm {
 
 /// Wake by one byte on the connection's own TCP socket.
 pub const ARM_TCP: u32 = 1;
+/// Nobody sleeps, but the receiver has left ([`TXF_LEFT`]): the bytes just published have to go by TCP.
+pub const ARM_LEFT: u32 = 2;
 
 /// One direction of a connection.
 #[derive(Default)]

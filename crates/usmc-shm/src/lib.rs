@@ -4,7 +4,7 @@
 //! where application memory and shared memory meet, [`ring`] moves the cursors and says who has to be
 //! woken, [`bell`] how that is done over TCP, [`lock`] keeps several threads or forked processes of one end
 //! apart, [`region`] carves checked references out of a mapping. Before that, [`handshake`] brings two ends
-//! to one slot, and [`span`] moves a direction from TCP to the ring at an exact byte.
+//! to one slot, and [`span`] moves a direction from TCP to the ring at an exact byte; [`back`] is the way back.
 //!
 //! Everything the peer can write is treated as hostile: one atomic load into a local, a range check,
 //! then use. A value no correct peer writes is [`Broken`]; the caller gives up that one connection.
@@ -22,6 +22,7 @@
 //! | what it costs | `cargo bench -p usmc-shm --bench ring` |
 #![cfg_attr(not(any(loom, shuttle)), no_std)]
 
+pub mod back;
 pub mod bell;
 pub mod copy;
 pub mod handshake;

@@ -5,14 +5,14 @@
 //! the cursor modulo the window; the window grows only while the ring is empty, and its size is published
 //! by the same Release store of `prod` as the first bytes that use it.
 //!
-//! Sleep and wake are store–fence–load on both sides ([`Ring::arm_rx`] against [`Ring::take_rx_sleepers`],
-//! [`Ring::arm_tx`] against [`Ring::take_tx_sleepers`]): either the sleeper sees the new cursor, or the
+//! Sleep and wake are store–fence–load on both sides ([`Ring::arm_rx`] against [`Ring::has_rx_sleepers`],
+//! [`Ring::arm_tx`] against [`Ring::has_tx_sleepers`]): either the sleeper sees the new cursor, or the
 //! waker sees the arm bit.
 
 use crate::Broken;
 use crate::copy::{copy_in, copy_out};
-use crate::layout::{Direction, WINDOW_SHIFT_MIN};
-use crate::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use crate::layout::{ARM_TCP, Direction, WINDOW_SHIFT_MIN};
+use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::sync::{Byte, MODEL, fence};
 
 /// A sleeping producer is woken when `window >> ROOM_SHIFT` is free: a quarter, where TCP waits for a third
@@ -81,6 +81,7 @@ impl<'a> Ring<'a> {
         p.flags.store(0, Relaxed);
         p.bells_sent.store(0, Relaxed);
         p.boundary.store(0, Relaxed);
+        p.resume.store(0, Relaxed);
         p.cpu.store(0, Relaxed);
         self.dir.consumer.cons.store(0, Relaxed);
         self.dir.arm.rx.store(0, Relaxed);
@@ -231,16 +232,23 @@ impl<'a> Ring<'a> {
         // Release: pairs with the Acquire in `take_rx_sleepers`; whoever hears of the bell then rung also
         // sees that this sleeper is counted (`crate::bell`).
         self.dir.arm.rx.fetch_or(bits, Release);
-        // Pairs with the fence in `take_rx_sleepers`.
+        // Pairs with the fence in `has_rx_sleepers`.
         fence(SeqCst);
     }
 
-    /// After `publish`: whom the producer has to wake (`ARM_*`), 0 in the common case.
+    /// After `publish`: whether the producer has to wake somebody; false in the common case.
     #[inline(always)]
-    pub fn take_rx_sleepers(&self) -> u32 {
+    pub fn has_rx_sleepers(&self) -> bool {
         // Pairs with the fence in `arm_rx`.
         fence(SeqCst);
-        if self.dir.arm.rx.load(Relaxed) == 0 { 0 } else { self.dir.arm.rx.swap(0, Acquire) }
+        self.dir.arm.rx.load(Relaxed) != 0
+    }
+
+    /// Whom it has to wake (`ARM_*`). Inside [`crate::span::TxSpan::begin_bell`].
+    #[inline]
+    pub fn take_rx_sleepers(&self) -> u32 {
+        // Acquire: see `arm_rx`. Release: who finds the bits taken also finds the bell begun (`crate::back`).
+        self.dir.arm.rx.swap(0, AcqRel)
     }
 
     /// The producer announces that it is going to sleep for room; it must look once more afterwards, and
@@ -249,11 +257,12 @@ impl<'a> Ring<'a> {
     pub fn arm_tx(&self, bits: u32) {
         // Release: as in `arm_rx`.
         self.dir.arm.tx.fetch_or(bits, Release);
-        // Pairs with the fence in `take_tx_sleepers`.
+        // Pairs with the fence in `has_tx_sleepers`.
         fence(SeqCst);
     }
 
-    /// Gives the first `len` bytes of `data` back and says whom to wake (`ARM_*`), 0 in the common case.
+    /// Gives the first `len` bytes of `data` back and says whether somebody is to be woken; false in the common
+    /// case.
     ///
     /// Looks for sleepers only when the cursor passes a mark (a multiple of a fraction of the window) and
     /// leaves room worth waking for: few fences, and no wake-up for a crumb. None is lost: a producer
@@ -261,14 +270,11 @@ impl<'a> Ring<'a> {
     /// ahead of the one the producer saw, and at the next mark the consumer looks. What it has seen of
     /// `prod` may be old, which makes it look too often, never too seldom.
     #[inline(always)]
-    pub fn consume_waking(&self, data: &Data, len: usize) -> u32 {
+    pub fn consume_waking(&self, data: &Data, len: usize) -> bool {
         let cons = data.cons.wrapping_add(len as u64);
         self.consume(cons);
         let passed = (data.cons ^ cons) >= (data.window >> MARK_SHIFT) as u64;
-        if passed && writable(data.len.saturating_sub(len), data.window) {
-            return self.take_tx_sleepers();
-        }
-        0
+        passed && writable(data.len.saturating_sub(len), data.window) && self.has_tx_sleepers()
     }
 
     /// Whether there is room worth waking for, as the producer sees it. It sleeps only when not.
@@ -277,12 +283,19 @@ impl<'a> Ring<'a> {
         self.window().is_ok_and(|window| writable(self.unread(), window))
     }
 
-    /// After `consume` past a mark (see [`Ring::consume_waking`]): whom the consumer has to wake.
+    /// After `consume` past a mark (see [`Ring::consume_waking`]): whether the consumer has to wake somebody.
     #[inline(always)]
-    pub fn take_tx_sleepers(&self) -> u32 {
+    pub fn has_tx_sleepers(&self) -> bool {
         // Pairs with the fence in `arm_tx`.
         fence(SeqCst);
-        if self.dir.arm.tx.load(Relaxed) == 0 { 0 } else { self.dir.arm.tx.swap(0, Acquire) }
+        self.dir.arm.tx.load(Relaxed) != 0
+    }
+
+    /// Whom it has to wake (`ARM_*`). Inside [`crate::span::TxSpan::begin_bell`].
+    #[inline]
+    pub fn take_tx_sleepers(&self) -> u32 {
+        // AcqRel: as in `take_rx_sleepers`.
+        self.dir.arm.tx.swap(0, AcqRel)
     }
 
     /// Whether the next bytes will ring, as far as this end can tell; a waker may be taking the bit just now.
@@ -291,12 +304,12 @@ impl<'a> Ring<'a> {
         self.dir.arm.rx.load(Relaxed) != 0
     }
 
-    /// Takes the arm bits back, of all sleepers. Only for one who knows that nobody else of this end arms
+    /// Takes the sleepers' arm bits back, of all of them. Only for one who knows that nobody else of this end arms
     /// meanwhile: another's bit would be lost, and its wake-up. Staying armed costs one needless doorbell.
     #[inline]
     pub fn disarm_rx(&self) {
-        if self.dir.arm.rx.load(Relaxed) != 0 {
-            self.dir.arm.rx.store(0, Relaxed);
+        if self.dir.arm.rx.load(Relaxed) & ARM_TCP != 0 {
+            self.dir.arm.rx.fetch_and(!ARM_TCP, Relaxed);
         }
     }
 }

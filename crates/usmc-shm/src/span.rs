@@ -4,10 +4,14 @@
 //! number and goes on in the ring ([`TxSpan`]). The receiver reads TCP up to that byte and then the ring
 //! ([`RxSpan`]). Bytes that TCP carries beyond the boundary are doorbells, never data.
 //!
+//! The way back is [`crate::back`].
+//!
 //! Nobody waits in here. A switch that was begun is finished by whoever comes next, so its author may be
 //! killed, stopped, or interrupted by a signal handler that sends on the same socket.
 
-use crate::layout::{End, Producer, SWITCHING, Slot, TX_RING};
+use crate::layout::{
+    BY_SENDER, End, Producer, RETURNED, SWITCHING, Slot, TCP_AGAIN, TX_RING, TX_TCP, TXF_LEFT,
+};
 use crate::sync::Ordering::{Acquire, Relaxed, Release};
 
 /// The kernel did not tell its byte count (the descriptor was closed meanwhile). Nothing was decided; the
@@ -18,8 +22,9 @@ pub struct Unmeasured;
 /// The sending direction of one end.
 #[derive(Clone, Copy)]
 pub struct TxSpan<'a> {
-    end: &'a End,
-    producer: &'a Producer,
+    pub(crate) end: &'a End,
+    pub(crate) peer: &'a End,
+    pub(crate) producer: &'a Producer,
 }
 
 /// How the next bytes are sent.
@@ -28,6 +33,8 @@ pub enum Route<'a> {
     Tcp(TcpSend<'a>),
     /// Through the ring.
     Ring,
+    /// The ring is over or ending ([`crate::back`]).
+    Back,
 }
 
 /// What became of [`TxSpan::try_switch`].
@@ -35,7 +42,7 @@ pub enum Route<'a> {
 pub enum Switch {
     /// The ring is the route from now on.
     Ring,
-    /// Somebody is inside a TCP send; TCP remains the route.
+    /// Somebody is inside a TCP send, or the direction is to stay TCP; TCP remains the route.
     Busy,
 }
 
@@ -56,7 +63,8 @@ impl Drop for TcpSend<'_> {
 impl<'a> TxSpan<'a> {
     /// The direction that end `me` (`CLIENT` or `ACCEPTOR`) sends.
     pub fn new(slot: &'a Slot, me: usize) -> TxSpan<'a> {
-        TxSpan { end: &slot.end[me & 1], producer: &slot.dir[me & 1].producer }
+        let (end, peer) = (&slot.end[me & 1], &slot.end[!me & 1]);
+        TxSpan { end, peer, producer: &slot.dir[me & 1].producer }
     }
 
     /// Whether the direction has switched; the hot path asks this and nothing else.
@@ -83,6 +91,9 @@ impl<'a> TxSpan<'a> {
             return Ok(Route::Tcp(guard));
         }
         drop(guard);
+        if before & RETURNED != 0 {
+            return Ok(Route::Back);
+        }
         self.finish(tcp_sent)?;
         Ok(Route::Ring)
     }
@@ -97,23 +108,25 @@ impl<'a> TxSpan<'a> {
         // Acquire: pairs with the Release at the end of each TCP send. From here on no send begins, since
         // `SWITCHING` is never taken back while the slot is in use.
         match self.end.tcp_sends.compare_exchange(0, SWITCHING, Acquire, Relaxed) {
-            Err(sends) if sends & SWITCHING == 0 => Ok(Switch::Busy),
+            Err(sends) if sends & SWITCHING == 0 || sends & RETURNED != 0 => Ok(Switch::Busy),
             _ => self.finish(tcp_sent).map(|()| Switch::Ring),
         }
     }
 
     /// Draws the boundary. Any number of callers may do so at once: TCP is closed, so all of them measure
     /// the same, except one so late that doorbells already count; hence only the first answer is kept.
-    fn finish(&self, tcp_sent: impl FnOnce() -> Option<u64>) -> Result<(), Unmeasured> {
-        if self.is_ring() {
+    pub(crate) fn finish(&self, tcp_sent: impl FnOnce() -> Option<u64>) -> Result<(), Unmeasured> {
+        // Acquire: as in `is_ring`.
+        if self.producer.state.load(Acquire) != TX_TCP {
             return Ok(());
         }
         let sent = tcp_sent().ok_or(Unmeasured)?;
         // Relaxed: published by the next line; a failure means that a boundary is there.
         let _ =
             self.producer.boundary.compare_exchange(0, sent.saturating_add(1), Relaxed, Relaxed);
-        // Release: pairs with the Acquire in `RxSpan::boundary`.
-        self.producer.state.store(TX_RING, Release);
+        // Release: pairs with the Acquire in `RxSpan::boundary`. A failure: another was faster, and the direction
+        // may be out of the ring again.
+        let _ = self.producer.state.compare_exchange(TX_TCP, TX_RING, Release, Relaxed);
         Ok(())
     }
 }
@@ -121,8 +134,8 @@ impl<'a> TxSpan<'a> {
 /// The receiving direction of one end. One thread at a time: the caller holds the receiving lock.
 #[derive(Clone, Copy)]
 pub struct RxSpan<'a> {
-    end: &'a End,
-    producer: &'a Producer,
+    pub(crate) end: &'a End,
+    pub(crate) producer: &'a Producer,
 }
 
 /// Where the next bytes come from.
@@ -132,6 +145,19 @@ pub enum Source {
     Tcp(u64),
     /// TCP has been read to the boundary: the ring.
     Ring,
+    /// The ring was over before this end saw it: so many bytes of TCP are doorbells, to be taken away.
+    Bells(u64),
+}
+
+/// What a read of TCP has brought, in this order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Taken {
+    /// Bytes of the application.
+    pub data: u64,
+    /// Doorbells.
+    pub bells: u64,
+    /// Bytes of the application again.
+    pub more: u64,
 }
 
 impl<'a> RxSpan<'a> {
@@ -149,9 +175,9 @@ impl<'a> RxSpan<'a> {
     /// [`Unmeasured`] when `tcp_read` answers `None`.
     #[inline(always)]
     pub fn source(&self, tcp_read: impl FnOnce() -> Option<u64>) -> Result<Source, Unmeasured> {
-        // Relaxed: written under the receiving lock.
+        // Relaxed: written under the receiving lock, but for BY_SENDER.
         match self.end.tcp_left.load(Relaxed) {
-            0 => self.source_slow(tcp_read),
+            0 | BY_SENDER => self.source_slow(tcp_read),
             1 => Ok(Source::Ring),
             left => Ok(Source::Tcp(left - 1)),
         }
@@ -160,14 +186,22 @@ impl<'a> RxSpan<'a> {
     #[cold]
     fn source_slow(&self, tcp_read: impl FnOnce() -> Option<u64>) -> Result<Source, Unmeasured> {
         let Some(boundary) = self.boundary() else { return Ok(Source::Tcp(u64::MAX)) };
-        Ok(match self.measure(boundary, tcp_read)?.0 {
-            0 => Source::Ring,
-            left => Source::Tcp(left),
+        let read = tcp_read().ok_or(Unmeasured)?;
+        let left = boundary.saturating_sub(read);
+        if self.measure(boundary, read) {
+            return Ok(if left == 0 { Source::Ring } else { Source::Tcp(left) });
+        }
+        Ok(match self.resumed(read) {
+            _ if left > 0 => Source::Tcp(left),
+            Some(bells) if bells > 0 => Source::Bells(bells),
+            Some(_) => Source::Tcp(u64::MAX),
+            // The sender is at it.
+            None => Source::Bells(0),
         })
     }
 
-    /// Accounts for `taken` bytes just read from TCP; says how many of them, from the first, are data.
-    /// The rest are doorbells: a read that began before the switch may have swallowed some.
+    /// Accounts for `taken` bytes just read from TCP and says what they are: a read that began before the switch
+    /// may have swallowed doorbells, and even the bytes that follow the ring.
     ///
     /// # Errors
     /// [`Unmeasured`] when `tcp_read` (see [`RxSpan::source`]) answers `None`.
@@ -176,23 +210,41 @@ impl<'a> RxSpan<'a> {
         &self,
         taken: u64,
         tcp_read: impl FnOnce() -> Option<u64>,
-    ) -> Result<u64, Unmeasured> {
-        // Relaxed: written under the receiving lock.
-        let left = self.end.tcp_left.load(Relaxed);
-        if left > 0 {
-            self.end.tcp_left.store(left.saturating_sub(taken).max(1), Relaxed);
-            return Ok(taken.min(left - 1));
+    ) -> Result<Taken, Unmeasured> {
+        // Relaxed: as in `source`.
+        match self.end.tcp_left.load(Relaxed) {
+            TCP_AGAIN => Ok(Taken { data: taken, bells: 0, more: 0 }),
+            0 | BY_SENDER => self.took_unknown(taken, tcp_read),
+            left => {
+                self.end.tcp_left.store(left.saturating_sub(taken).max(1), Relaxed);
+                let data = taken.min(left - 1);
+                Ok(Taken { data, bells: taken - data, more: 0 })
+            }
         }
+    }
+
+    fn took_unknown(
+        &self,
+        taken: u64,
+        tcp_read: impl FnOnce() -> Option<u64>,
+    ) -> Result<Taken, Unmeasured> {
+        let all = Taken { data: taken, bells: 0, more: 0 };
         // A doorbell is sent after the switch, so whoever has read one sees the switch here.
-        let Some(boundary) = self.boundary() else { return Ok(taken) };
-        let (_, bells) = self.measure(boundary, tcp_read)?;
-        Ok(taken.saturating_sub(bells))
+        let Some(boundary) = self.boundary() else { return Ok(all) };
+        let read = tcp_read().ok_or(Unmeasured)?;
+        let before = boundary.saturating_sub(read.saturating_sub(taken)).min(taken);
+        if self.measure(boundary, read) {
+            return Ok(Taken { data: before, bells: taken - before, more: 0 });
+        }
+        self.resumed(read);
+        let more = self.drawn().map_or(0, |resume| read.saturating_sub(resume)).min(taken - before);
+        Ok(Taken { data: before, bells: taken - before - more, more })
     }
 
     /// Length of the TCP span, once the sender has switched.
     pub fn boundary(&self) -> Option<u64> {
         // Acquire: pairs with the Release in `TxSpan::finish`; the boundary is visible.
-        if self.producer.state.load(Acquire) != TX_RING {
+        if self.producer.state.load(Acquire) == TX_TCP {
             return None;
         }
         Some(self.producer.boundary.load(Relaxed).saturating_sub(1))
@@ -204,17 +256,35 @@ impl<'a> RxSpan<'a> {
         self.end.tcp_left.store(0, Relaxed);
     }
 
-    /// Bytes of the span not read yet, and doorbells read in their place. Both follow from the kernel's
-    /// count alone, so a reader that dies half-way leaves nothing wrong for the next holder of its lock.
-    fn measure(
-        &self,
-        boundary: u64,
-        tcp_read: impl FnOnce() -> Option<u64>,
-    ) -> Result<(u64, u64), Unmeasured> {
-        let read = tcp_read().ok_or(Unmeasured)?;
+    /// Notes the bytes of the span not read yet, and the doorbells read in their place; false where the ring is not
+    /// ours to read. Both follow from the kernel's count alone, so a reader that dies half-way leaves nothing wrong
+    /// for the next holder of its lock.
+    fn measure(&self, boundary: u64, read: u64) -> bool {
+        // Relaxed: set before `tcp_left`, or by ourselves.
+        if self.producer.flags.load(Relaxed) & TXF_LEFT != 0 {
+            return false;
+        }
         let (left, bells) = (boundary.saturating_sub(read), read.saturating_sub(boundary));
+        // Acquire: pairs with the Release of the sender that was faster.
+        let tcp_left = &self.end.tcp_left;
+        if tcp_left.compare_exchange(0, left.saturating_add(1), Relaxed, Acquire).is_err() {
+            return false;
+        }
         self.end.bells_drained.store(bells as u32, Relaxed);
-        self.end.tcp_left.store(left.saturating_add(1), Relaxed);
-        Ok((left, bells))
+        true
+    }
+
+    /// How many doorbells are left before the bytes that follow the ring, where that is known. Notes it when none is.
+    fn resumed(&self, read: u64) -> Option<u64> {
+        let bells = self.drawn()?.saturating_sub(read);
+        if bells == 0 {
+            self.to_tcp();
+        }
+        Some(bells)
+    }
+
+    fn drawn(&self) -> Option<u64> {
+        // Acquire: pairs with the Release in `TxSpan::try_back`.
+        self.producer.resume.load(Acquire).checked_sub(1)
     }
 }

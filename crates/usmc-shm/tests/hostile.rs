@@ -8,12 +8,13 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use usmc_shm::back::Back;
 use usmc_shm::bell::{Bells, Drain};
 use usmc_shm::handshake::{self, Phase, Use};
 use usmc_shm::layout::{ARM_TCP, Slot, WINDOW_SHIFT_MIN};
 use usmc_shm::lock::{Verdict, Wait, acquire, release};
 use usmc_shm::ring::Ring;
-use usmc_shm::span::{Route, RxSpan, Source, TxSpan};
+use usmc_shm::span::{Route, RxSpan, Source, Taken, TxSpan};
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
@@ -164,7 +165,9 @@ impl Victim<'_> {
         // SAFETY: len ≤ room.free ≤ RING_BYTES, the private buffer's length.
         unsafe { self.ring.copy_in(room.prod, room.window, src, len) };
         self.ring.publish(room.prod.wrapping_add(len as u64));
-        self.ring.take_rx_sleepers();
+        if self.ring.has_rx_sleepers() {
+            self.ring.take_rx_sleepers();
+        }
     }
 
     fn consume(&mut self) {
@@ -183,7 +186,9 @@ impl Victim<'_> {
             // SAFETY: the ring promises `whole` bytes there; volatile, for the attacker may write them.
             let _ends = unsafe { (start.read_volatile(), start.add(whole - 1).read_volatile()) };
         }
-        self.ring.consume_waking(&data, len);
+        if self.ring.consume_waking(&data, len) {
+            self.ring.take_tx_sleepers();
+        }
     }
 
     fn sleep_and_wake(&self) {
@@ -206,9 +211,22 @@ impl Victim<'_> {
         let _ = tx.try_switch(|| Some(count));
         if let Ok(Source::Tcp(left)) = rx.source(|| Some(count)) {
             let taken = left.min(100);
-            let data = rx.took_tcp(taken, || Some(count)).unwrap();
-            assert!(data <= taken);
+            let Taken { data, bells, more } = rx.took_tcp(taken, || Some(count)).unwrap();
+            assert_eq!(data + bells + more, taken);
         }
+        rx.recount();
+    }
+
+    fn go_back(&mut self) {
+        let (tx, rx) = (TxSpan::new(self.slot, 0), RxSpan::new(self.slot, 1));
+        let count = self.random.next() >> self.random.below(64);
+        let _rung = tx.ring(|| self.ring.take_rx_sleepers(), || true);
+        if let Ok(Back::Resend(_)) = tx.try_back(|| Some(count)) {
+            tx.is_resent();
+        }
+        let _ = (tx.is_back(), rx.leave(&self.ring, &self.ring), rx.is_rung(self.slot, 1));
+        let _ = (rx.unheard(), rx.resume(), rx.is_tcp());
+        rx.to_tcp();
         rx.recount();
     }
 
@@ -244,6 +262,7 @@ impl Victim<'_> {
                 3 => self.lock(),
                 // A correct peer would start over here.
                 4 => self.ring.reset(),
+                6 => self.go_back(),
                 // On a single core the attacker needs its turn.
                 5 if rounds % 1024 == 5 => std::thread::yield_now(),
                 _ => {}

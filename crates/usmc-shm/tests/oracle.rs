@@ -134,7 +134,10 @@ impl Pair {
         let mark = (data.window >> MARK_SHIFT) as u64;
         let after = data.cons.wrapping_add(len as u64);
         let looks = data.cons / mark != after / mark && self.ring().is_writable();
-        assert_eq!(woken, if looks { armed } else { 0 });
+        assert_eq!(woken, looks && armed != 0);
+        if woken {
+            assert_eq!(self.ring().take_tx_sleepers(), armed);
+        }
         // Whoever sleeps for room learns of it before much more than was promised is there.
         let free = data.window - self.queue.len();
         let enough = (data.window >> ROOM_SHIFT) + (data.window >> MARK_SHIFT);

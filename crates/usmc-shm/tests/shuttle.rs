@@ -6,6 +6,8 @@
 //! ```
 #![cfg(shuttle)]
 
+#[path = "loom/back.rs"]
+mod back;
 #[path = "loom/bell.rs"]
 mod bell;
 #[path = "loom/handshake.rs"]

@@ -10,7 +10,7 @@ use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, WINDOW_SHIFT_MIN, segment_len}
 use usmc_shm::lock::{Verdict, Wait, acquire, release};
 use usmc_shm::region::Segment;
 use usmc_shm::ring::Ring;
-use usmc_shm::span::{Route, RxSpan, Source, TxSpan};
+use usmc_shm::span::{Route, RxSpan, Source, Taken, TxSpan};
 use usmc_shm::sync::AtomicU64;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire};
 
@@ -95,7 +95,7 @@ fn consume(ring: Ring<'_>, into: &mut [u8]) -> (usize, u32) {
     }
     // SAFETY: len ≤ data.len and ≤ the slice.
     unsafe { ring.copy_out(data.cons, data.window, into.as_mut_ptr(), len) };
-    (len, ring.consume_waking(&data, len))
+    (len, if ring.consume_waking(&data, len) { ring.take_tx_sleepers() } else { 0 })
 }
 
 /// One stream; an end with nothing to do sleeps, or spins.
@@ -112,7 +112,7 @@ fn transfer(sleeping: bool) {
                 let bytes: Vec<u8> = (sent..sent + len).map(byte).collect();
                 let len = produce(ring, &bytes);
                 sent += len;
-                if len > 0 && ring.take_rx_sleepers() != 0 {
+                if len > 0 && ring.has_rx_sleepers() && ring.take_rx_sleepers() != 0 {
                     data.ring();
                 } else if len == 0 && sleeping {
                     ring.arm_tx(ARM_TCP);
@@ -199,11 +199,13 @@ fn threads_that_share_an_end_lose_nothing_at_the_switch() {
         while in_tcp + in_ring < SENDERS * each {
             let _ = TxSpan::new(slot, CLIENT).try_switch(sent);
             match span.source(|| Some(in_tcp)).unwrap() {
+                Source::Bells(_) => unreachable!("nobody goes back"),
                 Source::Ring => in_ring += consume(memory.ring(CLIENT), &mut [0; 512]).0 as u64,
                 Source::Tcp(most) => {
                     let there = (tcp.load(Acquire) - in_tcp).min(most);
                     in_tcp += there;
-                    assert_eq!(span.took_tcp(there, || Some(in_tcp)), Ok(there));
+                    let taken = span.took_tcp(there, || Some(in_tcp));
+                    assert_eq!(taken, Ok(Taken { data: there, bells: 0, more: 0 }));
                 }
             }
             thread::yield_now();

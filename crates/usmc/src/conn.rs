@@ -121,10 +121,6 @@ pub struct Conn {
     pub snd_buf: AtomicU32,
     /// SO_RCVBUF, likewise.
     pub rcv_buf: AtomicU32,
-    /// Uses of the socket that were passed on (SCM_RIGHTS) and have not arrived; `refs` counts them.
-    pub in_flight: AtomicU32,
-    /// SO_COOKIE, once it was passed on; 0 = unknown.
-    pub cookie: AtomicU64,
     /// Cell that counts holders while there is no slot ([`crate::fork`]); 0 = none.
     pub cell: AtomicU32,
     /// An fd found to be a duplicate, for registrations whose own number was closed.
@@ -374,8 +370,6 @@ pub fn free(index: u32) {
     conn.snd_buf.store(0, Relaxed);
     conn.rcv_buf.store(0, Relaxed);
     conn.cell.store(0, Relaxed);
-    conn.in_flight.store(0, Relaxed);
-    conn.cookie.store(0, Relaxed);
     conn.kernel_seen.store(0, Relaxed);
     conn.set_phase(0);
     loop {

@@ -8,11 +8,13 @@ use core::mem;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::sync::AtomicU32;
 
-use crate::conn::{self, ATTACHED, Conn, F_DOWN, F_SHARED, RING};
+use crate::conn::{self, ATTACHED, Conn, F_DOWN, F_SHARED, OFFERED, RING};
 use crate::process::Lock;
-use crate::socket::close;
+use crate::reason::Reason;
+use crate::socket::{close, demote};
+use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{fork, process, sys};
+use crate::{fork, log, process, sys};
 
 /// The count of a connection's holders.
 fn holders(conn: &Conn) -> Option<&AtomicU32> {
@@ -87,25 +89,44 @@ pub fn end_but_for_streams() {
     }
 }
 
-/// The process is about to become another program: puts down what is closed on the way. What crosses is still
-/// held, by a program that does not know.
-pub fn before_exec() {
+/// The process is about to become another program: puts down what is closed on the way. What crosses becomes TCP,
+/// which any program understands, and is still held.
+///
+/// # Errors
+/// See [`demote::leave`].
+pub fn before_exec() -> Result<(), Errno> {
     if process::is_foreign_child() {
-        return;
+        return Ok(());
     }
+    let mut crossing = Ok(());
     let mut any = false;
+    table::for_each(0, u32::MAX, |fd, entry| {
+        if let Entry::Conn(index) = entry
+            && matches!(conn::at(index).phase(), OFFERED | ATTACHED | RING)
+            && crosses_exec(fd)
+        {
+            let left = demote::leave(fd, index, Reason::PassedOn);
+            // What others hold is most likely not meant to be used there.
+            if left.is_ok() || fork::is_sole_holder(conn::at(index)) {
+                crossing = crossing.and(left);
+            } else {
+                log::warn(format_args!("fd {fd}: in the ring, and open in the next program"));
+            }
+        }
+    });
+    crossing?;
     conn::for_each(|_, conn| {
-        let down = conn.has(F_SHARED) && conn.in_flight.load(Relaxed) == 0;
+        let down = conn.has(F_SHARED);
         conn.set_flag(F_DOWN, down);
         any |= down;
     });
     if !any {
-        return;
+        return Ok(());
     }
     table::for_each(0, u32::MAX, |fd, entry| {
         if let Entry::Conn(index) = entry
             && conn::at(index).has(F_DOWN)
-            && sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC as usize == 0)
+            && crosses_exec(fd)
         {
             conn::at(index).set_flag(F_DOWN, false);
         }
@@ -115,6 +136,11 @@ pub fn before_exec() {
             conn.set_flag(F_DOWN, false);
         }
     });
+    Ok(())
+}
+
+fn crosses_exec(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC as usize == 0)
 }
 
 /// It has not become one.

@@ -1,8 +1,8 @@
 //! Questions to the kernel about one TCP socket: byte counts and pending state.
 
-use core::mem::offset_of;
+use core::mem::{self, offset_of};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
-use usmc_shm::layout::{Slot, TX_RING};
+use usmc_shm::layout::{Slot, TX_RING, TXF_RETURNS};
 
 use crate::conn::Conn;
 use crate::sys;
@@ -67,9 +67,11 @@ pub fn tcp_read(fd: i32, conn: &Conn, slot: &Slot) -> Option<u64> {
     } else {
         u64::MAX
     };
+    // FIONREAD ends at the mark of urgent data. That comes only from a peer that has left the ring.
+    let may_be_urgent = peer.flags.load(Acquire) & TXF_RETURNS != 0;
     for _ in 0..1000 {
         let before = tcp_info(fd)?;
-        let unread = sys::ioctl_int(fd, libc::FIONREAD).ok()?;
+        let unread = if may_be_urgent { unread_beyond_mark(fd)? } else { unread(fd)? };
         let after = tcp_info(fd)?;
         if before.bytes_received == after.bytes_received && before.state == after.state {
             // A received FIN counts as one byte, and FIONREAD leaves it out.
@@ -83,6 +85,39 @@ pub fn tcp_read(fd: i32, conn: &Conn, slot: &Slot) -> Option<u64> {
         }
     }
     None
+}
+
+fn unread(fd: i32) -> Option<i32> {
+    sys::ioctl_int(fd, libc::FIONREAD).ok()
+}
+
+/// Unread bytes, whatever urgent data, read or not, is among them.
+fn unread_beyond_mark(fd: i32) -> Option<i32> {
+    const TCP_INQ: i32 = 36;
+    let was = option(fd, libc::IPPROTO_TCP, TCP_INQ, 0);
+    sys::setsockopt(fd, libc::IPPROTO_TCP, TCP_INQ, &1i32).ok()?;
+    let told = peek_inq(fd);
+    let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, TCP_INQ, &was);
+    told.or_else(|| unread(fd))
+}
+
+/// What a receive with the option TCP_INQ tells beside its bytes.
+fn peek_inq(fd: i32) -> Option<i32> {
+    let mut byte = 0u8;
+    let mut control = [0u64; 8];
+    let mut iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // SAFETY: all-zero is a valid msghdr.
+    let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+    (msg.msg_iov, msg.msg_iovlen) = (&raw mut iov, 1);
+    (msg.msg_control, msg.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
+    // SAFETY: one writable byte and a control buffer, both on our stack.
+    unsafe { sys::recvmsg(fd, &mut msg, libc::MSG_PEEK | libc::MSG_DONTWAIT) }.ok()?;
+    // SAFETY: the kernel filled the control buffer; CMSG_* stay inside.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&msg);
+        (!header.is_null() && (*header).cmsg_level == libc::IPPROTO_TCP)
+            .then(|| libc::CMSG_DATA(header).cast::<i32>().read_unaligned())
+    }
 }
 
 /// Whether neither side has ended its direction.

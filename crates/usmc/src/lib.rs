@@ -74,6 +74,7 @@ pub fn exit() {
     if config::get().off || process::is_foreign_child() {
         return;
     }
+    socket::demote::before_exit();
     holds::end_but_for_streams();
     segment::leave();
     device::current().leave();

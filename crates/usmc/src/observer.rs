@@ -3,7 +3,7 @@
 //! Cold fields change with the connection's mode; the two counters are plain stores on the data path.
 
 use core::ptr;
-use usmc_shm::layout::TX_RING;
+use usmc_shm::layout::TX_TCP;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, fence};
 
@@ -180,7 +180,7 @@ pub fn received_total(conn: &Conn, cons: u64) {
         && let Some(slot) = conn.slot()
     {
         let peer = conn.peer(slot);
-        let switched = peer.state.load(Relaxed) == TX_RING;
+        let switched = peer.state.load(Relaxed) != TX_TCP;
         let boundary = if switched { peer.boundary.load(Relaxed).saturating_sub(1) } else { 0 };
         record.rx_bytes.store(boundary.wrapping_add(cons), Relaxed);
     }

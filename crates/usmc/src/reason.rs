@@ -55,6 +55,12 @@ reasons! {
     NoBoundary = 15, "boundary of the TCP span unknown";
     /// shutdown(2) came before the change-over.
     ShutDown = 16, "shut down before the change-over";
+    /// Passed on to another process or program, which may be without the library.
+    PassedOn = 18, "passed on to another process";
+    /// Urgent data (MSG_OOB).
+    Urgent = 19, "urgent data was sent";
+    /// The peer's end went back to TCP ([`crate::socket::demote`]).
+    PeerLeft = 20, "peer went back to TCP";
     /// Few calls were made on it so far ([`crate::lasting`]).
     Short = 17, "too little use so far to change over";
 }

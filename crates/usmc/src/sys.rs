@@ -259,6 +259,26 @@ pub fn send(fd: c_int, buf: &[u8], flags: c_int) -> Result<usize, Errno> {
     call!(SYS_sendto, fd, buf.as_ptr(), buf.len(), flags, 0, 0)
 }
 
+/// send(2) from memory that others may write.
+///
+/// # Safety
+/// `buf` is readable for `len` bytes.
+pub unsafe fn send_raw(
+    fd: c_int,
+    buf: *const u8,
+    len: usize,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    call!(SYS_sendto, fd, buf, len, flags, 0, 0)
+}
+
+/// Resets a connection: connect(2) to AF_UNSPEC.
+pub fn disconnect(fd: c_int) {
+    let nowhere =
+        libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    let _ = call!(SYS_connect, fd, &raw const nowhere, size_of::<libc::sockaddr>());
+}
+
 /// A timer that expires once, after `ns` nanoseconds.
 pub fn timer(ns: i64) -> Result<c_int, Errno> {
     let fd = call!(SYS_timerfd_create, libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC)? as c_int;

@@ -253,6 +253,29 @@ pub fn take_back(conn: &Conn, reason: Reason) {
     withdraw(conn, reason);
 }
 
+/// Ends a handshake that is not over, from either side. Where it was over already, the connection is in the ring.
+pub fn decline(fd: i32, index: u32, reason: Reason) {
+    let conn = conn::at(index);
+    {
+        let _step = conn.step_lock.enter();
+        if conn.phase() == OFFERED {
+            withdraw(conn, reason);
+        }
+        if matches!(conn.phase(), OFFERED | ATTACHED)
+            && let Some(slot) = conn.slot()
+            && handshake::decline(&slot.control, usage(conn)) == Phase::Gone
+        {
+            if conn.has(F_CLIENT) {
+                device::current().clear_offer(offer_id(conn));
+            }
+            give_lowat_back(fd, conn);
+            conn.give_up(reason);
+        }
+    }
+    // Confirmed in this instant.
+    progress(fd, index, Call::Look);
+}
+
 /// The client takes its offer back; the slot is released when the record ends.
 fn withdraw(conn: &Conn, reason: Reason) {
     let Some(slot) = conn.slot() else { return };

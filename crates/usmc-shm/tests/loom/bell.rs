@@ -1,7 +1,8 @@
 //! Several sleepers of one end share the doorbells in its TCP stream.
 
-use usmc_shm::bell::{Bells, Drain};
+use usmc_shm::bell::{Bells, Drain, Rung};
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot};
+use usmc_shm::span::TxSpan;
 
 use crate::model::sync::atomic::AtomicU32;
 use crate::model::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -30,16 +31,20 @@ impl Ends {
         Bells { end, rx: self.link.ring(CLIENT), tx: self.link.ring(ACCEPTOR) }
     }
 
-    fn ring_bell(&self) {
-        self.slot().dir[CLIENT].producer.bells_sent.fetch_add(1, AcqRel);
-        self.tcp.send(0);
+    fn ring_bell(&self, take: impl FnOnce() -> u32) {
+        let send = || {
+            self.tcp.send(0);
+            true
+        };
+        assert_ne!(TxSpan::new(self.slot(), CLIENT).ring(take, send), Rung::Back);
     }
 
     /// The client sends one byte.
     fn send(&self, byte: u8) {
         assert_eq!(produce(self.link.ring(CLIENT), &[byte]), 1);
-        if self.link.ring(CLIENT).take_rx_sleepers() != 0 {
-            self.ring_bell();
+        let ring = self.link.ring(CLIENT);
+        if ring.has_rx_sleepers() {
+            self.ring_bell(|| ring.take_rx_sleepers());
         }
     }
 
@@ -151,8 +156,8 @@ fn a_reader_leaves_the_writers_doorbell() {
         let ring = ends.link.ring(ACCEPTOR);
         for _ in 0..2 {
             let data = ring.data().unwrap();
-            if ring.consume_waking(&data, 2) != 0 {
-                ends.ring_bell();
+            if ring.consume_waking(&data, 2) {
+                ends.ring_bell(|| ring.take_tx_sleepers());
             }
         }
         writer.join().unwrap();

@@ -11,6 +11,7 @@
 //! of its own can hide another thread's from the one about to run. Hence `tests/shuttle.rs`, too.
 #![cfg(loom)]
 
+mod back;
 mod bell;
 mod handshake;
 mod lock;

@@ -54,9 +54,11 @@ impl Stream {
             }
             Source::Tcp(most) => {
                 let taken = self.tcp.recv(most);
-                let data = self.rx().took_tcp(taken.len() as u64, || self.tcp.read()).unwrap();
-                into.extend_from_slice(&taken[..data as usize]);
+                let what = self.rx().took_tcp(taken.len() as u64, || self.tcp.read()).unwrap();
+                assert_eq!(what.more, 0);
+                into.extend_from_slice(&taken[..what.data as usize]);
             }
+            Source::Bells(_) => unreachable!("nobody goes back"),
         }
     }
 

@@ -5,6 +5,8 @@ use core::ptr;
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use super::{fail, is_nowhere};
+use crate::reason::Reason;
+use crate::socket::demote;
 use crate::socket::early::Early;
 use crate::socket::iov::Buffers;
 use crate::socket::send::{self, Way};
@@ -143,7 +145,7 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe {
         if is_nowhere(msg) || !matches!(table::get(fd), Entry::Conn(_)) {
-            return passed::receiving(msg, flags, || real::recvmsg(fd, msg, flags));
+            return passed::receiving(msg, || real::recvmsg(fd, msg, flags));
         }
         let (iov, count) = ((*msg).msg_iov, (*msg).msg_iovlen);
         let mut from_kernel = false;
@@ -173,7 +175,7 @@ pub unsafe fn recvmmsg(
         return unsafe {
             let done = real::recvmmsg(fd, msgs, count, flags, timeout);
             (0..done.max(0) as usize).for_each(|i| {
-                passed::receiving(&raw mut (*msgs.add(i)).msg_hdr, flags, || 0);
+                passed::receiving(&raw mut (*msgs.add(i)).msg_hdr, || 0);
             });
             done
         };
@@ -219,7 +221,11 @@ unsafe fn send_many(
 ) -> ssize_t {
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
     if flags & libc::MSG_OOB != 0 {
-        return kernel();
+        // Urgent data is a mark in TCP's stream.
+        return match demote::leave(fd, index, Reason::Urgent) {
+            Ok(()) => kernel(),
+            Err(code) => fail(code),
+        };
     }
     match send::way(fd, index) {
         Way::Plain => kernel(),
@@ -330,7 +336,9 @@ pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_in
         // SAFETY: the caller's contract.
         return unsafe {
             let known = if msgs.is_null() { 0 } else { count.min(IOV_MAX as c_uint) };
-            passed::sending_many(msgs, known, || real::sendmmsg(fd, msgs, count, flags))
+            passed::sending_many(msgs, known, |n| {
+                real::sendmmsg(fd, msgs, if n == known { count } else { n }, flags)
+            })
         };
     }
     let mut done = 0;

@@ -124,8 +124,13 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
     })
 }
 
+const SIOCATMARK: c_ulong = 0x8905;
+
 /// ioctl(2); `arg` is whatever the request takes.
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
+    let saved = errno();
+    let before_mark = request == SIOCATMARK && !control::knows_mark(fd);
+    set_errno(saved);
     // SAFETY: the caller's contract.
     let done = unsafe { real::ioctl(fd, request, arg) };
     if done == 0 && matches!(table::get(fd), Entry::Conn(_)) {
@@ -143,6 +148,9 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
         {
             // SAFETY: as above.
             unsafe { *value += n };
+        } else if before_mark {
+            // SAFETY: as above.
+            unsafe { *value = 0 };
         }
     }
     done

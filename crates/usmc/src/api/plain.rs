@@ -51,7 +51,7 @@ pub unsafe fn pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int {
     // SAFETY: the caller's contract.
     after(unsafe { real::pidfd_getfd(pidfd, fd, flags) }, |&fd| {
         if fd >= 0 {
-            passed::arrived(fd, true);
+            passed::arrived(fd);
         }
     })
 }

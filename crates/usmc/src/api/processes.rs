@@ -162,7 +162,9 @@ pub unsafe fn exit_now(status: c_int) {
 /// Runs a call that returns only when it fails.
 fn exec(call: impl FnOnce() -> c_int) -> c_int {
     let saved = errno();
-    holds::before_exec();
+    if let Err(code) = holds::before_exec() {
+        return super::fail(code);
+    }
     set_errno(saved);
     after(call(), |_| holds::after_failed_exec())
 }

@@ -133,7 +133,7 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
         return unsafe { real::shutdown(fd, how) };
     };
     let saved = errno();
-    let before = closing::shutting_down(index, how);
+    let before = closing::shutting_down(fd, index, how);
     set_errno(saved);
     // SAFETY: no pointers.
     after(unsafe { real::shutdown(fd, how) }, |&done| match done {

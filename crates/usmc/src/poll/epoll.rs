@@ -10,7 +10,7 @@
 //! follows the active connections and not the open ones.
 
 use core::ptr;
-use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TX_RING};
+use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TX_TCP, TXF_ENDS};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64, fence};
 
@@ -37,7 +37,7 @@ const WAKEUP: u32 = libc::EPOLLWAKEUP as u32;
 /// anything. The kernel reports errors and hang-ups by itself.
 fn ring_events(want: u32) -> u32 {
     let bells = if want & (READ_BITS | WRITE_BITS) != 0 { IN | RDHUP } else { 0 };
-    bells | want & WAKEUP | ET
+    bells | want & (WAKEUP | ready::PRI) | ET
 }
 
 /// One epoll set.
@@ -604,7 +604,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     let in_tcp = conn.end(slot).tcp_left.load(Relaxed) != 1;
     let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
     let idle =
-        in_tcp && !shut_rd && !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) != TX_RING;
+        in_tcp && !shut_rd && !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) == TX_TCP;
     let ask = if idle { want & !READ_BITS } else { want };
     let bits = ready::now(live_fd(entry), conn, slot, ask) & (want | ready::ERR | HUP);
     if in_tcp && ask & READ_BITS != 0 && bits & IN == 0 && entry.has(E_TCP) {
@@ -642,7 +642,7 @@ fn lasting(entry: &Entry, conn: &Conn, slot: &Slot) -> u32 {
     let ended = ending::ending(live_fd(entry), conn, slot);
     let own = conn.own(slot).flags.load(Relaxed);
     let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD;
-    ended as u32 | (own & 0xff) << 8 | shut_rd << 16
+    ended as u32 | (own & TXF_ENDS) << 8 | shut_rd << 16
 }
 
 fn new_edge(conn: &Conn, slot: &Slot, entry: &Entry, bits: u32) -> bool {

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
-use usmc_shm::layout::{END_SHUT_RD, TX_RING};
+use usmc_shm::layout::{END_SHUT_RD, TX_TCP};
 
 use super::entry::{self, E_DISABLED, E_KICKED, E_RING, E_TCP};
 use super::epoll::{self, Set};
@@ -409,7 +409,7 @@ fn is_quiet(entry: &entry::Entry) -> bool {
     let no_data = if conn.end(slot).tcp_left.load(Relaxed) == 1 {
         !conn.rx(slot).has_data()
     } else {
-        !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) != TX_RING
+        !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) == TX_TCP
     };
     entry.events.load(Relaxed) & WRITE_BITS == 0
         && no_data

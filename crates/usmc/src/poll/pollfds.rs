@@ -130,6 +130,10 @@ fn show_again(p: &mut libc::pollfd) {
     }
 }
 
+/// Added to the number of a ring connection during a real poll. The application's own negative numbers are hardly
+/// as low as that, nor those of [`hide_closed`].
+const HIDDEN: c_int = i32::MIN + (table::FDS as c_int) * 2;
+
 /// One look at everything: the kernel's fds by a real poll without waiting, ours in shared memory.
 fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
     // Ring connections are hidden from the real call (negative fds are skipped) so that doorbells and
@@ -141,7 +145,7 @@ fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
             match watch(p.fd) {
                 Watch::Kernel => kernels = true,
                 Watch::Nested(_) => kernels = true,
-                Watch::Ring(_) => p.fd = !p.fd,
+                Watch::Ring(_) => p.fd += HIDDEN,
             }
         }
     }
@@ -151,8 +155,8 @@ fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
         n = unsafe { real::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 0) };
     }
     for p in fds.iter_mut() {
-        if p.fd < -1 && matches!(watch(!p.fd), Watch::Ring(_)) {
-            p.fd = !p.fd;
+        if (HIDDEN..HIDDEN + table::FDS as i32).contains(&p.fd) {
+            p.fd -= HIDDEN;
             p.revents = look(p);
             if n >= 0 && p.revents != 0 {
                 n += 1;
@@ -240,25 +244,23 @@ fn hides_bells(conn: &conn::Conn, events: i16) -> bool {
 
 /// The real sleep: ring connections wait for doorbells and for the end of the connection.
 fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::sigset_t) -> c_int {
-    // What the application asked for is kept in the upper bits of nothing: it is put back from `revents`.
+    // The kernel overwrites `revents`, so the events are remembered in private memory.
+    let kept = Kept::take(fds);
     for p in fds.iter_mut() {
         if p.fd >= 0
             && let Watch::Ring(index) = watch(p.fd)
         {
-            p.revents = p.events;
             let bells = conn::at(index).slot().is_some_and(|s| wait::has_bells(conn::at(index), s));
             let conn = conn::at(index);
             let ended = conn.kernel_events.load(Relaxed) != 0 || wait::is_cut(conn);
             // What is there already would end every sleep at once.
-            p.events = if bells || ended || hides_bells(conn, p.revents) {
+            p.events = if bells || ended || hides_bells(conn, p.events) {
                 0
             } else {
-                libc::POLLIN | libc::POLLRDHUP
+                libc::POLLIN | libc::POLLRDHUP | p.events & libc::POLLPRI
             };
         }
     }
-    // The kernel overwrites `revents`, so the events are remembered in private memory.
-    let kept = Kept::take(fds);
     let ts = libc::timespec {
         tv_sec: (timeout_ms / 1000) as libc::time_t,
         tv_nsec: (timeout_ms % 1000) as libc::c_long * 1_000_000,
@@ -297,9 +299,7 @@ impl Kept {
             }
         }
         for (i, p) in fds.iter().enumerate() {
-            // Ring connections carry their events in `revents` (see `sleep_poll`).
-            let ring = p.fd >= 0 && matches!(watch(p.fd), Watch::Ring(_));
-            kept.put(i, if ring { p.revents } else { p.events });
+            kept.put(i, p.events);
         }
         kept
     }

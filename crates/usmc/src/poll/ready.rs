@@ -7,7 +7,7 @@ use usmc_shm::span::{RxSpan, Source};
 use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::socket::ending::{self, Ending};
-use crate::socket::{send, wait};
+use crate::socket::{demote, send, wait};
 use crate::{kernel, sys, transition};
 
 /// EPOLLIN / POLLIN.
@@ -20,6 +20,8 @@ pub const ERR: u32 = libc::POLLERR as u32;
 pub const HUP: u32 = libc::POLLHUP as u32;
 /// POLLRDHUP.
 pub const RDHUP: u32 = libc::POLLRDHUP as u32;
+/// POLLPRI.
+pub const PRI: u32 = libc::POLLPRI as u32;
 const RDNORM: u32 = libc::POLLRDNORM as u32;
 const WRNORM: u32 = libc::POLLWRNORM as u32;
 /// All bits that mean "may be read".
@@ -40,6 +42,9 @@ pub fn is_kernels(fd: i32, index: u32) -> bool {
 
 /// The readiness of a ring connection, for someone interested in `want`.
 pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
+    if demote::is_due(conn.peer(slot).flags.load(Relaxed) | conn.own(slot).flags.load(Relaxed)) {
+        demote::look(fd, conn, slot);
+    }
     let ended = ending::ending(fd, conn, slot);
     let own = conn.own(slot).flags.load(Relaxed);
     let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
@@ -70,7 +75,14 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     let enough = |n: usize| n >= lowat;
     // 1: TCP has been read to the boundary (see `RxSpan`).
     if conn.end(slot).tcp_left.load(Relaxed) == 1 {
-        return if rx.data().map_or(true, |d| enough(d.len)) { IN | RDNORM } else { 0 };
+        // Urgent data goes by TCP, behind what the ring still holds.
+        let urgent = if want & PRI != 0 && demote::is_due(conn.peer(slot).flags.load(Relaxed)) {
+            sys::poll1(fd, libc::POLLPRI, 0) as u32 & PRI
+        } else {
+            0
+        };
+        let data = rx.data().map_or(true, |d| enough(d.len));
+        return urgent | if data { IN | RDNORM } else { 0 };
     }
     let source = match conn.rx_lock.enter() {
         Some(_held) => RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot)),
@@ -84,14 +96,21 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
                 0
             }
         }
+        Ok(Source::Bells(_)) => 0,
         _ => {
             let bits = sys::poll1(fd, (want & READ_BITS) as i16, 0) as u32 & READ_BITS;
             // The kernel's SO_RCVLOWAT is 1 by now. With nothing to read it is the end that makes it readable.
             let in_tcp = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
-            let few = lowat > 1 && in_tcp > 0 && !enough(in_tcp + rx.data().map_or(0, |d| d.len));
+            let in_ring =
+                if in_tcp_for_good(conn, slot) { 0 } else { rx.data().map_or(0, |d| d.len) };
+            let few = lowat > 1 && in_tcp > 0 && !enough(in_tcp + in_ring);
             if few { bits & !(IN | RDNORM) } else { bits }
         }
     }
+}
+
+fn in_tcp_for_good(conn: &Conn, slot: &Slot) -> bool {
+    RxSpan::new(slot, conn.side()).is_tcp()
 }
 
 fn writable(fd: i32, conn: &Conn, slot: &Slot, own: u32) -> bool {

@@ -1,11 +1,13 @@
 //! The end: close(2) and shutdown(2). The kernel's FIN or RST is the truth; flags in the slot make the
 //! common case immediate.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use core::sync::atomic::fence;
-use usmc_shm::layout::{END_CUT, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_SHUT};
+use usmc_shm::layout::{
+    END_CUT, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
+};
 
-use super::wait;
+use super::{demote, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, LISTEN, OFFERED, RING};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
@@ -199,7 +201,10 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     let unread = in_tcp || conn.rx(slot).has_data();
     let abort = if unread || reset_asked { TXF_ABORT } else { 0 };
     // Release: after the last published byte.
-    conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | abort, Release);
+    let before = conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | abort, AcqRel);
+    if before & TXF_LEFT != 0 {
+        demote::go_back_locked(fd, conn, slot);
+    }
     if unread && !reset_asked {
         let now = libc::linger { l_onoff: 1, l_linger: 0 };
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &now);
@@ -225,7 +230,7 @@ pub fn shut_down(fd: i32, index: u32) {
 }
 
 /// To be called before the real shutdown(2). The result is for [`not_shut_down`].
-pub fn shutting_down(index: u32, how: i32) -> u32 {
+pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
     let conn = conn::at(index);
     // Before the change-over it is not worth the trouble, and the kernel knows best.
     match conn.phase() {
@@ -243,7 +248,9 @@ pub fn shutting_down(index: u32, how: i32) -> u32 {
         let _tx = conn.tx_lock.enter();
         // Release: after the last published byte.
         // SeqCst: see `wait::for_room`.
-        own.fetch_or(TXF_DONE | TXF_SHUT, SeqCst);
+        if own.fetch_or(TXF_DONE | TXF_SHUT, SeqCst) & TXF_LEFT != 0 {
+            demote::go_back_locked(fd, conn, slot);
+        }
     }
     // Once both directions are shut, TCP resets at the next byte that comes: nobody reads, as after a close.
     if end.load(Relaxed) & END_SHUT_RD != 0 && own.load(Relaxed) & TXF_SHUT != 0 {

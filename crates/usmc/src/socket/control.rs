@@ -2,11 +2,11 @@
 
 use core::sync::atomic::Ordering::AcqRel;
 
-use super::recv;
-use crate::conn::{self, ATTACHED, EARLY, F_NONBLOCK, OFFERED, RING};
+use super::{demote, recv};
+use crate::conn::{self, F_NONBLOCK};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
-use crate::{log, poll, transition};
+use crate::{log, poll};
 
 /// `new` is a duplicate of `old`.
 pub fn duplicated(old: i32, new: i32) {
@@ -28,19 +28,13 @@ pub fn duplicated(old: i32, new: i32) {
     }
 }
 
-/// libc itself is going to use `fd` (its streams read and write where no preload sees it): a connection that
-/// is undecided stays TCP.
+/// libc itself is going to use `fd` (its streams read and write where no preload sees it): the connection is or
+/// becomes TCP.
 pub fn used_by_libc(fd: i32) {
     let Entry::Conn(index) = table::get(fd) else { return };
-    let conn = conn::at(index);
-    match conn.phase() {
-        EARLY => conn.give_up(Reason::Stdio),
-        OFFERED => transition::take_back(conn, Reason::Stdio),
-        _ => {}
-    }
-    if matches!(conn.phase(), ATTACHED | RING) {
+    if demote::leave(fd, index, Reason::Stdio).is_err() {
         log::warn(format_args!(
-            "fd {fd}: a connection in shared memory; what stdio writes there by itself is lost"
+            "fd {fd}: a connection that cannot go back to TCP; what stdio writes there by itself is lost"
         ));
     }
 }
@@ -64,6 +58,12 @@ pub fn unsent(fd: i32) -> Option<i32> {
     let conn = conn::at(index);
     let slot = conn.slot().filter(|_| conn.phase() == conn::RING)?;
     i32::try_from(conn.tx(slot).unread()).ok()
+}
+
+/// Whether the kernel can answer SIOCATMARK: what the ring holds comes before any mark.
+pub fn knows_mark(fd: i32) -> bool {
+    let Entry::Conn(index) = table::get(fd) else { return true };
+    recv::is_past_ring(fd, index)
 }
 
 /// Calls made on a fresh description (socket, accept, open, …): what the number meant before is over,

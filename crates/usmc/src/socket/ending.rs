@@ -7,9 +7,10 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::layout::{
     END_CUT, END_ERROR_TAKEN, END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, Slot, TX_RING,
-    TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_SHUT,
+    TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS, TXF_SHUT,
 };
 
+use super::demote;
 use super::wait::Woken;
 use crate::conn::{self, Conn, RING};
 use crate::sys::{self, Errno};
@@ -28,7 +29,7 @@ pub enum Ending {
 
 /// What has happened to the connection. Asks the kernel only when something is known to have happened.
 pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
-    let flags = conn.peer(slot).flags.load(Acquire);
+    let flags = conn.peer(slot).flags.load(Acquire) & TXF_ENDS;
     let known = conn.kernel_events.load(Relaxed);
     if flags & TXF_ABORT != 0 {
         // Once a FIN has gone either way the connection is over, and a RST finds none.
@@ -51,7 +52,11 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
         return if flags & TXF_DONE != 0 { Ending::Fin } else { Ending::Alive };
     }
     // A FIN that no flag explains is a death. TCP resets when the dead had something unread.
-    if flags & TXF_DONE == 0 && conn.tx(slot).unread() > 0 { Ending::Reset } else { Ending::Fin }
+    if flags & TXF_DONE == 0 && demote::unread_by_peer(conn, slot) > 0 {
+        Ending::Reset
+    } else {
+        Ending::Fin
+    }
 }
 
 /// The same for a receive: TCP gives the end of the stream, once it was there, even after a reset.
@@ -88,7 +93,8 @@ fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
     }
     let own = conn.own(slot);
     let left = peer.tcp_left.load(Relaxed);
-    let all_read = conn.tx(slot).unread() == 0 && (own.state.load(Relaxed) != TX_RING || left == 1);
+    let all_read = demote::unread_by_peer(conn, slot) == 0
+        && (own.state.load(Relaxed) != TX_RING || left == 1);
     let bells_read = own.bells_sent.load(Relaxed) == peer.bells_drained.load(Relaxed);
     if all_read && !bells_read { Ending::Fin } else { Ending::Reset }
 }

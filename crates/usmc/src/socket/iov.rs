@@ -64,6 +64,27 @@ impl Buffers {
         }
     }
 
+    /// Moves `len` bytes that follow the next `at + gap` to where the gap is. All lie in the buffers.
+    pub fn pull(&self, at: usize, gap: usize, len: usize) {
+        let cursor = |from: usize| {
+            let mut cursor = Buffers { iov: self.iov, count: self.count, offset: self.offset };
+            cursor.skip(from);
+            cursor
+        };
+        let (mut to, mut from) = (cursor(at), cursor(at + gap));
+        let mut left = len;
+        while left > 0
+            && let (Some((dst, room)), Some((src, there))) = (to.piece(left), from.piece(left))
+        {
+            let n = room.min(there);
+            // SAFETY: both pieces are the application's buffers, valid for `n` bytes.
+            unsafe { ptr::copy(src, dst, n) };
+            to.advance(n);
+            from.advance(n);
+            left -= n;
+        }
+    }
+
     /// The remaining entries as an array for one system call of at most `most` bytes: at most
     /// `out.len()` of them, the last one cut.
     pub fn fill(&self, out: &mut [libc::iovec], most: usize) -> usize {

@@ -5,6 +5,7 @@ pub mod accept;
 pub mod close;
 pub mod connect;
 pub mod control;
+pub mod demote;
 pub mod early;
 pub mod ending;
 pub mod iov;

@@ -1,17 +1,17 @@
 //! Descriptors in messages (SCM_RIGHTS). The kernel makes a new number for the same socket, as dup does, only
-//! later and maybe in another process. Within one process it is recognised; another process cannot use the
-//! memory of a connection it did not inherit.
+//! later and maybe in another process, which may be without the library. So what is passed on is TCP, or becomes it.
 
 use core::ffi::{c_int, c_uint};
 use core::ptr;
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use core::sync::atomic::Ordering::AcqRel;
 
-use super::control;
-use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
+use super::{control, demote};
+use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
 use crate::reason::Reason;
+use crate::sys::Errno;
 use crate::table::{self, Entry};
 use crate::tuple::{self, Tuple};
-use crate::{errno, kernel, log, set_errno, sys, transition};
+use crate::{errno, kernel, set_errno, sys, transition};
 
 /// Makes the call `send` for a message on a socket that is not TCP.
 ///
@@ -23,21 +23,15 @@ pub unsafe fn sending(
 ) -> libc::ssize_t {
     // SAFETY: the caller's contract.
     match unsafe { msg.as_ref() } {
-        Some(msg) if msg.msg_controllen > 0 && !msg.msg_control.is_null() => {
-            let saved = errno();
-            // SAFETY: as above.
-            unsafe { each_fd(msg, leaves) };
-            set_errno(saved);
-            let done = send();
-            if done < 0 {
-                let saved = errno();
-                // SAFETY: as above.
-                unsafe { each_fd(msg, stays) };
-                set_errno(saved);
+        // SAFETY: as above.
+        Some(msg) => match unsafe { leaving(msg) } {
+            Ok(()) => send(),
+            Err(code) => {
+                set_errno(code);
+                -1
             }
-            done
-        }
-        _ => send(),
+        },
+        None => send(),
     }
 }
 
@@ -48,20 +42,43 @@ pub unsafe fn sending(
 pub unsafe fn sending_many(
     msgs: *const libc::mmsghdr,
     count: c_uint,
-    send: impl FnOnce() -> c_int,
+    send: impl FnOnce(c_uint) -> c_int,
 ) -> c_int {
-    let each = |range: core::ops::Range<c_uint>, act: fn(i32)| {
-        let saved = errno();
-        for i in range {
-            // SAFETY: the caller's contract.
-            unsafe { each_fd(&(*msgs.add(i as usize)).msg_hdr, act) };
+    for i in 0..count {
+        // SAFETY: the caller's contract.
+        match unsafe { leaving(&(*msgs.add(i as usize)).msg_hdr) } {
+            Ok(()) => {}
+            Err(code) if i == 0 => {
+                set_errno(code);
+                return -1;
+            }
+            // Those before it.
+            Err(_) => return send(i),
         }
-        set_errno(saved);
-    };
-    each(0..count, leaves);
-    let done = send();
-    each(done.max(0) as c_uint..count, stays);
-    done
+    }
+    send(count)
+}
+
+/// What a message passes on becomes TCP.
+///
+/// # Safety
+/// As sendmsg(2) takes it.
+unsafe fn leaving(msg: &libc::msghdr) -> Result<(), Errno> {
+    if msg.msg_controllen == 0 {
+        return Ok(());
+    }
+    let saved = errno();
+    let mut all = Ok(());
+    // SAFETY: the caller's contract.
+    unsafe {
+        each_fd(msg, |fd| {
+            if let Entry::Conn(index) = table::get(fd) {
+                all = all.and(demote::leave(fd, index, Reason::PassedOn));
+            }
+        });
+    }
+    set_errno(saved);
+    all
 }
 
 /// Makes the call `receive`, which fills in `msg`, on a socket that is not TCP.
@@ -70,15 +87,13 @@ pub unsafe fn sending_many(
 /// `msg` is null or as recvmsg(2) takes it.
 pub unsafe fn receiving(
     msg: *const libc::msghdr,
-    flags: c_int,
     receive: impl FnOnce() -> libc::ssize_t,
 ) -> libc::ssize_t {
     let done = receive();
     if done >= 0 && !msg.is_null() {
         let saved = errno();
-        let peeked = flags & libc::MSG_PEEK != 0;
         // SAFETY: the caller's contract; the kernel wrote the control messages and their lengths.
-        unsafe { each_fd(&*msg, |fd| arrived(fd, peeked)) };
+        unsafe { each_fd(&*msg, arrived) };
         set_errno(saved);
     }
     done
@@ -111,52 +126,12 @@ unsafe fn each_fd(msg: &libc::msghdr, mut act: impl FnMut(i32)) {
     }
 }
 
-/// What is undecided stays TCP, which any receiver understands. A connection in the ring is kept until it
-/// arrives, if it ever arrives here: the sender may close its own number meanwhile.
-fn leaves(fd: i32) {
-    let Entry::Conn(index) = table::get(fd) else { return };
-    let conn = conn::at(index);
-    match conn.phase() {
-        EARLY => conn.give_up(Reason::Adopted),
-        OFFERED => transition::take_back(conn, Reason::Adopted),
-        _ => {}
-    }
-    if matches!(conn.phase(), OFFERED | ATTACHED | RING) {
-        log::warn(format_args!(
-            "fd {fd}: a connection in shared memory was passed on; only this process and its forked \
-             children can use it"
-        ));
-        conn.cookie.store(cookie(fd), Relaxed);
-        conn.refs.fetch_add(1, AcqRel);
-        conn.in_flight.fetch_add(1, AcqRel);
-    }
-}
-
-/// The message was not sent after all.
-fn stays(fd: i32) {
-    if let Entry::Conn(index) = table::get(fd)
-        && has_arrived(conn::at(index))
-    {
-        // Not the last: `fd` is open.
-        conn::at(index).refs.fetch_sub(1, AcqRel);
-    }
-}
-
-/// One that was on its way is not any more. False when none was.
-fn has_arrived(conn: &Conn) -> bool {
-    conn.in_flight.fetch_update(AcqRel, Relaxed, |n| n.checked_sub(1)).is_ok()
-}
-
 /// `fd` is a new number of a socket that may be known here under another one.
-/// `peeked`: it will come once more.
-pub fn arrived(fd: i32, peeked: bool) {
+pub fn arrived(fd: i32) {
     control::fresh(fd);
     let Some(index) = known(fd) else { return };
     let conn = conn::at(index);
-    // What was kept for it while it was on its way is its own from now on.
-    if peeked || !has_arrived(conn) {
-        conn.refs.fetch_add(1, AcqRel);
-    }
+    conn.refs.fetch_add(1, AcqRel);
     if !table::set(fd, Entry::Conn(index)) {
         conn.refs.fetch_sub(1, AcqRel);
     }
@@ -179,7 +154,7 @@ fn known(fd: i32) -> Option<u32> {
             let partly = conn.phase() == EARLY
                 && [as_client, as_server].iter().any(|own| own[5] as u16 == words[5] as u16);
             let is_named_so = words == as_client || words == as_server;
-            if (is_named_so || partly) && is_the_same(fd, index, conn) {
+            if (is_named_so || partly) && is_the_same(fd, index) {
                 found = Some(index);
             }
         }
@@ -188,9 +163,9 @@ fn known(fd: i32) -> Option<u32> {
 }
 
 /// Whether the record of that name is this very socket, and not one whose number was closed behind our back.
-fn is_the_same(fd: i32, index: u32, conn: &Conn) -> bool {
+fn is_the_same(fd: i32, index: u32) -> bool {
     let wanted = cookie(fd);
-    let mut same = conn.cookie.load(Relaxed) == wanted;
+    let mut same = false;
     table::for_each(0, u32::MAX, |other, entry| {
         same |= entry == Entry::Conn(index) && cookie(other) == wanted;
     });

@@ -4,14 +4,15 @@ use core::mem;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
 use usmc_shm::bell::Drain;
-use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT};
+use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT, TXF_BACK};
 use usmc_shm::lock;
 use usmc_shm::ring::Ring;
-use usmc_shm::span::{RxSpan, Source, Unmeasured};
+use usmc_shm::span::{RxSpan, Source, Taken, Unmeasured};
 use usmc_shm::sync::AtomicU64;
 
 use super::Outcome;
 use super::close::Hold;
+use super::demote;
 use super::ending::{self, Ending};
 use super::iov::Buffers;
 use super::wait::{self, Until, Woken};
@@ -41,6 +42,7 @@ enum Attempt {
 pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     let conn = conn::at(index);
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        demote::follow(fd, index);
         return Outcome::Kernel;
     }
     let wanted = to.left();
@@ -54,7 +56,14 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     loop {
         let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
         match conn.phase() {
-            RING => {}
+            RING => {
+                if let Some(slot) = conn.slot()
+                    && demote::is_due(conn.peer(slot).flags.load(Relaxed))
+                    && demote::follow(fd, index)
+                {
+                    continue;
+                }
+            }
             OFFERED | EARLY | ATTACHED => transition::progress(fd, index, Call::Receive),
             _ if total > 0 => return Outcome::Done(total),
             PLAIN => {
@@ -184,6 +193,9 @@ fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {
         Ok(Source::Ring) => from_ring(fd, conn, slot, to, flags),
         Ok(Source::Tcp(left)) => from_tcp(fd, conn, Some((span, slot)), to, flags, left),
+        // Waking up for them is what a sleep does meanwhile.
+        Ok(Source::Bells(count)) if demote::drop_bytes(fd, count) > 0 => Attempt::Got(0),
+        Ok(Source::Bells(_)) => Attempt::Empty(false),
         // The kernel does not know the socket any more: the number was closed behind our back.
         Err(Unmeasured) => Attempt::Fail(libc::EBADF),
     }
@@ -238,13 +250,19 @@ fn from_tcp(
                 let more = if n as u64 == left { peek_ring(conn, slot, to) } else { 0 };
                 Attempt::Got(n + more)
             }
-            Ok(Source::Ring) | Err(Unmeasured) => Attempt::Got(0),
+            Ok(Source::Ring | Source::Bells(_)) | Err(Unmeasured) => Attempt::Got(0),
         };
     }
     match span.took_tcp(taken as u64, || kernel::tcp_read(fd, conn, slot)) {
-        Ok(data) => {
-            observer::received(conn, data);
+        Ok(Taken { data, bells, more }) => {
+            observer::received(conn, data + more);
             let data = data as usize;
+            if more > 0 {
+                // The ring was over before this read began to know of it.
+                to.pull(data, bells as usize, more as usize);
+                to.skip(data + more as usize);
+                return Attempt::Got(data + more as usize);
+            }
             to.skip(data);
             // One call gives what is there, wherever it is.
             if data > 0
@@ -348,9 +366,9 @@ fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) ->
         unread -= len;
     }
     if flags & libc::MSG_PEEK == 0 {
-        let sleepers = rx.consume_waking(&data, data.len - unread);
+        let asleep = rx.consume_waking(&data, data.len - unread);
         observer::received_total(conn, at);
-        if sleepers != 0 {
+        if asleep {
             wait::wake_writer(fd, conn, slot);
         }
     }
@@ -388,6 +406,10 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
     // Another process of this end has disconnected it.
     if conn.own(slot).flags.load(Relaxed) & TXF_ABORT != 0 {
         return Attempt::Kernel;
+    }
+    // Before the end: bytes of TCP may follow the ring.
+    if conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0 && demote::finish_rx(fd, conn, slot) {
+        return Attempt::Got(0);
     }
     match ending::for_receiver(fd, conn, slot) {
         Ending::Alive => {}
@@ -434,6 +456,16 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
     }
 }
 
+/// Whether nothing of the stream is left outside the kernel's TCP.
+pub fn is_past_ring(fd: i32, index: u32) -> bool {
+    demote::follow(fd, index);
+    let conn = conn::at(index);
+    match conn.slot().filter(|_| conn.phase() == RING) {
+        Some(slot) => RxSpan::new(slot, conn.side()).is_tcp(),
+        None => true,
+    }
+}
+
 /// FIONREAD, wherever the bytes are.
 fn unread_anyhow(fd: i32, index: u32) -> usize {
     unread(fd, index)
@@ -455,8 +487,11 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
     let in_ring = conn.rx(slot).data().map_or(0, |d| d.len);
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {
         Ok(Source::Ring) | Err(Unmeasured) => Some(in_ring),
+        Ok(Source::Bells(_)) => Some(0),
         Ok(Source::Tcp(left)) => {
             let inq = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
+            // Behind the ring its unread bytes come again.
+            let in_ring = if span.is_tcp() { 0 } else { in_ring };
             Some(inq.min(usize::try_from(left).unwrap_or(inq)) + in_ring)
         }
     }

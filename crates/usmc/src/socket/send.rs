@@ -2,11 +2,12 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
-use usmc_shm::layout::{Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE};
+use usmc_shm::layout::{Slot, TXF_ABORT, TXF_BACK, TXF_CLOSED, TXF_DONE, TXF_LEFT};
 use usmc_shm::span::{Route, TcpSend};
 
 use super::Outcome;
 use super::close::Hold;
+use super::demote;
 use super::early::Early;
 use super::ending;
 use super::iov::Buffers;
@@ -16,7 +17,7 @@ use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{clock, kernel, observer, transition};
+use crate::{clock, kernel, observer, real, transition};
 
 /// Every so many sends without the peer reading, the kernel is asked whether the peer is alive.
 const STALLED_CHECK: u32 = 16;
@@ -88,6 +89,12 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         if transition::tx_is_ring(fd, conn, slot) {
             return Way::Ring(slot);
         }
+        if demote::is_due(conn.own(slot).flags.load(Relaxed)) {
+            demote::follow(fd, index);
+            if conn.phase() != RING {
+                continue;
+            }
+        }
         if let Some(errno) = ending::untold(conn, slot) {
             return Way::Failed(errno);
         }
@@ -95,6 +102,8 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         match wait::tx_span(conn, slot).begin_tcp_send(|| kernel::tcp_sent(fd, client)) {
             Ok(Route::Tcp(guard)) => return Way::Tcp(Guard::Slot(guard)),
             Ok(Route::Ring) => return Way::Ring(slot),
+            Ok(Route::Back) if demote::go_back(fd, conn, slot) => return Way::Plain,
+            Ok(Route::Back) => return Way::Failed(libc::EAGAIN),
             // The kernel tells nothing about a closed socket: it will answer the send itself.
             Err(_) => return Way::Tcp(Guard::Over),
         }
@@ -116,6 +125,11 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
         match attempt(fd, conn, slot, from, left) {
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
             Attempt::Kernel => return Outcome::Kernel,
+            Attempt::Back if !demote::go_back(fd, conn, slot) => {
+                return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
+            }
+            Attempt::Back if total == 0 => return Outcome::Kernel,
+            Attempt::Back => return rest_by_kernel(fd, from, flags, total),
             Attempt::Fail(errno) if total > 0 => {
                 ending::put_back(conn, errno);
                 return Outcome::Done(total);
@@ -151,8 +165,27 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
     }
 }
 
+/// The rest of a send of which the ring took `total` bytes.
+fn rest_by_kernel(fd: i32, from: &mut Buffers, flags: i32, mut total: usize) -> Outcome {
+    while let Some((src, len)) = from.piece(usize::MAX) {
+        // SAFETY: the application's buffer. The real function: a cancellation point, as the application expects.
+        let n = unsafe { real::send(fd, src.cast(), len, flags | libc::MSG_NOSIGNAL) };
+        if n < 0 {
+            break;
+        }
+        total += n as usize;
+        from.advance(n as usize);
+        if (n as usize) < len {
+            break;
+        }
+    }
+    Outcome::Done(total)
+}
+
 enum Attempt {
     Sent(usize),
+    /// The ring is over, or the peer wants it to be.
+    Back,
     Fail(Errno),
     Kernel,
 }
@@ -167,7 +200,11 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
     let Some(family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
         return Attempt::Fail(libc::ECONNRESET);
     };
-    if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 {
+    let flags = conn.own(slot).flags.load(Relaxed);
+    if flags & (TXF_LEFT | TXF_BACK) != 0 {
+        return Attempt::Back;
+    }
+    if flags & TXF_DONE != 0 {
         return match ending::after_shutdown(fd, conn, slot) {
             Some(errno) => Attempt::Fail(errno),
             None => Attempt::Kernel,

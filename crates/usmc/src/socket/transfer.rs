@@ -3,13 +3,13 @@
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
-use usmc_shm::layout::{Slot, TXF_DONE};
+use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
 use usmc_shm::span::{RxSpan, Source};
 
 use super::close::Hold;
 use super::recv::Family;
 use super::wait::{self, Woken};
-use super::{Outcome, ending, send};
+use super::{Outcome, demote, ending, send};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::sys::{self, Errno};
@@ -38,7 +38,15 @@ fn into_ring(
             let Some(_family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
                 return Outcome::Fail(libc::ECONNRESET);
             };
-            if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 {
+            let flags = conn.own(slot).flags.load(Relaxed);
+            if flags & (TXF_LEFT | TXF_BACK) != 0 {
+                return match demote::go_back_locked(fd, conn, slot) {
+                    _ if total > 0 => Outcome::Done(total),
+                    true => Outcome::Kernel,
+                    false => Outcome::Fail(libc::EAGAIN),
+                };
+            }
+            if flags & TXF_DONE != 0 {
                 return match ending::after_shutdown(fd, conn, slot) {
                     _ if total > 0 => Outcome::Done(total),
                     Some(errno) => Outcome::Fail(errno),
@@ -196,9 +204,9 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                     // SAFETY: `src` is `len` unread bytes of the ring.
                     match unsafe { sys::write_raw(to, src.cast(), len) } {
                         Ok(n) => {
-                            let sleepers = rx.consume_waking(&data, n);
+                            let asleep = rx.consume_waking(&data, n);
                             observer::received_total(conn, data.cons.wrapping_add(n as u64));
-                            if sleepers != 0 {
+                            if asleep {
                                 wait::wake_writer(fd, conn, slot);
                             }
                             return Outcome::Done(n);

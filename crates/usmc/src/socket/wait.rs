@@ -6,12 +6,12 @@
 use core::ffi::c_void;
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
-use usmc_shm::bell::{Bells, Drain};
+use usmc_shm::bell::{Bells, Drain, Rung};
 use usmc_shm::layout::{ARM_TCP, END_CUT, END_SHUT_RD, Slot, TX_RING, TXF_CLOSED, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
 
-use super::{close, ending};
+use super::{close, demote, ending};
 use crate::clock;
 use crate::conn::{self, Conn, F_SHARED};
 use crate::sys::{self, Errno};
@@ -98,8 +98,8 @@ pub fn spin(
 /// Wakes whoever sleeps for the data just published.
 #[inline(always)]
 pub fn wake_reader(fd: i32, conn: &Conn, slot: &Slot) {
-    if conn.tx(slot).take_rx_sleepers() != 0 {
-        ring_bell(fd, conn, slot);
+    if conn.tx(slot).has_rx_sleepers() {
+        ring_bell(fd, conn, slot, || conn.tx(slot).take_rx_sleepers());
     }
 }
 
@@ -109,18 +109,16 @@ pub fn wake_writer(fd: i32, conn: &Conn, slot: &Slot) {
     // A doorbell must not precede our boundary in the TCP stream. Where our direction cannot change over
     // now, the sleeper looks again by itself (see `must_tick`).
     if transition::tx_is_ring(fd, conn, slot) {
-        ring_bell(fd, conn, slot);
+        ring_bell(fd, conn, slot, || conn.rx(slot).take_tx_sleepers());
     }
 }
 
-/// One byte on the TCP socket.
+/// One byte on the TCP socket, if `take`, which takes arm bits away, finds that somebody sleeps.
 #[cold]
-fn ring_bell(fd: i32, conn: &Conn, slot: &Slot) {
-    let own = conn.own(slot);
-    // Counted first: whoever finds a byte finds it counted.
-    own.bells_sent.fetch_add(1, AcqRel);
-    if sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_err() {
-        own.bells_sent.fetch_sub(1, AcqRel);
+pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce() -> u32) {
+    let send = || sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok();
+    if tx_span(conn, slot).ring(take, send) == Rung::Back {
+        demote::look(fd, conn, slot);
     }
 }
 
@@ -131,6 +129,7 @@ pub fn must_tick(conn: &Conn, slot: &Slot) -> bool {
     peer.state.load(Relaxed) != TX_RING
         || peer.flags.load(Relaxed) & TXF_DONE != 0
         || conn.kernel_events.load(Relaxed) != 0
+        || demote::is_due(conn.own(slot).flags.load(Relaxed))
         || is_cut(conn)
 }
 
@@ -145,6 +144,10 @@ pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
     let bells = Bells { end: conn.end(slot), rx: conn.rx(slot), tx: conn.tx(slot) };
     let readers = || conn.rx_sleepers.load(Acquire) | bells.end.rx_sleepers.load(Acquire) != 0;
     let writers = || conn.tx_sleepers.load(Acquire) | bells.end.tx_sleepers.load(Acquire) != 0;
+    if demote::is_due(conn.own(slot).flags.load(Relaxed)) && writers() {
+        // It has to hear that no room will come.
+        return Drain::Leave;
+    }
     let verdict = bells.drain(readers, writers);
     if let Drain::Bells(pending) = verdict
         && pending > 0
@@ -272,7 +275,10 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until) -> Woken {
     if let Some(slot) = slot {
         let rx = conn.rx(slot);
         rx.arm_rx(ARM_TCP);
-        if rx.has_data() || (in_ring && conn.peer(slot).flags.load(Acquire) & TXF_DONE != 0) {
+        if rx.has_data()
+            || (in_ring && conn.peer(slot).flags.load(Acquire) & TXF_DONE != 0)
+            || demote::must_go_back(conn, slot)
+        {
             return Woken::Look;
         }
     }
@@ -400,7 +406,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
     }
     let _sleeper = Sleeper::enter(conn, Some(slot), true);
     tx.arm_tx(ARM_TCP);
-    if gone() || has_room() {
+    if gone() || has_room() || demote::must_go_back(conn, slot) {
         return Woken::Look;
     }
     let start = clock::now_ns();

@@ -1,0 +1,233 @@
+//! The way back: where a stream leaves the ring for the kernel's TCP again, for good.
+//!
+//! Either end can begin, and a direction has one author of it, whoever is first:
+//!
+//! - The *receiver* leaves ([`RxSpan::leave`], [`TXF_LEFT`]): it takes nothing more out of the ring. It makes sure that
+//!   no doorbell is in the TCP stream nor comes any more; from then on whoever reads that stream, with the library or
+//!   without it, reads the application's bytes. The sender, at its next look, sends by TCP what is unread in the ring.
+//! - The *sender* goes back ([`TxSpan::try_back`], [`TXF_BACK`]): the receiver reads the ring to its end, then TCP from
+//!   the byte `resume` on. What lies before that are doorbells.
+//!
+//! ```text
+//!   TX_TCP ──▶ TX_RING ──▶ TX_BACK      (or stays TX_TCP, RETURNED being set)
+//! ```
+//!
+//! Where the receiver has not even seen the switch yet, the sender leaves the ring on its behalf ([`BY_SENDER`]).
+//!
+//! In [`TX_BACK`] the sender's TCP is the kernel's own affair again; before it, and after [`RETURNED`], nobody sends.
+//! Nobody waits in here; who finds something in flight comes again.
+
+use crate::bell::Rung;
+use crate::layout::{
+    ARM_LEFT, ARM_TCP, BY_SENDER, End, IN_FLIGHT, RETURNED, SWITCHING, Slot, TCP_AGAIN, TX_BACK,
+    TX_TCP, TXF_BACK, TXF_ENDS, TXF_LEFT,
+};
+use crate::ring::Ring;
+use crate::span::{RxSpan, TxSpan, Unmeasured};
+use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use crate::sync::fence;
+
+/// How far a sending direction's way back is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Back {
+    /// It is TCP: the receiver knows what to read first.
+    Done,
+    /// The receiver has left: what is unread in the ring ([`Ring::data`]) is to be sent by TCP, but for so many bytes of
+    /// it that were sent already; then [`TxSpan::is_resent`] ends it.
+    Resend(u64),
+    /// A doorbell is in flight: come again.
+    Busy,
+}
+
+/// A doorbell in flight, for as long as it lives.
+#[must_use = "keep it until the byte is sent"]
+struct BellInFlight<'a>(&'a End);
+
+impl Drop for BellInFlight<'_> {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `try_back` and `is_rung`; the byte is counted by us and by the kernel.
+        self.0.tcp_sends.fetch_sub(1, Release);
+    }
+}
+
+impl<'a> TxSpan<'a> {
+    /// Rings for those whose arm bits `take` takes, by `send`, which puts one byte into the direction's TCP stream and
+    /// says whether it got there. Where the receiver has left, nobody is woken, and what was just published is to be
+    /// sent by TCP.
+    pub fn ring(&self, take: impl FnOnce() -> u32, send: impl FnOnce() -> bool) -> Rung {
+        // AcqRel: begun before the bits are taken, see `RxSpan::leave`.
+        let before = self.end.tcp_sends.fetch_add(1, AcqRel);
+        let _in_flight = BellInFlight(self.end);
+        if before & RETURNED != 0 {
+            return Rung::Back;
+        }
+        let bits = take();
+        // Relaxed: who arms after the leave hands on what made it visible (all of them change the same word).
+        if self.producer.flags.load(Relaxed) & TXF_LEFT != 0 {
+            return Rung::Back;
+        }
+        if bits & ARM_TCP == 0 {
+            return Rung::Nobody;
+        }
+        // Counted first: whoever finds a byte finds it counted.
+        self.producer.bells_sent.fetch_add(1, AcqRel);
+        if !send() {
+            self.producer.bells_sent.fetch_sub(1, AcqRel);
+        }
+        Rung::Rung
+    }
+
+    /// Ends the ring span. The caller holds the sending locks and calls again until it is [`Back::Done`]. `tcp_sent`:
+    /// as for [`TxSpan::try_switch`].
+    ///
+    /// # Errors
+    /// [`Unmeasured`] when the kernel did not tell.
+    pub fn try_back(&self, tcp_sent: impl Fn() -> Option<u64>) -> Result<Back, Unmeasured> {
+        // AcqRel: no doorbell and no switch begins after this, and what began before is counted.
+        let before = self.end.tcp_sends.fetch_or(RETURNED, AcqRel);
+        if before & SWITCHING == 0 {
+            self.claim();
+            return Ok(Back::Done);
+        }
+        // Acquire: as in `TxSpan::is_ring`.
+        if self.producer.state.load(Acquire) == TX_BACK {
+            return Ok(Back::Done);
+        }
+        self.finish(&tcp_sent)?;
+        // Acquire: pairs with the Release at the end of each doorbell.
+        if self.end.tcp_sends.load(Acquire) & IN_FLIGHT != 0 {
+            return Ok(Back::Busy);
+        }
+        // A receiver that has not seen the switch may be in a read of TCP that takes what follows, too. Where it is so,
+        // the ring is not read at all.
+        // Release: pairs with the Acquire in `RxSpan::measure`.
+        match self.peer.tcp_left.compare_exchange(0, BY_SENDER, Release, Relaxed) {
+            Ok(_) | Err(BY_SENDER) => drop(self.producer.flags.fetch_or(TXF_LEFT, Release)),
+            Err(_) => {}
+        }
+        let left = !self.claim();
+        let sent = tcp_sent().ok_or(Unmeasured)?;
+        // Once: another process may have begun, and died while it sent.
+        // Release: pairs with the Acquire in `RxSpan::drawn`; the doorbells are counted.
+        let known =
+            self.producer.resume.compare_exchange(0, sent.saturating_add(1), Release, Relaxed);
+        if left {
+            let resume = known.map_or_else(|resume| resume - 1, |_| sent);
+            return Ok(Back::Resend(sent.saturating_sub(resume)));
+        }
+        // Release: pairs with the Acquire in `RxSpan::resume`.
+        self.producer.state.store(TX_BACK, Release);
+        Ok(Back::Done)
+    }
+
+    /// Everything unread was sent by TCP.
+    pub fn is_resent(&self) {
+        self.producer.state.store(TX_BACK, Release);
+    }
+
+    /// Says that the sender was first; false where the receiver was.
+    fn claim(&self) -> bool {
+        let unless_left = |flags| (flags & TXF_LEFT == 0).then_some(flags | TXF_BACK);
+        // Release: pairs with the Acquire in `RxSpan::resume`; RETURNED is visible. Acquire: what the receiver left.
+        self.producer.flags.fetch_update(AcqRel, Acquire, unless_left).is_ok()
+    }
+
+    /// Whether the direction's TCP is the kernel's own again.
+    pub fn is_back(&self) -> bool {
+        let sends = self.end.tcp_sends.load(Acquire);
+        sends & RETURNED != 0
+            && (sends & SWITCHING == 0 || self.producer.state.load(Acquire) == TX_BACK)
+    }
+}
+
+/// What became of [`RxSpan::leave`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leave {
+    /// The receiver has left. No doorbell begins any more; see [`RxSpan::is_rung`] for those that did.
+    Left,
+    /// The sender was first: the ring has to be read to its end.
+    SenderFirst,
+    /// Something is unread, and its sender has ended its direction: nobody can send it by TCP.
+    Unread,
+}
+
+/// Where the bytes are that follow the ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resume {
+    /// The sender has not gone back.
+    Not,
+    /// Behind so many bytes of TCP.
+    At(u64),
+    /// It never was in the ring: TCP, from the first byte.
+    AtOnce,
+}
+
+impl<'a> RxSpan<'a> {
+    /// The receiver reads nothing more out of `rx`, the ring of this direction. The caller holds the receiving locks and
+    /// has read TCP to the boundary, if there is one. `tx` is the other direction's ring: who waits for room there is
+    /// not woken any more.
+    pub fn leave(&self, rx: &Ring<'_>, tx: &Ring<'_>) -> Leave {
+        let mut refused = Leave::SenderFirst;
+        let left = self.producer.flags.fetch_update(AcqRel, Acquire, |flags| {
+            if flags & TXF_BACK != 0 {
+                refused = Leave::SenderFirst;
+                return None;
+            }
+            // The end of a direction is published after its last byte.
+            if flags & TXF_ENDS != 0 && flags & TXF_LEFT == 0 && rx.has_data() {
+                refused = Leave::Unread;
+                return None;
+            }
+            Some(flags | TXF_LEFT)
+        });
+        if left.is_err() {
+            return refused;
+        }
+        self.end.tcp_left.store(TCP_AGAIN, Relaxed);
+        // AcqRel: who takes bits after this sees TXF_LEFT; of who took them before it, the doorbell has begun.
+        rx.dir().arm.rx.swap(ARM_LEFT, AcqRel);
+        tx.dir().arm.tx.swap(0, AcqRel);
+        // Pairs with the fence in `Ring::has_rx_sleepers`: the sender sees ARM_LEFT, or we see its bytes.
+        fence(SeqCst);
+        Leave::Left
+    }
+
+    /// After [`RxSpan::leave`]: whether a doorbell of the sender is in flight. Once none is, none comes any more, and
+    /// [`RxSpan::unheard`] bytes are to be taken out of the TCP stream.
+    pub fn is_rung(&self, slot: &Slot, me: usize) -> bool {
+        // Acquire: pairs with the Release at the end of each doorbell.
+        let sends = slot.end[!me & 1].tcp_sends.load(Acquire);
+        // Outside the ring these are not doorbells.
+        sends & SWITCHING != 0 && sends & IN_FLIGHT != 0
+    }
+
+    /// Doorbells rung and not taken out of the TCP stream.
+    pub fn unheard(&self) -> u32 {
+        let sent = self.producer.bells_sent.load(Acquire);
+        sent.wrapping_sub(self.end.bells_drained.load(Relaxed))
+    }
+
+    /// Where the bytes are that follow the ring; asked before the last look at the ring.
+    pub fn resume(&self) -> Resume {
+        // Acquire: pairs with the Release in `try_back` and `claim`; the ring's last byte and `resume` are visible.
+        let flags = self.producer.flags.load(Acquire);
+        match self.producer.state.load(Acquire) {
+            _ if flags & TXF_BACK == 0 => Resume::Not,
+            TX_BACK => Resume::At(self.producer.resume.load(Relaxed).saturating_sub(1)),
+            TX_TCP => Resume::AtOnce,
+            _ => Resume::Not,
+        }
+    }
+
+    /// The next bytes are TCP's, for good: all doorbells are taken out.
+    pub fn to_tcp(&self) {
+        let sent = self.producer.bells_sent.load(Acquire);
+        self.end.bells_drained.store(sent, Relaxed);
+        self.end.tcp_left.store(TCP_AGAIN, Relaxed);
+    }
+
+    /// Whether they are.
+    pub fn is_tcp(&self) -> bool {
+        self.end.tcp_left.load(Relaxed) == TCP_AGAIN
+    }
+}

@@ -1,0 +1,362 @@
+//! Demotion: a connection in the ring becomes plain TCP again, because somebody is going to use its socket whom the
+//! library cannot serve (another program, libc's own streams), or in a way that only the kernel can (urgent data).
+//!
+//! One end begins ([`leave`]) and is out of the ring when that returns. What it had not read, its peer sends again by
+//! TCP, at its next call on the connection or when it is woken out of one; what it had sent, the peer reads out of
+//! the ring first. The peer follows ([`follow`], [`look`]). `usmc_shm::back` has the steps and their models.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use usmc_shm::back::{Back, Leave, Resume};
+use usmc_shm::layout::{
+    ARM_TCP, END_CORK, END_NODELAY, Slot, TXF_BACK, TXF_DONE, TXF_ENDS, TXF_LEFT, TXF_LOOK,
+    TXF_RETURNS,
+};
+use usmc_shm::span::{RxSpan, Source, TxSpan};
+
+use super::recv::Family;
+use super::wait;
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLIENT, F_SHARED, F_TUNED, OFFERED, RING};
+use crate::reason::Reason;
+use crate::sys::{self, Errno};
+use crate::{clock, kernel, log, observer, poll, process, transition};
+
+/// How long a peer's doorbell may be in flight; it is one system call that does not wait.
+const BELL_NS: u64 = 1_000_000_000;
+/// How long unread bytes may take to find room in the kernel's buffers. They nearly always fit at once.
+const RESEND_NS: u64 = 5_000_000_000;
+
+/// Whether a direction with these flags may be on its way back.
+#[inline(always)]
+pub fn is_due(flags: u32) -> bool {
+    flags & TXF_RETURNS != 0
+}
+
+/// Whether the peer waits for us to send again what it left unread.
+#[inline(always)]
+pub fn must_go_back(conn: &Conn, slot: &Slot) -> bool {
+    conn.own(slot).flags.load(Acquire) & TXF_LEFT != 0 && !TxSpan::new(slot, conn.side()).is_back()
+}
+
+/// Makes the connection plain TCP, for whoever reads and writes its socket next.
+///
+/// # Errors
+/// EBUSY where that cannot be done without loss: the peer has closed with bytes in the ring that only we can read, a
+/// send of ours sleeps, or the peer was stopped in the middle of a step.
+pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
+    let conn = conn::at(index);
+    if conn.phase() == EARLY {
+        conn.give_up(reason);
+    }
+    if matches!(conn.phase(), OFFERED | ATTACHED) {
+        transition::decline(fd, index, reason);
+    }
+    if conn.phase() != RING {
+        return Ok(());
+    }
+    let Some(slot) = conn.slot() else { return Ok(()) };
+    {
+        let (Some(_rx), Some(_tx)) = (conn.rx_lock.enter(), conn.tx_lock.enter()) else {
+            return Err(libc::EBUSY);
+        };
+        let end = conn.end(slot);
+        let families = (Family::enter(conn, &end.rx_lock), Family::enter(conn, &end.tx_lock));
+        let (Some(_), Some(_)) = &families else { return Err(libc::EBUSY) };
+        if sends_sleep(conn, slot) {
+            return Err(libc::EBUSY);
+        }
+        leave_rx(fd, conn, slot)?;
+        wake(fd, conn, slot);
+        if !go_back_locked(fd, conn, slot) {
+            return Err(libc::EBUSY);
+        }
+        become_plain(fd, conn, slot, reason);
+    }
+    settle(fd, index);
+    Ok(())
+}
+
+/// Whether a send of this end sleeps for room, where only a doorbell wakes it.
+fn sends_sleep(conn: &Conn, slot: &Slot) -> bool {
+    conn.blocked_sends.load(Acquire) > 0
+        || (conn.has(F_SHARED) && conn.end(slot).tx_sleepers.load(Acquire) > 0)
+}
+
+/// The receiving direction of [`leave`].
+fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
+    let span = RxSpan::new(slot, conn.side());
+    let rx = conn.rx(slot);
+    let start = clock::now_ns();
+    let patient = || {
+        sys::sched_yield();
+        if clock::now_ns() - start < BELL_NS { Ok(()) } else { Err(libc::EBUSY) }
+    };
+    loop {
+        match span.source(|| kernel::tcp_read(fd, conn, slot)).map_err(|_| libc::EBUSY)? {
+            Source::Bells(count) => {
+                drop_bytes(fd, count);
+                patient()?;
+            }
+            // Doorbells behind bytes that are not ours to read: they would be read as data.
+            Source::Tcp(_) if span.is_tcp() => return Ok(()),
+            Source::Tcp(_) if span.unheard() > 0 => return Err(libc::EBUSY),
+            _ => break,
+        }
+    }
+    match span.leave(&rx, &conn.tx(slot)) {
+        Leave::Unread => return Err(libc::EBUSY),
+        Leave::SenderFirst => {
+            while !finish_rx(fd, conn, slot) {
+                if rx.has_data() {
+                    return Err(libc::EBUSY);
+                }
+                patient()?;
+            }
+            return Ok(());
+        }
+        Leave::Left => {}
+    }
+    while span.is_rung(slot, conn.side()) {
+        patient()?;
+    }
+    while span.unheard() > 0 {
+        let taken = drop_bytes(fd, span.unheard().into());
+        conn.end(slot).bells_drained.fetch_add(taken as u32, Relaxed);
+        if taken == 0 && kernel::has_fin(fd) {
+            break;
+        }
+        patient()?;
+    }
+    Ok(())
+}
+
+/// Wakes the peer where it sleeps and has bytes to send again, or waits for room that will not come.
+fn wake(fd: i32, conn: &Conn, slot: &Slot) {
+    // Release: it finds TXF_LEFT in the other direction.
+    conn.own(slot).flags.fetch_or(TXF_LOOK, AcqRel);
+    let (rx, tx) = (conn.rx(slot), conn.tx(slot));
+    let waits = |ring: &usmc_shm::ring::Ring<'_>| {
+        (rx.has_data() && ring.has_rx_sleepers()) || rx.has_tx_sleepers()
+    };
+    if waits(&tx) && transition::tx_is_ring(fd, conn, slot) {
+        wait::ring_bell(fd, conn, slot, || {
+            let asleep = tx.take_rx_sleepers() | rx.take_tx_sleepers();
+            if asleep != 0 { ARM_TCP } else { 0 }
+        });
+    }
+}
+
+/// Ends the ring of the sending direction, sending again what the peer left unread. False where it is not over: a
+/// signal handler interrupted a send, or the connection failed.
+pub fn go_back(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    let Some(_held) = conn.tx_lock.enter() else { return false };
+    let Some(_family) = Family::enter(conn, &conn.end(slot).tx_lock) else { return false };
+    go_back_locked(fd, conn, slot)
+}
+
+/// The same for the holder of the sending locks.
+pub fn go_back_locked(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    let span = TxSpan::new(slot, conn.side());
+    let own = conn.own(slot);
+    if own.flags.load(Relaxed) & (TXF_DONE | TXF_LEFT) == TXF_DONE {
+        // No byte follows, and the kernel's count would include the FIN.
+        own.flags.fetch_or(TXF_BACK, AcqRel);
+        return true;
+    }
+    let client = conn.has(F_CLIENT);
+    let start = clock::now_ns();
+    loop {
+        match span.try_back(|| kernel::tcp_sent(fd, client)) {
+            Ok(Back::Done) => return true,
+            Ok(Back::Busy) if clock::now_ns() - start < BELL_NS => sys::sched_yield(),
+            Ok(Back::Resend(sent)) => {
+                let all = resend(fd, conn, slot, sent as usize);
+                span.is_resent();
+                return all;
+            }
+            Ok(Back::Busy) | Err(_) => return false,
+        }
+    }
+}
+
+/// Sends what is unread in the ring, but for its first `sent` bytes, by TCP. Where the kernel does not take it in
+/// time, the connection is reset, which is no silent loss.
+fn resend(fd: i32, conn: &Conn, slot: &Slot, sent: usize) -> bool {
+    let tx = conn.tx(slot);
+    let Ok(data) = tx.data() else { return false };
+    let start = clock::now_ns();
+    let mut at = sent.min(data.len);
+    while at < data.len {
+        let from = data.cons.wrapping_add(at as u64);
+        let (src, len) = tx.contiguous(from, data.window, data.len - at);
+        // SAFETY: `len` unread bytes of our ring; the kernel alone reads them.
+        let n = unsafe { sys::send_raw(fd, src, len, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        match n {
+            Ok(n) => at += n,
+            Err(libc::EAGAIN) if clock::now_ns() - start < RESEND_NS => {
+                sys::poll1(fd, libc::POLLOUT, 10);
+            }
+            Err(libc::EINTR) => {}
+            Err(libc::EAGAIN) => {
+                log::warn(format_args!("fd {fd}: no room for what the peer left unread; reset"));
+                sys::disconnect(fd);
+                return false;
+            }
+            // The connection is over; the kernel tells the application.
+            Err(_) => return false,
+        }
+    }
+    if data.len > 0 {
+        log::debug(format_args!("fd {fd}: {} unread bytes sent again by TCP", data.len - sent));
+    }
+    true
+}
+
+/// Takes up to `count` doorbells out of the TCP stream.
+pub fn drop_bytes(fd: i32, count: u64) -> usize {
+    let mut scratch = [0u8; 256];
+    let len = scratch.len().min(usize::try_from(count).unwrap_or(usize::MAX));
+    if len == 0 {
+        return 0;
+    }
+    // SAFETY: scratch is writable for `len` bytes.
+    unsafe { sys::recv(fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) }.unwrap_or(0)
+}
+
+/// Whether the receiving direction is TCP's again; goes as far towards it as the ring and the kernel allow. The caller
+/// holds the receiving locks.
+pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    let span = RxSpan::new(slot, conn.side());
+    if span.is_tcp() {
+        return true;
+    }
+    let resume = span.resume();
+    let peer = conn.peer(slot).flags.load(Acquire);
+    let rx = conn.rx(slot);
+    // A send of ours that sleeps has to see its doorbell first.
+    if rx.has_data() || sends_sleep(conn, slot) {
+        return false;
+    }
+    match resume {
+        // It has shut its direction down: nothing follows but the kernel's FIN.
+        Resume::Not if peer & TXF_BACK != 0 && peer & TXF_DONE != 0 => {
+            if wait::reads_ring(fd, conn, slot) {
+                wait::drain_bells(fd, conn, slot);
+            }
+            if span.unheard() != 0 || !wait::reads_ring(fd, conn, slot) {
+                return false;
+            }
+        }
+        Resume::Not => return false,
+        Resume::AtOnce => {}
+        Resume::At(at) => loop {
+            if !wait::reads_ring(fd, conn, slot) {
+                // Bytes of the TCP span come first.
+                return false;
+            }
+            let Some(read) = kernel::tcp_read(fd, conn, slot) else { return false };
+            if read >= at {
+                break;
+            }
+            if drop_bytes(fd, at - read) == 0 {
+                return false;
+            }
+        },
+    }
+    span.to_tcp();
+    true
+}
+
+/// Does what the peer's way back asks of us, but for the phase: some callers hold locks of epoll sets.
+#[cold]
+pub fn look(fd: i32, conn: &Conn, slot: &Slot) {
+    if must_go_back(conn, slot) {
+        go_back(fd, conn, slot);
+    }
+    if conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0
+        && !RxSpan::new(slot, conn.side()).is_tcp()
+        && let Some(_held) = conn.rx_lock.enter()
+        && let Some(_family) = Family::enter(conn, &conn.end(slot).rx_lock)
+    {
+        finish_rx(fd, conn, slot);
+    }
+}
+
+/// The same, and the end of it: once both directions are out of the ring, the connection is plain. Says whether
+/// anything has changed.
+#[cold]
+pub fn follow(fd: i32, index: u32) -> bool {
+    let conn = conn::at(index);
+    let Some(slot) = conn.slot().filter(|_| conn.phase() == RING) else { return false };
+    let rx = RxSpan::new(slot, conn.side());
+    let before = (is_back(conn, slot), rx.is_tcp());
+    look(fd, conn, slot);
+    if rx.is_tcp() && !is_back(conn, slot) {
+        go_back(fd, conn, slot);
+    }
+    let now = (is_back(conn, slot), rx.is_tcp());
+    if now == (true, true) {
+        {
+            let (Some(_rx), Some(_tx)) = (conn.rx_lock.enter(), conn.tx_lock.enter()) else {
+                return false;
+            };
+            if conn.phase() != RING {
+                return true;
+            }
+            become_plain(fd, conn, slot, Reason::PeerLeft);
+        }
+        settle(fd, index);
+        return true;
+    }
+    now != before
+}
+
+/// Whether our sends are TCP's again, or there are none any more.
+fn is_back(conn: &Conn, slot: &Slot) -> bool {
+    const ENDED: u32 = TXF_DONE | TXF_BACK;
+    TxSpan::new(slot, conn.side()).is_back() || conn.own(slot).flags.load(Acquire) & ENDED == ENDED
+}
+
+/// Both directions are TCP's. The caller holds both locks.
+fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
+    if conn.has(F_TUNED) {
+        conn.set_flag(F_TUNED, false);
+        let set = conn.end(slot).flags.load(Relaxed);
+        if set & END_NODELAY == 0 {
+            let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &0i32);
+        }
+        if set & END_CORK != 0 {
+            let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &1i32);
+        }
+        transition::give_lowat_back(fd, conn);
+    }
+    conn.give_up(reason);
+    log::debug(format_args!("fd {fd}: back to TCP, {}", reason.text()));
+}
+
+/// What hangs on the phase. Without locks of the connection.
+fn settle(fd: i32, index: u32) {
+    observer::changed(fd, index);
+    poll::epoll::left_ring(index);
+}
+
+/// Bytes in our ring that the peer has not read, and is to read there.
+pub fn unread_by_peer(conn: &Conn, slot: &Slot) -> usize {
+    let left = conn.own(slot).flags.load(Relaxed) & TXF_LEFT != 0;
+    if left && TxSpan::new(slot, conn.side()).is_back() { 0 } else { conn.tx(slot).unread() }
+}
+
+/// Before this process ends: bytes that peers have asked for by TCP.
+pub fn before_exit() {
+    if process::is_foreign_child() {
+        return;
+    }
+    crate::table::for_each(0, u32::MAX, |fd, entry| {
+        if let crate::table::Entry::Conn(index) = entry
+            && let Some(slot) = conn::at(index).slot()
+            && conn::at(index).phase() == RING
+            && conn::at(index).own(slot).flags.load(Acquire) & (TXF_LEFT | TXF_ENDS) == TXF_LEFT
+        {
+            look(fd, conn::at(index), slot);
+        }
+    });
+}

@@ -1,0 +1,342 @@
+// Connections that go to somebody who knows nothing of the ring: they become TCP, and no byte is lost.
+#include "peer.h"
+
+#include <sys/un.h>
+
+static void send_fd(int channel, int fd) {
+    char byte = 'f', control[CMSG_SPACE(sizeof fd)] = {0};
+    struct iovec iov = {&byte, 1};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
+    *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    EQ(sendmsg(channel, &msg, 0), 1);
+}
+
+static int receive_fd(int channel) {
+    char byte, control[CMSG_SPACE(sizeof(int))];
+    struct iovec iov = {&byte, 1};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    EQ(recvmsg(channel, &msg, 0), 1);
+    int fd;
+    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof fd);
+    return fd;
+}
+
+// A program without the library that sends back what it gets on `fd`, up to the end. The peer's end, where it is ours
+// as well, is none of its business.
+static pid_t start_echo(int fd, int peer) {
+    pid_t pid = OK(fork());
+    if (pid == 0) {
+        if (!variant.remote)
+            close(peer);
+        dup2(fd, 0);
+        dup2(fd, 1);
+        close(fd);
+        execle("/bin/cat", "cat", (char *)NULL, (char *[]){NULL});
+        _exit(1);
+    }
+    return pid;
+}
+
+// The peer's end of an echo: what it sends comes back.
+static void echoes(struct pair p, uint64_t at, size_t n) {
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at, n), 0);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 2, at, n), 0);
+}
+
+static void ends(struct pair p, pid_t pid) {
+    OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+    EQ(peer_call(P_RECV_TO_EOF, p.peer, 2, 0, 0), 0);
+    child_succeeds(pid);
+    peer_call(P_CLOSE, p.peer, 0, 0, 0);
+}
+
+PAIR_CASE(command_without_the_library_takes_over) {
+    struct pair p = pair_open();
+    send_all(p.fd, 1, 0, 5000);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 5000), 0);
+    pid_t pid = start_echo(p.fd, p.peer);
+    close(p.fd);
+    for (int i = 0; i < 20; i++)
+        echoes(p, i * 3000, 3000);
+    ends(p, pid);
+}
+
+// Unread bytes in both directions at the moment of the change.
+PAIR_CASE(command_without_the_library_gets_what_was_unread) {
+    struct pair p = pair_open();
+    send_all(p.fd, 1, 0, 7000);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 9000), 0);
+    wait_readable(p.fd, 9000);
+    recv_all(p.fd, 2, 0, 1000);
+    pid_t pid = start_echo(p.fd, p.peer);
+    close(p.fd);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 7000), 0);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 2, 1000, 8000), 0);
+    echoes(p, 9000, 5000);
+    ends(p, pid);
+}
+
+// As much as the connection takes, and a peer that sleeps in a call.
+PAIR_CASE(peer_asleep_in_a_receive_sends_the_unread_again) {
+    struct pair p = pair_open();
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 50000), 0);
+    wait_readable(p.fd, 50000);
+    peer_begin(P_RECV_PATTERN, p.peer, 2, 0, 50000);
+    peer_asleep();
+    pid_t pid = start_echo(p.fd, p.peer);
+    close(p.fd);
+    EQ(peer_end(), 0);
+    echoes(p, 50000, 5000);
+    ends(p, pid);
+}
+
+PAIR_CASE(peer_asleep_in_poll_sends_the_unread_again) {
+    struct pair p = pair_open();
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 50000), 0);
+    wait_readable(p.fd, 50000);
+    peer_begin(P_POLL, p.peer, POLLIN, 20000, 0);
+    peer_asleep();
+    pid_t pid = start_echo(p.fd, p.peer);
+    close(p.fd);
+    EQ(peer_end(), POLLIN);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 2, 0, 50000), 0);
+    ends(p, pid);
+}
+
+PAIR_CASE(peer_asleep_in_a_send_goes_on_by_tcp) {
+    struct pair p = pair_open();
+    peer_begin(P_SEND_PATTERN, p.peer, 2, 0, 8 << 20);
+    peer_asleep();
+    recv_all(p.fd, 2, 0, 1000);
+    int channel[2];
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+    send_fd(channel[0], p.fd);
+    close(p.fd);
+    int fd = receive_fd(channel[1]);
+    recv_all(fd, 2, 1000, (8 << 20) - 1000);
+    EQ(peer_end(), 0);
+    close(fd);
+    EQ(peer_call(P_RECV_TO_EOF, p.peer, 0, 0, 0), 0);
+}
+
+static void echo_for(void *arg) {
+    int fd = receive_fd(*(int *)arg);
+    char buf[5000];
+    for (ssize_t n; (n = OK(recv(fd, buf, sizeof buf, 0))) > 0;)
+        for (ssize_t sent = 0; sent < n;)
+            sent += OK(send(fd, buf + sent, n - sent, 0));
+}
+
+PAIR_CASE(message_to_another_process_takes_the_connection_along) {
+    int channel[2];
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+    pid_t pid = child(echo_for, &channel[1]);
+    struct pair p = pair_open();
+    send_all(p.fd, 1, 0, 3000);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 20000), 0);
+    send_fd(channel[0], p.fd);
+    close(p.fd);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 3000), 0);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 2, 0, 20000), 0);
+    for (int i = 0; i < 10; i++)
+        echoes(p, 20000 + i * 3000, 3000);
+    ends(p, pid);
+}
+
+// Who keeps its number goes on, too.
+PAIR_CASE(message_in_vain_leaves_the_connection) {
+    struct pair p = pair_open();
+    int channel[2];
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 20000), 0);
+    recv_all(p.fd, 2, 0, 7000);
+    send_fd(channel[0], p.fd);
+    close(channel[0]);
+    close(channel[1]);
+    peer_begin(P_RECV_PATTERN, p.peer, 1, 0, 100000);
+    send_all(p.fd, 1, 0, 100000);
+    EQ(peer_end(), 0);
+    recv_all(p.fd, 2, 7000, 13000);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 20000, 3000), 0);
+    recv_all(p.fd, 2, 20000, 3000);
+    pair_close(p);
+}
+
+static void give_away(void *arg) {
+    struct pair *p = arg;
+    int channel[2];
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+    send_fd(channel[0], p->fd);
+    int fd = receive_fd(channel[1]);
+    send_all(fd, 1, 3000, 3000);
+    recv_all(fd, 2, 0, 4000);
+}
+
+// A forked child takes it back to TCP; the parent has to notice.
+PAIR_CASE(parent_goes_on_after_its_child_went_back) {
+    struct pair p = pair_open();
+    send_all(p.fd, 1, 0, 3000);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 2000), 0);
+    wait_readable(p.fd, 2000);
+    pid_t pid = child(give_away, &p);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 6000), 0);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 2000, 6000), 0);
+    child_succeeds(pid);
+    recv_all(p.fd, 2, 4000, 4000);
+    send_all(p.fd, 1, 6000, 3000);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 6000, 3000), 0);
+    pair_close(p);
+}
+
+PAIR_CASE(options_survive_the_way_back) {
+    struct pair p = pair_open();
+    set_option(p.fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_option(p.fd, SOL_SOCKET, SO_RCVLOWAT, 3);
+    int channel[2];
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+    send_fd(channel[0], p.fd);
+    close(p.fd);
+    int fd = receive_fd(channel[1]);
+    EQ(option(fd, IPPROTO_TCP, TCP_NODELAY), 1);
+    EQ(option(fd, SOL_SOCKET, SO_RCVLOWAT), 3);
+    set_option(fd, SOL_SOCKET, SO_RCVLOWAT, 1);
+    send_all(fd, 1, 0, 10);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 10), 0);
+    EQ(peer_call(P_GET_OPTION, p.peer, IPPROTO_TCP, TCP_NODELAY, 0), 0);
+    close(fd);
+    peer_call(P_CLOSE, p.peer, 0, 0, 0);
+}
+
+// The peer ended its direction while we had not read it: what is left can still be read here, or nowhere.
+PAIR_CASE(unread_bytes_of_a_peer_that_shut_down_are_not_lost) {
+    struct pair p = pair_open();
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 2000), 0);
+    OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+    wait_events(p.fd, POLLIN | POLLRDHUP, POLLIN | POLLRDHUP);
+    int channel[2];
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+    char byte = 'f', control[CMSG_SPACE(sizeof p.fd)] = {0};
+    struct iovec iov = {&byte, 1};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
+    *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof p.fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(header), &p.fd, sizeof p.fd);
+    int from = p.fd;
+    if (sendmsg(channel[0], &msg, 0) == 1)
+        from = receive_fd(channel[1]);
+    else
+        EQ(errno, EBUSY);
+    recv_all(from, 2, 0, 2000);
+    char c;
+    EQ(recv(from, &c, 1, 0), 0);
+    send_all(from, 1, 0, 500);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 500), 0);
+    close(from);
+    if (from != p.fd)
+        close(p.fd);
+    EQ(peer_call(P_RECV_TO_EOF, p.peer, 0, 0, 0), 0);
+}
+
+// --- libc's own streams
+
+PAIR_CASE(connection_as_standard_output_takes_printf) {
+    struct pair p = pair_open();
+    send_all(p.fd, 1, 0, 300);
+    fflush(stdout);
+    int terminal = OK(dup(1));
+    OK(dup2(p.fd, 1));
+    printf("hello %d\n", 7);
+    fflush(stdout);
+    OK(dup2(terminal, 1));
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 300), 0);
+    peer_hears(p.peer, "hello 7\n");
+    peer_says(p.peer, "ok");
+    char buf[4];
+    EQ(recv(p.fd, buf, sizeof buf, 0), 2);
+    pair_close(p);
+}
+
+// --- urgent data
+
+PAIR_CASE(urgent_byte_out_of_band) {
+    struct pair p = pair_open();
+    send_all(p.fd, 1, 0, 3000);
+    EQ(send(p.fd, "!", 1, MSG_OOB), 1);
+    send_all(p.fd, 1, 3000, 1000);
+    EQ(peer_call(P_POLL, p.peer, POLLPRI, 20000, 0), POLLPRI);
+    char c = 0;
+    EQ(peer_recv(p.peer, &c, 1, MSG_OOB), 1);
+    EQ(c, '!');
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 4000), 0);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 4000), 0);
+    recv_all(p.fd, 2, 0, 4000);
+    pair_close(p);
+}
+
+PAIR_CASE(urgent_byte_from_the_peer_interrupts_with_its_signal) {
+    struct pair p = pair_open();
+    sigset_t urgent;
+    sigemptyset(&urgent);
+    sigaddset(&urgent, SIGURG);
+    pthread_sigmask(SIG_BLOCK, &urgent, NULL);
+    OK(fcntl(p.fd, F_SETOWN, getpid()));
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 100), 0);
+    EQ(peer_send(p.peer, "?", 1, MSG_OOB), 1);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 100, 50), 0);
+    struct timespec limit = {20, 0};
+    EQ(sigtimedwait(&urgent, NULL, &limit), SIGURG);
+    wait_events(p.fd, POLLPRI, POLLPRI);
+    int mark = -1;
+    OK(ioctl(p.fd, SIOCATMARK, &mark));
+    EQ(mark, 0);
+    // A read stops at the mark.
+    char buf[1000];
+    size_t got = 0;
+    while (got < 100)
+        got += OK(recv(p.fd, buf + got, sizeof buf - got, 0));
+    EQ(got, 100);
+    check_pattern(2, 0, buf, 100);
+    OK(ioctl(p.fd, SIOCATMARK, &mark));
+    EQ(mark, 1);
+    EQ(recv(p.fd, buf, 1, MSG_OOB), 1);
+    EQ(buf[0], '?');
+    recv_all(p.fd, 2, 100, 50);
+    OK(ioctl(p.fd, SIOCATMARK, &mark));
+    EQ(mark, 0);
+    pair_close(p);
+}
+
+PAIR_CASE(urgent_byte_inline) {
+    struct pair p = pair_open();
+    set_option(p.fd, SOL_SOCKET, SO_OOBINLINE, 1);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 100), 0);
+    EQ(peer_send(p.peer, "abc", 3, MSG_OOB), 3);
+    recv_all(p.fd, 2, 0, 100);
+    char buf[8];
+    EQ(recv(p.fd, buf, sizeof buf, 0), 2);
+    int mark = 0;
+    OK(ioctl(p.fd, SIOCATMARK, &mark));
+    EQ(mark, 1);
+    EQ(recv(p.fd, buf + 2, sizeof buf - 2, 0), 1);
+    CHECK(!memcmp(buf, "abc", 3));
+    pair_close(p);
+}
+
+PAIR_CASE(urgent_byte_wakes_an_epoll_wait_for_it) {
+    struct pair p = pair_open();
+    int ep = OK(epoll_create1(EPOLL_CLOEXEC));
+    struct epoll_event event = {.events = EPOLLPRI, .data.u32 = 7};
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, p.fd, &event));
+    EQ(epoll_wait(ep, &event, 1, 0), 0);
+    EQ(peer_send(p.peer, "!", 1, MSG_OOB), 1);
+    EQ(epoll_wait(ep, &event, 1, 20000), 1);
+    EQ(event.events, EPOLLPRI);
+    EQ(event.data.u32, 7);
+    char c;
+    EQ(recv(p.fd, &c, 1, MSG_OOB), 1);
+    EQ(epoll_wait(ep, &event, 1, 0), 0);
+    close(ep);
+    pair_close(p);
+}
