@@ -5,6 +5,7 @@
 //! - The *receiver* leaves ([`RxSpan::leave`], [`TXF_LEFT`]): it takes nothing more out of the ring. It makes sure that
 //!   no doorbell is in the TCP stream nor comes any more; from then on whoever reads that stream, with the library or
 //!   without it, reads the application's bytes. The sender, at its next look, sends by TCP what is unread in the ring.
+//!   Or the leaver does it, if it can get at the sender's socket: then nobody waits for the sender's program.
 //! - The *sender* goes back ([`TxSpan::try_back`], [`TXF_BACK`]): the receiver reads the ring to its end, then TCP from
 //!   the byte `resume` on. What lies before that are doorbells.
 //!
@@ -32,8 +33,8 @@ use crate::sync::fence;
 pub enum Back {
     /// It is TCP: the receiver knows what to read first.
     Done,
-    /// The receiver has left: what is unread in the ring ([`Ring::data`]) is to be sent by TCP, but for so many bytes of
-    /// it that were sent already; then [`TxSpan::is_resent`] ends it.
+    /// The receiver has left: what the ring ([`Ring::data`]) holds from this cursor on is to be sent by TCP; then
+    /// [`TxSpan::is_resent`] ends it.
     Resend(u64),
     /// A doorbell is in flight: come again.
     Busy,
@@ -77,12 +78,17 @@ impl<'a> TxSpan<'a> {
         Rung::Rung
     }
 
-    /// Ends the ring span. The caller holds the sending locks and calls again until it is [`Back::Done`]. `tcp_sent`:
-    /// as for [`TxSpan::try_switch`].
+    /// Ends the ring span of `ring`, this direction's. The caller holds [`End::back_lock`] and calls again until it is
+    /// [`Back::Done`]; it also holds the sending locks, unless it is the peer, who has left and does it for a sender
+    /// that is elsewhere. `tcp_sent`: as for [`TxSpan::try_switch`].
     ///
     /// # Errors
     /// [`Unmeasured`] when the kernel did not tell.
-    pub fn try_back(&self, tcp_sent: impl Fn() -> Option<u64>) -> Result<Back, Unmeasured> {
+    pub fn try_back(
+        &self,
+        ring: &Ring<'_>,
+        tcp_sent: impl Fn() -> Option<u64>,
+    ) -> Result<Back, Unmeasured> {
         // AcqRel: no doorbell and no switch begins after this, and what began before is counted.
         let before = self.end.tcp_sends.fetch_or(RETURNED, AcqRel);
         if before & SWITCHING == 0 {
@@ -91,7 +97,7 @@ impl<'a> TxSpan<'a> {
         }
         // Acquire: as in `TxSpan::is_ring`.
         if self.producer.state.load(Acquire) == TX_BACK {
-            return Ok(Back::Done);
+            return Ok(self.late(ring));
         }
         self.finish(&tcp_sent)?;
         // Acquire: pairs with the Release at the end of each doorbell.
@@ -113,15 +119,28 @@ impl<'a> TxSpan<'a> {
             self.producer.resume.compare_exchange(0, sent.saturating_add(1), Release, Relaxed);
         if left {
             let resume = known.map_or_else(|resume| resume - 1, |_| sent);
-            return Ok(Back::Resend(sent.saturating_sub(resume)));
+            let read = ring.dir().consumer.cons.load(Acquire);
+            return Ok(Back::Resend(read.wrapping_add(sent.saturating_sub(resume))));
         }
         // Release: pairs with the Acquire in `RxSpan::resume`.
         self.producer.state.store(TX_BACK, Release);
         Ok(Back::Done)
     }
 
-    /// Everything unread was sent by TCP.
-    pub fn is_resent(&self) {
+    /// What a sender published while the peer ended its span.
+    fn late(&self, ring: &Ring<'_>) -> Back {
+        let resent = self.producer.resent.load(Relaxed);
+        let left = self.producer.flags.load(Relaxed) & TXF_LEFT != 0;
+        // Acquire: the bytes are visible, if another has published them.
+        match left && ring.dir().producer.prod.load(Acquire) != resent {
+            true => Back::Resend(resent),
+            false => Back::Done,
+        }
+    }
+
+    /// Everything before cursor `upto` was read or sent by TCP.
+    pub fn is_resent(&self, upto: u64) {
+        self.producer.resent.store(upto, Relaxed);
         self.producer.state.store(TX_BACK, Release);
     }
 
@@ -226,7 +245,12 @@ impl<'a> RxSpan<'a> {
         self.end.tcp_left.store(TCP_AGAIN, Relaxed);
     }
 
-    /// Whether they are.
+    /// Whether the sender has left the ring on our behalf, and doorbells (or the TCP span before them) are still there.
+    pub fn is_by_sender(&self) -> bool {
+        self.end.tcp_left.load(Relaxed) == BY_SENDER
+    }
+
+    /// Whether the next bytes are TCP's, for good.
     pub fn is_tcp(&self) -> bool {
         self.end.tcp_left.load(Relaxed) == TCP_AGAIN
     }

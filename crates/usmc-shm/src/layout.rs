@@ -97,6 +97,12 @@ pub struct End {
     pub rcv_buf: AtomicU32,
     /// SO_RCVLOWAT of the application; 0 = the default, 1.
     pub rcvlowat: AtomicU32,
+    /// Lock of whoever ends the sending direction's ring span ([`crate::back`]), be it the peer.
+    pub back_lock: AtomicU64,
+    /// A process that holds this end; 0 = unknown.
+    pub pid: AtomicU32,
+    /// The socket's number there.
+    pub fd: AtomicU32,
 }
 
 /// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the
@@ -144,6 +150,8 @@ pub struct Producer {
     /// Bytes of TCP before the span that follows the ring, plus one; 0 = not drawn yet. Valid once `state` is
     /// [`TX_BACK`].
     pub resume: AtomicU64,
+    /// Where the receiver has left: everything before this cursor was read or sent again. Valid likewise.
+    pub resent: AtomicU64,
     /// CPU the sending end last waited on, plus one; 0 = unknown.
     pub cpu: AtomicU32,
 }

@@ -82,6 +82,7 @@ impl<'a> Ring<'a> {
         p.bells_sent.store(0, Relaxed);
         p.boundary.store(0, Relaxed);
         p.resume.store(0, Relaxed);
+        p.resent.store(0, Relaxed);
         p.cpu.store(0, Relaxed);
         self.dir.consumer.cons.store(0, Relaxed);
         self.dir.arm.rx.store(0, Relaxed);
@@ -248,7 +249,8 @@ impl<'a> Ring<'a> {
     #[inline]
     pub fn take_rx_sleepers(&self) -> u32 {
         // Acquire: see `arm_rx`. Release: who finds the bits taken also finds the bell begun (`crate::back`).
-        self.dir.arm.rx.swap(0, AcqRel)
+        // ARM_LEFT stays: it concerns every byte published from now on.
+        self.dir.arm.rx.fetch_and(!ARM_TCP, AcqRel)
     }
 
     /// The producer announces that it is going to sleep for room; it must look once more afterwards, and

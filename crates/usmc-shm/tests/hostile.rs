@@ -221,8 +221,8 @@ impl Victim<'_> {
         let (tx, rx) = (TxSpan::new(self.slot, 0), RxSpan::new(self.slot, 1));
         let count = self.random.next() >> self.random.below(64);
         let _rung = tx.ring(|| self.ring.take_rx_sleepers(), || true);
-        if let Ok(Back::Resend(_)) = tx.try_back(|| Some(count)) {
-            tx.is_resent();
+        if let Ok(Back::Resend(from)) = tx.try_back(&self.ring, || Some(count)) {
+            tx.is_resent(from);
         }
         let _ = (tx.is_back(), rx.leave(&self.ring, &self.ring), rx.is_rung(self.slot, 1));
         let _ = (rx.unheard(), rx.resume(), rx.is_tcp());

@@ -153,6 +153,10 @@ fn child() {
             conn.give_up(Reason::Adopted);
         }
         conn.set_flag(F_FORKED, false);
+        if let Some(slot) = conn.slot() {
+            // Often the parent closes its own.
+            conn.end(slot).pid.store(process::pid(), Relaxed);
+        }
         listening |= conn.phase() == LISTEN;
         // The registration is the parent's.
         if conn.phase() == LISTEN {

@@ -125,6 +125,11 @@ pub fn is_established(fd: i32) -> bool {
     tcp_info(fd).is_some_and(|info| info.state == TCP_ESTABLISHED)
 }
 
+/// Whether nothing is sent or received any more.
+pub fn is_over(fd: i32) -> bool {
+    tcp_info(fd).is_none_or(|info| matches!(info.state, TCP_CLOSE | TCP_TIME_WAIT))
+}
+
 /// Whether the peer's FIN or RST has arrived.
 pub fn has_fin(fd: i32) -> bool {
     matches!(

@@ -132,8 +132,29 @@ fn is_alive(pid: u32) -> bool {
 ///
 /// # Errors
 /// See [`Refused`].
-pub fn lock_shared(word: &AtomicU64) -> Result<(), Refused> {
+fn lock_shared(word: &AtomicU64) -> Result<(), Refused> {
     lock::acquire(word, shared_word(), &mut FamilyPatience)
+}
+
+/// A lock in shared memory, held.
+pub struct SharedLock<'a>(&'a AtomicU64);
+
+impl<'a> SharedLock<'a> {
+    /// Takes it.
+    ///
+    /// # Errors
+    /// See [`Refused`].
+    pub fn enter(word: &'a AtomicU64) -> Result<SharedLock<'a>, Refused> {
+        lock_shared(word)?;
+        Ok(SharedLock(word))
+    }
+}
+
+impl Drop for SharedLock<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        lock::release(self.0);
+    }
 }
 
 /// Thread words are aligned addresses, so this bit is free.

@@ -327,6 +327,11 @@ pub fn pidfd_open(pid: u32) -> Result<c_int, Errno> {
     call!(SYS_pidfd_open, pid, 0).map(|v| v as c_int)
 }
 
+/// pidfd_getfd(2): a duplicate of another process' descriptor.
+pub fn pidfd_getfd(pidfd: c_int, fd: u32) -> Result<c_int, Errno> {
+    call!(SYS_pidfd_getfd, pidfd, fd, 0).map(|v| v as c_int)
+}
+
 /// socket(2), close-on-exec.
 pub fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
     call!(SYS_socket, family, kind | libc::SOCK_CLOEXEC, 0).map(|v| v as c_int)

@@ -81,7 +81,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
         segment::unuse(own.segment);
         return Err(Reason::NoMemory);
     };
-    bind_slot(conn, &own.map, own.segment, own.slot, true)?;
+    bind_slot(fd, conn, &own.map, own.segment, own.slot, true)?;
     conn.usage.store(usage.to_bits(), Relaxed);
     store_tuple(conn, &tuple);
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: usage.to_bits() };
@@ -126,6 +126,7 @@ fn reset_end(end: &End) {
         cell.store(0, Relaxed);
     }
     end.tx_lock.store(0, Relaxed);
+    end.back_lock.store(0, Relaxed);
     end.rx_lock.store(0, Relaxed);
     end.tcp_left.store(0, Relaxed);
     end.rcvlowat.store(0, Relaxed);
@@ -133,10 +134,20 @@ fn reset_end(end: &End) {
     end.refs.store(1, Relaxed);
 }
 
-fn bind_slot(conn: &Conn, map: &Segment, seg: u32, index: u32, client: bool) -> Result<(), Reason> {
+fn bind_slot(
+    fd: i32,
+    conn: &Conn,
+    map: &Segment,
+    seg: u32,
+    index: u32,
+    client: bool,
+) -> Result<(), Reason> {
     let mine = if client { CLIENT } else { ACCEPTOR };
     let slot = map.slot(index).map_err(|_| Reason::PeerBroken)?;
-    slot.end[mine].rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
+    let end = &slot.end[mine];
+    end.rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
+    end.pid.store(crate::process::pid(), Relaxed);
+    end.fd.store(fd.cast_unsigned(), Relaxed);
     let slot: *const Slot = slot;
     let full = 1usize << map.ring_shift();
     let rx = map.ring(index, 1 - mine).map_err(|_| Reason::PeerBroken)?.contiguous(0, full, full).0;
@@ -345,7 +356,7 @@ fn step_acceptor(fd: i32, conn: &Conn) {
     if !conn.stop_kernel_calls() {
         return segment::unuse(seg);
     }
-    if bind_slot(conn, &map, seg, found.dmb.slot, false).is_err() {
+    if bind_slot(fd, conn, &map, seg, found.dmb.slot, false).is_err() {
         conn.go_on_with_kernel_calls();
         conn.give_up(Reason::PeerBroken);
         return segment::unuse(seg);

@@ -124,6 +124,29 @@ static long op_dup(struct worker *w) {
     return fd < 0 ? fd : 0;
 }
 
+// pass NEW OLD: a duplicate by way of a message
+static long op_pass(struct worker *w) {
+    int channel[2], fd = fd_of(w->arg[1]);
+    if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, channel) < 0)
+        return -2;
+    char byte = 0, control[CMSG_SPACE(sizeof fd)] = {0};
+    struct iovec iov = {&byte, 1};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
+    *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    long done = sendmsg(channel[0], &msg, 0);
+    if (done == 1 && recvmsg(channel[1], &msg, MSG_CMSG_CLOEXEC) == 1) {
+        memcpy(&fds[w->arg[0]], CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof fd);
+        done = 0;
+    }
+    int error = errno;
+    close(channel[0]);
+    close(channel[1]);
+    errno = error;
+    return done;
+}
+
 // dup2 ONTO OLD: both name the socket of OLD afterwards
 static long op_dup2(struct worker *w) {
     int fd = dup2(fd_of(w->arg[1]), fd_of(w->arg[0]));
@@ -417,7 +440,7 @@ static const struct {
     long (*run)(struct worker *);
 } operations[] = {
     {"listen", op_listen}, {"connect", op_connect}, {"accept", op_accept}, {"close", op_close},
-    {"dup", op_dup}, {"dup2", op_dup2}, {"disconnect", op_disconnect}, {"shutdown", op_shutdown},
+    {"dup", op_dup}, {"dup2", op_dup2}, {"pass", op_pass}, {"disconnect", op_disconnect}, {"shutdown", op_shutdown},
     {"nonblock", op_nonblock}, {"send", op_send}, {"recv", op_recv}, {"option", op_option},
     {"ask", op_ask}, {"poll", op_poll}, {"select", op_select}, {"epoll", op_epoll},
     {"control", op_control}, {"wait", op_wait}, {"kick", op_kick}, {"fork", op_fork},

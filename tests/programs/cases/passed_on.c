@@ -121,6 +121,28 @@ PAIR_CASE(peer_asleep_in_a_send_goes_on_by_tcp) {
     EQ(peer_call(P_RECV_TO_EOF, p.peer, 0, 0, 0), 0);
 }
 
+// Its program is elsewhere and never comes back; the bytes are there as they are over TCP.
+PAIR_CASE(unread_bytes_of_an_idle_peer_are_there) {
+    struct pair p = pair_open();
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 20000), 0);
+    wait_readable(p.fd, 20000);
+    recv_all(p.fd, 2, 0, 100);
+    int channel[2];
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+    send_fd(channel[0], p.fd);
+    close(p.fd);
+    int fd = receive_fd(channel[1]);
+    recv_all(fd, 2, 100, 19900);
+    char c;
+    FAILS(recv(fd, &c, 1, MSG_DONTWAIT), EAGAIN);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 20000, 2000), 0);
+    recv_all(fd, 2, 20000, 2000);
+    send_all(fd, 1, 0, 2000);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 2000), 0);
+    close(fd);
+    EQ(peer_call(P_RECV_TO_EOF, p.peer, 0, 0, 0), 0);
+}
+
 static void echo_for(void *arg) {
     int fd = receive_fd(*(int *)arg);
     char buf[5000];

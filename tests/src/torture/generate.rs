@@ -135,6 +135,7 @@ impl Generator {
             (3, Generator::shutdown),
             (if room { 2 } else { 0 }, Generator::dup),
             (1, Generator::dup2),
+            (if room { 2 } else { 0 }, Generator::pass),
             (3, Generator::nonblock),
             (2, Generator::option),
             (5, Generator::ask),
@@ -264,6 +265,9 @@ impl Generator {
             (1, libc::MSG_TRUNC.into()),
             (1, (libc::MSG_PEEK | libc::MSG_WAITALL).into()),
         ]);
+        if self.model.has_passed_peer(process, handle) {
+            flags &= !i64::from(libc::MSG_PEEK);
+        }
         if self.draw.percent(30) {
             flags |= MSG_DONTWAIT;
         }
@@ -315,6 +319,17 @@ impl Generator {
         let old = self.any(process, |_| true)?;
         let new = self.handle();
         self.plan(process, thread, "dup", &[new, old]);
+        Some(())
+    }
+
+    fn pass(&mut self, process: usize, thread: usize) -> Option<()> {
+        let old = self.any(process, is_end)?;
+        // Known: a registration of it, here or at the peer, gives an edge.
+        if self.model.has_sets() || self.model.is_held_back(process, old) {
+            return None;
+        }
+        let new = self.handle();
+        self.plan(process, thread, "pass", &[new, old]);
         Some(())
     }
 

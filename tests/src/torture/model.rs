@@ -32,6 +32,8 @@ pub enum Object {
         nonblock: bool,
         /// SO_RCVLOWAT.
         lowat: i64,
+        /// It was sent in a message.
+        passed: bool,
     },
     /// An epoll set.
     Set,
@@ -112,6 +114,17 @@ impl Model {
             && !self.handles(process, |o| matches!(o, Object::Set)).is_empty()
     }
 
+    /// Whether the other end was sent in a message. Known: a peek may show nothing of what follows the change.
+    pub fn has_passed_peer(&self, process: usize, handle: i64) -> bool {
+        let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
+        matches!(peer.map(|p| &self.objects[p]), Some(Object::End { passed: true, .. }))
+    }
+
+    /// Whether any process has an epoll set.
+    pub fn has_sets(&self) -> bool {
+        self.open.values().any(|o| matches!(self.objects[*o], Object::Set))
+    }
+
     /// Handles of a process whose objects are of the wanted kind.
     pub fn handles(&self, process: usize, wanted: impl Fn(&Object) -> bool) -> Vec<i64> {
         let of_process = self.open.range((process, i64::MIN)..=(process, i64::MAX));
@@ -121,6 +134,15 @@ impl Model {
     /// What a process' handle stands for.
     pub fn object(&self, process: usize, handle: i64) -> Option<&Object> {
         self.open.get(&(process, handle)).map(|o| &self.objects[*o])
+    }
+
+    /// Whether an end cannot be sent in a message. Known: bytes in a ring cannot follow when their sender has ended, or
+    /// was passed on itself.
+    pub fn is_held_back(&self, process: usize, handle: i64) -> bool {
+        let object = self.open.get(&(process, handle)).map(|o| (*o, &self.objects[*o]));
+        let Some((number, Object::End { unread: 1.., ended, .. })) = object else { return false };
+        let peer = self.peer(number).map(|p| &self.objects[p]);
+        *ended || matches!(peer, Some(Object::End { passed: true, .. }))
     }
 
     /// Bytes on the way to the peer of an end.
@@ -198,8 +220,14 @@ impl Model {
         let mut numbers = answer.split(' ').map(str::parse::<i64>);
         let (Some(Ok(result)), Some(Ok(error))) = (numbers.next(), numbers.next()) else { return };
         let (process, arg) = (step.process, |i: usize| step.args.get(i).copied().unwrap_or(0));
-        let fresh =
-            |nonblock| Object::End { peer: None, unread: 0, ended: false, nonblock, lowat: 1 };
+        let fresh = |nonblock| Object::End {
+            peer: None,
+            unread: 0,
+            ended: false,
+            nonblock,
+            lowat: 1,
+            passed: false,
+        };
         let object = self.open.get(&(process, arg(0))).copied();
         match step.op.as_str() {
             "listen" if result == 0 => {
@@ -242,6 +270,16 @@ impl Model {
                     self.open.insert((process, arg(0)), old);
                 }
             }
+            "pass" if result >= 0 => {
+                let old = self.open.get(&(process, arg(1))).copied();
+                if let Some(Object::End { passed, .. }) = old.map(|o| &mut self.objects[o]) {
+                    *passed = true;
+                }
+                if let Some(old) = old {
+                    self.close(process, arg(0));
+                    self.open.insert((process, arg(0)), old);
+                }
+            }
             "epoll" if result >= 0 => {
                 self.add(process, arg(0), Object::Set);
             }
@@ -256,6 +294,11 @@ impl Model {
                 }
             }
             "shutdown" if result == 0 && arg(1) != 0 => {
+                if let Some(object) = object {
+                    self.finish(object);
+                }
+            }
+            "disconnect" if result == 0 => {
                 if let Some(object) = object {
                     self.finish(object);
                 }

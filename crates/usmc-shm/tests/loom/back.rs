@@ -18,11 +18,13 @@ struct Stream {
     link: Arc<Link>,
     tcp: Tcp,
     tx_lock: Mutex<()>,
+    back_lock: Mutex<()>,
 }
 
 impl Stream {
     fn new() -> Arc<Stream> {
-        Arc::new(Stream { link: Link::grown(), tcp: Tcp::default(), tx_lock: Mutex::new(()) })
+        let (tx_lock, back_lock) = (Mutex::new(()), Mutex::new(()));
+        Arc::new(Stream { link: Link::grown(), tcp: Tcp::default(), tx_lock, back_lock })
     }
 
     fn in_ring() -> Arc<Stream> {
@@ -77,21 +79,24 @@ impl Stream {
         self.go_back_locked();
     }
 
+    /// Also by the peer, without the sending lock.
     fn go_back_locked(&self) {
+        let _held = self.back_lock.lock().unwrap();
+        let ring = self.link.ring(CLIENT);
         loop {
-            match self.tx().try_back(|| self.tcp.sent()).unwrap() {
+            match self.tx().try_back(&ring, || self.tcp.sent()).unwrap() {
                 Back::Done => break,
                 Back::Busy => thread::yield_now(),
-                Back::Resend(done) => {
-                    let ring = self.link.ring(CLIENT);
+                Back::Resend(from) => {
                     let data = ring.data().unwrap();
-                    for at in data.cons + done..data.cons + data.len as u64 {
+                    let end = data.cons + data.len as u64;
+                    for at in from..end {
                         let mut byte = [0];
                         // SAFETY: within `data`.
                         unsafe { ring.copy_out(at, data.window, byte.as_mut_ptr(), 1) };
                         self.tcp.send(byte[0]);
                     }
-                    self.tx().is_resent();
+                    self.tx().is_resent(end);
                     break;
                 }
             }
@@ -193,6 +198,31 @@ fn who_leaves_gets_the_rest_by_tcp() {
         stream.go_back();
         stream.receive_plain(3, &mut got);
         assert_eq!(got, [1, 2, 3]);
+    });
+}
+
+/// The leaver sends the sender's bytes on its behalf, whatever the sender is at.
+#[test]
+fn who_leaves_does_not_wait_for_the_sender() {
+    check(Some(3), || {
+        let stream = Stream::in_ring();
+        let sender = thread::spawn({
+            let stream = stream.clone();
+            move || {
+                stream.send(1);
+                stream.send(2);
+                stream.send(3);
+            }
+        });
+        let mut got = Vec::new();
+        stream.link.ring(CLIENT).arm_rx(ARM_TCP);
+        stream.receive(&mut got);
+        assert_eq!(stream.leave(), Leave::Left);
+        stream.go_back_locked();
+        sender.join().unwrap();
+        stream.receive_plain(3, &mut got);
+        assert_eq!(got, [1, 2, 3]);
+        assert_eq!(stream.tcp.recv(9), []);
     });
 }
 

@@ -8,17 +8,19 @@
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::layout::{
-    ARM_TCP, END_CORK, END_NODELAY, Slot, TXF_BACK, TXF_DONE, TXF_ENDS, TXF_LEFT, TXF_LOOK,
-    TXF_RETURNS,
+    ARM_TCP, CLIENT, END_CORK, END_NODELAY, Slot, TXF_ABORT, TXF_BACK, TXF_CLOSED, TXF_DONE,
+    TXF_ENDS, TXF_LEFT, TXF_LOOK, TXF_RETURNS,
 };
+use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 
 use super::recv::Family;
 use super::wait;
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLIENT, F_SHARED, F_TUNED, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_SHARED, F_TUNED, OFFERED, RING};
+use crate::process::SharedLock;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
-use crate::{clock, kernel, log, observer, poll, process, transition};
+use crate::{clock, kernel, log, observer, poll, process, transition, tuple};
 
 /// How long a peer's doorbell may be in flight; it is one system call that does not wait.
 const BELL_NS: u64 = 1_000_000_000;
@@ -81,50 +83,84 @@ fn sends_sleep(conn: &Conn, slot: &Slot) -> bool {
         || (conn.has(F_SHARED) && conn.end(slot).tx_sleepers.load(Acquire) > 0)
 }
 
+/// Gives up after a time in which the peer, if it runs at all, has done its part.
+struct Patience(u64);
+
+impl Patience {
+    fn new() -> Patience {
+        Patience(clock::now_ns())
+    }
+
+    fn wait(&self) -> Result<(), Errno> {
+        sys::sched_yield();
+        if clock::now_ns() - self.0 < BELL_NS { Ok(()) } else { Err(libc::EBUSY) }
+    }
+}
+
 /// The receiving direction of [`leave`].
 fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     let span = RxSpan::new(slot, conn.side());
     let rx = conn.rx(slot);
-    let start = clock::now_ns();
-    let patient = || {
-        sys::sched_yield();
-        if clock::now_ns() - start < BELL_NS { Ok(()) } else { Err(libc::EBUSY) }
-    };
+    let patience = Patience::new();
+    // Bytes of the TCP span before doorbells, which would be read as data by whoever comes next.
+    let mut before_bells = 0;
     loop {
         match span.source(|| kernel::tcp_read(fd, conn, slot)).map_err(|_| libc::EBUSY)? {
             Source::Bells(count) => {
                 drop_bytes(fd, count);
-                patient()?;
+                patience.wait()?;
             }
-            // Doorbells behind bytes that are not ours to read: they would be read as data.
             Source::Tcp(_) if span.is_tcp() => return Ok(()),
-            Source::Tcp(_) if span.unheard() > 0 => return Err(libc::EBUSY),
+            Source::Tcp(left) if span.boundary().is_some() => {
+                before_bells = left as usize;
+                break;
+            }
             _ => break,
         }
+    }
+    // The peer's socket, to send for it: its program may be anywhere.
+    let peer = PeersSocket::of(fd, slot, 1 - conn.side());
+    if before_bells > 0 && span.unheard() > 0 && peer.is_none() {
+        return Err(libc::EBUSY);
     }
     match span.leave(&rx, &conn.tx(slot)) {
         Leave::Unread => return Err(libc::EBUSY),
         Leave::SenderFirst => {
             while !finish_rx(fd, conn, slot) {
-                if rx.has_data() {
+                if rx.has_data() || before_bells > 0 {
                     return Err(libc::EBUSY);
                 }
-                patient()?;
+                patience.wait()?;
             }
             return Ok(());
         }
         Leave::Left => {}
     }
     while span.is_rung(slot, conn.side()) {
-        patient()?;
+        patience.wait()?;
     }
+    if before_bells > 0 && span.unheard() > 0 {
+        let Some(peer) = &peer else { return Err(libc::EBUSY) };
+        return peer.send_again(fd, conn, slot, before_bells);
+    }
+    drop_bells(fd, conn, slot)?;
+    if let Some(peer) = peer.filter(|_| rx.has_data()) {
+        peer.end_ring(conn, slot);
+    }
+    Ok(())
+}
+
+/// Takes all doorbells out of the TCP stream; none comes any more.
+fn drop_bells(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
+    let span = RxSpan::new(slot, conn.side());
+    let patience = Patience::new();
     while span.unheard() > 0 {
         let taken = drop_bytes(fd, span.unheard().into());
         conn.end(slot).bells_drained.fetch_add(taken as u32, Relaxed);
         if taken == 0 && kernel::has_fin(fd) {
             break;
         }
-        patient()?;
+        patience.wait()?;
     }
     Ok(())
 }
@@ -134,9 +170,7 @@ fn wake(fd: i32, conn: &Conn, slot: &Slot) {
     // Release: it finds TXF_LEFT in the other direction.
     conn.own(slot).flags.fetch_or(TXF_LOOK, AcqRel);
     let (rx, tx) = (conn.rx(slot), conn.tx(slot));
-    let waits = |ring: &usmc_shm::ring::Ring<'_>| {
-        (rx.has_data() && ring.has_rx_sleepers()) || rx.has_tx_sleepers()
-    };
+    let waits = |ring: &Ring<'_>| (rx.has_data() && ring.has_rx_sleepers()) || rx.has_tx_sleepers();
     if waits(&tx) && transition::tx_is_ring(fd, conn, slot) {
         wait::ring_bell(fd, conn, slot, || {
             let asleep = tx.take_rx_sleepers() | rx.take_tx_sleepers();
@@ -146,7 +180,7 @@ fn wake(fd: i32, conn: &Conn, slot: &Slot) {
 }
 
 /// Ends the ring of the sending direction, sending again what the peer left unread. False where it is not over: a
-/// signal handler interrupted a send, or the connection failed.
+/// signal handler interrupted a send, or the peer stopped in the middle of one.
 pub fn go_back(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let Some(_held) = conn.tx_lock.enter() else { return false };
     let Some(_family) = Family::enter(conn, &conn.end(slot).tx_lock) else { return false };
@@ -155,60 +189,152 @@ pub fn go_back(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 
 /// The same for the holder of the sending locks.
 pub fn go_back_locked(fd: i32, conn: &Conn, slot: &Slot) -> bool {
-    let span = TxSpan::new(slot, conn.side());
     let own = conn.own(slot);
     if own.flags.load(Relaxed) & (TXF_DONE | TXF_LEFT) == TXF_DONE {
         // No byte follows, and the kernel's count would include the FIN.
         own.flags.fetch_or(TXF_BACK, AcqRel);
         return true;
     }
-    let client = conn.has(F_CLIENT);
-    let start = clock::now_ns();
+    if conn.peer(slot).flags.load(Acquire) & (TXF_CLOSED | TXF_ABORT) != 0 {
+        // Nobody reads there: what is in the ring meets TCP's answer to that.
+        own.flags.fetch_or(TXF_LEFT, AcqRel);
+    }
+    let Ok(_held) = SharedLock::enter(&conn.end(slot).back_lock) else { return false };
+    end_ring(fd, slot, conn.side(), &conn.tx(slot))
+}
+
+/// A duplicate of the peer's socket, to send on its behalf what it would have to send again. The kernel gives it to
+/// whom it lets debug the peer (ptrace(2), "Ptrace access mode checking").
+struct PeersSocket(i32);
+
+impl PeersSocket {
+    fn of(fd: i32, slot: &Slot, side: usize) -> Option<PeersSocket> {
+        let end = &slot.end[side];
+        let pidfd = sys::pidfd_open(end.pid.load(Relaxed)).ok()?;
+        let socket = sys::pidfd_getfd(pidfd, end.fd.load(Relaxed));
+        sys::close(pidfd);
+        let socket = PeersSocket(socket.ok()?);
+        // The number may mean anything by now, and who told it may lie.
+        let is_it = tuple::netns(socket.0) == tuple::netns(fd)
+            && tuple::local(socket.0).is_ok_and(|at| tuple::peer(fd) == Ok(at))
+            && tuple::peer(socket.0).is_ok_and(|at| tuple::local(fd) == Ok(at));
+        is_it.then_some(socket)
+    }
+
+    /// Ends the peer's sending direction.
+    fn end_ring(&self, conn: &Conn, slot: &Slot) {
+        let side = 1 - conn.side();
+        if let Ok(_held) = SharedLock::enter(&slot.end[side].back_lock) {
+            end_ring(self.0, slot, side, &conn.rx(slot));
+        }
+    }
+
+    /// The next `count` bytes of TCP, which doorbells follow, once more behind them; then the ring.
+    fn send_again(&self, fd: i32, conn: &Conn, slot: &Slot, count: usize) -> Result<(), Errno> {
+        let side = 1 - conn.side();
+        let bytes = sys::mmap_private(core::ptr::null_mut(), count)?;
+        let moved = SharedLock::enter(&slot.end[side].back_lock).map_err(|_| libc::EBUSY).and_then(
+            |_held| {
+                let patience = Patience::new();
+                let mut got = 0;
+                while got < count {
+                    // SAFETY: `count - got` bytes are left in the mapping.
+                    let n =
+                        unsafe { sys::recv(fd, bytes.add(got), count - got, libc::MSG_DONTWAIT) };
+                    got += n.unwrap_or(0);
+                    patience.wait()?;
+                }
+                drop_bells(fd, conn, slot)?;
+                // SAFETY: the mapping has `count` bytes.
+                unsafe { send_all(self.0, bytes, count) }?;
+                end_ring(self.0, slot, side, &conn.rx(slot));
+                Ok(())
+            },
+        );
+        // SAFETY: mapped above.
+        unsafe { sys::munmap(bytes, count) };
+        moved
+    }
+}
+
+impl Drop for PeersSocket {
+    fn drop(&mut self) {
+        sys::close(self.0);
+    }
+}
+
+/// Ends the span of the ring `tx`, which end `side` of the connection sends by the socket `fd`. The caller holds that
+/// end's `back_lock`.
+fn end_ring(fd: i32, slot: &Slot, side: usize, tx: &Ring<'_>) -> bool {
+    let span = TxSpan::new(slot, side);
+    let patience = Patience::new();
     loop {
-        match span.try_back(|| kernel::tcp_sent(fd, client)) {
+        match span.try_back(tx, || kernel::tcp_sent(fd, side == CLIENT)) {
             Ok(Back::Done) => return true,
-            Ok(Back::Busy) if clock::now_ns() - start < BELL_NS => sys::sched_yield(),
-            Ok(Back::Resend(sent)) => {
-                let all = resend(fd, conn, slot, sent as usize);
-                span.is_resent();
-                return all;
+            Ok(Back::Busy) if patience.wait().is_ok() => {}
+            Ok(Back::Resend(from)) => {
+                // Where it fails, the connection is over, and the kernel tells the application.
+                span.is_resent(resend(fd, tx, from).unwrap_or(from));
+                return true;
+            }
+            Err(_) if kernel::is_over(fd) => {
+                span.is_resent(tx.dir().producer.prod.load(Relaxed));
+                return true;
             }
             Ok(Back::Busy) | Err(_) => return false,
         }
     }
 }
 
-/// Sends what is unread in the ring, but for its first `sent` bytes, by TCP. Where the kernel does not take it in
-/// time, the connection is reset, which is no silent loss.
-fn resend(fd: i32, conn: &Conn, slot: &Slot, sent: usize) -> bool {
-    let tx = conn.tx(slot);
-    let Ok(data) = tx.data() else { return false };
+/// Sends what is in the ring from cursor `from` on by TCP; where that ends.
+fn resend(fd: i32, tx: &Ring<'_>, from: u64) -> Option<u64> {
+    let data = tx.data().ok()?;
+    let end = data.cons.wrapping_add(data.len as u64);
+    let mut at = from;
+    while at != end {
+        let left = end.wrapping_sub(at);
+        if left > data.len as u64 {
+            return None;
+        }
+        let (src, len) = tx.contiguous(at, data.window, left as usize);
+        // SAFETY: `len` unread bytes of the ring.
+        unsafe { send_all(fd, src, len) }.ok()?;
+        at = at.wrapping_add(len as u64);
+    }
+    if end != from {
+        let n = end.wrapping_sub(from);
+        log::debug(format_args!("fd {fd}: {n} unread bytes sent again by TCP"));
+    }
+    Some(end)
+}
+
+/// Sends by TCP what was sent before. Where the kernel does not take it in time, the connection is reset, which is no
+/// silent loss; other errors are the connection's, and the kernel tells the application.
+///
+/// # Safety
+/// `src` is readable for `len` bytes; others may write them.
+unsafe fn send_all(fd: i32, src: *const u8, len: usize) -> Result<(), Errno> {
     let start = clock::now_ns();
-    let mut at = sent.min(data.len);
-    while at < data.len {
-        let from = data.cons.wrapping_add(at as u64);
-        let (src, len) = tx.contiguous(from, data.window, data.len - at);
-        // SAFETY: `len` unread bytes of our ring; the kernel alone reads them.
-        let n = unsafe { sys::send_raw(fd, src, len, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-        match n {
-            Ok(n) => at += n,
+    let mut sent = 0;
+    while sent < len {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the caller's contract.
+        match unsafe { sys::send_raw(fd, src.add(sent), len - sent, flags) } {
+            Ok(n) => sent += n,
             Err(libc::EAGAIN) if clock::now_ns() - start < RESEND_NS => {
                 sys::poll1(fd, libc::POLLOUT, 10);
             }
             Err(libc::EINTR) => {}
-            Err(libc::EAGAIN) => {
-                log::warn(format_args!("fd {fd}: no room for what the peer left unread; reset"));
-                sys::disconnect(fd);
-                return false;
+            Err(errno) => {
+                if errno == libc::EAGAIN {
+                    log::warn(format_args!("fd {fd}: no room for what was left unread; reset"));
+                    sys::disconnect(fd);
+                }
+                return Err(errno);
             }
-            // The connection is over; the kernel tells the application.
-            Err(_) => return false,
         }
     }
-    if data.len > 0 {
-        log::debug(format_args!("fd {fd}: {} unread bytes sent again by TCP", data.len - sent));
-    }
-    true
+    Ok(())
 }
 
 /// Takes up to `count` doorbells out of the TCP stream.
@@ -232,6 +358,9 @@ pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let resume = span.resume();
     let peer = conn.peer(slot).flags.load(Acquire);
     let rx = conn.rx(slot);
+    if span.is_by_sender() {
+        return finish_by_sender(fd, conn, slot);
+    }
     // A send of ours that sleeps has to see its doorbell first.
     if rx.has_data() || sends_sleep(conn, slot) {
         return false;
@@ -266,14 +395,26 @@ pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     true
 }
 
+/// [`finish_rx`], where the sender was faster than our first look at the ring.
+fn finish_by_sender(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    let span = RxSpan::new(slot, conn.side());
+    while let Ok(Source::Bells(count)) = span.source(|| kernel::tcp_read(fd, conn, slot)) {
+        if drop_bytes(fd, count) == 0 {
+            break;
+        }
+    }
+    span.is_tcp()
+}
+
 /// Does what the peer's way back asks of us, but for the phase: some callers hold locks of epoll sets.
 #[cold]
 pub fn look(fd: i32, conn: &Conn, slot: &Slot) {
     if must_go_back(conn, slot) {
         go_back(fd, conn, slot);
     }
-    if conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0
-        && !RxSpan::new(slot, conn.side()).is_tcp()
+    let rx = RxSpan::new(slot, conn.side());
+    if (conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0 || rx.is_by_sender())
+        && !rx.is_tcp()
         && let Some(_held) = conn.rx_lock.enter()
         && let Some(_family) = Family::enter(conn, &conn.end(slot).rx_lock)
     {
@@ -311,7 +452,7 @@ pub fn follow(fd: i32, index: u32) -> bool {
 }
 
 /// Whether our sends are TCP's again, or there are none any more.
-fn is_back(conn: &Conn, slot: &Slot) -> bool {
+pub fn is_back(conn: &Conn, slot: &Slot) -> bool {
     const ENDED: u32 = TXF_DONE | TXF_BACK;
     TxSpan::new(slot, conn.side()).is_back() || conn.own(slot).flags.load(Acquire) & ENDED == ENDED
 }

@@ -29,14 +29,16 @@ pub enum Ending {
 
 /// What has happened to the connection. Asks the kernel only when something is known to have happened.
 pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
-    let flags = conn.peer(slot).flags.load(Acquire) & TXF_ENDS;
+    let flags = conn.peer(slot).flags.load(Acquire);
+    let returns = demote::is_due(flags | conn.own(slot).flags.load(Relaxed));
+    let flags = flags & TXF_ENDS;
     let known = conn.kernel_events.load(Relaxed);
     if flags & TXF_ABORT != 0 {
         // Once a FIN has gone either way the connection is over, and a RST finds none.
         let both_shut = flags & conn.own(slot).flags.load(Relaxed) & TXF_SHUT != 0;
         return if both_shut { Ending::Fin } else { Ending::Reset };
     }
-    if flags | known == 0 && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD == 0 {
+    if flags | known == 0 && !returns && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD == 0 {
         return Ending::Alive;
     }
     if known & ready::HUP == 0 {
@@ -80,7 +82,7 @@ fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
     if !matches!(errno, 0 | libc::ECONNRESET | libc::EPIPE) {
         return Ending::Reset;
     }
-    if conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0 {
+    if conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0 || demote::is_back(conn, slot) {
         return Ending::Reset;
     }
     let peer = &slot.end[1 - conn.side()];
@@ -164,15 +166,13 @@ pub fn take_noted(conn: &Conn) -> Option<Errno> {
 }
 
 /// An error that only we know of, for a send through the kernel; of EPIPE the kernel makes its signal, too.
-pub fn untold(conn: &Conn, slot: &Slot) -> Option<Errno> {
+#[inline(always)]
+pub fn untold(conn: &Conn) -> Option<Errno> {
     let known = (conn.kernel_events.load(Relaxed) >> 16) as Errno;
-    if known == 0 || known == libc::EPIPE || !has_error(conn, slot) {
-        return None;
-    }
-    take_noted(conn)
+    if known == 0 || known == libc::EPIPE { None } else { untold_of_plain(conn) }
 }
 
-/// The same for a receive on a connection that has become plain TCP: a sleep before may have taken the error.
+/// The same on a connection that has become plain TCP: a look before may have taken the error.
 #[inline(always)]
 pub fn untold_of_plain(conn: &Conn) -> Option<Errno> {
     if conn.kernel_events.load(Relaxed) >> 16 == 0 {
@@ -180,6 +180,17 @@ pub fn untold_of_plain(conn: &Conn) -> Option<Errno> {
     }
     let told = conn.slot().is_some_and(|slot| !has_error(conn, slot));
     if told { None } else { take_noted(conn) }
+}
+
+/// [`untold_of_plain`] for a receive: TCP gives the end of the stream, once it was there.
+#[inline(always)]
+pub fn untold_to_receiver(conn: &Conn) -> Option<Errno> {
+    if conn.kernel_events.load(Relaxed) >> 16 == 0
+        || conn.slot().is_some_and(|slot| had_fin(conn, slot))
+    {
+        return None;
+    }
+    untold_of_plain(conn)
 }
 
 /// A send through the kernel has just failed: where that was the connection's error, it is reported now.

@@ -3,9 +3,9 @@
 use core::mem;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
+use usmc_shm::back::Resume;
 use usmc_shm::bell::Drain;
 use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT, TXF_BACK};
-use usmc_shm::lock;
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, Taken, Unmeasured};
 use usmc_shm::sync::AtomicU64;
@@ -18,8 +18,9 @@ use super::iov::Buffers;
 use super::wait::{self, Until, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_SHARED, FRESH, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
+use crate::process::SharedLock;
 use crate::sys::{self, Errno};
-use crate::{clock, kernel, observer, process, transition};
+use crate::{clock, kernel, observer, real, transition};
 
 /// How long an empty ring is believed without asking the kernel whether the peer died.
 const KERNEL_CHECK_NS: u64 = 10_000;
@@ -28,6 +29,8 @@ const KERNEL_CHECK_NS: u64 = 10_000;
 enum Attempt {
     /// This many bytes.
     Got(usize),
+    /// Something has changed: look again.
+    Again,
     /// Nothing yet; `true` when TCP has been read to the boundary.
     Empty(bool),
     /// No byte will follow.
@@ -65,14 +68,20 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 }
             }
             OFFERED | EARLY | ATTACHED => transition::progress(fd, index, Call::Receive),
-            _ if total > 0 => return Outcome::Done(total),
             PLAIN => {
                 transition::give_lowat_back(fd, conn);
-                return match ending::untold_of_plain(conn) {
+                return match ending::untold_to_receiver(conn) {
+                    Some(errno) if total > 0 => {
+                        ending::put_back(conn, errno);
+                        Outcome::Done(total)
+                    }
                     Some(errno) => Outcome::Fail(errno),
+                    // The number may be closed, or some bytes are here already.
+                    None if hold.is_some() || total > 0 => rest_by_kernel(fd, conn, to, flags, total),
                     None => Outcome::Kernel,
                 };
             }
+            _ if total > 0 => return Outcome::Done(total),
             _ => return Outcome::Kernel,
         }
         if total > 0 && has_kernel_error(fd, conn) {
@@ -99,6 +108,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
             Attempt::Kernel => return Outcome::Kernel,
             Attempt::End => return Outcome::Done(total),
+            Attempt::Again => continue,
             Attempt::Got(n) => {
                 total += n;
                 if total >= least || wanted == 0 || flags & libc::MSG_PEEK != 0 {
@@ -141,6 +151,27 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     }
 }
 
+/// Goes on in the kernel with a receive that slept while the connection became plain TCP.
+fn rest_by_kernel(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32, total: usize) -> Outcome {
+    let mut iov: [libc::iovec; 64] =
+        [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
+    // SAFETY: all-zero is a valid msghdr.
+    let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+    msg.msg_iovlen = to.fill(&mut iov, usize::MAX);
+    msg.msg_iov = iov.as_mut_ptr();
+    // SAFETY: the iovecs are the application's buffers. The real function: a cancellation point, as it expects.
+    let n = unsafe { real::recvmsg(fd, &raw mut msg, flags) };
+    if n >= 0 {
+        return Outcome::Done(total + n as usize);
+    }
+    let errno = crate::errno();
+    if total == 0 {
+        return Outcome::Fail(errno);
+    }
+    ending::put_back(conn, errno);
+    Outcome::Done(total)
+}
+
 /// Whether the next receive from the kernel would be told an error, while it is still to be reported by the kernel
 /// itself: a call that has bytes leaves it to the next.
 fn has_kernel_error(fd: i32, conn: &Conn) -> bool {
@@ -149,7 +180,7 @@ fn has_kernel_error(fd: i32, conn: &Conn) -> bool {
 }
 
 /// A lock in the slot, held where several processes share this end.
-pub struct Family<'a>(Option<&'a AtomicU64>);
+pub struct Family<'a>(#[expect(dead_code, reason = "held for its drop")] Option<SharedLock<'a>>);
 
 impl<'a> Family<'a> {
     /// Takes it if the socket is shared; `None` when the peer made it unusable.
@@ -157,17 +188,7 @@ impl<'a> Family<'a> {
         if !conn.has(F_SHARED) {
             return Some(Family(None));
         }
-        process::lock_shared(word).ok()?;
-        Some(Family(Some(word)))
-    }
-}
-
-impl Drop for Family<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if let Some(word) = self.0 {
-            lock::release(word);
-        }
+        Some(Family(Some(SharedLock::enter(word).ok()?)))
     }
 }
 
@@ -191,10 +212,15 @@ fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
     };
     let span = RxSpan::new(slot, conn.side());
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {
-        Ok(Source::Ring) => from_ring(fd, conn, slot, to, flags),
+        Ok(Source::Ring) => match from_ring(fd, conn, slot, to, flags) {
+            Attempt::Got(n) if n > 0 && demote::is_due(conn.peer(slot).flags.load(Relaxed)) => {
+                Attempt::Got(n + behind_ring(fd, conn, slot, to, flags))
+            }
+            got => got,
+        },
         Ok(Source::Tcp(left)) => from_tcp(fd, conn, Some((span, slot)), to, flags, left),
         // Waking up for them is what a sleep does meanwhile.
-        Ok(Source::Bells(count)) if demote::drop_bytes(fd, count) > 0 => Attempt::Got(0),
+        Ok(Source::Bells(count)) if demote::drop_bytes(fd, count) > 0 => Attempt::Again,
         Ok(Source::Bells(_)) => Attempt::Empty(false),
         // The kernel does not know the socket any more: the number was closed behind our back.
         Err(Unmeasured) => Attempt::Fail(libc::EBADF),
@@ -250,7 +276,8 @@ fn from_tcp(
                 let more = if n as u64 == left { peek_ring(conn, slot, to) } else { 0 };
                 Attempt::Got(n + more)
             }
-            Ok(Source::Ring | Source::Bells(_)) | Err(Unmeasured) => Attempt::Got(0),
+            Ok(Source::Ring | Source::Bells(_)) => Attempt::Again,
+            Err(Unmeasured) => Attempt::Got(0),
         };
     }
     match span.took_tcp(taken as u64, || kernel::tcp_read(fd, conn, slot)) {
@@ -273,12 +300,32 @@ fn from_tcp(
             {
                 return Attempt::Got(data + more);
             }
+            if demote::is_due(conn.peer(slot).flags.load(Relaxed)) && !span.is_tcp() {
+                return Attempt::Got(data + behind_ring(fd, conn, slot, to, flags));
+            }
             more_of_tcp(fd, conn, to, flags, full, data)
         }
         Err(Unmeasured) => {
             to.skip(taken);
             Attempt::Got(taken)
         }
+    }
+}
+
+/// One call gives what is there, wherever it is: bytes of TCP that follow a ring that was just read to its end, or
+/// doorbells that stood for such a ring.
+#[cold]
+fn behind_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) -> usize {
+    let span = RxSpan::new(slot, conn.side());
+    if flags & libc::MSG_PEEK != 0 || to.left() == 0 || !demote::finish_rx(fd, conn, slot) {
+        return 0;
+    }
+    if !sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) {
+        return 0;
+    }
+    match from_tcp(fd, conn, Some((span, slot)), to, flags, u64::MAX) {
+        Attempt::Got(n) => n,
+        _ => 0,
     }
 }
 
@@ -409,12 +456,12 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
     }
     // Before the end: bytes of TCP may follow the ring.
     if conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0 && demote::finish_rx(fd, conn, slot) {
-        return Attempt::Got(0);
+        return Attempt::Again;
     }
     match ending::for_receiver(fd, conn, slot) {
         Ending::Alive => {}
         // What the peer published before its end is visible now.
-        _ if rx.has_data() => return Attempt::Got(0),
+        _ if rx.has_data() => return Attempt::Again,
         Ending::Fin => return Attempt::End,
         Ending::Reset => {
             return ending::take_error(fd, conn, slot).map_or(Attempt::End, Attempt::Fail);
@@ -424,7 +471,7 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
         return Attempt::End;
     }
     if wait::drain_bells(fd, conn, slot) == Drain::Data {
-        return Attempt::Got(0);
+        return Attempt::Again;
     }
     let now = clock::now_ns();
     if now.wrapping_sub(conn.kernel_seen.load(Relaxed)) < KERNEL_CHECK_NS {
@@ -439,7 +486,7 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
             ending::note_eof(fd, conn);
             match ending::ending(fd, conn, slot) {
                 Ending::Alive => Attempt::Empty(true),
-                Ending::Fin | Ending::Reset => Attempt::Got(0),
+                Ending::Fin | Ending::Reset => Attempt::Again,
             }
         }
         Ok(_) => {
@@ -451,8 +498,16 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
         }
         Err(errno) => match ending::note_error(conn, errno) {
             Woken::Fail(errno) => Attempt::Fail(errno),
-            Woken::Look => Attempt::Got(0),
+            Woken::Look => Attempt::Again,
         },
+    }
+}
+
+/// Of `inq` bytes of TCP that stand behind the ring, those of the application.
+fn behind(span: &RxSpan<'_>, inq: usize) -> usize {
+    match span.resume() {
+        Resume::Not => 0,
+        _ => inq.saturating_sub(span.unheard() as usize),
     }
 }
 
@@ -486,13 +541,20 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
     let span = RxSpan::new(slot, conn.side());
     let in_ring = conn.rx(slot).data().map_or(0, |d| d.len);
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {
+        Ok(Source::Ring) if demote::is_due(conn.peer(slot).flags.load(Relaxed)) => {
+            let inq = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
+            Some(in_ring + behind(&span, inq))
+        }
         Ok(Source::Ring) | Err(Unmeasured) => Some(in_ring),
         Ok(Source::Bells(_)) => Some(0),
         Ok(Source::Tcp(left)) => {
             let inq = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
-            // Behind the ring its unread bytes come again.
-            let in_ring = if span.is_tcp() { 0 } else { in_ring };
-            Some(inq.min(usize::try_from(left).unwrap_or(inq)) + in_ring)
+            if span.is_tcp() {
+                // The ring's unread bytes come again.
+                return Some(inq);
+            }
+            let first = inq.min(usize::try_from(left).unwrap_or(inq));
+            Some(first + in_ring + behind(&span, inq - first))
         }
     }
 }

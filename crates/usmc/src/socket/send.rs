@@ -13,7 +13,7 @@ use super::ending;
 use super::iov::Buffers;
 use super::recv::Family;
 use super::wait::{self, Woken};
-use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
@@ -66,6 +66,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         match conn.phase() {
             RING => {}
             OFFERED | EARLY | ATTACHED => transition::progress(fd, index, Call::Send),
+            PLAIN => return ending::untold(conn).map_or(Way::Plain, Way::Failed),
             _ => return Way::Plain,
         }
         let Some(slot) = conn.slot() else {
@@ -95,7 +96,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
                 continue;
             }
         }
-        if let Some(errno) = ending::untold(conn, slot) {
+        if let Some(errno) = ending::untold(conn) {
             return Way::Failed(errno);
         }
         let client = conn.has(conn::F_CLIENT);

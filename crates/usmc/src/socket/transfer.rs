@@ -184,7 +184,8 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             let Some(_held) = conn.rx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
             RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
         };
-        if !matches!(source, Ok(Source::Ring)) {
+        let ends = demote::is_due(conn.peer(slot).flags.load(Relaxed));
+        if !matches!(source, Ok(Source::Ring)) || ends {
             return splice_tcp(fd, index, to, count, nonblock);
         }
         let room = match pipe_room(to, nonblock) {

@@ -118,7 +118,7 @@ pub fn wake_writer(fd: i32, conn: &Conn, slot: &Slot) {
 pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce() -> u32) {
     let send = || sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok();
     if tx_span(conn, slot).ring(take, send) == Rung::Back {
-        demote::look(fd, conn, slot);
+        demote::go_back(fd, conn, slot);
     }
 }
 
