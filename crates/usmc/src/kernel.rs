@@ -2,7 +2,7 @@
 
 use core::mem::{self, offset_of};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
-use usmc_shm::layout::{Slot, TX_RING, TXF_RETURNS};
+use usmc_shm::layout::{Slot, TX_RING, TXF_DONE, TXF_RETURNS};
 
 use crate::conn::Conn;
 use crate::sys;
@@ -28,6 +28,13 @@ const TCP_LAST_ACK: u8 = 9;
 const TCP_CLOSING: u8 = 11;
 const TCP_TIME_WAIT: u8 = 6;
 const TCP_CLOSE: u8 = 7;
+
+impl TcpInfo {
+    /// Whether the peer's FIN has come, of a connection that was not reset.
+    fn has_fin(&self) -> bool {
+        matches!(self.state, TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING | TCP_TIME_WAIT)
+    }
+}
 
 fn tcp_info(fd: i32) -> Option<TcpInfo> {
     // SAFETY: integers only.
@@ -67,19 +74,22 @@ pub fn tcp_read(fd: i32, conn: &Conn, slot: &Slot) -> Option<u64> {
     } else {
         u64::MAX
     };
-    // FIONREAD ends at the mark of urgent data. That comes only from a peer that has left the ring.
-    let may_be_urgent = peer.flags.load(Acquire) & TXF_RETURNS != 0;
+    // From a peer that has left the ring anything may come: FIONREAD ends at the mark of urgent data.
+    let returns = peer.flags.load(Acquire) & TXF_RETURNS != 0;
     for _ in 0..1000 {
         let before = tcp_info(fd)?;
-        let unread = if may_be_urgent { unread_beyond_mark(fd)? } else { unread(fd)? };
+        let unread = match returns {
+            true if before.state != TCP_CLOSE => unread_beyond_mark(fd, before.has_fin())?,
+            _ => unread(fd)?,
+        };
         let after = tcp_info(fd)?;
         if before.bytes_received == after.bytes_received && before.state == after.state {
             // A received FIN counts as one byte, and FIONREAD leaves it out.
             let fin = match after.state {
-                TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING | TCP_TIME_WAIT => 1,
                 // After a RST: the state does not tell any more whether a FIN came before it.
+                TCP_CLOSE if returns => u64::from(peer.flags.load(Relaxed) & TXF_DONE != 0),
                 TCP_CLOSE => u64::from(after.bytes_received > carried),
-                _ => 0,
+                _ => after.has_fin().into(),
             };
             return after.bytes_received.checked_sub(fin + unread as u64);
         }
@@ -92,13 +102,14 @@ fn unread(fd: i32) -> Option<i32> {
 }
 
 /// Unread bytes, whatever urgent data, read or not, is among them.
-fn unread_beyond_mark(fd: i32) -> Option<i32> {
+fn unread_beyond_mark(fd: i32, fin: bool) -> Option<i32> {
     const TCP_INQ: i32 = 36;
     let was = option(fd, libc::IPPROTO_TCP, TCP_INQ, 0);
     sys::setsockopt(fd, libc::IPPROTO_TCP, TCP_INQ, &1i32).ok()?;
     let told = peek_inq(fd);
     let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, TCP_INQ, &was);
-    told.or_else(|| unread(fd))
+    // A FIN is counted there.
+    told.map_or_else(|| unread(fd), |bytes| Some((bytes - i32::from(fin)).max(0)))
 }
 
 /// What a receive with the option TCP_INQ tells beside its bytes.
@@ -132,13 +143,7 @@ pub fn is_over(fd: i32) -> bool {
 
 /// Whether the peer's FIN or RST has arrived.
 pub fn has_fin(fd: i32) -> bool {
-    matches!(
-        tcp_info(fd),
-        Some(TcpInfo {
-            state: TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING | TCP_TIME_WAIT | TCP_CLOSE,
-            ..
-        })
-    )
+    tcp_info(fd).is_some_and(|info| info.has_fin() || info.state == TCP_CLOSE)
 }
 
 /// An int option, or `default`.

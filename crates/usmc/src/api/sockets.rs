@@ -69,6 +69,8 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         && unsafe { is_unspecified(addr, len) }
     {
         after((), |()| connecting::disconnecting(index));
+        // SAFETY: the caller's contract.
+        return after(unsafe { real::connect(fd, addr, len) }, |_| connecting::disconnected(index));
     }
     // SAFETY: the caller's contract.
     let done = unsafe { real::connect(fd, addr, len) };

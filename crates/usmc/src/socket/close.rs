@@ -195,10 +195,12 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
     let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
     let reset_asked = linger.l_onoff != 0 && linger.l_linger == 0;
-    let in_ring = wait::reads_ring(fd, conn, slot);
+    let is_tcp =
+        demote::is_due(conn.peer(slot).flags.load(Acquire)) && demote::finish_rx(fd, conn, slot);
+    let in_ring = !is_tcp && wait::reads_ring(fd, conn, slot);
     // Before the boundary, what TCP holds is data.
     let in_tcp = !in_ring && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
-    let unread = in_tcp || conn.rx(slot).has_data();
+    let unread = in_tcp || (!is_tcp && conn.rx(slot).has_data());
     let abort = if unread || reset_asked { TXF_ABORT } else { 0 };
     // Release: after the last published byte.
     let before = conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | abort, AcqRel);

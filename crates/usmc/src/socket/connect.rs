@@ -67,8 +67,8 @@ pub fn is_connected(index: u32) -> bool {
 /// Before connect(2) to AF_UNSPEC: the kernel resets the connection, and the socket is fresh again.
 pub fn disconnecting(index: u32) {
     let conn = conn::at(index);
-    let rx = conn.rx_lock.enter();
-    let tx = conn.tx_lock.enter();
+    let _rx = conn.rx_lock.enter();
+    let _tx = conn.tx_lock.enter();
     if let Some(slot) = conn.slot() {
         conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | TXF_ABORT, Release);
         // Nor has another process anything to read any more.
@@ -82,7 +82,10 @@ pub fn disconnecting(index: u32) {
     conn.go_on_with_kernel_calls();
     conn.set_flag(F_CLIENT | F_TUNED, false);
     conn.set_phase(FRESH);
-    drop((rx, tx));
+}
+
+/// After it.
+pub fn disconnected(index: u32) {
     poll::epoll::left_ring(index);
 }
 

@@ -170,8 +170,9 @@ fn wake(fd: i32, conn: &Conn, slot: &Slot) {
     // Release: it finds TXF_LEFT in the other direction.
     conn.own(slot).flags.fetch_or(TXF_LOOK, AcqRel);
     let (rx, tx) = (conn.rx(slot), conn.tx(slot));
-    let waits = |ring: &Ring<'_>| (rx.has_data() && ring.has_rx_sleepers()) || rx.has_tx_sleepers();
-    if waits(&tx) && transition::tx_is_ring(fd, conn, slot) {
+    let resends = rx.has_data() && !TxSpan::new(slot, 1 - conn.side()).is_back();
+    let waits = (resends && tx.has_rx_sleepers()) || rx.has_tx_sleepers();
+    if waits && transition::tx_is_ring(fd, conn, slot) {
         wait::ring_bell(fd, conn, slot, || {
             let asleep = tx.take_rx_sleepers() | rx.take_tx_sleepers();
             if asleep != 0 { ARM_TCP } else { 0 }

@@ -77,7 +77,9 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     }
                     Some(errno) => Outcome::Fail(errno),
                     // The number may be closed, or some bytes are here already.
-                    None if hold.is_some() || total > 0 => rest_by_kernel(fd, conn, to, flags, total),
+                    None if hold.is_some() || total > 0 => {
+                        rest_by_kernel(fd, conn, to, flags, total)
+                    }
                     None => Outcome::Kernel,
                 };
             }
