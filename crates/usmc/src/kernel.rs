@@ -2,7 +2,7 @@
 
 use core::mem::{self, offset_of};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
-use usmc_shm::layout::{Slot, TX_RING, TXF_DONE, TXF_RETURNS};
+use usmc_shm::layout::{Slot, TX_RING, TXF_RETURNS};
 
 use crate::conn::Conn;
 use crate::sys;
@@ -87,7 +87,10 @@ pub fn tcp_read(fd: i32, conn: &Conn, slot: &Slot) -> Option<u64> {
             // A received FIN counts as one byte, and FIONREAD leaves it out.
             let fin = match after.state {
                 // After a RST: the state does not tell any more whether a FIN came before it.
-                TCP_CLOSE if returns => u64::from(peer.flags.load(Relaxed) & TXF_DONE != 0),
+                // There is a count that includes a FIN; asking for it where nothing is to be read could take the error.
+                TCP_CLOSE if returns && unread > 0 => {
+                    peek_inq(fd).map_or(0, |bytes| u64::from(bytes > unread))
+                }
                 TCP_CLOSE => u64::from(after.bytes_received > carried),
                 _ => after.has_fin().into(),
             };
@@ -103,17 +106,21 @@ fn unread(fd: i32) -> Option<i32> {
 
 /// Unread bytes, whatever urgent data, read or not, is among them.
 fn unread_beyond_mark(fd: i32, fin: bool) -> Option<i32> {
-    const TCP_INQ: i32 = 36;
-    let was = option(fd, libc::IPPROTO_TCP, TCP_INQ, 0);
-    sys::setsockopt(fd, libc::IPPROTO_TCP, TCP_INQ, &1i32).ok()?;
-    let told = peek_inq(fd);
-    let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, TCP_INQ, &was);
     // A FIN is counted there.
-    told.map_or_else(|| unread(fd), |bytes| Some((bytes - i32::from(fin)).max(0)))
+    peek_inq(fd).map_or_else(|| unread(fd), |bytes| Some((bytes - i32::from(fin)).max(0)))
 }
 
 /// What a receive with the option TCP_INQ tells beside its bytes.
 fn peek_inq(fd: i32) -> Option<i32> {
+    const TCP_INQ: i32 = 36;
+    let was = option(fd, libc::IPPROTO_TCP, TCP_INQ, 0);
+    sys::setsockopt(fd, libc::IPPROTO_TCP, TCP_INQ, &1i32).ok()?;
+    let told = peek_with_inq(fd);
+    let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, TCP_INQ, &was);
+    told
+}
+
+fn peek_with_inq(fd: i32) -> Option<i32> {
     let mut byte = 0u8;
     let mut control = [0u64; 8];
     let mut iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };

@@ -136,13 +136,13 @@ impl Model {
         self.open.get(&(process, handle)).map(|o| &self.objects[*o])
     }
 
-    /// Whether an end cannot be sent in a message. Known: bytes in a ring cannot follow when their sender has ended, or
-    /// was passed on itself.
+    /// Whether an end cannot be sent in a message. Known: bytes in a ring cannot follow when either direction has ended,
+    /// or their sender was passed on itself.
     pub fn is_held_back(&self, process: usize, handle: i64) -> bool {
         let object = self.open.get(&(process, handle)).map(|o| (*o, &self.objects[*o]));
         let Some((number, Object::End { unread: 1.., ended, .. })) = object else { return false };
         let peer = self.peer(number).map(|p| &self.objects[p]);
-        *ended || matches!(peer, Some(Object::End { passed: true, .. }))
+        *ended || matches!(peer, Some(Object::End { passed, ended, .. }) if *passed || *ended)
     }
 
     /// Bytes on the way to the peer of an end.

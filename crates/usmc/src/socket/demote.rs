@@ -8,7 +8,7 @@
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::layout::{
-    ARM_TCP, CLIENT, END_CORK, END_NODELAY, Slot, TXF_ABORT, TXF_BACK, TXF_CLOSED, TXF_DONE,
+    ARM_TCP, CLIENT, END_CORK, END_NODELAY, END_SENT_AFTER, END_SHUT_RD, Slot, TXF_BACK, TXF_DONE,
     TXF_ENDS, TXF_LEFT, TXF_LOOK, TXF_RETURNS,
 };
 use usmc_shm::ring::Ring;
@@ -42,8 +42,8 @@ pub fn must_go_back(conn: &Conn, slot: &Slot) -> bool {
 /// Makes the connection plain TCP, for whoever reads and writes its socket next.
 ///
 /// # Errors
-/// EBUSY where that cannot be done without loss: the peer has closed with bytes in the ring that only we can read, a
-/// send of ours sleeps, or the peer was stopped in the middle of a step.
+/// EBUSY where that cannot be done without loss: bytes are in the ring that only we can read, as the peer has closed or
+/// left it or we have shut both directions down, a send of ours sleeps, or the peer was stopped in the middle of a step.
 pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
     let conn = conn::at(index);
     if conn.phase() == EARLY {
@@ -123,6 +123,12 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     if before_bells > 0 && span.unheard() > 0 && peer.is_none() {
         return Err(libc::EBUSY);
     }
+    // After a shutdown of both directions the kernel takes no byte any more.
+    let shut = conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0
+        && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
+    if shut && (before_bells > 0 || rx.has_data()) {
+        return Err(libc::EBUSY);
+    }
     match span.leave(&rx, &conn.tx(slot)) {
         Leave::Unread => return Err(libc::EBUSY),
         Leave::SenderFirst => {
@@ -196,7 +202,7 @@ pub fn go_back_locked(fd: i32, conn: &Conn, slot: &Slot) -> bool {
         own.flags.fetch_or(TXF_BACK, AcqRel);
         return true;
     }
-    if conn.peer(slot).flags.load(Acquire) & (TXF_CLOSED | TXF_ABORT) != 0 {
+    if conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0 {
         // Nobody reads there: what is in the ring meets TCP's answer to that.
         own.flags.fetch_or(TXF_LEFT, AcqRel);
     }

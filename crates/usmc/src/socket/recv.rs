@@ -508,7 +508,7 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
 /// Of `inq` bytes of TCP that stand behind the ring, those of the application.
 fn behind(span: &RxSpan<'_>, inq: usize) -> usize {
     match span.resume() {
-        Resume::Not => 0,
+        Resume::Not if !span.is_by_sender() => 0,
         _ => inq.saturating_sub(span.unheard() as usize),
     }
 }
@@ -536,6 +536,13 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
         transition::progress(fd, index, Call::Look);
     }
     let slot = conn.slot()?;
+    if demote::is_due(conn.peer(slot).flags.load(Relaxed)) {
+        demote::follow(fd, index);
+        if conn.phase() != RING {
+            // Doorbells were among what the kernel has counted before.
+            return sys::ioctl_int(fd, libc::FIONREAD).ok().map(|n| n as usize);
+        }
+    }
     if conn.phase() != RING {
         return None;
     }
@@ -556,6 +563,8 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
                 return Some(inq);
             }
             let first = inq.min(usize::try_from(left).unwrap_or(inq));
+            // Where the sender was faster than our look at the ring, its bytes come by TCP.
+            let in_ring = if span.is_by_sender() { 0 } else { in_ring };
             Some(first + in_ring + behind(&span, inq - first))
         }
     }

@@ -318,11 +318,14 @@ fn sleep_in_poll(fd: i32, index: u32, timeout_ms: i64) -> Woken {
     if n < 0 {
         return Woken::Fail(crate::errno());
     }
+    let number = fd;
     let fd = close::number(fd, index);
-    if p.revents & libc::POLLNVAL != 0 {
-        // The number was closed meanwhile, and what has ended the sleep is not told: a signal, if nothing is there.
+    let closed = p.revents & libc::POLLNVAL != 0;
+    if closed || fd != number {
+        // The number was closed meanwhile, or means another socket, of which the kernel has told: it looks at numbers.
         p.revents = sys::poll1(fd, libc::POLLIN | libc::POLLRDHUP, 0);
-        if p.revents == 0 {
+        // What has ended the sleep is not told: a signal, if nothing is there.
+        if closed && p.revents == 0 {
             return Woken::Fail(libc::EINTR);
         }
     }
