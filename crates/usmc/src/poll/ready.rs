@@ -42,7 +42,9 @@ pub fn is_kernels(fd: i32, index: u32) -> bool {
 
 /// The readiness of a ring connection, for someone interested in `want`.
 pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
-    if demote::is_due(conn.peer(slot).flags.load(Relaxed) | conn.own(slot).flags.load(Relaxed)) {
+    let ways = conn.peer(slot).flags.load(Relaxed) | conn.own(slot).flags.load(Relaxed);
+    let returns = demote::is_due(ways);
+    if returns {
         demote::look(fd, conn, slot);
     }
     let ended = ending::ending(fd, conn, slot);
@@ -56,6 +58,10 @@ pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
         bits |= IN | RDNORM | RDHUP;
     }
     if own & TXF_DONE != 0 && (ended != Ending::Alive || shut_rd) {
+        bits |= HUP;
+    }
+    // No doorbell of ours has provoked it.
+    if returns && conn.kernel_events.load(Relaxed) & HUP != 0 && demote::is_back(conn, slot) {
         bits |= HUP;
     }
     if ended == Ending::Reset {

@@ -219,7 +219,6 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
 /// After a real shutdown(2). Where it was for writing, threads of ours that wait for room sleep in a receive on the
 /// kernel's socket, which this alone does not end.
 pub fn shut_down(fd: i32, index: u32) {
-    poll::epoll::edge(index);
     let conn = conn::at(index);
     let Some(slot) = conn.slot() else { return };
     if conn.phase() == RING
@@ -258,6 +257,8 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
     if end.load(Relaxed) & END_SHUT_RD != 0 && own.load(Relaxed) & TXF_SHUT != 0 {
         own.fetch_or(TXF_CLOSED, SeqCst);
     }
+    // The real call wakes who waits, even where it fails.
+    poll::epoll::edge(index);
     before
 }
 

@@ -344,8 +344,21 @@ unsafe fn send_all(fd: i32, src: *const u8, len: usize) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Takes some of `count` doorbells away that stand before the bytes that follow the ring. False while there are none;
+/// where none will come any more, as the connection ended before them, what follows is TCP's.
+pub fn skip(fd: i32, span: &RxSpan<'_>, count: u64) -> bool {
+    if drop_bytes(fd, count) > 0 {
+        return true;
+    }
+    if kernel::has_fin(fd) {
+        span.to_tcp();
+        return true;
+    }
+    false
+}
+
 /// Takes up to `count` doorbells out of the TCP stream.
-pub fn drop_bytes(fd: i32, count: u64) -> usize {
+fn drop_bytes(fd: i32, count: u64) -> usize {
     let mut scratch = [0u8; 256];
     let len = scratch.len().min(usize::try_from(count).unwrap_or(usize::MAX));
     if len == 0 {
@@ -393,8 +406,11 @@ pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
             if read >= at {
                 break;
             }
-            if drop_bytes(fd, at - read) == 0 {
+            if !skip(fd, &span, at - read) {
                 return false;
+            }
+            if span.is_tcp() {
+                break;
             }
         },
     }
@@ -406,7 +422,7 @@ pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 fn finish_by_sender(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let span = RxSpan::new(slot, conn.side());
     while let Ok(Source::Bells(count)) = span.source(|| kernel::tcp_read(fd, conn, slot)) {
-        if drop_bytes(fd, count) == 0 {
+        if !skip(fd, &span, count) {
             break;
         }
     }

@@ -222,7 +222,7 @@ fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
         },
         Ok(Source::Tcp(left)) => from_tcp(fd, conn, Some((span, slot)), to, flags, left),
         // Waking up for them is what a sleep does meanwhile.
-        Ok(Source::Bells(count)) if demote::drop_bytes(fd, count) > 0 => Attempt::Again,
+        Ok(Source::Bells(count)) if demote::skip(fd, &span, count) => Attempt::Again,
         Ok(Source::Bells(_)) => Attempt::Empty(false),
         // The kernel does not know the socket any more: the number was closed behind our back.
         Err(Unmeasured) => Attempt::Fail(libc::EBADF),
