@@ -523,6 +523,18 @@ pub fn edge(index: u32) {
     });
 }
 
+/// SO_RCVLOWAT was set: where enough is there, whoever waits is told so once more (tcp_set_rcvlowat).
+pub fn mark_moved(index: u32) {
+    let conn = conn::at(index);
+    each_watcher(conn, |number, entry| {
+        let Some(slot) = conn.slot().filter(|_| entry.has(E_RING)) else { return };
+        if ready::now(live_fd(entry), conn, slot, IN) & IN != 0 {
+            entry.set_flag(E_EDGE, true);
+            pass_on(entry.set.load(Relaxed).wrapping_sub(1), number, entry);
+        }
+    });
+}
+
 /// A sleeper of the set is awake. It may have been counted before the set got a new life.
 pub fn woke(set: &Set) {
     let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |n| n.checked_sub(1));

@@ -6,6 +6,7 @@ use usmc_shm::layout::{END_CORK, END_NODELAY, Slot};
 use crate::conn::{
     self, ATTACHED, Conn, EARLY, F_KERNEL_ONLY, F_TUNED, FRESH, LISTEN, OFFERED, RING,
 };
+use crate::poll;
 use crate::reason::Reason;
 use crate::sys::Errno;
 
@@ -47,6 +48,7 @@ pub fn set(index: u32, level: i32, name: i32, value: i32) -> Verdict {
     if has_lowat(conn) && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         // Negative is as much as there can be.
         conn.set_lowat(u32::try_from(value).unwrap_or(u32::MAX >> 1));
+        poll::epoll::mark_moved(index);
         return Verdict::Value(0);
     }
     let Some(slot) = conn.slot().filter(|_| conn.has(F_TUNED)) else { return Verdict::Kernel };
