@@ -2,6 +2,7 @@
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::layout::{END_SHUT_RD, Slot};
 
 use super::multi::{
     DEPTH, Deadline, arm_all, enter_all, has_tracked, is_bad, leave_all, nested_ready,
@@ -9,8 +10,8 @@ use super::multi::{
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::{epoll, nested};
 use crate::conn;
-use crate::socket::ending;
 use crate::socket::wait::{self, Budget, Sleeper};
+use crate::socket::{demote, ending};
 use crate::table::{self, Entry as Fd};
 use crate::{errno, real, set_errno, sys};
 
@@ -239,7 +240,11 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
 fn hides_bells(conn: &conn::Conn, events: i16) -> bool {
     let unasked = events & (libc::POLLIN | libc::POLLRDNORM) == 0;
     (unasked || conn.lowat() > 1)
-        && conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1)
+        && conn.slot().is_some_and(|s| {
+            // Before the ring, or behind it.
+            conn.end(s).tcp_left.load(Relaxed) != 1
+                || demote::is_due(conn.peer(s).flags.load(Relaxed))
+        })
 }
 
 /// The real sleep: ring connections wait for doorbells and for the end of the connection.
@@ -252,12 +257,16 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
         {
             let bells = conn::at(index).slot().is_some_and(|s| wait::has_bells(conn::at(index), s));
             let conn = conn::at(index);
-            let ended = conn.kernel_events.load(Relaxed) != 0 || wait::is_cut(conn);
+            let shut = |s: &Slot| conn.end(s).flags.load(Relaxed) & END_SHUT_RD != 0;
+            let ended = conn.kernel_events.load(Relaxed) != 0
+                || wait::is_cut(conn)
+                || conn.slot().is_some_and(shut);
             // What is there already would end every sleep at once.
+            let urgent = p.events & libc::POLLPRI;
             p.events = if bells || ended || hides_bells(conn, p.events) {
-                0
+                urgent
             } else {
-                libc::POLLIN | libc::POLLRDHUP | p.events & libc::POLLPRI
+                libc::POLLIN | libc::POLLRDHUP | urgent
             };
         }
     }
