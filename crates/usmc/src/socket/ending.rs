@@ -182,11 +182,12 @@ pub fn untold_of_plain(conn: &Conn) -> Option<Errno> {
     if told { None } else { take_noted(conn) }
 }
 
-/// [`untold_of_plain`] for a receive: TCP gives the end of the stream, once it was there.
+/// [`untold_of_plain`] for a receive: TCP gives what is unread first, and the end of the stream, once it was there.
 #[inline(always)]
-pub fn untold_to_receiver(conn: &Conn) -> Option<Errno> {
+pub fn untold_to_receiver(fd: i32, conn: &Conn) -> Option<Errno> {
     if conn.kernel_events.load(Relaxed) >> 16 == 0
         || conn.slot().is_some_and(|slot| had_fin(conn, slot))
+        || sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0)
     {
         return None;
     }

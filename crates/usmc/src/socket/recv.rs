@@ -70,7 +70,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             OFFERED | EARLY | ATTACHED => transition::progress(fd, index, Call::Receive),
             PLAIN => {
                 transition::give_lowat_back(fd, conn);
-                return match ending::untold_to_receiver(conn) {
+                return match ending::untold_to_receiver(fd, conn) {
                     Some(errno) if total > 0 => {
                         ending::put_back(conn, errno);
                         Outcome::Done(total)
