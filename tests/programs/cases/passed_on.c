@@ -3,14 +3,18 @@
 
 #include <sys/un.h>
 
-static void send_fd(int channel, int fd) {
+static ssize_t try_send_fd(int channel, int fd) {
     char byte = 'f', control[CMSG_SPACE(sizeof fd)] = {0};
     struct iovec iov = {&byte, 1};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
     *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     memcpy(CMSG_DATA(header), &fd, sizeof fd);
-    EQ(sendmsg(channel, &msg, 0), 1);
+    return sendmsg(channel, &msg, 0);
+}
+
+static void send_fd(int channel, int fd) {
+    EQ(try_send_fd(channel, fd), 1);
 }
 
 static int receive_fd(int channel) {
@@ -239,14 +243,8 @@ PAIR_CASE(unread_bytes_of_a_peer_that_shut_down_are_not_lost) {
     wait_events(p.fd, POLLIN | POLLRDHUP, POLLIN | POLLRDHUP);
     int channel[2];
     OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
-    char byte = 'f', control[CMSG_SPACE(sizeof p.fd)] = {0};
-    struct iovec iov = {&byte, 1};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
-    *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof p.fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-    memcpy(CMSG_DATA(header), &p.fd, sizeof p.fd);
     int from = p.fd;
-    if (sendmsg(channel[0], &msg, 0) == 1)
+    if (try_send_fd(channel[0], p.fd) == 1)
         from = receive_fd(channel[1]);
     else
         EQ(errno, EBUSY);
@@ -259,6 +257,46 @@ PAIR_CASE(unread_bytes_of_a_peer_that_shut_down_are_not_lost) {
     if (from != p.fd)
         close(p.fd);
     EQ(peer_call(P_RECV_TO_EOF, p.peer, 0, 0, 0), 0);
+}
+
+enum { MUCH = 24 << 20 };
+
+static void *send_much(void *fd) {
+    send_all(*(int *)fd, 1, 0, MUCH);
+    return NULL;
+}
+
+// In full flow in both directions, at some place: what comes back is what was sent.
+PAIR_CASE(streams_go_on_while_they_change) {
+    for (int i = 1; i < 4; i++) {
+        struct pair p = pair_open();
+        peer_begin(P_ECHO, p.peer, 0, 0, 0);
+        pthread_t sender;
+        EQ(pthread_create(&sender, NULL, send_much, &p.fd), 0);
+        int channel[2];
+        OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+        size_t at = 0;
+        while (at < (size_t)MUCH / 4 * i) {
+            recv_all(p.fd, 1, at, 10007);
+            at += 10007;
+        }
+        // EBUSY: the sender sleeps for room; by and by it does not.
+        while (try_send_fd(channel[0], p.fd) < 0) {
+            EQ(errno, EBUSY);
+            recv_all(p.fd, 1, at, 1009);
+            at += 1009;
+        }
+        int fd = receive_fd(channel[1]);
+        recv_all(fd, 1, at, MUCH - at);
+        EQ(pthread_join(sender, NULL), 0);
+        OK(shutdown(fd, SHUT_WR));
+        EQ(peer_end(), MUCH);
+        recv_to_eof(fd, 0, 0, 0);
+        close(fd);
+        close(p.fd);
+        close(channel[0]);
+        close(channel[1]);
+    }
 }
 
 // --- libc's own streams
