@@ -245,6 +245,11 @@ impl<'a> RxSpan<'a> {
         self.end.tcp_left.store(TCP_AGAIN, Relaxed);
     }
 
+    /// The same while doorbells are there: this end looks for them as if the sender had been first to see ([`BY_SENDER`]).
+    pub fn to_tcp_around_bells(&self) {
+        self.end.tcp_left.store(BY_SENDER, Relaxed);
+    }
+
     /// Whether the sender has left the ring on our behalf, and doorbells (or the TCP span before them) are still there.
     pub fn is_by_sender(&self) -> bool {
         self.end.tcp_left.load(Relaxed) == BY_SENDER

@@ -5,7 +5,7 @@
 //! TCP, at its next call on the connection or when it is woken out of one; what it had sent, the peer reads out of
 //! the ring first. The peer follows ([`follow`], [`look`]). `usmc_shm::back` has the steps and their models.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::layout::{
     ARM_TCP, CLIENT, END_CORK, END_NODELAY, END_SENT_AFTER, END_SHUT_RD, Slot, TXF_BACK, TXF_DONE,
@@ -63,7 +63,12 @@ pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
         let end = conn.end(slot);
         let families = (Family::enter(conn, &end.rx_lock), Family::enter(conn, &end.tx_lock));
         let (Some(_), Some(_)) = &families else { return Err(libc::EBUSY) };
+        // SeqCst: either a send that is about to sleep sees it (`wait::for_room`), or we see that it sleeps.
+        let before = conn.own(slot).flags.fetch_or(TXF_LOOK, SeqCst);
         if sends_sleep(conn, slot) {
+            if before & TXF_LOOK == 0 {
+                conn.own(slot).flags.fetch_and(!TXF_LOOK, Relaxed);
+            }
             return Err(libc::EBUSY);
         }
         leave_rx(fd, conn, slot)?;
@@ -79,8 +84,8 @@ pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
 
 /// Whether a send of this end sleeps for room, where only a doorbell wakes it.
 fn sends_sleep(conn: &Conn, slot: &Slot) -> bool {
-    conn.blocked_sends.load(Acquire) > 0
-        || (conn.has(F_SHARED) && conn.end(slot).tx_sleepers.load(Acquire) > 0)
+    conn.blocked_sends.load(SeqCst) > 0
+        || (conn.has(F_SHARED) && conn.end(slot).tx_sleepers.load(SeqCst) > 0)
 }
 
 /// Gives up after a time in which the peer, if it runs at all, has done its part.
@@ -129,6 +134,9 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     if shut && (before_bells > 0 || rx.has_data()) {
         return Err(libc::EBUSY);
     }
+    // Before the peer can learn of it: it would send again what is in the ring, and what stands before that is ours.
+    let held = SharedLock::enter(&slot.end[1 - conn.side()].back_lock);
+    let Ok(_held) = held else { return Err(libc::EBUSY) };
     match span.leave(&rx, &conn.tx(slot)) {
         Leave::Unread => return Err(libc::EBUSY),
         Leave::SenderFirst => {
@@ -145,15 +153,31 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     while span.is_rung(slot, conn.side()) {
         patience.wait()?;
     }
-    if before_bells > 0 && span.unheard() > 0 {
-        let Some(peer) = &peer else { return Err(libc::EBUSY) };
-        return peer.send_again(fd, conn, slot, before_bells);
+    // Asked again: the peer may have switched meanwhile, and rung.
+    if span.unheard() > 0 {
+        let before = bytes_before_bells(fd, conn, slot).ok_or(libc::EBUSY)?;
+        match &peer {
+            Some(peer) if before > 0 => return peer.send_again(fd, conn, slot, before),
+            None if before > 0 => {
+                // We go on reading around the doorbells ourselves.
+                span.to_tcp_around_bells();
+                return Err(libc::EBUSY);
+            }
+            _ => {}
+        }
     }
     drop_bells(fd, conn, slot)?;
     if let Some(peer) = peer.filter(|_| rx.has_data()) {
         peer.end_ring(conn, slot);
     }
     Ok(())
+}
+
+/// Unread bytes of the TCP span, where it has an end.
+fn bytes_before_bells(fd: i32, conn: &Conn, slot: &Slot) -> Option<usize> {
+    let Some(boundary) = RxSpan::new(slot, conn.side()).boundary() else { return Some(0) };
+    let read = kernel::tcp_read(fd, conn, slot)?;
+    usize::try_from(boundary.saturating_sub(read)).ok()
 }
 
 /// Takes all doorbells out of the TCP stream; none comes any more.
@@ -228,36 +252,29 @@ impl PeersSocket {
         is_it.then_some(socket)
     }
 
-    /// Ends the peer's sending direction.
+    /// Ends the peer's sending direction. The caller holds its `back_lock`, also below.
     fn end_ring(&self, conn: &Conn, slot: &Slot) {
-        let side = 1 - conn.side();
-        if let Ok(_held) = SharedLock::enter(&slot.end[side].back_lock) {
-            end_ring(self.0, slot, side, &conn.rx(slot));
-        }
+        end_ring(self.0, slot, 1 - conn.side(), &conn.rx(slot));
     }
 
     /// The next `count` bytes of TCP, which doorbells follow, once more behind them; then the ring.
     fn send_again(&self, fd: i32, conn: &Conn, slot: &Slot, count: usize) -> Result<(), Errno> {
-        let side = 1 - conn.side();
         let bytes = sys::mmap_private(core::ptr::null_mut(), count)?;
-        let moved = SharedLock::enter(&slot.end[side].back_lock).map_err(|_| libc::EBUSY).and_then(
-            |_held| {
-                let patience = Patience::new();
-                let mut got = 0;
-                while got < count {
-                    // SAFETY: `count - got` bytes are left in the mapping.
-                    let n =
-                        unsafe { sys::recv(fd, bytes.add(got), count - got, libc::MSG_DONTWAIT) };
-                    got += n.unwrap_or(0);
-                    patience.wait()?;
-                }
-                drop_bells(fd, conn, slot)?;
-                // SAFETY: the mapping has `count` bytes.
-                unsafe { send_all(self.0, bytes, count) }?;
-                end_ring(self.0, slot, side, &conn.rx(slot));
-                Ok(())
-            },
-        );
+        let moved = (|| {
+            let patience = Patience::new();
+            let mut got = 0;
+            while got < count {
+                // SAFETY: `count - got` bytes are left in the mapping.
+                let n = unsafe { sys::recv(fd, bytes.add(got), count - got, libc::MSG_DONTWAIT) };
+                got += n.unwrap_or(0);
+                patience.wait()?;
+            }
+            drop_bells(fd, conn, slot)?;
+            // SAFETY: the mapping has `count` bytes.
+            unsafe { send_all(self.0, bytes, count) }?;
+            self.end_ring(conn, slot);
+            Ok(())
+        })();
         // SAFETY: mapped above.
         unsafe { sys::munmap(bytes, count) };
         moved

@@ -7,7 +7,9 @@ use core::ffi::c_void;
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::bell::{Bells, Drain, Rung};
-use usmc_shm::layout::{ARM_TCP, END_CUT, END_SHUT_RD, Slot, TX_RING, TXF_CLOSED, TXF_DONE};
+use usmc_shm::layout::{
+    ARM_TCP, END_CUT, END_SHUT_RD, Slot, TX_RING, TXF_CLOSED, TXF_DONE, TXF_LOOK,
+};
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
 
@@ -415,9 +417,10 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
         return Woken::Look;
     }
     let start = clock::now_ns();
-    // SeqCst: `shutting_down` sees us, or we see its flag.
+    // SeqCst: `shutting_down` and `demote::leave` see us, or we see their flags.
     conn.blocked_sends.fetch_add(1, SeqCst);
-    let woken = if conn.own(slot).flags.load(SeqCst) & TXF_DONE != 0 {
+    let flags = conn.own(slot).flags.load(SeqCst);
+    let woken = if flags & (TXF_DONE | TXF_LOOK) != 0 {
         Woken::Look
     } else {
         sleep_for_room(fd, index, slot, since, partial)
