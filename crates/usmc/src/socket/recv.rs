@@ -493,7 +493,9 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
         }
         Ok(_) => {
             let sent = conn.peer(slot).bells_sent.load(Acquire);
-            if sent == end.bells_drained.load(Relaxed) {
+            // What follows the ring is no junk.
+            let returns = demote::is_due(conn.peer(slot).flags.load(Acquire));
+            if sent == end.bells_drained.load(Relaxed) && !returns {
                 wait::drain_junk(fd);
             }
             Attempt::Empty(true)
