@@ -63,6 +63,9 @@ pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
         let end = conn.end(slot);
         let families = (Family::enter(conn, &end.rx_lock), Family::enter(conn, &end.tx_lock));
         let (Some(_), Some(_)) = &families else { return Err(libc::EBUSY) };
+        if sends_sleep(conn, slot) {
+            return Err(libc::EBUSY);
+        }
         // SeqCst: either a send that is about to sleep sees it (`wait::for_room`), or we see that it sleeps.
         let before = conn.own(slot).flags.fetch_or(TXF_LOOK, SeqCst);
         if sends_sleep(conn, slot) {
