@@ -119,18 +119,18 @@ pub fn confirm(control: &Control, usage: Use) -> Phase {
 
 /// The client takes its offer back.
 ///
-/// Returns [`Phase::Gone`] when it is: nobody has attached and nobody will, the slot may be released at
-/// once. Otherwise the acceptor was faster and holds the slot until its end is done.
-pub fn withdraw(control: &Control, usage: Use) -> Phase {
-    match step(control, usage, SLOT_OFFERED, SLOT_WITHDRAWN) {
-        Ok(()) => Phase::Gone,
-        Err(found) => found,
-    }
+/// After `Ok` nobody has attached and nobody will: the slot may be released at once.
+///
+/// # Errors
+/// The phase found. The acceptor was faster and holds the slot until its end is done, also after [`Phase::Gone`]:
+/// then it has declined, or another process of the client has withdrawn before.
+pub fn withdraw(control: &Control, usage: Use) -> Result<(), Phase> {
+    step(control, usage, SLOT_OFFERED, SLOT_WITHDRAWN)
 }
 
 /// Either side, after the attachment, wants the connection to stay TCP.
 ///
-/// Returns [`Phase::Gone`] when it does; [`Phase::Confirmed`] where the client was faster.
+/// Returns [`Phase::Gone`] when it does, whoever wanted it; [`Phase::Confirmed`] where the client was faster.
 pub fn decline(control: &Control, usage: Use) -> Phase {
     match step(control, usage, SLOT_ATTACHED, SLOT_WITHDRAWN) {
         Ok(()) => Phase::Gone,

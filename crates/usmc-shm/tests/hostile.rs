@@ -236,8 +236,9 @@ impl Victim<'_> {
         let _phases: [Phase; 3] = [
             handshake::attach(control, usage, 1),
             handshake::confirm(control, usage),
-            handshake::withdraw(control, usage),
+            handshake::decline(control, usage),
         ];
+        let _ = handshake::withdraw(control, usage);
         handshake::release(control, usage);
     }
 

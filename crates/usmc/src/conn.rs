@@ -199,6 +199,12 @@ impl Conn {
         self.set_phase(PLAIN);
     }
 
+    /// From [`EARLY`] on to `phase`: false where somebody was faster, be it a thread that makes an offer, or one that
+    /// wants the connection to stay TCP.
+    pub fn leave_early(&self, phase: u32) -> bool {
+        self.phase.compare_exchange(EARLY, phase, AcqRel, Acquire).is_ok()
+    }
+
     /// Our end.
     #[inline(always)]
     pub fn side(&self) -> usize {

@@ -89,7 +89,11 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
     conn.offer_index.store(offered.index, Relaxed);
     conn.offer_use.store(offered.use_count, Relaxed);
     conn.reason.store(Reason::Offered as u32, Relaxed);
-    conn.set_phase(OFFERED);
+    if !conn.leave_early(OFFERED) {
+        // A signal handler of this thread wants it to stay TCP.
+        call_off(conn);
+        return Ok(());
+    }
     log::debug(format_args!("fd {fd}: offered slot {} to port {}", own.slot, server.port));
     Ok(())
 }
@@ -175,8 +179,7 @@ pub fn stay_tcp(index: u32) -> bool {
     let conn = conn::at(index);
     match conn.phase() {
         FRESH => conn.set_flag(F_KERNEL_ONLY, true),
-        EARLY => conn.give_up(Reason::TableFull),
-        OFFERED => take_back(conn, Reason::TableFull),
+        EARLY | OFFERED => take_back(conn, Reason::TableFull),
         _ => {}
     }
     !matches!(conn.phase(), OFFERED | ATTACHED | RING)
@@ -191,7 +194,17 @@ pub fn progress(fd: i32, index: u32, call: Call) {
     // Somebody else is at it, or we interrupted ourselves in a signal handler: the next call goes on.
     let Some(held) = conn.step_lock.try_enter() else { return };
     let before = conn.phase();
-    match before {
+    step(fd, conn);
+    if conn.phase() != before {
+        // Takes the sets' locks, which others hold while they begin a step.
+        drop(held);
+        changed(fd, index);
+    }
+}
+
+/// The caller holds the step's lock.
+fn step(fd: i32, conn: &Conn) {
+    match conn.phase() {
         EARLY if conn.has(F_CLIENT) => {
             if let Err(reason) = offer(fd, conn) {
                 conn.give_up(reason);
@@ -202,16 +215,14 @@ pub fn progress(fd: i32, index: u32, call: Call) {
         ATTACHED => step_attached(conn),
         _ => return,
     }
-    let now = conn.phase();
-    if now == RING && before != RING {
+    if conn.phase() == RING {
         tune(fd, conn);
     }
-    if now != before {
-        observer::changed(fd, index);
-        // Takes the sets' locks, which others hold while they begin a step.
-        drop(held);
-        crate::poll::epoll::phase_changed(index);
-    }
+}
+
+fn changed(fd: i32, index: u32) {
+    observer::changed(fd, index);
+    crate::poll::epoll::phase_changed(index);
 }
 
 fn usage(conn: &Conn) -> Use {
@@ -258,43 +269,68 @@ fn step_client(fd: i32, conn: &Conn) {
     }
 }
 
-/// The client's connection has to stay TCP although an offer is out.
+/// The connection has to stay TCP although an offer may be out, or be just on its way: whoever makes it has begun
+/// in [`EARLY`] and does not look again. Where the acceptor was faster, nothing has changed.
 pub fn take_back(conn: &Conn, reason: Reason) {
     let _step = conn.step_lock.enter();
-    withdraw(conn, reason);
+    if conn.leave_early(PLAIN) {
+        conn.reason.store(reason as u32, Relaxed);
+    } else if conn.phase() == OFFERED {
+        withdraw(conn, reason);
+    }
 }
 
-/// Ends a handshake that is not over, from either side. Where it was over already, the connection is in the ring.
-pub fn decline(fd: i32, index: u32, reason: Reason) {
+/// Ends a handshake, from either side, however far it is. Says whether it is over, which may mean that the connection
+/// is in the ring; false where a signal handler interrupted a step of it.
+pub fn decline(fd: i32, index: u32, reason: Reason) -> bool {
     let conn = conn::at(index);
-    {
-        let _step = conn.step_lock.enter();
-        if conn.phase() == OFFERED {
-            withdraw(conn, reason);
-        }
-        if matches!(conn.phase(), OFFERED | ATTACHED)
-            && let Some(slot) = conn.slot()
-            && handshake::decline(&slot.control, usage(conn)) == Phase::Gone
-        {
-            if conn.has(F_CLIENT) {
-                device::current().clear_offer(offer_id(conn));
-            }
+    let Some(held) = conn.step_lock.enter() else { return false };
+    let before = conn.phase();
+    if conn.leave_early(PLAIN) {
+        conn.reason.store(reason as u32, Relaxed);
+    } else if matches!(before, OFFERED | ATTACHED) {
+        if call_off(conn) {
             give_lowat_back(fd, conn);
             conn.give_up(reason);
+        } else {
+            // Confirmed in this instant.
+            step(fd, conn);
         }
     }
-    // Confirmed in this instant.
-    progress(fd, index, Call::Look);
+    let now = conn.phase();
+    drop(held);
+    if now != before {
+        changed(fd, index);
+    }
+    !matches!(now, EARLY | OFFERED | ATTACHED)
 }
 
 /// The client takes its offer back; the slot is released when the record ends.
 fn withdraw(conn: &Conn, reason: Reason) {
     let Some(slot) = conn.slot() else { return };
-    if handshake::withdraw(&slot.control, usage(conn)) == Phase::Gone {
-        device::current().clear_offer(offer_id(conn));
-        slot.end[ACCEPTOR].refs.store(0, Relaxed);
-        conn.give_up(reason);
+    match handshake::withdraw(&slot.control, usage(conn)) {
+        Ok(()) => slot.end[ACCEPTOR].refs.store(0, Relaxed),
+        // The acceptor has declined, or a process that shares this end was first.
+        Err(Phase::Gone) => {}
+        Err(_) => return,
     }
+    device::current().clear_offer(offer_id(conn));
+    conn.give_up(reason);
+}
+
+/// The same for either side, and also after the acceptor's answer. False where the client has confirmed it.
+fn call_off(conn: &Conn) -> bool {
+    let Some(slot) = conn.slot() else { return false };
+    let usage = usage(conn);
+    if conn.has(F_CLIENT) && handshake::withdraw(&slot.control, usage).is_ok() {
+        slot.end[ACCEPTOR].refs.store(0, Relaxed);
+    } else if handshake::decline(&slot.control, usage) != Phase::Gone {
+        return false;
+    }
+    if conn.has(F_CLIENT) {
+        device::current().clear_offer(offer_id(conn));
+    }
+    true
 }
 
 /// The acceptor's tuple. Of a listener on all addresses, accept(2) did not tell which one it is.
@@ -364,17 +400,17 @@ fn step_acceptor(fd: i32, conn: &Conn) {
     let Some(slot) = conn.slot() else { return };
     let usage = Use::from_bits(found.dmb.usage);
     conn.usage.store(found.dmb.usage, Relaxed);
-    match handshake::attach(&slot.control, usage, crate::process::pid()) {
-        Phase::Attached => {
-            conn.set_phase(ATTACHED);
-            log::debug(format_args!("fd {fd}: attached to slot {}", found.dmb.slot));
-        }
-        Phase::Confirmed | Phase::Offered | Phase::Gone => {
-            // Withdrawn, or taken by a process that shares this very socket: not ours to use.
-            conn.forget_slot();
-            segment::unuse(seg);
-            conn.give_up(Reason::PeerGone);
-        }
+    // Before the slot is: a signal handler of this thread may want the connection to stay TCP.
+    let moved = conn.leave_early(ATTACHED);
+    if moved && handshake::attach(&slot.control, usage, crate::process::pid()) == Phase::Attached {
+        log::debug(format_args!("fd {fd}: attached to slot {}", found.dmb.slot));
+        return;
+    }
+    // Withdrawn, or taken by a process that shares this very socket: not ours to use.
+    conn.forget_slot();
+    segment::unuse(seg);
+    if moved {
+        conn.give_up(Reason::PeerGone);
     }
 }
 

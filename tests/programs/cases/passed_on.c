@@ -266,9 +266,49 @@ static void *send_much(void *fd) {
     return NULL;
 }
 
+struct sending {
+    int fd;
+    volatile int sent;
+};
+
+static void *send_in_pieces(void *of) {
+    struct sending *sending = of;
+    for (int i = 0; i < 40; i++) {
+        send_all(sending->fd, 1, i * 1000, 1000);
+        __atomic_store_n(&sending->sent, i + 1, __ATOMIC_RELEASE);
+    }
+    return NULL;
+}
+
+// At the moment in which another thread's send offers it: it stays TCP altogether.
+PAIR_CASE(passed_on_while_it_changes_over) {
+    for (int i = 0; i < 60; i++) {
+        struct pair p = pair_open();
+        peer_begin(P_ECHO, p.peer, 0, 0, 0);
+        int channel[2];
+        OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+        struct sending sending = {.fd = p.fd};
+        pthread_t sender;
+        EQ(pthread_create(&sender, NULL, send_in_pieces, &sending), 0);
+        while (__atomic_load_n(&sending.sent, __ATOMIC_ACQUIRE) < i % 10)
+            continue;
+        send_fd(channel[0], p.fd);
+        int fd = receive_fd(channel[1]);
+        recv_all(fd, 1, 0, 40000);
+        EQ(pthread_join(sender, NULL), 0);
+        OK(shutdown(fd, SHUT_WR));
+        EQ(peer_end(), 40000);
+        recv_to_eof(fd, 0, 0, 0);
+        close(fd);
+        close(channel[0]);
+        close(channel[1]);
+        close(p.fd);
+    }
+}
+
 // In full flow in both directions, at some place: what comes back is what was sent.
 PAIR_CASE(streams_go_on_while_they_change) {
-    for (int i = 1; i < 2; i++) {
+    for (int i = 1; i < 4; i++) {
         struct pair p = pair_open();
         peer_begin(P_ECHO, p.peer, 0, 0, 0);
         pthread_t sender;
@@ -280,12 +320,8 @@ PAIR_CASE(streams_go_on_while_they_change) {
             recv_all(p.fd, 1, at, 10007);
             at += 10007;
         }
-        // EBUSY: the sender sleeps for room; by and by it does not.
-        while (try_send_fd(channel[0], p.fd) < 0) {
-            EQ(errno, EBUSY);
-            recv_all(p.fd, 1, at, 1009);
-            at += 1009;
-        }
+        // The sender may sleep for room just now.
+        send_fd(channel[0], p.fd);
         int fd = receive_fd(channel[1]);
         recv_all(fd, 1, at, MUCH - at);
         EQ(pthread_join(sender, NULL), 0);

@@ -1,6 +1,6 @@
 //! The handshake's word: steps race, and an acceptor that comes late meets the slot's next use.
 
-use usmc_shm::handshake::{Phase, Use, attach, confirm, offer, phase, release, withdraw};
+use usmc_shm::handshake::{Phase, Use, attach, confirm, decline, offer, phase, release, withdraw};
 
 use crate::model::sync::Arc;
 use crate::model::sync::atomic::AtomicU32;
@@ -27,8 +27,8 @@ fn an_offer_is_attached_or_withdrawn_never_both() {
         let withdrawn = withdraw(&link.slot.control, usage);
         let attached = acceptor.join().unwrap();
         match withdrawn {
-            Phase::Gone => assert_eq!(attached, Phase::Gone),
-            other => assert_eq!((other, attached), (Phase::Attached, Phase::Attached)),
+            Ok(()) => assert_eq!(attached, Phase::Gone),
+            Err(found) => assert_eq!((found, attached), (Phase::Attached, Phase::Attached)),
         }
     });
 }
@@ -121,8 +121,7 @@ fn a_late_acceptor_never_touches_the_next_use() {
             let link = link.clone();
             move || attach(&link.slot.control, old, 7)
         });
-        let gone = withdraw(&link.slot.control, old) == Phase::Gone;
-        if gone {
+        if withdraw(&link.slot.control, old).is_ok() {
             release(&link.slot.control, old);
             let new = offer(&link.slot.control).unwrap();
             assert_ne!(old, new);
@@ -136,6 +135,25 @@ fn a_late_acceptor_never_touches_the_next_use() {
         } else {
             assert_eq!(late.join().unwrap(), Phase::Attached);
         }
+    });
+}
+
+#[test]
+fn a_declined_slot_is_not_the_clients_to_release() {
+    check(Some(1), || {
+        let link = Link::new();
+        let usage = offer(&link.slot.control).unwrap();
+        let acceptor = thread::spawn({
+            let link = link.clone();
+            move || {
+                attach(&link.slot.control, usage, 7) == Phase::Attached
+                    && decline(&link.slot.control, usage) == Phase::Gone
+            }
+        });
+        let withdrawn = withdraw(&link.slot.control, usage);
+        let declined = acceptor.join().unwrap();
+        assert_eq!(withdrawn.is_err(), declined);
+        assert_eq!(phase(&link.slot.control, usage), Phase::Gone);
     });
 }
 

@@ -235,8 +235,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
     let conn = conn::at(index);
     // Before the change-over it is not worth the trouble, and the kernel knows best.
     match conn.phase() {
-        EARLY => conn.give_up(Reason::ShutDown),
-        OFFERED => transition::take_back(conn, Reason::ShutDown),
+        EARLY | OFFERED => transition::take_back(conn, Reason::ShutDown),
         _ => {}
     }
     let Some(slot) = conn.slot() else { return 0 };

@@ -39,6 +39,11 @@ pub fn must_go_back(conn: &Conn, slot: &Slot) -> bool {
     conn.own(slot).flags.load(Acquire) & TXF_LEFT != 0 && !TxSpan::new(slot, conn.side()).is_back()
 }
 
+/// Whether a call of this end is about to take the connection out of the ring.
+pub fn is_leaving(conn: &Conn, slot: &Slot) -> bool {
+    conn.own(slot).flags.load(Acquire) & TXF_LOOK != 0
+}
+
 /// Makes the connection plain TCP, for whoever reads and writes its socket next.
 ///
 /// # Errors
@@ -46,43 +51,68 @@ pub fn must_go_back(conn: &Conn, slot: &Slot) -> bool {
 /// left it or we have shut both directions down, a send of ours sleeps, or the peer was stopped in the middle of a step.
 pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
     let conn = conn::at(index);
-    if conn.phase() == EARLY {
-        conn.give_up(reason);
-    }
-    if matches!(conn.phase(), OFFERED | ATTACHED) {
-        transition::decline(fd, index, reason);
+    if matches!(conn.phase(), EARLY | OFFERED | ATTACHED) && !transition::decline(fd, index, reason)
+    {
+        return Err(libc::EBUSY);
     }
     if conn.phase() != RING {
         return Ok(());
     }
     let Some(slot) = conn.slot() else { return Ok(()) };
-    {
-        let (Some(_rx), Some(_tx)) = (conn.rx_lock.enter(), conn.tx_lock.enter()) else {
-            return Err(libc::EBUSY);
-        };
-        let end = conn.end(slot);
-        let families = (Family::enter(conn, &end.rx_lock), Family::enter(conn, &end.tx_lock));
-        let (Some(_), Some(_)) = &families else { return Err(libc::EBUSY) };
-        if sends_sleep(conn, slot) {
-            return Err(libc::EBUSY);
-        }
-        // SeqCst: either a send that is about to sleep sees it (`wait::for_room`), or we see that it sleeps.
-        let before = conn.own(slot).flags.fetch_or(TXF_LOOK, SeqCst);
-        if sends_sleep(conn, slot) {
-            if before & TXF_LOOK == 0 {
+    let patience = Patience::new();
+    while !leave_unless_sends_sleep(fd, conn, slot, reason)? {
+        wake_sends(fd, conn, slot);
+        if let Err(errno) = patience.wait() {
+            if conn.own(slot).flags.load(Relaxed) & TXF_LEFT == 0 {
                 conn.own(slot).flags.fetch_and(!TXF_LOOK, Relaxed);
             }
-            return Err(libc::EBUSY);
+            return Err(errno);
         }
-        leave_rx(fd, conn, slot)?;
-        wake(fd, conn, slot);
-        if !go_back_locked(fd, conn, slot) {
-            return Err(libc::EBUSY);
-        }
-        become_plain(fd, conn, slot, reason);
     }
     settle(fd, index);
     Ok(())
+}
+
+/// False where a send sleeps, or may be about to; none goes to sleep after that.
+fn leave_unless_sends_sleep(
+    fd: i32,
+    conn: &Conn,
+    slot: &Slot,
+    reason: Reason,
+) -> Result<bool, Errno> {
+    let (Some(_rx), Some(_tx)) = (conn.rx_lock.enter(), conn.tx_lock.enter()) else {
+        return Err(libc::EBUSY);
+    };
+    let end = conn.end(slot);
+    let families = (Family::enter(conn, &end.rx_lock), Family::enter(conn, &end.tx_lock));
+    let (Some(_), Some(_)) = &families else { return Err(libc::EBUSY) };
+    // SeqCst: either a send that is about to sleep sees it (`wait::for_room`), or we see that it sleeps.
+    conn.own(slot).flags.fetch_or(TXF_LOOK, SeqCst);
+    if sends_sleep(conn, slot) {
+        return Ok(false);
+    }
+    leave_rx(fd, conn, slot)?;
+    wake(fd, conn, slot);
+    if !go_back_locked(fd, conn, slot) {
+        return Err(libc::EBUSY);
+    }
+    become_plain(fd, conn, slot, reason);
+    Ok(true)
+}
+
+/// Sends of ours that sleep are woken as the peer would wake them, by the peer's own socket.
+fn wake_sends(fd: i32, conn: &Conn, slot: &Slot) {
+    let (tx, side) = (conn.tx(slot), 1 - conn.side());
+    let peer = TxSpan::new(slot, side);
+    // Outside the ring a byte is no doorbell; there they look by themselves (`wait::must_tick`).
+    if tx.has_tx_sleepers()
+        && peer.is_ring()
+        && let Some(socket) = PeersSocket::of(fd, slot, side)
+    {
+        let ring = || sys::send(socket.0, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok();
+        // What the peer has published meanwhile is its own affair.
+        let _ = peer.ring(|| tx.take_tx_sleepers(), ring);
+    }
 }
 
 /// Whether a send of this end sleeps for room, where only a doorbell wakes it.

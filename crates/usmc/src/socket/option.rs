@@ -79,8 +79,7 @@ fn keep(conn: &Conn, slot: &Slot, bit: u32, value: i32) -> Verdict {
 fn kernel_only(conn: &Conn) -> Verdict {
     match conn.phase() {
         FRESH | LISTEN => conn.set_flag(F_KERNEL_ONLY, true),
-        EARLY => conn.give_up(Reason::KernelFeature),
-        OFFERED => crate::transition::take_back(conn, Reason::KernelFeature),
+        EARLY | OFFERED => crate::transition::take_back(conn, Reason::KernelFeature),
         _ if conn.slot().is_some() => return Verdict::Fail(libc::ENOPROTOOPT),
         _ => {}
     }

@@ -416,6 +416,11 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
     if gone() || has_room() || demote::must_go_back(conn, slot) {
         return Woken::Look;
     }
+    if demote::is_leaving(conn, slot) {
+        // Another thread takes the connection out of the ring as soon as nobody sleeps here.
+        sys::sched_yield();
+        return Woken::Look;
+    }
     let start = clock::now_ns();
     // SeqCst: `shutting_down` and `demote::leave` see us, or we see their flags.
     conn.blocked_sends.fetch_add(1, SeqCst);
@@ -451,6 +456,10 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
             Woken::Fail(libc::EAGAIN) => Woken::Look,
             other => other,
         };
+    }
+    // Its doorbell may have been among those.
+    if demote::is_leaving(conn, slot) {
+        return Woken::Look;
     }
     // Unread data keeps the socket readable, a half-closed peer cannot ring: look every millisecond.
     if !clear || tick {
