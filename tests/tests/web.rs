@@ -1,13 +1,15 @@
 //! nginx with several workers, wrk and curl.
 
 use std::fs;
+use std::process::Command;
 
 use usmc_tests::{Fixture, Process, procfs};
 
 const CONFIG: &str = "
 worker_processes 2;
 pid nginx.pid;
-error_log stderr warn;
+# Or else a new binary starts without them.
+env LD_PRELOAD; env USMC_ISM_DIR; env USMC_TESTS_ID;
 events { worker_connections 2000; }
 http {
     access_log off;
@@ -34,6 +36,15 @@ struct Web {
 
 /// Starts nginx with a page of 1 KiB and one of 8 MB.
 fn serve(fixture: &Fixture, reuseport: bool, sendfile: bool) -> Web {
+    let (mut command, port, large) = configured(fixture, reuseport, sendfile);
+    command.args(["-g", "daemon off; error_log stderr warn;"]);
+    let nginx = fixture.spawn(command);
+    fixture.wait_for_port(port);
+    Web { nginx, port, large }
+}
+
+/// nginx with its configuration, its port and its large page.
+fn configured(fixture: &Fixture, reuseport: bool, sendfile: bool) -> (Command, u16, Vec<u8>) {
     let (port, inner) = (fixture.port(), fixture.port());
     let dir = fixture.scratch();
     fs::create_dir(dir.join("www")).expect("our own directory");
@@ -48,11 +59,8 @@ fn serve(fixture: &Fixture, reuseport: bool, sendfile: bool) -> Web {
     let path = dir.join("nginx.conf");
     fs::write(&path, config).expect("our own file");
     let mut command = fixture.command(usmc_tests::build::system_program("nginx"));
-    command.arg("-p").arg(dir).arg("-c").arg(&path).args(["-g", "daemon off;"]);
-    let nginx = fixture.spawn(command);
-    fixture.wait_for_port(port);
-    fixture.wait_for_port(inner);
-    Web { nginx, port, large }
+    command.arg("-p").arg(dir).arg("-c").arg(&path);
+    (command, port, large)
 }
 
 fn wrk(fixture: &Fixture, port: u16, args: &[&str], path: &str) -> Process {
@@ -158,4 +166,32 @@ fn reload_under_load_goes_on_serving() {
     fixture.assert_serves_smcd(web.port);
     assert_all_well(&load.succeed());
     end(fixture, web);
+}
+
+/// The new binary gets the listening sockets by exec; it has nothing else in common with the old one.
+#[test]
+fn upgraded_binary_goes_on_with_the_listeners() {
+    let fixture = Fixture::new("nginx upgrade");
+    let (mut command, port, _) = configured(&fixture, false, true);
+    // Without a parent that waits for it, or it refuses.
+    command.args(["-g", "error_log error.log warn;"]);
+    fixture.run(command);
+    let master = || -> Option<i32> {
+        fs::read_to_string(fixture.scratch().join("nginx.pid")).ok()?.trim().parse().ok()
+    };
+    // SAFETY: a signal to a process that the test started.
+    let signal = |pid, number| assert_eq!(unsafe { libc::kill(pid, number) }, 0);
+    fixture.wait_until("the pid file", || master().is_some());
+    let old = master().expect("its number");
+    signal(old, libc::SIGUSR2);
+    fixture.wait_until("the new binary", || master().is_some_and(|pid| pid != old));
+    let new = master().expect("its number");
+    signal(old, libc::SIGQUIT);
+    fixture.wait_until("the old binary to end", || procfs::has_ended(old));
+    let mut load = wrk(&fixture, port, &["-t1", "-c20", "-d1s"], "/");
+    fixture.assert_serves_smcd(port);
+    assert_all_well(&load.succeed());
+    signal(new, libc::SIGQUIT);
+    fixture.wait_until("the new binary to end", || procfs::has_ended(new));
+    fixture.finish();
 }

@@ -1,5 +1,5 @@
-//! Start and end. `.init_array` runs before main, after libc is ready; nothing else is done at start than
-//! resolving symbols and reading the environment, so a program that opens no socket pays for nothing.
+//! Start and end. `.init_array` runs before main, after libc is ready; done at start: resolving
+//! symbols, reading the environment, and one look through the open fds for listeners that came by exec.
 //!
 //! Order, as glibc runs it: libc; the libraries the program is linked with; this one; main. What those
 //! libraries' constructors call is served, as plain TCP, by functions that are resolved on demand.

@@ -45,6 +45,8 @@ pub const F_FORKED: u32 = 32;
 pub const F_DOWN: u32 = 64;
 /// Was there at a fork: another process may have the socket, whatever carries its bytes.
 pub const F_COPIED: u32 = 128;
+/// Came from elsewhere ([`crate::socket::adopt`]): another process may have the socket.
+pub const F_ADOPTED: u32 = 256;
 
 /// The record.
 #[repr(C, align(128))]

@@ -66,6 +66,7 @@ pub unsafe fn init() {
         log::init();
         config::load();
     }
+    socket::adopt::inherited();
     set_errno(saved);
 }
 

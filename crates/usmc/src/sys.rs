@@ -87,6 +87,45 @@ pub fn open(path: &CStr, flags: c_int, mode: u32) -> Result<c_int, Errno> {
         .map(|v| v as c_int)
 }
 
+/// Calls `each` for every open descriptor of this process, as /proc lists them.
+///
+/// # Errors
+/// /proc is not there.
+pub fn each_open_fd(mut each: impl FnMut(c_int)) -> Result<(), Errno> {
+    let dir = open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+    let mut entries = [0u64; 128];
+    let listed = loop {
+        match call!(SYS_getdents64, dir, entries.as_mut_ptr(), size_of_val(&entries)) {
+            Ok(0) => break Ok(()),
+            Ok(len) => each_number(entries.as_ptr().cast(), len, |fd| {
+                if fd != dir {
+                    each(fd);
+                }
+            }),
+            Err(errno) => break Err(errno),
+        }
+    };
+    close(dir);
+    listed
+}
+
+/// The names in `len` bytes of struct linux_dirent64 that are numbers.
+fn each_number(entries: *const u8, len: usize, mut each: impl FnMut(c_int)) {
+    const NAME: usize = 19;
+    let mut at = 0;
+    while at + NAME < len {
+        // SAFETY: the kernel wrote whole entries: inode, offset, length (at byte 16), type, name.
+        let (length, name) = unsafe {
+            let entry = entries.add(at);
+            (entry.add(16).cast::<u16>().read_unaligned(), CStr::from_ptr(entry.add(NAME).cast()))
+        };
+        at += usize::from(length);
+        if let Some(fd) = name.to_str().ok().and_then(|name| name.parse().ok()) {
+            each(fd);
+        }
+    }
+}
+
 /// mkdir(2).
 pub fn mkdir(path: &CStr, mode: u32) -> Result<(), Errno> {
     call!(SYS_mkdirat, libc::AT_FDCWD, path.as_ptr(), mode).map(drop)

@@ -8,7 +8,8 @@ use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
 
 use crate::conn::{
-    self, ATTACHED, Conn, EARLY, F_CLIENT, F_KERNEL_ONLY, F_SHARED, F_TUNED, OFFERED,
+    self, ATTACHED, Conn, EARLY, F_ADOPTED, F_CLIENT, F_COPIED, F_KERNEL_ONLY, F_SHARED, F_TUNED,
+    OFFERED,
 };
 use crate::conn::{FRESH, PLAIN, RING};
 use crate::device::{self, DmbRef, OfferId};
@@ -43,6 +44,9 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     conn.calls.store(0, Relaxed);
     if conn.has(F_KERNEL_ONLY) {
         conn.give_up(Reason::KernelFeature);
+    } else if conn.has(F_COPIED | F_ADOPTED) {
+        // Made before a fork, or elsewhere: who else has it knows nothing of this connection.
+        conn.give_up(Reason::Adopted);
     } else if !config::get().allows(server.ip(), server.port) {
         conn.give_up(Reason::Excluded);
     } else if !device::current().is_listening(None, server) {

@@ -3,30 +3,6 @@
 
 #include <sys/un.h>
 
-static ssize_t try_send_fd(int channel, int fd) {
-    char byte = 'f', control[CMSG_SPACE(sizeof fd)] = {0};
-    struct iovec iov = {&byte, 1};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
-    *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-    memcpy(CMSG_DATA(header), &fd, sizeof fd);
-    return sendmsg(channel, &msg, 0);
-}
-
-static void send_fd(int channel, int fd) {
-    EQ(try_send_fd(channel, fd), 1);
-}
-
-static int receive_fd(int channel) {
-    char byte, control[CMSG_SPACE(sizeof(int))];
-    struct iovec iov = {&byte, 1};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    EQ(recvmsg(channel, &msg, 0), 1);
-    int fd;
-    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof fd);
-    return fd;
-}
-
 // A program without the library that sends back what it gets on `fd`, up to the end. The peer's end, where it is ours
 // as well, is none of its business.
 static pid_t start_echo(int fd, int peer) {

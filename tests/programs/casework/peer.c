@@ -171,6 +171,12 @@ void peer_hears(int fd, const char *text) {
     CHECK(!memcmp(buf, text, n));
 }
 
+int peer_take(int fd) {
+    peer_begin(P_TAKE, -1, 0, 0, 0);
+    send_fd(control, fd);
+    return OK(peer_end());
+}
+
 static void warm(struct pair p) {
     for (int i = 0; i < 16; i++) {
         char sent = i, got = -1;
@@ -223,6 +229,22 @@ static long echo(int fd, char *buf) {
     return total;
 }
 
+static long epoll_accept(int listener) {
+    int ep = OK(epoll_create1(0));
+    struct epoll_event event = {.events = EPOLLIN};
+    nonblocking(listener, true);
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, listener, &event));
+    EQ(epoll_wait(ep, &event, 1, 20000), 1);
+    int fd = OK(accept(listener, NULL, NULL));
+    FAILS(accept(listener, NULL, NULL), EAGAIN);
+    OK(epoll_ctl(ep, EPOLL_CTL_DEL, listener, NULL));
+    close(ep);
+    return fd;
+}
+
+// Where requests come from, on the peer's side.
+static __thread int requests;
+
 static long reset(int fd) {
     struct linger linger = {1, 0};
     OK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger));
@@ -244,6 +266,13 @@ static long perform(const struct request *r, char *buf, size_t *out) {
         return value;
     case P_ACCEPT:
         return accept(r->fd, NULL, NULL);
+    case P_SERVE:
+        OK(listen(r->fd, 100));
+        return accept(r->fd, NULL, NULL);
+    case P_EPOLL_ACCEPT:
+        return epoll_accept(r->fd);
+    case P_TAKE:
+        return receive_fd(requests);
     case P_SEND:
         return send(r->fd, buf, r->in, r->a | MSG_NOSIGNAL);
     case P_RECV:
@@ -298,6 +327,7 @@ void peer_serve(int to) {
         struct reply reply = {0};
         CHECK(get(to, buf, r.in));
         put(to, "", 1);
+        requests = to;
         errno = 0;
         reply.value = perform(&r, buf, &reply.out);
         reply.error = errno;

@@ -16,6 +16,9 @@ enum op {
     P_CONNECT,      // a: port
     P_LISTEN,       // out: port
     P_ACCEPT,       // fd: listener
+    P_SERVE,        // likewise, after listen(2)
+    P_TAKE,         // by peer_take: the descriptor's number there
+    P_EPOLL_ACCEPT, // fd: listener, non-blocking: waits for it in an epoll set
     P_SEND,         // a: flags, in: bytes
     P_RECV,         // a: length, b: flags, out: bytes
     P_SEND_PATTERN, // a: seed, b: first byte, c: length; all of it
@@ -53,6 +56,9 @@ long peer_recv(int fd, void *buf, size_t n, int flags);
 void peer_says(int fd, const char *text);
 // The peer receives exactly these bytes.
 void peer_hears(int fd, const char *text);
+
+// The peer gets this descriptor in a message; its number there.
+int peer_take(int fd);
 
 // The peer was killed by other means.
 void peer_forget(void);

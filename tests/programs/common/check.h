@@ -90,6 +90,11 @@ void assert_smcd(int fd);
 // Prints a line for the harness and waits for its answer.
 void tell_harness(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+// A descriptor in a message (SCM_RIGHTS).
+ssize_t try_send_fd(int channel, int fd);
+void send_fd(int channel, int fd);
+int receive_fd(int channel);
+
 // --- bytes: position `at` of a stream has exactly one right value
 
 void pattern(uint64_t seed, uint64_t at, void *buf, size_t n);

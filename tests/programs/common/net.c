@@ -180,3 +180,27 @@ void wait_readable(int fd, int n) {
     }
     EQ(count, n);
 }
+
+ssize_t try_send_fd(int channel, int fd) {
+    char byte = 'f', control[CMSG_SPACE(sizeof fd)] = {0};
+    struct iovec iov = {&byte, 1};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
+    *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    return sendmsg(channel, &msg, 0);
+}
+
+void send_fd(int channel, int fd) {
+    EQ(try_send_fd(channel, fd), 1);
+}
+
+int receive_fd(int channel) {
+    char byte, control[CMSG_SPACE(sizeof(int))];
+    struct iovec iov = {&byte, 1};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    EQ(recvmsg(channel, &msg, 0), 1);
+    int fd;
+    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof fd);
+    return fd;
+}

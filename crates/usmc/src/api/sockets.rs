@@ -5,7 +5,7 @@ use core::mem;
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
 use super::{after, fail, is_nowhere};
-use crate::conn::{self, LISTEN};
+use crate::conn::{self, FRESH, LISTEN};
 use crate::socket::ending;
 use crate::socket::option::Verdict;
 use crate::socket::{
@@ -122,6 +122,10 @@ pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags
             }
         }
         control::fresh(new);
+        if conn::at(listener).phase() == FRESH {
+            // Another process made it listen.
+            connecting::listening(fd, listener);
+        }
         if conn::at(listener).phase() == LISTEN || conn::at(listener).phase() == conn::PLAIN {
             accepting::accepted(listener, new, flags, &peer, peer_len as usize);
         }

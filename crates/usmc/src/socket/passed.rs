@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_uint};
 use core::ptr;
 use core::sync::atomic::Ordering::AcqRel;
 
-use super::{control, demote};
+use super::{adopt, control, demote};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
 use crate::reason::Reason;
 use crate::sys::Errno;
@@ -129,7 +129,7 @@ unsafe fn each_fd(msg: &libc::msghdr, mut act: impl FnMut(i32)) {
 /// `fd` is a new number of a socket that may be known here under another one.
 pub fn arrived(fd: i32) {
     control::fresh(fd);
-    let Some(index) = known(fd) else { return };
+    let Some(index) = known(fd) else { return adopt::adopt(fd) };
     let conn = conn::at(index);
     conn.refs.fetch_add(1, AcqRel);
     if !table::set(fd, Entry::Conn(index)) {

@@ -1,0 +1,126 @@
+// Sockets that come from elsewhere, by exec or in a message.
+#include "peer.h"
+
+// The peer, as a server, has accepted what we connect to: over shared memory both ways.
+static void is_served(struct pair p) {
+    for (int i = 0; i < 16; i++) {
+        send_all(p.fd, 1, i * 10, 10);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 10, 10), 0);
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
+        recv_all(p.fd, 2, i * 10, 10);
+    }
+    assert_smcd(p.fd);
+    pair_close(p);
+}
+
+// The peer begins with its first request, and what is open by then crosses its exec.
+static void connects_and_is_served(uint16_t port, enum op how, int listener) {
+    peer_begin(how, listener, 0, 0, 0);
+    struct pair p = {.fd = connect_to(port)};
+    p.peer = OK(peer_end());
+    is_served(p);
+}
+
+REMOTE_CASE(listener_that_crosses_exec_is_served) {
+    uint16_t port;
+    int listener = listen_here(&port);
+    connects_and_is_served(port, P_ACCEPT, listener);
+    connects_and_is_served(port, P_EPOLL_ACCEPT, listener);
+    close(listener);
+    nonblocking(listener = listen_here(&port), true);
+    int there = peer_take(listener);
+    close(listener);
+    connects_and_is_served(port, P_EPOLL_ACCEPT, there);
+}
+
+// systemd's way: nobody else is left who has it.
+REMOTE_CASE(listener_whose_first_owner_closed_it_is_served) {
+    uint16_t port;
+    int listener = listen_here(&port);
+    EQ(peer_call(P_POLL, listener, POLLIN, 0, 0), 0);
+    close(listener);
+    for (int i = 0; i < 3; i++)
+        connects_and_is_served(port, P_ACCEPT, listener);
+}
+
+PAIR_CASE(listener_in_a_message_is_served) {
+    uint16_t port;
+    int listener = listen_here(&port), there = peer_take(listener);
+    close(listener);
+    connects_and_is_served(port, P_ACCEPT, there);
+    connects_and_is_served(port, P_EPOLL_ACCEPT, there);
+}
+
+// A privileged helper binds, the server listens.
+PAIR_CASE(bound_socket_in_a_message_is_served) {
+    int fd = OK(socket(AF_INET, SOCK_STREAM, 0));
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    OK(bind(fd, (struct sockaddr *)&at, sizeof at));
+    uint16_t port = local_port(fd);
+    int there = peer_take(fd);
+    close(fd);
+    peer_begin(P_SERVE, there, 0, 0, 0);
+    peer_asleep();
+    struct pair p = {.fd = connect_to(port)};
+    p.peer = OK(peer_end());
+    is_served(p);
+}
+
+// Made before the fork; one listens, the other serves.
+CASE(socket_that_another_process_made_listen_is_served) {
+    int fd = OK(socket(AF_INET, SOCK_STREAM, 0)), listens[2];
+    OK(pipe(listens));
+    uint16_t port = 0;
+    pid_t pid = OK(fork());
+    if (pid == 0) {
+        listen_at(fd, "127.0.0.1", &port);
+        CHECK(write(listens[1], &port, sizeof port) == sizeof port);
+        int client = connect_to(port);
+        for (int i = 0; i < 16; i++) {
+            send_all(client, 1, i * 10, 10);
+            recv_all(client, 2, i * 10, 10);
+        }
+        recv_to_eof(client, 2, 160, 0);
+        _exit(0);
+    }
+    EQ(read(listens[0], &port, sizeof port), sizeof port);
+    int server = OK(accept(fd, NULL, NULL));
+    for (int i = 0; i < 16; i++) {
+        recv_all(server, 1, i * 10, 10);
+        send_all(server, 2, i * 10, 10);
+    }
+    assert_smcd(server);
+    close(server);
+    child_succeeds(pid);
+}
+
+// A socket made before a fork is in two hands, one of which does not learn of the connection that it becomes.
+CASE(socket_of_two_processes_is_connected_by_one_and_read_by_the_other) {
+    uint16_t port;
+    int listener = listen_here(&port), fd = OK(socket(AF_INET, SOCK_STREAM, 0)), turns[2];
+    OK(pipe(turns));
+    pid_t pid = OK(fork());
+    if (pid == 0) {
+        char turn;
+        CHECK(read(turns[0], &turn, 1) == 1);
+        recv_all(fd, 2, 320, 1000);
+        send_all(fd, 1, 320, 1000);
+        _exit(0);
+    }
+    socklen_t len;
+    struct sockaddr_storage at = address_of("127.0.0.1", port, &len);
+    OK(connect(fd, (struct sockaddr *)&at, len));
+    int server = OK(accept(listener, NULL, NULL));
+    for (int i = 0; i < 32; i++) {
+        send_all(fd, 1, i * 10, 10);
+        recv_all(server, 1, i * 10, 10);
+        send_all(server, 2, i * 10, 10);
+        recv_all(fd, 2, i * 10, 10);
+    }
+    send_all(server, 2, 320, 1000);
+    EQ(write(turns[1], "", 1), 1);
+    recv_all(server, 1, 320, 1000);
+    child_succeeds(pid);
+    close(fd);
+    recv_to_eof(server, 1, 1320, 0);
+}
