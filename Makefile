@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 BUILD_DEPS := gcc:gcc libc6-dev:- binutils:nm
-TEST_DEPS := python3:/usr/bin/python3 curl:curl redis-server:redis-server redis-tools:redis-cli \
+TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redis-server redis-tools:redis-cli \
 	nginx-light:nginx wrk:wrk sockperf:sockperf memcached:memcached postgresql:-
 DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf

@@ -57,6 +57,11 @@ const PROGRAMS: &[Program] = &[
         dirs: &["common", "casework", "fortified"],
         flags: &["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"],
     },
+    Program {
+        name: "uring",
+        dirs: &["common", "casework", "uring"],
+        flags: &["-Wl,--no-as-needed", "-luring"],
+    },
     Program { name: "actor", dirs: &["common", "actor"], flags: &[] },
     Program { name: "load", dirs: &["common", "load"], flags: &[] },
 ];

@@ -18,7 +18,7 @@ const KNOWN_FAILURES: &str = include_str!("../known_failures.txt");
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();
-    for program in ["cases", "fortified"] {
+    for program in ["cases", "fortified", "uring"] {
         let path = build::program(program);
         let list = Command::new(&path).arg("--list").output().expect("listing the cases");
         for line in String::from_utf8(list.stdout).expect("names").lines() {

@@ -9,6 +9,7 @@
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use libc::{
     FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, pid_t, pollfd,
+    posix_spawn_file_actions_t,
 };
 use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
 use libc::{timespec, timeval};
@@ -187,6 +188,17 @@ interpose! {
     fanotify_init(flags: c_uint, event_flags: c_uint) -> c_int = fanotify_init: fanotify_init;
     pidfd_open(pid: pid_t, flags: c_uint) -> c_int = pidfd_open;
     pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int = pidfd_getfd;
+    posix_spawn_file_actions_adddup2(actions: *mut posix_spawn_file_actions_t, old: c_int, new: c_int) -> c_int
+        = posix_spawn_file_actions_adddup2: posix_spawn_file_actions_adddup2;
+
+    // liburing's, not libc's.
+    io_uring_setup(entries: c_uint, params: *mut c_void) -> c_int = io_uring_setup;
+    io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int
+        = io_uring_queue_init;
+    io_uring_queue_init_params(entries: c_uint, ring: *mut c_void, params: *mut c_void) -> c_int
+        = io_uring_queue_init_params;
+    io_uring_queue_init_mem(entries: c_uint, ring: *mut c_void, params: *mut c_void, buf: *mut c_void,
+        size: size_t) -> c_int = io_uring_queue_init_mem;
 }
 
 fortified! {

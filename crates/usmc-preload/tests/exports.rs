@@ -52,7 +52,10 @@ const ABSENT: &[(&str, &str)] = &[
         "sigset",
         "obsolete; made of sigaction inside libc, where no handler of a socket program comes from",
     ),
-    ("posix_spawn", "its child shares our memory until exec and runs libc's code only"),
+    (
+        "posix_spawn",
+        "its child shares our memory until exec and runs libc's code only; adddup2 says what it is given",
+    ),
     ("system", "as posix_spawn"),
     ("popen", "as posix_spawn; the pipe's fd is fresh"),
     ("fork", "libc tells of it through pthread_atfork, wherever in libc it is called"),
@@ -170,6 +173,7 @@ fn nothing_allocates_locks_or_keeps_thread_locals() {
     let known = [
         ("dlsym", "start"),
         ("dlerror", "start"),
+        ("dlopen", "where a program makes an io_uring by liburing"),
         ("getenv", "start"),
         ("readlink", "start"),
         ("abort", "the end"),

@@ -35,6 +35,7 @@ mod sys;
 mod table;
 mod transition;
 mod tuple;
+mod uring;
 
 use core::ffi::c_int;
 

@@ -15,6 +15,7 @@ use core::mem;
 use core::ptr;
 use libc::{
     FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, pid_t, pollfd,
+    posix_spawn_file_actions_t,
 };
 use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
 use libc::{timespec, timeval};
@@ -322,6 +323,8 @@ real! {
     memfd_create(name: *const c_char, flags: c_uint) -> c_int, SYS_memfd_create;
     pidfd_open(pid: pid_t, flags: c_uint) -> c_int, SYS_pidfd_open;
     pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int, SYS_pidfd_getfd;
+    posix_spawn_file_actions_adddup2(actions: *mut posix_spawn_file_actions_t, old: c_int, new: c_int)
+        -> c_int, ENOSYS;
 
     // Reached only when their check has failed: they end the program as libc ends it.
     __read_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t) -> ssize_t, ENOSYS;

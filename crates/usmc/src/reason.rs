@@ -61,6 +61,8 @@ reasons! {
     Urgent = 19, "urgent data was sent";
     /// The peer's end went back to TCP ([`crate::socket::demote`]).
     PeerLeft = 20, "peer went back to TCP";
+    /// The process has an io_uring ([`crate::uring`]).
+    Uring = 21, "process uses io_uring";
     /// Few calls were made on it so far ([`crate::lasting`]).
     Short = 17, "too little use so far to change over";
 }

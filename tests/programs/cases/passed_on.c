@@ -1,6 +1,7 @@
 // Connections that go to somebody who knows nothing of the ring: they become TCP, and no byte is lost.
 #include "peer.h"
 
+#include <spawn.h>
 #include <sys/un.h>
 
 // A program without the library that sends back what it gets on `fd`, up to the end. The peer's end, where it is ours
@@ -40,6 +41,28 @@ PAIR_CASE(command_without_the_library_takes_over) {
     close(p.fd);
     for (int i = 0; i < 20; i++)
         echoes(p, i * 3000, 3000);
+    ends(p, pid);
+}
+
+PAIR_CASE(spawned_command_without_the_library_takes_over) {
+    struct pair p = pair_open();
+    send_all(p.fd, 1, 0, 5000);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 4000), 0);
+    posix_spawn_file_actions_t actions;
+    EQ(posix_spawn_file_actions_init(&actions), 0);
+    EQ(posix_spawn_file_actions_adddup2(&actions, p.fd, 0), 0);
+    EQ(posix_spawn_file_actions_adddup2(&actions, p.fd, 1), 0);
+    EQ(posix_spawn_file_actions_addclose(&actions, p.fd), 0);
+    if (!variant.remote)
+        EQ(posix_spawn_file_actions_addclose(&actions, p.peer), 0);
+    pid_t pid;
+    char *argv[] = {"cat", NULL}, *no_environment[] = {NULL};
+    EQ(posix_spawn(&pid, "/bin/cat", &actions, NULL, argv, no_environment), 0);
+    EQ(posix_spawn_file_actions_destroy(&actions), 0);
+    close(p.fd);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 5000), 0);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 2, 0, 4000), 0);
+    echoes(p, 4000, 5000);
     ends(p, pid);
 }
 

@@ -7,7 +7,7 @@ use super::{after, fail};
 use crate::poll::epoll;
 use crate::socket::{close as closing, control};
 use crate::table::{self, Entry};
-use crate::{errno, real, set_errno};
+use crate::{errno, real, set_errno, uring};
 
 /// close(2)
 pub unsafe fn close(fd: c_int) -> c_int {
@@ -269,6 +269,10 @@ pub unsafe fn syscall(
             libc::SYS_epoll_pwait if e == 0 => {
                 super::epoll_pwait(fd, b as _, c as _, d as _, core::ptr::null()) as c_long
             }
+            libc::SYS_io_uring_setup => match uring::begins() {
+                Ok(()) => real::syscall(nr, a, b, c, d, e, f),
+                Err(code) => fail(code),
+            },
             _ => real::syscall(nr, a, b, c, d, e, f),
         }
     }

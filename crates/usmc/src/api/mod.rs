@@ -9,6 +9,7 @@ mod plain;
 mod processes;
 mod sockets;
 mod stdio;
+mod uring;
 mod waits;
 
 pub use bytes::*;
@@ -17,6 +18,7 @@ pub use plain::*;
 pub use processes::*;
 pub use sockets::*;
 pub use stdio::*;
+pub use uring::*;
 pub use waits::*;
 
 use core::ffi::c_int;
