@@ -123,6 +123,7 @@ interpose! {
     fcntl64(fd: c_int, cmd: c_int; arg: c_ulong) -> c_int = fcntl;
     __fcntl(fd: c_int, cmd: c_int; arg: c_ulong) -> c_int = fcntl;
     ioctl(fd: c_int, request: c_ulong; arg: c_ulong) -> c_int = ioctl: ioctl;
+    prctl(option: c_int; a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int = prctl: prctl;
     dup(fd: c_int) -> c_int = dup: dup;
     dup2(old: c_int, new: c_int) -> c_int = dup2: dup2;
     __dup2(old: c_int, new: c_int) -> c_int = dup2;

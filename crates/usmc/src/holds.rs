@@ -14,7 +14,7 @@ use crate::reason::Reason;
 use crate::socket::{close, demote};
 use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{fork, log, process, sys};
+use crate::{fork, kernel_only, log, process, sys};
 
 /// The count of a connection's holders.
 fn holders(conn: &Conn) -> Option<&AtomicU32> {
@@ -29,7 +29,7 @@ fn put_down(conn: &Conn) -> bool {
 
 /// The process ends now. Other threads are kept away from what is put down.
 pub fn end() {
-    if process::is_foreign_child() {
+    if process::is_foreign_child() || kernel_only::is_sandboxed() {
         return;
     }
     sys::block_signals();

@@ -21,6 +21,7 @@ mod fork;
 mod free_slots;
 mod holds;
 mod kernel;
+mod kernel_only;
 mod lasting;
 mod log;
 pub mod observe;
@@ -35,7 +36,6 @@ mod sys;
 mod table;
 mod transition;
 mod tuple;
-mod uring;
 
 use core::ffi::c_int;
 
@@ -73,7 +73,7 @@ pub unsafe fn init() {
 
 /// What the library's destructor does: leaves the device tidy. A killed process is swept by others.
 pub fn exit() {
-    if config::get().off || process::is_foreign_child() {
+    if config::get().off || process::is_foreign_child() || kernel_only::is_sandboxed() {
         return;
     }
     socket::demote::before_exit();

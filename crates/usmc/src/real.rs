@@ -261,6 +261,7 @@ real! {
 
     fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int, SYS_fcntl;
     ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int, SYS_ioctl;
+    prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int, SYS_prctl;
     dup(fd: c_int) -> c_int, SYS_dup;
     dup2(old: c_int, new: c_int) -> c_int, ENOSYS;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int, SYS_dup3;

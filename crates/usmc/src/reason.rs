@@ -61,8 +61,10 @@ reasons! {
     Urgent = 19, "urgent data was sent";
     /// The peer's end went back to TCP ([`crate::socket::demote`]).
     PeerLeft = 20, "peer went back to TCP";
-    /// The process has an io_uring ([`crate::uring`]).
+    /// The process has an io_uring ([`crate::kernel_only`]).
     Uring = 21, "process uses io_uring";
+    /// The process has a seccomp filter ([`crate::kernel_only`]).
+    Sandboxed = 22, "process has installed a seccomp filter";
     /// Few calls were made on it so far ([`crate::lasting`]).
     Short = 17, "too little use so far to change over";
 }

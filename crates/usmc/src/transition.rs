@@ -16,7 +16,7 @@ use crate::device::{self, DmbRef, OfferId};
 use crate::lasting::{self, Call};
 use crate::reason::Reason;
 use crate::tuple::{self, Endpoint, Tuple};
-use crate::{config, kernel, log, observer, segment, sys, uring};
+use crate::{config, kernel, kernel_only, log, observer, segment, sys};
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
 /// every [`LOOKS_EACH`]th looks, for a client that sends a long request before it makes its offer.
@@ -44,8 +44,8 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     conn.calls.store(0, Relaxed);
     if conn.has(F_KERNEL_ONLY) {
         conn.give_up(Reason::KernelFeature);
-    } else if uring::is_used() {
-        conn.give_up(Reason::Uring);
+    } else if let Some(why) = kernel_only::reason() {
+        conn.give_up(why);
     } else if conn.has(F_COPIED | F_ADOPTED) {
         // Made before a fork, or elsewhere: who else has it knows nothing of this connection.
         conn.give_up(Reason::Adopted);
@@ -211,7 +211,7 @@ pub fn progress(fd: i32, index: u32, call: Call) {
 /// The caller holds the step's lock.
 fn step(fd: i32, conn: &Conn) {
     match conn.phase() {
-        EARLY if uring::is_used() => conn.give_up(Reason::Uring),
+        EARLY if let Some(why) = kernel_only::reason() => conn.give_up(why),
         EARLY if conn.has(F_CLIENT) => {
             if let Err(reason) = offer(fd, conn) {
                 conn.give_up(reason);

@@ -5,9 +5,10 @@ use libc::sigset_t;
 
 use super::{after, fail};
 use crate::poll::epoll;
+use crate::reason::Reason;
 use crate::socket::{close as closing, control};
 use crate::table::{self, Entry};
-use crate::{errno, real, set_errno, uring};
+use crate::{errno, kernel_only, real, set_errno};
 
 /// close(2)
 pub unsafe fn close(fd: c_int) -> c_int {
@@ -224,6 +225,26 @@ fn made_set(fd: c_int) {
     }
 }
 
+/// What cannot leave the ring any more goes wrong at its next call that is not the program's own.
+fn sandboxed() {
+    if kernel_only::begins(Reason::Sandboxed).is_err() {
+        crate::log::warn(format_args!(
+            "a seccomp filter comes, and connections are still in the ring"
+        ));
+    }
+}
+
+/// prctl(2)
+pub unsafe fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+    // A null filter asks whether filters exist.
+    let filters = a == libc::SECCOMP_MODE_FILTER as c_ulong && b != 0;
+    if option == libc::PR_SET_SECCOMP && (filters || a == libc::SECCOMP_MODE_STRICT as c_ulong) {
+        sandboxed();
+    }
+    // SAFETY: the caller's contract.
+    unsafe { real::prctl(option, a, b, c, d) }
+}
+
 /// syscall(2): the calls above, made by number.
 pub unsafe fn syscall(
     nr: c_long,
@@ -269,7 +290,16 @@ pub unsafe fn syscall(
             libc::SYS_epoll_pwait if e == 0 => {
                 super::epoll_pwait(fd, b as _, c as _, d as _, core::ptr::null()) as c_long
             }
-            libc::SYS_io_uring_setup => match uring::begins() {
+            libc::SYS_prctl => prctl(a as _, b as _, c as _, d as _, e as _) as c_long,
+            libc::SYS_seccomp => {
+                const STRICT: c_long = libc::SECCOMP_SET_MODE_STRICT as c_long;
+                const FILTER: c_long = libc::SECCOMP_SET_MODE_FILTER as c_long;
+                if a == STRICT || (a == FILTER && c != 0) {
+                    sandboxed();
+                }
+                real::syscall(nr, a, b, c, d, e, f)
+            }
+            libc::SYS_io_uring_setup => match kernel_only::begins(Reason::Uring) {
                 Ok(()) => real::syscall(nr, a, b, c, d, e, f),
                 Err(code) => fail(code),
             },

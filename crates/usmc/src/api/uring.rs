@@ -1,9 +1,12 @@
-//! The functions of liburing that make a ring. They return -errno, and leave errno alone.
+//! What is left to the kernel altogether ([`kernel_only`]).
+//!
+//! The functions of liburing return -errno, and leave errno alone.
 
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::mem;
 
-use crate::uring;
+use crate::kernel_only;
+use crate::reason::Reason;
 
 /// `name(entries, ...)` goes to liburing's function of that name.
 macro_rules! makers {
@@ -11,10 +14,10 @@ macro_rules! makers {
         $(#[$doc])*
         pub unsafe fn $name(entries: c_uint, $($arg: $ty),*) -> c_int {
             const NAME: &CStr = $symbol;
-            if let Err(errno) = uring::begins() {
+            if let Err(errno) = kernel_only::begins(Reason::Uring) {
                 return -errno;
             }
-            let Some(found) = uring::liburing(NAME) else { return -libc::ENOSYS };
+            let Some(found) = liburing(NAME) else { return -libc::ENOSYS };
             // SAFETY: liburing's header declares this function with these arguments.
             let make: unsafe extern "C" fn(c_uint, $($ty),*) -> c_int = unsafe { mem::transmute(found) };
             // SAFETY: the caller's contract.
@@ -33,4 +36,22 @@ makers! {
         (ring: *mut c_void, params: *mut c_void, buf: *mut c_void, size: usize);
     /// io_uring_setup(2)
     io_uring_setup = c"io_uring_setup" (params: *mut c_void);
+}
+
+/// liburing's function of this name: the next one after ours, or that of a liburing that only a plugin has loaded.
+fn liburing(name: &CStr) -> Option<*mut c_void> {
+    const NAMES: [&CStr; 2] = [c"liburing.so.2", c"liburing.so.1"];
+    // SAFETY: NUL-terminated names; RTLD_NOLOAD loads nothing, and the handle counts one more user for good.
+    unsafe {
+        let mut found = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
+        for library in NAMES {
+            if found.is_null() {
+                let loaded = libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+                if !loaded.is_null() {
+                    found = libc::dlsym(loaded, name.as_ptr());
+                }
+            }
+        }
+        (!found.is_null()).then_some(found)
+    }
 }

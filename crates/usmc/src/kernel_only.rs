@@ -1,0 +1,52 @@
+//! Processes that are left to the kernel's TCP altogether, from some moment on:
+//!
+//! - with an io_uring: what is done to sockets through it passes neither libc nor us, and may begin at any moment;
+//! - with a seccomp filter: it knows the system calls of the program, and kills for ours.
+
+use usmc_shm::sync::AtomicU32;
+use usmc_shm::sync::Ordering::SeqCst;
+
+use crate::reason::Reason;
+use crate::socket::demote;
+use crate::sys::Errno;
+use crate::table::{self, Entry};
+use crate::{config, errno, log, process, set_errno};
+
+static WHY: AtomicU32 = AtomicU32::new(Reason::None as u32);
+
+/// Why this process is left to the kernel, if it is.
+#[inline]
+pub fn reason() -> Option<Reason> {
+    // SeqCst: a step of the handshake sees it, or is seen by `begins`.
+    match WHY.load(SeqCst) {
+        0 => None,
+        code => Reason::from_code(code as u8),
+    }
+}
+
+/// Whether system calls of our own may end this process.
+pub fn is_sandboxed() -> bool {
+    reason() == Some(Reason::Sandboxed)
+}
+
+/// Before the process makes an io_uring, or installs a filter.
+///
+/// # Errors
+/// See [`demote::leave`]; connections that are made from now on are TCP all the same.
+pub fn begins(why: Reason) -> Result<(), Errno> {
+    if config::get().off || process::is_foreign_child() || is_sandboxed() {
+        return Ok(());
+    }
+    let saved = errno();
+    if WHY.swap(why as u32, SeqCst) == 0 {
+        log::debug(format_args!("all connections are TCP from now on: {}", why.text()));
+    }
+    let mut all = Ok(());
+    table::for_each(0, u32::MAX, |fd, entry| {
+        if let Entry::Conn(index) = entry {
+            all = all.and(demote::leave(fd, index, why));
+        }
+    });
+    set_errno(saved);
+    all
+}
