@@ -1,0 +1,190 @@
+//! Programs that bring their own ways of using sockets: rsync, OpenSSH, OpenSSL, Node, Java.
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use usmc_tests::{Fixture, build};
+
+/// Bytes that tell their place.
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len.div_ceil(8)).flat_map(|i| ((i * i + seed) as u64).to_le_bytes()).take(len).collect()
+}
+
+/// A directory of files of many sizes.
+fn tree(dir: &Path) {
+    fs::create_dir(dir).expect("our own directory");
+    for (i, len) in [0, 1, 700, 4096, 65536, 1_000_003, 20_000_000].into_iter().enumerate() {
+        fs::write(dir.join(format!("file{i}")), pattern(len, i)).expect("our own file");
+    }
+}
+
+fn assert_same(one: &Path, other: &Path) {
+    let mut names = 0;
+    for entry in fs::read_dir(one).expect("a directory").flatten() {
+        let copy = fs::read(other.join(entry.file_name())).expect("the copy");
+        assert!(copy == fs::read(entry.path()).expect("a file"), "{:?} differs", entry.file_name());
+        names += 1;
+    }
+    assert_eq!(names, 7);
+}
+
+#[test]
+fn rsync_daemon_sends_and_receives() {
+    let fixture = Fixture::new("rsync");
+    let (port, dir) = (fixture.port(), fixture.scratch());
+    tree(&dir.join("from"));
+    // Only root may say so, and has to.
+    let root = fs::metadata("/proc/self").expect("/proc").uid() == 0;
+    let identity = if root { "uid = root\ngid = root\n" } else { "" };
+    let config = format!(
+        "use chroot = no\n{identity}port = {port}\naddress = 127.0.0.1\nlock file = {0}/lock\n\
+         [module]\npath = {0}\nread only = no\n",
+        dir.display()
+    );
+    fs::write(dir.join("rsyncd.conf"), config).expect("our own file");
+    let mut daemon = fixture.command("rsync");
+    daemon.args(["--daemon", "--no-detach", "--config=rsyncd.conf"]);
+    let mut daemon = fixture.spawn(daemon);
+    fixture.wait_for_port(port);
+    let url = format!("rsync://127.0.0.1:{port}/module");
+    let mut fetch = fixture.command("rsync");
+    fetch.args(["-a", &format!("{url}/from/"), "fetched/"]);
+    fixture.run(fetch);
+    assert_same(&dir.join("from"), &dir.join("fetched"));
+    let mut push = fixture.command("rsync");
+    push.args(["-a", "fetched/", &format!("{url}/pushed/")]);
+    fixture.run(push);
+    assert_same(&dir.join("from"), &dir.join("pushed"));
+    daemon.kill();
+    drop(daemon);
+    fixture.finish();
+}
+
+/// sshd's directory for its sandboxed child, made by its service's start.
+struct PrivilegeSeparation(bool);
+
+impl PrivilegeSeparation {
+    const DIR: &str = "/run/sshd";
+
+    fn new() -> PrivilegeSeparation {
+        // Refused unless we are root, and needed only then.
+        PrivilegeSeparation(fs::DirBuilder::new().mode(0o755).create(Self::DIR).is_ok())
+    }
+}
+
+impl Drop for PrivilegeSeparation {
+    fn drop(&mut self) {
+        if self.0 {
+            let _ = fs::remove_dir(Self::DIR);
+        }
+    }
+}
+
+/// Its child before the log-in forbids itself most system calls, on pain of death.
+#[test]
+fn ssh_runs_commands_and_forwards() {
+    let fixture = Fixture::new("ssh");
+    let _dir = PrivilegeSeparation::new();
+    let (port, dir) = (fixture.port(), fixture.scratch());
+    for key in ["host", "client"] {
+        let mut keygen = fixture.plain("ssh-keygen");
+        keygen.args(["-q", "-t", "ed25519", "-N", "", "-f", key]);
+        fixture.run(keygen);
+    }
+    let config = format!(
+        "Port {port}\nListenAddress 127.0.0.1\nHostKey {0}/host\nAuthorizedKeysFile {0}/client.pub\n\
+         StrictModes no\nPermitRootLogin yes\nUsePAM no\nPidFile none\nSubsystem sftp internal-sftp\n",
+        dir.display()
+    );
+    fs::write(dir.join("sshd_config"), config).expect("our own file");
+    let mut daemon = fixture.command(build::system_program("sshd"));
+    daemon.args(["-D", "-e", "-f"]).arg(dir.join("sshd_config"));
+    let mut daemon = fixture.spawn(daemon);
+    fixture.wait_for_port(port);
+    let options = ["-F", "none", "-i", "client", "-o", "StrictHostKeyChecking=no"];
+    let quiet =
+        ["-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "-o", "BatchMode=yes"];
+    let mut sum = fixture.command("ssh");
+    sum.args(options).args(quiet).args(["-p", &port.to_string(), "127.0.0.1"]);
+    sum.arg("head -c 20000000 /dev/zero | md5sum; head -c 5000000 /dev/zero");
+    let output = fixture.run(sum);
+    let (hash, zeros) = output.split_once('\n').expect("two outputs");
+    let mut local = fixture.plain("sh");
+    local.args(["-c", "head -c 20000000 /dev/zero | md5sum"]);
+    assert_eq!(hash, fixture.run(local).trim_end());
+    assert!(zeros.len() == 5_000_000 && zeros.bytes().all(|b| b == 0), "{} zeros", zeros.len());
+    tree(&dir.join("from"));
+    fs::write(dir.join("batch"), format!("get -r {}/from fetched\n", dir.display())).expect("ours");
+    let mut sftp = fixture.command("sftp");
+    sftp.args(options).args(quiet).args([
+        "-q",
+        "-P",
+        &port.to_string(),
+        "-b",
+        "batch",
+        "127.0.0.1",
+    ]);
+    fixture.run(sftp);
+    assert_same(&dir.join("from"), &dir.join("fetched"));
+    daemon.kill();
+    drop(daemon);
+    fixture.finish();
+}
+
+#[test]
+fn openssl_serves_curl() {
+    let fixture = Fixture::new("openssl");
+    let (port, dir) = (fixture.port(), fixture.scratch());
+    let mut certificate = fixture.plain("openssl");
+    certificate
+        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out"]);
+    certificate.args(["certificate.pem", "-days", "2", "-subj", "/CN=localhost"]);
+    fixture.run(certificate);
+    tree(&dir.join("from"));
+    let mut server = fixture.command("openssl");
+    server.args(["s_server", "-accept", &format!("127.0.0.1:{port}"), "-key", "key.pem", "-cert"]);
+    server.args(["certificate.pem", "-WWW", "-quiet"]);
+    let mut server = fixture.spawn(server);
+    fixture.wait_for_port(port);
+    fs::create_dir(dir.join("fetched")).expect("our own directory");
+    let mut curl = fixture.command("curl");
+    curl.args(["-sS", "--fail", "--cacert", "certificate.pem", "--resolve"]);
+    curl.arg(format!("localhost:{port}:127.0.0.1"));
+    curl.arg(format!("https://localhost:{port}/from/file[0-6]")).args(["-o", "fetched/file#1"]);
+    fixture.run(curl);
+    assert_same(&dir.join("from"), &dir.join("fetched"));
+    server.kill();
+    drop(server);
+    fixture.finish();
+}
+
+fn source(name: &str) -> PathBuf {
+    build::tests_dir().join("programs/outside").join(name)
+}
+
+#[test]
+fn node_serves_itself() {
+    let fixture = Fixture::new("node");
+    let mut node = fixture.command("node");
+    node.arg(source("requests.js"));
+    let mut node = fixture.spawn(node);
+    let port = node.line_after("port ").parse().expect("a port");
+    fixture.assert_serves_smcd(port);
+    node.say("go on");
+    assert!(node.succeed().contains("all well"));
+    fixture.finish();
+}
+
+#[test]
+fn java_selectors_and_blocking_sockets() {
+    let fixture = Fixture::new("java");
+    let mut compiler: Command = fixture.plain("javac");
+    compiler.args(["-d", "."]).arg(source("Sockets.java"));
+    fixture.run(compiler);
+    let mut java = fixture.command("java");
+    java.args(["-cp", ".", "Sockets"]);
+    assert!(fixture.run(java).contains("all well"));
+    fixture.finish();
+}
