@@ -11,7 +11,7 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build test test-loom test-tsan torture lint demo install test-deps demo-deps python-suite clean
+.PHONY: all build test test-loom test-tsan torture lint demo install test-deps demo-deps python-suite suites clean
 
 # For `make torture`: how many random programs, and the first one's seed.
 PROGRAMS ?= 50000
@@ -54,6 +54,10 @@ demo: demo-deps build
 # CPython's own socket tests, with and without the library: same outcomes. MODULES: some of them only.
 python-suite: test-deps build
 	sh tests/python-suite.sh $(MODULES)
+
+# libevent's and redis' test suites, from Debian's source packages, likewise. SUITES: some of them only.
+suites: build
+	sh tests/suites.sh $(SUITES)
 
 install: build
 	install -D -m 755 target/release/usmc $(DESTDIR)$(PREFIX)/bin/usmc
