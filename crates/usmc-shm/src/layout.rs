@@ -13,7 +13,7 @@ use crate::sync::{AtomicU32, AtomicU64, MODEL};
 /// First eight bytes of a segment.
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"uSMCsegm");
 /// Changes whenever a field here moves.
-pub const SEGMENT_VERSION: u32 = 2;
+pub const SEGMENT_VERSION: u32 = 3;
 /// Bytes before slot 0.
 pub const SLOTS_OFFSET: usize = 4096;
 /// Most slots of one segment.
@@ -152,6 +152,8 @@ pub struct Producer {
     pub resume: AtomicU64,
     /// Where the receiver has left: everything before this cursor was read or sent again. Valid likewise.
     pub resent: AtomicU64,
+    /// The sender's cycle counter when it last published: what a waiter on several connections orders them by.
+    pub stamp: AtomicU64,
     /// CPU the sending end last waited on, plus one; 0 = unknown.
     pub cpu: AtomicU32,
 }

@@ -83,6 +83,7 @@ impl<'a> Ring<'a> {
         p.boundary.store(0, Relaxed);
         p.resume.store(0, Relaxed);
         p.resent.store(0, Relaxed);
+        p.stamp.store(0, Relaxed);
         p.cpu.store(0, Relaxed);
         self.dir.consumer.cons.store(0, Relaxed);
         self.dir.arm.rx.store(0, Relaxed);

@@ -438,3 +438,46 @@ PAIR_CASE(waiting_times) {
     close(ep);
     pair_close(p);
 }
+
+// Whoever sent first is served first, whatever the order in which connections were made.
+PAIR_CASE(events_come_in_the_order_of_the_sends) {
+    enum { PAIRS = 7, ROUNDS = 40 };
+    struct pair p[PAIRS];
+    int ep = OK(epoll_create1(EPOLL_CLOEXEC));
+    for (int i = 0; i < PAIRS; i++) {
+        p[i] = pair_open();
+        OK(peer_call(P_OPTION, p[i].peer, IPPROTO_TCP, TCP_NODELAY, 1));
+        struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
+        OK(epoll_ctl(ep, EPOLL_CTL_ADD, p[i].fd, &event));
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        int place = round;
+        for (int i = 0; i < PAIRS; i++) {
+            EQ(peer_send(p[place % PAIRS].peer, "x", 1, 0), 1);
+            place += 1 + round % (PAIRS - 1);
+        }
+        for (int i = 0; i < PAIRS; i++)
+            wait_readable(p[i].fd, 1);
+        struct epoll_event got[PAIRS];
+        place = round;
+        EQ(epoll_wait(ep, got, PAIRS, 10000), PAIRS);
+        for (int i = 0; i < PAIRS; i++) {
+            EQ(got[i].data.u32, place % PAIRS);
+            place += 1 + round % (PAIRS - 1);
+            char c;
+            EQ(recv(p[got[i].data.u32].fd, &c, 1, 0), 1);
+        }
+        no_event(ep);
+        // Some wait for the next round as those that slept, some as those that are looked at.
+        if (round % 3 == 0)
+            EQ(epoll_wait(ep, got, PAIRS, 2), 0);
+        // An answer, so that all become lasting connections in the same round.
+        for (int i = 0; i < PAIRS; i++) {
+            EQ(send(p[i].fd, "y", 1, 0), 1);
+            peer_hears(p[i].peer, "y");
+        }
+    }
+    for (int i = 0; i < PAIRS; i++)
+        pair_close(p[i]);
+    close(ep);
+}

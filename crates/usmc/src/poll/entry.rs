@@ -61,6 +61,8 @@ pub struct Entry {
     pub seen_blocks: AtomicU32,
     /// The wait that reported it last, so that one wait reports it once.
     pub round: AtomicU32,
+    /// The peer's stamp at that time.
+    pub stamp: AtomicU64,
     /// Its place among the hot ones, while `E_HOT`.
     pub hot_at: AtomicU32,
     /// Next registration of the same connection, plus one.

@@ -1,6 +1,7 @@
 //! Waiting on an epoll set, over the kernel's own.
 
 use core::ffi::c_int;
+use core::slice;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
 use usmc_shm::layout::{END_SHUT_RD, TX_TCP};
@@ -375,9 +376,11 @@ fn scan(set: &Set, events: *mut libc::epoll_event, max: c_int, mut n: c_int, rou
     let count = set.hot_count.load(Relaxed) as usize;
     // Start behind the last reported one, so that a busy head does not starve the tail.
     let start = set.hand.load(Relaxed) as usize;
+    let first = n;
     for i in 0..count {
         let at = (start + i) % count;
-        let Some(entry) = entry::at(set.hot[at].load(Relaxed)) else { continue };
+        let number = set.hot[at].load(Relaxed);
+        let Some(entry) = entry::at(number) else { continue };
         if is_quiet(entry) || entry.round.load(Relaxed) == round {
             continue;
         }
@@ -386,7 +389,7 @@ fn scan(set: &Set, events: *mut libc::epoll_event, max: c_int, mut n: c_int, rou
             continue;
         }
         entry.round.store(round, Relaxed);
-        let event = libc::epoll_event { events: bits, u64: entry.data.load(Relaxed) };
+        let event = libc::epoll_event { events: bits, u64: number.into() };
         // SAFETY: n < max, and events holds max entries.
         unsafe { events.add(n as usize).write(event) };
         n += 1;
@@ -395,7 +398,33 @@ fn scan(set: &Set, events: *mut libc::epoll_event, max: c_int, mut n: c_int, rou
             break;
         }
     }
+    // SAFETY: these were written above.
+    in_order(unsafe {
+        slice::from_raw_parts_mut(events.add(first as usize), (n - first) as usize)
+    });
     n
+}
+
+/// Puts events that name their entries in the order in which their peers have sent, as the kernel has them, and gives
+/// them the application's data. The caller holds the set's lock.
+fn in_order(events: &mut [libc::epoll_event]) {
+    if events.len() > 1 {
+        for event in events.iter() {
+            let Some(entry) = entry::at(event.u64 as u32) else { continue };
+            let conn = conn::at(entry.conn.load(Relaxed));
+            // Taken once: a peer that changes it meanwhile must not confuse the sorting.
+            let stamp = conn.slot().map_or(0, |slot| conn.peer(slot).stamp.load(Relaxed));
+            entry.stamp.store(stamp, Relaxed);
+        }
+        events.sort_unstable_by_key(|event| {
+            entry::at(event.u64 as u32).map_or(0, |entry| entry.stamp.load(Relaxed))
+        });
+    }
+    for event in events {
+        if let Some(entry) = entry::at(event.u64 as u32) {
+            event.u64 = entry.data.load(Relaxed);
+        }
+    }
 }
 
 /// One load tells that an entry which waits for data alone has none.
@@ -490,13 +519,13 @@ fn from_ring(
         // Bytes came and were read before this wait: they are an edge for what else is true.
         entry.set_flag(entry::E_EDGE, true);
     }
-    if hot {
-        // Its turn comes in the look at the hot list that follows.
+    // Here, not in the look at the hot list that follows: the kernel tells of doorbells in the order they came.
+    let bits = epoll::take_events(entry, false);
+    if hot && bits == 0 {
         return 0;
     }
-    let bits = epoll::take_events(entry, false);
     entry.round.store(round, Relaxed);
-    if bits != 0 && entry.events.load(Relaxed) & libc::EPOLLET as u32 == 0 {
+    if !hot && bits != 0 && entry.events.load(Relaxed) & libc::EPOLLET as u32 == 0 {
         // Level-triggered: the next wait has to find it again.
         epoll::pass_on(set_index, number, entry);
     }

@@ -236,6 +236,8 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
         free -= len;
     }
     if at != room.prod {
+        // Relaxed: published by the next line.
+        conn.own(slot).stamp.store(clock::tsc(), Relaxed);
         tx.publish(at);
         observer::sent_total(conn, at);
     }

@@ -74,6 +74,7 @@ fn into_ring(
                 let (dst, len) = tx.contiguous(room.prod, room.window, want);
                 let moved = fill(dst.cast(), len);
                 if let Ok(n) = moved {
+                    conn.own(slot).stamp.store(clock::tsc(), Relaxed);
                     tx.publish(room.prod.wrapping_add(n as u64));
                     observer::sent_total(conn, room.prod.wrapping_add(n as u64));
                 }
