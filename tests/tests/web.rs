@@ -40,6 +40,9 @@ fn serve(fixture: &Fixture, reuseport: bool, sendfile: bool) -> Web {
     command.args(["-g", "daemon off; error_log stderr warn;"]);
     let nginx = fixture.spawn(command);
     fixture.wait_for_port(port);
+    // Written once it handles signals.
+    let pid = fixture.scratch().join("nginx.pid");
+    fixture.wait_until("its pid file", || fs::read(&pid).is_ok_and(|text| !text.is_empty()));
     Web { nginx, port, large }
 }
 

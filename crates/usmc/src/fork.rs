@@ -143,8 +143,13 @@ fn child() {
         conn.tx_lock.reset();
         conn.rx_lock.reset();
         conn.step_lock.reset();
-        for count in [&conn.rx_sleepers, &conn.tx_sleepers, &conn.blocked_sends, &conn.tcp_receives]
-        {
+        for count in [
+            &conn.rx_sleepers,
+            &conn.tx_sleepers,
+            &conn.blocked_sends,
+            &conn.leaving,
+            &conn.tcp_receives,
+        ] {
             count.store(0, Relaxed);
         }
         if !conn.has(F_FORKED) && matches!(conn.phase(), OFFERED | EARLY | ATTACHED | RING) {

@@ -214,6 +214,7 @@ PAIR_CASE(signal_handler_that_forks) {
 
 // Threads open, use and close connections while another forks.
 static volatile bool stop;
+static int opening;
 static uint16_t busy_port;
 
 static void *opens_and_closes(void *arg) {
@@ -226,6 +227,7 @@ static void *opens_and_closes(void *arg) {
         }
         close(fd);
     }
+    __atomic_fetch_sub(&opening, 1, __ATOMIC_RELEASE);
     return NULL;
 }
 
@@ -233,7 +235,7 @@ static void *serves(void *arg) {
     int listener = *(int *)arg, ep = OK(epoll_create1(EPOLL_CLOEXEC)), open = 0;
     struct epoll_event event = {EPOLLIN, {.fd = listener}};
     OK(epoll_ctl(ep, EPOLL_CTL_ADD, listener, &event));
-    while (!stop || open > 0) {
+    while (__atomic_load_n(&opening, __ATOMIC_ACQUIRE) > 0 || open > 0) {
         if (epoll_wait(ep, &event, 1, 100) < 1)
             continue;
         if (event.data.fd == listener) {
@@ -260,6 +262,7 @@ static void *serves(void *arg) {
 CASE(forks_while_threads_open_and_close) {
     pthread_t threads[3];
     int listener = listen_here(&busy_port);
+    opening = 2;
     EQ(pthread_create(&threads[0], NULL, serves, &listener), 0);
     for (int i = 1; i < 3; i++)
         EQ(pthread_create(&threads[i], NULL, opens_and_closes, NULL), 0);

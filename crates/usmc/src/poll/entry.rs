@@ -61,7 +61,7 @@ pub struct Entry {
     pub seen_blocks: AtomicU32,
     /// The wait that reported it last, so that one wait reports it once.
     pub round: AtomicU32,
-    /// The peer's stamp at that time.
+    /// When what it reported came, as far as that is known: the peer's cycle counter, or ours at the kernel's report.
     pub stamp: AtomicU64,
     /// Its place among the hot ones, while `E_HOT`.
     pub hot_at: AtomicU32,

@@ -412,9 +412,12 @@ fn in_order(events: &mut [libc::epoll_event]) {
         for event in events.iter() {
             let Some(entry) = entry::at(event.u64 as u32) else { continue };
             let conn = conn::at(entry.conn.load(Relaxed));
-            // Taken once: a peer that changes it meanwhile must not confuse the sorting.
-            let stamp = conn.slot().map_or(0, |slot| conn.peer(slot).stamp.load(Relaxed));
-            entry.stamp.store(stamp, Relaxed);
+            if let Some(slot) = conn.slot()
+                && conn.end(slot).tcp_left.load(Relaxed) == 1
+            {
+                // Taken once: a peer that changes it meanwhile must not confuse the sorting.
+                entry.stamp.store(conn.peer(slot).stamp.load(Relaxed), Relaxed);
+            }
         }
         events.sort_unstable_by_key(|event| {
             entry::at(event.u64 as u32).map_or(0, |entry| entry.stamp.load(Relaxed))
@@ -519,13 +522,15 @@ fn from_ring(
         // Bytes came and were read before this wait: they are an edge for what else is true.
         entry.set_flag(entry::E_EDGE, true);
     }
-    // Here, not in the look at the hot list that follows: the kernel tells of doorbells in the order they came.
-    let bits = epoll::take_events(entry, false);
-    if hot && bits == 0 {
+    // Of bytes in TCP only the kernel knows the order.
+    entry.stamp.store(clock::tsc(), Relaxed);
+    if hot {
+        // Its turn comes in the look at the hot list that follows.
         return 0;
     }
+    let bits = epoll::take_events(entry, false);
     entry.round.store(round, Relaxed);
-    if !hot && bits != 0 && entry.events.load(Relaxed) & libc::EPOLLET as u32 == 0 {
+    if bits != 0 && entry.events.load(Relaxed) & libc::EPOLLET as u32 == 0 {
         // Level-triggered: the next wait has to find it again.
         epoll::pass_on(set_index, number, entry);
     }

@@ -5,7 +5,7 @@
 //! TCP, at its next call on the connection or when it is woken out of one; what it had sent, the peer reads out of
 //! the ring first. The peer follows ([`follow`], [`look`]). `usmc_shm::back` has the steps and their models.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::layout::{
     ARM_TCP, CLIENT, END_CORK, END_NODELAY, END_SENT_AFTER, END_SHUT_RD, Slot, TXF_BACK, TXF_DONE,
@@ -39,9 +39,26 @@ pub fn must_go_back(conn: &Conn, slot: &Slot) -> bool {
     conn.own(slot).flags.load(Acquire) & TXF_LEFT != 0 && !TxSpan::new(slot, conn.side()).is_back()
 }
 
-/// Whether a call of this end is about to take the connection out of the ring.
-pub fn is_leaving(conn: &Conn, slot: &Slot) -> bool {
-    conn.own(slot).flags.load(Acquire) & TXF_LOOK != 0
+/// A call that takes the connection out of the ring, for as long as it lasts.
+struct Leaving<'a>(&'a Conn);
+
+impl<'a> Leaving<'a> {
+    fn new(conn: &'a Conn) -> Leaving<'a> {
+        // SeqCst: either a send that is about to sleep sees it (`wait::for_room`), or we see that it sleeps.
+        conn.leaving.fetch_add(1, SeqCst);
+        Leaving(conn)
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.leaving.fetch_sub(1, Release);
+    }
+}
+
+/// Whether another thread is about to take the connection out of the ring.
+pub fn is_leaving(conn: &Conn) -> bool {
+    conn.leaving.load(SeqCst) > 0
 }
 
 /// Makes the connection plain TCP, for whoever reads and writes its socket next.
@@ -60,15 +77,12 @@ pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
     }
     let Some(slot) = conn.slot() else { return Ok(()) };
     let patience = Patience::new();
+    let leaving = Leaving::new(conn);
     while !leave_unless_sends_sleep(fd, conn, slot, reason)? {
         wake_sends(fd, conn, slot);
-        if let Err(errno) = patience.wait() {
-            if conn.own(slot).flags.load(Relaxed) & TXF_LEFT == 0 {
-                conn.own(slot).flags.fetch_and(!TXF_LOOK, Relaxed);
-            }
-            return Err(errno);
-        }
+        patience.wait()?;
     }
+    drop(leaving);
     settle(fd, index);
     Ok(())
 }
@@ -86,10 +100,10 @@ fn leave_unless_sends_sleep(
     let end = conn.end(slot);
     let families = (Family::enter(conn, &end.rx_lock), Family::enter(conn, &end.tx_lock));
     let (Some(_), Some(_)) = &families else { return Err(libc::EBUSY) };
-    // SeqCst: either a send that is about to sleep sees it (`wait::for_room`), or we see that it sleeps.
-    conn.own(slot).flags.fetch_or(TXF_LOOK, SeqCst);
     if sends_sleep(conn, slot) {
-        return Ok(false);
+        // Those of another process do not know that we leave.
+        let theirs = conn.has(F_SHARED) && conn.blocked_sends.load(SeqCst) == 0;
+        return if theirs { Err(libc::EBUSY) } else { Ok(false) };
     }
     leave_rx(fd, conn, slot)?;
     wake(fd, conn, slot);
@@ -181,7 +195,8 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
             }
             return Ok(());
         }
-        Leave::Left => {}
+        // Whatever becomes of the rest.
+        Leave::Left => drop(conn.own(slot).flags.fetch_or(TXF_LOOK, AcqRel)),
     }
     while span.is_rung(slot, conn.side()) {
         patience.wait()?;

@@ -148,7 +148,8 @@ pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
     let bells = Bells { end: conn.end(slot), rx: conn.rx(slot), tx: conn.tx(slot) };
     let readers = || conn.rx_sleepers.load(Acquire) | bells.end.rx_sleepers.load(Acquire) != 0;
     let writers = || conn.tx_sleepers.load(Acquire) | bells.end.tx_sleepers.load(Acquire) != 0;
-    if demote::is_due(conn.own(slot).flags.load(Relaxed)) && writers() {
+    if (demote::is_leaving(conn) || demote::is_due(conn.own(slot).flags.load(Relaxed))) && writers()
+    {
         // It has to hear that no room will come.
         return Drain::Leave;
     }
@@ -416,8 +417,8 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
     if gone() || has_room() || demote::must_go_back(conn, slot) {
         return Woken::Look;
     }
-    if demote::is_leaving(conn, slot) {
-        // Another thread takes the connection out of the ring as soon as nobody sleeps here.
+    if demote::is_leaving(conn) {
+        // As soon as nobody sleeps here.
         sys::sched_yield();
         return Woken::Look;
     }
@@ -425,7 +426,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
     // SeqCst: `shutting_down` and `demote::leave` see us, or we see their flags.
     conn.blocked_sends.fetch_add(1, SeqCst);
     let flags = conn.own(slot).flags.load(SeqCst);
-    let woken = if flags & (TXF_DONE | TXF_LOOK) != 0 {
+    let woken = if flags & (TXF_DONE | TXF_LOOK) != 0 || demote::is_leaving(conn) {
         Woken::Look
     } else {
         sleep_for_room(fd, index, slot, since, partial)
@@ -450,16 +451,16 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
             && reads_ring(fd, conn, slot)
             && matches!(drain_bells(fd, conn, slot), Drain::Bells(_))
     };
+    // The doorbell of `demote::wake_sends` may have been among those.
+    if demote::is_leaving(conn) {
+        return Woken::Look;
+    }
     if clear && !tick && limit_ms == 0 && !partial {
         return match peek(fd, index) {
             // SO_RCVTIMEO has nothing to say about sending.
             Woken::Fail(libc::EAGAIN) => Woken::Look,
             other => other,
         };
-    }
-    // Its doorbell may have been among those.
-    if demote::is_leaving(conn, slot) {
-        return Woken::Look;
     }
     // Unread data keeps the socket readable, a half-closed peer cannot ring: look every millisecond.
     if !clear || tick {
