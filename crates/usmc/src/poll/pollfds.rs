@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
-use usmc_shm::layout::{END_SHUT_RD, Slot};
+use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
 
 use super::multi::{
     DEPTH, Deadline, arm_all, enter_all, has_tracked, is_bad, leave_all, nested_ready,
@@ -226,7 +226,7 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
                     ready::arm(conn, slot, want);
                     tick |= ready::must_tick(conn, slot, want)
                         || wait::has_bells(conn, slot)
-                        || (hides_bells(conn, p.events)
+                        || (hides_bells(p.fd, conn, p.events)
                             && want & (READ_BITS | WRITE_BITS) & !(libc::POLLPRI as u32) != 0);
                 }
             }
@@ -237,20 +237,29 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
 
 /// Whether the kernel may hold bytes of the stream that are no reason to wake whoever wants `events`, but would:
 /// nobody asks for data, or it is less than SO_RCVLOWAT, of which the kernel does not know.
-fn hides_bells(conn: &conn::Conn, events: i16) -> bool {
+fn hides_bells(fd: i32, conn: &conn::Conn, events: i16) -> bool {
     let unasked = events & (libc::POLLIN | libc::POLLRDNORM) == 0;
     (unasked || conn.lowat() > 1)
         && conn.slot().is_some_and(|s| {
-            // Before the ring, or behind it.
-            conn.end(s).tcp_left.load(Relaxed) != 1
-                || demote::is_due(conn.peer(s).flags.load(Relaxed))
+            // Behind the ring, or before it.
+            demote::is_due(conn.peer(s).flags.load(Relaxed))
+                || (!is_past_tcp(fd, conn, s)
+                    && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|unread| unread > 0))
         })
+}
+
+/// Whether TCP has been read to the boundary, be it that nobody has looked since.
+fn is_past_tcp(fd: i32, conn: &conn::Conn, slot: &Slot) -> bool {
+    conn.end(slot).tcp_left.load(Relaxed) == 1
+        || (conn.peer(slot).state.load(Relaxed) == TX_RING
+            && conn.rx_lock.enter().is_some_and(|_held| wait::reads_ring(fd, conn, slot)))
 }
 
 /// The real sleep: ring connections wait for doorbells and for the end of the connection.
 fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::sigset_t) -> c_int {
     // The kernel overwrites `revents`, so the events are remembered in private memory.
     let kept = Kept::take(fds);
+    let mut timeout_ms = timeout_ms;
     for p in fds.iter_mut() {
         if p.fd >= 0
             && let Watch::Ring(index) = watch(p.fd)
@@ -263,7 +272,12 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
                 || conn.slot().is_some_and(shut);
             // What is there already would end every sleep at once.
             let urgent = p.events & libc::POLLPRI;
-            p.events = if bells || ended || hides_bells(conn, p.events) {
+            let hidden = hides_bells(p.fd, conn, p.events);
+            if hidden && p.events & !libc::POLLPRI != 0 && !(0..=1).contains(&timeout_ms) {
+                // It may be so since a moment only.
+                timeout_ms = 1;
+            }
+            p.events = if bells || ended || hidden {
                 urgent
             } else {
                 libc::POLLIN | libc::POLLRDHUP | urgent
