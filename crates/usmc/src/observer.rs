@@ -12,7 +12,7 @@ use crate::observe::{Header, MAGIC, MEMFD_NAME, Mode, RECORDS_OFFSET, Record, St
 use crate::process::{self, Lock};
 use crate::reason::Reason;
 use crate::tuple::Endpoint;
-use crate::{sys, table};
+use crate::{kernel_only, sys, table};
 
 /// Records of one file: a place for each connection, at its index.
 const RECORDS: usize = conn::CONNS;
@@ -76,7 +76,7 @@ fn ensure() -> bool {
 
 /// The socket's state or mode has changed.
 pub fn changed(fd: i32, index: u32) {
-    if !ensure() {
+    if kernel_only::is_sandboxed() || !ensure() {
         return;
     }
     let conn = conn::at(index);

@@ -7,7 +7,8 @@
 #include <sys/prctl.h>
 
 static const int allowed[] = {SYS_read, SYS_write, SYS_close, SYS_sendto, SYS_recvfrom, SYS_poll, SYS_brk, SYS_mmap,
-    SYS_munmap, SYS_wait4, SYS_exit_group, SYS_rt_sigreturn};
+    SYS_munmap, SYS_wait4, SYS_exit_group, SYS_rt_sigreturn, SYS_socket, SYS_bind, SYS_listen, SYS_getsockname,
+    SYS_connect, SYS_accept};
 #define ALLOWED (sizeof allowed / sizeof *allowed)
 
 static void install(bool by_number) {
@@ -56,4 +57,35 @@ REMOTE_CASE(connection_of_a_program_that_installs_a_filter) {
 
 REMOTE_CASE(connection_of_a_program_that_installs_a_filter_by_number) {
     goes_on_in_the_sandbox(true);
+}
+
+// What it opens afterwards costs its own calls only, whether it had sockets before or not.
+static void opens_in_the_sandbox(int listener, int client) {
+    uint16_t port = 0;
+    listen_at(listener, "127.0.0.1", &port);
+    socklen_t len;
+    struct sockaddr_storage at = address_of("127.0.0.1", port, &len);
+    OK(connect(client, (struct sockaddr *)&at, len));
+    int server = OK(accept(listener, NULL, NULL));
+    for (int i = 0; i < 20; i++) {
+        send_all(client, 1, i * 100, 100);
+        recv_all(server, 1, i * 100, 100);
+        send_all(server, 2, i * 100, 100);
+        recv_all(client, 2, i * 100, 100);
+    }
+    close(client);
+    recv_to_eof(server, 1, 2000, 0);
+    close(server);
+    close(listener);
+}
+
+CASE(sockets_of_a_program_that_installs_a_filter_first) {
+    install(false);
+    opens_in_the_sandbox(OK(socket(AF_INET, SOCK_STREAM, 0)), OK(socket(AF_INET, SOCK_STREAM, 0)));
+}
+
+CASE(sockets_made_before_the_filter_and_used_after_it) {
+    int listener = OK(socket(AF_INET, SOCK_STREAM, 0)), client = OK(socket(AF_INET, SOCK_STREAM, 0));
+    install(true);
+    opens_in_the_sandbox(listener, client);
 }

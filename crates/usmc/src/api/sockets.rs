@@ -94,21 +94,33 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
 
 /// accept(2)
 pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { accept4(fd, addr, len, 0) }
+    // SAFETY: the caller's contract. The same system call, for a filter may know no other.
+    unsafe { accept_by(fd, addr, len, 0, |addr, len| real::accept(fd, addr, len)) }
 }
 
 /// accept4(2)
 pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { accept_by(fd, addr, len, flags, |addr, len| real::accept4(fd, addr, len, flags)) }
+}
+
+/// # Safety
+/// As accept4(2); `real` does that for any address.
+unsafe fn accept_by(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+    real: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int,
+) -> c_int {
     let Entry::Conn(listener) = table::get(fd) else {
-        // SAFETY: the caller's contract.
-        return after(unsafe { real::accept4(fd, addr, len, flags) }, |&fd| control::fresh(fd));
+        return after(real(addr, len), |&fd| control::fresh(fd));
     };
     // SAFETY: all-zero is valid.
     let mut peer: sockaddr_storage = unsafe { mem::zeroed() };
     let mut peer_len = size_of::<sockaddr_storage>() as socklen_t;
-    // SAFETY: our own buffers; the application's are filled below as the kernel would.
-    let new = unsafe { real::accept4(fd, (&raw mut peer).cast(), &raw mut peer_len, flags) };
+    // Our own buffers; the application's are filled below as the kernel would.
+    let new = real((&raw mut peer).cast(), &raw mut peer_len);
     if new < 0 {
         return new;
     }

@@ -7,7 +7,7 @@ use crate::conn::{self, EARLY, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFF
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::tuple::{self, Endpoint, Tuple};
-use crate::{config, device, observer, poll, transition};
+use crate::{config, device, kernel_only, observer, poll, transition};
 
 /// Whether socket(2) with these arguments makes a TCP socket.
 pub fn is_tcp(family: i32, kind: i32, protocol: i32) -> bool {
@@ -19,7 +19,7 @@ pub fn is_tcp(family: i32, kind: i32, protocol: i32) -> bool {
 
 /// A new TCP socket `fd`: gives it a record. Returns the record's index.
 pub fn created(fd: i32, kind: i32) -> Option<u32> {
-    if config::get().off {
+    if config::get().off || kernel_only::is_sandboxed() {
         return None;
     }
     let index = conn::alloc()?;
@@ -94,6 +94,9 @@ pub fn listening(fd: i32, index: u32) {
     let conn = conn::at(index);
     if conn.phase() != FRESH {
         return;
+    }
+    if let Some(why) = kernel_only::reason() {
+        return conn.give_up(why);
     }
     let Ok(at) = tuple::local(fd) else { return };
     let netns = tuple::netns(fd);

@@ -65,7 +65,8 @@ pub fn is_leaving(conn: &Conn) -> bool {
 ///
 /// # Errors
 /// EBUSY where that cannot be done without loss: bytes are in the ring that only we can read, as the peer has closed or
-/// left it or we have shut both directions down, a send of ours sleeps, or the peer was stopped in the middle of a step.
+/// left it or we have shut both directions down, a send of ours sleeps that cannot be woken (of another process, or the
+/// peer may not be traced), or the peer was stopped in the middle of a step.
 pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
     let conn = conn::at(index);
     if matches!(conn.phase(), EARLY | OFFERED | ATTACHED) && !transition::decline(fd, index, reason)
