@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use anyhow::{Context, Result};
-use rustix::fs::{Dir, Mode, OFlags, openat, readlinkat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
 use rustix::io::Errno;
 
 use crate::observed;
@@ -91,7 +91,10 @@ fn inspect(pid: u32) -> Result<Option<Process>, Errno> {
         };
         if let Some(inode) = socket_inode(&target) {
             sockets.insert(fd, inode);
-        } else if is_record_file(&target) && files.len() < MAX_FILES {
+        } else if is_record_file(&target)
+            && files.len() < MAX_FILES
+            && is_writer(&dir, entry.file_name())
+        {
             files.extend(open(&dir, entry.file_name()));
         }
         link = target.into_bytes();
@@ -112,6 +115,13 @@ fn is_record_file(target: &CStr) -> bool {
     let name = usmc::observe::MEMFD_NAME.to_bytes();
     let rest = target.to_bytes().strip_prefix(b"/memfd:").and_then(|t| t.strip_prefix(name));
     matches!(rest, Some(b"" | b" (deleted)"))
+}
+
+/// Whether the descriptor is open for writing, which the mode of its link tells (proc_pid_fd(5)): the
+/// library's is, that of another `usmc ss` at its work is not.
+fn is_writer(dir: &OwnedFd, name: &CStr) -> bool {
+    let link = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW);
+    link.is_ok_and(|link| Mode::from_raw_mode(link.st_mode).contains(Mode::WUSR))
 }
 
 /// Opens the file anew, for reading; whatever is not a regular file only had the name.

@@ -5,6 +5,7 @@ mod support;
 use std::fs::File;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -277,6 +278,18 @@ fn files_that_are_not_what_they_say_are_refused_in_words() {
         let said = remarks_on(holder.pid(), &said);
         assert!(said.contains(remark) && said.is_empty() == remark.is_empty(), "{remark}: {said}");
     }
+}
+
+#[test]
+fn whoever_only_reads_a_file_does_not_own_it() {
+    let file = memfd(&[(0, b"too short")]);
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let reader = Holder::new(&File::open(path).expect("the file, for reading"));
+    let owner = Holder::new(&file);
+    drop(file);
+    let (_, said) = ss(&[]);
+    assert_eq!(remarks_on(reader.pid(), &said), "");
+    assert!(remarks_on(owner.pid(), &said).contains("shows no readable records"), "{said}");
 }
 
 #[test]

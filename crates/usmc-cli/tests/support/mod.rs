@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use usmc::observe::{Header, MAGIC, MEMFD_NAME, RECORDS_OFFSET, Record, VERSION};
@@ -36,7 +37,17 @@ pub fn usmc(args: &[&str]) -> Command {
 
 /// Runs it to its end.
 pub fn output(command: &mut Command) -> Output {
-    command.output().expect("the command starts")
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    spawn(command).wait_with_output().expect("its output")
+}
+
+/// Starts it, one at a time: between its fork and its exec a child holds the files of all tests of this
+/// process, and a file that names no process is ascribed to the first that holds it. Once a command has
+/// been started here, no earlier one is in that state any more.
+fn spawn(command: &mut Command) -> Child {
+    static STARTING: Mutex<()> = Mutex::new(());
+    let _one = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    command.spawn().expect("the command starts")
 }
 
 pub fn stdout(output: &Output) -> String {
@@ -217,7 +228,7 @@ impl Holder {
 
     fn start(command: &mut Command, file: &File) -> Holder {
         let out = file.try_clone().expect("a second descriptor");
-        let child = command.stdin(Stdio::piped()).stdout(out).spawn().expect("a holder");
+        let child = spawn(command.stdin(Stdio::piped()).stdout(out));
         // As the library does; other tests' children have the file, too, between fork and exec.
         let at = offset_of!(Header, pid);
         if file.metadata().expect("metadata").len() > at as u64 {
