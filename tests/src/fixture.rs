@@ -169,13 +169,25 @@ impl Fixture {
         if is_plain() {
             return;
         }
-        let ends: Vec<Socket> = ss::list()
-            .into_iter()
-            .filter(|s| [(one, other), (other, one)].contains(&(s.local_port(), s.peer_port())))
-            .collect();
+        let ends = ends(one, other);
         assert!(
             ends.len() >= 2 && ends.iter().all(Socket::is_smcd),
             "ports {one} and {other} are not connected by SMC-D: {ends:#?}"
+        );
+    }
+
+    /// Asserts that the connection between two ports is plain TCP at both ends.
+    ///
+    /// # Panics
+    /// When it is not.
+    pub fn assert_tcp(&self, one: u16, other: u16) {
+        if is_plain() {
+            return;
+        }
+        let ends = ends(one, other);
+        assert!(
+            !ends.is_empty() && !ends.iter().any(Socket::is_smcd),
+            "ports {one} and {other} are connected by SMC-D: {ends:#?}"
         );
     }
 
@@ -305,4 +317,10 @@ fn allow_many_files() {
 pub fn tool(name: &str, args: &[&str]) -> Output {
     let out = Command::new(name).args(args).stdin(Stdio::null()).output();
     out.unwrap_or_else(|e| panic!("running {name}: {e} (make test-deps installs it)"))
+}
+
+/// The ends of one connection that `usmc ss` shows.
+fn ends(one: u16, other: u16) -> Vec<Socket> {
+    let ports = [(one, other), (other, one)];
+    ss::list().into_iter().filter(|s| ports.contains(&(s.local_port(), s.peer_port()))).collect()
 }

@@ -1,7 +1,7 @@
 //! The cases of the C programs, one test per case and variant. See `programs/common/check.h`.
 //!
-//! A case prints `@smcd PORT PORT` where its connection should have changed over; the answer comes once
-//! `usmc ss` has confirmed it.
+//! A case prints `@smcd PORT PORT` where its connection should have changed over, and `@tcp PORT PORT` where it should
+//! not; the answer comes once `usmc ss` has confirmed it.
 
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -62,6 +62,7 @@ fn answer(fixture: &Fixture, process: &mut Process, request: &str) {
     let port = |i: usize| words[i].parse::<u16>().expect("a port");
     match words[0] {
         "smcd" => fixture.assert_smcd(port(1), port(2)),
+        "tcp" => fixture.assert_tcp(port(1), port(2)),
         other => panic!("unknown request {other}"),
     }
     process.say("ok");

@@ -13,7 +13,7 @@ use crate::sync::{AtomicU32, AtomicU64, MODEL};
 /// First eight bytes of a segment.
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"uSMCsegm");
 /// Changes whenever a field here moves.
-pub const SEGMENT_VERSION: u32 = 3;
+pub const SEGMENT_VERSION: u32 = 4;
 /// Bytes before slot 0.
 pub const SLOTS_OFFSET: usize = 4096;
 /// Most slots of one segment.
@@ -103,6 +103,8 @@ pub struct End {
     pub pid: AtomicU32,
     /// The socket's number there.
     pub fd: AtomicU32,
+    /// Who else has the socket, by the device's number for it; 0 = nobody but the processes counted in `refs`.
+    pub custody: AtomicU32,
 }
 
 /// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the

@@ -2,12 +2,14 @@
 //!
 //! Records are private memory: after a fork each process has its own copy, and everything both must
 //! agree on lies in the slot (or is asked of the kernel). Life: [`FRESH`] at socket(2), then [`LISTEN`],
-//! or [`EARLY`] → [`OFFERED`] (client) / [`ATTACHED`] (acceptor) → [`RING`]; [`PLAIN`] is final.
+//! or [`EARLY`] → [`OFFERED`] (client) / [`ATTACHED`] (acceptor) → [`RING`]; [`PLAIN`] is final. Whose peer goes back
+//! to TCP is [`EARLY`] again, for the peer's end may be in other hands soon.
 
 use core::ptr;
+use core::sync::atomic::fence;
 use usmc_shm::layout::{ACCEPTOR, CLIENT, End, Producer, SWITCHING, Slot, WINDOW_SHIFT_MIN};
 use usmc_shm::ring::Ring;
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::process::Lock;
@@ -47,6 +49,21 @@ pub const F_DOWN: u32 = 64;
 pub const F_COPIED: u32 = 128;
 /// Came from elsewhere ([`crate::socket::adopt`]): another process may have the socket.
 pub const F_ADOPTED: u32 = 256;
+
+/// Flag: handed over to the next program, while an exec is tried.
+pub const F_HANDED: u32 = 1024;
+/// Flag: just out of the ring, and epoll sets do not know it yet: no step of the handshake is made.
+pub const F_SETTLING: u32 = 512;
+
+/// Times a connection comes back from the ring and may go there again.
+pub const RETURNS: usize = 3;
+
+/// A slot of an earlier time in the ring. Calls may be looking at it still, so it is kept as long as the record.
+struct Past {
+    slot: AtomicPtr<Slot>,
+    segment: AtomicU32,
+    index: AtomicU32,
+}
 
 /// The record.
 #[repr(C, align(128))]
@@ -130,6 +147,15 @@ pub struct Conn {
     /// An fd found to be a duplicate, for registrations whose own number was closed.
     pub duplicate: AtomicU32,
     next_free: AtomicU32,
+    /// Who else may have it ([`crate::custody`]); 0 = nobody but those who came by fork.
+    pub custody: AtomicU32,
+    /// Calls that the kernel does, unobserved, for a connection that may come back ([`crate::socket::unseen`]).
+    pub unseen: AtomicU32,
+    returns: AtomicU32,
+    /// What the byte counts of `usmc ss` need beside the present ring's: bytes of earlier rings less doorbells; sent,
+    /// received.
+    pub bias: [AtomicU64; 2],
+    past: [Past; RETURNS],
 }
 
 impl Conn {
@@ -231,6 +257,55 @@ impl Conn {
     /// The slot is not ours any more.
     pub fn forget_slot(&self) {
         self.slot.store(ptr::null_mut(), Release);
+    }
+
+    /// How often it came back from the ring. Changes before the phase does.
+    #[inline(always)]
+    pub fn returns(&self) -> u32 {
+        self.returns.load(Acquire)
+    }
+
+    /// The slot becomes one of an earlier time. False where there were too many: it stays what it is.
+    pub fn leave_slot(&self) -> bool {
+        let Some(past) = self.past.get(self.returns() as usize) else { return false };
+        past.segment.store(self.segment.load(Relaxed), Relaxed);
+        past.index.store(self.slot_index.load(Relaxed), Relaxed);
+        past.slot.store(self.slot.load(Relaxed), Relaxed);
+        self.returns.fetch_add(1, Release);
+        self.forget_slot();
+        // Pairs with the one in `Unseen::enter`.
+        fence(SeqCst);
+        true
+    }
+
+    fn past(&self, number: usize) -> Option<&'static Slot> {
+        let slot = self.past[number].slot.load(Acquire);
+        // SAFETY: as in `slot`; the segment counts it as used until `forget_past`.
+        if slot.is_null() { None } else { Some(unsafe { &*slot }) }
+    }
+
+    /// The slots of earlier times, the oldest first: end, segment, index in it.
+    pub fn past_ends(&self) -> impl Iterator<Item = (&'static End, u32, u32)> {
+        (0..RETURNS).filter_map(|number| {
+            let slot = self.past(number)?;
+            let at = |cell: &AtomicU32| cell.load(Relaxed);
+            let past = &self.past[number];
+            Some((&slot.end[self.side()], at(&past.segment), at(&past.index)))
+        })
+    }
+
+    /// They are released.
+    pub fn forget_past(&self) {
+        self.past.iter().for_each(|past| past.slot.store(ptr::null_mut(), Release));
+        self.returns.store(0, Relaxed);
+    }
+
+    /// What the processes that came to this connection by fork share about it.
+    pub fn family(&self) -> Option<&'static End> {
+        match self.slot() {
+            Some(slot) => Some(&slot.end[self.side()]),
+            None => self.past_ends().last().map(|(end, ..)| end),
+        }
     }
 
     /// The slot, if there is one.
@@ -381,6 +456,9 @@ pub fn free(index: u32) {
     conn.snd_buf.store(0, Relaxed);
     conn.rcv_buf.store(0, Relaxed);
     conn.cell.store(0, Relaxed);
+    conn.custody.store(0, Relaxed);
+    conn.forget_past();
+    conn.bias.iter().for_each(|cell| cell.store(0, Relaxed));
     conn.kernel_seen.store(0, Relaxed);
     conn.set_phase(0);
     loop {

@@ -14,10 +14,12 @@
 use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use usmc_shm::layout::End;
 use usmc_shm::sync::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::conn::{
-    self, ATTACHED, Conn, EARLY, F_COPIED, F_FORKED, F_NONBLOCK, F_SHARED, LISTEN, OFFERED, RING,
+    self, ATTACHED, Conn, EARLY, F_COPIED, F_FORKED, F_NONBLOCK, F_SETTLING, F_SHARED, LISTEN,
+    OFFERED, RING,
 };
 use crate::reason::Reason;
 use crate::socket::close;
@@ -26,10 +28,19 @@ use crate::{
 };
 
 const CELLS: usize = 1 << 16;
-static CELL_BASE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+static CELL_BASE: AtomicPtr<Cell> = AtomicPtr::new(ptr::null_mut());
 static NEXT_CELL: AtomicU32 = AtomicU32::new(0);
 
-fn cell(number: u32) -> Option<&'static AtomicU32> {
+/// What processes agree on about a connection without a slot.
+#[repr(C)]
+pub struct Cell {
+    /// Those that hold it.
+    pub holders: AtomicU32,
+    /// As [`usmc_shm::layout::End::custody`].
+    custody: AtomicU32,
+}
+
+fn cell(number: u32) -> Option<&'static Cell> {
     let base = CELL_BASE.load(Acquire);
     if number == 0 || base.is_null() {
         return None;
@@ -39,20 +50,49 @@ fn cell(number: u32) -> Option<&'static AtomicU32> {
 }
 
 /// The cell of a connection, if it has one.
-pub fn cell_of(conn: &Conn) -> Option<&'static AtomicU32> {
+fn cell_of(conn: &Conn) -> Option<&'static Cell> {
     cell(conn.cell.load(Relaxed))
+}
+
+/// The count of the processes that hold a connection, where there may be others.
+pub fn holders(conn: &Conn) -> Option<&'static AtomicU32> {
+    match conn.family() {
+        Some(end) => Some(&end.refs),
+        None => Some(&cell_of(conn)?.holders),
+    }
+}
+
+/// Somebody has the connection of whom nobody will hear.
+pub fn count_unknown(conn: &Conn) {
+    if let Some(holders) = holders(conn) {
+        holders.fetch_add(1, AcqRel);
+    }
+}
+
+/// [`crate::custody`] of a connection without a slot.
+pub fn custody_of(conn: &Conn) -> u32 {
+    cell_of(conn).map_or(0, |cell| cell.custody.load(Relaxed))
+}
+
+/// Sets it, for all processes that hold the connection.
+pub fn set_custody(conn: &Conn, custody: u32) {
+    if let Some(cell) = cell_of(conn) {
+        cell.custody.store(custody, Relaxed);
+    }
 }
 
 /// A zero cell, or `None` when none is left.
 fn new_cell() -> Option<u32> {
     if CELL_BASE.load(Acquire).is_null() {
-        let base = sys::mmap_family(CELLS * 4).ok()?.cast();
+        let base = sys::mmap_family(CELLS * size_of::<Cell>()).ok()?.cast();
         CELL_BASE.store(base, Release);
     }
     let start = NEXT_CELL.load(Relaxed);
     for i in 0..1024 {
         let number = (start + i) % CELLS as u32 + 1;
-        if cell(number)?.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
+        let cell = cell(number)?;
+        if cell.holders.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
+            cell.custody.store(0, Relaxed);
             NEXT_CELL.store(number, Relaxed);
             return Some(number);
         }
@@ -83,19 +123,14 @@ fn prepare() {
         conn.step_lock.hold();
         conn.set_flag(F_COPIED, true);
         match conn.phase() {
-            OFFERED | ATTACHED | RING => {
-                if let Some(slot) = conn.slot() {
-                    conn.end(slot).refs.fetch_add(1, AcqRel);
-                    conn.set_flag(F_SHARED | F_FORKED, true);
-                }
-            }
+            _ if count_in_slots(conn, true) => conn.set_flag(F_SHARED | F_FORKED, true),
             EARLY => {
                 if conn.cell.load(Relaxed) == 0 {
                     conn.cell.store(new_cell().unwrap_or(0), Relaxed);
                 }
-                match cell(conn.cell.load(Relaxed)) {
-                    Some(holders) => {
-                        holders.fetch_add(1, AcqRel);
+                match cell_of(conn) {
+                    Some(cell) => {
+                        cell.holders.fetch_add(1, AcqRel);
                         conn.set_flag(F_SHARED | F_FORKED, true);
                     }
                     None => conn.give_up(Reason::NoMemory),
@@ -149,15 +184,17 @@ fn child() {
             &conn.blocked_sends,
             &conn.leaving,
             &conn.tcp_receives,
+            &conn.unseen,
         ] {
             count.store(0, Relaxed);
         }
         if !conn.has(F_FORKED) && matches!(conn.phase(), OFFERED | EARLY | ATTACHED | RING) {
             // Made by another thread after `prepare`: not counted, and nobody here knows of it.
             conn.forget_slot();
+            conn.forget_past();
             conn.give_up(Reason::Adopted);
         }
-        conn.set_flag(F_FORKED, false);
+        conn.set_flag(F_FORKED | F_SETTLING, false);
         if let Some(slot) = conn.slot() {
             // Often the parent closes its own.
             conn.end(slot).pid.store(process::pid(), Relaxed);
@@ -176,15 +213,27 @@ fn child() {
     sys::set_signals(MASK.load(Relaxed));
 }
 
+/// One holder more, or less, in each of the connection's slots. False where it has none.
+fn count_in_slots(conn: &Conn, more: bool) -> bool {
+    let present = conn.slot().map(|slot| &slot.end[conn.side()]);
+    let mut any = false;
+    for end in conn.past_ends().map(|(end, ..)| end).chain(present) {
+        any = true;
+        if more {
+            end.refs.fetch_add(1, AcqRel);
+        } else {
+            end.refs.fetch_sub(1, AcqRel);
+        }
+    }
+    any
+}
+
 /// One holder less of a connection's end.
 fn put_down(conn: &Conn) {
-    match conn.slot() {
-        Some(slot) => drop(conn.end(slot).refs.fetch_sub(1, AcqRel)),
-        None => {
-            if let Some(holders) = cell(conn.cell.load(Relaxed)) {
-                holders.fetch_sub(1, AcqRel);
-            }
-        }
+    if !count_in_slots(conn, false)
+        && let Some(cell) = cell_of(conn)
+    {
+        cell.holders.fetch_sub(1, AcqRel);
     }
 }
 
@@ -282,12 +331,16 @@ extern "C" fn on_child() {
     }
 }
 
+/// We hold this end no more, and others of the family do: the peer is to look for the socket there.
+pub fn leave_to_parent(end: &End) {
+    if end.pid.load(Relaxed) == process::pid() {
+        end.pid.store(sys::getppid(), Relaxed);
+    }
+}
+
 /// Whether no other process holds this connection, as far as is known; remembers it if so.
 pub fn is_sole_holder(conn: &Conn) -> bool {
-    let sole = match conn.slot() {
-        Some(slot) => conn.end(slot).refs.load(Acquire) == 1,
-        None => cell(conn.cell.load(Relaxed)).is_some_and(|h| h.load(Acquire) == 1),
-    };
+    let sole = holders(conn).is_some_and(|count| count.load(Acquire) == 1);
     if sole {
         conn.set_flag(F_SHARED, false);
     }
@@ -302,9 +355,8 @@ pub fn is_nonblocking(fd: i32, conn: &Conn) -> bool {
     on
 }
 
-/// The record ends: this process does not hold the connection any more.
-pub fn let_go(conn: &Conn) {
-    if let Some(holders) = cell(conn.cell.swap(0, Relaxed)) {
-        holders.fetch_sub(1, AcqRel);
-    }
+/// The record ends: this process does not hold the connection any more. Whether no other does.
+pub fn let_go(conn: &Conn) -> Option<bool> {
+    let cell = cell(conn.cell.swap(0, Relaxed))?;
+    Some(cell.holders.fetch_sub(1, AcqRel) == 1)
 }

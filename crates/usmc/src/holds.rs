@@ -6,25 +6,31 @@
 
 use core::mem;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use usmc_shm::sync::AtomicU32;
 
-use crate::conn::{self, ATTACHED, Conn, F_DOWN, F_SHARED, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_DOWN, F_HANDED, F_SHARED, OFFERED, RING};
+use crate::device::Receiver;
 use crate::process::Lock;
 use crate::reason::Reason;
 use crate::socket::{close, demote};
 use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{fork, kernel_only, log, process, sys};
-
-/// The count of a connection's holders.
-fn holders(conn: &Conn) -> Option<&AtomicU32> {
-    conn.slot().map(|slot| &conn.end(slot).refs).or_else(|| fork::cell_of(conn))
-}
+use crate::{custody, fork, kernel_only, log, process, sys};
 
 /// Counts us out where somebody else is left. A connection that only we hold ends with the kernel's FIN.
 fn put_down(conn: &Conn) -> bool {
     let others = |n: u32| if n > 1 { Some(n - 1) } else { None };
-    holders(conn).is_some_and(|count| count.fetch_update(AcqRel, Relaxed, others).is_ok())
+    let counted_out =
+        fork::holders(conn).is_some_and(|n| n.fetch_update(AcqRel, Relaxed, others).is_ok());
+    if counted_out && let Some(end) = conn.family() {
+        fork::leave_to_parent(end);
+    }
+    counted_out
+}
+
+/// Counts us in again. False where the others have all closed it, and the peer was told so.
+fn pick_up(conn: &Conn) -> bool {
+    let open = |n: u32| if n > 0 { Some(n + 1) } else { None };
+    fork::holders(conn).is_some_and(|count| count.fetch_update(AcqRel, Acquire, open).is_ok())
 }
 
 /// The process ends now. Other threads are kept away from what is put down.
@@ -36,7 +42,8 @@ pub fn end() {
     let mut any = false;
     conn::for_each(|_, conn| {
         let shared = conn.has(F_SHARED);
-        if (shared || matches!(conn.phase(), ATTACHED | RING))
+        let entrusted = conn.custody.load(Relaxed) != 0;
+        if (shared || entrusted || matches!(conn.phase(), ATTACHED | RING))
             && keep(&conn.rx_lock)
             && keep(&conn.tx_lock)
             && !(shared && put_down(conn))
@@ -82,8 +89,8 @@ fn keep(lock: &Lock) -> bool {
 pub fn end_but_for_streams() {
     if !crate::api::has_streams() {
         conn::for_each(|_, conn| {
-            if conn.has(F_SHARED) {
-                put_down(conn);
+            if !(conn.has(F_SHARED) && put_down(conn)) {
+                custody::release(conn);
             }
         });
     }
@@ -102,23 +109,32 @@ pub fn before_exec() -> Result<(), Errno> {
     let mut any = false;
     table::for_each(0, u32::MAX, |fd, entry| {
         if let Entry::Conn(index) = entry
-            && matches!(conn::at(index).phase(), OFFERED | ATTACHED | RING)
+            && let conn = conn::at(index)
+            && matches!(conn.phase(), EARLY | OFFERED | ATTACHED | RING)
             && crosses_exec(fd)
         {
-            let left = demote::leave(fd, index, Reason::PassedOn);
-            // What others hold is most likely not meant to be used there.
-            if left.is_ok() || fork::is_sole_holder(conn::at(index)) {
-                crossing = crossing.and(left);
-            } else {
-                log::warn(format_args!("fd {fd}: in the ring, and open in the next program"));
+            match hand_to_next_program(fd, index) {
+                // What others hold is most likely not meant to be used there.
+                Err(_) if !fork::is_sole_holder(conn) => {
+                    log::warn(format_args!("fd {fd}: in the ring, and open in the next program"));
+                }
+                left => crossing = crossing.and(left),
             }
         }
     });
-    crossing?;
+    if let Err(errno) = crossing {
+        conn::for_each(|_, conn| {
+            if conn.has(F_HANDED) {
+                conn.set_flag(F_HANDED, false);
+                custody::take_back(conn, Receiver::this_program(), false);
+            }
+        });
+        return Err(errno);
+    }
     conn::for_each(|_, conn| {
         let down = conn.has(F_SHARED);
         conn.set_flag(F_DOWN, down);
-        any |= down;
+        any |= down || conn.has(F_HANDED);
     });
     if !any {
         return Ok(());
@@ -126,8 +142,10 @@ pub fn before_exec() -> Result<(), Errno> {
     table::for_each(0, u32::MAX, |fd, entry| {
         if let Entry::Conn(index) = entry
             && conn::at(index).has(F_DOWN)
+            && !conn::at(index).has(F_HANDED)
             && crosses_exec(fd)
         {
+            // Who would count the next program out?
             conn::at(index).set_flag(F_DOWN, false);
         }
     });
@@ -135,8 +153,33 @@ pub fn before_exec() -> Result<(), Errno> {
         if conn.has(F_DOWN) && !put_down(conn) {
             conn.set_flag(F_DOWN, false);
         }
+        // The family ends here, and the next program begins another.
+        if conn.has(F_HANDED) && !conn.has(F_DOWN) {
+            custody::release_own(conn);
+        }
     });
     Ok(())
+}
+
+/// Makes it TCP, and tells the device who will have it.
+fn hand_to_next_program(fd: i32, index: u32) -> Result<(), Errno> {
+    let conn = conn::at(index);
+    if conn.has(F_HANDED) {
+        // By another number.
+        return Ok(());
+    }
+    loop {
+        if conn.phase() != EARLY {
+            demote::leave(fd, index, Reason::PassedOn)?;
+        }
+        // Another thread may be at a step of its handshake; none is made once the flag is set.
+        let _step = conn.step_lock.enter();
+        if !matches!(conn.phase(), OFFERED | ATTACHED | RING) {
+            let known = custody::hand_over(fd, conn, Receiver::this_program());
+            conn.set_flag(F_HANDED, known);
+            return Ok(());
+        }
+    }
 }
 
 fn crosses_exec(fd: i32) -> bool {
@@ -149,15 +192,15 @@ pub fn after_failed_exec() {
         return;
     }
     conn::for_each(|_, conn| {
-        if conn.has(F_DOWN) {
-            conn.set_flag(F_DOWN, false);
-            let open = |n: u32| if n > 0 { Some(n + 1) } else { None };
-            let picked_up = |c: &AtomicU32| c.fetch_update(AcqRel, Acquire, open).is_ok();
-            if !holders(conn).is_some_and(picked_up) {
-                // Closed by all others meanwhile, and the peer was told so.
-                conn.forget_slot();
-                conn.give_up(crate::reason::Reason::PeerGone);
-            }
+        let (handed, down) = (conn.has(F_HANDED), conn.has(F_DOWN));
+        conn.set_flag(F_HANDED | F_DOWN, false);
+        if handed {
+            custody::take_back(conn, Receiver::this_program(), !down);
+        }
+        if down && !pick_up(conn) {
+            conn.forget_slot();
+            conn.forget_past();
+            conn.give_up(Reason::PeerGone);
         }
     });
 }

@@ -171,6 +171,15 @@ pub fn option(fd: i32, level: i32, name: i32, default: i32) -> i32 {
     }
 }
 
+/// The kernel's name for the socket, never used again; 0 where it does not tell.
+pub fn cookie(fd: i32) -> u64 {
+    let mut cookie = 0u64;
+    match sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie) {
+        Ok(8) => cookie,
+        _ => 0,
+    }
+}
+
 /// O_NONBLOCK of the open file description.
 pub fn is_nonblocking(fd: i32) -> bool {
     sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK as usize != 0)

@@ -16,6 +16,7 @@ pub mod api;
 mod clock;
 mod config;
 mod conn;
+mod custody;
 mod device;
 mod fork;
 mod free_slots;

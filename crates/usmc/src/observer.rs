@@ -169,7 +169,8 @@ pub fn sent_total(conn: &Conn, prod: u64) {
         && let Some(slot) = conn.slot()
     {
         let boundary = conn.own(slot).boundary.load(Relaxed).saturating_sub(1);
-        record.tx_bytes.store(boundary.wrapping_add(prod), Relaxed);
+        let before = boundary.wrapping_add(conn.bias[0].load(Relaxed));
+        record.tx_bytes.store(before.wrapping_add(prod), Relaxed);
     }
 }
 
@@ -182,7 +183,8 @@ pub fn received_total(conn: &Conn, cons: u64) {
         let peer = conn.peer(slot);
         let switched = peer.state.load(Relaxed) != TX_TCP;
         let boundary = if switched { peer.boundary.load(Relaxed).saturating_sub(1) } else { 0 };
-        record.rx_bytes.store(boundary.wrapping_add(cons), Relaxed);
+        let before = boundary.wrapping_add(conn.bias[1].load(Relaxed));
+        record.rx_bytes.store(before.wrapping_add(cons), Relaxed);
     }
 }
 

@@ -66,6 +66,11 @@ pub fn getpid() -> u32 {
     call!(SYS_getpid).unwrap_or(0) as u32
 }
 
+/// getppid(2).
+pub fn getppid() -> u32 {
+    call!(SYS_getppid).unwrap_or(0) as u32
+}
+
 /// geteuid(2).
 pub fn geteuid() -> u32 {
     call!(SYS_geteuid).unwrap_or(0) as u32
@@ -160,6 +165,8 @@ pub fn link(from: &CStr, to: &CStr) -> Result<(), Errno> {
 pub struct FileFacts {
     /// Type and permissions.
     pub mode: u32,
+    /// Number in its file system.
+    pub inode: u64,
     /// Owner.
     pub uid: u32,
     /// Bytes.
@@ -171,7 +178,8 @@ pub fn fstat(fd: c_int) -> Result<FileFacts, Errno> {
     // SAFETY: all-zero is a valid `stat`.
     let mut st: libc::stat = unsafe { core::mem::zeroed() };
     call!(SYS_fstat, fd, &raw mut st)?;
-    Ok(FileFacts { mode: st.st_mode, uid: st.st_uid, size: st.st_size as u64 })
+    let (inode, size) = (st.st_ino, st.st_size as u64);
+    Ok(FileFacts { mode: st.st_mode, inode, uid: st.st_uid, size })
 }
 
 /// memfd_create(2), sealable and close-on-exec.
@@ -372,8 +380,16 @@ pub fn pidfd_getfd(pidfd: c_int, fd: u32) -> Result<c_int, Errno> {
 }
 
 /// socket(2), close-on-exec.
-pub fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
-    call!(SYS_socket, family, kind | libc::SOCK_CLOEXEC, 0).map(|v| v as c_int)
+pub fn socket(family: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
+    call!(SYS_socket, family, kind | libc::SOCK_CLOEXEC, protocol).map(|v| v as c_int)
+}
+
+/// Sends a question that holds no pointers, and receives the answer at once: its length in bytes.
+pub fn ask<T>(fd: c_int, question: &T, answer: &mut [u32]) -> Result<usize, Errno> {
+    // SAFETY: `question` is readable for its size.
+    unsafe { send_raw(fd, core::ptr::from_ref(question).cast(), size_of::<T>(), 0) }?;
+    // SAFETY: `answer` is writable for its size.
+    unsafe { recv(fd, answer.as_mut_ptr().cast(), size_of_val(answer), libc::MSG_DONTWAIT) }
 }
 
 /// bind(2) to a path.

@@ -1,22 +1,25 @@
 //! The dynamic transition: offer, attach, confirm, without waiting; then each direction changes over at an
 //! exact byte. Every failure leaves the connection what it was, plain TCP.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::handshake::{self, Phase, Use};
-use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_NODELAY, End, Slot};
+use usmc_shm::layout::{
+    ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_NODELAY, END_RESET_SEEN,
+    END_SENT_AFTER, END_SHUT_RD, End, IN_FLIGHT, Slot, TXF_ENDS,
+};
 use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
 
 use crate::conn::{
-    self, ATTACHED, Conn, EARLY, F_ADOPTED, F_CLIENT, F_COPIED, F_KERNEL_ONLY, F_SHARED, F_TUNED,
-    OFFERED,
+    self, ATTACHED, Conn, EARLY, F_ADOPTED, F_CLIENT, F_COPIED, F_HANDED, F_KERNEL_ONLY,
+    F_SETTLING, F_SHARED, F_TUNED, OFFERED,
 };
 use crate::conn::{FRESH, PLAIN, RING};
 use crate::device::{self, DmbRef, OfferId};
 use crate::lasting::{self, Call};
 use crate::reason::Reason;
 use crate::tuple::{self, Endpoint, Tuple};
-use crate::{config, kernel, kernel_only, log, observer, segment, sys};
+use crate::{config, custody, fork, kernel, kernel_only, log, observer, segment, sys};
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
 /// every [`LOOKS_EACH`]th looks, for a client that sends a long request before it makes its offer.
@@ -62,7 +65,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
 
 /// Leaves an offer. Where it cannot be left just now, a later call will.
 fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
-    if conn.has(F_SHARED) && !is_ours_alone(fd, conn)? {
+    if !is_free(fd, conn)? {
         return Ok(());
     }
     let (Ok(client), Ok(server)) = (tuple::local(fd), tuple::peer(fd)) else { return Ok(()) };
@@ -82,6 +85,11 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
     if !conn.stop_kernel_calls() {
         return Ok(());
     }
+    if conn.returns() > 0 && !is_free(fd, conn)? {
+        // A call began meanwhile that was on its way when the connection came back.
+        conn.go_on_with_kernel_calls();
+        return Ok(());
+    }
     let own = segment::take_slot(&tuple)?;
     let Ok(usage) = prepare(&own.map, own.slot) else {
         segment::unuse(own.segment);
@@ -91,7 +99,10 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
     conn.usage.store(usage.to_bits(), Relaxed);
     store_tuple(conn, &tuple);
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: usage.to_bits() };
-    let offered = device::current().offer(&tuple, dmb).inspect_err(|_| release_slot(conn))?;
+    let offered = device::current().offer(&tuple, dmb);
+    let offered = offered.inspect_err(|_| {
+        release_slot(conn);
+    })?;
     conn.offer_index.store(offered.index, Relaxed);
     conn.offer_use.store(offered.use_count, Relaxed);
     conn.reason.store(Reason::Offered as u32, Relaxed);
@@ -106,7 +117,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
 
 /// Another process may hold the socket, too, and could not learn of the memory: false until it let go.
 fn is_ours_alone(fd: i32, conn: &Conn) -> Result<bool, Reason> {
-    if !crate::fork::is_sole_holder(conn) {
+    if !fork::is_sole_holder(conn) {
         return Ok(false);
     }
     // The others may have shut it down.
@@ -140,6 +151,7 @@ fn reset_end(end: &End) {
     end.rx_lock.store(0, Relaxed);
     end.tcp_left.store(0, Relaxed);
     end.rcvlowat.store(0, Relaxed);
+    end.custody.store(0, Relaxed);
     // Set for both: who attaches holds its end from that moment on.
     end.refs.store(1, Relaxed);
 }
@@ -179,6 +191,58 @@ pub fn begin_acceptor(index: u32, tuple: &Tuple) {
     conn.set_phase(EARLY);
 }
 
+/// Leaves its slot, for its end or the peer's may come to another process under uSMC, and into a ring again. False where
+/// that cannot be. The caller holds both locks.
+pub fn begin_again(conn: &Conn, slot: &Slot, reason: Reason) -> bool {
+    if !has_no_end(conn, slot) || !conn.leave_slot() {
+        return false;
+    }
+    conn.reason.store(reason as u32, Relaxed);
+    begin(conn);
+    true
+}
+
+fn begin(conn: &Conn) {
+    conn.calls.store(0, Relaxed);
+    conn.looks.store(LOOKS, Relaxed);
+    conn.go_on_with_kernel_calls();
+    conn.set_phase(EARLY);
+}
+
+/// Whether nothing of the connection's end has begun, of which only the slot knows.
+fn has_no_end(conn: &Conn, slot: &Slot) -> bool {
+    const ENDS: u32 = END_SHUT_RD | END_RESET_SEEN | END_ERROR_TAKEN | END_SENT_AFTER | END_CUT;
+    let flags = conn.own(slot).flags.load(Relaxed) | conn.peer(slot).flags.load(Relaxed);
+    flags & TXF_ENDS == 0
+        && conn.end(slot).flags.load(Relaxed) & ENDS == 0
+        && conn.kernel_events.load(Relaxed) == 0
+}
+
+/// A connection that was passed on to this process, if [`custody`] knows who else has it.
+pub fn begin_adopted(fd: i32, index: u32, client: bool) {
+    let conn = conn::at(index);
+    let (Ok(local), Ok(peer)) = (tuple::local(fd), tuple::peer(fd)) else {
+        return conn.give_up(Reason::Adopted);
+    };
+    let netns = tuple::netns(fd);
+    let (client_end, server) = if client { (local, peer) } else { (peer, local) };
+    store_tuple(conn, &Tuple { netns, client: client_end, server });
+    conn.set_flag(F_CLIENT, client);
+    conn.reason.store(Reason::Adopted as u32, Relaxed);
+    begin(conn);
+    observer::changed(fd, index);
+}
+
+/// Whether nobody else may use the socket, and no call of an earlier time does. Remembers who else has it.
+fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
+    if conn.has(F_HANDED) || (conn.has(F_SHARED) && !is_ours_alone(fd, conn)?) {
+        return Ok(false);
+    }
+    let quiet = conn.unseen.load(SeqCst) == 0
+        && conn.past_ends().all(|(end, ..)| end.tcp_sends.load(Acquire) & IN_FLIGHT == 0);
+    Ok(quiet && custody::is_sole(fd, conn))
+}
+
 /// The kernel alone has to know this socket's readiness. Says whether it stays TCP for good; what is in the
 /// ring does not go back.
 pub fn stay_tcp(index: u32) -> bool {
@@ -194,7 +258,7 @@ pub fn stay_tcp(index: u32) -> bool {
 /// One step of the handshake, where one is due. Costs a few loads; never waits.
 pub fn progress(fd: i32, index: u32, call: Call) {
     let conn = conn::at(index);
-    if conn.phase() == EARLY && !lasting::lasts(conn, call) {
+    if conn.phase() == EARLY && (!lasting::lasts(conn, call) || conn.has(F_SETTLING)) {
         return;
     }
     // Somebody else is at it, or we interrupted ourselves in a signal handler: the next call goes on.
@@ -219,7 +283,7 @@ fn step(fd: i32, conn: &Conn) {
         }
         EARLY => step_acceptor(fd, conn),
         OFFERED => step_client(fd, conn),
-        ATTACHED => step_attached(conn),
+        ATTACHED => step_attached(fd, conn),
         _ => return,
     }
     if conn.phase() == RING {
@@ -243,6 +307,8 @@ fn offer_id(conn: &Conn) -> OfferId {
 fn step_client(fd: i32, conn: &Conn) {
     let Some(slot) = conn.slot() else { return };
     match handshake::phase(&slot.control, usage(conn)) {
+        // Whoever has the peer's end now may be without the library.
+        Phase::Offered if conn.returns() > 0 && is_spent(conn) => withdraw(conn, Reason::PeerLeft),
         Phase::Offered => {
             let device = device::current();
             if let Some(process) = device.wanted_by(offer_id(conn))
@@ -272,8 +338,15 @@ fn step_client(fd: i32, conn: &Conn) {
             }
         }
         Phase::Confirmed => conn.set_phase(RING),
-        Phase::Gone => conn.give_up(Reason::PeerGone),
+        Phase::Gone => begin_elsewhere(fd, conn, slot),
     }
+}
+
+/// Whether all calls are made in which an answer was waited for.
+fn is_spent(conn: &Conn) -> bool {
+    let left = conn.looks.load(Relaxed);
+    conn.looks.store(left.saturating_sub(1), Relaxed);
+    left == 0
 }
 
 /// The connection has to stay TCP although an offer may be out, or be just on its way: whoever makes it has begun
@@ -372,12 +445,10 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         conn.looks.store(left.saturating_sub(1), Relaxed);
         return;
     };
-    if conn.has(F_SHARED) {
-        match is_ours_alone(fd, conn) {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(reason) => return conn.give_up(reason),
-        }
+    match is_free(fd, conn) {
+        Ok(true) => {}
+        Ok(false) => return,
+        Err(reason) => return conn.give_up(reason),
     }
     // Once attached we may be rung, and a doorbell is one byte: it has to wake.
     if kernel::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1) > 1 {
@@ -397,6 +468,10 @@ fn step_acceptor(fd: i32, conn: &Conn) {
     // be uncounted in the slot, so with any of them in flight the next call tries again.
     let Some(_rx) = conn.rx_lock.try_enter() else { return segment::unuse(seg) };
     if !conn.stop_kernel_calls() {
+        return segment::unuse(seg);
+    }
+    if conn.returns() > 0 && !is_free(fd, conn).is_ok_and(|free| free) {
+        conn.go_on_with_kernel_calls();
         return segment::unuse(seg);
     }
     if bind_slot(fd, conn, &map, seg, found.dmb.slot, false).is_err() {
@@ -421,12 +496,24 @@ fn step_acceptor(fd: i32, conn: &Conn) {
     }
 }
 
-fn step_attached(conn: &Conn) {
+fn step_attached(fd: i32, conn: &Conn) {
     let Some(slot) = conn.slot() else { return };
     match handshake::phase(&slot.control, usage(conn)) {
         Phase::Confirmed => conn.set_phase(RING),
         Phase::Attached => {}
-        Phase::Offered | Phase::Gone => conn.give_up(Reason::PeerGone),
+        Phase::Offered => conn.give_up(Reason::PeerBroken),
+        Phase::Gone => begin_elsewhere(fd, conn, slot),
+    }
+}
+
+/// The peer has ended the handshake, perhaps to pass its end on.
+fn begin_elsewhere(fd: i32, conn: &Conn, slot: &Slot) {
+    let (Some(_rx), Some(_tx)) = (conn.rx_lock.try_enter(), conn.tx_lock.try_enter()) else {
+        return;
+    };
+    give_lowat_back(fd, conn);
+    if !begin_again(conn, slot, Reason::PeerGone) {
+        conn.give_up(Reason::PeerGone);
     }
 }
 
@@ -491,8 +578,9 @@ fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
     switched == Ok(Switch::Ring)
 }
 
-/// The record ends or connects anew: withdraws what is offered and gives the slot back.
-pub fn end(conn: &Conn) {
+/// The record ends or connects anew: withdraws what is offered and gives the slots back. Says whether no other process
+/// holds the connection, as far as they tell.
+pub fn end(conn: &Conn) -> Option<bool> {
     match conn.phase() {
         OFFERED => {
             let _step = conn.step_lock.enter();
@@ -505,20 +593,36 @@ pub fn end(conn: &Conn) {
                 // Attached in this instant: the acceptor will see our end closed.
                 device::current().clear_offer(offer_id(conn));
             }
-            release_slot(conn);
+            release_slots(conn)
         }
-        ATTACHED | RING | PLAIN => release_slot(conn),
-        _ => {}
+        EARLY | ATTACHED | RING | PLAIN => release_slots(conn),
+        _ => None,
     }
 }
 
-/// Gives our hold on the slot back. Called with the last fd of this process.
-pub fn release_slot(conn: &Conn) {
-    let Some(slot) = conn.slot() else { return };
-    let segment = conn.segment.load(Relaxed);
-    let index = conn.slot_index.load(Relaxed);
-    let last = conn.end(slot).refs.fetch_sub(1, AcqRel) == 1;
-    let client = conn.has(F_CLIENT);
+/// Gives our hold on all slots back. Called with the last fd of this process.
+fn release_slots(conn: &Conn) -> Option<bool> {
+    let mut last = None;
+    for (end, segment, index) in conn.past_ends() {
+        last = Some(release(conn, end, segment, index));
+    }
+    conn.forget_past();
+    release_slot(conn).or(last)
+}
+
+/// Gives our hold on the present slot back.
+fn release_slot(conn: &Conn) -> Option<bool> {
+    let slot = conn.slot()?;
+    let (segment, index) = (conn.segment.load(Relaxed), conn.slot_index.load(Relaxed));
     conn.forget_slot();
-    segment::let_go(segment, (last && client).then_some(index));
+    Some(release(conn, conn.end(slot), segment, index))
+}
+
+fn release(conn: &Conn, end: &End, segment: u32, index: u32) -> bool {
+    let last = end.refs.fetch_sub(1, AcqRel) == 1;
+    if !last {
+        fork::leave_to_parent(end);
+    }
+    segment::let_go(segment, (last && conn.has(F_CLIENT)).then_some(index));
+    last
 }

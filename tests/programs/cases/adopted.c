@@ -124,3 +124,133 @@ CASE(socket_of_two_processes_is_connected_by_one_and_read_by_the_other) {
     close(fd);
     recv_to_eof(server, 1, 1320, 0);
 }
+
+// Both ends here, in use for a while: the connecting one first, if `client`.
+static void both_ends(int ends[2], bool client, int rounds) {
+    uint16_t port;
+    int listener = listen_here(&port), first = connect_to(port);
+    int second = OK(accept(listener, NULL, NULL));
+    close(listener);
+    ends[0] = client ? first : second;
+    ends[1] = client ? second : first;
+    OK(fcntl(first, F_SETFD, FD_CLOEXEC));
+    OK(fcntl(second, F_SETFD, FD_CLOEXEC));
+    for (int i = 0; i < rounds; i++) {
+        send_all(ends[0], 1, i * 10, 10);
+        recv_all(ends[1], 1, i * 10, 10);
+        send_all(ends[1], 2, i * 10, 10);
+        recv_all(ends[0], 2, i * 10, 10);
+    }
+}
+
+// From byte `at` on, our end and the peer's `handle` talk; in the end over shared memory.
+static void goes_on(struct pair p, int at) {
+    for (int i = 0; i < 64; i++, at += 10) {
+        send_all(p.fd, 1, at, 10);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, 10), 0);
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at, 10), 0);
+        recv_all(p.fd, 2, at, 10);
+    }
+    assert_smcd(p.fd);
+    pair_close(p);
+}
+
+REMOTE_CASE(connection_in_a_message_goes_on) {
+    for (int i = 0; i < 6; i++) {
+        int ends[2], rounds = (int[]){0, 2, 32}[i / 2];
+        both_ends(ends, i % 2, rounds);
+        int there = peer_take(ends[1]);
+        close(ends[1]);
+        goes_on((struct pair){ends[0], there}, rounds * 10);
+    }
+}
+
+REMOTE_CASE(connection_in_a_message_takes_unread_bytes_along) {
+    for (int i = 0; i < 2; i++) {
+        int ends[2];
+        both_ends(ends, i, 32);
+        send_all(ends[0], 1, 320, 5000);
+        send_all(ends[1], 2, 320, 3000);
+        int there = peer_take(ends[1]);
+        close(ends[1]);
+        EQ(peer_call(P_RECV_PATTERN, there, 1, 320, 5000), 0);
+        recv_all(ends[0], 2, 320, 3000);
+        EQ(peer_call(P_SEND_PATTERN, there, 2, 3320, 2000), 0);
+        recv_all(ends[0], 2, 3320, 2000);
+        goes_on((struct pair){ends[0], there}, 5320);
+    }
+}
+
+// Sent and received, and the sender has it still: two might use it.
+REMOTE_CASE(connection_in_a_message_waits_for_its_sender) {
+    int ends[2];
+    both_ends(ends, true, 32);
+    int there = peer_take(ends[1]);
+    for (int i = 32; i < 64; i++) {
+        send_all(ends[0], 1, i * 10, 10);
+        if (i % 2)
+            EQ(peer_call(P_RECV_PATTERN, there, 1, i * 10, 10), 0);
+        else
+            recv_all(ends[1], 1, i * 10, 10);
+        EQ(peer_call(P_SEND_PATTERN, there, 2, i * 10, 10), 0);
+        recv_all(ends[0], 2, i * 10, 10);
+    }
+    assert_tcp(ends[0]);
+    close(ends[1]);
+    goes_on((struct pair){ends[0], there}, 640);
+}
+
+// The peer is started by exec, with one end open.
+REMOTE_CASE(connection_that_crosses_exec_goes_on) {
+    for (int i = 0; i < 6; i++) {
+        int ends[2], rounds = (int[]){0, 2, 32}[i / 2];
+        both_ends(ends, i % 2, rounds);
+        OK(fcntl(ends[1], F_SETFD, 0));
+        EQ(peer_call(P_POLL, ends[1], 0, 0, 0), 0);
+        close(ends[1]);
+        goes_on((struct pair){ends[0], ends[1]}, rounds * 10);
+        peer_end_all();
+    }
+}
+
+// A command that has it open without a use for it.
+PAIR_CASE(connection_comes_back_after_a_command) {
+    struct pair p = pair_open();
+    int at = 0;
+    for (int i = 0; i < 3; i++) {
+        pid_t pid = OK(fork());
+        if (pid == 0) {
+            execl("/bin/true", "true", (char *)NULL);
+            _exit(1);
+        }
+        child_succeeds(pid);
+        for (int n = 0; n < 64; n++, at += 10) {
+            send_all(p.fd, 1, at, 10);
+            EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, 10), 0);
+            EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at, 10), 0);
+            recv_all(p.fd, 2, at, 10);
+        }
+        if (variant.remote)
+            assert_smcd(p.fd);
+    }
+    pair_close(p);
+}
+
+// A command without the library may have left it to anybody.
+PAIR_CASE(connection_of_a_command_without_the_library_stays_tcp) {
+    struct pair p = pair_open();
+    pid_t pid = OK(fork());
+    if (pid == 0) {
+        execle("/bin/true", "true", (char *)NULL, (char *[]){NULL});
+        _exit(1);
+    }
+    child_succeeds(pid);
+    for (int i = 0; i < 64; i++) {
+        send_all(p.fd, 1, i * 10, 10);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 10, 10), 0);
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
+        recv_all(p.fd, 2, i * 10, 10);
+    }
+    assert_tcp(p.fd);
+    pair_close(p);
+}

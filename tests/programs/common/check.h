@@ -87,6 +87,8 @@ void connect_here(int *client, int *server);
 void warm_here(int client, int server);
 // Asks the harness to assert that this connection is SMC-D at both ends. Nothing when run by hand.
 void assert_smcd(int fd);
+// Likewise, that it is TCP.
+void assert_tcp(int fd);
 // Prints a line for the harness and waits for its answer.
 void tell_harness(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

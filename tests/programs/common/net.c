@@ -84,6 +84,10 @@ void assert_smcd(int fd) {
     tell_harness("@smcd %d %d", local_port(fd), peer_port(fd));
 }
 
+void assert_tcp(int fd) {
+    tell_harness("@tcp %d %d", local_port(fd), peer_port(fd));
+}
+
 void send_all(int fd, uint64_t seed, uint64_t at, size_t n) {
     char buf[65536];
     while (n > 0) {

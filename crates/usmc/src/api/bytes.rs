@@ -3,14 +3,17 @@
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use usmc_shm::layout::Slot;
 
 use super::{fail, is_nowhere};
+use crate::conn;
 use crate::reason::Reason;
 use crate::socket::demote;
 use crate::socket::early::Early;
 use crate::socket::iov::Buffers;
 use crate::socket::send::{self, Way};
 use crate::socket::transfer;
+use crate::socket::unseen::Unseen;
 use crate::socket::{Outcome, passed, recv as receiving};
 use crate::table::{self, Entry};
 use crate::{clock, real};
@@ -18,12 +21,24 @@ use crate::{clock, real};
 /// Most entries of an iovec array (UIO_MAXIOV).
 const IOV_MAX: usize = 1024;
 
-fn finish(outcome: Outcome, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
+/// `None`: the connection is not what it was any more, decide again. `returns`: as for [`Unseen::enter`].
+#[inline(always)]
+fn finish(
+    index: u32,
+    returns: u32,
+    outcome: Outcome,
+    kernel: &mut impl FnMut() -> ssize_t,
+) -> Option<ssize_t> {
     match outcome {
-        Outcome::Done(n) => n as ssize_t,
-        Outcome::Fail(code) => fail(code),
-        Outcome::Kernel => kernel(),
+        Outcome::Done(n) => Some(n as ssize_t),
+        Outcome::Fail(code) => Some(fail(code)),
+        Outcome::Kernel => unseen(index, returns, kernel),
     }
+}
+
+fn unseen(index: u32, returns: u32, kernel: &mut impl FnMut() -> ssize_t) -> Option<ssize_t> {
+    let _call = Unseen::enter(index, returns)?;
+    Some(kernel())
 }
 
 /// Receives into one buffer; `kernel` is the real call.
@@ -33,19 +48,25 @@ unsafe fn receive_one(
     buf: *mut c_void,
     len: size_t,
     flags: c_int,
-    kernel: impl FnOnce() -> ssize_t,
+    mut kernel: impl FnMut() -> ssize_t,
 ) -> ssize_t {
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
     if is_nowhere(buf) && len > 0 && flags & libc::MSG_TRUNC == 0 {
         return kernel();
     }
-    if let Some(_call) = Early::receive(fd, index) {
-        return kernel();
+    loop {
+        let returns = conn::at(index).returns();
+        if let Some(_call) = Early::receive(fd, index) {
+            return kernel();
+        }
+        let iov = iovec { iov_base: buf, iov_len: len };
+        // SAFETY: the application's buffer; the entry lives on our stack.
+        let mut to = unsafe { Buffers::new(&raw const iov, 1) };
+        let outcome = receiving::receive(fd, index, &mut to, flags);
+        if let Some(n) = finish(index, returns, outcome, &mut kernel) {
+            return n;
+        }
     }
-    let iov = iovec { iov_base: buf, iov_len: len };
-    // SAFETY: the application's buffer; the entry lives on our stack.
-    let mut to = unsafe { Buffers::new(&raw const iov, 1) };
-    finish(receiving::receive(fd, index, &mut to, flags), kernel)
 }
 
 unsafe fn receive_many(
@@ -53,19 +74,25 @@ unsafe fn receive_many(
     iov: *const iovec,
     count: usize,
     flags: c_int,
-    kernel: impl FnOnce() -> ssize_t,
+    mut kernel: impl FnMut() -> ssize_t,
 ) -> ssize_t {
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
     // SAFETY: the caller's array.
     if count > IOV_MAX || unsafe { has_bad_entry(iov, count) } {
         return kernel();
     }
-    if let Some(_call) = Early::receive(fd, index) {
-        return kernel();
+    loop {
+        let returns = conn::at(index).returns();
+        if let Some(_call) = Early::receive(fd, index) {
+            return kernel();
+        }
+        // SAFETY: the application's array and buffers.
+        let mut to = unsafe { Buffers::new(iov, count) };
+        let outcome = receiving::receive(fd, index, &mut to, flags);
+        if let Some(n) = finish(index, returns, outcome, &mut kernel) {
+            return n;
+        }
     }
-    // SAFETY: the application's array and buffers.
-    let mut to = unsafe { Buffers::new(iov, count) };
-    finish(receiving::receive(fd, index, &mut to, flags), kernel)
 }
 
 /// Arrays the kernel would refuse are left to the kernel.
@@ -145,7 +172,7 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe {
         if is_nowhere(msg) || !matches!(table::get(fd), Entry::Conn(_)) {
-            return passed::receiving(msg, || real::recvmsg(fd, msg, flags));
+            return passed::receiving(fd, flags, msg, || real::recvmsg(fd, msg, flags));
         }
         let (iov, count) = ((*msg).msg_iov, (*msg).msg_iovlen);
         let mut from_kernel = false;
@@ -175,7 +202,7 @@ pub unsafe fn recvmmsg(
         return unsafe {
             let done = real::recvmmsg(fd, msgs, count, flags, timeout);
             (0..done.max(0) as usize).for_each(|i| {
-                passed::receiving(&raw mut (*msgs.add(i)).msg_hdr, || 0);
+                passed::receiving(fd, flags, &raw mut (*msgs.add(i)).msg_hdr, || 0);
             });
             done
         };
@@ -217,7 +244,7 @@ unsafe fn send_many(
     iov: *const iovec,
     count: usize,
     flags: c_int,
-    kernel: impl FnOnce() -> ssize_t,
+    mut kernel: impl FnMut() -> ssize_t,
 ) -> ssize_t {
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
     if flags & libc::MSG_OOB != 0 {
@@ -227,18 +254,25 @@ unsafe fn send_many(
             Err(code) => fail(code),
         };
     }
-    match send::way(fd, index) {
-        Way::Plain => kernel(),
-        Way::Failed(errno) => fail(errno),
-        Way::Tcp(guard) => {
-            // SAFETY: the application's array.
-            let wanted = unsafe { Buffers::new(iov, count) }.left();
-            guard.done(index, kernel(), wanted)
-        }
-        Way::Ring(slot) => {
-            // SAFETY: the application's array and buffers.
-            let mut from = unsafe { Buffers::new(iov, count) };
-            finish(send::through_ring(fd, index, slot, &mut from, flags), kernel)
+    loop {
+        let returns = conn::at(index).returns();
+        let done = match send::way(fd, index) {
+            Way::Plain => unseen(index, returns, &mut kernel),
+            Way::Failed(errno) => Some(fail(errno)),
+            Way::Tcp(guard) => {
+                // SAFETY: the application's array.
+                let wanted = unsafe { Buffers::new(iov, count) }.left();
+                Some(guard.done(index, kernel(), wanted))
+            }
+            Way::Ring(slot) => {
+                // SAFETY: the application's array and buffers.
+                let mut from = unsafe { Buffers::new(iov, count) };
+                let outcome = send::through_ring(fd, index, slot, &mut from, flags);
+                finish(index, returns, outcome, &mut kernel)
+            }
+        };
+        if let Some(n) = done {
+            return n;
         }
     }
 }
@@ -249,7 +283,7 @@ unsafe fn send_one(
     buf: *const c_void,
     len: size_t,
     flags: c_int,
-    kernel: impl FnOnce() -> ssize_t,
+    mut kernel: impl FnMut() -> ssize_t,
 ) -> ssize_t {
     if is_nowhere(buf) && len > 0 {
         return kernel();
@@ -313,7 +347,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe {
         if is_nowhere(msg) || !matches!(table::get(fd), Entry::Conn(_)) {
-            return passed::sending(msg, kernel);
+            return passed::sending(fd, msg, kernel);
         }
         let m = &*msg;
         if m.msg_iovlen > IOV_MAX || has_bad_entry(m.msg_iov, m.msg_iovlen) {
@@ -336,7 +370,7 @@ pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_in
         // SAFETY: the caller's contract.
         return unsafe {
             let known = if msgs.is_null() { 0 } else { count.min(IOV_MAX as c_uint) };
-            passed::sending_many(msgs, known, |n| {
+            passed::sending_many(fd, msgs, known, |n| {
                 real::sendmmsg(fd, msgs, if n == known { count } else { n }, flags)
             })
         };
@@ -413,19 +447,36 @@ pub unsafe fn pwritev2(
 
 /// sendfile(2)
 pub unsafe fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    let kernel = || {
+    let mut kernel = || {
         // SAFETY: the caller's contract.
         unsafe { real::sendfile(out, from, offset, count) }
     };
     let Entry::Conn(index) = table::get(out) else { return kernel() };
-    match send::way(out, index) {
-        Way::Plain => kernel(),
-        Way::Failed(errno) => fail(errno),
-        Way::Tcp(guard) => guard.done(index, kernel(), count),
+    transfer(out, index, count, &mut kernel, |slot| {
         // SAFETY: the caller's contract.
-        Way::Ring(slot) => unsafe {
-            finish(transfer::sendfile(out, index, slot, from, offset, count), kernel)
-        },
+        unsafe { transfer::sendfile(out, index, slot, from, offset, count) }
+    })
+}
+
+/// Sends `count` bytes that are not in the application's memory.
+fn transfer(
+    fd: c_int,
+    index: u32,
+    count: size_t,
+    kernel: &mut impl FnMut() -> ssize_t,
+    through_ring: impl Fn(&'static Slot) -> Outcome,
+) -> ssize_t {
+    loop {
+        let returns = conn::at(index).returns();
+        let done = match send::way(fd, index) {
+            Way::Plain => unseen(index, returns, kernel),
+            Way::Failed(errno) => Some(fail(errno)),
+            Way::Tcp(guard) => Some(guard.done(index, kernel(), count)),
+            Way::Ring(slot) => finish(index, returns, through_ring(slot), kernel),
+        };
+        if let Some(n) = done {
+            return n;
+        }
     }
 }
 
@@ -438,7 +489,7 @@ pub unsafe fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    let kernel = || {
+    let mut kernel = || {
         // SAFETY: the caller's contract.
         unsafe { real::splice(from, from_off, to, to_off, len, flags) }
     };
@@ -447,18 +498,19 @@ pub unsafe fn splice(
     }
     let nonblock = flags & libc::SPLICE_F_NONBLOCK != 0;
     if let Entry::Conn(index) = table::get(from) {
-        if let Some(_call) = Early::receive(from, index) {
-            return kernel();
+        loop {
+            let returns = conn::at(index).returns();
+            if let Some(_call) = Early::receive(from, index) {
+                return kernel();
+            }
+            let outcome = transfer::splice_out(from, index, to, len, nonblock);
+            if let Some(n) = finish(index, returns, outcome, &mut kernel) {
+                return n;
+            }
         }
-        return finish(transfer::splice_out(from, index, to, len, nonblock), kernel);
     }
     let Entry::Conn(index) = table::get(to) else { return kernel() };
-    match send::way(to, index) {
-        Way::Plain => kernel(),
-        Way::Failed(errno) => fail(errno),
-        Way::Tcp(guard) => guard.done(index, kernel(), len),
-        Way::Ring(slot) => {
-            finish(transfer::splice_in(to, index, slot, from, len, nonblock), kernel)
-        }
-    }
+    transfer(to, index, len, &mut kernel, |slot| {
+        transfer::splice_in(to, index, slot, from, len, nonblock)
+    })
 }

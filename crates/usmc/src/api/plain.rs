@@ -5,6 +5,7 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use libc::pid_t;
 
 use super::after;
+use crate::device::Receiver;
 use crate::real;
 use crate::socket::{control, passed};
 
@@ -51,7 +52,7 @@ pub unsafe fn pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int {
     // SAFETY: the caller's contract.
     after(unsafe { real::pidfd_getfd(pidfd, fd, flags) }, |&fd| {
         if fd >= 0 {
-            passed::arrived(fd);
+            passed::arrived(fd, Receiver::Unknown);
         }
     })
 }

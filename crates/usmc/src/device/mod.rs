@@ -42,6 +42,28 @@ pub struct FoundOffer {
     pub dmb: DmbRef,
 }
 
+/// The device's number for a connection that was passed on ([`crate::custody`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Custody(pub u32);
+
+/// Who is meant to receive a socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Receiver {
+    /// The next program of the process with this pid.
+    Program(u32),
+    /// Whoever receives from the UNIX socket with this inode number.
+    Channel(u64),
+    /// Nobody was told.
+    Unknown,
+}
+
+impl Receiver {
+    /// The program that this process becomes by exec, or has become.
+    pub fn this_program() -> Receiver {
+        Receiver::Program(crate::process::pid())
+    }
+}
+
 /// A device's control operations. None of them waits for a peer.
 pub trait Device: Sync {
     /// Makes a listening address known.
@@ -79,6 +101,22 @@ pub trait Device: Sync {
     fn want_segment(&self, id: OfferId) -> Result<(), Reason>;
     /// The next segment that somebody pushed to this process, as an fd the caller owns.
     fn receive_segment(&self) -> Option<i32>;
+
+    /// Begins to count who holds the socket with this SO_COOKIE: the caller. `client`: it is the connecting end.
+    fn entrust(&self, cookie: u64, client: bool) -> Option<Custody>;
+    /// Whether this is the custody of that socket.
+    fn is_about(&self, custody: Custody, cookie: u64) -> bool;
+    /// One holder more, who will [`Device::claim`] it; false where that cannot be.
+    fn hand_over(&self, custody: Custody, to: Receiver) -> bool;
+    /// That one is expected no more, though still counted; false where he has claimed it.
+    fn call_off(&self, custody: Custody, from: Receiver) -> bool;
+    /// A socket has come: whose custody it is in, and whether it is the connecting end. `None` where nobody was told
+    /// of this receiver; then nobody counts as the only holder any more.
+    fn claim(&self, cookie: u64, by: Receiver) -> Option<(Custody, bool)>;
+    /// Whether there is one holder.
+    fn is_sole(&self, custody: Custody) -> bool;
+    /// One holder less.
+    fn release(&self, custody: Custody);
 
     /// This process' identity on the device for segment headers: index and incarnation.
     ///

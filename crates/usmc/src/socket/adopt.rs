@@ -2,39 +2,65 @@
 //! replaces itself), SCM_RIGHTS or pidfd_getfd(2).
 //!
 //! A listening socket is as good here as where it was made: who accepts is who attaches. A connected one may be in
-//! other hands, too, and those could read and write it without the ring: it stays TCP.
+//! other hands, too, and those could read and write it without the ring: it stays TCP unless [`crate::custody`] knows
+//! all of them.
 
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::{connect, passed};
 use crate::conn::{self, F_ADOPTED};
+use crate::device::{self, Receiver};
 use crate::table::{self, Entry};
-use crate::{config, kernel, sys};
-
-use super::connect;
+use crate::{config, kernel, log, sys, transition};
 
 /// Looks through the sockets that this program was started with.
 pub fn inherited() {
     if config::get().off {
         return;
     }
-    if sys::each_open_fd(adopt).is_err() {
+    let found = |fd| {
+        if table::get(fd) == Entry::Foreign {
+            passed::meet(fd, Receiver::this_program());
+        }
+    };
+    if sys::each_open_fd(found).is_err() {
         // Without /proc. Activation gives the first numbers.
-        (0..64).for_each(adopt);
+        (0..64).for_each(found);
     }
 }
 
 /// `fd` is new to this process, and no record knows it.
-pub fn adopt(fd: i32) {
+pub fn adopt(fd: i32, by: Receiver) {
     let is_tcp = kernel::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) == libc::IPPROTO_TCP;
-    if !is_tcp || table::get(fd) != Entry::Foreign {
+    if !is_tcp {
         return;
     }
     let listens = kernel::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, 0) != 0;
-    if !listens && !kernel::is_over(fd) {
+    if listens || kernel::is_over(fd) {
+        let Some(index) = created(fd) else { return };
+        conn::at(index).set_flag(F_ADOPTED, true);
+        if listens {
+            connect::listening(fd, index);
+        }
         return;
     }
-    let kind = if kernel::is_nonblocking(fd) { libc::SOCK_NONBLOCK } else { 0 };
-    let Some(index) = connect::created(fd, kind) else { return };
-    conn::at(index).set_flag(F_ADOPTED, true);
-    if listens {
-        connect::listening(fd, index);
+    // libc's streams use these where nobody sees it.
+    let by = if (0..=2).contains(&fd) { Receiver::Unknown } else { by };
+    let Some((custody, client)) = device::current().claim(kernel::cookie(fd), by) else { return };
+    let made = created(fd).filter(|_| kernel::is_established(fd));
+    match made {
+        Some(index) => {
+            let conn = conn::at(index);
+            conn.set_flag(F_ADOPTED, true);
+            conn.custody.store(custody.0, Relaxed);
+            transition::begin_adopted(fd, index, client);
+        }
+        // Nobody would say when it is closed: it stays counted.
+        None => log::debug(format_args!("fd {fd}: came from another process and stays TCP")),
     }
+}
+
+fn created(fd: i32) -> Option<u32> {
+    let kind = if kernel::is_nonblocking(fd) { libc::SOCK_NONBLOCK } else { 0 };
+    connect::created(fd, kind)
 }

@@ -11,7 +11,7 @@ use super::{demote, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, LISTEN, OFFERED, RING};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
-use crate::{device, fork, observer, poll, sys, transition};
+use crate::{custody, device, fork, observer, poll, sys, transition};
 
 /// To be called just before the kernel closes `fd` (close, dup2 over it, close_range): what the library
 /// knows about it ends. The caller makes the real call next.
@@ -48,14 +48,12 @@ pub fn closing_stale(fd: i32) -> bool {
             let conn = conn::at(index);
             if conn.refs.fetch_sub(1, AcqRel) == 1 {
                 poll::epoll::forget(-1, index);
-                {
+                let last = {
                     let _rx = conn.rx_lock.enter();
                     let _tx = conn.tx_lock.enter();
-                    transition::end(conn);
-                }
-                fork::let_go(conn);
-                observer::gone(conn);
-                conn::free(index);
+                    transition::end(conn)
+                };
+                end_record(index, last);
             }
         }
         Entry::Foreign | Entry::Internal => return false,
@@ -72,18 +70,29 @@ fn drop_ref(fd: i32, index: u32) {
     if conn.phase() == LISTEN {
         device::current().unregister_listener(conn.offer_index.load(Relaxed));
     }
-    {
+    custody::look(fd, conn);
+    let last = {
         // Threads inside a step on this socket finish it first; sleepers find the record changed.
         let _rx = conn.rx_lock.enter();
         let _tx = conn.tx_lock.enter();
-        if let Some(slot) = conn.slot() {
-            if is_live(conn) && conn.end(slot).refs.load(Relaxed) <= 1 {
-                say_goodbye(fd, conn, slot);
-            }
-            transition::end(conn);
+        if let Some(slot) = conn.slot()
+            && is_live(conn)
+            && is_last(fd, conn, slot)
+        {
+            say_goodbye(fd, conn, slot);
         }
+        transition::end(conn)
+    };
+    end_record(index, last);
+}
+
+/// `last`: what [`transition::end`] has told.
+fn end_record(index: u32, last: Option<bool>) {
+    let conn = conn::at(index);
+    let last = last.or(fork::let_go(conn));
+    if last.unwrap_or(true) {
+        custody::release(conn);
     }
-    fork::let_go(conn);
     observer::gone(conn);
     conn::free(index);
 }
@@ -183,11 +192,17 @@ fn is_live(conn: &Conn) -> bool {
 pub fn exiting(fd: i32, conn: &Conn) {
     if let Some(slot) = conn.slot()
         && is_live(conn)
-        && conn.end(slot).refs.load(Relaxed) <= 1
+        && is_last(fd, conn, slot)
         && conn.own(slot).flags.load(Relaxed) & TXF_ABORT == 0
     {
         say_goodbye(fd, conn, slot);
     }
+    custody::release(conn);
+}
+
+/// Whether the socket goes with this process' hold on it.
+fn is_last(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    conn.end(slot).refs.load(Relaxed) <= 1 && custody::is_sole(fd, conn)
 }
 
 /// The last holder closes: with unread data TCP would send a RST, otherwise a FIN.

@@ -76,8 +76,9 @@ pub fn disconnecting(index: u32) {
         if let Ok(data) = ring.data() {
             ring.consume_waking(&data, data.len);
         }
-        transition::end(conn);
     }
+    // Who else has the socket is not forgotten: `custody` is about the socket.
+    transition::end(conn);
     conn.kernel_events.store(0, Relaxed);
     conn.go_on_with_kernel_calls();
     conn.set_flag(F_CLIENT | F_TUNED, false);

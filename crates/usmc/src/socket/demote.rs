@@ -16,7 +16,7 @@ use usmc_shm::span::{RxSpan, Source, TxSpan};
 
 use super::recv::Family;
 use super::wait;
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_SHARED, F_TUNED, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_SHARED, F_TUNED, OFFERED, RING};
 use crate::process::SharedLock;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
@@ -546,7 +546,7 @@ pub fn is_back(conn: &Conn, slot: &Slot) -> bool {
     TxSpan::new(slot, conn.side()).is_back() || conn.own(slot).flags.load(Acquire) & ENDED == ENDED
 }
 
-/// Both directions are TCP's. The caller holds both locks.
+/// Both directions are TCP's. The caller holds both locks, and calls [`settle`] without them.
 fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
     if conn.has(F_TUNED) {
         conn.set_flag(F_TUNED, false);
@@ -559,14 +559,36 @@ fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
         }
         transition::give_lowat_back(fd, conn);
     }
-    conn.give_up(reason);
+    conn.set_flag(F_SETTLING, true);
+    if reason == Reason::PeerLeft && transition::begin_again(conn, slot, reason) {
+        note_totals(conn, slot);
+    } else {
+        conn.give_up(reason);
+    }
     log::debug(format_args!("fd {fd}: back to TCP, {}", reason.text()));
+}
+
+/// For `usmc ss`: what went through this ring. The kernel's counts have the doorbells instead.
+fn note_totals(conn: &Conn, slot: &Slot) {
+    let (tx, rx) = (conn.tx(slot), conn.rx(slot));
+    let sent = match conn.own(slot).flags.load(Relaxed) & TXF_LEFT {
+        0 => tx.dir().producer.prod.load(Relaxed),
+        // The rest was sent again.
+        _ => tx.dir().consumer.cons.load(Relaxed),
+    };
+    let read = rx.dir().consumer.cons.load(Relaxed);
+    let bells = [conn.own(slot), conn.peer(slot)].map(|p| p.bells_sent.load(Relaxed));
+    for ((bias, moved), bells) in conn.bias.iter().zip([sent, read]).zip(bells) {
+        let more = moved.wrapping_sub(u64::from(bells));
+        bias.store(bias.load(Relaxed).wrapping_add(more), Relaxed);
+    }
 }
 
 /// What hangs on the phase. Without locks of the connection.
 fn settle(fd: i32, index: u32) {
     observer::changed(fd, index);
     poll::epoll::left_ring(index);
+    conn::at(index).set_flag(F_SETTLING, false);
 }
 
 /// Bytes in our ring that the peer has not read, and is to read there.

@@ -3,6 +3,7 @@
 
 pub mod accept;
 pub mod adopt;
+mod channel;
 pub mod close;
 pub mod connect;
 pub mod control;
@@ -15,6 +16,7 @@ pub mod passed;
 pub mod recv;
 pub mod send;
 pub mod transfer;
+pub mod unseen;
 pub mod wait;
 
 use crate::sys::Errno;

@@ -3,36 +3,41 @@
 
 use core::ffi::{c_int, c_uint};
 use core::ptr;
-use core::sync::atomic::Ordering::AcqRel;
+use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
-use super::{adopt, control, demote};
+use super::{adopt, channel, control, demote};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
+use crate::device::{self, Receiver};
 use crate::reason::Reason;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
 use crate::tuple::{self, Tuple};
-use crate::{errno, kernel, set_errno, sys, transition};
+use crate::{custody, errno, kernel, set_errno, transition};
 
 /// Makes the call `send` for a message on a socket that is not TCP.
 ///
 /// # Safety
 /// `msg` is null or as sendmsg(2) takes it.
 pub unsafe fn sending(
+    via: i32,
     msg: *const libc::msghdr,
     send: impl FnOnce() -> libc::ssize_t,
 ) -> libc::ssize_t {
     // SAFETY: the caller's contract.
-    match unsafe { msg.as_ref() } {
-        // SAFETY: as above.
-        Some(msg) => match unsafe { leaving(msg) } {
-            Ok(()) => send(),
-            Err(code) => {
-                set_errno(code);
-                -1
-            }
-        },
-        None => send(),
+    let Some(msg) = (unsafe { msg.as_ref() }).filter(|msg| msg.msg_controllen > 0) else {
+        return send();
+    };
+    // SAFETY: as above.
+    if let Err(code) = unsafe { leaving(via, msg) } {
+        set_errno(code);
+        return -1;
     }
+    let sent = send();
+    if sent < 0 {
+        // SAFETY: as above.
+        unsafe { stayed(via, msg) };
+    }
+    sent
 }
 
 /// The same for sendmmsg(2).
@@ -40,13 +45,14 @@ pub unsafe fn sending(
 /// # Safety
 /// `msgs` are `count` messages as sendmmsg(2) takes them.
 pub unsafe fn sending_many(
+    via: i32,
     msgs: *const libc::mmsghdr,
     count: c_uint,
     send: impl FnOnce(c_uint) -> c_int,
 ) -> c_int {
     for i in 0..count {
         // SAFETY: the caller's contract.
-        match unsafe { leaving(&(*msgs.add(i as usize)).msg_hdr) } {
+        match unsafe { leaving(via, &(*msgs.add(i as usize)).msg_hdr) } {
             Ok(()) => {}
             Err(code) if i == 0 => {
                 set_errno(code);
@@ -63,17 +69,25 @@ pub unsafe fn sending_many(
 ///
 /// # Safety
 /// As sendmsg(2) takes it.
-unsafe fn leaving(msg: &libc::msghdr) -> Result<(), Errno> {
+unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
     if msg.msg_controllen == 0 {
         return Ok(());
     }
     let saved = errno();
     let mut all = Ok(());
+    let mut to = None;
     // SAFETY: the caller's contract.
     unsafe {
         each_fd(msg, |fd| {
             if let Entry::Conn(index) = table::get(fd) {
-                all = all.and(demote::leave(fd, index, Reason::PassedOn));
+                let conn = conn::at(index);
+                let lasts = matches!(conn.phase(), EARLY | OFFERED | ATTACHED | RING)
+                    || conn.custody.load(Relaxed) != 0;
+                let left = demote::leave(fd, index, Reason::PassedOn);
+                if left.is_ok() && lasts {
+                    custody::hand_over(fd, conn, *to.get_or_insert_with(|| channel::to(via)));
+                }
+                all = all.and(left);
             }
         });
     }
@@ -81,19 +95,48 @@ unsafe fn leaving(msg: &libc::msghdr) -> Result<(), Errno> {
     all
 }
 
+/// The message was not sent. As over TCP, nobody got anything; the connections are TCP all the same.
+///
+/// # Safety
+/// As sendmsg(2) takes it.
+unsafe fn stayed(via: i32, msg: &libc::msghdr) {
+    let saved = errno();
+    let mut to = None;
+    // SAFETY: the caller's contract.
+    unsafe {
+        each_fd(msg, |fd| {
+            if let Entry::Conn(index) = table::get(fd)
+                && conn::at(index).custody.load(Relaxed) != 0
+            {
+                let to = *to.get_or_insert_with(|| channel::to(via));
+                custody::take_back(conn::at(index), to, false);
+            }
+        });
+    }
+    set_errno(saved);
+}
+
 /// Makes the call `receive`, which fills in `msg`, on a socket that is not TCP.
 ///
 /// # Safety
 /// `msg` is null or as recvmsg(2) takes it.
 pub unsafe fn receiving(
+    via: i32,
+    flags: i32,
     msg: *const libc::msghdr,
     receive: impl FnOnce() -> libc::ssize_t,
 ) -> libc::ssize_t {
     let done = receive();
     if done >= 0 && !msg.is_null() {
         let saved = errno();
+        // The message is there to be received again, by whomever.
+        let peeks = flags & libc::MSG_PEEK != 0;
         // SAFETY: the caller's contract; the kernel wrote the control messages and their lengths.
-        unsafe { each_fd(&*msg, arrived) };
+        unsafe {
+            each_fd(&*msg, |fd| {
+                arrived(fd, if peeks { Receiver::Unknown } else { channel::from(via) });
+            });
+        }
         set_errno(saved);
     }
     done
@@ -127,10 +170,21 @@ unsafe fn each_fd(msg: &libc::msghdr, mut act: impl FnMut(i32)) {
 }
 
 /// `fd` is a new number of a socket that may be known here under another one.
-pub fn arrived(fd: i32) {
+pub fn arrived(fd: i32, by: Receiver) {
     control::fresh(fd);
-    let Some(index) = known(fd) else { return adopt::adopt(fd) };
+    meet(fd, by);
+}
+
+/// The same for a number that means nothing yet.
+pub fn meet(fd: i32, by: Receiver) {
+    let Some(index) = known(fd) else { return adopt::adopt(fd, by) };
     let conn = conn::at(index);
+    // This process is counted already.
+    if conn.custody.load(Relaxed) != 0
+        && let Some((custody, _)) = device::current().claim(kernel::cookie(fd), by)
+    {
+        device::current().release(custody);
+    }
     conn.refs.fetch_add(1, AcqRel);
     if !table::set(fd, Entry::Conn(index)) {
         conn.refs.fetch_sub(1, AcqRel);
@@ -164,19 +218,10 @@ fn known(fd: i32) -> Option<u32> {
 
 /// Whether the record of that name is this very socket, and not one whose number was closed behind our back.
 fn is_the_same(fd: i32, index: u32) -> bool {
-    let wanted = cookie(fd);
+    let wanted = kernel::cookie(fd);
     let mut same = false;
     table::for_each(0, u32::MAX, |other, entry| {
-        same |= entry == Entry::Conn(index) && cookie(other) == wanted;
+        same |= entry == Entry::Conn(index) && kernel::cookie(other) == wanted;
     });
     same && wanted != 0
-}
-
-/// The kernel's name for the socket, never used again; 0 where it does not tell.
-fn cookie(fd: i32) -> u64 {
-    let mut cookie = 0u64;
-    match sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie) {
-        Ok(8) => cookie,
-        _ => 0,
-    }
 }

@@ -12,6 +12,7 @@ use super::early::Early;
 use super::ending;
 use super::iov::Buffers;
 use super::recv::Family;
+use super::unseen::Unseen;
 use super::wait::{self, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
@@ -130,7 +131,7 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
             }
             Attempt::Back if total == 0 => return Outcome::Kernel,
-            Attempt::Back => return rest_by_kernel(fd, from, flags, total),
+            Attempt::Back => return Outcome::Done(total + rest(fd, index, from, flags)),
             Attempt::Fail(errno) if total > 0 => {
                 ending::put_back(conn, errno);
                 return Outcome::Done(total);
@@ -166,21 +167,50 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
     }
 }
 
-/// The rest of a send of which the ring took `total` bytes.
-fn rest_by_kernel(fd: i32, from: &mut Buffers, flags: i32, mut total: usize) -> Outcome {
-    while let Some((src, len)) = from.piece(usize::MAX) {
-        // SAFETY: the application's buffer. The real function: a cancellation point, as the application expects.
-        let n = unsafe { real::send(fd, src.cast(), len, flags | libc::MSG_NOSIGNAL) };
-        if n < 0 {
-            break;
-        }
-        total += n as usize;
-        from.advance(n as usize);
-        if (n as usize) < len {
+/// The rest of a send of which the ring took some bytes. Errors are for the next call.
+#[cold]
+fn rest(fd: i32, index: u32, from: &mut Buffers, flags: i32) -> usize {
+    let mut total = 0;
+    while from.left() > 0 {
+        let returns = conn::at(index).returns();
+        let whole = match way(fd, index) {
+            Way::Plain => match Unseen::enter(index, returns) {
+                Some(_call) => by_kernel(fd, from, flags, &mut total),
+                None => true,
+            },
+            Way::Tcp(_guard) => by_kernel(fd, from, flags, &mut total),
+            Way::Ring(slot) => match through_ring(fd, index, slot, from, flags) {
+                Outcome::Done(n) => return total + n,
+                Outcome::Fail(errno) => {
+                    ending::put_back(conn::at(index), errno);
+                    false
+                }
+                Outcome::Kernel => match Unseen::enter(index, returns) {
+                    Some(_call) => by_kernel(fd, from, flags, &mut total),
+                    None => true,
+                },
+            },
+            Way::Failed(errno) => {
+                ending::put_back(conn::at(index), errno);
+                false
+            }
+        };
+        if !whole {
             break;
         }
     }
-    Outcome::Done(total)
+    total
+}
+
+/// One buffer by the kernel. Whether it took all of it.
+fn by_kernel(fd: i32, from: &mut Buffers, flags: i32, total: &mut usize) -> bool {
+    let Some((src, len)) = from.piece(usize::MAX) else { return false };
+    // SAFETY: the application's buffer. The real function: a cancellation point, as the application expects.
+    let n = unsafe { real::send(fd, src.cast(), len, flags | libc::MSG_NOSIGNAL) };
+    let sent = usize::try_from(n).unwrap_or(0);
+    from.advance(sent);
+    *total += sent;
+    sent == len
 }
 
 enum Attempt {

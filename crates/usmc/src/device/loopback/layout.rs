@@ -5,7 +5,7 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 /// First eight bytes.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMC-ism");
 /// Changes whenever a field here moves.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Processes that use the device at one time.
 pub const PROCESSES: usize = 4096;
 /// Listening sockets.
@@ -16,6 +16,10 @@ pub const LISTENER_PROBES: usize = 64;
 pub const OFFERS: usize = 16384;
 /// Places of one bucket of the offer table.
 pub const OFFER_WAYS: usize = 16;
+/// Connections that were passed on from process to process.
+pub const CUSTODIES: usize = 1024;
+/// Places of one bucket of their table.
+pub const CUSTODY_WAYS: usize = 8;
 /// Byte locks that stand for live processes begin here, far behind the file's end.
 pub const LOCK_BASE: i64 = 1 << 40;
 
@@ -94,6 +98,17 @@ pub struct Offer {
     pub wanted_by: AtomicU32,
 }
 
+/// A connection that was passed on ([`super::custody`]).
+#[repr(C, align(64))]
+pub struct CustodyCell {
+    /// SO_COOKIE of the socket; 0 free.
+    pub cookie: AtomicU64,
+    /// Holders in bits 0-31, 1 = the connecting end in bit 32, count of uses above.
+    pub state: AtomicU64,
+    /// Holders that are to come.
+    pub pending: [AtomicU64; 4],
+}
+
 /// The whole file.
 #[repr(C)]
 pub struct DeviceFile {
@@ -105,6 +120,8 @@ pub struct DeviceFile {
     pub listeners: [Listener; LISTENERS],
     /// Offers.
     pub offers: [Offer; OFFERS],
+    /// Connections that were passed on.
+    pub custodies: [CustodyCell; CUSTODIES],
 }
 
 /// An offer's state word, unpacked.

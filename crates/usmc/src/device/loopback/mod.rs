@@ -7,6 +7,7 @@
 //! when the process ends, however it ends. Everything else here is disposable and swept by the next
 //! process that takes an index.
 
+mod custody;
 mod directory;
 pub mod layout;
 mod listeners;
@@ -18,7 +19,7 @@ use core::ptr;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32};
 
-use super::{Device, DmbRef, FoundOffer, OfferId, PeerProcess};
+use super::{Custody, Device, DmbRef, FoundOffer, OfferId, PeerProcess, Receiver};
 use crate::process::Lock;
 use crate::reason::Reason;
 use crate::sys::Errno;
@@ -118,6 +119,27 @@ impl Device for Loopback {
     }
     fn receive_segment(&self) -> Option<i32> {
         mailbox::receive(self)
+    }
+    fn entrust(&self, cookie: u64, client: bool) -> Option<Custody> {
+        custody::entrust(self, cookie, client)
+    }
+    fn is_about(&self, custody: Custody, cookie: u64) -> bool {
+        custody::is_about(self, custody, cookie)
+    }
+    fn hand_over(&self, custody: Custody, to: Receiver) -> bool {
+        custody::hand_over(self, custody, to)
+    }
+    fn call_off(&self, custody: Custody, from: Receiver) -> bool {
+        custody::call_off(self, custody, from)
+    }
+    fn claim(&self, cookie: u64, by: Receiver) -> Option<(Custody, bool)> {
+        custody::claim(self, cookie, by)
+    }
+    fn is_sole(&self, custody: Custody) -> bool {
+        custody::is_sole(self, custody)
+    }
+    fn release(&self, custody: Custody) {
+        custody::release(self, custody);
     }
     fn own_identity(&self) -> Result<u64, Reason> {
         processes::identity(self)

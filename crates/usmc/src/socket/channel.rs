@@ -1,0 +1,90 @@
+//! UNIX sockets by their inode numbers, which name both ends of a channel to both of them.
+
+use core::mem::{offset_of, size_of};
+
+use crate::device::Receiver;
+use crate::sys;
+
+/// What receives on `via`.
+pub fn from(via: i32) -> Receiver {
+    match sys::fstat(via) {
+        Ok(facts) if facts.mode & libc::S_IFMT == libc::S_IFSOCK => Receiver::Channel(facts.inode),
+        _ => Receiver::Unknown,
+    }
+}
+
+/// What receives that which is sent on `via`: the kernel tells of connected sockets.
+pub fn to(via: i32) -> Receiver {
+    let Receiver::Channel(own) = from(via) else { return Receiver::Unknown };
+    let peer = u32::try_from(own).ok().and_then(peer_of);
+    peer.map_or(Receiver::Unknown, |peer| Receiver::Channel(peer.into()))
+}
+
+/// linux/unix_diag.h, sock_diag(7): a question about one socket.
+#[repr(C)]
+struct Question {
+    len: u32,
+    kind: u16,
+    flags: u16,
+    seq: u32,
+    port: u32,
+    family: u8,
+    protocol: u8,
+    pad: u16,
+    states: u32,
+    inode: u32,
+    show: u32,
+    cookie: [u32; 2],
+}
+
+/// The answer: the socket, and the one attribute that was asked for.
+#[repr(C)]
+struct Answer {
+    len: u32,
+    kind: u16,
+    flags: u16,
+    seq: u32,
+    port: u32,
+    family: u8,
+    _kind: [u8; 3],
+    inode: u32,
+    cookie: [u32; 2],
+    attribute_len: u16,
+    attribute: u16,
+    peer: u32,
+}
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NETLINK_SOCK_DIAG: i32 = 4;
+const UDIAG_SHOW_PEER: u32 = 4;
+const UNIX_DIAG_PEER: u16 = 2;
+
+fn peer_of(inode: u32) -> Option<u32> {
+    let netlink = sys::socket(libc::AF_NETLINK, libc::SOCK_RAW, NETLINK_SOCK_DIAG).ok()?;
+    let question = Question {
+        len: size_of::<Question>() as u32,
+        kind: SOCK_DIAG_BY_FAMILY,
+        flags: libc::NLM_F_REQUEST as u16,
+        seq: 1,
+        port: 0,
+        family: libc::AF_UNIX as u8,
+        protocol: 0,
+        pad: 0,
+        states: u32::MAX,
+        inode,
+        show: UDIAG_SHOW_PEER,
+        cookie: [u32::MAX; 2],
+    };
+    // Larger than any answer.
+    let mut answer = [0u32; 64];
+    let got = sys::ask(netlink, &question, &mut answer);
+    sys::close(netlink);
+    let word = |at: usize| answer[at / 4];
+    let attribute = word(offset_of!(Answer, attribute_len));
+    let expected = (size_of::<u32>() as u32 + 4) | u32::from(UNIX_DIAG_PEER) << 16;
+    let is_it = got.is_ok_and(|n| n >= size_of::<Answer>())
+        && word(offset_of!(Answer, kind)) & 0xffff == SOCK_DIAG_BY_FAMILY.into()
+        && word(offset_of!(Answer, inode)) == inode
+        && attribute == expected;
+    is_it.then(|| word(offset_of!(Answer, peer)))
+}
