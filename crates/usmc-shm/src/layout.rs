@@ -105,6 +105,10 @@ pub struct End {
     pub fd: AtomicU32,
     /// Who else has the socket, by the device's number for it; 0 = nobody but the processes counted in `refs`.
     pub custody: AtomicU32,
+    /// Threads asleep in a send.
+    pub blocked_sends: AtomicU32,
+    /// Calls that are taking the connection out of the ring.
+    pub leaving: AtomicU32,
 }
 
 /// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the

@@ -89,8 +89,6 @@ pub struct Conn {
     pub tx_sleepers: AtomicU32,
     /// Threads of this process asleep in a send.
     pub blocked_sends: AtomicU32,
-    /// Calls that are taking the connection out of the ring ([`crate::socket::demote`]): no send goes to sleep.
-    pub leaving: AtomicU32,
     /// Sends through TCP in flight while there is no slot, or SWITCHING.
     pub tcp_sends: AtomicU32,
     /// Receives from TCP in flight while there is no slot, or SWITCHING.
@@ -452,7 +450,6 @@ pub fn free(index: u32) {
     conn.calls.store(0, Relaxed);
     conn.tuple.iter().for_each(|word| word.store(0, Relaxed));
     conn.blocked_sends.store(0, Relaxed);
-    conn.leaving.store(0, Relaxed);
     conn.snd_buf.store(0, Relaxed);
     conn.rcv_buf.store(0, Relaxed);
     conn.cell.store(0, Relaxed);

@@ -182,7 +182,6 @@ fn child() {
             &conn.rx_sleepers,
             &conn.tx_sleepers,
             &conn.blocked_sends,
-            &conn.leaving,
             &conn.tcp_receives,
             &conn.unseen,
         ] {

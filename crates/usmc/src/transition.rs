@@ -152,6 +152,8 @@ fn reset_end(end: &End) {
     end.tcp_left.store(0, Relaxed);
     end.rcvlowat.store(0, Relaxed);
     end.custody.store(0, Relaxed);
+    end.blocked_sends.store(0, Relaxed);
+    end.leaving.store(0, Relaxed);
     // Set for both: who attaches holds its end from that moment on.
     end.refs.store(1, Relaxed);
 }

@@ -254,3 +254,55 @@ PAIR_CASE(connection_of_a_command_without_the_library_stays_tcp) {
     assert_tcp(p.fd);
     pair_close(p);
 }
+
+struct stream {
+    int fd;
+    uint64_t seed;
+    size_t bytes;
+};
+
+static void *receives(void *arg) {
+    struct stream *s = arg;
+    recv_all(s->fd, s->seed, 0, s->bytes);
+    return NULL;
+}
+
+static void *sends(void *arg) {
+    struct stream *s = arg;
+    char buf[2000];
+    for (size_t at = 0, n; at < s->bytes; at += n) {
+        n = 1 + (at * 7919 + s->seed) % sizeof buf;
+        n = n < s->bytes - at ? n : s->bytes - at;
+        send_all(s->fd, s->seed, at, n);
+    }
+    return NULL;
+}
+
+// Threads in calls of either direction while it goes to and fro.
+CASE(streams_go_on_while_commands_come_and_go) {
+    enum { BYTES = 3 << 20 };
+    int ends[2];
+    for (int round = 0; round < 4; round++) {
+        both_ends(ends, round % 2, round < 2 ? 0 : 32);
+        OK(fcntl(ends[round & 1], F_SETFD, 0));
+        struct stream streams[2] = {{ends[0], 7, BYTES}, {ends[1], 8, BYTES}};
+        struct stream back[2] = {{ends[1], 7, BYTES}, {ends[0], 8, BYTES}};
+        pthread_t threads[4];
+        for (int i = 0; i < 2; i++) {
+            EQ(pthread_create(&threads[i], NULL, sends, &streams[i]), 0);
+            EQ(pthread_create(&threads[2 + i], NULL, receives, &back[i]), 0);
+        }
+        for (int i = 0; i < 6; i++) {
+            pid_t pid = OK(fork());
+            if (pid == 0) {
+                execl("/bin/true", "true", (char *)NULL);
+                _exit(1);
+            }
+            child_succeeds(pid);
+        }
+        for (int i = 0; i < 4; i++)
+            EQ(pthread_join(threads[i], NULL), 0);
+        close(ends[0]);
+        close(ends[1]);
+    }
+}

@@ -10,6 +10,7 @@ use super::multi::{
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::{epoll, nested};
 use crate::conn;
+use crate::socket::recv::Receiving;
 use crate::socket::wait::{self, Budget, Sleeper};
 use crate::socket::{demote, ending};
 use crate::table::{self, Entry as Fd};
@@ -252,7 +253,7 @@ fn hides_bells(fd: i32, conn: &conn::Conn, events: i16) -> bool {
 fn is_past_tcp(fd: i32, conn: &conn::Conn, slot: &Slot) -> bool {
     conn.end(slot).tcp_left.load(Relaxed) == 1
         || (conn.peer(slot).state.load(Relaxed) == TX_RING
-            && conn.rx_lock.enter().is_some_and(|_held| wait::reads_ring(fd, conn, slot)))
+            && Receiving::enter(conn, slot).is_some_and(|_held| wait::reads_ring(fd, conn, slot)))
 }
 
 /// The real sleep: ring connections wait for doorbells and for the end of the connection.

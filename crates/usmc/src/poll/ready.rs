@@ -7,6 +7,7 @@ use usmc_shm::span::{RxSpan, Source};
 use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::socket::ending::{self, Ending};
+use crate::socket::recv::Receiving;
 use crate::socket::{demote, send, wait};
 use crate::{kernel, sys, transition};
 
@@ -90,7 +91,7 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
         let data = rx.data().map_or(true, |d| enough(d.len));
         return urgent | if data { IN | RDNORM } else { 0 };
     }
-    let source = match conn.rx_lock.enter() {
+    let source = match Receiving::enter(conn, slot) {
         Some(_held) => RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot)),
         None => return 0,
     };

@@ -47,17 +47,14 @@ pub fn adopt(fd: i32, by: Receiver) {
     // libc's streams use these where nobody sees it.
     let by = if (0..=2).contains(&fd) { Receiver::Unknown } else { by };
     let Some((custody, client)) = device::current().claim(kernel::cookie(fd), by) else { return };
-    let made = created(fd).filter(|_| kernel::is_established(fd));
-    match made {
-        Some(index) => {
-            let conn = conn::at(index);
-            conn.set_flag(F_ADOPTED, true);
-            conn.custody.store(custody.0, Relaxed);
-            transition::begin_adopted(fd, index, client);
-        }
+    let made = if kernel::is_established(fd) { created(fd) } else { None };
+    let Some(index) = made else {
         // Nobody would say when it is closed: it stays counted.
-        None => log::debug(format_args!("fd {fd}: came from another process and stays TCP")),
-    }
+        return log::debug(format_args!("fd {fd}: came from another process and stays TCP"));
+    };
+    conn::at(index).set_flag(F_ADOPTED, true);
+    conn::at(index).custody.store(custody.0, Relaxed);
+    transition::begin_adopted(fd, index, client);
 }
 
 fn created(fd: i32) -> Option<u32> {

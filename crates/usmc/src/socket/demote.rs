@@ -8,15 +8,15 @@
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::layout::{
-    ARM_TCP, CLIENT, END_CORK, END_NODELAY, END_SENT_AFTER, END_SHUT_RD, Slot, TXF_BACK, TXF_DONE,
-    TXF_ENDS, TXF_LEFT, TXF_LOOK, TXF_RETURNS,
+    ARM_TCP, CLIENT, END_CORK, END_NODELAY, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_BACK,
+    TXF_DONE, TXF_ENDS, TXF_LEFT, TXF_LOOK, TXF_RETURNS,
 };
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 
 use super::recv::Family;
 use super::wait;
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_SHARED, F_TUNED, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, OFFERED, RING};
 use crate::process::SharedLock;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
@@ -40,13 +40,13 @@ pub fn must_go_back(conn: &Conn, slot: &Slot) -> bool {
 }
 
 /// A call that takes the connection out of the ring, for as long as it lasts.
-struct Leaving<'a>(&'a Conn);
+struct Leaving<'a>(&'a End);
 
 impl<'a> Leaving<'a> {
-    fn new(conn: &'a Conn) -> Leaving<'a> {
+    fn new(end: &'a End) -> Leaving<'a> {
         // SeqCst: either a send that is about to sleep sees it (`wait::for_room`), or we see that it sleeps.
-        conn.leaving.fetch_add(1, SeqCst);
-        Leaving(conn)
+        end.leaving.fetch_add(1, SeqCst);
+        Leaving(end)
     }
 }
 
@@ -56,17 +56,17 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Whether another thread is about to take the connection out of the ring.
-pub fn is_leaving(conn: &Conn) -> bool {
-    conn.leaving.load(SeqCst) > 0
+/// Whether another thread, perhaps of another process, is about to take the connection out of the ring.
+pub fn is_leaving(conn: &Conn, slot: &Slot) -> bool {
+    conn.end(slot).leaving.load(SeqCst) > 0
 }
 
 /// Makes the connection plain TCP, for whoever reads and writes its socket next.
 ///
 /// # Errors
 /// EBUSY where that cannot be done without loss: bytes are in the ring that only we can read, as the peer has closed or
-/// left it or we have shut both directions down, a send of ours sleeps that cannot be woken (of another process, or the
-/// peer may not be traced), or the peer was stopped in the middle of a step.
+/// left it or we have shut both directions down, a send of ours sleeps that cannot be woken (the peer may not be traced),
+/// or the peer was stopped in the middle of a step.
 pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
     let conn = conn::at(index);
     if matches!(conn.phase(), EARLY | OFFERED | ATTACHED) && !transition::decline(fd, index, reason)
@@ -78,7 +78,7 @@ pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
     }
     let Some(slot) = conn.slot() else { return Ok(()) };
     let patience = Patience::new();
-    let leaving = Leaving::new(conn);
+    let leaving = Leaving::new(conn.end(slot));
     while !leave_unless_sends_sleep(fd, conn, slot, reason)? {
         wake_sends(fd, conn, slot);
         patience.wait()?;
@@ -102,9 +102,7 @@ fn leave_unless_sends_sleep(
     let families = (Family::enter(conn, &end.rx_lock), Family::enter(conn, &end.tx_lock));
     let (Some(_), Some(_)) = &families else { return Err(libc::EBUSY) };
     if sends_sleep(conn, slot) {
-        // Those of another process do not know that we leave.
-        let theirs = conn.has(F_SHARED) && conn.blocked_sends.load(SeqCst) == 0;
-        return if theirs { Err(libc::EBUSY) } else { Ok(false) };
+        return Ok(false);
     }
     leave_rx(fd, conn, slot)?;
     wake(fd, conn, slot);
@@ -132,8 +130,7 @@ fn wake_sends(fd: i32, conn: &Conn, slot: &Slot) {
 
 /// Whether a send of this end sleeps for room, where only a doorbell wakes it.
 fn sends_sleep(conn: &Conn, slot: &Slot) -> bool {
-    conn.blocked_sends.load(SeqCst) > 0
-        || (conn.has(F_SHARED) && conn.end(slot).tx_sleepers.load(SeqCst) > 0)
+    conn.end(slot).blocked_sends.load(SeqCst) > 0
 }
 
 /// Gives up after a time in which the peer, if it runs at all, has done its part.

@@ -18,7 +18,7 @@ use super::iov::Buffers;
 use super::wait::{self, Until, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_SHARED, FRESH, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
-use crate::process::SharedLock;
+use crate::process::{Held, SharedLock};
 use crate::sys::{self, Errno};
 use crate::{clock, kernel, observer, real, transition};
 
@@ -191,6 +191,21 @@ impl<'a> Family<'a> {
             return Some(Family(None));
         }
         Some(Family(Some(SharedLock::enter(word).ok()?)))
+    }
+}
+
+/// Both locks of the receiving direction: this process' threads are kept out, and the processes that share this end.
+/// Whoever asks the kernel how much has been read needs them.
+pub struct Receiving<'a> {
+    _family: Family<'a>,
+    _held: Held<'a>,
+}
+
+impl<'a> Receiving<'a> {
+    /// `None` in a signal handler that has interrupted a receive, or when the peer made the lock unusable.
+    pub fn enter(conn: &'a Conn, slot: &'a Slot) -> Option<Receiving<'a>> {
+        let held = conn.rx_lock.enter()?;
+        Some(Receiving { _family: Family::enter(conn, &conn.end(slot).rx_lock)?, _held: held })
     }
 }
 
@@ -548,7 +563,7 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
     if conn.phase() != RING {
         return None;
     }
-    let _held = conn.rx_lock.enter()?;
+    let _held = Receiving::enter(conn, slot)?;
     let span = RxSpan::new(slot, conn.side());
     let in_ring = conn.rx(slot).data().map_or(0, |d| d.len);
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {

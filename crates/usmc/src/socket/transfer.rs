@@ -7,7 +7,7 @@ use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
 use usmc_shm::span::{RxSpan, Source};
 
 use super::close::Hold;
-use super::recv::Family;
+use super::recv::{Family, Receiving};
 use super::wait::{self, Woken};
 use super::{Outcome, demote, ending, send};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
@@ -182,7 +182,9 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
         }
         let Some(slot) = conn.slot() else { return Outcome::Kernel };
         let source = {
-            let Some(_held) = conn.rx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
+            let Some(_held) = Receiving::enter(conn, slot) else {
+                return Outcome::Fail(libc::EAGAIN);
+            };
             RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
         };
         let ends = demote::is_due(conn.peer(slot).flags.load(Relaxed));
@@ -194,9 +196,8 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             Err(errno) => return Outcome::Fail(errno),
         };
         {
-            let Some(_held) = conn.rx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
-            let Some(_family) = Family::enter(conn, &conn.end(slot).rx_lock) else {
-                return Outcome::Fail(libc::ECONNRESET);
+            let Some(_held) = Receiving::enter(conn, slot) else {
+                return Outcome::Fail(libc::EAGAIN);
             };
             let rx = conn.rx(slot);
             match rx.data() {

@@ -13,6 +13,7 @@ use usmc_shm::layout::{
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
 
+use super::recv::Receiving;
 use super::{close, demote, ending};
 use crate::clock;
 use crate::conn::{self, Conn, F_SHARED};
@@ -148,7 +149,8 @@ pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
     let bells = Bells { end: conn.end(slot), rx: conn.rx(slot), tx: conn.tx(slot) };
     let readers = || conn.rx_sleepers.load(Acquire) | bells.end.rx_sleepers.load(Acquire) != 0;
     let writers = || conn.tx_sleepers.load(Acquire) | bells.end.tx_sleepers.load(Acquire) != 0;
-    if (demote::is_leaving(conn) || demote::is_due(conn.own(slot).flags.load(Relaxed))) && writers()
+    if (demote::is_leaving(conn, slot) || demote::is_due(conn.own(slot).flags.load(Relaxed)))
+        && writers()
     {
         // It has to hear that no room will come.
         return Drain::Leave;
@@ -182,7 +184,7 @@ pub fn has_bells(conn: &Conn, slot: &Slot) -> bool {
 
 /// Takes doorbells away before a sleep that they would end at once, if the ring is empty.
 pub fn clear_bells(fd: i32, conn: &Conn, slot: &Slot) {
-    let Some(_held) = conn.rx_lock.enter() else { return };
+    let Some(_held) = Receiving::enter(conn, slot) else { return };
     if has_bells(conn, slot) && reads_ring(fd, conn, slot) && !conn.rx(slot).has_data() {
         drain_bells(fd, conn, slot);
     }
@@ -417,21 +419,26 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
     if gone() || has_room() || demote::must_go_back(conn, slot) {
         return Woken::Look;
     }
-    if demote::is_leaving(conn) {
+    if demote::is_leaving(conn, slot) {
         // As soon as nobody sleeps here.
         sys::sched_yield();
         return Woken::Look;
     }
     let start = clock::now_ns();
+    let counts = [&conn.blocked_sends, &conn.end(slot).blocked_sends];
     // SeqCst: `shutting_down` and `demote::leave` see us, or we see their flags.
-    conn.blocked_sends.fetch_add(1, SeqCst);
+    counts.iter().for_each(|count| {
+        count.fetch_add(1, SeqCst);
+    });
     let flags = conn.own(slot).flags.load(SeqCst);
-    let woken = if flags & (TXF_DONE | TXF_LOOK) != 0 || demote::is_leaving(conn) {
+    let woken = if flags & (TXF_DONE | TXF_LOOK) != 0 || demote::is_leaving(conn, slot) {
         Woken::Look
     } else {
         sleep_for_room(fd, index, slot, since, partial)
     };
-    conn.blocked_sends.fetch_sub(1, AcqRel);
+    counts.iter().for_each(|count| {
+        count.fetch_sub(1, AcqRel);
+    });
     budget.slept(clock::now_ns() - start);
     woken
 }
@@ -446,13 +453,14 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
     let tick = must_tick(conn, slot);
     // Doorbells already in the stream would end every sleep at once.
     let clear = {
-        let _rx = conn.rx_lock.enter();
-        !conn.rx(slot).has_data()
+        let held = Receiving::enter(conn, slot);
+        held.is_some()
+            && !conn.rx(slot).has_data()
             && reads_ring(fd, conn, slot)
             && matches!(drain_bells(fd, conn, slot), Drain::Bells(_))
     };
     // The doorbell of `demote::wake_sends` may have been among those.
-    if demote::is_leaving(conn) {
+    if demote::is_leaving(conn, slot) {
         return Woken::Look;
     }
     if clear && !tick && limit_ms == 0 && !partial {
