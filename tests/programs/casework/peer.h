@@ -13,8 +13,9 @@ struct pair {
 };
 
 enum op {
-    P_CONNECT,      // a: port
-    P_LISTEN,       // out: port
+    P_SOCKET,       // a: family, b: protocol
+    P_CONNECT,      // fd: a socket, or -1 for a new one; a: port
+    P_LISTEN,       // fd: likewise; out: port
     P_ACCEPT,       // fd: listener
     P_SERVE,        // likewise, after listen(2)
     P_TAKE,         // by peer_take: the descriptor's number there
@@ -39,6 +40,8 @@ enum op {
 
 // A connection in the way `variant` says.
 struct pair pair_open(void);
+// The same of a socket of ours, which is used up, and one of the peer's (P_SOCKET; -1: of AF_INET).
+struct pair pair_of(int fd, int peer);
 // Several of them, all with the one peer.
 void pair_close(struct pair p);
 

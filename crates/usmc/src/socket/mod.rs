@@ -15,6 +15,7 @@ pub mod option;
 pub mod passed;
 pub mod recv;
 pub mod send;
+pub mod smc;
 pub mod transfer;
 pub mod unseen;
 pub mod wait;
