@@ -174,6 +174,30 @@ signal.pause()
     compare("python", |mode| place.command(mode, "python3").args(["-c", script]).output().unwrap());
 }
 
+/// Native SMC sockets are the kernel's where uSMC is switched off, and ours, which always work, where it is on.
+#[test]
+fn native_smc() {
+    let place = Place::new("native_smc");
+    if !have("python3") {
+        return;
+    }
+    let script = "
+import socket
+for arguments in (43, 1, 0), (43, 1, 1), (43, 1, 7), (43, 2, 0), (2, 1, 256), (10, 1, 256):
+    try:
+        s = socket.socket(*arguments)
+        print(*arguments, [s.getsockopt(1, name) for name in (socket.SO_DOMAIN, socket.SO_PROTOCOL)])
+    except OSError as e:
+        print(*arguments, e.errno)
+";
+    let run = |mode| place.command(mode, "python3").args(["-c", script]).output().unwrap();
+    assert_same("native_smc", Mode::Off, &run(Mode::Bare), &run(Mode::Off));
+    let on = run(Mode::On);
+    let said = String::from_utf8_lossy(&on.stdout);
+    let want = "43 1 0 [43, 0]\n43 1 1 [43, 1]\n43 1 7 93\n43 2 0 94\n2 1 256 [2, 256]\n10 1 256 [10, 256]\n";
+    assert_eq!(said, want, "{}", String::from_utf8_lossy(&on.stderr));
+}
+
 #[test]
 fn bash() {
     let place = Place::new("bash");

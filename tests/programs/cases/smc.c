@@ -71,6 +71,20 @@ PAIR_CASE(native_and_other_sockets_meet_each_other) {
         }
 }
 
+REMOTE_CASE(native_sockets_meet_a_program_without_the_library) {
+    variant.warm = false;
+    peer_is_plain = true;
+    for (size_t i = 0; i < KINDS; i++) {
+        int there = OK(peer_call(P_SOCKET, -1, kinds[i].v6 ? AF_INET6 : AF_INET, 0, 0));
+        struct pair p = pair_of(made(kinds + i), there);
+        is_of(kinds + i, p.fd);
+        EQ(peer_call(P_GET_OPTION, p.peer, SOL_SOCKET, SO_PROTOCOL, 0), IPPROTO_TCP);
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 100), 0);
+        recv_all(p.fd, 2, 0, 100);
+        echoes(p);
+    }
+}
+
 // An IPv6 one reaches IPv4.
 PAIR_CASE(native_sockets_of_both_versions_of_ip) {
     EQ(peer_call(P_POLL, -1, 0, 0, 0), 0);

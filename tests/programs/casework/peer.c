@@ -14,6 +14,7 @@ struct reply {
     size_t out;
 };
 
+bool peer_is_plain;
 static int control = -1;
 static pid_t pid, tid;
 static pthread_t thread;
@@ -59,6 +60,8 @@ static void start(void) {
         pid = OK(fork());
         if (pid == 0) {
             OK(fcntl(ends[1], F_SETFD, 0));
+            if (peer_is_plain)
+                OK(unsetenv("LD_PRELOAD"));
             execl(path, path, "--peer", number, (char *)NULL);
             _exit(127);
         }

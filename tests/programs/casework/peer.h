@@ -7,6 +7,9 @@
 #define PEER_H
 #include "case.h"
 
+// Set before the first request: the remote peer is started without the library.
+extern bool peer_is_plain;
+
 struct pair {
     int fd;   // our end
     int peer; // the peer's handle
