@@ -9,7 +9,7 @@ use crate::conn::{self, FRESH, LISTEN};
 use crate::socket::ending;
 use crate::socket::option::Verdict;
 use crate::socket::{
-    accept as accepting, close as closing, connect as connecting, control, option, smc,
+    accept as accepting, close as closing, connect as connecting, control, made, option, smc,
 };
 use crate::table::{self, Entry};
 use crate::tuple::Endpoint;
@@ -22,10 +22,15 @@ pub unsafe fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
         Err(code) => return fail(code),
     };
     let smc::Request { family, protocol, .. } = request;
-    // SAFETY: no pointers.
-    after(unsafe { real::socket(family, kind, protocol) }, |&fd| {
+    let (fd, is_tcp) = if connecting::is_tcp(family, kind, protocol) {
+        made::tcp(family, kind, protocol)
+    } else {
+        // SAFETY: no pointers.
+        (unsafe { real::socket(family, kind, protocol) }, false)
+    };
+    after(fd, |&fd| {
         control::fresh(fd);
-        if fd >= 0 && connecting::is_tcp(family, kind, protocol) {
+        if fd >= 0 && is_tcp {
             smc::created(fd, &request);
             connecting::created(fd, kind);
         }

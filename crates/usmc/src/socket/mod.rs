@@ -11,6 +11,7 @@ pub mod demote;
 pub mod early;
 pub mod ending;
 pub mod iov;
+pub mod made;
 pub mod option;
 pub mod passed;
 pub mod recv;
