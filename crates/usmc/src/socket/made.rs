@@ -1,13 +1,15 @@
-//! What socket(2) really makes of TCP: a library that is preloaded behind us (smc_run's, mptcpize's) or a BPF program
-//! may make an AF_SMC or MPTCP socket of it, whose byte counts are not TCP's. The application's fd has to be TCP's.
+//! What socket(2) really makes of TCP: a library that is preloaded behind us or a BPF program may make another socket
+//! of it, whose byte counts are not TCP's. What smc_run's wants we give ourselves; others (mptcpize's) have their way,
+//! and the socket is the kernel's affair.
 //!
 //! Asked once per process, for its first socket.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
-use libc::{IPPROTO_TCP, SO_PROTOCOL, SOL_SOCKET};
+use libc::{IPPROTO_TCP, SO_DOMAIN, SO_PROTOCOL, SOL_SOCKET};
 use usmc_shm::sync::AtomicU32;
 
+use super::smc::{AF_SMC, IPPROTO_SMC};
 use crate::{config, errno, kernel, kernel_only, real, set_errno, sys};
 
 /// Who makes TCP sockets in this process.
@@ -36,21 +38,24 @@ pub fn tcp(family: c_int, kind: c_int, protocol: c_int) -> (c_int, bool) {
     if config::get().off || kernel_only::is_sandboxed() {
         return (first, true);
     }
-    if first >= 0 && is_tcp(first) {
-        MAKER.store(LIBC, Relaxed);
-        return (first, true);
+    if first < 0 && !matches!(errno(), libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT) {
+        return (first, false);
+    }
+    let is_tcp_already = first >= 0 && is_tcp(first);
+    if is_tcp_already || (first >= 0 && !is_smc(first)) {
+        MAKER.store(if is_tcp_already { LIBC } else { NOBODY }, Relaxed);
+        return (first, is_tcp_already);
     }
     if first >= 0 {
         sys::close(first);
-    } else if !matches!(errno(), libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT) {
-        return (first, false);
     }
     set_errno(saved);
     let second = by_kernel();
+    let is_tcp = second >= 0 && is_tcp(second);
     if second >= 0 {
-        MAKER.store(if is_tcp(second) { KERNEL } else { NOBODY }, Relaxed);
+        MAKER.store(if is_tcp { KERNEL } else { NOBODY }, Relaxed);
     }
-    (second, second >= 0 && is_tcp(second))
+    (second, is_tcp)
 }
 
 fn failed(code: sys::Errno) -> c_int {
@@ -60,4 +65,9 @@ fn failed(code: sys::Errno) -> c_int {
 
 fn is_tcp(fd: c_int) -> bool {
     kernel::option(fd, SOL_SOCKET, SO_PROTOCOL, 0) == IPPROTO_TCP
+}
+
+fn is_smc(fd: c_int) -> bool {
+    kernel::option(fd, SOL_SOCKET, SO_PROTOCOL, 0) == IPPROTO_SMC
+        || kernel::option(fd, SOL_SOCKET, SO_DOMAIN, 0) == AF_SMC
 }

@@ -13,11 +13,11 @@ use crate::sys::{self, Errno};
 use crate::{config, kernel, kernel_only};
 
 /// The address family (linux/socket.h); its protocols say which version of IP is below.
-const AF_SMC: i32 = 43;
+pub const AF_SMC: i32 = 43;
 const SMCPROTO_SMC: i32 = 0;
 const SMCPROTO_SMC6: i32 = 1;
 /// The protocol of AF_INET and AF_INET6 (linux/in.h, since Linux 6.11).
-const IPPROTO_SMC: i32 = 256;
+pub const IPPROTO_SMC: i32 = 256;
 /// Level and only option (linux/smc.h).
 pub const SOL_SMC: i32 = 286;
 const SMC_LIMIT_HS: i32 = 1;
