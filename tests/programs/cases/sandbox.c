@@ -92,11 +92,11 @@ CASE(sockets_made_before_the_filter_and_used_after_it) {
 
 CASE(native_sockets_of_a_program_that_installs_a_filter_first) {
     install(false);
-    opens_in_the_sandbox(stream(AF_SMC, SMCPROTO_SMC), stream(AF_INET, IPPROTO_SMC));
+    opens_in_the_sandbox(stream(AF_SMC, SMCPROTO_SMC, 0), stream(AF_INET, IPPROTO_SMC, 0));
 }
 
 CASE(native_sockets_made_before_the_filter_and_used_after_it) {
-    int listener = stream(AF_SMC, SMCPROTO_SMC), client = stream(AF_INET, IPPROTO_SMC);
+    int listener = stream(AF_SMC, SMCPROTO_SMC, 0), client = stream(AF_INET, IPPROTO_SMC, 0);
     install(true);
     opens_in_the_sandbox(listener, client);
 }

@@ -22,7 +22,7 @@ static const struct sort {
 #define KINDS (sizeof kinds / sizeof *kinds)
 
 static int made(const struct sort *kind) {
-    return stream(kind->family, kind->protocol);
+    return stream(kind->family, kind->protocol, 0);
 }
 
 static bool is_native(const struct sort *kind) {

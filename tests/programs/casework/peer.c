@@ -264,7 +264,7 @@ static long perform(const struct request *r, char *buf, size_t *out) {
     long value;
     switch ((enum op)r->op) {
     case P_SOCKET:
-        return stream(r->a, r->b);
+        return stream(r->a, r->b, 0);
     case P_CONNECT:
         if (r->fd < 0)
             return connect_to(r->a);

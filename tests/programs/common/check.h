@@ -102,8 +102,9 @@ void assert_smcd(int fd);
 void assert_tcp(int fd);
 // Whether the library is not there: the harness runs everything over TCP.
 bool is_plain(void);
-// A stream socket of this family and protocol. In a plain run, the TCP socket that a native SMC socket is underneath.
-int stream(int family, int protocol);
+// A stream socket of this family and protocol with these flags of socket(2). In a plain run, the TCP socket that a
+// native SMC socket is underneath.
+int stream(int family, int protocol, int flags);
 // The loopback address of a socket's own family.
 const char *loopback_of(int fd);
 // Prints a line for the harness and waits for its answer.

@@ -44,14 +44,14 @@ int connect_to(uint16_t port) {
     return fd;
 }
 
-int stream(int family, int protocol) {
+int stream(int family, int protocol, int flags) {
     if (is_plain() && family == AF_SMC) {
         family = protocol == SMCPROTO_SMC6 ? AF_INET6 : AF_INET;
         protocol = 0;
     } else if (is_plain() && protocol == IPPROTO_SMC) {
         protocol = 0;
     }
-    return OK(socket(family, SOCK_STREAM, protocol));
+    return OK(socket(family, SOCK_STREAM | flags, protocol));
 }
 
 const char *loopback_of(int fd) {

@@ -100,7 +100,7 @@ static void made_after_the_ring(int family, int protocol) {
     by_liburing(&ring);
     variant.warm = false;
     EQ(peer_call(P_POLL, -1, 0, 0, 0), 0);
-    struct pair p = pair_of(stream(family, protocol), -1);
+    struct pair p = pair_of(stream(family, protocol, 0), -1);
     for (int i = 0; i < 100; i++) {
         send_all(p.fd, 1, i * 100, 100);
         EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 100, 100), 0);
