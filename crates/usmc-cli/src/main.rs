@@ -8,7 +8,9 @@
 
 mod cmd;
 mod config;
+mod differences;
 mod exec;
+mod imports;
 mod library;
 mod observed;
 mod proc;

@@ -78,6 +78,14 @@ pub fn find(command: &OsStr) -> Option<PathBuf> {
 /// What keeps the library out of the program at `path`, or out of the interpreter it names, which is
 /// returned with it. `None` when nothing is known to.
 pub fn obstacle(path: &Path) -> Option<(PathBuf, Obstacle)> {
+    let path = executed(path);
+    let file = File::open(&path).ok()?;
+    let found = gains_privileges(&path, &file).or_else(|| inspect(file))?;
+    Some((path, found))
+}
+
+/// What the kernel executes for the program at `path`: itself, or the interpreter of a script.
+pub fn executed(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
     for _ in 0..MAX_INTERPRETERS {
         match interpreter(&path) {
@@ -85,18 +93,21 @@ pub fn obstacle(path: &Path) -> Option<(PathBuf, Obstacle)> {
             None => break,
         }
     }
-    let file = File::open(&path).ok()?;
-    let found = gains_privileges(&path, &file).or_else(|| inspect(file))?;
-    Some((path, found))
+    path
 }
 
-/// The program that a script's first line names.
+/// The program that a script's first line names, be it through env(1).
 fn interpreter(path: &Path) -> Option<PathBuf> {
     let mut line = Vec::new();
     File::open(path).ok()?.take(MAX_SHEBANG).read_to_end(&mut line).ok()?;
     let line = line.strip_prefix(b"#!")?.split(|&b| b == b'\n').next()?;
-    let name = line.split(|b| matches!(b, b' ' | b'\t')).find(|word| !word.is_empty())?;
-    Some(PathBuf::from(OsStr::from_bytes(name)))
+    let mut words = line.split(|b| matches!(b, b' ' | b'\t')).filter(|word| !word.is_empty());
+    let named = PathBuf::from(OsStr::from_bytes(words.next()?));
+    if named.file_name().is_none_or(|name| name != "env") {
+        return Some(named);
+    }
+    let command = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='));
+    Some(command.and_then(|name| find(OsStr::from_bytes(name))).unwrap_or(named))
 }
 
 fn gains_privileges(path: &Path, file: &File) -> Option<Obstacle> {
@@ -246,6 +257,10 @@ mod tests {
         for path in [&script.0, &wrapped.0] {
             assert_eq!(obstacle(path), Some((interpreter.0.clone(), Obstacle::Static)));
         }
+        fs::set_permissions(&interpreter.0, fs::Permissions::from_mode(0o755)).expect("chmod");
+        let line = format!("#!/usr/bin/env -S A=b {} -x\n", interpreter.0.display());
+        let by_env = Temp::new("by_env", line.as_bytes());
+        assert_eq!(executed(&by_env.0), interpreter.0);
         let endless = Temp::new("endless", b"");
         fs::write(&endless.0, format!("#!{}\n", endless.0.display())).expect("a loop");
         assert_eq!(obstacle(&endless.0), None);

@@ -113,3 +113,71 @@ fn a_missing_or_unloadable_library_is_a_failure() {
     assert!(text.contains("does not load"), "{text}");
     assert!(!text.contains("Two processes"), "{text}");
 }
+
+/// A program that does nothing but call `function`.
+fn program(dir: &TempDir, name: &str, call: &str) -> String {
+    let source =
+        format!("#include <stdio.h>\nint main(int n, char **v) {{ (void)n; return !{call}; }}\n");
+    let (source, program) =
+        (dir.file("program.c", source.as_bytes()), format!("{}/{name}", dir.str()));
+    let built = Command::new("cc").args(["-w", "-o", &program, &source]).status().expect("cc");
+    assert!(built.success(), "{call}");
+    program
+}
+
+#[test]
+fn a_program_is_told_its_differences() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    let opens = program(&dir, "opens", "popen(v[0], v[1])");
+    let text = report(check(&ism).arg(&opens), true);
+    let note =
+        text.lines().skip_while(|line| !line.starts_with("  note  posix_spawn(3) and popen(3)"));
+    let note: Vec<&str> = note.take(2).collect();
+    assert!(note.len() == 2 && note[1].contains("for it has popen"), "{text}");
+    let prints = program(&dir, "prints", "puts(v[0])");
+    let text = report(check(&ism).arg(prints), true);
+    assert!(text.contains("no difference from TCP is known by what it calls"), "{text}");
+    let script = dir.file("script", format!("#!{opens}\n").as_bytes());
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let text = report(check(&ism).arg(script), true);
+    assert!(text.contains("for it has popen"), "{text}");
+}
+
+#[test]
+fn a_program_that_the_library_does_not_get_into_is_a_failure() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    let text = report(check(&ism).arg("/nonexistent/program"), false);
+    assert!(text.contains("FAIL  there is no program /nonexistent/program"), "{text}");
+    let file = dir.file("static.c", b"int main(void) { return 0; }\n");
+    let program = format!("{}/static", dir.str());
+    let built = Command::new("cc").args(["-static", "-o", &program, &file]).status().expect("cc");
+    assert!(built.success());
+    let text = report(check(&ism).arg(&program), false);
+    assert!(
+        text.contains(&format!("FAIL  {program} runs on TCP: it is statically linked")),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_differences_are_those_of_the_document() {
+    let output = output(&mut usmc(&["check", "--differences"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/differences.md");
+    let document = fs::read_to_string(document).expect("the document");
+    let rows: Vec<&str> = document.lines().filter(|line| line.starts_with('|')).skip(2).collect();
+    let text = stdout(&output);
+    let told: Vec<&str> = text.split_terminator("\n\n").collect();
+    assert_eq!(told.len(), rows.len());
+    for (told, row) in told.iter().zip(rows) {
+        let cells: Vec<String> = row.split('|').map(|cell| cell.trim().replace('`', "")).collect();
+        let why = if cells[3].is_empty() {
+            String::new()
+        } else {
+            format!("\n    because: {}", cells[3])
+        };
+        assert_eq!(*told, format!("{}\n    {}{why}", cells[1], cells[2]));
+    }
+}

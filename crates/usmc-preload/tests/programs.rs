@@ -174,6 +174,82 @@ signal.pause()
     compare("python", |mode| place.command(mode, "python3").args(["-c", script]).output().unwrap());
 }
 
+/// Native SMC sockets are the kernel's where uSMC is switched off, and ours, which always work, where it is on.
+#[test]
+fn native_smc() {
+    let place = Place::new("native_smc");
+    if !have("python3") {
+        return;
+    }
+    let script = "
+import socket
+for arguments in (43, 1, 0), (43, 1, 1), (43, 1, 7), (43, 2, 0), (2, 1, 256), (10, 1, 256):
+    try:
+        s = socket.socket(*arguments)
+        print(*arguments, [s.getsockopt(1, name) for name in (socket.SO_DOMAIN, socket.SO_PROTOCOL)])
+    except OSError as e:
+        print(*arguments, e.errno)
+";
+    let run = |mode| place.command(mode, "python3").args(["-c", script]).output().unwrap();
+    assert_same("native_smc", Mode::Off, &run(Mode::Bare), &run(Mode::Off));
+    let on = run(Mode::On);
+    let said = String::from_utf8_lossy(&on.stdout);
+    let want = "43 1 0 [43, 0]\n43 1 1 [43, 1]\n43 1 7 93\n43 2 0 94\n2 1 256 [2, 256]\n10 1 256 [10, 256]\n";
+    assert_eq!(said, want, "{}", String::from_utf8_lossy(&on.stderr));
+}
+
+/// Whether this kernel makes MPTCP sockets.
+fn has_mptcp() -> bool {
+    let make = ["-c", "import socket; socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)"];
+    Command::new("python3").args(make).stderr(Stdio::null()).status().unwrap().success()
+}
+
+/// Libraries that turn TCP sockets into others, in front of uSMC and behind it, as `usmc run smc_run` has it.
+#[test]
+fn wrapped_sockets() {
+    let place = Place::new("wrapped");
+    if !have("python3") {
+        return;
+    }
+    let wrapper = place.0.join("wrapper.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wrapper.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-shared", "-fPIC", "-o"]).arg(&wrapper).arg(source).arg("-ldl");
+    assert!(cc.status().unwrap().success());
+    let script = "
+import socket
+listener = socket.create_server(('127.0.0.1', 0))
+client = socket.create_connection(listener.getsockname())
+server, _ = listener.accept()
+for s in listener, client, server:
+    print(s.getsockopt(1, socket.SO_DOMAIN), s.getsockopt(1, socket.SO_PROTOCOL))
+for i in range(100):
+    message = b'%05d' % i * 20
+    for one, other in (client, server), (server, client):
+        one.sendall(message)
+        assert other.recv(1000) == message
+client.close()
+print(server.recv(1))
+";
+    for (kind, order, want) in [
+        ("smc", [&wrapper, shared_object()], "43 0"),
+        ("smc", [shared_object(), &wrapper], "2 6"),
+        ("mptcp", [&wrapper, shared_object()], "2 262"),
+        ("mptcp", [shared_object(), &wrapper], "2 262"),
+    ] {
+        if kind == "mptcp" && !has_mptcp() {
+            continue;
+        }
+        let order = order.map(|path| path.to_str().unwrap()).join(":");
+        let mut command = place.command(Mode::On, "python3");
+        command.env("LD_PRELOAD", &order).env("WRAPPER", kind);
+        let done = command.args(["-c", script]).output().unwrap();
+        let errors = String::from_utf8_lossy(&done.stderr);
+        let want = format!("{}b''\n", format!("{want}\n").repeat(3));
+        assert_eq!(String::from_utf8_lossy(&done.stdout), want, "{order}: {errors}");
+    }
+}
+
 #[test]
 fn bash() {
     let place = Place::new("bash");

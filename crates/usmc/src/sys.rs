@@ -379,9 +379,9 @@ pub fn pidfd_getfd(pidfd: c_int, fd: u32) -> Result<c_int, Errno> {
     call!(SYS_pidfd_getfd, pidfd, fd, 0).map(|v| v as c_int)
 }
 
-/// socket(2), close-on-exec.
+/// socket(2)
 pub fn socket(family: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
-    call!(SYS_socket, family, kind | libc::SOCK_CLOEXEC, protocol).map(|v| v as c_int)
+    call!(SYS_socket, family, kind, protocol).map(|v| v as c_int)
 }
 
 /// Sends a question that holds no pointers, and receives the answer at once: its length in bytes.

@@ -76,10 +76,17 @@ static int pieces(struct worker *w, size_t n, struct iovec *iov, int parts) {
 
 // --- operations: arguments in `w->arg`, the result is the call's
 
+// By its handle, a socket is of TCP, AF_SMC or IPPROTO_SMC; over TCP they are all the same.
+static int made(long handle, bool six, int flags) {
+    if (handle % 3 == 1)
+        return stream(AF_SMC, six ? SMCPROTO_SMC6 : SMCPROTO_SMC, flags);
+    return stream(six ? AF_INET6 : AF_INET, handle % 3 ? IPPROTO_SMC : 0, flags);
+}
+
 // listen HANDLE FAMILY BACKLOG: the port as the result
 static long op_listen(struct worker *w) {
     bool six = w->arg[1] == 6;
-    int fd = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd = made(w->arg[0], six, SOCK_CLOEXEC);
     uint16_t port = 0;
     socklen_t len;
     struct sockaddr_storage at = address_of(six ? "::" : "127.0.0.1", 0, &len);
@@ -94,8 +101,7 @@ static long op_listen(struct worker *w) {
 static long op_connect(struct worker *w) {
     long family = w->arg[2];
     const char *to = family == 6 ? "::1" : family == 46 ? "::ffff:127.0.0.1" : "127.0.0.1";
-    int type = SOCK_STREAM | SOCK_CLOEXEC | (w->arg[3] ? SOCK_NONBLOCK : 0);
-    int fd = socket(family == 4 ? AF_INET : AF_INET6, type, 0);
+    int fd = made(w->arg[0], family != 4, SOCK_CLOEXEC | (w->arg[3] ? SOCK_NONBLOCK : 0));
     adopt(w->arg[0], fd);
     socklen_t len;
     struct sockaddr_storage at = address_of(to, w->arg[1], &len);

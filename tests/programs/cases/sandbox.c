@@ -89,3 +89,14 @@ CASE(sockets_made_before_the_filter_and_used_after_it) {
     install(true);
     opens_in_the_sandbox(listener, client);
 }
+
+CASE(native_sockets_of_a_program_that_installs_a_filter_first) {
+    install(false);
+    opens_in_the_sandbox(stream(AF_SMC, SMCPROTO_SMC, 0), stream(AF_INET, IPPROTO_SMC, 0));
+}
+
+CASE(native_sockets_made_before_the_filter_and_used_after_it) {
+    int listener = stream(AF_SMC, SMCPROTO_SMC, 0), client = stream(AF_INET, IPPROTO_SMC, 0);
+    install(true);
+    opens_in_the_sandbox(listener, client);
+}

@@ -14,6 +14,7 @@ struct reply {
     size_t out;
 };
 
+bool peer_is_plain;
 static int control = -1;
 static pid_t pid, tid;
 static pthread_t thread;
@@ -59,6 +60,8 @@ static void start(void) {
         pid = OK(fork());
         if (pid == 0) {
             OK(fcntl(ends[1], F_SETFD, 0));
+            if (peer_is_plain)
+                OK(unsetenv("LD_PRELOAD"));
             execl(path, path, "--peer", number, (char *)NULL);
             _exit(127);
         }
@@ -191,22 +194,25 @@ static void warm(struct pair p) {
 }
 
 struct pair pair_open(void) {
-    struct pair p;
     if (control < 0)
         start();
+    return pair_of(OK(socket(AF_INET, SOCK_STREAM, 0)), -1);
+}
+
+struct pair pair_of(int fd, int peer) {
+    struct pair p = {fd, peer};
+    uint16_t port = 0;
     if (variant.client) {
-        int listener = OK(peer_call(P_LISTEN, -1, 0, 0, 0));
-        uint16_t port;
+        int listener = OK(peer_call(P_LISTEN, peer, 0, 0, 0));
         memcpy(&port, data, sizeof port);
-        p.fd = connect_to(port);
+        OK(connect_at(fd, loopback_of(fd), port));
         p.peer = OK(peer_call(P_ACCEPT, listener, 0, 0, 0));
         OK(peer_call(P_CLOSE, listener, 0, 0, 0));
     } else {
-        uint16_t port;
-        int listener = listen_here(&port);
-        p.peer = OK(peer_call(P_CONNECT, -1, port, 0, 0));
-        p.fd = OK(accept(listener, NULL, NULL));
-        close(listener);
+        listen_at(fd, loopback_of(fd), &port);
+        p.peer = OK(peer_call(P_CONNECT, peer, port, 0, 0));
+        p.fd = OK(accept(fd, NULL, NULL));
+        close(fd);
     }
     if (variant.warm)
         warm(p);
@@ -253,14 +259,19 @@ static long reset(int fd) {
 
 static long perform(const struct request *r, char *buf, size_t *out) {
     struct pollfd p = {.fd = r->fd, .events = r->a};
-    uint16_t port;
+    uint16_t port = 0;
     int count = 0;
     long value;
     switch ((enum op)r->op) {
+    case P_SOCKET:
+        return stream(r->a, r->b, 0);
     case P_CONNECT:
-        return connect_to(r->a);
+        if (r->fd < 0)
+            return connect_to(r->a);
+        OK(connect_at(r->fd, loopback_of(r->fd), r->a));
+        return r->fd;
     case P_LISTEN:
-        value = listen_here(&port);
+        value = r->fd < 0 ? listen_here(&port) : listen_at(r->fd, loopback_of(r->fd), &port);
         memcpy(buf, &port, sizeof port);
         *out = sizeof port;
         return value;

@@ -7,14 +7,18 @@
 #define PEER_H
 #include "case.h"
 
+// Set before the first request: the remote peer is started without the library.
+extern bool peer_is_plain;
+
 struct pair {
     int fd;   // our end
     int peer; // the peer's handle
 };
 
 enum op {
-    P_CONNECT,      // a: port
-    P_LISTEN,       // out: port
+    P_SOCKET,       // a: family, b: protocol
+    P_CONNECT,      // fd: a socket, or -1 for a new one; a: port
+    P_LISTEN,       // fd: likewise; out: port
     P_ACCEPT,       // fd: listener
     P_SERVE,        // likewise, after listen(2)
     P_TAKE,         // by peer_take: the descriptor's number there
@@ -39,6 +43,8 @@ enum op {
 
 // A connection in the way `variant` says.
 struct pair pair_open(void);
+// The same of a socket of ours, which is used up, and one of the peer's (P_SOCKET; -1: of AF_INET).
+struct pair pair_of(int fd, int peer);
 // Several of them, all with the one peer.
 void pair_close(struct pair p);
 

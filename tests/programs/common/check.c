@@ -37,6 +37,11 @@ void tell_harness(const char *format, ...) {
     CHECK(!strcmp(answer, "ok\n"));
 }
 
+bool is_plain(void) {
+    const char *said = getenv("USMC_TESTS_PLAIN");
+    return said && *said && strcmp(said, "0");
+}
+
 double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

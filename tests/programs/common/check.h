@@ -29,6 +29,16 @@
 #include <time.h>
 #include <unistd.h>
 
+// Native SMC sockets, for headers that do not have them.
+#ifndef AF_SMC
+#define AF_SMC 43
+#endif
+#ifndef IPPROTO_SMC
+#define IPPROTO_SMC 256
+#endif
+#define SMCPROTO_SMC 0
+#define SMCPROTO_SMC6 1
+
 // --- checks: a failed one names its place and values and ends the program
 
 _Noreturn void check_failed(const char *file, int line, const char *what, const char *format, ...)
@@ -79,6 +89,7 @@ int listen_here(uint16_t *port);
 int listen_at(int fd, const char *address, uint16_t *port);
 struct sockaddr_storage address_of(const char *text, uint16_t port, socklen_t *len);
 int connect_to(uint16_t port);
+int connect_at(int fd, const char *address, uint16_t port);
 uint16_t local_port(int fd);
 uint16_t peer_port(int fd);
 // A connected pair in this thread: connects, then accepts.
@@ -89,6 +100,13 @@ void warm_here(int client, int server);
 void assert_smcd(int fd);
 // Likewise, that it is TCP.
 void assert_tcp(int fd);
+// Whether the library is not there: the harness runs everything over TCP.
+bool is_plain(void);
+// A stream socket of this family and protocol with these flags of socket(2). In a plain run, the TCP socket that a
+// native SMC socket is underneath.
+int stream(int family, int protocol, int flags);
+// The loopback address of a socket's own family.
+const char *loopback_of(int fd);
 // Prints a line for the harness and waits for its answer.
 void tell_harness(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

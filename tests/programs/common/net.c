@@ -32,12 +32,33 @@ int listen_here(uint16_t *port) {
     return listen_at(OK(socket(AF_INET, SOCK_STREAM, 0)), "127.0.0.1", port);
 }
 
-int connect_to(uint16_t port) {
+int connect_at(int fd, const char *address, uint16_t port) {
     socklen_t len;
-    struct sockaddr_storage storage = address_of("127.0.0.1", port, &len);
+    struct sockaddr_storage storage = address_of(address, port, &len);
+    return connect(fd, (struct sockaddr *)&storage, len);
+}
+
+int connect_to(uint16_t port) {
     int fd = OK(socket(AF_INET, SOCK_STREAM, 0));
-    OK(connect(fd, (struct sockaddr *)&storage, len));
+    OK(connect_at(fd, "127.0.0.1", port));
     return fd;
+}
+
+int stream(int family, int protocol, int flags) {
+    if (is_plain() && family == AF_SMC) {
+        family = protocol == SMCPROTO_SMC6 ? AF_INET6 : AF_INET;
+        protocol = 0;
+    } else if (is_plain() && protocol == IPPROTO_SMC) {
+        protocol = 0;
+    }
+    return OK(socket(family, SOCK_STREAM | flags, protocol));
+}
+
+const char *loopback_of(int fd) {
+    struct sockaddr_storage storage;
+    socklen_t len = sizeof storage;
+    OK(getsockname(fd, (struct sockaddr *)&storage, &len));
+    return storage.ss_family == AF_INET ? "127.0.0.1" : "::1";
 }
 
 static uint16_t port_of(const struct sockaddr_storage *storage) {

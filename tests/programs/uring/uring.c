@@ -93,13 +93,14 @@ REMOTE_CASE(connection_of_a_program_that_makes_a_ring_by_number) {
 }
 
 // Later ones begin as TCP and remain it, however long they are used without the ring.
-PAIR_CASE(connection_made_after_the_ring) {
+static void made_after_the_ring(int family, int protocol) {
     if (!is_allowed())
         return;
     struct io_uring ring;
     by_liburing(&ring);
     variant.warm = false;
-    struct pair p = pair_open();
+    EQ(peer_call(P_POLL, -1, 0, 0, 0), 0);
+    struct pair p = pair_of(stream(family, protocol, 0), -1);
     for (int i = 0; i < 100; i++) {
         send_all(p.fd, 1, i * 100, 100);
         EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 100, 100), 0);
@@ -112,4 +113,12 @@ PAIR_CASE(connection_made_after_the_ring) {
     EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 10000, 3000), 0);
     pair_close(p);
     io_uring_queue_exit(&ring);
+}
+
+PAIR_CASE(connection_made_after_the_ring) {
+    made_after_the_ring(AF_INET, 0);
+}
+
+PAIR_CASE(native_connection_made_after_the_ring) {
+    made_after_the_ring(AF_SMC, SMCPROTO_SMC);
 }

@@ -82,8 +82,13 @@ impl<'a> World<'a> {
     fn start(&mut self) {
         let actor = build::program("actor");
         for process in 0..PROCESSES {
-            let mut command =
-                if self.smc { self.fixture.command(&actor) } else { self.fixture.plain(&actor) };
+            let mut command = if self.smc {
+                self.fixture.command(&actor)
+            } else {
+                let mut command = self.fixture.plain(&actor);
+                command.env("USMC_TESTS_PLAIN", "1");
+                command
+            };
             command.arg(&self.path).arg(process.to_string());
             self.actors.push(self.fixture.spawn(command));
         }

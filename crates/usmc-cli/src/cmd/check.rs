@@ -1,11 +1,12 @@
 //! `usmc check`: says in words whether this machine, user and directory can do SMC-D, and what to do
 //! where they cannot. The last word has a live connection between two processes.
 
+mod command;
 mod directory;
 mod live;
 mod machine;
 
-use std::ffi::c_int;
+use std::ffi::{OsString, c_int};
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
@@ -13,18 +14,24 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::config::{Config, ConfigArgs};
-use crate::library;
+use crate::{differences, library};
 
 /// Say whether SMC-D works here, and what is in the way
 ///
 /// Looks at the kernel, the limits, the configuration, the ISM directory and the library, then lets two
 /// processes talk to each other under it. Nothing is changed, except that the directory is created as
-/// the first program would.
+/// the first program would. A program that is named is looked at, too: whether the library gets into it,
+/// and which of the known differences from TCP it may meet.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Exit status: 0 SMC-D works, 1 it does not.")]
 pub struct Args {
     #[command(flatten)]
     config: ConfigArgs,
+    /// Print all known differences from TCP, and check nothing
+    #[arg(long, exclusive = true)]
+    differences: bool,
+    /// Program to look at
+    program: Option<OsString>,
 }
 
 /// How much a finding matters.
@@ -95,7 +102,16 @@ impl<W: Write> Report<W> {
 /// # Errors
 /// When the output cannot be written.
 pub fn run(args: &Args) -> Result<c_int> {
-    check(args).context("cannot write the report; free the output's disk")
+    let done = if args.differences { list_differences() } else { check(args) };
+    done.context("cannot write the report; free the output's disk")
+}
+
+fn list_differences() -> io::Result<c_int> {
+    let mut out = io::stdout().lock();
+    for difference in differences::all() {
+        writeln!(out, "{difference}\n")?;
+    }
+    Ok(0)
 }
 
 fn check(args: &Args) -> io::Result<c_int> {
@@ -112,6 +128,10 @@ fn check(args: &Args) -> io::Result<c_int> {
             let remedy = "correct it; `usmc run` refuses to start programs until then";
             report.add([Finding::failure(format!("{refusal:#}"), remedy)])?;
         }
+    }
+    if let Some(program) = &args.program {
+        report.title(format_args!("Program {}", program.display()))?;
+        report.add(command::findings(program))?;
     }
     let uid = rustix::process::geteuid().as_raw();
     match report.failures {

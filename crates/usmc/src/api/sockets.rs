@@ -9,7 +9,7 @@ use crate::conn::{self, FRESH, LISTEN};
 use crate::socket::ending;
 use crate::socket::option::Verdict;
 use crate::socket::{
-    accept as accepting, close as closing, connect as connecting, control, option,
+    accept as accepting, close as closing, connect as connecting, control, made, option, smc,
 };
 use crate::table::{self, Entry};
 use crate::tuple::Endpoint;
@@ -17,10 +17,21 @@ use crate::{errno, real, set_errno};
 
 /// socket(2)
 pub unsafe fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: no pointers.
-    after(unsafe { real::socket(family, kind, protocol) }, |&fd| {
+    let request = match smc::requested(family, kind, protocol) {
+        Ok(request) => request,
+        Err(code) => return fail(code),
+    };
+    let smc::Request { family, protocol, .. } = request;
+    let (fd, is_tcp) = if connecting::is_tcp(family, kind, protocol) {
+        made::tcp(family, kind, protocol)
+    } else {
+        // SAFETY: no pointers.
+        (unsafe { real::socket(family, kind, protocol) }, false)
+    };
+    after(fd, |&fd| {
         control::fresh(fd);
-        if fd >= 0 && connecting::is_tcp(family, kind, protocol) {
+        if fd >= 0 && is_tcp {
+            smc::created(fd, &request);
             connecting::created(fd, kind);
         }
     })
@@ -28,6 +39,10 @@ pub unsafe fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
 
 /// socketpair(2)
 pub unsafe fn socketpair(family: c_int, kind: c_int, protocol: c_int, out: *mut c_int) -> c_int {
+    let smc::Request { family, protocol, .. } = match smc::requested(family, kind, protocol) {
+        Ok(request) => request,
+        Err(code) => return fail(code),
+    };
     // SAFETY: the caller's contract.
     after(unsafe { real::socketpair(family, kind, protocol, out) }, |&done| {
         if done == 0 {
@@ -168,21 +183,31 @@ pub unsafe fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    if level == smc::SOL_SMC {
+        match smc::get(fd, name) {
+            Verdict::Kernel => {}
+            // SAFETY: the caller's contract.
+            Verdict::Value(own) => return unsafe { give(own, value, len) },
+            Verdict::Fail(code) => return fail(code),
+        }
+    }
     // SAFETY: the caller's contract.
     let done = unsafe { real::getsockopt(fd, level, name, value, len) };
-    let Entry::Conn(index) = table::get(fd) else { return done };
     if done != 0 {
         return done;
     }
-    let verdict = if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
-        let saved = errno();
-        // SAFETY: the kernel filled `*len` bytes of `value`.
-        let told = unsafe { int_of(value, *len) };
-        let error = ending::so_error(fd, index, told);
-        set_errno(saved);
-        Verdict::Value(error)
-    } else {
-        option::get(index, level, name)
+    let verdict = match table::get(fd) {
+        _ if smc::is_name(level, name) => smc::named(fd, name),
+        Entry::Conn(index) if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) => {
+            let saved = errno();
+            // SAFETY: the kernel filled `*len` bytes of `value`.
+            let told = unsafe { int_of(value, *len) };
+            let error = ending::so_error(fd, index, told);
+            set_errno(saved);
+            Verdict::Value(error)
+        }
+        Entry::Conn(index) => option::get(index, level, name),
+        _ => Verdict::Kernel,
     };
     if let Verdict::Value(own) = verdict {
         // SAFETY: the kernel filled `*len` bytes of `value`, at most an int for these options.
@@ -192,6 +217,29 @@ pub unsafe fn getsockopt(
         }
     }
     done
+}
+
+/// An int option that the kernel does not have, given as the kernel gives one.
+///
+/// # Safety
+/// As getsockopt(2).
+unsafe fn give(own: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
+    if is_nowhere(len) {
+        return fail(libc::EFAULT);
+    }
+    // SAFETY: the caller's contract.
+    let room = unsafe { *len } as c_int;
+    let Ok(room) = usize::try_from(room) else { return fail(libc::EINVAL) };
+    let n = room.min(size_of::<c_int>());
+    if n > 0 && is_nowhere(value) {
+        return fail(libc::EFAULT);
+    }
+    // SAFETY: writable for `*len` bytes.
+    unsafe {
+        *len = n as socklen_t;
+        value.cast::<u8>().copy_from_nonoverlapping((&raw const own).cast(), n);
+    }
+    0
 }
 
 /// The int in the first `len` bytes at `value`, as the kernel cuts it.
@@ -213,6 +261,19 @@ pub unsafe fn setsockopt(
 ) -> c_int {
     // SAFETY: the caller's contract.
     let kernel = || unsafe { real::setsockopt(fd, level, name, value, len) };
+    if level == smc::SOL_SMC {
+        let given = || match len as c_int {
+            ..4 => Err(libc::EINVAL),
+            _ if is_nowhere(value) => Err(libc::EFAULT),
+            // SAFETY: readable for `len` ≥ 4 bytes.
+            _ => Ok(unsafe { value.cast::<c_int>().read_unaligned() }),
+        };
+        match smc::set(fd, name, given) {
+            Verdict::Kernel => {}
+            Verdict::Value(_) => return 0,
+            Verdict::Fail(code) => return fail(code),
+        }
+    }
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
     if is_nowhere(value) || (len as usize) < 4 {
         return kernel();

@@ -60,7 +60,9 @@ const UDIAG_SHOW_PEER: u32 = 4;
 const UNIX_DIAG_PEER: u16 = 2;
 
 fn peer_of(inode: u32) -> Option<u32> {
-    let netlink = sys::socket(libc::AF_NETLINK, libc::SOCK_RAW, NETLINK_SOCK_DIAG).ok()?;
+    let netlink =
+        sys::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
+            .ok()?;
     let question = Question {
         len: size_of::<Question>() as u32,
         kind: SOCK_DIAG_BY_FAMILY,

@@ -16,6 +16,9 @@ use crate::sys::{self, Errno};
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
+/// The kind of a mailbox, and of what sends into it.
+const KIND: i32 = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+
 fn address(index: u32) -> Option<libc::sockaddr_un> {
     let path = directory::file(format_args!("m.{index}"));
     // SAFETY: all-zero is a valid sockaddr_un.
@@ -44,8 +47,7 @@ pub fn ensure(dev: &Loopback, me: u32) -> Result<(), Reason> {
         return Ok(());
     }
     let addr = address(me).ok_or(Reason::NoSegment)?;
-    let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK;
-    let fd = sys::socket(libc::AF_UNIX, kind, 0).map_err(|_| Reason::NoSegment)?;
+    let fd = sys::socket(libc::AF_UNIX, KIND, 0).map_err(|_| Reason::NoSegment)?;
     // The index is ours, so an existing name is a dead owner's.
     let path = directory::file(format_args!("m.{me}"));
     let _ = sys::unlink(path.c());
@@ -66,7 +68,7 @@ pub fn push(dev: &Loopback, to: PeerProcess, fd: i32) -> Result<(), Errno> {
     let file = dev.file().map_err(|_| libc::ENODEV)?;
     let process = file.processes.get(to.0 as usize).ok_or(libc::EPROTO)?;
     let mut addr = address(to.0).ok_or(libc::ENAMETOOLONG)?;
-    let socket = sys::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, 0)?;
+    let socket = sys::socket(libc::AF_UNIX, KIND, 0)?;
     let mut byte = [1u8];
     let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     let mut control = Control([0; 64]);
