@@ -1,4 +1,4 @@
-//! Programs that bring their own ways of using sockets: rsync, OpenSSH, OpenSSL, Node, Java.
+//! Programs that bring their own ways of using sockets: rsync, OpenSSH, OpenSSL, Node, Python, Java.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -174,6 +174,42 @@ fn node_serves_itself() {
     fixture.assert_serves_smcd(port);
     node.say("go on");
     assert!(node.succeed().contains("all well"));
+    fixture.finish();
+}
+
+/// The workers get their connections from the primary, in messages.
+#[test]
+fn node_primary_gives_connections_to_its_workers() {
+    let fixture = Fixture::new("cluster");
+    let mut node = fixture.command("node");
+    node.arg(source("cluster.js"));
+    let mut node = fixture.spawn(node);
+    let port = node.line_after("port ").parse().expect("a port");
+    fixture.assert_serves_smcd(port);
+    node.say("go on");
+    assert!(node.succeed().contains("all well"));
+    fixture.finish();
+}
+
+/// Each connection crosses a fork and an exec.
+#[test]
+fn programs_inherit_their_connections() {
+    let fixture = Fixture::new("handed");
+    let python = |args: &[&str]| {
+        let mut command = fixture.command("/usr/bin/python3");
+        command.arg(source("handed.py")).args(args);
+        fixture.spawn(command)
+    };
+    let mut server = python(&["serve", "3"]);
+    let port: String = server.line_after("port ");
+    for _ in 0..3 {
+        let mut client = python(&["ask", &port]);
+        client.line_after("well so far");
+        fixture.assert_serves_smcd(port.parse().expect("a port"));
+        client.say("go on");
+        assert!(client.succeed().contains("all well"));
+    }
+    assert!(server.succeed().contains("all well"));
     fixture.finish();
 }
 
