@@ -33,6 +33,7 @@ pub mod real;
 pub mod reason;
 mod segment;
 mod socket;
+mod strangers;
 mod sys;
 mod table;
 mod transition;
