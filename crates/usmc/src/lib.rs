@@ -20,6 +20,8 @@ mod custody;
 mod device;
 mod fork;
 mod free_slots;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod holds;
 mod kernel;
 mod kernel_only;
