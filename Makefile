@@ -5,25 +5,29 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 BUILD_DEPS := gcc:gcc libc6-dev:- binutils:nm
+FUZZ_DEPS := g++:g++
 TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redis-server redis-tools:redis-cli \
 	nginx-light:nginx wrk:wrk sockperf:sockperf memcached:memcached postgresql:- \
 	rsync:rsync openssh-server:sshd openssh-client:ssh openssl:openssl nodejs:node default-jdk-headless:javac
 DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build test test-loom test-tsan torture lint demo install test-deps demo-deps python-suite suites clean
+.PHONY: all build test test-loom test-tsan torture fuzz lint demo install test-deps fuzz-deps demo-deps python-suite suites clean
 
 # For `make torture`: how many random programs, and the first one's seed.
 PROGRAMS ?= 50000
 SEED ?= $(shell date +%s)
+
+# For `make fuzz`: how long new inputs are looked for, all targets together.
+FUZZ_SECONDS ?= 60
 
 all: build
 
 build:
 	$(CARGO) build --release --locked
 
-# Unit, property and hostile-peer tests, the preloaded programs, and whole processes.
-test: test-deps build
+# The fuzz targets for a minute; unit, property and hostile-peer tests, the preloaded programs, and whole processes.
+test: test-deps build fuzz
 	$(CARGO) test --release --locked --workspace --no-fail-fast
 
 # The models of the rings, doorbells, the handshake and the span switch: weak memory by loom, schedules at
@@ -44,7 +48,12 @@ torture: build
 	USMC_TORTURE=$(PROGRAMS) USMC_TORTURE_SEED=$(SEED) $(CARGO) test --release --locked -p usmc-tests --test torture \
 		random -- --nocapture
 
-lint:
+# Everything that reads a peer's bytes, under libFuzzer: what is kept, then what is new. See docs/fuzzing.md.
+fuzz: fuzz-deps
+	CARGO="$(CARGO)" FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run
+
+lint: fuzz-deps
+	CARGO="$(CARGO)" fuzz/run -l
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 
@@ -69,6 +78,9 @@ install: build
 
 test-deps:
 	@sh .ci/packages $(BUILD_DEPS) $(TEST_DEPS)
+
+fuzz-deps:
+	@sh .ci/packages $(BUILD_DEPS) $(FUZZ_DEPS)
 
 demo-deps:
 	@sh .ci/packages $(BUILD_DEPS) $(DEMO_DEPS)

@@ -23,6 +23,30 @@ const MAX_TRIES: usize = 64;
 /// Further tries for all records of one file.
 const MAX_FILE_TRIES: usize = 4096;
 
+/// What a record file is to its reader; it may be another one at each look.
+pub trait Source {
+    /// Bytes in it.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    fn size(&self) -> io::Result<u64>;
+    /// As pread(2).
+    ///
+    /// # Errors
+    /// As pread(2).
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<usize>;
+}
+
+impl Source for File {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<usize> {
+        FileExt::read_at(self, buf, at)
+    }
+}
+
 /// One socket, as its process describes it.
 #[derive(Clone, Debug)]
 pub struct Socket {
@@ -88,8 +112,8 @@ pub fn claimed_pid(file: &File) -> Option<u32> {
 ///
 /// # Errors
 /// When the file is not one of ours, or of another version.
-pub fn read(file: &File) -> Result<Reading, Refusal> {
-    let size = file.metadata()?.len();
+pub fn read(file: &impl Source) -> Result<Reading, Refusal> {
+    let size = file.size()?;
     let mut header = [0; size_of::<Header>()];
     if read_up_to(file, &mut header, 0)? < header.len() {
         return Err(Refusal::Foreign);
@@ -134,7 +158,7 @@ pub fn read(file: &File) -> Result<Reading, Refusal> {
 impl Reading {
     /// Takes the middle of three copies, made one after the other, if the sequence number of the first
     /// is even and still that of the last; else tries again with this record alone.
-    fn take(&mut self, file: &File, index: usize, copies: [&[u8]; 3]) -> io::Result<()> {
+    fn take(&mut self, file: &impl Source, index: usize, copies: [&[u8]; 3]) -> io::Result<()> {
         if let Some(record) = steady(copies) {
             self.push(record);
             return Ok(());
@@ -216,7 +240,7 @@ fn offset(index: usize) -> u64 {
 }
 
 /// Fills `buf` from `at`; fewer bytes only at the end of the file.
-fn read_up_to(file: &File, buf: &mut [u8], at: u64) -> io::Result<usize> {
+fn read_up_to(file: &impl Source, buf: &mut [u8], at: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buf.len() {
         match file.read_at(&mut buf[done..], at + done as u64) {

@@ -35,9 +35,18 @@ pub fn cpu() -> u32 {
 }
 
 /// CLOCK_MONOTONIC in nanoseconds (vDSO, no system call).
+#[cfg(not(fuzzing))]
 pub fn now_ns() -> u64 {
     let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: ts is writable.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
     ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}
+
+/// Each look at the clock takes 10 ms, so that who waits for a peer with a limit is soon through with it.
+#[cfg(fuzzing)]
+pub fn now_ns() -> u64 {
+    use usmc_shm::sync::{AtomicUsize, Ordering::Relaxed};
+    static LOOKS: AtomicUsize = AtomicUsize::new(1);
+    LOOKS.fetch_add(1, Relaxed) as u64 * 10_000_000
 }

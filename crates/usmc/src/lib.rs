@@ -20,6 +20,8 @@ mod custody;
 mod device;
 mod fork;
 mod free_slots;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod holds;
 mod kernel;
 mod kernel_only;
@@ -33,6 +35,7 @@ pub mod real;
 pub mod reason;
 mod segment;
 mod socket;
+mod strangers;
 mod sys;
 mod table;
 mod transition;

@@ -15,6 +15,7 @@ use crate::device;
 use crate::free_slots::FreeSlots;
 use crate::process::{Held, Lock};
 use crate::reason::Reason;
+use crate::strangers;
 use crate::sys;
 use crate::tuple::Tuple;
 
@@ -275,7 +276,7 @@ pub fn unuse(index: u32) {
 /// Maps a segment that came out of the mailbox; takes the fd. Hostile until proven sealed and sound.
 pub fn map_peer(fd: i32) -> Result<(), Reason> {
     let mapped = map_sealed(fd);
-    sys::close(fd);
+    strangers::discard(fd);
     let (base, len) = mapped?;
     // SAFETY: a mapping of `len` bytes whose file is sealed against shrinking.
     let Ok(map) = (unsafe { Segment::open(base, len) }) else {
@@ -308,11 +309,13 @@ pub fn map_peer(fd: i32) -> Result<(), Reason> {
 }
 
 fn map_sealed(fd: i32) -> Result<(*mut u8, usize), Reason> {
-    let need = (libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) as usize;
-    let seals = sys::fcntl(fd, libc::F_GET_SEALS, 0).map_err(|_| Reason::PeerBroken)?;
+    // Before the file is asked anything else, see there.
+    if !strangers::is_sealed(fd) {
+        return Err(Reason::PeerBroken);
+    }
     let size = sys::fstat(fd).map_err(|_| Reason::PeerBroken)?.size as usize;
     let most = segment_len(SLOTS_MAX, usmc_shm::layout::WINDOW_SHIFT_MAX).unwrap_or(0);
-    if seals & need != need || size > most || size < usmc_shm::layout::SLOTS_OFFSET {
+    if size > most || size < usmc_shm::layout::SLOTS_OFFSET {
         return Err(Reason::PeerBroken);
     }
     let base = sys::mmap_shared(fd, size).map_err(|_| Reason::NoMemory)?;

@@ -480,6 +480,8 @@ fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) 
                     let blocks = conn::at(index).tx_blocks.load(Relaxed);
                     entry.seen_blocks.store(blocks, Relaxed);
                 }
+                // Should it be in the ring in the next instant, this wait has reported it all the same.
+                entry.round.store(round, Relaxed);
                 event.events
             } else {
                 from_ring(set, number, entry, index, event.events, round)

@@ -20,7 +20,7 @@ use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, OFFERED, RIN
 use crate::process::SharedLock;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
-use crate::{clock, kernel, log, observer, poll, process, transition, tuple};
+use crate::{clock, kernel, log, observer, poll, process, strangers, transition, tuple};
 
 /// How long a peer's doorbell may be in flight; it is one system call that does not wait.
 const BELL_NS: u64 = 1_000_000_000;
@@ -287,15 +287,22 @@ struct PeersSocket(i32);
 impl PeersSocket {
     fn of(fd: i32, slot: &Slot, side: usize) -> Option<PeersSocket> {
         let end = &slot.end[side];
+        if !strangers::are_welcome() {
+            return None;
+        }
         let pidfd = sys::pidfd_open(end.pid.load(Relaxed)).ok()?;
         let socket = sys::pidfd_getfd(pidfd, end.fd.load(Relaxed));
         sys::close(pidfd);
-        let socket = PeersSocket(socket.ok()?);
+        let socket = socket.ok()?;
         // The number may mean anything by now, and who told it may lie.
-        let is_it = tuple::netns(socket.0) == tuple::netns(fd)
-            && tuple::local(socket.0).is_ok_and(|at| tuple::peer(fd) == Ok(at))
-            && tuple::peer(socket.0).is_ok_and(|at| tuple::local(fd) == Ok(at));
-        is_it.then_some(socket)
+        let is_it = tuple::netns(socket) == tuple::netns(fd)
+            && tuple::local(socket).is_ok_and(|at| tuple::peer(fd) == Ok(at))
+            && tuple::peer(socket).is_ok_and(|at| tuple::local(fd) == Ok(at));
+        if is_it {
+            return Some(PeersSocket(socket));
+        }
+        strangers::discard(socket);
+        None
     }
 
     /// Ends the peer's sending direction. The caller holds its `back_lock`, also below.

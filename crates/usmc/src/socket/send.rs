@@ -93,7 +93,8 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         }
         if demote::is_due(conn.own(slot).flags.load(Relaxed)) {
             demote::follow(fd, index);
-            if conn.phase() != RING {
+            // Before the ring a flag means nothing, and only a hostile peer sets it.
+            if !matches!(conn.phase(), OFFERED | ATTACHED | RING) {
                 continue;
             }
         }

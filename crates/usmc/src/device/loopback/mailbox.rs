@@ -10,6 +10,7 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use super::{Loopback, directory};
 use crate::device::PeerProcess;
 use crate::reason::Reason;
+use crate::strangers;
 use crate::sys::{self, Errno};
 
 /// Room for the control message of one fd.
@@ -99,7 +100,7 @@ pub fn push(dev: &Loopback, to: PeerProcess, fd: i32) -> Result<(), Errno> {
 pub fn receive(dev: &Loopback) -> Option<i32> {
     let mailbox = dev.mailbox.load(Acquire);
     let index = dev.index.load(Relaxed);
-    if mailbox < 0 {
+    if mailbox < 0 || !strangers::are_welcome() {
         return None;
     }
     let mail = dev.file().ok()?.processes.get(index as usize)?.mail.load(Acquire);
@@ -125,7 +126,7 @@ pub fn receive(dev: &Loopback) -> Option<i32> {
     take_fd(&msg)
 }
 
-/// The first fd of a received control message; closes any further ones.
+/// The first fd of a received control message; discards any further ones.
 fn take_fd(msg: &libc::msghdr) -> Option<i32> {
     let mut first = None;
     // SAFETY: the kernel wrote the control messages and their lengths into our buffer.
@@ -139,7 +140,7 @@ fn take_fd(msg: &libc::msghdr) -> Option<i32> {
                     if first.is_none() {
                         first = Some(fd);
                     } else {
-                        sys::close(fd);
+                        strangers::discard(fd);
                     }
                 }
             }
