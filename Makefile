@@ -3,6 +3,7 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
+TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 
 BUILD_DEPS := gcc:gcc libc6-dev:- binutils:nm
 TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redis-server redis-tools:redis-cli \
@@ -11,7 +12,7 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build test test-loom test-tsan torture lint demo install test-deps demo-deps python-suite suites clean
+.PHONY: all build deps32 test test-loom test-tsan torture lint demo install test-deps demo-deps python-suite suites clean
 
 # For `make torture`: how many random programs, and the first one's seed.
 PROGRAMS ?= 50000
@@ -21,6 +22,11 @@ all: build
 
 build:
 	$(CARGO) build --release --locked
+	@CARGO='$(CARGO)' sh crates/usmc-preload/narrow.sh
+
+# What `make build` needs to build the library for 32-bit programs, too.
+deps32:
+	@sh .ci/deps32
 
 # Unit, property and hostile-peer tests, the preloaded programs, and whole processes.
 test: test-deps build
@@ -60,15 +66,21 @@ suites: build
 	sh tests/suites.sh $(SUITES)
 
 install: build
-	install -D -m 755 target/release/usmc $(DESTDIR)$(PREFIX)/bin/usmc
-	install -D -m 755 target/release/libusmc_preload.so $(DESTDIR)$(PREFIX)/lib/libusmc_preload.so
+	install -D -m 755 $(TARGET)/release/usmc $(DESTDIR)$(PREFIX)/bin/usmc
+	install -D -m 755 $(TARGET)/release/libusmc_preload.so $(DESTDIR)$(PREFIX)/lib/libusmc_preload.so
+	if [ -f $(TARGET)/i686-unknown-linux-gnu/release/libusmc_preload.so ]; then \
+		install -D -m 755 $(TARGET)/i686-unknown-linux-gnu/release/libusmc_preload.so \
+			$(DESTDIR)$(PREFIX)/lib/usmc/lib/i386-linux-gnu/libusmc_preload.so && \
+		sh crates/usmc-preload/tree.sh $(DESTDIR)$(PREFIX)/lib/usmc ../../../libusmc_preload.so; \
+	fi
 	for page in docs/man/*.[1-8]; do \
 		section=$${page##*.}; \
 		install -D -m 644 $$page $(DESTDIR)$(PREFIX)/share/man/man$$section/$${page##*/}; \
 	done
 
-test-deps:
+test-deps: deps32
 	@sh .ci/packages $(BUILD_DEPS) $(TEST_DEPS)
+	@sh tests/python32.sh $(TARGET)/python32
 
 demo-deps:
 	@sh .ci/packages $(BUILD_DEPS) $(DEMO_DEPS)

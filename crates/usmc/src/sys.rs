@@ -434,8 +434,8 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
 pub fn poll1(fd: c_int, events: i16, timeout_ms: c_int) -> i16 {
     let mut p = libc::pollfd { fd, events, revents: 0 };
     let ts = libc::timespec {
-        tv_sec: (timeout_ms / 1000).into(),
-        tv_nsec: c_long::from(timeout_ms % 1000) * 1_000_000,
+        tv_sec: (timeout_ms / 1000) as libc::time_t,
+        tv_nsec: (timeout_ms % 1000) as c_long * 1_000_000,
     };
     match call!(SYS_ppoll, &raw mut p, 1, &raw const ts, 0, 0) {
         Ok(1) => p.revents,

@@ -5,7 +5,7 @@ mod directory;
 mod live;
 mod machine;
 
-use std::ffi::c_int;
+use std::ffi::{OsStr, OsString, c_int};
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
@@ -13,7 +13,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::config::{Config, ConfigArgs};
-use crate::library;
+use crate::library::{self, Library};
+use crate::program;
 
 /// Say whether SMC-D works here, and what is in the way
 ///
@@ -25,6 +26,8 @@ use crate::library;
 pub struct Args {
     #[command(flatten)]
     config: ConfigArgs,
+    /// A program to look at: can the library get into it?
+    program: Option<OsString>,
 }
 
 /// How much a finding matters.
@@ -106,7 +109,7 @@ fn check(args: &Args) -> io::Result<c_int> {
     match Config::load(&args.config) {
         Ok(config) => {
             report.add(configuration(&config))?;
-            check_configured(&config, &mut report)?;
+            check_configured(&config, args.program.as_deref(), &mut report)?;
         }
         Err(refusal) => {
             let remedy = "correct it; `usmc run` refuses to start programs until then";
@@ -129,7 +132,11 @@ fn check(args: &Args) -> io::Result<c_int> {
 }
 
 /// What depends on the configuration: directory, library, and both at work.
-fn check_configured<W: Write>(config: &Config, report: &mut Report<W>) -> io::Result<()> {
+fn check_configured<W: Write>(
+    config: &Config,
+    name: Option<&OsStr>,
+    report: &mut Report<W>,
+) -> io::Result<()> {
     let dir = config.ism_dir();
     report.title(format_args!("ISM directory {}", dir.display()))?;
     let before = report.failures;
@@ -147,11 +154,31 @@ fn check_configured<W: Write>(config: &Config, report: &mut Report<W>) -> io::Re
     let loaded = live::loads(&library);
     let loads = loaded.weight == Weight::Good;
     report.add([loaded])?;
+    report.add(live::loads_narrow(&library))?;
+    if let Some(name) = name {
+        report.title(format_args!("Program {}", name.display()))?;
+        report.add([program(name, &library)])?;
+    }
     if usable && loads {
         report.title("Two processes on 127.0.0.1")?;
         report.add([live::connection(config, &library)])?;
     }
     Ok(())
+}
+
+/// Whether the library gets into a program.
+fn program(name: &OsStr, library: &Library) -> Finding {
+    let Some(path) = program::find(name) else {
+        let fact = format!("there is no program {}", name.display());
+        return Finding::failure(fact, "install it, or give its path");
+    };
+    match program::obstacle(&path, library) {
+        None => Finding::good(format!("nothing keeps the library out of {}", path.display())),
+        Some((file, obstacle)) => Finding::failure(
+            format!("{} runs on TCP: {obstacle}", file.display()),
+            "use it as it is, on TCP, or another build of it",
+        ),
+    }
 }
 
 fn configuration(config: &Config) -> Vec<Finding> {

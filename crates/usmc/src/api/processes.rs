@@ -139,7 +139,7 @@ pub unsafe fn fork_by_number(
     e: c_long,
 ) -> c_long {
     // SAFETY: the caller's contract.
-    forking::around(|| unsafe { real::syscall(nr, a, b, c, d, e, 0) } as pid_t).into()
+    forking::around(|| unsafe { real::syscall(nr, a, b, c, d, e, 0) } as pid_t) as c_long
 }
 
 /// daemon(3)
