@@ -21,7 +21,6 @@ pub use plain::*;
 pub use processes::*;
 pub use sockets::*;
 pub use stdio::*;
-#[cfg(target_pointer_width = "32")]
 pub use time::{Timespec64, Timeval64};
 #[cfg(target_pointer_width = "32")]
 pub use time64::*;

@@ -55,7 +55,6 @@ time!(timespec, tv_nsec, 1, libc::time_t);
 time!(timeval, tv_usec, 1000, libc::time_t);
 
 /// glibc's and the kernel's `struct timespec` with 64 bits of seconds.
-#[cfg(target_pointer_width = "32")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Timespec64 {
@@ -66,7 +65,6 @@ pub struct Timespec64 {
 }
 
 /// glibc's `struct timeval` with 64 bits of seconds.
-#[cfg(target_pointer_width = "32")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Timeval64 {
@@ -74,10 +72,7 @@ pub struct Timeval64 {
     tv_usec: i64,
 }
 
-#[cfg(target_pointer_width = "32")]
 time!(Timespec64, tv_nsec, 1, i64, padding);
-#[cfg(target_pointer_width = "32")]
 time!(Timeval64, tv_usec, 1000, i64);
 
-#[cfg(target_pointer_width = "32")]
 const _: () = assert!(size_of::<Timespec64>() == 16 && size_of::<Timeval64>() == 16);
