@@ -113,3 +113,62 @@ fn a_missing_or_unloadable_library_is_a_failure() {
     assert!(text.contains("does not load"), "{text}");
     assert!(!text.contains("Two processes"), "{text}");
 }
+
+#[test]
+fn a_program_that_cannot_be_served_is_a_failure() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    let text = report(check(&ism).arg("true"), true);
+    assert!(text.contains("ok    nothing keeps the library out of /"), "{text}");
+    let text = report(check(&ism).arg("no-such-program"), false);
+    assert!(text.contains("FAIL  there is no program no-such-program"), "{text}");
+    let go = dir.file("static", &static_elf());
+    fs::set_permissions(&go, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let text = report(check(&ism).arg(&go), false);
+    assert!(text.contains("runs on TCP: it is statically linked"), "{text}");
+}
+
+/// A 64-bit program without a dynamic linker, as far as its header tells.
+fn static_elf() -> Vec<u8> {
+    let machine = if cfg!(target_arch = "aarch64") { 183u8 } else { 62 };
+    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0".to_vec();
+    file.extend([machine, 0, 1, 0, 0, 0]);
+    file.resize(52, 0);
+    file.extend([64, 0, 56, 0, 0, 0, 64, 0, 0, 0, 0, 0]);
+    file
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_missing_32_bit_library_is_worth_a_note_and_one_that_is_there_loads() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    let text = report(&mut check(&ism), true);
+    assert_eq!(text.contains("note  32-bit programs stay TCP"), has_narrow_linker(), "{text}");
+    if !has_narrow_linker() {
+        return;
+    }
+    // A 32-bit C library in place of ours: it loads likewise.
+    let narrow = fs::canonicalize("/lib/ld-linux.so.2").expect("a dynamic linker");
+    let wide = fs::canonicalize("/lib64/ld-linux-x86-64.so.2").expect("a dynamic linker");
+    let libc = narrow.with_file_name("libc.so.6");
+    for (linker, library) in [(&narrow, libc), (&wide, real_library())] {
+        let lib = linker.parent().expect("a directory");
+        let lib = lib.strip_prefix("/usr").or_else(|_| lib.strip_prefix("/")).expect("a prefix");
+        let place = dir.path().join(lib);
+        fs::create_dir_all(&place).expect("a directory");
+        symlink(library, place.join("libusmc_preload.so")).expect("a link");
+    }
+    let preload = format!("{}/$LIB/libusmc_preload.so", dir.str());
+    let text = report(check(&ism).env("USMC_LIBRARY", &preload), true);
+    assert!(text.contains("loads into 32-bit programs"), "{text}");
+    let mut run = usmc(&["run", "env"]);
+    let output = output(run.env("USMC_LIBRARY", &preload));
+    assert!(stdout(&output).contains(&format!("LD_PRELOAD={preload}\n")), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_narrow_linker() -> bool {
+    fs::exists("/lib/ld-linux.so.2").expect("looking for it")
+}
