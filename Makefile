@@ -3,6 +3,7 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
+NARROW := i686-unknown-linux-gnu
 TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 
 BUILD_DEPS := gcc:gcc libc6-dev:- binutils:nm
@@ -50,16 +51,20 @@ torture: build
 	USMC_TORTURE=$(PROGRAMS) USMC_TORTURE_SEED=$(SEED) $(CARGO) test --release --locked -p usmc-tests --test torture \
 		random -- --nocapture
 
+# The 32-bit library's where there is a Rust library for it (make deps32).
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	! ls "$$(rustc --print target-libdir --target $(NARROW))"/libcore-* >/dev/null 2>&1 || \
+		$(CARGO) clippy --release --locked -p usmc-preload --target $(NARROW) -- -D warnings
 
 demo: demo-deps build
 	python3 demo/demo.py
 
-# CPython's own socket tests, with and without the library: same outcomes. MODULES: some of them only.
+# CPython's own socket tests, with and without the library: same outcomes. MODULES: some of them only. PYTHON: another
+# one, such as the 32-bit target/python32/python3.
 python-suite: test-deps build
-	sh tests/python-suite.sh $(MODULES)
+	PYTHON='$(PYTHON)' sh tests/python-suite.sh $(MODULES)
 
 # libevent's and redis' test suites, from Debian's source packages, likewise. SUITES: some of them only.
 suites: build
@@ -68,8 +73,8 @@ suites: build
 install: build
 	install -D -m 755 $(TARGET)/release/usmc $(DESTDIR)$(PREFIX)/bin/usmc
 	install -D -m 755 $(TARGET)/release/libusmc_preload.so $(DESTDIR)$(PREFIX)/lib/libusmc_preload.so
-	if [ -f $(TARGET)/i686-unknown-linux-gnu/release/libusmc_preload.so ]; then \
-		install -D -m 755 $(TARGET)/i686-unknown-linux-gnu/release/libusmc_preload.so \
+	if [ -f $(TARGET)/$(NARROW)/release/libusmc_preload.so ]; then \
+		install -D -m 755 $(TARGET)/$(NARROW)/release/libusmc_preload.so \
 			$(DESTDIR)$(PREFIX)/lib/usmc/lib/i386-linux-gnu/libusmc_preload.so && \
 		sh crates/usmc-preload/tree.sh $(DESTDIR)$(PREFIX)/lib/usmc ../../../libusmc_preload.so; \
 	fi

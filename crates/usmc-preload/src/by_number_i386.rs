@@ -65,7 +65,7 @@ pub unsafe fn syscall(nr: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c_l
             _ => return None,
         }
     };
-    Some(done.into())
+    Some(done)
 }
 
 /// Arguments that lie in memory. `None` where nothing can be mapped: the kernel says EFAULT.
