@@ -10,12 +10,13 @@ use anyhow::{Context, Result, bail};
 const NAME: &str = "libusmc_preload.so";
 /// What the dynamic linker replaces by where its own class keeps libraries: `lib64`, `lib/i386-linux-gnu`.
 const LIB: &str = "$LIB";
-/// The dynamic linkers of 64-bit and 32-bit programs, where all of them name them.
+/// The dynamic linker of 64-bit programs, where all of them name it.
 const LINKER: &str = if cfg!(target_arch = "aarch64") {
     "/lib/ld-linux-aarch64.so.1"
 } else {
     "/lib64/ld-linux-x86-64.so.2"
 };
+/// That of 32-bit programs.
 pub const NARROW_LINKER: &str = "/lib/ld-linux.so.2";
 /// Debian's directory for this architecture's libraries.
 const MULTIARCH: &str = concat_arch();
@@ -207,6 +208,7 @@ mod tests {
         }
         assert_eq!(strip("a.so:/opt/libusmc_preload.so b.so".as_ref()), Some("a.so:b.so".into()));
         assert_eq!(strip("/opt/libusmc_preload.so".as_ref()), None);
+        assert_eq!(strip("/opt/$LIB/libusmc_preload.so:a.so".as_ref()), Some("a.so".into()));
     }
 
     #[test]
