@@ -3,6 +3,8 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
+NARROW := i686-unknown-linux-gnu
+TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 
 BUILD_DEPS := gcc:gcc libc6-dev:- binutils:nm
 FUZZ_DEPS := g++:g++
@@ -12,7 +14,7 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build test test-loom test-tsan torture fuzz lint demo install test-deps fuzz-deps demo-deps python-suite suites clean
+.PHONY: all build deps32 test test-loom test-tsan torture fuzz lint demo install test-deps fuzz-deps demo-deps python-suite suites clean
 
 # For `make torture`: how many random programs, and the first one's seed.
 PROGRAMS ?= 50000
@@ -25,6 +27,11 @@ all: build
 
 build:
 	$(CARGO) build --release --locked
+	@CARGO='$(CARGO)' sh crates/usmc-preload/narrow.sh
+
+# What `make build` needs to build the library for 32-bit programs, too.
+deps32:
+	@sh .ci/deps32
 
 # The fuzz targets for a minute; unit, property and hostile-peer tests, the preloaded programs, and whole processes.
 test: test-deps build fuzz
@@ -52,32 +59,42 @@ torture: build
 fuzz: fuzz-deps
 	CARGO="$(CARGO)" FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run
 
+# The 32-bit library's where there is a Rust library for it (make deps32).
 lint: fuzz-deps
 	CARGO="$(CARGO)" fuzz/run -l
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	! ls "$$(rustc --print target-libdir --target $(NARROW))"/libcore-* >/dev/null 2>&1 || \
+		$(CARGO) clippy --release --locked -p usmc-preload --target $(NARROW) -- -D warnings
 
 demo: demo-deps build
 	python3 demo/demo.py
 
-# CPython's own socket tests, with and without the library: same outcomes. MODULES: some of them only.
+# CPython's own socket tests, with and without the library: same outcomes. MODULES: some of them only. PYTHON: another
+# one, such as the 32-bit target/python32/python3.
 python-suite: test-deps build
-	sh tests/python-suite.sh $(MODULES)
+	PYTHON='$(PYTHON)' sh tests/python-suite.sh $(MODULES)
 
 # libevent's and redis' test suites, from Debian's source packages, likewise. SUITES: some of them only.
 suites: build
 	sh tests/suites.sh $(SUITES)
 
 install: build
-	install -D -m 755 target/release/usmc $(DESTDIR)$(PREFIX)/bin/usmc
-	install -D -m 755 target/release/libusmc_preload.so $(DESTDIR)$(PREFIX)/lib/libusmc_preload.so
+	install -D -m 755 $(TARGET)/release/usmc $(DESTDIR)$(PREFIX)/bin/usmc
+	install -D -m 755 $(TARGET)/release/libusmc_preload.so $(DESTDIR)$(PREFIX)/lib/libusmc_preload.so
+	if [ -f $(TARGET)/$(NARROW)/release/libusmc_preload.so ]; then \
+		install -D -m 755 $(TARGET)/$(NARROW)/release/libusmc_preload.so \
+			$(DESTDIR)$(PREFIX)/lib/usmc/lib/i386-linux-gnu/libusmc_preload.so && \
+		sh crates/usmc-preload/tree.sh $(DESTDIR)$(PREFIX)/lib/usmc ../../../libusmc_preload.so; \
+	fi
 	for page in docs/man/*.[1-8]; do \
 		section=$${page##*.}; \
 		install -D -m 644 $$page $(DESTDIR)$(PREFIX)/share/man/man$$section/$${page##*/}; \
 	done
 
-test-deps:
+test-deps: deps32
 	@sh .ci/packages $(BUILD_DEPS) $(TEST_DEPS)
+	@sh tests/python32.sh $(TARGET)/python32
 
 fuzz-deps:
 	@sh .ci/packages $(BUILD_DEPS) $(FUZZ_DEPS)

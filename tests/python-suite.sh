@@ -8,6 +8,8 @@ sh .ci/packages python3:/usr/bin/python3 libpython3.11-testsuite:-
 work=$(mktemp -d)
 ism=$(mktemp -d /dev/shm/usmc-suite.XXXXXX)
 trap 'rm -rf "$work" "$ism"' EXIT INT TERM
+# Another Python, such as the 32-bit one of tests/python32.sh.
+python=${PYTHON:-/usr/bin/python3}
 modules=${*:-test_socket test_selectors test_socketserver test_asyncio test_ssl}
 # The VSOCK tests hang on hosts without a hypervisor's answer, with and without the library.
 options="-u network -v -i ThreadedVSOCK*"
@@ -20,16 +22,16 @@ outcomes() {
 passes_alone() {
     for _ in 1 2; do
         USMC_ISM_DIR=$ism timeout 300 "$usmc" run -- \
-            /usr/bin/python3 -m test $options -m "$2" "$1" </dev/null >"$work/alone.log" 2>&1 || return 1
+            "$python" -m test $options -m "$2" "$1" </dev/null >"$work/alone.log" 2>&1 || return 1
     done
 }
 
 total=0
 failed=0
 for module in $modules; do
-    timeout 300 /usr/bin/python3 -m test $options "$module" >"$work/tcp.log" 2>&1 || true
+    timeout 300 "$python" -m test $options "$module" >"$work/tcp.log" 2>&1 || true
     USMC_ISM_DIR=$ism timeout 300 "$usmc" run -- \
-        /usr/bin/python3 -m test $options "$module" >"$work/usmc.log" 2>&1 || true
+        "$python" -m test $options "$module" >"$work/usmc.log" 2>&1 || true
     grep -c ' \.\.\. ' "$work/usmc.log" >/dev/null || { echo "$module: nothing ran" >&2; exit 1; }
     outcomes "$work/tcp.log" | grep ' ok$' >"$work/tcp.ok" || true
     outcomes "$work/usmc.log" | grep ' ok$' >"$work/usmc.ok" || true

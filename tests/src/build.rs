@@ -38,6 +38,19 @@ pub fn usmc() -> &'static Path {
     })
 }
 
+/// The library for 32-bit programs, beside the other one where `usmc run` finds it.
+fn build_narrow_library() {
+    usmc();
+    let script = tests_dir().join("../crates/usmc-preload/narrow.sh");
+    let built = Command::new("sh")
+        .arg(script)
+        .arg("--strict")
+        .env("CARGO_TARGET_DIR", target_dir())
+        .status()
+        .expect("running narrow.sh");
+    assert!(built.success(), "no 32-bit library (make test-deps installs what it needs)");
+}
+
 /// A C program: all `.c` files of its directories under `programs/`.
 struct Program {
     name: &'static str,
@@ -66,21 +79,49 @@ const PROGRAMS: &[Program] = &[
     Program { name: "load", dirs: &["common", "load"], flags: &[] },
 ];
 
+/// The same for 32 bits, where these run.
+const NARROW_PROGRAMS: &[Program] = &[
+    Program {
+        name: "cases32",
+        dirs: &["common", "casework", "cases"],
+        flags: &["-m32", "-U_FORTIFY_SOURCE"],
+    },
+    // With 64 bits of time and of offsets: other functions of libc's.
+    Program {
+        name: "cases32t",
+        dirs: &["common", "casework", "cases"],
+        flags: &["-m32", "-U_FORTIFY_SOURCE", "-D_TIME_BITS=64", "-D_FILE_OFFSET_BITS=64"],
+    },
+    Program {
+        name: "fortified32",
+        dirs: &["common", "casework", "fortified"],
+        flags: &["-m32", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"],
+    },
+    Program { name: "load32", dirs: &["common", "load"], flags: &["-m32"] },
+];
+
 /// Some cases pass bad arguments on purpose, hence the exceptions.
 const WARNINGS: &[&str] =
     &["-Wall", "-Wextra", "-Werror", "-Wno-stringop-overflow", "-Wno-stringop-overread"];
 
-/// Builds the C programs where needed and returns the path of one of them.
+/// Builds the C programs where needed and returns the path of one of them. With the first one for 32 bits comes the
+/// library for it.
 pub fn program(name: &str) -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let dir = BUILT.get_or_init(|| {
-        let dir = target_dir().join("programs");
+    static WIDE: OnceLock<()> = OnceLock::new();
+    static NARROW: OnceLock<()> = OnceLock::new();
+    let dir = target_dir().join("programs");
+    let compile_all = |programs: &[Program]| {
         fs::create_dir_all(&dir).expect("the programs' directory");
-        for program in PROGRAMS {
-            compile(program, &dir);
-        }
-        dir
-    });
+        programs.iter().for_each(|program| compile(program, &dir));
+    };
+    if NARROW_PROGRAMS.iter().any(|program| program.name == name) {
+        NARROW.get_or_init(|| {
+            build_narrow_library();
+            compile_all(NARROW_PROGRAMS);
+        });
+    } else {
+        WIDE.get_or_init(|| compile_all(PROGRAMS));
+    }
     let path = dir.join(name);
     assert!(path.exists(), "no program named {name}: add it to PROGRAMS in tests/src/build.rs");
     path
@@ -115,6 +156,14 @@ fn compile(program: &Program, out_dir: &Path) {
         .expect("running cc: install gcc (make test-deps)");
     assert!(built.success(), "compiling {} failed", program.name);
     fs::rename(&temporary, &out).expect("naming the program");
+}
+
+/// Debian's 32-bit Python, which `tests/python32.sh` fetches.
+pub fn python32() -> PathBuf {
+    program("cases32");
+    let python = target_dir().join("python32/python3");
+    assert!(python.exists(), "no {} (make test-deps fetches it)", python.display());
+    python
 }
 
 /// A program that Debian keeps in `sbin`, which is not on every user's path.

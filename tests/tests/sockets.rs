@@ -1,5 +1,8 @@
 //! The cases of the C programs, one test per case and variant. See `programs/common/check.h`.
 //!
+//! Besides, on x86-64: 32-bit programs, and peers of which one has 32 bits and one 64. Of these, `make test` runs each
+//! case in one variant, a different one for each case; `USMC_TESTS_32=1` runs all.
+//!
 //! A case prints `@smcd PORT PORT` where its connection should have changed over, and `@tcp PORT PORT` where it should
 //! not; the answer comes once `usmc ss` has confirmed it.
 
@@ -15,19 +18,49 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Cases that do not pass under uSMC yet, by name.
 const KNOWN_FAILURES: &str = include_str!("../known_failures.txt");
 
+/// A C program, and of another class perhaps the one that plays the peer.
+#[derive(Clone, Copy)]
+struct Set {
+    name: &'static str,
+    program: &'static str,
+    peer: Option<&'static str>,
+    /// One variant of each case, unless all are asked for.
+    sampled: bool,
+}
+
+const fn all(program: &'static str) -> Set {
+    Set { name: program, program, peer: None, sampled: false }
+}
+
+const fn sampled(name: &'static str, program: &'static str, peer: Option<&'static str>) -> Set {
+    Set { name, program, peer, sampled: true }
+}
+
+const SETS: &[Set] = &[all("cases"), all("fortified"), all("uring")];
+
+const NARROW_SETS: &[Set] = &[
+    all("fortified32"),
+    sampled("cases32", "cases32", None),
+    sampled("cases32t", "cases32t", None),
+    sampled("cases32_64", "cases32", Some("cases")),
+    sampled("cases64_32", "cases", Some("cases32")),
+];
+
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();
-    for program in ["cases", "fortified", "uring"] {
-        let path = build::program(program);
+    let narrow = if cfg!(target_arch = "x86_64") { NARROW_SETS } else { &[] };
+    for set in SETS.iter().chain(narrow) {
+        let path = build::program(set.program);
         let list = Command::new(&path).arg("--list").output().expect("listing the cases");
-        for line in String::from_utf8(list.stdout).expect("names").lines() {
-            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            let name = format!("{program}::{}", words.join("::"));
+        let list = String::from_utf8(list.stdout).expect("names");
+        let cases = list.lines().map(|line| line.split(' ').map(str::to_owned).collect());
+        for words in chosen(*set, cases.collect()) {
+            let name = format!("{}::{}", set.name, words.join("::"));
             let known =
                 !usmc_tests::is_plain() && KNOWN_FAILURES.lines().any(|k| matches(k, &words));
             let trial = Trial::test(name.clone(), move || {
-                run(&name, program, &words);
+                run(&name, *set, &words);
                 Ok(())
             });
             trials.push(trial.with_ignored_flag(known));
@@ -37,16 +70,35 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
+/// The cases of a set: of a case in several variants one that its name and the set's draw.
+fn chosen(set: Set, mut cases: Vec<Vec<String>>) -> Vec<Vec<String>> {
+    if set.peer.is_some() {
+        // In the others nobody else takes part.
+        cases.retain(|words| words.get(1).is_some_and(|variant| variant.starts_with("remote")));
+    }
+    if !set.sampled || usmc_tests::flag("USMC_TESTS_32") {
+        return cases;
+    }
+    let drawn = |case: &[Vec<String>]| {
+        let letters = case[0][0].bytes().chain(set.name.bytes());
+        case[letters.map(usize::from).sum::<usize>() % case.len()].clone()
+    };
+    cases.chunk_by(|a, b| a[0] == b[0]).map(drawn).collect()
+}
+
 /// A known failure: `CASE`, or `CASE cold` or `CASE warm`.
 fn matches(known: &str, words: &[String]) -> bool {
     let (case, variant) = known.split_once(' ').unwrap_or((known, ""));
     case == words[0] && words.get(1).is_none_or(|w| w.ends_with(variant))
 }
 
-fn run(name: &str, program: &str, words: &[String]) {
+fn run(name: &str, set: Set, words: &[String]) {
     let fixture = Fixture::with_limit(name, LIMIT);
-    let mut command = fixture.command(build::program(program));
+    let mut command = fixture.command(build::program(set.program));
     command.args(words);
+    if let Some(peer) = set.peer {
+        command.env("USMC_TESTS_PEER", build::program(peer));
+    }
     let mut process = fixture.spawn(command);
     while let Some(line) = process.try_line() {
         if let Some(request) = line.strip_prefix('@') {

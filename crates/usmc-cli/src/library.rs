@@ -8,8 +8,37 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 const NAME: &str = "libusmc_preload.so";
+/// What the dynamic linker replaces by where its own class keeps libraries: `lib64`, `lib/i386-linux-gnu`.
+const LIB: &str = "$LIB";
+/// The dynamic linker of 64-bit programs, where all of them name it.
+const LINKER: &str = if cfg!(target_arch = "aarch64") {
+    "/lib/ld-linux-aarch64.so.1"
+} else {
+    "/lib64/ld-linux-x86-64.so.2"
+};
+/// That of 32-bit programs.
+pub const NARROW_LINKER: &str = "/lib/ld-linux.so.2";
 /// Debian's directory for this architecture's libraries.
 const MULTIARCH: &str = concat_arch();
+
+/// What `usmc run` preloads.
+pub struct Library {
+    /// The file for 64-bit programs.
+    pub path: PathBuf,
+    /// What LD_PRELOAD says: that file, or a name with `$LIB` that leads each class of programs to its own.
+    pub preload: PathBuf,
+    /// The file for 32-bit programs, or why they stay TCP.
+    pub narrow: Result<PathBuf, NoNarrow>,
+}
+
+/// Why 32-bit programs stay TCP.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NoNarrow {
+    /// None run here.
+    NoPrograms,
+    /// There is no such file.
+    Missing(PathBuf),
+}
 
 const fn concat_arch() -> &'static str {
     if cfg!(target_arch = "aarch64") { "aarch64-linux-gnu" } else { "x86_64-linux-gnu" }
@@ -19,22 +48,95 @@ const fn concat_arch() -> &'static str {
 ///
 /// # Errors
 /// When it is nowhere, or where LD_PRELOAD cannot name it; says what to do.
-pub fn find() -> Result<PathBuf> {
-    let path = match env::var_os("USMC_LIBRARY").filter(|v| !v.is_empty()) {
-        Some(path) => {
-            let path = std::path::absolute(path).context("USMC_LIBRARY has no absolute form")?;
-            if !path.is_file() {
-                bail!(
-                    "USMC_LIBRARY: there is no file {}; set it to the path of {NAME}, or unset it",
-                    path.display()
-                );
-            }
-            path
-        }
-        None => search()?,
+pub fn find() -> Result<Library> {
+    let library = match env::var_os("USMC_LIBRARY").filter(|v| !v.is_empty()) {
+        Some(path) => named(&path)?,
+        None => with_narrow(search()?),
     };
-    nameable(&path)?;
-    Ok(path)
+    nameable(Path::new(&without_lib(&library.preload)))?;
+    Ok(library)
+}
+
+/// The library that `USMC_LIBRARY` names.
+fn named(path: &OsStr) -> Result<Library> {
+    let path = std::path::absolute(path).context("USMC_LIBRARY has no absolute form")?;
+    let (wide, narrow) = match has_lib(&path) {
+        true => (in_lib(&path, Path::new(LINKER)), in_lib(&path, Path::new(NARROW_LINKER))),
+        // Which class it is for is not ours to ask; the other one has none.
+        false => (Some(path.clone()), None),
+    };
+    let wide = wide.unwrap_or_else(|| path.clone());
+    if !wide.is_file() {
+        bail!(
+            "USMC_LIBRARY: there is no file {}; set it to the path of {NAME}, or unset it",
+            wide.display()
+        );
+    }
+    let narrow = match narrow {
+        Some(file) if file.is_file() => Ok(file),
+        Some(file) => Err(NoNarrow::Missing(file)),
+        None if has_lib(&path) => Err(NoNarrow::NoPrograms),
+        None => Err(NoNarrow::Missing(path.clone())),
+    };
+    Ok(Library { path: wide, preload: path, narrow })
+}
+
+/// Looks for the 32-bit library beside `wide`: in a tree for `$LIB`, or in a directory that is one.
+fn with_narrow(wide: PathBuf) -> Library {
+    let dir = wide.parent().unwrap_or(Path::new("/"));
+    let mut trees = vec![dir.join("lib/usmc"), dir.join("usmc")];
+    if let Some(prefix) = lib_of(Path::new(LINKER)).and_then(|lib| stripped(dir, &lib)) {
+        trees.push(prefix);
+    }
+    let mut missing = None;
+    for tree in trees {
+        let preload = tree.join(LIB).join(NAME);
+        let Some(narrow) = in_lib(&preload, Path::new(NARROW_LINKER)) else {
+            return Library {
+                path: wide.clone(),
+                preload: wide,
+                narrow: Err(NoNarrow::NoPrograms),
+            };
+        };
+        let same = in_lib(&preload, Path::new(LINKER)).is_some_and(|file| file.is_file());
+        if same && narrow.is_file() {
+            return Library { path: wide, preload, narrow: Ok(narrow) };
+        }
+        missing = missing.or(Some(narrow));
+    }
+    let narrow = Err(NoNarrow::Missing(missing.unwrap_or_else(|| dir.join(NAME))));
+    Library { path: wide.clone(), preload: wide, narrow }
+}
+
+/// `dir` without `lib` at its end.
+fn stripped(dir: &Path, lib: &Path) -> Option<PathBuf> {
+    dir.ends_with(lib).then(|| dir.ancestors().nth(lib.components().count()).map(Path::to_owned))?
+}
+
+/// What `$LIB` is for the programs of a dynamic linker: the directory that it lies in itself, without the prefix.
+fn lib_of(linker: &Path) -> Option<PathBuf> {
+    let real = linker.canonicalize().ok()?;
+    let dir = real.parent()?;
+    let lib = dir.strip_prefix("/usr").or_else(|_| dir.strip_prefix("/")).ok()?;
+    Some(lib.to_owned())
+}
+
+fn has_lib(path: &Path) -> bool {
+    path.components().any(|part| part.as_os_str() == LIB)
+}
+
+/// `path` as the dynamic linker at `linker` expands it; `None` where there is none.
+fn in_lib(path: &Path, linker: &Path) -> Option<PathBuf> {
+    let lib = lib_of(linker)?;
+    let expanded = |part: std::path::Component<'_>| match part.as_os_str() {
+        part if part == LIB => lib.clone(),
+        part => PathBuf::from(part),
+    };
+    Some(path.components().map(expanded).collect())
+}
+
+fn without_lib(path: &Path) -> PathBuf {
+    path.components().filter(|part| part.as_os_str() != LIB).collect()
 }
 
 fn search() -> Result<PathBuf> {
@@ -106,6 +208,24 @@ mod tests {
         }
         assert_eq!(strip("a.so:/opt/libusmc_preload.so b.so".as_ref()), Some("a.so:b.so".into()));
         assert_eq!(strip("/opt/libusmc_preload.so".as_ref()), None);
+        assert_eq!(strip("/opt/$LIB/libusmc_preload.so:a.so".as_ref()), Some("a.so".into()));
+    }
+
+    #[test]
+    fn each_class_has_its_own_file_below_lib() {
+        let dir = env::temp_dir().join(format!("usmc-library-{}", std::process::id()));
+        let linker = dir.join("usr/lib/class/ld.so");
+        std::fs::create_dir_all(linker.parent().expect("a directory")).expect("a directory");
+        std::fs::write(&linker, b"").expect("a file");
+        let real = lib_of(&linker).expect("a library directory");
+        assert!(Path::new("/").join(&real) == linker.parent().expect("a directory"));
+        let path = Path::new("/opt/$LIB/x.so");
+        assert_eq!(in_lib(path, &linker), Some(Path::new("/opt").join(real).join("x.so")));
+        assert_eq!(in_lib(path, Path::new("/nonexistent/ld.so")), None);
+        assert_eq!(stripped(Path::new("/opt/lib/a"), Path::new("lib/a")), Some("/opt".into()));
+        assert_eq!(stripped(Path::new("/opt/lib"), Path::new("lib/a")), None);
+        assert!(has_lib(path) && nameable(&without_lib(path)).is_ok());
+        std::fs::remove_dir_all(&dir).expect("removing it");
     }
 
     #[test]

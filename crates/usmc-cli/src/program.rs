@@ -16,6 +16,8 @@ use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, ReadCache};
 use rustix::fs::{Access, access};
 
+use crate::library::Library;
+
 /// Scripts that name scripts as their interpreters: as deep as the kernel goes.
 const MAX_INTERPRETERS: u32 = 4;
 /// Longest `#!` line the kernel looks at (BINPRM_BUF_SIZE).
@@ -40,7 +42,7 @@ pub enum Obstacle {
     Go,
     /// The dynamic linker ignores LD_PRELOAD for programs that gain privileges.
     Privileged(&'static str),
-    /// 32-bit.
+    /// 32-bit, and nothing else is in the way: it has to be served by the 32-bit library.
     Narrow,
     /// Another processor's.
     Foreign,
@@ -56,7 +58,9 @@ impl fmt::Display for Obstacle {
             Obstacle::Privileged(how) => {
                 write!(f, "it is {how}, and the dynamic linker then ignores LD_PRELOAD")
             }
-            Obstacle::Narrow => f.write_str("it is a 32-bit program and the library has 64 bits"),
+            Obstacle::Narrow => f.write_str(
+                "it is a 32-bit program, and there is no 32-bit library (see usmc check)",
+            ),
             Obstacle::Foreign => f.write_str("it is built for another processor"),
             Obstacle::Musl => {
                 f.write_str("it uses the musl C library, and uSMC is built for glibc")
@@ -77,7 +81,12 @@ pub fn find(command: &OsStr) -> Option<PathBuf> {
 
 /// What keeps the library out of the program at `path`, or out of the interpreter it names, which is
 /// returned with it. `None` when nothing is known to.
-pub fn obstacle(path: &Path) -> Option<(PathBuf, Obstacle)> {
+pub fn obstacle(path: &Path, library: &Library) -> Option<(PathBuf, Obstacle)> {
+    look(path).filter(|(_, found)| *found != Obstacle::Narrow || library.narrow.is_err())
+}
+
+/// The same where there is no 32-bit library.
+fn look(path: &Path) -> Option<(PathBuf, Obstacle)> {
     let path = executed(path);
     let file = File::open(&path).ok()?;
     let found = gains_privileges(&path, &file).or_else(|| inspect(file))?;
@@ -129,11 +138,12 @@ fn gains_privileges(path: &Path, file: &File) -> Option<Obstacle> {
 fn inspect(file: File) -> Option<Obstacle> {
     let data = ReadCache::new(file);
     match FileKind::parse(&data).ok()? {
-        FileKind::Elf64 => inspect_elf(FileHeader64::<Endianness>::parse(&data).ok()?, &data),
+        FileKind::Elf64 => {
+            inspect_elf(FileHeader64::<Endianness>::parse(&data).ok()?, MACHINE, &data)
+        }
         FileKind::Elf32 => {
             let header = FileHeader32::<Endianness>::parse(&data).ok()?;
-            let is_ours = header.e_machine(header.endian().ok()?) == NARROW_MACHINE;
-            Some(if is_ours { Obstacle::Narrow } else { Obstacle::Foreign })
+            inspect_elf(header, NARROW_MACHINE, &data).or(Some(Obstacle::Narrow))
         }
         _ => None,
     }
@@ -141,10 +151,11 @@ fn inspect(file: File) -> Option<Obstacle> {
 
 fn inspect_elf<H: FileHeader<Endian = Endianness>>(
     header: &H,
+    machine: u16,
     data: &ReadCache<File>,
 ) -> Option<Obstacle> {
     let endian = header.endian().ok()?;
-    if header.e_machine(endian) != MACHINE {
+    if header.e_machine(endian) != machine {
         return Some(Obstacle::Foreign);
     }
     let sections = header.sections(endian, data).ok();
@@ -207,6 +218,23 @@ mod tests {
         file
     }
 
+    /// A 32-bit ELF file with nothing but an interpreter.
+    fn elf32(machine: u16, is_dynamic: bool) -> Vec<u8> {
+        let linker = b"/lib/ld-linux.so.2\0";
+        let (segments_at, linker_at) = (52u32, 52 + 32);
+        let mut file = b"\x7fELF\x01\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+        let half = |values: &[u16]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
+        let words =
+            |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
+        file.extend(half(&[3, machine, 1, 0]));
+        file.extend(words(&[0, segments_at, 0, 0]));
+        file.extend(half(&[52, 32, u16::from(is_dynamic), 40, 0, 0]));
+        let size = linker.len() as u32;
+        file.extend(words(&[elf::PT_INTERP, linker_at, 0, 0, size, size, 4, 1]));
+        file.extend(linker);
+        file
+    }
+
     struct Temp(PathBuf);
 
     impl Temp {
@@ -227,9 +255,6 @@ mod tests {
     #[test]
     fn programs_that_cannot_be_served_are_recognised() {
         let glibc = Some("/lib64/ld-linux-x86-64.so.2");
-        let [low, high] = NARROW_MACHINE.to_le_bytes();
-        let ident = b"\x7fELF\x01\x01\x01".as_slice();
-        let narrow = [ident, &[0; 9], &[3, 0, low, high], &[0; 32]].concat();
         for (name, content, obstacle) in [
             ("dynamic", elf64(MACHINE, glibc, ".text"), None),
             ("static", elf64(MACHINE, None, ".text"), Some(Obstacle::Static)),
@@ -237,13 +262,15 @@ mod tests {
             ("go-static", elf64(MACHINE, None, ".go.buildinfo"), Some(Obstacle::Go)),
             ("musl", elf64(MACHINE, Some("/lib/ld-musl-x86_64.so.1"), "."), Some(Obstacle::Musl)),
             ("foreign", elf64(elf::EM_RISCV, glibc, ".text"), Some(Obstacle::Foreign)),
-            ("narrow", narrow, Some(Obstacle::Narrow)),
+            ("narrow", elf32(NARROW_MACHINE, true), Some(Obstacle::Narrow)),
+            ("narrow-static", elf32(NARROW_MACHINE, false), Some(Obstacle::Static)),
+            ("narrow-foreign", elf32(elf::EM_RISCV, true), Some(Obstacle::Foreign)),
             ("text", b"echo\n".to_vec(), None),
             ("cut", elf64(MACHINE, glibc, ".text")[..80].to_vec(), None),
             ("empty", Vec::new(), None),
         ] {
             let file = Temp::new(name, &content);
-            let found = super::obstacle(&file.0).map(|(_, obstacle)| obstacle);
+            let found = look(&file.0).map(|(_, obstacle)| obstacle);
             assert_eq!(found, obstacle, "{name}");
         }
     }
@@ -255,7 +282,7 @@ mod tests {
         let script = Temp::new("script", line.as_bytes());
         let wrapped = Temp::new("wrapped", format!("#!{}\n", script.0.display()).as_bytes());
         for path in [&script.0, &wrapped.0] {
-            assert_eq!(obstacle(path), Some((interpreter.0.clone(), Obstacle::Static)));
+            assert_eq!(look(path), Some((interpreter.0.clone(), Obstacle::Static)));
         }
         fs::set_permissions(&interpreter.0, fs::Permissions::from_mode(0o755)).expect("chmod");
         let line = format!("#!/usr/bin/env -S A=b {} -x\n", interpreter.0.display());
@@ -263,20 +290,20 @@ mod tests {
         assert_eq!(executed(&by_env.0), interpreter.0);
         let endless = Temp::new("endless", b"");
         fs::write(&endless.0, format!("#!{}\n", endless.0.display())).expect("a loop");
-        assert_eq!(obstacle(&endless.0), None);
+        assert_eq!(look(&endless.0), None);
     }
 
     #[test]
     fn programs_that_gain_privileges_are_recognised() {
         if !rustix::process::geteuid().is_root() {
             let su = Path::new("/bin/su");
-            assert!(!su.exists() || obstacle(su).is_some(), "root's setuid program");
+            assert!(!su.exists() || look(su).is_some(), "root's setuid program");
             return;
         }
         let file = Temp::new("setuid", &elf64(MACHINE, Some("/lib64/ld-linux-x86-64.so.2"), "."));
         chown(&file.0, Some(65534), None).expect("chown");
         fs::set_permissions(&file.0, fs::Permissions::from_mode(0o4755)).expect("chmod");
-        let found = obstacle(&file.0).map(|(_, obstacle)| obstacle);
+        let found = look(&file.0).map(|(_, obstacle)| obstacle);
         assert_eq!(found, Some(Obstacle::Privileged("setuid")));
     }
 }

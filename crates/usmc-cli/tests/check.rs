@@ -181,3 +181,38 @@ fn the_differences_are_those_of_the_document() {
         assert_eq!(*told, format!("{}\n    {}{why}", cells[1], cells[2]));
     }
 }
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_missing_32_bit_library_is_worth_a_note_and_one_that_is_there_loads() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    let text = report(&mut check(&ism), true);
+    assert_eq!(text.contains("note  32-bit programs stay TCP"), has_narrow_linker(), "{text}");
+    if !has_narrow_linker() {
+        return;
+    }
+    // A 32-bit C library in place of ours: it loads likewise.
+    let narrow = fs::canonicalize("/lib/ld-linux.so.2").expect("a dynamic linker");
+    let wide = fs::canonicalize("/lib64/ld-linux-x86-64.so.2").expect("a dynamic linker");
+    let libc = narrow.with_file_name("libc.so.6");
+    for (linker, library) in [(&narrow, libc), (&wide, real_library())] {
+        let lib = linker.parent().expect("a directory");
+        let lib = lib.strip_prefix("/usr").or_else(|_| lib.strip_prefix("/")).expect("a prefix");
+        let place = dir.path().join(lib);
+        fs::create_dir_all(&place).expect("a directory");
+        symlink(library, place.join("libusmc_preload.so")).expect("a link");
+    }
+    let preload = format!("{}/$LIB/libusmc_preload.so", dir.str());
+    let text = report(check(&ism).env("USMC_LIBRARY", &preload), true);
+    assert!(text.contains("loads into 32-bit programs"), "{text}");
+    let mut run = usmc(&["run", "env"]);
+    let output = output(run.env("USMC_LIBRARY", &preload));
+    assert!(stdout(&output).contains(&format!("LD_PRELOAD={preload}\n")), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_narrow_linker() -> bool {
+    fs::exists("/lib/ld-linux.so.2").expect("looking for it")
+}

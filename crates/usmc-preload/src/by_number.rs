@@ -9,15 +9,19 @@ use core::ffi::{c_int, c_long};
 use core::mem;
 use libc::{sigset_t, timespec};
 use usmc::api;
+use usmc::api::time::Time;
+
+#[cfg(target_arch = "x86")]
+use crate::by_number_i386;
 
 /// Bytes of the kernel's signal set.
-const KERNEL_SET: c_long = 8;
+pub const KERNEL_SET: c_long = 8;
 
 /// A signal set of the kernel's size in libc's.
 ///
 /// # Safety
 /// `mask` is null or readable for [`KERNEL_SET`] bytes.
-unsafe fn widened(mask: c_long) -> Option<sigset_t> {
+pub unsafe fn widened(mask: c_long) -> Option<sigset_t> {
     let from = mask as *const u64;
     if from.is_null() {
         return None;
@@ -29,39 +33,36 @@ unsafe fn widened(mask: c_long) -> Option<sigset_t> {
     Some(set)
 }
 
-fn at(set: &Option<sigset_t>) -> *const sigset_t {
+pub fn at(set: &Option<sigset_t>) -> *const sigset_t {
     set.as_ref().map_or(core::ptr::null(), |set| set)
 }
 
-fn now_ns() -> i128 {
+fn now_ns() -> i64 {
     let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a writable timespec. Leaves errno alone for this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    nanoseconds(&now)
-}
-
-fn nanoseconds(t: &timespec) -> i128 {
-    i128::from(t.tv_sec) * 1_000_000_000 + i128::from(t.tv_nsec)
+    now.ns()
 }
 
 /// Runs `call` with a copy of the timeout and writes back what is left of it, as the kernel does.
 ///
 /// # Safety
 /// `timeout` is null or a timespec of the caller's.
-unsafe fn timed(timeout: c_long, call: impl FnOnce(*const timespec) -> c_int) -> c_long {
-    let place = timeout as *mut timespec;
+pub unsafe fn timed<T: Time>(timeout: c_long, call: impl FnOnce(*const T) -> c_int) -> c_long {
+    let place = timeout as *mut T;
     // SAFETY: the caller's contract.
     let Some(given) = (unsafe { place.as_ref() }).copied() else {
         return call(core::ptr::null()) as c_long;
     };
     let start = now_ns();
     let done = call(&raw const given);
-    let valid = given.tv_sec >= 0 && (0..1_000_000_000).contains(&given.tv_nsec);
-    if valid {
-        let left = (nanoseconds(&given) - (now_ns() - start)).max(0);
-        let (tv_sec, tv_nsec) = ((left / 1_000_000_000) as _, (left % 1_000_000_000) as _);
+    if given.is_valid() {
+        let (seconds, rest) = given.parts();
+        let whole = i128::from(seconds) * 1_000_000_000 + i128::from(rest * T::UNIT_NS);
+        let left = (whole - i128::from(now_ns() - start)).max(0);
+        let (seconds, rest) = (left / 1_000_000_000, left % 1_000_000_000);
         // SAFETY: not null, the caller's contract.
-        unsafe { *place = timespec { tv_sec, tv_nsec } };
+        unsafe { *place = T::of(seconds as i64, rest as i64 / T::UNIT_NS) };
     }
     done as c_long
 }
@@ -74,14 +75,19 @@ unsafe fn timed(timeout: c_long, call: impl FnOnce(*const timespec) -> c_int) ->
 pub unsafe extern "C" fn syscall(
     nr: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long,
 ) -> c_long {
+    // SAFETY: the caller's contract.
+    #[cfg(target_arch = "x86")]
+    if let Some(done) = unsafe { by_number_i386::syscall(nr, [a, b, c, d, e, f]) } {
+        return done;
+    }
     let fd = a as c_int;
     // SAFETY: the caller's contract; each call has its own arguments in these positions.
     unsafe {
         match nr {
-            libc::SYS_preadv2 => api::preadv2(fd, b as _, c as _, d as _, f as _) as c_long,
-            libc::SYS_pwritev2 => api::pwritev2(fd, b as _, c as _, d as _, f as _) as c_long,
-            libc::SYS_preadv => api::preadv(fd, b as _, c as _, d as _) as c_long,
-            libc::SYS_pwritev => api::pwritev(fd, b as _, c as _, d as _) as c_long,
+            libc::SYS_preadv2 => api::preadv2(fd, b as _, c as _, d, f as _) as c_long,
+            libc::SYS_pwritev2 => api::pwritev2(fd, b as _, c as _, d, f as _) as c_long,
+            libc::SYS_preadv => api::preadv(fd, b as _, c as _, d) as c_long,
+            libc::SYS_pwritev => api::pwritev(fd, b as _, c as _, d) as c_long,
             libc::SYS_recvmmsg => api::recvmmsg(fd, b as _, c as _, d as _, e as _) as c_long,
             libc::SYS_sendmmsg => api::sendmmsg(fd, b as _, c as _, d as _) as c_long,
             libc::SYS_sendfile => api::sendfile(fd, b as _, c as _, d as _) as c_long,
@@ -101,7 +107,7 @@ pub unsafe extern "C" fn syscall(
 
             libc::SYS_ppoll if d == 0 || e == KERNEL_SET => {
                 let mask = widened(d);
-                timed(c, |timeout| api::ppoll(a as _, b as _, timeout, at(&mask)))
+                timed(c, |timeout: *const timespec| api::ppoll(a as _, b as _, timeout, at(&mask)))
             }
             libc::SYS_pselect6 => {
                 // The last argument is a pointer to the set and its size.
@@ -146,9 +152,9 @@ pub unsafe extern "C" fn syscall(
             }
             _ if api::is_fork(nr, a, b) => api::fork_by_number(nr, a, b, c, d, e),
 
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
             _ => of_x86(nr, a, b, c, d, e, f),
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(not(any(target_arch = "x86_64", target_arch = "x86")))]
             _ => api::syscall(nr, a, b, c, d, e, f),
         }
     }
@@ -158,17 +164,21 @@ pub unsafe extern "C" fn syscall(
 ///
 /// # Safety
 /// As [`syscall`].
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
 #[rustfmt::skip]
 unsafe fn of_x86(
     nr: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long,
 ) -> c_long {
+    #[cfg(target_arch = "x86_64")]
+    use libc::SYS_select as SELECT;
+    #[cfg(target_arch = "x86")]
+    use libc::SYS__newselect as SELECT;
     let fd = a as c_int;
     // SAFETY: the caller's contract.
     unsafe {
         match nr {
             libc::SYS_poll => api::poll(a as _, b as _, c as _) as c_long,
-            libc::SYS_select => api::select(fd, b as _, c as _, d as _, e as _) as c_long,
+            SELECT => api::select(fd, b as _, c as _, d as _, e as _) as c_long,
             libc::SYS_epoll_create => api::epoll_create(fd) as c_long,
             libc::SYS_epoll_wait => api::epoll_wait(fd, b as _, c as _, d as _) as c_long,
             libc::SYS_open => api::open(a as _, b as _, c as _) as c_long,
@@ -224,8 +234,44 @@ macro_rules! export {
     };
 }
 
+/// The same where the arguments lie on the stack.
+#[cfg(target_arch = "x86")]
+macro_rules! export {
+    ($name:ident;) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            unsafe extern "C" fn hook(
+                nr: core::ffi::c_long,
+                a: core::ffi::c_long,
+                b: core::ffi::c_long,
+            ) -> *const core::ffi::c_void {
+                // SAFETY: the application calls with the arguments of system call `nr`.
+                if unsafe { usmc::api::is_fork(nr, a, b) } {
+                    $crate::by_number::syscall as *const core::ffi::c_void
+                } else {
+                    usmc::real::address::syscall()
+                }
+            }
+            core::arch::naked_asm!(
+                "cmp dword ptr [esp + 4], {clone}
+                 je 2f
+                 cmp dword ptr [esp + 4], {clone3}
+                 je 2f
+                 jmp {by_number}
+                 2:",
+                $crate::jump::hook_then_jump!(),
+                clone = const libc::SYS_clone,
+                clone3 = const libc::SYS_clone3,
+                by_number = sym $crate::by_number::syscall,
+                hook = sym hook,
+            )
+        }
+    };
+}
+
 /// Exports `name` as [`syscall`].
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "x86")))]
 macro_rules! export {
     ($name:ident;) => {
         #[unsafe(no_mangle)]

@@ -3,6 +3,7 @@
 
 /// Calls `{hook}` and jumps to the address it returns, all argument registers restored; al holds the count of
 /// vector arguments of a variadic call. 200 bytes and the return address keep the stack aligned to 16.
+#[cfg(target_arch = "x86_64")]
 macro_rules! hook_then_jump {
     () => {
         "sub rsp, 200
@@ -40,6 +41,24 @@ macro_rules! hook_then_jump {
          movaps xmm7, [rsp + 176]
          add rsp, 200
          jmp r11"
+    };
+}
+
+/// Calls `{hook}` with the first three arguments and jumps to the address it returns: arguments lie on the stack, and
+/// eax carries none. 28 bytes and the return address keep the stack aligned to 16.
+#[cfg(target_arch = "x86")]
+macro_rules! hook_then_jump {
+    () => {
+        "sub esp, 28
+         mov eax, [esp + 32]
+         mov [esp], eax
+         mov eax, [esp + 36]
+         mov [esp + 4], eax
+         mov eax, [esp + 40]
+         mov [esp + 8], eax
+         call {hook}
+         add esp, 28
+         jmp eax"
     };
 }
 

@@ -9,12 +9,16 @@
 #![cfg_attr(panic = "abort", no_std)]
 
 mod by_number;
+#[cfg(target_arch = "x86")]
+mod by_number_i386;
 mod init;
 mod interpose;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
 mod jump;
 #[cfg(panic = "abort")]
 mod panic;
 mod symbols;
-#[cfg(target_arch = "x86_64")]
+#[cfg(target_arch = "x86")]
+mod symbols_narrow;
+#[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
 mod variadic;

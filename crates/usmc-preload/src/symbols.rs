@@ -1,22 +1,25 @@
 //! One line per libc symbol. Twins (`64`, `__`) lead to the same function.
 //!
 //! Variadic functions are defined with fixed integer arguments (those behind the `;`), which x86-64 and
-//! arm64 Linux pass in the same registers; a function that reads an argument the caller did not pass sees a
-//! stale register and hands it on unread, as libc's own definition does.
+//! arm64 Linux pass in the same registers, and i386 in the same places of the stack; a function that reads an
+//! argument the caller did not pass sees a stale one and hands it on unread, as libc's own definition does. It
+//! must not write there: on i386 the place is the caller's (`tests/abi.c` looks).
+//!
+//! What 32-bit machines have besides is in `symbols_narrow.rs`.
 //!
 //! What is deliberately absent, and why, is the allow-list of `tests/exports.rs`.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use libc::{
-    FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, pid_t, pollfd,
-    posix_spawn_file_actions_t,
+    FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, off64_t, pid_t,
+    pollfd, posix_spawn_file_actions_t,
 };
 use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
 use libc::{timespec, timeval};
 
 use crate::by_number::export as syscall;
 use crate::interpose::{fortified, interpose};
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
 use crate::variadic::variadic;
 
 interpose! {
@@ -54,10 +57,10 @@ interpose! {
     recvmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec)
         -> c_int = recvmmsg: recvmmsg;
     preadv(fd: c_int, iov: *const iovec, count: c_int, at: off_t) -> ssize_t = preadv: preadv;
-    preadv64(fd: c_int, iov: *const iovec, count: c_int, at: off_t) -> ssize_t = preadv: preadv64;
+    preadv64(fd: c_int, iov: *const iovec, count: c_int, at: off64_t) -> ssize_t = preadv: preadv64;
     preadv2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t
         = preadv2: preadv2;
-    preadv64v2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t
+    preadv64v2(fd: c_int, iov: *const iovec, count: c_int, at: off64_t, flags: c_int) -> ssize_t
         = preadv2: preadv64v2;
 
     write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t = write: write;
@@ -71,15 +74,15 @@ interpose! {
     sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int = sendmmsg: sendmmsg;
     __sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int = sendmmsg;
     pwritev(fd: c_int, iov: *const iovec, count: c_int, at: off_t) -> ssize_t = pwritev: pwritev;
-    pwritev64(fd: c_int, iov: *const iovec, count: c_int, at: off_t) -> ssize_t = pwritev: pwritev64;
+    pwritev64(fd: c_int, iov: *const iovec, count: c_int, at: off64_t) -> ssize_t = pwritev: pwritev64;
     pwritev2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t
         = pwritev2: pwritev2;
-    pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t
+    pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, at: off64_t, flags: c_int) -> ssize_t
         = pwritev2: pwritev64v2;
     sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t
         = sendfile: sendfile;
-    sendfile64(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t
-        = sendfile: sendfile64;
+    sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t
+        = sendfile64: sendfile64;
     splice(from: c_int, from_off: *mut loff_t, to: c_int, to_off: *mut loff_t, len: size_t,
         flags: c_uint) -> ssize_t = splice: splice;
     tee(from: c_int, to: c_int, len: size_t, flags: c_uint) -> ssize_t = tee: tee;
@@ -120,7 +123,7 @@ interpose! {
         mask: *const sigset_t) -> c_int = epoll_pwait2: epoll_pwait2;
 
     fcntl(fd: c_int, cmd: c_int; arg: c_ulong) -> c_int = fcntl: fcntl;
-    fcntl64(fd: c_int, cmd: c_int; arg: c_ulong) -> c_int = fcntl;
+    fcntl64(fd: c_int, cmd: c_int; arg: c_ulong) -> c_int = fcntl64;
     __fcntl(fd: c_int, cmd: c_int; arg: c_ulong) -> c_int = fcntl;
     ioctl(fd: c_int, request: c_ulong; arg: c_ulong) -> c_int = ioctl: ioctl;
     prctl(option: c_int; a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int = prctl: prctl;
@@ -161,22 +164,22 @@ interpose! {
     siginterrupt(number: c_int, flag: c_int) -> c_int = siginterrupt;
 
     open(path: *const c_char, flags: c_int; mode: c_uint) -> c_int = open: open;
-    open64(path: *const c_char, flags: c_int; mode: c_uint) -> c_int = open: open64;
+    open64(path: *const c_char, flags: c_int; mode: c_uint) -> c_int = open64: open64;
     __open(path: *const c_char, flags: c_int; mode: c_uint) -> c_int = open;
-    __open64(path: *const c_char, flags: c_int; mode: c_uint) -> c_int = open;
+    __open64(path: *const c_char, flags: c_int; mode: c_uint) -> c_int = open64;
     openat(dir: c_int, path: *const c_char, flags: c_int; mode: c_uint) -> c_int = openat: openat;
-    openat64(dir: c_int, path: *const c_char, flags: c_int; mode: c_uint) -> c_int = openat: openat64;
+    openat64(dir: c_int, path: *const c_char, flags: c_int; mode: c_uint) -> c_int = openat64: openat64;
     creat(path: *const c_char, mode: c_uint) -> c_int = creat: creat;
-    creat64(path: *const c_char, mode: c_uint) -> c_int = creat: creat64;
+    creat64(path: *const c_char, mode: c_uint) -> c_int = creat64: creat64;
     open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int = open_by_handle_at;
     mkstemp(template: *mut c_char) -> c_int = mkstemp: mkstemp;
-    mkstemp64(template: *mut c_char) -> c_int = mkstemp;
+    mkstemp64(template: *mut c_char) -> c_int = mkstemp64;
     mkostemp(template: *mut c_char, flags: c_int) -> c_int = mkostemp: mkostemp;
-    mkostemp64(template: *mut c_char, flags: c_int) -> c_int = mkostemp;
+    mkostemp64(template: *mut c_char, flags: c_int) -> c_int = mkostemp64;
     mkstemps(template: *mut c_char, suffix: c_int) -> c_int = mkstemps: mkstemps;
-    mkstemps64(template: *mut c_char, suffix: c_int) -> c_int = mkstemps;
+    mkstemps64(template: *mut c_char, suffix: c_int) -> c_int = mkstemps64;
     mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int = mkostemps: mkostemps;
-    mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int = mkostemps;
+    mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int = mkostemps64;
     pipe(out: *mut c_int) -> c_int = pipe: pipe;
     __pipe(out: *mut c_int) -> c_int = pipe;
     pipe2(out: *mut c_int, flags: c_int) -> c_int = pipe2: pipe2;
@@ -218,11 +221,11 @@ fortified! {
     __open_2(path: *const c_char, flags: c_int) -> c_int
         = open(path, flags, 0) if needs_no_mode(flags);
     __open64_2(path: *const c_char, flags: c_int) -> c_int
-        = open(path, flags, 0) if needs_no_mode(flags);
+        = open64(path, flags, 0) if needs_no_mode(flags);
     __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int
         = openat(dir, path, flags, 0) if needs_no_mode(flags);
     __openat64_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int
-        = openat(dir, path, flags, 0) if needs_no_mode(flags);
+        = openat64(dir, path, flags, 0) if needs_no_mode(flags);
 }
 
 /// open(2) takes a mode only where it may create a file.
@@ -230,7 +233,7 @@ fn needs_no_mode(flags: c_int) -> bool {
     flags & libc::O_CREAT == 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
 variadic! {
     execl(path: *const c_char; ...) -> c_int = execl;
     execlp(file: *const c_char; ...) -> c_int = execlp;

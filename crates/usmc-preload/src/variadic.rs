@@ -6,6 +6,7 @@
 ///
 /// The frame, from the bottom: the six integer and eight vector registers in the order in which a `va_list`
 /// wants them (System V ABI, x86-64, 3.5.7), then the `va_list`. With the return address 224 bytes.
+#[cfg(target_arch = "x86_64")]
 macro_rules! variadic {
     ($($name:ident($first:ident: $fty:ty $(, $arg:ident: $ty:ty)*; ...) -> $ret:ty = $function:ident;)*) => { $(
         #[unsafe(no_mangle)]
@@ -47,7 +48,46 @@ macro_rules! variadic {
     )* };
 }
 
+/// The same where all arguments lie on the stack: the `va_list` is the address of the first one without a name
+/// (System V ABI, i386). At most six arguments have names, each of one word.
+///
+/// The frame is the arguments of `function`, which are copies; with the return address 32 bytes.
+#[cfg(target_arch = "x86")]
+macro_rules! variadic {
+    ($($name:ident($($arg:ident: $ty:ty),*; ...) -> $ret:ty = $function:ident;)*) => { $(
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            unsafe extern "C" fn with_list($($arg: $ty,)* list: *mut core::ffi::c_void) -> $ret {
+                // SAFETY: the application calls with the arguments libc's function demands.
+                unsafe { usmc::api::$function($($arg,)* list) }
+            }
+            const NAMED: usize = 0 $(+ $crate::variadic::word!($arg))*;
+            core::arch::naked_asm!(
+                ".if {named} > 24
+                 .error \"too many named arguments\"
+                 .endif
+                 sub esp, 28
+                 lea eax, [esp + 32 + {named}]
+                 mov [esp + {named}], eax
+                 .set usmc_at, 0
+                 .rept {named} / 4
+                 mov eax, [esp + 32 + usmc_at]
+                 mov [esp + usmc_at], eax
+                 .set usmc_at, usmc_at + 4
+                 .endr
+                 call {with_list}
+                 add esp, 28
+                 ret",
+                named = const NAMED,
+                with_list = sym with_list,
+            )
+        }
+    )* };
+}
+
 /// The register of the argument behind the first one and these.
+#[cfg(target_arch = "x86_64")]
 macro_rules! next_register {
     () => {
         "rsi"
@@ -60,10 +100,13 @@ macro_rules! next_register {
     };
 }
 
+/// Bytes of an argument.
 macro_rules! word {
     ($arg:ident) => {
-        8
+        size_of::<usize>()
     };
 }
 
-pub(crate) use {next_register, variadic, word};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use next_register;
+pub(crate) use {variadic, word};

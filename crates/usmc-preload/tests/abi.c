@@ -17,6 +17,8 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -63,6 +65,37 @@ static void *reads_for_ever(void *fd)
 	read((int)(intptr_t)fd, &byte, 1);
 	return NULL;
 }
+
+#ifdef __i386__
+/* Calls `function` with `count` arguments and says whether what lies behind them on the stack is still there: the
+ * place of arguments that were not passed belongs to the caller. */
+static int keeps_the_rest(void *function, int count, long a, long b, long c)
+{
+	long stack[16] = {a, b, c}, *from = stack;
+	for (int i = count; i < 16; i++)
+		stack[i] = 0x5a5a0000 + i;
+	/* Copies the words to where arguments lie, calls, and copies them back. */
+	__asm__ volatile("mov %%esp, %%ebx\n\t"
+			 "sub $64, %%esp\n\t"
+			 "and $-16, %%esp\n\t"
+			 "mov %%esp, %%edi\n\t"
+			 "mov $16, %%ecx\n\t"
+			 "rep movsl\n\t"
+			 "lea -64(%%esi), %%edi\n\t"
+			 "call *%%eax\n\t"
+			 "mov %%esp, %%esi\n\t"
+			 "mov $16, %%ecx\n\t"
+			 "rep movsl\n\t"
+			 "mov %%ebx, %%esp"
+			 : "+S"(from), "+a"(function)
+			 :
+			 : "ebx", "ecx", "edx", "edi", "memory", "cc");
+	for (int i = count; i < 16; i++)
+		if (stack[i] != 0x5a5a0000 + i)
+			return 0;
+	return 1;
+}
+#endif
 
 static volatile sig_atomic_t caught;
 static void handler(int number) { caught = number; }
@@ -118,8 +151,13 @@ int main(int argc, char **argv)
 		_exit(3);
 	waitpid(pid, &status, 0);
 	SAY("syscall clone", WEXITSTATUS(status));
-	void **top = (void **)(stack + 65536) - 2;
+	void **top = (void **)(stack + 65536) - 8;
+#ifdef __i386__
+	/* Below it lie the registers that syscall(2) has saved and takes back. */
+	top[4] = child_elsewhere;
+#else
 	*top = child_elsewhere;
+#endif
 	pid = syscall(SYS_clone, (long)(CLONE_VM | CLONE_VFORK | SIGCHLD), top, NULL, NULL, NULL);
 	waitpid(pid, &status, 0);
 	SAY("syscall clone with a stack", elsewhere * 100 + WEXITSTATUS(status));
@@ -138,7 +176,11 @@ int main(int argc, char **argv)
 	/* Six arguments behind the number: the last one is on the stack. */
 	ftruncate(file, 8192);
 	pwrite(file, "mapped", 6, 4096);
+#ifdef SYS_mmap2
+	char *map = (char *)syscall(SYS_mmap2, 0L, 4096L, (long)PROT_READ, (long)MAP_SHARED, (long)file, 1L);
+#else
 	char *map = (char *)syscall(SYS_mmap, 0L, 4096L, (long)PROT_READ, (long)MAP_SHARED, (long)file, 4096L);
+#endif
 	SAY("syscall mmap", map != MAP_FAILED && !memcmp(map, "mapped", 6));
 	SAY("syscall EBADF", syscall(SYS_close, -1));
 	SAY("syscall gettid", syscall(SYS_gettid) == getpid());
@@ -171,6 +213,47 @@ int main(int argc, char **argv)
 	SAY("syscall epoll_pwait", syscall(SYS_epoll_pwait, ep, &event, 1L, 0L, &none, 8L));
 	SAY("data", event.data.u64 == 0x1122334455667788);
 	SAY("syscall epoll_pwait, bad set size", syscall(SYS_epoll_pwait, ep, &event, 1L, 0L, &none, 4L));
+
+#ifdef __i386__
+	SAY("fcntl's caller keeps its stack", keeps_the_rest(fcntl, 2, s[1], F_GETFL, 0));
+	SAY("ioctl's", keeps_the_rest(ioctl, 2, s[1], 0x1234, 0));
+	SAY("open's", keeps_the_rest(open, 2, (long)"/", O_RDONLY, 0));
+	SAY("openat's", keeps_the_rest(openat, 3, -1, (long)"/", O_RDONLY));
+	SAY("prctl's", keeps_the_rest(prctl, 1, PR_GET_DUMPABLE, 0, 0));
+	SAY("syscall's", keeps_the_rest(syscall, 1, SYS_getppid, 0, 0));
+	SAY("syscall's of a call of ours", keeps_the_rest(syscall, 2, SYS_close, -1, 0));
+	SAY("syscall's of a bad number", keeps_the_rest(syscall, 1, 9999, 0, 0));
+	/* The ways of Linux 2.0. */
+	long socketcall[6] = {s[0], (long)"abc", 3, 0, 0, 0};
+	SAY("socketcall send", syscall(SYS_socketcall, 9, socketcall));
+	socketcall[1] = (long)buf;
+	socketcall[0] = s[1];
+	SAY("socketcall recv", syscall(SYS_socketcall, 10, socketcall));
+	SAY("socketcall, bad number", syscall(SYS_socketcall, 99, socketcall));
+	SAY("socketcall, bad place", syscall(SYS_socketcall, 10, 8));
+	struct { long sec, usec; } brief = {0, 0};
+	long select[5] = {s[1] + 1, (long)&set, 0, 0, (long)&brief};
+	SAY("old select", syscall(SYS_select, select));
+	struct { long long sec, nsec; } long_time = {5, 0};
+	pfd.events = POLLOUT;
+	SAY("syscall ppoll_time64", syscall(414, &pfd, 1L, &long_time, &none, 8L));
+	SAY("time left", long_time.sec == 4 && long_time.nsec > 0);
+	SAY("syscall epoll_pwait2", syscall(SYS_epoll_pwait2, ep, &event, 1L, &long_time, &none, 8L));
+	SAY("syscall fcntl64", syscall(SYS_fcntl64, s[1], F_GETFL) & O_RDWR);
+	struct flock64 wide = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1LL << 40, .l_len = 1};
+	SAY("fcntl64", fcntl64(file, F_SETLK64, &wide));
+	SAY("fcntl64, open description", fcntl64(file, F_OFD_SETLK, &wide));
+	loff_t far = 1LL << 33;
+	int null = open("/dev/null", O_WRONLY), big = open64("abi-file", O_RDWR);
+	SAY("large files are open64's", (fcntl(big, F_GETFL) & 0100000) != 0 && !(fcntl(file, F_GETFL) & 0100000));
+	SAY("pwritev64", pwritev64(big, &iov, 1, far));
+	SAY("syscall preadv", syscall(SYS_preadv, big, &iov, 1L, (long)far, (long)(far >> 32)));
+	SAY("sendfile64", sendfile64(null, big, &far, 2));
+	SAY("sendfile64's place", far - (1LL << 33));
+	ftruncate(file, 8192);
+	close(null);
+	close(big);
+#endif
 
 	struct sigaction action = {.sa_handler = handler};
 	SAY("sigaction", sigaction(SIGUSR1, &action, NULL));

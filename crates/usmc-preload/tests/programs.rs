@@ -117,15 +117,34 @@ fn assert_same(name: &str, mode: impl std::fmt::Debug, bare: &Output, ours: &Out
 
 #[test]
 fn calls_that_fit_no_signature() {
-    let place = Place::new("abi");
+    compare_abi("abi", shared_object(), &[]);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn calls_of_32_bit_programs_that_fit_no_signature() {
+    let time64 = ["-m32", "-D_TIME_BITS=64", "-D_FILE_OFFSET_BITS=64"];
+    for (name, flags) in [("abi32", &time64[..1]), ("abi32t", &time64)] {
+        compare_abi(name, support::narrow_shared_object(), flags);
+    }
+}
+
+fn compare_abi(name: &str, library: &Path, flags: &[&str]) {
+    let place = Place::new(name);
     let program = place.0.join("abi");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/abi.c");
     let mut cc = Command::new("cc");
-    let built =
-        cc.args(["-O2", "-w", "-pthread", "-o"]).arg(&program).arg(source).arg("-ldl").status();
-    assert!(built.unwrap().success());
-    compare("abi", |mode| place.command(mode, &program).output().unwrap());
-    compare("overflow", |mode| place.command(mode, &program).arg("overflow").output().unwrap());
+    cc.args(["-O2", "-w", "-pthread"]).args(flags).arg("-o").arg(&program).arg(source).arg("-ldl");
+    assert!(cc.status().unwrap().success());
+    let run = |mode: Mode, args: &[&str]| {
+        let mut command = place.command(mode, &program);
+        if mode != Mode::Bare {
+            command.env("LD_PRELOAD", library);
+        }
+        command.args(args).output().unwrap()
+    };
+    compare(name, |mode| run(mode, &[]));
+    compare("overflow", |mode| run(mode, &["overflow"]));
 }
 
 #[test]

@@ -252,6 +252,23 @@ const _: () = {
     assert!(size_of::<Slot>() == 128 * 9);
 };
 
+// 32-bit and 64-bit processes share these.
+#[cfg(not(any(loom, shuttle)))]
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<SegmentHeader>() == 40 && align_of::<SegmentHeader>() == 8);
+    assert!(offset_of!(SegmentHeader, retired) == 20 && offset_of!(SegmentHeader, id) == 24);
+    assert!(size_of::<Control>() == 128 && offset_of!(Control, attached_by) == 4);
+    assert!(size_of::<End>() == 128 && offset_of!(End, flags) == 20);
+    assert!(offset_of!(End, tx_lock) == 24 && offset_of!(End, tcp_left) == 40);
+    assert!(offset_of!(End, rcv_buf) == 48 && offset_of!(End, back_lock) == 56);
+    assert!(offset_of!(End, pid) == 64 && offset_of!(End, custody) == 72);
+    assert!(offset_of!(Producer, window_shift) == 16 && offset_of!(Producer, boundary) == 32);
+    assert!(offset_of!(Producer, stamp) == 56 && offset_of!(Producer, cpu) == 64);
+    assert!(offset_of!(Direction, consumer) == 128 && offset_of!(Direction, arm) == 256);
+    assert!(offset_of!(Slot, end) == 128 && offset_of!(Slot, dir) == 384);
+};
+
 /// Bytes of a segment with `slots` slots and rings of `1 << ring_shift` bytes; `None` outside the limits.
 pub const fn segment_len(slots: u32, ring_shift: u32) -> Option<usize> {
     if slots == 0

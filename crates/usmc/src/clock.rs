@@ -1,12 +1,17 @@
 //! Cheap time and place: the cycle counter, the CPU we run on, and milliseconds for timeouts.
 
+#[cfg(target_arch = "x86")]
+use core::arch::x86 as arch;
+#[cfg(target_arch = "x86_64")]
+use core::arch::x86_64 as arch;
+
 /// The cycle counter. Only differences mean anything.
 #[inline(always)]
 pub fn tsc() -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: rdtsc is available on every x86-64 CPU Linux lets user space run on (unless PR_SET_TSC).
+    #[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
+    // SAFETY: rdtsc is available on every x86 CPU Linux lets user space run on (unless PR_SET_TSC).
     unsafe {
-        core::arch::x86_64::_rdtsc()
+        arch::_rdtsc()
     }
     #[cfg(target_arch = "aarch64")]
     {
@@ -20,14 +25,14 @@ pub fn tsc() -> u64 {
 /// The CPU this thread runs on, plus one.
 #[inline(always)]
 pub fn cpu() -> u32 {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
     {
         let mut aux = 0;
         // SAFETY: rdtscp exists on every CPU since 2008; Linux keeps the CPU in bits 0-11 of its aux.
-        let _ = unsafe { core::arch::x86_64::__rdtscp(&mut aux) };
+        let _ = unsafe { arch::__rdtscp(&mut aux) };
         (aux & 0xfff) + 1
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "x86")))]
     {
         // SAFETY: no pointers.
         (unsafe { libc::sched_getcpu() }) as u32 + 1

@@ -363,8 +363,8 @@ impl Conn {
     }
 }
 
-/// Most records of one process.
-pub const CONNS: usize = 1 << 18;
+/// Most records of one process. They take address space, which 32-bit programs have little of.
+pub const CONNS: usize = if cfg!(target_pointer_width = "32") { 1 << 15 } else { 1 << 18 };
 
 static BASE: AtomicPtr<Conn> = AtomicPtr::new(ptr::null_mut());
 static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -56,7 +56,13 @@ pub struct Record {
     pub slot: AtomicU32,
 }
 
-const _: () = assert!(size_of::<Record>() == 128);
+// The same for 32-bit processes, which a 64-bit `usmc ss` reads.
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<Record>() == 128 && size_of::<Header>() == 24);
+    assert!(offset_of!(Record, local) == 16 && offset_of!(Record, peer) == 32);
+    assert!(offset_of!(Record, tx_bytes) == 48 && offset_of!(Record, ring_size) == 64);
+};
 
 /// Socket states, with the kernel's SMC names (`smcss`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

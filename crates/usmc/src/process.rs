@@ -69,6 +69,15 @@ pub fn thread() -> u64 {
         };
         tp
     }
+    #[cfg(target_arch = "x86")]
+    {
+        let tp: u32;
+        // SAFETY: gs:0 holds the thread pointer itself (i386 ELF TLS ABI).
+        unsafe {
+            core::arch::asm!("mov {}, gs:[0]", out(reg) tp, options(nostack, readonly, preserves_flags));
+        };
+        tp.into()
+    }
     #[cfg(target_arch = "aarch64")]
     {
         let tp: u64;

@@ -14,7 +14,7 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::mem;
 use core::ptr;
 use libc::{
-    FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, pid_t, pollfd,
+    FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off64_t, pid_t, pollfd,
     posix_spawn_file_actions_t,
 };
 use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
@@ -23,6 +23,10 @@ use usmc_shm::sync::AtomicPtr;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::api::Functions;
+#[cfg(target_pointer_width = "32")]
+use crate::api::{Timespec64, Timeval64};
+#[cfg(target_pointer_width = "32")]
+use libc::off_t;
 
 /// What a failing libc function of this type returns.
 trait Failed {
@@ -66,34 +70,37 @@ macro_rules! stand_in {
         let [a, b, c, d, e, f] = all;
         // SAFETY: the caller's arguments are those the system call of this name takes.
         let done = unsafe { crate::sys::raw(libc::$nr, a, b, c, d, e, f) };
-        if done < 0 {
-            crate::set_errno(-done as c_int);
-            <$ret as Failed>::FAILED
-        } else {
-            done as $ret
+        match crate::sys::failure(done) {
+            Some(errno) => {
+                crate::set_errno(errno);
+                <$ret as Failed>::FAILED
+            }
+            None => done as $ret,
         }
     }};
 }
 
 /// `name(args) -> ret, SYS_call;` makes `real::name`; the last word says what stands in for a missing symbol.
 macro_rules! real {
-    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $otherwise:ident;)*) => {
+    ($($(#[$if:meta])* $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $otherwise:ident;)*) => {
         #[allow(non_upper_case_globals, reason = "named as the functions they lead to")]
         mod slots {
             use super::*;
-            $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());)*
+            $($(#[$if])* pub static $name: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());)*
         }
         #[allow(unused_variables, reason = "ENOSYS looks at no argument")]
         #[allow(non_snake_case, reason = "named as the functions they stand in for")]
         mod missing {
             use super::*;
             $(
+                $(#[$if])*
                 pub extern "C" fn $name($($arg: $ty),*) -> $ret {
                     real!(@missing $ret, $otherwise $(, $arg)*)
                 }
             )*
         }
         $(
+            $(#[$if])*
             /// The next definition of the libc function of this name.
             ///
             /// # Safety
@@ -118,6 +125,7 @@ macro_rules! real {
         mod resolvers {
             use super::*;
             $(
+                $(#[$if])*
                 #[cold]
                 pub fn $name() -> *mut c_void {
                     const NAME: &CStr = as_c_str(concat!(stringify!($name), "\0"));
@@ -127,7 +135,7 @@ macro_rules! real {
         }
         /// Fills every entry. `errno` and dlerror(3) may change.
         pub fn resolve_all() {
-            $(resolvers::$name();)*
+            $($(#[$if])* resolvers::$name();)*
             address::resolve_all();
         }
     };
@@ -202,7 +210,7 @@ real! {
     bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int, SYS_bind;
     connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int, SYS_connect;
     listen(fd: c_int, backlog: c_int) -> c_int, SYS_listen;
-    accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, SYS_accept;
+    accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, ENOSYS;
     accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int, SYS_accept4;
     shutdown(fd: c_int, how: c_int) -> c_int, SYS_shutdown;
     close(fd: c_int) -> c_int, SYS_close;
@@ -217,8 +225,8 @@ real! {
 
     read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t, SYS_read;
     readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t, SYS_readv;
-    preadv(fd: c_int, iov: *const iovec, count: c_int, offset: off_t) -> ssize_t, SYS_preadv;
-    preadv2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t, ENOSYS;
+    preadv64(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t) -> ssize_t, SYS_preadv;
+    preadv64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t, ENOSYS;
     recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t, SYS_recvfrom;
     recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr,
         addr_len: *mut socklen_t) -> ssize_t, SYS_recvfrom;
@@ -227,13 +235,15 @@ real! {
         -> c_int, SYS_recvmmsg;
     write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t, SYS_write;
     writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t, SYS_writev;
-    pwritev(fd: c_int, iov: *const iovec, count: c_int, offset: off_t) -> ssize_t, SYS_pwritev;
-    pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t, ENOSYS;
+    pwritev64(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t) -> ssize_t, SYS_pwritev;
+    pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t, ENOSYS;
     send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t, SYS_sendto;
     sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr,
         addr_len: socklen_t) -> ssize_t, SYS_sendto;
     sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t, SYS_sendmsg;
     sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int, SYS_sendmmsg;
+    sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t, ENOSYS;
+    #[cfg(target_pointer_width = "32")]
     sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t, SYS_sendfile;
     splice(from: c_int, from_off: *mut loff_t, to: c_int, to_off: *mut loff_t, len: size_t,
         flags: c_uint) -> ssize_t, SYS_splice;
@@ -260,6 +270,8 @@ real! {
         mask: *const sigset_t) -> c_int, ENOSYS;
 
     fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int, SYS_fcntl;
+    #[cfg(target_pointer_width = "32")]
+    fcntl64(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int, SYS_fcntl64;
     ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int, SYS_ioctl;
     prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int, SYS_prctl;
     dup(fd: c_int) -> c_int, SYS_dup;
@@ -327,6 +339,25 @@ real! {
     posix_spawn_file_actions_adddup2(actions: *mut posix_spawn_file_actions_t, old: c_int, new: c_int)
         -> c_int, ENOSYS;
 
+    // With 64 bits of time.
+    #[cfg(target_pointer_width = "32")]
+    __recvmsg64(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t, ENOSYS;
+    #[cfg(target_pointer_width = "32")]
+    __recvmmsg64(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut Timespec64) -> c_int,
+        ENOSYS;
+    #[cfg(target_pointer_width = "32")]
+    __ppoll64(fds: *mut pollfd, count: nfds_t, timeout: *const Timespec64, mask: *const sigset_t) -> c_int,
+        ENOSYS;
+    #[cfg(target_pointer_width = "32")]
+    __select64(count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *mut Timeval64) -> c_int,
+        ENOSYS;
+    #[cfg(target_pointer_width = "32")]
+    __pselect64(count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *const Timespec64,
+        mask: *const sigset_t) -> c_int, ENOSYS;
+    #[cfg(target_pointer_width = "32")]
+    __epoll_pwait2_time64(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const Timespec64,
+        mask: *const sigset_t) -> c_int, ENOSYS;
+
     // Reached only when their check has failed: they end the program as libc ends it.
     __read_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t) -> ssize_t, ENOSYS;
     __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t, flags: c_int) -> ssize_t, ENOSYS;
@@ -354,7 +385,7 @@ mod tests {
         assert_eq!(missing::write(fd, c"bytes".as_ptr().cast(), 5), 5);
         let mut buf = [0u8; 8];
         let iov = iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: 8 };
-        assert_eq!(missing::preadv(fd, &raw const iov, 1, 1), 4);
+        assert_eq!(missing::preadv64(fd, &raw const iov, 1, 1), 4);
         assert_eq!(&buf[..4], b"ytes");
         assert_eq!(missing::close(fd), 0);
     }

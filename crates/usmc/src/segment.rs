@@ -4,12 +4,15 @@
 //! All changes happen under one lock; the data path never comes here. A segment stays mapped while a
 //! record uses it, so the rings of a live connection cannot vanish.
 
+use core::mem::offset_of;
 use core::ptr;
 use usmc_shm::Broken;
-use usmc_shm::layout::{ACCEPTOR, CLIENT, SLOTS_MAX, WINDOW_SHIFT_MIN, segment_len};
+use usmc_shm::layout::{
+    ACCEPTOR, CLIENT, SLOTS_MAX, SegmentHeader, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, segment_len,
+};
 use usmc_shm::region::Segment;
-use usmc_shm::sync::AtomicPtr;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
+use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::device;
 use crate::free_slots::FreeSlots;
@@ -23,6 +26,10 @@ use crate::tuple::Tuple;
 const SEGMENTS: usize = 1024;
 /// Slots of the first segment of a chain; each further one has four times as many.
 const FIRST_SLOTS: u32 = 16;
+/// Bytes of address space that all of them may take: the program needs the rest.
+const SPACE: usize = if cfg!(target_pointer_width = "32") { 512 << 20 } else { usize::MAX };
+/// Slots of the largest segment we make.
+const MOST_SLOTS: u32 = if cfg!(target_pointer_width = "32") { 64 } else { SLOTS_MAX };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
@@ -163,9 +170,10 @@ pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
             map.header().retired.store(1, Relaxed);
             m.role = Role::Closed;
         }
-        slots = (map.slots() * 4).clamp(slots, SLOTS_MAX);
+        slots = (map.slots() * 4).clamp(slots, MOST_SLOTS);
     }
-    let index = place(&mut table)?;
+    let shift = crate::config::get().ring_shift;
+    let index = place(&mut table, segment_len(slots, shift).ok_or(Reason::NoMemory)?)?;
     create(&mut table.entries[index], slots, listener, identity)?;
     let m = &mut table.entries[index];
     let slot = m.slots.take().ok_or(Reason::NoMemory)?;
@@ -174,14 +182,24 @@ pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
     Ok(OwnSlot { segment: index as u32, slot, map, id: m.id })
 }
 
-/// An unused entry, if need be by unmapping one that nobody uses.
-fn place(table: &mut Table<'_>) -> Result<usize, Reason> {
+/// An unused entry for `len` bytes, if need be by unmapping what nobody uses.
+fn place(table: &mut Table<'_>, len: usize) -> Result<usize, Reason> {
+    while SPACE != usize::MAX && len > SPACE - space_in_use(table) {
+        let mut unused =
+            table.entries.iter_mut().filter(|m| m.role != Role::Unused && m.users == 0);
+        unused.next().ok_or(Reason::NoMemory)?.unmap();
+    }
     if let Some(index) = table.entries.iter().position(|m| m.role == Role::Unused) {
         return Ok(index);
     }
     let index = table.entries.iter().position(|m| m.users == 0).ok_or(Reason::TableFull)?;
     table.entries[index].unmap();
     Ok(index)
+}
+
+fn space_in_use(table: &Table<'_>) -> usize {
+    let used = table.entries.iter().filter(|m| m.role != Role::Unused);
+    used.fold(0, |sum, m| sum + m.len)
 }
 
 fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Result<(), Reason> {
@@ -275,7 +293,14 @@ pub fn unuse(index: u32) {
 
 /// Maps a segment that came out of the mailbox; takes the fd. Hostile until proven sealed and sound.
 pub fn map_peer(fd: i32) -> Result<(), Reason> {
-    let mapped = map_sealed(fd);
+    let mapped = size_of_sealed(fd).and_then(|len| {
+        let have_room = table().ok_or(Reason::NoMemory).and_then(|mut table| {
+            sweep(&mut table);
+            place(&mut table, len)
+        });
+        let base = have_room.and_then(|_| sys::mmap_shared(fd, len).map_err(|_| Reason::NoMemory));
+        base.map(|base| (base, len)).inspect_err(|_| refuse(fd))
+    });
     strangers::discard(fd);
     let (base, len) = mapped?;
     // SAFETY: a mapping of `len` bytes whose file is sealed against shrinking.
@@ -291,9 +316,8 @@ pub fn map_peer(fd: i32) -> Result<(), Reason> {
         unsafe { sys::munmap(base, len) };
         return Err(Reason::NoMemory);
     };
-    sweep(&mut table);
     let known = table.entries.iter().any(|m| m.role != Role::Unused && m.id == id);
-    let index = if known { Err(Reason::NoSegment) } else { place(&mut table) };
+    let index = if known { Err(Reason::NoSegment) } else { place(&mut table, len) };
     let Ok(index) = index else {
         // SAFETY: as above.
         unsafe { sys::munmap(base, len) };
@@ -308,18 +332,40 @@ pub fn map_peer(fd: i32) -> Result<(), Reason> {
     Ok(())
 }
 
-fn map_sealed(fd: i32) -> Result<(*mut u8, usize), Reason> {
+/// Segments that did not fit lately, by identity: those who wait for them need not.
+static REFUSED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+static REFUSALS: AtomicU32 = AtomicU32::new(0);
+
+fn refuse(fd: i32) {
+    let mut id = 0u64;
+    let at = offset_of!(SegmentHeader, id) as i64;
+    // SAFETY: eight writable bytes.
+    if unsafe { sys::pread(fd, (&raw mut id).cast(), size_of::<u64>(), at) } == Ok(size_of::<u64>())
+    {
+        let next = REFUSALS.fetch_add(1, Relaxed) as usize % REFUSED.len();
+        REFUSED[next].store(id, Relaxed);
+    }
+}
+
+/// Whether there was no room for a peer's segment.
+pub fn is_refused(id: u64) -> bool {
+    REFUSED.iter().any(|refused| refused.load(Relaxed) == id)
+}
+
+/// Bytes of a stranger's memory that cannot shrink.
+fn size_of_sealed(fd: i32) -> Result<usize, Reason> {
     // Before the file is asked anything else, see there.
     if !strangers::is_sealed(fd) {
         return Err(Reason::PeerBroken);
     }
-    let size = sys::fstat(fd).map_err(|_| Reason::PeerBroken)?.size as usize;
-    let most = segment_len(SLOTS_MAX, usmc_shm::layout::WINDOW_SHIFT_MAX).unwrap_or(0);
+    let size = sys::fstat(fd).map_err(|_| Reason::PeerBroken)?.size;
+    let size = usize::try_from(size).map_err(|_| Reason::NoMemory)?;
+    // On 32-bit machines the largest one has no length.
+    let most = segment_len(SLOTS_MAX, WINDOW_SHIFT_MAX).unwrap_or(isize::MAX as usize);
     if size > most || size < usmc_shm::layout::SLOTS_OFFSET {
         return Err(Reason::PeerBroken);
     }
-    let base = sys::mmap_shared(fd, size).map_err(|_| Reason::NoMemory)?;
-    Ok((base, size))
+    Ok(size)
 }
 
 /// Unmaps what clients have retired or left behind and no connection uses.

@@ -80,7 +80,7 @@ mod tests {
         };
         let (ours, theirs, watch) = (open(), open().into_raw_fd(), open());
         std::fs::remove_file(&path).unwrap();
-        sys::lock_byte(ours.as_raw_fd(), libc::F_SETLK, libc::F_WRLCK, 0).unwrap();
+        sys::lock_byte(ours.as_raw_fd(), true, libc::F_WRLCK, 0).unwrap();
         assert!(is_locked(&watch));
         discard(theirs);
         assert!(is_locked(&watch) && is_open(theirs));

@@ -2,7 +2,7 @@
 //! cancellation point is hit and `errno` stays untouched. Calls made for the application go through
 //! [`crate::real`] instead.
 
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_int, c_long, c_ulong, c_void};
 use core::ptr;
 
 /// A failed system call's errno (positive).
@@ -14,7 +14,7 @@ pub type Errno = c_int;
 /// As the call itself demands of its arguments.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub unsafe fn raw(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+pub unsafe fn raw(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let ret: isize;
     // SAFETY: the x86-64 Linux convention; rcx and r11 are clobbered, memory may change.
     unsafe {
@@ -31,7 +31,7 @@ pub unsafe fn raw(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: 
 /// As the call itself demands of its arguments.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
-pub unsafe fn raw(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+pub unsafe fn raw(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let ret: isize;
     // SAFETY: the arm64 Linux convention; memory may change.
     unsafe {
@@ -41,9 +41,86 @@ pub unsafe fn raw(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: 
     ret
 }
 
+/// One raw system call.
+///
+/// # Safety
+/// As the call itself demands of its arguments.
+#[cfg(target_arch = "x86")]
+#[inline(always)]
+pub unsafe fn raw(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    // SAFETY: the caller's contract.
+    unsafe { by_vdso(nr, a, b, c, d, e, f) }
+}
+
+/// The i386 Linux convention wants ebp, which inline assembly may not name. gs:16 is the vDSO's entry, where libc
+/// itself enters the kernel (`sysinfo` of its thread block).
+#[cfg(target_arch = "x86")]
+#[unsafe(naked)]
+unsafe extern "C" fn by_vdso(
+    nr: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> isize {
+    core::arch::naked_asm!(
+        "push ebp
+         push ebx
+         push esi
+         push edi
+         mov eax, [esp + 20]
+         mov ebx, [esp + 24]
+         mov ecx, [esp + 28]
+         mov edx, [esp + 32]
+         mov esi, [esp + 36]
+         mov edi, [esp + 40]
+         mov ebp, [esp + 44]
+         call dword ptr gs:[16]
+         pop edi
+         pop esi
+         pop ebx
+         pop ebp
+         ret"
+    )
+}
+
+/// The errno in what a system call returned. Where addresses have 32 bits, one of them may look negative.
+#[inline(always)]
+pub fn failure(ret: isize) -> Option<Errno> {
+    const ERRNO_MAX: isize = 4095;
+    (-ERRNO_MAX..0).contains(&ret).then_some(-ret as Errno)
+}
+
 #[inline(always)]
 fn check(ret: isize) -> Result<usize, Errno> {
-    if ret < 0 { Err(-ret as Errno) } else { Ok(ret as usize) }
+    match failure(ret) {
+        Some(errno) => Err(errno),
+        None => Ok(ret as usize),
+    }
+}
+
+/// The numbers of system calls. On i386 some lead to calls with the structures of Linux 2.0, which others replace.
+#[cfg(not(target_arch = "x86"))]
+use libc as nr;
+#[cfg(target_arch = "x86")]
+mod nr {
+    pub use libc::*;
+    pub use libc::{
+        SYS_fcntl64 as SYS_fcntl, SYS_fstat64 as SYS_fstat, SYS_ftruncate64 as SYS_ftruncate,
+        SYS_geteuid32 as SYS_geteuid, SYS_mmap2 as SYS_mmap,
+    };
+}
+
+/// A 64-bit argument in one register, or its halves in two.
+#[cfg(target_pointer_width = "64")]
+macro_rules! call_wide {
+    ($nr:ident, $($arg:expr),*; $wide:expr) => { call!($nr, $($arg),*, $wide) };
+}
+#[cfg(target_pointer_width = "32")]
+macro_rules! call_wide {
+    ($nr:ident, $($arg:expr),*; $wide:expr) => { call!($nr, $($arg),*, $wide, ($wide as u64 >> 32)) };
 }
 
 macro_rules! call {
@@ -56,7 +133,7 @@ macro_rules! call {
     ($nr:ident, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {
         // SAFETY: every pointer passed below is to a live object of the size the call expects.
         check(unsafe {
-            raw(libc::$nr, $a as usize, $b as usize, $c as usize, $d as usize, $e as usize, $f as usize)
+            raw(nr::$nr, $a as usize, $b as usize, $c as usize, $d as usize, $e as usize, $f as usize)
         })
     };
 }
@@ -178,8 +255,8 @@ pub struct FileFacts {
 
 /// fstat(2).
 pub fn fstat(fd: c_int) -> Result<FileFacts, Errno> {
-    // SAFETY: all-zero is a valid `stat`.
-    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: all-zero is a valid `stat64`.
+    let mut st: libc::stat64 = unsafe { core::mem::zeroed() };
     call!(SYS_fstat, fd, &raw mut st)?;
     let (inode, size) = (st.st_ino, st.st_size as u64);
     Ok(FileFacts { mode: st.st_mode, inode, uid: st.st_uid, size })
@@ -193,12 +270,15 @@ pub fn memfd_create(name: &CStr) -> Result<c_int, Errno> {
 
 /// ftruncate(2).
 pub fn ftruncate(fd: c_int, len: u64) -> Result<(), Errno> {
-    call!(SYS_ftruncate, fd, len).map(drop)
+    call_wide!(SYS_ftruncate, fd; len).map(drop)
 }
 
 /// fallocate(2), whole range, default mode.
 pub fn fallocate(fd: c_int, len: u64) -> Result<(), Errno> {
-    call!(SYS_fallocate, fd, 0, 0, len).map(drop)
+    #[cfg(target_pointer_width = "64")]
+    return call!(SYS_fallocate, fd, 0, 0, len).map(drop);
+    #[cfg(target_pointer_width = "32")]
+    call_wide!(SYS_fallocate, fd, 0, 0, 0; len).map(drop)
 }
 
 /// fcntl(2) with an integer argument.
@@ -206,10 +286,14 @@ pub fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<usize, Errno> {
     call!(SYS_fcntl, fd, cmd, arg)
 }
 
-/// fcntl(2) F_SETLK/F_GETLK on one byte of a file; returns the lock's type afterwards.
-pub fn lock_byte(fd: c_int, cmd: c_int, kind: c_int, at: i64) -> Result<c_int, Errno> {
-    // SAFETY: all-zero is a valid `flock`.
-    let mut lock: libc::flock = unsafe { core::mem::zeroed() };
+/// Sets a lock on one byte of a file, or asks for it (F_SETLK or F_GETLK); returns the lock's type afterwards.
+pub fn lock_byte(fd: c_int, set: bool, kind: c_int, at: i64) -> Result<c_int, Errno> {
+    // Those with 64-bit offsets; where there are no others they have no name of their own.
+    const F_GETLK64: c_int = if cfg!(target_pointer_width = "32") { 12 } else { libc::F_GETLK };
+    const F_SETLK64: c_int = if cfg!(target_pointer_width = "32") { 13 } else { libc::F_SETLK };
+    let cmd = if set { F_SETLK64 } else { F_GETLK64 };
+    // SAFETY: all-zero is a valid `flock64`.
+    let mut lock: libc::flock64 = unsafe { core::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     lock.l_start = at;
@@ -290,7 +374,7 @@ pub fn getpeername(fd: c_int, addr: &mut libc::sockaddr_storage) -> Result<usize
 }
 
 /// ioctl(2) that stores an int.
-pub fn ioctl_int(fd: c_int, request: u64) -> Result<c_int, Errno> {
+pub fn ioctl_int(fd: c_int, request: c_ulong) -> Result<c_int, Errno> {
     let mut v: c_int = 0;
     call!(SYS_ioctl, fd, request, &raw mut v)?;
     Ok(v)
@@ -329,8 +413,8 @@ pub fn disconnect(fd: c_int) {
     let _ = call!(SYS_connect, fd, &raw const nowhere, size_of::<libc::sockaddr>());
 }
 
-/// A timer that expires once, after `ns` nanoseconds.
-pub fn timer(ns: i64) -> Result<c_int, Errno> {
+/// A timer that expires once, after `ns` nanoseconds, less than a second.
+pub fn timer(ns: c_long) -> Result<c_int, Errno> {
     let fd = call!(SYS_timerfd_create, libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC)? as c_int;
     let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let time =
@@ -353,8 +437,8 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
 pub fn poll1(fd: c_int, events: i16, timeout_ms: c_int) -> i16 {
     let mut p = libc::pollfd { fd, events, revents: 0 };
     let ts = libc::timespec {
-        tv_sec: (timeout_ms / 1000) as i64,
-        tv_nsec: (timeout_ms % 1000) as i64 * 1_000_000,
+        tv_sec: (timeout_ms / 1000) as libc::time_t,
+        tv_nsec: (timeout_ms % 1000) as c_long * 1_000_000,
     };
     match call!(SYS_ppoll, &raw mut p, 1, &raw const ts, 0, 0) {
         Ok(1) => p.revents,
@@ -423,7 +507,7 @@ pub fn write(fd: c_int, bytes: &[u8]) {
 
 /// getrlimit(2) RLIMIT_NOFILE, the soft limit.
 pub fn nofile_limit() -> u64 {
-    let mut lim = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+    let mut lim = libc::rlimit64 { rlim_cur: 1024, rlim_max: 1024 };
     let _ = call!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, ptr::null::<c_void>(), &raw mut lim);
     lim.rlim_cur
 }
@@ -471,7 +555,7 @@ pub unsafe fn read(fd: c_int, buf: *mut c_void, len: usize) -> Result<usize, Err
 /// # Safety
 /// `buf` is writable for `len` bytes.
 pub unsafe fn pread(fd: c_int, buf: *mut c_void, len: usize, at: i64) -> Result<usize, Errno> {
-    call!(SYS_pread64, fd, buf, len, at)
+    call_wide!(SYS_pread64, fd, buf, len; at)
 }
 
 /// write(2).

@@ -457,6 +457,9 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         return conn.give_up(Reason::KernelFeature);
     }
     let Some((seg, map)) = segment::use_peer(found.dmb.segment) else {
+        if segment::is_refused(found.dmb.segment) {
+            return conn.give_up(Reason::NoMemory);
+        }
         // The client hands it over at its next call, which may be long in coming: a large send can last
         // for any number of calls here.
         conn.reason.store(Reason::NoSegment as u32, Relaxed);

@@ -8,7 +8,14 @@
 
 static const int allowed[] = {SYS_read, SYS_write, SYS_close, SYS_sendto, SYS_recvfrom, SYS_poll, SYS_brk, SYS_mmap,
     SYS_munmap, SYS_wait4, SYS_exit_group, SYS_rt_sigreturn, SYS_socket, SYS_bind, SYS_listen, SYS_getsockname,
-    SYS_connect, SYS_accept};
+    SYS_connect,
+#ifdef SYS_socketcall
+    // What libc calls instead of the others, and where there is no number for accept.
+    SYS_socketcall, SYS_mmap2,
+#else
+    SYS_accept,
+#endif
+};
 #define ALLOWED (sizeof allowed / sizeof *allowed)
 
 static void install(bool by_number) {

@@ -250,7 +250,9 @@ PAIR_CASE(bad_addresses_give_efault_and_lose_nothing) {
     FAILS(read(p.fd, (void *)8, 8), EFAULT);
     FAILS(recv(p.fd, NULL, 8, 0), EFAULT);
     FAILS(readv(p.fd, (void *)8, 1), EFAULT);
-    FAILS(recvmsg(p.fd, (void *)8, 0), EFAULT);
+    // With 64 bits of time on a 32-bit machine libc itself looks into the message first, and dies.
+    if (sizeof(time_t) <= sizeof(long))
+        FAILS(recvmsg(p.fd, (void *)8, 0), EFAULT);
     char buf[16];
     EQ(recv(p.fd, buf, 16, 0), 8);
     CHECK(!memcmp(buf, "precious", 8));

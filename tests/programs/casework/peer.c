@@ -3,15 +3,15 @@
 
 #define LIMIT (1 << 20)
 
+// The same for 32-bit and 64-bit programs, which may be each other's peers.
 struct request {
-    int op, fd;
-    long a, b, c;
-    size_t in;
+    int32_t op, fd;
+    int64_t a, b, c;
+    uint64_t in;
 };
 struct reply {
-    long value;
-    int error;
-    size_t out;
+    int64_t value, error;
+    uint64_t out;
 };
 
 bool peer_is_plain;
@@ -55,7 +55,12 @@ static void start(void) {
     OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
     if (variant.remote) {
         char number[16], path[PATH_MAX] = {0};
-        OK(readlink("/proc/self/exe", path, sizeof path - 1));
+        // A peer of another class is another program.
+        const char *other = getenv("USMC_TESTS_PEER");
+        if (other)
+            snprintf(path, sizeof path, "%s", other);
+        else
+            OK(readlink("/proc/self/exe", path, sizeof path - 1));
         snprintf(number, sizeof number, "%d", ends[1]);
         pid = OK(fork());
         if (pid == 0) {
@@ -340,7 +345,9 @@ void peer_serve(int to) {
         put(to, "", 1);
         requests = to;
         errno = 0;
-        reply.value = perform(&r, buf, &reply.out);
+        size_t out = 0;
+        reply.value = perform(&r, buf, &out);
+        reply.out = out;
         reply.error = errno;
         put(to, &reply, sizeof reply);
         put(to, buf, reply.out);

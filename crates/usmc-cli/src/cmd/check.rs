@@ -6,7 +6,7 @@ mod directory;
 mod live;
 mod machine;
 
-use std::ffi::{OsString, c_int};
+use std::ffi::{OsStr, OsString, c_int};
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
@@ -122,16 +122,12 @@ fn check(args: &Args) -> io::Result<c_int> {
     match Config::load(&args.config) {
         Ok(config) => {
             report.add(configuration(&config))?;
-            check_configured(&config, &mut report)?;
+            check_configured(&config, args.program.as_deref(), &mut report)?;
         }
         Err(refusal) => {
             let remedy = "correct it; `usmc run` refuses to start programs until then";
             report.add([Finding::failure(format!("{refusal:#}"), remedy)])?;
         }
-    }
-    if let Some(program) = &args.program {
-        report.title(format_args!("Program {}", program.display()))?;
-        report.add(command::findings(program))?;
     }
     let uid = rustix::process::geteuid().as_raw();
     match report.failures {
@@ -149,7 +145,11 @@ fn check(args: &Args) -> io::Result<c_int> {
 }
 
 /// What depends on the configuration: directory, library, and both at work.
-fn check_configured<W: Write>(config: &Config, report: &mut Report<W>) -> io::Result<()> {
+fn check_configured<W: Write>(
+    config: &Config,
+    name: Option<&OsStr>,
+    report: &mut Report<W>,
+) -> io::Result<()> {
     let dir = config.ism_dir();
     report.title(format_args!("ISM directory {}", dir.display()))?;
     let before = report.failures;
@@ -167,6 +167,11 @@ fn check_configured<W: Write>(config: &Config, report: &mut Report<W>) -> io::Re
     let loaded = live::loads(&library);
     let loads = loaded.weight == Weight::Good;
     report.add([loaded])?;
+    report.add(live::loads_narrow(&library))?;
+    if let Some(name) = name {
+        report.title(format_args!("Program {}", name.display()))?;
+        report.add(command::findings(name, &library))?;
+    }
     if usable && loads {
         report.title("Two processes on 127.0.0.1")?;
         report.add([live::connection(config, &library)])?;

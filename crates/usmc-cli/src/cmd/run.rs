@@ -66,17 +66,17 @@ pub fn run(args: &Args) -> Result<c_int> {
         before.as_deref().and_then(library::strip)
     } else {
         let library = library::find()?;
-        match program::find(name).and_then(|path| program::obstacle(&path)) {
+        match program::find(name).and_then(|path| program::obstacle(&path, &library)) {
             Some((path, obstacle)) => {
                 warn(name, &path, &obstacle);
                 // Preloading into musl would not fail open; its children go without, too.
                 if obstacle == Obstacle::Musl {
                     before
                 } else {
-                    Some(library::prepend(&library, before.as_deref()))
+                    Some(library::prepend(&library.preload, before.as_deref()))
                 }
             }
-            None => Some(library::prepend(&library, before.as_deref())),
+            None => Some(library::prepend(&library.preload, before.as_deref())),
         }
     };
     if args.verbose {

@@ -6,16 +6,40 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+/// <target> of <target>/<profile>/deps/<this test>
+fn target() -> PathBuf {
+    std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned()
+}
+
+/// Builds the shared object for 32-bit programs once and says where it is.
+pub fn narrow_shared_object() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let done = Command::new("sh")
+            .args(["narrow.sh", "--strict"])
+            .env("CARGO_TARGET_DIR", target())
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .unwrap();
+        assert!(done.success(), "no 32-bit shared object (make test-deps installs what it needs)");
+        target().join("i686-unknown-linux-gnu/release/libusmc_preload.so")
+    })
+}
+
+/// The C library of 32-bit programs.
+pub fn narrow_libc() -> PathBuf {
+    let linker = std::fs::canonicalize("/lib/ld-linux.so.2").expect("a 32-bit C library");
+    linker.with_file_name("libc.so.6")
+}
+
 /// Builds the shared object once and says where it is.
 pub fn shared_object() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        // <target>/<profile>/deps/<this test>
-        let exe = std::env::current_exe().unwrap();
-        let target = exe.ancestors().nth(3).unwrap();
+        let target = target();
         let done = Command::new(env!("CARGO"))
             .args(["build", "--quiet", "--release", "-p", "usmc-preload", "--target-dir"])
-            .arg(target)
+            .arg(&target)
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .stdout(Stdio::null())
             .status()

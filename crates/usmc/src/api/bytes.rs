@@ -2,9 +2,10 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
-use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use usmc_shm::layout::Slot;
 
+use super::time::Time;
 use super::{fail, is_nowhere};
 use crate::conn;
 use crate::reason::Reason;
@@ -170,15 +171,26 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
 /// recvmsg(2)
 pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
+    unsafe { recvmsg_by(fd, msg, flags, || real::recvmsg(fd, msg, flags)) }
+}
+
+/// recvmsg(2); `kernel` is the real call.
+pub(super) unsafe fn recvmsg_by(
+    fd: c_int,
+    msg: *mut msghdr,
+    flags: c_int,
+    mut kernel: impl FnMut() -> ssize_t,
+) -> ssize_t {
+    // SAFETY: the caller's contract.
     unsafe {
         if is_nowhere(msg) || !matches!(table::get(fd), Entry::Conn(_)) {
-            return passed::receiving(fd, flags, msg, || real::recvmsg(fd, msg, flags));
+            return passed::receiving(fd, flags, msg, kernel);
         }
         let (iov, count) = ((*msg).msg_iov, (*msg).msg_iovlen);
         let mut from_kernel = false;
         let n = receive_many(fd, iov, count, flags, || {
             from_kernel = true;
-            real::recvmsg(fd, msg, flags)
+            kernel()
         });
         if !from_kernel && n >= 0 {
             (*msg).msg_namelen = 0;
@@ -197,10 +209,26 @@ pub unsafe fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe {
+        recvmmsg_by(
+            (fd, msgs, count, flags, timeout),
+            || real::recvmmsg(fd, msgs, count, flags, timeout),
+            |msg, flags| recvmsg(fd, msg, flags),
+        )
+    }
+}
+
+/// recvmmsg(2); `kernel` is the real call, `one` receives one message.
+pub(super) unsafe fn recvmmsg_by<T: Time>(
+    (fd, msgs, count, flags, timeout): (c_int, *mut mmsghdr, c_uint, c_int, *mut T),
+    kernel: impl FnOnce() -> c_int,
+    one: impl Fn(*mut msghdr, c_int) -> ssize_t,
+) -> c_int {
     if msgs.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
         // SAFETY: the caller's contract.
         return unsafe {
-            let done = real::recvmmsg(fd, msgs, count, flags, timeout);
+            let done = kernel();
             (0..done.max(0) as usize).for_each(|i| {
                 passed::receiving(fd, flags, &raw mut (*msgs.add(i)).msg_hdr, || 0);
             });
@@ -208,8 +236,7 @@ pub unsafe fn recvmmsg(
         };
     }
     // SAFETY: the caller's contract.
-    let limit_ns = unsafe { timeout.as_ref() }
-        .map(|t| (t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as u64));
+    let limit_ns = unsafe { timeout.as_ref() }.map(|t| t.ns().max(0) as u64);
     let start = clock::now_ns();
     let mut done = 0;
     let mut each = flags & !libc::MSG_WAITFORONE;
@@ -217,7 +244,7 @@ pub unsafe fn recvmmsg(
         // SAFETY: done < count entries.
         let n = unsafe {
             let m = msgs.add(done as usize);
-            let n = recvmsg(fd, &raw mut (*m).msg_hdr, each);
+            let n = one(&raw mut (*m).msg_hdr, each);
             if n >= 0 {
                 (*m).msg_len = n as c_uint;
             }
@@ -413,13 +440,14 @@ pub unsafe fn preadv2(
     fd: c_int,
     iov: *const iovec,
     count: c_int,
-    offset: off_t,
+    offset: impl Into<off64_t>,
     flags: c_int,
 ) -> ssize_t {
     const RWF_NOWAIT: c_int = 8;
+    let offset = offset.into();
     let kernel = || {
         // SAFETY: the caller's contract.
-        unsafe { real::preadv2(fd, iov, count, offset, flags) }
+        unsafe { real::preadv64v2(fd, iov, count, offset, flags) }
     };
     if offset != -1 || flags & !RWF_NOWAIT != 0 {
         return kernel();
@@ -434,22 +462,54 @@ pub unsafe fn pwritev2(
     fd: c_int,
     iov: *const iovec,
     count: c_int,
-    offset: off_t,
+    offset: impl Into<off64_t>,
     flags: c_int,
 ) -> ssize_t {
+    let offset = offset.into();
     if offset != -1 || flags != 0 {
         // SAFETY: the caller's contract.
-        return unsafe { real::pwritev2(fd, iov, count, offset, flags) };
+        return unsafe { real::pwritev64v2(fd, iov, count, offset, flags) };
     }
     // SAFETY: the caller's contract.
     unsafe { writev(fd, iov, count) }
 }
 
 /// sendfile(2)
-pub unsafe fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+#[cfg(target_pointer_width = "64")]
+pub use sendfile64 as sendfile;
+
+/// sendfile(2), which ends where its offset does not hold the file's position any more
+#[cfg(target_pointer_width = "32")]
+pub unsafe fn sendfile(
+    out: c_int,
+    from: c_int,
+    offset: *mut libc::off_t,
+    count: size_t,
+) -> ssize_t {
+    // SAFETY: the caller's contract, as below.
+    unsafe {
+        if offset.is_null() {
+            return sendfile64(out, from, ptr::null_mut(), count);
+        }
+        if is_nowhere(offset)
+            || !matches!(table::get(out), Entry::Conn(_))
+            || !(0..libc::off_t::MAX).contains(&*offset)
+        {
+            return real::sendfile(out, from, offset, count);
+        }
+        let mut at = off64_t::from(*offset);
+        let most = (libc::off_t::MAX - *offset) as usize;
+        let done = sendfile64(out, from, &raw mut at, count.min(most));
+        *offset = at as libc::off_t;
+        done
+    }
+}
+
+/// sendfile64(2)
+pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
     let mut kernel = || {
         // SAFETY: the caller's contract.
-        unsafe { real::sendfile(out, from, offset, count) }
+        unsafe { real::sendfile64(out, from, offset, count) }
     };
     let Entry::Conn(index) = table::get(out) else { return kernel() };
     transfer(out, index, count, &mut kernel, |slot| {

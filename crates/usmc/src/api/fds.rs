@@ -113,7 +113,31 @@ pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 /// fcntl(2); `arg` is whatever the command takes.
 pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
     // SAFETY: the caller's contract.
-    after(unsafe { real::fcntl(fd, cmd, arg) }, |&done| match cmd {
+    controlled(fd, cmd, arg, unsafe { real::fcntl(fd, cmd, arg) })
+}
+
+/// fcntl64(2), whose locks have 64-bit offsets
+#[cfg(target_pointer_width = "64")]
+pub use fcntl as fcntl64;
+
+/// fcntl64(2), whose locks have 64-bit offsets
+#[cfg(target_pointer_width = "32")]
+pub unsafe fn fcntl64(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
+    // SAFETY: the caller's contract.
+    controlled(fd, cmd, arg, unsafe { real::fcntl64(fd, cmd, arg) })
+}
+
+/// fcntl(2) by one of its two numbers, without what libc makes of its arguments
+#[cfg(target_pointer_width = "32")]
+pub unsafe fn fcntl_by_number(nr: c_long, fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
+    // SAFETY: the caller's contract.
+    let done = unsafe { real::syscall(nr, fd as _, cmd as _, arg as _, 0, 0, 0) };
+    controlled(fd, cmd, arg, done as c_int)
+}
+
+/// fcntl(2) was called, and returned `done`.
+fn controlled(fd: c_int, cmd: c_int, arg: c_ulong, done: c_int) -> c_int {
+    after(done, |&done| match cmd {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if done >= 0 => {
             control::fresh(done);
             control::duplicated(fd, done);
@@ -186,6 +210,24 @@ fresh_fd! {
     inotify_init1(flags: c_int);
     /// memfd_create(2)
     memfd_create(name: *const c_char, flags: c_uint);
+}
+
+/// open64(2): as open(2) with O_LARGEFILE, which means something on 32-bit machines only.
+pub unsafe fn open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { open(path, flags | libc::O_LARGEFILE, mode) }
+}
+
+/// openat64(2)
+pub unsafe fn openat64(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { openat(dir, path, flags | libc::O_LARGEFILE, mode) }
+}
+
+/// creat64(2)
+pub unsafe fn creat64(path: *const c_char, mode: c_uint) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { open64(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode) }
 }
 
 /// pipe(2)
@@ -280,7 +322,7 @@ pub unsafe fn syscall(
             libc::SYS_close => close(fd) as c_long,
             libc::SYS_close_range => close_range(a as _, b as _, c as _) as c_long,
             libc::SYS_dup => dup(fd) as c_long,
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
             libc::SYS_dup2 => dup2(fd, b as _) as c_long,
             libc::SYS_dup3 => dup3(fd, b as _, c as _) as c_long,
             libc::SYS_fcntl => fcntl(fd, b as _, c as _) as c_long,

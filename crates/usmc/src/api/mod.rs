@@ -9,6 +9,9 @@ mod plain;
 mod processes;
 mod sockets;
 mod stdio;
+pub mod time;
+#[cfg(target_pointer_width = "32")]
+mod time64;
 mod uring;
 mod waits;
 
@@ -18,6 +21,9 @@ pub use plain::*;
 pub use processes::*;
 pub use sockets::*;
 pub use stdio::*;
+pub use time::{Timespec64, Timeval64};
+#[cfg(target_pointer_width = "32")]
+pub use time64::*;
 pub use uring::*;
 pub use waits::*;
 

@@ -2,7 +2,7 @@
 //! by a function of its own once it does.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use libc::pid_t;
+use libc::{iovec, off64_t, pid_t, ssize_t};
 
 use super::after;
 use crate::device::Receiver;
@@ -10,8 +10,8 @@ use crate::real;
 use crate::socket::{control, passed};
 
 pub use crate::real::{
-    bind, copy_file_range, getpeername, getsockname, preadv, pwritev, sigaction, siginterrupt,
-    signal, sockatmark, sysv_signal, tee, vmsplice,
+    bind, copy_file_range, getpeername, getsockname, sigaction, siginterrupt, signal, sockatmark,
+    sysv_signal, tee, vmsplice,
 };
 
 macro_rules! made {
@@ -55,4 +55,60 @@ pub unsafe fn pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int {
             passed::arrived(fd, Receiver::Unknown);
         }
     })
+}
+
+macro_rules! at_offset {
+    ($($(#[$doc:meta])* $name:ident = $real:ident;)*) => { $(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As the function itself.
+        pub unsafe fn $name(fd: c_int, iov: *const iovec, count: c_int, offset: impl Into<off64_t>) -> ssize_t {
+            // SAFETY: the caller's contract.
+            unsafe { real::$real(fd, iov, count, offset.into()) }
+        }
+    )* };
+}
+
+at_offset! {
+    /// preadv(2)
+    preadv = preadv64;
+    /// pwritev(2)
+    pwritev = pwritev64;
+}
+
+/// mkstemp64(3)
+///
+/// # Safety
+/// As the function itself.
+pub unsafe fn mkstemp64(template: *mut c_char) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { mkostemp(template, libc::O_LARGEFILE) }
+}
+
+/// mkostemp64(3)
+///
+/// # Safety
+/// As the function itself.
+pub unsafe fn mkostemp64(template: *mut c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { mkostemp(template, flags | libc::O_LARGEFILE) }
+}
+
+/// mkstemps64(3)
+///
+/// # Safety
+/// As the function itself.
+pub unsafe fn mkstemps64(template: *mut c_char, suffix: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { mkostemps(template, suffix, libc::O_LARGEFILE) }
+}
+
+/// mkostemps64(3)
+///
+/// # Safety
+/// As the function itself.
+pub unsafe fn mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { mkostemps(template, suffix, flags | libc::O_LARGEFILE) }
 }

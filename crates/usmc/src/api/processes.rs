@@ -118,7 +118,7 @@ pub unsafe fn is_fork(nr: c_long, a: c_long, b: c_long) -> bool {
             // SAFETY: `struct clone_args` is made of 64-bit words, at least 8 of them by its size.
             unsafe { (*(a as *const u64), *(a as *const u64).add(5)) }
         }
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
         libc::SYS_fork => (0, 0),
         _ => return false,
     };
@@ -139,7 +139,7 @@ pub unsafe fn fork_by_number(
     e: c_long,
 ) -> c_long {
     // SAFETY: the caller's contract.
-    forking::around(|| unsafe { real::syscall(nr, a, b, c, d, e, 0) } as pid_t).into()
+    forking::around(|| unsafe { real::syscall(nr, a, b, c, d, e, 0) } as pid_t) as c_long
 }
 
 /// daemon(3)
@@ -242,6 +242,13 @@ struct Arguments {
 #[cfg(target_arch = "x86_64")]
 impl Arguments {
     /// # Safety
+    /// `list` is a `va_list`.
+    unsafe fn of(list: *mut c_void) -> Arguments {
+        // SAFETY: it is passed as its address.
+        unsafe { *list.cast::<Arguments>() }
+    }
+
+    /// # Safety
     /// There is a further argument, and it is a pointer.
     unsafe fn next(&mut self) -> *const c_char {
         // SAFETY: six registers are saved in words, the rest lies on the stack.
@@ -259,14 +266,39 @@ impl Arguments {
     }
 }
 
+/// A `va_list` where all arguments lie on the stack (System V ABI, i386): the address of the next one.
+#[cfg(target_arch = "x86")]
+#[derive(Clone, Copy)]
+struct Arguments(*const *const c_char);
+
+#[cfg(target_arch = "x86")]
+impl Arguments {
+    /// # Safety
+    /// `list` is a `va_list`.
+    unsafe fn of(list: *mut c_void) -> Arguments {
+        Arguments(list.cast())
+    }
+
+    /// # Safety
+    /// There is a further argument, and it is a pointer.
+    unsafe fn next(&mut self) -> *const c_char {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let value = *self.0;
+            self.0 = self.0.add(1);
+            value
+        }
+    }
+}
+
 /// Gathers the arguments of execl(3) up to the null pointer for `call`, which also gets those behind it.
 ///
 /// # Safety
 /// `list` is a `va_list` that contains a null pointer.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
 unsafe fn gather(list: *mut c_void, call: impl FnOnce(Strings, &mut Arguments) -> c_int) -> c_int {
     // SAFETY: the caller's contract.
-    let mut list = unsafe { *list.cast::<Arguments>() };
+    let mut list = unsafe { Arguments::of(list) };
     let mut ahead = list;
     let mut count = 1;
     // SAFETY: a null pointer comes.
@@ -289,21 +321,21 @@ unsafe fn gather(list: *mut c_void, call: impl FnOnce(Strings, &mut Arguments) -
 }
 
 /// execl(3)
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
 pub unsafe fn execl(path: *const c_char, list: *mut c_void) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { gather(list, |argv, _| execv(path, argv)) }
 }
 
 /// execlp(3)
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
 pub unsafe fn execlp(file: *const c_char, list: *mut c_void) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { gather(list, |argv, _| execvp(file, argv)) }
 }
 
 /// execle(3)
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
 pub unsafe fn execle(path: *const c_char, list: *mut c_void) -> c_int {
     // SAFETY: the caller's contract: the environment comes last.
     unsafe { gather(list, |argv, rest| execve(path, argv, rest.next().cast())) }

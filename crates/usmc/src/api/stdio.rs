@@ -100,13 +100,15 @@ struct Fields {
     _before: [usize; 14],
     /// `_fileno`, where fileno(3) looks.
     fileno: c_int,
-    _between: [u8; 44],
+    _between: [u8; if cfg!(target_pointer_width = "64") { 44 } else { 28 }],
     /// `_wide_data`, which freopen(3) looks into unless it is null.
     wide: *mut c_void,
 }
 
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(offset_of!(Fields, fileno) == 112 && offset_of!(Fields, wide) == 160);
+#[cfg(target_pointer_width = "32")]
+const _: () = assert!(offset_of!(Fields, fileno) == 56 && offset_of!(Fields, wide) == 88);
 
 /// What such a stream has there.
 const NO_FILENO: c_int = -2;

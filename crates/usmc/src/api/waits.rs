@@ -1,10 +1,10 @@
 //! The calls that wait for readiness.
 
-use core::ffi::{c_int, c_void};
-use core::mem;
+use core::ffi::{c_int, c_ulong};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use super::fail;
+use super::time::Time;
 use crate::poll::{epoll, multi, nested, pollfds};
 use crate::table::{self, Entry};
 use crate::{clock, errno, real, set_errno, sys, transition};
@@ -105,28 +105,41 @@ pub unsafe fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe {
+        epoll_pwait2_by(epfd, events, max, timeout, mask, || {
+            real::epoll_pwait2(epfd, events, max, timeout, mask)
+        })
+    }
+}
+
+/// epoll_pwait2(2); `kernel` is the real call.
+pub(super) unsafe fn epoll_pwait2_by<T: Time>(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: *const T,
+    mask: *const sigset_t,
+    kernel: impl FnOnce() -> c_int,
+) -> c_int {
     if let Entry::Epoll(set) = table::get(epfd)
-        && !is_bad(timeout)
+        && let Some(ns) = limit_ns(timeout)
     {
-        // SAFETY: the caller's contract.
-        let ns = unsafe { timeout.as_ref() }.map_or(-1, nanoseconds);
         // SAFETY: the caller's contract.
         if let Some(n) = unsafe { multi::epoll_wait(epfd, set, events, max, ns, mask) } {
             return n;
         }
     }
-    // SAFETY: the caller's contract.
-    unsafe { real::epoll_pwait2(epfd, events, max, timeout, mask) }
+    kernel()
 }
 
-/// Times the kernel refuses are left to the kernel.
-fn is_bad(t: *const timespec) -> bool {
+/// In nanoseconds; -1 = none. `None` for times that the kernel refuses: they are left to the kernel.
+fn limit_ns<T: Time>(t: *const T) -> Option<i64> {
     // SAFETY: null or valid (the callers' contract).
-    unsafe { t.as_ref() }.is_some_and(|t| t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec))
-}
-
-fn nanoseconds(t: &timespec) -> i64 {
-    t.tv_sec.saturating_mul(1_000_000_000).saturating_add(t.tv_nsec).max(0)
+    match unsafe { t.as_ref() } {
+        None => Some(-1),
+        Some(t) => t.is_valid().then(|| t.ns()),
+    }
 }
 
 /// poll(2)
@@ -147,18 +160,21 @@ pub unsafe fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    if is_bad(timeout) {
-        // SAFETY: the caller's contract.
-        return unsafe { real::ppoll(fds, count, timeout, mask) };
-    }
     // SAFETY: the caller's contract.
-    let ns = unsafe { timeout.as_ref() }.map_or(-1, nanoseconds);
+    unsafe { ppoll_by(fds, count, timeout, mask, || real::ppoll(fds, count, timeout, mask)) }
+}
+
+/// ppoll(2); `kernel` is the real call.
+pub(super) unsafe fn ppoll_by<T: Time>(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const T,
+    mask: *const sigset_t,
+    kernel: impl FnOnce() -> c_int,
+) -> c_int {
+    let Some(ns) = limit_ns(timeout) else { return kernel() };
     // SAFETY: the caller's contract.
-    match unsafe { pollfds::poll(fds, count as usize, ns, mask) } {
-        Some(n) => n,
-        // SAFETY: the caller's contract.
-        None => unsafe { real::ppoll(fds, count, timeout, mask) },
-    }
+    unsafe { pollfds::poll(fds, count as usize, ns, mask) }.unwrap_or_else(kernel)
 }
 
 const READ: i16 = libc::POLLIN | libc::POLLRDNORM | libc::POLLRDBAND;
@@ -166,9 +182,12 @@ const WRITE: i16 = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 const READ_SET: i16 = READ | libc::POLLHUP | libc::POLLERR;
 const WRITE_SET: i16 = WRITE | libc::POLLERR;
 
+/// Bits of a word of an fd_set, the kernel's `long`.
+const WORD: usize = c_ulong::BITS as usize;
+
 /// The three sets of select(2) as words; programs may use more than FD_SETSIZE bits.
 struct Sets {
-    sets: [*mut u64; 3],
+    sets: [*mut c_ulong; 3],
     count: usize,
 }
 
@@ -176,12 +195,12 @@ impl Sets {
     fn bit(&self, set: usize, fd: usize) -> bool {
         let base = self.sets[set];
         // SAFETY: fd < count, and a set holds `count` bits (select's contract).
-        !base.is_null() && unsafe { base.add(fd / 64).read() } >> (fd % 64) & 1 != 0
+        !base.is_null() && unsafe { base.add(fd / WORD).read() } >> (fd % WORD) & 1 != 0
     }
 
     fn clear(&self) {
         for base in self.sets.into_iter().filter(|b| !b.is_null()) {
-            for word in 0..self.count.div_ceil(64) {
+            for word in 0..self.count.div_ceil(WORD) {
                 // SAFETY: as above.
                 unsafe { base.add(word).write(0) };
             }
@@ -190,7 +209,7 @@ impl Sets {
 
     fn put(&self, set: usize, fd: usize) {
         // SAFETY: as above; only called for sets the caller gave.
-        unsafe { *self.sets[set].add(fd / 64) |= 1 << (fd % 64) };
+        unsafe { *self.sets[set].add(fd / WORD) |= 1 << (fd % WORD) };
     }
 
     fn wanted(&self, fd: usize) -> i16 {
@@ -240,8 +259,8 @@ unsafe fn select_by_poll(sets: &Sets, timeout_ns: i64, mask: *const sigset_t) ->
         // SAFETY: as above.
         done = Some(unsafe {
             pollfds::poll(fds.as_mut_ptr(), wanted, left, mask).unwrap_or_else(|| {
-                let left = timespec { tv_sec: left / 1_000_000_000, tv_nsec: left % 1_000_000_000 };
-                let left = if timeout_ns < 0 { core::ptr::null() } else { &raw const left };
+                let left = (timeout_ns >= 0).then(|| timespec::from_ns(left));
+                let left = left.as_ref().map_or(core::ptr::null(), |left| left);
                 real::ppoll(fds.as_mut_ptr(), wanted as libc::nfds_t, left, mask)
             })
         });
@@ -302,29 +321,36 @@ pub unsafe fn select(
     x: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    let sets = Sets { sets: [r.cast(), w.cast(), x.cast()], count: count.max(0) as usize };
+    // SAFETY: the caller's contract.
+    unsafe { select_in(count, [r, w, x], timeout, || real::select(count, r, w, x, timeout)) }
+}
+
+/// select(2); `kernel` is the real call.
+pub(super) unsafe fn select_in<T: Time>(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: *mut T,
+    kernel: impl FnOnce() -> c_int,
+) -> c_int {
+    let sets = Sets { sets: sets.map(|set| set.cast()), count: count.max(0) as usize };
     // SAFETY: the caller's contract.
     let limit = unsafe { timeout.as_ref() }.copied();
-    let ns = limit.map_or(-1, |t| {
-        nanoseconds(&timespec { tv_sec: t.tv_sec, tv_nsec: t.tv_usec.saturating_mul(1000) })
-    });
+    let ns = limit.map_or(-1, |t| t.ns());
     let start = clock::now_ns();
-    let done = if limit.is_some_and(|t| t.tv_sec < 0 || t.tv_usec < 0) {
+    // More than a second of microseconds is fine.
+    let is_bad = |t: T| t.parts().0 < 0 || t.parts().1 < 0;
+    let done = if limit.is_some_and(is_bad) {
         None
     } else {
         // SAFETY: the caller's contract.
         unsafe { select_by_poll(&sets, ns, core::ptr::null()) }
     };
-    let Some(n) = done else {
-        // SAFETY: the caller's contract.
-        return unsafe { real::select(count, r, w, x, timeout) };
-    };
+    let Some(n) = done else { return kernel() };
     if limit.is_some() {
         // Linux tells the time that is left.
-        let left = (ns as u64).saturating_sub(clock::now_ns() - start) / 1000;
-        let left = timeval { tv_sec: (left / 1_000_000) as _, tv_usec: (left % 1_000_000) as _ };
+        let left = (ns as u64).saturating_sub(clock::now_ns() - start);
         // SAFETY: not null, the caller's contract.
-        unsafe { *timeout = left };
+        unsafe { *timeout = T::from_ns(left as i64) };
     }
     n
 }
@@ -338,19 +364,22 @@ pub unsafe fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    let sets = Sets { sets: [r.cast(), w.cast(), x.cast()], count: count.max(0) as usize };
-    if is_bad(timeout) {
-        // SAFETY: the caller's contract.
-        return unsafe { real::pselect(count, r, w, x, timeout, mask) };
-    }
     // SAFETY: the caller's contract.
-    let ns = unsafe { timeout.as_ref() }.map_or(-1, nanoseconds);
-    // SAFETY: the caller's contract.
-    match unsafe { select_by_poll(&sets, ns, mask) } {
-        Some(n) => n,
-        // SAFETY: the caller's contract.
-        None => unsafe { real::pselect(count, r, w, x, timeout, mask) },
+    unsafe {
+        pselect_in(count, [r, w, x], timeout, mask, || real::pselect(count, r, w, x, timeout, mask))
     }
 }
 
-const _: () = assert!(mem::size_of::<*mut c_void>() == 8, "fd_set is walked in 64-bit words");
+/// pselect(2); `kernel` is the real call.
+pub(super) unsafe fn pselect_in<T: Time>(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: *const T,
+    mask: *const sigset_t,
+    kernel: impl FnOnce() -> c_int,
+) -> c_int {
+    let sets = Sets { sets: sets.map(|set| set.cast()), count: count.max(0) as usize };
+    let Some(ns) = limit_ns(timeout) else { return kernel() };
+    // SAFETY: the caller's contract.
+    unsafe { select_by_poll(&sets, ns, mask) }.unwrap_or_else(kernel)
+}

@@ -7,7 +7,7 @@ use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 use crate::sys;
 
 /// Most registrations of one process.
-pub const ENTRIES: usize = 1 << 18;
+pub const ENTRIES: usize = if cfg!(target_pointer_width = "32") { 1 << 16 } else { 1 << 18 };
 
 /// The set scans this entry itself.
 pub const E_HOT: u32 = 1;

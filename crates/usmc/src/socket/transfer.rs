@@ -116,7 +116,7 @@ pub unsafe fn sendfile(
     index: u32,
     slot: &Slot,
     from: i32,
-    offset: *mut libc::off_t,
+    offset: *mut libc::off64_t,
     count: usize,
 ) -> Outcome {
     let nonblock = wait::is_nonblocking(fd, conn::at(index));
@@ -130,7 +130,7 @@ pub unsafe fn sendfile(
                 None => sys::read(from, dst, len),
             }
         }?;
-        at = at.map(|at| at + n as libc::off_t);
+        at = at.map(|at| at + n as libc::off64_t);
         Ok(n)
     });
     if let (Outcome::Done(_), Some(at)) = (outcome, at) {

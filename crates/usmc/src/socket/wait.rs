@@ -15,6 +15,7 @@ use usmc_shm::sync::AtomicU32;
 
 use super::recv::Receiving;
 use super::{close, demote, ending};
+use crate::api::time::Time;
 use crate::clock;
 use crate::conn::{self, Conn, F_SHARED};
 use crate::sys::{self, Errno};
@@ -314,7 +315,7 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until) -> Woken {
 fn time_limit_ms(fd: i32, name: i32) -> i64 {
     let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let _ = sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut limit);
-    limit.tv_sec * 1000 + (limit.tv_usec + 999) / 1000
+    limit.ns().saturating_add(999_999) / 1_000_000
 }
 
 /// Sleeps for a doorbell or the end of the connection; every signal that is handled ends it.

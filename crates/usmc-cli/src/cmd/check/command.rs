@@ -4,18 +4,19 @@ use std::ffi::OsStr;
 
 use super::Finding;
 use crate::imports::Imports;
+use crate::library::Library;
 use crate::{differences, program};
 
 const REMEDY: &str = "`exclude_programs` keeps it on TCP, see usmc.toml(5)";
 
 /// All findings about `command`, which is looked up as execvp(3) does.
-pub fn findings(command: &OsStr) -> Vec<Finding> {
+pub fn findings(command: &OsStr, library: &Library) -> Vec<Finding> {
     let name = command.display();
     let Some(path) = program::find(command) else {
         let fact = format!("there is no program {name}");
         return vec![Finding::failure(fact, "give its path, or correct PATH")];
     };
-    if let Some((path, obstacle)) = program::obstacle(&path) {
+    if let Some((path, obstacle)) = program::obstacle(&path, library) {
         let fact = format!("{} runs on TCP: {obstacle}", path.display());
         return vec![Finding::failure(fact, "use another build of it, if there is one")];
     }

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use usmc::reason::Reason;
 
 use super::Finding;
 use crate::config::Config;
-use crate::library;
+use crate::library::{self, Library, NARROW_LINKER, NoNarrow};
 use crate::observed::{self, Socket};
 use crate::proc;
 
@@ -21,8 +20,8 @@ use crate::proc;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Whether the dynamic linker takes the library.
-pub fn loads(library: &Path) -> Finding {
-    let shown = library.display();
+pub fn loads(library: &Library) -> Finding {
+    let shown = library.path.display();
     let remedy = "see `ldd` of it: it must fit this machine's processor and C library";
     let probe = command(library).arg("loaded").output();
     match probe {
@@ -36,8 +35,37 @@ pub fn loads(library: &Path) -> Finding {
     }
 }
 
+/// Whether the 32-bit dynamic linker takes the 32-bit library. Nothing where no 32-bit programs run.
+pub fn loads_narrow(library: &Library) -> Option<Finding> {
+    let path = match &library.narrow {
+        Ok(path) => path,
+        Err(NoNarrow::NoPrograms) => return None,
+        Err(NoNarrow::Missing(path)) => {
+            return Some(Finding::note(
+                format!("32-bit programs stay TCP: there is no {}", path.display()),
+                "build it with `make deps32 build` and install it, if any of yours has 32 bits",
+            ));
+        }
+    };
+    let shown = path.display();
+    let remedy = "see `ldd` of it: it must fit this machine's 32-bit C library";
+    // No 32-bit program is known to be here; the linker itself looks up all that the library needs.
+    let listed = Command::new(NARROW_LINKER).arg("--list").arg(path).output();
+    Some(match listed {
+        Ok(output) if output.status.success() => {
+            Finding::good(format!("{shown} loads into 32-bit programs"))
+        }
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.lines().next().unwrap_or("the dynamic linker gave no reason");
+            Finding::failure(format!("{shown} does not load: {said}"), remedy)
+        }
+        Err(e) => Finding::failure(format!("{shown} cannot load: {NARROW_LINKER}: {e}"), remedy),
+    })
+}
+
 /// A connection between two processes under the library.
-pub fn connection(config: &Config, library: &Path) -> Finding {
+pub fn connection(config: &Config, library: &Library) -> Finding {
     match talk(config, library) {
         Ok(ends) => judge(&ends),
         Err(problem) => Finding::failure(
@@ -96,7 +124,7 @@ fn remedy_for(reason: Option<Reason>) -> Option<&'static str> {
     })
 }
 
-fn talk(config: &Config, library: &Path) -> Result<[End; 2]> {
+fn talk(config: &Config, library: &Library) -> Result<[End; 2]> {
     let mut server = Probe::start("server", config, library, &["serve"])?;
     let port: u16 = server.line()?.trim().parse().context("the server printed no port")?;
     let mut client = Probe::start("client", config, library, &["connect", &port.to_string()])?;
@@ -113,7 +141,7 @@ fn talk(config: &Config, library: &Path) -> Result<[End; 2]> {
 }
 
 /// This program as a probe, with the library and without any variable of uSMC.
-fn command(library: &Path) -> Command {
+fn command(library: &Library) -> Command {
     let exe = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
     let mut command = Command::new(exe);
     command.arg("probe");
@@ -121,7 +149,7 @@ fn command(library: &Path) -> Command {
         command.env_remove(key.env);
     }
     let before = std::env::var_os("LD_PRELOAD");
-    command.env("LD_PRELOAD", library::prepend(library, before.as_deref()));
+    command.env("LD_PRELOAD", library::prepend(&library.preload, before.as_deref()));
     command
 }
 
@@ -133,7 +161,12 @@ struct Probe {
 }
 
 impl Probe {
-    fn start(name: &'static str, config: &Config, library: &Path, args: &[&str]) -> Result<Probe> {
+    fn start(
+        name: &'static str,
+        config: &Config,
+        library: &Library,
+        args: &[&str],
+    ) -> Result<Probe> {
         let mut command = command(library);
         // Rules are left out: they are about the user's programs.
         for (variable, value) in config.environment() {

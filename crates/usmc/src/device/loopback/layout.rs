@@ -124,6 +124,20 @@ pub struct DeviceFile {
     pub custodies: [CustodyCell; CUSTODIES],
 }
 
+// 32-bit and 64-bit processes share the file.
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<Header>() == 4096 && offset_of!(Header, gid) == 16);
+    assert!(size_of::<Process>() == 64 && offset_of!(Process, mail) == 12);
+    assert!(size_of::<Listener>() == 64 && offset_of!(Listener, left_at) == 32);
+    assert!(size_of::<Offer>() == 128 && offset_of!(Offer, wanted_by) == 72);
+    assert!(offset_of!(DeviceFile, listeners) == 4096 + PROCESSES * 64);
+    assert!(size_of::<CustodyCell>() == 64 && offset_of!(CustodyCell, pending) == 16);
+    let before = 4096 + (PROCESSES + LISTENERS) * 64 + OFFERS * 128;
+    assert!(offset_of!(DeviceFile, custodies) == before);
+    assert!(size_of::<DeviceFile>() == (before + CUSTODIES * 64).next_multiple_of(4096));
+};
+
 /// An offer's state word, unpacked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct OfferState {

@@ -32,7 +32,7 @@ fn take(dev: &Loopback, file: &DeviceFile) -> Result<u32, Reason> {
     let fd = dev.fd.load(Relaxed);
     for index in 0..PROCESSES {
         // Cheap filter: an index whose last owner left in order is free; the lock decides.
-        if sys::lock_byte(fd, libc::F_SETLK, libc::F_WRLCK, LOCK_BASE + index as i64).is_err() {
+        if sys::lock_byte(fd, true, libc::F_WRLCK, LOCK_BASE + index as i64).is_err() {
             continue;
         }
         let process = &file.processes[index];
@@ -71,7 +71,7 @@ fn clean_up_after(file: &DeviceFile, index: u32) {
 
 fn is_locked(dev: &Loopback, index: u32) -> bool {
     let at = LOCK_BASE + index as i64;
-    sys::lock_byte(dev.fd.load(Relaxed), libc::F_GETLK, libc::F_WRLCK, at)
+    sys::lock_byte(dev.fd.load(Relaxed), false, libc::F_WRLCK, at)
         .is_ok_and(|kind| kind != libc::F_UNLCK)
 }
 
@@ -105,5 +105,5 @@ pub fn leave(dev: &Loopback) {
     clean_up_after(file, index);
     file.processes[index as usize].in_use.store(0, Release);
     let at = LOCK_BASE + index as i64;
-    let _ = sys::lock_byte(dev.fd.load(Relaxed), libc::F_SETLK, libc::F_UNLCK, at);
+    let _ = sys::lock_byte(dev.fd.load(Relaxed), true, libc::F_UNLCK, at);
 }
