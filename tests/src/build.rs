@@ -64,6 +64,7 @@ const PROGRAMS: &[Program] = &[
     },
     Program { name: "actor", dirs: &["common", "actor"], flags: &[] },
     Program { name: "load", dirs: &["common", "load"], flags: &[] },
+    Program { name: "storm", dirs: &["common", "storm"], flags: &[] },
 ];
 
 /// Some cases pass bad arguments on purpose, hence the exceptions.

@@ -224,7 +224,7 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
                 }
                 if enter {
                     wait::clear_bells(p.fd, conn, slot);
-                    ready::arm(conn, slot, want);
+                    ready::arm(p.fd, conn, slot, want);
                     tick |= ready::must_tick(conn, slot, want)
                         || wait::has_bells(conn, slot)
                         || (hides_bells(p.fd, conn, p.events)
