@@ -47,6 +47,9 @@ fn run(name: &str, program: &str, words: &[String]) {
     let fixture = Fixture::with_limit(name, LIMIT);
     let mut command = fixture.command(build::program(program));
     command.args(words);
+    if words[0].ends_with("without_spinning") {
+        command.env("USMC_BUSY_POLL_US", "0");
+    }
     let mut process = fixture.spawn(command);
     while let Some(line) = process.try_line() {
         if let Some(request) = line.strip_prefix('@') {
