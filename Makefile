@@ -11,10 +11,11 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build test test-loom test-tsan torture lint demo install test-deps demo-deps python-suite suites clean
+.PHONY: all build test test-loom test-tsan torture storm lint demo install test-deps demo-deps python-suite suites clean
 
-# For `make torture`: how many random programs, and the first one's seed.
+# For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
 PROGRAMS ?= 50000
+EVENTS ?= 10000
 SEED ?= $(shell date +%s)
 
 all: build
@@ -43,6 +44,10 @@ test-tsan:
 torture: build
 	USMC_TORTURE=$(PROGRAMS) USMC_TORTURE_SEED=$(SEED) $(CARGO) test --release --locked -p usmc-tests --test torture \
 		random -- --nocapture
+
+# Kills, stops, forks and execs at random among processes that move streams. `make test` has a storm of a thousand.
+storm: build
+	USMC_STORM=$(EVENTS) USMC_STORM_SEED=$(SEED) $(CARGO) test --release --locked -p usmc-tests --test storm -- --nocapture
 
 lint:
 	$(CARGO) fmt --all --check

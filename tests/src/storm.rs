@@ -4,10 +4,10 @@
 //! of `storm.h`.
 
 use std::fmt::Write;
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::procfs;
@@ -51,7 +51,10 @@ pub enum Header {
 }
 
 /// The shared file.
-pub struct Table(File);
+pub struct Table {
+    file: File,
+    path: PathBuf,
+}
 
 impl Table {
     /// An empty one.
@@ -63,19 +66,19 @@ impl Table {
         let file =
             options.read(true).write(true).create_new(true).open(path).expect("our own file");
         file.set_len(STREAMS_AT + STREAMS * STREAM).expect("a sparse file");
-        let table = Table(file);
+        let table = Table { file, path: path.to_owned() };
         table.set(STREAMS_AT, seed);
         table
     }
 
     fn word(&self, at: u64) -> u64 {
         let mut bytes = [0; 8];
-        self.0.read_exact_at(&mut bytes, at).expect("the table");
+        self.file.read_exact_at(&mut bytes, at).expect("the table");
         u64::from_ne_bytes(bytes)
     }
 
     fn set(&self, at: u64, value: u64) {
-        self.0.write_all_at(&value.to_ne_bytes(), at).expect("the table");
+        self.file.write_all_at(&value.to_ne_bytes(), at).expect("the table");
     }
 
     /// A field of the header.
@@ -91,7 +94,7 @@ impl Table {
     /// The process of a number; `None` before it has begun.
     fn process(&self, number: u64) -> Option<Entry> {
         let mut bytes = [0; PROCESS as usize];
-        self.0.read_exact_at(&mut bytes, HEADER + number * PROCESS).expect("the table");
+        self.file.read_exact_at(&mut bytes, HEADER + number * PROCESS).expect("the table");
         let word = |i: usize| u64::from_ne_bytes(bytes[i * 8..][..8].try_into().expect("8 bytes"));
         let pid = i32::try_from(word(0)).expect("a pid");
         (pid != 0).then_some(Entry {
@@ -108,13 +111,18 @@ impl Table {
         self.set(HEADER + number * PROCESS + 16, 1);
     }
 
+    /// What its processes wrote to standard error.
+    pub fn errors(&self) -> String {
+        fs::read_to_string(self.path.with_extension("errors")).unwrap_or_default()
+    }
+
     /// What is wrong with a stream that nobody works on any more; whether it was whole.
     ///
     /// # Errors
     /// A description.
     pub fn judge(&self, number: u64) -> Result<bool, String> {
         let mut bytes = [0; STREAM as usize];
-        self.0.read_exact_at(&mut bytes, STREAMS_AT + number * STREAM).expect("the table");
+        self.file.read_exact_at(&mut bytes, STREAMS_AT + number * STREAM).expect("the table");
         let word = |i: usize| u64::from_ne_bytes(bytes[i * 8..][..8].try_into().expect("8 bytes"));
         let count = (word(3) as usize).min(HOLDERS);
         let holders: Vec<u32> = (0..count)
@@ -217,7 +225,8 @@ impl Crowd {
             let has_ended = procfs::has_ended(member.pid);
             let entry = table.process(member.number).expect("it has begun");
             if has_ended {
-                assert!(entry.ended || entry.killed, "process {} died by itself", member.pid);
+                let (pid, role, well) = (member.pid, entry.role, entry.ended || entry.killed);
+                assert!(well, "process {pid} of role {role} died by itself:\n{}", table.errors());
             }
             if entry.steps != member.steps || entry.busy == 0 {
                 member.since = now;
@@ -284,12 +293,12 @@ pub struct Size {
 impl Size {
     /// Of a process.
     pub fn of(pid: i32) -> Size {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let field = |name: &str| {
             let line = status.lines().find_map(|l| l.strip_prefix(name)).unwrap_or("0");
             line.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0)
         };
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         Size {
             fds: procfs::open_fds(pid),
             segments: procfs::shared_mappings(pid),

@@ -4,6 +4,7 @@
 // is 1 where it is protected from the harness.
 #include "storm.h"
 
+#include <execinfo.h>
 #include <sys/prctl.h>
 
 sigset_t wait_mask;
@@ -90,10 +91,33 @@ static struct end end_of(const char *text) {
     return end;
 }
 
+// Beside the table, for the harness: whose standard error this is may have been killed.
+static void note_errors(void) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s.errors", next.path);
+    int fd = OK(open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+    OK(dup2(fd, 2));
+    close(fd);
+}
+
+// A crash is not to go without a word: whose child it is does not wait for it.
+static void on_crash(int signal, siginfo_t *info, void *context) {
+    (void)context;
+    dprintf(2, "process %d: signal %d at %p\n", getpid(), signal, info->si_addr);
+    void *frames[32];
+    backtrace_symbols_fd(frames, backtrace(frames, 32), 2);
+    _exit(1);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc >= 7);
+    struct sigaction crash = {.sa_sigaction = on_crash, .sa_flags = SA_SIGINFO};
+    for (size_t i = 0; i < 4; i++)
+        sigaction((int[]){SIGSEGV, SIGBUS, SIGABRT, SIGILL}[i], &crash, NULL);
     setvbuf(stdout, NULL, _IOLBF, 0);
     signal(SIGPIPE, SIG_IGN);
+    // The kernel's word to a group that has lost its leader while a member is stopped.
+    signal(SIGHUP, SIG_IGN);
     struct sigaction on = {.sa_handler = on_term};
     sigaction(SIGTERM, &on, NULL);
     // Only waits are to be interrupted, and an exec not at all.
@@ -108,6 +132,7 @@ int main(int argc, char **argv) {
     next = (struct next){role, argv[2], atol(argv[3]), atol(argv[4]), fresh ? -1 : atol(argv[5]),
         fresh && atol(argv[5]) == 1};
     open_table(next.path);
+    note_errors();
     bool serves = !strcmp(role, "server"), works = !strcmp(role, "worker"), is_child = !strcmp(role, "child");
     if (!serves)
         signal(SIGCHLD, SIG_IGN);

@@ -36,8 +36,10 @@ static void add(struct end end) {
     watch(EPOLL_CTL_ADD, &end);
 }
 
+// A child that was just forked may have the connection open still, and the set would go on telling of it.
 static void forget(int fd) {
     CHECK(used[fd]);
+    OK(epoll_ctl(set, EPOLL_CTL_DEL, fd, NULL));
     used[fd] = false;
     count--;
     me->busy--;
@@ -88,17 +90,18 @@ static void act(int fd) {
     if (result == AGAIN && end->stream)
         result = pump(end, edge);
     if (result == DONE) {
+        forget(fd);
         close(fd);
-        return forget(fd);
+        return;
     }
     enum kind kind = end->stream ? due(end) : NOTHING;
     if (kind == EXEC) {
         replace_all();
     } else if (kind != NOTHING) {
         // What waits for the child would keep the others waiting.
-        OK(epoll_ctl(set, EPOLL_CTL_DEL, fd, NULL));
+        forget(fd);
         hand_to_child(end, kind == CHILD_EXEC ? kind : TO_CHILD, alone);
-        return forget(fd);
+        return;
     }
     watch(EPOLL_CTL_MOD, end);
 }

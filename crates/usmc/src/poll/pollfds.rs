@@ -278,11 +278,7 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
                 // It may be so since a moment only, later than our last look: that bell was for us.
                 timeout_ms = 1;
             }
-            p.events = if deaf {
-                urgent
-            } else {
-                libc::POLLIN | libc::POLLRDHUP | urgent
-            };
+            p.events = if deaf { urgent } else { libc::POLLIN | libc::POLLRDHUP | urgent };
         }
     }
     let ts = libc::timespec {

@@ -18,8 +18,8 @@ use super::recv::Receiving;
 use super::{close, demote, ending};
 use crate::clock;
 use crate::conn::{self, Conn, F_SHARED};
-use crate::sys::{self, Errno};
 use crate::poll::ready;
+use crate::sys::{self, Errno};
 use crate::{config, process, real, transition};
 
 /// Most doorbell bytes taken at once.
