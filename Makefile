@@ -60,7 +60,7 @@ demo: demo-deps build
 python-suite: test-deps build
 	sh tests/python-suite.sh $(MODULES)
 
-# libevent's and redis' test suites, from Debian's source packages, likewise. SUITES: some of them only.
+# libevent's, redis' and PostgreSQL's test suites, from Debian's source packages, likewise, and Go as a control. SUITES: some of them only.
 suites: build
 	sh tests/suites.sh $(SUITES)
 

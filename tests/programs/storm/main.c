@@ -87,6 +87,9 @@ static struct end end_of(const char *text) {
     end.stream = stream ? &table->stream[stream] : NULL;
     end.receives = receives;
     end.sends = sends;
+    const struct way *in = stream ? &end.stream->way[1 - end.side] : NULL;
+    if (in && in->shut && in->received < in->total)
+        end.stream->risky = 1;
     OK(fcntl(end.fd, F_SETFD, FD_CLOEXEC));
     return end;
 }
