@@ -14,10 +14,12 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build deps32 test test-loom test-tsan torture fuzz lint demo install test-deps fuzz-deps demo-deps python-suite suites clean
+.PHONY: all build deps32 test test-loom test-tsan torture storm fuzz lint demo install test-deps fuzz-deps demo-deps python-suite \
+	suites clean
 
-# For `make torture`: how many random programs, and the first one's seed.
+# For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
 PROGRAMS ?= 50000
+EVENTS ?= 10000
 SEED ?= $(shell date +%s)
 
 # For `make fuzz`: how long new inputs are looked for, all targets together.
@@ -55,6 +57,10 @@ torture: build
 	USMC_TORTURE=$(PROGRAMS) USMC_TORTURE_SEED=$(SEED) $(CARGO) test --release --locked -p usmc-tests --test torture \
 		random -- --nocapture
 
+# Kills, stops, forks and execs at random among processes that move streams. `make test` has a storm of a thousand.
+storm: build
+	USMC_STORM=$(EVENTS) USMC_STORM_SEED=$(SEED) $(CARGO) test --release --locked -p usmc-tests --test storm -- --nocapture
+
 # Everything that reads a peer's bytes, under libFuzzer: what is kept, then what is new. See docs/fuzzing.md.
 fuzz: fuzz-deps
 	CARGO="$(CARGO)" FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run
@@ -75,7 +81,7 @@ demo: demo-deps build
 python-suite: test-deps build
 	PYTHON='$(PYTHON)' sh tests/python-suite.sh $(MODULES)
 
-# libevent's and redis' test suites, from Debian's source packages, likewise. SUITES: some of them only.
+# libevent's, redis' and PostgreSQL's test suites, from Debian's source packages, likewise, and Go as a control. SUITES: some of them only.
 suites: build
 	sh tests/suites.sh $(SUITES)
 

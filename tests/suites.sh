@@ -4,6 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 usmc=${CARGO_TARGET_DIR:-$PWD/target}/release/usmc
+# postgresql and go by name.
 suites=${*:-libevent redis}
 sh .ci/packages gcc:gcc make:make dpkg-dev:dpkg-source tcl:tclsh redis-server:redis-server redis-tools:redis-cli
 work=$(mktemp -d)
@@ -22,17 +23,26 @@ fetch() {
     done
     apt="apt-get -qq -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=$work/apt/sources
         -o Dir::State::lists=$work/apt/lists -o APT::Sandbox::User=root"
-    (cd "$work/$1" && $apt update && $apt --download-only source "$1" && tar xf "$1"_*.orig.tar.* --strip-components=1)
+    (cd "$work/$1" && $apt update && $apt --download-only source "$(source_of "$1")" && tar xf ./*.orig.tar.* --strip-components=1)
+}
+
+# What apt calls it.
+source_of() {
+    case $1 in
+    # The version of the server that is installed.
+    postgresql) dpkg-query -W -f '${source:Package}=${source:Version}' postgresql-15 ;;
+    *) echo "$1" ;;
+    esac
 }
 
 # usmc run, or nothing.
 under() {
     if [ "$1" = usmc ]; then
         shift
-        USMC_ISM_DIR=$ism "$usmc" run -- "$@"
+        ${as_user:-} env USMC_ISM_DIR="$ism" "$usmc" run -- "$@"
     else
         shift
-        "$@"
+        ${as_user:-} "$@"
     fi
 }
 
@@ -73,8 +83,63 @@ build_redis() {
     done
 }
 
+# PostgreSQL's regression tests through TCP, by a server with a process per connection. Neither runs as root.
+build_postgresql() {
+    sh .ci/packages postgresql-15:- postgresql-client-15:- libpq-dev:- bison:bison flex:flex
+    regress=$work/postgresql/src/test/regress
+    (cd "$work/postgresql" && ./configure --quiet --without-readline --without-zlib && make -s -C src/backend generated-headers &&
+        make -s -C src/test/regress regress.so) >"$work/build.log" 2>&1 || return 1
+    ln -s /usr/lib/postgresql/15/lib/autoinc.so /usr/lib/postgresql/15/lib/refint.so "$regress"
+}
+
+run_postgresql() {
+    bin=/usr/lib/postgresql/15/bin
+    dir=$work/postgresql.$1
+    port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    mkdir "$dir"
+    chown -R postgres "$dir" "$ism"
+    (
+        cd "$dir"
+        as_user='runuser -u postgres --'
+        $as_user $bin/initdb -A trust -D data --no-sync
+        printf "port=%d\nlisten_addresses='127.0.0.1'\nunix_socket_directories=''\nfsync=off\n" "$port" >>data/postgresql.conf
+        under "$1" $bin/pg_ctl -D data -l log -w -s start
+        under "$1" /usr/lib/postgresql/15/lib/pgxs/src/test/regress/pg_regress --host=127.0.0.1 --port="$port" \
+            --bindir=$bin --inputdir="$regress" --outputdir="$dir" --dlpath="$regress" --max-connections=6 \
+            --schedule="$regress/parallel_schedule" >result || true
+        $as_user $bin/pg_ctl -D data -m fast -s stop
+    ) >"$work/postgresql.log" 2>&1 </dev/null
+    sed -n 's/^ *\(test \)\{0,1\} *\([a-z_0-9]*\) *\.\.\. ok .*/\2/p' "$dir/result"
+}
+
+# Go's programs make their system calls themselves, so they stay on TCP, at either end of a peer under uSMC.
+control_go() {
+    sh .ci/packages golang-go:go
+    GO111MODULE=off GOCACHE=$work/go go build -o "$work/streams" tests/programs/outside/streams.go
+    mkfifo "$work/stdin"
+    for server in "$work/streams serve" "python3 tests/programs/outside/streams.py serve"; do
+        : >"$work/port"
+        # shellcheck disable=SC2086 # words
+        under usmc $server <"$work/stdin" >"$work/port" 2>/dev/null &
+        exec 9>"$work/stdin"
+        until port=$(sed -n 's/^port //p' "$work/port") && [ -n "$port" ]; do :; done
+        case $server in
+        python3*) client=$work/streams ;;
+        *) client="python3 tests/programs/outside/streams.py" ;;
+        esac
+        # shellcheck disable=SC2086 # words
+        timeout 100 env USMC_ISM_DIR="$ism" "$usmc" run -- $client talk "$port" 2>/dev/null || return 1
+        exec 9>&-
+        wait $!
+    done
+}
+
 failed=0
 for suite in $suites; do
+    if [ "$suite" = go ]; then
+        control_go || { echo "go: not all bytes came back" >&2; failed=1; }
+        continue
+    fi
     fetch "$suite"
     "build_$suite" || { cat "$work/build.log" >&2; exit 1; }
     for how in tcp usmc; do

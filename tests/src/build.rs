@@ -77,6 +77,9 @@ const PROGRAMS: &[Program] = &[
     },
     Program { name: "actor", dirs: &["common", "actor"], flags: &[] },
     Program { name: "load", dirs: &["common", "load"], flags: &[] },
+    // Cannot load the library.
+    Program { name: "load-static", dirs: &["common", "load"], flags: &["-static"] },
+    Program { name: "storm", dirs: &["common", "storm"], flags: &[] },
 ];
 
 /// The same for 32 bits, where these run.

@@ -68,6 +68,11 @@ impl Fixture {
         &self.dir
     }
 
+    /// What is in the environment of all its processes, `NAME=value`.
+    pub fn marker(&self) -> &str {
+        &self.marker
+    }
+
     /// A directory for the test's own files.
     pub fn scratch(&self) -> &Path {
         &self.scratch

@@ -15,6 +15,7 @@ pub mod fixture;
 pub mod process;
 pub mod procfs;
 pub mod ss;
+pub mod storm;
 pub mod torture;
 
 pub use draw::Draw;

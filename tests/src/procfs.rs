@@ -16,7 +16,8 @@ fn all() -> impl Iterator<Item = i32> {
     entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok())
 }
 
-fn has_marker(pid: i32, marker: &str) -> bool {
+/// Whether the start environment of a process holds `marker`.
+pub fn has_marker(pid: i32, marker: &str) -> bool {
     fs::read(format!("/proc/{pid}/environ"))
         .is_ok_and(|env| env.split(|&b| b == 0).any(|v| v == marker.as_bytes()))
 }

@@ -1,4 +1,5 @@
-//! Programs that bring their own ways of using sockets: rsync, OpenSSH, OpenSSL, Node, Python, Java.
+//! Programs that bring their own ways of using sockets: rsync, OpenSSH, OpenSSL, Node, Python, Java; and programs that the
+//! library cannot get into, which stay on TCP.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -222,5 +223,59 @@ fn java_selectors_and_blocking_sockets() {
     let mut java = fixture.command("java");
     java.args(["-cp", ".", "Sockets"]);
     assert!(fixture.run(java).contains("all well"));
+    fixture.finish();
+}
+
+/// Both ends check every byte, of which there are too many for one buffer.
+fn transfer(fixture: &Fixture, to: &str, from: &str) {
+    let run = |name: &str, args: &[&str]| {
+        let mut command = fixture.command(build::program(name));
+        command.args(args);
+        fixture.spawn(command)
+    };
+    let mut sink = run(to, &["sink"]);
+    let port = sink.line_after("port");
+    let sent = run(from, &["source", &port, "30000000"]).succeed();
+    let received = sink.succeed();
+    let hash = |text: &str, word: &str| {
+        let line = text.lines().find_map(|l| l.strip_prefix(word)).map(str::to_owned);
+        line.expect("a hash")
+    };
+    assert_eq!(hash(&sent, "sent"), hash(&received, "received"));
+    assert_eq!(hash(&received, "sent"), hash(&sent, "received"));
+}
+
+/// A statically linked program at either end: TCP, every byte, and the reason at the end that has the library.
+#[test]
+fn static_programs_stay_on_tcp() {
+    let fixture = Fixture::new("static programs");
+    transfer(&fixture, "load", "load-static");
+    transfer(&fixture, "load-static", "load");
+    for (server, client, reason) in [
+        ("load", "load-static", "client made no offer"),
+        ("load-static", "load", "peer is not under uSMC on this device"),
+    ] {
+        let port = fixture.port();
+        let mut serve = fixture.command(build::program(server));
+        serve.args(["server", &port.to_string()]);
+        let mut serve = fixture.spawn(serve);
+        serve.line_after("port");
+        let mut talk = fixture.command(build::program(client));
+        talk.args(["many", &port.to_string(), "3"]);
+        let mut talk = fixture.spawn(talk);
+        talk.line_after("connected");
+        // A reason is final once the server has looked for an offer long enough.
+        for _ in 0..50 {
+            talk.say("talk");
+            talk.line_after("round");
+        }
+        if !usmc_tests::is_plain() {
+            let seen = fixture.connections(port);
+            let all = seen.iter().all(|s| !s.is_smcd() && s.fallback_reason == reason);
+            assert!(seen.len() == 3 && all, "of {server}: {seen:#?}");
+        }
+        talk.succeed();
+        serve.succeed();
+    }
     fixture.finish();
 }

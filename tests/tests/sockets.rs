@@ -99,6 +99,9 @@ fn run(name: &str, set: Set, words: &[String]) {
     if let Some(peer) = set.peer {
         command.env("USMC_TESTS_PEER", build::program(peer));
     }
+    if words[0].ends_with("without_spinning") {
+        command.env("USMC_BUSY_POLL_US", "0");
+    }
     let mut process = fixture.spawn(command);
     while let Some(line) = process.try_line() {
         if let Some(request) = line.strip_prefix('@') {

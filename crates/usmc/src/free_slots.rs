@@ -7,7 +7,7 @@ pub struct FreeSlots {
     slots: u32,
     free: u32,
     lost: u32,
-    /// Free slots `[..free]`, last in first out; slots the acceptor still holds `[slots - lost..slots]`.
+    /// Free slots `[..free]`, last in first out; slots that others still hold `[slots - lost..slots]`.
     stack: [u16; SLOTS_MAX as usize],
 }
 
@@ -33,14 +33,14 @@ impl FreeSlots {
         self.free += 1;
     }
 
-    /// A slot that was taken is not used by us any more, but by the acceptor.
+    /// A slot that was taken is not used by us any more, but by the acceptor or a forked process.
     pub fn lose(&mut self, slot: u32) {
         debug_assert!(self.free + self.lost < self.slots);
         self.lost += 1;
         self.stack[(self.slots - self.lost) as usize] = slot as u16;
     }
 
-    /// Frees those lost slots that are `gone` from the acceptor's side, too.
+    /// Frees those lost slots that are `gone` from everybody else's side, too.
     pub fn collect(&mut self, mut gone: impl FnMut(u32) -> bool) {
         let from = (self.slots - self.lost) as usize;
         let lost = &mut self.stack[from..self.slots as usize];
@@ -56,7 +56,7 @@ impl FreeSlots {
         self.lost -= found as u32;
     }
 
-    /// Whether most slots are with acceptors that do not let go.
+    /// Whether most slots are with others who do not let go.
     pub fn is_mostly_lost(&self) -> bool {
         self.lost * 2 > self.slots
     }

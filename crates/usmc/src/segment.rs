@@ -169,8 +169,13 @@ pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
             // Holders that died without a word: leave the segment to those who still use it.
             map.header().retired.store(1, Relaxed);
             m.role = Role::Closed;
+            slots = slots.max(map.slots());
+            if m.users == 0 {
+                m.unmap();
+            }
+        } else {
+            slots = (map.slots() * 4).clamp(slots, MOST_SLOTS);
         }
-        slots = (map.slots() * 4).clamp(slots, MOST_SLOTS);
     }
     let shift = crate::config::get().ring_shift;
     let index = place(&mut table, segment_len(slots, shift).ok_or(Reason::NoMemory)?)?;
@@ -229,10 +234,15 @@ fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Resu
     Ok(())
 }
 
-/// Whether the acceptor is done with a slot.
+/// Whether one end's processes are done with a slot.
+fn is_let_go_by(end: usize, map: &Segment, slot: u32) -> bool {
+    // Acquire: whatever they did with the slot happened before.
+    map.slot(slot).is_ok_and(|s| s.end[end].refs.load(Acquire) == 0)
+}
+
+/// Whether nobody has the slot: neither the acceptor nor a process that forked with us.
 fn is_let_go(map: &Segment, slot: u32) -> bool {
-    // Acquire: whatever the acceptor did with the slot happened before.
-    map.slot(slot).is_ok_and(|s| s.end[ACCEPTOR].refs.load(Acquire) == 0)
+    [CLIENT, ACCEPTOR].iter().all(|&end| is_let_go_by(end, map, slot))
 }
 
 /// The fd of an own segment, to be pushed to an acceptor.
@@ -242,7 +252,7 @@ pub fn fd_of(index: u32) -> Option<i32> {
     (matches!(m.role, Role::Own | Role::Closed) && m.fd >= 0).then_some(m.fd)
 }
 
-/// A record does not use its segment any more. For the client's last reference, `slot` goes back.
+/// A record does not use its segment any more. `slot` was a client's, which may have been the last to hold it.
 pub fn let_go(index: u32, slot: Option<u32>) {
     let Some(table) = table() else { return };
     let m = &mut table.entries[index as usize];
@@ -250,7 +260,9 @@ pub fn let_go(index: u32, slot: Option<u32>) {
     if m.role == Role::Own
         && let (Some(slot), Ok(map)) = (slot, m.segment())
     {
-        give_back_pages(&map, slot);
+        if is_let_go_by(CLIENT, &map, slot) {
+            give_back_pages(&map, slot);
+        }
         if is_let_go(&map, slot) {
             m.slots.give(slot);
         } else {

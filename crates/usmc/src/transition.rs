@@ -265,12 +265,14 @@ pub fn progress(fd: i32, index: u32, call: Call) {
     }
     // Somebody else is at it, or we interrupted ourselves in a signal handler: the next call goes on.
     let Some(held) = conn.step_lock.try_enter() else { return };
-    let before = conn.phase();
+    let (before, reason) = (conn.phase(), conn.reason.load(Relaxed));
     step(fd, conn);
     if conn.phase() != before {
         // Takes the sets' locks, which others hold while they begin a step.
         drop(held);
         changed(fd, index);
+    } else if conn.reason.load(Relaxed) != reason {
+        observer::changed(fd, index);
     }
 }
 
@@ -628,6 +630,6 @@ fn release(conn: &Conn, end: &End, segment: u32, index: u32) -> bool {
     if !last {
         fork::leave_to_parent(end);
     }
-    segment::let_go(segment, (last && conn.has(F_CLIENT)).then_some(index));
+    segment::let_go(segment, conn.has(F_CLIENT).then_some(index));
     last
 }

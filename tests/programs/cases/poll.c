@@ -213,3 +213,23 @@ PAIR_CASE(two_processes_poll_one_socket) {
     wait_events(p.fd, POLLIN, POLLIN);
     pair_close(p);
 }
+
+// Bytes that come while poll(2) is about to sleep, at any moment of that.
+REMOTE_CASE(poll_hears_what_comes_as_it_falls_asleep_without_spinning) {
+    struct pair p = pair_open();
+    peer_begin(P_ECHO, p.peer, 0, 0, 0);
+    for (int i = 0; i < 20000; i++) {
+        char byte = i, got;
+        EQ(send(p.fd, &byte, 1, 0), 1);
+        struct pollfd f = {.fd = p.fd, .events = POLLIN};
+        double before = now();
+        // Long enough to see the sleep end by itself.
+        EQ(poll(&f, 1, 3000), 1);
+        CHECK(now() - before < 2.5);
+        EQ(recv(p.fd, &got, 1, 0), 1);
+        EQ(got, byte);
+    }
+    OK(shutdown(p.fd, SHUT_WR));
+    EQ(peer_end(), 20000);
+    close(p.fd);
+}

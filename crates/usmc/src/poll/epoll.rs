@@ -218,7 +218,7 @@ pub fn arm(entry: &Entry) {
         conn.rx_sleepers.fetch_add(1, AcqRel);
         conn.tx_sleepers.fetch_add(u32::from(want & OUT != 0), AcqRel);
     }
-    ready::arm(conn, slot, want & (READ_BITS | WRITE_BITS));
+    ready::arm(live_fd(entry), conn, slot, want & (READ_BITS | WRITE_BITS));
 }
 
 /// No doorbell is needed: somebody looks.

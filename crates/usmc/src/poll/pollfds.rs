@@ -224,7 +224,7 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
                 }
                 if enter {
                     wait::clear_bells(p.fd, conn, slot);
-                    ready::arm(conn, slot, want);
+                    ready::arm(p.fd, conn, slot, want);
                     tick |= ready::must_tick(conn, slot, want)
                         || wait::has_bells(conn, slot)
                         || (hides_bells(p.fd, conn, p.events)
@@ -273,16 +273,12 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
                 || conn.slot().is_some_and(shut);
             // What is there already would end every sleep at once.
             let urgent = p.events & libc::POLLPRI;
-            let hidden = hides_bells(p.fd, conn, p.events);
-            if hidden && p.events & !libc::POLLPRI != 0 && !(0..=1).contains(&timeout_ms) {
-                // It may be so since a moment only.
+            let deaf = bells || ended || hides_bells(p.fd, conn, p.events);
+            if deaf && p.events & !libc::POLLPRI != 0 && !(0..=1).contains(&timeout_ms) {
+                // It may be so since a moment only, later than our last look: that bell was for us.
                 timeout_ms = 1;
             }
-            p.events = if bells || ended || hidden {
-                urgent
-            } else {
-                libc::POLLIN | libc::POLLRDHUP | urgent
-            };
+            p.events = if deaf { urgent } else { libc::POLLIN | libc::POLLRDHUP | urgent };
         }
     }
     let ts = libc::timespec {

@@ -131,12 +131,13 @@ fn writable(fd: i32, conn: &Conn, slot: &Slot, own: u32) -> bool {
 }
 
 /// Announces that somebody interested in `want` is going to sleep in the kernel.
-pub fn arm(conn: &Conn, slot: &Slot, want: u32) {
+pub fn arm(fd: i32, conn: &Conn, slot: &Slot, want: u32) {
     if want & READ_BITS != 0 {
         conn.rx(slot).arm_rx(ARM_TCP);
     }
     if want & WRITE_BITS != 0 {
         conn.tx(slot).arm_tx(ARM_TCP);
+        wait::watch_over(fd, conn, slot);
     }
 }
 

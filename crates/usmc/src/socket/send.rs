@@ -295,7 +295,11 @@ pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
 fn stalled(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let sends = conn.stalled.load(Relaxed).wrapping_add(1);
     conn.stalled.store(sends, Relaxed);
-    sends.is_multiple_of(STALLED_CHECK) && is_dead(fd, conn, slot)
+    if !sends.is_multiple_of(STALLED_CHECK) {
+        return false;
+    }
+    wait::watch_over(fd, conn, slot);
+    is_dead(fd, conn, slot)
 }
 
 /// Asks the kernel for the peer's FIN or RST.

@@ -8,7 +8,8 @@ use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::bell::{Bells, Drain, Rung};
 use usmc_shm::layout::{
-    ARM_TCP, END_CUT, END_SHUT_RD, Slot, TX_RING, TXF_CLOSED, TXF_DONE, TXF_LOOK,
+    ARM_TCP, END_CUT, END_SHUT_RD, Slot, TX_RING, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS,
+    TXF_LOOK,
 };
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
@@ -18,6 +19,7 @@ use super::{close, demote, ending};
 use crate::api::time::Time;
 use crate::clock;
 use crate::conn::{self, Conn, F_SHARED};
+use crate::poll::ready;
 use crate::sys::{self, Errno};
 use crate::{config, process, real, transition};
 
@@ -137,6 +139,24 @@ pub fn must_tick(conn: &Conn, slot: &Slot) -> bool {
         // The kernel's socket is readable for good.
         || conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0
         || is_cut(conn)
+}
+
+/// Sees to it that the death of a peer is heard that has shut its direction down: its FIN is here already, and of what
+/// it leaves unread in the ring the kernel knows nothing. A doorbell unread makes it answer with a RST, as TCP does.
+pub fn watch_over(fd: i32, conn: &Conn, slot: &Slot) {
+    let flags = conn.peer(slot).flags.load(Acquire);
+    let (own, theirs) = (conn.own(slot), &slot.end[1 - conn.side()]);
+    if flags & TXF_ENDS == 0
+        || flags & (TXF_CLOSED | TXF_ABORT) != 0
+        || own.flags.load(Relaxed) & TXF_DONE != 0
+        || conn.kernel_events.load(Relaxed) & ready::HUP != 0
+        || own.bells_sent.load(Relaxed) != theirs.bells_drained.load(Relaxed)
+    {
+        return;
+    }
+    if conn.tx(slot).has_data() && transition::tx_is_ring(fd, conn, slot) {
+        ring_bell(fd, conn, slot, || conn.tx(slot).take_rx_sleepers() | ARM_TCP);
+    }
 }
 
 /// Whether no doorbell can wake this end ([`END_CUT`]).
@@ -473,6 +493,7 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
     }
     // Unread data keeps the socket readable, a half-closed peer cannot ring: look every millisecond.
     if !clear || tick {
+        watch_over(fd, conn, slot);
         ending::look(fd, conn);
         return self::tick();
     }
