@@ -11,7 +11,7 @@ use crate::socket::{control, passed};
 
 pub use crate::real::{
     bind, copy_file_range, getpeername, getsockname, preadv, pwritev, sigaction, siginterrupt,
-    signal, sockatmark, sysv_signal, tee, vmsplice,
+    signal, sysv_signal, tee, vmsplice,
 };
 
 macro_rules! made {
