@@ -204,6 +204,9 @@ CASE(processes_that_accept_in_different_ways) {
         int client = connect_to(port);
         converse(client, 20);
         assert_smcd(client);
+        // A listener that was closed is remembered for a second; ours has other holders.
+        for (double until = now() + 1.2; i == 0 && now() < until;)
+            converse(client, 20);
         ends(client);
     }
     for (int i = 0; i < 6; i++)

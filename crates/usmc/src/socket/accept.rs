@@ -16,6 +16,9 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     // Accepted sockets inherit their listener's buffer sizes.
     conn.snd_buf.store(from.snd_buf.load(Relaxed), Relaxed);
     conn.rcv_buf.store(from.rcv_buf.load(Relaxed), Relaxed);
+    if from.phase() == LISTEN {
+        connect::still_listening(from);
+    }
     let listener = transition::stored_tuple(from);
     let Some(client) = Endpoint::from_sockaddr(peer, len) else {
         conn.give_up(Reason::NotRegistered);
