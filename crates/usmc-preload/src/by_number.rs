@@ -98,6 +98,9 @@ pub unsafe extern "C" fn syscall(
                 api::copy_file_range(fd, b as _, c as _, d as _, e as _, f as _) as c_long
             }
 
+            libc::SYS_unshare => api::unshare(a as _) as c_long,
+            libc::SYS_setns => api::setns(fd, b as _) as c_long,
+
             libc::SYS_socketpair => api::socketpair(fd, b as _, c as _, d as _) as c_long,
             libc::SYS_bind => api::bind(fd, b as _, c as _) as c_long,
             libc::SYS_getsockname => api::getsockname(fd, b as _, c as _) as c_long,

@@ -140,6 +140,8 @@ interpose! {
         tls: c_ulong, child_tid: c_ulong) -> c_int = clone;
     __clone(start: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void; parent_tid: c_ulong,
         tls: c_ulong, child_tid: c_ulong) -> c_int = clone;
+    unshare(flags: c_int) -> c_int = unshare: unshare;
+    setns(fd: c_int, kind: c_int) -> c_int = setns: setns;
     daemon(nochdir: c_int, noclose: c_int) -> c_int = daemon: daemon;
     _exit(status: c_int) = exit_now;
     _Exit(status: c_int) = exit_now;

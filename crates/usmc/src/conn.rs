@@ -54,6 +54,12 @@ pub const F_ADOPTED: u32 = 256;
 pub const F_HANDED: u32 = 1024;
 /// Flag: just out of the ring, and epoll sets do not know it yet: no step of the handshake is made.
 pub const F_SETTLING: u32 = 512;
+/// What a listener accepts stays TCP: it inherits options with which the kernel has to see the bytes.
+pub const F_CHILDREN_TCP: u32 = 2048;
+/// [`F_INQ`] is what the kernel says.
+pub const F_INQ_KNOWN: u32 = 4096;
+/// Received messages tell what is left unread (TCP_INQ).
+pub const F_INQ: u32 = 8192;
 
 /// Times a connection comes back from the ring and may go there again.
 pub const RETURNS: usize = 3;

@@ -40,6 +40,7 @@ mod sys;
 mod table;
 mod transition;
 mod tuple;
+mod unwind;
 
 use core::ffi::c_int;
 

@@ -12,10 +12,16 @@ static PID: AtomicU32 = AtomicU32::new(0);
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 /// A child may share our memory, the mark included.
 static SHARES_MEMORY: AtomicBool = AtomicBool::new(false);
+/// Some of our family may live in another namespace of process ids: their ids mean others here, or nobody.
+static SCATTERED: AtomicBool = AtomicBool::new(false);
 
 /// Re-reads the process id: at start and in a forked child.
 pub fn refresh() {
     PID.store(sys::getpid(), Relaxed);
+    if !MARK.load(Relaxed).is_null() && sys::getppid() == 0 {
+        // A child whose parent is not to be seen.
+        SCATTERED.store(true, Relaxed);
+    }
     if MARK.load(Relaxed).is_null()
         && let Ok(page) = sys::mmap_private(ptr::null_mut(), 4096)
     {
@@ -35,10 +41,13 @@ fn mark() -> Option<&'static AtomicU32> {
     if mark.is_null() { None } else { Some(unsafe { &*mark }) }
 }
 
-/// A clone with these flags is about to be made.
+/// A clone with these flags is about to be made, or unshare(2) or setns(2) are.
 pub fn clones(flags: u64) {
     if flags & (libc::CLONE_VM | libc::CLONE_THREAD) as u64 == libc::CLONE_VM as u64 {
         SHARES_MEMORY.store(true, Relaxed);
+    }
+    if flags & libc::CLONE_NEWPID as u64 != 0 {
+        SCATTERED.store(true, Relaxed);
     }
 }
 
@@ -126,6 +135,9 @@ impl Wait for FamilyPatience {
 }
 
 fn is_alive(pid: u32) -> bool {
+    if SCATTERED.load(Relaxed) {
+        return true;
+    }
     match sys::pidfd_open(pid) {
         Ok(fd) => {
             // A zombie's pidfd is readable: it holds nothing any more.

@@ -221,7 +221,6 @@ real! {
         SYS_setsockopt;
     getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, SYS_getsockname;
     getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, SYS_getpeername;
-    sockatmark(fd: c_int) -> c_int, ENOSYS;
 
     read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t, SYS_read;
     readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t, SYS_readv;
@@ -293,6 +292,8 @@ real! {
     // Does not return.
     _exit(status: c_int) -> c_int, SYS_exit_group;
     daemon(nochdir: c_int, noclose: c_int) -> c_int, ENOSYS;
+    unshare(flags: c_int) -> c_int, SYS_unshare;
+    setns(fd: c_int, kind: c_int) -> c_int, SYS_setns;
     fdopen(fd: c_int, mode: *const c_char) -> *mut FILE, ENOSYS;
     fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE, ENOSYS;
     freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, ENOSYS;
@@ -357,6 +358,10 @@ real! {
     #[cfg(target_pointer_width = "32")]
     __epoll_pwait2_time64(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const Timespec64,
         mask: *const sigset_t) -> c_int, ENOSYS;
+    // See `unwind`; what they return is nothing.
+    _pthread_cleanup_push(buffer: *mut c_void, routine: *mut c_void, arg: *mut c_void) -> c_int, ENOSYS;
+    _pthread_cleanup_pop(buffer: *mut c_void, execute: c_int) -> c_int, ENOSYS;
+    pthread_testcancel() -> c_int, ENOSYS;
 
     // Reached only when their check has failed: they end the program as libc ends it.
     __read_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t) -> ssize_t, ENOSYS;

@@ -550,6 +550,18 @@ pub unsafe fn read(fd: c_int, buf: *mut c_void, len: usize) -> Result<usize, Err
     call!(SYS_read, fd, buf, len)
 }
 
+/// Whether `fd` has a position.
+pub fn is_seekable(fd: c_int) -> bool {
+    // SAFETY: no pointers.
+    unsafe { raw(libc::SYS_lseek, fd as usize, 0, libc::SEEK_CUR as usize, 0, 0, 0) >= 0 }
+}
+
+/// The status flags (F_GETFL) of an end of a pipe; `None` for anything else.
+pub fn pipe_flags(fd: c_int) -> Option<c_int> {
+    fcntl(fd, libc::F_GETPIPE_SZ, 0).ok()?;
+    fcntl(fd, libc::F_GETFL, 0).ok().map(|flags| flags as c_int)
+}
+
 /// pread(2).
 ///
 /// # Safety

@@ -17,6 +17,9 @@ static TABLE: [AtomicU32; FDS] = [const { AtomicU32::new(0) }; FDS];
 const KIND_SHIFT: u32 = 28;
 const INDEX_MASK: u32 = (1 << KIND_SHIFT) - 1;
 
+/// The highest number that was ever more than foreign. Limits say nothing: they may be lowered.
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
+
 /// What an fd is to us.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
@@ -63,6 +66,9 @@ pub fn get(fd: i32) -> Entry {
 pub fn set(fd: i32, entry: Entry) -> bool {
     match TABLE.get(fd as u32 as usize) {
         Some(place) => {
+            if entry != Entry::Foreign && fd.cast_unsigned() > HIGHEST.load(Relaxed) {
+                HIGHEST.fetch_max(fd.cast_unsigned(), Relaxed);
+            }
             place.store(entry.word(), Release);
             true
         }
@@ -85,7 +91,7 @@ pub fn take(fd: i32) -> Entry {
 
 /// Calls `each` for every known fd in `first..=last`.
 pub fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Entry)) {
-    let end = (last as usize).min(FDS - 1).min(crate::sys::nofile_limit() as usize * 2 + 1024);
+    let end = last.min(HIGHEST.load(Relaxed)) as usize;
     // One load per fd: the words are dense, and untouched pages stay copies of the zero page.
     for (fd, word) in TABLE.iter().enumerate().take(end + 1).skip(first as usize) {
         if word.load(Relaxed) != 0 {

@@ -18,6 +18,7 @@ use crate::conn::{FRESH, PLAIN, RING};
 use crate::device::{self, DmbRef, OfferId};
 use crate::lasting::{self, Call};
 use crate::reason::Reason;
+use crate::socket::{control, option};
 use crate::tuple::{self, Endpoint, Tuple};
 use crate::{config, custody, fork, kernel, kernel_only, log, observer, segment, sys};
 
@@ -239,6 +240,10 @@ pub fn begin_adopted(fd: i32, index: u32, client: bool) {
 fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
     if conn.has(F_HANDED) || (conn.has(F_SHARED) && !is_ours_alone(fd, conn)?) {
         return Ok(false);
+    }
+    // Another process that had it may have left the ring for the kernel's sake.
+    if option::is_kernels(fd) || control::has_signals(fd) {
+        return Err(Reason::KernelFeature);
     }
     let quiet = conn.unseen.load(SeqCst) == 0
         && conn.past_ends().all(|(end, ..)| end.tcp_sends.load(Acquire) & IN_FLIGHT == 0);

@@ -6,7 +6,7 @@ use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t
 use usmc_shm::layout::Slot;
 
 use super::time::Time;
-use super::{fail, is_nowhere};
+use super::{fail, is_nowhere, message};
 use crate::conn;
 use crate::reason::Reason;
 use crate::socket::demote;
@@ -15,9 +15,10 @@ use crate::socket::iov::Buffers;
 use crate::socket::send::{self, Way};
 use crate::socket::transfer;
 use crate::socket::unseen::Unseen;
-use crate::socket::{Outcome, passed, recv as receiving};
+use crate::socket::{Outcome, option, passed, recv as receiving};
 use crate::table::{self, Entry};
-use crate::{clock, real};
+use crate::unwind::{cancellation_point, keeping};
+use crate::{clock, real, sys};
 
 /// Most entries of an iovec array (UIO_MAXIOV).
 const IOV_MAX: usize = 1024;
@@ -38,8 +39,8 @@ fn finish(
 }
 
 fn unseen(index: u32, returns: u32, kernel: &mut impl FnMut() -> ssize_t) -> Option<ssize_t> {
-    let _call = Unseen::enter(index, returns)?;
-    Some(kernel())
+    let call = Unseen::enter(index, returns)?;
+    Some(keeping(call, kernel).1)
 }
 
 /// Receives into one buffer; `kernel` is the real call.
@@ -55,10 +56,11 @@ unsafe fn receive_one(
     if is_nowhere(buf) && len > 0 && flags & libc::MSG_TRUNC == 0 {
         return kernel();
     }
+    cancellation_point();
     loop {
         let returns = conn::at(index).returns();
-        if let Some(_call) = Early::receive(fd, index) {
-            return kernel();
+        if let Some(call) = Early::receive(fd, index) {
+            return keeping(call, kernel).1;
         }
         let iov = iovec { iov_base: buf, iov_len: len };
         // SAFETY: the application's buffer; the entry lives on our stack.
@@ -82,10 +84,11 @@ unsafe fn receive_many(
     if count > IOV_MAX || unsafe { has_bad_entry(iov, count) } {
         return kernel();
     }
+    cancellation_point();
     loop {
         let returns = conn::at(index).returns();
-        if let Some(_call) = Early::receive(fd, index) {
-            return kernel();
+        if let Some(call) = Early::receive(fd, index) {
+            return keeping(call, kernel).1;
         }
         // SAFETY: the application's array and buffers.
         let mut to = unsafe { Buffers::new(iov, count) };
@@ -193,9 +196,7 @@ pub(super) unsafe fn recvmsg_by(
             kernel()
         });
         if !from_kernel && n >= 0 {
-            (*msg).msg_namelen = 0;
-            (*msg).msg_controllen = 0;
-            (*msg).msg_flags = 0;
+            message::received(fd, &mut *msg, flags);
         }
         n
     }
@@ -274,12 +275,11 @@ unsafe fn send_many(
     mut kernel: impl FnMut() -> ssize_t,
 ) -> ssize_t {
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
-    if flags & libc::MSG_OOB != 0 {
-        // Urgent data is a mark in TCP's stream.
-        return match demote::leave(fd, index, Reason::Urgent) {
-            Ok(()) => kernel(),
-            Err(code) => fail(code),
-        };
+    cancellation_point();
+    if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0
+        && let Err(code) = leave_for(fd, index, flags)
+    {
+        return fail(code);
     }
     loop {
         let returns = conn::at(index).returns();
@@ -289,7 +289,8 @@ unsafe fn send_many(
             Way::Tcp(guard) => {
                 // SAFETY: the application's array.
                 let wanted = unsafe { Buffers::new(iov, count) }.left();
-                Some(guard.done(index, kernel(), wanted))
+                let (guard, sent) = keeping(guard, &mut kernel);
+                Some(guard.done(index, sent, wanted))
             }
             Way::Ring(slot) => {
                 // SAFETY: the application's array and buffers.
@@ -301,6 +302,24 @@ unsafe fn send_many(
         if let Some(n) = done {
             return n;
         }
+    }
+}
+
+/// Before a send that the kernel has to see.
+#[cold]
+fn leave_for(fd: c_int, index: u32, flags: c_int) -> Result<(), c_int> {
+    // Urgent data is a mark in TCP's stream.
+    let is_urgent = flags & libc::MSG_OOB != 0;
+    if !is_urgent && !option::completes_sends(fd) {
+        return Ok(());
+    }
+    let reason = if is_urgent { Reason::Urgent } else { Reason::KernelFeature };
+    match demote::leave(fd, index, reason) {
+        // What is still to be read from the ring of a peer that left it first does not matter to a send.
+        Err(_) if demote::sends_by_tcp(fd, index, reason) => Ok(()),
+        // What the kernel says when it has no memory for the notification.
+        Err(_) if !is_urgent => Err(libc::ENOBUFS),
+        done => done,
     }
 }
 
@@ -512,6 +531,11 @@ pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: s
         unsafe { real::sendfile64(out, from, offset, count) }
     };
     let Entry::Conn(index) = table::get(out) else { return kernel() };
+    // Of what has no position (a pipe, another socket) the kernel refuses to send, whatever is there.
+    let refused = if offset.is_null() { !sys::is_seekable(from) } else { is_nowhere(offset) };
+    if refused {
+        return kernel();
+    }
     transfer(out, index, count, &mut kernel, |slot| {
         // SAFETY: the caller's contract.
         unsafe { transfer::sendfile(out, index, slot, from, offset, count) }
@@ -531,7 +555,10 @@ fn transfer(
         let done = match send::way(fd, index) {
             Way::Plain => unseen(index, returns, kernel),
             Way::Failed(errno) => Some(fail(errno)),
-            Way::Tcp(guard) => Some(guard.done(index, kernel(), count)),
+            Way::Tcp(guard) => {
+                let (guard, sent) = keeping(guard, &mut *kernel);
+                Some(guard.done(index, sent, count))
+            }
             Way::Ring(slot) => finish(index, returns, through_ring(slot), kernel),
         };
         if let Some(n) = done {
@@ -553,15 +580,26 @@ pub unsafe fn splice(
         // SAFETY: the caller's contract.
         unsafe { real::splice(from, from_off, to, to_off, len, flags) }
     };
-    if len == 0 {
+    const FLAGS: c_uint =
+        libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+    // Nor does a socket or a pipe have a position.
+    if len == 0 || flags & !FLAGS != 0 || !from_off.is_null() || !to_off.is_null() {
         return kernel();
     }
+    // Which says nothing about waiting for the socket.
     let nonblock = flags & libc::SPLICE_F_NONBLOCK != 0;
     if let Entry::Conn(index) = table::get(from) {
+        let Some(pipe) = sys::pipe_flags(to).filter(|f| f & libc::O_ACCMODE != libc::O_RDONLY)
+        else {
+            // The kernel refuses it, and takes nothing.
+            return kernel();
+        };
+        let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
+        cancellation_point();
         loop {
             let returns = conn::at(index).returns();
-            if let Some(_call) = Early::receive(from, index) {
-                return kernel();
+            if let Some(call) = Early::receive(from, index) {
+                return keeping(call, kernel).1;
             }
             let outcome = transfer::splice_out(from, index, to, len, nonblock);
             if let Some(n) = finish(index, returns, outcome, &mut kernel) {
@@ -570,6 +608,11 @@ pub unsafe fn splice(
         }
     }
     let Entry::Conn(index) = table::get(to) else { return kernel() };
+    let Some(pipe) = sys::pipe_flags(from).filter(|f| f & libc::O_ACCMODE != libc::O_WRONLY) else {
+        return kernel();
+    };
+    let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
+    cancellation_point();
     transfer(to, index, len, &mut kernel, |slot| {
         transfer::splice_in(to, index, slot, from, len, nonblock)
     })

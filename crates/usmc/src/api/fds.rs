@@ -3,7 +3,7 @@
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 use libc::sigset_t;
 
-use super::{after, fail};
+use super::{after, fail, is_nowhere};
 use crate::poll::epoll;
 use crate::reason::Reason;
 use crate::socket::{close as closing, control};
@@ -110,8 +110,22 @@ pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     })
 }
 
+/// Before O_ASYNC is set: its signals come from the kernel, for what the kernel sees.
+fn signals(fd: c_int) -> Result<(), c_int> {
+    let saved = errno();
+    let done = control::signals(fd);
+    set_errno(saved);
+    done
+}
+
 /// fcntl(2); `arg` is whatever the command takes.
 pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
+    if cmd == libc::F_SETFL
+        && arg as c_int & libc::O_ASYNC != 0
+        && let Err(code) = signals(fd)
+    {
+        return fail::<i32>(code);
+    }
     // SAFETY: the caller's contract.
     controlled(fd, cmd, arg, unsafe { real::fcntl(fd, cmd, arg) })
 }
@@ -153,6 +167,14 @@ const SIOCATMARK: c_ulong = 0x8905;
 
 /// ioctl(2); `arg` is whatever the request takes.
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
+    if request == libc::FIOASYNC
+        && !is_nowhere(arg as *const c_int)
+        // SAFETY: the caller's contract.
+        && unsafe { *(arg as *const c_int) } != 0
+        && let Err(code) = signals(fd)
+    {
+        return fail::<i32>(code);
+    }
     let saved = errno();
     let before_mark = request == SIOCATMARK && !control::knows_mark(fd);
     set_errno(saved);
@@ -179,6 +201,16 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
         }
     }
     done
+}
+
+/// sockatmark(3): libc's asks the kernel by itself.
+pub unsafe fn sockatmark(fd: c_int) -> c_int {
+    let mut mark: c_int = 0;
+    // SAFETY: an int on our stack.
+    match unsafe { ioctl(fd, SIOCATMARK, &raw mut mark as c_ulong) } {
+        0 => mark,
+        failed => failed,
+    }
 }
 
 macro_rules! fresh_fd {

@@ -5,6 +5,7 @@
 
 mod bytes;
 mod fds;
+mod message;
 mod plain;
 mod processes;
 mod sockets;

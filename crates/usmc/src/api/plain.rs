@@ -10,8 +10,8 @@ use crate::real;
 use crate::socket::{control, passed};
 
 pub use crate::real::{
-    bind, copy_file_range, getpeername, getsockname, sigaction, siginterrupt, signal, sockatmark,
-    sysv_signal, tee, vmsplice,
+    bind, copy_file_range, getpeername, getsockname, sigaction, siginterrupt, signal, sysv_signal,
+    tee, vmsplice,
 };
 
 macro_rules! made {

@@ -142,6 +142,23 @@ pub unsafe fn fork_by_number(
     forking::around(|| unsafe { real::syscall(nr, a, b, c, d, e, 0) } as pid_t) as c_long
 }
 
+/// unshare(2)
+pub unsafe fn unshare(flags: c_int) -> c_int {
+    process::clones((flags & libc::CLONE_NEWPID) as u64);
+    // SAFETY: no pointers.
+    unsafe { real::unshare(flags) }
+}
+
+/// setns(2)
+pub unsafe fn setns(fd: c_int, kind: c_int) -> c_int {
+    // 0: whatever the descriptor is.
+    if kind == 0 || kind & libc::CLONE_NEWPID != 0 {
+        process::clones(libc::CLONE_NEWPID as u64);
+    }
+    // SAFETY: no pointers.
+    unsafe { real::setns(fd, kind) }
+}
+
 /// daemon(3)
 pub unsafe fn daemon(nochdir: c_int, noclose: c_int) -> c_int {
     // SAFETY: no pointers.

@@ -191,6 +191,16 @@ pub unsafe fn getsockopt(
             Verdict::Fail(code) => return fail(code),
         }
     }
+    // Reads what was received.
+    if (level, name) == (libc::IPPROTO_TCP, option::TCP_ZEROCOPY_RECEIVE)
+        && let Entry::Conn(index) = table::get(fd)
+    {
+        let saved = errno();
+        if let Err(code) = option::leave_to_kernel(fd, index) {
+            return fail::<i32>(code);
+        }
+        set_errno(saved);
+    }
     // SAFETY: the caller's contract.
     let done = unsafe { real::getsockopt(fd, level, name, value, len) };
     if done != 0 {
@@ -275,12 +285,20 @@ pub unsafe fn setsockopt(
         }
     }
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
-    if is_nowhere(value) || (len as usize) < 4 {
+    let is_protocol = (level, name) == (libc::IPPROTO_TCP, option::TCP_ULP);
+    if is_nowhere(value) || ((len as usize) < 4 && !is_protocol) {
         return kernel();
     }
-    // SAFETY: readable for `len` ≥ 4 bytes.
-    let int = unsafe { value.cast::<c_int>().read_unaligned() };
-    match option::set(index, level, name, int) {
+    // SAFETY: readable for `len` bytes.
+    if is_protocol && unsafe { !option::has_protocol(value, len) } {
+        return kernel();
+    }
+    // SAFETY: readable for `len` bytes.
+    let int = unsafe { int_of(value, len) };
+    let saved = errno();
+    let verdict = option::set(fd, index, level, name, int);
+    set_errno(saved);
+    match verdict {
         Verdict::Kernel => kernel(),
         Verdict::Value(_) => 0,
         Verdict::Fail(code) => fail::<i32>(code),

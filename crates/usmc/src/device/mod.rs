@@ -76,6 +76,8 @@ pub trait Device: Sync {
     /// Whether anybody on this device listens there (maybe already dead: harmless), in this network namespace or,
     /// with `None`, in any.
     fn is_listening(&self, netns: Option<u64>, at: Endpoint) -> bool;
+    /// Whether a listener is registered there, and by somebody who has not closed it.
+    fn is_registered(&self, netns: u64, at: Endpoint) -> bool;
 
     /// Leaves an offer for the acceptor of `tuple`.
     ///

@@ -14,6 +14,7 @@ use crate::conn::{self};
 use crate::socket::ending;
 use crate::socket::wait::{self, Budget};
 use crate::table::{self, Entry as Fd};
+use crate::unwind::{cancellation_point, keeping};
 use crate::{clock, errno, real, set_errno};
 
 /// The kernel's set is asked at least every so many waits that found something in shared memory.
@@ -69,6 +70,7 @@ pub unsafe fn epoll_wait(
         }
         return None;
     }
+    cancellation_point();
     let deadline = Deadline::after(timeout_ns);
     let budget = Budget(&set.spin_ns);
     // SAFETY (all raw calls below): the caller's contract; at + room ≤ max.
@@ -122,7 +124,9 @@ pub unsafe fn epoll_wait(
         }
         let start = clock::now_ns();
         // SAFETY: see above; the real call is the cancellation point and takes the signal mask.
-        let got = unsafe { sleep(epfd, events, max, deadline, tick, timeout_ns, mask) };
+        let (asleep, got) = keeping(asleep, || unsafe {
+            sleep(epfd, events, max, deadline, tick, timeout_ns, mask)
+        });
         let saved = errno();
         drop(asleep);
         hot::disarm(set);
@@ -522,6 +526,10 @@ fn from_ring(
         entry.set_flag(entry::E_EDGE | E_TCP, true);
     } else if in_tcp && kernel & ready::OUT != 0 && !kicked {
         // Bytes came and were read before this wait: they are an edge for what else is true.
+        entry.set_flag(entry::E_EDGE, true);
+    }
+    if kernel & ready::PRI != 0 {
+        // Urgent data goes by TCP.
         entry.set_flag(entry::E_EDGE, true);
     }
     // Of bytes in TCP only the kernel knows the order.

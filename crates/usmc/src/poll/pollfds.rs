@@ -1,6 +1,7 @@
 //! poll(2), and select(2) by way of it, over the kernel's own.
 
 use core::ffi::c_int;
+use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
 
@@ -14,6 +15,7 @@ use crate::socket::recv::Receiving;
 use crate::socket::wait::{self, Budget, Sleeper};
 use crate::socket::{demote, ending};
 use crate::table::{self, Entry as Fd};
+use crate::unwind::{cancellation_point, keeping};
 use crate::{errno, real, set_errno, sys};
 
 /// What one fd of a poll or select means to us.
@@ -73,6 +75,7 @@ pub unsafe fn poll(
     if !fds.iter().any(|p| p.fd >= 0 && !matches!(watch(p.fd), Watch::Kernel)) {
         return None;
     }
+    cancellation_point();
     let deadline = Deadline::after(timeout_ns);
     let done = poll_until(fds, timeout_ns, deadline, mask);
     fds.iter_mut().for_each(show_again);
@@ -100,8 +103,14 @@ fn poll_until(
         }
         let tick = sleepers(fds, true);
         let ready = fds.iter().any(|p| p.fd >= 0 && look(p) != 0);
-        let got = if ready { 0 } else { sleep_poll(fds, deadline.left_ms(tick), mask) };
+        let asleep = Asleep(fds.as_mut_ptr(), fds.len());
+        let (asleep, got) = keeping(asleep, || match ready {
+            true => 0,
+            false => sleep_poll(fds, deadline.left_ms(tick), mask),
+        });
         let saved = errno();
+        // Of these numbers some may be hidden: they come back when the call is over.
+        mem::forget(asleep);
         sleepers(fds, false);
         if got < 0 {
             set_errno(saved);
@@ -111,6 +120,18 @@ fn poll_until(
             let n = poll_now(fds);
             return n - if n > 0 { hide_closed(fds) } else { 0 };
         }
+    }
+}
+
+/// A call that does not return: nobody sleeps any more, and the application's array is its own again.
+struct Asleep(*mut libc::pollfd, usize);
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        // SAFETY: the caller's array, which is valid during the call, and used by nobody else in it.
+        let fds = unsafe { core::slice::from_raw_parts_mut(self.0, self.1) };
+        sleepers(fds, false);
+        fds.iter_mut().for_each(show_again);
     }
 }
 
@@ -286,10 +307,12 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
         tv_nsec: (timeout_ms % 1000) as libc::c_long * 1_000_000,
     };
     let ts = if timeout_ms < 0 { core::ptr::null() } else { &raw const ts };
+    let (at, count) = (fds.as_mut_ptr(), fds.len());
+    let kept = GivenBack { kept, at, count };
     // SAFETY: a valid slice; mask is the caller's; the real call is the cancellation point.
-    let n = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ts, mask) };
+    let (kept, n) = keeping(kept, || unsafe { real::ppoll(at, count as libc::nfds_t, ts, mask) });
     let saved = errno();
-    kept.give_back(fds);
+    drop(kept);
     for p in fds.iter().filter(|p| p.fd >= 0) {
         if n > 0
             && let Watch::Ring(index) = watch(p.fd)
@@ -333,7 +356,7 @@ impl Kept {
         }
     }
 
-    fn give_back(self, fds: &mut [libc::pollfd]) {
+    fn give_back(&self, fds: &mut [libc::pollfd]) {
         for (i, p) in fds.iter_mut().enumerate() {
             if !self.many.is_null() {
                 // SAFETY: as in `put`.
@@ -346,6 +369,20 @@ impl Kept {
             // SAFETY: nobody else has the mapping.
             unsafe { sys::munmap(self.many.cast(), self.bytes) };
         }
+    }
+}
+
+/// [`Kept`] events, which the application's array has again when the real poll is over.
+struct GivenBack {
+    kept: Kept,
+    at: *mut libc::pollfd,
+    count: usize,
+}
+
+impl Drop for GivenBack {
+    fn drop(&mut self) {
+        // SAFETY: the array of `sleep_poll`, which uses it again behind this.
+        self.kept.give_back(unsafe { core::slice::from_raw_parts_mut(self.at, self.count) });
     }
 }
 

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::connect;
-use crate::conn::{self, LISTEN};
+use crate::conn::{self, F_CHILDREN_TCP, LISTEN};
 use crate::reason::Reason;
 use crate::tuple::{Endpoint, Tuple};
 use crate::{observer, transition};
@@ -16,6 +16,9 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     // Accepted sockets inherit their listener's buffer sizes.
     conn.snd_buf.store(from.snd_buf.load(Relaxed), Relaxed);
     conn.rcv_buf.store(from.rcv_buf.load(Relaxed), Relaxed);
+    if from.phase() == LISTEN {
+        connect::still_listening(from);
+    }
     let listener = transition::stored_tuple(from);
     let Some(client) = Endpoint::from_sockaddr(peer, len) else {
         conn.give_up(Reason::NotRegistered);
@@ -23,7 +26,9 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     };
     let tuple = Tuple { netns: listener[0], client, server: Endpoint::server_of(&listener) };
     transition::begin_acceptor(index, &tuple);
-    if from.phase() != LISTEN {
+    if from.has(F_CHILDREN_TCP) {
+        conn.give_up(Reason::KernelFeature);
+    } else if from.phase() != LISTEN {
         let reason = Reason::from_code(from.reason.load(Relaxed) as u8);
         conn.give_up(reason.unwrap_or(Reason::NoDevice));
     }

@@ -7,9 +7,10 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{connect, passed};
-use crate::conn::{self, F_ADOPTED};
+use super::{connect, control, option, passed};
+use crate::conn::{self, F_ADOPTED, F_CHILDREN_TCP};
 use crate::device::{self, Receiver};
+use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::{config, kernel, log, sys, transition};
 
@@ -40,6 +41,7 @@ pub fn adopt(fd: i32, by: Receiver) {
         let Some(index) = created(fd) else { return };
         conn::at(index).set_flag(F_ADOPTED, true);
         if listens {
+            conn::at(index).set_flag(F_CHILDREN_TCP, option::is_kernels(fd));
             connect::listening(fd, index);
         }
         return;
@@ -54,6 +56,9 @@ pub fn adopt(fd: i32, by: Receiver) {
     };
     conn::at(index).set_flag(F_ADOPTED, true);
     conn::at(index).custody.store(custody.0, Relaxed);
+    if option::is_kernels(fd) || control::has_signals(fd) {
+        return conn::at(index).give_up(Reason::KernelFeature);
+    }
     transition::begin_adopted(fd, index, client);
 }
 

@@ -1,9 +1,11 @@
 //! socket(2), connect(2), listen(2): where a record begins and takes its part.
 
-use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use usmc_shm::layout::{TXF_ABORT, TXF_CLOSED, TXF_DONE};
 
-use crate::conn::{self, EARLY, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN};
+use crate::conn::{
+    self, Conn, EARLY, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN,
+};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::tuple::{self, Endpoint, Tuple};
@@ -88,6 +90,22 @@ pub fn disconnecting(index: u32) {
 /// After it.
 pub fn disconnected(index: u32) {
     poll::epoll::left_ring(index);
+}
+
+/// A listener whose registration is the parent's was accepted from: the parent may have closed its own.
+pub fn still_listening(conn: &Conn) {
+    let claim = |from, to| conn.offer_index.compare_exchange(from, to, AcqRel, Relaxed).is_ok();
+    if conn.offer_index.load(Relaxed) != u32::MAX || !claim(u32::MAX, u32::MAX - 1) {
+        return;
+    }
+    let words = transition::stored_tuple(conn);
+    let (netns, at) = (words[0], Endpoint::server_of(&words));
+    let device = device::current();
+    let token = match device.is_registered(netns, at) {
+        true => u32::MAX,
+        false => device.register_listener(netns, at).unwrap_or(u32::MAX),
+    };
+    claim(u32::MAX - 1, token);
 }
 
 /// After a real listen(2) that succeeded: registers the address.

@@ -3,8 +3,9 @@
 use core::sync::atomic::Ordering::AcqRel;
 
 use super::{demote, recv};
-use crate::conn::{self, F_NONBLOCK};
+use crate::conn::{self, F_KERNEL_ONLY, F_NONBLOCK, FRESH, LISTEN};
 use crate::reason::Reason;
+use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
 use crate::{log, poll};
 
@@ -12,6 +13,13 @@ use crate::{log, poll};
 pub fn duplicated(old: i32, new: i32) {
     let entry = table::get(old);
     match entry {
+        Entry::Conn(index) if new.cast_unsigned() as usize >= table::FDS => {
+            // A number that we cannot know: it is the kernel's socket.
+            if demote::leave(old, index, Reason::TableFull).is_err() {
+                log::warn(format_args!("fd {new}: a duplicate of {old} that sees doorbells"));
+            }
+            return;
+        }
         Entry::Conn(index) => {
             conn::at(index).refs.fetch_add(1, AcqRel);
         }
@@ -44,6 +52,26 @@ pub fn nonblocking(fd: i32, on: bool) {
     if let Entry::Conn(index) = table::get(fd) {
         conn::at(index).set_flag(F_NONBLOCK, on);
     }
+}
+
+/// Whether O_ASYNC is set.
+pub fn has_signals(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags & libc::O_ASYNC as usize != 0)
+}
+
+/// O_ASYNC is about to be set on `fd`.
+///
+/// # Errors
+/// See [`demote::leave`].
+pub fn signals(fd: i32) -> Result<(), Errno> {
+    let Entry::Conn(index) = table::get(fd) else { return Ok(()) };
+    match conn::at(index).phase() {
+        FRESH => conn::at(index).set_flag(F_KERNEL_ONLY, true),
+        // Of a listener the kernel sees all, and what it accepts is without the flag.
+        LISTEN => {}
+        _ => return demote::leave(fd, index, Reason::KernelFeature),
+    }
+    Ok(())
 }
 
 /// FIONREAD where the kernel does not know it.

@@ -550,6 +550,17 @@ pub fn is_back(conn: &Conn, slot: &Slot) -> bool {
     TxSpan::new(slot, conn.side()).is_back() || conn.own(slot).flags.load(Acquire) & ENDED == ENDED
 }
 
+/// Whether our sends are TCP's again, the peer having left the ring before we could.
+#[cold]
+pub fn sends_by_tcp(fd: i32, index: u32, reason: Reason) -> bool {
+    follow(fd, index);
+    let conn = conn::at(index);
+    match conn.phase() {
+        RING => conn.slot().is_some_and(|slot| is_back(conn, slot)),
+        _ => leave(fd, index, reason).is_ok(),
+    }
+}
+
 /// Both directions are TCP's. The caller holds both locks, and calls [`settle`] without them.
 fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
     if conn.has(F_TUNED) {

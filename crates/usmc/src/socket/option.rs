@@ -1,19 +1,37 @@
-//! Socket options whose kernel value is not the application's while a connection is in the ring.
+//! Socket options whose kernel value is not the application's while a connection is in the ring, and those for which
+//! the kernel has to see the bytes.
 
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_CORK, END_NODELAY, Slot};
 
+use super::demote;
 use crate::conn::{
-    self, ATTACHED, Conn, EARLY, F_KERNEL_ONLY, F_TUNED, FRESH, LISTEN, OFFERED, RING,
+    self, ATTACHED, Conn, F_CHILDREN_TCP, F_INQ, F_INQ_KNOWN, F_KERNEL_ONLY, F_TUNED, FRESH,
+    LISTEN, PLAIN, RING,
 };
-use crate::poll;
 use crate::reason::Reason;
-use crate::sys::Errno;
+use crate::sys::{self, Errno};
+use crate::{clock, kernel, poll};
 
+// include/uapi/linux/tcp.h
 const TCP_REPAIR: i32 = 19;
-const TCP_ULP: i32 = 31;
 const TCP_FASTOPEN_CONNECT: i32 = 30;
+/// A protocol in the kernel's connection, such as "tls".
+pub const TCP_ULP: i32 = 31;
+/// Maps received pages, asked for by getsockopt(2).
+pub const TCP_ZEROCOPY_RECEIVE: i32 = 35;
+/// A control message with the bytes left unread.
+pub const TCP_INQ: i32 = 36;
+// include/uapi/asm-generic/socket.h
+const SO_ATTACH_FILTER: i32 = 26;
+const SO_PEEK_OFF: i32 = 42;
+const SO_ATTACH_BPF: i32 = 50;
 const SO_ZEROCOPY: i32 = 60;
+/// SO_TIMESTAMP, SO_TIMESTAMPNS and SO_TIMESTAMPING, each for both sizes of time_t.
+const STAMPS: [i32; 6] = [29, 35, 37, 63, 64, 65];
+
+/// How long a receiver may put an acknowledgement off (TCP_DELACK_MAX, include/net/tcp.h).
+const ACK_NS: u64 = 200_000_000;
 
 /// What becomes of a set or get.
 pub enum Verdict {
@@ -25,14 +43,29 @@ pub enum Verdict {
     Fail(Errno),
 }
 
-/// setsockopt(2) with an int value.
-pub fn set(index: u32, level: i32, name: i32, value: i32) -> Verdict {
+/// setsockopt(2); `value` is the int it begins with.
+pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
     let conn = conn::at(index);
-    if matches!((level, name), (libc::SOL_SOCKET, SO_ZEROCOPY))
-        || (level == libc::IPPROTO_TCP
-            && matches!(name, TCP_ULP | TCP_REPAIR | TCP_FASTOPEN_CONNECT))
-    {
-        return kernel_only(conn);
+    if needs_kernel(level, name, value) {
+        if let Err(code) = leave_to_kernel(fd, index) {
+            return Verdict::Fail(code);
+        }
+        let start = clock::now_ns();
+        // The kernel counts the sends that it stamps from what is acknowledged; a doorbell may not be, for a while.
+        while level == libc::SOL_SOCKET
+            && STAMPS.contains(&name)
+            && sys::ioctl_int(fd, libc::TIOCOUTQ).is_ok_and(|n| n > 0)
+            && clock::now_ns() - start < ACK_NS
+        {
+            sys::poll1(fd, 0, 1);
+        }
+    }
+    if (level, name) == (libc::IPPROTO_TCP, TCP_FASTOPEN_CONNECT) && conn.phase() == FRESH {
+        conn.set_flag(F_KERNEL_ONLY, true);
+    }
+    if (level, name) == (libc::IPPROTO_TCP, TCP_INQ) {
+        // Asked for anew.
+        conn.set_flag(F_INQ_KNOWN, false);
     }
     if level == libc::SOL_SOCKET && value > 0 {
         match name {
@@ -75,18 +108,71 @@ fn keep(conn: &Conn, slot: &Slot, bit: u32, value: i32) -> Verdict {
     Verdict::Value(0)
 }
 
-/// Options after which the kernel has to see every byte.
-fn kernel_only(conn: &Conn) -> Verdict {
+/// Options with which the kernel has to see every byte: it stamps, drops, encrypts or counts them.
+fn needs_kernel(level: i32, name: i32, value: i32) -> bool {
+    match (level, name) {
+        (libc::SOL_SOCKET, SO_ATTACH_FILTER | SO_ATTACH_BPF) => true,
+        // Negative: off.
+        (libc::SOL_SOCKET, SO_PEEK_OFF) => value >= 0,
+        (libc::SOL_SOCKET, name) if STAMPS.contains(&name) => value != 0,
+        (libc::IPPROTO_TCP, TCP_ULP) => true,
+        (libc::IPPROTO_TCP, TCP_REPAIR) => value > 0,
+        _ => false,
+    }
+}
+
+/// The kernel has to see every byte from now on.
+///
+/// # Errors
+/// ENOPROTOOPT, as where the kernel lacks the option: see [`demote::leave`].
+pub fn leave_to_kernel(fd: i32, index: u32) -> Result<(), Errno> {
+    let conn = conn::at(index);
     match conn.phase() {
-        FRESH | LISTEN => conn.set_flag(F_KERNEL_ONLY, true),
-        EARLY | OFFERED => crate::transition::take_back(conn, Reason::KernelFeature),
-        _ if conn.slot().is_some() => return Verdict::Fail(libc::ENOPROTOOPT),
-        _ => {}
+        FRESH => conn.set_flag(F_KERNEL_ONLY | F_CHILDREN_TCP, true),
+        LISTEN => conn.set_flag(F_CHILDREN_TCP, true),
+        PLAIN => {}
+        _ => {
+            return demote::leave(fd, index, Reason::KernelFeature).map_err(|_| libc::ENOPROTOOPT);
+        }
     }
-    if conn.slot().is_some() && conn.phase() != conn::PLAIN {
-        return Verdict::Fail(libc::ENOPROTOOPT);
+    Ok(())
+}
+
+/// Whether such an option, of those that are kept, is set on a socket that others have configured.
+pub fn is_kernels(fd: i32) -> bool {
+    let socket = |name, otherwise| kernel::option(fd, libc::SOL_SOCKET, name, otherwise);
+    STAMPS.into_iter().any(|name| socket(name, 0) != 0) || socket(SO_PEEK_OFF, -1) >= 0
+}
+
+/// Whether the kernel has the protocol that [`TCP_ULP`] asks for: a socket that is not connected is refused for
+/// another reason then.
+///
+/// # Safety
+/// `name` is readable for `len` bytes.
+pub unsafe fn has_protocol(name: *const core::ffi::c_void, len: libc::socklen_t) -> bool {
+    let Ok(probe) = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0) else { return true };
+    let (level, option) = (libc::IPPROTO_TCP as usize, TCP_ULP as usize);
+    // SAFETY: the caller's contract.
+    let done = unsafe {
+        let nr = libc::SYS_setsockopt;
+        sys::raw(nr, probe as usize, level, option, name as usize, len as usize, 0)
+    };
+    sys::close(probe);
+    done != -(libc::ENOENT as isize)
+}
+
+/// Whether sends with MSG_ZEROCOPY are to be completed by the error queue.
+pub fn completes_sends(fd: i32) -> bool {
+    kernel::option(fd, libc::SOL_SOCKET, SO_ZEROCOPY, 0) != 0
+}
+
+/// Whether received messages tell what is left unread ([`TCP_INQ`]).
+pub fn tells_unread(fd: i32, conn: &Conn) -> bool {
+    if !conn.has(F_INQ_KNOWN) {
+        conn.set_flag(F_INQ, kernel::option(fd, libc::IPPROTO_TCP, TCP_INQ, 0) != 0);
+        conn.set_flag(F_INQ_KNOWN, true);
     }
-    Verdict::Kernel
+    conn.has(F_INQ)
 }
 
 /// getsockopt(2) of an int value.

@@ -20,6 +20,7 @@ use crate::conn::{self, ATTACHED, Conn, EARLY, F_SHARED, FRESH, OFFERED, PLAIN, 
 use crate::lasting::Call;
 use crate::process::{Held, SharedLock};
 use crate::sys::{self, Errno};
+use crate::unwind::keeping;
 use crate::{clock, kernel, observer, real, transition};
 
 /// How long an empty ring is believed without asking the kernel whether the peer died.
@@ -78,7 +79,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     Some(errno) => Outcome::Fail(errno),
                     // The number may be closed, or some bytes are here already.
                     None if hold.is_some() || total > 0 => {
-                        rest_by_kernel(fd, conn, to, flags, total)
+                        keeping(hold, || rest_by_kernel(fd, conn, to, flags, total)).1
                     }
                     None => Outcome::Kernel,
                 };
@@ -102,7 +103,9 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             if hold.is_none() {
                 return Outcome::Fail(libc::EBADF);
             }
-            if wait::for_more(fd, index) {
+            let more;
+            (hold, more) = keeping(hold, || wait::for_more(fd, index));
+            if more {
                 continue;
             }
         }
@@ -133,7 +136,8 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     (_, 0) => Until::Data,
                     _ => Until::DataOrSignal,
                 };
-                let woken = wait::for_data(fd, index, in_ring, until);
+                let woken;
+                (hold, woken) = keeping(hold, || wait::for_data(fd, index, in_ring, until));
                 match woken {
                     // Disconnected while we slept.
                     _ if conn.phase() == FRESH && total == 0 => return Outcome::Fail(libc::EPIPE),

@@ -18,6 +18,7 @@ use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
+use crate::unwind::keeping;
 use crate::{clock, kernel, observer, real, transition};
 
 /// Every so many sends without the peer reading, the kernel is asked whether the peer is alive.
@@ -132,7 +133,10 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
             }
             Attempt::Back if total == 0 => return Outcome::Kernel,
-            Attempt::Back => return Outcome::Done(total + rest(fd, index, from, flags)),
+            Attempt::Back => {
+                let (_, n) = keeping(hold, || rest(fd, index, from, flags));
+                return Outcome::Done(total + n);
+            }
             Attempt::Fail(errno) if total > 0 => {
                 ending::put_back(conn, errno);
                 return Outcome::Done(total);
@@ -162,7 +166,9 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
         if hold.is_none() {
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EBADF) };
         }
-        if let Woken::Fail(errno) = wait::for_room(fd, index, since, total > 0) {
+        let woken;
+        (hold, woken) = keeping(hold, || wait::for_room(fd, index, since, total > 0));
+        if let Woken::Fail(errno) = woken {
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
         }
     }
@@ -176,10 +182,10 @@ fn rest(fd: i32, index: u32, from: &mut Buffers, flags: i32) -> usize {
         let returns = conn::at(index).returns();
         let whole = match way(fd, index) {
             Way::Plain => match Unseen::enter(index, returns) {
-                Some(_call) => by_kernel(fd, from, flags, &mut total),
+                Some(call) => keeping(call, || by_kernel(fd, from, flags, &mut total)).1,
                 None => true,
             },
-            Way::Tcp(_guard) => by_kernel(fd, from, flags, &mut total),
+            Way::Tcp(guard) => keeping(guard, || by_kernel(fd, from, flags, &mut total)).1,
             Way::Ring(slot) => match through_ring(fd, index, slot, from, flags) {
                 Outcome::Done(n) => return total + n,
                 Outcome::Fail(errno) => {
@@ -187,7 +193,7 @@ fn rest(fd: i32, index: u32, from: &mut Buffers, flags: i32) -> usize {
                     false
                 }
                 Outcome::Kernel => match Unseen::enter(index, returns) {
-                    Some(_call) => by_kernel(fd, from, flags, &mut total),
+                    Some(call) => keeping(call, || by_kernel(fd, from, flags, &mut total)).1,
                     None => true,
                 },
             },

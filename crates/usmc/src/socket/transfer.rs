@@ -13,6 +13,7 @@ use super::{Outcome, demote, ending, send};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::sys::{self, Errno};
+use crate::unwind::keeping;
 use crate::{clock, kernel, observer, real, transition};
 
 /// What POSIX calls so: bytes that a pipe takes at once or not at all.
@@ -30,7 +31,7 @@ fn into_ring(
     let conn = conn::at(index);
     let since = clock::now_ns();
     let mut total = 0;
-    let Some(hold) = Hold::enter(fd, index) else { return Outcome::Kernel };
+    let Some(mut hold) = Hold::enter(fd, index) else { return Outcome::Kernel };
     while total < count {
         let fd = hold.fd(fd);
         let step = {
@@ -95,7 +96,9 @@ fn into_ring(
                 return Outcome::Fail(libc::EAGAIN);
             }
             None => {
-                if let Woken::Fail(errno) = wait::for_room(fd, index, since, total > 0) {
+                let woken;
+                (hold, woken) = keeping(hold, || wait::for_room(fd, index, since, total > 0));
+                if let Woken::Fail(errno) = woken {
                     return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
                 }
             }
@@ -129,7 +132,9 @@ pub unsafe fn sendfile(
                 Some(at) => sys::pread(from, dst, len, at),
                 None => sys::read(from, dst, len),
             }
-        }?;
+        };
+        // A directory has no bytes to send.
+        let n = n.map_err(|errno| if errno == libc::EISDIR { libc::EINVAL } else { errno })?;
         at = at.map(|at| at + n as libc::off64_t);
         Ok(n)
     });
@@ -140,7 +145,7 @@ pub unsafe fn sendfile(
     outcome
 }
 
-/// splice(2) from a pipe into a ring connection.
+/// splice(2) from a pipe into a ring connection. `nonblock`: does not wait for the pipe.
 pub fn splice_in(
     fd: i32,
     index: u32,
@@ -149,24 +154,26 @@ pub fn splice_in(
     count: usize,
     nonblock: bool,
 ) -> Outcome {
-    let nonblock = nonblock || wait::is_nonblocking(fd, conn::at(index));
-    let mut first = true;
-    into_ring(fd, index, slot, count, nonblock, |dst, len| {
-        // Like splice: wait for the pipe's first bytes only, then take what is there.
-        if (!first || nonblock) && sys::poll1(from, libc::POLLIN, 0) == 0 {
+    let room_nonblock = wait::is_nonblocking(fd, conn::at(index));
+    // Like splice: wait for the pipe's first bytes only, then take what is there. Without a lock.
+    while !nonblock && sys::poll1(from, libc::POLLIN, 0) == 0 {
+        if let Woken::Fail(errno) = wait::tick() {
+            return Outcome::Fail(errno);
+        }
+    }
+    into_ring(fd, index, slot, count, room_nonblock, |dst, len| {
+        if sys::poll1(from, libc::POLLIN, 0) == 0 {
             return Err(libc::EAGAIN);
         }
-        first = false;
         // SAFETY: `dst` is `len` bytes of the ring's room.
         unsafe { sys::read(from, dst, len) }
     })
 }
 
-/// splice(2) from a ring connection into a pipe.
+/// splice(2) from a ring connection into a pipe. `nonblock`: does not wait for the pipe.
 pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Outcome {
     let conn = conn::at(index);
-    let nonblock = nonblock || wait::is_nonblocking(fd, conn);
-    let Some(hold) = Hold::enter(fd, index) else { return Outcome::Kernel };
+    let Some(mut hold) = Hold::enter(fd, index) else { return Outcome::Kernel };
     loop {
         let fd = hold.fd(fd);
         match conn.phase() {
@@ -175,7 +182,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                 transition::progress(fd, index, Call::Receive);
                 // Bytes before the boundary are the kernel's; a bounded peek at them decides.
                 if conn.phase() != RING {
-                    return splice_tcp(fd, index, to, count, nonblock);
+                    return keeping(hold, || splice_tcp(fd, index, to, count, nonblock)).1;
                 }
             }
             _ => return Outcome::Kernel,
@@ -189,9 +196,11 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
         };
         let ends = demote::is_due(conn.peer(slot).flags.load(Relaxed));
         if !matches!(source, Ok(Source::Ring)) || ends {
-            return splice_tcp(fd, index, to, count, nonblock);
+            return keeping(hold, || splice_tcp(fd, index, to, count, nonblock)).1;
         }
-        let room = match pipe_room(to, nonblock) {
+        let room;
+        (hold, room) = keeping(hold, || pipe_room(to, nonblock));
+        let room = match room {
             Ok(room) => room,
             Err(errno) => return Outcome::Fail(errno),
         };
@@ -222,8 +231,9 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             }
         };
         // Nothing there: wait, and learn of the end, by the receiving path itself.
-        let how = libc::MSG_PEEK | if nonblock { libc::MSG_DONTWAIT } else { 0 };
-        match peek(fd, index, how) {
+        let peeked;
+        (hold, peeked) = keeping(hold, || peek(fd, index, libc::MSG_PEEK));
+        match peeked {
             Outcome::Done(0) => return Outcome::Done(0),
             Outcome::Done(_) => {}
             other => return other,
@@ -263,8 +273,7 @@ fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Out
     let iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: count.min(bytes.len()) };
     // SAFETY: a buffer on our stack.
     let mut into = unsafe { super::iov::Buffers::new(&raw const iov, 1) };
-    let flags = if nonblock { libc::MSG_DONTWAIT } else { 0 };
-    let outcome = super::recv::receive(fd, index, &mut into, flags);
+    let outcome = super::recv::receive(fd, index, &mut into, 0);
     if let Outcome::Done(n) = outcome {
         let mut at = 0;
         while at < n {

@@ -21,6 +21,7 @@ use crate::clock;
 use crate::conn::{self, Conn, F_SHARED};
 use crate::poll::ready;
 use crate::sys::{self, Errno};
+use crate::unwind::keeping;
 use crate::{config, process, real, transition};
 
 /// Most doorbell bytes taken at once.
@@ -299,7 +300,7 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until) -> Woken {
             return Woken::Look;
         }
     }
-    let _sleeper = Sleeper::enter(conn, slot, false);
+    let sleeper = Sleeper::enter(conn, slot, false);
     if let Some(slot) = slot {
         let rx = conn.rx(slot);
         rx.arm_rx(ARM_TCP);
@@ -311,7 +312,7 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until) -> Woken {
         }
     }
     let start = clock::now_ns();
-    let woken = match until {
+    let sleep = || match until {
         _ if is_cut(conn) => tick(),
         Until::Data => peek(fd, index),
         Until::DataOrSignal => {
@@ -327,6 +328,7 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until) -> Woken {
         }
         Until::AnyWakeUp => receive_nothing(fd),
     };
+    let (_, woken) = keeping(sleeper, sleep);
     budget.slept(clock::now_ns() - start);
     woken
 }
@@ -389,20 +391,29 @@ pub fn for_more(fd: i32, index: u32) -> bool {
     unsafe { real::poll(core::ptr::null_mut(), 0, 1) == 0 }
 }
 
+struct Timer(i32);
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        sys::close(self.0);
+    }
+}
+
 /// A millisecond of sleep, where nothing can wake us.
 ///
 /// A read of a timer: unlike poll(2) it goes on after a handler with SA_RESTART, as send(2) and recv(2) do.
-fn tick() -> Woken {
-    let Ok(timer) = sys::timer(1_000_000) else {
+pub fn tick() -> Woken {
+    let Ok(timer) = sys::timer(1_000_000).map(Timer) else {
         // SAFETY: no fds; the real function is a cancellation point.
         unsafe { real::poll(core::ptr::null_mut(), 0, 1) };
         return Woken::Look;
     };
     let mut expired = 0u64;
+    let (number, at) = (timer.0, (&raw mut expired).cast::<c_void>());
     // SAFETY: eight writable bytes; the real function is a cancellation point.
-    let n = unsafe { real::read(timer, (&raw mut expired).cast::<c_void>(), 8) };
+    let (timer, n) = keeping(timer, || unsafe { real::read(number, at, 8) });
     let errno = crate::errno();
-    sys::close(timer);
+    drop(timer);
     if n == 8 { Woken::Look } else { Woken::Fail(errno) }
 }
 
@@ -435,7 +446,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
         budget.paid();
         return Woken::Look;
     }
-    let _sleeper = Sleeper::enter(conn, Some(slot), true);
+    let sleeper = Sleeper::enter(conn, Some(slot), true);
     tx.arm_tx(ARM_TCP);
     if gone() || has_room() || demote::must_go_back(conn, slot) {
         return Woken::Look;
@@ -451,17 +462,28 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
     counts.iter().for_each(|count| {
         count.fetch_add(1, SeqCst);
     });
+    let blocked = Blocked(counts);
     let flags = conn.own(slot).flags.load(SeqCst);
-    let woken = if flags & (TXF_DONE | TXF_LOOK) != 0 || demote::is_leaving(conn, slot) {
-        Woken::Look
-    } else {
-        sleep_for_room(fd, index, slot, since, partial)
-    };
-    counts.iter().for_each(|count| {
-        count.fetch_sub(1, AcqRel);
+    let (_, woken) = keeping((blocked, sleeper), || {
+        if flags & (TXF_DONE | TXF_LOOK) != 0 || demote::is_leaving(conn, slot) {
+            Woken::Look
+        } else {
+            sleep_for_room(fd, index, slot, since, partial)
+        }
     });
     budget.slept(clock::now_ns() - start);
     woken
+}
+
+/// A thread asleep in a send, counted.
+struct Blocked<'a>([&'a AtomicU32; 2]);
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|count| {
+            count.fetch_sub(1, AcqRel);
+        });
+    }
 }
 
 fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -> Woken {

@@ -56,6 +56,20 @@ pub fn unregister(dev: &Loopback, token: u32) {
 
 /// Whether a listener of that namespace and port would accept a connection to `at`.
 pub fn is_listening(dev: &Loopback, netns: Option<u64>, at: Endpoint) -> bool {
+    is_there(dev, netns, at, has_just_left)
+}
+
+/// Whether one is registered that was not closed by whoever registered it.
+pub fn is_registered(dev: &Loopback, netns: u64, at: Endpoint) -> bool {
+    is_there(dev, Some(netns), at, |_| false)
+}
+
+fn is_there(
+    dev: &Loopback,
+    netns: Option<u64>,
+    at: Endpoint,
+    counts: fn(&Listener) -> bool,
+) -> bool {
     let Ok(file) = dev.file() else { return false };
     let want = halves(&at);
     places(file, at.port).any(|(_, place)| {
@@ -63,7 +77,7 @@ pub fn is_listening(dev: &Loopback, netns: Option<u64>, at: Endpoint) -> bool {
         if state == LISTENER_CLAIMED || place.port.load(Relaxed) != at.port as u32 {
             return false;
         }
-        if state == 0 && !has_just_left(place) {
+        if state == 0 && !counts(place) {
             return false;
         }
         let have = [place.addr[0].load(Relaxed), place.addr[1].load(Relaxed)];

@@ -94,6 +94,9 @@ impl Device for Loopback {
     fn is_listening(&self, netns: Option<u64>, at: Endpoint) -> bool {
         listeners::is_listening(self, netns, at)
     }
+    fn is_registered(&self, netns: u64, at: Endpoint) -> bool {
+        listeners::is_registered(self, netns, at)
+    }
     fn offer(&self, tuple: &Tuple, dmb: DmbRef) -> Result<OfferId, Reason> {
         offers::offer(self, tuple, dmb)
     }

@@ -1,0 +1,240 @@
+// The calls that move bytes between descriptors without the program's memory.
+#include "peer.h"
+
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+
+static int file_of(size_t n) {
+    int fd = OK(memfd_create("file", 0));
+    for (size_t at = 0; at < n;) {
+        char buf[4096];
+        size_t take = n - at < sizeof buf ? n - at : sizeof buf;
+        pattern(1, at, buf, take);
+        EQ(write(fd, buf, take), take);
+        at += take;
+    }
+    OK(lseek(fd, 0, SEEK_SET));
+    return fd;
+}
+
+PAIR_CASE(what_cannot_be_spliced) {
+    struct pair p = pair_open(), q = pair_open();
+    int file = file_of(1000), ends[2];
+    OK(pipe(ends));
+    peer_says(p.peer, "kept");
+    wait_readable(p.fd, 4);
+    loff_t at = 0;
+    // No pipe, no splice; nothing is taken.
+    FAILS(splice(p.fd, NULL, q.fd, NULL, 4, 0), EINVAL);
+    FAILS(splice(p.fd, NULL, file, NULL, 4, 0), EINVAL);
+    FAILS(splice(file, NULL, p.fd, NULL, 4, 0), EINVAL);
+    // Neither has a position.
+    FAILS(splice(p.fd, NULL, ends[1], &at, 4, 0), ESPIPE);
+    FAILS(splice(p.fd, &at, ends[1], NULL, 4, 0), EINVAL);
+    EQ(write(ends[1], "pipe", 4), 4);
+    FAILS(splice(ends[0], &at, p.fd, NULL, 4, 0), ESPIPE);
+    FAILS(splice(ends[0], NULL, p.fd, &at, 4, 0), EINVAL);
+    FAILS(splice(ends[0], NULL, p.fd, NULL, 4, 0x1000), EINVAL);
+    FAILS(splice(p.fd, NULL, ends[1], NULL, 4, 0x1000), EINVAL);
+    // The wrong ends of the pipe.
+    FAILS(splice(ends[1], NULL, p.fd, NULL, 4, 0), EBADF);
+    FAILS(splice(p.fd, NULL, ends[0], NULL, 4, 0), EBADF);
+    EQ(splice(p.fd, NULL, ends[1], NULL, 0, 0), 0);
+    FAILS(splice(p.fd, NULL, 9999, NULL, 4, 0), EBADF);
+    FAILS(splice(9999, NULL, p.fd, NULL, 4, 0), EBADF);
+    // tee(2), vmsplice(2) and copy_file_range(2) know no sockets.
+    FAILS(tee(p.fd, ends[1], 4, 0), EINVAL);
+    FAILS(tee(ends[0], p.fd, 4, 0), EINVAL);
+    struct iovec iov = {"text", 4};
+    FAILS(vmsplice(p.fd, &iov, 1, 0), EBADF);
+    FAILS(copy_file_range(p.fd, NULL, file, NULL, 4, 0), EINVAL);
+    FAILS(copy_file_range(file, NULL, p.fd, NULL, 4, 0), EINVAL);
+    char buf[8];
+    EQ(recv(p.fd, buf, sizeof buf, 0), 4);
+    CHECK(!memcmp(buf, "kept", 4));
+    EQ(read(ends[0], buf, sizeof buf), 4);
+    peer_begin(P_POLL, p.peer, POLLIN, 0, 0);
+    EQ(peer_end(), 0);
+    pair_close(p);
+    pair_close(q);
+}
+
+PAIR_CASE(what_cannot_be_sent_as_a_file) {
+    struct pair p = pair_open(), q = pair_open();
+    int file = file_of(1000), ends[2];
+    OK(pipe(ends));
+    EQ(write(ends[1], "pipe", 4), 4);
+    peer_says(p.peer, "kept");
+    wait_readable(p.fd, 4);
+    off_t at = 0;
+    FAILS(sendfile(q.fd, p.fd, NULL, 4), EINVAL);
+    FAILS(sendfile(q.fd, p.fd, &at, 4), ESPIPE);
+    FAILS(sendfile(file, p.fd, NULL, 4), EINVAL);
+    FAILS(sendfile(q.fd, ends[0], NULL, 4), EINVAL);
+    FAILS(sendfile(q.fd, ends[0], &at, 4), ESPIPE);
+    FAILS(sendfile(q.fd, 9999, NULL, 4), EBADF);
+    FAILS(sendfile(q.fd, ends[1], NULL, 4), EBADF);
+    EQ(sendfile(q.fd, file, NULL, 0), 0);
+    at = -1;
+    FAILS(sendfile(q.fd, file, &at, 4), EINVAL);
+    EQ(at, -1);
+    FAILS(sendfile(q.fd, file, (off_t *)8, 4), EFAULT);
+    int directory = OK(open("/", O_RDONLY));
+    FAILS(sendfile(q.fd, directory, NULL, 4), EINVAL);
+    // At the end of the file nothing is sent.
+    at = 1000;
+    EQ(sendfile(q.fd, file, &at, 4), 0);
+    EQ(at, 1000);
+    at = 990;
+    EQ(sendfile(q.fd, file, &at, 4000), 10);
+    EQ(at, 1000);
+    EQ(lseek(file, 0, SEEK_CUR), 0);
+    EQ(peer_call(P_RECV_PATTERN, q.peer, 1, 990, 10), 0);
+    int zero = OK(open("/dev/zero", O_RDONLY));
+    EQ(sendfile(q.fd, zero, NULL, 3000), 3000);
+    char zeros[3000], none[3000] = {0};
+    EQ(peer_recv(q.peer, zeros, sizeof zeros, MSG_WAITALL), sizeof zeros);
+    CHECK(!memcmp(zeros, none, sizeof zeros));
+    char buf[8];
+    EQ(recv(p.fd, buf, sizeof buf, 0), 4);
+    pair_close(p);
+    pair_close(q);
+}
+
+PAIR_CASE(pipes_fed_by_vmsplice_and_tee) {
+    struct pair p = pair_open();
+    int a[2], b[2];
+    OK(pipe(a));
+    OK(pipe(b));
+    for (int i = 0; i < 50; i++) {
+        char bytes[3000];
+        pattern(1, i * 3000, bytes, sizeof bytes);
+        struct iovec iov = {bytes, sizeof bytes};
+        EQ(vmsplice(a[1], &iov, 1, 0), 3000);
+        EQ(tee(a[0], b[1], 3000, 0), 3000);
+        EQ(splice(a[0], NULL, p.fd, NULL, 3000, SPLICE_F_MORE), 3000);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 3000, 3000), 0);
+        // The copy goes the other way round.
+        EQ(splice(b[0], NULL, p.fd, NULL, 3000, SPLICE_F_MOVE), 3000);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 3000, 3000), 0);
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 3000, 3000), 0);
+        char got[3000];
+        for (size_t n = 0; n < sizeof got;) {
+            ssize_t moved = OK(splice(p.fd, NULL, a[1], NULL, sizeof got - n, 0));
+            EQ(tee(a[0], b[1], moved, 0), moved);
+            EQ(read(a[0], got + n, moved), moved);
+            EQ(read(b[0], got + n, moved), moved);
+            n += moved;
+        }
+        check_pattern(2, i * 3000, got, sizeof got);
+    }
+    if (variant.warm)
+        assert_smcd(p.fd);
+    pair_close(p);
+}
+
+// Moves `n` bytes from a socket to another by a pipe, as proxies do.
+static void relay(int from, int to, size_t n) {
+    int ends[2];
+    OK(pipe(ends));
+    while (n > 0) {
+        ssize_t in = OK(splice(from, NULL, ends[1], NULL, n, SPLICE_F_MOVE));
+        CHECK(in > 0);
+        n -= in;
+        while (in > 0) {
+            ssize_t out = OK(splice(ends[0], NULL, to, NULL, in, SPLICE_F_MOVE | SPLICE_F_MORE));
+            CHECK(out > 0);
+            in -= out;
+        }
+    }
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void *recv_in_thread(void *arg) {
+    struct pair *q = arg;
+    recv_all(q->fd, 2, 0, 3 << 20);
+    return NULL;
+}
+
+PAIR_CASE(proxy_of_two_connections) {
+    // The peer sends by one, what comes is relayed into the other, whose far end is ours.
+    struct pair p = pair_open();
+    int out, in;
+    connect_here(&out, &in);
+    warm_here(out, in);
+    pthread_t thread;
+    struct pair q = {in, 0};
+    EQ(pthread_create(&thread, NULL, recv_in_thread, &q), 0);
+    peer_begin(P_SEND_PATTERN, p.peer, 2, 0, 3 << 20);
+    relay(p.fd, out, 3 << 20);
+    EQ(peer_end(), 0);
+    EQ(pthread_join(thread, NULL), 0);
+    OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+    int ends[2];
+    OK(pipe(ends));
+    EQ(splice(p.fd, NULL, ends[1], NULL, 100, 0), 0);
+    close(out);
+    close(in);
+    pair_close(p);
+}
+
+PAIR_CASE(splice_into_a_full_pipe_and_from_a_closed_one) {
+    struct pair p = pair_open();
+    int ends[2];
+    OK(pipe(ends));
+    nonblocking(ends[1], true);
+    char page[4096] = {0};
+    while (write(ends[1], page, sizeof page) > 0) {
+    }
+    peer_says(p.peer, "kept");
+    wait_readable(p.fd, 4);
+    FAILS(splice(p.fd, NULL, ends[1], NULL, 4, SPLICE_F_NONBLOCK), EAGAIN);
+    // The pipe's O_NONBLOCK counts as well.
+    FAILS(splice(p.fd, NULL, ends[1], NULL, 4, 0), EAGAIN);
+    close(ends[0]);
+    signal(SIGPIPE, SIG_IGN);
+    FAILS(splice(p.fd, NULL, ends[1], NULL, 4, 0), EPIPE);
+    char buf[8];
+    EQ(recv(p.fd, buf, sizeof buf, 0), 4);
+    OK(pipe(ends));
+    FAILS(splice(ends[0], NULL, p.fd, NULL, 4, SPLICE_F_NONBLOCK), EAGAIN);
+    nonblocking(ends[0], true);
+    FAILS(splice(ends[0], NULL, p.fd, NULL, 4, 0), EAGAIN);
+    close(ends[1]);
+    EQ(splice(ends[0], NULL, p.fd, NULL, 4, 0), 0);
+    pair_close(p);
+}
+
+PAIR_CASE(file_sent_to_a_peer_that_is_gone) {
+    struct pair p = pair_open();
+    int file = file_of(100000), ends[2];
+    OK(pipe(ends));
+    signal(SIGPIPE, SIG_IGN);
+    OK(peer_call(P_RESET, p.peer, 0, 0, 0));
+    wait_events(p.fd, POLLIN, POLLIN | POLLERR | POLLHUP);
+    EQ(write(ends[1], "x", 1), 1);
+    FAILS(splice(ends[0], NULL, p.fd, NULL, 1, 0), ECONNRESET);
+    FAILS(sendfile(p.fd, file, NULL, 100), EPIPE);
+    FAILS(splice(ends[0], NULL, p.fd, NULL, 1, 0), EPIPE);
+    EQ(splice(p.fd, NULL, ends[1], NULL, 100, 0), 0);
+    close(p.fd);
+}
+
+PAIR_CASE(splice_waits_for_the_socket_as_the_socket_says) {
+    struct pair p = pair_open();
+    int ends[2];
+    OK(pipe(ends));
+    timeout_option(p.fd, SO_RCVTIMEO, 0.05);
+    double start = now();
+    // SPLICE_F_NONBLOCK is the pipe's.
+    FAILS(splice(p.fd, NULL, ends[1], NULL, 10, SPLICE_F_NONBLOCK), EAGAIN);
+    CHECK(now() - start >= 0.045);
+    timeout_option(p.fd, SO_RCVTIMEO, 0);
+    nonblocking(p.fd, true);
+    FAILS(splice(p.fd, NULL, ends[1], NULL, 10, 0), EAGAIN);
+    peer_says(p.peer, "x");
+    wait_readable(p.fd, 1);
+    EQ(splice(p.fd, NULL, ends[1], NULL, 10, 0), 1);
+    pair_close(p);
+}
