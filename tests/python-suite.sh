@@ -10,7 +10,9 @@ ism=$(mktemp -d /dev/shm/usmc-suite.XXXXXX)
 trap 'rm -rf "$work" "$ism"' EXIT INT TERM
 # Another Python, such as the 32-bit one of tests/python32.sh.
 python=${PYTHON:-/usr/bin/python3}
-modules=${*:-test_socket test_selectors test_socketserver test_asyncio test_ssl}
+modules=${*:-test_socket test_selectors test_socketserver test_asyncio test_ssl test_ftplib test_smtplib test_httpservers \
+    test_httplib test_xmlrpc test_urllib2_localnet test_poplib test_imaplib test_asyncore test_multiprocessing_fork \
+    test_multiprocessing_spawn test_multiprocessing_forkserver}
 # The VSOCK tests hang on hosts without a hypervisor's answer, with and without the library.
 options="-u network -v -i ThreadedVSOCK*"
 

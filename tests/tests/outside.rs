@@ -165,11 +165,11 @@ fn source(name: &str) -> PathBuf {
     build::tests_dir().join("programs/outside").join(name)
 }
 
-#[test]
-fn node_serves_itself() {
-    let fixture = Fixture::new("node");
+/// A program of Node that serves itself, over shared memory.
+fn node(script: &str) {
+    let fixture = Fixture::new(script);
     let mut node = fixture.command("node");
-    node.arg(source("requests.js"));
+    node.arg(source(script));
     let mut node = fixture.spawn(node);
     let port = node.line_after("port ").parse().expect("a port");
     fixture.assert_serves_smcd(port);
@@ -178,18 +178,15 @@ fn node_serves_itself() {
     fixture.finish();
 }
 
+#[test]
+fn node_serves_itself() {
+    node("requests.js");
+}
+
 /// The workers get their connections from the primary, in messages.
 #[test]
 fn node_primary_gives_connections_to_its_workers() {
-    let fixture = Fixture::new("cluster");
-    let mut node = fixture.command("node");
-    node.arg(source("cluster.js"));
-    let mut node = fixture.spawn(node);
-    let port = node.line_after("port ").parse().expect("a port");
-    fixture.assert_serves_smcd(port);
-    node.say("go on");
-    assert!(node.succeed().contains("all well"));
-    fixture.finish();
+    node("cluster.js");
 }
 
 /// Each connection crosses a fork and an exec.

@@ -5,7 +5,7 @@
 //! 8 bytes, ppoll and pselect6 write back the time that is left, a missing address has no length. Numbers that
 //! are not here are `usmc::api::syscall`'s.
 
-use core::ffi::{c_int, c_long};
+use core::ffi::{c_int, c_long, c_void};
 use core::mem;
 use libc::{sigset_t, timespec};
 use usmc::api;
@@ -200,6 +200,19 @@ unsafe fn of_x86(
     }
 }
 
+/// Where a call that may make a process with a stack of its own goes on.
+///
+/// # Safety
+/// The arguments are those of system call `nr`.
+pub unsafe extern "C" fn hook(nr: c_long, a: c_long, b: c_long) -> *const c_void {
+    // SAFETY: the caller's contract.
+    if unsafe { usmc::api::is_fork(nr, a, b) } {
+        syscall as *const c_void
+    } else {
+        usmc::real::address::syscall()
+    }
+}
+
 /// Exports `name` as [`syscall`]. A child with a stack of its own cannot come back through a frame of ours:
 /// where one is made, libc's function is jumped to at once.
 #[cfg(target_arch = "x86_64")]
@@ -208,18 +221,6 @@ macro_rules! export {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
-            unsafe extern "C" fn hook(
-                nr: core::ffi::c_long,
-                a: core::ffi::c_long,
-                b: core::ffi::c_long,
-            ) -> *const core::ffi::c_void {
-                // SAFETY: the application calls with the arguments of system call `nr`.
-                if unsafe { usmc::api::is_fork(nr, a, b) } {
-                    $crate::by_number::syscall as *const core::ffi::c_void
-                } else {
-                    usmc::real::address::syscall()
-                }
-            }
             core::arch::naked_asm!(
                 "cmp rdi, {clone}
                  je 2f
@@ -231,7 +232,7 @@ macro_rules! export {
                 clone = const libc::SYS_clone,
                 clone3 = const libc::SYS_clone3,
                 by_number = sym $crate::by_number::syscall,
-                hook = sym hook,
+                hook = sym $crate::by_number::hook,
             )
         }
     };
@@ -244,18 +245,6 @@ macro_rules! export {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
-            unsafe extern "C" fn hook(
-                nr: core::ffi::c_long,
-                a: core::ffi::c_long,
-                b: core::ffi::c_long,
-            ) -> *const core::ffi::c_void {
-                // SAFETY: the application calls with the arguments of system call `nr`.
-                if unsafe { usmc::api::is_fork(nr, a, b) } {
-                    $crate::by_number::syscall as *const core::ffi::c_void
-                } else {
-                    usmc::real::address::syscall()
-                }
-            }
             core::arch::naked_asm!(
                 "cmp dword ptr [esp + 4], {clone}
                  je 2f
@@ -267,7 +256,7 @@ macro_rules! export {
                 clone = const libc::SYS_clone,
                 clone3 = const libc::SYS_clone3,
                 by_number = sym $crate::by_number::syscall,
-                hook = sym hook,
+                hook = sym $crate::by_number::hook,
             )
         }
     };

@@ -50,10 +50,10 @@ pub const F_COPIED: u32 = 128;
 /// Came from elsewhere ([`crate::socket::adopt`]): another process may have the socket.
 pub const F_ADOPTED: u32 = 256;
 
-/// Flag: handed over to the next program, while an exec is tried.
-pub const F_HANDED: u32 = 1024;
 /// Flag: just out of the ring, and epoll sets do not know it yet: no step of the handshake is made.
 pub const F_SETTLING: u32 = 512;
+/// Flag: handed over to the next program, while an exec is tried.
+pub const F_HANDED: u32 = 1024;
 /// What a listener accepts stays TCP: it inherits options with which the kernel has to see the bytes.
 pub const F_CHILDREN_TCP: u32 = 2048;
 /// [`F_INQ`] is what the kernel says.

@@ -31,6 +31,18 @@ static void goes_on(struct pair p, uint64_t at) {
     close(p.fd);
 }
 
+static void talk(int client, int server) {
+    for (int i = 0; i < 30; i++) {
+        send_all(client, 1, i * 300, 300);
+        recv_all(server, 1, i * 300, 300);
+        send_all(server, 2, i * 300, 300);
+        recv_all(client, 2, i * 300, 300);
+    }
+    close(client);
+    recv_to_eof(server, 0, 0, 0);
+    close(server);
+}
+
 // Connections made now, in either role and within the process, carry what they have to.
 static void new_ones_work(void) {
     struct variant was = variant;
@@ -43,15 +55,7 @@ static void new_ones_work(void) {
     variant = was;
     int client, server;
     connect_here(&client, &server);
-    for (int i = 0; i < 20; i++) {
-        send_all(client, 1, i * 300, 300);
-        recv_all(server, 1, i * 300, 300);
-        send_all(server, 2, i * 300, 300);
-        recv_all(client, 2, i * 300, 300);
-    }
-    close(client);
-    recv_to_eof(server, 0, 0, 0);
-    close(server);
+    talk(client, server);
 }
 
 PAIR_CASE(other_user_from_now_on) {
@@ -73,15 +77,7 @@ CASE(other_user_before_the_first_connection) {
         OK(setresuid(65534, 65534, 65534));
     }
     int client = connect_to(port), server = OK(accept(listener, NULL, NULL));
-    for (int i = 0; i < 30; i++) {
-        send_all(client, 1, i * 300, 300);
-        recv_all(server, 1, i * 300, 300);
-        send_all(server, 2, i * 300, 300);
-        recv_all(client, 2, i * 300, 300);
-    }
-    close(client);
-    recv_to_eof(server, 0, 0, 0);
-    close(server);
+    talk(client, server);
 }
 
 PAIR_CASE(other_root_from_now_on) {

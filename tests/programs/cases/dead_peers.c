@@ -94,3 +94,34 @@ REMOTE_CASE(half_closed_peer_is_killed_between_sends) {
     CHECK(errno == EPIPE || errno == ECONNRESET);
     close(p.fd);
 }
+
+static void waits(void *arg) {
+    close(*(int *)arg);
+    for (;;)
+        pause();
+}
+
+// What an edge-triggered set was asked for does not name the peer's end, and the last holder of that dies.
+CASE(death_of_the_peer_is_an_edge_of_what_may_be_read) {
+    int ends[2], status, ep = OK(epoll_create1(0));
+    char byte;
+    connect_here(&ends[0], &ends[1]);
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLET};
+    nonblocking(ends[0], true);
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, ends[0], &event));
+    warm_here(ends[0], ends[1]);
+    // It has heard all doorbells: its kernel ends the connection by a FIN.
+    FAILS(recv(ends[1], &byte, 1, MSG_DONTWAIT), EAGAIN);
+    pid_t pid = child(waits, ends);
+    close(ends[1]);
+    fill(ends[0], 1, 0);
+    while (epoll_wait(ep, &event, 1, 0) > 0)
+        fill(ends[0], 1, 0);
+    FAILS(recv(ends[0], &byte, 1, 0), EAGAIN);
+    kill(pid, SIGKILL);
+    EQ(waitpid(pid, &status, 0), pid);
+    EQ(epoll_wait(ep, &event, 1, 10000), 1);
+    CHECK(event.events & EPOLLIN);
+    close(ends[0]);
+    close(ep);
+}

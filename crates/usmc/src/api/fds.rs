@@ -120,14 +120,8 @@ fn signals(fd: c_int) -> Result<(), c_int> {
 
 /// fcntl(2); `arg` is whatever the command takes.
 pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
-    if cmd == libc::F_SETFL
-        && arg as c_int & libc::O_ASYNC != 0
-        && let Err(code) = signals(fd)
-    {
-        return fail::<i32>(code);
-    }
     // SAFETY: the caller's contract.
-    controlled(fd, cmd, arg, unsafe { real::fcntl(fd, cmd, arg) })
+    controlled(fd, cmd, arg, || unsafe { real::fcntl(fd, cmd, arg) })
 }
 
 /// fcntl64(2), whose locks have 64-bit offsets
@@ -138,20 +132,26 @@ pub use fcntl as fcntl64;
 #[cfg(target_pointer_width = "32")]
 pub unsafe fn fcntl64(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
     // SAFETY: the caller's contract.
-    controlled(fd, cmd, arg, unsafe { real::fcntl64(fd, cmd, arg) })
+    controlled(fd, cmd, arg, || unsafe { real::fcntl64(fd, cmd, arg) })
 }
 
 /// fcntl(2) by one of its two numbers, without what libc makes of its arguments
 #[cfg(target_pointer_width = "32")]
 pub unsafe fn fcntl_by_number(nr: c_long, fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
     // SAFETY: the caller's contract.
-    let done = unsafe { real::syscall(nr, fd as _, cmd as _, arg as _, 0, 0, 0) };
-    controlled(fd, cmd, arg, done as c_int)
+    let call = || unsafe { real::syscall(nr, fd as _, cmd as _, arg as _, 0, 0, 0) } as c_int;
+    controlled(fd, cmd, arg, call)
 }
 
-/// fcntl(2) was called, and returned `done`.
-fn controlled(fd: c_int, cmd: c_int, arg: c_ulong, done: c_int) -> c_int {
-    after(done, |&done| match cmd {
+/// fcntl(2), by `call`.
+fn controlled(fd: c_int, cmd: c_int, arg: c_ulong, call: impl FnOnce() -> c_int) -> c_int {
+    if cmd == libc::F_SETFL
+        && arg as c_int & libc::O_ASYNC != 0
+        && let Err(code) = signals(fd)
+    {
+        return fail::<i32>(code);
+    }
+    after(call(), |&done| match cmd {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if done >= 0 => {
             control::fresh(done);
             control::duplicated(fd, done);

@@ -447,6 +447,17 @@ fn each_watcher(conn: &Conn, mut act: impl FnMut(u32, &'static Entry)) {
     }
 }
 
+/// Whether the kernel's registration for the application does for doorbells, too.
+fn is_good_for_ring(want: u32) -> bool {
+    want & (ET | IN | ONESHOT) == ET | IN
+}
+
+/// Whether the kernel may tell of the connection's end by [`IN`] alone: the application did not ask for more.
+pub fn may_hide_end(entry: &Entry) -> bool {
+    let want = entry.events.load(Relaxed);
+    is_good_for_ring(want) && want & RDHUP == 0
+}
+
 /// The connection's phase changed: registrations of a ring connection wait for doorbells from now on.
 pub fn phase_changed(index: u32) {
     let conn = conn::at(index);
@@ -470,8 +481,8 @@ pub fn phase_changed(index: u32) {
         if sleepers {
             arm(entry);
         }
-        if hot && want & (ET | IN | ONESHOT) == ET | IN {
-            // The kernel's registration will do, and changing it would give an edge that TCP does not give.
+        if hot && is_good_for_ring(want) {
+            // Changing it would give an edge that TCP does not give.
             return;
         }
         let u64 = tag(number, entry.use_count.load(Relaxed));

@@ -514,6 +514,9 @@ fn from_ring(
     let conn = conn::at(index);
     if kernel & (ready::RDHUP | ready::HUP | ready::ERR) != 0 {
         ending::note(epoll::live_fd(entry), conn, kernel);
+    } else if kernel & ready::IN != 0 && epoll::may_hide_end(entry) {
+        // It does not come again.
+        ending::look(epoll::live_fd(entry), conn);
     }
     let Some(_held) = set.lock.enter() else { return 0 };
     entry.set_flag(E_RING, true);
