@@ -7,7 +7,9 @@
 
 use core::ptr;
 use core::sync::atomic::fence;
-use usmc_shm::layout::{ACCEPTOR, CLIENT, End, Producer, SWITCHING, Slot, WINDOW_SHIFT_MIN};
+use usmc_shm::layout::{
+    ACCEPTOR, CLIENT, End, IN_FLIGHT, Producer, SWITCHING, Slot, TXF_LEFT, WINDOW_SHIFT_MIN,
+};
 use usmc_shm::ring::Ring;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
@@ -214,7 +216,8 @@ impl Conn {
             return false;
         }
         if stop(&self.tcp_receives).is_err() {
-            self.tcp_sends.store(0, Release);
+            // Not a store: one that has just come sees the bit and counts itself out again.
+            self.tcp_sends.fetch_and(!SWITCHING, Release);
             return false;
         }
         true
@@ -295,6 +298,17 @@ impl Conn {
             let at = |cell: &AtomicU32| cell.load(Relaxed);
             let past = &self.past[number];
             Some((&slot.end[self.side()], at(&past.segment), at(&past.index)))
+        })
+    }
+
+    /// Whether everything that was sent in earlier times is in the kernel: no send is in flight there, and what a thread
+    /// published when the peer had left already was sent by TCP.
+    pub fn is_past_sent(&self) -> bool {
+        (0..RETURNS).filter_map(|number| self.past(number)).all(|slot| {
+            let own = self.own(slot);
+            let left = own.flags.load(Acquire) & TXF_LEFT != 0;
+            self.end(slot).tcp_sends.load(Acquire) & IN_FLIGHT == 0
+                && (!left || own.prod.load(Acquire) == own.resent.load(Acquire))
         })
     }
 

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::handshake::{self, Phase, Use};
 use usmc_shm::layout::{
     ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_NODELAY, END_RESET_SEEN,
-    END_SENT_AFTER, END_SHUT_RD, End, IN_FLIGHT, Slot, TXF_ENDS,
+    END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_ENDS,
 };
 use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
@@ -197,7 +197,8 @@ pub fn begin_acceptor(index: u32, tuple: &Tuple) {
 /// Leaves its slot, for its end or the peer's may come to another process under uSMC, and into a ring again. False where
 /// that cannot be. The caller holds both locks.
 pub fn begin_again(conn: &Conn, slot: &Slot, reason: Reason) -> bool {
-    if !has_no_end(conn, slot) || !conn.leave_slot() {
+    // Other threads may be in the middle of a call that knows the old ring only.
+    if !has_no_end(conn, slot) || !sys::is_single_threaded() || !conn.leave_slot() {
         return false;
     }
     conn.reason.store(reason as u32, Relaxed);
@@ -245,8 +246,7 @@ fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
     if option::is_kernels(fd) || control::has_signals(fd) {
         return Err(Reason::KernelFeature);
     }
-    let quiet = conn.unseen.load(SeqCst) == 0
-        && conn.past_ends().all(|(end, ..)| end.tcp_sends.load(Acquire) & IN_FLIGHT == 0);
+    let quiet = conn.unseen.load(SeqCst) == 0 && conn.is_past_sent();
     Ok(quiet && custody::is_sole(fd, conn))
 }
 
