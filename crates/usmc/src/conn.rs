@@ -266,7 +266,7 @@ impl Conn {
         self.slot.store(ptr::null_mut(), Release);
     }
 
-    /// How often it came back from the ring. Changes before the phase does.
+    /// How often it came back from the ring. Who finds it changed finds the phase changed, too.
     #[inline(always)]
     pub fn returns(&self) -> u32 {
         self.returns.load(Acquire)
@@ -278,11 +278,15 @@ impl Conn {
         past.segment.store(self.segment.load(Relaxed), Relaxed);
         past.index.store(self.slot_index.load(Relaxed), Relaxed);
         past.slot.store(self.slot.load(Relaxed), Relaxed);
-        self.returns.fetch_add(1, Release);
         self.forget_slot();
+        true
+    }
+
+    /// After [`Conn::leave_slot`] and the change of the phase, and before a step of the next handshake can be made.
+    pub fn came_back(&self) {
+        self.returns.fetch_add(1, Release);
         // Pairs with the one in `Unseen::enter`.
         fence(SeqCst);
-        true
     }
 
     fn past(&self, number: usize) -> Option<&'static Slot> {

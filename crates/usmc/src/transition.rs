@@ -195,7 +195,7 @@ pub fn begin_acceptor(index: u32, tuple: &Tuple) {
 }
 
 /// Leaves its slot, for its end or the peer's may come to another process under uSMC, and into a ring again. False where
-/// that cannot be. The caller holds both locks.
+/// that cannot be. The caller holds both locks, and keeps steps away by the step's lock or [`F_SETTLING`].
 pub fn begin_again(conn: &Conn, slot: &Slot, reason: Reason) -> bool {
     // Other threads may be in the middle of a call that knows the old ring only.
     if !has_no_end(conn, slot) || !sys::is_single_threaded() || !conn.leave_slot() {
@@ -203,6 +203,7 @@ pub fn begin_again(conn: &Conn, slot: &Slot, reason: Reason) -> bool {
     }
     conn.reason.store(reason as u32, Relaxed);
     begin(conn);
+    conn.came_back();
     true
 }
 
@@ -243,7 +244,8 @@ fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
         return Ok(false);
     }
     // Another process that had it may have left the ring for the kernel's sake.
-    if option::is_kernels(fd) || control::has_signals(fd) {
+    let had_others = conn.has(F_COPIED | F_ADOPTED) || conn.returns() > 0;
+    if had_others && (option::is_kernels(fd) || control::has_signals(fd)) {
         return Err(Reason::KernelFeature);
     }
     let quiet = conn.unseen.load(SeqCst) == 0 && conn.is_past_sent();
