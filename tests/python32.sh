@@ -21,15 +21,15 @@ apt update || :
 apt download "python$version-minimal:i386" "libpython$version-minimal:i386" "libpython$version-stdlib:i386" \
     libexpat1:i386 zlib1g:i386 libffi8:i386
 for package in *.deb; do
-    dpkg-deb -x "$package" root
+    dpkg-deb -x "$package" debian
 done
-rm -rf lists cache ./*.deb "root/usr/lib/python$version/test"
-ln -s "/usr/lib/python$version/test" "root/usr/lib/python$version/test"
+rm -rf lists cache ./*.deb "debian/usr/lib/python$version/test"
+ln -s "/usr/lib/python$version/test" "debian/usr/lib/python$version/test"
 cat >python3 <<EOF
 #!/bin/sh
-export LD_LIBRARY_PATH='$dir/root/lib/i386-linux-gnu:$dir/root/usr/lib/i386-linux-gnu'
-export PYTHONHOME='$dir/root/usr' PYTHONDONTWRITEBYTECODE=1
-exec '$dir/root/usr/bin/python$version' "\$@"
+export LD_LIBRARY_PATH='$dir/debian/lib/i386-linux-gnu:$dir/debian/usr/lib/i386-linux-gnu'
+export PYTHONHOME='$dir/debian/usr' PYTHONDONTWRITEBYTECODE=1
+exec '$dir/debian/usr/bin/python$version' "\$@"
 EOF
 chmod 755 python3
 rm -rf "$dir"

@@ -452,9 +452,8 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
         return Woken::Look;
     }
     if demote::is_leaving(conn, slot) {
-        // As soon as nobody sleeps here.
-        sys::sched_yield();
-        return Woken::Look;
+        // As soon as nobody sleeps here. Not at once: the count is in the peer's reach, and who leaves may be killed.
+        return keeping(sleeper, tick).1;
     }
     let start = clock::now_ns();
     let counts = [&conn.blocked_sends, &conn.end(slot).blocked_sends];
