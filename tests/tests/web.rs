@@ -40,10 +40,14 @@ fn serve(fixture: &Fixture, reuseport: bool, sendfile: bool) -> Web {
     command.args(["-g", "daemon off; error_log stderr warn;"]);
     let nginx = fixture.spawn(command);
     fixture.wait_for_port(port);
-    // Written once it handles signals.
-    let pid = fixture.scratch().join("nginx.pid");
-    fixture.wait_until("its pid file", || fs::read(&pid).is_ok_and(|text| !text.is_empty()));
+    fixture.wait_until("a worker", || takes_signals(nginx.pid()));
     Web { nginx, port, large }
+}
+
+/// Whether a master acts upon signals. Before it has workers it takes one down and sleeps until the next, over TCP as well:
+/// the wait for a pid file or a port alone failed in CI.
+fn takes_signals(master: i32) -> bool {
+    !procfs::children(master).is_empty()
 }
 
 /// nginx with its configuration, its port and its large page.
@@ -186,9 +190,11 @@ fn upgraded_binary_goes_on_with_the_listeners() {
     let signal = |pid, number| assert_eq!(unsafe { libc::kill(pid, number) }, 0);
     fixture.wait_until("the pid file", || master().is_some());
     let old = master().expect("its number");
+    fixture.wait_until("a worker of the old binary", || takes_signals(old));
     signal(old, libc::SIGUSR2);
     fixture.wait_until("the new binary", || master().is_some_and(|pid| pid != old));
     let new = master().expect("its number");
+    fixture.wait_until("a worker of the new binary", || takes_signals(new));
     signal(old, libc::SIGQUIT);
     fixture.wait_until("the old binary to end", || procfs::has_ended(old));
     let mut load = wrk(&fixture, port, &["-t1", "-c20", "-d1s"], "/");
