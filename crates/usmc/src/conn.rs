@@ -338,6 +338,11 @@ impl Conn {
         if slot.is_null() { None } else { Some(unsafe { &*slot }) }
     }
 
+    /// Whether the connection is in the ring, and in this slot's. To be asked with a lock that keeps it there.
+    pub fn is_in_ring_of(&self, slot: &Slot) -> bool {
+        self.phase() == RING && self.slot().is_some_and(|present| ptr::eq(present, slot))
+    }
+
     /// The direction towards us.
     #[inline(always)]
     pub fn rx<'a>(&self, slot: &'a Slot) -> Ring<'a> {

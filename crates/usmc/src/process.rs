@@ -206,6 +206,11 @@ impl Lock {
         Some(Held(&self.0))
     }
 
+    /// Whether this very thread holds it: we are in a signal handler.
+    pub fn is_mine(&self) -> bool {
+        self.0.load(Relaxed) & !AGAIN == thread()
+    }
+
     /// Takes it without a guard, for fork's prepare step, which runs with signals blocked. Where this thread
     /// has it already (a signal handler forks), that is noted in the word's lowest bit.
     pub fn hold(&self) {

@@ -65,6 +65,8 @@ reasons! {
     Uring = 21, "process uses io_uring";
     /// The process has a seccomp filter ([`crate::kernel_only`]).
     Sandboxed = 22, "process has installed a seccomp filter";
+    /// A signal handler used the connection in the middle of a step of its handshake.
+    Interrupted = 23, "signal handler interrupted the change-over";
     /// Few calls were made on it so far ([`crate::lasting`]).
     Short = 17, "too little use so far to change over";
 }

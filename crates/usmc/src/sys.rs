@@ -247,8 +247,6 @@ pub struct FileFacts {
     pub mode: u32,
     /// Number in its file system.
     pub inode: u64,
-    /// Names it has.
-    pub links: u64,
     /// Owner.
     pub uid: u32,
     /// Bytes.
@@ -261,19 +259,7 @@ pub fn fstat(fd: c_int) -> Result<FileFacts, Errno> {
     let mut st: libc::stat64 = unsafe { core::mem::zeroed() };
     call!(SYS_fstat, fd, &raw mut st)?;
     let (inode, size) = (st.st_ino, st.st_size as u64);
-    let links = st.st_nlink as u64;
-    Ok(FileFacts { mode: st.st_mode, inode, links, uid: st.st_uid, size })
-}
-
-/// Whether the calling thread is the process' only one, by the links of its directory of tasks; false where it is not
-/// known.
-pub fn is_single_threaded() -> bool {
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY;
-    let Ok(fd) = open(c"/proc/self/task", flags, 0) else { return false };
-    let tasks = fstat(fd);
-    close(fd);
-    // Itself, its parent, and one for each thread.
-    tasks.is_ok_and(|tasks| tasks.links == 3)
+    Ok(FileFacts { mode: st.st_mode, inode, uid: st.st_uid, size })
 }
 
 /// memfd_create(2), sealable and close-on-exec.

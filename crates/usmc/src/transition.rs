@@ -197,8 +197,7 @@ pub fn begin_acceptor(index: u32, tuple: &Tuple) {
 /// Leaves its slot, for its end or the peer's may come to another process under uSMC, and into a ring again. False where
 /// that cannot be. The caller holds both locks, and keeps steps away by the step's lock or [`F_SETTLING`].
 pub fn begin_again(conn: &Conn, slot: &Slot, reason: Reason) -> bool {
-    // Other threads may be in the middle of a call that knows the old ring only.
-    if !has_no_end(conn, slot) || !sys::is_single_threaded() || !conn.leave_slot() {
+    if !has_no_end(conn, slot) || !conn.leave_slot() {
         return false;
     }
     conn.reason.store(reason as u32, Relaxed);
@@ -270,8 +269,14 @@ pub fn progress(fd: i32, index: u32, call: Call) {
     if conn.phase() == EARLY && (!lasting::lasts(conn, call) || conn.has(F_SETTLING)) {
         return;
     }
-    // Somebody else is at it, or we interrupted ourselves in a signal handler: the next call goes on.
-    let Some(held) = conn.step_lock.try_enter() else { return };
+    // Somebody else is at it: the next call goes on.
+    let Some(held) = conn.step_lock.try_enter() else {
+        if conn.step_lock.is_mine() && conn.leave_early(PLAIN) {
+            // A signal handler interrupted the step, whose end its calls cannot wait for.
+            conn.reason.store(Reason::Interrupted as u32, Relaxed);
+        }
+        return;
+    };
     let (before, reason) = (conn.phase(), conn.reason.load(Relaxed));
     step(fd, conn);
     if conn.phase() != before {

@@ -242,6 +242,41 @@ PAIR_CASE(handler_uses_the_socket_the_call_sleeps_on) {
     pair_close(p);
 }
 
+// In the middle of whatever step of the change-over; what it sends arrives once, among the rest.
+CASE(handler_sends_while_connections_change_over) {
+    struct sigaction action = {.sa_handler = send_from_handler, .sa_flags = SA_RESTART};
+    struct itimerval often = {{0, 50}, {0, 50}}, never = {0};
+    OK(sigaction(SIGALRM, &action, NULL));
+    uint16_t port;
+    int listener = listen_here(&port);
+    for (int i = 0; i < 100; i++) {
+        int client = connect_to(port), server = OK(accept(listener, NULL, NULL));
+        int ends[2] = {i % 2 ? client : server, i % 2 ? server : client};
+        handler_fd = ends[0];
+        signals = 0;
+        OK(setitimer(ITIMER_REAL, &often, NULL));
+        for (int n = 0; n < 20; n++) {
+            EQ(send(ends[0], "m", 1, 0), 1);
+            EQ(send(ends[1], "n", 1, 0), 1);
+            char c;
+            EQ(recv(ends[0], &c, 1, 0), 1);
+            EQ(c, 'n');
+        }
+        OK(setitimer(ITIMER_REAL, &never, NULL));
+        OK(shutdown(ends[0], SHUT_WR));
+        int of_main = 0, of_handler = 0;
+        for (char c; OK(recv(ends[1], &c, 1, 0)) > 0;) {
+            of_main += c == 'm';
+            of_handler += c == 'h';
+        }
+        EQ(of_main, 20);
+        EQ(of_handler, signals);
+        close(client);
+        close(server);
+    }
+    close(listener);
+}
+
 PAIR_CASE(storm_of_signals_during_a_transfer) {
     struct pair p = pair_open();
     handle(SIGALRM, SA_RESTART);

@@ -227,6 +227,41 @@ static ssize_t accept_one(int fd) {
     return accept(fd, NULL, NULL);
 }
 
+static void *sends_bytes(void *arg) {
+    for (int i = 0; i < 100; i++) {
+        char c = i;
+        EQ(send(*(int *)arg, &c, 1, 0), 1);
+    }
+    return NULL;
+}
+
+static void *receives_bytes(void *arg) {
+    for (int i = 0; i < 100; i++) {
+        char c;
+        EQ(recv(*(int *)arg, &c, 1, 0), 1);
+        EQ(c, i);
+    }
+    return NULL;
+}
+
+// A step that one thread makes in the middle of the other's call.
+CASE(reading_and_writing_threads_during_the_change_over) {
+    uint16_t port;
+    int listener = listen_here(&port);
+    for (int i = 0; i < 100; i++) {
+        int ends[2] = {connect_to(port)};
+        ends[1] = OK(accept(listener, NULL, NULL));
+        pthread_t threads[4];
+        for (int n = 0; n < 4; n++)
+            EQ(pthread_create(&threads[n], NULL, n & 1 ? receives_bytes : sends_bytes, &ends[n / 2]), 0);
+        for (int n = 0; n < 4; n++)
+            EQ(pthread_join(threads[n], NULL), 0);
+        close(ends[0]);
+        close(ends[1]);
+    }
+    close(listener);
+}
+
 PAIR_CASE(close_during_a_blocked_recv_lets_it_go_on) {
     // close(2) does not wake it: the call holds the socket until the peer speaks.
     struct pair p = pair_open();

@@ -248,19 +248,26 @@ pub fn shut_down(fd: i32, index: u32) {
 /// To be called before the real shutdown(2). The result is for [`not_shut_down`].
 pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
     let conn = conn::at(index);
-    // Before the change-over it is not worth the trouble, and the kernel knows best.
-    match conn.phase() {
-        EARLY | OFFERED => transition::take_back(conn, Reason::ShutDown),
-        _ => {}
-    }
-    let Some(slot) = conn.slot() else { return 0 };
+    // Keeps the connection where it is: in this ring, or out of any.
+    let (_tx, slot) = loop {
+        // Before the change-over it is not worth the trouble, and the kernel knows best.
+        if matches!(conn.phase(), EARLY | OFFERED) {
+            transition::take_back(conn, Reason::ShutDown);
+        }
+        let held = conn.tx_lock.enter();
+        match conn.slot() {
+            Some(slot) => break (held, slot),
+            // It has just come back.
+            None if conn.phase() == EARLY => {}
+            None => return 0,
+        }
+    };
     let (own, end) = (&conn.own(slot).flags, &conn.end(slot).flags);
     let before = own.load(Relaxed) & SHUT_FLAGS | (end.load(Relaxed) & END_SHUT_RD) << 16;
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         end.fetch_or(END_SHUT_RD, Relaxed);
     }
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        let _tx = conn.tx_lock.enter();
         // Release: after the last published byte.
         // SeqCst: see `wait::for_room`.
         if own.fetch_or(TXF_DONE | TXF_SHUT, SeqCst) & TXF_LEFT != 0 {

@@ -69,40 +69,56 @@ pub fn is_leaving(conn: &Conn, slot: &Slot) -> bool {
 /// or the peer was stopped in the middle of a step.
 pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
     let conn = conn::at(index);
-    if matches!(conn.phase(), EARLY | OFFERED | ATTACHED) && !transition::decline(fd, index, reason)
-    {
-        return Err(libc::EBUSY);
-    }
-    if conn.phase() != RING {
-        return Ok(());
-    }
-    let Some(slot) = conn.slot() else { return Ok(()) };
     let patience = Patience::new();
-    let leaving = Leaving::new(conn.end(slot));
-    while !leave_unless_sends_sleep(fd, conn, slot, reason)? {
-        wake_sends(fd, conn, slot);
+    loop {
+        if matches!(conn.phase(), EARLY | OFFERED | ATTACHED)
+            && !transition::decline(fd, index, reason)
+        {
+            return Err(libc::EBUSY);
+        }
+        if conn.phase() != RING {
+            return Ok(());
+        }
+        let Some(slot) = conn.slot() else { continue };
+        let leaving = Leaving::new(conn.end(slot));
+        match leave_unless_sends_sleep(fd, conn, slot, reason)? {
+            Left::Yes => break,
+            Left::Elsewhere => continue,
+            Left::SendsSleep => wake_sends(fd, conn, slot),
+        }
         patience.wait()?;
+        drop(leaving);
     }
-    drop(leaving);
     settle(fd, index);
     Ok(())
 }
 
-/// False where a send sleeps, or may be about to; none goes to sleep after that.
+/// What became of one attempt to [`leave`].
+enum Left {
+    Yes,
+    /// A send sleeps, or may be about to; none goes to sleep while we are counted as leaving.
+    SendsSleep,
+    /// Another thread has followed the peer out of this ring; the connection may be in the next by now.
+    Elsewhere,
+}
+
 fn leave_unless_sends_sleep(
     fd: i32,
     conn: &Conn,
     slot: &Slot,
     reason: Reason,
-) -> Result<bool, Errno> {
+) -> Result<Left, Errno> {
     let (Some(_rx), Some(_tx)) = (conn.rx_lock.enter(), conn.tx_lock.enter()) else {
         return Err(libc::EBUSY);
     };
+    if !conn.is_in_ring_of(slot) {
+        return Ok(Left::Elsewhere);
+    }
     let end = conn.end(slot);
     let families = (Family::enter(conn, &end.rx_lock), Family::enter(conn, &end.tx_lock));
     let (Some(_), Some(_)) = &families else { return Err(libc::EBUSY) };
     if sends_sleep(conn, slot) {
-        return Ok(false);
+        return Ok(Left::SendsSleep);
     }
     leave_rx(fd, conn, slot)?;
     wake(fd, conn, slot);
@@ -110,7 +126,7 @@ fn leave_unless_sends_sleep(
         return Err(libc::EBUSY);
     }
     become_plain(fd, conn, slot, reason);
-    Ok(true)
+    Ok(Left::Yes)
 }
 
 /// Sends of ours that sleep are woken as the peer would wake them, by the peer's own socket.
@@ -533,7 +549,8 @@ pub fn follow(fd: i32, index: u32) -> bool {
             let (Some(_rx), Some(_tx)) = (conn.rx_lock.enter(), conn.tx_lock.enter()) else {
                 return false;
             };
-            if conn.phase() != RING {
+            // Another thread may have done this, and the connection be in the ring again.
+            if !conn.is_in_ring_of(slot) {
                 return true;
             }
             become_plain(fd, conn, slot, Reason::PeerLeft);

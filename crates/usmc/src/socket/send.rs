@@ -86,8 +86,14 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
             core::hint::spin_loop();
             continue;
         };
-        if !matches!(conn.phase(), OFFERED | ATTACHED | RING) {
-            return Way::Plain;
+        match conn.phase() {
+            OFFERED | ATTACHED | RING => {}
+            // Another thread is just tying the slot to the record.
+            EARLY => {
+                core::hint::spin_loop();
+                continue;
+            }
+            _ => return Way::Plain,
         }
         if transition::tx_is_ring(fd, conn, slot) {
             return Way::Ring(slot);
