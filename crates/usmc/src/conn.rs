@@ -101,8 +101,14 @@ pub struct Conn {
     pub tcp_sends: AtomicU32,
     /// Receives from TCP in flight while there is no slot, or SWITCHING.
     pub tcp_receives: AtomicU32,
-    /// Sends since the peer was last seen to read.
-    pub stalled: AtomicU32,
+    /// When a send last looked at what the peer has read ([`crate::clock::tsc`]).
+    pub looked: AtomicU64,
+    /// What that was.
+    pub looked_cons: AtomicU64,
+    /// When a send last asked the kernel whether the peer lives, likewise.
+    pub asked: AtomicU64,
+    /// When a poll that had no need to sleep did.
+    pub polled: AtomicU64,
     /// Times a send found no room; epoll's edge for EPOLLOUT.
     pub tx_blocks: AtomicU32,
 
@@ -463,7 +469,6 @@ pub fn free(index: u32) {
     for cell in [
         &conn.tcp_sends,
         &conn.tcp_receives,
-        &conn.stalled,
         &conn.refs,
         &conn.holds,
         &conn.spare,
@@ -484,6 +489,9 @@ pub fn free(index: u32) {
     conn.cell.store(0, Relaxed);
     conn.custody.store(0, Relaxed);
     conn.forget_past();
+    for cell in [&conn.looked, &conn.looked_cons, &conn.asked, &conn.polled] {
+        cell.store(0, Relaxed);
+    }
     conn.bias.iter().for_each(|cell| cell.store(0, Relaxed));
     conn.kernel_seen.store(0, Relaxed);
     conn.set_phase(0);

@@ -223,7 +223,11 @@ impl Generator {
 
     fn send(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_end)?;
-        let room = MOST_IN_FLIGHT - self.model.in_flight(process, handle);
+        let in_flight = self.model.in_flight(process, handle);
+        if self.model.has_silent_peer(process, handle) {
+            return None;
+        }
+        let room = MOST_IN_FLIGHT - in_flight;
         let size = self.size().min(room.max(0));
         let flags = self.draw.weighted(&[
             (5, 0),
@@ -310,6 +314,10 @@ impl Generator {
 
     fn shutdown(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_end)?;
+        // Known: as in `ask`.
+        if self.model.has_killed_peer(process, handle) {
+            return None;
+        }
         let how = self.draw.weighted(&[(1, 0), (4, 1), (2, 2)]);
         self.plan(process, thread, "shutdown", &[handle, how]);
         Some(())
@@ -377,6 +385,10 @@ impl Generator {
             (2, 7),
             (3, 8),
         ]);
+        // Known: the killed peer's socket may have had a doorbell, and the kernel's is reset by that.
+        if which >= 7 && self.model.has_killed_peer(process, handle) {
+            return None;
+        }
         self.plan(process, thread, "ask", &[handle, which]);
         Some(())
     }
@@ -486,7 +498,7 @@ impl Generator {
         if self.model.processes().len() < 2 || self.draw.percent(50) {
             return None;
         }
-        let by_signal = 0;
+        let by_signal = i64::from(self.draw.percent(40));
         self.plan(process, thread, "exit", &[by_signal]);
         Some(())
     }

@@ -34,9 +34,22 @@ pub enum Object {
         lowat: i64,
         /// It was sent in a message.
         passed: bool,
+        /// What became of a process that had it.
+        death: Death,
     },
     /// An epoll set.
     Set,
+}
+
+/// How a holder of an end died, if one did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Death {
+    /// None did by a signal.
+    None,
+    /// It was killed while the end could send.
+    Kill,
+    /// It was killed when its sending direction was shut down.
+    KillAfterShutdown,
 }
 
 /// See the module.
@@ -120,6 +133,29 @@ impl Model {
         matches!(peer.map(|p| &self.objects[p]), Some(Object::End { passed: true, .. }))
     }
 
+    /// Whether a process was killed that had the other end open.
+    pub fn has_killed_peer(&self, process: usize, handle: i64) -> bool {
+        self.death_of_peer(process, handle) != Death::None
+    }
+
+    /// The same, and a send may not be refused as by TCP. Known: whether it came before or after the peer was killed
+    /// decides between two errors, and of a peer that had shut its direction down only a doorbell tells.
+    pub fn has_silent_peer(&self, process: usize, handle: i64) -> bool {
+        match self.death_of_peer(process, handle) {
+            Death::None => false,
+            Death::Kill => self.in_flight(process, handle) == 0,
+            Death::KillAfterShutdown => true,
+        }
+    }
+
+    fn death_of_peer(&self, process: usize, handle: i64) -> Death {
+        let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
+        match peer.map(|p| &self.objects[p]) {
+            Some(Object::End { death, .. }) => *death,
+            _ => Death::None,
+        }
+    }
+
     /// Whether any process has an epoll set.
     pub fn has_sets(&self) -> bool {
         self.open.values().any(|o| matches!(self.objects[*o], Object::Set))
@@ -175,6 +211,17 @@ impl Model {
         }
     }
 
+    fn kill(&mut self, process: usize) {
+        for (_, object) in self.open.range((process, i64::MIN)..=(process, i64::MAX)) {
+            let shut = self
+                .peer(*object)
+                .is_some_and(|peer| matches!(self.objects[peer], Object::End { ended: true, .. }));
+            if let Object::End { death, .. } = &mut self.objects[*object] {
+                *death = if shut { Death::KillAfterShutdown } else { Death::Kill };
+            }
+        }
+    }
+
     fn end(&mut self, process: usize) {
         self.processes.retain(|p| *p != process);
         self.asleep.retain(|(p, _), _| *p != process);
@@ -215,6 +262,9 @@ impl Model {
 
     fn apply(&mut self, step: &Step, answer: &str) {
         if answer == "ended" {
+            if step.op == "exit" && step.args.first() != Some(&0) {
+                self.kill(step.process);
+            }
             return self.end(step.process);
         }
         let mut numbers = answer.split(' ').map(str::parse::<i64>);
@@ -227,6 +277,7 @@ impl Model {
             nonblock,
             lowat: 1,
             passed: false,
+            death: Death::None,
         };
         let object = self.open.get(&(process, arg(0))).copied();
         match step.op.as_str() {
@@ -314,7 +365,8 @@ impl Model {
                     *unread += result;
                 }
             }
-            "recv" if result > 0 && arg(3) & MSG_PEEK == 0 => {
+            // read(2) and its like know no flags.
+            "recv" if result > 0 && (arg(3) & MSG_PEEK == 0 || matches!(arg(1), 1 | 2 | 5)) => {
                 if let Some(Object::End { unread, .. }) = object.map(|o| &mut self.objects[o]) {
                     *unread -= result;
                 }

@@ -268,7 +268,7 @@ fn from_tcp(
             Ok(_) if conn.kernel_events.load(Relaxed) >> 16 == 0 => Attempt::Got(0),
             Ok(_) => tcp_ended(fd, conn, span.map(|(_, slot)| slot)),
             Err(libc::EAGAIN) => Attempt::Empty(false),
-            Err(errno) => tcp_failed(conn, errno),
+            Err(errno) => tcp_failed(fd, conn, errno),
         };
     }
     // SAFETY: all-zero is a valid msghdr.
@@ -281,7 +281,7 @@ fn from_tcp(
         Ok(0) => return tcp_ended(fd, conn, span.map(|(_, slot)| slot)),
         Ok(n) => n,
         Err(libc::EAGAIN) => return Attempt::Empty(false),
-        Err(errno) => return tcp_failed(conn, errno),
+        Err(errno) => return tcp_failed(fd, conn, errno),
     };
     let full = count == iov.len() && iov.iter().map(|i| i.iov_len).sum::<usize>() == taken;
     let Some((span, slot)) = span else {
@@ -366,9 +366,15 @@ fn tcp_ended(fd: i32, conn: &Conn, slot: Option<&Slot>) -> Attempt {
 }
 
 /// The kernel reported an error, which concerns this call or is TCP's word on the connection.
-fn tcp_failed(conn: &Conn, errno: Errno) -> Attempt {
+fn tcp_failed(fd: i32, conn: &Conn, errno: Errno) -> Attempt {
     if ending::note_error(conn, errno) == Woken::Look {
         match conn.slot() {
+            // The peer was killed before it read a doorbell of ours; its own direction never left TCP.
+            Some(slot)
+                if conn.phase() == RING && ending::for_receiver(fd, conn, slot) == Ending::Fin =>
+            {
+                return Attempt::End;
+            }
             Some(slot) => {
                 conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
             }

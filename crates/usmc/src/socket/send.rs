@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
 use usmc_shm::layout::{Slot, TXF_ABORT, TXF_BACK, TXF_CLOSED, TXF_DONE, TXF_LEFT};
+use usmc_shm::ring::Room;
 use usmc_shm::span::{Route, TcpSend};
 
 use super::Outcome;
@@ -21,8 +22,10 @@ use crate::table::{self, Entry};
 use crate::unwind::keeping;
 use crate::{clock, kernel, observer, real, transition};
 
-/// Every so many sends without the peer reading, the kernel is asked whether the peer is alive.
-const STALLED_CHECK: u32 = 16;
+/// How long (some 10 µs, in cycles) a peer is believed to live without a look at what it has read, and how long (some
+/// 100 µs) one that goes on reading, but not to the end, without a question to the kernel.
+const LOOK_CYCLES: u64 = 1 << 15;
+const ASK_CYCLES: u64 = 1 << 18;
 
 /// Where the next send goes.
 pub enum Way<'a> {
@@ -259,7 +262,8 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
         Ok(room) => room,
         Err(Broken) => return Attempt::Fail(libc::ECONNRESET),
     };
-    if peer_is_gone(conn, slot) || (room.free < room.window && stalled(fd, conn, slot)) {
+    let now = clock::tsc();
+    if may_be_lost(fd, conn, slot, &room, now) {
         match ending::sending(fd, conn, slot) {
             ending::Send::Ring => {}
             ending::Send::Fail(errno) => return Attempt::Fail(errno),
@@ -280,7 +284,7 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
     }
     if at != room.prod {
         // Relaxed: published by the next line.
-        conn.own(slot).stamp.store(clock::tsc(), Relaxed);
+        conn.own(slot).stamp.store(now, Relaxed);
         tx.publish(at);
         observer::sent_total(conn, at);
     }
@@ -292,7 +296,15 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
     Attempt::Sent((at.wrapping_sub(room.prod)) as usize)
 }
 
-/// Whether what we send may be lost: the peer closed or died.
+/// Whether what we send now may be lost, of which [`ending::sending`] knows more. `now`: [`clock::tsc`].
+#[inline(always)]
+pub fn may_be_lost(fd: i32, conn: &Conn, slot: &Slot, room: &Room, now: u64) -> bool {
+    let unread = room.free < room.window;
+    let is_due = || now.wrapping_sub(conn.looked.load(Relaxed)) > LOOK_CYCLES;
+    peer_is_gone(conn, slot) || (unread && is_due() && has_died(fd, conn, slot, now))
+}
+
+/// Whether the peer is known to have closed or died.
 #[inline(always)]
 pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
     let flags = conn.peer(slot).flags.load(Acquire);
@@ -303,13 +315,19 @@ pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
         || (known != 0 && flags & TXF_DONE == 0)
 }
 
-/// The peer has unread bytes: every few sends make sure that it still lives.
-fn stalled(fd: i32, conn: &Conn, slot: &Slot) -> bool {
-    let sends = conn.stalled.load(Relaxed).wrapping_add(1);
-    conn.stalled.store(sends, Relaxed);
-    if !sends.is_multiple_of(STALLED_CHECK) {
+/// Whether the peer died with something unread: TCP refuses the next send. What it had read to the end, TCP takes once
+/// more, and so do we without a look.
+#[cold]
+fn has_died(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
+    let dir = conn.tx(slot).dir();
+    let cons = dir.consumer.cons.load(Relaxed);
+    let reads = conn.looked_cons.swap(cons, Relaxed) != cons;
+    conn.looked.store(now, Relaxed);
+    let all_read = cons == dir.producer.prod.load(Relaxed);
+    if all_read || (reads && now.wrapping_sub(conn.asked.load(Relaxed)) < ASK_CYCLES) {
         return false;
     }
+    conn.asked.store(now, Relaxed);
     wait::watch_over(fd, conn, slot);
     is_dead(fd, conn, slot)
 }

@@ -54,7 +54,10 @@ fn into_ring(
                     None => Outcome::Kernel,
                 };
             }
-            if send::peer_is_gone(conn, slot) {
+            let tx = conn.tx(slot);
+            let Ok(room) = tx.room(count - total) else { return Outcome::Fail(libc::ECONNRESET) };
+            let now = clock::tsc();
+            if send::may_be_lost(fd, conn, slot, &room, now) {
                 match ending::sending(fd, conn, slot) {
                     ending::Send::Ring => {}
                     ending::Send::Fail(errno) if total > 0 => {
@@ -66,8 +69,6 @@ fn into_ring(
                     _ => return Outcome::Kernel,
                 }
             }
-            let tx = conn.tx(slot);
-            let Ok(room) = tx.room(count - total) else { return Outcome::Fail(libc::ECONNRESET) };
             let want = room.free.min(count - total);
             if want == 0 {
                 None
@@ -75,7 +76,7 @@ fn into_ring(
                 let (dst, len) = tx.contiguous(room.prod, room.window, want);
                 let moved = fill(dst.cast(), len);
                 if let Ok(n) = moved {
-                    conn.own(slot).stamp.store(clock::tsc(), Relaxed);
+                    conn.own(slot).stamp.store(now, Relaxed);
                     tx.publish(room.prod.wrapping_add(n as u64));
                     observer::sent_total(conn, room.prod.wrapping_add(n as u64));
                 }
