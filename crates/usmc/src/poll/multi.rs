@@ -486,7 +486,8 @@ fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) 
                 }
                 // Should it be in the ring in the next instant, this wait has reported it all the same.
                 entry.round.store(round, Relaxed);
-                event.events
+                let untold = event.events & ready::HUP != 0 && ending::is_untold(conn::at(index));
+                event.events | if untold { ready::ERR } else { 0 }
             } else {
                 from_ring(set, number, entry, index, event.events, round)
             };
