@@ -5,8 +5,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 usmc=${CARGO_TARGET_DIR:-$PWD/target}/release/usmc
-# postgresql and go by name.
-suites=${*:-libevent redis}
+suites=${*:-libevent redis postgresql go}
 sh .ci/packages gcc:gcc make:make dpkg-dev:dpkg-source tcl:tclsh redis-server:redis-server redis-tools:redis-cli
 work=$(mktemp -d)
 ism=$(mktemp -d /dev/shm/usmc-suites.XXXXXX)
