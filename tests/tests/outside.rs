@@ -99,6 +99,7 @@ impl Drop for PrivilegeSeparation {
 }
 
 /// Its child before the log-in forbids itself most system calls, on pain of death.
+/// Its monitor and its child hold the connection together, so it stays TCP: nobody is its sole holder.
 #[test]
 fn ssh_runs_commands_and_forwards() {
     let fixture = Fixture::new("ssh");
@@ -125,7 +126,7 @@ fn ssh_runs_commands_and_forwards() {
     let mut sum = fixture.command("ssh");
     sum.args(options).args(quiet).args(["-p", &port.to_string(), "127.0.0.1"]);
     sum.arg("head -c 20000000 /dev/zero | md5sum; head -c 5000000 /dev/zero");
-    let output = run_in_ring(&fixture, sum);
+    let output = fixture.run(sum);
     let (hash, zeros) = output.split_once('\n').expect("two outputs");
     let mut local = fixture.plain("sh");
     local.args(["-c", "head -c 20000000 /dev/zero | md5sum"]);
@@ -142,7 +143,7 @@ fn ssh_runs_commands_and_forwards() {
         "batch",
         "127.0.0.1",
     ]);
-    run_in_ring(&fixture, sftp);
+    fixture.run(sftp);
     assert_same(&dir.join("from"), &dir.join("fetched"));
     daemon.kill();
     drop(daemon);
@@ -244,7 +245,7 @@ fn iperf3_measures_both_directions() {
     let fixture = Fixture::new("iperf3");
     let port = fixture.port().to_string();
     let mut server = fixture.command("iperf3");
-    server.args(["-s", "-B", "127.0.0.1", "-p", &port]);
+    server.args(["-s", "--forceflush", "-B", "127.0.0.1", "-p", &port]);
     let mut server = fixture.spawn(server);
     server.line_after("Server listening");
     for direction in [&[][..], &["-R"]] {
