@@ -10,7 +10,7 @@ BUILD_DEPS := gcc:gcc libc6-dev:- binutils:nm
 FUZZ_DEPS := g++:g++
 TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redis-server redis-tools:redis-cli \
 	nginx-light:nginx wrk:wrk sockperf:sockperf memcached:memcached postgresql:- \
-	rsync:rsync openssh-server:sshd openssh-client:ssh openssl:openssl nodejs:node default-jdk-headless:javac
+	rsync:rsync openssh-server:sshd openssh-client:ssh openssl:openssl iperf3:iperf3 qperf:qperf nodejs:node default-jdk-headless:javac
 DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
@@ -81,7 +81,8 @@ demo: demo-deps build
 python-suite: test-deps build
 	PYTHON='$(PYTHON)' sh tests/python-suite.sh $(MODULES)
 
-# libevent's, redis' and PostgreSQL's test suites, from Debian's source packages, likewise, and Go as a control. SUITES: some of them only.
+# libevent's, redis' and PostgreSQL's test suites, from Debian's source packages, likewise, and Go as a control.
+# SUITES: some of them only.
 suites: build
 	sh tests/suites.sh $(SUITES)
 

@@ -7,7 +7,8 @@ usmc=${CARGO_TARGET_DIR:-$PWD/target}/release/usmc
 sh .ci/packages python3:/usr/bin/python3 libpython3.11-testsuite:-
 work=$(mktemp -d)
 ism=$(mktemp -d /dev/shm/usmc-suite.XXXXXX)
-trap 'rm -rf "$work" "$ism"' EXIT INT TERM
+trap 'rm -rf "$work" "$ism"' EXIT
+trap 'exit 1' INT TERM
 # Another Python, such as the 32-bit one of tests/python32.sh.
 python=${PYTHON:-/usr/bin/python3}
 modules=${*:-test_socket test_selectors test_socketserver test_asyncio test_ssl test_ftplib test_smtplib test_httpservers \

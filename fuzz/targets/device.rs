@@ -393,7 +393,7 @@ impl Play<'_> {
             // SAFETY: inside the attacker's mapping.
             unsafe { scene.world.device.add(place.start).write_bytes(0, place.len()) };
         }
-        if !scene.world.dir.join(format!("m.{ATTACKER}")).exists() {
+        if !scene.world.dir.join(format!("v3.m.{ATTACKER}")).exists() {
             // It was swept.
             let again = scene.world.open_mailbox(ATTACKER);
             // SAFETY: descriptors of our own.

@@ -253,8 +253,13 @@ impl Fixture {
     }
 }
 
+/// Begins the names of the device's files.
+pub const DEVICE_PREFIX: &str = "v3.";
+
 fn is_device_file(name: &str) -> bool {
-    name == "device" || name.strip_prefix("m.").is_some_and(|n| n.parse::<u32>().is_ok())
+    let of_ours = name.strip_prefix(DEVICE_PREFIX);
+    let is_mailbox = |name: &str| name.strip_prefix("m.").is_some_and(|n| n.parse::<u32>().is_ok());
+    of_ours.is_some_and(|name| name == "device" || is_mailbox(name))
 }
 
 fn file_names(dir: &Path) -> Vec<String> {

@@ -292,6 +292,26 @@ fn idle_connections_use_no_processor_time() {
     }
 }
 
+/// A device of another layout is none of ours: its programs may be running.
+#[test]
+fn versions_share_a_directory_without_harm() {
+    let fixture = Fixture::new("versions");
+    let others = ["device", "m.0", "v2.device", "v2.m.0"].map(|name| fixture.ism_dir().join(name));
+    for file in &others {
+        std::fs::write(file, "of another layout").expect("our directory");
+    }
+    let (mut server, port) = serve(load(&fixture, &["server"]));
+    let mut client = many(load(&fixture, &["many", &port.to_string(), "3"]));
+    fixture.assert_serves_smcd(port);
+    client.succeed();
+    server.succeed();
+    for file in &others {
+        assert_eq!(std::fs::read_to_string(file).expect("still there"), "of another layout");
+        std::fs::remove_file(file).expect("our directory");
+    }
+    fixture.finish();
+}
+
 #[test]
 fn preload_is_not_noticed_by_programs_without_sockets() {
     let fixture = Fixture::new("no sockets");

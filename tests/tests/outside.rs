@@ -1,5 +1,5 @@
-//! Programs that bring their own ways of using sockets: rsync, OpenSSH, OpenSSL, Node, Python, Java; and programs that the
-//! library cannot get into, which stay on TCP.
+//! Programs that bring their own ways of using sockets: rsync, OpenSSH, OpenSSL, Node, Python, Java, iperf3, qperf; and
+//! programs that the library cannot get into, which stay on TCP.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -31,6 +31,21 @@ fn assert_same(one: &Path, other: &Path) {
     assert_eq!(names, 7);
 }
 
+/// Runs a program whose connections come and go too fast for `usmc ss`: its library's log tells that some were in a ring,
+/// and a ring has two ends.
+fn run_in_ring(fixture: &Fixture, mut command: Command) -> String {
+    let log = fixture.scratch().join("log");
+    command.env("USMC_LOG", format!("debug:{}", log.display()));
+    let output = fixture.run(command);
+    if !usmc_tests::is_plain() {
+        let log = fs::read_to_string(&log).expect("a log");
+        assert!(log.contains("sending through the ring"), "all connections were TCP:\n{log}");
+    }
+    // The next program's is its own.
+    let _ = fs::remove_file(&log);
+    output
+}
+
 #[test]
 fn rsync_daemon_sends_and_receives() {
     let fixture = Fixture::new("rsync");
@@ -52,11 +67,11 @@ fn rsync_daemon_sends_and_receives() {
     let url = format!("rsync://127.0.0.1:{port}/module");
     let mut fetch = fixture.command("rsync");
     fetch.args(["-a", &format!("{url}/from/"), "fetched/"]);
-    fixture.run(fetch);
+    run_in_ring(&fixture, fetch);
     assert_same(&dir.join("from"), &dir.join("fetched"));
     let mut push = fixture.command("rsync");
     push.args(["-a", "fetched/", &format!("{url}/pushed/")]);
-    fixture.run(push);
+    run_in_ring(&fixture, push);
     assert_same(&dir.join("from"), &dir.join("pushed"));
     daemon.kill();
     drop(daemon);
@@ -84,6 +99,7 @@ impl Drop for PrivilegeSeparation {
 }
 
 /// Its child before the log-in forbids itself most system calls, on pain of death.
+/// Its monitor and its child hold the connection together, so it stays TCP: nobody is its sole holder.
 #[test]
 fn ssh_runs_commands_and_forwards() {
     let fixture = Fixture::new("ssh");
@@ -154,7 +170,7 @@ fn openssl_serves_curl() {
     curl.args(["-sS", "--fail", "--cacert", "certificate.pem", "--resolve"]);
     curl.arg(format!("localhost:{port}:127.0.0.1"));
     curl.arg(format!("https://localhost:{port}/from/file[0-6]")).args(["-o", "fetched/file#1"]);
-    fixture.run(curl);
+    run_in_ring(&fixture, curl);
     assert_same(&dir.join("from"), &dir.join("fetched"));
     server.kill();
     drop(server);
@@ -219,7 +235,49 @@ fn java_selectors_and_blocking_sockets() {
     fixture.run(compiler);
     let mut java = fixture.command("java");
     java.args(["-cp", ".", "Sockets"]);
-    assert!(fixture.run(java).contains("all well"));
+    assert!(run_in_ring(&fixture, java).contains("all well"));
+    fixture.finish();
+}
+
+/// A connection for control, and four for data, first in the one direction and then in the other.
+#[test]
+fn iperf3_measures_both_directions() {
+    let fixture = Fixture::new("iperf3");
+    let port = fixture.port().to_string();
+    let mut server = fixture.command("iperf3");
+    server.args(["-s", "--forceflush", "-B", "127.0.0.1", "-p", &port]);
+    let mut server = fixture.spawn(server);
+    server.line_after("Server listening");
+    for direction in [&[][..], &["-R"]] {
+        let mut client = fixture.command("iperf3");
+        client.args(["-c", "127.0.0.1", "-p", &port, "-J", "-P", "4", "-n", "200M"]);
+        client.args(direction);
+        let report = run_in_ring(&fixture, client);
+        let report: serde_json::Value = serde_json::from_str(&report).expect("a report");
+        let moved = |end: &str| report["end"][end]["bytes"].as_f64().unwrap_or(0.0);
+        let [sent, received] = ["sum_sent", "sum_received"].map(moved);
+        assert!(sent >= 200e6 && received > 0.0 && received <= sent, "{report:#}");
+    }
+    server.kill();
+    drop(server);
+    fixture.finish();
+}
+
+#[test]
+fn qperf_measures_bandwidth_and_latency() {
+    let fixture = Fixture::new("qperf");
+    let port = fixture.port();
+    let listen = ["-lp".to_owned(), port.to_string()];
+    let mut server = fixture.command("qperf");
+    server.args(&listen);
+    let mut server = fixture.spawn(server);
+    fixture.wait_for_port(port);
+    let mut client = fixture.command("qperf");
+    client.args(&listen).args(["127.0.0.1", "-t", "1", "tcp_bw", "tcp_lat"]);
+    let report = run_in_ring(&fixture, client);
+    assert!(report.contains("bw  =") && report.contains("latency  ="), "{report}");
+    server.kill();
+    drop(server);
     fixture.finish();
 }
 

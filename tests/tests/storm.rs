@@ -5,6 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use usmc_tests::fixture::DEVICE_PREFIX;
 use usmc_tests::storm::{
     CHILD, CLIENT, Crowd, Handle, Header, Member, PROTECTED, ROOT, Size, Table, WORKER,
 };
@@ -194,7 +195,7 @@ impl Storm {
         let left: Vec<_> =
             fs::read_dir(self.fixture.ism_dir()).expect("the device").flatten().collect();
         assert!(
-            left.iter().all(|f| f.file_name() == "device"),
+            left.iter().all(|f| f.file_name() == &*format!("{DEVICE_PREFIX}device")),
             "left in the ISM directory: {left:?}"
         );
         self.fixture.finish();

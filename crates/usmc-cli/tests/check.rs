@@ -57,6 +57,15 @@ fn bad_directories_fail_with_a_remedy() {
 }
 
 #[test]
+fn what_other_versions_left_is_named_and_no_obstacle() {
+    let dir = TempDir::new();
+    let files = ["device", "m.17", "v2.device", "v2.m.0"];
+    files.iter().chain(&["notes", "v2.txt", "m.x"]).for_each(|name| drop(dir.file(name, b"")));
+    let text = report(&mut check(dir.str()), true);
+    assert!(text.contains("&& rm device m.17 v2.device v2.m.0\n"), "{text}");
+}
+
+#[test]
 fn another_users_directory_is_judged_by_what_we_may_do_there() {
     let dir = TempDir::new();
     let ism = format!("{}/ism", dir.str());

@@ -120,7 +120,7 @@ impl Config {
     }
 }
 
-/// Longest ISM directory: a mailbox' name has to fit into `sun_path` behind it.
+/// Longest ISM directory: a mailbox' name (`/v3.m.4095`) has to fit into `sun_path` behind it.
 const DIR_MAX: usize = 96;
 
 /// Too long means not configured; `usmc run` refuses such a directory with words.

@@ -7,6 +7,9 @@
 
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
+/// Begins the name of every file that this version's processes make in the ISM directory.
+pub use crate::device::loopback::layout::PREFIX as DEVICE_PREFIX;
+
 /// Name given to memfd_create(2).
 pub const MEMFD_NAME: &core::ffi::CStr = c"usmc-conn";
 /// First eight bytes of the file, native endian.

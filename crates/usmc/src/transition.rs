@@ -339,6 +339,12 @@ fn step_client(fd: i32, conn: &Conn) {
                 }
             }
         }
+        // Nothing smaller than the mark may wake whoever sleeps on the kernel's socket by now, a doorbell has to.
+        Phase::Attached if has_high_lowat(fd) => {
+            if call_off(conn) {
+                conn.give_up(Reason::KernelFeature);
+            }
+        }
         Phase::Attached => {
             // An fd number that changed hands behind our back must not confirm another connection.
             let stored = stored_tuple(conn);
@@ -467,7 +473,7 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         Err(reason) => return conn.give_up(reason),
     }
     // Once attached we may be rung, and a doorbell is one byte: it has to wake.
-    if kernel::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1) > 1 {
+    if has_high_lowat(fd) {
         return conn.give_up(Reason::KernelFeature);
     }
     let Some((seg, map)) = segment::use_peer(found.dmb.segment) else {
@@ -556,6 +562,10 @@ fn tune(fd: i32, conn: &Conn) {
     }
     take_lowat(fd, conn);
     conn.set_flag(F_TUNED, true);
+}
+
+fn has_high_lowat(fd: i32) -> bool {
+    kernel::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1) > 1
 }
 
 /// SO_RCVLOWAT is ours from now on: a doorbell is one byte, and has to wake.

@@ -124,7 +124,7 @@ void send_all(int fd, uint64_t seed, uint64_t at, size_t n);
 void recv_all(int fd, uint64_t seed, uint64_t at, size_t n);
 // Reads up to EOF and checks that exactly `n` bytes came.
 void recv_to_eof(int fd, uint64_t seed, uint64_t at, size_t n);
-// Sends without blocking until the connection takes no more; how many bytes it took.
+// Sends without blocking until the connection takes no more before somebody reads; how many bytes it took.
 size_t fill(int fd, uint64_t seed, uint64_t at);
 
 // --- time, processes, threads

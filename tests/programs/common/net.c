@@ -143,24 +143,6 @@ void recv_to_eof(int fd, uint64_t seed, uint64_t at, size_t n) {
     EQ(recv(fd, &byte, 1, 0), 0);
 }
 
-size_t fill(int fd, uint64_t seed, uint64_t at) {
-    char buf[16384];
-    size_t total = 0;
-    for (;;) {
-        pattern(seed, at + total, buf, sizeof buf);
-        ssize_t n = send(fd, buf, sizeof buf, MSG_DONTWAIT);
-        if (n < 0) {
-            EQ(errno, EAGAIN);
-            // TCP's buffers give way for a moment after they were full; full means it stays full.
-            if (!(events_now(fd, POLLOUT) & POLLOUT))
-                return total;
-            continue;
-        }
-        CHECK(n > 0);
-        total += n;
-    }
-}
-
 void nonblocking(int fd, bool on) {
     int flags = OK(fcntl(fd, F_GETFL));
     OK(fcntl(fd, F_SETFL, on ? flags | O_NONBLOCK : flags & ~O_NONBLOCK));

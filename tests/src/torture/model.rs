@@ -26,6 +26,8 @@ pub enum Object {
         peer: Option<usize>,
         /// Bytes that it could receive.
         unread: i64,
+        /// Bytes that it sent before its other end was accepted.
+        early: i64,
         /// Whether no more will come.
         ended: bool,
         /// Calls do not wait.
@@ -183,9 +185,10 @@ impl Model {
 
     /// Bytes on the way to the peer of an end.
     pub fn in_flight(&self, process: usize, handle: i64) -> i64 {
-        let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
-        match peer.map(|p| &self.objects[p]) {
-            Some(Object::End { unread, .. }) => *unread,
+        let Some(own) = self.open.get(&(process, handle)) else { return 0 };
+        match (self.peer(*own).map(|p| &self.objects[p]), &self.objects[*own]) {
+            (Some(Object::End { unread, .. }), _) => *unread,
+            (_, Object::End { early, .. }) => *early,
             _ => 0,
         }
     }
@@ -273,6 +276,7 @@ impl Model {
         let fresh = |nonblock| Object::End {
             peer: None,
             unread: 0,
+            early: 0,
             ended: false,
             nonblock,
             lowat: 1,
@@ -304,6 +308,13 @@ impl Model {
                     Some(Object::Listener { waiting, .. }) => waiting.pop_front(),
                     _ => None,
                 };
+                let sent = match client.map(|c| &self.objects[c]) {
+                    Some(Object::End { early, .. }) => *early,
+                    _ => 0,
+                };
+                if let Object::End { unread, .. } = &mut self.objects[end] {
+                    *unread = sent;
+                }
                 for (one, other) in [(Some(end), client), (client, Some(end))] {
                     if let Some(Object::End { peer, .. }) = one.map(|o| &mut self.objects[o]) {
                         *peer = other;
@@ -359,10 +370,11 @@ impl Model {
                 let lengths = answer.split(' ').nth(3).unwrap_or("").split(',');
                 let result =
                     if arg(1) == 4 { lengths.flat_map(str::parse::<i64>).sum() } else { result };
-                if let Some(peer) = object.and_then(|o| self.peer(o))
-                    && let Object::End { unread, .. } = &mut self.objects[peer]
-                {
-                    *unread += result;
+                let peer = object.and_then(|o| self.peer(o));
+                match peer.or(object).map(|o| &mut self.objects[o]) {
+                    Some(Object::End { unread, .. }) if peer.is_some() => *unread += result,
+                    Some(Object::End { early, .. }) => *early += result,
+                    _ => {}
                 }
             }
             // read(2) and its like know no flags.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::generate::Generator;
-use super::program::Program;
+use super::program::{Program, Step};
 use super::run::{Observation, World};
 use crate::Fixture;
 
@@ -32,6 +32,12 @@ impl Difference {
     /// Whether it comes again and again: one run in six may have met a pause of the machine.
     pub fn is_reproducible(&self) -> bool {
         self.share.0 >= 2
+    }
+
+    /// How many steps showed the same, and the one that did not.
+    fn parting(&self) -> (usize, Option<&Step>) {
+        let alike = self.tcp.iter().zip(&self.smc).take_while(|(a, b)| a == b).count();
+        (alike, self.program.steps.get(alike))
     }
 
     /// The program as a file of `tests/torture`, with what differs as comments.
@@ -123,14 +129,16 @@ impl<'a> Court<'a> {
         Some(Difference { program: program.clone(), tcp, smc, share })
     }
 
-    /// Leaves out steps as long as the difference remains.
+    /// Leaves out steps as long as the difference remains: the same step is the first to differ. Others may become
+    /// what the generator avoids, being known.
     pub fn shrink(&mut self, found: Difference) -> Difference {
         let mut best = found;
         // What follows the first difference does not matter.
-        let parted = best.tcp.iter().zip(&best.smc).take_while(|(a, b)| a == b).count();
+        let (alike, Some(odd)) = best.parting() else { return best };
+        let odd = odd.clone();
         let mut steps = best.program.steps.clone();
-        steps.truncate(parted + 1);
-        if let Some(shorter) = self.still_differs(steps) {
+        steps.truncate(alike + 1);
+        if let Some(shorter) = self.still_differs(steps, &odd) {
             best = shorter;
         }
         let mut piece = best.program.steps.len().div_ceil(2);
@@ -139,7 +147,7 @@ impl<'a> Court<'a> {
             while at < best.program.steps.len() {
                 let mut steps = best.program.steps.clone();
                 steps.drain(at..(at + piece).min(steps.len()));
-                match self.still_differs(steps) {
+                match self.still_differs(steps, &odd) {
                     Some(shorter) => best = shorter,
                     None => at += piece,
                 }
@@ -149,10 +157,10 @@ impl<'a> Court<'a> {
         best
     }
 
-    fn still_differs(&mut self, steps: Vec<super::program::Step>) -> Option<Difference> {
+    fn still_differs(&mut self, steps: Vec<Step>, odd: &Step) -> Option<Difference> {
         let program = Program { steps };
         let (tcp, smc) = (self.tcp.run(&program), self.smc.run(&program));
         let found = if smc == tcp { None } else { self.compare(&program, tcp, smc, 5, 4) };
-        found.filter(Difference::is_reproducible)
+        found.filter(|found| found.is_reproducible() && found.parting().1 == Some(odd))
     }
 }

@@ -22,7 +22,7 @@ use super::nested;
 use super::ready::{self, HUP, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use crate::conn::{self, Conn, FRESH, LISTEN, PLAIN, RING};
 use crate::process::Lock;
-use crate::socket::ending;
+use crate::socket::ending::{self, Ending};
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry as Fd};
 
@@ -539,7 +539,10 @@ pub fn mark_moved(index: u32) {
     let conn = conn::at(index);
     each_watcher(conn, |number, entry| {
         let Some(slot) = conn.slot().filter(|_| entry.has(E_RING)) else { return };
-        if ready::now(live_fd(entry), conn, slot, IN) & IN != 0 {
+        let fd = live_fd(entry);
+        // Readable by a reset or by our own shutdown is not told again.
+        if ready::has_enough(fd, conn, slot) || ending::for_receiver(fd, conn, slot) == Ending::Fin
+        {
             entry.set_flag(E_EDGE, true);
             pass_on(entry.set.load(Relaxed).wrapping_sub(1), number, entry);
         }
@@ -668,10 +671,17 @@ fn lasting(entry: &Entry, conn: &Conn, slot: &Slot) -> u32 {
     ended as u32 | (own & TXF_ENDS) << 8 | shut_rd << 16
 }
 
+/// Whether bytes that come are an edge for this registration: some event is asked for of which the kernel tells then
+/// (sock_def_readable).
+pub fn is_for_data(entry: &Entry) -> bool {
+    const KEY: u32 = READ_BITS & !ready::RDHUP;
+    entry.events.load(Relaxed) & KEY != 0
+}
+
 fn new_edge(conn: &Conn, slot: &Slot, entry: &Entry, bits: u32) -> bool {
     entry.has(E_EDGE)
         // Bytes that came are an edge for all that is true at the wait, also when they were read meanwhile.
-        || conn.peer(slot).prod.load(Relaxed) != entry.seen_prod.load(Relaxed)
+        || (is_for_data(entry) && conn.peer(slot).prod.load(Relaxed) != entry.seen_prod.load(Relaxed))
         || (bits & OUT != 0 && conn.tx_blocks.load(Relaxed) != entry.seen_blocks.load(Relaxed))
         || lasting(entry, conn, slot) != entry.seen_bits.load(Relaxed)
 }

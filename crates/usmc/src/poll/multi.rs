@@ -486,7 +486,8 @@ fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) 
                 }
                 // Should it be in the ring in the next instant, this wait has reported it all the same.
                 entry.round.store(round, Relaxed);
-                event.events
+                let untold = event.events & ready::HUP != 0 && ending::is_untold(conn::at(index));
+                event.events | if untold { ready::ERR } else { 0 }
             } else {
                 from_ring(set, number, entry, index, event.events, round)
             };
@@ -526,7 +527,8 @@ fn from_ring(
     epoll::unkick(set_index, number, entry);
     let in_tcp = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1);
     if in_tcp && kernel & READ_BITS != 0 {
-        entry.set_flag(entry::E_EDGE | E_TCP, true);
+        let edge = if epoll::is_for_data(entry) { entry::E_EDGE } else { 0 };
+        entry.set_flag(edge | E_TCP, true);
     } else if in_tcp && kernel & ready::OUT != 0 && !kicked {
         // Bytes came and were read before this wait: they are an edge for what else is true.
         entry.set_flag(entry::E_EDGE, true);

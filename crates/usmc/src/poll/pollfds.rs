@@ -10,6 +10,7 @@ use super::multi::{
 };
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::{epoll, nested};
+use crate::api::time::Time;
 use crate::conn;
 use crate::socket::recv::Receiving;
 use crate::socket::wait::{self, Budget, Sleeper};
@@ -22,6 +23,8 @@ use crate::{clock, errno, real, set_errno, sys};
 enum Watch {
     /// The kernel's alone.
     Kernel,
+    /// The kernel's, but for an error that it has told to nobody but us.
+    Failed,
     /// A ring connection.
     Ring(u32),
     /// An epoll set with tracked sockets.
@@ -31,6 +34,7 @@ enum Watch {
 fn watch(fd: c_int) -> Watch {
     match table::get(fd) {
         Fd::Conn(index) if !ready::is_kernels(fd, index) => Watch::Ring(index),
+        Fd::Conn(index) if ending::is_untold(conn::at(index)) => Watch::Failed,
         Fd::Epoll(index) if has_tracked(epoll::set_at(index)) => Watch::Nested(index),
         _ => Watch::Kernel,
     }
@@ -39,7 +43,7 @@ fn watch(fd: c_int) -> Watch {
 /// What shared memory says about one pollfd.
 fn look(p: &libc::pollfd) -> i16 {
     match watch(p.fd) {
-        Watch::Kernel => 0,
+        Watch::Kernel | Watch::Failed => 0,
         Watch::Ring(index) => {
             let conn = conn::at(index);
             match conn.slot() {
@@ -72,14 +76,43 @@ pub unsafe fn poll(
     }
     // SAFETY: the caller's contract.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, count) };
-    if !fds.iter().any(|p| p.fd >= 0 && !matches!(watch(p.fd), Watch::Kernel)) {
-        return None;
+    let deadline = Deadline::after(timeout_ns);
+    if !any_is_ours(fds) {
+        if timeout_ns == 0 || !fds.iter().any(|p| may_move(p.fd)) {
+            return None;
+        }
+        let n = sleep_in_kernel(fds, deadline.left(), mask);
+        if n <= 0 || !any_is_ours(fds) {
+            return Some(n);
+        }
+        // It has gone to the ring meanwhile: what has woken us may be a doorbell.
     }
     cancellation_point();
-    let deadline = Deadline::after(timeout_ns);
     let done = poll_until(fds, timeout_ns, deadline, mask);
     fds.iter_mut().for_each(show_again);
     Some(done)
+}
+
+fn any_is_ours(fds: &[libc::pollfd]) -> bool {
+    fds.iter().any(|p| p.fd >= 0 && is_ours(p.fd))
+}
+
+/// Whether a connection may go to the ring while a call sleeps on it.
+fn may_move(fd: c_int) -> bool {
+    matches!(table::get(fd), Fd::Conn(index)
+        if matches!(conn::at(index).phase(), conn::EARLY | conn::OFFERED | conn::ATTACHED))
+}
+
+/// The real poll; `None`: without a time limit.
+fn sleep_in_kernel(
+    fds: &mut [libc::pollfd],
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> c_int {
+    let ts = timeout_ns.map(|ns| libc::timespec::from_ns(ns.min(i64::MAX as u64) as i64));
+    let ts = ts.as_ref().map_or(core::ptr::null(), |ts| ts);
+    // SAFETY: a valid slice; mask is the caller's; the real call is the cancellation point.
+    unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ts, mask) }
 }
 
 fn poll_until(
@@ -170,8 +203,7 @@ fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
         p.revents = 0;
         if p.fd >= 0 {
             match watch(p.fd) {
-                Watch::Kernel => kernels = true,
-                Watch::Nested(_) => kernels = true,
+                Watch::Kernel | Watch::Failed | Watch::Nested(_) => kernels = true,
                 Watch::Ring(_) => p.fd += HIDDEN,
             }
         }
@@ -188,16 +220,21 @@ fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
             if n >= 0 && p.revents != 0 {
                 n += 1;
             }
-        } else if p.fd >= 0
-            && let Watch::Nested(index) = watch(p.fd)
-        {
-            let told = p.revents != 0;
-            p.revents = look(p);
-            if told && p.revents == 0 && nested::is_readable(index) {
-                p.revents = p.events & (libc::POLLIN | libc::POLLRDNORM);
-            }
-            if n >= 0 {
-                n += c_int::from(p.revents != 0) - c_int::from(told);
+        } else if p.fd >= 0 {
+            match watch(p.fd) {
+                Watch::Nested(index) => {
+                    let told = p.revents != 0;
+                    p.revents = look(p);
+                    if told && p.revents == 0 && nested::is_readable(index) {
+                        p.revents = p.events & (libc::POLLIN | libc::POLLRDNORM);
+                    }
+                    if n >= 0 {
+                        n += c_int::from(p.revents != 0) - c_int::from(told);
+                    }
+                }
+                // A failed connection always has hung up.
+                Watch::Failed if p.revents & libc::POLLHUP != 0 => p.revents |= libc::POLLERR,
+                _ => {}
             }
         }
     }
@@ -246,7 +283,7 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
     let mut tick = false;
     for p in fds.iter().filter(|p| p.fd >= 0) {
         match watch(p.fd) {
-            Watch::Kernel => {}
+            Watch::Kernel | Watch::Failed => {}
             Watch::Nested(index) => {
                 if enter {
                     enter_all(index, DEPTH);
@@ -329,15 +366,9 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
             };
         }
     }
-    let ts = libc::timespec {
-        tv_sec: (timeout_ms / 1000) as libc::time_t,
-        tv_nsec: (timeout_ms % 1000) as libc::c_long * 1_000_000,
-    };
-    let ts = if timeout_ms < 0 { core::ptr::null() } else { &raw const ts };
-    let (at, count) = (fds.as_mut_ptr(), fds.len());
-    let kept = GivenBack { kept, at, count };
-    // SAFETY: a valid slice; mask is the caller's; the real call is the cancellation point.
-    let (kept, n) = keeping(kept, || unsafe { real::ppoll(at, count as libc::nfds_t, ts, mask) });
+    let kept = GivenBack { kept, at: fds.as_mut_ptr(), count: fds.len() };
+    let timeout_ns = u64::try_from(timeout_ms).ok().map(|ms| ms * 1_000_000);
+    let (kept, n) = keeping(kept, || sleep_in_kernel(fds, timeout_ns, mask));
     let saved = errno();
     drop(kept);
     for p in fds.iter().filter(|p| p.fd >= 0) {

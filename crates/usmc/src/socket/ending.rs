@@ -175,11 +175,13 @@ pub fn untold(conn: &Conn) -> Option<Errno> {
 /// The same on a connection that has become plain TCP: a look before may have taken the error.
 #[inline(always)]
 pub fn untold_of_plain(conn: &Conn) -> Option<Errno> {
-    if conn.kernel_events.load(Relaxed) >> 16 == 0 {
-        return None;
-    }
-    let told = conn.slot().is_some_and(|slot| !has_error(conn, slot));
-    if told { None } else { take_noted(conn) }
+    if is_untold(conn) { take_noted(conn) } else { None }
+}
+
+/// Whether the connection has such an error: the kernel's socket does not show it.
+pub fn is_untold(conn: &Conn) -> bool {
+    conn.kernel_events.load(Relaxed) >> 16 != 0
+        && conn.slot().is_none_or(|slot| has_error(conn, slot))
 }
 
 /// [`untold_of_plain`] for a receive: TCP gives what is unread first, and the end of the stream, once it was there.

@@ -11,7 +11,7 @@ use crate::conn::{
 };
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
-use crate::{clock, kernel, poll};
+use crate::{clock, kernel, poll, transition};
 
 // include/uapi/linux/tcp.h
 const TCP_REPAIR: i32 = 19;
@@ -76,6 +76,12 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
         if let Some(slot) = conn.slot() {
             conn.end(slot).rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
             conn.limit_window(slot);
+        }
+    }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) && conn.phase() == ATTACHED {
+        // Whoever sleeps by now sleeps on the kernel's socket. Where it is in the ring in this instant, it stays there.
+        if !matches!(value, 0 | 1) {
+            let _ = transition::decline(fd, index, Reason::KernelFeature);
         }
     }
     if has_lowat(conn) && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {

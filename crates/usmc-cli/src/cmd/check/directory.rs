@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{Access, access, statfs};
+use usmc::observe::DEVICE_PREFIX;
 
 use super::Finding;
 
@@ -138,14 +139,42 @@ fn remarks(dir: &Path, meta: &Metadata, is_default: bool) -> Vec<Finding> {
             format!("close it, unless that is wanted: chmod 700 {shown}"),
         ));
     }
+    let others = of_other_versions(dir);
+    if !others.is_empty() {
+        let names = others.join(" ");
+        remarks.push(Finding::note(
+            format!(
+                "files of other versions of uSMC, whose programs do not meet this one's: {names}"
+            ),
+            format!("once none of their programs runs: cd {shown} && rm {names}"),
+        ));
+    }
     remarks
+}
+
+/// Names of device files and mailboxes that this version does not use. The first versions' had no prefix.
+fn of_other_versions(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = entries.filter_map(|e| e.file_name().into_string().ok());
+    let is_other = |name: &str| {
+        let (version, rest) = match name.strip_prefix('v').and_then(|n| n.split_once('.')) {
+            Some((version, rest)) => (version, rest),
+            None => ("0", name),
+        };
+        let number = |n: &str| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit());
+        let ours = rest == "device" || rest.strip_prefix("m.").is_some_and(number);
+        ours && number(version) && !name.starts_with(DEVICE_PREFIX)
+    };
+    let mut others: Vec<String> = names.filter(|name| is_other(name)).collect();
+    others.sort();
+    others
 }
 
 fn file_system(dir: &Path) -> Option<Finding> {
     let facts = statfs(dir).ok()?;
     let kind = facts.f_type as u64 & 0xffff_ffff;
     let free = (facts.f_bavail as u64).saturating_mul(facts.f_bsize as u64);
-    if free < ROOM && !dir.join("device").exists() {
+    if free < ROOM && !dir.join(format!("{DEVICE_PREFIX}device")).exists() {
         return Some(Finding::failure(
             format!("its file system has {free} bytes left and the device file needs {ROOM}"),
             "free some, or choose another with --ism-dir",

@@ -4,7 +4,7 @@ use core::ffi::CStr;
 use core::fmt::{self, Write};
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::layout::{DeviceFile, MAGIC, VERSION};
+use super::layout::{DeviceFile, MAGIC, PREFIX, VERSION};
 use crate::sys::{self, Errno};
 
 /// A path in a fixed buffer, NUL-terminated.
@@ -53,10 +53,15 @@ pub fn path() -> Path {
     p
 }
 
-/// A file in the directory.
-pub fn file(name: fmt::Arguments<'_>) -> Path {
+/// The mailbox of a process.
+pub fn mailbox(index: u32) -> Path {
+    file(format_args!("m.{index}"))
+}
+
+/// A file of ours in the directory.
+fn file(name: fmt::Arguments<'_>) -> Path {
     let mut p = path();
-    let _ = p.write_char('/').and_then(|()| p.write_fmt(name));
+    let _ = write!(p, "/{PREFIX}{name}");
     p
 }
 

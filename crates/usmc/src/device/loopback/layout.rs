@@ -6,6 +6,10 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMC-ism");
 /// Changes whenever a field here moves.
 pub const VERSION: u32 = 3;
+/// Begins the names of all files of this [`VERSION`]. Processes of others use the directory beside us, with files of
+/// their own: they do not meet, and their connections with ours stay TCP.
+pub const PREFIX: &str = "v3.";
+const _: () = assert!((PREFIX.as_bytes()[1] - b'0') as u32 == VERSION && PREFIX.len() == 3);
 /// Processes that use the device at one time.
 pub const PROCESSES: usize = 4096;
 /// Listening sockets.

@@ -21,7 +21,7 @@ struct Control([u8; 64]);
 const KIND: i32 = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 
 fn address(index: u32) -> Option<libc::sockaddr_un> {
-    let path = directory::file(format_args!("m.{index}"));
+    let path = directory::mailbox(index);
     // SAFETY: all-zero is a valid sockaddr_un.
     let mut addr: libc::sockaddr_un = unsafe { mem::zeroed() };
     addr.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -50,7 +50,7 @@ pub fn ensure(dev: &Loopback, me: u32) -> Result<(), Reason> {
     let addr = address(me).ok_or(Reason::NoSegment)?;
     let fd = sys::socket(libc::AF_UNIX, KIND, 0).map_err(|_| Reason::NoSegment)?;
     // The index is ours, so an existing name is a dead owner's.
-    let path = directory::file(format_args!("m.{me}"));
+    let path = directory::mailbox(me);
     let _ = sys::unlink(path.c());
     if sys::bind_unix(fd, &addr).is_err() {
         sys::close(fd);

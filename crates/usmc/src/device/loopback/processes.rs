@@ -64,7 +64,7 @@ fn sweep(dev: &Loopback, file: &DeviceFile, me: u32) {
 }
 
 fn clean_up_after(file: &DeviceFile, index: u32) {
-    let _ = sys::unlink(directory::file(format_args!("m.{index}")).c());
+    let _ = sys::unlink(directory::mailbox(index).c());
     listeners::forget_owner(file, index);
     offers::forget_owner(file, index);
 }
