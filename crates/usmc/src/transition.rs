@@ -376,6 +376,17 @@ pub fn take_back(conn: &Conn, reason: Reason) {
     }
 }
 
+/// Ends a handshake from either side, to begin anew later. Where that is not possible now, nothing happens.
+pub fn put_off(fd: i32, conn: &Conn) {
+    let Some(_step) = conn.step_lock.enter() else { return };
+    if matches!(conn.phase(), OFFERED | ATTACHED)
+        && let Some(slot) = conn.slot()
+        && call_off(conn)
+    {
+        begin_elsewhere(fd, conn, slot);
+    }
+}
+
 /// Ends a handshake, from either side, however far it is. Says whether it is over, which may mean that the connection
 /// is in the ring; false where a signal handler interrupted a step of it.
 pub fn decline(fd: i32, index: u32, reason: Reason) -> bool {

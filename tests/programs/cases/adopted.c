@@ -125,24 +125,6 @@ CASE(socket_of_two_processes_is_connected_by_one_and_read_by_the_other) {
     recv_to_eof(server, 1, 1320, 0);
 }
 
-// Both ends here, in use for a while: the connecting one first, if `client`.
-static void both_ends(int ends[2], bool client, int rounds) {
-    uint16_t port;
-    int listener = listen_here(&port), first = connect_to(port);
-    int second = OK(accept(listener, NULL, NULL));
-    close(listener);
-    ends[0] = client ? first : second;
-    ends[1] = client ? second : first;
-    OK(fcntl(first, F_SETFD, FD_CLOEXEC));
-    OK(fcntl(second, F_SETFD, FD_CLOEXEC));
-    for (int i = 0; i < rounds; i++) {
-        send_all(ends[0], 1, i * 10, 10);
-        recv_all(ends[1], 1, i * 10, 10);
-        send_all(ends[1], 2, i * 10, 10);
-        recv_all(ends[0], 2, i * 10, 10);
-    }
-}
-
 // From byte `at` on, our end and the peer's `handle` talk; in the end over shared memory.
 static void goes_on(struct pair p, int at) {
     for (int i = 0; i < 64; i++, at += 10) {

@@ -40,6 +40,11 @@ int main(int argc, char **argv) {
         peer_serve(atoi(argv[2]));
         return 0;
     }
+    if (argc == 3 && !strcmp(argv[1], "--echo")) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        echo(atoi(argv[2]));
+        return 0;
+    }
     if (argc == 2 && !strcmp(argv[1], "--list")) {
         list();
         return 0;

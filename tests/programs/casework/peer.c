@@ -50,17 +50,19 @@ static void *serve_thread(void *arg) {
     return NULL;
 }
 
+const char *own_path(void) {
+    static char path[PATH_MAX];
+    OK(readlink("/proc/self/exe", path, sizeof path - 1));
+    return path;
+}
+
 static void start(void) {
     int ends[2];
     OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
     if (variant.remote) {
-        char number[16], path[PATH_MAX] = {0};
+        char number[16];
         // A peer of another class is another program.
-        const char *other = getenv("USMC_TESTS_PEER");
-        if (other)
-            snprintf(path, sizeof path, "%s", other);
-        else
-            OK(readlink("/proc/self/exe", path, sizeof path - 1));
+        const char *other = getenv("USMC_TESTS_PEER"), *path = other ? other : own_path();
         snprintf(number, sizeof number, "%d", ends[1]);
         pid = OK(fork());
         if (pid == 0) {
@@ -231,9 +233,10 @@ void pair_close(struct pair p) {
 
 // --- the peer's side
 
-static long echo(int fd, char *buf) {
+long echo(int fd) {
     long total = 0;
-    for (ssize_t n; (n = OK(recv(fd, buf, 65536, 0))) > 0; total += n)
+    char buf[65536];
+    for (ssize_t n; (n = OK(recv(fd, buf, sizeof buf, 0))) > 0; total += n)
         for (ssize_t sent = 0; sent < n;)
             sent += OK(send(fd, buf + sent, n - sent, 0));
     OK(close(fd));
@@ -305,7 +308,7 @@ static long perform(const struct request *r, char *buf, size_t *out) {
         recv_to_eof(r->fd, r->a, r->b, r->c);
         return 0;
     case P_ECHO:
-        return echo(r->fd, buf);
+        return echo(r->fd);
     case P_SHUTDOWN:
         return shutdown(r->fd, r->a);
     case P_CLOSE:
@@ -354,4 +357,21 @@ void peer_serve(int to) {
     }
     close(to);
     free(buf);
+}
+
+void both_ends(int ends[2], bool client, int rounds) {
+    uint16_t port;
+    int listener = listen_here(&port), first = connect_to(port);
+    int second = OK(accept(listener, NULL, NULL));
+    close(listener);
+    ends[0] = client ? first : second;
+    ends[1] = client ? second : first;
+    OK(fcntl(first, F_SETFD, FD_CLOEXEC));
+    OK(fcntl(second, F_SETFD, FD_CLOEXEC));
+    for (int i = 0; i < rounds; i++) {
+        send_all(ends[0], 1, i * 10, 10);
+        recv_all(ends[1], 1, i * 10, 10);
+        send_all(ends[1], 2, i * 10, 10);
+        recv_all(ends[0], 2, i * 10, 10);
+    }
 }

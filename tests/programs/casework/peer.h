@@ -70,6 +70,12 @@ int peer_take(int fd);
 void peer_forget(void);
 
 void peer_serve(int control);
+// Sends back what comes, until EOF, and closes; how many bytes. `PROGRAM --echo FD` does only that.
+long echo(int fd);
+// This program, for `--echo`.
+const char *own_path(void);
+// Both ends of a connection here, close-on-exec, in use for so many rounds: the connecting one first, if `client`.
+void both_ends(int ends[2], bool client, int rounds);
 void peer_end_all(void);
 
 #endif

@@ -5,7 +5,6 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use libc::{iovec, off64_t, pid_t, ssize_t};
 
 use super::after;
-use crate::device::Receiver;
 use crate::real;
 use crate::socket::{control, passed};
 
@@ -52,7 +51,7 @@ pub unsafe fn pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int {
     // SAFETY: the caller's contract.
     after(unsafe { real::pidfd_getfd(pidfd, fd, flags) }, |&fd| {
         if fd >= 0 {
-            passed::arrived(fd, Receiver::Unknown);
+            passed::arrived(fd, &[]);
         }
     })
 }

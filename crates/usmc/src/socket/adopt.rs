@@ -19,9 +19,10 @@ pub fn inherited() {
     if config::get().off {
         return;
     }
+    let by = Receiver::started();
     let found = |fd| {
         if table::get(fd) == Entry::Foreign {
-            passed::meet(fd, Receiver::this_program());
+            passed::meet(fd, &by);
         }
     };
     if sys::each_open_fd(found).is_err() {
@@ -31,7 +32,7 @@ pub fn inherited() {
 }
 
 /// `fd` is new to this process, and no record knows it.
-pub fn adopt(fd: i32, by: Receiver) {
+pub fn adopt(fd: i32, by: &[Receiver]) {
     let is_tcp = kernel::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) == libc::IPPROTO_TCP;
     if !is_tcp {
         return;
@@ -47,7 +48,7 @@ pub fn adopt(fd: i32, by: Receiver) {
         return;
     }
     // libc's streams use these where nobody sees it.
-    let by = if (0..=2).contains(&fd) { Receiver::Unknown } else { by };
+    let by = if (0..=2).contains(&fd) { &[] } else { by };
     let Some((custody, client)) = device::current().claim(kernel::cookie(fd), by) else { return };
     let made = if kernel::is_established(fd) { created(fd) } else { None };
     let Some(index) = made else {

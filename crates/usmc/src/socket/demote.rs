@@ -592,7 +592,8 @@ fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
         transition::give_lowat_back(fd, conn);
     }
     conn.set_flag(F_SETTLING, true);
-    if reason == Reason::PeerLeft && transition::begin_again(conn, slot, reason) {
+    let returns = matches!(reason, Reason::PeerLeft | Reason::Lent);
+    if returns && transition::begin_again(conn, slot, reason) {
         note_totals(conn, slot);
     } else {
         conn.give_up(reason);

@@ -134,7 +134,8 @@ pub unsafe fn receiving(
         // SAFETY: the caller's contract; the kernel wrote the control messages and their lengths.
         unsafe {
             each_fd(&*msg, |fd| {
-                arrived(fd, if peeks { Receiver::Unknown } else { channel::from(via) });
+                let from = [channel::from(via)];
+                arrived(fd, if peeks { &[] } else { &from });
             });
         }
         set_errno(saved);
@@ -170,13 +171,13 @@ unsafe fn each_fd(msg: &libc::msghdr, mut act: impl FnMut(i32)) {
 }
 
 /// `fd` is a new number of a socket that may be known here under another one.
-pub fn arrived(fd: i32, by: Receiver) {
+pub fn arrived(fd: i32, by: &[Receiver]) {
     control::fresh(fd);
     meet(fd, by);
 }
 
 /// The same for a number that means nothing yet.
-pub fn meet(fd: i32, by: Receiver) {
+pub fn meet(fd: i32, by: &[Receiver]) {
     let Some(index) = known(fd) else { return adopt::adopt(fd, by) };
     let conn = conn::at(index);
     // This process is counted already.
