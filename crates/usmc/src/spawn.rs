@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::posix_spawn_file_actions_t;
 use usmc_shm::sync::AtomicU32;
 
-use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
+use crate::conn::{self, ATTACHED, EARLY, F_COPIED, FRESH, OFFERED, RING};
 use crate::device::Receiver;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
@@ -242,6 +242,10 @@ pub fn around<T>(plan: Plan, start: impl FnOnce() -> (T, Option<u32>)) -> Result
 
 fn leave(given: Given) -> Result<(), Errno> {
     let conn = conn::at(given.index);
+    if conn.phase() == FRESH {
+        // The program would not learn of the connection that it becomes.
+        conn.set_flag(F_COPIED, true);
+    }
     if !matches!(conn.phase(), EARLY | OFFERED | ATTACHED | RING) {
         return Ok(());
     }

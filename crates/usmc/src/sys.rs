@@ -479,6 +479,14 @@ pub fn ask<T>(fd: c_int, question: &T, answer: &mut [u32]) -> Result<usize, Errn
     unsafe { recv(fd, answer.as_mut_ptr().cast(), size_of_val(answer), libc::MSG_DONTWAIT) }
 }
 
+/// connect(2).
+///
+/// # Safety
+/// `addr` is readable for `len` bytes.
+pub unsafe fn connect(fd: c_int, addr: *const c_void, len: u32) -> Result<(), Errno> {
+    call!(SYS_connect, fd, addr, len).map(drop)
+}
+
 /// bind(2) to a path.
 pub fn bind_unix(fd: c_int, addr: &libc::sockaddr_un) -> Result<(), Errno> {
     call!(SYS_bind, fd, addr as *const _, size_of::<libc::sockaddr_un>()).map(drop)

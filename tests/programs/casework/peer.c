@@ -1,6 +1,8 @@
 // The obedient peer and how it is told what to do.
 #include "peer.h"
 
+#include <stddef.h>
+
 #define LIMIT (1 << 20)
 
 // The same for 32-bit and 64-bit programs, which may be each other's peers.
@@ -164,6 +166,14 @@ long peer_send(int fd, const void *buf, size_t n, int flags) {
     return answer(NULL, 0);
 }
 
+int peer_mailbox(bool path, struct sockaddr_un *at, socklen_t *len) {
+    peer_begin(P_MAILBOX, -1, path, 0, 0);
+    int fd = OK(peer_end());
+    memcpy(at, data, sizeof *at);
+    *len = path ? offsetof(struct sockaddr_un, sun_path) + strlen(at->sun_path) + 1 : sizeof(sa_family_t) + 6;
+    return fd;
+}
+
 long peer_recv(int fd, void *buf, size_t n, int flags) {
     request(&(struct request){P_RECV, fd, n, flags, 0, 0}, NULL);
     return answer(buf, n);
@@ -259,6 +269,20 @@ static long epoll_accept(int listener) {
 // Where requests come from, on the peer's side.
 static __thread int requests;
 
+static long mailbox(bool path, struct sockaddr_un *at, size_t *out) {
+    int fd = OK(socket(AF_UNIX, SOCK_DGRAM, 0));
+    *at = (struct sockaddr_un){.sun_family = AF_UNIX};
+    if (path)
+        snprintf(at->sun_path, sizeof at->sun_path, "mailbox.%d", fd);
+    unlink(at->sun_path);
+    // Without a path the kernel makes a name.
+    OK(bind(fd, (struct sockaddr *)at, path ? sizeof *at : sizeof(sa_family_t)));
+    socklen_t len = sizeof *at;
+    OK(getsockname(fd, (struct sockaddr *)at, &len));
+    *out = len;
+    return fd;
+}
+
 static long reset(int fd) {
     struct linger linger = {1, 0};
     OK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger));
@@ -291,7 +315,9 @@ static long perform(const struct request *r, char *buf, size_t *out) {
     case P_EPOLL_ACCEPT:
         return epoll_accept(r->fd);
     case P_TAKE:
-        return receive_fd(requests);
+        return receive_fd(r->fd < 0 ? requests : r->fd);
+    case P_MAILBOX:
+        return mailbox(r->a, (struct sockaddr_un *)buf, out);
     case P_SEND:
         return send(r->fd, buf, r->in, r->a | MSG_NOSIGNAL);
     case P_RECV:

@@ -6,7 +6,8 @@ use libc::{iovec, off64_t, pid_t, ssize_t};
 
 use super::after;
 use crate::real;
-use crate::socket::{control, passed};
+use crate::socket::{adopt, control};
+use crate::{errno, set_errno};
 
 pub use crate::real::{
     bind, copy_file_range, getpeername, getsockname, sigaction, siginterrupt, signal, sysv_signal,
@@ -49,11 +50,18 @@ made! {
 /// As the function itself.
 pub unsafe fn pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int {
     // SAFETY: the caller's contract.
-    after(unsafe { real::pidfd_getfd(pidfd, fd, flags) }, |&fd| {
-        if fd >= 0 {
-            passed::arrived(fd, &[]);
+    let fd = unsafe { real::pidfd_getfd(pidfd, fd, flags) };
+    if fd < 0 {
+        return fd;
+    }
+    let saved = errno();
+    match adopt::fetched(fd) {
+        Ok(()) => {
+            set_errno(saved);
+            fd
         }
-    })
+        Err(code) => super::fail(code),
+    }
 }
 
 macro_rules! at_offset {

@@ -6,7 +6,7 @@ use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use super::{adopt, channel, control, demote};
-use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
+use crate::conn::{self, ATTACHED, EARLY, F_ADOPTED, F_COPIED, FRESH, OFFERED, PLAIN, RING};
 use crate::device::{self, Receiver};
 use crate::reason::Reason;
 use crate::sys::Errno;
@@ -84,8 +84,12 @@ unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
                 let lasts = matches!(conn.phase(), EARLY | OFFERED | ATTACHED | RING)
                     || conn.custody.load(Relaxed) != 0;
                 let left = demote::leave(fd, index, Reason::PassedOn);
+                if conn.phase() == FRESH {
+                    // Who else has it would not learn of the connection that it becomes.
+                    conn.set_flag(F_COPIED, true);
+                }
                 if left.is_ok() && lasts {
-                    custody::hand_over(fd, conn, *to.get_or_insert_with(|| channel::to(via)));
+                    custody::hand_over(fd, conn, *to.get_or_insert_with(|| channel::to(via, msg)));
                 }
                 all = all.and(left);
             }
@@ -108,7 +112,7 @@ unsafe fn stayed(via: i32, msg: &libc::msghdr) {
             if let Entry::Conn(index) = table::get(fd)
                 && conn::at(index).custody.load(Relaxed) != 0
             {
-                let to = *to.get_or_insert_with(|| channel::to(via));
+                let to = *to.get_or_insert_with(|| channel::to(via, msg));
                 custody::take_back(conn::at(index), to, false);
             }
         });
@@ -192,6 +196,11 @@ pub fn meet(fd: i32, by: &[Receiver]) {
     }
 }
 
+/// Whether this process has a record of the connection that `fd` is.
+pub fn is_known(fd: i32) -> bool {
+    known(fd).is_some()
+}
+
 /// The record of the connection that `fd` is, if this process has one that matters.
 fn known(fd: i32) -> Option<u32> {
     if kernel::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) != libc::IPPROTO_TCP {
@@ -203,7 +212,12 @@ fn known(fd: i32) -> Option<u32> {
     let as_server = Tuple { netns, client: peer, server: local }.words();
     let mut found = None;
     conn::for_each(|index, conn| {
-        if found.is_none() && matches!(conn.phase(), OFFERED | EARLY | ATTACHED | RING) {
+        let matters = match conn.phase() {
+            OFFERED | EARLY | ATTACHED | RING => true,
+            PLAIN => conn.has(F_ADOPTED),
+            _ => false,
+        };
+        if found.is_none() && matters {
             let words = transition::stored_tuple(conn);
             // Either end may be known in part only, early on.
             let partly = conn.phase() == EARLY
