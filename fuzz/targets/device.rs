@@ -267,6 +267,7 @@ impl Play<'_> {
         let whom = match b >> 1 & 3 {
             0 => Receiver::Program(7),
             1 => Receiver::Channel(b.into()),
+            2 if b & 32 != 0 => Receiver::Child(7),
             2 => Receiver::this_program(),
             _ => Receiver::Unknown,
         };
@@ -276,10 +277,11 @@ impl Play<'_> {
             2 => _ = device.hand_over(some, whom),
             3 => _ = device.call_off(some, whom),
             4 => {
-                if let Some((custody, _)) = device.claim(cookie, whom) {
+                if let Some((custody, _)) = device.claim(cookie, &[Receiver::Child(7), whom]) {
                     self.custodies.push(custody);
                 }
             }
+            5 if b & 16 != 0 => device.rename(some, Receiver::Child(7), whom),
             5 => _ = device.is_sole(some),
             _ => device.release(some),
         }

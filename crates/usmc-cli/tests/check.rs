@@ -138,19 +138,19 @@ fn program(dir: &TempDir, name: &str, call: &str) -> String {
 fn a_program_is_told_its_differences() {
     let dir = TempDir::new();
     let ism = format!("{}/ism", dir.str());
-    let opens = program(&dir, "opens", "popen(v[0], v[1])");
-    let text = report(check(&ism).arg(&opens), true);
+    let fetches = program(&dir, "fetches", "pidfd_getfd(n, n, n)");
+    let text = report(check(&ism).arg(&fetches), true);
     let note =
-        text.lines().skip_while(|line| !line.starts_with("  note  posix_spawn(3) and popen(3)"));
+        text.lines().skip_while(|line| !line.starts_with("  note  pidfd_getfd(2) of another"));
     let note: Vec<&str> = note.take(2).collect();
-    assert!(note.len() == 2 && note[1].contains("for it has popen"), "{text}");
+    assert!(note.len() == 2 && note[1].contains("for it has pidfd_getfd"), "{text}");
     let prints = program(&dir, "prints", "puts(v[0])");
     let text = report(check(&ism).arg(prints), true);
     assert!(text.contains("no difference from TCP is known by what it calls"), "{text}");
-    let script = dir.file("script", format!("#!{opens}\n").as_bytes());
+    let script = dir.file("script", format!("#!{fetches}\n").as_bytes());
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("chmod");
     let text = report(check(&ism).arg(script), true);
-    assert!(text.contains("for it has popen"), "{text}");
+    assert!(text.contains("for it has pidfd_getfd"), "{text}");
 }
 
 #[test]

@@ -12,7 +12,7 @@
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use libc::{
     FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, off64_t, pid_t,
-    pollfd, posix_spawn_file_actions_t,
+    pollfd, posix_spawn_file_actions_t, posix_spawnattr_t,
 };
 use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
 use libc::{timespec, timeval};
@@ -194,8 +194,15 @@ interpose! {
     fanotify_init(flags: c_uint, event_flags: c_uint) -> c_int = fanotify_init: fanotify_init;
     pidfd_open(pid: pid_t, flags: c_uint) -> c_int = pidfd_open;
     pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int = pidfd_getfd;
-    posix_spawn_file_actions_adddup2(actions: *mut posix_spawn_file_actions_t, old: c_int, new: c_int) -> c_int
-        = posix_spawn_file_actions_adddup2: posix_spawn_file_actions_adddup2;
+    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const posix_spawn_file_actions_t,
+        attributes: *const posix_spawnattr_t, argv: *const *mut c_char, env: *const *mut c_char) -> c_int
+        = posix_spawn: posix_spawn;
+    posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const posix_spawn_file_actions_t,
+        attributes: *const posix_spawnattr_t, argv: *const *mut c_char, env: *const *mut c_char) -> c_int
+        = posix_spawnp: posix_spawnp;
+    popen(command: *const c_char, mode: *const c_char) -> *mut FILE = popen: popen;
+    _IO_popen(command: *const c_char, mode: *const c_char) -> *mut FILE = popen;
+    system(command: *const c_char) -> c_int = system: system;
 
     // liburing's, not libc's.
     io_uring_setup(entries: c_uint, params: *mut c_void) -> c_int = io_uring_setup;

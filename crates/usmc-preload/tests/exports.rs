@@ -60,12 +60,6 @@ const ABSENT: &[(&str, &str)] = &[
         "sigset",
         "obsolete; made of sigaction inside libc, where no handler of a socket program comes from",
     ),
-    (
-        "posix_spawn",
-        "its child shares our memory until exec and runs libc's code only; adddup2 says what it is given",
-    ),
-    ("system", "as posix_spawn"),
-    ("popen", "as posix_spawn; the pipe's fd is fresh"),
     ("fork", "libc tells of it through pthread_atfork, wherever in libc it is called"),
     ("forkpty", "as fork"),
     ("exit", "ends with our destructor"),

@@ -48,7 +48,8 @@ pub fn is_sole(fd: i32, conn: &Conn) -> bool {
 /// `fd` is going to be passed on. False where its receiver will not be known as a holder.
 pub fn hand_over(fd: i32, conn: &Conn, to: Receiver) -> bool {
     let alone = !conn.has(F_SHARED) || fork::is_sole_holder(conn);
-    if !alone && to != Receiver::this_program() {
+    let is_program = matches!(to, Receiver::Program(_) | Receiver::Child(_));
+    if !alone && !is_program {
         // The others of this family would have to look for the receiver at each step: they stay TCP.
         fork::count_unknown(conn);
         return false;
@@ -78,6 +79,14 @@ pub fn take_back(conn: &Conn, from: Receiver, released: bool) {
     let token = Custody(conn.custody.load(Relaxed));
     if device::current().call_off(token, from) && !released {
         device::current().release(token);
+    }
+}
+
+/// The receiver's name has turned out to be another one.
+pub fn rename(conn: &Conn, from: Receiver, to: Receiver) {
+    match conn.custody.load(Relaxed) {
+        0 => {}
+        token => device::current().rename(Custody(token), from, to),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::reason::Reason;
 use crate::socket::{close, demote};
 use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{custody, fork, kernel_only, log, process, sys};
+use crate::{custody, fork, kernel_only, log, process, sys, transition};
 
 /// Counts us out where somebody else is left. A connection that only we hold ends with the kernel's FIN.
 fn put_down(conn: &Conn) -> bool {
@@ -168,21 +168,37 @@ fn hand_to_next_program(fd: i32, index: u32) -> Result<(), Errno> {
         // By another number.
         return Ok(());
     }
+    hand_over(fd, index, Receiver::this_program(), Reason::PassedOn)
+}
+
+/// The same for a program that is started beside this one, which comes back to the ring when it is alone again.
+///
+/// # Errors
+/// See [`demote::leave`].
+pub fn lend(fd: i32, index: u32, to: Receiver) -> Result<(), Errno> {
+    transition::put_off(fd, conn::at(index));
+    hand_over(fd, index, to, Reason::Lent)
+}
+
+fn hand_over(fd: i32, index: u32, to: Receiver, reason: Reason) -> Result<(), Errno> {
+    let conn = conn::at(index);
     loop {
         if conn.phase() != EARLY {
-            demote::leave(fd, index, Reason::PassedOn)?;
+            demote::leave(fd, index, reason)?;
         }
         // Another thread may be at a step of its handshake; none is made once the flag is set.
         let _step = conn.step_lock.enter();
         if !matches!(conn.phase(), OFFERED | ATTACHED | RING) {
-            let known = custody::hand_over(fd, conn, Receiver::this_program());
-            conn.set_flag(F_HANDED, known);
+            let known = custody::hand_over(fd, conn, to);
+            // Of a program beside this one, the device's count keeps steps away.
+            conn.set_flag(F_HANDED, known && reason == Reason::PassedOn);
             return Ok(());
         }
     }
 }
 
-fn crosses_exec(fd: i32) -> bool {
+/// Whether the next program will know it by this number.
+pub fn crosses_exec(fd: i32) -> bool {
     sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC as usize == 0)
 }
 

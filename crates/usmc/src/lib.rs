@@ -35,6 +35,7 @@ pub mod real;
 pub mod reason;
 mod segment;
 mod socket;
+mod spawn;
 mod strangers;
 mod sys;
 mod table;

@@ -15,7 +15,7 @@ use core::mem;
 use core::ptr;
 use libc::{
     FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off64_t, pid_t, pollfd,
-    posix_spawn_file_actions_t,
+    posix_spawn_file_actions_t, posix_spawnattr_t,
 };
 use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
 use libc::{timespec, timeval};
@@ -337,8 +337,24 @@ real! {
     memfd_create(name: *const c_char, flags: c_uint) -> c_int, SYS_memfd_create;
     pidfd_open(pid: pid_t, flags: c_uint) -> c_int, SYS_pidfd_open;
     pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int, SYS_pidfd_getfd;
+    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const posix_spawn_file_actions_t,
+        attributes: *const posix_spawnattr_t, argv: *const *mut c_char, env: *const *mut c_char)
+        -> c_int, ENOSYS;
+    posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const posix_spawn_file_actions_t,
+        attributes: *const posix_spawnattr_t, argv: *const *mut c_char, env: *const *mut c_char)
+        -> c_int, ENOSYS;
+    popen(command: *const c_char, mode: *const c_char) -> *mut FILE, ENOSYS;
+    system(command: *const c_char) -> c_int, ENOSYS;
+    // See `spawn`.
+    posix_spawn_file_actions_init(actions: *mut posix_spawn_file_actions_t) -> c_int, ENOSYS;
+    posix_spawn_file_actions_destroy(actions: *mut posix_spawn_file_actions_t) -> c_int, ENOSYS;
+    posix_spawn_file_actions_addclose(actions: *mut posix_spawn_file_actions_t, fd: c_int) -> c_int, ENOSYS;
     posix_spawn_file_actions_adddup2(actions: *mut posix_spawn_file_actions_t, old: c_int, new: c_int)
         -> c_int, ENOSYS;
+    posix_spawn_file_actions_addopen(actions: *mut posix_spawn_file_actions_t, fd: c_int, path: *const c_char,
+        flags: c_int, mode: c_uint) -> c_int, ENOSYS;
+    posix_spawn_file_actions_addclosefrom_np(actions: *mut posix_spawn_file_actions_t, first: c_int) -> c_int,
+        ENOSYS;
 
     // With 64 bits of time.
     #[cfg(target_pointer_width = "32")]

@@ -61,6 +61,8 @@ reasons! {
     Urgent = 19, "urgent data was sent";
     /// The peer's end went back to TCP ([`crate::socket::demote`]).
     PeerLeft = 20, "peer went back to TCP";
+    /// A program that this one has started has it, too ([`crate::spawn`]).
+    Lent = 24, "a program that was started has it, too";
     /// The process has an io_uring ([`crate::kernel_only`]).
     Uring = 21, "process uses io_uring";
     /// The process has a seccomp filter ([`crate::kernel_only`]).

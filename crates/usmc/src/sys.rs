@@ -268,13 +268,19 @@ pub fn memfd_create(name: &CStr) -> Result<c_int, Errno> {
         .map(|v| v as c_int)
 }
 
-/// ftruncate(2).
+/// ftruncate(2). EFBIG beyond RLIMIT_FSIZE, without the signal that the kernel sends then.
 pub fn ftruncate(fd: c_int, len: u64) -> Result<(), Errno> {
+    may_be_long(len)?;
     call_wide!(SYS_ftruncate, fd; len).map(drop)
 }
 
-/// fallocate(2), whole range, default mode.
+fn may_be_long(len: u64) -> Result<(), Errno> {
+    if len > limit(libc::RLIMIT_FSIZE, u64::MAX) { Err(libc::EFBIG) } else { Ok(()) }
+}
+
+/// fallocate(2) of a new file, whole range, default mode. EFBIG as above.
 pub fn fallocate(fd: c_int, len: u64) -> Result<(), Errno> {
+    may_be_long(len)?;
     #[cfg(target_pointer_width = "64")]
     return call!(SYS_fallocate, fd, 0, 0, len).map(drop);
     #[cfg(target_pointer_width = "32")]
@@ -479,6 +485,14 @@ pub fn ask<T>(fd: c_int, question: &T, answer: &mut [u32]) -> Result<usize, Errn
     unsafe { recv(fd, answer.as_mut_ptr().cast(), size_of_val(answer), libc::MSG_DONTWAIT) }
 }
 
+/// connect(2).
+///
+/// # Safety
+/// `addr` is readable for `len` bytes.
+pub unsafe fn connect(fd: c_int, addr: *const c_void, len: u32) -> Result<(), Errno> {
+    call!(SYS_connect, fd, addr, len).map(drop)
+}
+
 /// bind(2) to a path.
 pub fn bind_unix(fd: c_int, addr: &libc::sockaddr_un) -> Result<(), Errno> {
     call!(SYS_bind, fd, addr as *const _, size_of::<libc::sockaddr_un>()).map(drop)
@@ -507,8 +521,13 @@ pub fn write(fd: c_int, bytes: &[u8]) {
 
 /// getrlimit(2) RLIMIT_NOFILE, the soft limit.
 pub fn nofile_limit() -> u64 {
-    let mut lim = libc::rlimit64 { rlim_cur: 1024, rlim_max: 1024 };
-    let _ = call!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, ptr::null::<c_void>(), &raw mut lim);
+    limit(libc::RLIMIT_NOFILE, 1024)
+}
+
+/// A soft limit, or `otherwise`.
+fn limit(resource: libc::__rlimit_resource_t, otherwise: u64) -> u64 {
+    let mut lim = libc::rlimit64 { rlim_cur: otherwise, rlim_max: otherwise };
+    let _ = call!(SYS_prlimit64, 0, resource, ptr::null::<c_void>(), &raw mut lim);
     lim.rlim_cur
 }
 

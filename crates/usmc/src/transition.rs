@@ -18,7 +18,7 @@ use crate::conn::{FRESH, PLAIN, RING};
 use crate::device::{self, DmbRef, OfferId};
 use crate::lasting::{self, Call};
 use crate::reason::Reason;
-use crate::socket::{control, option};
+use crate::socket::{control, mark, option};
 use crate::tuple::{self, Endpoint, Tuple};
 use crate::{config, custody, fork, kernel, kernel_only, log, observer, segment, sys};
 
@@ -222,6 +222,13 @@ fn has_no_end(conn: &Conn, slot: &Slot) -> bool {
         && conn.kernel_events.load(Relaxed) == 0
 }
 
+/// Names the record of a connection that came from elsewhere and stays TCP; nobody tells which end it is.
+pub fn name_adopted(fd: i32, index: u32) {
+    if let (Ok(server), Ok(client)) = (tuple::local(fd), tuple::peer(fd)) {
+        store_tuple(conn::at(index), &Tuple { netns: tuple::netns(fd), client, server });
+    }
+}
+
 /// A connection that was passed on to this process, if [`custody`] knows who else has it.
 pub fn begin_adopted(fd: i32, index: u32, client: bool) {
     let conn = conn::at(index);
@@ -352,8 +359,13 @@ fn step_client(fd: i32, conn: &Conn) {
             if let (Ok(client), Ok(server)) = live
                 && (Tuple { netns: stored[0], client, server }).words() == stored
             {
+                if !mark::enter_ring(fd) {
+                    call_off(conn);
+                    return conn.give_up(Reason::Adopted);
+                }
                 conn.set_phase(RING);
                 if handshake::confirm(&slot.control, usage(conn)) != Phase::Confirmed {
+                    mark::leave_ring(fd);
                     conn.give_up(Reason::PeerGone);
                 }
                 device::current().clear_offer(offer_id(conn));
@@ -382,6 +394,17 @@ pub fn take_back(conn: &Conn, reason: Reason) {
     }
 }
 
+/// Ends a handshake from either side, to begin anew later. Where that is not possible now, nothing happens.
+pub fn put_off(fd: i32, conn: &Conn) {
+    let Some(_step) = conn.step_lock.enter() else { return };
+    if matches!(conn.phase(), OFFERED | ATTACHED)
+        && let Some(slot) = conn.slot()
+        && call_off(conn)
+    {
+        begin_elsewhere(fd, conn, slot);
+    }
+}
+
 /// Ends a handshake, from either side, however far it is. Says whether it is over, which may mean that the connection
 /// is in the ring; false where a signal handler interrupted a step of it.
 pub fn decline(fd: i32, index: u32, reason: Reason) -> bool {
@@ -392,6 +415,7 @@ pub fn decline(fd: i32, index: u32, reason: Reason) -> bool {
         conn.reason.store(reason as u32, Relaxed);
     } else if matches!(before, OFFERED | ATTACHED) {
         if call_off(conn) {
+            mark::leave_ring(fd);
             give_lowat_back(fd, conn);
             conn.give_up(reason);
         } else {
@@ -499,6 +523,11 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         conn.go_on_with_kernel_calls();
         return segment::unuse(seg);
     }
+    if !mark::enter_ring(fd) {
+        conn.go_on_with_kernel_calls();
+        conn.give_up(Reason::Adopted);
+        return segment::unuse(seg);
+    }
     if bind_slot(fd, conn, &map, seg, found.dmb.slot, false).is_err() {
         conn.go_on_with_kernel_calls();
         conn.give_up(Reason::PeerBroken);
@@ -514,6 +543,7 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         return;
     }
     // Withdrawn, or taken by a process that shares this very socket: not ours to use.
+    mark::leave_ring(fd);
     conn.forget_slot();
     segment::unuse(seg);
     if moved {
@@ -536,6 +566,7 @@ fn begin_elsewhere(fd: i32, conn: &Conn, slot: &Slot) {
     let (Some(_rx), Some(_tx)) = (conn.rx_lock.try_enter(), conn.tx_lock.try_enter()) else {
         return;
     };
+    mark::leave_ring(fd);
     give_lowat_back(fd, conn);
     if !begin_again(conn, slot, Reason::PeerGone) {
         conn.give_up(Reason::PeerGone);

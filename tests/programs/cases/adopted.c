@@ -125,24 +125,6 @@ CASE(socket_of_two_processes_is_connected_by_one_and_read_by_the_other) {
     recv_to_eof(server, 1, 1320, 0);
 }
 
-// Both ends here, in use for a while: the connecting one first, if `client`.
-static void both_ends(int ends[2], bool client, int rounds) {
-    uint16_t port;
-    int listener = listen_here(&port), first = connect_to(port);
-    int second = OK(accept(listener, NULL, NULL));
-    close(listener);
-    ends[0] = client ? first : second;
-    ends[1] = client ? second : first;
-    OK(fcntl(first, F_SETFD, FD_CLOEXEC));
-    OK(fcntl(second, F_SETFD, FD_CLOEXEC));
-    for (int i = 0; i < rounds; i++) {
-        send_all(ends[0], 1, i * 10, 10);
-        recv_all(ends[1], 1, i * 10, 10);
-        send_all(ends[1], 2, i * 10, 10);
-        recv_all(ends[0], 2, i * 10, 10);
-    }
-}
-
 // From byte `at` on, our end and the peer's `handle` talk; in the end over shared memory.
 static void goes_on(struct pair p, int at) {
     for (int i = 0; i < 64; i++, at += 10) {
@@ -198,6 +180,103 @@ REMOTE_CASE(connection_in_a_message_waits_for_its_sender) {
     assert_tcp(ends[0]);
     close(ends[1]);
     goes_on((struct pair){ends[0], there}, 640);
+}
+
+static void send_fd_to(int channel, const struct sockaddr_un *to, socklen_t len, int fd) {
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {.header = {.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+    struct iovec iov = {"x", 1};
+    struct msghdr msg = {.msg_name = (void *)to, .msg_namelen = len, .msg_iov = &iov, .msg_iovlen = 1,
+        .msg_control = &control, .msg_controllen = CMSG_SPACE(sizeof(int))};
+    EQ(sendmsg(channel, &msg, 0), 1);
+}
+
+REMOTE_CASE(connection_in_a_datagram_to_a_name_goes_on) {
+    int channel = OK(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    for (int i = 0; i < 4; i++) {
+        int ends[2];
+        struct sockaddr_un at;
+        socklen_t len;
+        both_ends(ends, i % 2, 32);
+        int mailbox = peer_mailbox(i / 2, &at, &len);
+        send_fd_to(channel, &at, len, ends[1]);
+        peer_begin(P_TAKE, mailbox, 0, 0, 0);
+        int there = OK(peer_end());
+        close(ends[1]);
+        goes_on((struct pair){ends[0], there}, 320);
+        OK(peer_call(P_CLOSE, mailbox, 0, 0, 0));
+    }
+    close(channel);
+}
+
+// From another process by pidfd_getfd(2), whose program does nothing for it.
+REMOTE_CASE(connection_that_is_fetched_from_its_holder_is_tcp_or_refused) {
+    struct pair p = pair_open();
+    int process = OK(syscall(SYS_pidfd_open, peer_pid(), 0));
+    if (variant.warm && !is_plain()) {
+        FAILS(syscall(SYS_pidfd_getfd, process, p.peer, 0), EBUSY);
+        goes_on(p, 0);
+        close(process);
+        return;
+    }
+    int fetched = OK(syscall(SYS_pidfd_getfd, process, p.peer, 0));
+    close(process);
+    int at = 0;
+    for (int i = 0; i < 64; i++, at += 20) {
+        send_all(p.fd, 1, at, 20);
+        if (i % 2)
+            recv_all(fetched, 1, at, 20);
+        else
+            EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, 20), 0);
+        send_all(fetched, 2, at, 10);
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at + 10, 10), 0);
+        recv_all(p.fd, 2, at, 20);
+    }
+    assert_tcp(p.fd);
+    close(fetched);
+    pair_close(p);
+}
+
+// Before it is connected.
+CASE(socket_that_is_fetched_before_it_is_connected_stays_tcp) {
+    uint16_t port;
+    int listener = listen_here(&port), fd, turns[2][2];
+    OK(pipe(turns[0]));
+    OK(pipe(turns[1]));
+    pid_t parent = getpid(), pid = OK(fork());
+    char turn;
+    if (pid == 0) {
+        CHECK(read(turns[1][0], &fd, sizeof fd) == sizeof fd);
+        int process = OK(syscall(SYS_pidfd_open, parent, 0));
+        int fetched = OK(syscall(SYS_pidfd_getfd, process, fd, 0));
+        CHECK(write(turns[0][1], "", 1) == 1 && read(turns[1][0], &turn, 1) == 1);
+        recv_all(fetched, 2, 320, 1000);
+        send_all(fetched, 1, 320, 1000);
+        _exit(0);
+    }
+    fd = OK(socket(AF_INET, SOCK_STREAM, 0));
+    EQ(write(turns[1][1], &fd, sizeof fd), sizeof fd);
+    EQ(read(turns[0][0], &turn, 1), 1);
+    socklen_t len;
+    struct sockaddr_storage at = address_of("127.0.0.1", port, &len);
+    OK(connect(fd, (struct sockaddr *)&at, len));
+    int server = OK(accept(listener, NULL, NULL));
+    for (int i = 0; i < 32; i++) {
+        send_all(fd, 1, i * 10, 10);
+        recv_all(server, 1, i * 10, 10);
+        send_all(server, 2, i * 10, 10);
+        recv_all(fd, 2, i * 10, 10);
+    }
+    assert_tcp(fd);
+    send_all(server, 2, 320, 1000);
+    EQ(write(turns[1][1], "", 1), 1);
+    recv_all(server, 1, 320, 1000);
+    child_succeeds(pid);
+    close(fd);
+    close(server);
 }
 
 // The peer is started by exec, with one end open.

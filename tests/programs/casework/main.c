@@ -24,6 +24,24 @@ static const struct {
 };
 #define VARIANTS (sizeof variants / sizeof *variants)
 
+// With a program that sends back what it gets, for as long as our standard input has lines.
+static void talk(uint16_t port) {
+    int fd = connect_to(port);
+    uint64_t at = 0;
+    for (int c = '\n'; c != EOF; c = getchar()) {
+        for (int i = 0; i < 32; i++, at += 10) {
+            send_all(fd, 1, at, 10);
+            recv_all(fd, 1, at, 10);
+        }
+        printf("%d %d\n", local_port(fd), port);
+        fflush(stdout);
+    }
+    send_all(fd, 1, at, 50000);
+    OK(shutdown(fd, SHUT_WR));
+    recv_to_eof(fd, 1, at, 50000);
+    close(fd);
+}
+
 static void list(void) {
     for (struct test_case *c = cases; c; c = c->next) {
         if (c->kind == SINGLE)
@@ -38,6 +56,15 @@ int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "--peer")) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         peer_serve(atoi(argv[2]));
+        return 0;
+    }
+    if (argc == 3 && !strcmp(argv[1], "--echo")) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        echo(atoi(argv[2]));
+        return 0;
+    }
+    if (argc == 3 && !strcmp(argv[1], "--talk")) {
+        talk(atoi(argv[2]));
         return 0;
     }
     if (argc == 2 && !strcmp(argv[1], "--list")) {

@@ -1,6 +1,8 @@
 // The obedient peer and how it is told what to do.
 #include "peer.h"
 
+#include <stddef.h>
+
 #define LIMIT (1 << 20)
 
 // The same for 32-bit and 64-bit programs, which may be each other's peers.
@@ -50,17 +52,19 @@ static void *serve_thread(void *arg) {
     return NULL;
 }
 
+const char *own_path(void) {
+    static char path[PATH_MAX];
+    OK(readlink("/proc/self/exe", path, sizeof path - 1));
+    return path;
+}
+
 static void start(void) {
     int ends[2];
     OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
     if (variant.remote) {
-        char number[16], path[PATH_MAX] = {0};
+        char number[16];
         // A peer of another class is another program.
-        const char *other = getenv("USMC_TESTS_PEER");
-        if (other)
-            snprintf(path, sizeof path, "%s", other);
-        else
-            OK(readlink("/proc/self/exe", path, sizeof path - 1));
+        const char *other = getenv("USMC_TESTS_PEER"), *path = other ? other : own_path();
         snprintf(number, sizeof number, "%d", ends[1]);
         pid = OK(fork());
         if (pid == 0) {
@@ -162,6 +166,14 @@ long peer_send(int fd, const void *buf, size_t n, int flags) {
     return answer(NULL, 0);
 }
 
+int peer_mailbox(bool path, struct sockaddr_un *at, socklen_t *len) {
+    peer_begin(P_MAILBOX, -1, path, 0, 0);
+    int fd = OK(peer_end());
+    memcpy(at, data, sizeof *at);
+    *len = path ? offsetof(struct sockaddr_un, sun_path) + strlen(at->sun_path) + 1 : sizeof(sa_family_t) + 6;
+    return fd;
+}
+
 long peer_recv(int fd, void *buf, size_t n, int flags) {
     request(&(struct request){P_RECV, fd, n, flags, 0, 0}, NULL);
     return answer(buf, n);
@@ -231,9 +243,10 @@ void pair_close(struct pair p) {
 
 // --- the peer's side
 
-static long echo(int fd, char *buf) {
+long echo(int fd) {
     long total = 0;
-    for (ssize_t n; (n = OK(recv(fd, buf, 65536, 0))) > 0; total += n)
+    char buf[65536];
+    for (ssize_t n; (n = OK(recv(fd, buf, sizeof buf, 0))) > 0; total += n)
         for (ssize_t sent = 0; sent < n;)
             sent += OK(send(fd, buf + sent, n - sent, 0));
     OK(close(fd));
@@ -255,6 +268,20 @@ static long epoll_accept(int listener) {
 
 // Where requests come from, on the peer's side.
 static __thread int requests;
+
+static long mailbox(bool path, struct sockaddr_un *at, size_t *out) {
+    int fd = OK(socket(AF_UNIX, SOCK_DGRAM, 0));
+    *at = (struct sockaddr_un){.sun_family = AF_UNIX};
+    if (path)
+        snprintf(at->sun_path, sizeof at->sun_path, "mailbox.%d", fd);
+    unlink(at->sun_path);
+    // Without a path the kernel makes a name.
+    OK(bind(fd, (struct sockaddr *)at, path ? sizeof *at : sizeof(sa_family_t)));
+    socklen_t len = sizeof *at;
+    OK(getsockname(fd, (struct sockaddr *)at, &len));
+    *out = len;
+    return fd;
+}
 
 static long reset(int fd) {
     struct linger linger = {1, 0};
@@ -288,7 +315,9 @@ static long perform(const struct request *r, char *buf, size_t *out) {
     case P_EPOLL_ACCEPT:
         return epoll_accept(r->fd);
     case P_TAKE:
-        return receive_fd(requests);
+        return receive_fd(r->fd < 0 ? requests : r->fd);
+    case P_MAILBOX:
+        return mailbox(r->a, (struct sockaddr_un *)buf, out);
     case P_SEND:
         return send(r->fd, buf, r->in, r->a | MSG_NOSIGNAL);
     case P_RECV:
@@ -305,7 +334,7 @@ static long perform(const struct request *r, char *buf, size_t *out) {
         recv_to_eof(r->fd, r->a, r->b, r->c);
         return 0;
     case P_ECHO:
-        return echo(r->fd, buf);
+        return echo(r->fd);
     case P_SHUTDOWN:
         return shutdown(r->fd, r->a);
     case P_CLOSE:
@@ -354,4 +383,21 @@ void peer_serve(int to) {
     }
     close(to);
     free(buf);
+}
+
+void both_ends(int ends[2], bool client, int rounds) {
+    uint16_t port;
+    int listener = listen_here(&port), first = connect_to(port);
+    int second = OK(accept(listener, NULL, NULL));
+    close(listener);
+    ends[0] = client ? first : second;
+    ends[1] = client ? second : first;
+    OK(fcntl(first, F_SETFD, FD_CLOEXEC));
+    OK(fcntl(second, F_SETFD, FD_CLOEXEC));
+    for (int i = 0; i < rounds; i++) {
+        send_all(ends[0], 1, i * 10, 10);
+        recv_all(ends[1], 1, i * 10, 10);
+        send_all(ends[1], 2, i * 10, 10);
+        recv_all(ends[0], 2, i * 10, 10);
+    }
 }

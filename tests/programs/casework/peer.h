@@ -7,6 +7,8 @@
 #define PEER_H
 #include "case.h"
 
+#include <sys/un.h>
+
 // Set before the first request: the remote peer is started without the library.
 extern bool peer_is_plain;
 
@@ -21,7 +23,8 @@ enum op {
     P_LISTEN,       // fd: likewise; out: port
     P_ACCEPT,       // fd: listener
     P_SERVE,        // likewise, after listen(2)
-    P_TAKE,         // by peer_take: the descriptor's number there
+    P_TAKE,         // by peer_take, or from fd: the descriptor's number there
+    P_MAILBOX,      // a: bound to a path, or to an abstract name; out: its address
     P_EPOLL_ACCEPT, // fd: listener, non-blocking: waits for it in an epoll set
     P_SEND,         // a: flags, in: bytes
     P_RECV,         // a: length, b: flags, out: bytes
@@ -66,10 +69,19 @@ void peer_hears(int fd, const char *text);
 // The peer gets this descriptor in a message; its number there.
 int peer_take(int fd);
 
+// A UNIX datagram socket of the peer's that is not connected, and its address.
+int peer_mailbox(bool path, struct sockaddr_un *at, socklen_t *len);
+
 // The peer was killed by other means.
 void peer_forget(void);
 
 void peer_serve(int control);
+// Sends back what comes, until EOF, and closes; how many bytes. `PROGRAM --echo FD` does only that.
+long echo(int fd);
+// This program, for `--echo`.
+const char *own_path(void);
+// Both ends of a connection here, close-on-exec, in use for so many rounds: the connecting one first, if `client`.
+void both_ends(int ends[2], bool client, int rounds);
 void peer_end_all(void);
 
 #endif

@@ -9,6 +9,7 @@ mod message;
 mod plain;
 mod processes;
 mod sockets;
+mod spawn;
 mod stdio;
 pub mod time;
 #[cfg(target_pointer_width = "32")]
@@ -21,6 +22,7 @@ pub use fds::*;
 pub use plain::*;
 pub use processes::*;
 pub use sockets::*;
+pub use spawn::*;
 pub use stdio::*;
 pub use time::{Timespec64, Timeval64};
 #[cfg(target_pointer_width = "32")]

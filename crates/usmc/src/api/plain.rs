@@ -5,9 +5,9 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use libc::{iovec, off64_t, pid_t, ssize_t};
 
 use super::after;
-use crate::device::Receiver;
 use crate::real;
-use crate::socket::{control, passed};
+use crate::socket::{adopt, control};
+use crate::{errno, set_errno};
 
 pub use crate::real::{
     bind, copy_file_range, getpeername, getsockname, sigaction, siginterrupt, signal, sysv_signal,
@@ -50,11 +50,18 @@ made! {
 /// As the function itself.
 pub unsafe fn pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int {
     // SAFETY: the caller's contract.
-    after(unsafe { real::pidfd_getfd(pidfd, fd, flags) }, |&fd| {
-        if fd >= 0 {
-            passed::arrived(fd, Receiver::Unknown);
+    let fd = unsafe { real::pidfd_getfd(pidfd, fd, flags) };
+    if fd < 0 {
+        return fd;
+    }
+    let saved = errno();
+    match adopt::fetched(fd) {
+        Ok(()) => {
+            set_errno(saved);
+            fd
         }
-    })
+        Err(code) => super::fail(code),
+    }
 }
 
 macro_rules! at_offset {

@@ -2,13 +2,11 @@
 //! called from.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
-use libc::{pid_t, posix_spawn_file_actions_t};
+use libc::pid_t;
 
 use super::after;
-use crate::reason::Reason;
-use crate::socket::{control, demote};
-use crate::table::{self, Entry};
-use crate::{errno, fork as forking, holds, process, real, set_errno, sys};
+use crate::socket::control;
+use crate::{errno, fork as forking, holds, process, real, set_errno, sys, table};
 
 /// What pthread_atfork(3) calls: our own handlers have to be there before anybody's.
 ///
@@ -356,23 +354,4 @@ pub unsafe fn execlp(file: *const c_char, list: *mut c_void) -> c_int {
 pub unsafe fn execle(path: *const c_char, list: *mut c_void) -> c_int {
     // SAFETY: the caller's contract: the environment comes last.
     unsafe { gather(list, |argv, rest| execve(path, argv, rest.next().cast())) }
-}
-
-/// posix_spawn_file_actions_adddup2(3): what a new program is to be given becomes TCP here, where we see it; the
-/// spawn itself is libc's own.
-pub unsafe fn posix_spawn_file_actions_adddup2(
-    actions: *mut posix_spawn_file_actions_t,
-    old: c_int,
-    new: c_int,
-) -> c_int {
-    if let Entry::Conn(index) = table::get(old) {
-        let saved = errno();
-        let left = demote::leave(old, index, Reason::PassedOn);
-        set_errno(saved);
-        if let Err(code) = left {
-            return code;
-        }
-    }
-    // SAFETY: the caller's contract.
-    unsafe { real::posix_spawn_file_actions_adddup2(actions, old, new) }
 }

@@ -53,6 +53,8 @@ pub enum Receiver {
     Program(u32),
     /// Whoever receives from the UNIX socket with this inode number.
     Channel(u64),
+    /// A program that the process with this pid starts by posix_spawn(3) or the like.
+    Child(u32),
     /// Nobody was told.
     Unknown,
 }
@@ -61,6 +63,12 @@ impl Receiver {
     /// The program that this process becomes by exec, or has become.
     pub fn this_program() -> Receiver {
         Receiver::Program(crate::process::pid())
+    }
+
+    /// What this program may be to who started it. [`Receiver::Child`] comes first: its maker turns it into the other
+    /// once the pid is known.
+    pub fn started() -> [Receiver; 2] {
+        [Receiver::Child(crate::sys::getppid()), Receiver::this_program()]
     }
 }
 
@@ -112,9 +120,11 @@ pub trait Device: Sync {
     fn hand_over(&self, custody: Custody, to: Receiver) -> bool;
     /// That one is expected no more, though still counted; false where he has claimed it.
     fn call_off(&self, custody: Custody, from: Receiver) -> bool;
+    /// Who was expected by one name is expected by another, if he has not come yet.
+    fn rename(&self, custody: Custody, from: Receiver, to: Receiver);
     /// A socket has come: whose custody it is in, and whether it is the connecting end. `None` where nobody was told
-    /// of this receiver; then nobody counts as the only holder any more.
-    fn claim(&self, cookie: u64, by: Receiver) -> Option<(Custody, bool)>;
+    /// of a receiver of these names, looked for one after the other; then nobody counts as the only holder any more.
+    fn claim(&self, cookie: u64, by: &[Receiver]) -> Option<(Custody, bool)>;
     /// Whether there is one holder.
     fn is_sole(&self, custody: Custody) -> bool;
     /// One holder less.

@@ -7,21 +7,23 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{connect, control, option, passed};
+use super::{connect, control, mark, option, passed};
 use crate::conn::{self, F_ADOPTED, F_CHILDREN_TCP};
 use crate::device::{self, Receiver};
 use crate::reason::Reason;
+use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{config, kernel, log, sys, transition};
+use crate::{config, kernel, log, observer, sys, transition};
 
 /// Looks through the sockets that this program was started with.
 pub fn inherited() {
     if config::get().off {
         return;
     }
+    let by = Receiver::started();
     let found = |fd| {
         if table::get(fd) == Entry::Foreign {
-            passed::meet(fd, Receiver::this_program());
+            passed::meet(fd, &by);
         }
     };
     if sys::each_open_fd(found).is_err() {
@@ -31,7 +33,7 @@ pub fn inherited() {
 }
 
 /// `fd` is new to this process, and no record knows it.
-pub fn adopt(fd: i32, by: Receiver) {
+pub fn adopt(fd: i32, by: &[Receiver]) {
     let is_tcp = kernel::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) == libc::IPPROTO_TCP;
     if !is_tcp {
         return;
@@ -47,8 +49,10 @@ pub fn adopt(fd: i32, by: Receiver) {
         return;
     }
     // libc's streams use these where nobody sees it.
-    let by = if (0..=2).contains(&fd) { Receiver::Unknown } else { by };
-    let Some((custody, client)) = device::current().claim(kernel::cookie(fd), by) else { return };
+    let by = if (0..=2).contains(&fd) { &[] } else { by };
+    let Some((custody, client)) = device::current().claim(kernel::cookie(fd), by) else {
+        return stays_tcp(fd);
+    };
     let made = if kernel::is_established(fd) { created(fd) } else { None };
     let Some(index) = made else {
         // Nobody would say when it is closed: it stays counted.
@@ -60,6 +64,42 @@ pub fn adopt(fd: i32, by: Receiver) {
         return conn::at(index).give_up(Reason::KernelFeature);
     }
     transition::begin_adopted(fd, index, client);
+}
+
+/// Nobody who has it knows of us.
+fn stays_tcp(fd: i32) {
+    if !mark::take(fd) {
+        log::warn(format_args!("fd {fd}: in the ring of another process that does not know of us"));
+    }
+    // Its flags are the kernel's affair.
+    if let Some(index) = connect::created(fd, 0) {
+        let why = if (0..=2).contains(&fd) { Reason::Stdio } else { Reason::Adopted };
+        transition::name_adopted(fd, index);
+        conn::at(index).set_flag(F_ADOPTED, true);
+        conn::at(index).give_up(why);
+        observer::changed(fd, index);
+    }
+}
+
+/// Another process' descriptor was duplicated here, which its holder has not seen. Where it is a connection in the ring,
+/// so that doorbells would be read and sent as bytes, it is closed.
+///
+/// # Errors
+/// EBUSY for such a one.
+pub fn fetched(fd: i32) -> Result<(), Errno> {
+    control::fresh(fd);
+    let is = |name, value| kernel::option(fd, libc::SOL_SOCKET, name, 0) == value;
+    // What a listener has is inherited by what it accepts.
+    let is_ours = config::get().off
+        || !is(libc::SO_PROTOCOL, libc::IPPROTO_TCP)
+        || is(libc::SO_ACCEPTCONN, 1)
+        || passed::is_known(fd);
+    if !is_ours && !mark::take(fd) {
+        sys::close(fd);
+        return Err(libc::EBUSY);
+    }
+    passed::arrived(fd, &[]);
+    Ok(())
 }
 
 fn created(fd: i32) -> Option<u32> {

@@ -13,8 +13,30 @@ pub fn from(via: i32) -> Receiver {
     }
 }
 
-/// What receives that which is sent on `via`: the kernel tells of connected sockets.
-pub fn to(via: i32) -> Receiver {
+/// What receives `msg`, sent on `via`: whom it is addressed to, or the socket that `via` is connected to.
+///
+/// # Safety
+/// As sendmsg(2) takes it.
+pub unsafe fn to(via: i32, msg: &libc::msghdr) -> Receiver {
+    if msg.msg_name.is_null() || msg.msg_namelen == 0 {
+        return peer(via);
+    }
+    // Of connected sockets the kernel tells the peer, so one of ours is connected there for a moment: for datagrams that
+    // is nothing but a choice of the address, made as sendmsg(2) makes it.
+    let Ok(probe) = sys::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) else {
+        return Receiver::Unknown;
+    };
+    // SAFETY: the caller's contract.
+    let found = match unsafe { sys::connect(probe, msg.msg_name, msg.msg_namelen) } {
+        Ok(()) => peer(probe),
+        Err(_) => Receiver::Unknown,
+    };
+    sys::close(probe);
+    found
+}
+
+/// What `via` is connected to.
+fn peer(via: i32) -> Receiver {
     let Receiver::Channel(own) = from(via) else { return Receiver::Unknown };
     let peer = u32::try_from(own).ok().and_then(peer_of);
     peer.map_or(Receiver::Unknown, |peer| Receiver::Channel(peer.into()))

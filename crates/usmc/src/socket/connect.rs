@@ -3,8 +3,9 @@
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use usmc_shm::layout::{TXF_ABORT, TXF_CLOSED, TXF_DONE};
 
+use super::mark;
 use crate::conn::{
-    self, Conn, EARLY, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN,
+    self, Conn, EARLY, F_ADOPTED, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN,
 };
 use crate::reason::Reason;
 use crate::table::{self, Entry};
@@ -116,6 +117,10 @@ pub fn listening(fd: i32, index: u32) {
     }
     if let Some(why) = kernel_only::reason() {
         return conn.give_up(why);
+    }
+    if conn.has(F_ADOPTED) {
+        // What it accepts would have it, too.
+        mark::give_back(fd);
     }
     let Ok(at) = tuple::local(fd) else { return };
     let netns = tuple::netns(fd);

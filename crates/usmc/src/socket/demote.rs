@@ -15,7 +15,7 @@ use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 
 use super::recv::Family;
-use super::wait;
+use super::{mark, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, OFFERED, RING};
 use crate::process::SharedLock;
 use crate::reason::Reason;
@@ -591,8 +591,10 @@ fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
         }
         transition::give_lowat_back(fd, conn);
     }
+    mark::leave_ring(fd);
     conn.set_flag(F_SETTLING, true);
-    if reason == Reason::PeerLeft && transition::begin_again(conn, slot, reason) {
+    let returns = matches!(reason, Reason::PeerLeft | Reason::Lent);
+    if returns && transition::begin_again(conn, slot, reason) {
         note_totals(conn, slot);
     } else {
         conn.give_up(reason);

@@ -12,6 +12,7 @@ pub mod early;
 pub mod ending;
 pub mod iov;
 pub mod made;
+pub mod mark;
 pub mod option;
 pub mod passed;
 pub mod recv;

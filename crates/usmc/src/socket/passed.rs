@@ -6,7 +6,7 @@ use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use super::{adopt, channel, control, demote};
-use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
+use crate::conn::{self, ATTACHED, EARLY, F_ADOPTED, F_COPIED, FRESH, OFFERED, PLAIN, RING};
 use crate::device::{self, Receiver};
 use crate::reason::Reason;
 use crate::sys::Errno;
@@ -84,8 +84,12 @@ unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
                 let lasts = matches!(conn.phase(), EARLY | OFFERED | ATTACHED | RING)
                     || conn.custody.load(Relaxed) != 0;
                 let left = demote::leave(fd, index, Reason::PassedOn);
+                if conn.phase() == FRESH {
+                    // Who else has it would not learn of the connection that it becomes.
+                    conn.set_flag(F_COPIED, true);
+                }
                 if left.is_ok() && lasts {
-                    custody::hand_over(fd, conn, *to.get_or_insert_with(|| channel::to(via)));
+                    custody::hand_over(fd, conn, *to.get_or_insert_with(|| channel::to(via, msg)));
                 }
                 all = all.and(left);
             }
@@ -108,7 +112,7 @@ unsafe fn stayed(via: i32, msg: &libc::msghdr) {
             if let Entry::Conn(index) = table::get(fd)
                 && conn::at(index).custody.load(Relaxed) != 0
             {
-                let to = *to.get_or_insert_with(|| channel::to(via));
+                let to = *to.get_or_insert_with(|| channel::to(via, msg));
                 custody::take_back(conn::at(index), to, false);
             }
         });
@@ -134,7 +138,8 @@ pub unsafe fn receiving(
         // SAFETY: the caller's contract; the kernel wrote the control messages and their lengths.
         unsafe {
             each_fd(&*msg, |fd| {
-                arrived(fd, if peeks { Receiver::Unknown } else { channel::from(via) });
+                let from = [channel::from(via)];
+                arrived(fd, if peeks { &[] } else { &from });
             });
         }
         set_errno(saved);
@@ -170,13 +175,13 @@ unsafe fn each_fd(msg: &libc::msghdr, mut act: impl FnMut(i32)) {
 }
 
 /// `fd` is a new number of a socket that may be known here under another one.
-pub fn arrived(fd: i32, by: Receiver) {
+pub fn arrived(fd: i32, by: &[Receiver]) {
     control::fresh(fd);
     meet(fd, by);
 }
 
 /// The same for a number that means nothing yet.
-pub fn meet(fd: i32, by: Receiver) {
+pub fn meet(fd: i32, by: &[Receiver]) {
     let Some(index) = known(fd) else { return adopt::adopt(fd, by) };
     let conn = conn::at(index);
     // This process is counted already.
@@ -191,6 +196,11 @@ pub fn meet(fd: i32, by: Receiver) {
     }
 }
 
+/// Whether this process has a record of the connection that `fd` is.
+pub fn is_known(fd: i32) -> bool {
+    known(fd).is_some()
+}
+
 /// The record of the connection that `fd` is, if this process has one that matters.
 fn known(fd: i32) -> Option<u32> {
     if kernel::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) != libc::IPPROTO_TCP {
@@ -202,7 +212,12 @@ fn known(fd: i32) -> Option<u32> {
     let as_server = Tuple { netns, client: peer, server: local }.words();
     let mut found = None;
     conn::for_each(|index, conn| {
-        if found.is_none() && matches!(conn.phase(), OFFERED | EARLY | ATTACHED | RING) {
+        let matters = match conn.phase() {
+            OFFERED | EARLY | ATTACHED | RING => true,
+            PLAIN => conn.has(F_ADOPTED),
+            _ => false,
+        };
+        if found.is_none() && matters {
             let words = transition::stored_tuple(conn);
             // Either end may be known in part only, early on.
             let partly = conn.phase() == EARLY

@@ -80,6 +80,7 @@ fn word(to: Receiver, uses: u32) -> u64 {
     let (kind, who) = match to {
         Receiver::Program(pid) => (1u64, u64::from(pid)),
         Receiver::Channel(inode) => (2, inode & 0xffff_ffff_ffff),
+        Receiver::Child(parent) => (3, u64::from(parent)),
         Receiver::Unknown => (0, 0),
     };
     if kind == 0 { 0 } else { kind << 62 | u64::from(uses & 0x3fff) << 48 | who }
@@ -139,6 +140,15 @@ fn take(place: &Place, from: Receiver) -> bool {
     expected != 0 && place.0.pending.iter().any(take)
 }
 
+/// The holder to come goes by another name.
+pub fn rename(dev: &Loopback, custody: Custody, from: Receiver, to: Receiver) {
+    let Some(place) = Place::of(dev, custody) else { return };
+    let [from, to] = [from, to].map(|name| word(name, place.1));
+    // AcqRel: one look by each name, in this order, finds him.
+    let put = |cell: &AtomicU64| cell.compare_exchange(from, to, AcqRel, Relaxed).is_ok();
+    let _ = from != 0 && place.0.pending.iter().any(put);
+}
+
 /// The holder to come is expected no more.
 pub fn call_off(dev: &Loopback, custody: Custody, from: Receiver) -> bool {
     Place::of(dev, custody).is_some_and(|place| take(&place, from))
@@ -146,13 +156,13 @@ pub fn call_off(dev: &Loopback, custody: Custody, from: Receiver) -> bool {
 
 /// The holder to come is here: what he holds, and whether it is the connecting end. Who was not expected is an
 /// unknown one from now on.
-pub fn claim(dev: &Loopback, cookie: u64, by: Receiver) -> Option<(Custody, bool)> {
+pub fn claim(dev: &Loopback, cookie: u64, by: &[Receiver]) -> Option<(Custody, bool)> {
     let first = bucket(cookie);
     let cells = &dev.file().ok()?.custodies[first..first + CUSTODY_WAYS];
     let at = cells.iter().position(|cell| cell.cookie.load(Acquire) == cookie)?;
     let state = State::from(cells[at].state.load(Acquire));
     let place = Place(&cells[at], state.uses);
-    if cookie > CLAIMED && take(&place, by) {
+    if cookie > CLAIMED && by.iter().any(|&name| take(&place, name)) {
         return Some((token(first + at, state.uses), state.client));
     }
     let _ = place.change(|n| Some(n | UNKNOWN));

@@ -135,7 +135,10 @@ impl Device for Loopback {
     fn call_off(&self, custody: Custody, from: Receiver) -> bool {
         custody::call_off(self, custody, from)
     }
-    fn claim(&self, cookie: u64, by: Receiver) -> Option<(Custody, bool)> {
+    fn rename(&self, custody: Custody, from: Receiver, to: Receiver) {
+        custody::rename(self, custody, from, to);
+    }
+    fn claim(&self, cookie: u64, by: &[Receiver]) -> Option<(Custody, bool)> {
         custody::claim(self, cookie, by)
     }
     fn is_sole(&self, custody: Custody) -> bool {
