@@ -195,7 +195,7 @@ impl Storm {
         let left: Vec<_> =
             fs::read_dir(self.fixture.ism_dir()).expect("the device").flatten().collect();
         assert!(
-            left.iter().all(|f| f.file_name() == &*format!("{DEVICE_PREFIX}device")),
+            left.iter().all(|f| f.file_name() == *format!("{DEVICE_PREFIX}device")),
             "left in the ISM directory: {left:?}"
         );
         self.fixture.finish();
