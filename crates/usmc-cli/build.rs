@@ -16,7 +16,9 @@ fn main() {
     let object = out.join("tcp_option.bpf.o");
     let clang = env::var_os("CLANG").unwrap_or_else(|| "clang".into());
     if !is_there(&clang) {
-        println!("cargo:warning=no clang: `usmc ebpf load` will have nothing to load (apt-get install clang)");
+        println!(
+            "cargo:warning=no clang: `usmc ebpf load` will have nothing to load (apt-get install clang)"
+        );
         // Looked for again by every build: a file that is not there counts as changed.
         println!("cargo:rerun-if-changed={}", out.join("clang").display());
         return fs::write(&object, b"").expect("OUT_DIR is writable");

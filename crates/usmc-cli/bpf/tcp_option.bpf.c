@@ -26,10 +26,10 @@ enum outcome {
 struct state {
 	__u8 armed;
 	__u8 outcome;
-	/* The SYN was not sent with the option, or not again. */
-	__u8 unsaid;
 	/* Another program wants to write options, too, and goes on with it. */
 	__u8 shared_flag;
+	/* The listener saves SYNs for us, not for its application. */
+	__u8 saves_for_us;
 };
 
 struct {
@@ -90,24 +90,27 @@ INLINE void connecting(struct bpf_sock_ops *ops)
 	if (!state || !state->armed)
 		return;
 	state->outcome = UNDECIDED;
-	state->unsaid = 0;
 	begin_writing(ops, state);
+}
+
+/* By the saved SYN the accepted socket is told what it said, and so is a SYN-ACK that is sent again. */
+INLINE long save_syns(void *at, struct state *state)
+{
+	int save = 0;
+
+	if (!bpf_getsockopt(at, IPPROTO_TCP, TCP_SAVE_SYN, &save, sizeof(save)) && save)
+		return 0;
+	save = 1;
+	state->saves_for_us = 1;
+	return bpf_setsockopt(at, IPPROTO_TCP, TCP_SAVE_SYN, &save, sizeof(save));
 }
 
 INLINE void listening(struct bpf_sock_ops *ops)
 {
 	struct state *state = state_of(ops->sk, 0);
-	int save = 0;
 
-	if (!state || !state->armed)
-		return;
-	/* The accepted socket is told by it what the SYN said, and a SYN-ACK that is sent again. */
-	if (bpf_getsockopt(ops, IPPROTO_TCP, TCP_SAVE_SYN, &save, sizeof(save)) || !save) {
-		save = 1;
-		if (bpf_setsockopt(ops, IPPROTO_TCP, TCP_SAVE_SYN, &save, sizeof(save)))
-			return;
-	}
-	begin_writing(ops, state);
+	if (state && state->armed && !save_syns(ops, state))
+		begin_writing(ops, state);
 }
 
 /* Whether this header is to say SMC, and is a SYN of ours. */
@@ -123,9 +126,7 @@ INLINE enum header header(struct bpf_sock_ops *ops)
 		if (!state || !state->armed)
 			return OTHER;
 		/* What drops a SYN for an option that it does not know lets the next one pass. */
-		if (ops->total_retrans > 0)
-			state->unsaid = 1;
-		return state->unsaid ? OTHER : OUR_SYN;
+		return ops->total_retrans > 0 ? OTHER : OUR_SYN;
 	case TCPHDR_SYN | TCPHDR_ACK:
 		/* Only listeners that are armed ask. There is a full socket where two SYNs crossed: no answer then.
 		 * A cookie remembers nothing of the SYN. */
@@ -232,17 +233,21 @@ INLINE int is_listening(struct bpf_sock *sk)
 /* After listen(2): possible since Linux 6.12. */
 INLINE int change_listener(struct bpf_sock *sk, struct state *state)
 {
-	int flags = 0, save = 1;
+	int flags = 0, save = 0;
 
 	if (bpf_getsockopt(sk, IPPROTO_TCP, SOCK_OPS_CB_FLAGS, &flags, sizeof(flags)))
 		return -1;
 	if (state->armed) {
 		state->shared_flag = !!(flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
-		if (bpf_setsockopt(sk, IPPROTO_TCP, TCP_SAVE_SYN, &save, sizeof(save)))
+		if (save_syns(sk, state))
 			return -1;
 		flags |= BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
-	} else if (!state->shared_flag) {
-		flags &= ~BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
+	} else {
+		if (!state->shared_flag)
+			flags &= ~BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
+		if (state->saves_for_us)
+			bpf_setsockopt(sk, IPPROTO_TCP, TCP_SAVE_SYN, &save, sizeof(save));
+		state->saves_for_us = 0;
 	}
 	return bpf_setsockopt(sk, IPPROTO_TCP, SOCK_OPS_CB_FLAGS, &flags, sizeof(flags));
 }
@@ -274,9 +279,31 @@ INLINE int arm(struct bpf_sockopt *ctx)
 	return 1;
 }
 
+/* The application's wish about saved SYNs: it may not take away what we go by. */
+INLINE int save_syn(struct bpf_sockopt *ctx)
+{
+	__u32 *value = ctx->optval;
+	struct bpf_sock *sk = ctx->sk;
+	struct state *state;
+
+	if ((void *)(value + 1) > ctx->optval_end || !sk || sk->protocol != IPPROTO_TCP)
+		return 1;
+	state = state_of(sk, 0);
+	if (!state || !state->armed || !is_listening(sk))
+		return 1;
+	state->saves_for_us = !*value;
+	if (!*value)
+		ctx->optlen = -1;
+	return 1;
+}
+
 SECTION("cgroup/setsockopt") int usmc_setsockopt(struct bpf_sockopt *ctx)
 {
-	return is_ours(ctx) ? arm(ctx) : not_ours(ctx);
+	if (is_ours(ctx))
+		return arm(ctx);
+	if (ctx->level == IPPROTO_TCP && ctx->optname == TCP_SAVE_SYN)
+		return save_syn(ctx);
+	return not_ours(ctx);
 }
 
 SECTION("cgroup/getsockopt") int usmc_getsockopt(struct bpf_sockopt *ctx)

@@ -69,7 +69,8 @@ pub enum Loaded {
 /// # Errors
 /// None is mounted.
 pub fn default_cgroup() -> Result<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the list of mounts")?;
+    let mounts =
+        fs::read_to_string("/proc/self/mountinfo").context("cannot read the list of mounts")?;
     let mount = mounts.lines().find_map(|line| {
         let (before, after) = line.split_once(" - ")?;
         let place = before.split(' ').nth(4)?;
@@ -86,7 +87,8 @@ pub fn default_cgroup() -> Result<PathBuf> {
 /// It is none.
 pub fn open(cgroup: &Path) -> Result<File> {
     let name = cgroup.display();
-    let dir = File::open(cgroup).with_context(|| format!("cannot open the cgroup {name}; name one that exists"))?;
+    let dir = File::open(cgroup)
+        .with_context(|| format!("cannot open the cgroup {name}; name one that exists"))?;
     if !cgroup.join("cgroup.procs").exists() {
         bail!("{name} is no cgroup; name a directory of the cgroup2 hierarchy");
     }
@@ -99,7 +101,9 @@ pub fn open(cgroup: &Path) -> Result<File> {
 /// Which step the kernel refused, and why that may be.
 pub fn load(cgroup: &File) -> Result<Loaded> {
     if OBJECT.is_empty() {
-        bail!("this usmc was built without clang and has no programs inside; install clang and build it again");
+        bail!(
+            "this usmc was built without clang and has no programs inside; install clang and build it again"
+        );
     }
     let before = attached(cgroup)?;
     let mut object = Ebpf::load(OBJECT).map_err(|e| refused("BPF_MAP_CREATE", anyhow!(e)))?;
@@ -126,7 +130,8 @@ pub fn load(cgroup: &File) -> Result<Loaded> {
 fn loaded(object: &mut Ebpf) -> Result<Vec<ProgramInfo>> {
     let mut infos = Vec::new();
     for (name, at) in PROGRAMS {
-        let program = object.program_mut(name).with_context(|| format!("no program {name} is inside"))?;
+        let program =
+            object.program_mut(name).with_context(|| format!("no program {name} is inside"))?;
         let info = match at {
             AttachType::SockOps => {
                 let program: &mut SockOps = program.try_into()?;
@@ -188,8 +193,13 @@ pub fn others(cgroup: &File) -> Result<Vec<String>> {
     Ok(names.filter(|name| name != PROGRAMS[0].0).collect())
 }
 
-fn programs_at(cgroup: BorrowedFd<'_>, at: AttachType, inherited: bool) -> Result<Vec<ProgramInfo>> {
-    let ids = syscall::attached(cgroup, at, inherited).map_err(|e| refused("BPF_PROG_QUERY", anyhow!(e)))?;
+fn programs_at(
+    cgroup: BorrowedFd<'_>,
+    at: AttachType,
+    inherited: bool,
+) -> Result<Vec<ProgramInfo>> {
+    let ids = syscall::attached(cgroup, at, inherited)
+        .map_err(|e| refused("BPF_PROG_QUERY", anyhow!(e)))?;
     if ids.is_empty() {
         return Ok(Vec::new());
     }
@@ -208,8 +218,12 @@ fn refused(step: &str, problem: anyhow::Error) -> anyhow::Error {
             "this root may not (container, kernel lockdown), or a program in a cgroup above admits no others: \
              bpftool cgroup tree"
         }
-        Some(libc::ENOSYS) => "this kernel has no BPF; one with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF has",
-        Some(libc::EINVAL) => "the kernel may be too old: Linux 5.15 or later, with CONFIG_CGROUP_BPF",
+        Some(libc::ENOSYS) => {
+            "this kernel has no BPF; one with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF has"
+        }
+        Some(libc::EINVAL) => {
+            "the kernel may be too old: Linux 5.15 or later, with CONFIG_CGROUP_BPF"
+        }
         _ => "see usmc-ebpf(8)",
     };
     problem.context(format!("the kernel refused {step}; {remedy}"))

@@ -201,7 +201,10 @@ pub fn reason_of(conn: &Conn, known: Reason) -> Reason {
 ///
 /// An acceptor told that the SYN said so does not know that its answer has arrived: a client whose SYN-ACK lost the
 /// option sends no CLC, and the first bytes are the application's. So it may not wait for a Proposal without a limit.
-#[allow(dead_code, reason = "asked by in-band CLC towards peers that the device does not know; see docs/plan.md")]
+#[allow(
+    dead_code,
+    reason = "asked by in-band CLC towards peers that the device does not know; see docs/plan.md"
+)]
 pub fn peer_speaks_smc(fd: i32, conn: &Conn) -> Option<bool> {
     settle(fd, conn);
     match outcome(conn) {

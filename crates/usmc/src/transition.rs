@@ -20,9 +20,7 @@ use crate::lasting::{self, Call};
 use crate::reason::Reason;
 use crate::socket::{control, mark, option};
 use crate::tuple::{self, Endpoint, Tuple};
-use crate::{
-    config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys,
-};
+use crate::{config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys};
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
 /// every [`LOOKS_EACH`]th looks, for a client that sends a long request before it makes its offer.

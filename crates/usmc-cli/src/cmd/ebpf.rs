@@ -134,10 +134,7 @@ fn print(report: &Report) {
         Some(_) => {}
         None => println!("which cgroups have them is for root to see: sudo usmc ebpf status"),
     }
-    println!(
-        "sockets of this process can {}say SMC",
-        if report.here { "" } else { "not " }
-    );
+    println!("sockets of this process {} say SMC", if report.here { "can" } else { "cannot" });
 }
 
 /// All cgroups that have any of the programs.
@@ -149,7 +146,9 @@ fn cgroups() -> Option<Vec<Cgroup>> {
         let Ok(cgroup) = ebpf::open(&path) else { continue };
         let attached = ebpf::attached(&cgroup).ok()?;
         let below = fs::read_dir(&path).into_iter().flatten().flatten();
-        left.extend(below.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()));
+        left.extend(
+            below.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()),
+        );
         if !attached.is_empty() {
             found.push(Cgroup { programs: attached.ids(), complete: attached.is_complete(), path });
         }

@@ -54,7 +54,8 @@ const _: () = assert!(size_of::<Attachment>() == 20 && size_of::<Query>() == 32)
 fn bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<()> {
     #[expect(unsafe_code, reason = "no crate has these three commands")]
     // SAFETY: each caller passes the structure of its command, at its full size; what it points to outlives the call.
-    let done = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>()) };
+    let done =
+        unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>()) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
