@@ -301,9 +301,14 @@ fn programs_are_loaded_replaced_shown_and_taken_away() {
     assert_eq!(status(), None);
     assert_eq!(world.connect(SERVER, &port, "")[0], UNKNOWN);
     assert_eq!(accepted(&mut server)[0], UNKNOWN);
-    server.kill();
     assert_eq!(said(&ebpf("unload", &cgroup)), format!("nothing was loaded at {name}"));
+    // And brought back: what a listener answers, its acceptor knows, though nobody has armed it again.
     assert_eq!(said(&ebpf("load", &cgroup)), format!("loaded at {name}"));
+    assert_eq!(world.connect(SERVER, &port, "arm")[0], SPEAKS);
+    assert_eq!(accepted(&mut server)[0], SPEAKS);
+    assert_eq!(world.connect(SERVER, &port, "")[0], UNARMED);
+    assert_eq!(accepted(&mut server)[0], UNARMED);
+    server.kill();
     world.end();
 }
 

@@ -173,14 +173,19 @@ INLINE void answered(struct bpf_sock_ops *ops)
 INLINE void accepted(struct bpf_sock_ops *ops)
 {
 	struct state *state = state_of(ops->sk, 0);
+	int speaks;
 
-	if (!state || !state->armed)
+	if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG))
 		return;
 	/* Fast Open accepts with the SYN and its data, in front of which no handshake can be. */
-	if (ops->skb_tcp_flags & TCPHDR_SYN || !says_smc(ops, BPF_LOAD_HDR_OPT_TCP_SYN))
-		state->outcome = SILENT;
-	else
-		state->outcome = SPEAKS;
+	speaks = !(ops->skb_tcp_flags & TCPHDR_SYN) && says_smc(ops, BPF_LOAD_HDR_OPT_TCP_SYN);
+	/* A listener that was armed before these programs were loaded has kept its flag, and we have answered. */
+	if (!state && speaks)
+		state = state_of(ops->sk, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!state || !(speaks || state->armed))
+		return;
+	state->armed = 1;
+	state->outcome = speaks ? SPEAKS : SILENT;
 	end_writing(ops, state);
 }
 
@@ -238,7 +243,6 @@ INLINE int change_listener(struct bpf_sock *sk, struct state *state)
 	if (bpf_getsockopt(sk, IPPROTO_TCP, SOCK_OPS_CB_FLAGS, &flags, sizeof(flags)))
 		return -1;
 	if (state->armed) {
-		state->shared_flag = !!(flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 		if (save_syns(sk, state))
 			return -1;
 		flags |= BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
@@ -261,11 +265,12 @@ INLINE int arm(struct bpf_sockopt *ctx)
 
 	if ((void *)(value + 1) > ctx->optval_end || !sk)
 		return 0;
-	state = state_of(sk, *value ? BPF_SK_STORAGE_GET_F_CREATE : 0);
+	/* A listener may have been armed before these programs were loaded. */
+	state = state_of(sk, *value || is_listening(sk) ? BPF_SK_STORAGE_GET_F_CREATE : 0);
 	if (state) {
 		was = state->armed;
 		state->armed = !!*value;
-		if (was != state->armed && is_listening(sk) && change_listener(sk, state)) {
+		if (is_listening(sk) && change_listener(sk, state)) {
 			state->armed = was;
 			return 0;
 		}
