@@ -12,6 +12,7 @@
 pub mod build;
 pub mod draw;
 pub mod fixture;
+pub mod network;
 pub mod process;
 pub mod procfs;
 pub mod ss;

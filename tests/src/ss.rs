@@ -21,6 +21,8 @@ pub struct Socket {
     pub mode: String,
     /// Why it is TCP.
     pub fallback_reason: String,
+    /// What the TCP option came to, empty where it was not asked for.
+    pub tcp_option: String,
     /// Bytes the application sent.
     pub tx_bytes: u64,
     /// Bytes the application received.
@@ -79,6 +81,7 @@ fn socket(item: &Value) -> Socket {
         peer: text("peer"),
         mode: text("mode"),
         fallback_reason: text("fallback_reason"),
+        tcp_option: text("tcp_option"),
         tx_bytes: count("tx_bytes"),
         rx_bytes: count("rx_bytes"),
     }

@@ -31,6 +31,8 @@ pub enum Kind {
     Addrs,
     /// Names of programs.
     Programs,
+    /// auto, on or off.
+    Choice,
 }
 
 /// One key of the configuration.
@@ -51,12 +53,13 @@ const fn key(name: &'static str, env: &'static str, option: &'static str, kind: 
 }
 
 /// Every key, in the order in which `usmc check` prints them.
-pub static KEYS: [Key; 11] = [
+pub static KEYS: [Key; 12] = [
     key("off", "USMC_OFF", "--off", Kind::Switch),
     key("ism_dir", "USMC_ISM_DIR", "--ism-dir", Kind::Dir),
     key("log", "USMC_LOG", "--log", Kind::Log),
     key("ring_size", "USMC_RING_SIZE", "--ring-size", Kind::RingSize),
     key("busy_poll_us", "USMC_BUSY_POLL_US", "--busy-poll-us", Kind::Micros),
+    key("tcp_option", "USMC_TCP_OPTION", "--tcp-option", Kind::Choice),
     key("include_ports", "USMC_INCLUDE_PORTS", "--include-port", Kind::Ports),
     key("exclude_ports", "USMC_EXCLUDE_PORTS", "--exclude-port", Kind::Ports),
     key("include_addrs", "USMC_INCLUDE_ADDRS", "--include-addr", Kind::Addrs),
@@ -101,6 +104,7 @@ impl Kind {
             Kind::Ports => list(text, ports),
             Kind::Addrs => list(text, network),
             Kind::Programs => list(text, program),
+            Kind::Choice => choice(text),
         }
     }
 }
@@ -110,6 +114,15 @@ fn switch(text: &str) -> Result<String, String> {
         "1" | "true" | "yes" | "on" => Ok("1".to_owned()),
         "0" | "false" | "no" | "off" => Ok(String::new()),
         _ => Err(format!("{text:?} is neither yes nor no; write 1 or 0")),
+    }
+}
+
+fn choice(text: &str) -> Result<String, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Ok("on".to_owned()),
+        "0" | "false" | "no" | "off" => Ok("off".to_owned()),
+        "auto" => Ok("auto".to_owned()),
+        _ => Err(format!("{text:?} is none of auto, on and off; write one of them")),
     }
 }
 
@@ -285,6 +298,9 @@ mod tests {
     fn values_reach_their_flat_form() {
         for (kind, text, flat) in [
             (Kind::Switch, "Yes", "1"),
+            (Kind::Choice, "On", "on"),
+            (Kind::Choice, "0", "off"),
+            (Kind::Choice, "auto", "auto"),
             (Kind::Switch, "off", ""),
             (Kind::Switch, "", ""),
             (Kind::Dir, "/dev/shm/x/", "/dev/shm/x"),
@@ -313,6 +329,7 @@ mod tests {
     fn refusals_say_what_to_write() {
         for (kind, text, advice) in [
             (Kind::Switch, "maybe", "write 1 or 0"),
+            (Kind::Choice, "maybe", "auto, on and off"),
             (Kind::Dir, "shm", "write a path such as"),
             (Kind::Dir, "//", "name a directory of its own"),
             (Kind::Log, "trace", "write error, warn, info or debug"),

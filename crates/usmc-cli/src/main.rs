@@ -9,6 +9,7 @@
 mod cmd;
 mod config;
 mod differences;
+mod ebpf;
 mod exec;
 mod imports;
 mod library;
@@ -39,6 +40,7 @@ enum Command {
     Run(Box<cmd::run::Args>),
     Ss(cmd::ss::Args),
     Check(Box<cmd::check::Args>),
+    Ebpf(cmd::ebpf::Args),
     /// Print the completion script of a shell
     #[command(hide = true)]
     Completions {
@@ -69,6 +71,7 @@ fn usmc() -> c_int {
         Command::Run(args) => cmd::run::run(&args),
         Command::Ss(args) => cmd::ss::run(&args),
         Command::Check(args) => cmd::check::run(&args),
+        Command::Ebpf(args) => cmd::ebpf::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Usmc::command(), "usmc", &mut std::io::stdout());
             Ok(0)

@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{Ordering, fence};
 
 use usmc::observe::{Header, MAGIC, Mode, RECORDS_OFFSET, Record, State, VERSION};
+use usmc::syn_option::Outcome;
 
 const RECORD: usize = size_of::<Record>();
 /// Records fetched by one pread(2).
@@ -68,6 +69,8 @@ pub struct Socket {
     pub rx_bytes: u64,
     /// Size of the send ring, 0 in mode TCP.
     pub ring_size: u32,
+    /// What the TCP option came to; by a library that is newer, maybe something unknown.
+    pub syn_option: Option<Outcome>,
 }
 
 /// What a file told.
@@ -214,6 +217,9 @@ fn decode(record: &[u8]) -> Option<Socket> {
         tx_bytes: u64_at(record, offset_of!(Record, tx_bytes)),
         rx_bytes: u64_at(record, offset_of!(Record, rx_bytes)),
         ring_size: u32_at(record, offset_of!(Record, ring_size)),
+        syn_option: u8::try_from(u32_at(record, offset_of!(Record, syn_option)))
+            .ok()
+            .and_then(Outcome::from_code),
     })
 }
 

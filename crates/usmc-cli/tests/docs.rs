@@ -19,6 +19,9 @@ fn every_option_is_in_the_manual() {
         (&["run", "--help"], "usmc-run.1"),
         (&["ss", "--help"], "usmc-ss.1"),
         (&["check", "--help"], "usmc-check.1"),
+        (&["ebpf", "load", "--help"], "usmc-ebpf.8"),
+        (&["ebpf", "unload", "--help"], "usmc-ebpf.8"),
+        (&["ebpf", "status", "--help"], "usmc-ebpf.8"),
     ] {
         let help = stdout(&output(&mut usmc(command)));
         let manual = fs::read_to_string(man().join(page)).expect(page);
@@ -46,7 +49,7 @@ fn groff_has_nothing_to_say() {
         assert!(groff.status.success() && groff.stderr.is_empty(), "{}", stderr(&groff));
         pages += 1;
     }
-    assert_eq!(pages, 5);
+    assert_eq!(pages, 6);
 }
 
 #[test]

@@ -43,6 +43,17 @@ struct Ports(u16, u16);
 #[derive(Clone, Copy)]
 struct Net(u128, u32);
 
+/// `USMC_TCP_OPTION`: whose SYN and SYN-ACK say SMC, where the kernel has the programs for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TcpOption {
+    /// Nobody's.
+    Off,
+    /// Of those that can follow it up by in-band CLC: nobody so far.
+    Auto,
+    /// Of all connections and listeners that may leave TCP.
+    On,
+}
+
 /// What the library was told.
 pub struct Config {
     /// Do nothing at all.
@@ -53,6 +64,8 @@ pub struct Config {
     pub ring_shift: u32,
     /// Most time a waiter spins before it sleeps, in nanoseconds.
     pub busy_ns: u64,
+    /// Whether to say SMC when a connection is made.
+    pub tcp_option: TcpOption,
     include_ports: List<Ports>,
     exclude_ports: List<Ports>,
     include_addrs: List<Net>,
@@ -72,6 +85,7 @@ impl Config {
             ism_dir: ([0; DIR_MAX], 0),
             ring_shift: RING_SHIFT,
             busy_ns: BUSY_NS,
+            tcp_option: TcpOption::Auto,
             include_ports: List::new(),
             exclude_ports: List::new(),
             include_addrs: List::new(),
@@ -84,6 +98,11 @@ impl Config {
         let mut config = Config {
             off: env(c"USMC_OFF").is_some_and(|v| !matches!(v, "" | "0" | "false" | "no")),
             ism_dir: copy(env(c"USMC_ISM_DIR").filter(|d| d.starts_with('/')).unwrap_or("")),
+            tcp_option: match env(c"USMC_TCP_OPTION") {
+                Some("on") => TcpOption::On,
+                Some("off") => TcpOption::Off,
+                _ => TcpOption::Auto,
+            },
             include_ports: List::parse(env(c"USMC_INCLUDE_PORTS"), ports),
             exclude_ports: List::parse(env(c"USMC_EXCLUDE_PORTS"), ports),
             include_addrs: List::parse(env(c"USMC_INCLUDE_ADDRS"), net),

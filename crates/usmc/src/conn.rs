@@ -63,6 +63,9 @@ pub const F_INQ_KNOWN: u32 = 4096;
 /// Received messages tell what is left unread (TCP_INQ).
 pub const F_INQ: u32 = 8192;
 
+/// Asks for the TCP option, or came from a listener that does ([`crate::syn_option`]).
+pub const F_ARMED: u32 = 1 << 16;
+
 /// Times a connection comes back from the ring and may go there again.
 pub const RETURNS: usize = 3;
 
@@ -154,6 +157,8 @@ pub struct Conn {
     pub snd_buf: AtomicU32,
     /// SO_RCVBUF, likewise.
     pub rcv_buf: AtomicU32,
+    /// What the peer's SYN or SYN-ACK said ([`crate::syn_option::Outcome`]).
+    pub syn_option: AtomicU32,
     /// Cell that counts holders while there is no slot ([`crate::fork`]); 0 = none.
     pub cell: AtomicU32,
     /// An fd found to be a duplicate, for registrations whose own number was closed.
@@ -487,6 +492,7 @@ pub fn free(index: u32) {
     conn.snd_buf.store(0, Relaxed);
     conn.rcv_buf.store(0, Relaxed);
     conn.cell.store(0, Relaxed);
+    conn.syn_option.store(0, Relaxed);
     conn.custody.store(0, Relaxed);
     conn.forget_past();
     for cell in [&conn.looked, &conn.looked_cons, &conn.asked, &conn.polled] {

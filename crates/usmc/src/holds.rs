@@ -7,14 +7,16 @@
 use core::mem;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_DOWN, F_HANDED, F_SHARED, OFFERED, RING};
+use crate::conn::{
+    self, ATTACHED, Conn, EARLY, F_COPIED, F_DOWN, F_HANDED, F_SHARED, LISTEN, OFFERED, RING,
+};
 use crate::device::Receiver;
 use crate::process::Lock;
 use crate::reason::Reason;
 use crate::socket::{close, demote};
 use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{custody, fork, kernel_only, log, process, sys, transition};
+use crate::{custody, fork, kernel_only, log, process, syn_option, sys, transition};
 
 /// Counts us out where somebody else is left. A connection that only we hold ends with the kernel's FIN.
 fn put_down(conn: &Conn) -> bool {
@@ -107,6 +109,7 @@ pub fn before_exec() -> Result<(), Errno> {
     }
     let mut crossing = Ok(());
     let mut any = false;
+    disarm_listeners();
     table::for_each(0, u32::MAX, |fd, entry| {
         if let Entry::Conn(index) = entry
             && let conn = conn::at(index)
@@ -159,6 +162,20 @@ pub fn before_exec() -> Result<(), Errno> {
         }
     });
     Ok(())
+}
+
+/// The next program may be without the library. A forked child's most likely does not accept; its parent goes on to.
+fn disarm_listeners() {
+    table::for_each(0, u32::MAX, |fd, entry| {
+        if let Entry::Conn(index) = entry
+            && let conn = conn::at(index)
+            && conn.phase() == LISTEN
+            && !conn.has(F_COPIED)
+            && crosses_exec(fd)
+        {
+            syn_option::disarm(fd, conn);
+        }
+    });
 }
 
 /// Makes it TCP, and tells the device who will have it.

@@ -37,6 +37,7 @@ mod segment;
 mod socket;
 mod spawn;
 mod strangers;
+pub mod syn_option;
 mod sys;
 mod table;
 mod transition;

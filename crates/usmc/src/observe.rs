@@ -57,6 +57,8 @@ pub struct Record {
     pub ring_size: AtomicU32,
     /// Slot index in its segment; tells two rings of one process apart in diagnostics.
     pub slot: AtomicU32,
+    /// What the TCP option came to ([`crate::syn_option::Outcome`]); under the sequence lock.
+    pub syn_option: AtomicU32,
 }
 
 // The same for 32-bit processes, which a 64-bit `usmc ss` reads.

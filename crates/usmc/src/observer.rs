@@ -125,6 +125,7 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
         place[0].store(words as u64, Relaxed);
         place[1].store((words >> 64) as u64, Relaxed);
     }
+    record.syn_option.store(conn.syn_option.load(Relaxed), Relaxed);
     if let Some(slot) = conn.slot().filter(|_| in_ring) {
         record.slot.store(conn.slot_index.load(Relaxed), Relaxed);
         let shift = conn.own(slot).window_shift.load(Relaxed).min(31);

@@ -20,7 +20,7 @@ use crate::lasting::{self, Call};
 use crate::reason::Reason;
 use crate::socket::{control, mark, option};
 use crate::tuple::{self, Endpoint, Tuple};
-use crate::{config, custody, fork, kernel, kernel_only, log, observer, segment, sys};
+use crate::{config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys};
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
 /// every [`LOOKS_EACH`]th looks, for a client that sends a long request before it makes its offer.
@@ -46,6 +46,8 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     store_tuple(conn, &Tuple { server, ..Tuple::default() });
     conn.set_flag(F_CLIENT, true);
     conn.calls.store(0, Relaxed);
+    conn.syn_option.store(0, Relaxed);
+    syn_option::settle(fd, conn);
     if conn.has(F_KERNEL_ONLY) {
         conn.give_up(Reason::KernelFeature);
     } else if let Some(why) = kernel_only::reason() {
@@ -56,7 +58,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     } else if !config::get().allows(server.ip(), server.port) {
         conn.give_up(Reason::Excluded);
     } else if !device::current().is_listening(None, server) {
-        conn.give_up(Reason::NotRegistered);
+        conn.give_up(syn_option::reason_of(conn, Reason::NotRegistered));
     } else {
         conn.reason.store(Reason::Short as u32, Relaxed);
         conn.set_phase(EARLY);
@@ -484,9 +486,10 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         }
     }
     let Some(found) = device.find_offer(&words) else {
-        conn.reason.store(Reason::NoOffer as u32, Relaxed);
+        let why = syn_option::reason_of(conn, Reason::NoOffer);
+        conn.reason.store(why as u32, Relaxed);
         if left == 0 {
-            conn.give_up(Reason::NoOffer);
+            conn.give_up(why);
         }
         conn.looks.store(left.saturating_sub(1), Relaxed);
         return;

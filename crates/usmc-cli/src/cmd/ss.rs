@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use usmc::observe::{Mode, State};
 use usmc::reason::Reason;
+use usmc::syn_option::Outcome;
 
 use crate::observed::{self, Refusal, Socket};
 use crate::{proc, sock_diag};
@@ -43,6 +44,7 @@ struct Row {
     peer: String,
     mode: &'static str,
     fallback_reason: Option<String>,
+    tcp_option: Option<&'static str>,
     tx_bytes: Option<u64>,
     rx_bytes: Option<u64>,
     ring_size: Option<u32>,
@@ -178,6 +180,7 @@ fn row(
         peer: name(s.peer),
         mode: if s.mode == Mode::Smcd { "SMCD" } else { "TCP" },
         fallback_reason: None,
+        tcp_option: s.syn_option.and_then(option_name),
         tx_bytes: Some(s.tx_bytes),
         rx_bytes: Some(s.rx_bytes),
         ring_size: None,
@@ -226,6 +229,17 @@ fn state_name(state: State) -> &'static str {
         State::Active => "ACTIVE",
         State::PeerClosed => "APPLCLW1",
         State::AppClosed => "PEERCLW1",
+    }
+}
+
+/// What the TCP option came to; `None` where it was not asked for, or nothing is known.
+fn option_name(outcome: Outcome) -> Option<&'static str> {
+    match outcome {
+        Outcome::Unarmed => None,
+        Outcome::Undecided => Some("undecided"),
+        Outcome::Speaks => Some("speaks"),
+        Outcome::Silent => Some("silent"),
+        Outcome::Echoed => Some("echoed"),
     }
 }
 

@@ -26,6 +26,9 @@ pub struct ConfigArgs {
     /// Longest time a waiting thread spins before it sleeps; 0 never spins
     #[arg(long, value_name = "MICROSECONDS", allow_hyphen_values = true)]
     pub busy_poll_us: Option<String>,
+    /// Say "I speak SMC" when TCP connections are made: auto, on or off; see usmc-ebpf(8)
+    #[arg(long, value_name = "WHEN")]
+    pub tcp_option: Option<String>,
     /// Log to standard error or FILE; LEVEL is error, warn, info or debug
     #[arg(long, value_name = "LEVEL[:FILE]")]
     pub log: Option<String>,
@@ -65,6 +68,7 @@ impl ConfigArgs {
             }),
             "ring_size" => self.ring_size.clone(),
             "busy_poll_us" => self.busy_poll_us.clone(),
+            "tcp_option" => self.tcp_option.clone(),
             "include_ports" => joined(&self.include_ports),
             "exclude_ports" => joined(&self.exclude_ports),
             "include_addrs" => joined(&self.include_addrs),

@@ -13,7 +13,7 @@ use crate::socket::{
 };
 use crate::table::{self, Entry};
 use crate::tuple::Endpoint;
-use crate::{errno, real, set_errno};
+use crate::{errno, real, set_errno, syn_option};
 
 /// socket(2)
 pub unsafe fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -87,6 +87,12 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         // SAFETY: the caller's contract.
         return after(unsafe { real::connect(fd, addr, len) }, |_| connecting::disconnected(index));
     }
+    if let Entry::Conn(index) = table::get(fd) {
+        let saved = errno();
+        // SAFETY: the caller's address of `len` bytes.
+        syn_option::connecting(fd, index, || unsafe { endpoint(addr, len) });
+        set_errno(saved);
+    }
     // SAFETY: the caller's contract.
     let done = unsafe { real::connect(fd, addr, len) };
     let Entry::Conn(index) = table::get(fd) else { return done };
@@ -99,6 +105,11 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
 
 /// listen(2)
 pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
+    if let Entry::Conn(index) = table::get(fd) {
+        let saved = errno();
+        connecting::about_to_listen(fd, index);
+        set_errno(saved);
+    }
     // SAFETY: no pointers.
     after(unsafe { real::listen(fd, backlog) }, |&done| {
         if let (0, Entry::Conn(index)) = (done, table::get(fd)) {
@@ -213,6 +224,7 @@ pub unsafe fn getsockopt(
             // SAFETY: the kernel filled `*len` bytes of `value`.
             let told = unsafe { int_of(value, *len) };
             let error = ending::so_error(fd, index, told);
+            syn_option::looked(fd, index);
             set_errno(saved);
             Verdict::Value(error)
         }

@@ -6,7 +6,7 @@ use super::connect;
 use crate::conn::{self, F_CHILDREN_TCP, LISTEN};
 use crate::reason::Reason;
 use crate::tuple::{Endpoint, Tuple};
-use crate::{observer, transition};
+use crate::{observer, syn_option, transition};
 
 /// After a real accept: `fd` is the new connection of listener `listener`, `flags` are accept4's.
 pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storage, len: usize) {
@@ -19,6 +19,7 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     if from.phase() == LISTEN {
         connect::still_listening(from);
     }
+    syn_option::accepted(fd, conn, from);
     let listener = transition::stored_tuple(from);
     let Some(client) = Endpoint::from_sockaddr(peer, len) else {
         conn.give_up(Reason::NotRegistered);

@@ -10,7 +10,7 @@ use crate::conn::{
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::tuple::{self, Endpoint, Tuple};
-use crate::{config, device, kernel_only, observer, poll, transition};
+use crate::{config, device, kernel_only, observer, poll, syn_option, transition};
 
 /// Whether socket(2) with these arguments makes a TCP socket.
 pub fn is_tcp(family: i32, kind: i32, protocol: i32) -> bool {
@@ -47,6 +47,7 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
     let Some(server) = server else { return };
     match conn.phase() {
         FRESH | EARLY => {}
+        PLAIN if result == 0 => return syn_option::looked(fd, index),
         OFFERED => {
             // Either the answer to the attempt we know, or a new attempt after a failed one.
             let known = conn.tuple[5].load(Relaxed) >> 16;
@@ -109,6 +110,17 @@ pub fn still_listening(conn: &Conn) {
     claim(u32::MAX - 1, token);
 }
 
+/// Before a real listen(2).
+pub fn about_to_listen(fd: i32, index: u32) {
+    let conn = conn::at(index);
+    if conn.phase() == FRESH
+        && syn_option::is_wanted()
+        && let Ok(at) = tuple::local(fd)
+    {
+        syn_option::listening(fd, conn, at);
+    }
+}
+
 /// After a real listen(2) that succeeded: registers the address.
 pub fn listening(fd: i32, index: u32) {
     let conn = conn::at(index);
@@ -125,6 +137,8 @@ pub fn listening(fd: i32, index: u32) {
     let Ok(at) = tuple::local(fd) else { return };
     let netns = tuple::netns(fd);
     transition::store_tuple(conn, &Tuple { netns, client: Endpoint::default(), server: at });
+    // Those that came from elsewhere.
+    syn_option::listening(fd, conn, at);
     if !config::get().allows(at.ip(), at.port) {
         conn.give_up(Reason::Excluded);
     } else {

@@ -16,11 +16,13 @@ use usmc_shm::span::{RxSpan, Source, TxSpan};
 
 use super::recv::Family;
 use super::{mark, wait};
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, LISTEN, OFFERED, RING};
 use crate::process::SharedLock;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
-use crate::{clock, kernel, log, observer, poll, process, strangers, transition, tuple};
+use crate::{
+    clock, kernel, log, observer, poll, process, strangers, syn_option, transition, tuple,
+};
 
 /// How long a peer's doorbell may be in flight; it is one system call that does not wait.
 const BELL_NS: u64 = 1_000_000_000;
@@ -69,6 +71,9 @@ pub fn is_leaving(conn: &Conn, slot: &Slot) -> bool {
 /// or the peer was stopped in the middle of a step.
 pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
     let conn = conn::at(index);
+    if conn.phase() == LISTEN {
+        syn_option::disarm(fd, conn);
+    }
     let patience = Patience::new();
     loop {
         if matches!(conn.phase(), EARLY | OFFERED | ATTACHED)

@@ -11,7 +11,7 @@ use crate::conn::{
 };
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
-use crate::{clock, kernel, poll, transition};
+use crate::{clock, kernel, poll, syn_option, transition};
 
 // include/uapi/linux/tcp.h
 const TCP_REPAIR: i32 = 19;
@@ -135,7 +135,10 @@ pub fn leave_to_kernel(fd: i32, index: u32) -> Result<(), Errno> {
     let conn = conn::at(index);
     match conn.phase() {
         FRESH => conn.set_flag(F_KERNEL_ONLY | F_CHILDREN_TCP, true),
-        LISTEN => conn.set_flag(F_CHILDREN_TCP, true),
+        LISTEN => {
+            conn.set_flag(F_CHILDREN_TCP, true);
+            syn_option::disarm(fd, conn);
+        }
         PLAIN => {}
         _ => {
             return demote::leave(fd, index, Reason::KernelFeature).map_err(|_| libc::ENOPROTOOPT);
