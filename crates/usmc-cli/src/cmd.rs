@@ -1,6 +1,13 @@
 //! The commands, one file each.
 
 pub mod check;
+pub mod device;
+pub mod dump;
+pub mod linkgroup;
+pub mod pnet;
 pub mod probe;
 pub mod run;
+pub mod seid;
 pub mod ss;
+pub mod stats;
+pub mod ueid;
