@@ -1,7 +1,7 @@
 //! The writer of [`crate::observe`]: what `usmc ss` and `usmc stats` see of this process.
 //!
-//! Cold fields change with the connection's mode; what is counted on the data path are plain stores into one line of the
-//! record, by whoever holds the direction's lock. All other counters change where a system call is made anyway.
+//! Cold fields change with the connection's mode; what is counted on the data path are plain stores into one line of
+//! the record, by whoever holds the direction's lock. All other counters change where a system call is made anyway.
 
 use core::ptr;
 use usmc_shm::layout::{Slot, TX_TCP, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
@@ -76,8 +76,8 @@ fn record(number: u32) -> Option<&'static Record> {
     let base = BASE.load(Relaxed);
     debug_assert!(number as usize <= RECORDS && !base.is_null());
     let at = RECORDS_OFFSET + (number as usize - 1) * size_of::<Record>();
-    // SAFETY: whoever has a number got it from `changed`: one more than a connection's index, so at + 128 ≤ RING_OFFSET;
-    // and the file was mapped then, see `header`. A child that cannot keep the place of its parent's has no numbers.
+    // SAFETY: whoever has a number got it from `changed`: one more than a connection's index, so at + 128 ≤
+    // RING_OFFSET; and the file was mapped then, see `header`. A child that cannot keep its place has no numbers.
     Some(unsafe { &*base.add(at).cast::<Record>() })
 }
 
