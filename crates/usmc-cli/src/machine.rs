@@ -22,16 +22,21 @@ pub struct Ism {
     pub pids: Vec<u32>,
 }
 
+/// The name of the device's file, which tells its version.
+pub fn device_name() -> String {
+    format!("v{}.device", usmc::observe::DEVICE_VERSION)
+}
+
 /// Those that running processes use, and the one of the configuration.
 pub fn isms(processes: &[Process], configured: &Path) -> BTreeMap<Identity, Ism> {
     let mut devices: BTreeMap<Identity, Ism> = BTreeMap::new();
     for process in processes {
         let Some((dir, identity)) = &process.device else { continue };
-        let opened = || format!("/proc/{}/root{}", process.pid, dir.join("device").display());
+        let opened = || format!("/proc/{}/root{}", process.pid, dir.join(device_name()).display());
         let new = || Ism { dir: dir.clone(), gid: gid(Path::new(&opened())), pids: Vec::new() };
         devices.entry(*identity).or_insert_with(new).pids.push(process.pid);
     }
-    let file = configured.join("device");
+    let file = configured.join(device_name());
     if let Ok(facts) = fs::metadata(&file) {
         let new = || Ism { dir: configured.to_owned(), gid: gid(&file), pids: Vec::new() };
         devices.entry((facts.dev(), facts.ino())).or_insert_with(new);

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, anyhow};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
 use rustix::io::Errno;
 
-use crate::observed;
+use crate::{machine, observed};
 
 /// Files looked at in one process: its own, and one that a vfork'ed parent left in it.
 const MAX_FILES: usize = 4;
@@ -135,10 +135,10 @@ fn socket_inode(target: &CStr) -> Option<u64> {
     target.to_str().ok()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Of `DIR/device`. Another program's file of that name is no harm: its GID is not found.
+/// Of the device file. Another program's file of that name is no harm: its GID is not found.
 fn device_dir(target: &CStr) -> Option<PathBuf> {
     let path = Path::new(OsStr::from_bytes(target.to_bytes()));
-    let is_it = path.is_absolute() && path.file_name()? == "device";
+    let is_it = path.is_absolute() && path.file_name()?.to_str()? == machine::device_name();
     is_it.then(|| path.parent().map(Path::to_owned))?
 }
 

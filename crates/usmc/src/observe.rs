@@ -206,6 +206,8 @@ pub const UNPLACED: u64 = u64::MAX;
 
 /// First eight bytes of a loopback device's file.
 pub const DEVICE_MAGIC: u64 = layout::MAGIC;
+/// Its version, which is in its name.
+pub const DEVICE_VERSION: u32 = layout::VERSION;
 /// Where its GID is: 128 bits, the higher half first.
 pub const DEVICE_GID_OFFSET: usize = core::mem::offset_of!(layout::Header, gid);
 
