@@ -1,7 +1,14 @@
 //! The commands, one file each.
 
 pub mod check;
+pub mod device;
+pub mod dump;
 pub mod ebpf;
+pub mod linkgroup;
+pub mod pnet;
 pub mod probe;
 pub mod run;
+pub mod seid;
 pub mod ss;
+pub mod stats;
+pub mod ueid;

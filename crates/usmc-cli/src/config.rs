@@ -1,15 +1,17 @@
-//! The configuration's grammar: eleven keys, each with one name in three spellings (`ring_size` in TOML,
+//! The configuration's grammar: keys, each with one name in three spellings (`ring_size` in TOML,
 //! `USMC_RING_SIZE` in the environment, `--ring-size` as an option) and one flat text form.
 //!
 //! Whatever a value comes from, it is brought into the form that `usmc/src/config.rs` reads inside the
 //! application, which knows no TOML, allocates nothing and ignores what it does not understand. So
 //! everything is refused here, with words, before the program starts.
 
+pub mod edit;
 pub mod file;
 pub mod sources;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use smc_proto::ids::{Eid, EidError};
 pub use sources::{Config, ConfigArgs};
 
 /// What a key's value looks like.
@@ -33,6 +35,10 @@ pub enum Kind {
     Programs,
     /// auto, on or off.
     Choice,
+    /// User-defined enterprise IDs.
+    Eids,
+    /// Yes or no, where yes is the default.
+    OnOff,
 }
 
 /// One key of the configuration.
@@ -53,7 +59,7 @@ const fn key(name: &'static str, env: &'static str, option: &'static str, kind: 
 }
 
 /// Every key, in the order in which `usmc check` prints them.
-pub static KEYS: [Key; 12] = [
+pub static KEYS: [Key; 14] = [
     key("off", "USMC_OFF", "--off", Kind::Switch),
     key("ism_dir", "USMC_ISM_DIR", "--ism-dir", Kind::Dir),
     key("log", "USMC_LOG", "--log", Kind::Log),
@@ -66,6 +72,8 @@ pub static KEYS: [Key; 12] = [
     key("exclude_addrs", "USMC_EXCLUDE_ADDRS", "--exclude-addr", Kind::Addrs),
     key("include_programs", "USMC_INCLUDE_PROGRAMS", "--include-program", Kind::Programs),
     key("exclude_programs", "USMC_EXCLUDE_PROGRAMS", "--exclude-program", Kind::Programs),
+    key("ueids", "USMC_UEIDS", "--ueid", Kind::Eids),
+    key("seid", "USMC_SEID", "--seid", Kind::OnOff),
 ];
 
 /// Rules the library keeps per list (`RULES` in usmc/src/config.rs).
@@ -80,7 +88,7 @@ const MAX_MICROS: u64 = 1_000_000;
 impl Kind {
     /// Whether a TOML array may stand for the value.
     pub const fn is_list(self) -> bool {
-        matches!(self, Kind::Ports | Kind::Addrs | Kind::Programs)
+        matches!(self, Kind::Ports | Kind::Addrs | Kind::Programs | Kind::Eids)
     }
 
     /// Brings `text` into the flat form; the empty form means "as if never said".
@@ -105,6 +113,8 @@ impl Kind {
             Kind::Addrs => list(text, network),
             Kind::Programs => list(text, program),
             Kind::Choice => choice(text),
+            Kind::Eids => eids(text),
+            Kind::OnOff => on_or_off(text),
         }
     }
 }
@@ -123,6 +133,51 @@ fn choice(text: &str) -> Result<String, String> {
         "0" | "false" | "no" | "off" => Ok("off".to_owned()),
         "auto" => Ok("auto".to_owned()),
         _ => Err(format!("{text:?} is none of auto, on and off; write one of them")),
+    }
+}
+
+fn on_or_off(text: &str) -> Result<String, String> {
+    let on = switch(text)?;
+    Ok(if on.is_empty() { "off" } else { "on" }.to_owned())
+}
+
+/// One UEID, as the kernel and smcd-ueid(8) want it.
+///
+/// # Errors
+/// What is wrong with it and what to write instead.
+pub fn eid(text: &str) -> Result<String, String> {
+    let such = "write up to 32 of A-Z, 0-9, - and ., such as EXAMPLE-NET.1";
+    match Eid::user(text) {
+        _ if text.contains("..") => Err(format!("{text:?} has two dots in a row; {such}")),
+        Ok(_) => Ok(text.trim_end().to_owned()),
+        Err(EidError::Empty) => Err(format!("a UEID is not empty; {such}")),
+        Err(EidError::TooLong { len }) => Err(format!("{text:?} has {len} characters; {such}")),
+        Err(EidError::Character { at: 0, byte: b'-' | b'.' }) => {
+            Err(format!("{text:?} does not begin with a letter or digit; {such}"))
+        }
+        Err(EidError::Character { byte, .. }) if byte.is_ascii_lowercase() => {
+            Err(format!("{text:?} has small letters; write {}", text.to_ascii_uppercase()))
+        }
+        Err(EidError::Character { .. }) => {
+            Err(format!("{text:?} has characters that no UEID has; {such}"))
+        }
+    }
+}
+
+fn eids(text: &str) -> Result<String, String> {
+    let flat = list(text, eid)?;
+    let items: Vec<&str> = flat.split(',').collect();
+    if items.len() > Eid::MAX_CONFIGURED {
+        return Err(format!(
+            "{} UEIDs are more than the {} there may be",
+            items.len(),
+            Eid::MAX_CONFIGURED
+        ));
+    }
+    let twice = (1..items.len()).find(|i| items[..*i].contains(&items[*i]));
+    match twice {
+        Some(i) => Err(format!("{} is there twice; write it once", items[i])),
+        None => Ok(flat),
     }
 }
 
@@ -320,6 +375,9 @@ mod tests {
             (Kind::Addrs, "::1", "::1/128"),
             (Kind::Addrs, "::ffff:10.0.0.9/104", "10.0.0.0/8"),
             (Kind::Programs, "redis-*, nginx", "redis-*,nginx"),
+            (Kind::Eids, "A, B.1-C", "A,B.1-C"),
+            (Kind::OnOff, "1", "on"),
+            (Kind::OnOff, "No", "off"),
         ] {
             assert_eq!(kind.normalise(text).as_deref(), Ok(flat), "{kind:?} {text:?}");
         }

@@ -9,14 +9,19 @@
 mod cmd;
 mod config;
 mod differences;
+mod dump;
 mod ebpf;
 mod exec;
+mod groups;
 mod imports;
 mod library;
+mod machine;
 mod observed;
+mod pnet;
 mod proc;
 mod program;
 mod sock_diag;
+mod table;
 
 use std::ffi::c_int;
 
@@ -41,6 +46,13 @@ enum Command {
     Ss(cmd::ss::Args),
     Check(Box<cmd::check::Args>),
     Ebpf(cmd::ebpf::Args),
+    Dump(cmd::dump::Args),
+    Stats(cmd::stats::Args),
+    Device(cmd::device::Args),
+    Linkgroup(cmd::linkgroup::Args),
+    Pnet(cmd::pnet::Args),
+    Ueid(cmd::ueid::Args),
+    Seid(cmd::seid::Args),
     /// Print the completion script of a shell
     #[command(hide = true)]
     Completions {
@@ -72,6 +84,13 @@ fn usmc() -> c_int {
         Command::Ss(args) => cmd::ss::run(&args),
         Command::Check(args) => cmd::check::run(&args),
         Command::Ebpf(args) => cmd::ebpf::run(&args),
+        Command::Dump(args) => cmd::dump::run(&args),
+        Command::Stats(args) => cmd::stats::run(&args),
+        Command::Device(args) => cmd::device::run(&args),
+        Command::Linkgroup(args) => cmd::linkgroup::run(&args),
+        Command::Pnet(args) => cmd::pnet::run(&args),
+        Command::Ueid(args) => cmd::ueid::run(&args),
+        Command::Seid(args) => cmd::seid::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Usmc::command(), "usmc", &mut std::io::stdout());
             Ok(0)

@@ -1,4 +1,4 @@
-//! Reading a process' `usmc-conn` file (usmc/src/observe.rs) for `usmc ss`.
+//! Reading a process' `usmc-conn` file (usmc/src/observe.rs) for `usmc ss` and `usmc stats`.
 //!
 //! Every byte of it is hostile. The file is read with pread(2), never mapped, so that shrinking it under
 //! us means a short read and not SIGBUS; each word is copied out once and range-checked; no count taken
@@ -11,7 +11,10 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{Ordering, fence};
 
-use usmc::observe::{Header, MAGIC, Mode, RECORDS_OFFSET, Record, State, VERSION};
+use usmc::observe::{
+    BUFFERS, CLIENT_END, Header, MAGIC, Mode, REASONS, RECORDS_OFFSET, Record, State,
+    TOTALS_OFFSET, Totals as RawTotals, VERSION, WAS_SMCD,
+};
 use usmc::syn_option::Outcome;
 
 const RECORD: usize = size_of::<Record>();
@@ -71,6 +74,71 @@ pub struct Socket {
     pub ring_size: u32,
     /// What the TCP option came to; by a library that is newer, maybe something unknown.
     pub syn_option: Option<Outcome>,
+    /// Which slot of its segment.
+    pub slot: u32,
+    /// Which record of the file.
+    pub index: usize,
+    /// The connecting end.
+    pub is_client: bool,
+    /// Is or was in a ring.
+    pub was_smcd: bool,
+    /// The identity of the memory that both ends share, 0 in mode TCP.
+    pub segment: u64,
+    /// What was counted for it, as `usmc::observe::Totals::closed` orders it.
+    pub counters: [u64; 9],
+}
+
+/// What a process has counted for connections that are closed, and as a whole: `usmc::observe::Totals`.
+#[derive(Clone, Default, Debug)]
+pub struct Totals {
+    /// As [`Socket::counters`].
+    pub closed: [u64; 9],
+    /// Connections that were in a ring, by role: accepting, connecting.
+    pub smcd: [u64; 2],
+    /// Those that were not, by role and reason.
+    pub fallback: [[u64; REASONS]; 2],
+    /// Sleeps over several connections.
+    pub set_sleeps: u64,
+    /// Spins that made such sleeps unnecessary.
+    pub set_spins: u64,
+    /// Rings by size.
+    pub buffers: [u64; BUFFERS],
+    /// Slots that were used before.
+    pub reused: u64,
+    /// TCP_CORK.
+    pub cork: u64,
+    /// TCP_NODELAY.
+    pub nodelay: u64,
+    /// sendfile(2).
+    pub sendpage: u64,
+    /// splice(2).
+    pub splice: u64,
+    /// MSG_OOB.
+    pub urgent: u64,
+}
+
+impl Totals {
+    fn decode(bytes: &[u8; size_of::<RawTotals>()]) -> Totals {
+        let word = |at: usize| u64_at(bytes, at);
+        let several = |at: usize, i: usize| word(at + 8 * i);
+        let fallback = offset_of!(RawTotals, fallback);
+        Totals {
+            closed: std::array::from_fn(|i| several(offset_of!(RawTotals, closed), i)),
+            smcd: std::array::from_fn(|i| several(offset_of!(RawTotals, smcd), i)),
+            fallback: std::array::from_fn(|role| {
+                std::array::from_fn(|reason| several(fallback, role * REASONS + reason))
+            }),
+            set_sleeps: word(offset_of!(RawTotals, set_sleeps)),
+            set_spins: word(offset_of!(RawTotals, set_spins)),
+            buffers: std::array::from_fn(|i| several(offset_of!(RawTotals, buffers), i)),
+            reused: word(offset_of!(RawTotals, reused)),
+            cork: word(offset_of!(RawTotals, cork)),
+            nodelay: word(offset_of!(RawTotals, nodelay)),
+            sendpage: word(offset_of!(RawTotals, sendpage)),
+            splice: word(offset_of!(RawTotals, splice)),
+            urgent: word(offset_of!(RawTotals, urgent)),
+        }
+    }
 }
 
 /// What a file told.
@@ -78,6 +146,8 @@ pub struct Socket {
 pub struct Reading {
     /// Sockets in it.
     pub sockets: Vec<Socket>,
+    /// What the process counted besides.
+    pub totals: Totals,
     /// Records that kept changing.
     pub unsteady: usize,
     /// Records that no correct library writes.
@@ -135,7 +205,9 @@ pub fn read(file: &impl Source) -> Result<Reading, Refusal> {
     let used = u32_at(&header, offset_of!(Header, high_water)) as u64;
     let count = used.min(room).min(MAX_RECORDS as u64) as usize;
 
-    let mut reading = Reading::default();
+    let mut totals = [0; size_of::<RawTotals>()];
+    read_up_to(file, &mut totals, TOTALS_OFFSET as u64)?;
+    let mut reading = Reading { totals: Totals::decode(&totals), ..Reading::default() };
     let mut copies = [const { [0u8; CHUNK * RECORD] }; 3];
     let mut first = 0;
     while first < count {
@@ -163,7 +235,7 @@ impl Reading {
     /// is even and still that of the last; else tries again with this record alone.
     fn take(&mut self, file: &impl Source, index: usize, copies: [&[u8]; 3]) -> io::Result<()> {
         if let Some(record) = steady(copies) {
-            self.push(record);
+            self.push(index, record);
             return Ok(());
         }
         for _ in 0..MAX_TRIES.min(MAX_FILE_TRIES - self.tries) {
@@ -176,7 +248,7 @@ impl Reading {
                 fence(Ordering::SeqCst);
             }
             if let Some(record) = steady(again.each_ref().map(|c| &c[..])) {
-                self.push(record);
+                self.push(index, record);
                 return Ok(());
             }
             std::hint::spin_loop();
@@ -185,11 +257,11 @@ impl Reading {
         Ok(())
     }
 
-    fn push(&mut self, record: &[u8]) {
+    fn push(&mut self, index: usize, record: &[u8]) {
         if u32_at(record, offset_of!(Record, seq)) == 0 {
             return;
         }
-        match decode(record) {
+        match decode(index, record) {
             Some(socket) => self.sockets.push(socket),
             None => self.senseless += 1,
         }
@@ -202,11 +274,15 @@ fn steady([before, record, after]: [&[u8]; 3]) -> Option<&[u8]> {
     (same && seq(before).is_multiple_of(2)).then_some(record)
 }
 
-fn decode(record: &[u8]) -> Option<Socket> {
+fn decode(index: usize, record: &[u8]) -> Option<Socket> {
     let [state, mode, reason, family] = u32_at(record, offset_of!(Record, kind)).to_le_bytes();
     let ports = u32_at(record, offset_of!(Record, ports));
     let end =
         |at: usize, port: u32| Some(SocketAddr::new(address(&record[at..], family)?, port as u16));
+    let small = |at: usize| u64::from(u32_at(record, at));
+    let place = u32_at(record, offset_of!(Record, slot));
+    let tx_bytes = u64_at(record, offset_of!(Record, tx_bytes));
+    let rx_bytes = u64_at(record, offset_of!(Record, rx_bytes));
     Some(Socket {
         fd: u32_at(record, offset_of!(Record, fd)),
         state: state_of(state)?,
@@ -214,12 +290,26 @@ fn decode(record: &[u8]) -> Option<Socket> {
         reason,
         local: end(offset_of!(Record, local), ports)?,
         peer: end(offset_of!(Record, peer), ports >> 16)?,
-        tx_bytes: u64_at(record, offset_of!(Record, tx_bytes)),
-        rx_bytes: u64_at(record, offset_of!(Record, rx_bytes)),
+        tx_bytes,
+        rx_bytes,
         ring_size: u32_at(record, offset_of!(Record, ring_size)),
-        syn_option: u8::try_from(u32_at(record, offset_of!(Record, syn_option)))
-            .ok()
-            .and_then(Outcome::from_code),
+        syn_option: Outcome::from_code((place >> 24) as u8),
+        slot: place & 0xffff,
+        index,
+        is_client: place & CLIENT_END != 0,
+        was_smcd: place & WAS_SMCD != 0,
+        segment: u64_at(record, offset_of!(Record, segment)),
+        counters: [
+            tx_bytes,
+            rx_bytes,
+            u64_at(record, offset_of!(Record, tx_calls)),
+            u64_at(record, offset_of!(Record, rx_calls)),
+            small(offset_of!(Record, tx_full)),
+            small(offset_of!(Record, sleeps)),
+            small(offset_of!(Record, spins)),
+            small(offset_of!(Record, bells_sent)),
+            small(offset_of!(Record, bells_drained)),
+        ],
     })
 }
 

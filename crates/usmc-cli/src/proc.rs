@@ -2,16 +2,18 @@
 //! usmc/src/observe.rs describes.
 
 use std::collections::HashMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
 use rustix::io::Errno;
 
-use crate::observed;
+use crate::{machine, observed};
 
 /// Files looked at in one process: its own, and one that a vfork'ed parent left in it.
 const MAX_FILES: usize = 4;
@@ -31,6 +33,8 @@ pub struct Process {
     pub files: Vec<File>,
     /// fd → inode of its sockets.
     pub sockets: HashMap<u32, u64>,
+    /// The directory of its ISM device, as it names it, and the identity of the file in it.
+    pub device: Option<(PathBuf, (u64, u64))>,
 }
 
 /// The outcome of a walk through /proc.
@@ -65,6 +69,20 @@ pub fn scan() -> Result<Scan> {
     Ok(scan)
 }
 
+/// One process, if it has a record file.
+///
+/// # Errors
+/// When there is no such process, or we may not inspect it.
+pub fn find(pid: u32) -> Result<Option<Process>> {
+    match inspect(pid) {
+        Ok(found) => Ok(found),
+        Err(Errno::ACCESS | Errno::PERM) => {
+            Err(anyhow!("process {pid} is another user's; run `sudo usmc` to inspect it"))
+        }
+        Err(_) => Err(anyhow!("there is no process {pid}")),
+    }
+}
+
 /// The record files of one process.
 pub fn record_files(pid: u32) -> Vec<File> {
     inspect(pid).ok().flatten().map(|process| process.files).unwrap_or_default()
@@ -79,6 +97,7 @@ fn inspect(pid: u32) -> Result<Option<Process>, Errno> {
     let dir = rustix::fs::open(format!("/proc/{pid}/fd"), flags, Mode::empty())?;
     let mut files = Vec::new();
     let mut sockets = HashMap::new();
+    let mut device = None;
     let mut link = Vec::new();
     for entry in Dir::read_from(&dir)? {
         let entry = entry?;
@@ -96,6 +115,11 @@ fn inspect(pid: u32) -> Result<Option<Process>, Errno> {
             && is_writer(&dir, entry.file_name())
         {
             files.extend(open(&dir, entry.file_name()));
+        } else if let Some(path) = device_dir(&target)
+            && device.is_none()
+            && let Ok(facts) = statat(&dir, entry.file_name(), AtFlags::empty())
+        {
+            device = Some((path, (facts.st_dev, facts.st_ino)));
         }
         link = target.into_bytes();
         link.clear();
@@ -104,11 +128,18 @@ fn inspect(pid: u32) -> Result<Option<Process>, Errno> {
         return Ok(None);
     }
     let netns = fs::metadata(format!("/proc/{pid}/ns/net")).ok().map(|m| m.ino());
-    Ok(Some(Process { pid, comm: comm(pid), netns, files, sockets }))
+    Ok(Some(Process { pid, comm: comm(pid), netns, files, sockets, device }))
 }
 
 fn socket_inode(target: &CStr) -> Option<u64> {
     target.to_str().ok()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// Of the device file. Another program's file of that name is no harm: its GID is not found.
+fn device_dir(target: &CStr) -> Option<PathBuf> {
+    let path = Path::new(OsStr::from_bytes(target.to_bytes()));
+    let is_it = path.is_absolute() && path.file_name()?.to_str()? == machine::device_name();
+    is_it.then(|| path.parent().map(Path::to_owned))?
 }
 
 fn is_record_file(target: &CStr) -> bool {

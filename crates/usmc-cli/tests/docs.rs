@@ -22,6 +22,14 @@ fn every_option_is_in_the_manual() {
         (&["ebpf", "load", "--help"], "usmc-ebpf.8"),
         (&["ebpf", "unload", "--help"], "usmc-ebpf.8"),
         (&["ebpf", "status", "--help"], "usmc-ebpf.8"),
+        (&["dump", "--help"], "usmc-dump.1"),
+        (&["stats", "--help"], "usmc-stats.1"),
+        (&["device", "--help"], "usmc-device.1"),
+        (&["linkgroup", "--help"], "usmc-device.1"),
+        (&["pnet", "--help"], "usmc-pnet.1"),
+        (&["ueid", "--help"], "usmc-ueid.1"),
+        (&["ueid", "show", "--help"], "usmc-ueid.1"),
+        (&["seid", "--help"], "usmc-ueid.1"),
     ] {
         let help = stdout(&output(&mut usmc(command)));
         let manual = fs::read_to_string(man().join(page)).expect(page);
@@ -49,7 +57,7 @@ fn groff_has_nothing_to_say() {
         assert!(groff.status.success() && groff.stderr.is_empty(), "{}", stderr(&groff));
         pages += 1;
     }
-    assert_eq!(pages, 6);
+    assert_eq!(pages, 11);
 }
 
 #[test]

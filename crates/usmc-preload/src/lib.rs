@@ -22,3 +22,7 @@ mod symbols;
 mod symbols_narrow;
 #[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
 mod variadic;
+
+// The libc crate leaves this to std where another crate of the same build asks for its feature `std`.
+#[link(name = "c")]
+unsafe extern "C" {}

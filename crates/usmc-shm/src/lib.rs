@@ -5,6 +5,7 @@
 //! woken, [`bell`] how that is done over TCP, [`lock`] keeps several threads or forked processes of one end
 //! apart, [`region`] carves checked references out of a mapping. Before that, [`handshake`] brings two ends
 //! to one slot, and [`span`] moves a direction from TCP to the ring at an exact byte; [`back`] is the way back.
+//! [`tap`] shows bytes to `usmc dump`.
 //!
 //! Everything the peer can write is treated as hostile: one atomic load into a local, a range check,
 //! then use. A value no correct peer writes is [`Broken`]; the caller gives up that one connection.
@@ -32,6 +33,7 @@ pub mod region;
 pub mod ring;
 pub mod span;
 pub mod sync;
+pub mod tap;
 
 /// Shared memory held a value that no correct peer writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -272,6 +272,11 @@ impl Conn {
         self.slot.store(slot.cast_mut(), Release);
     }
 
+    /// log2 of the bytes of a ring of its segment.
+    pub fn full_shift(&self) -> u32 {
+        self.ring_shift.load(Relaxed)
+    }
+
     /// The slot is not ours any more.
     pub fn forget_slot(&self) {
         self.slot.store(ptr::null_mut(), Release);

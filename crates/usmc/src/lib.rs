@@ -13,6 +13,7 @@
     reason = "each function's contract is that of the libc function it is named after"
 )]
 pub mod api;
+mod capture;
 mod clock;
 mod config;
 mod conn;
@@ -45,6 +46,8 @@ mod tuple;
 mod unwind;
 
 use core::ffi::c_int;
+
+pub use usmc_shm::tap;
 
 /// libc's errno of this thread.
 #[inline]

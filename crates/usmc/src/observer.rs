@@ -1,22 +1,30 @@
-//! The writer of [`crate::observe`]: what `usmc ss` sees of this process.
+//! The writer of [`crate::observe`]: what `usmc ss` and `usmc stats` see of this process.
 //!
-//! Cold fields change with the connection's mode; the two counters are plain stores on the data path.
+//! Cold fields change with the connection's mode; what is counted on the data path are plain stores into one line of
+//! the record, by whoever holds the direction's lock. All other counters change where a system call is made anyway.
 
 use core::ptr;
-use usmc_shm::layout::TX_TCP;
+use usmc_shm::layout::{Slot, TX_TCP, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
-use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, fence};
+use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, fence};
 
 use crate::conn::{self, Conn, F_CLIENT, LISTEN, RING};
-use crate::observe::{Header, MAGIC, MEMFD_NAME, Mode, RECORDS_OFFSET, Record, State, VERSION};
+use crate::observe::{
+    CAPTURE_OFFSET, CLIENT_END, Capture, Header, MAGIC, MEMFD_NAME, Mode, REASONS, RECORDS_OFFSET,
+    Record, SYN_OPTION_SHIFT, State, TOTALS_OFFSET, Totals, VERSION, WAS_SMCD,
+};
 use crate::process::{self, Lock};
 use crate::reason::Reason;
+use crate::table::Entry;
 use crate::tuple::Endpoint;
-use crate::{kernel_only, sys, table};
+use crate::{capture, kernel_only, segment, sys, table};
 
 /// Records of one file: a place for each connection, at its index.
 const RECORDS: usize = conn::CONNS;
-const LEN: usize = RECORDS_OFFSET + RECORDS * size_of::<Record>();
+const RING_OFFSET: usize = RECORDS_OFFSET + RECORDS * size_of::<Record>();
+/// Bytes of the capture ring. They take addresses, and memory only once somebody captures.
+const RING_SIZE: usize = if cfg!(target_pointer_width = "32") { 1 << 20 } else { 1 << 24 };
+const LEN: usize = RING_OFFSET + RING_SIZE;
 
 static BASE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 static FD: AtomicI32 = AtomicI32::new(-1);
@@ -30,13 +38,46 @@ fn header() -> Option<&'static Header> {
     if base.is_null() { None } else { Some(unsafe { &*base.cast::<Header>() }) }
 }
 
-fn record(number: u32) -> Option<&'static Record> {
-    let base = BASE.load(Relaxed);
-    if number == 0 || number as usize > RECORDS || base.is_null() {
+/// What is counted for the process as a whole.
+pub fn totals() -> Option<&'static Totals> {
+    let base = BASE.load(Acquire);
+    // SAFETY: as for `header`.
+    if base.is_null() { None } else { Some(unsafe { &*base.add(TOTALS_OFFSET).cast::<Totals>() }) }
+}
+
+/// Who captures, and the ring for it: its memory and its size.
+pub fn capture_ring() -> Option<(&'static Capture, *mut u8, usize)> {
+    let base = BASE.load(Acquire);
+    if base.is_null() {
         return None;
     }
+    // SAFETY: as for `header`; the ring lies within the mapping.
+    unsafe {
+        Some((&*base.add(CAPTURE_OFFSET).cast::<Capture>(), base.add(RING_OFFSET), RING_SIZE))
+    }
+}
+
+/// The file, as this process holds it; -1 = none.
+pub fn file() -> i32 {
+    FD.load(Relaxed)
+}
+
+/// The connection's record.
+#[inline(always)]
+pub fn record_of(conn: &Conn) -> Option<&'static Record> {
+    record(conn.observed.load(Relaxed))
+}
+
+#[inline(always)]
+fn record(number: u32) -> Option<&'static Record> {
+    if number == 0 {
+        return None;
+    }
+    let base = BASE.load(Relaxed);
+    debug_assert!(number as usize <= RECORDS && !base.is_null());
     let at = RECORDS_OFFSET + (number as usize - 1) * size_of::<Record>();
-    // SAFETY: at + 128 ≤ LEN; see `header`.
+    // SAFETY: whoever has a number got it from `changed`: one more than a connection's index, so at + 128 ≤
+    // RING_OFFSET; and the file was mapped then, see `header`. A child that cannot keep its place has no numbers.
     Some(unsafe { &*base.add(at).cast::<Record>() })
 }
 
@@ -62,6 +103,9 @@ fn ensure() -> bool {
         sys::close(fd);
         return false;
     };
+    // Who may open the file could make it shorter, and us hit its end.
+    const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let _ = sys::fcntl(fd, libc::F_ADD_SEALS, SEALS as usize);
     FD.store(table::keep_fd(fd), Relaxed);
     BASE.store(mapped, Release);
     STALE.store(0, Release);
@@ -69,9 +113,20 @@ fn ensure() -> bool {
         header.version.store(VERSION, Relaxed);
         header.record_size.store(size_of::<Record>() as u32, Relaxed);
         header.pid.store(process::pid(), Relaxed);
+        header.ring_offset.store(RING_OFFSET as u64, Relaxed);
+        header.ring_size.store(RING_SIZE as u64, Relaxed);
+        capture::inherit();
         header.magic.store(MAGIC, Release);
     }
     true
+}
+
+/// A listener that came by fork is used here, too: from now on this process shows it.
+#[inline]
+pub fn inherited(fd: i32, index: u32) {
+    if conn::at(index).observed.load(Relaxed) == 0 {
+        changed(fd, index);
+    }
 }
 
 /// The socket's state or mode has changed.
@@ -82,15 +137,19 @@ pub fn changed(fd: i32, index: u32) {
     let conn = conn::at(index);
     let number = index + 1;
     let (Some(header), Some(record)) = (header(), record(number)) else { return };
-    if conn.observed.swap(number, Relaxed) == 0 {
+    let is_new = conn.observed.swap(number, Relaxed) == 0;
+    if is_new {
         header.high_water.fetch_max(number, Relaxed);
     }
+    let was_connected = record.kind.load(Relaxed) as u8 == State::Active as u8 && !is_new;
     let seq = record.seq.load(Relaxed) | 1;
     record.seq.store(seq, Relaxed);
     // Readers that see any field below also see the odd number.
     fence(Release);
     write(fd, conn, record);
     record.seq.store(seq.wrapping_add(1).max(2), Release);
+    let is_connected = record.kind.load(Relaxed) as u8 == State::Active as u8;
+    capture::changed(fd, conn, record, is_connected && !was_connected);
 }
 
 fn write(fd: i32, conn: &Conn, record: &Record) {
@@ -125,17 +184,75 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
         place[0].store(words as u64, Relaxed);
         place[1].store((words >> 64) as u64, Relaxed);
     }
-    record.syn_option.store(conn.syn_option.load(Relaxed), Relaxed);
+    let mut place = record.slot.load(Relaxed) & WAS_SMCD;
+    place |= conn.syn_option.load(Relaxed) << SYN_OPTION_SHIFT;
+    if conn.has(F_CLIENT) {
+        place |= CLIENT_END;
+    }
+    record.segment.store(0, Relaxed);
     if let Some(slot) = conn.slot().filter(|_| in_ring) {
-        record.slot.store(conn.slot_index.load(Relaxed), Relaxed);
+        if place & WAS_SMCD == 0 {
+            went_to_ring(conn, place & CLIENT_END != 0);
+        }
+        place |= WAS_SMCD | conn.slot_index.load(Relaxed) & 0xffff;
         let shift = conn.own(slot).window_shift.load(Relaxed).min(31);
         record.ring_size.store(1 << shift, Relaxed);
+        record.segment.store(segment::id_of(conn.segment.load(Relaxed)), Relaxed);
+    }
+    record.slot.store(place, Relaxed);
+}
+
+fn went_to_ring(conn: &Conn, client: bool) {
+    let Some(totals) = totals() else { return };
+    let shift = conn.full_shift().clamp(WINDOW_SHIFT_MIN, WINDOW_SHIFT_MAX) - WINDOW_SHIFT_MIN;
+    count(&totals.buffers[shift as usize]);
+    // Uses of a slot are numbered from 1.
+    if client && conn.usage.load(Relaxed) > 1 {
+        count(&totals.reused);
+    }
+}
+
+/// One more.
+pub fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Relaxed);
+}
+
+/// One more of what [`Totals`] counts, found by `which`.
+#[cold]
+pub fn count_total(which: impl FnOnce(&'static Totals) -> &'static AtomicU64) {
+    if let Some(totals) = totals() {
+        count(which(totals));
+    }
+}
+
+/// One more of what [`Record`] counts, found by `which`, where calls are made that cost far more.
+#[cold]
+pub fn count_one(conn: &Conn, which: impl FnOnce(&'static Record) -> &'static AtomicU32) {
+    if let Some(record) = record_of(conn) {
+        which(record).fetch_add(1, Relaxed);
+    }
+}
+
+/// A wait on several connections has slept, after so many spins that paid.
+#[cold]
+pub fn set_slept(spins: u32) {
+    if let Some(totals) = totals() {
+        count(&totals.set_sleeps);
+        totals.set_spins.fetch_add(spins.into(), Relaxed);
+    }
+}
+
+/// A spin has paid.
+#[inline(always)]
+pub fn spun(conn: &Conn) {
+    if let Some(record) = record_of(conn) {
+        record.spins.store(record.spins.load(Relaxed).wrapping_add(1), Relaxed);
     }
 }
 
 /// Local end and peer, as far as the record knows them: the kernel is not asked. A client's own end is known
 /// from its offer on, and all zero before.
-fn ends(conn: &Conn, phase: u32) -> (Endpoint, Option<Endpoint>) {
+pub fn ends(conn: &Conn, phase: u32) -> (Endpoint, Option<Endpoint>) {
     let w: [u64; 6] = core::array::from_fn(|i| conn.tuple[i].load(Relaxed));
     let end = |hi: u64, lo: u64, port: u64| {
         let mut addr = [0; 16];
@@ -156,37 +273,78 @@ fn ends(conn: &Conn, phase: u32) -> (Endpoint, Option<Endpoint>) {
 /// The record's socket is gone.
 pub fn gone(conn: &Conn) {
     let number = conn.observed.swap(0, Relaxed);
-    if let Some(record) = record(number) {
-        record.tx_bytes.store(0, Relaxed);
-        record.rx_bytes.store(0, Relaxed);
-        record.seq.store(0, Release);
+    let Some(record) = record(number) else { return };
+    add_up(record);
+    for counter in [&record.tx_bytes, &record.rx_bytes, &record.tx_calls, &record.rx_calls] {
+        counter.store(0, Relaxed);
+    }
+    for counter in small_counters(record) {
+        counter.store(0, Relaxed);
+    }
+    for cell in [&record.captured, &record.slot, &record.kind] {
+        cell.store(0, Relaxed);
+    }
+    record.seq.store(0, Release);
+}
+
+fn small_counters(record: &Record) -> [&AtomicU32; 5] {
+    let r = record;
+    [&r.tx_full, &r.sleeps, &r.spins, &r.bells_sent, &r.bells_drained]
+}
+
+/// What the record has counted becomes part of the totals.
+fn add_up(record: &Record) {
+    let Some(totals) = totals() else { return };
+    let r = record;
+    let large = [&r.tx_bytes, &r.rx_bytes, &r.tx_calls, &r.rx_calls].map(|n| n.load(Relaxed));
+    let small = small_counters(r).map(|n| u64::from(n.load(Relaxed)));
+    for (sum, n) in totals.closed.iter().zip(large.into_iter().chain(small)) {
+        if n > 0 {
+            sum.fetch_add(n, Relaxed);
+        }
+    }
+    let [state, _, reason, _] = r.kind.load(Relaxed).to_le_bytes();
+    let place = r.slot.load(Relaxed);
+    let end = usize::from(place & CLIENT_END != 0);
+    if place & WAS_SMCD != 0 {
+        count(&totals.smcd[end]);
+    } else if state == State::Active as u8 {
+        count(&totals.fallback[end][usize::from(reason).min(REASONS - 1)]);
     }
 }
 
 /// The send ring's cursor is now `prod`.
 #[inline(always)]
-pub fn sent_total(conn: &Conn, prod: u64) {
-    if let Some(record) = record(conn.observed.load(Relaxed))
-        && let Some(slot) = conn.slot()
-    {
-        let boundary = conn.own(slot).boundary.load(Relaxed).saturating_sub(1);
-        let before = boundary.wrapping_add(conn.bias[0].load(Relaxed));
-        record.tx_bytes.store(before.wrapping_add(prod), Relaxed);
+pub fn sent_total(record: Option<&Record>, conn: &Conn, slot: &Slot, prod: u64) {
+    if let Some(record) = record {
+        record.tx_bytes.store(before_sent(conn, slot).wrapping_add(prod), Relaxed);
+        record.tx_calls.store(record.tx_calls.load(Relaxed).wrapping_add(1), Relaxed);
     }
+}
+
+/// Bytes that were sent before this ring.
+#[inline(always)]
+pub fn before_sent(conn: &Conn, slot: &Slot) -> u64 {
+    let boundary = conn.own(slot).boundary.load(Relaxed).saturating_sub(1);
+    boundary.wrapping_add(conn.bias[0].load(Relaxed))
 }
 
 /// The receive ring's cursor is now `cons`.
 #[inline(always)]
-pub fn received_total(conn: &Conn, cons: u64) {
-    if let Some(record) = record(conn.observed.load(Relaxed))
-        && let Some(slot) = conn.slot()
-    {
-        let peer = conn.peer(slot);
-        let switched = peer.state.load(Relaxed) != TX_TCP;
-        let boundary = if switched { peer.boundary.load(Relaxed).saturating_sub(1) } else { 0 };
-        let before = boundary.wrapping_add(conn.bias[1].load(Relaxed));
-        record.rx_bytes.store(before.wrapping_add(cons), Relaxed);
+pub fn received_total(record: Option<&Record>, conn: &Conn, slot: &Slot, cons: u64) {
+    if let Some(record) = record {
+        record.rx_bytes.store(before_received(conn, slot).wrapping_add(cons), Relaxed);
+        record.rx_calls.store(record.rx_calls.load(Relaxed).wrapping_add(1), Relaxed);
     }
+}
+
+/// Bytes that were received before this ring.
+#[inline(always)]
+pub fn before_received(conn: &Conn, slot: &Slot) -> u64 {
+    let peer = conn.peer(slot);
+    let switched = peer.state.load(Relaxed) != TX_TCP;
+    let boundary = if switched { peer.boundary.load(Relaxed).saturating_sub(1) } else { 0 };
+    boundary.wrapping_add(conn.bias[1].load(Relaxed))
 }
 
 /// `n` bytes of the TCP span were received.
@@ -199,6 +357,7 @@ pub fn received(conn: &Conn, n: u64) {
 /// In a forked child: writes must not reach the parent's file. The child gets its own on first need.
 pub fn after_fork() {
     LOCK.reset();
+    capture::before_child_forgets();
     let base = BASE.load(Relaxed);
     let fd = FD.swap(-1, Relaxed);
     if fd >= 0 {
@@ -211,4 +370,12 @@ pub fn after_fork() {
         STALE.store(1, Relaxed);
     }
     conn::for_each(|_, conn| conn.observed.store(0, Relaxed));
+    if capture::is_inherited() {
+        // They are captured from their first byte on.
+        table::for_each(0, u32::MAX, |fd, entry| {
+            if let Entry::Conn(index) = entry {
+                changed(fd, index);
+            }
+        });
+    }
 }

@@ -70,11 +70,11 @@ reasons! {
     /// A signal handler used the connection in the middle of a step of its handshake.
     Interrupted = 23, "signal handler interrupted the change-over";
     /// Neither on this device nor, by its SYN or SYN-ACK, a speaker of SMC ([`crate::syn_option`]).
-    PeerSilent = 32, "peer says no SMC in its SYN";
+    PeerSilent = 28, "peer says no SMC in its SYN";
     /// The option came back as it was sent.
-    OptionEchoed = 33, "TCP option was echoed on the way";
+    OptionEchoed = 29, "TCP option was echoed on the way";
     /// It says that it speaks SMC, but not over this device.
-    NoCommonDevice = 34, "peer speaks SMC, but shares no device";
+    NoCommonDevice = 30, "peer speaks SMC, but shares no device";
     /// Few calls were made on it so far ([`crate::lasting`]).
     Short = 17, "too little use so far to change over";
 }

@@ -245,6 +245,11 @@ fn is_let_go(map: &Segment, slot: u32) -> bool {
     [CLIENT, ACCEPTOR].iter().all(|&end| is_let_go_by(end, map, slot))
 }
 
+/// A segment's identity, the same at both ends; 0 = none.
+pub fn id_of(index: u32) -> u64 {
+    table().and_then(|table| table.entries.get(index as usize).map(|m| m.id)).unwrap_or(0)
+}
+
 /// The fd of an own segment, to be pushed to an acceptor.
 pub fn fd_of(index: u32) -> Option<i32> {
     let table = table()?;

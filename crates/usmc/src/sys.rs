@@ -569,6 +569,23 @@ pub unsafe fn read(fd: c_int, buf: *mut c_void, len: usize) -> Result<usize, Err
     call!(SYS_read, fd, buf, len)
 }
 
+/// The file's position; `None` where it has none.
+pub fn position(fd: c_int) -> Option<i64> {
+    #[cfg(target_pointer_width = "64")]
+    return call!(SYS_lseek, fd, 0, libc::SEEK_CUR).ok().map(|at| at as i64);
+    #[cfg(target_pointer_width = "32")]
+    {
+        let mut at = 0i64;
+        call!(SYS__llseek, fd, 0, 0, &raw mut at, libc::SEEK_CUR).ok()?;
+        Some(at)
+    }
+}
+
+/// flock(2).
+pub fn flock(fd: c_int, operation: c_int) -> Result<(), Errno> {
+    call!(SYS_flock, fd, operation).map(drop)
+}
+
 /// Whether `fd` has a position.
 pub fn is_seekable(fd: c_int) -> bool {
     // SAFETY: no pointers.

@@ -12,7 +12,7 @@ use usmc::reason::Reason;
 use usmc::syn_option::Outcome;
 
 use crate::observed::{self, Refusal, Socket};
-use crate::{proc, sock_diag};
+use crate::{proc, sock_diag, table};
 
 /// Show sockets of programs under uSMC
 ///
@@ -261,23 +261,20 @@ fn print_json(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
     out.write_all(b"\n]\n")
 }
 
-const TITLES: [&str; 12] = [
-    "State",
-    "Pid",
-    "Program",
-    "Local Address",
-    "Peer Address",
-    "Mode",
-    "Tx-Bytes",
-    "Rx-Bytes",
-    "Tx-Queue",
-    "Rx-Queue",
-    "Ring",
-    "Fallback-Reason",
+const COLUMNS: [table::Column; 12] = [
+    ("State", false),
+    ("Pid", true),
+    ("Program", false),
+    ("Local Address", false),
+    ("Peer Address", false),
+    ("Mode", false),
+    ("Tx-Bytes", true),
+    ("Rx-Bytes", true),
+    ("Tx-Queue", true),
+    ("Rx-Queue", true),
+    ("Ring", true),
+    ("Fallback-Reason", false),
 ];
-/// Columns of numbers stand to the right.
-const RIGHT: [bool; 12] =
-    [false, true, false, false, false, false, true, true, true, true, true, false];
 
 fn print_text(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
     let number = |n: Option<u64>| n.map_or("-".to_owned(), |n| n.to_string());
@@ -297,22 +294,5 @@ fn print_text(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
             r.fallback_reason.clone().unwrap_or("-".to_owned()),
         ]
     });
-    let mut table = vec![TITLES.map(str::to_owned)];
-    table.extend(cells);
-    let mut widths = [0; 12];
-    for line in &table {
-        for (width, cell) in widths.iter_mut().zip(line) {
-            *width = cell.chars().count().max(*width);
-        }
-    }
-    for line in &table {
-        let mut text = String::new();
-        for ((cell, width), right) in line.iter().zip(widths).zip(RIGHT) {
-            let padding = " ".repeat(width - cell.chars().count());
-            let (before, after) = if right { (&padding[..], "") } else { ("", &padding[..]) };
-            text.extend([before, cell, after, "  "]);
-        }
-        writeln!(out, "{}", text.trim_end())?;
-    }
-    Ok(())
+    table::print(out, &COLUMNS, cells)
 }

@@ -4,20 +4,34 @@ use anyhow::{Result, anyhow};
 use toml::de::{DeTable, DeValue};
 
 use super::{KEYS, Key, nearest};
+use crate::pnet::{self, Entry};
+
+/// What a file says.
+pub struct Said {
+    /// Keys with their flat values.
+    pub values: Vec<(&'static Key, String)>,
+    /// The pnet table, if it has one.
+    pub pnet: Option<Vec<Entry>>,
+}
 
 /// Parses `text`; `name` is the file, for messages.
 ///
 /// # Errors
 /// The first thing wrong, with its line and what to write instead.
-pub fn parse(name: &str, text: &str) -> Result<Vec<(&'static Key, String)>> {
+pub fn parse(name: &str, text: &str) -> Result<Said> {
     let table = DeTable::parse(text).map_err(|e| {
         let line = e.span().map_or(1, |span| line_of(text, span.start));
         anyhow!("{name}:{line}: {}; see usmc.toml(5) for examples", e.message())
     })?;
-    let mut values = Vec::new();
+    let (mut values, mut pnet) = (Vec::new(), None);
     for (found, value) in table.get_ref() {
         let line = line_of(text, found.span().start);
         let found = found.get_ref();
+        if found == "pnet" {
+            let entries = entries(value.get_ref());
+            pnet = Some(entries.map_err(|problem| anyhow!("{name}:{line}: pnet: {problem}"))?);
+            continue;
+        }
         let Some(key) = KEYS.iter().find(|k| k.name == found) else {
             let meant = nearest(found);
             return Err(anyhow!("{name}:{line}: there is no key {found:?}; did you mean {meant}?"));
@@ -27,7 +41,24 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<(&'static Key, String)>> {
             .map_err(|problem| anyhow!("{name}:{line}: {}: {problem}", key.name))?;
         values.push((key, flat));
     }
-    Ok(values)
+    Ok(Said { values, pnet })
+}
+
+/// The tables `[[pnet]]`, no two of which may speak of the same device.
+fn entries(value: &DeValue<'_>) -> Result<Vec<Entry>, String> {
+    let DeValue::Array(tables) = value else { return Err("is written as [[pnet]]".to_owned()) };
+    let mut entries = Vec::new();
+    for (number, table) in tables.iter().enumerate() {
+        let DeValue::Table(table) = table.get_ref() else {
+            return Err("is written as [[pnet]]".to_owned());
+        };
+        let entry = pnet::parse(table).map_err(|e| format!("entry {} {e}", number + 1))?;
+        if let Some(device) = entries.iter().find_map(|other| pnet::clash(&entry, other)) {
+            return Err(format!("{device} is there twice; write it once"));
+        }
+        entries.push(entry);
+    }
+    Ok(entries)
 }
 
 fn line_of(text: &str, at: usize) -> usize {
@@ -65,7 +96,7 @@ mod tests {
 
     fn flat(text: &str) -> Result<Vec<(&'static str, String)>, String> {
         parse("f", text)
-            .map(|v| v.into_iter().map(|(k, v)| (k.name, v)).collect())
+            .map(|said| said.values.into_iter().map(|(k, v)| (k.name, v)).collect())
             .map_err(|e| e.to_string())
     }
 
@@ -110,8 +141,12 @@ mod tests {
         let example = include_str!("../../../../docs/config/usmc.toml");
         assert_eq!(flat(example), Ok(vec![]), "the example changes nothing by itself");
         let is_value = |line: &&str| line.starts_with('#') && line.contains(" = ");
-        let values: Vec<_> = example.lines().filter(is_value).map(|line| &line[1..]).collect();
-        let values = flat(&values.join("\n")).expect("the example's values");
+        let is_table = |line: &str| line.starts_with("#[[") || line.starts_with("[[");
+        let said = |line: &&str| is_value(line) || is_table(line);
+        let values: Vec<_> = example.lines().filter(said).map(|line| &line[1..]).collect();
+        let said = parse("f", &values.join("\n")).expect("the example's values");
+        assert_eq!(said.pnet.map(|entries| entries.len()), Some(1));
+        let values: Vec<_> = said.values.into_iter().map(|(key, text)| (key.name, text)).collect();
         let manual = include_str!("../../../../docs/man/usmc.toml.5");
         for key in &KEYS {
             assert!(

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 
 use super::{KEYS, Key, Kind, file};
+use crate::pnet::Entry;
 
 /// The options that set keys of the configuration; the same for every command that needs one.
 #[derive(clap::Args, Clone, Default, Debug)]
@@ -17,6 +18,9 @@ pub struct ConfigArgs {
     /// Read FILE after /etc/usmc.toml and the user's own file
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub config: Option<PathBuf>,
+    /// That file need not be there yet.
+    #[arg(skip)]
+    pub makes_file: bool,
     /// Directory that is the ISM device: who shares it shares memory [default: /dev/shm/usmc-UID]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub ism_dir: Option<String>,
@@ -50,6 +54,12 @@ pub struct ConfigArgs {
     /// Leave these programs alone
     #[arg(long = "exclude-program", alias = "exclude-programs", value_name = "NAMES")]
     pub exclude_programs: Vec<String>,
+    /// User-defined enterprise IDs: comma list, repeatable, at most four
+    #[arg(long = "ueid", alias = "ueids", value_name = "UEIDS")]
+    pub ueids: Vec<String>,
+    /// Whether the system's own enterprise ID may be used: on or off
+    #[arg(long, value_name = "WHETHER")]
+    pub seid: Option<String>,
     /// Start the command without uSMC
     #[arg(long)]
     pub off: bool,
@@ -73,6 +83,8 @@ impl ConfigArgs {
             "exclude_ports" => joined(&self.exclude_ports),
             "include_addrs" => joined(&self.include_addrs),
             "exclude_addrs" => joined(&self.exclude_addrs),
+            "ueids" => joined(&self.ueids),
+            "seid" => self.seid.clone(),
             "include_programs" => joined(&self.include_programs),
             _ => joined(&self.exclude_programs),
         }
@@ -104,7 +116,12 @@ pub struct Config {
     pub files: Vec<PathBuf>,
     /// The user's own file, if this process may not read it.
     pub skipped: Option<PathBuf>,
+    /// The pnet table, of the last file that has one.
+    pub pnet: Vec<Entry>,
 }
+
+/// The file for all users.
+pub const SYSTEM: &str = "/etc/usmc.toml";
 
 /// Who names a file.
 #[derive(Clone, Copy)]
@@ -123,15 +140,7 @@ impl Config {
     /// # Errors
     /// The first value that is refused, with its source and what to write instead.
     pub fn load(args: &ConfigArgs) -> Result<Config> {
-        let values = [const { None }; KEYS.len()];
-        let mut config = Config { values, files: Vec::new(), skipped: None };
-        config.read(Path::new("/etc/usmc.toml"), Origin::System)?;
-        if let Some(path) = user_file() {
-            config.read(&path, Origin::User)?;
-        }
-        if let Some(path) = &args.config {
-            config.read(path, Origin::Option)?;
-        }
+        let mut config = Config::load_files(args)?;
         for key in &KEYS {
             if let Some(text) = env::var_os(key.env) {
                 config.say(key, text, key.env)?;
@@ -140,6 +149,27 @@ impl Config {
         for key in &KEYS {
             if let Some(text) = args.value_of(key) {
                 config.say(key, text.into(), key.option)?;
+            }
+        }
+        Ok(config)
+    }
+
+    /// Reads files alone, for whoever changes one.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load_files(args: &ConfigArgs) -> Result<Config> {
+        let values = [const { None }; KEYS.len()];
+        let mut config = Config { values, files: Vec::new(), skipped: None, pnet: Vec::new() };
+        config.read(Path::new(SYSTEM), Origin::System)?;
+        if let Some(path) = user_file() {
+            config.read(&path, Origin::User)?;
+        }
+        if let Some(path) = &args.config {
+            match path.try_exists() {
+                // About to be made.
+                Ok(false) if args.makes_file => {}
+                _ => config.read(path, Origin::Option)?,
             }
         }
         Ok(config)
@@ -171,7 +201,11 @@ impl Config {
                 return Err(e).context(fact);
             }
         };
-        for (key, text) in file::parse(&name, &text)? {
+        let said = file::parse(&name, &text)?;
+        if let Some(pnet) = said.pnet {
+            self.pnet = pnet;
+        }
+        for (key, text) in said.values {
             self.set(key, Value { text, source: name.clone() });
         }
         self.files.push(path.to_owned());
@@ -209,6 +243,11 @@ impl Config {
         value.map(|v| v.text.as_str()).filter(|text| !text.is_empty())
     }
 
+    /// The user-defined enterprise IDs.
+    pub fn ueids(&self) -> impl Iterator<Item = &str> {
+        self.text("ueids").unwrap_or_default().split(',').filter(|eid| !eid.is_empty())
+    }
+
     /// Whether uSMC is switched off altogether.
     pub fn is_off(&self) -> bool {
         self.text("off").is_some()
@@ -231,7 +270,7 @@ impl Config {
 }
 
 /// The user's own file: `$XDG_CONFIG_HOME/usmc.toml`, else `~/.config/usmc.toml`.
-fn user_file() -> Option<PathBuf> {
+pub fn user_file() -> Option<PathBuf> {
     let absolute = |name| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let dir = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
     Some(dir.join("usmc.toml"))

@@ -18,7 +18,7 @@ use crate::socket::unseen::Unseen;
 use crate::socket::{Outcome, option, passed, recv as receiving};
 use crate::table::{self, Entry};
 use crate::unwind::{cancellation_point, keeping};
-use crate::{clock, real, sys};
+use crate::{capture, clock, observer, real, sys};
 
 /// Most entries of an iovec array (UIO_MAXIOV).
 const IOV_MAX: usize = 1024;
@@ -56,18 +56,30 @@ unsafe fn receive_one(
     if is_nowhere(buf) && len > 0 && flags & libc::MSG_TRUNC == 0 {
         return kernel();
     }
+    // Not a closure around `kernel`: that would cost every call something.
+    let captured = |got: ssize_t| {
+        let iov = iovec { iov_base: buf, iov_len: len };
+        // SAFETY: the application's buffer, which the kernel has filled.
+        unsafe { capture::received_by_kernel(fd, index, &raw const iov, 1, got, flags) };
+        got
+    };
     cancellation_point();
     loop {
         let returns = conn::at(index).returns();
         if let Some(call) = Early::receive(fd, index) {
-            return keeping(call, kernel).1;
+            return captured(keeping(call, kernel).1);
         }
         let iov = iovec { iov_base: buf, iov_len: len };
         // SAFETY: the application's buffer; the entry lives on our stack.
         let mut to = unsafe { Buffers::new(&raw const iov, 1) };
-        let outcome = receiving::receive(fd, index, &mut to, flags);
-        if let Some(n) = finish(index, returns, outcome, &mut kernel) {
-            return n;
+        match receiving::receive(fd, index, &mut to, flags) {
+            Outcome::Done(n) => return n as ssize_t,
+            Outcome::Fail(code) => return fail(code),
+            Outcome::Kernel => {
+                if let Some(got) = unseen(index, returns, &mut kernel) {
+                    return captured(got);
+                }
+            }
         }
     }
 }
@@ -84,17 +96,27 @@ unsafe fn receive_many(
     if count > IOV_MAX || unsafe { has_bad_entry(iov, count) } {
         return kernel();
     }
+    let captured = |got: ssize_t| {
+        // SAFETY: the application's buffers, which the kernel has filled.
+        unsafe { capture::received_by_kernel(fd, index, iov, count, got, flags) };
+        got
+    };
     cancellation_point();
     loop {
         let returns = conn::at(index).returns();
         if let Some(call) = Early::receive(fd, index) {
-            return keeping(call, kernel).1;
+            return captured(keeping(call, kernel).1);
         }
         // SAFETY: the application's array and buffers.
         let mut to = unsafe { Buffers::new(iov, count) };
-        let outcome = receiving::receive(fd, index, &mut to, flags);
-        if let Some(n) = finish(index, returns, outcome, &mut kernel) {
-            return n;
+        match receiving::receive(fd, index, &mut to, flags) {
+            Outcome::Done(n) => return n as ssize_t,
+            Outcome::Fail(code) => return fail(code),
+            Outcome::Kernel => {
+                if let Some(got) = unseen(index, returns, &mut kernel) {
+                    return captured(got);
+                }
+            }
         }
     }
 }
@@ -281,6 +303,12 @@ unsafe fn send_many(
     {
         return fail(code);
     }
+    let mut kernel = || {
+        let sent = kernel();
+        // SAFETY: the application's buffers, which the kernel has read.
+        unsafe { capture::sent_by_kernel(fd, index, iov, count, sent) };
+        sent
+    };
     loop {
         let returns = conn::at(index).returns();
         let done = match send::way(fd, index) {
@@ -310,6 +338,9 @@ unsafe fn send_many(
 fn leave_for(fd: c_int, index: u32, flags: c_int) -> Result<(), c_int> {
     // Urgent data is a mark in TCP's stream.
     let is_urgent = flags & libc::MSG_OOB != 0;
+    if is_urgent && conn::at(index).phase() == conn::RING {
+        observer::count_total(|totals| &totals.urgent);
+    }
     if !is_urgent && !option::completes_sends(fd) {
         return Ok(());
     }
@@ -526,7 +557,7 @@ pub unsafe fn sendfile(
 
 /// sendfile64(2)
 pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
-    let mut kernel = || {
+    let kernel = || {
         // SAFETY: the caller's contract.
         unsafe { real::sendfile64(out, from, offset, count) }
     };
@@ -536,6 +567,13 @@ pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: s
     if refused {
         return kernel();
     }
+    let mut kernel = || {
+        let sent = kernel();
+        // SAFETY: the caller's contract; null was told apart.
+        let position = unsafe { offset.as_ref() }.copied();
+        capture::file_sent(out, index, from, position, sent);
+        sent
+    };
     transfer(out, index, count, &mut kernel, |slot| {
         // SAFETY: the caller's contract.
         unsafe { transfer::sendfile(out, index, slot, from, offset, count) }

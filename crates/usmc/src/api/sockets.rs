@@ -13,7 +13,7 @@ use crate::socket::{
 };
 use crate::table::{self, Entry};
 use crate::tuple::Endpoint;
-use crate::{errno, real, set_errno, syn_option};
+use crate::{errno, observer, real, set_errno, syn_option};
 
 /// socket(2)
 pub unsafe fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -142,6 +142,9 @@ unsafe fn accept_by(
     let Entry::Conn(listener) = table::get(fd) else {
         return after(real(addr, len), |&fd| control::fresh(fd));
     };
+    if conn::at(listener).phase() == LISTEN {
+        observer::inherited(fd, listener);
+    }
     // SAFETY: all-zero is valid.
     let mut peer: sockaddr_storage = unsafe { mem::zeroed() };
     let mut peer_len = size_of::<sockaddr_storage>() as socklen_t;

@@ -21,6 +21,7 @@ use super::hot::{self, HOT};
 use super::nested;
 use super::ready::{self, HUP, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use crate::conn::{self, Conn, FRESH, LISTEN, PLAIN, RING};
+use crate::observer;
 use crate::process::Lock;
 use crate::socket::ending::{self, Ending};
 use crate::sys::{self, Errno};
@@ -55,6 +56,8 @@ pub struct Set {
     pub sleepers: AtomicU32,
     /// Adaptive spin budget.
     pub spin_ns: AtomicU32,
+    /// Spins that paid since the last sleep.
+    pub spins: AtomicU32,
     /// Waits so far, for the kernel's turn.
     pub rounds: AtomicU32,
     /// When the kernel was last asked, CLOCK_MONOTONIC nanoseconds.
@@ -143,8 +146,15 @@ pub fn created(fd: i32) {
     let set = set_at(index);
     set.refs.store(1, Relaxed);
     set.fd.store(fd as u32, Relaxed);
-    for cell in [&set.tagged, &set.nested, &set.sleepers, &set.spin_ns, &set.rounds, &set.hot_count]
-    {
+    for cell in [
+        &set.tagged,
+        &set.nested,
+        &set.sleepers,
+        &set.spin_ns,
+        &set.spins,
+        &set.rounds,
+        &set.hot_count,
+    ] {
         cell.store(0, Relaxed);
     }
     table::set(fd, Fd::Epoll(index));
@@ -271,6 +281,9 @@ pub fn control(
                 }
                 Some(_) => return Some(Err(libc::EEXIST)),
                 None => {}
+            }
+            if conn.phase() == LISTEN {
+                observer::inherited(fd, index);
             }
             if matches!(conn.phase(), PLAIN | LISTEN) {
                 return None;

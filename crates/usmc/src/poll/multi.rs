@@ -15,7 +15,7 @@ use crate::socket::ending;
 use crate::socket::wait::{self, Budget};
 use crate::table::{self, Entry as Fd};
 use crate::unwind::{cancellation_point, keeping};
-use crate::{clock, errno, real, set_errno};
+use crate::{clock, errno, observer, real, set_errno};
 
 /// The kernel's set is asked at least every so many waits that found something in shared memory.
 const KERNEL_TURN: u32 = 8;
@@ -104,6 +104,7 @@ pub unsafe fn epoll_wait(
             let spin_ns = budget.get().min(deadline.left().unwrap_or(u64::MAX));
             if spin_ns > 0 && spin(epfd, set, spin_ns, events, max, round, &mut n) {
                 budget.paid();
+                set.spins.store(set.spins.load(Relaxed).wrapping_add(1), Relaxed);
                 if n > 0 {
                     return Some(found(set, index, n));
                 }
@@ -136,6 +137,7 @@ pub unsafe fn epoll_wait(
         }
         if ours {
             budget.slept(clock::now_ns() - start);
+            observer::set_slept(set.spins.swap(0, Relaxed));
         }
         let mut n = translate(set, events, got, round);
         if ours || has_tracked(set) {

@@ -17,7 +17,7 @@ use crate::socket::wait::{self, Budget, Sleeper};
 use crate::socket::{demote, ending};
 use crate::table::{self, Entry as Fd};
 use crate::unwind::{cancellation_point, keeping};
-use crate::{clock, errno, real, set_errno, sys};
+use crate::{clock, errno, observer, real, set_errno, sys};
 
 /// What one fd of a poll or select means to us.
 enum Watch {
@@ -274,6 +274,7 @@ fn spin_poll(fds: &[libc::pollfd], deadline: Deadline) -> bool {
     });
     if found {
         budget.paid();
+        observer::spun(conn);
     }
     found
 }

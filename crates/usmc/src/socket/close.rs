@@ -11,7 +11,7 @@ use super::{demote, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, LISTEN, OFFERED, RING};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
-use crate::{custody, device, fork, observer, poll, sys, transition};
+use crate::{capture, custody, device, fork, observer, poll, sys, transition};
 
 /// To be called just before the kernel closes `fd` (close, dup2 over it, close_range): what the library
 /// knows about it ends. The caller makes the real call next.
@@ -71,6 +71,7 @@ fn drop_ref(fd: i32, index: u32) {
         device::current().unregister_listener(conn.offer_index.load(Relaxed));
     }
     custody::look(fd, conn);
+    capture::closing(fd, conn);
     let last = {
         // Threads inside a step on this socket finish it first; sleepers find the record changed.
         let _rx = conn.rx_lock.enter();
@@ -195,6 +196,7 @@ pub fn exiting(fd: i32, conn: &Conn) {
         && is_last(fd, conn, slot)
         && conn.own(slot).flags.load(Relaxed) & TXF_ABORT == 0
     {
+        capture::closing(fd, conn);
         say_goodbye(fd, conn, slot);
     }
     custody::release(conn);
@@ -248,6 +250,9 @@ pub fn shut_down(fd: i32, index: u32) {
 /// To be called before the real shutdown(2). The result is for [`not_shut_down`].
 pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
     let conn = conn::at(index);
+    if how != libc::SHUT_RD {
+        capture::ending(fd, conn);
+    }
     // Keeps the connection where it is: in this ring, or out of any.
     let (_tx, slot) = loop {
         // Before the change-over it is not worth the trouble, and the kernel knows best.

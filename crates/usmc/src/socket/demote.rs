@@ -599,15 +599,14 @@ fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
     mark::leave_ring(fd);
     conn.set_flag(F_SETTLING, true);
     let returns = matches!(reason, Reason::PeerLeft | Reason::Lent);
-    if returns && transition::begin_again(conn, slot, reason) {
-        note_totals(conn, slot);
-    } else {
+    if !returns || !transition::begin_again(conn, slot, reason) {
         conn.give_up(reason);
     }
+    note_totals(conn, slot);
     log::debug(format_args!("fd {fd}: back to TCP, {}", reason.text()));
 }
 
-/// For `usmc ss`: what went through this ring. The kernel's counts have the doorbells instead.
+/// For `usmc ss` and `usmc dump`: what went through this ring. The kernel's counts have the doorbells instead.
 fn note_totals(conn: &Conn, slot: &Slot) {
     let (tx, rx) = (conn.tx(slot), conn.rx(slot));
     let sent = match conn.own(slot).flags.load(Relaxed) & TXF_LEFT {

@@ -25,6 +25,11 @@ impl Buffers {
         unsafe { ptr::read(self.iov.add(i)) }
     }
 
+    /// Another walk from here on.
+    pub fn again(&self) -> Buffers {
+        Buffers { iov: self.iov, count: self.count, offset: self.offset }
+    }
+
     /// Bytes left; saturates.
     pub fn left(&self) -> usize {
         let sum = (0..self.count).fold(0usize, |n, i| n.saturating_add(self.entry(i).iov_len));
@@ -67,7 +72,7 @@ impl Buffers {
     /// Moves `len` bytes that follow the next `at + gap` to where the gap is. All lie in the buffers.
     pub fn pull(&self, at: usize, gap: usize, len: usize) {
         let cursor = |from: usize| {
-            let mut cursor = Buffers { iov: self.iov, count: self.count, offset: self.offset };
+            let mut cursor = self.again();
             cursor.skip(from);
             cursor
         };

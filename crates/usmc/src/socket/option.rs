@@ -11,7 +11,7 @@ use crate::conn::{
 };
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
-use crate::{clock, kernel, poll, syn_option, transition};
+use crate::{clock, kernel, observer, poll, syn_option, transition};
 
 // include/uapi/linux/tcp.h
 const TCP_REPAIR: i32 = 19;
@@ -92,8 +92,18 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
     }
     let Some(slot) = conn.slot().filter(|_| conn.has(F_TUNED)) else { return Verdict::Kernel };
     match (level, name) {
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => keep(conn, slot, END_NODELAY, value),
-        (libc::IPPROTO_TCP, libc::TCP_CORK) => keep(conn, slot, END_CORK, value),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => {
+            if value != 0 {
+                observer::count_total(|totals| &totals.nodelay);
+            }
+            keep(conn, slot, END_NODELAY, value)
+        }
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => {
+            if value != 0 {
+                observer::count_total(|totals| &totals.cork);
+            }
+            keep(conn, slot, END_CORK, value)
+        }
         _ => Verdict::Kernel,
     }
 }

@@ -21,7 +21,7 @@ use crate::lasting::Call;
 use crate::process::{Held, SharedLock};
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{clock, kernel, observer, real, transition};
+use crate::{capture, clock, kernel, observer, real, transition};
 
 /// How long an empty ring is believed without asking the kernel whether the peer died.
 const KERNEL_CHECK_NS: u64 = 10_000;
@@ -112,7 +112,12 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         let failed = match attempt(fd, conn, to, flags) {
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
             Attempt::Kernel => return Outcome::Kernel,
-            Attempt::End => return Outcome::Done(total),
+            Attempt::End => {
+                if total == 0 && wanted > 0 {
+                    capture::ended(fd, conn);
+                }
+                return Outcome::Done(total);
+            }
             Attempt::Again => continue,
             Attempt::Got(n) => {
                 total += n;
@@ -168,6 +173,9 @@ fn rest_by_kernel(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32, total: usi
     // SAFETY: the iovecs are the application's buffers. The real function: a cancellation point, as it expects.
     let n = unsafe { real::recvmsg(fd, &raw mut msg, flags) };
     if n >= 0 {
+        if flags & libc::MSG_PEEK == 0 {
+            capture::received(fd, conn, to, n as usize);
+        }
         return Outcome::Done(total + n as usize);
     }
     let errno = crate::errno();
@@ -285,6 +293,9 @@ fn from_tcp(
     };
     let full = count == iov.len() && iov.iter().map(|i| i.iov_len).sum::<usize>() == taken;
     let Some((span, slot)) = span else {
+        if flags & libc::MSG_PEEK == 0 {
+            capture::received(fd, conn, to, taken);
+        }
         to.skip(taken);
         return more_of_tcp(fd, conn, to, flags, full, taken);
     };
@@ -308,9 +319,11 @@ fn from_tcp(
             if more > 0 {
                 // The ring was over before this read began to know of it.
                 to.pull(data, bells as usize, more as usize);
+                capture::received(fd, conn, to, data + more as usize);
                 to.skip(data + more as usize);
                 return Attempt::Got(data + more as usize);
             }
+            capture::received(fd, conn, to, data);
             to.skip(data);
             // One call gives what is there, wherever it is.
             if data > 0
@@ -440,8 +453,12 @@ fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) ->
         unread -= len;
     }
     if flags & libc::MSG_PEEK == 0 {
+        let record = observer::record_of(conn);
+        if capture::wants(record) {
+            capture::receiving(fd, conn, slot, data.window, data.cons, at);
+        }
         let asleep = rx.consume_waking(&data, data.len - unread);
-        observer::received_total(conn, at);
+        observer::received_total(record, conn, slot, at);
         if asleep {
             wait::wake_writer(fd, conn, slot);
         }

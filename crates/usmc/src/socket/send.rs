@@ -20,7 +20,7 @@ use crate::lasting::Call;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
 use crate::unwind::keeping;
-use crate::{clock, kernel, observer, real, transition};
+use crate::{capture, clock, kernel, observer, real, transition};
 
 /// How long (some 10 µs, in cycles) a peer is believed to live without a look at what it has read, and how long (some
 /// 100 µs) one that goes on reading, but not to the end, without a question to the kernel.
@@ -191,10 +191,10 @@ fn rest(fd: i32, index: u32, from: &mut Buffers, flags: i32) -> usize {
         let returns = conn::at(index).returns();
         let whole = match way(fd, index) {
             Way::Plain => match Unseen::enter(index, returns) {
-                Some(call) => keeping(call, || by_kernel(fd, from, flags, &mut total)).1,
+                Some(call) => keeping(call, || by_kernel(fd, index, from, flags, &mut total)).1,
                 None => true,
             },
-            Way::Tcp(guard) => keeping(guard, || by_kernel(fd, from, flags, &mut total)).1,
+            Way::Tcp(guard) => keeping(guard, || by_kernel(fd, index, from, flags, &mut total)).1,
             Way::Ring(slot) => match through_ring(fd, index, slot, from, flags) {
                 Outcome::Done(n) => return total + n,
                 Outcome::Fail(errno) => {
@@ -202,7 +202,7 @@ fn rest(fd: i32, index: u32, from: &mut Buffers, flags: i32) -> usize {
                     false
                 }
                 Outcome::Kernel => match Unseen::enter(index, returns) {
-                    Some(call) => keeping(call, || by_kernel(fd, from, flags, &mut total)).1,
+                    Some(call) => keeping(call, || by_kernel(fd, index, from, flags, &mut total)).1,
                     None => true,
                 },
             },
@@ -219,11 +219,14 @@ fn rest(fd: i32, index: u32, from: &mut Buffers, flags: i32) -> usize {
 }
 
 /// One buffer by the kernel. Whether it took all of it.
-fn by_kernel(fd: i32, from: &mut Buffers, flags: i32, total: &mut usize) -> bool {
+fn by_kernel(fd: i32, index: u32, from: &mut Buffers, flags: i32, total: &mut usize) -> bool {
     let Some((src, len)) = from.piece(usize::MAX) else { return false };
     // SAFETY: the application's buffer. The real function: a cancellation point, as the application expects.
     let n = unsafe { real::send(fd, src.cast(), len, flags | libc::MSG_NOSIGNAL) };
     let sent = usize::try_from(n).unwrap_or(0);
+    let iov = libc::iovec { iov_base: src.cast(), iov_len: len };
+    // SAFETY: one entry on our stack, the application's buffer.
+    unsafe { capture::sent_by_kernel(fd, index, &raw const iov, 1, n) };
     from.advance(sent);
     *total += sent;
     sent == len
@@ -271,6 +274,9 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
             ending::Send::Kernel => return Attempt::Kernel,
         }
     }
+    if room.free < left {
+        observer::count_one(conn, |record| &record.tx_full);
+    }
     let mut free = room.free;
     let mut at = room.prod;
     while free > 0
@@ -283,10 +289,14 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
         free -= len;
     }
     if at != room.prod {
-        // Relaxed: published by the next line.
+        // Relaxed: published below.
         conn.own(slot).stamp.store(now, Relaxed);
+        let record = observer::record_of(conn);
+        if capture::wants(record) {
+            capture::sending(fd, conn, slot, room.window, room.prod, at);
+        }
         tx.publish(at);
-        observer::sent_total(conn, at);
+        observer::sent_total(record, conn, slot, at);
     }
     drop(family);
     drop(held);

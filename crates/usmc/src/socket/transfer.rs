@@ -14,7 +14,7 @@ use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{clock, kernel, observer, real, transition};
+use crate::{capture, clock, kernel, observer, real, transition};
 
 /// What POSIX calls so: bytes that a pipe takes at once or not at all.
 const PIPE_BUF: usize = 4096;
@@ -76,9 +76,14 @@ fn into_ring(
                 let (dst, len) = tx.contiguous(room.prod, room.window, want);
                 let moved = fill(dst.cast(), len);
                 if let Ok(n) = moved {
+                    let end = room.prod.wrapping_add(n as u64);
                     conn.own(slot).stamp.store(now, Relaxed);
-                    tx.publish(room.prod.wrapping_add(n as u64));
-                    observer::sent_total(conn, room.prod.wrapping_add(n as u64));
+                    let record = observer::record_of(conn);
+                    if capture::wants(record) {
+                        capture::sending(fd, conn, slot, room.window, room.prod, end);
+                    }
+                    tx.publish(end);
+                    observer::sent_total(record, conn, slot, end);
                 }
                 Some(moved)
             }
@@ -123,6 +128,7 @@ pub unsafe fn sendfile(
     offset: *mut libc::off64_t,
     count: usize,
 ) -> Outcome {
+    observer::count_total(|totals| &totals.sendpage);
     let nonblock = wait::is_nonblocking(fd, conn::at(index));
     // SAFETY: the caller's contract.
     let mut at = unsafe { offset.as_ref() }.copied();
@@ -155,6 +161,7 @@ pub fn splice_in(
     count: usize,
     nonblock: bool,
 ) -> Outcome {
+    observer::count_total(|totals| &totals.splice);
     let room_nonblock = wait::is_nonblocking(fd, conn::at(index));
     // Like splice: wait for the pipe's first bytes only, then take what is there. Without a lock.
     while !nonblock && sys::poll1(from, libc::POLLIN, 0) == 0 {
@@ -217,8 +224,14 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                     // SAFETY: `src` is `len` unread bytes of the ring.
                     match unsafe { sys::write_raw(to, src.cast(), len) } {
                         Ok(n) => {
+                            observer::count_total(|totals| &totals.splice);
+                            let end = data.cons.wrapping_add(n as u64);
+                            let record = observer::record_of(conn);
+                            if capture::wants(record) {
+                                capture::receiving(fd, conn, slot, data.window, data.cons, end);
+                            }
                             let asleep = rx.consume_waking(&data, n);
-                            observer::received_total(conn, data.cons.wrapping_add(n as u64));
+                            observer::received_total(record, conn, slot, end);
                             if asleep {
                                 wait::wake_writer(fd, conn, slot);
                             }

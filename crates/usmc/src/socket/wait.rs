@@ -22,7 +22,7 @@ use crate::conn::{self, Conn, F_SHARED};
 use crate::poll::ready;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{config, process, real, transition};
+use crate::{config, observer, process, real, transition};
 
 /// Most doorbell bytes taken at once.
 const BELLS_MAX: usize = 256;
@@ -123,7 +123,13 @@ pub fn wake_writer(fd: i32, conn: &Conn, slot: &Slot) {
 /// One byte on the TCP socket, if `take`, which takes arm bits away, finds that somebody sleeps.
 #[cold]
 pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce() -> u32) {
-    let send = || sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok();
+    let send = || {
+        let sent = sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok();
+        if sent {
+            observer::count_one(conn, |record| &record.bells_sent);
+        }
+        sent
+    };
     if tx_span(conn, slot).ring(take, send) == Rung::Back {
         demote::go_back(fd, conn, slot);
     }
@@ -186,6 +192,9 @@ pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
         // SAFETY: scratch is writable for `len` bytes.
         if let Ok(n) = unsafe { sys::recv(fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) } {
             bells.drained(n as u32);
+            if let Some(record) = observer::record_of(conn) {
+                record.bells_drained.fetch_add(n as u32, Relaxed);
+            }
         }
     }
     verdict
@@ -297,6 +306,7 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until) -> Woken {
         let ready = || rx.has_data() || peer.flags.load(Relaxed) & TXF_DONE != 0;
         if spin(budget.get(), &conn.own(slot).cpu, peer_cpu, ready) {
             budget.paid();
+            observer::spun(conn);
             return Woken::Look;
         }
     }
@@ -328,6 +338,7 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until) -> Woken {
         }
         Until::AnyWakeUp => receive_nothing(fd),
     };
+    observer::count_one(conn, |record| &record.sleeps);
     let (_, woken) = keeping(sleeper, sleep);
     budget.slept(clock::now_ns() - start);
     woken
@@ -444,6 +455,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
     let budget = Budget(&conn.spin_ns);
     if spin(budget.get(), &conn.own(slot).cpu, peer.cpu.load(Relaxed), || gone() || has_room()) {
         budget.paid();
+        observer::spun(conn);
         return Woken::Look;
     }
     let sleeper = Sleeper::enter(conn, Some(slot), true);
@@ -462,6 +474,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
         count.fetch_add(1, SeqCst);
     });
     let blocked = Blocked(counts);
+    observer::count_one(conn, |record| &record.sleeps);
     let flags = conn.own(slot).flags.load(SeqCst);
     let (_, woken) = keeping((blocked, sleeper), || {
         if flags & (TXF_DONE | TXF_LOOK) != 0 || demote::is_leaving(conn, slot) {

@@ -1,0 +1,177 @@
+//! `usmc device`: what SMC could use here, as smcd-device(8) and smcr-device(8) have it.
+
+use std::ffi::c_int;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::linkgroup;
+use crate::config::{Config, ConfigArgs};
+use crate::machine::{self, Ism, RdmaPort};
+use crate::pnet::Entry;
+use crate::{proc, table};
+
+/// Show devices
+///
+/// The loopback ISM devices that running programs use, and the one of the configuration; and the machine's RDMA ports,
+/// which uSMC does not use yet.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// show, which may be left out
+    #[arg(value_name = "show", value_parser = ["show"])]
+    verb: Option<String>,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: Box<ConfigArgs>,
+}
+
+#[derive(Serialize)]
+struct SmcD {
+    r#type: &'static str,
+    gid: Option<String>,
+    chid: &'static str,
+    in_use: bool,
+    processes: Vec<u32>,
+    link_groups: usize,
+    pnetid: Option<String>,
+    dir: String,
+}
+
+#[derive(Serialize)]
+struct SmcR {
+    netdev: Option<String>,
+    ibdevice: String,
+    ibport: u32,
+    state: String,
+    in_use: bool,
+    links: usize,
+    pnetid: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Devices {
+    smcd: Vec<SmcD>,
+    smcr: Vec<SmcR>,
+}
+
+/// Lists the devices.
+///
+/// # Errors
+/// A configuration that is refused; when /proc cannot be read.
+pub fn run(args: &Args) -> Result<c_int> {
+    let config = Config::load(&args.config)?;
+    let scan = proc::scan()?;
+    let groups = linkgroup::of(&scan);
+    let smcd = machine::isms(&scan.processes, &config.ism_dir()).into_values();
+    let smcd = smcd.map(|device| {
+        let uses = |pid: u32| device.pids.contains(&pid);
+        let groups = groups.iter().filter(|group| {
+            [&group.client, &group.server].into_iter().flatten().any(|who| uses(who.pid))
+        });
+        smc_d(&device, groups.count(), &config.pnet)
+    });
+    let smcr = machine::rdma_ports(Path::new("/sys")).into_iter();
+    let smcr = smcr.map(|port| smc_r(port, &config.pnet));
+    let devices = Devices { smcd: smcd.collect(), smcr: smcr.collect() };
+    let mut out = BufWriter::new(io::stdout().lock());
+    let printed = if args.json {
+        serde_json::to_writer_pretty(&mut out, &devices)
+            .map_err(Into::into)
+            .and_then(|()| writeln!(out))
+    } else {
+        print(&mut out, &devices)
+    };
+    printed.and_then(|()| out.flush()).context("cannot write the list")?;
+    Ok(0)
+}
+
+fn smc_d(device: &Ism, link_groups: usize, pnet: &[Entry]) -> SmcD {
+    let dir = device.dir.display().to_string();
+    let name = device.dir.file_name().and_then(|name| name.to_str());
+    let is_it = |entry: &&Entry| name.is_some() && entry.ibdevice.as_deref() == name;
+    SmcD {
+        r#type: "loopback",
+        gid: device.gid.map(|gid| format!("{gid:032x}")),
+        // SMC_LO_RESERVED_CHID of net/smc.
+        chid: "ffff",
+        in_use: !device.pids.is_empty(),
+        processes: device.pids.clone(),
+        link_groups,
+        pnetid: pnet.iter().find(is_it).map(|entry| entry.pnetid.clone()),
+        dir,
+    }
+}
+
+fn smc_r(port: RdmaPort, pnet: &[Entry]) -> SmcR {
+    let is_it = |entry: &&Entry| {
+        let by_port = entry.ibdevice.as_ref() == Some(&port.ibdevice)
+            && entry.ibport.map(u32::from) == Some(port.port);
+        by_port || (entry.interface.is_some() && entry.interface == port.netdev)
+    };
+    SmcR {
+        pnetid: pnet.iter().find(is_it).map(|entry| entry.pnetid.clone()),
+        netdev: port.netdev,
+        ibdevice: port.ibdevice,
+        ibport: port.port,
+        state: port.state,
+        in_use: false,
+        links: 0,
+    }
+}
+
+fn print(out: &mut impl Write, devices: &Devices) -> io::Result<()> {
+    const SMCD: [table::Column; 8] = [
+        ("Type", false),
+        ("GID", false),
+        ("CHID", false),
+        ("InUse", false),
+        ("#Procs", true),
+        ("#LGs", true),
+        ("PNET-ID", false),
+        ("Directory", false),
+    ];
+    let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    let yes = |is: bool| if is { "Yes" } else { "No" }.to_owned();
+    let rows = devices.smcd.iter().map(|d| {
+        [
+            d.r#type.to_owned(),
+            or_none(&d.gid),
+            d.chid.to_owned(),
+            yes(d.in_use),
+            d.processes.len().to_string(),
+            d.link_groups.to_string(),
+            or_none(&d.pnetid),
+            d.dir.clone(),
+        ]
+    });
+    table::print(out, &SMCD, rows)?;
+    if devices.smcr.is_empty() {
+        return Ok(());
+    }
+    const SMCR: [table::Column; 7] = [
+        ("Net-Dev", false),
+        ("IB-Dev", false),
+        ("IB-P", true),
+        ("IB-State", false),
+        ("InUse", false),
+        ("#Links", true),
+        ("PNET-ID", false),
+    ];
+    let rows = devices.smcr.iter().map(|d| {
+        [
+            or_none(&d.netdev),
+            d.ibdevice.clone(),
+            d.ibport.to_string(),
+            d.state.clone(),
+            yes(d.in_use),
+            d.links.to_string(),
+            or_none(&d.pnetid),
+        ]
+    });
+    writeln!(out)?;
+    table::print(out, &SMCR, rows)
+}

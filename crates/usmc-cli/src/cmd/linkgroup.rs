@@ -1,0 +1,96 @@
+//! `usmc linkgroup`: who shares memory with whom, as smcd-linkgroup(8) has it.
+
+use std::ffi::c_int;
+use std::io::{self, BufWriter, Write};
+
+use anyhow::{Context, Result, bail};
+
+use crate::groups::{self, End, Group, Who};
+use crate::{observed, proc, table};
+
+/// Show link groups
+///
+/// A link group of SMC-D is a pair of processes that share memory for their connections. Groups of SMC-R are shown once
+/// uSMC has an RDMA device; it has none yet.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// show, which may be left out
+    #[arg(value_name = "show", value_parser = ["show", "all"])]
+    verb: Option<String>,
+    /// Show one group only
+    #[arg(value_name = "LG-ID")]
+    lg_id: Option<String>,
+    /// Print a JSON array of objects
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists the groups.
+///
+/// # Errors
+/// When /proc cannot be read, or there is no such group.
+pub fn run(args: &Args) -> Result<c_int> {
+    let scan = proc::scan()?;
+    let mut groups = of(&scan);
+    if let Some(id) = args.lg_id.as_ref().filter(|id| *id != "all") {
+        groups.retain(|group| group.lg_id.eq_ignore_ascii_case(id));
+        if groups.is_empty() {
+            bail!("there is no link group {id}");
+        }
+    }
+    let mut out = BufWriter::new(io::stdout().lock());
+    print(&mut out, &groups, args.json)
+        .and_then(|()| out.flush())
+        .context("cannot write the list")?;
+    Ok(0)
+}
+
+/// All groups of running processes.
+pub fn of(scan: &proc::Scan) -> Vec<Group> {
+    let readings: Vec<_> = scan
+        .processes
+        .iter()
+        .flat_map(|process| process.files.iter().map(move |file| (process, file)))
+        .filter_map(|(process, file)| {
+            let who = Who { pid: process.pid, comm: process.comm.clone() };
+            Some((who, observed::read(file).ok()?))
+        })
+        .collect();
+    let ends = readings.iter().flat_map(|(who, reading)| {
+        reading.sockets.iter().map(|socket| End { who: who.clone(), socket })
+    });
+    groups::groups(ends)
+}
+
+fn print(out: &mut impl Write, groups: &[Group], json: bool) -> io::Result<()> {
+    if json {
+        serde_json::to_writer_pretty(&mut *out, groups)?;
+        return writeln!(out);
+    }
+    const COLUMNS: [table::Column; 7] = [
+        ("LG-ID", false),
+        ("VLAN", true),
+        ("#Conns", true),
+        ("#Segs", true),
+        ("Client", false),
+        ("Server", false),
+        ("PNET-ID", false),
+    ];
+    let name = |who: &Option<Who>| match who {
+        Some(who) => format!("{} ({})", who.pid, who.comm),
+        None => "-".to_owned(),
+    };
+    let rows = groups.iter().map(|g| {
+        [
+            g.lg_id.clone(),
+            // The loopback device knows neither VLANs nor physical networks.
+            "0".to_owned(),
+            g.conns.to_string(),
+            g.segments.to_string(),
+            name(&g.client),
+            name(&g.server),
+            "-".to_owned(),
+        ]
+    });
+    table::print(out, &COLUMNS, rows)
+}
