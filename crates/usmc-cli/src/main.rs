@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), no_main)]
 #![deny(unsafe_code)]
 
+mod bench;
 mod cmd;
 mod config;
 mod differences;
@@ -39,6 +40,7 @@ enum Command {
     Run(Box<cmd::run::Args>),
     Ss(cmd::ss::Args),
     Check(Box<cmd::check::Args>),
+    Bench(cmd::bench::Args),
     /// Print the completion script of a shell
     #[command(hide = true)]
     Completions {
@@ -50,6 +52,9 @@ enum Command {
 /// Parses, runs and reports; the value is the exit status.
 fn usmc() -> c_int {
     if let Some(outcome) = cmd::probe::requested() {
+        return reported(outcome, 1);
+    }
+    if let Some(outcome) = bench::part::requested() {
         return reported(outcome, 1);
     }
     let command = match Usmc::try_parse() {
@@ -69,6 +74,7 @@ fn usmc() -> c_int {
         Command::Run(args) => cmd::run::run(&args),
         Command::Ss(args) => cmd::ss::run(&args),
         Command::Check(args) => cmd::check::run(&args),
+        Command::Bench(args) => cmd::bench::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Usmc::command(), "usmc", &mut std::io::stdout());
             Ok(0)

@@ -19,6 +19,7 @@ fn every_option_is_in_the_manual() {
         (&["run", "--help"], "usmc-run.1"),
         (&["ss", "--help"], "usmc-ss.1"),
         (&["check", "--help"], "usmc-check.1"),
+        (&["bench", "--help"], "usmc-bench.1"),
     ] {
         let help = stdout(&output(&mut usmc(command)));
         let manual = fs::read_to_string(man().join(page)).expect(page);
@@ -46,7 +47,7 @@ fn groff_has_nothing_to_say() {
         assert!(groff.status.success() && groff.stderr.is_empty(), "{}", stderr(&groff));
         pages += 1;
     }
-    assert_eq!(pages, 5);
+    assert_eq!(pages, 6);
 }
 
 #[test]
@@ -58,6 +59,9 @@ fn every_shell_gets_its_completions() {
         assert!(output.status.success());
         let script = stdout(&output);
         assert!(script.contains(word) && script.contains("ring-size"), "{shell}");
-        assert!(!script.contains("probe"), "{shell} offers what is not for users");
+        assert!(
+            !script.contains("probe") && !script.contains("bench-part"),
+            "{shell} offers what is not for users"
+        );
     }
 }
