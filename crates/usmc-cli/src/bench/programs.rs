@@ -64,7 +64,7 @@ fn case(
 
 /// The outcome of a load that had so many operations.
 fn outcome(values: Vec<f64>, load: Load, operations: f64) -> Result<Outcome> {
-    if values.iter().any(|value| !(*value > 0.0)) {
+    if values.iter().any(|value| value.is_nan() || *value <= 0.0) {
         bail!("a figure is missing.\n{}", load.output);
     }
     let each = |seconds: f64| seconds * 1e9 / operations.max(1.0);
