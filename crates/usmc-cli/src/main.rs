@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), no_main)]
 #![deny(unsafe_code)]
 
+mod bench;
 mod cmd;
 mod config;
 mod differences;
@@ -45,6 +46,7 @@ enum Command {
     Run(Box<cmd::run::Args>),
     Ss(cmd::ss::Args),
     Check(Box<cmd::check::Args>),
+    Bench(cmd::bench::Args),
     Ebpf(cmd::ebpf::Args),
     Dump(cmd::dump::Args),
     Stats(cmd::stats::Args),
@@ -64,6 +66,9 @@ enum Command {
 /// Parses, runs and reports; the value is the exit status.
 fn usmc() -> c_int {
     if let Some(outcome) = cmd::probe::requested() {
+        return reported(outcome, 1);
+    }
+    if let Some(outcome) = bench::part::requested() {
         return reported(outcome, 1);
     }
     let command = match Usmc::try_parse() {
@@ -91,6 +96,7 @@ fn usmc() -> c_int {
         Command::Pnet(args) => cmd::pnet::run(&args),
         Command::Ueid(args) => cmd::ueid::run(&args),
         Command::Seid(args) => cmd::seid::run(&args),
+        Command::Bench(args) => cmd::bench::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Usmc::command(), "usmc", &mut std::io::stdout());
             Ok(0)

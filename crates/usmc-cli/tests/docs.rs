@@ -30,6 +30,7 @@ fn every_option_is_in_the_manual() {
         (&["ueid", "--help"], "usmc-ueid.1"),
         (&["ueid", "show", "--help"], "usmc-ueid.1"),
         (&["seid", "--help"], "usmc-ueid.1"),
+        (&["bench", "--help"], "usmc-bench.1"),
     ] {
         let help = stdout(&output(&mut usmc(command)));
         let manual = fs::read_to_string(man().join(page)).expect(page);
@@ -57,7 +58,7 @@ fn groff_has_nothing_to_say() {
         assert!(groff.status.success() && groff.stderr.is_empty(), "{}", stderr(&groff));
         pages += 1;
     }
-    assert_eq!(pages, 11);
+    assert_eq!(pages, 12);
 }
 
 #[test]
@@ -69,6 +70,9 @@ fn every_shell_gets_its_completions() {
         assert!(output.status.success());
         let script = stdout(&output);
         assert!(script.contains(word) && script.contains("ring-size"), "{shell}");
-        assert!(!script.contains("probe"), "{shell} offers what is not for users");
+        assert!(
+            !script.contains("probe") && !script.contains("bench-part"),
+            "{shell} offers what is not for users"
+        );
     }
 }

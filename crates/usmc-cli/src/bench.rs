@@ -1,0 +1,175 @@
+//! `usmc bench`: TCP, UNIX sockets and uSMC, measured in turn.
+//!
+//! [`built_in`] and [`programs`] say what can be measured, [`measure`] measures it, [`record`] is what came out, and
+//! [`table`] and [`plot`] show it. Built-in workloads have client and server of their own: [`part`].
+
+pub mod built_in;
+pub mod case;
+pub mod cpus;
+pub mod ending;
+pub mod host;
+pub mod machine;
+pub mod mode;
+pub mod pair;
+pub mod part;
+pub mod plot;
+pub mod programs;
+pub mod proof;
+pub mod record;
+pub mod statistics;
+pub mod table;
+pub mod targets;
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+
+use case::{Case, Outcome, Tier};
+use ending::{Ending, Interrupted};
+use host::World;
+use mode::Mode;
+use record::{CaseRecord, Missed, Rounds};
+
+/// All that can be measured with these CPUs.
+pub fn catalogue(cpus: &[usize]) -> Vec<Case> {
+    let mut cases = built_in::cases(cpus);
+    cases.extend(programs::cases(cpus));
+    cases
+}
+
+/// Whether a case is wanted: by its tier if nothing or its workload is named, in any case if it is named itself.
+pub fn is_wanted(case: &Case, patterns: &[String], tier: Tier) -> bool {
+    let in_tier = case.tier <= tier;
+    if patterns.is_empty() {
+        return in_tier;
+    }
+    patterns.iter().any(|pattern| match pattern.contains('/') {
+        true => targets::matches(pattern, &case.name()),
+        false => targets::matches(pattern, case.workload) && (in_tier || case.variant.is_empty()),
+    })
+}
+
+/// Why a case cannot run here, and what to do.
+pub fn obstacle(case: &Case) -> Option<String> {
+    if let Some(missing) = programs::missing(case.needs) {
+        let (program, package) = (missing.program, missing.package);
+        return Some(format!("{program} is not installed: apt-get install {package}"));
+    }
+    case.obstacle.clone()
+}
+
+/// What happens to a case while it is measured.
+pub enum Step {
+    /// A run begins.
+    Run {
+        /// Its round, from 1.
+        round: usize,
+        /// Its mode.
+        mode: Mode,
+    },
+    /// All runs of a round are done.
+    Round,
+}
+
+/// How a case ended.
+pub struct Ended {
+    /// Its figures, of as many rounds as there are.
+    pub figures: Option<CaseRecord>,
+    /// What went wrong.
+    pub failure: Option<Missed>,
+}
+
+/// Measures a case: so many rounds, in each of which every mode has its turn, and another one the first.
+pub fn measure(
+    case: &Case,
+    rounds: usize,
+    seconds: f64,
+    ending: &Ending,
+    told: &mut dyn FnMut(Step),
+) -> Ended {
+    let mut done = Rounds { case, outcomes: BTreeMap::new() };
+    for round in 0..rounds {
+        for turn in 0..case.modes.len() {
+            let mode = case.modes[(turn + round) % case.modes.len()];
+            told(Step::Run { round: round + 1, mode });
+            match once(case, mode, seconds, ending) {
+                Ok(outcome) => done.outcomes.entry(mode).or_default().push(outcome),
+                Err(problem) if problem.is::<Interrupted>() || ending.has_come() => {
+                    return Ended { figures: done.record(), failure: None };
+                }
+                Err(problem) => {
+                    // Figures of a case that fails now and then are none to rely on.
+                    let why = format!("{mode}: {problem:#}");
+                    let failure = Some(Missed { case: case.name(), why });
+                    return Ended { figures: None, failure };
+                }
+            }
+        }
+        told(Step::Round);
+    }
+    Ended { figures: done.record(), failure: None }
+}
+
+fn once(case: &Case, mode: Mode, seconds: f64, ending: &Ending) -> Result<Outcome> {
+    ending.check()?;
+    let mut world = World::new(mode, ending)?;
+    (case.run)(&mut world, seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(patterns: &[&str], tier: Tier) -> Vec<String> {
+        let patterns: Vec<String> = patterns.iter().map(|&pattern| pattern.to_owned()).collect();
+        let cases = catalogue(&[0, 1]);
+        cases.iter().filter(|c| is_wanted(c, &patterns, tier)).map(Case::name).collect()
+    }
+
+    #[test]
+    fn names_are_unique_and_sort_into_tiers() {
+        let all = chosen(&[], Tier::All);
+        let unique: std::collections::BTreeSet<&String> = all.iter().collect();
+        assert_eq!(unique.len(), all.len());
+        let (quick, standard) = (chosen(&[], Tier::Quick), chosen(&[], Tier::Standard));
+        assert!(quick.len() < standard.len() && standard.len() < all.len());
+        for workload in [
+            "pingpong",
+            "stream",
+            "ipc",
+            "rr1",
+            "rr10",
+            "streaming",
+            "connect",
+            "fanin",
+            "ring",
+            "foreign",
+            "idle",
+            "oversubscribed",
+            "sockperf",
+            "redis",
+            "nginx",
+            "memcached",
+            "pgbench",
+        ] {
+            assert!(!chosen(&[workload], Tier::Quick).is_empty(), "{workload}");
+        }
+    }
+
+    #[test]
+    fn cases_are_chosen_by_workload_or_by_name() {
+        assert_eq!(chosen(&["ipc"], Tier::Quick), ["ipc"]);
+        assert_eq!(chosen(&["qperf"], Tier::Standard), ["qperf/tcp_lat", "qperf/tcp_bw"]);
+        let named = chosen(&["pingpong/1MB/busy/*"], Tier::Quick);
+        assert_eq!(named, ["pingpong/1MB/busy/two-cores", "pingpong/1MB/busy/one-core"]);
+        assert_eq!(chosen(&["rr*"], Tier::Quick), ["rr1/1B-1B", "rr10/1B-1B"]);
+        assert!(chosen(&["nothing"], Tier::All).is_empty());
+    }
+
+    #[test]
+    fn one_core_is_enough_for_what_needs_one() {
+        let cases = catalogue(&[0]);
+        assert!(cases.iter().all(|case| !case.name().contains("two-cores")));
+        assert!(cases.iter().any(|case| case.workload == "ring" && case.obstacle.is_some()));
+    }
+}

@@ -1,0 +1,134 @@
+//! Many connections: `fanin`, of which few are active, and `idle`, of which none is.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::spec;
+use crate::bench::case::{Case, Outcome, Tier, cost};
+use crate::bench::cpus;
+use crate::bench::host::World;
+use crate::bench::mode::{Mode, NO_UNIX};
+use crate::bench::pair::{self, Part, Shown};
+use crate::bench::part::spec::{Done, Hold, Role, Spec, Wait};
+use crate::bench::proof::{Look, Wanted, judge};
+
+const SIZES: [usize; 5] = [1, 10, 100, 1000, 10_000];
+/// Connections with requests, if there are so many.
+const ACTIVE: usize = 10;
+/// Bytes of a request, and of its answer.
+const MESSAGE: usize = 100;
+/// Exchanges that an inactive connection has had: it lasts, and changes over at its next use.
+const SOME: usize = 2;
+/// Exchanges after which it has changed over.
+const ENOUGH: usize = 150;
+/// Idle connections, as many as the target speaks of.
+const IDLE: usize = 1000;
+/// Descriptors of a process besides its connections.
+const OTHERS: u64 = 64;
+
+/// All of them.
+pub fn cases() -> Vec<Case> {
+    let mut cases: Vec<Case> = SIZES.into_iter().map(|n| fanin(n, SOME, "")).collect();
+    cases.extend([1000, 10_000].map(|n| fanin(n, ENOUGH, "-in-shared-memory")));
+    cases.push(idle());
+    cases
+}
+
+/// What is in the way of so many connections.
+fn obstacle(connections: usize) -> Option<String> {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let wanted = connections as u64 + OTHERS;
+    most.is_some_and(|most| most < wanted)
+        .then(|| format!("needs {wanted} descriptors in a process; raise `ulimit -Hn`"))
+}
+
+/// Starts both, and waits until the client has its first connection.
+fn start(world: &World, spec: &Spec, hold: &Hold) -> Result<(Part, Part)> {
+    let own = Spec { role: Role::ServeEvents, ..spec.clone() };
+    let server = Part::serve(world, &own)?;
+    let own = Spec { at: server.address(&own), role: Role::Hold(hold.clone()), ..own };
+    let mut client = Part::start(world, "client", &own)?;
+    client.hear::<()>("base")?;
+    Ok((server, client))
+}
+
+fn fanin(connections: usize, before: usize, suffix: &str) -> Case {
+    let spec = spec(MESSAGE, MESSAGE, MESSAGE, Wait::Epoll, Vec::new());
+    let active = connections.min(ACTIVE);
+    Case {
+        workload: "fanin",
+        variant: format!("{connections}{suffix}"),
+        modes: NO_UNIX,
+        measures: vec![cost("round trip, one of the active", "µs")],
+        per: "message",
+        tier: match (connections, before) {
+            (10 | 1000, SOME) => Tier::Quick,
+            (_, SOME) => Tier::Standard,
+            _ => Tier::All,
+        },
+        needs: &[],
+        obstacle: obstacle(connections),
+        run: Box::new(move |world, seconds| {
+            let (server, mut client) =
+                start(world, &spec, &Hold { connections, active, before, seconds })?;
+            client.tell("go")?;
+            // The first connection is one of them or was used as much.
+            let shown = if connections > active { active + 1 } else { active };
+            let measured = pair::go(world, &spec, &[server], vec![client], Shown::Bytes(shown))?;
+            let each = 1e6 / measured.rate();
+            Ok(Outcome { values: vec![each], cpu: measured.cpu(2.0), proof: measured.proof })
+        }),
+    }
+}
+
+fn idle() -> Case {
+    let spec = spec(MESSAGE, MESSAGE, MESSAGE, Wait::Epoll, Vec::new());
+    Case {
+        workload: "idle",
+        variant: IDLE.to_string(),
+        modes: NO_UNIX,
+        measures: vec![cost("CPU of both sides", "ms/s"), cost("resident, per connection", "KiB")],
+        per: "connection",
+        tier: Tier::Quick,
+        needs: &[],
+        obstacle: obstacle(IDLE),
+        run: Box::new(move |world, seconds| run_idle(world, &spec, seconds)),
+    }
+}
+
+fn run_idle(world: &World, spec: &Spec, seconds: f64) -> Result<Outcome> {
+    let hold = Hold { connections: IDLE + 1, active: 0, before: ENOUGH, seconds };
+    let (server, mut client) = start(world, spec, &hold)?;
+    let pids = [server.pid(), client.pid()];
+    let base = cpus::resident(&pids);
+    client.tell("go")?;
+    client.hear::<()>("begin")?;
+    client.tell("go")?;
+    // Who spun after the last answer is asleep by then.
+    rest(world, 0.1)?;
+    let (cpu, begin) = (cpus::seconds(&pids), Instant::now());
+    rest(world, seconds)?;
+    let cpu = (cpus::seconds(&pids) - cpu) / begin.elapsed().as_secs_f64();
+    let resident = cpus::resident(&pids) - base;
+    let wanted = Wanted::All(if world.mode == Mode::Usmc { IDLE + 1 } else { 0 });
+    let proof = judge(world.mode, &Look::at(&pids, 0), wanted)?;
+    client.tell("over")?;
+    client.hear::<()>("measured")?;
+    client.tell("tell")?;
+    client.hear::<Done>("done")?;
+    let values = vec![cpu * 1e3, resident / 1024.0 / IDLE as f64];
+    Ok(Outcome { values, cpu: None, proof })
+}
+
+/// Waits, unless somebody wants us to end.
+fn rest(world: &World, seconds: f64) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs_f64(seconds);
+    while Instant::now() < end {
+        world.ending.check()?;
+        let left = end.saturating_duration_since(Instant::now());
+        thread::sleep(left.min(Duration::from_millis(100)));
+    }
+    Ok(())
+}

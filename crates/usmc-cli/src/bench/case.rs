@@ -1,0 +1,130 @@
+//! What can be measured: one [`Case`] is one line of `usmc bench --list`.
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use super::host::World;
+use super::mode::Mode;
+use super::proof::Proof;
+
+/// Which of two figures is better.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    /// Rates.
+    Higher,
+    /// Times and sizes.
+    Lower,
+}
+
+/// One figure of a case.
+#[derive(Clone, Copy, Debug)]
+pub struct Measure {
+    /// What it is.
+    pub name: &'static str,
+    /// Its unit.
+    pub unit: &'static str,
+    /// Which of two is better.
+    pub better: Better,
+}
+
+/// A rate.
+pub const fn rate(name: &'static str, unit: &'static str) -> Measure {
+    Measure { name, unit, better: Better::Higher }
+}
+
+/// A time or a size.
+pub const fn cost(name: &'static str, unit: &'static str) -> Measure {
+    Measure { name, unit, better: Better::Lower }
+}
+
+/// Who runs a case if its workload is wanted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Tier {
+    /// Everybody.
+    Quick,
+    /// Everybody without `--quick`.
+    Standard,
+    /// Who says `--all`, or names the case itself.
+    All,
+}
+
+/// A program that has to be installed.
+#[derive(Clone, Copy, Debug)]
+pub struct Needs {
+    /// Its name.
+    pub program: &'static str,
+    /// Debian's package that has it.
+    pub package: &'static str,
+}
+
+/// A program and its package.
+pub const fn needs(program: &'static str, package: &'static str) -> Needs {
+    Needs { program, package }
+}
+
+/// CPU time of one operation, on both sides, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Cpu {
+    /// Of the client.
+    pub client_ns: f64,
+    /// Of the server.
+    pub server_ns: f64,
+}
+
+/// What one run gave.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// One for each measure of the case.
+    pub values: Vec<f64>,
+    /// Where there is an operation to count by.
+    pub cpu: Option<Cpu>,
+    /// What carried the bytes.
+    pub proof: Proof,
+}
+
+/// Runs a case once, for about so many seconds.
+pub type Run = Box<dyn Fn(&mut World, f64) -> Result<Outcome>>;
+
+/// What is measured in one go.
+pub struct Case {
+    /// The workload it belongs to.
+    pub workload: &'static str,
+    /// What sets it apart from the others of its workload; empty if it is the only one.
+    pub variant: String,
+    /// What carries its bytes.
+    pub modes: &'static [Mode],
+    /// Its figures.
+    pub measures: Vec<Measure>,
+    /// What CPU time is counted by: `message`, `KB`, `request`, ….
+    pub per: &'static str,
+    /// Who runs it.
+    pub tier: Tier,
+    /// What has to be installed.
+    pub needs: &'static [Needs],
+    /// Why it cannot run on this machine.
+    pub obstacle: Option<String>,
+    /// Runs it.
+    pub run: Run,
+}
+
+impl Case {
+    /// Workload and variant.
+    pub fn name(&self) -> String {
+        name(self.workload, &self.variant)
+    }
+}
+
+/// Workload and variant in a word.
+pub fn name(workload: &str, variant: &str) -> String {
+    if variant.is_empty() { workload.to_owned() } else { format!("{workload}/{variant}") }
+}
+
+/// Bytes, shortly.
+pub fn size(bytes: usize) -> String {
+    match bytes {
+        b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{}MB", b >> 20),
+        b if b >= 1 << 10 && b % (1 << 10) == 0 => format!("{}KB", b >> 10),
+        b => format!("{b}B"),
+    }
+}

@@ -1,0 +1,297 @@
+//! A client and a server of our own, from their start to the figures: the driver's end of what [`super::part`] says.
+
+use std::io::{ErrorKind, Read, Write};
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::de::DeserializeOwned;
+
+use super::case::Cpu;
+use super::cpus;
+use super::ending::Ending;
+use super::host::World;
+use super::mode::Mode;
+use super::part::NAME;
+use super::part::spec::{Address, Done, Role, Spec};
+use super::proof::{Look, Proof, Wanted, judge};
+
+/// A part that says nothing for so long is stuck.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Times that a warm-up is repeated for connections that are not in shared memory yet.
+const WARM_UPS: usize = 20;
+/// How often we look whether somebody wants us to end, while a part is silent.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// One of our own processes; killed and reaped when dropped.
+pub struct Part {
+    child: Child,
+    out: ChildStdout,
+    rest: Vec<u8>,
+    who: &'static str,
+    ending: Ending,
+    port: u16,
+}
+
+impl Part {
+    /// Starts it in the run's mode.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(world: &World, who: &'static str, spec: &Spec) -> Result<Part> {
+        let text = serde_json::to_string(spec).context("a part's description")?;
+        let mut command = world.usmc(&[NAME, &text])?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().context("cannot start usmc itself")?;
+        let out = child.stdout.take().context("the part has no output")?;
+        Ok(Part { child, out, rest: Vec::new(), who, ending: world.ending.clone(), port: 0 })
+    }
+
+    /// Starts a server and waits until it listens.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn serve(world: &World, spec: &Spec) -> Result<Part> {
+        let mut part = Part::start(world, "server", spec)?;
+        part.port = part.hear("listening")?;
+        Ok(part)
+    }
+
+    /// Where this server listens.
+    pub fn address(&self, spec: &Spec) -> Address {
+        match &spec.at {
+            Address::Tcp(_) => Address::Tcp(self.port),
+            unix => unix.clone(),
+        }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Tells it a word.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn tell(&mut self, word: &str) -> Result<()> {
+        let stdin = self.child.stdin.as_mut().context("the part has no input")?;
+        let told = stdin.write_all(format!("{word}\n").as_bytes());
+        told.with_context(|| format!("the {} is gone", self.who))
+    }
+
+    /// Waits for a line that begins with this word, and returns its value.
+    ///
+    /// # Errors
+    /// When another one comes, or none.
+    pub fn hear<T: DeserializeOwned>(&mut self, word: &str) -> Result<T> {
+        let line = self.line()?;
+        let (said, value): (String, T) = serde_json::from_str(&line)
+            .with_context(|| format!("the {} says {line:?}, not {word:?}", self.who))?;
+        if said != word {
+            bail!("the {} says {said:?}, not {word:?}", self.who);
+        }
+        Ok(value)
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                return Ok(String::from_utf8_lossy(&line).trim_end().to_owned());
+            }
+            self.ending.check()?;
+            if Instant::now() > deadline {
+                bail!("the {} said nothing for {} s", self.who, PATIENCE.as_secs());
+            }
+            match poll(&mut [PollFd::new(&self.out, PollFlags::IN)], Some(&TICK)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+                other => other.context("poll")?,
+            };
+            let mut bytes = [0; 4096];
+            match self.out.read(&mut bytes) {
+                Ok(0) => {
+                    let said = self.last_words();
+                    bail!("the {} ended early: {said}", self.who)
+                }
+                Ok(n) => self.rest.extend(&bytes[..n]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e).context("cannot hear"),
+            }
+        }
+    }
+
+    fn last_words(&mut self) -> String {
+        let mut said = String::new();
+        let _ = self.child.kill();
+        if let Some(mut err) = self.child.stderr.take() {
+            let _ = err.read_to_string(&mut said);
+        }
+        said.trim().to_owned()
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = Pid::from_raw(self.child.id() as i32).map(|pid| kill_process(pid, Signal::KILL));
+        let _ = self.child.wait();
+    }
+}
+
+/// What pairs of a client and a server did at the same time.
+pub struct Measured {
+    /// Each client's figures.
+    pub done: Vec<Done>,
+    /// CPU seconds of all clients and of all servers.
+    pub cpu: [f64; 2],
+    /// What carried the bytes.
+    pub proof: Proof,
+}
+
+impl Measured {
+    /// Operations of all clients in a second.
+    pub fn rate(&self) -> f64 {
+        self.done.iter().map(|done| done.operations as f64 / done.seconds).sum()
+    }
+
+    /// Operations of all clients.
+    pub fn operations(&self) -> f64 {
+        self.done.iter().map(|done| done.operations as f64).sum()
+    }
+
+    /// CPU time of an operation of which `parts` make one, in nanoseconds.
+    pub fn cpu(&self, parts: f64) -> Option<Cpu> {
+        let each = |seconds: f64| seconds * 1e9 / self.operations() / parts;
+        let [client, server] = self.cpu;
+        Some(Cpu { client_ns: each(client), server_ns: each(server) })
+    }
+}
+
+/// What has to be shown of the connections.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shown {
+    /// So many in shared memory per client, before and after the run, and all bytes of the run in their rings.
+    Bytes(usize),
+    /// Short ones cannot be in shared memory: one that follows them is.
+    OneThatLasts,
+}
+
+/// Runs `count` pairs at the same time. The roles of `spec` are told by `server` and `client`.
+///
+/// # Errors
+/// When a part fails, or a run was not over what its mode says.
+pub fn run(
+    world: &World,
+    spec: &Spec,
+    server: Role,
+    client: Role,
+    count: usize,
+    shown: Shown,
+) -> Result<Measured> {
+    let mut servers = Vec::new();
+    let mut clients = Vec::new();
+    for i in 0..count {
+        let at = match world.mode {
+            Mode::Unix => Address::Unix(world.scratch.join(format!("socket-{i}"))),
+            _ => Address::Tcp(0),
+        };
+        // Of two CPUs the server has the first and the client the last.
+        let cpus = |end: usize| match spec.cpus[..] {
+            [first, second] if count == 1 => vec![[first, second][end]],
+            _ => spec.cpus.clone(),
+        };
+        let own = Spec { at, role: server.clone(), cpus: cpus(0), ..spec.clone() };
+        let server = Part::serve(world, &own)?;
+        let at = server.address(&own);
+        servers.push(server);
+        let own = Spec { at, role: client.clone(), cpus: cpus(1), ..spec.clone() };
+        clients.push(Part::start(world, "client", &own)?);
+    }
+    go(world, spec, &servers, clients, shown)
+}
+
+/// Runs clients that are started and have something to say.
+///
+/// # Errors
+/// As [`run`].
+pub fn go(
+    world: &World,
+    spec: &Spec,
+    servers: &[Part],
+    mut clients: Vec<Part>,
+    shown: Shown,
+) -> Result<Measured> {
+    let pids = |parts: &[Part]| parts.iter().map(Part::pid).collect::<Vec<u32>>();
+    let all = [pids(servers), pids(&clients)].concat();
+    let ports: Vec<u16> = servers.iter().map(|server| server.port).collect();
+    let port = if let [port] = ports[..] { port } else { 0 };
+    for client in &mut clients {
+        client.hear::<()>("begin")?;
+    }
+    let wanted = match shown {
+        Shown::Bytes(connections) => Some(Wanted::All(connections * clients.len())),
+        Shown::OneThatLasts => None,
+    };
+    // In shared memory before the run: what is measured is no mixture.
+    let mut before = Look::at(&all, port);
+    if let (Mode::Usmc, Some(wanted)) = (world.mode, wanted) {
+        for _ in 0..WARM_UPS {
+            if judge(world.mode, &before, wanted).is_ok() {
+                break;
+            }
+            for client in &mut clients {
+                client.tell("more")?;
+            }
+            for client in &mut clients {
+                client.hear::<()>("begin")?;
+            }
+            before = Look::at(&all, port);
+        }
+        judge(world.mode, &before, wanted)?;
+    }
+    let server_pids = pids(servers);
+    let server_cpu = cpus::seconds(&server_pids);
+    for client in &mut clients {
+        client.tell("go")?;
+    }
+    for client in &mut clients {
+        client.hear::<()>("measured")?;
+    }
+    let server_cpu = cpus::seconds(&server_pids) - server_cpu;
+    let after = Look::at(&all, port);
+    for client in &mut clients {
+        client.tell("tell")?;
+    }
+    let done = clients.iter_mut().map(|c| c.hear::<Done>("done")).collect::<Result<Vec<Done>>>()?;
+    let mut proof = match wanted {
+        None => {
+            let look = Look::at(&all, port);
+            let mut proof = judge(world.mode, &look, Wanted::Some)?;
+            if world.mode == Mode::Usmc {
+                proof.how =
+                    format!("a lasting connection of the same two processes: {}", proof.how);
+            }
+            proof
+        }
+        Some(wanted) => judge(world.mode, &after, wanted)?,
+    };
+    if world.mode == Mode::Usmc && wanted.is_some() {
+        let operations: u64 = done.iter().map(|done| done.operations).sum();
+        let moved = operations * (spec.request + spec.answer) as u64;
+        // Each byte is sent by one end and received by the other.
+        let ring = after.bytes.saturating_sub(before.bytes) / 2;
+        proof.ring_bytes = Some(ring);
+        proof.moved_bytes = Some(moved);
+        if ring < moved {
+            bail!("the rings carried {ring} of {moved} bytes: {after}");
+        }
+    }
+    let client_cpu = done.iter().map(|done| done.cpu_seconds).sum();
+    for client in &mut clients {
+        client.tell("end")?;
+    }
+    Ok(Measured { done, cpu: [client_cpu, server_cpu], proof })
+}

@@ -1,0 +1,189 @@
+//! What the library itself says of a run's connections, as `usmc ss` shows it. A figure counts only if its bytes went
+//! where its column says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+use usmc::observe::{Mode as Carrier, State};
+use usmc::reason::Reason;
+
+use super::mode::Mode;
+use crate::observed::{self, Socket};
+use crate::proc;
+
+/// What was seen.
+#[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Proof {
+    /// In words.
+    pub how: String,
+    /// Ends of connections in shared memory.
+    pub smcd_ends: usize,
+    /// All ends that the library knows of.
+    pub ends: usize,
+    /// Bytes that the ring carried during the run, as the library counts them, where they were counted.
+    pub ring_bytes: Option<u64>,
+    /// Bytes that the client says it exchanged.
+    pub moved_bytes: Option<u64>,
+}
+
+/// One look at a server's connections.
+#[derive(Clone, Default, Debug)]
+pub struct Look {
+    /// Ends in shared memory.
+    pub smcd: usize,
+    /// Ends that stay TCP because they had too little use so far.
+    pub ready: usize,
+    /// All of them.
+    pub ends: usize,
+    /// Bytes that ends in shared memory have sent and received, both ends of each counted.
+    pub bytes: u64,
+    /// Whether the library is in any of the processes.
+    pub library: bool,
+    reasons: BTreeSet<&'static str>,
+}
+
+impl Look {
+    /// At these processes, and the connections that have to do with this port; 0: with any.
+    pub fn at(pids: &[u32], port: u16) -> Look {
+        let files = pids.iter().flat_map(|pid| proc::record_files(*pid));
+        let mut look = Look::default();
+        let mut known: BTreeMap<_, Socket> = BTreeMap::new();
+        for file in files {
+            look.library = true;
+            for socket in observed::read(&file).map(|reading| reading.sockets).unwrap_or_default() {
+                let ports = [socket.local.port(), socket.peer.port()];
+                if matches!(socket.state, State::Init | State::Listen)
+                    || (port != 0 && !ports.contains(&port))
+                {
+                    continue;
+                }
+                // Processes that share an end by fork have a record each; the highest count is the latest.
+                let name = (socket.local, socket.peer);
+                let bytes = socket.tx_bytes + socket.rx_bytes;
+                let old = known.get(&name);
+                if old.is_none_or(|old| {
+                    let rank = |s: &Socket, bytes| (s.mode == Carrier::Smcd, bytes);
+                    rank(&socket, bytes) >= rank(old, old.tx_bytes + old.rx_bytes)
+                }) {
+                    known.insert(name, socket);
+                }
+            }
+        }
+        for socket in known.values() {
+            look.ends += 1;
+            match (socket.mode, Reason::from_code(socket.reason)) {
+                (Carrier::Smcd, _) => {
+                    look.smcd += 1;
+                    look.bytes += socket.tx_bytes + socket.rx_bytes;
+                }
+                (Carrier::Tcp, Some(Reason::Short)) => look.ready += 1,
+                (Carrier::Tcp, reason) => {
+                    look.reasons.extend(reason.map(Reason::text));
+                }
+            }
+        }
+        look
+    }
+
+    /// Which of two looks shows more.
+    pub fn rank(&self) -> (usize, usize, usize) {
+        (self.smcd, self.ready, self.ends)
+    }
+}
+
+impl fmt::Display for Look {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.library {
+            return f.write_str("the library is in none of the processes");
+        }
+        write!(f, "{} of {} ends were in shared memory", self.smcd, self.ends)?;
+        if self.ready > 0 {
+            write!(f, ", {} were about to, had they lasted", self.ready)?;
+        }
+        if !self.reasons.is_empty() {
+            let reasons: Vec<&str> = self.reasons.iter().copied().collect();
+            write!(f, " ({})", reasons.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that show that a connection in shared memory carries the load, and not its control alone.
+const ENOUGH: u64 = 4096;
+
+/// What has to be seen under uSMC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// Both ends of so many connections in shared memory.
+    All(usize),
+    /// At least one connection in shared memory, and not unused.
+    Some,
+    /// One in shared memory, or short ones that were ready to leave.
+    Ready,
+}
+
+/// Whether a run was what its mode says.
+///
+/// # Errors
+/// If not: what was seen instead.
+pub fn judge(mode: Mode, look: &Look, wanted: Wanted) -> Result<Proof> {
+    if mode != Mode::Usmc {
+        if look.library {
+            bail!(
+                "the run over {mode} had the library in it: {look}; is it in /etc/ld.so.preload?"
+            );
+        }
+        let how = match mode {
+            Mode::Unix => "UNIX sockets; the library was in none of the processes",
+            _ => "the library was in none of the processes",
+        };
+        return Ok(Proof { how: how.to_owned(), ..Proof::default() });
+    }
+    let proved = match wanted {
+        Wanted::All(connections) => look.smcd >= 2 * connections,
+        Wanted::Some => look.smcd > 0 && look.bytes >= ENOUGH,
+        Wanted::Ready => look.smcd > 0 || look.ready > 0,
+    };
+    if !proved {
+        bail!(
+            "the run was not over shared memory: {look}. `usmc check` says whether uSMC works here; rules in \
+             /etc/usmc.toml and ~/.config/usmc.toml count, too"
+        );
+    }
+    let (smcd_ends, ends) = (look.smcd, look.ends);
+    Ok(Proof { how: look.to_string(), smcd_ends, ends, ..Proof::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_is_what_it_claims_or_an_error() {
+        let seen = |smcd, ready, ends| {
+            let bytes = smcd as u64 * 10_000;
+            Look { smcd, ready, ends, bytes, library: true, ..Look::default() }
+        };
+        let nothing = Look::default();
+        for (mode, look, wanted, fits) in [
+            (Mode::Tcp, &nothing, Wanted::All(1), true),
+            (Mode::Unix, &nothing, Wanted::All(1), true),
+            (Mode::Tcp, &seen(0, 0, 0), Wanted::All(1), false),
+            (Mode::Tcp, &seen(2, 0, 2), Wanted::All(1), false),
+            (Mode::Usmc, &nothing, Wanted::Some, false),
+            (Mode::Usmc, &nothing, Wanted::Ready, false),
+            (Mode::Usmc, &seen(2, 0, 2), Wanted::All(1), true),
+            (Mode::Usmc, &seen(1, 0, 2), Wanted::All(1), false),
+            (Mode::Usmc, &seen(19, 0, 20), Wanted::All(10), false),
+            (Mode::Usmc, &seen(1, 0, 200), Wanted::Some, true),
+            (Mode::Usmc, &Look { bytes: 9, ..seen(1, 0, 200) }, Wanted::Some, false),
+            (Mode::Usmc, &seen(0, 7, 20), Wanted::Some, false),
+            (Mode::Usmc, &seen(0, 7, 20), Wanted::Ready, true),
+        ] {
+            let judged = judge(mode, look, wanted);
+            assert_eq!(judged.is_ok(), fits, "{mode} {look:?} {wanted:?}: {judged:?}");
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! `usmc bench`: compares TCP, UNIX sockets and uSMC on this machine.
+
+use std::ffi::c_int;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rustix::process::{Resource, Rlimit, getpid, getrlimit, set_child_subreaper, setrlimit};
+
+use crate::bench::case::{Case, Tier};
+use crate::bench::ending::Ending;
+use crate::bench::machine::Machine;
+use crate::bench::record::{FORMAT, Missed, Record};
+use crate::bench::table::{self, Style};
+use crate::bench::{Step, catalogue, cpus, is_wanted, measure, obstacle, plot};
+use crate::library;
+
+/// Compare TCP, UNIX sockets and uSMC on this machine
+///
+/// Each round measures all of them in turn. Connections that were not where their column says, as the library itself
+/// tells, are an error and no figure.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Exit status: 0 all was measured, also where a target is missed; 1 something failed or was \
+                        interrupted.\n\
+                        Example: usmc bench --quick --plot bench.svg pingpong redis 'nginx/close/*'"
+)]
+pub struct Args {
+    /// Workloads, or cases as --list shows them; * stands for anything [default: most of all]
+    #[arg(value_name = "WORKLOAD")]
+    workloads: Vec<String>,
+    /// Show what can be measured here, and measure nothing
+    #[arg(short, long)]
+    list: bool,
+    /// Fewer cases, two rounds, short runs
+    #[arg(short, long)]
+    quick: bool,
+    /// All cases of each workload
+    #[arg(short, long, conflicts_with = "quick")]
+    all: bool,
+    /// Rounds of each case [default: 5; quick: 2]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: Option<u16>,
+    /// Length of each run; programs that know whole seconds only run longer [default: 1; quick: 0.2]
+    #[arg(short, long, value_name = "SECONDS", value_parser = seconds)]
+    duration: Option<f64>,
+    /// Write all figures there
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    json: Option<PathBuf>,
+    /// Draw a plot there, in SVG
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    plot: Option<PathBuf>,
+    /// How the table is drawn
+    #[arg(long, value_name = "STYLE", default_value = "text")]
+    table: Style,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("it is not between 0.01 and 3600".to_owned()),
+    }
+}
+
+/// Measures what is wanted and shows it.
+///
+/// # Errors
+/// When there is nothing to measure, or no place for its files.
+pub fn run(args: &Args) -> Result<c_int> {
+    let cpus = cpus::usable();
+    let tier = match (args.quick, args.all) {
+        (true, _) => Tier::Quick,
+        (_, true) => Tier::All,
+        _ => Tier::Standard,
+    };
+    let mut cases = catalogue(&cpus);
+    for pattern in &args.workloads {
+        let one = std::slice::from_ref(pattern);
+        if !cases.iter().any(|case| is_wanted(case, one, Tier::All)) {
+            bail!("there is no workload {pattern}; `usmc bench --list --all` shows them");
+        }
+    }
+    cases.retain(|case| is_wanted(case, &args.workloads, tier));
+    if cases.is_empty() {
+        bail!("nothing of that is run by --quick; leave it out, or name a case as --list shows it");
+    }
+    if args.list {
+        return list(&cases);
+    }
+    // Without it every run would fail; with words it fails once.
+    library::find()?;
+    for file in args.json.iter().chain(&args.plot) {
+        write(file, "")?;
+    }
+    let ending = Ending::listen()?;
+    // What a server leaves behind becomes ours, and is ended.
+    set_child_subreaper(Some(getpid())).context("prctl")?;
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let record = measure_all(args, &cases, &ending);
+    show(args, &record)
+}
+
+fn list(cases: &[Case]) -> Result<c_int> {
+    let mut text = String::new();
+    for case in cases {
+        let measures: Vec<&str> = case.measures.iter().map(|measure| measure.name).collect();
+        let modes: Vec<String> = case.modes.iter().map(ToString::to_string).collect();
+        let note = obstacle(case).map(|why| format!("  [skipped: {why}]")).unwrap_or_default();
+        let (name, modes, measures) = (case.name(), modes.join(" "), measures.join(", "));
+        text += &format!("{name:<36} {modes:<14} {measures}{note}\n");
+    }
+    io::stdout().write_all(text.as_bytes()).context("cannot write the list")?;
+    Ok(0)
+}
+
+fn measure_all(args: &Args, cases: &[Case], ending: &Ending) -> Record {
+    let rounds = usize::from(args.rounds.unwrap_or(if args.quick { 2 } else { 5 }));
+    let seconds = args.duration.unwrap_or(if args.quick { 0.2 } else { 1.0 });
+    let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let mut record = Record {
+        format: FORMAT,
+        usmc: env!("CARGO_PKG_VERSION").to_owned(),
+        started,
+        machine: Machine::here(),
+        rounds,
+        seconds,
+        interrupted: false,
+        cases: Vec::new(),
+        skipped: Vec::new(),
+        failed: Vec::new(),
+    };
+    tell(&format!("Machine: {}", record.machine.shown()));
+    if record.machine.is_busy() {
+        tell(&format!(
+            "Other programs are busy here (load {}): expect noise.",
+            record.machine.load
+        ));
+    }
+    let mut ready = Vec::new();
+    for case in cases {
+        match obstacle(case) {
+            None => ready.push(case),
+            Some(why) => record.skipped.push(Missed { case: case.name(), why }),
+        }
+    }
+    let mut told: Vec<&str> = Vec::new();
+    for Missed { case, why } in &record.skipped {
+        if !told.contains(&&why[..]) {
+            let workload = case.split('/').next().unwrap_or(case);
+            tell(&format!("{workload}: skipped: {why}"));
+            told.push(why);
+        }
+    }
+    let runs: usize = ready.iter().map(|case| case.modes.len() * rounds).sum();
+    let bar = progress(runs);
+    for case in ready {
+        let before = bar.position();
+        let ended = measure(case, rounds, seconds, ending, &mut |step| match step {
+            Step::Run { round, mode } => {
+                bar.set_message(format!("{}, round {round} of {rounds}, {mode}", case.name()));
+                bar.tick();
+            }
+            Step::Round => bar.inc(case.modes.len() as u64),
+        });
+        bar.set_position(before + (case.modes.len() * rounds) as u64);
+        if let Some(missed) = ended.failure {
+            bar.suspend(|| tell(&format!("{}: failed: {}", missed.case, missed.why)));
+            record.failed.push(missed);
+        }
+        record.cases.extend(ended.figures);
+        if ending.has_come() {
+            record.interrupted = true;
+            break;
+        }
+    }
+    bar.finish_and_clear();
+    record.judge();
+    record
+}
+
+/// Drawn on a terminal only.
+fn progress(runs: usize) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(runs as u64), ProgressDrawTarget::stderr());
+    let form = "{bar:30} {pos}/{len}  {elapsed} (about {eta} left)  {wide_msg}";
+    if let Ok(style) = ProgressStyle::with_template(form) {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}
+
+fn show(args: &Args, record: &Record) -> Result<c_int> {
+    let mut text = String::new();
+    if !record.cases.is_empty() {
+        text = format!("{}\n", table::table(record, args.table));
+        text += "Median (lowest–highest) over the rounds; a ratio is within one round, above 1 is better. The library \
+                 itself said of every run\nwhere its bytes went. Kernel SMC: as published, on other machines.\n";
+    }
+    let missed: Vec<String> = record
+        .missed()
+        .map(|(case, measure, verdict)| {
+            format!("  {}: {}: target {}\n", case.name, measure.name, verdict.target)
+        })
+        .collect();
+    if !missed.is_empty() {
+        text += &format!("\nTargets missed:\n{}", missed.concat());
+    }
+    // Files first: standard output may be gone.
+    if let Some(file) = &args.json {
+        write(file, &(serde_json::to_string_pretty(record).context("JSON")? + "\n"))?;
+    }
+    if let Some(file) = &args.plot {
+        write(file, &plot::svg(record)?)?;
+    }
+    io::stdout().write_all(text.as_bytes()).context("cannot write the table")?;
+    if record.interrupted {
+        tell("usmc: interrupted: the figures above are of what was measured before");
+    }
+    if !record.failed.is_empty() {
+        let names: Vec<&str> = record.failed.iter().map(|missed| &missed.case[..]).collect();
+        tell(&format!("usmc: failed, see above: {}", names.join(", ")));
+    }
+    Ok(c_int::from(record.interrupted || !record.failed.is_empty()))
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Says a line to whoever watches. That nobody does must not end the run.
+fn tell(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
