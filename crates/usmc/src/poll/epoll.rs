@@ -23,6 +23,7 @@ use super::ready::{self, HUP, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use crate::conn::{self, Conn, FRESH, LISTEN, PLAIN, RING};
 use crate::observer;
 use crate::process::Lock;
+use crate::reason::Reason;
 use crate::socket::ending::{self, Ending};
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry as Fd};
@@ -594,9 +595,9 @@ pub fn forget(fd: i32, index: u32) {
     let Some(_held) = REGISTRATION.enter() else { return };
     while let Some(number) = conn.watchers.load(Relaxed).checked_sub(1) {
         let Some(entry) = entry::at(number) else { return };
-        if conn.has(conn::F_COPIED) && fd >= 0 && !entry.has(E_COPY) {
-            // Another process keeps the socket open, so the kernel goes on reporting it, as it does over TCP;
-            // of a ring it knows nothing that could be reported.
+        if may_stay_open(conn) && fd >= 0 && !entry.has(E_COPY) {
+            // Another process (or this one, by a number that came in a message) keeps the socket open, so the kernel goes on
+            // reporting it, as it does over TCP; of a ring it knows nothing that could be reported.
             let set_index = entry.set.load(Relaxed).wrapping_sub(1);
             let registered = entry.fd.load(Relaxed) as i32;
             let op = if entry.has(E_RING) { libc::EPOLL_CTL_DEL } else { libc::EPOLL_CTL_MOD };
@@ -606,6 +607,13 @@ pub fn forget(fd: i32, index: u32) {
         }
         unlink(number, entry);
     }
+}
+
+/// Whether the socket may be open under numbers that do not mean this record.
+fn may_stay_open(conn: &conn::Conn) -> bool {
+    conn.has(conn::F_COPIED | conn::F_ADOPTED)
+        || conn.custody.load(Relaxed) != 0
+        || conn.reason.load(Relaxed) == Reason::PassedOn as u32
 }
 
 /// A number that means the entry's socket. The registered one may have been closed while a duplicate lives:
