@@ -12,7 +12,7 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 	nginx-light:nginx wrk:wrk sockperf:sockperf memcached:memcached postgresql:- \
 	openbsd-inetd:inetd socat:socat systemd:systemd-socket-activate tshark:tshark rsync:rsync openssh-server:sshd \
 	openssh-client:ssh openssl:openssl iperf3:iperf3 qperf:qperf nodejs:node default-jdk-headless:javac \
-	iproute2:ip nftables:nft tcpdump:tcpdump strace:strace
+	iproute2:ip nftables:nft tcpdump:tcpdump strace:strace docker.io:dockerd
 DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 

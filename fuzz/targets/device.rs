@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use libfuzzer_sys::fuzz_target;
 use usmc::fuzzing::{
-    self, Custody, DmbRef, Endpoint, OfferId, PeerProcess, Receiver, Tuple, device, layout, segment,
+    self, Custody, DmbRef, Endpoint, Mail, OfferId, PeerProcess, Receiver, Tuple, device, layout,
+    segment,
 };
 use usmc_fuzz::attacker::Attacker;
 use usmc_fuzz::input::Input;
@@ -36,6 +37,13 @@ struct Scene {
     places: Vec<Range<usize>>,
     known: Vec<u64>,
     pipe: i32,
+}
+
+fn fd_of(mail: Mail) -> i32 {
+    match mail {
+        Mail::Segment(fd) => fd,
+        Mail::Delivery(what) => what.fd,
+    }
 }
 
 // SAFETY: there is one thread.
@@ -233,10 +241,10 @@ impl Play<'_> {
                 self.attach(dmb, some_offer);
             }
             13 => {
-                // As `transition::step_acceptor` does.
+                // As `clc::take_mail` does.
                 for _ in 0..1000 {
-                    let Some(fd) = device.receive_segment() else { return };
-                    let _ = segment::map_peer(fd);
+                    let Some(mail) = device.receive() else { return };
+                    let _ = segment::map_peer(fd_of(mail));
                 }
                 panic!("mail without end");
             }
@@ -318,7 +326,7 @@ impl Play<'_> {
         }
         let scene = self.scene;
         let to = scene.world.mailbox(scene.world.index);
-        if mail(scene.mailbox, &to, &[7; 4][..bytes], &fds) && how & 2 == 0 {
+        if mail(scene.mailbox, &to, &[1, 7, 7, 7][..bytes], &fds) && how & 2 == 0 {
             scene.world.tables().processes[scene.world.index as usize].mail.fetch_add(1, Relaxed);
         }
         for fd in fds {
@@ -408,8 +416,8 @@ impl Play<'_> {
         me.in_use.store(1, Relaxed);
         me.incarnation.store(1, Relaxed);
         me.mail.store(u32::MAX, Relaxed);
-        while let Some(fd) = device.receive_segment() {
-            let _ = segment::map_peer(fd);
+        while let Some(mail) = device.receive() {
+            let _ = segment::map_peer(fd_of(mail));
         }
         for (segment, slot) in self.taken.drain(..) {
             segment::let_go(segment, Some(slot));

@@ -10,8 +10,10 @@
 //! that way too, or it does not test TCP's semantics.
 
 pub mod build;
+pub mod device;
 pub mod draw;
 pub mod fixture;
+pub mod netns;
 pub mod network;
 pub mod process;
 pub mod procfs;

@@ -120,7 +120,7 @@ fn users_of_a_group_share_its_directory_whatever_their_umask() {
     }
     let dir = fixture.ism_dir();
     std::os::unix::fs::chown(dir, None, Some(65534)).expect("chgrp");
-    std::fs::set_permissions(dir, Permissions::from_mode(0o2770)).expect("chmod");
+    std::fs::set_permissions(dir, Permissions::from_mode(0o3770)).expect("chmod");
     let as_nobody = |program: &Path| {
         let mut command = fixture.plain("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);

@@ -556,6 +556,78 @@ fn a_peer_that_falls_silent_or_closes_is_not_waited_for_longer_than_the_limit() 
     }
 }
 
+/// What happens to one message.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Mishap {
+    /// It comes in single bytes.
+    Slow,
+    /// Something else comes.
+    Garbage,
+    /// Its end is wrong.
+    Trailer,
+    /// Half of it comes, and nothing more.
+    Silence,
+    /// Half of it comes, then the end of the stream.
+    Close,
+}
+
+#[test]
+fn every_mishap_at_every_step_has_its_own_verdict() {
+    use Mishap::{Close, Garbage, Silence, Slow, Trailer};
+    let releases = [(0, 0), (0, 1), (1, 0), (1, 1)];
+    for (releases, path, step) in releases
+        .into_iter()
+        .flat_map(|r| PATHS.into_iter().flat_map(move |p| (0..3).map(move |s| (r, p, s))))
+    {
+        for mishap in [Slow, Garbage, Trailer, Silence, Close] {
+            let (mut client, mut server) = (client_with(&[path]), able(2));
+            client.host.release = Release::new(releases.0).unwrap();
+            server.host.release = Release::new(releases.1).unwrap();
+            let result = run(
+                &client,
+                &server,
+                Faults {
+                    clc: &mut |n, bytes| {
+                        let last = bytes.len() - 1;
+                        match mishap {
+                            _ if n != step => return true,
+                            Slow => {}
+                            Garbage => bytes.fill(0x55),
+                            Trailer => bytes[last] ^= 0xff,
+                            Silence | Close => bytes.truncate(last / 2),
+                        }
+                        mishap != Close
+                    },
+                    llc_arrives: true,
+                    piece: &mut || if mishap == Slow { 1 } else { usize::MAX },
+                },
+            );
+            // The server reads Proposal and Confirm, the client the Accept.
+            let reader = if step == 1 { &result.client } else { &result.server };
+            let case = format!("{releases:?} {path:?} {step} {mishap:?}: {reader:?}");
+            let fault = match reader {
+                Outcome::Smc(agreement) => {
+                    assert_eq!((mishap, agreement.path), (Slow, path), "{case}");
+                    continue;
+                }
+                Outcome::Ended(Ending::Failed(fault)) => fault,
+                Outcome::Ended(Ending::Fallback(_)) => panic!("{case}"),
+            };
+            let is_right = match mishap {
+                Slow => false,
+                Garbage => matches!(fault, Fault::Malformed(clc::Error::Eyecatcher { .. })),
+                Trailer => matches!(fault, Fault::Malformed(clc::Error::Trailer { .. })),
+                // The peer waits as long, and may hang up first.
+                // The Decline of a client that waits for its new link in vain fills it up.
+                Silence if step == 2 && path.is_smcr() => true,
+                Silence => matches!(fault, Fault::TimedOut | Fault::Closed),
+                Close => *fault == Fault::Closed,
+            };
+            assert!(is_right, "{case}");
+        }
+    }
+}
+
 #[test]
 fn whatever_happens_to_the_bytes_both_sides_come_to_an_end() {
     let entropy = produce::<Vec<u8>>().with().len(0..=64_usize);

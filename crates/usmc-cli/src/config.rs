@@ -39,6 +39,8 @@ pub enum Kind {
     Eids,
     /// Yes or no, where yes is the default.
     OnOff,
+    /// Networks, each with or without a port.
+    Peers,
 }
 
 /// One key of the configuration.
@@ -59,7 +61,7 @@ const fn key(name: &'static str, env: &'static str, option: &'static str, kind: 
 }
 
 /// Every key, in the order in which `usmc check` prints them.
-pub static KEYS: [Key; 14] = [
+pub static KEYS: [Key; 15] = [
     key("off", "USMC_OFF", "--off", Kind::Switch),
     key("ism_dir", "USMC_ISM_DIR", "--ism-dir", Kind::Dir),
     key("log", "USMC_LOG", "--log", Kind::Log),
@@ -70,6 +72,7 @@ pub static KEYS: [Key; 14] = [
     key("exclude_ports", "USMC_EXCLUDE_PORTS", "--exclude-port", Kind::Ports),
     key("include_addrs", "USMC_INCLUDE_ADDRS", "--include-addr", Kind::Addrs),
     key("exclude_addrs", "USMC_EXCLUDE_ADDRS", "--exclude-addr", Kind::Addrs),
+    key("peers", "USMC_PEERS", "--peer", Kind::Peers),
     key("include_programs", "USMC_INCLUDE_PROGRAMS", "--include-program", Kind::Programs),
     key("exclude_programs", "USMC_EXCLUDE_PROGRAMS", "--exclude-program", Kind::Programs),
     key("ueids", "USMC_UEIDS", "--ueid", Kind::Eids),
@@ -88,7 +91,7 @@ const MAX_MICROS: u64 = 1_000_000;
 impl Kind {
     /// Whether a TOML array may stand for the value.
     pub const fn is_list(self) -> bool {
-        matches!(self, Kind::Ports | Kind::Addrs | Kind::Programs | Kind::Eids)
+        matches!(self, Kind::Ports | Kind::Addrs | Kind::Programs | Kind::Eids | Kind::Peers)
     }
 
     /// Brings `text` into the flat form; the empty form means "as if never said".
@@ -115,6 +118,7 @@ impl Kind {
             Kind::Choice => choice(text),
             Kind::Eids => eids(text),
             Kind::OnOff => on_or_off(text),
+            Kind::Peers => list(text, peer),
         }
     }
 }
@@ -311,6 +315,29 @@ fn network(text: &str) -> Result<String, String> {
     })
 }
 
+/// A network, or `NETWORK:PORT`; IPv6 in brackets where a port follows.
+fn peer(text: &str) -> Result<String, String> {
+    let port = |port: &str| {
+        port.parse::<u16>().ok().filter(|&p| p > 0).ok_or_else(|| {
+            format!("{text:?} has no port behind the colon; write 10.0.0.1:6379 or [fd00::1]:6379")
+        })
+    };
+    if let Some((addr, rest)) = text.strip_prefix('[').and_then(|t| t.split_once(']')) {
+        let net = network(addr)?;
+        return match rest.strip_prefix(':') {
+            Some(number) => Ok(format!("[{net}]:{}", port(number)?)),
+            None if rest.is_empty() => Ok(net),
+            None => Err(format!("{text:?} goes on behind the bracket; write [fd00::1]:6379")),
+        };
+    }
+    match text.split_once(':') {
+        Some((net, number)) if !number.contains(':') => {
+            Ok(format!("{}:{}", network(net)?, port(number)?))
+        }
+        _ => network(text),
+    }
+}
+
 fn program(text: &str) -> Result<String, String> {
     match text.rsplit_once('/') {
         None => Ok(text.to_owned()),
@@ -374,6 +401,8 @@ mod tests {
             (Kind::Addrs, "::/0, FE80::1/10", "::/0,fe80::/10"),
             (Kind::Addrs, "::1", "::1/128"),
             (Kind::Addrs, "::ffff:10.0.0.9/104", "10.0.0.0/8"),
+            (Kind::Peers, "10.1.2.3:80, fd00::/8", "10.1.2.3/32:80,fd00::/8"),
+            (Kind::Peers, "[fd00::1]:80,[::1]", "[fd00::1/128]:80,::1/128"),
             (Kind::Programs, "redis-*, nginx", "redis-*,nginx"),
             (Kind::Eids, "A, B.1-C", "A,B.1-C"),
             (Kind::OnOff, "1", "on"),
@@ -406,6 +435,8 @@ mod tests {
             (Kind::Ports, "9-8", "write 8-9"),
             (Kind::Addrs, "localhost", "write 10.0.0.0/8 or ::1"),
             (Kind::Addrs, "10.0.0.0/33", "from 0 to 32"),
+            (Kind::Peers, "10.0.0.1:http", "write 10.0.0.1:6379"),
+            (Kind::Peers, "[::1]80", "write [fd00::1]:6379"),
             (Kind::Programs, "/usr/bin/redis-server", "alone: redis-server"),
             (Kind::Programs, "bin/", "such as nginx"),
             (Kind::Programs, "a\nb", "without them"),

@@ -62,6 +62,8 @@ pub struct Socket {
     pub mode: Mode,
     /// [`usmc::reason::Reason`], as the process' library numbers it.
     pub reason: u8,
+    /// The decline code that goes with [`usmc::reason::Reason::Declined`].
+    pub declined: u32,
     /// Own address; IPv4-mapped ones as IPv4.
     pub local: SocketAddr,
     /// The other end's.
@@ -288,6 +290,7 @@ fn decode(index: usize, record: &[u8]) -> Option<Socket> {
         state: state_of(state)?,
         mode: mode_of(mode)?,
         reason,
+        declined: u64_at(record, offset_of!(Record, segment)) as u32,
         local: end(offset_of!(Record, local), ports)?,
         peer: end(offset_of!(Record, peer), ports >> 16)?,
         tx_bytes,

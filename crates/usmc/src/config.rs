@@ -54,6 +54,10 @@ pub enum TcpOption {
     On,
 }
 
+/// A network, and the port of its listeners if it is one only.
+#[derive(Clone, Copy)]
+struct Peer(Net, Option<u16>);
+
 /// What the library was told.
 pub struct Config {
     /// Do nothing at all.
@@ -70,6 +74,9 @@ pub struct Config {
     exclude_ports: List<Ports>,
     include_addrs: List<Net>,
     exclude_addrs: List<Net>,
+    peers: List<Peer>,
+    /// `USMC_UEIDS`; a copy, likewise.
+    ueids: ([u8; UEIDS_MAX], usize),
 }
 
 /// Default ring: 256 KiB per direction (measured best of 64 KiB to 1 MiB for 64 KB messages).
@@ -90,6 +97,8 @@ impl Config {
             exclude_ports: List::new(),
             include_addrs: List::new(),
             exclude_addrs: List::new(),
+            peers: List::new(),
+            ueids: ([0; UEIDS_MAX], 0),
         }
     }
 
@@ -107,6 +116,8 @@ impl Config {
             exclude_ports: List::parse(env(c"USMC_EXCLUDE_PORTS"), ports),
             include_addrs: List::parse(env(c"USMC_INCLUDE_ADDRS"), net),
             exclude_addrs: List::parse(env(c"USMC_EXCLUDE_ADDRS"), net),
+            peers: List::parse(env(c"USMC_PEERS"), peer),
+            ueids: copy(env(c"USMC_UEIDS").unwrap_or("")),
             ..Config::off()
         };
         if let Some(bytes) = env(c"USMC_RING_SIZE").and_then(|v| v.parse::<u32>().ok()) {
@@ -127,6 +138,21 @@ impl Config {
         str::from_utf8(&self.ism_dir.0[..self.ism_dir.1]).unwrap_or("")
     }
 
+    /// Whether the other end at this address was declared to speak SMC: a listener there, or with port `None` a client.
+    pub fn is_peer(&self, addr: IpAddr, port: Option<u16>) -> bool {
+        let bits = addr_bits(addr);
+        self.peers.any(|p| {
+            let in_net = p.0.1 == 0 || (bits ^ p.0.0) >> (128 - p.0.1) == 0;
+            in_net && port.is_none_or(|port| p.1.is_none_or(|p| p == port))
+        })
+    }
+
+    /// The configured user-defined EIDs.
+    pub fn ueids(&self) -> impl Iterator<Item = &str> {
+        let text = str::from_utf8(&self.ueids.0[..self.ueids.1]).unwrap_or("");
+        text.split(',').map(str::trim).filter(|eid| !eid.is_empty())
+    }
+
     /// Whether connections to (or listeners at) this address may leave TCP.
     pub fn allows(&self, addr: IpAddr, port: u16) -> bool {
         let bits = addr_bits(addr);
@@ -142,9 +168,12 @@ impl Config {
 /// Longest ISM directory: a mailbox' name (`/v3.m.4095`) has to fit into `sun_path` behind it.
 const DIR_MAX: usize = 96;
 
-/// Too long means not configured; `usmc run` refuses such a directory with words.
-fn copy(text: &str) -> ([u8; DIR_MAX], usize) {
-    let mut bytes = [0; DIR_MAX];
+/// Four EIDs of 32 characters and what stands between them.
+const UEIDS_MAX: usize = 140;
+
+/// Too long means not configured; `usmc run` refuses such a value with words.
+fn copy<const MAX: usize>(text: &str) -> ([u8; MAX], usize) {
+    let mut bytes = [0; MAX];
     match bytes.get_mut(..text.len()) {
         Some(place) => place.copy_from_slice(text.as_bytes()),
         None => return (bytes, 0),
@@ -177,6 +206,24 @@ fn net(text: &str) -> Option<Net> {
     }
     let v6 = addr.parse::<Ipv6Addr>().ok()?;
     Some(Net(addr_bits(IpAddr::V6(v6)), len.unwrap_or(128).min(128)))
+}
+
+/// `10.0.0.0/8`, `10.0.0.1:6379`, `fd00::/8`, `[fd00::1]:6379`.
+fn peer(text: &str) -> Option<Peer> {
+    if let Some((net6, rest)) = text.strip_prefix('[').and_then(|t| t.split_once(']')) {
+        let port = rest.strip_prefix(':').map(str::parse);
+        return match port {
+            Some(port) => Some(Peer(net(net6)?, Some(port.ok()?))),
+            None if rest.is_empty() => Some(Peer(net(net6)?, None)),
+            None => None,
+        };
+    }
+    match text.split_once(':') {
+        Some((net4, port)) if !port.contains(':') => {
+            Some(Peer(net(net4)?, Some(port.parse().ok()?)))
+        }
+        _ => Some(Peer(net(text)?, None)),
+    }
 }
 
 /// An address as 128 bits, IPv4 in its mapped form.
@@ -254,6 +301,20 @@ mod tests {
         assert!(!config.allows("10.1.2.3".parse().unwrap(), 80));
         assert!(!config.allows("::ffff:10.1.2.3".parse().unwrap(), 80));
         assert!(!config.allows("fe80::1".parse().unwrap(), 80));
+    }
+
+    #[test]
+    fn peers_are_networks_with_or_without_a_port() {
+        let text =
+            "10.0.0.0/8, 192.0.2.1:6379,[fd00::1]:80,fe80::/10,[fd01::/16], nonsense, 1.2.3.4:x";
+        let config = Config { peers: List::parse(Some(text), peer), ..Config::off() };
+        let is_peer = |addr: &str, port| config.is_peer(addr.parse().unwrap(), port);
+        assert!(is_peer("10.1.2.3", Some(1)) && is_peer("::ffff:10.1.2.3", None));
+        assert!(is_peer("192.0.2.1", Some(6379)) && is_peer("192.0.2.1", None));
+        assert!(!is_peer("192.0.2.1", Some(6380)) && !is_peer("192.0.2.2", Some(6379)));
+        assert!(is_peer("fd00::1", Some(80)) && !is_peer("fd00::1", Some(81)));
+        assert!(is_peer("fe80::1", Some(9)) && is_peer("fd01::5", Some(9)));
+        assert!(!is_peer("1.2.3.4", None));
     }
 
     #[test]

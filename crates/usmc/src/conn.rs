@@ -62,6 +62,8 @@ pub const F_CHILDREN_TCP: u32 = 2048;
 pub const F_INQ_KNOWN: u32 = 4096;
 /// Received messages tell what is left unread (TCP_INQ).
 pub const F_INQ: u32 = 8192;
+/// A CLC message of the peer's may stand in the stream ([`crate::clc`]).
+pub const F_CLC: u32 = 16384;
 
 /// Asks for the TCP option, or came from a listener that does ([`crate::syn_option`]).
 pub const F_ARMED: u32 = 1 << 16;
@@ -173,6 +175,8 @@ pub struct Conn {
     /// received.
     pub bias: [AtomicU64; 2],
     past: [Past; RETURNS],
+    /// The handshake by CLC.
+    pub clc: crate::clc::State,
 }
 
 impl Conn {
@@ -443,6 +447,17 @@ pub fn at(index: u32) -> &'static Conn {
     unsafe { &*base.add(index as usize) }
 }
 
+/// Record `index`, if it was ever in use. For numbers from elsewhere.
+pub fn get(index: u32) -> Option<&'static Conn> {
+    (index < NEXT.load(Relaxed).min(CONNS as u32)).then(|| at(index))
+}
+
+/// The index of a record of the table.
+pub fn index_of(conn: &Conn) -> u32 {
+    let offset = ptr::from_ref(conn).addr() - BASE.load(Relaxed).addr();
+    (offset / size_of::<Conn>()) as u32
+}
+
 /// Takes an unused record, all zero but its use count. `None` when the table is full.
 pub fn alloc() -> Option<u32> {
     base()?;
@@ -503,6 +518,7 @@ pub fn free(index: u32) {
     for cell in [&conn.looked, &conn.looked_cons, &conn.asked, &conn.polled] {
         cell.store(0, Relaxed);
     }
+    conn.clc.clear();
     conn.bias.iter().for_each(|cell| cell.store(0, Relaxed));
     conn.kernel_seen.store(0, Relaxed);
     conn.set_phase(0);

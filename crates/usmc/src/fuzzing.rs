@@ -5,7 +5,7 @@ use usmc_shm::layout::Slot;
 
 pub use crate::device::loopback::layout;
 pub use crate::device::{
-    Custody, Device, DmbRef, FoundOffer, OfferId, PeerProcess, Receiver, current as device,
+    Custody, Device, DmbRef, FoundOffer, Mail, OfferId, PeerProcess, Receiver, current as device,
 };
 pub use crate::strangers::forget as forget_strangers;
 pub use crate::tuple::{Endpoint, Tuple, hash, netns};

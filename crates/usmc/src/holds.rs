@@ -200,7 +200,7 @@ pub fn lend(fd: i32, index: u32, to: Receiver) -> Result<(), Errno> {
 fn hand_over(fd: i32, index: u32, to: Receiver, reason: Reason) -> Result<(), Errno> {
     let conn = conn::at(index);
     loop {
-        if conn.phase() != EARLY {
+        if conn.phase() != EARLY || conn.clc.is_on() {
             demote::leave(fd, index, reason)?;
         }
         // Another thread may be at a step of its handshake; none is made once the flag is set.

@@ -14,6 +14,7 @@
 )]
 pub mod api;
 mod capture;
+mod clc;
 mod clock;
 mod config;
 mod conn;

@@ -69,7 +69,8 @@ pub struct Record {
     /// Bits 0-15: slot index in its segment. [`CLIENT_END`], [`WAS_SMCD`]. From [`SYN_OPTION_SHIFT`] on what the TCP
     /// option came to ([`crate::syn_option::Outcome`]).
     pub slot: AtomicU32,
-    /// The segment's random identity, the same at both ends; 0 in mode TCP.
+    /// The segment's random identity, the same at both ends; in mode TCP 0, or the code that goes
+    /// with [`crate::reason::Reason::Declined`].
     pub segment: AtomicU64,
     /// Bytes the application sent: through TCP up to the boundary, and through the ring. 0 in mode TCP.
     pub tx_bytes: AtomicU64,

@@ -75,6 +75,13 @@ reasons! {
     OptionEchoed = 29, "TCP option was echoed on the way";
     /// It says that it speaks SMC, but not over this device.
     NoCommonDevice = 30, "peer speaks SMC, but shares no device";
+    /// The destination is a listener of another network namespace or user, and no process of the device has said that
+    /// it holds the connection ([`crate::clc`]).
+    NotHeld = 25, "no process of this device holds the other end (NAT, or it does not look)";
+    /// CLC messages are being exchanged.
+    Handshake = 26, "CLC handshake not finished yet";
+    /// One of both ends has declined.
+    Declined = 27, "CLC handshake was declined";
     /// Few calls were made on it so far ([`crate::lasting`]).
     Short = 17, "too little use so far to change over";
 }

@@ -53,6 +53,8 @@ struct Mapped {
     owner: u64,
     listener: [u64; 4],
     slots: FreeSlots,
+    /// Of a peer's segment that was delivered for one connection ([`crate::clc`]): which file it is. 0 = none such.
+    delivered: u64,
 }
 
 static LOCK: Lock = Lock::new();
@@ -229,6 +231,7 @@ fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Resu
     m.fd = crate::table::keep_fd(fd);
     m.users = 0;
     m.owner = identity;
+    m.delivered = 0;
     m.listener = listener;
     m.slots.reset(slots);
     Ok(())
@@ -293,10 +296,23 @@ fn give_back_pages(map: &Segment, slot: u32) {
     }
 }
 
-/// Finds a peer's segment by identity and counts one more user.
+/// Finds a peer's segment by identity and counts one more user. Only one of our own user: of others the identity, which
+/// everybody can read in the offer table, proves nothing.
 pub fn use_peer(id: u64) -> Option<(u32, Segment)> {
+    use_where(|m| m.id == id && m.delivered == 0)
+}
+
+/// Finds the segment that this very file is.
+pub fn use_delivered(id: u64, inode: u64) -> Option<(u32, Segment)> {
+    use_where(|m| {
+        let is_own = || m.fd >= 0 && sys::fstat(m.fd).is_ok_and(|facts| facts.inode == inode);
+        m.id == id && (m.delivered == inode || (m.delivered == 0 && is_own()))
+    })
+}
+
+fn use_where(is_it: impl Fn(&Mapped) -> bool) -> Option<(u32, Segment)> {
     let table = table()?;
-    let index = table.entries.iter().position(|m| m.role != Role::Unused && m.id == id)?;
+    let index = table.entries.iter().position(|m| m.role != Role::Unused && is_it(m))?;
     let m = &mut table.entries[index];
     let map = m.segment().ok()?;
     m.users += 1;
@@ -308,8 +324,23 @@ pub fn unuse(index: u32) {
     let_go(index, None);
 }
 
-/// Maps a segment that came out of the mailbox; takes the fd. Hostile until proven sealed and sound.
+/// Maps a segment of our own user that came out of the mailbox; takes the fd. Hostile until proven sealed and sound.
 pub fn map_peer(fd: i32) -> Result<(), Reason> {
+    map(fd, 0)
+}
+
+/// The same, for one that was delivered for a connection by whoever holds its other end. Which file it is.
+pub fn map_delivered(fd: i32) -> Result<u64, Reason> {
+    if !strangers::is_sealed(fd) {
+        strangers::discard(fd);
+        return Err(Reason::PeerBroken);
+    }
+    let inode = sys::fstat(fd).map_or(0, |facts| facts.inode);
+    map(fd, inode)?;
+    if inode == 0 { Err(Reason::PeerBroken) } else { Ok(inode) }
+}
+
+fn map(fd: i32, delivered: u64) -> Result<(), Reason> {
     let mapped = size_of_sealed(fd).and_then(|len| {
         let have_room = table().ok_or(Reason::NoMemory).and_then(|mut table| {
             sweep(&mut table);
@@ -333,7 +364,10 @@ pub fn map_peer(fd: i32) -> Result<(), Reason> {
         unsafe { sys::munmap(base, len) };
         return Err(Reason::NoMemory);
     };
-    let known = table.entries.iter().any(|m| m.role != Role::Unused && m.id == id);
+    let known = table
+        .entries
+        .iter()
+        .any(|m| m.role != Role::Unused && m.id == id && m.delivered == delivered);
     let index = if known { Err(Reason::NoSegment) } else { place(&mut table, len) };
     let Ok(index) = index else {
         // SAFETY: as above.
@@ -342,6 +376,7 @@ pub fn map_peer(fd: i32) -> Result<(), Reason> {
     };
     let m = &mut table.entries[index];
     m.role = Role::Peer;
+    m.delivered = delivered;
     (m.id, m.owner, m.base, m.len) = (id, owner, base, len);
     (m.fd, m.users) = (-1, 0);
     m.slots.reset(0);
@@ -405,5 +440,43 @@ pub fn leave() {
         if let Ok(map) = m.segment() {
             map.header().retired.store(1, Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A segment of this identity as a client makes it, and the number of its file.
+    fn foreign(id: u64) -> (i32, u64) {
+        let len = segment_len(4, WINDOW_SHIFT_MIN).unwrap();
+        let fd = sys::memfd_create(c"test").unwrap();
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        sys::ftruncate(fd, len as u64).unwrap();
+        sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize).unwrap();
+        let base = sys::mmap_shared(fd, len).unwrap();
+        // SAFETY: a fresh mapping that nobody else has, and which is gone before it is mapped again.
+        unsafe {
+            Segment::create(base, 4, WINDOW_SHIFT_MIN, id, 0);
+            sys::munmap(base, len);
+        }
+        (fd, sys::fstat(fd).unwrap().inode)
+    }
+
+    #[test]
+    fn a_delivered_segment_is_none_of_our_own_users_whatever_it_calls_itself() {
+        const ID: u64 = 0x5e6d_e17e;
+        let ((ours, our_file), (theirs, their_file)) = (foreign(ID), foreign(ID));
+        assert_eq!(map_delivered(theirs), Ok(their_file));
+        // In use at once, for the next one that is mapped sweeps what dead processes have left.
+        let (delivered, _) = use_delivered(ID, their_file).unwrap();
+        assert!(use_peer(ID).is_none(), "the table's word is enough for it");
+        assert_eq!(map_peer(ours), Ok(()));
+        let (own, _) = use_peer(ID).unwrap();
+        assert_ne!(own, delivered);
+        assert!(use_delivered(ID, our_file).is_none(), "somebody else's memory by its name");
+        assert!(use_delivered(ID + 1, their_file).is_none());
+        unuse(own);
+        unuse(delivered);
     }
 }

@@ -506,6 +506,20 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const libc::msghdr, flags: c_int) -> Resu
     call!(SYS_sendmsg, fd, msg, flags)
 }
 
+/// This host's name, as uname(2) has it; nothing where it is no text.
+pub fn hostname(buffer: &mut [u8; 65]) -> &str {
+    // SAFETY: all-zero is a valid utsname, which the call fills.
+    let mut names: libc::utsname = unsafe { core::mem::zeroed() };
+    if call!(SYS_uname, &raw mut names).is_err() {
+        return "";
+    }
+    for (to, from) in buffer.iter_mut().zip(names.nodename) {
+        *to = from as u8;
+    }
+    let len = buffer.iter().position(|&b| b == 0).unwrap_or(0);
+    core::str::from_utf8(&buffer[..len]).unwrap_or("")
+}
+
 /// recvmsg(2).
 ///
 /// # Safety

@@ -18,18 +18,26 @@ use crate::conn::{FRESH, PLAIN, RING};
 use crate::device::{self, DmbRef, OfferId};
 use crate::lasting::{self, Call};
 use crate::reason::Reason;
+use crate::segment::OwnSlot;
 use crate::socket::{control, mark, option};
 use crate::tuple::{self, Endpoint, Tuple};
-use crate::{config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys};
+use crate::{
+    clc, config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys,
+};
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
 /// every [`LOOKS_EACH`]th looks, for a client that sends a long request before it makes its offer.
-const LOOKS: u32 = 64 * LOOKS_EACH;
+pub const LOOKS: u32 = 64 * LOOKS_EACH;
 const LOOKS_EACH: u32 = 64;
 
 /// The record's tuple.
 pub fn stored_tuple(conn: &Conn) -> [u64; 6] {
     core::array::from_fn(|i| conn.tuple[i].load(Relaxed))
+}
+
+/// The same, as a tuple.
+pub fn stored(conn: &Conn) -> Tuple {
+    Tuple::of(&stored_tuple(conn))
 }
 
 /// Sets it.
@@ -57,6 +65,9 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
         conn.give_up(Reason::Adopted);
     } else if !config::get().allows(server.ip(), server.port) {
         conn.give_up(Reason::Excluded);
+    } else if clc::is_declared(fd, server) {
+        clc::declare(conn);
+        conn.set_phase(EARLY);
     } else if !device::current().is_listening(None, server) {
         conn.give_up(syn_option::reason_of(conn, Reason::NotRegistered));
     } else {
@@ -79,10 +90,13 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
         return Err(Reason::NotRegistered);
     }
     let netns = tuple::netns(fd);
-    if !device::current().is_listening(Some(netns), server) {
-        return Err(Reason::NotRegistered);
-    }
     let tuple = Tuple { netns, client, server };
+    if !device::current().is_listening(Some(netns), server) {
+        return match device::current().is_listening(None, server) {
+            true => clc::ask(fd, conn, &tuple),
+            false => Err(Reason::NotRegistered),
+        };
+    }
     // Receivers and senders in the kernel's TCP know nothing of a slot.
     let Some(_rx) = conn.rx_lock.try_enter() else { return Ok(()) };
     if !conn.stop_kernel_calls() {
@@ -94,12 +108,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
         return Ok(());
     }
     let own = segment::take_slot(&tuple)?;
-    let Ok(usage) = prepare(&own.map, own.slot) else {
-        segment::unuse(own.segment);
-        return Err(Reason::NoMemory);
-    };
-    bind_slot(fd, conn, &own.map, own.segment, own.slot, true)?;
-    conn.usage.store(usage.to_bits(), Relaxed);
+    let usage = bind_own(fd, conn, &own)?;
     store_tuple(conn, &tuple);
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: usage.to_bits() };
     let offered = device::current().offer(&tuple, dmb);
@@ -116,6 +125,17 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
     }
     log::debug(format_args!("fd {fd}: offered slot {} to port {}", own.slot, server.port));
     Ok(())
+}
+
+/// Ties the record to a slot that was just taken, for its next connection.
+pub fn bind_own(fd: i32, conn: &Conn, own: &OwnSlot) -> Result<Use, Reason> {
+    let Ok(usage) = prepare(&own.map, own.slot) else {
+        segment::unuse(own.segment);
+        return Err(Reason::NoMemory);
+    };
+    bind_slot(fd, conn, &own.map, own.segment, own.slot, true)?;
+    conn.usage.store(usage.to_bits(), Relaxed);
+    Ok(usage)
 }
 
 /// Another process may hold the socket, too, and could not learn of the memory: false until it let go.
@@ -247,7 +267,7 @@ pub fn begin_adopted(fd: i32, index: u32, client: bool) {
 }
 
 /// Whether nobody else may use the socket, and no call of an earlier time does. Remembers who else has it.
-fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
+pub fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
     if conn.has(F_HANDED) || (conn.has(F_SHARED) && !is_ours_alone(fd, conn)?) {
         return Ok(false);
     }
@@ -275,7 +295,9 @@ pub fn stay_tcp(index: u32) -> bool {
 /// One step of the handshake, where one is due. Costs a few loads; never waits.
 pub fn progress(fd: i32, index: u32, call: Call) {
     let conn = conn::at(index);
-    if conn.phase() == EARLY && (!lasting::lasts(conn, call) || conn.has(F_SETTLING)) {
+    if conn.phase() == EARLY
+        && ((!lasting::lasts(conn, call) && !conn.clc.is_on()) || conn.has(F_SETTLING))
+    {
         return;
     }
     // Somebody else is at it: the next call goes on.
@@ -301,6 +323,7 @@ pub fn progress(fd: i32, index: u32, call: Call) {
 fn step(fd: i32, conn: &Conn) {
     match conn.phase() {
         EARLY if let Some(why) = kernel_only::reason() => conn.give_up(why),
+        EARLY if conn.clc.is_on() => clc::step(fd, conn),
         EARLY if conn.has(F_CLIENT) => {
             if let Err(reason) = offer(fd, conn) {
                 conn.give_up(reason);
@@ -379,7 +402,7 @@ fn step_client(fd: i32, conn: &Conn) {
 }
 
 /// Whether all calls are made in which an answer was waited for.
-fn is_spent(conn: &Conn) -> bool {
+pub fn is_spent(conn: &Conn) -> bool {
     let left = conn.looks.load(Relaxed);
     conn.looks.store(left.saturating_sub(1), Relaxed);
     left == 0
@@ -434,7 +457,7 @@ pub fn decline(fd: i32, index: u32, reason: Reason) -> bool {
 }
 
 /// The client takes its offer back; the slot is released when the record ends.
-fn withdraw(conn: &Conn, reason: Reason) {
+pub fn withdraw(conn: &Conn, reason: Reason) {
     let Some(slot) = conn.slot() else { return };
     match handshake::withdraw(&slot.control, usage(conn)) {
         Ok(()) => slot.end[ACCEPTOR].refs.store(0, Relaxed),
@@ -480,12 +503,11 @@ fn step_acceptor(fd: i32, conn: &Conn) {
     }
     let device = device::current();
     let Some(words) = named(fd, conn) else { return };
-    while let Some(memfd) = device.receive_segment() {
-        if let Err(reason) = segment::map_peer(memfd) {
-            log::warn(format_args!("a pushed segment was refused: {}", reason.text()));
-        }
-    }
+    clc::take_mail();
     let Some(found) = device.find_offer(&words) else {
+        if clc::hold_if_asked(fd, conn) {
+            return;
+        }
         let why = syn_option::reason_of(conn, Reason::NoOffer);
         conn.reason.store(why as u32, Relaxed);
         if left == 0 {
@@ -516,6 +538,24 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         }
         return;
     };
+    attach_to(fd, conn, found.dmb, seg, &map);
+}
+
+/// Attaches to memory that was handed over for this very connection ([`clc`]).
+pub fn attach(fd: i32, conn: &Conn, dmb: DmbRef, file: u64) {
+    match is_free(fd, conn) {
+        Ok(true) => {}
+        Ok(false) => return,
+        Err(reason) => return conn.give_up(reason),
+    }
+    match segment::use_delivered(dmb.segment, file) {
+        Some((seg, map)) => attach_to(fd, conn, dmb, seg, &map),
+        None => conn.give_up(Reason::NoMemory),
+    }
+}
+
+/// The caller has counted a use of the segment, and holds the step's lock.
+fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
     // Receivers of this process are kept out while the record gets its slot; calls in the kernel's TCP would
     // be uncounted in the slot, so with any of them in flight the next call tries again.
     let Some(_rx) = conn.rx_lock.try_enter() else { return segment::unuse(seg) };
@@ -531,18 +571,18 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         conn.give_up(Reason::Adopted);
         return segment::unuse(seg);
     }
-    if bind_slot(fd, conn, &map, seg, found.dmb.slot, false).is_err() {
+    if bind_slot(fd, conn, map, seg, dmb.slot, false).is_err() {
         conn.go_on_with_kernel_calls();
         conn.give_up(Reason::PeerBroken);
         return segment::unuse(seg);
     }
     let Some(slot) = conn.slot() else { return };
-    let usage = Use::from_bits(found.dmb.usage);
-    conn.usage.store(found.dmb.usage, Relaxed);
+    let usage = Use::from_bits(dmb.usage);
+    conn.usage.store(dmb.usage, Relaxed);
     // Before the slot is: a signal handler of this thread may want the connection to stay TCP.
     let moved = conn.leave_early(ATTACHED);
     if moved && handshake::attach(&slot.control, usage, crate::process::pid()) == Phase::Attached {
-        log::debug(format_args!("fd {fd}: attached to slot {}", found.dmb.slot));
+        log::debug(format_args!("fd {fd}: attached to slot {}", dmb.slot));
         return;
     }
     // Withdrawn, or taken by a process that shares this very socket: not ours to use.
@@ -644,6 +684,9 @@ fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
 /// The record ends or connects anew: withdraws what is offered and gives the slots back. Says whether no other process
 /// holds the connection, as far as they tell.
 pub fn end(conn: &Conn) -> Option<bool> {
+    if conn.clc.is_on() {
+        clc::end(conn);
+    }
     match conn.phase() {
         OFFERED => {
             let _step = conn.step_lock.enter();
@@ -674,7 +717,7 @@ fn release_slots(conn: &Conn) -> Option<bool> {
 }
 
 /// Gives our hold on the present slot back.
-fn release_slot(conn: &Conn) -> Option<bool> {
+pub fn release_slot(conn: &Conn) -> Option<bool> {
     let slot = conn.slot()?;
     let (segment, index) = (conn.segment.load(Relaxed), conn.slot_index.load(Relaxed));
     conn.forget_slot();

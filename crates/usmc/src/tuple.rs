@@ -76,6 +76,13 @@ pub struct Tuple {
 }
 
 impl Tuple {
+    /// The inverse of [`Tuple::words`].
+    pub fn of(words: &[u64; 6]) -> Tuple {
+        let mut client = Endpoint::server_of(&[0, 0, 0, words[1], words[2], words[5] >> 16]);
+        client.port = (words[5] >> 16) as u16;
+        Tuple { netns: words[0], client, server: Endpoint::server_of(words) }
+    }
+
     /// Five words for comparing and hashing.
     pub fn words(&self) -> [u64; 6] {
         let (c, s) = (self.client.words(), self.server.words());

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use smc_proto::decline::DeclineCode;
 use usmc::observe::{Mode, State};
 use usmc::reason::Reason;
 use usmc::syn_option::Outcome;
@@ -201,7 +202,7 @@ fn row(
             if let (0, Some(kernel)) = (s.local.port(), kernel) {
                 row.local = kernel.local.to_string();
             }
-            row.fallback_reason = reason_text(s.reason, connected);
+            row.fallback_reason = reason_text(s, connected);
             row.tx_bytes = kernel.map(|k| k.tx_bytes);
             row.rx_bytes = kernel.map(|k| k.rx_bytes);
             row.tx_queued = kernel.map(|k| k.tx_queued);
@@ -243,9 +244,13 @@ fn option_name(outcome: Outcome) -> Option<&'static str> {
     }
 }
 
-fn reason_text(code: u8, connected: bool) -> Option<String> {
+fn reason_text(socket: &Socket, connected: bool) -> Option<String> {
+    let code = socket.reason;
     match Reason::from_code(code) {
         Some(Reason::None) => connected.then(|| "not decided yet".to_owned()),
+        Some(reason @ Reason::Declined) => {
+            Some(format!("{}: {}", reason.text(), DeclineCode(socket.declined)))
+        }
         Some(reason) => Some(reason.text().to_owned()),
         None => Some(format!("reason {code}, which this version of usmc does not know")),
     }

@@ -48,6 +48,10 @@ pub struct ConfigArgs {
     /// Keep listeners in these networks on TCP
     #[arg(long = "exclude-addr", alias = "exclude-addrs", value_name = "NETWORKS")]
     pub exclude_addrs: Vec<String>,
+    /// Send SMC's first message to listeners in these networks unasked, and expect it of clients:
+    /// ADDRESS[/LENGTH][:PORT], comma list, repeatable
+    #[arg(long = "peer", alias = "peers", value_name = "PEERS")]
+    pub peers: Vec<String>,
     /// Serve only these programs: executable's file name, * matches anything, comma list, repeatable
     #[arg(long = "include-program", alias = "include-programs", value_name = "NAMES")]
     pub include_programs: Vec<String>,
@@ -85,6 +89,7 @@ impl ConfigArgs {
             "exclude_addrs" => joined(&self.exclude_addrs),
             "ueids" => joined(&self.ueids),
             "seid" => self.seid.clone(),
+            "peers" => joined(&self.peers),
             "include_programs" => joined(&self.include_programs),
             _ => joined(&self.exclude_programs),
         }

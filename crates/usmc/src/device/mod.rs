@@ -33,6 +33,58 @@ pub struct OfferId {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerProcess(pub u32);
 
+/// A segment for one connection, proven by what only its two ends know.
+#[derive(Clone, Copy, Debug)]
+pub struct Delivery {
+    /// The memory.
+    pub fd: i32,
+    /// What of it.
+    pub dmb: DmbRef,
+    /// The receiver's token for its end of the connection.
+    pub to: u64,
+    /// The sender's.
+    pub from: u64,
+}
+
+/// What comes by the mailbox. Its fd is the receiver's.
+#[derive(Clone, Copy, Debug)]
+pub enum Mail {
+    /// A segment of our own user.
+    Segment(i32),
+    /// One for a connection of ours.
+    Delivery(Delivery),
+}
+
+/// How far a handshake by CLC is, on the device ([`crate::clc`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// The client asks who holds the other end.
+    Open,
+    /// Somebody does: a Proposal may be sent.
+    Held,
+    /// It may be in the stream.
+    Proposed,
+    /// The answer may be in the stream.
+    Answered,
+    /// The client's word on it may be in the stream.
+    Confirmed,
+    /// As [`Stage::Proposed`], but no answer is wanted.
+    Abandoned,
+    /// No message is in the stream, and none will be.
+    Over,
+}
+
+/// A message of such a handshake.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Message {
+    /// The client's Proposal.
+    Proposal = 0,
+    /// Accept or Decline.
+    Answer = 1,
+    /// Confirm or Decline.
+    Confirm = 2,
+}
+
 /// What an acceptor finds for its connection.
 #[derive(Clone, Copy, Debug)]
 pub struct FoundOffer {
@@ -81,8 +133,8 @@ pub trait Device: Sync {
     fn register_listener(&self, netns: u64, at: Endpoint) -> Result<u32, Reason>;
     /// Forgets a listening address registered by this process.
     fn unregister_listener(&self, token: u32);
-    /// Whether anybody on this device listens there (maybe already dead: harmless), in this network namespace or,
-    /// with `None`, in any.
+    /// Whether anybody on this device listens there (maybe already dead: harmless): of this user in this network
+    /// namespace or, with `None`, of any user in any.
     fn is_listening(&self, netns: Option<u64>, at: Endpoint) -> bool;
     /// Whether a listener is registered there, and by somebody who has not closed it.
     fn is_registered(&self, netns: u64, at: Endpoint) -> bool;
@@ -109,8 +161,43 @@ pub trait Device: Sync {
     /// # Errors
     /// The reason why it cannot be received.
     fn want_segment(&self, id: OfferId) -> Result<(), Reason>;
-    /// The next segment that somebody pushed to this process, as an fd the caller owns.
-    fn receive_segment(&self) -> Option<i32>;
+    /// What was sent to this process next.
+    fn receive(&self) -> Option<Mail>;
+
+    /// The device's GID; equal for all who share it.
+    fn gid(&self) -> Option<[u64; 2]>;
+    /// Makes sure that this process can be sent memory.
+    ///
+    /// # Errors
+    /// The reason why it cannot.
+    fn open_mailbox(&self) -> Result<PeerProcess, Reason>;
+    /// Asks who holds the accepting end of this connection, whatever the network namespace.
+    ///
+    /// # Errors
+    /// The reason why the connection stays TCP.
+    fn ask_for_holder(&self, tuple: &Tuple) -> Result<OfferId, Reason>;
+    /// Notes that a Proposal is about to be sent that nobody was asked about, as the first bytes of a stream.
+    ///
+    /// # Errors
+    /// The reason why the connection stays TCP.
+    fn propose_unasked(&self, tuple: &Tuple) -> Result<OfferId, Reason>;
+    /// Whether this connection's client asks. The caller holds the accepting end.
+    fn find_question(&self, tuple: &Tuple) -> Option<OfferId>;
+    /// How far the handshake is.
+    fn stage(&self, id: OfferId) -> Stage;
+    /// Goes on with it; false where the other side was faster with another step.
+    fn step(&self, id: OfferId, from: Stage, to: Stage) -> bool;
+    /// Nobody will need it any more.
+    fn free(&self, id: OfferId);
+    /// Says how many bytes of its direction are before a message that the next step lets into the stream.
+    fn announce(&self, id: OfferId, message: Message, at: u64);
+    /// The same, read.
+    fn announced(&self, id: OfferId, message: Message) -> Option<u64>;
+    /// Hands memory over.
+    ///
+    /// # Errors
+    /// The errno; EAGAIN means try again later.
+    fn deliver(&self, to: PeerProcess, what: &Delivery) -> Result<(), Errno>;
 
     /// Begins to count who holds the socket with this SO_COOKIE: the caller. `client`: it is the connecting end.
     fn entrust(&self, cookie: u64, client: bool) -> Option<Custody>;

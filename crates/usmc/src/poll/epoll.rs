@@ -427,6 +427,19 @@ fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry, hot: bool) {
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut event);
 }
 
+/// What the kernel has reported was nothing to report: a one-shot registration of a connection in TCP is to go on.
+pub fn watch_again(number: u32, entry: &Entry) {
+    let want = entry.events.load(Relaxed);
+    if want & ONESHOT == 0 || entry.has(E_RING | E_DISABLED) {
+        return;
+    }
+    let u64 = tag(number, entry.use_count.load(Relaxed));
+    let mut event = libc::epoll_event { events: want, u64 };
+    let set_index = entry.set.load(Relaxed).wrapping_sub(1);
+    let fd = entry.fd.load(Relaxed) as i32;
+    let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, fd, &mut event);
+}
+
 /// Takes back what `kick` asked the kernel for.
 pub fn unkick(set_index: u32, number: u32, entry: &Entry) {
     if !entry.has(E_KICKED) {

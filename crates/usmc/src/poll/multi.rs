@@ -10,7 +10,8 @@ use super::entry::{self, E_DISABLED, E_KICKED, E_RING, E_TCP};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::{hot, nested};
-use crate::conn::{self};
+use crate::clc;
+use crate::conn::{self, F_CLC};
 use crate::socket::ending;
 use crate::socket::wait::{self, Budget};
 use crate::table::{self, Entry as Fd};
@@ -473,8 +474,20 @@ fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) 
             }
             let fd = epoll::live_fd(entry);
             let index = entry.conn.load(Relaxed);
+            // Before the look, which may take out the message that has made it readable.
+            let may_hide = conn::at(index).has(F_CLC);
             let bits = if ready::is_kernels(fd, index) {
                 let want = entry.events.load(Relaxed);
+                if may_hide
+                    && event.events & READ_BITS != 0
+                    && clc::hides_input(fd, conn::at(index))
+                {
+                    event.events &= !READ_BITS;
+                    if event.events & (want | ready::ERR | ready::HUP) == 0 {
+                        epoll::watch_again(number, entry);
+                        continue;
+                    }
+                }
                 if entry.has(E_DISABLED) {
                     // Fired in the ring, which the connection has left.
                     continue;

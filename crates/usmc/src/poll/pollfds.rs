@@ -11,7 +11,8 @@ use super::multi::{
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::{epoll, nested};
 use crate::api::time::Time;
-use crate::conn;
+use crate::clc;
+use crate::conn::{self, F_CLC};
 use crate::socket::recv::Receiving;
 use crate::socket::wait::{self, Budget, Sleeper};
 use crate::socket::{demote, ending};
@@ -220,6 +221,9 @@ fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
             if n >= 0 && p.revents != 0 {
                 n += 1;
             }
+        } else if p.fd >= 0 && p.revents != 0 && may_hide(p.fd) {
+            without_messages(p);
+            n -= c_int::from(n > 0 && p.revents == 0);
         } else if p.fd >= 0 {
             match watch(p.fd) {
                 Watch::Nested(index) => {
@@ -257,6 +261,22 @@ fn may_have_ended(fds: &[libc::pollfd], found: c_int) -> bool {
         conn.polled.store(now, Relaxed);
     }
     due
+}
+
+/// Whether the kernel may report a CLC message as something to read.
+fn may_hide(fd: c_int) -> bool {
+    matches!(table::get(fd), Fd::Conn(index) if conn::at(index).has(F_CLC))
+}
+
+/// Takes back that there is something to read, where that is a CLC message alone.
+fn without_messages(p: &mut libc::pollfd) {
+    const READ: i16 = libc::POLLIN | libc::POLLRDNORM;
+    if p.revents & READ != 0
+        && let Fd::Conn(index) = table::get(p.fd)
+        && clc::hides_input(p.fd, conn::at(index))
+    {
+        p.revents &= !READ;
+    }
 }
 
 fn spin_poll(fds: &[libc::pollfd], deadline: Deadline) -> bool {
@@ -445,7 +465,7 @@ impl Drop for GivenBack {
     }
 }
 
-/// Whether `fd` is a connection in the ring; select(2) converts to poll(2) then.
+/// Whether more than the kernel has to be asked about `fd`; select(2) converts to poll(2) then.
 pub fn is_ours(fd: c_int) -> bool {
-    !matches!(watch(fd), Watch::Kernel)
+    !matches!(watch(fd), Watch::Kernel) || may_hide(fd)
 }

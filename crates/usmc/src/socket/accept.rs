@@ -6,7 +6,7 @@ use super::connect;
 use crate::conn::{self, F_CHILDREN_TCP, LISTEN};
 use crate::reason::Reason;
 use crate::tuple::{Endpoint, Tuple};
-use crate::{observer, syn_option, transition};
+use crate::{clc, config, observer, syn_option, transition};
 
 /// After a real accept: `fd` is the new connection of listener `listener`, `flags` are accept4's.
 pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storage, len: usize) {
@@ -32,6 +32,8 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     } else if from.phase() != LISTEN {
         let reason = Reason::from_code(from.reason.load(Relaxed) as u8);
         conn.give_up(reason.unwrap_or(Reason::NoDevice));
+    } else if config::get().is_peer(client.ip(), None) {
+        clc::expect(conn);
     }
     observer::changed(fd, index);
 }

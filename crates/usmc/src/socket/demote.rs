@@ -82,7 +82,7 @@ pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
             return Err(libc::EBUSY);
         }
         if conn.phase() != RING {
-            return Ok(());
+            return if crate::clc::settle(fd, conn) { Ok(()) } else { Err(libc::EBUSY) };
         }
         let Some(slot) = conn.slot() else { continue };
         let leaving = Leaving::new(conn.end(slot));

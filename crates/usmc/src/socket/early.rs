@@ -6,7 +6,7 @@ use usmc_shm::layout::SWITCHING;
 use usmc_shm::sync::AtomicU32;
 
 use super::close::Hold;
-use crate::conn::{self, Conn, EARLY};
+use crate::conn::{self, Conn, EARLY, F_CLC};
 use crate::lasting::Call;
 use crate::transition;
 
@@ -25,7 +25,9 @@ impl Early {
             return None;
         }
         transition::progress(fd, index, Call::Receive);
-        Early::enter(fd, index, conn, &conn.tcp_receives)
+        let call = Early::enter(fd, index, conn, &conn.tcp_receives)?;
+        // Set while no such call is under way: a message of the peer's is not for the application.
+        if conn.has(F_CLC) { None } else { Some(call) }
     }
 
     /// Before a send. `None` where a slot is being tied to the record or is there.

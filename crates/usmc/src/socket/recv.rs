@@ -16,12 +16,12 @@ use super::demote;
 use super::ending::{self, Ending};
 use super::iov::Buffers;
 use super::wait::{self, Until, Woken};
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_SHARED, FRESH, OFFERED, PLAIN, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_SHARED, FRESH, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
 use crate::process::{Held, SharedLock};
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{capture, clock, kernel, observer, real, transition};
+use crate::{capture, clc, clock, kernel, observer, real, transition};
 
 /// How long an empty ring is believed without asking the kernel whether the peer died.
 const KERNEL_CHECK_NS: u64 = 10_000;
@@ -32,6 +32,8 @@ enum Attempt {
     Got(usize),
     /// Something has changed: look again.
     Again,
+    /// A message of the peer's that is not the application's has begun to come.
+    Part,
     /// Nothing yet; `true` when TCP has been read to the boundary.
     Empty(bool),
     /// No byte will follow.
@@ -69,6 +71,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 }
             }
             OFFERED | EARLY | ATTACHED => transition::progress(fd, index, Call::Receive),
+            PLAIN if !clc::wind_up(fd, conn) => {}
             PLAIN => {
                 transition::give_lowat_back(fd, conn);
                 return match ending::untold_to_receiver(fd, conn) {
@@ -126,9 +129,24 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 }
                 continue;
             }
-            Attempt::Empty(_) if flags & libc::MSG_DONTWAIT != 0 => libc::EAGAIN,
+            Attempt::Empty(_) | Attempt::Part if flags & libc::MSG_DONTWAIT != 0 => libc::EAGAIN,
             // O_NONBLOCK counts where the call begins.
-            Attempt::Empty(_) if hold.is_none() && wait::is_nonblocking(fd, conn) => libc::EAGAIN,
+            Attempt::Empty(_) | Attempt::Part
+                if hold.is_none() && wait::is_nonblocking(fd, conn) =>
+            {
+                libc::EAGAIN
+            }
+            Attempt::Part => {
+                if hold.is_none() {
+                    hold = Hold::enter(fd, index);
+                }
+                if hold.is_none() {
+                    return Outcome::Fail(libc::EBADF);
+                }
+                // What is there already would end every sleep at once.
+                (hold, _) = keeping(hold, || sys::poll1(fd, 0, 1));
+                continue;
+            }
             Attempt::Empty(in_ring) => {
                 if hold.is_none() {
                     hold = Hold::enter(fd, index);
@@ -227,7 +245,9 @@ fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
     let Some(_held) = conn.rx_lock.enter() else { return Attempt::Empty(false) };
     let phase = conn.phase();
     let Some(slot) = conn.slot() else {
-        return if phase == EARLY {
+        return if conn.has(F_CLC) {
+            before_message(fd, conn, to, flags)
+        } else if phase == EARLY {
             from_tcp(fd, conn, None, to, flags, u64::MAX)
         } else {
             Attempt::Kernel
@@ -254,6 +274,44 @@ fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
         // The kernel does not know the socket any more: the number was closed behind our back.
         Err(Unmeasured) => Attempt::Fail(libc::EBADF),
     }
+}
+
+/// Reads TCP, at most to where a CLC message of the peer's stands. More may be announced while we read, so that bytes
+/// are looked at first and taken afterwards.
+#[cold]
+fn before_message(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
+    let least = usize::try_from(clc::readable_before(fd, conn)).unwrap_or(usize::MAX);
+    let mut iov: [libc::iovec; 64] =
+        [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
+    let count = to.fill(&mut iov, least);
+    if count == 0 {
+        // A message that is not all there, or nothing was asked for.
+        return match least {
+            0 => Attempt::Part,
+            _ => from_tcp(fd, conn, None, to, flags, u64::MAX),
+        };
+    }
+    // SAFETY: all-zero is a valid msghdr.
+    let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+    (msg.msg_iov, msg.msg_iovlen) = (iov.as_mut_ptr(), count);
+    let look = (flags & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    // SAFETY: the iovecs are the application's buffers (Buffers::new's contract).
+    let seen = match unsafe { sys::recvmsg(fd, &mut msg, look) } {
+        Ok(0) => return tcp_ended(fd, conn, None),
+        Ok(n) => n,
+        Err(libc::EAGAIN) => return Attempt::Empty(false),
+        Err(errno) => return tcp_failed(fd, conn, errno),
+    };
+    let before = usize::try_from(clc::readable_before(fd, conn)).unwrap_or(usize::MAX);
+    let n = seen.min(before);
+    if n == 0 {
+        return Attempt::Again;
+    }
+    if flags & libc::MSG_PEEK == 0 {
+        clc::stream::discard(fd, n);
+    }
+    to.skip(n);
+    Attempt::Got(n)
 }
 
 /// Reads TCP, at most to the boundary.
@@ -576,8 +634,14 @@ fn unread_anyhow(fd: i32, index: u32) -> usize {
 /// FIONREAD: unread bytes of the TCP span and of the ring.
 pub fn unread(fd: i32, index: u32) -> Option<usize> {
     let conn = conn::at(index);
+    if conn.has(F_CLC) && conn.phase() == PLAIN {
+        return clc::unread(fd, conn);
+    }
     if matches!(conn.phase(), OFFERED | EARLY | ATTACHED) {
         transition::progress(fd, index, Call::Look);
+    }
+    if conn.has(F_CLC) {
+        return clc::unread(fd, conn);
     }
     let slot = conn.slot()?;
     if demote::is_due(conn.peer(slot).flags.load(Relaxed)) {

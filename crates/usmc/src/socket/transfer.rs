@@ -12,6 +12,7 @@ use super::wait::{self, Woken};
 use super::{Outcome, demote, ending, send};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
 use crate::lasting::Call;
+use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
 use crate::{capture, clock, kernel, observer, real, transition};
@@ -188,6 +189,11 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             RING => {}
             OFFERED | EARLY | ATTACHED => {
                 transition::progress(fd, index, Call::Receive);
+                // The kernel knows no end before a message of the peer's.
+                if conn.has(conn::F_CLC) && demote::leave(fd, index, Reason::KernelFeature).is_err()
+                {
+                    return Outcome::Fail(libc::EAGAIN);
+                }
                 // Bytes before the boundary are the kernel's; a bounded peek at them decides.
                 if conn.phase() != RING {
                     return keeping(hold, || splice_tcp(fd, index, to, count, nonblock)).1;

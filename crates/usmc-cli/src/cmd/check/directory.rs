@@ -97,7 +97,7 @@ fn existing(dir: &Path, meta: &Metadata, is_default: bool) -> Result<(), Finding
                 meta.gid(),
                 meta.mode() & 0o7777
             ),
-            "let its owner give you rwx (for a group: chgrp and chmod 2770), or choose another with --ism-dir",
+            "let its owner give you rwx (for a group: chgrp and chmod 3770), or choose another with --ism-dir",
         )
     })
 }
@@ -131,6 +131,12 @@ fn remarks(dir: &Path, meta: &Metadata, is_default: bool) -> Vec<Finding> {
         remarks.push(Finding::note(
             format!("it belongs to user {}, not to {user}", meta.uid()),
             "right for a shared device; everybody who can open it can share memory with you",
+        ));
+    }
+    if meta.mode() & 0o020 != 0 && meta.mode() & 0o1000 == 0 {
+        remarks.push(Finding::note(
+            "everybody in its group can replace what others have made in it, so that different users stay on TCP",
+            format!("let each keep his own: chmod +t {shown}"),
         ));
     }
     if is_default && meta.mode() & 0o077 != 0 {

@@ -77,11 +77,41 @@ pub fn share_socket(path: &CStr) {
     };
     if sys::fstat(fd).is_ok_and(is_ours) {
         // The one way to change the mode of just this file.
-        let mut link = Path::new();
-        let _ = write!(link, "/proc/self/fd/{fd}");
-        let _ = sys::chmod(link.c(), MODE);
+        let _ = sys::chmod(link_to(fd).c(), MODE);
     }
     sys::close(fd);
+}
+
+/// Whether a mailbox can be no other than that of the process whose index it bears: nobody may put another there, or
+/// whoever may is ourselves. `fd` is the socket file, opened for nothing else.
+pub fn is_trustworthy(fd: i32) -> bool {
+    let Ok(facts) = sys::fstat(fd) else { return false };
+    facts.mode & libc::S_IFMT == libc::S_IFSOCK && (is_own(facts.uid) || keeps_names())
+}
+
+/// Whether nobody but the directory's owner can rename or remove what others have made in it.
+fn keeps_names() -> bool {
+    let Ok(fd) = sys::open(path().c(), libc::O_PATH | libc::O_DIRECTORY, 0) else { return false };
+    let facts = sys::fstat(fd);
+    sys::close(fd);
+    facts.is_ok_and(|f| f.mode & 0o022 == 0 || f.mode & libc::S_ISVTX != 0)
+}
+
+/// Opens a file of the directory for nothing but to name it, so that it is the same one in what follows.
+pub fn point_at(file: &Path) -> Result<i32, Errno> {
+    sys::open(file.c(), libc::O_PATH | libc::O_NOFOLLOW, 0)
+}
+
+/// Such a file's name.
+pub fn link_to(fd: i32) -> Path {
+    let mut link = Path::new();
+    let _ = write!(link, "/proc/self/fd/{fd}");
+    link
+}
+
+/// Whether this user is to be trusted like ourselves.
+pub fn is_own(uid: u32) -> bool {
+    uid == 0 || uid == sys::geteuid()
 }
 
 /// The failed step and its errno.

@@ -66,6 +66,8 @@ pub struct Listener {
     pub addr: [AtomicU64; 2],
     /// When it was last freed by its owner, CLOCK_MONOTONIC nanoseconds.
     pub left_at: AtomicU64,
+    /// The owner's effective user id when it registered.
+    pub uid: AtomicU32,
 }
 
 /// A place that is being filled.
@@ -83,6 +85,21 @@ pub mod offer_phase {
     pub const WANTED: u8 = 3;
     /// The segment is in the acceptor's mailbox.
     pub const PUSHED: u8 = 4;
+    /// From here on: a handshake by CLC ([`super::super::agreements`]). The client asks whether anybody holds the
+    /// connection's other end.
+    pub const OPEN: u8 = 5;
+    /// The acceptor does.
+    pub const HELD: u8 = 6;
+    /// A Proposal is in the stream, or just about to be.
+    pub const PROPOSED: u8 = 7;
+    /// The acceptor's answer is.
+    pub const ANSWERED: u8 = 8;
+    /// The client's Confirm is.
+    pub const CONFIRMED: u8 = 9;
+    /// The client, which has proposed, does not want an answer any more.
+    pub const ABANDONED: u8 = 10;
+    /// It came to nothing, and no message is in the stream.
+    pub const OVER: u8 = 11;
 }
 
 /// One offer.
@@ -98,8 +115,13 @@ pub struct Offer {
     pub slot: AtomicU32,
     /// Use of the slot.
     pub usage: AtomicU32,
-    /// Process index of the acceptor that wants the segment.
+    /// Process index of the acceptor that wants the segment, or that holds the connection's other end.
     pub wanted_by: AtomicU32,
+    /// Process index of the client. The owner in `state` is whoever has still to read a message, and changes.
+    pub client: AtomicU32,
+    /// Where in its direction's stream a CLC message stands, plus one: the client's Proposal, the answer, what the
+    /// client says to that. 0 = none.
+    pub message_at: [AtomicU64; 3],
 }
 
 /// A connection that was passed on ([`super::custody`]).
@@ -134,7 +156,9 @@ const _: () = {
     assert!(size_of::<Header>() == 4096 && offset_of!(Header, gid) == 16);
     assert!(size_of::<Process>() == 64 && offset_of!(Process, mail) == 12);
     assert!(size_of::<Listener>() == 64 && offset_of!(Listener, left_at) == 32);
+    assert!(offset_of!(Listener, uid) == 40);
     assert!(size_of::<Offer>() == 128 && offset_of!(Offer, wanted_by) == 72);
+    assert!(offset_of!(Offer, client) == 76 && offset_of!(Offer, message_at) == 80);
     assert!(offset_of!(DeviceFile, listeners) == 4096 + PROCESSES * 64);
     assert!(size_of::<CustodyCell>() == 64 && offset_of!(CustodyCell, pending) == 16);
     let before = 4096 + (PROCESSES + LISTENERS) * 64 + OFFERS * 128;

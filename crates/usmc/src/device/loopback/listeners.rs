@@ -6,6 +6,7 @@ use super::layout::{DeviceFile, LISTENER_CLAIMED, LISTENER_PROBES, LISTENERS, Li
 use super::{Loopback, processes};
 use crate::clock;
 use crate::reason::Reason;
+use crate::sys;
 use crate::tuple::Endpoint;
 
 /// How long a listener that was closed still counts.
@@ -36,6 +37,7 @@ pub fn register(dev: &Loopback, netns: u64, at: Endpoint) -> Result<u32, Reason>
             let addr = halves(&at);
             place.port.store(at.port as u32, Relaxed);
             place.netns.store(netns, Relaxed);
+            place.uid.store(sys::geteuid(), Relaxed);
             place.addr[0].store(addr[0], Relaxed);
             place.addr[1].store(addr[1], Relaxed);
             place.state.store(me + 1, Release);
@@ -72,6 +74,8 @@ fn is_there(
 ) -> bool {
     let Ok(file) = dev.file() else { return false };
     let want = halves(&at);
+    // Of another user's memory the offer table alone says too little: that is for CLC.
+    let uid = netns.map(|_| sys::geteuid());
     places(file, at.port).any(|(_, place)| {
         let state = place.state.load(Acquire);
         if state == LISTENER_CLAIMED || place.port.load(Relaxed) != at.port as u32 {
@@ -83,7 +87,9 @@ fn is_there(
         let have = [place.addr[0].load(Relaxed), place.addr[1].load(Relaxed)];
         // :: and 0.0.0.0 (mapped) take every address; an offer nobody attaches harms nobody.
         let wildcard = have[0] == 0 && (have[1] == 0 || have[1] == 0xffff_0000_0000);
-        netns.is_none_or(|n| n == place.netns.load(Relaxed)) && (wildcard || have == want)
+        netns.is_none_or(|n| n == place.netns.load(Relaxed))
+            && uid.is_none_or(|uid| uid == place.uid.load(Relaxed))
+            && (wildcard || have == want)
     })
 }
 

@@ -7,6 +7,7 @@
 //! when the process ends, however it ends. Everything else here is disposable and swept by the next
 //! process that takes an index.
 
+mod agreements;
 mod custody;
 mod directory;
 pub mod layout;
@@ -19,7 +20,10 @@ use core::ptr;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32};
 
-use super::{Custody, Device, DmbRef, FoundOffer, OfferId, PeerProcess, Receiver};
+use super::{
+    Custody, Delivery, Device, DmbRef, FoundOffer, Mail, Message, OfferId, PeerProcess, Receiver,
+    Stage,
+};
 use crate::process::Lock;
 use crate::reason::Reason;
 use crate::sys::Errno;
@@ -115,13 +119,48 @@ impl Device for Loopback {
         offers::find(self, tuple)
     }
     fn want_segment(&self, id: OfferId) -> Result<(), Reason> {
-        let me = processes::index(self)?;
-        mailbox::ensure(self, me)?;
+        let PeerProcess(me) = self.open_mailbox()?;
         offers::want(self, id, me);
         Ok(())
     }
-    fn receive_segment(&self) -> Option<i32> {
+    fn receive(&self) -> Option<Mail> {
         mailbox::receive(self)
+    }
+    fn gid(&self) -> Option<[u64; 2]> {
+        let gid = &self.file().ok()?.header.gid;
+        Some([gid[0].load(Relaxed), gid[1].load(Relaxed)])
+    }
+    fn open_mailbox(&self) -> Result<PeerProcess, Reason> {
+        let me = processes::index(self)?;
+        mailbox::ensure(self, me)?;
+        Ok(PeerProcess(me))
+    }
+    fn ask_for_holder(&self, tuple: &Tuple) -> Result<OfferId, Reason> {
+        agreements::ask(self, tuple)
+    }
+    fn propose_unasked(&self, tuple: &Tuple) -> Result<OfferId, Reason> {
+        agreements::propose_unasked(self, tuple)
+    }
+    fn find_question(&self, tuple: &Tuple) -> Option<OfferId> {
+        agreements::find(self, tuple)
+    }
+    fn stage(&self, id: OfferId) -> Stage {
+        agreements::stage(self, id)
+    }
+    fn step(&self, id: OfferId, from: Stage, to: Stage) -> bool {
+        agreements::step(self, id, from, to)
+    }
+    fn free(&self, id: OfferId) {
+        agreements::free(self, id);
+    }
+    fn announce(&self, id: OfferId, message: Message, at: u64) {
+        agreements::announce(self, id, message, at);
+    }
+    fn announced(&self, id: OfferId, message: Message) -> Option<u64> {
+        agreements::announced(self, id, message)
+    }
+    fn deliver(&self, to: PeerProcess, what: &Delivery) -> Result<(), Errno> {
+        mailbox::deliver(self, to, what)
     }
     fn entrust(&self, cookie: u64, client: bool) -> Option<Custody> {
         custody::entrust(self, cookie, client)

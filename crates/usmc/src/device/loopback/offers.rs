@@ -2,18 +2,21 @@
 
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use super::layout::offer_phase::{CLAIMED, FREE, OFFERED, PUSHED, WANTED};
+use super::layout::offer_phase::{ABANDONED, HELD};
+use super::layout::offer_phase::{
+    CLAIMED, CONFIRMED, FREE, OFFERED, OPEN, PROPOSED, PUSHED, WANTED,
+};
 use super::layout::{DeviceFile, OFFER_WAYS, OFFERS, Offer, OfferState};
 use super::{Loopback, processes};
 use crate::device::{DmbRef, FoundOffer, OfferId, PeerProcess};
 use crate::reason::Reason;
 use crate::tuple::{self, Tuple};
 
-fn bucket(words: &[u64; 6]) -> usize {
+pub(super) fn bucket(words: &[u64; 6]) -> usize {
     (tuple::hash(words) as usize % (OFFERS / OFFER_WAYS)) * OFFER_WAYS
 }
 
-fn is_for(offer: &Offer, words: &[u64; 6]) -> bool {
+pub(super) fn is_for(offer: &Offer, words: &[u64; 6]) -> bool {
     // The ports differ most: compare from the end.
     offer.tuple.iter().zip(words).rev().all(|(have, want)| have.load(Relaxed) == *want)
 }
@@ -24,13 +27,30 @@ fn is_for(offer: &Offer, words: &[u64; 6]) -> bool {
 /// # Errors
 /// No device, or the bucket is full.
 pub fn offer(dev: &Loopback, tuple: &Tuple, dmb: DmbRef) -> Result<OfferId, Reason> {
+    leave(dev, tuple.words(), OFFERED, |offer| {
+        offer.segment.store(dmb.segment, Relaxed);
+        offer.slot.store(dmb.slot, Relaxed);
+        offer.usage.store(dmb.usage, Relaxed);
+    })
+}
+
+/// Fills a place of the bucket, in this phase; `fill` writes what is not common to all.
+///
+/// # Errors
+/// As [`offer`].
+pub(super) fn leave(
+    dev: &Loopback,
+    words: [u64; 6],
+    phase: u8,
+    fill: impl Fn(&Offer),
+) -> Result<OfferId, Reason> {
     let file = dev.file()?;
     let me = processes::index(dev)?;
-    let words = tuple.words();
     let first = bucket(&words);
     for offer in &file.offers[first..first + OFFER_WAYS] {
         let state = offer.state.load(Acquire);
-        if OfferState::from(state).phase >= OFFERED && is_for(offer, &words) {
+        let seen = OfferState::from(state).phase;
+        if (OFFERED..=HELD).contains(&seen) && is_for(offer, &words) {
             let free = OfferState { phase: FREE, ..OfferState::from(state) };
             let _ = offer.state.compare_exchange(state, free.into(), AcqRel, Relaxed);
         }
@@ -50,27 +70,31 @@ pub fn offer(dev: &Loopback, tuple: &Tuple, dmb: DmbRef) -> Result<OfferId, Reas
         for (place, word) in offer.tuple.iter().zip(words) {
             place.store(word, Relaxed);
         }
-        offer.segment.store(dmb.segment, Relaxed);
-        offer.slot.store(dmb.slot, Relaxed);
-        offer.usage.store(dmb.usage, Relaxed);
+        fill(offer);
         // Release: pairs with the Acquire in `find`.
-        offer.state.store(OfferState { phase: OFFERED, ..claimed }.into(), Release);
+        offer.state.store(OfferState { phase, ..claimed }.into(), Release);
         return Ok(OfferId { index: index as u32, use_count });
     }
     Err(Reason::OffersFull)
 }
 
 /// The offer and its state word, if it is still the same use.
-fn get(dev: &Loopback, id: OfferId) -> Option<(&'static Offer, u64)> {
+pub(super) fn get(dev: &Loopback, id: OfferId) -> Option<(&'static Offer, u64)> {
     let offer = dev.file().ok()?.offers.get(id.index as usize)?;
     let state = offer.state.load(Acquire);
     (OfferState::from(state).use_count == id.use_count).then_some((offer, state))
 }
 
-/// Frees the place unless somebody else has it by now.
+/// Frees the place unless somebody else has it by now, or has still to read a message of ours.
 pub fn clear(dev: &Loopback, id: OfferId) {
     while let Some((offer, state)) = get(dev, id) {
-        let free = OfferState { phase: FREE, ..OfferState::from(state) };
+        let seen = OfferState::from(state);
+        let phase = match seen.phase {
+            PROPOSED => ABANDONED,
+            CONFIRMED | ABANDONED => return,
+            _ => FREE,
+        };
+        let free = OfferState { phase, ..seen };
         if offer.state.compare_exchange(state, free.into(), AcqRel, Relaxed).is_ok() {
             return;
         }
@@ -102,7 +126,7 @@ pub fn find(dev: &Loopback, words: &[u64; 6]) -> Option<FoundOffer> {
         // Acquire: pairs with the Release in `offer`.
         let state = offer.state.load(Acquire);
         let seen = OfferState::from(state);
-        if seen.phase < OFFERED || !is_for(offer, words) {
+        if !(OFFERED..OPEN).contains(&seen.phase) || !is_for(offer, words) {
             continue;
         }
         let dmb = DmbRef {

@@ -39,6 +39,11 @@ fn take(dev: &Loopback, file: &DeviceFile) -> Result<u32, Reason> {
         if process.in_use.load(Acquire) != 0 {
             clean_up_after(file, index as u32);
         }
+        if has_strangers_mailbox(index as u32) {
+            // Left by another user in a directory where only they can remove it.
+            let _ = sys::lock_byte(fd, true, libc::F_UNLCK, LOCK_BASE + index as i64);
+            continue;
+        }
         process.incarnation.fetch_add(1, Relaxed);
         process.pid.store(crate::process::pid(), Relaxed);
         process.in_use.store(1, Release);
@@ -69,6 +74,17 @@ fn clean_up_after(file: &DeviceFile, index: u32) {
     offers::forget_owner(file, index);
 }
 
+fn has_strangers_mailbox(index: u32) -> bool {
+    let name = directory::mailbox(index);
+    match directory::point_at(&name) {
+        Ok(fd) => {
+            sys::close(fd);
+            sys::unlink(name.c()).is_err()
+        }
+        Err(_) => false,
+    }
+}
+
 fn is_locked(dev: &Loopback, index: u32) -> bool {
     let at = LOCK_BASE + index as i64;
     sys::lock_byte(dev.fd.load(Relaxed), false, libc::F_WRLCK, at)
@@ -93,6 +109,11 @@ pub fn is_alive(dev: &Loopback, identity: u64) -> bool {
         return false;
     }
     identity as u32 == dev.index.load(Relaxed) || is_locked(dev, identity as u32)
+}
+
+/// Whether an index is somebody's.
+pub fn is_taken(dev: &Loopback, index: u32) -> bool {
+    index == dev.index.load(Relaxed) || is_locked(dev, index)
 }
 
 /// Gives the index back and removes what belongs to it.

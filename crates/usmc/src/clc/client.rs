@@ -1,0 +1,291 @@
+//! The connecting end.
+
+use core::sync::atomic::Ordering::Relaxed;
+use smc_proto::decline::DeclineCode;
+use smc_proto::handshake::client::Accepted;
+use smc_proto::handshake::{Ending, Fault};
+use smc_proto::ids::Chid;
+use smc_proto::wire::clc::{Decline, Message as Clc, SmcdVersion};
+use usmc_shm::handshake::Use;
+
+use super::{Step, Taken, declined, give_up, has_room, host, id_of, say, store_id, take};
+use crate::conn::{Conn, F_CLC, OFFERED};
+use crate::device::{self, Delivery, DmbRef, Message, Stage};
+use crate::reason::Reason;
+use crate::tuple::{self, Tuple};
+use crate::{kernel, log, segment, sys, transition};
+
+/// Asks on the device who holds the other end of this connection, whose destination is a listener of another network
+/// namespace or user.
+///
+/// # Errors
+/// The reason why the connection stays TCP.
+pub fn ask(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> {
+    let id = device::current().ask_for_holder(tuple)?;
+    store_id(conn, id);
+    transition::store_tuple(conn, tuple);
+    conn.clc.set(Step::Asked);
+    conn.looks.store(transition::LOOKS, Relaxed);
+    conn.reason.store(Reason::NotHeld as u32, Relaxed);
+    log::debug(format_args!("fd {fd}: asks for port {}", tuple.server.port));
+    Ok(())
+}
+
+/// The destination was declared to speak SMC: the first bytes of the stream will be a Proposal.
+pub fn declare(conn: &Conn) {
+    conn.reason.store(Reason::Handshake as u32, Relaxed);
+    conn.clc.set(Step::Declared);
+}
+
+/// The caller holds the step's lock.
+pub fn step(fd: i32, conn: &Conn) {
+    match conn.clc.step() {
+        Step::Declared => propose_unasked(fd, conn),
+        Step::Asked => match device::current().stage(id_of(conn)) {
+            Stage::Open if transition::is_spent(conn) => {
+                device::current().clear_offer(id_of(conn));
+                give_up(conn, Reason::NotHeld);
+            }
+            Stage::Open => {}
+            Stage::Held => propose(fd, conn),
+            _ => {
+                device::current().clear_offer(id_of(conn));
+                give_up(conn, Reason::NotHeld);
+            }
+        },
+        Step::Proposed => read_answer(fd, conn),
+        _ => confirm(fd, conn),
+    }
+}
+
+/// Whether the connection is ours alone at this moment; ends the handshake where it will not be.
+fn is_free(fd: i32, conn: &Conn) -> bool {
+    match transition::is_free(fd, conn) {
+        Ok(free) => free,
+        Err(reason) => {
+            device::current().clear_offer(id_of(conn));
+            give_up(conn, reason);
+            false
+        }
+    }
+}
+
+/// As the first bytes of the stream, or not at all.
+fn propose_unasked(fd: i32, conn: &Conn) {
+    if !kernel::is_established(fd) {
+        return;
+    }
+    let (Ok(client), Ok(server)) = (tuple::local(fd), tuple::peer(fd)) else { return };
+    if kernel::tcp_sent(fd, true) != Some(0) || conn.returns() > 0 {
+        return give_up(conn, Reason::NotRegistered);
+    }
+    if !is_free(fd, conn) || !has_room(fd) {
+        return;
+    }
+    let Some(_rx) = conn.rx_lock.try_enter() else { return };
+    if !conn.stop_kernel_calls() {
+        return;
+    }
+    let tuple = Tuple { netns: tuple::netns(fd), client, server };
+    transition::store_tuple(conn, &tuple);
+    let sent = device::current().propose_unasked(&tuple).and_then(|id| {
+        let Some(Ok((_, proposal))) = host::propose(Some(id)) else { return Err(Reason::NoDevice) };
+        store_id(conn, id);
+        conn.set_flag(F_CLC, true);
+        conn.clc.set(Step::Proposed);
+        conn.looks.store(transition::LOOKS, Relaxed);
+        conn.reason.store(Reason::Handshake as u32, Relaxed);
+        super::send(fd, &proposal);
+        Ok(())
+    });
+    conn.go_on_with_kernel_calls();
+    if let Err(reason) = sent {
+        give_up(conn, reason);
+    }
+}
+
+fn propose(fd: i32, conn: &Conn) {
+    if !is_free(fd, conn) || !has_room(fd) {
+        return;
+    }
+    let proposal = match host::propose(None) {
+        Some(Ok((_, proposal))) => proposal,
+        _ => return give_up(conn, Reason::NoDevice),
+    };
+    let Some(_rx) = conn.rx_lock.try_enter() else { return };
+    if !conn.stop_kernel_calls() {
+        return;
+    }
+    // From here on receives end before the answer.
+    conn.set_flag(F_CLC, true);
+    conn.clc.set(Step::Proposed);
+    let said = say(fd, conn, Message::Proposal, [Stage::Held, Stage::Proposed], &proposal);
+    conn.go_on_with_kernel_calls();
+    if !said {
+        device::current().clear_offer(id_of(conn));
+        return give_up(conn, Reason::PeerGone);
+    }
+    conn.reason.store(Reason::Handshake as u32, Relaxed);
+    log::debug(format_args!("fd {fd}: proposal sent"));
+}
+
+fn read_answer(fd: i32, conn: &Conn) {
+    let (device, id) = (device::current(), id_of(conn));
+    match device.stage(id) {
+        Stage::Answered => {}
+        Stage::Proposed if transition::is_spent(conn) => {
+            if device.step(id, Stage::Proposed, Stage::Abandoned) {
+                give_up(conn, Reason::NotHeld);
+            }
+            return;
+        }
+        Stage::Proposed => return,
+        _ => return give_up(conn, Reason::PeerGone),
+    }
+    let message = match take(fd, conn) {
+        Taken::Wait => return,
+        Taken::Message(message) => message,
+        Taken::Other => {
+            device.clear_offer(id);
+            return give_up(conn, Reason::PeerBroken);
+        }
+    };
+    conn.set_flag(F_CLC, false);
+    match accepted(message) {
+        Ok((token, link_id)) => {
+            conn.clc.peer.store(token, Relaxed);
+            conn.clc.number.store(link_id, Relaxed);
+            conn.clc.set(Step::Accepted);
+            confirm(fd, conn);
+        }
+        Err(Ending::Fallback(fallback)) if fallback.decline.is_none() => {
+            device.clear_offer(id);
+            declined(conn, fallback.peer_reason.unwrap_or(fallback.reason));
+        }
+        Err(Ending::Fallback(fallback)) => {
+            conn.clc.declined.store(fallback.reason.0, Relaxed);
+            conn.clc.set(Step::Accepted);
+            confirm(fd, conn);
+        }
+        Err(Ending::Failed(_)) => {
+            // An answer that no server gives: whoever sent it knows what it did.
+            conn.clc.declined.store(DeclineCode::INTERR.0, Relaxed);
+            conn.clc.set(Step::Accepted);
+            confirm(fd, conn);
+        }
+    }
+}
+
+/// The server's token and link id, if its answer is an Accept for this device.
+fn accepted(answer: Clc) -> Result<(u64, u32), Ending> {
+    let (state, _) = host::propose(None).unwrap_or(Err(Ending::Failed(Fault::Closed)))?;
+    let Accepted::D(accepted) = state.on_message(answer)? else {
+        return Err(Ending::Failed(Fault::Closed));
+    };
+    let answer = accepted.answer();
+    let SmcdVersion::V2 { gid_ext, chid, .. } = answer.version else {
+        return Err(accepted.decline(DeclineCode::VERSMISMAT));
+    };
+    let known = host::gid().is_some_and(|own| own.gid == answer.gid && own.ext == gid_ext);
+    if !known || chid != Chid::LOOPBACK {
+        return Err(accepted.decline(DeclineCode::NOSMCD2DEV));
+    }
+    Ok((answer.token, answer.link_id))
+}
+
+/// Hands memory over and confirms, or declines.
+fn confirm(fd: i32, conn: &Conn) {
+    let (device, id) = (device::current(), id_of(conn));
+    if device.stage(id) != Stage::Answered {
+        // The acceptor does not wait any more.
+        device.clear_offer(id);
+        return give_up(conn, Reason::PeerGone);
+    }
+    if !is_free(fd, conn) || !has_room(fd) {
+        return;
+    }
+    let Some(_rx) = conn.rx_lock.try_enter() else { return };
+    if !conn.stop_kernel_calls() {
+        return;
+    }
+    let code = match conn.clc.declined() {
+        0 => match offer(fd, conn) {
+            Ok(()) => return,
+            Err(Failed::NotNow) => return conn.go_on_with_kernel_calls(),
+            Err(Failed::PeerGone) => {
+                conn.go_on_with_kernel_calls();
+                device.clear_offer(id);
+                return give_up(conn, Reason::PeerGone);
+            }
+            Err(Failed::Decline(code)) => code,
+        },
+        code => DeclineCode(code),
+    };
+    let decline = Clc::Decline(Decline::new(false, Default::default(), code));
+    say(fd, conn, Message::Confirm, [Stage::Answered, Stage::Confirmed], &decline);
+    conn.go_on_with_kernel_calls();
+    declined(conn, code);
+}
+
+enum Failed {
+    NotNow,
+    PeerGone,
+    Decline(DeclineCode),
+}
+
+/// Ties the record to a slot of a segment that only this server's process is given, delivers it and confirms.
+fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
+    let link_id = conn.clc.number.load(Relaxed);
+    let tuple = transition::stored(conn);
+    // Whoever listens at that address: memory is shared with one process of it.
+    let pair = Tuple { netns: 1 << 63 | u64::from(link_id), ..tuple };
+    let own = segment::take_slot(&pair).map_err(|_| Failed::Decline(DeclineCode::MEM))?;
+    let Ok(usage) = transition::bind_own(fd, conn, &own) else {
+        return Err(Failed::Decline(DeclineCode::MEM));
+    };
+    let undo = |failed| {
+        transition::release_slot(conn);
+        Err(failed)
+    };
+    let token = sys::random() | 1;
+    let Some(side) = host::side(token) else {
+        return undo(Failed::Decline(DeclineCode::NOSMCDDEV));
+    };
+    let Some(memfd) = segment::fd_of(own.segment) else {
+        return undo(Failed::Decline(DeclineCode::MEM));
+    };
+    let dmb = DmbRef { segment: own.id, slot: own.slot, usage: Use::to_bits(usage) };
+    let what = Delivery { fd: memfd, dmb, to: conn.clc.peer.load(Relaxed), from: token };
+    match device::current().deliver(host::process_of(link_id), &what) {
+        Ok(()) => {}
+        Err(libc::EAGAIN) => return undo(Failed::NotNow),
+        Err(errno) => {
+            log::warn(format_args!("fd {fd}: segment not handed over, errno {errno}"));
+            return undo(Failed::Decline(DeclineCode::MEM));
+        }
+    }
+    let Some(confirm) = confirm_message(&side) else {
+        return undo(Failed::Decline(DeclineCode::INTERR));
+    };
+    // Before the Confirm: from then on the acceptor may attach.
+    if !conn.leave_early(OFFERED) {
+        return undo(Failed::PeerGone);
+    }
+    if !say(fd, conn, Message::Confirm, [Stage::Answered, Stage::Confirmed], &confirm) {
+        transition::withdraw(conn, Reason::PeerGone);
+        conn.clc.set(Step::None);
+        return Ok(());
+    }
+    conn.clc.set(Step::None);
+    conn.reason.store(Reason::Offered as u32, Relaxed);
+    log::debug(format_args!("fd {fd}: confirmed with slot {}", own.slot));
+    Ok(())
+}
+
+/// The Confirm of this memory. The server's Accept is gone, but all that the Confirm repeats of it is our own.
+fn confirm_message(side: &smc_proto::handshake::SmcdSide) -> Option<Clc> {
+    let (state, proposal) = host::propose(None)?.ok()?;
+    let (_, accept) = host::choose(proposal)?.ok()?.accept(side);
+    let Accepted::D(accepted) = state.on_message(accept).ok()? else { return None };
+    Some(accepted.confirm(side).ok()?.1)
+}

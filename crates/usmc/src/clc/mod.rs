@@ -1,0 +1,433 @@
+//! In-band SMC-D: Proposal, Accept and Confirm in the connection's own TCP stream.
+//!
+//! For peers whom the offer table alone does not prove: other users, other network namespaces, other containers that
+//! share the ISM directory. Each side's token goes through the TCP stream and nowhere else, so that whoever knows both
+//! holds the connection; memory is handed over against them ([`crate::device::Delivery`]).
+//!
+//! ```text
+//! client                          device                     acceptor
+//! asks ─────────────────────────▶ Open
+//!                                 Held ◀──────────────────── holds this very connection (accept told it)
+//! Proposal, in the stream ──────▶ Proposed
+//!                                 Answered ◀──────────────── Accept (its token) or Decline, in the stream
+//! memory, by mailbox
+//! Confirm (its token) ──────────▶ Confirmed
+//!                                 free ◀──────────────────── maps the memory, attaches: as with an offer
+//! ```
+//!
+//! Nobody waits for any of it: the application's bytes go by TCP meanwhile, before, between and behind the messages. So
+//! each message's place in the stream is announced, and the receiver's calls end before it, take the message out and
+//! go on behind it ([`stream`]). A message is sent only after a step on the device that its receiver would have seen
+//! before changing its mind, and who changes its mind takes that step away first. What stands at the announced place
+//! and is no message is the application's.
+//!
+//! [`F_CLC`]: a message of the peer's may come; all receives are ours, whatever the phase, until it is taken out or
+//! cannot come any more.
+
+mod acceptor;
+mod client;
+mod host;
+pub mod stream;
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use smc_proto::decline::DeclineCode;
+use smc_proto::wire::clc::{MAX_LEN, Message as Clc};
+use usmc_shm::sync::{AtomicU32, AtomicU64};
+
+use crate::conn::{self, Conn, EARLY, F_CLC, F_CLIENT, PLAIN};
+use crate::device::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
+use crate::reason::Reason;
+use crate::tuple::{self, Endpoint};
+use crate::{clock, config, kernel, log, process, segment, strangers, sys};
+
+pub use acceptor::{expect, hold_if_asked};
+pub use client::{ask, declare};
+
+/// How far this end is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+enum Step {
+    /// There is no handshake by CLC.
+    None = 0,
+    /// Client: has asked on the device.
+    Asked = 1,
+    /// Client: has proposed.
+    Proposed = 2,
+    /// Client: has read the Accept.
+    Accepted = 3,
+    /// Acceptor: has said that it holds the connection.
+    Held = 4,
+    /// Acceptor: has read the Proposal.
+    Asking = 5,
+    /// Acceptor: has answered.
+    Answered = 6,
+    /// Acceptor: has read the Confirm.
+    Confirmed = 7,
+    /// Client: the destination was declared to speak SMC, and nothing is sent yet.
+    Declared = 8,
+    /// Acceptor: the client was declared, and nothing is read yet.
+    Expecting = 9,
+}
+
+const STEPS: [Step; 10] = [
+    Step::None,
+    Step::Asked,
+    Step::Proposed,
+    Step::Accepted,
+    Step::Held,
+    Step::Asking,
+    Step::Answered,
+    Step::Confirmed,
+    Step::Declared,
+    Step::Expecting,
+];
+
+/// A record's part in a handshake. All zero: none.
+#[derive(Default)]
+#[repr(C)]
+pub struct State {
+    step: AtomicU32,
+    /// Who is in it: a forked child is not.
+    pid: AtomicU32,
+    /// When a message was first seen that was not all there, in milliseconds; 0 = none was.
+    partial: AtomicU32,
+    /// Decline code, of whichever side.
+    declined: AtomicU32,
+    /// Release of the peer's Proposal; or the link id of its Accept.
+    number: AtomicU32,
+    /// Our token.
+    own: AtomicU64,
+    /// The peer's.
+    peer: AtomicU64,
+    /// What was delivered: the peer's token, segment, slot and use, file. The token is set last.
+    given: [AtomicU64; 4],
+}
+
+impl State {
+    fn step(&self) -> Step {
+        STEPS.get(self.step.load(Relaxed) as usize).copied().unwrap_or(Step::None)
+    }
+
+    fn set(&self, step: Step) {
+        self.pid.store(process::pid(), Relaxed);
+        self.partial.store(0, Relaxed);
+        self.step.store(step as u32, Relaxed);
+    }
+
+    /// Whether a handshake of this process is under way.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.step.load(Relaxed) != Step::None as u32
+    }
+
+    /// The code with which either side has declined; 0 = none has.
+    pub fn declined(&self) -> u32 {
+        self.declined.load(Relaxed)
+    }
+
+    /// The record is free.
+    pub fn clear(&self) {
+        for cell in [&self.step, &self.pid, &self.partial, &self.declined, &self.number] {
+            cell.store(0, Relaxed);
+        }
+        for cell in [&self.own, &self.peer].into_iter().chain(&self.given) {
+            cell.store(0, Relaxed);
+        }
+    }
+}
+
+/// Whether whoever listens there was declared to speak SMC, and is not to be had by an offer.
+pub fn is_declared(fd: i32, server: Endpoint) -> bool {
+    config::get().is_peer(server.ip(), Some(server.port))
+        && !device::current().is_listening(Some(tuple::netns(fd)), server)
+}
+
+fn id_of(conn: &Conn) -> OfferId {
+    OfferId { index: conn.offer_index.load(Relaxed), use_count: conn.offer_use.load(Relaxed) }
+}
+
+fn store_id(conn: &Conn, id: OfferId) {
+    conn.offer_index.store(id.index, Relaxed);
+    conn.offer_use.store(id.use_count, Relaxed);
+}
+
+/// One step, where one is due. The caller holds the step's lock; the phase is [`EARLY`].
+pub fn step(fd: i32, conn: &Conn) {
+    match conn.clc.step() {
+        Step::None => {}
+        Step::Declared | Step::Asked | Step::Proposed | Step::Accepted => client::step(fd, conn),
+        Step::Expecting | Step::Held | Step::Asking | Step::Answered | Step::Confirmed => {
+            acceptor::step(fd, conn)
+        }
+    }
+}
+
+/// Which message of the peer's comes next, and the stage at which it may be in the stream.
+fn awaited(conn: &Conn) -> Option<(Message, Stage)> {
+    match conn.clc.step() {
+        Step::Held => Some((Message::Proposal, Stage::Proposed)),
+        Step::Proposed => Some((Message::Answer, Stage::Answered)),
+        Step::Answered => Some((Message::Confirm, Stage::Confirmed)),
+        _ => None,
+    }
+}
+
+/// The handshake has come to nothing; no message of the peer's is in the stream.
+fn give_up(conn: &Conn, reason: Reason) {
+    conn.clc.set(Step::None);
+    conn.set_flag(F_CLC, false);
+    if conn.leave_early(PLAIN) {
+        conn.reason.store(reason as u32, Relaxed);
+    }
+}
+
+fn declined(conn: &Conn, code: DeclineCode) {
+    conn.clc.declined.store(code.0, Relaxed);
+    log::warn(format_args!("CLC handshake declined: {code}"));
+    give_up(conn, Reason::Declined);
+}
+
+/// The connection is not to leave TCP any more: changes our mind where that is still possible, and otherwise takes the
+/// peer's message out of the stream once it is read so far. Whether no message is to come.
+pub fn wind_up(fd: i32, conn: &Conn) -> bool {
+    if !conn.has(F_CLC) {
+        return true;
+    }
+    let Some(_step) = conn.step_lock.try_enter() else { return false };
+    if conn.phase() == EARLY {
+        return !conn.has(F_CLC);
+    }
+    let (device, id) = (device::current(), id_of(conn));
+    if conn.clc.step() == Step::Expecting {
+        return acceptor::stop_expecting(fd, conn);
+    }
+    let over = match (conn.clc.step(), device.stage(id)) {
+        (Step::Held, Stage::Held) => device.step(id, Stage::Held, Stage::Over),
+        (Step::Proposed, Stage::Proposed) => device.step(id, Stage::Proposed, Stage::Abandoned),
+        (Step::Answered, Stage::Answered) => device.step(id, Stage::Answered, Stage::Over),
+        (_, Stage::Over) => true,
+        (Step::Held, Stage::Proposed | Stage::Abandoned)
+        | (Step::Proposed, Stage::Answered)
+        | (Step::Answered, Stage::Confirmed) => match take(fd, conn) {
+            Taken::Wait => return false,
+            Taken::Message(_) | Taken::Other => {
+                device.free(id);
+                true
+            }
+        },
+        _ => return false,
+    };
+    if over {
+        conn.clc.set(Step::None);
+        conn.set_flag(F_CLC, false);
+    }
+    over
+}
+
+/// The same for somebody who is going to use the socket without us: for a moment: what is on its way arrives soon.
+pub fn settle(fd: i32, conn: &Conn) -> bool {
+    for _ in 0..50 {
+        if wind_up(fd, conn) {
+            return true;
+        }
+        sys::poll1(fd, 0, 1);
+    }
+    // Whoever was declared may never propose.
+    conn.clc.step() == Step::Expecting
+}
+
+/// This process' part in the connection is over.
+pub fn end(conn: &Conn) {
+    let (step, ours) = (conn.clc.step(), conn.clc.pid.load(Relaxed) == process::pid());
+    conn.clc.set(Step::None);
+    conn.set_flag(F_CLC, false);
+    if !ours {
+        return;
+    }
+    let (device, id) = (device::current(), id_of(conn));
+    match (step, device.stage(id)) {
+        (Step::None | Step::Declared | Step::Expecting, _) => {}
+        (Step::Asked | Step::Proposed | Step::Accepted, _) => device.clear_offer(id),
+        (_, Stage::Held) => drop(device.step(id, Stage::Held, Stage::Over)),
+        (_, Stage::Answered) => drop(device.step(id, Stage::Answered, Stage::Over)),
+        (_, Stage::Proposed | Stage::Abandoned | Stage::Confirmed) => device.free(id),
+        _ => {}
+    }
+}
+
+#[expect(clippy::large_enum_variant, reason = "there is no allocator; a call holds one")]
+enum Taken {
+    /// This message, and it is out of the stream.
+    Message(Clc),
+    /// Not there yet, or not all of it.
+    Wait,
+    /// What stands there is the application's.
+    Other,
+}
+
+/// How long a message may take to come, in milliseconds; after that it is taken for the application's bytes. Its sender
+/// has sent it in one call.
+const PARTIAL: u32 = 1000;
+
+/// Takes the awaited message out of the stream, if the application has read everything before it.
+fn take(fd: i32, conn: &Conn) -> Taken {
+    let Some(_rx) = conn.rx_lock.try_enter() else { return Taken::Wait };
+    if before_message(fd, conn) != Some(0) {
+        return Taken::Wait;
+    }
+    match stream::take(fd) {
+        stream::Found::Message(message) => Taken::Message(message),
+        stream::Found::Other => {
+            log::warn(format_args!("fd {fd}: no CLC message where one was announced; TCP"));
+            Taken::Other
+        }
+        stream::Found::Nothing => Taken::Wait,
+        stream::Found::Part if !is_too_slow(conn) => Taken::Wait,
+        stream::Found::Part => Taken::Other,
+    }
+}
+
+/// Whether the rest of a message has been waited for long enough.
+fn is_too_slow(conn: &Conn) -> bool {
+    let now = (clock::now_ns() / 1_000_000) as u32 | 1;
+    let since = match conn.clc.partial.load(Relaxed) {
+        0 => {
+            conn.clc.partial.store(now, Relaxed);
+            now
+        }
+        since => since,
+    };
+    now.wrapping_sub(since) > PARTIAL
+}
+
+/// Bytes of the application that come before the awaited message; `None` while none is announced.
+fn before_message(fd: i32, conn: &Conn) -> Option<u64> {
+    let (message, stage) = awaited(conn)?;
+    let (device, id) = (device::current(), id_of(conn));
+    let now = device.stage(id);
+    if now != stage && !(now == Stage::Abandoned && stage == Stage::Proposed) {
+        return None;
+    }
+    let at = device.announced(id, message)?;
+    Some(at.saturating_sub(kernel::tcp_taken(fd)?))
+}
+
+/// How many bytes may be read before a message of the peer's stands in the stream.
+pub fn readable_before(fd: i32, conn: &Conn) -> u64 {
+    if conn.clc.step() == Step::Expecting {
+        // The first bytes are a Proposal, or there is none.
+        return match stream::look(fd) {
+            (stream::Found::Message(_) | stream::Found::Part, _) => 0,
+            _ => u64::MAX,
+        };
+    }
+    before_message(fd, conn).unwrap_or(u64::MAX)
+}
+
+/// Whether a socket that was reported as readable is so for the sake of a message alone, or was.
+pub fn hides_input(fd: i32, conn: &Conn) -> bool {
+    if conn.phase() != EARLY {
+        wind_up(fd, conn);
+    }
+    if readable_before(fd, conn) == 0 && conn.has(F_CLC) {
+        // The end is not hidden.
+        return !kernel::has_fin(fd);
+    }
+    sys::poll1(fd, libc::POLLIN, 0) & libc::POLLIN == 0
+}
+
+/// FIONREAD without messages.
+pub fn unread(fd: i32, conn: &Conn) -> Option<usize> {
+    if conn.phase() != EARLY {
+        wind_up(fd, conn);
+    }
+    let inq = sys::ioctl_int(fd, libc::FIONREAD).ok()? as usize;
+    let before = readable_before(fd, conn);
+    Some(inq.min(usize::try_from(before).unwrap_or(inq)))
+}
+
+/// Sends a message at this place of the stream; nobody sends meanwhile. After a part of one the stream is of no use any
+/// more: the connection is reset.
+fn send(fd: i32, message: &Clc) {
+    let mut buffer = [0; MAX_LEN];
+    let Ok(bytes) = message.emit(&mut buffer) else { return };
+    let sent = sys::send(fd, bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    if sent != Ok(bytes.len()) {
+        log::warn(format_args!("fd {fd}: a CLC message could not be sent ({sent:?})"));
+        stream::reset(fd);
+    }
+}
+
+/// Whether a message can be sent at once, as a segment of its own.
+fn has_room(fd: i32) -> bool {
+    sys::poll1(fd, libc::POLLOUT, 0) == libc::POLLOUT
+        && sys::ioctl_int(fd, libc::TIOCOUTQ).is_ok_and(|n| n == 0)
+}
+
+/// Announces a message, takes the step that lets it into the stream, and sends it. The caller has stopped the calls of
+/// the kernel. False where the peer has changed its mind: nothing was sent.
+fn say(fd: i32, conn: &Conn, message: Message, steps: [Stage; 2], what: &Clc) -> bool {
+    let (device, id) = (device::current(), id_of(conn));
+    let Some(at) = kernel::tcp_sent(fd, conn.has(F_CLIENT)) else { return false };
+    device.announce(id, message, at);
+    if !device.step(id, steps[0], steps[1]) {
+        return false;
+    }
+    send(fd, what);
+    true
+}
+
+/// Maps what came by mail, and notes what was delivered for which connection.
+pub fn take_mail() {
+    while let Some(mail) = device::current().receive() {
+        let mapped = match mail {
+            Mail::Segment(fd) => segment::map_peer(fd),
+            Mail::Delivery(what) => match addressee(what.to) {
+                Some(conn) => segment::map_delivered(what.fd).map(|file| note(conn, &what, file)),
+                None => {
+                    strangers::discard(what.fd);
+                    Err(Reason::PeerBroken)
+                }
+            },
+        };
+        if let Err(reason) = mapped {
+            log::warn(format_args!("a pushed segment was refused: {}", reason.text()));
+        }
+    }
+}
+
+/// Bits of a token that name the record.
+const INDEX_BITS: u32 = conn::CONNS.trailing_zeros();
+
+/// A token for one connection of this process: random but for the record's index.
+fn new_token(index: u32) -> u64 {
+    sys::random() << INDEX_BITS | u64::from(index)
+}
+
+/// The connection whose token this is.
+fn addressee(token: u64) -> Option<&'static Conn> {
+    let index = (token & (conn::CONNS as u64 - 1)) as u32;
+    let conn = conn::get(index)?;
+    let waits = matches!(conn.clc.step(), Step::Answered | Step::Confirmed);
+    (waits && conn.clc.own.load(Relaxed) == token).then_some(conn)
+}
+
+fn note(conn: &Conn, what: &Delivery, file: u64) {
+    let place = u64::from(what.dmb.slot) << 32 | u64::from(what.dmb.usage);
+    conn.clc.given[1].store(what.dmb.segment, Relaxed);
+    conn.clc.given[2].store(place, Relaxed);
+    conn.clc.given[3].store(file, Relaxed);
+    conn.clc.given[0].store(what.from, Release);
+}
+
+/// What was delivered with the token that the peer's Confirm has named, and which file it is in.
+fn delivered(conn: &Conn) -> Option<(DmbRef, u64)> {
+    let from = conn.clc.given[0].load(Acquire);
+    if from == 0 || from != conn.clc.peer.load(Relaxed) {
+        return None;
+    }
+    let place = conn.clc.given[2].load(Relaxed);
+    let segment = conn.clc.given[1].load(Relaxed);
+    let dmb = DmbRef { segment, slot: (place >> 32) as u32, usage: place as u32 };
+    Some((dmb, conn.clc.given[3].load(Relaxed)))
+}

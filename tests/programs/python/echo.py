@@ -1,0 +1,144 @@
+"""An echo server and its client that check every byte, and that what is readable can be read.
+
+echo.py server STYLE ADDRESS PORT     serves one connection, prints "listening", and at its end "served BYTES"
+echo.py client STYLE ADDRESS PORT N   sends N messages, each when the last one is answered; prints "port PORT", "echoed"
+
+The client's bytes count up, the server answers with their complement: a byte too many, too few, or of somebody else's
+shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epoll, edge, oneshot. With "pause" for N the
+client sends until its standard input ends.
+
+echo.py mirror - ADDRESS PORT         sends everybody's bytes back as they are, until its standard input ends
+"""
+import fcntl
+import random
+import select
+import socket
+import struct
+import sys
+import termios
+
+IN = select.POLLIN
+
+
+class Waiter:
+    """Waits until a socket is readable, and then insists on it."""
+
+    def __init__(self, style, sock):
+        self.style, self.sock = style, sock
+        if style == "poll":
+            self.set = select.poll()
+            self.set.register(sock, IN)
+        if style in ("epoll", "edge", "oneshot"):
+            self.set = select.epoll()
+            self.flags = select.EPOLLIN
+            self.flags |= {"edge": select.EPOLLET, "oneshot": select.EPOLLONESHOT}.get(style, 0)
+            self.set.register(sock, self.flags)
+
+    def receive(self, most):
+        """Some bytes; nothing at the end."""
+        if self.style == "blocking":
+            return self.sock.recv(most)
+        if self.style == "waitall":
+            return self.sock.recv(most, socket.MSG_WAITALL)
+        if self.style == "peek":
+            return self.peek(most)
+        if self.style == "select":
+            assert select.select([self.sock], [], [], 60)[0], "nothing came"
+        elif self.style == "poll":
+            assert self.set.poll(60_000), "nothing came"
+        else:
+            if self.style == "edge":
+                # The edge may have been that of bytes already read.
+                try:
+                    return self.sock.recv(most, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    pass
+            assert self.set.poll(60), "nothing came"
+            if self.style == "oneshot":
+                self.set.modify(self.sock, self.flags)
+        # No waiting: what was reported has to be there.
+        return self.sock.recv(most, socket.MSG_DONTWAIT)
+
+    def peek(self, most):
+        seen = self.sock.recv(most, socket.MSG_PEEK)
+        unread = struct.unpack("i", fcntl.ioctl(self.sock, termios.FIONREAD, b"    "))[0]
+        assert unread >= len(seen), (unread, len(seen))
+        got = self.sock.recv(most)
+        assert got[: len(seen)] == seen
+        return got
+
+
+def count_from(start, length):
+    return bytes((start + i) & 0xFF for i in range(length))
+
+
+def serve(style, address, port):
+    listener = socket.create_server((address, port))
+    print("listening", flush=True)
+    sock, _ = listener.accept()
+    waiter, total = Waiter(style, sock), 0
+    most = 1 if style == "waitall" else 70_000
+    while data := waiter.receive(most):
+        assert data == count_from(total, len(data)), (total, data[:400])
+        total += len(data)
+        sock.sendall(bytes(255 - b for b in data))
+    print("served", total, flush=True)
+
+
+def call(style, address, port, count):
+    sock = socket.create_connection((address, port))
+    print("port", sock.getsockname()[1], flush=True)
+    waiter, draw, sent = Waiter(style, sock), random.Random(port), 0
+    messages = 0
+    while messages < count if isinstance(count, int) else not select.select([sys.stdin], [], [], 0)[0]:
+        length = draw.choice([1, 1, 7, 60, 500, 3000]) if style != "waitall" else draw.choice([1, 9])
+        sock.sendall(count_from(sent, length))
+        left = length
+        while left > 0:
+            data = waiter.receive(left)
+            assert data, "the end came early"
+            start = sent + length - left
+            assert data == bytes(255 - b for b in count_from(start, len(data))), (start, data[:400])
+            left -= len(data)
+        sent += length
+        messages += 1
+        if messages % 10 == 0:
+            assert not select.select([sock], [], [], 0)[0], "something to read where nothing was sent"
+    print("echoed", sent, flush=True)
+
+
+def mirror(address, port):
+    listener = socket.create_server((address, port))
+    waiting = select.poll()
+    for what in (sys.stdin, listener):
+        waiting.register(what, IN)
+    print("listening", flush=True)
+    socks = {}
+    while True:
+        for number, _ in waiting.poll():
+            if number == 0:
+                return
+            if number == listener.fileno():
+                sock, _ = listener.accept()
+                socks[sock.fileno()] = sock
+                waiting.register(sock, IN)
+                continue
+            sock = socks[number]
+            try:
+                data = sock.recv(70_000)
+                sock.sendall(data)
+            except ConnectionError:
+                data = b""
+            if not data:
+                waiting.unregister(sock)
+                socks.pop(number).close()
+
+
+role, style, address, port = sys.argv[1:5]
+if role == "mirror":
+    mirror(address, int(port))
+elif role == "server":
+    serve(style, address, int(port))
+else:
+    count = sys.argv[5]
+    call(style, address, int(port), int(count) if count.isdigit() else count)

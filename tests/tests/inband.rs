@@ -1,0 +1,293 @@
+//! SMC-D by CLC in the TCP stream: between network namespaces and users that share a device, and not elsewhere.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use usmc_tests::build::tests_dir;
+use usmc_tests::fixture::tool;
+use usmc_tests::netns::{Netns, Who};
+use usmc_tests::ss::Socket;
+use usmc_tests::{Fixture, Process, is_plain};
+
+/// Users with nothing in common but a group.
+const SERVER: u32 = 61_001;
+const CLIENT: u32 = 61_002;
+const GROUP: u32 = 61_000;
+
+const ROOT: Who = Who { user: None, group: None, alone: false };
+
+fn alone(user: u32) -> Who {
+    Who { user: Some(user), group: Some(GROUP), alone: true }
+}
+
+/// Shares the device with a group: whoever is in it may use it, and remove only what is his own.
+fn share_with_group(fixture: &Fixture) {
+    let dir = fixture.ism_dir();
+    std::os::unix::fs::chown(dir, None, Some(GROUP)).expect("we are root");
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o3770)).expect("our own directory");
+}
+
+fn echo(mut command: Command, args: &[&str]) -> Command {
+    command.arg(tests_dir().join("programs/python/echo.py")).args(args);
+    command
+}
+
+/// A server in namespace 0 and its client in 1, up to where both have said where they are.
+fn meet(
+    fixture: &Fixture,
+    net: &Netns,
+    who: [Who; 2],
+    styles: [&str; 2],
+    dress: impl Fn(usize, &mut Command),
+    to: &str,
+) -> ([Process; 2], u16, u16) {
+    let port = fixture.port();
+    let number = port.to_string();
+    let mut server = net.command(fixture, 0, who[0], "/usr/bin/python3");
+    dress(0, &mut server);
+    let mut server = fixture.spawn(echo(server, &["server", styles[0], "0.0.0.0", &number]));
+    assert_eq!(server.line(), "listening");
+    let mut client = net.command(fixture, 1, who[1], "/usr/bin/python3");
+    dress(1, &mut client);
+    let mut client = fixture.spawn(echo(client, &["client", styles[1], to, &number, "pause"]));
+    let line = client.line();
+    let client_port = line.strip_prefix("port ").and_then(|p| p.parse().ok()).expect("its port");
+    ([server, client], port, client_port)
+}
+
+fn end([mut server, mut client]: [Process; 2]) {
+    client.close_stdin();
+    let echoed = client.line();
+    let bytes = echoed.strip_prefix("echoed ").unwrap_or_else(|| panic!("{echoed}"));
+    assert!(bytes.parse::<u64>().expect("a number") > 0);
+    assert_eq!(server.line(), format!("served {bytes}"));
+    client.succeed();
+    server.succeed();
+}
+
+/// Waits until both ends show what is asked for.
+fn wait_for(fixture: &Fixture, port: u16, client: u16, is_so: impl Fn(&Socket) -> bool) {
+    if is_plain() {
+        return;
+    }
+    fixture.wait_until("both ends to agree", || {
+        let ends: Vec<Socket> = fixture
+            .sockets()
+            .into_iter()
+            .filter(|s| {
+                let ports = [s.local_port(), s.peer_port()];
+                // A client that has made no offer does not know its own.
+                ports == [port, client] || ports == [client, port] || ports == [0, port]
+            })
+            .collect();
+        ends.len() == 2 && ends.iter().all(&is_so)
+    });
+}
+
+#[test]
+fn every_way_to_wait_sees_the_applications_bytes_only() {
+    let fixture = Fixture::new("in-band styles");
+    let net = Netns::new();
+    let styles = ["blocking", "waitall", "peek", "select", "poll", "epoll", "edge", "oneshot"];
+    for (n, style) in styles.iter().enumerate() {
+        let both = [*style, styles[(n + 3) % styles.len()]];
+        let to = net.address(0);
+        let (ends, port, client) = meet(&fixture, &net, [ROOT; 2], both, |_, _| {}, &to);
+        wait_for(&fixture, port, client, Socket::is_smcd);
+        end(ends);
+    }
+    fixture.finish();
+}
+
+#[test]
+fn users_in_pid_mount_and_network_namespaces_of_their_own() {
+    let fixture = Fixture::new("in-band users");
+    let net = Netns::new();
+    share_with_group(&fixture);
+    let who = [alone(SERVER), alone(CLIENT)];
+    let (ends, port, client) =
+        meet(&fixture, &net, who, ["epoll", "blocking"], |_, _| {}, &net.address(0));
+    wait_for(&fixture, port, client, Socket::is_smcd);
+    end(ends);
+    fixture.finish();
+}
+
+#[test]
+fn users_in_one_network_namespace() {
+    let fixture = Fixture::new("in-band two users");
+    let net = Netns::new();
+    share_with_group(&fixture);
+    let port = fixture.port().to_string();
+    let who = |user| Who { user: Some(user), group: Some(GROUP), alone: false };
+    let server = net.command(&fixture, 0, who(SERVER), "/usr/bin/python3");
+    let mut server = fixture.spawn(echo(server, &["server", "poll", "127.0.0.1", &port]));
+    assert_eq!(server.line(), "listening");
+    let client = net.command(&fixture, 0, who(CLIENT), "/usr/bin/python3");
+    let mut client =
+        fixture.spawn(echo(client, &["client", "select", "127.0.0.1", &port, "pause"]));
+    let line = client.line();
+    let client_port: u16 = line.strip_prefix("port ").and_then(|p| p.parse().ok()).expect("a port");
+    wait_for(&fixture, port.parse().expect("a port"), client_port, Socket::is_smcd);
+    end([server, client]);
+    fixture.finish();
+}
+
+#[test]
+fn without_a_common_device_they_stay_on_tcp() {
+    let fixture = Fixture::new("in-band apart");
+    let net = Netns::new();
+    let other = fixture.scratch().join("other");
+    fs::create_dir(&other).expect("our own directory");
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o700)).expect("our own directory");
+    let dress = |end: usize, command: &mut Command| {
+        if end == 1 {
+            command.env("USMC_ISM_DIR", &other);
+        }
+    };
+    let (ends, port, client) =
+        meet(&fixture, &net, [ROOT; 2], ["epoll", "poll"], dress, &net.address(0));
+    let reasons = ["peer is not under uSMC on this device", "client made no offer"];
+    wait_for(&fixture, port, client, |s| {
+        !s.is_smcd() && reasons.contains(&s.fallback_reason.as_str())
+    });
+    end(ends);
+    fixture.finish();
+}
+
+/// The client's address for the server is one that the server does not know.
+fn translate(net: &Netns) -> String {
+    let (away, there) = ("10.214.0.9", net.address(0));
+    net.tool(1, &["nft", "add table ip t"]);
+    net.tool(1, &["nft", "add chain ip t o { type nat hook output priority -100 ; }"]);
+    net.tool(1, &["nft", &format!("add rule ip t o ip daddr {away} dnat to {there}")]);
+    net.tool(1, &["ip", "route", "add", &format!("{away}/32"), "via", &there]);
+    away.to_owned()
+}
+
+#[test]
+fn behind_nat_they_stay_on_tcp() {
+    let fixture = Fixture::new("in-band NAT");
+    let net = Netns::new();
+    let to = translate(&net);
+    let (ends, port, client) = meet(&fixture, &net, [ROOT; 2], ["epoll", "poll"], |_, _| {}, &to);
+    wait_for(&fixture, port, client, |s| {
+        let asks = "no process of this device holds the other end (NAT, or it does not look)";
+        let reason = if s.local_port() != port { asks } else { "client made no offer" };
+        !s.is_smcd() && s.fallback_reason == reason
+    });
+    end(ends);
+    fixture.finish();
+}
+
+#[test]
+fn declared_peers_meet_through_nat() {
+    let fixture = Fixture::new("in-band declared");
+    let net = Netns::new();
+    let to = translate(&net);
+    let from = net.address(1);
+    for styles in [["epoll", "poll"], ["blocking", "blocking"], ["poll", "oneshot"]] {
+        let dress = |end: usize, command: &mut Command| {
+            command.env("USMC_PEERS", if end == 0 { &from } else { &to });
+        };
+        let (ends, port, client) = meet(&fixture, &net, [ROOT; 2], styles, dress, &to);
+        wait_for(&fixture, port, client, Socket::is_smcd);
+        end(ends);
+    }
+    fixture.finish();
+}
+
+#[test]
+fn a_declared_client_that_does_not_propose_is_served_as_ever() {
+    let fixture = Fixture::new("in-band declared plain");
+    let net = Netns::new();
+    let port = fixture.port().to_string();
+    let mut server = net.command(&fixture, 0, ROOT, "/usr/bin/python3");
+    server.env("USMC_PEERS", "10.0.0.0/8");
+    let mut server = fixture.spawn(echo(server, &["server", "epoll", "0.0.0.0", &port]));
+    assert_eq!(server.line(), "listening");
+    let mut client = net.plain(&fixture, 1, ROOT);
+    client.arg("/usr/bin/python3");
+    let client = echo(client, &["client", "poll", &net.address(0), &port, "300"]);
+    let out = fixture.run(client);
+    assert!(out.contains("echoed "), "{out}");
+    assert!(server.line().starts_with("served "));
+    server.succeed();
+    fixture.finish();
+}
+
+#[test]
+fn redis_and_its_benchmark_as_two_users_in_namespaces() {
+    let fixture = Fixture::new("in-band redis");
+    let net = Netns::new();
+    share_with_group(&fixture);
+    let port = fixture.port();
+    let number = port.to_string();
+    let mut server = net.command(&fixture, 0, alone(SERVER), "redis-server");
+    server.args(["--port", &number, "--save", "", "--daemonize", "no", "--protected-mode", "no"]);
+    let mut server = fixture.spawn(server);
+    while !server.line().contains("Ready to accept connections") {}
+    let mut load = net.command(&fixture, 1, alone(CLIENT), "redis-benchmark");
+    load.args(["-h", &net.address(0), "-p", &number, "-q"]);
+    load.args(["-t", "set,get", "-n", "200000", "-c", "50", "-d", "1024", "-r", "1000"]);
+    let mut load = fixture.spawn(load);
+    fixture.assert_serves_smcd(port);
+    let out = load.succeed();
+    assert!(!out.to_lowercase().contains("error"), "{out}");
+    let mut cli = net.command(&fixture, 1, alone(CLIENT), "redis-cli");
+    cli.args(["-h", &net.address(0), "-p", &number, "strlen", "key:000000000007"]);
+    assert_eq!(fixture.run(cli).trim(), "1024");
+    let mut stop = net.plain(&fixture, 1, ROOT);
+    stop.args(["redis-cli", "-h", &net.address(0), "-p", &number, "shutdown", "nosave"]);
+    fixture.run(stop);
+    server.succeed();
+    fixture.finish();
+}
+
+/// The messages of one connection as Wireshark names them; nothing is malformed.
+#[test]
+fn a_capture_shows_the_three_messages() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("in-band capture");
+    let net = Netns::new();
+    let file = fixture.scratch().join("capture.pcap");
+    let path = file.to_string_lossy().into_owned();
+    let mut capture = net.plain(&fixture, 0, ROOT);
+    capture.args([
+        "tcpdump",
+        "-Z",
+        "root",
+        "-U",
+        "--immediate-mode",
+        "-i",
+        "v0",
+        "-w",
+        &path,
+        "tcp",
+    ]);
+    let mut capture = fixture.spawn(capture);
+    fixture.wait_until("tcpdump", || capture.errors().contains("listening on"));
+    let to = net.address(0);
+    let (ends, port, client) =
+        meet(&fixture, &net, [ROOT; 2], ["epoll", "blocking"], |_, _| {}, &to);
+    wait_for(&fixture, port, client, Socket::is_smcd);
+    end(ends);
+    let shown = |filter: &str| {
+        let out =
+            tool("tshark", &["-r", &path, "-Y", filter, "-T", "fields", "-e", "_ws.col.Info"]);
+        // A file that is being written may end in the middle of a packet.
+        String::from_utf8_lossy(&out.stdout).lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    fixture.wait_until("the capture", || shown("smc").len() >= 3);
+    assert!(capture.terminate().success());
+    let messages = shown("smc");
+    let names = ["SMC-Dv2-Proposal", "SMC-Dv2-Accept", "SMC-Dv2-Confirm"];
+    assert_eq!(messages.len(), names.len(), "{messages:#?}");
+    for (message, name) in messages.iter().zip(names) {
+        assert!(message.contains(name), "{name} in {message}");
+    }
+    assert_eq!(shown("_ws.malformed"), Vec::<String>::new());
+    fixture.finish();
+}

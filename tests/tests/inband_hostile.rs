@@ -1,0 +1,531 @@
+//! Peers in a CLC handshake that say one thing and do another, at each step of it: the connection is TCP with the
+//! application's bytes as they were sent, and nobody else's.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::time::Duration;
+
+use smc_proto::decline::{self, DeclineCode};
+use smc_proto::handshake::client::{self, Accepted};
+use smc_proto::handshake::server::{Choice, ExpectProposal, Surroundings};
+use smc_proto::handshake::{Circumstances, Host, SmcdSide};
+use smc_proto::ids::{BufferSize, Chid, Eid, PeerId, SmcdGid};
+use smc_proto::list::List;
+use smc_proto::wire::clc::{
+    Answer, Decline, FeatureMask, Hostname, MAX_LEN, Message, Prefix, Release,
+};
+use usmc_tests::build::tests_dir;
+use usmc_tests::device::{ANSWERED, CONFIRMED, Device, HELD, PROPOSED, Place};
+use usmc_tests::{Fixture, Process, is_plain};
+
+fn host() -> Host {
+    Host {
+        peer_id: PeerId::default(),
+        hostname: Hostname::new("hostile"),
+        release: Release::V2_1,
+        features: FeatureMask::EMULATED_ISM,
+        max_conns: 255,
+        max_links: 2,
+        ueids: List::from_slice(&[Eid::user("USMC").expect("an EID")]).expect("one"),
+        seid: None,
+        smcd_v2: true,
+    }
+}
+
+fn gid(device: &Device) -> SmcdGid {
+    let [gid, ext] = device.gid();
+    SmcdGid { gid, ext }
+}
+
+fn side(gid: SmcdGid, token: u64, link_id: u32) -> SmcdSide {
+    let size = BufferSize::from_code(4).expect("a size");
+    SmcdSide { gid, token, size, link_id, first_contact: true }
+}
+
+fn begin(gid: SmcdGid) -> (client::ExpectAccept, Message) {
+    let devices = client::Devices {
+        smcd_v2: List::from_slice(&[(gid, Chid::LOOPBACK)]).expect("one"),
+        ..client::Devices::default()
+    };
+    client::begin(host(), Circumstances::FINE, &devices).expect("a Proposal")
+}
+
+fn bytes(message: &Message) -> Vec<u8> {
+    message.emit(&mut [0; MAX_LEN]).expect("room").to_vec()
+}
+
+fn decline_of(code: DeclineCode) -> Message {
+    Message::Decline(Decline::new(false, PeerId::default(), code))
+}
+
+struct Anybody;
+
+impl Surroundings for Anybody {
+    fn reaches(&self, _: SmcdGid, _: Chid) -> bool {
+        true
+    }
+    fn same_subnet(&self, _: &Prefix) -> bool {
+        false
+    }
+    fn vlan_is_known(&self) -> bool {
+        true
+    }
+}
+
+/// A server under uSMC that sends back what it gets.
+fn mirror(fixture: &Fixture) -> (Process, SocketAddr) {
+    let port = fixture.port();
+    let mut server = fixture.command("/usr/bin/python3");
+    server.arg(tests_dir().join("programs/python/echo.py"));
+    server.args(["mirror", "-", "127.0.0.1", &port.to_string()]);
+    let mut server = fixture.spawn(server);
+    assert_eq!(server.line(), "listening");
+    (server, (Ipv4Addr::LOCALHOST, port).into())
+}
+
+/// A client of it that keeps the books by hand.
+struct Rogue<'a> {
+    stream: TcpStream,
+    device: &'a Device,
+    place: Place,
+    sent: u64,
+    received: u64,
+}
+
+impl<'a> Rogue<'a> {
+    /// Connects, and is held by the server.
+    fn held(fixture: &Fixture, device: &'a Device, server: SocketAddr) -> Rogue<'a> {
+        let stream = TcpStream::connect(server).expect("the server listens");
+        stream.set_nodelay(true).expect("a TCP socket");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a TCP socket");
+        let place = device.ask(stream.local_addr().expect("connected"), server);
+        let mut rogue = Rogue { stream, device, place, sent: 0, received: 0 };
+        fixture.wait_until("the server to hold the connection", || {
+            rogue.echo(b"hello");
+            device.phase(place) == HELD
+        });
+        rogue
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).expect("the server reads");
+        self.sent += bytes.len() as u64;
+    }
+
+    fn expect(&mut self, bytes: &[u8]) {
+        let mut got = vec![0; bytes.len()];
+        self.stream.read_exact(&mut got).expect("an answer");
+        self.received += got.len() as u64;
+        assert_eq!(got, bytes, "not what was sent");
+    }
+
+    /// Some bytes of the application, there and back.
+    fn echo(&mut self, bytes: &[u8]) {
+        self.send(bytes);
+        self.expect(bytes);
+    }
+
+    fn say(&mut self, message: u64, phase: u8) {
+        self.device.announce(self.place, message, self.sent);
+        self.device.set_phase(self.place, phase);
+    }
+
+    fn propose(&mut self) {
+        self.say(0, PROPOSED);
+        self.send(&bytes(&begin(gid(self.device)).1));
+    }
+
+    /// The server's answer to the Proposal, with an echo before or behind it.
+    fn answer(&mut self, fixture: &Fixture) -> Message {
+        fixture.wait_until("an answer", || self.device.phase(self.place) == ANSWERED);
+        let at = self.device.announced(self.place, 1).expect("a place");
+        assert_eq!(at, self.received, "the server sent bytes that nobody waited for");
+        let mut buffer = [0; MAX_LEN];
+        self.stream.read_exact(&mut buffer[..8]).expect("a header");
+        let length = usize::from(u16::from_be_bytes([buffer[5], buffer[6]]));
+        self.stream.read_exact(&mut buffer[8..length]).expect("a message");
+        self.received += length as u64;
+        Message::parse(&buffer[..length]).expect("a CLC message")
+    }
+
+    /// Held, proposed and accepted: the server's token and link id.
+    fn accepted(
+        fixture: &Fixture,
+        device: &'a Device,
+        server: SocketAddr,
+    ) -> (Rogue<'a>, u64, u32) {
+        let mut rogue = Rogue::held(fixture, device, server);
+        rogue.propose();
+        let Message::Accept(Answer::D(accept)) = rogue.answer(fixture) else { panic!("no Accept") };
+        assert_eq!((accept.gid, accept.token != 0), (device.gid()[0], true));
+        (rogue, accept.token, accept.link_id)
+    }
+
+    fn confirm(&mut self, token: u64) {
+        let (state, proposal) = begin(gid(self.device));
+        let choice = ExpectProposal::begin(host(), Circumstances::FINE)
+            .and_then(|s| s.on_message(proposal, &Anybody));
+        let Ok(Choice::D(choice)) = choice else { panic!("SMC-D was offered") };
+        let side = side(gid(self.device), token, 4000);
+        let Ok(Accepted::D(accepted)) = state.on_message(choice.accept(&side).1) else {
+            panic!("an Accept of our own")
+        };
+        let (_, confirm) = accepted.confirm(&side).expect("a Confirm");
+        self.say(2, CONFIRMED);
+        self.send(&bytes(&confirm));
+    }
+}
+
+fn memory() -> File {
+    // SAFETY: a valid name; the descriptor is ours.
+    unsafe {
+        let fd = libc::memfd_create(c"hostile".as_ptr(), libc::MFD_ALLOW_SEALING);
+        assert_eq!(libc::ftruncate(fd, 1 << 20), 0);
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
+        File::from_raw_fd(fd)
+    }
+}
+
+fn finish(fixture: Fixture, mut server: Process, at: SocketAddr) {
+    // It serves others as ever.
+    let mut other = TcpStream::connect(at).expect("the server listens");
+    other.write_all(b"still there").expect("it reads");
+    let mut got = [0; 11];
+    other.read_exact(&mut got).expect("it answers");
+    assert_eq!(&got, b"still there");
+    drop(other);
+    server.succeed();
+    fixture.finish();
+}
+
+#[test]
+fn what_stands_in_the_place_of_a_message_and_is_none_is_the_applications() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("hostile no message");
+    let (server, at) = mirror(&fixture);
+    let device = Device::open(fixture.ism_dir());
+    let proposal = bytes(&begin(gid(&device)).1);
+    let mut wrong_end = proposal.clone();
+    *wrong_end.last_mut().expect("a trailer") ^= 1;
+    let mut too_long = proposal.clone();
+    too_long[5..7].copy_from_slice(&u16::MAX.to_be_bytes());
+    for garbage in [vec![0x55; 224], b"GET / HTTP/1.0\r\n\r\n".to_vec(), wrong_end, too_long] {
+        let mut rogue = Rogue::held(&fixture, &device, at);
+        rogue.say(0, PROPOSED);
+        rogue.echo(&garbage);
+        (0..100).for_each(|_| rogue.echo(b"and on"));
+    }
+    // A message that nobody agreed on: of a client that did not ask, and of one that says it is elsewhere.
+    let mut stream = TcpStream::connect(at).expect("the server listens");
+    stream.write_all(&proposal).expect("it reads");
+    let mut got = vec![0; proposal.len()];
+    stream.read_exact(&mut got).expect("it answers");
+    assert_eq!(got, proposal);
+    let mut rogue = Rogue::held(&fixture, &device, at);
+    rogue.device.announce(rogue.place, 0, rogue.sent + 1_000_000);
+    rogue.device.set_phase(rogue.place, PROPOSED);
+    rogue.echo(&proposal);
+    drop(rogue);
+    finish(fixture, server, at);
+}
+
+#[test]
+fn a_client_that_leaves_at_any_step_leaves_the_server_well() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("hostile early close");
+    let (server, at) = mirror(&fixture);
+    let device = Device::open(fixture.ism_dir());
+    drop(Rogue::held(&fixture, &device, at));
+    for part in [0, 3, 8, 100] {
+        let mut rogue = Rogue::held(&fixture, &device, at);
+        rogue.say(0, PROPOSED);
+        rogue.send(&bytes(&begin(gid(&device)).1)[..part]);
+    }
+    let mut rogue = Rogue::held(&fixture, &device, at);
+    rogue.propose();
+    drop(rogue);
+    drop(Rogue::accepted(&fixture, &device, at));
+    let (mut rogue, _, _) = Rogue::accepted(&fixture, &device, at);
+    rogue.say(2, CONFIRMED);
+    rogue.send(&bytes(&decline_of(DeclineCode::MEM))[..20]);
+    drop(rogue);
+    let (mut rogue, ..) = Rogue::accepted(&fixture, &device, at);
+    rogue.confirm(7);
+    drop(rogue);
+    finish(fixture, server, at);
+}
+
+#[test]
+fn a_proposal_in_single_bytes_is_one_all_the_same() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("hostile slow");
+    let (server, at) = mirror(&fixture);
+    let device = Device::open(fixture.ism_dir());
+    let mut rogue = Rogue::held(&fixture, &device, at);
+    let proposal = bytes(&begin(gid(&device)).1);
+    rogue.say(0, PROPOSED);
+    for byte in proposal {
+        rogue.send(&[byte]);
+    }
+    assert!(matches!(rogue.answer(&fixture), Message::Accept(_)));
+    rogue.say(2, CONFIRMED);
+    rogue.send(&bytes(&decline_of(DeclineCode::MEM)));
+    (0..100).for_each(|_| rogue.echo(b"over TCP"));
+    drop(rogue);
+    finish(fixture, server, at);
+}
+
+#[test]
+fn a_message_that_never_ends_is_given_up() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("hostile slow-loris");
+    let (server, at) = mirror(&fixture);
+    let device = Device::open(fixture.ism_dir());
+    let mut rogue = Rogue::held(&fixture, &device, at);
+    let half = bytes(&begin(gid(&device)).1)[..100].to_vec();
+    rogue.say(0, PROPOSED);
+    rogue.send(&half);
+    // Nobody else has to wait meanwhile.
+    let mut other = TcpStream::connect(at).expect("the server listens");
+    other.write_all(b"meanwhile").expect("it reads");
+    other.read_exact(&mut [0; 9]).expect("it answers");
+    rogue.expect(&half);
+    (0..100).for_each(|_| rogue.echo(b"over TCP"));
+    drop(rogue);
+    finish(fixture, server, at);
+}
+
+#[test]
+fn proposals_that_cannot_be_are_declined_with_their_code() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("hostile declined");
+    let (server, at) = mirror(&fixture);
+    let device = Device::open(fixture.ism_dir());
+    let elsewhere = SmcdGid { gid: 1, ext: 2 };
+    let (_, far) = begin(elsewhere);
+    let mut other_eid = host();
+    other_eid.ueids = List::from_slice(&[Eid::user("OTHER").expect("an EID")]).expect("one");
+    let devices = client::Devices {
+        smcd_v2: List::from_slice(&[(gid(&device), Chid::LOOPBACK)]).expect("one"),
+        ..client::Devices::default()
+    };
+    let (_, stranger) = client::begin(other_eid, Circumstances::FINE, &devices).expect("begun");
+    let cases = [(far, DeclineCode::NOSMCD2DEV), (stranger, DeclineCode::NOSMCDDEV)];
+    for (proposal, code) in cases {
+        let mut rogue = Rogue::held(&fixture, &device, at);
+        rogue.say(0, PROPOSED);
+        rogue.send(&bytes(&proposal));
+        let Message::Decline(decline) = rogue.answer(&fixture) else { panic!("no Decline") };
+        assert_eq!(decline.code, code);
+        (0..100).for_each(|_| rogue.echo(b"over TCP"));
+    }
+    finish(fixture, server, at);
+}
+
+#[test]
+fn tokens_of_others_give_nothing() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("hostile tokens");
+    let (server, at) = mirror(&fixture);
+    let device = Device::open(fixture.ism_dir());
+    let memory = memory();
+    let (mut one, token, link_id) = Rogue::accepted(&fixture, &device, at);
+    let (mut two, other, _) = Rogue::accepted(&fixture, &device, at);
+    assert_ne!(token, other);
+    one.confirm(11);
+    two.confirm(22);
+    // Somebody else's token, a guessed one, and the right one with the other connection's.
+    for (to, from) in [(token, 22), (token ^ 1 << 40, 11), (other, 11), (0, 0)] {
+        assert!(device.deliver(link_id, 99, to, from, memory.as_raw_fd()));
+    }
+    for n in 0..200u32 {
+        one.echo(&[b"one", &n.to_be_bytes()[..]].concat());
+        two.echo(&[b"two", &n.to_be_bytes()[..]].concat());
+    }
+    // Everything right but the memory: it is no segment.
+    assert!(device.deliver(link_id, 99, token, 11, memory.as_raw_fd()));
+    (0..200).for_each(|_| one.echo(b"over TCP"));
+    let smcd = fixture.connections(at.port()).iter().filter(|s| s.is_smcd()).count();
+    assert_eq!(smcd, 0);
+    drop((one, two));
+    finish(fixture, server, at);
+}
+
+/// A server that counts as one in another network namespace, and is asked by a client under uSMC, which checks the
+/// bytes it gets back. `act` plays the server's part of the handshake.
+fn server_that(
+    name: &str,
+    act: impl Fn(&Device, Place, &mut TcpStream, &mut u64) -> bool,
+) -> Vec<String> {
+    let fixture = Fixture::new(name);
+    // Somebody has to make the device.
+    let (mut maker, _) = mirror(&fixture);
+    let device = Device::open(fixture.ism_dir());
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let at = listener.local_addr().expect("bound");
+    device.listen(at);
+    let mut client = fixture.command("/usr/bin/python3");
+    client.arg(tests_dir().join("programs/python/echo.py"));
+    client.args(["client", "poll", "127.0.0.1", &at.port().to_string(), "400"]);
+    let mut client = fixture.spawn(client);
+    let (mut stream, peer) = listener.accept().expect("the client");
+    stream.set_nodelay(true).expect("a TCP socket");
+    let (mut sent, mut received, mut place, mut done) = (0u64, 0u64, None, false);
+    let mut reasons = Vec::new();
+    let mut buffer = vec![0; 70_000];
+    loop {
+        place = place.or_else(|| device.find(peer, at));
+        if let Some(place) = place.filter(|_| !done) {
+            device.set_phase(place, HELD);
+            done = device.phase(place) == HELD;
+        }
+        // The Proposal is not for the application.
+        let before = place
+            .filter(|&p| device.phase(p) == PROPOSED)
+            .and_then(|p| device.announced(p, 0))
+            .filter(|&proposal| proposal >= received);
+        let room = before.map_or(buffer.len(), |p| ((p - received) as usize).min(buffer.len()));
+        if room == 0 {
+            let mut header = [0; 8];
+            stream.read_exact(&mut header).expect("a Proposal");
+            let length = u64::from(u16::from_be_bytes([header[5], header[6]]));
+            stream.read_exact(&mut buffer[8..length as usize]).expect("all of it");
+            received += length;
+            if !act(&device, place.expect("asked"), &mut stream, &mut sent) {
+                break;
+            }
+            continue;
+        }
+        let peeked = stream.peek(&mut buffer[..room]).unwrap_or(0);
+        if peeked == 0 {
+            break;
+        }
+        // It may be there by now.
+        let now = place
+            .filter(|&p| device.phase(p) == PROPOSED)
+            .and_then(|p| device.announced(p, 0))
+            .filter(|&proposal| proposal >= received);
+        let n = now.map_or(peeked, |p| peeked.min((p - received) as usize));
+        if n == 0 {
+            continue;
+        }
+        stream.read_exact(&mut buffer[..n]).expect("what was peeked at");
+        received += n as u64;
+        let answer: Vec<u8> = buffer[..n].iter().map(|b| 255 - b).collect();
+        if stream.write_all(&answer).is_err() {
+            break;
+        }
+        sent += n as u64;
+        for socket in fixture.sockets() {
+            if socket.peer_port() == at.port() && !reasons.contains(&socket.fallback_reason) {
+                reasons.push(socket.fallback_reason);
+            }
+        }
+    }
+    drop(stream);
+    if client.line().starts_with("port ") && done {
+        let status = client.wait();
+        reasons.push(format!("{}", status.success()));
+    }
+    drop(listener);
+    maker.close_stdin();
+    maker.succeed();
+    fixture.finish();
+    reasons
+}
+
+fn answer_with(device: &Device, place: Place, stream: &mut TcpStream, sent: &mut u64, what: &[u8]) {
+    device.announce(place, 1, *sent);
+    device.set_phase(place, ANSWERED);
+    stream.write_all(what).expect("the client reads");
+    *sent += what.len() as u64;
+}
+
+fn accept_of(device: &Device, gid: SmcdGid, link_id: u32) -> Vec<u8> {
+    let (_, proposal) = begin(self::gid(device));
+    let choice = ExpectProposal::begin(host(), Circumstances::FINE)
+        .and_then(|state| state.on_message(proposal, &Anybody));
+    let Ok(Choice::D(choice)) = choice else { panic!("SMC-D was offered") };
+    bytes(&choice.accept(&side(gid, 77, link_id)).1)
+}
+
+#[test]
+fn a_servers_decline_is_shown_and_the_bytes_go_on() {
+    if is_plain() {
+        return;
+    }
+    let codes = [DeclineCode::MEM, DeclineCode::NOSMCDDEV, DeclineCode::INTERR];
+    assert!(codes.iter().all(|code| decline::ALL.iter().any(|known| known.code == *code)));
+    for code in codes {
+        let reasons = server_that("hostile server declines", |device, place, stream, sent| {
+            answer_with(device, place, stream, sent, &bytes(&decline_of(code)));
+            true
+        });
+        assert_eq!(reasons.last().map(String::as_str), Some("true"), "{reasons:?}");
+        let shown = format!("CLC handshake was declined: {code}");
+        assert!(reasons.contains(&shown), "{shown} in {reasons:?}");
+    }
+}
+
+#[test]
+fn a_servers_accept_that_leads_nowhere_is_declined() {
+    if is_plain() {
+        return;
+    }
+    // The GID of another device, and a process that is none.
+    for (other_gid, link_id) in [(true, 0), (false, 3999)] {
+        let reasons = server_that("hostile server accepts", |device, place, stream, sent| {
+            let gid = if other_gid { SmcdGid { gid: 9, ext: 9 } } else { gid(device) };
+            answer_with(device, place, stream, sent, &accept_of(device, gid, link_id));
+            // The Decline that follows is for us to take out; its place is announced.
+            let until = std::time::Instant::now() + Duration::from_secs(10);
+            let mut buffer = [0; 70_000];
+            let mut received = 0;
+            while device.phase(place) != CONFIRMED {
+                assert!(std::time::Instant::now() < until, "the client says nothing to it");
+                let n = stream.peek(&mut buffer).expect("the client lives");
+                received = received.max(n);
+                // It says it with its next request, which comes when this one is answered.
+                if device.phase(place) == ANSWERED {
+                    stream.read_exact(&mut buffer[..n]).expect("what was peeked at");
+                    let answer: Vec<u8> = buffer[..n].iter().map(|b| 255 - b).collect();
+                    stream.write_all(&answer).expect("the client reads");
+                }
+            }
+            false
+        });
+        // We have hung up.
+        assert_eq!(reasons.last().map(String::as_str), Some("false"), "{reasons:?}");
+    }
+}
+
+#[test]
+fn a_server_that_answers_with_something_else_or_not_at_all_is_tcp() {
+    if is_plain() {
+        return;
+    }
+    let reasons = server_that("hostile server silent", |_, _, _, _| true);
+    assert_eq!(reasons.last().map(String::as_str), Some("true"), "{reasons:?}");
+    // An announced answer that does not come: the application's bytes stand in its place.
+    let reasons = server_that("hostile server lies", |device, place, _, sent| {
+        device.announce(place, 1, *sent);
+        device.set_phase(place, ANSWERED);
+        true
+    });
+    assert_eq!(reasons.last().map(String::as_str), Some("true"), "{reasons:?}");
+}
