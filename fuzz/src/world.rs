@@ -60,7 +60,8 @@ fn make() -> World {
     }
     let identity = fuzzing::device().own_identity().expect("a device");
     let device_there = mapping("/v3.device");
-    let file = fs::File::options().read(true).write(true).open(dir.join("v3.device")).expect("device");
+    let file =
+        fs::File::options().read(true).write(true).open(dir.join("v3.device")).expect("device");
     let device_fd = own_fd(&dir.join("v3.device"), file.as_raw_fd());
     let device = memory::map_guarded(file.as_raw_fd(), 0, DEVICE);
     let device_file = file.as_raw_fd();

@@ -131,6 +131,8 @@ pub struct Conn {
     pub use_count: AtomicU32,
     /// Calls left in which an acceptor looks for an offer.
     pub looks: AtomicU32,
+    /// What had come when these were last made in vain, plus one, in bytes; 0 = never.
+    pub received: AtomicU64,
     /// Calls so far ([`crate::lasting`]).
     pub calls: AtomicU32,
     /// Why it is plain TCP ([`Reason`]).
@@ -515,7 +517,7 @@ pub fn free(index: u32) {
     conn.syn_option.store(0, Relaxed);
     conn.custody.store(0, Relaxed);
     conn.forget_past();
-    for cell in [&conn.looked, &conn.looked_cons, &conn.asked, &conn.polled] {
+    for cell in [&conn.looked, &conn.looked_cons, &conn.asked, &conn.polled, &conn.received] {
         cell.store(0, Relaxed);
     }
     conn.clc.clear();

@@ -43,6 +43,11 @@ fn tcp_info(fd: i32) -> Option<TcpInfo> {
     (got == size_of::<TcpInfo>()).then_some(info)
 }
 
+/// Bytes that have ever come, a FIN included.
+pub fn tcp_received(fd: i32) -> Option<u64> {
+    Some(tcp_info(fd)?.bytes_received)
+}
+
 /// Bytes ever handed to this socket's TCP, acknowledged or not. The caller keeps everybody from sending.
 ///
 /// `client`: a connecting end's `bytes_acked` counts its SYN, an accepting end's does not

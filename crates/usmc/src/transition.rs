@@ -408,6 +408,15 @@ pub fn is_spent(conn: &Conn) -> bool {
     left == 0
 }
 
+/// Whether the peer has sent anything since this was last asked: calls that find nothing, as of a program that polls
+/// without a sleep, say nothing about what the connection is good for.
+fn is_used(fd: i32, conn: &Conn) -> bool {
+    // Plus one: the first time is the measure of the next.
+    let received = kernel::tcp_received(fd).map_or(u64::MAX, |bytes| bytes + 1);
+    let before = conn.received.swap(received, Relaxed);
+    before != 0 && before != received
+}
+
 /// The connection has to stay TCP although an offer may be out, or be just on its way: whoever makes it has begun
 /// in [`EARLY`] and does not look again. Where the acceptor was faster, nothing has changed.
 pub fn take_back(conn: &Conn, reason: Reason) {
@@ -510,10 +519,10 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         }
         let why = syn_option::reason_of(conn, Reason::NoOffer);
         conn.reason.store(why as u32, Relaxed);
-        if left == 0 {
+        if left == 0 && is_used(fd, conn) {
             conn.give_up(why);
         }
-        conn.looks.store(left.saturating_sub(1), Relaxed);
+        conn.looks.store(left.checked_sub(1).unwrap_or(LOOKS), Relaxed);
         return;
     };
     match is_free(fd, conn) {

@@ -463,3 +463,24 @@ REMOTE_CASE(death_of_the_peer_wakes_a_blocked_writer) {
     OK(close(p.fd));
     peer_forget();
 }
+
+// Calls that find nothing are no use of the connection, however many.
+CASE(connection_that_is_polled_busily_changes_over) {
+    uint16_t port;
+    int listener = listen_here(&port), client = connect_to(port);
+    int server = OK(accept(listener, NULL, NULL));
+    for (int i = 0; i < 40; i++) {
+        send_all(client, 1, i * 10, 10);
+        recv_all(server, 1, i * 10, 10);
+        char c;
+        for (int n = 0; i < 3 && n < 10000; n++)
+            EQ(recv(server, &c, 1, MSG_DONTWAIT), -1);
+        send_all(server, 2, i * 10, 10);
+        recv_all(client, 2, i * 10, 10);
+    }
+    assert_smcd(server);
+    assert_smcd(client);
+    close(client);
+    close(server);
+    close(listener);
+}
