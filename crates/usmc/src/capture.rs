@@ -353,8 +353,9 @@ impl Scene<'_> {
         if self.capture.tap.lost[1].load(Relaxed) % LOSSES == 1
             && sys::flock(observer::file(), libc::LOCK_SH | libc::LOCK_NB).is_ok()
         {
-            let _ = sys::flock(observer::file(), libc::LOCK_UN);
+            // Before the next reader can begin.
             self.capture.session.store(0, Relaxed);
+            let _ = sys::flock(observer::file(), libc::LOCK_UN);
         }
     }
 }

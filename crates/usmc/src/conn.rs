@@ -362,7 +362,13 @@ impl Conn {
 
     /// Whether the connection is in the ring, and in this slot's. To be asked with a lock that keeps it there.
     pub fn is_in_ring_of(&self, slot: &Slot) -> bool {
-        self.phase() == RING && self.slot().is_some_and(|present| ptr::eq(present, slot))
+        self.phase() == RING && self.has_slot(slot)
+    }
+
+    /// Whether this is the record's present slot, likewise.
+    #[inline(always)]
+    pub fn has_slot(&self, slot: &Slot) -> bool {
+        ptr::eq(self.slot.load(Acquire), slot)
     }
 
     /// The direction towards us.

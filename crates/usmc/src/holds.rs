@@ -8,7 +8,7 @@ use core::mem;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::conn::{
-    self, ATTACHED, Conn, EARLY, F_COPIED, F_DOWN, F_HANDED, F_SHARED, LISTEN, OFFERED, RING,
+    self, ATTACHED, Conn, EARLY, F_COPIED, F_DOWN, F_HANDED, F_SHARED, LISTEN, OFFERED, PLAIN, RING,
 };
 use crate::device::Receiver;
 use crate::process::Lock;
@@ -209,6 +209,10 @@ fn hand_over(fd: i32, index: u32, to: Receiver, reason: Reason) -> Result<(), Er
             let known = custody::hand_over(fd, conn, to);
             // Of a program beside this one, the device's count keeps steps away.
             conn.set_flag(F_HANDED, known && reason == Reason::PassedOn);
+            if !known && reason == Reason::Lent && conn.leave_early(PLAIN) {
+                // The device has no room to count who has it.
+                conn.reason.store(reason as u32, Relaxed);
+            }
             return Ok(());
         }
     }

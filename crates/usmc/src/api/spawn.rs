@@ -33,15 +33,15 @@ unsafe fn spawn(
     // SAFETY: the caller's contract.
     let plan = unsafe { Plan::of(actions) };
     let mut child = 0;
+    // The caller's own place: a handler of SIGCHLD may look there before we return.
+    let at = if pid.is_null() { &raw mut child } else { pid };
     let done = around(plan, || {
-        // SAFETY: the caller's contract.
-        let done = unsafe { spawn(&raw mut child, path, actions, attributes, argv, env) };
-        (done, (done == 0).then_some(child.cast_unsigned()))
+        // SAFETY: the caller's contract, or our own variable.
+        unsafe {
+            let done = spawn(at, path, actions, attributes, argv, env);
+            (done, (done == 0).then(|| at.read().cast_unsigned()))
+        }
     });
-    if done == Ok(0) && !pid.is_null() {
-        // SAFETY: the caller's contract.
-        unsafe { *pid = child };
-    }
     done.unwrap_or_else(|code| code)
 }
 

@@ -84,7 +84,13 @@ pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
         if conn.phase() != RING {
             return if crate::clc::settle(fd, conn) { Ok(()) } else { Err(libc::EBUSY) };
         }
-        let Some(slot) = conn.slot() else { continue };
+        let Some(slot) = conn.slot() else {
+            if conn.tx_lock.is_mine() {
+                // A signal handler interrupted its own thread just where the connection comes back.
+                return Err(libc::EBUSY);
+            }
+            continue;
+        };
         let leaving = Leaving::new(conn.end(slot));
         match leave_unless_sends_sleep(fd, conn, slot, reason)? {
             Left::Yes => break,

@@ -17,7 +17,7 @@ use super::unseen::Unseen;
 use super::wait::{self, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
-use crate::sys::Errno;
+use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
 use crate::unwind::keeping;
 use crate::{capture, clock, kernel, observer, real, transition};
@@ -77,6 +77,10 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         let Some(slot) = conn.slot() else {
             match conn.phase() {
                 EARLY => {}
+                // A signal handler interrupted its own thread just where the connection comes back.
+                OFFERED | ATTACHED | RING if conn.tx_lock.is_mine() => {
+                    return Way::Failed(libc::EAGAIN);
+                }
                 OFFERED | ATTACHED | RING => continue,
                 _ => return Way::Plain,
             }
@@ -93,7 +97,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
             OFFERED | ATTACHED | RING => {}
             // Another thread is just tying the slot to the record.
             EARLY => {
-                core::hint::spin_loop();
+                sys::sched_yield();
                 continue;
             }
             _ => return Way::Plain,
@@ -141,8 +145,8 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
             Attempt::Back if !demote::go_back(fd, conn, slot) => {
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
             }
-            Attempt::Back if total == 0 => return Outcome::Kernel,
-            Attempt::Back => {
+            Attempt::Back | Attempt::Elsewhere if total == 0 => return Outcome::Kernel,
+            Attempt::Back | Attempt::Elsewhere => {
                 let (_, n) = keeping(hold, || rest(fd, index, from, flags));
                 return Outcome::Done(total + n);
             }
@@ -236,6 +240,8 @@ enum Attempt {
     Sent(usize),
     /// The ring is over, or the peer wants it to be.
     Back,
+    /// Another thread has taken the connection out of this ring: decide anew.
+    Elsewhere,
     Fail(Errno),
     Kernel,
 }
@@ -244,8 +250,9 @@ enum Attempt {
 fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -> Attempt {
     // A signal handler that interrupted a send on the same socket finds no room.
     let Some(held) = conn.tx_lock.enter() else { return Attempt::Sent(0) };
-    if conn.slot().is_none() {
-        return Attempt::Kernel;
+    // The flags that tell of the end of an earlier ring are in the peer's reach.
+    if !conn.has_slot(slot) {
+        return Attempt::Elsewhere;
     }
     let Some(family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
         return Attempt::Fail(libc::ECONNRESET);
@@ -331,7 +338,8 @@ pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
 fn has_died(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
     let dir = conn.tx(slot).dir();
     let cons = dir.consumer.cons.load(Relaxed);
-    let reads = conn.looked_cons.swap(cons, Relaxed) != cons;
+    let reads = conn.looked_cons.load(Relaxed) != cons;
+    conn.looked_cons.store(cons, Relaxed);
     conn.looked.store(now, Relaxed);
     let all_read = cons == dir.producer.prod.load(Relaxed);
     if all_read || (reads && now.wrapping_sub(conn.asked.load(Relaxed)) < ASK_CYCLES) {

@@ -40,6 +40,9 @@ fn into_ring(
             let Some(_family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
                 return Outcome::Fail(libc::ECONNRESET);
             };
+            if !conn.has_slot(slot) {
+                return if total > 0 { Outcome::Done(total) } else { Outcome::Kernel };
+            }
             let flags = conn.own(slot).flags.load(Relaxed);
             if flags & (TXF_LEFT | TXF_BACK) != 0 {
                 return match demote::go_back_locked(fd, conn, slot) {
@@ -222,6 +225,11 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             let Some(_held) = Receiving::enter(conn, slot) else {
                 return Outcome::Fail(libc::EAGAIN);
             };
+            // While we waited for the pipe, another thread may have taken the connection out of this ring.
+            let source = RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot));
+            if !conn.is_in_ring_of(slot) || !matches!(source, Ok(Source::Ring)) {
+                continue;
+            }
             let rx = conn.rx(slot);
             match rx.data() {
                 Ok(data) if data.len > 0 => {

@@ -95,14 +95,16 @@ pub fn entrust(dev: &Loopback, cookie: u64, client: bool) -> Option<Custody> {
     if cookie <= CLAIMED || cells.iter().any(|cell| cell.cookie.load(Relaxed) == cookie) {
         return None;
     }
-    let free = cells.iter().position(|cell| cell.cookie.load(Relaxed) == 0);
-    let at = free.unwrap_or(sys::random() as usize % CUSTODY_WAYS);
+    // Others may be choosing the same one just now.
+    let at = (0..CUSTODY_WAYS).find_map(|_| {
+        let free = cells.iter().position(|cell| cell.cookie.load(Relaxed) == 0);
+        let at = free.unwrap_or(sys::random() as usize % CUSTODY_WAYS);
+        let before = if free.is_some() { 0 } else { cells[at].cookie.load(Relaxed) };
+        let claimed = before != CLAIMED
+            && cells[at].cookie.compare_exchange(before, CLAIMED, AcqRel, Relaxed).is_ok();
+        claimed.then_some(at)
+    })?;
     let cell = &cells[at];
-    let before = cell.cookie.load(Relaxed);
-    if before == CLAIMED || cell.cookie.compare_exchange(before, CLAIMED, AcqRel, Relaxed).is_err()
-    {
-        return None;
-    }
     let uses = State::from(cell.state.load(Relaxed)).uses.wrapping_add(1) & 0x7fff;
     cell.state.store(State { uses, client, holders: 1 }.into(), Release);
     cell.pending.iter().for_each(|place| place.store(0, Relaxed));
