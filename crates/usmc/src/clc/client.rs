@@ -8,7 +8,9 @@ use smc_proto::ids::Chid;
 use smc_proto::wire::clc::{Decline, Message as Clc, SmcdVersion};
 use usmc_shm::handshake::Use;
 
-use super::{Step, Taken, declined, give_up, has_room, host, id_of, say, store_id, take};
+use super::{
+    Step, Taken, declined, give_up, has_room, host, id_of, leave_answered, say, store_id, take,
+};
 use crate::conn::{Conn, F_CLC, OFFERED};
 use crate::device::{self, Delivery, DmbRef, Message, Stage};
 use crate::reason::Reason;
@@ -63,7 +65,7 @@ fn is_free(fd: i32, conn: &Conn) -> bool {
     match transition::is_free(fd, conn) {
         Ok(free) => free,
         Err(reason) => {
-            device::current().clear_offer(id_of(conn));
+            leave_answered(id_of(conn));
             give_up(conn, reason);
             false
         }
@@ -132,7 +134,7 @@ fn propose(fd: i32, conn: &Conn) {
 fn read_answer(fd: i32, conn: &Conn) {
     let (device, id) = (device::current(), id_of(conn));
     match device.stage(id) {
-        Stage::Answered => {}
+        Stage::Answered | Stage::Abandoned => {}
         Stage::Proposed if transition::is_spent(conn) => {
             if device.step(id, Stage::Proposed, Stage::Abandoned) {
                 give_up(conn, Reason::NotHeld);
@@ -146,7 +148,7 @@ fn read_answer(fd: i32, conn: &Conn) {
         Taken::Wait => return,
         Taken::Message(message) => message,
         Taken::Other => {
-            device.clear_offer(id);
+            leave_answered(id);
             return give_up(conn, Reason::PeerBroken);
         }
     };
@@ -159,7 +161,7 @@ fn read_answer(fd: i32, conn: &Conn) {
             confirm(fd, conn);
         }
         Err(Ending::Fallback(fallback)) if fallback.decline.is_none() => {
-            device.clear_offer(id);
+            leave_answered(id);
             declined(conn, fallback.peer_reason.unwrap_or(fallback.reason));
         }
         Err(Ending::Fallback(fallback)) => {
@@ -198,7 +200,7 @@ fn confirm(fd: i32, conn: &Conn) {
     let (device, id) = (device::current(), id_of(conn));
     if device.stage(id) != Stage::Answered {
         // The acceptor does not wait any more.
-        device.clear_offer(id);
+        leave_answered(id);
         return give_up(conn, Reason::PeerGone);
     }
     if !is_free(fd, conn) || !has_room(fd) {
@@ -214,7 +216,7 @@ fn confirm(fd: i32, conn: &Conn) {
             Err(Failed::NotNow) => return conn.go_on_with_kernel_calls(),
             Err(Failed::PeerGone) => {
                 conn.go_on_with_kernel_calls();
-                device.clear_offer(id);
+                leave_answered(id);
                 return give_up(conn, Reason::PeerGone);
             }
             Err(Failed::Decline(code)) => code,
@@ -222,7 +224,9 @@ fn confirm(fd: i32, conn: &Conn) {
         code => DeclineCode(code),
     };
     let decline = Clc::Decline(Decline::new(false, Default::default(), code));
-    say(fd, conn, Message::Confirm, [Stage::Answered, Stage::Confirmed], &decline);
+    if !say(fd, conn, Message::Confirm, [Stage::Answered, Stage::Confirmed], &decline) {
+        leave_answered(id);
+    }
     conn.go_on_with_kernel_calls();
     declined(conn, code);
 }

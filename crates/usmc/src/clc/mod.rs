@@ -204,10 +204,11 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
     let over = match (conn.clc.step(), device.stage(id)) {
         (Step::Held, Stage::Held) => device.step(id, Stage::Held, Stage::Over),
         (Step::Proposed, Stage::Proposed) => device.step(id, Stage::Proposed, Stage::Abandoned),
-        (Step::Answered, Stage::Answered) => device.step(id, Stage::Answered, Stage::Over),
+        // Not over: the client may have yet to read the answer.
+        (Step::Answered, Stage::Answered) => device.step(id, Stage::Answered, Stage::Abandoned),
         (_, Stage::Over) => true,
         (Step::Held, Stage::Proposed | Stage::Abandoned)
-        | (Step::Proposed, Stage::Answered)
+        | (Step::Proposed, Stage::Answered | Stage::Abandoned)
         | (Step::Answered, Stage::Confirmed) => match take(fd, conn) {
             Taken::Wait => return false,
             Taken::Message(_) | Taken::Other => {
@@ -247,11 +248,24 @@ pub fn end(conn: &Conn) {
     let (device, id) = (device::current(), id_of(conn));
     match (step, device.stage(id)) {
         (Step::None | Step::Declared | Step::Expecting, _) => {}
-        (Step::Asked | Step::Proposed | Step::Accepted, _) => device.clear_offer(id),
+        (Step::Asked, _) => device.clear_offer(id),
+        (Step::Proposed, _) if device.step(id, Stage::Proposed, Stage::Abandoned) => {}
+        (Step::Proposed | Step::Accepted, _) => leave_answered(id),
         (_, Stage::Held) => drop(device.step(id, Stage::Held, Stage::Over)),
-        (_, Stage::Answered) => drop(device.step(id, Stage::Answered, Stage::Over)),
+        (_, Stage::Answered) if device.step(id, Stage::Answered, Stage::Abandoned) => {}
+        // Or the client was faster, with its Confirm or its own end.
+        (_, Stage::Answered) => device.free(id),
         (_, Stage::Proposed | Stage::Abandoned | Stage::Confirmed) => device.free(id),
         _ => {}
+    }
+}
+
+/// The client's part ends behind the answer. The acceptor may have abandoned the place, and does not come back to it.
+fn leave_answered(id: OfferId) {
+    let device = device::current();
+    device.clear_offer(id);
+    if device.stage(id) == Stage::Abandoned {
+        device.free(id);
     }
 }
 
@@ -305,7 +319,8 @@ fn before_message(fd: i32, conn: &Conn) -> Option<u64> {
     let (message, stage) = awaited(conn)?;
     let (device, id) = (device::current(), id_of(conn));
     let now = device.stage(id);
-    if now != stage && !(now == Stage::Abandoned && stage == Stage::Proposed) {
+    // Its sender may have gone since.
+    if now != stage && (now != Stage::Abandoned || stage == Stage::Confirmed) {
         return None;
     }
     let at = device.announced(id, message)?;
