@@ -479,7 +479,7 @@ pub fn withdraw(conn: &Conn, reason: Reason) {
 }
 
 /// The same for either side, and also after the acceptor's answer. False where the client has confirmed it.
-fn call_off(conn: &Conn) -> bool {
+pub fn call_off(conn: &Conn) -> bool {
     let Some(slot) = conn.slot() else { return false };
     let usage = usage(conn);
     if conn.has(F_CLIENT) && handshake::withdraw(&slot.control, usage).is_ok() {

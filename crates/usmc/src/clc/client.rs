@@ -271,17 +271,18 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     let Some(confirm) = confirm_message(&side) else {
         return undo(Failed::Decline(DeclineCode::INTERR));
     };
-    // Before the Confirm: from then on the acceptor may attach.
-    if !conn.leave_early(OFFERED) {
-        return undo(Failed::PeerGone);
-    }
+    // Still early: whoever sends by the slot waits until it is offered, behind the Confirm.
     if !say(fd, conn, Message::Confirm, [Stage::Answered, Stage::Confirmed], &confirm) {
-        transition::withdraw(conn, Reason::PeerGone);
-        conn.clc.set(Step::None);
-        return Ok(());
+        transition::call_off(conn);
+        return undo(Failed::PeerGone);
     }
     conn.clc.set(Step::None);
     conn.reason.store(Reason::Offered as u32, Relaxed);
+    if !conn.leave_early(OFFERED) {
+        // A signal handler of this thread wants it to stay TCP.
+        transition::call_off(conn);
+        return Ok(());
+    }
     log::debug(format_args!("fd {fd}: confirmed with slot {}", own.slot));
     Ok(())
 }
