@@ -8,8 +8,8 @@ use smc_proto::wire::clc::{Answer, Decline, Message as Clc, Proposal, Release};
 
 use super::stream::{self, Found};
 use super::{
-    Step, Taken, declined, delivered, give_up, has_room, host, id_of, new_token, say, store_id,
-    take,
+    Step, Taken, declined, delivered, give_up, has_room, host, id_of, new_token, say, stop_calls,
+    store_id, take,
 };
 use crate::conn::{self, Conn, F_CLC};
 use crate::device::{self, Message, Stage};
@@ -185,7 +185,7 @@ fn answer(fd: i32, conn: &Conn) {
         return;
     }
     let Some(_rx) = conn.rx_lock.try_enter() else { return };
-    if !conn.stop_kernel_calls() {
+    if !stop_calls(fd, conn) {
         return;
     }
     let code = conn.clc.declined();

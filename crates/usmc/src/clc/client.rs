@@ -9,7 +9,8 @@ use smc_proto::wire::clc::{Decline, Message as Clc, SmcdVersion};
 use usmc_shm::handshake::Use;
 
 use super::{
-    Step, Taken, declined, give_up, has_room, host, id_of, leave_answered, say, store_id, take,
+    Step, Taken, declined, give_up, has_room, host, id_of, leave_answered, say, stop_calls,
+    store_id, take,
 };
 use crate::conn::{Conn, F_CLC, OFFERED};
 use crate::device::{self, Delivery, DmbRef, Message, Stage};
@@ -85,7 +86,7 @@ fn propose_unasked(fd: i32, conn: &Conn) {
         return;
     }
     let Some(_rx) = conn.rx_lock.try_enter() else { return };
-    if !conn.stop_kernel_calls() {
+    if !stop_calls(fd, conn) {
         return;
     }
     let tuple = Tuple { netns: tuple::netns(fd), client, server };
@@ -115,7 +116,7 @@ fn propose(fd: i32, conn: &Conn) {
         _ => return give_up(conn, Reason::NoDevice),
     };
     let Some(_rx) = conn.rx_lock.try_enter() else { return };
-    if !conn.stop_kernel_calls() {
+    if !stop_calls(fd, conn) {
         return;
     }
     // From here on receives end before the answer.
@@ -207,7 +208,7 @@ fn confirm(fd: i32, conn: &Conn) {
         return;
     }
     let Some(_rx) = conn.rx_lock.try_enter() else { return };
-    if !conn.stop_kernel_calls() {
+    if !stop_calls(fd, conn) {
         return;
     }
     let code = match conn.clc.declined() {

@@ -362,14 +362,16 @@ pub fn unread(fd: i32, conn: &Conn) -> Option<usize> {
 }
 
 /// Sends a message at this place of the stream; nobody sends meanwhile. After a part of one the stream is of no use any
-/// more: the connection is reset.
+/// more: the connection is reset. Where nothing could be sent, what will stand in its place is the application's.
 fn send(fd: i32, message: &Clc) {
     let mut buffer = [0; MAX_LEN];
     let Ok(bytes) = message.emit(&mut buffer) else { return };
     let sent = sys::send(fd, bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
     if sent != Ok(bytes.len()) {
         log::warn(format_args!("fd {fd}: a CLC message could not be sent ({sent:?})"));
-        stream::reset(fd);
+        if sent.is_ok() {
+            stream::reset(fd);
+        }
     }
 }
 
@@ -377,6 +379,18 @@ fn send(fd: i32, message: &Clc) {
 fn has_room(fd: i32) -> bool {
     sys::poll1(fd, libc::POLLOUT, 0) == libc::POLLOUT
         && sys::ioctl_int(fd, libc::TIOCOUTQ).is_ok_and(|n| n == 0)
+}
+
+/// Stops the calls of the kernel to send a message, if there is room for one; who was sending may have filled it.
+fn stop_calls(fd: i32, conn: &Conn) -> bool {
+    if !conn.stop_kernel_calls() {
+        return false;
+    }
+    let has_room = has_room(fd);
+    if !has_room {
+        conn.go_on_with_kernel_calls();
+    }
+    has_room
 }
 
 /// Announces a message, takes the step that lets it into the stream, and sends it. The caller has stopped the calls of
