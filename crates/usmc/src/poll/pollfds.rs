@@ -467,5 +467,7 @@ impl Drop for GivenBack {
 
 /// Whether more than the kernel has to be asked about `fd`; select(2) converts to poll(2) then.
 pub fn is_ours(fd: c_int) -> bool {
-    !matches!(watch(fd), Watch::Kernel) || may_hide(fd)
+    // First: the step that `watch` makes may take the message out that the kernel has reported.
+    let hides = may_hide(fd);
+    hides || !matches!(watch(fd), Watch::Kernel)
 }
