@@ -12,7 +12,7 @@ use super::{
     store_id, take,
 };
 use crate::conn::{self, Conn, F_CLC};
-use crate::device::{self, Message, Stage};
+use crate::device::{self, Message, OfferId, Stage};
 use crate::reason::Reason;
 use crate::{log, transition};
 
@@ -56,7 +56,7 @@ pub fn stop_expecting(fd: i32, conn: &Conn) -> bool {
     match first(fd, conn) {
         First::Wait => return false,
         First::Proposal(proposal) => {
-            if let Some(id) = host::id_in(&proposal) {
+            if let Some(id) = place_of(&proposal) {
                 device::current().free(id);
             }
         }
@@ -88,6 +88,15 @@ fn first(fd: i32, conn: &Conn) -> First {
     }
 }
 
+/// Where the device keeps the handshake of a first Proposal: the peer's word, if that place says so, too.
+fn place_of(proposal: &Proposal) -> Option<OfferId> {
+    let device = device::current();
+    host::id_in(proposal).filter(|&id| {
+        let at = device.announced(id, Message::Proposal);
+        matches!(device.stage(id), Stage::Proposed | Stage::Abandoned) && at == Some(0)
+    })
+}
+
 fn read_first(fd: i32, conn: &Conn) {
     let proposal = match first(fd, conn) {
         First::Wait => return,
@@ -99,10 +108,7 @@ fn read_first(fd: i32, conn: &Conn) {
         }
     };
     let device = device::current();
-    let id = host::id_in(&proposal).filter(|&id| {
-        let at = device.announced(id, Message::Proposal);
-        device.stage(id) == Stage::Proposed && at == Some(0)
-    });
+    let id = place_of(&proposal).filter(|&id| device.stage(id) == Stage::Proposed);
     // A peer that cannot be told anything: it is on another device.
     let Some(id) = id else { return give_up(conn, Reason::NotRegistered) };
     if let Err(reason) = device.open_mailbox() {
