@@ -406,9 +406,13 @@ fn say(fd: i32, conn: &Conn, message: Message, steps: [Stage; 2], what: &Clc) ->
     true
 }
 
+/// Messages that one call takes out of the mailbox, which anybody can fill; the next call goes on.
+const MAIL_AT_ONCE: usize = 8;
+
 /// Maps what came by mail, and notes what was delivered for which connection.
 pub fn take_mail() {
-    while let Some(mail) = device::current().receive() {
+    for _ in 0..MAIL_AT_ONCE {
+        let Some(mail) = device::current().receive() else { return };
         let mapped = match mail {
             Mail::Segment(fd) => segment::map_peer(fd),
             Mail::Delivery(what) => match addressee(what.to) {
