@@ -396,6 +396,14 @@ fn stop_calls(fd: i32, conn: &Conn) -> bool {
 /// Announces a message, takes the step that lets it into the stream, and sends it. The caller has stopped the calls of
 /// the kernel. False where the peer has changed its mind: nothing was sent.
 fn say(fd: i32, conn: &Conn, message: Message, steps: [Stage; 2], what: &Clc) -> bool {
+    // A handler's own bytes would come before the message, behind its announcement.
+    let mask = sys::block_signals();
+    let said = say_undisturbed(fd, conn, message, steps, what);
+    sys::set_signals(mask);
+    said
+}
+
+fn say_undisturbed(fd: i32, conn: &Conn, message: Message, steps: [Stage; 2], what: &Clc) -> bool {
     let (device, id) = (device::current(), id_of(conn));
     let Some(at) = kernel::tcp_sent(fd, conn.has(F_CLIENT)) else { return false };
     device.announce(id, message, at);
