@@ -31,6 +31,8 @@ pub const PROPOSED: u8 = 7;
 pub const ANSWERED: u8 = 8;
 /// A Confirm may be.
 pub const CONFIRMED: u8 = 9;
+/// A message may be in the stream, whose sender does not wait for an answer.
+pub const ABANDONED: u8 = 10;
 
 /// The device of a test.
 pub struct Device {

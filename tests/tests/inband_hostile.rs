@@ -17,7 +17,7 @@ use smc_proto::wire::clc::{
     Answer, Decline, FeatureMask, Hostname, MAX_LEN, Message, Prefix, Release,
 };
 use usmc_tests::build::tests_dir;
-use usmc_tests::device::{ANSWERED, CONFIRMED, Device, HELD, PROPOSED, Place};
+use usmc_tests::device::{ABANDONED, ANSWERED, CONFIRMED, Device, HELD, PROPOSED, Place};
 use usmc_tests::{Fixture, Process, is_plain};
 
 fn host() -> Host {
@@ -525,6 +525,23 @@ fn a_server_that_answers_with_something_else_or_not_at_all_is_tcp() {
     let reasons = server_that("hostile server lies", |device, place, _, sent| {
         device.announce(place, 1, *sent);
         device.set_phase(place, ANSWERED);
+        true
+    });
+    assert_eq!(reasons.last().map(String::as_str), Some("true"), "{reasons:?}");
+}
+
+#[test]
+fn the_accept_of_a_server_that_does_not_wait_any_more_is_no_input() {
+    if is_plain() {
+        return;
+    }
+    let reasons = server_that("hostile server leaves", |device, place, stream, sent| {
+        // As a server under uSMC that ends, or goes on by TCP, before the client has read its Accept.
+        let accept = accept_of(device, gid(device), 1);
+        device.announce(place, 1, *sent);
+        device.set_phase(place, ABANDONED);
+        stream.write_all(&accept).expect("the client reads");
+        *sent += accept.len() as u64;
         true
     });
     assert_eq!(reasons.last().map(String::as_str), Some("true"), "{reasons:?}");
