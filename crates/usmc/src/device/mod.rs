@@ -68,7 +68,8 @@ pub enum Stage {
     Answered,
     /// The client's word on it may be in the stream.
     Confirmed,
-    /// As [`Stage::Proposed`], but no answer is wanted.
+    /// As [`Stage::Proposed`] or [`Stage::Answered`], but its sender does not go on: who reads the message frees
+    /// the place.
     Abandoned,
     /// No message is in the stream, and none will be.
     Over,

@@ -96,7 +96,7 @@ pub mod offer_phase {
     pub const ANSWERED: u8 = 8;
     /// The client's Confirm is.
     pub const CONFIRMED: u8 = 9;
-    /// The client, which has proposed, does not want an answer any more.
+    /// Whoever has sent the last message, a Proposal or an answer, does not want one in return any more.
     pub const ABANDONED: u8 = 10;
     /// It came to nothing, and no message is in the stream.
     pub const OVER: u8 = 11;
