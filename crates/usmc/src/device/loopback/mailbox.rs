@@ -148,7 +148,8 @@ fn send_to(mailbox: i32, bytes: &[u8], fd: i32) -> Result<(), Errno> {
     sent.map(drop)
 }
 
-/// The next message in the mailbox that is one; `None` also behind [`AT_ONCE`] that are none. Costs one load while the counter says that nothing came.
+/// The next message in the mailbox that is one; `None` also behind [`AT_ONCE`] that are none. Costs one load while the
+/// counter says that nothing came.
 pub fn receive(dev: &Loopback) -> Option<Mail> {
     let mailbox = dev.mailbox.load(Acquire);
     let index = dev.index.load(Relaxed);
