@@ -332,8 +332,9 @@ impl Generator {
 
     fn pass(&mut self, process: usize, thread: usize) -> Option<()> {
         let old = self.any(process, is_end)?;
-        // Known: a registration of it, here or at the peer, gives an edge.
-        if self.model.has_sets() || self.model.is_held_back(process, old) {
+        let over = matches!(self.model.object(process, old), Some(Object::End { ended: true, .. }));
+        // Known: a registration of it, here or at the peer, gives an edge. And who gets a failed one is not told its error.
+        if over || self.model.has_sets() || self.model.is_held_back(process, old) {
             return None;
         }
         let new = self.handle();
