@@ -125,7 +125,9 @@ impl Model {
     /// Whether other processes have the socket while this one may have it in an epoll set, which reports it for as
     /// long as anybody has it. Known: we do not, once this process has closed it.
     pub fn outlives_registration(&self, process: usize, handle: i64) -> bool {
-        self.is_shared(process, handle)
+        let passed = matches!(self.object(process, handle), Some(Object::End { passed: true, .. }));
+        // Of one that was passed on, the registration is made anew, which is an edge.
+        (passed || self.is_shared(process, handle))
             && !self.handles(process, |o| matches!(o, Object::Set)).is_empty()
     }
 
