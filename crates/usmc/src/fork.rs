@@ -24,7 +24,7 @@ use crate::conn::{
 use crate::reason::Reason;
 use crate::socket::close;
 use crate::{
-    api, device, errno, holds, kernel, observer, poll, process, real, segment, set_errno, sys,
+    api, clc, device, errno, holds, kernel, observer, poll, process, real, segment, set_errno, sys,
 };
 
 const CELLS: usize = 1 << 16;
@@ -122,6 +122,7 @@ fn prepare() {
         conn.tx_lock.hold();
         conn.step_lock.hold();
         conn.set_flag(F_COPIED, true);
+        clc::before_fork(conn);
         match conn.phase() {
             _ if count_in_slots(conn, true) => conn.set_flag(F_SHARED | F_FORKED, true),
             EARLY => {

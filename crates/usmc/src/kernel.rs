@@ -119,12 +119,15 @@ pub fn tcp_read(fd: i32, conn: &Conn, slot: &Slot) -> Option<u64> {
 pub fn tcp_taken(fd: i32) -> Option<u64> {
     for _ in 0..100 {
         let before = tcp_info(fd)?;
-        let unread = unread(fd)?;
+        // Asking for more where nothing is to be read could take an error.
+        let left = match unread(fd)? {
+            0 => u64::from(before.has_fin()),
+            // After a RST as well, a FIN is counted on both sides.
+            n => peek_inq(fd).unwrap_or(n + i32::from(before.has_fin())).max(0) as u64,
+        };
         let after = tcp_info(fd)?;
         if before.bytes_received == after.bytes_received && before.state == after.state {
-            // As in `tcp_read`.
-            let fin = u64::from(after.has_fin());
-            return after.bytes_received.checked_sub(fin + unread as u64);
+            return after.bytes_received.checked_sub(left);
         }
     }
     None

@@ -82,6 +82,8 @@ reasons! {
     Handshake = 26, "CLC handshake not finished yet";
     /// One of both ends has declined.
     Declined = 27, "CLC handshake was declined";
+    /// The process forked in the middle of a handshake by CLC.
+    Forked = 31, "forked in the middle of the handshake";
     /// Few calls were made on it so far ([`crate::lasting`]).
     Short = 17, "too little use so far to change over";
 }

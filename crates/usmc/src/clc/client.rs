@@ -91,6 +91,14 @@ fn propose_unasked(fd: i32, conn: &Conn) {
     }
     let tuple = Tuple { netns: tuple::netns(fd), client, server };
     transition::store_tuple(conn, &tuple);
+    // No handler's bytes between the question and the message.
+    let mask = sys::block_signals();
+    if kernel::tcp_sent(fd, true) != Some(0) {
+        // Another thread's, before its calls were stopped.
+        conn.go_on_with_kernel_calls();
+        sys::set_signals(mask);
+        return give_up(conn, Reason::NotRegistered);
+    }
     let sent = device::current().propose_unasked(&tuple).and_then(|id| {
         let Some(Ok((_, proposal))) = host::propose(Some(id)) else { return Err(Reason::NoDevice) };
         store_id(conn, id);
@@ -102,6 +110,7 @@ fn propose_unasked(fd: i32, conn: &Conn) {
         Ok(())
     });
     conn.go_on_with_kernel_calls();
+    sys::set_signals(mask);
     if let Err(reason) = sent {
         give_up(conn, reason);
     }
@@ -242,8 +251,13 @@ enum Failed {
 fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     let link_id = conn.clc.number.load(Relaxed);
     let tuple = transition::stored(conn);
-    // Whoever listens at that address: memory is shared with one process of it.
-    let pair = Tuple { netns: 1 << 63 | u64::from(link_id), ..tuple };
+    let to = host::process_of(link_id);
+    let Some(mailbox) = device::current().mailbox_of(to) else {
+        return Err(Failed::Decline(DeclineCode::NOSMCDDEV));
+    };
+    // Whoever listens at that address: memory is shared with one process of it, which is known by its mailbox, for the
+    // link id is its own word.
+    let pair = Tuple { netns: 1 << 63 | mailbox, ..tuple };
     let own = segment::take_slot(&pair).map_err(|_| Failed::Decline(DeclineCode::MEM))?;
     let Ok(usage) = transition::bind_own(fd, conn, &own) else {
         return Err(Failed::Decline(DeclineCode::MEM));
@@ -261,7 +275,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     };
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: Use::to_bits(usage) };
     let what = Delivery { fd: memfd, dmb, to: conn.clc.peer.load(Relaxed), from: token };
-    match device::current().deliver(host::process_of(link_id), &what) {
+    match device::current().deliver(to, mailbox, &what) {
         Ok(()) => {}
         Err(libc::EAGAIN) => return undo(Failed::NotNow),
         Err(errno) => {

@@ -34,11 +34,11 @@ use smc_proto::decline::DeclineCode;
 use smc_proto::wire::clc::{MAX_LEN, Message as Clc};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
-use crate::conn::{self, Conn, EARLY, F_CLC, F_CLIENT, PLAIN};
+use crate::conn::{self, Conn, EARLY, F_CLC, F_CLIENT, F_COPIED, PLAIN};
 use crate::device::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
 use crate::reason::Reason;
 use crate::tuple::{self, Endpoint};
-use crate::{clock, config, kernel, log, process, segment, strangers, sys};
+use crate::{clock, config, fork, kernel, log, process, segment, strangers, sys};
 
 pub use acceptor::{expect, hold_if_asked};
 pub use client::{ask, declare};
@@ -242,16 +242,44 @@ pub fn end(conn: &Conn) {
     let (step, ours) = (conn.clc.step(), conn.clc.pid.load(Relaxed) == process::pid());
     conn.clc.set(Step::None);
     conn.set_flag(F_CLC, false);
-    if !ours {
-        return;
+    // Another process that has the connection may still have to take a message out.
+    let others = conn.has(F_COPIED) && fork::holders(conn).is_some_and(|n| n.load(Relaxed) > 1);
+    if ours && !others {
+        call_off(conn, step);
     }
+}
+
+/// Before a fork. Two processes cannot take one message out together, so the handshake ends where none is in the stream.
+/// The caller holds all locks.
+pub fn before_fork(conn: &Conn) {
+    let (device, id) = (device::current(), id_of(conn));
+    let step = conn.clc.step();
+    let ended = match step {
+        Step::None | Step::Declared | Step::Expecting => return,
+        Step::Held => device.step(id, Stage::Held, Stage::Over),
+        Step::Proposed => device.step(id, Stage::Proposed, Stage::Abandoned),
+        Step::Answered => device.step(id, Stage::Answered, Stage::Abandoned),
+        Step::Asked | Step::Accepted | Step::Asking | Step::Confirmed => {
+            call_off(conn, step);
+            true
+        }
+    };
+    if ended && conn.phase() == EARLY {
+        give_up(conn, Reason::Forked);
+    }
+}
+
+/// Ends our part on the device.
+fn call_off(conn: &Conn, step: Step) {
     let (device, id) = (device::current(), id_of(conn));
     match (step, device.stage(id)) {
         (Step::None | Step::Declared | Step::Expecting, _) => {}
         (Step::Asked, _) => device.clear_offer(id),
         (Step::Proposed, _) if device.step(id, Stage::Proposed, Stage::Abandoned) => {}
         (Step::Proposed | Step::Accepted, _) => leave_answered(id),
-        (_, Stage::Held) => drop(device.step(id, Stage::Held, Stage::Over)),
+        (_, Stage::Held) if device.step(id, Stage::Held, Stage::Over) => {}
+        // Or the client was faster, with its Proposal.
+        (_, Stage::Held) => device.free(id),
         (_, Stage::Answered) if device.step(id, Stage::Answered, Stage::Abandoned) => {}
         // Or the client was faster, with its Confirm or its own end.
         (_, Stage::Answered) => device.free(id),
@@ -337,6 +365,11 @@ pub fn readable_before(fd: i32, conn: &Conn) -> u64 {
         };
     }
     before_message(fd, conn).unwrap_or(u64::MAX)
+}
+
+/// Whether it is not known yet if the stream begins with a message.
+pub fn awaits_first(fd: i32, conn: &Conn) -> bool {
+    conn.clc.step() == Step::Expecting && matches!(stream::look(fd).0, stream::Found::Nothing)
 }
 
 /// Whether a socket that was reported as readable is so for the sake of a message alone, or was.

@@ -198,7 +198,9 @@ pub trait Device: Sync {
     ///
     /// # Errors
     /// The errno; EAGAIN means try again later.
-    fn deliver(&self, to: PeerProcess, what: &Delivery) -> Result<(), Errno>;
+    fn deliver(&self, to: PeerProcess, mailbox: u64, what: &Delivery) -> Result<(), Errno>;
+    /// Which mailbox a process has at this moment: another one's is another number.
+    fn mailbox_of(&self, process: PeerProcess) -> Option<u64>;
 
     /// Begins to count who holds the socket with this SO_COOKIE: the caller. `client`: it is the connecting end.
     fn entrust(&self, cookie: u64, client: bool) -> Option<Custody>;

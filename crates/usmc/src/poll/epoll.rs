@@ -427,10 +427,11 @@ fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry, hot: bool) {
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut event);
 }
 
-/// What the kernel has reported was nothing to report: a one-shot registration of a connection in TCP is to go on.
+/// What the kernel has reported was nothing to report: a one-shot registration of a connection in TCP is to go on, and an
+/// edge may have been for what stands behind a message that another thread was taking out.
 pub fn watch_again(number: u32, entry: &Entry) {
     let want = entry.events.load(Relaxed);
-    if want & ONESHOT == 0 || entry.has(E_RING | E_DISABLED) {
+    if want & (ONESHOT | libc::EPOLLET as u32) == 0 || entry.has(E_RING | E_DISABLED) {
         return;
     }
     let u64 = tag(number, entry.use_count.load(Relaxed));

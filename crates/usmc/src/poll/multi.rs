@@ -147,7 +147,8 @@ pub unsafe fn epoll_wait(
         if n > 0 {
             return Some(found(set, index, n));
         }
-        if got == 0 && deadline.left() == Some(0) {
+        // Also where all that the kernel reported is nothing to report.
+        if deadline.left() == Some(0) {
             return Some(look_at_all(set, index, events, max, 0, round));
         }
     }
@@ -483,8 +484,11 @@ fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) 
                     && clc::hides_input(fd, conn::at(index))
                 {
                     event.events &= !READ_BITS;
-                    if event.events & (want | ready::ERR | ready::HUP) == 0 {
+                    let is_told = event.events & (want | ready::ERR | ready::HUP) != 0;
+                    if !is_told || want & libc::EPOLLONESHOT as u32 == 0 {
                         epoll::watch_again(number, entry);
+                    }
+                    if !is_told {
                         continue;
                     }
                 }

@@ -285,8 +285,11 @@ fn before_message(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt
         [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
     let count = to.fill(&mut iov, least);
     if count == 0 {
-        // A message that is not all there, or nothing was asked for.
+        // Where nothing is there, that can be slept for; what is there of a message would end every sleep at once.
         return match least {
+            0 if matches!(clc::stream::look(fd).0, clc::stream::Found::Nothing) => {
+                Attempt::Empty(false)
+            }
             0 => Attempt::Part,
             _ => from_tcp(fd, conn, None, to, flags, u64::MAX),
         };

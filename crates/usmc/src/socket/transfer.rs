@@ -8,14 +8,14 @@ use usmc_shm::span::{RxSpan, Source};
 
 use super::close::Hold;
 use super::recv::{Family, Receiving};
-use super::wait::{self, Woken};
+use super::wait::{self, Until, Woken};
 use super::{Outcome, demote, ending, send};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{capture, clock, kernel, observer, real, transition};
+use crate::{capture, clc, clock, kernel, observer, real, transition};
 
 /// What POSIX calls so: bytes that a pipe takes at once or not at all.
 const PIPE_BUF: usize = 4096;
@@ -192,6 +192,17 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             RING => {}
             OFFERED | EARLY | ATTACHED => {
                 transition::progress(fd, index, Call::Receive);
+                if conn.has(conn::F_CLC) && clc::awaits_first(fd, conn) {
+                    if wait::is_nonblocking(fd, conn) {
+                        return Outcome::Fail(libc::EAGAIN);
+                    }
+                    let woken;
+                    (hold, woken) = keeping(hold, || wait::for_data(fd, index, false, Until::Data));
+                    match woken {
+                        Woken::Look => continue,
+                        Woken::Fail(errno) => return Outcome::Fail(errno),
+                    }
+                }
                 // The kernel knows no end before a message of the peer's.
                 if conn.has(conn::F_CLC) && demote::leave(fd, index, Reason::KernelFeature).is_err()
                 {

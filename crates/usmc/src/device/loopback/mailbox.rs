@@ -89,8 +89,13 @@ pub fn push(dev: &Loopback, to: PeerProcess, fd: i32) -> Result<(), Errno> {
 /// Sends a segment with the tokens that say whose connection it is for; to any user.
 ///
 /// # Errors
-/// As [`push`]; EACCES when anybody may have put their own mailbox in the place.
-pub fn deliver(dev: &Loopback, to: PeerProcess, what: &Delivery) -> Result<(), Errno> {
+/// As [`push`]; EACCES when anybody may have put their own mailbox in the place, or when it is not `mailbox` any more.
+pub fn deliver(
+    dev: &Loopback,
+    to: PeerProcess,
+    mailbox: u64,
+    what: &Delivery,
+) -> Result<(), Errno> {
     let dmb = what.dmb;
     let place = u64::from(dmb.slot) << 32 | u64::from(dmb.usage);
     let words = [dmb.segment, place, what.to, what.from, 0];
@@ -98,7 +103,21 @@ pub fn deliver(dev: &Loopback, to: PeerProcess, what: &Delivery) -> Result<(), E
     for (part, word) in bytes.chunks_exact_mut(8).zip(words) {
         part.copy_from_slice(&word.to_ne_bytes());
     }
-    send(dev, to, &bytes, what.fd, directory::is_trustworthy)
+    send(dev, to, &bytes, what.fd, |file| {
+        directory::is_trustworthy(file) && inode(file) == Some(mailbox)
+    })
+}
+
+/// Which file the mailbox of a process is now. Whoever takes a dead process' place has another.
+pub fn identity(process: PeerProcess) -> Option<u64> {
+    let mailbox = directory::point_at(&directory::mailbox(process.0)).ok()?;
+    let inode = inode(mailbox);
+    sys::close(mailbox);
+    inode
+}
+
+fn inode(file: i32) -> Option<u64> {
+    Some(sys::fstat(file).ok()?.inode)
 }
 
 fn send(
@@ -106,7 +125,7 @@ fn send(
     to: PeerProcess,
     bytes: &[u8],
     fd: i32,
-    may_have_it: fn(i32) -> bool,
+    may_have_it: impl Fn(i32) -> bool,
 ) -> Result<(), Errno> {
     let file = dev.file().map_err(|_| libc::ENODEV)?;
     let process = file.processes.get(to.0 as usize).ok_or(libc::EPROTO)?;

@@ -159,8 +159,11 @@ impl Device for Loopback {
     fn announced(&self, id: OfferId, message: Message) -> Option<u64> {
         agreements::announced(self, id, message)
     }
-    fn deliver(&self, to: PeerProcess, what: &Delivery) -> Result<(), Errno> {
-        mailbox::deliver(self, to, what)
+    fn deliver(&self, to: PeerProcess, mailbox: u64, what: &Delivery) -> Result<(), Errno> {
+        mailbox::deliver(self, to, mailbox, what)
+    }
+    fn mailbox_of(&self, process: PeerProcess) -> Option<u64> {
+        mailbox::identity(process)
     }
     fn entrust(&self, cookie: u64, client: bool) -> Option<Custody> {
         custody::entrust(self, cookie, client)
