@@ -100,6 +100,21 @@ fn every_way_to_wait_sees_the_applications_bytes_only() {
     fixture.finish();
 }
 
+/// Such a client makes thousands of calls before the answer to its Proposal can be there.
+#[test]
+fn a_client_that_never_sleeps_waits_for_the_answer() {
+    let fixture = Fixture::new("in-band busy");
+    let net = Netns::new();
+    for server in ["waitall", "blocking", "epoll"] {
+        let to = net.address(0);
+        let (ends, port, client) =
+            meet(&fixture, &net, [ROOT; 2], [server, "busy"], |_, _| {}, &to);
+        wait_for(&fixture, port, client, Socket::is_smcd);
+        end(ends);
+    }
+    fixture.finish();
+}
+
 #[test]
 fn users_in_pid_mount_and_network_namespaces_of_their_own() {
     let fixture = Fixture::new("in-band users");

@@ -356,7 +356,9 @@ fn step_client(fd: i32, conn: &Conn) {
     let Some(slot) = conn.slot() else { return };
     match handshake::phase(&slot.control, usage(conn)) {
         // Whoever has the peer's end now may be without the library.
-        Phase::Offered if conn.returns() > 0 && is_spent(conn) => withdraw(conn, Reason::PeerLeft),
+        Phase::Offered if conn.returns() > 0 && is_spent(fd, conn) => {
+            withdraw(conn, Reason::PeerLeft)
+        }
         Phase::Offered => {
             let device = device::current();
             if let Some(process) = device.wanted_by(offer_id(conn))
@@ -401,11 +403,14 @@ fn step_client(fd: i32, conn: &Conn) {
     }
 }
 
-/// Whether all calls are made in which an answer was waited for.
-pub fn is_spent(conn: &Conn) -> bool {
+/// Whether all calls are made in which an answer was waited for. Those of a program that polls, or of a poll of ours that
+/// has not slept yet, count only where the peer has sent something meanwhile.
+pub fn is_spent(fd: i32, conn: &Conn) -> bool {
     let left = conn.looks.load(Relaxed);
-    conn.looks.store(left.saturating_sub(1), Relaxed);
-    left == 0
+    let counts = !left.is_multiple_of(LOOKS_EACH) || is_used(fd, conn);
+    let next = if counts { left.checked_sub(1) } else { Some(left + LOOKS_EACH - 1) };
+    conn.looks.store(next.unwrap_or(0), Relaxed);
+    next.is_none()
 }
 
 /// Whether the peer has sent anything since this was last asked: calls that find nothing, as of a program that polls

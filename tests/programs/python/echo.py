@@ -4,8 +4,8 @@ echo.py server STYLE ADDRESS PORT     serves one connection, prints "listening",
 echo.py client STYLE ADDRESS PORT N   sends N messages, each when the last one is answered; prints "port PORT", "echoed"
 
 The client's bytes count up, the server answers with their complement: a byte too many, too few, or of somebody else's
-shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epoll, edge, oneshot. With "pause" for N the
-client sends until its standard input ends.
+shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epoll, edge, oneshot, or busy: not at all. With
+"pause" for N the client sends until its standard input ends.
 
 echo.py mirror - ADDRESS PORT         sends everybody's bytes back as they are, until its standard input ends
 """
@@ -42,6 +42,11 @@ class Waiter:
             return self.sock.recv(most, socket.MSG_WAITALL)
         if self.style == "peek":
             return self.peek(most)
+        while self.style == "busy":
+            try:
+                return self.sock.recv(most, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                pass
         if self.style == "select":
             assert select.select([self.sock], [], [], 60)[0], "nothing came"
         elif self.style == "poll":

@@ -8,8 +8,8 @@ use smc_proto::wire::clc::{Answer, Decline, Message as Clc, Proposal, Release};
 
 use super::stream::{self, Found};
 use super::{
-    Step, Taken, declined, delivered, give_up, has_room, host, id_of, new_token, say, stop_calls,
-    store_id, take,
+    Step, Taken, declined, delivered, give_up, has_room, host, id_of, is_spent, new_token, say,
+    stop_calls, store_id, take,
 };
 use crate::conn::{self, Conn, F_CLC};
 use crate::device::{self, Message, OfferId, Stage};
@@ -134,7 +134,7 @@ pub fn step(fd: i32, conn: &Conn) {
 fn read_proposal(fd: i32, conn: &Conn) {
     let (device, id) = (device::current(), id_of(conn));
     match device.stage(id) {
-        Stage::Held if transition::is_spent(conn) => {
+        Stage::Held if is_spent(fd, conn) => {
             if device.step(id, Stage::Held, Stage::Over) {
                 give_up(conn, Reason::NoOffer);
             }
@@ -277,7 +277,7 @@ fn attach(fd: i32, conn: &Conn) {
                 conn.clc.set(Step::None);
             }
         }
-        None if transition::is_spent(conn) => give_up(conn, Reason::NoSegment),
+        None if is_spent(fd, conn) => give_up(conn, Reason::NoSegment),
         None => {}
     }
 }

@@ -9,8 +9,8 @@ use smc_proto::wire::clc::{Decline, Message as Clc, SmcdVersion};
 use usmc_shm::handshake::Use;
 
 use super::{
-    Step, Taken, declined, give_up, has_room, host, id_of, leave_answered, say, stop_calls,
-    store_id, take,
+    Step, Taken, declined, give_up, has_room, host, id_of, is_spent, leave_answered, say,
+    stop_calls, store_id, take,
 };
 use crate::conn::{Conn, F_CLC, OFFERED};
 use crate::device::{self, Delivery, DmbRef, Message, Stage};
@@ -45,7 +45,7 @@ pub fn step(fd: i32, conn: &Conn) {
     match conn.clc.step() {
         Step::Declared => propose_unasked(fd, conn),
         Step::Asked => match device::current().stage(id_of(conn)) {
-            Stage::Open if transition::is_spent(conn) => {
+            Stage::Open if transition::is_spent(fd, conn) => {
                 device::current().clear_offer(id_of(conn));
                 give_up(conn, Reason::NotHeld);
             }
@@ -145,7 +145,7 @@ fn read_answer(fd: i32, conn: &Conn) {
     let (device, id) = (device::current(), id_of(conn));
     match device.stage(id) {
         Stage::Answered | Stage::Abandoned => {}
-        Stage::Proposed if transition::is_spent(conn) => {
+        Stage::Proposed if is_spent(fd, conn) => {
             if device.step(id, Stage::Proposed, Stage::Abandoned) {
                 give_up(conn, Reason::NotHeld);
             }

@@ -38,7 +38,7 @@ use crate::conn::{self, Conn, EARLY, F_CLC, F_CLIENT, F_COPIED, PLAIN};
 use crate::device::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
 use crate::reason::Reason;
 use crate::tuple::{self, Endpoint};
-use crate::{clock, config, fork, kernel, log, process, segment, strangers, sys};
+use crate::{clock, config, fork, kernel, log, process, segment, strangers, sys, transition};
 
 pub use acceptor::{expect, hold_if_asked};
 pub use client::{ask, declare};
@@ -89,6 +89,8 @@ pub struct State {
     step: AtomicU32,
     /// Who is in it: a forked child is not.
     pid: AtomicU32,
+    /// When this step began, in milliseconds.
+    since: AtomicU32,
     /// When a message was first seen that was not all there, in milliseconds; 0 = none was.
     partial: AtomicU32,
     /// Decline code, of whichever side.
@@ -110,6 +112,7 @@ impl State {
 
     fn set(&self, step: Step) {
         self.pid.store(process::pid(), Relaxed);
+        self.since.store(now_ms(), Relaxed);
         self.partial.store(0, Relaxed);
         self.step.store(step as u32, Relaxed);
     }
@@ -127,7 +130,8 @@ impl State {
 
     /// The record is free.
     pub fn clear(&self) {
-        for cell in [&self.step, &self.pid, &self.partial, &self.declined, &self.number] {
+        let State { step, pid, since, partial, declined, number, .. } = self;
+        for cell in [step, pid, since, partial, declined, number] {
             cell.store(0, Relaxed);
         }
         for cell in [&self.own, &self.peer].into_iter().chain(&self.given) {
@@ -329,9 +333,22 @@ fn take(fd: i32, conn: &Conn) -> Taken {
     }
 }
 
+fn now_ms() -> u32 {
+    (clock::now_ns() / 1_000_000) as u32
+}
+
+/// How long a peer that has taken its step is waited for at least, in milliseconds: it may have thousands of bytes to
+/// read before our message.
+const PATIENCE: u32 = 2000;
+
+/// Whether the peer has had the calls and the time for its next step.
+fn is_spent(fd: i32, conn: &Conn) -> bool {
+    transition::is_spent(fd, conn) && now_ms().wrapping_sub(conn.clc.since.load(Relaxed)) > PATIENCE
+}
+
 /// Whether the rest of a message has been waited for long enough.
 fn is_too_slow(conn: &Conn) -> bool {
-    let now = (clock::now_ns() / 1_000_000) as u32 | 1;
+    let now = now_ms() | 1;
     let since = match conn.clc.partial.load(Relaxed) {
         0 => {
             conn.clc.partial.store(now, Relaxed);
