@@ -13,7 +13,7 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 	openbsd-inetd:inetd socat:socat systemd:systemd-socket-activate tshark:tshark rsync:rsync openssh-server:sshd \
 	openssh-client:ssh openssl:openssl iperf3:iperf3 qperf:qperf nodejs:node default-jdk-headless:javac \
 	iproute2:ip nftables:nft tcpdump:tcpdump strace:strace docker.io:dockerd
-DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchmark \
+DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
 .PHONY: all build deps32 test test-loom test-tsan torture storm fuzz lint demo install test-deps fuzz-deps demo-deps python-suite \
@@ -23,6 +23,11 @@ DEMO_DEPS := python3:python3 redis-server:redis-server redis-tools:redis-benchma
 PROGRAMS ?= 50000
 EVENTS ?= 10000
 SEED ?= $(shell date +%s)
+
+# For `make demo`: what is measured, and how often.
+CASES ?= sockperf/pp-14B/two-cores sockperf/pp-14B/one-core sockperf/tp-64000B redis/c200-d1024 redis/c1 \
+	nginx/keep-alive/c200 nginx/close/c10-t4
+ROUNDS ?= 5
 
 # For `make fuzz`: how long new inputs are looked for, all targets together.
 FUZZ_SECONDS ?= 60
@@ -75,8 +80,9 @@ lint: fuzz-deps
 	! ls "$$(rustc --print target-libdir --target $(NARROW))"/libcore-* >/dev/null 2>&1 || \
 		$(CARGO) clippy --release --locked -p usmc-preload --target $(NARROW) -- -D warnings
 
+# Some of what `usmc bench` measures. CASES: others, or `make demo CASES=` for all.
 demo: demo-deps build
-	python3 demo/demo.py
+	$(TARGET)/release/usmc bench --rounds $(ROUNDS) $(CASES)
 
 # CPython's own socket tests, with and without the library: same outcomes. MODULES: some of them only. PYTHON: another
 # one, such as the 32-bit target/python32/python3.
