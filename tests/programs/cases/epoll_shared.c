@@ -1,6 +1,7 @@
 // epoll sets that are nested, shared by threads or processes, and sets with listeners in them.
 #include "peer.h"
 
+#include <netinet/tcp.h>
 #include <sys/select.h>
 
 static int set_with(int fd, uint32_t events, uint64_t data) {
@@ -451,4 +452,55 @@ PAIR_CASE(duplicate_of_a_set_is_the_set) {
     one_event(other, EPOLLIN, 2);
     close(other);
     pair_close(p);
+}
+
+// Whoever is woken again and again, and never has anything to wake the other for, is woken at once each time.
+enum { WAKES = 100 };
+
+struct woken {
+    int fd, report;
+    _Atomic int tid;
+};
+
+static void *sleeps_and_reads(void *arg) {
+    struct woken *w = arg;
+    w->tid = gettid();
+    int ep = set_with(w->fd, EPOLLIN, 1);
+    for (int i = 0; i < WAKES; i++) {
+        char c;
+        one_event(ep, EPOLLIN, 1);
+        EQ(recv(w->fd, &c, 1, 0), 1);
+        EQ(write(w->report, &c, 1), 1);
+    }
+    close(ep);
+    return NULL;
+}
+
+CASE(wake_ups_one_way_are_acknowledged_without_spinning) {
+    for (int client = 0; client < 2; client++) {
+        int ends[2], report[2];
+        both_ends(ends, client, 32);
+        OK(pipe(report));
+        struct woken w = {.fd = ends[1], .report = report[1]};
+        pthread_t thread;
+        EQ(pthread_create(&thread, NULL, sleeps_and_reads, &w), 0);
+        while (!w.tid)
+            sched_yield();
+        for (int i = 0; i < WAKES; i++) {
+            char c = 'w';
+            struct tcp_info info;
+            socklen_t len = sizeof info;
+            wait_asleep(getpid(), w.tid);
+            EQ(send(ends[0], &c, 1, 0), 1);
+            EQ(read(report[0], &c, 1), 1);
+            // More than these, and the congestion window is full: the next would wait for a delayed ACK.
+            OK(getsockopt(ends[0], IPPROTO_TCP, TCP_INFO, &info, &len));
+            CHECK(info.tcpi_unacked <= 4);
+        }
+        EQ(pthread_join(thread, NULL), 0);
+        for (int i = 0; i < 2; i++) {
+            close(ends[i]);
+            close(report[i]);
+        }
+    }
 }

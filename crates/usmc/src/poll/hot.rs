@@ -9,6 +9,7 @@ use super::entry::{self, E_ACTIVE, E_ARMED, E_DISABLED, E_HOT, Entry};
 use super::epoll::{self, Set};
 use super::ready::{self, WRITE_BITS};
 use crate::conn;
+use crate::socket::wait;
 
 /// Most hot entries of a set. What exceeds them is reported by way of the kernel.
 pub const HOT: usize = 16384;
@@ -111,6 +112,9 @@ fn sort_out(set: &Set, arm_all: bool) -> bool {
         let must_tick = ready::must_tick(conn, slot, want);
         let let_go = !active && !must_tick;
         if let_go || arm_all {
+            if wait::owes_ack(conn, slot) {
+                wait::clear_bells(epoll::live_fd(entry), conn, slot);
+            }
             if !entry.has(E_ARMED) || want & WRITE_BITS != 0 || !conn.rx(slot).is_rx_armed() {
                 epoll::arm(entry);
             }

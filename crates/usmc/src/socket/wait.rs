@@ -213,6 +213,13 @@ pub fn has_bells(conn: &Conn, slot: &Slot) -> bool {
     conn.peer(slot).bells_sent.load(Acquire) != conn.end(slot).bells_drained.load(Relaxed)
 }
 
+/// Whether the kernel may keep the ACK of so many doorbells back, for 40 ms, that the peer's next one has to wait for it:
+/// each is a packet, and the congestion window may be four of them. Two that are read are acknowledged at once.
+pub fn owes_ack(conn: &Conn, slot: &Slot) -> bool {
+    let drained = conn.end(slot).bells_drained.load(Relaxed);
+    conn.peer(slot).bells_sent.load(Relaxed).wrapping_sub(drained) >= 2
+}
+
 /// Takes doorbells away before a sleep that they would end at once, if the ring is empty.
 pub fn clear_bells(fd: i32, conn: &Conn, slot: &Slot) {
     let Some(_held) = Receiving::enter(conn, slot) else { return };
