@@ -9,11 +9,13 @@ use std::time::Duration;
 use bolero::{check, produce};
 use smc_proto::decline::{self, DeclineCode};
 use smc_proto::handshake::{Ending, Fallback, Fault, Path};
-use smc_proto::ids::{Chid, Eid};
+use smc_proto::ids::{Chid, Eid, SmcdGid};
 use smc_proto::list::List;
 use smc_proto::wire::clc::{self, FeatureMask, Release};
 use support::draw::Draw;
-use support::peers::{FROM_CLIENT, FROM_SERVER, Faults, Outcome, Result, Setup, able, run};
+use support::peers::{
+    Behind, FROM_CLIENT, FROM_SERVER, Faults, ISM, ISM_CHID, Outcome, Result, Setup, able, run,
+};
 
 /// A handshake over a pipe that does nothing wrong.
 fn handshake(client: &Setup, server: &Setup) -> Result {
@@ -25,7 +27,14 @@ fn tampered(
     server: &Setup,
     clc: &mut dyn FnMut(usize, &mut Vec<u8>) -> bool,
 ) -> Result {
-    run(client, server, Faults { clc, llc_arrives: true, piece: &mut || usize::MAX })
+    run(client, server, Faults { clc: behind(clc), ..Faults::default() })
+}
+
+/// What is true where the stream goes on.
+fn behind<'f>(
+    mut open: impl FnMut(usize, &mut Vec<u8>) -> bool + 'f,
+) -> Box<dyn FnMut(usize, &mut Vec<u8>) -> Behind + 'f> {
+    Box::new(move |n, bytes| if open(n, bytes) { Behind::Open } else { Behind::Closed })
 }
 
 fn fallback(outcome: &Outcome) -> &Fallback {
@@ -379,7 +388,7 @@ fn without_the_option_or_with_fast_open_nothing_is_said() {
 #[test]
 fn a_link_that_carries_nothing_is_declined() {
     let (client, server) = (client_with(&[Path::Rv2]), able(2));
-    let faults = Faults { clc: &mut |_, _| true, llc_arrives: false, piece: &mut || usize::MAX };
+    let faults = Faults { llc_arrives: Box::new(|_| false), ..Faults::default() };
     let result = run(&client, &server, faults);
     assert_eq!(fallback(&result.server).reason, DeclineCode::TIMEOUT_CL);
     assert_eq!(fallback(&result.client).peer_reason, Some(DeclineCode::TIMEOUT_CL));
@@ -526,7 +535,7 @@ fn an_smcd_server_that_declines_after_the_confirm_is_not_heard() {
     let result = handshake(&client, &server);
     assert_eq!(path(&result.client), Path::Dv2);
     assert_eq!(fallback(&result.server).reason, DeclineCode::MEM);
-    let Ok(clc::Message::Decline(decline)) = clc::Message::parse(&result.read[0]) else { panic!() };
+    let Ok(clc::Message::Decline(decline)) = clc::Message::parse(&result.left[0]) else { panic!() };
     assert_eq!(decline.code, DeclineCode::MEM);
 }
 
@@ -587,7 +596,7 @@ fn every_mishap_at_every_step_has_its_own_verdict() {
                 &client,
                 &server,
                 Faults {
-                    clc: &mut |n, bytes| {
+                    clc: behind(|n, bytes| {
                         let last = bytes.len() - 1;
                         match mishap {
                             _ if n != step => return true,
@@ -597,9 +606,9 @@ fn every_mishap_at_every_step_has_its_own_verdict() {
                             Silence | Close => bytes.truncate(last / 2),
                         }
                         mishap != Close
-                    },
-                    llc_arrives: true,
-                    piece: &mut || if mishap == Slow { 1 } else { usize::MAX },
+                    }),
+                    piece: Box::new(|| if mishap == Slow { 1 } else { usize::MAX }),
+                    ..Faults::default()
                 },
             );
             // The server reads Proposal and Confirm, the client the Accept.
@@ -611,7 +620,12 @@ fn every_mishap_at_every_step_has_its_own_verdict() {
                     continue;
                 }
                 Outcome::Ended(Ending::Failed(fault)) => fault,
-                Outcome::Ended(Ending::Fallback(_)) => panic!("{case}"),
+                Outcome::Ended(Ending::Fallback(fallback)) => {
+                    // No Proposal, but what a plain client might write.
+                    assert_eq!((mishap, step), (Garbage, 0), "{case}");
+                    assert_eq!((fallback.reason, fallback.decline), (DeclineCode::PEERNOSMC, None));
+                    continue;
+                }
             };
             let is_right = match mishap {
                 Slow => false,
@@ -645,7 +659,7 @@ fn whatever_happens_to_the_bytes_both_sides_come_to_an_end() {
             &client,
             &server,
             Faults {
-                clc: &mut |n, bytes| {
+                clc: behind(|n, bytes| {
                     if n != step {
                         return true;
                     }
@@ -659,9 +673,10 @@ fn whatever_happens_to_the_bytes_both_sides_come_to_an_end() {
                         _ => touched = false,
                     }
                     draw.below(4) > 0
-                },
-                llc_arrives,
-                piece: &mut || usize::from(pieces.u8()),
+                }),
+                llc_arrives: Box::new(move |_| llc_arrives),
+                piece: Box::new(|| usize::from(pieces.u8())),
+                ..Faults::default()
             },
         );
         assert!(result.took <= Duration::from_secs(20));
@@ -669,4 +684,66 @@ fn whatever_happens_to_the_bytes_both_sides_come_to_an_end() {
             assert_eq!(c.path, s.path);
         }
     });
+}
+
+/// A client whose surroundings are not all known offers what can do without.
+#[test]
+fn a_client_without_vlan_or_prefix_offers_the_rest() {
+    let native_alone = |setup: &mut Setup| {
+        setup.devices.smcd_v2 = List::new();
+        setup.devices.smcr_v1 = None;
+    };
+    let mut client = client_with(&[Path::Dv2, Path::Dv1, Path::Rv2, Path::Rv1]);
+    client.devices.vlan_unknown = true;
+    let result = handshake(&client, &able(2));
+    assert_eq!(path(&result.server), Path::Dv2);
+    // SMC-Dv2 is the only one left, and no EID fits.
+    client.host.ueids = List::from_slice(&[Eid::user("OTHER").unwrap()]).unwrap();
+    let result = handshake(&client, &able(2));
+    assert_eq!(fallback(&result.server).reason, DeclineCode::NOSMCDDEV);
+    intact(&result);
+    let mut client = client_with(&[Path::Dv1, Path::Rv2, Path::Rv1]);
+    client.devices.vlan_unknown = true;
+    let result = handshake(&client, &able(2));
+    assert_eq!(fallback(&result.client).reason, DeclineCode::GETVLANERR);
+    assert_eq!(fallback(&result.server).peer_reason, Some(DeclineCode::GETVLANERR));
+    intact(&result);
+    // The native device is named by version 2's list, where there is no version 1.
+    for (no_prefix, no_vlan) in [(true, false), (false, true)] {
+        let mut client = able(1);
+        native_alone(&mut client);
+        client.devices.prefix = client.devices.prefix.filter(|_| !no_prefix);
+        client.devices.vlan_unknown = no_vlan;
+        let mut gids = Vec::new();
+        let result = tampered(&client, &able(2), &mut |n, bytes| {
+            if n == 0 {
+                let Ok(clc::Message::Proposal(proposal)) = clc::Message::parse(bytes) else {
+                    panic!("no Proposal")
+                };
+                assert_eq!(proposal.ism().map(|ism| (ism.gid, ism.chid)), Some((0, Chid::NONE)));
+                assert_eq!(proposal.v1(), None);
+                let smcd = *proposal.v2().unwrap().modes.smcd().unwrap();
+                gids = smcd.devices().collect();
+            }
+            true
+        });
+        assert_eq!(gids, [(ISM, ISM_CHID)]);
+        assert_eq!(path(&result.client), Path::Dv2);
+    }
+}
+
+#[test]
+fn a_proposal_names_as_many_devices_as_it_has_room_for() {
+    let device = |n: u64| (SmcdGid { gid: n, ext: 100 + n }, Chid(0xff00 + n as u16));
+    let mut client = client_with(&[Path::Dv2]);
+    client.devices.smcd_v2 = List::from_slice(&(0..8).map(device).collect::<Vec<_>>()).unwrap();
+    let mut server = able(2);
+    for (chid, found) in [(0xff03, true), (0xff04, false)] {
+        server.chids = vec![Chid(chid)];
+        let result = handshake(&client, &server);
+        match found {
+            true => assert_eq!(path(&result.server), Path::Dv2),
+            false => assert_eq!(fallback(&result.server).reason, DeclineCode::NOSMCD2DEV),
+        }
+    }
 }
