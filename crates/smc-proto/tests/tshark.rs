@@ -1,7 +1,7 @@
 //! Wireshark's own SMC dissector names every message that this crate makes, none of them malformed.
 //!
 //! It knows CLC of both versions, LLC of version 1 and CDC of SMC-R; LLC of version 2 it leaves as
-//! "RC Send". Needs tshark: `cargo test -p smc-proto --test tshark -- --ignored`.
+//! "RC Send". Needs tshark (`make test-deps`).
 
 mod support;
 
@@ -137,7 +137,6 @@ fn entropy(seed: u32) -> Vec<u8> {
 }
 
 #[test]
-#[ignore = "needs tshark"]
 fn tshark_names_every_message_and_finds_none_malformed() {
     let mut capture = Capture::default();
     let mut expected: Vec<&str> = Vec::new();

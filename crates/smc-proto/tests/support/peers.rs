@@ -40,6 +40,8 @@ pub struct Setup {
     pub no_link: Option<DeclineCode>,
     /// Wants eyecatchers in RMB elements.
     pub wants_eyecatchers: bool,
+    /// What the application writes when the handshake is over.
+    pub says: &'static [u8],
     /// What a client of another make says instead of what this crate makes it say.
     pub proposes: Option<fn(&mut clc::Proposal)>,
     /// What a server of another make understands of a Proposal; false: nothing.
@@ -121,7 +123,6 @@ pub struct Result {
 /// What each application writes when the handshake is over.
 pub const FROM_CLIENT: &[u8] = b"\xe2\xd4\xc3\xd9\x01 the client's first bytes";
 pub const FROM_SERVER: &[u8] = b"the server's";
-const AFTER: [&[u8]; 2] = [FROM_CLIENT, FROM_SERVER];
 /// What each writes before each message, if it does: it looks like one.
 const EARLY: [&[u8]; 2] = [b"\xe2\xd4\xc3\xd9\x04\x00\x1c\x10 no Decline", b"220 ready\r\n"];
 
@@ -244,7 +245,7 @@ impl<'f> Pair<'f> {
                 if let Some(decline) = fallback.decline {
                     self.send(who, &Message::Decline(decline));
                 }
-                self.write(who, AFTER[who]);
+                self.write(who, self.peers[who].setup.says);
             }
             Ending::Failed(_) => self.peers[1 - who].stream.close(self.now),
         }
@@ -253,8 +254,9 @@ impl<'f> Pair<'f> {
     }
 
     fn established(&mut self, who: usize, agreement: Agreement) {
-        self.peers[who].wrote.extend(AFTER[who]);
-        self.peers[1 - who].ring.extend(AFTER[who]);
+        let says = self.peers[who].setup.says;
+        self.peers[who].wrote.extend(says);
+        self.peers[1 - who].ring.extend(says);
         self.peers[who].deadline = None;
         self.peers[who].state = State::Done(Outcome::Smc(agreement));
     }
@@ -571,6 +573,7 @@ pub fn able(id: u8) -> Setup {
         no_memory: None,
         no_link: None,
         wants_eyecatchers: false,
+        says: if id == 1 { FROM_CLIENT } else { FROM_SERVER },
         proposes: None,
         understands: None,
     }
