@@ -369,6 +369,52 @@ fn a_peer_may_not_use_room_that_it_was_not_told_of() {
     assert_eq!(cdc(2, new), Err(PeerMisbehaved::Producer(error)));
 }
 
+/// What was read is told when it is worth a message, or when the writer asks for it.
+#[test]
+fn the_writer_gets_the_cursor_when_it_asks_for_it() {
+    let (mut a, mut b) = (Connection::new(16_384, 16_384, 1), Connection::new(16_384, 16_384, 2));
+    a.producer.request_update();
+    assert_eq!(a.emit_smcr().flags.bits(), 0, "nothing is on its way");
+    assert!(a.producer.produce(1_000));
+    assert!(!b.on_smcr(&a.emit_smcr()).unwrap().answer);
+    assert!(!b.consumer.consume(400), "too little to speak of");
+    a.producer.request_update();
+    for _ in 0..2 {
+        let cdc = a.emit_smcr();
+        assert_eq!(cdc.flags.bits(), 0x10, "as long as there is no answer");
+        assert!(b.on_smcr(&cdc).unwrap().answer);
+    }
+    let news = a.on_smcr(&b.emit_smcr()).unwrap();
+    assert_eq!((news.writable, news.answer), (400, false));
+    assert_eq!(a.emit_smcr().flags.bits(), 0);
+    // The same of SMC-D, where a word may be overwritten before it is seen.
+    a.producer.request_update();
+    let _ = a.emit_smcd();
+    assert!(!b.consumer.consume(600));
+    assert!(b.on_smcd(&a.emit_smcd()).unwrap().answer);
+    assert_eq!(a.on_smcd(&b.emit_smcd()).unwrap().writable, 600);
+    assert_eq!(a.emit_smcd().flags.bits(), 0);
+}
+
+/// Writing more than there is room for: the flag, and the answer to it as soon as that is worth it.
+#[test]
+fn a_blocked_writer_is_told_of_a_tenth_of_the_ring() {
+    let size = 65_536;
+    let (mut a, mut b) = (Connection::new(size, size, 1), Connection::new(size, size, 2));
+    assert!(a.producer.produce(size));
+    assert!(!a.producer.produce(1));
+    a.producer.block();
+    let cdc = a.emit_smcr();
+    assert_eq!((cdc.flags.bits(), cdc.producer), (0x80, Cursor { wrap: 1, count: 0 }));
+    b.on_smcr(&cdc).unwrap();
+    assert!(!b.consumer.consume(size / 10), "a tenth is not more than a tenth");
+    assert!(b.consumer.consume(1));
+    let news = a.on_smcr(&b.emit_smcr()).unwrap();
+    assert_eq!(news.writable, size / 10 + 1);
+    assert!(a.producer.produce(1));
+    assert_eq!(a.emit_smcr().flags.bits(), 0, "no longer blocked");
+}
+
 #[test]
 fn urgent_data_is_announced_marked_and_stalls_its_sender() {
     let (mut a, mut b) = (Connection::new(10, 10, 1), Connection::new(10, 10, 2));
@@ -380,7 +426,9 @@ fn urgent_data_is_announced_marked_and_stalls_its_sender() {
     b.on_smcr(&a.emit_smcr()).unwrap();
     assert_eq!(b.consumer.urgent(), UrgentMark::Announced);
     let _ = b.consumer.consume(4);
-    a.on_smcr(&b.emit_smcr()).unwrap();
+    assert!(b.on_smcr(&a.emit_smcr()).unwrap().answer, "there is room that the writer waits for");
+    assert_eq!(a.on_smcr(&b.emit_smcr()).unwrap().writable, 4);
+    assert!(!b.on_smcr(&a.emit_smcr()).unwrap().answer, "which it knows now");
     assert!(a.producer.produce_urgent(1));
     assert_eq!(a.producer.room(), 0, "the mark is the cursor, so it must not move");
     let cdc = a.emit_smcr();
