@@ -128,6 +128,8 @@ struct Pair {
     sides: [Side; 2],
     /// Bytes written by a side and not read by the other: the oracle.
     queues: [VecDeque<u8>; 2],
+    /// How many bytes each has written.
+    written: [u32; 2],
     next_byte: u8,
 }
 
@@ -141,7 +143,8 @@ impl Pair {
             let (wire, unacknowledged) = (VecDeque::new(), VecDeque::new());
             Side { state, ring, written, wire, unacknowledged }
         };
-        Pair { sides: [side(0, 1), side(1, 0)], queues: Default::default(), next_byte: 0 }
+        let sides = [side(0, 1), side(1, 0)];
+        Pair { sides, queues: Default::default(), written: [0; 2], next_byte: 0 }
     }
 
     fn write(&mut self, who: usize, len: u32, urgent: bool) {
@@ -149,6 +152,7 @@ impl Pair {
         if len == 0 {
             self.sides[who].state.producer.block();
         }
+        self.written[who] += len;
         let pieces = self.sides[who].state.producer.pieces(len);
         assert_eq!(pieces[0].len + pieces[1].len, len);
         for Piece { offset, len } in pieces {
@@ -216,6 +220,25 @@ impl Pair {
         }
     }
 
+    /// Whoever was blocked gets on when everything is delivered and read.
+    fn finish(&mut self) {
+        for _ in 0..3 {
+            for who in [0, 1] {
+                self.sides[who].state.producer.block();
+                self.send(who);
+                while !self.sides[who].wire.is_empty() {
+                    self.deliver(who);
+                }
+                self.read(1 - who, u32::MAX);
+                assert!(self.queues[who].is_empty());
+                while !self.sides[1 - who].wire.is_empty() {
+                    self.deliver(1 - who);
+                }
+                assert!(self.sides[who].state.producer.room() > 0);
+            }
+        }
+    }
+
     /// The link is lost: what is on the wire is gone, and so are acknowledgements. Both sides
     /// validate over the other link, write again what may be lost, and send their newest state.
     fn fail_over(&mut self) {
@@ -251,23 +274,43 @@ fn no_byte_is_lost_repeated_or_stuck_whatever_happens() {
                 _ => pair.fail_over(),
             }
         }
-        // Whoever was blocked gets on when everything is delivered and read.
-        for _ in 0..3 {
-            for who in [0, 1] {
-                pair.sides[who].state.producer.block();
-                pair.send(who);
-                while !pair.sides[who].wire.is_empty() {
-                    pair.deliver(who);
+        pair.finish();
+    });
+}
+
+/// The same, before every step of a transfer both ways, once and a second time: partly written,
+/// partly delivered, half acknowledged, with urgent bytes in it, wrapping, blocked.
+#[test]
+fn a_link_may_be_lost_before_every_step_of_a_transfer() {
+    const STEPS: u32 = 60;
+    let mut runs = 0;
+    for sizes in [[1, 1], [5, 16], [16, 7], [40, 40]] {
+        for first in 0..=STEPS {
+            for second in first..=STEPS {
+                let mut pair = Pair::new(sizes);
+                for step in 0..STEPS {
+                    for lost in [first, second] {
+                        if lost == step {
+                            pair.fail_over();
+                        }
+                    }
+                    let who = (step % 2) as usize;
+                    match step / 2 % 10 {
+                        0 | 4 => pair.write(who, 9 + step % 5, false),
+                        2 => pair.write(who, 3, true),
+                        1 | 3 | 6 | 8 => pair.deliver(who),
+                        5 => pair.acknowledge(who),
+                        7 => pair.read(who, 2 + step % 7),
+                        _ => pair.read(who, u32::MAX),
+                    }
                 }
-                pair.read(1 - who, u32::MAX);
-                assert!(pair.queues[who].is_empty());
-                while !pair.sides[1 - who].wire.is_empty() {
-                    pair.deliver(1 - who);
-                }
-                assert!(pair.sides[who].state.producer.room() > 0);
+                pair.finish();
+                assert!(pair.written.iter().all(|written| *written > 0));
+                runs += 1;
             }
         }
-    });
+    }
+    assert!(runs > 7_000);
 }
 
 #[test]
