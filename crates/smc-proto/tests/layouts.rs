@@ -18,8 +18,11 @@ use smc_proto::wire::llc::{
     Rkeys, Version,
 };
 
+/// Where bytes stand.
+type Field<'f> = (usize, &'f [u8]);
+
 /// A message of `length` bytes with these bytes at these offsets.
-fn layout(length: usize, fields: &[(usize, &[u8])]) -> Vec<u8> {
+fn layout(length: usize, fields: &[Field<'_>]) -> Vec<u8> {
     let mut message = vec![0; length];
     let mut taken = vec![false; length];
     for (offset, bytes) in fields {
@@ -186,7 +189,7 @@ fn the_longest_proposal() {
         let entry = [gid.to_be_bytes().as_slice(), &chid.to_be_bytes()].concat();
         fields.push((568 + 10 * n, entry));
     }
-    let fields: Vec<(usize, &[u8])> = fields.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
+    let fields: Vec<Field<'_>> = fields.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
     assert_eq!(clc::MAX_LEN, 652);
     is_clc(message, &layout(652, &fields));
 }
@@ -207,7 +210,7 @@ fn smcr(version: SmcrVersion) -> Smcr {
 }
 
 /// What all Accepts and Confirms of SMC-R have.
-const SMCR_PART: [(usize, &[u8]); 10] = [
+const SMCR_PART: [Field<'_>; 10] = [
     (0, &SMCR),
     (8, &[0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17]),
     (
@@ -240,10 +243,10 @@ fn extension(release: Release) -> FirstContact {
 }
 
 /// A first contact extension that begins at `at`.
-fn extension_at(at: usize, short: bool) -> Vec<(usize, &'static [u8])> {
+fn extension_at(at: usize, short: bool) -> Vec<Field<'static>> {
     const HOSTNAME: &[u8; 32] = b"a-host                          ";
     let release: &[u8] = if short { &[0x30] } else { &[0x31] };
-    let mut fields: Vec<(usize, &[u8])> = vec![(at + 1, release), (at + 4, HOSTNAME)];
+    let mut fields: Vec<Field<'_>> = vec![(at + 1, release), (at + 4, HOSTNAME)];
     if !short {
         fields.push((at + 36, &[100, 2, 0x40, 0x01, 0xd1, 0xd2, 0xd3, 0xd4]));
     }
@@ -258,7 +261,7 @@ fn accepts_and_confirms_of_smcr() {
             [(2, clc::Message::Accept(answer.clone())), (3, clc::Message::Confirm(answer.clone()))]
         {
             let header = [kind, 0, 68, flags];
-            let own: [(usize, &[u8]); 2] = [(4, &header), (64, &SMCR)];
+            let own: [Field<'_>; 2] = [(4, &header), (64, &SMCR)];
             is_clc(message, &layout(68, &[&SMCR_PART[..], &own].concat()));
         }
     }
@@ -266,7 +269,7 @@ fn accepts_and_confirms_of_smcr() {
     let eid = Eid::user("AN.EID").unwrap();
     let text = *b"AN.EID                          ";
     let answer = Answer::R(smcr(SmcrVersion::V2 { eid, first_contact: None }));
-    let own: [(usize, &[u8]); 3] = [(4, &[2, 0, 108, 0x20]), (64, &text), (104, &SMCR)];
+    let own: [Field<'_>; 3] = [(4, &[2, 0, 108, 0x20]), (64, &text), (104, &SMCR)];
     is_clc(clc::Message::Accept(answer), &layout(108, &[&SMCR_PART[..], &own].concat()));
 
     for release in [Release::V2_0, Release::V2_1] {
@@ -275,7 +278,7 @@ fn accepts_and_confirms_of_smcr() {
         let first = |gids| Some(V2FirstContact { extension, gids });
         let version = SmcrVersion::V2 { eid, first_contact: first(List::new()) };
         let release = [0x30 | release.number()];
-        let mut own: Vec<(usize, &[u8])> = vec![(4, &[2, 0, 160, 0x28]), (64, &text)];
+        let mut own: Vec<Field<'_>> = vec![(4, &[2, 0, 160, 0x28]), (64, &text)];
         own.extend([(104, &[0x80][..]), (105, &release), (156, &SMCR)]);
         own.extend(extension_at(104, false).into_iter().filter(|(at, _)| *at != 105));
         let expected = layout(160, &[&SMCR_PART[..], &own].concat());
@@ -304,7 +307,7 @@ fn smcd(version: SmcdVersion) -> Answer {
 
 #[test]
 fn accepts_and_confirms_of_smcd() {
-    let part: [(usize, &[u8]); 5] = [
+    let part: [Field<'_>; 5] = [
         (0, &SMCD),
         (8, &run::<8>(0x10)),
         (16, &run::<8>(0x20)),
@@ -318,7 +321,7 @@ fn accepts_and_confirms_of_smcd() {
             [(2, clc::Message::Accept(answer.clone())), (3, clc::Message::Confirm(answer.clone()))]
         {
             let header = [kind, 0, 48, flags];
-            let own: [(usize, &[u8]); 2] = [(4, &header), (44, &SMCD)];
+            let own: [Field<'_>; 2] = [(4, &header), (44, &SMCD)];
             is_clc(message, &layout(48, &[&part[..], &own].concat()));
         }
     }
@@ -329,9 +332,9 @@ fn accepts_and_confirms_of_smcd() {
         gid_ext: u64::from_be_bytes(run(0xe0)),
         first_contact,
     };
-    let common: [(usize, &[u8]); 3] =
+    let common: [Field<'_>; 3] =
         [(32, &[0xff, 0x12]), (34, b"AN.EID                          "), (66, &run::<8>(0xe0))];
-    let own: [(usize, &[u8]); 2] = [(4, &[2, 0, 78, 0x21]), (74, &SMCD)];
+    let own: [Field<'_>; 2] = [(4, &[2, 0, 78, 0x21]), (74, &SMCD)];
     let expected = layout(78, &[&part[..], &common, &own].concat());
     is_clc(clc::Message::Accept(smcd(v2(None))), &expected);
 
@@ -345,7 +348,7 @@ fn accepts_and_confirms_of_smcd() {
     };
     for (extension, length) in [(old, 114_usize), (extension(Release::V2_1), 130)] {
         let header = [3, 0, length as u8, 0x29];
-        let own: [(usize, &[u8]); 3] = [(4, &header), (74, &[0x80]), (length - 4, &SMCD)];
+        let own: [Field<'_>; 3] = [(4, &header), (74, &[0x80]), (length - 4, &SMCD)];
         let tail = extension_at(74, length == 114);
         let expected = layout(length, &[&part[..], &common, &own, &tail].concat());
         is_clc(clc::Message::Confirm(smcd(v2(Some(extension)))), &expected);
@@ -361,13 +364,13 @@ fn declines() {
         out_of_sync: true,
         v2: None,
     };
-    let part: [(usize, &[u8]); 4] =
+    let part: [Field<'_>; 4] =
         [(0, &SMCR), (8, &run::<8>(0x10)), (16, &[4, 0, 0, 0]), (20, &[0x10])];
-    let own: [(usize, &[u8]); 2] = [(4, &[4, 0, 28, 0x18]), (24, &SMCR)];
+    let own: [Field<'_>; 2] = [(4, &[4, 0, 28, 0x18]), (24, &SMCR)];
     is_clc(clc::Message::Decline(decline), &layout(28, &[&part[..], &own].concat()));
     let v2 = Decline { out_of_sync: false, v2: Some([1, 2, 3, 0x0102_0304]), ..decline };
     let codes = [0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 1, 2, 3, 4];
-    let own: [(usize, &[u8]); 3] = [(4, &[4, 0, 44, 0x20]), (24, &codes), (40, &SMCR)];
+    let own: [Field<'_>; 3] = [(4, &[4, 0, 44, 0x20]), (24, &codes), (40, &SMCR)];
     is_clc(clc::Message::Decline(v2), &layout(44, &[&part[..], &own].concat()));
 }
 
@@ -407,7 +410,8 @@ fn llc_of_both_versions() {
     };
     let rkeys = [run(0x10), run(0x20), run(0x30)];
     let delete_rkey = DeleteRkey { rkeys: Rkeys::from_wire(&rkeys), invalid: 0x60, negative: true };
-    let cases: [(Body<'_>, u8, u8, &[(usize, &[u8])]); 5] = [
+    // Body, type, flags, fields.
+    let cases: [(Body<'_>, u8, u8, &[Field<'_>]); 5] = [
         (
             Body::ConfirmLink(confirm_link),
             1,
@@ -476,14 +480,14 @@ fn llc_of_one_version() {
         rejected: None,
         extension: None,
     };
-    let part: [(usize, &[u8]); 5] = [
+    let part: [Field<'_>; 5] = [
         (4, &run::<6>(0x10)),
         (12, &run::<16>(0x20)),
         (28, &[0x31, 0x32, 0x33]),
         (31, &[0x40, 5]),
         (33, &[0x51, 0x52, 0x53]),
     ];
-    let with = |header: &[u8], own: &[(usize, &[u8])], length| {
+    let with = |header: &[u8], own: &[Field<'_>], length| {
         layout(length, &[&[(0, header)], &part[..], own].concat())
     };
     let request = llc::Message::request(Version::V1, Body::AddLink(add));
@@ -505,7 +509,7 @@ fn llc_of_one_version() {
     };
     let v2 = AddLink { extension: Some(extension), ..add };
     // The count is in the byte order of the host, as the length is.
-    let own: [(usize, &[u8]); 5] = [
+    let own: [Field<'_>; 5] = [
         (44, &[0x80]),
         (46, &run::<16>(0xa0)),
         (70, &2_u16.to_ne_bytes()),
@@ -522,14 +526,14 @@ fn llc_of_one_version() {
 
     let rkeys = List::from_slice(&[update(0x60), update(0x70)]).unwrap();
     let cont = AddLinkCont { link_id: 0x40, rkeys, more: 3 };
-    let fields: [(usize, &[u8]); 4] =
+    let fields: [Field<'_>; 4] =
         [(0, &[3, 44, 0, 0x80]), (4, &[0x40, 5]), (8, &run::<16>(0x60)), (24, &run::<16>(0x70))];
     let response = llc::Message::response(Version::V1, Body::AddLinkCont(cont));
     is_llc(response, &layout(44, &fields));
 
     let others = List::from_slice(&[link_rkey(0x10), link_rkey(0x30), link_rkey(0x50)]).unwrap();
     let cont = ConfirmRkeyCont { others, more: 1, negative: false, retry: false };
-    let fields: [(usize, &[u8]); 5] = [
+    let fields: [Field<'_>; 5] = [
         (0, &[8, 44, 0, 0]),
         (4, &[4]),
         (5, &run::<13>(0x10)),
@@ -543,7 +547,7 @@ fn llc_of_one_version() {
         let gids: Vec<[u8; 16]> = (0..count).map(|n| run(0x10 * n)).collect();
         let length = 28 + 16 * usize::from(count);
         let header = llc_header(Version::V2, 5, length as u16, 0);
-        let fields: [(usize, &[u8]); 3] = [(0, &header), (24, &[count]), (28, gids.as_flattened())];
+        let fields: [Field<'_>; 3] = [(0, &header), (24, &[count]), (28, gids.as_flattened())];
         let body = Body::ReqAddLink(ReqAddLink { gids: Gids::from_wire(&gids) });
         is_llc(llc::Message::request(Version::V2, body), &layout(length, &fields));
     }
@@ -553,8 +557,7 @@ fn llc_of_one_version() {
     let rkeys = Rkeys::from_wire(&rkeys);
     let body = Body::DeleteRkey(DeleteRkey { rkeys, invalid: 2, negative: false });
     let header = llc_header(Version::V2, 9, 48, 0);
-    let fields: [(usize, &[u8]); 3] =
-        [(0, &header), (4, &[10, 2]), (8, rkeys.as_wire().as_flattened())];
+    let fields: [Field<'_>; 3] = [(0, &header), (4, &[10, 2]), (8, rkeys.as_wire().as_flattened())];
     is_llc(llc::Message::request(Version::V2, body), &layout(48, &fields));
 }
 

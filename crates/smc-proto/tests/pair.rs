@@ -14,7 +14,8 @@ use smc_proto::list::List;
 use smc_proto::wire::clc::{self, FeatureMask, Release};
 use support::draw::Draw;
 use support::peers::{
-    Behind, FROM_CLIENT, FROM_SERVER, Faults, ISM, ISM_CHID, Outcome, Result, Setup, able, run,
+    Behind, FROM_CLIENT, FROM_SERVER, Faults, ISM, ISM_CHID, OnMessage, Outcome, Result, Setup,
+    able, run,
 };
 
 /// A handshake over a pipe that does nothing wrong.
@@ -31,9 +32,7 @@ fn tampered(
 }
 
 /// What is true where the stream goes on.
-fn behind<'f>(
-    mut open: impl FnMut(usize, &mut Vec<u8>) -> bool + 'f,
-) -> Box<dyn FnMut(usize, &mut Vec<u8>) -> Behind + 'f> {
+fn behind<'f>(mut open: impl FnMut(usize, &mut Vec<u8>) -> bool + 'f) -> OnMessage<'f> {
     Box::new(move |n, bytes| if open(n, bytes) { Behind::Open } else { Behind::Closed })
 }
 

@@ -62,11 +62,13 @@ impl Default for Outcome {
     }
 }
 
+/// Changes the bytes of the nth message, and says what becomes of the stream behind them.
+pub type OnMessage<'f> = Box<dyn FnMut(usize, &mut Vec<u8>) -> Behind + 'f>;
+
 /// What a test does to the streams.
 pub struct Faults<'f> {
-    /// Changes the bytes of each CLC message (0: the first that is sent, and so on), and says what
-    /// becomes of the stream behind them.
-    pub clc: Box<dyn FnMut(usize, &mut Vec<u8>) -> Behind + 'f>,
+    /// For each CLC message (0: the first that is sent, and so on).
+    pub clc: OnMessage<'f>,
     /// How long a CLC message is on its way.
     pub delay: Box<dyn FnMut(usize) -> Duration + 'f>,
     /// Whether the nth LLC message arrives.
