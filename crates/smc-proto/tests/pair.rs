@@ -296,9 +296,9 @@ fn source(code: DeclineCode) -> Source {
             only(client, &[Path::Rv2]);
             client.no_memory = Some(DeclineCode::NOROUTE);
         }),
-        DeclineCode::NOINDIRECT => Client(|client, _| {
+        DeclineCode::NOINDIRECT => Client(|client, server| {
             only(client, &[Path::Rv2]);
-            client.no_memory = Some(DeclineCode::NOINDIRECT);
+            server.direct = false;
         }),
         DeclineCode::SYNCERR => Client(|_, server| server.has_link_group = true),
         DeclineCode::PEERDECL => Nobody("what the other side shows; see every test here"),
@@ -522,6 +522,38 @@ fn a_confirm_with_other_terms_is_declined() {
     let result = tampered(&client_with(&[Path::Rv2]), &able(2), &mut more_features);
     let Outcome::Smc(agreement) = result.server else { panic!() };
     assert_eq!(agreement.features, FeatureMask::EMULATED_ISM, "no more than was offered");
+}
+
+#[test]
+fn both_ends_agree_on_the_gateway_between_them() {
+    for (client_direct, server_direct, agreed) in [
+        (true, true, Some(true)),
+        // The client's gateway is not asked for where the server needs none.
+        (false, true, Some(true)),
+        (false, false, Some(false)),
+        (true, false, None),
+    ] {
+        for first in [true, false] {
+            let (mut client, mut server) = (client_with(&[Path::Rv2]), able(2));
+            (client.direct, server.direct) = (client_direct, server_direct);
+            (client.has_link_group, server.has_link_group) = (!first, !first);
+            let result = handshake(&client, &server);
+            match (result.server, agreed) {
+                // Nobody speaks of it in a link group that is there.
+                (Outcome::Smc(agreement), _) if !first => {
+                    assert_eq!(agreement.peer.first_contact(), None);
+                }
+                (Outcome::Smc(agreement), Some(agreed)) => {
+                    assert_eq!(agreement.peer.first_contact().unwrap().direct, agreed);
+                }
+                (outcome, None) => {
+                    let code = fallback(&outcome).peer_reason;
+                    assert_eq!(code, Some(DeclineCode::NOINDIRECT));
+                }
+                (outcome, _) => panic!("{outcome:?}"),
+            }
+        }
+    }
 }
 
 /// A weakness of the standard's three messages, the same with kernels: a client of SMC-D is done

@@ -11,7 +11,8 @@ use crate::ids::{Chid, RoceGid, SmcdGid};
 use crate::list::List;
 use crate::wire::clc::{
     Answer, Error, FirstContact, GidChid, Ism, Kind, Local, Message, Modes, Prefix, Proposal,
-    Release, Smcd, SmcdV2, SmcdVersion, Smcr, V1, V2, V2FirstContact, V2Modes, Versions,
+    Release, Smcd, SmcdV2, SmcdVersion, Smcr, SmcrVersion, V1, V2, V2FirstContact, V2Modes,
+    Versions,
 };
 
 /// The devices that a client has for a connection.
@@ -309,13 +310,22 @@ impl AcceptedR {
     }
 
     /// This side has its memory: what to send, and what comes next. The server that goes on with a
-    /// link group which this side does not have is out of step.
+    /// link group which this side does not have is out of step; and where it reaches this side
+    /// through a gateway, this side has to reach it through one, too (`smc_connect_rdma_v2_prepare`).
     pub fn confirm(self, side: &SmcrSide) -> Result<(Finished, Message), Ending> {
         let AcceptedR { common, answer } = self;
         common.check_sync(side.first_contact)?;
+        let server_direct = match &answer.version {
+            SmcrVersion::V2 { first_contact: Some(first), .. } => first.extension.direct,
+            _ => side.direct,
+        };
+        if side.direct && !server_direct {
+            return Err(common.decliner.decline(DeclineCode::NOINDIRECT));
+        }
         let side = SmcrSide { first_contact: common.first_contact, ..*side };
         let mtu = side.mtu.min(answer.mtu);
-        let extension = common.terms.extension(&common.host, true, side.direct);
+        // The server's word counts where it says that there is none.
+        let extension = common.terms.extension(&common.host, true, server_direct);
         let answer = Answer::R(answer);
         let v2 = answer.eid().map(|eid| (eid, V2FirstContact { extension, gids: side.gids }));
         let confirm = Message::Confirm(side.answer(mtu, v2));

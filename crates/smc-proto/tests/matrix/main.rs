@@ -152,6 +152,10 @@ fn every_mishap_at_every_step_ends_each_side_as_it_has_to() {
                 for (mishap, n) in
                     pairs(&MISHAPS, &(0..mishap::script(&verdict).0.len()).collect::<Vec<_>>())
                 {
+                    // Once for all messages.
+                    if mishap == Mishap::Bytewise && n > 0 {
+                        continue;
+                    }
                     mishandle(&case, &verdict, mishap, n, cases % 2 != 0);
                     cases += 1;
                 }

@@ -38,6 +38,8 @@ pub struct Setup {
     pub no_memory: Option<DeclineCode>,
     /// A server cannot use the client's memory, a client cannot make its link ready.
     pub no_link: Option<DeclineCode>,
+    /// Reaches the peer's RoCEv2 port without a gateway.
+    pub direct: bool,
     /// Wants eyecatchers in RMB elements.
     pub wants_eyecatchers: bool,
     /// What the application writes when the handshake is over.
@@ -394,7 +396,7 @@ impl<'f> Pair<'f> {
             let first = !setup.has_link_group;
             let (state, accept) = match (next, refused) {
                 (Choice::D(d), None) => d.accept(&smcd_side(2, first)),
-                (Choice::R(r), None) => r.accept(&smcr_side(2, first)),
+                (Choice::R(r), None) => r.accept(&smcr_side(2, first, setup.direct)),
                 (Choice::D(d), Some(code)) => {
                     choice = d.reject(code);
                     continue;
@@ -422,13 +424,15 @@ impl<'f> Pair<'f> {
                     self.established(who, agreement);
                 }
             },
-            (Accepted::R(accepted), None) => match accepted.confirm(&smcr_side(1, first)) {
-                Err(ending) => self.end(who, ending),
-                Ok((finished, confirm)) => {
-                    self.send(who, &confirm);
-                    self.finish(who, finished);
+            (Accepted::R(accepted), None) => {
+                match accepted.confirm(&smcr_side(1, first, setup.direct)) {
+                    Err(ending) => self.end(who, ending),
+                    Ok((finished, confirm)) => {
+                        self.send(who, &confirm);
+                        self.finish(who, finished);
+                    }
                 }
-            },
+            }
         }
     }
 
@@ -574,6 +578,7 @@ pub fn able(id: u8) -> Setup {
         has_link_group: false,
         no_memory: None,
         no_link: None,
+        direct: true,
         wants_eyecatchers: false,
         says: if id == 1 { FROM_CLIENT } else { FROM_SERVER },
         proposes: None,
@@ -591,7 +596,7 @@ fn smcd_side(id: u8, first_contact: bool) -> SmcdSide {
     }
 }
 
-fn smcr_side(id: u8, first_contact: bool) -> SmcrSide {
+fn smcr_side(id: u8, first_contact: bool, direct: bool) -> SmcrSide {
     SmcrSide {
         local: clc::Local {
             peer_id: PeerId([id; 8]),
@@ -605,7 +610,7 @@ fn smcr_side(id: u8, first_contact: bool) -> SmcrSide {
         mtu: MtuCode::from_code(2 + id).unwrap(),
         rmb_addr: 0xff32_f5d4_040d_0000,
         psn: U24::truncate(0x00ef_b11c),
-        direct: true,
+        direct,
         gids: List::from_slice(&[RoceGid([id; 16])]).unwrap(),
         first_contact,
     }
