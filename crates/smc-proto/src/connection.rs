@@ -163,7 +163,10 @@ impl Connection {
                 .consumer
                 .on_produced(cdc.producer, cdc.flags)
                 .map_err(PeerMisbehaved::Producer)?;
-            Ok(News { readable, writable, urgent, answer: cdc.flags.update_requested })
+            // A writer of urgent data that is to come has no room for it.
+            let waits = cdc.flags.urgent_pending && !cdc.flags.urgent_present;
+            let answer = cdc.flags.update_requested || (waits && self.consumer.has_news());
+            Ok(News { readable, writable, urgent, answer })
         })();
         match result {
             Ok(_) => self.closing.on_received(cdc.state),

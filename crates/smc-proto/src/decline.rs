@@ -107,5 +107,13 @@ mod tests {
         assert!(ALL.iter().all(|known| known.code.name() == Some(known.name)));
         assert_eq!(DeclineCode(0x1234_5678).name(), None);
         assert_eq!(DeclineCode(0x1234_5678).text(), "unknown reason");
+        for known in ALL {
+            let shown = std::format!("{}", known.code);
+            assert_eq!(shown, std::format!("{:08x} ({})", known.code.0, known.text));
+        }
+        assert_eq!(
+            std::format!("{}", DeclineCode::SYNCERR),
+            "04000000 (link group out of sync with the peer)"
+        );
     }
 }

@@ -11,6 +11,7 @@
 //! - [`ids`]: EID, GID, CHID, peer id and the small numbers; [`decline`]: every reason to decline.
 //! - [`wire`]: the bytes. CLC, LLC, CDC, the TCP option.
 //! - [`handshake`]: client and server of the CLC handshake.
+//! - [`groups`]: which link group a connection joins, and when it begins one.
 //! - [`link_group`]: the links of SMC-R, the keys of RMBs on them, and the LLC flows.
 //! - [`cursor`]: positions in a ring that wraps; [`connection`]: a pair of rings, credits, urgent
 //!   data and what CDC says of them; [`close`]: how a connection ends.
@@ -21,6 +22,7 @@ pub mod close;
 pub mod connection;
 pub mod cursor;
 pub mod decline;
+pub mod groups;
 pub mod handshake;
 pub mod ids;
 pub mod link_group;

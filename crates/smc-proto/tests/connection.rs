@@ -128,6 +128,8 @@ struct Pair {
     sides: [Side; 2],
     /// Bytes written by a side and not read by the other: the oracle.
     queues: [VecDeque<u8>; 2],
+    /// How many bytes each has written.
+    written: [u32; 2],
     next_byte: u8,
 }
 
@@ -141,7 +143,8 @@ impl Pair {
             let (wire, unacknowledged) = (VecDeque::new(), VecDeque::new());
             Side { state, ring, written, wire, unacknowledged }
         };
-        Pair { sides: [side(0, 1), side(1, 0)], queues: Default::default(), next_byte: 0 }
+        let sides = [side(0, 1), side(1, 0)];
+        Pair { sides, queues: Default::default(), written: [0; 2], next_byte: 0 }
     }
 
     fn write(&mut self, who: usize, len: u32, urgent: bool) {
@@ -149,6 +152,7 @@ impl Pair {
         if len == 0 {
             self.sides[who].state.producer.block();
         }
+        self.written[who] += len;
         let pieces = self.sides[who].state.producer.pieces(len);
         assert_eq!(pieces[0].len + pieces[1].len, len);
         for Piece { offset, len } in pieces {
@@ -216,6 +220,25 @@ impl Pair {
         }
     }
 
+    /// Whoever was blocked gets on when everything is delivered and read.
+    fn finish(&mut self) {
+        for _ in 0..3 {
+            for who in [0, 1] {
+                self.sides[who].state.producer.block();
+                self.send(who);
+                while !self.sides[who].wire.is_empty() {
+                    self.deliver(who);
+                }
+                self.read(1 - who, u32::MAX);
+                assert!(self.queues[who].is_empty());
+                while !self.sides[1 - who].wire.is_empty() {
+                    self.deliver(1 - who);
+                }
+                assert!(self.sides[who].state.producer.room() > 0);
+            }
+        }
+    }
+
     /// The link is lost: what is on the wire is gone, and so are acknowledgements. Both sides
     /// validate over the other link, write again what may be lost, and send their newest state.
     fn fail_over(&mut self) {
@@ -251,23 +274,43 @@ fn no_byte_is_lost_repeated_or_stuck_whatever_happens() {
                 _ => pair.fail_over(),
             }
         }
-        // Whoever was blocked gets on when everything is delivered and read.
-        for _ in 0..3 {
-            for who in [0, 1] {
-                pair.sides[who].state.producer.block();
-                pair.send(who);
-                while !pair.sides[who].wire.is_empty() {
-                    pair.deliver(who);
+        pair.finish();
+    });
+}
+
+/// The same, before every step of a transfer both ways, once and a second time: partly written,
+/// partly delivered, half acknowledged, with urgent bytes in it, wrapping, blocked.
+#[test]
+fn a_link_may_be_lost_before_every_step_of_a_transfer() {
+    const STEPS: u32 = 60;
+    let mut runs = 0;
+    for sizes in [[1, 1], [5, 16], [16, 7], [40, 40]] {
+        for first in 0..=STEPS {
+            for second in first..=STEPS {
+                let mut pair = Pair::new(sizes);
+                for step in 0..STEPS {
+                    for lost in [first, second] {
+                        if lost == step {
+                            pair.fail_over();
+                        }
+                    }
+                    let who = (step % 2) as usize;
+                    match step / 2 % 10 {
+                        0 | 4 => pair.write(who, 9 + step % 5, false),
+                        2 => pair.write(who, 3, true),
+                        1 | 3 | 6 | 8 => pair.deliver(who),
+                        5 => pair.acknowledge(who),
+                        7 => pair.read(who, 2 + step % 7),
+                        _ => pair.read(who, u32::MAX),
+                    }
                 }
-                pair.read(1 - who, u32::MAX);
-                assert!(pair.queues[who].is_empty());
-                while !pair.sides[1 - who].wire.is_empty() {
-                    pair.deliver(1 - who);
-                }
-                assert!(pair.sides[who].state.producer.room() > 0);
+                pair.finish();
+                assert!(pair.written.iter().all(|written| *written > 0));
+                runs += 1;
             }
         }
-    });
+    }
+    assert!(runs > 7_000);
 }
 
 #[test]
@@ -369,6 +412,52 @@ fn a_peer_may_not_use_room_that_it_was_not_told_of() {
     assert_eq!(cdc(2, new), Err(PeerMisbehaved::Producer(error)));
 }
 
+/// What was read is told when it is worth a message, or when the writer asks for it.
+#[test]
+fn the_writer_gets_the_cursor_when_it_asks_for_it() {
+    let (mut a, mut b) = (Connection::new(16_384, 16_384, 1), Connection::new(16_384, 16_384, 2));
+    a.producer.request_update();
+    assert_eq!(a.emit_smcr().flags.bits(), 0, "nothing is on its way");
+    assert!(a.producer.produce(1_000));
+    assert!(!b.on_smcr(&a.emit_smcr()).unwrap().answer);
+    assert!(!b.consumer.consume(400), "too little to speak of");
+    a.producer.request_update();
+    for _ in 0..2 {
+        let cdc = a.emit_smcr();
+        assert_eq!(cdc.flags.bits(), 0x10, "as long as there is no answer");
+        assert!(b.on_smcr(&cdc).unwrap().answer);
+    }
+    let news = a.on_smcr(&b.emit_smcr()).unwrap();
+    assert_eq!((news.writable, news.answer), (400, false));
+    assert_eq!(a.emit_smcr().flags.bits(), 0);
+    // The same of SMC-D, where a word may be overwritten before it is seen.
+    a.producer.request_update();
+    let _ = a.emit_smcd();
+    assert!(!b.consumer.consume(600));
+    assert!(b.on_smcd(&a.emit_smcd()).unwrap().answer);
+    assert_eq!(a.on_smcd(&b.emit_smcd()).unwrap().writable, 600);
+    assert_eq!(a.emit_smcd().flags.bits(), 0);
+}
+
+/// Writing more than there is room for: the flag, and the answer to it as soon as that is worth it.
+#[test]
+fn a_blocked_writer_is_told_of_a_tenth_of_the_ring() {
+    let size = 65_536;
+    let (mut a, mut b) = (Connection::new(size, size, 1), Connection::new(size, size, 2));
+    assert!(a.producer.produce(size));
+    assert!(!a.producer.produce(1));
+    a.producer.block();
+    let cdc = a.emit_smcr();
+    assert_eq!((cdc.flags.bits(), cdc.producer), (0x80, Cursor { wrap: 1, count: 0 }));
+    b.on_smcr(&cdc).unwrap();
+    assert!(!b.consumer.consume(size / 10), "a tenth is not more than a tenth");
+    assert!(b.consumer.consume(1));
+    let news = a.on_smcr(&b.emit_smcr()).unwrap();
+    assert_eq!(news.writable, size / 10 + 1);
+    assert!(a.producer.produce(1));
+    assert_eq!(a.emit_smcr().flags.bits(), 0, "no longer blocked");
+}
+
 #[test]
 fn urgent_data_is_announced_marked_and_stalls_its_sender() {
     let (mut a, mut b) = (Connection::new(10, 10, 1), Connection::new(10, 10, 2));
@@ -380,7 +469,9 @@ fn urgent_data_is_announced_marked_and_stalls_its_sender() {
     b.on_smcr(&a.emit_smcr()).unwrap();
     assert_eq!(b.consumer.urgent(), UrgentMark::Announced);
     let _ = b.consumer.consume(4);
-    a.on_smcr(&b.emit_smcr()).unwrap();
+    assert!(b.on_smcr(&a.emit_smcr()).unwrap().answer, "there is room that the writer waits for");
+    assert_eq!(a.on_smcr(&b.emit_smcr()).unwrap().writable, 4);
+    assert!(!b.on_smcr(&a.emit_smcr()).unwrap().answer, "which it knows now");
     assert!(a.producer.produce_urgent(1));
     assert_eq!(a.producer.room(), 0, "the mark is the cursor, so it must not move");
     let cdc = a.emit_smcr();

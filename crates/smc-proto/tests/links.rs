@@ -505,23 +505,28 @@ fn after_the_loss_of_a_link_a_new_one_is_tried_and_connections_move() {
 
 #[test]
 fn an_idle_link_is_tested_and_a_dead_one_found() {
-    let mut net = Net::confirmed(Version::V2, [2, 2]);
-    net.add_link(1).unwrap();
-    net.settle();
-    net.names.clear();
-    net.pass_time();
-    assert_eq!(net.now, TEST_INTERVAL);
-    net.settle();
-    assert!(net.names.iter().all(|name| name.contains("TEST_LINK")), "{:?}", net.names);
-    assert_eq!(net.next_timeout(), Some(2 * TEST_INTERVAL));
-    net.cut(2, [false, false]);
-    net.pass_time();
-    net.settle();
-    assert_eq!(net.now, 2 * TEST_INTERVAL);
-    net.pass_time();
-    assert_eq!(net.now, 2 * TEST_INTERVAL + Duration::from_secs(2));
-    net.calm_down();
-    assert_eq!((net.ids(0), net.ids(1)), (vec![1, 3], vec![1, 3]));
+    for version in VERSIONS {
+        let mut net = Net::confirmed(version, [2, 2]);
+        net.add_link(1).unwrap();
+        net.settle();
+        net.names.clear();
+        net.pass_time();
+        assert_eq!(net.now, TEST_INTERVAL);
+        net.settle();
+        // Both ends test both links, and answer.
+        net.names.sort();
+        let tests = ["0TEST_LINK", "0TEST_LINK'", "1TEST_LINK", "1TEST_LINK'"];
+        assert_eq!(net.names, tests.map(|name| [name; 2]).concat());
+        assert_eq!(net.next_timeout(), Some(2 * TEST_INTERVAL));
+        net.cut(2, [false, false]);
+        net.pass_time();
+        net.settle();
+        assert_eq!(net.now, 2 * TEST_INTERVAL);
+        net.pass_time();
+        assert_eq!(net.now, 2 * TEST_INTERVAL + Duration::from_secs(2));
+        net.calm_down();
+        assert_eq!((net.ids(0), net.ids(1)), (vec![1, 3], vec![1, 3]));
+    }
 }
 
 #[test]

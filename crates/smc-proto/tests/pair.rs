@@ -9,11 +9,14 @@ use std::time::Duration;
 use bolero::{check, produce};
 use smc_proto::decline::{self, DeclineCode};
 use smc_proto::handshake::{Ending, Fallback, Fault, Path};
-use smc_proto::ids::{Chid, Eid};
+use smc_proto::ids::{Chid, Eid, SmcdGid};
 use smc_proto::list::List;
 use smc_proto::wire::clc::{self, FeatureMask, Release};
 use support::draw::Draw;
-use support::peers::{FROM_CLIENT, FROM_SERVER, Faults, Outcome, Result, Setup, able, run};
+use support::peers::{
+    Behind, FROM_CLIENT, FROM_SERVER, Faults, ISM, ISM_CHID, OnMessage, Outcome, Result, Setup,
+    able, run,
+};
 
 /// A handshake over a pipe that does nothing wrong.
 fn handshake(client: &Setup, server: &Setup) -> Result {
@@ -25,7 +28,12 @@ fn tampered(
     server: &Setup,
     clc: &mut dyn FnMut(usize, &mut Vec<u8>) -> bool,
 ) -> Result {
-    run(client, server, Faults { clc, llc_arrives: true, piece: &mut || usize::MAX })
+    run(client, server, Faults { clc: behind(clc), ..Faults::default() })
+}
+
+/// What is true where the stream goes on.
+fn behind<'f>(mut open: impl FnMut(usize, &mut Vec<u8>) -> bool + 'f) -> OnMessage<'f> {
+    Box::new(move |n, bytes| if open(n, bytes) { Behind::Open } else { Behind::Closed })
 }
 
 fn fallback(outcome: &Outcome) -> &Fallback {
@@ -288,9 +296,9 @@ fn source(code: DeclineCode) -> Source {
             only(client, &[Path::Rv2]);
             client.no_memory = Some(DeclineCode::NOROUTE);
         }),
-        DeclineCode::NOINDIRECT => Client(|client, _| {
+        DeclineCode::NOINDIRECT => Client(|client, server| {
             only(client, &[Path::Rv2]);
-            client.no_memory = Some(DeclineCode::NOINDIRECT);
+            server.direct = false;
         }),
         DeclineCode::SYNCERR => Client(|_, server| server.has_link_group = true),
         DeclineCode::PEERDECL => Nobody("what the other side shows; see every test here"),
@@ -379,7 +387,7 @@ fn without_the_option_or_with_fast_open_nothing_is_said() {
 #[test]
 fn a_link_that_carries_nothing_is_declined() {
     let (client, server) = (client_with(&[Path::Rv2]), able(2));
-    let faults = Faults { clc: &mut |_, _| true, llc_arrives: false, piece: &mut || usize::MAX };
+    let faults = Faults { llc_arrives: Box::new(|_| false), ..Faults::default() };
     let result = run(&client, &server, faults);
     assert_eq!(fallback(&result.server).reason, DeclineCode::TIMEOUT_CL);
     assert_eq!(fallback(&result.client).peer_reason, Some(DeclineCode::TIMEOUT_CL));
@@ -516,6 +524,38 @@ fn a_confirm_with_other_terms_is_declined() {
     assert_eq!(agreement.features, FeatureMask::EMULATED_ISM, "no more than was offered");
 }
 
+#[test]
+fn both_ends_agree_on_the_gateway_between_them() {
+    for (client_direct, server_direct, agreed) in [
+        (true, true, Some(true)),
+        // The client's gateway is not asked for where the server needs none.
+        (false, true, Some(true)),
+        (false, false, Some(false)),
+        (true, false, None),
+    ] {
+        for first in [true, false] {
+            let (mut client, mut server) = (client_with(&[Path::Rv2]), able(2));
+            (client.direct, server.direct) = (client_direct, server_direct);
+            (client.has_link_group, server.has_link_group) = (!first, !first);
+            let result = handshake(&client, &server);
+            match (result.server, agreed) {
+                // Nobody speaks of it in a link group that is there.
+                (Outcome::Smc(agreement), _) if !first => {
+                    assert_eq!(agreement.peer.first_contact(), None);
+                }
+                (Outcome::Smc(agreement), Some(agreed)) => {
+                    assert_eq!(agreement.peer.first_contact().unwrap().direct, agreed);
+                }
+                (outcome, None) => {
+                    let code = fallback(&outcome).peer_reason;
+                    assert_eq!(code, Some(DeclineCode::NOINDIRECT));
+                }
+                (outcome, _) => panic!("{outcome:?}"),
+            }
+        }
+    }
+}
+
 /// A weakness of the standard's three messages, the same with kernels: a client of SMC-D is done
 /// when it has sent its Confirm, so a server that cannot use the client's memory tells nobody. Its
 /// Decline comes where the client no longer reads.
@@ -526,106 +566,8 @@ fn an_smcd_server_that_declines_after_the_confirm_is_not_heard() {
     let result = handshake(&client, &server);
     assert_eq!(path(&result.client), Path::Dv2);
     assert_eq!(fallback(&result.server).reason, DeclineCode::MEM);
-    let Ok(clc::Message::Decline(decline)) = clc::Message::parse(&result.read[0]) else { panic!() };
+    let Ok(clc::Message::Decline(decline)) = clc::Message::parse(&result.left[0]) else { panic!() };
     assert_eq!(decline.code, DeclineCode::MEM);
-}
-
-#[test]
-fn a_peer_that_falls_silent_or_closes_is_not_waited_for_longer_than_the_limit() {
-    for paths in PATHS {
-        for step in 0..3 {
-            for (silent, closes) in [(true, false), (true, true), (false, true)] {
-                let client = client_with(&[paths]);
-                let result = tampered(&client, &able(2), &mut |n, bytes| {
-                    if n == step && silent {
-                        bytes.truncate(bytes.len() / 2);
-                    }
-                    n != step || !closes
-                });
-                assert!(result.took <= Duration::from_secs(12), "{:?}", result.took);
-                if silent && step < 2 {
-                    for outcome in [&result.client, &result.server] {
-                        let Outcome::Ended(Ending::Failed(fault)) = outcome else {
-                            panic!("{outcome:?}")
-                        };
-                        assert!(matches!(fault, Fault::TimedOut | Fault::Closed), "{fault:?}");
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// What happens to one message.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Mishap {
-    /// It comes in single bytes.
-    Slow,
-    /// Something else comes.
-    Garbage,
-    /// Its end is wrong.
-    Trailer,
-    /// Half of it comes, and nothing more.
-    Silence,
-    /// Half of it comes, then the end of the stream.
-    Close,
-}
-
-#[test]
-fn every_mishap_at_every_step_has_its_own_verdict() {
-    use Mishap::{Close, Garbage, Silence, Slow, Trailer};
-    let releases = [(0, 0), (0, 1), (1, 0), (1, 1)];
-    for (releases, path, step) in releases
-        .into_iter()
-        .flat_map(|r| PATHS.into_iter().flat_map(move |p| (0..3).map(move |s| (r, p, s))))
-    {
-        for mishap in [Slow, Garbage, Trailer, Silence, Close] {
-            let (mut client, mut server) = (client_with(&[path]), able(2));
-            client.host.release = Release::new(releases.0).unwrap();
-            server.host.release = Release::new(releases.1).unwrap();
-            let result = run(
-                &client,
-                &server,
-                Faults {
-                    clc: &mut |n, bytes| {
-                        let last = bytes.len() - 1;
-                        match mishap {
-                            _ if n != step => return true,
-                            Slow => {}
-                            Garbage => bytes.fill(0x55),
-                            Trailer => bytes[last] ^= 0xff,
-                            Silence | Close => bytes.truncate(last / 2),
-                        }
-                        mishap != Close
-                    },
-                    llc_arrives: true,
-                    piece: &mut || if mishap == Slow { 1 } else { usize::MAX },
-                },
-            );
-            // The server reads Proposal and Confirm, the client the Accept.
-            let reader = if step == 1 { &result.client } else { &result.server };
-            let case = format!("{releases:?} {path:?} {step} {mishap:?}: {reader:?}");
-            let fault = match reader {
-                Outcome::Smc(agreement) => {
-                    assert_eq!((mishap, agreement.path), (Slow, path), "{case}");
-                    continue;
-                }
-                Outcome::Ended(Ending::Failed(fault)) => fault,
-                Outcome::Ended(Ending::Fallback(_)) => panic!("{case}"),
-            };
-            let is_right = match mishap {
-                Slow => false,
-                Garbage => matches!(fault, Fault::Malformed(clc::Error::Eyecatcher { .. })),
-                Trailer => matches!(fault, Fault::Malformed(clc::Error::Trailer { .. })),
-                // The peer waits as long, and may hang up first.
-                // The Decline of a client that waits for its new link in vain fills it up.
-                Silence if step == 2 && path.is_smcr() => true,
-                Silence => matches!(fault, Fault::TimedOut | Fault::Closed),
-                Close => *fault == Fault::Closed,
-            };
-            assert!(is_right, "{case}");
-        }
-    }
 }
 
 #[test]
@@ -645,7 +587,7 @@ fn whatever_happens_to_the_bytes_both_sides_come_to_an_end() {
             &client,
             &server,
             Faults {
-                clc: &mut |n, bytes| {
+                clc: behind(|n, bytes| {
                     if n != step {
                         return true;
                     }
@@ -659,9 +601,10 @@ fn whatever_happens_to_the_bytes_both_sides_come_to_an_end() {
                         _ => touched = false,
                     }
                     draw.below(4) > 0
-                },
-                llc_arrives,
-                piece: &mut || usize::from(pieces.u8()),
+                }),
+                llc_arrives: Box::new(move |_| llc_arrives),
+                piece: Box::new(|| usize::from(pieces.u8())),
+                ..Faults::default()
             },
         );
         assert!(result.took <= Duration::from_secs(20));
@@ -669,4 +612,66 @@ fn whatever_happens_to_the_bytes_both_sides_come_to_an_end() {
             assert_eq!(c.path, s.path);
         }
     });
+}
+
+/// A client whose surroundings are not all known offers what can do without.
+#[test]
+fn a_client_without_vlan_or_prefix_offers_the_rest() {
+    let native_alone = |setup: &mut Setup| {
+        setup.devices.smcd_v2 = List::new();
+        setup.devices.smcr_v1 = None;
+    };
+    let mut client = client_with(&[Path::Dv2, Path::Dv1, Path::Rv2, Path::Rv1]);
+    client.devices.vlan_unknown = true;
+    let result = handshake(&client, &able(2));
+    assert_eq!(path(&result.server), Path::Dv2);
+    // SMC-Dv2 is the only one left, and no EID fits.
+    client.host.ueids = List::from_slice(&[Eid::user("OTHER").unwrap()]).unwrap();
+    let result = handshake(&client, &able(2));
+    assert_eq!(fallback(&result.server).reason, DeclineCode::NOSMCDDEV);
+    intact(&result);
+    let mut client = client_with(&[Path::Dv1, Path::Rv2, Path::Rv1]);
+    client.devices.vlan_unknown = true;
+    let result = handshake(&client, &able(2));
+    assert_eq!(fallback(&result.client).reason, DeclineCode::GETVLANERR);
+    assert_eq!(fallback(&result.server).peer_reason, Some(DeclineCode::GETVLANERR));
+    intact(&result);
+    // The native device is named by version 2's list, where there is no version 1.
+    for (no_prefix, no_vlan) in [(true, false), (false, true)] {
+        let mut client = able(1);
+        native_alone(&mut client);
+        client.devices.prefix = client.devices.prefix.filter(|_| !no_prefix);
+        client.devices.vlan_unknown = no_vlan;
+        let mut gids = Vec::new();
+        let result = tampered(&client, &able(2), &mut |n, bytes| {
+            if n == 0 {
+                let Ok(clc::Message::Proposal(proposal)) = clc::Message::parse(bytes) else {
+                    panic!("no Proposal")
+                };
+                assert_eq!(proposal.ism().map(|ism| (ism.gid, ism.chid)), Some((0, Chid::NONE)));
+                assert_eq!(proposal.v1(), None);
+                let smcd = *proposal.v2().unwrap().modes.smcd().unwrap();
+                gids = smcd.devices().collect();
+            }
+            true
+        });
+        assert_eq!(gids, [(ISM, ISM_CHID)]);
+        assert_eq!(path(&result.client), Path::Dv2);
+    }
+}
+
+#[test]
+fn a_proposal_names_as_many_devices_as_it_has_room_for() {
+    let device = |n: u64| (SmcdGid { gid: n, ext: 100 + n }, Chid(0xff00 + n as u16));
+    let mut client = client_with(&[Path::Dv2]);
+    client.devices.smcd_v2 = List::from_slice(&(0..8).map(device).collect::<Vec<_>>()).unwrap();
+    let mut server = able(2);
+    for (chid, found) in [(0xff03, true), (0xff04, false)] {
+        server.chids = vec![Chid(chid)];
+        let result = handshake(&client, &server);
+        match found {
+            true => assert_eq!(path(&result.server), Path::Dv2),
+            false => assert_eq!(fallback(&result.server).reason, DeclineCode::NOSMCD2DEV),
+        }
+    }
 }

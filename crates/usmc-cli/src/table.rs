@@ -1,9 +1,20 @@
-//! Tables for people: columns as wide as their widest cell, two blanks between them.
+//! What commands print: tables for people, columns as wide as their widest cell and two blanks between them; and JSON.
 
 use std::io::{self, Write};
 
+use serde::Serialize;
+
 /// A column's title, and whether its cells are numbers and stand to the right.
 pub type Column = (&'static str, bool);
+
+/// Prints a value as JSON.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn json(out: &mut impl Write, value: &(impl Serialize + ?Sized)) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, value)?;
+    writeln!(out)
+}
 
 /// Prints the titles and the rows.
 ///

@@ -64,9 +64,9 @@ fn the_pnet_table_has_smc_pnets_options_and_output() {
     place.prints(&["pnet", "-a", "net1", "-I", "eth0"], "");
     place.prints(&["pnet", "--add", "NET1", "--ibdevice", "mlx5_0"], "");
     place.prints(&["pnet", "-a", "NET2", "-I", "eth1", "-D", "mlx5_0", "-P", "2"], "");
-    let all = "NET1 eth0 n/a 255\nNET1 n/a mlx5_0 1\nNET2 eth1 mlx5_0 2\n";
+    let all = "NET1 eth0 n/a 255\nNET1 n/a mlx5_0 1\nNET2 eth1 n/a 255\nNET2 n/a mlx5_0 2\n";
     place.prints(&["pnet"], all);
-    place.prints(&["pnet", "-s", "net2"], "NET2 eth1 mlx5_0 2\n");
+    place.prints(&["pnet", "-s", "net2"], "NET2 eth1 n/a 255\nNET2 n/a mlx5_0 2\n");
     assert_eq!(
         place.json(&["pnet", "NET2", "--json"]),
         json!([{ "pnetid": "NET2", "interface": "eth1", "ibdevice": "mlx5_0", "ibport": 2 }])
@@ -87,7 +87,7 @@ fn the_pnet_table_has_smc_pnets_options_and_output() {
         place.refuses(args, why);
     }
     place.prints(&["pnet", "-d", "NET1"], "");
-    place.prints(&["pnet"], "NET2 eth1 mlx5_0 2\n");
+    place.prints(&["pnet"], "NET2 eth1 n/a 255\nNET2 n/a mlx5_0 2\n");
     place.prints(&["pnet", "--flush"], "");
     place.prints(&["pnet"], "");
     assert_eq!(place.text(), "");

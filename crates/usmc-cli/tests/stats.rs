@@ -126,6 +126,29 @@ fn devices_are_those_in_use_and_the_configured_one() {
     assert_eq!(ours["in_use"], false);
     let gid = ours["gid"].as_str().expect("a GID");
     assert!(gid.len() == 32 && gid != "0".repeat(32), "{gid}");
+
+    // Its name in the pnet table is that of its directory; the user's ids are marked, as by smcd.
+    let file = dir.path().join("usmc.toml");
+    let name = dir.path().file_name().and_then(|name| name.to_str()).expect("a name");
+    let table = format!("[[pnet]]\nid = \"NET1\"\nibdevice = \"{name}\"\n");
+    std::fs::write(&file, table).expect("a file");
+    let options = ["--ism-dir", dir.str(), "--config", file.to_str().expect("a name")];
+    for words in [&[][..], &["show"], &["all"], &["show", "all"]] {
+        let args = [&["device"], words, &options].concat();
+        let text = stdout(&output(&mut usmc(&args)));
+        let line = text.lines().find(|line| line.ends_with(dir.str())).expect("ours");
+        assert!(line.contains(" *NET1 "), "{text}");
+    }
+    let only = json(&[&["device", "show", "ibdev", "none0", "--json"], &options[..]].concat());
+    assert_eq!(only, serde_json::json!({ "smcd": [], "smcr": [] }));
+    for (words, why) in [
+        (&["device", "none"][..], "is none of show, all, netdev and ibdev"),
+        (&["device", "show", "netdev"], "netdev of which name?"),
+        (&["device", "all", "ibdev", "rxe0"], "all devices, or those of a name?"),
+    ] {
+        let refused = output(&mut usmc(words));
+        assert!(!refused.status.success() && stderr(&refused).contains(why), "{words:?}");
+    }
 }
 
 #[test]

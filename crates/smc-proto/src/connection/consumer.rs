@@ -97,6 +97,11 @@ impl Consumer {
         update || urgent_read || (starved && self.unconfirmed > 0)
     }
 
+    /// Whether anything was read that the peer does not know of.
+    pub(super) fn has_news(&self) -> bool {
+        self.unconfirmed > 0
+    }
+
     /// A CDC message with the cursor is about to be sent.
     pub(super) fn confirm(&mut self) -> Cursor {
         self.unconfirmed = 0;

@@ -13,6 +13,7 @@ pub struct Producer {
     arrived: Cursor,
     in_flight: u32,
     write_blocked: bool,
+    update_requested: bool,
     urgent: Urgent,
 }
 
@@ -46,6 +47,7 @@ impl Producer {
             arrived: Cursor::default(),
             in_flight: 0,
             write_blocked: false,
+            update_requested: false,
             urgent: Urgent::None,
         }
     }
@@ -118,6 +120,12 @@ impl Producer {
         self.write_blocked = true;
     }
 
+    /// Asks for the peer's cursor, however little it has read since it sent one (RFC 7609 section 4):
+    /// every CDC message does, until there is more room or nothing left to read.
+    pub fn request_update(&mut self) {
+        self.update_requested = self.in_flight > 0;
+    }
+
     /// The flags for a CDC message.
     pub fn flags(&self) -> ProducerFlags {
         ProducerFlags {
@@ -125,7 +133,7 @@ impl Producer {
             // The kernel sets "pending" also when the byte is there.
             urgent_pending: matches!(self.urgent, Urgent::Pending | Urgent::Present),
             urgent_present: self.urgent == Urgent::Present,
-            update_requested: false,
+            update_requested: self.update_requested,
             failover_validation: false,
         }
     }
@@ -159,6 +167,9 @@ impl Producer {
         let before = self.room();
         self.in_flight = in_flight;
         self.consumed = cursor;
+        if freed > 0 || in_flight == 0 {
+            self.update_requested = false;
+        }
         if in_flight == 0 && matches!(self.urgent, Urgent::Present | Urgent::Told) {
             self.urgent = Urgent::None;
         }

@@ -11,7 +11,8 @@ use crate::ids::{Chid, RoceGid, SmcdGid};
 use crate::list::List;
 use crate::wire::clc::{
     Answer, Error, FirstContact, GidChid, Ism, Kind, Local, Message, Modes, Prefix, Proposal,
-    Release, Smcd, SmcdV2, SmcdVersion, Smcr, V1, V2, V2FirstContact, V2Modes, Versions,
+    Release, Smcd, SmcdV2, SmcdVersion, Smcr, SmcrVersion, V1, V2, V2FirstContact, V2Modes,
+    Versions,
 };
 
 /// The devices that a client has for a connection.
@@ -27,6 +28,32 @@ pub struct Devices {
     pub smcr_v2: Option<RoceGid>,
     /// Further ISM devices for SMC-Dv2, with different CHIDs, as many as a Proposal has room for.
     pub smcd_v2: List<(SmcdGid, Chid), 8>,
+    /// The VLAN of the interface could not be found out: nothing but SMC-Dv2 does without.
+    pub vlan_unknown: bool,
+}
+
+impl Devices {
+    /// What may be used of them: some need the VLAN, SMC-Rv2 a UEID, SMC-Dv2 a host that speaks it.
+    fn usable(&self, host: &Host) -> Devices {
+        let vlan = !self.vlan_unknown;
+        let smcd_v1 = self.smcd_v1.filter(|_| vlan);
+        // The native device has no area of its own in a Proposal without version 1. (The kernel
+        // leaves it there, and takes it for malformed where it has to read it.)
+        let moved = self.smcd_v1.filter(|_| smcd_v1.is_none() || self.prefix.is_none());
+        let moved = moved.filter(|(_, chid)| *chid != Chid::NONE);
+        let moved = moved.map(|(gid, chid)| (SmcdGid { gid, ext: 0 }, chid));
+        let mut smcd_v2 = List::new();
+        for device in moved.iter().chain(self.smcd_v2.iter()).filter(|_| host.smcd_v2) {
+            let _ = smcd_v2.push(*device);
+        }
+        Devices {
+            smcr_v1: self.smcr_v1.filter(|_| vlan),
+            smcd_v1,
+            smcr_v2: self.smcr_v2.filter(|_| vlan && !host.ueids.is_empty()),
+            smcd_v2,
+            ..*self
+        }
+    }
 }
 
 /// Begins a handshake: what to send, and the state that waits for the answer.
@@ -45,6 +72,10 @@ pub fn begin(
     if circumstances.ipsec {
         return Err(decliner.decline(DeclineCode::IPSEC));
     }
+    if devices.vlan_unknown && !host.smcd_v2 {
+        return Err(decliner.decline(DeclineCode::GETVLANERR));
+    }
+    let devices = &devices.usable(&host);
     let v1_modes = Modes::of(devices.smcr_v1.is_some(), devices.smcd_v1.is_some());
     let v2 = v2_offer(&host, devices);
     if v1_modes.is_none() && v2.is_none() {
@@ -72,10 +103,11 @@ pub fn begin(
     Ok((ExpectAccept { host, decliner, proposal }, message))
 }
 
-/// The offer of version 2 that these devices allow.
+/// The offer of version 2 that these usable devices allow.
 fn v2_offer(host: &Host, devices: &Devices) -> Option<V2> {
-    let smcr = devices.smcr_v2.filter(|_| !host.ueids.is_empty());
-    let smcd = host.smcd_v2 && (devices.smcd_v1.is_some() || !devices.smcd_v2.is_empty());
+    let smcr = devices.smcr_v2;
+    let native = devices.smcd_v1.is_some_and(|(_, chid)| chid != Chid::NONE);
+    let smcd = host.smcd_v2 && (native || !devices.smcd_v2.is_empty());
     let modes = Modes::of(smcr.is_some(), smcd)?;
     let mut extension =
         SmcdV2 { seid: host.seid.unwrap_or_default(), gids: List::<GidChid, 8>::new() };
@@ -278,13 +310,22 @@ impl AcceptedR {
     }
 
     /// This side has its memory: what to send, and what comes next. The server that goes on with a
-    /// link group which this side does not have is out of step.
+    /// link group which this side does not have is out of step; and where it reaches this side
+    /// through a gateway, this side has to reach it through one, too (`smc_connect_rdma_v2_prepare`).
     pub fn confirm(self, side: &SmcrSide) -> Result<(Finished, Message), Ending> {
         let AcceptedR { common, answer } = self;
         common.check_sync(side.first_contact)?;
+        let server_direct = match &answer.version {
+            SmcrVersion::V2 { first_contact: Some(first), .. } => first.extension.direct,
+            _ => side.direct,
+        };
+        if side.direct && !server_direct {
+            return Err(common.decliner.decline(DeclineCode::NOINDIRECT));
+        }
         let side = SmcrSide { first_contact: common.first_contact, ..*side };
         let mtu = side.mtu.min(answer.mtu);
-        let extension = common.terms.extension(&common.host, true, side.direct);
+        // The server's word counts where it says that there is none.
+        let extension = common.terms.extension(&common.host, true, server_direct);
         let answer = Answer::R(answer);
         let v2 = answer.eid().map(|eid| (eid, V2FirstContact { extension, gids: side.gids }));
         let confirm = Message::Confirm(side.answer(mtu, v2));

@@ -140,6 +140,13 @@ impl ExpectProposal {
         error.into()
     }
 
+    /// What came does not begin as CLC messages do ([`Error::Eyecatcher`]): the client is plain TCP.
+    /// Its SYN had the option, and it has not seen the one of the SYN-ACK. What it sent
+    /// ([`crate::wire::clc::Reception::taken`]) is its application's. The kernel fails the connection instead.
+    pub fn on_plain(self) -> Ending {
+        Fallback::silent(DeclineCode::PEERNOSMC)
+    }
+
     /// The client's message: gives the first thing to try.
     pub fn on_message(
         self,

@@ -4,6 +4,7 @@
 
 pub mod draw;
 pub mod peers;
+pub mod stream;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! Two peers in a handshake, in one process: two byte pipes for TCP, one message queue each way for
-//! RDMA, and a clock that only moves when nothing else can.
+//! Two peers in a handshake, in one process: a TCP stream and a ring each way, one message queue each
+//! way for RDMA, and a clock that only moves when nothing else can.
 
 #![allow(clippy::large_enum_variant, reason = "there are two of each")]
 
@@ -10,13 +10,15 @@ use smc_proto::decline::DeclineCode;
 use smc_proto::handshake::client::{self, Accepted, ExpectAccept};
 use smc_proto::handshake::server::{Choice, ExpectConfirm, ExpectProposal, Surroundings};
 use smc_proto::handshake::{
-    Agreement, Circumstances, ConfirmingLink, Ending, ExpectDecline, Fault, Finished, Host, Path,
-    SmcdSide, SmcrSide,
+    Agreement, Circumstances, ConfirmingLink, Ending, ExpectDecline, Fallback, Fault, Finished,
+    Host, Path, SmcdSide, SmcrSide,
 };
 use smc_proto::ids::{BufferSize, Chid, Eid, MacAddr, MtuCode, PeerId, RoceGid, SmcdGid, U24};
 use smc_proto::list::List;
 use smc_proto::wire::clc::{self, Hostname, Message, Prefix, Reception, Release};
 use smc_proto::wire::llc;
+
+use super::stream::Stream;
 
 /// What a peer has and is.
 #[derive(Clone)]
@@ -36,8 +38,16 @@ pub struct Setup {
     pub no_memory: Option<DeclineCode>,
     /// A server cannot use the client's memory, a client cannot make its link ready.
     pub no_link: Option<DeclineCode>,
+    /// Reaches the peer's RoCEv2 port without a gateway.
+    pub direct: bool,
     /// Wants eyecatchers in RMB elements.
     pub wants_eyecatchers: bool,
+    /// What the application writes when the handshake is over.
+    pub says: &'static [u8],
+    /// What a client of another make says instead of what this crate makes it say.
+    pub proposes: Option<fn(&mut clc::Proposal)>,
+    /// What a server of another make understands of a Proposal; false: nothing.
+    pub understands: Option<fn(&mut clc::Proposal) -> bool>,
 }
 
 /// How one handshake ended for one side.
@@ -47,31 +57,78 @@ pub enum Outcome {
     Ended(Ending),
 }
 
-/// What a test does to the pipes.
-pub struct Faults<'f> {
-    /// Changes the bytes of each CLC message (0: the first that is sent, and so on). False closes
-    /// the connection behind them.
-    pub clc: &'f mut dyn FnMut(usize, &mut Vec<u8>) -> bool,
-    /// Whether an LLC message arrives.
-    pub llc_arrives: bool,
-    /// How many of the bytes that are wanted are read at once.
-    pub piece: &'f mut dyn FnMut() -> usize,
+impl Default for Outcome {
+    /// As if the peer had hung up.
+    fn default() -> Outcome {
+        Outcome::Ended(Ending::Failed(Fault::Closed))
+    }
 }
 
+/// Changes the bytes of the nth message, and says what becomes of the stream behind them.
+pub type OnMessage<'f> = Box<dyn FnMut(usize, &mut Vec<u8>) -> Behind + 'f>;
+
+/// What a test does to the streams.
+pub struct Faults<'f> {
+    /// For each CLC message (0: the first that is sent, and so on).
+    pub clc: OnMessage<'f>,
+    /// How long a CLC message is on its way.
+    pub delay: Box<dyn FnMut(usize) -> Duration + 'f>,
+    /// Whether the nth LLC message arrives.
+    pub llc_arrives: Box<dyn FnMut(usize) -> bool + 'f>,
+    /// How many of the bytes that are wanted are read at once.
+    pub piece: Box<dyn FnMut() -> usize + 'f>,
+    /// The applications write before each message, and where it stands is announced. Otherwise
+    /// messages are at the start of the stream, as the kernel has them.
+    pub early: bool,
+}
+
+/// What a stream does behind a message.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Behind {
+    /// It goes on.
+    Open,
+    /// It ends there.
+    Closed,
+    /// Nothing arrives any more.
+    Stalled,
+}
+
+impl Default for Faults<'_> {
+    /// None.
+    fn default() -> Self {
+        Faults {
+            clc: Box::new(|_, _| Behind::Open),
+            delay: Box::new(|_| Duration::ZERO),
+            llc_arrives: Box::new(|_| true),
+            piece: Box::new(|| usize::MAX),
+            early: false,
+        }
+    }
+}
+
+#[derive(Default)]
 pub struct Result {
     pub client: Outcome,
     pub server: Outcome,
-    /// What each application read from TCP, the client's first.
+    /// What each application wrote, the client's first.
+    pub wrote: [Vec<u8>; 2],
+    /// What each read from TCP.
     pub read: [Vec<u8>; 2],
+    /// What each read from shared memory, after that.
+    pub ring: [Vec<u8>; 2],
+    /// What came over TCP after SMC began.
+    pub left: [Vec<u8>; 2],
     /// How long the handshake took.
     pub took: Duration,
     /// How many CLC messages were sent.
     pub messages: usize,
 }
 
-/// What each application writes over TCP if the handshake ends in fallback.
+/// What each application writes when the handshake is over.
 pub const FROM_CLIENT: &[u8] = b"\xe2\xd4\xc3\xd9\x01 the client's first bytes";
 pub const FROM_SERVER: &[u8] = b"the server's";
+/// What each writes before each message, if it does: it looks like one.
+const EARLY: [&[u8]; 2] = [b"\xe2\xd4\xc3\xd9\x04\x00\x1c\x10 no Decline", b"220 ready\r\n"];
 
 pub fn run(client: &Setup, server: &Setup, faults: Faults<'_>) -> Result {
     Pair::new(client, server, faults).run()
@@ -93,10 +150,12 @@ struct Peer {
     deadline: Option<Duration>,
     reception: Reception,
     /// From the other peer.
-    pipe: VecDeque<u8>,
-    closed_by_peer: bool,
+    stream: Stream,
     rdma: VecDeque<Vec<u8>>,
+    ring: Vec<u8>,
+    /// Of the application.
     read: Vec<u8>,
+    wrote: Vec<u8>,
 }
 
 struct Pair<'f> {
@@ -105,6 +164,7 @@ struct Pair<'f> {
     faults: Faults<'f>,
     now: Duration,
     messages: usize,
+    llc_messages: usize,
 }
 
 impl Peer {
@@ -114,10 +174,11 @@ impl Peer {
             state: State::Moving,
             deadline: None,
             reception: Reception::new(),
-            pipe: VecDeque::new(),
-            closed_by_peer: false,
+            stream: Stream::default(),
             rdma: VecDeque::new(),
+            ring: Vec::new(),
             read: Vec::new(),
+            wrote: Vec::new(),
         }
     }
 }
@@ -125,7 +186,7 @@ impl Peer {
 impl<'f> Pair<'f> {
     fn new(client: &Setup, server: &Setup, faults: Faults<'f>) -> Pair<'f> {
         let peers = [Peer::new(client), Peer::new(server)];
-        Pair { peers, faults, now: Duration::ZERO, messages: 0 }
+        Pair { peers, faults, now: Duration::ZERO, messages: 0, llc_messages: 0 }
     }
 
     fn run(mut self) -> Result {
@@ -136,7 +197,11 @@ impl<'f> Pair<'f> {
         }
         let setup = self.peers[0].setup.clone();
         match client::begin(setup.host, setup.circumstances, &setup.devices) {
-            Ok((state, proposal)) => {
+            Ok((state, mut proposal)) => {
+                if let (Message::Proposal(proposal), Some(change)) = (&mut proposal, setup.proposes)
+                {
+                    change(proposal);
+                }
                 self.send(0, &proposal);
                 self.wait(0, State::Accept(state));
             }
@@ -147,16 +212,22 @@ impl<'f> Pair<'f> {
                 self.time_passes();
             }
         }
-        let read = [0, 1].map(|who| {
-            let peer = &mut self.peers[who];
-            peer.read.extend(peer.pipe.drain(..));
-            std::mem::take(&mut peer.read)
-        });
-        let [client, server] = self.peers.map(|peer| match peer.state {
-            State::Done(outcome) => outcome,
-            _ => unreachable!(),
-        });
-        Result { client, server, read, took: self.now, messages: self.messages }
+        let mut result = Result { took: self.now, messages: self.messages, ..Result::default() };
+        for (who, mut peer) in self.peers.into_iter().enumerate() {
+            let rest = peer.stream.take(usize::MAX);
+            let State::Done(outcome) = peer.state else { unreachable!() };
+            match &outcome {
+                Outcome::Smc(_) => (result.left[who], result.ring[who]) = (rest, peer.ring),
+                Outcome::Ended(Ending::Fallback(_)) => peer.read.extend(rest),
+                Outcome::Ended(Ending::Failed(_)) => {}
+            }
+            (result.read[who], result.wrote[who]) = (peer.read, peer.wrote);
+            match who {
+                0 => result.client = outcome,
+                _ => result.server = outcome,
+            }
+        }
+        result
     }
 
     fn wait(&mut self, who: usize, state: State) {
@@ -178,27 +249,45 @@ impl<'f> Pair<'f> {
                 if let Some(decline) = fallback.decline {
                     self.send(who, &Message::Decline(decline));
                 }
-                let bytes = if who == 0 { FROM_CLIENT } else { FROM_SERVER };
-                self.peers[1 - who].pipe.extend(bytes);
+                self.write(who, self.peers[who].setup.says);
             }
-            Ending::Failed(_) => self.peers[1 - who].closed_by_peer = true,
+            Ending::Failed(_) => self.peers[1 - who].stream.close(self.now),
         }
         self.peers[who].deadline = None;
         self.peers[who].state = State::Done(Outcome::Ended(ending));
     }
 
     fn established(&mut self, who: usize, agreement: Agreement) {
+        let says = self.peers[who].setup.says;
+        self.peers[who].wrote.extend(says);
+        self.peers[1 - who].ring.extend(says);
         self.peers[who].deadline = None;
         self.peers[who].state = State::Done(Outcome::Smc(agreement));
     }
 
+    /// The application writes, over TCP.
+    fn write(&mut self, who: usize, bytes: &[u8]) {
+        self.peers[who].wrote.extend(bytes);
+        self.peers[1 - who].stream.write(self.now, bytes);
+    }
+
     fn send(&mut self, who: usize, message: &Message) {
+        if self.faults.early {
+            self.write(who, EARLY[who]);
+        }
         let mut buffer = [0; clc::MAX_LEN];
         let mut bytes = message.emit(&mut buffer).unwrap().to_vec();
-        let open = (self.faults.clc)(self.messages, &mut bytes);
+        let arrives = self.now + (self.faults.delay)(self.messages);
+        let behind = (self.faults.clc)(self.messages, &mut bytes);
         self.messages += 1;
-        self.peers[1 - who].pipe.extend(bytes);
-        self.peers[1 - who].closed_by_peer |= !open;
+        let stream = &mut self.peers[1 - who].stream;
+        stream.announce();
+        stream.write(arrives, &bytes);
+        match behind {
+            Behind::Open => {}
+            Behind::Closed => stream.close(self.now),
+            Behind::Stalled => stream.stall(),
+        }
     }
 
     /// Does one thing that can be done without waiting; false if there is none.
@@ -211,10 +300,19 @@ impl<'f> Pair<'f> {
             return true;
         }
         let piece = (self.faults.piece)().max(1);
+        let (early, now) = (self.faults.early, self.now);
         let peer = &mut self.peers[who];
-        let n = piece.min(peer.reception.wanted()).min(peer.pipe.len());
+        if early && !peer.reception.has_begun() {
+            let n = peer.stream.in_front(now);
+            if n > 0 {
+                peer.read.extend(peer.stream.take(n));
+                return true;
+            }
+        }
+        let n = piece.min(peer.reception.wanted()).min(peer.stream.available(now));
         if n == 0 {
-            if peer.closed_by_peer && !matches!(peer.state, State::Link(_) | State::Decline(_)) {
+            if peer.stream.is_over(now) && !matches!(peer.state, State::Link(_) | State::Decline(_))
+            {
                 let ending = match std::mem::replace(&mut peer.state, State::Moving) {
                     State::Accept(state) => state.on_closed(),
                     State::Proposal(state) => state.on_closed(),
@@ -226,12 +324,16 @@ impl<'f> Pair<'f> {
             }
             return false;
         }
-        let bytes: Vec<u8> = peer.pipe.drain(..n).collect();
+        let bytes = peer.stream.take(n);
         match peer.reception.push(&bytes) {
             Ok(None) => {}
             Ok(Some(message)) => self.on_clc(who, message),
             Err(error) => {
                 let ending = match std::mem::replace(&mut peer.state, State::Moving) {
+                    State::Proposal(state) if matches!(error, clc::Error::Eyecatcher { .. }) => {
+                        peer.read.extend(peer.reception.taken());
+                        state.on_plain()
+                    }
                     State::Accept(state) => state.on_malformed(error),
                     State::Proposal(state) => state.on_malformed(error),
                     State::Confirm(state) => state.on_malformed(error),
@@ -251,6 +353,13 @@ impl<'f> Pair<'f> {
                 Ok(accepted) => self.confirm(who, accepted),
             },
             State::Proposal(state) => {
+                let mut message = message;
+                if let (Message::Proposal(proposal), Some(read)) = (&mut message, setup.understands)
+                    && !read(proposal)
+                {
+                    let code = DeclineCode::NOSMCDEV;
+                    return self.end(who, legacy_decline(setup.host.peer_id, code));
+                }
                 let choice = state.on_message(message, &setup);
                 self.choose(who, choice);
             }
@@ -287,7 +396,7 @@ impl<'f> Pair<'f> {
             let first = !setup.has_link_group;
             let (state, accept) = match (next, refused) {
                 (Choice::D(d), None) => d.accept(&smcd_side(2, first)),
-                (Choice::R(r), None) => r.accept(&smcr_side(2, first)),
+                (Choice::R(r), None) => r.accept(&smcr_side(2, first, setup.direct)),
                 (Choice::D(d), Some(code)) => {
                     choice = d.reject(code);
                     continue;
@@ -315,13 +424,15 @@ impl<'f> Pair<'f> {
                     self.established(who, agreement);
                 }
             },
-            (Accepted::R(accepted), None) => match accepted.confirm(&smcr_side(1, first)) {
-                Err(ending) => self.end(who, ending),
-                Ok((finished, confirm)) => {
-                    self.send(who, &confirm);
-                    self.finish(who, finished);
+            (Accepted::R(accepted), None) => {
+                match accepted.confirm(&smcr_side(1, first, setup.direct)) {
+                    Err(ending) => self.end(who, ending),
+                    Ok((finished, confirm)) => {
+                        self.send(who, &confirm);
+                        self.finish(who, finished);
+                    }
                 }
-            },
+            }
         }
     }
 
@@ -354,7 +465,8 @@ impl<'f> Pair<'f> {
             _ => llc::Message::request(llc::Version::V2, body),
         };
         let mut buffer = [0; llc::LEN];
-        if self.faults.llc_arrives {
+        self.llc_messages += 1;
+        if (self.faults.llc_arrives)(self.llc_messages - 1) {
             let bytes = message.emit(&mut buffer).unwrap().to_vec();
             self.peers[1 - who].rdma.push_back(bytes);
         }
@@ -384,13 +496,20 @@ impl<'f> Pair<'f> {
         }
     }
 
-    /// The earliest deadline is reached.
+    /// Something arrives, or the earliest deadline is reached.
     fn time_passes(&mut self) {
+        let waits = |who: &usize| self.peers[*who].deadline.is_some();
+        let arrival = [0, 1].into_iter().filter(waits);
+        let arrival = arrival.filter_map(|who| self.peers[who].stream.next_arrival(self.now)).min();
         let (deadline, who) = [0, 1]
-            .iter()
-            .filter_map(|&who| Some((self.peers[who].deadline?, who)))
+            .into_iter()
+            .filter_map(|who| Some((self.peers[who].deadline?, who)))
             .min()
             .expect("a peer that waits has a deadline");
+        if let Some(arrival) = arrival.filter(|arrival| *arrival <= deadline) {
+            self.now = arrival;
+            return;
+        }
         self.now = deadline;
         match std::mem::replace(&mut self.peers[who].state, State::Moving) {
             State::Accept(state) => self.end(who, state.on_timeout()),
@@ -415,6 +534,12 @@ impl Surroundings for Setup {
     fn vlan_is_known(&self) -> bool {
         self.vlan_is_known
     }
+}
+
+/// As a server of RFC 7609 declines.
+fn legacy_decline(peer_id: PeerId, code: DeclineCode) -> Ending {
+    let decline = Some(clc::Decline::new(true, peer_id, code));
+    Ending::Fallback(Fallback { reason: code, peer_reason: None, decline, out_of_sync: false })
 }
 
 pub const ISM: SmcdGid = SmcdGid { gid: 0x1111, ext: 0 };
@@ -444,6 +569,7 @@ pub fn able(id: u8) -> Setup {
             prefix: Some(Prefix::default()),
             smcr_v2: Some(RoceGid::from_ipv4([10, 9, 0, id])),
             smcd_v2: List::from_slice(&[(LOOPBACK, Chid::LOOPBACK)]).unwrap(),
+            vlan_unknown: false,
         },
         paths: vec![Path::Dv2, Path::Dv1, Path::Rv2, Path::Rv1],
         chids: vec![ISM_CHID, Chid::LOOPBACK],
@@ -452,7 +578,11 @@ pub fn able(id: u8) -> Setup {
         has_link_group: false,
         no_memory: None,
         no_link: None,
+        direct: true,
         wants_eyecatchers: false,
+        says: if id == 1 { FROM_CLIENT } else { FROM_SERVER },
+        proposes: None,
+        understands: None,
     }
 }
 
@@ -466,7 +596,7 @@ fn smcd_side(id: u8, first_contact: bool) -> SmcdSide {
     }
 }
 
-fn smcr_side(id: u8, first_contact: bool) -> SmcrSide {
+fn smcr_side(id: u8, first_contact: bool, direct: bool) -> SmcrSide {
     SmcrSide {
         local: clc::Local {
             peer_id: PeerId([id; 8]),
@@ -480,7 +610,7 @@ fn smcr_side(id: u8, first_contact: bool) -> SmcrSide {
         mtu: MtuCode::from_code(2 + id).unwrap(),
         rmb_addr: 0xff32_f5d4_040d_0000,
         psn: U24::truncate(0x00ef_b11c),
-        direct: true,
+        direct,
         gids: List::from_slice(&[RoceGid([id; 16])]).unwrap(),
         first_contact,
     }

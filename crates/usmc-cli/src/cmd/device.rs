@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use super::linkgroup;
@@ -19,9 +19,9 @@ use crate::{proc, table};
 /// which uSMC does not use yet.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// show, which may be left out
-    #[arg(value_name = "show", value_parser = ["show"])]
-    verb: Option<String>,
+    /// show, which may be left out; all, or netdev NETDEV and ibdev IBDEV, for RDMA ports of these devices only
+    #[arg(value_name = "show", num_args = 0..=5)]
+    words: Vec<String>,
     /// Print a JSON object
     #[arg(long)]
     json: bool,
@@ -63,6 +63,7 @@ struct Devices {
 /// # Errors
 /// A configuration that is refused; when /proc cannot be read.
 pub fn run(args: &Args) -> Result<c_int> {
+    let wanted = Wanted::parse(&args.words)?;
     let config = Config::load(&args.config)?;
     let scan = proc::scan()?;
     let groups = linkgroup::of(&scan);
@@ -76,17 +77,53 @@ pub fn run(args: &Args) -> Result<c_int> {
     });
     let smcr = machine::rdma_ports(Path::new("/sys")).into_iter();
     let smcr = smcr.map(|port| smc_r(port, &config.pnet));
-    let devices = Devices { smcd: smcd.collect(), smcr: smcr.collect() };
+    let smcr = smcr.filter(|port| wanted.has(port)).collect();
+    // With a filter there is nothing but what it is about.
+    let smcd = smcd.filter(|_| wanted.is_all()).collect();
+    let devices = Devices { smcd, smcr };
     let mut out = BufWriter::new(io::stdout().lock());
-    let printed = if args.json {
-        serde_json::to_writer_pretty(&mut out, &devices)
-            .map_err(Into::into)
-            .and_then(|()| writeln!(out))
-    } else {
-        print(&mut out, &devices)
-    };
+    let printed =
+        if args.json { table::json(&mut out, &devices) } else { print(&mut out, &devices) };
     printed.and_then(|()| out.flush()).context("cannot write the list")?;
     Ok(0)
+}
+
+/// Which RDMA ports are shown.
+#[derive(Default)]
+struct Wanted {
+    netdev: Option<String>,
+    ibdev: Option<String>,
+}
+
+impl Wanted {
+    /// What smcr-device(8) takes.
+    fn parse(words: &[String]) -> Result<Wanted> {
+        let mut wanted = Wanted::default();
+        let mut words = words.iter().map(String::as_str).peekable();
+        words.next_if_eq(&"show");
+        if words.next_if_eq(&"all").is_some() && words.peek().is_some() {
+            bail!("all devices, or those of a name?");
+        }
+        while let Some(word) = words.next() {
+            let name = match word {
+                "netdev" => &mut wanted.netdev,
+                "ibdev" => &mut wanted.ibdev,
+                other => bail!("{other:?} is none of show, all, netdev and ibdev"),
+            };
+            *name =
+                Some(words.next().with_context(|| format!("{word} of which name?"))?.to_owned());
+        }
+        Ok(wanted)
+    }
+
+    fn is_all(&self) -> bool {
+        self.netdev.is_none() && self.ibdev.is_none()
+    }
+
+    fn has(&self, port: &SmcR) -> bool {
+        let fits = |wanted: &Option<String>, name| wanted.is_none() || wanted.as_deref() == name;
+        fits(&self.netdev, port.netdev.as_deref()) && fits(&self.ibdev, Some(&port.ibdevice))
+    }
 }
 
 fn smc_d(device: &Ism, link_groups: usize, pnet: &[Entry]) -> SmcD {
@@ -135,6 +172,8 @@ fn print(out: &mut impl Write, devices: &Devices) -> io::Result<()> {
         ("Directory", false),
     ];
     let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    // The mark of smcd-device(8) for what users have set; no device here has an id by itself.
+    let pnetid = |id: &Option<String>| id.as_ref().map_or("-".to_owned(), |id| format!("*{id}"));
     let yes = |is: bool| if is { "Yes" } else { "No" }.to_owned();
     let rows = devices.smcd.iter().map(|d| {
         [
@@ -144,7 +183,7 @@ fn print(out: &mut impl Write, devices: &Devices) -> io::Result<()> {
             yes(d.in_use),
             d.processes.len().to_string(),
             d.link_groups.to_string(),
-            or_none(&d.pnetid),
+            pnetid(&d.pnetid),
             d.dir.clone(),
         ]
     });
@@ -169,7 +208,7 @@ fn print(out: &mut impl Write, devices: &Devices) -> io::Result<()> {
             d.state.clone(),
             yes(d.in_use),
             d.links.to_string(),
-            or_none(&d.pnetid),
+            pnetid(&d.pnetid),
         ]
     });
     writeln!(out)?;

@@ -64,8 +64,7 @@ pub fn of(scan: &proc::Scan) -> Vec<Group> {
 
 fn print(out: &mut impl Write, groups: &[Group], json: bool) -> io::Result<()> {
     if json {
-        serde_json::to_writer_pretty(&mut *out, groups)?;
-        return writeln!(out);
+        return table::json(out, groups);
     }
     const COLUMNS: [table::Column; 7] = [
         ("LG-ID", false),

@@ -9,6 +9,7 @@ use toml_edit::{ArrayOfTables, Item, Table, value};
 use crate::config::edit::{self, Edit};
 use crate::config::{Config, ConfigArgs};
 use crate::pnet::{self, Entry};
+use crate::table;
 
 /// Show and change the table of physical networks
 ///
@@ -41,9 +42,8 @@ pub struct Args {
     /// Port of the RDMA device, 1 or 2 [default: 1]
     #[arg(short = 'P', long, value_name = "PORT", requires = "ibdevice")]
     ibport: Option<i64>,
-    /// Change FILE; shown is what FILE says last
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    config: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    target: edit::Target,
     /// Print a JSON array of objects
     #[arg(long, conflicts_with_all = ["add", "delete", "flush"])]
     json: bool,
@@ -57,8 +57,7 @@ pub struct Args {
 /// # Errors
 /// A configuration that is refused, a device that belongs to another network, an entry that is not there.
 pub fn run(args: &Args) -> Result<c_int> {
-    let config =
-        ConfigArgs { config: args.config.clone(), makes_file: true, ..ConfigArgs::default() };
+    let config = args.target.config();
     if args.add {
         return add(args, &config);
     }
@@ -80,14 +79,16 @@ pub fn run(args: &Args) -> Result<c_int> {
 fn print(entries: &[Entry], json: bool) -> io::Result<()> {
     let mut out = io::stdout().lock();
     if json {
-        serde_json::to_writer_pretty(&mut out, entries)?;
-        return writeln!(out);
+        return table::json(&mut out, entries);
     }
+    // As smc_pnet(8): a line for each device, with "n/a" and 255 for the other one.
     for e in entries {
-        let text = |name: &Option<String>| name.clone().unwrap_or_else(|| "n/a".to_owned());
-        // What smc_pnet(8) prints where there is no device.
-        let port = e.ibport.unwrap_or(u8::MAX);
-        writeln!(out, "{} {} {} {port}", e.pnetid, text(&e.interface), text(&e.ibdevice))?;
+        if let Some(interface) = &e.interface {
+            writeln!(out, "{} {interface} n/a {}", e.pnetid, u8::MAX)?;
+        }
+        if let Some(ibdevice) = &e.ibdevice {
+            writeln!(out, "{} n/a {ibdevice} {}", e.pnetid, e.ibport.unwrap_or(1))?;
+        }
     }
     out.flush()
 }

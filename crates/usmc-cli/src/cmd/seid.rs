@@ -9,6 +9,7 @@ use toml_edit::value;
 
 use crate::config::edit::{self, Edit};
 use crate::config::{Config, ConfigArgs};
+use crate::table;
 
 /// Show, enable or disable the system's own enterprise ID (SEID)
 ///
@@ -17,9 +18,8 @@ use crate::config::{Config, ConfigArgs};
 pub struct Args {
     #[command(subcommand)]
     action: Option<Action>,
-    /// Change FILE; shown is what FILE says last
-    #[arg(long, global = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    config: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    target: edit::Target,
     /// Print a JSON object
     #[arg(long)]
     json: bool,
@@ -44,8 +44,7 @@ enum Action {
 /// # Errors
 /// A configuration that is refused; a disabled SEID without a UEID.
 pub fn run(args: &Args) -> Result<c_int> {
-    let config =
-        ConfigArgs { config: args.config.clone(), makes_file: true, ..ConfigArgs::default() };
+    let config = args.target.config();
     let enable = match &args.action {
         None => return show(&config, args.json),
         Some(Action::Show { json }) => return show(&config, *json || args.json),
@@ -67,7 +66,7 @@ fn show(config: &ConfigArgs, json: bool) -> Result<c_int> {
     let mut out = io::stdout().lock();
     let printed = if json {
         // No device here has one.
-        writeln!(out, "{}", serde_json::json!({ "seid": null, "enabled": enabled }))
+        table::json(&mut out, &serde_json::json!({ "seid": null, "enabled": enabled }))
     } else {
         writeln!(out, "n/a [{}]", if enabled { "enabled" } else { "disabled" })
     };

@@ -11,7 +11,7 @@ use usmc::reason::Reason;
 use crate::config::{Config, ConfigArgs};
 use crate::groups::Who;
 use crate::observed::Reading;
-use crate::{machine, observed, proc};
+use crate::{machine, observed, proc, table};
 
 /// Show statistics of connections under uSMC
 ///
@@ -243,9 +243,7 @@ pub fn run(args: &Args) -> Result<c_int> {
     let devices = collect(&scan)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let printed = if args.json || args.verb.as_deref() == Some("json") {
-        serde_json::to_writer_pretty(&mut out, &All { devices: &devices })
-            .map_err(Into::into)
-            .and_then(|()| writeln!(out))
+        table::json(&mut out, &All { devices: &devices })
     } else {
         print(&mut out, args, &devices)
     };

@@ -10,6 +10,7 @@ use toml_edit::{Array, DocumentMut, Item, value};
 
 use crate::config::edit::{self, Edit};
 use crate::config::{self, Config, ConfigArgs};
+use crate::table;
 
 /// Show and change user-defined enterprise IDs (UEIDs)
 ///
@@ -19,9 +20,8 @@ use crate::config::{self, Config, ConfigArgs};
 pub struct Args {
     #[command(subcommand)]
     action: Option<Action>,
-    /// Change FILE; shown is what FILE says last
-    #[arg(long, global = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    config: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    target: edit::Target,
     /// Print a JSON array of strings
     #[arg(long)]
     json: bool,
@@ -55,8 +55,7 @@ enum Action {
 /// # Errors
 /// A configuration that is refused, a UEID more than there may be, one that is not there.
 pub fn run(args: &Args) -> Result<c_int> {
-    let config =
-        ConfigArgs { config: args.config.clone(), makes_file: true, ..ConfigArgs::default() };
+    let config = args.target.config();
     match &args.action {
         None => show(&config, args.json),
         Some(Action::Show { json }) => show(&config, *json || args.json),
@@ -74,7 +73,7 @@ fn show(config: &ConfigArgs, json: bool) -> Result<c_int> {
     let ueids: Vec<&str> = config.ueids().collect();
     let mut out = io::stdout().lock();
     let printed = if json {
-        serde_json::to_writer(&mut out, &ueids).map_err(Into::into).and_then(|()| writeln!(out))
+        table::json(&mut out, &ueids)
     } else {
         ueids.iter().try_for_each(|ueid| writeln!(out, "{ueid}"))
     };

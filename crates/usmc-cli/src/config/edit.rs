@@ -21,6 +21,21 @@ pub struct Edit {
     _lock: File,
 }
 
+/// Which file a command changes, in every command that does.
+#[derive(clap::Args, Debug)]
+pub struct Target {
+    /// Change FILE; shown is what FILE says last
+    #[arg(long, global = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    config: Option<PathBuf>,
+}
+
+impl Target {
+    /// The configuration that it is a part of.
+    pub fn config(&self) -> ConfigArgs {
+        ConfigArgs { config: self.config.clone(), makes_file: true, ..ConfigArgs::default() }
+    }
+}
+
 /// The file that is changed: what `--config` names, root's /etc/usmc.toml, or the user's own.
 ///
 /// # Errors

@@ -31,6 +31,12 @@ impl Reception {
         self.have > 0
     }
 
+    /// What was taken off the stream since the last message: where it turns out to be no message, it
+    /// is the application's.
+    pub fn taken(&self) -> &[u8] {
+        self.buffer.get(..self.have).unwrap_or_default()
+    }
+
     /// Takes bytes that were read; no more than were wanted.
     ///
     /// The result is the message once it is complete; then this is ready for the next one.
@@ -44,7 +50,7 @@ impl Reception {
         if self.have < self.end {
             return Ok(None);
         }
-        let so_far = self.buffer.get(..self.have).unwrap_or_default();
+        let so_far = self.taken();
         let header = Header::parse(so_far)?;
         if self.have < header.length {
             self.end = header.length;
