@@ -334,7 +334,7 @@ fn from_tcp(
         let mut byte = 0u8;
         // SAFETY: a valid address.
         return match unsafe { sys::recv(fd, &raw mut byte, 0, libc::MSG_DONTWAIT) } {
-            Ok(_) if conn.kernel_events.load(Relaxed) >> 16 == 0 => Attempt::Got(0),
+            Ok(_) if !ending::is_taken(conn) => Attempt::Got(0),
             Ok(_) => tcp_ended(fd, conn, span.map(|(_, slot)| slot)),
             Err(libc::EAGAIN) => Attempt::Empty(false),
             Err(errno) => tcp_failed(fd, conn, errno),
@@ -428,8 +428,7 @@ fn behind_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) 
 fn tcp_ended(fd: i32, conn: &Conn, slot: Option<&Slot>) -> Attempt {
     let errno = match slot {
         Some(slot)
-            if conn.kernel_events.load(Relaxed) >> 16 != 0
-                && ending::for_receiver(fd, conn, slot) == Ending::Reset =>
+            if ending::is_taken(conn) && ending::for_receiver(fd, conn, slot) == Ending::Reset =>
         {
             ending::take_error(fd, conn, slot)
         }

@@ -76,7 +76,11 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         }
         let Some(slot) = conn.slot() else {
             match conn.phase() {
-                EARLY => {}
+                EARLY => {
+                    if let Some(errno) = ending::untold(conn) {
+                        return Way::Failed(errno);
+                    }
+                }
                 // A signal handler interrupted its own thread just where the connection comes back.
                 OFFERED | ATTACHED | RING if conn.tx_lock.is_mine() => {
                     return Way::Failed(libc::EAGAIN);
