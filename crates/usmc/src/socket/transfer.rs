@@ -15,7 +15,7 @@ use crate::lasting::Call;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{capture, clc, clock, kernel, observer, real, transition};
+use crate::{capture, clc, clock, kernel, memory, observer, real, transition};
 
 /// What POSIX calls so: bytes that a pipe takes at once or not at all.
 const PIPE_BUF: usize = 4096;
@@ -59,7 +59,9 @@ fn into_ring(
                 };
             }
             let tx = conn.tx(slot);
-            let Ok(room) = tx.room(count - total) else { return Outcome::Fail(libc::ECONNRESET) };
+            let Ok(room) = tx.room_if(count - total, |at, len| memory::take(at.cast(), len)) else {
+                return Outcome::Fail(libc::ECONNRESET);
+            };
             let now = clock::tsc();
             if send::may_be_lost(fd, conn, slot, &room, now) {
                 match ending::sending(fd, conn, slot) {
