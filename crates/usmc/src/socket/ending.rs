@@ -229,6 +229,7 @@ pub fn told_by_send(conn: &Conn, errno: Errno) {
     let Some(slot) = conn.slot() else { return };
     let ours = errno == libc::EPIPE && conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0;
     if matches!(errno, libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT) && !ours {
+        note_errno(conn, errno);
         conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
     }
 }
