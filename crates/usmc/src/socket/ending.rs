@@ -215,13 +215,18 @@ pub fn is_untold(conn: &Conn) -> bool {
 /// [`untold_of_plain`] for a receive: TCP gives what is unread first, and the end of the stream, once it was there.
 #[inline(always)]
 pub fn untold_to_receiver(fd: i32, conn: &Conn) -> Option<Errno> {
-    if !is_taken(conn)
-        || conn.slot().is_some_and(|slot| had_fin(conn, slot))
-        || sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0)
-    {
+    if !is_taken(conn) || conn.slot().is_some_and(|slot| had_fin(conn, slot)) || has_unread(fd) {
         return None;
     }
     untold_of_plain(conn)
+}
+
+/// Whether the kernel has something to read. FIONREAD does not count what is behind an urgent byte that is next.
+fn has_unread(fd: i32) -> bool {
+    let mut byte = 0u8;
+    sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0)
+        // SAFETY: one writable byte.
+        || unsafe { sys::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } == Ok(1)
 }
 
 /// A send through the kernel has just failed: where that was the connection's error, it is reported now.
