@@ -37,6 +37,8 @@ pub enum Object {
         lowat: i64,
         /// It was sent in a message, or has sent urgent data: the connection goes back to TCP.
         passed: bool,
+        /// It reads no more than what is there.
+        deaf: bool,
         /// It was registered in an epoll set for edges.
         edged: bool,
         /// What became of a process that had it.
@@ -186,7 +188,14 @@ impl Model {
         let is_whole = |object: usize| {
             matches!(
                 self.objects[object],
-                Object::End { peer: Some(_), ended: false, lowat: 0 | 1, death: Death::None, .. }
+                Object::End {
+                    peer: Some(_),
+                    ended: false,
+                    deaf: false,
+                    lowat: 0 | 1,
+                    death: Death::None,
+                    ..
+                }
             )
         };
         let other = |object: usize| self.peer(object).filter(|p| is_whole(*p));
@@ -317,6 +326,7 @@ impl Model {
             nonblock,
             lowat: 1,
             passed: false,
+            deaf: false,
             edged: false,
             death: Death::None,
         };
@@ -402,6 +412,11 @@ impl Model {
             "shutdown" if result == 0 && arg(1) != 0 => {
                 if let Some(object) = object {
                     self.finish(object);
+                }
+            }
+            "shutdown" if result == 0 => {
+                if let Some(Object::End { deaf, .. }) = object.map(|o| &mut self.objects[o]) {
+                    *deaf = true;
                 }
             }
             "disconnect" if result == 0 => {

@@ -88,6 +88,9 @@ pub fn unsent(fd: i32) -> Option<i32> {
     i32::try_from(conn.tx(slot).unread()).ok()
 }
 
+/// Whether an urgent byte is next, as ioctl(2) tells.
+pub const SIOCATMARK: libc::c_ulong = 0x8905;
+
 /// Whether the kernel can answer SIOCATMARK: what the ring holds comes before any mark.
 pub fn knows_mark(fd: i32) -> bool {
     let Entry::Conn(index) = table::get(fd) else { return true };

@@ -12,6 +12,7 @@ use usmc_shm::sync::AtomicU64;
 
 use super::Outcome;
 use super::close::Hold;
+use super::control;
 use super::demote;
 use super::ending::{self, Ending};
 use super::iov::Buffers;
@@ -90,7 +91,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             _ if total > 0 => return Outcome::Done(total),
             _ => return Outcome::Kernel,
         }
-        if total > 0 && has_kernel_error(fd, conn) {
+        if total > 0 && stops_in_kernel(fd, conn) {
             return Outcome::Done(total);
         }
         const PEEK_ALL: i32 = libc::MSG_PEEK | libc::MSG_WAITALL;
@@ -204,11 +205,13 @@ fn rest_by_kernel(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32, total: usi
     Outcome::Done(total)
 }
 
-/// Whether the next receive from the kernel would be told an error, while it is still to be reported by the kernel
-/// itself: a call that has bytes leaves it to the next.
-fn has_kernel_error(fd: i32, conn: &Conn) -> bool {
+/// Whether a call that has bytes leaves what is next in the kernel to the next call: an error that is still to be reported
+/// by the kernel itself, or what follows an urgent byte.
+fn stops_in_kernel(fd: i32, conn: &Conn) -> bool {
     let in_ring = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) == 1);
-    !in_ring && sys::poll1(fd, 0, 0) & libc::POLLERR != 0
+    !in_ring
+        && (sys::poll1(fd, 0, 0) & libc::POLLERR != 0
+            || sys::ioctl_int(fd, control::SIOCATMARK).is_ok_and(|at_mark| at_mark != 0))
 }
 
 /// A lock in the slot, held where several processes share this end.
