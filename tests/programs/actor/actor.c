@@ -331,6 +331,19 @@ static long op_drain(struct worker *w) {
     return done < 0 ? -1 : 0;
 }
 
+// talk HANDLE ROUNDS LENGTH SEED TURN: sends and receives messages by turns, beginning with a send where TURN is 0
+static long op_talk(struct worker *w) {
+    long rounds = w->arg[1], size = w->arg[2], seed = w->arg[3], turn = w->arg[4], done = 0;
+    for (long i = 0; i < 2 * rounds && done == 0; i++) {
+        w->arg[1] = size;
+        w->arg[2] = seed + i;
+        done = (i + turn) % 2 ? op_drain(w) : op_flood(w);
+        if (w->text[0] && strcmp(w->text, "same"))
+            return done;
+    }
+    return done;
+}
+
 // option HANDLE WHICH VALUE
 static long op_option(struct worker *w) {
     int fd = fd_of(w->arg[0]), value = w->arg[2];
@@ -507,7 +520,7 @@ static const struct {
 } operations[] = {
     {"listen", op_listen}, {"connect", op_connect}, {"accept", op_accept}, {"close", op_close},
     {"dup", op_dup}, {"dup2", op_dup2}, {"pass", op_pass}, {"disconnect", op_disconnect}, {"shutdown", op_shutdown},
-    {"nonblock", op_nonblock}, {"flood", op_flood}, {"fill", op_fill}, {"drain", op_drain}, {"send", op_send}, {"recv", op_recv}, {"option", op_option},
+    {"nonblock", op_nonblock}, {"flood", op_flood}, {"fill", op_fill}, {"drain", op_drain}, {"talk", op_talk}, {"send", op_send}, {"recv", op_recv}, {"option", op_option},
     {"ask", op_ask}, {"poll", op_poll}, {"select", op_select}, {"epoll", op_epoll},
     {"control", op_control}, {"wait", op_wait}, {"kick", op_kick}, {"fork", op_fork},
     {"exit", op_exit}, {"clear", op_clear},

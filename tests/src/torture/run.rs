@@ -29,7 +29,7 @@ const REST: Duration = Duration::from_millis(3);
 const PATIENCE: Duration = Duration::from_millis(45);
 
 /// Operations that go on when there is room or data, be it after a timer of TCP's (a closed window, TCP_RTO_MIN).
-const STREAMS: [&str; 2] = ["flood", "drain"];
+const STREAMS: [&str; 3] = ["flood", "drain", "talk"];
 const STREAM_REST: Duration = Duration::from_millis(450);
 
 /// What came of a step: its own answer or `blocked`, then what others answered meanwhile.

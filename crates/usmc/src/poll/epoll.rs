@@ -676,7 +676,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
         in_tcp && !shut_rd && !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) == TX_TCP;
     let ask = if idle { want & !READ_BITS } else { want };
     let bits = ready::now(live_fd(entry), conn, slot, ask) & (want | ready::ERR | HUP);
-    if in_tcp && ask & READ_BITS != 0 && bits & IN == 0 && entry.has(E_TCP) {
+    if in_tcp && ask & READ_BITS != 0 && bits & READ_BITS == 0 && entry.has(E_TCP) {
         entry.set_flag(E_TCP, false);
     }
     if bits == 0 {

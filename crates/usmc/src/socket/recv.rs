@@ -209,9 +209,7 @@ fn rest_by_kernel(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32, total: usi
 /// by the kernel itself, or what follows an urgent byte.
 fn stops_in_kernel(fd: i32, conn: &Conn) -> bool {
     let in_ring = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) == 1);
-    !in_ring
-        && (sys::poll1(fd, 0, 0) & libc::POLLERR != 0
-            || sys::ioctl_int(fd, control::SIOCATMARK).is_ok_and(|at_mark| at_mark != 0))
+    !in_ring && (sys::poll1(fd, 0, 0) & libc::POLLERR != 0 || control::is_at_mark(fd))
 }
 
 /// A lock in the slot, held where several processes share this end.

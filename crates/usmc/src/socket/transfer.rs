@@ -9,7 +9,7 @@ use usmc_shm::span::{RxSpan, Source};
 use super::close::Hold;
 use super::recv::{Family, Receiving};
 use super::wait::{self, Until, Woken};
-use super::{Outcome, demote, ending, send};
+use super::{Outcome, control, demote, ending, send};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::reason::Reason;
@@ -310,6 +310,14 @@ fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Out
     let mut bytes = [0u8; PIPE_BUF];
     if let Err(errno) = pipe_room(to, nonblock) {
         return Outcome::Fail(errno);
+    }
+    // Unlike a receive it does not go on behind an urgent byte.
+    if control::knows_mark(fd) && control::is_at_mark(fd) {
+        return if wait::is_nonblocking(fd, conn::at(index)) {
+            Outcome::Fail(libc::EAGAIN)
+        } else {
+            Outcome::Done(0)
+        };
     }
     let iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: count.min(bytes.len()) };
     // SAFETY: a buffer on our stack.

@@ -104,8 +104,8 @@ impl Generator {
         Some(())
     }
 
-    /// Streams in both directions and over several connections at the same moment. What TCP promises is that all comes,
-    /// in its order.
+    /// Streams and conversations, in both directions and over several connections at the same moment. What TCP promises
+    /// is that all comes, in its order.
     pub(super) fn run_at_once(&mut self, _process: usize, _thread: usize) -> Option<()> {
         let mut busy: Vec<(usize, usize)> = Vec::new();
         let mut used = Vec::new();
@@ -116,18 +116,27 @@ impl Generator {
                 continue;
             }
             used.extend([one, other]);
+            let seed = 2000 + 1000 * round as i64;
+            if self.draw.percent(50) {
+                let threads = [one, other].map(|end| free_thread(&mut busy, end.0));
+                let (rounds, size) =
+                    (1 + self.draw.below(100) as i64, 1 + self.draw.below(3000) as i64);
+                if let [Some(first), Some(second)] = threads {
+                    parts.push(((one.0, first), "talk", vec![one.1, rounds, size, seed, 0]));
+                    parts.push(((other.0, second), "talk", vec![other.1, rounds, size, seed, 1]));
+                }
+                continue;
+            }
             let both = [(one, other), (other, one)];
             let directions = if self.draw.percent(50) { &both[..] } else { &both[..1] };
             for (from, to) in directions {
-                let (Some(sender), Some(receiver)) =
-                    (free_thread(&mut busy, from.0), free_thread(&mut busy, to.0))
-                else {
-                    continue;
-                };
+                let threads = [from, to].map(|end| free_thread(&mut busy, end.0));
                 let most = self.draw.weighted(&[(4, 30_000), (3, 300_000), (1, 2_000_000)]);
-                let (length, seed) = (self.draw.below(most) as i64, 2000 + round as i64);
-                parts.push(((from.0, sender), "flood", [from.1, length, seed]));
-                parts.push(((to.0, receiver), "drain", [to.1, length, seed]));
+                let length = self.draw.below(most) as i64;
+                if let [Some(sender), Some(receiver)] = threads {
+                    parts.push(((from.0, sender), "flood", vec![from.1, length, seed]));
+                    parts.push(((to.0, receiver), "drain", vec![to.1, length, seed]));
+                }
             }
         }
         let last = parts.len().checked_sub(1)?;
