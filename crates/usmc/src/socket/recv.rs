@@ -181,28 +181,45 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     }
 }
 
-/// Goes on in the kernel with a receive that slept while the connection became plain TCP.
-fn rest_by_kernel(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32, total: usize) -> Outcome {
+/// Goes on in the kernel with a receive that slept while the connection became plain TCP. O_NONBLOCK, set since, does not
+/// concern it.
+fn rest_by_kernel(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32, mut total: usize) -> Outcome {
     let mut iov: [libc::iovec; 64] =
         [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
-    // SAFETY: all-zero is a valid msghdr.
-    let mut msg: libc::msghdr = unsafe { mem::zeroed() };
-    msg.msg_iovlen = to.fill(&mut iov, usize::MAX);
-    msg.msg_iov = iov.as_mut_ptr();
-    // SAFETY: the iovecs are the application's buffers. The real function: a cancellation point, as it expects.
-    let n = unsafe { real::recvmsg(fd, &raw mut msg, flags) };
-    if n >= 0 {
-        if flags & libc::MSG_PEEK == 0 {
-            capture::received(fd, conn, to, n as usize);
+    loop {
+        // SAFETY: all-zero is a valid msghdr.
+        let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+        msg.msg_iovlen = to.fill(&mut iov, usize::MAX);
+        msg.msg_iov = iov.as_mut_ptr();
+        // SAFETY: the iovecs are the application's buffers. The real function: a cancellation point, as it expects.
+        let n = unsafe { real::recvmsg(fd, &raw mut msg, flags) };
+        let errno = crate::errno();
+        let got = usize::try_from(n).unwrap_or(0);
+        let peeks = flags & libc::MSG_PEEK != 0;
+        if got > 0 && !peeks {
+            capture::received(fd, conn, to, got);
+            to.skip(got);
         }
-        return Outcome::Done(total + n as usize);
+        total += got;
+        let all = flags & libc::MSG_WAITALL != 0 && !peeks;
+        let waits = if n < 0 { errno == libc::EAGAIN } else { got > 0 && all && to.left() > 0 };
+        let may_wait = waits && flags & libc::MSG_DONTWAIT == 0 && !control::is_at_mark(fd);
+        if may_wait && kernel::is_nonblocking(fd) {
+            let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            // SAFETY: one valid pollfd; the real function is a cancellation point, as recv is.
+            if unsafe { real::poll(&raw mut p, 1, -1) } > 0 {
+                continue;
+            }
+        }
+        return match n {
+            0.. => Outcome::Done(total),
+            _ if total == 0 => Outcome::Fail(crate::errno()),
+            _ => {
+                ending::put_back(conn, errno);
+                Outcome::Done(total)
+            }
+        };
     }
-    let errno = crate::errno();
-    if total == 0 {
-        return Outcome::Fail(errno);
-    }
-    ending::put_back(conn, errno);
-    Outcome::Done(total)
 }
 
 /// Whether a call that has bytes leaves what is next in the kernel to the next call: an error that is still to be reported
