@@ -307,7 +307,7 @@ unsafe fn send_many(
         let sent = kernel();
         // SAFETY: the application's buffers, which the kernel has read.
         unsafe { capture::sent_by_kernel(fd, index, iov, count, sent) };
-        if sent < 0 && conn::at(index).phase() == conn::RING {
+        if sent < 0 {
             ending::told_by_send(conn::at(index), crate::errno());
         }
         sent
