@@ -367,6 +367,9 @@ impl Generator {
 
     fn nonblock(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_socket)?;
+        if self.model.is_peeked_for_all(process, handle) {
+            return None;
+        }
         let (on, how) = (self.draw.below(2) as i64, self.draw.below(2) as i64);
         self.plan(process, thread, "nonblock", &[handle, on, how]);
         Some(())

@@ -114,6 +114,26 @@ impl Model {
             })
     }
 
+    /// Whether a thread sleeps in a splice from the other end. Known: an urgent byte does not end it.
+    pub fn is_spliced_by_peer(&self, process: usize, handle: i64) -> bool {
+        let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
+        peer.is_some()
+            && self.asleep.iter().any(|((p, _), step)| {
+                let is_splice = step.op == "recv" && step.args[1] == 5;
+                is_splice && self.open.get(&(*p, step.args[0])).copied() == peer
+            })
+    }
+
+    /// Whether a thread sleeps in a peek that waits for all. Known: O_NONBLOCK, set since, may end it by TCP.
+    pub fn is_peeked_for_all(&self, process: usize, handle: i64) -> bool {
+        const ALL: i64 = MSG_PEEK | libc::MSG_WAITALL as i64;
+        let meant = self.open.get(&(process, handle));
+        self.asleep.iter().any(|((p, _), step)| {
+            let waits = step.op == "recv" && step.args[3] & ALL == ALL;
+            waits && self.open.get(&(*p, step.args[0])) == meant
+        })
+    }
+
     /// Whether a thread of this process sleeps in a poll, a select or a wait: what a close of anything in it does is
     /// nobody's promise.
     pub fn is_polled(&self, process: usize) -> bool {
