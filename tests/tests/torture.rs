@@ -2,7 +2,7 @@
 //!
 //! `USMC_TORTURE` is their number, `USMC_TORTURE_SEED` the first one's seed: `make torture` runs many, from a seed by
 //! the clock. `USMC_TORTURE_PROGRAM` runs a file instead. A find is printed as the shortest program that shows it;
-//! once it is corrected, it goes to `tests/torture`.
+//! once it is corrected, it goes to `tests/torture`. With `USMC_TORTURE_SHRINK=0` it is printed as it was drawn.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ fn random_programs_look_the_same_as_over_tcp() {
     let finds_wanted = number("USMC_TORTURE_FINDS", 3);
     let fixture = Fixture::with_limit("torture", Duration::from_secs(240 + count / 4));
     let first = number("USMC_TORTURE_SEED", 1);
+    let shrinks = number("USMC_TORTURE_SHRINK", 1) != 0;
     println!("USMC_TORTURE_SEED={first}");
     let mut court = Court::new(&fixture);
     let (mut steps, mut rare, mut in_rings, mut finds) = (0, Vec::new(), 0, Vec::new());
@@ -36,7 +37,7 @@ fn random_programs_look_the_same_as_over_tcp() {
         match difference {
             None => {}
             Some(found) if found.is_reproducible() => {
-                let shortest = court.shrink(found);
+                let shortest = if shrinks { court.shrink(found) } else { found };
                 eprintln!("\n# USMC_TORTURE_SEED={seed} USMC_TORTURE=1\n{}", shortest.report());
                 finds.push(seed);
                 if finds.len() as u64 >= finds_wanted {

@@ -84,7 +84,8 @@ pub struct End {
     pub tx_sleepers: AtomicU32,
     /// Doorbell bytes this end has taken out of the TCP stream.
     pub bells_drained: AtomicU32,
-    /// `END_*` bits.
+    /// `END_*` bits, a count at [`END_MARKS_SHIFT`], and from [`END_ERRNO_SHIFT`] on the error of [`END_ERROR_TAKEN`];
+    /// 0 = unknown.
     pub flags: AtomicU32,
     /// Lock of the sending direction, used once several processes hold this end.
     pub tx_lock: AtomicU64,
@@ -133,6 +134,11 @@ pub const END_SENT_AFTER: u32 = 32;
 
 /// We shut the kernel socket's receiving direction down ourselves, to wake a sender of ours that slept there.
 pub const END_CUT: u32 = 64;
+/// Where in [`End::flags`] eight bits count how often SO_RCVLOWAT was set with enough to read: epoll's edge for processes
+/// that share the end.
+pub const END_MARKS_SHIFT: u32 = 8;
+/// Where in [`End::flags`] the errno of [`END_ERROR_TAKEN`] stands.
+pub const END_ERRNO_SHIFT: u32 = 16;
 
 /// Written by the sender only.
 #[derive(Default)]

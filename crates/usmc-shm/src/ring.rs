@@ -107,6 +107,19 @@ impl<'a> Ring<'a> {
     /// [`Broken`] when the cursors cannot be right.
     #[inline(always)]
     pub fn room(&self, want: usize) -> Result<Room, Broken> {
+        self.room_if(want, |_, _| true)
+    }
+
+    /// The same, where the memory that a larger window takes (from its start on, in bytes) has to be granted.
+    ///
+    /// # Errors
+    /// As for [`Ring::room`].
+    #[inline(always)]
+    pub fn room_if(
+        &self,
+        want: usize,
+        may_grow: impl FnOnce(*mut Byte, usize) -> bool,
+    ) -> Result<Room, Broken> {
         let p = &self.dir.producer;
         let prod = p.prod.load(Relaxed);
         let window = self.window()?;
@@ -114,11 +127,17 @@ impl<'a> Ring<'a> {
         if used <= window as u64 && window - used as usize >= want {
             return Ok(Room { prod, free: window - used as usize, window });
         }
-        self.room_slow(prod, window, want)
+        self.room_slow(prod, window, want, may_grow)
     }
 
     #[cold]
-    fn room_slow(&self, prod: u64, mut window: usize, want: usize) -> Result<Room, Broken> {
+    fn room_slow(
+        &self,
+        prod: u64,
+        mut window: usize,
+        want: usize,
+        may_grow: impl FnOnce(*mut Byte, usize) -> bool,
+    ) -> Result<Room, Broken> {
         let p = &self.dir.producer;
         // Acquire: pairs with the consumer's Release in `consume`; its reads are over before we overwrite.
         let cons = self.dir.consumer.cons.load(Acquire);
@@ -131,8 +150,10 @@ impl<'a> Ring<'a> {
             // Empty: nobody looks at any position until the next `publish` releases this store.
             let want = want.min(1 << self.ring_shift);
             let shift = (want.next_power_of_two().trailing_zeros() + 1).min(self.ring_shift);
-            p.window_shift.store(shift, Relaxed);
-            window = 1 << shift;
+            if may_grow(self.data, 1 << shift) {
+                p.window_shift.store(shift, Relaxed);
+                window = 1 << shift;
+            }
         }
         Ok(Room { prod, free: window - used as usize, window })
     }

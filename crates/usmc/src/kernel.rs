@@ -93,10 +93,11 @@ pub fn tcp_read(fd: i32, conn: &Conn, slot: &Slot) -> Option<u64> {
         if before.bytes_received == after.bytes_received && before.state == after.state {
             // A received FIN counts as one byte, and FIONREAD leaves it out.
             let fin = match after.state {
-                // After a RST: the state does not tell any more whether a FIN came before it.
-                // There is a count that includes a FIN; asking for it where nothing is to be read could take the error.
+                // The state does not tell any more whether a FIN came before a RST. There is a count that includes a FIN,
+                // and what FIONREAD leaves out behind a mark; asking for it where nothing is to be read could take the
+                // error.
                 TCP_CLOSE if returns && unread > 0 => {
-                    peek_inq(fd).map_or(0, |bytes| u64::from(bytes > unread))
+                    peek_inq(fd).map_or(0, |bytes| (bytes - unread).max(0).cast_unsigned().into())
                 }
                 TCP_CLOSE => u64::from(after.bytes_received > carried),
                 _ => after.has_fin().into(),

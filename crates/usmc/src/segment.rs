@@ -8,7 +8,8 @@ use core::mem::offset_of;
 use core::ptr;
 use usmc_shm::Broken;
 use usmc_shm::layout::{
-    ACCEPTOR, CLIENT, SLOTS_MAX, SegmentHeader, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, segment_len,
+    ACCEPTOR, CLIENT, SLOTS_MAX, SLOTS_OFFSET, SegmentHeader, Slot, WINDOW_SHIFT_MAX,
+    WINDOW_SHIFT_MIN, segment_len,
 };
 use usmc_shm::region::Segment;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
@@ -16,6 +17,7 @@ use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::device;
 use crate::free_slots::FreeSlots;
+use crate::memory;
 use crate::process::{Held, Lock};
 use crate::reason::Reason;
 use crate::strangers;
@@ -109,6 +111,16 @@ impl Mapped {
         unsafe { Segment::open(self.base, self.len) }
     }
 
+    /// A slot taken out of `slots`, with the memory of its smallest rings.
+    fn own(&mut self, index: usize, slot: u32, map: Segment) -> Result<OwnSlot, Reason> {
+        if !has_memory(&map, slot) {
+            self.slots.give(slot);
+            return Err(Reason::NoMemory);
+        }
+        self.users += 1;
+        Ok(OwnSlot { segment: index as u32, slot, map, id: self.id })
+    }
+
     fn unmap(&mut self) {
         if self.role == Role::Own
             && let Ok(segment) = self.segment()
@@ -164,8 +176,7 @@ pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
             m.slots.take()
         });
         if let Some(slot) = slot {
-            m.users += 1;
-            return Ok(OwnSlot { segment: index as u32, slot, map, id: m.id });
+            return m.own(index, slot, map);
         }
         if m.slots.is_mostly_lost() {
             // Holders that died without a word: leave the segment to those who still use it.
@@ -184,9 +195,18 @@ pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
     create(&mut table.entries[index], slots, listener, identity)?;
     let m = &mut table.entries[index];
     let slot = m.slots.take().ok_or(Reason::NoMemory)?;
-    m.users = 1;
     let map = m.segment().map_err(|_| Reason::NoMemory)?;
-    Ok(OwnSlot { segment: index as u32, slot, map, id: m.id })
+    m.own(index, slot, map)
+}
+
+fn has_memory(map: &Segment, index: u32) -> bool {
+    let Ok(slot) = map.slot(index) else { return false };
+    memory::take(ptr::from_ref(slot).cast_mut().cast(), size_of::<Slot>())
+        && [CLIENT, ACCEPTOR].iter().all(|&sender| {
+            const LEN: usize = 1 << WINDOW_SHIFT_MIN;
+            map.ring(index, sender)
+                .is_ok_and(|r| memory::take(r.contiguous(0, LEN, LEN).0.cast(), LEN))
+        })
 }
 
 /// An unused entry for `len` bytes, if need be by unmapping what nobody uses.
@@ -221,6 +241,12 @@ fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Resu
         sys::close(fd);
         return Err(Reason::NoMemory);
     };
+    if !memory::take(base, SLOTS_OFFSET) {
+        // SAFETY: nobody has seen it.
+        unsafe { sys::munmap(base, len) };
+        sys::close(fd);
+        return Err(Reason::NoMemory);
+    }
     let id = sys::random() | 1;
     // SAFETY: a fresh zeroed mapping of segment_len bytes that nobody else has.
     let map = unsafe { Segment::create(base, slots, shift, id, identity) };

@@ -336,6 +336,9 @@ pub unsafe fn munmap(at: *mut u8, len: usize) {
     let _ = call!(SYS_munmap, at, len);
 }
 
+/// MADV_POPULATE_WRITE, which the libc crate does not have for all targets.
+pub const POPULATE: c_int = 23;
+
 /// madvise(2).
 ///
 /// # Safety

@@ -273,6 +273,77 @@ static long op_recv(struct worker *w) {
     return done;
 }
 
+// flood HANDLE LENGTH SEED: sends so many bytes, waiting for room
+static long op_flood(struct worker *w) {
+    struct pollfd room = {fd_of(w->arg[0]), POLLOUT, 0};
+    long at = 0;
+    while (at < w->arg[1]) {
+        size_t n = length(w->arg[1] - at);
+        pattern(w->arg[2], at, w->bytes, n);
+        ssize_t done = send(room.fd, w->bytes, n, MSG_NOSIGNAL);
+        if (done < 0 && errno != EAGAIN)
+            return -1;
+        if (done < 0)
+            poll(&room, 1, -1);
+        at += done > 0 ? done : 0;
+    }
+    return 0;
+}
+
+// fill HANDLE SEED: sends until there is no room; the controller keeps the number for itself
+static long op_fill(struct worker *w) {
+    long at = 0;
+    ssize_t done = 1;
+    while (done > 0) {
+        pattern(w->arg[1], at, w->bytes, 1 << 14);
+        done = send(fd_of(w->arg[0]), w->bytes, 1 << 14, MSG_DONTWAIT | MSG_NOSIGNAL);
+        at += done > 0 ? done : 0;
+    }
+    int error = errno;
+    snprintf(w->text, TEXT, "#%ld", at);
+    errno = error;
+    return done;
+}
+
+// drain HANDLE LENGTH SEED: receives what `flood` or `fill` has sent, waiting for it
+static long op_drain(struct worker *w) {
+    struct pollfd data = {fd_of(w->arg[0]), POLLIN, 0};
+    char *expected = malloc(MOST);
+    bool same = true;
+    long at = 0, done = 1;
+    while (at < w->arg[1] && done != 0) {
+        size_t n = length(w->arg[1] - at);
+        done = recv(data.fd, w->bytes, n, 0);
+        if (done < 0 && errno != EAGAIN)
+            break;
+        if (done < 0)
+            poll(&data, 1, -1);
+        if (done > 0) {
+            pattern(w->arg[2], at, expected, done);
+            same = same && !memcmp(expected, w->bytes, done);
+            at += done;
+        }
+    }
+    int error = errno;
+    free(expected);
+    snprintf(w->text, TEXT, "%s", at < w->arg[1] ? "ended" : same ? "same" : "differs");
+    errno = error;
+    return done < 0 ? -1 : 0;
+}
+
+// talk HANDLE ROUNDS LENGTH SEED TURN: sends and receives messages by turns, beginning with a send where TURN is 0
+static long op_talk(struct worker *w) {
+    long rounds = w->arg[1], size = w->arg[2], seed = w->arg[3], turn = w->arg[4], done = 0;
+    for (long i = 0; i < 2 * rounds && done == 0; i++) {
+        w->arg[1] = size;
+        w->arg[2] = seed + i;
+        done = (i + turn) % 2 ? op_drain(w) : op_flood(w);
+        if (w->text[0] && strcmp(w->text, "same"))
+            return done;
+    }
+    return done;
+}
+
 // option HANDLE WHICH VALUE
 static long op_option(struct worker *w) {
     int fd = fd_of(w->arg[0]), value = w->arg[2];
@@ -282,6 +353,7 @@ static long op_option(struct worker *w) {
     case 1: return setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);
     case 2: return setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &value, sizeof value);
     case 3: return setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &value, sizeof value);
+    case 5: return setsockopt(fd, IPPROTO_TCP, TCP_CORK, &value, sizeof value);
     default: return setsockopt(fd, SOL_SOCKET, SO_PEEK_OFF, &value, sizeof value);
     }
 }
@@ -299,6 +371,7 @@ static long op_ask(struct worker *w) {
     case 4: done = getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &len); break;
     case 5: done = ioctl(fd, SIOCATMARK, &value); break;
     case 6: done = getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &value, &len); break;
+    case 9: done = getsockopt(fd, IPPROTO_TCP, TCP_CORK, &value, &len); break;
     case 7: {
         struct sockaddr_storage at;
         len = sizeof at;
@@ -447,7 +520,7 @@ static const struct {
 } operations[] = {
     {"listen", op_listen}, {"connect", op_connect}, {"accept", op_accept}, {"close", op_close},
     {"dup", op_dup}, {"dup2", op_dup2}, {"pass", op_pass}, {"disconnect", op_disconnect}, {"shutdown", op_shutdown},
-    {"nonblock", op_nonblock}, {"send", op_send}, {"recv", op_recv}, {"option", op_option},
+    {"nonblock", op_nonblock}, {"flood", op_flood}, {"fill", op_fill}, {"drain", op_drain}, {"talk", op_talk}, {"send", op_send}, {"recv", op_recv}, {"option", op_option},
     {"ask", op_ask}, {"poll", op_poll}, {"select", op_select}, {"epoll", op_epoll},
     {"control", op_control}, {"wait", op_wait}, {"kick", op_kick}, {"fork", op_fork},
     {"exit", op_exit}, {"clear", op_clear},

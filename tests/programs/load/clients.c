@@ -80,7 +80,7 @@ void cycle(uint16_t port, uint64_t seed) {
 
 // --- many
 
-void many(uint16_t port, int count) {
+void many(uint16_t port, int count, size_t length) {
     int *fds = malloc(count * sizeof *fds);
     CHECK(fds);
     for (int i = 0; i < count; i++)
@@ -91,9 +91,9 @@ void many(uint16_t port, int count) {
         if (OK(read(0, line, sizeof line)) == 0)
             break;
         for (int i = 0; i < count; i++)
-            send_all(fds[i], i, round * 100, 100);
+            send_all(fds[i], i, round * length, length);
         for (int i = 0; i < count; i++)
-            recv_all(fds[i], i, round * 100, 100);
+            recv_all(fds[i], i, round * length, length);
         printf("round %d\n", (int)round);
     }
     for (int i = 0; i < count; i++)

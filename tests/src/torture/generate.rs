@@ -1,5 +1,7 @@
 //! Random programs. Each step is drawn with the knowledge of what came of those before, over TCP.
 
+mod streams;
+
 use std::collections::VecDeque;
 
 use super::model::{Model, Object};
@@ -40,7 +42,7 @@ impl Generator {
 
     fn plan(&mut self, process: usize, thread: usize, op: &str, args: &[i64]) {
         let (op, args) = (op.to_owned(), args.to_vec());
-        self.planned.push_back(Step { process, thread, op, args });
+        self.planned.push_back(Step { process, thread, op, args, at_once: false });
     }
 
     fn handle(&mut self) -> i64 {
@@ -57,6 +59,11 @@ impl Generator {
     fn thread(&mut self, process: usize) -> Option<usize> {
         let idle = self.model.idle(process);
         self.draw.pick(&idle)
+    }
+
+    /// Whether no more will come to an end of a connection.
+    fn has_ended(&self, process: usize, handle: i64) -> bool {
+        matches!(self.model.object(process, handle), Some(Object::End { ended: true, .. }))
     }
 
     /// A handle of a process, now and then one that stands for nothing there.
@@ -148,6 +155,10 @@ impl Generator {
             (1, Generator::fork),
             (1, Generator::exit),
             (1, Generator::disconnect),
+            (if ends { 2 } else { 0 }, Generator::cork),
+            (if ends { 1 } else { 0 }, Generator::urge),
+            (if ends { 1 } else { 0 }, Generator::fill),
+            (if ends { 1 } else { 0 }, Generator::run_at_once),
         ];
         let kind = self.draw.weighted(kinds);
         kind(self, process, thread);
@@ -275,6 +286,9 @@ impl Generator {
         if self.draw.percent(30) {
             flags |= MSG_DONTWAIT;
         }
+        if self.draw.percent(if self.model.is_moving(process, handle) { 15 } else { 1 }) {
+            flags = libc::MSG_OOB.into();
+        }
         // Two who sleep for the same bytes share them by chance. And known: the kernel lets a call sleep until
         // SO_RCVLOWAT is reached even if it asks for less, we wake it with the first byte.
         if self.model.is_awaited(process, handle) || (waits && lowat > 1) {
@@ -332,9 +346,9 @@ impl Generator {
 
     fn pass(&mut self, process: usize, thread: usize) -> Option<()> {
         let old = self.any(process, is_end)?;
-        let over = matches!(self.model.object(process, old), Some(Object::End { ended: true, .. }));
-        // Known: a registration of it, here or at the peer, gives an edge. And who gets a failed one is not told its error.
-        if over || self.model.has_sets() || self.model.is_held_back(process, old) {
+        let over = self.has_ended(process, old);
+        // Known: who gets a failed one is not told its error.
+        if over || self.model.is_edged(process, old) || self.model.is_held_back(process, old) {
             return None;
         }
         let new = self.handle();
@@ -353,6 +367,9 @@ impl Generator {
 
     fn nonblock(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_socket)?;
+        if self.model.is_peeked_for_all(process, handle) {
+            return None;
+        }
         let (on, how) = (self.draw.below(2) as i64, self.draw.below(2) as i64);
         self.plan(process, thread, "nonblock", &[handle, on, how]);
         Some(())
@@ -385,9 +402,10 @@ impl Generator {
             (1, 6),
             (2, 7),
             (3, 8),
+            (1, 9),
         ]);
         // Known: the killed peer's socket may have had a doorbell, and the kernel's is reset by that.
-        if which >= 7 && self.model.has_killed_peer(process, handle) {
+        if matches!(which, 7 | 8) && self.model.has_killed_peer(process, handle) {
             return None;
         }
         self.plan(process, thread, "ask", &[handle, which]);
@@ -445,12 +463,19 @@ impl Generator {
         events
     }
 
+    /// Bits of epoll_ctl(2) for one of its sockets.
+    fn registration(&mut self, process: usize, handle: i64) -> i64 {
+        let events = self.events(true);
+        // Known: on its way back to TCP it may give one more edge.
+        if self.model.is_moving(process, handle) { events & !(1 << 31) } else { events }
+    }
+
     fn epoll(&mut self, process: usize, thread: usize) -> Option<()> {
         let set = self.handle();
         self.plan(process, thread, "epoll", &[set]);
         for _ in 0..self.draw.below(4) {
             let Some(handle) = self.any(process, is_socket) else { break };
-            let events = self.events(true);
+            let events = self.registration(process, handle);
             self.plan(process, thread, "control", &[set, 1, handle, events]);
         }
         Some(())
@@ -460,7 +485,7 @@ impl Generator {
         let set = self.any(process, is_set)?;
         let handle = self.any(process, |_| true)?;
         let op = self.draw.weighted(&[(5, 1), (2, 2), (4, 3)]);
-        let events = self.events(true);
+        let events = self.registration(process, handle);
         self.plan(process, thread, "control", &[set, op, handle, events]);
         Some(())
     }
@@ -508,8 +533,7 @@ impl Generator {
         let handle = self.any(process, is_end)?;
         // Known: a sleeper is told ECONNRESET where TCP says EPIPE first and ECONNRESET then.
         // Another process may be told the error twice; an error that a poll has seen is forgotten, where TCP reports it afterwards.
-        let over =
-            matches!(self.model.object(process, handle), Some(Object::End { ended: true, .. }));
+        let over = self.has_ended(process, handle);
         let shared = self.model.is_shared(process, handle);
         if over || shared || self.model.is_awaited(process, handle) {
             return None;

@@ -8,6 +8,7 @@ use super::program::Step;
 use super::run::{Observation, PROCESSES, THREADS};
 
 const EINPROGRESS: i64 = 115;
+const MSG_OOB: i64 = 1;
 const MSG_PEEK: i64 = 2;
 
 /// A socket or an epoll set, whoever has it open.
@@ -34,8 +35,12 @@ pub enum Object {
         nonblock: bool,
         /// SO_RCVLOWAT.
         lowat: i64,
-        /// It was sent in a message.
+        /// It was sent in a message, or has sent urgent data: the connection goes back to TCP.
         passed: bool,
+        /// It reads no more than what is there.
+        deaf: bool,
+        /// It was registered in an epoll set for edges.
+        edged: bool,
         /// What became of a process that had it.
         death: Death,
     },
@@ -109,6 +114,26 @@ impl Model {
             })
     }
 
+    /// Whether a thread sleeps in a splice from the other end. Known: an urgent byte does not end it.
+    pub fn is_spliced_by_peer(&self, process: usize, handle: i64) -> bool {
+        let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
+        peer.is_some()
+            && self.asleep.iter().any(|((p, _), step)| {
+                let is_splice = step.op == "recv" && step.args[1] == 5;
+                is_splice && self.open.get(&(*p, step.args[0])).copied() == peer
+            })
+    }
+
+    /// Whether a thread sleeps in a peek that waits for all. Known: O_NONBLOCK, set since, may end it by TCP.
+    pub fn is_peeked_for_all(&self, process: usize, handle: i64) -> bool {
+        const ALL: i64 = MSG_PEEK | libc::MSG_WAITALL as i64;
+        let meant = self.open.get(&(process, handle));
+        self.asleep.iter().any(|((p, _), step)| {
+            let waits = step.op == "recv" && step.args[3] & ALL == ALL;
+            waits && self.open.get(&(*p, step.args[0])) == meant
+        })
+    }
+
     /// Whether a thread of this process sleeps in a poll, a select or a wait: what a close of anything in it does is
     /// nobody's promise.
     pub fn is_polled(&self, process: usize) -> bool {
@@ -125,9 +150,12 @@ impl Model {
     /// Whether other processes have the socket while this one may have it in an epoll set, which reports it for as
     /// long as anybody has it. Known: we do not, once this process has closed it.
     pub fn outlives_registration(&self, process: usize, handle: i64) -> bool {
-        let passed = matches!(self.object(process, handle), Some(Object::End { passed: true, .. }));
         // Of one that was passed on, the registration is made anew, which is an edge.
-        (passed || self.is_shared(process, handle))
+        let edge = matches!(
+            self.object(process, handle),
+            Some(Object::End { passed: true, edged: true, .. })
+        );
+        (edge || self.is_shared(process, handle))
             && !self.handles(process, |o| matches!(o, Object::Set)).is_empty()
     }
 
@@ -160,9 +188,44 @@ impl Model {
         }
     }
 
-    /// Whether any process has an epoll set.
-    pub fn has_sets(&self) -> bool {
-        self.open.values().any(|o| matches!(self.objects[*o], Object::Set))
+    /// Whether an end or its other end waits for edges in an epoll set. Known: going back to TCP may give one more.
+    pub fn is_edged(&self, process: usize, handle: i64) -> bool {
+        let Some(own) = self.open.get(&(process, handle)) else { return false };
+        [Some(*own), self.peer(*own)]
+            .into_iter()
+            .flatten()
+            .any(|o| matches!(self.objects[o], Object::End { edged: true, .. }))
+    }
+
+    /// Whether an end or its other end was passed on, which the other may not have noticed yet.
+    pub fn is_moving(&self, process: usize, handle: i64) -> bool {
+        self.has_passed_peer(process, handle)
+            || matches!(self.object(process, handle), Some(Object::End { passed: true, .. }))
+    }
+
+    /// A connection of two ends that live, as process and handle of each.
+    pub fn pairs(&self) -> Vec<[(usize, i64); 2]> {
+        let is_whole = |object: usize| {
+            matches!(
+                self.objects[object],
+                Object::End {
+                    peer: Some(_),
+                    ended: false,
+                    deaf: false,
+                    lowat: 0 | 1,
+                    death: Death::None,
+                    ..
+                }
+            )
+        };
+        let other = |object: usize| self.peer(object).filter(|p| is_whole(*p));
+        let ends = self.open.iter().filter(|(_, o)| is_whole(**o));
+        let pairs = ends.filter_map(|(one, object)| {
+            let peer = other(*object)?;
+            let (other, _) = self.open.iter().find(|(_, o)| **o == peer)?;
+            Some([*one, *other])
+        });
+        pairs.collect()
     }
 
     /// Handles of a process whose objects are of the wanted kind.
@@ -283,6 +346,8 @@ impl Model {
             nonblock,
             lowat: 1,
             passed: false,
+            deaf: false,
+            edged: false,
             death: Death::None,
         };
         let object = self.open.get(&(process, arg(0))).copied();
@@ -327,6 +392,7 @@ impl Model {
                 self.renumbered |= self.is_awaited(process, arg(0));
                 self.close(process, arg(0));
             }
+            "dup2" if object.is_some() && object == self.open.get(&(process, arg(1))).copied() => {}
             "dup" | "dup2" if result >= 0 => {
                 self.renumbered |= self.is_awaited(process, arg(0));
                 if let Some(old) = self.open.get(&(process, arg(1))).copied() {
@@ -342,6 +408,12 @@ impl Model {
                 if let Some(old) = old {
                     self.close(process, arg(0));
                     self.open.insert((process, arg(0)), old);
+                }
+            }
+            "control" if result == 0 && arg(1) != 2 && arg(3) & 1 << 31 != 0 => {
+                let on = self.open.get(&(process, arg(2))).copied();
+                if let Some(Object::End { edged, .. }) = on.map(|o| &mut self.objects[o]) {
+                    *edged = true;
                 }
             }
             "epoll" if result >= 0 => {
@@ -362,6 +434,11 @@ impl Model {
                     self.finish(object);
                 }
             }
+            "shutdown" if result == 0 => {
+                if let Some(Object::End { deaf, .. }) = object.map(|o| &mut self.objects[o]) {
+                    *deaf = true;
+                }
+            }
             "disconnect" if result == 0 => {
                 if let Some(object) = object {
                     self.finish(object);
@@ -372,6 +449,14 @@ impl Model {
                 let lengths = answer.split(' ').nth(3).unwrap_or("").split(',');
                 let result =
                     if arg(1) == 4 { lengths.flat_map(str::parse::<i64>).sum() } else { result };
+                // Urgent data is a byte, which is not among the others.
+                let urgent = arg(3) & MSG_OOB != 0 && !matches!(arg(1), 1 | 2 | 5 | 6);
+                if urgent
+                    && let Some(Object::End { passed, .. }) = object.map(|o| &mut self.objects[o])
+                {
+                    *passed = true;
+                }
+                let result = result - i64::from(urgent);
                 let peer = object.and_then(|o| self.peer(o));
                 match peer.or(object).map(|o| &mut self.objects[o]) {
                     Some(Object::End { unread, .. }) if peer.is_some() => *unread += result,
@@ -380,6 +465,7 @@ impl Model {
                 }
             }
             // read(2) and its like know no flags.
+            "recv" if result > 0 && arg(3) & MSG_OOB != 0 && !matches!(arg(1), 1 | 2 | 5) => {}
             "recv" if result > 0 && (arg(3) & MSG_PEEK == 0 || matches!(arg(1), 1 | 2 | 5)) => {
                 if let Some(Object::End { unread, .. }) = object.map(|o| &mut self.objects[o]) {
                     *unread -= result;

@@ -1,4 +1,5 @@
-//! A program as data and as text: one step a line, `PROCESS.THREAD OPERATION ARGUMENT…`.
+//! A program as data and as text: one step a line, `PROCESS.THREAD OPERATION ARGUMENT…`. With `&` before the operation
+//! the next step begins at the same moment.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,8 +13,11 @@ pub struct Step {
     pub thread: usize,
     /// Its name in `programs/actor/actor.c`.
     pub op: String,
-    /// Its arguments; the port of `connect` is given as the listener's handle.
+    /// Its arguments; the port of `connect` is given as the listener's handle, the length of `drain` as -1 and the
+    /// handle of `fill` less one.
     pub args: Vec<i64>,
+    /// The next step does not wait for it.
+    pub at_once: bool,
 }
 
 /// Steps.
@@ -25,7 +29,8 @@ pub struct Program {
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{} {}", self.process, self.thread, self.op)?;
+        let at_once = if self.at_once { "&" } else { "" };
+        write!(f, "{}.{} {at_once}{}", self.process, self.thread, self.op)?;
         self.args.iter().try_for_each(|arg| write!(f, " {arg}"))
     }
 }
@@ -43,10 +48,12 @@ impl FromStr for Step {
         let wrong = || format!("`{line}` is not `PROCESS.THREAD OPERATION ARGUMENT…`");
         let mut words = line.split_whitespace();
         let (process, thread) = words.next().and_then(|w| w.split_once('.')).ok_or_else(wrong)?;
-        let op = words.next().ok_or_else(wrong)?.to_owned();
+        let op = words.next().ok_or_else(wrong)?;
+        let (at_once, op) = op.strip_prefix('&').map_or((false, op), |op| (true, op));
         let args = words.map(str::parse).collect::<Result<_, _>>().map_err(|_| wrong())?;
         let number = |text: &str| text.parse().map_err(|_| wrong());
-        Ok(Step { process: number(process)?, thread: number(thread)?, op, args })
+        let (process, thread) = (number(process)?, number(thread)?);
+        Ok(Step { process, thread, op: op.to_owned(), args, at_once })
     }
 }
 

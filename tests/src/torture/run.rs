@@ -28,6 +28,10 @@ const REST: Duration = Duration::from_millis(3);
 /// The same for TCP with its timers (TCP_DELACK_MIN is 40 ms).
 const PATIENCE: Duration = Duration::from_millis(45);
 
+/// Operations that go on when there is room or data, be it after a timer of TCP's (a closed window, TCP_RTO_MIN).
+const STREAMS: [&str; 3] = ["flood", "drain", "talk"];
+const STREAM_REST: Duration = Duration::from_millis(450);
+
 /// What came of a step: its own answer or `blocked`, then what others answered meanwhile.
 pub type Observation = Vec<String>;
 
@@ -37,6 +41,8 @@ struct Worker {
     tid: i32,
     /// Whether it is at a step.
     at_work: bool,
+    /// Whether that is one of [`STREAMS`].
+    streams: bool,
     unread: Vec<u8>,
 }
 
@@ -49,6 +55,8 @@ pub struct World<'a> {
     actors: Vec<Process>,
     workers: BTreeMap<(usize, usize), Worker>,
     ports: BTreeMap<i64, i64>,
+    /// How much went into a connection before it was full, which differs.
+    filled: BTreeMap<i64, i64>,
     stuck: bool,
     /// How long threads have to sleep to be believed.
     rest: Duration,
@@ -72,6 +80,7 @@ impl<'a> World<'a> {
             actors: Vec::new(),
             workers: BTreeMap::new(),
             ports: BTreeMap::new(),
+            filled: BTreeMap::new(),
             stuck: false,
             rest: if smc { REST } else { PAUSE },
         };
@@ -153,11 +162,18 @@ impl<'a> World<'a> {
             };
             args[1] = *port;
         }
+        if step.op == "drain" && args[1] < 0 {
+            args[1] = self.filled.get(&(-1 - args[1])).copied().unwrap_or(0);
+        }
         let words: Vec<String> = args.iter().map(i64::to_string).collect();
         let line = format!("{} {}\n", step.op, words.join(" "));
         worker.at_work = true;
+        worker.streams = STREAMS.contains(&step.op.as_str());
         if worker.stream.write_all(line.as_bytes()).is_err() {
             return vec!["ended before".into()];
+        }
+        if step.at_once {
+            return vec!["begun".into()];
         }
         let mut answers = self.settle();
         if step.op == "listen"
@@ -167,6 +183,13 @@ impl<'a> World<'a> {
         {
             self.ports.insert(step.args[0], port);
             *answer = format!("0 {rest}");
+        }
+        if step.op == "fill"
+            && let Some(answer) = answers.get_mut(&key)
+            && let Some((rest, amount)) = answer.split_once('#')
+        {
+            self.filled.insert(step.args[0], amount.parse().unwrap_or(0));
+            *answer = rest.trim_end().into();
         }
         if step.op == "fork" && answers.get(&key).is_some_and(|a| a.starts_with("0 ")) {
             self.greet(THREADS);
@@ -213,8 +236,10 @@ impl<'a> World<'a> {
             if waiting.peek().is_none() {
                 return answers;
             }
+            let streams = self.workers.values().any(|w| w.at_work && w.streams);
+            let rest = if streams { STREAM_REST } else { self.rest };
             if waiting.all(|w| procfs::state(w.pid, w.tid) == 'S') {
-                if asleep_since.get_or_insert_with(Instant::now).elapsed() >= self.rest {
+                if asleep_since.get_or_insert_with(Instant::now).elapsed() >= rest {
                     return answers;
                 }
                 thread::sleep(PAUSE);
@@ -236,6 +261,7 @@ impl<'a> World<'a> {
     /// Closes everything. Processes that are not as they were are replaced.
     pub fn tidy(&mut self) {
         self.ports.clear();
+        self.filled.clear();
         let changed = self.stuck
             || self.workers.len() != PROCESSES * THREADS
             || (0..PROCESSES).any(|p| !self.workers.contains_key(&(p, 0)))
@@ -244,7 +270,8 @@ impl<'a> World<'a> {
             return self.restart();
         }
         for process in 0..PROCESSES {
-            self.step(&Step { process, thread: 0, op: "clear".into(), args: vec![] });
+            let op = "clear".into();
+            self.step(&Step { process, thread: 0, op, args: vec![], at_once: false });
         }
     }
 
@@ -284,7 +311,7 @@ impl Worker {
         let mut next = || numbers.next().expect("four numbers");
         let key = (next() as usize, next() as usize);
         let (pid, tid) = (next(), next());
-        (key, Worker { stream, pid, tid, at_work: false, unread: Vec::new() })
+        (key, Worker { stream, pid, tid, at_work: false, streams: false, unread: Vec::new() })
     }
 
     fn answer(&mut self) -> Answer {

@@ -15,7 +15,7 @@ use crate::socket::iov::Buffers;
 use crate::socket::send::{self, Way};
 use crate::socket::transfer;
 use crate::socket::unseen::Unseen;
-use crate::socket::{Outcome, option, passed, recv as receiving};
+use crate::socket::{Outcome, ending, option, passed, recv as receiving};
 use crate::table::{self, Entry};
 use crate::unwind::{cancellation_point, keeping};
 use crate::{capture, clock, observer, real, sys};
@@ -307,6 +307,9 @@ unsafe fn send_many(
         let sent = kernel();
         // SAFETY: the application's buffers, which the kernel has read.
         unsafe { capture::sent_by_kernel(fd, index, iov, count, sent) };
+        if sent < 0 {
+            ending::told_by_send(conn::at(index), crate::errno());
+        }
         sent
     };
     loop {

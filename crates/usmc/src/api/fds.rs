@@ -163,8 +163,6 @@ fn controlled(fd: c_int, cmd: c_int, arg: c_ulong, call: impl FnOnce() -> c_int)
     })
 }
 
-const SIOCATMARK: c_ulong = 0x8905;
-
 /// ioctl(2); `arg` is whatever the request takes.
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
     if request == libc::FIOASYNC
@@ -176,7 +174,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
         return fail::<i32>(code);
     }
     let saved = errno();
-    let before_mark = request == SIOCATMARK && !control::knows_mark(fd);
+    let before_mark = request == control::SIOCATMARK && !control::knows_mark(fd);
     set_errno(saved);
     // SAFETY: the caller's contract.
     let done = unsafe { real::ioctl(fd, request, arg) };
@@ -207,7 +205,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
 pub unsafe fn sockatmark(fd: c_int) -> c_int {
     let mut mark: c_int = 0;
     // SAFETY: an int on our stack.
-    match unsafe { ioctl(fd, SIOCATMARK, &raw mut mark as c_ulong) } {
+    match unsafe { ioctl(fd, control::SIOCATMARK, &raw mut mark as c_ulong) } {
         0 => mark,
         failed => failed,
     }

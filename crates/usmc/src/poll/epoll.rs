@@ -10,7 +10,7 @@
 //! follows the active connections and not the open ones.
 
 use core::ptr;
-use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TX_TCP, TXF_ENDS};
+use usmc_shm::layout::{ARM_TCP, END_MARKS_SHIFT, END_SHUT_RD, Slot, TX_TCP, TXF_ENDS};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64, fence};
 
@@ -563,8 +563,16 @@ pub fn edge(index: u32) {
 }
 
 /// SO_RCVLOWAT was set: where enough is there, whoever waits is told so once more (tcp_set_rcvlowat).
-pub fn mark_moved(index: u32) {
+pub fn mark_moved(fd: i32, index: u32) {
     let conn = conn::at(index);
+    if let Some(slot) = conn.slot().filter(|_| conn.has(conn::F_SHARED))
+        && ready::has_enough(fd, conn, slot)
+    {
+        const MARKS: u32 = 0xff << END_MARKS_SHIFT;
+        let with =
+            |flags: u32| Some(flags & !MARKS | flags.wrapping_add(1 << END_MARKS_SHIFT) & MARKS);
+        let _ = conn.end(slot).flags.fetch_update(Relaxed, Relaxed, with);
+    }
     each_watcher(conn, |number, entry| {
         let Some(slot) = conn.slot().filter(|_| entry.has(E_RING)) else { return };
         let fd = live_fd(entry);
@@ -668,7 +676,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
         in_tcp && !shut_rd && !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) == TX_TCP;
     let ask = if idle { want & !READ_BITS } else { want };
     let bits = ready::now(live_fd(entry), conn, slot, ask) & (want | ready::ERR | HUP);
-    if in_tcp && ask & READ_BITS != 0 && bits & IN == 0 && entry.has(E_TCP) {
+    if in_tcp && ask & READ_BITS != 0 && bits & READ_BITS == 0 && entry.has(E_TCP) {
         entry.set_flag(E_TCP, false);
     }
     if bits == 0 {
@@ -702,8 +710,9 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
 fn lasting(entry: &Entry, conn: &Conn, slot: &Slot) -> u32 {
     let ended = ending::ending(live_fd(entry), conn, slot);
     let own = conn.own(slot).flags.load(Relaxed);
-    let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD;
-    ended as u32 | (own & TXF_ENDS) << 8 | shut_rd << 16
+    let end = conn.end(slot).flags.load(Relaxed);
+    let marks = end >> END_MARKS_SHIFT & 0xff;
+    ended as u32 | (own & TXF_ENDS) << 8 | (end & END_SHUT_RD) << 16 | marks << 24
 }
 
 /// Whether bytes that come are an edge for this registration: some event is asked for of which the kernel tells then

@@ -255,11 +255,6 @@ fn may_have_ended(fds: &[libc::pollfd], found: c_int) -> bool {
         _ => None,
     });
     let Some(conn) = first else { return false };
-    // A look takes the error of a connection, which another process that has it is to be told, too.
-    if fds.iter().any(|p| matches!(watch(p.fd), Watch::Ring(i) if conn::at(i).has(conn::F_COPIED)))
-    {
-        return false;
-    }
     let (now, limit) = (clock::tsc(), if found > 0 { BUSY_CYCLES } else { IDLE_CYCLES });
     let due = now.wrapping_sub(conn.polled.load(Relaxed)) > limit;
     if due {

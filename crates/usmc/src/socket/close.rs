@@ -8,7 +8,7 @@ use usmc_shm::layout::{
 };
 
 use super::{demote, wait};
-use crate::conn::{self, ATTACHED, Conn, EARLY, LISTEN, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, LISTEN, OFFERED, RING};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::{capture, custody, device, fork, observer, poll, sys, transition};
@@ -136,8 +136,10 @@ fn keep_for_sleepers(fd: i32, index: u32) {
     // SeqCst: either `Hold::enter` sees that the number is taken, or we see its hold.
     fence(SeqCst);
     let conn = conn::at(index);
+    // Before the first ring and the first message the calls that sleep are the kernel's own.
+    let ours = conn.slot().is_some() || conn.returns() > 0 || conn.has(F_CLC);
     if conn.holds.load(SeqCst) > 0
-        && conn.slot().is_some()
+        && ours
         && let Ok(copy) = table::duplicate(fd)
     {
         if conn.spare.compare_exchange(0, (copy + 1).cast_unsigned(), SeqCst, Relaxed).is_err() {

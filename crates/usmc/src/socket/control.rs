@@ -88,6 +88,14 @@ pub fn unsent(fd: i32) -> Option<i32> {
     i32::try_from(conn.tx(slot).unread()).ok()
 }
 
+/// Asks whether an urgent byte is next.
+pub const SIOCATMARK: libc::c_ulong = 0x8905;
+
+/// Whether it is, in the kernel.
+pub fn is_at_mark(fd: i32) -> bool {
+    sys::ioctl_int(fd, SIOCATMARK).is_ok_and(|at_mark| at_mark != 0)
+}
+
 /// Whether the kernel can answer SIOCATMARK: what the ring holds comes before any mark.
 pub fn knows_mark(fd: i32) -> bool {
     let Entry::Conn(index) = table::get(fd) else { return true };

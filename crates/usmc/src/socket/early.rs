@@ -6,6 +6,7 @@ use usmc_shm::layout::SWITCHING;
 use usmc_shm::sync::AtomicU32;
 
 use super::close::Hold;
+use super::ending;
 use crate::conn::{self, Conn, EARLY, F_CLC};
 use crate::lasting::Call;
 use crate::transition;
@@ -26,8 +27,9 @@ impl Early {
         }
         transition::progress(fd, index, Call::Receive);
         let call = Early::enter(fd, index, conn, &conn.tcp_receives)?;
-        // Set while no such call is under way: a message of the peer's is not for the application.
-        if conn.has(F_CLC) { None } else { Some(call) }
+        // Set while no such call is under way: a message of the peer's is not for the application. And of an error that
+        // another process took out in the ring the kernel does not know.
+        if conn.has(F_CLC) || ending::is_taken(conn) { None } else { Some(call) }
     }
 
     /// Before a send. `None` where a slot is being tied to the record or is there.

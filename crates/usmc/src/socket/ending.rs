@@ -6,15 +6,18 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::layout::{
-    END_CUT, END_ERROR_TAKEN, END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, Slot, TX_RING,
-    TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS, TXF_SHUT,
+    END_CUT, END_ERRNO_SHIFT, END_ERROR_TAKEN, END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, End,
+    Slot, TX_RING, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS, TXF_SHUT,
 };
 
 use super::demote;
 use super::wait::Woken;
-use crate::conn::{self, Conn, RING};
+use crate::conn::{self, Conn, F_COPIED, RING};
 use crate::sys::{self, Errno};
 use crate::{kernel, poll::ready};
+
+/// The highest error number of Linux, EHWPOISON.
+const LAST_ERRNO: u32 = 133;
 
 /// What a peer can have done to the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +49,7 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
     }
     let end = conn.end(slot).flags.load(Relaxed);
     let known = conn.kernel_events.load(Relaxed);
-    let errno = (known >> 16) as Errno;
+    let errno = taken(conn);
     if errno != 0 || end & END_ERROR_TAKEN != 0 {
         return after_error(conn, slot, flags, errno);
     }
@@ -148,28 +151,54 @@ pub fn note_error(conn: &Conn, errno: Errno) -> Woken {
 /// Reading the error cleared it in the kernel: keep it for whoever reports it, in whatever process.
 fn note_errno(conn: &Conn, errno: Errno) {
     conn.kernel_events.fetch_or(ready::RDHUP | ready::HUP | (errno as u32) << 16, Relaxed);
-    if let Some(slot) = conn.slot() {
-        conn.end(slot).flags.fetch_or(END_ERROR_TAKEN, Relaxed);
+    if let Some(end) = conn.family() {
+        // The first word counts: the others are of a connection that is over.
+        let with = |flags| {
+            let errno = END_ERROR_TAKEN | (errno as u32) << END_ERRNO_SHIFT;
+            (flags & END_ERROR_TAKEN == 0).then_some(flags | errno)
+        };
+        let _ = end.flags.fetch_update(Relaxed, Relaxed, with);
     }
+}
+
+/// The error that was taken out of the kernel's socket, be it by another process that has this end; 0 = none.
+fn taken(conn: &Conn) -> Errno {
+    let own = (conn.kernel_events.load(Relaxed) >> 16) as Errno;
+    match conn.family() {
+        // Within the peer's reach.
+        Some(end) if own == 0 => match end.flags.load(Relaxed) >> END_ERRNO_SHIFT {
+            errno @ 0..=LAST_ERRNO => errno as Errno,
+            _ => libc::ECONNRESET,
+        },
+        _ => own,
+    }
+}
+
+/// Whether there is such an error. Without processes that share the connection it is in private memory.
+#[inline(always)]
+pub fn is_taken(conn: &Conn) -> bool {
+    conn.kernel_events.load(Relaxed) >> 16 != 0 || (conn.has(F_COPIED) && taken(conn) != 0)
 }
 
 /// An error that a peek took out of the kernel while TCP carried the stream; the caller reports it.
 pub fn take_noted(conn: &Conn) -> Option<Errno> {
-    let errno = (conn.kernel_events.fetch_and(0xffff, Relaxed) >> 16) as Errno;
+    let errno = taken(conn);
+    conn.kernel_events.fetch_and(0xffff, Relaxed);
     if errno == 0 {
         return None;
     }
-    if let Some(slot) = conn.slot() {
-        conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
-    }
-    Some(errno)
+    conn.family().is_none_or(tell).then_some(errno)
+}
+
+/// Notes that the caller reports the error; false where somebody has.
+fn tell(end: &End) -> bool {
+    end.flags.fetch_or(END_RESET_SEEN, Relaxed) & END_RESET_SEEN == 0
 }
 
 /// An error that only we know of, for a send through the kernel; of EPIPE the kernel makes its signal, too.
 #[inline(always)]
 pub fn untold(conn: &Conn) -> Option<Errno> {
-    let known = (conn.kernel_events.load(Relaxed) >> 16) as Errno;
-    if known == 0 || known == libc::EPIPE { None } else { untold_of_plain(conn) }
+    if !is_taken(conn) || taken(conn) == libc::EPIPE { None } else { untold_of_plain(conn) }
 }
 
 /// The same on a connection that has become plain TCP: a look before may have taken the error.
@@ -180,20 +209,24 @@ pub fn untold_of_plain(conn: &Conn) -> Option<Errno> {
 
 /// Whether the connection has such an error: the kernel's socket does not show it.
 pub fn is_untold(conn: &Conn) -> bool {
-    conn.kernel_events.load(Relaxed) >> 16 != 0
-        && conn.slot().is_none_or(|slot| has_error(conn, slot))
+    is_taken(conn) && conn.family().is_none_or(|end| end.flags.load(Relaxed) & END_RESET_SEEN == 0)
 }
 
 /// [`untold_of_plain`] for a receive: TCP gives what is unread first, and the end of the stream, once it was there.
 #[inline(always)]
 pub fn untold_to_receiver(fd: i32, conn: &Conn) -> Option<Errno> {
-    if conn.kernel_events.load(Relaxed) >> 16 == 0
-        || conn.slot().is_some_and(|slot| had_fin(conn, slot))
-        || sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0)
-    {
+    if !is_taken(conn) || conn.slot().is_some_and(|slot| had_fin(conn, slot)) || has_unread(fd) {
         return None;
     }
     untold_of_plain(conn)
+}
+
+/// Whether the kernel has something to read. FIONREAD does not count what is behind an urgent byte that is next.
+fn has_unread(fd: i32) -> bool {
+    let mut byte = 0u8;
+    sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0)
+        // SAFETY: one writable byte.
+        || unsafe { sys::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } == Ok(1)
 }
 
 /// A send through the kernel has just failed: where that was the connection's error, it is reported now.
@@ -201,6 +234,7 @@ pub fn told_by_send(conn: &Conn, errno: Errno) {
     let Some(slot) = conn.slot() else { return };
     let ours = errno == libc::EPIPE && conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0;
     if matches!(errno, libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT) && !ours {
+        note_errno(conn, errno);
         conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
     }
 }
@@ -211,15 +245,15 @@ pub fn put_back(conn: &Conn, errno: Errno) {
         return;
     }
     note_errno(conn, errno);
-    if let Some(slot) = conn.slot() {
-        conn.end(slot).flags.fetch_and(!END_RESET_SEEN, Relaxed);
+    if let Some(end) = conn.family() {
+        end.flags.fetch_and(!END_RESET_SEEN, Relaxed);
     }
 }
 
 /// The error of a reset connection, for the first who asks; the caller reports it. After this the kernel's
 /// socket answers sends with EPIPE and a signal.
 pub fn take_error(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
-    if conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed) & END_RESET_SEEN != 0 {
+    if !tell(conn.end(slot)) {
         return None;
     }
     bury(fd, conn, slot);
@@ -227,7 +261,7 @@ pub fn take_error(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
 }
 
 fn error(conn: &Conn, slot: &Slot) -> Errno {
-    let errno = (conn.kernel_events.load(Relaxed) >> 16) as Errno;
+    let errno = taken(conn);
     let sent_after = conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0;
     let shut = conn.peer(slot).flags.load(Relaxed) & TXF_SHUT != 0;
     match errno {
@@ -322,6 +356,5 @@ pub fn after_shutdown(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
 }
 
 fn has_failed(conn: &Conn, slot: &Slot) -> bool {
-    conn.end(slot).flags.load(Relaxed) & END_ERROR_TAKEN != 0
-        || conn.kernel_events.load(Relaxed) >> 16 != 0
+    conn.end(slot).flags.load(Relaxed) & END_ERROR_TAKEN != 0 || is_taken(conn)
 }

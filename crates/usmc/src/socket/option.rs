@@ -87,7 +87,7 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
     if has_lowat(conn) && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         // Negative is as much as there can be.
         conn.set_lowat(u32::try_from(value).unwrap_or(u32::MAX >> 1));
-        poll::epoll::mark_moved(index);
+        poll::epoll::mark_moved(fd, index);
         return Verdict::Value(0);
     }
     let Some(slot) = conn.slot().filter(|_| conn.has(F_TUNED)) else { return Verdict::Kernel };

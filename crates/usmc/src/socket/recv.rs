@@ -12,6 +12,7 @@ use usmc_shm::sync::AtomicU64;
 
 use super::Outcome;
 use super::close::Hold;
+use super::control;
 use super::demote;
 use super::ending::{self, Ending};
 use super::iov::Buffers;
@@ -90,7 +91,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             _ if total > 0 => return Outcome::Done(total),
             _ => return Outcome::Kernel,
         }
-        if total > 0 && has_kernel_error(fd, conn) {
+        if total > 0 && stops_in_kernel(fd, conn) {
             return Outcome::Done(total);
         }
         const PEEK_ALL: i32 = libc::MSG_PEEK | libc::MSG_WAITALL;
@@ -180,35 +181,52 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     }
 }
 
-/// Goes on in the kernel with a receive that slept while the connection became plain TCP.
-fn rest_by_kernel(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32, total: usize) -> Outcome {
+/// Goes on in the kernel with a receive that slept while the connection became plain TCP. O_NONBLOCK, set since, does not
+/// concern it.
+fn rest_by_kernel(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32, mut total: usize) -> Outcome {
     let mut iov: [libc::iovec; 64] =
         [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
-    // SAFETY: all-zero is a valid msghdr.
-    let mut msg: libc::msghdr = unsafe { mem::zeroed() };
-    msg.msg_iovlen = to.fill(&mut iov, usize::MAX);
-    msg.msg_iov = iov.as_mut_ptr();
-    // SAFETY: the iovecs are the application's buffers. The real function: a cancellation point, as it expects.
-    let n = unsafe { real::recvmsg(fd, &raw mut msg, flags) };
-    if n >= 0 {
-        if flags & libc::MSG_PEEK == 0 {
-            capture::received(fd, conn, to, n as usize);
+    loop {
+        // SAFETY: all-zero is a valid msghdr.
+        let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+        msg.msg_iovlen = to.fill(&mut iov, usize::MAX);
+        msg.msg_iov = iov.as_mut_ptr();
+        // SAFETY: the iovecs are the application's buffers. The real function: a cancellation point, as it expects.
+        let n = unsafe { real::recvmsg(fd, &raw mut msg, flags) };
+        let errno = crate::errno();
+        let got = usize::try_from(n).unwrap_or(0);
+        let peeks = flags & libc::MSG_PEEK != 0;
+        if got > 0 && !peeks {
+            capture::received(fd, conn, to, got);
+            to.skip(got);
         }
-        return Outcome::Done(total + n as usize);
+        total += got;
+        let all = flags & libc::MSG_WAITALL != 0 && !peeks;
+        let waits = if n < 0 { errno == libc::EAGAIN } else { got > 0 && all && to.left() > 0 };
+        let may_wait = waits && flags & libc::MSG_DONTWAIT == 0 && !control::is_at_mark(fd);
+        if may_wait && kernel::is_nonblocking(fd) {
+            let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            // SAFETY: one valid pollfd; the real function is a cancellation point, as recv is.
+            if unsafe { real::poll(&raw mut p, 1, -1) } > 0 {
+                continue;
+            }
+        }
+        return match n {
+            0.. => Outcome::Done(total),
+            _ if total == 0 => Outcome::Fail(crate::errno()),
+            _ => {
+                ending::put_back(conn, errno);
+                Outcome::Done(total)
+            }
+        };
     }
-    let errno = crate::errno();
-    if total == 0 {
-        return Outcome::Fail(errno);
-    }
-    ending::put_back(conn, errno);
-    Outcome::Done(total)
 }
 
-/// Whether the next receive from the kernel would be told an error, while it is still to be reported by the kernel
-/// itself: a call that has bytes leaves it to the next.
-fn has_kernel_error(fd: i32, conn: &Conn) -> bool {
+/// Whether a call that has bytes leaves what is next in the kernel to the next call: an error that is still to be reported
+/// by the kernel itself, or what follows an urgent byte.
+fn stops_in_kernel(fd: i32, conn: &Conn) -> bool {
     let in_ring = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) == 1);
-    !in_ring && sys::poll1(fd, 0, 0) & libc::POLLERR != 0
+    !in_ring && (sys::poll1(fd, 0, 0) & libc::POLLERR != 0 || control::is_at_mark(fd))
 }
 
 /// A lock in the slot, held where several processes share this end.
@@ -334,7 +352,7 @@ fn from_tcp(
         let mut byte = 0u8;
         // SAFETY: a valid address.
         return match unsafe { sys::recv(fd, &raw mut byte, 0, libc::MSG_DONTWAIT) } {
-            Ok(_) if conn.kernel_events.load(Relaxed) >> 16 == 0 => Attempt::Got(0),
+            Ok(_) if !ending::is_taken(conn) => Attempt::Got(0),
             Ok(_) => tcp_ended(fd, conn, span.map(|(_, slot)| slot)),
             Err(libc::EAGAIN) => Attempt::Empty(false),
             Err(errno) => tcp_failed(fd, conn, errno),
@@ -428,8 +446,7 @@ fn behind_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) 
 fn tcp_ended(fd: i32, conn: &Conn, slot: Option<&Slot>) -> Attempt {
     let errno = match slot {
         Some(slot)
-            if conn.kernel_events.load(Relaxed) >> 16 != 0
-                && ending::for_receiver(fd, conn, slot) == Ending::Reset =>
+            if ending::is_taken(conn) && ending::for_receiver(fd, conn, slot) == Ending::Reset =>
         {
             ending::take_error(fd, conn, slot)
         }

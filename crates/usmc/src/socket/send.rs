@@ -17,10 +17,11 @@ use super::unseen::Unseen;
 use super::wait::{self, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
+use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
 use crate::unwind::keeping;
-use crate::{capture, clock, kernel, observer, real, transition};
+use crate::{capture, clock, kernel, memory, observer, real, transition};
 
 /// How long (some 10 µs, in cycles) a peer is believed to live without a look at what it has read, and how long (some
 /// 100 µs) one that goes on reading, but not to the end, without a question to the kernel.
@@ -76,7 +77,11 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         }
         let Some(slot) = conn.slot() else {
             match conn.phase() {
-                EARLY => {}
+                EARLY => {
+                    if let Some(errno) = ending::untold(conn) {
+                        return Way::Failed(errno);
+                    }
+                }
                 // A signal handler interrupted its own thread just where the connection comes back.
                 OFFERED | ATTACHED | RING if conn.tx_lock.is_mine() => {
                     return Way::Failed(libc::EAGAIN);
@@ -137,16 +142,21 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
     let mut total = 0;
     let mut since = 0;
     let mut hold: Option<Hold> = None;
+    let mut is_cramped = false;
     loop {
         let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
-        match attempt(fd, conn, slot, from, left) {
+        match attempt(fd, conn, slot, from, left, &mut is_cramped) {
+            // TCP's buffers take what a small ring would not. Where that cannot be, the ring does for this call.
+            Attempt::Cramped if demote::leave(fd, index, Reason::NoMemory).is_err() => continue,
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
             Attempt::Kernel => return Outcome::Kernel,
             Attempt::Back if !demote::go_back(fd, conn, slot) => {
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
             }
-            Attempt::Back | Attempt::Elsewhere if total == 0 => return Outcome::Kernel,
-            Attempt::Back | Attempt::Elsewhere => {
+            Attempt::Back | Attempt::Elsewhere | Attempt::Cramped if total == 0 => {
+                return Outcome::Kernel;
+            }
+            Attempt::Back | Attempt::Elsewhere | Attempt::Cramped => {
                 let (_, n) = keeping(hold, || rest(fd, index, from, flags));
                 return Outcome::Done(total + n);
             }
@@ -242,12 +252,21 @@ enum Attempt {
     Back,
     /// Another thread has taken the connection out of this ring: decide anew.
     Elsewhere,
+    /// There is no memory for a ring as large as is wanted.
+    Cramped,
     Fail(Errno),
     Kernel,
 }
 
 #[inline]
-fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -> Attempt {
+fn attempt(
+    fd: i32,
+    conn: &Conn,
+    slot: &Slot,
+    from: &mut Buffers,
+    left: usize,
+    is_cramped: &mut bool,
+) -> Attempt {
     // A signal handler that interrupted a send on the same socket finds no room.
     let Some(held) = conn.tx_lock.enter() else { return Attempt::Sent(0) };
     // The flags that tell of the end of an earlier ring are in the peer's reach.
@@ -268,7 +287,13 @@ fn attempt(fd: i32, conn: &Conn, slot: &Slot, from: &mut Buffers, left: usize) -
         };
     }
     let tx = conn.tx(slot);
-    let room = match tx.room(left) {
+    let was_cramped = *is_cramped;
+    let room = tx.room_if(left, |at, len| {
+        *is_cramped |= !memory::take(at.cast(), len);
+        !*is_cramped
+    });
+    let room = match room {
+        Ok(_) if *is_cramped && !was_cramped => return Attempt::Cramped,
         Ok(room) => room,
         Err(Broken) => return Attempt::Fail(libc::ECONNRESET),
     };

@@ -9,13 +9,13 @@ use usmc_shm::span::{RxSpan, Source};
 use super::close::Hold;
 use super::recv::{Family, Receiving};
 use super::wait::{self, Until, Woken};
-use super::{Outcome, demote, ending, send};
+use super::{Outcome, control, demote, ending, send};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{capture, clc, clock, kernel, observer, real, transition};
+use crate::{capture, clc, clock, kernel, memory, observer, real, transition};
 
 /// What POSIX calls so: bytes that a pipe takes at once or not at all.
 const PIPE_BUF: usize = 4096;
@@ -59,7 +59,9 @@ fn into_ring(
                 };
             }
             let tx = conn.tx(slot);
-            let Ok(room) = tx.room(count - total) else { return Outcome::Fail(libc::ECONNRESET) };
+            let Ok(room) = tx.room_if(count - total, |at, len| memory::take(at.cast(), len)) else {
+                return Outcome::Fail(libc::ECONNRESET);
+            };
             let now = clock::tsc();
             if send::may_be_lost(fd, conn, slot, &room, now) {
                 match ending::sending(fd, conn, slot) {
@@ -308,6 +310,14 @@ fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Out
     let mut bytes = [0u8; PIPE_BUF];
     if let Err(errno) = pipe_room(to, nonblock) {
         return Outcome::Fail(errno);
+    }
+    // Unlike a receive it does not go on behind an urgent byte.
+    if control::knows_mark(fd) && control::is_at_mark(fd) {
+        return if wait::is_nonblocking(fd, conn::at(index)) {
+            Outcome::Fail(libc::EAGAIN)
+        } else {
+            Outcome::Done(0)
+        };
     }
     let iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: count.min(bytes.len()) };
     // SAFETY: a buffer on our stack.

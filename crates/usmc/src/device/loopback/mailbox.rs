@@ -33,7 +33,7 @@ fn address(index: u32) -> Option<libc::sockaddr_un> {
     at(&directory::mailbox(index))
 }
 
-fn at(path: &directory::Path) -> Option<libc::sockaddr_un> {
+fn at(path: &crate::path::Path) -> Option<libc::sockaddr_un> {
     // SAFETY: all-zero is a valid sockaddr_un.
     let mut addr: libc::sockaddr_un = unsafe { mem::zeroed() };
     addr.sun_family = libc::AF_UNIX as libc::sa_family_t;

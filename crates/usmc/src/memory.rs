@@ -1,0 +1,168 @@
+//! Memory for rings where it is limited.
+//!
+//! A page of a ring is taken when it is first written. Where a memory cgroup is full then, the kernel ends a process by
+//! SIGKILL; where the kernel promises no more than it has (vm.overcommit_memory = 2), it sends SIGBUS. TCP meets neither:
+//! its buffers shrink. So where there is such a limit, memory is asked for before it is used, an eighth of the limit is
+//! left to the program, and what is granted is populated at once. Connections that get none are or become TCP.
+
+use core::fmt::Write;
+use core::str;
+use usmc_shm::sync::AtomicU64;
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use crate::path::Path;
+use crate::{clock, sys};
+
+/// How long a look is believed.
+const LIMITED_NS: u64 = 100_000_000;
+const UNLIMITED_NS: u64 = 1_000_000_000;
+/// The same where it would mean a refusal.
+const REFUSED_NS: u64 = 10_000_000;
+/// No limit.
+const UNLIMITED: u64 = u64::MAX;
+/// What is left to the program: the limit divided by this.
+const SHARE: u64 = 8;
+/// cgroups between a process and the root that are looked at.
+const DEPTH: usize = 16;
+
+/// When the last look was, CLOCK_MONOTONIC nanoseconds; 0 = never.
+static SEEN: AtomicU64 = AtomicU64::new(0);
+/// Bytes that may be taken until the next one.
+static LEFT: AtomicU64 = AtomicU64::new(0);
+
+/// Takes `len` bytes of shared memory at `at`, which nobody may have used before. False where they are not to be had.
+pub fn take(at: *mut u8, len: usize) -> bool {
+    if !spend(len as u64) {
+        return false;
+    }
+    if LEFT.load(Relaxed) == UNLIMITED {
+        return true;
+    }
+    const PAGE: usize = 4096;
+    let before = at.addr() % PAGE;
+    // SAFETY: it changes no byte, and wraps within one page of the same mapping.
+    let populated = unsafe {
+        sys::madvise(at.wrapping_sub(before), (before + len).next_multiple_of(PAGE), sys::POPULATE)
+    };
+    // Linux before 5.14 does not know it.
+    matches!(populated, Ok(()) | Err(libc::EINVAL))
+}
+
+fn spend(len: u64) -> bool {
+    let now = clock::now_ns();
+    let age = match SEEN.load(Acquire) {
+        0 => u64::MAX,
+        seen => now.wrapping_sub(seen),
+    };
+    let is_unlimited = LEFT.load(Relaxed) == UNLIMITED;
+    if age > if is_unlimited { UNLIMITED_NS } else { LIMITED_NS } {
+        look_again(now);
+    }
+    // What others have given back since is not believed to be gone for long.
+    subtract(len)
+        || (age > REFUSED_NS && {
+            look_again(now);
+            subtract(len)
+        })
+}
+
+fn look_again(now: u64) {
+    LEFT.store(look(), Relaxed);
+    SEEN.store(now, Release);
+}
+
+fn subtract(len: u64) -> bool {
+    let with = |left: u64| match left {
+        UNLIMITED => Some(UNLIMITED),
+        left => left.checked_sub(len),
+    };
+    LEFT.fetch_update(AcqRel, Relaxed, with).is_ok()
+}
+
+/// Bytes that may be taken now.
+fn look() -> u64 {
+    let in_cgroups = in_cgroups().unwrap_or(UNLIMITED);
+    let mut text = [0; 64];
+    let strict =
+        read(c"/proc/sys/vm/overcommit_memory", &mut text).is_some_and(|t| t.trim() == "2");
+    // There it is enough to populate: a refusal is an error then.
+    if strict { in_cgroups.min(UNLIMITED - 1) } else { in_cgroups }
+}
+
+/// The files of a version of cgroups, and what is said there of page cache.
+struct Version {
+    mount: &'static str,
+    limits: &'static [&'static str],
+    usage: &'static str,
+    cache: [&'static str; 2],
+}
+
+const V1: Version = Version {
+    mount: "/sys/fs/cgroup/memory",
+    limits: &["memory.limit_in_bytes"],
+    usage: "memory.usage_in_bytes",
+    cache: ["total_inactive_file", "total_active_file"],
+};
+const V2: Version = Version {
+    mount: "/sys/fs/cgroup",
+    limits: &["memory.max", "memory.high"],
+    usage: "memory.current",
+    cache: ["inactive_file", "active_file"],
+};
+
+/// The least that the limits of this process' cgroup, and of those around it, leave. `None`: it cannot be told.
+fn in_cgroups() -> Option<u64> {
+    let mut text = [0; 2048];
+    let text = read(c"/proc/self/cgroup", &mut text)?;
+    // ID:CONTROLLERS:PATH; in version 2 without controllers.
+    let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    let memory = lines().find(|(controllers, _)| controllers.split(',').any(|c| c == "memory"));
+    let (version, path) = match memory {
+        Some((_, path)) => (&V1, path),
+        None => (&V2, lines().find(|(controllers, _)| controllers.is_empty())?.1),
+    };
+    let mut path = path.trim_end_matches('/');
+    let mut least = UNLIMITED;
+    for _ in 0..DEPTH {
+        least = least.min(left_in(version, path));
+        match path.rsplit_once('/') {
+            Some((parent, _)) => path = parent,
+            None => break,
+        }
+    }
+    Some(least)
+}
+
+/// What one cgroup's limits leave.
+fn left_in(version: &Version, path: &str) -> u64 {
+    let number = |file| {
+        let mut text = [0; 64];
+        in_cgroup(version, path, file, &mut text)?.trim().parse::<u64>().ok()
+    };
+    // "max", and v1's number for it, are none; nor is what a container does not see.
+    let limits = version.limits.iter().filter_map(|file| number(file));
+    let Some(limit) = limits.min().filter(|limit| *limit < 1 << 60) else { return UNLIMITED };
+    let Some(usage) = number(version.usage) else { return UNLIMITED };
+    // The kernel takes the page cache away before anything else.
+    let mut text = [0; 4096];
+    let stat = in_cgroup(version, path, "memory.stat", &mut text).unwrap_or("");
+    let cache = stat.lines().filter_map(|line| line.split_once(' '));
+    let cache = cache.filter(|(name, _)| version.cache.contains(name));
+    let cache: u64 = cache.filter_map(|(_, bytes)| bytes.parse::<u64>().ok()).sum();
+    limit.saturating_sub(usage.saturating_sub(cache)).saturating_sub(limit / SHARE)
+}
+
+fn in_cgroup<'a>(version: &Version, path: &str, file: &str, text: &'a mut [u8]) -> Option<&'a str> {
+    let mut name = Path::new();
+    write!(name, "{}{path}/{file}", version.mount).ok()?;
+    read(name.c(), text)
+}
+
+/// The beginning of a file, as far as it is text and `to` is long.
+fn read<'a>(path: &core::ffi::CStr, to: &'a mut [u8]) -> Option<&'a str> {
+    let fd = sys::open(path, libc::O_RDONLY, 0).ok()?;
+    // SAFETY: `to` is writable for its length.
+    let read = unsafe { sys::read(fd, to.as_mut_ptr().cast(), to.len()) };
+    sys::close(fd);
+    str::from_utf8(&to[..read.ok()?]).ok()
+}

@@ -1,0 +1,45 @@
+//! Programs in tight memory cgroups: what the rings take must not end them.
+
+use usmc_tests::memory::{self, MemoryLimit};
+use usmc_tests::{Fixture, build, is_plain};
+
+/// So much is more than the program by itself needs, and less than it and full-sized rings.
+const LIMIT: u64 = 40 << 20;
+const CONNECTIONS: u64 = 600;
+/// Asks for a ring of 128 KiB.
+const LENGTH: u64 = 60_000;
+
+#[test]
+fn connections_of_a_process_at_its_memory_limit_stay_or_become_tcp() {
+    let Some(limit) = MemoryLimit::new(LIMIT) else { return memory::is_missing("connections") };
+    let fixture = Fixture::new("memory limit");
+    let mut server = fixture.command(build::program("load"));
+    server.arg("server");
+    let mut server = fixture.spawn(server);
+    let port = server.number_after("port");
+    let words = ["many".into(), port.to_string(), CONNECTIONS.to_string(), LENGTH.to_string()];
+    let mut client = limit.command(&fixture, build::program("load"));
+    client.args(&words);
+    let mut client = fixture.spawn(client);
+    client.line_after("connected");
+    for _ in 0..6 {
+        client.say("talk");
+        client.line_after("round");
+    }
+    if !is_plain() {
+        let (smcd, tcp): (Vec<_>, Vec<_>) = fixture
+            .connections(u16::try_from(port).expect("a port"))
+            .into_iter()
+            .filter(|c| u64::from(c.peer_port()) == port)
+            .partition(|c| c.is_smcd());
+        assert!(!smcd.is_empty(), "rings were not used while there was memory");
+        let short = tcp.iter().filter(|c| c.fallback_reason.contains("memory")).count();
+        assert!(short > 0, "no connection was refused memory: {} over TCP", tcp.len());
+        let usage = limit.usage();
+        assert!(usage < LIMIT - LIMIT / 16, "nothing is left to the program: {usage}");
+    }
+    client.succeed();
+    server.succeed();
+    drop(limit);
+    fixture.finish();
+}
