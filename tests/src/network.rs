@@ -94,6 +94,14 @@ impl Network {
         command
     }
 
+    /// A command that runs there under `usmc run` with these options, in the cgroup.
+    pub fn under_usmc(&self, fixture: &Fixture, at: At, ism_dir: &Path, option: &str) -> Command {
+        let mut command = self.command(fixture, at, build::usmc());
+        command.args(["run", "--tcp-option", option, "--log", "debug", "--ism-dir"]).arg(ism_dir);
+        command.arg("--");
+        command
+    }
+
     fn namespace(&self, at: At) -> String {
         format!("--net=/proc/{}/ns/net", self.namespaces[at as usize].pid())
     }

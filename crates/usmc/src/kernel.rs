@@ -177,6 +177,11 @@ pub fn is_established(fd: i32) -> bool {
     tcp_info(fd).is_some_and(|info| info.state == TCP_ESTABLISHED)
 }
 
+/// Whether the connection is being made.
+pub fn is_connecting(fd: i32) -> bool {
+    tcp_info(fd).is_some_and(|info| matches!(info.state, TCP_SYN_SENT | TCP_SYN_RECV))
+}
+
 /// Whether nothing is sent or received any more.
 pub fn is_over(fd: i32) -> bool {
     tcp_info(fd).is_none_or(|info| matches!(info.state, TCP_CLOSE | TCP_TIME_WAIT))

@@ -3,6 +3,8 @@
 echo.py server STYLE ADDRESS PORT     serves one connection, prints "listening", and at its end "served BYTES"
 echo.py client STYLE ADDRESS PORT N   sends N messages, each when the last one is answered; prints "port PORT", "echoed"
 
+echo.py greeter, echo.py guest        the same, but that the server says a line before it is sent anything
+
 The client's bytes count up, the server answers with their complement: a byte too many, too few, or of somebody else's
 shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epoll, edge, oneshot, or busy: not at all. With
 "pause" for N the client sends until its standard input ends.
@@ -77,10 +79,31 @@ def count_from(start, length):
     return bytes((start + i) & 0xFF for i in range(length))
 
 
-def serve(style, address, port):
+GREETING = b"220 ready\r\n"
+
+
+def greet(style, sock):
+    """As a program that waits for room where it does not block."""
+    if style == "blocking":
+        return sock.sendall(GREETING)
+    sock.setblocking(False)
+    room = select.epoll() if style in ("epoll", "edge") else select.poll()
+    room.register(sock, select.EPOLLOUT | (select.EPOLLET if style == "edge" else 0))
+    left = GREETING
+    while left:
+        try:
+            left = left[sock.send(left):]
+        except BlockingIOError:
+            assert room.poll(20_000 if isinstance(room, type(select.poll())) else 20), "no room"
+    sock.setblocking(True)
+
+
+def serve(style, address, port, greets):
     listener = socket.create_server((address, port))
     print("listening", flush=True)
     sock, _ = listener.accept()
+    if greets:
+        greet(style, sock)
     waiter, total = Waiter(style, sock), 0
     most = 1 if style == "waitall" else 70_000
     while data := waiter.receive(most):
@@ -90,9 +113,12 @@ def serve(style, address, port):
     print("served", total, flush=True)
 
 
-def call(style, address, port, count):
+def call(style, address, port, count, is_greeted):
     sock = socket.create_connection((address, port))
     print("port", sock.getsockname()[1], flush=True)
+    if is_greeted:
+        assert sock.recv(len(GREETING), socket.MSG_WAITALL) == GREETING
+        print("greeted", flush=True)
     waiter, draw, sent = Waiter(style, sock), random.Random(port), 0
     messages = 0
     while messages < count if isinstance(count, int) else not select.select([sys.stdin], [], [], 0)[0]:
@@ -142,8 +168,8 @@ def mirror(address, port):
 role, style, address, port = sys.argv[1:5]
 if role == "mirror":
     mirror(address, int(port))
-elif role == "server":
-    serve(style, address, int(port))
+elif role in ("server", "greeter"):
+    serve(style, address, int(port), role == "greeter")
 else:
     count = sys.argv[5]
-    call(style, address, int(port), int(count) if count.isdigit() else count)
+    call(style, address, int(port), int(count) if count.isdigit() else count, role == "guest")
