@@ -70,15 +70,10 @@ impl World {
 
     /// What is shown of a process' only connection, once it is so.
     fn shows(&self, process: &Process, is_so: impl Fn(&Socket) -> bool) {
-        let mut last = None;
         self.fixture.wait_until("what usmc ss shows", || {
             let all = self.fixture.sockets();
-            last = all.into_iter().find(|s| s.pid == process.pid() && s.state != "LISTEN");
-            let found = last.as_ref().is_some_and(&is_so);
-            if !found {
-                println!("{last:?}");
-            }
-            found
+            let its = all.into_iter().find(|s| s.pid == process.pid() && s.state != "LISTEN");
+            its.is_some_and(&is_so)
         });
     }
 
@@ -344,7 +339,7 @@ fn a_peer_that_did_not_say_smc_is_sent_nothing() {
 #[test]
 fn who_is_not_told_that_the_server_speaks_gets_its_bytes_only() {
     let Some(world) = World::new("option stripped") else { return };
-    // The server has said yes and cannot know that nobody heard it: it waits a second for a Proposal.
+    // The server has said yes and cannot know that nobody heard it: it waits for a Proposal, for a while.
     world.network.route_by(
         "table ip filter {
             chain fw {

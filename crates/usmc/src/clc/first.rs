@@ -25,11 +25,11 @@ use crate::socket::wait;
 use crate::syn_option::{self, Outcome};
 use crate::sys::{self, Errno};
 use crate::tuple::{self, Endpoint, Tuple};
-use crate::{clock, kernel, process, transition};
+use crate::{clock, kernel, log, process, transition};
 
 /// How long a server's application waits for the client's first message before it sends, in milliseconds. A client sends
 /// it in the same moment as the handshake's last ACK; this is for its first retransmission.
-pub const HOLD_MS: u32 = 1000;
+pub const HOLD_MS: u32 = 2000;
 
 /// Whether both ends have said SMC, as far as they can know.
 pub fn is_agreed(conn: &Conn) -> bool {
@@ -90,6 +90,7 @@ fn begin_silently(conn: &Conn, server: Endpoint) {
 fn propose(fd: i32, conn: &Conn) {
     if kernel::tcp_sent(fd, true) != Some(0) || kernel::tcp_received(fd) != Some(0) {
         // Another thread was faster, or the server does not wait any more.
+        log::debug(format_args!("fd {fd}: too late for a proposal"));
         return give_up(conn, Reason::PeerGone);
     }
     let (Ok(local), Ok(server)) = (tuple::local(fd), tuple::peer(fd)) else { return };
@@ -221,6 +222,9 @@ pub fn before_send(fd: i32, index: u32, conn: &Conn) -> Result<(), Errno> {
         if sys::poll1(fd, event, 1) != 0 {
             sys::sched_yield();
         }
+    }
+    if is_agreed(conn) && conn.clc.step() == Step::Expecting {
+        log::debug(format_args!("fd {fd}: no proposal in time"));
     }
     Ok(())
 }
