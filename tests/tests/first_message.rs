@@ -73,7 +73,7 @@ impl World {
         self.fixture.wait_until("what usmc ss shows", || {
             let all = self.fixture.sockets();
             let its = all.into_iter().find(|s| s.pid == process.pid() && s.state != "LISTEN");
-            its.is_some_and(&is_so)
+            its.as_ref().is_some_and(&is_so)
         });
     }
 

@@ -9,9 +9,12 @@ The client's bytes count up, the server answers with their complement: a byte to
 shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epoll, edge, oneshot, or busy: not at all. With
 "pause" for N the client sends until its standard input ends.
 
+echo.py heir - ADDRESS PORT           sends one connection's bytes back as they are; at a "!" among them it looks at nothing
+                                      until a line comes on its standard input, and ends with a child in its place
 echo.py mirror - ADDRESS PORT         sends everybody's bytes back as they are, until its standard input ends
 """
 import fcntl
+import os
 import random
 import select
 import socket
@@ -138,6 +141,20 @@ def call(style, address, port, count, is_greeted):
     print("echoed", sent, flush=True)
 
 
+def heir(address, port):
+    listener = socket.create_server((address, port))
+    print("listening", flush=True)
+    sock, _ = listener.accept()
+    while data := sock.recv(70_000):
+        sock.sendall(data)
+        if b"!" in data:
+            sys.stdin.readline()
+            if os.fork():
+                os._exit(0)
+            print("heir", flush=True)
+    print("served", flush=True)
+
+
 def mirror(address, port):
     listener = socket.create_server((address, port))
     waiting = select.poll()
@@ -166,8 +183,8 @@ def mirror(address, port):
 
 
 role, style, address, port = sys.argv[1:5]
-if role == "mirror":
-    mirror(address, int(port))
+if role in ("mirror", "heir"):
+    (mirror if role == "mirror" else heir)(address, int(port))
 elif role in ("server", "greeter"):
     serve(style, address, int(port), role == "greeter")
 else:

@@ -290,7 +290,9 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
         return undo(Failed::Decline(DeclineCode::MEM));
     };
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: Use::to_bits(usage) };
-    let what = Delivery { fd: memfd, dmb, to: conn.clc.peer.load(Relaxed), from: token };
+    let is_kin = device::current().is_kin(to);
+    let what = Delivery { fd: memfd, dmb, to: conn.clc.peer.load(Relaxed), from: token, is_kin };
+    conn.clc.kin.store(is_kin.into(), Relaxed);
     match device::current().deliver(to, mailbox, &what) {
         Ok(()) => {}
         Err(libc::EAGAIN) => return undo(Failed::NotNow),

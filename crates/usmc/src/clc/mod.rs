@@ -104,6 +104,8 @@ pub struct State {
     declined: AtomicU32,
     /// Release of the peer's Proposal; or the link id of its Accept.
     number: AtomicU32,
+    /// Whether the peer is of our own user.
+    kin: AtomicU32,
     /// Where the message of [`Step::Leftover`] stands in the stream.
     leftover: AtomicU64,
     /// Our token.
@@ -137,10 +139,16 @@ impl State {
         self.declined.load(Relaxed)
     }
 
+    /// Whether the peer, with whom there was a handshake, is of our own user: what it says of itself is as good as our own
+    /// word.
+    pub fn is_with_kin(&self) -> bool {
+        self.kin.load(Relaxed) != 0
+    }
+
     /// The record is free.
     pub fn clear(&self) {
-        let State { step, pid, since, partial, declined, number, .. } = self;
-        for cell in [step, pid, since, partial, declined, number] {
+        let State { step, pid, since, partial, declined, number, kin, .. } = self;
+        for cell in [step, pid, since, partial, declined, number, kin] {
             cell.store(0, Relaxed);
         }
         for cell in [&self.own, &self.peer, &self.leftover].into_iter().chain(&self.given) {
@@ -573,6 +581,7 @@ fn note(conn: &Conn, what: &Delivery, file: u64) {
     conn.clc.given[1].store(what.dmb.segment, Relaxed);
     conn.clc.given[2].store(place, Relaxed);
     conn.clc.given[3].store(file, Relaxed);
+    conn.clc.kin.store(what.is_kin.into(), Relaxed);
     conn.clc.given[0].store(what.from, Release);
 }
 
