@@ -4,7 +4,7 @@
 #![cfg(target_arch = "x86_64")]
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use smc_proto::decline::DeclineCode;
 use smc_proto::ids::PeerId;
@@ -48,13 +48,13 @@ impl World {
         self.fixture.scratch().join(format!("ism-{at:?}"))
     }
 
-    fn under_usmc(&self, at: At, device: &PathBuf, words: &[&str]) -> Process {
+    fn under_usmc(&self, at: At, device: &Path, words: &[&str]) -> Process {
         let mut command = self.network.under_usmc(&self.fixture, at, device, "auto");
         command.args(python("echo.py")).args(words);
         self.fixture.spawn(command)
     }
 
-    fn serve(&self, role: &str, style: &str, device: &PathBuf) -> Process {
+    fn serve(&self, role: &str, style: &str, device: &Path) -> Process {
         let words = [role, style, "0.0.0.0", &PORT.to_string()];
         let mut server = self.under_usmc(At::Server, device, &words);
         server.line_after("listening");
