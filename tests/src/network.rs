@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Fixture, Process, build};
+use crate::{Fixture, Process, build, is_plain};
 
 /// The client's address, and the server's.
 pub const CLIENT: &str = "10.77.1.2";
@@ -79,6 +79,23 @@ impl Network {
         network.sysctl(At::Router, "net.ipv4.ip_forward=1");
         network.sysctl(At::Router, "net.ipv6.conf.all.forwarding=1");
         network
+    }
+
+    /// A test's world with the programs of `usmc ebpf` loaded. `None` where that is not possible.
+    ///
+    /// # Panics
+    /// As [`Network::new`].
+    pub fn with_programs(name: &str) -> Option<(Fixture, Network)> {
+        if is_plain() || !is_bpf_permitted() {
+            return None;
+        }
+        let fixture = Fixture::new(name);
+        let network = Network::new(&fixture);
+        let out = ebpf("load", network.cgroup());
+        let told = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        assert_eq!(told.trim(), format!("loaded at {}", network.cgroup().display()));
+        Some((fixture, network))
     }
 
     /// The cgroup.

@@ -7,9 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use usmc_tests::network::{
-    At, CLIENT, Network, SERVER, SERVER6, SERVICE, Syn, ebpf, is_bpf_permitted, option, syns,
-};
+use usmc_tests::network::{At, CLIENT, Network, SERVER, SERVER6, SERVICE, Syn, ebpf, option, syns};
 use usmc_tests::ss::Socket;
 use usmc_tests::{Fixture, Process, build, is_plain};
 
@@ -36,12 +34,7 @@ struct World {
 impl World {
     /// With the programs loaded. `None` where that is not possible.
     fn new(name: &str) -> Option<World> {
-        if is_plain() || !is_bpf_permitted() {
-            return None;
-        }
-        let fixture = Fixture::new(name);
-        let network = Network::new(&fixture);
-        assert_eq!(said(&ebpf("load", network.cgroup())), format!("loaded at {}", at(&network)));
+        let (fixture, network) = Network::with_programs(name)?;
         // An ordinary user cannot read the sources everywhere.
         let script = fixture.scratch().join("syn_option.py");
         fs::copy(build::tests_dir().join("programs/python/syn_option.py"), &script)
@@ -80,10 +73,6 @@ impl World {
         self.network.end();
         self.fixture.finish();
     }
-}
-
-fn at(network: &Network) -> String {
-    network.cgroup().display().to_string()
 }
 
 /// What a command that succeeds prints.

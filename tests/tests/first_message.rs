@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use smc_proto::decline::DeclineCode;
 use smc_proto::ids::PeerId;
 use smc_proto::wire::clc::{Decline, MAX_LEN, Message};
-use usmc_tests::network::{At, Network, SERVER, SERVICE, ebpf, is_bpf_permitted};
+use usmc_tests::network::{At, Network, SERVER, SERVICE, ebpf};
 use usmc_tests::ss::Socket;
-use usmc_tests::{Fixture, Process, build, is_plain};
+use usmc_tests::{Fixture, Process, build};
 
 const PORT: u16 = 9100;
 
@@ -23,12 +23,7 @@ struct World {
 impl World {
     /// With the programs loaded. `None` where that is not possible.
     fn new(name: &str) -> Option<World> {
-        if is_plain() || !is_bpf_permitted() {
-            return None;
-        }
-        let fixture = Fixture::new(name);
-        let network = Network::new(&fixture);
-        assert!(ebpf("load", network.cgroup()).status.success());
+        let (fixture, network) = Network::with_programs(name)?;
         Some(World { fixture, network })
     }
 
