@@ -504,8 +504,12 @@ impl Generator {
         if !self.model.sleeps(process, other) && self.draw.percent(80) {
             return None;
         }
-        // The kernel restarts a call with its number, whatever that means by now; we go on with the socket.
-        let restarts = if self.model.is_renumbered() { 0 } else { self.draw.below(2) as i64 };
+        // Known: the kernel restarts a call with its number, whatever that means by now, or ends it; we go on with the
+        // socket.
+        if self.model.is_renumbered() {
+            return None;
+        }
+        let restarts = self.draw.below(2) as i64;
         self.plan(process, thread, "kick", &[other as i64, restarts]);
         Some(())
     }
