@@ -16,6 +16,7 @@ use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::process::Lock;
 use crate::reason::Reason;
+use crate::remote::Remote;
 use crate::sys;
 
 /// A TCP socket, neither connected nor listening.
@@ -455,6 +456,48 @@ pub fn at(index: u32) -> &'static Conn {
     unsafe { &*base.add(index as usize) }
 }
 
+/// What another process' record says, which may change at any moment.
+pub struct There {
+    /// Its address.
+    pub at: usize,
+    /// `FRESH` … `PLAIN`.
+    pub phase: u32,
+    /// `F_*`.
+    pub flags: u32,
+    /// The slot's address.
+    pub slot: usize,
+    /// Its index in the segment.
+    pub slot_index: u32,
+    /// Which use of it.
+    pub usage: u32,
+    /// The connection's name.
+    pub tuple: [u64; 6],
+    /// Bits of kernel poll events that stay true.
+    pub kernel_events: u32,
+}
+
+/// Record `index` of another process.
+pub fn there(process: &Remote, index: u32) -> Option<There> {
+    // SAFETY: an integer.
+    let base = unsafe { process.read_static((&raw const BASE).cast::<usize>()) }.ok()?;
+    if base == 0 || index as usize >= CONNS {
+        return None;
+    }
+    let at = base.checked_add(index as usize * size_of::<Conn>())?;
+    // SAFETY: atomics and integers only. Its pointers are of no use here.
+    let conn = unsafe { process.read::<Conn>(at) }.ok()?;
+    Some(There {
+        at,
+        phase: conn.phase.load(Relaxed),
+        flags: conn.flags.load(Relaxed),
+        slot: conn.slot.load(Relaxed).addr(),
+        slot_index: conn.slot_index.load(Relaxed),
+        usage: conn.usage.load(Relaxed),
+        tuple: conn.tuple.each_ref().map(|word| word.load(Relaxed)),
+        kernel_events: conn.kernel_events.load(Relaxed),
+    })
+}
+
 /// Record `index`, if it was ever in use. For numbers from elsewhere.
 pub fn get(index: u32) -> Option<&'static Conn> {
     (index < NEXT.load(Relaxed).min(CONNS as u32)).then(|| at(index))
@@ -464,6 +507,16 @@ pub fn get(index: u32) -> Option<&'static Conn> {
 pub fn index_of(conn: &Conn) -> u32 {
     let offset = ptr::from_ref(conn).addr() - BASE.load(Relaxed).addr();
     (offset / size_of::<Conn>()) as u32
+}
+
+/// A record outside the table, for a while: another process has the connection, and `flags` are its record's.
+pub fn visiting(flags: u32, kernel_events: u32) -> Conn {
+    // SAFETY: atomics and integers only: zero is a valid record.
+    let conn: Conn = unsafe { core::mem::zeroed() };
+    conn.set_flag((flags & (F_CLIENT | F_TUNED)) | F_SHARED, true);
+    conn.kernel_events.store(kernel_events, Relaxed);
+    conn.set_phase(RING);
+    conn
 }
 
 /// Takes an unused record, all zero but its use count. `None` when the table is full.

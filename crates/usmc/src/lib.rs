@@ -37,6 +37,7 @@ mod poll;
 mod process;
 pub mod real;
 pub mod reason;
+mod remote;
 mod segment;
 mod socket;
 mod spawn;

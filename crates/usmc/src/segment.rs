@@ -4,6 +4,7 @@
 //! All changes happen under one lock; the data path never comes here. A segment stays mapped while a
 //! record uses it, so the rings of a live connection cannot vanish.
 
+use core::ffi::CStr;
 use core::mem::offset_of;
 use core::ptr;
 use usmc_shm::Broken;
@@ -24,6 +25,8 @@ use crate::strangers;
 use crate::sys;
 use crate::tuple::Tuple;
 
+/// What the kernel calls their files.
+pub const MEMFD_NAME: &CStr = c"usmc-segment";
 /// Segments one process can have mapped.
 const SEGMENTS: usize = 1024;
 /// Slots of the first segment of a chain; each further one has four times as many.
@@ -232,7 +235,7 @@ fn space_in_use(table: &Table<'_>) -> usize {
 fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Result<(), Reason> {
     let shift = crate::config::get().ring_shift;
     let len = segment_len(slots, shift).ok_or(Reason::NoMemory)?;
-    let fd = sys::memfd_create(c"usmc-segment").map_err(|_| Reason::NoMemory)?;
+    let fd = sys::memfd_create(MEMFD_NAME).map_err(|_| Reason::NoMemory)?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     let base = sys::ftruncate(fd, len as u64)
         .and_then(|()| sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize))
@@ -415,13 +418,53 @@ static REFUSED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 static REFUSALS: AtomicU32 = AtomicU32::new(0);
 
 fn refuse(fd: i32) {
+    if let Some(id) = id_in(fd) {
+        let next = REFUSALS.fetch_add(1, Relaxed) as usize % REFUSED.len();
+        REFUSED[next].store(id, Relaxed);
+    }
+}
+
+/// The identity that a segment's file has.
+pub fn id_in(fd: i32) -> Option<u64> {
     let mut id = 0u64;
     let at = offset_of!(SegmentHeader, id) as i64;
     // SAFETY: eight writable bytes.
-    if unsafe { sys::pread(fd, (&raw mut id).cast(), size_of::<u64>(), at) } == Ok(size_of::<u64>())
-    {
-        let next = REFUSALS.fetch_add(1, Relaxed) as usize % REFUSED.len();
-        REFUSED[next].store(id, Relaxed);
+    let read = unsafe { sys::pread(fd, (&raw mut id).cast(), size_of::<u64>(), at) };
+    (read == Ok(size_of::<u64>())).then_some(id)
+}
+
+/// Somebody else's segment, mapped for a while.
+pub struct Visited {
+    /// The mapping.
+    pub map: Segment,
+}
+
+impl Visited {
+    /// Maps it; takes the fd. Hostile until proven sealed and sound.
+    ///
+    /// # Errors
+    /// What is wrong with it, or that it does not fit.
+    pub fn new(fd: i32) -> Result<Visited, Reason> {
+        let mapped = size_of_sealed(fd)
+            .and_then(|len| Ok((sys::mmap_shared(fd, len).map_err(|_| Reason::NoMemory)?, len)));
+        strangers::discard(fd);
+        let (base, len) = mapped?;
+        // SAFETY: a mapping of `len` bytes whose file is sealed against shrinking.
+        match unsafe { Segment::open(base, len) } {
+            Ok(map) => Ok(Visited { map }),
+            Err(Broken) => {
+                // SAFETY: nobody has seen it.
+                unsafe { sys::munmap(base, len) };
+                Err(Reason::PeerBroken)
+            }
+        }
+    }
+}
+
+impl Drop for Visited {
+    fn drop(&mut self) {
+        // SAFETY: mapped above, and borrowed by nobody any more.
+        unsafe { sys::munmap(self.map.base(), self.map.len()) };
     }
 }
 

@@ -2,6 +2,7 @@
 //! exact byte. Every failure leaves the connection what it was, plain TCP.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use usmc_shm::Broken;
 use usmc_shm::handshake::{self, Phase, Use};
 use usmc_shm::layout::{
     ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_NODELAY, END_RESET_SEEN,
@@ -148,7 +149,7 @@ fn is_ours_alone(fd: i32, conn: &Conn) -> Result<bool, Reason> {
 }
 
 /// Resets a slot's words for its next connection and opens it for an acceptor.
-fn prepare(map: &Segment, index: u32) -> Result<Use, usmc_shm::Broken> {
+fn prepare(map: &Segment, index: u32) -> Result<Use, Broken> {
     let slot = map.slot(index)?;
     for side in [CLIENT, ACCEPTOR] {
         let ring = map.ring(index, side)?;
@@ -195,14 +196,25 @@ fn bind_slot(
     end.rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
     end.pid.store(crate::process::pid(), Relaxed);
     end.fd.store(fd.cast_unsigned(), Relaxed);
-    let slot: *const Slot = slot;
-    let full = 1usize << map.ring_shift();
-    let rx = map.ring(index, 1 - mine).map_err(|_| Reason::PeerBroken)?.contiguous(0, full, full).0;
-    let tx = map.ring(index, mine).map_err(|_| Reason::PeerBroken)?.contiguous(0, full, full).0;
     conn.segment.store(seg, Relaxed);
     conn.slot_index.store(index, Relaxed);
     // SAFETY: the segment counts this record as a user until `release_slot`.
-    unsafe { conn.set_slot(slot, rx, tx, map.ring_shift()) };
+    unsafe { tie(conn, map, index, mine) }.map_err(|_| Reason::PeerBroken)
+}
+
+/// Ties the record of end `side` to a slot.
+///
+/// # Errors
+/// [`Broken`] when there is no such slot.
+///
+/// # Safety
+/// The segment stays mapped until the record forgets the slot.
+pub unsafe fn tie(conn: &Conn, map: &Segment, index: u32, side: usize) -> Result<(), Broken> {
+    let full = 1usize << map.ring_shift();
+    let rx = map.ring(index, 1 - side)?.contiguous(0, full, full).0;
+    let tx = map.ring(index, side)?.contiguous(0, full, full).0;
+    // SAFETY: the caller's contract.
+    unsafe { conn.set_slot(map.slot(index)?, rx, tx, map.ring_shift()) };
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
 use usmc_shm::back::Resume;
 use usmc_shm::bell::Drain;
-use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT, TXF_BACK};
+use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, End, Slot, TXF_ABORT, TXF_BACK};
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, Taken, Unmeasured};
 use usmc_shm::sync::AtomicU64;
@@ -233,9 +233,25 @@ fn stops_in_kernel(fd: i32, conn: &Conn) -> bool {
 pub struct Family<'a>(#[expect(dead_code, reason = "held for its drop")] Option<SharedLock<'a>>);
 
 impl<'a> Family<'a> {
-    /// Takes it if the socket is shared; `None` when the peer made it unusable.
-    pub fn enter(conn: &Conn, word: &'a AtomicU64) -> Option<Family<'a>> {
-        if !conn.has(F_SHARED) {
+    /// The sending direction's; `None` when the peer made it unusable.
+    #[inline(always)]
+    pub fn sending(conn: &Conn, slot: &'a Slot) -> Option<Family<'a>> {
+        let end = conn.end(slot);
+        Family::enter(conn, end, &end.tx_lock)
+    }
+
+    /// The receiving direction's, likewise.
+    #[inline(always)]
+    pub fn receiving(conn: &Conn, slot: &'a Slot) -> Option<Family<'a>> {
+        let end = conn.end(slot);
+        Family::enter(conn, end, &end.rx_lock)
+    }
+
+    /// The caller has the record's own lock of that direction.
+    #[inline(always)]
+    fn enter(conn: &Conn, end: &End, word: &'a AtomicU64) -> Option<Family<'a>> {
+        // Another number: somebody whom this process has not heard of is here as well ([`super::fetch`]).
+        if !conn.has(F_SHARED) && end.refs.load(Relaxed) == 1 {
             return Some(Family(None));
         }
         Some(Family(Some(SharedLock::enter(word).ok()?)))
@@ -253,7 +269,7 @@ impl<'a> Receiving<'a> {
     /// `None` in a signal handler that has interrupted a receive, or when the peer made the lock unusable.
     pub fn enter(conn: &'a Conn, slot: &'a Slot) -> Option<Receiving<'a>> {
         let held = conn.rx_lock.enter()?;
-        Some(Receiving { _family: Family::enter(conn, &conn.end(slot).rx_lock)?, _held: held })
+        Some(Receiving { _family: Family::receiving(conn, slot)?, _held: held })
     }
 }
 
@@ -274,7 +290,7 @@ fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
     if !matches!(phase, OFFERED | ATTACHED | RING) {
         return Attempt::Kernel;
     }
-    let Some(_family) = Family::enter(conn, &conn.end(slot).rx_lock) else {
+    let Some(_family) = Family::receiving(conn, slot) else {
         return Attempt::Fail(libc::ECONNRESET);
     };
     let span = RxSpan::new(slot, conn.side());

@@ -273,7 +273,7 @@ fn attempt(
     if !conn.has_slot(slot) {
         return Attempt::Elsewhere;
     }
-    let Some(family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
+    let Some(family) = Family::sending(conn, slot) else {
         return Attempt::Fail(libc::ECONNRESET);
     };
     let flags = conn.own(slot).flags.load(Relaxed);

@@ -37,7 +37,7 @@ fn into_ring(
         let fd = hold.fd(fd);
         let step = {
             let Some(_held) = conn.tx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
-            let Some(_family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
+            let Some(_family) = Family::sending(conn, slot) else {
                 return Outcome::Fail(libc::ECONNRESET);
             };
             if !conn.has_slot(slot) {
