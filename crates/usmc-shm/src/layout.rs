@@ -134,6 +134,8 @@ pub const END_SENT_AFTER: u32 = 32;
 
 /// We shut the kernel socket's receiving direction down ourselves, to wake a sender of ours that slept there.
 pub const END_CUT: u32 = 64;
+/// A process of this end has given the application's options back to the kernel's socket, on the way out of the ring.
+pub const END_GIVEN_BACK: u32 = 128;
 /// Where in [`End::flags`] eight bits count how often SO_RCVLOWAT was set with enough to read: epoll's edge for processes
 /// that share the end.
 pub const END_MARKS_SHIFT: u32 = 8;

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::Broken;
 use usmc_shm::handshake::{self, Phase, Use};
 use usmc_shm::layout::{
-    ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_NODELAY, END_RESET_SEEN,
+    ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_GIVEN_BACK, END_NODELAY, END_RESET_SEEN,
     END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_ENDS,
 };
 use usmc_shm::region::Segment;
@@ -650,6 +650,7 @@ fn tune(fd: i32, conn: &Conn) {
     }
     let Some(slot) = conn.slot() else { return };
     let end = conn.end(slot);
+    end.flags.fetch_and(!END_GIVEN_BACK, Relaxed);
     if kernel::option(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0) != 0 {
         end.flags.fetch_or(END_CORK, Relaxed);
         // Sends what is held back; later bytes are doorbells.

@@ -72,7 +72,7 @@ REMOTE_CASE(holder_asleep_in_a_receive_is_fetched_from) {
 
 REMOTE_CASE(holder_asleep_in_a_send_is_fetched_from) {
     struct pair p = pair_open();
-    int fetched, bytes = 12 << 20;
+    int fetched, bytes = 5 << 20;
     peer_begin(P_SEND_PATTERN, p.peer, 2, 0, bytes);
     peer_asleep();
     fetch(p, &fetched);
@@ -142,6 +142,49 @@ REMOTE_CASE(third_process_fetches_a_connection) {
     pair_close(p);
 }
 
+REMOTE_CASE(options_of_a_fetched_connection_are_both_processes) {
+    struct pair p = pair_open();
+    int fetched;
+    OK(peer_call(P_OPTION, p.peer, SOL_SOCKET, SO_RCVLOWAT, 5));
+    OK(peer_call(P_OPTION, p.peer, IPPROTO_TCP, TCP_NODELAY, 1));
+    if (fetch(p, &fetched)) {
+        EQ(option(fetched, SOL_SOCKET, SO_RCVLOWAT), 5);
+        EQ(option(fetched, IPPROTO_TCP, TCP_NODELAY), 1);
+        set_option(fetched, SOL_SOCKET, SO_RCVLOWAT, 7);
+        set_option(fetched, IPPROTO_TCP, TCP_NODELAY, 0);
+        EQ(peer_call(P_GET_OPTION, p.peer, SOL_SOCKET, SO_RCVLOWAT, 0), 7);
+        EQ(peer_call(P_GET_OPTION, p.peer, IPPROTO_TCP, TCP_NODELAY, 0), 0);
+        OK(peer_call(P_OPTION, p.peer, SOL_SOCKET, SO_RCVLOWAT, 3));
+        EQ(option(fetched, SOL_SOCKET, SO_RCVLOWAT), 3);
+        set_option(fetched, SOL_SOCKET, SO_RCVLOWAT, 1);
+        goes_on((struct pair){p.fd, p.peer}, dup(fetched), 0, 0);
+        EQ(option(fetched, SOL_SOCKET, SO_RCVLOWAT), 1);
+        EQ(option(fetched, IPPROTO_TCP, TCP_NODELAY), 0);
+        close(fetched);
+        return;
+    }
+    pair_close(p);
+}
+
+// What is unread there can only be read there: its sender has left the ring.
+CASE(unread_bytes_of_a_sender_that_was_fetched_stay_with_their_reader) {
+    int ends[2];
+    variant.remote = true;
+    both_ends(ends, true, 32);
+    send_all(ends[0], 1, 320, 5000);
+    send_all(ends[1], 2, 320, 3000);
+    int there = OK(peer_call(P_FETCH, ends[1], getpid(), 0, 0));
+    if (!is_plain())
+        FAILS(peer_call(P_FETCH, ends[0], getpid(), 0, 0), EBUSY);
+    recv_all(ends[0], 2, 320, 3000);
+    int other = OK(peer_call(P_FETCH, ends[0], getpid(), 0, 0));
+    EQ(peer_call(P_RECV_PATTERN, there, 1, 320, 5000), 0);
+    EQ(peer_call(P_SEND_PATTERN, other, 1, 5320, 100), 0);
+    recv_all(ends[1], 1, 5320, 100);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 REMOTE_CASE(holder_closes_what_was_fetched) {
     struct pair p = pair_open();
     int fetched;
@@ -201,7 +244,7 @@ static void holds_streams(void *arg) {
     char byte;
     both_ends(ends, h->round % 2, h->round < 2 ? 0 : 32);
     struct streams streams;
-    streams_begin(&streams, ends, 4 << 20);
+    streams_begin(&streams, ends, 3 << 20);
     CHECK(write(h->told[1], ends, sizeof ends) == sizeof ends);
     streams_end(&streams);
     // The fetcher is still to be served.

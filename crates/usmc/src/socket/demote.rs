@@ -8,7 +8,7 @@
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::layout::{
-    ARM_TCP, CLIENT, END_CORK, END_NODELAY, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_BACK,
+    ARM_TCP, CLIENT, END_CORK, END_GIVEN_BACK, END_NODELAY, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_BACK,
     TXF_DONE, TXF_ENDS, TXF_LEFT, TXF_LOOK, TXF_RETURNS,
 };
 use usmc_shm::ring::Ring;
@@ -573,12 +573,12 @@ pub fn sends_by_tcp(fd: i32, index: u32, reason: Reason) -> bool {
 fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
     if conn.has(F_TUNED) {
         conn.set_flag(F_TUNED, false);
-        let set = conn.end(slot).flags.load(Relaxed);
-        if set & END_NODELAY == 0 {
-            let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &0i32);
-        }
-        if set & END_CORK != 0 {
-            let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &1i32);
+        let set = conn.end(slot).flags.fetch_or(END_GIVEN_BACK, Relaxed);
+        if set & END_GIVEN_BACK != 0 {
+            // Another process was first, and may have set its own since.
+            conn.set_lowat(0);
+        } else {
+            give_options_back(fd, set);
         }
         transition::give_lowat_back(fd, conn);
     }
@@ -590,6 +590,16 @@ fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
     }
     note_totals(conn, slot);
     log::debug(format_args!("fd {fd}: back to TCP, {}", reason.text()));
+}
+
+/// `set`: `END_*`.
+fn give_options_back(fd: i32, set: u32) {
+    if set & END_NODELAY == 0 {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &0i32);
+    }
+    if set & END_CORK != 0 {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &1i32);
+    }
 }
 
 /// For `usmc ss` and `usmc dump`: what went through this ring. The kernel's counts have the doorbells instead.

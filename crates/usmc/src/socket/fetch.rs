@@ -45,31 +45,38 @@ pub fn take(fd: i32, pidfd: i32, number: i32) -> Result<(), Errno> {
     let patience = Patience::new();
     let taken = loop {
         // What is on its way into the ring, or out of it, has arrived there soon.
-        let tried = attempt(fd, pidfd, number).map_err(|_| libc::EBUSY);
-        if tried.is_err() || mark::take(fd) {
-            break tried;
+        if let Err(why) = attempt(fd, pidfd, number) {
+            break Err(why);
         }
-        if let Err(errno) = patience.wait() {
-            break Err(errno);
+        if mark::take(fd) {
+            break Ok(());
+        }
+        if patience.wait().is_err() {
+            break Err(Refused("unread, and its sender has left"));
         }
     };
     sys::set_signals(mask);
-    taken
+    taken.map_err(|Refused(why)| {
+        log::warn(format_args!("fd {fd}: not taken out of its holder's ring: {why}"));
+        libc::EBUSY
+    })
 }
 
 /// No error is no success: whether the connection is out of the ring its mark tells.
 fn attempt(fd: i32, pidfd: i32, number: i32) -> Result<(), Refused> {
-    let process = Remote::of(pidfd).ok_or(Refused)?;
-    let Entry::Conn(index) = table::get_there(&process, number) else { return Err(Refused) };
-    let there = conn::there(&process, index).ok_or(Refused)?;
+    let process = Remote::of(pidfd).ok_or(Refused("another library"))?;
+    let Entry::Conn(index) = table::get_there(&process, number) else {
+        return Err(Refused("unknown there"));
+    };
+    let there = conn::there(&process, index).ok_or(Refused("no record"))?;
     if !is_named(fd, &there) {
-        return Err(Refused);
+        return Err(Refused("another connection"));
     }
     if !matches!(there.phase, ATTACHED | RING) {
         return Ok(());
     }
     let visited = open_segment(&process, &there)?;
-    let slot = visited.map.slot(there.slot_index).map_err(|_| Refused)?;
+    let slot = visited.map.slot(there.slot_index).map_err(|_| BROKEN)?;
     let usage = Use::from_bits(there.usage);
     match handshake::decline(&slot.control, usage) {
         // Since our mark is set it goes to no other ring.
@@ -78,9 +85,9 @@ fn attempt(fd: i32, pidfd: i32, number: i32) -> Result<(), Refused> {
             return Ok(());
         }
         Phase::Confirmed => {}
-        Phase::Offered | Phase::Attached => return Err(Refused),
+        Phase::Offered | Phase::Attached => return Err(BROKEN),
     }
-    let guest = Guest::enter(&slot.end[side_of(&there)]).ok_or(Refused)?;
+    let guest = Guest::enter(&slot.end[side_of(&there)]).ok_or(Refused("closed"))?;
     if handshake::phase(&slot.control, usage) != Phase::Confirmed {
         return Ok(());
     }
@@ -90,20 +97,24 @@ fn attempt(fd: i32, pidfd: i32, number: i32) -> Result<(), Refused> {
     };
     let ended = slot.dir[side_of(&there)].producer.flags.load(Acquire);
     if ended & TXF_ABORT != 0 || ended & (TXF_CLOSED | TXF_SHUT) == TXF_CLOSED {
-        // Closed in this instant: the peer was told so.
-        return Err(Refused);
+        // In this instant: the peer was told so.
+        return Err(Refused("closed"));
     }
     let conn = conn::visiting(there.flags, there.kernel_events);
     // SAFETY: the record ends before the mapping does.
     unsafe { transition::tie(&conn, &visited.map, there.slot_index, conn.side()) }
-        .map_err(|_| Refused)?;
-    demote::leave_on_behalf(fd, &conn, slot).map_err(|_| Refused)?;
-    log::debug(format_args!("fd {fd}: taken out of the ring of process {}", process.pid()));
+        .map_err(|_| BROKEN)?;
+    // Where it fails, the holder may yet read what its peer, who has left, cannot send again.
+    if demote::leave_on_behalf(fd, &conn, slot).is_ok() {
+        log::debug(format_args!("fd {fd}: taken out of the ring of process {}", process.pid()));
+    }
     Ok(())
 }
 
-/// Not to be had.
-struct Refused;
+/// Not to be had, and why.
+struct Refused(&'static str);
+
+const BROKEN: Refused = Refused("the segment makes no sense");
 
 fn side_of(there: &There) -> usize {
     if there.flags & F_CLIENT != 0 { CLIENT } else { ACCEPTOR }
@@ -123,20 +134,20 @@ fn is_named(fd: i32, there: &There) -> bool {
 /// The memory that the holder has mapped: the client has its file still.
 fn open_segment(process: &Remote, there: &There) -> Result<Visited, Refused> {
     let before = SLOTS_OFFSET + there.slot_index as usize * size_of::<Slot>();
-    let header = there.slot.checked_sub(before).ok_or(Refused)?;
+    let header = there.slot.checked_sub(before).ok_or(BROKEN)?;
     // SAFETY: an integer.
     let id = unsafe { process.read::<u64>(header + offset_of!(SegmentHeader, id)) };
-    let id = id.map_err(|_| Refused)?;
+    let id = id.map_err(|_| BROKEN)?;
     let client = if side_of(there) == CLIENT {
         process.pid()
     } else {
         let pid = offset_of!(Slot, end) + CLIENT * size_of::<End>() + offset_of!(End, pid);
         // SAFETY: an integer.
-        unsafe { process.read::<u32>(there.slot + pid) }.map_err(|_| Refused)?
+        unsafe { process.read::<u32>(there.slot + pid) }.map_err(|_| BROKEN)?
     };
     let is_it = |fd| segment::id_in(fd) == Some(id);
-    let fd = remote::open_memfd(client, segment::MEMFD_NAME, is_it).ok_or(Refused)?;
-    Visited::new(fd).map_err(|_| Refused)
+    let fd = remote::open_memfd(client, segment::MEMFD_NAME, is_it).ok_or(Refused("no segment"))?;
+    Visited::new(fd).map_err(|_| BROKEN)
 }
 
 /// One more process of an end.
@@ -162,7 +173,7 @@ fn wait_for_threads(process: &Remote, record: usize, end: &End) -> Result<(), Re
     fence(SeqCst);
     // There taking a lock is a full barrier, as this one has to be for the holder.
     if !cfg!(any(target_arch = "x86_64", target_arch = "x86")) {
-        sys::barrier_everywhere().map_err(|_| Refused)?;
+        sys::barrier_everywhere().map_err(|_| Refused("no membarrier(2)"))?;
     }
     let patience = Patience::new();
     for (own, family) in
@@ -175,8 +186,8 @@ fn wait_for_threads(process: &Remote, record: usize, end: &End) -> Result<(), Re
                 Ok(0) | Err(libc::ESRCH) => break,
                 // Who has it has seen us, and has taken the other as well.
                 Ok(_) if family.load(Acquire) != 0 => break,
-                Ok(_) => patience.wait().map_err(|_| Refused)?,
-                Err(_) => return Err(Refused),
+                Ok(_) => patience.wait().map_err(|_| Refused("a thread in a step"))?,
+                Err(_) => return Err(Refused("memory not to be read")),
             }
         }
     }
