@@ -174,8 +174,13 @@ pub fn file_sent(fd: i32, index: u32, file: i32, position: Option<i64>, sent: is
             return;
         }
         // SAFETY: `n` bytes of it were filled.
-        unsafe { scene.data(EVENT_SENT, end.wrapping_sub(left), bytes.as_ptr(), n) };
+        let has_room = unsafe { scene.data(EVENT_SENT, end.wrapping_sub(left), bytes.as_ptr(), n) };
         left -= n as u64;
+        if !has_room {
+            // Nor will there be soon: the rest need not be read.
+            scene.capture.tap.lost[0].fetch_add(left, Relaxed);
+            return;
+        }
     }
 }
 
@@ -315,14 +320,14 @@ impl Scene<'_> {
     /// Something without bytes.
     fn event(&self, kind: u32) {
         // SAFETY: no bytes.
-        unsafe { self.put(Event { kind: self.header.kind | kind, ..self.header }, [].as_ptr()) }
+        unsafe { self.put(Event { kind: self.header.kind | kind, ..self.header }, [].as_ptr()) };
     }
 
-    /// Bytes of the stream.
+    /// Bytes of the stream. Whether there was room for them.
     ///
     /// # Safety
     /// `bytes` is readable for `len` bytes; others may be writing there.
-    unsafe fn data(&self, direction: u32, offset: u64, bytes: *const u8, len: usize) {
+    unsafe fn data(&self, direction: u32, offset: u64, bytes: *const u8, len: usize) -> bool {
         let kind = self.header.kind | EVENT_DATA | direction;
         let header = Event { kind, offset, bytes: len as u32, ..self.header };
         // SAFETY: the caller's contract.
@@ -331,13 +336,13 @@ impl Scene<'_> {
 
     /// # Safety
     /// `bytes` is readable for `header.bytes`.
-    unsafe fn put(&self, mut header: Event, bytes: *const u8) {
+    unsafe fn put(&self, mut header: Event, bytes: *const u8) -> bool {
         let body = header.bytes as usize;
         let len = (size_of::<Event>() + body).next_multiple_of(8);
         header.len = len as u32;
         let Some(at) = self.ring.reserve(len, body) else {
             self.lost();
-            return;
+            return false;
         };
         // SAFETY: a header on our stack, which has no padding; `bytes` by the caller's contract.
         unsafe {
@@ -345,6 +350,7 @@ impl Scene<'_> {
             self.ring.put(behind, bytes, body);
         }
         self.ring.publish(at.wrapping_add(len as u64));
+        true
     }
 
     /// Nobody reads, or not fast enough. Where the reader was killed, its session ends here.
@@ -393,6 +399,10 @@ fn halves(end: &Endpoint) -> [u64; 2] {
 pub fn before_child_forgets() {
     LOCK.reset();
     let Some((capture, ..)) = observer::capture_ring() else { return };
+    if is_inherited() {
+        // The parent has made no file of its own: what it began with is ours.
+        return;
+    }
     let follows = capture.session.load(Relaxed) != 0 && capture.follow.load(Relaxed) != 0;
     INHERITED.store(follows, Relaxed);
     PORT.store(capture.port.load(Relaxed), Relaxed);

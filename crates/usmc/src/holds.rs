@@ -13,7 +13,8 @@ use crate::conn::{
 use crate::device::Receiver;
 use crate::process::Lock;
 use crate::reason::Reason;
-use crate::socket::{close, demote};
+use crate::socket::demote::{self, Patience};
+use crate::socket::close;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
 use crate::{custody, fork, kernel_only, log, process, syn_option, sys, transition};
@@ -185,23 +186,30 @@ fn hand_to_next_program(fd: i32, index: u32) -> Result<(), Errno> {
         // By another number.
         return Ok(());
     }
-    hand_over(fd, index, Receiver::this_program(), Reason::PassedOn)
+    hand_over(fd, index, Receiver::this_program(), Reason::PassedOn, &Patience::new())
 }
 
-/// The same for a program that is started beside this one, which comes back to the ring when it is alone again.
+/// The same for a program that is started beside this one, which comes back to the ring when it is alone again. `patience`
+/// is for all connections that it will have.
 ///
 /// # Errors
 /// See [`demote::leave`].
-pub fn lend(fd: i32, index: u32, to: Receiver) -> Result<(), Errno> {
+pub fn lend(fd: i32, index: u32, to: Receiver, patience: &Patience) -> Result<(), Errno> {
     transition::put_off(fd, conn::at(index));
-    hand_over(fd, index, to, Reason::Lent)
+    hand_over(fd, index, to, Reason::Lent, patience)
 }
 
-fn hand_over(fd: i32, index: u32, to: Receiver, reason: Reason) -> Result<(), Errno> {
+fn hand_over(
+    fd: i32,
+    index: u32,
+    to: Receiver,
+    reason: Reason,
+    patience: &Patience,
+) -> Result<(), Errno> {
     let conn = conn::at(index);
     loop {
         if conn.phase() != EARLY || conn.clc.is_on() {
-            demote::leave(fd, index, reason)?;
+            demote::leave_within(fd, index, reason, patience)?;
         }
         // Another thread may be at a step of its handshake; none is made once the flag is set.
         let _step = conn.step_lock.enter();

@@ -68,7 +68,7 @@ impl Remote {
 }
 
 /// The number of a pidfd's process; `None` once it is gone.
-fn pid_of(pidfd: i32) -> Option<u32> {
+pub fn pid_of(pidfd: i32) -> Option<u32> {
     let mut pid = None;
     each_line(&Path::of(format_args!("/proc/self/fdinfo/{pidfd}")), |line| {
         if let Some(number) = line.strip_prefix("Pid:") {

@@ -1,7 +1,9 @@
 // Programs that libc starts by itself: posix_spawn, popen, system. What they are given of our connections goes on there.
 #include "peer.h"
 
+#include <dlfcn.h>
 #include <spawn.h>
+#include <sys/resource.h>
 
 extern char **environ;
 
@@ -59,6 +61,91 @@ CASE(spawned_program_goes_on_at_another_number) {
         close(ends[1]);
         is_echoed(ends[0]);
         child_succeeds(pid);
+    }
+}
+
+static void by_system(void) {
+    EQ(system("true; true"), 0);
+}
+
+// glibc 2.39 has them. In front of an older one they are there, and say so.
+CASE(program_spawned_by_pidfd_goes_on) {
+    const char *names[] = {"pidfd_spawn", "pidfd_spawnp"};
+    void *libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+    CHECK(libc);
+    for (int i = 0; i < 2; i++) {
+        spawn_function *spawn = dlsym(RTLD_DEFAULT, names[i]);
+        char *argv[] = {"echo", "--echo", "77", NULL};
+        int pidfd = -1, ends[2];
+        if (!dlsym(libc, names[i])) {
+            if (spawn)
+                EQ(spawn(&pidfd, own_path(), NULL, NULL, argv, environ), ENOSYS);
+            EQ(pidfd, -1);
+            continue;
+        }
+        both_ends(ends, i, 32);
+        posix_spawn_file_actions_t actions;
+        EQ(posix_spawn_file_actions_init(&actions), 0);
+        EQ(posix_spawn_file_actions_adddup2(&actions, ends[1], AT), 0);
+        EQ(spawn(&pidfd, own_path(), &actions, NULL, argv, environ), 0);
+        EQ(posix_spawn_file_actions_destroy(&actions), 0);
+        close(ends[1]);
+        is_echoed(ends[0]);
+        siginfo_t info;
+        OK(waitid((idtype_t)3, pidfd, &info, WEXITED));
+        EQ(info.si_status, 0);
+        close(pidfd);
+    }
+    dlclose(libc);
+}
+
+struct sender {
+    int fd;
+    pid_t tid;
+};
+
+static void *sends_much(void *arg) {
+    struct sender *s = arg;
+    __atomic_store_n(&s->tid, gettid(), __ATOMIC_RELEASE);
+    send_all(s->fd, 1, 0, 5 << 20);
+    return NULL;
+}
+
+// Who starts a program waits for none of them longer than for one.
+CASE(program_starts_while_many_sends_sleep) {
+    enum { COUNT = 5 };
+    int ends[COUNT][2], full[1024], fulls = 0;
+    struct sender senders[COUNT];
+    pthread_t threads[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        both_ends(ends[i], i % 2, 32);
+        OK(fcntl(ends[i][0], F_SETFD, 0));
+        senders[i] = (struct sender){.fd = ends[i][0]};
+        EQ(pthread_create(&threads[i], NULL, sends_much, &senders[i]), 0);
+        while (!__atomic_load_n(&senders[i].tid, __ATOMIC_ACQUIRE))
+            sched_yield();
+        wait_asleep(getpid(), senders[i].tid);
+    }
+    // No number is left to get hold of the other ends by.
+    struct rlimit before, low = {512, 512};
+    OK(getrlimit(RLIMIT_NOFILE, &before));
+    low.rlim_max = before.rlim_max;
+    OK(setrlimit(RLIMIT_NOFILE, &low));
+    while ((full[fulls] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0)
+        fulls++;
+    double start = now();
+    by_system();
+    double took = now() - start;
+    CHECK(took < 4);
+    while (fulls > 0)
+        close(full[--fulls]);
+    OK(setrlimit(RLIMIT_NOFILE, &before));
+    for (int i = 0; i < COUNT; i++) {
+        recv_all(ends[i][1], 1, 0, 5 << 20);
+        EQ(pthread_join(threads[i], NULL), 0);
+        close(ends[i][0]);
+        recv_to_eof(ends[i][1], 1, 5 << 20, 0);
+        close(ends[i][1]);
     }
 }
 
@@ -152,10 +239,6 @@ static void by_spawn(void) {
     pid_t pid;
     EQ(posix_spawnp(&pid, "true", NULL, NULL, argv, environ), 0);
     child_succeeds(pid);
-}
-
-static void by_system(void) {
-    EQ(system("true; true"), 0);
 }
 
 static void by_popen(void) {

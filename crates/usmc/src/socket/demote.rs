@@ -73,11 +73,23 @@ pub fn is_leaving(conn: &Conn, slot: &Slot) -> bool {
 /// left it or we have shut both directions down, a send of ours sleeps that cannot be woken (the peer may not be traced),
 /// or the peer was stopped in the middle of a step.
 pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
+    leave_within(fd, index, reason, &Patience::new())
+}
+
+/// The same, waiting for sends that sleep no longer than `patience` lasts.
+///
+/// # Errors
+/// As there.
+pub fn leave_within(
+    fd: i32,
+    index: u32,
+    reason: Reason,
+    patience: &Patience,
+) -> Result<(), Errno> {
     let conn = conn::at(index);
     if conn.phase() == LISTEN {
         syn_option::disarm(fd, conn);
     }
-    let patience = Patience::new();
     loop {
         if matches!(conn.phase(), EARLY | OFFERED | ATTACHED)
             && !transition::decline(fd, index, reason)
@@ -583,12 +595,13 @@ fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
         transition::give_lowat_back(fd, conn);
     }
     mark::leave_ring(fd);
+    // Before the phase tells: who is told by it that TCP carries the bytes counts them together with these.
+    note_totals(conn, slot);
     conn.set_flag(F_SETTLING, true);
     let returns = matches!(reason, Reason::PeerLeft | Reason::Lent);
     if !returns || !transition::begin_again(conn, slot, reason) {
         conn.give_up(reason);
     }
-    note_totals(conn, slot);
     log::debug(format_args!("fd {fd}: back to TCP, {}", reason.text()));
 }
 
