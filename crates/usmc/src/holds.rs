@@ -13,8 +13,8 @@ use crate::conn::{
 use crate::device::Receiver;
 use crate::process::Lock;
 use crate::reason::Reason;
-use crate::socket::demote::{self, Patience};
 use crate::socket::close;
+use crate::socket::demote::{self, Patience};
 use crate::sys::Errno;
 use crate::table::{self, Entry};
 use crate::{custody, fork, kernel_only, log, process, syn_option, sys, transition};

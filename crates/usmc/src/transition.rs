@@ -5,8 +5,8 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::Broken;
 use usmc_shm::handshake::{self, Phase, Use};
 use usmc_shm::layout::{
-    ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_GIVEN_BACK, END_NODELAY, END_RESET_SEEN,
-    END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_ENDS,
+    ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_GIVEN_BACK, END_NODELAY,
+    END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_ENDS,
 };
 use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};

@@ -3,12 +3,7 @@
 
 // The peer, as a server, has accepted what we connect to: over shared memory both ways.
 static void is_served(struct pair p) {
-    for (int i = 0; i < 16; i++) {
-        send_all(p.fd, 1, i * 10, 10);
-        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 10, 10), 0);
-        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
-        recv_all(p.fd, 2, i * 10, 10);
-    }
+    pair_talk(p, 0, 16);
     assert_smcd(p.fd);
     pair_close(p);
 }
@@ -127,12 +122,7 @@ CASE(socket_of_two_processes_is_connected_by_one_and_read_by_the_other) {
 
 // From byte `at` on, our end and the peer's `handle` talk; in the end over shared memory.
 static void goes_on(struct pair p, int at) {
-    for (int i = 0; i < 64; i++, at += 10) {
-        send_all(p.fd, 1, at, 10);
-        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, 10), 0);
-        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at, 10), 0);
-        recv_all(p.fd, 2, at, 10);
-    }
+    pair_talk(p, at, 64);
     assert_smcd(p.fd);
     pair_close(p);
 }
@@ -236,12 +226,7 @@ PAIR_CASE(connection_comes_back_after_a_command) {
             _exit(1);
         }
         child_succeeds(pid);
-        for (int n = 0; n < 64; n++, at += 10) {
-            send_all(p.fd, 1, at, 10);
-            EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, 10), 0);
-            EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at, 10), 0);
-            recv_all(p.fd, 2, at, 10);
-        }
+        at = pair_talk(p, at, 64);
         if (variant.remote)
             assert_smcd(p.fd);
     }
@@ -257,12 +242,7 @@ PAIR_CASE(connection_of_a_command_without_the_library_stays_tcp) {
         _exit(1);
     }
     child_succeeds(pid);
-    for (int i = 0; i < 64; i++) {
-        send_all(p.fd, 1, i * 10, 10);
-        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 10, 10), 0);
-        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
-        recv_all(p.fd, 2, i * 10, 10);
-    }
+    pair_talk(p, 0, 64);
     assert_tcp(p.fd);
     pair_close(p);
 }

@@ -263,12 +263,7 @@ PAIR_CASE(connection_comes_back_after_programs_of_libc) {
     int at = 0;
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         ways[i]();
-        for (int n = 0; n < 64; n++, at += 10) {
-            send_all(p.fd, 1, at, 10);
-            EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, 10), 0);
-            EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at, 10), 0);
-            recv_all(p.fd, 2, at, 10);
-        }
+        at = pair_talk(p, at, 64);
         if (variant.remote)
             assert_smcd(p.fd);
     }
@@ -280,12 +275,7 @@ PAIR_CASE(connection_comes_back_after_a_program_that_is_not_there) {
     EQ(peer_call(P_SEND_PATTERN, p.peer, 3, 0, 3000), 0);
     not_at_all();
     recv_all(p.fd, 3, 0, 3000);
-    for (int n = 0; n < 64; n++) {
-        send_all(p.fd, 1, n * 10, 10);
-        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, n * 10, 10), 0);
-        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, n * 10, 10), 0);
-        recv_all(p.fd, 2, n * 10, 10);
-    }
+    pair_talk(p, 0, 64);
     if (variant.remote)
         assert_smcd(p.fd);
     pair_close(p);
@@ -294,12 +284,7 @@ PAIR_CASE(connection_comes_back_after_a_program_that_is_not_there) {
 // What a program is not given stays where it is: no call is made after it.
 PAIR_CASE(connection_that_a_program_is_not_given_stays) {
     struct pair p = pair_open();
-    for (int n = 0; n < 16; n++) {
-        send_all(p.fd, 1, n * 10, 10);
-        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, n * 10, 10), 0);
-        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, n * 10, 10), 0);
-        recv_all(p.fd, 2, n * 10, 10);
-    }
+    pair_talk(p, 0, 16);
     char *argv[] = {"true", NULL};
     pid_t pid;
     for (int i = 0; i < 4; i++) {

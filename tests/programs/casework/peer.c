@@ -241,6 +241,16 @@ void pair_close(struct pair p) {
     OK(peer_call(P_CLOSE, p.peer, 0, 0, 0));
 }
 
+int pair_talk(struct pair p, int at, int times) {
+    for (int i = 0; i < times; i++, at += 10) {
+        send_all(p.fd, 1, at, 10);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, 10), 0);
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at, 10), 0);
+        recv_all(p.fd, 2, at, 10);
+    }
+    return at;
+}
+
 // --- the peer's side
 
 long echo(int fd) {

@@ -8,8 +8,8 @@
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::layout::{
-    ARM_TCP, CLIENT, END_CORK, END_GIVEN_BACK, END_NODELAY, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_BACK,
-    TXF_DONE, TXF_ENDS, TXF_LEFT, TXF_LOOK, TXF_RETURNS,
+    ARM_TCP, CLIENT, END_CORK, END_GIVEN_BACK, END_NODELAY, END_SENT_AFTER, END_SHUT_RD, End, Slot,
+    TXF_BACK, TXF_DONE, TXF_ENDS, TXF_LEFT, TXF_LOOK, TXF_RETURNS,
 };
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, TxSpan};
@@ -21,9 +21,7 @@ use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, LISTEN, OFFE
 use crate::process::SharedLock;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
-use crate::{
-    clock, kernel, log, observer, poll, process, syn_option, transition,
-};
+use crate::{clock, kernel, log, observer, poll, process, syn_option, transition};
 
 /// How long a peer's doorbell may be in flight; it is one system call that does not wait.
 const BELL_NS: u64 = 1_000_000_000;
@@ -80,12 +78,7 @@ pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
 ///
 /// # Errors
 /// As there.
-pub fn leave_within(
-    fd: i32,
-    index: u32,
-    reason: Reason,
-    patience: &Patience,
-) -> Result<(), Errno> {
+pub fn leave_within(fd: i32, index: u32, reason: Reason, patience: &Patience) -> Result<(), Errno> {
     let conn = conn::at(index);
     if conn.phase() == LISTEN {
         syn_option::disarm(fd, conn);

@@ -92,7 +92,8 @@ fn attempt(fd: i32, pidfd: i32, number: i32) -> Result<(), Refused> {
         return Ok(());
     }
     wait_for_threads(&process, there.at, guest.0)?;
-    let Some(there) = conn::there(&process, index).filter(|now| is_in_same_slot(now, &there)) else {
+    let Some(there) = conn::there(&process, index).filter(|now| is_in_same_slot(now, &there))
+    else {
         return Ok(());
     };
     let ended = slot.dir[side_of(&there)].producer.flags.load(Acquire);

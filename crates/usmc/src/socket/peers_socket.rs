@@ -45,13 +45,7 @@ impl PeersSocket {
     ///
     /// # Errors
     /// EBUSY where they do not come; what sending them again says.
-    pub fn send_again(
-        &self,
-        fd: i32,
-        conn: &Conn,
-        slot: &Slot,
-        count: usize,
-    ) -> Result<(), Errno> {
+    pub fn send_again(&self, fd: i32, conn: &Conn, slot: &Slot, count: usize) -> Result<(), Errno> {
         let bytes = sys::mmap_private(core::ptr::null_mut(), count)?;
         let moved = (|| {
             let patience = Patience::new();
