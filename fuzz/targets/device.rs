@@ -16,7 +16,7 @@ use usmc_fuzz::attacker::Attacker;
 use usmc_fuzz::input::Input;
 use usmc_fuzz::memory::{PAGE, memfd};
 use usmc_fuzz::world::{DEVICE, World, mail, world};
-use usmc_shm::layout::{SEGMENT_MAGIC, SEGMENT_VERSION, SegmentHeader, Slot};
+use usmc_shm::layout::{ACCEPTOR, CLIENT, SEGMENT_MAGIC, SEGMENT_VERSION, SegmentHeader, Slot};
 use usmc_shm::layout::{SLOTS_OFFSET, segment_len};
 use usmc_shm::region::Segment;
 
@@ -436,11 +436,10 @@ fn touch(map: &Segment, len: usize) {
     for index in [0, map.slots() / 2, map.slots() - 1] {
         let slot = std::ptr::from_ref(map.slot(index).expect("a slot")).addr();
         assert!(inside.contains(&slot) && slot + size_of::<Slot>() <= inside.end);
-        for sender in 0..2 {
+        for sender in [CLIENT, ACCEPTOR] {
             let ring = map.ring(index, sender).expect("a ring");
-            let (start, whole) = ring.contiguous(0, full, full);
-            assert!(whole == full && inside.contains(&start.addr()));
-            assert!(start.addr() + full <= inside.end);
+            let start = if sender == CLIENT { ring.meet().wrapping_sub(full) } else { ring.meet() };
+            assert!(inside.contains(&start.addr()) && start.addr() + full <= inside.end);
             // SAFETY: inside the mapping (above).
             unsafe { start.add(full - 1).read_volatile() };
         }

@@ -8,7 +8,7 @@ use core::mem::offset_of;
 use core::ptr;
 use usmc_shm::Broken;
 use usmc_shm::layout::{
-    ACCEPTOR, CLIENT, SLOTS_MAX, SegmentHeader, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, segment_len,
+    ACCEPTOR, CLIENT, SHARED, SLOTS_MAX, SegmentHeader, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, segment_len,
 };
 use usmc_shm::region::Segment;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
@@ -286,12 +286,16 @@ pub fn let_go(index: u32, slot: Option<u32>) {
 fn give_back_pages(map: &Segment, slot: u32) {
     for sender in [CLIENT, ACCEPTOR] {
         let Ok(ring) = map.ring(slot, sender) else { continue };
-        let shift = ring.dir().producer.window_shift.load(Relaxed).min(map.ring_shift());
         // The acceptor may still be reading the last bytes.
-        if shift > WINDOW_SHIFT_MIN + 2 && ring.unread() == 0 {
-            let (base, _) = ring.contiguous(0, 1 << shift, 1 << shift);
-            // SAFETY: the ring is empty, nothing in it is needed.
-            let _ = unsafe { sys::madvise(base, 1 << shift, libc::MADV_REMOVE) };
+        if let Ok((start, len)) = ring.memory()
+            && len > 4 << WINDOW_SHIFT_MIN
+            && ring.unread() == 0
+        {
+            // Both ends of a ring are in pages that it has in common with another.
+            // SAFETY: whole pages of the ring, which is empty: nothing in them is needed.
+            let _ = unsafe {
+                sys::madvise(start.add(SHARED), len - 2 * SHARED, libc::MADV_REMOVE)
+            };
         }
     }
 }
