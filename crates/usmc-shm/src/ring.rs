@@ -88,12 +88,7 @@ impl<'a> Ring<'a> {
     /// # Safety
     /// These are valid for reads and writes for as long as the ring is used.
     #[inline(always)]
-    pub unsafe fn new(
-        slot: &'a Slot,
-        sender: usize,
-        meet: *mut Byte,
-        ring_shift: u32,
-    ) -> Ring<'a> {
+    pub unsafe fn new(slot: &'a Slot, sender: usize, meet: *mut Byte, ring_shift: u32) -> Ring<'a> {
         let below = if sender == CLIENT { usize::MAX } else { 0 };
         Ring { dir: &slot.dir[sender & 1], meet, below, ring_shift }
     }

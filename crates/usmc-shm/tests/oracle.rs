@@ -107,7 +107,10 @@ impl Pair {
         let room = self.ring().room(want).unwrap();
         let ring_bytes = 1 << self.ring_shift;
         assert!(room.place.window.is_power_of_two() && room.place.window <= ring_bytes);
-        assert!(room.place.window >= self.window_seen.max(1 << WINDOW_SHIFT_MIN), "a window shrank");
+        assert!(
+            room.place.window >= self.window_seen.max(1 << WINDOW_SHIFT_MIN),
+            "a window shrank"
+        );
         assert!(unread == 0 || self.window_seen <= room.place.window);
         // The cached cursor may hide room, but only from one who asked for less than there is.
         assert!(room.free <= room.place.window - unread);

@@ -8,7 +8,8 @@ use core::mem::offset_of;
 use core::ptr;
 use usmc_shm::Broken;
 use usmc_shm::layout::{
-    ACCEPTOR, CLIENT, SHARED, SLOTS_MAX, SegmentHeader, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, segment_len,
+    ACCEPTOR, CLIENT, SHARED, SLOTS_MAX, SegmentHeader, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN,
+    segment_len,
 };
 use usmc_shm::region::Segment;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
@@ -293,9 +294,7 @@ fn give_back_pages(map: &Segment, slot: u32) {
         {
             // Both ends of a ring are in pages that it has in common with another.
             // SAFETY: whole pages of the ring, which is empty: nothing in them is needed.
-            let _ = unsafe {
-                sys::madvise(start.add(SHARED), len - 2 * SHARED, libc::MADV_REMOVE)
-            };
+            let _ = unsafe { sys::madvise(start.add(SHARED), len - 2 * SHARED, libc::MADV_REMOVE) };
         }
     }
 }
