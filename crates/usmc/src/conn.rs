@@ -88,8 +88,8 @@ pub struct Conn {
     /// `F_*`.
     pub flags: AtomicU32,
     slot: AtomicPtr<Slot>,
-    rx_data: AtomicPtr<u8>,
-    tx_data: AtomicPtr<u8>,
+    /// Where the slot's rings meet.
+    meet: AtomicPtr<u8>,
     ring_shift: AtomicU32,
     tx_shift: AtomicU32,
     /// Bits of kernel poll events that stay true (RDHUP, HUP, ERR).
@@ -268,11 +268,10 @@ impl Conn {
     /// Ties the record to a slot; the phase is set afterwards.
     ///
     /// # Safety
-    /// The slot and both rings stay mapped until [`Conn::forget_slot`]; `rx`/`tx` are valid for
-    /// `1 << ring_shift` bytes.
-    pub unsafe fn set_slot(&self, slot: *const Slot, rx: *mut u8, tx: *mut u8, ring_shift: u32) {
-        self.rx_data.store(rx, Relaxed);
-        self.tx_data.store(tx, Relaxed);
+    /// The slot and both rings, `1 << ring_shift` bytes on each side of `meet`, stay mapped until
+    /// [`Conn::forget_slot`].
+    pub unsafe fn set_slot(&self, slot: *const Slot, meet: *mut u8, ring_shift: u32) {
+        self.meet.store(meet, Relaxed);
         self.ring_shift.store(ring_shift, Relaxed);
         self.tx_shift.store(ring_shift, Relaxed);
         self.slot.store(slot.cast_mut(), Release);
@@ -376,7 +375,7 @@ impl Conn {
     pub fn rx<'a>(&self, slot: &'a Slot) -> Ring<'a> {
         let shift = self.ring_shift.load(Relaxed);
         // SAFETY: set_slot's contract.
-        unsafe { Ring::new(&slot.dir[1 - self.side()], self.rx_data.load(Relaxed), shift) }
+        unsafe { Ring::new(slot, 1 - self.side(), self.meet.load(Relaxed), shift) }
     }
 
     /// Limits our send window to what TCP would buffer, where both applications set their buffers' sizes.
@@ -398,7 +397,7 @@ impl Conn {
     pub fn tx<'a>(&self, slot: &'a Slot) -> Ring<'a> {
         let shift = self.tx_shift.load(Relaxed);
         // SAFETY: set_slot's contract.
-        unsafe { Ring::new(&slot.dir[self.side()], self.tx_data.load(Relaxed), shift) }
+        unsafe { Ring::new(slot, self.side(), self.meet.load(Relaxed), shift) }
     }
 
     /// What our processes share about this end.

@@ -196,13 +196,11 @@ fn bind_slot(
     end.pid.store(crate::process::pid(), Relaxed);
     end.fd.store(fd.cast_unsigned(), Relaxed);
     let slot: *const Slot = slot;
-    let full = 1usize << map.ring_shift();
-    let rx = map.ring(index, 1 - mine).map_err(|_| Reason::PeerBroken)?.contiguous(0, full, full).0;
-    let tx = map.ring(index, mine).map_err(|_| Reason::PeerBroken)?.contiguous(0, full, full).0;
+    let meet = map.ring(index, mine).map_err(|_| Reason::PeerBroken)?.meet();
     conn.segment.store(seg, Relaxed);
     conn.slot_index.store(index, Relaxed);
     // SAFETY: the segment counts this record as a user until `release_slot`.
-    unsafe { conn.set_slot(slot, rx, tx, map.ring_shift()) };
+    unsafe { conn.set_slot(slot, meet, map.ring_shift()) };
     Ok(())
 }
 

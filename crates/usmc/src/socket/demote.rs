@@ -400,7 +400,7 @@ fn resend(fd: i32, tx: &Ring<'_>, from: u64) -> Option<u64> {
         if left > data.len as u64 {
             return None;
         }
-        let (src, len) = tx.contiguous(at, data.window, left as usize);
+        let (src, len) = tx.contiguous(at, data.place, left as usize);
         // SAFETY: `len` unread bytes of the ring.
         unsafe { send_all(fd, src, len) }.ok()?;
         at = at.wrapping_add(len as u64);

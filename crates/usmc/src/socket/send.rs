@@ -315,7 +315,7 @@ fn attempt(
         && let Some((src, len)) = from.piece(free)
     {
         // SAFETY: at..at+len lies within `room`; src is the application's buffer of len bytes.
-        unsafe { tx.copy_in(at, room.window, src, len) };
+        unsafe { tx.copy_in(at, room.place, src, len) };
         from.advance(len);
         at = at.wrapping_add(len as u64);
         free -= len;
@@ -325,7 +325,7 @@ fn attempt(
         conn.own(slot).stamp.store(now, Relaxed);
         let record = observer::record_of(conn);
         if capture::wants(record) {
-            capture::sending(fd, conn, slot, room.window, room.prod, at);
+            capture::sending(fd, conn, slot, room.place, room.prod, at);
         }
         tx.publish(at);
         observer::sent_total(record, conn, slot, at);
@@ -341,9 +341,8 @@ fn attempt(
 /// Whether what we send now may be lost, of which [`ending::sending`] knows more. `now`: [`clock::tsc`].
 #[inline(always)]
 pub fn may_be_lost(fd: i32, conn: &Conn, slot: &Slot, room: &Room, now: u64) -> bool {
-    let unread = room.free < room.window;
     let is_due = || now.wrapping_sub(conn.looked.load(Relaxed)) > LOOK_CYCLES;
-    peer_is_gone(conn, slot) || (unread && is_due() && has_died(fd, conn, slot, now))
+    peer_is_gone(conn, slot) || (room.unread && is_due() && has_died(fd, conn, slot, now))
 }
 
 /// Whether the peer is known to have closed or died.

@@ -1,7 +1,7 @@
 //! The loopback ISM device: a directory. Who can open it shares the device.
 //!
-//! - `v3.device`: one mapped file with the tables of [`layout`], 3 being their version;
-//! - `v3.m.<index>`: the mailbox of process `<index>`, a UNIX datagram socket that receives segments.
+//! - `v4.device`: one mapped file with the tables of [`layout`], 4 being their version;
+//! - `v4.m.<index>`: the mailbox of process `<index>`, a UNIX datagram socket that receives segments.
 //!
 //! A process is alive while it holds the byte lock of its index on the device file; the kernel lets go of it
 //! when the process ends, however it ends. Everything else here is disposable and swept by the next
