@@ -38,6 +38,8 @@ pub struct Cell {
     pub holders: AtomicU32,
     /// As [`usmc_shm::layout::End::custody`].
     custody: AtomicU32,
+    /// Whether one of them takes the CLC message out that was in the stream at the fork.
+    takes_message: AtomicU32,
 }
 
 fn cell(number: u32) -> Option<&'static Cell> {
@@ -81,6 +83,11 @@ pub fn set_custody(conn: &Conn, custody: u32) {
     }
 }
 
+/// Whether the caller, and no other process, is to take out the CLC message that was in the stream at the fork.
+pub fn claims_message(conn: &Conn) -> bool {
+    cell_of(conn).is_none_or(|cell| cell.takes_message.swap(1, AcqRel) == 0)
+}
+
 /// A zero cell, or `None` when none is left.
 fn new_cell() -> Option<u32> {
     if CELL_BASE.load(Acquire).is_null() {
@@ -93,6 +100,7 @@ fn new_cell() -> Option<u32> {
         let cell = cell(number)?;
         if cell.holders.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
             cell.custody.store(0, Relaxed);
+            cell.takes_message.store(0, Relaxed);
             NEXT_CELL.store(number, Relaxed);
             return Some(number);
         }

@@ -55,6 +55,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     conn.set_flag(F_CLIENT, true);
     conn.calls.store(0, Relaxed);
     conn.syn_option.store(0, Relaxed);
+    clc::forget(conn);
     syn_option::settle(fd, conn);
     if conn.has(F_KERNEL_ONLY) {
         conn.give_up(Reason::KernelFeature);
@@ -65,9 +66,13 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
         conn.give_up(Reason::Adopted);
     } else if !config::get().allows(server.ip(), server.port) {
         conn.give_up(Reason::Excluded);
-    } else if clc::is_declared(fd, server) {
+    } else if syn_option::may_speak(conn) || clc::is_declared(fd, server) {
         clc::declare(conn);
         conn.set_phase(EARLY);
+        if syn_option::outcome(conn) == syn_option::Outcome::Speaks {
+            // Before anything else: the kernel's SMC waits for it.
+            progress(fd, index, Call::Look);
+        }
     } else if !device::current().is_listening(None, server) {
         conn.give_up(syn_option::reason_of(conn, Reason::NotRegistered));
     } else {

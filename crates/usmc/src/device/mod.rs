@@ -44,6 +44,8 @@ pub struct Delivery {
     pub to: u64,
     /// The sender's.
     pub from: u64,
+    /// Whether the other end is of our own user.
+    pub is_kin: bool,
 }
 
 /// What comes by the mailbox. Its fd is the receiver's.
@@ -201,6 +203,8 @@ pub trait Device: Sync {
     fn deliver(&self, to: PeerProcess, mailbox: u64, what: &Delivery) -> Result<(), Errno>;
     /// Which mailbox a process has at this moment: another one's is another number.
     fn mailbox_of(&self, process: PeerProcess) -> Option<u64>;
+    /// Whether a process is of our own user, as its mailbox says.
+    fn is_kin(&self, process: PeerProcess) -> bool;
 
     /// Begins to count who holds the socket with this SO_COOKIE: the caller. `client`: it is the connecting end.
     fn entrust(&self, cookie: u64, client: bool) -> Option<Custody>;

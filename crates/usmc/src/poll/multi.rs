@@ -479,11 +479,17 @@ fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) 
             let may_hide = conn::at(index).has(F_CLC);
             let bits = if ready::is_kernels(fd, index) {
                 let want = entry.events.load(Relaxed);
-                if may_hide
-                    && event.events & READ_BITS != 0
-                    && clc::hides_input(fd, conn::at(index))
+                let conn = conn::at(index);
+                let mut hidden = 0;
+                if may_hide && event.events & READ_BITS != 0 && clc::hides_input(fd, conn) {
+                    hidden = READ_BITS;
+                }
+                if may_hide && event.events & WRITE_BITS != 0 && clc::first::hides_output(fd, conn)
                 {
-                    event.events &= !READ_BITS;
+                    hidden |= WRITE_BITS;
+                }
+                if hidden != 0 {
+                    event.events &= !hidden;
                     let is_told = event.events & (want | ready::ERR | ready::HUP) != 0;
                     if !is_told || want & libc::EPOLLONESHOT as u32 == 0 {
                         epoll::watch_again(number, entry);

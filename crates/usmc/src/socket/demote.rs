@@ -147,7 +147,7 @@ fn wake_sends(fd: i32, conn: &Conn, slot: &Slot) {
     // Outside the ring a byte is no doorbell; there they look by themselves (`wait::must_tick`).
     if tx.has_tx_sleepers()
         && peer.is_ring()
-        && let Some(socket) = PeersSocket::of(fd, slot, side)
+        && let Some(socket) = PeersSocket::of(fd, conn, slot, side)
     {
         let ring = || sys::send(socket.0, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok();
         // What the peer has published meanwhile is its own affair.
@@ -196,7 +196,7 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
         }
     }
     // The peer's socket, to send for it: its program may be anywhere.
-    let peer = PeersSocket::of(fd, slot, 1 - conn.side());
+    let peer = PeersSocket::of(fd, conn, slot, 1 - conn.side());
     if before_bells > 0 && span.unheard() > 0 && peer.is_none() {
         return Err(libc::EBUSY);
     }
@@ -312,7 +312,7 @@ pub fn go_back_locked(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 struct PeersSocket(i32);
 
 impl PeersSocket {
-    fn of(fd: i32, slot: &Slot, side: usize) -> Option<PeersSocket> {
+    fn of(fd: i32, conn: &Conn, slot: &Slot, side: usize) -> Option<PeersSocket> {
         let end = &slot.end[side];
         if !strangers::are_welcome() {
             return None;
@@ -322,7 +322,10 @@ impl PeersSocket {
         sys::close(pidfd);
         let socket = socket.ok()?;
         // The number may mean anything by now, and who told it may lie.
-        let is_it = tuple::netns(socket) == tuple::netns(fd)
+        // In another network namespace the same names can be another connection's: there its owner must not lie, and
+        // the byte counts show what he means.
+        let is_near = tuple::netns(socket) == tuple::netns(fd);
+        let is_it = (is_near || (conn.clc.is_with_kin() && kernel::may_be_joined(fd, socket)))
             && tuple::local(socket).is_ok_and(|at| tuple::peer(fd) == Ok(at))
             && tuple::peer(socket).is_ok_and(|at| tuple::local(fd) == Ok(at));
         if is_it {

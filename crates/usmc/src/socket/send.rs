@@ -15,13 +15,13 @@ use super::iov::Buffers;
 use super::recv::Family;
 use super::unseen::Unseen;
 use super::wait::{self, Woken};
-use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, PLAIN, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
 use crate::unwind::keeping;
-use crate::{capture, clock, kernel, memory, observer, real, transition};
+use crate::{capture, clc, clock, kernel, memory, observer, real, transition};
 
 /// How long (some 10 µs, in cycles) a peer is believed to live without a look at what it has read, and how long (some
 /// 100 µs) one that goes on reading, but not to the end, without a question to the kernel.
@@ -71,8 +71,22 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
     loop {
         match conn.phase() {
             RING => {}
-            OFFERED | EARLY | ATTACHED => transition::progress(fd, index, Call::Send),
-            PLAIN => return ending::untold(conn).map_or(Way::Plain, Way::Failed),
+            OFFERED | EARLY | ATTACHED => {
+                transition::progress(fd, index, Call::Send);
+                if conn.has(F_CLC)
+                    && let Err(errno) = clc::first::before_send(fd, index, conn)
+                {
+                    return Way::Failed(errno);
+                }
+            }
+            PLAIN => {
+                if conn.has(F_CLC)
+                    && let Err(errno) = clc::first::before_send(fd, index, conn)
+                {
+                    return Way::Failed(errno);
+                }
+                return ending::untold(conn).map_or(Way::Plain, Way::Failed);
+            }
             _ => return Way::Plain,
         }
         let Some(slot) = conn.slot() else {

@@ -165,6 +165,10 @@ impl Device for Loopback {
     fn mailbox_of(&self, process: PeerProcess) -> Option<u64> {
         mailbox::identity(process)
     }
+
+    fn is_kin(&self, process: PeerProcess) -> bool {
+        mailbox::is_own(process)
+    }
     fn entrust(&self, cookie: u64, client: bool) -> Option<Custody> {
         custody::entrust(self, cookie, client)
     }
