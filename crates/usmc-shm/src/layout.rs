@@ -13,7 +13,7 @@ use crate::sync::{AtomicU32, AtomicU64, MODEL};
 /// First eight bytes of a segment.
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"uSMCsegm");
 /// Changes whenever a field here moves.
-pub const SEGMENT_VERSION: u32 = 4;
+pub const SEGMENT_VERSION: u32 = 5;
 /// Bytes before slot 0.
 pub const SLOTS_OFFSET: usize = 4096;
 /// Most slots of one segment.
@@ -168,7 +168,17 @@ pub struct Producer {
     pub stamp: AtomicU64,
     /// CPU the sending end last waited on, plus one; 0 = unknown.
     pub cpu: AtomicU32,
+    /// The identity of a process that holds the sending end, and whose word tells its death; 0 = none does,
+    /// [`VOUCHER_CLAIMED`].
+    pub voucher: AtomicU32,
+    /// Its process id, for who shares its namespace of these.
+    pub voucher_pid: AtomicU32,
+    /// The number of the descriptor of its word there.
+    pub voucher_fd: AtomicU32,
 }
+
+/// [`Producer::voucher`]: somebody is just writing the two words that follow. Identities are greater.
+pub const VOUCHER_CLAIMED: u32 = 1;
 
 /// [`End::tcp_left`]: the ring is over, the next bytes are TCP's for good.
 pub const TCP_AGAIN: u64 = u64::MAX;
@@ -271,6 +281,7 @@ const _: () = {
     assert!(offset_of!(End, pid) == 64 && offset_of!(End, custody) == 72);
     assert!(offset_of!(Producer, window_shift) == 16 && offset_of!(Producer, boundary) == 32);
     assert!(offset_of!(Producer, stamp) == 56 && offset_of!(Producer, cpu) == 64);
+    assert!(offset_of!(Producer, voucher) == 68 && offset_of!(Producer, voucher_fd) == 76);
     assert!(offset_of!(Direction, consumer) == 128 && offset_of!(Direction, arm) == 256);
     assert!(offset_of!(Slot, end) == 128 && offset_of!(Slot, dir) == 384);
 };

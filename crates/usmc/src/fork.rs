@@ -24,7 +24,8 @@ use crate::conn::{
 use crate::reason::Reason;
 use crate::socket::close;
 use crate::{
-    api, clc, device, errno, holds, kernel, observer, poll, process, real, segment, set_errno, sys,
+    api, clc, device, errno, holds, kernel, life, observer, poll, process, real, segment,
+    set_errno, sys,
 };
 
 const CELLS: usize = 1 << 16;
@@ -352,6 +353,8 @@ pub fn is_nonblocking(fd: i32, conn: &Conn) -> bool {
     let on = kernel::is_nonblocking(fd);
     conn.set_flag(F_NONBLOCK, on);
     is_sole_holder(conn);
+    // Who vouched for it may have closed his.
+    conn.slot().inspect(|slot| life::vouch(conn, slot));
     on
 }
 

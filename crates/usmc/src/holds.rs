@@ -16,7 +16,7 @@ use crate::reason::Reason;
 use crate::socket::{close, demote};
 use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{custody, fork, kernel_only, log, process, syn_option, sys, transition};
+use crate::{custody, fork, kernel_only, life, log, process, syn_option, sys, transition};
 
 /// Counts us out where somebody else is left. A connection that only we hold ends with the kernel's FIN.
 fn put_down(conn: &Conn) -> bool {
@@ -25,6 +25,7 @@ fn put_down(conn: &Conn) -> bool {
         fork::holders(conn).is_some_and(|n| n.fetch_update(AcqRel, Relaxed, others).is_ok());
     if counted_out && let Some(end) = conn.family() {
         fork::leave_to_parent(end);
+        conn.slot().inspect(|slot| life::stop_vouching(conn, slot));
     }
     counted_out
 }

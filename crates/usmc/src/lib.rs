@@ -28,6 +28,7 @@ mod holds;
 mod kernel;
 mod kernel_only;
 mod lasting;
+mod life;
 mod log;
 mod memory;
 pub mod observe;

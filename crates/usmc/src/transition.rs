@@ -22,7 +22,7 @@ use crate::segment::OwnSlot;
 use crate::socket::{control, mark, option};
 use crate::tuple::{self, Endpoint, Tuple};
 use crate::{
-    clc, config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys,
+    clc, config, custody, fork, kernel, kernel_only, life, log, observer, segment, syn_option, sys,
 };
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
@@ -134,6 +134,9 @@ pub fn bind_own(fd: i32, conn: &Conn, own: &OwnSlot) -> Result<Use, Reason> {
         return Err(Reason::NoMemory);
     };
     bind_slot(fd, conn, &own.map, own.segment, own.slot, true)?;
+    if let Some(slot) = conn.slot() {
+        life::vouch(conn, slot);
+    }
     conn.usage.store(usage.to_bits(), Relaxed);
     Ok(usage)
 }
@@ -596,6 +599,7 @@ fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
     // Before the slot is: a signal handler of this thread may want the connection to stay TCP.
     let moved = conn.leave_early(ATTACHED);
     if moved && handshake::attach(&slot.control, usage, crate::process::pid()) == Phase::Attached {
+        life::vouch(conn, slot);
         log::debug(format_args!("fd {fd}: attached to slot {}", dmb.slot));
         return;
     }
@@ -735,6 +739,8 @@ pub fn release_slot(conn: &Conn) -> Option<bool> {
     let slot = conn.slot()?;
     let (segment, index) = (conn.segment.load(Relaxed), conn.slot_index.load(Relaxed));
     conn.forget_slot();
+    // Before the socket is closed here. Where nobody else holds it, the slot says more.
+    life::stop_vouching(conn, slot);
     Some(release(conn, conn.end(slot), segment, index))
 }
 
