@@ -110,6 +110,8 @@ pub struct End {
     pub blocked_sends: AtomicU32,
     /// Calls that are taking the connection out of the ring.
     pub leaving: AtomicU32,
+    /// Ids of processes that are counted in `refs`; 0 = a free place.
+    pub members: [AtomicU32; 8],
 }
 
 /// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the
@@ -279,6 +281,7 @@ const _: () = {
     assert!(offset_of!(End, tx_lock) == 24 && offset_of!(End, tcp_left) == 40);
     assert!(offset_of!(End, rcv_buf) == 48 && offset_of!(End, back_lock) == 56);
     assert!(offset_of!(End, pid) == 64 && offset_of!(End, custody) == 72);
+    assert!(offset_of!(End, members) == 84);
     assert!(offset_of!(Producer, window_shift) == 16 && offset_of!(Producer, boundary) == 32);
     assert!(offset_of!(Producer, stamp) == 56 && offset_of!(Producer, cpu) == 64);
     assert!(offset_of!(Producer, voucher) == 68 && offset_of!(Producer, voucher_fd) == 76);

@@ -31,6 +31,7 @@ mod lasting;
 mod life;
 mod log;
 mod memory;
+mod members;
 pub mod observe;
 mod observer;
 mod path;

@@ -80,13 +80,10 @@ pub fn vouch(conn: &Conn, slot: &Slot) {
     }
 }
 
-/// This process will not hold our end any more, and others do.
-pub fn stop_vouching(conn: &Conn, slot: &Slot) {
+/// The process of this id does not hold our end any more, or is about to let go.
+pub fn stop_vouching(conn: &Conn, slot: &Slot, pid: u32) {
     let own = conn.own(slot);
-    // Without making a word for it.
-    if own.voucher.load(Relaxed) > VOUCHER_CLAIMED
-        && own.voucher_pid.load(Relaxed) == crate::process::pid()
-    {
+    if own.voucher.load(Relaxed) > VOUCHER_CLAIMED && own.voucher_pid.load(Relaxed) == pid {
         own.voucher.store(0, Release);
     }
 }

@@ -22,7 +22,8 @@ use crate::segment::OwnSlot;
 use crate::socket::{control, mark, option};
 use crate::tuple::{self, Endpoint, Tuple};
 use crate::{
-    clc, config, custody, fork, kernel, kernel_only, life, log, observer, segment, syn_option, sys,
+    clc, config, custody, fork, kernel, kernel_only, life, log, members, observer, segment,
+    syn_option, sys,
 };
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
@@ -180,6 +181,7 @@ fn reset_end(end: &End) {
     end.custody.store(0, Relaxed);
     end.blocked_sends.store(0, Relaxed);
     end.leaving.store(0, Relaxed);
+    end.members.iter().for_each(|id| id.store(0, Relaxed));
     // Set for both: who attaches holds its end from that moment on.
     end.refs.store(1, Relaxed);
 }
@@ -740,11 +742,12 @@ pub fn release_slot(conn: &Conn) -> Option<bool> {
     let (segment, index) = (conn.segment.load(Relaxed), conn.slot_index.load(Relaxed));
     conn.forget_slot();
     // Before the socket is closed here. Where nobody else holds it, the slot says more.
-    life::stop_vouching(conn, slot);
+    life::stop_vouching(conn, slot, crate::process::pid());
     Some(release(conn, conn.end(slot), segment, index))
 }
 
 fn release(conn: &Conn, end: &End, segment: u32, index: u32) -> bool {
+    members::leave(&end.members);
     let last = end.refs.fetch_sub(1, AcqRel) == 1;
     if !last {
         fork::leave_to_parent(end);
