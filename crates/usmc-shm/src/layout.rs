@@ -16,7 +16,7 @@ use crate::sync::{AtomicU32, AtomicU64, MODEL};
 /// First eight bytes of a segment.
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"uSMCsegm");
 /// Changes whenever a field here moves.
-pub const SEGMENT_VERSION: u32 = 5;
+pub const SEGMENT_VERSION: u32 = 6;
 /// Bytes before slot 0.
 pub const SLOTS_OFFSET: usize = 4096;
 /// Most slots of one segment.
@@ -116,6 +116,8 @@ pub struct End {
     pub blocked_sends: AtomicU32,
     /// Calls that are taking the connection out of the ring.
     pub leaving: AtomicU32,
+    /// Ids of processes that are counted in `refs`; 0 = a free place.
+    pub members: [AtomicU32; 8],
 }
 
 /// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the
@@ -172,12 +174,22 @@ pub struct Producer {
     pub stamp: AtomicU64,
     /// CPU the sending end last waited on, plus one; 0 = unknown.
     pub cpu: AtomicU32,
+    /// The identity of a process that holds the sending end, and whose word tells its death; 0 = none does,
+    /// [`VOUCHER_CLAIMED`].
+    pub voucher: AtomicU32,
     /// Bytes of TCP before the span that follows the ring, plus one; 0 = not drawn yet. Valid once `state` is
     /// [`TX_BACK`].
     pub resume: AtomicU64,
     /// Where the receiver has left: everything before this cursor was read or sent again. Valid likewise.
     pub resent: AtomicU64,
+    /// Its process id, for who shares its namespace of these.
+    pub voucher_pid: AtomicU32,
+    /// The number of the descriptor of its word there.
+    pub voucher_fd: AtomicU32,
 }
+
+/// [`Producer::voucher`]: somebody is just writing its process id and descriptor. Identities are greater.
+pub const VOUCHER_CLAIMED: u32 = 1;
 
 /// [`End::tcp_left`]: the ring is over, the next bytes are TCP's for good.
 pub const TCP_AGAIN: u64 = u64::MAX;
@@ -278,8 +290,10 @@ const _: () = {
     assert!(offset_of!(End, tx_lock) == 24 && offset_of!(End, tcp_left) == 40);
     assert!(offset_of!(End, rcv_buf) == 48 && offset_of!(End, back_lock) == 56);
     assert!(offset_of!(End, pid) == 64 && offset_of!(End, custody) == 72);
+    assert!(offset_of!(End, members) == 84);
     assert!(offset_of!(Producer, window_shift) == 24 && offset_of!(Producer, boundary) == 40);
     assert!(offset_of!(Producer, stamp) == 48 && offset_of!(Producer, resume) == 64);
+    assert!(offset_of!(Producer, voucher) == 60 && offset_of!(Producer, voucher_fd) == 84);
     assert!(offset_of!(Direction, consumer) == 128 && offset_of!(Direction, arm) == 256);
     assert!(offset_of!(Slot, end) == 128 && offset_of!(Slot, dir) == 384);
 };

@@ -22,7 +22,8 @@ use crate::segment::OwnSlot;
 use crate::socket::{control, mark, option};
 use crate::tuple::{self, Endpoint, Tuple};
 use crate::{
-    clc, config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys,
+    clc, config, custody, fork, kernel, kernel_only, life, log, members, observer, segment,
+    syn_option, sys,
 };
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
@@ -139,6 +140,9 @@ pub fn bind_own(fd: i32, conn: &Conn, own: &OwnSlot) -> Result<Use, Reason> {
         return Err(Reason::NoMemory);
     };
     bind_slot(fd, conn, &own.map, own.segment, own.slot, true)?;
+    if let Some(slot) = conn.slot() {
+        life::vouch(conn, slot);
+    }
     conn.usage.store(usage.to_bits(), Relaxed);
     Ok(usage)
 }
@@ -182,6 +186,7 @@ fn reset_end(end: &End) {
     end.custody.store(0, Relaxed);
     end.blocked_sends.store(0, Relaxed);
     end.leaving.store(0, Relaxed);
+    end.members.iter().for_each(|id| id.store(0, Relaxed));
     // Set for both: who attaches holds its end from that moment on.
     end.refs.store(1, Relaxed);
 }
@@ -599,6 +604,7 @@ fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
     // Before the slot is: a signal handler of this thread may want the connection to stay TCP.
     let moved = conn.leave_early(ATTACHED);
     if moved && handshake::attach(&slot.control, usage, crate::process::pid()) == Phase::Attached {
+        life::vouch(conn, slot);
         log::debug(format_args!("fd {fd}: attached to slot {}", dmb.slot));
         return;
     }
@@ -738,10 +744,13 @@ pub fn release_slot(conn: &Conn) -> Option<bool> {
     let slot = conn.slot()?;
     let (segment, index) = (conn.segment.load(Relaxed), conn.slot_index.load(Relaxed));
     conn.forget_slot();
+    // Before the socket is closed here. Where nobody else holds it, the slot says more.
+    life::stop_vouching(conn, slot, crate::process::pid());
     Some(release(conn, conn.end(slot), segment, index))
 }
 
 fn release(conn: &Conn, end: &End, segment: u32, index: u32) -> bool {
+    members::leave(&end.members);
     let last = end.refs.fetch_sub(1, AcqRel) == 1;
     if !last {
         fork::leave_to_parent(end);
