@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Fixture, Process, build};
+use crate::{Fixture, Process, build, is_plain};
 
 /// The client's address, and the server's.
 pub const CLIENT: &str = "10.77.1.2";
@@ -81,6 +81,23 @@ impl Network {
         network
     }
 
+    /// A test's world with the programs of `usmc ebpf` loaded. `None` where that is not possible.
+    ///
+    /// # Panics
+    /// As [`Network::new`].
+    pub fn with_programs(name: &str) -> Option<(Fixture, Network)> {
+        if is_plain() || !is_bpf_permitted() {
+            return None;
+        }
+        let fixture = Fixture::new(name);
+        let network = Network::new(&fixture);
+        let out = ebpf("load", network.cgroup());
+        let told = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        assert_eq!(told.trim(), format!("loaded at {}", network.cgroup().display()));
+        Some((fixture, network))
+    }
+
     /// The cgroup.
     pub fn cgroup(&self) -> &Path {
         &self.cgroup
@@ -91,6 +108,14 @@ impl Network {
         let mut command = fixture.plain("sh");
         command.args(["-c", "echo 0 >\"$0\" && exec \"$@\""]).arg(self.cgroup.join("cgroup.procs"));
         command.arg("nsenter").arg(self.namespace(at)).arg(program.as_ref());
+        command
+    }
+
+    /// A command that runs there under `usmc run` with these options, in the cgroup.
+    pub fn under_usmc(&self, fixture: &Fixture, at: At, ism_dir: &Path, option: &str) -> Command {
+        let mut command = self.command(fixture, at, build::usmc());
+        command.args(["run", "--tcp-option", option, "--log", "debug", "--ism-dir"]).arg(ism_dir);
+        command.arg("--");
         command
     }
 

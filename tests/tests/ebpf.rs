@@ -7,9 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use usmc_tests::network::{
-    At, CLIENT, Network, SERVER, SERVER6, SERVICE, Syn, ebpf, is_bpf_permitted, option, syns,
-};
+use usmc_tests::network::{At, CLIENT, Network, SERVER, SERVER6, SERVICE, Syn, ebpf, option, syns};
 use usmc_tests::ss::Socket;
 use usmc_tests::{Fixture, Process, build, is_plain};
 
@@ -36,12 +34,7 @@ struct World {
 impl World {
     /// With the programs loaded. `None` where that is not possible.
     fn new(name: &str) -> Option<World> {
-        if is_plain() || !is_bpf_permitted() {
-            return None;
-        }
-        let fixture = Fixture::new(name);
-        let network = Network::new(&fixture);
-        assert_eq!(said(&ebpf("load", network.cgroup())), format!("loaded at {}", at(&network)));
+        let (fixture, network) = Network::with_programs(name)?;
         // An ordinary user cannot read the sources everywhere.
         let script = fixture.scratch().join("syn_option.py");
         fs::copy(build::tests_dir().join("programs/python/syn_option.py"), &script)
@@ -80,10 +73,6 @@ impl World {
         self.network.end();
         self.fixture.finish();
     }
-}
-
-fn at(network: &Network) -> String {
-    network.cgroup().display().to_string()
 }
 
 /// What a command that succeeds prints.
@@ -315,11 +304,7 @@ fn programs_are_loaded_replaced_shown_and_taken_away() {
 /// A program under `usmc run` in the network; an ISM directory for each place.
 fn under_usmc(world: &World, at: At, option: &str, words: &[&str]) -> Process {
     let dir = world.fixture.scratch().join(format!("ism-{at:?}"));
-    let mut command = world.network.command(&world.fixture, at, build::usmc());
-    command
-        .args(["run", "--tcp-option", option, "--ism-dir"])
-        .arg(&dir)
-        .args(["--log", "debug", "--"]);
+    let mut command = world.network.under_usmc(&world.fixture, at, &dir, option);
     command.arg("/usr/bin/python3").args(words);
     world.fixture.spawn(command)
 }
@@ -357,15 +342,14 @@ else:
 #[test]
 fn the_library_asks_for_it_where_it_is_told_to_and_shows_what_came_of_it() {
     let Some(world) = World::new("ebpf library") else { return };
-    let no_device = "peer speaks SMC, but shares no device";
+    let declined = "CLC handshake was declined: 03030007 (no SMC-Dv2 device reaches the peer)";
     let silent = "peer says no SMC in its SYN";
     let elsewhere = "peer is not under uSMC on this device";
     for (server_option, client_option, way, told, why, server_told) in [
-        ("on", "on", "blocking", "speaks", no_device, "speaks"),
-        ("on", "on", "asyncio", "speaks", no_device, "speaks"),
-        ("auto", "on", "blocking", "silent", silent, ""),
+        ("on", "on", "blocking", "speaks", declined, "speaks"),
+        ("auto", "auto", "asyncio", "speaks", declined, "speaks"),
+        ("off", "auto", "blocking", "silent", silent, ""),
         ("off", "on", "asyncio", "silent", silent, ""),
-        ("on", "auto", "blocking", "", elsewhere, "silent"),
         ("on", "off", "blocking", "", elsewhere, "silent"),
     ] {
         let case = format!("server {server_option}, client {client_option}, {way}");
@@ -438,7 +422,7 @@ s = socket.create_server(('127.0.0.1', 0))
 for i in range(20):
     c = socket.create_connection(s.getsockname()); a = s.accept()[0]
     c.close(); a.close()";
-    for (option, calls) in [("on", 1), ("auto", 0), ("off", 0)] {
+    for (option, calls) in [("on", 1), ("auto", 1), ("off", 0)] {
         let mut command = fixture.plain("strace");
         let log = fixture.scratch().join(option);
         command

@@ -170,6 +170,48 @@ fn without_a_common_device_they_stay_on_tcp() {
     fixture.finish();
 }
 
+/// Bytes that are unread in the ring when the connection is handed on are there at once: the peer's program, which is
+/// elsewhere, is not waited for.
+#[test]
+fn what_is_handed_on_does_not_wait_for_a_peer_in_another_namespace() {
+    let fixture = Fixture::new("in-band handed on");
+    let net = Netns::new();
+    let port = fixture.port();
+    let serve = "import socket, subprocess, sys
+s = socket.create_server(('', int(sys.argv[1])))
+print('listening', flush=True)
+c = s.accept()[0]
+while (d := c.recv(1)) != b'!': c.sendall(d)
+print('turn', flush=True); sys.stdin.readline()
+print('got', end=' ', flush=True)
+subprocess.run(['/usr/bin/head', '-c', '5'], stdin=c, env={}, check=True)
+print()";
+    let call = "import select, socket, sys
+c = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+print('port', c.getsockname()[1], flush=True)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    c.sendall(b'x'); assert c.recv(1) == b'x'
+sys.stdin.readline(); c.sendall(b'!'); c.sendall(b'hello')
+print('sent', flush=True); sys.stdin.read()";
+    let mut server = net.command(&fixture, 0, ROOT, "/usr/bin/python3");
+    server.args(["-c", serve, &port.to_string()]);
+    let mut server = fixture.spawn(server);
+    server.line_after("listening");
+    let mut client = net.command(&fixture, 1, ROOT, "/usr/bin/python3");
+    client.args(["-c", call, &net.address(0), &port.to_string()]);
+    let mut client = fixture.spawn(client);
+    let client_port = u16::try_from(client.number_after("port")).expect("a port");
+    wait_for(&fixture, port, client_port, Socket::is_smcd);
+    client.say("on");
+    client.line_after("sent");
+    server.line_after("turn");
+    server.say("on");
+    assert_eq!(server.line_after("got"), "hello");
+    client.succeed();
+    server.succeed();
+    fixture.finish();
+}
+
 /// The client's address for the server is one that the server does not know.
 fn translate(net: &Netns) -> String {
     let (away, there) = ("10.214.0.9", net.address(0));

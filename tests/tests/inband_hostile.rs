@@ -76,10 +76,14 @@ impl Surroundings for Anybody {
 
 /// A server under uSMC that sends back what it gets.
 fn mirror(fixture: &Fixture) -> (Process, SocketAddr) {
+    server_in(fixture, "mirror")
+}
+
+fn server_in(fixture: &Fixture, role: &str) -> (Process, SocketAddr) {
     let port = fixture.port();
     let mut server = fixture.command("/usr/bin/python3");
     server.arg(tests_dir().join("programs/python/echo.py"));
-    server.args(["mirror", "-", "127.0.0.1", &port.to_string()]);
+    server.args([role, "-", "127.0.0.1", &port.to_string()]);
     let mut server = fixture.spawn(server);
     assert_eq!(server.line(), "listening");
     (server, (Ipv4Addr::LOCALHOST, port).into())
@@ -260,6 +264,36 @@ fn a_client_that_leaves_at_any_step_leaves_the_server_well() {
     rogue.confirm(7);
     drop(rogue);
     finish(fixture, server, at);
+}
+
+#[test]
+fn a_message_that_is_in_the_stream_at_a_fork_is_not_for_the_child_that_is_left() {
+    if is_plain() {
+        return;
+    }
+    // A Proposal; a Confirm; a Confirm whose sender has gone back on it, so that no message is there.
+    for case in 0..3 {
+        let fixture = Fixture::new("hostile fork");
+        let (mut server, at) = server_in(&fixture, "heir");
+        let device = Device::open(fixture.ism_dir());
+        let mut rogue = match case {
+            0 => Rogue::held(&fixture, &device, at),
+            _ => Rogue::accepted(&fixture, &device, at).0,
+        };
+        rogue.echo(b"!");
+        match case {
+            0 => rogue.propose(),
+            1 => rogue.confirm(11),
+            _ => device.set_phase(rogue.place, ABANDONED),
+        }
+        server.say("fork");
+        server.line_after("heir");
+        (0..100).for_each(|_| rogue.echo(b"over TCP"));
+        drop(rogue);
+        server.line_after("served");
+        server.succeed();
+        fixture.finish();
+    }
 }
 
 #[test]

@@ -171,6 +171,20 @@ fn a_program_that_the_library_does_not_get_into_is_a_failure() {
 }
 
 #[test]
+fn every_code_of_a_decline_is_explained() {
+    let output = output(&mut usmc(&["check", "--declines"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    for known in smc_proto::decline::ALL {
+        let line = format!("{:08x} {:<12} {}\n", known.code.0, known.name, known.text);
+        assert!(text.contains(&line), "{line} in {text}");
+    }
+    assert!(text.contains("-> let both ends share one ISM directory"), "{text}");
+    // Nothing else is done with it.
+    assert!(!usmc(&["check", "--declines", "true"]).output().expect("run").status.success());
+}
+
+#[test]
 fn the_differences_are_those_of_the_document() {
     let output = output(&mut usmc(&["check", "--differences"]));
     assert!(output.status.success(), "{}", stderr(&output));

@@ -9,7 +9,7 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::layout::{Slot, TX_RING, TX_TCP};
-use usmc_shm::ring::Ring;
+use usmc_shm::ring::{Place, Ring};
 use usmc_shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 use usmc_shm::tap::Tap;
 
@@ -52,23 +52,23 @@ pub fn wants(record: Option<&Record>) -> bool {
 
 /// Before `from..to` of the send ring is published. The caller holds the sending lock.
 #[cold]
-pub fn sending(fd: i32, conn: &Conn, slot: &Slot, window: usize, from: u64, to: u64) {
+pub fn sending(fd: i32, conn: &Conn, slot: &Slot, place: Place, from: u64, to: u64) {
     let before = observer::before_sent(conn, slot);
-    ring(fd, conn, &conn.tx(slot), window, (from, to), (before, EVENT_SENT));
+    ring(fd, conn, &conn.tx(slot), place, (from, to), (before, EVENT_SENT));
 }
 
 /// Before `from..to` of the receive ring is given back. The caller holds the receiving lock.
 #[cold]
-pub fn receiving(fd: i32, conn: &Conn, slot: &Slot, window: usize, from: u64, to: u64) {
+pub fn receiving(fd: i32, conn: &Conn, slot: &Slot, place: Place, from: u64, to: u64) {
     let before = observer::before_received(conn, slot);
-    ring(fd, conn, &conn.rx(slot), window, (from, to), (before, 0));
+    ring(fd, conn, &conn.rx(slot), place, (from, to), (before, 0));
 }
 
 fn ring(
     fd: i32,
     conn: &Conn,
     ring: &Ring<'_>,
-    window: usize,
+    place: Place,
     (from, to): (u64, u64),
     (before, direction): (u64, u32),
 ) {
@@ -76,7 +76,7 @@ fn ring(
     let mut at = from;
     while at != to {
         let left = usize::try_from(to.wrapping_sub(at)).unwrap_or(usize::MAX).min(PIECE);
-        let (bytes, len) = ring.contiguous(at, window, left);
+        let (bytes, len) = ring.contiguous(at, place, left);
         // SAFETY: `len` bytes of the ring.
         unsafe { scene.data(direction, before.wrapping_add(at), bytes, len) };
         at = at.wrapping_add(len as u64);

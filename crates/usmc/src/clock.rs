@@ -48,6 +48,11 @@ pub fn now_ns() -> u64 {
     ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
 }
 
+/// CLOCK_MONOTONIC in milliseconds, from 0 again after seven weeks.
+pub fn now_ms() -> u32 {
+    (now_ns() / 1_000_000) as u32
+}
+
 /// CLOCK_REALTIME in nanoseconds (vDSO, no system call).
 pub fn wall_ns() -> u64 {
     let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };

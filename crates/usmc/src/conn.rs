@@ -14,6 +14,7 @@ use usmc_shm::ring::Ring;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
+use crate::device;
 use crate::process::Lock;
 use crate::reason::Reason;
 use crate::remote::Remote;
@@ -79,6 +80,11 @@ struct Past {
     index: AtomicU32,
 }
 
+/// The word of nobody.
+static NO_LIFE: AtomicU32 = AtomicU32::new(0);
+/// What no word ever is: marked, and without an owner.
+const NEVER: u32 = u32::MAX;
+
 /// The record.
 #[repr(C, align(128))]
 pub struct Conn {
@@ -89,8 +95,8 @@ pub struct Conn {
     /// `F_*`.
     pub flags: AtomicU32,
     slot: AtomicPtr<Slot>,
-    rx_data: AtomicPtr<u8>,
-    tx_data: AtomicPtr<u8>,
+    /// Where the slot's rings meet.
+    meet: AtomicPtr<u8>,
     ring_shift: AtomicU32,
     tx_shift: AtomicU32,
     /// Bits of kernel poll events that stay true (RDHUP, HUP, ERR).
@@ -107,11 +113,12 @@ pub struct Conn {
     pub tcp_sends: AtomicU32,
     /// Receives from TCP in flight while there is no slot, or SWITCHING.
     pub tcp_receives: AtomicU32,
-    /// When a send last looked at what the peer has read ([`crate::clock::tsc`]).
-    pub looked: AtomicU64,
-    /// What that was.
-    pub looked_cons: AtomicU64,
-    /// When a send last asked the kernel whether the peer lives, likewise.
+    life: AtomicPtr<AtomicU32>,
+    /// Who vouches for the peer ([`crate::life`]), as last seen.
+    pub voucher: AtomicU32,
+    /// What his word was then.
+    pub life_seen: AtomicU32,
+    /// When a send last asked the kernel whether the peer lives ([`crate::clock::tsc`]).
     pub asked: AtomicU64,
     /// When a poll that had no need to sleep did.
     pub polled: AtomicU64,
@@ -269,14 +276,38 @@ impl Conn {
     /// Ties the record to a slot; the phase is set afterwards.
     ///
     /// # Safety
-    /// The slot and both rings stay mapped until [`Conn::forget_slot`]; `rx`/`tx` are valid for
-    /// `1 << ring_shift` bytes.
-    pub unsafe fn set_slot(&self, slot: *const Slot, rx: *mut u8, tx: *mut u8, ring_shift: u32) {
-        self.rx_data.store(rx, Relaxed);
-        self.tx_data.store(tx, Relaxed);
+    /// The slot and both rings, `1 << ring_shift` bytes on each side of `meet`, stay mapped until
+    /// [`Conn::forget_slot`].
+    pub unsafe fn set_slot(&self, slot: *const Slot, meet: *mut u8, ring_shift: u32) {
+        self.meet.store(meet, Relaxed);
         self.ring_shift.store(ring_shift, Relaxed);
         self.tx_shift.store(ring_shift, Relaxed);
+        self.set_life(None);
+        self.voucher.store(0, Relaxed);
         self.slot.store(slot.cast_mut(), Release);
+    }
+
+    /// The word that tells the peer's death; one that never says anything where there is none. There is a slot.
+    #[inline(always)]
+    pub fn life(&self) -> &AtomicU32 {
+        // SAFETY: not null since `set_slot`; it stays mapped until `set_life`, whose callers keep others away.
+        unsafe { &*self.life.load(Relaxed) }
+    }
+
+    /// Whether there is one.
+    pub fn has_life(&self) -> bool {
+        !ptr::eq(self.life.load(Relaxed), &raw const NO_LIFE)
+    }
+
+    /// From now on it is this one, which the device has counted us as a user of. Nobody else uses the old one: the
+    /// caller holds the sending lock, or there is no ring.
+    pub fn set_life(&self, word: Option<&'static AtomicU32>) {
+        let word = ptr::from_ref(word.unwrap_or(&NO_LIFE)).cast_mut();
+        let before = self.life.swap(word, Relaxed);
+        self.life_seen.store(NEVER, Relaxed);
+        if !before.is_null() && !ptr::eq(before, &raw const NO_LIFE) {
+            device::current().let_go_of_life(before);
+        }
     }
 
     /// log2 of the bytes of a ring of its segment.
@@ -377,7 +408,7 @@ impl Conn {
     pub fn rx<'a>(&self, slot: &'a Slot) -> Ring<'a> {
         let shift = self.ring_shift.load(Relaxed);
         // SAFETY: set_slot's contract.
-        unsafe { Ring::new(&slot.dir[1 - self.side()], self.rx_data.load(Relaxed), shift) }
+        unsafe { Ring::new(slot, 1 - self.side(), self.meet.load(Relaxed), shift) }
     }
 
     /// Limits our send window to what TCP would buffer, where both applications set their buffers' sizes.
@@ -399,7 +430,7 @@ impl Conn {
     pub fn tx<'a>(&self, slot: &'a Slot) -> Ring<'a> {
         let shift = self.tx_shift.load(Relaxed);
         // SAFETY: set_slot's contract.
-        unsafe { Ring::new(&slot.dir[self.side()], self.tx_data.load(Relaxed), shift) }
+        unsafe { Ring::new(slot, self.side(), self.meet.load(Relaxed), shift) }
     }
 
     /// What our processes share about this end.
@@ -576,7 +607,8 @@ pub fn free(index: u32) {
     conn.syn_option.store(0, Relaxed);
     conn.custody.store(0, Relaxed);
     conn.forget_past();
-    for cell in [&conn.looked, &conn.looked_cons, &conn.asked, &conn.polled, &conn.received] {
+    conn.set_life(None);
+    for cell in [&conn.asked, &conn.polled, &conn.received] {
         cell.store(0, Relaxed);
     }
     conn.clc.clear();

@@ -69,6 +69,24 @@ pub fn tcp_sent(fd: i32, client: bool) -> Option<u64> {
     None
 }
 
+/// Whether two sockets' byte counts can be those of one connection's ends.
+pub fn may_be_joined(one: i32, other: i32) -> bool {
+    // SYN and FIN are counted on some ends only.
+    const FLAGS: u64 = 2;
+    [(one, other), (other, one)].into_iter().all(|(sender, receiver)| {
+        let (Some(before), Some(there)) = (tcp_info(sender), tcp_info(receiver)) else {
+            return false;
+        };
+        let (Some(after), Ok(queued)) = (tcp_info(sender), sys::ioctl_int(sender, libc::TIOCOUTQ))
+        else {
+            return false;
+        };
+        // Acknowledged bytes have come; bytes that have come were sent.
+        before.bytes_acked <= there.bytes_received + FLAGS
+            && there.bytes_received <= after.bytes_acked + queued as u64 + FLAGS
+    })
+}
+
 /// Bytes ever read from this connection's TCP. The caller keeps everybody from receiving.
 pub fn tcp_read(fd: i32, conn: &Conn, slot: &Slot) -> Option<u64> {
     let peer = conn.peer(slot);
@@ -175,6 +193,11 @@ fn peek_with_inq(fd: i32) -> Option<i32> {
 /// Whether neither side has ended its direction.
 pub fn is_established(fd: i32) -> bool {
     tcp_info(fd).is_some_and(|info| info.state == TCP_ESTABLISHED)
+}
+
+/// Whether the connection is being made.
+pub fn is_connecting(fd: i32) -> bool {
+    tcp_info(fd).is_some_and(|info| matches!(info.state, TCP_SYN_SENT | TCP_SYN_RECV))
 }
 
 /// Whether nothing is sent or received any more.

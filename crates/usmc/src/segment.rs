@@ -9,7 +9,7 @@ use core::mem::offset_of;
 use core::ptr;
 use usmc_shm::Broken;
 use usmc_shm::layout::{
-    ACCEPTOR, CLIENT, SLOTS_MAX, SLOTS_OFFSET, SegmentHeader, Slot, WINDOW_SHIFT_MAX,
+    ACCEPTOR, CLIENT, SHARED, SLOTS_MAX, SLOTS_OFFSET, SegmentHeader, Slot, WINDOW_SHIFT_MAX,
     WINDOW_SHIFT_MIN, segment_len,
 };
 use usmc_shm::region::Segment;
@@ -204,12 +204,11 @@ pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
 
 fn has_memory(map: &Segment, index: u32) -> bool {
     let Ok(slot) = map.slot(index) else { return false };
+    const LEN: usize = 1 << WINDOW_SHIFT_MIN;
+    // The smallest windows lie on both sides of the place where the rings meet.
+    let rings = |meet: *mut u8| memory::take(meet.wrapping_sub(LEN), 2 * LEN);
     memory::take(ptr::from_ref(slot).cast_mut().cast(), size_of::<Slot>())
-        && [CLIENT, ACCEPTOR].iter().all(|&sender| {
-            const LEN: usize = 1 << WINDOW_SHIFT_MIN;
-            map.ring(index, sender)
-                .is_ok_and(|r| memory::take(r.contiguous(0, LEN, LEN).0.cast(), LEN))
-        })
+        && map.ring(index, CLIENT).is_ok_and(|ring| rings(ring.meet().cast()))
 }
 
 /// An unused entry for `len` bytes, if need be by unmapping what nobody uses.
@@ -315,12 +314,14 @@ pub fn let_go(index: u32, slot: Option<u32>) {
 fn give_back_pages(map: &Segment, slot: u32) {
     for sender in [CLIENT, ACCEPTOR] {
         let Ok(ring) = map.ring(slot, sender) else { continue };
-        let shift = ring.dir().producer.window_shift.load(Relaxed).min(map.ring_shift());
         // The acceptor may still be reading the last bytes.
-        if shift > WINDOW_SHIFT_MIN + 2 && ring.unread() == 0 {
-            let (base, _) = ring.contiguous(0, 1 << shift, 1 << shift);
-            // SAFETY: the ring is empty, nothing in it is needed.
-            let _ = unsafe { sys::madvise(base, 1 << shift, libc::MADV_REMOVE) };
+        if let Ok((start, len)) = ring.memory()
+            && len > 4 << WINDOW_SHIFT_MIN
+            && ring.unread() == 0
+        {
+            // Both ends of a ring are in pages that it has in common with another.
+            // SAFETY: whole pages of the ring, which is empty: nothing in them is needed.
+            let _ = unsafe { sys::madvise(start.add(SHARED), len - 2 * SHARED, libc::MADV_REMOVE) };
         }
     }
 }

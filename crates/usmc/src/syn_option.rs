@@ -4,20 +4,21 @@
 //! A socket is armed before connect(2) or listen(2), by an option of our own at level SOL_SMC, which the kernel itself
 //! does not know. Where the programs are not loaded the first attempt fails, and there is no second one in this process.
 //!
-//! Whoever says that it speaks SMC has to read the CLC message that may be the answer. So a socket is armed only where
-//! `tcp_option` is `on`; and a listener is disarmed before somebody may accept from it who is without the library.
-//! In-band CLC asks [`peer_speaks_smc`] before it sends a Proposal to a peer that the device does not know.
+//! Whoever says that it speaks SMC has to read the CLC message that may be the answer ([`crate::clc::first`]). So a
+//! listener is disarmed before somebody may accept from it who is without the library. A client does not ask where the
+//! device has its destination: there the change-over needs no message.
 
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::sync::AtomicU32;
 
 use crate::config::{self, TcpOption};
 use crate::conn::{
-    self, Conn, F_ADOPTED, F_ARMED, F_CHILDREN_TCP, F_COPIED, F_KERNEL_ONLY, FRESH, PLAIN,
+    self, Conn, EARLY, F_ADOPTED, F_ARMED, F_CHILDREN_TCP, F_COPIED, F_KERNEL_ONLY, FRESH, PLAIN,
 };
+use crate::lasting::Call;
 use crate::reason::Reason;
-use crate::tuple::Endpoint;
-use crate::{kernel_only, log, observer, sys};
+use crate::tuple::{self, Endpoint};
+use crate::{device, kernel_only, log, observer, sys, transition};
 
 /// Level of the option (linux/socket.h).
 const SOL_SMC: i32 = 286;
@@ -56,8 +57,7 @@ impl Outcome {
     /// Why a connection stays TCP for which there is only in-band CLC.
     const fn reason(self) -> Option<Reason> {
         match self {
-            Outcome::Unarmed | Outcome::Undecided => None,
-            Outcome::Speaks => Some(Reason::NoCommonDevice),
+            Outcome::Unarmed | Outcome::Undecided | Outcome::Speaks => None,
             Outcome::Silent => Some(Reason::PeerSilent),
             Outcome::Echoed => Some(Reason::OptionEchoed),
         }
@@ -88,7 +88,7 @@ fn ask(fd: i32) -> Option<Outcome> {
 /// Whether sockets of this process are to be armed, as far as is known: all that there is to do where they are not.
 #[inline]
 pub fn is_wanted() -> bool {
-    config::get().tcp_option == TcpOption::On && LOADED.load(Relaxed) != NO
+    config::get().tcp_option != TcpOption::Off && LOADED.load(Relaxed) != NO
 }
 
 fn arm(fd: i32, conn: &Conn) {
@@ -101,9 +101,11 @@ fn arm(fd: i32, conn: &Conn) {
         Err(_) if LOADED.load(Relaxed) == YES => {}
         Err(code) => {
             LOADED.store(NO, Relaxed);
-            log::warn(format_args!(
-                "no socket says SMC: the programs of usmc-ebpf(8) are not there (errno {code})"
-            ));
+            let text = "no socket says SMC: the programs of usmc-ebpf(8) are not there";
+            match config::get().tcp_option {
+                TcpOption::On => log::warn(format_args!("{text} (errno {code})")),
+                _ => log::debug(format_args!("{text} (errno {code})")),
+            }
         }
     }
 }
@@ -121,7 +123,11 @@ fn arm_client(fd: i32, conn: &Conn, server: Option<Endpoint>) {
     if conn.phase() != FRESH || conn.has(F_ARMED) {
         return;
     }
-    let allowed = server.is_some_and(|at| config::get().allows(at.ip(), at.port));
+    let allowed = server.is_some_and(|at| {
+        config::get().allows(at.ip(), at.port)
+            && !(device::current().is_listening(None, at)
+                && device::current().is_listening(Some(tuple::netns(fd)), at))
+    });
     // Data in the SYN comes before any handshake; others who have the socket know of none.
     if allowed && kernel_only::reason().is_none() && !conn.has(F_KERNEL_ONLY | F_COPIED | F_ADOPTED)
     {
@@ -174,6 +180,9 @@ pub fn settle(fd: i32, conn: &Conn) -> bool {
 #[inline]
 pub fn looked(fd: i32, index: u32) {
     let conn = conn::at(index);
+    if conn.phase() == EARLY && conn.clc.is_on() {
+        transition::progress(fd, index, Call::Look);
+    }
     if conn.has(F_ARMED) && settle(fd, conn) {
         if conn.phase() == PLAIN {
             let reason = Reason::from_code(conn.reason.load(Relaxed) as u8);
@@ -186,6 +195,11 @@ pub fn looked(fd: i32, index: u32) {
 /// What is known of this connection.
 pub fn outcome(conn: &Conn) -> Outcome {
     Outcome::from_code(conn.syn_option.load(Relaxed) as u8).unwrap_or(Outcome::Unarmed)
+}
+
+/// Whether the peer of this connecting end has said that it speaks SMC, or may yet say so.
+pub fn may_speak(conn: &Conn) -> bool {
+    conn.has(F_ARMED) && matches!(outcome(conn), Outcome::Undecided | Outcome::Speaks)
 }
 
 /// Why it is TCP, where `known` is that the peer is not on our device.
@@ -201,10 +215,6 @@ pub fn reason_of(conn: &Conn, known: Reason) -> Reason {
 ///
 /// An acceptor told that the SYN said so does not know that its answer has arrived: a client whose SYN-ACK lost the
 /// option sends no CLC, and the first bytes are the application's. So it may not wait for a Proposal without a limit.
-#[allow(
-    dead_code,
-    reason = "asked by in-band CLC towards peers that the device does not know; see docs/plan.md"
-)]
 pub fn peer_speaks_smc(fd: i32, conn: &Conn) -> Option<bool> {
     settle(fd, conn);
     match outcome(conn) {
@@ -245,7 +255,7 @@ mod tests {
         for (outcome, told) in [
             (Outcome::Unarmed, Reason::NotRegistered),
             (Outcome::Undecided, Reason::NotRegistered),
-            (Outcome::Speaks, Reason::NoCommonDevice),
+            (Outcome::Speaks, Reason::NotRegistered),
             (Outcome::Silent, Reason::PeerSilent),
             (Outcome::Echoed, Reason::OptionEchoed),
         ] {

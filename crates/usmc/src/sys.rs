@@ -143,6 +143,18 @@ pub fn getpid() -> u32 {
     call!(SYS_getpid).unwrap_or(0) as u32
 }
 
+/// gettid(2).
+pub fn gettid() -> u32 {
+    call!(SYS_gettid).unwrap_or(0) as u32
+}
+
+/// The head of the list of robust futexes (get_robust_list(2)) that libc has told the kernel for this thread; may be null.
+pub fn robust_list() -> *mut c_void {
+    let (mut head, mut len) = (ptr::null_mut::<c_void>(), 0usize);
+    let _ = call!(SYS_get_robust_list, 0, &raw mut head, &raw mut len);
+    head
+}
+
 /// getppid(2).
 pub fn getppid() -> u32 {
     call!(SYS_getppid).unwrap_or(0) as u32
@@ -244,7 +256,7 @@ pub fn unlink(path: &CStr) -> Result<(), Errno> {
     call!(SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0).map(drop)
 }
 
-/// readlink(2): how many bytes of the link's text there are in `text`.
+/// readlink(2): the length of what was written to `text`, cut off at its end.
 pub fn readlink(path: &CStr, text: &mut [u8]) -> Result<usize, Errno> {
     call!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), text.as_mut_ptr(), text.len())
 }
@@ -346,6 +358,11 @@ pub fn lock_byte(fd: c_int, set: bool, kind: c_int, at: i64) -> Result<c_int, Er
 pub fn mmap_shared(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
     call!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
         .map(|v| v as *mut u8)
+}
+
+/// The same, to be read only.
+pub fn mmap_readable(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
+    call!(SYS_mmap, 0, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0).map(|v| v as *mut u8)
 }
 
 /// Private zeroed memory, reserved but not committed; `at` fixes the address when not null.

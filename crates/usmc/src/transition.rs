@@ -23,7 +23,8 @@ use crate::segment::OwnSlot;
 use crate::socket::{control, mark, option};
 use crate::tuple::{self, Endpoint, Tuple};
 use crate::{
-    clc, config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys,
+    clc, config, custody, fork, kernel, kernel_only, life, log, members, observer, segment,
+    syn_option, sys,
 };
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
@@ -56,6 +57,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     conn.set_flag(F_CLIENT, true);
     conn.calls.store(0, Relaxed);
     conn.syn_option.store(0, Relaxed);
+    clc::forget(conn);
     syn_option::settle(fd, conn);
     if conn.has(F_KERNEL_ONLY) {
         conn.give_up(Reason::KernelFeature);
@@ -66,9 +68,13 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
         conn.give_up(Reason::Adopted);
     } else if !config::get().allows(server.ip(), server.port) {
         conn.give_up(Reason::Excluded);
-    } else if clc::is_declared(fd, server) {
+    } else if syn_option::may_speak(conn) || clc::is_declared(fd, server) {
         clc::declare(conn);
         conn.set_phase(EARLY);
+        if syn_option::outcome(conn) == syn_option::Outcome::Speaks {
+            // Before anything else: the kernel's SMC waits for it.
+            progress(fd, index, Call::Look);
+        }
     } else if !device::current().is_listening(None, server) {
         conn.give_up(syn_option::reason_of(conn, Reason::NotRegistered));
     } else {
@@ -135,6 +141,9 @@ pub fn bind_own(fd: i32, conn: &Conn, own: &OwnSlot) -> Result<Use, Reason> {
         return Err(Reason::NoMemory);
     };
     bind_slot(fd, conn, &own.map, own.segment, own.slot, true)?;
+    if let Some(slot) = conn.slot() {
+        life::vouch(conn, slot);
+    }
     conn.usage.store(usage.to_bits(), Relaxed);
     Ok(usage)
 }
@@ -178,6 +187,7 @@ fn reset_end(end: &End) {
     end.custody.store(0, Relaxed);
     end.blocked_sends.store(0, Relaxed);
     end.leaving.store(0, Relaxed);
+    end.members.iter().for_each(|id| id.store(0, Relaxed));
     // Set for both: who attaches holds its end from that moment on.
     end.refs.store(1, Relaxed);
 }
@@ -210,11 +220,9 @@ fn bind_slot(
 /// # Safety
 /// The segment stays mapped until the record forgets the slot.
 pub unsafe fn tie(conn: &Conn, map: &Segment, index: u32, side: usize) -> Result<(), Broken> {
-    let full = 1usize << map.ring_shift();
-    let rx = map.ring(index, 1 - side)?.contiguous(0, full, full).0;
-    let tx = map.ring(index, side)?.contiguous(0, full, full).0;
+    let (slot, meet) = (map.slot(index)?, map.ring(index, side)?.meet());
     // SAFETY: the caller's contract.
-    unsafe { conn.set_slot(map.slot(index)?, rx, tx, map.ring_shift()) };
+    unsafe { conn.set_slot(slot, meet, map.ring_shift()) };
     Ok(())
 }
 
@@ -608,6 +616,7 @@ fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
     // Before the slot is: a signal handler of this thread may want the connection to stay TCP.
     let moved = conn.leave_early(ATTACHED);
     if moved && handshake::attach(&slot.control, usage, crate::process::pid()) == Phase::Attached {
+        life::vouch(conn, slot);
         log::debug(format_args!("fd {fd}: attached to slot {}", dmb.slot));
         return;
     }
@@ -748,10 +757,13 @@ pub fn release_slot(conn: &Conn) -> Option<bool> {
     let slot = conn.slot()?;
     let (segment, index) = (conn.segment.load(Relaxed), conn.slot_index.load(Relaxed));
     conn.forget_slot();
+    // Before the socket is closed here. Where nobody else holds it, the slot says more.
+    life::stop_vouching(conn, slot, crate::process::pid());
     Some(release(conn, conn.end(slot), segment, index))
 }
 
 fn release(conn: &Conn, end: &End, segment: u32, index: u32) -> bool {
+    members::leave(&end.members);
     let last = end.refs.fetch_sub(1, AcqRel) == 1;
     if !last {
         fork::leave_to_parent(end);

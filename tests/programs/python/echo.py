@@ -3,13 +3,18 @@
 echo.py server STYLE ADDRESS PORT     serves one connection, prints "listening", and at its end "served BYTES"
 echo.py client STYLE ADDRESS PORT N   sends N messages, each when the last one is answered; prints "port PORT", "echoed"
 
+echo.py greeter, echo.py guest        the same, but that the server says a line before it is sent anything
+
 The client's bytes count up, the server answers with their complement: a byte too many, too few, or of somebody else's
 shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epoll, edge, oneshot, or busy: not at all. With
 "pause" for N the client sends until its standard input ends.
 
+echo.py heir - ADDRESS PORT           sends one connection's bytes back as they are; at a "!" among them it looks at nothing
+                                      until a line comes on its standard input, and ends with a child in its place
 echo.py mirror - ADDRESS PORT         sends everybody's bytes back as they are, until its standard input ends
 """
 import fcntl
+import os
 import random
 import select
 import socket
@@ -77,10 +82,31 @@ def count_from(start, length):
     return bytes((start + i) & 0xFF for i in range(length))
 
 
-def serve(style, address, port):
+GREETING = b"220 ready\r\n"
+
+
+def greet(style, sock):
+    """As a program that waits for room where it does not block."""
+    if style == "blocking":
+        return sock.sendall(GREETING)
+    sock.setblocking(False)
+    room = select.epoll() if style in ("epoll", "edge") else select.poll()
+    room.register(sock, select.EPOLLOUT | (select.EPOLLET if style == "edge" else 0))
+    left = GREETING
+    while left:
+        try:
+            left = left[sock.send(left):]
+        except BlockingIOError:
+            assert room.poll(20_000 if isinstance(room, type(select.poll())) else 20), "no room"
+    sock.setblocking(True)
+
+
+def serve(style, address, port, greets):
     listener = socket.create_server((address, port))
     print("listening", flush=True)
     sock, _ = listener.accept()
+    if greets:
+        greet(style, sock)
     waiter, total = Waiter(style, sock), 0
     most = 1 if style == "waitall" else 70_000
     while data := waiter.receive(most):
@@ -90,9 +116,12 @@ def serve(style, address, port):
     print("served", total, flush=True)
 
 
-def call(style, address, port, count):
+def call(style, address, port, count, is_greeted):
     sock = socket.create_connection((address, port))
     print("port", sock.getsockname()[1], flush=True)
+    if is_greeted:
+        assert sock.recv(len(GREETING), socket.MSG_WAITALL) == GREETING
+        print("greeted", flush=True)
     waiter, draw, sent = Waiter(style, sock), random.Random(port), 0
     messages = 0
     while messages < count if isinstance(count, int) else not select.select([sys.stdin], [], [], 0)[0]:
@@ -110,6 +139,20 @@ def call(style, address, port, count):
         if messages % 10 == 0:
             assert not select.select([sock], [], [], 0)[0], "something to read where nothing was sent"
     print("echoed", sent, flush=True)
+
+
+def heir(address, port):
+    listener = socket.create_server((address, port))
+    print("listening", flush=True)
+    sock, _ = listener.accept()
+    while data := sock.recv(70_000):
+        sock.sendall(data)
+        if b"!" in data:
+            sys.stdin.readline()
+            if os.fork():
+                os._exit(0)
+            print("heir", flush=True)
+    print("served", flush=True)
 
 
 def mirror(address, port):
@@ -140,10 +183,10 @@ def mirror(address, port):
 
 
 role, style, address, port = sys.argv[1:5]
-if role == "mirror":
-    mirror(address, int(port))
-elif role == "server":
-    serve(style, address, int(port))
+if role in ("mirror", "heir"):
+    (mirror if role == "mirror" else heir)(address, int(port))
+elif role in ("server", "greeter"):
+    serve(style, address, int(port), role == "greeter")
 else:
     count = sys.argv[5]
-    call(style, address, int(port), int(count) if count.isdigit() else count)
+    call(style, address, int(port), int(count) if count.isdigit() else count, role == "guest")

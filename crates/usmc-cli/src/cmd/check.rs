@@ -2,6 +2,7 @@
 //! where they cannot. The last word has a live connection between two processes.
 
 mod command;
+mod declines;
 mod directory;
 mod live;
 mod machine;
@@ -30,6 +31,9 @@ pub struct Args {
     /// Print all known differences from TCP, and check nothing
     #[arg(long, exclusive = true)]
     differences: bool,
+    /// Print the codes with which peers decline SMC, and check nothing
+    #[arg(long, exclusive = true)]
+    declines: bool,
     /// Program to look at
     program: Option<OsString>,
 }
@@ -102,7 +106,11 @@ impl<W: Write> Report<W> {
 /// # Errors
 /// When the output cannot be written.
 pub fn run(args: &Args) -> Result<c_int> {
-    let done = if args.differences { list_differences() } else { check(args) };
+    let done = match args {
+        Args { differences: true, .. } => list_differences(),
+        Args { declines: true, .. } => declines::list(&mut io::stdout().lock()).map(|()| 0),
+        _ => check(args),
+    };
     done.context("cannot write the report; free the output's disk")
 }
 

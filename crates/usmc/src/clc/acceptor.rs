@@ -8,8 +8,8 @@ use smc_proto::wire::clc::{Answer, Decline, Message as Clc, Proposal, Release};
 
 use super::stream::{self, Found};
 use super::{
-    Step, Taken, declined, delivered, give_up, has_room, host, id_of, is_spent, new_token, say,
-    stop_calls, store_id, take,
+    Step, Taken, declined, delivered, first, give_up, has_room, host, id_of, is_spent, new_token,
+    say, stop_calls, store_id, take,
 };
 use crate::conn::{self, Conn, F_CLC};
 use crate::device::{self, Message, OfferId, Stage};
@@ -45,7 +45,7 @@ pub fn hold_if_asked(fd: i32, conn: &Conn) -> bool {
     true
 }
 
-/// The client was declared to speak SMC: its first bytes may be a Proposal.
+/// The client was declared to speak SMC, or has said so in its SYN: its first bytes may be a Proposal.
 pub fn expect(conn: &Conn) {
     conn.clc.set(Step::Expecting);
     conn.set_flag(F_CLC, true);
@@ -53,13 +53,17 @@ pub fn expect(conn: &Conn) {
 
 /// The connection stays TCP: what was expected is taken out once it comes. Whether that is settled.
 pub fn stop_expecting(fd: i32, conn: &Conn) -> bool {
-    match first(fd, conn) {
+    match take_first(fd, conn) {
         First::Wait => return false,
         First::Proposal(proposal) => {
             if let Some(id) = place_of(&proposal) {
                 device::current().free(id);
             }
+            if first::is_agreed(conn) {
+                refuse(fd, conn, proposal);
+            }
         }
+        First::Declined(code) => conn.clc.declined.store(code.0, Relaxed),
         First::Other => {}
     }
     conn.clc.set(Step::None);
@@ -71,16 +75,22 @@ pub fn stop_expecting(fd: i32, conn: &Conn) -> bool {
 enum First {
     Wait,
     Proposal(Proposal),
+    /// By a client that has said SMC.
+    Declined(DeclineCode),
     Other,
 }
 
-/// The first message of the stream, which is taken out if it is a Proposal.
-fn first(fd: i32, conn: &Conn) -> First {
+/// The first message of the stream, which is taken out if it is one that a client begins with.
+fn take_first(fd: i32, conn: &Conn) -> First {
     let Some(_rx) = conn.rx_lock.try_enter() else { return First::Wait };
-    match stream::look(fd) {
+    match first::look(fd) {
         (Found::Message(Clc::Proposal(proposal)), length) => {
             stream::discard(fd, length);
             First::Proposal(proposal)
+        }
+        (Found::Message(Clc::Decline(decline)), length) if first::is_agreed(conn) => {
+            stream::discard(fd, length);
+            First::Declined(decline.code)
         }
         (Found::Nothing, _) => First::Wait,
         (Found::Part, _) if !super::is_too_slow(conn) => First::Wait,
@@ -98,9 +108,10 @@ fn place_of(proposal: &Proposal) -> Option<OfferId> {
 }
 
 fn read_first(fd: i32, conn: &Conn) {
-    let proposal = match first(fd, conn) {
+    let proposal = match take_first(fd, conn) {
         First::Wait => return,
         First::Proposal(proposal) => proposal,
+        First::Declined(code) => return declined(conn, code),
         First::Other => {
             // On as with any other client.
             conn.clc.set(Step::None);
@@ -109,10 +120,19 @@ fn read_first(fd: i32, conn: &Conn) {
     };
     let device = device::current();
     let id = place_of(&proposal).filter(|&id| device.stage(id) == Stage::Proposed);
-    // A peer that cannot be told anything: it is on another device.
-    let Some(id) = id else { return give_up(conn, Reason::NotRegistered) };
+    let Some(id) = id else {
+        // It is on another device. Who was only declared cannot be told where in the stream the answer would be.
+        if !first::is_agreed(conn) {
+            return give_up(conn, Reason::NotRegistered);
+        }
+        refuse(fd, conn, proposal);
+        return declined(conn, DeclineCode(conn.clc.declined()));
+    };
     if let Err(reason) = device.open_mailbox() {
         device.free(id);
+        if first::is_agreed(conn) {
+            refuse(fd, conn, proposal);
+        }
         return give_up(conn, reason);
     }
     store_id(conn, id);
@@ -155,37 +175,58 @@ fn read_proposal(fd: i32, conn: &Conn) {
     judge(fd, conn, message);
 }
 
+/// Declines what a client has begun with that has said SMC.
+fn refuse(fd: i32, conn: &Conn, proposal: Proposal) {
+    let v1 = proposal.v2().is_none();
+    let code = match code_for(Clc::Proposal(proposal)) {
+        0 => DeclineCode::NOSMCDDEV,
+        code => DeclineCode(code),
+    };
+    first::refuse(fd, conn, code, v1);
+}
+
+/// Declines instead of an answer that cannot be given yet. The caller holds the step's lock.
+pub fn decline(fd: i32, conn: &Conn, code: DeclineCode) {
+    device::current().free(id_of(conn));
+    first::refuse(fd, conn, code, false);
+    declined(conn, code);
+}
+
 /// Answers a client's first message.
 fn judge(fd: i32, conn: &Conn, message: Clc) {
-    conn.set_flag(F_CLC, false);
+    // Who has to say something first is asked before each send.
+    conn.set_flag(F_CLC, first::is_agreed(conn));
     let release = match &message {
         Clc::Proposal(proposal) => proposal.v2().map_or(Release::V2_0, |v2| v2.release),
         _ => Release::V2_0,
     };
-    let code = match host::choose(message) {
-        Some(Ok(_)) => 0,
-        Some(Err(Ending::Fallback(fallback))) => {
-            fallback.decline.map_or(DeclineCode::PEERDECL, |decline| decline.code).0
-        }
-        Some(Err(Ending::Failed(_))) => DeclineCode::INTERR.0,
-        None => DeclineCode::NOSMCDDEV.0,
-    };
+    let code = code_for(message);
     conn.clc.number.store(release.number().into(), Relaxed);
     conn.clc.declined.store(code, Relaxed);
     conn.clc.set(Step::Asking);
     answer(fd, conn);
 }
 
+/// With what a client's first message is to be declined; 0: it is not.
+fn code_for(message: Clc) -> u32 {
+    match host::choose(message) {
+        Some(Ok(_)) => 0,
+        Some(Err(Ending::Fallback(fallback))) => {
+            fallback.decline.map_or(DeclineCode::PEERDECL, |decline| decline.code).0
+        }
+        Some(Err(Ending::Failed(_))) => DeclineCode::INTERR.0,
+        None => DeclineCode::NOSMCDDEV.0,
+    }
+}
+
 /// Accepts or declines.
 fn answer(fd: i32, conn: &Conn) {
     let (device, id) = (device::current(), id_of(conn));
     if device.stage(id) != Stage::Proposed {
-        device.free(id);
-        return give_up(conn, Reason::PeerGone);
+        return leave(fd, conn, Reason::PeerGone);
     }
     if let Err(reason) = transition::is_free(fd, conn) {
-        device.free(id);
-        return give_up(conn, reason);
+        return leave(fd, conn, reason);
     }
     if !transition::is_free(fd, conn).is_ok_and(|free| free) || !has_room(fd) {
         return;
@@ -211,13 +252,21 @@ fn answer(fd: i32, conn: &Conn) {
     let said = say(fd, conn, Message::Answer, [Stage::Proposed, Stage::Answered], &message);
     conn.go_on_with_kernel_calls();
     if !said {
-        device.free(id);
-        give_up(conn, Reason::PeerGone);
+        leave(fd, conn, Reason::PeerGone);
     } else if code != 0 {
         declined(conn, DeclineCode(code));
     } else {
         log::debug(format_args!("fd {fd}: accept sent"));
     }
+}
+
+/// Gives up without an answer, or with one that is owed.
+fn leave(fd: i32, conn: &Conn, reason: Reason) {
+    if first::is_agreed(conn) {
+        return decline(fd, conn, DeclineCode::NOSMCDDEV);
+    }
+    device::current().free(id_of(conn));
+    give_up(conn, reason);
 }
 
 /// The Accept, with a token of this connection.

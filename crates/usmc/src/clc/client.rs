@@ -9,10 +9,10 @@ use smc_proto::wire::clc::{Decline, Message as Clc, SmcdVersion};
 use usmc_shm::handshake::Use;
 
 use super::{
-    Step, Taken, declined, give_up, has_room, host, id_of, is_spent, leave_answered, say,
+    Step, Taken, declined, first, give_up, has_room, host, id_of, is_spent, leave_answered, say,
     stop_calls, store_id, take,
 };
-use crate::conn::{Conn, F_CLC, OFFERED};
+use crate::conn::{Conn, F_ARMED, F_CLC, OFFERED};
 use crate::device::{self, Delivery, DmbRef, Message, Stage};
 use crate::reason::Reason;
 use crate::tuple::{self, Tuple};
@@ -34,16 +34,18 @@ pub fn ask(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> {
     Ok(())
 }
 
-/// The destination was declared to speak SMC: the first bytes of the stream will be a Proposal.
+/// The destination was declared to speak SMC, or may say so by its SYN-ACK: the first bytes of the stream will be a
+/// Proposal.
 pub fn declare(conn: &Conn) {
     conn.reason.store(Reason::Handshake as u32, Relaxed);
     conn.clc.set(Step::Declared);
+    conn.set_flag(F_CLC, conn.has(F_ARMED));
 }
 
 /// The caller holds the step's lock.
 pub fn step(fd: i32, conn: &Conn) {
     match conn.clc.step() {
-        Step::Declared => propose_unasked(fd, conn),
+        Step::Declared => first::begin(fd, conn),
         Step::Asked => match device::current().stage(id_of(conn)) {
             Stage::Open if transition::is_spent(fd, conn) => {
                 device::current().clear_offer(id_of(conn));
@@ -56,6 +58,7 @@ pub fn step(fd: i32, conn: &Conn) {
                 give_up(conn, Reason::NotHeld);
             }
         },
+        Step::Proposed if first::is_agreed(conn) => first::read_answer(fd, conn),
         Step::Proposed => read_answer(fd, conn),
         _ => confirm(fd, conn),
     }
@@ -74,7 +77,7 @@ fn is_free(fd: i32, conn: &Conn) -> bool {
 }
 
 /// As the first bytes of the stream, or not at all.
-fn propose_unasked(fd: i32, conn: &Conn) {
+pub fn propose_unasked(fd: i32, conn: &Conn) {
     if !kernel::is_established(fd) {
         return;
     }
@@ -99,21 +102,28 @@ fn propose_unasked(fd: i32, conn: &Conn) {
         sys::set_signals(mask);
         return give_up(conn, Reason::NotRegistered);
     }
-    let sent = device::current().propose_unasked(&tuple).and_then(|id| {
-        let Some(Ok((_, proposal))) = host::propose(Some(id)) else { return Err(Reason::NoDevice) };
-        store_id(conn, id);
-        conn.set_flag(F_CLC, true);
-        conn.clc.set(Step::Proposed);
-        conn.looks.store(transition::LOOKS, Relaxed);
-        conn.reason.store(Reason::Handshake as u32, Relaxed);
-        super::send(fd, &proposal);
-        Ok(())
-    });
+    let sent = send_proposal(fd, conn, &tuple);
     conn.go_on_with_kernel_calls();
     sys::set_signals(mask);
     if let Err(reason) = sent {
         give_up(conn, reason);
     }
+}
+
+/// The Proposal that names its place on the device. The caller has stopped the calls of the kernel.
+///
+/// # Errors
+/// The reason why the connection stays TCP: nothing was sent.
+pub fn send_proposal(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> {
+    let id = device::current().propose_unasked(tuple)?;
+    let Some(Ok((_, proposal))) = host::propose(Some(id)) else { return Err(Reason::NoDevice) };
+    store_id(conn, id);
+    conn.set_flag(F_CLC, true);
+    conn.clc.set(Step::Proposed);
+    conn.looks.store(transition::LOOKS, Relaxed);
+    conn.reason.store(Reason::Handshake as u32, Relaxed);
+    super::send(fd, &proposal);
+    Ok(())
 }
 
 fn propose(fd: i32, conn: &Conn) {
@@ -162,6 +172,12 @@ fn read_answer(fd: i32, conn: &Conn) {
             return give_up(conn, Reason::PeerBroken);
         }
     };
+    answered(fd, conn, message);
+}
+
+/// The server's first message is here.
+pub fn answered(fd: i32, conn: &Conn, message: Clc) {
+    let id = id_of(conn);
     conn.set_flag(F_CLC, false);
     match accepted(message) {
         Ok((token, link_id)) => {
@@ -274,7 +290,9 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
         return undo(Failed::Decline(DeclineCode::MEM));
     };
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: Use::to_bits(usage) };
-    let what = Delivery { fd: memfd, dmb, to: conn.clc.peer.load(Relaxed), from: token };
+    let is_kin = device::current().is_kin(to);
+    let what = Delivery { fd: memfd, dmb, to: conn.clc.peer.load(Relaxed), from: token, is_kin };
+    conn.clc.kin.store(is_kin.into(), Relaxed);
     match device::current().deliver(to, mailbox, &what) {
         Ok(()) => {}
         Err(libc::EAGAIN) => return undo(Failed::NotNow),

@@ -21,11 +21,14 @@
 //! before changing its mind, and who changes its mind takes that step away first. What stands at the announced place
 //! and is no message is the application's.
 //!
+//! Where both ends have said SMC when the connection was made, the messages stand where RFC 7609 has them ([`first`]).
+//!
 //! [`F_CLC`]: a message of the peer's may come; all receives are ours, whatever the phase, until it is taken out or
 //! cannot come any more.
 
 mod acceptor;
 mod client;
+pub mod first;
 mod host;
 pub mod stream;
 
@@ -63,13 +66,16 @@ enum Step {
     Answered = 6,
     /// Acceptor: has read the Confirm.
     Confirmed = 7,
-    /// Client: the destination was declared to speak SMC, and nothing is sent yet.
+    /// Client: the destination was declared to speak SMC, or may say so by the SYN-ACK, and nothing is sent yet.
     Declared = 8,
-    /// Acceptor: the client was declared, and nothing is read yet.
+    /// Acceptor: the client was declared or has said SMC, and nothing is read yet.
     Expecting = 9,
+    /// Either: this process, or the one that it was forked by, forked while a message was in the stream. Whichever reads
+    /// up to it takes it out.
+    Leftover = 10,
 }
 
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     Step::None,
     Step::Asked,
     Step::Proposed,
@@ -80,6 +86,7 @@ const STEPS: [Step; 10] = [
     Step::Confirmed,
     Step::Declared,
     Step::Expecting,
+    Step::Leftover,
 ];
 
 /// A record's part in a handshake. All zero: none.
@@ -97,6 +104,10 @@ pub struct State {
     declined: AtomicU32,
     /// Release of the peer's Proposal; or the link id of its Accept.
     number: AtomicU32,
+    /// Whether the peer is of our own user.
+    kin: AtomicU32,
+    /// Where the message of [`Step::Leftover`] stands in the stream.
+    leftover: AtomicU64,
     /// Our token.
     own: AtomicU64,
     /// The peer's.
@@ -112,7 +123,7 @@ impl State {
 
     fn set(&self, step: Step) {
         self.pid.store(process::pid(), Relaxed);
-        self.since.store(now_ms(), Relaxed);
+        self.since.store(clock::now_ms(), Relaxed);
         self.partial.store(0, Relaxed);
         self.step.store(step as u32, Relaxed);
     }
@@ -128,16 +139,33 @@ impl State {
         self.declined.load(Relaxed)
     }
 
+    /// Whether the peer, with whom there was a handshake, is of our own user: what it says of itself is as good as our own
+    /// word.
+    pub fn is_with_kin(&self) -> bool {
+        self.kin.load(Relaxed) != 0
+    }
+
     /// The record is free.
     pub fn clear(&self) {
-        let State { step, pid, since, partial, declined, number, .. } = self;
-        for cell in [step, pid, since, partial, declined, number] {
+        let State { step, pid, since, partial, declined, number, kin, .. } = self;
+        for cell in [step, pid, since, partial, declined, number, kin] {
             cell.store(0, Relaxed);
         }
-        for cell in [&self.own, &self.peer].into_iter().chain(&self.given) {
+        for cell in [&self.own, &self.peer, &self.leftover].into_iter().chain(&self.given) {
             cell.store(0, Relaxed);
         }
     }
+}
+
+/// A connection begins anew.
+pub fn forget(conn: &Conn) {
+    conn.clc.set(Step::None);
+    conn.set_flag(F_CLC, false);
+}
+
+/// Whether a handshake has gone so far that the connection is there.
+pub fn has_begun(conn: &Conn) -> bool {
+    !matches!(conn.clc.step(), Step::None | Step::Declared)
 }
 
 /// Whether whoever listens there was declared to speak SMC, and is not to be had by an offer.
@@ -163,6 +191,7 @@ pub fn step(fd: i32, conn: &Conn) {
         Step::Expecting | Step::Held | Step::Asking | Step::Answered | Step::Confirmed => {
             acceptor::step(fd, conn)
         }
+        Step::Leftover => drop(take_leftover(fd, conn)),
     }
 }
 
@@ -202,8 +231,12 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
         return !conn.has(F_CLC);
     }
     let (device, id) = (device::current(), id_of(conn));
-    if conn.clc.step() == Step::Expecting {
-        return acceptor::stop_expecting(fd, conn);
+    match conn.clc.step() {
+        Step::Expecting => return acceptor::stop_expecting(fd, conn),
+        Step::Leftover => return take_leftover(fd, conn),
+        Step::Declared => return first::wind_up(fd, conn),
+        Step::Asking | Step::Proposed if first::is_agreed(conn) => return first::wind_up(fd, conn),
+        _ => {}
     }
     let over = match (conn.clc.step(), device.stage(id)) {
         (Step::Held, Stage::Held) => device.step(id, Stage::Held, Stage::Over),
@@ -229,16 +262,18 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
     over
 }
 
-/// The same for somebody who is going to use the socket without us: for a moment: what is on its way arrives soon.
+/// The same for somebody who is going to use the socket without us: for a moment: what is on its way arrives soon. Who
+/// has said SMC is waited for longer.
 pub fn settle(fd: i32, conn: &Conn) -> bool {
-    for _ in 0..50 {
+    let tries = if first::is_agreed(conn) { first::HOLD_MS } else { 50 };
+    for _ in 0..tries {
         if wind_up(fd, conn) {
             return true;
         }
         sys::poll1(fd, 0, 1);
     }
-    // Whoever was declared may never propose.
-    conn.clc.step() == Step::Expecting
+    // Whoever was declared may never propose, and a connection that is being made never be made.
+    matches!(conn.clc.step(), Step::Expecting | Step::Declared)
 }
 
 /// This process' part in the connection is over.
@@ -259,7 +294,9 @@ pub fn before_fork(conn: &Conn) {
     let (device, id) = (device::current(), id_of(conn));
     let step = conn.clc.step();
     let ended = match step {
-        Step::None | Step::Declared | Step::Expecting => return,
+        Step::None | Step::Declared | Step::Expecting | Step::Leftover => return,
+        // The answer stands at the start, whatever the device says.
+        Step::Proposed if first::is_agreed(conn) => return,
         Step::Held => device.step(id, Stage::Held, Stage::Over),
         Step::Proposed => device.step(id, Stage::Proposed, Stage::Abandoned),
         Step::Answered => device.step(id, Stage::Answered, Stage::Abandoned),
@@ -268,17 +305,48 @@ pub fn before_fork(conn: &Conn) {
             true
         }
     };
-    if ended && conn.phase() == EARLY {
-        give_up(conn, Reason::Forked);
+    match in_stream(conn).filter(|_| !ended) {
+        Some(at) => {
+            conn.clc.leftover.store(at, Relaxed);
+            conn.clc.set(Step::Leftover);
+        }
+        None => give_up(conn, Reason::Forked),
     }
+}
+
+/// Takes out what was in the stream at a fork, once it is read so far. Whether that is done, by whichever process; what
+/// the device knows of it ends with the one that was there before.
+fn take_leftover(fd: i32, conn: &Conn) -> bool {
+    let Some(_rx) = conn.rx_lock.try_enter() else { return false };
+    let at = conn.clc.leftover.load(Relaxed);
+    match kernel::tcp_taken(fd) {
+        Some(taken) if taken > at => {}
+        Some(taken) if taken == at => match stream::look(fd) {
+            // The other process may be at it.
+            (stream::Found::Message(_), length) if fork::claims_message(conn) => {
+                stream::discard(fd, length);
+            }
+            (stream::Found::Message(_) | stream::Found::Part, _) if !is_too_slow(conn) => {
+                return false;
+            }
+            (stream::Found::Nothing, _) => return false,
+            _ => {}
+        },
+        _ => return false,
+    }
+    device::current().free(id_of(conn));
+    give_up(conn, Reason::Forked);
+    true
 }
 
 /// Ends our part on the device.
 fn call_off(conn: &Conn, step: Step) {
     let (device, id) = (device::current(), id_of(conn));
     match (step, device.stage(id)) {
-        (Step::None | Step::Declared | Step::Expecting, _) => {}
+        (Step::None | Step::Declared | Step::Expecting | Step::Leftover, _) => {}
         (Step::Asked, _) => device.clear_offer(id),
+        // A server that is not on this device would never free it.
+        (Step::Proposed, _) if first::is_agreed(conn) => device.free(id),
         (Step::Proposed, _) if device.step(id, Stage::Proposed, Stage::Abandoned) => {}
         (Step::Proposed | Step::Accepted, _) => leave_answered(id),
         (_, Stage::Held) if device.step(id, Stage::Held, Stage::Over) => {}
@@ -333,22 +401,19 @@ fn take(fd: i32, conn: &Conn) -> Taken {
     }
 }
 
-fn now_ms() -> u32 {
-    (clock::now_ns() / 1_000_000) as u32
-}
-
 /// How long a peer that has taken its step is waited for at least, in milliseconds: it may have thousands of bytes to
 /// read before our message.
 const PATIENCE: u32 = 2000;
 
 /// Whether the peer has had the calls and the time for its next step.
 fn is_spent(fd: i32, conn: &Conn) -> bool {
-    transition::is_spent(fd, conn) && now_ms().wrapping_sub(conn.clc.since.load(Relaxed)) > PATIENCE
+    transition::is_spent(fd, conn)
+        && clock::now_ms().wrapping_sub(conn.clc.since.load(Relaxed)) > PATIENCE
 }
 
 /// Whether the rest of a message has been waited for long enough.
 fn is_too_slow(conn: &Conn) -> bool {
-    let now = now_ms() | 1;
+    let now = clock::now_ms() | 1;
     let since = match conn.clc.partial.load(Relaxed) {
         0 => {
             conn.clc.partial.store(now, Relaxed);
@@ -361,6 +426,15 @@ fn is_too_slow(conn: &Conn) -> bool {
 
 /// Bytes of the application that come before the awaited message; `None` while none is announced.
 fn before_message(fd: i32, conn: &Conn) -> Option<u64> {
+    if conn.clc.step() == Step::Leftover {
+        // Behind it where the other process was faster.
+        return conn.clc.leftover.load(Relaxed).checked_sub(kernel::tcp_taken(fd)?);
+    }
+    Some(in_stream(conn)?.saturating_sub(kernel::tcp_taken(fd)?))
+}
+
+/// Where the awaited message stands in the stream, if it may be there.
+fn in_stream(conn: &Conn) -> Option<u64> {
     let (message, stage) = awaited(conn)?;
     let (device, id) = (device::current(), id_of(conn));
     let now = device.stage(id);
@@ -368,16 +442,15 @@ fn before_message(fd: i32, conn: &Conn) -> Option<u64> {
     if now != stage && (now != Stage::Abandoned || stage == Stage::Confirmed) {
         return None;
     }
-    let at = device.announced(id, message)?;
-    Some(at.saturating_sub(kernel::tcp_taken(fd)?))
+    device.announced(id, message)
 }
 
 /// How many bytes may be read before a message of the peer's stands in the stream.
 pub fn readable_before(fd: i32, conn: &Conn) -> u64 {
-    if conn.clc.step() == Step::Expecting {
-        // The first bytes are a Proposal, or there is none.
-        return match stream::look(fd) {
-            (stream::Found::Message(_) | stream::Found::Part, _) => 0,
+    if first::is_awaited(conn) {
+        // The first bytes are a message, or there is none.
+        return match first::look(fd).0 {
+            stream::Found::Message(_) | stream::Found::Part => 0,
             _ => u64::MAX,
         };
     }
@@ -386,7 +459,7 @@ pub fn readable_before(fd: i32, conn: &Conn) -> u64 {
 
 /// Whether it is not known yet if the stream begins with a message.
 pub fn awaits_first(fd: i32, conn: &Conn) -> bool {
-    conn.clc.step() == Step::Expecting && matches!(stream::look(fd).0, stream::Found::Nothing)
+    first::is_awaited(conn) && matches!(first::look(fd).0, stream::Found::Nothing)
 }
 
 /// Whether a socket that was reported as readable is so for the sake of a message alone, or was.
@@ -508,6 +581,7 @@ fn note(conn: &Conn, what: &Delivery, file: u64) {
     conn.clc.given[1].store(what.dmb.segment, Relaxed);
     conn.clc.given[2].store(place, Relaxed);
     conn.clc.given[3].store(file, Relaxed);
+    conn.clc.kin.store(what.is_kin.into(), Relaxed);
     conn.clc.given[0].store(what.from, Release);
 }
 

@@ -16,7 +16,7 @@ use crate::socket::ending;
 use crate::socket::wait::{self, Budget};
 use crate::table::{self, Entry as Fd};
 use crate::unwind::{cancellation_point, keeping};
-use crate::{clock, errno, observer, real, set_errno};
+use crate::{clock, device, errno, observer, real, set_errno};
 
 /// The kernel's set is asked at least every so many waits that found something in shared memory.
 const KERNEL_TURN: u32 = 8;
@@ -124,6 +124,7 @@ pub unsafe fn epoll_wait(
         } else if has_tracked(set) {
             continue;
         }
+        device::current().keep_alive();
         let start = clock::now_ns();
         // SAFETY: see above; the real call is the cancellation point and takes the signal mask.
         let (asleep, got) = keeping(asleep, || unsafe {
@@ -479,11 +480,17 @@ fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) 
             let may_hide = conn::at(index).has(F_CLC);
             let bits = if ready::is_kernels(fd, index) {
                 let want = entry.events.load(Relaxed);
-                if may_hide
-                    && event.events & READ_BITS != 0
-                    && clc::hides_input(fd, conn::at(index))
+                let conn = conn::at(index);
+                let mut hidden = 0;
+                if may_hide && event.events & READ_BITS != 0 && clc::hides_input(fd, conn) {
+                    hidden = READ_BITS;
+                }
+                if may_hide && event.events & WRITE_BITS != 0 && clc::first::hides_output(fd, conn)
                 {
-                    event.events &= !READ_BITS;
+                    hidden |= WRITE_BITS;
+                }
+                if hidden != 0 {
+                    event.events &= !hidden;
                     let is_told = event.events & (want | ready::ERR | ready::HUP) != 0;
                     if !is_told || want & libc::EPOLLONESHOT as u32 == 0 {
                         epoll::watch_again(number, entry);

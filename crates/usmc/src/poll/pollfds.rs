@@ -268,14 +268,18 @@ fn may_hide(fd: c_int) -> bool {
     matches!(table::get(fd), Fd::Conn(index) if conn::at(index).has(F_CLC))
 }
 
-/// Takes back that there is something to read, where that is a CLC message alone.
+/// Takes back that there is something to read, where that is a CLC message alone, and that something can be sent, where a
+/// message has to come first.
 fn without_messages(p: &mut libc::pollfd) {
     const READ: i16 = libc::POLLIN | libc::POLLRDNORM;
-    if p.revents & READ != 0
-        && let Fd::Conn(index) = table::get(p.fd)
-        && clc::hides_input(p.fd, conn::at(index))
-    {
+    const WRITE: i16 = libc::POLLOUT | libc::POLLWRNORM;
+    let Fd::Conn(index) = table::get(p.fd) else { return };
+    let conn = conn::at(index);
+    if p.revents & READ != 0 && clc::hides_input(p.fd, conn) {
         p.revents &= !READ;
+    }
+    if p.revents & WRITE != 0 && clc::first::hides_output(p.fd, conn) {
+        p.revents &= !WRITE;
     }
 }
 

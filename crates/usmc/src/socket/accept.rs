@@ -35,5 +35,9 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     } else if config::get().is_peer(client.ip(), None) {
         clc::expect(conn);
     }
+    if clc::first::is_agreed(conn) {
+        // Also where it stays TCP: the client has to be told.
+        clc::expect(conn);
+    }
     observer::changed(fd, index);
 }

@@ -11,7 +11,7 @@ use super::{demote, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, LISTEN, OFFERED, RING};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
-use crate::{capture, custody, device, fork, observer, poll, sys, transition};
+use crate::{capture, clc, custody, device, fork, observer, poll, sys, transition};
 
 /// To be called just before the kernel closes `fd` (close, dup2 over it, close_range): what the library
 /// knows about it ends. The caller makes the real call next.
@@ -30,6 +30,9 @@ pub fn closing(fd: i32) -> bool {
             true
         }
         Entry::Conn(index) => {
+            if conn::at(index).has(F_CLC) {
+                clc::first::before_end(fd, index, conn::at(index));
+            }
             if table::take(fd) != Entry::Foreign {
                 keep_for_sleepers(fd, index);
                 drop_ref(fd, index);
@@ -254,6 +257,9 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
     let conn = conn::at(index);
     if how != libc::SHUT_RD {
         capture::ending(fd, conn);
+        if conn.has(F_CLC) {
+            clc::first::before_end(fd, index, conn);
+        }
     }
     // Keeps the connection where it is: in this ring, or out of any.
     let (_tx, slot) = loop {

@@ -155,7 +155,7 @@ fn wake_sleepers(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     if !tx.has_tx_sleepers() || !TxSpan::new(slot, side).is_ring() {
         return true;
     }
-    PeersSocket::of(fd, slot, side).inspect(|peer| peer.ring(slot, side, &tx)).is_some()
+    PeersSocket::of(fd, conn, slot, side).inspect(|peer| peer.ring(slot, side, &tx)).is_some()
 }
 
 /// [`leave`] for another process, of whose connection `conn` is a record for the time being. The caller keeps `slot`.
@@ -235,7 +235,7 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
         }
     }
     // The peer's socket, to send for it: its program may be anywhere.
-    let peer = PeersSocket::of(fd, slot, 1 - conn.side());
+    let peer = PeersSocket::of(fd, conn, slot, 1 - conn.side());
     if before_bells > 0 && span.unheard() > 0 && peer.is_none() {
         return Err(libc::EBUSY);
     }
@@ -382,7 +382,7 @@ fn resend(fd: i32, tx: &Ring<'_>, from: u64) -> Option<u64> {
         if left > data.len as u64 {
             return None;
         }
-        let (src, len) = tx.contiguous(at, data.window, left as usize);
+        let (src, len) = tx.contiguous(at, data.place, left as usize);
         // SAFETY: `len` unread bytes of the ring.
         unsafe { send_all(fd, src, len) }.ok()?;
         at = at.wrapping_add(len as u64);

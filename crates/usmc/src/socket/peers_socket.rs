@@ -8,7 +8,7 @@ use usmc_shm::span::TxSpan;
 use super::demote::{self, Patience};
 use crate::conn::Conn;
 use crate::sys::{self, Errno};
-use crate::{strangers, tuple};
+use crate::{kernel, strangers, tuple};
 
 /// A duplicate of the peer's socket, to send on its behalf what it would have to send again. The kernel gives it to
 /// whom it lets debug the peer (ptrace(2), "Ptrace access mode checking").
@@ -16,7 +16,7 @@ pub struct PeersSocket(i32);
 
 impl PeersSocket {
     /// That of end `side`, which is the peer of `fd`. `None` where the kernel does not give it.
-    pub fn of(fd: i32, slot: &Slot, side: usize) -> Option<PeersSocket> {
+    pub fn of(fd: i32, conn: &Conn, slot: &Slot, side: usize) -> Option<PeersSocket> {
         let end = &slot.end[side];
         if !strangers::are_welcome() {
             return None;
@@ -26,7 +26,10 @@ impl PeersSocket {
         sys::close(pidfd);
         let socket = socket.ok()?;
         // The number may mean anything by now, and who told it may lie.
-        let is_it = tuple::netns(socket) == tuple::netns(fd)
+        // In another network namespace the same names can be another connection's: there its owner must not lie, and
+        // the byte counts show what he means.
+        let is_near = tuple::netns(socket) == tuple::netns(fd);
+        let is_it = (is_near || (conn.clc.is_with_kin() && kernel::may_be_joined(fd, socket)))
             && tuple::local(socket).is_ok_and(|at| tuple::peer(fd) == Ok(at))
             && tuple::peer(socket).is_ok_and(|at| tuple::local(fd) == Ok(at));
         if is_it {

@@ -540,7 +540,7 @@ fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) ->
     {
         if flags & libc::MSG_TRUNC == 0 {
             // SAFETY: at..at+len lies within `data`; dst is the application's buffer of len bytes.
-            unsafe { rx.copy_out(at, data.window, dst, len) };
+            unsafe { rx.copy_out(at, data.place, dst, len) };
         }
         to.advance(len);
         at = at.wrapping_add(len as u64);
@@ -549,7 +549,7 @@ fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) ->
     if flags & libc::MSG_PEEK == 0 {
         let record = observer::record_of(conn);
         if capture::wants(record) {
-            capture::receiving(fd, conn, slot, data.window, data.cons, at);
+            capture::receiving(fd, conn, slot, data.place, data.cons, at);
         }
         let asleep = rx.consume_waking(&data, data.len - unread);
         observer::received_total(record, conn, slot, at);
@@ -569,7 +569,7 @@ fn peek_ring(conn: &Conn, slot: &Slot, to: &mut Buffers) -> usize {
         && let Some((dst, len)) = to.piece(unread)
     {
         // SAFETY: at..at+len lies within `data`; dst is the application's buffer of len bytes.
-        unsafe { rx.copy_out(at, data.window, dst, len) };
+        unsafe { rx.copy_out(at, data.place, dst, len) };
         to.advance(len);
         at = at.wrapping_add(len as u64);
         unread -= len;

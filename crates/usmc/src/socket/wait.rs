@@ -22,7 +22,7 @@ use crate::conn::{self, Conn, F_SHARED};
 use crate::poll::ready;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{config, observer, process, real, transition};
+use crate::{config, device, observer, process, real, transition};
 
 /// Most doorbell bytes taken at once.
 const BELLS_MAX: usize = 256;
@@ -74,6 +74,7 @@ pub fn spin(
         own_cpu.store(cpu, Relaxed);
     }
     if budget == 0 {
+        device::current().keep_alive();
         return ready();
     }
     let same = peer_cpu == cpu;
@@ -85,6 +86,7 @@ pub fn spin(
             spin_loop();
         }
     }
+    device::current().keep_alive();
     let start = clock::now_ns();
     loop {
         if same {
@@ -152,6 +154,13 @@ pub fn must_tick(conn: &Conn, slot: &Slot) -> bool {
 /// Sees to it that the death of a peer is heard that has shut its direction down: its FIN is here already, and of what
 /// it leaves unread in the ring the kernel knows nothing. A doorbell unread makes it answer with a RST, as TCP does.
 pub fn watch_over(fd: i32, conn: &Conn, slot: &Slot) {
+    if conn.tx(slot).has_data() {
+        provoke(fd, conn, slot);
+    }
+}
+
+/// The same of one that may have read everything.
+pub fn provoke(fd: i32, conn: &Conn, slot: &Slot) {
     let flags = conn.peer(slot).flags.load(Acquire);
     let (own, theirs) = (conn.own(slot), &slot.end[1 - conn.side()]);
     if flags & TXF_ENDS == 0
@@ -162,7 +171,7 @@ pub fn watch_over(fd: i32, conn: &Conn, slot: &Slot) {
     {
         return;
     }
-    if conn.tx(slot).has_data() && transition::tx_is_ring(fd, conn, slot) {
+    if transition::tx_is_ring(fd, conn, slot) {
         ring_bell(fd, conn, slot, || conn.tx(slot).take_rx_sleepers() | ARM_TCP);
     }
 }

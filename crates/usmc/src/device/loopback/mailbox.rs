@@ -117,6 +117,14 @@ pub fn identity(process: PeerProcess) -> Option<u64> {
     inode
 }
 
+/// Whether the mailbox of a process belongs to our own user.
+pub fn is_own(process: PeerProcess) -> bool {
+    let Ok(mailbox) = directory::point_at(&directory::mailbox(process.0)) else { return false };
+    let is_own = sys::fstat(mailbox).is_ok_and(|facts| directory::is_own(facts.uid));
+    sys::close(mailbox);
+    is_own
+}
+
 fn inode(file: i32) -> Option<u64> {
     Some(sys::fstat(file).ok()?.inode)
 }
@@ -225,7 +233,8 @@ fn read(bytes: &[u8], fd: i32, uid: Option<u32>) -> Option<Mail> {
     }
     let [segment, place, to, from, _] = words;
     let dmb = DmbRef { segment, slot: (place >> 32) as u32, usage: place as u32 };
-    Some(Mail::Delivery(Delivery { fd, dmb, to, from }))
+    let is_kin = uid.is_some_and(directory::is_own);
+    Some(Mail::Delivery(Delivery { fd, dmb, to, from, is_kin }))
 }
 
 /// The first fd of the received control messages, and the sender's user; discards any further fds.
