@@ -120,7 +120,9 @@ pub fn connecting(fd: i32, index: u32, server: impl FnOnce() -> Option<Endpoint>
 
 #[cold]
 fn arm_client(fd: i32, conn: &Conn, server: Option<Endpoint>) {
-    if conn.phase() != FRESH || conn.has(F_ARMED) {
+    // Data in the SYN comes before any handshake; others who have the socket know of none.
+    let never = F_ARMED | F_KERNEL_ONLY | F_COPIED | F_ADOPTED;
+    if conn.phase() != FRESH || conn.has(never) || kernel_only::reason().is_some() {
         return;
     }
     let allowed = server.is_some_and(|at| {
@@ -128,9 +130,7 @@ fn arm_client(fd: i32, conn: &Conn, server: Option<Endpoint>) {
             && !(device::current().is_listening(None, at)
                 && device::current().is_listening(Some(tuple::netns(fd)), at))
     });
-    // Data in the SYN comes before any handshake; others who have the socket know of none.
-    if allowed && kernel_only::reason().is_none() && !conn.has(F_KERNEL_ONLY | F_COPIED | F_ADOPTED)
-    {
+    if allowed {
         arm(fd, conn);
     }
 }

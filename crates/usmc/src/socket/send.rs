@@ -359,7 +359,17 @@ pub fn may_be_lost(fd: i32, conn: &Conn, slot: &Slot, room: &Room, now: u64) -> 
     let is_due = || now.wrapping_sub(conn.asked.load(Relaxed)) > ASK_CYCLES;
     peer_is_gone(conn, slot)
         || (!life::is_vouched_for(conn, slot) && may_have_died(fd, conn, slot, now))
-        || (room.unread && is_due() && has_died(fd, conn, slot, now, wait::watch_over))
+        || (room.unread && is_due() && leaves_unread(fd, conn, slot, now))
+}
+
+/// Whether the kernel says that a peer has gone which has left something unread.
+#[cold]
+fn leaves_unread(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
+    if !conn.tx(slot).has_data() {
+        conn.asked.store(now, Relaxed);
+        return false;
+    }
+    has_died(fd, conn, slot, now, wait::watch_over)
 }
 
 /// Whether a peer has died for which nobody vouches.
