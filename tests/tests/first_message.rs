@@ -126,6 +126,14 @@ fn end(mut server: Process, mut client: Process) {
     server.succeed();
 }
 
+/// Where one of them is no program under uSMC, and tells no count.
+fn both_are_done(mut server: Process, mut client: Process) {
+    client.line_after("echoed");
+    client.succeed();
+    server.line_after("served");
+    server.succeed();
+}
+
 #[test]
 fn peers_meet_through_translated_addresses_without_being_declared() {
     let Some(world) = World::new("option DNAT") else { return };
@@ -197,7 +205,7 @@ fn a_kernel_client_is_answered_before_anything_else() {
             ("greeter", "poll"),
             ("greeter", "edge"),
         ] {
-            let mut server = world.serve(role, style, &world.device());
+            let server = world.serve(role, style, &world.device());
             let first = hex(&captured(file, PROPOSAL));
             let greeting = if role == "greeter" { "220 ready\r\n" } else { "" };
             let words = ["client", SERVER, &PORT.to_string(), &first, greeting];
@@ -206,10 +214,7 @@ fn a_kernel_client_is_answered_before_anything_else() {
             let code = told.strip_prefix("4 ").unwrap_or_else(|| panic!("no Decline: {told}"));
             // The last thing that it offers and we have not.
             assert_eq!(code, expected, "{file} {style}");
-            client.line_after("echoed");
-            client.succeed();
-            server.line_after("served");
-            server.succeed();
+            both_are_done(server, client);
         }
     }
     world.end();
@@ -219,15 +224,12 @@ fn a_kernel_client_is_answered_before_anything_else() {
 fn a_kernel_client_that_declines_first_is_waited_for_no_longer() {
     let Some(world) = World::new("option kernel declines") else { return };
     for (role, style) in [("server", "poll"), ("greeter", "epoll"), ("greeter", "blocking")] {
-        let mut server = world.serve(role, style, &world.device());
+        let server = world.serve(role, style, &world.device());
         let greeting = if role == "greeter" { "220 ready\r\n" } else { "" };
         let words = ["client", SERVER, &PORT.to_string(), &decline(style == "poll"), greeting];
         let mut client = world.kernel(At::Client, &words);
         client.line_after("answer none");
-        client.line_after("echoed");
-        client.succeed();
-        server.line_after("served");
-        server.succeed();
+        both_are_done(server, client);
     }
     world.end();
 }
@@ -245,10 +247,7 @@ fn a_kernel_server_gets_a_proposal_first() {
         let why = "CLC handshake was declined: 03030000 (no usable SMC-D or SMC-R device)";
         world.shows(&client, |s| s.fallback_reason == why);
         client.close_stdin();
-        client.line_after("echoed");
-        client.succeed();
-        server.line_after("served");
-        server.succeed();
+        both_are_done(server, client);
     }
     world.end();
 }
@@ -270,12 +269,9 @@ asyncio.run(main())
 print('echoed')";
     let mut command = world.network.under_usmc(&world.fixture, At::Client, &world.device(), "auto");
     command.args(["/usr/bin/python3", "-c", text, SERVER, &PORT.to_string()]);
-    let mut client = world.fixture.spawn(command);
+    let client = world.fixture.spawn(command);
     assert_eq!(server.line_after("first"), "1 -", "a Proposal");
-    client.line_after("echoed");
-    client.succeed();
-    server.line_after("served");
-    server.succeed();
+    both_are_done(server, client);
     world.end();
 }
 
@@ -301,10 +297,7 @@ print('served', flush=True)";
     let first = hex(&captured(PROPOSALS[1], PROPOSAL));
     let mut client = world.kernel(At::Client, &["client", SERVER, &PORT.to_string(), &first]);
     assert!(client.line_after("answer").starts_with("4 "));
-    client.line_after("echoed");
-    client.succeed();
-    server.line_after("served");
-    server.succeed();
+    both_are_done(server, client);
     world.end();
 }
 
