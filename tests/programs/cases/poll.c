@@ -1,6 +1,7 @@
 // poll, ppoll, select and pselect.
 #include "peer.h"
 
+#include <sys/resource.h>
 #include <sys/select.h>
 
 PAIR_CASE(poll_reports_what_is_there) {
@@ -232,4 +233,64 @@ REMOTE_CASE(poll_hears_what_comes_as_it_falls_asleep_without_spinning) {
     OK(shutdown(p.fd, SHUT_WR));
     EQ(peer_end(), 20000);
     close(p.fd);
+}
+
+// How often this thread went to sleep in a poll(2) of `events` that nothing ends for 300 ms.
+static long sleeps_of_a_poll(int fd, short events) {
+    struct rusage before, after;
+    OK(getrusage(RUSAGE_THREAD, &before));
+    struct pollfd f = {.fd = fd, .events = events};
+    EQ(poll(&f, 1, 300), 0);
+    OK(getrusage(RUSAGE_THREAD, &after));
+    return after.ru_nvcsw - before.ru_nvcsw;
+}
+
+static void poll_beside_unread_bytes(void *arg) {
+    poll_inherited(arg);
+    int fd = ((struct pair *)arg)->fd;
+    const short unasked[] = {0, POLLPRI, POLLRDHUP};
+    for (int i = 0; i < 3; i++)
+        CHECK(sleeps_of_a_poll(fd, unasked[i]) < 30);
+}
+
+// The doorbell that came with the bytes cannot be taken away before them.
+PAIR_CASE(poll_beside_bytes_it_does_not_ask_for_sleeps) {
+    struct pair p = pair_open();
+    pid_t pid = child(poll_beside_unread_bytes, &p);
+    wait_asleep(pid, pid);
+    peer_says(p.peer, "x");
+    child_succeeds(pid);
+    pair_close(p);
+}
+
+// The peer has a byte unread and polls for something else.
+static struct pair polled_beside_a_byte(short events) {
+    struct pair p = pair_open();
+    peer_begin(P_POLL, p.peer, POLLIN, 20000, 0);
+    peer_asleep();
+    EQ(send(p.fd, "x", 1, 0), 1);
+    EQ(peer_end(), POLLIN);
+    peer_begin(P_POLL, p.peer, events, 20000, 0);
+    peer_asleep();
+    return p;
+}
+
+PAIR_CASE(poll_beside_bytes_it_does_not_ask_for_is_woken) {
+    struct pair p = polled_beside_a_byte(POLLRDHUP);
+    OK(shutdown(p.fd, SHUT_WR));
+    EQ(peer_end(), POLLRDHUP);
+    pair_close(p);
+    p = polled_beside_a_byte(POLLPRI);
+    EQ(send(p.fd, "u", 1, MSG_OOB), 1);
+    EQ(peer_end(), POLLPRI);
+    pair_close(p);
+    const short unasked[] = {0, POLLPRI};
+    for (int i = 0; i < 2; i++) {
+        p = polled_beside_a_byte(unasked[i]);
+        struct linger linger = {1, 0};
+        OK(setsockopt(p.fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger));
+        OK(close(p.fd));
+        EQ(peer_end(), POLLERR | POLLHUP);
+        OK(peer_call(P_CLOSE, p.peer, 0, 0, 0));
+    }
 }

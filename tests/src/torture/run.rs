@@ -133,12 +133,19 @@ impl<'a> World<'a> {
     }
 
     /// Runs a program to its end and leaves the world as it was.
+    ///
+    /// # Panics
+    /// When the test's time is over.
     pub fn run(&mut self, program: &Program) -> Vec<Observation> {
         self.run_and(program, || {})
     }
 
     /// Likewise, and does something else before it tidies up.
+    ///
+    /// # Panics
+    /// When the test's time is over.
     pub fn run_and(&mut self, program: &Program, at_the_end: impl FnOnce()) -> Vec<Observation> {
+        assert!(!self.fixture.time_left().is_zero(), "no time is left for\n{program}");
         let seen = program.steps.iter().map(|step| self.step(step)).collect();
         at_the_end();
         self.tidy();

@@ -1,6 +1,7 @@
 //! Whether uSMC did what TCP does, and the shortest program that shows that it did not.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use super::generate::Generator;
 use super::program::{Program, Step};
@@ -14,6 +15,8 @@ type Outcome = Vec<Observation>;
 const TCP_RUNS: usize = 10;
 /// How often a program that differed is run under uSMC, to tell a rule from an accident.
 const SMC_RUNS: usize = 6;
+/// A program that waits for a timer again and again takes long to shrink.
+const SHRINK_LIMIT: Duration = Duration::from_secs(120);
 
 /// A program that showed under uSMC what it never showed over TCP.
 #[derive(Clone, Debug)]
@@ -130,8 +133,9 @@ impl<'a> Court<'a> {
     }
 
     /// Leaves out steps as long as the difference remains: the same step is the first to differ. Others may become
-    /// what the generator avoids, being known.
+    /// what the generator avoids, being known. After [`SHRINK_LIMIT`] it is as short as it is.
     pub fn shrink(&mut self, found: Difference) -> Difference {
+        let until = Instant::now() + SHRINK_LIMIT;
         let mut best = found;
         // What follows the first difference does not matter.
         let (alike, Some(odd)) = best.parting() else { return best };
@@ -145,6 +149,9 @@ impl<'a> Court<'a> {
         while piece > 0 {
             let mut at = 0;
             while at < best.program.steps.len() {
+                if Instant::now() > until {
+                    return best;
+                }
                 let mut steps = best.program.steps.clone();
                 steps.drain(at..(at + piece).min(steps.len()));
                 match self.still_differs(steps, &odd) {

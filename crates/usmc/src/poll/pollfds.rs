@@ -331,14 +331,19 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
                     wait::clear_bells(p.fd, conn, slot);
                     ready::arm(p.fd, conn, slot, want);
                     tick |= ready::must_tick(conn, slot, want)
-                        || wait::has_bells(conn, slot)
-                        || (hides_bells(p.fd, conn, p.events)
-                            && want & (READ_BITS | WRITE_BITS) & !(libc::POLLPRI as u32) != 0);
+                        || (hears_bells(p.events)
+                            && (wait::has_bells(conn, slot) || hides_bells(p.fd, conn, p.events)));
                 }
             }
         }
     }
     tick
+}
+
+/// Whether a doorbell may mean one of `events`. The kernel itself reports the end, errors and urgent data.
+fn hears_bells(events: i16) -> bool {
+    const BY_THE_KERNEL: i16 = libc::POLLRDHUP | libc::POLLPRI;
+    events as u16 as u32 & (READ_BITS | WRITE_BITS) & !(BY_THE_KERNEL as u32) != 0
 }
 
 /// Whether the kernel may hold bytes of the stream that are no reason to wake whoever wants `events`, but would:
@@ -379,14 +384,15 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
             // What is there already would end every sleep at once.
             let urgent = p.events & libc::POLLPRI;
             let deaf = bells || ended || hides_bells(p.fd, conn, p.events);
-            if deaf && p.events & !libc::POLLPRI != 0 && !(0..=1).contains(&timeout_ms) {
+            if deaf && hears_bells(p.events) && !(0..=1).contains(&timeout_ms) {
                 // It may be so since a moment only, later than our last look: that bell was for us.
                 timeout_ms = 1;
             }
             p.events = match deaf {
                 // A look does not mind what would keep a sleeper awake.
                 _ if timeout_ms == 0 => libc::POLLRDHUP | urgent,
-                true => urgent,
+                true if ended => urgent,
+                true => libc::POLLRDHUP | urgent,
                 false => libc::POLLIN | libc::POLLRDHUP | urgent,
             };
         }
