@@ -528,7 +528,7 @@ impl Generator {
         if self.model.processes().len() < 2 || self.draw.percent(50) {
             return None;
         }
-        let by_signal = i64::from(self.draw.percent(40));
+        let by_signal = i64::from(self.draw.percent(40) && !self.model.has_moving(process));
         self.plan(process, thread, "exit", &[by_signal]);
         Some(())
     }

@@ -41,6 +41,8 @@ pub enum Object {
         deaf: bool,
         /// It was registered in an epoll set for edges.
         edged: bool,
+        /// It has sent an urgent byte, and the other end has received nothing since.
+        urgent: bool,
         /// What became of a process that had it.
         death: Death,
     },
@@ -114,14 +116,24 @@ impl Model {
             })
     }
 
-    /// Whether a thread sleeps in a splice from the other end. Known: an urgent byte does not end it.
-    pub fn is_spliced_by_peer(&self, process: usize, handle: i64) -> bool {
+    /// Whether a thread sleeps in a receive from the other end. Known: an urgent byte does not end its splice, and stays
+    /// for others to see.
+    pub fn is_received_by_peer(&self, process: usize, handle: i64) -> bool {
         let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
         peer.is_some()
             && self.asleep.iter().any(|((p, _), step)| {
-                let is_splice = step.op == "recv" && step.args[1] == 5;
-                is_splice && self.open.get(&(*p, step.args[0])).copied() == peer
+                step.op == "recv" && self.open.get(&(*p, step.args[0])).copied() == peer
             })
+    }
+
+    /// Whether an urgent byte of this end's may be unread. Known: with the next one it may become data.
+    pub fn is_urgent(&self, process: usize, handle: i64) -> bool {
+        matches!(self.object(process, handle), Some(Object::End { urgent: true, .. }))
+    }
+
+    /// Whether a process has an end of a connection that is moving. Known: killed now, it leaves a doorbell unread.
+    pub fn has_moving(&self, process: usize) -> bool {
+        self.handles(process, |_| true).into_iter().any(|handle| self.is_moving(process, handle))
     }
 
     /// Whether a thread sleeps in a peek that waits for all. Known: O_NONBLOCK, set since, may end it by TCP.
@@ -348,6 +360,7 @@ impl Model {
             passed: false,
             deaf: false,
             edged: false,
+            urgent: false,
             death: Death::None,
         };
         let object = self.open.get(&(process, arg(0))).copied();
@@ -452,9 +465,10 @@ impl Model {
                 // Urgent data is a byte, which is not among the others.
                 let urgent = arg(3) & MSG_OOB != 0 && !matches!(arg(1), 1 | 2 | 5 | 6);
                 if urgent
-                    && let Some(Object::End { passed, .. }) = object.map(|o| &mut self.objects[o])
+                    && let Some(Object::End { passed, urgent, .. }) =
+                        object.map(|o| &mut self.objects[o])
                 {
-                    *passed = true;
+                    (*passed, *urgent) = (true, true);
                 }
                 let result = result - i64::from(urgent);
                 let peer = object.and_then(|o| self.peer(o));
@@ -469,6 +483,10 @@ impl Model {
             "recv" if result > 0 && (arg(3) & MSG_PEEK == 0 || matches!(arg(1), 1 | 2 | 5)) => {
                 if let Some(Object::End { unread, .. }) = object.map(|o| &mut self.objects[o]) {
                     *unread -= result;
+                }
+                let peer = object.and_then(|o| self.peer(o)).map(|p| &mut self.objects[p]);
+                if let Some(Object::End { urgent, .. }) = peer {
+                    *urgent = false;
                 }
             }
             "fork" if result == 0 => {

@@ -11,7 +11,7 @@ use super::{demote, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, LISTEN, OFFERED, RING};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
-use crate::{capture, clc, custody, device, fork, observer, poll, sys, transition};
+use crate::{capture, clc, custody, device, fork, observer, poll, process, sys, transition};
 
 /// To be called just before the kernel closes `fd` (close, dup2 over it, close_range): what the library
 /// knows about it ends. The caller makes the real call next.
@@ -67,6 +67,7 @@ pub fn closing_stale(fd: i32) -> bool {
 fn drop_ref(fd: i32, index: u32) {
     let conn = conn::at(index);
     if conn.refs.fetch_sub(1, AcqRel) != 1 {
+        renumber(fd, index);
         return;
     }
     poll::epoll::forget(fd, index);
@@ -88,6 +89,24 @@ fn drop_ref(fd: i32, index: u32) {
         transition::end(conn)
     };
     end_record(index, last);
+}
+
+/// The peer may have to send for us, by the number that it was told (see `demote`): if that is `fd`, which is about to be
+/// closed, it is told another one.
+fn renumber(fd: i32, index: u32) {
+    let conn = conn::at(index);
+    let Some(end) = conn.slot().map(|slot| conn.end(slot)) else { return };
+    if end.fd.load(Relaxed) == fd.cast_unsigned() && end.pid.load(Relaxed) == process::pid() {
+        let mut other = None;
+        table::for_each(0, u32::MAX, |number, entry| {
+            if entry == Entry::Conn(index) {
+                other = Some(number);
+            }
+        });
+        if let Some(number) = other {
+            end.fd.store(number.cast_unsigned(), Relaxed);
+        }
+    }
 }
 
 /// `last`: what [`transition::end`] has told.

@@ -55,7 +55,8 @@ impl Generator {
             || self.model.has_silent_peer(process, handle)
             || self.model.is_edged(process, handle)
             || self.model.is_held_back(process, handle)
-            || self.model.is_spliced_by_peer(process, handle)
+            || self.model.is_received_by_peer(process, handle)
+            || self.model.is_urgent(process, handle)
         {
             return None;
         }
