@@ -141,7 +141,7 @@ impl Table {
         if holders.iter().any(was_killed) || (!heard && outcomes[0] != 1) {
             return Ok(false);
         }
-        // An exec that lost what was unread, as documented.
+        // An exec that could not take it along, as documented.
         if word(36) != 0 && !crate::is_plain() {
             return Ok(false);
         }

@@ -183,17 +183,19 @@ pub enum Resume {
 
 impl<'a> RxSpan<'a> {
     /// The receiver reads nothing more out of `rx`, the ring of this direction. The caller holds the receiving locks and
-    /// has read TCP to the boundary, if there is one. `tx` is the other direction's ring: who waits for room there is
-    /// not woken any more.
-    pub fn leave(&self, rx: &Ring<'_>, tx: &Ring<'_>) -> Leave {
+    /// has read TCP to the boundary, if there is one; `before`: it has not, so that bytes stand before the doorbells,
+    /// which have to be sent again behind them. `tx` is the other direction's ring: who waits for room there is not
+    /// woken any more.
+    pub fn leave(&self, rx: &Ring<'_>, tx: &Ring<'_>, before: bool) -> Leave {
         let mut refused = Leave::SenderFirst;
         let left = self.producer.flags.fetch_update(AcqRel, Acquire, |flags| {
             if flags & TXF_BACK != 0 {
                 refused = Leave::SenderFirst;
                 return None;
             }
-            // The end of a direction is published after its last byte.
-            if flags & TXF_ENDS != 0 && flags & TXF_LEFT == 0 && rx.has_data() {
+            // The end of a direction is published after its last byte, and its last doorbell.
+            let unread = || rx.has_data() || (before && self.unheard() > 0);
+            if flags & TXF_ENDS != 0 && flags & TXF_LEFT == 0 && unread() {
                 refused = Leave::Unread;
                 return None;
             }

@@ -224,7 +224,7 @@ impl Victim<'_> {
         if let Ok(Back::Resend(from)) = tx.try_back(&self.ring, || Some(count)) {
             tx.is_resent(from);
         }
-        let _ = (tx.is_back(), rx.leave(&self.ring, &self.ring), rx.is_rung(self.slot, 1));
+        let _ = (tx.is_back(), rx.leave(&self.ring, &self.ring, true), rx.is_rung(self.slot, 1));
         let _ = (rx.unheard(), rx.resume(), rx.is_tcp());
         rx.to_tcp();
         rx.recount();

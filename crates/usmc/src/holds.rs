@@ -5,6 +5,7 @@
 //! last holder says goodbye. What a killed process held stays counted.
 
 use core::mem;
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::conn::{
@@ -118,14 +119,17 @@ pub fn before_exec() -> Result<(), Errno> {
         {
             match hand_to_next_program(fd, index) {
                 // What others hold is most likely not meant to be used there.
-                Err(_) if !fork::is_sole_holder(conn) => {
-                    log::warn(format_args!("fd {fd}: in the ring, and open in the next program"));
+                Err(_) if !fork::is_sole_holder(conn) && keep_out(fd) => {
+                    log::warn(format_args!(
+                        "fd {fd}: in the ring, and not taken along to the next program"
+                    ));
                 }
                 left => crossing = crossing.and(left),
             }
         }
     });
     if let Err(errno) = crossing {
+        let_cross();
         conn::for_each(|_, conn| {
             if conn.has(F_HANDED) {
                 conn.set_flag(F_HANDED, false);
@@ -223,11 +227,47 @@ pub fn crosses_exec(fd: i32) -> bool {
     sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC as usize == 0)
 }
 
+/// Numbers under which the next program gets a socket without a connection: the number plus one, and from bit 32 on where
+/// the connection is meanwhile.
+static KEPT_OUT: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+/// The next program does not get this connection, in which it would read doorbells as bytes, and miss those in the ring.
+/// False where there is no room to remember it.
+fn keep_out(fd: i32) -> bool {
+    let Ok(copy) = table::duplicate(fd) else { return false };
+    let word = u64::from(copy.cast_unsigned()) << 32 | u64::from(fd.cast_unsigned() + 1);
+    let none = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+    let note = |n: &AtomicU64| n.compare_exchange(0, word, Relaxed, Relaxed).is_ok();
+    let done = none.is_ok_and(|none| {
+        let done = sys::dup2(none, fd).is_ok();
+        sys::close(none);
+        done && KEPT_OUT.iter().any(note)
+    });
+    if !done {
+        let _ = sys::dup2(copy, fd);
+        table::release_fd(copy);
+    }
+    done
+}
+
+/// There is no next program.
+fn let_cross() {
+    for word in &KEPT_OUT {
+        let word = word.swap(0, Relaxed);
+        if word != 0 {
+            let (fd, copy) = ((word as u32 - 1).cast_signed(), (word >> 32) as i32);
+            let _ = sys::dup2(copy, fd);
+            table::release_fd(copy);
+        }
+    }
+}
+
 /// It has not become one.
 pub fn after_failed_exec() {
     if process::is_foreign_child() {
         return;
     }
+    let_cross();
     conn::for_each(|_, conn| {
         let (handed, down) = (conn.has(F_HANDED), conn.has(F_DOWN));
         conn.set_flag(F_HANDED | F_DOWN, false);

@@ -415,6 +415,11 @@ pub unsafe fn send_raw(
     call!(SYS_sendto, fd, buf, len, flags, 0, 0)
 }
 
+/// `new` becomes a duplicate of `fd`, which is another number; it crosses exec(2).
+pub fn dup2(fd: c_int, new: c_int) -> Result<(), Errno> {
+    call!(SYS_dup3, fd, new, 0).map(|_| ())
+}
+
 /// Resets a connection: connect(2) to AF_UNSPEC.
 pub fn disconnect(fd: c_int) {
     let nowhere =

@@ -87,10 +87,15 @@ static struct end end_of(const char *text) {
     end.stream = stream ? &table->stream[stream] : NULL;
     end.receives = receives;
     end.sends = sends;
-    const struct way *in = stream ? &end.stream->way[1 - end.side] : NULL;
-    if (in && in->shut && in->received < in->total)
-        end.stream->risky = 1;
     OK(fcntl(end.fd, F_SETFD, FD_CLOEXEC));
+    // What nobody could send by TCP is not taken along where others seem to hold it (docs/differences.md).
+    struct sockaddr_storage at;
+    if (stream && !is_plain() && getsockname(end.fd, (struct sockaddr *)&at, &(socklen_t){sizeof at}) == 0
+        && ((struct sockaddr_in *)&at)->sin_port == 0) {
+        end.stream->lost = 1;
+        close(end.fd);
+        end.fd = -1;
+    }
     return end;
 }
 
@@ -144,7 +149,8 @@ int main(int argc, char **argv) {
     struct end ends[argc];
     int count = 0;
     for (int i = 7; i < argc; i++)
-        ends[count++] = end_of(argv[i]);
+        if ((ends[count] = end_of(argv[i])).fd >= 0)
+            count++;
     if (serves)
         serve(next.port);
     if (works)

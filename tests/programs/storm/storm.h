@@ -53,9 +53,8 @@ struct stream {
         uint32_t kind, at;
     } plan[2][PLANS];
     uint64_t planned[2];
-    // An exec took the end along after its peer had shut down, bytes being unread: refused or not, that is a known
-    // difference where others hold the end, or were killed when they did (docs/differences.md).
-    _Atomic uint64_t risky;
+    // An exec could not take the end along, as others held it, or were killed when they did (docs/differences.md).
+    _Atomic uint64_t lost;
 };
 
 struct table {

@@ -154,7 +154,7 @@ impl Stream {
 
     /// Leaves for a reader that knows nothing of us. Where the sender was first, reads on as before.
     fn leave(&self) -> Leave {
-        let left = self.rx().leave(&self.link.ring(CLIENT), &self.link.ring(ACCEPTOR));
+        let left = self.rx().leave(&self.link.ring(CLIENT), &self.link.ring(ACCEPTOR), false);
         if left == Leave::Left {
             while self.rx().is_rung(&self.link.slot, ACCEPTOR) {
                 thread::yield_now();

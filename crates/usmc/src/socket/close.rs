@@ -246,7 +246,7 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     // Release: after the last published byte.
     let before = conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | abort, AcqRel);
     if before & TXF_LEFT != 0 {
-        demote::go_back_locked(fd, conn, slot);
+        demote::go_back_at_last(fd, conn, slot);
     }
     if unread && !reset_asked {
         let now = libc::linger { l_onoff: 1, l_linger: 0 };
@@ -303,7 +303,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
         // Release: after the last published byte.
         // SeqCst: see `wait::for_room`.
         if own.fetch_or(TXF_DONE | TXF_SHUT, SeqCst) & TXF_LEFT != 0 {
-            demote::go_back_locked(fd, conn, slot);
+            demote::go_back_at_last(fd, conn, slot);
         }
     }
     // Once both directions are shut, TCP resets at the next byte that comes: nobody reads, as after a close.

@@ -209,7 +209,7 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     // Before the peer can learn of it: it would send again what is in the ring, and what stands before that is ours.
     let held = SharedLock::enter(&slot.end[1 - conn.side()].back_lock);
     let Ok(_held) = held else { return Err(libc::EBUSY) };
-    match span.leave(&rx, &conn.tx(slot)) {
+    match span.leave(&rx, &conn.tx(slot), before_bells > 0) {
         Leave::Unread => return Err(libc::EBUSY),
         Leave::SenderFirst => {
             while !finish_rx(fd, conn, slot) {
@@ -223,24 +223,37 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
         // Whatever becomes of the rest.
         Leave::Left => drop(conn.own(slot).flags.fetch_or(TXF_LOOK, AcqRel)),
     }
+    let done = clear_stream(fd, conn, slot, peer.as_ref());
+    if done.is_err() {
+        // We go on reading around the doorbells ourselves.
+        span.to_tcp_around_bells();
+    }
+    done
+}
+
+/// What is left to do in the TCP stream once this end has left: the doorbells are taken out.
+fn clear_stream(
+    fd: i32,
+    conn: &Conn,
+    slot: &Slot,
+    peer: Option<&PeersSocket>,
+) -> Result<(), Errno> {
+    let span = RxSpan::new(slot, conn.side());
+    let patience = Patience::new();
     while span.is_rung(slot, conn.side()) {
         patience.wait()?;
     }
     // Asked again: the peer may have switched meanwhile, and rung.
     if span.unheard() > 0 {
         let before = bytes_before_bells(fd, conn, slot).ok_or(libc::EBUSY)?;
-        match &peer {
+        match peer {
             Some(peer) if before > 0 => return peer.send_again(fd, conn, slot, before),
-            None if before > 0 => {
-                // We go on reading around the doorbells ourselves.
-                span.to_tcp_around_bells();
-                return Err(libc::EBUSY);
-            }
+            None if before > 0 => return Err(libc::EBUSY),
             _ => {}
         }
     }
     drop_bells(fd, conn, slot)?;
-    if let Some(peer) = peer.filter(|_| rx.has_data()) {
+    if let Some(peer) = peer.filter(|_| conn.rx(slot).has_data()) {
         peer.end_ring(conn, slot);
     }
     Ok(())
@@ -256,14 +269,17 @@ fn bytes_before_bells(fd: i32, conn: &Conn, slot: &Slot) -> Option<usize> {
 /// Takes all doorbells out of the TCP stream; none comes any more.
 fn drop_bells(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     let span = RxSpan::new(slot, conn.side());
-    let patience = Patience::new();
+    let mut patience = Patience::new();
     while span.unheard() > 0 {
         let taken = drop_bytes(fd, span.unheard().into());
         conn.end(slot).bells_drained.fetch_add(taken as u32, Relaxed);
-        if taken == 0 && kernel::has_fin(fd) {
+        if taken > 0 {
+            patience = Patience::new();
+        } else if kernel::has_fin(fd) {
             break;
+        } else {
+            patience.wait()?;
         }
-        patience.wait()?;
     }
     Ok(())
 }
@@ -289,6 +305,15 @@ pub fn go_back(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let Some(_held) = conn.tx_lock.enter() else { return false };
     let Some(_family) = Family::enter(conn, &conn.end(slot).tx_lock) else { return false };
     go_back_locked(fd, conn, slot)
+}
+
+/// [`go_back_locked`] of a direction that is about to end, after which nothing could be sent again. Whoever is at it, for
+/// us or beside us, is given the time that this may take.
+pub fn go_back_at_last(fd: i32, conn: &Conn, slot: &Slot) {
+    let start = clock::now_ns();
+    while !go_back_locked(fd, conn, slot) && clock::now_ns() - start < RESEND_NS {
+        sys::sched_yield();
+    }
 }
 
 /// The same for the holder of the sending locks.
@@ -340,27 +365,37 @@ impl PeersSocket {
         end_ring(self.0, slot, 1 - conn.side(), &conn.rx(slot));
     }
 
-    /// The next `count` bytes of TCP, which doorbells follow, once more behind them; then the ring.
+    /// The next `count` bytes of TCP, which doorbells follow, once more behind them; then the ring. Where that fails half-way
+    /// the connection is reset, which is no silent loss.
     fn send_again(&self, fd: i32, conn: &Conn, slot: &Slot, count: usize) -> Result<(), Errno> {
         let bytes = sys::mmap_private(core::ptr::null_mut(), count)?;
         let moved = (|| {
-            let patience = Patience::new();
+            let mut patience = Patience::new();
             let mut got = 0;
             while got < count {
                 // SAFETY: `count - got` bytes are left in the mapping.
-                let n = unsafe { sys::recv(fd, bytes.add(got), count - got, libc::MSG_DONTWAIT) };
-                got += n.unwrap_or(0);
-                patience.wait()?;
+                match unsafe { sys::recv(fd, bytes.add(got), count - got, libc::MSG_DONTWAIT) } {
+                    Ok(n @ 1..) => {
+                        got += n;
+                        patience = Patience::new();
+                    }
+                    Ok(_) => return Err(libc::EPIPE),
+                    Err(_) => patience.wait()?,
+                }
             }
             drop_bells(fd, conn, slot)?;
             // SAFETY: the mapping has `count` bytes.
-            unsafe { send_all(self.0, bytes, count) }?;
-            self.end_ring(conn, slot);
-            Ok(())
+            unsafe { send_all(self.0, bytes, count) }
         })();
         // SAFETY: mapped above.
         unsafe { sys::munmap(bytes, count) };
-        moved
+        if let Err(errno) = moved {
+            log::warn(format_args!("fd {fd}: {count} bytes not sent again, errno {errno}; reset"));
+            sys::disconnect(fd);
+            return Err(libc::EBUSY);
+        }
+        self.end_ring(conn, slot);
+        Ok(())
     }
 }
 
