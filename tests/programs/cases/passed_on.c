@@ -258,6 +258,94 @@ PAIR_CASE(unread_bytes_of_a_peer_that_shut_down_are_not_lost) {
     EQ(peer_call(P_RECV_TO_EOF, p.peer, 0, 0, 0), 0);
 }
 
+// A shell under the library: whether it finds this socket under the same number.
+static void finds_the_same_socket(void *arg) {
+    int fd = *(int *)arg;
+    char link[64], name[64], command[256];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = OK(readlink(link, name, sizeof name - 1));
+    name[n] = 0;
+    snprintf(command, sizeof command, "test \"$(readlink %s)\" = '%s'", link, name);
+    OK(fcntl(fd, F_SETFD, 0));
+    OK(execl("/bin/sh", "sh", "-c", command, (char *)NULL));
+}
+
+// What only this process can read out of the ring, no other program is to look for in the stream.
+PAIR_CASE(next_program_of_a_child_gets_no_connection_that_cannot_leave_the_ring) {
+    struct pair p = pair_open();
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 2000), 0);
+    OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+    wait_events(p.fd, POLLIN | POLLRDHUP, POLLIN | POLLRDHUP);
+    int status;
+    pid_t pid = child(finds_the_same_socket, &p.fd);
+    EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    if (variant.warm)
+        EQ(WEXITSTATUS(status), !is_plain());
+    recv_to_eof(p.fd, 2, 0, 2000);
+    send_all(p.fd, 1, 0, 500);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 500), 0);
+    // An exec that fails leaves everything as it is.
+    FAILS(execl("/etc/passwd", "passwd", (char *)NULL), EACCES);
+    send_all(p.fd, 1, 500, 500);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 500, 500), 0);
+    close(p.fd);
+    EQ(peer_call(P_RECV_TO_EOF, p.peer, 0, 0, 0), 0);
+}
+
+struct waiter {
+    int fd;
+    volatile pid_t tid;
+};
+
+static void *wait_for_room(void *of) {
+    struct waiter *waiter = of;
+    struct pollfd f = {.fd = waiter->fd, .events = POLLOUT};
+    __atomic_store_n(&waiter->tid, gettid(), __ATOMIC_RELEASE);
+    EQ(poll(&f, 1, 20000), 1);
+    EQ(f.revents, POLLOUT);
+    return NULL;
+}
+
+// Half of what came by TCP is read, and a doorbell is behind it: the rest would have to be sent again, which a peer that
+// has ended its direction cannot.
+PAIR_CASE(bytes_before_a_doorbell_of_a_peer_that_shut_down_are_not_lost) {
+    struct pair p = pair_open();
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 2000), 0);
+    recv_all(p.fd, 2, 0, 10);
+    size_t sent = 0;
+    for (; sent < 100; sent += 10) {
+        send_all(p.fd, 1, sent, 10);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, sent, 10), 0);
+    }
+    size_t full = fill(p.fd, 1, sent);
+    struct waiter waiter = {.fd = p.fd};
+    pthread_t thread;
+    EQ(pthread_create(&thread, NULL, wait_for_room, &waiter), 0);
+    while (__atomic_load_n(&waiter.tid, __ATOMIC_ACQUIRE) == 0)
+        sched_yield();
+    wait_asleep(getpid(), waiter.tid);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, sent, full), 0);
+    sent += full;
+    EQ(pthread_join(thread, NULL), 0);
+    OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+    wait_events(p.fd, POLLIN | POLLRDHUP, POLLIN | POLLRDHUP);
+    int channel[2];
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+    int from = p.fd;
+    if (try_send_fd(channel[0], p.fd) == 1)
+        from = receive_fd(channel[1]);
+    else
+        EQ(errno, EBUSY);
+    recv_to_eof(from, 2, 10, 1990);
+    send_all(from, 1, sent, 500);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, sent, 500), 0);
+    close(from);
+    if (from != p.fd)
+        close(p.fd);
+    EQ(peer_call(P_RECV_TO_EOF, p.peer, 0, 0, 0), 0);
+}
+
 enum { MUCH = 24 << 20 };
 
 static void *send_much(void *fd) {
