@@ -58,14 +58,25 @@ fn take(dev: &Loopback, file: &DeviceFile) -> Result<u32, Reason> {
 fn sweep(dev: &Loopback, file: &DeviceFile, me: u32) {
     let high = (file.header.high_water.load(Relaxed) as usize).min(PROCESSES);
     for index in 0..high {
-        if index as u32 != me
-            && file.processes[index].in_use.load(Acquire) != 0
-            && !is_locked(dev, index as u32)
-        {
-            clean_up_after(file, index as u32);
-            file.processes[index].in_use.store(0, Release);
+        if index as u32 != me && file.processes[index].in_use.load(Acquire) != 0 {
+            sweep_one(dev, file, index as u32);
         }
     }
+}
+
+/// Removes what the last owner of an index left, if it is dead. With its lock held: another process may be about to take
+/// the index, and what it makes then is not to be removed.
+fn sweep_one(dev: &Loopback, file: &DeviceFile, index: u32) {
+    let (fd, at) = (dev.fd.load(Relaxed), LOCK_BASE + i64::from(index));
+    if sys::lock_byte(fd, true, libc::F_WRLCK, at).is_err() {
+        return;
+    }
+    let in_use = &file.processes[index as usize].in_use;
+    if in_use.load(Acquire) != 0 {
+        clean_up_after(file, index);
+        in_use.store(0, Release);
+    }
+    let _ = sys::lock_byte(fd, true, libc::F_UNLCK, at);
 }
 
 fn clean_up_after(file: &DeviceFile, index: u32) {
