@@ -223,7 +223,7 @@ impl Honest {
 
     fn leave(&self) {
         let span = RxSpan::new(self.slot, self.side);
-        if span.leave(&self.rx, &self.tx) == Leave::Left {
+        if span.leave(&self.rx, &self.tx, self.counts[0] & 1 == 1) == Leave::Left {
             let _ = (span.is_rung(self.slot, self.side), span.unheard());
         }
     }
