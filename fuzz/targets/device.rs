@@ -16,7 +16,7 @@ use usmc_fuzz::attacker::Attacker;
 use usmc_fuzz::input::Input;
 use usmc_fuzz::memory::{PAGE, memfd};
 use usmc_fuzz::world::{DEVICE, World, mail, world};
-use usmc_shm::layout::{SEGMENT_MAGIC, SEGMENT_VERSION, SegmentHeader, Slot};
+use usmc_shm::layout::{ACCEPTOR, CLIENT, SEGMENT_MAGIC, SEGMENT_VERSION, SegmentHeader, Slot};
 use usmc_shm::layout::{SLOTS_OFFSET, segment_len};
 use usmc_shm::region::Segment;
 
@@ -67,7 +67,7 @@ fn tuple(which: usize) -> Tuple {
 
 /// Where an offer of this name is looked for.
 fn bucket(words: &[u64; 6]) -> usize {
-    (fuzzing::hash(words) as usize % (layout::OFFERS / layout::OFFER_WAYS)) * layout::OFFER_WAYS
+    fuzzing::hash(words) as usize % layout::OFFER_BUCKETS
 }
 
 fn scene() -> &'static Scene {
@@ -94,8 +94,11 @@ fn scene() -> &'static Scene {
         }
         for which in 0..6 {
             let words = tuple(which).words();
-            let first = &raw const tables.offers[bucket(&words)];
-            places.push(range(first.cast(), 2 * size_of::<layout::Offer>()));
+            for way in 0..2 {
+                let place = way * layout::OFFER_BUCKETS + bucket(&words);
+                let place = &raw const tables.offers[place];
+                places.push(range(place.cast(), size_of::<layout::Offer>()));
+            }
             known.extend(words);
         }
         for cookie in COOKIES {
@@ -230,10 +233,7 @@ impl Play<'_> {
             11 => {
                 let words = tuple(a).words();
                 let Some(found) = device.find_offer(&words) else { return };
-                assert_eq!(
-                    found.id.index as usize / layout::OFFER_WAYS * layout::OFFER_WAYS,
-                    bucket(&words)
-                );
+                assert_eq!(found.id.index as usize % layout::OFFER_BUCKETS, bucket(&words));
                 self.attach(found.dmb, found.id);
             }
             12 => {
@@ -403,7 +403,7 @@ impl Play<'_> {
             // SAFETY: inside the attacker's mapping.
             unsafe { scene.world.device.add(place.start).write_bytes(0, place.len()) };
         }
-        if !scene.world.dir.join(format!("v3.m.{ATTACKER}")).exists() {
+        if !scene.world.dir.join(format!("v4.m.{ATTACKER}")).exists() {
             // It was swept.
             let again = scene.world.open_mailbox(ATTACKER);
             // SAFETY: descriptors of our own.
@@ -436,11 +436,10 @@ fn touch(map: &Segment, len: usize) {
     for index in [0, map.slots() / 2, map.slots() - 1] {
         let slot = std::ptr::from_ref(map.slot(index).expect("a slot")).addr();
         assert!(inside.contains(&slot) && slot + size_of::<Slot>() <= inside.end);
-        for sender in 0..2 {
+        for sender in [CLIENT, ACCEPTOR] {
             let ring = map.ring(index, sender).expect("a ring");
-            let (start, whole) = ring.contiguous(0, full, full);
-            assert!(whole == full && inside.contains(&start.addr()));
-            assert!(start.addr() + full <= inside.end);
+            let start = if sender == CLIENT { ring.meet().wrapping_sub(full) } else { ring.meet() };
+            assert!(inside.contains(&start.addr()) && start.addr() + full <= inside.end);
             // SAFETY: inside the mapping (above).
             unsafe { start.add(full - 1).read_volatile() };
         }

@@ -216,10 +216,10 @@ impl Scene {
         assert!(segment::map_peer(fd).is_ok(), "the segment is in order");
     }
 
-    fn offers(&self, tuple: &Tuple) -> &[layout::Offer] {
-        let buckets = layout::OFFERS / layout::OFFER_WAYS;
-        let first = fuzzing::hash(&tuple.words()) as usize % buckets * layout::OFFER_WAYS;
-        &self.world.tables().offers[first..first + layout::OFFER_WAYS]
+    fn offers(&self, tuple: &Tuple) -> [&layout::Offer; layout::OFFER_WAYS] {
+        let bucket = fuzzing::hash(&tuple.words()) as usize % layout::OFFER_BUCKETS;
+        let offers = &self.world.tables().offers;
+        std::array::from_fn(|way| &offers[way * layout::OFFER_BUCKETS + bucket])
     }
 }
 

@@ -13,7 +13,7 @@ use usmc_fuzz::memory::{PAGE, map_guarded, memfd};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::bell::{Bells, Drain};
 use usmc_shm::handshake::{self, Phase, Use};
-use usmc_shm::layout::{ARM_TCP, Slot, WINDOW_SHIFT_MIN};
+use usmc_shm::layout::{ARM_TCP, CLIENT, Slot, WINDOW_SHIFT_MIN};
 use usmc_shm::lock::{Verdict, Wait, acquire, release};
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{Route, RxSpan, Source, TxSpan};
@@ -85,8 +85,11 @@ fuzz_target!(|bytes: &[u8]| {
         memory.rings[1 - side].write_bytes(THEIRS[0], RING);
         &*memory.slot.cast::<Slot>()
     };
-    // SAFETY: RING bytes that stay mapped.
-    let ring = |from: usize| unsafe { Ring::new(&slot.dir[from], memory.rings[from], RING_SHIFT) };
+    let ring = |from: usize| {
+        let before = if from == CLIENT { RING } else { 0 };
+        // SAFETY: RING bytes that stay mapped, the client's before this place, the acceptor's behind it.
+        unsafe { Ring::new(slot, from, memory.rings[from].add(before), RING_SHIFT) }
+    };
     let (rx, tx) = (ring(1 - side), ring(side));
     let usage = handshake::offer(&slot.control).expect("a free slot");
     rx.reset();
@@ -132,10 +135,10 @@ impl Honest {
 
     fn send(&self, want: usize) {
         let Ok(room) = self.tx.room(want) else { return };
-        assert!(room.free <= room.window && room.window <= RING && room.window.is_power_of_two());
+        assert!(room.free <= room.place.window && room.place.window <= RING);
         let len = want.min(room.free);
         // SAFETY: len ≤ room.free ≤ RING.
-        unsafe { self.tx.copy_in(room.prod, room.window, OURS.as_ptr(), len) };
+        unsafe { self.tx.copy_in(room.prod, room.place, OURS.as_ptr(), len) };
         self.tx.publish(room.prod.wrapping_add(len as u64));
         if self.tx.has_rx_sleepers() {
             let span = TxSpan::new(self.slot, self.side);
@@ -145,12 +148,12 @@ impl Honest {
 
     fn receive(&self, want: usize) {
         let Ok(data) = self.rx.data() else { return };
-        assert!(data.len <= data.window && data.window <= RING);
+        assert!(data.len <= data.place.window && data.place.window <= RING);
         let len = want.min(data.len);
         let mut buffer = CANARY;
         if len > 0 {
             // SAFETY: 0 < len ≤ data.len ≤ RING.
-            unsafe { self.rx.copy_out(data.cons, data.window, buffer.as_mut_ptr(), len) };
+            unsafe { self.rx.copy_out(data.cons, data.place, buffer.as_mut_ptr(), len) };
         }
         assert!(buffer[..len] == THEIRS[..len], "bytes from elsewhere");
         assert!(buffer[len..] == CANARY[len..], "more than was asked for");
@@ -167,7 +170,7 @@ impl Honest {
         if most == 0 {
             return;
         }
-        let (start, len) = self.rx.contiguous(data.cons, data.window, most);
+        let (start, len) = self.rx.contiguous(data.cons, data.place, most);
         assert!(0 < len && len <= most);
         // SAFETY: the ring promises `len` bytes there; volatile, for the peer may write them.
         let ends = unsafe { [start.read_volatile(), start.add(len - 1).read_volatile()] };

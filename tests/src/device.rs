@@ -14,7 +14,7 @@ use crate::fixture::DEVICE_PREFIX;
 const PROCESSES_AT: u64 = 4096;
 const LISTENERS_AT: u64 = PROCESSES_AT + 4096 * 64;
 const OFFERS_AT: u64 = LISTENERS_AT + 4096 * 64;
-const OFFERS: u64 = 16384;
+const BUCKETS: u64 = 1024;
 const WAYS: u64 = 16;
 /// In the place of the network namespace, where a handshake by CLC is meant.
 const ANY: u64 = u64::MAX;
@@ -91,8 +91,7 @@ impl Device {
             let h = (h ^ w).wrapping_mul(0xff51_afd7_ed55_8ccd);
             h ^ (h >> 32)
         });
-        let first = (hash % (OFFERS / WAYS)) * WAYS;
-        (words, OFFERS_AT + first * 128)
+        (words, OFFERS_AT + hash % BUCKETS * 128)
     }
 
     /// Asks for the holder of a connection, as its client does.
@@ -101,7 +100,7 @@ impl Device {
     /// When the table is full there.
     pub fn ask(&self, client: SocketAddr, server: SocketAddr) -> Place {
         let (words, first) = Device::bucket(client, server);
-        let places = (0..WAYS).map(|i| first + i * 128);
+        let places = (0..WAYS).map(|i| first + i * BUCKETS * 128);
         let at = places.into_iter().find(|&at| self.word(at) as u8 == 0).expect("a free place");
         for (i, word) in words.iter().enumerate() {
             self.set(at + 8 + i as u64 * 8, *word);
@@ -121,7 +120,7 @@ impl Device {
             self.word(at) as u8 >= OPEN
                 && words.iter().enumerate().all(|(i, w)| self.word(at + 8 + i as u64 * 8) == *w)
         };
-        (0..WAYS).map(|i| first + i * 128).find(is_it).map(Place)
+        (0..WAYS).map(|i| first + i * BUCKETS * 128).find(is_it).map(Place)
     }
 
     /// How far it is.

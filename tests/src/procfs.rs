@@ -69,6 +69,29 @@ pub fn shared_mappings(pid: i32) -> usize {
     maps.lines().filter(|l| l.contains("/memfd:")).count()
 }
 
+/// Bytes in RAM that are no file's, each process' share of what it has in common with others (proc_pid_smaps(5): Pss).
+pub fn resident(pid: i32) -> u64 {
+    let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the process lives");
+    let (mut counts, mut sum) = (false, 0);
+    for line in maps.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if words.first().is_some_and(|word| word.contains('-') && !word.ends_with(':')) {
+            let name = words.get(5).copied().unwrap_or_default();
+            counts = ["/memfd:", "/dev/shm/"].iter().any(|start| name.starts_with(start))
+                || !name.starts_with('/');
+        } else if counts && words.first() == Some(&"Pss:") {
+            sum += words[1].parse::<u64>().expect("a number") * 1024;
+        }
+    }
+    sum
+}
+
+/// The number of the system call in which a process of one thread sleeps.
+pub fn sleeps_in(pid: i32) -> Option<libc::c_long> {
+    let call = fs::read_to_string(format!("/proc/{pid}/syscall")).ok()?;
+    (state(pid, pid) == 'S').then(|| call.split(' ').next()?.parse().ok())?
+}
+
 /// What each thread of the marked processes is doing, for the message of a test that ran out of time.
 pub fn describe(marker: &str) -> String {
     let mut text = String::new();

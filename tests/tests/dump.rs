@@ -75,11 +75,30 @@ fn redis(fixture: &Fixture, port: u16) -> Process {
     server
 }
 
-/// Runs commands over one connection, long enough that it is in the ring for most of them.
-fn say(fixture: &Fixture, port: u16, commands: &[String]) {
+/// Ends it, and what the test has made.
+fn end(fixture: Fixture, mut server: Process) {
+    assert!(server.terminate().success());
+    drop(server);
+    fixture.finish();
+}
+
+fn cli(fixture: &Fixture, port: u16) -> Process {
     let mut command = fixture.command("redis-cli");
     command.args(["-p", &port.to_string()]);
-    let mut cli = fixture.spawn(command);
+    fixture.spawn(command)
+}
+
+/// Sets large values, so many times.
+fn benchmark(fixture: &Fixture, port: u16, times: u32) -> String {
+    let mut command = fixture.command("redis-benchmark");
+    command.args(["-p", &port.to_string(), "-q", "-t", "set", "-n", &times.to_string()]);
+    command.args(["-d", "16000", "-c", "4"]);
+    fixture.run(command)
+}
+
+/// Runs commands over one connection, long enough that it is in the ring for most of them.
+fn say(fixture: &Fixture, port: u16, commands: &[String]) {
+    let mut cli = cli(fixture, port);
     for line in commands {
         cli.say(line);
     }
@@ -119,7 +138,7 @@ fn assert_has_commands(file: &Path, port: u16) {
 fn redis_commands_are_whole_at_the_server() {
     let fixture = Fixture::new("dump redis -p");
     let port = fixture.port();
-    let mut server = redis(&fixture, port);
+    let server = redis(&fixture, port);
     let dump = Dump::start(&fixture, &["-p", &server.pid().to_string()], 1);
     say(&fixture, port, &commands());
     fixture.wait_until("the server to close", || fixture.connections(port).is_empty());
@@ -128,9 +147,7 @@ fn redis_commands_are_whole_at_the_server() {
     // From the first SYN to the last FIN.
     let ends = tshark(&file, &[], "tcp.flags.syn == 1 || tcp.flags.fin == 1", &["tcp.flags.str"]);
     assert_eq!(ends.len(), 4, "{ends:?}");
-    assert!(server.terminate().success());
-    drop(server);
-    fixture.finish();
+    end(fixture, server);
 }
 
 /// Both ends show the same bytes, which appear once; and the connection was there before.
@@ -138,10 +155,8 @@ fn redis_commands_are_whole_at_the_server() {
 fn both_ends_at_once_show_each_byte_once() {
     let fixture = Fixture::new("dump both ends");
     let port = fixture.port();
-    let mut server = redis(&fixture, port);
-    let mut command = fixture.command("redis-cli");
-    command.args(["-p", &port.to_string()]);
-    let mut cli = fixture.spawn(command);
+    let server = redis(&fixture, port);
+    let mut cli = cli(&fixture, port);
     for i in 0..20 {
         cli.say(&format!("set before {i}"));
         assert_eq!(cli.line(), "OK");
@@ -158,9 +173,7 @@ fn both_ends_at_once_show_each_byte_once() {
     assert_has_commands(&file, port);
     let syns = tshark(&file, &[], "tcp.flags.syn == 1", &["frame.number"]);
     assert!(syns.is_empty(), "it was open already: {syns:?}");
-    assert!(server.terminate().success());
-    drop(server);
-    fixture.finish();
+    end(fixture, server);
 }
 
 const NGINX: &str = "
@@ -244,7 +257,7 @@ fn is_run_of(shown: &str, byte: char, count: usize) -> bool {
 fn a_pipe_to_tshark_is_read_as_it_comes() {
     let fixture = Fixture::new("dump pipe");
     let port = fixture.port();
-    let mut server = redis(&fixture, port);
+    let server = redis(&fixture, port);
     let mut command = fixture.plain("sh");
     let usmc = build::usmc().display();
     let tshark = build::system_program("tshark");
@@ -257,9 +270,7 @@ fn a_pipe_to_tshark_is_read_as_it_comes() {
     say(&fixture, port, &commands());
     let shown = pipe.succeed();
     assert!(shown.contains("RESP"), "{shown}");
-    assert!(server.terminate().success());
-    drop(server);
-    fixture.finish();
+    end(fixture, server);
 }
 
 /// Who reads too slowly is told what it missed, and the application is not.
@@ -267,24 +278,10 @@ fn a_pipe_to_tshark_is_read_as_it_comes() {
 fn a_reader_that_stands_still_is_told_what_it_missed() {
     let fixture = Fixture::new("dump slow");
     let port = fixture.port();
-    let mut server = redis(&fixture, port);
+    let server = redis(&fixture, port);
     let dump = Dump::start(&fixture, &["-p", &server.pid().to_string()], 1);
     dump.process.signal(libc::SIGSTOP);
-    let mut command = fixture.command("redis-benchmark");
-    command.args([
-        "-p",
-        &port.to_string(),
-        "-q",
-        "-t",
-        "set",
-        "-n",
-        "4000",
-        "-d",
-        "16000",
-        "-c",
-        "4",
-    ]);
-    let output = fixture.run(command);
+    let output = benchmark(&fixture, port, 4000);
     assert!(output.contains("requests per second"), "{output}");
     dump.process.signal(libc::SIGCONT);
     let Dump { mut process, file } = dump;
@@ -297,9 +294,7 @@ fn a_reader_that_stands_still_is_told_what_it_missed() {
         told.iter().any(|c| c.contains("bytes were dropped: usmc dump was too slow")),
         "{told:?}"
     );
-    assert!(server.terminate().success());
-    drop(server);
-    fixture.finish();
+    end(fixture, server);
 }
 
 /// A reader that was killed is not written for any longer, and the next one finds the process free.
@@ -307,7 +302,7 @@ fn a_reader_that_stands_still_is_told_what_it_missed() {
 fn a_killed_reader_leaves_the_process_to_the_next() {
     let fixture = Fixture::new("dump killed");
     let port = fixture.port();
-    let mut server = redis(&fixture, port);
+    let server = redis(&fixture, port);
     let pid = server.pid().to_string();
     let dump = Dump::start(&fixture, &["-p", &pid], 1);
     let mut second = fixture.plain(build::usmc());
@@ -319,28 +314,12 @@ fn a_killed_reader_leaves_the_process_to_the_next() {
     dump.process.signal(libc::SIGKILL);
     drop(dump);
     // More than the ring holds.
-    let mut command = fixture.command("redis-benchmark");
-    command.args([
-        "-p",
-        &port.to_string(),
-        "-q",
-        "-t",
-        "set",
-        "-n",
-        "3000",
-        "-d",
-        "16000",
-        "-c",
-        "4",
-    ]);
-    fixture.run(command);
+    benchmark(&fixture, port, 3000);
     let dump = Dump::start(&fixture, &["-p", &pid], 1);
     say(&fixture, port, &commands());
     let file = dump.end();
     assert_has_commands(&file, port);
-    assert!(server.terminate().success());
-    drop(server);
-    fixture.finish();
+    end(fixture, server);
 }
 
 const FORKING: &str = "

@@ -200,6 +200,12 @@ interpose! {
     posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const posix_spawn_file_actions_t,
         attributes: *const posix_spawnattr_t, argv: *const *mut c_char, env: *const *mut c_char) -> c_int
         = posix_spawnp: posix_spawnp;
+    pidfd_spawn(pidfd: *mut c_int, path: *const c_char, actions: *const posix_spawn_file_actions_t,
+        attributes: *const posix_spawnattr_t, argv: *const *mut c_char, env: *const *mut c_char) -> c_int
+        = pidfd_spawn;
+    pidfd_spawnp(pidfd: *mut c_int, file: *const c_char, actions: *const posix_spawn_file_actions_t,
+        attributes: *const posix_spawnattr_t, argv: *const *mut c_char, env: *const *mut c_char) -> c_int
+        = pidfd_spawnp;
     popen(command: *const c_char, mode: *const c_char) -> *mut FILE = popen: popen;
     _IO_popen(command: *const c_char, mode: *const c_char) -> *mut FILE = popen;
     system(command: *const c_char) -> c_int = system: system;

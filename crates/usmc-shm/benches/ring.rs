@@ -153,7 +153,7 @@ fn send(ring: Ring<'_>, bytes: &[u8]) {
             continue;
         }
         // SAFETY: len ≤ room.free and ≤ the slice.
-        unsafe { ring.copy_in(room.prod, room.window, rest.as_ptr(), len) };
+        unsafe { ring.copy_in(room.prod, room.place, rest.as_ptr(), len) };
         ring.publish(room.prod + len as u64);
         assert!(!ring.has_rx_sleepers());
         rest = &rest[len..];
@@ -170,7 +170,7 @@ fn receive(ring: Ring<'_>, into: &mut [u8]) -> usize {
         }
         let len = data.len.min(into.len());
         // SAFETY: len ≤ data.len and ≤ the slice.
-        unsafe { ring.copy_out(data.cons, data.window, into.as_mut_ptr(), len) };
+        unsafe { ring.copy_out(data.cons, data.place, into.as_mut_ptr(), len) };
         assert!(!ring.consume_waking(&data, len));
         return len;
     }
@@ -221,8 +221,8 @@ fn bounce(stage: &Stage, processes: bool) -> Vec<f64> {
     const STEP: usize = 256;
     // The ring's memory is as good as any.
     let words = |seg: &Segment| {
-        let (base, _) = ring(seg, CLIENT).contiguous(0, STEP * 2, 1);
-        // SAFETY: two aligned words inside the ring, used as atomics by both sides.
+        let base = ring(seg, ACCEPTOR).meet();
+        // SAFETY: two aligned words at the start of the ring, used as atomics by both sides.
         array::from_fn::<_, 2, _>(|i| unsafe { &*base.add(i * STEP).cast::<AtomicU64>() })
     };
     let wait = |word: &AtomicU64, value: u64| {

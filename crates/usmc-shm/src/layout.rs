@@ -6,6 +6,9 @@
 //! data       (ring × 2) × slots               slot 0: client→acceptor, acceptor→client; slot 1: …
 //! ```
 //!
+//! The two rings of a slot meet in the middle of a page, and small messages stay around that place
+//! ([`crate::ring`]): a connection that has only ever seen such has one page of data in memory.
+//!
 //! All fields are atomics of the target's byte order: both ends run on one machine.
 
 use crate::sync::{AtomicU32, AtomicU64, MODEL};
@@ -13,7 +16,7 @@ use crate::sync::{AtomicU32, AtomicU64, MODEL};
 /// First eight bytes of a segment.
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"uSMCsegm");
 /// Changes whenever a field here moves.
-pub const SEGMENT_VERSION: u32 = 4;
+pub const SEGMENT_VERSION: u32 = 6;
 /// Bytes before slot 0.
 pub const SLOTS_OFFSET: usize = 4096;
 /// Most slots of one segment.
@@ -22,6 +25,9 @@ pub const SLOTS_MAX: u32 = 4096;
 pub const WINDOW_SHIFT_MIN: u32 = if MODEL { 1 } else { 14 };
 /// log2 of the largest ring, 4 MiB.
 pub const WINDOW_SHIFT_MAX: u32 = 22;
+
+/// Bytes of each ring in the page that the two of a slot share: half of it.
+pub const SHARED: usize = if MODEL { 1 } else { 2048 };
 
 /// The client end of a connection; also the direction client → acceptor.
 pub const CLIENT: usize = 0;
@@ -110,6 +116,8 @@ pub struct End {
     pub blocked_sends: AtomicU32,
     /// Calls that are taking the connection out of the ring.
     pub leaving: AtomicU32,
+    /// Ids of processes that are counted in `refs`; 0 = a free place.
+    pub members: [AtomicU32; 8],
 }
 
 /// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the
@@ -134,6 +142,8 @@ pub const END_SENT_AFTER: u32 = 32;
 
 /// We shut the kernel socket's receiving direction down ourselves, to wake a sender of ours that slept there.
 pub const END_CUT: u32 = 64;
+/// A process of this end has given the application's options back to the kernel's socket, on the way out of the ring.
+pub const END_GIVEN_BACK: u32 = 128;
 /// Where in [`End::flags`] eight bits count how often SO_RCVLOWAT was set with enough to read: epoll's edge for processes
 /// that share the end.
 pub const END_MARKS_SHIFT: u32 = 8;
@@ -146,9 +156,12 @@ pub const END_ERRNO_SHIFT: u32 = 16;
 pub struct Producer {
     /// Bytes published since the ring began.
     pub prod: AtomicU64,
-    /// The sender's copy of `cons`.
-    pub cons_seen: AtomicU64,
-    /// log2 of the window: position = cursor mod window. Changed only while the ring is empty.
+    /// A cursor that lies at the first byte of the window: position = (cursor − base) mod window. Changed only while
+    /// the ring is empty.
+    pub base: AtomicU64,
+    /// The sender's own: up to this cursor it sends without a look at `cons`.
+    pub limit: AtomicU64,
+    /// log2 of the window. Changed only while the ring is empty.
     pub window_shift: AtomicU32,
     /// `TX_*`.
     pub state: AtomicU32,
@@ -159,16 +172,26 @@ pub struct Producer {
     /// Length in bytes of the TCP span before the ring, plus one; 0 = not drawn yet. Valid once `state` is
     /// [`TX_RING`].
     pub boundary: AtomicU64,
+    /// The sender's cycle counter when it last published: what a waiter on several connections orders them by.
+    pub stamp: AtomicU64,
+    /// CPU the sending end last waited on, plus one; 0 = unknown.
+    pub cpu: AtomicU32,
+    /// The identity of a process that holds the sending end, and whose word tells its death; 0 = none does,
+    /// [`VOUCHER_CLAIMED`].
+    pub voucher: AtomicU32,
     /// Bytes of TCP before the span that follows the ring, plus one; 0 = not drawn yet. Valid once `state` is
     /// [`TX_BACK`].
     pub resume: AtomicU64,
     /// Where the receiver has left: everything before this cursor was read or sent again. Valid likewise.
     pub resent: AtomicU64,
-    /// The sender's cycle counter when it last published: what a waiter on several connections orders them by.
-    pub stamp: AtomicU64,
-    /// CPU the sending end last waited on, plus one; 0 = unknown.
-    pub cpu: AtomicU32,
+    /// Its process id, for who shares its namespace of these.
+    pub voucher_pid: AtomicU32,
+    /// The number of the descriptor of its word there.
+    pub voucher_fd: AtomicU32,
 }
+
+/// [`Producer::voucher`]: somebody is just writing its process id and descriptor. Identities are greater.
+pub const VOUCHER_CLAIMED: u32 = 1;
 
 /// [`End::tcp_left`]: the ring is over, the next bytes are TCP's for good.
 pub const TCP_AGAIN: u64 = u64::MAX;
@@ -269,8 +292,10 @@ const _: () = {
     assert!(offset_of!(End, tx_lock) == 24 && offset_of!(End, tcp_left) == 40);
     assert!(offset_of!(End, rcv_buf) == 48 && offset_of!(End, back_lock) == 56);
     assert!(offset_of!(End, pid) == 64 && offset_of!(End, custody) == 72);
-    assert!(offset_of!(Producer, window_shift) == 16 && offset_of!(Producer, boundary) == 32);
-    assert!(offset_of!(Producer, stamp) == 56 && offset_of!(Producer, cpu) == 64);
+    assert!(offset_of!(End, members) == 84);
+    assert!(offset_of!(Producer, window_shift) == 24 && offset_of!(Producer, boundary) == 40);
+    assert!(offset_of!(Producer, stamp) == 48 && offset_of!(Producer, resume) == 64);
+    assert!(offset_of!(Producer, voucher) == 60 && offset_of!(Producer, voucher_fd) == 84);
     assert!(offset_of!(Direction, consumer) == 128 && offset_of!(Direction, arm) == 256);
     assert!(offset_of!(Slot, end) == 128 && offset_of!(Slot, dir) == 384);
 };
@@ -285,11 +310,11 @@ pub const fn segment_len(slots: u32, ring_shift: u32) -> Option<usize> {
         return None;
     }
     // In 64 bits: on a 32-bit machine a stranger's header may ask for more than there are addresses.
-    let len = data_offset(slots) as u64 + ((slots as u64) << (ring_shift + 1));
+    let len = data_offset(slots) as u64 + ((slots as u64) << (ring_shift + 1)) + SHARED as u64;
     if len > isize::MAX as u64 { None } else { Some(len as usize) }
 }
 
-/// Offset of the first ring.
+/// Offset of the first ring, in the middle of a page.
 pub const fn data_offset(slots: u32) -> usize {
-    (SLOTS_OFFSET + slots as usize * size_of::<Slot>()).next_multiple_of(4096)
+    (SLOTS_OFFSET + slots as usize * size_of::<Slot>()).next_multiple_of(4096) + SHARED
 }

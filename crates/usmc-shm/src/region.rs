@@ -122,10 +122,10 @@ impl Segment {
     /// [`Broken`] when there is no such slot.
     pub fn ring(&self, index: u32, sender: usize) -> Result<Ring<'_>, Broken> {
         let slot = self.slot(index)?;
-        let ring = (index as usize * 2 + (sender & 1)) << self.ring_shift;
-        // SAFETY: index < slots, so the ring's 1 << ring_shift bytes end within `len` (segment_len).
-        let data = unsafe { self.base.add(data_offset(self.slots) + ring) };
+        let before = (index as usize * 2 + 1) << self.ring_shift;
+        // SAFETY: index < slots, so 1 << ring_shift bytes on both sides lie within `len` (segment_len).
+        let meet = unsafe { self.base.add(data_offset(self.slots) + before) };
         // SAFETY: as above; the mapping outlives the result (constructor invariant).
-        Ok(unsafe { Ring::new(&slot.dir[sender & 1], data.cast(), self.ring_shift) })
+        Ok(unsafe { Ring::new(slot, sender, meet.cast(), self.ring_shift) })
     }
 }

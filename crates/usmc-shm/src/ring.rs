@@ -2,8 +2,13 @@
 //!
 //! The producer writes bytes, then `prod` (Release); the consumer reads `prod` (Acquire), the bytes, then
 //! writes `cons` (Release), which the producer reads (Acquire) before it reuses the room. A position is
-//! the cursor modulo the window; the window grows only while the ring is empty, and its size is published
-//! by the same Release store of `prod` as the first bytes that use it.
+//! the cursor's distance from a base modulo the window. Both change only while the ring is empty, and are
+//! published by the same Release store of `prod` as the first bytes that use them.
+//!
+//! The producer looks at `cons` when it has come to its limit. Where it finds the ring empty it starts over
+//! beside the place where the two rings of a slot meet, with the next limit so near that as few pages are
+//! touched, and as little cache, as the bytes that are under way at one time need. A window is used up to its
+//! end where it finds bytes unread.
 //!
 //! Sleep and wake are store–fence–load on both sides ([`Ring::arm_rx`] against [`Ring::has_rx_sleepers`],
 //! [`Ring::arm_tx`] against [`Ring::has_tx_sleepers`]): either the sleeper sees the new cursor, or the
@@ -11,7 +16,7 @@
 
 use crate::Broken;
 use crate::copy::{copy_in, copy_out};
-use crate::layout::{ARM_TCP, Direction, WINDOW_SHIFT_MIN};
+use crate::layout::{ARM_TCP, CLIENT, Direction, SHARED, Slot, WINDOW_SHIFT_MIN};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::sync::{Byte, MODEL, fence};
 
@@ -30,8 +35,26 @@ fn writable(unread: usize, window: usize) -> bool {
 #[derive(Clone, Copy)]
 pub struct Ring<'a> {
     dir: &'a Direction,
-    data: *mut Byte,
+    /// Where the two rings of the slot meet.
+    meet: *mut Byte,
+    /// All bits where this is the ring below that place, none where it is above.
+    below: usize,
     ring_shift: u32,
+}
+
+/// Where cursors lie in the ring's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    base: u64,
+    /// Bytes of the window, a power of two.
+    pub window: usize,
+}
+
+impl Place {
+    #[inline(always)]
+    fn of(&self, cursor: u64) -> usize {
+        cursor.wrapping_sub(self.base) as usize & (self.window - 1)
+    }
 }
 
 /// Room found by the producer. Valid until the producer publishes.
@@ -39,10 +62,12 @@ pub struct Ring<'a> {
 pub struct Room {
     /// The cursor of the first free byte.
     pub prod: u64,
-    /// Free bytes.
+    /// Free bytes; at least as many as were wanted, if there are.
     pub free: usize,
-    /// Bytes of the window, a power of two.
-    pub window: usize,
+    /// False where the consumer is known to have read everything.
+    pub unread: bool,
+    /// Where they are.
+    pub place: Place,
 }
 
 /// Data found by the consumer. Valid until the consumer consumes.
@@ -52,17 +77,31 @@ pub struct Data {
     pub cons: u64,
     /// Unread bytes.
     pub len: usize,
-    /// Bytes of the window, a power of two.
-    pub window: usize,
+    /// Where they are.
+    pub place: Place,
 }
 
 impl<'a> Ring<'a> {
-    /// A ring over `1 << ring_shift` bytes at `data`.
+    /// The ring of `slot` that end `sender` writes: `1 << ring_shift` bytes, the client's before `meet`, the
+    /// acceptor's from there on.
     ///
     /// # Safety
-    /// `data` is valid for reads and writes of that many bytes for as long as the ring is used.
-    pub unsafe fn new(dir: &'a Direction, data: *mut Byte, ring_shift: u32) -> Ring<'a> {
-        Ring { dir, data, ring_shift }
+    /// These are valid for reads and writes for as long as the ring is used.
+    #[inline(always)]
+    pub unsafe fn new(slot: &'a Slot, sender: usize, meet: *mut Byte, ring_shift: u32) -> Ring<'a> {
+        let below = if sender == CLIENT { usize::MAX } else { 0 };
+        Ring { dir: &slot.dir[sender & 1], meet, below, ring_shift }
+    }
+
+    /// Where the slot's rings meet.
+    pub fn meet(&self) -> *mut Byte {
+        self.meet
+    }
+
+    #[inline(always)]
+    fn start(&self, window: usize) -> *mut Byte {
+        // SAFETY: the window is at most the ring's bytes, and lies at that end of it (`new`'s contract).
+        unsafe { self.meet.sub(window & self.below) }
     }
 
     /// The cursors and flags.
@@ -75,7 +114,8 @@ impl<'a> Ring<'a> {
     pub fn reset(&self) {
         let p = &self.dir.producer;
         p.prod.store(0, Relaxed);
-        p.cons_seen.store(0, Relaxed);
+        p.base.store(0, Relaxed);
+        p.limit.store(0, Relaxed);
         p.window_shift.store(WINDOW_SHIFT_MIN, Relaxed);
         p.state.store(0, Relaxed);
         p.flags.store(0, Relaxed);
@@ -85,6 +125,7 @@ impl<'a> Ring<'a> {
         p.resent.store(0, Relaxed);
         p.stamp.store(0, Relaxed);
         p.cpu.store(0, Relaxed);
+        p.voucher.store(0, Relaxed);
         self.dir.consumer.cons.store(0, Relaxed);
         self.dir.arm.rx.store(0, Relaxed);
         self.dir.arm.tx.store(0, Relaxed);
@@ -100,8 +141,8 @@ impl<'a> Ring<'a> {
         Ok(1 << shift)
     }
 
-    /// Room for the producer, who wants `want` bytes; the peer's cursor is read only if the last known
-    /// one does not leave enough, and the window grows when the ring is empty and too small.
+    /// Room for the producer, who wants `want` bytes; the peer's cursor is read only at the limit, where a ring
+    /// that is found empty starts over, its window grown if that was too small.
     ///
     /// # Errors
     /// [`Broken`] when the cursors cannot be right.
@@ -123,9 +164,10 @@ impl<'a> Ring<'a> {
         let p = &self.dir.producer;
         let prod = p.prod.load(Relaxed);
         let window = self.window()?;
-        let used = prod.wrapping_sub(p.cons_seen.load(Relaxed));
-        if used <= window as u64 && window - used as usize >= want {
-            return Ok(Room { prod, free: window - used as usize, window });
+        let free = p.limit.load(Relaxed).wrapping_sub(prod);
+        if free <= window as u64 && free as usize >= want {
+            let place = Place { base: p.base.load(Relaxed), window };
+            return Ok(Room { prod, free: free as usize, unread: true, place });
         }
         self.room_slow(prod, window, want, may_grow)
     }
@@ -145,17 +187,26 @@ impl<'a> Ring<'a> {
         if used > window as u64 {
             return Err(Broken);
         }
-        p.cons_seen.store(cons, Relaxed);
-        if used == 0 && want >= window && window < 1 << self.ring_shift {
-            // Empty: nobody looks at any position until the next `publish` releases this store.
-            let want = want.min(1 << self.ring_shift);
-            let shift = (want.next_power_of_two().trailing_zeros() + 1).min(self.ring_shift);
-            if may_grow(self.data, 1 << shift) {
-                p.window_shift.store(shift, Relaxed);
-                window = 1 << shift;
+        if used > 0 {
+            p.limit.store(cons.wrapping_add(window as u64), Relaxed);
+            let place = Place { base: p.base.load(Relaxed), window };
+            return Ok(Room { prod, free: window - used as usize, unread: true, place });
+        }
+        // Empty: nobody looks at any position until the next `publish` releases these stores.
+        let most = 1 << self.ring_shift;
+        if want >= window && window < most {
+            let shift = want.min(most).next_power_of_two().trailing_zeros() + 1;
+            let larger = 1 << shift.min(self.ring_shift);
+            if may_grow(self.start(larger), larger) {
+                window = larger;
+                p.window_shift.store(window.trailing_zeros(), Relaxed);
             }
         }
-        Ok(Room { prod, free: window - used as usize, window })
+        let free = want.min(window).next_multiple_of(SHARED).max(SHARED);
+        let base = prod.wrapping_sub(((window - free) & self.below) as u64);
+        p.base.store(base, Relaxed);
+        p.limit.store(prod.wrapping_add(free as u64), Relaxed);
+        Ok(Room { prod, free, unread: false, place: Place { base, window } })
     }
 
     /// Copies `len` bytes to cursor `at`.
@@ -163,14 +214,14 @@ impl<'a> Ring<'a> {
     /// # Safety
     /// `src` is readable for `len` bytes. `at..at + len` lies within a [`Room`] the caller holds.
     #[inline(always)]
-    pub unsafe fn copy_in(&self, at: u64, window: usize, src: *const u8, len: usize) {
-        let pos = at as usize & (window - 1);
-        let first = len.min(window - pos);
+    pub unsafe fn copy_in(&self, at: u64, place: Place, src: *const u8, len: usize) {
+        let (pos, start) = (place.of(at), self.start(place.window));
+        let first = len.min(place.window - pos);
         // SAFETY: pos + first ≤ window ≤ the ring's bytes, and len - first ≤ window (a Room's free).
         unsafe {
-            copy_in(self.data.add(pos), src, first);
+            copy_in(start.add(pos), src, first);
             if first < len {
-                copy_in(self.data, src.add(first), len - first);
+                copy_in(start, src.add(first), len - first);
             }
         }
     }
@@ -193,13 +244,15 @@ impl<'a> Ring<'a> {
         let prod = self.dir.producer.prod.load(Acquire);
         let len = prod.wrapping_sub(cons);
         if len == 0 {
-            return Ok(Data { cons, len: 0, window: 0 });
+            return Ok(Data { cons, len: 0, place: Place { base: 0, window: 1 } });
         }
         let window = self.window()?;
         if len > window as u64 {
             return Err(Broken);
         }
-        Ok(Data { cons, len: len as usize, window })
+        // Relaxed: as the window.
+        let base = self.dir.producer.base.load(Relaxed);
+        Ok(Data { cons, len: len as usize, place: Place { base, window } })
     }
 
     /// Whether a look at [`Ring::data`] is worth while (nothing is checked).
@@ -214,24 +267,33 @@ impl<'a> Ring<'a> {
     /// # Safety
     /// `dst` is writable for `len` bytes. `at..at + len` lies within a [`Data`] the caller holds.
     #[inline(always)]
-    pub unsafe fn copy_out(&self, at: u64, window: usize, dst: *mut u8, len: usize) {
-        let pos = at as usize & (window - 1);
-        let first = len.min(window - pos);
+    pub unsafe fn copy_out(&self, at: u64, place: Place, dst: *mut u8, len: usize) {
+        let (pos, start) = (place.of(at), self.start(place.window));
+        let first = len.min(place.window - pos);
         // SAFETY: pos + first ≤ window ≤ the ring's bytes, and len - first ≤ window (a Data's len).
         unsafe {
-            copy_out(dst, self.data.add(pos), first);
+            copy_out(dst, start.add(pos), first);
             if first < len {
-                copy_out(dst.add(first), self.data, len - first);
+                copy_out(dst.add(first), start, len - first);
             }
         }
     }
 
     /// Contiguous memory at cursor `at`, for a system call that moves bytes itself.
     #[inline]
-    pub fn contiguous(&self, at: u64, window: usize, len: usize) -> (*mut Byte, usize) {
-        let pos = at as usize & (window - 1);
+    pub fn contiguous(&self, at: u64, place: Place, len: usize) -> (*mut Byte, usize) {
+        let pos = place.of(at);
         // SAFETY: pos < window ≤ the ring's bytes.
-        (unsafe { self.data.add(pos) }, len.min(window - pos))
+        (unsafe { self.start(place.window).add(pos) }, len.min(place.window - pos))
+    }
+
+    /// The window's memory.
+    ///
+    /// # Errors
+    /// [`Broken`] when it cannot be right.
+    pub fn memory(&self) -> Result<(*mut Byte, usize), Broken> {
+        let window = self.window()?;
+        Ok((self.start(window), window))
     }
 
     /// Gives everything before cursor `cons` back to the producer.
@@ -297,8 +359,9 @@ impl<'a> Ring<'a> {
     pub fn consume_waking(&self, data: &Data, len: usize) -> bool {
         let cons = data.cons.wrapping_add(len as u64);
         self.consume(cons);
-        let passed = (data.cons ^ cons) >= (data.window >> MARK_SHIFT) as u64;
-        passed && writable(data.len.saturating_sub(len), data.window) && self.has_tx_sleepers()
+        let window = data.place.window;
+        let passed = (data.cons ^ cons) >= (window >> MARK_SHIFT) as u64;
+        passed && writable(data.len.saturating_sub(len), window) && self.has_tx_sleepers()
     }
 
     /// Whether there is room worth waking for, as the producer sees it. It sleeps only when not.

@@ -11,7 +11,7 @@ use std::ptr;
 use usmc_shm::back::Back;
 use usmc_shm::bell::{Bells, Drain};
 use usmc_shm::handshake::{self, Phase, Use};
-use usmc_shm::layout::{ARM_TCP, Slot, WINDOW_SHIFT_MIN};
+use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot, WINDOW_SHIFT_MIN};
 use usmc_shm::lock::{Verdict, Wait, acquire, release};
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{Route, RxSpan, Source, Taken, TxSpan};
@@ -158,12 +158,12 @@ impl Victim<'_> {
             self.broken += 1;
             return;
         };
-        assert!(room.free <= room.window && room.window <= RING_BYTES);
+        assert!(room.free <= room.place.window && room.place.window <= RING_BYTES);
         self.good += 1;
         let len = want.min(room.free);
         let src = self.private.as_ptr();
         // SAFETY: len ≤ room.free ≤ RING_BYTES, the private buffer's length.
-        unsafe { self.ring.copy_in(room.prod, room.window, src, len) };
+        unsafe { self.ring.copy_in(room.prod, room.place, src, len) };
         self.ring.publish(room.prod.wrapping_add(len as u64));
         if self.ring.has_rx_sleepers() {
             self.ring.take_rx_sleepers();
@@ -175,14 +175,14 @@ impl Victim<'_> {
             self.broken += 1;
             return;
         };
-        assert!(data.len <= data.window && data.window <= RING_BYTES);
+        assert!(data.len <= data.place.window && data.place.window <= RING_BYTES);
         self.good += 1;
         let len = self.len(data.len);
         if len > 0 {
             let dst = self.private.as_mut_ptr();
             // SAFETY: 0 < len ≤ data.len ≤ RING_BYTES, the private buffer's length.
-            unsafe { self.ring.copy_out(data.cons, data.window, dst, len) };
-            let (start, whole) = self.ring.contiguous(data.cons, data.window, len);
+            unsafe { self.ring.copy_out(data.cons, data.place, dst, len) };
+            let (start, whole) = self.ring.contiguous(data.cons, data.place, len);
             // SAFETY: the ring promises `whole` bytes there; volatile, for the attacker may write them.
             let _ends = unsafe { (start.read_volatile(), start.add(whole - 1).read_volatile()) };
         }
@@ -281,8 +281,9 @@ fn under_attack(direction: usize, seed: u64, start: impl FnOnce(Attacker) -> Box
     let data = map_guarded(fd, RING, RING_BYTES);
     // SAFETY: a zeroed page that stays mapped; all fields are atomics.
     let slot = unsafe { &*slot_page.cast::<Slot>() };
-    // SAFETY: RING_BYTES bytes that stay mapped.
-    let ring = unsafe { Ring::new(&slot.dir[direction], data, RING_SHIFT) };
+    let before = if direction == CLIENT { RING_BYTES } else { 0 };
+    // SAFETY: RING_BYTES bytes that stay mapped, on the side of their end where this direction's ring lies.
+    let ring = unsafe { Ring::new(slot, direction, data.add(before), RING_SHIFT) };
     ring.reset();
     let (watch, attacker) = (Attacker::new(fd), Attacker::new(fd));
     let private = Box::new([0x5A; RING_BYTES]);
@@ -297,7 +298,7 @@ fn under_attack(direction: usize, seed: u64, start: impl FnOnce(Attacker) -> Box
 
 #[test]
 fn a_thread_that_scribbles_harms_nobody() {
-    under_attack(0, 0x9E37_79B9, |attacker| {
+    under_attack(CLIENT, 0x9E37_79B9, |attacker| {
         let thread = std::thread::spawn(move || attacker.run(0x2545_F491));
         Box::new(|| thread.join().unwrap())
     });
@@ -305,7 +306,7 @@ fn a_thread_that_scribbles_harms_nobody() {
 
 #[test]
 fn a_process_that_scribbles_harms_nobody() {
-    under_attack(1, 0xDEAD_BEEF, |attacker| {
+    under_attack(ACCEPTOR, 0xDEAD_BEEF, |attacker| {
         // SAFETY: the child makes only async-signal-safe calls.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);

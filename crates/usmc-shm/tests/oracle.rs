@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 
 use bolero::{TypeGenerator, check};
 use usmc_shm::layout::{
-    ARM_TCP, Direction, SLOTS_OFFSET, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, data_offset, segment_len,
+    ACCEPTOR, ARM_TCP, CLIENT, Direction, SHARED, SLOTS_OFFSET, Slot, WINDOW_SHIFT_MAX,
+    WINDOW_SHIFT_MIN, data_offset, segment_len,
 };
 use usmc_shm::region::Segment;
 use usmc_shm::ring::{MARK_SHIFT, ROOM_SHIFT, Ring};
@@ -22,6 +23,8 @@ struct Case {
     start: Start,
     #[generator(WINDOW_SHIFT_MIN..=WINDOW_SHIFT_MIN + 3)]
     ring_shift: u32,
+    #[generator(CLIENT..=ACCEPTOR)]
+    sender: usize,
     #[generator(bolero::produce::<Vec<Op>>().with().len(0usize..48))]
     ops: Vec<Op>,
 }
@@ -64,7 +67,8 @@ impl Size {
 
 /// A ring and the queue it must behave like.
 struct Pair {
-    dir: Box<Direction>,
+    slot: Box<Slot>,
+    sender: usize,
     memory: Vec<u8>,
     ring_shift: u32,
     queue: VecDeque<u8>,
@@ -73,21 +77,28 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(start: u64, ring_shift: u32) -> Pair {
+    fn new(start: u64, ring_shift: u32, sender: usize) -> Pair {
         let memory = vec![CANARY; (1 << ring_shift) + 2 * MARGIN];
-        let queue = VecDeque::new();
-        let mut pair =
-            Pair { dir: Box::default(), memory, ring_shift, queue, next: 0, window_seen: 0 };
+        let (slot, queue) = (Box::default(), VecDeque::new());
+        let mut pair = Pair { slot, sender, memory, ring_shift, queue, next: 0, window_seen: 0 };
         pair.ring().reset();
-        pair.dir.producer.prod.store(start, Relaxed);
-        pair.dir.producer.cons_seen.store(start, Relaxed);
-        pair.dir.consumer.cons.store(start, Relaxed);
+        pair.dir().producer.prod.store(start, Relaxed);
+        pair.dir().producer.limit.store(start, Relaxed);
+        pair.dir().consumer.cons.store(start, Relaxed);
         pair
     }
 
     fn ring(&mut self) -> Ring<'_> {
+        let before = if self.sender == CLIENT { 1 << self.ring_shift } else { 0 };
         // SAFETY: the memory holds MARGIN bytes, the ring, and MARGIN bytes again.
-        unsafe { Ring::new(&self.dir, self.memory.as_mut_ptr().add(MARGIN), self.ring_shift) }
+        unsafe {
+            let meet = self.memory.as_mut_ptr().add(MARGIN + before);
+            Ring::new(&self.slot, self.sender, meet, self.ring_shift)
+        }
+    }
+
+    fn dir(&self) -> &Direction {
+        &self.slot.dir[self.sender]
     }
 
     fn write(&mut self, size: &Size) {
@@ -95,21 +106,24 @@ impl Pair {
         let want = size.of((1 << self.ring_shift) - unread);
         let room = self.ring().room(want).unwrap();
         let ring_bytes = 1 << self.ring_shift;
-        assert!(room.window.is_power_of_two() && room.window <= ring_bytes);
-        assert!(room.window >= self.window_seen.max(1 << WINDOW_SHIFT_MIN), "a window shrank");
-        assert!(unread == 0 || self.window_seen <= room.window);
+        assert!(room.place.window.is_power_of_two() && room.place.window <= ring_bytes);
+        assert!(
+            room.place.window >= self.window_seen.max(1 << WINDOW_SHIFT_MIN),
+            "a window shrank"
+        );
+        assert!(unread == 0 || self.window_seen <= room.place.window);
         // The cached cursor may hide room, but only from one who asked for less than there is.
-        assert!(room.free <= room.window - unread);
-        assert!(room.free >= want.min(room.window - unread));
+        assert!(room.free <= room.place.window - unread);
+        assert!(room.free >= want.min(room.place.window - unread));
         assert!(unread > 0 || room.free >= want.min(ring_bytes), "an empty ring did not grow");
-        self.window_seen = room.window;
+        self.window_seen = room.place.window;
 
         let len = want.min(room.free);
         let first = self.next;
         let bytes: Vec<u8> = (0..len).map(|i| first.wrapping_add(i as u8)).collect();
         self.next = first.wrapping_add(len as u8);
         // SAFETY: len ≤ room.free, and the vector's length.
-        unsafe { self.ring().copy_in(room.prod, room.window, bytes.as_ptr(), len) };
+        unsafe { self.ring().copy_in(room.prod, room.place, bytes.as_ptr(), len) };
         self.ring().publish(room.prod.wrapping_add(len as u64));
         self.queue.extend(&bytes);
     }
@@ -123,15 +137,15 @@ impl Pair {
             return;
         }
         // SAFETY: len ≤ data.len, and the vector's length.
-        unsafe { self.ring().copy_out(data.cons, data.window, bytes.as_mut_ptr(), len) };
+        unsafe { self.ring().copy_out(data.cons, data.place, bytes.as_mut_ptr(), len) };
         assert!(bytes.iter().eq(self.queue.iter().take(len)));
         if peek {
             return;
         }
         self.queue.drain(..len);
-        let armed = self.dir.arm.tx.load(Relaxed);
+        let armed = self.dir().arm.tx.load(Relaxed);
         let woken = self.ring().consume_waking(&data, len);
-        let mark = (data.window >> MARK_SHIFT) as u64;
+        let mark = (data.place.window >> MARK_SHIFT) as u64;
         let after = data.cons.wrapping_add(len as u64);
         let looks = data.cons / mark != after / mark && self.ring().is_writable();
         assert_eq!(woken, looks && armed != 0);
@@ -139,15 +153,15 @@ impl Pair {
             assert_eq!(self.ring().take_tx_sleepers(), armed);
         }
         // Whoever sleeps for room learns of it before much more than was promised is there.
-        let free = data.window - self.queue.len();
-        let enough = (data.window >> ROOM_SHIFT) + (data.window >> MARK_SHIFT);
-        assert!(free < enough || self.dir.arm.tx.load(Relaxed) == 0, "a sleeper was forgotten");
+        let free = data.place.window - self.queue.len();
+        let enough = (data.place.window >> ROOM_SHIFT) + (data.place.window >> MARK_SHIFT);
+        assert!(free < enough || self.dir().arm.tx.load(Relaxed) == 0, "a sleeper was forgotten");
     }
 
     fn sleep_for_room(&mut self) {
         self.ring().arm_tx(ARM_TCP);
         if self.ring().is_writable() {
-            self.dir.arm.tx.store(0, Relaxed);
+            self.dir().arm.tx.store(0, Relaxed);
         }
     }
 
@@ -156,7 +170,7 @@ impl Pair {
         let unread = self.queue.len();
         assert_eq!(self.ring().has_data(), unread > 0);
         assert_eq!(self.ring().unread(), unread);
-        let window = 1 << self.dir.producer.window_shift.load(Relaxed);
+        let window = 1 << self.dir().producer.window_shift.load(Relaxed);
         assert_eq!(self.ring().is_writable(), window - unread >= window >> ROOM_SHIFT);
         let (before, ring) = self.memory.split_at(MARGIN);
         let after = &ring[1 << self.ring_shift..];
@@ -172,7 +186,7 @@ fn a_ring_behaves_like_a_queue() {
             Start::Anywhere(cursor) => cursor,
             Start::BeforeTheEnd(bytes) => u64::MAX - bytes as u64,
         };
-        let mut pair = Pair::new(start, case.ring_shift);
+        let mut pair = Pair::new(start, case.ring_shift, case.sender);
         for op in &case.ops {
             match op {
                 Op::Write(size) => pair.write(size),
@@ -186,6 +200,24 @@ fn a_ring_behaves_like_a_queue() {
 }
 
 #[test]
+fn messages_that_are_read_at_once_stay_beside_the_other_ring() {
+    for (sender, size) in [(CLIENT, 100), (ACCEPTOR, 100), (CLIENT, SHARED), (ACCEPTOR, SHARED)] {
+        let mut pair = Pair::new(0, WINDOW_SHIFT_MIN + 1, sender);
+        for _ in 0..1000 {
+            pair.write(&Size::Any(size as u16));
+            pair.read(&Size::Huge, false);
+        }
+        let len = pair.memory.len();
+        let shared = match sender {
+            CLIENT => len - MARGIN - SHARED..len - MARGIN,
+            _ => MARGIN..MARGIN + SHARED,
+        };
+        pair.memory[shared].fill(CANARY);
+        assert!(pair.memory.iter().all(|byte| *byte == CANARY), "end {sender}, {size} bytes");
+    }
+}
+
+#[test]
 fn slots_and_rings_lie_apart_and_inside_the_segment() {
     check!().with_type::<(u32, u32, u32, u32)>().for_each(|&(slots, shift, a, b)| {
         let (slots, shift) = (slots % 5000, shift % (WINDOW_SHIFT_MAX + 2));
@@ -196,6 +228,7 @@ fn slots_and_rings_lie_apart_and_inside_the_segment() {
         assert!(ring(a) + (1 << shift) <= len);
         let apart = ring(a).abs_diff(ring(b));
         assert!(apart == 0 || apart >= 1 << shift);
+        assert_eq!((ring(a | 1) - SHARED) % (2 * SHARED), 0, "they meet in the middle of a page");
     });
 }
 

@@ -81,7 +81,7 @@ fn produce(ring: Ring<'_>, bytes: &[u8]) -> usize {
     let room = ring.room(bytes.len()).unwrap();
     let len = room.free.min(bytes.len());
     // SAFETY: len ≤ room.free and ≤ the slice.
-    unsafe { ring.copy_in(room.prod, room.window, bytes.as_ptr(), len) };
+    unsafe { ring.copy_in(room.prod, room.place, bytes.as_ptr(), len) };
     ring.publish(room.prod + len as u64);
     len
 }
@@ -94,7 +94,7 @@ fn consume(ring: Ring<'_>, into: &mut [u8]) -> (usize, u32) {
         return (0, 0);
     }
     // SAFETY: len ≤ data.len and ≤ the slice.
-    unsafe { ring.copy_out(data.cons, data.window, into.as_mut_ptr(), len) };
+    unsafe { ring.copy_out(data.cons, data.place, into.as_mut_ptr(), len) };
     (len, if ring.consume_waking(&data, len) { ring.take_tx_sleepers() } else { 0 })
 }
 

@@ -9,7 +9,7 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::layout::{Slot, TX_RING, TX_TCP};
-use usmc_shm::ring::Ring;
+use usmc_shm::ring::{Place, Ring};
 use usmc_shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 use usmc_shm::tap::Tap;
 
@@ -52,23 +52,23 @@ pub fn wants(record: Option<&Record>) -> bool {
 
 /// Before `from..to` of the send ring is published. The caller holds the sending lock.
 #[cold]
-pub fn sending(fd: i32, conn: &Conn, slot: &Slot, window: usize, from: u64, to: u64) {
+pub fn sending(fd: i32, conn: &Conn, slot: &Slot, place: Place, from: u64, to: u64) {
     let before = observer::before_sent(conn, slot);
-    ring(fd, conn, &conn.tx(slot), window, (from, to), (before, EVENT_SENT));
+    ring(fd, conn, &conn.tx(slot), place, (from, to), (before, EVENT_SENT));
 }
 
 /// Before `from..to` of the receive ring is given back. The caller holds the receiving lock.
 #[cold]
-pub fn receiving(fd: i32, conn: &Conn, slot: &Slot, window: usize, from: u64, to: u64) {
+pub fn receiving(fd: i32, conn: &Conn, slot: &Slot, place: Place, from: u64, to: u64) {
     let before = observer::before_received(conn, slot);
-    ring(fd, conn, &conn.rx(slot), window, (from, to), (before, 0));
+    ring(fd, conn, &conn.rx(slot), place, (from, to), (before, 0));
 }
 
 fn ring(
     fd: i32,
     conn: &Conn,
     ring: &Ring<'_>,
-    window: usize,
+    place: Place,
     (from, to): (u64, u64),
     (before, direction): (u64, u32),
 ) {
@@ -76,7 +76,7 @@ fn ring(
     let mut at = from;
     while at != to {
         let left = usize::try_from(to.wrapping_sub(at)).unwrap_or(usize::MAX).min(PIECE);
-        let (bytes, len) = ring.contiguous(at, window, left);
+        let (bytes, len) = ring.contiguous(at, place, left);
         // SAFETY: `len` bytes of the ring.
         unsafe { scene.data(direction, before.wrapping_add(at), bytes, len) };
         at = at.wrapping_add(len as u64);
@@ -174,8 +174,13 @@ pub fn file_sent(fd: i32, index: u32, file: i32, position: Option<i64>, sent: is
             return;
         }
         // SAFETY: `n` bytes of it were filled.
-        unsafe { scene.data(EVENT_SENT, end.wrapping_sub(left), bytes.as_ptr(), n) };
+        let has_room = unsafe { scene.data(EVENT_SENT, end.wrapping_sub(left), bytes.as_ptr(), n) };
         left -= n as u64;
+        if !has_room {
+            // Nor will there be soon: the rest need not be read.
+            scene.capture.tap.lost[0].fetch_add(left, Relaxed);
+            return;
+        }
     }
 }
 
@@ -315,14 +320,14 @@ impl Scene<'_> {
     /// Something without bytes.
     fn event(&self, kind: u32) {
         // SAFETY: no bytes.
-        unsafe { self.put(Event { kind: self.header.kind | kind, ..self.header }, [].as_ptr()) }
+        unsafe { self.put(Event { kind: self.header.kind | kind, ..self.header }, [].as_ptr()) };
     }
 
-    /// Bytes of the stream.
+    /// Bytes of the stream. Whether there was room for them.
     ///
     /// # Safety
     /// `bytes` is readable for `len` bytes; others may be writing there.
-    unsafe fn data(&self, direction: u32, offset: u64, bytes: *const u8, len: usize) {
+    unsafe fn data(&self, direction: u32, offset: u64, bytes: *const u8, len: usize) -> bool {
         let kind = self.header.kind | EVENT_DATA | direction;
         let header = Event { kind, offset, bytes: len as u32, ..self.header };
         // SAFETY: the caller's contract.
@@ -331,13 +336,13 @@ impl Scene<'_> {
 
     /// # Safety
     /// `bytes` is readable for `header.bytes`.
-    unsafe fn put(&self, mut header: Event, bytes: *const u8) {
+    unsafe fn put(&self, mut header: Event, bytes: *const u8) -> bool {
         let body = header.bytes as usize;
         let len = (size_of::<Event>() + body).next_multiple_of(8);
         header.len = len as u32;
         let Some(at) = self.ring.reserve(len, body) else {
             self.lost();
-            return;
+            return false;
         };
         // SAFETY: a header on our stack, which has no padding; `bytes` by the caller's contract.
         unsafe {
@@ -345,6 +350,7 @@ impl Scene<'_> {
             self.ring.put(behind, bytes, body);
         }
         self.ring.publish(at.wrapping_add(len as u64));
+        true
     }
 
     /// Nobody reads, or not fast enough. Where the reader was killed, its session ends here.
@@ -393,6 +399,10 @@ fn halves(end: &Endpoint) -> [u64; 2] {
 pub fn before_child_forgets() {
     LOCK.reset();
     let Some((capture, ..)) = observer::capture_ring() else { return };
+    if is_inherited() {
+        // The parent has made no file of its own: what it began with is ours.
+        return;
+    }
     let follows = capture.session.load(Relaxed) != 0 && capture.follow.load(Relaxed) != 0;
     INHERITED.store(follows, Relaxed);
     PORT.store(capture.port.load(Relaxed), Relaxed);

@@ -14,8 +14,10 @@ use usmc_shm::ring::Ring;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
+use crate::device;
 use crate::process::Lock;
 use crate::reason::Reason;
+use crate::remote::Remote;
 use crate::sys;
 
 /// A TCP socket, neither connected nor listening.
@@ -78,6 +80,11 @@ struct Past {
     index: AtomicU32,
 }
 
+/// The word of nobody.
+static NO_LIFE: AtomicU32 = AtomicU32::new(0);
+/// What no word ever is: marked, and without an owner.
+const NEVER: u32 = u32::MAX;
+
 /// The record.
 #[repr(C, align(128))]
 pub struct Conn {
@@ -88,8 +95,8 @@ pub struct Conn {
     /// `F_*`.
     pub flags: AtomicU32,
     slot: AtomicPtr<Slot>,
-    rx_data: AtomicPtr<u8>,
-    tx_data: AtomicPtr<u8>,
+    /// Where the slot's rings meet.
+    meet: AtomicPtr<u8>,
     ring_shift: AtomicU32,
     tx_shift: AtomicU32,
     /// Bits of kernel poll events that stay true (RDHUP, HUP, ERR).
@@ -106,11 +113,12 @@ pub struct Conn {
     pub tcp_sends: AtomicU32,
     /// Receives from TCP in flight while there is no slot, or SWITCHING.
     pub tcp_receives: AtomicU32,
-    /// When a send last looked at what the peer has read ([`crate::clock::tsc`]).
-    pub looked: AtomicU64,
-    /// What that was.
-    pub looked_cons: AtomicU64,
-    /// When a send last asked the kernel whether the peer lives, likewise.
+    life: AtomicPtr<AtomicU32>,
+    /// Who vouches for the peer ([`crate::life`]), as last seen.
+    pub voucher: AtomicU32,
+    /// What his word was then.
+    pub life_seen: AtomicU32,
+    /// When a send last asked the kernel whether the peer lives ([`crate::clock::tsc`]).
     pub asked: AtomicU64,
     /// When a poll that had no need to sleep did.
     pub polled: AtomicU64,
@@ -268,14 +276,38 @@ impl Conn {
     /// Ties the record to a slot; the phase is set afterwards.
     ///
     /// # Safety
-    /// The slot and both rings stay mapped until [`Conn::forget_slot`]; `rx`/`tx` are valid for
-    /// `1 << ring_shift` bytes.
-    pub unsafe fn set_slot(&self, slot: *const Slot, rx: *mut u8, tx: *mut u8, ring_shift: u32) {
-        self.rx_data.store(rx, Relaxed);
-        self.tx_data.store(tx, Relaxed);
+    /// The slot and both rings, `1 << ring_shift` bytes on each side of `meet`, stay mapped until
+    /// [`Conn::forget_slot`].
+    pub unsafe fn set_slot(&self, slot: *const Slot, meet: *mut u8, ring_shift: u32) {
+        self.meet.store(meet, Relaxed);
         self.ring_shift.store(ring_shift, Relaxed);
         self.tx_shift.store(ring_shift, Relaxed);
+        self.set_life(None);
+        self.voucher.store(0, Relaxed);
         self.slot.store(slot.cast_mut(), Release);
+    }
+
+    /// The word that tells the peer's death; one that never says anything where there is none. There is a slot.
+    #[inline(always)]
+    pub fn life(&self) -> &AtomicU32 {
+        // SAFETY: not null since `set_slot`; it stays mapped until `set_life`, whose callers keep others away.
+        unsafe { &*self.life.load(Relaxed) }
+    }
+
+    /// Whether there is one.
+    pub fn has_life(&self) -> bool {
+        !ptr::eq(self.life.load(Relaxed), &raw const NO_LIFE)
+    }
+
+    /// From now on it is this one, which the device has counted us as a user of. Nobody else uses the old one: the
+    /// caller holds the sending lock, or there is no ring.
+    pub fn set_life(&self, word: Option<&'static AtomicU32>) {
+        let word = ptr::from_ref(word.unwrap_or(&NO_LIFE)).cast_mut();
+        let before = self.life.swap(word, Relaxed);
+        self.life_seen.store(NEVER, Relaxed);
+        if !before.is_null() && !ptr::eq(before, &raw const NO_LIFE) {
+            device::current().let_go_of_life(before);
+        }
     }
 
     /// log2 of the bytes of a ring of its segment.
@@ -376,7 +408,7 @@ impl Conn {
     pub fn rx<'a>(&self, slot: &'a Slot) -> Ring<'a> {
         let shift = self.ring_shift.load(Relaxed);
         // SAFETY: set_slot's contract.
-        unsafe { Ring::new(&slot.dir[1 - self.side()], self.rx_data.load(Relaxed), shift) }
+        unsafe { Ring::new(slot, 1 - self.side(), self.meet.load(Relaxed), shift) }
     }
 
     /// Limits our send window to what TCP would buffer, where both applications set their buffers' sizes.
@@ -398,7 +430,7 @@ impl Conn {
     pub fn tx<'a>(&self, slot: &'a Slot) -> Ring<'a> {
         let shift = self.tx_shift.load(Relaxed);
         // SAFETY: set_slot's contract.
-        unsafe { Ring::new(&slot.dir[self.side()], self.tx_data.load(Relaxed), shift) }
+        unsafe { Ring::new(slot, self.side(), self.meet.load(Relaxed), shift) }
     }
 
     /// What our processes share about this end.
@@ -455,6 +487,48 @@ pub fn at(index: u32) -> &'static Conn {
     unsafe { &*base.add(index as usize) }
 }
 
+/// What another process' record says, which may change at any moment.
+pub struct There {
+    /// Its address.
+    pub at: usize,
+    /// `FRESH` … `PLAIN`.
+    pub phase: u32,
+    /// `F_*`.
+    pub flags: u32,
+    /// The slot's address.
+    pub slot: usize,
+    /// Its index in the segment.
+    pub slot_index: u32,
+    /// Which use of it.
+    pub usage: u32,
+    /// The connection's name.
+    pub tuple: [u64; 6],
+    /// Bits of kernel poll events that stay true.
+    pub kernel_events: u32,
+}
+
+/// Record `index` of another process.
+pub fn there(process: &Remote, index: u32) -> Option<There> {
+    // SAFETY: an integer.
+    let base = unsafe { process.read_static((&raw const BASE).cast::<usize>()) }.ok()?;
+    if base == 0 || index as usize >= CONNS {
+        return None;
+    }
+    let at = base.checked_add(index as usize * size_of::<Conn>())?;
+    // SAFETY: atomics and integers only. Its pointers are of no use here.
+    let conn = unsafe { process.read::<Conn>(at) }.ok()?;
+    Some(There {
+        at,
+        phase: conn.phase.load(Relaxed),
+        flags: conn.flags.load(Relaxed),
+        slot: conn.slot.load(Relaxed).addr(),
+        slot_index: conn.slot_index.load(Relaxed),
+        usage: conn.usage.load(Relaxed),
+        tuple: conn.tuple.each_ref().map(|word| word.load(Relaxed)),
+        kernel_events: conn.kernel_events.load(Relaxed),
+    })
+}
+
 /// Record `index`, if it was ever in use. For numbers from elsewhere.
 pub fn get(index: u32) -> Option<&'static Conn> {
     (index < NEXT.load(Relaxed).min(CONNS as u32)).then(|| at(index))
@@ -464,6 +538,16 @@ pub fn get(index: u32) -> Option<&'static Conn> {
 pub fn index_of(conn: &Conn) -> u32 {
     let offset = ptr::from_ref(conn).addr() - BASE.load(Relaxed).addr();
     (offset / size_of::<Conn>()) as u32
+}
+
+/// A record outside the table, for a while: another process has the connection, and `flags` are its record's.
+pub fn visiting(flags: u32, kernel_events: u32) -> Conn {
+    // SAFETY: atomics and integers only: zero is a valid record.
+    let conn: Conn = unsafe { core::mem::zeroed() };
+    conn.set_flag((flags & (F_CLIENT | F_TUNED)) | F_SHARED, true);
+    conn.kernel_events.store(kernel_events, Relaxed);
+    conn.set_phase(RING);
+    conn
 }
 
 /// Takes an unused record, all zero but its use count. `None` when the table is full.
@@ -523,7 +607,8 @@ pub fn free(index: u32) {
     conn.syn_option.store(0, Relaxed);
     conn.custody.store(0, Relaxed);
     conn.forget_past();
-    for cell in [&conn.looked, &conn.looked_cons, &conn.asked, &conn.polled, &conn.received] {
+    conn.set_life(None);
+    for cell in [&conn.asked, &conn.polled, &conn.received] {
         cell.store(0, Relaxed);
     }
     conn.clc.clear();

@@ -24,7 +24,8 @@ use crate::conn::{
 use crate::reason::Reason;
 use crate::socket::close;
 use crate::{
-    api, clc, device, errno, holds, kernel, observer, poll, process, real, segment, set_errno, sys,
+    api, clc, device, errno, holds, kernel, life, members, observer, poll, process, real, segment,
+    set_errno, sys,
 };
 
 const CELLS: usize = 1 << 16;
@@ -40,6 +41,8 @@ pub struct Cell {
     custody: AtomicU32,
     /// Whether one of them takes the CLC message out that was in the stream at the fork.
     takes_message: AtomicU32,
+    /// As [`usmc_shm::layout::End::members`].
+    members: [AtomicU32; 6],
 }
 
 fn cell(number: u32) -> Option<&'static Cell> {
@@ -61,6 +64,14 @@ pub fn holders(conn: &Conn) -> Option<&'static AtomicU32> {
     match conn.family() {
         Some(end) => Some(&end.refs),
         None => Some(&cell_of(conn)?.holders),
+    }
+}
+
+/// Their ids, as far as they are known ([`members`]).
+pub fn members(conn: &Conn) -> Option<&'static [AtomicU32]> {
+    match conn.family() {
+        Some(end) => Some(&end.members),
+        None => Some(&cell_of(conn)?.members),
     }
 }
 
@@ -101,6 +112,7 @@ fn new_cell() -> Option<u32> {
         if cell.holders.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
             cell.custody.store(0, Relaxed);
             cell.takes_message.store(0, Relaxed);
+            cell.members.iter().for_each(|id| id.store(0, Relaxed));
             NEXT_CELL.store(number, Relaxed);
             return Some(number);
         }
@@ -146,6 +158,9 @@ fn prepare() {
                 }
             }
             _ => {}
+        }
+        if conn.has(F_FORKED) {
+            members(conn).inspect(|list| members::enter(list));
         }
     });
     segment::hold();
@@ -201,6 +216,9 @@ fn child() {
             conn.forget_slot();
             conn.forget_past();
             conn.give_up(Reason::Adopted);
+        }
+        if conn.has(F_FORKED) {
+            members(conn).inspect(|list| members::enter(list));
         }
         conn.set_flag(F_FORKED | F_SETTLING, false);
         if let Some(slot) = conn.slot() {
@@ -348,11 +366,25 @@ pub fn leave_to_parent(end: &End) {
 
 /// Whether no other process holds this connection, as far as is known; remembers it if so.
 pub fn is_sole_holder(conn: &Conn) -> bool {
-    let sole = holders(conn).is_some_and(|count| count.load(Acquire) == 1);
+    let Some(count) = holders(conn) else { return false };
+    if count.load(Acquire) != 1
+        && let Some(list) = members(conn)
+    {
+        members::bury(list, count, |id| stand_in_for(conn, id));
+    }
+    let sole = count.load(Acquire) == 1;
     if sole {
         conn.set_flag(F_SHARED, false);
     }
     sole
+}
+
+/// A holder of our end has died, whom the peer may still look for.
+fn stand_in_for(conn: &Conn, id: u32) {
+    if let Some(slot) = conn.slot() {
+        let _ = conn.end(slot).pid.compare_exchange(id, process::pid(), Relaxed, Relaxed);
+        life::stop_vouching(conn, slot, id);
+    }
 }
 
 /// O_NONBLOCK of a connection others may hold, too.
@@ -360,11 +392,14 @@ pub fn is_nonblocking(fd: i32, conn: &Conn) -> bool {
     let on = kernel::is_nonblocking(fd);
     conn.set_flag(F_NONBLOCK, on);
     is_sole_holder(conn);
+    // Who vouched for it may have closed his.
+    conn.slot().inspect(|slot| life::vouch(conn, slot));
     on
 }
 
 /// The record ends: this process does not hold the connection any more. Whether no other does.
 pub fn let_go(conn: &Conn) -> Option<bool> {
     let cell = cell(conn.cell.swap(0, Relaxed))?;
+    members::leave(&cell.members);
     Some(cell.holders.fetch_sub(1, AcqRel) == 1)
 }

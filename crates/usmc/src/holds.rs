@@ -2,7 +2,7 @@
 //!
 //! The kernel closes the sockets, and peers learn of it from the kernel. The family has to learn of it, too: a
 //! connection that nobody else holds any more needs no shared locks and no questions about its flags, and its
-//! last holder says goodbye. What a killed process held stays counted.
+//! last holder says goodbye. Who was killed is counted out by the others ([`crate::members`]).
 
 use core::mem;
 use core::sync::atomic::AtomicU64;
@@ -14,18 +14,25 @@ use crate::conn::{
 use crate::device::Receiver;
 use crate::process::Lock;
 use crate::reason::Reason;
-use crate::socket::{close, demote};
+use crate::socket::close;
+use crate::socket::demote::{self, Patience};
 use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{custody, fork, kernel_only, log, process, syn_option, sys, transition};
+use crate::{custody, fork, kernel_only, life, log, members, process, syn_option, sys, transition};
 
 /// Counts us out where somebody else is left. A connection that only we hold ends with the kernel's FIN.
 fn put_down(conn: &Conn) -> bool {
     let others = |n: u32| if n > 1 { Some(n - 1) } else { None };
+    let list = fork::members(conn);
+    list.inspect(|list| members::leave(list));
     let counted_out =
         fork::holders(conn).is_some_and(|n| n.fetch_update(AcqRel, Relaxed, others).is_ok());
     if counted_out && let Some(end) = conn.family() {
         fork::leave_to_parent(end);
+        conn.slot().inspect(|slot| life::stop_vouching(conn, slot, process::pid()));
+    }
+    if !counted_out {
+        list.inspect(|list| members::enter(list));
     }
     counted_out
 }
@@ -33,7 +40,12 @@ fn put_down(conn: &Conn) -> bool {
 /// Counts us in again. False where the others have all closed it, and the peer was told so.
 fn pick_up(conn: &Conn) -> bool {
     let open = |n: u32| if n > 0 { Some(n + 1) } else { None };
-    fork::holders(conn).is_some_and(|count| count.fetch_update(AcqRel, Acquire, open).is_ok())
+    let counted =
+        fork::holders(conn).is_some_and(|n| n.fetch_update(AcqRel, Acquire, open).is_ok());
+    if counted {
+        fork::members(conn).inspect(|list| members::enter(list));
+    }
+    counted
 }
 
 /// The process ends now. Other threads are kept away from what is put down.
@@ -189,23 +201,30 @@ fn hand_to_next_program(fd: i32, index: u32) -> Result<(), Errno> {
         // By another number.
         return Ok(());
     }
-    hand_over(fd, index, Receiver::this_program(), Reason::PassedOn)
+    hand_over(fd, index, Receiver::this_program(), Reason::PassedOn, &Patience::new())
 }
 
-/// The same for a program that is started beside this one, which comes back to the ring when it is alone again.
+/// The same for a program that is started beside this one, which comes back to the ring when it is alone again. `patience`
+/// is for all connections that it will have.
 ///
 /// # Errors
 /// See [`demote::leave`].
-pub fn lend(fd: i32, index: u32, to: Receiver) -> Result<(), Errno> {
+pub fn lend(fd: i32, index: u32, to: Receiver, patience: &Patience) -> Result<(), Errno> {
     transition::put_off(fd, conn::at(index));
-    hand_over(fd, index, to, Reason::Lent)
+    hand_over(fd, index, to, Reason::Lent, patience)
 }
 
-fn hand_over(fd: i32, index: u32, to: Receiver, reason: Reason) -> Result<(), Errno> {
+fn hand_over(
+    fd: i32,
+    index: u32,
+    to: Receiver,
+    reason: Reason,
+    patience: &Patience,
+) -> Result<(), Errno> {
     let conn = conn::at(index);
     loop {
         if conn.phase() != EARLY || conn.clc.is_on() {
-            demote::leave(fd, index, reason)?;
+            demote::leave_within(fd, index, reason, patience)?;
         }
         // Another thread may be at a step of its handshake; none is made once the flag is set.
         let _step = conn.step_lock.enter();

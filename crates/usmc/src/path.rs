@@ -1,18 +1,27 @@
-//! Paths without allocation.
+//! File names, made without memory of the heap.
 
 use core::ffi::CStr;
 use core::fmt::{self, Write};
 
-/// A path in a fixed buffer, NUL-terminated.
+/// A file's name.
 pub struct Path {
     bytes: [u8; 256],
     len: usize,
 }
 
 impl Path {
-    /// An empty one.
+    /// Nothing yet; what does not fit any more is left out with an error.
     pub fn new() -> Path {
         Path { bytes: [0; 256], len: 0 }
+    }
+
+    /// These words. Empty where they are too long.
+    pub fn of(words: fmt::Arguments<'_>) -> Path {
+        let mut path = Path::new();
+        match path.write_fmt(words) {
+            Ok(()) => path,
+            Err(_) => Path::new(),
+        }
     }
 
     /// For system calls.

@@ -134,7 +134,8 @@ impl Wait for FamilyPatience {
     }
 }
 
-fn is_alive(pid: u32) -> bool {
+/// Whether a process of our family lives, as far as that can be told; a zombie does not.
+pub fn is_alive(pid: u32) -> bool {
     if SCATTERED.load(Relaxed) {
         return true;
     }

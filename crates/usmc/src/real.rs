@@ -343,6 +343,12 @@ real! {
     posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const posix_spawn_file_actions_t,
         attributes: *const posix_spawnattr_t, argv: *const *mut c_char, env: *const *mut c_char)
         -> c_int, ENOSYS;
+    pidfd_spawn(pidfd: *mut c_int, path: *const c_char, actions: *const posix_spawn_file_actions_t,
+        attributes: *const posix_spawnattr_t, argv: *const *mut c_char, env: *const *mut c_char)
+        -> c_int, ENOSYS;
+    pidfd_spawnp(pidfd: *mut c_int, file: *const c_char, actions: *const posix_spawn_file_actions_t,
+        attributes: *const posix_spawnattr_t, argv: *const *mut c_char, env: *const *mut c_char)
+        -> c_int, ENOSYS;
     popen(command: *const c_char, mode: *const c_char) -> *mut FILE, ENOSYS;
     system(command: *const c_char) -> c_int, ENOSYS;
     // See `spawn`.

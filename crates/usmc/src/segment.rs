@@ -4,11 +4,12 @@
 //! All changes happen under one lock; the data path never comes here. A segment stays mapped while a
 //! record uses it, so the rings of a live connection cannot vanish.
 
+use core::ffi::CStr;
 use core::mem::offset_of;
 use core::ptr;
 use usmc_shm::Broken;
 use usmc_shm::layout::{
-    ACCEPTOR, CLIENT, SLOTS_MAX, SLOTS_OFFSET, SegmentHeader, Slot, WINDOW_SHIFT_MAX,
+    ACCEPTOR, CLIENT, SHARED, SLOTS_MAX, SLOTS_OFFSET, SegmentHeader, Slot, WINDOW_SHIFT_MAX,
     WINDOW_SHIFT_MIN, segment_len,
 };
 use usmc_shm::region::Segment;
@@ -24,6 +25,8 @@ use crate::strangers;
 use crate::sys;
 use crate::tuple::Tuple;
 
+/// What the kernel calls their files.
+pub const MEMFD_NAME: &CStr = c"usmc-segment";
 /// Segments one process can have mapped.
 const SEGMENTS: usize = 1024;
 /// Slots of the first segment of a chain; each further one has four times as many.
@@ -201,12 +204,11 @@ pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
 
 fn has_memory(map: &Segment, index: u32) -> bool {
     let Ok(slot) = map.slot(index) else { return false };
+    const LEN: usize = 1 << WINDOW_SHIFT_MIN;
+    // The smallest windows lie on both sides of the place where the rings meet.
+    let rings = |meet: *mut u8| memory::take(meet.wrapping_sub(LEN), 2 * LEN);
     memory::take(ptr::from_ref(slot).cast_mut().cast(), size_of::<Slot>())
-        && [CLIENT, ACCEPTOR].iter().all(|&sender| {
-            const LEN: usize = 1 << WINDOW_SHIFT_MIN;
-            map.ring(index, sender)
-                .is_ok_and(|r| memory::take(r.contiguous(0, LEN, LEN).0.cast(), LEN))
-        })
+        && map.ring(index, CLIENT).is_ok_and(|ring| rings(ring.meet().cast()))
 }
 
 /// An unused entry for `len` bytes, if need be by unmapping what nobody uses.
@@ -232,7 +234,7 @@ fn space_in_use(table: &Table<'_>) -> usize {
 fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Result<(), Reason> {
     let shift = crate::config::get().ring_shift;
     let len = segment_len(slots, shift).ok_or(Reason::NoMemory)?;
-    let fd = sys::memfd_create(c"usmc-segment").map_err(|_| Reason::NoMemory)?;
+    let fd = sys::memfd_create(MEMFD_NAME).map_err(|_| Reason::NoMemory)?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     let base = sys::ftruncate(fd, len as u64)
         .and_then(|()| sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize))
@@ -312,12 +314,14 @@ pub fn let_go(index: u32, slot: Option<u32>) {
 fn give_back_pages(map: &Segment, slot: u32) {
     for sender in [CLIENT, ACCEPTOR] {
         let Ok(ring) = map.ring(slot, sender) else { continue };
-        let shift = ring.dir().producer.window_shift.load(Relaxed).min(map.ring_shift());
         // The acceptor may still be reading the last bytes.
-        if shift > WINDOW_SHIFT_MIN + 2 && ring.unread() == 0 {
-            let (base, _) = ring.contiguous(0, 1 << shift, 1 << shift);
-            // SAFETY: the ring is empty, nothing in it is needed.
-            let _ = unsafe { sys::madvise(base, 1 << shift, libc::MADV_REMOVE) };
+        if let Ok((start, len)) = ring.memory()
+            && len > 4 << WINDOW_SHIFT_MIN
+            && ring.unread() == 0
+        {
+            // Both ends of a ring are in pages that it has in common with another.
+            // SAFETY: whole pages of the ring, which is empty: nothing in them is needed.
+            let _ = unsafe { sys::madvise(start.add(SHARED), len - 2 * SHARED, libc::MADV_REMOVE) };
         }
     }
 }
@@ -415,13 +419,53 @@ static REFUSED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 static REFUSALS: AtomicU32 = AtomicU32::new(0);
 
 fn refuse(fd: i32) {
+    if let Some(id) = id_in(fd) {
+        let next = REFUSALS.fetch_add(1, Relaxed) as usize % REFUSED.len();
+        REFUSED[next].store(id, Relaxed);
+    }
+}
+
+/// The identity that a segment's file has.
+pub fn id_in(fd: i32) -> Option<u64> {
     let mut id = 0u64;
     let at = offset_of!(SegmentHeader, id) as i64;
     // SAFETY: eight writable bytes.
-    if unsafe { sys::pread(fd, (&raw mut id).cast(), size_of::<u64>(), at) } == Ok(size_of::<u64>())
-    {
-        let next = REFUSALS.fetch_add(1, Relaxed) as usize % REFUSED.len();
-        REFUSED[next].store(id, Relaxed);
+    let read = unsafe { sys::pread(fd, (&raw mut id).cast(), size_of::<u64>(), at) };
+    (read == Ok(size_of::<u64>())).then_some(id)
+}
+
+/// Somebody else's segment, mapped for a while.
+pub struct Visited {
+    /// The mapping.
+    pub map: Segment,
+}
+
+impl Visited {
+    /// Maps it; takes the fd. Hostile until proven sealed and sound.
+    ///
+    /// # Errors
+    /// What is wrong with it, or that it does not fit.
+    pub fn new(fd: i32) -> Result<Visited, Reason> {
+        let mapped = size_of_sealed(fd)
+            .and_then(|len| Ok((sys::mmap_shared(fd, len).map_err(|_| Reason::NoMemory)?, len)));
+        strangers::discard(fd);
+        let (base, len) = mapped?;
+        // SAFETY: a mapping of `len` bytes whose file is sealed against shrinking.
+        match unsafe { Segment::open(base, len) } {
+            Ok(map) => Ok(Visited { map }),
+            Err(Broken) => {
+                // SAFETY: nobody has seen it.
+                unsafe { sys::munmap(base, len) };
+                Err(Reason::PeerBroken)
+            }
+        }
+    }
+}
+
+impl Drop for Visited {
+    fn drop(&mut self) {
+        // SAFETY: mapped above, and borrowed by nobody any more.
+        unsafe { sys::munmap(self.map.base(), self.map.len()) };
     }
 }
 

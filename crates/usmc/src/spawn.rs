@@ -2,15 +2,17 @@
 //! child does with descriptors. What the program will have is told by the file actions and by close-on-exec.
 
 use core::ffi::c_int;
+use core::mem::MaybeUninit;
 use core::ptr;
 use core::slice;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use libc::posix_spawn_file_actions_t;
 use usmc_shm::sync::AtomicU32;
 
 use crate::conn::{self, ATTACHED, EARLY, F_COPIED, FRESH, OFFERED, RING};
 use crate::device::Receiver;
-use crate::sys::Errno;
+use crate::socket::demote::Patience;
+use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
 use crate::{custody, fork, holds, log, process, real, set_errno};
 
@@ -27,8 +29,17 @@ pub struct Action {
 struct Of {
     _aligned: [usize; 0],
     fd: c_int,
-    new: c_int,
-    _rest: [usize; 2],
+    /// Of [`DUP2`] alone; of others libc may have left it as malloc(3) gave it.
+    new: MaybeUninit<c_int>,
+    _rest: MaybeUninit<[usize; 2]>,
+}
+
+impl Action {
+    /// What a descriptor is duplicated to.
+    fn target(&self) -> Option<c_int> {
+        // SAFETY: libc has set it where that is what the entry is for.
+        (self.kind == DUP2).then(|| unsafe { self.of.new.assume_init() })
+    }
 }
 
 const CLOSE: c_int = 0;
@@ -74,21 +85,21 @@ impl Plan {
         Plan::Actions(unsafe { entries(actions) })
     }
 
-    /// Where the program's `fd` comes from, as a number of ours, and whether close-on-exec is taken off on the way.
-    fn origin(&self, fd: c_int) -> Option<(c_int, bool)> {
+    /// Where the program's `fd` comes from, as a number of ours, and what becomes of close-on-exec on the way.
+    fn origin(&self, fd: c_int) -> Option<(c_int, Kept)> {
         let actions = match *self {
             Plan::Actions(actions) => actions,
             Plan::Overwrites(number) if number == fd => return None,
             Plan::Overwrites(_) => &[],
             // Whatever is done to it.
-            Plan::Unknown => return Some((fd, true)),
+            Plan::Unknown => return Some((fd, Kept::Perhaps)),
         };
-        let mut at = (fd, false);
+        let mut at = (fd, Kept::AsItIs);
         for action in actions.iter().rev() {
             match action.kind {
                 CLOSE | OPEN if action.of.fd == at.0 => return None,
                 CLOSE_FROM if action.of.fd <= at.0 => return None,
-                DUP2 if action.of.new == at.0 => at = (action.of.fd, true),
+                DUP2 if action.target() == Some(at.0) => at = (action.of.fd, Kept::AskedFor),
                 _ => {}
             }
         }
@@ -97,40 +108,75 @@ impl Plan {
 
     /// The connection of ours that the program's `fd` will be.
     fn given(&self, fd: c_int) -> Option<Given> {
-        let (from, asked_for) = self.origin(fd)?;
+        let (from, kept) = self.origin(fd)?;
         let Entry::Conn(index) = table::get(from) else { return None };
-        (asked_for || holds::crosses_exec(from)).then_some(Given { fd: from, index, asked_for })
+        let asked_for = kept == Kept::AskedFor;
+        let has_it = kept != Kept::AsItIs || holds::crosses_exec(from);
+        has_it.then_some(Given { fd: from, index, asked_for })
     }
 
     /// The numbers that descriptors are duplicated to.
     fn targets(&self) -> impl Iterator<Item = c_int> + use<> {
         let actions = if let Plan::Actions(actions) = *self { actions } else { &[] };
-        actions.iter().filter(|action| action.kind == DUP2).map(|action| action.of.new)
+        actions.iter().filter_map(Action::target)
     }
 
     /// Calls `act` once for every connection that the program will have.
     fn for_each(&self, mut act: impl FnMut(Given)) {
-        let is = |index| move |other: Option<Given>| other.is_some_and(|o| o.index == index);
-        for (number, target) in self.targets().enumerate() {
-            let mut before = self.targets().take(number).map(|fd| self.given(fd));
-            if let Some(given) = self.given(target)
-                && !before.any(is(given.index))
+        let mut met = Met::nobody();
+        let mut look = |fd| {
+            if let Some(given) = self.given(fd)
+                && met.is_first(given.index)
             {
                 act(given);
             }
+        };
+        // First: of several numbers that one counts which is asked for.
+        self.targets().for_each(&mut look);
+        table::for_each(0, u32::MAX, |fd, _| look(fd));
+    }
+}
+
+/// What libc's child does to a number's close-on-exec flag.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kept {
+    /// Nothing.
+    AsItIs,
+    /// It is taken off, because the number is wanted.
+    AskedFor,
+    /// Nobody knows.
+    Perhaps,
+}
+
+/// The connections that were met: a bit for each record. Without memory for it all are met for the first time, which counts
+/// some too often, so that they stay TCP.
+struct Met(*mut u8);
+
+impl Met {
+    const BYTES: usize = conn::CONNS / 8;
+
+    fn nobody() -> Met {
+        Met(sys::mmap_private(ptr::null_mut(), Met::BYTES).unwrap_or(ptr::null_mut()))
+    }
+
+    fn is_first(&mut self, index: u32) -> bool {
+        if self.0.is_null() {
+            return true;
         }
-        table::for_each(0, u32::MAX, |fd, _| {
-            let Some(given) = self.given(fd) else { return };
-            let mut known = self.targets().map(|fd| self.given(fd)).any(is(given.index));
-            if !known && conn::at(given.index).refs.load(Relaxed) > 1 && fd > 0 {
-                table::for_each(0, fd.cast_unsigned() - 1, |fd, _| {
-                    known |= is(given.index)(self.given(fd));
-                });
-            }
-            if !known {
-                act(given);
-            }
-        });
+        // SAFETY: indices are below CONNS; the mapping is ours alone.
+        let byte = unsafe { &mut *self.0.add(index as usize / 8) };
+        let before = *byte;
+        *byte |= 1 << (index % 8);
+        *byte != before
+    }
+}
+
+impl Drop for Met {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: mapped by `nobody`.
+            unsafe { sys::munmap(self.0, Met::BYTES) };
+        }
     }
 }
 
@@ -189,17 +235,12 @@ fn has_fields(list: &List, closes: bool) -> bool {
     if list.count != count as c_int || list.first.is_null() {
         return false;
     }
-    let is = |at: usize, kind: c_int, fd: c_int| {
-        // SAFETY: byte by byte inside what libc has allocated for so many entries, if they are as small as ours; it
-        // allocates eight at a time.
-        let action = unsafe { ptr::read_unaligned(list.first.add(at)) };
-        action.kind == kind && action.of.fd == fd
-    };
-    // SAFETY: as above.
-    let target = unsafe { ptr::read_unaligned(list.first.add(1)) }.of.new;
+    // SAFETY: inside what libc has allocated for so many entries, if they are as small as ours; it allocates eight at a time.
+    let entry = |at: usize| unsafe { ptr::read_unaligned(list.first.add(at)) };
+    let is = |at: usize, kind: c_int, fd: c_int| entry(at).kind == kind && entry(at).of.fd == fd;
     is(0, CLOSE, 11)
         && is(1, DUP2, 12)
-        && target == 13
+        && entry(1).target() == Some(13)
         && is(2, OPEN, 14)
         && (!closes || is(3, CLOSE_FROM, 15))
 }
@@ -207,6 +248,30 @@ fn has_fields(list: &List, closes: bool) -> bool {
 /// The program that libc is about to start.
 fn child() -> Receiver {
     Receiver::Child(process::pid())
+}
+
+/// Calls of [`around`] under way.
+static SPAWNING: AtomicU32 = AtomicU32::new(0);
+
+struct Spawning {
+    alone: bool,
+}
+
+impl Spawning {
+    fn begin() -> Spawning {
+        Spawning { alone: SPAWNING.fetch_add(1, AcqRel) == 0 }
+    }
+
+    /// Whether no other thread is about to start a program: the place that is kept by our own pid is this one's.
+    fn is_alone(&self) -> bool {
+        self.alone && SPAWNING.load(Acquire) == 1
+    }
+}
+
+impl Drop for Spawning {
+    fn drop(&mut self) {
+        SPAWNING.fetch_sub(1, AcqRel);
+    }
 }
 
 /// Runs `start`, which makes a process and starts a program there. What that program will have of our connections
@@ -220,8 +285,11 @@ pub fn around<T>(plan: Plan, start: impl FnOnce() -> (T, Option<u32>)) -> Result
         return Ok(start().0);
     }
     let saved = crate::errno();
+    let spawning = Spawning::begin();
     let mut left = Ok(());
-    plan.for_each(|given| left = left.and(leave(given)));
+    // For all of them together.
+    let patience = Patience::new();
+    plan.for_each(|given| left = left.and(leave(given, &patience)));
     if left.is_err() {
         plan.for_each(call_off);
     }
@@ -232,6 +300,8 @@ pub fn around<T>(plan: Plan, start: impl FnOnce() -> (T, Option<u32>)) -> Result
     match started {
         None => plan.for_each(call_off),
         Some(0) => {}
+        // It is found by our own pid then, as are the others.
+        Some(_) if !spawning.is_alone() => {}
         Some(pid) => plan.for_each(|given| {
             custody::rename(conn::at(given.index), child(), Receiver::Program(pid));
         }),
@@ -240,7 +310,7 @@ pub fn around<T>(plan: Plan, start: impl FnOnce() -> (T, Option<u32>)) -> Result
     Ok(done)
 }
 
-fn leave(given: Given) -> Result<(), Errno> {
+fn leave(given: Given, patience: &Patience) -> Result<(), Errno> {
     let conn = conn::at(given.index);
     if conn.phase() == FRESH {
         // The program would not learn of the connection that it becomes.
@@ -249,7 +319,7 @@ fn leave(given: Given) -> Result<(), Errno> {
     if !matches!(conn.phase(), EARLY | OFFERED | ATTACHED | RING) {
         return Ok(());
     }
-    match holds::lend(given.fd, given.index, child()) {
+    match holds::lend(given.fd, given.index, child(), patience) {
         Err(_) if !given.asked_for || !fork::is_sole_holder(conn) => {
             log::warn(format_args!("fd {}: in the ring, and open in a new program", given.fd));
             Ok(())
@@ -270,7 +340,8 @@ mod tests {
     use super::*;
 
     fn action(kind: c_int, fd: c_int, new: c_int) -> Action {
-        Action { kind, of: Of { _aligned: [], fd, new, _rest: [0; 2] } }
+        let new = MaybeUninit::new(new);
+        Action { kind, of: Of { _aligned: [], fd, new, _rest: MaybeUninit::uninit() } }
     }
 
     #[test]
@@ -284,18 +355,29 @@ mod tests {
             action(CLOSE_FROM, 20, 0),
         ]));
         let plan = Plan::Actions(actions);
-        assert_eq!(plan.origin(0), Some((7, true)));
-        assert_eq!(plan.origin(1), Some((7, true)));
+        assert_eq!(plan.origin(0), Some((7, Kept::AskedFor)));
+        assert_eq!(plan.origin(1), Some((7, Kept::AskedFor)));
         assert_eq!(plan.origin(2), None);
         assert_eq!(plan.origin(7), None);
-        assert_eq!(plan.origin(8), Some((8, false)));
-        assert_eq!(plan.origin(9), Some((9, true)));
-        assert_eq!(plan.origin(19), Some((19, false)));
+        assert_eq!(plan.origin(8), Some((8, Kept::AsItIs)));
+        assert_eq!(plan.origin(9), Some((9, Kept::AskedFor)));
+        assert_eq!(plan.origin(19), Some((19, Kept::AsItIs)));
         assert_eq!(plan.origin(20), None);
         assert!(plan.targets().eq([0, 1, 9]));
         assert_eq!(Plan::Overwrites(1).origin(1), None);
-        assert_eq!(Plan::Overwrites(1).origin(0), Some((0, false)));
-        assert_eq!(Plan::Unknown.origin(5), Some((5, true)));
+        assert_eq!(Plan::Overwrites(1).origin(0), Some((0, Kept::AsItIs)));
+        assert_eq!(Plan::Unknown.origin(5), Some((5, Kept::Perhaps)));
+    }
+
+    #[test]
+    fn a_connection_is_met_once() {
+        let mut met = Met::nobody();
+        for index in [0, 7, 8, conn::CONNS as u32 - 1] {
+            assert!(met.is_first(index) && !met.is_first(index));
+        }
+        assert!(met.is_first(1));
+        let mut unknown = Met(ptr::null_mut());
+        assert!(unknown.is_first(1) && unknown.is_first(1));
     }
 
     #[test]

@@ -143,6 +143,18 @@ pub fn getpid() -> u32 {
     call!(SYS_getpid).unwrap_or(0) as u32
 }
 
+/// gettid(2).
+pub fn gettid() -> u32 {
+    call!(SYS_gettid).unwrap_or(0) as u32
+}
+
+/// The head of the list of robust futexes (get_robust_list(2)) that libc has told the kernel for this thread; may be null.
+pub fn robust_list() -> *mut c_void {
+    let (mut head, mut len) = (ptr::null_mut::<c_void>(), 0usize);
+    let _ = call!(SYS_get_robust_list, 0, &raw mut head, &raw mut len);
+    head
+}
+
 /// getppid(2).
 pub fn getppid() -> u32 {
     call!(SYS_getppid).unwrap_or(0) as u32
@@ -176,14 +188,22 @@ pub fn open(path: &CStr, flags: c_int, mode: u32) -> Result<c_int, Errno> {
 ///
 /// # Errors
 /// /proc is not there.
-pub fn each_open_fd(mut each: impl FnMut(c_int)) -> Result<(), Errno> {
-    let dir = open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+pub fn each_open_fd(each: impl FnMut(c_int)) -> Result<(), Errno> {
+    each_fd_in(c"/proc/self/fd", true, each)
+}
+
+/// The same for any process' directory in /proc. `own`: it is this one's, and what is opened for the question is none.
+///
+/// # Errors
+/// open(2)'s.
+pub fn each_fd_in(path: &CStr, own: bool, mut each: impl FnMut(c_int)) -> Result<(), Errno> {
+    let dir = open(path, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
     let mut entries = [0u64; 128];
     let listed = loop {
         match call!(SYS_getdents64, dir, entries.as_mut_ptr(), size_of_val(&entries)) {
             Ok(0) => break Ok(()),
             Ok(len) => each_number(entries.as_ptr().cast(), len, |fd| {
-                if fd != dir {
+                if fd != dir || !own {
                     each(fd);
                 }
             }),
@@ -234,6 +254,32 @@ pub fn chmod(path: &CStr, mode: u32) -> Result<(), Errno> {
 /// unlink(2).
 pub fn unlink(path: &CStr) -> Result<(), Errno> {
     call!(SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0).map(drop)
+}
+
+/// readlink(2): the length of what was written to `text`, cut off at its end.
+pub fn readlink(path: &CStr, text: &mut [u8]) -> Result<usize, Errno> {
+    call!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), text.as_mut_ptr(), text.len())
+}
+
+/// process_vm_readv(2) of `len` bytes at an address of another process.
+///
+/// # Safety
+/// `to` is writable for `len` bytes.
+pub unsafe fn process_vm_read(
+    pid: u32,
+    at: usize,
+    to: *mut c_void,
+    len: usize,
+) -> Result<usize, Errno> {
+    let here = libc::iovec { iov_base: to, iov_len: len };
+    let there = libc::iovec { iov_base: ptr::without_provenance_mut(at), iov_len: len };
+    call!(SYS_process_vm_readv, pid, &raw const here, 1, &raw const there, 1, 0)
+}
+
+/// Has every thread of the machine pass a full memory barrier (membarrier(2)).
+pub fn barrier_everywhere() -> Result<(), Errno> {
+    const MEMBARRIER_CMD_GLOBAL: c_int = 1;
+    call!(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0).map(drop)
 }
 
 /// rename(2) that fails with EEXIST when `to` exists (a hard link is made and `from` removed).
@@ -312,6 +358,11 @@ pub fn lock_byte(fd: c_int, set: bool, kind: c_int, at: i64) -> Result<c_int, Er
 pub fn mmap_shared(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
     call!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
         .map(|v| v as *mut u8)
+}
+
+/// The same, to be read only.
+pub fn mmap_readable(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
+    call!(SYS_mmap, 0, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0).map(|v| v as *mut u8)
 }
 
 /// Private zeroed memory, reserved but not committed; `at` fixes the address when not null.

@@ -4,9 +4,11 @@
 //! dup'ed fds share a record. The words live in .bss, the records in reserved memory, so a program that
 //! opens no TCP socket touches neither.
 
+use core::ptr;
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use crate::remote::Remote;
 use crate::sys;
 
 /// fds from this number on are never ours.
@@ -50,7 +52,11 @@ pub fn get(fd: i32) -> Entry {
     // A negative fd becomes a huge index.
     let Some(place) = TABLE.get(fd as u32 as usize) else { return Entry::Foreign };
     // Acquire: pairs with the Release in `set`; the record is initialised.
-    let word = place.load(Acquire);
+    entry(place.load(Acquire))
+}
+
+#[inline(always)]
+fn entry(word: u32) -> Entry {
     if word == 0 {
         return Entry::Foreign;
     }
@@ -60,6 +66,13 @@ pub fn get(fd: i32) -> Entry {
         3 => Entry::Internal,
         _ => Entry::Foreign,
     }
+}
+
+/// What `fd` is to another process.
+pub fn get_there(process: &Remote, fd: i32) -> Entry {
+    let Some(place) = TABLE.get(fd as u32 as usize) else { return Entry::Foreign };
+    // SAFETY: an integer.
+    entry(unsafe { process.read_static(ptr::from_ref(place).cast::<u32>()) }.unwrap_or(0))
 }
 
 /// Says what `fd` is from now on. `false` when the number is beyond the table.

@@ -2,10 +2,11 @@
 //! exact byte. Every failure leaves the connection what it was, plain TCP.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use usmc_shm::Broken;
 use usmc_shm::handshake::{self, Phase, Use};
 use usmc_shm::layout::{
-    ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_NODELAY, END_RESET_SEEN,
-    END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_ENDS,
+    ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_GIVEN_BACK, END_NODELAY,
+    END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_ENDS,
 };
 use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
@@ -22,7 +23,8 @@ use crate::segment::OwnSlot;
 use crate::socket::{control, mark, option};
 use crate::tuple::{self, Endpoint, Tuple};
 use crate::{
-    clc, config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys,
+    clc, config, custody, fork, kernel, kernel_only, life, log, members, observer, segment,
+    syn_option, sys,
 };
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
@@ -139,6 +141,9 @@ pub fn bind_own(fd: i32, conn: &Conn, own: &OwnSlot) -> Result<Use, Reason> {
         return Err(Reason::NoMemory);
     };
     bind_slot(fd, conn, &own.map, own.segment, own.slot, true)?;
+    if let Some(slot) = conn.slot() {
+        life::vouch(conn, slot);
+    }
     conn.usage.store(usage.to_bits(), Relaxed);
     Ok(usage)
 }
@@ -153,7 +158,7 @@ fn is_ours_alone(fd: i32, conn: &Conn) -> Result<bool, Reason> {
 }
 
 /// Resets a slot's words for its next connection and opens it for an acceptor.
-fn prepare(map: &Segment, index: u32) -> Result<Use, usmc_shm::Broken> {
+fn prepare(map: &Segment, index: u32) -> Result<Use, Broken> {
     let slot = map.slot(index)?;
     for side in [CLIENT, ACCEPTOR] {
         let ring = map.ring(index, side)?;
@@ -182,6 +187,7 @@ fn reset_end(end: &End) {
     end.custody.store(0, Relaxed);
     end.blocked_sends.store(0, Relaxed);
     end.leaving.store(0, Relaxed);
+    end.members.iter().for_each(|id| id.store(0, Relaxed));
     // Set for both: who attaches holds its end from that moment on.
     end.refs.store(1, Relaxed);
 }
@@ -200,14 +206,23 @@ fn bind_slot(
     end.rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
     end.pid.store(crate::process::pid(), Relaxed);
     end.fd.store(fd.cast_unsigned(), Relaxed);
-    let slot: *const Slot = slot;
-    let full = 1usize << map.ring_shift();
-    let rx = map.ring(index, 1 - mine).map_err(|_| Reason::PeerBroken)?.contiguous(0, full, full).0;
-    let tx = map.ring(index, mine).map_err(|_| Reason::PeerBroken)?.contiguous(0, full, full).0;
     conn.segment.store(seg, Relaxed);
     conn.slot_index.store(index, Relaxed);
     // SAFETY: the segment counts this record as a user until `release_slot`.
-    unsafe { conn.set_slot(slot, rx, tx, map.ring_shift()) };
+    unsafe { tie(conn, map, index, mine) }.map_err(|_| Reason::PeerBroken)
+}
+
+/// Ties the record of end `side` to a slot.
+///
+/// # Errors
+/// [`Broken`] when there is no such slot.
+///
+/// # Safety
+/// The segment stays mapped until the record forgets the slot.
+pub unsafe fn tie(conn: &Conn, map: &Segment, index: u32, side: usize) -> Result<(), Broken> {
+    let (slot, meet) = (map.slot(index)?, map.ring(index, side)?.meet());
+    // SAFETY: the caller's contract.
+    unsafe { conn.set_slot(slot, meet, map.ring_shift()) };
     Ok(())
 }
 
@@ -601,6 +616,7 @@ fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
     // Before the slot is: a signal handler of this thread may want the connection to stay TCP.
     let moved = conn.leave_early(ATTACHED);
     if moved && handshake::attach(&slot.control, usage, crate::process::pid()) == Phase::Attached {
+        life::vouch(conn, slot);
         log::debug(format_args!("fd {fd}: attached to slot {}", dmb.slot));
         return;
     }
@@ -643,6 +659,7 @@ fn tune(fd: i32, conn: &Conn) {
     }
     let Some(slot) = conn.slot() else { return };
     let end = conn.end(slot);
+    end.flags.fetch_and(!END_GIVEN_BACK, Relaxed);
     if kernel::option(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0) != 0 {
         end.flags.fetch_or(END_CORK, Relaxed);
         // Sends what is held back; later bytes are doorbells.
@@ -740,10 +757,13 @@ pub fn release_slot(conn: &Conn) -> Option<bool> {
     let slot = conn.slot()?;
     let (segment, index) = (conn.segment.load(Relaxed), conn.slot_index.load(Relaxed));
     conn.forget_slot();
+    // Before the socket is closed here. Where nobody else holds it, the slot says more.
+    life::stop_vouching(conn, slot, crate::process::pid());
     Some(release(conn, conn.end(slot), segment, index))
 }
 
 fn release(conn: &Conn, end: &End, segment: u32, index: u32) -> bool {
+    members::leave(&end.members);
     let last = end.refs.fetch_sub(1, AcqRel) == 1;
     if !last {
         fork::leave_to_parent(end);

@@ -3,12 +3,7 @@
 
 // The peer, as a server, has accepted what we connect to: over shared memory both ways.
 static void is_served(struct pair p) {
-    for (int i = 0; i < 16; i++) {
-        send_all(p.fd, 1, i * 10, 10);
-        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 10, 10), 0);
-        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
-        recv_all(p.fd, 2, i * 10, 10);
-    }
+    pair_talk(p, 0, 16);
     assert_smcd(p.fd);
     pair_close(p);
 }
@@ -127,12 +122,7 @@ CASE(socket_of_two_processes_is_connected_by_one_and_read_by_the_other) {
 
 // From byte `at` on, our end and the peer's `handle` talk; in the end over shared memory.
 static void goes_on(struct pair p, int at) {
-    for (int i = 0; i < 64; i++, at += 10) {
-        send_all(p.fd, 1, at, 10);
-        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, 10), 0);
-        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at, 10), 0);
-        recv_all(p.fd, 2, at, 10);
-    }
+    pair_talk(p, at, 64);
     assert_smcd(p.fd);
     pair_close(p);
 }
@@ -212,73 +202,6 @@ REMOTE_CASE(connection_in_a_datagram_to_a_name_goes_on) {
     close(channel);
 }
 
-// From another process by pidfd_getfd(2), whose program does nothing for it.
-REMOTE_CASE(connection_that_is_fetched_from_its_holder_is_tcp_or_refused) {
-    struct pair p = pair_open();
-    int process = OK(syscall(SYS_pidfd_open, peer_pid(), 0));
-    if (variant.warm && !is_plain()) {
-        FAILS(syscall(SYS_pidfd_getfd, process, p.peer, 0), EBUSY);
-        goes_on(p, 0);
-        close(process);
-        return;
-    }
-    int fetched = OK(syscall(SYS_pidfd_getfd, process, p.peer, 0));
-    close(process);
-    int at = 0;
-    for (int i = 0; i < 64; i++, at += 20) {
-        send_all(p.fd, 1, at, 20);
-        if (i % 2)
-            recv_all(fetched, 1, at, 20);
-        else
-            EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, 20), 0);
-        send_all(fetched, 2, at, 10);
-        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at + 10, 10), 0);
-        recv_all(p.fd, 2, at, 20);
-    }
-    assert_tcp(p.fd);
-    close(fetched);
-    pair_close(p);
-}
-
-// Before it is connected.
-CASE(socket_that_is_fetched_before_it_is_connected_stays_tcp) {
-    uint16_t port;
-    int listener = listen_here(&port), fd, turns[2][2];
-    OK(pipe(turns[0]));
-    OK(pipe(turns[1]));
-    pid_t parent = getpid(), pid = OK(fork());
-    char turn;
-    if (pid == 0) {
-        CHECK(read(turns[1][0], &fd, sizeof fd) == sizeof fd);
-        int process = OK(syscall(SYS_pidfd_open, parent, 0));
-        int fetched = OK(syscall(SYS_pidfd_getfd, process, fd, 0));
-        CHECK(write(turns[0][1], "", 1) == 1 && read(turns[1][0], &turn, 1) == 1);
-        recv_all(fetched, 2, 320, 1000);
-        send_all(fetched, 1, 320, 1000);
-        _exit(0);
-    }
-    fd = OK(socket(AF_INET, SOCK_STREAM, 0));
-    EQ(write(turns[1][1], &fd, sizeof fd), sizeof fd);
-    EQ(read(turns[0][0], &turn, 1), 1);
-    socklen_t len;
-    struct sockaddr_storage at = address_of("127.0.0.1", port, &len);
-    OK(connect(fd, (struct sockaddr *)&at, len));
-    int server = OK(accept(listener, NULL, NULL));
-    for (int i = 0; i < 32; i++) {
-        send_all(fd, 1, i * 10, 10);
-        recv_all(server, 1, i * 10, 10);
-        send_all(server, 2, i * 10, 10);
-        recv_all(fd, 2, i * 10, 10);
-    }
-    assert_tcp(fd);
-    send_all(server, 2, 320, 1000);
-    EQ(write(turns[1][1], "", 1), 1);
-    recv_all(server, 1, 320, 1000);
-    child_succeeds(pid);
-    close(fd);
-    close(server);
-}
-
 // The peer is started by exec, with one end open.
 REMOTE_CASE(connection_that_crosses_exec_goes_on) {
     for (int i = 0; i < 6; i++) {
@@ -303,12 +226,7 @@ PAIR_CASE(connection_comes_back_after_a_command) {
             _exit(1);
         }
         child_succeeds(pid);
-        for (int n = 0; n < 64; n++, at += 10) {
-            send_all(p.fd, 1, at, 10);
-            EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, 10), 0);
-            EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at, 10), 0);
-            recv_all(p.fd, 2, at, 10);
-        }
+        at = pair_talk(p, at, 64);
         if (variant.remote)
             assert_smcd(p.fd);
     }
@@ -324,53 +242,19 @@ PAIR_CASE(connection_of_a_command_without_the_library_stays_tcp) {
         _exit(1);
     }
     child_succeeds(pid);
-    for (int i = 0; i < 64; i++) {
-        send_all(p.fd, 1, i * 10, 10);
-        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 10, 10), 0);
-        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
-        recv_all(p.fd, 2, i * 10, 10);
-    }
+    pair_talk(p, 0, 64);
     assert_tcp(p.fd);
     pair_close(p);
 }
 
-struct stream {
-    int fd;
-    uint64_t seed;
-    size_t bytes;
-};
-
-static void *receives(void *arg) {
-    struct stream *s = arg;
-    recv_all(s->fd, s->seed, 0, s->bytes);
-    return NULL;
-}
-
-static void *sends(void *arg) {
-    struct stream *s = arg;
-    char buf[2000];
-    for (size_t at = 0, n; at < s->bytes; at += n) {
-        n = 1 + (at * 7919 + s->seed) % sizeof buf;
-        n = n < s->bytes - at ? n : s->bytes - at;
-        send_all(s->fd, s->seed, at, n);
-    }
-    return NULL;
-}
-
 // Threads in calls of either direction while it goes to and fro.
 CASE(streams_go_on_while_commands_come_and_go) {
-    enum { BYTES = 3 << 20 };
     int ends[2];
     for (int round = 0; round < 4; round++) {
         both_ends(ends, round % 2, round < 2 ? 0 : 32);
         OK(fcntl(ends[round & 1], F_SETFD, 0));
-        struct stream streams[2] = {{ends[0], 7, BYTES}, {ends[1], 8, BYTES}};
-        struct stream back[2] = {{ends[1], 7, BYTES}, {ends[0], 8, BYTES}};
-        pthread_t threads[4];
-        for (int i = 0; i < 2; i++) {
-            EQ(pthread_create(&threads[i], NULL, sends, &streams[i]), 0);
-            EQ(pthread_create(&threads[2 + i], NULL, receives, &back[i]), 0);
-        }
+        struct streams streams;
+        streams_begin(&streams, ends, 3 << 20);
         for (int i = 0; i < 6; i++) {
             pid_t pid = OK(fork());
             if (pid == 0) {
@@ -379,8 +263,7 @@ CASE(streams_go_on_while_commands_come_and_go) {
             }
             child_succeeds(pid);
         }
-        for (int i = 0; i < 4; i++)
-            EQ(pthread_join(threads[i], NULL), 0);
+        streams_end(&streams);
         close(ends[0]);
         close(ends[1]);
     }

@@ -1,5 +1,5 @@
-// Peers that are killed after they shut their direction down: their FIN is here already, and what they leave unread
-// resets the connection.
+// Peers that are killed, before or after they shut their direction down: what they leave unread resets the connection, and
+// where they had read everything, the first send does.
 #include "peer.h"
 
 static struct pair half_closed_and_full(void) {
@@ -124,4 +124,248 @@ CASE(death_of_the_peer_is_an_edge_of_what_may_be_read) {
     CHECK(event.events & EPOLLIN);
     close(ends[0]);
     close(ep);
+}
+
+static volatile sig_atomic_t pipes;
+
+static void on_pipe(int number) {
+    (void)number;
+    pipes++;
+}
+
+// A peer that was killed after `unread` bytes that it did not read; `half_closed`: after it had shut its direction down.
+static int left_by_the_killed(size_t unread, bool half_closed) {
+    struct pair p = pair_open();
+    struct sigaction act = {.sa_handler = on_pipe};
+    OK(sigaction(SIGPIPE, &act, NULL));
+    // TCP would keep what is sent last until the peer has acknowledged what it has read.
+    set_option(p.fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    send_all(p.fd, 1, 0, 1000);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 1000), 0);
+    if (half_closed) {
+        OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+        recv_to_eof(p.fd, 2, 0, 0);
+    }
+    if (unread > 0)
+        send_all(p.fd, 1, 1000, unread);
+    kill(peer_pid(), SIGKILL);
+    peer_forget();
+    return p.fd;
+}
+
+// Each call of a kind that sends one byte.
+static ssize_t send_one(int fd, int how) {
+    char byte = 0;
+    struct iovec iov = {&byte, 1};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+    switch (how) {
+    case 0:
+        return send(fd, &byte, 1, 0);
+    case 1:
+        return write(fd, &byte, 1);
+    case 2:
+        return writev(fd, &iov, 1);
+    default:
+        return sendmsg(fd, &message, 0);
+    }
+}
+
+static void is_broken(int fd, int how) {
+    int before = pipes;
+    FAILS(send_one(fd, how), EPIPE);
+    EQ(pipes, before + 1);
+    char byte = 0;
+    FAILS(send(fd, &byte, 1, MSG_NOSIGNAL), EPIPE);
+    EQ(pipes, before + 1);
+}
+
+static void had_read_everything(int how, bool half_closed) {
+    int fd = left_by_the_killed(0, half_closed);
+    // The first one goes out, and provokes the reset.
+    EQ(send_one(fd, how), 1);
+    is_broken(fd, how);
+    char byte;
+    EQ(recv(fd, &byte, 1, 0), 0);
+    close(fd);
+}
+
+REMOTE_CASE(killed_peer_that_had_read_everything_breaks_the_second_send) {
+    had_read_everything(0, false);
+}
+
+REMOTE_CASE(killed_peer_that_had_read_everything_breaks_the_second_write) {
+    had_read_everything(1, false);
+}
+
+REMOTE_CASE(killed_peer_that_had_read_everything_breaks_the_second_writev) {
+    had_read_everything(2, false);
+}
+
+REMOTE_CASE(killed_peer_that_had_read_everything_breaks_the_second_sendmsg) {
+    had_read_everything(3, false);
+}
+
+REMOTE_CASE(killed_peer_that_had_shut_down_and_read_everything_breaks_the_second_send) {
+    had_read_everything(0, true);
+}
+
+REMOTE_CASE(killed_peer_with_unread_bytes_resets_the_first_send) {
+    int fd = left_by_the_killed(500, false);
+    int before = pipes;
+    FAILS(send_one(fd, 0), ECONNRESET);
+    EQ(pipes, before);
+    is_broken(fd, 0);
+    close(fd);
+}
+
+REMOTE_CASE(killed_peer_that_had_shut_down_breaks_the_first_send_with_unread_bytes) {
+    int fd = left_by_the_killed(500, true);
+    is_broken(fd, 1);
+    close(fd);
+}
+
+// Sends at any moment of the peer's death: some go out, then one is told of it, and all that follow say EPIPE.
+REMOTE_CASE(sends_around_the_death_of_the_peer_fail_for_good) {
+    struct pair p = pair_open();
+    send_all(p.fd, 1, 0, 1000);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 1000), 0);
+    char byte = 0;
+    kill(peer_pid(), SIGKILL);
+    double until = now() + 10;
+    ssize_t n;
+    while ((n = send(p.fd, &byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT)) == 1 || (n < 0 && errno == EAGAIN))
+        CHECK(now() < until);
+    CHECK(errno == EPIPE || errno == ECONNRESET);
+    FAILS(send(p.fd, &byte, 1, MSG_NOSIGNAL), EPIPE);
+    peer_forget();
+    close(p.fd);
+}
+
+// A connection in use, of which `run` has the other end, in another process.
+static pid_t elsewhere(void (*run)(void *), int ends[2]) {
+    connect_here(&ends[0], &ends[1]);
+    warm_here(ends[0], ends[1]);
+    pid_t pid = child(run, ends);
+    close(ends[1]);
+    return pid;
+}
+
+static void kill_and_wait(pid_t pid) {
+    int status;
+    kill(pid, SIGKILL);
+    EQ(waitpid(pid, &status, 0), pid);
+    EQ(status, SIGKILL);
+}
+
+static void echoes(void *arg) {
+    int *ends = arg;
+    close(ends[0]);
+    echo(ends[1]);
+}
+
+// What it echoes, it has read; it sleeps in its next receive then, and has heard the doorbell before.
+static void talk(int fd, int rounds) {
+    for (int i = 0; i < rounds; i++) {
+        send_all(fd, 1, i * 100, 100);
+        recv_all(fd, 1, i * 100, 100);
+    }
+}
+
+static void breaks_the_second_send(int fd) {
+    struct sigaction act = {.sa_handler = on_pipe};
+    OK(sigaction(SIGPIPE, &act, NULL));
+    EQ(send_one(fd, 0), 1);
+    is_broken(fd, 0);
+    close(fd);
+}
+
+// Ten rounds of `talk`, and one byte that ends them.
+static void talk_back(int fd) {
+    char buf[100];
+    for (int i = 0; i < 10; i++) {
+        recv_all(fd, 1, i * 100, 100);
+        send_all(fd, 1, i * 100, 100);
+    }
+    EQ(recv(fd, buf, 1, 0), 1);
+}
+
+// Who made the connection has closed it, and its child is killed.
+CASE(killed_child_had_the_connection_of_a_process_that_lives) {
+    int ends[2];
+    pid_t pid = elsewhere(echoes, ends);
+    talk(ends[0], 10);
+    kill_and_wait(pid);
+    breaks_the_second_send(ends[0]);
+}
+
+static void forks_and_is_killed(void *arg) {
+    int *ends = arg;
+    close(ends[0]);
+    talk_back(ends[1]);
+    pid_t pid = OK(fork());
+    if (pid > 0)
+        raise(SIGKILL);
+    char byte = 1;
+    EQ(send(ends[1], &byte, 1, 0), 1);
+    echo(ends[1]);
+}
+
+// Of two that hold the peer's end one is killed: the other is still there.
+CASE(killed_parent_leaves_the_connection_to_its_child) {
+    int ends[2], status;
+    pid_t pid = elsewhere(forks_and_is_killed, ends);
+    talk(ends[0], 10);
+    send_all(ends[0], 9, 0, 1);
+    EQ(waitpid(pid, &status, 0), pid);
+    EQ(status, SIGKILL);
+    char byte;
+    EQ(recv(ends[0], &byte, 1, 0), 1);
+    talk(ends[0], 1000);
+    OK(shutdown(ends[0], SHUT_WR));
+    EQ(recv(ends[0], &byte, 1, 0), 0);
+    close(ends[0]);
+}
+
+static void *takes_part(void *arg) {
+    int *ends = arg;
+    connect_here(&ends[0], &ends[1]);
+    warm_here(ends[0], ends[1]);
+    return NULL;
+}
+
+// The thread that was the first to have a connection in shared memory ends, and its process goes on.
+CASE(connection_outlives_the_thread_that_made_it) {
+    int ends[2];
+    pthread_t thread;
+    EQ(pthread_create(&thread, NULL, takes_part, ends), 0);
+    EQ(pthread_join(thread, NULL), 0);
+    for (int i = 0; i < 1000; i++) {
+        send_all(ends[0], 1, i * 10, 10);
+        recv_all(ends[1], 1, i * 10, 10);
+    }
+    pid_t pid = child(echoes, ends);
+    close(ends[1]);
+    talk(ends[0], 10);
+    kill_and_wait(pid);
+    breaks_the_second_send(ends[0]);
+}
+
+// The word of a process is marked when it becomes another program, and that closes the connection.
+static void executes(void *arg) {
+    int *ends = arg;
+    close(ends[0]);
+    OK(fcntl(ends[1], F_SETFD, FD_CLOEXEC));
+    talk_back(ends[1]);
+    execl("/bin/sleep", "sleep", "1000", (char *)NULL);
+}
+
+CASE(peer_that_became_another_program_breaks_the_second_send) {
+    int ends[2];
+    pid_t pid = elsewhere(executes, ends);
+    talk(ends[0], 10);
+    send_all(ends[0], 9, 0, 1);
+    char byte;
+    EQ(recv(ends[0], &byte, 1, 0), 0);
+    breaks_the_second_send(ends[0]);
+    kill_and_wait(pid);
 }

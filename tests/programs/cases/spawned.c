@@ -1,7 +1,9 @@
 // Programs that libc starts by itself: posix_spawn, popen, system. What they are given of our connections goes on there.
 #include "peer.h"
 
+#include <dlfcn.h>
 #include <spawn.h>
+#include <sys/resource.h>
 
 extern char **environ;
 
@@ -59,6 +61,91 @@ CASE(spawned_program_goes_on_at_another_number) {
         close(ends[1]);
         is_echoed(ends[0]);
         child_succeeds(pid);
+    }
+}
+
+static void by_system(void) {
+    EQ(system("true; true"), 0);
+}
+
+// glibc 2.39 has them. In front of an older one they are there, and say so.
+CASE(program_spawned_by_pidfd_goes_on) {
+    const char *names[] = {"pidfd_spawn", "pidfd_spawnp"};
+    void *libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+    CHECK(libc);
+    for (int i = 0; i < 2; i++) {
+        spawn_function *spawn = dlsym(RTLD_DEFAULT, names[i]);
+        char *argv[] = {"echo", "--echo", "77", NULL};
+        int pidfd = -1, ends[2];
+        if (!dlsym(libc, names[i])) {
+            if (spawn)
+                EQ(spawn(&pidfd, own_path(), NULL, NULL, argv, environ), ENOSYS);
+            EQ(pidfd, -1);
+            continue;
+        }
+        both_ends(ends, i, 32);
+        posix_spawn_file_actions_t actions;
+        EQ(posix_spawn_file_actions_init(&actions), 0);
+        EQ(posix_spawn_file_actions_adddup2(&actions, ends[1], AT), 0);
+        EQ(spawn(&pidfd, own_path(), &actions, NULL, argv, environ), 0);
+        EQ(posix_spawn_file_actions_destroy(&actions), 0);
+        close(ends[1]);
+        is_echoed(ends[0]);
+        siginfo_t info;
+        OK(waitid((idtype_t)3, pidfd, &info, WEXITED));
+        EQ(info.si_status, 0);
+        close(pidfd);
+    }
+    dlclose(libc);
+}
+
+struct sender {
+    int fd;
+    pid_t tid;
+};
+
+static void *sends_much(void *arg) {
+    struct sender *s = arg;
+    __atomic_store_n(&s->tid, gettid(), __ATOMIC_RELEASE);
+    send_all(s->fd, 1, 0, 5 << 20);
+    return NULL;
+}
+
+// Who starts a program waits for none of them longer than for one.
+CASE(program_starts_while_many_sends_sleep) {
+    enum { COUNT = 5 };
+    int ends[COUNT][2], full[1024], fulls = 0;
+    struct sender senders[COUNT];
+    pthread_t threads[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        both_ends(ends[i], i % 2, 32);
+        OK(fcntl(ends[i][0], F_SETFD, 0));
+        senders[i] = (struct sender){.fd = ends[i][0]};
+        EQ(pthread_create(&threads[i], NULL, sends_much, &senders[i]), 0);
+        while (!__atomic_load_n(&senders[i].tid, __ATOMIC_ACQUIRE))
+            sched_yield();
+        wait_asleep(getpid(), senders[i].tid);
+    }
+    // No number is left to get hold of the other ends by.
+    struct rlimit before, low = {512, 512};
+    OK(getrlimit(RLIMIT_NOFILE, &before));
+    low.rlim_max = before.rlim_max;
+    OK(setrlimit(RLIMIT_NOFILE, &low));
+    while ((full[fulls] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0)
+        fulls++;
+    double start = now();
+    by_system();
+    double took = now() - start;
+    CHECK(took < 4);
+    while (fulls > 0)
+        close(full[--fulls]);
+    OK(setrlimit(RLIMIT_NOFILE, &before));
+    for (int i = 0; i < COUNT; i++) {
+        recv_all(ends[i][1], 1, 0, 5 << 20);
+        EQ(pthread_join(threads[i], NULL), 0);
+        close(ends[i][0]);
+        recv_to_eof(ends[i][1], 1, 5 << 20, 0);
+        close(ends[i][1]);
     }
 }
 
@@ -154,10 +241,6 @@ static void by_spawn(void) {
     child_succeeds(pid);
 }
 
-static void by_system(void) {
-    EQ(system("true; true"), 0);
-}
-
 static void by_popen(void) {
     char line[16];
     FILE *out = popen("echo yes | cat", "r");
@@ -180,12 +263,7 @@ PAIR_CASE(connection_comes_back_after_programs_of_libc) {
     int at = 0;
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         ways[i]();
-        for (int n = 0; n < 64; n++, at += 10) {
-            send_all(p.fd, 1, at, 10);
-            EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, 10), 0);
-            EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at, 10), 0);
-            recv_all(p.fd, 2, at, 10);
-        }
+        at = pair_talk(p, at, 64);
         if (variant.remote)
             assert_smcd(p.fd);
     }
@@ -197,12 +275,7 @@ PAIR_CASE(connection_comes_back_after_a_program_that_is_not_there) {
     EQ(peer_call(P_SEND_PATTERN, p.peer, 3, 0, 3000), 0);
     not_at_all();
     recv_all(p.fd, 3, 0, 3000);
-    for (int n = 0; n < 64; n++) {
-        send_all(p.fd, 1, n * 10, 10);
-        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, n * 10, 10), 0);
-        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, n * 10, 10), 0);
-        recv_all(p.fd, 2, n * 10, 10);
-    }
+    pair_talk(p, 0, 64);
     if (variant.remote)
         assert_smcd(p.fd);
     pair_close(p);
@@ -211,12 +284,7 @@ PAIR_CASE(connection_comes_back_after_a_program_that_is_not_there) {
 // What a program is not given stays where it is: no call is made after it.
 PAIR_CASE(connection_that_a_program_is_not_given_stays) {
     struct pair p = pair_open();
-    for (int n = 0; n < 16; n++) {
-        send_all(p.fd, 1, n * 10, 10);
-        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, n * 10, 10), 0);
-        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, n * 10, 10), 0);
-        recv_all(p.fd, 2, n * 10, 10);
-    }
+    pair_talk(p, 0, 16);
     char *argv[] = {"true", NULL};
     pid_t pid;
     for (int i = 0; i < 4; i++) {

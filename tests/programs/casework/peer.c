@@ -241,6 +241,16 @@ void pair_close(struct pair p) {
     OK(peer_call(P_CLOSE, p.peer, 0, 0, 0));
 }
 
+int pair_talk(struct pair p, int at, int times) {
+    for (int i = 0; i < times; i++, at += 10) {
+        send_all(p.fd, 1, at, 10);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, 10), 0);
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, at, 10), 0);
+        recv_all(p.fd, 2, at, 10);
+    }
+    return at;
+}
+
 // --- the peer's side
 
 long echo(int fd) {
@@ -316,6 +326,8 @@ static long perform(const struct request *r, char *buf, size_t *out) {
         return epoll_accept(r->fd);
     case P_TAKE:
         return receive_fd(r->fd < 0 ? requests : r->fd);
+    case P_FETCH:
+        return fetch_fd(r->a, r->fd);
     case P_MAILBOX:
         return mailbox(r->a, (struct sockaddr_un *)buf, out);
     case P_SEND:
@@ -400,4 +412,35 @@ void both_ends(int ends[2], bool client, int rounds) {
         send_all(ends[1], 2, i * 10, 10);
         recv_all(ends[0], 2, i * 10, 10);
     }
+}
+
+static void *receives(void *arg) {
+    struct one_way *s = arg;
+    recv_all(s->fd, s->seed, 0, s->bytes);
+    return NULL;
+}
+
+static void *sends(void *arg) {
+    struct one_way *s = arg;
+    char buf[2000];
+    for (size_t at = 0, n; at < s->bytes; at += n) {
+        n = 1 + (at * 7919 + s->seed) % sizeof buf;
+        n = n < s->bytes - at ? n : s->bytes - at;
+        send_all(s->fd, s->seed, at, n);
+    }
+    return NULL;
+}
+
+void streams_begin(struct streams *s, const int ends[2], size_t bytes) {
+    for (int i = 0; i < 2; i++) {
+        s->to[i] = (struct one_way){ends[i], 7 + i, bytes};
+        s->from[i] = (struct one_way){ends[1 - i], 7 + i, bytes};
+        EQ(pthread_create(&s->threads[i], NULL, sends, &s->to[i]), 0);
+        EQ(pthread_create(&s->threads[2 + i], NULL, receives, &s->from[i]), 0);
+    }
+}
+
+void streams_end(struct streams *s) {
+    for (int i = 0; i < 4; i++)
+        EQ(pthread_join(s->threads[i], NULL), 0);
 }

@@ -24,6 +24,7 @@ enum op {
     P_ACCEPT,       // fd: listener
     P_SERVE,        // likewise, after listen(2)
     P_TAKE,         // by peer_take, or from fd: the descriptor's number there
+    P_FETCH,        // fd: another process' number, a: its pid; by pidfd_getfd(2)
     P_MAILBOX,      // a: bound to a path, or to an abstract name; out: its address
     P_EPOLL_ACCEPT, // fd: listener, non-blocking: waits for it in an epoll set
     P_SEND,         // a: flags, in: bytes
@@ -50,6 +51,8 @@ struct pair pair_open(void);
 struct pair pair_of(int fd, int peer);
 // Several of them, all with the one peer.
 void pair_close(struct pair p);
+// From byte `at` of both directions on, ten bytes there and back, so many times; where that ends.
+int pair_talk(struct pair p, int at, int times);
 
 long peer_call(enum op op, int fd, long a, long b, long c);
 void peer_begin(enum op op, int fd, long a, long b, long c);
@@ -83,5 +86,18 @@ const char *own_path(void);
 // Both ends of a connection here, close-on-exec, in use for so many rounds: the connecting one first, if `client`.
 void both_ends(int ends[2], bool client, int rounds);
 void peer_end_all(void);
+
+// Threads of ours that send and receive so many bytes on both ends, in both directions.
+struct one_way {
+    int fd;
+    uint64_t seed;
+    size_t bytes;
+};
+struct streams {
+    struct one_way to[2], from[2];
+    pthread_t threads[4];
+};
+void streams_begin(struct streams *s, const int ends[2], size_t bytes);
+void streams_end(struct streams *s);
 
 #endif

@@ -114,6 +114,8 @@ void tell_harness(const char *format, ...) __attribute__((format(printf, 1, 2)))
 ssize_t try_send_fd(int channel, int fd);
 void send_fd(int channel, int fd);
 int receive_fd(int channel);
+// By pidfd_getfd(2) from another process.
+int fetch_fd(pid_t pid, int number);
 
 // --- bytes: position `at` of a stream has exactly one right value
 

@@ -211,3 +211,11 @@ int receive_fd(int channel) {
     memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof fd);
     return fd;
 }
+
+int fetch_fd(pid_t pid, int number) {
+    int process = OK(syscall(SYS_pidfd_open, pid, 0));
+    int fd = syscall(SYS_pidfd_getfd, process, number, 0), saved = errno;
+    close(process);
+    errno = saved;
+    return fd;
+}

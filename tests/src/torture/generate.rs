@@ -235,9 +235,6 @@ impl Generator {
     fn send(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_end)?;
         let in_flight = self.model.in_flight(process, handle);
-        if self.model.has_silent_peer(process, handle) {
-            return None;
-        }
         let room = MOST_IN_FLIGHT - in_flight;
         let size = self.size().min(room.max(0));
         let flags = self.draw.weighted(&[

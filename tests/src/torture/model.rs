@@ -43,22 +43,11 @@ pub enum Object {
         edged: bool,
         /// It has sent an urgent byte, and the other end has received nothing since.
         urgent: bool,
-        /// What became of a process that had it.
-        death: Death,
+        /// A process that had it was killed.
+        killed: bool,
     },
     /// An epoll set.
     Set,
-}
-
-/// How a holder of an end died, if one did.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Death {
-    /// None did by a signal.
-    None,
-    /// It was killed while the end could send.
-    Kill,
-    /// It was killed when its sending direction was shut down.
-    KillAfterShutdown,
 }
 
 /// See the module.
@@ -179,25 +168,8 @@ impl Model {
 
     /// Whether a process was killed that had the other end open.
     pub fn has_killed_peer(&self, process: usize, handle: i64) -> bool {
-        self.death_of_peer(process, handle) != Death::None
-    }
-
-    /// The same, and a send may not be refused as by TCP. Known: whether it came before or after the peer was killed
-    /// decides between two errors, and of a peer that had shut its direction down only a doorbell tells.
-    pub fn has_silent_peer(&self, process: usize, handle: i64) -> bool {
-        match self.death_of_peer(process, handle) {
-            Death::None => false,
-            Death::Kill => self.in_flight(process, handle) == 0,
-            Death::KillAfterShutdown => true,
-        }
-    }
-
-    fn death_of_peer(&self, process: usize, handle: i64) -> Death {
         let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
-        match peer.map(|p| &self.objects[p]) {
-            Some(Object::End { death, .. }) => *death,
-            _ => Death::None,
-        }
+        matches!(peer.map(|p| &self.objects[p]), Some(Object::End { killed: true, .. }))
     }
 
     /// Whether an end or its other end waits for edges in an epoll set. Known: going back to TCP may give one more.
@@ -225,7 +197,7 @@ impl Model {
                     ended: false,
                     deaf: false,
                     lowat: 0 | 1,
-                    death: Death::None,
+                    killed: false,
                     ..
                 }
             )
@@ -293,11 +265,8 @@ impl Model {
 
     fn kill(&mut self, process: usize) {
         for (_, object) in self.open.range((process, i64::MIN)..=(process, i64::MAX)) {
-            let shut = self
-                .peer(*object)
-                .is_some_and(|peer| matches!(self.objects[peer], Object::End { ended: true, .. }));
-            if let Object::End { death, .. } = &mut self.objects[*object] {
-                *death = if shut { Death::KillAfterShutdown } else { Death::Kill };
+            if let Object::End { killed, .. } = &mut self.objects[*object] {
+                *killed = true;
             }
         }
     }
@@ -361,7 +330,7 @@ impl Model {
             deaf: false,
             edged: false,
             urgent: false,
-            death: Death::None,
+            killed: false,
         };
         let object = self.open.get(&(process, arg(0))).copied();
         match step.op.as_str() {

@@ -93,7 +93,7 @@ impl Stream {
                     for at in from..end {
                         let mut byte = [0];
                         // SAFETY: within `data`.
-                        unsafe { ring.copy_out(at, data.window, byte.as_mut_ptr(), 1) };
+                        unsafe { ring.copy_out(at, data.place, byte.as_mut_ptr(), 1) };
                         self.tcp.send(byte[0]);
                     }
                     self.tx().is_resent(end);

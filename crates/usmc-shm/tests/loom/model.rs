@@ -19,7 +19,7 @@ const RING_BYTES: usize = 1 << RING_SHIFT;
 /// A connected slot with both rings.
 pub struct Link {
     pub slot: Slot,
-    data: [[Byte; RING_BYTES]; 2],
+    data: [Byte; 2 * RING_BYTES],
 }
 
 // SAFETY: the cells are only reached through `Ring`, and loom checks that their accesses are ordered.
@@ -29,8 +29,8 @@ unsafe impl Send for Link {}
 
 impl Link {
     pub fn new() -> Arc<Link> {
-        let cells = || core::array::from_fn(|_| Byte::default());
-        let link = Link { slot: Slot::default(), data: [cells(), cells()] };
+        let data = core::array::from_fn(|_| Byte::default());
+        let link = Link { slot: Slot::default(), data };
         link.ring(0).reset();
         link.ring(1).reset();
         Arc::new(link)
@@ -47,9 +47,9 @@ impl Link {
 
     /// The ring that end `sender` writes.
     pub fn ring(&self, sender: usize) -> Ring<'_> {
-        let data = self.data[sender].as_ptr().cast_mut();
-        // SAFETY: `data` has RING_BYTES cells and lives as long as `self`.
-        unsafe { Ring::new(&self.slot.dir[sender], data, RING_SHIFT) }
+        let data = self.data.as_ptr().cast_mut();
+        // SAFETY: `data` has RING_BYTES cells on each side of its middle and lives as long as `self`.
+        unsafe { Ring::new(&self.slot, sender, data.add(RING_BYTES), RING_SHIFT) }
     }
 }
 
@@ -59,7 +59,7 @@ pub fn produce(ring: Ring<'_>, bytes: &[u8]) -> usize {
     let len = room.free.min(bytes.len());
     if len > 0 {
         // SAFETY: len ≤ the room's free bytes and the slice's.
-        unsafe { ring.copy_in(room.prod, room.window, bytes.as_ptr(), len) };
+        unsafe { ring.copy_in(room.prod, room.place, bytes.as_ptr(), len) };
         ring.publish(room.prod + len as u64);
     }
     len
@@ -72,7 +72,7 @@ pub fn consume(ring: Ring<'_>, max: usize, into: &mut Vec<u8>) -> usize {
     let mut bytes = [0; RING_BYTES];
     if len > 0 {
         // SAFETY: len ≤ the data's bytes ≤ RING_BYTES.
-        unsafe { ring.copy_out(data.cons, data.window, bytes.as_mut_ptr(), len) };
+        unsafe { ring.copy_out(data.cons, data.place, bytes.as_mut_ptr(), len) };
         ring.consume(data.cons + len as u64);
         into.extend_from_slice(&bytes[..len]);
     }

@@ -3,7 +3,6 @@
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
-use usmc_shm::layout::Slot;
 
 use super::time::Time;
 use super::{fail, is_nowhere, message};
@@ -13,19 +12,18 @@ use crate::socket::demote;
 use crate::socket::early::Early;
 use crate::socket::iov::Buffers;
 use crate::socket::send::{self, Way};
-use crate::socket::transfer;
 use crate::socket::unseen::Unseen;
 use crate::socket::{Outcome, ending, option, passed, recv as receiving};
 use crate::table::{self, Entry};
 use crate::unwind::{cancellation_point, keeping};
-use crate::{capture, clock, observer, real, sys};
+use crate::{capture, clock, observer, real};
 
 /// Most entries of an iovec array (UIO_MAXIOV).
 const IOV_MAX: usize = 1024;
 
 /// `None`: the connection is not what it was any more, decide again. `returns`: as for [`Unseen::enter`].
 #[inline(always)]
-fn finish(
+pub(super) fn finish(
     index: u32,
     returns: u32,
     outcome: Outcome,
@@ -38,21 +36,63 @@ fn finish(
     }
 }
 
-fn unseen(index: u32, returns: u32, kernel: &mut impl FnMut() -> ssize_t) -> Option<ssize_t> {
+pub(super) fn unseen(
+    index: u32,
+    returns: u32,
+    kernel: &mut impl FnMut() -> ssize_t,
+) -> Option<ssize_t> {
     let call = Unseen::enter(index, returns)?;
     Some(keeping(call, kernel).1)
+}
+
+/// `name(…) = on_connection;`: for a number that is no TCP socket's a jump to libc's function. What a connection needs
+/// is a function of its own, for the registers that it saves would be saved for every number.
+macro_rules! of_connections {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) = $own:ident;)*) => { $(
+        $(#[$doc])*
+        #[inline(always)]
+        pub unsafe fn $name(fd: c_int, $($arg: $ty),*) -> ssize_t {
+            // SAFETY: the caller's contract.
+            unsafe {
+                match table::get(fd) {
+                    Entry::Conn(index) => $own(fd, $($arg,)* index),
+                    _ => real::$name(fd, $($arg),*),
+                }
+            }
+        }
+    )* };
+}
+
+of_connections! {
+    /// read(2)
+    read(buf: *mut c_void, len: size_t) = read_connection;
+    /// recv(2)
+    recv(buf: *mut c_void, len: size_t, flags: c_int) = recv_connection;
+    /// recvfrom(2)
+    recvfrom(buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t)
+        = recvfrom_connection;
+    /// readv(2)
+    readv(iov: *const iovec, count: c_int) = readv_connection;
+    /// write(2)
+    write(buf: *const c_void, len: size_t) = write_connection;
+    /// send(2)
+    send(buf: *const c_void, len: size_t, flags: c_int) = send_connection;
+    /// sendto(2)
+    sendto(buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addr_len: socklen_t)
+        = sendto_connection;
+    /// writev(2)
+    writev(iov: *const iovec, count: c_int) = writev_connection;
 }
 
 /// Receives into one buffer; `kernel` is the real call.
 #[inline(always)]
 unsafe fn receive_one(
-    fd: c_int,
+    (fd, index): (c_int, u32),
     buf: *mut c_void,
     len: size_t,
     flags: c_int,
     mut kernel: impl FnMut() -> ssize_t,
 ) -> ssize_t {
-    let Entry::Conn(index) = table::get(fd) else { return kernel() };
     if is_nowhere(buf) && len > 0 && flags & libc::MSG_TRUNC == 0 {
         return kernel();
     }
@@ -85,13 +125,12 @@ unsafe fn receive_one(
 }
 
 unsafe fn receive_many(
-    fd: c_int,
+    (fd, index): (c_int, u32),
     iov: *const iovec,
     count: usize,
     flags: c_int,
     mut kernel: impl FnMut() -> ssize_t,
 ) -> ssize_t {
-    let Entry::Conn(index) = table::get(fd) else { return kernel() };
     // SAFETY: the caller's array.
     if count > IOV_MAX || unsafe { has_bad_entry(iov, count) } {
         return kernel();
@@ -133,36 +172,43 @@ unsafe fn has_bad_entry(iov: *const iovec, count: usize) -> bool {
     entries.iter().any(bad)
 }
 
-/// read(2)
-pub unsafe fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
+#[inline(never)]
+unsafe fn read_connection(fd: c_int, buf: *mut c_void, len: size_t, index: u32) -> ssize_t {
     // read() of 0 bytes does not wait, unlike recv().
     if len == 0 {
         // SAFETY: the caller's contract, as for every real call below.
         return unsafe { real::read(fd, buf, len) };
     }
     // SAFETY: as above.
-    unsafe { receive_one(fd, buf, len, 0, || real::read(fd, buf, len)) }
+    unsafe { receive_one((fd, index), buf, len, 0, || real::read(fd, buf, len)) }
 }
 
-/// recv(2)
-pub unsafe fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+#[inline(never)]
+unsafe fn recv_connection(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    index: u32,
+) -> ssize_t {
     // SAFETY: the caller's contract.
-    unsafe { receive_one(fd, buf, len, flags, || real::recv(fd, buf, len, flags)) }
+    unsafe { receive_one((fd, index), buf, len, flags, || real::recv(fd, buf, len, flags)) }
 }
 
-/// recvfrom(2)
-pub unsafe fn recvfrom(
+#[inline(never)]
+unsafe fn recvfrom_connection(
     fd: c_int,
     buf: *mut c_void,
     len: size_t,
     flags: c_int,
     addr: *mut sockaddr,
     addr_len: *mut socklen_t,
+    index: u32,
 ) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe {
         let mut from_kernel = false;
-        let n = receive_one(fd, buf, len, flags, || {
+        let n = receive_one((fd, index), buf, len, flags, || {
             from_kernel = true;
             real::recvfrom(fd, buf, len, flags, addr, addr_len)
         });
@@ -174,8 +220,8 @@ pub unsafe fn recvfrom(
     }
 }
 
-/// readv(2)
-pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+#[inline(never)]
+unsafe fn readv_connection(fd: c_int, iov: *const iovec, count: c_int, index: u32) -> ssize_t {
     let kernel = || {
         // SAFETY: the caller's contract.
         unsafe { real::readv(fd, iov, count) }
@@ -189,7 +235,7 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
         {
             return kernel();
         }
-        receive_many(fd, iov, entries, 0, kernel)
+        receive_many((fd, index), iov, entries, 0, kernel)
     }
 }
 
@@ -208,12 +254,15 @@ pub(super) unsafe fn recvmsg_by(
 ) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe {
-        if is_nowhere(msg) || !matches!(table::get(fd), Entry::Conn(_)) {
+        let Entry::Conn(index) = table::get(fd) else {
             return passed::receiving(fd, flags, msg, kernel);
+        };
+        if is_nowhere(msg) {
+            return kernel();
         }
         let (iov, count) = ((*msg).msg_iov, (*msg).msg_iovlen);
         let mut from_kernel = false;
-        let n = receive_many(fd, iov, count, flags, || {
+        let n = receive_many((fd, index), iov, count, flags, || {
             from_kernel = true;
             kernel()
         });
@@ -290,13 +339,12 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
 /// Sends from an array of buffers; `kernel` is the real call.
 #[inline(always)]
 unsafe fn send_many(
-    fd: c_int,
+    (fd, index): (c_int, u32),
     iov: *const iovec,
     count: usize,
     flags: c_int,
     mut kernel: impl FnMut() -> ssize_t,
 ) -> ssize_t {
-    let Entry::Conn(index) = table::get(fd) else { return kernel() };
     cancellation_point();
     if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0
         && let Err(code) = leave_for(fd, index, flags)
@@ -359,7 +407,7 @@ fn leave_for(fd: c_int, index: u32, flags: c_int) -> Result<(), c_int> {
 
 #[inline(always)]
 unsafe fn send_one(
-    fd: c_int,
+    socket: (c_int, u32),
     buf: *const c_void,
     len: size_t,
     flags: c_int,
@@ -370,51 +418,60 @@ unsafe fn send_one(
     }
     let iov = iovec { iov_base: buf.cast_mut(), iov_len: len };
     // SAFETY: one entry on our stack, the application's buffer; it is only read.
-    unsafe { send_many(fd, &raw const iov, 1, flags, kernel) }
+    unsafe { send_many(socket, &raw const iov, 1, flags, kernel) }
 }
 
-/// write(2)
-pub unsafe fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
+#[inline(never)]
+unsafe fn write_connection(fd: c_int, buf: *const c_void, len: size_t, index: u32) -> ssize_t {
     // SAFETY: the caller's contract.
-    unsafe { send_one(fd, buf, len, 0, || real::write(fd, buf, len)) }
+    unsafe { send_one((fd, index), buf, len, 0, || real::write(fd, buf, len)) }
 }
 
-/// send(2)
-pub unsafe fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+#[inline(never)]
+unsafe fn send_connection(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    index: u32,
+) -> ssize_t {
     // SAFETY: the caller's contract.
-    unsafe { send_one(fd, buf, len, flags, || real::send(fd, buf, len, flags)) }
+    unsafe { send_one((fd, index), buf, len, flags, || real::send(fd, buf, len, flags)) }
 }
 
-/// sendto(2). Only TCP Fast Open uses the address, and that is the kernel's.
-pub unsafe fn sendto(
+/// Only TCP Fast Open uses the address, and that is the kernel's.
+#[inline(never)]
+unsafe fn sendto_connection(
     fd: c_int,
     buf: *const c_void,
     len: size_t,
     flags: c_int,
     addr: *const sockaddr,
     addr_len: socklen_t,
+    index: u32,
 ) -> ssize_t {
     // SAFETY: the caller's contract.
-    unsafe { send_one(fd, buf, len, flags, || real::sendto(fd, buf, len, flags, addr, addr_len)) }
+    unsafe {
+        send_one((fd, index), buf, len, flags, || real::sendto(fd, buf, len, flags, addr, addr_len))
+    }
 }
 
-/// writev(2)
-pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+#[inline(never)]
+unsafe fn writev_connection(fd: c_int, iov: *const iovec, count: c_int, index: u32) -> ssize_t {
     let kernel = || {
         // SAFETY: the caller's contract.
         unsafe { real::writev(fd, iov, count) }
     };
     // SAFETY: the caller's contract.
     unsafe {
-        if !matches!(table::get(fd), Entry::Conn(_))
-            || count as c_uint as usize > IOV_MAX
+        if count as c_uint as usize > IOV_MAX
             || has_bad_entry(iov, count as usize)
             // Unlike write(), it looks at nothing then.
             || Buffers::new(iov, count as usize).left() == 0
         {
             return kernel();
         }
-        send_many(fd, iov, count as usize, 0, kernel)
+        send_many((fd, index), iov, count as usize, 0, kernel)
     }
 }
 
@@ -426,8 +483,9 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     };
     // SAFETY: the caller's contract.
     unsafe {
-        if is_nowhere(msg) || !matches!(table::get(fd), Entry::Conn(_)) {
-            return passed::sending(fd, msg, kernel);
+        let Entry::Conn(index) = table::get(fd) else { return passed::sending(fd, msg, kernel) };
+        if is_nowhere(msg) {
+            return kernel();
         }
         let m = &*msg;
         if m.msg_iovlen > IOV_MAX || has_bad_entry(m.msg_iov, m.msg_iovlen) {
@@ -440,7 +498,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
                 return -1;
             }
         }
-        send_many(fd, m.msg_iov, m.msg_iovlen, flags, kernel)
+        send_many((fd, index), m.msg_iov, m.msg_iovlen, flags, kernel)
     }
 }
 
@@ -502,12 +560,13 @@ pub unsafe fn preadv2(
         // SAFETY: the caller's contract.
         unsafe { real::preadv64v2(fd, iov, count, offset, flags) }
     };
+    let Entry::Conn(index) = table::get(fd) else { return kernel() };
     if offset != -1 || flags & !RWF_NOWAIT != 0 {
         return kernel();
     }
     let how = if flags & RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: the caller's contract.
-    unsafe { receive_many(fd, iov, count as c_uint as usize, how, kernel) }
+    unsafe { receive_many((fd, index), iov, count as c_uint as usize, how, kernel) }
 }
 
 /// pwritev2(2), likewise.
@@ -525,136 +584,4 @@ pub unsafe fn pwritev2(
     }
     // SAFETY: the caller's contract.
     unsafe { writev(fd, iov, count) }
-}
-
-/// sendfile(2)
-#[cfg(target_pointer_width = "64")]
-pub use sendfile64 as sendfile;
-
-/// sendfile(2), which ends where its offset does not hold the file's position any more
-#[cfg(target_pointer_width = "32")]
-pub unsafe fn sendfile(
-    out: c_int,
-    from: c_int,
-    offset: *mut libc::off_t,
-    count: size_t,
-) -> ssize_t {
-    // SAFETY: the caller's contract, as below.
-    unsafe {
-        if offset.is_null() {
-            return sendfile64(out, from, ptr::null_mut(), count);
-        }
-        if is_nowhere(offset)
-            || !matches!(table::get(out), Entry::Conn(_))
-            || !(0..libc::off_t::MAX).contains(&*offset)
-        {
-            return real::sendfile(out, from, offset, count);
-        }
-        let mut at = off64_t::from(*offset);
-        let most = (libc::off_t::MAX - *offset) as usize;
-        let done = sendfile64(out, from, &raw mut at, count.min(most));
-        *offset = at as libc::off_t;
-        done
-    }
-}
-
-/// sendfile64(2)
-pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
-    let kernel = || {
-        // SAFETY: the caller's contract.
-        unsafe { real::sendfile64(out, from, offset, count) }
-    };
-    let Entry::Conn(index) = table::get(out) else { return kernel() };
-    // Of what has no position (a pipe, another socket) the kernel refuses to send, whatever is there.
-    let refused = if offset.is_null() { !sys::is_seekable(from) } else { is_nowhere(offset) };
-    if refused {
-        return kernel();
-    }
-    let mut kernel = || {
-        let sent = kernel();
-        // SAFETY: the caller's contract; null was told apart.
-        let position = unsafe { offset.as_ref() }.copied();
-        capture::file_sent(out, index, from, position, sent);
-        sent
-    };
-    transfer(out, index, count, &mut kernel, |slot| {
-        // SAFETY: the caller's contract.
-        unsafe { transfer::sendfile(out, index, slot, from, offset, count) }
-    })
-}
-
-/// Sends `count` bytes that are not in the application's memory.
-fn transfer(
-    fd: c_int,
-    index: u32,
-    count: size_t,
-    kernel: &mut impl FnMut() -> ssize_t,
-    through_ring: impl Fn(&'static Slot) -> Outcome,
-) -> ssize_t {
-    loop {
-        let returns = conn::at(index).returns();
-        let done = match send::way(fd, index) {
-            Way::Plain => unseen(index, returns, kernel),
-            Way::Failed(errno) => Some(fail(errno)),
-            Way::Tcp(guard) => {
-                let (guard, sent) = keeping(guard, &mut *kernel);
-                Some(guard.done(index, sent, count))
-            }
-            Way::Ring(slot) => finish(index, returns, through_ring(slot), kernel),
-        };
-        if let Some(n) = done {
-            return n;
-        }
-    }
-}
-
-/// splice(2) between a pipe and a socket.
-pub unsafe fn splice(
-    from: c_int,
-    from_off: *mut libc::loff_t,
-    to: c_int,
-    to_off: *mut libc::loff_t,
-    len: size_t,
-    flags: c_uint,
-) -> ssize_t {
-    let mut kernel = || {
-        // SAFETY: the caller's contract.
-        unsafe { real::splice(from, from_off, to, to_off, len, flags) }
-    };
-    const FLAGS: c_uint =
-        libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
-    // Nor does a socket or a pipe have a position.
-    if len == 0 || flags & !FLAGS != 0 || !from_off.is_null() || !to_off.is_null() {
-        return kernel();
-    }
-    // Which says nothing about waiting for the socket.
-    let nonblock = flags & libc::SPLICE_F_NONBLOCK != 0;
-    if let Entry::Conn(index) = table::get(from) {
-        let Some(pipe) = sys::pipe_flags(to).filter(|f| f & libc::O_ACCMODE != libc::O_RDONLY)
-        else {
-            // The kernel refuses it, and takes nothing.
-            return kernel();
-        };
-        let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
-        cancellation_point();
-        loop {
-            let returns = conn::at(index).returns();
-            if let Some(call) = Early::receive(from, index) {
-                return keeping(call, kernel).1;
-            }
-            let outcome = transfer::splice_out(from, index, to, len, nonblock);
-            if let Some(n) = finish(index, returns, outcome, &mut kernel) {
-                return n;
-            }
-        }
-    }
-    let Entry::Conn(index) = table::get(to) else { return kernel() };
-    let Some(pipe) = sys::pipe_flags(from).filter(|f| f & libc::O_ACCMODE != libc::O_WRONLY) else {
-        return kernel();
-    };
-    let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
-    cancellation_point();
-    transfer(to, index, len, &mut kernel, |slot| {
-        transfer::splice_in(to, index, slot, from, len, nonblock)
-    })
 }

@@ -3,6 +3,7 @@
 //! A function looks the fd up, hands tracked sockets to [`crate::socket`] and [`crate::poll`], and makes the
 //! real call for everything else. `errno` is changed only where libc's function would.
 
+mod between;
 mod bytes;
 mod fds;
 mod message;
@@ -17,6 +18,7 @@ mod time64;
 mod uring;
 mod waits;
 
+pub use between::*;
 pub use bytes::*;
 pub use fds::*;
 pub use plain::*;

@@ -48,14 +48,14 @@ made! {
 ///
 /// # Safety
 /// As the function itself.
-pub unsafe fn pidfd_getfd(pidfd: c_int, fd: c_int, flags: c_uint) -> c_int {
+pub unsafe fn pidfd_getfd(pidfd: c_int, number: c_int, flags: c_uint) -> c_int {
     // SAFETY: the caller's contract.
-    let fd = unsafe { real::pidfd_getfd(pidfd, fd, flags) };
+    let fd = unsafe { real::pidfd_getfd(pidfd, number, flags) };
     if fd < 0 {
         return fd;
     }
     let saved = errno();
-    match adopt::fetched(fd) {
+    match adopt::fetched(fd, pidfd, number) {
         Ok(()) => {
             set_errno(saved);
             fd

@@ -1,74 +1,78 @@
 //! The calls by which libc makes a process and starts a program there by itself.
 
 use core::ffi::{CStr, c_char, c_int};
-use libc::{FILE, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
+use libc::{FILE, posix_spawn_file_actions_t, posix_spawnattr_t};
 
 use super::{after, fail};
-use crate::real;
 use crate::socket::control;
 use crate::spawn::{Plan, around};
+use crate::{errno, real, remote};
 
 type Strings = *const *mut c_char;
-/// posix_spawn(3), or posix_spawnp(3).
-type Spawn = unsafe fn(
-    *mut pid_t,
-    *const c_char,
-    *const posix_spawn_file_actions_t,
-    *const posix_spawnattr_t,
-    Strings,
-    Strings,
-) -> c_int;
-
+/// Starts a program by `spawn`, which is given the place for the number that names its process and fills it in. `pid`:
+/// which process that is.
+///
 /// # Safety
-/// As posix_spawn(3).
+/// `actions` are as posix_spawn(3) takes them, and `named` is null or a place for the number.
 unsafe fn spawn(
-    spawn: Spawn,
-    pid: *mut pid_t,
-    path: *const c_char,
     actions: *const posix_spawn_file_actions_t,
-    attributes: *const posix_spawnattr_t,
-    argv: Strings,
-    env: Strings,
+    named: *mut c_int,
+    pid: impl FnOnce(c_int) -> u32,
+    spawn: impl FnOnce(*mut c_int) -> c_int,
 ) -> c_int {
     // SAFETY: the caller's contract.
     let plan = unsafe { Plan::of(actions) };
-    let mut child = 0;
+    let mut own = 0;
     // The caller's own place: a handler of SIGCHLD may look there before we return.
-    let at = if pid.is_null() { &raw mut child } else { pid };
+    let at = if named.is_null() { &raw mut own } else { named };
     let done = around(plan, || {
+        let done = match spawn(at) {
+            // Not in this libc.
+            -1 => errno(),
+            done => done,
+        };
         // SAFETY: the caller's contract, or our own variable.
-        unsafe {
-            let done = spawn(at, path, actions, attributes, argv, env);
-            (done, (done == 0).then(|| at.read().cast_unsigned()))
-        }
+        (done, (done == 0).then(|| pid(unsafe { at.read() })))
     });
     done.unwrap_or_else(|code| code)
 }
 
-/// posix_spawn(3)
-pub unsafe fn posix_spawn(
-    pid: *mut pid_t,
-    path: *const c_char,
-    actions: *const posix_spawn_file_actions_t,
-    attributes: *const posix_spawnattr_t,
-    argv: Strings,
-    env: Strings,
-) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { spawn(real::posix_spawn, pid, path, actions, attributes, argv, env) }
+macro_rules! spawns {
+    ($($(#[$doc:meta])* $name:ident: $pid:expr;)*) => { $(
+        $(#[$doc])*
+        pub unsafe fn $name(
+            named: *mut c_int,
+            path: *const c_char,
+            actions: *const posix_spawn_file_actions_t,
+            attributes: *const posix_spawnattr_t,
+            argv: Strings,
+            env: Strings,
+        ) -> c_int {
+            // SAFETY: the caller's contract.
+            unsafe {
+                spawn(actions, named, $pid, |at| {
+                    real::$name(at, path, actions, attributes, argv, env)
+                })
+            }
+        }
+    )* };
 }
 
-/// posix_spawnp(3)
-pub unsafe fn posix_spawnp(
-    pid: *mut pid_t,
-    file: *const c_char,
-    actions: *const posix_spawn_file_actions_t,
-    attributes: *const posix_spawnattr_t,
-    argv: Strings,
-    env: Strings,
-) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { spawn(real::posix_spawnp, pid, file, actions, attributes, argv, env) }
+spawns! {
+    /// posix_spawn(3)
+    posix_spawn: c_int::cast_unsigned;
+    /// posix_spawnp(3)
+    posix_spawnp: c_int::cast_unsigned;
+    /// pidfd_spawn(3), since glibc 2.39; elsewhere it says ENOSYS.
+    pidfd_spawn: named_by_pidfd;
+    /// pidfd_spawnp(3), likewise.
+    pidfd_spawnp: named_by_pidfd;
+}
+
+/// The process of a pidfd that was just made; 0 = it is gone already.
+fn named_by_pidfd(pidfd: c_int) -> u32 {
+    control::fresh(pidfd);
+    remote::pid_of(pidfd).unwrap_or(0)
 }
 
 /// popen(3)

@@ -5,6 +5,8 @@
 
 pub mod loopback;
 
+use usmc_shm::sync::AtomicU32;
+
 use crate::reason::Reason;
 use crate::sys::Errno;
 use crate::tuple::{Endpoint, Tuple};
@@ -127,6 +129,17 @@ impl Receiver {
     }
 }
 
+/// Who tells the death of a process: where the word is that its kernel marks then ([`crate::life`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Voucher {
+    /// Random; greater than [`usmc_shm::layout::VOUCHER_CLAIMED`].
+    pub identity: u32,
+    /// The process.
+    pub pid: u32,
+    /// The number of a descriptor there.
+    pub fd: u32,
+}
+
 /// A device's control operations. None of them waits for a peer.
 pub trait Device: Sync {
     /// Makes a listening address known.
@@ -232,11 +245,29 @@ pub trait Device: Sync {
     /// Whether the process of such an identity still lives.
     fn is_identity_alive(&self, identity: u64) -> bool;
 
+    /// Who tells the death of this process; `None` where nobody can.
+    fn voucher(&self) -> Option<Voucher>;
+    /// Before a thread of this process sleeps: another one, by whose end the word was marked, may have had it.
+    fn keep_alive(&self);
+    /// The word of a peer, for as long as one of its users is left.
+    ///
+    /// # Errors
+    /// The errno; EAGAIN means try again later.
+    fn life_of(&self, voucher: Voucher) -> Result<&'static AtomicU32, Errno>;
+    /// One user of it less.
+    fn let_go_of_life(&self, word: *const AtomicU32);
+
     /// In a forked child: nothing of the parent's identity is ours. `listening`: the child inherits
     /// listeners and may be about to drop the rights it needs to open the device.
     fn after_fork(&self, listening: bool);
     /// The process ends in an orderly way.
     fn leave(&self);
+}
+
+/// Whether the owner of a word of [`Device::life_of`] lives.
+#[inline(always)]
+pub fn is_alive(word: u32) -> bool {
+    loopback::is_alive(word)
 }
 
 /// The device new connections use.

@@ -16,7 +16,7 @@ use crate::socket::ending;
 use crate::socket::wait::{self, Budget};
 use crate::table::{self, Entry as Fd};
 use crate::unwind::{cancellation_point, keeping};
-use crate::{clock, errno, observer, real, set_errno};
+use crate::{clock, device, errno, observer, real, set_errno};
 
 /// The kernel's set is asked at least every so many waits that found something in shared memory.
 const KERNEL_TURN: u32 = 8;
@@ -124,6 +124,7 @@ pub unsafe fn epoll_wait(
         } else if has_tracked(set) {
             continue;
         }
+        device::current().keep_alive();
         let start = clock::now_ns();
         // SAFETY: see above; the real call is the cancellation point and takes the signal mask.
         let (asleep, got) = keeping(asleep, || unsafe {

@@ -7,7 +7,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{connect, control, mark, option, passed};
+use super::{connect, control, fetch, mark, option, passed};
 use crate::conn::{self, F_ADOPTED, F_CHILDREN_TCP};
 use crate::device::{self, Receiver};
 use crate::reason::Reason;
@@ -81,12 +81,13 @@ fn stays_tcp(fd: i32) {
     }
 }
 
-/// Another process' descriptor was duplicated here, which its holder has not seen. Where it is a connection in the ring,
-/// so that doorbells would be read and sent as bytes, it is closed.
+/// Another process' descriptor was duplicated here, which its holder has not seen: descriptor `number` of the process
+/// `pidfd`. Where it is a connection in the ring and cannot be taken out of it, so that doorbells would be read and sent as
+/// bytes, it is closed.
 ///
 /// # Errors
 /// EBUSY for such a one.
-pub fn fetched(fd: i32) -> Result<(), Errno> {
+pub fn fetched(fd: i32, pidfd: i32, number: i32) -> Result<(), Errno> {
     control::fresh(fd);
     let is = |name, value| kernel::option(fd, libc::SOL_SOCKET, name, 0) == value;
     // What a listener has is inherited by what it accepts.
@@ -94,9 +95,9 @@ pub fn fetched(fd: i32) -> Result<(), Errno> {
         || !is(libc::SO_PROTOCOL, libc::IPPROTO_TCP)
         || is(libc::SO_ACCEPTCONN, 1)
         || passed::is_known(fd);
-    if !is_ours && !mark::take(fd) {
+    if !is_ours && let Err(errno) = fetch::take(fd, pidfd, number) {
         sys::close(fd);
-        return Err(libc::EBUSY);
+        return Err(errno);
     }
     passed::arrived(fd, &[]);
     Ok(())

@@ -8,24 +8,25 @@
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::layout::{
-    ARM_TCP, CLIENT, END_CORK, END_NODELAY, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_BACK,
-    TXF_DONE, TXF_ENDS, TXF_LEFT, TXF_LOOK, TXF_RETURNS,
+    ARM_TCP, CLIENT, END_CORK, END_GIVEN_BACK, END_NODELAY, END_SENT_AFTER, END_SHUT_RD, End, Slot,
+    TXF_BACK, TXF_DONE, TXF_ENDS, TXF_LEFT, TXF_LOOK, TXF_RETURNS,
 };
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 
+use super::peers_socket::PeersSocket;
 use super::recv::Family;
 use super::{mark, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, LISTEN, OFFERED, RING};
 use crate::process::SharedLock;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
-use crate::{
-    clock, kernel, log, observer, poll, process, strangers, syn_option, transition, tuple,
-};
+use crate::{clock, kernel, log, observer, poll, process, syn_option, transition};
 
 /// How long a peer's doorbell may be in flight; it is one system call that does not wait.
 const BELL_NS: u64 = 1_000_000_000;
+/// How long a thread that was woken may take to look, where nothing tells whether there is one.
+const WAKE_NS: u64 = 20_000_000;
 /// How long unread bytes may take to find room in the kernel's buffers. They nearly always fit at once.
 const RESEND_NS: u64 = 5_000_000_000;
 
@@ -70,11 +71,18 @@ pub fn is_leaving(conn: &Conn, slot: &Slot) -> bool {
 /// left it or we have shut both directions down, a send of ours sleeps that cannot be woken (the peer may not be traced),
 /// or the peer was stopped in the middle of a step.
 pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
+    leave_within(fd, index, reason, &Patience::new())
+}
+
+/// The same, waiting for sends that sleep no longer than `patience` lasts.
+///
+/// # Errors
+/// As there.
+pub fn leave_within(fd: i32, index: u32, reason: Reason, patience: &Patience) -> Result<(), Errno> {
     let conn = conn::at(index);
     if conn.phase() == LISTEN {
         syn_option::disarm(fd, conn);
     }
-    let patience = Patience::new();
     loop {
         if matches!(conn.phase(), EARLY | OFFERED | ATTACHED)
             && !transition::decline(fd, index, reason)
@@ -95,7 +103,7 @@ pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
         match leave_unless_sends_sleep(fd, conn, slot, reason)? {
             Left::Yes => break,
             Left::Elsewhere => continue,
-            Left::SendsSleep => wake_sends(fd, conn, slot),
+            Left::SendsSleep => drop(wake_sleepers(fd, conn, slot)),
         }
         patience.wait()?;
         drop(leaving);
@@ -125,8 +133,7 @@ fn leave_unless_sends_sleep(
     if !conn.is_in_ring_of(slot) {
         return Ok(Left::Elsewhere);
     }
-    let end = conn.end(slot);
-    let families = (Family::enter(conn, &end.rx_lock), Family::enter(conn, &end.tx_lock));
+    let families = (Family::receiving(conn, slot), Family::sending(conn, slot));
     let (Some(_), Some(_)) = &families else { return Err(libc::EBUSY) };
     if sends_sleep(conn, slot) {
         return Ok(Left::SendsSleep);
@@ -140,18 +147,41 @@ fn leave_unless_sends_sleep(
     Ok(Left::Yes)
 }
 
-/// Sends of ours that sleep are woken as the peer would wake them, by the peer's own socket.
-fn wake_sends(fd: i32, conn: &Conn, slot: &Slot) {
+/// Those of ours who sleep for room are woken as the peer would wake them, by the peer's own socket. False where that
+/// cannot be had.
+fn wake_sleepers(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let (tx, side) = (conn.tx(slot), 1 - conn.side());
-    let peer = TxSpan::new(slot, side);
     // Outside the ring a byte is no doorbell; there they look by themselves (`wait::must_tick`).
-    if tx.has_tx_sleepers()
-        && peer.is_ring()
-        && let Some(socket) = PeersSocket::of(fd, conn, slot, side)
-    {
-        let ring = || sys::send(socket.0, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok();
-        // What the peer has published meanwhile is its own affair.
-        let _ = peer.ring(|| tx.take_tx_sleepers(), ring);
+    if !tx.has_tx_sleepers() || !TxSpan::new(slot, side).is_ring() {
+        return true;
+    }
+    PeersSocket::of(fd, conn, slot, side).inspect(|peer| peer.ring(slot, side, &tx)).is_some()
+}
+
+/// [`leave`] for another process, of whose connection `conn` is a record for the time being. The caller keeps `slot`.
+///
+/// # Errors
+/// As there. Besides EBUSY where the holder may be asleep in poll(2) or epoll_wait(2) until there is room in the ring, and
+/// the peer may not be traced.
+pub fn leave_on_behalf(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
+    let patience = Patience::new();
+    let _leaving = Leaving::new(conn.end(slot));
+    if !conn.tx(slot).is_writable() && conn.tx(slot).has_tx_sleepers() {
+        if !wake_sleepers(fd, conn, slot) {
+            return Err(libc::EBUSY);
+        }
+        // Who has woken arms again, if that is not over, and looks by itself as long as somebody leaves.
+        let woken = Patience::new();
+        while !conn.tx(slot).has_tx_sleepers() && woken.lasted_ns() < WAKE_NS {
+            sys::sched_yield();
+        }
+    }
+    loop {
+        match leave_unless_sends_sleep(fd, conn, slot, Reason::PassedOn)? {
+            Left::Yes | Left::Elsewhere => return Ok(()),
+            Left::SendsSleep => drop(wake_sleepers(fd, conn, slot)),
+        }
+        patience.wait()?;
     }
 }
 
@@ -161,16 +191,25 @@ fn sends_sleep(conn: &Conn, slot: &Slot) -> bool {
 }
 
 /// Gives up after a time in which the peer, if it runs at all, has done its part.
-struct Patience(u64);
+pub struct Patience(u64);
 
 impl Patience {
-    fn new() -> Patience {
+    /// From now on.
+    pub fn new() -> Patience {
         Patience(clock::now_ns())
     }
 
-    fn wait(&self) -> Result<(), Errno> {
+    fn lasted_ns(&self) -> u64 {
+        clock::now_ns() - self.0
+    }
+
+    /// Gives the CPU away.
+    ///
+    /// # Errors
+    /// EBUSY after a second.
+    pub fn wait(&self) -> Result<(), Errno> {
         sys::sched_yield();
-        if clock::now_ns() - self.0 < BELL_NS { Ok(()) } else { Err(libc::EBUSY) }
+        if self.lasted_ns() < BELL_NS { Ok(()) } else { Err(libc::EBUSY) }
     }
 }
 
@@ -267,7 +306,10 @@ fn bytes_before_bells(fd: i32, conn: &Conn, slot: &Slot) -> Option<usize> {
 }
 
 /// Takes all doorbells out of the TCP stream; none comes any more.
-fn drop_bells(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
+///
+/// # Errors
+/// EBUSY where they do not come.
+pub fn drop_bells(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     let span = RxSpan::new(slot, conn.side());
     let mut patience = Patience::new();
     while span.unheard() > 0 {
@@ -303,7 +345,7 @@ fn wake(fd: i32, conn: &Conn, slot: &Slot) {
 /// signal handler interrupted a send, or the peer stopped in the middle of one.
 pub fn go_back(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let Some(_held) = conn.tx_lock.enter() else { return false };
-    let Some(_family) = Family::enter(conn, &conn.end(slot).tx_lock) else { return false };
+    let Some(_family) = Family::sending(conn, slot) else { return false };
     go_back_locked(fd, conn, slot)
 }
 
@@ -332,82 +374,9 @@ pub fn go_back_locked(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     end_ring(fd, slot, conn.side(), &conn.tx(slot))
 }
 
-/// A duplicate of the peer's socket, to send on its behalf what it would have to send again. The kernel gives it to
-/// whom it lets debug the peer (ptrace(2), "Ptrace access mode checking").
-struct PeersSocket(i32);
-
-impl PeersSocket {
-    fn of(fd: i32, conn: &Conn, slot: &Slot, side: usize) -> Option<PeersSocket> {
-        let end = &slot.end[side];
-        if !strangers::are_welcome() {
-            return None;
-        }
-        let pidfd = sys::pidfd_open(end.pid.load(Relaxed)).ok()?;
-        let socket = sys::pidfd_getfd(pidfd, end.fd.load(Relaxed));
-        sys::close(pidfd);
-        let socket = socket.ok()?;
-        // The number may mean anything by now, and who told it may lie.
-        // In another network namespace the same names can be another connection's: there its owner must not lie, and
-        // the byte counts show what he means.
-        let is_near = tuple::netns(socket) == tuple::netns(fd);
-        let is_it = (is_near || (conn.clc.is_with_kin() && kernel::may_be_joined(fd, socket)))
-            && tuple::local(socket).is_ok_and(|at| tuple::peer(fd) == Ok(at))
-            && tuple::peer(socket).is_ok_and(|at| tuple::local(fd) == Ok(at));
-        if is_it {
-            return Some(PeersSocket(socket));
-        }
-        strangers::discard(socket);
-        None
-    }
-
-    /// Ends the peer's sending direction. The caller holds its `back_lock`, also below.
-    fn end_ring(&self, conn: &Conn, slot: &Slot) {
-        end_ring(self.0, slot, 1 - conn.side(), &conn.rx(slot));
-    }
-
-    /// The next `count` bytes of TCP, which doorbells follow, once more behind them; then the ring. Where that fails half-way
-    /// the connection is reset, which is no silent loss.
-    fn send_again(&self, fd: i32, conn: &Conn, slot: &Slot, count: usize) -> Result<(), Errno> {
-        let bytes = sys::mmap_private(core::ptr::null_mut(), count)?;
-        let moved = (|| {
-            let mut patience = Patience::new();
-            let mut got = 0;
-            while got < count {
-                // SAFETY: `count - got` bytes are left in the mapping.
-                match unsafe { sys::recv(fd, bytes.add(got), count - got, libc::MSG_DONTWAIT) } {
-                    Ok(n @ 1..) => {
-                        got += n;
-                        patience = Patience::new();
-                    }
-                    Ok(_) => return Err(libc::EPIPE),
-                    Err(_) => patience.wait()?,
-                }
-            }
-            drop_bells(fd, conn, slot)?;
-            // SAFETY: the mapping has `count` bytes.
-            unsafe { send_all(self.0, bytes, count) }
-        })();
-        // SAFETY: mapped above.
-        unsafe { sys::munmap(bytes, count) };
-        if let Err(errno) = moved {
-            log::warn(format_args!("fd {fd}: {count} bytes not sent again, errno {errno}; reset"));
-            sys::disconnect(fd);
-            return Err(libc::EBUSY);
-        }
-        self.end_ring(conn, slot);
-        Ok(())
-    }
-}
-
-impl Drop for PeersSocket {
-    fn drop(&mut self) {
-        sys::close(self.0);
-    }
-}
-
 /// Ends the span of the ring `tx`, which end `side` of the connection sends by the socket `fd`. The caller holds that
 /// end's `back_lock`.
-fn end_ring(fd: i32, slot: &Slot, side: usize, tx: &Ring<'_>) -> bool {
+pub fn end_ring(fd: i32, slot: &Slot, side: usize, tx: &Ring<'_>) -> bool {
     let span = TxSpan::new(slot, side);
     let patience = Patience::new();
     loop {
@@ -438,7 +407,7 @@ fn resend(fd: i32, tx: &Ring<'_>, from: u64) -> Option<u64> {
         if left > data.len as u64 {
             return None;
         }
-        let (src, len) = tx.contiguous(at, data.window, left as usize);
+        let (src, len) = tx.contiguous(at, data.place, left as usize);
         // SAFETY: `len` unread bytes of the ring.
         unsafe { send_all(fd, src, len) }.ok()?;
         at = at.wrapping_add(len as u64);
@@ -453,9 +422,12 @@ fn resend(fd: i32, tx: &Ring<'_>, from: u64) -> Option<u64> {
 /// Sends by TCP what was sent before. Where the kernel does not take it in time, the connection is reset, which is no
 /// silent loss; other errors are the connection's, and the kernel tells the application.
 ///
+/// # Errors
+/// The kernel's.
+///
 /// # Safety
 /// `src` is readable for `len` bytes; others may write them.
-unsafe fn send_all(fd: i32, src: *const u8, len: usize) -> Result<(), Errno> {
+pub unsafe fn send_all(fd: i32, src: *const u8, len: usize) -> Result<(), Errno> {
     let start = clock::now_ns();
     let mut sent = 0;
     while sent < len {
@@ -574,7 +546,7 @@ pub fn look(fd: i32, conn: &Conn, slot: &Slot) {
     if (conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0 || rx.is_by_sender())
         && !rx.is_tcp()
         && let Some(_held) = conn.rx_lock.enter()
-        && let Some(_family) = Family::enter(conn, &conn.end(slot).rx_lock)
+        && let Some(_family) = Family::receiving(conn, slot)
     {
         finish_rx(fd, conn, slot);
     }
@@ -631,23 +603,34 @@ pub fn sends_by_tcp(fd: i32, index: u32, reason: Reason) -> bool {
 fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
     if conn.has(F_TUNED) {
         conn.set_flag(F_TUNED, false);
-        let set = conn.end(slot).flags.load(Relaxed);
-        if set & END_NODELAY == 0 {
-            let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &0i32);
-        }
-        if set & END_CORK != 0 {
-            let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &1i32);
+        let set = conn.end(slot).flags.fetch_or(END_GIVEN_BACK, Relaxed);
+        if set & END_GIVEN_BACK != 0 {
+            // Another process was first, and may have set its own since.
+            conn.set_lowat(0);
+        } else {
+            give_options_back(fd, set);
         }
         transition::give_lowat_back(fd, conn);
     }
     mark::leave_ring(fd);
+    // Before the phase tells: who is told by it that TCP carries the bytes counts them together with these.
+    note_totals(conn, slot);
     conn.set_flag(F_SETTLING, true);
     let returns = matches!(reason, Reason::PeerLeft | Reason::Lent);
     if !returns || !transition::begin_again(conn, slot, reason) {
         conn.give_up(reason);
     }
-    note_totals(conn, slot);
     log::debug(format_args!("fd {fd}: back to TCP, {}", reason.text()));
+}
+
+/// `set`: `END_*`.
+fn give_options_back(fd: i32, set: u32) {
+    if set & END_NODELAY == 0 {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &0i32);
+    }
+    if set & END_CORK != 0 {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &1i32);
+    }
 }
 
 /// For `usmc ss` and `usmc dump`: what went through this ring. The kernel's counts have the doorbells instead.

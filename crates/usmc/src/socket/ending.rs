@@ -77,7 +77,11 @@ fn had_fin(conn: &Conn, slot: &Slot) -> bool {
     let flags = conn.peer(slot).flags.load(Acquire);
     // A peer that sent where nobody read was reset; its close sent nothing.
     let was_reset = slot.end[1 - conn.side()].flags.load(Relaxed) & END_SENT_AFTER != 0;
-    flags & TXF_SHUT != 0 || (flags & (TXF_DONE | TXF_ABORT) == TXF_DONE && !was_reset)
+    // Of a death there are no flags: what we sent after it has met its FIN.
+    let had_ended = conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0;
+    flags & TXF_SHUT != 0
+        || (flags & (TXF_DONE | TXF_ABORT) == TXF_DONE && !was_reset)
+        || (flags & TXF_ENDS == 0 && had_ended)
 }
 
 /// The kernel's socket has failed: is that TCP's reset or the work of a doorbell?

@@ -2,7 +2,7 @@
 //! the kernel has to see the bytes.
 
 use core::sync::atomic::Ordering::Relaxed;
-use usmc_shm::layout::{END_CORK, END_NODELAY, Slot};
+use usmc_shm::layout::{END_CORK, END_GIVEN_BACK, END_NODELAY, Slot};
 
 use super::demote;
 use crate::conn::{
@@ -90,7 +90,7 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
         poll::epoll::mark_moved(fd, index);
         return Verdict::Value(0);
     }
-    let Some(slot) = conn.slot().filter(|_| conn.has(F_TUNED)) else { return Verdict::Kernel };
+    let Some(slot) = kept(conn) else { return Verdict::Kernel };
     match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => {
             if value != 0 {
@@ -111,7 +111,13 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
 /// Whether SO_RCVLOWAT is ours, and 1 in the kernel.
 fn has_lowat(conn: &Conn) -> bool {
     conn.slot().is_some()
-        && (conn.phase() == ATTACHED || (conn.phase() == RING && conn.has(F_TUNED)))
+        && (conn.phase() == ATTACHED || (conn.phase() == RING && kept(conn).is_some()))
+}
+
+/// The slot that has what the application has set, where the kernel's socket has not.
+fn kept(conn: &Conn) -> Option<&'static Slot> {
+    let given_back = |slot: &Slot| conn.end(slot).flags.load(Relaxed) & END_GIVEN_BACK != 0;
+    conn.slot().filter(|slot| conn.has(F_TUNED) && !given_back(slot))
 }
 
 fn keep(conn: &Conn, slot: &Slot, bit: u32, value: i32) -> Verdict {
@@ -200,7 +206,7 @@ pub fn get(index: u32, level: i32, name: i32) -> Verdict {
     if has_lowat(conn) && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         return Verdict::Value((conn.lowat() as i32).max(1));
     }
-    let Some(slot) = conn.slot().filter(|_| conn.has(F_TUNED)) else { return Verdict::Kernel };
+    let Some(slot) = kept(conn) else { return Verdict::Kernel };
     let flags = conn.end(slot).flags.load(Relaxed);
     match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Value((flags & END_NODELAY != 0) as i32),

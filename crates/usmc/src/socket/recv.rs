@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
 use usmc_shm::back::Resume;
 use usmc_shm::bell::Drain;
-use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT, TXF_BACK};
+use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, End, Slot, TXF_ABORT, TXF_BACK};
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, Taken, Unmeasured};
 use usmc_shm::sync::AtomicU64;
@@ -233,9 +233,25 @@ fn stops_in_kernel(fd: i32, conn: &Conn) -> bool {
 pub struct Family<'a>(#[expect(dead_code, reason = "held for its drop")] Option<SharedLock<'a>>);
 
 impl<'a> Family<'a> {
-    /// Takes it if the socket is shared; `None` when the peer made it unusable.
-    pub fn enter(conn: &Conn, word: &'a AtomicU64) -> Option<Family<'a>> {
-        if !conn.has(F_SHARED) {
+    /// The sending direction's; `None` when the peer made it unusable.
+    #[inline(always)]
+    pub fn sending(conn: &Conn, slot: &'a Slot) -> Option<Family<'a>> {
+        let end = conn.end(slot);
+        Family::enter(conn, end, &end.tx_lock)
+    }
+
+    /// The receiving direction's, likewise.
+    #[inline(always)]
+    pub fn receiving(conn: &Conn, slot: &'a Slot) -> Option<Family<'a>> {
+        let end = conn.end(slot);
+        Family::enter(conn, end, &end.rx_lock)
+    }
+
+    /// The caller has the record's own lock of that direction.
+    #[inline(always)]
+    fn enter(conn: &Conn, end: &End, word: &'a AtomicU64) -> Option<Family<'a>> {
+        // Another number: somebody whom this process has not heard of is here as well ([`super::fetch`]).
+        if !conn.has(F_SHARED) && end.refs.load(Relaxed) == 1 {
             return Some(Family(None));
         }
         Some(Family(Some(SharedLock::enter(word).ok()?)))
@@ -253,7 +269,7 @@ impl<'a> Receiving<'a> {
     /// `None` in a signal handler that has interrupted a receive, or when the peer made the lock unusable.
     pub fn enter(conn: &'a Conn, slot: &'a Slot) -> Option<Receiving<'a>> {
         let held = conn.rx_lock.enter()?;
-        Some(Receiving { _family: Family::enter(conn, &conn.end(slot).rx_lock)?, _held: held })
+        Some(Receiving { _family: Family::receiving(conn, slot)?, _held: held })
     }
 }
 
@@ -274,7 +290,7 @@ fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
     if !matches!(phase, OFFERED | ATTACHED | RING) {
         return Attempt::Kernel;
     }
-    let Some(_family) = Family::enter(conn, &conn.end(slot).rx_lock) else {
+    let Some(_family) = Family::receiving(conn, slot) else {
         return Attempt::Fail(libc::ECONNRESET);
     };
     let span = RxSpan::new(slot, conn.side());
@@ -524,7 +540,7 @@ fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) ->
     {
         if flags & libc::MSG_TRUNC == 0 {
             // SAFETY: at..at+len lies within `data`; dst is the application's buffer of len bytes.
-            unsafe { rx.copy_out(at, data.window, dst, len) };
+            unsafe { rx.copy_out(at, data.place, dst, len) };
         }
         to.advance(len);
         at = at.wrapping_add(len as u64);
@@ -533,7 +549,7 @@ fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) ->
     if flags & libc::MSG_PEEK == 0 {
         let record = observer::record_of(conn);
         if capture::wants(record) {
-            capture::receiving(fd, conn, slot, data.window, data.cons, at);
+            capture::receiving(fd, conn, slot, data.place, data.cons, at);
         }
         let asleep = rx.consume_waking(&data, data.len - unread);
         observer::received_total(record, conn, slot, at);
@@ -553,7 +569,7 @@ fn peek_ring(conn: &Conn, slot: &Slot, to: &mut Buffers) -> usize {
         && let Some((dst, len)) = to.piece(unread)
     {
         // SAFETY: at..at+len lies within `data`; dst is the application's buffer of len bytes.
-        unsafe { rx.copy_out(at, data.window, dst, len) };
+        unsafe { rx.copy_out(at, data.place, dst, len) };
         to.advance(len);
         at = at.wrapping_add(len as u64);
         unread -= len;

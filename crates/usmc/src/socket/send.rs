@@ -17,15 +17,15 @@ use super::unseen::Unseen;
 use super::wait::{self, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
+use crate::life::{self, Life};
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
 use crate::unwind::keeping;
 use crate::{capture, clc, clock, kernel, memory, observer, real, transition};
 
-/// How long (some 10 µs, in cycles) a peer is believed to live without a look at what it has read, and how long (some
-/// 100 µs) one that goes on reading, but not to the end, without a question to the kernel.
-const LOOK_CYCLES: u64 = 1 << 15;
+/// How long (some 100 µs, in cycles) a peer is believed to be there without a question to the kernel: where nobody vouches
+/// for it, and where it leaves something unread, for its socket may have been closed by ways that nobody sees.
 const ASK_CYCLES: u64 = 1 << 18;
 
 /// Where the next send goes.
@@ -287,7 +287,7 @@ fn attempt(
     if !conn.has_slot(slot) {
         return Attempt::Elsewhere;
     }
-    let Some(family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
+    let Some(family) = Family::sending(conn, slot) else {
         return Attempt::Fail(libc::ECONNRESET);
     };
     let flags = conn.own(slot).flags.load(Relaxed);
@@ -329,7 +329,7 @@ fn attempt(
         && let Some((src, len)) = from.piece(free)
     {
         // SAFETY: at..at+len lies within `room`; src is the application's buffer of len bytes.
-        unsafe { tx.copy_in(at, room.window, src, len) };
+        unsafe { tx.copy_in(at, room.place, src, len) };
         from.advance(len);
         at = at.wrapping_add(len as u64);
         free -= len;
@@ -339,7 +339,7 @@ fn attempt(
         conn.own(slot).stamp.store(now, Relaxed);
         let record = observer::record_of(conn);
         if capture::wants(record) {
-            capture::sending(fd, conn, slot, room.window, room.prod, at);
+            capture::sending(fd, conn, slot, room.place, room.prod, at);
         }
         tx.publish(at);
         observer::sent_total(record, conn, slot, at);
@@ -352,12 +352,35 @@ fn attempt(
     Attempt::Sent((at.wrapping_sub(room.prod)) as usize)
 }
 
-/// Whether what we send now may be lost, of which [`ending::sending`] knows more. `now`: [`clock::tsc`].
+/// Whether what we send now may be lost, of which [`ending::sending`] knows more. `now`: [`clock::tsc`]. The caller holds
+/// the sending lock.
 #[inline(always)]
 pub fn may_be_lost(fd: i32, conn: &Conn, slot: &Slot, room: &Room, now: u64) -> bool {
-    let unread = room.free < room.window;
-    let is_due = || now.wrapping_sub(conn.looked.load(Relaxed)) > LOOK_CYCLES;
-    peer_is_gone(conn, slot) || (unread && is_due() && has_died(fd, conn, slot, now))
+    let is_due = || now.wrapping_sub(conn.asked.load(Relaxed)) > ASK_CYCLES;
+    peer_is_gone(conn, slot)
+        || (!life::is_vouched_for(conn, slot) && may_have_died(fd, conn, slot, now))
+        || (room.unread && is_due() && leaves_unread(fd, conn, slot, now))
+}
+
+/// Whether the kernel says that a peer has gone which has left something unread.
+#[cold]
+fn leaves_unread(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
+    if !conn.tx(slot).has_data() {
+        conn.asked.store(now, Relaxed);
+        return false;
+    }
+    has_died(fd, conn, slot, now, wait::watch_over)
+}
+
+/// Whether a peer has died for which nobody vouches.
+#[cold]
+fn may_have_died(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
+    match life::ask(conn, slot) {
+        Life::Lives => false,
+        Life::Unknown if now.wrapping_sub(conn.asked.load(Relaxed)) <= ASK_CYCLES => false,
+        Life::Unknown => has_died(fd, conn, slot, now, wait::watch_over),
+        Life::Ended => has_died(fd, conn, slot, now, wait::provoke),
+    }
 }
 
 /// Whether the peer is known to have closed or died.
@@ -371,27 +394,18 @@ pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
         || (known != 0 && flags & TXF_DONE == 0)
 }
 
-/// Whether the peer died with something unread: TCP refuses the next send. What it had read to the end, TCP takes once
-/// more, and so do we without a look.
+/// Asks the kernel for the peer's FIN or RST; `of_half_closed` sees to it that there will be one of a peer that has shut
+/// its direction down before.
 #[cold]
-fn has_died(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
-    let dir = conn.tx(slot).dir();
-    let cons = dir.consumer.cons.load(Relaxed);
-    let reads = conn.looked_cons.load(Relaxed) != cons;
-    conn.looked_cons.store(cons, Relaxed);
-    conn.looked.store(now, Relaxed);
-    let all_read = cons == dir.producer.prod.load(Relaxed);
-    if all_read || (reads && now.wrapping_sub(conn.asked.load(Relaxed)) < ASK_CYCLES) {
-        return false;
-    }
+fn has_died(
+    fd: i32,
+    conn: &Conn,
+    slot: &Slot,
+    now: u64,
+    of_half_closed: fn(i32, &Conn, &Slot),
+) -> bool {
     conn.asked.store(now, Relaxed);
-    wait::watch_over(fd, conn, slot);
-    is_dead(fd, conn, slot)
-}
-
-/// Asks the kernel for the peer's FIN or RST.
-#[cold]
-pub fn is_dead(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    of_half_closed(fd, conn, slot);
     ending::look(fd, conn);
     peer_is_gone(conn, slot)
 }

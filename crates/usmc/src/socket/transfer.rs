@@ -37,7 +37,7 @@ fn into_ring(
         let fd = hold.fd(fd);
         let step = {
             let Some(_held) = conn.tx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
-            let Some(_family) = Family::enter(conn, &conn.end(slot).tx_lock) else {
+            let Some(_family) = Family::sending(conn, slot) else {
                 return Outcome::Fail(libc::ECONNRESET);
             };
             if !conn.has_slot(slot) {
@@ -65,7 +65,8 @@ fn into_ring(
             let now = clock::tsc();
             if send::may_be_lost(fd, conn, slot, &room, now) {
                 match ending::sending(fd, conn, slot) {
-                    ending::Send::Ring => {}
+                    // What is lost as well: the file has to be read, and nobody reads the ring.
+                    ending::Send::Ring | ending::Send::Lost => {}
                     ending::Send::Fail(errno) if total > 0 => {
                         ending::put_back(conn, errno);
                         return Outcome::Done(total);
@@ -79,14 +80,14 @@ fn into_ring(
             if want == 0 {
                 None
             } else {
-                let (dst, len) = tx.contiguous(room.prod, room.window, want);
+                let (dst, len) = tx.contiguous(room.prod, room.place, want);
                 let moved = fill(dst.cast(), len);
                 if let Ok(n) = moved {
                     let end = room.prod.wrapping_add(n as u64);
                     conn.own(slot).stamp.store(now, Relaxed);
                     let record = observer::record_of(conn);
                     if capture::wants(record) {
-                        capture::sending(fd, conn, slot, room.window, room.prod, end);
+                        capture::sending(fd, conn, slot, room.place, room.prod, end);
                     }
                     tx.publish(end);
                     observer::sent_total(record, conn, slot, end);
@@ -247,7 +248,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             match rx.data() {
                 Ok(data) if data.len > 0 => {
                     let most = data.len.min(count).min(room);
-                    let (src, len) = rx.contiguous(data.cons, data.window, most);
+                    let (src, len) = rx.contiguous(data.cons, data.place, most);
                     // SAFETY: `src` is `len` unread bytes of the ring.
                     match unsafe { sys::write_raw(to, src.cast(), len) } {
                         Ok(n) => {
@@ -255,7 +256,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                             let end = data.cons.wrapping_add(n as u64);
                             let record = observer::record_of(conn);
                             if capture::wants(record) {
-                                capture::receiving(fd, conn, slot, data.window, data.cons, end);
+                                capture::receiving(fd, conn, slot, data.place, data.cons, end);
                             }
                             let asleep = rx.consume_waking(&data, n);
                             observer::received_total(record, conn, slot, end);

@@ -22,7 +22,7 @@ use crate::conn::{self, Conn, F_SHARED};
 use crate::poll::ready;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{config, observer, process, real, transition};
+use crate::{config, device, observer, process, real, transition};
 
 /// Most doorbell bytes taken at once.
 const BELLS_MAX: usize = 256;
@@ -74,6 +74,7 @@ pub fn spin(
         own_cpu.store(cpu, Relaxed);
     }
     if budget == 0 {
+        device::current().keep_alive();
         return ready();
     }
     let same = peer_cpu == cpu;
@@ -85,6 +86,7 @@ pub fn spin(
             spin_loop();
         }
     }
+    device::current().keep_alive();
     let start = clock::now_ns();
     loop {
         if same {
@@ -136,13 +138,14 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce() -> u32) 
 }
 
 /// Whether a sleeper for room cannot rely on a doorbell: the peer has shut its TCP direction, or has not
-/// changed it over yet, or we have shut it.
+/// changed it over yet, or we have shut it; or somebody is about to end the ring, of which no doorbell tells.
 pub fn must_tick(conn: &Conn, slot: &Slot) -> bool {
     let peer = conn.peer(slot);
     peer.state.load(Relaxed) != TX_RING
         || peer.flags.load(Relaxed) & TXF_DONE != 0
         || conn.kernel_events.load(Relaxed) != 0
         || demote::is_due(conn.own(slot).flags.load(Relaxed))
+        || demote::is_leaving(conn, slot)
         // The kernel's socket is readable for good.
         || conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0
         || is_cut(conn)
@@ -151,6 +154,13 @@ pub fn must_tick(conn: &Conn, slot: &Slot) -> bool {
 /// Sees to it that the death of a peer is heard that has shut its direction down: its FIN is here already, and of what
 /// it leaves unread in the ring the kernel knows nothing. A doorbell unread makes it answer with a RST, as TCP does.
 pub fn watch_over(fd: i32, conn: &Conn, slot: &Slot) {
+    if conn.tx(slot).has_data() {
+        provoke(fd, conn, slot);
+    }
+}
+
+/// The same of one that may have read everything.
+pub fn provoke(fd: i32, conn: &Conn, slot: &Slot) {
     let flags = conn.peer(slot).flags.load(Acquire);
     let (own, theirs) = (conn.own(slot), &slot.end[1 - conn.side()]);
     if flags & TXF_ENDS == 0
@@ -161,7 +171,7 @@ pub fn watch_over(fd: i32, conn: &Conn, slot: &Slot) {
     {
         return;
     }
-    if conn.tx(slot).has_data() && transition::tx_is_ring(fd, conn, slot) {
+    if transition::tx_is_ring(fd, conn, slot) {
         ring_bell(fd, conn, slot, || conn.tx(slot).take_rx_sleepers() | ARM_TCP);
     }
 }

@@ -16,7 +16,7 @@ impl Generator {
             return None;
         }
         if self.model.somebody_sleeps()
-            || self.model.has_silent_peer(process, handle)
+            || self.model.has_killed_peer(process, handle)
             || room < 1000
         {
             return None;
@@ -52,7 +52,7 @@ impl Generator {
         let handle = self.any(process, is_end)?;
         let full = self.model.in_flight(process, handle) > MOST_IN_FLIGHT - 100;
         if full
-            || self.model.has_silent_peer(process, handle)
+            || self.model.has_killed_peer(process, handle)
             || self.model.is_edged(process, handle)
             || self.model.is_held_back(process, handle)
             || self.model.is_received_by_peer(process, handle)

@@ -131,8 +131,8 @@ fn ring(segment: &Segment, sender: usize) -> Ring<'_> {
 
 /// Two words inside the ring's memory, which is as good as any.
 fn words(segment: &Segment) -> [&AtomicU64; 2] {
-    let (base, _) = ring(segment, CLIENT).contiguous(0, STEP * 2, 1);
-    // SAFETY: aligned words inside the ring, which both sides use as atomics only.
+    let base = ring(segment, ACCEPTOR).meet();
+    // SAFETY: aligned words at the start of the ring, which both sides use as atomics only.
     [0, 1].map(|i| unsafe { &*base.add(i * STEP).cast::<AtomicU64>() })
 }
 
@@ -171,7 +171,7 @@ fn send(ring: Ring<'_>, bytes: &[u8], over: &AtomicBool) {
             continue;
         }
         // SAFETY: len ≤ room.free and ≤ the slice.
-        unsafe { ring.copy_in(room.prod, room.window, rest.as_ptr(), len) };
+        unsafe { ring.copy_in(room.prod, room.place, rest.as_ptr(), len) };
         ring.publish(room.prod + len as u64);
         std::hint::black_box(ring.has_rx_sleepers());
         rest = &rest[len..];
@@ -193,7 +193,7 @@ fn receive(ring: Ring<'_>, into: &mut [u8], over: &AtomicBool) -> bool {
         }
         let len = data.len.min(into.len() - got);
         // SAFETY: len ≤ data.len and ≤ what is left of the slice.
-        unsafe { ring.copy_out(data.cons, data.window, into[got..].as_mut_ptr(), len) };
+        unsafe { ring.copy_out(data.cons, data.place, into[got..].as_mut_ptr(), len) };
         std::hint::black_box(ring.consume_waking(&data, len));
         got += len;
     }

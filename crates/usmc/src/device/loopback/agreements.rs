@@ -8,9 +8,8 @@
 
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 
-use super::layout::OFFER_WAYS;
 use super::layout::{OfferState, offer_phase};
-use super::offers::{bucket, get, is_for};
+use super::offers::{get, is_for, used};
 use super::{Loopback, offers, processes};
 use crate::device::{Message, OfferId, Stage};
 use crate::reason::Reason;
@@ -43,9 +42,7 @@ pub fn ask(dev: &Loopback, tuple: &Tuple) -> Result<OfferId, Reason> {
     let file = dev.file()?;
     let me = processes::index(dev)?;
     let words = words_of(tuple);
-    let first = bucket(&words);
-    for offer in &file.offers[first..first + OFFER_WAYS] {
-        let state = offer.state.load(Acquire);
+    for (_, offer, state) in used(file, &words) {
         let seen = OfferState::from(state);
         if (offer_phase::OPEN..=offer_phase::HELD).contains(&seen.phase)
             && is_for(offer, &words)
@@ -82,10 +79,8 @@ pub fn propose_unasked(dev: &Loopback, tuple: &Tuple) -> Result<OfferId, Reason>
 pub fn find(dev: &Loopback, tuple: &Tuple) -> Option<OfferId> {
     let file = dev.file().ok()?;
     let words = words_of(tuple);
-    let first = bucket(&words);
-    (first..first + OFFER_WAYS).find_map(|index| {
-        let offer = &file.offers[index];
-        let seen = OfferState::from(offer.state.load(Acquire));
+    used(file, &words).find_map(|(index, offer, state)| {
+        let seen = OfferState::from(state);
         let id = OfferId { index: index as u32, use_count: seen.use_count };
         (seen.phase == offer_phase::OPEN && is_for(offer, &words)).then_some(id)
     })

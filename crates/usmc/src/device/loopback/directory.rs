@@ -71,9 +71,7 @@ pub fn point_at(file: &Path) -> Result<i32, Errno> {
 
 /// Such a file's name.
 pub fn link_to(fd: i32) -> Path {
-    let mut link = Path::new();
-    let _ = write!(link, "/proc/self/fd/{fd}");
-    link
+    Path::of(format_args!("/proc/self/fd/{fd}"))
 }
 
 /// Whether this user is to be trusted like ourselves.

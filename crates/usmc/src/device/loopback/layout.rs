@@ -5,10 +5,10 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 /// First eight bytes.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMC-ism");
 /// Changes whenever a field here moves.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Begins the names of all files of this [`VERSION`]. Processes of others use the directory beside us, with files of
 /// their own: they do not meet, and their connections with ours stay TCP.
-pub const PREFIX: &str = "v3.";
+pub const PREFIX: &str = "v4.";
 const _: () = assert!((PREFIX.as_bytes()[1] - b'0') as u32 == VERSION && PREFIX.len() == 3);
 /// Processes that use the device at one time.
 pub const PROCESSES: usize = 4096;
@@ -18,8 +18,11 @@ pub const LISTENERS: usize = 4096;
 pub const LISTENER_PROBES: usize = 64;
 /// Offers pending at one time.
 pub const OFFERS: usize = 16384;
-/// Places of one bucket of the offer table.
+/// Places of one bucket of the offer table. The first places of all buckets lie together, then the second ones, and so on:
+/// offers are short-lived, so that the rest is hardly ever touched and takes no memory.
 pub const OFFER_WAYS: usize = 16;
+/// Buckets of the offer table.
+pub const OFFER_BUCKETS: usize = OFFERS / OFFER_WAYS;
 /// Connections that were passed on from process to process.
 pub const CUSTODIES: usize = 1024;
 /// Places of one bucket of their table.
@@ -105,7 +108,7 @@ pub mod offer_phase {
 /// One offer.
 #[repr(C, align(128))]
 pub struct Offer {
-    /// See [`offer_phase`].
+    /// See [`offer_phase`]. 0 = never used, nor are the further places of this bucket.
     pub state: AtomicU64,
     /// The connection ([`crate::tuple::Tuple::words`]).
     pub tuple: [AtomicU64; 6],

@@ -10,6 +10,7 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::{Loopback, directory};
 use crate::device::{Delivery, DmbRef, Mail, PeerProcess};
+use crate::path::Path;
 use crate::reason::Reason;
 use crate::strangers;
 use crate::sys::{self, Errno};
@@ -33,7 +34,7 @@ fn address(index: u32) -> Option<libc::sockaddr_un> {
     at(&directory::mailbox(index))
 }
 
-fn at(path: &crate::path::Path) -> Option<libc::sockaddr_un> {
+fn at(path: &Path) -> Option<libc::sockaddr_un> {
     // SAFETY: all-zero is a valid sockaddr_un.
     let mut addr: libc::sockaddr_un = unsafe { mem::zeroed() };
     addr.sun_family = libc::AF_UNIX as libc::sa_family_t;

@@ -1,7 +1,7 @@
 //! The loopback ISM device: a directory. Who can open it shares the device.
 //!
-//! - `v3.device`: one mapped file with the tables of [`layout`], 3 being their version;
-//! - `v3.m.<index>`: the mailbox of process `<index>`, a UNIX datagram socket that receives segments.
+//! - `v4.device`: one mapped file with the tables of [`layout`], 4 being their version;
+//! - `v4.m.<index>`: the mailbox of process `<index>`, a UNIX datagram socket that receives segments.
 //!
 //! A process is alive while it holds the byte lock of its index on the device file; the kernel lets go of it
 //! when the process ends, however it ends. Everything else here is disposable and swept by the next
@@ -11,10 +11,14 @@ mod agreements;
 mod custody;
 mod directory;
 pub mod layout;
+mod life;
 mod listeners;
+mod lives;
 mod mailbox;
 mod offers;
 mod processes;
+
+pub use life::is_alive;
 
 use core::ptr;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
@@ -22,7 +26,7 @@ use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32};
 
 use super::{
     Custody, Delivery, Device, DmbRef, FoundOffer, Mail, Message, OfferId, PeerProcess, Receiver,
-    Stage,
+    Stage, Voucher,
 };
 use crate::process::Lock;
 use crate::reason::Reason;
@@ -199,7 +203,21 @@ impl Device for Loopback {
     fn is_identity_alive(&self, identity: u64) -> bool {
         processes::is_alive(self, identity)
     }
+    fn voucher(&self) -> Option<Voucher> {
+        life::voucher()
+    }
+    fn keep_alive(&self) {
+        life::keep();
+    }
+    fn life_of(&self, voucher: Voucher) -> Result<&'static AtomicU32, Errno> {
+        lives::find(voucher)
+    }
+    fn let_go_of_life(&self, word: *const AtomicU32) {
+        lives::let_go(word);
+    }
     fn after_fork(&self, listening: bool) {
+        life::after_fork();
+        lives::after_fork();
         self.lock.reset();
         self.index.store(NO_INDEX, Relaxed);
         let mailbox = self.mailbox.swap(-1, Relaxed);

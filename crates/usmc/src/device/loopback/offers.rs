@@ -6,14 +6,26 @@ use super::layout::offer_phase::{ABANDONED, HELD};
 use super::layout::offer_phase::{
     CLAIMED, CONFIRMED, FREE, OFFERED, OPEN, PROPOSED, PUSHED, WANTED,
 };
-use super::layout::{DeviceFile, OFFER_WAYS, OFFERS, Offer, OfferState};
+use super::layout::{DeviceFile, OFFER_BUCKETS, OFFER_WAYS, Offer, OfferState};
 use super::{Loopback, processes};
 use crate::device::{DmbRef, FoundOffer, OfferId, PeerProcess};
 use crate::reason::Reason;
 use crate::tuple::{self, Tuple};
 
-pub(super) fn bucket(words: &[u64; 6]) -> usize {
-    (tuple::hash(words) as usize % (OFFERS / OFFER_WAYS)) * OFFER_WAYS
+/// The places where an offer of this name may be.
+fn places(words: &[u64; 6]) -> impl Iterator<Item = usize> + use<> {
+    let bucket = tuple::hash(words) as usize % OFFER_BUCKETS;
+    (0..OFFER_WAYS).map(move |way| way * OFFER_BUCKETS + bucket)
+}
+
+/// Those that were ever used, with their states.
+pub(super) fn used<'a>(
+    file: &'a DeviceFile,
+    words: &[u64; 6],
+) -> impl Iterator<Item = (usize, &'a Offer, u64)> + use<'a> {
+    // Acquire: pairs with the Release in `leave`.
+    let look = |index: usize| (index, &file.offers[index], file.offers[index].state.load(Acquire));
+    places(words).map(look).take_while(|(_, _, state)| *state != 0)
 }
 
 pub(super) fn is_for(offer: &Offer, words: &[u64; 6]) -> bool {
@@ -46,16 +58,14 @@ pub(super) fn leave(
 ) -> Result<OfferId, Reason> {
     let file = dev.file()?;
     let me = processes::index(dev)?;
-    let first = bucket(&words);
-    for offer in &file.offers[first..first + OFFER_WAYS] {
-        let state = offer.state.load(Acquire);
+    for (_, offer, state) in used(file, &words) {
         let seen = OfferState::from(state).phase;
         if (OFFERED..=HELD).contains(&seen) && is_for(offer, &words) {
             let free = OfferState { phase: FREE, ..OfferState::from(state) };
             let _ = offer.state.compare_exchange(state, free.into(), AcqRel, Relaxed);
         }
     }
-    for index in first..first + OFFER_WAYS {
+    for index in places(&words) {
         let offer = &file.offers[index];
         let old = offer.state.load(Acquire);
         let seen = OfferState::from(old);
@@ -71,7 +81,7 @@ pub(super) fn leave(
             place.store(word, Relaxed);
         }
         fill(offer);
-        // Release: pairs with the Acquire in `find`.
+        // Release: pairs with the Acquire in `used`.
         offer.state.store(OfferState { phase, ..claimed }.into(), Release);
         return Ok(OfferId { index: index as u32, use_count });
     }
@@ -120,11 +130,7 @@ pub fn mark_pushed(dev: &Loopback, id: OfferId) {
 /// Looks for the connection's offer.
 pub fn find(dev: &Loopback, words: &[u64; 6]) -> Option<FoundOffer> {
     let file = dev.file().ok()?;
-    let first = bucket(words);
-    for index in first..first + OFFER_WAYS {
-        let offer = &file.offers[index];
-        // Acquire: pairs with the Release in `offer`.
-        let state = offer.state.load(Acquire);
+    for (index, offer, state) in used(file, words) {
         let seen = OfferState::from(state);
         if !(OFFERED..OPEN).contains(&seen.phase) || !is_for(offer, words) {
             continue;
@@ -156,12 +162,19 @@ pub fn want(dev: &Loopback, id: OfferId, me: u32) {
 
 /// Frees all offers of a process that is gone.
 pub fn forget_owner(file: &DeviceFile, index: u32) {
-    for offer in &file.offers {
-        let state = offer.state.load(Relaxed);
-        let seen = OfferState::from(state);
-        if seen.phase != FREE && seen.owner == index {
-            let free = OfferState { phase: FREE, ..seen };
-            let _ = offer.state.compare_exchange(state, free.into(), AcqRel, Relaxed);
+    for way in file.offers.chunks(OFFER_BUCKETS) {
+        let mut is_used = false;
+        for offer in way {
+            let state = offer.state.load(Relaxed);
+            is_used |= state != 0;
+            let seen = OfferState::from(state);
+            if seen.phase != FREE && seen.owner == index {
+                let free = OfferState { phase: FREE, ..seen };
+                let _ = offer.state.compare_exchange(state, free.into(), AcqRel, Relaxed);
+            }
+        }
+        if !is_used {
+            return;
         }
     }
 }

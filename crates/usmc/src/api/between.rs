@@ -1,0 +1,148 @@
+//! The calls by which the kernel moves bytes from one descriptor to another.
+
+use core::ffi::{c_int, c_uint};
+#[cfg(target_pointer_width = "32")]
+use core::ptr;
+use libc::{off64_t, size_t, ssize_t};
+use usmc_shm::layout::Slot;
+
+use super::bytes::{finish, unseen};
+use super::{fail, is_nowhere};
+use crate::socket::early::Early;
+use crate::socket::send::{self, Way};
+use crate::socket::{Outcome, transfer};
+use crate::table::{self, Entry};
+use crate::unwind::{cancellation_point, keeping};
+use crate::{capture, conn, real, sys};
+
+/// sendfile(2)
+#[cfg(target_pointer_width = "64")]
+pub use sendfile64 as sendfile;
+
+/// sendfile(2), which ends where its offset does not hold the file's position any more
+#[cfg(target_pointer_width = "32")]
+pub unsafe fn sendfile(
+    out: c_int,
+    from: c_int,
+    offset: *mut libc::off_t,
+    count: size_t,
+) -> ssize_t {
+    // SAFETY: the caller's contract, as below.
+    unsafe {
+        if offset.is_null() {
+            return sendfile64(out, from, ptr::null_mut(), count);
+        }
+        if is_nowhere(offset)
+            || !matches!(table::get(out), Entry::Conn(_))
+            || !(0..libc::off_t::MAX).contains(&*offset)
+        {
+            return real::sendfile(out, from, offset, count);
+        }
+        let mut at = off64_t::from(*offset);
+        let most = (libc::off_t::MAX - *offset) as usize;
+        let done = sendfile64(out, from, &raw mut at, count.min(most));
+        *offset = at as libc::off_t;
+        done
+    }
+}
+
+/// sendfile64(2)
+pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
+    let kernel = || {
+        // SAFETY: the caller's contract.
+        unsafe { real::sendfile64(out, from, offset, count) }
+    };
+    let Entry::Conn(index) = table::get(out) else { return kernel() };
+    // Of what has no position (a pipe, another socket) the kernel refuses to send, whatever is there.
+    let refused = if offset.is_null() { !sys::is_seekable(from) } else { is_nowhere(offset) };
+    if refused {
+        return kernel();
+    }
+    let mut kernel = || {
+        let sent = kernel();
+        // SAFETY: the caller's contract; null was told apart.
+        let position = unsafe { offset.as_ref() }.copied();
+        capture::file_sent(out, index, from, position, sent);
+        sent
+    };
+    transfer(out, index, count, &mut kernel, |slot| {
+        // SAFETY: the caller's contract.
+        unsafe { transfer::sendfile(out, index, slot, from, offset, count) }
+    })
+}
+
+/// Sends `count` bytes that are not in the application's memory.
+fn transfer(
+    fd: c_int,
+    index: u32,
+    count: size_t,
+    kernel: &mut impl FnMut() -> ssize_t,
+    through_ring: impl Fn(&'static Slot) -> Outcome,
+) -> ssize_t {
+    loop {
+        let returns = conn::at(index).returns();
+        let done = match send::way(fd, index) {
+            Way::Plain => unseen(index, returns, kernel),
+            Way::Failed(errno) => Some(fail(errno)),
+            Way::Tcp(guard) => {
+                let (guard, sent) = keeping(guard, &mut *kernel);
+                Some(guard.done(index, sent, count))
+            }
+            Way::Ring(slot) => finish(index, returns, through_ring(slot), kernel),
+        };
+        if let Some(n) = done {
+            return n;
+        }
+    }
+}
+
+/// splice(2) between a pipe and a socket.
+pub unsafe fn splice(
+    from: c_int,
+    from_off: *mut libc::loff_t,
+    to: c_int,
+    to_off: *mut libc::loff_t,
+    len: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    let mut kernel = || {
+        // SAFETY: the caller's contract.
+        unsafe { real::splice(from, from_off, to, to_off, len, flags) }
+    };
+    const FLAGS: c_uint =
+        libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+    // Nor does a socket or a pipe have a position.
+    if len == 0 || flags & !FLAGS != 0 || !from_off.is_null() || !to_off.is_null() {
+        return kernel();
+    }
+    // Which says nothing about waiting for the socket.
+    let nonblock = flags & libc::SPLICE_F_NONBLOCK != 0;
+    if let Entry::Conn(index) = table::get(from) {
+        let Some(pipe) = sys::pipe_flags(to).filter(|f| f & libc::O_ACCMODE != libc::O_RDONLY)
+        else {
+            // The kernel refuses it, and takes nothing.
+            return kernel();
+        };
+        let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
+        cancellation_point();
+        loop {
+            let returns = conn::at(index).returns();
+            if let Some(call) = Early::receive(from, index) {
+                return keeping(call, kernel).1;
+            }
+            let outcome = transfer::splice_out(from, index, to, len, nonblock);
+            if let Some(n) = finish(index, returns, outcome, &mut kernel) {
+                return n;
+            }
+        }
+    }
+    let Entry::Conn(index) = table::get(to) else { return kernel() };
+    let Some(pipe) = sys::pipe_flags(from).filter(|f| f & libc::O_ACCMODE != libc::O_WRONLY) else {
+        return kernel();
+    };
+    let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
+    cancellation_point();
+    transfer(to, index, len, &mut kernel, |slot| {
+        transfer::splice_in(to, index, slot, from, len, nonblock)
+    })
+}

@@ -1,0 +1,203 @@
+//! What connections cost where that can be counted: memory, and system calls.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use usmc_tests::{Fixture, build, is_plain, procfs};
+
+/// Issue 4's bound on what an idle connection keeps in memory beyond TCP's own, both processes together.
+const IDLE_BYTES: i64 = 8192;
+
+/// Bytes in RAM of a server and its client with so many connections, each of which has had a hundred messages each way.
+fn resident(fixture: &Fixture, connections: u32, program: impl Fn() -> Command) -> i64 {
+    let started = |args: &[&str]| {
+        let mut command = program();
+        command.args(args);
+        fixture.spawn(command)
+    };
+    let mut server = started(&["server"]);
+    let port = server.number_after("port").to_string();
+    let mut client = started(&["many", &port, &connections.to_string()]);
+    client.line_after("connected");
+    for _ in 0..100 {
+        client.say("talk");
+        client.line_after("round");
+    }
+    let sum: u64 = [server.pid(), client.pid()].map(procfs::resident).iter().sum();
+    client.succeed();
+    server.succeed();
+    i64::try_from(sum).expect("a size")
+}
+
+#[test]
+fn an_idle_connection_keeps_little_memory() {
+    const MORE: u32 = 400;
+    let fixture = Fixture::new("idle memory");
+    let each = |program: &dyn Fn() -> Command| {
+        (resident(&fixture, 1 + MORE, program) - resident(&fixture, 1, program)) / i64::from(MORE)
+    };
+    let tcp = each(&|| fixture.plain(build::program("load")));
+    let ours = each(&|| fixture.command(build::program("load")));
+    assert!(ours - tcp <= IDLE_BYTES, "{} bytes more than TCP's {tcp}", ours - tcp);
+    fixture.finish();
+}
+
+/// Connections of a process to itself, which never has to wait: connect, accept, messages to and fro, close.
+const CONNECTIONS: &str = "import socket, sys
+s = socket.create_server(('127.0.0.1', 0))
+for i in range(int(sys.argv[1])):
+    c = socket.create_connection(s.getsockname()); a = s.accept()[0]
+    for k in range(int(sys.argv[2])):
+        c.send(b'x' * 100); a.recv(200); a.send(b'y' * 100); c.recv(200)
+    a.close(); c.close()";
+
+/// How often each system call was made, by a whole run.
+fn calls(fixture: &Fixture, under_usmc: bool, numbers: [u32; 2]) -> BTreeMap<String, i64> {
+    let log = fixture.scratch().join("calls");
+    let mut command = fixture.plain("strace");
+    command.args(["-f", "-c", "-o"]).arg(&log);
+    if under_usmc {
+        command.arg(build::usmc()).args(["run", "--"]);
+    }
+    command.args(["/usr/bin/python3", "-c", CONNECTIONS]).args(numbers.map(|n| n.to_string()));
+    fixture.run(command);
+    counts(&log)
+}
+
+/// The columns "calls" and "syscall" of what `strace -c` writes.
+fn counts(log: &Path) -> BTreeMap<String, i64> {
+    let text = fs::read_to_string(log).expect("strace's output");
+    let line = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let name = words.last().filter(|name| **name != "total")?;
+        Some(((*name).to_owned(), words.get(3)?.parse().ok()?))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+/// What the second run has more of than the first.
+fn more(one: &BTreeMap<String, i64>, other: &BTreeMap<String, i64>) -> BTreeMap<String, i64> {
+    let of = |counts: &BTreeMap<String, i64>, name| counts.get(name).copied().unwrap_or(0);
+    let names = one.keys().chain(other.keys());
+    names.map(|name| (name.clone(), of(other, name) - of(one, name))).collect()
+}
+
+#[test]
+fn a_short_connection_costs_no_system_call_beyond_tcp() {
+    const MORE: u32 = 100;
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("short connections");
+    for exchanges in [0, 1] {
+        let each = |ours| {
+            more(
+                &calls(&fixture, ours, [100, exchanges]),
+                &calls(&fixture, ours, [100 + MORE, exchanges]),
+            )
+        };
+        let beyond = more(&each(false), &each(true));
+        // What a process does once may come one time more or less.
+        let beyond: Vec<_> = beyond.iter().filter(|(_, n)| n.abs() > 5).collect();
+        assert!(beyond.is_empty(), "{exchanges} exchanges, {MORE} connections: {beyond:?}");
+    }
+    fixture.finish();
+}
+
+#[test]
+fn a_message_between_awake_peers_costs_no_system_call() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("messages");
+    let few = calls(&fixture, true, [10, 100]);
+    let many = calls(&fixture, true, [10, 300]);
+    const OURS: [&str; 8] =
+        ["sendto", "recvfrom", "sendmsg", "recvmsg", "poll", "ppoll", "ioctl", "getsockopt"];
+    let sum: i64 = OURS.iter().map(|name| more(&few, &many).get(*name).copied().unwrap_or(0)).sum();
+    assert_eq!(sum, 0, "for 8000 messages: {:?}", more(&few, &many));
+    fixture.finish();
+}
+
+/// System calls of both ends together by which a connection changes over and ends (ARCHITECTURE.md has the list); those of
+/// its messages before that have their counterparts over TCP.
+const CHANGE_OVER: i64 = 38;
+/// Those that carry messages by TCP until then, beyond the four of a connection of one exchange.
+const MESSAGES: i64 = 4;
+
+#[test]
+fn changing_over_costs_a_fixed_number_of_system_calls() {
+    const MORE: u32 = 50;
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("changing over");
+    let each =
+        |n: [u32; 2]| more(&calls(&fixture, true, n), &calls(&fixture, true, [n[0] + MORE, n[1]]));
+    let beyond = more(&each([50, 1]), &each([50, 50]));
+    let both_ends: i64 = beyond.values().sum::<i64>() - i64::from(MORE) * MESSAGES;
+    let per_connection = (both_ends + i64::from(MORE) / 2) / i64::from(MORE);
+    assert_eq!(per_connection, CHANGE_OVER, "{beyond:?}");
+    fixture.finish();
+}
+
+/// A receiver that takes one message at a time, when it is told to, and a sender likewise.
+const RECEIVER: &str = "import socket, sys
+s = socket.create_server(('127.0.0.1', 0))
+print('port', s.getsockname()[1], flush=True)
+a = s.accept()[0]
+for i in range(100):
+    a.sendall(a.recv(100))
+for line in sys.stdin:
+    assert len(a.recv(100)) == 100
+    print('received', flush=True)";
+const SENDER: &str = "import socket, sys
+c = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+for i in range(100):
+    c.sendall(b'x' * 100); assert len(c.recv(100)) == 100
+print('connected', flush=True)
+for line in sys.stdin:
+    for i in range(3):
+        c.send(b'x' * 100)
+    print('done', flush=True)";
+
+#[test]
+fn a_sleeper_costs_its_waker_one_system_call() {
+    const ROUNDS: usize = 20;
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("sleepers");
+    let mut receiver = fixture.command("/usr/bin/python3");
+    receiver.args(["-c", RECEIVER]);
+    let mut receiver = fixture.spawn(receiver);
+    let port = receiver.number_after("port").to_string();
+    let log = fixture.scratch().join("sends");
+    let mut sender = fixture.plain("strace");
+    sender.args(["-f", "-e", "trace=sendto,sendmsg,write", "-o"]).arg(&log);
+    sender.arg(build::usmc()).args(["run", "--", "/usr/bin/python3", "-c", SENDER, &port]);
+    let mut sender = fixture.spawn(sender);
+    sender.line_after("connected");
+    let sleeps = [libc::SYS_recvfrom, libc::SYS_poll, libc::SYS_ppoll, libc::SYS_recvmsg];
+    for _ in 0..ROUNDS {
+        receiver.say("one");
+        fixture.wait_until("the receiver to sleep", || {
+            procfs::sleeps_in(receiver.pid()).is_some_and(|call| sleeps.contains(&call))
+        });
+        sender.say("three");
+        sender.line_after("done");
+        for _ in 0..2 {
+            receiver.line_after("received");
+            receiver.say("one");
+        }
+        receiver.line_after("received");
+    }
+    sender.succeed();
+    receiver.succeed();
+    let log = fs::read_to_string(&log).expect("strace's output");
+    let (_, log) = log.split_once("connected").expect("what the sender has said");
+    assert_eq!(log.matches("send").count(), ROUNDS, "{log}");
+    fixture.finish();
+}
