@@ -107,6 +107,13 @@ impl Table {
         })
     }
 
+    /// Whether the process of a number is still to come. Where who was about to make it was killed it may never; a stream
+    /// that it got is excused by its maker then.
+    fn is_awaited(&self, number: u64) -> bool {
+        let maker = self.word(HEADER + number * PROCESS + 48);
+        maker == 0 || self.process(maker).is_none_or(|maker| !maker.killed)
+    }
+
     fn mark_killed(&self, number: u64) {
         self.set(HEADER + number * PROCESS + 16, 1);
     }
@@ -246,6 +253,11 @@ impl Crowd {
             !has_ended
         });
         &self.members
+    }
+
+    /// Whether somebody is made who has not begun.
+    pub fn awaits(&self, table: &Table) -> bool {
+        self.expected.iter().any(|&number| table.is_awaited(number))
     }
 
     /// A handle for signals, if that process is still the one it was.

@@ -153,7 +153,9 @@ impl Storm {
     fn calm(&mut self) {
         self.table.put(Header::Pause, 1);
         let until = Instant::now() + Duration::from_secs(90);
-        while self.crowd.refresh(&self.table).iter().any(|m| m.busy > 0 || m.role == CHILD) {
+        while self.crowd.refresh(&self.table).iter().any(|m| m.busy > 0 || m.role == CHILD)
+            || self.crowd.awaits(&self.table)
+        {
             assert!(Instant::now() < until, "streams go on for ever");
             thread::park_timeout(Duration::from_millis(1));
         }

@@ -106,6 +106,22 @@ void pattern(uint64_t seed, uint64_t at, void *buf, size_t n) {
     }
 }
 
+// Where in the stream bytes stand that came for others; -1: nowhere near.
+static int64_t place_of(uint64_t seed, uint64_t near, const unsigned char *p, size_t n) {
+    enum { AROUND = 1 << 22, TELLING = 8 };
+    if (n < TELLING)
+        return -1;
+    uint64_t from = near > AROUND ? near - AROUND : 0;
+    unsigned char *all = malloc(2 * AROUND);
+    if (!all)
+        return -1;
+    pattern(seed, from, all, 2 * AROUND);
+    const unsigned char *found = memmem(all, 2 * AROUND, p, TELLING);
+    int64_t place = found ? (int64_t)(from + (found - all)) : -1;
+    free(all);
+    return place;
+}
+
 void check_pattern(uint64_t seed, uint64_t at, const void *buf, size_t n) {
     const unsigned char *p = buf;
     unsigned char want[4096];
@@ -115,8 +131,9 @@ void check_pattern(uint64_t seed, uint64_t at, const void *buf, size_t n) {
         for (size_t i = 0; memcmp(p, want, take) && i < take; i++)
             if (p[i] != want[i])
                 check_failed(__FILE__, __LINE__, "each byte is the one that was sent",
-                    "stream %llu, byte %llu: got 0x%02x, sent 0x%02x", (unsigned long long)seed,
-                    (unsigned long long)(at + i), p[i], want[i]);
+                    "stream %llu, byte %llu: got 0x%02x, sent 0x%02x; %zu bytes, the next of which are sent at %lld",
+                    (unsigned long long)seed, (unsigned long long)(at + i), p[i], want[i], n - i,
+                    (long long)place_of(seed, at + i, p + i, n - i));
         p += take;
         at += take;
         n -= take;

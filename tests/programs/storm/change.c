@@ -14,10 +14,10 @@ void hand_to_child(struct end *end, enum kind kind, void (*alone)(int keep)) {
     table->forks++;
     char byte;
     if (OK(fork()) == 0) {
-        become(number, ROLE_CHILD);
+        become(number, ROLE_CHILD, 0);
         alone(end->fd);
         next.role = "child";
-        next.protected = false;
+        next.protected = next.resumes = false;
         if (kind == SPLIT)
             end->sends = false;
         if (kind == HELD)
@@ -53,10 +53,10 @@ void accept_by_child(int fd, void (*alone)(int keep)) {
     uint64_t number = new_number();
     table->forks++;
     if (OK(fork()) == 0) {
-        become(number, ROLE_CHILD);
+        become(number, ROLE_CHILD, 0);
         alone(fd);
         next.role = "child";
-        next.protected = false;
+        next.protected = next.resumes = false;
         struct end end = {fd, NULL, SERVER, true, true};
         enum result result;
         me->busy++;
@@ -67,6 +67,11 @@ void accept_by_child(int fd, void (*alone)(int keep)) {
         end_well();
     }
     close(fd);
+}
+
+void has_resumed(void) {
+    me->busy -= next.resumes;
+    next.resumes = false;
 }
 
 static void cross_exec(int fd, bool on) {

@@ -40,7 +40,7 @@ static pid_t start_worker(int i, pid_t root) {
     pid_t pid = OK(fork());
     if (pid > 0)
         return pid;
-    become(number, ROLE_WORKER | (next.protected ? PROTECTED : 0));
+    become(number, ROLE_WORKER | (next.protected ? PROTECTED : 0), 0);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     asked_to_stop = getppid() != root;
     signal(SIGCHLD, SIG_IGN);
@@ -138,14 +138,14 @@ int main(int argc, char **argv) {
     uint64_t number = atol(argv[6]);
     bool fresh = number == 0;
     next = (struct next){role, argv[2], atol(argv[3]), atol(argv[4]), fresh ? -1 : atol(argv[5]),
-        fresh && atol(argv[5]) == 1};
+        fresh && atol(argv[5]) == 1, !fresh};
     open_table(next.path);
     note_errors();
     bool serves = !strcmp(role, "server"), works = !strcmp(role, "worker"), is_child = !strcmp(role, "child");
     if (!serves)
         signal(SIGCHLD, SIG_IGN);
     enum role what = serves ? ROLE_ROOT : works ? ROLE_WORKER : is_child ? ROLE_CHILD : ROLE_CLIENT;
-    become(fresh ? new_number() : number, what | (next.protected ? PROTECTED : 0));
+    become(fresh ? new_number() : number, what | (next.protected ? PROTECTED : 0), next.resumes);
     struct end ends[argc];
     int count = 0;
     for (int i = 7; i < argc; i++)
@@ -159,6 +159,7 @@ int main(int argc, char **argv) {
         talk_many(ends, count);
     if (count == 1)
         run(&ends[0]);
+    has_resumed();
     if (!is_child)
         talk_singly();
     end_well();

@@ -61,6 +61,7 @@ static void begin(struct end *ends, int n) {
     edge = draw(2);
     for (int i = 0; i < n; i++)
         add(ends[i]);
+    has_resumed();
 }
 
 static void replace_all(void) {

@@ -29,7 +29,8 @@ enum outcome { OPEN, WHOLE, BROKEN };
 // One process. The harness writes `killed`.
 struct process {
     _Atomic uint64_t pid, role, killed, ended, busy, steps;
-    uint64_t spare[2];
+    uint64_t maker; // The process that was about to make it; 0: the harness.
+    uint64_t spare;
 };
 
 // One direction. The sender writes the first half, the receiver the second.
@@ -74,7 +75,8 @@ enum role { ROLE_ROOT = 1, ROLE_WORKER, ROLE_CLIENT, ROLE_CHILD, PROTECTED = 16 
 void open_table(const char *path);
 // A number for a process that is about to be made.
 uint64_t new_number(void);
-void become(uint64_t number, enum role role);
+// `busy`: as if it had so many streams in its hands already.
+void become(uint64_t number, enum role role, uint64_t busy);
 _Noreturn void end_well(void);
 
 // --- chance
@@ -118,6 +120,7 @@ struct next {
     uint64_t service;
     int listener;
     bool protected;
+    bool resumes; // An exec's: it counts as busy until its streams do.
 };
 extern struct next next;
 
@@ -133,6 +136,8 @@ void replace(struct end *ends, int count, const char *role);
 void hand_to_child(struct end *end, enum kind kind, void (*alone)(int keep));
 // A child goes on with a connection that was just accepted.
 void accept_by_child(int fd, void (*alone)(int keep));
+// The streams that came by exec are in our hands.
+void has_resumed(void);
 bool stopping(void);
 // For waits: the mask with which a request to stop comes through.
 extern sigset_t wait_mask;

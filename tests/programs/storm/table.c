@@ -17,13 +17,14 @@ void open_table(const char *path) {
 uint64_t new_number(void) {
     uint64_t number = ++table->processes;
     CHECK(number < PROCESSES);
+    table->process[number].maker = my_number;
     return number;
 }
 
-void become(uint64_t number, enum role role) {
+void become(uint64_t number, enum role role, uint64_t busy) {
     my_number = number;
     me = &table->process[number];
-    me->busy = 0;
+    me->busy = busy;
     me->role = role;
     me->pid = getpid();
     // Not the same again after an exec.
