@@ -120,6 +120,8 @@ pub struct Conn {
     pub life_seen: AtomicU32,
     /// When a send last asked the kernel whether the peer lives ([`crate::clock::tsc`]).
     pub asked: AtomicU64,
+    /// When a doorbell was last to make the peer's kernel answer, CLOCK_MONOTONIC nanoseconds.
+    pub provoked: AtomicU64,
     /// When a poll that had no need to sleep did.
     pub polled: AtomicU64,
     /// Times a send found no room; epoll's edge for EPOLLOUT.
@@ -608,7 +610,7 @@ pub fn free(index: u32) {
     conn.custody.store(0, Relaxed);
     conn.forget_past();
     conn.set_life(None);
-    for cell in [&conn.asked, &conn.polled, &conn.received] {
+    for cell in [&conn.asked, &conn.provoked, &conn.polled, &conn.received] {
         cell.store(0, Relaxed);
     }
     conn.clc.clear();

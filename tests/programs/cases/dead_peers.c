@@ -95,6 +95,27 @@ REMOTE_CASE(half_closed_peer_is_killed_between_sends) {
     close(p.fd);
 }
 
+// It is killed behind the system call that took a doorbell, before it has counted it.
+REMOTE_CASE(half_closed_peer_is_killed_with_a_doorbell_in_its_hands) {
+    struct pair p = half_closed_and_full();
+    nonblocking(p.fd, true);
+    OK(peer_call(P_NONBLOCK, p.peer, 1, 0, 0));
+    char byte = 0;
+    double until = now() + 10;
+    while (!is_plain() && peer_call(P_READ_UNSEEN, p.peer, 0, 0, 0) != 1) {
+        EQ(errno, EAGAIN);
+        CHECK(now() < until);
+        EQ(send(p.fd, &byte, 1, MSG_NOSIGNAL), -1);
+        EQ(errno, EAGAIN);
+    }
+    kill(peer_pid(), SIGKILL);
+    peer_forget();
+    nonblocking(p.fd, false);
+    EQ(send(p.fd, &byte, 1, MSG_NOSIGNAL), -1);
+    CHECK(errno == EPIPE || errno == ECONNRESET);
+    close(p.fd);
+}
+
 static void waits(void *arg) {
     close(*(int *)arg);
     for (;;)

@@ -41,6 +41,7 @@ enum op {
     P_POLL,       // a: events, b: timeout; value: revents
     P_NONBLOCK,   // a: on
     P_FIONREAD,
+    P_READ_UNSEEN, // a byte, by an instruction of our own that no library sees; the fd does not wait
     P_EXIT, // ends without closing anything by itself
     P_KILL, // SIGKILL
 };

@@ -24,6 +24,9 @@ use crate::sys::{self, Errno};
 use crate::unwind::keeping;
 use crate::{config, device, observer, process, real, transition};
 
+/// How long the kernel of a dead peer may take to answer a doorbell. A living peer that leaves one unread gets the next
+/// after this time.
+const ANSWER_NS: u64 = 100_000_000;
 /// Most doorbell bytes taken at once.
 const BELLS_MAX: usize = 256;
 
@@ -167,10 +170,17 @@ pub fn provoke(fd: i32, conn: &Conn, slot: &Slot) {
         || flags & (TXF_CLOSED | TXF_ABORT) != 0
         || own.flags.load(Relaxed) & TXF_DONE != 0
         || conn.kernel_events.load(Relaxed) & ready::HUP != 0
-        || own.bells_sent.load(Relaxed) != theirs.bells_drained.load(Relaxed)
     {
         return;
     }
+    let now = clock::now_ns();
+    // An unread doorbell does it, but who was killed may have taken it, or not have sent it, and not said so.
+    if own.bells_sent.load(Relaxed) != theirs.bells_drained.load(Relaxed)
+        && now.wrapping_sub(conn.provoked.load(Relaxed)) < ANSWER_NS
+    {
+        return;
+    }
+    conn.provoked.store(now, Relaxed);
     if transition::tx_is_ring(fd, conn, slot) {
         ring_bell(fd, conn, slot, || conn.tx(slot).take_rx_sleepers() | ARM_TCP);
     }
