@@ -122,6 +122,41 @@ static void waits(void *arg) {
         pause();
 }
 
+static void waits_for_data(void *arg) {
+    int *ends = arg;
+    close(ends[0]);
+    struct pollfd f = {.fd = ends[1], .events = POLLIN};
+    poll(&f, 1, -1);
+    _exit(1);
+}
+
+// The kernel's answer to a doorbell is the application's error, whichever call of ours meets it first. The child that
+// is killed does not say who it is: its parent was the end's.
+CASE(half_closed_peer_that_was_killed_has_answered) {
+    int ends[2], status;
+    char byte = 0;
+    connect_here(&ends[0], &ends[1]);
+    warm_here(ends[0], ends[1]);
+    OK(shutdown(ends[1], SHUT_WR));
+    FAILS(recv(ends[1], &byte, 1, MSG_DONTWAIT), EAGAIN);
+    EQ(recv(ends[0], &byte, 1, 0), 0);
+    pid_t pid = child(waits_for_data, ends);
+    close(ends[1]);
+    wait_asleep(pid, pid);
+    kill(pid, SIGKILL);
+    EQ(waitpid(pid, &status, 0), pid);
+    EQ(send(ends[0], &byte, 1, MSG_NOSIGNAL), 1);
+    struct pollfd f = {.fd = ends[0]};
+    EQ(unseen(SYS_poll, (long)&f, 1, 10000), 1);
+    CHECK(f.revents & POLLHUP);
+    // Of a peer that nobody vouches for the kernel is not asked at each send.
+    for (double until = now() + 10; send(ends[0], &byte, 1, MSG_NOSIGNAL) == 1;)
+        CHECK(now() < until);
+    EQ(errno, EPIPE);
+    FAILS(send(ends[0], &byte, 1, MSG_NOSIGNAL), EPIPE);
+    close(ends[0]);
+}
+
 // What an edge-triggered set was asked for does not name the peer's end, and the last holder of that dies.
 CASE(death_of_the_peer_is_an_edge_of_what_may_be_read) {
     int ends[2], status, ep = OK(epoll_create1(0));

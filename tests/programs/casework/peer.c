@@ -299,14 +299,12 @@ static long reset(int fd) {
     return close(fd);
 }
 
-// As a process does that is killed before it can say so.
-static long read_unseen(int fd) {
+long unseen(long number, long a, long b, long c) {
     long result;
-    char byte;
 #ifdef __x86_64__
-    __asm__ volatile("syscall" : "=a"(result) : "a"(SYS_read), "D"(fd), "S"(&byte), "d"(1) : "rcx", "r11", "memory");
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
 #else
-    __asm__ volatile("int $0x80" : "=a"(result) : "a"(SYS_read), "b"(fd), "c"(&byte), "d"(1) : "memory");
+    __asm__ volatile("int $0x80" : "=a"(result) : "a"(number), "b"(a), "c"(b), "d"(c) : "memory");
 #endif
     return result < 0 ? (errno = -result, -1) : result;
 }
@@ -315,6 +313,7 @@ static long perform(const struct request *r, char *buf, size_t *out) {
     struct pollfd p = {.fd = r->fd, .events = r->a};
     uint16_t port = 0;
     int count = 0;
+    char byte;
     long value;
     switch ((enum op)r->op) {
     case P_SOCKET:
@@ -380,7 +379,7 @@ static long perform(const struct request *r, char *buf, size_t *out) {
         OK(ioctl(r->fd, FIONREAD, &count));
         return count;
     case P_READ_UNSEEN:
-        return read_unseen(r->fd);
+        return unseen(SYS_read, r->fd, (long)&byte, 1);
     case P_EXIT:
         _exit(0);
     case P_KILL:

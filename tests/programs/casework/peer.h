@@ -41,7 +41,7 @@ enum op {
     P_POLL,       // a: events, b: timeout; value: revents
     P_NONBLOCK,   // a: on
     P_FIONREAD,
-    P_READ_UNSEEN, // a byte, by an instruction of our own that no library sees; the fd does not wait
+    P_READ_UNSEEN, // a byte, by a system call of our own that no library sees; the fd does not wait
     P_EXIT, // ends without closing anything by itself
     P_KILL, // SIGKILL
 };
@@ -75,6 +75,9 @@ int peer_take(int fd);
 
 // A UNIX datagram socket of the peer's that is not connected, and its address.
 int peer_mailbox(bool path, struct sockaddr_un *at, socklen_t *len);
+
+// A system call that no library sees.
+long unseen(long number, long a, long b, long c);
 
 // The peer was killed by other means.
 void peer_forget(void);

@@ -235,12 +235,25 @@ fn has_unread(fd: i32) -> bool {
 
 /// A send through the kernel has just failed: where that was the connection's error, it is reported now.
 pub fn told_by_send(conn: &Conn, errno: Errno) {
-    let Some(slot) = conn.slot() else { return };
-    let ours = errno == libc::EPIPE && conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0;
-    if matches!(errno, libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT) && !ours {
+    if let Some(slot) = conn.slot()
+        && ends(conn, slot, errno)
+    {
         note_errno(conn, errno);
         conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
     }
+}
+
+/// The same of a doorbell, of which nobody hears: the error is still to be reported.
+pub fn note_failed_bell(conn: &Conn, slot: &Slot, errno: Errno) {
+    if ends(conn, slot, errno) {
+        note_errno(conn, errno);
+    }
+}
+
+/// Whether the errno of a send by the kernel is the connection's error, and not the answer to our own shutdown.
+fn ends(conn: &Conn, slot: &Slot, errno: Errno) -> bool {
+    let ours = errno == libc::EPIPE && conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0;
+    matches!(errno, libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT) && !ours
 }
 
 /// An error was taken by a call that had moved bytes already and reports these: the next call reports it.

@@ -129,11 +129,12 @@ pub fn wake_writer(fd: i32, conn: &Conn, slot: &Slot) {
 #[cold]
 pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce() -> u32) {
     let send = || {
-        let sent = sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok();
-        if sent {
-            observer::count_one(conn, |record| &record.bells_sent);
+        let sent = sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        match sent {
+            Ok(_) => observer::count_one(conn, |record| &record.bells_sent),
+            Err(errno) => ending::note_failed_bell(conn, slot, errno),
         }
-        sent
+        sent.is_ok()
     };
     if tx_span(conn, slot).ring(take, send) == Rung::Back {
         demote::go_back(fd, conn, slot);
