@@ -32,21 +32,30 @@ pub enum Verdict {
     GiveUp,
 }
 
+/// In whose hands a lock was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Found {
+    /// In nobody's.
+    Free,
+    /// In those of a dead holder, who may have left its step half done.
+    Left,
+}
+
 /// Takes `word` for holder `me` (not 0).
 ///
 /// # Errors
 /// See [`Refused`].
 #[inline(always)]
-pub fn acquire(word: &AtomicU64, me: u64, wait: &mut impl Wait) -> Result<(), Refused> {
+pub fn acquire(word: &AtomicU64, me: u64, wait: &mut impl Wait) -> Result<Found, Refused> {
     // Acquire: pairs with the Release in `release`.
     if word.compare_exchange(0, me, Acquire, Relaxed).is_ok() {
-        return Ok(());
+        return Ok(Found::Free);
     }
     acquire_slow(word, me, wait)
 }
 
 #[cold]
-fn acquire_slow(word: &AtomicU64, me: u64, wait: &mut impl Wait) -> Result<(), Refused> {
+fn acquire_slow(word: &AtomicU64, me: u64, wait: &mut impl Wait) -> Result<Found, Refused> {
     let mut attempt = 0;
     let mut holder = word.load(Relaxed);
     loop {
@@ -67,7 +76,8 @@ fn acquire_slow(word: &AtomicU64, me: u64, wait: &mut impl Wait) -> Result<(), R
             }
         };
         match word.compare_exchange(expect, me, Acquire, Relaxed) {
-            Ok(_) => return Ok(()),
+            Ok(0) => return Ok(Found::Free),
+            Ok(_) => return Ok(Found::Left),
             Err(found) => holder = found,
         }
     }

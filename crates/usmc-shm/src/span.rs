@@ -253,7 +253,9 @@ impl<'a> RxSpan<'a> {
     /// Makes the next call measure again: to be called by whoever stole the receiving lock, since the dead
     /// holder may have read bytes it did not account for.
     pub fn recount(&self) {
-        self.end.tcp_left.store(0, Relaxed);
+        // Out of the ring there is nothing to be counted.
+        let in_span = |left: u64| (left < BY_SENDER).then_some(0);
+        let _ = self.end.tcp_left.fetch_update(Relaxed, Relaxed, in_span);
     }
 
     /// Notes the bytes of the span not read yet, and the doorbells read in their place; false where the ring is not

@@ -372,7 +372,9 @@ pub fn is_sole_holder(conn: &Conn) -> bool {
     {
         members::bury(list, count, |id| stand_in_for(conn, id));
     }
-    let sole = count.load(Acquire) == 1;
+    // Who died in the middle of a step leaves its lock behind: whoever takes that puts right what was half done.
+    let is_held = |end: &End| end.rx_lock.load(Acquire) | end.tx_lock.load(Acquire) != 0;
+    let sole = count.load(Acquire) == 1 && !conn.family().is_some_and(is_held);
     if sole {
         conn.set_flag(F_SHARED, false);
     }

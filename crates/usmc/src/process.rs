@@ -1,7 +1,7 @@
 //! Who we are: the cached process id and a word that names the calling thread.
 
 use core::ptr;
-use usmc_shm::lock::{self, Refused, Verdict, Wait};
+use usmc_shm::lock::{self, Found, Refused, Verdict, Wait};
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
@@ -155,12 +155,15 @@ pub fn is_alive(pid: u32) -> bool {
 ///
 /// # Errors
 /// See [`Refused`].
-fn lock_shared(word: &AtomicU64) -> Result<(), Refused> {
+fn lock_shared(word: &AtomicU64) -> Result<Found, Refused> {
     lock::acquire(word, shared_word(), &mut FamilyPatience)
 }
 
 /// A lock in shared memory, held.
-pub struct SharedLock<'a>(&'a AtomicU64);
+pub struct SharedLock<'a> {
+    word: &'a AtomicU64,
+    found: Found,
+}
 
 impl<'a> SharedLock<'a> {
     /// Takes it.
@@ -168,15 +171,19 @@ impl<'a> SharedLock<'a> {
     /// # Errors
     /// See [`Refused`].
     pub fn enter(word: &'a AtomicU64) -> Result<SharedLock<'a>, Refused> {
-        lock_shared(word)?;
-        Ok(SharedLock(word))
+        Ok(SharedLock { word, found: lock_shared(word)? })
+    }
+
+    /// Whether a process died that held it.
+    pub fn was_left(&self) -> bool {
+        self.found == Found::Left
     }
 }
 
 impl Drop for SharedLock<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        lock::release(self.0);
+        lock::release(self.word);
     }
 }
 

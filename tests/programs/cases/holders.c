@@ -220,3 +220,49 @@ CASE(killed_child_does_not_keep_a_connection_in_tcp) {
     close(ends[1]);
 }
 #endif
+
+static int begun[2];
+
+static void reads_bit_by_bit(void *end) {
+    char buf[100];
+    EQ(write(begun[1], "", 1), 1);
+    while (recv(*(int *)end, buf, sizeof buf, 0) > 0)
+        ;
+    _exit(0);
+}
+
+// Who reads on after a process that was killed in a receive misses what that took, and nothing else.
+CASE(what_a_killed_receiver_took_is_all_that_is_missing) {
+    enum { FIRST = 200000, REST = 10000, ALL = FIRST + REST };
+    static char buf[ALL + 1];
+    char byte;
+    for (int i = 0; i < 60; i++) {
+        int ends[2];
+        connect_here(&ends[0], &ends[1]);
+        // By TCP; then through the ring, as soon as both ends have looked.
+        send_all(ends[0], 1, 0, FIRST);
+        recv_all(ends[1], 1, 0, 10);
+        for (int k = 0; k < 10; k++) {
+            send_all(ends[1], 2, k * 10, 10);
+            recv_all(ends[0], 2, k * 10, 10);
+        }
+        send_all(ends[0], 1, FIRST, REST);
+        OK(shutdown(ends[0], SHUT_WR));
+        OK(pipe(begun));
+        pid_t pid = child(reads_bit_by_bit, &ends[1]);
+        EQ(read(begun[0], &byte, 1), 1);
+        for (double until = now() + (double)(rand() % 1000) / 1e6; now() < until;)
+            ;
+        kill(pid, SIGKILL);
+        EQ(waitpid(pid, NULL, 0), pid);
+        close(begun[0]);
+        close(begun[1]);
+        size_t n = 0;
+        for (ssize_t got; (got = OK(recv(ends[1], buf + n, sizeof buf - n, 0))) > 0;)
+            n += got;
+        CHECK(n <= ALL - 10);
+        check_pattern(1, ALL - n, buf, n);
+        close(ends[0]);
+        close(ends[1]);
+    }
+}

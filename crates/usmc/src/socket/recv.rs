@@ -230,7 +230,7 @@ fn stops_in_kernel(fd: i32, conn: &Conn) -> bool {
 }
 
 /// A lock in the slot, held where several processes share this end.
-pub struct Family<'a>(#[expect(dead_code, reason = "held for its drop")] Option<SharedLock<'a>>);
+pub struct Family<'a>(Option<SharedLock<'a>>);
 
 impl<'a> Family<'a> {
     /// The sending direction's; `None` when the peer made it unusable.
@@ -244,7 +244,12 @@ impl<'a> Family<'a> {
     #[inline(always)]
     pub fn receiving(conn: &Conn, slot: &'a Slot) -> Option<Family<'a>> {
         let end = conn.end(slot);
-        Family::enter(conn, end, &end.rx_lock)
+        let family = Family::enter(conn, end, &end.rx_lock)?;
+        if family.0.as_ref().is_some_and(SharedLock::was_left) {
+            // It may have read bytes that it did not account for.
+            RxSpan::new(slot, conn.side()).recount();
+        }
+        Some(family)
     }
 
     /// The caller has the record's own lock of that direction.
