@@ -107,11 +107,11 @@ impl Table {
         })
     }
 
-    /// Whether the process of a number is still to come. Where who was about to make it was killed it may never; a stream
-    /// that it got is excused by its maker then.
+    /// Whether the process of a number is still to come, with a stream. Where who was about to make it was killed it may
+    /// never; a stream that it got is excused by its maker then.
     fn is_awaited(&self, number: u64) -> bool {
         let maker = self.word(HEADER + number * PROCESS + 48);
-        maker == 0 || self.process(maker).is_none_or(|maker| !maker.killed)
+        maker != 0 && self.process(maker).is_none_or(|maker| !maker.killed)
     }
 
     fn mark_killed(&self, number: u64) {
@@ -184,7 +184,7 @@ struct Entry {
 }
 
 /// A process that has begun and not ended, as far as is known.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Member {
     /// In the table.
     pub number: u64,
@@ -255,9 +255,9 @@ impl Crowd {
         &self.members
     }
 
-    /// Whether somebody is made who has not begun.
-    pub fn awaits(&self, table: &Table) -> bool {
-        self.expected.iter().any(|&number| table.is_awaited(number))
+    /// The numbers of those who are made and have not begun.
+    pub fn awaited(&self, table: &Table) -> Vec<u64> {
+        self.expected.iter().copied().filter(|&number| table.is_awaited(number)).collect()
     }
 
     /// A handle for signals, if that process is still the one it was.
@@ -296,9 +296,9 @@ impl Handle {
 pub struct Size {
     /// Open descriptors.
     pub fds: usize,
-    /// Mappings of shared memory.
+    /// Segments mapped.
     pub segments: usize,
-    /// All mappings.
+    /// All mappings, the words of peers that live or have lately died among them.
     pub mappings: usize,
     /// Threads.
     pub threads: usize,
@@ -317,7 +317,7 @@ impl Size {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         Size {
             fds: procfs::open_fds(pid),
-            segments: procfs::shared_mappings(pid),
+            segments: maps.lines().filter(|l| l.contains("/memfd:usmc-segment")).count(),
             mappings: maps.lines().count(),
             threads: field("Threads:"),
             resident: field("RssAnon:") + field("RssShmem:"),

@@ -153,10 +153,15 @@ impl Storm {
     fn calm(&mut self) {
         self.table.put(Header::Pause, 1);
         let until = Instant::now() + Duration::from_secs(90);
-        while self.crowd.refresh(&self.table).iter().any(|m| m.busy > 0 || m.role == CHILD)
-            || self.crowd.awaits(&self.table)
-        {
-            assert!(Instant::now() < until, "streams go on for ever");
+        loop {
+            let mut left = self.crowd.refresh(&self.table).to_vec();
+            left.retain(|m| m.busy > 0 || m.role == CHILD);
+            let awaited = self.crowd.awaited(&self.table);
+            if left.is_empty() && awaited.is_empty() {
+                break;
+            }
+            let late = Instant::now() > until;
+            assert!(!late, "streams go on for ever: {left:?}, {awaited:?} are awaited");
             thread::park_timeout(Duration::from_millis(1));
         }
         let made = self.table.get(Header::Streams);
@@ -211,7 +216,7 @@ fn assert_nothing_piled_up(before: &[(u64, i32, Size)], after: &[(u64, i32, Size
         println!("role {role}: {old:?}\n    then {new:?}");
         let same = pid == same && old.threads == new.threads;
         let few = new.fds <= old.fds + 4 && new.segments <= old.segments + 4;
-        let small = new.mappings <= old.mappings + 8 && new.resident <= 2 * old.resident + 4096;
+        let small = new.mappings <= old.mappings + 24 && new.resident <= 2 * old.resident + 4096;
         assert!(same && few && small, "role {role} has grown from {old:?} to {new:?}");
     }
 }

@@ -47,7 +47,19 @@ struct BellInFlight<'a>(&'a End);
 impl Drop for BellInFlight<'_> {
     fn drop(&mut self) {
         // Release: pairs with the Acquire in `try_back` and `is_rung`; the byte is counted by us and by the kernel.
-        self.0.tcp_sends.fetch_sub(1, Release);
+        // Nothing where it was forgotten ([`TxSpan::forget_bells`]).
+        let less = |sends: u32| (sends & IN_FLIGHT != 0).then(|| sends - 1);
+        let _ = self.0.tcp_sends.fetch_update(Release, Relaxed, less);
+    }
+}
+
+/// The same of one that is sent for the other end.
+struct BellForPeer<'a>(&'a End);
+
+impl Drop for BellForPeer<'_> {
+    fn drop(&mut self) {
+        // Release: as above.
+        self.0.bells_for.fetch_sub(1, Release);
     }
 }
 
@@ -59,7 +71,26 @@ impl<'a> TxSpan<'a> {
         // AcqRel: begun before the bits are taken, see `RxSpan::leave`.
         let before = self.end.tcp_sends.fetch_add(1, AcqRel);
         let _in_flight = BellInFlight(self.end);
-        if before & RETURNED != 0 {
+        self.ring_unless_back(before, take, send)
+    }
+
+    /// The same by a process of the other end, which has got hold of this end's socket.
+    pub fn ring_for(&self, take: impl FnOnce() -> u32, send: impl FnOnce() -> bool) -> Rung {
+        self.end.bells_for.fetch_add(1, AcqRel);
+        let _in_flight = BellForPeer(self.end);
+        // Pairs with the fence in `try_back`: it sees this bell, or we see that it is too late for it.
+        fence(SeqCst);
+        let now = self.end.tcp_sends.load(Acquire);
+        self.ring_unless_back(now, take, send)
+    }
+
+    fn ring_unless_back(
+        &self,
+        sends: u32,
+        take: impl FnOnce() -> u32,
+        send: impl FnOnce() -> bool,
+    ) -> Rung {
+        if sends & RETURNED != 0 {
             return Rung::Back;
         }
         let bits = take();
@@ -100,8 +131,9 @@ impl<'a> TxSpan<'a> {
             return Ok(self.late(ring));
         }
         self.finish(&tcp_sent)?;
-        // Acquire: pairs with the Release at the end of each doorbell.
-        if self.end.tcp_sends.load(Acquire) & IN_FLIGHT != 0 {
+        // Pairs with the fence in `ring_for`.
+        fence(SeqCst);
+        if is_rung(self.end) {
             return Ok(Back::Busy);
         }
         // A receiver that has not seen the switch may be in a read of TCP that takes what follows, too. Where it is so,
@@ -125,6 +157,12 @@ impl<'a> TxSpan<'a> {
         // Release: pairs with the Acquire in `RxSpan::resume`.
         self.producer.state.store(TX_BACK, Release);
         Ok(Back::Done)
+    }
+
+    /// Forgets the doorbells in flight of processes that died in the middle of one. No other process has this end, and no
+    /// thread of the caller's is in [`TxSpan::ring`].
+    pub fn forget_bells(&self) {
+        self.end.tcp_sends.fetch_and(!IN_FLIGHT, AcqRel);
     }
 
     /// What a sender published while the peer ended its span.
@@ -157,6 +195,12 @@ impl<'a> TxSpan<'a> {
         sends & RETURNED != 0
             && (sends & SWITCHING == 0 || self.producer.state.load(Acquire) == TX_BACK)
     }
+}
+
+/// Whether a doorbell of this end is in flight.
+fn is_rung(end: &End) -> bool {
+    // Acquire: pairs with the Release at the end of each doorbell.
+    end.tcp_sends.load(Acquire) & IN_FLIGHT != 0 || end.bells_for.load(Acquire) != 0
 }
 
 /// What became of [`RxSpan::leave`].
@@ -216,10 +260,9 @@ impl<'a> RxSpan<'a> {
     /// After [`RxSpan::leave`]: whether a doorbell of the sender is in flight. Once none is, none comes any more, and
     /// [`RxSpan::unheard`] bytes are to be taken out of the TCP stream.
     pub fn is_rung(&self, slot: &Slot, me: usize) -> bool {
-        // Acquire: pairs with the Release at the end of each doorbell.
-        let sends = slot.end[!me & 1].tcp_sends.load(Acquire);
+        let end = &slot.end[!me & 1];
         // Outside the ring these are not doorbells.
-        sends & SWITCHING != 0 && sends & IN_FLIGHT != 0
+        end.tcp_sends.load(Relaxed) & SWITCHING != 0 && is_rung(end)
     }
 
     /// Doorbells rung and not taken out of the TCP stream.

@@ -118,6 +118,8 @@ pub struct End {
     pub leaving: AtomicU32,
     /// Ids of processes that are counted in `refs`; 0 = a free place.
     pub members: [AtomicU32; 8],
+    /// Doorbells in flight that processes of the other end send on behalf of this one.
+    pub bells_for: AtomicU32,
 }
 
 /// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the
@@ -292,7 +294,7 @@ const _: () = {
     assert!(offset_of!(End, tx_lock) == 24 && offset_of!(End, tcp_left) == 40);
     assert!(offset_of!(End, rcv_buf) == 48 && offset_of!(End, back_lock) == 56);
     assert!(offset_of!(End, pid) == 64 && offset_of!(End, custody) == 72);
-    assert!(offset_of!(End, members) == 84);
+    assert!(offset_of!(End, members) == 84 && offset_of!(End, bells_for) == 116);
     assert!(offset_of!(Producer, window_shift) == 24 && offset_of!(Producer, boundary) == 40);
     assert!(offset_of!(Producer, stamp) == 48 && offset_of!(Producer, resume) == 64);
     assert!(offset_of!(Producer, voucher) == 60 && offset_of!(Producer, voucher_fd) == 84);

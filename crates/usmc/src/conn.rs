@@ -109,6 +109,8 @@ pub struct Conn {
     pub tx_sleepers: AtomicU32,
     /// Threads of this process asleep in a send.
     pub blocked_sends: AtomicU32,
+    /// Threads of this process in the middle of a doorbell.
+    pub ringing: AtomicU32,
     /// Sends through TCP in flight while there is no slot, or SWITCHING.
     pub tcp_sends: AtomicU32,
     /// Receives from TCP in flight while there is no slot, or SWITCHING.
@@ -603,6 +605,7 @@ pub fn free(index: u32) {
     conn.calls.store(0, Relaxed);
     conn.tuple.iter().for_each(|word| word.store(0, Relaxed));
     conn.blocked_sends.store(0, Relaxed);
+    conn.ringing.store(0, Relaxed);
     conn.snd_buf.store(0, Relaxed);
     conn.rcv_buf.store(0, Relaxed);
     conn.cell.store(0, Relaxed);

@@ -144,6 +144,11 @@ fn prepare() {
         conn.set_flag(F_COPIED, true);
         clc::before_fork(conn);
         match conn.phase() {
+            _ if conn.slot().is_some() => {
+                forget_the_dead(conn);
+                count_in_slots(conn, true);
+                conn.set_flag(F_SHARED | F_FORKED, true);
+            }
             _ if count_in_slots(conn, true) => conn.set_flag(F_SHARED | F_FORKED, true),
             EARLY => {
                 if conn.cell.load(Relaxed) == 0 {
@@ -166,6 +171,22 @@ fn prepare() {
     segment::hold();
     MASK.store(mask, Relaxed);
     FORKING.store(process::thread(), Relaxed);
+}
+
+/// Sleepers that were killed are still counted among all of the end, which are asked from now on.
+fn forget_the_dead(conn: &Conn) {
+    if let Some(slot) = conn.slot()
+        && is_alone(conn)
+    {
+        let end = conn.end(slot);
+        for (all, own) in [
+            (&end.rx_sleepers, &conn.rx_sleepers),
+            (&end.tx_sleepers, &conn.tx_sleepers),
+            (&end.blocked_sends, &conn.blocked_sends),
+        ] {
+            all.fetch_min(own.load(Relaxed), Relaxed);
+        }
+    }
 }
 
 /// Whether this thread has called [`prepare`]; it has not in a child that shares its parent's memory.
@@ -206,6 +227,7 @@ fn child() {
             &conn.rx_sleepers,
             &conn.tx_sleepers,
             &conn.blocked_sends,
+            &conn.ringing,
             &conn.tcp_receives,
             &conn.unseen,
         ] {
@@ -373,12 +395,22 @@ pub fn is_sole_holder(conn: &Conn) -> bool {
         members::bury(list, count, |id| stand_in_for(conn, id));
     }
     // Who died in the middle of a step leaves its lock behind: whoever takes that puts right what was half done.
-    let is_held = |end: &End| end.rx_lock.load(Acquire) | end.tx_lock.load(Acquire) != 0;
-    let sole = count.load(Acquire) == 1 && !conn.family().is_some_and(is_held);
+    let is_left = |lock: &AtomicU64| match lock.load(Acquire) {
+        0 => false,
+        holder => !process::holds_shared(holder),
+    };
+    let is_half_done = |end: &End| is_left(&end.rx_lock) || is_left(&end.tx_lock);
+    let sole = count.load(Acquire) == 1 && !conn.family().is_some_and(is_half_done);
     if sole {
         conn.set_flag(F_SHARED, false);
     }
     sole
+}
+
+/// [`is_sole_holder`], asked again only where that may have changed.
+pub fn is_alone(conn: &Conn) -> bool {
+    let is_known = !conn.has(F_SHARED) && holders(conn).is_none_or(|n| n.load(Acquire) == 1);
+    is_known || is_sole_holder(conn)
 }
 
 /// A holder of our end has died, whom the peer may still look for.

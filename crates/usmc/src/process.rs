@@ -115,6 +115,11 @@ fn shared_word() -> u64 {
     ((pid() as u64) << 40) | ((thread() >> 6) & 0xff_ffff_ffff)
 }
 
+/// Whether a thread of this process has a lock in shared memory.
+pub fn holds_shared(word: u64) -> bool {
+    (word >> 40) as u32 == pid()
+}
+
 /// Waiting for a process that shares an end with us; takes the lock over when that process has died.
 struct FamilyPatience;
 

@@ -187,6 +187,7 @@ fn reset_end(end: &End) {
     end.custody.store(0, Relaxed);
     end.blocked_sends.store(0, Relaxed);
     end.leaving.store(0, Relaxed);
+    end.bells_for.store(0, Relaxed);
     end.members.iter().for_each(|id| id.store(0, Relaxed));
     // Set for both: who attaches holds its end from that moment on.
     end.refs.store(1, Relaxed);

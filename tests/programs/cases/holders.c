@@ -266,3 +266,23 @@ CASE(what_a_killed_receiver_took_is_all_that_is_missing) {
         close(ends[1]);
     }
 }
+
+static void sends_for_ever(void *end) {
+    static char buf[65536];
+    for (;;)
+        OK(send(*(int *)end, buf, sizeof buf, 0));
+}
+
+// Nobody waits any more for what it was asleep for, and the connection leaves the ring all the same.
+PAIR_CASE(killed_child_was_asleep_in_a_send) {
+    struct pair p = pair_open();
+    pid_t pid = child(sends_for_ever, &p.fd);
+    wait_asleep(pid, pid);
+    kill(pid, SIGKILL);
+    EQ(waitpid(pid, NULL, 0), pid);
+    char byte = 0;
+    EQ(peer_send(p.peer, &byte, 1, MSG_OOB), 1);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 1, 0, 1000), 0);
+    recv_all(p.fd, 1, 0, 1000);
+    pair_close(p);
+}

@@ -29,7 +29,7 @@ enum outcome { OPEN, WHOLE, BROKEN };
 // One process. The harness writes `killed`.
 struct process {
     _Atomic uint64_t pid, role, killed, ended, busy, steps;
-    uint64_t maker; // The process that was about to make it; 0: the harness.
+    uint64_t maker; // The process that was about to make it; 0: the harness, or not said yet.
     uint64_t spare;
 };
 

@@ -21,7 +21,7 @@ use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, LISTEN, OFFE
 use crate::process::SharedLock;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
-use crate::{clock, kernel, log, observer, poll, process, syn_option, transition};
+use crate::{clock, fork, kernel, log, observer, poll, process, syn_option, transition};
 
 /// How long a peer's doorbell may be in flight; it is one system call that does not wait.
 const BELL_NS: u64 = 1_000_000_000;
@@ -187,7 +187,9 @@ pub fn leave_on_behalf(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
 
 /// Whether a send of this end sleeps for room, where only a doorbell wakes it.
 fn sends_sleep(conn: &Conn, slot: &Slot) -> bool {
-    conn.end(slot).blocked_sends.load(SeqCst) > 0
+    let (own, all) = (conn.blocked_sends.load(SeqCst), conn.end(slot).blocked_sends.load(SeqCst));
+    // Those who were killed asleep stay counted.
+    if all > own && fork::is_alone(conn) { own > 0 } else { all > 0 }
 }
 
 /// Gives up after a time in which the peer, if it runs at all, has done its part.
@@ -371,7 +373,12 @@ pub fn go_back_locked(fd: i32, conn: &Conn, slot: &Slot) -> bool {
         own.flags.fetch_or(TXF_LEFT, AcqRel);
     }
     let Ok(_held) = SharedLock::enter(&conn.end(slot).back_lock) else { return false };
-    end_ring(fd, slot, conn.side(), &conn.tx(slot))
+    let done = end_ring(fd, slot, conn.side(), &conn.tx(slot));
+    if !done && fork::is_alone(conn) && conn.ringing.load(SeqCst) == 0 {
+        // Who was killed in the middle of a doorbell stays counted.
+        TxSpan::new(slot, conn.side()).forget_bells();
+    }
+    done
 }
 
 /// Ends the span of the ring `tx`, which end `side` of the connection sends by the socket `fd`. The caller holds that

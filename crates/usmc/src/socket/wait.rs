@@ -22,7 +22,7 @@ use crate::conn::{self, Conn, F_SHARED};
 use crate::poll::ready;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{config, device, observer, process, real, transition};
+use crate::{config, device, fork, observer, process, real, transition};
 
 /// How long the kernel of a dead peer may take to answer a doorbell. A living peer that leaves one unread gets the next
 /// after this time.
@@ -136,7 +136,11 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce() -> u32) 
         }
         sent.is_ok()
     };
-    if tx_span(conn, slot).ring(take, send) == Rung::Back {
+    // SeqCst: before the doorbell counts among all of this end's, and until it does not any more.
+    conn.ringing.fetch_add(1, SeqCst);
+    let rung = tx_span(conn, slot).ring(take, send);
+    conn.ringing.fetch_sub(1, SeqCst);
+    if rung == Rung::Back {
         demote::go_back(fd, conn, slot);
     }
 }
@@ -196,8 +200,10 @@ pub fn is_cut(conn: &Conn) -> bool {
 /// The caller holds the receiving lock and has read TCP to the boundary.
 pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
     let bells = Bells { end: conn.end(slot), rx: conn.rx(slot), tx: conn.tx(slot) };
-    let readers = || conn.rx_sleepers.load(Acquire) | bells.end.rx_sleepers.load(Acquire) != 0;
-    let writers = || conn.tx_sleepers.load(Acquire) | bells.end.tx_sleepers.load(Acquire) != 0;
+    // Those who were killed asleep stay counted.
+    let others = |all: &AtomicU32| all.load(Acquire) != 0 && !fork::is_alone(conn);
+    let readers = || conn.rx_sleepers.load(Acquire) != 0 || others(&bells.end.rx_sleepers);
+    let writers = || conn.tx_sleepers.load(Acquire) != 0 || others(&bells.end.tx_sleepers);
     if (demote::is_leaving(conn, slot) || demote::is_due(conn.own(slot).flags.load(Relaxed)))
         && writers()
     {
@@ -297,10 +303,13 @@ impl<'a> Sleeper<'a> {
 
 impl Drop for Sleeper<'_> {
     fn drop(&mut self) {
-        self.each(|count| {
-            count.fetch_sub(1, AcqRel);
-        });
+        self.each(count_out);
     }
+}
+
+/// One less, unless a fork meanwhile has forgotten it among the dead.
+fn count_out(count: &AtomicU32) {
+    let _ = count.fetch_update(AcqRel, Relaxed, |n| n.checked_sub(1));
 }
 
 /// What a sleep on the TCP socket ended with.
@@ -520,9 +529,7 @@ struct Blocked<'a>([&'a AtomicU32; 2]);
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|count| {
-            count.fetch_sub(1, AcqRel);
-        });
+        self.0.iter().for_each(|count| count_out(count));
     }
 }
 
