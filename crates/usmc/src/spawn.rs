@@ -14,7 +14,7 @@ use crate::device::Receiver;
 use crate::socket::demote::Patience;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
-use crate::{custody, fork, holds, log, process, real, set_errno};
+use crate::{custody, holds, log, process, real, set_errno};
 
 /// `struct __spawn_action` of glibc (posix/spawn_int.h); [`is_layout_known`] looks whether it still is.
 #[repr(C)]
@@ -289,14 +289,19 @@ pub fn around<T>(plan: Plan, start: impl FnOnce() -> (T, Option<u32>)) -> Result
     let mut left = Ok(());
     // For all of them together.
     let patience = Patience::new();
-    plan.for_each(|given| left = left.and(leave(given, &patience)));
-    if left.is_err() {
+    let mut withheld = Withheld::nothing();
+    plan.for_each(|given| left = left.and(leave(given, &patience, &mut withheld)));
+    if let Err(errno) = left {
         plan.for_each(call_off);
+        drop(withheld);
+        set_errno(saved);
+        return Err(errno);
     }
     set_errno(saved);
-    left?;
     let (done, started) = start();
     let saved = crate::errno();
+    // It is another program by now, or none.
+    drop(withheld);
     match started {
         None => plan.for_each(call_off),
         Some(0) => {}
@@ -310,7 +315,7 @@ pub fn around<T>(plan: Plan, start: impl FnOnce() -> (T, Option<u32>)) -> Result
     Ok(done)
 }
 
-fn leave(given: Given, patience: &Patience) -> Result<(), Errno> {
+fn leave(given: Given, patience: &Patience, withheld: &mut Withheld) -> Result<(), Errno> {
     let conn = conn::at(given.index);
     if conn.phase() == FRESH {
         // The program would not learn of the connection that it becomes.
@@ -320,12 +325,59 @@ fn leave(given: Given, patience: &Patience) -> Result<(), Errno> {
         return Ok(());
     }
     match holds::lend(given.fd, given.index, child(), patience) {
-        Err(_) if !given.asked_for || !fork::is_sole_holder(conn) => {
-            log::warn(format_args!("fd {}: in the ring, and open in a new program", given.fd));
+        // What is just left open is most likely not meant to be used there.
+        Err(_) if !given.asked_for && withheld.add(given.index) => {
+            log::warn(format_args!("fd {}: in the ring, and closed in the new program", given.fd));
             Ok(())
         }
         done => done,
     }
+}
+
+/// Numbers that are close-on-exec for as long as it takes to start a program, which would take doorbells for the bytes of
+/// these connections.
+struct Withheld {
+    numbers: [(c_int, u32); 64],
+    count: usize,
+}
+
+impl Withheld {
+    fn nothing() -> Withheld {
+        Withheld { numbers: [(-1, 0); 64], count: 0 }
+    }
+
+    /// All numbers of a connection. False where there are too many.
+    fn add(&mut self, index: u32) -> bool {
+        let mut all = true;
+        table::for_each(0, u32::MAX, |fd, entry| {
+            if entry == Entry::Conn(index) && holds::crosses_exec(fd) {
+                match self.numbers.get_mut(self.count) {
+                    Some(place) if close_on_exec(fd, true) => {
+                        *place = (fd, index);
+                        self.count += 1;
+                    }
+                    _ => all = false,
+                }
+            }
+        });
+        all
+    }
+}
+
+impl Drop for Withheld {
+    fn drop(&mut self) {
+        for &(fd, index) in &self.numbers[..self.count] {
+            // Another thread may have closed it.
+            if table::get(fd) == Entry::Conn(index) {
+                close_on_exec(fd, false);
+            }
+        }
+    }
+}
+
+fn close_on_exec(fd: c_int, on: bool) -> bool {
+    let flags = if on { libc::FD_CLOEXEC } else { 0 };
+    sys::fcntl(fd, libc::F_SETFD, flags as usize).is_ok()
 }
 
 fn call_off(given: Given) {

@@ -182,6 +182,25 @@ CASE(spawned_program_takes_unread_bytes_along) {
     }
 }
 
+// It would find doorbells where the bytes are: it finds the number closed, as differences.md says, and we have it as before.
+CASE(program_does_not_get_what_cannot_leave_the_ring) {
+    for (int i = 0; i < 2; i++) {
+        int ends[2];
+        both_ends(ends, i, 32);
+        OK(dup2(ends[1], 9));
+        close(ends[1]);
+        send_all(ends[0], 3, 0, 5000);
+        OK(shutdown(ends[0], SHUT_WR));
+        int status = OK(system("exec 2> /dev/null <&9"));
+        CHECK(WIFEXITED(status));
+        EQ(WEXITSTATUS(status) == 0, is_plain());
+        EQ(fcntl(9, F_GETFD), 0);
+        recv_to_eof(9, 3, 0, 5000);
+        close(9);
+        close(ends[0]);
+    }
+}
+
 CASE(shell_of_popen_passes_it_on) {
     for (int i = 0; i < 2; i++) {
         int ends[2];
