@@ -45,6 +45,7 @@ macro_rules! watched {
                 fetch_or(value: $value, order: Ordering) -> $value;
                 fetch_and(value: $value, order: Ordering) -> $value;
                 fetch_max(value: $value, order: Ordering) -> $value;
+                fetch_min(value: $value, order: Ordering) -> $value;
             );
             pub fn fetch_update(
                 &self,
