@@ -24,7 +24,7 @@ use crate::layout::{
     TX_TCP, TXF_BACK, TXF_ENDS, TXF_LEFT,
 };
 use crate::ring::Ring;
-use crate::span::{RxSpan, TxSpan, Unmeasured};
+use crate::span::{RxSpan, TxSpan, Unmeasured, leave_count};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::sync::fence;
 
@@ -47,9 +47,7 @@ struct BellInFlight<'a>(&'a End);
 impl Drop for BellInFlight<'_> {
     fn drop(&mut self) {
         // Release: pairs with the Acquire in `try_back` and `is_rung`; the byte is counted by us and by the kernel.
-        // Nothing where it was forgotten ([`TxSpan::forget_bells`]).
-        let less = |sends: u32| (sends & IN_FLIGHT != 0).then(|| sends - 1);
-        let _ = self.0.tcp_sends.fetch_update(Release, Relaxed, less);
+        leave_count(self.0);
     }
 }
 

@@ -10,7 +10,8 @@
 //! killed, stopped, or interrupted by a signal handler that sends on the same socket.
 
 use crate::layout::{
-    BY_SENDER, End, Producer, RETURNED, SWITCHING, Slot, TCP_AGAIN, TX_RING, TX_TCP, TXF_LEFT,
+    BY_SENDER, End, IN_FLIGHT, Producer, RETURNED, SWITCHING, Slot, TCP_AGAIN, TX_RING, TX_TCP,
+    TXF_LEFT,
 };
 use crate::sync::Ordering::{Acquire, Relaxed, Release};
 
@@ -56,8 +57,15 @@ impl Drop for TcpSend<'_> {
     #[inline]
     fn drop(&mut self) {
         // Release: pairs with the Acquire in `try_switch`; the kernel's count includes this send.
-        self.0.tcp_sends.fetch_sub(1, Release);
+        leave_count(self.0);
     }
+}
+
+/// One send or doorbell less, unless it was forgotten ([`TxSpan::forget_bells`]).
+#[inline]
+pub(crate) fn leave_count(end: &End) {
+    let less = |sends: u32| (sends & IN_FLIGHT != 0).then(|| sends - 1);
+    let _ = end.tcp_sends.fetch_update(Release, Relaxed, less);
 }
 
 impl<'a> TxSpan<'a> {
@@ -283,6 +291,11 @@ impl<'a> RxSpan<'a> {
             self.to_tcp();
         }
         Some(bells)
+    }
+
+    /// Whether the sender has left the ring, and bytes that follow it are in TCP.
+    pub fn is_resumed(&self) -> bool {
+        self.drawn().is_some()
     }
 
     fn drawn(&self) -> Option<u64> {

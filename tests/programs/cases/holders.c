@@ -286,3 +286,26 @@ PAIR_CASE(killed_child_was_asleep_in_a_send) {
     recv_all(p.fd, 1, 0, 1000);
     pair_close(p);
 }
+
+static void sleeps_in_poll(void *end) {
+    struct pollfd f = {.fd = *(int *)end, .events = POLLIN};
+    poll(&f, 1, -1);
+}
+
+// As who is killed behind the system call that takes it: it is not looked for among the bytes that follow the ring.
+PAIR_CASE(doorbell_that_nobody_counted_is_missed_by_nobody) {
+    struct pair p = pair_open();
+    pid_t pid = child(sleeps_in_poll, &p.fd);
+    wait_asleep(pid, pid);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 1, 0, 1), 0);
+    char byte;
+    if (!is_plain() && variant.warm)
+        EQ(unseen(SYS_read, p.fd, (long)&byte, 1), 1);
+    kill(pid, SIGKILL);
+    OK(waitpid(pid, NULL, 0));
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 1, 1, 999), 0);
+    EQ(dup2(p.fd, 0), 0);
+    recv_all(0, 1, 0, 1000);
+    close(0);
+    pair_close(p);
+}

@@ -515,3 +515,35 @@ PAIR_CASE(urgent_byte_wakes_an_epoll_wait_for_it) {
     close(ep);
     pair_close(p);
 }
+
+// What stands in TCP before the ring's first doorbell is not sent again behind what its sender has sent again already.
+CASE(both_ends_leave_before_the_receiver_has_looked) {
+    for (int k = 0; k < 200; k++) {
+        int ends[2], at = 0, back = 0, rounds = k / 4;
+        connect_here(&ends[0], &ends[1]);
+        for (; at < rounds * 10; at += 10, back += 10) {
+            send_all(ends[0], 1, at, 10);
+            recv_all(ends[1], 1, at, 10);
+            send_all(ends[1], 2, back, 10);
+            recv_all(ends[0], 2, back, 10);
+        }
+        send_all(ends[0], 1, at, 100);
+        for (int i = 0; i < k % 4; i++, back += 10) {
+            send_all(ends[1], 2, back, 10);
+            recv_all(ends[0], 2, back, 10);
+        }
+        // For some of these numbers through the ring, of which the receiver has not heard.
+        send_all(ends[0], 1, at + 100, 1000);
+        EQ(dup2(ends[0], 0), 0);
+        send_all(ends[0], 1, at + 1100, 10);
+        if (dup2(ends[1], 0) < 0) {
+            EQ(errno, EBUSY);
+            CHECK(!is_plain());
+        }
+        OK(shutdown(ends[0], SHUT_WR));
+        recv_to_eof(ends[1], 1, at, 1110);
+        close(ends[0]);
+        close(ends[1]);
+        close(0);
+    }
+}

@@ -220,8 +220,8 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     let span = RxSpan::new(slot, conn.side());
     let rx = conn.rx(slot);
     let patience = Patience::new();
-    // Bytes of the TCP span before doorbells, which would be read as data by whoever comes next.
-    let mut before_bells = 0;
+    // Somebody may have taken a doorbell and died before he had counted it; the kernel knows.
+    span.recount();
     loop {
         match span.source(|| kernel::tcp_read(fd, conn, slot)).map_err(|_| libc::EBUSY)? {
             Source::Bells(count) => {
@@ -229,16 +229,18 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
                 patience.wait()?;
             }
             Source::Tcp(_) if span.is_tcp() => return Ok(()),
-            Source::Tcp(left) if span.boundary().is_some() => {
-                before_bells = left as usize;
-                break;
-            }
             _ => break,
         }
     }
     // The peer's socket, to send for it: its program may be anywhere.
     let peer = PeersSocket::of(fd, conn, slot, 1 - conn.side());
-    if before_bells > 0 && span.unheard() > 0 && peer.is_none() {
+    // Before the peer can learn of it: it would send again what is in the ring, and what stands before that is ours.
+    let held = SharedLock::enter(&slot.end[1 - conn.side()].back_lock);
+    let Ok(_held) = held else { return Err(libc::EBUSY) };
+    // Bytes of the TCP span before doorbells, which would be read as data by whoever comes next. They can be sent again as
+    // long as nothing that follows them was.
+    let before_bells = bytes_before_bells(fd, conn, slot).ok_or(libc::EBUSY)?;
+    if before_bells > 0 && span.unheard() > 0 && (peer.is_none() || span.is_resumed()) {
         return Err(libc::EBUSY);
     }
     // After a shutdown of both directions the kernel takes no byte any more.
@@ -247,9 +249,6 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     if shut && (before_bells > 0 || rx.has_data()) {
         return Err(libc::EBUSY);
     }
-    // Before the peer can learn of it: it would send again what is in the ring, and what stands before that is ours.
-    let held = SharedLock::enter(&slot.end[1 - conn.side()].back_lock);
-    let Ok(_held) = held else { return Err(libc::EBUSY) };
     match span.leave(&rx, &conn.tx(slot), before_bells > 0) {
         Leave::Unread => return Err(libc::EBUSY),
         Leave::SenderFirst => {

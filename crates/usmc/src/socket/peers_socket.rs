@@ -1,7 +1,7 @@
 //! The socket of a connection's other end, used on behalf of the process that has it.
 
 use core::sync::atomic::Ordering::Relaxed;
-use usmc_shm::layout::Slot;
+use usmc_shm::layout::{End, Slot};
 use usmc_shm::ring::Ring;
 use usmc_shm::span::TxSpan;
 
@@ -21,7 +21,13 @@ impl PeersSocket {
         if !strangers::are_welcome() {
             return None;
         }
-        let pidfd = sys::pidfd_open(end.pid.load(Relaxed)).ok()?;
+        // Who was last known to have it may have died; in the others of its family it mostly has the same number.
+        let holders = [&end.pid].into_iter().chain(&end.members).map(|pid| pid.load(Relaxed));
+        holders.filter(|&pid| pid != 0).find_map(|pid| PeersSocket::of_process(pid, fd, conn, end))
+    }
+
+    fn of_process(pid: u32, fd: i32, conn: &Conn, end: &End) -> Option<PeersSocket> {
+        let pidfd = sys::pidfd_open(pid).ok()?;
         let socket = sys::pidfd_getfd(pidfd, end.fd.load(Relaxed));
         sys::close(pidfd);
         let socket = socket.ok()?;
