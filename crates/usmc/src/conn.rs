@@ -429,6 +429,14 @@ impl Conn {
         }
     }
 
+    /// Another process of this end may have let our send window grow, which set no limits to it.
+    pub fn follow_window(&self, slot: &Slot) {
+        let grown = self.own(slot).window_shift.load(Relaxed).min(self.ring_shift.load(Relaxed));
+        if grown > self.tx_shift.load(Relaxed) {
+            self.tx_shift.store(grown, Relaxed);
+        }
+    }
+
     /// The direction away from us.
     #[inline(always)]
     pub fn tx<'a>(&self, slot: &'a Slot) -> Ring<'a> {

@@ -239,6 +239,10 @@ fn child() {
             conn.forget_past();
             conn.give_up(Reason::Adopted);
         }
+        if conn.phase() != EARLY || conn.family().is_some() {
+            // Of an earlier time: this fork has not counted there.
+            conn.cell.store(0, Relaxed);
+        }
         if conn.has(F_FORKED) {
             members(conn).inspect(|list| members::enter(list));
         }

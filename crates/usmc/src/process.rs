@@ -139,6 +139,11 @@ impl Wait for FamilyPatience {
     }
 }
 
+/// Whether others may know this process, or it them, by other ids.
+pub fn is_scattered() -> bool {
+    SCATTERED.load(Relaxed)
+}
+
 /// Whether a process of our family lives, as far as that can be told; a zombie does not.
 pub fn is_alive(pid: u32) -> bool {
     if SCATTERED.load(Relaxed) {

@@ -309,3 +309,34 @@ PAIR_CASE(doorbell_that_nobody_counted_is_missed_by_nobody) {
     close(0);
     pair_close(p);
 }
+
+static int steps[2];
+
+// Its own buffers are small; ours, through which the ring has grown meanwhile, are not.
+static void sends_with_small_buffers(void *end) {
+    int fd = *(int *)end;
+    char byte;
+    set_option(fd, SOL_SOCKET, SO_SNDBUF, 20000);
+    send_all(fd, 1, 0, 10);
+    EQ(write(begun[1], "", 1), 1);
+    EQ(read(steps[0], &byte, 1), 1);
+    send_all(fd, 1, 300010, 10);
+}
+
+PAIR_CASE(window_that_another_process_has_grown) {
+    struct pair p = pair_open();
+    char byte;
+    EQ(peer_call(P_OPTION, p.peer, SOL_SOCKET, SO_RCVBUF, 20000), 0);
+    OK(pipe(begun));
+    OK(pipe(steps));
+    pid_t pid = child(sends_with_small_buffers, &p.fd);
+    EQ(read(begun[0], &byte, 1), 1);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 10), 0);
+    peer_begin(P_RECV_PATTERN, p.peer, 1, 10, 300000);
+    send_all(p.fd, 1, 10, 300000);
+    EQ(peer_end(), 0);
+    EQ(write(steps[1], "", 1), 1);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 300010, 10), 0);
+    child_succeeds(pid);
+    pair_close(p);
+}

@@ -390,8 +390,13 @@ pub fn end_ring(fd: i32, slot: &Slot, side: usize, tx: &Ring<'_>) -> bool {
             Ok(Back::Done) => return true,
             Ok(Back::Busy) if patience.wait().is_ok() => {}
             Ok(Back::Resend(from)) => {
-                // Where it fails, the connection is over, and the kernel tells the application.
-                span.is_resent(resend(fd, tx, from).unwrap_or(from));
+                let end = resend(fd, tx, from);
+                if end.is_none() && !kernel::is_over(fd) {
+                    // A connection that is over is no silent loss, and the kernel tells the application.
+                    log::warn(format_args!("fd {fd}: what was left unread cannot be sent; reset"));
+                    sys::disconnect(fd);
+                }
+                span.is_resent(end.unwrap_or(from));
                 return true;
             }
             Err(_) if kernel::is_over(fd) => {

@@ -237,7 +237,11 @@ impl<'a> Family<'a> {
     #[inline(always)]
     pub fn sending(conn: &Conn, slot: &'a Slot) -> Option<Family<'a>> {
         let end = conn.end(slot);
-        Family::enter(conn, end, &end.tx_lock)
+        let family = Family::enter(conn, end, &end.tx_lock)?;
+        if family.0.is_some() {
+            conn.follow_window(slot);
+        }
+        Some(family)
     }
 
     /// The receiving direction's, likewise.
