@@ -241,9 +241,13 @@ impl Fixture {
             thread::park_timeout(Duration::from_millis(1));
         }
         assert!(left.is_empty(), "processes left:\n{}", procfs::describe(&self.marker));
+        // A process that is about to end has lost its memory, where its name stands, before its sockets.
+        let listens = |port: u16| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
         for &port in self.ports.borrow().iter() {
-            let taken = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
-            assert!(taken.is_err(), "somebody still listens at port {port}");
+            while listens(port) {
+                assert!(Instant::now() < until, "somebody still listens at port {port}");
+                thread::park_timeout(Duration::from_millis(1));
+            }
         }
         let files: Vec<String> = file_names(&self.dir);
         // The device file is permanent; a killed process' mailbox stays until its index is taken again.
