@@ -9,8 +9,8 @@ use crate::reason::Reason;
 use crate::sys;
 use crate::tuple::Endpoint;
 
-/// How long a listener that was closed still counts.
-const JUST_NS: u64 = 1_000_000_000;
+/// How long a listener that was closed still counts: its last connection may take a while to its second request.
+const JUST_NS: u64 = 10_000_000_000;
 
 fn places(file: &DeviceFile, port: u16) -> impl Iterator<Item = (usize, &Listener)> {
     let start = (port as usize).wrapping_mul(0x9e3b) >> 2;
