@@ -329,7 +329,7 @@ impl<'a> Ring<'a> {
         self.dir.arm.rx.load(Relaxed) != 0
     }
 
-    /// Whom it has to wake (`ARM_*`). Inside [`crate::span::TxSpan::begin_bell`].
+    /// Whom it has to wake (`ARM_*`). Inside [`crate::span::TxSpan::ring`].
     #[inline]
     pub fn take_rx_sleepers(&self) -> u32 {
         // Acquire: see `arm_rx`. Release: who finds the bits taken also finds the bell begun (`crate::back`).
@@ -378,7 +378,7 @@ impl<'a> Ring<'a> {
         self.dir.arm.tx.load(Relaxed) != 0
     }
 
-    /// Whom it has to wake (`ARM_*`). Inside [`crate::span::TxSpan::begin_bell`].
+    /// Whom it has to wake (`ARM_*`). Inside [`crate::span::TxSpan::ring`].
     #[inline]
     pub fn take_tx_sleepers(&self) -> u32 {
         // AcqRel: as in `take_rx_sleepers`.

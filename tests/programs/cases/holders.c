@@ -96,6 +96,17 @@ static void by_failed_execs(void) {
     _exit(0);
 }
 
+// A byte each way; our end does not wait.
+static void exchange(struct pair p, char byte) {
+    char got;
+    EQ(peer_send(p.peer, &byte, 1, 0), 1);
+    EQ(send(p.fd, &byte, 1, 0), 1);
+    EQ(peer_recv(p.peer, &got, 1, 0), 1);
+    while (recv(p.fd, &got, 1, 0) < 0)
+        EQ(errno, EAGAIN);
+    EQ(got, byte);
+}
+
 PAIR_CASE(children_that_are_gone_hold_nothing) {
     void (*ways[])(void) = {by__exit, by__Exit, by_exit, by_execve, by_execvp, by_execl, by_execlp, by_execle,
         by_failed_execs};
@@ -108,13 +119,8 @@ PAIR_CASE(children_that_are_gone_hold_nothing) {
         if (pid == 0)
             ways[i]();
         child_succeeds(pid);
-        char byte = i, got;
-        EQ(peer_send(p.peer, &byte, 1, 0), 1);
-        EQ(send(p.fd, &byte, 1, 0), 1);
-        EQ(peer_recv(p.peer, &got, 1, 0), 1);
-        while (recv(p.fd, &got, 1, 0) < 0)
-            EQ(errno, EAGAIN);
-        EQ(got, byte);
+        char got;
+        exchange(p, i);
         for (int k = 0; k < 3; k++)
             FAILS(recv(p.fd, &got, 1, 0), EAGAIN);
         int before = questions;
@@ -184,13 +190,8 @@ PAIR_CASE(killed_child_holds_nothing) {
         for (int before = -1; before != questions;) {
             CHECK(now() < until);
             before = questions;
-            char byte = i, got;
-            EQ(peer_send(p.peer, &byte, 1, 0), 1);
-            EQ(send(p.fd, &byte, 1, 0), 1);
-            EQ(peer_recv(p.peer, &got, 1, 0), 1);
-            while (recv(p.fd, &got, 1, 0) < 0)
-                EQ(errno, EAGAIN);
-            EQ(got, byte);
+            char got;
+            exchange(p, i);
             FAILS(recv(p.fd, &got, 1, 0), EAGAIN);
         }
     }

@@ -10,12 +10,12 @@
 //! follows the active connections and not the open ones.
 
 use core::ptr;
-use usmc_shm::layout::{ARM_TCP, END_MARKS_SHIFT, END_SHUT_RD, Slot, TX_TCP, TXF_ENDS};
+use usmc_shm::layout::{ARM_TCP, END_MARKS_SHIFT};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64, fence};
 
 use super::entry::{
-    self, E_ACTIVE, E_ARMED, E_COPY, E_DISABLED, E_EDGE, E_KICKED, E_PARKED, E_RING, E_TCP, Entry,
+    self, E_ARMED, E_COPY, E_DISABLED, E_EDGE, E_KICKED, E_PARKED, E_RING, E_TCP, Entry,
 };
 use super::hot::{self, HOT};
 use super::nested;
@@ -31,8 +31,10 @@ use crate::table::{self, Entry as Fd};
 /// Most epoll sets with tracked sockets.
 const SETS: usize = 1024;
 
-const ET: u32 = libc::EPOLLET as u32;
-const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+/// Edge-triggered.
+pub const ET: u32 = libc::EPOLLET as u32;
+/// Told once.
+pub const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 const WAKEUP: u32 = libc::EPOLLWAKEUP as u32;
 /// What a ring connection's kernel registration asks for, doorbells and the end, where the application asks for
@@ -656,78 +658,6 @@ pub fn live_fd(entry: &Entry) -> i32 {
         });
     }
     hint.load(Relaxed) as i32
-}
-
-/// What an entry has to report now; 0 = nothing. Remembers what it reported. The caller holds the lock
-/// of the entry's set.
-pub fn take_events(entry: &Entry, peek: bool) -> u32 {
-    let conn = conn::at(entry.conn.load(Relaxed));
-    let (Some(slot), false) = (conn.slot(), entry.has(E_DISABLED)) else { return 0 };
-    let want = entry.events.load(Relaxed);
-    let others = set_at(entry.set.load(Relaxed).wrapping_sub(1)).sleepers.load(Relaxed) > 0;
-    if others && !peek {
-        // Whatever comes after this look rings for those who are asleep in this set.
-        arm(entry);
-    }
-    let prod = conn.peer(slot).prod.load(Acquire);
-    let in_tcp = conn.end(slot).tcp_left.load(Relaxed) != 1;
-    let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
-    let idle =
-        in_tcp && !shut_rd && !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) == TX_TCP;
-    let ask = if idle { want & !READ_BITS } else { want };
-    let bits = ready::now(live_fd(entry), conn, slot, ask) & (want | ready::ERR | HUP);
-    if in_tcp && ask & READ_BITS != 0 && bits & READ_BITS == 0 && entry.has(E_TCP) {
-        entry.set_flag(E_TCP, false);
-    }
-    if bits == 0 {
-        return 0;
-    }
-    if want & ET != 0 && !new_edge(conn, slot, entry, bits) {
-        return 0;
-    }
-    if peek {
-        return bits;
-    }
-    entry.seen_prod.store(prod, Relaxed);
-    entry.seen_blocks.store(conn.tx_blocks.load(Relaxed), Relaxed);
-    entry.seen_bits.store(lasting(entry, conn, slot), Relaxed);
-    if entry.has(E_EDGE) {
-        entry.set_flag(E_EDGE, false);
-    }
-    if !entry.has(E_ACTIVE) {
-        entry.set_flag(E_ACTIVE, true);
-    }
-    if want & ONESHOT != 0 {
-        entry.set_flag(E_DISABLED, true);
-    }
-    if !others {
-        disarm(conn, entry);
-    }
-    bits
-}
-
-/// What changes at most a few times in a connection's life; each change is an edge.
-fn lasting(entry: &Entry, conn: &Conn, slot: &Slot) -> u32 {
-    let ended = ending::ending(live_fd(entry), conn, slot);
-    let own = conn.own(slot).flags.load(Relaxed);
-    let end = conn.end(slot).flags.load(Relaxed);
-    let marks = end >> END_MARKS_SHIFT & 0xff;
-    ended as u32 | (own & TXF_ENDS) << 8 | (end & END_SHUT_RD) << 16 | marks << 24
-}
-
-/// Whether bytes that come are an edge for this registration: some event is asked for of which the kernel tells then
-/// (sock_def_readable).
-pub fn is_for_data(entry: &Entry) -> bool {
-    const KEY: u32 = READ_BITS & !ready::RDHUP;
-    entry.events.load(Relaxed) & KEY != 0
-}
-
-fn new_edge(conn: &Conn, slot: &Slot, entry: &Entry, bits: u32) -> bool {
-    entry.has(E_EDGE)
-        // Bytes that came are an edge for all that is true at the wait, also when they were read meanwhile.
-        || (is_for_data(entry) && conn.peer(slot).prod.load(Relaxed) != entry.seen_prod.load(Relaxed))
-        || (bits & OUT != 0 && conn.tx_blocks.load(Relaxed) != entry.seen_blocks.load(Relaxed))
-        || lasting(entry, conn, slot) != entry.seen_bits.load(Relaxed)
 }
 
 /// Fork: registrations and hot lists stay as they are while they are copied.

@@ -8,6 +8,7 @@ use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 use super::entry::{self, E_ACTIVE, E_ARMED, E_DISABLED, E_HOT, Entry};
 use super::epoll::{self, Set};
 use super::ready::{self, WRITE_BITS};
+use super::report;
 use crate::conn;
 use crate::socket::wait;
 
@@ -120,7 +121,7 @@ fn sort_out(set: &Set, arm_all: bool) -> bool {
             }
             tick |= must_tick;
             // It may have become ready before it was armed.
-            if let_go && epoll::take_events(entry, true) == 0 {
+            if let_go && report::take_events(entry, true) == 0 {
                 cool(set, entry);
             }
         }

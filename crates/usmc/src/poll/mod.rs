@@ -7,3 +7,4 @@ pub mod multi;
 pub mod nested;
 pub mod pollfds;
 pub mod ready;
+mod report;

@@ -9,7 +9,7 @@ use usmc_shm::layout::{END_SHUT_RD, TX_TCP};
 use super::entry::{self, E_DISABLED, E_KICKED, E_RING, E_TCP};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
-use super::{hot, nested};
+use super::{hot, nested, report};
 use crate::clc;
 use crate::conn::{self, F_CLC};
 use crate::socket::ending;
@@ -279,7 +279,7 @@ fn first_ready(set: &Set) -> Option<(u32, &'static entry::Entry)> {
     set.hot[..count].iter().find_map(|place| {
         let number = place.load(Relaxed);
         let entry = entry::at(number)?;
-        (!is_quiet(entry) && epoll::take_events(entry, true) != 0).then_some((number, entry))
+        (!is_quiet(entry) && report::take_events(entry, true) != 0).then_some((number, entry))
     })
 }
 
@@ -393,7 +393,7 @@ fn scan(set: &Set, events: *mut libc::epoll_event, max: c_int, mut n: c_int, rou
         if is_quiet(entry) || entry.round.load(Relaxed) == round {
             continue;
         }
-        let bits = epoll::take_events(entry, false);
+        let bits = report::take_events(entry, false);
         if bits == 0 {
             continue;
         }
@@ -553,7 +553,7 @@ fn from_ring(
     epoll::unkick(set_index, number, entry);
     let in_tcp = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1);
     if in_tcp && kernel & READ_BITS != 0 {
-        let edge = if epoll::is_for_data(entry) { entry::E_EDGE } else { 0 };
+        let edge = if report::is_for_data(entry) { entry::E_EDGE } else { 0 };
         entry.set_flag(edge | E_TCP, true);
     } else if in_tcp && kernel & ready::OUT != 0 && !kicked {
         // Bytes came and were read before this wait: they are an edge for what else is true.
@@ -569,7 +569,7 @@ fn from_ring(
         // Its turn comes in the look at the hot list that follows.
         return 0;
     }
-    let bits = epoll::take_events(entry, false);
+    let bits = report::take_events(entry, false);
     entry.round.store(round, Relaxed);
     if bits != 0 && entry.events.load(Relaxed) & libc::EPOLLET as u32 == 0 {
         // Level-triggered: the next wait has to find it again.

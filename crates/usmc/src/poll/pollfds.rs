@@ -13,7 +13,7 @@ use super::{epoll, nested};
 use crate::api::time::Time;
 use crate::clc;
 use crate::conn::{self, F_CLC};
-use crate::socket::recv::Receiving;
+use crate::socket::family::Receiving;
 use crate::socket::wait::{self, Budget, Sleeper};
 use crate::socket::{demote, ending};
 use crate::table::{self, Entry as Fd};

@@ -7,7 +7,7 @@ use usmc_shm::span::{RxSpan, Source};
 use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::socket::ending::{self, Ending};
-use crate::socket::recv::Receiving;
+use crate::socket::family::Receiving;
 use crate::socket::{demote, send, wait};
 use crate::{kernel, sys, transition};
 

@@ -14,8 +14,8 @@ use usmc_shm::layout::{
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 
+use super::family::Family;
 use super::peers_socket::PeersSocket;
-use super::recv::Family;
 use super::{mark, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, LISTEN, OFFERED, RING};
 use crate::process::SharedLock;

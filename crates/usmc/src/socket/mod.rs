@@ -10,6 +10,7 @@ pub mod control;
 pub mod demote;
 pub mod early;
 pub mod ending;
+pub mod family;
 mod fetch;
 pub mod iov;
 pub mod made;

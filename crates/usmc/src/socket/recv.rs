@@ -5,21 +5,20 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
 use usmc_shm::back::Resume;
 use usmc_shm::bell::Drain;
-use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, End, Slot, TXF_ABORT, TXF_BACK};
+use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT, TXF_BACK};
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, Taken, Unmeasured};
-use usmc_shm::sync::AtomicU64;
 
 use super::Outcome;
 use super::close::Hold;
 use super::control;
 use super::demote;
 use super::ending::{self, Ending};
+use super::family::{Family, Receiving};
 use super::iov::Buffers;
 use super::wait::{self, Until, Woken};
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_SHARED, FRESH, OFFERED, PLAIN, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, FRESH, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
-use crate::process::{Held, SharedLock};
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
 use crate::{capture, clc, clock, kernel, observer, real, transition};
@@ -227,59 +226,6 @@ fn rest_by_kernel(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32, mut total:
 fn stops_in_kernel(fd: i32, conn: &Conn) -> bool {
     let in_ring = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) == 1);
     !in_ring && (sys::poll1(fd, 0, 0) & libc::POLLERR != 0 || control::is_at_mark(fd))
-}
-
-/// A lock in the slot, held where several processes share this end.
-pub struct Family<'a>(Option<SharedLock<'a>>);
-
-impl<'a> Family<'a> {
-    /// The sending direction's; `None` when the peer made it unusable.
-    #[inline(always)]
-    pub fn sending(conn: &Conn, slot: &'a Slot) -> Option<Family<'a>> {
-        let end = conn.end(slot);
-        let family = Family::enter(conn, end, &end.tx_lock)?;
-        if family.0.is_some() {
-            conn.follow_window(slot);
-        }
-        Some(family)
-    }
-
-    /// The receiving direction's, likewise.
-    #[inline(always)]
-    pub fn receiving(conn: &Conn, slot: &'a Slot) -> Option<Family<'a>> {
-        let end = conn.end(slot);
-        let family = Family::enter(conn, end, &end.rx_lock)?;
-        if family.0.as_ref().is_some_and(SharedLock::was_left) {
-            // It may have read bytes that it did not account for.
-            RxSpan::new(slot, conn.side()).recount();
-        }
-        Some(family)
-    }
-
-    /// The caller has the record's own lock of that direction.
-    #[inline(always)]
-    fn enter(conn: &Conn, end: &End, word: &'a AtomicU64) -> Option<Family<'a>> {
-        // Another number: somebody whom this process has not heard of is here as well ([`super::fetch`]).
-        if !conn.has(F_SHARED) && end.refs.load(Relaxed) == 1 {
-            return Some(Family(None));
-        }
-        Some(Family(Some(SharedLock::enter(word).ok()?)))
-    }
-}
-
-/// Both locks of the receiving direction: this process' threads are kept out, and the processes that share this end.
-/// Whoever asks the kernel how much has been read needs them.
-pub struct Receiving<'a> {
-    _family: Family<'a>,
-    _held: Held<'a>,
-}
-
-impl<'a> Receiving<'a> {
-    /// `None` in a signal handler that has interrupted a receive, or when the peer made the lock unusable.
-    pub fn enter(conn: &'a Conn, slot: &'a Slot) -> Option<Receiving<'a>> {
-        let held = conn.rx_lock.enter()?;
-        Some(Receiving { _family: Family::receiving(conn, slot)?, _held: held })
-    }
 }
 
 #[inline]

@@ -7,7 +7,7 @@ use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
 use usmc_shm::span::{RxSpan, Source};
 
 use super::close::Hold;
-use super::recv::{Family, Receiving};
+use super::family::{Family, Receiving};
 use super::wait::{self, Until, Woken};
 use super::{Outcome, control, demote, ending, send};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};

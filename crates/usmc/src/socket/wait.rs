@@ -14,7 +14,7 @@ use usmc_shm::layout::{
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
 
-use super::recv::Receiving;
+use super::family::Receiving;
 use super::{close, demote, ending};
 use crate::api::time::Time;
 use crate::clock;
@@ -549,7 +549,7 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
             && reads_ring(fd, conn, slot)
             && matches!(drain_bells(fd, conn, slot), Drain::Bells(_))
     };
-    // The doorbell of `demote::wake_sends` may have been among those.
+    // The doorbell of `demote::wake_sleepers` may have been among those.
     if demote::is_leaving(conn, slot) {
         return Woken::Look;
     }
