@@ -10,7 +10,7 @@ use smc_proto::wire::cdc::{ProducerFlags, SmcdRepr, SmcrRepr, StateFlags};
 use smc_proto::wire::clc::{
     self, Answer, Decline, FeatureMask, FirstContact, Hostname, Ipv6Prefix, Ism, Local, Modes, Os,
     Prefix, Proposal, Release, Smcd, SmcdV2, SmcdVersion, Smcr, SmcrVersion, V1, V2,
-    V2FirstContact, V2Modes, Versions,
+    V2FirstContact, V2Modes, V2Offer, Versions,
 };
 use smc_proto::wire::llc::{
     self, AddLink, AddLinkCont, AddLinkExt, Body, ConfirmLink, ConfirmRkey, ConfirmRkeyCont,
@@ -149,7 +149,7 @@ fn the_longest_proposal() {
     };
     let v1 = V1 { modes: Modes::Both, prefix: Prefix { ipv6, ..prefix() } };
     let versions =
-        Versions::V2 { ism: Ism { gid: 7, ..Ism::default() }, v1: Some(v1), v2: Some(v2) };
+        Versions::V2 { ism: Ism { gid: 7, ..Ism::default() }, v1: Some(v1), v2: V2Offer::Whole(v2) };
     let message = clc::Message::Proposal(Proposal { local: local(), versions });
     let mut fields: Vec<(usize, Vec<u8>)> = vec![
         (0, SMCR.to_vec()),

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use bolero::{check, produce};
+use smc_proto::handshake::LLC_TIMEOUT;
 use smc_proto::ids::{MacAddr, MtuCode, RoceGid, U24};
 use smc_proto::link_group::{
     Config, Event, Fabric, Key, LinkGroup, LinkIndex, Port, Refused, Role, TEST_INTERVAL,
@@ -386,6 +387,28 @@ fn without_another_port_on_either_side_the_link_is_rejected() {
         assert_eq!((net.ids(0), net.ids(1)), (vec![1], vec![1]));
         assert!(net.ends.iter().all(|end| end.group.is_idle() && end.events.is_empty()));
         assert!(net.ends.iter().all(|end| end.verbs.queue_pairs.len() == 1));
+    }
+}
+
+/// Older kernels declined then (TIMEOUT_AL) what works: newer ones do not, and
+/// neither is it done here; the group goes on with one link.
+#[test]
+fn a_missing_second_link_is_no_reason_to_decline() {
+    for version in VERSIONS {
+        let mut net = Net::confirmed(version, [2, 2]);
+        net.add_link(1).unwrap();
+        net.poll();
+        assert_eq!(net.names, ["1ADD_LINK"]);
+        net.wire.clear();
+        net.pass_time();
+        assert_eq!(net.now, LLC_TIMEOUT);
+        assert_eq!((net.ids(0), net.ids(1)), (vec![1], vec![1]));
+        assert!(net.ends.iter().all(|end| end.group.is_idle() && !end.group.is_terminated()));
+        assert!(net.ends.iter().all(|end| end.verbs.queue_pairs.len() == 1));
+        // The link carries what comes after.
+        net.announce(0, 1).unwrap();
+        net.settle();
+        net.check_keys(false);
     }
 }
 

@@ -224,7 +224,7 @@ fn source(code: DeclineCode) -> Source {
     match code {
         DeclineCode::MEM => Server(|_, server| server.no_memory = Some(DeclineCode::MEM)),
         DeclineCode::TIMEOUT_CL => Nobody("see a_link_that_carries_nothing_is_declined"),
-        DeclineCode::TIMEOUT_AL => Nobody("a missing second link is no reason to decline"),
+        DeclineCode::TIMEOUT_AL => Nobody("see a_missing_second_link_is_no_reason_to_decline"),
         DeclineCode::CNFERR => Client(|client, _| {
             only(client, &[Path::Rv1]);
             client.devices.prefix = None;
@@ -244,9 +244,13 @@ fn source(code: DeclineCode) -> Source {
             only(client, &[Path::Dv2]);
             server.host.smcd_v2 = false;
         }),
-        DeclineCode::NOV2EXT => Nobody("a Proposal without the extension is malformed since 6.12"),
+        DeclineCode::NOV2EXT => Nobody("see a_proposal_without_its_v2_extension_is_declined"),
         DeclineCode::NOV2DEXT => Nobody("see a_proposal_without_its_smcd_extension_is_declined"),
-        DeclineCode::NOSEID => Nobody("the kernel defines it and never uses it"),
+        DeclineCode::NOSEID => Server(|client, server| {
+            only(client, &[Path::Dv2]);
+            server.host.ueids = List::new();
+            server.host.seid = Eid::user("SEID").ok();
+        }),
         DeclineCode::NOSMCD2DEV => Server(|client, server| {
             only(client, &[Path::Dv2]);
             server.chids = vec![Chid(0x0777)];
@@ -355,7 +359,6 @@ fn every_code_is_sent_and_shown_by_name_and_the_application_loses_no_byte() {
     }
     let expected = [
         "MODEUNSUPP",
-        "NOSEID",
         "NOV2DEXT",
         "NOV2EXT",
         "OPTUNSUPP",
@@ -415,12 +418,40 @@ fn changed(
 fn a_proposal_without_its_smcd_extension_is_declined() {
     let mut drop_extension = changed(0, |message| {
         let clc::Message::Proposal(proposal) = message else { return };
-        let clc::Versions::V2 { v2: Some(v2), .. } = &mut proposal.versions else { return };
+        let clc::Versions::V2 { v2: clc::V2Offer::Whole(v2), .. } = &mut proposal.versions
+        else {
+            return;
+        };
         v2.modes = clc::V2Modes::D(None);
     });
     let result = tampered(&client_with(&[Path::Dv2]), &able(2), &mut drop_extension);
     assert_eq!(fallback(&result.server).reason, DeclineCode::NOV2DEXT);
     intact(&result);
+}
+
+#[test]
+fn a_proposal_without_its_v2_extension_is_declined() {
+    for paths in [&[Path::Dv2][..], &[Path::Rv2], &[Path::Dv2, Path::Rv2]] {
+        let result = tampered(&client_with(paths), &able(2), &mut without_v2_extension());
+        assert_eq!(fallback(&result.server).reason, DeclineCode::NOV2EXT, "{paths:?}");
+        assert_eq!(fallback(&result.client).peer_reason, Some(DeclineCode::NOV2EXT));
+        intact(&result);
+    }
+    // Version 1 is not touched by what version 2 lacks.
+    for path_v1 in [Path::Dv1, Path::Rv1] {
+        let client = client_with(&[path_v1, Path::Dv2, Path::Rv2]);
+        let result = tampered(&client, &able(2), &mut without_v2_extension());
+        assert_eq!((path(&result.client), path(&result.server)), (path_v1, path_v1));
+    }
+}
+
+fn without_v2_extension() -> impl FnMut(usize, &mut Vec<u8>) -> bool {
+    changed(0, |message| {
+        let clc::Message::Proposal(proposal) = message else { return };
+        let modes = proposal.v2_modes().unwrap();
+        let clc::Versions::V2 { v2, .. } = &mut proposal.versions else { return };
+        *v2 = clc::V2Offer::Bare(modes);
+    })
 }
 
 #[test]

@@ -12,6 +12,7 @@ use crate::list::List;
 use crate::wire::clc::{
     Answer, Error, FirstContact, GidChid, Ism, Kind, Local, Message, Modes, Prefix, Proposal,
     Release, Smcd, SmcdV2, SmcdVersion, Smcr, SmcrVersion, V1, V2, V2FirstContact, V2Modes,
+    V2Offer,
     Versions,
 };
 
@@ -96,7 +97,7 @@ pub fn begin(
                 None => Ism::default(),
             },
             v1,
-            v2,
+            v2: v2.map_or(V2Offer::None, V2Offer::Whole),
         },
     };
     let message = Message::Proposal(proposal.clone());
@@ -224,7 +225,7 @@ impl ExpectAccept {
 
     fn offered(&self, path: Path) -> bool {
         let v1 = self.proposal.v1().map(|v1| v1.modes);
-        let v2 = self.proposal.v2().map(|v2| v2.modes.modes());
+        let v2 = self.proposal.v2_modes();
         match path {
             Path::Rv1 => v1.is_some_and(Modes::smcr),
             Path::Dv1 => v1.is_some_and(Modes::smcd),

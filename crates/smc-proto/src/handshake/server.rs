@@ -171,7 +171,11 @@ impl ExpectProposal {
             if devices.is_empty() {
                 reason = Some(DeclineCode::NOSMCD2DEV);
             }
-            (common_eid(&host, proposal.v2(), true), devices)
+            let eid = common_eid(&host, proposal.v2(), true);
+            if eid.is_none() && lacks_seid(&host, proposal.v2()) {
+                reason.get_or_insert(DeclineCode::NOSEID);
+            }
+            (eid, devices)
         } else {
             (None, List::new())
         };
@@ -198,6 +202,9 @@ fn usable_offer(host: &Host, proposal: &Proposal) -> Result<Offer, DeclineCode> 
     let v1 = proposal.v1().map(|v1| v1.modes);
     let mut offer = Offer { v1, dv2: false, rv2: false };
     let mut reason = DeclineCode::PEERNOSMC;
+    if proposal.v2_modes().is_some() && proposal.v2().is_none() {
+        reason = DeclineCode::NOV2EXT;
+    }
     if let Some(v2) = proposal.v2() {
         if v2.modes.modes().smcd() {
             if !host.smcd_v2 {
@@ -269,6 +276,12 @@ fn common_eid(host: &Host, v2: Option<&V2>, smcd: bool) -> Option<Eid> {
         return seid;
     }
     v2.eids.iter().find(|eid| host.ueids.contains(eid)).copied()
+}
+
+/// Whether the SEID is all that this side has, and the client sent none. The kernel, which defines
+/// [`DeclineCode::NOSEID`] and does not use it, says [`DeclineCode::NOSMCDDEV`] then.
+fn lacks_seid(host: &Host, v2: Option<&V2>) -> bool {
+    host.seid.is_some() && host.ueids.is_empty() && v2.is_some_and(|v2| !v2.seid)
 }
 
 impl Choosing {
@@ -345,7 +358,7 @@ impl Choosing {
 
     fn proposal_has_smcr(&self) -> bool {
         let v1 = self.proposal.v1().map(|v1| v1.modes);
-        let v2 = self.proposal.v2().map(|v2| v2.modes.modes());
+        let v2 = self.proposal.v2_modes();
         v1.is_some_and(Modes::smcr) || v2.is_some_and(Modes::smcr)
     }
 

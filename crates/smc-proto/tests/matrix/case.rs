@@ -3,7 +3,7 @@
 use smc_proto::decline::DeclineCode;
 use smc_proto::ids::{Chid, Eid};
 use smc_proto::list::List;
-use smc_proto::wire::clc::{Proposal, Release, Versions};
+use smc_proto::wire::clc::{Proposal, Release, V2Offer, Versions};
 
 use crate::support::peers::{ISM_CHID, Setup, able};
 
@@ -215,7 +215,7 @@ fn as_read_by_rfc_7609(proposal: &mut Proposal) -> bool {
 }
 
 fn with_eight_eids(proposal: &mut Proposal) {
-    let Versions::V2 { v2: Some(v2), .. } = &mut proposal.versions else { return };
+    let Versions::V2 { v2: V2Offer::Whole(v2), .. } = &mut proposal.versions else { return };
     v2.eids = List::new();
     EIGHT.ueids.iter().for_each(|ueid| v2.eids.push(eid(ueid)).unwrap());
 }

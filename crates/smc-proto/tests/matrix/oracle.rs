@@ -63,6 +63,8 @@ const NO_DEVICE: u32 = 0x0303_0000;
 const NO_SMCD_DEVICE: u32 = 0x0303_0001;
 const NO_SMCR_DEVICE: u32 = 0x0303_0002;
 const NO_SMCD_V2: u32 = 0x0303_0003;
+/// The kernel's server has no word for that.
+const NO_SEID: u32 = 0x0303_0006;
 const NO_COMMON_ISM: u32 = 0x0303_0007;
 const NO_UEID: u32 = 0x0303_0008;
 const OTHER_SUBNET: u32 = 0x0307_0000;
@@ -162,6 +164,9 @@ fn choose(case: &Case, offers: &Offers) -> Result<Chosen, u32> {
                 None => return Ok(chosen(Path::Dv2, Some(eid), common[0])),
                 Some(code) => reasons.push(code),
             }
+        } else if client.eids.seid.is_none() && server.eids.ueids.is_empty() {
+            // One has UEIDs only, the other the SEID at most.
+            reasons.extend(server.eids.seid.map(|_| NO_SEID));
         }
     }
     if v1 && !case.same_subnet {

@@ -125,7 +125,7 @@ impl Draw<'_> {
         let versions = if self.flag() {
             clc::Versions::V1 { v1: self.v1(), ism: self.some(Self::ism) }
         } else {
-            clc::Versions::V2 { ism: self.ism(), v1: self.some(Self::v1), v2: self.some(Self::v2) }
+            clc::Versions::V2 { ism: self.ism(), v1: self.some(Self::v1), v2: self.v2_offer() }
         };
         clc::Proposal { local: self.local(), versions }
     }
@@ -147,6 +147,14 @@ impl Draw<'_> {
                 prefix_len: self.u8(),
                 ipv6: self.list(|d| clc::Ipv6Prefix { prefix: d.bytes(), len: d.u8() }),
             },
+        }
+    }
+
+    fn v2_offer(&mut self) -> clc::V2Offer {
+        match self.below(3) {
+            0 => clc::V2Offer::None,
+            1 => clc::V2Offer::Bare(self.modes()),
+            _ => clc::V2Offer::Whole(self.v2()),
         }
     }
 

@@ -177,7 +177,7 @@ fn read_proposal(fd: i32, conn: &Conn) {
 
 /// Declines what a client has begun with that has said SMC.
 fn refuse(fd: i32, conn: &Conn, proposal: Proposal) {
-    let v1 = proposal.v2().is_none();
+    let v1 = proposal.is_v1();
     let code = match code_for(Clc::Proposal(proposal)) {
         0 => DeclineCode::NOSMCDDEV,
         code => DeclineCode(code),

@@ -45,8 +45,21 @@ pub enum Versions {
         /// The offer of version 1.
         v1: Option<V1>,
         /// The offer of version 2.
-        v2: Option<V2>,
+        v2: V2Offer,
     },
+}
+
+/// What a message of version 2 has of that version.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is no allocator; a handshake holds one")]
+pub enum V2Offer {
+    /// It is not offered.
+    None,
+    /// It is offered and its extension is missing (offset 0, code 03030004). Linux took such a message
+    /// for a Proposal without version 2 until 6.12, and since then for a malformed one.
+    Bare(Modes),
+    /// It is offered.
+    Whole(V2),
 }
 
 /// Version 1's offer.
@@ -197,11 +210,23 @@ impl Proposal {
         }
     }
 
-    /// The offer of version 2.
+    /// The offer of version 2, if its extension is there.
     pub fn v2(&self) -> Option<&V2> {
         match &self.versions {
+            Versions::V2 { v2: V2Offer::Whole(v2), .. } => Some(v2),
+            _ => None,
+        }
+    }
+
+    /// The SMC variants of version 2 that the header names, with an extension or without.
+    pub fn v2_modes(&self) -> Option<Modes> {
+        match &self.versions {
             Versions::V1 { .. } => None,
-            Versions::V2 { v2, .. } => v2.as_ref(),
+            Versions::V2 { v2, .. } => match v2 {
+                V2Offer::None => None,
+                V2Offer::Bare(modes) => Some(*modes),
+                V2Offer::Whole(v2) => Some(v2.modes.modes()),
+            },
         }
     }
 
@@ -259,14 +284,15 @@ impl Proposal {
                 Some(modes) => Some(V1 { modes, prefix: Prefix::parse(&mut rest, length)? }),
             };
             let v2 = match Modes::from_bits(header.high_bits()) {
-                None => None,
+                None => V2Offer::None,
+                Some(modes) if u16_be(message, at::V2_OFFSET) == 0 => V2Offer::Bare(modes),
                 Some(modes) => {
                     let offset = u16_be(message, at::V2_OFFSET);
                     let expected = length - TRAILER_LEN - rest.len() - at::V2_BASE;
                     if usize::from(offset) != expected {
                         return Err(bad_offset(Part::V2Extension, offset, expected));
                     }
-                    Some(V2::parse(modes, &mut rest, length)?)
+                    V2Offer::Whole(V2::parse(modes, &mut rest, length)?)
                 }
             };
             Versions::V2 { ism, v1, v2 }
@@ -295,7 +321,7 @@ impl Proposal {
             v2.emit(&mut message[at..length - TRAILER_LEN]);
         }
         let v1 = Modes::bits(self.v1().map(|v1| v1.modes));
-        let v2 = Modes::bits(self.v2().map(|v2| v2.modes.modes()));
+        let v2 = Modes::bits(self.v2_modes());
         match self.versions {
             Versions::V1 { .. } => frame(message, Kind::Proposal, SMCR, 1, v1),
             Versions::V2 { .. } => frame(message, Kind::Proposal, SMCR, 2, v2 << 2 | v1),
