@@ -142,7 +142,7 @@ impl Honest {
         self.tx.publish(room.prod.wrapping_add(len as u64));
         if self.tx.has_rx_sleepers() {
             let span = TxSpan::new(self.slot, self.side);
-            let _ = span.ring(|| self.tx.take_rx_sleepers(), || len & 1 == 0);
+            let _ = span.ring(|| self.tx.take_rx_sleepers(false), || len & 1 == 0);
         }
     }
 
@@ -159,7 +159,7 @@ impl Honest {
         assert!(buffer[len..] == CANARY[len..], "more than was asked for");
         if self.rx.consume_waking(&data, len) {
             let span = TxSpan::new(self.slot, self.side);
-            let _ = span.ring(|| self.rx.take_tx_sleepers(), || true);
+            let _ = span.ring(|| self.rx.take_tx_sleepers(false), || true);
         }
     }
 

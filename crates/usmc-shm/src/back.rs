@@ -143,6 +143,11 @@ impl<'a> TxSpan<'a> {
         }
         let left = !self.claim();
         let sent = tcp_sent().ok_or(Unmeasured)?;
+        // Who was killed before its doorbell was in the stream has counted one too many. None is in flight now.
+        if self.producer.resume.load(Relaxed) == 0 {
+            let bells = sent.saturating_sub(self.producer.boundary.load(Relaxed).saturating_sub(1));
+            self.producer.bells_sent.store(bells as u32, Relaxed);
+        }
         // Once: another process may have begun, and died while it sent.
         // Release: pairs with the Acquire in `RxSpan::drawn`; the doorbells are counted.
         let known =

@@ -249,6 +249,9 @@ pub struct Arm {
 pub const ARM_TCP: u32 = 1;
 /// Nobody sleeps, but the receiver has left ([`TXF_LEFT`]): the bytes just published have to go by TCP.
 pub const ARM_LEFT: u32 = 2;
+/// One of several processes that share the waking end is about to ring. Who is killed then leaves it, and the next one
+/// that looks for sleepers rings.
+pub const ARM_RINGING: u32 = 4;
 
 /// One direction of a connection.
 #[derive(Default)]

@@ -16,9 +16,11 @@
 
 use crate::Broken;
 use crate::copy::{copy_in, copy_out};
-use crate::layout::{ARM_TCP, CLIENT, Direction, SHARED, Slot, WINDOW_SHIFT_MIN};
+use crate::layout::{
+    ARM_RINGING, ARM_TCP, CLIENT, Direction, SHARED, Slot, WINDOW_SHIFT_MIN,
+};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use crate::sync::{Byte, MODEL, fence};
+use crate::sync::{AtomicU32, Byte, MODEL, fence};
 
 /// A sleeping producer is woken when `window >> ROOM_SHIFT` is free: a quarter, where TCP waits for a third
 /// (`sk_stream_is_writeable`), so that whoever waits for a writer never waits longer than with TCP.
@@ -329,12 +331,12 @@ impl<'a> Ring<'a> {
         self.dir.arm.rx.load(Relaxed) != 0
     }
 
-    /// Whom it has to wake (`ARM_*`). Inside [`crate::span::TxSpan::ring`].
+    /// Whom it has to wake (`ARM_*`). Inside [`crate::span::TxSpan::ring`]. `shared`: other processes send here, too, and
+    /// look after the sleepers until [`Ring::rang`], should this one be killed before the doorbell is in the stream.
     #[inline]
-    pub fn take_rx_sleepers(&self) -> u32 {
-        // Acquire: see `arm_rx`. Release: who finds the bits taken also finds the bell begun (`crate::back`).
+    pub fn take_rx_sleepers(&self, shared: bool) -> u32 {
         // ARM_LEFT stays: it concerns every byte published from now on.
-        self.dir.arm.rx.fetch_and(!ARM_TCP, AcqRel)
+        take(&self.dir.arm.rx, shared)
     }
 
     /// The producer announces that it is going to sleep for room; it must look once more afterwards, and
@@ -378,11 +380,33 @@ impl<'a> Ring<'a> {
         self.dir.arm.tx.load(Relaxed) != 0
     }
 
-    /// Whom it has to wake (`ARM_*`). Inside [`crate::span::TxSpan::ring`].
+    /// Whom it has to wake (`ARM_*`), as [`Ring::take_rx_sleepers`].
     #[inline]
-    pub fn take_tx_sleepers(&self) -> u32 {
-        // AcqRel: as in `take_rx_sleepers`.
-        self.dir.arm.tx.swap(0, AcqRel)
+    pub fn take_tx_sleepers(&self, shared: bool) -> u32 {
+        take(&self.dir.arm.tx, shared)
+    }
+
+    /// The doorbell is in the stream whose sleepers [`Ring::take_rx_sleepers`] has taken as `shared`.
+    pub fn rang_rx(&self) {
+        self.dir.arm.rx.fetch_and(!ARM_RINGING, Release);
+    }
+
+    /// The same of [`Ring::take_tx_sleepers`].
+    pub fn rang_tx(&self) {
+        self.dir.arm.tx.fetch_and(!ARM_RINGING, Release);
+    }
+
+    /// Somebody of this end was killed, and may have been about to wake the other one's sleepers for room.
+    pub fn stand_in_for_consumer(&self) {
+        self.dir.arm.tx.fetch_or(ARM_RINGING, Release);
+    }
+
+    /// Having found the ring empty: whether sleepers for room wait for a doorbell of one who was killed. `shared`: others
+    /// may have been, of whom nobody knows yet.
+    #[inline]
+    pub fn owes_wake_up(&self, shared: bool) -> bool {
+        let bits = self.dir.arm.tx.load(Relaxed);
+        bits & ARM_RINGING != 0 || (shared && bits != 0)
     }
 
     /// Whether the next bytes will ring, as far as this end can tell; a waker may be taking the bit just now.
@@ -399,4 +423,19 @@ impl<'a> Ring<'a> {
             self.dir.arm.rx.fetch_and(!ARM_TCP, Relaxed);
         }
     }
+}
+
+/// Takes the sleepers' bits out of an arm word. Whoever was about to ring may have been killed: that is done again.
+#[inline]
+fn take(arm: &AtomicU32, shared: bool) -> u32 {
+    const AWAITED: u32 = ARM_TCP | ARM_RINGING;
+    // Acquire: see `arm_rx`. Release: who finds the bits taken also finds the bell begun (`crate::back`).
+    let bits = match shared {
+        false => arm.fetch_and(!AWAITED, AcqRel),
+        true => {
+            let ringing = |bits: u32| (bits & AWAITED != 0).then_some((bits | AWAITED) & !ARM_TCP);
+            arm.fetch_update(AcqRel, Acquire, ringing).unwrap_or_else(|bits| bits)
+        }
+    };
+    if bits & ARM_RINGING != 0 { bits | ARM_TCP } else { bits }
 }

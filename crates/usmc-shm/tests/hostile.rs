@@ -166,7 +166,7 @@ impl Victim<'_> {
         unsafe { self.ring.copy_in(room.prod, room.place, src, len) };
         self.ring.publish(room.prod.wrapping_add(len as u64));
         if self.ring.has_rx_sleepers() {
-            self.ring.take_rx_sleepers();
+            self.ring.take_rx_sleepers(false);
         }
     }
 
@@ -187,7 +187,7 @@ impl Victim<'_> {
             let _ends = unsafe { (start.read_volatile(), start.add(whole - 1).read_volatile()) };
         }
         if self.ring.consume_waking(&data, len) {
-            self.ring.take_tx_sleepers();
+            self.ring.take_tx_sleepers(false);
         }
     }
 
@@ -220,7 +220,7 @@ impl Victim<'_> {
     fn go_back(&mut self) {
         let (tx, rx) = (TxSpan::new(self.slot, 0), RxSpan::new(self.slot, 1));
         let count = self.random.next() >> self.random.below(64);
-        let _rung = tx.ring(|| self.ring.take_rx_sleepers(), || true);
+        let _rung = tx.ring(|| self.ring.take_rx_sleepers(false), || true);
         if let Ok(Back::Resend(from)) = tx.try_back(&self.ring, || Some(count)) {
             tx.is_resent(from);
         }

@@ -150,7 +150,7 @@ impl Pair {
         let looks = data.cons / mark != after / mark && self.ring().is_writable();
         assert_eq!(woken, looks && armed != 0);
         if woken {
-            assert_eq!(self.ring().take_tx_sleepers(), armed);
+            assert_eq!(self.ring().take_tx_sleepers(false), armed);
         }
         // Whoever sleeps for room learns of it before much more than was promised is there.
         let free = data.place.window - self.queue.len();

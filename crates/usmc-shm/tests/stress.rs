@@ -95,7 +95,7 @@ fn consume(ring: Ring<'_>, into: &mut [u8]) -> (usize, u32) {
     }
     // SAFETY: len ≤ data.len and ≤ the slice.
     unsafe { ring.copy_out(data.cons, data.place, into.as_mut_ptr(), len) };
-    (len, if ring.consume_waking(&data, len) { ring.take_tx_sleepers() } else { 0 })
+    (len, if ring.consume_waking(&data, len) { ring.take_tx_sleepers(false) } else { 0 })
 }
 
 /// One stream; an end with nothing to do sleeps, or spins.
@@ -112,7 +112,7 @@ fn transfer(sleeping: bool) {
                 let bytes: Vec<u8> = (sent..sent + len).map(byte).collect();
                 let len = produce(ring, &bytes);
                 sent += len;
-                if len > 0 && ring.has_rx_sleepers() && ring.take_rx_sleepers() != 0 {
+                if len > 0 && ring.has_rx_sleepers() && ring.take_rx_sleepers(false) != 0 {
                     data.ring();
                 } else if len == 0 && sleeping {
                     ring.arm_tx(ARM_TCP);

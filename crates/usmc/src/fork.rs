@@ -145,7 +145,7 @@ fn prepare() {
         clc::before_fork(conn);
         match conn.phase() {
             _ if conn.slot().is_some() => {
-                forget_the_dead(conn);
+                recount_sleepers(conn);
                 count_in_slots(conn, true);
                 conn.set_flag(F_SHARED | F_FORKED, true);
             }
@@ -173,19 +173,16 @@ fn prepare() {
     FORKING.store(process::thread(), Relaxed);
 }
 
-/// Sleepers that were killed are still counted among all of the end, which are asked from now on.
-fn forget_the_dead(conn: &Conn) {
+/// All sleepers of the end are asked for from now on: those that were killed are still counted among them, and those of
+/// this process are not yet.
+fn recount_sleepers(conn: &Conn) {
     if let Some(slot) = conn.slot()
         && is_alone(conn)
     {
         let end = conn.end(slot);
-        for (all, own) in [
-            (&end.rx_sleepers, &conn.rx_sleepers),
-            (&end.tx_sleepers, &conn.tx_sleepers),
-            (&end.blocked_sends, &conn.blocked_sends),
-        ] {
-            all.fetch_min(own.load(Relaxed), Relaxed);
-        }
+        end.rx_sleepers.store(conn.rx_sleepers.load(Relaxed), Relaxed);
+        end.tx_sleepers.store(conn.tx_sleepers.load(Relaxed), Relaxed);
+        end.blocked_sends.fetch_min(conn.blocked_sends.load(Relaxed), Relaxed);
     }
 }
 
@@ -422,6 +419,7 @@ fn stand_in_for(conn: &Conn, id: u32) {
     if let Some(slot) = conn.slot() {
         let _ = conn.end(slot).pid.compare_exchange(id, process::pid(), Relaxed, Relaxed);
         life::stop_vouching(conn, slot, id);
+        conn.rx(slot).stand_in_for_consumer();
     }
 }
 

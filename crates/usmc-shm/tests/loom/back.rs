@@ -68,7 +68,7 @@ impl Stream {
             self.tcp.send(BELL);
             true
         };
-        if ring.has_rx_sleepers() && self.tx().ring(|| ring.take_rx_sleepers(), rings) == Rung::Back
+        if ring.has_rx_sleepers() && self.tx().ring(|| ring.take_rx_sleepers(false), rings) == Rung::Back
         {
             self.go_back();
         }
@@ -174,6 +174,35 @@ impl Stream {
             }
             got.extend(taken);
         }
+    }
+}
+
+/// A process of the sender's was killed between count and byte.
+#[test]
+fn a_bell_that_was_counted_and_never_sent_is_forgotten() {
+    for leaves in [true, false] {
+        check(Some(1), move || {
+            let stream = Stream::in_ring();
+            stream.link.ring(CLIENT).arm_rx(ARM_TCP);
+            stream.send(1);
+            assert_eq!(stream.tx().ring(|| ARM_TCP, || true), Rung::Rung);
+            let mut got = Vec::new();
+            if leaves {
+                let rings = [CLIENT, ACCEPTOR].map(|who| stream.link.ring(who));
+                assert_eq!(stream.rx().leave(&rings[0], &rings[1], false), Leave::Left);
+                stream.go_back();
+                assert_eq!(stream.rx().unheard(), 1);
+                assert_eq!(stream.tcp.recv(1), [BELL]);
+                stream.tcp.send(2);
+                stream.receive_plain(2, &mut got);
+            } else {
+                stream.go_back();
+                stream.tcp.send(2);
+                stream.receive_all(2, &mut got);
+                assert!(stream.rx().is_tcp());
+            }
+            assert_eq!(got, [1, 2]);
+        });
     }
 }
 

@@ -44,7 +44,7 @@ impl Ends {
         assert_eq!(produce(self.link.ring(CLIENT), &[byte]), 1);
         let ring = self.link.ring(CLIENT);
         if ring.has_rx_sleepers() {
-            self.ring_bell(|| ring.take_rx_sleepers());
+            self.ring_bell(|| ring.take_rx_sleepers(false));
         }
     }
 
@@ -138,6 +138,32 @@ fn two_sleeping_readers_share_doorbells() {
     });
 }
 
+/// A process that shares the sending end is killed between the arm bits and the byte: what is sent next wakes the reader,
+/// whether others are left that share it or not.
+#[test]
+fn a_bell_that_never_came_is_rung_by_the_next() {
+    for shared in [true, false] {
+        check(Some(3), move || {
+            let ends = Ends::new(Link::grown());
+            let reader = thread::spawn({
+                let ends = ends.clone();
+                move || ends.receive() + ends.receive()
+            });
+            let ring = ends.link.ring(CLIENT);
+            assert_eq!(produce(ring, &[1]), 1);
+            if ring.has_rx_sleepers() {
+                ring.take_rx_sleepers(true);
+            }
+            assert_eq!(produce(ring, &[2]), 1);
+            if ring.has_rx_sleepers() {
+                ends.ring_bell(|| ring.take_rx_sleepers(shared));
+                ring.rang_rx();
+            }
+            assert_eq!(reader.join().unwrap(), 3);
+        });
+    }
+}
+
 /// The reader finds its ring empty, and the doorbell that was rung for the writer.
 #[test]
 fn a_reader_leaves_the_writers_doorbell() {
@@ -157,7 +183,7 @@ fn a_reader_leaves_the_writers_doorbell() {
         for _ in 0..2 {
             let data = ring.data().unwrap();
             if ring.consume_waking(&data, 2) {
-                ends.ring_bell(|| ring.take_tx_sleepers());
+                ends.ring_bell(|| ring.take_tx_sleepers(false));
             }
         }
         writer.join().unwrap();

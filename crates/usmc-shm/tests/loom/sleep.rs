@@ -16,7 +16,7 @@ fn a_reader_that_sleeps_is_woken_by_the_next_byte() {
             move || {
                 for byte in [1, 2] {
                     produce(link.ring(0), &[byte]);
-                    if link.ring(0).has_rx_sleepers() && link.ring(0).take_rx_sleepers() != 0 {
+                    if link.ring(0).has_rx_sleepers() && link.ring(0).take_rx_sleepers(false) != 0 {
                         bell.ring();
                     }
                 }
@@ -53,7 +53,7 @@ fn a_writer_on_a_full_ring_is_woken(total: u8, max: usize) {
                             room.wait();
                         }
                     }
-                    if ring.has_rx_sleepers() && ring.take_rx_sleepers() != 0 {
+                    if ring.has_rx_sleepers() && ring.take_rx_sleepers(false) != 0 {
                         data.ring();
                     }
                 }
@@ -66,7 +66,7 @@ fn a_writer_on_a_full_ring_is_woken(total: u8, max: usize) {
             let len = unread.len.min(max);
             if len > 0 {
                 got += len as u8;
-                if ring.consume_waking(&unread, len) && ring.take_tx_sleepers() != 0 {
+                if ring.consume_waking(&unread, len) && ring.take_tx_sleepers(false) != 0 {
                     room.ring();
                 }
                 continue;

@@ -25,6 +25,7 @@ use crate::observer;
 use crate::process::Lock;
 use crate::reason::Reason;
 use crate::socket::ending::{self, Ending};
+use crate::socket::wait::Sleeper;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry as Fd};
 
@@ -228,8 +229,7 @@ pub fn arm(entry: &Entry) {
     let want = entry.events.load(Relaxed);
     if !entry.has(E_ARMED) {
         entry.set_flag(E_ARMED, true);
-        conn.rx_sleepers.fetch_add(1, AcqRel);
-        conn.tx_sleepers.fetch_add(u32::from(want & OUT != 0), AcqRel);
+        count(conn, entry, true);
     }
     ready::arm(live_fd(entry), conn, slot, want & (READ_BITS | WRITE_BITS));
 }
@@ -240,12 +240,9 @@ pub fn disarm(conn: &Conn, entry: &Entry) {
         return;
     }
     entry.set_flag(E_ARMED, false);
-    let alone = conn.rx_sleepers.fetch_sub(1, AcqRel) == 1;
-    if entry.events.load(Relaxed) & OUT != 0 {
-        conn.tx_sleepers.fetch_sub(1, AcqRel);
-    }
+    count(conn, entry, false);
     if let Some(slot) = conn.slot()
-        && alone
+        && conn.rx_sleepers.load(Relaxed) == 0
         && !conn.has(conn::F_SHARED)
     {
         conn.rx(slot).disarm_rx();
@@ -254,6 +251,14 @@ pub fn disarm(conn: &Conn, entry: &Entry) {
         if conn.rx_sleepers.load(Relaxed) != 0 {
             conn.rx(slot).arm_rx(ARM_TCP);
         }
+    }
+}
+
+/// Whoever sleeps in the set sleeps on the connection, as forked processes have to know.
+fn count(conn: &Conn, entry: &Entry, enter: bool) {
+    Sleeper::count(conn, conn.slot(), false, enter);
+    if entry.events.load(Relaxed) & OUT != 0 {
+        Sleeper::count(conn, conn.slot(), true, enter);
     }
 }
 

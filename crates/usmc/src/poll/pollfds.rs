@@ -322,10 +322,10 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
                 let Some(slot) = conn.slot() else { continue };
                 let want = p.events as u16 as u32;
                 if want & READ_BITS != 0 {
-                    Sleeper::count(conn, slot, false, enter);
+                    Sleeper::count(conn, Some(slot), false, enter);
                 }
                 if want & WRITE_BITS != 0 {
-                    Sleeper::count(conn, slot, true, enter);
+                    Sleeper::count(conn, Some(slot), true, enter);
                 }
                 if enter {
                     wait::clear_bells(p.fd, conn, slot);

@@ -335,8 +335,8 @@ fn wake(fd: i32, conn: &Conn, slot: &Slot) {
     let resends = rx.has_data() && !TxSpan::new(slot, 1 - conn.side()).is_back();
     let waits = (resends && tx.has_rx_sleepers()) || rx.has_tx_sleepers();
     if waits && transition::tx_is_ring(fd, conn, slot) {
-        wait::ring_bell(fd, conn, slot, || {
-            let asleep = tx.take_rx_sleepers() | rx.take_tx_sleepers();
+        wait::ring_bell(fd, conn, slot, |shared| {
+            let asleep = tx.take_rx_sleepers(shared) | rx.take_tx_sleepers(shared);
             if asleep != 0 { ARM_TCP } else { 0 }
         });
     }

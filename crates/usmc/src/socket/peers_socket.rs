@@ -90,7 +90,7 @@ impl PeersSocket {
     pub fn ring(&self, slot: &Slot, side: usize, tx: &Ring<'_>) {
         let ring = || sys::send(self.0, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok();
         // What the peer has published meanwhile is its own affair.
-        let _ = TxSpan::new(slot, side).ring_for(|| tx.take_tx_sleepers(), ring);
+        let _ = TxSpan::new(slot, side).ring_for(|| tx.take_tx_sleepers(false), ring);
     }
 }
 

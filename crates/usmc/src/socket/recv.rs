@@ -17,7 +17,7 @@ use super::ending::{self, Ending};
 use super::family::{Family, Receiving};
 use super::iov::Buffers;
 use super::wait::{self, Until, Woken};
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, FRESH, OFFERED, PLAIN, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_SHARED, FRESH, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
@@ -565,6 +565,9 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
     }
     if wait::drain_bells(fd, conn, slot) == Drain::Data {
         return Attempt::Again;
+    }
+    if rx.owes_wake_up(conn.has(F_SHARED)) {
+        wait::wake_writer(fd, conn, slot);
     }
     let now = clock::now_ns();
     if now.wrapping_sub(conn.kernel_seen.load(Relaxed)) < KERNEL_CHECK_NS {

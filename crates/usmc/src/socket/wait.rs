@@ -111,7 +111,7 @@ pub fn spin(
 #[inline(always)]
 pub fn wake_reader(fd: i32, conn: &Conn, slot: &Slot) {
     if conn.tx(slot).has_rx_sleepers() {
-        ring_bell(fd, conn, slot, || conn.tx(slot).take_rx_sleepers());
+        ring_bell(fd, conn, slot, |shared| conn.tx(slot).take_rx_sleepers(shared));
     }
 }
 
@@ -121,13 +121,17 @@ pub fn wake_writer(fd: i32, conn: &Conn, slot: &Slot) {
     // A doorbell must not precede our boundary in the TCP stream. Where our direction cannot change over
     // now, the sleeper looks again by itself (see `must_tick`).
     if transition::tx_is_ring(fd, conn, slot) {
-        ring_bell(fd, conn, slot, || conn.rx(slot).take_tx_sleepers());
+        ring_bell(fd, conn, slot, |shared| conn.rx(slot).take_tx_sleepers(shared));
     }
 }
 
-/// One byte on the TCP socket, if `take`, which takes arm bits away, finds that somebody sleeps.
+/// One byte on the TCP socket, if `take`, which takes arm bits away ([`Ring::take_rx_sleepers`]), finds that somebody
+/// sleeps.
+///
+/// [`Ring::take_rx_sleepers`]: usmc_shm::ring::Ring::take_rx_sleepers
 #[cold]
-pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce() -> u32) {
+pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u32) {
+    let shared = conn.has(F_SHARED);
     let send = || {
         let sent = sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         match sent {
@@ -138,7 +142,11 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce() -> u32) 
     };
     // SeqCst: before the doorbell counts among all of this end's, and until it does not any more.
     conn.ringing.fetch_add(1, SeqCst);
-    let rung = tx_span(conn, slot).ring(take, send);
+    let rung = tx_span(conn, slot).ring(|| take(shared), send);
+    if shared {
+        conn.tx(slot).rang_rx();
+        conn.rx(slot).rang_tx();
+    }
     conn.ringing.fetch_sub(1, SeqCst);
     if rung == Rung::Back {
         demote::go_back(fd, conn, slot);
@@ -187,7 +195,7 @@ pub fn provoke(fd: i32, conn: &Conn, slot: &Slot) {
     }
     conn.provoked.store(now, Relaxed);
     if transition::tx_is_ring(fd, conn, slot) {
-        ring_bell(fd, conn, slot, || conn.tx(slot).take_rx_sleepers() | ARM_TCP);
+        ring_bell(fd, conn, slot, |shared| conn.tx(slot).take_rx_sleepers(shared) | ARM_TCP);
     }
 }
 
@@ -272,38 +280,43 @@ pub struct Sleeper<'a> {
 impl<'a> Sleeper<'a> {
     /// From now on others leave doorbells alone or announce us anew.
     pub fn enter(conn: &'a Conn, slot: Option<&'a Slot>, for_room: bool) -> Sleeper<'a> {
-        // Forked processes know each other's sleepers through the slot only.
-        let slot = slot.filter(|_| conn.has(F_SHARED));
         let me = Sleeper { conn, slot, for_room };
-        me.each(|count| {
-            count.fetch_add(1, AcqRel);
-        });
+        me.own().fetch_add(1, AcqRel);
+        if let Some(all) = me.all() {
+            all.fetch_add(1, AcqRel);
+        }
         me
     }
 
-    /// The same without a guard, for poll(2) on many: counts one in or out.
-    pub fn count(conn: &Conn, slot: &Slot, for_room: bool, enter: bool) {
-        let sleeper = Sleeper { conn, slot: Some(slot).filter(|_| conn.has(F_SHARED)), for_room };
+    /// The same without a guard, for waits on many: counts one in or out.
+    pub fn count(conn: &Conn, slot: Option<&Slot>, for_room: bool, enter: bool) {
         if enter {
-            sleeper.each(|count| {
-                count.fetch_add(1, AcqRel);
-            });
-            core::mem::forget(sleeper);
+            core::mem::forget(Sleeper::enter(conn, slot, for_room));
+        } else {
+            drop(Sleeper { conn, slot, for_room });
         }
     }
 
-    fn each(&self, act: impl Fn(&AtomicU32)) {
-        act(if self.for_room { &self.conn.tx_sleepers } else { &self.conn.rx_sleepers });
-        if let Some(slot) = self.slot {
-            let end = self.conn.end(slot);
-            act(if self.for_room { &end.tx_sleepers } else { &end.rx_sleepers });
-        }
+    fn own(&self) -> &'a AtomicU32 {
+        if self.for_room { &self.conn.tx_sleepers } else { &self.conn.rx_sleepers }
+    }
+
+    /// Forked processes know each other's sleepers through the slot only, which has counted those of before the fork
+    /// (`fork::prepare`). Asked behind the own count and before it is taken back: where a fork comes between, there is one
+    /// too many in the slot, and never one too few.
+    fn all(&self) -> Option<&'a AtomicU32> {
+        let end = self.conn.end(self.slot.filter(|_| self.conn.has(F_SHARED))?);
+        Some(if self.for_room { &end.tx_sleepers } else { &end.rx_sleepers })
     }
 }
 
 impl Drop for Sleeper<'_> {
     fn drop(&mut self) {
-        self.each(count_out);
+        let all = self.all();
+        count_out(self.own());
+        if let Some(all) = all {
+            count_out(all);
+        }
     }
 }
 
