@@ -197,7 +197,7 @@ impl<'a> Ring<'a> {
         // Empty: nobody looks at any position until the next `publish` releases these stores.
         let most = 1 << self.ring_shift;
         if want >= window && window < most {
-            let shift = want.min(most).next_power_of_two().trailing_zeros() + 1;
+            let shift = want.min(most).next_power_of_two().trailing_zeros() + 2;
             let larger = 1 << shift.min(self.ring_shift);
             if may_grow(self.start(larger), larger) {
                 window = larger;

@@ -6,7 +6,7 @@ use usmc_shm::Broken;
 use usmc_shm::back::Resume;
 use usmc_shm::bell::Drain;
 use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT, TXF_BACK};
-use usmc_shm::ring::Ring;
+use usmc_shm::ring::{Data, Ring};
 use usmc_shm::span::{RxSpan, Source, Taken, Unmeasured};
 
 use super::Outcome;
@@ -16,6 +16,7 @@ use super::demote;
 use super::ending::{self, Ending};
 use super::family::{Family, Receiving};
 use super::iov::Buffers;
+use super::send::PART;
 use super::wait::{self, Until, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_SHARED, FRESH, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
@@ -488,10 +489,30 @@ fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) ->
     if data.len == 0 {
         return empty(fd, conn, slot, &rx);
     }
+    let mut got = take(fd, conn, slot, to, flags, &data);
+    if got >= PART && flags & libc::MSG_PEEK == 0 {
+        // Of a large message more may have come meanwhile.
+        while to.left() > 0
+            && let Ok(data) = rx.data()
+            && data.len > 0
+        {
+            got += take(fd, conn, slot, to, flags, &data);
+        }
+    }
+    Attempt::Got(got)
+}
+
+/// Takes what there is room for out of the ring; at least one byte, if there is any.
+#[inline(always)]
+fn take(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32, data: &Data) -> usize {
+    let rx = conn.rx(slot);
+    let record = observer::record_of(conn);
+    let is_watched = capture::wants(record);
+    let in_parts = !is_watched && flags & libc::MSG_PEEK == 0;
     let mut at = data.cons;
     let mut unread = data.len;
     while unread > 0
-        && let Some((dst, len)) = to.piece(unread)
+        && let Some((dst, len)) = to.piece(unread.min(PART))
     {
         if flags & libc::MSG_TRUNC == 0 {
             // SAFETY: at..at+len lies within `data`; dst is the application's buffer of len bytes.
@@ -500,19 +521,22 @@ fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) ->
         to.advance(len);
         at = at.wrapping_add(len as u64);
         unread -= len;
+        if len == PART && in_parts {
+            // A sender who is awake goes on; who is asleep is woken below.
+            rx.consume(at);
+        }
     }
     if flags & libc::MSG_PEEK == 0 {
-        let record = observer::record_of(conn);
-        if capture::wants(record) {
+        if is_watched {
             capture::receiving(fd, conn, slot, data.place, data.cons, at);
         }
-        let asleep = rx.consume_waking(&data, data.len - unread);
+        let asleep = rx.consume_waking(data, data.len - unread);
         observer::received_total(record, conn, slot, at);
         if asleep {
             wait::wake_writer(fd, conn, slot);
         }
     }
-    Attempt::Got(data.len - unread)
+    data.len - unread
 }
 
 /// Copies unread ring bytes without taking them.

@@ -28,6 +28,9 @@ use crate::{capture, clc, clock, kernel, memory, observer, real, transition};
 /// for it, and where it leaves something unread, for its socket may have been closed by ways that nobody sees.
 const ASK_CYCLES: u64 = 1 << 18;
 
+/// Of a large message the reader gets such parts while the next one is copied.
+pub const PART: usize = 64 << 10;
+
 /// Where the next send goes.
 pub enum Way<'a> {
     /// The kernel, unobserved.
@@ -323,22 +326,29 @@ fn attempt(
     if room.free < left {
         observer::count_one(conn, |record| &record.tx_full);
     }
+    let record = observer::record_of(conn);
+    let is_watched = capture::wants(record);
     let mut free = room.free;
+    if free > 0 {
+        // Relaxed: published below.
+        conn.own(slot).stamp.store(now, Relaxed);
+    }
     let mut at = room.prod;
     while free > 0
-        && let Some((src, len)) = from.piece(free)
+        && let Some((src, len)) = from.piece(free.min(PART))
     {
         // SAFETY: at..at+len lies within `room`; src is the application's buffer of len bytes.
         unsafe { tx.copy_in(at, room.place, src, len) };
         from.advance(len);
         at = at.wrapping_add(len as u64);
         free -= len;
+        if len == PART && !is_watched {
+            // A reader who is awake begins with it; who is asleep is woken by the last one.
+            tx.publish(at);
+        }
     }
     if at != room.prod {
-        // Relaxed: published below.
-        conn.own(slot).stamp.store(now, Relaxed);
-        let record = observer::record_of(conn);
-        if capture::wants(record) {
+        if is_watched {
             capture::sending(fd, conn, slot, room.place, room.prod, at);
         }
         tx.publish(at);
