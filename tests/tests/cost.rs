@@ -106,6 +106,57 @@ fn a_short_connection_costs_no_system_call_beyond_tcp() {
     fixture.finish();
 }
 
+/// Serves so many connections of one exchange each.
+const SERVER: &str = "
+import socket, sys
+s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(100)
+print('port', s.getsockname()[1], flush=True)
+for i in range(int(sys.argv[1])):
+    a = s.accept()[0]; a.send(a.recv(200)); a.close()";
+const CLIENT: &str = "
+import socket, sys
+for i in range(int(sys.argv[1])):
+    c = socket.create_connection(('127.0.0.1', int(sys.argv[2]))); c.send(b'x' * 100); c.recv(200); c.close()";
+
+/// As [`calls`], of a process of its own that never listens.
+fn calls_of_client(fixture: &Fixture, under_usmc: bool, connections: u32) -> BTreeMap<String, i64> {
+    let count = connections.to_string();
+    let python = "/usr/bin/python3";
+    let mut server = if under_usmc { fixture.command(python) } else { fixture.plain(python) };
+    server.args(["-c", SERVER, &count]);
+    let mut server = fixture.spawn(server);
+    let port = server.number_after("port").to_string();
+    let log = fixture.scratch().join("calls");
+    let mut client = fixture.plain("strace");
+    client.args(["-f", "-c", "-o"]).arg(&log);
+    if under_usmc {
+        client.arg(build::usmc()).args(["run", "--"]);
+    }
+    client.args([python, "-c", CLIENT, &count, &port]);
+    fixture.run(client);
+    server.succeed();
+    counts(&log)
+}
+
+#[test]
+fn a_client_of_short_connections_makes_no_system_call_beyond_tcp() {
+    const MORE: u32 = 100;
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("short connections of a client");
+    let each = |ours| {
+        more(
+            &calls_of_client(&fixture, ours, 100),
+            &calls_of_client(&fixture, ours, 100 + MORE),
+        )
+    };
+    let beyond = more(&each(false), &each(true));
+    let beyond: Vec<_> = beyond.iter().filter(|(_, n)| n.abs() > 5).collect();
+    assert!(beyond.is_empty(), "{MORE} connections: {beyond:?}");
+    fixture.finish();
+}
+
 #[test]
 fn a_message_between_awake_peers_costs_no_system_call() {
     if is_plain() {

@@ -148,8 +148,11 @@ fn the_longest_proposal() {
         eids,
     };
     let v1 = V1 { modes: Modes::Both, prefix: Prefix { ipv6, ..prefix() } };
-    let versions =
-        Versions::V2 { ism: Ism { gid: 7, ..Ism::default() }, v1: Some(v1), v2: V2Offer::Whole(v2) };
+    let versions = Versions::V2 {
+        ism: Ism { gid: 7, ..Ism::default() },
+        v1: Some(v1),
+        v2: V2Offer::Whole(v2),
+    };
     let message = clc::Message::Proposal(Proposal { local: local(), versions });
     let mut fields: Vec<(usize, Vec<u8>)> = vec![
         (0, SMCR.to_vec()),

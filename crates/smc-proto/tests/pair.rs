@@ -418,8 +418,7 @@ fn changed(
 fn a_proposal_without_its_smcd_extension_is_declined() {
     let mut drop_extension = changed(0, |message| {
         let clc::Message::Proposal(proposal) = message else { return };
-        let clc::Versions::V2 { v2: clc::V2Offer::Whole(v2), .. } = &mut proposal.versions
-        else {
+        let clc::Versions::V2 { v2: clc::V2Offer::Whole(v2), .. } = &mut proposal.versions else {
             return;
         };
         v2.modes = clc::V2Modes::D(None);

@@ -16,9 +16,7 @@
 
 use crate::Broken;
 use crate::copy::{copy_in, copy_out};
-use crate::layout::{
-    ARM_RINGING, ARM_TCP, CLIENT, Direction, SHARED, Slot, WINDOW_SHIFT_MIN,
-};
+use crate::layout::{ARM_RINGING, ARM_TCP, CLIENT, Direction, SHARED, Slot, WINDOW_SHIFT_MIN};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::sync::{AtomicU32, Byte, MODEL, fence};
 

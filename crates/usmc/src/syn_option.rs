@@ -17,6 +17,7 @@ use crate::conn::{
 };
 use crate::lasting::Call;
 use crate::reason::Reason;
+use crate::sys::Errno;
 use crate::tuple::{self, Endpoint};
 use crate::{device, kernel_only, log, observer, sys, transition};
 
@@ -91,6 +92,14 @@ pub fn is_wanted() -> bool {
     config::get().tcp_option != TcpOption::Off && LOADED.load(Relaxed) != NO
 }
 
+/// The same where it is not known yet, by a question to the kernel.
+fn may_arm(fd: i32) -> bool {
+    if LOADED.load(Relaxed) == 0 && ask(fd).is_none() {
+        are_missing(libc::ENOPROTOOPT);
+    }
+    is_wanted()
+}
+
 fn arm(fd: i32, conn: &Conn) {
     match sys::setsockopt(fd, SOL_SMC, USMC_SYN_OPTION, &1u32) {
         Ok(()) => {
@@ -99,21 +108,23 @@ fn arm(fd: i32, conn: &Conn) {
         }
         // Some sockets cannot be armed though others could: listeners before Linux 6.12, those of another cgroup.
         Err(_) if LOADED.load(Relaxed) == YES => {}
-        Err(code) => {
-            LOADED.store(NO, Relaxed);
-            let text = "no socket says SMC: the programs of usmc-ebpf(8) are not there";
-            match config::get().tcp_option {
-                TcpOption::On => log::warn(format_args!("{text} (errno {code})")),
-                _ => log::debug(format_args!("{text} (errno {code})")),
-            }
-        }
+        Err(code) => are_missing(code),
+    }
+}
+
+fn are_missing(code: Errno) {
+    LOADED.store(NO, Relaxed);
+    let text = "no socket says SMC: the programs of usmc-ebpf(8) are not there";
+    match config::get().tcp_option {
+        TcpOption::On => log::warn(format_args!("{text} (errno {code})")),
+        _ => log::debug(format_args!("{text} (errno {code})")),
     }
 }
 
 /// Before connect(2).
 #[inline]
 pub fn connecting(fd: i32, index: u32, server: impl FnOnce() -> Option<Endpoint>) {
-    if is_wanted() {
+    if is_wanted() && may_arm(fd) {
         arm_client(fd, conn::at(index), server());
     }
 }

@@ -12,8 +12,7 @@ use crate::list::List;
 use crate::wire::clc::{
     Answer, Error, FirstContact, GidChid, Ism, Kind, Local, Message, Modes, Prefix, Proposal,
     Release, Smcd, SmcdV2, SmcdVersion, Smcr, SmcrVersion, V1, V2, V2FirstContact, V2Modes,
-    V2Offer,
-    Versions,
+    V2Offer, Versions,
 };
 
 /// The devices that a client has for a connection.

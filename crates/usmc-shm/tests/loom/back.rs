@@ -68,7 +68,8 @@ impl Stream {
             self.tcp.send(BELL);
             true
         };
-        if ring.has_rx_sleepers() && self.tx().ring(|| ring.take_rx_sleepers(false), rings) == Rung::Back
+        if ring.has_rx_sleepers()
+            && self.tx().ring(|| ring.take_rx_sleepers(false), rings) == Rung::Back
         {
             self.go_back();
         }

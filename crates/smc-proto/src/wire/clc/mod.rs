@@ -21,7 +21,9 @@ pub use accept_confirm::{
     Answer, FirstContact, Hostname, Os, Smcd, SmcdVersion, Smcr, SmcrVersion, V2FirstContact,
 };
 pub use decline::Decline;
-pub use proposal::{GidChid, Ipv6Prefix, Ism, Prefix, Proposal, SmcdV2, V1, V2, V2Modes, V2Offer, Versions};
+pub use proposal::{
+    GidChid, Ipv6Prefix, Ism, Prefix, Proposal, SmcdV2, V1, V2, V2Modes, V2Offer, Versions,
+};
 pub use reception::Reception;
 
 use super::field::{Field, put, u16_be};
