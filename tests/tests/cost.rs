@@ -146,10 +146,7 @@ fn a_client_of_short_connections_makes_no_system_call_beyond_tcp() {
     }
     let fixture = Fixture::new("short connections of a client");
     let each = |ours| {
-        more(
-            &calls_of_client(&fixture, ours, 100),
-            &calls_of_client(&fixture, ours, 100 + MORE),
-        )
+        more(&calls_of_client(&fixture, ours, 100), &calls_of_client(&fixture, ours, 100 + MORE))
     };
     let beyond = more(&each(false), &each(true));
     let beyond: Vec<_> = beyond.iter().filter(|(_, n)| n.abs() > 5).collect();

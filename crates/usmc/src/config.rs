@@ -74,6 +74,8 @@ pub struct Config {
     exclude_ports: List<Ports>,
     include_addrs: List<Net>,
     exclude_addrs: List<Net>,
+    /// Whether there are such rules at all.
+    has_rules: bool,
     peers: List<Peer>,
     /// `USMC_UEIDS`; a copy, likewise.
     ueids: ([u8; UEIDS_MAX], usize),
@@ -97,6 +99,7 @@ impl Config {
             exclude_ports: List::new(),
             include_addrs: List::new(),
             exclude_addrs: List::new(),
+            has_rules: false,
             peers: List::new(),
             ueids: ([0; UEIDS_MAX], 0),
         }
@@ -120,6 +123,7 @@ impl Config {
             ueids: copy(env(c"USMC_UEIDS").unwrap_or("")),
             ..Config::off()
         };
+        config.find_rules();
         if let Some(bytes) = env(c"USMC_RING_SIZE").and_then(|v| v.parse::<u32>().ok()) {
             let shift = bytes.max(1).next_power_of_two().trailing_zeros();
             config.ring_shift = shift.clamp(14, 22);
@@ -139,8 +143,13 @@ impl Config {
     }
 
     /// Whether the other end at this address was declared to speak SMC: a listener there, or with port `None` a client.
-    pub fn is_peer(&self, addr: IpAddr, port: Option<u16>) -> bool {
-        let bits = addr_bits(addr);
+    #[inline]
+    pub fn is_peer(&self, addr: impl FnOnce() -> IpAddr, port: Option<u16>) -> bool {
+        !self.peers.is_empty() && self.is_in_peers(addr_bits(addr()), port)
+    }
+
+    #[cold]
+    fn is_in_peers(&self, bits: u128, port: Option<u16>) -> bool {
         self.peers.any(|p| {
             let in_net = p.0.1 == 0 || (bits ^ p.0.0) >> (128 - p.0.1) == 0;
             in_net && port.is_none_or(|port| p.1.is_none_or(|p| p == port))
@@ -154,8 +163,20 @@ impl Config {
     }
 
     /// Whether connections to (or listeners at) this address may leave TCP.
-    pub fn allows(&self, addr: IpAddr, port: u16) -> bool {
-        let bits = addr_bits(addr);
+    #[inline]
+    pub fn allows(&self, addr: impl FnOnce() -> IpAddr, port: u16) -> bool {
+        !self.has_rules || self.rules_allow(addr_bits(addr()), port)
+    }
+
+    fn find_rules(&mut self) {
+        let ports = [&self.include_ports, &self.exclude_ports];
+        let addrs = [&self.include_addrs, &self.exclude_addrs];
+        self.has_rules =
+            ports.iter().any(|list| !list.is_empty()) || addrs.iter().any(|list| !list.is_empty());
+    }
+
+    #[cold]
+    fn rules_allow(&self, bits: u128, port: u16) -> bool {
         let in_ports = |p: Ports| (p.0..=p.1).contains(&port);
         let in_net = |n: Net| n.1 == 0 || (bits ^ n.0) >> (128 - n.1) == 0;
         (self.include_ports.is_empty() || self.include_ports.any(in_ports))
@@ -287,20 +308,22 @@ mod tests {
 
     #[test]
     fn rules_match_ports_and_networks() {
-        let config = Config {
+        let mut config = Config {
             include_ports: List::parse(Some("80, 6000-7000"), ports),
             exclude_ports: List::parse(Some("6379"), ports),
             exclude_addrs: List::parse(Some("10.0.0.0/8,fe80::/10"), net),
             ..Config::off()
         };
-        let lo = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        assert!(config.allows(lo, 80));
-        assert!(config.allows(lo, 6500));
-        assert!(!config.allows(lo, 6379));
-        assert!(!config.allows(lo, 81));
-        assert!(!config.allows("10.1.2.3".parse().unwrap(), 80));
-        assert!(!config.allows("::ffff:10.1.2.3".parse().unwrap(), 80));
-        assert!(!config.allows("fe80::1".parse().unwrap(), 80));
+        config.find_rules();
+        let allows = |addr: &str, port| config.allows(|| addr.parse().unwrap(), port);
+        assert!(allows("127.0.0.1", 80));
+        assert!(allows("127.0.0.1", 6500));
+        assert!(!allows("127.0.0.1", 6379));
+        assert!(!allows("127.0.0.1", 81));
+        assert!(!allows("10.1.2.3", 80));
+        assert!(!allows("::ffff:10.1.2.3", 80));
+        assert!(!allows("fe80::1", 80));
+        assert!(Config::off().allows(|| unreachable!(), 81));
     }
 
     #[test]
@@ -308,7 +331,7 @@ mod tests {
         let text =
             "10.0.0.0/8, 192.0.2.1:6379,[fd00::1]:80,fe80::/10,[fd01::/16], nonsense, 1.2.3.4:x";
         let config = Config { peers: List::parse(Some(text), peer), ..Config::off() };
-        let is_peer = |addr: &str, port| config.is_peer(addr.parse().unwrap(), port);
+        let is_peer = |addr: &str, port| config.is_peer(|| addr.parse().unwrap(), port);
         assert!(is_peer("10.1.2.3", Some(1)) && is_peer("::ffff:10.1.2.3", None));
         assert!(is_peer("192.0.2.1", Some(6379)) && is_peer("192.0.2.1", None));
         assert!(!is_peer("192.0.2.1", Some(6380)) && !is_peer("192.0.2.2", Some(6379)));

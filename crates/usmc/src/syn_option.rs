@@ -137,7 +137,7 @@ fn arm_client(fd: i32, conn: &Conn, server: Option<Endpoint>) {
         return;
     }
     let allowed = server.is_some_and(|at| {
-        config::get().allows(at.ip(), at.port)
+        config::get().allows(|| at.ip(), at.port)
             && !(device::current().is_listening(None, at)
                 && device::current().is_listening(Some(tuple::netns(fd)), at))
     });
@@ -151,7 +151,7 @@ pub fn listening(fd: i32, conn: &Conn, at: Endpoint) {
     if is_wanted()
         && kernel_only::reason().is_none()
         && !conn.has(F_ARMED | F_CHILDREN_TCP | F_KERNEL_ONLY)
-        && config::get().allows(at.ip(), at.port)
+        && config::get().allows(|| at.ip(), at.port)
     {
         arm(fd, conn);
     }

@@ -69,7 +69,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     } else if conn.has(F_COPIED | F_ADOPTED) {
         // Made before a fork, or elsewhere: who else has it knows nothing of this connection.
         conn.give_up(Reason::Adopted);
-    } else if !config::get().allows(server.ip(), server.port) {
+    } else if !config::get().allows(|| server.ip(), server.port) {
         conn.give_up(Reason::Excluded);
     } else if syn_option::may_speak(conn) || clc::is_declared(fd, server) {
         clc::declare(conn);

@@ -170,7 +170,7 @@ pub fn has_begun(conn: &Conn) -> bool {
 
 /// Whether whoever listens there was declared to speak SMC, and is not to be had by an offer.
 pub fn is_declared(fd: i32, server: Endpoint) -> bool {
-    config::get().is_peer(server.ip(), Some(server.port))
+    config::get().is_peer(|| server.ip(), Some(server.port))
         && !device::current().is_listening(Some(tuple::netns(fd)), server)
 }
 

@@ -32,7 +32,7 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     } else if from.phase() != LISTEN {
         let reason = Reason::from_code(from.reason.load(Relaxed) as u8);
         conn.give_up(reason.unwrap_or(Reason::NoDevice));
-    } else if config::get().is_peer(client.ip(), None) {
+    } else if config::get().is_peer(|| client.ip(), None) {
         clc::expect(conn);
     }
     if clc::first::is_agreed(conn) {

@@ -141,7 +141,7 @@ pub fn listening(fd: i32, index: u32) {
     transition::store_tuple(conn, &Tuple { netns, client: Endpoint::default(), server: at });
     // Those that came from elsewhere.
     syn_option::listening(fd, conn, at);
-    if !config::get().allows(at.ip(), at.port) {
+    if !config::get().allows(|| at.ip(), at.port) {
         conn.give_up(Reason::Excluded);
     } else {
         match device::current().register_listener(netns, at) {
