@@ -154,6 +154,40 @@ fn a_client_of_short_connections_makes_no_system_call_beyond_tcp() {
     fixture.finish();
 }
 
+/// A connection that stays TCP, and asks an epoll set again and again for the same: readable or writable, and reports of it.
+const SAME_AGAIN: &str = "
+import select, socket, sys
+s = socket.create_server(('127.0.0.1', 0))
+c = socket.create_connection(s.getsockname()); a = s.accept()[0]
+p = select.epoll(); p.register(c, select.EPOLLIN | select.EPOLLOUT)
+for i in range(int(sys.argv[1])):
+    p.modify(c, select.EPOLLIN | select.EPOLLOUT)
+    assert p.poll(5) == [(c.fileno(), select.EPOLLOUT)]
+p.modify(c, select.EPOLLIN)
+assert p.poll(0) == []
+a.send(b'x')
+assert p.poll(5) == [(c.fileno(), select.EPOLLIN)]";
+
+#[test]
+fn asking_an_epoll_set_for_the_same_again_costs_no_system_call() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("the same again");
+    let log = fixture.scratch().join("calls");
+    let asks = |times: &str| {
+        let mut command = fixture.plain("strace");
+        command.args(["-f", "-c", "-o"]).arg(&log).arg(build::usmc());
+        command.args(["run", "--", "/usr/bin/python3", "-c", SAME_AGAIN, times]);
+        fixture.run(command);
+        counts(&log)
+    };
+    let more = more(&asks("10"), &asks("60"));
+    assert_eq!(more["epoll_ctl"], 0, "{more:?}");
+    assert_eq!(more["epoll_wait"], 50, "{more:?}");
+    fixture.finish();
+}
+
 #[test]
 fn a_message_between_awake_peers_costs_no_system_call() {
     if is_plain() {

@@ -138,10 +138,8 @@ pub fn changed(fd: i32, index: u32) {
     let number = index + 1;
     let (Some(header), Some(record)) = (header(), record(number)) else { return };
     let is_new = conn.observed.swap(number, Relaxed) == 0;
-    if is_new {
-        if header.high_water.load(Relaxed) < number {
-            header.high_water.fetch_max(number, Relaxed);
-        }
+    if is_new && header.high_water.load(Relaxed) < number {
+        header.high_water.fetch_max(number, Relaxed);
     }
     let was_connected = record.kind.load(Relaxed) as u8 == State::Active as u8 && !is_new;
     let seq = record.seq.load(Relaxed) | 1;

@@ -402,6 +402,17 @@ fn modify(
     let u64 = tag(number, entry.use_count.load(Relaxed));
     let held = set.lock.enter();
     let conn = conn::at(entry.conn.load(Relaxed));
+    // What is reported as long as it lasts is not changed by asking for the same again.
+    const BY_CHANGE: u32 = ET | ONESHOT | WAKEUP;
+    if entry.events.load(Relaxed) == event.events
+        && event.events & BY_CHANGE == 0
+        && !entry.has(E_RING | E_DISABLED)
+        // Another process may have changed what the kernel knows.
+        && !conn.has(conn::F_COPIED)
+    {
+        entry.data.store(event.u64, Relaxed);
+        return Ok(());
+    }
     // The counts depend on the events: take them back before these change.
     disarm(conn, entry);
     entry.events.store(event.events, Relaxed);
