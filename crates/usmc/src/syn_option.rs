@@ -124,7 +124,7 @@ fn are_missing(code: Errno) {
 /// Before connect(2).
 #[inline]
 pub fn connecting(fd: i32, index: u32, server: impl FnOnce() -> Option<Endpoint>) {
-    if is_wanted() && may_arm(fd) {
+    if is_wanted() {
         arm_client(fd, conn::at(index), server());
     }
 }
@@ -133,7 +133,7 @@ pub fn connecting(fd: i32, index: u32, server: impl FnOnce() -> Option<Endpoint>
 fn arm_client(fd: i32, conn: &Conn, server: Option<Endpoint>) {
     // Data in the SYN comes before any handshake; others who have the socket know of none.
     let never = F_ARMED | F_KERNEL_ONLY | F_COPIED | F_ADOPTED;
-    if conn.phase() != FRESH || conn.has(never) || kernel_only::reason().is_some() {
+    if conn.phase() != FRESH || conn.has(never) || kernel_only::reason().is_some() || !may_arm(fd) {
         return;
     }
     let allowed = server.is_some_and(|at| {

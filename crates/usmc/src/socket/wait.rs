@@ -12,7 +12,7 @@ use usmc_shm::layout::{
     TXF_LOOK,
 };
 use usmc_shm::span::{RxSpan, Source, TxSpan};
-use usmc_shm::sync::AtomicU32;
+use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use super::family::Receiving;
 use super::{close, demote, ending};
@@ -63,8 +63,30 @@ impl Budget<'_> {
     }
 }
 
-/// Spins for at most `budget` nanoseconds until `ready`. Gives the CPU away when `peer_cpu` says that the
-/// peer needs this very one.
+/// When somebody else of this machine was last seen to wait for the CPU that one of our threads spun on
+/// ([`clock::now_ns`]).
+static CROWDED_AT: AtomicU64 = AtomicU64::new(0);
+/// How long that is believed of all of them.
+const CROWDED_NS: u64 = 2_000_000;
+/// A sched_yield(2) that takes longer has run somebody else.
+const ALONE_NS: u64 = 1_500;
+
+/// Gives the CPU to whoever waits for it; notes whether anybody did. Returns the time.
+fn give_way(now: u64) -> u64 {
+    sys::sched_yield();
+    let after = clock::now_ns();
+    if after.wrapping_sub(now) > ALONE_NS {
+        CROWDED_AT.store(after, Relaxed);
+    }
+    after
+}
+
+fn is_crowded(now: u64) -> bool {
+    now.wrapping_sub(CROWDED_AT.load(Relaxed)) < CROWDED_NS
+}
+
+/// Spins for at most `budget` nanoseconds until `ready`. Gives the CPU away at each look when `peer_cpu` says that the
+/// peer needs this very one, or somebody else does, and now and then to find that out.
 #[inline]
 pub fn spin(
     budget: u64,
@@ -81,27 +103,28 @@ pub fn spin(
         return ready();
     }
     let same = peer_cpu == cpu;
-    if !same {
+    let start = clock::now_ns();
+    let mut now = start;
+    if !same && !is_crowded(now) {
         for _ in 0..200 {
             if ready() {
                 return true;
             }
             spin_loop();
         }
+        now = clock::now_ns();
     }
     device::current().keep_alive();
-    let start = clock::now_ns();
     loop {
-        if same {
-            sys::sched_yield();
-        }
-        for _ in 0..if same { 1 } else { 32 } {
+        now = give_way(now);
+        for _ in 0..if same || is_crowded(now) { 1 } else { 32 } {
             if ready() {
                 return true;
             }
             spin_loop();
         }
-        if clock::now_ns() - start > budget {
+        now = clock::now_ns();
+        if now - start > budget {
             return false;
         }
     }
