@@ -144,9 +144,14 @@ impl<'a> TxSpan<'a> {
         let left = !self.claim();
         let sent = tcp_sent().ok_or(Unmeasured)?;
         // Who was killed before its doorbell was in the stream has counted one too many. None is in flight now.
+        // (A FIN would be in the kernel's count, too: it never makes them more.)
         if self.producer.resume.load(Relaxed) == 0 {
-            let bells = sent.saturating_sub(self.producer.boundary.load(Relaxed).saturating_sub(1));
-            self.producer.bells_sent.store(bells as u32, Relaxed);
+            let boundary = self.producer.boundary.load(Relaxed).saturating_sub(1);
+            let bells = sent.saturating_sub(boundary) as u32;
+            let counted = self.producer.bells_sent.load(Relaxed);
+            if counted.wrapping_sub(bells).cast_signed() > 0 {
+                self.producer.bells_sent.store(bells, Relaxed);
+            }
         }
         // Once: another process may have begun, and died while it sent.
         // Release: pairs with the Acquire in `RxSpan::drawn`; the doorbells are counted.

@@ -330,7 +330,7 @@ impl<'a> Ring<'a> {
     }
 
     /// Whom it has to wake (`ARM_*`). Inside [`crate::span::TxSpan::ring`]. `shared`: other processes send here, too, and
-    /// look after the sleepers until [`Ring::rang`], should this one be killed before the doorbell is in the stream.
+    /// look after the sleepers until [`Ring::rang_rx`], should this one be killed before the doorbell is in the stream.
     #[inline]
     pub fn take_rx_sleepers(&self, shared: bool) -> u32 {
         // ARM_LEFT stays: it concerns every byte published from now on.

@@ -27,6 +27,9 @@ use crate::{capture, clc, clock, kernel, observer, real, transition};
 /// How long an empty ring is believed without asking the kernel whether the peer died.
 const KERNEL_CHECK_NS: u64 = 10_000;
 
+/// A call that finds bytes takes more that come meanwhile up to so many, the largest ring.
+const MOST_AT_ONCE: usize = 4 << 20;
+
 /// What one attempt found.
 enum Attempt {
     /// This many bytes.
@@ -491,8 +494,9 @@ fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) ->
     }
     let mut got = take(fd, conn, slot, to, flags, &data);
     if got >= PART && flags & libc::MSG_PEEK == 0 {
-        // Of a large message more may have come meanwhile.
+        // Of a large message more may have come meanwhile. A sender who keeps up does not keep the call.
         while to.left() > 0
+            && got < MOST_AT_ONCE
             && let Ok(data) = rx.data()
             && data.len > 0
         {
