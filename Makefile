@@ -59,7 +59,7 @@ test-tsan:
 	crates/usmc-shm/tests/sanitize.sh tsan
 
 # Random programs of socket operations, over TCP and under uSMC: what a program can observe is the same. A find is
-# printed as the shortest program that shows it. `make test` runs two thousand.
+# printed as the shortest program that shows it. `make test` runs a thousand.
 torture: build
 	USMC_TORTURE=$(PROGRAMS) USMC_TORTURE_SEED=$(SEED) $(CARGO) test --release --locked -p usmc-tests --test torture \
 		random -- --nocapture
