@@ -12,7 +12,8 @@
 
 use crate::layout::{ARM_TCP, End};
 use crate::ring::Ring;
-use crate::sync::Ordering::{Acquire, Relaxed};
+use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use crate::sync::{AtomicU32, fence};
 
 /// The doorbells that one end receives.
 #[derive(Clone, Copy)]
@@ -85,4 +86,55 @@ impl Bells<'_> {
         // Relaxed: written under the receiving lock.
         self.end.bells_drained.fetch_add(bells, Relaxed);
     }
+}
+
+/// The sleepers of one end that wait for the same: how many of this process, and how many of all processes that share the
+/// end, as far as it is shared. There may be too many in the latter, after a fork beside a sleep or the death of a
+/// sleeper, and never too few.
+#[derive(Clone, Copy)]
+pub struct Sleepers<'a> {
+    /// This process'.
+    pub own: &'a AtomicU32,
+    /// All: [`End::rx_sleepers`] or [`End::tx_sleepers`]; `None` where there is no slot.
+    pub all: Option<&'a AtomicU32>,
+}
+
+impl Sleepers<'_> {
+    /// One more, about to announce itself. `is_shared`: whether [`Sleepers::share`] has been called, by its `share`.
+    pub fn enter(&self, is_shared: impl FnOnce() -> bool) {
+        self.own.fetch_add(1, AcqRel);
+        // Pairs with the fence in `share`: it counts us, or we see that it is shared.
+        fence(SeqCst);
+        if let Some(all) = self.all.filter(|_| is_shared()) {
+            all.fetch_add(1, AcqRel);
+        }
+    }
+
+    /// One less.
+    pub fn leave(&self, is_shared: impl FnOnce() -> bool) {
+        if let Some(all) = self.all.filter(|_| is_shared()) {
+            less(all);
+        }
+        // Last: who does not find us among our own any more, finds us taken out of all.
+        less(self.own);
+    }
+
+    /// This process has held the end alone and does not from now on, as `share` makes known to its threads.
+    pub fn share(&self, share: impl FnOnce()) {
+        if let Some(all) = self.all {
+            // What earlier holders have left.
+            all.store(0, Relaxed);
+        }
+        share();
+        // Pairs with the fence in `enter`.
+        fence(SeqCst);
+        if let Some(all) = self.all {
+            all.fetch_add(self.own.load(Acquire), AcqRel);
+        }
+    }
+}
+
+/// One less, unless it has been forgotten among the dead.
+pub fn less(count: &AtomicU32) {
+    let _ = count.fetch_update(AcqRel, Relaxed, |n| n.checked_sub(1));
 }

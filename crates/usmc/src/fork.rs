@@ -22,7 +22,7 @@ use crate::conn::{
     OFFERED, RING,
 };
 use crate::reason::Reason;
-use crate::socket::close;
+use crate::socket::{close, wait};
 use crate::{
     api, clc, device, errno, holds, kernel, life, members, observer, poll, process, real, segment,
     set_errno, sys,
@@ -145,7 +145,7 @@ fn prepare() {
         clc::before_fork(conn);
         match conn.phase() {
             _ if conn.slot().is_some() => {
-                recount_sleepers(conn);
+                share_sleepers(conn);
                 count_in_slots(conn, true);
                 conn.set_flag(F_SHARED | F_FORKED, true);
             }
@@ -175,14 +175,15 @@ fn prepare() {
 
 /// All sleepers of the end are asked for from now on: those that were killed are still counted among them, and those of
 /// this process are not yet.
-fn recount_sleepers(conn: &Conn) {
+fn share_sleepers(conn: &Conn) {
     if let Some(slot) = conn.slot()
         && is_alone(conn)
     {
-        let end = conn.end(slot);
-        end.rx_sleepers.store(conn.rx_sleepers.load(Relaxed), Relaxed);
-        end.tx_sleepers.store(conn.tx_sleepers.load(Relaxed), Relaxed);
-        end.blocked_sends.fetch_min(conn.blocked_sends.load(Relaxed), Relaxed);
+        for for_room in [false, true] {
+            wait::sleepers(conn, Some(slot), for_room).share(|| conn.set_flag(F_SHARED, true));
+        }
+        let own = conn.blocked_sends.load(Relaxed);
+        conn.end(slot).blocked_sends.fetch_min(own, Relaxed);
     }
 }
 

@@ -1,11 +1,11 @@
 //! Several sleepers of one end share the doorbells in its TCP stream.
 
-use usmc_shm::bell::{Bells, Drain, Rung};
+use usmc_shm::bell::{Bells, Drain, Rung, Sleepers};
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot};
 use usmc_shm::span::TxSpan;
 
 use crate::model::sync::atomic::AtomicU32;
-use crate::model::sync::atomic::Ordering::{AcqRel, Acquire};
+use crate::model::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::model::sync::{Arc, Mutex};
 use crate::model::thread;
 use crate::model::{Link, Tcp, check, consume, produce};
@@ -135,6 +135,31 @@ fn two_sleeping_readers_share_doorbells() {
         }
         let sum: u8 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
         assert_eq!(sum, 7);
+    });
+}
+
+/// A process forks while one of its threads goes to sleep, and another wakes up.
+#[test]
+fn a_fork_beside_sleepers_counts_none_too_few() {
+    check(None, || {
+        let counts = Arc::new((AtomicU32::new(1), AtomicU32::new(0), AtomicU32::new(0)));
+        fn sleepers(counts: &(AtomicU32, AtomicU32, AtomicU32)) -> Sleepers<'_> {
+            Sleepers { own: &counts.0, all: Some(&counts.1) }
+        }
+        let is_shared = |counts: &(AtomicU32, AtomicU32, AtomicU32)| counts.2.load(Relaxed) == 1;
+        let begins = thread::spawn({
+            let counts = counts.clone();
+            move || sleepers(&counts).enter(|| is_shared(&counts))
+        });
+        let ends = thread::spawn({
+            let counts = counts.clone();
+            move || sleepers(&counts).leave(|| is_shared(&counts))
+        });
+        sleepers(&counts).share(|| counts.2.store(1, Relaxed));
+        begins.join().unwrap();
+        ends.join().unwrap();
+        assert_eq!(counts.0.load(Relaxed), 1);
+        assert!(counts.1.load(Relaxed) >= 1);
     });
 }
 

@@ -5,8 +5,8 @@
 
 use core::ffi::c_void;
 use core::hint::spin_loop;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
-use usmc_shm::bell::{Bells, Drain, Rung};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use usmc_shm::bell::{Bells, Drain, Rung, Sleepers, less};
 use usmc_shm::layout::{
     ARM_TCP, END_CUT, END_SHUT_RD, Slot, TX_RING, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS,
     TXF_LOOK,
@@ -304,10 +304,7 @@ impl<'a> Sleeper<'a> {
     /// From now on others leave doorbells alone or announce us anew.
     pub fn enter(conn: &'a Conn, slot: Option<&'a Slot>, for_room: bool) -> Sleeper<'a> {
         let me = Sleeper { conn, slot, for_room };
-        me.own().fetch_add(1, AcqRel);
-        if let Some(all) = me.all() {
-            all.fetch_add(1, AcqRel);
-        }
+        sleepers(conn, slot, for_room).enter(|| conn.has(F_SHARED));
         me
     }
 
@@ -319,33 +316,21 @@ impl<'a> Sleeper<'a> {
             drop(Sleeper { conn, slot, for_room });
         }
     }
+}
 
-    fn own(&self) -> &'a AtomicU32 {
-        if self.for_room { &self.conn.tx_sleepers } else { &self.conn.rx_sleepers }
-    }
-
-    /// Forked processes know each other's sleepers through the slot only, which has counted those of before the fork
-    /// (`fork::prepare`). Asked behind the own count and before it is taken back: where a fork comes between, there is one
-    /// too many in the slot, and never one too few.
-    fn all(&self) -> Option<&'a AtomicU32> {
-        let end = self.conn.end(self.slot.filter(|_| self.conn.has(F_SHARED))?);
-        Some(if self.for_room { &end.tx_sleepers } else { &end.rx_sleepers })
+/// The connection's sleepers for data, or for room. Forked processes know of each other's through the slot.
+pub fn sleepers<'a>(conn: &'a Conn, slot: Option<&'a Slot>, for_room: bool) -> Sleepers<'a> {
+    let end = slot.map(|slot| conn.end(slot));
+    match for_room {
+        true => Sleepers { own: &conn.tx_sleepers, all: end.map(|end| &end.tx_sleepers) },
+        false => Sleepers { own: &conn.rx_sleepers, all: end.map(|end| &end.rx_sleepers) },
     }
 }
 
 impl Drop for Sleeper<'_> {
     fn drop(&mut self) {
-        let all = self.all();
-        count_out(self.own());
-        if let Some(all) = all {
-            count_out(all);
-        }
+        sleepers(self.conn, self.slot, self.for_room).leave(|| self.conn.has(F_SHARED));
     }
-}
-
-/// One less, unless a fork meanwhile has forgotten it among the dead.
-fn count_out(count: &AtomicU32) {
-    let _ = count.fetch_update(AcqRel, Relaxed, |n| n.checked_sub(1));
 }
 
 /// What a sleep on the TCP socket ended with.
@@ -565,7 +550,7 @@ struct Blocked<'a>([&'a AtomicU32; 2]);
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|count| count_out(count));
+        self.0.iter().for_each(|count| less(count));
     }
 }
 
