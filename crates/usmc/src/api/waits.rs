@@ -5,7 +5,7 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use super::fail;
 use super::time::Time;
-use crate::poll::{epoll, multi, nested, pollfds};
+use crate::poll::{control, multi, nested, pollfds};
 use crate::table::{self, Entry};
 use crate::{clock, errno, real, set_errno, sys, transition};
 
@@ -30,7 +30,7 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     match table::get(fd) {
         Entry::Conn(index) => {
             let saved = errno();
-            let done = epoll::control(epfd, set, op, fd, index, copy);
+            let done = control::control(epfd, set, op, fd, index, copy);
             set_errno(saved);
             finish(done)
         }

@@ -9,7 +9,7 @@ use usmc_shm::layout::{END_SHUT_RD, TX_TCP};
 use super::entry::{self, E_DISABLED, E_KICKED, E_RING, E_TCP};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
-use super::{hot, nested, report};
+use super::{control, hot, nested, report};
 use crate::clc;
 use crate::conn::{self, F_CLC};
 use crate::socket::ending;
@@ -627,7 +627,7 @@ pub fn settle(index: u32) {
 }
 
 fn settle_all(index: u32, depth: u32) {
-    epoll::unpark(index);
+    control::unpark(index);
     if depth > 0 {
         nested::each(index, |inner, _| settle_all(inner, depth - 1));
     }

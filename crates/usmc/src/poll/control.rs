@@ -1,0 +1,175 @@
+//! epoll_ctl(2): what a set is asked to watch.
+
+use usmc_shm::sync::Ordering::{Relaxed, Release, SeqCst};
+
+use super::entry::{self, E_DISABLED, E_EDGE, E_PARKED, E_RING, E_TCP, Entry};
+use super::epoll::{
+    ET, EXCLUSIVE, ONESHOT, REGISTRATION, Set, WAKEUP, delete, disarm, fd_of, find, kick,
+    ring_events, set_at, tag, unlink,
+};
+use super::hot;
+use super::ready::{self, HUP, IN, OUT};
+use crate::conn::{self, Conn, FRESH, LISTEN, PLAIN, RING};
+use crate::observer;
+use crate::sys::{self, Errno};
+
+/// epoll_ctl(2) on a tracked socket. `None`: not ours, make the real call with the real arguments.
+///
+/// The application's event has been copied by the caller.
+pub fn control(
+    epfd: i32,
+    set_index: u32,
+    op: i32,
+    fd: i32,
+    index: u32,
+    event: Option<libc::epoll_event>,
+) -> Option<Result<(), Errno>> {
+    let conn = conn::at(index);
+    let set = set_at(set_index);
+    let _held = REGISTRATION.enter()?;
+    let known = find(set_index, fd, conn);
+    match (op, event) {
+        (libc::EPOLL_CTL_ADD, Some(event)) => {
+            match known {
+                Some((number, entry)) if entry.has(E_PARKED) => {
+                    if event.events & EXCLUSIVE == 0 {
+                        entry.set_flag(E_PARKED, false);
+                        return Some(modify(epfd, set, fd, (number, entry), event));
+                    }
+                    let _ = delete(epfd, fd, number, entry);
+                }
+                Some(_) => return Some(Err(libc::EEXIST)),
+                None => {}
+            }
+            if conn.phase() == LISTEN {
+                observer::inherited(fd, index);
+            }
+            if matches!(conn.phase(), PLAIN | LISTEN) {
+                return None;
+            }
+            if event.events & EXCLUSIVE != 0 {
+                // MOD is not allowed on it, so it could not follow the connection into the ring.
+                conn.set_flag(conn::F_KERNEL_ONLY, true);
+                if conn.phase() == FRESH {
+                    return None;
+                }
+            }
+            const WITH_EXCLUSIVE: u32 = IN | OUT | ready::ERR | HUP | WAKEUP | ET | EXCLUSIVE;
+            if event.events & EXCLUSIVE != 0 && event.events & !WITH_EXCLUSIVE != 0 {
+                return Some(Err(libc::EINVAL));
+            }
+            Some(add(epfd, set, set_index, fd, index, event))
+        }
+        _ if known.is_some_and(|(_, entry)| entry.has(E_PARKED)) => Some(Err(libc::ENOENT)),
+        (libc::EPOLL_CTL_MOD, Some(event)) => Some(modify(epfd, set, fd, known?, event)),
+        (libc::EPOLL_CTL_DEL, _) => {
+            let (number, entry) = known?;
+            if entry.has(E_RING) && !conn.has(conn::F_SHARED) {
+                park(set, conn, entry);
+                return Some(Ok(()));
+            }
+            Some(delete(epfd, fd, number, entry))
+        }
+        _ => None,
+    }
+}
+
+/// EPOLL_CTL_DEL without the system call.
+fn park(set: &Set, conn: &Conn, entry: &Entry) {
+    let _held = set.lock.enter();
+    disarm(conn, entry);
+    entry.set_flag(E_PARKED | E_DISABLED, true);
+}
+
+/// Deletes those of these entries for real that are parked, so that the kernel's view of the set is true.
+pub fn unpark(set_index: u32) {
+    let Some(_held) = REGISTRATION.enter() else { return };
+    entry::for_each(|number, entry| {
+        if entry.set.load(Relaxed) == set_index + 1 && entry.has(E_PARKED) {
+            let _ = delete(fd_of(set_index), entry.fd.load(Relaxed) as i32, number, entry);
+        }
+    });
+}
+
+fn add(
+    epfd: i32,
+    set: &Set,
+    set_index: u32,
+    fd: i32,
+    index: u32,
+    event: libc::epoll_event,
+) -> Result<(), Errno> {
+    let conn = conn::at(index);
+    let number = entry::alloc().ok_or(libc::ENOSPC)?;
+    let entry = entry::at(number).ok_or(libc::ENOSPC)?;
+    let in_ring = conn.phase() == RING;
+    let events = if in_ring { ring_events(event.events) } else { event.events };
+    entry.set.store(set_index + 1, Relaxed);
+    entry.fd.store(fd as u32, Relaxed);
+    entry.conn.store(index, Relaxed);
+    entry.events.store(event.events, Relaxed);
+    entry.data.store(event.u64, Relaxed);
+    entry.seen_prod.store(0, Relaxed);
+    entry.seen_bits.store(0, Relaxed);
+    entry.round.store(0, Relaxed);
+    entry.seen_blocks.store(u32::MAX, Relaxed);
+    entry.flags.store(if in_ring { E_RING | E_EDGE | E_TCP } else { 0 }, Relaxed);
+    entry.next.store(conn.watchers.load(Relaxed), Relaxed);
+    conn.watchers.store(number + 1, Release);
+    // SeqCst: a waiter that counts itself as asleep after this sees it, or is seen by `kick`.
+    set.tagged.fetch_add(1, SeqCst);
+    let hot = in_ring && {
+        let _held = set.lock.enter();
+        hot::heat(set, number, entry)
+    };
+    let u64 = tag(number, entry.use_count.load(Relaxed));
+    let done =
+        sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &mut libc::epoll_event { events, u64 });
+    if done.is_err() {
+        unlink(number, entry);
+    } else if in_ring {
+        kick(epfd, set, fd, number, entry, hot);
+    }
+    done
+}
+
+fn modify(
+    epfd: i32,
+    set: &Set,
+    fd: i32,
+    (number, entry): (u32, &Entry),
+    event: libc::epoll_event,
+) -> Result<(), Errno> {
+    if event.events & EXCLUSIVE != 0 {
+        return Err(libc::EINVAL);
+    }
+    let u64 = tag(number, entry.use_count.load(Relaxed));
+    let held = set.lock.enter();
+    let conn = conn::at(entry.conn.load(Relaxed));
+    // What is reported as long as it lasts is not changed by asking for the same again.
+    const BY_CHANGE: u32 = ET | ONESHOT | WAKEUP;
+    if entry.events.load(Relaxed) == event.events
+        && event.events & BY_CHANGE == 0
+        && !entry.has(E_RING | E_DISABLED)
+        // Another process may have changed what the kernel knows.
+        && !conn.has(conn::F_COPIED)
+    {
+        entry.data.store(event.u64, Relaxed);
+        return Ok(());
+    }
+    // The counts depend on the events: take them back before these change.
+    disarm(conn, entry);
+    entry.events.store(event.events, Relaxed);
+    entry.data.store(event.u64, Relaxed);
+    entry.set_flag(E_DISABLED, false);
+    entry.set_flag(E_EDGE, true);
+    if !entry.has(E_RING) {
+        drop(held);
+        let mut kernel = libc::epoll_event { events: event.events, u64 };
+        return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut kernel);
+    }
+    let hot = hot::heat(set, number, entry);
+    drop(held);
+    kick(epfd, set, fd, number, entry, hot);
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! What a receive takes out of the ring, and what an empty ring means.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use usmc_shm::Broken;
+use usmc_shm::bell::Drain;
+use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT, TXF_BACK};
+use usmc_shm::ring::{Data, Ring};
+
+use super::Attempt;
+use crate::conn::{Conn, F_SHARED};
+use crate::socket::demote;
+use crate::socket::ending::{self, Ending};
+use crate::socket::iov::Buffers;
+use crate::socket::send::PART;
+use crate::socket::wait::{self, Woken};
+use crate::{capture, clock, observer, sys};
+
+/// How long an empty ring is believed without asking the kernel whether the peer died.
+const KERNEL_CHECK_NS: u64 = 10_000;
+
+/// A call that finds bytes takes more that come meanwhile up to so many, the largest ring.
+const MOST_AT_ONCE: usize = 4 << 20;
+
+/// What is there, at most as much as there is room for.
+#[inline(always)]
+pub fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) -> Attempt {
+    let rx = conn.rx(slot);
+    let data = match rx.data() {
+        Ok(data) => data,
+        Err(Broken) => return broken(fd, conn, slot),
+    };
+    if data.len == 0 {
+        return empty(fd, conn, slot, &rx);
+    }
+    let mut got = take(fd, conn, slot, to, flags, &data);
+    if got >= PART && flags & libc::MSG_PEEK == 0 {
+        // Of a large message more may have come meanwhile. A sender who keeps up does not keep the call.
+        while to.left() > 0
+            && got < MOST_AT_ONCE
+            && let Ok(data) = rx.data()
+            && data.len > 0
+        {
+            got += take(fd, conn, slot, to, flags, &data);
+        }
+    }
+    Attempt::Got(got)
+}
+
+/// Takes what there is room for out of the ring; at least one byte, if there is any.
+#[inline(always)]
+fn take(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32, data: &Data) -> usize {
+    let rx = conn.rx(slot);
+    let record = observer::record_of(conn);
+    let is_watched = capture::wants(record);
+    let in_parts = !is_watched && flags & libc::MSG_PEEK == 0;
+    let mut at = data.cons;
+    let mut unread = data.len;
+    while unread > 0
+        && let Some((dst, len)) = to.piece(unread.min(PART))
+    {
+        if flags & libc::MSG_TRUNC == 0 {
+            // SAFETY: at..at+len lies within `data`; dst is the application's buffer of len bytes.
+            unsafe { rx.copy_out(at, data.place, dst, len) };
+        }
+        to.advance(len);
+        at = at.wrapping_add(len as u64);
+        unread -= len;
+        if len == PART && in_parts {
+            // A sender who is awake goes on; who is asleep is woken below.
+            rx.consume(at);
+        }
+    }
+    if flags & libc::MSG_PEEK == 0 {
+        if is_watched {
+            capture::receiving(fd, conn, slot, data.place, data.cons, at);
+        }
+        let asleep = rx.consume_waking(data, data.len - unread);
+        observer::received_total(record, conn, slot, at);
+        if asleep {
+            wait::wake_writer(fd, conn, slot);
+        }
+    }
+    data.len - unread
+}
+
+/// Copies unread ring bytes without taking them.
+pub fn peek_ring(conn: &Conn, slot: &Slot, to: &mut Buffers) -> usize {
+    let rx = conn.rx(slot);
+    let Ok(data) = rx.data() else { return 0 };
+    let (mut at, mut unread) = (data.cons, data.len);
+    while unread > 0
+        && let Some((dst, len)) = to.piece(unread)
+    {
+        // SAFETY: at..at+len lies within `data`; dst is the application's buffer of len bytes.
+        unsafe { rx.copy_out(at, data.place, dst, len) };
+        to.advance(len);
+        at = at.wrapping_add(len as u64);
+        unread -= len;
+    }
+    data.len - unread
+}
+
+/// The ring holds nonsense: the connection fails, nothing else does.
+fn broken(fd: i32, conn: &Conn, slot: &Slot) -> Attempt {
+    crate::log::warn(format_args!("fd {fd}: the peer wrote nonsense into shared memory; reset"));
+    let _ = ending::note_error(conn, libc::ECONNRESET);
+    conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
+    Attempt::Fail(libc::ECONNRESET)
+}
+
+#[cold]
+fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
+    let end = conn.end(slot);
+    // Another process of this end has disconnected it.
+    if conn.own(slot).flags.load(Relaxed) & TXF_ABORT != 0 {
+        return Attempt::Kernel;
+    }
+    // Before the end: bytes of TCP may follow the ring.
+    if conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0 && demote::finish_rx(fd, conn, slot) {
+        return Attempt::Again;
+    }
+    match ending::for_receiver(fd, conn, slot) {
+        Ending::Alive => {}
+        // What the peer published before its end is visible now.
+        _ if rx.has_data() => return Attempt::Again,
+        Ending::Fin => return Attempt::End,
+        Ending::Reset => {
+            return ending::take_error(fd, conn, slot).map_or(Attempt::End, Attempt::Fail);
+        }
+    }
+    if end.flags.load(Relaxed) & END_SHUT_RD != 0 {
+        return Attempt::End;
+    }
+    if wait::drain_bells(fd, conn, slot) == Drain::Data {
+        return Attempt::Again;
+    }
+    if rx.owes_wake_up(conn.has(F_SHARED)) {
+        wait::wake_writer(fd, conn, slot);
+    }
+    let now = clock::now_ns();
+    if now.wrapping_sub(conn.kernel_seen.load(Relaxed)) < KERNEL_CHECK_NS {
+        return Attempt::Empty(true);
+    }
+    conn.kernel_seen.store(now, Relaxed);
+    let mut byte = 0u8;
+    // SAFETY: one writable byte.
+    match unsafe { sys::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+        Err(libc::EAGAIN) => Attempt::Empty(true),
+        Ok(0) => {
+            ending::note_eof(fd, conn);
+            match ending::ending(fd, conn, slot) {
+                Ending::Alive => Attempt::Empty(true),
+                Ending::Fin | Ending::Reset => Attempt::Again,
+            }
+        }
+        Ok(_) => {
+            let sent = conn.peer(slot).bells_sent.load(Acquire);
+            // What follows the ring is no junk.
+            let returns = demote::is_due(conn.peer(slot).flags.load(Acquire));
+            if sent == end.bells_drained.load(Relaxed) && !returns {
+                wait::drain_junk(fd);
+            }
+            Attempt::Empty(true)
+        }
+        Err(errno) => match ending::note_error(conn, errno) {
+            Woken::Fail(errno) => Attempt::Fail(errno),
+            Woken::Look => Attempt::Again,
+        },
+    }
+}
