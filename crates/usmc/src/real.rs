@@ -137,6 +137,7 @@ macro_rules! real {
         pub fn resolve_all() {
             $($(#[$if])* resolvers::$name();)*
             address::resolve_all();
+            SINGLE_THREADED.store(find(c"__libc_single_threaded", ptr::null_mut()).cast(), Relaxed);
         }
     };
     (@missing $ret:ty, ENOSYS $(, $arg:ident)*) => { stand_in!($ret, ENOSYS) };
@@ -162,6 +163,16 @@ fn find(name: &CStr, otherwise: *mut c_void) -> *mut c_void {
     unsafe { libc::dlerror() };
     crate::set_errno(saved);
     otherwise
+}
+
+/// libc's own note (2.32) that the process has had one thread only so far. It errs to the safe side.
+static SINGLE_THREADED: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+
+/// Whether another thread of this process may run; a thread that clone(2) has made behind libc's back is not seen.
+pub fn may_have_threads() -> bool {
+    let single = SINGLE_THREADED.load(Relaxed);
+    // SAFETY: libc's variable of that name, one byte, which other threads only ever set to zero.
+    single.is_null() || unsafe { single.read_volatile() } == 0
 }
 
 fn resolve(slot: &AtomicPtr<c_void>, name: &CStr, otherwise: *mut c_void) -> *mut c_void {

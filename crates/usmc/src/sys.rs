@@ -686,3 +686,11 @@ pub unsafe fn pread(fd: c_int, buf: *mut c_void, len: usize, at: i64) -> Result<
 pub unsafe fn write_raw(fd: c_int, buf: *const c_void, len: usize) -> Result<usize, Errno> {
     call!(SYS_write, fd, buf, len)
 }
+
+/// writev(2).
+///
+/// # Safety
+/// The buffers are readable.
+pub unsafe fn writev(fd: c_int, iov: &[libc::iovec]) -> Result<usize, Errno> {
+    call!(SYS_writev, fd, iov.as_ptr(), iov.len())
+}

@@ -238,3 +238,23 @@ PAIR_CASE(splice_waits_for_the_socket_as_the_socket_says) {
     EQ(splice(p.fd, NULL, ends[1], NULL, 10, 0), 1);
     pair_close(p);
 }
+
+PAIR_CASE(splice_takes_all_that_is_there) {
+    struct pair p = pair_open();
+    int ends[2];
+    OK(pipe(ends));
+    // Something is always left, so that it goes on round the ring, whose end is in the middle of a message.
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 1999), 0);
+    for (int i = 0; i < 600; i++) {
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, (i + 1) * 1999, 1999), 0);
+        wait_readable(p.fd, 2 * 1999);
+        EQ(splice(p.fd, NULL, ends[1], NULL, 1999, 0), 1999);
+        char got[1999];
+        EQ(read(ends[0], got, sizeof got), sizeof got);
+        check_pattern(2, i * 1999, got, sizeof got);
+    }
+    recv_all(p.fd, 2, 600 * 1999, 1999);
+    close(ends[0]);
+    close(ends[1]);
+    pair_close(p);
+}

@@ -23,6 +23,7 @@ use super::ready::{self, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use crate::conn::{self, Conn, RING};
 use crate::process::Lock;
 use crate::reason::Reason;
+use crate::socket::close;
 use crate::socket::ending::{self, Ending};
 use crate::socket::wait::Sleeper;
 use crate::sys::{self, Errno};
@@ -498,8 +499,8 @@ fn may_stay_open(conn: &conn::Conn) -> bool {
         || conn.reason.load(Relaxed) == Reason::PassedOn as u32
 }
 
-/// A number that means the entry's socket. The registered one may have been closed while a duplicate lives:
-/// the registration lives on then (epoll(7)). -1 when this process has none.
+/// A number that means the entry's socket. The registered one may have been closed while a duplicate lives, or a call
+/// that sleeps on it: the registration lives on then (epoll(7)). -1 when this process has none.
 pub fn live_fd(entry: &Entry) -> i32 {
     let index = entry.conn.load(Relaxed);
     let registered = entry.fd.load(Relaxed) as i32;
@@ -515,7 +516,10 @@ pub fn live_fd(entry: &Entry) -> i32 {
             }
         });
     }
-    hint.load(Relaxed) as i32
+    match hint.load(Relaxed) as i32 {
+        -1 => close::number(registered, index),
+        duplicate => duplicate,
+    }
 }
 
 /// Fork: registrations and hot lists stay as they are while they are copied.

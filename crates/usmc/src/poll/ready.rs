@@ -8,7 +8,7 @@ use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::socket::ending::{self, Ending};
 use crate::socket::family::Receiving;
-use crate::socket::{demote, send, wait};
+use crate::socket::{demote, recv, send, wait};
 use crate::{kernel, sys, transition};
 
 /// EPOLLIN / POLLIN.
@@ -93,21 +93,15 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
         } else {
             0
         };
-        let data = rx.data().map_or(true, |d| enough(d.len));
-        return urgent | if data { IN | RDNORM } else { 0 };
+        return urgent | if has_in_ring(fd, conn, slot, lowat) { IN | RDNORM } else { 0 };
     }
     let source = match Receiving::enter(conn, slot) {
         Some(_held) => RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot)),
         None => return 0,
     };
     match source {
-        Ok(Source::Ring) => {
-            if rx.data().map_or(true, |d| enough(d.len)) {
-                IN | RDNORM
-            } else {
-                0
-            }
-        }
+        Ok(Source::Ring) if has_in_ring(fd, conn, slot, lowat) => IN | RDNORM,
+        Ok(Source::Ring) => 0,
         Ok(Source::Bells(_)) => 0,
         _ => {
             let bits = sys::poll1(fd, (want & READ_BITS) as i16, 0) as u32 & READ_BITS;
@@ -119,6 +113,15 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
             if few { bits & !(IN | RDNORM) } else { bits }
         }
     }
+}
+
+/// Whether `lowat` bytes are unread in the ring, together with those that follow it by TCP.
+fn has_in_ring(fd: i32, conn: &Conn, slot: &Slot, lowat: usize) -> bool {
+    let Ok(data) = conn.rx(slot).data() else { return true };
+    if data.len >= lowat || !demote::is_due(conn.peer(slot).flags.load(Relaxed)) {
+        return data.len >= lowat;
+    }
+    data.len + recv::unread_behind_ring(fd, conn, slot) >= lowat
 }
 
 fn in_tcp_for_good(conn: &Conn, slot: &Slot) -> bool {

@@ -11,7 +11,7 @@ use super::{demote, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, LISTEN, OFFERED, RING};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
-use crate::{capture, clc, custody, device, fork, observer, poll, process, sys, transition};
+use crate::{capture, clc, custody, device, fork, observer, poll, process, real, sys, transition};
 
 /// To be called just before the kernel closes `fd` (close, dup2 over it, close_range): what the library
 /// knows about it ends. The caller makes the real call next.
@@ -150,6 +150,25 @@ pub fn number(fd: i32, index: u32) -> i32 {
         return fd;
     }
     conn::at(index).spare.load(Acquire).cast_signed() - 1
+}
+
+/// A number of this connection that stays its own during a sleep of the kernel's that looks at numbers again when it is
+/// woken, as poll(2) does: the sleepers' duplicate, where another thread could close `fd`. The caller holds the connection
+/// ([`Hold`]), whose end gives it back.
+pub fn steady(fd: i32, index: u32) -> i32 {
+    let conn = conn::at(index);
+    if !real::may_have_threads() || conn.spare.load(Acquire) != 0 || conn.holds.load(Relaxed) == 0 {
+        return number(fd, index);
+    }
+    let Ok(copy) = table::duplicate(fd) else { return fd };
+    // The library forgets a number before the kernel does, and the record is held: this is a duplicate of ours.
+    let is_ours = table::get(fd) == Entry::Conn(index);
+    let new = (copy + 1).cast_unsigned();
+    if is_ours && conn.spare.compare_exchange(0, new, SeqCst, Relaxed).is_ok() {
+        return copy;
+    }
+    table::release_fd(copy);
+    number(fd, index)
 }
 
 /// `fd` is about to be closed: leaves a duplicate to calls that sleep on the connection, which may have to read

@@ -10,7 +10,7 @@ use usmc_shm::span::{RxSpan, Source, Taken, Unmeasured};
 
 use self::from_ring::{from_ring, peek_ring};
 use super::Outcome;
-use super::close::Hold;
+use super::close::{self, Hold};
 use super::control;
 use super::demote;
 use super::ending::{self, Ending};
@@ -79,7 +79,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     Some(errno) => Outcome::Fail(errno),
                     // The number may be closed, or some bytes are here already.
                     None if hold.is_some() || total > 0 => {
-                        keeping(hold, || rest_by_kernel(fd, conn, to, flags, total)).1
+                        keeping(hold, || rest_by_kernel(fd, index, to, flags, total)).1
                     }
                     None => Outcome::Kernel,
                 };
@@ -179,7 +179,8 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
 
 /// Goes on in the kernel with a receive that slept while the connection became plain TCP. O_NONBLOCK, set since, does not
 /// concern it.
-fn rest_by_kernel(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32, mut total: usize) -> Outcome {
+fn rest_by_kernel(fd: i32, index: u32, to: &mut Buffers, flags: i32, mut total: usize) -> Outcome {
+    let (fd, conn) = (close::number(fd, index), conn::at(index));
     let mut iov: [libc::iovec; 64] =
         [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
     loop {
@@ -201,7 +202,8 @@ fn rest_by_kernel(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32, mut total:
         let waits = if n < 0 { errno == libc::EAGAIN } else { got > 0 && all && to.left() > 0 };
         let may_wait = waits && flags & libc::MSG_DONTWAIT == 0 && !control::is_at_mark(fd);
         if may_wait && kernel::is_nonblocking(fd) {
-            let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            let steady = close::steady(fd, index);
+            let mut p = libc::pollfd { fd: steady, events: libc::POLLIN, revents: 0 };
             // SAFETY: one valid pollfd; the real function is a cancellation point, as recv is.
             if unsafe { real::poll(&raw mut p, 1, -1) } > 0 {
                 continue;
@@ -483,6 +485,12 @@ fn behind(span: &RxSpan<'_>, inq: usize) -> usize {
     }
 }
 
+/// Unread bytes of TCP that follow the ring.
+pub fn unread_behind_ring(fd: i32, conn: &Conn, slot: &Slot) -> usize {
+    let inq = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
+    behind(&RxSpan::new(slot, conn.side()), inq)
+}
+
 /// Whether nothing of the stream is left outside the kernel's TCP.
 pub fn is_past_ring(fd: i32, index: u32) -> bool {
     demote::follow(fd, index);
@@ -527,8 +535,7 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
     let in_ring = conn.rx(slot).data().map_or(0, |d| d.len);
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {
         Ok(Source::Ring) if demote::is_due(conn.peer(slot).flags.load(Relaxed)) => {
-            let inq = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
-            Some(in_ring + behind(&span, inq))
+            Some(in_ring + unread_behind_ring(fd, conn, slot))
         }
         Ok(Source::Ring) | Err(Unmeasured) => Some(in_ring),
         Ok(Source::Bells(_)) => Some(0),

@@ -248,9 +248,15 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             match rx.data() {
                 Ok(data) if data.len > 0 => {
                     let most = data.len.min(count).min(room);
-                    let (src, len) = rx.contiguous(data.cons, data.place, most);
-                    // SAFETY: `src` is `len` unread bytes of the ring.
-                    match unsafe { sys::write_raw(to, src.cast(), len) } {
+                    let (first, len) = rx.contiguous(data.cons, data.place, most);
+                    let next = data.cons.wrapping_add(len as u64);
+                    let (second, rest) = rx.contiguous(next, data.place, most - len);
+                    let both = [
+                        libc::iovec { iov_base: first.cast(), iov_len: len },
+                        libc::iovec { iov_base: second.cast(), iov_len: rest },
+                    ];
+                    // SAFETY: both are unread bytes of the ring, the second where the ring begins anew, or empty.
+                    match unsafe { sys::writev(to, &both) } {
                         Ok(n) => {
                             observer::count_total(|totals| &totals.splice);
                             let end = data.cons.wrapping_add(n as u64);

@@ -411,6 +411,7 @@ fn time_limit_ms(fd: i32, name: i32) -> i64 {
 
 /// Sleeps for a doorbell or the end of the connection; every signal that is handled ends it.
 fn sleep_in_poll(fd: i32, index: u32, timeout_ms: i64) -> Woken {
+    let fd = close::steady(fd, index);
     let mut p = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
     // SAFETY: one valid pollfd; the real function is a cancellation point, as send and recv are.
     let n = unsafe { real::poll(&raw mut p, 1, timeout_ms.min(60_000) as i32) };
@@ -421,7 +422,7 @@ fn sleep_in_poll(fd: i32, index: u32, timeout_ms: i64) -> Woken {
     let fd = close::number(fd, index);
     let closed = p.revents & libc::POLLNVAL != 0;
     if closed || fd != number {
-        // The number was closed meanwhile, or means another socket, of which the kernel has told: it looks at numbers.
+        // The number was closed meanwhile, or means another socket, of which the kernel has told, for want of a duplicate.
         p.revents = sys::poll1(fd, libc::POLLIN | libc::POLLRDHUP, 0);
         // What has ended the sleep is not told: a signal, if nothing is there.
         if closed && p.revents == 0 {
