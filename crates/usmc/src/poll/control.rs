@@ -4,8 +4,8 @@ use usmc_shm::sync::Ordering::{Relaxed, Release, SeqCst};
 
 use super::entry::{self, E_DISABLED, E_EDGE, E_PARKED, E_RING, E_TCP, Entry};
 use super::epoll::{
-    ET, EXCLUSIVE, ONESHOT, REGISTRATION, Set, WAKEUP, delete, disarm, fd_of, find, kick,
-    ring_events, set_at, tag, unlink,
+    ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, disarm, fd_of, find, kick, ring_events, set_at,
+    tag, unlink,
 };
 use super::hot;
 use super::ready::{self, HUP, IN, OUT};
@@ -26,7 +26,7 @@ pub fn control(
 ) -> Option<Result<(), Errno>> {
     let conn = conn::at(index);
     let set = set_at(set_index);
-    let _held = REGISTRATION.enter()?;
+    let _held = entry::keep(index)?;
     let known = find(set_index, fd, conn);
     match (op, event) {
         (libc::EPOLL_CTL_ADD, Some(event)) => {
@@ -83,9 +83,8 @@ fn park(set: &Set, conn: &Conn, entry: &Entry) {
 
 /// Deletes those of these entries for real that are parked, so that the kernel's view of the set is true.
 pub fn unpark(set_index: u32) {
-    let Some(_held) = REGISTRATION.enter() else { return };
-    entry::for_each(|number, entry| {
-        if entry.set.load(Relaxed) == set_index + 1 && entry.has(E_PARKED) {
+    entry::for_each_of(set_index, |number, entry| {
+        if entry.has(E_PARKED) {
             let _ = delete(fd_of(set_index), entry.fd.load(Relaxed) as i32, number, entry);
         }
     });
@@ -104,7 +103,6 @@ fn add(
     let entry = entry::at(number).ok_or(libc::ENOSPC)?;
     let in_ring = conn.phase() == RING;
     let events = if in_ring { ring_events(event.events) } else { event.events };
-    entry.set.store(set_index + 1, Relaxed);
     entry.fd.store(fd as u32, Relaxed);
     entry.conn.store(index, Relaxed);
     entry.events.store(event.events, Relaxed);
@@ -115,6 +113,8 @@ fn add(
     entry.seen_blocks.store(u32::MAX, Relaxed);
     entry.flags.store(if in_ring { E_RING | E_EDGE | E_TCP } else { 0 }, Relaxed);
     entry.next.store(conn.watchers.load(Relaxed), Relaxed);
+    // Release: pairs with the Acquire in `entry::for_each_of`.
+    entry.set.store(set_index + 1, Release);
     conn.watchers.store(number + 1, Release);
     // SeqCst: a waiter that counts itself as asleep after this sees it, or is seen by `kick`.
     set.tagged.fetch_add(1, SeqCst);

@@ -1,9 +1,10 @@
 //! Records of epoll registrations: one per (set, fd) whose readiness may come from a ring.
 
 use core::ptr;
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
+use crate::process::{Held, Lock};
 use crate::sys;
 
 /// Most registrations of one process.
@@ -90,6 +91,22 @@ impl Entry {
 static BASE: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 static NEXT: AtomicU32 = AtomicU32::new(0);
 static FREE: AtomicU32 = AtomicU32::new(0);
+/// Guards the unused records.
+static UNUSED: Lock = Lock::new();
+
+/// A lock in a cache line of its own.
+#[repr(align(64))]
+struct Watchers(Lock);
+
+/// The lists of registrations that hang on connections, and the records in these: each lock guards those of some
+/// connections. It is held across epoll_ctl(2), so that what the kernel knows is what the record says; threads that
+/// register different sockets at the same moment do not wait for each other. Taken before a set's lock.
+static WATCHERS: [Watchers; 64] = [const { Watchers(Lock::new()) }; 64];
+
+/// Keeps the registrations of connection `index` as they are. `None` in a signal handler that interrupted who does.
+pub fn keep(index: u32) -> Option<Held<'static>> {
+    WATCHERS[index as usize % WATCHERS.len()].0.enter()
+}
 
 /// Record `index`; `None` when it cannot exist.
 #[inline(always)]
@@ -102,11 +119,12 @@ pub fn at(index: u32) -> Option<&'static Entry> {
     Some(unsafe { &*base.add(index as usize) })
 }
 
-/// Takes an unused record. The caller holds the registration lock.
+/// Takes an unused record. `None` where all are used, or this thread is inside already (a signal handler).
 pub fn alloc() -> Option<u32> {
+    let _held = UNUSED.enter()?;
     if BASE.load(Acquire).is_null() {
         let base = sys::mmap_private(ptr::null_mut(), ENTRIES * size_of::<Entry>()).ok()?;
-        BASE.store(base.cast(), core::sync::atomic::Ordering::Release);
+        BASE.store(base.cast(), Release);
     }
     let head = FREE.load(Relaxed);
     if head != 0 {
@@ -121,12 +139,14 @@ pub fn alloc() -> Option<u32> {
     Some(index)
 }
 
-/// Gives a record back. The caller holds the registration lock.
+/// Gives a record back, which is in no list any more.
 pub fn free(index: u32) {
     let Some(entry) = at(index) else { return };
     entry.use_count.fetch_add(1, AcqRel);
     entry.set.store(0, Relaxed);
     entry.flags.store(0, Relaxed);
+    // A signal handler that interrupted this very step loses the record.
+    let Some(_held) = UNUSED.enter() else { return };
     entry.next_free.store(FREE.load(Relaxed), Relaxed);
     FREE.store(index + 1, Relaxed);
 }
@@ -140,4 +160,38 @@ pub fn for_each(mut each: impl FnMut(u32, &'static Entry)) {
             each(index, entry);
         }
     }
+}
+
+/// Calls `each` for every registration with set `set`, keeping it as it is meanwhile.
+pub fn for_each_of(set: u32, mut each: impl FnMut(u32, &'static Entry)) {
+    for_each(|number, entry| {
+        // Acquire: pairs with the Release in `control::add`; the connection is this registration's.
+        if entry.set.load(Acquire) != set + 1 {
+            return;
+        }
+        let conn = entry.conn.load(Relaxed);
+        let Some(_held) = keep(conn) else { return };
+        // It may have ended, and the record be another connection's by now.
+        if entry.set.load(Acquire) == set + 1 && entry.conn.load(Relaxed) == conn {
+            each(number, entry);
+        }
+    });
+}
+
+/// Fork: registrations stay as they are while they are copied.
+pub fn hold() {
+    WATCHERS.iter().for_each(|lock| lock.0.hold());
+    UNUSED.hold();
+}
+
+/// Fork is over in the parent.
+pub fn unhold() {
+    UNUSED.unhold();
+    WATCHERS.iter().for_each(|lock| lock.0.unhold());
+}
+
+/// Fork, in the child.
+pub fn after_fork() {
+    UNUSED.reset();
+    WATCHERS.iter().for_each(|lock| lock.0.reset());
 }

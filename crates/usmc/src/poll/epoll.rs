@@ -25,6 +25,7 @@ use crate::process::Lock;
 use crate::reason::Reason;
 use crate::socket::close;
 use crate::socket::ending::{self, Ending};
+use crate::socket::recv;
 use crate::socket::wait::Sleeper;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry as Fd};
@@ -84,8 +85,8 @@ pub struct Set {
 static SETS_BASE: AtomicPtr<Set> = AtomicPtr::new(ptr::null_mut());
 static NEXT_SET: AtomicU32 = AtomicU32::new(0);
 static FREE_SET: AtomicU32 = AtomicU32::new(0);
-/// Guards registrations and the lists that hang on connections.
-pub static REGISTRATION: Lock = Lock::new();
+/// Guards which sets there are, and which are in others.
+pub static SETS_LOCK: Lock = Lock::new();
 /// The upper 16 bits of our data; random, so an application's own data does not look like it.
 static TAG: AtomicU64 = AtomicU64::new(0);
 
@@ -130,7 +131,7 @@ pub fn created(fd: i32) {
     if crate::config::get().off {
         return;
     }
-    let Some(_held) = REGISTRATION.enter() else { return };
+    let Some(_held) = SETS_LOCK.enter() else { return };
     if SETS_BASE.load(Acquire).is_null() {
         match sys::mmap_private(ptr::null_mut(), SETS * size_of::<Set>()) {
             Ok(base) => SETS_BASE.store(base.cast(), Release),
@@ -177,20 +178,16 @@ pub fn closed(index: u32) {
     if set.refs.fetch_sub(1, AcqRel) != 1 {
         return;
     }
-    let Some(_held) = REGISTRATION.enter() else { return };
     if set.tagged.load(Relaxed) > 0 {
-        entry::for_each(|number, entry| {
-            if entry.set.load(Relaxed) == index + 1 {
-                unlink(number, entry);
-            }
-        });
+        entry::for_each_of(index, unlink);
     }
+    let Some(_held) = SETS_LOCK.enter() else { return };
     nested::forget(index);
     set.next_free.store(FREE_SET.load(Relaxed), Relaxed);
     FREE_SET.store(index + 1, Relaxed);
 }
 
-/// The registration of `fd` with a set, and its number.
+/// The registration of `fd` with a set, and its number. The caller keeps the connection's ([`entry::keep`]).
 pub fn find(set: u32, fd: i32, conn: &Conn) -> Option<(u32, &'static Entry)> {
     let mut next = conn.watchers.load(Relaxed);
     while next != 0 {
@@ -203,7 +200,7 @@ pub fn find(set: u32, fd: i32, conn: &Conn) -> Option<(u32, &'static Entry)> {
     None
 }
 
-/// Takes an entry out of every list and frees it. The caller holds REGISTRATION.
+/// Takes an entry out of every list and frees it. The caller keeps the connection's registrations ([`entry::keep`]).
 pub fn unlink(number: u32, entry: &Entry) {
     let set = set_at(entry.set.load(Relaxed).wrapping_sub(1));
     let conn = conn::at(entry.conn.load(Relaxed));
@@ -265,7 +262,7 @@ fn count(conn: &Conn, entry: &Entry, enter: bool) {
     }
 }
 
-/// EPOLL_CTL_DEL. The caller holds REGISTRATION.
+/// EPOLL_CTL_DEL. The caller keeps the connection's registrations ([`entry::keep`]).
 pub fn delete(epfd: i32, fd: i32, number: u32, entry: &Entry) -> Result<(), Errno> {
     let mut none = libc::epoll_event { events: 0, u64: 0 };
     let done = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &mut none);
@@ -322,11 +319,12 @@ pub fn pass_on(set_index: u32, number: u32, entry: &Entry) {
 }
 
 /// Calls `act` with every registration of a connection, in whatever set.
-fn each_watcher(conn: &Conn, mut act: impl FnMut(u32, &'static Entry)) {
+fn each_watcher(index: u32, mut act: impl FnMut(u32, &'static Entry)) {
+    let conn = conn::at(index);
     if conn.watchers.load(Acquire) == 0 {
         return;
     }
-    let Some(_held) = REGISTRATION.enter() else { return };
+    let Some(_held) = entry::keep(index) else { return };
     let mut next = conn.watchers.load(Relaxed);
     while let Some(number) = next.checked_sub(1) {
         let Some(entry) = entry::at(number) else { return };
@@ -353,7 +351,7 @@ pub fn phase_changed(index: u32) {
     if conn.phase() != RING {
         return;
     }
-    each_watcher(conn, |number, entry| {
+    each_watcher(index, |number, entry| {
         if entry.has(E_RING) {
             return;
         }
@@ -388,7 +386,7 @@ pub fn phase_changed(index: u32) {
 /// The connection is in the ring no more: the kernel knows its readiness again.
 pub fn left_ring(index: u32) {
     let conn = conn::at(index);
-    each_watcher(conn, |number, entry| {
+    each_watcher(index, |number, entry| {
         let set_index = entry.set.load(Relaxed).wrapping_sub(1);
         let registered = entry.fd.load(Relaxed) as i32;
         if entry.has(E_PARKED) {
@@ -416,7 +414,7 @@ pub fn left_ring(index: u32) {
 
 /// Something happened to the connection that TCP makes known to edge-triggered waits, whatever its readiness is.
 pub fn edge(index: u32) {
-    each_watcher(conn::at(index), |_, entry| {
+    each_watcher(index, |_, entry| {
         if entry.has(E_RING) {
             entry.set_flag(E_EDGE, true);
         }
@@ -426,20 +424,22 @@ pub fn edge(index: u32) {
 /// SO_RCVLOWAT was set: where enough is there, whoever waits is told so once more (tcp_set_rcvlowat).
 pub fn mark_moved(fd: i32, index: u32) {
     let conn = conn::at(index);
-    if let Some(slot) = conn.slot().filter(|_| conn.has(conn::F_SHARED))
-        && ready::has_enough(fd, conn, slot)
-    {
+    // What is readable by a reset or by our own shutdown is not told again. Asked before the locks are taken: it may find
+    // that the connection is out of the ring.
+    let unread = recv::unread(fd, index).unwrap_or(0);
+    let enough = unread >= (conn.lowat() as usize).max(1);
+    let Some(slot) = conn.slot() else { return };
+    if enough && conn.has(conn::F_SHARED) {
         const MARKS: u32 = 0xff << END_MARKS_SHIFT;
         let with =
             |flags: u32| Some(flags & !MARKS | flags.wrapping_add(1 << END_MARKS_SHIFT) & MARKS);
         let _ = conn.end(slot).flags.fetch_update(Relaxed, Relaxed, with);
     }
-    each_watcher(conn, |number, entry| {
-        let Some(slot) = conn.slot().filter(|_| entry.has(E_RING)) else { return };
-        let fd = live_fd(entry);
-        // Readable by a reset or by our own shutdown is not told again.
-        if ready::has_enough(fd, conn, slot) || ending::for_receiver(fd, conn, slot) == Ending::Fin
-        {
+    if !enough && ending::for_receiver(fd, conn, slot) != Ending::Fin {
+        return;
+    }
+    each_watcher(index, |number, entry| {
+        if entry.has(E_RING) {
             entry.set_flag(E_EDGE, true);
             pass_on(entry.set.load(Relaxed).wrapping_sub(1), number, entry);
         }
@@ -475,7 +475,7 @@ pub fn forget(fd: i32, index: u32) {
     if conn.watchers.load(Acquire) == 0 {
         return;
     }
-    let Some(_held) = REGISTRATION.enter() else { return };
+    let Some(_held) = entry::keep(index) else { return };
     while let Some(number) = conn.watchers.load(Relaxed).checked_sub(1) {
         let Some(entry) = entry::at(number) else { return };
         if may_stay_open(conn) && fd >= 0 && !entry.has(E_COPY) {
@@ -524,7 +524,8 @@ pub fn live_fd(entry: &Entry) -> i32 {
 
 /// Fork: registrations and hot lists stay as they are while they are copied.
 pub fn hold() {
-    REGISTRATION.hold();
+    SETS_LOCK.hold();
+    entry::hold();
     for index in 0..NEXT_SET.load(Relaxed) {
         set_at(index).lock.hold();
     }
@@ -535,12 +536,14 @@ pub fn unhold() {
     for index in 0..NEXT_SET.load(Relaxed) {
         set_at(index).lock.unhold();
     }
-    REGISTRATION.unhold();
+    entry::unhold();
+    SETS_LOCK.unhold();
 }
 
 /// Fork, in the child: the parent's sleepers are not ours, and every entry is worth a look.
 pub fn after_fork() {
-    REGISTRATION.reset();
+    SETS_LOCK.reset();
+    entry::after_fork();
     for index in 0..NEXT_SET.load(Relaxed) {
         set_at(index).lock.reset();
         set_at(index).sleepers.store(0, Relaxed);

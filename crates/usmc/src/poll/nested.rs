@@ -6,7 +6,7 @@
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
-use super::epoll::{self, REGISTRATION};
+use super::epoll::{self, SETS_LOCK};
 use super::{multi, ready};
 use crate::sys::{self, Errno};
 
@@ -57,7 +57,7 @@ pub fn control(
     op: i32,
     event: Option<libc::epoll_event>,
 ) -> Option<Result<(), Errno>> {
-    let _held = REGISTRATION.enter()?;
+    let _held = SETS_LOCK.enter()?;
     let who = name(outer.1, inner.1);
     let known = NESTINGS.iter().position(|n| n.who.load(Relaxed) == who);
     let mut kernel = event.unwrap_or(libc::epoll_event { events: 0, u64: 0 });
@@ -98,7 +98,7 @@ fn end(at: usize) {
     epoll::set_at(who as u32 - 1).nested.fetch_sub(1, AcqRel);
 }
 
-/// The set is gone: so are its nestings. The caller holds REGISTRATION.
+/// The set is gone: so are its nestings. The caller holds SETS_LOCK.
 pub fn forget(set: u32) {
     for (at, place) in NESTINGS.iter().enumerate() {
         let who = place.who.load(Relaxed);

@@ -191,9 +191,16 @@ fn show_again(p: &mut libc::pollfd) {
     }
 }
 
+/// How often a sleeper looks at a connection that has hung up, which it does not mind.
+const HUNG_UP_MS: c_int = 20;
+
 /// Added to the number of a ring connection during a real poll. The application's own negative numbers are hardly
 /// as low as that, nor those of [`hide_closed`].
 const HIDDEN: c_int = i32::MIN + (table::FDS as c_int) * 2;
+
+fn is_hidden(p: &libc::pollfd) -> bool {
+    (HIDDEN..HIDDEN + table::FDS as i32).contains(&p.fd)
+}
 
 /// One look at everything: the kernel's fds by a real poll without waiting, ours in shared memory.
 fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
@@ -215,7 +222,7 @@ fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
         n = unsafe { real::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 0) };
     }
     for p in fds.iter_mut() {
-        if (HIDDEN..HIDDEN + table::FDS as i32).contains(&p.fd) {
+        if is_hidden(p) {
             p.fd -= HIDDEN;
             p.revents = look(p);
             if n >= 0 && p.revents != 0 {
@@ -384,9 +391,16 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
             // What is there already would end every sleep at once.
             let urgent = p.events & libc::POLLPRI;
             let deaf = bells || ended || hides_bells(p.fd, conn, p.events);
-            if deaf && hears_bells(p.events) && !(0..=1).contains(&timeout_ms) {
+            let hung_up = conn.kernel_events.load(Relaxed) & ready::HUP != 0;
+            let look_ms = match hears_bells(p.events) {
                 // It may be so since a moment only, later than our last look: that bell was for us.
-                timeout_ms = 1;
+                true if deaf => 1,
+                // What it waits for can only be our own doing.
+                false if hung_up => HUNG_UP_MS,
+                _ => c_int::MAX,
+            };
+            if timeout_ms < 0 && look_ms < c_int::MAX || timeout_ms > look_ms {
+                timeout_ms = look_ms;
             }
             p.events = match deaf {
                 // A look does not mind what would keep a sleeper awake.
@@ -395,6 +409,10 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
                 true => libc::POLLRDHUP | urgent,
                 false => libc::POLLIN | libc::POLLRDHUP | urgent,
             };
+            if hung_up && timeout_ms != 0 {
+                // The kernel would report it at once, and again and again.
+                p.fd += HIDDEN;
+            }
         }
     }
     let kept = GivenBack { kept, at: fds.as_mut_ptr(), count: fds.len() };
@@ -447,6 +465,9 @@ impl Kept {
 
     fn give_back(&self, fds: &mut [libc::pollfd]) {
         for (i, p) in fds.iter_mut().enumerate() {
+            if is_hidden(p) {
+                p.fd -= HIDDEN;
+            }
             if !self.many.is_null() {
                 // SAFETY: as in `put`.
                 p.events = unsafe { self.many.add(i).read() };

@@ -76,11 +76,6 @@ pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     bits & (want | ERR | HUP)
 }
 
-/// Whether as many bytes are there as SO_RCVLOWAT asks for.
-pub fn has_enough(fd: i32, conn: &Conn, slot: &Slot) -> bool {
-    readable(fd, conn, slot, IN) & IN != 0
-}
-
 fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     let rx = conn.rx(slot);
     let lowat = (conn.lowat() as usize).max(1);

@@ -9,9 +9,12 @@ use usmc_shm::layout::{
 
 use super::{demote, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, LISTEN, OFFERED, RING};
+use crate::poll::ready::HUP;
 use crate::reason::Reason;
 use crate::table::{self, Entry};
-use crate::{capture, clc, custody, device, fork, observer, poll, process, real, sys, transition};
+use crate::{
+    capture, clc, custody, device, fork, kernel, observer, poll, process, real, sys, transition,
+};
 
 /// To be called just before the kernel closes `fd` (close, dup2 over it, close_range): what the library
 /// knows about it ends. The caller makes the real call next.
@@ -313,6 +316,11 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
             None => return 0,
         }
     };
+    if conn.kernel_events.load(Relaxed) & HUP != 0 && kernel::is_over(fd) {
+        // The real call fails, and wakes who waits. What is seen by those meanwhile must not come and go.
+        poll::epoll::edge(index);
+        return u32::MAX;
+    }
     let (own, end) = (&conn.own(slot).flags, &conn.end(slot).flags);
     let before = own.load(Relaxed) & SHUT_FLAGS | (end.load(Relaxed) & END_SHUT_RD) << 16;
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {

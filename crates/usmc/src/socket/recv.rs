@@ -77,6 +77,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                         Outcome::Done(total)
                     }
                     Some(errno) => Outcome::Fail(errno),
+                    None if total > 0 && stops_in_kernel(fd, conn) => Outcome::Done(total),
                     // The number may be closed, or some bytes are here already.
                     None if hold.is_some() || total > 0 => {
                         keeping(hold, || rest_by_kernel(fd, index, to, flags, total)).1
@@ -383,7 +384,9 @@ fn from_tcp(
             {
                 return Attempt::Got(data + more);
             }
-            if demote::is_due(conn.peer(slot).flags.load(Relaxed)) && !span.is_tcp() {
+            // Where the boundary has cut the read short, TCP may go on at once.
+            let is_cut = left != u64::MAX;
+            if demote::is_due(conn.peer(slot).flags.load(Relaxed)) && (is_cut || !span.is_tcp()) {
                 return Attempt::Got(data + behind_ring(fd, conn, slot, to, flags));
             }
             more_of_tcp(fd, conn, to, flags, full, data)
@@ -403,7 +406,8 @@ fn behind_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) 
     if flags & libc::MSG_PEEK != 0 || to.left() == 0 || !demote::finish_rx(fd, conn, slot) {
         return 0;
     }
-    if !sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) {
+    // An urgent byte ends a receive that has some bytes.
+    if !sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) || control::is_at_mark(fd) {
         return 0;
     }
     match from_tcp(fd, conn, Some((span, slot)), to, flags, u64::MAX) {
