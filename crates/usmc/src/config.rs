@@ -81,7 +81,8 @@ pub struct Config {
     ueids: ([u8; UEIDS_MAX], usize),
 }
 
-/// Default ring: 256 KiB per direction (measured best of 64 KiB to 1 MiB for 64 KB messages).
+/// Default ring: 256 KiB per direction. Larger ones move large messages faster (64 KB: 11 GB/s, in 4 MiB 13 GB/s), and keep
+/// as much memory once such were sent.
 const RING_SHIFT: u32 = 18;
 /// Default spin budget: a little more than a cross-core wake-up costs.
 const BUSY_NS: u64 = 50_000;

@@ -2,7 +2,8 @@
 //! brings there (`usmc-cli/bpf/tcp_option.bpf.c`). Here: which sockets ask for it, and what came of it.
 //!
 //! A socket is armed before connect(2) or listen(2), by an option of our own at level SOL_SMC, which the kernel itself
-//! does not know. Where the programs are not loaded the first attempt fails, and there is no second one in this process.
+//! does not know. Where the programs are not loaded the first attempt fails, and there is no second one in this process; a
+//! client's first is a question that changes nothing.
 //!
 //! Whoever says that it speaks SMC has to read the CLC message that may be the answer ([`crate::clc::first`]). So a
 //! listener is disarmed before somebody may accept from it who is without the library. A client does not ask where the
