@@ -219,18 +219,35 @@ pub fn is_untold(conn: &Conn) -> bool {
 /// [`untold_of_plain`] for a receive: TCP gives what is unread first, and the end of the stream, once it was there.
 #[inline(always)]
 pub fn untold_to_receiver(fd: i32, conn: &Conn) -> Option<Errno> {
-    if !is_taken(conn) || conn.slot().is_some_and(|slot| had_fin(conn, slot)) || has_unread(fd) {
+    if !is_taken(conn) || conn.slot().is_some_and(|slot| had_fin(conn, slot)) {
         return None;
     }
-    untold_of_plain(conn)
+    match has_unread(fd) {
+        Ok(true) => None,
+        Ok(false) => untold_of_plain(conn),
+        // The look has taken it, and it is this call's.
+        Err(errno) => {
+            let _ = untold_of_plain(conn);
+            Some(errno)
+        }
+    }
 }
 
 /// Whether the kernel has something to read. FIONREAD does not count what is behind an urgent byte that is next.
-fn has_unread(fd: i32) -> bool {
+///
+/// # Errors
+/// The connection's, which the kernel has forgotten now.
+fn has_unread(fd: i32) -> Result<bool, Errno> {
+    if sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) {
+        return Ok(true);
+    }
     let mut byte = 0u8;
-    sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0)
-        // SAFETY: one writable byte.
-        || unsafe { sys::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } == Ok(1)
+    // SAFETY: one writable byte.
+    match unsafe { sys::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+        Ok(n) => Ok(n > 0),
+        Err(errno @ (libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT)) => Err(errno),
+        Err(_) => Ok(false),
+    }
 }
 
 /// A send through the kernel has just failed: where that was the connection's error, it is reported now.
@@ -339,9 +356,9 @@ pub enum Send {
     Kernel,
 }
 
-/// Decides about a send on a connection that is, perhaps, ending.
+/// Decides about a send of `len` bytes on a connection that is, perhaps, ending.
 #[cold]
-pub fn sending(fd: i32, conn: &Conn, slot: &Slot) -> Send {
+pub fn sending(fd: i32, conn: &Conn, slot: &Slot, len: usize) -> Send {
     let flags = conn.peer(slot).flags.load(Acquire);
     match ending(fd, conn, slot) {
         Ending::Alive => Send::Ring,
@@ -354,6 +371,8 @@ pub fn sending(fd: i32, conn: &Conn, slot: &Slot) -> Send {
         Ending::Fin if flags & (TXF_DONE | TXF_CLOSED) == TXF_DONE && !has_failed(conn, slot) => {
             Send::Ring
         }
+        // Nothing is sent, so that nothing answers.
+        Ending::Fin if len == 0 => Send::Lost,
         Ending::Fin => {
             let failed = has_failed(conn, slot);
             conn.end(slot).flags.fetch_or(END_SENT_AFTER, Relaxed);
@@ -366,6 +385,8 @@ pub fn sending(fd: i32, conn: &Conn, slot: &Slot) -> Send {
 /// knows what to do.
 #[cold]
 pub fn after_shutdown(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
+    // What a doorbell that nobody read has done to the kernel's socket is not to be told.
+    look(fd, conn);
     if ending(fd, conn, slot) != Ending::Reset {
         return None;
     }

@@ -316,7 +316,7 @@ fn attempt(
     };
     let now = clock::tsc();
     if may_be_lost(fd, conn, slot, &room, now) {
-        match ending::sending(fd, conn, slot) {
+        match ending::sending(fd, conn, slot, left) {
             ending::Send::Ring => {}
             ending::Send::Fail(errno) => return Attempt::Fail(errno),
             ending::Send::Lost => return Attempt::Sent(left),

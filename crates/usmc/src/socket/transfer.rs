@@ -64,7 +64,7 @@ fn into_ring(
             };
             let now = clock::tsc();
             if send::may_be_lost(fd, conn, slot, &room, now) {
-                match ending::sending(fd, conn, slot) {
+                match ending::sending(fd, conn, slot, count - total) {
                     // What is lost as well: the file has to be read, and nobody reads the ring.
                     ending::Send::Ring | ending::Send::Lost => {}
                     ending::Send::Fail(errno) if total > 0 => {
