@@ -44,7 +44,7 @@ deps32:
 
 # The fuzz targets for a minute; unit, property and hostile-peer tests, the preloaded programs, and whole processes.
 test: test-deps build fuzz
-	$(CARGO) test --release --locked --workspace --no-fail-fast
+	$(CARGO) test --profile checked --locked --workspace --no-fail-fast
 
 # The models of the rings, doorbells, the handshake and the span switch: weak memory by loom, schedules at
 # random by shuttle. About two minutes.
@@ -59,14 +59,14 @@ test-tsan:
 	crates/usmc-shm/tests/sanitize.sh tsan
 
 # Random programs of socket operations, over TCP and under uSMC: what a program can observe is the same. A find is
-# printed as the shortest program that shows it. `make test` runs a thousand.
+# printed as the shortest program that shows it. `make test` runs three thousand.
 torture: build
-	USMC_TORTURE=$(PROGRAMS) USMC_TORTURE_SEED=$(SEED) $(CARGO) test --release --locked -p usmc-tests --test torture \
+	USMC_TORTURE=$(PROGRAMS) USMC_TORTURE_SEED=$(SEED) $(CARGO) test --profile checked --locked -p usmc-tests --test torture \
 		random -- --nocapture
 
 # Kills, stops, forks and execs at random among processes that move streams. `make test` has a storm of a thousand.
 storm: build
-	USMC_STORM=$(EVENTS) USMC_STORM_SEED=$(SEED) $(CARGO) test --release --locked -p usmc-tests --test storm -- --nocapture
+	USMC_STORM=$(EVENTS) USMC_STORM_SEED=$(SEED) $(CARGO) test --profile checked --locked -p usmc-tests --test storm -- --nocapture
 
 # Everything that reads a peer's bytes, under libFuzzer: what is kept, then what is new. See docs/fuzzing.md.
 fuzz: fuzz-deps

@@ -12,7 +12,7 @@ pub fn tests_dir() -> &'static Path {
 
 /// The build directory in use (`target`, or what `CARGO_TARGET_DIR` says).
 fn target_dir() -> PathBuf {
-    // <target>/<profile>/deps/<test>, whoever runs it.
+    // <target>/<profile>/deps/<test>, whoever runs it and in whichever profile.
     let exe = std::env::current_exe().expect("the test's own path");
     exe.ancestors().nth(3).expect("a test runs from <target>/<profile>/deps").to_owned()
 }

@@ -16,7 +16,7 @@ const LOOK_AT: u64 = 50;
 
 #[test]
 fn random_programs_look_the_same_as_over_tcp() {
-    let count = number("USMC_TORTURE", 1000);
+    let count = number("USMC_TORTURE", 3000);
     let finds_wanted = number("USMC_TORTURE_FINDS", 3);
     let fixture = Fixture::with_limit("torture", Duration::from_secs(240 + count / 4));
     let first = number("USMC_TORTURE_SEED", 1);

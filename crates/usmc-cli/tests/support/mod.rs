@@ -110,8 +110,8 @@ pub fn real_library() -> PathBuf {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--quiet", "--package", "usmc-preload"]);
         cargo.env("CARGO_TARGET_DIR", profile_dir.parent().expect("a target directory"));
-        if profile_dir.ends_with("release") {
-            cargo.arg("--release");
+        if let Some(profile) = profile_dir.file_name().filter(|name| *name != "debug") {
+            cargo.arg("--profile").arg(profile);
         }
         assert!(cargo.status().expect("cargo").success(), "the library builds");
     }
