@@ -25,12 +25,23 @@ const PAUSE: Duration = Duration::from_micros(60);
 /// A thread under uSMC that sleeps for this long sleeps for good: nothing that wakes it takes longer.
 const REST: Duration = Duration::from_millis(3);
 
-/// The same for TCP with its timers (TCP_DELACK_MIN is 40 ms).
+/// Longer than TCP keeps an acknowledgement back (TCP_DELACK_MIN is 40 ms).
 const PATIENCE: Duration = Duration::from_millis(45);
 
 /// Operations that go on when there is room or data, be it after a timer of TCP's (a closed window, TCP_RTO_MIN).
 const STREAMS: [&str; 3] = ["flood", "drain", "talk"];
 const STREAM_REST: Duration = Duration::from_millis(450);
+
+/// How fast a world over TCP goes from step to step where somebody sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pace {
+    /// As fast as that can be told.
+    Quick,
+    /// As fast as a world under uSMC.
+    AsUnderSmc,
+    /// So slow that what TCP's timers keep back comes at once.
+    Patient,
+}
 
 /// What came of a step: its own answer or `blocked`, then what others answered meanwhile.
 pub type Observation = Vec<String>;
@@ -123,12 +134,13 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Over TCP, too, waits long enough for what comes later than at once: a delayed acknowledgement, say.
-    pub fn be_patient(&mut self, patient: bool) {
-        self.rest = match (self.smc, patient) {
-            (true, _) => REST,
-            (false, true) => PATIENCE,
-            (false, false) => PAUSE,
+    /// How long a world over TCP waits after each step that leaves somebody asleep.
+    pub fn set_pace(&mut self, pace: Pace) {
+        self.rest = match pace {
+            _ if self.smc => REST,
+            Pace::Quick => PAUSE,
+            Pace::AsUnderSmc => REST,
+            Pace::Patient => PATIENCE,
         };
     }
 

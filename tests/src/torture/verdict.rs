@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::generate::Generator;
 use super::program::{Program, Step};
-use super::run::{Observation, World};
+use super::run::{Observation, Pace, World};
 use crate::Fixture;
 
 /// What a program showed, step by step.
@@ -112,9 +112,14 @@ impl<'a> Court<'a> {
         let mut ours = vec![smc];
         for round in 1..tcp_runs.max(smc_runs) {
             if round < tcp_runs {
-                self.tcp.be_patient(round == 1);
+                // What comes later than at once comes at one step or another.
+                self.tcp.set_pace(match round {
+                    1 => Pace::Patient,
+                    2..=6 => Pace::AsUnderSmc,
+                    _ => Pace::Quick,
+                });
                 known.insert(self.tcp.run(program));
-                self.tcp.be_patient(false);
+                self.tcp.set_pace(Pace::Quick);
             }
             if round < smc_runs {
                 ours.push(self.smc.run(program));
