@@ -22,6 +22,8 @@ pub struct Generator {
     left: usize,
     handles: i64,
     forks: usize,
+    /// Handles of epoll sets.
+    sets: Vec<i64>,
 }
 
 impl Generator {
@@ -30,7 +32,8 @@ impl Generator {
         let mut draw = Draw::from_seed(seed);
         let left = 8 + draw.below(53) as usize;
         let (model, planned) = (Model::new(), VecDeque::new());
-        let mut generator = Generator { draw, model, planned, left, handles: 0, forks: 0 };
+        let mut generator =
+            Generator { draw, model, planned, left, handles: 0, forks: 0, sets: Vec::new() };
         generator.listen(0);
         generator
     }
@@ -69,7 +72,11 @@ impl Generator {
     /// A handle of a process, now and then one that stands for nothing there.
     fn any(&mut self, process: usize, wanted: impl Fn(&Object) -> bool) -> Option<i64> {
         if self.draw.percent(2) && self.handles > 0 {
-            return Some(self.draw.below(self.handles as u64) as i64);
+            let handle = self.draw.below(self.handles as u64) as i64;
+            // Known: a set that two processes use. One that this process has inherited is not the model's.
+            let inherited = self.sets.contains(&handle)
+                && !self.model.handles(process, is_set).contains(&handle);
+            return (!inherited).then_some(handle);
         }
         let handles = self.model.handles(process, wanted);
         self.draw.pick(&handles)
@@ -469,6 +476,7 @@ impl Generator {
 
     fn epoll(&mut self, process: usize, thread: usize) -> Option<()> {
         let set = self.handle();
+        self.sets.push(set);
         self.plan(process, thread, "epoll", &[set]);
         for _ in 0..self.draw.below(4) {
             let Some(handle) = self.any(process, is_socket) else { break };
