@@ -112,6 +112,8 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         }
         let failed = match attempt(fd, conn, to, flags) {
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
+            // It has become plain in this instant; the number may be closed.
+            Attempt::Kernel if hold.is_some() && conn.phase() == PLAIN => continue,
             Attempt::Kernel => return Outcome::Kernel,
             Attempt::End => {
                 if total == 0 && wanted > 0 {
