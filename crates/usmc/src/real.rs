@@ -171,7 +171,7 @@ static SINGLE_THREADED: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 /// Whether another thread of this process may run; a thread that clone(2) has made behind libc's back is not seen.
 pub fn may_have_threads() -> bool {
     let single = SINGLE_THREADED.load(Relaxed);
-    // SAFETY: libc's variable of that name, one byte, which other threads only ever set to zero.
+    // SAFETY: libc's variable of that name, one byte that is there as long as libc is; libc may write it at any moment.
     single.is_null() || unsafe { single.read_volatile() } == 0
 }
 

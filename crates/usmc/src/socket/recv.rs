@@ -387,8 +387,10 @@ fn from_tcp(
                 return Attempt::Got(data + more);
             }
             // Where the boundary has cut the read short, TCP may go on at once.
-            let is_cut = left != u64::MAX;
-            if demote::is_due(conn.peer(slot).flags.load(Relaxed)) && (is_cut || !span.is_tcp()) {
+            let was_bounded = left != u64::MAX;
+            if demote::is_due(conn.peer(slot).flags.load(Relaxed))
+                && (was_bounded || !span.is_tcp())
+            {
                 return Attempt::Got(data + behind_ring(fd, conn, slot, to, flags));
             }
             more_of_tcp(fd, conn, to, flags, full, data)
