@@ -41,7 +41,14 @@ static ADDR: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 /// Whether the connection's bytes are wanted.
 #[inline(always)]
 fn is_on(conn: &Conn) -> bool {
-    wants(observer::record_of(conn))
+    // Asked first: short connections have not had this line of their records in the cache.
+    is_asked_for() && wants(observer::record_of(conn))
+}
+
+/// Whether anybody captures. Without one a record's mark is an earlier reader's.
+#[inline(always)]
+fn is_asked_for() -> bool {
+    observer::capture_ring().is_some_and(|(capture, ..)| capture.session.load(Relaxed) != 0)
 }
 
 /// Whether the bytes of the connection with this record are wanted.
@@ -247,9 +254,7 @@ fn end(fd: i32, conn: &Conn, direction: u32) {
 
 /// The record was written anew. `connected`: its socket was not connected before.
 pub fn changed(fd: i32, conn: &Conn, record: &Record, connected: bool) {
-    let Some((capture, ..)) = observer::capture_ring() else { return };
-    if capture.session.load(Acquire) == 0 {
-        record.captured.store(0, Relaxed);
+    if !is_asked_for() {
         return;
     }
     record.captured.store(ASK, Relaxed);

@@ -14,11 +14,12 @@ use usmc_shm::ring::Ring;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
-use crate::device;
 use crate::process::Lock;
 use crate::reason::Reason;
 use crate::remote::Remote;
-use crate::sys;
+use crate::users::Users;
+use crate::{cache, sys};
+use crate::{device, observer};
 
 /// A TCP socket, neither connected nor listening.
 pub const FRESH: u32 = 1;
@@ -70,6 +71,12 @@ pub const F_CLC: u32 = 16384;
 /// Asks for the TCP option, or came from a listener that does ([`crate::syn_option`]).
 pub const F_ARMED: u32 = 1 << 16;
 
+/// Was tied to a slot.
+pub const F_HAD_SLOT: u32 = 1 << 17;
+
+/// Took part in a handshake by CLC messages, or was about to.
+pub const F_HANDSHAKE: u32 = 1 << 18;
+
 /// Times a connection comes back from the ring and may go there again.
 pub const RETURNS: usize = 3;
 
@@ -85,7 +92,7 @@ static NO_LIFE: AtomicU32 = AtomicU32::new(0);
 /// What no word ever is: marked, and without an owner.
 const NEVER: u32 = u32::MAX;
 
-/// The record.
+/// The record. Its first two lines are all that a connection of one request and its answer needs.
 #[repr(C, align(128))]
 pub struct Conn {
     /// Held for every step of the receiving direction.
@@ -97,12 +104,72 @@ pub struct Conn {
     slot: AtomicPtr<Slot>,
     /// Where the slot's rings meet.
     meet: AtomicPtr<u8>,
+    life: AtomicPtr<AtomicU32>,
+    /// When the kernel's state was last asked for, CLOCK_MONOTONIC nanoseconds.
+    pub kernel_seen: AtomicU64,
     ring_shift: AtomicU32,
     tx_shift: AtomicU32,
     /// Bits of kernel poll events that stay true (RDHUP, HUP, ERR).
     pub kernel_events: AtomicU32,
-    /// When the kernel's state was last asked for, CLOCK_MONOTONIC nanoseconds.
-    pub kernel_seen: AtomicU64,
+    returns: AtomicU32,
+
+    /// Who needs the record.
+    pub users: Users,
+    /// A duplicate for such calls, plus one: what they need the kernel for outlives the number. 0 = none.
+    pub spare: AtomicU32,
+    /// Counts the uses of the record.
+    pub use_count: AtomicU32,
+    /// Sends through TCP in flight while there is no slot, or SWITCHING.
+    pub tcp_sends: AtomicU32,
+    /// Receives from TCP in flight while there is no slot, or SWITCHING.
+    pub tcp_receives: AtomicU32,
+    /// Calls so far ([`crate::lasting`]).
+    pub calls: AtomicU32,
+    /// First entry of the list of epoll sets that watch it, plus one.
+    pub watchers: AtomicU32,
+    /// Record in the observation file, plus one.
+    pub observed: AtomicU32,
+    /// Why it is plain TCP ([`Reason`]).
+    pub reason: AtomicU32,
+    /// Who else may have it ([`crate::custody`]); 0 = nobody but those who came by fork.
+    pub custody: AtomicU32,
+    /// Calls that the kernel does, unobserved, for a connection that may come back ([`crate::socket::unseen`]).
+    pub unseen: AtomicU32,
+    /// Cell that counts holders while there is no slot ([`crate::fork`]); 0 = none.
+    pub cell: AtomicU32,
+    /// What the peer's SYN or SYN-ACK said ([`crate::syn_option::Outcome`]).
+    pub syn_option: AtomicU32,
+    /// Times a send found no room; epoll's edge for EPOLLOUT.
+    pub tx_blocks: AtomicU32,
+    next_free: AtomicU32,
+
+    /// The connection's name ([`crate::tuple::Tuple::words`]).
+    pub tuple: [AtomicU64; 6],
+    /// SO_SNDBUF as the application set it, in bytes; 0 = never set.
+    pub snd_buf: AtomicU32,
+    /// SO_RCVBUF, likewise.
+    pub rcv_buf: AtomicU32,
+    /// Offer, or the listener's registration.
+    pub offer_index: AtomicU32,
+    /// Offer's use count.
+    pub offer_use: AtomicU32,
+    /// Held for a step of the handshake.
+    pub step_lock: Lock,
+    /// What had come when [`Conn::looks`] were last made in vain, plus one, in bytes; 0 = never.
+    pub received: AtomicU64,
+    /// Calls left in which an acceptor looks for an offer.
+    pub looks: AtomicU32,
+    /// Segment table index, valid from OFFERED/ATTACHED on.
+    pub segment: AtomicU32,
+    /// Slot index in the segment.
+    pub slot_index: AtomicU32,
+    /// Which use of the slot (`usmc_shm::handshake::Use`).
+    pub usage: AtomicU32,
+    /// SO_RCVLOWAT of the application; 0 = the default, 1.
+    rcvlowat: AtomicU32,
+    /// An fd found to be a duplicate, for registrations whose own number was closed.
+    pub duplicate: AtomicU32,
+
     /// Sleepers of this process that wait for data, and armed epoll entries.
     pub rx_sleepers: AtomicU32,
     /// Sleepers of this process that wait for room.
@@ -111,11 +178,6 @@ pub struct Conn {
     pub blocked_sends: AtomicU32,
     /// Threads of this process in the middle of a doorbell.
     pub ringing: AtomicU32,
-    /// Sends through TCP in flight while there is no slot, or SWITCHING.
-    pub tcp_sends: AtomicU32,
-    /// Receives from TCP in flight while there is no slot, or SWITCHING.
-    pub tcp_receives: AtomicU32,
-    life: AtomicPtr<AtomicU32>,
     /// Who vouches for the peer ([`crate::life`]), as last seen.
     pub voucher: AtomicU32,
     /// What his word was then.
@@ -126,65 +188,11 @@ pub struct Conn {
     pub provoked: AtomicU64,
     /// When a poll that had no need to sleep did.
     pub polled: AtomicU64,
-    /// Times a send found no room; epoll's edge for EPOLLOUT.
-    pub tx_blocks: AtomicU32,
+    /// Adaptive spin budget in nanoseconds.
+    pub spin_ns: AtomicU32,
 
     /// Held for every step of the sending direction.
     pub tx_lock: Lock,
-    /// Held for a step of the handshake.
-    pub step_lock: Lock,
-    /// fds of this process that mean this socket, and calls that sleep on it.
-    pub refs: AtomicU32,
-    /// The calls among them ([`crate::socket::close::Hold`]).
-    pub holds: AtomicU32,
-    /// A duplicate for such calls, plus one: what they need the kernel for outlives the number. 0 = none.
-    pub spare: AtomicU32,
-    /// Counts the uses of the record.
-    pub use_count: AtomicU32,
-    /// Calls left in which an acceptor looks for an offer.
-    pub looks: AtomicU32,
-    /// What had come when these were last made in vain, plus one, in bytes; 0 = never.
-    pub received: AtomicU64,
-    /// Calls so far ([`crate::lasting`]).
-    pub calls: AtomicU32,
-    /// Why it is plain TCP ([`Reason`]).
-    pub reason: AtomicU32,
-    /// Segment table index, valid from OFFERED/ATTACHED on.
-    pub segment: AtomicU32,
-    /// Slot index in the segment.
-    pub slot_index: AtomicU32,
-    /// Which use of the slot (`usmc_shm::handshake::Use`).
-    pub usage: AtomicU32,
-    /// Offer, or the listener's registration.
-    pub offer_index: AtomicU32,
-    /// Offer's use count.
-    pub offer_use: AtomicU32,
-    /// First entry of the list of epoll sets that watch it, plus one.
-    pub watchers: AtomicU32,
-    /// Record in the observation file, plus one.
-    pub observed: AtomicU32,
-    /// Adaptive spin budget in nanoseconds.
-    pub spin_ns: AtomicU32,
-    /// SO_RCVLOWAT of the application; 0 = the default, 1.
-    rcvlowat: AtomicU32,
-    /// The connection's name ([`crate::tuple::Tuple::words`]).
-    pub tuple: [AtomicU64; 6],
-    /// SO_SNDBUF as the application set it, in bytes; 0 = never set.
-    pub snd_buf: AtomicU32,
-    /// SO_RCVBUF, likewise.
-    pub rcv_buf: AtomicU32,
-    /// What the peer's SYN or SYN-ACK said ([`crate::syn_option::Outcome`]).
-    pub syn_option: AtomicU32,
-    /// Cell that counts holders while there is no slot ([`crate::fork`]); 0 = none.
-    pub cell: AtomicU32,
-    /// An fd found to be a duplicate, for registrations whose own number was closed.
-    pub duplicate: AtomicU32,
-    next_free: AtomicU32,
-    /// Who else may have it ([`crate::custody`]); 0 = nobody but those who came by fork.
-    pub custody: AtomicU32,
-    /// Calls that the kernel does, unobserved, for a connection that may come back ([`crate::socket::unseen`]).
-    pub unseen: AtomicU32,
-    returns: AtomicU32,
     /// What the byte counts of `usmc ss` need beside the present ring's: bytes of earlier rings less doorbells; sent,
     /// received.
     pub bias: [AtomicU64; 2],
@@ -214,9 +222,11 @@ impl Conn {
 
     /// Sets or clears flags.
     pub fn set_flag(&self, flag: u32, on: bool) {
-        if on {
+        let now = self.flags.load(Relaxed) & flag;
+        // A locked instruction is worth a branch.
+        if on && now != flag {
             self.flags.fetch_or(flag, Relaxed);
-        } else {
+        } else if !on && now != 0 {
             self.flags.fetch_and(!flag, Relaxed);
         }
     }
@@ -255,7 +265,9 @@ impl Conn {
     /// Lets them go on, there being no slot after all.
     pub fn go_on_with_kernel_calls(&self) {
         for calls in [&self.tcp_sends, &self.tcp_receives] {
-            calls.fetch_and(!SWITCHING, Release);
+            if calls.load(Relaxed) & SWITCHING != 0 {
+                calls.fetch_and(!SWITCHING, Release);
+            }
         }
     }
 
@@ -288,6 +300,7 @@ impl Conn {
         self.tx_shift.store(ring_shift, Relaxed);
         self.set_life(None);
         self.voucher.store(0, Relaxed);
+        self.set_flag(F_HAD_SLOT, true);
         self.slot.store(slot.cast_mut(), Release);
     }
 
@@ -499,6 +512,16 @@ pub fn at(index: u32) -> &'static Conn {
     unsafe { &*base.add(index as usize) }
 }
 
+/// Record `index` is going to be used, and what `usmc ss` reads of it.
+#[inline(always)]
+pub fn fetch(index: u32) {
+    let place = BASE.load(Relaxed).wrapping_add(index as usize);
+    cache::fetch(place);
+    // The second line.
+    cache::fetch(place.cast::<u8>().wrapping_add(64));
+    observer::fetch(index);
+}
+
 /// What another process' record says, which may change at any moment.
 pub struct There {
     /// Its address.
@@ -576,6 +599,8 @@ pub fn alloc() -> Option<u32> {
         if FREE.compare_exchange(head, new, AcqRel, Relaxed).is_ok() {
             // A fork may have marked it while it was being freed.
             at(index - 1).flags.store(0, Relaxed);
+            // Whoever comes next finds it in the cache.
+            fetch(next.wrapping_sub(1));
             return Some(index - 1);
         }
     }
@@ -591,42 +616,28 @@ pub fn alloc() -> Option<u32> {
 pub fn free(index: u32) {
     let conn = at(index);
     conn.use_count.fetch_add(1, Relaxed);
-    conn.forget_slot();
-    for cell in [&conn.flags, &conn.kernel_events, &conn.rx_sleepers, &conn.tx_sleepers] {
+    if conn.has(F_HAD_SLOT) {
+        forget_ring(conn);
+    }
+    if conn.has(F_HANDSHAKE) {
+        conn.clc.clear();
+    }
+    conn.users.clear();
+    for cell in [&conn.flags, &conn.kernel_events, &conn.spare] {
         cell.store(0, Relaxed);
     }
-    for cell in [
-        &conn.tcp_sends,
-        &conn.tcp_receives,
-        &conn.refs,
-        &conn.holds,
-        &conn.spare,
-        &conn.looks,
-        &conn.reason,
-    ] {
+    for cell in [&conn.tcp_sends, &conn.tcp_receives, &conn.calls, &conn.watchers] {
         cell.store(0, Relaxed);
     }
-    for cell in [&conn.watchers, &conn.observed, &conn.spin_ns, &conn.rcvlowat] {
+    for cell in [&conn.observed, &conn.reason, &conn.custody, &conn.cell, &conn.syn_option] {
         cell.store(0, Relaxed);
     }
-    conn.tx_blocks.store(0, Relaxed);
-    conn.calls.store(0, Relaxed);
-    conn.tuple.iter().for_each(|word| word.store(0, Relaxed));
-    conn.blocked_sends.store(0, Relaxed);
-    conn.ringing.store(0, Relaxed);
-    conn.snd_buf.store(0, Relaxed);
-    conn.rcv_buf.store(0, Relaxed);
-    conn.cell.store(0, Relaxed);
-    conn.syn_option.store(0, Relaxed);
-    conn.custody.store(0, Relaxed);
-    conn.forget_past();
-    conn.set_life(None);
-    for cell in [&conn.asked, &conn.provoked, &conn.polled, &conn.received] {
+    for cell in [&conn.tx_blocks, &conn.snd_buf, &conn.rcv_buf, &conn.looks, &conn.rcvlowat] {
         cell.store(0, Relaxed);
     }
-    conn.clc.clear();
-    conn.bias.iter().for_each(|cell| cell.store(0, Relaxed));
     conn.kernel_seen.store(0, Relaxed);
+    conn.received.store(0, Relaxed);
+    conn.tuple.iter().for_each(|word| word.store(0, Relaxed));
     conn.set_phase(0);
     loop {
         let head = FREE.load(Acquire);
@@ -636,6 +647,21 @@ pub fn free(index: u32) {
             return;
         }
     }
+}
+
+/// Those fields that mean something beside a slot only.
+fn forget_ring(conn: &Conn) {
+    conn.forget_slot();
+    conn.forget_past();
+    conn.set_life(None);
+    for cell in [&conn.rx_sleepers, &conn.tx_sleepers, &conn.blocked_sends, &conn.ringing] {
+        cell.store(0, Relaxed);
+    }
+    for cell in [&conn.asked, &conn.provoked, &conn.polled] {
+        cell.store(0, Relaxed);
+    }
+    conn.spin_ns.store(0, Relaxed);
+    conn.bias.iter().for_each(|cell| cell.store(0, Relaxed));
 }
 
 /// Calls `each` for every record in use.

@@ -92,6 +92,9 @@ pub fn rename(conn: &Conn, from: Receiver, to: Receiver) {
 
 /// This family holds the connection no more.
 pub fn release(conn: &Conn) {
+    if conn.custody.load(Relaxed) == 0 {
+        return;
+    }
     let token = conn.custody.swap(0, AcqRel);
     // A call that was asleep in it when its number was closed: the process has the socket still.
     if token != 0 && conn.unseen.load(SeqCst) == 0 {

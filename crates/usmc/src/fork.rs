@@ -436,7 +436,8 @@ pub fn is_nonblocking(fd: i32, conn: &Conn) -> bool {
 
 /// The record ends: this process does not hold the connection any more. Whether no other does.
 pub fn let_go(conn: &Conn) -> Option<bool> {
-    let cell = cell(conn.cell.swap(0, Relaxed))?;
+    let cell = cell(conn.cell.load(Relaxed))?;
+    conn.cell.store(0, Relaxed);
     members::leave(&cell.members);
     Some(cell.holders.fetch_sub(1, AcqRel) == 1)
 }

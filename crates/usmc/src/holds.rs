@@ -18,7 +18,9 @@ use crate::socket::close;
 use crate::socket::demote::{self, Patience};
 use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{custody, fork, kernel_only, life, log, members, process, syn_option, sys, transition};
+use crate::{
+    clc, custody, fork, kernel_only, life, log, members, process, syn_option, sys, transition,
+};
 
 /// Counts us out where somebody else is left. A connection that only we hold ends with the kernel's FIN.
 fn put_down(conn: &Conn) -> bool {
@@ -223,7 +225,7 @@ fn hand_over(
 ) -> Result<(), Errno> {
     let conn = conn::at(index);
     loop {
-        if conn.phase() != EARLY || conn.clc.is_on() {
+        if conn.phase() != EARLY || clc::is_on(conn) {
             demote::leave_within(fd, index, reason, patience)?;
         }
         // Another thread may be at a step of its handshake; none is made once the flag is set.

@@ -13,6 +13,7 @@
     reason = "each function's contract is that of the libc function it is named after"
 )]
 pub mod api;
+mod cache;
 mod capture;
 mod clc;
 mod clock;
@@ -50,6 +51,7 @@ mod table;
 mod transition;
 mod tuple;
 mod unwind;
+mod users;
 
 use core::ffi::c_int;
 

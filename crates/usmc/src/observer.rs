@@ -8,7 +8,7 @@ use usmc_shm::layout::{Slot, TX_TCP, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, fence};
 
-use crate::conn::{self, Conn, F_CLIENT, LISTEN, RING};
+use crate::conn::{self, Conn, F_CLIENT, F_HAD_SLOT, LISTEN, RING};
 use crate::observe::{
     CAPTURE_OFFSET, CLIENT_END, Capture, Header, MAGIC, MEMFD_NAME, Mode, REASONS, RECORDS_OFFSET,
     Record, SYN_OPTION_SHIFT, State, TOTALS_OFFSET, Totals, VERSION, WAS_SMCD,
@@ -17,7 +17,7 @@ use crate::process::{self, Lock};
 use crate::reason::Reason;
 use crate::table::Entry;
 use crate::tuple::Endpoint;
-use crate::{capture, kernel_only, segment, sys, table};
+use crate::{cache, capture, kernel_only, segment, sys, table};
 
 /// Records of one file: a place for each connection, at its index.
 const RECORDS: usize = conn::CONNS;
@@ -79,6 +79,13 @@ fn record(number: u32) -> Option<&'static Record> {
     // SAFETY: whoever has a number got it from `changed`: one more than a connection's index, so at + 128 ≤
     // RING_OFFSET; and the file was mapped then, see `header`. A child that cannot keep its place has no numbers.
     Some(unsafe { &*base.add(at).cast::<Record>() })
+}
+
+/// Connection `index` is going to change, or to end.
+#[inline(always)]
+pub fn fetch(index: u32) {
+    let base = BASE.load(Relaxed).wrapping_add(RECORDS_OFFSET);
+    cache::fetch(base.wrapping_add(index as usize * size_of::<Record>()));
 }
 
 /// Makes sure that this process has a file of its own.
@@ -274,39 +281,45 @@ pub fn ends(conn: &Conn, phase: u32) -> (Endpoint, Option<Endpoint>) {
 
 /// The record's socket is gone.
 pub fn gone(conn: &Conn) {
-    let number = conn.observed.swap(0, Relaxed);
-    let Some(record) = record(number) else { return };
-    add_up(record);
-    for counter in [&record.tx_bytes, &record.rx_bytes, &record.tx_calls, &record.rx_calls] {
-        counter.store(0, Relaxed);
+    // The record is nobody else's any more.
+    let Some(record) = record_of(conn) else { return };
+    conn.observed.store(0, Relaxed);
+    if conn.has(F_HAD_SLOT) {
+        count_in(record);
     }
-    for counter in small_counters(record) {
-        counter.store(0, Relaxed);
-    }
-    for cell in [&record.captured, &record.slot, &record.kind] {
+    count_end(record);
+    for cell in [&record.slot, &record.kind] {
         cell.store(0, Relaxed);
     }
     record.seq.store(0, Release);
 }
 
-fn small_counters(record: &Record) -> [&AtomicU32; 5] {
-    let r = record;
-    [&r.tx_full, &r.sleeps, &r.spins, &r.bells_sent, &r.bells_drained]
-}
-
-/// What the record has counted becomes part of the totals.
-fn add_up(record: &Record) {
+/// What the record has counted becomes part of the totals. Without a slot nothing is counted.
+fn count_in(record: &Record) {
     let Some(totals) = totals() else { return };
     let r = record;
-    let large = [&r.tx_bytes, &r.rx_bytes, &r.tx_calls, &r.rx_calls].map(|n| n.load(Relaxed));
-    let small = small_counters(r).map(|n| u64::from(n.load(Relaxed)));
+    let large = [&r.tx_bytes, &r.rx_bytes, &r.tx_calls, &r.rx_calls].map(|cell| {
+        let n = cell.load(Relaxed);
+        cell.store(0, Relaxed);
+        n
+    });
+    let small = [&r.tx_full, &r.sleeps, &r.spins, &r.bells_sent, &r.bells_drained].map(|cell| {
+        let n = cell.load(Relaxed);
+        cell.store(0, Relaxed);
+        u64::from(n)
+    });
     for (sum, n) in totals.closed.iter().zip(large.into_iter().chain(small)) {
         if n > 0 {
             sum.fetch_add(n, Relaxed);
         }
     }
-    let [state, _, reason, _] = r.kind.load(Relaxed).to_le_bytes();
-    let place = r.slot.load(Relaxed);
+}
+
+/// One more that is closed.
+fn count_end(record: &Record) {
+    let Some(totals) = totals() else { return };
+    let [state, _, reason, _] = record.kind.load(Relaxed).to_le_bytes();
+    let place = record.slot.load(Relaxed);
     let end = usize::from(place & CLIENT_END != 0);
     if place & WAS_SMCD != 0 {
         count(&totals.smcd[end]);

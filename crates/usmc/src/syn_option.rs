@@ -20,7 +20,7 @@ use crate::lasting::Call;
 use crate::reason::Reason;
 use crate::sys::Errno;
 use crate::tuple::{self, Endpoint};
-use crate::{device, kernel_only, log, observer, sys, transition};
+use crate::{clc, device, kernel_only, log, observer, sys, transition};
 
 /// Level of the option (linux/socket.h).
 const SOL_SMC: i32 = 286;
@@ -192,7 +192,7 @@ pub fn settle(fd: i32, conn: &Conn) -> bool {
 #[inline]
 pub fn looked(fd: i32, index: u32) {
     let conn = conn::at(index);
-    if conn.phase() == EARLY && conn.clc.is_on() {
+    if conn.phase() == EARLY && clc::is_on(conn) {
         transition::progress(fd, index, Call::Look);
     }
     if conn.has(F_ARMED) && settle(fd, conn) {

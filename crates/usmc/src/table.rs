@@ -6,7 +6,7 @@
 
 use core::ptr;
 use usmc_shm::sync::AtomicU32;
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use crate::remote::Remote;
 use crate::sys;
@@ -68,6 +68,11 @@ fn entry(word: u32) -> Entry {
     }
 }
 
+/// The same in one order with [`take`], for who has just told that it needs the record ([`crate::users`]).
+pub fn still(fd: i32) -> Entry {
+    TABLE.get(fd as u32 as usize).map_or(Entry::Foreign, |place| entry(place.load(SeqCst)))
+}
+
 /// What `fd` is to another process.
 pub fn get_there(process: &Remote, fd: i32) -> Entry {
     let Some(place) = TABLE.get(fd as u32 as usize) else { return Entry::Foreign };
@@ -96,7 +101,7 @@ pub fn take(fd: i32) -> Entry {
         return entry;
     }
     let place = &TABLE[fd as u32 as usize];
-    match place.compare_exchange(entry.word(), 0, AcqRel, Relaxed) {
+    match place.compare_exchange(entry.word(), 0, SeqCst, Relaxed) {
         Ok(_) => entry,
         Err(_) => Entry::Foreign,
     }

@@ -320,7 +320,7 @@ pub fn stay_tcp(index: u32) -> bool {
 pub fn progress(fd: i32, index: u32, call: Call) {
     let conn = conn::at(index);
     if conn.phase() == EARLY
-        && ((!lasting::lasts(conn, call) && !conn.clc.is_on()) || conn.has(F_SETTLING))
+        && ((!lasting::lasts(conn, call) && !clc::is_on(conn)) || conn.has(F_SETTLING))
     {
         return;
     }
@@ -347,7 +347,7 @@ pub fn progress(fd: i32, index: u32, call: Call) {
 fn step(fd: i32, conn: &Conn) {
     match conn.phase() {
         EARLY if let Some(why) = kernel_only::reason() => conn.give_up(why),
-        EARLY if conn.clc.is_on() => clc::step(fd, conn),
+        EARLY if clc::is_on(conn) => clc::step(fd, conn),
         EARLY if conn.has(F_CLIENT) => {
             if let Err(reason) = offer(fd, conn) {
                 conn.give_up(reason);

@@ -32,14 +32,14 @@ pub fn hold_if_asked(fd: i32, conn: &Conn) -> bool {
     store_id(conn, id);
     conn.looks.store(transition::LOOKS, Relaxed);
     // Receives end before the Proposal from here on.
-    conn.clc.set(Step::Held);
+    super::enter(conn, Step::Held);
     conn.set_flag(F_CLC, true);
     if device::current().step(id, Stage::Open, Stage::Held) {
         conn.reason.store(Reason::Handshake as u32, Relaxed);
         log::debug(format_args!("fd {fd}: held for a client on the device"));
     } else {
         conn.set_flag(F_CLC, false);
-        conn.clc.set(Step::None);
+        super::enter(conn, Step::None);
     }
     conn.go_on_with_kernel_calls();
     true
@@ -47,7 +47,7 @@ pub fn hold_if_asked(fd: i32, conn: &Conn) -> bool {
 
 /// The client was declared to speak SMC, or has said so in its SYN: its first bytes may be a Proposal.
 pub fn expect(conn: &Conn) {
-    conn.clc.set(Step::Expecting);
+    super::enter(conn, Step::Expecting);
     conn.set_flag(F_CLC, true);
 }
 
@@ -66,7 +66,7 @@ pub fn stop_expecting(fd: i32, conn: &Conn) -> bool {
         First::Declined(code) => conn.clc.declined.store(code.0, Relaxed),
         First::Other => {}
     }
-    conn.clc.set(Step::None);
+    super::enter(conn, Step::None);
     conn.set_flag(F_CLC, false);
     true
 }
@@ -114,7 +114,7 @@ fn read_first(fd: i32, conn: &Conn) {
         First::Declined(code) => return declined(conn, code),
         First::Other => {
             // On as with any other client.
-            conn.clc.set(Step::None);
+            super::enter(conn, Step::None);
             return conn.set_flag(F_CLC, false);
         }
     };
@@ -203,7 +203,7 @@ fn judge(fd: i32, conn: &Conn, message: Clc) {
     let code = code_for(message);
     conn.clc.number.store(release.number().into(), Relaxed);
     conn.clc.declined.store(code, Relaxed);
-    conn.clc.set(Step::Asking);
+    super::enter(conn, Step::Asking);
     answer(fd, conn);
 }
 
@@ -247,7 +247,7 @@ fn answer(fd: i32, conn: &Conn) {
     if code == 0 {
         // Receives end before the Confirm from here on.
         conn.set_flag(F_CLC, true);
-        conn.clc.set(Step::Answered);
+        super::enter(conn, Step::Answered);
     }
     let said = say(fd, conn, Message::Answer, [Stage::Proposed, Stage::Answered], &message);
     conn.go_on_with_kernel_calls();
@@ -306,7 +306,7 @@ fn read_confirm(fd: i32, conn: &Conn) {
             };
             conn.clc.peer.store(memory.token, Relaxed);
             conn.looks.store(transition::LOOKS, Relaxed);
-            conn.clc.set(Step::Confirmed);
+            super::enter(conn, Step::Confirmed);
             attach(fd, conn);
         }
         Err(Ending::Fallback(fallback)) => {
@@ -323,7 +323,7 @@ fn attach(fd: i32, conn: &Conn) {
         Some((dmb, file)) => {
             transition::attach(fd, conn, dmb, file);
             if conn.phase() != conn::EARLY {
-                conn.clc.set(Step::None);
+                super::enter(conn, Step::None);
             }
         }
         None if is_spent(fd, conn) => give_up(conn, Reason::NoSegment),

@@ -27,7 +27,7 @@ pub fn ask(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> {
     let id = device::current().ask_for_holder(tuple)?;
     store_id(conn, id);
     transition::store_tuple(conn, tuple);
-    conn.clc.set(Step::Asked);
+    super::enter(conn, Step::Asked);
     conn.looks.store(transition::LOOKS, Relaxed);
     conn.reason.store(Reason::NotHeld as u32, Relaxed);
     log::debug(format_args!("fd {fd}: asks for port {}", tuple.server.port));
@@ -38,7 +38,7 @@ pub fn ask(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> {
 /// Proposal.
 pub fn declare(conn: &Conn) {
     conn.reason.store(Reason::Handshake as u32, Relaxed);
-    conn.clc.set(Step::Declared);
+    super::enter(conn, Step::Declared);
     conn.set_flag(F_CLC, conn.has(F_ARMED));
 }
 
@@ -119,7 +119,7 @@ pub fn send_proposal(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> 
     let Some(Ok((_, proposal))) = host::propose(Some(id)) else { return Err(Reason::NoDevice) };
     store_id(conn, id);
     conn.set_flag(F_CLC, true);
-    conn.clc.set(Step::Proposed);
+    super::enter(conn, Step::Proposed);
     conn.looks.store(transition::LOOKS, Relaxed);
     conn.reason.store(Reason::Handshake as u32, Relaxed);
     super::send(fd, &proposal);
@@ -140,7 +140,7 @@ fn propose(fd: i32, conn: &Conn) {
     }
     // From here on receives end before the answer.
     conn.set_flag(F_CLC, true);
-    conn.clc.set(Step::Proposed);
+    super::enter(conn, Step::Proposed);
     let said = say(fd, conn, Message::Proposal, [Stage::Held, Stage::Proposed], &proposal);
     conn.go_on_with_kernel_calls();
     if !said {
@@ -183,7 +183,7 @@ pub fn answered(fd: i32, conn: &Conn, message: Clc) {
         Ok((token, link_id)) => {
             conn.clc.peer.store(token, Relaxed);
             conn.clc.number.store(link_id, Relaxed);
-            conn.clc.set(Step::Accepted);
+            super::enter(conn, Step::Accepted);
             confirm(fd, conn);
         }
         Err(Ending::Fallback(fallback)) if fallback.decline.is_none() => {
@@ -192,13 +192,13 @@ pub fn answered(fd: i32, conn: &Conn, message: Clc) {
         }
         Err(Ending::Fallback(fallback)) => {
             conn.clc.declined.store(fallback.reason.0, Relaxed);
-            conn.clc.set(Step::Accepted);
+            super::enter(conn, Step::Accepted);
             confirm(fd, conn);
         }
         Err(Ending::Failed(_)) => {
             // An answer that no server gives: whoever sent it knows what it did.
             conn.clc.declined.store(DeclineCode::INTERR.0, Relaxed);
-            conn.clc.set(Step::Accepted);
+            super::enter(conn, Step::Accepted);
             confirm(fd, conn);
         }
     }
@@ -309,7 +309,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
         transition::call_off(conn);
         return undo(Failed::PeerGone);
     }
-    conn.clc.set(Step::None);
+    super::enter(conn, Step::None);
     conn.reason.store(Reason::Offered as u32, Relaxed);
     if !conn.leave_early(OFFERED) {
         // A signal handler of this thread wants it to stay TCP.

@@ -79,7 +79,7 @@ pub fn begin(fd: i32, conn: &Conn) {
 /// The peer says no SMC: the device alone decides.
 fn begin_silently(conn: &Conn, server: Endpoint) {
     if device::current().is_listening(None, server) {
-        conn.clc.set(Step::None);
+        super::enter(conn, Step::None);
         conn.set_flag(F_CLC, false);
         conn.reason.store(Reason::Short as u32, Relaxed);
     } else {
@@ -167,7 +167,7 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
             device::current().free(id);
         }
     }
-    conn.clc.set(Step::None);
+    super::enter(conn, Step::None);
     conn.set_flag(F_CLC, false);
     true
 }

@@ -37,7 +37,7 @@ use smc_proto::decline::DeclineCode;
 use smc_proto::wire::clc::{MAX_LEN, Message as Clc};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
-use crate::conn::{self, Conn, EARLY, F_CLC, F_CLIENT, F_COPIED, PLAIN};
+use crate::conn::{self, Conn, EARLY, F_CLC, F_CLIENT, F_COPIED, F_HANDSHAKE, PLAIN};
 use crate::device::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
 use crate::reason::Reason;
 use crate::tuple::{self, Endpoint};
@@ -157,9 +157,25 @@ impl State {
     }
 }
 
+/// The handshake is at this step now.
+fn enter(conn: &Conn, step: Step) {
+    if step != Step::None {
+        conn.set_flag(F_HANDSHAKE, true);
+    } else if !conn.has(F_HANDSHAKE) {
+        return;
+    }
+    conn.clc.set(step);
+}
+
+/// Whether a handshake of this process is under way.
+#[inline]
+pub fn is_on(conn: &Conn) -> bool {
+    conn.has(F_HANDSHAKE) && conn.clc.is_on()
+}
+
 /// A connection begins anew.
 pub fn forget(conn: &Conn) {
-    conn.clc.set(Step::None);
+    enter(conn, Step::None);
     conn.set_flag(F_CLC, false);
 }
 
@@ -207,7 +223,7 @@ fn awaited(conn: &Conn) -> Option<(Message, Stage)> {
 
 /// The handshake has come to nothing; no message of the peer's is in the stream.
 fn give_up(conn: &Conn, reason: Reason) {
-    conn.clc.set(Step::None);
+    enter(conn, Step::None);
     conn.set_flag(F_CLC, false);
     if conn.leave_early(PLAIN) {
         conn.reason.store(reason as u32, Relaxed);
@@ -256,7 +272,7 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
         _ => return false,
     };
     if over {
-        conn.clc.set(Step::None);
+        enter(conn, Step::None);
         conn.set_flag(F_CLC, false);
     }
     over
@@ -279,7 +295,7 @@ pub fn settle(fd: i32, conn: &Conn) -> bool {
 /// This process' part in the connection is over.
 pub fn end(conn: &Conn) {
     let (step, ours) = (conn.clc.step(), conn.clc.pid.load(Relaxed) == process::pid());
-    conn.clc.set(Step::None);
+    enter(conn, Step::None);
     conn.set_flag(F_CLC, false);
     // Another process that has the connection may still have to take a message out.
     let others = conn.has(F_COPIED) && fork::holders(conn).is_some_and(|n| n.load(Relaxed) > 1);
@@ -308,7 +324,7 @@ pub fn before_fork(conn: &Conn) {
     match in_stream(conn).filter(|_| !ended) {
         Some(at) => {
             conn.clc.leftover.store(at, Relaxed);
-            conn.clc.set(Step::Leftover);
+            enter(conn, Step::Leftover);
         }
         None => give_up(conn, Reason::Forked),
     }

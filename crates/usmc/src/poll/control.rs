@@ -5,7 +5,7 @@ use usmc_shm::sync::Ordering::{Relaxed, Release, SeqCst};
 use super::entry::{self, E_DISABLED, E_EDGE, E_PARKED, E_RING, E_TCP, Entry};
 use super::epoll::{
     ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, disarm, fd_of, find, kick, ring_events, set_at,
-    tag, unlink,
+    tag_of, unlink,
 };
 use super::hot;
 use super::ready::{self, HUP, IN, OUT};
@@ -114,7 +114,7 @@ fn add(
     entry.flags.store(if in_ring { E_RING | E_EDGE | E_TCP } else { 0 }, Relaxed);
     entry.next.store(conn.watchers.load(Relaxed), Relaxed);
     // Release: pairs with the Acquire in `entry::for_each_of`.
-    entry.set.store(set_index + 1, Release);
+    entry.set.store(set_index as u16 + 1, Release);
     conn.watchers.store(number + 1, Release);
     // SeqCst: a waiter that counts itself as asleep after this sees it, or is seen by `kick`.
     set.tagged.fetch_add(1, SeqCst);
@@ -122,7 +122,7 @@ fn add(
         let _held = set.lock.enter();
         hot::heat(set, number, entry)
     };
-    let u64 = tag(number, entry.use_count.load(Relaxed));
+    let u64 = tag_of(number, entry);
     let done =
         sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &mut libc::epoll_event { events, u64 });
     if done.is_err() {
@@ -143,7 +143,7 @@ fn modify(
     if event.events & EXCLUSIVE != 0 {
         return Err(libc::EINVAL);
     }
-    let u64 = tag(number, entry.use_count.load(Relaxed));
+    let u64 = tag_of(number, entry);
     let held = set.lock.enter();
     let conn = conn::at(entry.conn.load(Relaxed));
     // What is reported as long as it lasts is not changed by asking for the same again.

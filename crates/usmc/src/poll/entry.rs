@@ -1,11 +1,11 @@
 //! Records of epoll registrations: one per (set, fd) whose readiness may come from a ring.
 
 use core::ptr;
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
+use usmc_shm::sync::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64};
 
 use crate::process::{Held, Lock};
-use crate::sys;
+use crate::{cache, sys};
 
 /// Most registrations of one process.
 pub const ENTRIES: usize = if cfg!(target_pointer_width = "32") { 1 << 16 } else { 1 << 18 };
@@ -37,11 +37,13 @@ pub const E_COPY: u32 = 512;
 /// TCP may hold unread data of the span before the ring; without it, the kernel will report what comes.
 pub const E_TCP: u32 = 256;
 
-/// One registration.
+/// One registration: a cache line.
 #[repr(C, align(64))]
 pub struct Entry {
     /// Set's index plus one; 0 = unused.
-    pub set: AtomicU32,
+    pub set: AtomicU16,
+    /// Counts the uses of this record; part of the tag.
+    pub use_count: AtomicU16,
     /// The registered fd number.
     pub fd: AtomicU32,
     /// Connection.
@@ -50,28 +52,33 @@ pub struct Entry {
     pub events: AtomicU32,
     /// The application's data.
     pub data: AtomicU64,
-    /// `E_*`.
-    pub flags: AtomicU32,
-    /// Counts the uses of this record; part of the tag.
-    pub use_count: AtomicU32,
     /// `prod` of the receive ring when last reported or found empty.
     pub seen_prod: AtomicU64,
+    /// When what it reported came, as far as that is known: the peer's cycle counter, or ours at the kernel's report.
+    pub stamp: AtomicU64,
+    /// `E_*`.
+    pub flags: AtomicU32,
     /// Bits last reported, for edges of HUP and the like.
     pub seen_bits: AtomicU32,
     /// `tx_blocks` when EPOLLOUT was last reported.
     pub seen_blocks: AtomicU32,
     /// The wait that reported it last, so that one wait reports it once.
     pub round: AtomicU32,
-    /// When what it reported came, as far as that is known: the peer's cycle counter, or ours at the kernel's report.
-    pub stamp: AtomicU64,
     /// Its place among the hot ones, while `E_HOT`.
     pub hot_at: AtomicU32,
-    /// Next registration of the same connection, plus one.
+    /// Next registration of the same connection, plus one; of an unused record the next such.
     pub next: AtomicU32,
-    next_free: AtomicU32,
 }
 
+const _: () = assert!(size_of::<Entry>() == 64);
+
 impl Entry {
+    /// The set's index; `u32::MAX` of an unused record.
+    #[inline(always)]
+    pub fn set_index(&self) -> u32 {
+        u32::from(self.set.load(Relaxed)).wrapping_sub(1)
+    }
+
     /// Whether one of the flags is set.
     #[inline(always)]
     pub fn has(&self, flag: u32) -> bool {
@@ -80,9 +87,11 @@ impl Entry {
 
     /// Sets or clears flags.
     pub fn set_flag(&self, flag: u32, on: bool) {
-        if on {
+        let now = self.flags.load(Relaxed) & flag;
+        // A locked instruction is worth a branch.
+        if on && now != flag {
             self.flags.fetch_or(flag, Relaxed);
-        } else {
+        } else if !on && now != 0 {
             self.flags.fetch_and(!flag, Relaxed);
         }
     }
@@ -119,6 +128,12 @@ pub fn at(index: u32) -> Option<&'static Entry> {
     Some(unsafe { &*base.add(index as usize) })
 }
 
+/// Record `index` is going to be looked at.
+#[inline(always)]
+pub fn fetch(index: u32) {
+    cache::fetch(BASE.load(Relaxed).wrapping_add(index as usize));
+}
+
 /// Takes an unused record. `None` where all are used, or this thread is inside already (a signal handler).
 pub fn alloc() -> Option<u32> {
     let _held = UNUSED.enter()?;
@@ -128,7 +143,9 @@ pub fn alloc() -> Option<u32> {
     }
     let head = FREE.load(Relaxed);
     if head != 0 {
-        FREE.store(at(head - 1)?.next_free.load(Relaxed), Relaxed);
+        let next = at(head - 1)?.next.load(Relaxed);
+        FREE.store(next, Relaxed);
+        fetch(next.wrapping_sub(1));
         return Some(head - 1);
     }
     let index = NEXT.load(Relaxed);
@@ -142,12 +159,13 @@ pub fn alloc() -> Option<u32> {
 /// Gives a record back, which is in no list any more.
 pub fn free(index: u32) {
     let Some(entry) = at(index) else { return };
-    entry.use_count.fetch_add(1, AcqRel);
+    // Release: pairs with the Acquire in `epoll::entry_of`. The caller keeps it, so that nobody else writes.
+    entry.use_count.store(entry.use_count.load(Relaxed).wrapping_add(1), Release);
     entry.set.store(0, Relaxed);
     entry.flags.store(0, Relaxed);
     // A signal handler that interrupted this very step loses the record.
     let Some(_held) = UNUSED.enter() else { return };
-    entry.next_free.store(FREE.load(Relaxed), Relaxed);
+    entry.next.store(FREE.load(Relaxed), Relaxed);
     FREE.store(index + 1, Relaxed);
 }
 
@@ -166,13 +184,14 @@ pub fn for_each(mut each: impl FnMut(u32, &'static Entry)) {
 pub fn for_each_of(set: u32, mut each: impl FnMut(u32, &'static Entry)) {
     for_each(|number, entry| {
         // Acquire: pairs with the Release in `control::add`; the connection is this registration's.
-        if entry.set.load(Acquire) != set + 1 {
+        let is_of = || u32::from(entry.set.load(Acquire)) == set + 1;
+        if !is_of() {
             return;
         }
         let conn = entry.conn.load(Relaxed);
         let Some(_held) = keep(conn) else { return };
         // It may have ended, and the record be another connection's by now.
-        if entry.set.load(Acquire) == set + 1 && entry.conn.load(Relaxed) == conn {
+        if is_of() && entry.conn.load(Relaxed) == conn {
             each(number, entry);
         }
     });

@@ -32,6 +32,7 @@ use crate::table::{self, Entry as Fd};
 
 /// Most epoll sets with tracked sockets.
 const SETS: usize = 1024;
+const _: () = assert!(SETS < u16::MAX as usize);
 
 /// Edge-triggered.
 pub const ET: u32 = libc::EPOLLET as u32;
@@ -99,6 +100,11 @@ pub fn set_at(index: u32) -> &'static Set {
     unsafe { &*base.add(index as usize) }
 }
 
+/// What the kernel is given as data for a registration.
+pub fn tag_of(number: u32, entry: &Entry) -> u64 {
+    tag(number, u32::from(entry.use_count.load(Relaxed)))
+}
+
 pub fn tag(index: u32, use_count: u32) -> u64 {
     let mut tag = TAG.load(Relaxed);
     if tag == 0 {
@@ -121,7 +127,7 @@ pub fn entry_of(data: u64) -> Option<(u32, &'static Entry)> {
         return None;
     }
     let entry = entry::at(data as u32)?;
-    let same = entry.use_count.load(Acquire) & 0xffff == (data >> 32) as u32 & 0xffff;
+    let same = entry.use_count.load(Acquire) == (data >> 32) as u16;
     // A registration that ended while the kernel still reports it has another use count: ours, but over.
     Some((if same { data as u32 } else { u32::MAX }, entry))
 }
@@ -192,7 +198,7 @@ pub fn find(set: u32, fd: i32, conn: &Conn) -> Option<(u32, &'static Entry)> {
     let mut next = conn.watchers.load(Relaxed);
     while next != 0 {
         let entry = entry::at(next - 1)?;
-        if entry.set.load(Relaxed) == set + 1 && entry.fd.load(Relaxed) == fd as u32 {
+        if entry.set_index() == set && entry.fd.load(Relaxed) == fd as u32 {
             return Some((next - 1, entry));
         }
         next = entry.next.load(Relaxed);
@@ -202,7 +208,7 @@ pub fn find(set: u32, fd: i32, conn: &Conn) -> Option<(u32, &'static Entry)> {
 
 /// Takes an entry out of every list and frees it. The caller keeps the connection's registrations ([`entry::keep`]).
 pub fn unlink(number: u32, entry: &Entry) {
-    let set = set_at(entry.set.load(Relaxed).wrapping_sub(1));
+    let set = set_at(entry.set_index());
     let conn = conn::at(entry.conn.load(Relaxed));
     {
         let _held = set.lock.enter();
@@ -279,7 +285,7 @@ pub fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry, hot: bool
         return;
     }
     entry.set_flag(E_KICKED, true);
-    let u64 = tag(number, entry.use_count.load(Relaxed));
+    let u64 = tag_of(number, entry);
     let events = ring_events(entry.events.load(Relaxed)) | OUT;
     let mut event = libc::epoll_event { events, u64 };
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut event);
@@ -292,9 +298,9 @@ pub fn watch_again(number: u32, entry: &Entry) {
     if want & (ONESHOT | libc::EPOLLET as u32) == 0 || entry.has(E_RING | E_DISABLED) {
         return;
     }
-    let u64 = tag(number, entry.use_count.load(Relaxed));
+    let u64 = tag_of(number, entry);
     let mut event = libc::epoll_event { events: want, u64 };
-    let set_index = entry.set.load(Relaxed).wrapping_sub(1);
+    let set_index = entry.set_index();
     let fd = entry.fd.load(Relaxed) as i32;
     let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, fd, &mut event);
 }
@@ -305,7 +311,7 @@ pub fn unkick(set_index: u32, number: u32, entry: &Entry) {
         return;
     }
     entry.set_flag(E_KICKED, false);
-    let u64 = tag(number, entry.use_count.load(Relaxed));
+    let u64 = tag_of(number, entry);
     let events = ring_events(entry.events.load(Relaxed));
     let mut event = libc::epoll_event { events, u64 };
     let fd = entry.fd.load(Relaxed) as i32;
@@ -355,7 +361,7 @@ pub fn phase_changed(index: u32) {
         if entry.has(E_RING) {
             return;
         }
-        let set_index = entry.set.load(Relaxed).wrapping_sub(1);
+        let set_index = entry.set_index();
         let set = set_at(set_index);
         // No edge by itself: what TCP has reported so far has been reported, and the ring is empty.
         entry.set_flag(E_RING | E_TCP, true);
@@ -372,7 +378,7 @@ pub fn phase_changed(index: u32) {
             // Changing it would give an edge that TCP does not give.
             return;
         }
-        let u64 = tag(number, entry.use_count.load(Relaxed));
+        let u64 = tag_of(number, entry);
         let registered = entry.fd.load(Relaxed) as i32;
         let mut event = libc::epoll_event { events: ring_events(want), u64 };
         if !hot || (sleepers && want & OUT != 0) {
@@ -387,7 +393,7 @@ pub fn phase_changed(index: u32) {
 pub fn left_ring(index: u32) {
     let conn = conn::at(index);
     each_watcher(index, |number, entry| {
-        let set_index = entry.set.load(Relaxed).wrapping_sub(1);
+        let set_index = entry.set_index();
         let registered = entry.fd.load(Relaxed) as i32;
         if entry.has(E_PARKED) {
             let _ = delete(fd_of(set_index), registered, number, entry);
@@ -403,7 +409,7 @@ pub fn left_ring(index: u32) {
             disarm(conn, entry);
             entry.set_flag(E_RING | E_EDGE | E_TCP | E_KICKED, false);
         }
-        let u64 = tag(number, entry.use_count.load(Relaxed));
+        let u64 = tag_of(number, entry);
         // A one-shot registration that has fired stays silent.
         let spent = entry.has(E_DISABLED);
         let events = if spent { ONESHOT } else { entry.events.load(Relaxed) };
@@ -441,7 +447,7 @@ pub fn mark_moved(fd: i32, index: u32) {
     each_watcher(index, |number, entry| {
         if entry.has(E_RING) {
             entry.set_flag(E_EDGE, true);
-            pass_on(entry.set.load(Relaxed).wrapping_sub(1), number, entry);
+            pass_on(entry.set_index(), number, entry);
         }
     });
 }
@@ -481,7 +487,7 @@ pub fn forget(fd: i32, index: u32) {
         if may_stay_open(conn) && fd >= 0 && !entry.has(E_COPY) {
             // Another process (or this one, by a number that came in a message) keeps the socket open, so the kernel goes on
             // reporting it, as it does over TCP; of a ring it knows nothing that could be reported.
-            let set_index = entry.set.load(Relaxed).wrapping_sub(1);
+            let set_index = entry.set_index();
             let registered = entry.fd.load(Relaxed) as i32;
             let op = if entry.has(E_RING) { libc::EPOLL_CTL_DEL } else { libc::EPOLL_CTL_MOD };
             let (events, u64) = (entry.events.load(Relaxed), entry.data.load(Relaxed));
@@ -552,7 +558,7 @@ pub fn after_fork() {
         entry.set_flag(E_ARMED, false);
         entry.set_flag(E_COPY, true);
         if entry.has(E_RING) {
-            hot::heat(set_at(entry.set.load(Relaxed) - 1), number, entry);
+            hot::heat(set_at(entry.set_index()), number, entry);
         }
     });
 }

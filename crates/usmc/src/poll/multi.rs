@@ -459,8 +459,26 @@ fn is_quiet(entry: &entry::Entry) -> bool {
         && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD == 0
 }
 
+/// The records of connections that are reported have often left the caches since their last call, with all that the
+/// kernel has done meanwhile. The application is going to make calls on them.
+fn fetch_records(events: *mut libc::epoll_event, got: c_int) {
+    // SAFETY: the kernel filled these entries.
+    let data = |i: c_int| unsafe { events.add(i as usize).read() }.u64;
+    for i in 0..got {
+        if epoll::is_tagged(data(i)) {
+            entry::fetch(data(i) as u32);
+        }
+    }
+    for i in 0..got {
+        if let Some((_, entry)) = epoll::entry_of(data(i)) {
+            conn::fetch(entry.conn.load(Relaxed));
+        }
+    }
+}
+
 /// Turns the kernel's `got` events into the application's, in place; returns how many remain.
 fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) -> c_int {
+    fetch_records(events, got);
     let mut kept = 0;
     for i in 0..got {
         // SAFETY: the kernel filled these entries.
@@ -547,7 +565,7 @@ fn from_ring(
     }
     let Some(_held) = set.lock.enter() else { return 0 };
     entry.set_flag(E_RING, true);
-    let set_index = entry.set.load(Relaxed).wrapping_sub(1);
+    let set_index = entry.set_index();
     let hot = hot::heat(set, number, entry);
     let kicked = entry.has(E_KICKED);
     epoll::unkick(set_index, number, entry);

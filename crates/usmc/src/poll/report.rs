@@ -15,7 +15,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     let conn = conn::at(entry.conn.load(Relaxed));
     let (Some(slot), false) = (conn.slot(), entry.has(E_DISABLED)) else { return 0 };
     let want = entry.events.load(Relaxed);
-    let others = set_at(entry.set.load(Relaxed).wrapping_sub(1)).sleepers.load(Relaxed) > 0;
+    let others = set_at(entry.set_index()).sleepers.load(Relaxed) > 0;
     if others && !peek {
         // Whatever comes after this look rings for those who are asleep in this set.
         arm(entry);

@@ -2,7 +2,6 @@
 //! common case immediate.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
-use core::sync::atomic::fence;
 use usmc_shm::layout::{
     END_CUT, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
 };
@@ -12,6 +11,7 @@ use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, LISTEN, OFFERED, RING};
 use crate::poll::ready::HUP;
 use crate::reason::Reason;
 use crate::table::{self, Entry};
+use crate::users::Left;
 use crate::{
     capture, clc, custody, device, fork, kernel, observer, poll, process, real, sys, transition,
 };
@@ -52,7 +52,7 @@ pub fn closing_stale(fd: i32) -> bool {
         Entry::Epoll(index) => poll::epoll::closed(index),
         Entry::Conn(index) => {
             let conn = conn::at(index);
-            if conn.refs.fetch_sub(1, AcqRel) == 1 {
+            if conn.users.leave() {
                 poll::epoll::forget(-1, index);
                 let last = {
                     let _rx = conn.rx_lock.enter();
@@ -68,11 +68,15 @@ pub fn closing_stale(fd: i32) -> bool {
 }
 
 fn drop_ref(fd: i32, index: u32) {
-    let conn = conn::at(index);
-    if conn.refs.fetch_sub(1, AcqRel) != 1 {
-        renumber(fd, index);
-        return;
+    if !conn::at(index).users.leave() {
+        return renumber(fd, index);
     }
+    last_left(fd, index);
+}
+
+/// Nobody needs the record of `fd` any more, which is -1 where there is no number.
+fn last_left(fd: i32, index: u32) {
+    let conn = conn::at(index);
     poll::epoll::forget(fd, index);
     if conn.phase() == LISTEN {
         device::current().unregister_listener(conn.offer_index.load(Relaxed));
@@ -132,13 +136,11 @@ pub struct Hold {
 impl Hold {
     /// Before the first sleep on `fd`. `None` when the number was closed already.
     pub fn enter(fd: i32, index: u32) -> Option<Hold> {
-        let refs = &conn::at(index).refs;
-        refs.fetch_update(AcqRel, Relaxed, |n| if n == 0 { None } else { Some(n + 1) }).ok()?;
-        conn::at(index).holds.fetch_add(1, SeqCst);
-        // See `keep_for_sleepers`.
-        fence(SeqCst);
+        if !conn::at(index).users.enter() {
+            return None;
+        }
         let hold = Hold { index };
-        (table::get(fd) == Entry::Conn(index)).then_some(hold)
+        (table::still(fd) == Entry::Conn(index)).then_some(hold)
     }
 
     /// [`number`] of this connection.
@@ -160,7 +162,7 @@ pub fn number(fd: i32, index: u32) -> i32 {
 /// ([`Hold`]), whose end gives it back.
 pub fn steady(fd: i32, index: u32) -> i32 {
     let conn = conn::at(index);
-    if !real::may_have_threads() || conn.spare.load(Acquire) != 0 || conn.holds.load(Relaxed) == 0 {
+    if !real::may_have_threads() || conn.spare.load(Acquire) != 0 || !conn.users.has_calls() {
         return number(fd, index);
     }
     let Ok(copy) = table::duplicate(fd) else { return fd };
@@ -168,6 +170,7 @@ pub fn steady(fd: i32, index: u32) -> i32 {
     let is_ours = table::get(fd) == Entry::Conn(index);
     let new = (copy + 1).cast_unsigned();
     if is_ours && conn.spare.compare_exchange(0, new, SeqCst, Relaxed).is_ok() {
+        conn.users.keep_spare();
         return copy;
     }
     table::release_fd(copy);
@@ -177,18 +180,16 @@ pub fn steady(fd: i32, index: u32) -> i32 {
 /// `fd` is about to be closed: leaves a duplicate to calls that sleep on the connection, which may have to read
 /// from the kernel or to take doorbells away, as those would turn its FIN into a RST.
 fn keep_for_sleepers(fd: i32, index: u32) {
-    // SeqCst: either `Hold::enter` sees that the number is taken, or we see its hold.
-    fence(SeqCst);
     let conn = conn::at(index);
     // Before the first ring and the first message the calls that sleep are the kernel's own.
     let ours = conn.slot().is_some() || conn.returns() > 0 || conn.has(F_CLC);
-    if conn.holds.load(SeqCst) > 0
+    if conn.users.has_calls()
         && ours
         && let Ok(copy) = table::duplicate(fd)
     {
         if conn.spare.compare_exchange(0, (copy + 1).cast_unsigned(), SeqCst, Relaxed).is_err() {
             table::release_fd(copy);
-        } else if conn.holds.load(SeqCst) == 0 {
+        } else if !conn.users.keep_spare() {
             // The last has left in this instant, and not seen it.
             release_spare(index);
         }
@@ -204,27 +205,37 @@ fn release_spare(index: u32) {
 
 /// Fork, in the child: the parent's other threads and their calls do not exist here.
 pub fn forget_holds(index: u32) {
-    let conn = conn::at(index);
-    let holds = conn.holds.swap(0, Relaxed);
+    let alone = conn::at(index).users.forget_calls();
     release_spare(index);
-    if holds > 0 && conn.refs.fetch_sub(holds - 1, AcqRel) == holds {
+    if alone {
         // Closed already, and kept by such a call alone.
         drop_ref(-1, index);
-    } else if holds > 0 {
-        conn.refs.fetch_sub(1, AcqRel);
     }
 }
 
 impl Drop for Hold {
+    #[inline]
     fn drop(&mut self) {
+        match conn::at(self.index).users.leave_call() {
+            Left::Needed => {}
+            left => self.last(left),
+        }
+    }
+}
+
+impl Hold {
+    #[cold]
+    fn last(&self, left: Left) {
         let saved = crate::errno();
-        // SeqCst: either we see the duplicate of `keep_for_sleepers`, or it sees that we have left.
-        let last = conn::at(self.index).holds.fetch_sub(1, SeqCst) == 1;
-        // Before the record can go: with the duplicate goes the socket, if its numbers are closed.
-        let spare = if last { conn::at(self.index).spare.swap(0, SeqCst) } else { 0 };
-        drop_ref(spare.cast_signed() - 1, self.index);
-        if spare != 0 {
-            table::release_fd(spare.cast_signed() - 1);
+        if left == Left::Last {
+            last_left(-1, self.index);
+        } else {
+            // Before the record can go: with the duplicate goes the socket, if its numbers are closed.
+            let spare = conn::at(self.index).spare.swap(0, SeqCst).cast_signed() - 1;
+            drop_ref(spare, self.index);
+            if spare >= 0 {
+                table::release_fd(spare);
+            }
         }
         crate::set_errno(saved);
     }

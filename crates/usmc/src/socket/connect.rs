@@ -27,7 +27,7 @@ pub fn created(fd: i32, kind: i32) -> Option<u32> {
     }
     let index = conn::alloc()?;
     let conn = conn::at(index);
-    conn.refs.store(1, Relaxed);
+    conn.users.begin();
     conn.set_flag(F_NONBLOCK, kind & libc::SOCK_NONBLOCK != 0);
     conn.set_phase(FRESH);
     if !table::set(fd, Entry::Conn(index)) {

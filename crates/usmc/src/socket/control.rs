@@ -1,7 +1,5 @@
 //! dup(2) and the flags of an open file description.
 
-use core::sync::atomic::Ordering::AcqRel;
-
 use super::{demote, recv};
 use crate::conn::{self, F_KERNEL_ONLY, F_NONBLOCK, FRESH, LISTEN};
 use crate::reason::Reason;
@@ -21,7 +19,7 @@ pub fn duplicated(old: i32, new: i32) {
             return;
         }
         Entry::Conn(index) => {
-            conn::at(index).refs.fetch_add(1, AcqRel);
+            conn::at(index).users.add();
         }
         Entry::Epoll(index) => poll::epoll::duplicated(index),
         Entry::Foreign | Entry::Internal => {

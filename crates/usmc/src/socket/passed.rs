@@ -3,7 +3,7 @@
 
 use core::ffi::{c_int, c_uint};
 use core::ptr;
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 
 use super::{adopt, channel, control, demote};
 use crate::conn::{self, ATTACHED, EARLY, F_ADOPTED, F_COPIED, FRESH, OFFERED, PLAIN, RING};
@@ -190,9 +190,9 @@ pub fn meet(fd: i32, by: &[Receiver]) {
     {
         device::current().release(custody);
     }
-    conn.refs.fetch_add(1, AcqRel);
+    conn.users.add();
     if !table::set(fd, Entry::Conn(index)) {
-        conn.refs.fetch_sub(1, AcqRel);
+        conn.users.leave();
     }
 }
 

@@ -89,7 +89,7 @@ pub fn call_off(conn: &Conn) -> bool {
 /// The record ends or connects anew: withdraws what is offered and gives the slots back. Says whether no other process
 /// holds the connection, as far as they tell.
 pub fn end(conn: &Conn) -> Option<bool> {
-    if conn.clc.is_on() {
+    if clc::is_on(conn) {
         clc::end(conn);
     }
     match conn.phase() {

@@ -1,0 +1,178 @@
+//! Who needs the record of a connection in this process.
+
+use usmc_shm::sync::AtomicU64;
+use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
+
+/// Who needs a record: fds of this process that mean its socket, and calls that may sleep on it
+/// ([`crate::socket::close::Hold`]). One word, for a short connection changes it at each call. All steps are SeqCst:
+/// a call enters before it looks whether its number still means the record, and who takes the number away looks for calls
+/// afterwards, so that one of them sees the other.
+pub struct Users(AtomicU64);
+
+/// What becomes of the record when a call leaves it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// Others need it.
+    Needed,
+    /// It was the last user.
+    Last,
+    /// It was the last call, and there is a duplicate for calls, which goes now. The call is a user still.
+    LastCall,
+}
+
+impl Users {
+    /// Calls are counted from here on, beside their part in the users' number below.
+    const CALL: u64 = 1 << 32;
+    /// [`crate::conn::Conn::spare`] is set.
+    const SPARE: u64 = 1 << 63;
+    const CALLS: u64 = Users::SPARE - Users::CALL;
+
+    /// One fd.
+    pub fn begin(&self) {
+        self.0.store(1, SeqCst);
+    }
+
+    /// One fd more.
+    pub fn add(&self) {
+        self.0.fetch_add(1, SeqCst);
+    }
+
+    /// One user less. Whether it was the last.
+    pub fn leave(&self) -> bool {
+        self.0.fetch_sub(1, SeqCst) as u32 == 1
+    }
+
+    /// A call enters. False where nobody needs the record any more.
+    pub fn enter(&self) -> bool {
+        let more = |users: u64| (users as u32 != 0).then_some(users + Users::CALL + 1);
+        self.0.fetch_update(SeqCst, SeqCst, more).is_ok()
+    }
+
+    /// A call leaves.
+    pub fn leave_call(&self) -> Left {
+        let mut users = self.0.load(SeqCst);
+        loop {
+            let last_call = users & Users::CALLS == Users::CALL && users & Users::SPARE != 0;
+            let (next, left) = match last_call {
+                true => ((users - Users::CALL) & !Users::SPARE, Left::LastCall),
+                false if users as u32 == 1 => (users - Users::CALL - 1, Left::Last),
+                false => (users - Users::CALL - 1, Left::Needed),
+            };
+            match self.0.compare_exchange_weak(users, next, SeqCst, SeqCst) {
+                Ok(_) => return left,
+                Err(now) => users = now,
+            }
+        }
+    }
+
+    /// Whether a call is there.
+    pub fn has_calls(&self) -> bool {
+        self.0.load(SeqCst) & Users::CALLS != 0
+    }
+
+    /// There is a duplicate now, which the last call gives back. False where it has left already.
+    pub fn keep_spare(&self) -> bool {
+        let spare = |users: u64| (users & Users::CALLS != 0).then_some(users | Users::SPARE);
+        self.0.fetch_update(SeqCst, SeqCst, spare).is_ok()
+    }
+
+    /// Fork, in the child: no call exists here. Whether calls were all that needed the record; one user is left then.
+    pub fn forget_calls(&self) -> bool {
+        let users = self.0.load(SeqCst);
+        let calls = (users & Users::CALLS) >> 32;
+        let fds = u64::from(users as u32) - calls;
+        let alone = calls > 0 && fds == 0;
+        self.0.store(if alone { 1 } else { fds }, SeqCst);
+        alone
+    }
+
+    /// Nobody.
+    pub fn clear(&self) {
+        self.0.store(0, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Left, Users};
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+    use std::thread;
+
+    fn one() -> Users {
+        let users = Users(super::AtomicU64::new(0));
+        users.begin();
+        users
+    }
+
+    #[test]
+    fn a_call_keeps_the_record() {
+        let users = one();
+        assert!(users.enter() && users.has_calls());
+        assert!(!users.leave());
+        assert_eq!(users.leave_call(), Left::Last);
+        assert!(!users.enter(), "nobody needs it");
+    }
+
+    #[test]
+    fn the_last_call_gives_the_duplicate_back() {
+        let users = one();
+        assert!(!users.keep_spare(), "for no call");
+        assert!(users.enter() && users.enter() && users.keep_spare());
+        assert!(!users.leave());
+        assert_eq!(users.leave_call(), Left::Needed);
+        assert_eq!(users.leave_call(), Left::LastCall);
+        assert!(users.leave(), "it was a user still");
+    }
+
+    #[test]
+    fn a_forked_child_has_no_calls() {
+        let users = one();
+        users.add();
+        assert!(users.enter() && users.keep_spare());
+        assert!(!users.forget_calls() && !users.has_calls());
+        assert!(!users.leave() && users.leave());
+        let users = one();
+        assert!(users.enter() && !users.leave());
+        assert!(users.forget_calls());
+        assert!(users.leave());
+    }
+
+    /// However calls, closes and duplicates meet: each duplicate is given back once, and one user is the last.
+    #[test]
+    fn one_is_the_last() {
+        for _ in 0..2000 {
+            let (users, spares, ends) = (one(), AtomicU32::new(0), AtomicU32::new(0));
+            let call = || {
+                if users.enter() {
+                    match users.leave_call() {
+                        Left::Needed => {}
+                        Left::Last => drop(ends.fetch_add(1, SeqCst)),
+                        Left::LastCall => {
+                            spares.fetch_sub(1, SeqCst);
+                            if users.leave() {
+                                ends.fetch_add(1, SeqCst);
+                            }
+                        }
+                    }
+                }
+            };
+            let close = || {
+                if users.has_calls() {
+                    spares.fetch_add(1, SeqCst);
+                    if !users.keep_spare() {
+                        spares.fetch_sub(1, SeqCst);
+                    }
+                }
+                if users.leave() {
+                    ends.fetch_add(1, SeqCst);
+                }
+            };
+            thread::scope(|scope| {
+                scope.spawn(call);
+                scope.spawn(call);
+                scope.spawn(close);
+            });
+            assert_eq!((spares.into_inner(), ends.into_inner()), (0, 1));
+        }
+    }
+}
