@@ -174,7 +174,8 @@ pub struct Producer {
     /// Length in bytes of the TCP span before the ring, plus one; 0 = not drawn yet. Valid once `state` is
     /// [`TX_RING`].
     pub boundary: AtomicU64,
-    /// The sender's cycle counter when it last published: what a waiter on several connections orders them by.
+    /// The sender's cycle counter when it last published: what a waiter on several connections orders them by. The
+    /// lowest bit is [`STAMP_BEHIND`].
     pub stamp: AtomicU64,
     /// CPU the sending end last waited on, plus one; 0 = unknown.
     pub cpu: AtomicU32,
@@ -190,7 +191,12 @@ pub struct Producer {
     pub voucher_pid: AtomicU32,
     /// The number of the descriptor of its word there.
     pub voucher_fd: AtomicU32,
+    /// With [`STAMP_BEHIND`]: the sender's cycle counter when the kernel last took something of another connection.
+    pub behind: AtomicU64,
 }
+
+/// [`Producer::stamp`]: not long before, the kernel took something of another connection.
+pub const STAMP_BEHIND: u64 = 1;
 
 /// [`Producer::voucher`]: somebody is just writing its process id and descriptor. Identities are greater.
 pub const VOUCHER_CLAIMED: u32 = 1;
@@ -301,6 +307,7 @@ const _: () = {
     assert!(offset_of!(Producer, window_shift) == 24 && offset_of!(Producer, boundary) == 40);
     assert!(offset_of!(Producer, stamp) == 48 && offset_of!(Producer, resume) == 64);
     assert!(offset_of!(Producer, voucher) == 60 && offset_of!(Producer, voucher_fd) == 84);
+    assert!(offset_of!(Producer, behind) == 88);
     assert!(offset_of!(Direction, consumer) == 128 && offset_of!(Direction, arm) == 256);
     assert!(offset_of!(Slot, end) == 128 && offset_of!(Slot, dir) == 384);
 };

@@ -124,6 +124,7 @@ impl<'a> Ring<'a> {
         p.resume.store(0, Relaxed);
         p.resent.store(0, Relaxed);
         p.stamp.store(0, Relaxed);
+        p.behind.store(0, Relaxed);
         p.cpu.store(0, Relaxed);
         p.voucher.store(0, Relaxed);
         self.dir.consumer.cons.store(0, Relaxed);

@@ -35,6 +35,7 @@ mod members;
 mod memory;
 pub mod observe;
 mod observer;
+mod order;
 mod path;
 mod poll;
 mod process;

@@ -58,7 +58,7 @@ impl Users {
                 false if users as u32 == 1 => (users - Users::CALL - 1, Left::Last),
                 false => (users - Users::CALL - 1, Left::Needed),
             };
-            match self.0.compare_exchange_weak(users, next, SeqCst, SeqCst) {
+            match self.0.compare_exchange(users, next, SeqCst, SeqCst) {
                 Ok(_) => return left,
                 Err(now) => users = now,
             }

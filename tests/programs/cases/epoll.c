@@ -481,3 +481,66 @@ PAIR_CASE(events_come_in_the_order_of_the_sends) {
         pair_close(p[i]);
     close(ep);
 }
+
+// Talks with the server at `port` by two connections, an old one and one after the other new ones, which have been used
+// up to three times: a byte by the new one, and at once one by the old one.
+static void sends_by_young_and_old(void *arg) {
+    int one = 1;
+    char c;
+    uint16_t port = *(uint16_t *)arg;
+    int old = connect_to(port);
+    OK(setsockopt(old, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one));
+    for (int i = 0; i < 50; i++) {
+        EQ(send(old, "x", 1, 0), 1);
+        EQ(recv(old, &c, 1, 0), 1);
+    }
+    for (int round = 0; round < 300; round++) {
+        int young = connect_to(port);
+        OK(setsockopt(young, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one));
+        for (int i = 0; i <= round % 3; i++) {
+            EQ(send(young, "x", 1, 0), 1);
+            EQ(recv(young, &c, 1, 0), 1);
+        }
+        EQ(send(young, "1", 1, 0), 1);
+        EQ(send(old, "2", 1, 0), 1);
+        EQ(recv(young, &c, 1, 0), 1);
+        EQ(recv(old, &c, 1, 0), 1);
+        close(young);
+    }
+    close(old);
+}
+
+// The order in which one program sends by several connections does not depend on how their bytes go.
+CASE(young_connections_keep_their_place) {
+    uint16_t port;
+    int listener = listen_here(&port);
+    pid_t pid = child(sends_by_young_and_old, &port);
+    int ep = set_with(listener, EPOLLIN, listener), open = 0, seen = 0, first = 0;
+    do {
+        struct epoll_event got[4];
+        int n = OK(epoll_wait(ep, got, 4, 10000));
+        CHECK(n > 0);
+        for (int i = 0; i < n; i++) {
+            int fd = got[i].data.fd;
+            char c;
+            if (fd == listener) {
+                struct epoll_event event = {.events = EPOLLIN, .data.u64 = OK(accept(listener, NULL, NULL))};
+                OK(epoll_ctl(ep, EPOLL_CTL_ADD, event.data.fd, &event));
+                open++;
+            } else if (OK(recv(fd, &c, 1, 0)) == 0) {
+                close(fd);
+                open--;
+            } else {
+                if (c == '1')
+                    first++;
+                seen += c == '2';
+                CHECK(c != '2' || first == seen);
+                EQ(send(fd, &c, 1, 0), 1);
+            }
+        }
+    } while (open > 0);
+    EQ(seen, 300);
+    child_succeeds(pid);
+    close(listener);
+    close(ep);
+}

@@ -13,7 +13,7 @@ use crate::socket::send::{self, Way};
 use crate::socket::{Outcome, transfer};
 use crate::table::{self, Entry};
 use crate::unwind::{cancellation_point, keeping};
-use crate::{capture, conn, real, sys};
+use crate::{capture, conn, order, real, sys};
 
 /// sendfile(2)
 #[cfg(target_pointer_width = "64")]
@@ -79,16 +79,21 @@ fn transfer(
     kernel: &mut impl FnMut() -> ssize_t,
     through_ring: impl Fn(&'static Slot) -> Outcome,
 ) -> ssize_t {
+    let mut kernel = || {
+        let sent = kernel();
+        order::taken(conn::at(index));
+        sent
+    };
     loop {
         let returns = conn::at(index).returns();
         let done = match send::way(fd, index) {
-            Way::Plain => unseen(index, returns, kernel),
+            Way::Plain => unseen(index, returns, &mut kernel),
             Way::Failed(errno) => Some(fail(errno)),
             Way::Tcp(guard) => {
-                let (guard, sent) = keeping(guard, &mut *kernel);
+                let (guard, sent) = keeping(guard, &mut kernel);
                 Some(guard.done(index, sent, count))
             }
-            Way::Ring(slot) => finish(index, returns, through_ring(slot), kernel),
+            Way::Ring(slot) => finish(index, returns, through_ring(slot), &mut kernel),
         };
         if let Some(n) = done {
             return n;

@@ -16,7 +16,7 @@ use crate::socket::unseen::Unseen;
 use crate::socket::{Outcome, ending, option, passed, recv as receiving};
 use crate::table::{self, Entry};
 use crate::unwind::{cancellation_point, keeping};
-use crate::{capture, clock, observer, real};
+use crate::{capture, clock, observer, order, real};
 
 /// Most entries of an iovec array (UIO_MAXIOV).
 const IOV_MAX: usize = 1024;
@@ -355,6 +355,7 @@ unsafe fn send_many(
         let sent = kernel();
         // SAFETY: the application's buffers, which the kernel has read.
         unsafe { capture::sent_by_kernel(fd, index, iov, count, sent) };
+        order::taken(conn::at(index));
         if sent < 0 {
             ending::told_by_send(conn::at(index), crate::errno());
         }

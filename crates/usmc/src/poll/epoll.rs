@@ -70,6 +70,8 @@ pub struct Set {
     pub rounds: AtomicU32,
     /// When the kernel was last asked, CLOCK_MONOTONIC nanoseconds.
     pub kernel_at: AtomicU64,
+    /// Until when it has told all that there was to tell, in cycles.
+    pub told: AtomicU64,
     /// `rounds` when the hot entries were last sorted out.
     pub swept: AtomicU32,
     /// Where this set's waiters run.

@@ -9,3 +9,4 @@ pub mod nested;
 pub mod pollfds;
 pub mod ready;
 mod report;
+mod scan;

@@ -1,14 +1,12 @@
 //! Waiting on an epoll set, over the kernel's own.
 
 use core::ffi::c_int;
-use core::slice;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
-
-use usmc_shm::layout::{END_SHUT_RD, TX_TCP};
 
 use super::entry::{self, E_DISABLED, E_KICKED, E_RING, E_TCP};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
+use super::scan::{Look, is_quiet};
 use super::{control, hot, nested, report};
 use crate::clc;
 use crate::conn::{self, F_CLC};
@@ -74,9 +72,12 @@ pub unsafe fn epoll_wait(
     cancellation_point();
     let deadline = Deadline::after(timeout_ns);
     let budget = Budget(&set.spin_ns);
-    // SAFETY (all raw calls below): the caller's contract; at + room ≤ max.
+    // SAFETY (all raw calls below): the caller's contract.
     loop {
         let round = set.rounds.fetch_add(1, Relaxed).wrapping_add(1);
+        let look = Look { epfd, set, index, round, told: set.told.load(Relaxed) };
+        // SAFETY: the caller's contract; `n` events were filled.
+        let look_behind = |n| unsafe { look.at_all(events, max, n) };
         let ours = has_tracked(set);
         if ours {
             let mut n = 0;
@@ -87,13 +88,13 @@ pub unsafe fn epoll_wait(
                 n = unsafe { kernel_now(epfd, events, max, round) };
             }
             if n >= 0 {
-                n = look_at_all(set, index, events, max, n, round);
+                n = look_behind(n);
             }
             if n == 0 && !turn {
                 // SAFETY: see above.
                 n = unsafe { kernel_now(epfd, events, max, round) };
                 if n >= 0 {
-                    n = look_at_all(set, index, events, max, n, round);
+                    n = look_behind(n);
                 }
             }
             if n < 0 {
@@ -103,7 +104,7 @@ pub unsafe fn epoll_wait(
                 return Some(found(set, index, n));
             }
             let spin_ns = budget.get().min(deadline.left().unwrap_or(u64::MAX));
-            if spin_ns > 0 && spin(epfd, set, spin_ns, events, max, round, &mut n) {
+            if spin_ns > 0 && spin(&look, spin_ns, events, max, &mut n) {
                 budget.paid();
                 set.spins.store(set.spins.load(Relaxed).wrapping_add(1), Relaxed);
                 if n > 0 {
@@ -116,7 +117,7 @@ pub unsafe fn epoll_wait(
         let mut tick = false;
         if ours {
             tick = arm_all(index, DEPTH);
-            let n = look_at_all(set, index, events, max, 0, round);
+            let n = look_behind(0);
             if n > 0 {
                 drop(asleep);
                 return Some(found(set, index, n));
@@ -125,7 +126,7 @@ pub unsafe fn epoll_wait(
             continue;
         }
         device::current().keep_alive();
-        let start = clock::now_ns();
+        let (start, at) = (clock::now_ns(), clock::tsc());
         // SAFETY: see above; the real call is the cancellation point and takes the signal mask.
         let (asleep, got) = keeping(asleep, || unsafe {
             sleep(epfd, events, max, deadline, tick, timeout_ns, mask)
@@ -137,20 +138,24 @@ pub unsafe fn epoll_wait(
             set_errno(saved);
             return Some(-1);
         }
+        if got < max {
+            // Of what came at the very moment of waking it is not known.
+            set.told.store(at, Relaxed);
+        }
         if ours {
             budget.slept(clock::now_ns() - start);
             observer::set_slept(set.spins.swap(0, Relaxed));
         }
         let mut n = translate(set, events, got, round);
         if ours || has_tracked(set) {
-            n = look_at_all(set, index, events, max, n, round);
+            n = look_behind(n);
         }
         if n > 0 {
             return Some(found(set, index, n));
         }
         // Also where all that the kernel reported is nothing to report.
         if deadline.left() == Some(0) {
-            return Some(look_at_all(set, index, events, max, 0, round));
+            return Some(look_behind(0));
         }
     }
 }
@@ -170,19 +175,6 @@ fn is_kernels_turn(set: &Set, round: u32) -> bool {
         return true;
     }
     false
-}
-
-/// The hot entries and the sets inside, behind the first `n` events.
-fn look_at_all(
-    set: &Set,
-    index: u32,
-    events: *mut libc::epoll_event,
-    max: c_int,
-    n: c_int,
-    round: u32,
-) -> c_int {
-    let n = scan(set, events, max, n, round);
-    scan_nested(index, events, max, n, round)
 }
 
 /// A wait is about to report `n` events. Whoever else sleeps in this set is woken for what remains.
@@ -288,47 +280,33 @@ pub(super) fn is_bad<T>(p: *const T) -> bool {
     (p as usize) < 4096
 }
 
-/// Reports tracked sets inside this one that are ready, behind the first `n` events.
-fn scan_nested(
-    index: u32,
+/// The real set, without waiting.
+pub(super) unsafe fn kernel_now(
+    epfd: c_int,
     events: *mut libc::epoll_event,
     max: c_int,
-    mut n: c_int,
     round: u32,
 ) -> c_int {
-    nested::each(index, |inner, nesting| {
-        if n < max
-            && let Some(event) = nesting.event(inner, false, round)
-        {
-            // SAFETY: n < max, and events holds max entries.
-            unsafe { events.add(n as usize).write(event) };
-            n += 1;
-        }
-    });
-    n
-}
-
-/// The real set, without waiting.
-unsafe fn kernel_now(epfd: c_int, events: *mut libc::epoll_event, max: c_int, round: u32) -> c_int {
+    let at = clock::tsc();
     // SAFETY: the caller's contract.
     let got = unsafe { real::epoll_wait(epfd, events, max, 0) };
-    if got <= 0 {
-        return got;
-    }
     let Fd::Epoll(index) = table::get(epfd) else { return got };
-    translate(epoll::set_at(index), events, got, round)
+    let set = epoll::set_at(index);
+    if (0..max).contains(&got) {
+        set.told.store(at, Relaxed);
+    }
+    if got <= 0 { got } else { translate(set, events, got, round) }
 }
 
 /// Spins over the hot list, looking at the kernel now and then.
 fn spin(
-    epfd: c_int,
-    set: &Set,
+    look: &Look<'_>,
     budget_ns: u64,
     events: *mut libc::epoll_event,
     max: c_int,
-    round: u32,
     n: &mut c_int,
 ) -> bool {
+    let set = look.set;
     if set.hot_count.load(Relaxed) == 0 {
         return false;
     }
@@ -337,12 +315,14 @@ fn spin(
     let mut turns = 0u32;
     publish_cpu(set);
     wait::spin(budget_ns, &set.cpu, peer_cpu, || {
-        *n = scan(set, events, max, 0, round);
+        // SAFETY: as below.
+        *n = unsafe { look.at_rings(events, max, 0) };
         turns += 1;
         if *n == 0 && turns.is_multiple_of(16) && clock::now_ns() > kernel_at {
             // SAFETY: epoll_wait's contract.
-            *n = unsafe { kernel_now(epfd, events, max, round) }.max(0);
-            *n = scan(set, events, max, *n, round);
+            *n = unsafe { kernel_now(look.epfd, events, max, look.round) }.max(0);
+            // SAFETY: as above.
+            *n = unsafe { look.at_rings(events, max, *n) };
             kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
         }
         *n > 0
@@ -373,90 +353,6 @@ fn hot_peer_cpu(set: &Set) -> u32 {
         }
     });
     found
-}
-
-/// Reports hot entries that are ready behind the first `n` events, at most `max` in all.
-fn scan(set: &Set, events: *mut libc::epoll_event, max: c_int, mut n: c_int, round: u32) -> c_int {
-    if set.hot_count.load(Relaxed) == 0 || n >= max {
-        return n;
-    }
-    let Some(_held) = set.lock.enter() else { return n };
-    hot::sweep_now_and_then(set, round);
-    let count = set.hot_count.load(Relaxed) as usize;
-    // Start behind the last reported one, so that a busy head does not starve the tail.
-    let start = set.hand.load(Relaxed) as usize;
-    let first = n;
-    for i in 0..count {
-        let at = (start + i) % count;
-        let number = set.hot[at].load(Relaxed);
-        let Some(entry) = entry::at(number) else { continue };
-        if is_quiet(entry) || entry.round.load(Relaxed) == round {
-            continue;
-        }
-        let bits = report::take_events(entry, false);
-        if bits == 0 {
-            continue;
-        }
-        entry.round.store(round, Relaxed);
-        let event = libc::epoll_event { events: bits, u64: number.into() };
-        // SAFETY: n < max, and events holds max entries.
-        unsafe { events.add(n as usize).write(event) };
-        n += 1;
-        if n == max {
-            set.hand.store((at + 1) as u32, Relaxed);
-            break;
-        }
-    }
-    // SAFETY: these were written above.
-    in_order(unsafe {
-        slice::from_raw_parts_mut(events.add(first as usize), (n - first) as usize)
-    });
-    n
-}
-
-/// Puts events that name their entries in the order in which their peers have sent, as the kernel has them, and gives
-/// them the application's data. The caller holds the set's lock.
-fn in_order(events: &mut [libc::epoll_event]) {
-    if events.len() > 1 {
-        for event in events.iter() {
-            let Some(entry) = entry::at(event.u64 as u32) else { continue };
-            let conn = conn::at(entry.conn.load(Relaxed));
-            if let Some(slot) = conn.slot()
-                && conn.end(slot).tcp_left.load(Relaxed) == 1
-            {
-                // Taken once: a peer that changes it meanwhile must not confuse the sorting.
-                entry.stamp.store(conn.peer(slot).stamp.load(Relaxed), Relaxed);
-            }
-        }
-        events.sort_unstable_by_key(|event| {
-            entry::at(event.u64 as u32).map_or(0, |entry| entry.stamp.load(Relaxed))
-        });
-    }
-    for event in events {
-        if let Some(entry) = entry::at(event.u64 as u32) {
-            event.u64 = entry.data.load(Relaxed);
-        }
-    }
-}
-
-/// One load tells that an entry which waits for data alone has none.
-#[inline(always)]
-fn is_quiet(entry: &entry::Entry) -> bool {
-    if entry.has(E_DISABLED) {
-        return true;
-    }
-    let conn = conn::at(entry.conn.load(Relaxed));
-    let Some(slot) = conn.slot() else { return true };
-    let no_data = if conn.end(slot).tcp_left.load(Relaxed) == 1 {
-        !conn.rx(slot).has_data()
-    } else {
-        !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) == TX_TCP
-    };
-    entry.events.load(Relaxed) & WRITE_BITS == 0
-        && no_data
-        && conn.peer(slot).flags.load(Relaxed) == 0
-        && conn.kernel_events.load(Relaxed) == 0
-        && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD == 0
 }
 
 /// The records of connections that are reported have often left the caches since their last call, with all that the

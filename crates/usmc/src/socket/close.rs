@@ -13,7 +13,8 @@ use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::users::Left;
 use crate::{
-    capture, clc, custody, device, fork, kernel, observer, poll, process, real, sys, transition,
+    capture, clc, custody, device, fork, kernel, observer, order, poll, process, real, sys,
+    transition,
 };
 
 /// To be called just before the kernel closes `fd` (close, dup2 over it, close_range): what the library
@@ -38,6 +39,7 @@ pub fn closing(fd: i32) -> bool {
             }
             if table::take(fd) != Entry::Foreign {
                 keep_for_sleepers(fd, index);
+                order::taken(conn::at(index));
                 drop_ref(fd, index);
             }
             true
@@ -308,6 +310,7 @@ pub fn shut_down(fd: i32, index: u32) {
 pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
     let conn = conn::at(index);
     if how != libc::SHUT_RD {
+        order::taken(conn);
         capture::ending(fd, conn);
         if conn.has(F_CLC) {
             clc::first::before_end(fd, index, conn);

@@ -10,7 +10,7 @@ use crate::conn::{
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::tuple::{self, Endpoint, Tuple};
-use crate::{clc, config, device, kernel_only, observer, poll, syn_option, transition};
+use crate::{clc, config, device, kernel_only, observer, order, poll, syn_option, transition};
 
 /// Whether socket(2) with these arguments makes a TCP socket.
 pub fn is_tcp(family: i32, kind: i32, protocol: i32) -> bool {
@@ -44,6 +44,7 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
         return;
     }
     let conn = conn::at(index);
+    order::taken(conn);
     let Some(server) = server else { return };
     match conn.phase() {
         // The answer to an attempt that has come to more than that since.

@@ -22,7 +22,7 @@ use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
 use crate::unwind::keeping;
-use crate::{capture, clc, clock, kernel, memory, observer, real, transition};
+use crate::{capture, clc, clock, kernel, memory, observer, order, real, transition};
 
 /// How long (some 100 µs, in cycles) a peer is believed to be there without a question to the kernel: where nobody vouches
 /// for it, and where it leaves something unread, for its socket may have been closed by ways that nobody sees.
@@ -258,6 +258,7 @@ fn by_kernel(fd: i32, index: u32, from: &mut Buffers, flags: i32, total: &mut us
     let iov = libc::iovec { iov_base: src.cast(), iov_len: len };
     // SAFETY: one entry on our stack, the application's buffer.
     unsafe { capture::sent_by_kernel(fd, index, &raw const iov, 1, n) };
+    order::taken(conn::at(index));
     from.advance(sent);
     *total += sent;
     sent == len
@@ -330,8 +331,7 @@ fn attempt(
     let is_watched = capture::wants(record);
     let mut free = room.free;
     if free > 0 {
-        // Relaxed: published below.
-        conn.own(slot).stamp.store(now, Relaxed);
+        order::stamp(conn, conn.own(slot), now);
     }
     let mut at = room.prod;
     while free > 0

@@ -15,7 +15,7 @@ use crate::lasting::Call;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{capture, clc, clock, kernel, memory, observer, real, transition};
+use crate::{capture, clc, clock, kernel, memory, observer, order, real, transition};
 
 /// What POSIX calls so: bytes that a pipe takes at once or not at all.
 const PIPE_BUF: usize = 4096;
@@ -84,7 +84,7 @@ fn into_ring(
                 let moved = fill(dst.cast(), len);
                 if let Ok(n) = moved {
                     let end = room.prod.wrapping_add(n as u64);
-                    conn.own(slot).stamp.store(now, Relaxed);
+                    order::stamp(conn, conn.own(slot), now);
                     let record = observer::record_of(conn);
                     if capture::wants(record) {
                         capture::sending(fd, conn, slot, room.place, room.prod, end);

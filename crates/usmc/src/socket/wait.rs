@@ -22,7 +22,7 @@ use crate::conn::{self, Conn, F_SHARED};
 use crate::poll::ready;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{config, device, fork, observer, process, real, transition};
+use crate::{config, device, fork, observer, order, process, real, transition};
 
 /// How long the kernel of a dead peer may take to answer a doorbell. A living peer that leaves one unread gets the next
 /// after this time.
@@ -157,6 +157,7 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
     let shared = conn.has(F_SHARED);
     let send = || {
         let sent = sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        order::taken(conn);
         match sent {
             Ok(_) => observer::count_one(conn, |record| &record.bells_sent),
             Err(errno) => ending::note_failed_bell(conn, slot, errno),

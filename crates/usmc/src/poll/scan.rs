@@ -1,0 +1,206 @@
+//! The look at a set's rings. It costs no system call, but where something in a ring came behind what the kernel has to
+//! tell.
+
+use core::ffi::c_int;
+use core::slice;
+use core::sync::atomic::Ordering::Relaxed;
+
+use usmc_shm::layout::{END_SHUT_RD, Slot, TX_TCP};
+
+use super::entry::{self, E_DISABLED, E_TCP, Entry};
+use super::epoll::Set;
+use super::multi::kernel_now;
+use super::ready::WRITE_BITS;
+use super::{hot, nested, report};
+use crate::conn::{self, Conn};
+use crate::order;
+
+/// A wait's way of looking.
+pub struct Look<'a> {
+    /// The set.
+    pub epfd: c_int,
+    /// Its record.
+    pub set: &'a Set,
+    /// The record's index.
+    pub index: u32,
+    /// The wait's number.
+    pub round: u32,
+    /// Until when the kernel had told all before this wait, in cycles.
+    pub told: u64,
+}
+
+impl Look<'_> {
+    /// The hot entries and the sets inside. The first `n` events are the kernel's of this wait.
+    ///
+    /// # Safety
+    /// `events` is writable for `max` entries, and the first `n` are filled.
+    pub unsafe fn at_all(&self, events: *mut libc::epoll_event, max: c_int, n: c_int) -> c_int {
+        // SAFETY: the caller's contract.
+        let n = unsafe { self.at_rings(events, max, n) };
+        scan_nested(self.index, events, max, n, self.round)
+    }
+
+    /// The hot entries alone.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn at_rings(&self, events: *mut libc::epoll_event, max: c_int, n: c_int) -> c_int {
+        // What the kernel has told in this wait must not be told twice.
+        let told = (n == 0).then(|| self.set.told.load(Relaxed));
+        let (n, has_stopped) = self.scan(events, max, n, told);
+        if !has_stopped || n == max {
+            return n;
+        }
+        // SAFETY: the rest of the caller's entries.
+        unsafe {
+            let rest = events.add(n as usize);
+            let got = kernel_now(self.epfd, rest, max - n, self.round).max(0);
+            n + self.scan(rest, max - n, got, None).0
+        }
+    }
+}
+
+/// Reports tracked sets inside this one that are ready, behind the first `n` events.
+fn scan_nested(
+    index: u32,
+    events: *mut libc::epoll_event,
+    max: c_int,
+    mut n: c_int,
+    round: u32,
+) -> c_int {
+    nested::each(index, |inner, nesting| {
+        if n < max
+            && let Some(event) = nesting.event(inner, false, round)
+        {
+            // SAFETY: n < max, and events holds max entries.
+            unsafe { events.add(n as usize).write(event) };
+            n += 1;
+        }
+    });
+    n
+}
+
+impl Look<'_> {
+    /// Reports hot entries that are ready, at most `max` events in all; the first `n` are the kernel's. What came to rings
+    /// before what these tell is put before them, and the rest behind them. With `told` it stops, and says so, at what came
+    /// behind something that the kernel has not told until then.
+    fn scan(
+        &self,
+        events: *mut libc::epoll_event,
+        max: c_int,
+        n: c_int,
+        told: Option<u64>,
+    ) -> (c_int, bool) {
+        let (set, round) = (self.set, self.round);
+        if set.hot_count.load(Relaxed) == 0 || n >= max {
+            return (n, false);
+        }
+        let Some(_held) = set.lock.enter() else { return (n, false) };
+        hot::sweep_now_and_then(set, round);
+        let count = set.hot_count.load(Relaxed) as usize;
+        // Start behind the last reported one, so that a busy head does not starve the tail.
+        let start = set.hand.load(Relaxed) as usize;
+        let (mut all, mut has_stopped) = (n, false);
+        for i in 0..count {
+            let at = (start + i) % count;
+            let number = set.hot[at].load(Relaxed);
+            let Some(entry) = entry::at(number) else { continue };
+            if is_quiet(entry) || entry.round.load(Relaxed) == round {
+                continue;
+            }
+            if told.is_some_and(|told| came_behind(entry, told)) {
+                has_stopped = true;
+                break;
+            }
+            let bits = report::take_events(entry, false);
+            if bits == 0 {
+                continue;
+            }
+            entry.round.store(round, Relaxed);
+            let event = libc::epoll_event { events: bits, u64: number.into() };
+            // SAFETY: all < max, and events holds max entries.
+            unsafe { events.add(all as usize).write(event) };
+            all += 1;
+            if all == max {
+                set.hand.store((at + 1) as u32, Relaxed);
+                break;
+            }
+        }
+        // SAFETY: these were written, by us or by the kernel.
+        let told = unsafe { slice::from_raw_parts_mut(events, all as usize) };
+        let (kernels, ours) = told.split_at_mut(n as usize);
+        let first = in_order(ours, !kernels.is_empty(), self.told);
+        told[..n as usize + first].rotate_left(n as usize);
+        (all, has_stopped)
+    }
+}
+
+/// The connection of a registration, where all that comes goes through the ring.
+fn in_ring(entry: &Entry) -> Option<(&'static Conn, &'static Slot)> {
+    let conn = conn::at(entry.conn.load(Relaxed));
+    let slot = conn.slot()?;
+    (conn.end(slot).tcp_left.load(Relaxed) == 1).then_some((conn, slot))
+}
+
+/// Whether what is unread came behind something that the kernel has not told until `told`.
+fn came_behind(entry: &Entry, told: u64) -> bool {
+    in_ring(entry).is_some_and(|(conn, slot)| {
+        order::is_behind(conn.peer(slot), told) && conn.rx(slot).has_data()
+    })
+}
+
+/// Puts events that name their entries in the order in which their peers have sent, as the kernel has them, and gives
+/// them the application's data. How many come before what the kernel has told. The caller holds the set's lock.
+fn in_order(events: &mut [libc::epoll_event], has_kernels: bool, told: u64) -> usize {
+    let mut first = events.len();
+    if events.len() > 1 || (has_kernels && first > 0) {
+        let entries = || events.iter().filter_map(|event| entry::at(event.u64 as u32));
+        let mut behind = u64::MAX;
+        for entry in entries() {
+            if let Some((conn, slot)) = in_ring(entry) {
+                // Taken once: a peer that changes it meanwhile must not confuse the sorting.
+                let stamp = conn.peer(slot).stamp.load(Relaxed);
+                entry.stamp.store(stamp, Relaxed);
+                if order::is_behind(conn.peer(slot), told) {
+                    behind = behind.min(stamp);
+                }
+            }
+        }
+        // What stands in TCP the kernel has told.
+        for entry in entries().filter(|entry| in_ring(entry).is_none()) {
+            let stamp = entry.stamp.load(Relaxed);
+            entry.stamp.store(stamp.min(behind - 1), Relaxed);
+        }
+        let stamp_of = |event: &libc::epoll_event| {
+            entry::at(event.u64 as u32).map_or(0, |entry| entry.stamp.load(Relaxed))
+        };
+        events.sort_unstable_by_key(stamp_of);
+        first = events.partition_point(|event| stamp_of(event) < behind);
+    }
+    for event in events {
+        if let Some(entry) = entry::at(event.u64 as u32) {
+            event.u64 = entry.data.load(Relaxed);
+        }
+    }
+    first
+}
+
+/// One load tells that an entry which waits for data alone has none.
+#[inline(always)]
+pub fn is_quiet(entry: &Entry) -> bool {
+    if entry.has(E_DISABLED) {
+        return true;
+    }
+    let conn = conn::at(entry.conn.load(Relaxed));
+    let Some(slot) = conn.slot() else { return true };
+    let no_data = if conn.end(slot).tcp_left.load(Relaxed) == 1 {
+        !conn.rx(slot).has_data()
+    } else {
+        !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) == TX_TCP
+    };
+    entry.events.load(Relaxed) & WRITE_BITS == 0
+        && no_data
+        && conn.peer(slot).flags.load(Relaxed) == 0
+        && conn.kernel_events.load(Relaxed) == 0
+        && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD == 0
+}
