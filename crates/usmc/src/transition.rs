@@ -71,6 +71,8 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
         conn.give_up(Reason::Adopted);
     } else if !config::get().allows(|| server.ip(), server.port) {
         conn.give_up(Reason::Excluded);
+    } else if control::is_libcs(fd) {
+        conn.give_up(Reason::Stdio);
     } else if syn_option::may_speak(conn) || clc::is_declared(fd, server) {
         clc::declare(conn);
         conn.set_phase(EARLY);

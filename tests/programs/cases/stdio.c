@@ -221,6 +221,41 @@ CASE(fresh_connection_becomes_stdin_and_stdout) {
     (void)in;
 }
 
+// A program that was started without its first numbers: whatever connection gets them, libc's streams are about it.
+static void reads_stdin(void *arg) {
+    bool client = *(bool *)arg;
+    uint16_t port;
+    int listener = listen_here(&port), far = -1, near;
+    close(0);
+    if (client) {
+        near = connect_to(port);
+        far = OK(accept(listener, NULL, NULL));
+    } else {
+        // The number is taken while the client's socket gets its own.
+        int place = OK(open("/dev/null", O_RDONLY));
+        far = connect_to(port);
+        close(place);
+        near = OK(accept(listener, NULL, NULL));
+    }
+    EQ(near, 0);
+    for (int i = 0; i < 20; i++) {
+        char line[100], want[100];
+        snprintf(want, sizeof want, "line %d\n", i);
+        EQ(send(far, want, strlen(want), 0), strlen(want));
+        CHECK(fgets(line, sizeof line, stdin) && !strcmp(line, want));
+        EQ(send(near, want, strlen(want), 0), strlen(want));
+        EQ(recv(far, line, strlen(want), MSG_WAITALL), strlen(want));
+        CHECK(!memcmp(line, want, strlen(want)));
+    }
+}
+
+CASE(connection_that_is_made_as_stdin) {
+    for (int client = 0; client < 2; client++) {
+        bool is_client = client;
+        child_succeeds(child(reads_stdin, &is_client));
+    }
+}
+
 static volatile bool flushing;
 
 static void *flushes_everything(void *arg) {

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::connect;
+use super::{connect, control};
 use crate::conn::{self, F_CHILDREN_TCP, LISTEN};
 use crate::reason::Reason;
 use crate::tuple::{Endpoint, Tuple};
@@ -32,6 +32,8 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     } else if from.phase() != LISTEN {
         let reason = Reason::from_code(from.reason.load(Relaxed) as u8);
         conn.give_up(reason.unwrap_or(Reason::NoDevice));
+    } else if control::is_libcs(fd) {
+        conn.give_up(Reason::Stdio);
     } else if config::get().is_peer(|| client.ip(), None) {
         clc::expect(conn);
     }

@@ -48,8 +48,7 @@ pub fn adopt(fd: i32, by: &[Receiver]) {
         }
         return;
     }
-    // libc's streams use these where nobody sees it.
-    let by = if (0..=2).contains(&fd) { &[] } else { by };
+    let by = if control::is_libcs(fd) { &[] } else { by };
     let Some((custody, client)) = device::current().claim(kernel::cookie(fd), by) else {
         return stays_tcp(fd);
     };
@@ -73,7 +72,7 @@ fn stays_tcp(fd: i32) {
     }
     // Its flags are the kernel's affair.
     if let Some(index) = connect::created(fd, 0) {
-        let why = if (0..=2).contains(&fd) { Reason::Stdio } else { Reason::Adopted };
+        let why = if control::is_libcs(fd) { Reason::Stdio } else { Reason::Adopted };
         transition::name_adopted(fd, index);
         conn::at(index).set_flag(F_ADOPTED, true);
         conn::at(index).give_up(why);

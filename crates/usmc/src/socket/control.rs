@@ -28,10 +28,15 @@ pub fn duplicated(old: i32, new: i32) {
         }
     }
     table::set(new, entry);
-    if (0..=2).contains(&new) {
-        // The descriptors of stdin, stdout and stderr, as under inetd.
+    if is_libcs(new) {
+        // As under inetd.
         used_by_libc(new);
     }
+}
+
+/// Whether libc's streams stdin, stdout and stderr are about this number, and read and write where nobody sees it.
+pub fn is_libcs(fd: i32) -> bool {
+    (0..=2).contains(&fd)
 }
 
 /// libc itself is going to use `fd` (its streams read and write where no preload sees it): the connection is or
