@@ -139,6 +139,16 @@ pub fn note_eof(fd: i32, conn: &Conn) {
     note(fd, conn, ready::RDHUP);
 }
 
+/// The same where the receiving direction is TCP still: says whether it is the death of a peer that had not read the ring.
+pub fn note_death(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    let died = conn.peer(slot).flags.load(Acquire) & TXF_DONE == 0
+        && demote::unread_by_peer(conn, slot) > 0;
+    if died {
+        note_eof(fd, conn);
+    }
+    died
+}
+
 /// Sorts an error of the kernel socket: what concerns the call, and what concerns the connection.
 pub fn note_error(conn: &Conn, errno: Errno) -> Woken {
     match errno {

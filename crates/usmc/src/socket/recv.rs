@@ -420,11 +420,13 @@ fn behind_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) 
     }
 }
 
-/// The kernel has no more bytes. A look may have taken the error that belongs here.
+/// The kernel has no more bytes. A look may have taken the error that belongs here, or the peer was killed with something
+/// unread in the ring, of which the kernel knows nothing.
 fn tcp_ended(fd: i32, conn: &Conn, slot: Option<&Slot>) -> Attempt {
     let errno = match slot {
         Some(slot)
-            if ending::is_taken(conn) && ending::for_receiver(fd, conn, slot) == Ending::Reset =>
+            if (ending::is_taken(conn) || ending::note_death(fd, conn, slot))
+                && ending::for_receiver(fd, conn, slot) == Ending::Reset =>
         {
             ending::take_error(fd, conn, slot)
         }
