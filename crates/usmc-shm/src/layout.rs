@@ -90,7 +90,7 @@ pub struct End {
     pub tx_sleepers: AtomicU32,
     /// Doorbell bytes this end has taken out of the TCP stream.
     pub bells_drained: AtomicU32,
-    /// `END_*` bits, a count at [`END_MARKS_SHIFT`], and from [`END_ERRNO_SHIFT`] on the error of [`END_ERROR_TAKEN`];
+    /// `END_*` bits, a count at [`END_MARKS_SHIFT`], and at [`END_ERRNO_SHIFT`] the error of [`END_ERROR_TAKEN`];
     /// 0 = unknown.
     pub flags: AtomicU32,
     /// Lock of the sending direction, used once several processes hold this end.
@@ -149,8 +149,10 @@ pub const END_GIVEN_BACK: u32 = 128;
 /// Where in [`End::flags`] eight bits count how often SO_RCVLOWAT was set with enough to read: epoll's edge for processes
 /// that share the end.
 pub const END_MARKS_SHIFT: u32 = 8;
-/// Where in [`End::flags`] the errno of [`END_ERROR_TAKEN`] stands.
+/// Where in [`End::flags`] the errno of [`END_ERROR_TAKEN`] stands, eight bits.
 pub const END_ERRNO_SHIFT: u32 = 16;
+/// The socket has SO_LINGER with no time: its end is a reset, be it by a death.
+pub const END_RESETS: u32 = 1 << 24;
 
 /// Written by the sender only.
 #[derive(Default)]

@@ -219,6 +219,13 @@ pub fn option(fd: i32, level: i32, name: i32, default: i32) -> i32 {
     }
 }
 
+/// Whether the last close is to reset the connection.
+pub fn resets(fd: i32) -> bool {
+    let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
+    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
+    linger.l_onoff != 0 && linger.l_linger == 0
+}
+
 /// The kernel's name for the socket, never used again; 0 where it does not tell.
 pub fn cookie(fd: i32) -> u64 {
     let mut cookie = 0u64;

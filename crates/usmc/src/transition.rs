@@ -601,6 +601,7 @@ fn tune(fd: i32, conn: &Conn) {
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32);
     }
     take_lowat(fd, conn);
+    option::note_linger(fd, conn, slot);
     conn.set_flag(F_TUNED, true);
 }
 

@@ -314,7 +314,13 @@ pub unsafe fn setsockopt(
     let verdict = option::set(fd, index, level, name, int);
     set_errno(saved);
     match verdict {
-        Verdict::Kernel => kernel(),
+        Verdict::Kernel => {
+            let done = kernel();
+            if done == 0 {
+                option::was_set(fd, index, level, name);
+            }
+            done
+        }
         Verdict::Value(_) => 0,
         Verdict::Fail(code) => fail::<i32>(code),
     }

@@ -3,11 +3,11 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::layout::{
-    END_CUT, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
+    END_CUT, END_RESETS, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
 };
 
 use super::{demote, wait};
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, LISTEN, OFFERED, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_TUNED, LISTEN, OFFERED, RING};
 use crate::poll::ready::HUP;
 use crate::reason::Reason;
 use crate::table::{self, Entry};
@@ -268,9 +268,10 @@ fn is_last(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 
 /// The last holder closes: with unread data TCP would send a RST, otherwise a FIN.
 fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
-    let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
-    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
-    let reset_asked = linger.l_onoff != 0 && linger.l_linger == 0;
+    let reset_asked = match conn.has(F_TUNED) {
+        true => conn.end(slot).flags.load(Relaxed) & END_RESETS != 0,
+        false => kernel::resets(fd),
+    };
     let is_tcp =
         demote::is_due(conn.peer(slot).flags.load(Acquire)) && demote::finish_rx(fd, conn, slot);
     let in_ring = !is_tcp && wait::reads_ring(fd, conn, slot);

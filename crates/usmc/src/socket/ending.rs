@@ -6,8 +6,8 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::layout::{
-    END_CUT, END_ERRNO_SHIFT, END_ERROR_TAKEN, END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, End,
-    Slot, TX_RING, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS, TXF_SHUT,
+    END_CUT, END_ERRNO_SHIFT, END_ERROR_TAKEN, END_RESET_SEEN, END_RESETS, END_SENT_AFTER,
+    END_SHUT_RD, End, Slot, TX_RING, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS, TXF_SHUT,
 };
 
 use super::demote;
@@ -105,7 +105,8 @@ fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
     let all_read = demote::unread_by_peer(conn, slot) == 0
         && (own.state.load(Relaxed) != TX_RING || left == 1);
     let bells_read = own.bells_sent.load(Relaxed) == peer.bells_drained.load(Relaxed);
-    if all_read && !bells_read { Ending::Fin } else { Ending::Reset }
+    let resets = peer.flags.load(Relaxed) & END_RESETS != 0;
+    if all_read && !bells_read && !resets { Ending::Fin } else { Ending::Reset }
 }
 
 /// Asks the kernel for the peer's FIN or RST and notes what it says.
@@ -180,7 +181,7 @@ fn taken(conn: &Conn) -> Errno {
     let own = (conn.kernel_events.load(Relaxed) >> 16) as Errno;
     match conn.family() {
         // Within the peer's reach.
-        Some(end) if own == 0 => match end.flags.load(Relaxed) >> END_ERRNO_SHIFT {
+        Some(end) if own == 0 => match end.flags.load(Relaxed) >> END_ERRNO_SHIFT & 0xff {
             errno @ 0..=LAST_ERRNO => errno as Errno,
             _ => libc::ECONNRESET,
         },

@@ -2,7 +2,7 @@
 //! the kernel has to see the bytes.
 
 use core::sync::atomic::Ordering::Relaxed;
-use usmc_shm::layout::{END_CORK, END_GIVEN_BACK, END_NODELAY, Slot};
+use usmc_shm::layout::{END_CORK, END_GIVEN_BACK, END_NODELAY, END_RESETS, Slot};
 
 use super::demote;
 use crate::conn::{
@@ -108,6 +108,16 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
     }
 }
 
+/// The kernel has done so.
+pub fn was_set(fd: i32, index: u32, level: i32, name: i32) {
+    let conn = conn::at(index);
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
+        // Other threads are about to note it, too.
+        let _step = conn.step_lock.enter();
+        conn.slot().inspect(|slot| note_linger(fd, conn, slot));
+    }
+}
+
 /// Whether SO_RCVLOWAT is ours, and 1 in the kernel.
 fn has_lowat(conn: &Conn) -> bool {
     conn.slot().is_some()
@@ -121,13 +131,16 @@ fn kept(conn: &Conn) -> Option<&'static Slot> {
 }
 
 fn keep(conn: &Conn, slot: &Slot, bit: u32, value: i32) -> Verdict {
-    let flags = &conn.end(slot).flags;
-    if value != 0 {
-        flags.fetch_or(bit, Relaxed);
-    } else {
-        flags.fetch_and(!bit, Relaxed);
-    }
+    set_bit(conn, slot, bit, value != 0);
     Verdict::Value(0)
+}
+
+fn set_bit(conn: &Conn, slot: &Slot, bit: u32, on: bool) {
+    let flags = &conn.end(slot).flags;
+    match on {
+        true => flags.fetch_or(bit, Relaxed),
+        false => flags.fetch_and(!bit, Relaxed),
+    };
 }
 
 /// Options with which the kernel has to see every byte: it stamps, drops, encrypts or counts them.
@@ -161,6 +174,11 @@ pub fn leave_to_kernel(fd: i32, index: u32) -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+/// SO_LINGER was set, or the slot is new: the peer has to know how a death ends this end. The caller holds the step's lock.
+pub fn note_linger(fd: i32, conn: &Conn, slot: &Slot) {
+    set_bit(conn, slot, END_RESETS, kernel::resets(fd));
 }
 
 /// Whether such an option, of those that are kept, is set on a socket that others have configured.
