@@ -6,7 +6,7 @@ use usmc_shm::layout::{
     END_CUT, END_RESETS, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
 };
 
-use super::{demote, wait};
+use super::{control, demote, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_TUNED, LISTEN, OFFERED, RING};
 use crate::poll::ready::HUP;
 use crate::reason::Reason;
@@ -275,8 +275,9 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     let is_tcp =
         demote::is_due(conn.peer(slot).flags.load(Acquire)) && demote::finish_rx(fd, conn, slot);
     let in_ring = !is_tcp && wait::reads_ring(fd, conn, slot);
-    // Before the boundary, what TCP holds is data.
-    let in_tcp = !in_ring && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
+    // Before the boundary, what TCP holds is data. An urgent byte that is next is not counted.
+    let in_tcp = !in_ring
+        && (sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) || control::is_at_mark(fd));
     let unread = in_tcp || (!is_tcp && conn.rx(slot).has_data());
     let abort = if unread || reset_asked { TXF_ABORT } else { 0 };
     // Release: after the last published byte.
