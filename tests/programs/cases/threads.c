@@ -1,6 +1,9 @@
 // Several threads on one connection, and a thread for each connection.
 #include "peer.h"
 
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+
 static void *serve_echo(void *arg) {
     int fd = (int)(intptr_t)arg;
     char buf[8192];
@@ -303,6 +306,78 @@ PAIR_CASE(shutdown_wakes_a_blocked_send) {
     OK(shutdown(p.fd, SHUT_WR));
     call_gives(&c, -1, EPIPE);
     EQ(peer_call(P_RECV_TO_EOF, p.peer, 1, 0, sent), 0);
+    pair_close(p);
+}
+
+static ssize_t send_one_of_a_file(int fd) {
+    int file = OK(memfd_create("file", MFD_CLOEXEC));
+    EQ(write(file, "x", 1), 1);
+    off_t at = 0;
+    ssize_t n = sendfile(fd, file, &at, 1);
+    int error = errno;
+    close(file);
+    errno = error;
+    return n;
+}
+
+static ssize_t splice_one(int fd) {
+    int ends[2];
+    OK(pipe2(ends, O_CLOEXEC));
+    EQ(write(ends[1], "x", 1), 1);
+    ssize_t n = splice(ends[0], NULL, fd, NULL, 1, 0);
+    int error = errno;
+    close(ends[0]);
+    close(ends[1]);
+    errno = error;
+    return n;
+}
+
+static ssize_t splice_hundred(int fd) {
+    int ends[2];
+    OK(pipe2(ends, O_CLOEXEC));
+    ssize_t n = splice(fd, NULL, ends[1], NULL, 100, 0);
+    int error = errno;
+    close(ends[0]);
+    close(ends[1]);
+    errno = error;
+    return n;
+}
+
+// The number of the call is closed, and means another socket, while the connection leaves the ring.
+static void leaves_the_ring(struct call *c, int fd, int number) {
+    wait_asleep(getpid(), c->tid);
+    int other = OK(socket(AF_INET, SOCK_DGRAM, 0));
+    EQ(dup2(other, number), number);
+    set_option(fd, SOL_SOCKET, SO_TIMESTAMP, 1);
+    close(other);
+}
+
+PAIR_CASE(closed_number_of_a_blocked_send_that_goes_on_by_tcp) {
+    ssize_t (*const calls[])(int) = {send_one, send_one_of_a_file, splice_one};
+    for (int i = 0; i < 3; i++) {
+        struct pair p = pair_open();
+        int number = OK(dup(p.fd));
+        size_t sent = fill(p.fd, 1, 0);
+        struct call c;
+        start_call(&c, number, calls[i]);
+        leaves_the_ring(&c, p.fd, number);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, sent), 0);
+        call_gives(&c, 1, 0);
+        peer_hears(p.peer, "x");
+        close(number);
+        pair_close(p);
+    }
+}
+
+PAIR_CASE(closed_number_of_a_blocked_splice_that_goes_on_by_tcp) {
+    struct pair p = pair_open();
+    int number = OK(dup(p.fd));
+    struct call c;
+    start_call(&c, number, splice_hundred);
+    leaves_the_ring(&c, p.fd, number);
+    peer_says(p.peer, "late bytes");
+    call_gives(&c, 10, 0);
+    close(number);
     pair_close(p);
 }
 

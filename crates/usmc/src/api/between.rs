@@ -8,6 +8,7 @@ use usmc_shm::layout::Slot;
 
 use super::bytes::{finish, unseen};
 use super::{fail, is_nowhere};
+use crate::socket::close::{self, Hold};
 use crate::socket::early::Early;
 use crate::socket::send::{self, Way};
 use crate::socket::{Outcome, transfer};
@@ -48,52 +49,63 @@ pub unsafe fn sendfile(
 
 /// sendfile64(2)
 pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
-    let kernel = || {
+    let kernel = |out| {
         // SAFETY: the caller's contract.
         unsafe { real::sendfile64(out, from, offset, count) }
     };
-    let Entry::Conn(index) = table::get(out) else { return kernel() };
+    let Entry::Conn(index) = table::get(out) else { return kernel(out) };
     // Of what has no position (a pipe, another socket) the kernel refuses to send, whatever is there.
     let refused = if offset.is_null() { !sys::is_seekable(from) } else { is_nowhere(offset) };
     if refused {
-        return kernel();
+        return kernel(out);
     }
-    let mut kernel = || {
-        let sent = kernel();
+    let kernel = |out| {
+        let sent = kernel(out);
         // SAFETY: the caller's contract; null was told apart.
         let position = unsafe { offset.as_ref() }.copied();
         capture::file_sent(out, index, from, position, sent);
         sent
     };
-    transfer(out, index, count, &mut kernel, |slot| {
+    transfer(out, index, count, kernel, |out, slot| {
         // SAFETY: the caller's contract.
         unsafe { transfer::sendfile(out, index, slot, from, offset, count) }
     })
 }
 
-/// Sends `count` bytes that are not in the application's memory.
+/// Sends `count` bytes that are not in the application's memory. A call that may wait in the ring keeps the connection,
+/// whoever closes the number meanwhile.
 fn transfer(
     fd: c_int,
     index: u32,
     count: size_t,
-    kernel: &mut impl FnMut() -> ssize_t,
-    through_ring: impl Fn(&'static Slot) -> Outcome,
+    kernel: impl Fn(c_int) -> ssize_t,
+    through_ring: impl Fn(c_int, &'static Slot) -> Outcome,
 ) -> ssize_t {
-    let mut kernel = || {
-        let sent = kernel();
+    let kernel = |fd| {
+        let sent = kernel(fd);
         order::taken(conn::at(index));
         sent
     };
+    let mut hold: Option<Hold> = None;
     loop {
+        let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
         let returns = conn::at(index).returns();
-        let done = match send::way(fd, index) {
-            Way::Plain => unseen(index, returns, &mut kernel),
-            Way::Failed(errno) => Some(fail(errno)),
+        let done;
+        (hold, done) = match send::way(fd, index) {
+            Way::Plain => keeping(hold, || unseen(index, returns, &mut || kernel(fd))),
+            Way::Failed(errno) => (hold, Some(fail(errno))),
             Way::Tcp(guard) => {
-                let (guard, sent) = keeping(guard, &mut kernel);
-                Some(guard.done(index, sent, count))
+                let ((hold, guard), sent) = keeping((hold, guard), || kernel(fd));
+                (hold, Some(guard.done(index, sent, count)))
             }
-            Way::Ring(slot) => finish(index, returns, through_ring(slot), &mut kernel),
+            Way::Ring(slot) => {
+                let Some(held) = hold.or_else(|| Hold::enter(fd, index)) else { return kernel(fd) };
+                let (hold, done) = keeping(held, || {
+                    let outcome = through_ring(fd, slot);
+                    finish(index, returns, outcome, &mut || kernel(close::number(fd, index)))
+                });
+                (Some(hold), done)
+            }
         };
         if let Some(n) = done {
             return n;
@@ -110,10 +122,11 @@ pub unsafe fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    let mut kernel = || {
+    let splice = |from, to| {
         // SAFETY: the caller's contract.
         unsafe { real::splice(from, from_off, to, to_off, len, flags) }
     };
+    let kernel = || splice(from, to);
     const FLAGS: c_uint =
         libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
     // Nor does a socket or a pipe have a position.
@@ -130,15 +143,23 @@ pub unsafe fn splice(
         };
         let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
         cancellation_point();
+        let mut hold: Option<Hold> = None;
         loop {
+            let from = hold.as_ref().map_or(from, |h| h.fd(from));
             let returns = conn::at(index).returns();
             if let Some(call) = Early::receive(from, index) {
-                return keeping(call, kernel).1;
+                return keeping((hold, call), || splice(from, to)).1;
             }
-            let outcome = transfer::splice_out(from, index, to, len, nonblock);
-            if let Some(n) = finish(index, returns, outcome, &mut kernel) {
+            let Some(held) = hold.or_else(|| Hold::enter(from, index)) else { return kernel() };
+            let (held, done) = keeping(held, || {
+                let outcome = transfer::splice_out(from, index, to, len, nonblock);
+                let kernel = &mut || splice(close::number(from, index), to);
+                finish(index, returns, outcome, kernel)
+            });
+            if let Some(n) = done {
                 return n;
             }
+            hold = Some(held);
         }
     }
     let Entry::Conn(index) = table::get(to) else { return kernel() };
@@ -147,7 +168,11 @@ pub unsafe fn splice(
     };
     let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
     cancellation_point();
-    transfer(to, index, len, &mut kernel, |slot| {
-        transfer::splice_in(to, index, slot, from, len, nonblock)
-    })
+    transfer(
+        to,
+        index,
+        len,
+        |to| splice(from, to),
+        |to, slot| transfer::splice_in(to, index, slot, from, len, nonblock),
+    )
 }

@@ -136,13 +136,16 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Before the first sleep on `fd`. `None` when the number was closed already.
+    /// Before the first sleep on `fd`, which may be the duplicate of another hold. `None` when the number was closed
+    /// already.
     pub fn enter(fd: i32, index: u32) -> Option<Hold> {
         if !conn::at(index).users.enter() {
             return None;
         }
         let hold = Hold { index };
-        (table::still(fd) == Entry::Conn(index)).then_some(hold)
+        let is_ours =
+            table::still(fd) == Entry::Conn(index) || (fd >= 0 && number(fd, index) == fd);
+        is_ours.then_some(hold)
     }
 
     /// [`number`] of this connection.

@@ -271,8 +271,8 @@ pub fn told_by_send(conn: &Conn, errno: Errno) {
     }
 }
 
-/// The same of a doorbell, of which nobody hears: the error is still to be reported.
-pub fn note_failed_bell(conn: &Conn, slot: &Slot, errno: Errno) {
+/// The same of a doorbell, or of the rest of a send, of which nobody hears: the error is still to be reported.
+pub fn untold_by_send(conn: &Conn, slot: &Slot, errno: Errno) {
     if ends(conn, slot, errno) {
         note_errno(conn, errno);
     }

@@ -7,7 +7,7 @@ use usmc_shm::ring::Room;
 use usmc_shm::span::{Route, TcpSend};
 
 use super::Outcome;
-use super::close::Hold;
+use super::close::{self, Hold};
 use super::demote;
 use super::early::Early;
 use super::ending;
@@ -166,16 +166,14 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
             // TCP's buffers take what a small ring would not. Where that cannot be, the ring does for this call.
             Attempt::Cramped if demote::leave(fd, index, Reason::NoMemory).is_err() => continue,
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
-            Attempt::Kernel => return Outcome::Kernel,
             Attempt::Back if !demote::go_back(fd, conn, slot) => {
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
             }
-            Attempt::Back | Attempt::Elsewhere | Attempt::Cramped if total == 0 => {
-                return Outcome::Kernel;
-            }
-            Attempt::Back | Attempt::Elsewhere | Attempt::Cramped => {
-                let (_, n) = keeping(hold, || rest(fd, index, from, flags));
-                return Outcome::Done(total + n);
+            Attempt::Kernel | Attempt::Back | Attempt::Elsewhere | Attempt::Cramped => {
+                if hold.is_none() {
+                    return Outcome::Kernel;
+                }
+                return keeping(hold, || rest(fd, index, from, flags, total)).1;
             }
             Attempt::Fail(errno) if total > 0 => {
                 ending::put_back(conn, errno);
@@ -214,46 +212,67 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
     }
 }
 
-/// The rest of a send of which the ring took some bytes. Errors are for the next call.
+/// Goes on with a send that has slept, the ring not being the place for it any more: of its bytes `total` are sent. Its
+/// number may be closed. Once some bytes are sent, errors are for the next call.
 #[cold]
-fn rest(fd: i32, index: u32, from: &mut Buffers, flags: i32) -> usize {
-    let mut total = 0;
+fn rest(fd: i32, index: u32, from: &mut Buffers, flags: i32, mut total: usize) -> Outcome {
+    let conn = conn::at(index);
     while from.left() > 0 {
-        let returns = conn::at(index).returns();
+        let fd = close::number(fd, index);
+        let returns = conn.returns();
         let whole = match way(fd, index) {
-            Way::Plain => match Unseen::enter(index, returns) {
-                Some(call) => keeping(call, || by_kernel(fd, index, from, flags, &mut total)).1,
-                None => true,
-            },
+            Way::Plain => unseen(fd, index, returns, from, flags, &mut total),
             Way::Tcp(guard) => keeping(guard, || by_kernel(fd, index, from, flags, &mut total)).1,
             Way::Ring(slot) => match through_ring(fd, index, slot, from, flags) {
-                Outcome::Done(n) => return total + n,
-                Outcome::Fail(errno) => {
-                    ending::put_back(conn::at(index), errno);
-                    false
-                }
-                Outcome::Kernel => match Unseen::enter(index, returns) {
-                    Some(call) => keeping(call, || by_kernel(fd, index, from, flags, &mut total)).1,
-                    None => true,
-                },
+                Outcome::Done(n) => return Outcome::Done(total + n),
+                Outcome::Fail(errno) => Err(errno),
+                Outcome::Kernel => unseen(fd, index, returns, from, flags, &mut total),
             },
-            Way::Failed(errno) => {
-                ending::put_back(conn::at(index), errno);
-                false
-            }
+            Way::Failed(errno) => Err(errno),
         };
-        if !whole {
-            break;
+        match whole {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(errno) if total == 0 => return Outcome::Fail(errno),
+            Err(errno) => {
+                ending::put_back(conn, errno);
+                break;
+            }
         }
     }
-    total
+    Outcome::Done(total)
 }
 
-/// One buffer by the kernel. Whether it took all of it.
-fn by_kernel(fd: i32, index: u32, from: &mut Buffers, flags: i32, total: &mut usize) -> bool {
-    let Some((src, len)) = from.piece(usize::MAX) else { return false };
+/// [`by_kernel`] where nobody counts; `returns`: as for [`Unseen::enter`].
+fn unseen(
+    fd: i32,
+    index: u32,
+    returns: u32,
+    from: &mut Buffers,
+    flags: i32,
+    total: &mut usize,
+) -> Result<bool, Errno> {
+    match Unseen::enter(index, returns) {
+        Some(call) => keeping(call, || by_kernel(fd, index, from, flags, total)).1,
+        None => Ok(true),
+    }
+}
+
+/// One buffer by the kernel. Whether it took all of it, or the call waits on: O_NONBLOCK, set since it began, does not
+/// concern it.
+fn by_kernel(
+    fd: i32,
+    index: u32,
+    from: &mut Buffers,
+    flags: i32,
+    total: &mut usize,
+) -> Result<bool, Errno> {
+    let Some((src, len)) = from.piece(usize::MAX) else { return Ok(false) };
+    // Who reports bytes gets no signal.
+    let silent = if *total > 0 { libc::MSG_NOSIGNAL } else { 0 };
     // SAFETY: the application's buffer. The real function: a cancellation point, as the application expects.
-    let n = unsafe { real::send(fd, src.cast(), len, flags | libc::MSG_NOSIGNAL) };
+    let n = unsafe { real::send(fd, src.cast(), len, flags | silent) };
+    let errno = crate::errno();
     let sent = usize::try_from(n).unwrap_or(0);
     let iov = libc::iovec { iov_base: src.cast(), iov_len: len };
     // SAFETY: one entry on our stack, the application's buffer.
@@ -261,7 +280,29 @@ fn by_kernel(fd: i32, index: u32, from: &mut Buffers, flags: i32, total: &mut us
     order::taken(conn::at(index));
     from.advance(sent);
     *total += sent;
-    sent == len
+    if n >= 0 && sent == len {
+        return Ok(true);
+    }
+    let conn = conn::at(index);
+    conn.tx_blocks.fetch_add(1, Relaxed);
+    if n < 0 && errno != libc::EAGAIN && *total > 0 {
+        conn.slot().inspect(|slot| ending::untold_by_send(conn, slot, errno));
+        return Ok(false);
+    }
+    if n < 0 && errno != libc::EAGAIN {
+        ending::told_by_send(conn, errno);
+        return Err(errno);
+    }
+    if flags & libc::MSG_DONTWAIT == 0 && kernel::is_nonblocking(fd) {
+        let mut p =
+            libc::pollfd { fd: close::steady(fd, index), events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one valid pollfd; the real function is a cancellation point, as send is.
+        if unsafe { real::poll(&raw mut p, 1, -1) } > 0 {
+            return Ok(true);
+        }
+        return Err(crate::errno());
+    }
+    if n < 0 { Err(errno) } else { Ok(false) }
 }
 
 enum Attempt {

@@ -6,21 +6,20 @@ use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
 use usmc_shm::span::{RxSpan, Source};
 
-use super::close::Hold;
 use super::family::{Family, Receiving};
 use super::wait::{self, Until, Woken};
-use super::{Outcome, control, demote, ending, send};
+use super::{Outcome, close, control, demote, ending, send};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
-use crate::unwind::keeping;
 use crate::{capture, clc, clock, kernel, memory, observer, order, real, transition};
 
 /// What POSIX calls so: bytes that a pipe takes at once or not at all.
 const PIPE_BUF: usize = 4096;
 
-/// Moves bytes into the send ring: `fill(dst, len)` is one system call that writes to `dst`.
+/// Moves bytes into the send ring: `fill(dst, len)` is one system call that writes to `dst`. The caller holds the
+/// connection ([`close::Hold`]), here as below.
 fn into_ring(
     fd: i32,
     index: u32,
@@ -32,9 +31,8 @@ fn into_ring(
     let conn = conn::at(index);
     let since = clock::now_ns();
     let mut total = 0;
-    let Some(mut hold) = Hold::enter(fd, index) else { return Outcome::Kernel };
     while total < count {
-        let fd = hold.fd(fd);
+        let fd = close::number(fd, index);
         let step = {
             let Some(_held) = conn.tx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
             let Some(_family) = Family::sending(conn, slot) else {
@@ -109,9 +107,7 @@ fn into_ring(
                 return Outcome::Fail(libc::EAGAIN);
             }
             None => {
-                let woken;
-                (hold, woken) = keeping(hold, || wait::for_room(fd, index, since, total > 0));
-                if let Woken::Fail(errno) = woken {
+                if let Woken::Fail(errno) = wait::for_room(fd, index, since, total > 0) {
                     return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
                 }
             }
@@ -188,9 +184,8 @@ pub fn splice_in(
 /// splice(2) from a ring connection into a pipe. `nonblock`: does not wait for the pipe.
 pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Outcome {
     let conn = conn::at(index);
-    let Some(mut hold) = Hold::enter(fd, index) else { return Outcome::Kernel };
     loop {
-        let fd = hold.fd(fd);
+        let fd = close::number(fd, index);
         match conn.phase() {
             RING => {}
             OFFERED | EARLY | ATTACHED => {
@@ -199,9 +194,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                     if wait::is_nonblocking(fd, conn) {
                         return Outcome::Fail(libc::EAGAIN);
                     }
-                    let woken;
-                    (hold, woken) = keeping(hold, || wait::for_data(fd, index, false, Until::Data));
-                    match woken {
+                    match wait::for_data(fd, index, false, Until::Data) {
                         Woken::Look => continue,
                         Woken::Fail(errno) => return Outcome::Fail(errno),
                     }
@@ -213,7 +206,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                 }
                 // Bytes before the boundary are the kernel's; a bounded peek at them decides.
                 if conn.phase() != RING {
-                    return keeping(hold, || splice_tcp(fd, index, to, count, nonblock)).1;
+                    return splice_tcp(fd, index, to, count, nonblock);
                 }
             }
             _ => return Outcome::Kernel,
@@ -227,11 +220,9 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
         };
         let ends = demote::is_due(conn.peer(slot).flags.load(Relaxed));
         if !matches!(source, Ok(Source::Ring)) || ends {
-            return keeping(hold, || splice_tcp(fd, index, to, count, nonblock)).1;
+            return splice_tcp(fd, index, to, count, nonblock);
         }
-        let room;
-        (hold, room) = keeping(hold, || pipe_room(to, nonblock));
-        let room = match room {
+        let room = match pipe_room(to, nonblock) {
             Ok(room) => room,
             Err(errno) => return Outcome::Fail(errno),
         };
@@ -279,9 +270,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             }
         };
         // Nothing there: wait, and learn of the end, by the receiving path itself.
-        let peeked;
-        (hold, peeked) = keeping(hold, || peek(fd, index, libc::MSG_PEEK));
-        match peeked {
+        match peek(fd, index, libc::MSG_PEEK) {
             Outcome::Done(0) => return Outcome::Done(0),
             Outcome::Done(_) => {}
             other => return other,

@@ -160,7 +160,7 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
         order::taken(conn);
         match sent {
             Ok(_) => observer::count_one(conn, |record| &record.bells_sent),
-            Err(errno) => ending::note_failed_bell(conn, slot, errno),
+            Err(errno) => ending::untold_by_send(conn, slot, errno),
         }
         sent.is_ok()
     };
