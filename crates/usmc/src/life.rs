@@ -13,6 +13,7 @@ use usmc_shm::layout::{Slot, VOUCHER_CLAIMED};
 
 use crate::conn::Conn;
 use crate::device::{self, Voucher};
+use crate::process;
 
 /// What is known of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,6 +65,26 @@ pub fn ask(conn: &Conn, slot: &Slot) -> Life {
         }
         false => Life::Ended,
     }
+}
+
+/// Whether all who held the peer's end have ended, which asks the kernel for each by its id: for an end of which no FIN is
+/// to come. False says nothing. Without locks.
+#[cold]
+pub fn have_ended(conn: &Conn, slot: &Slot) -> bool {
+    // Where a word of theirs was seen, their ids mean the same here.
+    if !conn.has_life() {
+        return false;
+    }
+    let (peer, end) = (conn.peer(slot), &slot.end[1 - conn.side()]);
+    let count = end.refs.load(Acquire) as usize;
+    let ids = || end.members.iter().map(|id| id.load(Relaxed)).filter(|id| *id != 0);
+    if ids().next().is_some() {
+        return ids().count() == count && !ids().any(process::is_alive);
+    }
+    // Who has it alone, and always had, is in no list.
+    let identity = peer.voucher.load(Acquire);
+    let is_known = identity > VOUCHER_CLAIMED && identity == conn.voucher.load(Relaxed);
+    count == 1 && is_known && !process::is_alive(peer.voucher_pid.load(Relaxed))
 }
 
 /// This process vouches for our end, if nobody does.

@@ -14,7 +14,7 @@ use super::demote;
 use super::wait::Woken;
 use crate::conn::{self, Conn, F_COPIED, RING};
 use crate::sys::{self, Errno};
-use crate::{kernel, poll::ready};
+use crate::{kernel, life, poll::ready};
 
 /// The highest error number of Linux, EHWPOISON.
 const LAST_ERRNO: u32 = 133;
@@ -36,7 +36,7 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
     let returns = demote::is_due(flags | conn.own(slot).flags.load(Relaxed));
     let flags = flags & TXF_ENDS;
     let known = conn.kernel_events.load(Relaxed);
-    if flags & TXF_ABORT != 0 {
+    if flags & TXF_ABORT != 0 || has_died_shut(conn, slot, flags) {
         // Once a FIN has gone either way the connection is over, and a RST finds none.
         let both_shut = flags & conn.own(slot).flags.load(Relaxed) & TXF_SHUT != 0;
         return if both_shut { Ending::Fin } else { Ending::Reset };
@@ -62,6 +62,14 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
     } else {
         Ending::Fin
     }
+}
+
+/// Whether a peer that had shut both directions down was killed with something unread in the ring. Its FIN was there before,
+/// and of what is in the ring its kernel knows nothing.
+fn has_died_shut(conn: &Conn, slot: &Slot, flags: u32) -> bool {
+    flags == TXF_DONE | TXF_SHUT | TXF_CLOSED
+        && demote::unread_by_peer(conn, slot) > 0
+        && life::have_ended(conn, slot)
 }
 
 /// The same for a receive: TCP gives the end of the stream, once it was there, even after a reset.
