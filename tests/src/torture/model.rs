@@ -58,8 +58,9 @@ pub struct Model {
     open: BTreeMap<(usize, i64), usize>,
     /// Listeners by the handle that they were made with.
     listeners: BTreeMap<i64, usize>,
-    /// Threads that sleep in a step.
-    asleep: BTreeMap<(usize, usize), Step>,
+    /// Threads that sleep in a step, and what its first argument meant when they fell asleep: a call keeps its socket,
+    /// whatever becomes of the number.
+    asleep: BTreeMap<(usize, usize), (Step, Option<usize>)>,
     processes: Vec<usize>,
     /// The number of a socket on which a thread slept has got another meaning.
     renumbered: bool,
@@ -98,21 +99,18 @@ impl Model {
 
     /// Whether a thread sleeps in a receive on this socket.
     pub fn is_awaited(&self, process: usize, handle: i64) -> bool {
-        let meant = self.open.get(&(process, handle));
-        meant.is_some()
-            && self.asleep.iter().any(|((p, _), step)| {
-                step.op == "recv" && self.open.get(&(*p, step.args[0])) == meant
-            })
+        self.open.get(&(process, handle)).is_some_and(|o| self.receives(*o))
+    }
+
+    fn receives(&self, object: usize) -> bool {
+        self.asleep.values().any(|(step, on)| step.op == "recv" && *on == Some(object))
     }
 
     /// Whether a thread sleeps in a receive from the other end. Known: an urgent byte does not end its splice, and stays
     /// for others to see.
     pub fn is_received_by_peer(&self, process: usize, handle: i64) -> bool {
         let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
-        peer.is_some()
-            && self.asleep.iter().any(|((p, _), step)| {
-                step.op == "recv" && self.open.get(&(*p, step.args[0])).copied() == peer
-            })
+        peer.is_some_and(|o| self.receives(o))
     }
 
     /// Whether an urgent byte of this end's may be unread. Known: with the next one it may become data.
@@ -128,18 +126,18 @@ impl Model {
     /// Whether a thread sleeps in a peek that waits for all. Known: O_NONBLOCK, set since, may end it by TCP.
     pub fn is_peeked_for_all(&self, process: usize, handle: i64) -> bool {
         const ALL: i64 = MSG_PEEK | libc::MSG_WAITALL as i64;
-        let meant = self.open.get(&(process, handle));
-        self.asleep.iter().any(|((p, _), step)| {
-            let waits = step.op == "recv" && step.args[3] & ALL == ALL;
-            waits && self.open.get(&(*p, step.args[0])) == meant
-        })
+        let meant = self.open.get(&(process, handle)).copied();
+        self.asleep
+            .values()
+            .any(|(step, on)| step.op == "recv" && step.args[3] & ALL == ALL && *on == meant)
     }
 
     /// Whether a thread of this process sleeps in a poll, a select or a wait: what a close of anything in it does is
     /// nobody's promise.
     pub fn is_polled(&self, process: usize) -> bool {
         let polls = ["poll", "select", "wait"];
-        self.asleep.iter().any(|((p, _), step)| *p == process && polls.contains(&step.op.as_str()))
+        let polls = |step: &Step| polls.contains(&step.op.as_str());
+        self.asleep.iter().any(|((p, _), (step, _))| *p == process && polls(step))
     }
 
     /// Whether other processes have the socket.
@@ -247,7 +245,8 @@ impl Model {
         let Some((own, others)) = seen.split_first() else { return };
         match own.as_str() {
             "blocked" => {
-                self.asleep.insert((step.process, step.thread), step.clone());
+                let meant = step.args.first().and_then(|h| self.open.get(&(step.process, *h)));
+                self.asleep.insert((step.process, step.thread), (step.clone(), meant.copied()));
             }
             answer => self.apply(step, answer),
         }
@@ -257,7 +256,7 @@ impl Model {
             let (Ok(p), Ok(t)) = (p.parse(), t.parse()) else { continue };
             if answer == "ended" {
                 self.end(p);
-            } else if let Some(step) = self.asleep.remove(&(p, t)) {
+            } else if let Some((step, _)) = self.asleep.remove(&(p, t)) {
                 self.apply(&step, answer);
             }
         }
