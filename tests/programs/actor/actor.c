@@ -7,6 +7,7 @@
 // SIGPIPES are those of this process since its last answer. Handles number the sockets of the whole program; this
 // process' descriptor of one is in `fds`. Control connections are UNIX sockets at high numbers.
 #include "check.h"
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -477,6 +478,17 @@ static long op_clear(struct worker *w) {
     return 0;
 }
 
+// Not by dprintf(3): its stream, which a fork of the other thread may copy half-closed, crashes the child's next fork.
+__attribute__((format(printf, 2, 3))) static void tell(struct worker *w, const char *format, ...) {
+    char line[TEXT + 100];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (write(w->control, line, n) != n)
+        _exit(0); // the controller is gone
+}
+
 static void attach(struct worker *w) {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     strncpy(at.sun_path, path, sizeof at.sun_path - 1);
@@ -484,7 +496,7 @@ static void attach(struct worker *w) {
     OK(connect(fd, (struct sockaddr *)&at, sizeof at));
     w->control = OK(fcntl(fd, F_DUPFD_CLOEXEC, CONTROL));
     close(fd);
-    dprintf(w->control, "%d %d %d %ld\n", process, w->number, getpid(), syscall(SYS_gettid));
+    tell(w, "%d %d %d %ld\n", process, w->number, getpid(), syscall(SYS_gettid));
 }
 
 static void start(int first);
@@ -562,7 +574,7 @@ static void *work(void *arg) {
         int error = result == -1 ? errno : 0;
         // The child of a fork answers nothing: nobody asked it.
         if (result != -4)
-            dprintf(w->control, "%ld %d %d %s\n", result, error, atomic_exchange(&sigpipes, 0), w->text);
+            tell(w, "%ld %d %d %s\n", result, error, atomic_exchange(&sigpipes, 0), w->text);
     }
     _exit(0);
 }
