@@ -252,6 +252,20 @@ pub fn untold_to_receiver(fd: i32, conn: &Conn) -> Option<Errno> {
     }
 }
 
+/// The same for a splice that stops before an urgent byte: it tells the error first, but for one after the end.
+pub fn at_mark(fd: i32, conn: &Conn) -> Option<Errno> {
+    match conn.slot().filter(|_| conn.phase() == RING) {
+        Some(slot) => match for_receiver(fd, conn, slot) {
+            Ending::Reset => take_error(fd, conn, slot),
+            Ending::Alive | Ending::Fin => None,
+        },
+        None => {
+            look(fd, conn);
+            untold(conn)
+        }
+    }
+}
+
 /// Whether the kernel has something to read. FIONREAD does not count what is behind an urgent byte that is next.
 ///
 /// # Errors

@@ -309,7 +309,9 @@ fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Out
     }
     // Unlike a receive it does not go on behind an urgent byte.
     if control::knows_mark(fd) && control::is_at_mark(fd) {
-        return if wait::is_nonblocking(fd, conn::at(index)) {
+        return if let Some(errno) = ending::at_mark(fd, conn::at(index)) {
+            Outcome::Fail(errno)
+        } else if wait::is_nonblocking(fd, conn::at(index)) {
             Outcome::Fail(libc::EAGAIN)
         } else {
             Outcome::Done(0)
