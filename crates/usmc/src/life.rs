@@ -67,6 +67,11 @@ pub fn ask(conn: &Conn, slot: &Slot) -> Life {
     }
 }
 
+/// The same where nobody sends at the moment; otherwise unknown.
+pub fn look(conn: &Conn, slot: &Slot) -> Life {
+    conn.tx_lock.try_enter().map_or(Life::Unknown, |_held| ask(conn, slot))
+}
+
 /// Whether all who held the peer's end have ended, which asks the kernel for each by its id: for an end of which no FIN is
 /// to come. False says nothing. Without locks.
 #[cold]

@@ -10,7 +10,7 @@ use usmc_shm::Broken;
 use usmc_shm::handshake::{self, Phase, Use};
 use usmc_shm::layout::{
     ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_GIVEN_BACK, END_NODELAY,
-    END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_ENDS,
+    END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_ABORT, TXF_CLOSED, TXF_ENDS,
 };
 use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
@@ -22,12 +22,13 @@ use crate::conn::{
 use crate::conn::{FRESH, PLAIN, RING};
 use crate::device::{self, DmbRef, OfferId};
 use crate::lasting::{self, Call};
+use crate::life::{self, Life};
 use crate::reason::Reason;
 use crate::segment::OwnSlot;
 use crate::socket::{control, mark, option};
 use crate::tuple::{self, Endpoint, Tuple};
 use crate::{
-    clc, config, custody, fork, kernel, kernel_only, life, log, observer, segment, syn_option, sys,
+    clc, config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys,
 };
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
@@ -362,6 +363,10 @@ fn step(fd: i32, conn: &Conn) {
     }
     if conn.phase() == RING {
         tune(fd, conn);
+        // Now, as the word of a peer that has died cannot be found any more.
+        if let Some(slot) = conn.slot() {
+            life::look(conn, slot);
+        }
     }
 }
 
@@ -635,8 +640,18 @@ pub fn tx_is_ring(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     span.is_ring() || (conn.phase() == RING && switch_tx(fd, conn, &span))
 }
 
+/// Whether the peer has ended without a close. What its kernel answers to bytes of TCP need not be told from what it answers
+/// to doorbells.
+fn was_killed(conn: &Conn, slot: &Slot) -> bool {
+    life::look(conn, slot) == Life::Ended
+        && conn.peer(slot).flags.load(Relaxed) & (TXF_ABORT | TXF_CLOSED) == 0
+}
+
 #[cold]
 fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
+    if conn.slot().is_some_and(|slot| was_killed(conn, slot)) {
+        return false;
+    }
     let client = conn.has(F_CLIENT);
     let switched = span.try_switch(|| kernel::tcp_sent(fd, client));
     if switched == Ok(Switch::Ring) {

@@ -90,6 +90,15 @@ fn had_fin(conn: &Conn, slot: &Slot) -> bool {
     flags & TXF_SHUT != 0
         || (flags & (TXF_DONE | TXF_ABORT) == TXF_DONE && !was_reset)
         || (flags & TXF_ENDS == 0 && had_ended)
+        || answers_tcp(conn, slot)
+}
+
+/// Whether the kernel's error is its answer to bytes of TCP that we sent after the FIN of a death: it says EPIPE then, and
+/// had something been unread in its socket, there would have been no FIN.
+fn answers_tcp(conn: &Conn, slot: &Slot) -> bool {
+    taken(conn) == libc::EPIPE
+        && conn.peer(slot).flags.load(Acquire) & TXF_ENDS == 0
+        && demote::unread_by_peer(conn, slot) == 0
 }
 
 /// The kernel's socket has failed: is that TCP's reset or the work of a doorbell?
@@ -333,7 +342,9 @@ fn error(conn: &Conn, slot: &Slot) -> Errno {
     let shut = conn.peer(slot).flags.load(Relaxed) & TXF_SHUT != 0;
     match errno {
         // TCP answers with EPIPE where a FIN came before the RST.
-        0 | libc::ECONNRESET | libc::EPIPE if sent_after || shut => libc::EPIPE,
+        0 | libc::ECONNRESET | libc::EPIPE if sent_after || shut || answers_tcp(conn, slot) => {
+            libc::EPIPE
+        }
         0 | libc::EPIPE => libc::ECONNRESET,
         errno => errno,
     }
