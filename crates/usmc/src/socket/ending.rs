@@ -357,10 +357,14 @@ pub fn so_error(fd: i32, index: u32, told: Errno) -> Errno {
         let _ = note_error(conn, told);
     }
     match conn.slot() {
-        Some(slot) if conn.phase() == RING => match ending(fd, conn, slot) {
-            Ending::Reset => take_error(fd, conn, slot).unwrap_or(0),
-            Ending::Alive | Ending::Fin => 0,
-        },
+        Some(slot) if conn.phase() == RING => {
+            // Nobody may have heard of a death yet.
+            look(fd, conn);
+            match ending(fd, conn, slot) {
+                Ending::Reset => take_error(fd, conn, slot).unwrap_or(0),
+                Ending::Alive | Ending::Fin => 0,
+            }
+        }
         // A receive on the kernel's socket has reported it.
         Some(slot) if conn.end(slot).flags.load(Relaxed) & END_RESET_SEEN != 0 => 0,
         _ => take_noted(conn).unwrap_or(0),
