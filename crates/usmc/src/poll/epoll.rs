@@ -448,8 +448,15 @@ pub fn mark_moved(fd: i32, index: u32) {
     }
     each_watcher(index, |number, entry| {
         if entry.has(E_RING) {
-            entry.set_flag(E_EDGE, true);
-            pass_on(entry.set_index(), number, entry);
+            let set_index = entry.set_index();
+            let set = set_at(set_index);
+            let hot = {
+                let _held = set.lock.enter();
+                entry.set_flag(E_EDGE, true);
+                hot::heat(set, number, entry)
+            };
+            // Not where nobody sleeps: of bytes in TCP the kernel would tell once more.
+            kick(fd_of(set_index), set, entry.fd.load(Relaxed) as i32, number, entry, hot);
         }
     });
 }

@@ -464,8 +464,11 @@ fn from_ring(
     let set_index = entry.set_index();
     let hot = hot::heat(set, number, entry);
     let kicked = entry.has(E_KICKED);
-    epoll::unkick(set_index, number, entry);
     let in_tcp = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1);
+    if !in_tcp || kernel & READ_BITS == 0 {
+        // Otherwise the kernel would tell of the same bytes once more.
+        epoll::unkick(set_index, number, entry);
+    }
     if in_tcp && kernel & READ_BITS != 0 {
         let edge = if report::is_for_data(entry) { entry::E_EDGE } else { 0 };
         entry.set_flag(edge | E_TCP, true);
