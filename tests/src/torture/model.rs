@@ -221,6 +221,11 @@ impl Model {
         self.open.get(&(process, handle)).map(|o| &self.objects[*o])
     }
 
+    /// The same as a number, which all who have it open share.
+    pub fn number(&self, process: usize, handle: i64) -> Option<usize> {
+        self.open.get(&(process, handle)).copied()
+    }
+
     /// Whether an end cannot be sent in a message. Known: bytes in a ring cannot follow when either direction has ended,
     /// or their sender was passed on itself.
     pub fn is_held_back(&self, process: usize, handle: i64) -> bool {

@@ -114,10 +114,12 @@ impl Generator {
         let mut parts = Vec::new();
         for round in 0..1 + self.draw.below(3) {
             let Some([one, other]) = self.quiet_pair() else { break };
-            if used.contains(&one) || used.contains(&other) {
+            // By which handles and processes ever: two streams on one connection would mix.
+            let ends = [one, other].map(|(process, handle)| self.model.number(process, handle));
+            if ends.iter().any(|end| used.contains(end)) {
                 continue;
             }
-            used.extend([one, other]);
+            used.extend(ends);
             let seed = 2000 + 1000 * round as i64;
             if self.draw.percent(50) {
                 let threads = [one, other].map(|end| free_thread(&mut busy, end.0));
