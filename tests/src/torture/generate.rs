@@ -352,7 +352,11 @@ impl Generator {
         let old = self.any(process, is_end)?;
         let over = self.has_ended(process, old);
         // Known: who gets a failed one is not told its error.
-        if over || self.model.is_edged(process, old) || self.model.is_held_back(process, old) {
+        if over
+            || self.model.is_edged(process, old)
+            || self.model.is_held_back(process, old)
+            || self.model.is_peeked_by_peer(process, old)
+        {
             return None;
         }
         let new = self.handle();

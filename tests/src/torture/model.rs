@@ -125,11 +125,19 @@ impl Model {
 
     /// Whether a thread sleeps in a peek that waits for all. Known: O_NONBLOCK, set since, may end it by TCP.
     pub fn is_peeked_for_all(&self, process: usize, handle: i64) -> bool {
+        self.number(process, handle).is_some_and(|o| self.peeks_for_all(o))
+    }
+
+    /// The same of the other end. Known: while the connection goes back, a peek may show the ring's bytes only.
+    pub fn is_peeked_by_peer(&self, process: usize, handle: i64) -> bool {
+        let peer = self.number(process, handle).and_then(|o| self.peer(o));
+        peer.is_some_and(|o| self.peeks_for_all(o))
+    }
+
+    fn peeks_for_all(&self, object: usize) -> bool {
         const ALL: i64 = MSG_PEEK | libc::MSG_WAITALL as i64;
-        let meant = self.open.get(&(process, handle)).copied();
-        self.asleep
-            .values()
-            .any(|(step, on)| step.op == "recv" && step.args[3] & ALL == ALL && *on == meant)
+        let peeks = |step: &Step| step.op == "recv" && step.args[3] & ALL == ALL;
+        self.asleep.values().any(|(step, on)| *on == Some(object) && peeks(step))
     }
 
     /// Whether a thread of this process sleeps in a poll, a select or a wait: what a close of anything in it does is
