@@ -12,7 +12,7 @@ use usmc_shm::layout::{
 
 use super::demote;
 use super::wait::Woken;
-use crate::conn::{self, Conn, F_COPIED, RING};
+use crate::conn::{self, Conn, F_COPIED, PLAIN, RING};
 use crate::sys::{self, Errno};
 use crate::{kernel, life, poll::ready};
 
@@ -294,7 +294,10 @@ fn has_unread(fd: i32) -> Result<bool, Errno> {
 
 /// A send through the kernel has just failed: where that was the connection's error, it is reported now.
 pub fn told_by_send(conn: &Conn, errno: Errno) {
-    if let Some(slot) = conn.slot()
+    // Of plain TCP, where no look has taken the error, the kernel itself knows whom it has told, and who has shut it down: by
+    // another record, where the socket came back in a message.
+    let is_kernels = conn.phase() == PLAIN && !conn.has(F_COPIED) && !is_taken(conn);
+    if let Some(slot) = conn.slot().filter(|_| !is_kernels)
         && ends(conn, slot, errno)
     {
         note_errno(conn, errno);
