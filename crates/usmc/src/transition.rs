@@ -303,6 +303,10 @@ pub fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
     if had_others && (option::is_kernels(fd) || control::has_signals(fd)) {
         return Err(Reason::KernelFeature);
     }
+    // Or have shut it down.
+    if had_others && !kernel::is_established(fd) {
+        return Err(Reason::ShutDown);
+    }
     let quiet = conn.unseen.load(SeqCst) == 0 && conn.is_past_sent();
     Ok(quiet && custody::is_sole(fd, conn))
 }
