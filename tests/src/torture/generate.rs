@@ -351,8 +351,9 @@ impl Generator {
     fn pass(&mut self, process: usize, thread: usize) -> Option<()> {
         let old = self.any(process, is_end)?;
         let over = self.has_ended(process, old);
-        // Known: who gets a failed one is not told its error.
+        // Known: a set that came in a message. And who gets a failed connection is not told its error.
         if over
+            || self.sets.contains(&old)
             || self.model.is_edged(process, old)
             || self.model.is_held_back(process, old)
             || self.model.is_peeked_by_peer(process, old)

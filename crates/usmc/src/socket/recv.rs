@@ -384,7 +384,11 @@ fn from_tcp(
                 && conn.rx(slot).has_data()
                 && let Attempt::Got(more) = from_ring(fd, conn, slot, to, flags)
             {
-                return Attempt::Got(data + more);
+                let last = match demote::is_due(conn.peer(slot).flags.load(Relaxed)) {
+                    true => behind_ring(fd, conn, slot, to, flags),
+                    false => 0,
+                };
+                return Attempt::Got(data + more + last);
             }
             // Where the boundary has cut the read short, TCP may go on at once.
             let was_bounded = left != u64::MAX;
