@@ -201,6 +201,12 @@ pub struct Conn {
     pub clc: crate::clc::State,
 }
 
+#[cfg(target_pointer_width = "64")]
+const _: () = {
+    use core::mem::offset_of;
+    assert!(offset_of!(Conn, users) == 64 && offset_of!(Conn, tuple) == 128);
+};
+
 impl Conn {
     /// The phase.
     #[inline(always)]

@@ -83,7 +83,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         // SAFETY: the caller's address of `len` bytes.
         && unsafe { is_unspecified(addr, len) }
     {
-        after((), |()| connecting::disconnecting(index));
+        after((), |()| connecting::disconnecting(fd, index));
         // SAFETY: the caller's contract.
         return after(unsafe { real::connect(fd, addr, len) }, |_| connecting::disconnected(index));
     }

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use usmc_shm::layout::{TXF_ABORT, TXF_CLOSED, TXF_DONE};
 
-use super::mark;
+use super::{demote, mark};
 use crate::conn::{
     self, Conn, EARLY, F_ADOPTED, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN,
 };
@@ -72,11 +72,13 @@ pub fn is_connected(index: u32) -> bool {
 }
 
 /// Before connect(2) to AF_UNSPEC: the kernel resets the connection, and the socket is fresh again.
-pub fn disconnecting(index: u32) {
+pub fn disconnecting(fd: i32, index: u32) {
     let conn = conn::at(index);
     let _rx = conn.rx_lock.enter();
     let _tx = conn.tx_lock.enter();
     if let Some(slot) = conn.slot() {
+        // They outlive the connection.
+        demote::untune(fd, conn, slot);
         conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | TXF_ABORT, Release);
         // Nor has another process anything to read any more.
         let ring = conn.rx(slot);

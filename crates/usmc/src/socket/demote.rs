@@ -612,6 +612,20 @@ pub fn sends_by_tcp(fd: i32, index: u32, reason: Reason) -> bool {
 
 /// Both directions are TCP's. The caller holds both locks, and calls [`settle`] without them.
 fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
+    untune(fd, conn, slot);
+    mark::leave_ring(fd);
+    // Before the phase tells: who is told by it that TCP carries the bytes counts them together with these.
+    note_totals(conn, slot);
+    conn.set_flag(F_SETTLING, true);
+    let returns = matches!(reason, Reason::PeerLeft | Reason::Lent);
+    if !returns || !transition::begin_again(conn, slot, reason) {
+        conn.give_up(reason);
+    }
+    log::debug(format_args!("fd {fd}: back to TCP, {}", reason.text()));
+}
+
+/// The kernel's socket has the application's options again.
+pub fn untune(fd: i32, conn: &Conn, slot: &Slot) {
     if conn.has(F_TUNED) {
         conn.set_flag(F_TUNED, false);
         let set = conn.end(slot).flags.fetch_or(END_GIVEN_BACK, Relaxed);
@@ -623,15 +637,6 @@ fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
         }
         transition::give_lowat_back(fd, conn);
     }
-    mark::leave_ring(fd);
-    // Before the phase tells: who is told by it that TCP carries the bytes counts them together with these.
-    note_totals(conn, slot);
-    conn.set_flag(F_SETTLING, true);
-    let returns = matches!(reason, Reason::PeerLeft | Reason::Lent);
-    if !returns || !transition::begin_again(conn, slot, reason) {
-        conn.give_up(reason);
-    }
-    log::debug(format_args!("fd {fd}: back to TCP, {}", reason.text()));
 }
 
 /// `set`: `END_*`.
