@@ -57,13 +57,22 @@ impl Guard<'_> {
     /// The real call returned `sent` where `wanted` bytes were offered: whether it met a full buffer decides
     /// about a later edge for EPOLLOUT.
     pub fn done(self, index: u32, sent: isize, wanted: usize) -> isize {
-        if sent < 0 || (sent as usize) < wanted {
+        let errno = crate::errno();
+        if has_met_full_buffer(sent, wanted, errno) {
             conn::at(index).tx_blocks.fetch_add(1, Relaxed);
         }
         if sent < 0 {
-            ending::told_by_send(conn::at(index), crate::errno());
+            ending::told_by_send(conn::at(index), errno);
         }
         sent
+    }
+}
+
+/// Whether a send by the kernel did, of which `errno` tells where `sent` is negative.
+fn has_met_full_buffer(sent: isize, wanted: usize, errno: Errno) -> bool {
+    match sent {
+        0.. => (sent as usize) < wanted,
+        _ => matches!(errno, libc::EAGAIN | libc::EINTR),
     }
 }
 
@@ -284,7 +293,9 @@ fn by_kernel(
         return Ok(true);
     }
     let conn = conn::at(index);
-    conn.tx_blocks.fetch_add(1, Relaxed);
+    if has_met_full_buffer(n, len, errno) {
+        conn.tx_blocks.fetch_add(1, Relaxed);
+    }
     if n < 0 && errno != libc::EAGAIN && *total > 0 {
         conn.slot().inspect(|slot| ending::untold_by_send(conn, slot, errno));
         return Ok(false);
