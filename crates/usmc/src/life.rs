@@ -82,7 +82,9 @@ pub fn have_ended(conn: &Conn, slot: &Slot) -> bool {
     }
     let (peer, end) = (conn.peer(slot), &slot.end[1 - conn.side()]);
     let count = end.refs.load(Acquire) as usize;
-    let ids = || end.members.iter().map(|id| id.load(Relaxed)).filter(|id| *id != 0);
+    // Read once: it is the peer's memory.
+    let members = end.members.each_ref().map(|id| id.load(Relaxed));
+    let ids = || members.into_iter().filter(|id| *id != 0);
     if ids().next().is_some() {
         return ids().count() == count && !ids().any(process::is_alive);
     }

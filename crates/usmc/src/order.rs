@@ -50,10 +50,9 @@ pub fn stamp(conn: &Conn, own: &Producer, now: u64) {
     own.stamp.store(now & !STAMP_BEHIND | u64::from(is_soon), Relaxed);
 }
 
-/// Whether what a peer has published last came behind something that the kernel may not have told until `told`, in
-/// cycles.
+/// Whether what `peer` published with this stamp came behind something that the kernel may not have told until `told`, in
+/// cycles. The stamp is given, for it is the peer's memory and read once.
 #[inline(always)]
-pub fn is_behind(peer: &Producer, told: u64) -> bool {
-    let is_soon = peer.stamp.load(Relaxed) & STAMP_BEHIND != 0;
-    is_soon && peer.behind.load(Relaxed).wrapping_sub(told).cast_signed() > 0
+pub fn is_behind(peer: &Producer, stamp: u64, told: u64) -> bool {
+    stamp & STAMP_BEHIND != 0 && peer.behind.load(Relaxed).wrapping_sub(told).cast_signed() > 0
 }

@@ -145,7 +145,8 @@ fn in_ring(entry: &Entry) -> Option<(&'static Conn, &'static Slot)> {
 /// Whether what is unread came behind something that the kernel has not told until `told`.
 fn came_behind(entry: &Entry, told: u64) -> bool {
     in_ring(entry).is_some_and(|(conn, slot)| {
-        order::is_behind(conn.peer(slot), told) && conn.rx(slot).has_data()
+        let peer = conn.peer(slot);
+        order::is_behind(peer, peer.stamp.load(Relaxed), told) && conn.rx(slot).has_data()
     })
 }
 
@@ -161,12 +162,12 @@ fn in_order(events: &mut [libc::epoll_event], has_kernels: bool, told: u64) -> u
                 // Taken once: a peer that changes it meanwhile must not confuse the sorting.
                 let stamp = conn.peer(slot).stamp.load(Relaxed);
                 entry.stamp.store(stamp, Relaxed);
-                if order::is_behind(conn.peer(slot), told) {
+                if order::is_behind(conn.peer(slot), stamp, told) {
                     behind = behind.min(stamp);
                 }
             }
         }
-        // What stands in TCP the kernel has told.
+        // What stands in TCP the kernel has told. No stamp that says so is 0.
         for entry in entries().filter(|entry| in_ring(entry).is_none()) {
             let stamp = entry.stamp.load(Relaxed);
             entry.stamp.store(stamp.min(behind - 1), Relaxed);
