@@ -90,7 +90,8 @@ pub struct Record {
     pub bells_sent: AtomicU32,
     /// Doorbells taken out of the TCP stream.
     pub bells_drained: AtomicU32,
-    /// [`CAPTURED`] or [`ASK`] while its bytes are copied to the capture ring, else 0.
+    /// [`CAPTURED`] or [`ASK`] while its bytes are copied to the capture ring, else 0; means nothing while
+    /// [`Capture::session`] is 0.
     pub captured: AtomicU32,
 }
 
