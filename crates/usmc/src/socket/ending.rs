@@ -10,8 +10,8 @@ use usmc_shm::layout::{
     END_SHUT_RD, End, Slot, TX_RING, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS, TXF_SHUT,
 };
 
-use super::demote;
 use super::wait::Woken;
+use super::{control, demote};
 use crate::conn::{self, Conn, F_COPIED, PLAIN, RING};
 use crate::sys::{self, Errno};
 use crate::{kernel, life, poll::ready};
@@ -244,10 +244,14 @@ pub fn is_untold(conn: &Conn) -> bool {
     is_taken(conn) && conn.family().is_none_or(|end| end.flags.load(Relaxed) & END_RESET_SEEN == 0)
 }
 
-/// [`untold_of_plain`] for a receive: TCP gives what is unread first, and the end of the stream, once it was there.
+/// [`untold_of_plain`] for a receive: TCP gives what is unread first, and the end of the stream, once it was there. One
+/// that asks for no bytes ends before an unread urgent one, too.
 #[inline(always)]
-pub fn untold_to_receiver(fd: i32, conn: &Conn) -> Option<Errno> {
+pub fn untold_to_receiver(fd: i32, conn: &Conn, wanted: usize) -> Option<Errno> {
     if !is_taken(conn) || conn.slot().is_some_and(|slot| had_fin(conn, slot)) {
+        return None;
+    }
+    if wanted == 0 && control::is_at_mark(fd) {
         return None;
     }
     match has_unread(fd) {

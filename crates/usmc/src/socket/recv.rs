@@ -71,7 +71,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             PLAIN if !clc::wind_up(fd, conn) => {}
             PLAIN => {
                 transition::give_lowat_back(fd, conn);
-                return match ending::untold_to_receiver(fd, conn) {
+                return match ending::untold_to_receiver(fd, conn, wanted) {
                     Some(errno) if total > 0 => {
                         ending::put_back(conn, errno);
                         Outcome::Done(total)
