@@ -59,10 +59,10 @@ fn make() -> World {
         usmc::init();
     }
     let identity = fuzzing::device().own_identity().expect("a device");
-    let device_there = mapping("/v4.device");
+    let device_there = mapping("/v5.device");
     let file =
-        fs::File::options().read(true).write(true).open(dir.join("v4.device")).expect("device");
-    let device_fd = own_fd(&dir.join("v4.device"), file.as_raw_fd());
+        fs::File::options().read(true).write(true).open(dir.join("v5.device")).expect("device");
+    let device_fd = own_fd(&dir.join("v5.device"), file.as_raw_fd());
     let device = memory::map_guarded(file.as_raw_fd(), 0, DEVICE);
     let device_file = file.as_raw_fd();
     // To close it would end the honest process' locks on the same file.
@@ -147,7 +147,7 @@ impl World {
         // SAFETY: all-zero is valid.
         let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
         addr.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        let path = self.dir.join(format!("v4.m.{index}"));
+        let path = self.dir.join(format!("v5.m.{index}"));
         let path = CString::new(path.to_str().expect("text")).expect("no NUL");
         let bytes = path.as_bytes_with_nul();
         for (place, byte) in addr.sun_path.iter_mut().zip(bytes) {

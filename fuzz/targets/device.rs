@@ -403,7 +403,7 @@ impl Play<'_> {
             // SAFETY: inside the attacker's mapping.
             unsafe { scene.world.device.add(place.start).write_bytes(0, place.len()) };
         }
-        if !scene.world.dir.join(format!("v4.m.{ATTACKER}")).exists() {
+        if !scene.world.dir.join(format!("v5.m.{ATTACKER}")).exists() {
             // It was swept.
             let again = scene.world.open_mailbox(ATTACKER);
             // SAFETY: descriptors of our own.

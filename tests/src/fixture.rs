@@ -258,7 +258,7 @@ impl Fixture {
 }
 
 /// Begins the names of the device's files.
-pub const DEVICE_PREFIX: &str = "v4.";
+pub const DEVICE_PREFIX: &str = "v5.";
 
 fn is_device_file(name: &str) -> bool {
     let of_ours = name.strip_prefix(DEVICE_PREFIX);

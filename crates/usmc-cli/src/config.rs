@@ -81,7 +81,7 @@ pub static KEYS: [Key; 15] = [
 
 /// Rules the library keeps per list (`RULES` in usmc/src/config.rs).
 const MAX_RULES: usize = 32;
-/// Longest ISM directory: sun_path's 108 bytes less `/v4.m.4095` and its NUL, and one more (usmc's mailbox.rs).
+/// Longest ISM directory: sun_path's 108 bytes less `/v5.m.4095` and its NUL, and one more (usmc's mailbox.rs).
 const MAX_DIR: usize = 96;
 /// Limits of a ring (`ring_shift` 14..=22).
 const RING_SIZES: std::ops::RangeInclusive<u64> = 16_384..=4_194_304;

@@ -187,7 +187,7 @@ impl Config {
     }
 }
 
-/// Longest ISM directory: a mailbox' name (`/v4.m.4095`) has to fit into `sun_path` behind it.
+/// Longest ISM directory: a mailbox' name (`/v5.m.4095`) has to fit into `sun_path` behind it.
 const DIR_MAX: usize = 96;
 
 /// Four EIDs of 32 characters and what stands between them.

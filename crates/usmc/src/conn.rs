@@ -546,6 +546,12 @@ pub struct There {
     pub tuple: [u64; 6],
     /// Bits of kernel poll events that stay true.
     pub kernel_events: u32,
+    /// The device's number for who holds it.
+    pub custody: u32,
+    /// The slot in which its family counts: this one or an earlier one; 0 none.
+    pub family: usize,
+    /// The cell where it counts without one.
+    pub cell: u32,
 }
 
 /// Record `index` of another process.
@@ -558,15 +564,21 @@ pub fn there(process: &Remote, index: u32) -> Option<There> {
     let at = base.checked_add(index as usize * size_of::<Conn>())?;
     // SAFETY: atomics and integers only. Its pointers are of no use here.
     let conn = unsafe { process.read::<Conn>(at) }.ok()?;
+    let slot = conn.slot.load(Relaxed).addr();
+    let past = conn.past.iter().map(|past| past.slot.load(Relaxed).addr());
+    let family = past.chain([slot]).rfind(|at| *at != 0).unwrap_or(0);
     Some(There {
         at,
         phase: conn.phase.load(Relaxed),
         flags: conn.flags.load(Relaxed),
-        slot: conn.slot.load(Relaxed).addr(),
+        slot,
+        family,
         slot_index: conn.slot_index.load(Relaxed),
         usage: conn.usage.load(Relaxed),
         tuple: conn.tuple.each_ref().map(|word| word.load(Relaxed)),
         kernel_events: conn.kernel_events.load(Relaxed),
+        custody: conn.custody.load(Relaxed),
+        cell: conn.cell.load(Relaxed),
     })
 }
 

@@ -12,20 +12,22 @@
 //! closes its copy at once.)
 
 use core::ffi::c_void;
+use core::mem::offset_of;
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use usmc_shm::layout::End;
+use usmc_shm::layout::{ACCEPTOR, CLIENT, End, Slot};
 use usmc_shm::sync::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::conn::{
-    self, ATTACHED, Conn, EARLY, F_COPIED, F_FORKED, F_NONBLOCK, F_SETTLING, F_SHARED, LISTEN,
-    OFFERED, RING,
+    self, ATTACHED, Conn, EARLY, F_CLIENT, F_COPIED, F_FORKED, F_NONBLOCK, F_SETTLING, F_SHARED,
+    LISTEN, OFFERED, RING, There,
 };
 use crate::reason::Reason;
+use crate::remote::Remote;
 use crate::socket::{close, wait};
 use crate::{
-    api, clc, device, errno, holds, kernel, life, members, observer, poll, process, real, segment,
-    set_errno, sys,
+    api, clc, custody, device, errno, holds, kernel, life, members, observer, poll, process, real,
+    segment, set_errno, sys,
 };
 
 const CELLS: usize = 1 << 16;
@@ -65,6 +67,27 @@ pub fn holders(conn: &Conn) -> Option<&'static AtomicU32> {
         Some(end) => Some(&end.refs),
         None => Some(&cell_of(conn)?.holders),
     }
+}
+
+/// Whether that process holds the connection without others of its family.
+pub fn is_alone_there(process: &Remote, there: &There) -> bool {
+    if there.flags & F_SHARED == 0 {
+        return true;
+    }
+    let side = if there.flags & F_CLIENT != 0 { CLIENT } else { ACCEPTOR };
+    let in_slot = offset_of!(Slot, end) + side * size_of::<End>() + offset_of!(End, refs);
+    let count = match (there.family, there.cell) {
+        (0, 0) => return false,
+        // SAFETY: a pointer's integer.
+        (0, cell) => match unsafe { process.read_static((&raw const CELL_BASE).cast::<usize>()) } {
+            Ok(base) if base != 0 => base + (cell as usize - 1) * size_of::<Cell>(),
+            _ => return false,
+        },
+        (slot, _) => slot + in_slot,
+    };
+    // SAFETY: an integer; both counts are of 32 bits, a cell's comes first.
+    let holders = unsafe { process.read::<u32>(count) };
+    holders == Ok(1)
 }
 
 /// Their ids, as far as they are known ([`members`]).
@@ -168,6 +191,8 @@ fn prepare() {
             members(conn).inspect(|list| members::enter(list));
         }
     });
+    // After the marks: who fetches from us looks for them when he has told us.
+    custody::before_fork();
     segment::hold();
     MASK.store(mask, Relaxed);
     FORKING.store(process::thread(), Relaxed);

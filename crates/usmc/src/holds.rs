@@ -27,14 +27,15 @@ fn put_down(conn: &Conn) -> bool {
     let others = |n: u32| if n > 1 { Some(n - 1) } else { None };
     let list = fork::members(conn);
     list.inspect(|list| members::leave(list));
+    // Before we are: our death says nothing about the others then.
+    conn.slot().inspect(|slot| life::stop_vouching(conn, slot, process::pid()));
     let counted_out =
         fork::holders(conn).is_some_and(|n| n.fetch_update(AcqRel, Relaxed, others).is_ok());
-    if counted_out && let Some(end) = conn.family() {
-        fork::leave_to_parent(end);
-        conn.slot().inspect(|slot| life::stop_vouching(conn, slot, process::pid()));
-    }
     if !counted_out {
         list.inspect(|list| members::enter(list));
+        conn.slot().inspect(|slot| life::vouch(conn, slot));
+    } else if let Some(end) = conn.family() {
+        fork::leave_to_parent(end);
     }
     counted_out
 }
@@ -56,6 +57,7 @@ pub fn end() {
         return;
     }
     sys::block_signals();
+    custody::look_at_all();
     let mut any = false;
     conn::for_each(|_, conn| {
         let shared = conn.has(F_SHARED);
@@ -105,6 +107,7 @@ fn keep(lock: &Lock) -> bool {
 /// The process ends, and libc may still flush the streams that were made for connections.
 pub fn end_but_for_streams() {
     if !crate::api::has_streams() {
+        custody::look_at_all();
         conn::for_each(|_, conn| {
             if !(conn.has(F_SHARED) && put_down(conn)) {
                 custody::release(conn);
@@ -122,6 +125,7 @@ pub fn before_exec() -> Result<(), Errno> {
     if process::is_foreign_child() {
         return Ok(());
     }
+    custody::look_at_all();
     let mut crossing = Ok(());
     let mut any = false;
     disarm_listeners();

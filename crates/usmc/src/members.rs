@@ -14,12 +14,16 @@ const BELIEVED: u64 = 1 << 24;
 
 /// This process holds it.
 pub fn enter(list: &[AtomicU32]) {
-    let me = process::pid();
-    // Under such an id others would take us for dead.
-    if process::is_scattered() || list.iter().any(|id| id.load(Relaxed) == me) {
+    enter_other(list, process::pid());
+}
+
+/// That process does, whose id we know.
+pub fn enter_other(list: &[AtomicU32], id: u32) {
+    // Under such an id others would take us for dead, and we them.
+    if process::is_scattered() || list.iter().any(|place| place.load(Relaxed) == id) {
         return;
     }
-    let put = |id: &AtomicU32| id.compare_exchange(0, me, AcqRel, Relaxed).is_ok();
+    let put = |place: &AtomicU32| place.compare_exchange(0, id, AcqRel, Relaxed).is_ok();
     let _ = list.iter().any(put);
 }
 
@@ -33,6 +37,16 @@ pub fn leave(list: &[AtomicU32]) {
 /// Counts those out of `holders` that have died; `each` hears of them.
 #[cold]
 pub fn bury(list: &[AtomicU32], holders: &AtomicU32, mut each: impl FnMut(u32)) {
+    take_dead(list, |id| {
+        let others = |n: u32| if n > 1 { Some(n - 1) } else { None };
+        let _ = holders.fetch_update(AcqRel, Relaxed, others);
+        each(id);
+    });
+}
+
+/// Takes those from the list that have died. The caller counts them out.
+#[cold]
+pub fn take_dead(list: &[AtomicU32], mut each: impl FnMut(u32)) {
     let me = process::pid();
     for place in list {
         let id = place.load(Relaxed);
@@ -41,8 +55,6 @@ pub fn bury(list: &[AtomicU32], holders: &AtomicU32, mut each: impl FnMut(u32)) 
             && has_died(id)
             && place.compare_exchange(id, 0, AcqRel, Relaxed).is_ok()
         {
-            let others = |n: u32| if n > 1 { Some(n - 1) } else { None };
-            let _ = holders.fetch_update(AcqRel, Relaxed, others);
             each(id);
         }
     }

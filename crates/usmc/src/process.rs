@@ -15,9 +15,13 @@ static SHARES_MEMORY: AtomicBool = AtomicBool::new(false);
 /// Some of our family may live in another namespace of process ids: their ids mean others here, or nobody.
 static SCATTERED: AtomicBool = AtomicBool::new(false);
 
+/// [`namespace`], once it was asked for; 0 = not yet.
+static NAMESPACE: AtomicU32 = AtomicU32::new(0);
+
 /// Re-reads the process id: at start and in a forked child.
 pub fn refresh() {
     PID.store(sys::getpid(), Relaxed);
+    NAMESPACE.store(0, Relaxed);
     if !MARK.load(Relaxed).is_null() && sys::getppid() == 0 {
         // A child whose parent is not to be seen.
         SCATTERED.store(true, Relaxed);
@@ -142,6 +146,20 @@ impl Wait for FamilyPatience {
 /// Whether others may know this process, or it them, by other ids.
 pub fn is_scattered() -> bool {
     SCATTERED.load(Relaxed)
+}
+
+/// What names our namespace of process ids on this host; `None` where `/proc` does not tell.
+pub fn namespace() -> Option<u32> {
+    let known = NAMESPACE.load(Relaxed);
+    if known != 0 {
+        return Some(known);
+    }
+    let fd = sys::open(c"/proc/self/ns/pid", libc::O_RDONLY, 0).ok()?;
+    let facts = sys::fstat(fd);
+    sys::close(fd);
+    let number = u32::try_from(facts.ok()?.inode).ok()?;
+    NAMESPACE.store(number, Relaxed);
+    Some(number)
 }
 
 /// Whether a process of our family lives, as far as that can be told; a zombie does not.

@@ -90,6 +90,16 @@ fn shares_pids(pid: u32) -> bool {
     own.is_some() && own == namespace_of(Path::of(format_args!("/proc/{pid}/ns/pid")))
 }
 
+/// Whether a number of another process is the socket with this inode number.
+pub fn is_socket(pid: u32, number: i32, inode: u64) -> bool {
+    let mut link = [0u8; 64];
+    let file = Path::of(format_args!("/proc/{pid}/fd/{number}"));
+    let len = sys::readlink(file.c(), &mut link).unwrap_or(0);
+    let name = str::from_utf8(&link[..len]).unwrap_or("");
+    let number = name.strip_prefix("socket:[").and_then(|name| name.strip_suffix(']'));
+    number.and_then(|digits| digits.parse().ok()) == Some(inode)
+}
+
 /// The first descriptor of another process that is the memfd of this name and of which `is_it` says so; opened anew.
 pub fn open_memfd(pid: u32, name: &CStr, is_it: impl Fn(i32) -> bool) -> Option<i32> {
     let dir = Path::of(format_args!("/proc/{pid}/fd"));

@@ -298,6 +298,10 @@ pub fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
     if conn.has(F_HANDED) || (conn.has(F_SHARED) && !is_ours_alone(fd, conn)?) {
         return Ok(false);
     }
+    let is_quiet = || conn.unseen.load(SeqCst) == 0 && conn.is_past_sent();
+    if !is_quiet() || !custody::is_sole(fd, conn) {
+        return Ok(false);
+    }
     // Another process that had it may have left the ring for the kernel's sake.
     let had_others = conn.has(F_COPIED | F_ADOPTED) || conn.returns() > 0;
     if had_others && (option::is_kernels(fd) || control::has_signals(fd)) {
@@ -307,8 +311,7 @@ pub fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
     if had_others && !kernel::is_established(fd) {
         return Err(Reason::ShutDown);
     }
-    let quiet = conn.unseen.load(SeqCst) == 0 && conn.is_past_sent();
-    Ok(quiet && custody::is_sole(fd, conn))
+    Ok(is_quiet())
 }
 
 /// The kernel alone has to know this socket's readiness. Says whether it stays TCP for good; what is in the
@@ -421,9 +424,12 @@ fn step_client(fd: i32, conn: &Conn) {
             if let (Ok(client), Ok(server)) = live
                 && (Tuple { netns: stored[0], client, server }).words() == stored
             {
-                if !mark::enter_ring(fd) {
+                if !mark::enter_ring(fd, conn) {
                     call_off(conn);
-                    return conn.give_up(Reason::Adopted);
+                    return match mark::is_for_good(fd) {
+                        true => conn.give_up(Reason::Adopted),
+                        false => begin_elsewhere(fd, conn, slot),
+                    };
                 }
                 conn.set_phase(RING);
                 if handshake::confirm(&slot.control, usage(conn)) != Phase::Confirmed {
@@ -539,9 +545,11 @@ fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
         conn.go_on_with_kernel_calls();
         return segment::unuse(seg);
     }
-    if !mark::enter_ring(fd) {
+    if !mark::enter_ring(fd, conn) {
         conn.go_on_with_kernel_calls();
-        conn.give_up(Reason::Adopted);
+        if mark::is_for_good(fd) {
+            conn.give_up(Reason::Adopted);
+        }
         return segment::unuse(seg);
     }
     if bind_slot(fd, conn, map, seg, dmb.slot, false).is_err() {
@@ -578,7 +586,7 @@ fn step_attached(fd: i32, conn: &Conn) {
     }
 }
 
-/// The peer has ended the handshake, perhaps to pass its end on.
+/// The handshake has ended, perhaps because the peer passes its end on.
 fn begin_elsewhere(fd: i32, conn: &Conn, slot: &Slot) {
     let (Some(_rx), Some(_tx)) = (conn.rx_lock.try_enter(), conn.tx_lock.try_enter()) else {
         return;

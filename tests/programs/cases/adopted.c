@@ -215,6 +215,50 @@ REMOTE_CASE(connection_that_crosses_exec_goes_on) {
     }
 }
 
+struct passer {
+    int channel[2];
+    uint16_t port;
+};
+
+// Passes its end on, and keeps it, until it is killed.
+static void passes(void *arg) {
+    struct passer *passer = arg;
+    int fd = connect_to(passer->port);
+    for (int at = 0; at < 320; at += 10) {
+        send_all(fd, 1, at, 10);
+        recv_all(fd, 2, at, 10);
+    }
+    send_fd(passer->channel[1], fd);
+    pause();
+}
+
+CASE(connection_whose_passer_was_killed_comes_back) {
+    struct passer passer;
+    int listener = listen_here(&passer.port), at = 0;
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, passer.channel));
+    pid_t pid = child(passes, &passer);
+    int ends[2] = {OK(accept(listener, NULL, NULL))};
+    for (; at < 320; at += 10) {
+        recv_all(ends[0], 1, at, 10);
+        send_all(ends[0], 2, at, 10);
+    }
+    ends[1] = receive_fd(passer.channel[0]);
+    OK(kill(pid, SIGKILL));
+    EQ(waitpid(pid, NULL, 0), pid);
+    for (int n = 0; n < 96; n++, at += 10) {
+        for (int to = 0; to < 2; to++) {
+            send_all(ends[to], 1 + to, at, 10);
+            recv_all(ends[1 - to], 1 + to, at, 10);
+        }
+    }
+    assert_smcd(ends[0]);
+    for (int i = 0; i < 2; i++) {
+        close(ends[i]);
+        close(passer.channel[i]);
+    }
+    close(listener);
+}
+
 // A command that has it open without a use for it.
 PAIR_CASE(connection_comes_back_after_a_command) {
     struct pair p = pair_open();

@@ -198,9 +198,167 @@ REMOTE_CASE(holder_closes_what_was_fetched) {
         send_all(fetched, 2, at, 10);
         recv_all(p.fd, 2, at, 10);
     }
+    if (!getenv("USMC_TESTS_PEER"))
+        assert_smcd(p.fd);
     close(fetched);
     recv_to_eof(p.fd, 2, 1000, 0);
     close(p.fd);
+}
+
+// Whether what the peer fetches can go to a ring again: its library has to be ours.
+static bool comes_back(void) {
+    variant.remote = true;
+    return !getenv("USMC_TESTS_PEER");
+}
+
+// Once one process is left that has it.
+CASE(fetched_connection_comes_back) {
+    bool back = comes_back();
+    for (int i = 0; back && i < 12; i++) {
+        int ends[2], rounds = (int[]){0, 2, 32}[i % 3];
+        bool holder_closes = i / 6;
+        both_ends(ends, i / 3 % 2, rounds);
+        struct pair p = {ends[0], OK(peer_call(P_FETCH, ends[1], getpid(), 0, 0))};
+        int at = pair_talk(p, rounds * 10, 48);
+        send_all(p.fd, 1, at, 10);
+        recv_all(ends[1], 1, at, 10);
+        send_all(ends[1], 2, at, 10);
+        recv_all(p.fd, 2, at, 10);
+        assert_tcp(p.fd);
+        at += 10;
+        if (holder_closes) {
+            close(ends[1]);
+            pair_talk(p, at, 96);
+            assert_smcd(p.fd);
+            pair_close(p);
+            continue;
+        }
+        EQ(peer_call(P_CLOSE, p.peer, 0, 0, 0), 0);
+        for (int n = 0; n < 96; n++, at += 10) {
+            send_all(p.fd, 1, at, 10);
+            recv_all(ends[1], 1, at, 10);
+            send_all(ends[1], 2, at, 10);
+            recv_all(p.fd, 2, at, 10);
+        }
+        assert_smcd(p.fd);
+        close(ends[0]);
+        close(ends[1]);
+    }
+}
+
+struct fetcher {
+    int told[2], done[2], pid;
+};
+
+// Fetches the number that it is told, holds it until it is told so, and says when it has.
+static void fetches(void *arg) {
+    struct fetcher *f = arg;
+    int number;
+    CHECK(read(f->told[0], &number, sizeof number) == sizeof number);
+    int fetched = OK(fetch_fd(f->pid, number));
+    CHECK(write(f->done[1], "", 1) == 1);
+    CHECK(read(f->told[0], &number, 1) == 1);
+    close(fetched);
+}
+
+CASE(connection_of_two_fetchers_comes_back_to_the_last) {
+    bool back = comes_back();
+    for (int i = 0; back && i < 4; i++) {
+        struct fetcher f = {.pid = getpid()};
+        int ends[2];
+        char byte;
+        OK(pipe(f.told));
+        OK(pipe(f.done));
+        pid_t pid = child(fetches, &f);
+        both_ends(ends, i % 2, 32);
+        struct pair p = {ends[0], -1};
+        for (int n = 0; n < 2; n++) {
+            if (n == i / 2) {
+                p.peer = OK(peer_call(P_FETCH, ends[1], getpid(), 0, 0));
+            } else {
+                EQ(write(f.told[1], &ends[1], sizeof ends[1]), sizeof ends[1]);
+                EQ(read(f.done[0], &byte, 1), 1);
+            }
+        }
+        close(ends[1]);
+        int at = pair_talk(p, 320, 96);
+        assert_tcp(p.fd);
+        EQ(write(f.told[1], "", 1), 1);
+        child_succeeds(pid);
+        pair_talk(p, at, 96);
+        assert_smcd(p.fd);
+        pair_close(p);
+        for (int n = 0; n < 2; n++) {
+            close(f.told[n]);
+            close(f.done[n]);
+        }
+    }
+}
+
+struct holding {
+    int told[2], round;
+};
+
+// Both ends, until it is killed.
+static void holds(void *arg) {
+    struct holding *h = arg;
+    int ends[2];
+    both_ends(ends, h->round % 2, 32);
+    CHECK(write(h->told[1], ends, sizeof ends) == sizeof ends);
+    pause();
+}
+
+CASE(connection_of_a_killed_holder_comes_back) {
+    for (int round = 0; round < 2; round++) {
+        struct holding h = {.round = round};
+        int ends[2], fetched[2], at = 320;
+        OK(pipe(h.told));
+        pid_t pid = child(holds, &h);
+        EQ(read(h.told[0], ends, sizeof ends), sizeof ends);
+        for (int i = 0; i < 2; i++)
+            fetched[i] = OK(fetch_fd(pid, ends[i]));
+        OK(kill(pid, SIGKILL));
+        EQ(waitpid(pid, NULL, 0), pid);
+        for (int n = 0; n < 96; n++, at += 10) {
+            for (int i = 0; i < 2; i++) {
+                send_all(fetched[i], 1 + i, at, 10);
+                recv_all(fetched[1 - i], 1 + i, at, 10);
+            }
+        }
+        assert_smcd(fetched[0]);
+        for (int i = 0; i < 2; i++) {
+            close(fetched[i]);
+            close(h.told[i]);
+        }
+    }
+}
+
+// Before it has noticed.
+CASE(holder_forks_after_it_was_fetched_from) {
+    bool back = comes_back();
+    for (int i = 0; back && i < 4; i++) {
+        int ends[2], turn[2];
+        both_ends(ends, i % 2, i / 2 ? 32 : 0);
+        struct pair p = {ends[0], OK(peer_call(P_FETCH, ends[1], getpid(), 0, 0))};
+        OK(pipe(turn));
+        pid_t pid = OK(fork());
+        if (pid == 0) {
+            char byte;
+            close(ends[0]);
+            CHECK(read(turn[0], &byte, 1) == 1);
+            _exit(0);
+        }
+        close(ends[1]);
+        int at = pair_talk(p, i / 2 ? 320 : 0, 96);
+        assert_tcp(p.fd);
+        EQ(write(turn[1], "", 1), 1);
+        child_succeeds(pid);
+        pair_talk(p, at, 96);
+        assert_smcd(p.fd);
+        pair_close(p);
+        close(turn[0]);
+        close(turn[1]);
+    }
 }
 
 // However far it is on its way to the ring.
@@ -268,6 +426,13 @@ CASE(connections_of_busy_threads_are_fetched) {
             send_all(fetched[i], 5, 0, 1000);
             recv_all(fetched[1 - i], 5, 0, 1000);
         }
+        for (int at = 1000; at < 2000; at += 10) {
+            for (int i = 0; i < 2; i++) {
+                send_all(fetched[i], 5, at, 10);
+                recv_all(fetched[1 - i], 5, at, 10);
+            }
+        }
+        assert_smcd(fetched[0]);
         close(fetched[0]);
         recv_to_eof(fetched[1], 5, 0, 0);
         close(fetched[1]);

@@ -219,14 +219,26 @@ pub trait Device: Sync {
     /// Whether a process is of our own user, as its mailbox says.
     fn is_kin(&self, process: PeerProcess) -> bool;
 
-    /// Begins to count who holds the socket with this SO_COOKIE: the caller. `client`: it is the connecting end.
-    fn entrust(&self, cookie: u64, client: bool) -> Option<Custody>;
+    /// Begins to count who holds the socket with this SO_COOKIE: one, and if that is the process with pid `alone`, without
+    /// others of its family, its death counts it out. `client`: it is the connecting end.
+    fn entrust(&self, cookie: u64, client: bool, alone: Option<u32>) -> Option<Custody>;
+    /// What [`Device::entrust`] has given for the socket with this SO_COOKIE.
+    fn entrusted(&self, cookie: u64) -> Option<Custody>;
+    /// Tells the process with this pid that somebody has fetched one of its connections, which is entrusted now or in a
+    /// moment. False where it cannot be told.
+    fn tell_fetched(&self, pid: u32) -> bool;
+    /// Whether this process was told so.
+    fn was_fetched_from(&self) -> bool;
     /// Whether this is the custody of that socket.
     fn is_about(&self, custody: Custody, cookie: u64) -> bool;
     /// One holder more, who will [`Device::claim`] it; false where that cannot be.
     fn hand_over(&self, custody: Custody, to: Receiver) -> bool;
     /// That one is expected no more, though still counted; false where he has claimed it.
     fn call_off(&self, custody: Custody, from: Receiver) -> bool;
+    /// Likewise, of another holder.
+    fn name_holder(&self, custody: Custody, pid: u32);
+    /// No holder is this process alone any more.
+    fn take_name_back(&self, custody: Custody);
     /// Who was expected by one name is expected by another, if he has not come yet.
     fn rename(&self, custody: Custody, from: Receiver, to: Receiver);
     /// A socket has come: whose custody it is in, and whether it is the connecting end. `None` where nobody was told

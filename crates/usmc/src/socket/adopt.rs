@@ -5,15 +5,13 @@
 //! other hands, too, and those could read and write it without the ring: it stays TCP unless [`crate::custody`] knows
 //! all of them.
 
-use core::sync::atomic::Ordering::Relaxed;
-
 use super::{connect, control, fetch, mark, option, passed};
 use crate::conn::{self, F_ADOPTED, F_CHILDREN_TCP};
 use crate::device::{self, Receiver};
 use crate::reason::Reason;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{config, kernel, log, observer, sys, transition};
+use crate::{config, custody, kernel, log, observer, sys, transition};
 
 /// Looks through the sockets that this program was started with.
 pub fn inherited() {
@@ -58,7 +56,7 @@ pub fn adopt(fd: i32, by: &[Receiver]) {
         return log::debug(format_args!("fd {fd}: came from another process and stays TCP"));
     };
     conn::at(index).set_flag(F_ADOPTED, true);
-    conn::at(index).custody.store(custody.0, Relaxed);
+    custody::hold(conn::at(index), custody);
     if option::is_kernels(fd) || control::has_signals(fd) {
         return conn::at(index).give_up(Reason::KernelFeature);
     }
@@ -67,7 +65,7 @@ pub fn adopt(fd: i32, by: &[Receiver]) {
 
 /// Nobody who has it knows of us.
 fn stays_tcp(fd: i32) {
-    if !mark::take(fd) {
+    if !mark::take(fd, false) {
         log::warn(format_args!("fd {fd}: in the ring of another process that does not know of us"));
     }
     // Its flags are the kernel's affair.
@@ -94,11 +92,18 @@ pub fn fetched(fd: i32, pidfd: i32, number: i32) -> Result<(), Errno> {
         || !is(libc::SO_PROTOCOL, libc::IPPROTO_TCP)
         || is(libc::SO_ACCEPTCONN, 1)
         || passed::is_known(fd);
-    if !is_ours && let Err(errno) = fetch::take(fd, pidfd, number) {
+    let taken = if is_ours { Ok(None) } else { fetch::take(fd, pidfd, number) };
+    let counted = taken.inspect_err(|_| {
         sys::close(fd);
-        return Err(errno);
+    })?;
+    match counted {
+        None => passed::arrived(fd, &[]),
+        Some(custody) => {
+            passed::arrived(fd, &[Receiver::this_program()]);
+            // Where the record says otherwise.
+            custody::part(custody);
+        }
     }
-    passed::arrived(fd, &[]);
     Ok(())
 }
 

@@ -79,11 +79,11 @@ fn drop_ref(fd: i32, index: u32) {
 /// Nobody needs the record of `fd` any more, which is -1 where there is no number.
 fn last_left(fd: i32, index: u32) {
     let conn = conn::at(index);
+    custody::look(fd, conn);
     poll::epoll::forget(fd, index);
     if conn.phase() == LISTEN {
         device::current().unregister_listener(conn.offer_index.load(Relaxed));
     }
-    custody::look(fd, conn);
     capture::closing(fd, conn);
     let last = {
         // Threads inside a step on this socket finish it first; sleepers find the record changed.

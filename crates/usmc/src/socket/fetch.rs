@@ -24,20 +24,59 @@ use usmc_shm::layout::{
 
 use super::demote::{self, Patience};
 use super::mark;
-use crate::conn::{self, ATTACHED, Conn, F_CLIENT, RING, There};
+use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLIENT, OFFERED, RING, There};
+use crate::device::Custody;
 use crate::remote::{self, Remote};
 use crate::segment::{self, Visited};
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
 use crate::tuple::{self, Tuple};
-use crate::{log, transition};
+use crate::{custody, fork, log, transition};
 
-/// `fd` is a duplicate of descriptor `number` of the process `pidfd`: it is TCP afterwards, and stays so.
+/// `fd` is a duplicate of descriptor `number` of the process `pidfd`: it is TCP afterwards. It may go to a ring again, once
+/// one process is left that has it, if the answer is what [`custody::join`] has given.
 ///
 /// # Errors
 /// EBUSY where that cannot be.
-pub fn take(fd: i32, pidfd: i32, number: i32) -> Result<(), Errno> {
-    if mark::take(fd) {
+pub fn take(fd: i32, pidfd: i32, number: i32) -> Result<Option<Custody>, Errno> {
+    let counted = count_in(fd, pidfd, number);
+    let taken = take_out(fd, pidfd, number, counted.is_some());
+    if let (Some(token), true) = (counted, taken.is_err()) {
+        custody::part(token);
+    }
+    taken.map(|()| counted)
+}
+
+/// Counts both processes among those who hold the connection. Not those who hold it with a family that began before.
+fn count_in(fd: i32, pidfd: i32, number: i32) -> Option<Custody> {
+    let process = Remote::of(pidfd)?;
+    let record = || match table::get_there(&process, number) {
+        Entry::Conn(index) => conn::there(&process, index),
+        _ => None,
+    };
+    let lasts = |it: &There| {
+        let may_last = matches!(it.phase, EARLY | OFFERED | ATTACHED | RING) || it.custody != 0;
+        may_last && fork::is_alone_there(&process, it)
+    };
+    let there = record().filter(lasts)?;
+    // The number has meant nothing else meanwhile.
+    if !remote::is_socket(process.pid(), number, sys::fstat(fd).ok()?.inode) {
+        return None;
+    }
+    let is_client = side_of(&there) == CLIENT;
+    let token = custody::join(fd, process.pid(), there.custody, is_client)?;
+    fence(SeqCst);
+    // A process that forks now looks for us; of one that has forked before it knows nothing.
+    if record().is_some_and(|now| now.at == there.at && lasts(&now)) {
+        return Some(token);
+    }
+    custody::part(token);
+    None
+}
+
+/// `counted`: see [`mark::take`].
+fn take_out(fd: i32, pidfd: i32, number: i32, counted: bool) -> Result<(), Errno> {
+    if mark::take(fd, counted) {
         return Ok(());
     }
     // A handler that jumps would leave the holder without its locks.
@@ -48,7 +87,7 @@ pub fn take(fd: i32, pidfd: i32, number: i32) -> Result<(), Errno> {
         if let Err(why) = attempt(fd, pidfd, number) {
             break Err(why);
         }
-        if mark::take(fd) {
+        if mark::take(fd, counted) {
             break Ok(());
         }
         if patience.wait().is_err() {
@@ -79,7 +118,7 @@ fn attempt(fd: i32, pidfd: i32, number: i32) -> Result<(), Refused> {
     let slot = visited.map.slot(there.slot_index).map_err(|_| BROKEN)?;
     let usage = Use::from_bits(there.usage);
     match handshake::decline(&slot.control, usage) {
-        // Since our mark is set it goes to no other ring.
+        // Since our mark is set it goes to no other ring while the holder has it.
         Phase::Gone => {
             mark::leave_ring(fd);
             return Ok(());

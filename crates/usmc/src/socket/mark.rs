@@ -1,16 +1,19 @@
 //! What the kernel's socket itself tells whoever gets hold of it by ways that nobody sees (pidfd_getfd(2), a program
 //! without the library that passes it on): by IP options that do nothing to TCP, as in [`super::smc`].
 //!
-//! Each of the two writes its own mark and looks for the other's then, so that one of them finds it.
+//! Each of the two writes its own marks and looks for the other's then, so that one of them finds it.
 
 use libc::IPPROTO_IP;
 
-use crate::{kernel, kernel_only, sys};
+use crate::conn::Conn;
+use crate::{custody, kernel, kernel_only, sys};
 
 /// In a ring, or about to be: what the kernel's TCP carries may be doorbells.
 const IN_RING: i32 = libc::IP_RECVORIGDSTADDR;
-/// Somebody has it whom no holder knows: it must not leave TCP.
+/// Somebody has it who came unseen: it leaves TCP only where [`custody`] counts all of them.
 const TAKEN: i32 = libc::IP_RECVTTL;
+/// One of them is not counted: it must not leave TCP.
+const UNCOUNTED: i32 = libc::IP_RECVTOS;
 
 fn set(fd: i32, mark: i32, on: bool) {
     if !kernel_only::is_sandboxed() {
@@ -19,14 +22,24 @@ fn set(fd: i32, mark: i32, on: bool) {
     }
 }
 
+fn has(fd: i32, mark: i32) -> bool {
+    kernel::option(fd, IPPROTO_IP, mark, 0) != 0
+}
+
 /// Before the peer can learn that this end takes part in a ring. False where that must not be.
-pub fn enter_ring(fd: i32) -> bool {
+pub fn enter_ring(fd: i32, conn: &Conn) -> bool {
     set(fd, IN_RING, true);
-    let free = kernel::option(fd, IPPROTO_IP, TAKEN, 0) == 0;
+    let is_counted = || !has(fd, UNCOUNTED) && custody::is_known_to_be_sole(fd, conn);
+    let free = !has(fd, TAKEN) || is_counted();
     if !free {
         set(fd, IN_RING, false);
     }
     free
+}
+
+/// Whether a refusal of [`enter_ring`] is one for all time.
+pub fn is_for_good(fd: i32) -> bool {
+    has(fd, UNCOUNTED)
 }
 
 /// The kernel's TCP carries the application's bytes and nothing else.
@@ -34,13 +47,18 @@ pub fn leave_ring(fd: i32) {
     set(fd, IN_RING, false);
 }
 
-/// `fd` has come to us, unknown to its holders: it stays TCP from now on. False where it does not any more.
-pub fn take(fd: i32) -> bool {
+/// `fd` has come to us, unseen by its holders; `counted`: [`custody`] knows of us. It stays TCP for good, or until it is
+/// ours alone. False where it is not TCP any more.
+pub fn take(fd: i32, counted: bool) -> bool {
+    if !counted {
+        set(fd, UNCOUNTED, true);
+    }
     set(fd, TAKEN, true);
-    kernel::option(fd, IPPROTO_IP, IN_RING, 0) == 0
+    !has(fd, IN_RING)
 }
 
 /// It listens now, and is no connection.
 pub fn give_back(fd: i32) {
     set(fd, TAKEN, false);
+    set(fd, UNCOUNTED, false);
 }

@@ -3,13 +3,13 @@
 //! A place can be taken by another connection at any time; who knew it by its former use finds another count of uses,
 //! and takes the connection for one of unknown holders.
 
-use usmc_shm::sync::AtomicU64;
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use super::Loopback;
-use super::layout::{CUSTODIES, CUSTODY_WAYS, CustodyCell};
+use super::layout::{CUSTODIES, CUSTODY_WAYS, CustodyCell, FETCHED};
 use crate::device::{Custody, Receiver};
-use crate::sys;
+use crate::{members, process, sys};
 
 /// `CustodyCell::cookie`: a place that is being filled. Cookies of sockets begin later.
 const CLAIMED: u64 = 1;
@@ -86,8 +86,8 @@ fn word(to: Receiver, uses: u32) -> u64 {
     if kind == 0 { 0 } else { kind << 62 | u64::from(uses & 0x3fff) << 48 | who }
 }
 
-/// Begins to count: one holder.
-pub fn entrust(dev: &Loopback, cookie: u64, client: bool) -> Option<Custody> {
+/// Begins to count: one holder, whose name is there before anybody can take it back.
+pub fn entrust(dev: &Loopback, cookie: u64, client: bool, alone: Option<u32>) -> Option<Custody> {
     let file = dev.file().ok()?;
     let first = bucket(cookie);
     let cells = &file.custodies[first..first + CUSTODY_WAYS];
@@ -108,8 +108,39 @@ pub fn entrust(dev: &Loopback, cookie: u64, client: bool) -> Option<Custody> {
     let uses = State::from(cell.state.load(Relaxed)).uses.wrapping_add(1) & 0x7fff;
     cell.state.store(State { uses, client, holders: 1 }.into(), Release);
     cell.pending.iter().for_each(|place| place.store(0, Relaxed));
-    // Release: pairs with the Acquire in `claim`.
-    cell.cookie.store(cookie, Release);
+    cell.members.iter().for_each(|id| id.store(0, Relaxed));
+    cell.namespace.store(process::namespace().unwrap_or(0), Relaxed);
+    alone.inspect(|&pid| members::enter_other(&cell.members, pid));
+    // Release: pairs with the Acquire in `claim`. SeqCst: of two who begin at the same time one finds the other's place
+    // (`entrusted`).
+    cell.cookie.store(cookie, SeqCst);
+    Some(token(first + at, uses))
+}
+
+/// Tells the process with this pid, of our own namespace, that a connection was fetched from it.
+pub fn tell_fetched(dev: &Loopback, pid: u32) -> bool {
+    let told =
+        dev.file().map(|file| file.header.fetched[pid as usize % FETCHED].store(pid, SeqCst));
+    told.is_ok()
+}
+
+/// Whether this process was told so. Nobody was where the device is not open: then it has no connections.
+pub fn was_fetched_from(dev: &Loopback) -> bool {
+    let pid = process::pid();
+    dev.opened().is_some_and(|file| file.header.fetched[pid as usize % FETCHED].load(SeqCst) == pid)
+}
+
+/// What [`entrust`] has given for it, if just one has.
+pub fn entrusted(dev: &Loopback, cookie: u64) -> Option<Custody> {
+    let first = bucket(cookie);
+    let cells = &dev.file().ok()?.custodies[first..first + CUSTODY_WAYS];
+    let is_it = |cell: &CustodyCell| cookie > CLAIMED && cell.cookie.load(SeqCst) == cookie;
+    let at = cells.iter().position(is_it)?;
+    // Two have begun to count at the same time, each without the other.
+    if cells[at + 1..].iter().any(is_it) {
+        return None;
+    }
+    let uses = State::from(cells[at].state.load(Acquire)).uses;
     Some(token(first + at, uses))
 }
 
@@ -171,15 +202,47 @@ pub fn claim(dev: &Loopback, cookie: u64, by: &[Receiver]) -> Option<(Custody, b
     None
 }
 
+/// Holders by their ids, if these mean the same here.
+fn names(place: &Place) -> Option<&'static [AtomicU32]> {
+    place.state()?;
+    let theirs = place.0.namespace.load(Relaxed);
+    (theirs != 0 && process::namespace() == Some(theirs)).then_some(&place.0.members)
+}
+
+/// One of the holders is this process alone, and counted out when it has died.
+pub fn name_holder(dev: &Loopback, custody: Custody, pid: u32) {
+    if let Some(list) = Place::of(dev, custody).as_ref().and_then(names) {
+        members::enter_other(list, pid);
+    }
+}
+
+/// This process is not, or not alone.
+pub fn take_name_back(dev: &Loopback, custody: Custody) {
+    if let Some(list) = Place::of(dev, custody).as_ref().and_then(names) {
+        members::leave(list);
+    }
+}
+
 /// Whether there is one holder.
 pub fn is_sole(dev: &Loopback, custody: Custody) -> bool {
-    Place::of(dev, custody).and_then(|place| place.state()).is_some_and(|state| state.holders == 1)
+    let Some(place) = Place::of(dev, custody) else { return false };
+    let is_sole = || place.state().is_some_and(|state| state.holders == 1);
+    if is_sole() {
+        return true;
+    }
+    if let Some(list) = names(&place) {
+        members::take_dead(list, |_| {
+            let _ = place.change(|n| n.checked_sub(1));
+        });
+    }
+    is_sole()
 }
 
 /// One holder less.
 pub fn release(dev: &Loopback, custody: Custody) {
     let Some(place) = Place::of(dev, custody) else { return };
     let cookie = place.0.cookie.load(Relaxed);
+    take_name_back(dev, custody);
     if place.change(|n| n.checked_sub(1)) == Some(0) {
         let _ = place.0.cookie.compare_exchange(cookie, 0, AcqRel, Relaxed);
     }

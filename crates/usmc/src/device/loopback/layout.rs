@@ -5,10 +5,10 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 /// First eight bytes.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMC-ism");
 /// Changes whenever a field here moves.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Begins the names of all files of this [`VERSION`]. Processes of others use the directory beside us, with files of
 /// their own: they do not meet, and their connections with ours stay TCP.
-pub const PREFIX: &str = "v4.";
+pub const PREFIX: &str = "v5.";
 const _: () = assert!((PREFIX.as_bytes()[1] - b'0') as u32 == VERSION && PREFIX.len() == 3);
 /// Processes that use the device at one time.
 pub const PROCESSES: usize = 4096;
@@ -27,6 +27,8 @@ pub const OFFER_BUCKETS: usize = OFFERS / OFFER_WAYS;
 pub const CUSTODIES: usize = 1024;
 /// Places of one bucket of their table.
 pub const CUSTODY_WAYS: usize = 8;
+/// Places of [`Header::fetched`].
+pub const FETCHED: usize = 512;
 /// Byte locks that stand for live processes begin here, far behind the file's end.
 pub const LOCK_BASE: i64 = 1 << 40;
 
@@ -41,6 +43,9 @@ pub struct Header {
     pub high_water: AtomicU32,
     /// The device's GID (128 bits, random).
     pub gid: [AtomicU64; 2],
+    /// Processes from which a connection was fetched: their pids, each in the place of its remainder, as far as no other
+    /// has taken that.
+    pub fetched: [AtomicU32; FETCHED],
 }
 
 /// One process. Whoever holds the byte lock `LOCK_BASE + index` is the process.
@@ -136,6 +141,10 @@ pub struct CustodyCell {
     pub state: AtomicU64,
     /// Holders that are to come.
     pub pending: [AtomicU64; 4],
+    /// Holders that are one process each, by their ids ([`crate::members`]); not all of them.
+    pub members: [AtomicU32; 3],
+    /// The namespace of these ids ([`crate::process::namespace`]); 0 unknown.
+    pub namespace: AtomicU32,
 }
 
 /// The whole file.

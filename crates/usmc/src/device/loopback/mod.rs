@@ -1,7 +1,7 @@
 //! The loopback ISM device: a directory. Who can open it shares the device.
 //!
-//! - `v4.device`: one mapped file with the tables of [`layout`], 4 being their version;
-//! - `v4.m.<index>`: the mailbox of process `<index>`, a UNIX datagram socket that receives segments.
+//! - `v5.device`: one mapped file with the tables of [`layout`], 5 being their version;
+//! - `v5.m.<index>`: the mailbox of process `<index>`, a UNIX datagram socket that receives segments.
 //!
 //! A process is alive while it holds the byte lock of its index on the device file; the kernel lets go of it
 //! when the process ends, however it ends. Everything else here is disposable and swept by the next
@@ -59,12 +59,16 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// The mapped tables; opens the directory the first time, and never tries again after a failure.
+    /// The mapped tables, once they are.
+    fn opened(&self) -> Option<&'static DeviceFile> {
+        // SAFETY: set once to a mapping that is never removed; all fields are atomics.
+        unsafe { self.file.load(Acquire).as_ref() }
+    }
+
+    /// The same; opens the directory the first time, and never tries again after a failure.
     fn file(&self) -> Result<&'static DeviceFile, Reason> {
-        let file = self.file.load(Acquire);
-        if !file.is_null() {
-            // SAFETY: set once to a mapping that is never removed; all fields are atomics.
-            return Ok(unsafe { &*file });
+        if let Some(file) = self.opened() {
+            return Ok(file);
         }
         if self.failed.load(Relaxed) != 0 {
             return Err(Reason::NoDevice);
@@ -87,8 +91,7 @@ impl Loopback {
                 }
             }
         }
-        // SAFETY: as above.
-        Ok(unsafe { &*self.file.load(Acquire) })
+        self.opened().ok_or(Reason::NoDevice)
     }
 }
 
@@ -173,8 +176,17 @@ impl Device for Loopback {
     fn is_kin(&self, process: PeerProcess) -> bool {
         mailbox::is_own(process)
     }
-    fn entrust(&self, cookie: u64, client: bool) -> Option<Custody> {
-        custody::entrust(self, cookie, client)
+    fn entrust(&self, cookie: u64, client: bool, alone: Option<u32>) -> Option<Custody> {
+        custody::entrust(self, cookie, client, alone)
+    }
+    fn entrusted(&self, cookie: u64) -> Option<Custody> {
+        custody::entrusted(self, cookie)
+    }
+    fn tell_fetched(&self, pid: u32) -> bool {
+        custody::tell_fetched(self, pid)
+    }
+    fn was_fetched_from(&self) -> bool {
+        custody::was_fetched_from(self)
     }
     fn is_about(&self, custody: Custody, cookie: u64) -> bool {
         custody::is_about(self, custody, cookie)
@@ -184,6 +196,12 @@ impl Device for Loopback {
     }
     fn call_off(&self, custody: Custody, from: Receiver) -> bool {
         custody::call_off(self, custody, from)
+    }
+    fn name_holder(&self, custody: Custody, pid: u32) {
+        custody::name_holder(self, custody, pid);
+    }
+    fn take_name_back(&self, custody: Custody) {
+        custody::take_name_back(self, custody);
     }
     fn rename(&self, custody: Custody, from: Receiver, to: Receiver) {
         custody::rename(self, custody, from, to);
