@@ -154,6 +154,11 @@ fn a_client_of_short_connections_makes_no_system_call_beyond_tcp() {
     fixture.finish();
 }
 
+/// Waits on epoll sets, by whichever call.
+fn waits(counts: &BTreeMap<String, i64>) -> i64 {
+    ["epoll_wait", "epoll_pwait"].iter().filter_map(|name| counts.get(*name)).sum()
+}
+
 /// A connection that stays TCP, and asks an epoll set again and again for the same: readable or writable, and reports of it.
 const SAME_AGAIN: &str = "
 import select, socket, sys
@@ -184,7 +189,62 @@ fn asking_an_epoll_set_for_the_same_again_costs_no_system_call() {
     };
     let more = more(&asks("10"), &asks("60"));
     assert_eq!(more["epoll_ctl"], 0, "{more:?}");
-    assert_eq!(more["epoll_wait"], 50, "{more:?}");
+    assert_eq!(waits(&more), 50, "{more:?}");
+    fixture.finish();
+}
+
+/// Short connections between two processes that sleep in epoll sets; tells how often either has waited.
+const SLEEPERS: &str = "
+import os, select, socket, sys
+times, waits = int(sys.argv[1]), 0
+def wait(p):
+    global waits
+    waits += 1
+    return p.poll()
+s = socket.create_server(('127.0.0.1', 0))
+child = os.fork()
+p = select.epoll()
+if child == 0:
+    for i in range(times):
+        c = socket.socket()
+        c.setblocking(False)
+        c.connect_ex(s.getsockname())
+        p.register(c, select.EPOLLOUT)
+        wait(p)
+        c.send(b'x' * 100)
+        p.modify(c, select.EPOLLIN)
+        while wait(p) and c.recv(2000):
+            pass
+        c.close()
+else:
+    p.register(s, select.EPOLLIN)
+    for i in range(times):
+        wait(p)
+        a = s.accept()[0]
+        p.register(a, select.EPOLLIN)
+        wait(p)
+        a.recv(2000)
+        a.send(b'y' * 1000)
+        a.close()
+    os.waitpid(child, 0)
+os.write(1, b'waits %d\\n' % waits)
+os._exit(0)";
+
+#[test]
+fn waiting_for_short_connections_costs_no_more_system_calls() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("sleepers");
+    let log = fixture.scratch().join("calls");
+    let mut command = fixture.plain("strace");
+    command.args(["-f", "-c", "-o"]).arg(&log).arg(build::usmc());
+    command.args(["run", "--", "/usr/bin/python3", "-c", SLEEPERS, "40"]);
+    let mut process = fixture.spawn(command);
+    let waits: u64 = (0..2).map(|_| process.number_after("waits")).sum();
+    process.succeed();
+    let counts = counts(&log);
+    assert_eq!(self::waits(&counts).cast_unsigned(), waits, "{counts:?}");
     fixture.finish();
 }
 

@@ -43,6 +43,7 @@ pub mod real;
 pub mod reason;
 mod remote;
 mod segment;
+mod single;
 mod socket;
 mod spawn;
 mod strangers;

@@ -5,7 +5,7 @@ use usmc_shm::lock::{self, Found, Refused, Verdict, Wait};
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
-use crate::sys;
+use crate::{single, sys};
 
 static PID: AtomicU32 = AtomicU32::new(0);
 /// The same number in a page that the kernel wipes in the child of any fork (MADV_WIPEONFORK, Linux 4.14).
@@ -230,6 +230,9 @@ impl Lock {
     /// Takes it, or `None` when this very thread holds it already (we are in a signal handler).
     #[inline(always)]
     pub fn enter(&self) -> Option<Held<'_>> {
+        if single::is_single() {
+            return self.take();
+        }
         lock::acquire(&self.0, thread(), &mut Patience).ok()?;
         Some(Held(&self.0))
     }
@@ -237,8 +240,22 @@ impl Lock {
     /// Takes it if nobody has it.
     #[inline(always)]
     pub fn try_enter(&self) -> Option<Held<'_>> {
+        if single::is_single() {
+            return self.take();
+        }
         use usmc_shm::sync::Ordering::Acquire;
         self.0.compare_exchange(0, thread(), Acquire, Relaxed).ok()?;
+        Some(Held(&self.0))
+    }
+
+    /// The same where there is one thread: if it is taken, that is by ourselves.
+    #[inline(always)]
+    fn take(&self) -> Option<Held<'_>> {
+        if self.0.load(Relaxed) != 0 {
+            return None;
+        }
+        self.0.store(thread(), Relaxed);
+        single::in_order();
         Some(Held(&self.0))
     }
 

@@ -326,14 +326,27 @@ pub fn stay_tcp(index: u32) -> bool {
     !matches!(conn.phase(), OFFERED | ATTACHED | RING)
 }
 
-/// One step of the handshake, where one is due. Costs a few loads; never waits.
-pub fn progress(fd: i32, index: u32, call: Call) {
-    let conn = conn::at(index);
-    if conn.phase() == EARLY
-        && ((!lasting::lasts(conn, call) && !clc::is_on(conn)) || conn.has(F_SETTLING))
-    {
-        return;
+/// Whether a step of the handshake may be due at this call, which is noted. Costs a few loads.
+#[inline(always)]
+pub fn is_due(conn: &Conn, call: Call) -> bool {
+    match conn.phase() {
+        EARLY => (lasting::lasts(conn, call) || clc::is_on(conn)) && !conn.has(F_SETTLING),
+        OFFERED | ATTACHED => true,
+        _ => false,
     }
+}
+
+/// One step of the handshake, where one is due. Never waits.
+#[inline(always)]
+pub fn progress(fd: i32, index: u32, call: Call) {
+    if is_due(conn::at(index), call) {
+        make_progress(fd, index);
+    }
+}
+
+#[inline(never)]
+fn make_progress(fd: i32, index: u32) {
+    let conn = conn::at(index);
     // Somebody else is at it: the next call goes on.
     let Some(held) = conn.step_lock.try_enter() else {
         if conn.step_lock.is_mine() && conn.leave_early(PLAIN) {

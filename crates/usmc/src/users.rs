@@ -3,8 +3,10 @@
 use usmc_shm::sync::AtomicU64;
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
+use crate::single;
+
 /// Who needs a record: fds of this process that mean its socket, and calls that may sleep on it
-/// ([`crate::socket::close::Hold`]). One word, for a short connection changes it at each call. All steps are SeqCst:
+/// ([`crate::socket::close::Hold`]). One word, for a short connection changes it at each call. Where there are threads all steps are SeqCst:
 /// a call enters before it looks whether its number still means the record, and who takes the number away looks for calls
 /// afterwards, so that one of them sees the other.
 pub struct Users(AtomicU64);
@@ -29,7 +31,8 @@ impl Users {
 
     /// One fd.
     pub fn begin(&self) {
-        self.0.store(1, SeqCst);
+        // Nobody knows the record yet.
+        self.0.store(1, Relaxed);
     }
 
     /// One fd more.
@@ -39,25 +42,46 @@ impl Users {
 
     /// One user less. Whether it was the last.
     pub fn leave(&self) -> bool {
+        if single::is_single() {
+            let users = self.0.load(Relaxed);
+            self.0.store(users - 1, Relaxed);
+            single::in_order();
+            return users as u32 == 1;
+        }
         self.0.fetch_sub(1, SeqCst) as u32 == 1
     }
 
     /// A call enters. False where nobody needs the record any more.
     pub fn enter(&self) -> bool {
         let more = |users: u64| (users as u32 != 0).then_some(users + Users::CALL + 1);
+        if single::is_single() {
+            let entered = more(self.0.load(Relaxed));
+            entered.inspect(|&users| self.0.store(users, Relaxed));
+            single::in_order();
+            return entered.is_some();
+        }
         self.0.fetch_update(SeqCst, SeqCst, more).is_ok()
     }
 
     /// A call leaves.
     pub fn leave_call(&self) -> Left {
-        let mut users = self.0.load(SeqCst);
-        loop {
+        let after = |users: u64| {
             let last_call = users & Users::CALLS == Users::CALL && users & Users::SPARE != 0;
-            let (next, left) = match last_call {
+            match last_call {
                 true => ((users - Users::CALL) & !Users::SPARE, Left::LastCall),
                 false if users as u32 == 1 => (users - Users::CALL - 1, Left::Last),
                 false => (users - Users::CALL - 1, Left::Needed),
-            };
+            }
+        };
+        if single::is_single() {
+            single::in_order();
+            let (next, left) = after(self.0.load(Relaxed));
+            self.0.store(next, Relaxed);
+            return left;
+        }
+        let mut users = self.0.load(SeqCst);
+        loop {
+            let (next, left) = after(users);
             match self.0.compare_exchange(users, next, SeqCst, SeqCst) {
                 Ok(_) => return left,
                 Err(now) => users = now,

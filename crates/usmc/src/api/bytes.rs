@@ -103,6 +103,10 @@ unsafe fn receive_one(
         unsafe { capture::received_by_kernel(fd, index, &raw const iov, 1, got, flags) };
         got
     };
+    // Before the cancellation point, which the real call is, too.
+    if let Some(call) = Early::receive(fd, index) {
+        return captured(keeping(call, kernel).1);
+    }
     cancellation_point();
     loop {
         let returns = conn::at(index).returns();
@@ -140,6 +144,10 @@ unsafe fn receive_many(
         unsafe { capture::received_by_kernel(fd, index, iov, count, got, flags) };
         got
     };
+    // Before the cancellation point, which the real call is, too.
+    if let Some(call) = Early::receive(fd, index) {
+        return captured(keeping(call, kernel).1);
+    }
     cancellation_point();
     loop {
         let returns = conn::at(index).returns();

@@ -82,6 +82,8 @@ pub struct Set {
     pub hot: [AtomicU32; HOT],
     /// Where the next look at the hot entries begins.
     pub hand: AtomicU32,
+    /// Nonzero once there were hot entries.
+    pub was_hot: AtomicU32,
     next_free: AtomicU32,
 }
 
@@ -169,6 +171,7 @@ pub fn created(fd: i32) {
         &set.spins,
         &set.rounds,
         &set.hot_count,
+        &set.was_hot,
     ] {
         cell.store(0, Relaxed);
     }

@@ -34,6 +34,7 @@ pub fn heat(set: &Set, number: u32, entry: &Entry) -> bool {
         epoll::arm(entry);
         return false;
     }
+    set.was_hot.store(1, Relaxed);
     set.hot[count as usize].store(number, Relaxed);
     entry.hot_at.store(count, Relaxed);
     set.hot_count.store(count + 1, Relaxed);
@@ -131,6 +132,9 @@ fn sort_out(set: &Set, arm_all: bool) -> bool {
 
 /// After a sleep: somebody looks now, and further doorbells would be for nothing.
 pub fn disarm(set: &Set) {
+    if set.hot_count.load(Relaxed) == 0 {
+        return;
+    }
     each(set, HOT, |_, entry| {
         // Under the lock: whoever counts itself as asleep after this look arms after we are through.
         if set.sleepers.load(SeqCst) == 0 && entry.has(E_ARMED) {

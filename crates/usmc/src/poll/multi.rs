@@ -31,18 +31,22 @@ pub struct Deadline(Option<u64>);
 impl Deadline {
     /// `timeout_ns` from now; negative = for ever.
     pub fn after(timeout_ns: i64) -> Deadline {
-        Deadline((timeout_ns >= 0).then(|| clock::now_ns().saturating_add(timeout_ns as u64)))
+        Deadline::from(clock::now_ns(), timeout_ns)
+    }
+
+    /// The same from that time on.
+    fn from(now_ns: u64, timeout_ns: i64) -> Deadline {
+        Deadline((timeout_ns >= 0).then(|| now_ns.saturating_add(timeout_ns as u64)))
     }
 
     /// Nanoseconds left, `None` = for ever.
     pub(super) fn left(self) -> Option<u64> {
-        self.0.map(|at| at.saturating_sub(clock::now_ns()))
+        self.0.map(|at| if at == 0 { 0 } else { at.saturating_sub(clock::now_ns()) })
     }
 
     /// What is left for a call that takes milliseconds, rounded up; with `tick` at most one.
     pub(super) fn left_ms(self, tick: bool) -> c_int {
-        let ms = self.left().map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int);
-        if tick && !(0..=1).contains(&ms) { 1 } else { ms }
+        in_ms(self.left(), tick)
     }
 }
 
@@ -70,18 +74,28 @@ pub unsafe fn epoll_wait(
         return None;
     }
     cancellation_point();
-    let deadline = Deadline::after(timeout_ns);
+    // Nothing is counted down where nothing is waited for.
+    let begun = if timeout_ns == 0 { 0 } else { clock::now_ns() };
+    let deadline = Deadline::from(begun, timeout_ns);
     let budget = Budget(&set.spin_ns);
+    let mut is_first = true;
     // SAFETY (all raw calls below): the caller's contract.
     loop {
         let round = set.rounds.fetch_add(1, Relaxed).wrapping_add(1);
         let look = Look { epfd, set, index, round, told: set.told.load(Relaxed) };
-        // SAFETY: the caller's contract; `n` events were filled.
-        let look_behind = |n| unsafe { look.at_all(events, max, n) };
+        let look_behind = |n| {
+            if !is_active(set) {
+                return n;
+            }
+            // SAFETY: the caller's contract; `n` events were filled.
+            unsafe { look.at_all(events, max, n) }
+        };
         let ours = has_tracked(set);
-        if ours {
+        // Otherwise the kernel alone has something to tell.
+        let active = ours && is_active(set);
+        if active || (ours && timeout_ns == 0) {
             let mut n = 0;
-            let turn = is_kernels_turn(set, round);
+            let turn = active && is_kernels_turn(set, round);
             if turn {
                 // First, so that rings that are always ready do not hide the rest.
                 // SAFETY: see above.
@@ -115,22 +129,25 @@ pub unsafe fn epoll_wait(
         }
         let asleep = Asleep::enter(set, index);
         let mut tick = false;
-        if ours {
+        if active {
             tick = arm_all(index, DEPTH);
             let n = look_behind(0);
             if n > 0 {
                 drop(asleep);
                 return Some(found(set, index, n));
             }
-        } else if has_tracked(set) {
+        } else if has_tracked(set) != ours || is_active(set) {
             continue;
         }
         device::current().keep_alive();
-        let (start, at) = (clock::now_ns(), clock::tsc());
+        let at_once = is_first && !active;
+        let start = if at_once { begun } else { clock::now_ns() };
+        is_first = false;
+        let at = clock::tsc();
+        let left = if at_once { Left::All(timeout_ns) } else { Left::Until(deadline, tick) };
         // SAFETY: see above; the real call is the cancellation point and takes the signal mask.
-        let (asleep, got) = keeping(asleep, || unsafe {
-            sleep(epfd, events, max, deadline, tick, timeout_ns, mask)
-        });
+        let (asleep, got) =
+            keeping(asleep, || unsafe { sleep(epfd, events, max, left, timeout_ns, mask) });
         let saved = errno();
         drop(asleep);
         hot::disarm(set);
@@ -142,14 +159,11 @@ pub unsafe fn epoll_wait(
             // Of what came at the very moment of waking it is not known.
             set.told.store(at, Relaxed);
         }
-        if ours {
+        if ours && set.was_hot.load(Relaxed) != 0 {
             budget.slept(clock::now_ns() - start);
             observer::set_slept(set.spins.swap(0, Relaxed));
         }
-        let mut n = translate(set, events, got, round);
-        if ours || has_tracked(set) {
-            n = look_behind(n);
-        }
+        let n = look_behind(translate(set, events, got, round));
         if n > 0 {
             return Some(found(set, index, n));
         }
@@ -158,6 +172,21 @@ pub unsafe fn epoll_wait(
             return Some(look_behind(0));
         }
     }
+}
+
+/// How long a sleep in the kernel may last.
+#[derive(Clone, Copy)]
+enum Left {
+    /// So many nanoseconds, negative = for ever.
+    All(i64),
+    /// Until then, or at most a millisecond.
+    Until(Deadline, bool),
+}
+
+/// Whether there may be something to report that the kernel does not tell of.
+fn is_active(set: &Set) -> bool {
+    // SeqCst: a thread that is counted as asleep sees it, or is seen (`epoll::add`).
+    set.hot_count.load(SeqCst) != 0 || set.nested.load(SeqCst) != 0
 }
 
 /// Whether the set may hold what the kernel alone does not know.
@@ -235,7 +264,7 @@ pub(super) fn arm_all(index: u32, depth: u32) -> bool {
     tick
 }
 
-/// The real wait.
+/// The real wait. `timeout_ns` is what the application has said.
 ///
 /// # Safety
 /// As [`epoll_wait`].
@@ -243,25 +272,35 @@ unsafe fn sleep(
     epfd: c_int,
     events: *mut libc::epoll_event,
     max: c_int,
-    deadline: Deadline,
-    tick: bool,
+    left: Left,
     timeout_ns: i64,
     mask: *const libc::sigset_t,
 ) -> c_int {
+    let ns = match left {
+        Left::All(ns) => (ns >= 0).then_some(ns as u64),
+        Left::Until(deadline, _) => deadline.left(),
+    };
+    let tick = matches!(left, Left::Until(_, true));
     if !tick
         && timeout_ns % 1_000_000 != 0
-        && let Some(left) = deadline.left()
+        && let Some(ns) = ns
     {
         // Only epoll_pwait2 has such times.
         let time = libc::timespec {
-            tv_sec: (left / 1_000_000_000) as libc::time_t,
-            tv_nsec: (left % 1_000_000_000) as libc::c_long,
+            tv_sec: (ns / 1_000_000_000) as libc::time_t,
+            tv_nsec: (ns % 1_000_000_000) as libc::c_long,
         };
         // SAFETY: the caller's contract.
         return unsafe { real::epoll_pwait2(epfd, events, max, &time, mask) };
     }
     // SAFETY: the caller's contract.
-    unsafe { real::epoll_pwait(epfd, events, max, deadline.left_ms(tick), mask) }
+    unsafe { real::epoll_pwait(epfd, events, max, in_ms(ns, tick), mask) }
+}
+
+/// Nanoseconds (`None` = for ever) for a call that takes milliseconds, rounded up; with `tick` at most one.
+fn in_ms(ns: Option<u64>, tick: bool) -> c_int {
+    let ms = ns.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int);
+    if tick && !(0..=1).contains(&ms) { 1 } else { ms }
 }
 
 /// A hot entry that has something to report.
@@ -374,7 +413,9 @@ fn fetch_records(events: *mut libc::epoll_event, got: c_int) {
 
 /// Turns the kernel's `got` events into the application's, in place; returns how many remain.
 fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) -> c_int {
-    fetch_records(events, got);
+    if got > 1 {
+        fetch_records(events, got);
+    }
     let mut kept = 0;
     for i in 0..got {
         // SAFETY: the kernel filled these entries.
@@ -388,7 +429,7 @@ fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) 
             if number == u32::MAX {
                 continue;
             }
-            let fd = epoll::live_fd(entry);
+            let fd = || epoll::live_fd(entry);
             let index = entry.conn.load(Relaxed);
             // Before the look, which may take out the message that has made it readable.
             let may_hide = conn::at(index).has(F_CLC);
@@ -396,10 +437,12 @@ fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) 
                 let want = entry.events.load(Relaxed);
                 let conn = conn::at(index);
                 let mut hidden = 0;
-                if may_hide && event.events & READ_BITS != 0 && clc::hides_input(fd, conn) {
+                if may_hide && event.events & READ_BITS != 0 && clc::hides_input(fd(), conn) {
                     hidden = READ_BITS;
                 }
-                if may_hide && event.events & WRITE_BITS != 0 && clc::first::hides_output(fd, conn)
+                if may_hide
+                    && event.events & WRITE_BITS != 0
+                    && clc::first::hides_output(fd(), conn)
                 {
                     hidden |= WRITE_BITS;
                 }

@@ -34,7 +34,7 @@ enum Watch {
 
 fn watch(fd: c_int) -> Watch {
     match table::get(fd) {
-        Fd::Conn(index) if !ready::is_kernels(fd, index) => Watch::Ring(index),
+        Fd::Conn(index) if !ready::is_kernels(|| fd, index) => Watch::Ring(index),
         Fd::Conn(index) if ending::is_untold(conn::at(index)) => Watch::Failed,
         Fd::Epoll(index) if has_tracked(epoll::set_at(index)) => Watch::Nested(index),
         _ => Watch::Kernel,

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TXF_ABORT, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
 
-use crate::conn::{self, ATTACHED, Conn, EARLY, OFFERED, RING};
+use crate::conn::{self, Conn, RING};
 use crate::lasting::Call;
 use crate::socket::ending::{self, Ending};
 use crate::socket::family::Receiving;
@@ -31,10 +31,11 @@ pub const READ_BITS: u32 = IN | RDNORM | RDHUP | libc::POLLPRI as u32 | libc::PO
 pub const WRITE_BITS: u32 = OUT | WRNORM | libc::POLLWRBAND as u32;
 
 /// Whether the kernel alone knows this connection's readiness. Moves the handshake on.
-pub fn is_kernels(fd: i32, index: u32) -> bool {
+#[inline(always)]
+pub fn is_kernels(fd: impl FnOnce() -> i32, index: u32) -> bool {
     let conn = conn::at(index);
-    if matches!(conn.phase(), OFFERED | EARLY | ATTACHED) {
-        transition::progress(fd, index, Call::Look);
+    if transition::is_due(conn, Call::Look) {
+        transition::progress(fd(), index, Call::Look);
     }
     // Another process may have disconnected what it shares with us.
     conn.phase() != RING

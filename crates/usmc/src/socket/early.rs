@@ -1,7 +1,6 @@
 //! Calls through the kernel's TCP on a connection that has no slot yet: the kernel's own, sleep and errors
 //! included. They are counted, for a slot that came meanwhile would not know of them.
 
-use core::sync::atomic::Ordering::{AcqRel, Release};
 use usmc_shm::layout::SWITCHING;
 use usmc_shm::sync::AtomicU32;
 
@@ -9,7 +8,7 @@ use super::close::Hold;
 use super::ending;
 use crate::conn::{self, Conn, EARLY, F_CLC};
 use crate::lasting::Call;
-use crate::transition;
+use crate::{single, transition};
 
 /// Such a call, for as long as it lasts. Another thread may close the number meanwhile, hence the hold.
 pub struct Early {
@@ -44,17 +43,17 @@ impl Early {
             return None;
         }
         let hold = Hold::enter(fd, index)?;
-        // Acquire: pairs with the CAS of `Conn::stop_kernel_calls`; either it sees us or we see the slot.
-        if calls.fetch_add(1, AcqRel) & SWITCHING == 0 {
+        // Pairs with the CAS of `Conn::stop_kernel_calls`; either it sees us or we see the slot.
+        if single::add(calls, 1) & SWITCHING == 0 {
             return Some(Early { calls, _hold: hold });
         }
-        calls.fetch_sub(1, Release);
+        single::sub(calls, 1);
         None
     }
 }
 
 impl Drop for Early {
     fn drop(&mut self) {
-        self.calls.fetch_sub(1, Release);
+        single::sub(self.calls, 1);
     }
 }
