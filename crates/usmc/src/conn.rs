@@ -17,6 +17,7 @@ use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 use crate::process::Lock;
 use crate::reason::Reason;
 use crate::remote::Remote;
+use crate::single;
 use crate::users::Users;
 use crate::{cache, sys};
 use crate::{device, observer};
@@ -231,9 +232,9 @@ impl Conn {
         let now = self.flags.load(Relaxed) & flag;
         // A locked instruction is worth a branch.
         if on && now != flag {
-            self.flags.fetch_or(flag, Relaxed);
+            single::set(&self.flags, flag);
         } else if !on && now != 0 {
-            self.flags.fetch_and(!flag, Relaxed);
+            single::clear(&self.flags, flag);
         }
     }
 
@@ -614,7 +615,7 @@ pub fn alloc() -> Option<u32> {
         }
         let next = at(index - 1).next_free.load(Relaxed);
         let new = (head >> 32).wrapping_add(1) << 32 | next as u64;
-        if FREE.compare_exchange(head, new, AcqRel, Relaxed).is_ok() {
+        if single::replace(&FREE, head, new).is_ok() {
             // A fork may have marked it while it was being freed.
             at(index - 1).flags.store(0, Relaxed);
             // Whoever comes next finds it in the cache.
@@ -633,7 +634,7 @@ pub fn alloc() -> Option<u32> {
 /// Gives a record back.
 pub fn free(index: u32) {
     let conn = at(index);
-    conn.use_count.fetch_add(1, Relaxed);
+    single::add(&conn.use_count, 1);
     if conn.has(F_HAD_SLOT) {
         forget_ring(conn);
     }
@@ -661,7 +662,7 @@ pub fn free(index: u32) {
         let head = FREE.load(Acquire);
         conn.next_free.store(head as u32, Relaxed);
         let new = (head >> 32).wrapping_add(1) << 32 | (index + 1) as u64;
-        if FREE.compare_exchange(head, new, AcqRel, Relaxed).is_ok() {
+        if single::replace(&FREE, head, new).is_ok() {
             return;
         }
     }

@@ -15,6 +15,7 @@ use crate::observe::{
 };
 use crate::process::{self, Lock};
 use crate::reason::Reason;
+use crate::single;
 use crate::table::Entry;
 use crate::tuple::Endpoint;
 use crate::{cache, capture, kernel_only, segment, sys, table};
@@ -144,7 +145,10 @@ pub fn changed(fd: i32, index: u32) {
     let conn = conn::at(index);
     let number = index + 1;
     let (Some(header), Some(record)) = (header(), record(number)) else { return };
-    let is_new = conn.observed.swap(number, Relaxed) == 0;
+    let is_new = conn.observed.load(Relaxed) == 0;
+    if is_new {
+        conn.observed.store(number, Relaxed);
+    }
     if is_new && header.high_water.load(Relaxed) < number {
         header.high_water.fetch_max(number, Relaxed);
     }
@@ -161,7 +165,7 @@ pub fn changed(fd: i32, index: u32) {
 
 fn write(fd: i32, conn: &Conn, record: &Record) {
     let phase = conn.phase();
-    let (local, peer) = ends(conn, phase);
+    let (local, peer) = ends_in_words(conn, phase);
     let state = match phase {
         LISTEN => State::Listen,
         _ if peer.is_none() => State::Init,
@@ -172,8 +176,7 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
     let reason =
         if in_ring || phase == LISTEN { Reason::None as u32 } else { conn.reason.load(Relaxed) };
     let peer = peer.unwrap_or_default();
-    let named = if local.port != 0 { local } else { peer };
-    let v4 = named.ip().is_ipv4();
+    let v4 = if local.port != 0 { local.is_v4() } else { peer.is_v4() };
     let family = if v4 { 4 } else { 6 };
     record.fd.store(fd as u32, Relaxed);
     record
@@ -181,15 +184,9 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
         .store(state as u32 | (mode as u32) << 8 | (reason & 0xff) << 16 | family << 24, Relaxed);
     record.ports.store(u32::from(local.port) | u32::from(peer.port) << 16, Relaxed);
     for (place, end) in [(&record.local, local), (&record.peer, peer)] {
-        let mut bytes = [0u8; 16];
-        if v4 {
-            bytes[..4].copy_from_slice(&end.addr[12..]);
-        } else {
-            bytes = end.addr;
-        }
-        let words = u128::from_ne_bytes(bytes);
-        place[0].store(words as u64, Relaxed);
-        place[1].store((words >> 64) as u64, Relaxed);
+        let words = if v4 { [end.v4(), 0] } else { end.addr };
+        place[0].store(words[0], Relaxed);
+        place[1].store(words[1], Relaxed);
     }
     let mut place = record.slot.load(Relaxed) & WAS_SMCD;
     place |= conn.syn_option.load(Relaxed) << SYN_OPTION_SHIFT;
@@ -223,7 +220,7 @@ fn went_to_ring(conn: &Conn, client: bool) {
 
 /// One more.
 pub fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Relaxed);
+    single::count(counter);
 }
 
 /// One more of what [`Totals`] counts, found by `which`.
@@ -259,17 +256,46 @@ pub fn spun(conn: &Conn) {
     }
 }
 
+/// An [`Endpoint`] as a record has it: the address in words of its bytes.
+#[derive(Clone, Copy, Default)]
+struct End {
+    addr: [u64; 2],
+    port: u16,
+}
+
+impl End {
+    /// Whether the address is a mapped one.
+    fn is_v4(&self) -> bool {
+        let [a, b, c, d, ..] = self.addr[1].to_ne_bytes();
+        self.addr[0] == 0 && [a, b, c, d] == [0, 0, 0xff, 0xff]
+    }
+
+    /// The bytes of the mapped address, and zeros.
+    fn v4(&self) -> u64 {
+        let [.., a, b, c, d] = self.addr[1].to_ne_bytes();
+        u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])
+    }
+
+    fn endpoint(self) -> Endpoint {
+        let mut addr = [0; 16];
+        addr[..8].copy_from_slice(&self.addr[0].to_ne_bytes());
+        addr[8..].copy_from_slice(&self.addr[1].to_ne_bytes());
+        Endpoint { addr, port: self.port }
+    }
+}
+
 /// Local end and peer, as far as the record knows them: the kernel is not asked. A client's own end is known
 /// from its offer on, and all zero before.
 pub fn ends(conn: &Conn, phase: u32) -> (Endpoint, Option<Endpoint>) {
-    let w: [u64; 6] = core::array::from_fn(|i| conn.tuple[i].load(Relaxed));
-    let end = |hi: u64, lo: u64, port: u64| {
-        let mut addr = [0; 16];
-        addr[..8].copy_from_slice(&hi.to_ne_bytes());
-        addr[8..].copy_from_slice(&lo.to_ne_bytes());
-        Endpoint { addr, port: port as u16 }
-    };
-    let (client, server) = (end(w[1], w[2], w[5] >> 16), end(w[3], w[4], w[5]));
+    let (local, peer) = ends_in_words(conn, phase);
+    (local.endpoint(), peer.map(End::endpoint))
+}
+
+fn ends_in_words(conn: &Conn, phase: u32) -> (End, Option<End>) {
+    let word = |i: usize| conn.tuple[i].load(Relaxed);
+    let ports = word(5);
+    let client = End { addr: [word(1), word(2)], port: (ports >> 16) as u16 };
+    let server = End { addr: [word(3), word(4)], port: ports as u16 };
     match phase {
         LISTEN => (server, None),
         _ if conn.has(F_CLIENT) => (client, Some(server)),

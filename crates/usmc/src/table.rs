@@ -9,6 +9,7 @@ use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use crate::remote::Remote;
+use crate::single;
 use crate::sys;
 
 /// fds from this number on are never ours.
@@ -101,7 +102,7 @@ pub fn take(fd: i32) -> Entry {
         return entry;
     }
     let place = &TABLE[fd as u32 as usize];
-    match place.compare_exchange(entry.word(), 0, SeqCst, Relaxed) {
+    match single::replace_u32(place, entry.word(), 0) {
         Ok(_) => entry,
         Err(_) => Entry::Foreign,
     }

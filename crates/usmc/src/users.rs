@@ -42,47 +42,38 @@ impl Users {
 
     /// One user less. Whether it was the last.
     pub fn leave(&self) -> bool {
-        if single::is_single() {
-            let users = self.0.load(Relaxed);
-            self.0.store(users - 1, Relaxed);
-            single::in_order();
-            return users as u32 == 1;
+        self.change(|users| Some(users - 1)).is_some_and(|users| users as u32 == 1)
+    }
+
+    /// What was there before, where `next` has something to put in its place.
+    #[inline(always)]
+    fn change(&self, next: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+        let mut users = self.0.load(SeqCst);
+        loop {
+            match single::replace(&self.0, users, next(users)?) {
+                Ok(before) => return Some(before),
+                Err(now) => users = now,
+            }
         }
-        self.0.fetch_sub(1, SeqCst) as u32 == 1
     }
 
     /// A call enters. False where nobody needs the record any more.
     pub fn enter(&self) -> bool {
         let more = |users: u64| (users as u32 != 0).then_some(users + Users::CALL + 1);
-        if single::is_single() {
-            let entered = more(self.0.load(Relaxed));
-            entered.inspect(|&users| self.0.store(users, Relaxed));
-            single::in_order();
-            return entered.is_some();
-        }
-        self.0.fetch_update(SeqCst, SeqCst, more).is_ok()
+        self.change(more).is_some()
     }
 
     /// A call leaves.
     pub fn leave_call(&self) -> Left {
-        let after = |users: u64| {
+        let mut users = self.0.load(SeqCst);
+        loop {
             let last_call = users & Users::CALLS == Users::CALL && users & Users::SPARE != 0;
-            match last_call {
+            let (next, left) = match last_call {
                 true => ((users - Users::CALL) & !Users::SPARE, Left::LastCall),
                 false if users as u32 == 1 => (users - Users::CALL - 1, Left::Last),
                 false => (users - Users::CALL - 1, Left::Needed),
-            }
-        };
-        if single::is_single() {
-            single::in_order();
-            let (next, left) = after(self.0.load(Relaxed));
-            self.0.store(next, Relaxed);
-            return left;
-        }
-        let mut users = self.0.load(SeqCst);
-        loop {
-            let (next, left) = after(users);
-            match self.0.compare_exchange(users, next, SeqCst, SeqCst) {
+            };
+            match single::replace(&self.0, users, next) {
                 Ok(_) => return left,
                 Err(now) => users = now,
             }

@@ -1,6 +1,6 @@
 //! epoll_ctl(2): what a set is asked to watch.
 
-use usmc_shm::sync::Ordering::{Relaxed, Release, SeqCst};
+use usmc_shm::sync::Ordering::{Relaxed, Release};
 
 use super::entry::{self, E_DISABLED, E_EDGE, E_PARKED, E_RING, E_TCP, Entry};
 use super::epoll::{
@@ -11,6 +11,7 @@ use super::hot;
 use super::ready::{self, HUP, IN, OUT};
 use crate::conn::{self, Conn, FRESH, LISTEN, PLAIN, RING};
 use crate::observer;
+use crate::single;
 use crate::sys::{self, Errno};
 
 /// epoll_ctl(2) on a tracked socket. `None`: not ours, make the real call with the real arguments.
@@ -117,7 +118,7 @@ fn add(
     entry.set.store(set_index as u16 + 1, Release);
     conn.watchers.store(number + 1, Release);
     // SeqCst: a waiter that counts itself as asleep after this sees it, or is seen by `kick`.
-    set.tagged.fetch_add(1, SeqCst);
+    single::add(&set.tagged, 1);
     let hot = in_ring && {
         let _held = set.lock.enter();
         hot::heat(set, number, entry)

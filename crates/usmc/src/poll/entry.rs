@@ -5,6 +5,7 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64};
 
 use crate::process::{Held, Lock};
+use crate::single;
 use crate::{cache, sys};
 
 /// Most registrations of one process.
@@ -90,9 +91,9 @@ impl Entry {
         let now = self.flags.load(Relaxed) & flag;
         // A locked instruction is worth a branch.
         if on && now != flag {
-            self.flags.fetch_or(flag, Relaxed);
+            single::set(&self.flags, flag);
         } else if !on && now != 0 {
-            self.flags.fetch_and(!flag, Relaxed);
+            single::clear(&self.flags, flag);
         }
     }
 }

@@ -23,6 +23,7 @@ use super::ready::{self, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use crate::conn::{self, Conn, RING};
 use crate::process::Lock;
 use crate::reason::Reason;
+use crate::single;
 use crate::socket::close;
 use crate::socket::ending::{self, Ending};
 use crate::socket::recv;
@@ -229,7 +230,7 @@ pub fn unlink(number: u32, entry: &Entry) {
         }
         place = &other.next;
     }
-    set.tagged.fetch_sub(1, Relaxed);
+    single::sub(&set.tagged, 1);
     entry::free(number);
 }
 

@@ -1,7 +1,7 @@
 //! Waiting on an epoll set, over the kernel's own.
 
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::entry::{self, E_DISABLED, E_KICKED, E_RING, E_TCP};
 use super::epoll::{self, Set};
@@ -10,6 +10,7 @@ use super::scan::{Look, is_quiet};
 use super::{control, hot, nested, report};
 use crate::clc;
 use crate::conn::{self, F_CLC};
+use crate::single;
 use crate::socket::ending;
 use crate::socket::wait::{self, Budget};
 use crate::table::{self, Entry as Fd};
@@ -81,7 +82,7 @@ pub unsafe fn epoll_wait(
     let mut is_first = true;
     // SAFETY (all raw calls below): the caller's contract.
     loop {
-        let round = set.rounds.fetch_add(1, Relaxed).wrapping_add(1);
+        let round = single::add(&set.rounds, 1).wrapping_add(1);
         let look = Look { epfd, set, index, round, told: set.told.load(Relaxed) };
         let look_behind = |n| {
             if !is_active(set) {
@@ -226,7 +227,7 @@ struct Asleep<'a> {
 impl<'a> Asleep<'a> {
     fn enter(set: &'a Set, index: u32) -> Asleep<'a> {
         // SeqCst: see `epoll::add`.
-        set.sleepers.fetch_add(1, SeqCst);
+        single::add(&set.sleepers, 1);
         nested::each(index, |inner, _| enter_all(inner, DEPTH));
         Asleep { set, index }
     }
@@ -234,7 +235,7 @@ impl<'a> Asleep<'a> {
 
 impl Drop for Asleep<'_> {
     fn drop(&mut self) {
-        self.set.sleepers.fetch_sub(1, AcqRel);
+        single::sub(&self.set.sleepers, 1);
         nested::each(self.index, |inner, _| leave_all(inner, DEPTH));
     }
 }
