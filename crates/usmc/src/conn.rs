@@ -5,6 +5,10 @@
 //! or [`EARLY`] → [`OFFERED`] (client) / [`ATTACHED`] (acceptor) → [`RING`]; [`PLAIN`] is final. Whose peer goes back
 //! to TCP is [`EARLY`] again, for the peer's end may be in other hands soon.
 
+mod unused;
+
+pub use self::unused::{alloc, free};
+
 use core::ptr;
 use core::sync::atomic::fence;
 use usmc_shm::layout::{
@@ -489,9 +493,6 @@ pub const CONNS: usize = if cfg!(target_pointer_width = "32") { 1 << 15 } else {
 
 static BASE: AtomicPtr<Conn> = AtomicPtr::new(ptr::null_mut());
 static NEXT: AtomicU32 = AtomicU32::new(0);
-/// Head of the free list: index + 1 in the low half, a counter against ABA in the high half.
-static FREE: AtomicU64 = AtomicU64::new(0);
-
 fn base() -> Option<*mut Conn> {
     let base = BASE.load(Acquire);
     if !base.is_null() {
@@ -602,85 +603,6 @@ pub fn visiting(flags: u32, kernel_events: u32) -> Conn {
     conn.kernel_events.store(kernel_events, Relaxed);
     conn.set_phase(RING);
     conn
-}
-
-/// Takes an unused record, all zero but its use count. `None` when the table is full.
-pub fn alloc() -> Option<u32> {
-    base()?;
-    loop {
-        let head = FREE.load(Acquire);
-        let index = head as u32;
-        if index == 0 {
-            break;
-        }
-        let next = at(index - 1).next_free.load(Relaxed);
-        let new = (head >> 32).wrapping_add(1) << 32 | next as u64;
-        if single::replace(&FREE, head, new).is_ok() {
-            // A fork may have marked it while it was being freed.
-            at(index - 1).flags.store(0, Relaxed);
-            // Whoever comes next finds it in the cache.
-            fetch(next.wrapping_sub(1));
-            return Some(index - 1);
-        }
-    }
-    let index = NEXT.fetch_add(1, Relaxed);
-    if index as usize >= CONNS {
-        NEXT.fetch_sub(1, Relaxed);
-        return None;
-    }
-    Some(index)
-}
-
-/// Gives a record back.
-pub fn free(index: u32) {
-    let conn = at(index);
-    single::add(&conn.use_count, 1);
-    if conn.has(F_HAD_SLOT) {
-        forget_ring(conn);
-    }
-    if conn.has(F_HANDSHAKE) {
-        conn.clc.clear();
-    }
-    conn.users.clear();
-    for cell in [&conn.flags, &conn.kernel_events, &conn.spare] {
-        cell.store(0, Relaxed);
-    }
-    for cell in [&conn.tcp_sends, &conn.tcp_receives, &conn.calls, &conn.watchers] {
-        cell.store(0, Relaxed);
-    }
-    for cell in [&conn.observed, &conn.reason, &conn.custody, &conn.cell, &conn.syn_option] {
-        cell.store(0, Relaxed);
-    }
-    for cell in [&conn.tx_blocks, &conn.snd_buf, &conn.rcv_buf, &conn.looks, &conn.rcvlowat] {
-        cell.store(0, Relaxed);
-    }
-    conn.kernel_seen.store(0, Relaxed);
-    conn.received.store(0, Relaxed);
-    conn.tuple.iter().for_each(|word| word.store(0, Relaxed));
-    conn.set_phase(0);
-    loop {
-        let head = FREE.load(Acquire);
-        conn.next_free.store(head as u32, Relaxed);
-        let new = (head >> 32).wrapping_add(1) << 32 | (index + 1) as u64;
-        if single::replace(&FREE, head, new).is_ok() {
-            return;
-        }
-    }
-}
-
-/// Those fields that mean something beside a slot only.
-fn forget_ring(conn: &Conn) {
-    conn.forget_slot();
-    conn.forget_past();
-    conn.set_life(None);
-    for cell in [&conn.rx_sleepers, &conn.tx_sleepers, &conn.blocked_sends, &conn.ringing] {
-        cell.store(0, Relaxed);
-    }
-    for cell in [&conn.asked, &conn.provoked, &conn.polled] {
-        cell.store(0, Relaxed);
-    }
-    conn.spin_ns.store(0, Relaxed);
-    conn.bias.iter().for_each(|cell| cell.store(0, Relaxed));
 }
 
 /// Calls `each` for every record in use.

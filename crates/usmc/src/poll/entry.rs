@@ -4,7 +4,7 @@ use core::ptr;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64};
 
-use crate::process::{Held, Lock};
+use crate::process::{self, Held, Lock};
 use crate::single;
 use crate::{cache, sys};
 
@@ -100,9 +100,19 @@ impl Entry {
 
 static BASE: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 static NEXT: AtomicU32 = AtomicU32::new(0);
-static FREE: AtomicU32 = AtomicU32::new(0);
-/// Guards the unused records.
-static UNUSED: Lock = Lock::new();
+
+/// Unused records, in a cache line of their own: the first one plus one, and the lock that guards the list.
+#[repr(align(64))]
+struct Unused {
+    lock: Lock,
+    first: AtomicU32,
+}
+
+/// A thread uses its own, and the others' where it has none.
+static UNUSED: [Unused; process::SHARES] =
+    [const { Unused { lock: Lock::new(), first: AtomicU32::new(0) } }; process::SHARES];
+/// Guards [`NEXT`].
+static MORE: Lock = Lock::new();
 
 /// A lock in a cache line of its own.
 #[repr(align(64))]
@@ -137,17 +147,24 @@ pub fn fetch(index: u32) {
 
 /// Takes an unused record. `None` where all are used, or this thread is inside already (a signal handler).
 pub fn alloc() -> Option<u32> {
-    let _held = UNUSED.enter()?;
+    let own = process::share();
+    for i in 0..UNUSED.len() {
+        let list = &UNUSED[(own + i) % UNUSED.len()];
+        if list.first.load(Relaxed) != 0 {
+            let _held = list.lock.enter()?;
+            let head = list.first.load(Relaxed);
+            if head != 0 {
+                let next = at(head - 1)?.next.load(Relaxed);
+                list.first.store(next, Relaxed);
+                fetch(next.wrapping_sub(1));
+                return Some(head - 1);
+            }
+        }
+    }
+    let _held = MORE.enter()?;
     if BASE.load(Acquire).is_null() {
         let base = sys::mmap_private(ptr::null_mut(), ENTRIES * size_of::<Entry>()).ok()?;
         BASE.store(base.cast(), Release);
-    }
-    let head = FREE.load(Relaxed);
-    if head != 0 {
-        let next = at(head - 1)?.next.load(Relaxed);
-        FREE.store(next, Relaxed);
-        fetch(next.wrapping_sub(1));
-        return Some(head - 1);
     }
     let index = NEXT.load(Relaxed);
     if index as usize >= ENTRIES {
@@ -165,9 +182,10 @@ pub fn free(index: u32) {
     entry.set.store(0, Relaxed);
     entry.flags.store(0, Relaxed);
     // A signal handler that interrupted this very step loses the record.
-    let Some(_held) = UNUSED.enter() else { return };
-    entry.next.store(FREE.load(Relaxed), Relaxed);
-    FREE.store(index + 1, Relaxed);
+    let list = &UNUSED[process::share()];
+    let Some(_held) = list.lock.enter() else { return };
+    entry.next.store(list.first.load(Relaxed), Relaxed);
+    list.first.store(index + 1, Relaxed);
 }
 
 /// Calls `each` for every registration in use.
@@ -201,17 +219,20 @@ pub fn for_each_of(set: u32, mut each: impl FnMut(u32, &'static Entry)) {
 /// Fork: registrations stay as they are while they are copied.
 pub fn hold() {
     WATCHERS.iter().for_each(|lock| lock.0.hold());
-    UNUSED.hold();
+    UNUSED.iter().for_each(|list| list.lock.hold());
+    MORE.hold();
 }
 
 /// Fork is over in the parent.
 pub fn unhold() {
-    UNUSED.unhold();
+    MORE.unhold();
+    UNUSED.iter().for_each(|list| list.lock.unhold());
     WATCHERS.iter().for_each(|lock| lock.0.unhold());
 }
 
 /// Fork, in the child.
 pub fn after_fork() {
-    UNUSED.reset();
+    MORE.reset();
+    UNUSED.iter().for_each(|list| list.lock.reset());
     WATCHERS.iter().for_each(|lock| lock.0.reset());
 }
