@@ -52,6 +52,22 @@ PAIR_CASE(peek_and_waitall) {
     pair_close(p);
 }
 
+// However the first bytes fall between the steps of the call.
+PAIR_CASE(peek_and_waitall_again_and_again) {
+    struct pair p = pair_open();
+    for (int i = 0; i < 300; i++) {
+        peer_begin(P_RECV, p.peer, 8, MSG_PEEK | MSG_WAITALL, 0);
+        for (volatile int spin = 0; spin < i % 100 * 20; spin++)
+            ;
+        EQ(send(p.fd, "1234", 4, 0), 4);
+        peer_asleep();
+        EQ(send(p.fd, "5678", 4, 0), 4);
+        EQ(peer_end(), 8);
+        peer_hears(p.peer, "12345678");
+    }
+    pair_close(p);
+}
+
 PAIR_CASE(waitall_waits_for_all) {
     struct pair p = pair_open();
     size_t n = 300000;

@@ -56,6 +56,12 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     let mut total = 0;
     // A call that waits keeps the connection, whoever closes the number meanwhile.
     let mut hold: Option<Hold> = None;
+    // What a call that peeks at all it asks for begins anew with, until it takes what is there.
+    const PEEK_ALL: i32 = libc::MSG_PEEK | libc::MSG_WAITALL;
+    let mut peek_all = (flags & PEEK_ALL == PEEK_ALL
+        && flags & libc::MSG_DONTWAIT == 0
+        && !wait::is_nonblocking(fd, conn))
+    .then(|| to.again());
     loop {
         let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
         match conn.phase() {
@@ -91,10 +97,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         if total > 0 && stops_in_kernel(fd, conn) {
             return Outcome::Done(total);
         }
-        const PEEK_ALL: i32 = libc::MSG_PEEK | libc::MSG_WAITALL;
-        if flags & PEEK_ALL == PEEK_ALL
-            && flags & libc::MSG_DONTWAIT == 0
-            && (hold.is_some() || !wait::is_nonblocking(fd, conn))
+        if peek_all.is_some()
             && let have = unread_anyhow(fd, index)
             && (1..wanted).contains(&have)
         {
@@ -109,6 +112,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             if more {
                 continue;
             }
+            peek_all = None;
         }
         let failed = match attempt(fd, conn, to, flags) {
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
@@ -122,6 +126,15 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 return Outcome::Done(total);
             }
             Attempt::Again => continue,
+            // They came after the question above.
+            Attempt::Got(n)
+                if n < wanted
+                    && let Some(begin) = &peek_all
+                    && (1..wanted).contains(&unread_anyhow(fd, index)) =>
+            {
+                *to = begin.again();
+                continue;
+            }
             Attempt::Got(n) => {
                 total += n;
                 if total >= least || wanted == 0 || flags & libc::MSG_PEEK != 0 {
