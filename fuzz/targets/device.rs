@@ -280,7 +280,13 @@ impl Play<'_> {
             _ => Receiver::Unknown,
         };
         match a % 8 {
-            0 => self.custodies.extend(device.entrust(cookie, b & 8 != 0)),
+            0 => {
+                // A pid that lives, and one that no process has.
+                let alone =
+                    [None, Some(std::process::id()), Some(i32::MAX as u32)][(b as usize >> 4) % 3];
+                self.custodies.extend(device.entrust(cookie, b & 8 != 0, alone));
+            }
+            1 if b & 16 != 0 => _ = device.entrusted(cookie),
             1 => _ = device.is_about(some, cookie),
             2 => _ = device.hand_over(some, whom),
             3 => _ = device.call_off(some, whom),
@@ -291,6 +297,9 @@ impl Play<'_> {
             }
             5 if b & 16 != 0 => device.rename(some, Receiver::Child(7), whom),
             5 => _ = device.is_sole(some),
+            6 if b & 16 != 0 => device.name_holder(some, b >> 8),
+            6 if b & 32 != 0 => device.take_name_back(some),
+            6 if b & 64 != 0 => _ = (device.tell_fetched(b), device.was_fetched_from()),
             _ => device.release(some),
         }
     }

@@ -5,7 +5,7 @@ use usmc_shm::lock::{self, Found, Refused, Verdict, Wait};
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
-use crate::{single, sys};
+use crate::{real, single, sys};
 
 static PID: AtomicU32 = AtomicU32::new(0);
 /// The same number in a page that the kernel wipes in the child of any fork (MADV_WIPEONFORK, Linux 4.14).
@@ -47,6 +47,10 @@ fn mark() -> Option<&'static AtomicU32> {
 
 /// A clone with these flags is about to be made, or unshare(2) or setns(2) are.
 pub fn clones(flags: u64) {
+    // Otherwise the caller sleeps as long as its memory is shared.
+    if flags & (libc::CLONE_VM | libc::CLONE_VFORK) as u64 == libc::CLONE_VM as u64 {
+        real::expect_threads();
+    }
     if flags & (libc::CLONE_VM | libc::CLONE_THREAD) as u64 == libc::CLONE_VM as u64 {
         SHARES_MEMORY.store(true, Relaxed);
     }

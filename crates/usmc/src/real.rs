@@ -168,7 +168,13 @@ fn find(name: &CStr, otherwise: *mut c_void) -> *mut c_void {
 /// libc's own note (2.32) that the process has had one thread only so far. It errs to the safe side.
 static SINGLE_THREADED: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether another thread of this process may run; a thread that clone(2) has made behind libc's back is not seen.
+/// The application makes a thread by itself (clone(2)), of which libc does not know.
+pub fn expect_threads() {
+    SINGLE_THREADED.store(ptr::null_mut(), Relaxed);
+}
+
+/// Whether another thread of this process may run; one that is made by a bare system call is not seen.
+#[inline(always)]
 pub fn may_have_threads() -> bool {
     let single = SINGLE_THREADED.load(Relaxed);
     // SAFETY: libc's variable of that name, one byte that is there as long as libc is; libc may write it at any moment.
