@@ -3,8 +3,8 @@
 //! A family of processes counts its members in the slot, or in a cell of [`crate::fork`]. Before one of them passes a
 //! socket on, the device begins to count families: that of the passer, and one for each [`Receiver`]. Who receives the
 //! socket is a holder only if the passer meant it; anybody else is one that nobody knows, and then the connection
-//! stays TCP for good. So does a connection of which a family of several processes died without a word. A connection goes to the ring when
-//! one process is left that holds it.
+//! stays TCP for good. So does a connection of which a family of several processes died without a word; single processes
+//! are counted by name, and counted out. A connection goes to the ring when one process is left that holds it.
 //!
 //! Who fetches a socket by pidfd_getfd(2) begins to count in its holder's place ([`join`]), and tells the holder's process,
 //! which looks before it does anything that changes the count: when it closes the connection, forks, ends, passes it on

@@ -6,9 +6,9 @@ use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 use crate::single;
 
 /// Who needs a record: fds of this process that mean its socket, and calls that may sleep on it
-/// ([`crate::socket::close::Hold`]). One word, for a short connection changes it at each call. Where there are threads all steps are SeqCst:
-/// a call enters before it looks whether its number still means the record, and who takes the number away looks for calls
-/// afterwards, so that one of them sees the other.
+/// ([`crate::socket::close::Hold`]). One word, for a short connection changes it at each call. Where there are threads all
+/// steps are SeqCst: a call enters before it looks whether its number still means the record, and who takes the number away
+/// looks for calls afterwards, so that one of them sees the other.
 pub struct Users(AtomicU64);
 
 /// What becomes of the record when a call leaves it.
