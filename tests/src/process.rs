@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A running program, leader of its own process group. Killed with its group when dropped.
 pub struct Process {
@@ -144,8 +144,11 @@ impl Process {
         self.seen.join("\n")
     }
 
-    /// What it wrote to standard error so far.
+    /// What it wrote to standard error so far; all of it, once it has ended. Others may have it open still.
     pub fn errors(&self) -> String {
+        if self.status.is_some() {
+            let _ = self.errors_done.recv_timeout(Duration::from_secs(1));
+        }
         self.errors.lock().map(|e| e.clone()).unwrap_or_default()
     }
 
@@ -188,7 +191,7 @@ impl Drop for Process {
             unsafe { libc::kill(-self.pid, libc::SIGKILL) };
         }
         if self.status.is_none() {
-            let _ = self.exited.recv_timeout(std::time::Duration::from_secs(5));
+            let _ = self.exited.recv_timeout(Duration::from_secs(5));
         }
     }
 }
