@@ -80,10 +80,12 @@ pub fn is_alone_there(process: &Remote, there: &There) -> bool {
         (0, 0) => return false,
         // SAFETY: a pointer's integer.
         (0, cell) => match unsafe { process.read_static((&raw const CELL_BASE).cast::<usize>()) } {
-            Ok(base) if base != 0 => base + (cell as usize - 1) * size_of::<Cell>(),
+            Ok(base) if base != 0 => {
+                base.wrapping_add((cell as usize - 1).wrapping_mul(size_of::<Cell>()))
+            }
             _ => return false,
         },
-        (slot, _) => slot + in_slot,
+        (slot, _) => slot.wrapping_add(in_slot),
     };
     // SAFETY: an integer; both counts are of 32 bits, a cell's comes first.
     let holders = unsafe { process.read::<u32>(count) };

@@ -245,12 +245,7 @@ CASE(connection_whose_passer_was_killed_comes_back) {
     ends[1] = receive_fd(passer.channel[0]);
     OK(kill(pid, SIGKILL));
     EQ(waitpid(pid, NULL, 0), pid);
-    for (int n = 0; n < 96; n++, at += 10) {
-        for (int to = 0; to < 2; to++) {
-            send_all(ends[to], 1 + to, at, 10);
-            recv_all(ends[1 - to], 1 + to, at, 10);
-        }
-    }
+    ends_talk(ends, at, 96);
     assert_smcd(ends[0]);
     for (int i = 0; i < 2; i++) {
         close(ends[i]);

@@ -220,12 +220,8 @@ CASE(fetched_connection_comes_back) {
         both_ends(ends, i / 3 % 2, rounds);
         struct pair p = {ends[0], OK(peer_call(P_FETCH, ends[1], getpid(), 0, 0))};
         int at = pair_talk(p, rounds * 10, 48);
-        send_all(p.fd, 1, at, 10);
-        recv_all(ends[1], 1, at, 10);
-        send_all(ends[1], 2, at, 10);
-        recv_all(p.fd, 2, at, 10);
+        at = ends_talk(ends, at, 1);
         assert_tcp(p.fd);
-        at += 10;
         if (holder_closes) {
             close(ends[1]);
             pair_talk(p, at, 96);
@@ -234,12 +230,7 @@ CASE(fetched_connection_comes_back) {
             continue;
         }
         EQ(peer_call(P_CLOSE, p.peer, 0, 0, 0), 0);
-        for (int n = 0; n < 96; n++, at += 10) {
-            send_all(p.fd, 1, at, 10);
-            recv_all(ends[1], 1, at, 10);
-            send_all(ends[1], 2, at, 10);
-            recv_all(p.fd, 2, at, 10);
-        }
+        ends_talk(ends, at, 96);
         assert_smcd(p.fd);
         close(ends[0]);
         close(ends[1]);
@@ -311,7 +302,7 @@ static void holds(void *arg) {
 CASE(connection_of_a_killed_holder_comes_back) {
     for (int round = 0; round < 2; round++) {
         struct holding h = {.round = round};
-        int ends[2], fetched[2], at = 320;
+        int ends[2], fetched[2];
         OK(pipe(h.told));
         pid_t pid = child(holds, &h);
         EQ(read(h.told[0], ends, sizeof ends), sizeof ends);
@@ -319,12 +310,7 @@ CASE(connection_of_a_killed_holder_comes_back) {
             fetched[i] = OK(fetch_fd(pid, ends[i]));
         OK(kill(pid, SIGKILL));
         EQ(waitpid(pid, NULL, 0), pid);
-        for (int n = 0; n < 96; n++, at += 10) {
-            for (int i = 0; i < 2; i++) {
-                send_all(fetched[i], 1 + i, at, 10);
-                recv_all(fetched[1 - i], 1 + i, at, 10);
-            }
-        }
+        ends_talk(fetched, 320, 96);
         assert_smcd(fetched[0]);
         for (int i = 0; i < 2; i++) {
             close(fetched[i]);

@@ -54,6 +54,8 @@ struct pair pair_of(int fd, int peer);
 void pair_close(struct pair p);
 // From byte `at` of both directions on, ten bytes there and back, so many times; where that ends.
 int pair_talk(struct pair p, int at, int times);
+// The same where both ends are ours.
+int ends_talk(const int ends[2], int at, int times);
 
 long peer_call(enum op op, int fd, long a, long b, long c);
 void peer_begin(enum op op, int fd, long a, long b, long c);

@@ -103,15 +103,16 @@ unsafe fn receive_one(
         unsafe { capture::received_by_kernel(fd, index, &raw const iov, 1, got, flags) };
         got
     };
-    // Before the cancellation point, which the real call is, too.
-    if let Some(call) = Early::receive(fd, index) {
-        return captured(keeping(call, kernel).1);
-    }
-    cancellation_point();
+    let mut is_first = true;
     loop {
         let returns = conn::at(index).returns();
         if let Some(call) = Early::receive(fd, index) {
+            // The real call is a cancellation point by itself.
             return captured(keeping(call, kernel).1);
+        }
+        if is_first {
+            cancellation_point();
+            is_first = false;
         }
         let iov = iovec { iov_base: buf, iov_len: len };
         // SAFETY: the application's buffer; the entry lives on our stack.
@@ -144,15 +145,16 @@ unsafe fn receive_many(
         unsafe { capture::received_by_kernel(fd, index, iov, count, got, flags) };
         got
     };
-    // Before the cancellation point, which the real call is, too.
-    if let Some(call) = Early::receive(fd, index) {
-        return captured(keeping(call, kernel).1);
-    }
-    cancellation_point();
+    let mut is_first = true;
     loop {
         let returns = conn::at(index).returns();
         if let Some(call) = Early::receive(fd, index) {
+            // The real call is a cancellation point by itself.
             return captured(keeping(call, kernel).1);
+        }
+        if is_first {
+            cancellation_point();
+            is_first = false;
         }
         // SAFETY: the application's array and buffers.
         let mut to = unsafe { Buffers::new(iov, count) };
