@@ -31,6 +31,8 @@ pub enum Object {
         early: i64,
         /// Whether no more will come.
         ended: bool,
+        /// Whether it sends no more, which its other end may not be there to notice.
+        silent: bool,
         /// Calls do not wait.
         nonblock: bool,
         /// SO_RCVLOWAT.
@@ -307,6 +309,9 @@ impl Model {
 
     /// An end sends no more.
     fn finish(&mut self, object: usize) {
+        if let Object::End { silent, .. } = &mut self.objects[object] {
+            *silent = true;
+        }
         if let Some(peer) = self.peer(object)
             && let Object::End { ended, .. } = &mut self.objects[peer]
         {
@@ -336,6 +341,7 @@ impl Model {
             unread: 0,
             early: 0,
             ended: false,
+            silent: false,
             nonblock,
             lowat: 1,
             passed: false,
@@ -369,12 +375,12 @@ impl Model {
                     Some(Object::Listener { waiting, .. }) => waiting.pop_front(),
                     _ => None,
                 };
-                let sent = match client.map(|c| &self.objects[c]) {
-                    Some(Object::End { early, .. }) => *early,
-                    _ => 0,
+                let (sent, is_over) = match client.map(|c| &self.objects[c]) {
+                    Some(Object::End { early, silent, .. }) => (*early, *silent),
+                    _ => (0, false),
                 };
-                if let Object::End { unread, .. } = &mut self.objects[end] {
-                    *unread = sent;
+                if let Object::End { unread, ended, .. } = &mut self.objects[end] {
+                    (*unread, *ended) = (sent, is_over);
                 }
                 for (one, other) in [(Some(end), client), (client, Some(end))] {
                     if let Some(Object::End { peer, .. }) = one.map(|o| &mut self.objects[o]) {
