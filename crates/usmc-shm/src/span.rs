@@ -266,6 +266,11 @@ impl<'a> RxSpan<'a> {
         let _ = self.end.tcp_left.fetch_update(Relaxed, Relaxed, in_span);
     }
 
+    /// Notes that the span is read to its end, for a reader that did not live to see where that is.
+    pub fn note_read(&self) {
+        let _ = self.end.tcp_left.compare_exchange(0, 1, Relaxed, Relaxed);
+    }
+
     /// Notes the bytes of the span not read yet, and the doorbells read in their place; false where the ring is not
     /// ours to read. Both follow from the kernel's count alone, so a reader that dies half-way leaves nothing wrong
     /// for the next holder of its lock.

@@ -23,8 +23,12 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     let prod = conn.peer(slot).prod.load(Acquire);
     let in_tcp = conn.end(slot).tcp_left.load(Relaxed) != 1;
     let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
+    // The end of the stream can be read, whether or not the kernel was asked for it.
+    let is_over = shut_rd
+        || conn.peer(slot).flags.load(Relaxed) & TXF_ENDS != 0
+        || conn.kernel_events.load(Relaxed) != 0;
     let idle =
-        in_tcp && !shut_rd && !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) == TX_TCP;
+        in_tcp && !is_over && !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) == TX_TCP;
     let ask = if idle { want & !READ_BITS } else { want };
     let bits = ready::now(live_fd(entry), conn, slot, ask) & (want | ready::ERR | HUP);
     if in_tcp && ask & READ_BITS != 0 && bits & READ_BITS == 0 && entry.has(E_TCP) {

@@ -399,6 +399,12 @@ fn bury(fd: i32, conn: &Conn, slot: &Slot) {
     conn.kernel_events.fetch_or(ready::RDHUP | ready::HUP, Relaxed);
 }
 
+/// Whether the peer of a ring connection has closed it, or shut both directions down.
+pub fn reads_no_more(conn: &Conn) -> bool {
+    conn.phase() == RING
+        && conn.slot().is_some_and(|slot| conn.peer(slot).flags.load(Acquire) & TXF_CLOSED != 0)
+}
+
 /// What a send does once the peer does not read any more.
 pub enum Send {
     /// The ring: the peer reads.

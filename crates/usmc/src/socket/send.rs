@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
 use usmc_shm::layout::{Slot, TXF_ABORT, TXF_BACK, TXF_CLOSED, TXF_DONE, TXF_LEFT};
 use usmc_shm::ring::Room;
-use usmc_shm::span::{Route, TcpSend};
+use usmc_shm::span::{Route, RxSpan, TcpSend};
 
 use super::Outcome;
 use super::close::{self, Hold};
@@ -18,6 +18,7 @@ use super::wait::{self, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
 use crate::life::{self, Life};
+use crate::poll::ready;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
@@ -178,6 +179,7 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
             Attempt::Back if !demote::go_back(fd, conn, slot) => {
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
             }
+            Attempt::Back if hold.is_none() => return out_of_ring(conn),
             Attempt::Kernel | Attempt::Back | Attempt::Elsewhere | Attempt::Cramped => {
                 if hold.is_none() {
                     return Outcome::Kernel;
@@ -219,6 +221,11 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
         }
     }
+}
+
+/// What becomes of a send by which the connection has come out of the ring: an error that only we know of is told first.
+pub fn out_of_ring(conn: &Conn) -> Outcome {
+    ending::untold(conn).map_or(Outcome::Kernel, Outcome::Fail)
 }
 
 /// Goes on with a send that has slept, the ring not being the place for it any more: of its bytes `total` are sent. Its
@@ -441,7 +448,21 @@ fn may_have_died(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
         Life::Lives => false,
         Life::Unknown if now.wrapping_sub(conn.asked.load(Relaxed)) <= ASK_CYCLES => false,
         Life::Unknown => has_died(fd, conn, slot, now, wait::watch_over),
-        Life::Ended => has_died(fd, conn, slot, now, wait::provoke),
+        Life::Ended => {
+            note_all_read(fd, conn, slot);
+            has_died(fd, conn, slot, now, wait::provoke)
+        }
+    }
+}
+
+/// Before a doorbell provokes the same: a RST for what the dead had not read of TCP would be here by now.
+fn note_all_read(fd: i32, conn: &Conn, slot: &Slot) {
+    let theirs = RxSpan::new(slot, 1 - conn.side());
+    if theirs.boundary().is_some() && life::have_ended(conn, slot) {
+        ending::look(fd, conn);
+        if conn.kernel_events.load(Relaxed) & ready::HUP == 0 {
+            theirs.note_read();
+        }
     }
 }
 

@@ -45,7 +45,7 @@ fn into_ring(
             if flags & (TXF_LEFT | TXF_BACK) != 0 {
                 return match demote::go_back_locked(fd, conn, slot) {
                     _ if total > 0 => Outcome::Done(total),
-                    true => Outcome::Kernel,
+                    true => send::out_of_ring(conn),
                     false => Outcome::Fail(libc::EAGAIN),
                 };
             }
