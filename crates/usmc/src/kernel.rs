@@ -210,6 +210,11 @@ pub fn has_fin(fd: i32) -> bool {
     tcp_info(fd).is_some_and(|info| info.has_fin() || info.state == TCP_CLOSE)
 }
 
+/// Whether a receive gives the end behind what is there: the peer's FIN has arrived, or we have shut that direction down.
+pub fn is_shut_to_reads(fd: i32) -> bool {
+    sys::poll1(fd, libc::POLLRDHUP, 0) & libc::POLLRDHUP != 0
+}
+
 /// An int option, or `default`.
 pub fn option(fd: i32, level: i32, name: i32, default: i32) -> i32 {
     let mut value = default;

@@ -406,12 +406,10 @@ fn leave_for(fd: c_int, index: u32, flags: c_int) -> Result<(), c_int> {
     if !is_urgent && !option::completes_sends(fd) {
         return Ok(());
     }
-    // A peer that reads no more answers any send with a RST, and what it has not read stays where it is.
-    if is_urgent && ending::reads_no_more(conn::at(index)) {
-        return Ok(());
-    }
     let reason = if is_urgent { Reason::Urgent } else { Reason::KernelFeature };
     match demote::leave(fd, index, reason) {
+        // It answers any send with a RST, and what it has not read stays where it is.
+        Err(_) if is_urgent && ending::reads_no_more(conn::at(index)) => Ok(()),
         // What is still to be read from the ring of a peer that left it first does not matter to a send.
         Err(_) if demote::sends_by_tcp(fd, index, reason) => Ok(()),
         // What the kernel says when it has no memory for the notification.

@@ -311,7 +311,7 @@ fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Out
     if control::knows_mark(fd) && control::is_at_mark(fd) {
         return if let Some(errno) = ending::at_mark(fd, conn::at(index)) {
             Outcome::Fail(errno)
-        } else if wait::is_nonblocking(fd, conn::at(index)) {
+        } else if wait::is_nonblocking(fd, conn::at(index)) && !kernel::is_shut_to_reads(fd) {
             Outcome::Fail(libc::EAGAIN)
         } else {
             Outcome::Done(0)
