@@ -221,7 +221,7 @@ else:
     for i in range(times):
         wait(p)
         a = s.accept()[0]
-        p.register(a, select.EPOLLIN)
+        p.register(a, select.EPOLLIN | select.EPOLLET)
         wait(p)
         a.recv(2000)
         a.send(b'y' * 1000)
@@ -245,6 +245,51 @@ fn waiting_for_short_connections_costs_no_more_system_calls() {
     process.succeed();
     let counts = counts(&log);
     assert_eq!(self::waits(&counts).cast_unsigned(), waits, "{counts:?}");
+    fixture.finish();
+}
+
+/// A process that serves its own connections, whose requests are there before they are accepted.
+const BRIEF: &str = "
+import select, socket, sys
+s = socket.create_server(('127.0.0.1', 0))
+p = select.epoll(); p.register(s, select.EPOLLIN)
+for i in range(int(sys.argv[1])):
+    c = socket.create_connection(s.getsockname()); c.send(b'x' * 100)
+    assert p.poll(5) == [(s.fileno(), select.EPOLLIN)]
+    a = s.accept()[0]
+    p.register(a, select.EPOLLIN)
+    assert p.poll(5) == [(a.fileno(), select.EPOLLIN)]
+    a.recv(200); a.send(b'y' * 100); a.close()
+    c.recv(200); c.close()";
+
+#[test]
+fn a_server_of_short_connections_registers_none() {
+    const MORE: i64 = 100;
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("brief");
+    let log = fixture.scratch().join("calls");
+    let serves = |under_usmc: bool, times: i64| {
+        let mut command = fixture.plain("strace");
+        command.args(["-f", "-c", "-o"]).arg(&log);
+        if under_usmc {
+            command.arg(build::usmc()).args(["run", "--"]);
+        }
+        command.args(["/usr/bin/python3", "-c", BRIEF, &times.to_string()]);
+        fixture.run(command);
+        counts(&log)
+    };
+    let each = |ours| more(&serves(ours, 50), &serves(ours, 50 + MORE));
+    let (tcp, ours) = (each(false), each(true));
+    let of = |counts: &BTreeMap<String, i64>, name| counts.get(name).copied().unwrap_or(0);
+    // One question in the place of a registration and of a wait.
+    assert_eq!(of(&tcp, "epoll_ctl") - of(&ours, "epoll_ctl"), MORE);
+    assert_eq!(waits(&tcp) - waits(&ours), MORE);
+    assert_eq!(of(&ours, "ppoll") - of(&tcp, "ppoll"), MORE);
+    let mut beyond = more(&tcp, &ours);
+    beyond.retain(|name, n| n.abs() > 5 && !name.starts_with("epoll_") && name != "ppoll");
+    assert!(beyond.is_empty(), "{MORE} connections: {beyond:?}");
     fixture.finish();
 }
 

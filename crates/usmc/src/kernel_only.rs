@@ -10,7 +10,7 @@ use crate::reason::Reason;
 use crate::socket::demote;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{config, errno, log, process, set_errno};
+use crate::{config, errno, log, poll, process, set_errno};
 
 static WHY: AtomicU32 = AtomicU32::new(Reason::None as u32);
 
@@ -41,6 +41,7 @@ pub fn begins(why: Reason) -> Result<(), Errno> {
     if WHY.swap(why as u32, SeqCst) == 0 {
         log::debug(format_args!("all connections are TCP from now on: {}", why.text()));
     }
+    poll::epoll::pay_all();
     let mut all = Ok(());
     table::for_each(0, u32::MAX, |fd, entry| {
         if let Entry::Conn(index) = entry {

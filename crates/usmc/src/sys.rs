@@ -500,15 +500,25 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
 
 /// poll(2) on one fd.
 pub fn poll1(fd: c_int, events: i16, timeout_ms: c_int) -> i16 {
-    let mut p = libc::pollfd { fd, events, revents: 0 };
+    let mut p = [libc::pollfd { fd, events, revents: 0 }];
+    match poll(&mut p, timeout_ms) {
+        1 => p[0].revents,
+        _ => 0,
+    }
+}
+
+/// poll(2) on several, without waiting: how many have something to tell.
+pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
+    poll(fds, 0)
+}
+
+#[inline(always)]
+fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> usize {
     let ts = libc::timespec {
         tv_sec: (timeout_ms / 1000) as libc::time_t,
         tv_nsec: (timeout_ms % 1000) as c_long * 1_000_000,
     };
-    match call!(SYS_ppoll, &raw mut p, 1, &raw const ts, 0, 0) {
-        Ok(1) => p.revents,
-        _ => 0,
-    }
+    call!(SYS_ppoll, fds.as_mut_ptr(), fds.len(), &raw const ts, 0, 0).unwrap_or(0)
 }
 
 /// epoll_ctl(2).

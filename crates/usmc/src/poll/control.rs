@@ -2,13 +2,13 @@
 
 use usmc_shm::sync::Ordering::{Relaxed, Release};
 
-use super::entry::{self, E_DISABLED, E_EDGE, E_PARKED, E_RING, E_TCP, Entry};
+use super::entry::{self, E_DISABLED, E_EDGE, E_OWED, E_PARKED, E_RING, E_TCP, Entry};
 use super::epoll::{
     ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, disarm, fd_of, find, kick, ring_events, set_at,
     tag_of, unlink,
 };
-use super::hot;
 use super::ready::{self, HUP, IN, OUT};
+use super::{hot, owed};
 use crate::conn::{self, Conn, FRESH, LISTEN, PLAIN, RING};
 use crate::observer;
 use crate::single;
@@ -65,6 +65,10 @@ pub fn control(
         (libc::EPOLL_CTL_MOD, Some(event)) => Some(modify(epfd, set, fd, known?, event)),
         (libc::EPOLL_CTL_DEL, _) => {
             let (number, entry) = known?;
+            if entry.has(E_OWED) {
+                unlink(number, entry);
+                return Some(Ok(()));
+            }
             if entry.has(E_RING) && !conn.has(conn::F_SHARED) {
                 park(set, conn, entry);
                 return Some(Ok(()));
@@ -84,6 +88,7 @@ fn park(set: &Set, conn: &Conn, entry: &Entry) {
 
 /// Deletes those of these entries for real that are parked, so that the kernel's view of the set is true.
 pub fn unpark(set_index: u32) {
+    owed::pay(set_index, 0);
     entry::for_each_of(set_index, |number, entry| {
         if entry.has(E_PARKED) {
             let _ = delete(fd_of(set_index), entry.fd.load(Relaxed) as i32, number, entry);
@@ -119,6 +124,9 @@ fn add(
     conn.watchers.store(number + 1, Release);
     // SeqCst: a waiter that counts itself as asleep after this sees it, or is seen by `kick`.
     single::add(&set.tagged, 1);
+    if owed::owe(set, number, entry, conn) {
+        return Ok(());
+    }
     let hot = in_ring && {
         let _held = set.lock.enter();
         hot::heat(set, number, entry)
@@ -166,6 +174,9 @@ fn modify(
     entry.set_flag(E_EDGE, true);
     if !entry.has(E_RING) {
         drop(held);
+        if entry.has(E_OWED) {
+            return owed::modified(number, entry);
+        }
         let mut kernel = libc::epoll_event { events: event.events, u64 };
         return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut kernel);
     }

@@ -15,11 +15,11 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64, fence};
 
 use super::entry::{
-    self, E_ARMED, E_COPY, E_DISABLED, E_EDGE, E_KICKED, E_PARKED, E_RING, E_TCP, Entry,
+    self, E_ARMED, E_COPY, E_DISABLED, E_EDGE, E_KICKED, E_OWED, E_PARKED, E_RING, E_TCP, Entry,
 };
 use super::hot::{self, HOT};
-use super::nested;
 use super::ready::{self, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
+use super::{nested, owed};
 use crate::conn::{self, Conn, RING};
 use crate::process::Lock;
 use crate::reason::Reason;
@@ -81,6 +81,14 @@ pub struct Set {
     pub hot_count: AtomicU32,
     /// The hot entries.
     pub hot: [AtomicU32; HOT],
+    /// Registrations that the kernel does not know of ([`super::owed`]).
+    pub owed: [AtomicU32; owed::MOST],
+    /// Entries in `owed`.
+    pub owed_count: AtomicU32,
+    /// How many short connections there were of late.
+    pub short: AtomicU32,
+    /// Nonzero where the kernel may tell others of the set's readiness: it is or was in another set, or there was a fork.
+    pub is_watched: AtomicU32,
     /// Where the next look at the hot entries begins.
     pub hand: AtomicU32,
     /// Nonzero once there were hot entries.
@@ -173,6 +181,9 @@ pub fn created(fd: i32) {
         &set.rounds,
         &set.hot_count,
         &set.was_hot,
+        &set.owed_count,
+        &set.short,
+        &set.is_watched,
     ] {
         cell.store(0, Relaxed);
     }
@@ -218,6 +229,8 @@ pub fn unlink(number: u32, entry: &Entry) {
     let conn = conn::at(entry.conn.load(Relaxed));
     {
         let _held = set.lock.enter();
+        owed::learn(set, entry);
+        owed::forgive(set, entry);
         hot::cool(set, entry);
         disarm(conn, entry);
     }
@@ -369,6 +382,9 @@ pub fn phase_changed(index: u32) {
         }
         let set_index = entry.set_index();
         let set = set_at(set_index);
+        if entry.has(E_OWED) {
+            let _ = owed::register(number, entry);
+        }
         // No edge by itself: what TCP has reported so far has been reported, and the ring is empty.
         entry.set_flag(E_RING | E_TCP, true);
         let hot = {
@@ -465,6 +481,25 @@ pub fn mark_moved(fd: i32, index: u32) {
     });
 }
 
+/// A number of the connection is about to be closed, and it lives on by others: the kernel goes on reporting it by the
+/// number that it was registered by, so it has to know it.
+pub fn pay_for(index: u32) {
+    each_watcher(index, |number, entry| {
+        if entry.has(E_OWED) {
+            let _ = owed::register(number, entry);
+        }
+    });
+}
+
+/// All that any set owes is registered.
+pub fn pay_all() {
+    for index in 0..NEXT_SET.load(Relaxed) {
+        if owed::is_any(set_at(index)) {
+            owed::pay(index, 0);
+        }
+    }
+}
+
 /// A sleeper of the set is awake. It may have been counted before the set got a new life.
 pub fn woke(set: &Set) {
     let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |n| n.checked_sub(1));
@@ -502,7 +537,12 @@ pub fn forget(fd: i32, index: u32) {
             // reporting it, as it does over TCP; of a ring it knows nothing that could be reported.
             let set_index = entry.set_index();
             let registered = entry.fd.load(Relaxed) as i32;
-            let op = if entry.has(E_RING) { libc::EPOLL_CTL_DEL } else { libc::EPOLL_CTL_MOD };
+            let op = match entry {
+                // Nobody can ask again for what was to be told once and was.
+                _ if entry.has(E_RING | E_DISABLED) => libc::EPOLL_CTL_DEL,
+                _ if entry.has(E_OWED) => libc::EPOLL_CTL_ADD,
+                _ => libc::EPOLL_CTL_MOD,
+            };
             let (events, u64) = (entry.events.load(Relaxed), entry.data.load(Relaxed));
             let mut event = libc::epoll_event { events, u64 };
             let _ = sys::epoll_ctl(fd_of(set_index), op, registered, &mut event);
@@ -547,6 +587,7 @@ pub fn hold() {
     entry::hold();
     for index in 0..NEXT_SET.load(Relaxed) {
         set_at(index).lock.hold();
+        owed::pay_for_fork(set_at(index));
     }
 }
 

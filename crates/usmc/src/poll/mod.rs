@@ -6,6 +6,7 @@ pub mod epoll;
 pub mod hot;
 pub mod multi;
 pub mod nested;
+pub mod owed;
 pub mod pollfds;
 pub mod ready;
 mod report;

@@ -7,7 +7,7 @@ use super::entry::{self, E_DISABLED, E_KICKED, E_RING, E_TCP};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::scan::{Look, is_quiet};
-use super::{control, hot, nested, report};
+use super::{control, hot, nested, owed, report};
 use crate::clc;
 use crate::conn::{self, F_CLC};
 use crate::single;
@@ -68,6 +68,7 @@ pub unsafe fn epoll_wait(
         return None;
     }
     if is_bad(events) {
+        owed::pay(index, 0);
         if has_tracked(set) && nested_ready(index) {
             set_errno(libc::EFAULT);
             return Some(-1);
@@ -91,6 +92,13 @@ pub unsafe fn epoll_wait(
             // SAFETY: the caller's contract; `n` events were filled.
             unsafe { look.at_all(events, max, n) }
         };
+        if owed::is_any(set) {
+            // SAFETY: the caller's contract.
+            let n = unsafe { owed::report((epfd, index), events, max, round) };
+            if n > 0 {
+                return Some(found(set, index, look_behind(n)));
+            }
+        }
         let ours = has_tracked(set);
         // Otherwise the kernel alone has something to tell.
         let active = ours && is_active(set);
@@ -129,9 +137,9 @@ pub unsafe fn epoll_wait(
             }
         }
         let asleep = Asleep::enter(set, index);
-        let mut tick = false;
+        let mut tick = owed::is_any(set) && !owed::pay(index, 0);
         if active {
-            tick = arm_all(index, DEPTH);
+            tick |= arm_all(index, DEPTH);
             let n = look_behind(0);
             if n > 0 {
                 drop(asleep);
@@ -141,7 +149,7 @@ pub unsafe fn epoll_wait(
             continue;
         }
         device::current().keep_alive();
-        let at_once = is_first && !active;
+        let at_once = is_first && !active && !tick;
         let start = if at_once { begun } else { clock::now_ns() };
         is_first = false;
         let at = clock::tsc();
@@ -244,6 +252,7 @@ impl Drop for Asleep<'_> {
 pub(super) fn enter_all(index: u32, depth: u32) {
     // SeqCst: see `epoll::add`.
     epoll::set_at(index).sleepers.fetch_add(1, SeqCst);
+    owed::pay(index, 0);
     if depth > 0 {
         nested::each(index, |inner, _| enter_all(inner, depth - 1));
     }
@@ -413,7 +422,12 @@ fn fetch_records(events: *mut libc::epoll_event, got: c_int) {
 }
 
 /// Turns the kernel's `got` events into the application's, in place; returns how many remain.
-fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) -> c_int {
+pub(super) fn translate(
+    set: &Set,
+    events: *mut libc::epoll_event,
+    got: c_int,
+    round: u32,
+) -> c_int {
     if got > 1 {
         fetch_records(events, got);
     }
@@ -470,6 +484,7 @@ fn translate(set: &Set, events: *mut libc::epoll_event, got: c_int, round: u32) 
                 }
                 // Should it be in the ring in the next instant, this wait has reported it all the same.
                 entry.round.store(round, Relaxed);
+                owed::note_told(entry);
                 let untold = event.events & ready::HUP != 0 && ending::is_untold(conn::at(index));
                 event.events | if untold { ready::ERR } else { 0 }
             } else {

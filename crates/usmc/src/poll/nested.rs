@@ -7,7 +7,7 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use super::epoll::{self, SETS_LOCK};
-use super::{multi, ready};
+use super::{multi, owed, ready};
 use crate::sys::{self, Errno};
 
 /// Sets registered in other sets at one time; what exceeds it is left to the kernel.
@@ -57,6 +57,11 @@ pub fn control(
     op: i32,
     event: Option<libc::epoll_event>,
 ) -> Option<Result<(), Errno>> {
+    if op == libc::EPOLL_CTL_ADD {
+        // Whoever waits for the outer set hears of the inner one by the kernel.
+        epoll::set_at(inner.1).is_watched.store(1, Relaxed);
+        owed::pay(inner.1, 0);
+    }
     let _held = SETS_LOCK.enter()?;
     let who = name(outer.1, inner.1);
     let known = NESTINGS.iter().position(|n| n.who.load(Relaxed) == who);

@@ -9,7 +9,7 @@ use super::multi::{
     DEPTH, Deadline, arm_all, enter_all, has_tracked, is_bad, leave_all, nested_ready,
 };
 use super::ready::{self, READ_BITS, WRITE_BITS};
-use super::{epoll, nested};
+use super::{epoll, nested, owed};
 use crate::api::time::Time;
 use crate::clc;
 use crate::conn::{self, F_CLC};
@@ -36,7 +36,11 @@ fn watch(fd: c_int) -> Watch {
     match table::get(fd) {
         Fd::Conn(index) if !ready::is_kernels(|| fd, index) => Watch::Ring(index),
         Fd::Conn(index) if ending::is_untold(conn::at(index)) => Watch::Failed,
-        Fd::Epoll(index) if has_tracked(epoll::set_at(index)) => Watch::Nested(index),
+        Fd::Epoll(index) if has_tracked(epoll::set_at(index)) => {
+            // The kernel is asked, too.
+            owed::pay(index, 0);
+            Watch::Nested(index)
+        }
         _ => Watch::Kernel,
     }
 }

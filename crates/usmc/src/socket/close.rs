@@ -71,6 +71,7 @@ pub fn closing_stale(fd: i32) -> bool {
 
 fn drop_ref(fd: i32, index: u32) {
     if !conn::at(index).users.leave() {
+        poll::epoll::pay_for(index);
         return renumber(fd, index);
     }
     last_left(fd, index);
