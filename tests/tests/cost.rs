@@ -221,7 +221,7 @@ else:
     for i in range(times):
         wait(p)
         a = s.accept()[0]
-        p.register(a, select.EPOLLIN | select.EPOLLET)
+        p.register(a, select.EPOLLIN)
         wait(p)
         a.recv(2000)
         a.send(b'y' * 1000)
@@ -232,6 +232,7 @@ os._exit(0)";
 
 #[test]
 fn waiting_for_short_connections_costs_no_more_system_calls() {
+    const TIMES: u32 = 40;
     if is_plain() {
         return;
     }
@@ -239,12 +240,18 @@ fn waiting_for_short_connections_costs_no_more_system_calls() {
     let log = fixture.scratch().join("calls");
     let mut command = fixture.plain("strace");
     command.args(["-f", "-c", "-o"]).arg(&log).arg(build::usmc());
-    command.args(["run", "--", "/usr/bin/python3", "-c", SLEEPERS, "40"]);
+    command.args(["run", "--", "/usr/bin/python3", "-c", SLEEPERS, &TIMES.to_string()]);
     let mut process = fixture.spawn(command);
     let waits: u64 = (0..2).map(|_| process.number_after("waits")).sum();
     process.succeed();
     let counts = counts(&log);
-    assert_eq!(self::waits(&counts).cast_unsigned(), waits, "{counts:?}");
+    // What is not registered yet is asked by poll(2), in the place of a wait, and sometimes in vain; but then it was not
+    // registered and changed by system calls of their own.
+    let of = |name| counts.get(name).copied().unwrap_or(0).cast_unsigned();
+    let asked = self::waits(&counts).cast_unsigned() + of("ppoll");
+    let registered = 1 + 3 * u64::from(TIMES);
+    assert!(asked <= waits + u64::from(TIMES) / 4, "{waits} waits: {counts:?}");
+    assert!(asked + of("epoll_ctl") <= waits + registered, "{waits} waits: {counts:?}");
     fixture.finish();
 }
 

@@ -152,6 +152,58 @@ CASE(brief_connection_is_changed_and_taken_out) {
     end(s);
 }
 
+CASE(end_of_a_registration_is_seen_at_once) {
+    struct server s = server();
+    struct guest g = asks(&s);
+    struct epoll_event event = {EPOLLIN, {.u64 = 8}};
+    for (int i = 0; i < 3; i++) {
+        add(s.ep, g.fd, EPOLLIN, 7);
+        one_event(s.ep, EPOLLIN, 7);
+        one_event(s.ep, EPOLLIN, 7);
+        CHECK(kernel_knows(s.ep, g.fd));
+        OK(epoll_ctl(s.ep, EPOLL_CTL_DEL, g.fd, NULL));
+        FAILS(epoll_ctl(s.ep, EPOLL_CTL_DEL, g.fd, NULL), ENOENT);
+        FAILS(epoll_ctl(s.ep, EPOLL_CTL_MOD, g.fd, &event), ENOENT);
+        if (i == 1)
+            EQ(events_now(s.ep, POLLIN), 0);
+        no_event(s.ep);
+        CHECK(!kernel_knows(s.ep, g.fd));
+    }
+    // And added again before anybody looks.
+    add(s.ep, g.fd, EPOLLIN, 9);
+    OK(epoll_ctl(s.ep, EPOLL_CTL_DEL, g.fd, NULL));
+    no_event(s.ep);
+    add(s.ep, g.fd, EPOLLIN, 9);
+    one_event(s.ep, EPOLLIN, 9);
+    one_event(s.ep, EPOLLIN, 9);
+    OK(epoll_ctl(s.ep, EPOLL_CTL_DEL, g.fd, NULL));
+    add(s.ep, g.fd, EPOLLIN | EPOLLET, 10);
+    one_event(s.ep, EPOLLIN, 10);
+    no_event(s.ep);
+    OK(epoll_ctl(s.ep, EPOLL_CTL_DEL, g.fd, NULL));
+    add(s.ep, g.fd, EPOLLOUT, 11);
+    one_event(s.ep, EPOLLOUT, 11);
+    one_event(s.ep, EPOLLOUT, 11);
+    // The number is another's then.
+    OK(epoll_ctl(s.ep, EPOLL_CTL_DEL, g.fd, NULL));
+    struct guest next = asks(&s);
+    OK(dup2(next.fd, g.fd));
+    close(next.fd);
+    no_event(s.ep);
+    add(s.ep, g.fd, EPOLLIN, 12);
+    one_event(s.ep, EPOLLIN, 12);
+    // And another number of the same.
+    one_event(s.ep, EPOLLIN, 12);
+    OK(epoll_ctl(s.ep, EPOLL_CTL_DEL, g.fd, NULL));
+    int other = OK(dup(g.fd));
+    close(g.fd);
+    no_event(s.ep);
+    close(other);
+    close(g.client);
+    close(next.client);
+    end(s);
+}
+
 CASE(brief_connection_becomes_edge_triggered) {
     struct server s = server();
     struct guest g = registered(&s, EPOLLIN, 7);
@@ -220,7 +272,7 @@ CASE(brief_connections_beside_other_descriptors) {
 }
 
 CASE(more_brief_connections_than_a_wait_takes) {
-    enum { ALL = 150 };
+    enum { ALL = 400 };
     struct server s = server();
     struct guest g[ALL];
     for (int i = 0; i < ALL; i++) {
@@ -310,14 +362,52 @@ CASE(brief_connection_is_added_beside_a_sleeper) {
     end(s);
 }
 
+CASE(registration_ends_beside_a_sleeper) {
+    struct server s = server();
+    for (int i = 0; i < 20; i++) {
+        struct guest g = asks(&s);
+        add(s.ep, g.fd, EPOLLRDHUP, 1);
+        no_event(s.ep);
+        int pipes[2];
+        OK(pipe(pipes));
+        add(s.ep, pipes[0], EPOLLIN, 2);
+        struct waiter w = {.ep = s.ep};
+        pthread_t thread;
+        EQ(pthread_create(&thread, NULL, wait_once, &w), 0);
+        while (!w.tid)
+            sched_yield();
+        if (i % 2)
+            wait_asleep(getpid(), w.tid);
+        OK(epoll_ctl(s.ep, EPOLL_CTL_DEL, g.fd, NULL));
+        // Nobody is told of it any more.
+        close(g.client);
+        wait_events(g.fd, POLLRDHUP, POLLRDHUP);
+        EQ(write(pipes[1], "x", 1), 1);
+        EQ(pthread_join(thread, NULL), 0);
+        EQ(w.event.data.u64, 2);
+        close(pipes[0]);
+        close(pipes[1]);
+        close(g.fd);
+    }
+    end(s);
+}
+
 CASE(brief_connection_at_a_fork) {
     struct server s = server();
-    struct guest g = registered(&s, EPOLLIN, 7);
+    struct guest g = registered(&s, EPOLLIN, 7), gone = asks(&s);
+    int ended = OK(epoll_create1(0));
+    add(ended, gone.fd, EPOLLIN, 8);
+    one_event(ended, EPOLLIN, 8);
+    OK(epoll_ctl(ended, EPOLL_CTL_DEL, gone.fd, NULL));
     pid_t pid = OK(fork());
     if (pid == 0)
         _exit(0);
     child_succeeds(pid);
-    CHECK(kernel_knows(s.ep, g.fd));
+    CHECK(kernel_knows(s.ep, g.fd) && !kernel_knows(ended, gone.fd));
+    add(ended, gone.fd, EPOLLIN, 9);
+    one_event(ended, EPOLLIN, 9);
+    close(ended);
+    leave(gone);
     one_event(s.ep, EPOLLIN, 7);
     answered(g);
     no_event(s.ep);

@@ -34,6 +34,7 @@ pub fn control(
             match known {
                 Some((number, entry)) if entry.has(E_PARKED) => {
                     if event.events & EXCLUSIVE == 0 {
+                        owed::remember(set, entry);
                         entry.set_flag(E_PARKED, false);
                         return Some(modify(epfd, set, fd, (number, entry), event));
                     }
@@ -67,6 +68,9 @@ pub fn control(
             let (number, entry) = known?;
             if entry.has(E_OWED) {
                 unlink(number, entry);
+                return Some(Ok(()));
+            }
+            if !entry.has(E_RING) && owed::owe_end(set, number, entry, conn) {
                 return Some(Ok(()));
             }
             if entry.has(E_RING) && !conn.has(conn::F_SHARED) {

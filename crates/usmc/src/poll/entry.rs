@@ -35,12 +35,10 @@ pub const E_ACTIVE: u32 = 128;
 /// Made by the parent before a fork: the kernel's registration is the parent's affair.
 pub const E_COPY: u32 = 512;
 
-/// The kernel does not know of it ([`super::owed`]).
+/// The kernel does not know of it yet or, with [`E_PARKED`], still does ([`super::owed`]).
 pub const E_OWED: u32 = 1024;
-/// The kernel has told of it, and it is not in the ring.
+/// The kernel has told of it, or had nothing to tell when it was first asked.
 pub const E_TOLD: u32 = 2048;
-/// Again, or it was not a short one.
-pub const E_TOLD_AGAIN: u32 = 4096;
 
 /// TCP may hold unread data of the span before the ring; without it, the kernel will report what comes.
 pub const E_TCP: u32 = 256;
@@ -72,7 +70,8 @@ pub struct Entry {
     pub seen_blocks: AtomicU32,
     /// The wait that reported it last, so that one wait reports it once.
     pub round: AtomicU32,
-    /// Its place among the hot ones, while `E_HOT`; among those that are owed, while `E_OWED`.
+    /// Its place among the hot ones, while `E_HOT`; among those that are owed, while `E_OWED`; at first the set's wait
+    /// before it was added.
     pub hot_at: AtomicU32,
     /// Next registration of the same connection, plus one; of an unused record the next such.
     pub next: AtomicU32,

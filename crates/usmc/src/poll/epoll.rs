@@ -81,12 +81,12 @@ pub struct Set {
     pub hot_count: AtomicU32,
     /// The hot entries.
     pub hot: [AtomicU32; HOT],
-    /// Registrations that the kernel does not know of ([`super::owed`]).
+    /// Registrations that the kernel does not know of, or not of their end ([`super::owed`]).
     pub owed: [AtomicU32; owed::MOST],
     /// Entries in `owed`.
     pub owed_count: AtomicU32,
-    /// How many short connections there were of late.
-    pub short: AtomicU32,
+    /// Whether it pays to owe some.
+    pub habit: owed::Habit,
     /// Nonzero where the kernel may tell others of the set's readiness: it is or was in another set, or there was a fork.
     pub is_watched: AtomicU32,
     /// Where the next look at the hot entries begins.
@@ -182,11 +182,11 @@ pub fn created(fd: i32) {
         &set.hot_count,
         &set.was_hot,
         &set.owed_count,
-        &set.short,
         &set.is_watched,
     ] {
         cell.store(0, Relaxed);
     }
+    set.habit.forget();
     table::set(fd, Fd::Epoll(index));
 }
 
@@ -229,7 +229,6 @@ pub fn unlink(number: u32, entry: &Entry) {
     let conn = conn::at(entry.conn.load(Relaxed));
     {
         let _held = set.lock.enter();
-        owed::learn(set, entry);
         owed::forgive(set, entry);
         hot::cool(set, entry);
         disarm(conn, entry);
@@ -485,7 +484,9 @@ pub fn mark_moved(fd: i32, index: u32) {
 /// number that it was registered by, so it has to know it.
 pub fn pay_for(index: u32) {
     each_watcher(index, |number, entry| {
-        if entry.has(E_OWED) {
+        if entry.has(E_OWED) && entry.has(E_PARKED) {
+            let _ = delete(fd_of(entry.set_index()), entry.fd.load(Relaxed) as i32, number, entry);
+        } else if entry.has(E_OWED) {
             let _ = owed::register(number, entry);
         }
     });
@@ -583,6 +584,8 @@ pub fn live_fd(entry: &Entry) -> i32 {
 
 /// Fork: registrations and hot lists stay as they are while they are copied.
 pub fn hold() {
+    // Before the locks are taken; what others owe meanwhile is found below.
+    pay_all();
     SETS_LOCK.hold();
     entry::hold();
     for index in 0..NEXT_SET.load(Relaxed) {

@@ -484,7 +484,7 @@ pub(super) fn translate(
                 }
                 // Should it be in the ring in the next instant, this wait has reported it all the same.
                 entry.round.store(round, Relaxed);
-                owed::note_told(entry);
+                owed::note_told(set, entry, round);
                 let untold = event.events & ready::HUP != 0 && ending::is_untold(conn::at(index));
                 event.events | if untold { ready::ERR } else { 0 }
             } else {

@@ -2,32 +2,85 @@
 //!
 //! A server of short connections accepts one, registers it, is told that its request is there, answers and closes. For such
 //! a connection epoll_ctl(2), the kernel's bookkeeping of it and the wait that reports it are replaced by one question:
-//! poll(2) over those that are owed to the kernel, and the set itself for all others. It is asked once; what has nothing to
-//! tell then, or is still there at the next wait, is registered. Level-triggered events are a state, so that nothing is
-//! told twice or missed.
+//! poll(2) over those that are owed to the kernel, and the set itself for all others. A client that waits until it may send,
+//! and for the answer then, is registered once, for the answer.
 //!
-//! Whether that pays is learned from each set's connections. Nobody sleeps in a set that owes something.
+//! It is asked once, or as long as there is room to send, which rarely ends; what has nothing to tell then, or is still there
+//! at the next wait, is registered. Level-triggered events are a state, so that nothing is told twice or missed. Nobody
+//! sleeps in a set that owes something. Where there is something to tell at once, no system call is made in vain; whether
+//! that is so is learned from each set's connections ([`Habit`]).
+//!
+//! The end of a registration is put off, too, until the next wait: mostly a close comes before.
 
 use core::ffi::c_int;
+use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
-use super::entry::{self, E_OWED, E_TOLD, E_TOLD_AGAIN, Entry};
-use super::epoll::{ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, fd_of, set_at, tag_of};
+use super::entry::{self, E_DISABLED, E_OWED, E_PARKED, E_TOLD, Entry};
+use super::epoll::{ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, fd_of, set_at, tag_of, unlink};
 use super::multi;
-use super::ready::IN;
+use super::ready::OUT;
 use crate::conn::{self, Conn, EARLY, F_ADOPTED, F_CLC, F_COPIED, F_SHARED};
 use crate::sys::{self, Errno};
 use crate::{kernel_only, single};
 
 /// Most registrations that a set owes.
-pub const MOST: usize = 64;
+pub const MOST: usize = 256;
 
-/// From so many connections of one request on, less those that were more, a set puts registrations off.
-const SHORT: u32 = 8;
-/// No more than so many are remembered.
-const SHORT_MOST: u32 = 2 * SHORT;
-/// What one that was not short counts.
-const LONG: u32 = 2;
+/// What a set's connections are like.
+#[repr(C)]
+pub struct Habit {
+    /// Nonzero: registrations are put off. What had something to tell at once counts one, what had not [`LATE`].
+    credit: AtomicU32,
+    /// Connections in a row that had, while they are not.
+    in_time: AtomicU32,
+    /// How often they have been in vain, of late.
+    failures: AtomicU32,
+}
+
+/// So many connections in a row make a habit.
+const HABIT: u32 = 8;
+/// The most credit, with which all is forgotten that was in vain.
+const CREDIT: u32 = 16;
+const LATE: u32 = 2;
+/// Twice as many connections in a row are wanted each time, up to 8 << 9.
+const FAILURES: u32 = 9;
+
+impl Habit {
+    /// Nothing is known.
+    pub fn forget(&self) {
+        for cell in [&self.credit, &self.in_time, &self.failures] {
+            cell.store(0, Relaxed);
+        }
+    }
+
+    fn was_in_time(&self) {
+        let credit = self.credit.load(Relaxed);
+        if credit >= CREDIT {
+            return;
+        }
+        if credit > 0 {
+            self.credit.store(credit + 1, Relaxed);
+            if credit + 1 == CREDIT {
+                self.failures.store(0, Relaxed);
+            }
+            return;
+        }
+        let in_time = self.in_time.load(Relaxed) + 1;
+        let is_habit = in_time >= HABIT << self.failures.load(Relaxed).min(FAILURES);
+        self.in_time.store(if is_habit { 0 } else { in_time }, Relaxed);
+        self.credit.store(if is_habit { HABIT } else { 0 }, Relaxed);
+    }
+
+    fn was_late(&self) {
+        self.in_time.store(0, Relaxed);
+        let credit = self.credit.load(Relaxed);
+        self.credit.store(credit.saturating_sub(LATE), Relaxed);
+        if (1..=LATE).contains(&credit) {
+            self.failures.store((self.failures.load(Relaxed) + 1).min(FAILURES), Relaxed);
+        }
+    }
+}
 
 /// Whether waits may ask for these events by poll(2): what is true is told, again and again.
 fn is_state(events: u32) -> bool {
@@ -37,11 +90,22 @@ fn is_state(events: u32) -> bool {
 /// Puts the registration of a new entry off, if that may pay. The caller keeps the connection's registrations
 /// ([`entry::keep`]), here as below.
 pub fn owe(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
-    let pays = set.short.load(Relaxed) >= SHORT;
-    if !pays
-        || !is_state(entry.events.load(Relaxed))
-        || conn.phase() != EARLY
-        || conn.has(F_CLC | F_SHARED | F_COPIED | F_ADOPTED)
+    // For `note_told`.
+    entry.hot_at.store(set.rounds.load(Relaxed), Relaxed);
+    set.habit.credit.load(Relaxed) > 0
+        && is_state(entry.events.load(Relaxed))
+        && conn.phase() == EARLY
+        && !conn.has(F_CLC)
+        && enter(set, number, entry, conn, E_OWED)
+}
+
+/// Puts the end of a registration off: with a close it would end by itself.
+pub fn owe_end(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
+    enter(set, number, entry, conn, E_OWED | E_PARKED | E_DISABLED)
+}
+
+fn enter(set: &Set, number: u32, entry: &Entry, conn: &Conn, flags: u32) -> bool {
+    if conn.has(F_SHARED | F_COPIED | F_ADOPTED)
         || set.is_watched.load(Relaxed) != 0
         || kernel_only::reason().is_some()
     {
@@ -55,7 +119,7 @@ pub fn owe(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
         }
         set.owed[count as usize].store(number, Relaxed);
         entry.hot_at.store(count, Relaxed);
-        entry.set_flag(E_OWED, true);
+        entry.set_flag(flags, true);
         // SeqCst: a waiter that counts itself as asleep after this sees it, or is seen below.
         single::add(&set.owed_count, 1);
     }
@@ -64,6 +128,7 @@ pub fn owe(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
     }
     let _held = set.lock.enter();
     forgive(set, entry);
+    entry.set_flag(flags, false);
     false
 }
 
@@ -82,6 +147,14 @@ pub fn forgive(set: &Set, entry: &Entry) {
     set.owed_count.store(last, Relaxed);
 }
 
+/// The end of the entry is not wanted any more.
+pub fn remember(set: &Set, entry: &Entry) {
+    if entry.has(E_OWED) {
+        let _held = set.lock.enter();
+        forgive(set, entry);
+    }
+}
+
 /// Whether the set owes anything.
 #[inline(always)]
 pub fn is_any(set: &Set) -> bool {
@@ -89,12 +162,17 @@ pub fn is_any(set: &Set) -> bool {
     set.owed_count.load(SeqCst) != 0
 }
 
-/// Registers an entry that is owed.
+/// Registers an entry that is owed, unless it is about to end.
 ///
 /// # Errors
 /// The kernel's: it has no memory for it, and it stays owed.
 pub fn register(number: u32, entry: &Entry) -> Result<(), Errno> {
     let set = set_at(entry.set_index());
+    if entry.has(E_PARKED) {
+        let _held = set.lock.enter();
+        forgive(set, entry);
+        return Ok(());
+    }
     let (fd, u64) = (entry.fd.load(Relaxed) as i32, tag_of(number, entry));
     let mut event = libc::epoll_event { events: entry.events.load(Relaxed), u64 };
     let done = sys::epoll_ctl(fd_of(entry.set_index()), libc::EPOLL_CTL_ADD, fd, &mut event);
@@ -107,13 +185,11 @@ pub fn register(number: u32, entry: &Entry) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The same of what was changed to these events, unless it can stay owed.
+/// The same of one that was changed, unless it can stay owed.
 ///
 /// # Errors
 /// As there.
 pub fn modified(number: u32, entry: &Entry) -> Result<(), Errno> {
-    // To be asked for anew.
-    entry.round.store(0, Relaxed);
     if is_state(entry.events.load(Relaxed)) { Ok(()) } else { register(number, entry) }
 }
 
@@ -138,31 +214,40 @@ pub fn pay(index: u32, told: u32) -> bool {
         let Some(_held) = entry::keep(conn) else { return false };
         let is_same =
             entry.has(E_OWED) && entry.set_index() == index && entry.conn.load(Relaxed) == conn;
+        if is_same && entry.has(E_PARKED) {
+            let _ = delete(fd_of(index), entry.fd.load(Relaxed) as i32, number, entry);
+            continue;
+        }
         if !is_same || (told != 0 && entry.round.load(Relaxed) == told) {
             continue;
         }
         all &= register(number, entry).is_ok();
-        // It lasts: nothing is learned from its end.
-        entry.set_flag(E_TOLD | E_TOLD_AGAIN, true);
-        let short = set.short.load(Relaxed).saturating_sub(LONG);
-        set.short.store(if short < SHORT { 0 } else { short }, Relaxed);
+        if !entry.has(E_TOLD) {
+            entry.set_flag(E_TOLD, true);
+            set.habit.was_late();
+        }
     }
     all
 }
 
-/// All that any set owes, for a fork that keeps all as it is, sets and registrations. They are the child's, too, from now on.
+/// What a set owes at a fork, which keeps all sets and registrations as they are: they are the child's, too, from now on.
 pub fn pay_for_fork(set: &Set) {
     set.is_watched.store(1, Relaxed);
     while let Some(last) = set.owed_count.load(Relaxed).checked_sub(1) {
         let number = set.owed[last as usize].load(Relaxed);
         if let Some(entry) = entry::at(number) {
+            let is_end = entry.has(E_PARKED);
             let (fd, u64) = (entry.fd.load(Relaxed) as i32, tag_of(number, entry));
             let mut event = libc::epoll_event { events: entry.events.load(Relaxed), u64 };
-            let epfd = fd_of(entry.set_index());
-            let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &mut event);
-            entry.set_flag(E_OWED, false);
+            let op = if is_end { libc::EPOLL_CTL_DEL } else { libc::EPOLL_CTL_ADD };
+            let _ = sys::epoll_ctl(fd_of(entry.set_index()), op, fd, &mut event);
+            forgive(set, entry);
+            if is_end {
+                unlink(number, entry);
+            }
+        } else {
+            set.owed_count.store(last, Relaxed);
         }
-        set.owed_count.store(last, Relaxed);
     }
 }
 
@@ -209,18 +294,20 @@ pub unsafe fn report(
     kernels + told
 }
 
-/// Those of which nothing was told yet. How many they are.
+/// Those that are to be asked for. How many they are.
 fn collect(set: &Set, fds: &mut [libc::pollfd], numbers: &mut [u32]) -> usize {
     let Some(_held) = set.lock.enter() else { return 0 };
     let mut asked = 0;
     for place in &set.owed[..set.owed_count.load(Relaxed) as usize] {
         let number = place.load(Relaxed);
         let Some(entry) = entry::at(number) else { continue };
+        let events = entry.events.load(Relaxed) as u16;
+        let is_due = entry.round.load(Relaxed) == 0 || u32::from(events) & OUT != 0;
         // A message of the peer's CLC is not the application's.
-        if entry.round.load(Relaxed) != 0 || conn::at(entry.conn.load(Relaxed)).has(F_CLC) {
+        let is_hidden = || conn::at(entry.conn.load(Relaxed)).has(F_CLC);
+        if !is_due || entry.has(E_PARKED) || is_hidden() {
             continue;
         }
-        let events = entry.events.load(Relaxed) as u16;
         fds[asked] = libc::pollfd {
             fd: entry.fd.load(Relaxed) as i32,
             events: events.cast_signed(),
@@ -232,25 +319,60 @@ fn collect(set: &Set, fds: &mut [libc::pollfd], numbers: &mut [u32]) -> usize {
     asked
 }
 
-/// The kernel has told of an entry that is not in the ring.
+/// The kernel has told of an entry that is not in the ring, in wait `round`.
 #[inline(always)]
-pub fn note_told(entry: &Entry) {
-    if !entry.has(E_TOLD_AGAIN) {
-        entry.set_flag(if entry.has(E_TOLD) { E_TOLD_AGAIN } else { E_TOLD }, true);
+pub fn note_told(set: &Set, entry: &Entry, round: u32) {
+    if !entry.has(E_TOLD) {
+        entry.set_flag(E_TOLD, true);
+        learn(set, entry, round);
     }
 }
 
-/// A registration ends: it was one of a short connection if it was told of once, and that was what the last wait did.
-#[inline(always)]
-pub fn learn(set: &Set, entry: &Entry) {
-    let is_short = entry.has(E_TOLD)
-        && !entry.has(E_TOLD_AGAIN)
-        && entry.round.load(Relaxed) == set.rounds.load(Relaxed)
-        && is_state(entry.events.load(Relaxed));
-    if is_short && entry.events.load(Relaxed) & IN != 0 {
-        let short = set.short.load(Relaxed);
-        if short < SHORT_MOST {
-            set.short.store(short + 1, Relaxed);
+#[inline(never)]
+fn learn(set: &Set, entry: &Entry, round: u32) {
+    let is_first = || entry.hot_at.load(Relaxed).wrapping_add(1) == round;
+    if entry.has(E_OWED) || (is_first() && is_state(entry.events.load(Relaxed))) {
+        set.habit.was_in_time();
+    } else {
+        set.habit.in_time.store(0, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_habit_is_made_of_some_and_broken_by_few() {
+        let habit = Habit {
+            credit: AtomicU32::new(0),
+            in_time: AtomicU32::new(0),
+            failures: AtomicU32::new(0),
+        };
+        let puts_off = || habit.credit.load(Relaxed) > 0;
+        let in_time = |times: u32| (0..times).for_each(|_| habit.was_in_time());
+        in_time(HABIT - 1);
+        habit.was_late();
+        in_time(HABIT - 1);
+        assert!(!puts_off());
+        in_time(1);
+        assert!(puts_off());
+        (0..HABIT / LATE).for_each(|_| habit.was_late());
+        assert!(!puts_off());
+        // More is wanted then, each time.
+        for failures in 1..20 {
+            let wanted = HABIT << failures.min(FAILURES);
+            in_time(wanted - 1);
+            assert!(!puts_off());
+            in_time(1);
+            assert!(puts_off());
+            (0..HABIT / LATE).for_each(|_| habit.was_late());
         }
+        // Until it has lasted.
+        in_time((HABIT << FAILURES) + CREDIT);
+        (0..CREDIT / LATE).for_each(|_| habit.was_late());
+        assert!(!puts_off());
+        in_time(HABIT << 1);
+        assert!(puts_off());
     }
 }
