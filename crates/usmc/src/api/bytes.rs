@@ -407,9 +407,12 @@ fn leave_for(fd: c_int, index: u32, flags: c_int) -> Result<(), c_int> {
         return Ok(());
     }
     let reason = if is_urgent { Reason::Urgent } else { Reason::KernelFeature };
+    // A peer that reads no more answers any send with a RST, and must not get one for what it has not read: that stays
+    // where it is.
+    if is_urgent && ending::leaves_unread(conn::at(index)) {
+        return Ok(());
+    }
     match demote::leave(fd, index, reason) {
-        // It answers any send with a RST, and what it has not read stays where it is.
-        Err(_) if is_urgent && ending::reads_no_more(conn::at(index)) => Ok(()),
         // What is still to be read from the ring of a peer that left it first does not matter to a send.
         Err(_) if demote::sends_by_tcp(fd, index, reason) => Ok(()),
         // What the kernel says when it has no memory for the notification.

@@ -67,7 +67,9 @@ pub fn control(
         (libc::EPOLL_CTL_DEL, _) => {
             let (number, entry) = known?;
             if entry.has(E_OWED) {
-                unlink(number, entry);
+                if !owed::ended(entry) {
+                    unlink(number, entry);
+                }
                 return Some(Ok(()));
             }
             if !entry.has(E_RING) && owed::owe_end(set, number, entry, conn) {
@@ -92,7 +94,7 @@ fn park(set: &Set, conn: &Conn, entry: &Entry) {
 
 /// Deletes those of these entries for real that are parked, so that the kernel's view of the set is true.
 pub fn unpark(set_index: u32) {
-    owed::pay(set_index, 0);
+    owed::pay(set_index);
     entry::for_each_of(set_index, |number, entry| {
         if entry.has(E_PARKED) {
             let _ = delete(fd_of(set_index), entry.fd.load(Relaxed) as i32, number, entry);
@@ -172,7 +174,7 @@ fn modify(
     }
     // The counts depend on the events: take them back before these change.
     disarm(conn, entry);
-    entry.events.store(event.events, Relaxed);
+    let before = entry.events.swap(event.events, Relaxed);
     entry.data.store(event.u64, Relaxed);
     entry.set_flag(E_DISABLED, false);
     entry.set_flag(E_EDGE, true);
@@ -180,6 +182,9 @@ fn modify(
         drop(held);
         if entry.has(E_OWED) {
             return owed::modified(number, entry);
+        }
+        if owed::owe_change(set, number, entry, conn, before) {
+            return Ok(());
         }
         let mut kernel = libc::epoll_event { events: event.events, u64 };
         return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut kernel);

@@ -35,8 +35,10 @@ pub const E_ACTIVE: u32 = 128;
 /// Made by the parent before a fork: the kernel's registration is the parent's affair.
 pub const E_COPY: u32 = 512;
 
-/// The kernel does not know of it yet or, with [`E_PARKED`], still does ([`super::owed`]).
+/// The kernel does not know of it yet; with [`E_PARKED`] it still does, with [`E_CHANGED`] by what it was ([`super::owed`]).
 pub const E_OWED: u32 = 1024;
+/// See there.
+pub const E_CHANGED: u32 = 4096;
 /// The kernel has told of it, or had nothing to tell when it was first asked.
 pub const E_TOLD: u32 = 2048;
 

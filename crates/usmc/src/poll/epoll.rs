@@ -15,7 +15,8 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64, fence};
 
 use super::entry::{
-    self, E_ARMED, E_COPY, E_DISABLED, E_EDGE, E_KICKED, E_OWED, E_PARKED, E_RING, E_TCP, Entry,
+    self, E_ARMED, E_CHANGED, E_COPY, E_DISABLED, E_EDGE, E_KICKED, E_OWED, E_PARKED, E_RING,
+    E_TCP, Entry,
 };
 use super::hot::{self, HOT};
 use super::ready::{self, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
@@ -495,9 +496,7 @@ pub fn pay_for(index: u32) {
 /// All that any set owes is registered.
 pub fn pay_all() {
     for index in 0..NEXT_SET.load(Relaxed) {
-        if owed::is_any(set_at(index)) {
-            owed::pay(index, 0);
-        }
+        owed::pay(index);
     }
 }
 
@@ -541,7 +540,7 @@ pub fn forget(fd: i32, index: u32) {
             let op = match entry {
                 // Nobody can ask again for what was to be told once and was.
                 _ if entry.has(E_RING | E_DISABLED) => libc::EPOLL_CTL_DEL,
-                _ if entry.has(E_OWED) => libc::EPOLL_CTL_ADD,
+                _ if entry.has(E_OWED) && !entry.has(E_CHANGED) => libc::EPOLL_CTL_ADD,
                 _ => libc::EPOLL_CTL_MOD,
             };
             let (events, u64) = (entry.events.load(Relaxed), entry.data.load(Relaxed));

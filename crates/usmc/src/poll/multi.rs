@@ -68,7 +68,7 @@ pub unsafe fn epoll_wait(
         return None;
     }
     if is_bad(events) {
-        owed::pay(index, 0);
+        owed::pay(index);
         if has_tracked(set) && nested_ready(index) {
             set_errno(libc::EFAULT);
             return Some(-1);
@@ -137,7 +137,7 @@ pub unsafe fn epoll_wait(
             }
         }
         let asleep = Asleep::enter(set, index);
-        let mut tick = owed::is_any(set) && !owed::pay(index, 0);
+        let mut tick = !owed::pay(index);
         if active {
             tick |= arm_all(index, DEPTH);
             let n = look_behind(0);
@@ -252,7 +252,7 @@ impl Drop for Asleep<'_> {
 pub(super) fn enter_all(index: u32, depth: u32) {
     // SeqCst: see `epoll::add`.
     epoll::set_at(index).sleepers.fetch_add(1, SeqCst);
-    owed::pay(index, 0);
+    owed::pay(index);
     if depth > 0 {
         nested::each(index, |inner, _| enter_all(inner, depth - 1));
     }

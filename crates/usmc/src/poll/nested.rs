@@ -60,7 +60,7 @@ pub fn control(
     if op == libc::EPOLL_CTL_ADD {
         // Whoever waits for the outer set hears of the inner one by the kernel.
         epoll::set_at(inner.1).is_watched.store(1, Relaxed);
-        owed::pay(inner.1, 0);
+        owed::pay(inner.1);
     }
     let _held = SETS_LOCK.enter()?;
     let who = name(outer.1, inner.1);

@@ -10,13 +10,14 @@
 //! sleeps in a set that owes something. Where there is something to tell at once, no system call is made in vain; whether
 //! that is so is learned from each set's connections ([`Habit`]).
 //!
-//! The end of a registration is put off, too, until the next wait: mostly a close comes before.
+//! A change of what is asked for and the end of a registration are put off, too, until the next wait: often another change
+//! or the close comes before.
 
 use core::ffi::c_int;
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
-use super::entry::{self, E_DISABLED, E_OWED, E_PARKED, E_TOLD, Entry};
+use super::entry::{self, E_CHANGED, E_DISABLED, E_OWED, E_PARKED, E_TOLD, Entry};
 use super::epoll::{ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, fd_of, set_at, tag_of, unlink};
 use super::multi;
 use super::ready::OUT;
@@ -99,6 +100,12 @@ pub fn owe(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
         && enter(set, number, entry, conn, E_OWED)
 }
 
+/// Puts the change of a registration off, which the kernel knows by the events `before`.
+pub fn owe_change(set: &Set, number: u32, entry: &Entry, conn: &Conn, before: u32) -> bool {
+    is_state(before | entry.events.load(Relaxed))
+        && enter(set, number, entry, conn, E_OWED | E_CHANGED)
+}
+
 /// Puts the end of a registration off: with a close it would end by itself.
 pub fn owe_end(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
     enter(set, number, entry, conn, E_OWED | E_PARKED | E_DISABLED)
@@ -137,7 +144,7 @@ pub fn forgive(set: &Set, entry: &Entry) {
     if !entry.has(E_OWED) {
         return;
     }
-    entry.set_flag(E_OWED, false);
+    entry.set_flag(E_OWED | E_CHANGED, false);
     let last = set.owed_count.load(Relaxed) - 1;
     let (at, moved) = (entry.hot_at.load(Relaxed), set.owed[last as usize].load(Relaxed));
     set.owed[at as usize].store(moved, Relaxed);
@@ -175,7 +182,7 @@ pub fn register(number: u32, entry: &Entry) -> Result<(), Errno> {
     }
     let (fd, u64) = (entry.fd.load(Relaxed) as i32, tag_of(number, entry));
     let mut event = libc::epoll_event { events: entry.events.load(Relaxed), u64 };
-    let done = sys::epoll_ctl(fd_of(entry.set_index()), libc::EPOLL_CTL_ADD, fd, &mut event);
+    let done = sys::epoll_ctl(fd_of(entry.set_index()), op(entry), fd, &mut event);
     if matches!(done, Err(libc::ENOSPC | libc::ENOMEM)) {
         return done;
     }
@@ -183,6 +190,15 @@ pub fn register(number: u32, entry: &Entry) -> Result<(), Errno> {
     let _held = set.lock.enter();
     forgive(set, entry);
     Ok(())
+}
+
+/// What the kernel has to be told of an entry that is owed.
+fn op(entry: &Entry) -> c_int {
+    match entry {
+        _ if entry.has(E_PARKED) => libc::EPOLL_CTL_DEL,
+        _ if entry.has(E_CHANGED) => libc::EPOLL_CTL_MOD,
+        _ => libc::EPOLL_CTL_ADD,
+    }
 }
 
 /// The same of one that was changed, unless it can stay owed.
@@ -193,41 +209,80 @@ pub fn modified(number: u32, entry: &Entry) -> Result<(), Errno> {
     if is_state(entry.events.load(Relaxed)) { Ok(()) } else { register(number, entry) }
 }
 
-/// Registers all that set `index` owes but for what was just reported, in wait `told`; 0 = nothing was. False where the
-/// kernel has no memory for one.
-pub fn pay(index: u32, told: u32) -> bool {
+/// The registration ends. False where the kernel knows nothing of it.
+pub fn ended(entry: &Entry) -> bool {
+    if entry.has(E_CHANGED) {
+        entry.set_flag(E_PARKED | E_DISABLED, true);
+        entry.set_flag(E_CHANGED, false);
+        return true;
+    }
+    false
+}
+
+/// Which of what a set owes.
+#[derive(Clone, Copy)]
+enum Which {
+    All,
+    /// Not what can be asked for once more.
+    NotDue,
+    /// Not what was told in this wait.
+    NotTold(u32),
+}
+
+/// Registers all that set `index` owes. False where the kernel has no memory for one.
+pub fn pay(index: u32) -> bool {
+    !is_any(set_at(index)) || pay_some(index, Which::All)
+}
+
+fn pay_some(index: u32, which: Which) -> bool {
     let set = set_at(index);
+    let mut numbers = [0; MOST];
+    let count = {
+        let Some(_held) = set.lock.enter() else { return false };
+        let count = set.owed_count.load(Relaxed) as usize;
+        let all = numbers.iter_mut().zip(&set.owed[..count]);
+        all.for_each(|(to, place)| *to = place.load(Relaxed));
+        count
+    };
     let mut all = true;
-    let mut at = set.owed_count.load(Relaxed);
-    // From the end: taking one off moves the last one into its place.
-    while let Some(place) = at.checked_sub(1) {
-        at = place;
-        let number = {
-            let Some(_held) = set.lock.enter() else { return false };
-            if place >= set.owed_count.load(Relaxed) {
-                continue;
-            }
-            set.owed[place as usize].load(Relaxed)
-        };
+    // In the order in which they were made, as that is the order of events.
+    for &number in &numbers[..count] {
         let Some(entry) = entry::at(number) else { continue };
         let conn = entry.conn.load(Relaxed);
         let Some(_held) = entry::keep(conn) else { return false };
         let is_same =
             entry.has(E_OWED) && entry.set_index() == index && entry.conn.load(Relaxed) == conn;
-        if is_same && entry.has(E_PARKED) {
-            let _ = delete(fd_of(index), entry.fd.load(Relaxed) as i32, number, entry);
-            continue;
-        }
-        if !is_same || (told != 0 && entry.round.load(Relaxed) == told) {
-            continue;
-        }
-        all &= register(number, entry).is_ok();
-        if !entry.has(E_TOLD) {
-            entry.set_flag(E_TOLD, true);
-            set.habit.was_late();
+        let is_meant = match which {
+            Which::All => true,
+            Which::NotDue => !is_due(entry),
+            Which::NotTold(round) => entry.round.load(Relaxed) != round,
+        };
+        if is_same && is_meant {
+            all &= pay_one(set, index, number, entry);
         }
     }
     all
+}
+
+fn pay_one(set: &Set, index: u32, number: u32, entry: &Entry) -> bool {
+    if entry.has(E_PARKED) {
+        let _ = delete(fd_of(index), entry.fd.load(Relaxed) as i32, number, entry);
+        return true;
+    }
+    let is_new = !entry.has(E_CHANGED);
+    let done = register(number, entry);
+    if is_new && !entry.has(E_TOLD) {
+        entry.set_flag(E_TOLD, true);
+        set.habit.was_late();
+    }
+    done.is_ok()
+}
+
+/// Whether the kernel has not been asked for it, or may well have the same to tell once more.
+fn is_due(entry: &Entry) -> bool {
+    let asks = entry.round.load(Relaxed) == 0 || entry.events.load(Relaxed) & OUT != 0;
+    // A message of the peer's CLC is not the application's.
+    asks && !entry.has(E_PARKED | E_CHANGED) && !conn::at(entry.conn.load(Relaxed)).has(F_CLC)
 }
 
 /// What a set owes at a fork, which keeps all sets and registrations as they are: they are the child's, too, from now on.
@@ -239,8 +294,7 @@ pub fn pay_for_fork(set: &Set) {
             let is_end = entry.has(E_PARKED);
             let (fd, u64) = (entry.fd.load(Relaxed) as i32, tag_of(number, entry));
             let mut event = libc::epoll_event { events: entry.events.load(Relaxed), u64 };
-            let op = if is_end { libc::EPOLL_CTL_DEL } else { libc::EPOLL_CTL_ADD };
-            let _ = sys::epoll_ctl(fd_of(entry.set_index()), op, fd, &mut event);
+            let _ = sys::epoll_ctl(fd_of(entry.set_index()), op(entry), fd, &mut event);
             forgive(set, entry);
             if is_end {
                 unlink(number, entry);
@@ -265,10 +319,12 @@ pub unsafe fn report(
     const NONE: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let set = set_at(index);
     let (mut fds, mut numbers) = ([NONE; MOST + 1], [0; MOST]);
+    // What the kernel knows by what it was it must not tell.
+    pay_some(index, Which::NotDue);
     let asked = collect(set, &mut fds, &mut numbers);
     fds[asked] = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
     if asked == 0 || sys::poll_now(&mut fds[..=asked]) == 0 {
-        pay(index, 0);
+        pay(index);
         return 0;
     }
     // SAFETY (here as below): the caller's contract.
@@ -290,7 +346,7 @@ pub unsafe fn report(
     }
     let ours = unsafe { events.add(kernels as usize) };
     let told = multi::translate(set, ours, all - kernels, round);
-    pay(index, round);
+    pay_some(index, Which::NotTold(round));
     kernels + told
 }
 
@@ -301,13 +357,10 @@ fn collect(set: &Set, fds: &mut [libc::pollfd], numbers: &mut [u32]) -> usize {
     for place in &set.owed[..set.owed_count.load(Relaxed) as usize] {
         let number = place.load(Relaxed);
         let Some(entry) = entry::at(number) else { continue };
-        let events = entry.events.load(Relaxed) as u16;
-        let is_due = entry.round.load(Relaxed) == 0 || u32::from(events) & OUT != 0;
-        // A message of the peer's CLC is not the application's.
-        let is_hidden = || conn::at(entry.conn.load(Relaxed)).has(F_CLC);
-        if !is_due || entry.has(E_PARKED) || is_hidden() {
+        if !is_due(entry) {
             continue;
         }
+        let events = entry.events.load(Relaxed) as u16;
         fds[asked] = libc::pollfd {
             fd: entry.fd.load(Relaxed) as i32,
             events: events.cast_signed(),

@@ -38,7 +38,7 @@ fn watch(fd: c_int) -> Watch {
         Fd::Conn(index) if ending::is_untold(conn::at(index)) => Watch::Failed,
         Fd::Epoll(index) if has_tracked(epoll::set_at(index)) => {
             // The kernel is asked, too.
-            owed::pay(index, 0);
+            owed::pay(index);
             Watch::Nested(index)
         }
         _ => Watch::Kernel,

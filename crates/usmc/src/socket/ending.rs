@@ -399,10 +399,13 @@ fn bury(fd: i32, conn: &Conn, slot: &Slot) {
     conn.kernel_events.fetch_or(ready::RDHUP | ready::HUP, Relaxed);
 }
 
-/// Whether the peer of a ring connection has closed it, or shut both directions down.
-pub fn reads_no_more(conn: &Conn) -> bool {
-    conn.phase() == RING
-        && conn.slot().is_some_and(|slot| conn.peer(slot).flags.load(Acquire) & TXF_CLOSED != 0)
+/// Whether the peer of a ring connection has closed it, or shut both directions down, and not read all that is in the ring.
+pub fn leaves_unread(conn: &Conn) -> bool {
+    let is_left = |slot| {
+        conn.peer(slot).flags.load(Acquire) & TXF_CLOSED != 0
+            && demote::unread_by_peer(conn, slot) > 0
+    };
+    conn.phase() == RING && conn.slot().is_some_and(is_left)
 }
 
 /// What a send does once the peer does not read any more.
