@@ -63,17 +63,21 @@ static void answered(struct guest g) {
     close(g.client);
 }
 
-// One that has served some short connections.
-static struct server server(void) {
+// One that has served some short connections, registered for these events.
+static struct server server_of(uint32_t events) {
     struct server s = {.ep = OK(epoll_create1(0))};
     s.listener = listen_here(&s.port);
     for (int i = 0; i < 20; i++) {
         struct guest g = asks(&s);
-        add(s.ep, g.fd, EPOLLIN, i);
+        add(s.ep, g.fd, events, i);
         one_event(s.ep, EPOLLIN, i);
         answered(g);
     }
     return s;
+}
+
+static struct server server(void) {
+    return server_of(EPOLLIN);
 }
 
 static void end(struct server s) {
@@ -220,6 +224,76 @@ CASE(brief_connection_becomes_edge_triggered) {
     no_event(s.ep);
     leave(g);
     end(s);
+}
+
+// A connection registered for edges, of which the kernel need not know, told of once.
+static struct guest told_by_edge(struct server *s) {
+    struct guest g = asks(s);
+    add(s->ep, g.fd, EPOLLIN | EPOLLRDHUP | EPOLLET, 7);
+    EQ(kernel_knows(s->ep, g.fd), is_plain());
+    one_event(s->ep, EPOLLIN, 7);
+    return g;
+}
+
+CASE(brief_connection_tells_no_edge_twice) {
+    struct server s = server_of(EPOLLIN | EPOLLRDHUP | EPOLLET);
+    char buf[8];
+    // What is there is left there.
+    struct guest g = told_by_edge(&s);
+    no_event(s.ep);
+    CHECK(kernel_knows(s.ep, g.fd));
+    no_event(s.ep);
+    EQ(send(g.client, "x", 1, 0), 1);
+    wait_readable(g.fd, 4);
+    one_event(s.ep, EPOLLIN, 7);
+    no_event(s.ep);
+    leave(g);
+    // It is read, and more comes.
+    for (int waits = 0; waits < 2; waits++) {
+        struct server t = server_of(EPOLLIN | EPOLLRDHUP | EPOLLET);
+        g = told_by_edge(&t);
+        EQ(recv(g.fd, buf, 8, 0), 3);
+        if (waits)
+            no_event(t.ep);
+        EQ(send(g.client, "xyz", 3, 0), 3);
+        wait_readable(g.fd, 3);
+        one_event(t.ep, EPOLLIN, 7);
+        no_event(t.ep);
+        struct epoll_event event = {EPOLLIN | EPOLLET, {.u64 = 8}};
+        OK(epoll_ctl(t.ep, EPOLL_CTL_MOD, g.fd, &event));
+        one_event(t.ep, EPOLLIN, 8);
+        no_event(t.ep);
+        leave(g);
+        end(t);
+    }
+    end(s);
+}
+
+CASE(brief_connection_tells_its_end_once) {
+    for (int early = 0; early < 2; early++) {
+        struct server s = server_of(EPOLLIN | EPOLLRDHUP | EPOLLET);
+        struct guest g = asks(&s);
+        if (early) {
+            OK(shutdown(g.client, SHUT_WR));
+            wait_events(g.fd, POLLIN | POLLRDHUP, POLLIN | POLLRDHUP);
+        }
+        add(s.ep, g.fd, EPOLLIN | EPOLLRDHUP | EPOLLET, 7);
+        one_event(s.ep, EPOLLIN | (early ? EPOLLRDHUP : 0), 7);
+        if (!early) {
+            OK(shutdown(g.client, SHUT_WR));
+            wait_events(g.fd, POLLIN | POLLRDHUP, POLLIN | POLLRDHUP);
+            one_event(s.ep, EPOLLIN | EPOLLRDHUP, 7);
+        }
+        no_event(s.ep);
+        no_event(s.ep);
+        struct linger now = {1, 0};
+        OK(setsockopt(g.client, SOL_SOCKET, SO_LINGER, &now, sizeof now));
+        close(g.client);
+        wait_events(g.fd, POLLIN, POLLIN | POLLERR | POLLHUP);
+        one_event(s.ep, EPOLLIN | EPOLLRDHUP | EPOLLERR | EPOLLHUP, 7);
+        close(g.fd);
+        end(s);
+    }
 }
 
 CASE(brief_connection_lives_on_by_another_number) {

@@ -2,7 +2,7 @@
 
 use usmc_shm::sync::Ordering::{Relaxed, Release};
 
-use super::entry::{self, E_DISABLED, E_EDGE, E_OWED, E_PARKED, E_RING, E_TCP, Entry};
+use super::entry::{self, E_DISABLED, E_EDGE, E_KNOWN, E_OWED, E_PARKED, E_RING, E_TCP, Entry};
 use super::epoll::{
     ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, disarm, fd_of, find, kick, ring_events, set_at,
     tag_of, unlink,
@@ -179,6 +179,7 @@ fn modify(
     entry.set_flag(E_DISABLED, false);
     entry.set_flag(E_EDGE, true);
     if !entry.has(E_RING) {
+        entry.set_flag(E_KNOWN, false);
         drop(held);
         if entry.has(E_OWED) {
             return owed::modified(number, entry);

@@ -39,6 +39,11 @@ pub const E_COPY: u32 = 512;
 pub const E_OWED: u32 = 1024;
 /// See there.
 pub const E_CHANGED: u32 = 4096;
+/// Edge-triggered, and told in the first wait after it was added.
+pub const E_PROMPT: u32 = 8192;
+/// Edge-triggered, and told before the kernel knew it: what it tells at first is nothing new where no more has come than
+/// `seen_prod`.
+pub const E_KNOWN: u32 = 16384;
 /// The kernel has told of it, or had nothing to tell when it was first asked.
 pub const E_TOLD: u32 = 2048;
 
@@ -60,7 +65,7 @@ pub struct Entry {
     pub events: AtomicU32,
     /// The application's data.
     pub data: AtomicU64,
-    /// `prod` of the receive ring when last reported or found empty.
+    /// `prod` of the receive ring when last reported or found empty; before the ring see `E_KNOWN`.
     pub seen_prod: AtomicU64,
     /// When what it reported came, as far as that is known: the peer's cycle counter, or ours at the kernel's report.
     pub stamp: AtomicU64,

@@ -15,8 +15,8 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64, fence};
 
 use super::entry::{
-    self, E_ARMED, E_CHANGED, E_COPY, E_DISABLED, E_EDGE, E_KICKED, E_OWED, E_PARKED, E_RING,
-    E_TCP, Entry,
+    self, E_ARMED, E_CHANGED, E_COPY, E_DISABLED, E_EDGE, E_KICKED, E_KNOWN, E_OWED, E_PARKED,
+    E_RING, E_TCP, Entry,
 };
 use super::hot::{self, HOT};
 use super::ready::{self, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
@@ -86,8 +86,10 @@ pub struct Set {
     pub owed: [AtomicU32; owed::MOST],
     /// Entries in `owed`.
     pub owed_count: AtomicU32,
-    /// Whether it pays to owe some.
+    /// Whether it pays to owe level-triggered ones.
     pub habit: owed::Habit,
+    /// The same of edge-triggered ones.
+    pub edges: owed::Habit,
     /// Nonzero where the kernel may tell others of the set's readiness: it is or was in another set, or there was a fork.
     pub is_watched: AtomicU32,
     /// Where the next look at the hot entries begins.
@@ -188,6 +190,7 @@ pub fn created(fd: i32) {
         cell.store(0, Relaxed);
     }
     set.habit.forget();
+    set.edges.forget();
     table::set(fd, Fd::Epoll(index));
 }
 
@@ -230,6 +233,7 @@ pub fn unlink(number: u32, entry: &Entry) {
     let conn = conn::at(entry.conn.load(Relaxed));
     {
         let _held = set.lock.enter();
+        owed::learn_end(set, entry);
         owed::forgive(set, entry);
         hot::cool(set, entry);
         disarm(conn, entry);
@@ -385,6 +389,8 @@ pub fn phase_changed(index: u32) {
         if entry.has(E_OWED) {
             let _ = owed::register(number, entry);
         }
+        entry.seen_prod.store(0, Relaxed);
+        entry.set_flag(E_KNOWN, false);
         // No edge by itself: what TCP has reported so far has been reported, and the ring is empty.
         entry.set_flag(E_RING | E_TCP, true);
         let hot = {
@@ -403,7 +409,8 @@ pub fn phase_changed(index: u32) {
         let u64 = tag_of(number, entry);
         let registered = entry.fd.load(Relaxed) as i32;
         let mut event = libc::epoll_event { events: ring_events(want), u64 };
-        if !hot || (sleepers && want & OUT != 0) {
+        // The parent, whose registration it may be, has perhaps not been told of room.
+        if !hot || ((sleepers || entry.has(E_COPY)) && want & OUT != 0) {
             entry.set_flag(E_KICKED, true);
             event.events |= OUT;
         }

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use super::entry::{self, E_DISABLED, E_KICKED, E_RING, E_TCP};
+use super::entry::{self, E_DISABLED, E_KICKED, E_KNOWN, E_RING, E_TCP};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::scan::{Look, is_quiet};
@@ -470,6 +470,9 @@ pub(super) fn translate(
                     if !is_told {
                         continue;
                     }
+                }
+                if entry.has(E_KNOWN) && !owed::is_news(fd(), entry, event.events) {
+                    continue;
                 }
                 if entry.has(E_DISABLED) {
                     // Fired in the ring, which the connection has left.

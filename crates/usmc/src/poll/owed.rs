@@ -10,6 +10,10 @@
 //! sleeps in a set that owes something. Where there is something to tell at once, no system call is made in vain; whether
 //! that is so is learned from each set's connections ([`Habit`]).
 //!
+//! Edge-triggered ones are put off where all of them are closed before the next wait. How much had come when one was told
+//! of is asked for, so that the kernel, which tells of all that is there when it comes to know one after all, tells nothing
+//! twice.
+//!
 //! A change of what is asked for and the end of a registration are put off, too, until the next wait: often another change
 //! or the close comes before.
 
@@ -17,13 +21,15 @@ use core::ffi::c_int;
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
-use super::entry::{self, E_CHANGED, E_DISABLED, E_OWED, E_PARKED, E_TOLD, Entry};
+use super::entry::{
+    self, E_CHANGED, E_DISABLED, E_KNOWN, E_OWED, E_PARKED, E_PROMPT, E_TOLD, Entry,
+};
 use super::epoll::{ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, fd_of, set_at, tag_of, unlink};
 use super::multi;
-use super::ready::OUT;
+use super::ready::{ERR, HUP, IN, OUT, RDHUP};
 use crate::conn::{self, Conn, EARLY, F_ADOPTED, F_CLC, F_COPIED, F_SHARED};
 use crate::sys::{self, Errno};
-use crate::{kernel_only, single};
+use crate::{kernel, kernel_only, single};
 
 /// Most registrations that a set owes.
 pub const MOST: usize = 256;
@@ -88,16 +94,20 @@ fn is_state(events: u32) -> bool {
     events & (ET | ONESHOT | EXCLUSIVE | WAKEUP) == 0
 }
 
+/// Whether they ask for edges, of input alone: of room the kernel would tell once more.
+fn is_edge(events: u32) -> bool {
+    events & ET != 0 && events & !(ET | IN | RDHUP | ERR | HUP) == 0
+}
+
 /// Puts the registration of a new entry off, if that may pay. The caller keeps the connection's registrations
 /// ([`entry::keep`]), here as below.
 pub fn owe(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
     // For `note_told`.
     entry.hot_at.store(set.rounds.load(Relaxed), Relaxed);
-    set.habit.credit.load(Relaxed) > 0
-        && is_state(entry.events.load(Relaxed))
-        && conn.phase() == EARLY
-        && !conn.has(F_CLC)
-        && enter(set, number, entry, conn, E_OWED)
+    let events = entry.events.load(Relaxed);
+    let pays = (set.habit.credit.load(Relaxed) > 0 && is_state(events))
+        || (set.edges.credit.load(Relaxed) > 0 && is_edge(events));
+    pays && conn.phase() == EARLY && !conn.has(F_CLC) && enter(set, number, entry, conn, E_OWED)
 }
 
 /// Puts the change of a registration off, which the kernel knows by the events `before`.
@@ -270,12 +280,41 @@ fn pay_one(set: &Set, index: u32, number: u32, entry: &Entry) -> bool {
         return true;
     }
     let is_new = !entry.has(E_CHANGED);
+    let is_edge = is_edge(entry.events.load(Relaxed));
+    if is_new && is_edge {
+        let is_known = entry.round.load(Relaxed) != 0;
+        entry.set_flag(E_KNOWN, is_known);
+        set.edges.was_late();
+    }
     let done = register(number, entry);
-    if is_new && !entry.has(E_TOLD) {
-        entry.set_flag(E_TOLD, true);
+    if is_new && !is_edge && !entry.has(E_TOLD) {
         set.habit.was_late();
     }
+    entry.set_flag(E_TOLD, true);
     done.is_ok()
+}
+
+/// Whether the kernel tells more of an entry that it has just come to know than what was told before.
+#[cold]
+pub fn is_news(fd: c_int, entry: &Entry, events: u32) -> bool {
+    entry.set_flag(E_KNOWN, false);
+    let known = entry.seen_prod.swap(0, Relaxed);
+    events & ENDS & !(known >> ENDS_SHIFT) as u32 != 0
+        || kernel::tcp_received(fd) != Some(known & ((1 << ENDS_SHIFT) - 1))
+}
+
+const ENDS: u32 = ERR | HUP;
+const ENDS_SHIFT: u32 = 56;
+
+/// What has come of a connection by which `bits` are told: bytes, and [`ENDS`] from bit [`ENDS_SHIFT`] on.
+fn received(fd: c_int, entry: &Entry, bits: u32) -> u64 {
+    // Where nothing was read yet, it is what is there. A FIN counts, too.
+    let is_new = conn::at(entry.conn.load(Relaxed)).calls.load(Relaxed) == 0 && bits & ENDS == 0;
+    let bytes = match sys::ioctl_int(fd, libc::FIONREAD) {
+        Ok(unread) if is_new => unread as u64 + u64::from(bits & RDHUP != 0),
+        _ => kernel::tcp_received(fd).unwrap_or(0),
+    };
+    bytes | u64::from(bits & ENDS) << ENDS_SHIFT
 }
 
 /// Whether the kernel has not been asked for it, or may well have the same to tell once more.
@@ -334,11 +373,13 @@ pub unsafe fn report(
     };
     let mut all = kernels;
     for (p, number) in fds.iter().zip(numbers).take(asked) {
-        if p.revents & !libc::POLLNVAL != 0
-            && all < max
-            && let Some(entry) = entry::at(number)
-        {
-            let bits = u32::from(p.revents.cast_unsigned());
+        let Some(entry) = entry::at(number) else { continue };
+        let found = u32::from((p.revents & !libc::POLLNVAL).cast_unsigned());
+        let bits = found & (entry.events.load(Relaxed) | ERR | HUP);
+        if bits != 0 && all < max {
+            if is_edge(entry.events.load(Relaxed)) {
+                entry.seen_prod.store(received(p.fd, entry, found), Relaxed);
+            }
             let event = libc::epoll_event { events: bits, u64: tag_of(number, entry) };
             unsafe { events.add(all as usize).write(event) };
             all += 1;
@@ -360,7 +401,8 @@ fn collect(set: &Set, fds: &mut [libc::pollfd], numbers: &mut [u32]) -> usize {
         if !is_due(entry) {
             continue;
         }
-        let events = entry.events.load(Relaxed) as u16;
+        // The end of the stream as well: see `received`.
+        let events = (entry.events.load(Relaxed) | RDHUP) as u16;
         fds[asked] = libc::pollfd {
             fd: entry.fd.load(Relaxed) as i32,
             events: events.cast_signed(),
@@ -383,11 +425,26 @@ pub fn note_told(set: &Set, entry: &Entry, round: u32) {
 
 #[inline(never)]
 fn learn(set: &Set, entry: &Entry, round: u32) {
-    let is_first = || entry.hot_at.load(Relaxed).wrapping_add(1) == round;
-    if entry.has(E_OWED) || (is_first() && is_state(entry.events.load(Relaxed))) {
+    let is_first = entry.has(E_OWED) || entry.hot_at.load(Relaxed).wrapping_add(1) == round;
+    let events = entry.events.load(Relaxed);
+    if is_edge(events) {
+        entry.set_flag(E_PROMPT, is_first);
+    } else if is_first && is_state(events) {
         set.habit.was_in_time();
     } else {
         set.habit.in_time.store(0, Relaxed);
+    }
+}
+
+/// A registration ends. The caller holds the set's lock.
+#[inline(always)]
+pub fn learn_end(set: &Set, entry: &Entry) {
+    if entry.has(E_PROMPT) && is_edge(entry.events.load(Relaxed)) {
+        if entry.round.load(Relaxed) == set.rounds.load(Relaxed) {
+            set.edges.was_in_time();
+        } else {
+            set.edges.in_time.store(0, Relaxed);
+        }
     }
 }
 

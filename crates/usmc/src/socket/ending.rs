@@ -352,6 +352,8 @@ fn error(conn: &Conn, slot: &Slot) -> Errno {
         0 | libc::ECONNRESET | libc::EPIPE if sent_after || shut || answers_tcp(conn, slot) => {
             libc::EPIPE
         }
+        // Of what goes by TCP again the kernel itself says so.
+        libc::EPIPE if demote::is_back(conn, slot) => libc::EPIPE,
         0 | libc::EPIPE => libc::ECONNRESET,
         errno => errno,
     }
