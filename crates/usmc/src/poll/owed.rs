@@ -366,9 +366,9 @@ pub unsafe fn report(
         pay(index);
         return 0;
     }
-    // SAFETY (here as below): the caller's contract.
     let kernels = match fds[asked].revents {
         0 => 0,
+        // SAFETY: the caller's contract.
         _ => unsafe { multi::kernel_now(epfd, events, max, round) }.max(0),
     };
     let mut all = kernels;
@@ -381,10 +381,12 @@ pub unsafe fn report(
                 entry.seen_prod.store(received(p.fd, entry, found), Relaxed);
             }
             let event = libc::epoll_event { events: bits, u64: tag_of(number, entry) };
+            // SAFETY: the caller's contract, and all < max.
             unsafe { events.add(all as usize).write(event) };
             all += 1;
         }
     }
+    // SAFETY: the caller's contract, and kernels ≤ max.
     let ours = unsafe { events.add(kernels as usize) };
     let told = multi::translate(set, ours, all - kernels, round);
     pay_some(index, Which::NotTold(round));

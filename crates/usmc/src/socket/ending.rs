@@ -114,15 +114,17 @@ fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
     if peer.flags.load(Relaxed) & END_SENT_AFTER != 0 {
         return Ending::Reset;
     }
-    if flags & TXF_CLOSED != 0 {
+    let own = conn.own(slot);
+    let bells_read = own.bells_sent.load(Relaxed) == peer.bells_drained.load(Relaxed);
+    let resets = peer.flags.load(Relaxed) & END_RESETS != 0;
+    // By a doorbell of ours, unless its own end was one.
+    let was_reset = || resets && (bells_read || life::have_ended(conn, slot));
+    if flags & TXF_CLOSED != 0 && !was_reset() {
         return Ending::Fin;
     }
-    let own = conn.own(slot);
     let left = peer.tcp_left.load(Relaxed);
     let all_read = demote::unread_by_peer(conn, slot) == 0
         && (own.state.load(Relaxed) != TX_RING || left == 1);
-    let bells_read = own.bells_sent.load(Relaxed) == peer.bells_drained.load(Relaxed);
-    let resets = peer.flags.load(Relaxed) & END_RESETS != 0;
     if all_read && !bells_read && !resets { Ending::Fin } else { Ending::Reset }
 }
 
