@@ -8,7 +8,7 @@ use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 use super::entry::{self, E_ACTIVE, E_ARMED, E_DISABLED, E_HOT, Entry};
 use super::epoll::{self, Set};
 use super::ready::{self, WRITE_BITS};
-use super::report;
+use super::{owed, report};
 use crate::conn;
 use crate::socket::wait;
 
@@ -26,6 +26,8 @@ pub fn heat(set: &Set, number: u32, entry: &Entry) -> bool {
     if entry.has(E_HOT) {
         return true;
     }
+    // Its place among these is about to mean another.
+    owed::forgive(set, entry);
     if set.hot_count.load(Relaxed) as usize == HOT && is_sweep_due(set) {
         sweep(set);
     }

@@ -122,10 +122,13 @@ pub fn owe_end(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
 }
 
 fn enter(set: &Set, number: u32, entry: &Entry, conn: &Conn, flags: u32) -> bool {
-    if conn.has(F_SHARED | F_COPIED | F_ADOPTED)
-        || set.is_watched.load(Relaxed) != 0
-        || kernel_only::reason().is_some()
-    {
+    // SeqCst, the second time: whoever changes one of these and pays then sees the entry, or is seen.
+    let may_be = || {
+        set.sleepers.load(SeqCst) == 0
+            && set.is_watched.load(SeqCst) == 0
+            && kernel_only::reason().is_none()
+    };
+    if conn.has(F_SHARED | F_COPIED | F_ADOPTED) || !may_be() {
         return false;
     }
     {
@@ -137,10 +140,9 @@ fn enter(set: &Set, number: u32, entry: &Entry, conn: &Conn, flags: u32) -> bool
         set.owed[count as usize].store(number, Relaxed);
         entry.hot_at.store(count, Relaxed);
         entry.set_flag(flags, true);
-        // SeqCst: a waiter that counts itself as asleep after this sees it, or is seen below.
         single::add(&set.owed_count, 1);
     }
-    if set.sleepers.load(SeqCst) == 0 {
+    if may_be() {
         return true;
     }
     let _held = set.lock.enter();
@@ -157,7 +159,10 @@ pub fn forgive(set: &Set, entry: &Entry) {
     entry.set_flag(E_OWED | E_CHANGED, false);
     let last = set.owed_count.load(Relaxed) - 1;
     let (at, moved) = (entry.hot_at.load(Relaxed), set.owed[last as usize].load(Relaxed));
-    set.owed[at as usize].store(moved, Relaxed);
+    debug_assert!(at <= last);
+    if let Some(place) = set.owed.get(at as usize) {
+        place.store(moved, Relaxed);
+    }
     if let Some(moved) = entry::at(moved) {
         moved.hot_at.store(at, Relaxed);
     }
@@ -175,7 +180,7 @@ pub fn remember(set: &Set, entry: &Entry) {
 /// Whether the set owes anything.
 #[inline(always)]
 pub fn is_any(set: &Set) -> bool {
-    // SeqCst: see `owe`.
+    // SeqCst: see `enter`.
     set.owed_count.load(SeqCst) != 0
 }
 
@@ -326,7 +331,7 @@ fn is_due(entry: &Entry) -> bool {
 
 /// What a set owes at a fork, which keeps all sets and registrations as they are: they are the child's, too, from now on.
 pub fn pay_for_fork(set: &Set) {
-    set.is_watched.store(1, Relaxed);
+    set.is_watched.store(1, SeqCst);
     while let Some(last) = set.owed_count.load(Relaxed).checked_sub(1) {
         let number = set.owed[last as usize].load(Relaxed);
         if let Some(entry) = entry::at(number) {
