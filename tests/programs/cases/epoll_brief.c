@@ -208,6 +208,20 @@ CASE(end_of_a_registration_is_seen_at_once) {
     end(s);
 }
 
+CASE(exclusive_registration_is_made_anew) {
+    struct server s = server();
+    struct guest g = asks(&s);
+    add(s.ep, g.fd, EPOLLIN | EPOLLEXCLUSIVE, 7);
+    one_event(s.ep, EPOLLIN, 7);
+    OK(epoll_ctl(s.ep, EPOLL_CTL_DEL, g.fd, NULL));
+    add(s.ep, g.fd, EPOLLIN, 8);
+    one_event(s.ep, EPOLLIN, 8);
+    OK(epoll_ctl(s.ep, EPOLL_CTL_DEL, g.fd, NULL));
+    no_event(s.ep);
+    leave(g);
+    end(s);
+}
+
 CASE(brief_connection_becomes_edge_triggered) {
     struct server s = server();
     struct guest g = registered(&s, EPOLLIN, 7);
@@ -294,6 +308,18 @@ CASE(brief_connection_tells_its_end_once) {
         close(g.fd);
         end(s);
     }
+}
+
+CASE(brief_connection_tells_of_its_own_shutdown) {
+    struct server s = server_of(EPOLLIN | EPOLLRDHUP | EPOLLET);
+    struct guest g = told_by_edge(&s);
+    char buf[8];
+    EQ(recv(g.fd, buf, 8, 0), 3);
+    OK(shutdown(g.fd, SHUT_RD));
+    one_event(s.ep, EPOLLIN | EPOLLRDHUP, 7);
+    no_event(s.ep);
+    leave(g);
+    end(s);
 }
 
 CASE(brief_connection_lives_on_by_another_number) {
@@ -414,6 +440,33 @@ static void *wait_once(void *arg) {
     w->tid = gettid();
     EQ(epoll_wait(w->ep, &w->event, 1, 20000), 1);
     return NULL;
+}
+
+static void *poll_once(void *arg) {
+    struct waiter *w = arg;
+    struct pollfd p = {.fd = w->ep, .events = POLLIN};
+    w->tid = gettid();
+    EQ(poll(&p, 1, 20000), 1);
+    return NULL;
+}
+
+CASE(brief_connection_is_added_beside_a_poll_of_the_set) {
+    struct server s = server();
+    for (int i = 0; i < 20; i++) {
+        struct waiter w = {.ep = s.ep};
+        pthread_t thread;
+        EQ(pthread_create(&thread, NULL, poll_once, &w), 0);
+        while (!w.tid)
+            sched_yield();
+        if (i % 2)
+            wait_asleep(getpid(), w.tid);
+        struct guest g = asks(&s);
+        add(s.ep, g.fd, EPOLLIN, i);
+        EQ(pthread_join(thread, NULL), 0);
+        one_event(s.ep, EPOLLIN, i);
+        answered(g);
+    }
+    end(s);
 }
 
 CASE(brief_connection_is_added_beside_a_sleeper) {

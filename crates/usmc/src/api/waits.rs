@@ -5,7 +5,7 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use super::fail;
 use super::time::Time;
-use crate::poll::{control, multi, nested, pollfds};
+use crate::poll::{control, multi, nested, owed, pollfds};
 use crate::table::{self, Entry};
 use crate::{clock, errno, real, set_errno, sys, transition};
 
@@ -47,6 +47,11 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
 /// A socket was added to a set that the library does not know (inherited by exec, or one too many): the
 /// kernel alone reports it, so it has to stay TCP.
 fn unknown_set(epfd: c_int, fd: c_int) -> c_int {
+    if let Entry::Epoll(inner) = table::get(fd) {
+        let saved = errno();
+        owed::watch(inner);
+        set_errno(saved);
+    }
     let Entry::Conn(index) = table::get(fd) else { return 0 };
     let saved = errno();
     let stays = transition::stay_tcp(index);

@@ -386,8 +386,9 @@ pub fn phase_changed(index: u32) {
         }
         let set_index = entry.set_index();
         let set = set_at(set_index);
-        if entry.has(E_OWED) {
-            let _ = owed::register(number, entry);
+        if entry.has(E_OWED) && owed::register(number, entry).is_err() {
+            // It is asked for again and again, until the kernel has memory for it.
+            return;
         }
         entry.seen_prod.store(0, Relaxed);
         entry.set_flag(E_KNOWN, false);
@@ -498,6 +499,11 @@ pub fn pay_for(index: u32) {
             let _ = owed::register(number, entry);
         }
     });
+}
+
+/// Of this connection something is to be told by edges which is no byte: it was shut down, or its mark has moved.
+pub fn forget_known(index: u32) {
+    each_watcher(index, |_, entry| owed::forget_known(entry));
 }
 
 /// All that any set owes is registered.

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use super::entry::{self, E_DISABLED, E_KICKED, E_KNOWN, E_OWED, E_RING, E_TCP};
+use super::entry::{self, E_DISABLED, E_KICKED, E_KNOWN, E_RING, E_TCP};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::scan::{Look, is_quiet};
@@ -521,9 +521,9 @@ fn from_ring(
         // It does not come again.
         ending::look(epoll::live_fd(entry), conn);
     }
-    if entry.has(E_OWED) {
-        // Another thread has just brought it to the ring, and is about to register it.
-        epoll::pay_for(index);
+    if !entry.has(E_RING) {
+        // Another thread has just brought it to the ring, and is about to do this.
+        epoll::phase_changed(index);
     }
     let Some(_held) = set.lock.enter() else { return 0 };
     entry.set_flag(E_RING, true);

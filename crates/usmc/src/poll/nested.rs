@@ -3,7 +3,7 @@
 //! The kernel knows of the inner set's doorbells and not of its readiness. So the outer registration carries
 //! data of ours, waits on the outer set look into the inner one, and what the kernel reports is checked.
 
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use super::epoll::{self, SETS_LOCK};
@@ -59,8 +59,7 @@ pub fn control(
 ) -> Option<Result<(), Errno>> {
     if op == libc::EPOLL_CTL_ADD {
         // Whoever waits for the outer set hears of the inner one by the kernel.
-        epoll::set_at(inner.1).is_watched.store(1, SeqCst);
-        owed::pay(inner.1);
+        owed::watch(inner.1);
     }
     let _held = SETS_LOCK.enter()?;
     let who = name(outer.1, inner.1);

@@ -24,7 +24,9 @@ use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 use super::entry::{
     self, E_CHANGED, E_DISABLED, E_KNOWN, E_OWED, E_PARKED, E_PROMPT, E_TOLD, Entry,
 };
-use super::epoll::{ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, fd_of, set_at, tag_of, unlink};
+use super::epoll::{
+    ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, entry_of, fd_of, set_at, tag_of, unlink,
+};
 use super::multi;
 use super::ready::{ERR, HUP, IN, OUT, RDHUP};
 use crate::conn::{self, Conn, EARLY, F_ADOPTED, F_CLC, F_COPIED, F_SHARED};
@@ -107,7 +109,7 @@ pub fn owe(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
     let events = entry.events.load(Relaxed);
     let pays = (set.habit.credit.load(Relaxed) > 0 && is_state(events))
         || (set.edges.credit.load(Relaxed) > 0 && is_edge(events));
-    pays && conn.phase() == EARLY && !conn.has(F_CLC) && enter(set, number, entry, conn, E_OWED)
+    pays && !conn.has(F_CLC) && enter(set, number, entry, conn, E_OWED)
 }
 
 /// Puts the change of a registration off, which the kernel knows by the events `before`.
@@ -118,7 +120,9 @@ pub fn owe_change(set: &Set, number: u32, entry: &Entry, conn: &Conn, before: u3
 
 /// Puts the end of a registration off: with a close it would end by itself.
 pub fn owe_end(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
-    enter(set, number, entry, conn, E_OWED | E_PARKED | E_DISABLED)
+    // Such a one could not be changed, should it be wanted again.
+    entry.events.load(Relaxed) & EXCLUSIVE == 0
+        && enter(set, number, entry, conn, E_OWED | E_PARKED | E_DISABLED)
 }
 
 fn enter(set: &Set, number: u32, entry: &Entry, conn: &Conn, flags: u32) -> bool {
@@ -128,7 +132,8 @@ fn enter(set: &Set, number: u32, entry: &Entry, conn: &Conn, flags: u32) -> bool
             && set.is_watched.load(SeqCst) == 0
             && kernel_only::reason().is_none()
     };
-    if conn.has(F_SHARED | F_COPIED | F_ADOPTED) || !may_be() {
+    // Of a connection that is TCP for good nothing tells whether another process has it, too.
+    if conn.phase() != EARLY || conn.has(F_SHARED | F_COPIED | F_ADOPTED) || !may_be() {
         return false;
     }
     {
@@ -196,7 +201,10 @@ pub fn register(number: u32, entry: &Entry) -> Result<(), Errno> {
         return Ok(());
     }
     let (fd, u64) = (entry.fd.load(Relaxed) as i32, tag_of(number, entry));
-    let mut event = libc::epoll_event { events: entry.events.load(Relaxed), u64 };
+    let events = entry.events.load(Relaxed);
+    let is_known = is_edge(events) && !entry.has(E_CHANGED) && entry.round.load(Relaxed) != 0;
+    entry.set_flag(E_KNOWN, is_known);
+    let mut event = libc::epoll_event { events, u64 };
     let done = sys::epoll_ctl(fd_of(entry.set_index()), op(entry), fd, &mut event);
     if matches!(done, Err(libc::ENOSPC | libc::ENOMEM)) {
         return done;
@@ -284,19 +292,13 @@ fn pay_one(set: &Set, index: u32, number: u32, entry: &Entry) -> bool {
         let _ = delete(fd_of(index), entry.fd.load(Relaxed) as i32, number, entry);
         return true;
     }
-    let is_new = !entry.has(E_CHANGED);
-    let is_edge = is_edge(entry.events.load(Relaxed));
-    if is_new && is_edge {
-        let is_known = entry.round.load(Relaxed) != 0;
-        entry.set_flag(E_KNOWN, is_known);
+    if !entry.has(E_CHANGED) && is_edge(entry.events.load(Relaxed)) {
         set.edges.was_late();
-    }
-    let done = register(number, entry);
-    if is_new && !is_edge && !entry.has(E_TOLD) {
+    } else if !entry.has(E_CHANGED) && !entry.has(E_TOLD) {
         set.habit.was_late();
     }
     entry.set_flag(E_TOLD, true);
-    done.is_ok()
+    register(number, entry).is_ok()
 }
 
 /// Whether the kernel tells more of an entry that it has just come to know than what was told before.
@@ -306,6 +308,23 @@ pub fn is_news(fd: c_int, entry: &Entry, events: u32) -> bool {
     let known = entry.seen_prod.swap(0, Relaxed);
     events & ENDS & !(known >> ENDS_SHIFT) as u32 != 0
         || kernel::tcp_received(fd) != Some(known & ((1 << ENDS_SHIFT) - 1))
+}
+
+/// Something happened to the connection of an edge that bytes do not tell of: it is to be told.
+pub fn forget_known(entry: &Entry) {
+    if entry.has(E_OWED | E_KNOWN) {
+        entry.seen_prod.store(u64::MAX, Relaxed);
+    }
+}
+
+/// The kernel may tell others of the set's readiness from now on, which do not pay.
+pub fn watch(index: u32) {
+    let set = set_at(index);
+    // SeqCst: see `enter`.
+    if set.is_watched.load(Relaxed) == 0 {
+        set.is_watched.store(1, SeqCst);
+    }
+    pay(index);
 }
 
 const ENDS: u32 = ERR | HUP;
@@ -343,9 +362,9 @@ pub fn pay_for_fork(set: &Set) {
             if is_end {
                 unlink(number, entry);
             }
-        } else {
-            set.owed_count.store(last, Relaxed);
         }
+        // Also where a signal handler that has interrupted a change forks.
+        set.owed_count.store(last, Relaxed);
     }
 }
 
@@ -362,10 +381,10 @@ pub unsafe fn report(
 ) -> c_int {
     const NONE: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let set = set_at(index);
-    let (mut fds, mut numbers) = ([NONE; MOST + 1], [0; MOST]);
+    let (mut fds, mut tags) = ([NONE; MOST + 1], [0; MOST]);
     // What the kernel knows by what it was it must not tell.
     pay_some(index, Which::NotDue);
-    let asked = collect(set, &mut fds, &mut numbers);
+    let asked = collect(set, &mut fds, &mut tags);
     fds[asked] = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
     if asked == 0 || sys::poll_now(&mut fds[..=asked]) == 0 {
         pay(index);
@@ -377,17 +396,14 @@ pub unsafe fn report(
         _ => unsafe { multi::kernel_now(epfd, events, max, round) }.max(0),
     };
     let mut all = kernels;
-    for (p, number) in fds.iter().zip(numbers).take(asked) {
-        let Some(entry) = entry::at(number) else { continue };
+    for (p, tag) in fds.iter().zip(tags).take(asked) {
         let found = u32::from((p.revents & !libc::POLLNVAL).cast_unsigned());
-        let bits = found & (entry.events.load(Relaxed) | ERR | HUP);
-        if bits != 0 && all < max {
-            if is_edge(entry.events.load(Relaxed)) {
-                entry.seen_prod.store(received(p.fd, entry, found), Relaxed);
-            }
-            let event = libc::epoll_event { events: bits, u64: tag_of(number, entry) };
+        if found != 0
+            && all < max
+            && let Some(bits) = tell((set, index), p.fd, tag, found, round)
+        {
             // SAFETY: the caller's contract, and all < max.
-            unsafe { events.add(all as usize).write(event) };
+            unsafe { events.add(all as usize).write(libc::epoll_event { events: bits, u64: tag }) };
             all += 1;
         }
     }
@@ -398,8 +414,30 @@ pub unsafe fn report(
     kernels + told
 }
 
+/// What is to be told of the entry with this tag, of which poll(2) has `found` something. `None` where it is another's by
+/// now, or an edge that another thread tells.
+fn tell((set, index): (&Set, u32), fd: c_int, tag: u64, found: u32, round: u32) -> Option<u32> {
+    let (number, entry) = entry_of(tag)?;
+    let edge = {
+        let _held = set.lock.enter()?;
+        if number == u32::MAX || !entry.has(E_OWED) || entry.set_index() != index {
+            return None;
+        }
+        let edge = is_edge(entry.events.load(Relaxed));
+        if edge && entry.round.swap(round, Relaxed) != 0 {
+            return None;
+        }
+        edge
+    };
+    let bits = found & (entry.events.load(Relaxed) | ERR | HUP);
+    if edge {
+        entry.seen_prod.store(received(fd, entry, found), Relaxed);
+    }
+    (bits != 0).then_some(bits)
+}
+
 /// Those that are to be asked for. How many they are.
-fn collect(set: &Set, fds: &mut [libc::pollfd], numbers: &mut [u32]) -> usize {
+fn collect(set: &Set, fds: &mut [libc::pollfd], tags: &mut [u64]) -> usize {
     let Some(_held) = set.lock.enter() else { return 0 };
     let mut asked = 0;
     for place in &set.owed[..set.owed_count.load(Relaxed) as usize] {
@@ -415,7 +453,7 @@ fn collect(set: &Set, fds: &mut [libc::pollfd], numbers: &mut [u32]) -> usize {
             events: events.cast_signed(),
             revents: 0,
         };
-        numbers[asked] = number;
+        tags[asked] = tag_of(number, entry);
         asked += 1;
     }
     asked

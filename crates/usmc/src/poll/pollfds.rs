@@ -36,10 +36,10 @@ fn watch(fd: c_int) -> Watch {
     match table::get(fd) {
         Fd::Conn(index) if !ready::is_kernels(|| fd, index) => Watch::Ring(index),
         Fd::Conn(index) if ending::is_untold(conn::at(index)) => Watch::Failed,
-        Fd::Epoll(index) if has_tracked(epoll::set_at(index)) => {
-            // The kernel is asked, too.
-            owed::pay(index);
-            Watch::Nested(index)
+        Fd::Epoll(index) => {
+            // The kernel is asked, too, and perhaps slept in.
+            owed::watch(index);
+            if has_tracked(epoll::set_at(index)) { Watch::Nested(index) } else { Watch::Kernel }
         }
         _ => Watch::Kernel,
     }

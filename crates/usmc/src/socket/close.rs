@@ -333,7 +333,10 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
             Some(slot) => break (held, slot),
             // It has just come back.
             None if conn.phase() == EARLY => {}
-            None => return 0,
+            None => {
+                poll::epoll::forget_known(index);
+                return 0;
+            }
         }
     };
     if conn.kernel_events.load(Relaxed) & HUP != 0 && kernel::is_over(fd) {
