@@ -435,6 +435,17 @@ struct waiter {
     struct epoll_event event;
 };
 
+// Starts a thread that is asleep then, or just about to be.
+static pthread_t begin(void *(*run)(void *), struct waiter *w, bool asleep) {
+    pthread_t thread;
+    EQ(pthread_create(&thread, NULL, run, w), 0);
+    while (!w->tid)
+        sched_yield();
+    if (asleep)
+        wait_asleep(getpid(), w->tid);
+    return thread;
+}
+
 static void *wait_once(void *arg) {
     struct waiter *w = arg;
     w->tid = gettid();
@@ -454,12 +465,7 @@ CASE(brief_connection_is_added_beside_a_poll_of_the_set) {
     struct server s = server();
     for (int i = 0; i < 20; i++) {
         struct waiter w = {.ep = s.ep};
-        pthread_t thread;
-        EQ(pthread_create(&thread, NULL, poll_once, &w), 0);
-        while (!w.tid)
-            sched_yield();
-        if (i % 2)
-            wait_asleep(getpid(), w.tid);
+        pthread_t thread = begin(poll_once, &w, i % 2);
         struct guest g = asks(&s);
         add(s.ep, g.fd, EPOLLIN, i);
         EQ(pthread_join(thread, NULL), 0);
@@ -473,13 +479,7 @@ CASE(brief_connection_is_added_beside_a_sleeper) {
     struct server s = server();
     for (int i = 0; i < 20; i++) {
         struct waiter w = {.ep = s.ep};
-        pthread_t thread;
-        EQ(pthread_create(&thread, NULL, wait_once, &w), 0);
-        while (!w.tid)
-            sched_yield();
-        // Asleep, or just about to be.
-        if (i % 2)
-            wait_asleep(getpid(), w.tid);
+        pthread_t thread = begin(wait_once, &w, i % 2);
         struct guest g = asks(&s);
         add(s.ep, g.fd, EPOLLIN, i);
         EQ(pthread_join(thread, NULL), 0);
@@ -499,12 +499,7 @@ CASE(registration_ends_beside_a_sleeper) {
         OK(pipe(pipes));
         add(s.ep, pipes[0], EPOLLIN, 2);
         struct waiter w = {.ep = s.ep};
-        pthread_t thread;
-        EQ(pthread_create(&thread, NULL, wait_once, &w), 0);
-        while (!w.tid)
-            sched_yield();
-        if (i % 2)
-            wait_asleep(getpid(), w.tid);
+        pthread_t thread = begin(wait_once, &w, i % 2);
         OK(epoll_ctl(s.ep, EPOLL_CTL_DEL, g.fd, NULL));
         // Nobody is told of it any more.
         close(g.client);
