@@ -17,19 +17,6 @@ static void modify(int ep, int fd, uint32_t events, uint64_t data) {
     OK(epoll_ctl(ep, EPOLL_CTL_MOD, fd, &event));
 }
 
-// Exactly one event with this mask comes, in time.
-static void one_event(int ep, uint32_t events, uint64_t data) {
-    struct epoll_event got[4];
-    EQ(epoll_wait(ep, got, 4, 10000), 1);
-    EQ(got[0].events, events);
-    EQ(got[0].data.u64, data);
-}
-
-static void no_event(int ep) {
-    struct epoll_event event;
-    EQ(epoll_wait(ep, &event, 1, 0), 0);
-}
-
 static const uint64_t DATA = 0xdeadbeefcafef00d;
 
 PAIR_CASE(level_trigger_repeats_until_drained) {

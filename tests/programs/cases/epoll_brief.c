@@ -9,18 +9,6 @@ static void add(int ep, int fd, uint32_t events, uint64_t data) {
     OK(epoll_ctl(ep, EPOLL_CTL_ADD, fd, &event));
 }
 
-static void one_event(int ep, uint32_t events, uint64_t data) {
-    struct epoll_event got[4];
-    EQ(epoll_wait(ep, got, 4, 10000), 1);
-    EQ(got[0].events, events);
-    EQ(got[0].data.u64, data);
-}
-
-static void no_event(int ep) {
-    struct epoll_event event;
-    EQ(epoll_wait(ep, &event, 1, 0), 0);
-}
-
 // Whether the kernel's set has this number.
 static bool kernel_knows(int ep, int fd) {
     char path[64], line[256];
@@ -280,6 +268,18 @@ CASE(brief_connection_tells_no_edge_twice) {
         leave(g);
         end(t);
     }
+    end(s);
+}
+
+CASE(brief_connection_is_asked_for_anew) {
+    struct server s = server_of(EPOLLIN | EPOLLRDHUP | EPOLLET);
+    struct guest g = told_by_edge(&s);
+    // What is unread is an edge for who asks again.
+    struct epoll_event event = {EPOLLIN | EPOLLET, {.u64 = 8}};
+    OK(epoll_ctl(s.ep, EPOLL_CTL_MOD, g.fd, &event));
+    one_event(s.ep, EPOLLIN, 8);
+    no_event(s.ep);
+    leave(g);
     end(s);
 }
 

@@ -11,18 +11,6 @@ static int set_with(int fd, uint32_t events, uint64_t data) {
     return ep;
 }
 
-static void one_event(int ep, uint32_t events, uint64_t data) {
-    struct epoll_event got[4];
-    EQ(epoll_wait(ep, got, 4, 10000), 1);
-    EQ(got[0].events, events);
-    EQ(got[0].data.u64, data);
-}
-
-static void no_event(int ep) {
-    struct epoll_event event;
-    EQ(epoll_wait(ep, &event, 1, 0), 0);
-}
-
 PAIR_CASE(nested_sets) {
     struct pair p = pair_open();
     int inner = set_with(p.fd, EPOLLIN, 1), middle = set_with(inner, EPOLLIN, 2);

@@ -144,6 +144,10 @@ pid_t child(void (*run)(void *), void *arg);
 void child_succeeds(pid_t pid);
 // Waits until poll(2) says exactly these events, for at most ten seconds.
 void wait_events(int fd, short events, short expected);
+// Exactly one event with this mask comes from an epoll set, in time.
+void one_event(int ep, uint32_t events, uint64_t data);
+// It has nothing to tell now.
+void no_event(int ep);
 // Waits until `n` bytes can be read (FIONREAD).
 void wait_readable(int fd, int n);
 // The events that poll(2) says now.

@@ -179,6 +179,18 @@ void wait_events(int fd, short events, short expected) {
     EQ(p.revents, expected);
 }
 
+void one_event(int ep, uint32_t events, uint64_t data) {
+    struct epoll_event got[4];
+    EQ(epoll_wait(ep, got, 4, 10000), 1);
+    EQ(got[0].events, events);
+    EQ(got[0].data.u64, data);
+}
+
+void no_event(int ep) {
+    struct epoll_event event;
+    EQ(epoll_wait(ep, &event, 1, 0), 0);
+}
+
 void wait_readable(int fd, int n) {
     int count = -1;
     for (double until = now() + 10; count < n;) {

@@ -90,7 +90,8 @@ pub struct Set {
     pub habit: owed::Habit,
     /// The same of edge-triggered ones.
     pub edges: owed::Habit,
-    /// Nonzero where the kernel may tell others of the set's readiness: it is or was in another set, or there was a fork.
+    /// Nonzero where the kernel may tell others of the set's readiness: it is or was in another set,
+    /// somebody has polled it, or there was a fork.
     pub is_watched: AtomicU32,
     /// Where the next look at the hot entries begins.
     pub hand: AtomicU32,

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use super::entry::{self, E_DISABLED, E_KICKED, E_KNOWN, E_RING, E_TCP};
+use super::entry::{self, E_DISABLED, E_KICKED, E_KNOWN, E_OWED, E_RING, E_TCP};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::scan::{Look, is_quiet};
@@ -524,6 +524,10 @@ fn from_ring(
     if !entry.has(E_RING) {
         // Another thread has just brought it to the ring, and is about to do this.
         epoll::phase_changed(index);
+    }
+    if entry.has(E_OWED) {
+        // The kernel has no memory for it: it is asked for once more.
+        return 0;
     }
     let Some(_held) = set.lock.enter() else { return 0 };
     entry.set_flag(E_RING, true);

@@ -229,7 +229,12 @@ fn op(entry: &Entry) -> c_int {
 /// # Errors
 /// As there.
 pub fn modified(number: u32, entry: &Entry) -> Result<(), Errno> {
-    if is_state(entry.events.load(Relaxed)) { Ok(()) } else { register(number, entry) }
+    if is_state(entry.events.load(Relaxed)) {
+        return Ok(());
+    }
+    // What is there is an edge for who asks again.
+    entry.round.store(0, Relaxed);
+    register(number, entry)
 }
 
 /// The registration ends. False where the kernel knows nothing of it.
@@ -382,9 +387,12 @@ pub unsafe fn report(
     const NONE: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let set = set_at(index);
     let (mut fds, mut tags) = ([NONE; MOST + 1], [0; MOST]);
-    // What the kernel knows by what it was it must not tell.
-    pay_some(index, Which::NotDue);
-    let asked = collect(set, &mut fds, &mut tags);
+    let mut asked = collect(set, &mut fds, &mut tags);
+    if asked < set.owed_count.load(Relaxed) as usize {
+        // What the kernel knows by what it was it must not tell.
+        pay_some(index, Which::NotDue);
+        asked = collect(set, &mut fds, &mut tags);
+    }
     fds[asked] = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
     if asked == 0 || sys::poll_now(&mut fds[..=asked]) == 0 {
         pay(index);
@@ -410,7 +418,9 @@ pub unsafe fn report(
     // SAFETY: the caller's contract, and kernels ≤ max.
     let ours = unsafe { events.add(kernels as usize) };
     let told = multi::translate(set, ours, all - kernels, round);
-    pay_some(index, Which::NotTold(round));
+    if (told as u32) < set.owed_count.load(Relaxed) {
+        pay_some(index, Which::NotTold(round));
+    }
     kernels + told
 }
 
