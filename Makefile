@@ -44,7 +44,7 @@ deps32:
 
 # The fuzz targets for a minute; unit, property and hostile-peer tests, the preloaded programs, and whole processes.
 test: test-deps build fuzz
-	$(CARGO) test --profile checked --locked --workspace --no-fail-fast
+	@sh .ci/test $(CARGO) test --profile checked --locked --workspace --no-fail-fast
 
 # The models of the rings, doorbells, the handshake and the span switch: weak memory by loom, schedules at
 # random by shuttle. About two minutes.
