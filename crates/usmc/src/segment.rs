@@ -213,22 +213,34 @@ fn has_memory(map: &Segment, index: u32) -> bool {
 
 /// An unused entry for `len` bytes, if need be by unmapping what nobody uses.
 fn place(table: &mut Table<'_>, len: usize) -> Result<usize, Reason> {
-    while SPACE != usize::MAX && len > SPACE - space_in_use(table) {
-        let mut unused =
-            table.entries.iter_mut().filter(|m| m.role != Role::Unused && m.users == 0);
-        unused.next().ok_or(Reason::NoMemory)?.unmap();
-    }
-    if let Some(index) = table.entries.iter().position(|m| m.role == Role::Unused) {
-        return Ok(index);
-    }
-    let index = table.entries.iter().position(|m| m.users == 0).ok_or(Reason::TableFull)?;
-    table.entries[index].unmap();
-    Ok(index)
+    place_within(SPACE, table.entries, len)
 }
 
-fn space_in_use(table: &Table<'_>) -> usize {
-    let used = table.entries.iter().filter(|m| m.role != Role::Unused);
-    used.fold(0, |sum, m| sum + m.len)
+fn place_within(space: usize, entries: &mut [Mapped], len: usize) -> Result<usize, Reason> {
+    if space != usize::MAX {
+        let mapped = |is_meant: fn(&Mapped) -> bool| {
+            let meant = entries.iter().filter(|m| m.role != Role::Unused && is_meant(m));
+            meant.map(|m| m.len).sum::<usize>()
+        };
+        // What nobody uses may have come just now, for somebody who is about to: it goes only where that helps.
+        if len > space.saturating_sub(mapped(|m| m.users > 0)) {
+            return Err(Reason::NoMemory);
+        }
+        let mut excess = (mapped(|_| true) + len).saturating_sub(space);
+        for m in entries.iter_mut().filter(|m| m.role != Role::Unused && m.users == 0) {
+            if excess == 0 {
+                break;
+            }
+            excess = excess.saturating_sub(m.len);
+            m.unmap();
+        }
+    }
+    if let Some(index) = entries.iter().position(|m| m.role == Role::Unused) {
+        return Ok(index);
+    }
+    let index = entries.iter().position(|m| m.users == 0).ok_or(Reason::TableFull)?;
+    entries[index].unmap();
+    Ok(index)
 }
 
 fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Result<(), Reason> {
@@ -531,6 +543,35 @@ mod tests {
             sys::munmap(base, len);
         }
         (fd, sys::fstat(fd).unwrap().inode)
+    }
+
+    /// A peer's segment of so many bytes.
+    fn mapped(len: usize, users: u32) -> Mapped {
+        let base = sys::mmap_private(ptr::null_mut(), len).unwrap();
+        // SAFETY: zero bytes are an unused entry.
+        let unused: Mapped = unsafe { core::mem::zeroed() };
+        Mapped { role: Role::Peer, base, len, users, fd: -1, ..unused }
+    }
+
+    #[test]
+    fn segments_are_given_up_only_where_that_makes_room() {
+        const PAGE: usize = 1 << 16;
+        // SAFETY: as above.
+        let unused: Mapped = unsafe { core::mem::zeroed() };
+        let mut entries = [mapped(2 * PAGE, 1), mapped(PAGE, 0), mapped(PAGE, 0), unused];
+        let roles = |entries: &[Mapped]| {
+            entries.iter().map(|m| m.role == Role::Peer).collect::<Vec<bool>>()
+        };
+        // Never, for what is in use stays.
+        assert_eq!(place_within(8 * PAGE, &mut entries, 7 * PAGE), Err(Reason::NoMemory));
+        assert_eq!(place_within(8 * PAGE, &mut entries, 4 * PAGE), Ok(3));
+        assert_eq!(roles(&entries), [true, true, true, false]);
+        assert_eq!(place_within(8 * PAGE, &mut entries, 5 * PAGE), Ok(1));
+        assert_eq!(roles(&entries), [true, false, true, false]);
+        assert_eq!(place_within(8 * PAGE, &mut entries, 6 * PAGE), Ok(1));
+        assert_eq!(roles(&entries), [true, false, false, false]);
+        entries[0].users = 0;
+        entries[0].unmap();
     }
 
     #[test]

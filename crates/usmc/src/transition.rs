@@ -517,7 +517,12 @@ fn step_acceptor(fd: i32, conn: &Conn) {
     if has_high_lowat(fd) {
         return conn.give_up(Reason::KernelFeature);
     }
-    let Some((seg, map)) = segment::use_peer(found.dmb.segment) else {
+    let known = segment::use_peer(found.dmb.segment).or_else(|| {
+        // It may have come since the offer was found.
+        clc::take_mail();
+        segment::use_peer(found.dmb.segment)
+    });
+    let Some((seg, map)) = known else {
         if segment::is_refused(found.dmb.segment) {
             return conn.give_up(Reason::NoMemory);
         }

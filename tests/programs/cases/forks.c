@@ -130,6 +130,42 @@ PAIR_CASE(daemon_goes_on_with_the_connection) {
     EQ(peer_end(), (ROUNDS + 1) * 1000);
 }
 
+// The acceptor asks for the memory of its client, which hands it over at its next call. Then the acceptor forks, before it
+// has looked, and leaves the connection to its child.
+REMOTE_CASE(memory_that_was_handed_over_to_the_parent) {
+    uint16_t port;
+    int listener = listen_here(&port), peer = OK(peer_call(P_CONNECT, -1, port, 0, 0));
+    struct pair p = {.fd = OK(accept(listener, NULL, NULL)), .peer = peer};
+    int first = 2 - variant.warm, there[2];
+    char c;
+    for (int i = 0; i < first; i++) {
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
+        recv_all(p.fd, 2, i * 10, 10);
+        send_all(p.fd, 1, i * 10, 10);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 10, 10), 0);
+    }
+    OK(pipe(there));
+    pid_t pid = OK(fork());
+    if (pid == 0) {
+        close(there[1]);
+        EQ(read(there[0], &c, 1), 0);
+        for (int i = first; i < first + 16; i++) {
+            recv_all(p.fd, 2, i * 10, 10);
+            send_all(p.fd, 1, i * 10, 10);
+        }
+        assert_smcd(p.fd);
+        _exit(0);
+    }
+    close(p.fd);
+    close(there[1]);
+    for (int i = first; i < first + 16; i++) {
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 10, 10), 0);
+    }
+    child_succeeds(pid);
+    close(listener);
+}
+
 // What handlers of pthread_atfork do with a connection.
 static struct pair handled;
 static int in_child;

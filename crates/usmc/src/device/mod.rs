@@ -172,7 +172,8 @@ pub trait Device: Sync {
 
     /// The offer left for this connection.
     fn find_offer(&self, tuple: &[u64; 6]) -> Option<FoundOffer>;
-    /// Asks the offerer for a segment this process does not know.
+    /// Asks the offerer for a segment this process does not know, though it has looked into its mailbox since it found the
+    /// offer.
     ///
     /// # Errors
     /// The reason why it cannot be received.

@@ -149,10 +149,10 @@ pub fn find(dev: &Loopback, words: &[u64; 6]) -> Option<FoundOffer> {
     None
 }
 
-/// Asks for the segment.
+/// Asks for the segment, also where it was handed over already: to another process, or to this one, which has not kept it.
 pub fn want(dev: &Loopback, id: OfferId, me: u32) {
     if let Some((offer, state)) = get(dev, id)
-        && OfferState::from(state).phase == OFFERED
+        && matches!(OfferState::from(state).phase, OFFERED | PUSHED)
     {
         offer.wanted_by.store(me, Relaxed);
         let wanted = OfferState { phase: WANTED, ..OfferState::from(state) };
