@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{Ordering, fence};
 
 use usmc::observe::{
-    BUFFERS, CLIENT_END, Header, MAGIC, Mode, REASONS, RECORDS_OFFSET, Record, State,
-    TOTALS_OFFSET, Totals as RawTotals, VERSION, WAS_SMCD,
+    BUFFERS, CLIENT_END, Fallback, Header, MAGIC, Mode, PARTS, REASONS, RECORDS_OFFSET, Record,
+    State, TOTALS_OFFSET, Totals as RawTotals, VERSION, WAS_SMCD,
 };
 use usmc::syn_option::Outcome;
 
@@ -123,12 +123,16 @@ impl Totals {
     fn decode(bytes: &[u8; size_of::<RawTotals>()]) -> Totals {
         let word = |at: usize| u64_at(bytes, at);
         let several = |at: usize, i: usize| word(at + 8 * i);
-        let fallback = offset_of!(RawTotals, fallback);
+        let fallback = |role: usize, reason: usize| {
+            let at = offset_of!(RawTotals, fallback) + 8 * (role * REASONS + reason);
+            (0..PARTS)
+                .fold(0, |sum: u64, part| sum.wrapping_add(word(at + part * size_of::<Fallback>())))
+        };
         Totals {
             closed: std::array::from_fn(|i| several(offset_of!(RawTotals, closed), i)),
             smcd: std::array::from_fn(|i| several(offset_of!(RawTotals, smcd), i)),
             fallback: std::array::from_fn(|role| {
-                std::array::from_fn(|reason| several(fallback, role * REASONS + reason))
+                std::array::from_fn(|reason| fallback(role, reason))
             }),
             set_sleeps: word(offset_of!(RawTotals, set_sleeps)),
             set_spins: word(offset_of!(RawTotals, set_spins)),

@@ -6,7 +6,9 @@ use std::os::unix::fs::FileExt;
 
 use serde_json::Value;
 use support::*;
-use usmc::observe::{CLIENT_END, Header, RECORDS_OFFSET, Record, TOTALS_OFFSET, Totals, WAS_SMCD};
+use usmc::observe::{
+    CLIENT_END, Fallback, Header, PARTS, RECORDS_OFFSET, Record, TOTALS_OFFSET, Totals, WAS_SMCD,
+};
 
 fn json(args: &[&str]) -> Value {
     let output = output(&mut usmc(args));
@@ -44,8 +46,9 @@ fn records_and_totals_are_summed_up() {
     total(offset_of!(Totals, smcd) + 8, 7);
     // Of the accepting end: peer is not under uSMC.
     total(offset_of!(Totals, fallback) + 8, 2);
-    // Of the connecting end: peer withdrew.
-    total(offset_of!(Totals, fallback) + 8 * (32 + 11), 3);
+    // Of the connecting end: peer withdrew. Threads count apart.
+    total(offset_of!(Totals, fallback) + 8 * (32 + 11), 1);
+    total(offset_of!(Totals, fallback) + (PARTS - 1) * size_of::<Fallback>() + 8 * (32 + 11), 2);
     total(offset_of!(Totals, set_sleeps), 6);
     total(offset_of!(Totals, cork), 8);
     let holder = Holder::new(&file);

@@ -23,7 +23,7 @@ use crate::reason::Reason;
 use crate::remote::Remote;
 use crate::single;
 use crate::users::Users;
-use crate::{cache, sys};
+use crate::{cache, order, sys};
 use crate::{device, observer};
 
 /// A TCP socket, neither connected nor listening.
@@ -312,6 +312,7 @@ impl Conn {
         self.set_life(None);
         self.voucher.store(0, Relaxed);
         self.set_flag(F_HAD_SLOT, true);
+        order::begin();
         self.slot.store(slot.cast_mut(), Release);
     }
 

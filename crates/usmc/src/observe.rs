@@ -11,6 +11,7 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 use usmc_shm::tap::TapControl;
 
 use crate::device::loopback::layout;
+use crate::process;
 
 /// Begins the name of every file that this version's processes make in the ISM directory.
 pub use crate::device::loopback::layout::PREFIX as DEVICE_PREFIX;
@@ -20,13 +21,13 @@ pub const MEMFD_NAME: &core::ffi::CStr = c"usmc-conn";
 /// First eight bytes of the file, native endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMCconn");
 /// Layout version of everything here.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Offset in bytes of [`Totals`].
 pub const TOTALS_OFFSET: usize = 512;
 /// Offset in bytes of [`Capture`].
-pub const CAPTURE_OFFSET: usize = 2048;
+pub const CAPTURE_OFFSET: usize = 4096;
 /// Offset in bytes of record 0.
-pub const RECORDS_OFFSET: usize = 4096;
+pub const RECORDS_OFFSET: usize = 8192;
 
 /// Start of the file.
 #[repr(C)]
@@ -124,16 +125,24 @@ pub const REASONS: usize = 32;
 /// Ring sizes that are counted apart: 16 KiB, 32 KiB, … 4 MiB.
 pub const BUFFERS: usize = 9;
 
+/// Parts of what is counted for every connection; a thread counts in its own, so that threads do not take each other the
+/// cache line.
+pub const PARTS: usize = process::SHARES;
+
+/// Connections that are closed and were not in a ring: of the accepting end, of the connecting end, by reason.
+#[repr(C, align(64))]
+pub struct Fallback(pub [[AtomicU64; REASONS]; 2]);
+
 /// What a process counts besides its records. What a record counts is added when its socket is closed.
 #[repr(C)]
 pub struct Totals {
+    /// To be summed up.
+    pub fallback: [Fallback; PARTS],
     /// Sums of the records' counters, in their order: bytes sent, received; times sent, received; ring full; sleeps;
     /// spins; doorbells sent, taken.
     pub closed: [AtomicU64; 9],
     /// Connections that are closed and were in a ring: of the accepting end, of the connecting end.
     pub smcd: [AtomicU64; 2],
-    /// Connections that are closed and were not, likewise, by reason.
-    pub fallback: [[AtomicU64; REASONS]; 2],
     /// Sleeps in poll(2), select(2) and epoll_wait(2) over connections in the ring.
     pub set_sleeps: AtomicU64,
     /// Spins that made an epoll_wait's sleep unnecessary; the last few are added with the next sleep.

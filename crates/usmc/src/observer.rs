@@ -350,7 +350,8 @@ fn count_end(record: &Record) {
     if place & WAS_SMCD != 0 {
         count(&totals.smcd[end]);
     } else if state == State::Active as u8 {
-        count(&totals.fallback[end][usize::from(reason).min(REASONS - 1)]);
+        let own = &totals.fallback[process::share()].0;
+        count(&own[end][usize::from(reason).min(REASONS - 1)]);
     }
 }
 

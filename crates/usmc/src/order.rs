@@ -5,7 +5,7 @@
 use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{Producer, STAMP_BEHIND};
-use usmc_shm::sync::{AtomicU64, AtomicUsize};
+use usmc_shm::sync::{AtomicU32, AtomicU64, AtomicUsize};
 
 use crate::clock;
 use crate::conn::{Conn, PLAIN};
@@ -20,10 +20,25 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 static WHOSE: AtomicUsize = AtomicUsize::new(0);
 static BEFORE: AtomicU64 = AtomicU64::new(0);
 
+/// Whether a connection of this process has ever had a slot. Before that there are no stamps, and a program of short
+/// connections that has several threads spares its cores the line.
+static HAS_RINGS: AtomicU32 = AtomicU32::new(0);
+
+/// A connection is about to have a slot: whatever was sent before counts as sent now.
+pub fn begin() {
+    if HAS_RINGS.load(Relaxed) == 0 {
+        TAKEN.store(clock::tsc(), Relaxed);
+        HAS_RINGS.store(1, Relaxed);
+    }
+}
+
 /// The kernel has taken something of this connection for the peer, or is about to: bytes, a doorbell, its beginning or its
 /// end.
 #[inline]
 pub fn taken(conn: &Conn) {
+    if HAS_RINGS.load(Relaxed) == 0 {
+        return;
+    }
     let is_strange = || conn.reason.load(Relaxed) == Reason::NotRegistered as u32;
     // A peer without the library has no rings whose order could be compared.
     if conn.phase() != PLAIN || !is_strange() {

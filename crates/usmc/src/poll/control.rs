@@ -174,7 +174,8 @@ fn modify(
     }
     // The counts depend on the events: take them back before these change.
     disarm(conn, entry);
-    let before = entry.events.swap(event.events, Relaxed);
+    let before = entry.events.load(Relaxed);
+    entry.events.store(event.events, Relaxed);
     entry.data.store(event.u64, Relaxed);
     entry.set_flag(E_DISABLED, false);
     entry.set_flag(E_EDGE, true);
