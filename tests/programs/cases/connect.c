@@ -420,3 +420,25 @@ CASE(short_connections) {
     }
     EQ(pthread_join(thread, NULL), 0);
 }
+
+// A server that listens for one connection each time, as FTP's: its listeners are gone when the connections turn out to
+// last, and others have come.
+CASE(connections_of_listeners_that_left) {
+    enum { PAIRS = 40, OTHERS = 20 };
+    int ends[PAIRS][2];
+    for (int i = 0; i < PAIRS; i++) {
+        uint16_t port, other;
+        int listener = listen_here(&port);
+        ends[i][0] = connect_to(port);
+        ends[i][1] = OK(accept(listener, NULL, NULL));
+        close(listener);
+        for (int k = 0; k < OTHERS; k++)
+            close(listen_here(&other));
+    }
+    for (int i = 0; i < PAIRS; i++) {
+        ends_talk(ends[i], 0, 8);
+        assert_smcd(ends[i][0]);
+        close(ends[i][0]);
+        close(ends[i][1]);
+    }
+}

@@ -32,7 +32,9 @@ fn halves(at: &Endpoint) -> [u64; 2] {
 pub fn register(dev: &Loopback, netns: u64, at: Endpoint) -> Result<u32, Reason> {
     let file = dev.file()?;
     let me = processes::index(dev)?;
-    for (index, place) in places(file, at.port) {
+    // What has just been left is still looked for, if there is anything else.
+    let unused = places(file, at.port).filter(|(_, place)| !has_just_left(place));
+    for (index, place) in unused.chain(places(file, at.port)) {
         if place.state.compare_exchange(0, LISTENER_CLAIMED, AcqRel, Relaxed).is_ok() {
             let addr = halves(&at);
             place.port.store(at.port as u32, Relaxed);
