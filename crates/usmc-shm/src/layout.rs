@@ -195,6 +195,8 @@ pub struct Producer {
     pub voucher_fd: AtomicU32,
     /// With [`STAMP_BEHIND`]: the sender's cycle counter when the kernel last took something of another connection.
     pub behind: AtomicU64,
+    /// Likewise, when that was no doorbell: what is read there. 0 of a sender that does not tell.
+    pub behind_bytes: AtomicU64,
 }
 
 /// [`Producer::stamp`]: not long before, the kernel took something of another connection.
@@ -309,7 +311,7 @@ const _: () = {
     assert!(offset_of!(Producer, window_shift) == 24 && offset_of!(Producer, boundary) == 40);
     assert!(offset_of!(Producer, stamp) == 48 && offset_of!(Producer, resume) == 64);
     assert!(offset_of!(Producer, voucher) == 60 && offset_of!(Producer, voucher_fd) == 84);
-    assert!(offset_of!(Producer, behind) == 88);
+    assert!(offset_of!(Producer, behind) == 88 && offset_of!(Producer, behind_bytes) == 96);
     assert!(offset_of!(Direction, consumer) == 128 && offset_of!(Direction, arm) == 256);
     assert!(offset_of!(Slot, end) == 128 && offset_of!(Slot, dir) == 384);
 };

@@ -426,17 +426,22 @@ PAIR_CASE(waiting_times) {
     pair_close(p);
 }
 
-// Whoever sent first is served first, whatever the order in which connections were made.
-PAIR_CASE(events_come_in_the_order_of_the_sends) {
+// Whoever sent first is served first, whatever the order in which connections were made. That of number `plain`
+// stays TCP.
+static void expect_order(int plain) {
     enum { PAIRS = 7, ROUNDS = 40 };
     struct pair p[PAIRS];
-    int ep = OK(epoll_create1(EPOLL_CLOEXEC));
+    int ep = OK(epoll_create1(EPOLL_CLOEXEC)), one = 1;
     for (int i = 0; i < PAIRS; i++) {
         p[i] = pair_open();
+        if (i == plain)
+            OK(setsockopt(p[i].fd, SOL_SOCKET, SO_TIMESTAMP, &one, sizeof one));
         OK(peer_call(P_OPTION, p[i].peer, IPPROTO_TCP, TCP_NODELAY, 1));
         struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
         OK(epoll_ctl(ep, EPOLL_CTL_ADD, p[i].fd, &event));
     }
+    struct epoll_event none[PAIRS + 1];
+    EQ(epoll_wait(ep, none, PAIRS + 1, 0), 0);
     for (int round = 0; round < ROUNDS; round++) {
         int place = round;
         for (int i = 0; i < PAIRS; i++) {
@@ -464,9 +469,20 @@ PAIR_CASE(events_come_in_the_order_of_the_sends) {
             peer_hears(p[i].peer, "y");
         }
     }
+    if (plain >= 0)
+        assert_tcp(p[plain].fd);
     for (int i = 0; i < PAIRS; i++)
         pair_close(p[i]);
     close(ep);
+}
+
+PAIR_CASE(events_come_in_the_order_of_the_sends) {
+    expect_order(-1);
+}
+
+// Where the sender sends nothing else by TCP meanwhile, as our end would in its process.
+REMOTE_CASE(events_of_tcp_and_of_rings_come_in_the_order_of_the_sends) {
+    expect_order(5);
 }
 
 // Talks with the server at `port` by two connections, an old one and one after the other new ones, which have been used

@@ -550,13 +550,20 @@ fn from_ring(
         // Urgent data goes by TCP.
         entry.set_flag(entry::E_EDGE, true);
     }
-    // Of bytes in TCP only the kernel knows the order.
+    // Of bytes in TCP only the kernel knows the order: who has some is reported where the kernel does.
     entry.stamp.store(clock::tsc(), Relaxed);
-    if hot {
+    let in_its_place = in_tcp && kernel & READ_BITS != 0;
+    if hot && !in_its_place {
         // Its turn comes in the look at the hot list that follows.
         return 0;
     }
     let bits = report::take_events(entry, false);
+    if hot {
+        if bits != 0 {
+            entry.round.store(round, Relaxed);
+        }
+        return bits;
+    }
     entry.round.store(round, Relaxed);
     if bits != 0 && entry.events.load(Relaxed) & libc::EPOLLET as u32 == 0 {
         // Level-triggered: the next wait has to find it again.

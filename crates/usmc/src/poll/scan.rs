@@ -162,7 +162,8 @@ fn in_order(events: &mut [libc::epoll_event], has_kernels: bool, told: u64) -> u
                 // Taken once: a peer that changes it meanwhile must not confuse the sorting.
                 let stamp = conn.peer(slot).stamp.load(Relaxed);
                 entry.stamp.store(stamp, Relaxed);
-                if order::is_behind(conn.peer(slot), stamp, told) {
+                // A doorbell that the kernel tells of is for a ring, which has its own stamp.
+                if order::is_behind_bytes(conn.peer(slot), stamp, told) {
                     behind = behind.min(stamp);
                 }
             }

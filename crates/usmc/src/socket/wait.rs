@@ -157,7 +157,7 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
     let shared = conn.has(F_SHARED);
     let send = || {
         let sent = sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-        order::taken(conn);
+        order::rang(conn);
         match sent {
             Ok(_) => observer::count_one(conn, |record| &record.bells_sent),
             Err(errno) => ending::untold_by_send(conn, slot, errno),
