@@ -96,7 +96,7 @@ fn transfer(
             Way::Failed(errno) => (hold, Some(fail(errno))),
             Way::Tcp(guard) => {
                 let ((hold, guard), sent) = keeping((hold, guard), || kernel(fd));
-                (hold, Some(guard.done(index, sent, count)))
+                (hold, Some(guard.done(fd, index, sent, count)))
             }
             Way::Ring(slot) => {
                 let Some(held) = hold.or_else(|| Hold::enter(fd, index)) else { return kernel(fd) };

@@ -367,7 +367,7 @@ unsafe fn send_many(
         unsafe { capture::sent_by_kernel(fd, index, iov, count, sent) };
         order::taken(conn::at(index));
         if sent < 0 {
-            ending::told_by_send(conn::at(index), crate::errno());
+            ending::told_by_send(fd, conn::at(index), crate::errno());
         }
         sent
     };
@@ -380,7 +380,7 @@ unsafe fn send_many(
                 // SAFETY: the application's array.
                 let wanted = unsafe { Buffers::new(iov, count) }.left();
                 let (guard, sent) = keeping(guard, &mut kernel);
-                Some(guard.done(index, sent, wanted))
+                Some(guard.done(fd, index, sent, wanted))
             }
             Way::Ring(slot) => {
                 // SAFETY: the application's array and buffers.

@@ -85,7 +85,9 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
     {
         after((), |()| connecting::disconnecting(fd, index));
         // SAFETY: the caller's contract.
-        return after(unsafe { real::connect(fd, addr, len) }, |_| connecting::disconnected(index));
+        return after(unsafe { real::connect(fd, addr, len) }, |_| {
+            connecting::disconnected(fd, index)
+        });
     }
     if let Entry::Conn(index) = table::get(fd) {
         let saved = errno();

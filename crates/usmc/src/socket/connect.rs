@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use usmc_shm::layout::{TXF_ABORT, TXF_CLOSED, TXF_DONE};
 
-use super::{demote, mark};
+use super::{demote, ending, mark};
 use crate::conn::{
     self, Conn, EARLY, F_ADOPTED, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN,
 };
@@ -45,6 +45,10 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
     }
     let conn = conn::at(index);
     order::taken(conn);
+    if conn.phase() == FRESH {
+        // A new attempt forgets what the last connection has left.
+        ending::leave(conn, None);
+    }
     let Some(server) = server else { return };
     match conn.phase() {
         // The answer to an attempt that has come to more than that since.
@@ -76,6 +80,7 @@ pub fn disconnecting(fd: i32, index: u32) {
     let conn = conn::at(index);
     let _rx = conn.rx_lock.enter();
     let _tx = conn.tx_lock.enter();
+    let error = ending::left_by_disconnect(fd, conn);
     if let Some(slot) = conn.slot() {
         // They outlive the connection.
         demote::untune(fd, conn, slot);
@@ -88,14 +93,15 @@ pub fn disconnecting(fd: i32, index: u32) {
     }
     // Who else has the socket is not forgotten: `custody` is about the socket.
     transition::end(conn);
-    conn.kernel_events.store(0, Relaxed);
+    ending::leave(conn, error);
     conn.go_on_with_kernel_calls();
     conn.set_flag(F_CLIENT | F_TUNED, false);
     conn.set_phase(FRESH);
 }
 
 /// After it.
-pub fn disconnected(index: u32) {
+pub fn disconnected(fd: i32, index: u32) {
+    ending::disconnected(fd, conn::at(index));
     poll::epoll::left_ring(index);
 }
 
@@ -132,6 +138,7 @@ pub fn listening(fd: i32, index: u32) {
     if conn.phase() != FRESH {
         return;
     }
+    ending::leave(conn, None);
     if let Some(why) = kernel_only::reason() {
         return conn.give_up(why);
     }

@@ -299,12 +299,12 @@ fn has_unread(fd: i32) -> Result<bool, Errno> {
 }
 
 /// A send through the kernel has just failed: where that was the connection's error, it is reported now.
-pub fn told_by_send(conn: &Conn, errno: Errno) {
+pub fn told_by_send(fd: i32, conn: &Conn, errno: Errno) {
     // Of plain TCP, where no look has taken the error, the kernel itself knows whom it has told, and who has shut it down: by
     // another record, where the socket came back in a message.
     let is_kernels = conn.phase() == PLAIN && !conn.has(F_COPIED) && !is_taken(conn);
     if let Some(slot) = conn.slot().filter(|_| !is_kernels)
-        && ends(conn, slot, errno)
+        && ends(fd, conn, slot, errno)
     {
         note_errno(conn, errno);
         conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
@@ -312,16 +312,20 @@ pub fn told_by_send(conn: &Conn, errno: Errno) {
 }
 
 /// The same of a doorbell, or of the rest of a send, of which nobody hears: the error is still to be reported.
-pub fn untold_by_send(conn: &Conn, slot: &Slot, errno: Errno) {
-    if ends(conn, slot, errno) {
+pub fn untold_by_send(fd: i32, conn: &Conn, slot: &Slot, errno: Errno) {
+    if ends(fd, conn, slot, errno) {
         note_errno(conn, errno);
     }
 }
 
-/// Whether the errno of a send by the kernel is the connection's error, and not the answer to our own shutdown.
-fn ends(conn: &Conn, slot: &Slot, errno: Errno) -> bool {
-    let ours = errno == libc::EPIPE && conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0;
-    matches!(errno, libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT) && !ours
+/// Whether the errno of a send by the kernel is the connection's error, and not the answer to our own shutdown, be it by
+/// another record of the same socket, or by another process'.
+fn ends(fd: i32, conn: &Conn, slot: &Slot, errno: Errno) -> bool {
+    match errno {
+        libc::EPIPE => conn.own(slot).flags.load(Relaxed) & TXF_DONE == 0 && kernel::is_over(fd),
+        libc::ECONNRESET | libc::ETIMEDOUT => true,
+        _ => false,
+    }
 }
 
 /// An error was taken by a call that had moved bytes already and reports these: the next call reports it.
@@ -379,6 +383,30 @@ pub fn so_error(fd: i32, index: u32, told: Errno) -> Errno {
         // A receive on the kernel's socket has reported it.
         Some(slot) if conn.end(slot).flags.load(Relaxed) & END_RESET_SEEN != 0 => 0,
         _ => take_noted(conn).unwrap_or(0),
+    }
+}
+
+/// The error that connect(2) to AF_UNSPEC leaves to be reported, where it is not in the kernel's socket: a look has taken
+/// it. The caller has both locks.
+pub fn left_by_disconnect(fd: i32, conn: &Conn) -> Option<Errno> {
+    match conn.slot().filter(|_| conn.phase() == RING) {
+        Some(slot) => {
+            let is_due = ending(fd, conn, slot) == Ending::Reset && has_error(conn, slot);
+            is_due.then(|| error(conn, slot))
+        }
+        None => is_untold(conn).then(|| taken(conn)),
+    }
+}
+
+/// The socket is fresh again, and `errno` is still to be reported of it.
+pub fn leave(conn: &Conn, errno: Option<Errno>) {
+    conn.kernel_events.store(errno.map_or(0, |errno| (errno as u32) << 16), Relaxed);
+}
+
+/// After [`leave`] and the real call: the kernel has an error of its own, where the connection was not over to it.
+pub fn disconnected(fd: i32, conn: &Conn) {
+    if is_taken(conn) && sys::poll1(fd, 0, 0) & libc::POLLERR != 0 {
+        conn.kernel_events.store(0, Relaxed);
     }
 }
 

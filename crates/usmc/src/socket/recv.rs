@@ -92,7 +92,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 };
             }
             _ if total > 0 => return Outcome::Done(total),
-            _ => return Outcome::Kernel,
+            _ => return ending::untold_of_plain(conn).map_or(Outcome::Kernel, Outcome::Fail),
         }
         if total > 0 && stops_in_kernel(fd, conn) {
             return Outcome::Done(total);

@@ -57,13 +57,13 @@ pub enum Guard<'a> {
 impl Guard<'_> {
     /// The real call returned `sent` where `wanted` bytes were offered: whether it met a full buffer decides
     /// about a later edge for EPOLLOUT.
-    pub fn done(self, index: u32, sent: isize, wanted: usize) -> isize {
+    pub fn done(self, fd: i32, index: u32, sent: isize, wanted: usize) -> isize {
         let errno = crate::errno();
         if has_met_full_buffer(sent, wanted, errno) {
             conn::at(index).tx_blocks.fetch_add(1, Relaxed);
         }
         if sent < 0 {
-            ending::told_by_send(conn::at(index), errno);
+            ending::told_by_send(fd, conn::at(index), errno);
         }
         sent
     }
@@ -100,7 +100,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
                 }
                 return ending::untold(conn).map_or(Way::Plain, Way::Failed);
             }
-            _ => return Way::Plain,
+            _ => return ending::untold(conn).map_or(Way::Plain, Way::Failed),
         }
         let Some(slot) = conn.slot() else {
             match conn.phase() {
@@ -304,11 +304,11 @@ fn by_kernel(
         conn.tx_blocks.fetch_add(1, Relaxed);
     }
     if n < 0 && errno != libc::EAGAIN && *total > 0 {
-        conn.slot().inspect(|slot| ending::untold_by_send(conn, slot, errno));
+        conn.slot().inspect(|slot| ending::untold_by_send(fd, conn, slot, errno));
         return Ok(false);
     }
     if n < 0 && errno != libc::EAGAIN {
-        ending::told_by_send(conn, errno);
+        ending::told_by_send(fd, conn, errno);
         return Err(errno);
     }
     if flags & libc::MSG_DONTWAIT == 0 && kernel::is_nonblocking(fd) {

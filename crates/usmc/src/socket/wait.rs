@@ -160,7 +160,7 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
         order::rang(conn);
         match sent {
             Ok(_) => observer::count_one(conn, |record| &record.bells_sent),
-            Err(errno) => ending::untold_by_send(conn, slot, errno),
+            Err(errno) => ending::untold_by_send(fd, conn, slot, errno),
         }
         sent.is_ok()
     };
