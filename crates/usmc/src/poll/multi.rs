@@ -552,8 +552,12 @@ fn from_ring(
     }
     // Of bytes in TCP only the kernel knows the order: who has some is reported where the kernel does.
     entry.stamp.store(clock::tsc(), Relaxed);
-    let in_its_place = in_tcp && kernel & READ_BITS != 0;
-    if hot && !in_its_place {
+    let is_span = || {
+        // The first look at a doorbell finds the end of the span.
+        report::take_events(entry, true) != 0
+            && conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1)
+    };
+    if hot && !(in_tcp && kernel & READ_BITS != 0 && is_span()) {
         // Its turn comes in the look at the hot list that follows.
         return 0;
     }
