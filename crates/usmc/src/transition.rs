@@ -529,9 +529,12 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         // The client hands it over at its next call, which may be long in coming: a large send can last
         // for any number of calls here.
         conn.reason.store(Reason::NoSegment as u32, Relaxed);
-        conn.looks.store(LOOKS, Relaxed);
-        if let Err(reason) = device.want_segment(found.id) {
-            conn.give_up(reason);
+        match device.want_segment(found.id) {
+            Ok(false) => conn.looks.store(LOOKS, Relaxed),
+            // What cannot be kept is not asked for at every call for ever.
+            Ok(true) if left == 0 => conn.give_up(Reason::NoSegment),
+            Ok(true) => conn.looks.store(left - 1, Relaxed),
+            Err(reason) => conn.give_up(reason),
         }
         return;
     };

@@ -442,3 +442,27 @@ CASE(connections_of_listeners_that_left) {
         close(ends[i][1]);
     }
 }
+
+// An error that only a wait has seen is told once by a disconnected socket, and forgotten by the next attempt to connect.
+PAIR_CASE(error_that_a_disconnect_leaves) {
+    struct sockaddr none = {.sa_family = AF_UNSPEC};
+    struct sockaddr_in nobody = loopback(closed_port());
+    for (int again = 0; again < 2; again++) {
+        struct pair p = pair_open();
+        int ep = OK(epoll_create1(EPOLL_CLOEXEC));
+        struct epoll_event event = {.events = EPOLLIN};
+        OK(epoll_ctl(ep, EPOLL_CTL_ADD, p.fd, &event));
+        peer_says(p.peer, "x");
+        OK(peer_call(P_RESET, p.peer, 0, 0, 0));
+        while (!(event.events & EPOLLERR))
+            EQ(epoll_wait(ep, &event, 1, 10000), 1);
+        OK(connect(p.fd, &none, sizeof none));
+        if (again)
+            FAILS(connect(p.fd, (struct sockaddr *)&nobody, sizeof nobody), ECONNREFUSED);
+        else
+            FAILS(send(p.fd, "x", 1, MSG_NOSIGNAL), ECONNRESET);
+        FAILS(send(p.fd, "x", 1, MSG_NOSIGNAL), EPIPE);
+        close(ep);
+        close(p.fd);
+    }
+}

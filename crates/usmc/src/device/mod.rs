@@ -173,11 +173,11 @@ pub trait Device: Sync {
     /// The offer left for this connection.
     fn find_offer(&self, tuple: &[u64; 6]) -> Option<FoundOffer>;
     /// Asks the offerer for a segment this process does not know, though it has looked into its mailbox since it found the
-    /// offer.
+    /// offer. Whether it was handed over before.
     ///
     /// # Errors
     /// The reason why it cannot be received.
-    fn want_segment(&self, id: OfferId) -> Result<(), Reason>;
+    fn want_segment(&self, id: OfferId) -> Result<bool, Reason>;
     /// What was sent to this process next.
     fn receive(&self) -> Option<Mail>;
 

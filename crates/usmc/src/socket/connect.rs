@@ -39,16 +39,17 @@ pub fn created(fd: i32, kind: i32) -> Option<u32> {
 
 /// After a real connect(2): `result` 0, or the errno it failed with.
 pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
-    // EINTR: the connection goes on being made in the background.
-    if !matches!(result, 0 | libc::EINPROGRESS | libc::EINTR) {
-        return;
-    }
     let conn = conn::at(index);
-    order::taken(conn);
-    if conn.phase() == FRESH {
+    // EINTR: the connection goes on being made in the background.
+    let is_made = matches!(result, 0 | libc::EINPROGRESS | libc::EINTR);
+    if conn.phase() == FRESH && (is_made || is_answer(result)) {
         // A new attempt forgets what the last connection has left.
         ending::leave(conn, None);
     }
+    if !is_made {
+        return;
+    }
+    order::taken(conn);
     let Some(server) = server else { return };
     match conn.phase() {
         // The answer to an attempt that has come to more than that since.
@@ -68,6 +69,11 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
         _ => return,
     }
     transition::begin_client(fd, index, server);
+}
+
+/// Whether connect(2) fails so once it has tried.
+fn is_answer(errno: i32) -> bool {
+    matches!(errno, libc::ECONNREFUSED | libc::ECONNRESET | libc::ETIMEDOUT | libc::EHOSTUNREACH)
 }
 
 /// Whether this record is past its first connect(2) or accept(2).

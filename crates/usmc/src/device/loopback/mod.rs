@@ -125,10 +125,9 @@ impl Device for Loopback {
     fn find_offer(&self, tuple: &[u64; 6]) -> Option<FoundOffer> {
         offers::find(self, tuple)
     }
-    fn want_segment(&self, id: OfferId) -> Result<(), Reason> {
+    fn want_segment(&self, id: OfferId) -> Result<bool, Reason> {
         let PeerProcess(me) = self.open_mailbox()?;
-        offers::want(self, id, me);
-        Ok(())
+        Ok(offers::want(self, id, me))
     }
     fn receive(&self) -> Option<Mail> {
         mailbox::receive(self)

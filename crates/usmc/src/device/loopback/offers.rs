@@ -149,15 +149,16 @@ pub fn find(dev: &Loopback, words: &[u64; 6]) -> Option<FoundOffer> {
     None
 }
 
-/// Asks for the segment, also where it was handed over already: to another process, or to this one, which has not kept it.
-pub fn want(dev: &Loopback, id: OfferId, me: u32) {
-    if let Some((offer, state)) = get(dev, id)
-        && matches!(OfferState::from(state).phase, OFFERED | PUSHED)
-    {
+/// Asks for the segment. Says whether it was handed over already: to another process, or to this one, which has not kept it.
+pub fn want(dev: &Loopback, id: OfferId, me: u32) -> bool {
+    let Some((offer, state)) = get(dev, id) else { return false };
+    let seen = OfferState::from(state);
+    if matches!(seen.phase, OFFERED | PUSHED) {
         offer.wanted_by.store(me, Relaxed);
-        let wanted = OfferState { phase: WANTED, ..OfferState::from(state) };
+        let wanted = OfferState { phase: WANTED, ..seen };
         let _ = offer.state.compare_exchange(state, wanted.into(), AcqRel, Relaxed);
     }
+    seen.phase == PUSHED
 }
 
 /// Frees all offers of a process that is gone.
