@@ -20,7 +20,7 @@ use super::entry::{
 };
 use super::hot::{self, HOT};
 use super::ready::{self, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
-use super::{nested, owed};
+use super::{nested, owed, report};
 use crate::conn::{self, Conn, RING};
 use crate::process::Lock;
 use crate::reason::Reason;
@@ -476,7 +476,7 @@ pub fn mark_moved(fd: i32, index: u32) {
         return;
     }
     each_watcher(index, |number, entry| {
-        if entry.has(E_RING) {
+        if entry.has(E_RING) && report::is_for_data(entry) {
             let set_index = entry.set_index();
             let set = set_at(set_index);
             let hot = {

@@ -66,7 +66,8 @@ fn lasting(entry: &Entry, conn: &Conn, slot: &Slot) -> u32 {
     let ended = ending::ending(live_fd(entry), conn, slot);
     let own = conn.own(slot).flags.load(Relaxed);
     let end = conn.end(slot).flags.load(Relaxed);
-    let marks = end >> END_MARKS_SHIFT & 0xff;
+    // A mark that was set wakes who waits for data.
+    let marks = if is_for_data(entry) { end >> END_MARKS_SHIFT & 0xff } else { 0 };
     ended as u32 | (own & TXF_ENDS) << 8 | (end & END_SHUT_RD) << 16 | marks << 24
 }
 
