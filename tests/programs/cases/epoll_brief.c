@@ -458,28 +458,15 @@ static void *poll_once(void *arg) {
     struct pollfd p = {.fd = w->ep, .events = POLLIN};
     w->tid = gettid();
     EQ(poll(&p, 1, 20000), 1);
+    EQ(epoll_wait(w->ep, &w->event, 1, 0), 1);
     return NULL;
 }
 
-CASE(brief_connection_is_added_beside_a_poll_of_the_set) {
+static void added_beside(void *(*run)(void *)) {
     struct server s = server();
     for (int i = 0; i < 20; i++) {
         struct waiter w = {.ep = s.ep};
-        pthread_t thread = begin(poll_once, &w, i % 2);
-        struct guest g = asks(&s);
-        add(s.ep, g.fd, EPOLLIN, i);
-        EQ(pthread_join(thread, NULL), 0);
-        one_event(s.ep, EPOLLIN, i);
-        answered(g);
-    }
-    end(s);
-}
-
-CASE(brief_connection_is_added_beside_a_sleeper) {
-    struct server s = server();
-    for (int i = 0; i < 20; i++) {
-        struct waiter w = {.ep = s.ep};
-        pthread_t thread = begin(wait_once, &w, i % 2);
+        pthread_t thread = begin(run, &w, i % 2);
         struct guest g = asks(&s);
         add(s.ep, g.fd, EPOLLIN, i);
         EQ(pthread_join(thread, NULL), 0);
@@ -487,6 +474,14 @@ CASE(brief_connection_is_added_beside_a_sleeper) {
         answered(g);
     }
     end(s);
+}
+
+CASE(brief_connection_is_added_beside_a_poll_of_the_set) {
+    added_beside(poll_once);
+}
+
+CASE(brief_connection_is_added_beside_a_sleeper) {
+    added_beside(wait_once);
 }
 
 CASE(registration_ends_beside_a_sleeper) {
