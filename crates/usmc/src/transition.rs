@@ -502,10 +502,9 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         }
         let why = syn_option::reason_of(conn, Reason::NoOffer);
         conn.reason.store(why as u32, Relaxed);
-        if left == 0 && is_used(fd, conn) {
+        if is_spent(fd, conn) {
             conn.give_up(why);
         }
-        conn.looks.store(left.checked_sub(1).unwrap_or(LOOKS), Relaxed);
         return;
     };
     match is_free(fd, conn) {

@@ -466,3 +466,22 @@ PAIR_CASE(error_that_a_disconnect_leaves) {
         close(p.fd);
     }
 }
+
+// A server that polls makes thousands of calls in the time in which its client makes one.
+CASE(connection_of_a_server_that_polls) {
+    uint16_t port;
+    int listener = listen_here(&port), client = connect_to(port);
+    int ends[2] = {client, OK(accept(listener, NULL, NULL))};
+    char c;
+    for (int i = 0; i < 3; i++) {
+        for (int k = 0; k < 20000; k++)
+            FAILS(recv(ends[1], &c, 1, MSG_DONTWAIT), EAGAIN);
+        EQ(send(client, "x", 1, 0), 1);
+        EQ(recv(ends[1], &c, 1, 0), 1);
+    }
+    ends_talk(ends, 0, 200);
+    assert_smcd(client);
+    for (int i = 0; i < 2; i++)
+        close(ends[i]);
+    close(listener);
+}
