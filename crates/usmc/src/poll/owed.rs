@@ -379,6 +379,24 @@ pub fn pay_for_fork(set: &Set) {
 /// # Safety
 /// `events` is writable for `max` entries.
 pub unsafe fn report(
+    set: (c_int, u32),
+    events: *mut libc::epoll_event,
+    max: c_int,
+    round: u32,
+) -> c_int {
+    const FEW: u32 = 16;
+    // Most waits have few to ask for, and clearing room for all of them would take longer than that.
+    // SAFETY: the caller's contract.
+    unsafe {
+        match set_at(set.1).owed_count.load(Relaxed) {
+            ..=FEW => report_within::<{ FEW as usize + 1 }>(set, events, max, round),
+            _ => report_within::<{ MOST + 1 }>(set, events, max, round),
+        }
+    }
+}
+
+/// [`report`], with room for one less than `N` registrations.
+unsafe fn report_within<const N: usize>(
     (epfd, index): (c_int, u32),
     events: *mut libc::epoll_event,
     max: c_int,
@@ -386,25 +404,26 @@ pub unsafe fn report(
 ) -> c_int {
     const NONE: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let set = set_at(index);
-    let (mut fds, mut tags) = ([NONE; MOST + 1], [0; MOST]);
-    let mut asked = collect(set, &mut fds, &mut tags);
+    // The first one is the set's.
+    let (mut fds, mut tags) = ([NONE; N], [0; N]);
+    fds[0] = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
+    let mut asked = collect(set, &mut fds[1..], &mut tags[1..]);
     if asked < set.owed_count.load(Relaxed) as usize {
         // What the kernel knows by what it was it must not tell.
         pay_some(index, Which::NotDue);
-        asked = collect(set, &mut fds, &mut tags);
+        asked = collect(set, &mut fds[1..], &mut tags[1..]);
     }
-    fds[asked] = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
     if asked == 0 || sys::poll_now(&mut fds[..=asked]) == 0 {
         pay(index);
         return 0;
     }
-    let kernels = match fds[asked].revents {
+    let kernels = match fds[0].revents {
         0 => 0,
         // SAFETY: the caller's contract.
         _ => unsafe { multi::kernel_now(epfd, events, max, round) }.max(0),
     };
     let mut all = kernels;
-    for (p, tag) in fds.iter().zip(tags).take(asked) {
+    for (p, &tag) in fds.iter().zip(&tags).take(asked + 1).skip(1) {
         let found = u32::from((p.revents & !libc::POLLNVAL).cast_unsigned());
         if found != 0
             && all < max
@@ -446,11 +465,14 @@ fn tell((set, index): (&Set, u32), fd: c_int, tag: u64, found: u32, round: u32) 
     (bits != 0).then_some(bits)
 }
 
-/// Those that are to be asked for. How many they are.
+/// Those that are to be asked for, as far as there is room. How many they are.
 fn collect(set: &Set, fds: &mut [libc::pollfd], tags: &mut [u64]) -> usize {
     let Some(_held) = set.lock.enter() else { return 0 };
     let mut asked = 0;
     for place in &set.owed[..set.owed_count.load(Relaxed) as usize] {
+        if asked == fds.len() {
+            break;
+        }
         let number = place.load(Relaxed);
         let Some(entry) = entry::at(number) else { continue };
         if !is_due(entry) {
