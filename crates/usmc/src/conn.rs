@@ -12,7 +12,7 @@ pub use self::unused::{alloc, free};
 use core::ptr;
 use core::sync::atomic::fence;
 use usmc_shm::layout::{
-    ACCEPTOR, CLIENT, End, IN_FLIGHT, Producer, SWITCHING, Slot, TXF_LEFT, WINDOW_SHIFT_MIN,
+    ACCEPTOR, CLIENT, End, IN_FLIGHT, Producer, Slot, TXF_LEFT, WINDOW_SHIFT_MIN,
 };
 use usmc_shm::ring::Ring;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -124,10 +124,6 @@ pub struct Conn {
     pub spare: AtomicU32,
     /// Counts the uses of the record.
     pub use_count: AtomicU32,
-    /// Sends through TCP in flight while there is no slot, or SWITCHING.
-    pub tcp_sends: AtomicU32,
-    /// Receives from TCP in flight while there is no slot, or SWITCHING.
-    pub tcp_receives: AtomicU32,
     /// Calls so far ([`crate::lasting`]).
     pub calls: AtomicU32,
     /// First entry of the list of epoll sets that watch it, plus one.
@@ -146,14 +142,14 @@ pub struct Conn {
     pub syn_option: AtomicU32,
     /// Times a send found no room; epoll's edge for EPOLLOUT.
     pub tx_blocks: AtomicU32,
-    next_free: AtomicU32,
-
-    /// The connection's name ([`crate::tuple::Tuple::words`]).
-    pub tuple: [AtomicU64; 6],
     /// SO_SNDBUF as the application set it, in bytes; 0 = never set.
     pub snd_buf: AtomicU32,
     /// SO_RCVBUF, likewise.
     pub rcv_buf: AtomicU32,
+    next_free: AtomicU32,
+
+    /// The connection's name ([`crate::tuple::Tuple::words`]).
+    pub tuple: [AtomicU64; 6],
     /// Offer, or the listener's registration.
     pub offer_index: AtomicU32,
     /// Offer's use count.
@@ -261,25 +257,12 @@ impl Conn {
 
     /// Stops the calls that go to the kernel unobserved while there is no slot. False while any is under way.
     pub fn stop_kernel_calls(&self) -> bool {
-        let stop = |calls: &AtomicU32| calls.compare_exchange(0, SWITCHING, AcqRel, Acquire);
-        if stop(&self.tcp_sends).is_err() {
-            return false;
-        }
-        if stop(&self.tcp_receives).is_err() {
-            // Not a store: one that has just come sees the bit and counts itself out again.
-            self.tcp_sends.fetch_and(!SWITCHING, Release);
-            return false;
-        }
-        true
+        self.users.stop_early_calls()
     }
 
     /// Lets them go on, there being no slot after all.
     pub fn go_on_with_kernel_calls(&self) {
-        for calls in [&self.tcp_sends, &self.tcp_receives] {
-            if calls.load(Relaxed) & SWITCHING != 0 {
-                calls.fetch_and(!SWITCHING, Release);
-            }
-        }
+        self.users.let_early_calls_begin();
     }
 
     /// Final: plain TCP, for this reason.

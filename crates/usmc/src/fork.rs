@@ -248,14 +248,9 @@ fn child() {
         conn.tx_lock.reset();
         conn.rx_lock.reset();
         conn.step_lock.reset();
-        for count in [
-            &conn.rx_sleepers,
-            &conn.tx_sleepers,
-            &conn.blocked_sends,
-            &conn.ringing,
-            &conn.tcp_receives,
-            &conn.unseen,
-        ] {
+        for count in
+            [&conn.rx_sleepers, &conn.tx_sleepers, &conn.blocked_sends, &conn.ringing, &conn.unseen]
+        {
             count.store(0, Relaxed);
         }
         if !conn.has(F_FORKED) && matches!(conn.phase(), OFFERED | EARLY | ATTACHED | RING) {

@@ -6,10 +6,20 @@ use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 use crate::single;
 
 /// Who needs a record: fds of this process that mean its socket, and calls that may sleep on it
-/// ([`crate::socket::close::Hold`]). One word, for a short connection changes it at each call. Where there are threads all
+/// ([`crate::socket::close::Hold`]), some of them through the kernel's TCP while there is no slot
+/// ([`crate::socket::early::Early`]). One word, for a short connection changes it at each call. Where there are threads all
 /// steps are SeqCst: a call enters before it looks whether its number still means the record, and who takes the number away
 /// looks for calls afterwards, so that one of them sees the other.
 pub struct Users(AtomicU64);
+
+/// What a call counts as.
+#[derive(Clone, Copy)]
+pub struct Kind(u64);
+
+/// Any call.
+pub const CALL: Kind = Kind(Users::CALL | 1);
+/// One through TCP that a slot would not know of.
+pub const EARLY_CALL: Kind = Kind(Users::EARLY | Users::CALL | 1);
 
 /// What becomes of the record when a call leaves it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,11 +33,18 @@ pub enum Left {
 }
 
 impl Users {
-    /// Calls are counted from here on, beside their part in the users' number below.
-    const CALL: u64 = 1 << 32;
+    /// Fds and calls. There is room for 16 million, and for half a million threads in calls.
+    const ALL: u64 = Users::CALL - 1;
+    /// Calls are counted from here on.
+    const CALL: u64 = 1 << 24;
+    const CALLS: u64 = Users::EARLY - Users::CALL;
+    /// Those of them that are early, from here on.
+    const EARLY: u64 = 1 << 43;
+    const EARLIES: u64 = Users::STOPPED - Users::EARLY;
+    /// No early call begins.
+    const STOPPED: u64 = 1 << 62;
     /// [`crate::conn::Conn::spare`] is set.
     const SPARE: u64 = 1 << 63;
-    const CALLS: u64 = Users::SPARE - Users::CALL;
 
     /// One fd.
     pub fn begin(&self) {
@@ -42,7 +59,7 @@ impl Users {
 
     /// One user less. Whether it was the last.
     pub fn leave(&self) -> bool {
-        self.change(|users| Some(users - 1)).is_some_and(|users| users as u32 == 1)
+        self.change(|users| Some(users - 1)).is_some_and(|users| users & Users::ALL == 1)
     }
 
     /// What was there before, where `next` has something to put in its place.
@@ -57,27 +74,40 @@ impl Users {
         }
     }
 
-    /// A call enters. False where nobody needs the record any more.
-    pub fn enter(&self) -> bool {
-        let more = |users: u64| (users as u32 != 0).then_some(users + Users::CALL + 1);
-        self.change(more).is_some()
+    /// A call enters. False where nobody needs the record any more, or early calls are stopped.
+    pub fn enter(&self, Kind(call): Kind) -> bool {
+        let stops = if call & Users::EARLY != 0 { Users::STOPPED } else { 0 };
+        let may = |users: u64| users & Users::ALL != 0 && users & stops == 0;
+        self.change(|users| may(users).then_some(users + call)).is_some()
     }
 
     /// A call leaves.
-    pub fn leave_call(&self) -> Left {
+    pub fn leave_call(&self, Kind(call): Kind) -> Left {
         let mut users = self.0.load(SeqCst);
         loop {
             let last_call = users & Users::CALLS == Users::CALL && users & Users::SPARE != 0;
             let (next, left) = match last_call {
-                true => ((users - Users::CALL) & !Users::SPARE, Left::LastCall),
-                false if users as u32 == 1 => (users - Users::CALL - 1, Left::Last),
-                false => (users - Users::CALL - 1, Left::Needed),
+                true => ((users - call + 1) & !Users::SPARE, Left::LastCall),
+                false if users & Users::ALL == 1 => (users - call, Left::Last),
+                false => (users - call, Left::Needed),
             };
             match single::replace(&self.0, users, next) {
                 Ok(_) => return left,
                 Err(now) => users = now,
             }
         }
+    }
+
+    /// Early calls begin no more. False while any is there, or where they were stopped before.
+    pub fn stop_early_calls(&self) -> bool {
+        const NONE: u64 = Users::EARLIES | Users::STOPPED;
+        let stop = |users: u64| (users & NONE == 0).then_some(users | Users::STOPPED);
+        self.change(stop).is_some()
+    }
+
+    /// They may begin again.
+    pub fn let_early_calls_begin(&self) {
+        self.change(|users| (users & Users::STOPPED != 0).then_some(users & !Users::STOPPED));
     }
 
     /// Whether a call is there.
@@ -94,10 +124,10 @@ impl Users {
     /// Fork, in the child: no call exists here. Whether calls were all that needed the record; one user is left then.
     pub fn forget_calls(&self) -> bool {
         let users = self.0.load(SeqCst);
-        let calls = (users & Users::CALLS) >> 32;
-        let fds = u64::from(users as u32) - calls;
+        let calls = (users & Users::CALLS) / Users::CALL;
+        let fds = (users & Users::ALL) - calls;
         let alone = calls > 0 && fds == 0;
-        self.0.store(if alone { 1 } else { fds }, SeqCst);
+        self.0.store(if alone { 1 } else { fds } | users & Users::STOPPED, SeqCst);
         alone
     }
 
@@ -109,7 +139,7 @@ impl Users {
 
 #[cfg(test)]
 mod tests {
-    use super::{Left, Users};
+    use super::{CALL, EARLY_CALL, Left, Users};
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
     use std::thread;
 
@@ -122,33 +152,51 @@ mod tests {
     #[test]
     fn a_call_keeps_the_record() {
         let users = one();
-        assert!(users.enter() && users.has_calls());
+        assert!(users.enter(CALL) && users.has_calls());
         assert!(!users.leave());
-        assert_eq!(users.leave_call(), Left::Last);
-        assert!(!users.enter(), "nobody needs it");
+        assert_eq!(users.leave_call(CALL), Left::Last);
+        assert!(!users.enter(CALL), "nobody needs it");
     }
 
     #[test]
     fn the_last_call_gives_the_duplicate_back() {
         let users = one();
         assert!(!users.keep_spare(), "for no call");
-        assert!(users.enter() && users.enter() && users.keep_spare());
+        assert!(users.enter(CALL) && users.enter(CALL) && users.keep_spare());
         assert!(!users.leave());
-        assert_eq!(users.leave_call(), Left::Needed);
-        assert_eq!(users.leave_call(), Left::LastCall);
+        assert_eq!(users.leave_call(CALL), Left::Needed);
+        assert_eq!(users.leave_call(CALL), Left::LastCall);
         assert!(users.leave(), "it was a user still");
+    }
+
+    #[test]
+    fn early_calls_are_stopped_between_two_of_them() {
+        let users = one();
+        assert!(users.enter(EARLY_CALL) && users.has_calls());
+        assert!(!users.stop_early_calls(), "one is there");
+        assert!(users.enter(EARLY_CALL) && users.keep_spare());
+        assert_eq!(users.leave_call(EARLY_CALL), Left::Needed);
+        assert_eq!(users.leave_call(EARLY_CALL), Left::LastCall);
+        assert!(!users.leave());
+        assert!(users.stop_early_calls() && !users.stop_early_calls());
+        assert!(!users.enter(EARLY_CALL) && users.enter(CALL));
+        users.let_early_calls_begin();
+        assert!(users.enter(EARLY_CALL));
+        assert_eq!(users.leave_call(CALL), Left::Needed);
+        assert!(!users.leave(), "the call needs it");
+        assert_eq!(users.leave_call(EARLY_CALL), Left::Last);
     }
 
     #[test]
     fn a_forked_child_has_no_calls() {
         let users = one();
         users.add();
-        assert!(users.enter() && users.keep_spare());
+        assert!(users.enter(CALL) && users.keep_spare());
         assert!(!users.forget_calls() && !users.has_calls());
         assert!(!users.leave() && users.leave());
         let users = one();
-        assert!(users.enter() && !users.leave());
-        assert!(users.forget_calls());
+        assert!(users.enter(EARLY_CALL) && !users.leave());
+        assert!(users.forget_calls() && users.stop_early_calls());
         assert!(users.leave());
     }
 
@@ -158,8 +206,8 @@ mod tests {
         for _ in 0..2000 {
             let (users, spares, ends) = (one(), AtomicU32::new(0), AtomicU32::new(0));
             let call = || {
-                if users.enter() {
-                    match users.leave_call() {
+                if users.enter(CALL) {
+                    match users.leave_call(CALL) {
                         Left::Needed => {}
                         Left::Last => drop(ends.fetch_add(1, SeqCst)),
                         Left::LastCall => {

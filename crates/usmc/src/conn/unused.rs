@@ -61,10 +61,10 @@ pub fn free(index: u32) {
     for cell in [&conn.flags, &conn.kernel_events, &conn.spare] {
         cell.store(0, Relaxed);
     }
-    for cell in [&conn.tcp_sends, &conn.tcp_receives, &conn.calls, &conn.watchers] {
+    for cell in [&conn.calls, &conn.watchers, &conn.observed, &conn.reason, &conn.custody] {
         cell.store(0, Relaxed);
     }
-    for cell in [&conn.observed, &conn.reason, &conn.custody, &conn.cell, &conn.syn_option] {
+    for cell in [&conn.cell, &conn.syn_option] {
         cell.store(0, Relaxed);
     }
     for cell in [&conn.tx_blocks, &conn.snd_buf, &conn.rcv_buf, &conn.looks, &conn.rcvlowat] {

@@ -11,7 +11,7 @@ use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_TUNED, LISTEN, OFFERED, 
 use crate::poll::ready::HUP;
 use crate::reason::Reason;
 use crate::table::{self, Entry};
-use crate::users::Left;
+use crate::users::{CALL, Kind, Left};
 use crate::{
     capture, clc, custody, device, fork, kernel, observer, order, poll, process, real, sys,
     transition,
@@ -134,16 +134,22 @@ fn end_record(index: u32, last: Option<bool>) {
 /// another thread takes effect when the call returns.
 pub struct Hold {
     index: u32,
+    kind: Kind,
 }
 
 impl Hold {
     /// Before the first sleep on `fd`, which may be the duplicate of another hold. `None` when the number was closed
     /// already.
     pub fn enter(fd: i32, index: u32) -> Option<Hold> {
-        if !conn::at(index).users.enter() {
+        Hold::of_kind(fd, index, CALL)
+    }
+
+    /// The same of a call of this kind, which may have been stopped.
+    pub fn of_kind(fd: i32, index: u32, kind: Kind) -> Option<Hold> {
+        if !conn::at(index).users.enter(kind) {
             return None;
         }
-        let hold = Hold { index };
+        let hold = Hold { index, kind };
         let is_ours =
             table::still(fd) == Entry::Conn(index) || (fd >= 0 && number(fd, index) == fd);
         is_ours.then_some(hold)
@@ -222,7 +228,7 @@ pub fn forget_holds(index: u32) {
 impl Drop for Hold {
     #[inline]
     fn drop(&mut self) {
-        match conn::at(self.index).users.leave_call() {
+        match conn::at(self.index).users.leave_call(self.kind) {
             Left::Needed => {}
             left => self.last(left),
         }

@@ -28,7 +28,10 @@ pub fn created(fd: i32, kind: i32) -> Option<u32> {
     let index = conn::alloc()?;
     let conn = conn::at(index);
     conn.users.begin();
-    conn.set_flag(F_NONBLOCK, kind & libc::SOCK_NONBLOCK != 0);
+    if kind & libc::SOCK_NONBLOCK != 0 {
+        // Nobody else knows the record yet, which had no flags.
+        conn.flags.store(F_NONBLOCK, Relaxed);
+    }
     conn.set_phase(FRESH);
     if !table::set(fd, Entry::Conn(index)) {
         conn::free(index);
