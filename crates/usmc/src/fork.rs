@@ -20,7 +20,7 @@ use usmc_shm::sync::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::conn::{
     self, ATTACHED, Conn, EARLY, F_CLIENT, F_COPIED, F_FORKED, F_NONBLOCK, F_SETTLING, F_SHARED,
-    LISTEN, OFFERED, RING, There,
+    F_UNSHOWN, LISTEN, OFFERED, RING, There,
 };
 use crate::reason::Reason;
 use crate::remote::Remote;
@@ -270,6 +270,7 @@ fn child() {
         if let Some(slot) = conn.slot() {
             // Often the parent closes its own.
             conn.end(slot).pid.store(process::pid(), Relaxed);
+            conn.set_flag(F_UNSHOWN, true);
         }
         listening |= conn.phase() == LISTEN;
         // The registration is the parent's.

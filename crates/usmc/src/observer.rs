@@ -8,7 +8,7 @@ use usmc_shm::layout::{Slot, TX_TCP, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, fence};
 
-use crate::conn::{self, Conn, F_CLIENT, F_HAD_SLOT, LISTEN, RING};
+use crate::conn::{self, Conn, F_CLIENT, F_HAD_SLOT, F_UNSHOWN, LISTEN, RING};
 use crate::observe::{
     CAPTURE_OFFSET, CLIENT_END, Capture, Header, MAGIC, MEMFD_NAME, Mode, REASONS, RECORDS_OFFSET,
     Record, SYN_OPTION_SHIFT, State, TOTALS_OFFSET, Totals, VERSION, WAS_SMCD,
@@ -67,6 +67,21 @@ pub fn file() -> i32 {
 #[inline(always)]
 pub fn record_of(conn: &Conn) -> Option<&'static Record> {
     record(conn.observed.load(Relaxed))
+}
+
+/// The same for a call that moves bytes.
+#[inline(always)]
+pub fn record_for(fd: i32, conn: &Conn) -> Option<&'static Record> {
+    record_of(conn).or_else(|| show(fd, conn))
+}
+
+#[cold]
+fn show(fd: i32, conn: &Conn) -> Option<&'static Record> {
+    if conn.has(F_UNSHOWN) {
+        conn.set_flag(F_UNSHOWN, false);
+        changed(fd, conn::index_of(conn));
+    }
+    record_of(conn)
 }
 
 #[inline(always)]

@@ -386,7 +386,7 @@ fn attempt(
     if room.free < left {
         observer::count_one(conn, |record| &record.tx_full);
     }
-    let record = observer::record_of(conn);
+    let record = observer::record_for(fd, conn);
     let is_watched = capture::wants(record);
     let mut free = room.free;
     if free > 0 {

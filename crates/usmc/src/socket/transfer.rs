@@ -83,7 +83,7 @@ fn into_ring(
                 if let Ok(n) = moved {
                     let end = room.prod.wrapping_add(n as u64);
                     order::stamp(conn, conn.own(slot), now);
-                    let record = observer::record_of(conn);
+                    let record = observer::record_for(fd, conn);
                     if capture::wants(record) {
                         capture::sending(fd, conn, slot, room.place, room.prod, end);
                     }
@@ -251,7 +251,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                         Ok(n) => {
                             observer::count_total(|totals| &totals.splice);
                             let end = data.cons.wrapping_add(n as u64);
-                            let record = observer::record_of(conn);
+                            let record = observer::record_for(fd, conn);
                             if capture::wants(record) {
                                 capture::receiving(fd, conn, slot, data.place, data.cons, end);
                             }
