@@ -33,8 +33,10 @@ use crate::{
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
 /// every [`LOOKS_EACH`]th looks, for a client that sends a long request before it makes its offer.
-pub const LOOKS: u32 = 64 * LOOKS_EACH;
+pub const LOOKS: u32 = 128 * LOOKS_EACH;
 const LOOKS_EACH: u32 = 64;
+/// From here on down.
+const SELDOM: u32 = LOOKS - LOOKS_EACH;
 
 /// The record's tuple.
 pub fn stored_tuple(conn: &Conn) -> [u64; 6] {
@@ -487,9 +489,19 @@ fn named(fd: i32, conn: &Conn) -> Option<[u64; 6]> {
     Some(stored_tuple(conn))
 }
 
+/// The calls that are left to an acceptor after one that has looked in vain; `None` = none. Where the peer sends nothing
+/// they do not become fewer, and still only some look.
+fn left_after_look(left: u32, is_used: impl FnOnce() -> bool) -> Option<u32> {
+    match left {
+        _ if left > SELDOM => Some(left - 1),
+        _ if is_used() => left.checked_sub(1),
+        _ => Some((left + LOOKS_EACH - 1).min(SELDOM - 1)),
+    }
+}
+
 fn step_acceptor(fd: i32, conn: &Conn) {
     let left = conn.looks.load(Relaxed);
-    if left < LOOKS - LOOKS_EACH && !left.is_multiple_of(LOOKS_EACH) {
+    if left < SELDOM && !left.is_multiple_of(LOOKS_EACH) {
         conn.looks.store(left - 1, Relaxed);
         return;
     }
@@ -502,8 +514,9 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         }
         let why = syn_option::reason_of(conn, Reason::NoOffer);
         conn.reason.store(why as u32, Relaxed);
-        if is_spent(fd, conn) {
-            conn.give_up(why);
+        match left_after_look(left, || is_used(fd, conn)) {
+            Some(left) => conn.looks.store(left, Relaxed),
+            None => conn.give_up(why),
         }
         return;
     };
@@ -693,4 +706,37 @@ fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
         log::debug(format_args!("fd {fd}: sending through the ring"));
     }
     switched == Ok(Switch::Ring)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks in so many calls, and whether the last one was made.
+    fn looks(calls: u32, is_used: impl Fn() -> bool) -> (u32, bool) {
+        let (mut left, mut looks) = (LOOKS, 0);
+        for _ in 0..calls {
+            if left < SELDOM && !left.is_multiple_of(LOOKS_EACH) {
+                left -= 1;
+                continue;
+            }
+            looks += 1;
+            match left_after_look(left, &is_used) {
+                Some(next) => left = next,
+                None => return (looks, true),
+            }
+        }
+        (looks, false)
+    }
+
+    #[test]
+    fn an_acceptor_looks_seldom_after_a_while() {
+        const CALLS: u32 = 100 * LOOKS;
+        let most = LOOKS_EACH + CALLS / LOOKS_EACH + 2;
+        let (silent, ended) = looks(CALLS, || false);
+        assert!(!ended && silent <= most, "{silent} looks for a silent peer");
+        let (used, ended) = looks(CALLS, || true);
+        assert!(ended && used <= LOOKS_EACH + LOOKS / LOOKS_EACH + 2, "{used} looks");
+        assert!(!looks(LOOKS, || true).1, "too early");
+    }
 }
