@@ -93,9 +93,58 @@ pub unsafe fn poll(
         // It has gone to the ring meanwhile: what has woken us may be a doorbell.
     }
     cancellation_point();
-    let done = poll_until(fds, timeout_ns, deadline, mask);
-    fds.iter_mut().for_each(show_again);
-    Some(done)
+    Some(on_a_copy(fds, |fds| poll_until(fds, timeout_ns, deadline, mask)))
+}
+
+const NOTHING: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
+
+/// Runs `call` with a copy of the application's array, which has its `revents` afterwards and nothing else: another thread
+/// may use the same array, or fork, while we ask the kernel for other events.
+fn on_a_copy(fds: &mut [libc::pollfd], call: impl FnOnce(&mut [libc::pollfd]) -> c_int) -> c_int {
+    const FEW: usize = 8;
+    const SOME: usize = 256;
+    let count = fds.len();
+    if count <= FEW {
+        return on(&mut [NOTHING; FEW][..count], fds, call);
+    }
+    if count <= SOME {
+        return on(&mut [NOTHING; SOME][..count], fds, call);
+    }
+    let bytes = mem::size_of_val(fds);
+    let Ok(at) = sys::mmap_private(core::ptr::null_mut(), bytes) else {
+        set_errno(libc::ENOMEM);
+        return -1;
+    };
+    let mapped = Mapped { at, bytes };
+    // SAFETY: a mapping of our own for so many; zero is valid.
+    let own = unsafe { core::slice::from_raw_parts_mut(at.cast(), count) };
+    keeping(mapped, || on(own, fds, call)).1
+}
+
+fn on(
+    own: &mut [libc::pollfd],
+    fds: &mut [libc::pollfd],
+    call: impl FnOnce(&mut [libc::pollfd]) -> c_int,
+) -> c_int {
+    own.copy_from_slice(fds);
+    let done = call(own);
+    for (to, from) in fds.iter_mut().zip(own) {
+        to.revents = from.revents;
+    }
+    done
+}
+
+/// Memory of our own, for as long as the call lasts.
+struct Mapped {
+    at: *mut u8,
+    bytes: usize,
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has the mapping.
+        unsafe { sys::munmap(self.at, self.bytes) };
+    }
 }
 
 fn any_is_ours(fds: &[libc::pollfd]) -> bool {
@@ -165,15 +214,13 @@ fn poll_until(
     }
 }
 
-/// A call that does not return: nobody sleeps any more, and the application's array is its own again.
+/// A call that does not return: nobody sleeps any more.
 struct Asleep(*mut libc::pollfd, usize);
 
 impl Drop for Asleep {
     fn drop(&mut self) {
-        // SAFETY: the caller's array, which is valid during the call, and used by nobody else in it.
-        let fds = unsafe { core::slice::from_raw_parts_mut(self.0, self.1) };
-        sleepers(fds, false);
-        fds.iter_mut().for_each(show_again);
+        // SAFETY: the array of `poll_until`, which is there still.
+        sleepers(unsafe { core::slice::from_raw_parts(self.0, self.1) }, false);
     }
 }
 
@@ -186,13 +233,6 @@ fn hide_closed(fds: &mut [libc::pollfd]) -> c_int {
             p.revents = 0;
         })
         .count() as c_int
-}
-
-fn show_again(p: &mut libc::pollfd) {
-    // The application's own negative numbers are hardly as low as that.
-    if p.fd < i32::MIN + table::FDS as i32 {
-        p.fd &= i32::MAX;
-    }
 }
 
 /// How often a sleeper looks at a connection that has hung up, which it does not mind.
