@@ -149,6 +149,39 @@ PAIR_CASE(sleeping_waiter_is_woken_by_the_end) {
     close(p.fd);
 }
 
+// A wait goes on when its set is closed, and has nothing to do with one that is made meanwhile.
+PAIR_CASE(waiter_of_a_set_that_was_closed) {
+    struct pair p = pair_open();
+    int ep = set_with(p.fd, EPOLLIN, 7), pipes[2];
+    struct epoll_event event = {EPOLLIN, {.u64 = 8}};
+    struct waiter old, new;
+    uint16_t port;
+    OK(pipe(pipes));
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, pipes[0], &event));
+    start_waiter(&old, ep);
+    close(ep);
+    ep = OK(epoll_create1(0));
+    EQ(write(pipes[1], "x", 1), 1);
+    join(&old);
+    EQ(old.event.data.u64, 8);
+    int listener = listen_here(&port), ends[2] = {connect_to(port)};
+    ends[1] = OK(accept(listener, NULL, NULL));
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, ends[0], &event));
+    start_waiter(&new, ep);
+    event.events = EPOLLOUT;
+    OK(epoll_ctl(ep, EPOLL_CTL_MOD, ends[0], &event));
+    join(&new);
+    EQ(new.events, 1);
+    EQ(new.event.events, EPOLLOUT);
+    for (int i = 0; i < 2; i++) {
+        close(pipes[i]);
+        close(ends[i]);
+    }
+    close(listener);
+    close(ep);
+    pair_close(p);
+}
+
 PAIR_CASE(sleeping_waiter_sees_what_is_added_or_modified) {
     struct pair p = pair_open();
     int ep = OK(epoll_create1(0)), other;

@@ -161,10 +161,8 @@ pub fn created(fd: i32) {
             Err(_) => return,
         }
     }
-    let head = FREE_SET.load(Relaxed);
-    let index = if head != 0 {
-        FREE_SET.store(set_at(head - 1).next_free.load(Relaxed), Relaxed);
-        head - 1
+    let index = if let Some(unused) = take_unused() {
+        unused
     } else {
         let next = NEXT_SET.load(Relaxed);
         if next as usize >= SETS {
@@ -179,7 +177,6 @@ pub fn created(fd: i32) {
     for cell in [
         &set.tagged,
         &set.nested,
-        &set.sleepers,
         &set.spin_ns,
         &set.spins,
         &set.rounds,
@@ -193,6 +190,21 @@ pub fn created(fd: i32) {
     set.habit.forget();
     set.edges.forget();
     table::set(fd, Fd::Epoll(index));
+}
+
+/// Takes a set's record that is not in use, and in which nobody sleeps: a wait goes on when the set is closed. The caller
+/// holds [`SETS_LOCK`].
+fn take_unused() -> Option<u32> {
+    let mut place = &FREE_SET;
+    while let Some(index) = place.load(Relaxed).checked_sub(1) {
+        let set = set_at(index);
+        if set.sleepers.load(SeqCst) == 0 {
+            place.store(set.next_free.load(Relaxed), Relaxed);
+            return Some(index);
+        }
+        place = &set.next_free;
+    }
+    None
 }
 
 /// dup of an epoll fd.
@@ -514,7 +526,7 @@ pub fn pay_all() {
     }
 }
 
-/// A sleeper of the set is awake. It may have been counted before the set got a new life.
+/// A sleeper of the set is awake. A fork may have forgotten it.
 pub fn woke(set: &Set) {
     let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |n| n.checked_sub(1));
 }

@@ -243,7 +243,10 @@ impl<'a> Asleep<'a> {
 
 impl Drop for Asleep<'_> {
     fn drop(&mut self) {
-        single::sub(&self.set.sleepers, 1);
+        // None is counted where a fork of this thread's own signal handler has forgotten it.
+        if self.set.sleepers.load(Relaxed) != 0 {
+            single::sub(&self.set.sleepers, 1);
+        }
         nested::each(self.index, |inner, _| leave_all(inner, DEPTH));
     }
 }
