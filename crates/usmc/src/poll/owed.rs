@@ -395,7 +395,7 @@ pub unsafe fn report(
     }
 }
 
-/// [`report`], with room for one less than `N` registrations.
+/// [`report`], with room for one registration less than `N`.
 unsafe fn report_within<const N: usize>(
     (epfd, index): (c_int, u32),
     events: *mut libc::epoll_event,
@@ -404,26 +404,26 @@ unsafe fn report_within<const N: usize>(
 ) -> c_int {
     const NONE: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let set = set_at(index);
-    // The first one is the set's.
     let (mut fds, mut tags) = ([NONE; N], [0; N]);
-    fds[0] = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
-    let mut asked = collect(set, &mut fds[1..], &mut tags[1..]);
+    let mut asked = collect(set, &mut fds[..N - 1], &mut tags);
     if asked < set.owed_count.load(Relaxed) as usize {
         // What the kernel knows by what it was it must not tell.
         pay_some(index, Which::NotDue);
-        asked = collect(set, &mut fds[1..], &mut tags[1..]);
+        asked = collect(set, &mut fds[..N - 1], &mut tags);
     }
+    // The last, as nothing comes before what was seen already.
+    fds[asked] = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
     if asked == 0 || sys::poll_now(&mut fds[..=asked]) == 0 {
         pay(index);
         return 0;
     }
-    let kernels = match fds[0].revents {
+    let kernels = match fds[asked].revents {
         0 => 0,
         // SAFETY: the caller's contract.
         _ => unsafe { multi::kernel_now(epfd, events, max, round) }.max(0),
     };
     let mut all = kernels;
-    for (p, &tag) in fds.iter().zip(&tags).take(asked + 1).skip(1) {
+    for (p, &tag) in fds.iter().zip(&tags).take(asked) {
         let found = u32::from((p.revents & !libc::POLLNVAL).cast_unsigned());
         if found != 0
             && all < max
