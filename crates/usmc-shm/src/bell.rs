@@ -110,8 +110,12 @@ impl Sleepers<'_> {
         }
     }
 
-    /// One less.
+    /// One less. Nothing where it was forgotten: a process that was forked by a signal handler has none, and goes on in the
+    /// call that was interrupted.
     pub fn leave(&self, is_shared: impl FnOnce() -> bool) {
+        if self.own.load(Relaxed) == 0 {
+            return;
+        }
         if let Some(all) = self.all.filter(|_| is_shared()) {
             less(all);
         }

@@ -19,15 +19,15 @@ use usmc_shm::layout::{ACCEPTOR, CLIENT, End, Slot};
 use usmc_shm::sync::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::conn::{
-    self, ATTACHED, Conn, EARLY, F_CLIENT, F_COPIED, F_FORKED, F_NONBLOCK, F_SETTLING, F_SHARED,
-    F_UNSHOWN, LISTEN, OFFERED, RING, There,
+    self, ATTACHED, Conn, EARLY, F_CLIENT, F_COPIED, F_DOWN, F_FORKED, F_HANDED, F_INQ_KNOWN,
+    F_NONBLOCK, F_SETTLING, F_SHARED, F_STALE, F_UNSHOWN, LISTEN, OFFERED, RING, There,
 };
 use crate::reason::Reason;
 use crate::remote::Remote;
 use crate::socket::{close, wait};
 use crate::{
     api, clc, custody, device, errno, holds, kernel, life, members, observer, poll, process, real,
-    segment, set_errno, sys,
+    segment, set_errno, spawn, sys,
 };
 
 const CELLS: usize = 1 << 16;
@@ -196,6 +196,7 @@ fn prepare() {
     // After the marks: who fetches from us looks for them when he has told us.
     custody::before_fork();
     segment::hold();
+    wait::hold();
     MASK.store(mask, Relaxed);
     FORKING.store(process::thread(), Relaxed);
 }
@@ -234,6 +235,7 @@ fn parent(failed: bool) {
     });
     FORKING.store(0, Relaxed);
     let mask = MASK.load(Relaxed);
+    wait::unhold();
     segment::unhold();
     poll::epoll::unhold();
     sys::set_signals(mask);
@@ -266,7 +268,8 @@ fn child() {
         if conn.has(F_FORKED) {
             members(conn).inspect(|list| members::enter(list));
         }
-        conn.set_flag(F_FORKED | F_SETTLING, false);
+        // An exec that another thread was trying is not tried here.
+        conn.set_flag(F_FORKED | F_SETTLING | F_DOWN | F_HANDED, false);
         if let Some(slot) = conn.slot() {
             // Often the parent closes its own.
             conn.end(slot).pid.store(process::pid(), Relaxed);
@@ -283,6 +286,9 @@ fn child() {
     observer::after_fork();
     poll::epoll::after_fork();
     conn::for_each(|index, _| close::forget_holds(index));
+    holds::let_cross();
+    spawn::after_fork();
+    wait::after_fork();
     sys::set_signals(MASK.load(Relaxed));
 }
 
@@ -426,7 +432,13 @@ pub fn is_sole_holder(conn: &Conn) -> bool {
     };
     let is_half_done = |end: &End| is_left(&end.rx_lock) || is_left(&end.tx_lock);
     let sole = count.load(Acquire) == 1 && !conn.family().is_some_and(is_half_done);
-    if sole {
+    if sole && conn.has(F_SHARED) {
+        // What others have set from here on is ours to ask for.
+        if let Some(end) = conn.family() {
+            conn.set_lowat(end.rcvlowat.load(Relaxed));
+        }
+        conn.set_flag(F_INQ_KNOWN, false);
+        conn.set_flag(F_STALE, true);
         conn.set_flag(F_SHARED, false);
     }
     sole
@@ -447,10 +459,22 @@ fn stand_in_for(conn: &Conn, id: u32) {
     }
 }
 
-/// O_NONBLOCK of a connection others may hold, too.
+/// O_NONBLOCK of a connection others may hold, too, or have held.
 pub fn is_nonblocking(fd: i32, conn: &Conn) -> bool {
-    let on = kernel::is_nonblocking(fd);
-    conn.set_flag(F_NONBLOCK, on);
+    let is_shared = conn.has(F_SHARED);
+    conn.set_flag(F_STALE, false);
+    let mut on = kernel::is_nonblocking(fd);
+    loop {
+        conn.set_flag(F_NONBLOCK, on);
+        if is_shared {
+            break;
+        }
+        // The last time that it is asked for: another thread of ours may have set it in between.
+        match kernel::is_nonblocking(fd) {
+            same if same == on => return on,
+            other => on = other,
+        }
+    }
     is_sole_holder(conn);
     // Who vouched for it may have closed his.
     conn.slot().inspect(|slot| life::vouch(conn, slot));

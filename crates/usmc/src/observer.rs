@@ -69,21 +69,6 @@ pub fn record_of(conn: &Conn) -> Option<&'static Record> {
     record(conn.observed.load(Relaxed))
 }
 
-/// The same for a call that moves bytes.
-#[inline(always)]
-pub fn record_for(fd: i32, conn: &Conn) -> Option<&'static Record> {
-    record_of(conn).or_else(|| show(fd, conn))
-}
-
-#[cold]
-fn show(fd: i32, conn: &Conn) -> Option<&'static Record> {
-    if conn.has(F_UNSHOWN) {
-        conn.set_flag(F_UNSHOWN, false);
-        changed(fd, conn::index_of(conn));
-    }
-    record_of(conn)
-}
-
 #[inline(always)]
 fn record(number: u32) -> Option<&'static Record> {
     if number == 0 {
@@ -150,6 +135,21 @@ pub fn inherited(fd: i32, index: u32) {
     if conn::at(index).observed.load(Relaxed) == 0 {
         changed(fd, index);
     }
+}
+
+/// A call is about to move bytes through the ring: one that came by fork is shown from now on. Not inside a direction's
+/// lock, which a signal handler may want while its thread makes the file.
+#[inline(always)]
+pub fn used(fd: i32, index: u32) {
+    if conn::at(index).has(F_UNSHOWN) {
+        show(fd, index);
+    }
+}
+
+#[cold]
+fn show(fd: i32, index: u32) {
+    conn::at(index).set_flag(F_UNSHOWN, false);
+    changed(fd, index);
 }
 
 /// The socket's state or mode has changed.

@@ -7,7 +7,8 @@ use core::ptr;
 use core::slice;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use libc::posix_spawn_file_actions_t;
-use usmc_shm::sync::AtomicU32;
+use usmc_shm::bell::less;
+use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use crate::conn::{self, ATTACHED, EARLY, F_COPIED, FRESH, OFFERED, RING};
 use crate::device::Receiver;
@@ -270,7 +271,8 @@ impl Spawning {
 
 impl Drop for Spawning {
     fn drop(&mut self) {
-        SPAWNING.fetch_sub(1, AcqRel);
+        // None is counted where a fork of this thread's own signal handler has forgotten it.
+        less(&SPAWNING);
     }
 }
 
@@ -337,13 +339,32 @@ fn leave(given: Given, patience: &Patience, withheld: &mut Withheld) -> Result<(
 /// Numbers that are close-on-exec for as long as it takes to start a program, which would take doorbells for the bytes of
 /// these connections.
 struct Withheld {
-    numbers: [(c_int, u32); 64],
+    places: [Option<&'static AtomicU64>; 64],
     count: usize,
+}
+
+/// All of them: the number plus one, and the connection from bit 32 on.
+static WITHHELD: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
+
+/// The next program of this process gets it after all, unless another thread has closed it.
+fn give(place: &AtomicU64) {
+    let word = place.load(Relaxed);
+    let fd = (word as u32).wrapping_sub(1).cast_signed();
+    if table::get(fd) == Entry::Conn((word >> 32) as u32) {
+        close_on_exec(fd, false);
+    }
+    place.store(0, Relaxed);
+}
+
+/// Fork, in the child: programs that other threads were starting are not started here.
+pub fn after_fork() {
+    SPAWNING.store(0, Relaxed);
+    WITHHELD.iter().filter(|place| place.load(Relaxed) != 0).for_each(give);
 }
 
 impl Withheld {
     fn nothing() -> Withheld {
-        Withheld { numbers: [(-1, 0); 64], count: 0 }
+        Withheld { places: [None; 64], count: 0 }
     }
 
     /// All numbers of a connection. False where there are too many.
@@ -351,27 +372,30 @@ impl Withheld {
         let mut all = true;
         table::for_each(0, u32::MAX, |fd, entry| {
             if entry == Entry::Conn(index) && holds::crosses_exec(fd) {
-                match self.numbers.get_mut(self.count) {
-                    Some(place) if close_on_exec(fd, true) => {
-                        *place = (fd, index);
-                        self.count += 1;
-                    }
-                    _ => all = false,
-                }
+                all &= self.add_number(fd, index);
             }
         });
         all
+    }
+
+    fn add_number(&mut self, fd: c_int, index: u32) -> bool {
+        let word = u64::from(index) << 32 | u64::from(fd.cast_unsigned() + 1);
+        let note = |place: &&AtomicU64| place.compare_exchange(0, word, Relaxed, Relaxed).is_ok();
+        let Some(own) = self.places.get_mut(self.count) else { return false };
+        let Some(place) = WITHHELD.iter().find(note) else { return false };
+        if !close_on_exec(fd, true) {
+            place.store(0, Relaxed);
+            return false;
+        }
+        *own = Some(place);
+        self.count += 1;
+        true
     }
 }
 
 impl Drop for Withheld {
     fn drop(&mut self) {
-        for &(fd, index) in &self.numbers[..self.count] {
-            // Another thread may have closed it.
-            if table::get(fd) == Entry::Conn(index) {
-                close_on_exec(fd, false);
-            }
-        }
+        self.places.iter().flatten().for_each(|place| give(place));
     }
 }
 

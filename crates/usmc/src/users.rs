@@ -81,10 +81,14 @@ impl Users {
         self.change(|users| may(users).then_some(users + call)).is_some()
     }
 
-    /// A call leaves.
+    /// A call leaves. One that a fork of its own signal handler has counted out already changes nothing.
     pub fn leave_call(&self, Kind(call): Kind) -> Left {
         let mut users = self.0.load(SeqCst);
         loop {
+            if users & Users::CALLS == 0 {
+                return Left::Needed;
+            }
+            let call = if users & Users::EARLIES == 0 { call & !Users::EARLY } else { call };
             let last_call = users & Users::CALLS == Users::CALL && users & Users::SPARE != 0;
             let (next, left) = match last_call {
                 true => ((users - call + 1) & !Users::SPARE, Left::LastCall),
@@ -185,6 +189,20 @@ mod tests {
         assert_eq!(users.leave_call(CALL), Left::Needed);
         assert!(!users.leave(), "the call needs it");
         assert_eq!(users.leave_call(EARLY_CALL), Left::Last);
+    }
+
+    #[test]
+    fn a_call_that_was_forgotten_may_leave_all_the_same() {
+        for kind in [CALL, EARLY_CALL] {
+            let users = one();
+            assert!(users.enter(kind));
+            assert!(!users.forget_calls());
+            assert_eq!(users.leave_call(kind), Left::Needed);
+            assert!(users.enter(CALL));
+            assert!(users.stop_early_calls(), "none is there");
+            assert_eq!(users.leave_call(CALL), Left::Needed);
+            assert!(users.leave());
+        }
     }
 
     #[test]

@@ -166,54 +166,6 @@ REMOTE_CASE(memory_that_was_handed_over_to_the_parent) {
     close(listener);
 }
 
-struct long_send {
-    int fd;
-    _Atomic pid_t tid;
-};
-
-#define LONG_SEND (8 << 20)
-
-static void *send_long(void *arg) {
-    struct long_send *send = arg;
-    send->tid = gettid();
-    send_all(send->fd, 1, 0, LONG_SEND);
-    return NULL;
-}
-
-// A thread sleeps in a send at the fork. The child has no such thread, and is alone with the connection afterwards.
-REMOTE_CASE(send_of_another_thread_at_a_fork) {
-    struct pair p = pair_open();
-    struct long_send send = {.fd = p.fd};
-    int there[2];
-    char c;
-    pthread_t thread;
-    EQ(pthread_create(&thread, NULL, send_long, &send), 0);
-    while (send.tid == 0)
-        sched_yield();
-    wait_asleep(getpid(), send.tid);
-    OK(pipe(there));
-    pid_t pid = OK(fork());
-    if (pid == 0) {
-        close(there[1]);
-        EQ(read(there[0], &c, 1), 0);
-        for (int i = 0; i < 16; i++) {
-            recv_all(p.fd, 2, i * 10, 10);
-            send_all(p.fd, 1, LONG_SEND + i * 10, 10);
-        }
-        assert_smcd(p.fd);
-        _exit(0);
-    }
-    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, LONG_SEND), 0);
-    EQ(pthread_join(thread, NULL), 0);
-    close(p.fd);
-    close(there[1]);
-    for (int i = 0; i < 16; i++) {
-        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
-        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, LONG_SEND + i * 10, 10), 0);
-    }
-    child_succeeds(pid);
-}
-
 // What handlers of pthread_atfork do with a connection.
 static struct pair handled;
 static int in_child;

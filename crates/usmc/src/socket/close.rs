@@ -328,8 +328,9 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
             clc::first::before_end(fd, index, conn);
         }
     }
-    // Keeps the connection where it is: in this ring, or out of any.
-    let (_tx, slot) = loop {
+    // Keeps the connection where it is: in this ring, or out of any. Registrations are not looked at meanwhile: a fork takes
+    // their locks first.
+    let (tx, slot) = loop {
         // Before the change-over it is not worth the trouble, and the kernel knows best.
         if matches!(conn.phase(), EARLY | OFFERED) {
             transition::take_back(conn, Reason::ShutDown);
@@ -340,6 +341,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
             // It has just come back.
             None if conn.phase() == EARLY => {}
             None => {
+                drop(held);
                 poll::epoll::forget_known(index);
                 return 0;
             }
@@ -347,6 +349,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
     };
     if conn.kernel_events.load(Relaxed) & HUP != 0 && kernel::is_over(fd) {
         // The real call fails, and wakes who waits. What is seen by those meanwhile must not come and go.
+        drop(tx);
         poll::epoll::edge(index);
         return u32::MAX;
     }
@@ -366,6 +369,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
     if end.load(Relaxed) & END_SHUT_RD != 0 && own.load(Relaxed) & TXF_SHUT != 0 {
         own.fetch_or(TXF_CLOSED, SeqCst);
     }
+    drop(tx);
     // The real call wakes who waits, even where it fails.
     poll::epoll::edge(index);
     before

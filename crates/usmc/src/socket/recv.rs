@@ -48,6 +48,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         demote::follow(fd, index);
         return Outcome::Kernel;
     }
+    observer::used(fd, index);
     let wanted = to.left();
     let least = match conn.lowat() as usize {
         _ if flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 => wanted,

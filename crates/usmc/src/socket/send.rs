@@ -1,5 +1,6 @@
 //! Sending: TCP until the direction has changed over, then the ring.
 
+use core::mem;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
 use usmc_shm::layout::{Slot, TXF_ABORT, TXF_BACK, TXF_CLOSED, TXF_DONE, TXF_LEFT};
@@ -23,7 +24,7 @@ use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
 use crate::unwind::keeping;
-use crate::{capture, clc, clock, kernel, memory, observer, order, real, transition};
+use crate::{capture, clc, clock, kernel, memory, observer, order, process, real, transition};
 
 /// How long (some 100 µs, in cycles) a peer is believed to be there without a question to the kernel: where nobody vouches
 /// for it, and where it leaves something unread, for its socket may have been closed by ways that nobody sees.
@@ -44,10 +45,25 @@ pub enum Way<'a> {
     Ring(&'a Slot),
 }
 
+/// A send that the slot counts, for as long as it lasts.
+pub struct InFlight<'a> {
+    send: Option<TcpSend<'a>>,
+    pid: u32,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        // A signal handler may have forked: the send is the parent's.
+        if self.pid != process::pid() {
+            mem::forget(self.send.take());
+        }
+    }
+}
+
 /// A TCP send in flight.
 pub enum Guard<'a> {
     /// Counted in the slot.
-    Slot(#[expect(dead_code, reason = "held for its drop")] TcpSend<'a>),
+    Slot(#[expect(dead_code, reason = "held for its drop")] InFlight<'a>),
     /// Counted in the record, there being no slot yet.
     Record(#[expect(dead_code, reason = "held for its drop")] Early),
     /// Not counted: the kernel says that this connection is over.
@@ -149,7 +165,10 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         }
         let client = conn.has(conn::F_CLIENT);
         match wait::tx_span(conn, slot).begin_tcp_send(|| kernel::tcp_sent(fd, client)) {
-            Ok(Route::Tcp(guard)) => return Way::Tcp(Guard::Slot(guard)),
+            Ok(Route::Tcp(send)) => {
+                let in_flight = InFlight { send: Some(send), pid: process::pid() };
+                return Way::Tcp(Guard::Slot(in_flight));
+            }
             Ok(Route::Ring) => return Way::Ring(slot),
             Ok(Route::Back) if demote::go_back(fd, conn, slot) => return Way::Plain,
             Ok(Route::Back) => return Way::Failed(libc::EAGAIN),
@@ -166,6 +185,7 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
     if left > isize::MAX as usize {
         return Outcome::Fail(libc::EINVAL);
     }
+    observer::used(fd, index);
     let mut total = 0;
     let mut since = 0;
     let mut hold: Option<Hold> = None;
@@ -386,7 +406,7 @@ fn attempt(
     if room.free < left {
         observer::count_one(conn, |record| &record.tx_full);
     }
-    let record = observer::record_for(fd, conn);
+    let record = observer::record_of(conn);
     let is_watched = capture::wants(record);
     let mut free = room.free;
     if free > 0 {

@@ -29,6 +29,7 @@ fn into_ring(
     mut fill: impl FnMut(*mut c_void, usize) -> Result<usize, Errno>,
 ) -> Outcome {
     let conn = conn::at(index);
+    observer::used(fd, index);
     let since = clock::now_ns();
     let mut total = 0;
     while total < count {
@@ -83,7 +84,7 @@ fn into_ring(
                 if let Ok(n) = moved {
                     let end = room.prod.wrapping_add(n as u64);
                     order::stamp(conn, conn.own(slot), now);
-                    let record = observer::record_for(fd, conn);
+                    let record = observer::record_of(conn);
                     if capture::wants(record) {
                         capture::sending(fd, conn, slot, room.place, room.prod, end);
                     }
@@ -184,6 +185,7 @@ pub fn splice_in(
 /// splice(2) from a ring connection into a pipe. `nonblock`: does not wait for the pipe.
 pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Outcome {
     let conn = conn::at(index);
+    observer::used(fd, index);
     loop {
         let fd = close::number(fd, index);
         match conn.phase() {
@@ -251,7 +253,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                         Ok(n) => {
                             observer::count_total(|totals| &totals.splice);
                             let end = data.cons.wrapping_add(n as u64);
-                            let record = observer::record_for(fd, conn);
+                            let record = observer::record_of(conn);
                             if capture::wants(record) {
                                 capture::receiving(fd, conn, slot, data.place, data.cons, end);
                             }

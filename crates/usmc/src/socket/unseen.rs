@@ -28,7 +28,10 @@ impl Unseen {
 
 impl Drop for Unseen {
     fn drop(&mut self) {
-        if let Some(conn) = self.0 {
+        // None is counted where a fork of this thread's own signal handler has forgotten it.
+        if let Some(conn) = self.0
+            && conn.unseen.load(SeqCst) != 0
+        {
             conn.unseen.fetch_sub(1, SeqCst);
         }
     }

@@ -3,7 +3,7 @@
 //! The sleep is a blocking one-byte peek, so timeouts (SO_RCVTIMEO), EINTR with and without SA_RESTART,
 //! thread cancellation and the peer's FIN or RST are the kernel's own. The waker sends a doorbell byte.
 
-use core::ffi::c_void;
+use core::ffi::{c_long, c_void};
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use usmc_shm::bell::{Bells, Drain, Rung, Sleepers, less};
@@ -18,8 +18,9 @@ use super::family::Receiving;
 use super::{close, demote, ending};
 use crate::api::time::Time;
 use crate::clock;
-use crate::conn::{self, Conn, F_SHARED};
+use crate::conn::{self, Conn, F_SHARED, F_STALE};
 use crate::poll::ready;
+use crate::process::Lock;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
 use crate::{config, device, fork, observer, order, process, real, transition};
@@ -462,11 +463,59 @@ pub fn for_more(fd: i32, index: u32) -> bool {
     unsafe { real::poll(core::ptr::null_mut(), 0, 1) == 0 }
 }
 
-struct Timer(i32);
+struct Timer {
+    fd: i32,
+    /// Where it is noted, if there was room.
+    place: Option<&'static AtomicU64>,
+}
+
+/// Held while one is made or closed. No other lock is taken inside.
+static TIMERS_LOCK: Lock = Lock::new();
+/// Timers in use: the thread's word above the number plus one.
+static TIMERS: [AtomicU64; 32] = [const { AtomicU64::new(0) }; 32];
+
+const fn timer_of(fd: i32, thread: u64) -> u64 {
+    (thread >> 6) << 24 | (fd + 1).cast_unsigned() as u64
+}
+
+impl Timer {
+    fn new(ns: c_long) -> Option<Timer> {
+        let _held = TIMERS_LOCK.enter()?;
+        let fd = sys::timer(ns).ok()?;
+        let word = timer_of(fd, process::thread());
+        let note = |place: &&AtomicU64| place.compare_exchange(0, word, Relaxed, Relaxed).is_ok();
+        Some(Timer { fd, place: TIMERS.iter().find(note) })
+    }
+}
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        sys::close(self.0);
+        let _held = TIMERS_LOCK.enter();
+        self.place.inspect(|place| place.store(0, Relaxed));
+        sys::close(self.fd);
+    }
+}
+
+/// Fork: no timer is half made while numbers are copied.
+pub fn hold() {
+    TIMERS_LOCK.hold();
+}
+
+/// Fork is over in the parent.
+pub fn unhold() {
+    TIMERS_LOCK.unhold();
+}
+
+/// Fork, in the child: timers of threads that are not here.
+pub fn after_fork() {
+    TIMERS_LOCK.reset();
+    for place in &TIMERS {
+        let word = place.load(Relaxed);
+        let fd = (word & 0xff_ffff) as i32 - 1;
+        if fd >= 0 && word != timer_of(fd, process::thread()) {
+            place.store(0, Relaxed);
+            sys::close(fd);
+        }
     }
 }
 
@@ -474,13 +523,13 @@ impl Drop for Timer {
 ///
 /// A read of a timer: unlike poll(2) it goes on after a handler with SA_RESTART, as send(2) and recv(2) do.
 pub fn tick() -> Woken {
-    let Ok(timer) = sys::timer(1_000_000).map(Timer) else {
+    let Some(timer) = Timer::new(1_000_000) else {
         // SAFETY: no fds; the real function is a cancellation point.
         unsafe { real::poll(core::ptr::null_mut(), 0, 1) };
         return Woken::Look;
     };
     let mut expired = 0u64;
-    let (number, at) = (timer.0, (&raw mut expired).cast::<c_void>());
+    let (number, at) = (timer.fd, (&raw mut expired).cast::<c_void>());
     // SAFETY: eight writable bytes; the real function is a cancellation point.
     let (timer, n) = keeping(timer, || unsafe { real::read(number, at, 8) });
     let errno = crate::errno();
@@ -552,7 +601,10 @@ struct Blocked<'a>([&'a AtomicU32; 2]);
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|count| less(count));
+        // Our own first. None is left where a fork of this thread's own signal handler has forgotten it here.
+        if self.0[0].load(Relaxed) != 0 {
+            self.0.iter().for_each(|count| less(count));
+        }
     }
 }
 
@@ -600,7 +652,7 @@ pub fn tx_span<'a>(conn: &Conn, slot: &'a Slot) -> TxSpan<'a> {
 /// Whether this thread may block for the application: O_NONBLOCK as cached, or as the kernel says where
 /// another process may have changed it.
 pub fn is_nonblocking(fd: i32, conn: &Conn) -> bool {
-    if conn.has(F_SHARED) {
+    if conn.has(F_SHARED | F_STALE) {
         return crate::fork::is_nonblocking(fd, conn);
     }
     conn.has(conn::F_NONBLOCK)

@@ -50,7 +50,7 @@ pub fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32
 #[inline(always)]
 fn take(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32, data: &Data) -> usize {
     let rx = conn.rx(slot);
-    let record = observer::record_for(fd, conn);
+    let record = observer::record_of(conn);
     let is_watched = capture::wants(record);
     let in_parts = !is_watched && flags & libc::MSG_PEEK == 0;
     let mut at = data.cons;
