@@ -4,15 +4,17 @@ use usmc_shm::sync::Ordering::{Relaxed, Release};
 
 use super::entry::{self, E_DISABLED, E_EDGE, E_KNOWN, E_OWED, E_PARKED, E_RING, E_TCP, Entry};
 use super::epoll::{
-    ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, disarm, fd_of, find, kick, ring_events, set_at,
+    ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, disarm, end, find, kick, ring_events, set_at,
     tag_of, unlink,
 };
 use super::ready::{self, HUP, IN, OUT};
 use super::{hot, owed};
-use crate::conn::{self, Conn, FRESH, LISTEN, PLAIN, RING};
+use crate::conn::{self, ATTACHED, Conn, EARLY, FRESH, LISTEN, OFFERED, PLAIN, RING};
 use crate::observer;
+use crate::reason::Reason;
 use crate::single;
 use crate::sys::{self, Errno};
+use crate::transition;
 
 /// epoll_ctl(2) on a tracked socket. `None`: not ours, make the real call with the real arguments.
 ///
@@ -27,13 +29,20 @@ pub fn control(
 ) -> Option<Result<(), Errno>> {
     let conn = conn::at(index);
     let set = set_at(set_index);
+    if op == libc::EPOLL_CTL_ADD && event.is_some_and(|event| event.events & EXCLUSIVE != 0) {
+        // Its registration cannot be changed, and so cannot follow the connection into the ring.
+        conn.set_flag(conn::F_KERNEL_ONLY, true);
+        if matches!(conn.phase(), EARLY | OFFERED | ATTACHED) {
+            transition::decline(fd, index, Reason::KernelFeature);
+        }
+    }
     let _held = entry::keep(index)?;
     let known = find(set_index, fd, conn);
     match (op, event) {
         (libc::EPOLL_CTL_ADD, Some(event)) => {
             match known {
                 Some((number, entry)) if entry.has(E_PARKED) => {
-                    if event.events & EXCLUSIVE == 0 {
+                    if (event.events | entry.events.load(Relaxed)) & EXCLUSIVE == 0 {
                         owed::remember(set, entry);
                         entry.set_flag(E_PARKED, false);
                         return Some(modify(epfd, set, fd, (number, entry), event));
@@ -49,12 +58,8 @@ pub fn control(
             if matches!(conn.phase(), PLAIN | LISTEN) {
                 return None;
             }
-            if event.events & EXCLUSIVE != 0 {
-                // MOD is not allowed on it, so it could not follow the connection into the ring.
-                conn.set_flag(conn::F_KERNEL_ONLY, true);
-                if conn.phase() == FRESH {
-                    return None;
-                }
+            if event.events & EXCLUSIVE != 0 && conn.phase() == FRESH {
+                return None;
             }
             const WITH_EXCLUSIVE: u32 = IN | OUT | ready::ERR | HUP | WAKEUP | ET | EXCLUSIVE;
             if event.events & EXCLUSIVE != 0 && event.events & !WITH_EXCLUSIVE != 0 {
@@ -97,7 +102,7 @@ pub fn unpark(set_index: u32) {
     owed::pay(set_index);
     entry::for_each_of(set_index, |number, entry| {
         if entry.has(E_PARKED) {
-            let _ = delete(fd_of(set_index), entry.fd.load(Relaxed) as i32, number, entry);
+            let _ = end(number, entry);
         }
     });
 }
@@ -155,7 +160,7 @@ fn modify(
     (number, entry): (u32, &Entry),
     event: libc::epoll_event,
 ) -> Result<(), Errno> {
-    if event.events & EXCLUSIVE != 0 {
+    if (event.events | entry.events.load(Relaxed)) & EXCLUSIVE != 0 {
         return Err(libc::EINVAL);
     }
     let u64 = tag_of(number, entry);

@@ -74,6 +74,8 @@ pub struct Set {
     pub kernel_at: AtomicU64,
     /// Until when it has told all that there was to tell, in cycles.
     pub told: AtomicU64,
+    /// Nonzero where the kernel's own last filled a wait's array: rings come first in the next.
+    pub filled: AtomicU32,
     /// `rounds` when the hot entries were last sorted out.
     pub swept: AtomicU32,
     /// Where this set's waiters run.
@@ -90,8 +92,8 @@ pub struct Set {
     pub habit: owed::Habit,
     /// The same of edge-triggered ones.
     pub edges: owed::Habit,
-    /// Nonzero where the kernel may tell others of the set's readiness: it is or was in another set,
-    /// somebody has polled it, or there was a fork.
+    /// Nonzero where the kernel may tell others of the set's readiness: it is or was in another set or
+    /// somebody has polled it ([`owed::POLLED`]), or there was a fork.
     pub is_watched: AtomicU32,
     /// Where the next look at the hot entries begins.
     pub hand: AtomicU32,
@@ -184,6 +186,7 @@ pub fn created(fd: i32) {
         &set.was_hot,
         &set.owed_count,
         &set.is_watched,
+        &set.filled,
     ] {
         cell.store(0, Relaxed);
     }
@@ -312,12 +315,30 @@ pub fn delete(epfd: i32, fd: i32, number: u32, entry: &Entry) -> Result<(), Errn
     done
 }
 
+/// Whether the registered number means the entry's connection still. Where it was closed and a duplicate lives on, the
+/// registration does, too, but nobody can change it any more (epoll(7)): the number may be another's by now.
+pub fn can_change(entry: &Entry) -> bool {
+    table::get(entry.fd.load(Relaxed) as i32) == Fd::Conn(entry.conn.load(Relaxed))
+}
+
+/// [`delete`], where the kernel's registration can be named still.
+pub fn end(number: u32, entry: &Entry) -> Result<(), Errno> {
+    if !can_change(entry) {
+        unlink(number, entry);
+        return Ok(());
+    }
+    delete(fd_of(entry.set_index()), entry.fd.load(Relaxed) as i32, number, entry)
+}
+
 /// A sleeping waiter has to look at this entry: its registration or readiness changed by our own doing.
 /// EPOLLOUT on the TCP socket is true at once, and edge-triggered it is reported once.
 /// An entry that is not hot goes the same way.
 pub fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry, hot: bool) {
-    // SeqCst: see `add`.
-    if hot && set.sleepers.load(SeqCst) == 0 {
+    // SeqCst: see `add`, and `owed::enter`. Of who polls the set itself nobody knows that he sleeps.
+    if hot && set.sleepers.load(SeqCst) == 0 && set.is_watched.load(SeqCst) != owed::POLLED {
+        return;
+    }
+    if !can_change(entry) {
         return;
     }
     entry.set_flag(E_KICKED, true);
@@ -331,7 +352,8 @@ pub fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry, hot: bool
 /// edge may have been for what stands behind a message that another thread was taking out.
 pub fn watch_again(number: u32, entry: &Entry) {
     let want = entry.events.load(Relaxed);
-    if want & (ONESHOT | libc::EPOLLET as u32) == 0 || entry.has(E_RING | E_DISABLED) {
+    let has_fired = want & (ONESHOT | libc::EPOLLET as u32) != 0;
+    if !has_fired || entry.has(E_RING | E_DISABLED) || !can_change(entry) {
         return;
     }
     let u64 = tag_of(number, entry);
@@ -347,6 +369,9 @@ pub fn unkick(set_index: u32, number: u32, entry: &Entry) {
         return;
     }
     entry.set_flag(E_KICKED, false);
+    if !can_change(entry) {
+        return;
+    }
     let u64 = tag_of(number, entry);
     let events = ring_events(entry.events.load(Relaxed));
     let mut event = libc::epoll_event { events, u64 };
@@ -416,7 +441,7 @@ pub fn phase_changed(index: u32) {
         if sleepers {
             arm(entry);
         }
-        if hot && is_good_for_ring(want) {
+        if (hot && is_good_for_ring(want)) || !can_change(entry) {
             // Changing it would give an edge that TCP does not give.
             return;
         }
@@ -439,7 +464,7 @@ pub fn left_ring(index: u32) {
         let set_index = entry.set_index();
         let registered = entry.fd.load(Relaxed) as i32;
         if entry.has(E_PARKED) {
-            let _ = delete(fd_of(set_index), registered, number, entry);
+            let _ = end(number, entry);
             return;
         }
         if !entry.has(E_RING) {
@@ -452,12 +477,20 @@ pub fn left_ring(index: u32) {
             disarm(conn, entry);
             entry.set_flag(E_RING | E_EDGE | E_TCP | E_KICKED, false);
         }
+        if !can_change(entry) {
+            return;
+        }
         let u64 = tag_of(number, entry);
         // A one-shot registration that has fired stays silent.
         let spent = entry.has(E_DISABLED);
         let events = if spent { ONESHOT } else { entry.events.load(Relaxed) };
         let mut event = libc::epoll_event { events, u64 };
-        let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, registered, &mut event);
+        let mut change = |op| sys::epoll_ctl(fd_of(set_index), op, registered, &mut event);
+        let _ = match events & EXCLUSIVE {
+            0 => change(libc::EPOLL_CTL_MOD),
+            // Which it was not in the ring, and cannot become by a change.
+            _ => change(libc::EPOLL_CTL_DEL).and_then(|()| change(libc::EPOLL_CTL_ADD)),
+        };
     });
 }
 
@@ -506,7 +539,8 @@ pub fn mark_moved(fd: i32, index: u32) {
 /// number that it was registered by, so it has to know it.
 pub fn pay_for(index: u32) {
     each_watcher(index, |number, entry| {
-        if entry.has(E_OWED) && entry.has(E_PARKED) {
+        if entry.has(E_PARKED) {
+            // The last moment for it.
             let _ = delete(fd_of(entry.set_index()), entry.fd.load(Relaxed) as i32, number, entry);
         } else if entry.has(E_OWED) {
             let _ = owed::register(number, entry);

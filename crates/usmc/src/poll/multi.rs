@@ -84,7 +84,12 @@ pub unsafe fn epoll_wait(
     // SAFETY (all raw calls below): the caller's contract.
     loop {
         let round = single::add(&set.rounds, 1).wrapping_add(1);
-        let look = Look { epfd, set, index, round, told: set.told.load(Relaxed) };
+        let rings_first = set.filled.load(Relaxed) != 0;
+        if rings_first {
+            set.filled.store(0, Relaxed);
+        }
+        let told = set.told.load(Relaxed);
+        let look = Look { epfd, set, index, round, told, rings_first };
         let look_behind = |n| {
             if !is_active(set) {
                 return n;
@@ -104,11 +109,14 @@ pub unsafe fn epoll_wait(
         let active = ours && is_active(set);
         if active || (ours && timeout_ns == 0) {
             let mut n = 0;
-            let turn = active && is_kernels_turn(set, round);
+            let turn = active && !rings_first && is_kernels_turn(set, round);
             if turn {
-                // First, so that rings that are always ready do not hide the rest.
+                // First, so that rings that are always ready do not hide the rest; nor do others hide the rings.
                 // SAFETY: see above.
                 n = unsafe { kernel_now(epfd, events, max, round) };
+                if n == max {
+                    set.filled.store(1, Relaxed);
+                }
             }
             if n >= 0 {
                 n = look_behind(n);

@@ -86,6 +86,8 @@ pub fn control(
                 place.disabled.store(0, Relaxed);
                 place.seen.store(0, Relaxed);
                 if op == libc::EPOLL_CTL_ADD {
+                    // Another set's wait, it may be.
+                    place.round.store(0, Relaxed);
                     place.who.store(who, Release);
                     epoll::set_at(outer.1).nested.fetch_add(1, AcqRel);
                 }

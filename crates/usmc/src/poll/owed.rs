@@ -322,12 +322,15 @@ pub fn forget_known(entry: &Entry) {
     }
 }
 
+/// [`Set::is_watched`]: somebody of this process may sleep on the set by other calls than a wait on it.
+pub const POLLED: u32 = 2;
+
 /// The kernel may tell others of the set's readiness from now on, which do not pay.
 pub fn watch(index: u32) {
     let set = set_at(index);
     // SeqCst: see `enter`.
-    if set.is_watched.load(Relaxed) == 0 {
-        set.is_watched.store(1, SeqCst);
+    if set.is_watched.load(Relaxed) != POLLED {
+        set.is_watched.store(POLLED, SeqCst);
     }
     pay(index);
 }
@@ -355,7 +358,7 @@ fn is_due(entry: &Entry) -> bool {
 
 /// What a set owes at a fork, which keeps all sets and registrations as they are: they are the child's, too, from now on.
 pub fn pay_for_fork(set: &Set) {
-    set.is_watched.store(1, SeqCst);
+    set.is_watched.fetch_max(1, SeqCst);
     while let Some(last) = set.owed_count.load(Relaxed).checked_sub(1) {
         let number = set.owed[last as usize].load(Relaxed);
         if let Some(entry) = entry::at(number) {

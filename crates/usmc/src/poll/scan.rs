@@ -27,6 +27,8 @@ pub struct Look<'a> {
     pub round: u32,
     /// Until when the kernel had told all before this wait, in cycles.
     pub told: u64,
+    /// The kernel had more to tell than there was room for: now the rings have, whatever came first.
+    pub rings_first: bool,
 }
 
 impl Look<'_> {
@@ -46,7 +48,8 @@ impl Look<'_> {
     /// As there.
     pub unsafe fn at_rings(&self, events: *mut libc::epoll_event, max: c_int, n: c_int) -> c_int {
         // What the kernel has told in this wait must not be told twice.
-        let told = (n == 0).then(|| self.set.told.load(Relaxed));
+        let in_order = n == 0 && !self.rings_first;
+        let told = in_order.then(|| self.set.told.load(Relaxed));
         let (n, has_stopped) = self.scan(events, max, n, told);
         if !has_stopped || n == max {
             return n;
