@@ -136,8 +136,10 @@ unsafe fn receive_many(
     flags: c_int,
     mut kernel: impl FnMut() -> ssize_t,
 ) -> ssize_t {
-    // SAFETY: the caller's array.
-    if count > IOV_MAX || unsafe { has_bad_entry(iov, count) } {
+    // SAFETY: the caller's array. With MSG_TRUNC nothing is written.
+    let is_bad = count > 0 && is_nowhere(iov)
+        || (flags & libc::MSG_TRUNC == 0 && unsafe { has_bad_entry(iov, count) });
+    if count > IOV_MAX || is_bad {
         return kernel();
     }
     let captured = |got: ssize_t| {
@@ -318,7 +320,21 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
         };
     }
     // SAFETY: the caller's contract.
-    let limit_ns = unsafe { timeout.as_ref() }.map(|t| t.ns().max(0) as u64);
+    let limit_ns = match unsafe { timeout.as_ref() } {
+        Some(time) if !time.is_valid() => return fail(libc::EINVAL),
+        time => time.map(|t| t.ns() as u64),
+    };
+    // An error is told before any message.
+    let mut error: c_int = 0;
+    let mut len = size_of::<c_int>() as socklen_t;
+    let at = (&raw mut error).cast::<c_void>();
+    // SAFETY: an int of ours and its size.
+    let asked = flags & libc::MSG_ERRQUEUE == 0
+        && unsafe { super::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, at, &raw mut len) }
+            == 0;
+    if asked && error != 0 {
+        return fail(error);
+    }
     let start = clock::now_ns();
     let mut done = 0;
     let mut each = flags & !libc::MSG_WAITFORONE;
@@ -333,14 +349,26 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
             n
         };
         if n < 0 {
-            return if done > 0 { done as c_int } else { -1 };
+            if done == 0 {
+                return -1;
+            }
+            // The next call tells it.
+            if let Entry::Conn(index) = table::get(fd) {
+                ending::put_back(conn::at(index), crate::errno());
+            }
+            return done as c_int;
         }
         done += 1;
         if flags & libc::MSG_WAITFORONE != 0 {
             each |= libc::MSG_DONTWAIT;
         }
-        if limit_ns.is_some_and(|limit| clock::now_ns() - start >= limit) || n == 0 {
-            break;
+        if let Some(limit) = limit_ns {
+            let left = limit.saturating_sub(clock::now_ns() - start);
+            // SAFETY: the application's, of which there is a limit.
+            unsafe { *timeout = T::from_ns(left as i64) };
+            if left == 0 {
+                break;
+            }
         }
     }
     done as c_int
@@ -360,6 +388,10 @@ unsafe fn send_many(
         && let Err(code) = leave_for(fd, index, flags)
     {
         return fail(code);
+    }
+    if flags & libc::MSG_FASTOPEN != 0 && conn::at(index).phase() == conn::RING {
+        // It is connected, or this is not supported: the kernel says so before it looks at the bytes.
+        return kernel();
     }
     let mut kernel = || {
         let sent = kernel();
@@ -570,19 +602,42 @@ pub unsafe fn preadv2(
     offset: impl Into<off64_t>,
     flags: c_int,
 ) -> ssize_t {
-    const RWF_NOWAIT: c_int = 8;
     let offset = offset.into();
     let kernel = || {
         // SAFETY: the caller's contract.
         unsafe { real::preadv64v2(fd, iov, count, offset, flags) }
     };
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
-    if offset != -1 || flags & !RWF_NOWAIT != 0 {
-        return kernel();
-    }
-    let how = if flags & RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+    let Some(how) = how(flags).filter(|_| offset == -1) else { return kernel() };
     // SAFETY: the caller's contract.
-    unsafe { receive_many((fd, index), iov, count as c_uint as usize, how, kernel) }
+    unsafe {
+        match how {
+            0 => readv_connection(fd, iov, count, index),
+            // As there.
+            _ if is_empty(iov, count) => kernel(),
+            _ => receive_many((fd, index), iov, count as c_uint as usize, how, kernel),
+        }
+    }
+}
+
+/// What preadv2(2)'s and pwritev2(2)'s flags mean for a socket, in flags of recv(2) and send(2); most of them nothing.
+/// `None`: the kernel refuses them.
+fn how(flags: c_int) -> Option<c_int> {
+    const RWF_NOWAIT: c_int = 8;
+    // RWF_HIPRI, RWF_DSYNC, RWF_SYNC, RWF_APPEND.
+    const WITHOUT_MEANING: c_int = 1 | 2 | 4 | 0x10;
+    match flags & !WITHOUT_MEANING {
+        0 => Some(0),
+        RWF_NOWAIT => Some(libc::MSG_DONTWAIT),
+        _ => None,
+    }
+}
+
+/// Whether the array has no bytes, or is none.
+unsafe fn is_empty(iov: *const iovec, count: c_int) -> bool {
+    let count = count as c_uint as usize;
+    // SAFETY: the caller's array, if that is what it is.
+    unsafe { count > IOV_MAX || has_bad_entry(iov, count) || Buffers::new(iov, count).left() == 0 }
 }
 
 /// pwritev2(2), likewise.
@@ -594,10 +649,17 @@ pub unsafe fn pwritev2(
     flags: c_int,
 ) -> ssize_t {
     let offset = offset.into();
-    if offset != -1 || flags != 0 {
+    let kernel = || {
         // SAFETY: the caller's contract.
-        return unsafe { real::pwritev64v2(fd, iov, count, offset, flags) };
-    }
+        unsafe { real::pwritev64v2(fd, iov, count, offset, flags) }
+    };
+    let Entry::Conn(index) = table::get(fd) else { return kernel() };
+    let Some(how) = how(flags).filter(|_| offset == -1) else { return kernel() };
     // SAFETY: the caller's contract.
-    unsafe { writev(fd, iov, count) }
+    unsafe {
+        if is_empty(iov, count) {
+            return kernel();
+        }
+        send_many((fd, index), iov, count as c_uint as usize, how, kernel)
+    }
 }

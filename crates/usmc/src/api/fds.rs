@@ -27,8 +27,10 @@ pub unsafe fn close(fd: c_int) -> c_int {
 
 /// close_range(2)
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    const CLOSE_RANGE_CLOEXEC: c_int = 4;
-    if first > last || flags & CLOSE_RANGE_CLOEXEC != 0 || crate::process::is_foreign_child() {
+    const CLOSE_RANGE_UNSHARE: c_int = 2;
+    // CLOSE_RANGE_CLOEXEC closes nothing yet, and the kernel refuses others.
+    let closes = flags & !CLOSE_RANGE_UNSHARE == 0;
+    if first > last || !closes || crate::process::is_foreign_child() {
         // SAFETY: no pointers.
         return unsafe { real::close_range(first, last, flags) };
     }
@@ -77,8 +79,9 @@ fn overwrite(old: c_int, new: c_int) -> bool {
     if old == new || table::get(new) == Entry::Foreign {
         return true;
     }
-    // An invalid `old` must leave `new` alone.
-    if crate::sys::fcntl(old, libc::F_GETFD, 0).is_err() {
+    // An invalid `old` must leave `new` alone, and so must a number that is not allowed any more.
+    if crate::sys::fcntl(old, libc::F_GETFD, 0).is_err() || new as u64 >= crate::sys::nofile_limit()
+    {
         return true;
     }
     closing::closing(new)
@@ -99,7 +102,7 @@ pub unsafe fn dup2(old: c_int, new: c_int) -> c_int {
 
 /// dup3(2)
 pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    if old != new && !overwrite(old, new) {
+    if old != new && flags & !libc::O_CLOEXEC == 0 && !overwrite(old, new) {
         return fail::<i32>(libc::EBUSY);
     }
     // SAFETY: no pointers.

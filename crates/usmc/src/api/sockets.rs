@@ -68,7 +68,10 @@ unsafe fn endpoint(addr: *const sockaddr, len: socklen_t) -> Option<Endpoint> {
 
 /// Whether the address is of the family AF_UNSPEC, which disconnects.
 unsafe fn is_unspecified(addr: *const sockaddr, len: socklen_t) -> bool {
-    if is_nowhere(addr) || (len as usize) < size_of::<libc::sa_family_t>() {
+    // Of any other length the kernel looks at nothing.
+    const LENGTHS: core::ops::RangeInclusive<usize> =
+        size_of::<libc::sa_family_t>()..=size_of::<libc::sockaddr_storage>();
+    if is_nowhere(addr) || !LENGTHS.contains(&(len as usize)) {
         return false;
     }
     // SAFETY: readable for `len` bytes, if the caller keeps its contract.

@@ -21,7 +21,7 @@ use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, FRESH, OFFERED, PLAIN, RIN
 use crate::lasting::Call;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{capture, clc, kernel, observer, real, transition};
+use crate::{capture, clc, clock, kernel, observer, real, transition};
 
 /// What one attempt found.
 enum Attempt {
@@ -57,12 +57,14 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     let mut total = 0;
     // A call that waits keeps the connection, whoever closes the number meanwhile.
     let mut hold: Option<Hold> = None;
-    // What a call that peeks at all it asks for begins anew with, until it takes what is there.
-    const PEEK_ALL: i32 = libc::MSG_PEEK | libc::MSG_WAITALL;
-    let mut peek_all = (flags & PEEK_ALL == PEEK_ALL
-        && flags & libc::MSG_DONTWAIT == 0
-        && !wait::is_nonblocking(fd, conn))
-    .then(|| to.again());
+    // When it began to wait.
+    let mut since = 0;
+    // What a call that peeks at more than one byte begins anew with, until it takes what is there.
+    let peeks = flags & libc::MSG_PEEK != 0;
+    let enough = if flags & libc::MSG_WAITALL != 0 { wanted } else { least };
+    let mut peek_all =
+        (peeks && enough > 1 && flags & libc::MSG_DONTWAIT == 0 && !wait::is_nonblocking(fd, conn))
+            .then(|| to.again());
     loop {
         let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
         match conn.phase() {
@@ -100,8 +102,11 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         }
         if peek_all.is_some()
             && let have = unread_anyhow(fd, index)
-            && (1..wanted).contains(&have)
+            && (1..enough).contains(&have)
         {
+            if since == 0 {
+                since = clock::now_ns();
+            }
             if hold.is_none() {
                 hold = Hold::enter(fd, index);
             }
@@ -109,7 +114,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 return Outcome::Fail(libc::EBADF);
             }
             let more;
-            (hold, more) = keeping(hold, || wait::for_more(fd, index));
+            (hold, more) = keeping(hold, || wait::for_more(fd, index, since));
             if more {
                 continue;
             }
@@ -129,9 +134,9 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             Attempt::Again => continue,
             // They came after the question above.
             Attempt::Got(n)
-                if n < wanted
+                if n < enough
                     && let Some(begin) = &peek_all
-                    && (1..wanted).contains(&unread_anyhow(fd, index)) =>
+                    && (1..enough).contains(&unread_anyhow(fd, index)) =>
             {
                 *to = begin.again();
                 continue;
@@ -173,8 +178,11 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     (_, 0) => Until::Data,
                     _ => Until::DataOrSignal,
                 };
+                if since == 0 {
+                    since = clock::now_ns();
+                }
                 let woken;
-                (hold, woken) = keeping(hold, || wait::for_data(fd, index, in_ring, until));
+                (hold, woken) = keeping(hold, || wait::for_data(fd, index, in_ring, until, since));
                 match woken {
                     // Disconnected while we slept.
                     _ if conn.phase() == FRESH && total == 0 => return Outcome::Fail(libc::EPIPE),

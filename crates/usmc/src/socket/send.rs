@@ -30,6 +30,9 @@ use crate::{capture, clc, clock, kernel, memory, observer, order, process, real,
 /// for it, and where it leaves something unread, for its socket may have been closed by ways that nobody sees.
 const ASK_CYCLES: u64 = 1 << 18;
 
+/// The most that one call sends (the kernel's MAX_RW_COUNT).
+const MOST: usize = (i32::MAX & !4095) as usize;
+
 /// Of a large message the reader gets such parts while the next one is copied.
 pub const PART: usize = 64 << 10;
 
@@ -185,6 +188,7 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
     if left > isize::MAX as usize {
         return Outcome::Fail(libc::EINVAL);
     }
+    left = left.min(MOST);
     observer::used(fd, index);
     let mut total = 0;
     let mut since = 0;

@@ -196,7 +196,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                     if wait::is_nonblocking(fd, conn) {
                         return Outcome::Fail(libc::EAGAIN);
                     }
-                    match wait::for_data(fd, index, false, Until::Data) {
+                    match wait::for_data(fd, index, false, Until::Data, clock::now_ns()) {
                         Woken::Look => continue,
                         Woken::Fail(errno) => return Outcome::Fail(errno),
                     }

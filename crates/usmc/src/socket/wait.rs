@@ -355,8 +355,8 @@ pub enum Until {
     AnyWakeUp,
 }
 
-/// Waits until data may be there. `in_ring`: TCP has been read to the boundary.
-pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until) -> Woken {
+/// Waits until data may be there. `in_ring`: TCP has been read to the boundary. `since`: when the call began to wait.
+pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) -> Woken {
     let conn = conn::at(index);
     let slot = conn.slot();
     let budget = Budget(&conn.spin_ns);
@@ -387,13 +387,18 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until) -> Woken {
         Until::Data => peek(fd, index),
         Until::DataOrSignal => {
             let limit_ms = time_limit_ms(fd, libc::SO_RCVTIMEO);
-            match sleep_in_poll(fd, index, if limit_ms > 0 { limit_ms } else { -1 }) {
-                Woken::Look
-                    if limit_ms > 0 && clock::now_ns() - start >= limit_ms as u64 * 1_000_000 =>
-                {
-                    Woken::Fail(libc::EAGAIN)
-                }
-                woken => woken,
+            let left_ms = limit_ms - ((clock::now_ns() - since) / 1_000_000) as i64;
+            match left_ms {
+                ..=0 if limit_ms > 0 => Woken::Fail(libc::EAGAIN),
+                _ => match sleep_in_poll(fd, index, if limit_ms > 0 { left_ms } else { -1 }) {
+                    Woken::Look
+                        if limit_ms > 0
+                            && clock::now_ns() - since >= limit_ms as u64 * 1_000_000 =>
+                    {
+                        Woken::Fail(libc::EAGAIN)
+                    }
+                    woken => woken,
+                },
             }
         }
         Until::AnyWakeUp => receive_nothing(fd),
@@ -445,7 +450,7 @@ fn receive_nothing(fd: i32) -> Woken {
 
 /// MSG_PEEK with MSG_WAITALL, some bytes being there: waits a moment. False when what is there has to do, because of
 /// the peer's end, a signal or SO_RCVTIMEO.
-pub fn for_more(fd: i32, index: u32) -> bool {
+pub fn for_more(fd: i32, index: u32, since: u64) -> bool {
     let conn = conn::at(index);
     let ended = match conn.slot().filter(|_| conn.phase() == conn::RING) {
         Some(slot) => {
@@ -455,8 +460,8 @@ pub fn for_more(fd: i32, index: u32) -> bool {
         }
         None => sys::poll1(fd, libc::POLLRDHUP, 0) != 0,
     };
-    // With a limit there is no telling how long this call has waited already: it peeks at what is there.
-    if ended || time_limit_ms(fd, libc::SO_RCVTIMEO) != 0 {
+    let limit_ms = time_limit_ms(fd, libc::SO_RCVTIMEO);
+    if ended || (limit_ms > 0 && clock::now_ns() - since >= limit_ms as u64 * 1_000_000) {
         return false;
     }
     // SAFETY: no fds; the real function is a cancellation point, as recv is.
@@ -535,6 +540,15 @@ pub fn tick() -> Woken {
     let errno = crate::errno();
     drop(timer);
     if n == 8 { Woken::Look } else { Woken::Fail(errno) }
+}
+
+/// The same where every signal that is handled ends it.
+fn short_tick() -> Woken {
+    // SAFETY: no fds; the real function is a cancellation point.
+    match unsafe { real::poll(core::ptr::null_mut(), 0, 1) } {
+        0 => Woken::Look,
+        _ => Woken::Fail(crate::errno()),
+    }
 }
 
 /// The blocking one-byte peek.
@@ -628,18 +642,18 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
     if demote::is_leaving(conn, slot) {
         return Woken::Look;
     }
-    if clear && !tick && limit_ms == 0 && !partial {
-        return match peek(fd, index) {
-            // SO_RCVTIMEO has nothing to say about sending.
-            Woken::Fail(libc::EAGAIN) => Woken::Look,
-            other => other,
-        };
-    }
     // Unread data keeps the socket readable, a half-closed peer cannot ring: look every millisecond.
-    if !clear || tick {
+    // Whether any signal that is handled ends the call, SA_RESTART or not.
+    let ends_by_signal = limit_ms > 0 || partial;
+    // A receive that has a time limit is ended by any signal, which is for receives alone.
+    let must_restart = !ends_by_signal && time_limit_ms(fd, libc::SO_RCVTIMEO) > 0;
+    if !clear || tick || must_restart {
         watch_over(fd, conn, slot);
         ending::look(fd, conn);
-        return self::tick();
+        return if ends_by_signal { short_tick() } else { self::tick() };
+    }
+    if !ends_by_signal {
+        return peek(fd, index);
     }
     sleep_in_poll(fd, index, if limit_ms > 0 { limit_ms - used_ms } else { -1 })
 }
