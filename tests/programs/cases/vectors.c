@@ -261,6 +261,35 @@ PAIR_CASE(bad_addresses_give_efault_and_lose_nothing) {
     pair_close(p);
 }
 
+PAIR_CASE(bad_buffers_beside_good_ones) {
+    struct pair p = pair_open();
+    char buf[16];
+    struct iovec in[] = {{buf, 2}, {NULL, 5}}, out[] = {{"xy", 2}, {NULL, 5}}, bad[] = {{NULL, 5}};
+    FAILS(writev(p.fd, out, 2), EFAULT);
+    FAILS(sendmsg(p.fd, &(struct msghdr){.msg_iov = out, .msg_iovlen = 2}, 0), EFAULT);
+    FAILS(pwritev2(p.fd, out, 2, -1, RWF_NOWAIT), EFAULT);
+    EQ(send(p.fd, "z", 1, 0), 1);
+    peer_hears(p.peer, "z");
+    for (int i = 0; i < 3; i++) {
+        // The second time without a sleep, and so without a doorbell.
+        peer_says(p.peer, "abcdef");
+        wait_readable(p.fd, 6);
+        FAILS(recv(p.fd, NULL, 10, 0), EFAULT);
+        FAILS(readv(p.fd, bad, 1), EFAULT);
+        FAILS(readv(p.fd, in, 2), EFAULT);
+        EQ(recv(p.fd, buf, 4, 0), 4);
+        in[0].iov_base = buf + 4;
+        EQ(readv(p.fd, in, 2), 2);
+        in[0].iov_base = buf;
+        CHECK(!memcmp(buf, "abcdef", 6));
+    }
+    FAILS(recv(p.fd, NULL, 10, MSG_DONTWAIT), EAGAIN);
+    OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+    wait_events(p.fd, POLLRDHUP, POLLRDHUP);
+    EQ(recv(p.fd, NULL, 10, 0), 0);
+    pair_close(p);
+}
+
 PAIR_CASE(unmapped_buffers_give_efault) {
     struct pair p = pair_open();
     char *page = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -94,7 +94,8 @@ unsafe fn receive_one(
     mut kernel: impl FnMut() -> ssize_t,
 ) -> ssize_t {
     if is_nowhere(buf) && len > 0 && flags & libc::MSG_TRUNC == 0 {
-        return kernel();
+        // SAFETY: the caller's contract.
+        return unsafe { receive_nowhere((fd, index), flags, kernel) };
     }
     // Not a closure around `kernel`: that would cost every call something.
     let captured = |got: ssize_t| {
@@ -139,8 +140,20 @@ unsafe fn receive_many(
     // SAFETY: the caller's array. With MSG_TRUNC nothing is written.
     let is_bad = count > 0 && is_nowhere(iov)
         || (flags & libc::MSG_TRUNC == 0 && unsafe { has_bad_entry(iov, count) });
-    if count > IOV_MAX || is_bad {
+    if count > IOV_MAX || (is_bad && is_nowhere(iov)) {
         return kernel();
+    }
+    if is_bad {
+        // SAFETY: the caller's contract.
+        return unsafe {
+            let good = good_entries(iov, count);
+            // What is there is copied as a whole or not at all.
+            let fits = || receiving::unread_anyhow(fd, index) <= Buffers::new(iov, good).left();
+            match good {
+                1.. if fits() => receive_many((fd, index), iov, good, flags, kernel),
+                _ => receive_nowhere((fd, index), flags, kernel),
+            }
+        };
     }
     let captured = |got: ssize_t| {
         // SAFETY: the application's buffers, which the kernel has filled.
@@ -170,6 +183,34 @@ unsafe fn receive_many(
             }
         }
     }
+}
+
+/// A receive whose buffer cannot be written to, which is said once there is something to write.
+#[cold]
+unsafe fn receive_nowhere(
+    (fd, index): (c_int, u32),
+    flags: c_int,
+    kernel: impl FnMut() -> ssize_t,
+) -> ssize_t {
+    let mut byte = 0u8;
+    let how = flags & libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    // SAFETY: one byte of ours.
+    match unsafe { receive_one((fd, index), (&raw mut byte).cast(), 1, how, kernel) } {
+        1.. => fail(libc::EFAULT),
+        other => other,
+    }
+}
+
+/// So many entries from the first one on can be used, none where these have no bytes.
+unsafe fn good_entries(iov: *const iovec, count: usize) -> usize {
+    // SAFETY: the caller's array of `count` entries.
+    let entries = unsafe { core::slice::from_raw_parts(iov, count) };
+    // SAFETY: as above, one of them.
+    let is_good = |entry: &&iovec| !unsafe { has_bad_entry(*entry, 1) };
+    let good = entries.iter().take_while(is_good);
+    let (number, bytes) =
+        good.fold((0, 0usize), |(n, sum), e| (n + 1, sum.saturating_add(e.iov_len)));
+    if bytes == 0 { 0 } else { number }
 }
 
 /// Arrays the kernel would refuse are left to the kernel.
@@ -241,10 +282,7 @@ unsafe fn readv_connection(fd: c_int, iov: *const iovec, count: c_int, index: u3
     let entries = count as c_uint as usize;
     // SAFETY: the caller's array, if that is what it is. Like read(), it does not wait for 0 bytes.
     unsafe {
-        if entries > IOV_MAX
-            || has_bad_entry(iov, entries)
-            || Buffers::new(iov, entries).left() == 0
-        {
+        if entries > IOV_MAX || is_nowhere(iov) || Buffers::new(iov, entries).left() == 0 {
             return kernel();
         }
         receive_many((fd, index), iov, entries, 0, kernel)
@@ -372,6 +410,23 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
         }
     }
     done as c_int
+}
+
+/// A send of what the kernel would refuse, which it does. But of a bad buffer behind good ones it may send the good part,
+/// and that is not its to send on a connection in the ring.
+#[cold]
+unsafe fn send_refused(
+    index: u32,
+    iov: *const iovec,
+    count: usize,
+    mut kernel: impl FnMut() -> ssize_t,
+) -> ssize_t {
+    let in_ring = conn::at(index).slot().is_some() && count <= IOV_MAX && !is_nowhere(iov);
+    // SAFETY: the caller's array.
+    if in_ring && unsafe { has_bad_entry(iov, count) && good_entries(iov, count) > 0 } {
+        return fail(libc::EFAULT);
+    }
+    kernel()
 }
 
 /// Sends from an array of buffers; `kernel` is the real call.
@@ -512,12 +567,9 @@ unsafe fn writev_connection(fd: c_int, iov: *const iovec, count: c_int, index: u
     };
     // SAFETY: the caller's contract.
     unsafe {
-        if count as c_uint as usize > IOV_MAX
-            || has_bad_entry(iov, count as usize)
-            // Unlike write(), it looks at nothing then.
-            || Buffers::new(iov, count as usize).left() == 0
-        {
-            return kernel();
+        // Of no bytes it looks at nothing, unlike write().
+        if is_empty(iov, count) {
+            return send_refused(index, iov, count as c_uint as usize, kernel);
         }
         send_many((fd, index), iov, count as usize, 0, kernel)
     }
@@ -537,7 +589,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         }
         let m = &*msg;
         if m.msg_iovlen > IOV_MAX || has_bad_entry(m.msg_iov, m.msg_iovlen) {
-            return kernel();
+            return send_refused(index, m.msg_iov, m.msg_iovlen, kernel);
         }
         if m.msg_controllen > 0 && !m.msg_control.is_null() {
             // What the kernel makes of control messages does not depend on the bytes.
@@ -657,9 +709,10 @@ pub unsafe fn pwritev2(
     let Some(how) = how(flags).filter(|_| offset == -1) else { return kernel() };
     // SAFETY: the caller's contract.
     unsafe {
+        let entries = count as c_uint as usize;
         if is_empty(iov, count) {
-            return kernel();
+            return send_refused(index, iov, entries, kernel);
         }
-        send_many((fd, index), iov, count as c_uint as usize, how, kernel)
+        send_many((fd, index), iov, entries, how, kernel)
     }
 }

@@ -538,7 +538,7 @@ pub fn is_past_ring(fd: i32, index: u32) -> bool {
 }
 
 /// FIONREAD, wherever the bytes are.
-fn unread_anyhow(fd: i32, index: u32) -> usize {
+pub fn unread_anyhow(fd: i32, index: u32) -> usize {
     unread(fd, index)
         .unwrap_or_else(|| sys::ioctl_int(fd, libc::FIONREAD).map_or(0, |n| n as usize))
 }
