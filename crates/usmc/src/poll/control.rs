@@ -31,9 +31,12 @@ pub fn control(
     let set = set_at(set_index);
     if op == libc::EPOLL_CTL_ADD && event.is_some_and(|event| event.events & EXCLUSIVE != 0) {
         // Its registration cannot be changed, and so cannot follow the connection into the ring.
-        conn.set_flag(conn::F_KERNEL_ONLY, true);
-        if matches!(conn.phase(), EARLY | OFFERED | ATTACHED) {
-            transition::decline(fd, index, Reason::KernelFeature);
+        match conn.phase() {
+            FRESH => conn.set_flag(conn::F_KERNEL_ONLY, true),
+            EARLY | OFFERED | ATTACHED => {
+                transition::decline(fd, index, Reason::KernelFeature);
+            }
+            _ => {}
         }
     }
     let _held = entry::keep(index)?;
