@@ -82,11 +82,11 @@ pub const F_HAD_SLOT: u32 = 1 << 17;
 /// Took part in a handshake by CLC messages, or was about to.
 pub const F_HANDSHAKE: u32 = 1 << 18;
 
-/// Was [`F_SHARED`] a moment ago: another process may have changed O_NONBLOCK.
-pub const F_STALE: u32 = 1 << 20;
-
 /// Came by fork in the ring: the first call that moves bytes shows it to `usmc ss` ([`crate::observer`]).
 pub const F_UNSHOWN: u32 = 1 << 19;
+
+/// Was [`F_SHARED`] a moment ago: another process may have changed O_NONBLOCK.
+pub const F_STALE: u32 = 1 << 20;
 
 /// Times a connection comes back from the ring and may go there again.
 pub const RETURNS: usize = 3;

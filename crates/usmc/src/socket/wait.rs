@@ -645,17 +645,39 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
     // Unread data keeps the socket readable, a half-closed peer cannot ring: look every millisecond.
     // Whether any signal that is handled ends the call, SA_RESTART or not.
     let ends_by_signal = limit_ms > 0 || partial;
-    // A receive that has a time limit is ended by any signal, which is for receives alone.
-    let must_restart = !ends_by_signal && time_limit_ms(fd, libc::SO_RCVTIMEO) > 0;
-    if !clear || tick || must_restart {
+    if !clear || tick {
         watch_over(fd, conn, slot);
         ending::look(fd, conn);
         return if ends_by_signal { short_tick() } else { self::tick() };
     }
     if !ends_by_signal {
-        return peek(fd, index);
+        return match peek(fd, index) {
+            // SO_RCVTIMEO has nothing to say about sending: neither its end, nor that any signal ends a receive by then.
+            Woken::Fail(libc::EAGAIN) => Woken::Look,
+            Woken::Fail(libc::EINTR)
+                if time_limit_ms(fd, libc::SO_RCVTIMEO) > 0 && all_handlers_restart() =>
+            {
+                Woken::Look
+            }
+            other => other,
+        };
     }
     sleep_in_poll(fd, index, if limit_ms > 0 { limit_ms - used_ms } else { -1 })
+}
+
+/// Whether calls go on after every signal that is handled (SA_RESTART). Which one it was nobody tells.
+#[cold]
+fn all_handlers_restart() -> bool {
+    // Between these are libc's own.
+    let signals = (1..32).chain(libc::SIGRTMIN()..=libc::SIGRTMAX());
+    signals.into_iter().all(|number| {
+        // SAFETY: plain data, which zero is a value of; sigaction(2) only writes it.
+        let mut now: libc::sigaction = unsafe { core::mem::zeroed() };
+        // SAFETY: as above.
+        let known = unsafe { libc::sigaction(number, core::ptr::null(), &raw mut now) } == 0;
+        let is_handled = !matches!(now.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+        !known || !is_handled || now.sa_flags & libc::SA_RESTART != 0
+    })
 }
 
 /// The sending direction's span.
