@@ -368,6 +368,7 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
     let at = (&raw mut error).cast::<c_void>();
     // SAFETY: an int of ours and its size.
     let asked = flags & libc::MSG_ERRQUEUE == 0
+        && may_have_failed(fd)
         && unsafe { super::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, at, &raw mut len) }
             == 0;
     if asked && error != 0 {
@@ -410,6 +411,14 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
         }
     }
     done as c_int
+}
+
+/// Whether SO_ERROR may have something to say: of a connection in the ring only once it has ended.
+fn may_have_failed(fd: c_int) -> bool {
+    let Entry::Conn(index) = table::get(fd) else { return true };
+    let conn = conn::at(index);
+    conn.phase() != conn::RING
+        || conn.slot().is_none_or(|slot| ending::ending(fd, conn, slot) != ending::Ending::Alive)
 }
 
 /// A send of what the kernel would refuse, which it does. But of a bad buffer behind good ones it may send the good part,
