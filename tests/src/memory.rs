@@ -46,14 +46,19 @@ impl MemoryLimit {
         command
     }
 
-    /// Bytes in use.
+    /// Bytes in use, less those of files, which the kernel gives back by itself: they are counted for who reads a file
+    /// first, and that may be somebody else.
     ///
     /// # Panics
     /// When the kernel does not tell.
     pub fn usage(&self) -> u64 {
-        let files = ["memory.current", "memory.usage_in_bytes"].into_iter();
-        let text = files.filter_map(|f| fs::read_to_string(self.dir.join(f)).ok()).next();
-        text.and_then(|t| t.trim().parse().ok()).expect("the cgroup's usage")
+        let read = |f: &str| fs::read_to_string(self.dir.join(f)).ok();
+        let all = read("memory.current").or_else(|| read("memory.usage_in_bytes"));
+        let all: u64 = all.and_then(|t| t.trim().parse().ok()).expect("the cgroup's usage");
+        let stat = read("memory.stat").expect("the cgroup's statistics");
+        let fields = stat.lines().filter_map(|line| line.split_once(' '));
+        let of_files = fields.filter(|(name, _)| ["active_file", "inactive_file"].contains(name));
+        all.saturating_sub(of_files.filter_map(|(_, n)| n.parse::<u64>().ok()).sum())
     }
 }
 

@@ -9,17 +9,17 @@ const CONNECTIONS: u64 = 600;
 /// Asks for a ring of 128 KiB.
 const LENGTH: u64 = 60_000;
 
-#[test]
-fn connections_of_a_process_at_its_memory_limit_stay_or_become_tcp() {
-    let Some(limit) = MemoryLimit::new(LIMIT) else { return memory::is_missing("connections") };
-    let fixture = Fixture::new("memory limit");
+/// Connections of a process within the limit, which takes so many bytes of memory itself as soon as they talk.
+fn talk_at_the_limit(name: &str, connections: u64, taken: u64) {
+    let Some(limit) = MemoryLimit::new(LIMIT) else { return memory::is_missing(name) };
+    let fixture = Fixture::new(name);
     let mut server = fixture.command(build::program("load"));
     server.arg("server");
     let mut server = fixture.spawn(server);
     let port = server.number_after("port");
-    let words = ["many".into(), port.to_string(), CONNECTIONS.to_string(), LENGTH.to_string()];
     let mut client = limit.command(&fixture, build::program("load"));
-    client.args(&words);
+    let numbers = [port, connections, LENGTH, taken];
+    client.arg("many").args(numbers.map(|n| n.to_string()));
     let mut client = fixture.spawn(client);
     client.line_after("connected");
     for _ in 0..6 {
@@ -42,4 +42,14 @@ fn connections_of_a_process_at_its_memory_limit_stay_or_become_tcp() {
     server.succeed();
     drop(limit);
     fixture.finish();
+}
+
+#[test]
+fn connections_of_a_process_at_its_memory_limit_stay_or_become_tcp() {
+    talk_at_the_limit("memory limit", CONNECTIONS, 0);
+}
+
+#[test]
+fn memory_that_a_process_takes_meanwhile_is_minded() {
+    talk_at_the_limit("memory taken", 200, LIMIT / 2);
 }

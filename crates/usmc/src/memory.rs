@@ -7,8 +7,8 @@
 
 use core::fmt::Write;
 use core::str;
-use usmc_shm::sync::AtomicU64;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use usmc_shm::sync::{AtomicBool, AtomicU64};
 
 use crate::path::Path;
 use crate::{clock, sys};
@@ -22,6 +22,10 @@ const REFUSED_NS: u64 = 10_000_000;
 const UNLIMITED: u64 = u64::MAX;
 /// What is left to the program: the limit divided by this.
 const SHARE: u64 = 8;
+/// What may be taken until the next look, for the program takes memory meanwhile: what was found divided by this, but
+/// at least [`LEAST`].
+const PORTION: u64 = 8;
+const LEAST: u64 = 1 << 20;
 /// cgroups between a process and the root that are looked at.
 const DEPTH: usize = 16;
 
@@ -29,6 +33,8 @@ const DEPTH: usize = 16;
 static SEEN: AtomicU64 = AtomicU64::new(0);
 /// Bytes that may be taken until the next one.
 static LEFT: AtomicU64 = AtomicU64::new(0);
+/// Whether it found more than that.
+static IS_MORE: AtomicBool = AtomicBool::new(false);
 
 /// Takes `len` bytes of shared memory at `at`, which nobody may have used before. False where they are not to be had.
 pub fn take(at: *mut u8, len: usize) -> bool {
@@ -56,18 +62,24 @@ fn spend(len: u64) -> bool {
     };
     let is_unlimited = LEFT.load(Relaxed) == UNLIMITED;
     if age > if is_unlimited { UNLIMITED_NS } else { LIMITED_NS } {
-        look_again(now);
+        look_again(now, len);
     }
     // What others have given back since is not believed to be gone for long.
     subtract(len)
-        || (age > REFUSED_NS && {
-            look_again(now);
+        || ((age > REFUSED_NS || IS_MORE.load(Relaxed)) && {
+            look_again(now, len);
             subtract(len)
         })
 }
 
-fn look_again(now: u64) {
-    LEFT.store(look(), Relaxed);
+fn look_again(now: u64, wanted: u64) {
+    let left = look();
+    let portion = match left {
+        UNLIMITED => UNLIMITED,
+        left => (left / PORTION).max(LEAST).max(wanted).min(left),
+    };
+    LEFT.store(portion, Relaxed);
+    IS_MORE.store(portion < left, Relaxed);
     SEEN.store(now, Release);
 }
 

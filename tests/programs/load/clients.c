@@ -80,9 +80,10 @@ void cycle(uint16_t port, uint64_t seed) {
 
 // --- many
 
-void many(uint16_t port, int count, size_t length) {
+void many(uint16_t port, int count, size_t length, size_t taken) {
     int *fds = malloc(count * sizeof *fds);
-    CHECK(fds);
+    char *memory = malloc(taken + 1);
+    CHECK(fds && memory);
     for (int i = 0; i < count; i++)
         fds[i] = connect_to(port);
     printf("connected\n");
@@ -90,8 +91,11 @@ void many(uint16_t port, int count, size_t length) {
     for (uint64_t round = 0;; round++) {
         if (OK(read(0, line, sizeof line)) == 0)
             break;
-        for (int i = 0; i < count; i++)
+        for (int i = 0; i < count; i++) {
             send_all(fds[i], i, round * length, length);
+            if (round == 1 && i == count / 2)
+                memset(memory, 1, taken);
+        }
         for (int i = 0; i < count; i++)
             recv_all(fds[i], i, round * length, length);
         printf("round %d\n", (int)round);

@@ -2,7 +2,8 @@
 //
 //   load server [PORT [reuseport]]   echo server on one epoll set; "stats" on its input asks for counts
 //   load cycle PORT SEED             connects, talks, closes, for ever; survives the server's death
-//   load many PORT COUNT [LENGTH]    COUNT connections at once; talks over all of them at each input line
+//   load many PORT COUNT [LENGTH [TAKEN]]   COUNT connections at once; talks over all of them at each input line, and
+//                                    takes so many bytes of memory amid the second round
 //   load idle PORT CALL              one connection; sleeps in CALL on it until the server is gone
 //   load sink [PORT] / load source PORT BYTES   BYTES each way at once, checked byte by byte
 #include "load.h"
@@ -24,7 +25,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(role, "cycle"))
         cycle(a, b);
     else if (!strcmp(role, "many"))
-        many(a, b, argc > 4 ? atol(argv[4]) : 100);
+        many(a, b, argc > 4 ? atol(argv[4]) : 100, argc > 5 ? atol(argv[5]) : 0);
     else if (!strcmp(role, "idle"))
         idle(a, argc > 3 ? argv[3] : "");
     else if (!strcmp(role, "sink"))
