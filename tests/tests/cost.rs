@@ -323,7 +323,7 @@ const MESSAGES: i64 = 4;
 
 #[test]
 fn changing_over_costs_a_fixed_number_of_system_calls() {
-    const MORE: u32 = 50;
+    const MORE: u32 = 200;
     if is_plain() {
         return;
     }

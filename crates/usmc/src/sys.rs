@@ -637,6 +637,22 @@ pub fn set_signals(mask: u64) {
     let _ = call!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, 0, 8);
 }
 
+/// Whether calls go on after this signal: it is not handled, or with SA_RESTART.
+pub fn restarts(signal: c_int) -> bool {
+    /// The kernel's `struct sigaction`, which is not libc's.
+    #[repr(C)]
+    struct Action {
+        handler: usize,
+        flags: c_ulong,
+        restorer: usize,
+        mask: u64,
+    }
+    let mut now = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
+    let _ = call!(SYS_rt_sigaction, signal, 0, &raw mut now, size_of::<u64>());
+    matches!(now.handler, libc::SIG_DFL | libc::SIG_IGN)
+        || now.flags & libc::SA_RESTART as c_ulong != 0
+}
+
 /// Zeroed memory shared with children.
 pub fn mmap_family(len: usize) -> Result<*mut u8, Errno> {
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

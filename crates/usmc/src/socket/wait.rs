@@ -668,16 +668,8 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
 /// Whether calls go on after every signal that is handled (SA_RESTART). Which one it was nobody tells.
 #[cold]
 fn all_handlers_restart() -> bool {
-    // Between these are libc's own.
-    let signals = (1..32).chain(libc::SIGRTMIN()..=libc::SIGRTMAX());
-    signals.into_iter().all(|number| {
-        // SAFETY: plain data, which zero is a value of; sigaction(2) only writes it.
-        let mut now: libc::sigaction = unsafe { core::mem::zeroed() };
-        // SAFETY: as above.
-        let known = unsafe { libc::sigaction(number, core::ptr::null(), &raw mut now) } == 0;
-        let is_handled = !matches!(now.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
-        !known || !is_handled || now.sa_flags & libc::SA_RESTART != 0
-    })
+    // 32 and 33 are libc's own.
+    (1..=64).filter(|signal| !matches!(signal, 32 | 33)).all(sys::restarts)
 }
 
 /// The sending direction's span.
