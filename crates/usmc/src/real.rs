@@ -316,6 +316,7 @@ real! {
     freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, ENOSYS;
     freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, ENOSYS;
     fclose(stream: *mut FILE) -> c_int, ENOSYS;
+    setvbuf(stream: *mut FILE, buf: *mut c_char, mode: c_int, len: size_t) -> c_int, ENOSYS;
     fflush(stream: *mut FILE) -> c_int, ENOSYS;
     fileno(stream: *mut FILE) -> c_int, ENOSYS;
     vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int, ENOSYS;

@@ -653,6 +653,12 @@ pub fn restarts(signal: c_int) -> bool {
         || now.flags & libc::SA_RESTART as c_ulong != 0
 }
 
+/// Sends this thread a signal.
+pub fn raise(signal: c_int) {
+    let thread = call!(SYS_gettid).unwrap_or(0);
+    let _ = call!(SYS_tgkill, getpid(), thread, signal);
+}
+
 /// Zeroed memory shared with children.
 pub fn mmap_family(len: usize) -> Result<*mut u8, Errno> {
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -2,6 +2,8 @@
 #include "peer.h"
 
 #include <stdarg.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 
 static int fails_with(int code, int value) {
     int saved = errno;
@@ -9,6 +11,41 @@ static int fails_with(int code, int value) {
         check_failed(__FILE__, __LINE__, "fails", "%d, errno %d (%s), not %d", value, saved, strerror(saved),
             code);
     return 0;
+}
+
+PAIR_CASE(streams_hold_and_read_ahead_as_much_as_libcs) {
+    struct pair p = pair_open();
+    int other = OK(dup(p.fd));
+    FILE *in = fdopen(p.fd, "r"), *out = fdopen(other, "w");
+    CHECK(in && out);
+    static char bytes[20000], got[20000];
+    pattern(1, 0, bytes, sizeof bytes);
+    struct stat about;
+    OK(fstat(p.fd, &about));
+    int block = about.st_blksize, held, left;
+    CHECK(block > 0 && block <= 4096);
+    for (int round = 0; round < 3; round++) {
+        EQ(fwrite(bytes, 1, block + 100, out), block + 100);
+        EQ(peer_recv(p.peer, got, block, MSG_WAITALL), block);
+        EQ(peer_call(P_POLL, p.peer, POLLIN, 0, 0), 0);
+        EQ(fflush(out), 0);
+        EQ(peer_recv(p.peer, got + block, 100, MSG_WAITALL), 100);
+        CHECK(!memcmp(bytes, got, block + 100));
+        EQ(peer_send(p.peer, bytes, sizeof bytes, 0), sizeof bytes);
+        wait_readable(p.fd, sizeof bytes);
+        EQ(getc(in), bytes[0] & 255);
+        OK(ioctl(p.fd, FIONREAD, &left));
+        EQ(left, sizeof bytes - block);
+        // What is more than a buffer is read past it, by blocks.
+        EQ(fread(got, 1, 3 * block - 1, in), 3 * block - 1);
+        CHECK(!memcmp(got, bytes + 1, 3 * block - 1));
+        OK(ioctl(p.fd, FIONREAD, &held));
+        EQ(left - held, 2 * block);
+        EQ(fread(got, 1, sizeof bytes - 3 * block, in), sizeof bytes - 3 * block);
+    }
+    EQ(fclose(out), 0);
+    EQ(fclose(in), 0);
+    OK(peer_call(P_CLOSE, p.peer, 0, 0, 0));
 }
 
 PAIR_CASE(streams_read_and_write) {

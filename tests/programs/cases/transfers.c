@@ -101,6 +101,38 @@ PAIR_CASE(what_cannot_be_sent_as_a_file) {
     pair_close(q);
 }
 
+static volatile sig_atomic_t pipes_broken;
+
+static void count_broken(int signal) {
+    (void)signal;
+    pipes_broken++;
+}
+
+PAIR_CASE(splice_to_a_pipe_that_nobody_reads) {
+    struct pair p = pair_open();
+    int ends[2];
+    OK(pipe(ends));
+    signal(SIGPIPE, count_broken);
+    close(ends[0]);
+    // Before it waits for data.
+    FAILS(splice(p.fd, NULL, ends[1], NULL, 100, 0), EPIPE);
+    EQ(pipes_broken, 1);
+    peer_says(p.peer, "kept");
+    wait_readable(p.fd, 4);
+    FAILS(splice(p.fd, NULL, ends[1], NULL, 100, 0), EPIPE);
+    FAILS(splice(p.fd, NULL, ends[1], NULL, 100, SPLICE_F_NONBLOCK), EPIPE);
+    EQ(pipes_broken, 3);
+    nonblocking(p.fd, true);
+    FAILS(splice(p.fd, NULL, ends[1], NULL, 100, 0), EPIPE);
+    EQ(pipes_broken, 4);
+    char buf[8];
+    EQ(recv(p.fd, buf, sizeof buf, 0), 4);
+    CHECK(!memcmp(buf, "kept", 4));
+    signal(SIGPIPE, SIG_DFL);
+    close(ends[1]);
+    pair_close(p);
+}
+
 PAIR_CASE(pipes_fed_by_vmsplice_and_tee) {
     struct pair p = pair_open();
     int a[2], b[2];

@@ -97,7 +97,10 @@ unsafe fn plain_mode(mode: *const c_char) -> Option<&'static CStr> {
 /// The fields of `FILE` that differ in a stream of fopencookie(3) (`<bits/types/struct_FILE.h>`).
 #[repr(C)]
 struct Fields {
-    _before: [usize; 14],
+    _flags_and_pointers: [usize; 7],
+    /// `_IO_buf_base` and `_IO_buf_end`.
+    buffer: [usize; 2],
+    _before: [usize; 5],
     /// `_fileno`, where fileno(3) looks.
     fileno: c_int,
     _between: [u8; if cfg!(target_pointer_width = "64") { 44 } else { 28 }],
@@ -106,9 +109,16 @@ struct Fields {
 }
 
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(offset_of!(Fields, fileno) == 112 && offset_of!(Fields, wide) == 160);
+const _: () = assert!(
+    offset_of!(Fields, buffer) == 56
+        && offset_of!(Fields, fileno) == 112
+        && offset_of!(Fields, wide) == 160
+);
 #[cfg(target_pointer_width = "32")]
 const _: () = assert!(offset_of!(Fields, fileno) == 56 && offset_of!(Fields, wide) == 88);
+
+/// Bytes that a stream of libc's on a socket buffers (`st_blksize`); one of fopencookie(3) has BUFSIZ, which is twice that.
+const BUFFER: usize = 4096;
 
 /// What such a stream has there.
 const NO_FILENO: c_int = -2;
@@ -128,6 +138,24 @@ fn stream(fd: c_int, mode: &CStr, functions: Functions) -> *mut FILE {
     ANY.store(true, Relaxed);
     // SAFETY: the functions take a descriptor for their cookie.
     unsafe { real::fopencookie(cookie(fd), mode.as_ptr(), functions) }
+}
+
+/// As [`stream`], with a buffer as large as of libc's own.
+fn stream_of_socket(fd: c_int, mode: &CStr, functions: Functions) -> *mut FILE {
+    let stream = stream(fd, mode, functions);
+    if stream.is_null() || !layout_is_known() {
+        return stream;
+    }
+    // SAFETY: a stream that nobody else has yet. libc makes its buffer now, of which it keeps the length nowhere else.
+    unsafe {
+        if real::setvbuf(stream, ptr::null_mut(), libc::_IOFBF, 0) == 0 {
+            let [base, end] = &mut (*stream.cast::<Fields>()).buffer;
+            if *base != 0 && end.wrapping_sub(*base) > BUFFER {
+                *end = *base + BUFFER;
+            }
+        }
+    }
+    stream
 }
 
 fn layout_is_known() -> bool {
@@ -160,7 +188,7 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     if is_tracked(fd) && !mode.is_null() && layout_is_known() {
         // SAFETY: the caller's contract.
         if let Some(mode) = unsafe { plain_mode(mode) } {
-            let stream = stream(fd, mode, STREAM);
+            let stream = stream_of_socket(fd, mode, STREAM);
             if !stream.is_null() {
                 // SAFETY: the layout was looked at, and nobody else has the stream yet.
                 unsafe {
@@ -218,7 +246,7 @@ pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut F
 
 /// dprintf(3), which makes a stream for the one call, as libc's own does. `print` writes into it.
 fn print(fd: c_int, print: impl FnOnce(*mut FILE) -> c_int) -> c_int {
-    let stream = stream(fd, c"w", BORROWED);
+    let stream = stream_of_socket(fd, c"w", BORROWED);
     if stream.is_null() {
         return -1;
     }

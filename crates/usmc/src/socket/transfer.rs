@@ -282,17 +282,28 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
 
 /// Bytes that a write to the pipe takes at once; waits for room unless told not to.
 fn pipe_room(pipe: i32, nonblock: bool) -> Result<usize, Errno> {
+    let mut is = sys::poll1(pipe, libc::POLLOUT, 0);
+    if is & (libc::POLLOUT | libc::POLLERR) == 0 {
+        if nonblock {
+            return Err(libc::EAGAIN);
+        }
+        let mut p = libc::pollfd { fd: pipe, events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one valid pollfd; the real function is a cancellation point, as splice is.
+        if unsafe { real::poll(&raw mut p, 1, -1) } < 0 {
+            return Err(crate::errno());
+        }
+        is = p.revents;
+    }
+    // Nobody reads it.
+    if is & libc::POLLERR != 0 {
+        sys::raise(libc::SIGPIPE);
+        return Err(libc::EPIPE);
+    }
     if sys::ioctl_int(pipe, libc::FIONREAD) == Ok(0) {
         return Ok(sys::fcntl(pipe, libc::F_GETPIPE_SZ, 0).unwrap_or(PIPE_BUF));
     }
-    let mut p = libc::pollfd { fd: pipe, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one valid pollfd; the real function is a cancellation point, as splice is.
-    match unsafe { real::poll(&raw mut p, 1, if nonblock { 0 } else { -1 }) } {
-        0 => Err(libc::EAGAIN),
-        n if n < 0 => Err(crate::errno()),
-        // A pipe that is writable takes so many at once.
-        _ => Ok(PIPE_BUF),
-    }
+    // A pipe that is writable takes so many at once.
+    Ok(PIPE_BUF)
 }
 
 fn peek(fd: i32, index: u32, flags: i32) -> Outcome {
