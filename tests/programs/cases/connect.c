@@ -150,6 +150,43 @@ CASE(refused_nonblocking) {
     EQ(option(fd, SOL_SOCKET, SO_ERROR), 0);
 }
 
+// A second attempt owes nothing to what was seen of the first. `by_epoll`: also by a wait on a set.
+static void refused_then_connected(bool by_epoll) {
+    uint16_t port = closed_port();
+    struct sockaddr_in to = loopback(port);
+    int fd = OK(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)), ep = OK(epoll_create1(0));
+    FAILS(connect(fd, (struct sockaddr *)&to, sizeof to), EINPROGRESS);
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP};
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, fd, &event));
+    wait_events(fd, POLLIN | POLLOUT | POLLRDHUP, POLLIN | POLLOUT | POLLRDHUP | POLLERR | POLLHUP);
+    if (by_epoll) {
+        EQ(epoll_wait(ep, &event, 1, 10000), 1);
+        EQ(event.events, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLERR | EPOLLHUP);
+    }
+    EQ(option(fd, SOL_SOCKET, SO_ERROR), ECONNREFUSED);
+    FAILS(connect(fd, (struct sockaddr *)&to, sizeof to), ECONNABORTED);
+    int listener = listen_here(&port);
+    to = loopback(port);
+    nonblocking(fd, false);
+    OK(connect(fd, (struct sockaddr *)&to, sizeof to));
+    int server = OK(accept(listener, NULL, NULL));
+    EQ(events_now(fd, POLLIN | POLLOUT | POLLRDHUP), POLLOUT);
+    warm_here(fd, server);
+    EQ(events_now(fd, POLLIN | POLLOUT | POLLRDHUP), POLLOUT);
+    send_all(fd, 1, 0, 1000);
+    char c;
+    FAILS(recv(fd, &c, 1, MSG_DONTWAIT), EAGAIN);
+    OK(close(server));
+    FAILS(recv(fd, &c, 1, 0), ECONNRESET);
+    close(ep);
+    close(fd);
+}
+
+CASE(connected_after_a_refusal) {
+    refused_then_connected(false);
+    refused_then_connected(true);
+}
+
 CASE(refused_where_a_listener_was) {
     uint16_t port;
     int listener = listen_here(&port);

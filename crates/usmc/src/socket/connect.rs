@@ -71,6 +71,8 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
         PLAIN if conn.slot().is_none() && result != 0 => conn.set_phase(FRESH),
         _ => return,
     }
+    // That the last attempt has failed may have been seen by a look, and is no end of this one.
+    ending::leave(conn, None);
     transition::begin_client(fd, index, server);
 }
 
