@@ -298,6 +298,16 @@ impl<'a> RxSpan<'a> {
         Some(bells)
     }
 
+    /// Bytes of the span that are still to be read, once they were measured; `None` where the ring is not in use.
+    pub fn left(&self) -> Option<u64> {
+        // Relaxed: as in `source`.
+        match self.end.tcp_left.load(Relaxed) {
+            0 => self.boundary().map(|_| u64::MAX),
+            left if left >= BY_SENDER => None,
+            left => Some(left - 1),
+        }
+    }
+
     /// Whether the sender has left the ring, and bytes that follow it are in TCP.
     pub fn is_resumed(&self) -> bool {
         self.drawn().is_some()

@@ -71,6 +71,59 @@ PAIR_CASE(edge_trigger_once_per_arrival) {
     pair_close(p);
 }
 
+// Reads `n` bytes as event loops do that spare calls: up to what FIONREAD has told or to a short read, and the set tells of
+// what came since.
+static void read_by_edges(int ep, int fd, size_t n, size_t chunk) {
+    static char buf[1 << 20];
+    CHECK(chunk <= sizeof buf);
+    for (size_t at = 0; at < n;) {
+        struct epoll_event event;
+        EQ(epoll_wait(ep, &event, 1, 10000), 1);
+        CHECK(event.events & EPOLLIN);
+        int left = -1;
+        bool is_whole = true;
+        while (at < n && left != 0 && is_whole) {
+            ssize_t got = OK(recv(fd, buf, chunk, 0));
+            check_pattern(1, at, buf, got);
+            at += got;
+            is_whole = (size_t)got == chunk;
+            if (left >= 0)
+                left = left > got ? left - got : 0;
+            else if (is_whole)
+                OK(ioctl(fd, FIONREAD, &left));
+        }
+    }
+    char c;
+    FAILS(recv(fd, &c, 1, 0), EAGAIN);
+}
+
+// More is on its way by TCP than the reader's kernel has, when the connection changes over.
+CASE(edges_of_a_full_connection_that_changes_over) {
+    for (size_t chunk = 1000; chunk <= 1 << 20; chunk *= 4) {
+        int client, server, ep = OK(epoll_create1(0));
+        connect_here(&client, &server);
+        nonblocking(client, true);
+        struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET};
+        OK(epoll_ctl(ep, EPOLL_CTL_ADD, client, &event));
+        // The reader asks for the change-over, and makes it while it reads nothing.
+        for (int i = 0; i < 4; i++) {
+            send_all(client, 2, i, 1);
+            recv_all(server, 2, i, 1);
+        }
+        size_t sent = fill(server, 1, 0);
+        for (int i = 4; i < 40; i++) {
+            send_all(client, 2, i, 1);
+            recv_all(server, 2, i, 1);
+        }
+        sent += fill(server, 1, sent);
+        assert_smcd(client);
+        read_by_edges(ep, client, sent, chunk);
+        close(ep);
+        close(client);
+        close(server);
+    }
+}
+
 PAIR_CASE(edge_trigger_at_add_and_modify_of_what_is_ready) {
     struct pair p = pair_open();
     peer_says(p.peer, "abc");

@@ -7,7 +7,7 @@ use super::entry::{E_ACTIVE, E_DISABLED, E_EDGE, E_TCP, Entry};
 use super::epoll::{ET, ONESHOT, arm, disarm, live_fd, set_at};
 use super::ready::{self, HUP, OUT, READ_BITS};
 use crate::conn::{self, Conn};
-use crate::socket::ending;
+use crate::socket::{ending, recv};
 
 /// What an entry has to report now; 0 = nothing. Remembers what it reported. The caller holds the lock
 /// of the entry's set.
@@ -43,7 +43,9 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     if peek {
         return bits;
     }
-    entry.seen_prod.store(prod, Relaxed);
+    if recv::has_span(live_fd(entry), conn, slot) {
+        entry.seen_prod.store(prod, Relaxed);
+    }
     entry.seen_blocks.store(conn.tx_blocks.load(Relaxed), Relaxed);
     entry.seen_bits.store(lasting(entry, conn, slot), Relaxed);
     if entry.has(E_EDGE) {
@@ -81,7 +83,9 @@ pub fn is_for_data(entry: &Entry) -> bool {
 fn new_edge(conn: &Conn, slot: &Slot, entry: &Entry, bits: u32) -> bool {
     entry.has(E_EDGE)
         // Bytes that came are an edge for all that is true at the wait, also when they were read meanwhile.
-        || (is_for_data(entry) && conn.peer(slot).prod.load(Relaxed) != entry.seen_prod.load(Relaxed))
+        || (is_for_data(entry)
+            && conn.peer(slot).prod.load(Relaxed) != entry.seen_prod.load(Relaxed)
+            && recv::has_span(live_fd(entry), conn, slot))
         || (bits & OUT != 0 && conn.tx_blocks.load(Relaxed) != entry.seen_blocks.load(Relaxed))
         || lasting(entry, conn, slot) != entry.seen_bits.load(Relaxed)
 }

@@ -527,6 +527,21 @@ pub fn unread_behind_ring(fd: i32, conn: &Conn, slot: &Slot) -> usize {
     behind(&RxSpan::new(slot, conn.side()), inq)
 }
 
+/// Whether all of the TCP span has come, so that the ring's bytes can be read: until then they are still on their way.
+#[inline(always)]
+pub fn has_span(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    conn.end(slot).tcp_left.load(Relaxed) == 1 || has_span_slow(fd, conn, slot)
+}
+
+#[cold]
+fn has_span_slow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    match RxSpan::new(slot, conn.side()).left() {
+        Some(left) => sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n as u64 >= left),
+        // Nothing is in the ring yet, or its bytes come by TCP.
+        None => true,
+    }
+}
+
 /// Whether nothing of the stream is left outside the kernel's TCP.
 pub fn is_past_ring(fd: i32, index: u32) -> bool {
     demote::follow(fd, index);
@@ -582,8 +597,10 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
                 return Some(inq);
             }
             let first = inq.min(usize::try_from(left).unwrap_or(inq));
-            // Where the sender was faster than our look at the ring, its bytes come by TCP.
-            let in_ring = if span.is_by_sender() { 0 } else { in_ring };
+            // Where the sender was faster than our look at the ring, its bytes come by TCP. What the kernel has not got yet
+            // comes before them.
+            let is_reached = first as u64 == left && !span.is_by_sender();
+            let in_ring = if is_reached { in_ring } else { 0 };
             Some(first + in_ring + behind(&span, inq - first))
         }
     }
