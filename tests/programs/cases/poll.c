@@ -194,6 +194,40 @@ PAIR_CASE(select_counts_its_time_down) {
     pair_close(p);
 }
 
+// Programs pass all that they may ever have open for the count, and sets of the usual size: the kernel looks at no more than
+// the process' table of files has room for.
+static void select_of_all(int fd, int peer) {
+    struct {
+        fd_set set, behind;
+    } r, w;
+    struct timeval none = {0, 0};
+    struct timespec zero = {0, 0};
+    for (int by_pselect = 0; by_pselect < 2; by_pselect++) {
+        memset(&r, 0xff, sizeof r);
+        memset(&w, 0xff, sizeof w);
+        FD_ZERO(&r.set);
+        FD_ZERO(&w.set);
+        FD_SET(fd, &r.set);
+        FD_SET(fd, &w.set);
+        int n = by_pselect ? pselect(1 << 20, &r.set, &w.set, NULL, &zero, NULL)
+                           : select(1 << 20, &r.set, &w.set, NULL, &none);
+        EQ(n, peer >= 0 ? 1 : 2);
+        EQ(!FD_ISSET(fd, &r.set), peer >= 0);
+        CHECK(FD_ISSET(fd, &w.set));
+        for (size_t i = 0; i < sizeof r.behind; i++)
+            CHECK(((unsigned char *)&r.behind)[i] == 0xff && ((unsigned char *)&w.behind)[i] == 0xff);
+    }
+}
+
+PAIR_CASE(select_of_more_than_there_is) {
+    struct pair p = pair_open();
+    select_of_all(p.fd, p.peer);
+    pair_close(p);
+    int null = OK(open("/dev/null", O_RDWR));
+    select_of_all(null, -1);
+    close(null);
+}
+
 static void poll_inherited(void *arg) {
     struct pair *p = arg;
     struct pollfd f = {.fd = p->fd, .events = POLLIN};

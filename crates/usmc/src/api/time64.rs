@@ -55,7 +55,9 @@ pub unsafe fn select_time64(
 ) -> c_int {
     // SAFETY: as above.
     unsafe {
-        waits::select_in(count, [r, w, x], timeout, || real::__select64(count, r, w, x, timeout))
+        waits::select_in(count, [r, w, x], timeout, |count| {
+            real::__select64(count, r, w, x, timeout)
+        })
     }
 }
 
@@ -70,7 +72,7 @@ pub unsafe fn pselect_time64(
 ) -> c_int {
     // SAFETY: as above.
     unsafe {
-        waits::pselect_in(count, [r, w, x], timeout, mask, || {
+        waits::pselect_in(count, [r, w, x], timeout, mask, |count| {
             real::__pselect64(count, r, w, x, timeout, mask)
         })
     }

@@ -233,6 +233,34 @@ impl Sets {
     }
 }
 
+/// The bits of each set that the kernel would look at and write, were the library's own descriptors not there: as many as
+/// the process' table of files has places (core_sys_select in fs/select.c, alloc_fdtable in fs/file.c). Programs name
+/// large counts with sets that are smaller.
+fn as_if_alone(count: c_int) -> c_int {
+    if count <= libc::FD_SETSIZE as c_int {
+        return count;
+    }
+    let saved = errno();
+    let mut highest = 0;
+    let mut see = |fd: c_int, entry| {
+        if entry != Entry::Internal {
+            highest = highest.max(fd);
+        }
+    };
+    if sys::each_open_fd(|fd| see(fd, table::get(fd))).is_err() {
+        // No /proc.
+        see(libc::FD_SETSIZE as c_int - 1, Entry::Foreign);
+        table::for_each(0, u32::MAX, see);
+    }
+    set_errno(saved);
+    const STEP: u32 = 1024 / size_of::<usize>() as u32;
+    let places = match highest as u32 {
+        few if few < c_ulong::BITS => c_ulong::BITS,
+        fd => (fd / STEP + 1).next_power_of_two() * STEP,
+    };
+    count.min(places as c_int)
+}
+
 /// select by poll: `None` when nothing of ours is among the fds.
 unsafe fn select_by_poll(sets: &Sets, timeout_ns: i64, mask: *const sigset_t) -> Option<c_int> {
     if !sets.has_ours() {
@@ -327,7 +355,7 @@ pub unsafe fn select(
     timeout: *mut timeval,
 ) -> c_int {
     // SAFETY: the caller's contract.
-    unsafe { select_in(count, [r, w, x], timeout, || real::select(count, r, w, x, timeout)) }
+    unsafe { select_in(count, [r, w, x], timeout, |count| real::select(count, r, w, x, timeout)) }
 }
 
 /// select(2); `kernel` is the real call.
@@ -335,8 +363,9 @@ pub(super) unsafe fn select_in<T: Time>(
     count: c_int,
     sets: [*mut fd_set; 3],
     timeout: *mut T,
-    kernel: impl FnOnce() -> c_int,
+    kernel: impl FnOnce(c_int) -> c_int,
 ) -> c_int {
+    let count = as_if_alone(count);
     let sets = Sets { sets: sets.map(|set| set.cast()), count: count.max(0) as usize };
     // SAFETY: the caller's contract.
     let limit = unsafe { timeout.as_ref() }.copied();
@@ -350,7 +379,7 @@ pub(super) unsafe fn select_in<T: Time>(
         // SAFETY: the caller's contract.
         unsafe { select_by_poll(&sets, ns, core::ptr::null()) }
     };
-    let Some(n) = done else { return kernel() };
+    let Some(n) = done else { return kernel(count) };
     if limit.is_some() {
         // Linux tells the time that is left.
         let left = (ns as u64).saturating_sub(clock::now_ns() - start);
@@ -371,7 +400,9 @@ pub unsafe fn pselect(
 ) -> c_int {
     // SAFETY: the caller's contract.
     unsafe {
-        pselect_in(count, [r, w, x], timeout, mask, || real::pselect(count, r, w, x, timeout, mask))
+        pselect_in(count, [r, w, x], timeout, mask, |count| {
+            real::pselect(count, r, w, x, timeout, mask)
+        })
     }
 }
 
@@ -381,10 +412,11 @@ pub(super) unsafe fn pselect_in<T: Time>(
     sets: [*mut fd_set; 3],
     timeout: *const T,
     mask: *const sigset_t,
-    kernel: impl FnOnce() -> c_int,
+    kernel: impl FnOnce(c_int) -> c_int,
 ) -> c_int {
+    let count = as_if_alone(count);
     let sets = Sets { sets: sets.map(|set| set.cast()), count: count.max(0) as usize };
-    let Some(ns) = limit_ns(timeout) else { return kernel() };
+    let Some(ns) = limit_ns(timeout) else { return kernel(count) };
     // SAFETY: the caller's contract.
-    unsafe { select_by_poll(&sets, ns, mask) }.unwrap_or_else(kernel)
+    unsafe { select_by_poll(&sets, ns, mask) }.unwrap_or_else(|| kernel(count))
 }
