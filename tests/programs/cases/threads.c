@@ -369,6 +369,47 @@ PAIR_CASE(closed_number_of_a_blocked_send_that_goes_on_by_tcp) {
     }
 }
 
+static size_t sent_before;
+
+static ssize_t send_megabyte(int fd) {
+    static char buf[1 << 20];
+    pattern(1, sent_before, buf, sizeof buf);
+    return send(fd, buf, sizeof buf, 0);
+}
+
+// It was the kernel's from the beginning; the connection changes over meanwhile.
+CASE(closed_number_of_a_send_that_began_before_the_ring) {
+    for (int i = 0; i < 4; i++) {
+        int client, server;
+        struct call c;
+        connect_here(&client, &server);
+        for (int k = 0; k < 4; k++) {
+            send_all(client, 2, k, 1);
+            recv_all(server, 2, k, 1);
+        }
+        sent_before = fill(server, 1, 0);
+        start_call(&c, server, send_megabyte);
+        for (int k = 4; k < 20; k++) {
+            send_all(client, 2, k, 1);
+            recv_all(server, 2, k, 1);
+        }
+        close(server);
+        // Whoever is next may get what the connection had.
+        int others[2];
+        connect_here(&others[0], &others[1]);
+        warm_here(others[0], others[1]);
+        wait_asleep(getpid(), c.tid);
+        recv_to_eof(client, 1, 0, sent_before + (1 << 20));
+        call_gives(&c, 1 << 20, 0);
+        send_all(others[0], 3, 0, 10000 * (i % 2));
+        recv_all(others[1], 3, 0, 10000 * (i % 2));
+        close(client);
+        close(others[0]);
+        EQ(recv(others[1], &(char){0}, 1, 0), 0);
+        close(others[1]);
+    }
+}
+
 PAIR_CASE(closed_number_of_a_blocked_splice_that_goes_on_by_tcp) {
     struct pair p = pair_open();
     int number = OK(dup(p.fd));

@@ -2,6 +2,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
+use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use super::time::Time;
@@ -457,13 +458,19 @@ unsafe fn send_many(
         // It is connected, or this is not supported: the kernel says so before it looks at the bytes.
         return kernel();
     }
+    let conn = conn::at(index);
     let mut kernel = || {
+        let use_count = conn.use_count.load(Relaxed);
         let sent = kernel();
+        // Another thread may have closed the number while the kernel slept, and the record is another connection's.
+        if conn.use_count.load(Relaxed) != use_count {
+            return sent;
+        }
         // SAFETY: the application's buffers, which the kernel has read.
         unsafe { capture::sent_by_kernel(fd, index, iov, count, sent) };
-        order::taken(conn::at(index));
+        order::taken(conn);
         if sent < 0 {
-            ending::told_by_send(fd, conn::at(index), crate::errno());
+            ending::told_by_send(fd, conn, crate::errno());
         }
         sent
     };

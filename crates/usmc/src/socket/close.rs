@@ -155,6 +155,11 @@ impl Hold {
         is_ours.then_some(hold)
     }
 
+    /// The record.
+    pub fn conn(&self) -> &'static conn::Conn {
+        conn::at(self.index)
+    }
+
     /// [`number`] of this connection.
     pub fn fd(&self, fd: i32) -> i32 {
         number(fd, self.index)

@@ -52,12 +52,27 @@ pub enum Way<'a> {
 pub struct InFlight<'a> {
     send: Option<TcpSend<'a>>,
     pid: u32,
+    slot: &'a Slot,
+    /// Which use of the slot.
+    usage: u32,
+    /// The record, and by it the slot, outlives a close by another thread.
+    hold: Hold,
+}
+
+impl<'a> InFlight<'a> {
+    fn new(hold: Hold, send: TcpSend<'a>, conn: &Conn, slot: &'a Slot) -> InFlight<'a> {
+        let usage = conn.usage.load(Relaxed);
+        InFlight { send: Some(send), pid: process::pid(), slot, usage, hold }
+    }
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        // A signal handler may have forked: the send is the parent's.
-        if self.pid != process::pid() {
+        let conn = self.hold.conn();
+        let is_there = conn.has_slot(self.slot) && conn.usage.load(Relaxed) == self.usage;
+        // A signal handler may have forked: the send is the parent's. Or another thread has disconnected the socket, and the
+        // slot is somebody else's.
+        if self.pid != process::pid() || !is_there {
             mem::forget(self.send.take());
         }
     }
@@ -166,11 +181,11 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         if let Some(errno) = ending::untold(conn) {
             return Way::Failed(errno);
         }
+        let Some(hold) = Hold::enter(fd, index) else { return Way::Tcp(Guard::Over) };
         let client = conn.has(conn::F_CLIENT);
         match wait::tx_span(conn, slot).begin_tcp_send(|| kernel::tcp_sent(fd, client)) {
             Ok(Route::Tcp(send)) => {
-                let in_flight = InFlight { send: Some(send), pid: process::pid() };
-                return Way::Tcp(Guard::Slot(in_flight));
+                return Way::Tcp(Guard::Slot(InFlight::new(hold, send, conn, slot)));
             }
             Ok(Route::Ring) => return Way::Ring(slot),
             Ok(Route::Back) if demote::go_back(fd, conn, slot) => return Way::Plain,
