@@ -410,6 +410,57 @@ CASE(closed_number_of_a_send_that_began_before_the_ring) {
     }
 }
 
+static ssize_t poll_for_room(int fd) {
+    struct pollfd f = {.fd = fd, .events = POLLOUT};
+    return poll(&f, 1, -1) == 1 ? f.revents : -1;
+}
+
+static ssize_t wait_for_room(int fd, uint32_t how) {
+    int ep = OK(epoll_create1(EPOLL_CLOEXEC));
+    struct epoll_event event = {.events = EPOLLOUT | how};
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, fd, &event));
+    int n = epoll_wait(ep, &event, 1, -1);
+    close(ep);
+    return n == 1 ? (int)event.events : -1;
+}
+
+static ssize_t epoll_for_room(int fd) {
+    return wait_for_room(fd, 0);
+}
+
+static ssize_t edge_of_room(int fd) {
+    return wait_for_room(fd, EPOLLET);
+}
+
+// The other direction's TCP is full of what nobody reads when the connection changes over: nothing more can be told by it.
+CASE(room_while_the_other_direction_is_full) {
+    ssize_t (*const calls[])(int) = {send_megabyte, poll_for_room, epoll_for_room, edge_of_room};
+    for (int i = 0; i < 4; i++) {
+        int client, server;
+        struct call c;
+        connect_here(&client, &server);
+        for (int k = 0; k < 4; k++) {
+            send_all(client, 1, k, 1);
+            recv_all(server, 1, k, 1);
+        }
+        size_t answered = fill(server, 2, 0);
+        for (int k = 4; k < 20; k++) {
+            send_all(client, 1, k, 1);
+            recv_all(server, 1, k, 1);
+        }
+        answered += fill(server, 2, answered);
+        assert_smcd(client);
+        sent_before = 20 + fill(client, 1, 20);
+        start_call(&c, client, calls[i]);
+        size_t all = sent_before + (i == 0 ? 1 << 20 : 0);
+        recv_all(server, 1, 20, all - 20);
+        call_gives(&c, i == 0 ? 1 << 20 : POLLOUT, 0);
+        recv_all(client, 2, 0, answered);
+        close(client);
+        close(server);
+    }
+}
+
 PAIR_CASE(closed_number_of_a_blocked_splice_that_goes_on_by_tcp) {
     struct pair p = pair_open();
     int number = OK(dup(p.fd));

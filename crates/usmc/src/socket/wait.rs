@@ -179,12 +179,14 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
 }
 
 /// Whether a sleeper for room cannot rely on a doorbell: the peer has shut its TCP direction, or has not
-/// changed it over yet, or we have shut it; or somebody is about to end the ring, of which no doorbell tells.
+/// changed it over yet, or it may be full of what we have not read, or we have shut it; or somebody is about to end the
+/// ring, of which no doorbell tells.
 pub fn must_tick(conn: &Conn, slot: &Slot) -> bool {
     let peer = conn.peer(slot);
     peer.state.load(Relaxed) != TX_RING
         || peer.flags.load(Relaxed) & TXF_DONE != 0
         || conn.kernel_events.load(Relaxed) != 0
+        || (conn.end(slot).tcp_left.load(Relaxed) != 1 && !conn.tx(slot).is_writable())
         || demote::is_due(conn.own(slot).flags.load(Relaxed))
         || demote::is_leaving(conn, slot)
         // The kernel's socket is readable for good.
