@@ -694,15 +694,16 @@ fn was_killed(conn: &Conn, slot: &Slot) -> bool {
 
 #[cold]
 fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
-    if conn.slot().is_some_and(|slot| was_killed(conn, slot)) {
+    let Some(slot) = conn.slot() else { return false };
+    // A client is in the ring an instant before it confirms, and the acceptor may have called it off.
+    let is_confirmed = handshake::phase(&slot.control, usage(conn)) == Phase::Confirmed;
+    if !is_confirmed || was_killed(conn, slot) {
         return false;
     }
     let client = conn.has(F_CLIENT);
     let switched = span.try_switch(|| kernel::tcp_sent(fd, client));
     if switched == Ok(Switch::Ring) {
-        if let Some(slot) = conn.slot() {
-            conn.limit_window(slot);
-        }
+        conn.limit_window(slot);
         log::debug(format_args!("fd {fd}: sending through the ring"));
     }
     switched == Ok(Switch::Ring)
