@@ -317,7 +317,7 @@ fn a_message_between_awake_peers_costs_no_system_call() {
 
 /// System calls of both ends together by which a connection changes over and ends (ARCHITECTURE.md has the list); those of
 /// its messages before that have their counterparts over TCP.
-const CHANGE_OVER: i64 = 38;
+const CHANGE_OVER: i64 = 39;
 /// Those that carry messages by TCP until then, beyond the four of a connection of one exchange.
 const MESSAGES: i64 = 4;
 

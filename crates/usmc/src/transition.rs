@@ -520,6 +520,10 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         }
         return;
     };
+    // Another connection has the names of one that was reset, and this offer is for that.
+    if kernel::is_over(fd) {
+        return conn.give_up(Reason::PeerGone);
+    }
     match is_free(fd, conn) {
         Ok(true) => {}
         Ok(false) => return,

@@ -187,6 +187,49 @@ CASE(connected_after_a_refusal) {
     refused_then_connected(true);
 }
 
+static void bind_again(int fd, uint16_t port) {
+    set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    struct sockaddr_in name = loopback(port);
+    OK(bind(fd, (struct sockaddr *)&name, sizeof name));
+}
+
+// Once a connection was reset, another one may have its names while the program has the old one still.
+CASE(names_of_a_connection_that_was_reset) {
+    uint16_t port, own = closed_port();
+    int listener = listen_here(&port);
+    struct sockaddr_in to = loopback(port);
+    int old = OK(socket(AF_INET, SOCK_STREAM, 0));
+    bind_again(old, own);
+    OK(connect(old, (struct sockaddr *)&to, sizeof to));
+    int old_server = OK(accept(listener, NULL, NULL));
+    char c;
+    for (int i = 0; i < 10; i++)
+        FAILS(recv(old_server, &c, 1, MSG_DONTWAIT), EAGAIN);
+    struct linger none = {1, 0};
+    OK(setsockopt(old, SOL_SOCKET, SO_LINGER, &none, sizeof none));
+    OK(close(old));
+    wait_events(old_server, POLLIN, POLLIN | POLLERR | POLLHUP);
+    int client = OK(socket(AF_INET, SOCK_STREAM, 0));
+    bind_again(client, own);
+    OK(connect(client, (struct sockaddr *)&to, sizeof to));
+    int server = OK(accept(listener, NULL, NULL));
+    for (int i = 0; i < 8; i++)
+        send_all(client, 1, i, 1);
+    for (int i = 0; i < 40; i++)
+        EQ(events_now(old_server, POLLIN), POLLIN | POLLERR | POLLHUP);
+    recv_all(server, 1, 0, 8);
+    FAILS(recv(old_server, &c, 1, 0), ECONNRESET);
+    EQ(recv(old_server, &c, 1, 0), 0);
+    OK(close(old_server));
+    warm_here(client, server);
+    send_all(client, 1, 0, 1000);
+    recv_all(server, 1, 0, 1000);
+    OK(close(client));
+    EQ(recv(server, &c, 1, 0), 0);
+    close(server);
+    close(listener);
+}
+
 CASE(refused_where_a_listener_was) {
     uint16_t port;
     int listener = listen_here(&port);
