@@ -197,6 +197,11 @@ impl<'a> TxSpan<'a> {
         self.producer.flags.fetch_update(AcqRel, Acquire, unless_left).is_ok()
     }
 
+    /// Whether a byte of this end is on its way into TCP.
+    pub fn is_rung(&self) -> bool {
+        is_rung(self.end)
+    }
+
     /// Whether the direction's TCP is the kernel's own again.
     pub fn is_back(&self) -> bool {
         let sends = self.end.tcp_sends.load(Acquire);
@@ -205,7 +210,7 @@ impl<'a> TxSpan<'a> {
     }
 }
 
-/// Whether a doorbell of this end is in flight.
+/// Whether a doorbell of this end is in flight, or a TCP send.
 fn is_rung(end: &End) -> bool {
     // Acquire: pairs with the Release at the end of each doorbell.
     end.tcp_sends.load(Acquire) & IN_FLIGHT != 0 || end.bells_for.load(Acquire) != 0

@@ -142,7 +142,8 @@ pub const END_ERROR_TAKEN: u32 = 16;
 /// The application sent after the peer's end: TCP would have been reset by now.
 pub const END_SENT_AFTER: u32 = 32;
 
-/// We shut the kernel socket's receiving direction down ourselves, to wake a sender of ours that slept there.
+/// We shut the kernel socket's receiving direction down ourselves, to wake a sender of ours that slept there. A byte by TCP
+/// would be answered by a RST: no doorbells, and who sleeps looks by itself.
 pub const END_CUT: u32 = 64;
 /// A process of this end has given the application's options back to the kernel's socket, on the way out of the ring.
 pub const END_GIVEN_BACK: u32 = 128;

@@ -265,6 +265,11 @@ CASE(reading_and_writing_threads_during_the_change_over) {
     close(listener);
 }
 
+static ssize_t poll_for_data(int fd) {
+    struct pollfd f = {.fd = fd, .events = POLLIN};
+    return poll(&f, 1, -1) == 1 ? f.revents : -1;
+}
+
 PAIR_CASE(close_during_a_blocked_recv_lets_it_go_on) {
     // close(2) does not wake it: the call holds the socket until the peer speaks.
     struct pair p = pair_open();
@@ -307,6 +312,32 @@ PAIR_CASE(shutdown_wakes_a_blocked_send) {
     call_gives(&c, -1, EPIPE);
     EQ(peer_call(P_RECV_TO_EOF, p.peer, 1, 0, sent), 0);
     pair_close(p);
+}
+
+PAIR_CASE(shutdown_beside_a_blocked_send_leaves_the_other_direction) {
+    struct pair p = pair_open();
+    size_t sent = fill(p.fd, 1, 0);
+    struct call c;
+    start_call(&c, p.fd, send_one);
+    OK(shutdown(p.fd, SHUT_WR));
+    call_gives(&c, -1, EPIPE);
+    for (int i = 0; i < 3; i++) {
+        start_call(&c, p.fd, recv_hundred);
+        peer_says(p.peer, "spoken");
+        call_gives(&c, 6, 0);
+    }
+    struct pollfd f = {.fd = p.fd, .events = POLLIN};
+    EQ(poll(&f, 1, 0), 0);
+    start_call(&c, p.fd, poll_for_data);
+    peer_says(p.peer, "heard");
+    call_gives(&c, POLLIN, 0);
+    EQ(recv_hundred(p.fd), 5);
+    EQ(peer_call(P_RECV_TO_EOF, p.peer, 1, 0, sent), 0);
+    peer_says(p.peer, "last");
+    EQ(recv_hundred(p.fd), 4);
+    OK(peer_call(P_CLOSE, p.peer, 0, 0, 0));
+    EQ(recv_hundred(p.fd), 0);
+    close(p.fd);
 }
 
 static ssize_t send_one_of_a_file(int fd) {

@@ -457,7 +457,7 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
                 true => libc::POLLRDHUP | urgent,
                 false => libc::POLLIN | libc::POLLRDHUP | urgent,
             };
-            if hung_up && timeout_ms != 0 {
+            if (hung_up || wait::is_cut(conn)) && timeout_ms != 0 {
                 // The kernel would report it at once, and again and again.
                 p.fd += HIDDEN;
             }

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::layout::{
-    END_CUT, END_RESETS, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
+    END_RESETS, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
 };
 
 use super::{control, demote, wait};
@@ -318,8 +318,7 @@ pub fn shut_down(fd: i32, index: u32) {
         && conn.own(slot).flags.load(SeqCst) & TXF_DONE != 0
         && conn.blocked_sends.load(SeqCst) > 0
     {
-        conn.end(slot).flags.fetch_or(END_CUT, Relaxed);
-        let _ = sys::shutdown(fd, libc::SHUT_RD);
+        wait::cut(fd, conn, slot);
     }
 }
 

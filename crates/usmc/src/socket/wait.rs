@@ -6,6 +6,7 @@
 use core::ffi::{c_long, c_void};
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use core::sync::atomic::fence;
 use usmc_shm::bell::{Bells, Drain, Rung, Sleepers, less};
 use usmc_shm::layout::{
     ARM_TCP, END_CUT, END_SHUT_RD, Slot, TX_RING, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS,
@@ -28,6 +29,8 @@ use crate::{config, device, fork, observer, order, process, real, transition};
 /// How long the kernel of a dead peer may take to answer a doorbell. A living peer that leaves one unread gets the next
 /// after this time.
 const ANSWER_NS: u64 = 100_000_000;
+/// How often a doorbell in flight is looked after. It is one system call without a sleep.
+const CUT_PATIENCE: u32 = 10_000;
 /// Most doorbell bytes taken at once.
 const BELLS_MAX: usize = 256;
 
@@ -157,6 +160,11 @@ pub fn wake_writer(fd: i32, conn: &Conn, slot: &Slot) {
 pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u32) {
     let shared = conn.has(F_SHARED);
     let send = || {
+        // Pairs with the fence in `cut`: it waits for this doorbell, or we see that there is nobody to hear it.
+        fence(SeqCst);
+        if slot.end[1 - conn.side()].flags.load(Relaxed) & END_CUT != 0 {
+            return false;
+        }
         let sent = sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         order::rang(conn);
         match sent {
@@ -229,6 +237,21 @@ pub fn provoke(fd: i32, conn: &Conn, slot: &Slot) {
 /// Whether no doorbell can wake this end ([`END_CUT`]).
 pub fn is_cut(conn: &Conn) -> bool {
     conn.slot().is_some_and(|s| conn.end(s).flags.load(Relaxed) & END_CUT != 0)
+}
+
+/// Makes the kernel's socket readable for good, which wakes who sleeps there. Our direction is shut, so that its kernel
+/// answers any further byte of the peer's by a RST: what the peer is just sending comes first.
+#[cold]
+pub fn cut(fd: i32, conn: &Conn, slot: &Slot) {
+    conn.end(slot).flags.fetch_or(END_CUT, Relaxed);
+    fence(SeqCst);
+    // One that was stopped or killed in between may never send it.
+    let mut patience = CUT_PATIENCE;
+    while patience > 0 && TxSpan::new(slot, 1 - conn.side()).is_rung() {
+        sys::sched_yield();
+        patience -= 1;
+    }
+    let _ = sys::shutdown(fd, libc::SHUT_RD);
 }
 
 /// Takes doorbell bytes out of the TCP stream, the ring being empty. Returns what is to be done next.
