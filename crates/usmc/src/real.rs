@@ -402,6 +402,7 @@ real! {
     _pthread_cleanup_push(buffer: *mut c_void, routine: *mut c_void, arg: *mut c_void) -> c_int, ENOSYS;
     _pthread_cleanup_pop(buffer: *mut c_void, execute: c_int) -> c_int, ENOSYS;
     pthread_testcancel() -> c_int, ENOSYS;
+    pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int, ENOSYS;
 
     // Reached only when their check has failed: they end the program as libc ends it.
     __read_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t) -> ssize_t, ENOSYS;

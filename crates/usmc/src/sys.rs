@@ -693,8 +693,7 @@ pub fn flock(fd: c_int, operation: c_int) -> Result<(), Errno> {
 
 /// Whether `fd` has a position.
 pub fn is_seekable(fd: c_int) -> bool {
-    // SAFETY: no pointers.
-    unsafe { raw(libc::SYS_lseek, fd as usize, 0, libc::SEEK_CUR as usize, 0, 0, 0) >= 0 }
+    position(fd).is_some()
 }
 
 /// The status flags (F_GETFL) of an end of a pipe; `None` for anything else.

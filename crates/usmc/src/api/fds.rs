@@ -8,11 +8,14 @@ use crate::poll::epoll;
 use crate::reason::Reason;
 use crate::socket::{close as closing, control};
 use crate::table::{self, Entry};
+use crate::unwind::cancellation_point;
 use crate::{errno, kernel_only, real, set_errno};
 
 /// close(2)
 pub unsafe fn close(fd: c_int) -> c_int {
     if table::get(fd) != Entry::Foreign {
+        // What is cancelled has closed nothing.
+        cancellation_point();
         let saved = errno();
         let may = closing::closing(fd);
         set_errno(saved);
