@@ -710,6 +710,14 @@ pub unsafe fn pread(fd: c_int, buf: *mut c_void, len: usize, at: i64) -> Result<
     call_wide!(SYS_pread64, fd, buf, len; at)
 }
 
+/// preadv2(2) of one byte, at the position of the file, which is lost.
+pub fn preadv2(fd: c_int, flags: c_int) -> Result<usize, Errno> {
+    let mut byte = 0u8;
+    let iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // The offset takes two words, whatever their size.
+    call!(SYS_preadv2, fd, &raw const iov, 1, -1isize, -1isize, flags)
+}
+
 /// write(2).
 ///
 /// # Safety
