@@ -393,6 +393,34 @@ CASE(fast_open) {
     close(server);
 }
 
+// Control messages are looked at before it is connected, and do not connect it.
+CASE(fast_open_with_control_messages) {
+    uint16_t port;
+    int listener = listen_here(&port);
+    set_option(listener, IPPROTO_TCP, TCP_FASTOPEN, 16);
+    socklen_t len;
+    struct sockaddr_storage to = address_of("127.0.0.1", port, &len);
+    for (int i = 0; i < 3; i++) {
+        int client = OK(socket(AF_INET, SOCK_STREAM, 0));
+        union {
+            char bytes[CMSG_SPACE(sizeof(uint32_t))];
+            struct cmsghdr align;
+        } control = {0};
+        struct iovec iov = {"first", 5};
+        struct msghdr msg = {.msg_name = &to, .msg_namelen = len, .msg_iov = &iov, .msg_iovlen = 1,
+            .msg_control = &control, .msg_controllen = sizeof control};
+        *CMSG_FIRSTHDR(&msg) = (struct cmsghdr){
+            .cmsg_len = CMSG_LEN(sizeof(uint32_t)), .cmsg_level = SOL_SOCKET, .cmsg_type = SO_TIMESTAMPING};
+        EQ(sendmsg(client, &msg, MSG_FASTOPEN), 5);
+        int server = OK(accept(listener, NULL, NULL));
+        char buf[8];
+        EQ(recv(server, buf, 5, MSG_WAITALL), 5);
+        CHECK(!memcmp(buf, "first", 5));
+        close(client);
+        close(server);
+    }
+}
+
 CASE(deferred_accept) {
     uint16_t port;
     int listener = listen_here(&port);

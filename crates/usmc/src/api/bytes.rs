@@ -8,7 +8,7 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 use super::time::Time;
 use super::{fail, is_nowhere, message};
-use crate::conn::{self, PLAIN};
+use crate::conn::{self, FRESH, LISTEN, PLAIN};
 use crate::reason::Reason;
 use crate::socket::demote;
 use crate::socket::early::Early;
@@ -602,8 +602,10 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         if m.msg_iovlen > IOV_MAX || has_bad_entry(m.msg_iov, m.msg_iovlen) {
             return send_refused(index, m.msg_iov, m.msg_iovlen, kernel);
         }
-        if m.msg_controllen > 0 && !m.msg_control.is_null() {
-            // What the kernel makes of control messages does not depend on the bytes.
+        let may_be_in_ring = !matches!(conn::at(index).phase(), FRESH | LISTEN | PLAIN);
+        if m.msg_controllen > 0 && !m.msg_control.is_null() && may_be_in_ring {
+            // What the kernel makes of control messages does not depend on the bytes. (Nor on a connection, but
+            // MSG_FASTOPEN would make one of nothing.)
             let probe = msghdr { msg_iov: ptr::null_mut(), msg_iovlen: 0, ..*msg };
             if real::sendmsg(fd, &probe, flags) < 0 {
                 return -1;
