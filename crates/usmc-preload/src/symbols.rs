@@ -9,12 +9,14 @@
 //!
 //! What is deliberately absent, and why, is the allow-list of `tests/exports.rs`.
 
-use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use libc::{
-    FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, off64_t, pid_t,
-    pollfd, posix_spawn_file_actions_t, posix_spawnattr_t,
+    FILE, aiocb, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, off64_t,
+    pid_t, pollfd, posix_spawn_file_actions_t, posix_spawnattr_t,
 };
-use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{
+    sigaction as Sigaction, sigevent, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
+};
 use libc::{timespec, timeval};
 
 use crate::by_number::export as syscall;
@@ -210,7 +212,19 @@ interpose! {
     _IO_popen(command: *const c_char, mode: *const c_char) -> *mut FILE = popen;
     system(command: *const c_char) -> c_int = system: system;
 
-    // liburing's, not libc's.
+    aio_read(control: *mut aiocb) -> c_int = aio_read: aio_read;
+    aio_read64(control: *mut aiocb) -> c_int = aio_read64;
+    aio_write(control: *mut aiocb) -> c_int = aio_write: aio_write;
+    aio_write64(control: *mut aiocb) -> c_int = aio_write64;
+    lio_listio(mode: c_int, list: *const *mut aiocb, count: c_int, event: *mut sigevent) -> c_int
+        = lio_listio: lio_listio;
+    lio_listio64(mode: c_int, list: *const *mut aiocb, count: c_int, event: *mut sigevent) -> c_int
+        = lio_listio64;
+    backtrace_symbols_fd(addresses: *const *mut c_void, count: c_int, fd: c_int) = backtrace_symbols_fd;
+    __backtrace_symbols_fd(addresses: *const *mut c_void, count: c_int, fd: c_int) = backtrace_symbols_fd;
+
+    // liburing's and libaio's, not libc's.
+    io_submit(context: *mut c_void, count: c_long, list: *const c_void) -> c_int = io_submit;
     io_uring_setup(entries: c_uint, params: *mut c_void) -> c_int = io_uring_setup;
     io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int
         = io_uring_queue_init;

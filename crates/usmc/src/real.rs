@@ -14,8 +14,8 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::mem;
 use core::ptr;
 use libc::{
-    FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off64_t, pid_t, pollfd,
-    posix_spawn_file_actions_t, posix_spawnattr_t,
+    FILE, aiocb, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off64_t, pid_t,
+    pollfd, posix_spawn_file_actions_t, posix_spawnattr_t, sigevent,
 };
 use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
 use libc::{timespec, timeval};
@@ -324,6 +324,14 @@ real! {
     vfprintf(stream: *mut FILE, format: *const c_char, list: *mut c_void) -> c_int, ENOSYS;
     __vfprintf_chk(stream: *mut FILE, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int,
         ENOSYS;
+    aio_read(control: *mut aiocb) -> c_int, ENOSYS;
+    aio_read64(control: *mut aiocb) -> c_int, ENOSYS;
+    aio_write(control: *mut aiocb) -> c_int, ENOSYS;
+    aio_write64(control: *mut aiocb) -> c_int, ENOSYS;
+    lio_listio(mode: c_int, list: *const *mut aiocb, count: c_int, event: *mut sigevent) -> c_int, ENOSYS;
+    lio_listio64(mode: c_int, list: *const *mut aiocb, count: c_int, event: *mut sigevent) -> c_int, ENOSYS;
+    // Returns nothing.
+    backtrace_symbols_fd(addresses: *const *mut c_void, count: c_int, fd: c_int) -> c_int, ENOSYS;
     // The lock of all streams; they return nothing.
     _IO_list_lock() -> c_int, ENOSYS;
     _IO_list_unlock() -> c_int, ENOSYS;
@@ -402,6 +410,7 @@ real! {
     _pthread_cleanup_push(buffer: *mut c_void, routine: *mut c_void, arg: *mut c_void) -> c_int, ENOSYS;
     _pthread_cleanup_pop(buffer: *mut c_void, execute: c_int) -> c_int, ENOSYS;
     pthread_testcancel() -> c_int, ENOSYS;
+    pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int, ENOSYS;
 
     // Reached only when their check has failed: they end the program as libc ends it.
     __read_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t) -> ssize_t, ENOSYS;

@@ -693,8 +693,7 @@ pub fn flock(fd: c_int, operation: c_int) -> Result<(), Errno> {
 
 /// Whether `fd` has a position.
 pub fn is_seekable(fd: c_int) -> bool {
-    // SAFETY: no pointers.
-    unsafe { raw(libc::SYS_lseek, fd as usize, 0, libc::SEEK_CUR as usize, 0, 0, 0) >= 0 }
+    position(fd).is_some()
 }
 
 /// The status flags (F_GETFL) of an end of a pipe; `None` for anything else.
@@ -709,6 +708,14 @@ pub fn pipe_flags(fd: c_int) -> Option<c_int> {
 /// `buf` is writable for `len` bytes.
 pub unsafe fn pread(fd: c_int, buf: *mut c_void, len: usize, at: i64) -> Result<usize, Errno> {
     call_wide!(SYS_pread64, fd, buf, len; at)
+}
+
+/// preadv2(2) of one byte, at the position of the file, which is lost.
+pub fn preadv2(fd: c_int, flags: c_int) -> Result<usize, Errno> {
+    let mut byte = 0u8;
+    let iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // The offset takes two words, whatever their size.
+    call!(SYS_preadv2, fd, &raw const iov, 1, -1isize, -1isize, flags)
 }
 
 /// write(2).

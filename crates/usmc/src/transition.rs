@@ -17,7 +17,7 @@ use usmc_shm::span::{Switch, TxSpan};
 
 use crate::conn::{
     self, ATTACHED, Conn, EARLY, F_ADOPTED, F_CLIENT, F_COPIED, F_HANDED, F_KERNEL_ONLY,
-    F_SETTLING, F_SHARED, F_TUNED, OFFERED,
+    F_SETTLING, F_SHARED, F_STALE, F_TUNED, OFFERED,
 };
 use crate::conn::{FRESH, PLAIN, RING};
 use crate::device::{self, DmbRef, OfferId};
@@ -446,7 +446,7 @@ fn step_client(fd: i32, conn: &Conn) {
                         false => begin_elsewhere(fd, conn, slot),
                     };
                 }
-                conn.set_phase(RING);
+                begin_ring(conn);
                 if handshake::confirm(&slot.control, usage(conn)) != Phase::Confirmed {
                     mark::leave_ring(fd);
                     conn.give_up(Reason::PeerGone);
@@ -454,7 +454,7 @@ fn step_client(fd: i32, conn: &Conn) {
                 device::current().clear_offer(offer_id(conn));
             }
         }
-        Phase::Confirmed => conn.set_phase(RING),
+        Phase::Confirmed => begin_ring(conn),
         Phase::Gone => begin_elsewhere(fd, conn, slot),
     }
 }
@@ -613,10 +613,18 @@ fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
     }
 }
 
+/// The connection is in the ring from now on. Who had it, too, before may have set O_NONBLOCK meanwhile.
+fn begin_ring(conn: &Conn) {
+    if conn.returns() > 0 || conn.custody.load(Relaxed) != 0 || conn.has(F_ADOPTED | F_COPIED) {
+        conn.set_flag(F_STALE, true);
+    }
+    conn.set_phase(RING);
+}
+
 fn step_attached(fd: i32, conn: &Conn) {
     let Some(slot) = conn.slot() else { return };
     match handshake::phase(&slot.control, usage(conn)) {
-        Phase::Confirmed => conn.set_phase(RING),
+        Phase::Confirmed => begin_ring(conn),
         Phase::Attached => {}
         Phase::Offered => conn.give_up(Reason::PeerBroken),
         Phase::Gone => begin_elsewhere(fd, conn, slot),

@@ -53,3 +53,23 @@ pub fn cancellation_point() {
     // SAFETY: no arguments; nothing is held.
     unsafe { real::pthread_testcancel() };
 }
+
+/// The thread's cancellation state, which it gets back.
+struct Uncancelled(c_int);
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: no pointers but null.
+        unsafe { real::pthread_setcancelstate(self.0, ptr::null_mut()) };
+    }
+}
+
+/// Makes a call that is no cancellation point out of some that are.
+pub fn uncancelled<R>(call: impl FnOnce() -> R) -> R {
+    /// As pthread.h has it.
+    const PTHREAD_CANCEL_DISABLE: c_int = 1;
+    let mut state = 0;
+    // SAFETY: an int of ours. The call leaves errno alone.
+    unsafe { real::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut state) };
+    keeping(Uncancelled(state), call).1
+}

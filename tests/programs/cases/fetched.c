@@ -205,6 +205,64 @@ REMOTE_CASE(holder_closes_what_was_fetched) {
     close(p.fd);
 }
 
+struct reader {
+    int fd;
+    volatile pid_t thread;
+};
+
+static void *reads_a_byte(void *arg) {
+    struct reader *r = arg;
+    char byte;
+    __atomic_store_n(&r->thread, gettid(), __ATOMIC_RELEASE);
+    EQ(recv(r->fd, &byte, 1, 0), 1);
+    return NULL;
+}
+
+// O_NONBLOCK is the connection's, whoever sets it, and whatever carries its bytes when that matters.
+static void holder_changes_o_nonblock_and_closes(bool on) {
+    struct pair p = pair_open();
+    int fetched;
+    if (!fetch(p, &fetched))
+        return pair_close(p);
+    char byte;
+    nonblocking(fetched, !on);
+    for (int at = 0; at < 1000; at += 10) {
+        if (at == 30)
+            EQ(peer_call(P_NONBLOCK, p.peer, on, 0, 0), 0);
+        if (at == 40)
+            EQ(peer_call(P_CLOSE, p.peer, 0, 0, 0), 0);
+        send_all(p.fd, 1, at, 10);
+        wait_readable(fetched, 10);
+        recv_all(fetched, 1, at, 10);
+        send_all(fetched, 2, at, 10);
+        recv_all(p.fd, 2, at, 10);
+    }
+    if (!getenv("USMC_TESTS_PEER"))
+        assert_smcd(p.fd);
+    if (on) {
+        FAILS(recv(fetched, &byte, 1, 0), EAGAIN);
+    } else {
+        struct reader r = {.fd = fetched};
+        pthread_t thread;
+        EQ(pthread_create(&thread, NULL, reads_a_byte, &r), 0);
+        while (!__atomic_load_n(&r.thread, __ATOMIC_ACQUIRE))
+            sched_yield();
+        wait_asleep(getpid(), r.thread);
+        EQ(send(p.fd, "x", 1, 0), 1);
+        EQ(pthread_join(thread, NULL), 0);
+    }
+    close(fetched);
+    close(p.fd);
+}
+
+REMOTE_CASE(holder_sets_o_nonblock_and_closes_what_was_fetched) {
+    holder_changes_o_nonblock_and_closes(true);
+}
+
+REMOTE_CASE(holder_clears_o_nonblock_and_closes_what_was_fetched) {
+    holder_changes_o_nonblock_and_closes(false);
+}
+
 // Whether what the peer fetches can go to a ring again: its library has to be ours.
 static bool comes_back(void) {
     variant.remote = true;

@@ -1,6 +1,10 @@
 // Options by which the kernel has to see the bytes, or says more about them: they do what they do on TCP.
 #include "peer.h"
 
+#include <aio.h>
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <linux/aio_abi.h>
 #include <linux/errqueue.h>
 #include <linux/filter.h>
 #include <linux/net_tstamp.h>
@@ -391,6 +395,168 @@ CASE(fast_open) {
     warm_here(client, server);
     close(client);
     close(server);
+}
+
+static void aio_ends(struct aiocb *c, ssize_t n) {
+    while (aio_error(c) == EINPROGRESS)
+        OK(aio_suspend((const struct aiocb *[]){c}, 1, NULL));
+    EQ(aio_error(c), 0);
+    EQ(aio_return(c), n);
+}
+
+// libc does it by threads of its own, past this library.
+PAIR_CASE(aio_reads_and_writes) {
+    struct pair p = pair_open();
+    char buf[5000], out[5000];
+    for (int i = 0; i < 3; i++) {
+        pattern(1, i * 5000, out, sizeof out);
+        struct aiocb writing = {.aio_fildes = p.fd, .aio_buf = out, .aio_nbytes = sizeof out};
+        OK(aio_write(&writing));
+        aio_ends(&writing, sizeof out);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 5000, 5000), 0);
+        struct aiocb reading = {.aio_fildes = p.fd, .aio_buf = buf, .aio_nbytes = 10};
+        OK(aio_read(&reading));
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
+        aio_ends(&reading, 10);
+        check_pattern(2, i * 10, buf, 10);
+    }
+    goes_on(p, 0);
+    pair_close(p);
+}
+
+PAIR_CASE(aio_lists) {
+    struct pair p = pair_open();
+    char in[10], out[5000];
+    pattern(1, 0, out, sizeof out);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 10), 0);
+    wait_readable(p.fd, 10);
+    struct aiocb
+        writing = {.aio_fildes = p.fd, .aio_buf = out, .aio_nbytes = sizeof out, .aio_lio_opcode = LIO_WRITE},
+        reading = {.aio_fildes = p.fd, .aio_buf = in, .aio_nbytes = sizeof in, .aio_lio_opcode = LIO_READ},
+        none = {.aio_fildes = 9999, .aio_lio_opcode = LIO_NOP};
+    struct aiocb *all[] = {&none, NULL, &writing, &reading};
+    OK(lio_listio(LIO_WAIT, all, 4, NULL));
+    aio_ends(&writing, sizeof out);
+    aio_ends(&reading, 10);
+    check_pattern(2, 0, in, 10);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 5000), 0);
+    goes_on(p, 0);
+    pair_close(p);
+}
+
+static long submit_by_number(aio_context_t context, long count, struct iocb **all) {
+    long n = syscall(SYS_io_submit, context, count, all);
+    return n < 0 ? -errno : n;
+}
+
+static void submits(long (*submit)(aio_context_t, long, struct iocb **)) {
+    struct pair p = pair_open();
+    aio_context_t context = 0;
+    OK(syscall(SYS_io_setup, 8, &context));
+    char in[10], out[5000];
+    for (int i = 0; i < 3; i++) {
+        pattern(1, i * 5000, out, sizeof out);
+        struct iovec iov = {out + 2000, 3000};
+        struct iocb
+            first = {.aio_fildes = p.fd, .aio_lio_opcode = IOCB_CMD_PWRITE, .aio_buf = (uintptr_t)out, .aio_nbytes = 2000},
+            second = {.aio_fildes = p.fd, .aio_lio_opcode = IOCB_CMD_PWRITEV, .aio_buf = (uintptr_t)&iov, .aio_nbytes = 1},
+            asking = {.aio_fildes = p.fd, .aio_lio_opcode = IOCB_CMD_POLL, .aio_buf = POLLIN, .aio_data = 7},
+            reading = {.aio_fildes = p.fd, .aio_lio_opcode = IOCB_CMD_PREAD, .aio_buf = (uintptr_t)in, .aio_nbytes = 10};
+        struct io_event events[2];
+        EQ(submit(context, 2, (struct iocb *[]){&first, &second}), 2);
+        EQ(syscall(SYS_io_getevents, context, 2, 2, events, NULL), 2);
+        EQ(events[0].res + events[1].res, 5000);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 5000, 5000), 0);
+        EQ(submit(context, 1, (struct iocb *[]){&asking}), 1);
+        EQ(syscall(SYS_io_getevents, context, 0, 1, events, &(struct timespec){0}), 0);
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
+        EQ(syscall(SYS_io_getevents, context, 1, 1, events, NULL), 1);
+        CHECK(events[0].data == 7 && events[0].res & POLLIN);
+        wait_readable(p.fd, 10);
+        EQ(submit(context, 1, (struct iocb *[]){&reading}), 1);
+        EQ(syscall(SYS_io_getevents, context, 1, 1, events, NULL), 1);
+        EQ(events[0].res, 10);
+        check_pattern(2, i * 10, in, 10);
+    }
+    EQ(submit(context, 0, NULL), 0);
+    EQ(submit(context, 1, NULL), -EFAULT);
+    OK(syscall(SYS_io_destroy, context));
+    goes_on(p, 0);
+    pair_close(p);
+}
+
+PAIR_CASE(io_submit_by_number) {
+    submits(submit_by_number);
+}
+
+// libaio's, whose place the library takes.
+PAIR_CASE(io_submit_by_libaio) {
+    long (*submit)(aio_context_t, long, struct iocb **) = dlsym(RTLD_DEFAULT, "io_submit");
+    CHECK(submit || is_plain());
+    submits(submit ? submit : submit_by_number);
+}
+
+// It writes by itself.
+PAIR_CASE(backtrace_to_a_connection) {
+    struct pair p = pair_open();
+    int ends[2];
+    OK(pipe(ends));
+    void *at[] = {(void *)aio_ends, (void *)goes_on};
+    char text[4096];
+    backtrace_symbols_fd(at, 2, ends[1]);
+    ssize_t n = OK(read(ends[0], text, sizeof text - 1));
+    CHECK(n > 0);
+    text[n] = 0;
+    for (int i = 0; i < 3; i++) {
+        backtrace_symbols_fd(at, 2, p.fd);
+        peer_hears(p.peer, text);
+    }
+    goes_on(p, 0);
+    close(ends[0]);
+    close(ends[1]);
+    pair_close(p);
+}
+
+// The kernel reads and writes what it is given, from a moment on that nobody tells: it is asked with TCP's connection.
+PAIR_CASE(connection_is_offered_to_a_block_device) {
+    enum { NBD_SET_SOCK = 0xab00 };
+    struct pair p = pair_open();
+    int none = OK(open("/dev/null", O_RDWR));
+    FAILS(ioctl(none, NBD_SET_SOCK, p.fd), ENOTTY);
+    FAILS(ioctl(none, NBD_SET_SOCK, 9999), ENOTTY);
+    FAILS(ioctl(none, NBD_SET_SOCK, -1), ENOTTY);
+    goes_on(p, 0);
+    assert_tcp(p.fd);
+    close(none);
+    pair_close(p);
+}
+
+// Control messages are looked at before it is connected, and do not connect it.
+CASE(fast_open_with_control_messages) {
+    uint16_t port;
+    int listener = listen_here(&port);
+    set_option(listener, IPPROTO_TCP, TCP_FASTOPEN, 16);
+    socklen_t len;
+    struct sockaddr_storage to = address_of("127.0.0.1", port, &len);
+    for (int i = 0; i < 3; i++) {
+        int client = OK(socket(AF_INET, SOCK_STREAM, 0));
+        union {
+            char bytes[CMSG_SPACE(sizeof(uint32_t))];
+            struct cmsghdr align;
+        } control = {0};
+        struct iovec iov = {"first", 5};
+        struct msghdr msg = {.msg_name = &to, .msg_namelen = len, .msg_iov = &iov, .msg_iovlen = 1,
+            .msg_control = &control, .msg_controllen = sizeof control};
+        *CMSG_FIRSTHDR(&msg) = (struct cmsghdr){
+            .cmsg_len = CMSG_LEN(sizeof(uint32_t)), .cmsg_level = SOL_SOCKET, .cmsg_type = SO_TIMESTAMPING};
+        EQ(sendmsg(client, &msg, MSG_FASTOPEN), 5);
+        int server = OK(accept(listener, NULL, NULL));
+        char buf[8];
+        EQ(recv(server, buf, 5, MSG_WAITALL), 5);
+        CHECK(!memcmp(buf, "first", 5));
+        close(client);
+        close(server);
+    }
 }
 
 CASE(deferred_accept) {

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <wchar.h>
 
 static int fails_with(int code, int value) {
     int saved = errno;
@@ -158,6 +159,37 @@ PAIR_CASE(streams_fail_as_the_connection_does) {
     CHECK(ferror(stream));
     fclose(stream);
     OK(peer_call(P_CLOSE, p.peer, 0, 0, 0));
+}
+
+// Wide characters are libc's own business: they work or fail, and leave the connection as it is.
+PAIR_CASE(wide_characters_do_no_harm) {
+    struct pair p = pair_open();
+    wchar_t line[10];
+    for (int i = 0; i < 12; i++) {
+        FILE *stream = fdopen(OK(dup(p.fd)), i % 2 ? "r+" : "w+");
+        CHECK(stream);
+        peer_says(p.peer, "x\n");
+        wait_readable(p.fd, 2);
+        bool works;
+        switch (i / 2) {
+        case 0: works = fgetws(line, 10, stream) && line[0] == L'x'; break;
+        case 1: works = fgetwc(stream) == L'x' && fgetwc(stream) == L'\n'; break;
+        case 2: works = ungetwc(L'y', stream) != WEOF && fgetwc(stream) == L'y' && fgetwc(stream) == L'x'; break;
+        case 3: works = fputwc(L'z', stream) != WEOF; break;
+        case 4: works = fputws(L"z", stream) >= 0; break;
+        default: works = fwide(stream, 1) > 0 && fwprintf(stream, L"z%d", i) > 0;
+        }
+        CHECK(works || !is_plain());
+        fclose(stream);
+        // Whatever has become of these.
+        char rest[100];
+        while (recv(p.fd, rest, sizeof rest, MSG_DONTWAIT) > 0)
+            continue;
+        while (peer_recv(p.peer, rest, sizeof rest, MSG_DONTWAIT) > 0)
+            continue;
+    }
+    pair_talk(p, 0, 10);
+    pair_close(p);
 }
 
 static void prints_and_exits(void *arg) {

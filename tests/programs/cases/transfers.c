@@ -133,6 +133,66 @@ PAIR_CASE(splice_to_a_pipe_that_nobody_reads) {
     pair_close(p);
 }
 
+PAIR_CASE(sendfile_to_a_pipe) {
+    struct pair p = pair_open();
+    int ends[2];
+    OK(pipe(ends));
+    nonblocking(p.fd, true);
+    FAILS(sendfile(ends[1], p.fd, NULL, 100), EAGAIN);
+    nonblocking(p.fd, false);
+    off_t at = 0;
+    FAILS(sendfile(ends[1], p.fd, &at, 100), ESPIPE);
+    FAILS(sendfile(ends[0], p.fd, NULL, 100), EBADF);
+    EQ(sendfile(ends[1], p.fd, NULL, 0), 0);
+    peer_begin(P_SEND_PATTERN, p.peer, 1, 0, 300000);
+    char buf[65536];
+    for (size_t got = 0; got < 300000;) {
+        long n = OK(sendfile(ends[1], p.fd, NULL, 300000 - got));
+        CHECK(n > 0 && n <= 65536);
+        EQ(read(ends[0], buf, n), n);
+        check_pattern(1, got, buf, n);
+        got += n;
+    }
+    EQ(peer_end(), 0);
+    // A full pipe that does not wait.
+    nonblocking(ends[1], true);
+    while (write(ends[1], buf, sizeof buf) > 0)
+        continue;
+    peer_says(p.peer, "kept");
+    wait_readable(p.fd, 4);
+    FAILS(sendfile(ends[1], p.fd, NULL, 4), EAGAIN);
+    close(ends[0]);
+    signal(SIGPIPE, SIG_IGN);
+    FAILS(sendfile(ends[1], p.fd, NULL, 4), EPIPE);
+    EQ(recv(p.fd, buf, sizeof buf, 0), 4);
+    CHECK(!memcmp(buf, "kept", 4));
+    close(ends[1]);
+    OK(pipe(ends));
+    OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+    EQ(sendfile(ends[1], p.fd, NULL, 100), 0);
+    close(ends[0]);
+    close(ends[1]);
+    pair_close(p);
+}
+
+// Positions that take more than 31 bits.
+PAIR_CASE(sendfile_of_what_lies_far_behind) {
+    struct pair p = pair_open();
+    int file = OK(memfd_create("file", 0));
+    const off64_t places[] = {0x7ffffff0, 0x80000000, 0xfffffff0};
+    for (int i = 0; i < 3; i++) {
+        char buf[100];
+        pattern(1, i * sizeof buf, buf, sizeof buf);
+        EQ(pwrite64(file, buf, sizeof buf, places[i]), sizeof buf);
+        EQ(lseek64(file, places[i], SEEK_SET), places[i]);
+        EQ(sendfile(p.fd, file, NULL, sizeof buf), sizeof buf);
+        EQ(lseek64(file, 0, SEEK_CUR), places[i] + sizeof buf);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * sizeof buf, sizeof buf), 0);
+    }
+    close(file);
+    pair_close(p);
+}
+
 PAIR_CASE(pipes_fed_by_vmsplice_and_tee) {
     struct pair p = pair_open();
     int a[2], b[2];

@@ -2,7 +2,9 @@
 #include "peer.h"
 
 #include <setjmp.h>
+#include <sys/mman.h>
 #include <sys/select.h>
+#include <sys/sendfile.h>
 
 static int the_fd;
 
@@ -351,6 +353,58 @@ PAIR_CASE(cancelled_thread_gets_no_byte_and_sends_none) {
     EQ(peer_call(P_POLL, p.peer, POLLIN, 0, 0), 0);
     char buf[8];
     EQ(recv(p.fd, buf, sizeof buf, 0), 4);
+    pair_close(p);
+}
+
+// --- calls that are no cancellation points, and one that is at its beginning only
+
+static void *sends_file_cancelled(void *arg) {
+    int *fds = arg;
+    pthread_cancel(pthread_self());
+    EQ(sendfile(fds[0], fds[1], NULL, 100), 100);
+    EQ(sendfile(fds[2], fds[0], NULL, 4), 4);
+    return (void *)7;
+}
+
+PAIR_CASE(sendfile_is_no_cancellation_point) {
+    struct pair p = pair_open();
+    int file = OK(memfd_create("file", 0)), ends[2];
+    OK(pipe(ends));
+    char bytes[100];
+    pattern(1, 0, bytes, sizeof bytes);
+    EQ(pwrite(file, bytes, sizeof bytes, 0), sizeof bytes);
+    peer_says(p.peer, "here");
+    wait_readable(p.fd, 4);
+    pthread_t thread;
+    void *value;
+    EQ(pthread_create(&thread, NULL, sends_file_cancelled, (int[]){p.fd, file, ends[1]}), 0);
+    EQ(pthread_join(thread, &value), 0);
+    CHECK(value == (void *)7);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 100), 0);
+    EQ(read(ends[0], bytes, sizeof bytes), 4);
+    CHECK(!memcmp(bytes, "here", 4));
+    close(file);
+    close(ends[0]);
+    close(ends[1]);
+    pair_close(p);
+}
+
+static void *closes_cancelled(void *arg) {
+    pthread_cancel(pthread_self());
+    close(*(int *)arg);
+    return NULL;
+}
+
+PAIR_CASE(close_that_is_cancelled_closes_nothing) {
+    struct pair p = pair_open();
+    pthread_t thread;
+    void *value;
+    EQ(pthread_create(&thread, NULL, closes_cancelled, &p.fd), 0);
+    EQ(pthread_join(thread, &value), 0);
+    CHECK(value == PTHREAD_CANCELED);
+    pair_talk(p, 0, 20);
+    if (variant.warm)
+        assert_smcd(p.fd);
     pair_close(p);
 }
 

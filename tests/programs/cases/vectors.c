@@ -141,6 +141,52 @@ PAIR_CASE(positioned_calls_fail_as_on_any_socket) {
     pair_close(p);
 }
 
+// Those of newer kernels than libc's header knows; where the kernel refuses one, nothing has moved.
+PAIR_CASE(flags_of_positioned_calls) {
+    enum { NOAPPEND = 0x20, ATOMIC = 0x40, DONTCACHE = 0x80, NOSIGNAL = 0x100, UNKNOWN = 0x40000000 };
+    struct pair p = pair_open();
+    char buf[8];
+    struct iovec in = {buf, sizeof buf}, out = {"x", 1}, bad[] = {{buf, 1}, {NULL, 5}};
+    const int flags[] = {0, RWF_HIPRI, RWF_DSYNC | RWF_SYNC, RWF_NOWAIT, RWF_APPEND, NOAPPEND, NOSIGNAL,
+        NOAPPEND | NOSIGNAL | RWF_NOWAIT, ATOMIC, DONTCACHE, RWF_APPEND | NOAPPEND, UNKNOWN, UNKNOWN | RWF_NOWAIT};
+    bool knows_nosignal = false;
+    for (int round = 0; round < 3; round++) {
+        for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+            peer_says(p.peer, "y");
+            wait_readable(p.fd, 1);
+            errno = 0;
+            ssize_t n = preadv2(p.fd, &in, 1, -1, flags[i]);
+            if (n < 0) {
+                CHECK(errno == EOPNOTSUPP || (errno == EINVAL && flags[i] == (RWF_APPEND | NOAPPEND)));
+                EQ(recv(p.fd, buf, sizeof buf, 0), 1);
+            } else {
+                EQ(n, 1);
+            }
+            EQ(buf[0], 'y');
+            CHECK(!(flags[i] & (ATOMIC | DONTCACHE | UNKNOWN)) || n < 0);
+            CHECK(flags[i] & ~(RWF_HIPRI | RWF_DSYNC | RWF_SYNC | RWF_NOWAIT | RWF_APPEND) || n == 1);
+            // Both calls know the same ones.
+            EQ(pwritev2(p.fd, &out, 1, -1, flags[i]), n);
+            if (n > 0)
+                peer_hears(p.peer, "x");
+            if (n > 0 && flags[i] == NOSIGNAL)
+                knows_nosignal = true;
+        }
+        FAILS(preadv2(p.fd, &in, 1, -1, RWF_NOWAIT), EAGAIN);
+        peer_says(p.peer, "abc");
+        wait_readable(p.fd, 3);
+        FAILS(preadv2(p.fd, bad, 2, -1, RWF_NOWAIT), EFAULT);
+        EQ(preadv2(p.fd, &in, 1, -1, RWF_NOWAIT), 3);
+        CHECK(!memcmp(buf, "abc", 3));
+    }
+    EQ(peer_call(P_POLL, p.peer, POLLIN, 0, 0), 0);
+    // No signal ends us.
+    OK(shutdown(p.fd, SHUT_WR));
+    if (knows_nosignal)
+        FAILS(pwritev2(p.fd, &out, 1, -1, NOSIGNAL), EPIPE);
+    pair_close(p);
+}
+
 // An unlinked file with the pattern in it.
 static int file_of(uint64_t seed, size_t n) {
     int fd = OK(memfd_create("file", 0));

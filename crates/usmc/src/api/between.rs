@@ -13,7 +13,7 @@ use crate::socket::early::Early;
 use crate::socket::send::{self, Way};
 use crate::socket::{Outcome, transfer};
 use crate::table::{self, Entry};
-use crate::unwind::{cancellation_point, keeping};
+use crate::unwind::{cancellation_point, keeping, uncancelled};
 use crate::{capture, conn, order, real, sys};
 
 /// sendfile(2)
@@ -53,7 +53,18 @@ pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: s
         // SAFETY: the caller's contract.
         unsafe { real::sendfile64(out, from, offset, count) }
     };
-    let Entry::Conn(index) = table::get(out) else { return kernel(out) };
+    let Entry::Conn(index) = table::get(out) else {
+        let Entry::Conn(index) = table::get(from) else { return kernel(out) };
+        if !offset.is_null() || count == 0 {
+            return kernel(out);
+        }
+        // SAFETY: the caller's contract.
+        return uncancelled(|| unsafe {
+            to_pipe(from, index, out, count, false, |from| {
+                real::sendfile64(out, from, offset, count)
+            })
+        });
+    };
     // Of what has no position (a pipe, another socket) the kernel refuses to send, whatever is there.
     let refused = if offset.is_null() { !sys::is_seekable(from) } else { is_nowhere(offset) };
     if refused {
@@ -66,9 +77,11 @@ pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: s
         capture::file_sent(out, index, from, position, sent);
         sent
     };
-    transfer(out, index, count, kernel, |out, slot| {
-        // SAFETY: the caller's contract.
-        unsafe { transfer::sendfile(out, index, slot, from, offset, count) }
+    uncancelled(|| {
+        transfer(out, index, count, kernel, |out, slot| {
+            // SAFETY: the caller's contract.
+            unsafe { transfer::sendfile(out, index, slot, from, offset, count) }
+        })
     })
 }
 
@@ -113,6 +126,40 @@ fn transfer(
     }
 }
 
+/// From a connection to a pipe; `kernel` is the real call.
+fn to_pipe(
+    from: c_int,
+    index: u32,
+    to: c_int,
+    len: size_t,
+    nonblock: bool,
+    kernel: impl Fn(c_int) -> ssize_t,
+) -> ssize_t {
+    let Some(pipe) = sys::pipe_flags(to).filter(|f| f & libc::O_ACCMODE != libc::O_RDONLY) else {
+        // The kernel refuses it, and takes nothing.
+        return kernel(from);
+    };
+    let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
+    cancellation_point();
+    let mut hold: Option<Hold> = None;
+    loop {
+        let from = hold.as_ref().map_or(from, |h| h.fd(from));
+        let returns = conn::at(index).returns();
+        if let Some(call) = Early::receive(from, index) {
+            return keeping((hold, call), || kernel(from)).1;
+        }
+        let Some(held) = hold.or_else(|| Hold::enter(from, index)) else { return kernel(from) };
+        let (held, done) = keeping(held, || {
+            let outcome = transfer::splice_out(from, index, to, len, nonblock);
+            finish(index, returns, outcome, &mut || kernel(close::number(from, index)))
+        });
+        if let Some(n) = done {
+            return n;
+        }
+        hold = Some(held);
+    }
+}
+
 /// splice(2) between a pipe and a socket.
 pub unsafe fn splice(
     from: c_int,
@@ -136,31 +183,7 @@ pub unsafe fn splice(
     // Which says nothing about waiting for the socket.
     let nonblock = flags & libc::SPLICE_F_NONBLOCK != 0;
     if let Entry::Conn(index) = table::get(from) {
-        let Some(pipe) = sys::pipe_flags(to).filter(|f| f & libc::O_ACCMODE != libc::O_RDONLY)
-        else {
-            // The kernel refuses it, and takes nothing.
-            return kernel();
-        };
-        let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
-        cancellation_point();
-        let mut hold: Option<Hold> = None;
-        loop {
-            let from = hold.as_ref().map_or(from, |h| h.fd(from));
-            let returns = conn::at(index).returns();
-            if let Some(call) = Early::receive(from, index) {
-                return keeping((hold, call), || splice(from, to)).1;
-            }
-            let Some(held) = hold.or_else(|| Hold::enter(from, index)) else { return kernel() };
-            let (held, done) = keeping(held, || {
-                let outcome = transfer::splice_out(from, index, to, len, nonblock);
-                let kernel = &mut || splice(close::number(from, index), to);
-                finish(index, returns, outcome, kernel)
-            });
-            if let Some(n) = done {
-                return n;
-            }
-            hold = Some(held);
-        }
+        return to_pipe(from, index, to, len, nonblock, |from| splice(from, to));
     }
     let Entry::Conn(index) = table::get(to) else { return kernel() };
     let Some(pipe) = sys::pipe_flags(from).filter(|f| f & libc::O_ACCMODE != libc::O_WRONLY) else {

@@ -4,10 +4,12 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use usmc_shm::sync::AtomicU32;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::time::Time;
 use super::{fail, is_nowhere, message};
-use crate::conn;
+use crate::conn::{self, FRESH, LISTEN, PLAIN};
 use crate::reason::Reason;
 use crate::socket::demote;
 use crate::socket::early::Early;
@@ -607,8 +609,10 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         if m.msg_iovlen > IOV_MAX || has_bad_entry(m.msg_iov, m.msg_iovlen) {
             return send_refused(index, m.msg_iov, m.msg_iovlen, kernel);
         }
-        if m.msg_controllen > 0 && !m.msg_control.is_null() {
-            // What the kernel makes of control messages does not depend on the bytes.
+        let may_be_in_ring = !matches!(conn::at(index).phase(), FRESH | LISTEN | PLAIN);
+        if m.msg_controllen > 0 && !m.msg_control.is_null() && may_be_in_ring {
+            // What the kernel makes of control messages does not depend on the bytes. (Nor on a connection, but
+            // MSG_FASTOPEN would make one of nothing.)
             let probe = msghdr { msg_iov: ptr::null_mut(), msg_iovlen: 0, ..*msg };
             if real::sendmsg(fd, &probe, flags) < 0 {
                 return -1;
@@ -676,29 +680,68 @@ pub unsafe fn preadv2(
         unsafe { real::preadv64v2(fd, iov, count, offset, flags) }
     };
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
-    let Some(how) = how(flags).filter(|_| offset == -1) else { return kernel() };
-    // SAFETY: the caller's contract.
+    let entries = count as c_uint as usize;
+    // SAFETY: the caller's array, if that is what it is. Of no bytes the kernel looks at nothing else.
     unsafe {
-        match how {
-            0 => readv_connection(fd, iov, count, index),
-            // As there.
-            _ if is_empty(iov, count) => kernel(),
-            _ => receive_many((fd, index), iov, count as c_uint as usize, how, kernel),
+        if offset != -1
+            || entries > IOV_MAX
+            || is_nowhere(iov)
+            || Buffers::new(iov, entries).left() == 0
+        {
+            return kernel();
+        }
+        match how(index, flags) {
+            // It raises no signal anyhow.
+            Ok(how) => receive_many((fd, index), iov, entries, how & !libc::MSG_NOSIGNAL, kernel),
+            Err(code) => fail(code),
         }
     }
 }
 
 /// What preadv2(2)'s and pwritev2(2)'s flags mean for a socket, in flags of recv(2) and send(2); most of them nothing.
-/// `None`: the kernel refuses them.
-fn how(flags: c_int) -> Option<c_int> {
+///
+/// # Errors
+/// What the kernel refuses them with; what is not known here as well, for the kernel would look past the ring.
+fn how(index: u32, flags: c_int) -> Result<c_int, c_int> {
     const RWF_NOWAIT: c_int = 8;
-    // RWF_HIPRI, RWF_DSYNC, RWF_SYNC, RWF_APPEND.
-    const WITHOUT_MEANING: c_int = 1 | 2 | 4 | 0x10;
-    match flags & !WITHOUT_MEANING {
-        0 => Some(0),
-        RWF_NOWAIT => Some(libc::MSG_DONTWAIT),
-        _ => None,
+    const RWF_APPEND: c_int = 0x10;
+    // Since 6.9 and 6.18.
+    const RWF_NOAPPEND: c_int = 0x20;
+    const RWF_NOSIGNAL: c_int = 0x100;
+    // RWF_HIPRI, RWF_DSYNC and RWF_SYNC.
+    const OLD: c_int = 1 | 2 | 4 | RWF_NOWAIT | RWF_APPEND;
+    let meaning = |flag, means| if flags & flag != 0 { means } else { 0 };
+    let how = meaning(RWF_NOWAIT, libc::MSG_DONTWAIT) | meaning(RWF_NOSIGNAL, libc::MSG_NOSIGNAL);
+    if conn::at(index).phase() == PLAIN {
+        // The kernel gets them all.
+        return Ok(how);
     }
+    if flags & !(OLD | RWF_NOAPPEND | RWF_NOSIGNAL) != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if [RWF_NOAPPEND, RWF_NOSIGNAL].iter().any(|flag| flags & flag != 0 && !is_known(*flag)) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if flags & RWF_APPEND != 0 && flags & RWF_NOAPPEND != 0 {
+        return Err(libc::EINVAL);
+    }
+    Ok(how)
+}
+
+/// Whether the kernel knows this flag of preadv2(2): asked once, with a socket that is not connected.
+fn is_known(flag: c_int) -> bool {
+    static KNOWN: AtomicU32 = AtomicU32::new(0);
+    static UNKNOWN: AtomicU32 = AtomicU32::new(0);
+    let flag_bit = flag as u32;
+    if (KNOWN.load(Relaxed) | UNKNOWN.load(Relaxed)) & flag_bit == 0 {
+        let saved = crate::errno();
+        let answers = option::knows_flag(flag);
+        crate::set_errno(saved);
+        // Not to be had now is asked for again.
+        let Some(known) = answers else { return false };
+        if known { &KNOWN } else { &UNKNOWN }.fetch_or(flag_bit, Relaxed);
+    }
+    KNOWN.load(Relaxed) & flag_bit != 0
 }
 
 /// Whether the array has no bytes, or is none.
@@ -722,13 +765,18 @@ pub unsafe fn pwritev2(
         unsafe { real::pwritev64v2(fd, iov, count, offset, flags) }
     };
     let Entry::Conn(index) = table::get(fd) else { return kernel() };
-    let Some(how) = how(flags).filter(|_| offset == -1) else { return kernel() };
+    if offset != -1 {
+        return kernel();
+    }
     // SAFETY: the caller's contract.
     unsafe {
         let entries = count as c_uint as usize;
         if is_empty(iov, count) {
             return send_refused(index, iov, entries, kernel);
         }
-        send_many((fd, index), iov, entries, how, kernel)
+        match how(index, flags) {
+            Ok(how) => send_many((fd, index), iov, entries, how, kernel),
+            Err(code) => fail(code),
+        }
     }
 }

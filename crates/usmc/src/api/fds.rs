@@ -3,16 +3,19 @@
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 use libc::sigset_t;
 
-use super::{after, fail, is_nowhere};
+use super::{after, aio, fail, is_nowhere};
 use crate::poll::epoll;
 use crate::reason::Reason;
 use crate::socket::{close as closing, control};
 use crate::table::{self, Entry};
+use crate::unwind::cancellation_point;
 use crate::{errno, kernel_only, real, set_errno};
 
 /// close(2)
 pub unsafe fn close(fd: c_int) -> c_int {
     if table::get(fd) != Entry::Foreign {
+        // What is cancelled has closed nothing.
+        cancellation_point();
         let saved = errno();
         let may = closing::closing(fd);
         set_errno(saved);
@@ -174,6 +177,10 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
         && unsafe { *(arg as *const c_int) } != 0
         && let Err(code) = signals(fd)
     {
+        return fail::<i32>(code);
+    }
+    // SAFETY: the caller's contract.
+    if let Err(code) = unsafe { aio::leave_to_request(fd, request, arg) } {
         return fail::<i32>(code);
     }
     let saved = errno();
@@ -374,6 +381,7 @@ pub unsafe fn syscall(
                 }
                 real::syscall(nr, a, b, c, d, e, f)
             }
+            libc::SYS_io_submit => super::io_submit_by_number(a, b, c as _),
             libc::SYS_io_uring_setup => match kernel_only::begins(Reason::Uring) {
                 Ok(()) => real::syscall(nr, a, b, c, d, e, f),
                 Err(code) => fail(code),

@@ -3,6 +3,7 @@
 //! A function looks the fd up, hands tracked sockets to [`crate::socket`] and [`crate::poll`], and makes the
 //! real call for everything else. `errno` is changed only where libc's function would.
 
+mod aio;
 mod between;
 mod bytes;
 mod fds;
@@ -18,6 +19,7 @@ mod time64;
 mod uring;
 mod waits;
 
+pub use aio::*;
 pub use between::*;
 pub use bytes::*;
 pub use fds::*;

@@ -6,7 +6,7 @@ use core::mem::offset_of;
 use core::ptr;
 use libc::{FILE, off64_t, size_t, ssize_t};
 use usmc_shm::sync::Ordering::Relaxed;
-use usmc_shm::sync::{AtomicBool, AtomicU32};
+use usmc_shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 
 use super::fail;
 use crate::conn::{self, PLAIN};
@@ -104,7 +104,7 @@ struct Fields {
     /// `_fileno`, where fileno(3) looks.
     fileno: c_int,
     _between: [u8; if cfg!(target_pointer_width = "64") { 44 } else { 28 }],
-    /// `_wide_data`, which freopen(3) looks into unless it is null.
+    /// `_wide_data`, which freopen(3) writes to unless it is null, and fgetws(3) and ungetwc(3) look into in any case.
     wide: *mut c_void,
 }
 
@@ -123,6 +123,14 @@ const BUFFER: usize = 4096;
 /// What such a stream has there.
 const NO_FILENO: c_int = -2;
 const NO_WIDE: usize = usize::MAX;
+
+/// As much as a `struct _IO_wide_data` takes, and more: no wide character is there. A stream of fopencookie(3) is one of
+/// bytes, whose calls for wide characters fail, all but those that look here first.
+static NO_WIDE_CHARACTERS: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+fn no_wide_characters() -> *mut c_void {
+    (&raw const NO_WIDE_CHARACTERS).cast::<c_void>().cast_mut()
+}
 
 /// 0 = not known yet, 1 = streams have the layout above, 2 = they have another.
 static LAYOUT: AtomicU32 = AtomicU32::new(0);
@@ -193,7 +201,7 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
                 // SAFETY: the layout was looked at, and nobody else has the stream yet.
                 unsafe {
                     let fields = &mut *stream.cast::<Fields>();
-                    (fields.fileno, fields.wide) = (fd, ptr::null_mut());
+                    (fields.fileno, fields.wide) = (fd, no_wide_characters());
                 }
             }
             return stream;
@@ -232,16 +240,36 @@ pub unsafe fn fclose(stream: *mut FILE) -> c_int {
     unsafe { closing_inside(stream, || real::fclose(stream)) }
 }
 
+/// Before freopen(3), which makes an ordinary stream of one of ours.
+///
+/// # Safety
+/// A stream of libc's.
+unsafe fn reopening(stream: *mut FILE) {
+    if LAYOUT.load(Relaxed) == 1 {
+        // SAFETY: the caller's contract; the layout was looked at.
+        let fields = unsafe { &mut *stream.cast::<Fields>() };
+        if fields.wide == no_wide_characters() {
+            fields.wide = ptr::null_mut();
+        }
+    }
+}
+
 /// freopen(3)
 pub unsafe fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
     // SAFETY: the caller's contract.
-    unsafe { closing_inside(stream, || real::freopen(path, mode, stream)) }
+    unsafe {
+        reopening(stream);
+        closing_inside(stream, || real::freopen(path, mode, stream))
+    }
 }
 
 /// freopen64(3)
 pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
     // SAFETY: the caller's contract.
-    unsafe { closing_inside(stream, || real::freopen64(path, mode, stream)) }
+    unsafe {
+        reopening(stream);
+        closing_inside(stream, || real::freopen64(path, mode, stream))
+    }
 }
 
 /// dprintf(3), which makes a stream for the one call, as libc's own does. `print` writes into it.

@@ -207,6 +207,15 @@ pub unsafe fn has_protocol(name: *const core::ffi::c_void, len: libc::socklen_t)
     done != -(libc::ENOENT as isize)
 }
 
+/// Whether the kernel knows this flag of preadv2(2): it looks at the flags before it finds the socket not connected.
+/// `None` where there is no socket to ask with.
+pub fn knows_flag(flag: i32) -> Option<bool> {
+    let probe = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).ok()?;
+    let done = sys::preadv2(probe, flag);
+    sys::close(probe);
+    Some(done != Err(libc::EOPNOTSUPP))
+}
+
 /// Whether sends with MSG_ZEROCOPY are to be completed by the error queue.
 pub fn completes_sends(fd: i32) -> bool {
     kernel::option(fd, libc::SOL_SOCKET, SO_ZEROCOPY, 0) != 0
