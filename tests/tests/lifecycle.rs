@@ -184,6 +184,15 @@ fn a_directory_has_its_mode_whatever_the_umask() {
     fixture.finish();
 }
 
+#[test]
+fn log_spares_a_number_that_is_the_programs() {
+    let fixture = Fixture::new("log");
+    let mut command = fixture.command(build::program("cases"));
+    command.arg("log_spares_a_number_that_is_the_programs").env("USMC_LOG", "debug");
+    fixture.run(command);
+    fixture.finish();
+}
+
 fn is_root() -> bool {
     std::fs::metadata("/proc/self").expect("our process").uid() == 0
 }

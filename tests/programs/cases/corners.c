@@ -5,7 +5,9 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/select.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
@@ -453,4 +455,19 @@ PAIR_CASE(numbers_while_a_thread_waits) {
     close(ends[0]);
     close(ends[1]);
     pair_close(p);
+}
+
+// By itself it tells nothing: `lifecycle` runs it with USMC_LOG.
+CASE(log_spares_a_number_that_is_the_programs) {
+    int kept = OK(dup(2)), ends[2];
+    struct stat of;
+    close(2);
+    int file = memfd_create("ours", 0);
+    both_ends(ends, true, 20);
+    OK(fstat(file, &of));
+    OK(dup2(kept, 2));
+    EQ(file, 2);
+    EQ(of.st_size, 0);
+    close(ends[0]);
+    close(ends[1]);
 }
