@@ -25,8 +25,16 @@ pub fn is_sealed(fd: i32) -> bool {
     sys::fcntl(fd, libc::F_GET_SEALS, 0).is_ok_and(|seals| seals & SEALS == SEALS)
 }
 
-/// Gets rid of a peer's descriptor.
+/// Gets rid of a descriptor that a peer has sent.
 pub fn discard(fd: i32) {
+    // A socket may let the last close wait for its own peer (SO_LINGER), for as long as it says.
+    let none = libc::linger { l_onoff: 0, l_linger: 0 };
+    let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &none);
+    let_go(fd);
+}
+
+/// The same of one that we have fetched from its owner, who has it still and whose options it keeps.
+pub fn let_go(fd: i32) {
     // None of these asks a file system, not even fstat(2) would do.
     let is_harmless = is_sealed(fd)
         || kernel::option(fd, libc::SOL_SOCKET, libc::SO_TYPE, -1) >= 0
@@ -100,5 +108,22 @@ mod tests {
             discard(fd);
             assert!(!is_open(fd));
         }
+    }
+
+    #[test]
+    fn lingering_sockets_are_closed_at_once() {
+        use std::io::Write;
+        use std::net::{TcpListener, TcpStream};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let _reader = listener.accept().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        while theirs.write(&[0; 65536]).is_ok() {}
+        let theirs = theirs.into_raw_fd();
+        let linger = libc::linger { l_onoff: 1, l_linger: 30 };
+        sys::setsockopt(theirs, libc::SOL_SOCKET, libc::SO_LINGER, &linger).unwrap();
+        let start = std::time::Instant::now();
+        discard(theirs);
+        assert!(start.elapsed().as_secs() < 15);
     }
 }

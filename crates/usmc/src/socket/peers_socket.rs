@@ -41,7 +41,7 @@ impl PeersSocket {
         if is_it {
             return Some(PeersSocket(socket));
         }
-        strangers::discard(socket);
+        strangers::let_go(socket);
         None
     }
 
