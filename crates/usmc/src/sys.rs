@@ -310,6 +310,25 @@ pub fn fstat(fd: c_int) -> Result<FileFacts, Errno> {
     Ok(FileFacts { mode: st.st_mode, inode, uid: st.st_uid, size, device: st.st_dev })
 }
 
+/// The type and permissions of a file, and its file system, which is not asked (AT_STATX_DONT_SYNC): a hostile one may not
+/// answer. Not comparable with [`FileFacts`].
+pub fn status(fd: c_int) -> Result<(u32, u64), Errno> {
+    const FLAGS: c_int = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: all-zero is a valid `statx`.
+    let mut it: libc::statx = unsafe { core::mem::zeroed() };
+    call!(SYS_statx, fd, c"".as_ptr(), FLAGS, libc::STATX_TYPE | libc::STATX_MODE, &raw mut it)?;
+    let device = u64::from(it.stx_dev_major) << 32 | u64::from(it.stx_dev_minor);
+    Ok((u32::from(it.stx_mode), device))
+}
+
+/// The type of a file's file system (fstatfs(2)).
+pub fn file_system(fd: c_int) -> Result<u64, Errno> {
+    // SAFETY: all-zero is a valid `statfs`.
+    let mut it: libc::statfs = unsafe { core::mem::zeroed() };
+    call!(SYS_fstatfs, fd, &raw mut it)?;
+    Ok(it.f_type as u64)
+}
+
 /// memfd_create(2), sealable and close-on-exec.
 pub fn memfd_create(name: &CStr) -> Result<c_int, Errno> {
     call!(SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
