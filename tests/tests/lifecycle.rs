@@ -166,6 +166,33 @@ fn users_of_a_group_share_its_directory_whatever_their_umask() {
     fixture.finish();
 }
 
+#[test]
+fn a_directory_has_its_mode_whatever_the_umask() {
+    let fixture = Fixture::new("umask");
+    if is_plain() {
+        return;
+    }
+    let dir = fixture.scratch().join("device");
+    let mut command = fixture.plain("sh");
+    command.args(["-c", "umask 0177; exec \"$0\" run -- \"$1\" server"]);
+    command.arg(build::usmc()).arg(build::program("load")).env("USMC_ISM_DIR", &dir);
+    let (mut server, port) = serve(fixture.spawn(command));
+    let mode = std::fs::metadata(&dir).expect("the directory").permissions().mode();
+    assert_eq!(mode & 0o7777, 0o700);
+    many(load(&fixture, &["many", &port.to_string(), "1"])).succeed();
+    server.succeed();
+    fixture.finish();
+}
+
+#[test]
+fn log_spares_a_number_that_is_the_programs() {
+    let fixture = Fixture::new("log");
+    let mut command = fixture.command(build::program("cases"));
+    command.arg("log_spares_a_number_that_is_the_programs").env("USMC_LOG", "debug");
+    fixture.run(command);
+    fixture.finish();
+}
+
 fn is_root() -> bool {
     std::fs::metadata("/proc/self").expect("our process").uid() == 0
 }

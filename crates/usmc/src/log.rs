@@ -3,10 +3,13 @@
 use core::ffi::CStr;
 use core::fmt::{self, Write};
 use usmc_shm::sync::Ordering::Relaxed;
-use usmc_shm::sync::{AtomicI32, AtomicU32};
+use usmc_shm::sync::{AtomicI32, AtomicU32, AtomicU64};
 
 static LEVEL: AtomicU32 = AtomicU32::new(0);
 static FD: AtomicI32 = AtomicI32::new(2);
+/// Which file that was at the start. The program may close it, and the number be of its own then.
+static DEVICE: AtomicU64 = AtomicU64::new(0);
+static INODE: AtomicU64 = AtomicU64::new(0);
 
 struct Line {
     bytes: [u8; 512],
@@ -52,6 +55,9 @@ pub unsafe fn init() {
             Err(_) => return,
         }
     }
+    let Ok(facts) = crate::sys::fstat(FD.load(Relaxed)) else { return };
+    DEVICE.store(facts.device, Relaxed);
+    INODE.store(facts.inode, Relaxed);
     LEVEL.store(level, Relaxed);
 }
 
@@ -59,10 +65,17 @@ fn line(level: u32, name: &str, args: fmt::Arguments<'_>) {
     if LEVEL.load(Relaxed) < level {
         return;
     }
+    let fd = FD.load(Relaxed);
+    let is_it = |facts: crate::sys::FileFacts| {
+        facts.device == DEVICE.load(Relaxed) && facts.inode == INODE.load(Relaxed)
+    };
+    if !crate::sys::fstat(fd).is_ok_and(is_it) {
+        return;
+    }
     let mut line = Line { bytes: [0; 512], len: 0 };
     let _ = write!(line, "usmc[{}] {name}: {args}", crate::process::pid());
     line.bytes[line.len] = b'\n';
-    crate::sys::write(FD.load(Relaxed), &line.bytes[..=line.len]);
+    crate::sys::write(fd, &line.bytes[..=line.len]);
 }
 
 /// Something the user should act upon.
@@ -73,4 +86,20 @@ pub fn warn(args: fmt::Arguments<'_>) {
 /// Steps of the handshake.
 pub fn debug(args: fmt::Arguments<'_>) {
     line(4, "debug", args);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_line_for_nobody_is_no_signal() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        // SAFETY: what the test program ignores would end it until it is ignored again.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        crate::sys::write(writer.as_raw_fd(), b"x");
+        // SAFETY: as it was.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    }
 }

@@ -5,6 +5,7 @@
 //! its buffers shrink. So where there is such a limit, memory is asked for before it is used, an eighth of the limit is
 //! left to the program, and what is granted is populated at once. Connections that get none are or become TCP.
 
+use core::ffi::CStr;
 use core::fmt::Write;
 use core::str;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -124,16 +125,8 @@ const V2: Version = Version {
 
 /// The least that the limits of this process' cgroup, and of those around it, leave. `None`: it cannot be told.
 fn in_cgroups() -> Option<u64> {
-    let mut text = [0; 2048];
-    let text = read(c"/proc/self/cgroup", &mut text)?;
-    // ID:CONTROLLERS:PATH; in version 2 without controllers.
-    let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
-    let memory = lines().find(|(controllers, _)| controllers.split(',').any(|c| c == "memory"));
-    let (version, path) = match memory {
-        Some((_, path)) => (&V1, path),
-        None => (&V2, lines().find(|(controllers, _)| controllers.is_empty())?.1),
-    };
-    let mut path = path.trim_end_matches('/');
+    let (version, path) = own_cgroup()?;
+    let mut path = path.text().trim_end_matches('/');
     let mut least = UNLIMITED;
     for _ in 0..DEPTH {
         least = least.min(left_in(version, path));
@@ -145,36 +138,119 @@ fn in_cgroups() -> Option<u64> {
     Some(least)
 }
 
+/// The cgroup of this process that limits memory.
+// Not inlined, as nothing here that has a buffer: signal handlers come here, whose stacks may be 8 KiB.
+#[inline(never)]
+fn own_cgroup() -> Option<(&'static Version, Path)> {
+    let (mut v1, mut v2) = (None, None);
+    for_each_line(c"/proc/self/cgroup", |line| {
+        // ID:CONTROLLERS:PATH; in version 2 without controllers.
+        let Some((_, rest)) = line.split_once(':') else { return };
+        let Some((controllers, path)) = rest.split_once(':') else { return };
+        if controllers.is_empty() && v2.is_none() {
+            v2 = Some(Path::of(format_args!("{path}")));
+        } else if controllers.split(',').any(|c| c == "memory") {
+            v1 = Some(Path::of(format_args!("{path}")));
+        }
+    })?;
+    v1.map(|path| (&V1, path)).or(v2.map(|path| (&V2, path)))
+}
+
 /// What one cgroup's limits leave.
 fn left_in(version: &Version, path: &str) -> u64 {
-    let number = |file| {
-        let mut text = [0; 64];
-        in_cgroup(version, path, file, &mut text)?.trim().parse::<u64>().ok()
-    };
+    let number = |file| number_in(version, path, file);
     // "max", and v1's number for it, are none; nor is what a container does not see.
     let limits = version.limits.iter().filter_map(|file| number(file));
     let Some(limit) = limits.min().filter(|limit| *limit < 1 << 60) else { return UNLIMITED };
     let Some(usage) = number(version.usage) else { return UNLIMITED };
     // The kernel takes the page cache away before anything else.
-    let mut text = [0; 4096];
-    let stat = in_cgroup(version, path, "memory.stat", &mut text).unwrap_or("");
-    let cache = stat.lines().filter_map(|line| line.split_once(' '));
-    let cache = cache.filter(|(name, _)| version.cache.contains(name));
-    let cache: u64 = cache.filter_map(|(_, bytes)| bytes.parse::<u64>().ok()).sum();
+    let cache = cache_in(version, path);
     limit.saturating_sub(usage.saturating_sub(cache)).saturating_sub(limit / SHARE)
 }
 
-fn in_cgroup<'a>(version: &Version, path: &str, file: &str, text: &'a mut [u8]) -> Option<&'a str> {
+#[inline(never)]
+fn number_in(version: &Version, path: &str, file: &str) -> Option<u64> {
+    let mut text = [0; 64];
+    read(name(version, path, file)?.c(), &mut text)?.trim().parse().ok()
+}
+
+/// Bytes of page cache.
+#[inline(never)]
+fn cache_in(version: &Version, path: &str) -> u64 {
+    let mut cache = 0u64;
+    if let Some(name) = name(version, path, "memory.stat") {
+        for_each_line(name.c(), |line| {
+            if let Some((word, bytes)) = line.split_once(' ')
+                && version.cache.contains(&word)
+            {
+                cache = cache.saturating_add(bytes.parse().unwrap_or(0));
+            }
+        });
+    }
+    cache
+}
+
+fn name(version: &Version, path: &str, file: &str) -> Option<Path> {
     let mut name = Path::new();
     write!(name, "{}{path}/{file}", version.mount).ok()?;
-    read(name.c(), text)
+    Some(name)
 }
 
 /// The beginning of a file, as far as it is text and `to` is long.
-fn read<'a>(path: &core::ffi::CStr, to: &'a mut [u8]) -> Option<&'a str> {
+fn read<'a>(path: &CStr, to: &'a mut [u8]) -> Option<&'a str> {
     let fd = sys::open(path, libc::O_RDONLY, 0).ok()?;
     // SAFETY: `to` is writable for its length.
     let read = unsafe { sys::read(fd, to.as_mut_ptr().cast(), to.len()) };
     sys::close(fd);
     str::from_utf8(&to[..read.ok()?]).ok()
+}
+
+/// Shows a file's lines, one after the other, without their ends: it is read in pieces, for the stack may be small. What
+/// does not fit into one piece is left out. `None` where the file cannot be read.
+fn for_each_line(path: &CStr, mut show: impl FnMut(&str)) -> Option<()> {
+    const PIECE: usize = 512;
+    let fd = sys::open(path, libc::O_RDONLY, 0).ok()?;
+    let mut piece = [0; PIECE];
+    let (mut have, mut is_rest) = (0, false);
+    loop {
+        // SAFETY: what is left of `piece` is writable.
+        let read = unsafe { sys::read(fd, piece.as_mut_ptr().add(have).cast(), PIECE - have) };
+        let Ok(n @ 1..) = read else { break };
+        have += n;
+        let mut done = 0;
+        while let Some(len) = piece[done..have].iter().position(|byte| *byte == b'\n') {
+            let line = &piece[done..done + len];
+            if let (false, Ok(line)) = (is_rest, str::from_utf8(line)) {
+                show(line);
+            }
+            (is_rest, done) = (false, done + len + 1);
+        }
+        if done == 0 && have == PIECE {
+            (is_rest, done) = (true, have);
+        }
+        piece.copy_within(done..have, 0);
+        have -= done;
+    }
+    sys::close(fd);
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_longer_than_the_buffer_are_read_line_by_line() {
+        let path = std::env::temp_dir().join(format!("usmc-lines-{}", std::process::id()));
+        let long = "x".repeat(1500);
+        let lines: Vec<String> = (0..400).map(|n| format!("name_{n} {}", n * n)).collect();
+        let text = format!("{}\n{long}\n{}\n", lines[..200].join("\n"), lines[200..].join("\n"));
+        std::fs::write(&path, text).unwrap();
+        let name = Path::of(format_args!("{}", path.display()));
+        let mut seen = Vec::new();
+        for_each_line(name.c(), |line| seen.push(line.to_owned())).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(seen, lines);
+        assert!(for_each_line(name.c(), |_| ()).is_none());
+    }
 }

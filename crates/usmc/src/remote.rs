@@ -8,6 +8,7 @@ use core::ffi::CStr;
 use core::mem::MaybeUninit;
 
 use crate::path::Path;
+use crate::strangers;
 use crate::sys::{self, Errno};
 
 /// Such a process. It may end, or become another program, at any moment; then reads fail.
@@ -106,19 +107,16 @@ pub fn open_memfd(pid: u32, name: &CStr, is_it: impl Fn(i32) -> bool) -> Option<
     let mut found = None;
     let _ = sys::each_fd_in(dir.c(), pid == sys::getpid(), |fd| {
         let file = Path::of(format_args!("/proc/{pid}/fd/{fd}"));
-        let mut link = [0u8; 64];
-        let mut is_named = || {
-            let len = sys::readlink(file.c(), &mut link).unwrap_or(0);
-            link[..len].strip_prefix(b"/memfd:").is_some_and(|l| l.starts_with(name.to_bytes()))
+        let is_named = |link: &[u8]| {
+            link.strip_prefix(b"/memfd:").is_some_and(|l| l.starts_with(name.to_bytes()))
         };
         if found.is_none()
-            && is_named()
-            && let Ok(copy) = sys::open(file.c(), libc::O_RDWR, 0)
+            && let Ok(copy) = strangers::open_memfd(&file, is_named, libc::O_RDWR)
         {
             if is_it(copy) {
                 found = Some(copy);
             } else {
-                crate::strangers::discard(copy);
+                strangers::discard(copy);
             }
         }
     });

@@ -373,7 +373,7 @@ pub fn map_peer(fd: i32) -> Result<(), Reason> {
 
 /// The same, for one that was delivered for a connection by whoever holds its other end. Which file it is.
 pub fn map_delivered(fd: i32) -> Result<u64, Reason> {
-    if !strangers::is_sealed(fd) {
+    if !strangers::is_memory(fd) {
         strangers::discard(fd);
         return Err(Reason::PeerBroken);
     }
@@ -489,7 +489,7 @@ pub fn is_refused(id: u64) -> bool {
 /// Bytes of a stranger's memory that cannot shrink.
 fn size_of_sealed(fd: i32) -> Result<usize, Reason> {
     // Before the file is asked anything else, see there.
-    if !strangers::is_sealed(fd) {
+    if !strangers::is_memory(fd) {
         return Err(Reason::PeerBroken);
     }
     let size = sys::fstat(fd).map_err(|_| Reason::PeerBroken)?.size;

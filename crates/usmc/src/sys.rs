@@ -297,6 +297,8 @@ pub struct FileFacts {
     pub uid: u32,
     /// Bytes.
     pub size: u64,
+    /// Its file system.
+    pub device: u64,
 }
 
 /// fstat(2).
@@ -305,7 +307,26 @@ pub fn fstat(fd: c_int) -> Result<FileFacts, Errno> {
     let mut st: libc::stat64 = unsafe { core::mem::zeroed() };
     call!(SYS_fstat, fd, &raw mut st)?;
     let (inode, size) = (st.st_ino, st.st_size as u64);
-    Ok(FileFacts { mode: st.st_mode, inode, uid: st.st_uid, size })
+    Ok(FileFacts { mode: st.st_mode, inode, uid: st.st_uid, size, device: st.st_dev })
+}
+
+/// The type and permissions of a file, and its file system, which is not asked (AT_STATX_DONT_SYNC): a hostile one may not
+/// answer. Not comparable with [`FileFacts`].
+pub fn status(fd: c_int) -> Result<(u32, u64), Errno> {
+    const FLAGS: c_int = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: all-zero is a valid `statx`.
+    let mut it: libc::statx = unsafe { core::mem::zeroed() };
+    call!(SYS_statx, fd, c"".as_ptr(), FLAGS, libc::STATX_TYPE | libc::STATX_MODE, &raw mut it)?;
+    let device = u64::from(it.stx_dev_major) << 32 | u64::from(it.stx_dev_minor);
+    Ok((u32::from(it.stx_mode), device))
+}
+
+/// The type of a file's file system (fstatfs(2)).
+pub fn file_system(fd: c_int) -> Result<u64, Errno> {
+    // SAFETY: all-zero is a valid `statfs`.
+    let mut it: libc::statfs = unsafe { core::mem::zeroed() };
+    call!(SYS_fstatfs, fd, &raw mut it)?;
+    Ok(it.f_type as u64)
 }
 
 /// memfd_create(2), sealable and close-on-exec.
@@ -597,9 +618,19 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut libc::msghdr, flags: c_int) -> Result
     call!(SYS_recvmsg, fd, msg, flags)
 }
 
-/// write(2), for the log.
+/// write(2), for the log: of the signals with which the kernel tells a program that its own write failed, none comes.
 pub fn write(fd: c_int, bytes: &[u8]) {
-    let _ = call!(SYS_write, fd, bytes.as_ptr(), bytes.len());
+    const ITS: u64 = 1 << (libc::SIGPIPE - 1) | 1 << (libc::SIGXFSZ - 1);
+    let mask = block_signals();
+    let mut pending = 0u64;
+    let _ = call!(SYS_rt_sigpending, &raw mut pending, 8);
+    if let Err(libc::EPIPE | libc::EFBIG) = call!(SYS_write, fd, bytes.as_ptr(), bytes.len()) {
+        // Nothing, in either layout of a time.
+        let at_once = [0u64; 2];
+        let new = ITS & !pending;
+        let _ = call!(SYS_rt_sigtimedwait, &raw const new, 0, &raw const at_once, 8);
+    }
+    set_signals(mask);
 }
 
 /// getrlimit(2) RLIMIT_NOFILE, the soft limit.

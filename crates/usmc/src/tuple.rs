@@ -121,12 +121,44 @@ pub fn peer(fd: i32) -> Result<Endpoint, Errno> {
     Endpoint::from_sockaddr(&ss, len).ok_or(libc::EAFNOSUPPORT)
 }
 
-/// SO_NETNS_COOKIE of the socket (Linux 5.14), 0 where the kernel does not tell.
-pub fn netns(fd: i32) -> u64 {
+/// SO_NETNS_COOKIE of the socket (Linux 5.14); `None` where the kernel does not tell.
+pub fn cookie(fd: i32) -> Option<u64> {
     const SO_NETNS_COOKIE: i32 = 71;
     let mut cookie = 0u64;
     match sys::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie) {
-        Ok(8) => cookie,
-        _ => 0,
+        Ok(8) if cookie != 0 => Some(cookie),
+        _ => None,
+    }
+}
+
+/// What names the socket's network namespace. Where the kernel does not tell: this thread's, in which it mostly was made.
+pub fn netns(fd: i32) -> u64 {
+    cookie(fd).unwrap_or_else(own_namespace)
+}
+
+/// A name of this thread's network namespace that is no cookie; one that nobody else has where `/proc` does not tell.
+#[cold]
+fn own_namespace() -> u64 {
+    const NO_COOKIE: u64 = 1 << 62;
+    let inode = sys::open(c"/proc/thread-self/ns/net", libc::O_RDONLY, 0).and_then(|fd| {
+        let facts = sys::fstat(fd);
+        sys::close(fd);
+        Ok(facts?.inode)
+    });
+    NO_COOKIE | (inode.unwrap_or_else(|_| sys::random()) & (NO_COOKIE - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_namespaces_are_not_the_same() {
+        let here = own_namespace();
+        assert_eq!(own_namespace(), here);
+        // SAFETY: it concerns this thread alone, which ends. Only root can.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0 {
+            assert_ne!(own_namespace(), here);
+        }
     }
 }

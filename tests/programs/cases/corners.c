@@ -5,7 +5,9 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/select.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
@@ -343,4 +345,129 @@ PAIR_CASE(poll_of_a_set_in_which_nothing_was) {
     EQ(pthread_join(thread, NULL), 0);
     close(poller.ep);
     pair_close(p);
+}
+
+static void *sends_most(void *arg) {
+    send_all(*(int *)arg, 3, 0, 32 << 20);
+    return NULL;
+}
+
+static size_t sipped;
+
+// The sender goes on each time.
+static void *sips(void *arg) {
+    for (int i = 0; i < 40 && !stop; i++, sipped += 256 << 10) {
+        recv_all(*(int *)arg, 3, sipped, 256 << 10);
+        usleep(50000);
+    }
+    return NULL;
+}
+
+// Woken again and again by what wakes another thread's send.
+CASE(limit_of_a_receive_beside_a_send_that_sleeps) {
+    int ends[2];
+    pthread_t sends, reads;
+    both_ends(ends, true, 20);
+    timeout_option(ends[0], SO_RCVTIMEO, 0.4);
+    EQ(pthread_create(&sends, NULL, sends_most, &ends[0]), 0);
+    EQ(pthread_create(&reads, NULL, sips, &ends[1]), 0);
+    double start = now();
+    FAILS(recv(ends[0], &(char){0}, 1, 0), EAGAIN);
+    double took = now() - start;
+    CHECK(took > 0.39 && took < 1.2);
+    stop = true;
+    EQ(pthread_join(reads, NULL), 0);
+    recv_all(ends[1], 3, sipped, (32 << 20) - sipped);
+    EQ(pthread_join(sends, NULL), 0);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+// The shortest one of many counts: the machine may be busy.
+static void lasts_a_part_of_a_millisecond(double *shortest, double start) {
+    double took = now() - start;
+    CHECK(took >= 0.0003);
+    if (*shortest == 0 || took < *shortest)
+        *shortest = took;
+}
+
+PAIR_CASE(waits_of_less_than_a_millisecond) {
+    struct pair p = pair_open();
+    struct pollfd f = {.fd = p.fd, .events = POLLIN};
+    struct timespec limit = {0, 300000};
+    double shortest[3] = {0};
+    for (int i = 0; i < 100; i++) {
+        double start = now();
+        EQ(ppoll(&f, 1, &limit, NULL), 0);
+        lasts_a_part_of_a_millisecond(&shortest[0], start);
+        fd_set set;
+        FD_ZERO(&set);
+        FD_SET(p.fd, &set);
+        struct timeval left = {0, 300};
+        start = now();
+        EQ(select(p.fd + 1, &set, NULL, NULL, &left), 0);
+        lasts_a_part_of_a_millisecond(&shortest[1], start);
+        FD_SET(p.fd, &set);
+        start = now();
+        EQ(pselect(p.fd + 1, &set, NULL, NULL, &limit, NULL), 0);
+        lasts_a_part_of_a_millisecond(&shortest[2], start);
+    }
+    for (int i = 0; i < 3; i++)
+        CHECK(shortest[i] < 0.0009);
+    pair_close(p);
+}
+
+struct splicing {
+    int pipe, to;
+    _Atomic pid_t thread;
+};
+
+static void *splices(void *arg) {
+    struct splicing *s = arg;
+    s->thread = gettid();
+    EQ(splice(s->pipe, NULL, s->to, NULL, 1, 0), 1);
+    return NULL;
+}
+
+// A program counts on the lowest number that is free, whatever its threads wait for.
+PAIR_CASE(numbers_while_a_thread_waits) {
+    struct pair p = pair_open();
+    int ends[2];
+    pthread_t thread;
+    OK(pipe(ends));
+    struct splicing splicing = {.pipe = ends[0], .to = p.fd};
+    int next = OK(dup(ends[0]));
+    close(next);
+    EQ(pthread_create(&thread, NULL, splices, &splicing), 0);
+    while (splicing.thread == 0)
+        sched_yield();
+    wait_asleep(getpid(), splicing.thread);
+    int tries = 0, others = 0;
+    for (double start = now(); now() < start + 0.2; tries++) {
+        int fd = OK(dup(ends[0]));
+        others += fd != next;
+        close(fd);
+    }
+    CHECK(others * 4 < tries);
+    EQ(write(ends[1], "x", 1), 1);
+    EQ(pthread_join(thread, NULL), 0);
+    peer_hears(p.peer, "x");
+    close(ends[0]);
+    close(ends[1]);
+    pair_close(p);
+}
+
+// By itself it tells nothing: `lifecycle` runs it with USMC_LOG.
+CASE(log_spares_a_number_that_is_the_programs) {
+    int kept = OK(dup(2)), ends[2];
+    struct stat of;
+    close(2);
+    int file = memfd_create("ours", 0);
+    both_ends(ends, true, 20);
+    OK(fstat(file, &of));
+    OK(dup2(kept, 2));
+    EQ(file, 2);
+    EQ(of.st_size, 0);
+    close(ends[0]);
+    close(ends[1]);
 }

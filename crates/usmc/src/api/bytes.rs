@@ -2,7 +2,6 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
-use core::sync::atomic::Ordering::Relaxed;
 use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::Relaxed;

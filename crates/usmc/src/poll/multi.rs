@@ -44,11 +44,6 @@ impl Deadline {
     pub(super) fn left(self) -> Option<u64> {
         self.0.map(|at| if at == 0 { 0 } else { at.saturating_sub(clock::now_ns()) })
     }
-
-    /// What is left for a call that takes milliseconds, rounded up; with `tick` at most one.
-    pub(super) fn left_ms(self, tick: bool) -> c_int {
-        in_ms(self.left(), tick)
-    }
 }
 
 /// epoll_wait, epoll_pwait and epoll_pwait2 on a set with tracked sockets. `None`: the real call serves.

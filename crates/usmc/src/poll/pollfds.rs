@@ -179,7 +179,7 @@ fn poll_until(
     loop {
         let mut n = poll_now(fds);
         if (n > 0 || timeout_ns == 0) && first && may_have_ended(fds, n) {
-            sleep_poll(fds, 0, core::ptr::null());
+            sleep_poll(fds, Some(0), core::ptr::null());
             n = poll_now(fds);
         }
         if !first && n > 0 {
@@ -201,7 +201,7 @@ fn poll_until(
         let asleep = Asleep(fds.as_mut_ptr(), fds.len());
         let (asleep, got) = keeping(asleep, || match ready {
             true => 0,
-            false => sleep_poll(fds, deadline.left_ms(tick), mask),
+            false => sleep_poll(fds, at_most(deadline.left(), tick.then_some(TICK_NS)), mask),
         });
         let saved = errno();
         // Of these numbers some may be hidden: they come back when the call is over.
@@ -239,8 +239,18 @@ fn hide_closed(fds: &mut [libc::pollfd]) -> c_int {
         .count() as c_int
 }
 
+/// How often a sleeper looks that doorbells may not wake.
+const TICK_NS: u64 = 1_000_000;
 /// How often a sleeper looks at a connection that has hung up, which it does not mind.
-const HUNG_UP_MS: c_int = 20;
+const HUNG_UP_NS: u64 = 20_000_000;
+
+/// The shorter one of two times; `None` = for ever.
+fn at_most(time: Option<u64>, limit: Option<u64>) -> Option<u64> {
+    match (time, limit) {
+        (Some(time), Some(limit)) => Some(time.min(limit)),
+        (time, limit) => time.or(limit),
+    }
+}
 
 /// Added to the number of a ring connection during a real poll. The application's own negative numbers are hardly
 /// as low as that, nor those of [`hide_closed`].
@@ -422,10 +432,13 @@ fn is_past_tcp(fd: i32, conn: &conn::Conn, slot: &Slot) -> bool {
 }
 
 /// The real sleep: ring connections wait for doorbells and for the end of the connection.
-fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::sigset_t) -> c_int {
+fn sleep_poll(
+    fds: &mut [libc::pollfd],
+    mut timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> c_int {
     // The kernel overwrites `revents`, so the events are remembered in private memory.
     let kept = Kept::take(fds);
-    let mut timeout_ms = timeout_ms;
     for p in fds.iter_mut() {
         if p.fd >= 0
             && let Watch::Ring(index) = watch(p.fd)
@@ -440,31 +453,28 @@ fn sleep_poll(fds: &mut [libc::pollfd], timeout_ms: c_int, mask: *const libc::si
             let urgent = p.events & libc::POLLPRI;
             let deaf = bells || ended || hides_bells(p.fd, conn, p.events);
             let hung_up = conn.kernel_events.load(Relaxed) & ready::HUP != 0;
-            let look_ms = match hears_bells(p.events) {
+            let look_ns = match hears_bells(p.events) {
                 // It may be so since a moment only, later than our last look: that bell was for us.
-                true if deaf => 1,
+                true if deaf => Some(TICK_NS),
                 // What it waits for can only be our own doing.
-                false if hung_up => HUNG_UP_MS,
-                _ => c_int::MAX,
+                false if hung_up => Some(HUNG_UP_NS),
+                _ => None,
             };
-            if timeout_ms < 0 && look_ms < c_int::MAX || timeout_ms > look_ms {
-                timeout_ms = look_ms;
-            }
+            timeout_ns = at_most(timeout_ns, look_ns);
             p.events = match deaf {
                 // A look does not mind what would keep a sleeper awake.
-                _ if timeout_ms == 0 => libc::POLLRDHUP | urgent,
+                _ if timeout_ns == Some(0) => libc::POLLRDHUP | urgent,
                 true if ended => urgent,
                 true => libc::POLLRDHUP | urgent,
                 false => libc::POLLIN | libc::POLLRDHUP | urgent,
             };
-            if (hung_up || wait::is_cut(conn)) && timeout_ms != 0 {
+            if (hung_up || wait::is_cut(conn)) && timeout_ns != Some(0) {
                 // The kernel would report it at once, and again and again.
                 p.fd += HIDDEN;
             }
         }
     }
     let kept = GivenBack { kept, at: fds.as_mut_ptr(), count: fds.len() };
-    let timeout_ns = u64::try_from(timeout_ms).ok().map(|ms| ms * 1_000_000);
     let (kept, n) = keeping(kept, || sleep_in_kernel(fds, timeout_ns, mask));
     let saved = errno();
     drop(kept);

@@ -29,6 +29,9 @@ const BELL_NS: u64 = 1_000_000_000;
 const WAKE_NS: u64 = 20_000_000;
 /// How long unread bytes may take to find room in the kernel's buffers. They nearly always fit at once.
 const RESEND_NS: u64 = 5_000_000_000;
+/// How often one call takes doorbells out of the TCP stream; it has buffers for fewer of them. What is left is a peer's that
+/// sends without end, and the next call's.
+const LOOKS: usize = 4096;
 
 /// Whether a direction with these flags may be on its way back.
 #[inline(always)]
@@ -312,11 +315,16 @@ fn bytes_before_bells(fd: i32, conn: &Conn, slot: &Slot) -> Option<usize> {
 /// EBUSY where they do not come.
 pub fn drop_bells(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     let span = RxSpan::new(slot, conn.side());
-    let mut patience = Patience::new();
+    let begun = Patience::new();
+    let (mut patience, mut looks) = (Patience::new(), 0);
     while span.unheard() > 0 {
         let taken = drop_bytes(fd, span.unheard().into());
         conn.end(slot).bells_drained.fetch_add(taken as u32, Relaxed);
         if taken > 0 {
+            looks += 1;
+            if looks > LOOKS || begun.lasted_ns() > RESEND_NS {
+                return Err(libc::EBUSY);
+            }
             patience = Patience::new();
         } else if kernel::has_fin(fd) {
             break;
@@ -515,33 +523,45 @@ pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
         }
         Resume::Not => return false,
         Resume::AtOnce => {}
-        Resume::At(at) => loop {
-            if !wait::reads_ring(fd, conn, slot) {
-                // Bytes of the TCP span come first.
+        Resume::At(at) => {
+            if !skip_to(fd, conn, slot, at) {
                 return false;
             }
-            let Some(read) = kernel::tcp_read(fd, conn, slot) else { return false };
-            if read >= at {
-                break;
-            }
-            if !skip(fd, &span, at - read) {
-                return false;
-            }
-            if span.is_tcp() {
-                break;
-            }
-        },
+        }
     }
     span.to_tcp();
     true
 }
 
+/// Takes away what stands before byte `at` of the TCP stream, with which TCP goes on. False where that is not over.
+fn skip_to(fd: i32, conn: &Conn, slot: &Slot, at: u64) -> bool {
+    let span = RxSpan::new(slot, conn.side());
+    for _ in 0..LOOKS {
+        if !wait::reads_ring(fd, conn, slot) {
+            // Bytes of the TCP span come first.
+            return false;
+        }
+        let Some(read) = kernel::tcp_read(fd, conn, slot) else { return false };
+        if read >= at {
+            return true;
+        }
+        if !skip(fd, &span, at - read) {
+            return false;
+        }
+        if span.is_tcp() {
+            return true;
+        }
+    }
+    false
+}
+
 /// [`finish_rx`], where the sender was faster than our first look at the ring.
 fn finish_by_sender(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let span = RxSpan::new(slot, conn.side());
-    while let Ok(Source::Bells(count)) = span.source(|| kernel::tcp_read(fd, conn, slot)) {
-        if !skip(fd, &span, count) {
-            break;
+    for _ in 0..LOOKS {
+        match span.source(|| kernel::tcp_read(fd, conn, slot)) {
+            Ok(Source::Bells(count)) if skip(fd, &span, count) => {}
+            _ => break,
         }
     }
     span.is_tcp()

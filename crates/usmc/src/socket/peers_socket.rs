@@ -34,14 +34,17 @@ impl PeersSocket {
         // The number may mean anything by now, and who told it may lie.
         // In another network namespace the same names can be another connection's: there its owner must not lie, and
         // the byte counts show what he means.
-        let is_near = tuple::netns(socket) == tuple::netns(fd);
+        let is_near = match (tuple::cookie(socket), tuple::cookie(fd)) {
+            (Some(there), Some(here)) => there == here,
+            _ => kernel::may_be_joined(fd, socket),
+        };
         let is_it = (is_near || (conn.clc.is_with_kin() && kernel::may_be_joined(fd, socket)))
             && tuple::local(socket).is_ok_and(|at| tuple::peer(fd) == Ok(at))
             && tuple::peer(socket).is_ok_and(|at| tuple::local(fd) == Ok(at));
         if is_it {
             return Some(PeersSocket(socket));
         }
-        strangers::discard(socket);
+        strangers::let_go(socket);
         None
     }
 

@@ -24,13 +24,15 @@ use crate::poll::ready;
 use crate::process::Lock;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{config, device, fork, observer, order, process, real, transition};
+use crate::{config, device, fork, observer, order, process, real, table, transition};
 
 /// How long the kernel of a dead peer may take to answer a doorbell. A living peer that leaves one unread gets the next
 /// after this time.
 const ANSWER_NS: u64 = 100_000_000;
 /// How often a doorbell in flight is looked after. It is one system call without a sleep.
 const CUT_PATIENCE: u32 = 10_000;
+/// A call that waits no longer than that has only spun so far, or hardly slept.
+const FIRST_SLEEP_NS: u64 = 1_000_000;
 /// Most doorbell bytes taken at once.
 const BELLS_MAX: usize = 256;
 
@@ -408,30 +410,35 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) ->
     }
     let start = clock::now_ns();
     let sleep = || match until {
-        _ if is_cut(conn) => tick(),
-        Until::Data => peek(fd, index),
-        Until::DataOrSignal => {
-            let limit_ms = time_limit_ms(fd, libc::SO_RCVTIMEO);
-            let left_ms = limit_ms - ((clock::now_ns() - since) / 1_000_000) as i64;
-            match left_ms {
-                ..=0 if limit_ms > 0 => Woken::Fail(libc::EAGAIN),
-                _ => match sleep_in_poll(fd, index, if limit_ms > 0 { left_ms } else { -1 }) {
-                    Woken::Look
-                        if limit_ms > 0
-                            && clock::now_ns() - since >= limit_ms as u64 * 1_000_000 =>
-                    {
-                        Woken::Fail(libc::EAGAIN)
-                    }
-                    woken => woken,
-                },
-            }
-        }
+        Until::AnyWakeUp if is_cut(conn) => tick(),
         Until::AnyWakeUp => receive_nothing(fd),
+        // SO_RCVTIMEO is the kernel's own where the call has not slept yet.
+        Until::Data if start.saturating_sub(since) < FIRST_SLEEP_NS && !is_cut(conn) => {
+            peek(fd, index)
+        }
+        _ => sleep_for_data(fd, index, until, since),
     };
     observer::count_one(conn, |record| &record.sleeps);
     let (_, woken) = keeping(sleeper, sleep);
     budget.slept(clock::now_ns() - start);
     woken
+}
+
+/// The second sleep of a call for data, or one that doorbells cannot end: what is left of SO_RCVTIMEO has to be counted.
+fn sleep_for_data(fd: i32, index: u32, until: Until, since: u64) -> Woken {
+    let limit_ms = time_limit_ms(fd, libc::SO_RCVTIMEO);
+    let left_ms = limit_ms - ((clock::now_ns() - since) / 1_000_000) as i64;
+    if limit_ms > 0 && left_ms <= 0 {
+        return Woken::Fail(libc::EAGAIN);
+    }
+    // A time limit makes any signal that is handled end the call, as bytes do that are there already.
+    let ends_by_signal = limit_ms > 0 || until == Until::DataOrSignal;
+    match (is_cut(conn::at(index)), ends_by_signal) {
+        (true, true) => short_tick(),
+        (true, false) => tick(),
+        (false, true) => sleep_in_poll(fd, index, if limit_ms > 0 { left_ms } else { -1 }),
+        (false, false) => peek(fd, index),
+    }
 }
 
 /// SO_RCVTIMEO or SO_SNDTIMEO in milliseconds; 0 = none.
@@ -511,7 +518,8 @@ const fn timer_of(fd: i32, thread: u64) -> u64 {
 impl Timer {
     fn new(ns: c_long) -> Option<Timer> {
         let _held = TIMERS_LOCK.enter()?;
-        let fd = sys::timer(ns).ok()?;
+        // Out of the way: programs count on which number comes next, and close what they do not know.
+        let fd = table::keep_fd(sys::timer(ns).ok()?);
         let word = timer_of(fd, process::thread());
         let note = |place: &&AtomicU64| place.compare_exchange(0, word, Relaxed, Relaxed).is_ok();
         Some(Timer { fd, place: TIMERS.iter().find(note) })
@@ -522,7 +530,7 @@ impl Drop for Timer {
     fn drop(&mut self) {
         let _held = TIMERS_LOCK.enter();
         self.place.inspect(|place| place.store(0, Relaxed));
-        sys::close(self.fd);
+        table::release_fd(self.fd);
     }
 }
 
@@ -544,7 +552,7 @@ pub fn after_fork() {
         let fd = (word & 0xff_ffff) as i32 - 1;
         if fd >= 0 && word != timer_of(fd, process::thread()) {
             place.store(0, Relaxed);
-            sys::close(fd);
+            table::release_fd(fd);
         }
     }
 }

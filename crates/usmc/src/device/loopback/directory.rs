@@ -2,6 +2,7 @@
 
 use core::ffi::CStr;
 use core::fmt::{self, Write};
+use usmc_shm::sync::AtomicU64;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::layout::{DeviceFile, MAGIC, PREFIX, VERSION};
@@ -13,11 +14,26 @@ pub fn path() -> Path {
     let mut p = Path::new();
     let configured = crate::config::get().ism_dir();
     let _ = if configured.is_empty() {
-        write!(p, "/dev/shm/usmc-{}", sys::geteuid())
+        write!(p, "/dev/shm/usmc-{}", owner())
     } else {
         p.write_str(configured)
     };
     p
+}
+
+/// Whose directory it is: the user's that this process was when it first asked, plus one. What it has in there stays
+/// where it is, whoever it becomes by setuid(2).
+static OWNER: AtomicU64 = AtomicU64::new(0);
+
+fn owner() -> u32 {
+    let known = match OWNER.load(Relaxed) {
+        0 => {
+            let own = u64::from(sys::geteuid()) + 1;
+            OWNER.compare_exchange(0, own, Relaxed, Relaxed).err().unwrap_or(own)
+        }
+        known => known,
+    };
+    (known - 1) as u32
 }
 
 /// The mailbox of a process.
@@ -107,11 +123,28 @@ pub fn open() -> Result<(i32, *mut DeviceFile), Failure> {
     }
 }
 
+/// Permissions of a directory that we make.
+const DIRECTORY_MODE: u32 = 0o700;
+
+/// Gives a directory that was just made its permissions, whatever the umask has left of them. Does nothing to what others
+/// may have put in its place.
+fn open_up(dir: &CStr) {
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let Ok(fd) = sys::open(dir, flags, 0) else { return };
+    let is_ours =
+        |f: sys::FileFacts| f.uid == sys::geteuid() && f.mode & 0o777 & !DIRECTORY_MODE == 0;
+    if sys::fstat(fd).is_ok_and(is_ours) {
+        let _ = sys::chmod(link_to(fd).c(), DIRECTORY_MODE);
+    }
+    sys::close(fd);
+}
+
 /// Creates the default directory, and refuses one that strangers could have prepared.
 fn check_directory() -> Result<(), Failure> {
     let dir = path();
-    match sys::mkdir(dir.c(), 0o700) {
-        Ok(()) | Err(libc::EEXIST) => {}
+    match sys::mkdir(dir.c(), DIRECTORY_MODE) {
+        Ok(()) => open_up(dir.c()),
+        Err(libc::EEXIST) => {}
         Err(e) => return Err(("creating the directory", e)),
     }
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_RDONLY;
@@ -119,7 +152,7 @@ fn check_directory() -> Result<(), Failure> {
     let facts = sys::fstat(fd);
     sys::close(fd);
     let facts = facts.map_err(|e| ("inspecting the directory", e))?;
-    if crate::config::get().ism_dir().is_empty() && facts.uid != sys::geteuid() {
+    if crate::config::get().ism_dir().is_empty() && facts.uid != owner() {
         return Err(("the directory belongs to another user: using it", libc::EPERM));
     }
     if facts.mode & 0o002 != 0 {
@@ -179,4 +212,22 @@ fn map(fd: i32) -> Result<*mut DeviceFile, Failure> {
         return Err(("the device file is of another version: using it", libc::EPROTO));
     }
     Ok(mapped.cast())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_stays_whoever_we_become() {
+        if !crate::config::get().ism_dir().is_empty() {
+            return;
+        }
+        let before = mailbox(7).text().to_owned();
+        // By a system call of our own: for this thread alone, which ends. Only root can.
+        // SAFETY: three numbers.
+        let other = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) };
+        assert!(other < 0 || sys::geteuid() == 65534);
+        assert_eq!(mailbox(7).text(), before);
+    }
 }

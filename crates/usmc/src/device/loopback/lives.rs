@@ -8,7 +8,6 @@ use core::ptr;
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicPtr, AtomicU32};
 
-use super::directory::link_to;
 use super::life::{self, LEN};
 use crate::device::Voucher;
 use crate::path::Path;
@@ -90,27 +89,16 @@ fn map(voucher: Voucher) -> Result<&'static Life, sys::Errno> {
 fn read_of(voucher: Voucher) -> Result<*mut u8, sys::Errno> {
     let mut link = Path::new();
     let _ = write!(link, "/proc/{}/fd/{}", voucher.pid, voucher.fd);
-    // Before anything is opened, for its file system may do anything then; and again of what was.
-    is_life(&link)?;
-    let pointed = sys::open(link.c(), libc::O_PATH, 0)?;
-    let file = is_life(&link_to(pointed))
-        .and_then(|()| sys::open(link_to(pointed).c(), libc::O_RDONLY, 0));
-    sys::close(pointed);
-    let file = file?;
+    let file = strangers::open_memfd(&link, |name| name == NAMED, libc::O_RDONLY)?;
     let is_whole =
-        strangers::is_sealed(file) && sys::fstat(file).is_ok_and(|facts| facts.size == LEN as u64);
+        strangers::is_memory(file) && sys::fstat(file).is_ok_and(|facts| facts.size == LEN as u64);
     let page = if is_whole { sys::mmap_readable(file, LEN) } else { Err(libc::EPROTO) };
     sys::close(file);
     page
 }
 
-/// Whether a link in /proc leads to such a file. No other file has that name, unless root has made one.
-fn is_life(link: &Path) -> Result<(), sys::Errno> {
-    const EXPECTED: &[u8] = b"/memfd:usmc-life (deleted)";
-    let mut text = [0u8; EXPECTED.len() + 1];
-    let len = sys::readlink(link.c(), &mut text)?;
-    if &text[..len] == EXPECTED { Ok(()) } else { Err(libc::EPROTO) }
-}
+/// Where links in /proc say that they lead to.
+const NAMED: &[u8] = b"/memfd:usmc-life (deleted)";
 
 /// Unmaps the words of the dead that nobody looks at any more; of the living as well, if all places are taken.
 fn sweep() {

@@ -19,6 +19,18 @@ use crate::sys::{self, Errno};
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
+/// The same for what anybody may send: as many as one message can have (SCM_MAX_FD, 253). The kernel itself would close
+/// those that find no room, and wait where one of them lingers.
+#[repr(C, align(8))]
+struct Received([u8; 1088]);
+
+// SAFETY: it only computes.
+const _: () = assert!(
+    size_of::<Received>()
+        >= unsafe { libc::CMSG_SPACE(253 * 4) + libc::CMSG_SPACE(size_of::<libc::ucred>() as u32) }
+            as usize
+);
+
 /// What goes with a segment: nothing but this byte, where the offer table says the rest.
 const PLAIN: [u8; 1] = [1];
 /// A [`Delivery`]: so many bytes.
@@ -194,7 +206,7 @@ pub fn receive(dev: &Loopback) -> Option<Mail> {
         }
         let mut bytes = [0u8; DELIVERY + 1];
         let mut iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        let mut control = Control([0; 64]);
+        let mut control = Received([0; 1088]);
         // SAFETY: all-zero is a valid msghdr.
         let mut msg: libc::msghdr = unsafe { mem::zeroed() };
         msg.msg_iov = &raw mut iov;
