@@ -106,15 +106,9 @@ CASE(edges_of_a_full_connection_that_changes_over) {
         struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET};
         OK(epoll_ctl(ep, EPOLL_CTL_ADD, client, &event));
         // The reader asks for the change-over, and makes it while it reads nothing.
-        for (int i = 0; i < 4; i++) {
-            send_all(client, 2, i, 1);
-            recv_all(server, 2, i, 1);
-        }
+        trickle(client, server, 2, 0, 4);
         size_t sent = fill(server, 1, 0);
-        for (int i = 4; i < 40; i++) {
-            send_all(client, 2, i, 1);
-            recv_all(server, 2, i, 1);
-        }
+        trickle(client, server, 2, 4, 40);
         sent += fill(server, 1, sent);
         assert_smcd(client);
         read_by_edges(ep, client, sent, chunk);

@@ -414,16 +414,10 @@ CASE(closed_number_of_a_send_that_began_before_the_ring) {
         int client, server;
         struct call c;
         connect_here(&client, &server);
-        for (int k = 0; k < 4; k++) {
-            send_all(client, 2, k, 1);
-            recv_all(server, 2, k, 1);
-        }
+        trickle(client, server, 2, 0, 4);
         sent_before = fill(server, 1, 0);
         start_call(&c, server, send_megabyte);
-        for (int k = 4; k < 20; k++) {
-            send_all(client, 2, k, 1);
-            recv_all(server, 2, k, 1);
-        }
+        trickle(client, server, 2, 4, 20);
         close(server);
         // Whoever is next may get what the connection had.
         int others[2];
@@ -470,15 +464,9 @@ CASE(room_while_the_other_direction_is_full) {
         int client, server;
         struct call c;
         connect_here(&client, &server);
-        for (int k = 0; k < 4; k++) {
-            send_all(client, 1, k, 1);
-            recv_all(server, 1, k, 1);
-        }
+        trickle(client, server, 1, 0, 4);
         size_t answered = fill(server, 2, 0);
-        for (int k = 4; k < 20; k++) {
-            send_all(client, 1, k, 1);
-            recv_all(server, 1, k, 1);
-        }
+        trickle(client, server, 1, 4, 20);
         answered += fill(server, 2, answered);
         assert_smcd(client);
         sent_before = 20 + fill(client, 1, 20);

@@ -126,6 +126,8 @@ void send_all(int fd, uint64_t seed, uint64_t at, size_t n);
 void recv_all(int fd, uint64_t seed, uint64_t at, size_t n);
 // Reads up to EOF and checks that exactly `n` bytes came.
 void recv_to_eof(int fd, uint64_t seed, uint64_t at, size_t n);
+// Bytes `at` to `end` of a stream, one by one, each read before the next is sent.
+void trickle(int from, int to, uint64_t seed, uint64_t at, uint64_t end);
 // Sends without blocking until the connection takes no more before somebody reads; how many bytes it took.
 size_t fill(int fd, uint64_t seed, uint64_t at);
 

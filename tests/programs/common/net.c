@@ -121,6 +121,13 @@ void send_all(int fd, uint64_t seed, uint64_t at, size_t n) {
     }
 }
 
+void trickle(int from, int to, uint64_t seed, uint64_t at, uint64_t end) {
+    for (; at < end; at++) {
+        send_all(from, seed, at, 1);
+        recv_all(to, seed, at, 1);
+    }
+}
+
 void recv_all(int fd, uint64_t seed, uint64_t at, size_t n) {
     char buf[65536];
     while (n > 0) {
