@@ -11,12 +11,13 @@
 //!
 //! All fields are atomics of the target's byte order: both ends run on one machine.
 
+use crate::sync::Ordering::Relaxed;
 use crate::sync::{AtomicU32, AtomicU64, MODEL};
 
 /// First eight bytes of a segment.
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"uSMCsegm");
 /// Changes whenever a field here moves.
-pub const SEGMENT_VERSION: u32 = 6;
+pub const SEGMENT_VERSION: u32 = 7;
 /// Bytes before slot 0.
 pub const SLOTS_OFFSET: usize = 4096;
 /// Most slots of one segment.
@@ -161,43 +162,65 @@ pub const END_RESETS: u32 = 1 << 24;
 pub struct Producer {
     /// Bytes published since the ring began.
     pub prod: AtomicU64,
-    /// A cursor that lies at the first byte of the window: position = (cursor − base) mod window. Changed only while
-    /// the ring is empty.
-    pub base: AtomicU64,
+    /// Where cursors lie: [`window_word`]. Changed while the ring is empty, or by a window that grows, for the bytes
+    /// from [`Producer::grown_at`] on.
+    pub window: AtomicU64,
     /// The sender's own: up to this cursor it sends without a look at `cons`.
     pub limit: AtomicU64,
-    /// log2 of the window. Changed only while the ring is empty.
-    pub window_shift: AtomicU32,
     /// `TX_*`.
     pub state: AtomicU32,
     /// `TXF_*` bits. The receiver sets [`TXF_LEFT`], the sender all others.
     pub flags: AtomicU32,
     /// Doorbell bytes the sender has put into the TCP stream.
     pub bells_sent: AtomicU32,
+    /// CPU the sending end last waited on, plus one; 0 = unknown.
+    pub cpu: AtomicU32,
     /// Length in bytes of the TCP span before the ring, plus one; 0 = not drawn yet. Valid once `state` is
     /// [`TX_RING`].
     pub boundary: AtomicU64,
     /// The sender's cycle counter when it last published: what a waiter on several connections orders them by. The
     /// lowest bit is [`STAMP_BEHIND`].
     pub stamp: AtomicU64,
-    /// CPU the sending end last waited on, plus one; 0 = unknown.
-    pub cpu: AtomicU32,
     /// The identity of a process that holds the sending end, and whose word tells its death; 0 = none does,
     /// [`VOUCHER_CLAIMED`].
     pub voucher: AtomicU32,
+    /// Its process id, for who shares its namespace of these.
+    pub voucher_pid: AtomicU32,
     /// Bytes of TCP before the span that follows the ring, plus one; 0 = not drawn yet. Valid once `state` is
     /// [`TX_BACK`].
     pub resume: AtomicU64,
     /// Where the receiver has left: everything before this cursor was read or sent again. Valid likewise.
     pub resent: AtomicU64,
-    /// Its process id, for who shares its namespace of these.
-    pub voucher_pid: AtomicU32,
-    /// The number of the descriptor of its word there.
+    /// With [`WINDOW_SPLIT`]: bytes before this cursor lie where `window_before` says.
+    pub grown_at: AtomicU64,
+    /// [`window_word`] before it grew.
+    pub window_before: AtomicU64,
+    /// The number of the descriptor of the voucher's word in its process.
     pub voucher_fd: AtomicU32,
     /// With [`STAMP_BEHIND`]: the sender's cycle counter when the kernel last took something of another connection.
     pub behind: AtomicU64,
     /// Likewise, when that was no doorbell: what is read there. 0 of a sender that does not tell.
     pub behind_bytes: AtomicU64,
+}
+
+/// [`Producer::window`] of `1 << shift` bytes: position = (cursor − base) mod window.
+pub const fn window_word(base: u32, shift: u32) -> u64 {
+    (shift as u64) << 32 | base as u64
+}
+
+/// Bit of [`Producer::window`]: it has grown while bytes were unread.
+pub const WINDOW_SPLIT: u64 = 1 << 63;
+
+impl Producer {
+    /// log2 of the window. Whatever the sender has written there: to be checked.
+    pub fn window_shift(&self) -> u32 {
+        shift_of(self.window.load(Relaxed))
+    }
+}
+
+/// log2 of the window that a word speaks of.
+pub const fn shift_of(word: u64) -> u32 {
+    ((word & !WINDOW_SPLIT) >> 32) as u32
 }
 
 /// [`Producer::stamp`]: not long before, the kernel took something of another connection.
@@ -309,10 +332,10 @@ const _: () = {
     assert!(offset_of!(End, rcv_buf) == 48 && offset_of!(End, back_lock) == 56);
     assert!(offset_of!(End, pid) == 64 && offset_of!(End, custody) == 72);
     assert!(offset_of!(End, members) == 84 && offset_of!(End, bells_for) == 116);
-    assert!(offset_of!(Producer, window_shift) == 24 && offset_of!(Producer, boundary) == 40);
+    assert!(offset_of!(Producer, state) == 24 && offset_of!(Producer, boundary) == 40);
     assert!(offset_of!(Producer, stamp) == 48 && offset_of!(Producer, resume) == 64);
-    assert!(offset_of!(Producer, voucher) == 60 && offset_of!(Producer, voucher_fd) == 84);
-    assert!(offset_of!(Producer, behind) == 88 && offset_of!(Producer, behind_bytes) == 96);
+    assert!(offset_of!(Producer, voucher) == 56 && offset_of!(Producer, voucher_fd) == 96);
+    assert!(offset_of!(Producer, behind) == 104 && offset_of!(Producer, behind_bytes) == 112);
     assert!(offset_of!(Direction, consumer) == 128 && offset_of!(Direction, arm) == 256);
     assert!(offset_of!(Slot, end) == 128 && offset_of!(Slot, dir) == 384);
 };

@@ -2,21 +2,27 @@
 //!
 //! The producer writes bytes, then `prod` (Release); the consumer reads `prod` (Acquire), the bytes, then
 //! writes `cons` (Release), which the producer reads (Acquire) before it reuses the room. A position is
-//! the cursor's distance from a base modulo the window. Both change only while the ring is empty, and are
-//! published by the same Release store of `prod` as the first bytes that use them.
+//! the cursor's distance from a base modulo the window, which are one word ([`Producer::window`]). It changes while
+//! the ring is empty, published by the same Release store of `prod` as the first bytes that use it; or while
+//! bytes are unread, for those that follow ([`Ring::grow`]).
 //!
 //! The producer looks at `cons` when it has come to its limit. Where it finds the ring empty it starts over
 //! beside the place where the two rings of a slot meet, with the next limit so near that as few pages are
 //! touched, and as little cache, as the bytes that are under way at one time need. A window is used up to its
-//! end where it finds bytes unread.
+//! end where it finds bytes unread. Before it waits for a consumer it takes a larger one, as far as that goes.
 //!
 //! Sleep and wake are store–fence–load on both sides ([`Ring::arm_rx`] against [`Ring::has_rx_sleepers`],
 //! [`Ring::arm_tx`] against [`Ring::has_tx_sleepers`]): either the sleeper sees the new cursor, or the
 //! waker sees the arm bit.
+//!
+//! [`Producer::window`]: crate::layout::Producer::window
 
 use crate::Broken;
 use crate::copy::{copy_in, copy_out};
-use crate::layout::{ARM_RINGING, ARM_TCP, CLIENT, Direction, SHARED, Slot, WINDOW_SHIFT_MIN};
+use crate::layout::{
+    ARM_RINGING, ARM_TCP, CLIENT, Direction, SHARED, Slot, WINDOW_SHIFT_MIN, WINDOW_SPLIT,
+    shift_of, window_word,
+};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::sync::{AtomicU32, Byte, MODEL, fence};
 
@@ -25,6 +31,8 @@ use crate::sync::{AtomicU32, Byte, MODEL, fence};
 pub const ROOM_SHIFT: u32 = if MODEL { 1 } else { 2 };
 /// The consumer looks for sleepers at multiples of `window >> MARK_SHIFT`.
 pub const MARK_SHIFT: u32 = if MODEL { 1 } else { 4 };
+/// A window that grows for a message gets four times its size.
+const GROWTH_SHIFT: u32 = 2;
 
 #[inline(always)]
 fn writable(unread: usize, window: usize) -> bool {
@@ -42,18 +50,51 @@ pub struct Ring<'a> {
     ring_shift: u32,
 }
 
+/// A window of the ring, and which cursors lie there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Window {
+    base: u32,
+    /// Bytes, a power of two.
+    len: usize,
+}
+
+impl Window {
+    #[inline(always)]
+    fn of(&self, cursor: u64) -> usize {
+        (cursor as u32).wrapping_sub(self.base) as usize & (self.len - 1)
+    }
+}
+
 /// Where cursors lie in the ring's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    base: u64,
     /// Bytes of the window, a power of two.
     pub window: usize,
+    base: u32,
+    /// Cursors before this one lie where they lay before the window grew.
+    grown_at: u64,
+    before: Window,
 }
 
 impl Place {
+    /// A window that has not grown under the bytes from `first` on.
     #[inline(always)]
-    fn of(&self, cursor: u64) -> usize {
-        cursor.wrapping_sub(self.base) as usize & (self.window - 1)
+    fn whole(window: Window, first: u64) -> Place {
+        Place { window: window.len, base: window.base, grown_at: first, before: window }
+    }
+
+    #[inline(always)]
+    fn is_before(&self, cursor: u64) -> bool {
+        (cursor.wrapping_sub(self.grown_at) as i64) < 0
+    }
+
+    /// The window that `cursor` lies in, and how many bytes from there on.
+    #[inline(always)]
+    fn at(&self, cursor: u64) -> (Window, usize) {
+        if self.is_before(cursor) {
+            return (self.before, self.grown_at.wrapping_sub(cursor) as usize);
+        }
+        (Window { base: self.base, len: self.window }, usize::MAX)
     }
 }
 
@@ -114,15 +155,16 @@ impl<'a> Ring<'a> {
     pub fn reset(&self) {
         let p = &self.dir.producer;
         p.prod.store(0, Relaxed);
-        p.base.store(0, Relaxed);
+        p.window.store(window_word(0, WINDOW_SHIFT_MIN), Relaxed);
         p.limit.store(0, Relaxed);
-        p.window_shift.store(WINDOW_SHIFT_MIN, Relaxed);
         p.state.store(0, Relaxed);
         p.flags.store(0, Relaxed);
         p.bells_sent.store(0, Relaxed);
         p.boundary.store(0, Relaxed);
         p.resume.store(0, Relaxed);
         p.resent.store(0, Relaxed);
+        p.grown_at.store(0, Relaxed);
+        p.window_before.store(0, Relaxed);
         p.stamp.store(0, Relaxed);
         p.behind.store(0, Relaxed);
         p.behind_bytes.store(0, Relaxed);
@@ -134,13 +176,42 @@ impl<'a> Ring<'a> {
     }
 
     #[inline(always)]
-    fn window(&self) -> Result<usize, Broken> {
-        // Relaxed: ordered by the Acquire load of `prod` (consumer) or own (producer).
-        let shift = self.dir.producer.window_shift.load(Relaxed);
+    fn check(&self, word: u64) -> Result<Window, Broken> {
+        let shift = shift_of(word);
         if shift < WINDOW_SHIFT_MIN || shift > self.ring_shift {
             return Err(Broken);
         }
-        Ok(1 << shift)
+        Ok(Window { base: word as u32, len: 1 << shift })
+    }
+
+    #[inline(always)]
+    fn window(&self) -> Result<usize, Broken> {
+        // Relaxed: ordered by the Acquire load of `prod` (consumer) or own (producer).
+        self.check(self.dir.producer.window.load(Relaxed)).map(|window| window.len)
+    }
+
+    /// Where cursors from `first` on lie, who is unread or, if nothing is, the next.
+    #[inline(always)]
+    fn place(&self, first: u64) -> Result<Place, Broken> {
+        // Acquire: pairs with the Release in `grow`. A word from before it leaves out only what was published after it.
+        let word = self.dir.producer.window.load(Acquire);
+        let place = Place::whole(self.check(word)?, first);
+        if word & WINDOW_SPLIT == 0 { Ok(place) } else { self.split(place) }
+    }
+
+    #[cold]
+    fn split(&self, place: Place) -> Result<Place, Broken> {
+        let p = &self.dir.producer;
+        // Acquire: what was there before the window grew at this cursor. If it has grown once more meanwhile, everything
+        // before this cursor lies in the window before.
+        let grown_at = p.grown_at.load(Acquire);
+        let before = self.check(p.window_before.load(Relaxed))?;
+        let split = Place { grown_at, before, ..place };
+        let first = place.grown_at;
+        if split.is_before(first) && grown_at.wrapping_sub(first) > before.len as u64 {
+            return Err(Broken);
+        }
+        Ok(if split.is_before(first) { split } else { place })
     }
 
     /// Room for the producer, who wants `want` bytes; the peer's cursor is read only at the limit, where a ring
@@ -165,10 +236,10 @@ impl<'a> Ring<'a> {
     ) -> Result<Room, Broken> {
         let p = &self.dir.producer;
         let prod = p.prod.load(Relaxed);
-        let window = self.window()?;
+        let window = self.check(p.window.load(Relaxed))?;
         let free = p.limit.load(Relaxed).wrapping_sub(prod);
-        if free <= window as u64 && free as usize >= want {
-            let place = Place { base: p.base.load(Relaxed), window };
+        if free <= window.len as u64 && free as usize >= want {
+            let place = Place::whole(window, prod);
             return Ok(Room { prod, free: free as usize, unread: true, place });
         }
         self.room_slow(prod, window, want, may_grow)
@@ -178,7 +249,7 @@ impl<'a> Ring<'a> {
     fn room_slow(
         &self,
         prod: u64,
-        mut window: usize,
+        mut window: Window,
         want: usize,
         may_grow: impl FnOnce(*mut Byte, usize) -> bool,
     ) -> Result<Room, Broken> {
@@ -186,29 +257,104 @@ impl<'a> Ring<'a> {
         // Acquire: pairs with the consumer's Release in `consume`; its reads are over before we overwrite.
         let cons = self.dir.consumer.cons.load(Acquire);
         let used = prod.wrapping_sub(cons);
-        if used > window as u64 {
+        if used > window.len as u64 {
             return Err(Broken);
         }
         if used > 0 {
-            p.limit.store(cons.wrapping_add(window as u64), Relaxed);
-            let place = Place { base: p.base.load(Relaxed), window };
-            return Ok(Room { prod, free: window - used as usize, unread: true, place });
+            let limit = match self.grown_at_unread(cons) {
+                Some(limit) => limit,
+                None => cons.wrapping_add(window.len as u64),
+            };
+            p.limit.store(limit, Relaxed);
+            let free = limit.wrapping_sub(prod);
+            if free > window.len as u64 {
+                return Err(Broken);
+            }
+            let place = Place::whole(window, prod);
+            return Ok(Room { prod, free: free as usize, unread: true, place });
         }
         // Empty: nobody looks at any position until the next `publish` releases these stores.
         let most = 1 << self.ring_shift;
-        if want >= window && window < most {
-            let shift = want.min(most).next_power_of_two().trailing_zeros() + 2;
+        if want >= window.len && window.len < most {
+            let shift = want.min(most).next_power_of_two().trailing_zeros() + GROWTH_SHIFT;
             let larger = 1 << shift.min(self.ring_shift);
             if may_grow(self.start(larger), larger) {
-                window = larger;
-                p.window_shift.store(window.trailing_zeros(), Relaxed);
+                window.len = larger;
             }
         }
-        let free = want.min(window).next_multiple_of(SHARED).max(SHARED);
-        let base = prod.wrapping_sub(((window - free) & self.below) as u64);
-        p.base.store(base, Relaxed);
+        let free = want.min(window.len).next_multiple_of(SHARED).max(SHARED);
+        window.base = (prod as u32).wrapping_sub(((window.len - free) & self.below) as u32);
+        p.window.store(window_word(window.base, window.len.trailing_zeros()), Relaxed);
         p.limit.store(prod.wrapping_add(free as u64), Relaxed);
-        Ok(Room { prod, free, unread: false, place: Place { base, window } })
+        Ok(Room { prod, free, unread: false, place: Place::whole(window, prod) })
+    }
+
+    /// The producer's limit where bytes are unread from before the window grew: the old one, which they lie in, belongs to
+    /// the new one. Otherwise that is over.
+    fn grown_at_unread(&self, cons: u64) -> Option<u64> {
+        let p = &self.dir.producer;
+        let word = p.window.load(Relaxed);
+        if word & WINDOW_SPLIT == 0 {
+            return None;
+        }
+        let grown_at = p.grown_at.load(Relaxed);
+        if (cons.wrapping_sub(grown_at) as i64) < 0 {
+            let (now, before) = (shift_of(word), shift_of(p.window_before.load(Relaxed)));
+            // Our own words, in the reach of the peer: `room_slow` checks what comes of them.
+            return Some(grown_at.wrapping_add((1 << (now & 31)) - (1 << (before & 31))));
+        }
+        p.window.store(word & !WINDOW_SPLIT, Relaxed);
+        None
+    }
+
+    /// Whether [`Ring::grow`] is worth a try.
+    pub fn can_grow(&self) -> bool {
+        let word = self.dir.producer.window.load(Relaxed);
+        self.check(word).is_ok_and(|window| window.len << ROOM_SHIFT <= 1 << self.ring_shift)
+    }
+
+    /// The consumer's cursor, as the producer sees it.
+    pub fn read(&self) -> u64 {
+        self.dir.consumer.cons.load(Relaxed)
+    }
+
+    /// Before the producer waits for a consumer that does not read: takes the whole ring as its window for the bytes that
+    /// follow. Those that are unread stay where they are. `may_grow`: as for [`Ring::room_if`], of what is new. Whether
+    /// the ring is writable now. Nobody else who sleeps for room is told: they have tried it, too.
+    ///
+    /// # Errors
+    /// As for [`Ring::room`].
+    #[cold]
+    pub fn grow(&self, may_grow: impl FnOnce(*mut Byte, usize) -> bool) -> Result<bool, Broken> {
+        let p = &self.dir.producer;
+        let (prod, cons) = (p.prod.load(Relaxed), self.dir.consumer.cons.load(Acquire));
+        let used = prod.wrapping_sub(cons);
+        let old = self.check(p.window.load(Relaxed))?;
+        if used > old.len as u64 {
+            return Err(Broken);
+        }
+        let shift = self.ring_shift;
+        // By less than what wakes a sleeping producer it does not grow: that may not find room before all is read that is
+        // unread now.
+        let is_worth_while = old.len << ROOM_SHIFT <= 1 << shift;
+        if self.is_writable() || !is_worth_while || self.grown_at_unread(cons).is_some() {
+            return Ok(self.is_writable());
+        }
+        let (len, new) = (1 << shift, (1 << shift) - old.len);
+        // The old window is that end of the new one where the rings meet.
+        let start = self.start(len).wrapping_add(old.len & !self.below);
+        if !may_grow(start, new) {
+            return Ok(false);
+        }
+        // The next byte is the first of the new part.
+        let base = (prod as u32).wrapping_sub((old.len & !self.below) as u32);
+        p.window_before.store(p.window.load(Relaxed) & !WINDOW_SPLIT, Relaxed);
+        // Release: who sees this cursor sees the window before it.
+        p.grown_at.store(prod, Release);
+        // Release: who sees the new window sees from where on it counts.
+        p.window.store(window_word(base, shift) | WINDOW_SPLIT, Release);
+        p.limit.store(prod.wrapping_add(new as u64), Relaxed);
+        Ok(true)
     }
 
     /// Copies `len` bytes to cursor `at`.
@@ -217,8 +363,9 @@ impl<'a> Ring<'a> {
     /// `src` is readable for `len` bytes. `at..at + len` lies within a [`Room`] the caller holds.
     #[inline(always)]
     pub unsafe fn copy_in(&self, at: u64, place: Place, src: *const u8, len: usize) {
-        let (pos, start) = (place.of(at), self.start(place.window));
-        let first = len.min(place.window - pos);
+        let window = Window { base: place.base, len: place.window };
+        let (pos, start) = (window.of(at), self.start(window.len));
+        let first = len.min(window.len - pos);
         // SAFETY: pos + first ≤ window ≤ the ring's bytes, and len - first ≤ window (a Room's free).
         unsafe {
             copy_in(start.add(pos), src, first);
@@ -246,15 +393,14 @@ impl<'a> Ring<'a> {
         let prod = self.dir.producer.prod.load(Acquire);
         let len = prod.wrapping_sub(cons);
         if len == 0 {
-            return Ok(Data { cons, len: 0, place: Place { base: 0, window: 1 } });
+            let nowhere = Window { base: 0, len: 1 };
+            return Ok(Data { cons, len: 0, place: Place::whole(nowhere, cons) });
         }
-        let window = self.window()?;
-        if len > window as u64 {
+        let place = self.place(cons)?;
+        if len > place.window as u64 {
             return Err(Broken);
         }
-        // Relaxed: as the window.
-        let base = self.dir.producer.base.load(Relaxed);
-        Ok(Data { cons, len: len as usize, place: Place { base, window } })
+        Ok(Data { cons, len: len as usize, place })
     }
 
     /// Whether a look at [`Ring::data`] is worth while (nothing is checked).
@@ -270,23 +416,44 @@ impl<'a> Ring<'a> {
     /// `dst` is writable for `len` bytes. `at..at + len` lies within a [`Data`] the caller holds.
     #[inline(always)]
     pub unsafe fn copy_out(&self, at: u64, place: Place, dst: *mut u8, len: usize) {
-        let (pos, start) = (place.of(at), self.start(place.window));
-        let first = len.min(place.window - pos);
-        // SAFETY: pos + first ≤ window ≤ the ring's bytes, and len - first ≤ window (a Data's len).
+        let (window, most) = place.at(at);
+        let head = len.min(most);
+        let (pos, start) = (window.of(at), self.start(window.len));
+        let first = head.min(window.len - pos);
+        // SAFETY: pos + first ≤ window ≤ the ring's bytes, and head - first ≤ window: a Data's len, or the bytes from
+        // before it grew, which `split` has checked.
         unsafe {
             copy_out(dst, start.add(pos), first);
-            if first < len {
-                copy_out(dst.add(first), start, len - first);
+            if first < head {
+                copy_out(dst.add(first), start, head - first);
             }
         }
+        if head < len {
+            // SAFETY: the rest, as the caller promises for all of it.
+            unsafe {
+                self.copy_rest(at.wrapping_add(head as u64), place, dst.add(head), len - head)
+            };
+        }
+    }
+
+    /// What follows the bytes from before the window grew.
+    ///
+    /// # Safety
+    /// As for `copy_out`.
+    #[cold]
+    unsafe fn copy_rest(&self, at: u64, place: Place, dst: *mut u8, len: usize) {
+        let window = Window { base: place.base, len: place.window };
+        // SAFETY: as there.
+        unsafe { self.copy_out(at, Place::whole(window, at), dst, len) };
     }
 
     /// Contiguous memory at cursor `at`, for a system call that moves bytes itself.
     #[inline]
     pub fn contiguous(&self, at: u64, place: Place, len: usize) -> (*mut Byte, usize) {
-        let pos = place.of(at);
+        let (window, most) = place.at(at);
+        let pos = window.of(at);
         // SAFETY: pos < window ≤ the ring's bytes.
-        (unsafe { self.start(place.window).add(pos) }, len.min(place.window - pos))
+        (unsafe { self.start(window.len).add(pos) }, len.min(most).min(window.len - pos))
     }
 
     /// The window's memory.
@@ -356,14 +523,18 @@ impl<'a> Ring<'a> {
     /// leaves room worth waking for: few fences, and no wake-up for a crumb. None is lost: a producer
     /// sleeps only while the ring is not writable ([`Ring::is_writable`]); it becomes writable at a cursor
     /// ahead of the one the producer saw, and at the next mark the consumer looks. What it has seen of
-    /// `prod` may be old, which makes it look too often, never too seldom.
+    /// `prod` may be old, which makes it look too often, never too seldom. The window may have grown meanwhile: it knows
+    /// once it has seen the sleeper.
     #[inline(always)]
     pub fn consume_waking(&self, data: &Data, len: usize) -> bool {
         let cons = data.cons.wrapping_add(len as u64);
         self.consume(cons);
-        let window = data.place.window;
+        let (window, unread) = (data.place.window, data.len.saturating_sub(len));
         let passed = (data.cons ^ cons) >= (window >> MARK_SHIFT) as u64;
-        passed && writable(data.len.saturating_sub(len), window) && self.has_tx_sleepers()
+        passed
+            && (writable(unread, window) || window < 1 << self.ring_shift)
+            && self.has_tx_sleepers()
+            && self.window().is_ok_and(|window| writable(unread, window))
     }
 
     /// Whether there is room worth waking for, as the producer sees it. It sleeps only when not.

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use bolero::{TypeGenerator, check};
 use usmc_shm::layout::{
     ACCEPTOR, ARM_TCP, CLIENT, Direction, SHARED, SLOTS_OFFSET, Slot, WINDOW_SHIFT_MAX,
-    WINDOW_SHIFT_MIN, data_offset, segment_len,
+    WINDOW_SHIFT_MIN, WINDOW_SPLIT, data_offset, segment_len,
 };
 use usmc_shm::region::Segment;
 use usmc_shm::ring::{MARK_SHIFT, ROOM_SHIFT, Ring};
@@ -114,7 +114,10 @@ impl Pair {
         assert!(unread == 0 || self.window_seen <= room.place.window);
         // The cached cursor may hide room, but only from one who asked for less than there is.
         assert!(room.free <= room.place.window - unread);
-        assert!(room.free >= want.min(room.place.window - unread));
+        // So may bytes that are unread from before the window grew: the end of what they lie in is not used.
+        let is_split = self.dir().producer.window.load(Relaxed) & WINDOW_SPLIT != 0;
+        assert!(is_split || room.free >= want.min(room.place.window - unread));
+        assert!(room.free > 0 || !self.ring().is_writable() || want == 0, "woken for nothing");
         assert!(unread > 0 || room.free >= want.min(ring_bytes), "an empty ring did not grow");
         self.window_seen = room.place.window;
 
@@ -158,7 +161,29 @@ impl Pair {
         assert!(free < enough || self.dir().arm.tx.load(Relaxed) == 0, "a sleeper was forgotten");
     }
 
+    fn grow(&mut self) {
+        let (window, was_writable) = (self.window(), self.ring().is_writable());
+        let mut asked = None;
+        let is_writable = self.ring().grow(|at, len| asked.replace((at.addr(), len)).is_none());
+        let (grown, most) = (self.window(), 1 << self.ring_shift);
+        assert_eq!(is_writable, Ok(self.ring().is_writable()));
+        assert!(!was_writable || grown == window, "grew without need");
+        assert_eq!(grown > window, asked.is_some());
+        if let Some((at, len)) = asked {
+            let meet = self.ring().meet().addr();
+            let new = if self.sender == CLIENT { meet - grown } else { meet + window };
+            assert_eq!((at, len, grown), (new, most - window, most));
+            assert!(is_writable.unwrap());
+        }
+        self.window_seen = self.window_seen.max(grown);
+    }
+
+    fn window(&self) -> usize {
+        1 << self.dir().producer.window_shift()
+    }
+
     fn sleep_for_room(&mut self) {
+        self.grow();
         self.ring().arm_tx(ARM_TCP);
         if self.ring().is_writable() {
             self.dir().arm.tx.store(0, Relaxed);
@@ -170,7 +195,7 @@ impl Pair {
         let unread = self.queue.len();
         assert_eq!(self.ring().has_data(), unread > 0);
         assert_eq!(self.ring().unread(), unread);
-        let window = 1 << self.dir().producer.window_shift.load(Relaxed);
+        let window = self.window();
         assert_eq!(self.ring().is_writable(), window - unread >= window >> ROOM_SHIFT);
         let (before, ring) = self.memory.split_at(MARGIN);
         let after = &ring[1 << self.ring_shift..];
@@ -214,6 +239,33 @@ fn messages_that_are_read_at_once_stay_beside_the_other_ring() {
         };
         pair.memory[shared].fill(CANARY);
         assert!(pair.memory.iter().all(|byte| *byte == CANARY), "end {sender}, {size} bytes");
+    }
+}
+
+#[test]
+fn who_waits_for_a_reader_gets_the_whole_ring() {
+    for sender in [CLIENT, ACCEPTOR] {
+        let mut pair = Pair::new(0, WINDOW_SHIFT_MIN + 3, sender);
+        // Not from the window's start on, and over its end.
+        for size in [9_000, 3_000, 9_000] {
+            pair.write(&Size::Any(size));
+            pair.check();
+            pair.read(&Size::Any(8_000), false);
+        }
+        let mut before = 0;
+        while pair.queue.len() > before {
+            before = pair.queue.len();
+            pair.write(&Size::Any(1_000));
+            if pair.queue.len() < before + 1_000 {
+                pair.grow();
+            }
+            pair.check();
+        }
+        assert_eq!(before, 8 << WINDOW_SHIFT_MIN, "end {sender}");
+        while !pair.queue.is_empty() {
+            pair.read(&Size::Any(777), false);
+            pair.check();
+        }
     }
 }
 

@@ -114,7 +114,7 @@ fn transfer(sleeping: bool) {
                 sent += len;
                 if len > 0 && ring.has_rx_sleepers() && ring.take_rx_sleepers(false) != 0 {
                     data.ring();
-                } else if len == 0 && sleeping {
+                } else if len == 0 && sleeping && !ring.grow(|_, _| true).unwrap() {
                     ring.arm_tx(ARM_TCP);
                     if !ring.is_writable() {
                         room.wait();

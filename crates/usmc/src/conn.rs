@@ -195,6 +195,10 @@ pub struct Conn {
     pub provoked: AtomicU64,
     /// When a poll that had no need to sleep did.
     pub polled: AtomicU64,
+    /// Since when those who wait for room may wait for themselves, CLOCK_MONOTONIC nanoseconds; 0 = they do not.
+    pub stuck: AtomicU64,
+    /// The peer's cursor then.
+    pub stuck_at: AtomicU64,
     /// Adaptive spin budget in nanoseconds.
     pub spin_ns: AtomicU32,
 
@@ -300,6 +304,7 @@ impl Conn {
         self.tx_shift.store(ring_shift, Relaxed);
         self.set_life(None);
         self.voucher.store(0, Relaxed);
+        self.stuck.store(0, Relaxed);
         self.set_flag(F_HAD_SLOT, true);
         order::begin();
         self.slot.store(slot.cast_mut(), Release);
@@ -437,7 +442,7 @@ impl Conn {
             let bytes = snd.saturating_add(rcv).max(1 << WINDOW_SHIFT_MIN);
             let shift = bytes.checked_next_power_of_two().map_or(31, u32::trailing_zeros);
             // A window that has grown already stays.
-            let grown = self.own(slot).window_shift.load(Relaxed);
+            let grown = self.own(slot).window_shift();
             let shift = shift.max(grown).min(self.ring_shift.load(Relaxed));
             self.tx_shift.store(shift, Relaxed);
         }
@@ -445,7 +450,7 @@ impl Conn {
 
     /// Another process of this end may have let our send window grow, which set no limits to it.
     pub fn follow_window(&self, slot: &Slot) {
-        let grown = self.own(slot).window_shift.load(Relaxed).min(self.ring_shift.load(Relaxed));
+        let grown = self.own(slot).window_shift().min(self.ring_shift.load(Relaxed));
         if grown > self.tx_shift.load(Relaxed) {
             self.tx_shift.store(grown, Relaxed);
         }

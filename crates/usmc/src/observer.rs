@@ -216,7 +216,7 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
             went_to_ring(conn, place & CLIENT_END != 0);
         }
         place |= WAS_SMCD | conn.slot_index.load(Relaxed) & 0xffff;
-        let shift = conn.own(slot).window_shift.load(Relaxed).min(31);
+        let shift = conn.own(slot).window_shift().min(31);
         record.ring_size.store(1 << shift, Relaxed);
         record.segment.store(segment::id_of(conn.segment.load(Relaxed)), Relaxed);
     }

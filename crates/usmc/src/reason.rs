@@ -63,6 +63,10 @@ reasons! {
     PeerLeft = 20, "peer went back to TCP";
     /// A program that this one has started has it, too ([`crate::spawn`]).
     Lent = 24, "a program that was started has it, too";
+    /// A send would have slept because of what the program itself has not read ([`crate::socket::room`]).
+    Unread = 32, "both ends sent more than rings hold before they read";
+    /// SO_RCVLOWAT is more than that ([`crate::socket::room`]).
+    TooMuch = 33, "waits for more bytes than a ring holds";
     /// The process has an io_uring ([`crate::kernel_only`]).
     Uring = 21, "process uses io_uring";
     /// The process has a seccomp filter ([`crate::kernel_only`]).

@@ -129,10 +129,14 @@ pub fn keep_fd(fd: i32) -> i32 {
     fd
 }
 
+/// Where the library's own numbers begin at the latest: fork(2) copies the table of files up to the highest number, which with
+/// a limit of a million would be megabytes.
+const OWN_FDS: u64 = 4096;
+
 /// A duplicate of the library's own, out of the way of the application's numbers.
 pub fn duplicate(fd: i32) -> Result<i32, sys::Errno> {
     let limit = sys::nofile_limit().min(FDS as u64);
-    let floor = (limit - limit / 8) as usize;
+    let floor = (limit - limit / 8).min(OWN_FDS) as usize;
     let high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor)? as i32;
     set(high, Entry::Internal);
     Ok(high)

@@ -226,6 +226,27 @@ CASE(fds_run_out) {
     }
 }
 
+// fork(2) copies the table of descriptors up to the highest.
+CASE(no_descriptor_is_far_above_those_of_the_application) {
+    struct rlimit limit;
+    OK(getrlimit(RLIMIT_NOFILE, &limit));
+    if (limit.rlim_max > 1 << 20)
+        limit.rlim_max = 1 << 20;
+    limit.rlim_cur = limit.rlim_max;
+    OK(setrlimit(RLIMIT_NOFILE, &limit));
+    int ends[2];
+    connect_here(&ends[0], &ends[1]);
+    ends_talk(ends, 0, 40);
+    assert_smcd(ends[0]);
+    // Counted in the kernel's own list, and not by a call that the library sees.
+    int kept = 0, highest = 0;
+    for (int fd = 0; fd < (int)limit.rlim_cur; fd++)
+        if (unseen(SYS_fcntl, fd, F_GETFD, 0) >= 0)
+            kept++, highest = fd;
+    CHECK(kept >= 5);
+    CHECK(highest < 5000);
+}
+
 CASE(fds_of_the_application_start_where_they_would) {
     // Programs count on the lowest free number.
     int first = OK(open("/dev/null", O_RDONLY));

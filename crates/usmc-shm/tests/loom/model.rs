@@ -7,7 +7,7 @@ pub use loom::{sync, thread};
 #[cfg(shuttle)]
 pub use shuttle::{sync, thread};
 use sync::{Arc, Condvar, Mutex};
-use usmc_shm::layout::Slot;
+use usmc_shm::layout::{Slot, window_word};
 use usmc_shm::ring::Ring;
 use usmc_shm::sync::Byte;
 use usmc_shm::sync::Ordering::Relaxed;
@@ -40,7 +40,7 @@ impl Link {
     pub fn grown() -> Arc<Link> {
         let link = Link::new();
         for dir in &link.slot.dir {
-            dir.producer.window_shift.store(RING_SHIFT, Relaxed);
+            dir.producer.window.store(window_word(0, RING_SHIFT), Relaxed);
         }
         link
     }

@@ -3,8 +3,9 @@
 use crate::model::thread;
 use crate::model::{Link, check, consume, produce};
 
-/// Sends `writes` while the other side reads at most `max` bytes at a time.
-fn transfer(writes: &'static [&'static [u8]], max: usize) {
+/// Sends `writes` while the other side reads at most `max` bytes at a time; `grows`: a writer that finds no room takes the
+/// whole ring.
+fn transfer(writes: &'static [&'static [u8]], max: usize, grows: bool) {
     check(Some(3), move || {
         let link = Link::new();
         let producer = thread::spawn({
@@ -15,7 +16,8 @@ fn transfer(writes: &'static [&'static [u8]], max: usize) {
                     while !rest.is_empty() {
                         let sent = produce(link.ring(0), rest);
                         rest = &rest[sent..];
-                        if sent == 0 {
+                        let is_writable = grows && link.ring(0).grow(|_, _| true).unwrap();
+                        if sent == 0 && !is_writable {
                             thread::yield_now();
                         }
                     }
@@ -36,20 +38,35 @@ fn transfer(writes: &'static [&'static [u8]], max: usize) {
 
 #[test]
 fn bytes_keep_their_order_over_the_wrap() {
-    transfer(&[b"a", b"b", b"c", b"d", b"e"], 1);
+    transfer(&[b"a", b"b", b"c", b"d", b"e"], 1, false);
 }
 
 #[test]
 fn bytes_keep_their_order_when_both_sides_split_them() {
-    transfer(&[b"ab", b"c", b"de"], 2);
+    transfer(&[b"ab", b"c", b"de"], 2, false);
 }
 
 #[test]
 fn the_window_grows_once_the_ring_is_empty() {
-    transfer(&[b"a", b"bcd", b"e"], 4);
+    transfer(&[b"a", b"bcd", b"e"], 4, false);
 }
 
 #[test]
 fn a_write_larger_than_the_ring_is_cut() {
-    transfer(&[b"abcdef"], 3);
+    transfer(&[b"abcdef"], 3, false);
+}
+
+#[test]
+fn a_window_grows_under_unread_bytes() {
+    transfer(&[b"ab", b"c", b"d"], 1, true);
+}
+
+#[test]
+fn a_window_grows_under_bytes_that_go_over_its_end() {
+    transfer(&[b"a", b"bc", b"d"], 3, true);
+}
+
+#[test]
+fn a_window_grows_again_once_the_ring_was_empty() {
+    transfer(&[b"abc", b"def"], 3, true);
 }

@@ -37,10 +37,10 @@ fn a_reader_that_sleeps_is_woken_by_the_next_byte() {
     });
 }
 
-/// Both ends sleep whenever they can; the reader takes at most `max` bytes at a time.
-fn a_writer_on_a_full_ring_is_woken(total: u8, max: usize) {
+/// Both ends sleep whenever they can, the writer once its window cannot grow; the reader takes at most `max` bytes at a time.
+fn a_writer_on_a_full_ring_is_woken(link: fn() -> Arc<Link>, total: u8, max: usize) {
     check(Some(3), move || {
-        let link = Link::grown();
+        let link = link();
         let (data, room) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
         let producer = thread::spawn({
             let (link, data, room) = (link.clone(), data.clone(), room.clone());
@@ -48,6 +48,9 @@ fn a_writer_on_a_full_ring_is_woken(total: u8, max: usize) {
                 let ring = link.ring(0);
                 for byte in 0..total {
                     while produce(ring, &[byte]) == 0 {
+                        if ring.grow(|_, _| true).unwrap() {
+                            continue;
+                        }
                         ring.arm_tx(ARM_TCP);
                         if !ring.is_writable() {
                             room.wait();
@@ -84,10 +87,16 @@ fn a_writer_on_a_full_ring_is_woken(total: u8, max: usize) {
 /// each read may see a single byte, while the writer's last look still misses all of them.
 #[test]
 fn a_writer_is_woken_by_single_byte_reads() {
-    a_writer_on_a_full_ring_is_woken(6, 1);
+    a_writer_on_a_full_ring_is_woken(Link::grown, 6, 1);
 }
 
 #[test]
 fn a_writer_is_woken_by_reads_of_all_there_is() {
-    a_writer_on_a_full_ring_is_woken(6, 4);
+    a_writer_on_a_full_ring_is_woken(Link::grown, 6, 4);
+}
+
+#[test]
+fn a_writer_whose_window_has_grown_is_woken() {
+    a_writer_on_a_full_ring_is_woken(Link::new, 5, 1);
+    a_writer_on_a_full_ring_is_woken(Link::new, 5, 4);
 }

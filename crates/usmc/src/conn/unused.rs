@@ -93,7 +93,7 @@ fn forget_ring(conn: &Conn) {
     for cell in [&conn.rx_sleepers, &conn.tx_sleepers, &conn.blocked_sends, &conn.ringing] {
         cell.store(0, Relaxed);
     }
-    for cell in [&conn.asked, &conn.provoked, &conn.polled] {
+    for cell in [&conn.asked, &conn.provoked, &conn.polled, &conn.stuck] {
         cell.store(0, Relaxed);
     }
     conn.spin_ns.store(0, Relaxed);

@@ -15,7 +15,7 @@ use crate::clc;
 use crate::conn::{self, F_CLC};
 use crate::socket::family::Receiving;
 use crate::socket::wait::{self, Budget, Sleeper};
-use crate::socket::{demote, ending};
+use crate::socket::{demote, ending, room};
 use crate::table::{self, Entry as Fd};
 use crate::unwind::{cancellation_point, keeping};
 use crate::{clock, errno, observer, real, set_errno, sys};
@@ -193,7 +193,7 @@ fn poll_until(
         if n != 0 || timeout_ns == 0 {
             return n;
         }
-        if spin_poll(fds, deadline) {
+        if spin_poll(fds, deadline) || leave_if_stuck(fds) {
             continue;
         }
         let tick = sleepers(fds, true);
@@ -368,6 +368,16 @@ fn spin_poll(fds: &[libc::pollfd], deadline: Deadline) -> bool {
     found
 }
 
+/// Takes a connection out of the ring whose room this thread waits for, and may wait in vain.
+fn leave_if_stuck(fds: &[libc::pollfd]) -> bool {
+    fds.iter().any(|p| match watch(p.fd) {
+        Watch::Ring(index) if p.fd >= 0 && p.events as u16 as u32 & WRITE_BITS != 0 => {
+            room::leave_if_stuck(p.fd, index)
+        }
+        _ => false,
+    })
+}
+
 /// Counts this thread as a sleeper of every ring connection in `fds`, or takes it back.
 fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
     let mut tick = false;
@@ -396,6 +406,7 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
                     wait::clear_bells(p.fd, conn, slot);
                     ready::arm(p.fd, conn, slot, want);
                     tick |= ready::must_tick(conn, slot, want)
+                        || (want & WRITE_BITS != 0 && room::may_be_stuck(conn, slot))
                         || (hears_bells(p.events)
                             && (wait::has_bells(conn, slot) || hides_bells(p.fd, conn, p.events)));
                 }

@@ -8,7 +8,7 @@ use crate::conn::{self, Conn, RING};
 use crate::lasting::Call;
 use crate::socket::ending::{self, Ending};
 use crate::socket::family::Receiving;
-use crate::socket::{demote, recv, send, wait};
+use crate::socket::{demote, recv, room, send, wait};
 use crate::{kernel, sys, transition};
 
 /// EPOLLIN / POLLIN.
@@ -131,7 +131,7 @@ fn writable(fd: i32, conn: &Conn, slot: &Slot, own: u32) -> bool {
     if !transition::tx_is_ring(fd, conn, slot) {
         return sys::poll1(fd, libc::POLLOUT, 0) & libc::POLLOUT != 0;
     }
-    conn.tx(slot).is_writable()
+    conn.tx(slot).is_writable() || room::grow(conn, slot)
 }
 
 /// Announces that somebody interested in `want` is going to sleep in the kernel.

@@ -637,7 +637,7 @@ fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
     // Before the phase tells: who is told by it that TCP carries the bytes counts them together with these.
     note_totals(conn, slot);
     conn.set_flag(F_SETTLING, true);
-    let returns = matches!(reason, Reason::PeerLeft | Reason::Lent);
+    let returns = matches!(reason, Reason::PeerLeft | Reason::Lent | Reason::Unread);
     if !returns || !transition::begin_again(conn, slot, reason) {
         conn.give_up(reason);
     }

@@ -19,6 +19,7 @@ pub mod option;
 pub mod passed;
 mod peers_socket;
 pub mod recv;
+pub mod room;
 pub mod send;
 pub mod smc;
 pub mod transfer;

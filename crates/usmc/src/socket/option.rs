@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_CORK, END_GIVEN_BACK, END_NODELAY, END_RESETS, Slot};
 
-use super::demote;
+use super::{demote, room};
 use crate::conn::{
     self, ATTACHED, Conn, F_CHILDREN_TCP, F_INQ, F_INQ_KNOWN, F_KERNEL_ONLY, F_TUNED, FRESH,
     LISTEN, PLAIN, RING,
@@ -87,8 +87,13 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
             let _ = transition::decline(fd, index, Reason::KernelFeature);
         }
     }
+    // Negative is as much as there can be.
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT)
+        && room::leave_for(fd, index, usize::try_from(value).unwrap_or(usize::MAX))
+    {
+        return Verdict::Kernel;
+    }
     if has_lowat(conn) && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
-        // Negative is as much as there can be.
         conn.set_lowat(u32::try_from(value).unwrap_or(u32::MAX >> 1));
         poll::epoll::mark_moved(fd, index);
         return Verdict::Value(0);

@@ -14,6 +14,7 @@ use super::early::Early;
 use super::ending;
 use super::family::Family;
 use super::iov::Buffers;
+use super::room;
 use super::unseen::Unseen;
 use super::wait::{self, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, OFFERED, PLAIN, RING};
@@ -241,6 +242,9 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
         // O_NONBLOCK counts where the call begins.
         let waits =
             hold.is_some() || (flags & libc::MSG_DONTWAIT == 0 && !wait::is_nonblocking(fd, conn));
+        if !waits && room::grow(conn, slot) {
+            continue;
+        }
         if !waits {
             conn.tx_blocks.fetch_add(1, Relaxed);
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
@@ -253,6 +257,9 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
         }
         if hold.is_none() {
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EBADF) };
+        }
+        if room::leave_if_stuck(close::number(fd, index), index) {
+            return keeping(hold, || rest(fd, index, from, flags, total)).1;
         }
         let woken;
         (hold, woken) = keeping(hold, || wait::for_room(fd, index, since, total > 0));

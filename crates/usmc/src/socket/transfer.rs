@@ -8,7 +8,7 @@ use usmc_shm::span::{RxSpan, Source};
 
 use super::family::{Family, Receiving};
 use super::wait::{self, Until, Woken};
-use super::{Outcome, close, control, demote, ending, send};
+use super::{Outcome, close, control, demote, ending, room, send};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
 use crate::lasting::Call;
 use crate::reason::Reason;
@@ -102,6 +102,7 @@ fn into_ring(
             }
             Some(Err(_)) if total > 0 => break,
             Some(Err(errno)) => return Outcome::Fail(errno),
+            None if nonblock && room::grow(conn, slot) => {}
             None if total > 0 && nonblock => break,
             None if nonblock => {
                 conn.tx_blocks.fetch_add(1, Relaxed);

@@ -16,7 +16,7 @@ use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use super::family::Receiving;
-use super::{close, demote, ending};
+use super::{close, demote, ending, room};
 use crate::api::time::Time;
 use crate::clock;
 use crate::conn::{self, Conn, F_SHARED, F_STALE};
@@ -614,6 +614,9 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
         observer::spun(conn);
         return Woken::Look;
     }
+    if room::grow(conn, slot) {
+        return Woken::Look;
+    }
     let sleeper = Sleeper::enter(conn, Some(slot), true);
     tx.arm_tx(ARM_TCP);
     if gone() || has_room() || demote::must_go_back(conn, slot) {
@@ -662,7 +665,7 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
     if limit_ms > 0 && used_ms >= limit_ms {
         return Woken::Fail(libc::EAGAIN);
     }
-    let tick = must_tick(conn, slot);
+    let tick = must_tick(conn, slot) || room::may_be_stuck(conn, slot);
     // Doorbells already in the stream would end every sleep at once.
     let clear = {
         let held = Receiving::enter(conn, slot);

@@ -1,0 +1,117 @@
+// What nobody reads yet: TCP's buffers take megabytes of it, and programs count on that.
+#include "peer.h"
+
+// So many bytes by sends of this size.
+static void send_pieces(int fd, uint64_t seed, size_t at, size_t bytes, size_t piece) {
+    for (size_t end = at + bytes; at < end; at += piece)
+        send_all(fd, seed, at, piece < end - at ? piece : end - at);
+}
+
+static void both_send_first(size_t bytes, size_t piece) {
+    struct pair p = pair_open();
+    int at = pair_talk(p, 0, 40);
+    peer_begin(P_SEND_PATTERN, p.peer, 2, at, (long)bytes);
+    send_pieces(p.fd, 1, at, bytes, piece);
+    EQ(peer_end(), 0);
+    peer_begin(P_RECV_PATTERN, p.peer, 1, at, (long)bytes);
+    recv_all(p.fd, 2, at, bytes);
+    EQ(peer_end(), 0);
+    pair_talk(p, at + (int)bytes, 100);
+    pair_close(p);
+}
+
+PAIR_CASE(both_ends_send_before_they_read) { both_send_first(60 << 10, 1 << 10); }
+
+PAIR_CASE(both_ends_send_more_than_rings_hold_before_they_read) { both_send_first(1000000, 1000); }
+
+PAIR_CASE(both_ends_send_large_messages_before_they_read) { both_send_first(1 << 20, 1 << 20); }
+
+// One thread has both ends.
+static void one_thread(size_t bytes, size_t piece) {
+    int ends[2];
+    connect_here(&ends[0], &ends[1]);
+    int at = ends_talk(ends, 0, 40);
+    for (int from = 0; from < 2; from++)
+        send_pieces(ends[from], 1 + from, at, bytes, piece);
+    for (int from = 0; from < 2; from++)
+        recv_all(ends[1 - from], 1 + from, at, bytes);
+    ends_talk(ends, at + (int)bytes, 100);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+CASE(one_thread_sends_before_it_reads) { one_thread(200000, 1000); }
+
+CASE(one_thread_sends_more_than_a_ring_holds_before_it_reads) { one_thread(1500000, 3000); }
+
+// It waits in poll(2), as sockets with time limits do that a runtime keeps (Python's, Java's).
+CASE(one_thread_polls_for_room_before_it_reads) {
+    int ends[2];
+    connect_here(&ends[0], &ends[1]);
+    size_t start = ends_talk(ends, 0, 40), end = start + 1500000;
+    nonblocking(ends[0], true);
+    char piece[3000];
+    for (size_t at = start; at < end;) {
+        wait_events(ends[0], POLLOUT, POLLOUT);
+        size_t most = end - at < sizeof piece ? end - at : sizeof piece;
+        pattern(1, at, piece, most);
+        at += OK(send(ends[0], piece, most, 0));
+    }
+    recv_all(ends[1], 1, start, end - start);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+// A sender that does not wait.
+PAIR_CASE(much_fits_that_nobody_reads) {
+    struct pair p = pair_open();
+    int at = pair_talk(p, 0, 40);
+    size_t sent = fill(p.fd, 1, at);
+    CHECK(sent >= 256 << 10);
+    EQ(events_now(p.fd, POLLOUT), 0);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, (long)sent), 0);
+    wait_events(p.fd, POLLOUT, POLLOUT);
+    pair_close(p);
+}
+
+// More than the first window, less than TCP's first buffer.
+PAIR_CASE(reader_may_wait_for_much_at_once) {
+    enum { BYTES = 60000 };
+    static char buf[BYTES];
+    struct pair p = pair_open();
+    size_t at = pair_talk(p, 0, 40);
+    for (int peeks = 0; peeks < 2; peeks++, at += BYTES) {
+        peer_begin(P_SEND_PATTERN, p.peer, 2, at, BYTES);
+        if (peeks) {
+            EQ(recv(p.fd, buf, BYTES, MSG_PEEK | MSG_WAITALL), BYTES);
+        } else {
+            set_option(p.fd, SOL_SOCKET, SO_RCVLOWAT, BYTES);
+            wait_events(p.fd, POLLIN, POLLIN);
+            EQ(recv(p.fd, buf, BYTES, MSG_DONTWAIT | MSG_PEEK), BYTES);
+            set_option(p.fd, SOL_SOCKET, SO_RCVLOWAT, 1);
+        }
+        check_pattern(2, at, buf, BYTES);
+        EQ(peer_end(), 0);
+        recv_all(p.fd, 2, at, BYTES);
+    }
+    pair_close(p);
+}
+
+// TCP tells of less when its buffer is full.
+PAIR_CASE(low_water_mark_may_be_more_than_a_ring_holds) {
+    enum { BYTES = 1 << 20 };
+    struct pair p = pair_open();
+    int at = pair_talk(p, 0, 40);
+    peer_begin(P_SEND_PATTERN, p.peer, 2, at, BYTES);
+    set_option(p.fd, SOL_SOCKET, SO_RCVLOWAT, BYTES);
+    EQ(option(p.fd, SOL_SOCKET, SO_RCVLOWAT), BYTES);
+    wait_events(p.fd, POLLIN, POLLIN);
+    set_option(p.fd, SOL_SOCKET, SO_RCVLOWAT, 1);
+    recv_all(p.fd, 2, at, BYTES);
+    EQ(peer_end(), 0);
+    peer_begin(P_RECV_PATTERN, p.peer, 1, at, BYTES);
+    send_all(p.fd, 1, at, BYTES);
+    EQ(peer_end(), 0);
+    pair_talk(p, at + BYTES, 100);
+    pair_close(p);
+}
