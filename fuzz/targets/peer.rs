@@ -19,6 +19,7 @@ use usmc_shm::layout::{
     ACCEPTOR, ARM_TCP, BY_SENDER, CLIENT, RETURNED, SEGMENT_MAGIC, SEGMENT_VERSION, SLOT_ATTACHED,
     SLOT_CONFIRMED, SLOT_OFFERED, SLOTS_OFFSET, SWITCHING, SegmentHeader, Slot, TCP_AGAIN, TX_BACK,
     TX_RING, TXF_BACK, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_LOOK, data_offset, segment_len,
+    window_word,
 };
 use usmc_shm::layout::{TXF_ABORT, TXF_SHUT};
 
@@ -331,7 +332,7 @@ impl Play {
                 &*base.add(len).cast::<Slot>()
             };
             for side in [CLIENT, ACCEPTOR] {
-                slot.dir[side].producer.window_shift.store(SHIFT, Relaxed);
+                slot.dir[side].producer.window.store(window_word(0, SHIFT), Relaxed);
                 slot.dir[side].arm.rx.store(ARM_TCP, Relaxed);
                 slot.end[side].refs.store(1, Relaxed);
             }

@@ -13,12 +13,12 @@ use usmc_fuzz::memory::{PAGE, map_guarded, memfd};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::bell::{Bells, Drain};
 use usmc_shm::handshake::{self, Phase, Use};
-use usmc_shm::layout::{ARM_TCP, CLIENT, Slot, WINDOW_SHIFT_MIN};
+use usmc_shm::layout::{ARM_TCP, CLIENT, Slot, WINDOW_SHIFT_MIN, WINDOW_SPLIT, window_word};
 use usmc_shm::lock::{Verdict, Wait, acquire, release};
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{Route, RxSpan, Source, TxSpan};
 
-const RING_SHIFT: u32 = WINDOW_SHIFT_MIN + 1;
+const RING_SHIFT: u32 = WINDOW_SHIFT_MIN + 2;
 const RING: usize = 1 << RING_SHIFT;
 /// What the honest end sends.
 static OURS: [u8; RING] = [0x5A; RING];
@@ -97,7 +97,10 @@ fuzz_target!(|bytes: &[u8]| {
     let mut honest = Honest { slot, side, rx, tx, usage, counts: [0; 2] };
     let whole: Range<usize> = 0..size_of::<Slot>();
     let places = slice::from_ref(&whole);
-    let known = [RING as u64, RING as u64 / 2, RING as u64 * 2, u64::from(RING_SHIFT), 1, 2];
+    let (small, whole_ring) = (window_word(0, WINDOW_SHIFT_MIN), window_word(0, RING_SHIFT));
+    let windows = [small, whole_ring, whole_ring | WINDOW_SPLIT];
+    let known =
+        [RING as u64, RING as u64 / 2, RING as u64 * 2, windows[0], windows[1], windows[2], 1, 2];
     while !input.is_over() {
         let what = input.u8();
         if what & 1 != 0 {
@@ -178,6 +181,11 @@ impl Honest {
     }
 
     fn sleep(&self) {
+        let _ = self.tx.grow(|at, len| {
+            let (ours, end) = (self.tx.meet().addr().abs_diff(at.addr()), RING);
+            assert!(len < end && ours <= end, "grew beyond the ring");
+            true
+        });
         self.rx.arm_rx(ARM_TCP);
         self.tx.arm_tx(ARM_TCP);
         assert!(self.rx.unread() <= RING && self.tx.unread() <= RING);

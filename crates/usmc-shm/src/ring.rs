@@ -301,7 +301,8 @@ impl<'a> Ring<'a> {
         if (cons.wrapping_sub(grown_at) as i64) < 0 {
             let (now, before) = (shift_of(word), shift_of(p.window_before.load(Relaxed)));
             // Our own words, in the reach of the peer: `room_slow` checks what comes of them.
-            return Some(grown_at.wrapping_add((1 << (now & 31)) - (1 << (before & 31))));
+            let new = (1u64 << (now & 31)).wrapping_sub(1 << (before & 31));
+            return Some(grown_at.wrapping_add(new));
         }
         p.window.store(word & !WINDOW_SPLIT, Relaxed);
         None
