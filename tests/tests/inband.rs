@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use usmc_tests::build::tests_dir;
+use usmc_tests::build::{self, tests_dir};
 use usmc_tests::fixture::tool;
 use usmc_tests::netns::{Netns, Who};
 use usmc_tests::ss::Socket;
@@ -144,6 +144,36 @@ fn users_in_one_network_namespace() {
     let line = client.line();
     let client_port: u16 = line.strip_prefix("port ").and_then(|p| p.parse().ok()).expect("a port");
     wait_for(&fixture, port.parse().expect("a port"), client_port, Socket::is_smcd);
+    end([server, client]);
+    fixture.finish();
+}
+
+/// Each sees the other by the number of whoever its user namespace does not know, which is its own number as well.
+#[test]
+fn strangers_of_one_number_agree_in_the_stream() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("in-band overflow users");
+    let net = Netns::new();
+    share_with_group(&fixture);
+    let port = fixture.port().to_string();
+    let nobody = |user| {
+        let who = Who { user: Some(user), group: Some(GROUP), alone: false };
+        let mut command = net.plain(&fixture, 0, who);
+        command.args(["unshare", "--user", "--map-user=65534"]).arg(build::usmc());
+        command.args(["run", "--log", "debug", "--", "/usr/bin/python3"]);
+        command
+    };
+    let server = echo(nobody(SERVER), &["server", "poll", "127.0.0.1", &port]);
+    let mut server = fixture.spawn(server);
+    server.line_after("listening");
+    let client = echo(nobody(CLIENT), &["client", "select", "127.0.0.1", &port, "pause"]);
+    let mut client = fixture.spawn(client);
+    let client_port = u16::try_from(client.number_after("port")).expect("a port");
+    wait_for(&fixture, port.parse().expect("a port"), client_port, Socket::is_smcd);
+    assert!(server.errors().contains("accept sent"), "{}", server.errors());
+    assert!(client.errors().contains("confirmed with slot"), "{}", client.errors());
     end([server, client]);
     fixture.finish();
 }

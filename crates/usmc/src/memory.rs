@@ -11,7 +11,7 @@ use core::str;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicBool, AtomicU64};
 
-use crate::path::Path;
+use crate::path::{Path, read};
 use crate::{clock, sys};
 
 /// How long a look is believed.
@@ -194,15 +194,6 @@ fn name(version: &Version, path: &str, file: &str) -> Option<Path> {
     let mut name = Path::new();
     write!(name, "{}{path}/{file}", version.mount).ok()?;
     Some(name)
-}
-
-/// The beginning of a file, as far as it is text and `to` is long.
-fn read<'a>(path: &CStr, to: &'a mut [u8]) -> Option<&'a str> {
-    let fd = sys::open(path, libc::O_RDONLY, 0).ok()?;
-    // SAFETY: `to` is writable for its length.
-    let read = unsafe { sys::read(fd, to.as_mut_ptr().cast(), to.len()) };
-    sys::close(fd);
-    str::from_utf8(&to[..read.ok()?]).ok()
 }
 
 /// Shows a file's lines, one after the other, without their ends: it is read in pieces, for the stack may be small. What

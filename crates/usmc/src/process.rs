@@ -6,7 +6,7 @@ use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::path::Path;
-use crate::{clock, real, single, sys};
+use crate::{clock, owner, real, single, sys};
 
 static PID: AtomicU32 = AtomicU32::new(0);
 /// The same number in a page that the kernel wipes in the child of any fork (MADV_WIPEONFORK, Linux 4.14).
@@ -57,6 +57,9 @@ pub fn clones(flags: u64) {
     }
     if flags & libc::CLONE_NEWPID as u64 != 0 {
         SCATTERED.store(true, Relaxed);
+    }
+    if flags & libc::CLONE_NEWUSER as u64 != 0 {
+        owner::moves();
     }
 }
 
@@ -195,7 +198,7 @@ fn is_stopped(pid: u32) -> bool {
     let is_own = field("Uid:").is_some_and(|ids| {
         // Real, effective, …
         let own = ids.split_whitespace().nth(1).and_then(|id| id.parse().ok());
-        own == Some(sys::geteuid())
+        own == Some(sys::geteuid()) && own.is_some_and(owner::is_exact)
     });
     is_own && field("State:").is_some_and(|state| state.trim_start().starts_with(['T', 't']))
 }

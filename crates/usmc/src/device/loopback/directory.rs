@@ -2,10 +2,10 @@
 
 use core::ffi::CStr;
 use core::fmt::{self, Write};
-use usmc_shm::sync::AtomicU64;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::layout::{DeviceFile, MAGIC, PREFIX, VERSION};
+use crate::owner;
 use crate::path::Path;
 use crate::sys::{self, Errno};
 
@@ -14,26 +14,11 @@ pub fn path() -> Path {
     let mut p = Path::new();
     let configured = crate::config::get().ism_dir();
     let _ = if configured.is_empty() {
-        write!(p, "/dev/shm/usmc-{}", owner())
+        write!(p, "/dev/shm/usmc-{}", owner::first())
     } else {
         p.write_str(configured)
     };
     p
-}
-
-/// Whose directory it is: the user's that this process was when it first asked, plus one. What it has in there stays
-/// where it is, whoever it becomes by setuid(2).
-static OWNER: AtomicU64 = AtomicU64::new(0);
-
-fn owner() -> u32 {
-    let known = match OWNER.load(Relaxed) {
-        0 => {
-            let own = u64::from(sys::geteuid()) + 1;
-            OWNER.compare_exchange(0, own, Relaxed, Relaxed).err().unwrap_or(own)
-        }
-        known => known,
-    };
-    (known - 1) as u32
 }
 
 /// The mailbox of a process.
@@ -69,7 +54,7 @@ pub fn share_socket(path: &CStr) {
 /// whoever may is ourselves. `fd` is the socket file, opened for nothing else.
 pub fn is_trustworthy(fd: i32) -> bool {
     let Ok(facts) = sys::fstat(fd) else { return false };
-    facts.mode & libc::S_IFMT == libc::S_IFSOCK && (is_own(facts.uid) || keeps_names())
+    facts.mode & libc::S_IFMT == libc::S_IFSOCK && (owner::is_own(facts.uid) || keeps_names())
 }
 
 /// Whether nobody but the directory's owner can rename or remove what others have made in it.
@@ -88,11 +73,6 @@ pub fn point_at(file: &Path) -> Result<i32, Errno> {
 /// Such a file's name.
 pub fn link_to(fd: i32) -> Path {
     Path::of(format_args!("/proc/self/fd/{fd}"))
-}
-
-/// Whether this user is to be trusted like ourselves.
-pub fn is_own(uid: u32) -> bool {
-    uid == 0 || uid == sys::geteuid()
 }
 
 /// The failed step and its errno.
@@ -152,7 +132,8 @@ fn check_directory() -> Result<(), Failure> {
     let facts = sys::fstat(fd);
     sys::close(fd);
     let facts = facts.map_err(|e| ("inspecting the directory", e))?;
-    if crate::config::get().ism_dir().is_empty() && facts.uid != owner() {
+    let is_ours = facts.uid == owner::first() && owner::is_exact(facts.uid);
+    if crate::config::get().ism_dir().is_empty() && !is_ours {
         return Err(("the directory belongs to another user: using it", libc::EPERM));
     }
     if facts.mode & 0o002 != 0 {
