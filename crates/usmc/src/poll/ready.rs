@@ -91,7 +91,7 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
         };
         return urgent | if has_in_ring(fd, conn, slot, lowat) { IN | RDNORM } else { 0 };
     }
-    let source = match Receiving::enter(conn, slot) {
+    let source = match Receiving::enter(fd, conn, slot) {
         Some(_held) => RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot)),
         None => return 0,
     };

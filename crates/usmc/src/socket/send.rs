@@ -389,7 +389,7 @@ fn attempt(
     if !conn.has_slot(slot) {
         return Attempt::Elsewhere;
     }
-    let Some(family) = Family::sending(conn, slot) else {
+    let Some(family) = Family::sending(fd, conn, slot) else {
         return Attempt::Fail(libc::ECONNRESET);
     };
     let flags = conn.own(slot).flags.load(Relaxed);

@@ -36,7 +36,7 @@ fn into_ring(
         let fd = close::number(fd, index);
         let step = {
             let Some(_held) = conn.tx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
-            let Some(_family) = Family::sending(conn, slot) else {
+            let Some(_family) = Family::sending(fd, conn, slot) else {
                 return Outcome::Fail(libc::ECONNRESET);
             };
             if !conn.has_slot(slot) {
@@ -215,7 +215,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
         }
         let Some(slot) = conn.slot() else { return Outcome::Kernel };
         let source = {
-            let Some(_held) = Receiving::enter(conn, slot) else {
+            let Some(_held) = Receiving::enter(fd, conn, slot) else {
                 return Outcome::Fail(libc::EAGAIN);
             };
             RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
@@ -229,7 +229,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             Err(errno) => return Outcome::Fail(errno),
         };
         {
-            let Some(_held) = Receiving::enter(conn, slot) else {
+            let Some(_held) = Receiving::enter(fd, conn, slot) else {
                 return Outcome::Fail(libc::EAGAIN);
             };
             // While we waited for the pipe, another thread may have taken the connection out of this ring.
