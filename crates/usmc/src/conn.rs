@@ -343,6 +343,9 @@ impl Conn {
 
     /// The slot is not ours any more.
     pub fn forget_slot(&self) {
+        if self.has(F_HANDSHAKE) {
+            self.clc.give_back();
+        }
         self.slot.store(ptr::null_mut(), Release);
     }
 

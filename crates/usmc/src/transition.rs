@@ -590,9 +590,15 @@ fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
         }
         return segment::unuse(seg);
     }
-    if bind_slot(fd, conn, map, seg, dmb.slot, false).is_err() {
+    let bound = match conn.is_with_stranger() && !conn.clc.put_aside(map.ring_shift()) {
+        true => Err(Reason::NoMemory),
+        false => bind_slot(fd, conn, map, seg, dmb.slot, false),
+    };
+    if let Err(reason) = bound {
+        conn.clc.give_back();
+        mark::leave_ring(fd);
         conn.go_on_with_kernel_calls();
-        conn.give_up(Reason::PeerBroken);
+        conn.give_up(reason);
         return segment::unuse(seg);
     }
     let Some(slot) = conn.slot() else { return };
