@@ -33,19 +33,29 @@ fn file(name: fmt::Arguments<'_>) -> Path {
     p
 }
 
-/// Permissions of what is in the directory: who may enter that shares the device.
-const MODE: u32 = 0o660;
+/// Gives a file that was just made in the directory to whom the directory lets in who may make others there, and to nobody
+/// else: who can write the device's file can truncate it, too, and so end the processes that have it mapped. The
+/// permissions that it is to have, whatever the umask.
+fn give_to_group(fd: i32) -> Result<u32, Errno> {
+    let dir = facts()?;
+    let is_shared = dir.mode & 0o020 != 0
+        && (sys::fstat(fd).is_ok_and(|file| file.gid == dir.gid)
+            || sys::chgrp(fd, dir.gid).is_ok());
+    Ok(if is_shared { 0o660 } else { 0o600 })
+}
 
 /// Gives a socket that was just bound its permissions, whatever the umask. Does nothing to what others may have
 /// put in its place.
 pub fn share_socket(path: &CStr) {
     let Ok(fd) = sys::open(path, libc::O_PATH | libc::O_NOFOLLOW, 0) else { return };
-    let is_ours = |f: sys::FileFacts| {
-        f.mode & libc::S_IFMT == libc::S_IFSOCK && f.uid == sys::geteuid() && f.mode & MODE != MODE
-    };
-    if sys::fstat(fd).is_ok_and(is_ours) {
+    let is_ours =
+        |f: &sys::FileFacts| f.mode & libc::S_IFMT == libc::S_IFSOCK && f.uid == sys::geteuid();
+    if let Some(file) = sys::fstat(fd).ok().filter(is_ours)
+        && let Ok(mode) = give_to_group(fd)
+        && file.mode & 0o777 != mode
+    {
         // The one way to change the mode of just this file.
-        let _ = sys::chmod(link_to(fd).c(), MODE);
+        let _ = sys::chmod(link_to(fd).c(), mode);
     }
     sys::close(fd);
 }
@@ -59,10 +69,15 @@ pub fn is_trustworthy(fd: i32) -> bool {
 
 /// Whether nobody but the directory's owner can rename or remove what others have made in it.
 fn keeps_names() -> bool {
-    let Ok(fd) = sys::open(path().c(), libc::O_PATH | libc::O_DIRECTORY, 0) else { return false };
+    facts().is_ok_and(|f| f.mode & 0o022 == 0 || f.mode & libc::S_ISVTX != 0)
+}
+
+/// The directory's.
+fn facts() -> Result<sys::FileFacts, Errno> {
+    let fd = sys::open(path().c(), libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0)?;
     let facts = sys::fstat(fd);
     sys::close(fd);
-    facts.is_ok_and(|f| f.mode & 0o022 == 0 || f.mode & libc::S_ISVTX != 0)
+    facts
 }
 
 /// Opens a file of the directory for nothing but to name it, so that it is the same one in what follows.
@@ -146,9 +161,9 @@ fn check_directory() -> Result<(), Failure> {
 fn create(device: &Path) -> Result<(), Failure> {
     let temporary = file(format_args!("device.{}.{:x}", sys::getpid(), sys::random() as u32));
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-    let fd = sys::open(temporary.c(), flags, MODE).map_err(|e| ("creating the device file", e))?;
-    // Whatever the umask.
-    let made = sys::fchmod(fd, MODE).map_err(|e| ("giving the device file its mode", e));
+    let fd = sys::open(temporary.c(), flags, 0o600).map_err(|e| ("creating the device file", e))?;
+    let shared = give_to_group(fd).and_then(|mode| sys::fchmod(fd, mode));
+    let made = shared.map_err(|e| ("giving the device file its mode", e));
     let made = made.and_then(|()| fill(fd));
     sys::close(fd);
     let linked = made.and_then(|()| match sys::link(temporary.c(), device.c()) {
@@ -183,6 +198,10 @@ fn map(fd: i32) -> Result<*mut DeviceFile, Failure> {
     let len = size_of::<DeviceFile>();
     if facts.size != len as u64 || facts.mode & libc::S_IFMT != libc::S_IFREG {
         return Err(("the device file is of another version: using it", libc::EPROTO));
+    }
+    if facts.mode & 0o002 != 0 {
+        // To everybody who comes that far in the directory.
+        return Err(("the device file is writable for everybody: using it", libc::EPERM));
     }
     let mapped = sys::mmap_shared(fd, len).map_err(|e| ("mapping the device file", e))?;
     // SAFETY: mapped with the file's full size; all fields are atomics.
