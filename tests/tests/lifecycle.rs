@@ -208,9 +208,9 @@ fn files_of_a_device_are_for_those_only_whom_its_directory_lets_in() {
         let shared = if mode & 0o020 != 0 { (0o660, group) } else { (0o600, 0) };
         for entry in &entries {
             let facts = entry.metadata().expect("a file of the device");
-            let (mode, gid) = (facts.mode() & 0o777, facts.gid());
-            let gid = if mode & 0o070 != 0 { gid } else { 0 };
-            assert_eq!((mode, gid), shared, "{} in {mode:o}", entry.path().display());
+            let bits = facts.mode() & 0o777;
+            let gid = if bits & 0o070 != 0 { facts.gid() } else { 0 };
+            assert_eq!((bits, gid), shared, "{} in {mode:o}", entry.path().display());
         }
         server.succeed();
         for entry in entries {
