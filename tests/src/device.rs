@@ -1,11 +1,11 @@
 //! The ISM device as somebody uses it who does not keep to its rules: its tables (usmc's `loopback/layout.rs`), written
 //! by hand, and mail in other people's mailboxes.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::IoSlice;
 use std::net::{SocketAddr, SocketAddrV4};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +21,9 @@ const ANY: u64 = u64::MAX;
 /// An index that nobody else takes.
 const ME: u32 = 4000;
 
+/// Phases of an offer: it waits for the acceptor; the acceptor wants the memory.
+const OFFERED: u8 = 2;
+const WANTED: u8 = 3;
 /// Phases of a handshake by CLC.
 pub const OPEN: u8 = 5;
 /// The acceptor holds the connection.
@@ -121,6 +124,30 @@ impl Device {
                 && words.iter().enumerate().all(|(i, w)| self.word(at + 8 + i as u64 * 8) == *w)
         };
         (0..WAYS).map(|i| first + i * BUCKETS * 128).find(is_it).map(Place)
+    }
+
+    /// An offer of memory without CLC that is made at present.
+    pub fn find_offer(&self) -> Option<Place> {
+        let is_offer = |&at: &u64| (OFFERED..OPEN).contains(&(self.word(at) as u8));
+        (0..BUCKETS * WAYS).map(|i| OFFERS_AT + i * 128).find(is_offer).map(Place)
+    }
+
+    /// Asks for its memory, to be sent to [`Device::mailbox`].
+    pub fn want(&self, place: Place) {
+        self.set(place.0 + 72, self.word(place.0 + 72) & !0xffff_ffff | u64::from(ME));
+        self.set(place.0, self.word(place.0) & !0xff | u64::from(WANTED));
+    }
+
+    /// A mailbox of our own, for everybody's mail.
+    ///
+    /// # Panics
+    /// When there is one.
+    pub fn mailbox(&self) -> UnixDatagram {
+        let path = self.dir.join(format!("{DEVICE_PREFIX}m.{ME}"));
+        let mailbox = UnixDatagram::bind(&path).expect("a mailbox");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o666)).expect("our own file");
+        mailbox.set_nonblocking(true).expect("a socket");
+        mailbox
     }
 
     /// How far it is.

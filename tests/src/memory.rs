@@ -38,7 +38,11 @@ impl MemoryLimit {
 
     /// A command that runs `program` under uSMC within the limit.
     pub fn command(&self, fixture: &Fixture, program: impl AsRef<Path>) -> Command {
-        let inner = fixture.command(program);
+        self.enclose(fixture, fixture.command(program))
+    }
+
+    /// The same for a command that there is already.
+    pub fn enclose(&self, fixture: &Fixture, inner: Command) -> Command {
         let mut command = fixture.plain("sh");
         command.args(["-c", "echo 0 >\"$0\" && exec \"$@\""]).arg(self.dir.join("cgroup.procs"));
         command.arg(inner.get_program()).args(inner.get_args());

@@ -1,10 +1,11 @@
 //! SMC-D by CLC in the TCP stream: between network namespaces and users that share a device, and not elsewhere.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::PathBuf;
 use std::process::Command;
 
-use usmc_tests::build::tests_dir;
+use usmc_tests::build::{self, tests_dir};
 use usmc_tests::fixture::tool;
 use usmc_tests::netns::{Netns, Who};
 use usmc_tests::ss::Socket;
@@ -145,6 +146,78 @@ fn users_in_one_network_namespace() {
     let client_port: u16 = line.strip_prefix("port ").and_then(|p| p.parse().ok()).expect("a port");
     wait_for(&fixture, port.parse().expect("a port"), client_port, Socket::is_smcd);
     end([server, client]);
+    fixture.finish();
+}
+
+/// Each sees the other by the number of whoever its user namespace does not know, which is its own number as well.
+#[test]
+fn strangers_of_one_number_agree_in_the_stream() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("in-band overflow users");
+    let net = Netns::new();
+    share_with_group(&fixture);
+    let port = fixture.port().to_string();
+    let nobody = |user| {
+        let who = Who { user: Some(user), group: Some(GROUP), alone: false };
+        let mut command = net.plain(&fixture, 0, who);
+        command.args(["unshare", "--user", "--map-user=65534"]).arg(build::usmc());
+        command.args(["run", "--log", "debug", "--", "/usr/bin/python3"]);
+        command
+    };
+    let server = echo(nobody(SERVER), &["server", "poll", "127.0.0.1", &port]);
+    let mut server = fixture.spawn(server);
+    server.line_after("listening");
+    let client = echo(nobody(CLIENT), &["client", "select", "127.0.0.1", &port, "pause"]);
+    let mut client = fixture.spawn(client);
+    let client_port = u16::try_from(client.number_after("port")).expect("a port");
+    wait_for(&fixture, port.parse().expect("a port"), client_port, Socket::is_smcd);
+    assert!(server.errors().contains("accept sent"), "{}", server.errors());
+    assert!(client.errors().contains("confirmed with slot"), "{}", client.errors());
+    end([server, client]);
+    fixture.finish();
+}
+
+/// The first slot of a client's segment (`usmc-shm/src/layout.rs`): the acceptor's count of holders, and its lock for receives.
+const HOLDERS_AT: u64 = 4096 + 256;
+const LOCK_AT: u64 = HOLDERS_AT + 32;
+
+/// Its memory is the client's as well, which may write what it likes.
+#[test]
+fn nobody_waits_for_a_stopped_process_that_another_user_names() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("in-band lock");
+    let net = Netns::new();
+    share_with_group(&fixture);
+    let who = |user| Who { user: Some(user), group: Some(GROUP), alone: false };
+    let mut stopped = net.plain(&fixture, 0, who(SERVER));
+    stopped.args(["sh", "-c", "kill -STOP $$"]);
+    let mut stopped = fixture.spawn(stopped);
+    let status = format!("/proc/{}/status", stopped.pid());
+    fixture.wait_until("the stop", || {
+        fs::read_to_string(&status).is_ok_and(|text| text.contains("State:\tT"))
+    });
+    let both = [who(SERVER), who(CLIENT)];
+    let (ends, port, client_port) =
+        meet(&fixture, &net, both, ["blocking", "blocking"], |_, _| {}, &net.address(0));
+    wait_for(&fixture, port, client_port, Socket::is_smcd);
+    let [mut server, mut client] = ends;
+    let fds = fs::read_dir(format!("/proc/{}/fd", client.pid())).expect("a process");
+    let is_segment = |path: &PathBuf| {
+        fs::read_link(path).is_ok_and(|to| to.to_string_lossy().contains("usmc-segment"))
+    };
+    let segment = fds.flatten().map(|fd| fd.path()).find(is_segment).expect("a segment");
+    let segment = fs::File::options().write(true).open(segment).expect("we are root");
+    let word = (stopped.pid() as u64) << 40 | 1;
+    segment.write_all_at(&word.to_ne_bytes(), LOCK_AT).expect("a slot");
+    segment.write_all_at(&2u32.to_ne_bytes(), HOLDERS_AT).expect("a slot");
+    assert!(!server.wait().success());
+    assert!(server.errors().contains("ConnectionResetError"), "{}", server.errors());
+    assert!(!client.wait().success());
+    stopped.kill();
     fixture.finish();
 }
 

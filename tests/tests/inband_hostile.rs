@@ -16,7 +16,7 @@ use smc_proto::list::List;
 use smc_proto::wire::clc::{
     Answer, Decline, FeatureMask, Hostname, MAX_LEN, Message, Prefix, Release,
 };
-use usmc_tests::build::tests_dir;
+use usmc_tests::build::{self, tests_dir};
 use usmc_tests::device::{ABANDONED, ANSWERED, CONFIRMED, Device, HELD, PROPOSED, Place};
 use usmc_tests::{Fixture, Process, is_plain};
 
@@ -398,6 +398,68 @@ fn tokens_of_others_give_nothing() {
     assert_eq!(smcd, 0);
     drop((one, two));
     finish(fixture, server, at);
+}
+
+/// Root of a container is root to the kernel, has no rights, and may share the device.
+#[test]
+fn memory_goes_to_no_mailbox_of_roots_that_the_table_names() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("hostile root");
+    fixture.give_to("61001:61001");
+    let port = fixture.port().to_string();
+    let user = |program: &str| {
+        let mut command = fixture.plain("setpriv");
+        command.args(["--reuid=61001", "--regid=61001", "--clear-groups"]);
+        command.arg(build::usmc()).args(["run", "--", "/usr/bin/python3", "-c", program, &port]);
+        fixture.spawn(command)
+    };
+    // It does not look for the offer while the client makes it.
+    let mut server = user(
+        "import socket, sys
+s = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+print('listening', flush=True)
+c = s.accept()[0]
+c.sendall(c.recv(1)); c.sendall(c.recv(1))
+sys.stdin.read()
+n = 0
+while d := c.recv(4096): n += len(d)
+print('received', n)",
+    );
+    server.line_after("listening");
+    let mut client = user(
+        "import socket, sys
+c = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+c.sendall(b'x'); c.recv(1); c.sendall(b'x'); c.recv(1)
+print('ready', flush=True)
+n = 0
+while sys.stdin.readline():
+    c.sendall(b'x'); n += 1
+    print('sent', n, flush=True)",
+    );
+    client.line_after("ready");
+    let device = Device::open(fixture.ism_dir());
+    let mailbox = device.mailbox();
+    let mut send = || {
+        client.say("on");
+        client.number_after("sent")
+    };
+    let mut offer = device.find_offer();
+    fixture.wait_until("an offer", || {
+        send();
+        offer = device.find_offer();
+        offer.is_some()
+    });
+    device.want(offer.expect("an offer"));
+    let sent = (0..10).map(|_| send()).last().expect("ten");
+    let mail = mailbox.recv(&mut [0; 64]);
+    assert_eq!(mail.expect_err("memory for root").kind(), std::io::ErrorKind::WouldBlock);
+    client.succeed();
+    server.close_stdin();
+    assert_eq!(server.number_after("received"), sent);
+    server.succeed();
+    fixture.finish();
 }
 
 /// A server that counts as one in another network namespace, and is asked by a client under uSMC, which checks the

@@ -184,6 +184,42 @@ fn a_directory_has_its_mode_whatever_the_umask() {
     fixture.finish();
 }
 
+/// Who can write the device's file can truncate it, which ends the processes that use it.
+#[test]
+fn files_of_a_device_are_for_those_only_whom_its_directory_lets_in() {
+    let fixture = Fixture::new("files' modes");
+    if is_plain() || !is_root() {
+        return;
+    }
+    let dir = fixture.ism_dir();
+    // Without set-group-ID files would be their maker's group's, whoever is in that.
+    for (mode, group) in
+        [(0o700, 0), (0o755, 0), (0o750, 61_000), (0o770, 61_000), (0o3770, 61_000)]
+    {
+        std::os::unix::fs::chown(dir, None, Some(group)).expect("chgrp");
+        std::fs::set_permissions(dir, Permissions::from_mode(mode)).expect("chmod");
+        let mut command = fixture.plain("sh");
+        command.args(["-c", "umask 0; exec \"$0\" run -- \"$1\" server"]);
+        command.arg(build::usmc()).arg(build::program("load"));
+        let (mut server, port) = serve(fixture.spawn(command));
+        many(load(&fixture, &["many", &port.to_string(), "1"])).succeed();
+        let entries: Vec<_> = std::fs::read_dir(dir).expect("our directory").flatten().collect();
+        assert!(entries.len() >= 2, "a device file and a mailbox");
+        let shared = if mode & 0o020 != 0 { (0o660, group) } else { (0o600, 0) };
+        for entry in &entries {
+            let facts = entry.metadata().expect("a file of the device");
+            let bits = facts.mode() & 0o777;
+            let gid = if bits & 0o070 != 0 { facts.gid() } else { 0 };
+            assert_eq!((bits, gid), shared, "{} in {mode:o}", entry.path().display());
+        }
+        server.succeed();
+        for entry in entries {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+    fixture.finish();
+}
+
 #[test]
 fn log_spares_a_number_that_is_the_programs() {
     let fixture = Fixture::new("log");

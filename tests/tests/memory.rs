@@ -1,5 +1,9 @@
 //! Programs in tight memory cgroups: what the rings take must not end them.
 
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::process::Command;
+
 use usmc_tests::memory::{self, MemoryLimit};
 use usmc_tests::{Fixture, build, is_plain};
 
@@ -52,4 +56,47 @@ fn connections_of_a_process_at_its_memory_limit_stay_or_become_tcp() {
 #[test]
 fn memory_that_a_process_takes_meanwhile_is_minded() {
     talk_at_the_limit("memory taken", 200, LIMIT / 2);
+}
+
+/// Memory that nobody has written is taken by whoever reads it first, so that another user's peer can make us take all of
+/// its rings, whatever it sends.
+#[test]
+fn rings_with_strangers_are_counted_as_a_whole() {
+    const GROUP: u32 = 61_000;
+    const RING: u64 = 256 << 10;
+    let Some(limit) = MemoryLimit::new(LIMIT) else { return memory::is_missing("strangers") };
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("strangers' memory");
+    chown(fixture.ism_dir(), None, Some(GROUP)).expect("we are root");
+    let mode = fs::Permissions::from_mode(0o3770);
+    fs::set_permissions(fixture.ism_dir(), mode).expect("our own directory");
+    let load_by = |user: u32| {
+        let mut command: Command = fixture.plain("setpriv");
+        let id = user.to_string();
+        command.args(["--reuid", &id, "--regid", &id, "--groups", &GROUP.to_string()]);
+        command.arg(build::usmc()).args(["run", "--"]).arg(build::program("load"));
+        command
+    };
+    let mut server = load_by(61_001);
+    server.arg("server");
+    let mut server = fixture.spawn(limit.enclose(&fixture, server));
+    let port = server.number_after("port");
+    let mut client = load_by(61_002);
+    client.arg("many").args([port, 200, 1000, 0].map(|n| n.to_string()));
+    let mut client = fixture.spawn(client);
+    client.line_after("connected");
+    for _ in 0..6 {
+        client.say("talk");
+        client.line_after("round");
+    }
+    let port = u16::try_from(port).expect("a port");
+    let ends = fixture.connections(port);
+    let smcd = ends.iter().filter(|c| c.is_smcd() && c.peer_port() == port).count() as u64;
+    assert!(smcd > 0, "rings were not used while there was memory");
+    assert!(2 * smcd * RING < LIMIT, "{smcd} connections may take more than there is");
+    client.succeed();
+    server.succeed();
+    fixture.finish();
 }

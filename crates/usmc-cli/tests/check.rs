@@ -57,6 +57,23 @@ fn bad_directories_fail_with_a_remedy() {
 }
 
 #[test]
+fn who_can_truncate_the_devices_file_is_named() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    let text = report(&mut check(&ism), true);
+    assert!(!text.contains("SIGBUS"), "{text}");
+    fs::set_permissions(&ism, fs::Permissions::from_mode(0o3770)).expect("chmod");
+    let text = report(&mut check(&ism), true);
+    assert!(text.contains("can end the programs that use it (SIGBUS)"), "{text}");
+    let entries = fs::read_dir(&ism).expect("the directory").flatten();
+    let device = entries.map(|e| e.path()).find(|p| p.to_string_lossy().ends_with(".device"));
+    let device = device.expect("a device file");
+    fs::set_permissions(&device, fs::Permissions::from_mode(0o666)).expect("chmod");
+    let text = report(&mut check(&ism), false);
+    assert!(text.contains(&format!("chmod o-w {}", device.display())), "{text}");
+}
+
+#[test]
 fn what_other_versions_left_is_named_and_no_obstacle() {
     let dir = TempDir::new();
     let files = ["device", "m.17", "v2.device", "v2.m.0"];

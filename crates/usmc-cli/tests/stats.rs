@@ -112,8 +112,14 @@ fn both_ends_of_a_segment_are_one_link_group() {
     assert!(single["client"].is_null() && single["server"]["pid"] == alone.pid(), "{single}");
     let text = stdout(&output(&mut usmc(&["linkgroup"])));
     assert!(text.starts_with("LG-ID") && text.contains("00000042"), "{text}");
-    let none = output(&mut usmc(&["linkgroup", "show", "12345678"]));
-    assert!(stderr(&none).contains("there is no link group 12345678"));
+    assert_eq!(json(&["linkgroup", "00000042", "--json"])[0], pair, "show may be left out");
+    for all in [&["linkgroup", "all"][..], &["linkgroup", "show", "all"]] {
+        assert!(stdout(&output(&mut usmc(all))).contains("00000077"));
+    }
+    for none in [&["linkgroup", "show", "12345678"][..], &["linkgroup", "12345678"]] {
+        assert!(stderr(&output(&mut usmc(none))).contains("there is no link group 12345678"));
+    }
+    assert_eq!(output(&mut usmc(&["linkgroup", "00000042", "all"])).status.code(), Some(1));
 }
 
 #[test]

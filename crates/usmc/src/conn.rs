@@ -88,6 +88,9 @@ pub const F_UNSHOWN: u32 = 1 << 19;
 /// Was [`F_SHARED`] a moment ago: another process may have changed O_NONBLOCK.
 pub const F_STALE: u32 = 1 << 20;
 
+/// A stranger at the other end has named processes as holders of our locks that are not: nobody waits for those of this ring.
+pub const F_SCRIBBLED: u32 = 1 << 21;
+
 /// Times a connection comes back from the ring and may go there again.
 pub const RETURNS: usize = 3;
 
@@ -281,6 +284,11 @@ impl Conn {
         self.set_phase(PLAIN);
     }
 
+    /// Whether the peer may be another user's, so that nothing is to be expected of it.
+    pub fn is_with_stranger(&self) -> bool {
+        self.has(F_HANDSHAKE) && !self.clc.is_with_kin()
+    }
+
     /// From [`EARLY`] on to `phase`: false where somebody was faster, be it a thread that makes an offer, or one that
     /// wants the connection to stay TCP.
     pub fn leave_early(&self, phase: u32) -> bool {
@@ -340,6 +348,9 @@ impl Conn {
 
     /// The slot is not ours any more.
     pub fn forget_slot(&self) {
+        if self.has(F_HANDSHAKE) {
+            self.clc.give_back();
+        }
         self.slot.store(ptr::null_mut(), Release);
     }
 
@@ -594,7 +605,7 @@ pub fn index_of(conn: &Conn) -> u32 {
 pub fn visiting(flags: u32, kernel_events: u32) -> Conn {
     // SAFETY: atomics and integers only: zero is a valid record.
     let conn: Conn = unsafe { core::mem::zeroed() };
-    conn.set_flag((flags & (F_CLIENT | F_TUNED)) | F_SHARED, true);
+    conn.set_flag((flags & (F_CLIENT | F_TUNED | F_HANDSHAKE)) | F_SHARED, true);
     conn.kernel_events.store(kernel_events, Relaxed);
     conn.set_phase(RING);
     conn

@@ -36,6 +36,7 @@ mod memory;
 pub mod observe;
 mod observer;
 mod order;
+mod owner;
 mod path;
 mod poll;
 mod process;

@@ -4,6 +4,9 @@
 //! SIGKILL; where the kernel promises no more than it has (vm.overcommit_memory = 2), it sends SIGBUS. TCP meets neither:
 //! its buffers shrink. So where there is such a limit, memory is asked for before it is used, an eighth of the limit is
 //! left to the program, and what is granted is populated at once. Connections that get none are or become TCP.
+//!
+//! A page that nobody has written is taken by whoever reads it first, and a peer may say that it has written any, or give back
+//! what it has (fallocate(2)). So towards another user's peer all of both rings is put aside from the first.
 
 use core::ffi::CStr;
 use core::fmt::Write;
@@ -11,7 +14,7 @@ use core::str;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicBool, AtomicU64};
 
-use crate::path::Path;
+use crate::path::{Path, read};
 use crate::{clock, sys};
 
 /// How long a look is believed.
@@ -27,6 +30,8 @@ const SHARE: u64 = 8;
 /// at least [`LEAST`].
 const PORTION: u64 = 8;
 const LEAST: u64 = 1 << 20;
+/// What may be put aside for strangers: what was found divided by this.
+const STRANGERS: u64 = 2;
 /// cgroups between a process and the root that are looked at.
 const DEPTH: usize = 16;
 
@@ -34,6 +39,10 @@ const DEPTH: usize = 16;
 static SEEN: AtomicU64 = AtomicU64::new(0);
 /// Bytes that may be taken until the next one.
 static LEFT: AtomicU64 = AtomicU64::new(0);
+/// What it found.
+static FOUND: AtomicU64 = AtomicU64::new(UNLIMITED);
+/// Bytes put aside for what strangers may make this process take.
+static ASIDE: AtomicU64 = AtomicU64::new(0);
 /// Whether it found more than that.
 static IS_MORE: AtomicBool = AtomicBool::new(false);
 
@@ -55,16 +64,34 @@ pub fn take(at: *mut u8, len: usize) -> bool {
     matches!(populated, Ok(()) | Err(libc::EINVAL))
 }
 
-fn spend(len: u64) -> bool {
-    let now = clock::now_ns();
-    let age = match SEEN.load(Acquire) {
-        0 => u64::MAX,
-        seen => now.wrapping_sub(seen),
+/// Puts so many bytes aside for a stranger's connection. False where they are not to be had.
+pub fn put_aside(len: u64) -> bool {
+    let (now, age) = look_if_due(0);
+    let aside = ASIDE.fetch_add(len, Relaxed) + len;
+    let is_there = || match FOUND.load(Relaxed) {
+        UNLIMITED => true,
+        found => aside <= found / STRANGERS,
     };
-    let is_unlimited = LEFT.load(Relaxed) == UNLIMITED;
-    if age > if is_unlimited { UNLIMITED_NS } else { LIMITED_NS } {
-        look_again(now, len);
+    if is_there() {
+        return true;
     }
+    if age > REFUSED_NS {
+        look_again(now, 0);
+        if is_there() {
+            return true;
+        }
+    }
+    give_back(len);
+    false
+}
+
+/// They are not needed any more.
+pub fn give_back(len: u64) {
+    ASIDE.fetch_sub(len, Relaxed);
+}
+
+fn spend(len: u64) -> bool {
+    let (now, age) = look_if_due(len);
     // What others have given back since is not believed to be gone for long.
     subtract(len)
         || ((age > REFUSED_NS || IS_MORE.load(Relaxed)) && {
@@ -73,8 +100,27 @@ fn spend(len: u64) -> bool {
         })
 }
 
+/// Looks where the last look is not believed any more. The time, and how long ago that was.
+fn look_if_due(wanted: u64) -> (u64, u64) {
+    let now = clock::now_ns();
+    let age = match SEEN.load(Acquire) {
+        0 => u64::MAX,
+        seen => now.wrapping_sub(seen),
+    };
+    let is_unlimited = LEFT.load(Relaxed) == UNLIMITED;
+    if age > if is_unlimited { UNLIMITED_NS } else { LIMITED_NS } {
+        look_again(now, wanted);
+    }
+    (now, age)
+}
+
 fn look_again(now: u64, wanted: u64) {
-    let left = look();
+    let found = look();
+    FOUND.store(found, Relaxed);
+    let left = match found {
+        UNLIMITED => UNLIMITED,
+        found => found.saturating_sub(ASIDE.load(Relaxed)),
+    };
     let portion = match left {
         UNLIMITED => UNLIMITED,
         left => (left / PORTION).max(LEAST).max(wanted).min(left),
@@ -194,15 +240,6 @@ fn name(version: &Version, path: &str, file: &str) -> Option<Path> {
     let mut name = Path::new();
     write!(name, "{}{path}/{file}", version.mount).ok()?;
     Some(name)
-}
-
-/// The beginning of a file, as far as it is text and `to` is long.
-fn read<'a>(path: &CStr, to: &'a mut [u8]) -> Option<&'a str> {
-    let fd = sys::open(path, libc::O_RDONLY, 0).ok()?;
-    // SAFETY: `to` is writable for its length.
-    let read = unsafe { sys::read(fd, to.as_mut_ptr().cast(), to.len()) };
-    sys::close(fd);
-    str::from_utf8(&to[..read.ok()?]).ok()
 }
 
 /// Shows a file's lines, one after the other, without their ends: it is read in pieces, for the stack may be small. What

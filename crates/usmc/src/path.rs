@@ -1,7 +1,9 @@
-//! File names, made without memory of the heap.
+//! File names, made without memory of the heap, and what short files say.
 
 use core::ffi::CStr;
 use core::fmt::{self, Write};
+
+use crate::sys;
 
 /// A file's name.
 pub struct Path {
@@ -45,4 +47,13 @@ impl Write for Path {
         self.len = end;
         Ok(())
     }
+}
+
+/// The beginning of a file, as far as it is text and `to` is long.
+pub fn read<'a>(path: &CStr, to: &'a mut [u8]) -> Option<&'a str> {
+    let fd = sys::open(path, libc::O_RDONLY, 0).ok()?;
+    // SAFETY: `to` is writable for its length.
+    let read = unsafe { sys::read(fd, to.as_mut_ptr().cast(), to.len()) };
+    sys::close(fd);
+    str::from_utf8(&to[..read.ok()?]).ok()
 }

@@ -6,7 +6,7 @@ use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::path::Path;
-use crate::{clock, real, single, sys};
+use crate::{owner, real, single, sys};
 
 static PID: AtomicU32 = AtomicU32::new(0);
 /// The same number in a page that the kernel wipes in the child of any fork (MADV_WIPEONFORK, Linux 4.14).
@@ -57,6 +57,9 @@ pub fn clones(flags: u64) {
     }
     if flags & libc::CLONE_NEWPID as u64 != 0 {
         SCATTERED.store(true, Relaxed);
+    }
+    if flags & libc::CLONE_NEWUSER as u64 != 0 {
+        owner::moves();
     }
 }
 
@@ -124,60 +127,20 @@ fn shared_word() -> u64 {
     ((pid() as u64) << 40) | ((thread() >> 6) & 0xff_ffff_ffff)
 }
 
+/// The process that has a lock in shared memory, as its word says.
+pub fn holder(word: u64) -> u32 {
+    (word >> 40) as u32
+}
+
 /// Whether a thread of this process has a lock in shared memory.
 pub fn holds_shared(word: u64) -> bool {
-    (word >> 40) as u32 == pid()
+    holder(word) == pid()
 }
-
-/// Waiting for a process that shares an end with us; takes the lock over when that process has died.
-#[derive(Default)]
-struct FamilyPatience {
-    /// Since when the holder has been at it ([`clock::now_ns`]); 0 = hardly at all.
-    since: u64,
-}
-
-impl Wait for FamilyPatience {
-    fn wait(&mut self, holder: u64, attempt: u32) -> Verdict {
-        if attempt < 64 {
-            core::hint::spin_loop();
-            return Verdict::Again;
-        }
-        sys::sched_yield();
-        if attempt.is_multiple_of(64) && !is_alive((holder >> 40) as u32) {
-            return Verdict::Steal;
-        }
-        if cfg!(fuzzing) && attempt > 128 {
-            return Verdict::GiveUp;
-        }
-        if !attempt.is_multiple_of(64) {
-            return Verdict::Again;
-        }
-        let now = clock::now_ns();
-        if self.since == 0 {
-            self.since = now;
-        }
-        let lasts_ns = now.wrapping_sub(self.since);
-        if lasts_ns > LONG_NS && is_stopped((holder >> 40) as u32) {
-            // It goes on where it was, and has its time then.
-            sys::poll1(-1, 0, STOPPED_MS);
-            self.since = 0;
-            return Verdict::Again;
-        }
-        if lasts_ns > MOST_NS { Verdict::GiveUp } else { Verdict::Again }
-    }
-}
-
-/// A live holder keeps a lock for microseconds, if it runs: after this time it is asked whether it does.
-const LONG_NS: u64 = 20_000_000;
-/// Who waits longer waits for a peer that scribbles.
-const MOST_NS: u64 = 5_000_000_000;
-/// How often one who waits for a stopped process looks.
-const STOPPED_MS: i32 = 50;
 
 /// Whether a process of our own user is stopped (SIGSTOP, or by a debugger). Others' may not make us wait: they can have
 /// one that is stopped, and name it.
 #[cold]
-fn is_stopped(pid: u32) -> bool {
+pub fn is_stopped(pid: u32) -> bool {
     if SCATTERED.load(Relaxed) {
         return false;
     }
@@ -195,7 +158,7 @@ fn is_stopped(pid: u32) -> bool {
     let is_own = field("Uid:").is_some_and(|ids| {
         // Real, effective, …
         let own = ids.split_whitespace().nth(1).and_then(|id| id.parse().ok());
-        own == Some(sys::geteuid())
+        own == Some(sys::geteuid()) && own.is_some_and(owner::is_exact)
     });
     is_own && field("State:").is_some_and(|state| state.trim_start().starts_with(['T', 't']))
 }
@@ -236,14 +199,6 @@ pub fn is_alive(pid: u32) -> bool {
     }
 }
 
-/// Takes a lock in shared memory on behalf of this thread.
-///
-/// # Errors
-/// See [`Refused`].
-fn lock_shared(word: &AtomicU64) -> Result<Found, Refused> {
-    lock::acquire(word, shared_word(), &mut FamilyPatience::default())
-}
-
 /// A lock in shared memory, held.
 pub struct SharedLock<'a> {
     word: &'a AtomicU64,
@@ -251,12 +206,13 @@ pub struct SharedLock<'a> {
 }
 
 impl<'a> SharedLock<'a> {
-    /// Takes it.
+    /// Takes it on behalf of this thread.
     ///
     /// # Errors
     /// See [`Refused`].
-    pub fn enter(word: &'a AtomicU64) -> Result<SharedLock<'a>, Refused> {
-        Ok(SharedLock { word, found: lock_shared(word)? })
+    #[inline(always)]
+    pub fn enter(word: &'a AtomicU64, wait: &mut impl Wait) -> Result<SharedLock<'a>, Refused> {
+        Ok(SharedLock { word, found: lock::acquire(word, shared_word(), wait)? })
     }
 
     /// Whether a process died that held it.
@@ -374,40 +330,5 @@ impl Drop for Held<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         lock::release(self.0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::process::{Child, Command};
-
-    fn signalled(child: &Child, signal: i32) {
-        // SAFETY: our own child.
-        assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
-    }
-
-    /// Who has waited for that long already.
-    fn verdict(child: &Child, waited_ns: u64) -> Verdict {
-        let mut patience = FamilyPatience { since: clock::now_ns() - waited_ns };
-        patience.wait(u64::from(child.id()) << 40 | 1, 128)
-    }
-
-    #[test]
-    fn a_stopped_holder_is_waited_for_and_a_dead_one_is_not() {
-        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        assert_eq!(verdict(&child, MOST_NS / 2), Verdict::Again);
-        assert_eq!(verdict(&child, 2 * MOST_NS), Verdict::GiveUp);
-        signalled(&child, libc::SIGSTOP);
-        // SAFETY: our own child; until it has stopped, and it stays a child.
-        unsafe {
-            let mut status = 0;
-            libc::waitpid(child.id() as i32, &raw mut status, libc::WUNTRACED);
-            assert!(libc::WIFSTOPPED(status));
-        }
-        assert_eq!(verdict(&child, 2 * MOST_NS), Verdict::Again);
-        signalled(&child, libc::SIGKILL);
-        child.wait().unwrap();
-        assert_eq!(verdict(&child, MOST_NS / 2), Verdict::Steal);
     }
 }

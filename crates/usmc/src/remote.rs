@@ -101,6 +101,17 @@ pub fn is_socket(pid: u32, number: i32, inode: u64) -> bool {
     number.and_then(|digits| digits.parse().ok()) == Some(inode)
 }
 
+/// Whether another process has the socket with this inode number.
+///
+/// # Errors
+/// Its descriptors are not to be seen.
+pub fn has_socket(pid: u32, inode: u64) -> Result<bool, Errno> {
+    let mut has = false;
+    let dir = Path::of(format_args!("/proc/{pid}/fd"));
+    sys::each_fd_in(dir.c(), false, |fd| has = has || is_socket(pid, fd, inode))?;
+    Ok(has)
+}
+
 /// The first descriptor of another process that is the memfd of this name and of which `is_it` says so; opened anew.
 pub fn open_memfd(pid: u32, name: &CStr, is_it: impl Fn(i32) -> bool) -> Option<i32> {
     let dir = Path::of(format_args!("/proc/{pid}/fd"));

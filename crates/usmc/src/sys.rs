@@ -251,6 +251,11 @@ pub fn chmod(path: &CStr, mode: u32) -> Result<(), Errno> {
     call!(SYS_fchmodat, libc::AT_FDCWD, path.as_ptr(), mode).map(drop)
 }
 
+/// Gives an open file, be it for nothing but to name it, to a group.
+pub fn chgrp(fd: c_int, gid: u32) -> Result<(), Errno> {
+    call!(SYS_fchownat, fd, c"".as_ptr(), u32::MAX, gid, libc::AT_EMPTY_PATH).map(drop)
+}
+
 /// unlink(2).
 pub fn unlink(path: &CStr) -> Result<(), Errno> {
     call!(SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0).map(drop)
@@ -295,6 +300,8 @@ pub struct FileFacts {
     pub inode: u64,
     /// Owner.
     pub uid: u32,
+    /// Group.
+    pub gid: u32,
     /// Bytes.
     pub size: u64,
     /// Its file system.
@@ -307,7 +314,8 @@ pub fn fstat(fd: c_int) -> Result<FileFacts, Errno> {
     let mut st: libc::stat64 = unsafe { core::mem::zeroed() };
     call!(SYS_fstat, fd, &raw mut st)?;
     let (inode, size) = (st.st_ino, st.st_size as u64);
-    Ok(FileFacts { mode: st.st_mode, inode, uid: st.st_uid, size, device: st.st_dev })
+    let (mode, uid, gid, device) = (st.st_mode, st.st_uid, st.st_gid, st.st_dev);
+    Ok(FileFacts { mode, inode, uid, gid, size, device })
 }
 
 /// The type and permissions of a file, and its file system, which is not asked (AT_STATX_DONT_SYNC): a hostile one may not

@@ -17,7 +17,7 @@ use usmc_shm::span::{Switch, TxSpan};
 
 use crate::conn::{
     self, ATTACHED, Conn, EARLY, F_ADOPTED, F_CLIENT, F_COPIED, F_HANDED, F_KERNEL_ONLY,
-    F_SETTLING, F_SHARED, F_STALE, F_TUNED, OFFERED,
+    F_SCRIBBLED, F_SETTLING, F_SHARED, F_STALE, F_TUNED, OFFERED,
 };
 use crate::conn::{FRESH, PLAIN, RING};
 use crate::device::{self, DmbRef, OfferId};
@@ -217,6 +217,7 @@ fn bind_slot(
     end.fd.store(fd.cast_unsigned(), Relaxed);
     conn.segment.store(seg, Relaxed);
     conn.slot_index.store(index, Relaxed);
+    conn.set_flag(F_SCRIBBLED, false);
     // SAFETY: the segment counts this record as a user until `release_slot`.
     unsafe { tie(conn, map, index, mine) }.map_err(|_| Reason::PeerBroken)
 }
@@ -589,9 +590,15 @@ fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
         }
         return segment::unuse(seg);
     }
-    if bind_slot(fd, conn, map, seg, dmb.slot, false).is_err() {
+    let bound = match conn.is_with_stranger() && !conn.clc.put_aside(map.ring_shift()) {
+        true => Err(Reason::NoMemory),
+        false => bind_slot(fd, conn, map, seg, dmb.slot, false),
+    };
+    if let Err(reason) = bound {
+        conn.clc.give_back();
+        mark::leave_ring(fd);
         conn.go_on_with_kernel_calls();
-        conn.give_up(Reason::PeerBroken);
+        conn.give_up(reason);
         return segment::unuse(seg);
     }
     let Some(slot) = conn.slot() else { return };

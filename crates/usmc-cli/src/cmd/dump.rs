@@ -32,6 +32,9 @@ const IDLE: Duration = Duration::from_millis(2);
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Ends with SIGINT or SIGTERM, or with the processes named.\n\
                         Example: usmc dump :6379 | tshark -r -")]
+#[command(
+    override_usage = "usmc dump [OPTIONS] <LISTENER>\n       usmc dump [OPTIONS] -p <PID>..."
+)]
 pub struct Args {
     /// Write to FILE; - is standard output
     #[arg(short, long, value_name = "FILE", default_value = "-")]
@@ -40,12 +43,12 @@ pub struct Args {
     #[arg(short, long, value_name = "PID", conflicts_with = "listener")]
     pid: Vec<u32>,
     /// End after so many packets
-    #[arg(short, long, value_name = "COUNT")]
+    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Say nothing on standard error but errors
     #[arg(short, long)]
     quiet: bool,
-    /// Capture what is accepted at ADDRESS:PORT, by whichever process; without ADDRESS at any
+    /// Capture what is accepted at ADDRESS:PORT, by whichever process; without ADDRESS at any. Instead of -p
     #[arg(value_name = "LISTENER", value_parser = listener, required_unless_present = "pid")]
     listener: Option<SocketAddr>,
 }

@@ -14,12 +14,9 @@ use crate::{observed, proc, table};
 /// uSMC has an RDMA device; it has none yet.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// show, which may be left out
-    #[arg(value_name = "show", value_parser = ["show", "all"])]
-    verb: Option<String>,
-    /// Show one group only
-    #[arg(value_name = "LG-ID")]
-    lg_id: Option<String>,
+    /// show, which may be left out; all, or the LG-ID of one group only
+    #[arg(value_name = "show", num_args = ..=2)]
+    words: Vec<String>,
     /// Print a JSON array of objects
     #[arg(long)]
     json: bool,
@@ -30,9 +27,14 @@ pub struct Args {
 /// # Errors
 /// When /proc cannot be read, or there is no such group.
 pub fn run(args: &Args) -> Result<c_int> {
+    let wanted = match args.words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] | ["show"] => "all",
+        ["show", id] | [id] => id,
+        [_, other, ..] => bail!("there is no {other:?} after an LG-ID; name one group, or all"),
+    };
     let scan = proc::scan()?;
     let mut groups = of(&scan);
-    if let Some(id) = args.lg_id.as_ref().filter(|id| *id != "all") {
+    if let Some(id) = Some(wanted).filter(|id| *id != "all") {
         groups.retain(|group| group.lg_id.eq_ignore_ascii_case(id));
         if groups.is_empty() {
             bail!("there is no link group {id}");

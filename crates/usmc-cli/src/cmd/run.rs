@@ -22,8 +22,8 @@ const NOT_FOUND: c_int = 127;
 
 /// Run a program with its TCP sockets over shared memory
 ///
-/// Connections between programs under uSMC of the same user move through shared memory; all others
-/// stay on TCP. `usmc ss` shows which, and why.
+/// Connections between programs under uSMC that share an ISM directory, by default those of one user, move
+/// through shared memory; all others stay on TCP. `usmc ss` shows which, and why.
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "Exit status: the command's own; 125 usmc failed, 126 the command cannot be \

@@ -24,13 +24,13 @@ pub struct ConfigArgs {
     /// Directory that is the ISM device: who shares it shares memory [default: /dev/shm/usmc-UID]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub ism_dir: Option<String>,
-    /// Bytes of each ring, a power of two from 16K to 4M
+    /// Bytes of each ring, a power of two from 16K to 4M [default: 256K]
     #[arg(long, value_name = "SIZE")]
     pub ring_size: Option<String>,
-    /// Longest time a waiting thread spins before it sleeps; 0 never spins
+    /// Longest time a waiting thread spins before it sleeps; 0 never spins [default: 50]
     #[arg(long, value_name = "MICROSECONDS", allow_hyphen_values = true)]
     pub busy_poll_us: Option<String>,
-    /// Say "I speak SMC" when TCP connections are made: auto, on or off; see usmc-ebpf(8)
+    /// Say "I speak SMC" when TCP connections are made: auto, on or off; see usmc-ebpf(8) [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub tcp_option: Option<String>,
     /// Log to standard error or FILE; LEVEL is error, warn, info or debug

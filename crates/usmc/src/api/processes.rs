@@ -140,9 +140,12 @@ pub unsafe fn fork_by_number(
     forking::around(|| unsafe { real::syscall(nr, a, b, c, d, e, 0) } as pid_t) as c_long
 }
 
+/// Namespaces of process ids and users: in others, others have them.
+const NAMESPACES: c_int = libc::CLONE_NEWPID | libc::CLONE_NEWUSER;
+
 /// unshare(2)
 pub unsafe fn unshare(flags: c_int) -> c_int {
-    process::clones((flags & libc::CLONE_NEWPID) as u64);
+    process::clones((flags & NAMESPACES) as u64);
     // SAFETY: no pointers.
     unsafe { real::unshare(flags) }
 }
@@ -150,9 +153,8 @@ pub unsafe fn unshare(flags: c_int) -> c_int {
 /// setns(2)
 pub unsafe fn setns(fd: c_int, kind: c_int) -> c_int {
     // 0: whatever the descriptor is.
-    if kind == 0 || kind & libc::CLONE_NEWPID != 0 {
-        process::clones(libc::CLONE_NEWPID as u64);
-    }
+    let kinds = if kind == 0 { NAMESPACES } else { kind & NAMESPACES };
+    process::clones(kinds as u64);
     // SAFETY: no pointers.
     unsafe { real::setns(fd, kind) }
 }

@@ -16,7 +16,7 @@ use crate::conn::{Conn, F_ARMED, F_CLC, OFFERED};
 use crate::device::{self, Delivery, DmbRef, Message, Stage};
 use crate::reason::Reason;
 use crate::tuple::{self, Tuple};
-use crate::{kernel, log, segment, sys, transition};
+use crate::{config, kernel, log, segment, sys, transition};
 
 /// Asks on the device who holds the other end of this connection, whose destination is a listener of another network
 /// namespace or user.
@@ -274,8 +274,15 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     // Whoever listens at that address: memory is shared with one process of it, which is known by its mailbox, for the
     // link id is its own word.
     let pair = Tuple { netns: 1 << 63 | mailbox, ..tuple };
-    let own = segment::take_slot(&pair).map_err(|_| Failed::Decline(DeclineCode::MEM))?;
-    let Ok(usage) = transition::bind_own(fd, conn, &own) else {
+    let is_kin = device::current().is_kin(to);
+    conn.clc.kin.store(is_kin.into(), Relaxed);
+    if !is_kin && !conn.clc.put_aside(config::get().ring_shift) {
+        return Err(Failed::Decline(DeclineCode::MEM));
+    }
+    let bound = segment::take_slot(&pair)
+        .and_then(|own| transition::bind_own(fd, conn, &own).map(|usage| (own, usage)));
+    let Ok((own, usage)) = bound else {
+        conn.clc.give_back();
         return Err(Failed::Decline(DeclineCode::MEM));
     };
     let undo = |failed| {
@@ -290,9 +297,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
         return undo(Failed::Decline(DeclineCode::MEM));
     };
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: Use::to_bits(usage) };
-    let is_kin = device::current().is_kin(to);
     let what = Delivery { fd: memfd, dmb, to: conn.clc.peer.load(Relaxed), from: token, is_kin };
-    conn.clc.kin.store(is_kin.into(), Relaxed);
     match device::current().deliver(to, mailbox, &what) {
         Ok(()) => {}
         Err(libc::EAGAIN) => return undo(Failed::NotNow),

@@ -41,7 +41,12 @@ use crate::conn::{self, Conn, EARLY, F_CLC, F_CLIENT, F_COPIED, F_HANDSHAKE, PLA
 use crate::device::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
 use crate::reason::Reason;
 use crate::tuple::{self, Endpoint};
-use crate::{clock, config, fork, kernel, log, process, segment, strangers, sys, transition};
+use crate::{
+    clock, config, fork, kernel, log, memory, process, segment, strangers, sys, transition,
+};
+
+/// log2 of the least that is taken of memory.
+const PAGE_SHIFT: u32 = 12;
 
 pub use acceptor::{expect, hold_if_asked};
 pub use client::{ask, declare};
@@ -106,6 +111,8 @@ pub struct State {
     number: AtomicU32,
     /// Whether the peer is of our own user.
     kin: AtomicU32,
+    /// Pages put aside for what a stranger may make us take.
+    aside: AtomicU32,
     /// Where the message of [`Step::Leftover`] stands in the stream.
     leftover: AtomicU64,
     /// Our token.
@@ -145,8 +152,27 @@ impl State {
         self.kin.load(Relaxed) != 0
     }
 
+    /// Puts memory aside for what a peer with such rings may make us take. False where there is none.
+    pub fn put_aside(&self, ring_shift: u32) -> bool {
+        self.give_back();
+        // Beside the rings: the pages of the segment's head and of the slot.
+        let pages = (2 << ring_shift >> PAGE_SHIFT) + 2;
+        let has = memory::put_aside(pages << PAGE_SHIFT);
+        if has {
+            self.aside.store(pages as u32, Relaxed);
+        }
+        has
+    }
+
+    /// The connection is not in such rings any more.
+    pub fn give_back(&self) {
+        let pages = self.aside.swap(0, Relaxed);
+        memory::give_back(u64::from(pages) << PAGE_SHIFT);
+    }
+
     /// The record is free.
     pub fn clear(&self) {
+        self.give_back();
         let State { step, pid, since, partial, declined, number, kin, .. } = self;
         for cell in [step, pid, since, partial, declined, number, kin] {
             cell.store(0, Relaxed);

@@ -439,7 +439,8 @@ fn hides_bells(fd: i32, conn: &conn::Conn, events: i16) -> bool {
 fn is_past_tcp(fd: i32, conn: &conn::Conn, slot: &Slot) -> bool {
     conn.end(slot).tcp_left.load(Relaxed) == 1
         || (conn.peer(slot).state.load(Relaxed) == TX_RING
-            && Receiving::enter(conn, slot).is_some_and(|_held| wait::reads_ring(fd, conn, slot)))
+            && Receiving::enter(fd, conn, slot)
+                .is_some_and(|_held| wait::reads_ring(fd, conn, slot)))
 }
 
 /// The real sleep: ring connections wait for doorbells and for the end of the connection.

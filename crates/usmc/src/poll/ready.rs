@@ -91,7 +91,7 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
         };
         return urgent | if has_in_ring(fd, conn, slot, lowat) { IN | RDNORM } else { 0 };
     }
-    let source = match Receiving::enter(conn, slot) {
+    let source = match Receiving::enter(fd, conn, slot) {
         Some(_held) => RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot)),
         None => return 0,
     };
@@ -131,7 +131,7 @@ fn writable(fd: i32, conn: &Conn, slot: &Slot, own: u32) -> bool {
     if !transition::tx_is_ring(fd, conn, slot) {
         return sys::poll1(fd, libc::POLLOUT, 0) & libc::POLLOUT != 0;
     }
-    conn.tx(slot).is_writable() || room::grow(conn, slot)
+    conn.tx(slot).is_writable() || room::grow(fd, conn, slot)
 }
 
 /// Announces that somebody interested in `want` is going to sleep in the kernel.

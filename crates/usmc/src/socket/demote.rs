@@ -14,7 +14,7 @@ use usmc_shm::layout::{
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 
-use super::family::Family;
+use super::family::{Family, FamilyPatience};
 use super::peers_socket::PeersSocket;
 use super::{mark, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, LISTEN, OFFERED, RING};
@@ -136,7 +136,7 @@ fn leave_unless_sends_sleep(
     if !conn.is_in_ring_of(slot) {
         return Ok(Left::Elsewhere);
     }
-    let families = (Family::receiving(conn, slot), Family::sending(conn, slot));
+    let families = (Family::receiving(fd, conn, slot), Family::sending(fd, conn, slot));
     let (Some(_), Some(_)) = &families else { return Err(libc::EBUSY) };
     if sends_sleep(conn, slot) {
         return Ok(Left::SendsSleep);
@@ -238,7 +238,8 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     // The peer's socket, to send for it: its program may be anywhere.
     let peer = PeersSocket::of(fd, conn, slot, 1 - conn.side());
     // Before the peer can learn of it: it would send again what is in the ring, and what stands before that is ours.
-    let held = SharedLock::enter(&slot.end[1 - conn.side()].back_lock);
+    let back_lock = &slot.end[1 - conn.side()].back_lock;
+    let held = SharedLock::enter(back_lock, &mut FamilyPatience::of_peer(conn));
     let Ok(_held) = held else { return Err(libc::EBUSY) };
     // Bytes of the TCP span before doorbells, which would be read as data by whoever comes next. They can be sent again as
     // long as nothing that follows them was.
@@ -354,7 +355,7 @@ fn wake(fd: i32, conn: &Conn, slot: &Slot) {
 /// signal handler interrupted a send, or the peer stopped in the middle of one.
 pub fn go_back(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let Some(_held) = conn.tx_lock.enter() else { return false };
-    let Some(_family) = Family::sending(conn, slot) else { return false };
+    let Some(_family) = Family::sending(fd, conn, slot) else { return false };
     go_back_locked(fd, conn, slot)
 }
 
@@ -379,7 +380,8 @@ pub fn go_back_locked(fd: i32, conn: &Conn, slot: &Slot) -> bool {
         // Nobody reads there: what is in the ring meets TCP's answer to that.
         own.flags.fetch_or(TXF_LEFT, AcqRel);
     }
-    let Ok(_held) = SharedLock::enter(&conn.end(slot).back_lock) else { return false };
+    let patience = &mut FamilyPatience::of(fd, conn);
+    let Ok(_held) = SharedLock::enter(&conn.end(slot).back_lock, patience) else { return false };
     let done = end_ring(fd, slot, conn.side(), &conn.tx(slot));
     if !done && fork::is_alone(conn) && conn.ringing.load(SeqCst) == 0 {
         // Who was killed in the middle of a doorbell stays counted.
@@ -577,7 +579,7 @@ pub fn look(fd: i32, conn: &Conn, slot: &Slot) {
     if (conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0 || rx.is_by_sender())
         && !rx.is_tcp()
         && let Some(_held) = conn.rx_lock.enter()
-        && let Some(_family) = Family::receiving(conn, slot)
+        && let Some(_family) = Family::receiving(fd, conn, slot)
     {
         finish_rx(fd, conn, slot);
     }

@@ -269,7 +269,7 @@ fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
     if !matches!(phase, OFFERED | ATTACHED | RING) {
         return Attempt::Kernel;
     }
-    let Some(_family) = Family::receiving(conn, slot) else {
+    let Some(_family) = Family::receiving(fd, conn, slot) else {
         return Attempt::Fail(libc::ECONNRESET);
     };
     let span = RxSpan::new(slot, conn.side());
@@ -581,7 +581,7 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
     if conn.phase() != RING {
         return None;
     }
-    let _held = Receiving::enter(conn, slot)?;
+    let _held = Receiving::enter(fd, conn, slot)?;
     let span = RxSpan::new(slot, conn.side());
     let in_ring = conn.rx(slot).data().map_or(0, |d| d.len);
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {

@@ -21,7 +21,7 @@ const FAILED_NS: u64 = 5_000_000_000;
 /// Whether the ring takes more now, having become larger. Waits for nobody: looks at readiness come here with locks, and who
 /// is just sending does it himself.
 #[cold]
-pub fn grow(conn: &Conn, slot: &Slot) -> bool {
+pub fn grow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let tx = conn.tx(slot);
     if !tx.can_grow() {
         return false;
@@ -30,7 +30,7 @@ pub fn grow(conn: &Conn, slot: &Slot) -> bool {
     if !conn.has_slot(slot) {
         return false;
     }
-    let Some(_family) = Family::sending(conn, slot) else { return false };
+    let Some(_family) = Family::sending(fd, conn, slot) else { return false };
     let flags = conn.own(slot).flags.load(Relaxed);
     flags & (TXF_LEFT | TXF_BACK | TXF_DONE) == 0
         && tx.grow(|at, len| memory::take(at.cast(), len)) == Ok(true)

@@ -242,7 +242,7 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
         // O_NONBLOCK counts where the call begins.
         let waits =
             hold.is_some() || (flags & libc::MSG_DONTWAIT == 0 && !wait::is_nonblocking(fd, conn));
-        if !waits && room::grow(conn, slot) {
+        if !waits && room::grow(fd, conn, slot) {
             continue;
         }
         if !waits {
@@ -396,7 +396,7 @@ fn attempt(
     if !conn.has_slot(slot) {
         return Attempt::Elsewhere;
     }
-    let Some(family) = Family::sending(conn, slot) else {
+    let Some(family) = Family::sending(fd, conn, slot) else {
         return Attempt::Fail(libc::ECONNRESET);
     };
     let flags = conn.own(slot).flags.load(Relaxed);

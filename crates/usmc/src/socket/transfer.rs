@@ -36,7 +36,7 @@ fn into_ring(
         let fd = close::number(fd, index);
         let step = {
             let Some(_held) = conn.tx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
-            let Some(_family) = Family::sending(conn, slot) else {
+            let Some(_family) = Family::sending(fd, conn, slot) else {
                 return Outcome::Fail(libc::ECONNRESET);
             };
             if !conn.has_slot(slot) {
@@ -102,7 +102,7 @@ fn into_ring(
             }
             Some(Err(_)) if total > 0 => break,
             Some(Err(errno)) => return Outcome::Fail(errno),
-            None if nonblock && room::grow(conn, slot) => {}
+            None if nonblock && room::grow(fd, conn, slot) => {}
             None if total > 0 && nonblock => break,
             None if nonblock => {
                 conn.tx_blocks.fetch_add(1, Relaxed);
@@ -216,7 +216,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
         }
         let Some(slot) = conn.slot() else { return Outcome::Kernel };
         let source = {
-            let Some(_held) = Receiving::enter(conn, slot) else {
+            let Some(_held) = Receiving::enter(fd, conn, slot) else {
                 return Outcome::Fail(libc::EAGAIN);
             };
             RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
@@ -230,7 +230,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             Err(errno) => return Outcome::Fail(errno),
         };
         {
-            let Some(_held) = Receiving::enter(conn, slot) else {
+            let Some(_held) = Receiving::enter(fd, conn, slot) else {
                 return Outcome::Fail(libc::EAGAIN);
             };
             // While we waited for the pipe, another thread may have taken the connection out of this ring.

@@ -309,7 +309,7 @@ pub fn owes_ack(conn: &Conn, slot: &Slot) -> bool {
 
 /// Takes doorbells away before a sleep that they would end at once, if the ring is empty.
 pub fn clear_bells(fd: i32, conn: &Conn, slot: &Slot) {
-    let Some(_held) = Receiving::enter(conn, slot) else { return };
+    let Some(_held) = Receiving::enter(fd, conn, slot) else { return };
     if has_bells(conn, slot) && reads_ring(fd, conn, slot) && !conn.rx(slot).has_data() {
         drain_bells(fd, conn, slot);
     }
@@ -614,7 +614,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
         observer::spun(conn);
         return Woken::Look;
     }
-    if room::grow(conn, slot) {
+    if room::grow(fd, conn, slot) {
         return Woken::Look;
     }
     let sleeper = Sleeper::enter(conn, Some(slot), true);
@@ -668,7 +668,7 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
     let tick = must_tick(conn, slot) || room::may_be_stuck(conn, slot);
     // Doorbells already in the stream would end every sleep at once.
     let clear = {
-        let held = Receiving::enter(conn, slot);
+        let held = Receiving::enter(fd, conn, slot);
         held.is_some()
             && !conn.rx(slot).has_data()
             && reads_ring(fd, conn, slot)

@@ -89,6 +89,14 @@ fn existing(dir: &Path, meta: &Metadata, is_default: bool) -> Result<(), Finding
             format!("take that away: chmod o-w {shown}"),
         ));
     }
+    let file = dir.join(format!("{DEVICE_PREFIX}device"));
+    if fs::symlink_metadata(&file).is_ok_and(|file| file.mode() & 0o002 != 0) {
+        let shown = file.display();
+        return Err(Finding::failure(
+            format!("{shown} is writable for everybody, who could end the programs that use it"),
+            format!("take that away: chmod o-w {shown}"),
+        ));
+    }
     access(dir, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK).map_err(|e| {
         Finding::failure(
             format!(
@@ -130,7 +138,18 @@ fn remarks(dir: &Path, meta: &Metadata, is_default: bool) -> Vec<Finding> {
     if meta.uid() != user {
         remarks.push(Finding::note(
             format!("it belongs to user {}, not to {user}", meta.uid()),
-            "right for a shared device; everybody who can open it can share memory with you",
+            "right for a shared device; everybody who can open it can share memory with you, and its owner can end your \
+             programs (SIGBUS), by truncating a file that they have mapped",
+        ));
+    }
+    if meta.mode() & 0o020 != 0 {
+        remarks.push(Finding::note(
+            format!(
+                "everybody in its group ({}) can end the programs that use it (SIGBUS), by truncating a file that they \
+                 have mapped",
+                meta.gid()
+            ),
+            "let nobody into the group whom you do not trust so far; users with a directory each stay on TCP",
         ));
     }
     if meta.mode() & 0o020 != 0 && meta.mode() & 0o1000 == 0 {

@@ -2,10 +2,10 @@
 
 use core::ffi::CStr;
 use core::fmt::{self, Write};
-use usmc_shm::sync::AtomicU64;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::layout::{DeviceFile, MAGIC, PREFIX, VERSION};
+use crate::owner;
 use crate::path::Path;
 use crate::sys::{self, Errno};
 
@@ -14,26 +14,11 @@ pub fn path() -> Path {
     let mut p = Path::new();
     let configured = crate::config::get().ism_dir();
     let _ = if configured.is_empty() {
-        write!(p, "/dev/shm/usmc-{}", owner())
+        write!(p, "/dev/shm/usmc-{}", owner::first())
     } else {
         p.write_str(configured)
     };
     p
-}
-
-/// Whose directory it is: the user's that this process was when it first asked, plus one. What it has in there stays
-/// where it is, whoever it becomes by setuid(2).
-static OWNER: AtomicU64 = AtomicU64::new(0);
-
-fn owner() -> u32 {
-    let known = match OWNER.load(Relaxed) {
-        0 => {
-            let own = u64::from(sys::geteuid()) + 1;
-            OWNER.compare_exchange(0, own, Relaxed, Relaxed).err().unwrap_or(own)
-        }
-        known => known,
-    };
-    (known - 1) as u32
 }
 
 /// The mailbox of a process.
@@ -48,19 +33,29 @@ fn file(name: fmt::Arguments<'_>) -> Path {
     p
 }
 
-/// Permissions of what is in the directory: who may enter that shares the device.
-const MODE: u32 = 0o660;
+/// Gives a file that was just made in the directory to whom the directory lets in who may make others there, and to nobody
+/// else: who can write the device's file can truncate it, too, and so end the processes that have it mapped. The
+/// permissions that it is to have, whatever the umask.
+fn give_to_group(fd: i32) -> Result<u32, Errno> {
+    let dir = facts()?;
+    let is_shared = dir.mode & 0o020 != 0
+        && (sys::fstat(fd).is_ok_and(|file| file.gid == dir.gid)
+            || sys::chgrp(fd, dir.gid).is_ok());
+    Ok(if is_shared { 0o660 } else { 0o600 })
+}
 
 /// Gives a socket that was just bound its permissions, whatever the umask. Does nothing to what others may have
 /// put in its place.
 pub fn share_socket(path: &CStr) {
     let Ok(fd) = sys::open(path, libc::O_PATH | libc::O_NOFOLLOW, 0) else { return };
-    let is_ours = |f: sys::FileFacts| {
-        f.mode & libc::S_IFMT == libc::S_IFSOCK && f.uid == sys::geteuid() && f.mode & MODE != MODE
-    };
-    if sys::fstat(fd).is_ok_and(is_ours) {
+    let is_ours =
+        |f: &sys::FileFacts| f.mode & libc::S_IFMT == libc::S_IFSOCK && f.uid == sys::geteuid();
+    if let Some(file) = sys::fstat(fd).ok().filter(is_ours)
+        && let Ok(mode) = give_to_group(fd)
+        && file.mode & 0o777 != mode
+    {
         // The one way to change the mode of just this file.
-        let _ = sys::chmod(link_to(fd).c(), MODE);
+        let _ = sys::chmod(link_to(fd).c(), mode);
     }
     sys::close(fd);
 }
@@ -69,15 +64,20 @@ pub fn share_socket(path: &CStr) {
 /// whoever may is ourselves. `fd` is the socket file, opened for nothing else.
 pub fn is_trustworthy(fd: i32) -> bool {
     let Ok(facts) = sys::fstat(fd) else { return false };
-    facts.mode & libc::S_IFMT == libc::S_IFSOCK && (is_own(facts.uid) || keeps_names())
+    facts.mode & libc::S_IFMT == libc::S_IFSOCK && (owner::is_own(facts.uid) || keeps_names())
 }
 
 /// Whether nobody but the directory's owner can rename or remove what others have made in it.
 fn keeps_names() -> bool {
-    let Ok(fd) = sys::open(path().c(), libc::O_PATH | libc::O_DIRECTORY, 0) else { return false };
+    facts().is_ok_and(|f| f.mode & 0o022 == 0 || f.mode & libc::S_ISVTX != 0)
+}
+
+/// The directory's.
+fn facts() -> Result<sys::FileFacts, Errno> {
+    let fd = sys::open(path().c(), libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0)?;
     let facts = sys::fstat(fd);
     sys::close(fd);
-    facts.is_ok_and(|f| f.mode & 0o022 == 0 || f.mode & libc::S_ISVTX != 0)
+    facts
 }
 
 /// Opens a file of the directory for nothing but to name it, so that it is the same one in what follows.
@@ -88,11 +88,6 @@ pub fn point_at(file: &Path) -> Result<i32, Errno> {
 /// Such a file's name.
 pub fn link_to(fd: i32) -> Path {
     Path::of(format_args!("/proc/self/fd/{fd}"))
-}
-
-/// Whether this user is to be trusted like ourselves.
-pub fn is_own(uid: u32) -> bool {
-    uid == 0 || uid == sys::geteuid()
 }
 
 /// The failed step and its errno.
@@ -152,7 +147,8 @@ fn check_directory() -> Result<(), Failure> {
     let facts = sys::fstat(fd);
     sys::close(fd);
     let facts = facts.map_err(|e| ("inspecting the directory", e))?;
-    if crate::config::get().ism_dir().is_empty() && facts.uid != owner() {
+    let is_ours = facts.uid == owner::first() && owner::is_exact(facts.uid);
+    if crate::config::get().ism_dir().is_empty() && !is_ours {
         return Err(("the directory belongs to another user: using it", libc::EPERM));
     }
     if facts.mode & 0o002 != 0 {
@@ -165,9 +161,9 @@ fn check_directory() -> Result<(), Failure> {
 fn create(device: &Path) -> Result<(), Failure> {
     let temporary = file(format_args!("device.{}.{:x}", sys::getpid(), sys::random() as u32));
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-    let fd = sys::open(temporary.c(), flags, MODE).map_err(|e| ("creating the device file", e))?;
-    // Whatever the umask.
-    let made = sys::fchmod(fd, MODE).map_err(|e| ("giving the device file its mode", e));
+    let fd = sys::open(temporary.c(), flags, 0o600).map_err(|e| ("creating the device file", e))?;
+    let shared = give_to_group(fd).and_then(|mode| sys::fchmod(fd, mode));
+    let made = shared.map_err(|e| ("giving the device file its mode", e));
     let made = made.and_then(|()| fill(fd));
     sys::close(fd);
     let linked = made.and_then(|()| match sys::link(temporary.c(), device.c()) {
@@ -202,6 +198,10 @@ fn map(fd: i32) -> Result<*mut DeviceFile, Failure> {
     let len = size_of::<DeviceFile>();
     if facts.size != len as u64 || facts.mode & libc::S_IFMT != libc::S_IFREG {
         return Err(("the device file is of another version: using it", libc::EPROTO));
+    }
+    if facts.mode & 0o002 != 0 {
+        // To everybody who comes that far in the directory.
+        return Err(("the device file is writable for everybody: using it", libc::EPERM));
     }
     let mapped = sys::mmap_shared(fd, len).map_err(|e| ("mapping the device file", e))?;
     // SAFETY: mapped with the file's full size; all fields are atomics.

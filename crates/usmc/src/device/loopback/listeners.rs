@@ -5,6 +5,7 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use super::layout::{DeviceFile, LISTENER_CLAIMED, LISTENER_PROBES, LISTENERS, Listener};
 use super::{Loopback, processes};
 use crate::clock;
+use crate::owner;
 use crate::reason::Reason;
 use crate::sys;
 use crate::tuple::Endpoint;
@@ -78,6 +79,9 @@ fn is_there(
     let want = halves(&at);
     // Of another user's memory the offer table alone says too little: that is for CLC.
     let uid = netns.map(|_| sys::geteuid());
+    if uid.is_some_and(|uid| !owner::is_exact(uid)) {
+        return false;
+    }
     places(file, at.port).any(|(_, place)| {
         let state = place.state.load(Acquire);
         if state == LISTENER_CLAIMED || place.port.load(Relaxed) != at.port as u32 {

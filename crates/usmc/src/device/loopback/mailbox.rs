@@ -10,6 +10,7 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::{Loopback, directory};
 use crate::device::{Delivery, DmbRef, Mail, PeerProcess};
+use crate::owner;
 use crate::path::Path;
 use crate::reason::Reason;
 use crate::strangers;
@@ -94,9 +95,7 @@ pub fn ensure(dev: &Loopback, me: u32) -> Result<(), Reason> {
 /// # Errors
 /// The errno; EAGAIN when the mailbox is full, EACCES when it may be another user's.
 pub fn push(dev: &Loopback, to: PeerProcess, fd: i32) -> Result<(), Errno> {
-    send(dev, to, &PLAIN, fd, |file| {
-        sys::fstat(file).is_ok_and(|facts| directory::is_own(facts.uid))
-    })
+    send(dev, to, &PLAIN, fd, |file| sys::fstat(file).is_ok_and(|facts| owner::is_own(facts.uid)))
 }
 
 /// Sends a segment with the tokens that say whose connection it is for; to any user.
@@ -132,7 +131,7 @@ pub fn identity(process: PeerProcess) -> Option<u64> {
 /// Whether the mailbox of a process belongs to our own user.
 pub fn is_own(process: PeerProcess) -> bool {
     let Ok(mailbox) = directory::point_at(&directory::mailbox(process.0)) else { return false };
-    let is_own = sys::fstat(mailbox).is_ok_and(|facts| directory::is_own(facts.uid));
+    let is_own = sys::fstat(mailbox).is_ok_and(|facts| owner::is_own(facts.uid));
     sys::close(mailbox);
     is_own
 }
@@ -234,7 +233,7 @@ pub fn receive(dev: &Loopback) -> Option<Mail> {
 fn read(bytes: &[u8], fd: i32, uid: Option<u32>) -> Option<Mail> {
     if bytes == PLAIN {
         // The offer table, where it belongs, can be written by everybody who shares the device.
-        return uid.is_some_and(directory::is_own).then_some(Mail::Segment(fd));
+        return uid.is_some_and(owner::is_own).then_some(Mail::Segment(fd));
     }
     if bytes.len() != DELIVERY {
         return None;
@@ -245,7 +244,7 @@ fn read(bytes: &[u8], fd: i32, uid: Option<u32>) -> Option<Mail> {
     }
     let [segment, place, to, from, _] = words;
     let dmb = DmbRef { segment, slot: (place >> 32) as u32, usage: place as u32 };
-    let is_kin = uid.is_some_and(directory::is_own);
+    let is_kin = uid.is_some_and(owner::is_own);
     Some(Mail::Delivery(Delivery { fd, dmb, to, from, is_kin }))
 }
 
