@@ -568,3 +568,61 @@ PAIR_CASE(cancelled_thread_leaves_the_connection_whole) {
     }
     pair_close(p);
 }
+
+// A thread in one call, whose end it notes.
+struct caller {
+    int fd;
+    bool sends;
+    _Atomic pid_t tid;
+    _Atomic long result;
+};
+
+static void *make_call(void *arg) {
+    struct caller *c = arg;
+    c->tid = gettid();
+    char byte = 'x';
+    long n = c->sends ? send(c->fd, &byte, 1, 0) : recv(c->fd, &byte, 1, 0);
+    c->result = n < 0 ? -errno : n;
+    return NULL;
+}
+
+static void begin_call(struct caller *c, pthread_t *thread, int fd, bool sends) {
+    *c = (struct caller){.fd = fd, .sends = sends};
+    EQ(pthread_create(thread, NULL, make_call, c), 0);
+    while (c->tid == 0)
+        sched_yield();
+    wait_asleep(getpid(), c->tid);
+}
+
+// O_NONBLOCK counts where a call begins.
+PAIR_CASE(nonblocking_is_set_while_calls_sleep) {
+    struct pair p = pair_open();
+    struct caller callers[2];
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++)
+        begin_call(&callers[i], &threads[i], p.fd, false);
+    nonblocking(p.fd, true);
+    // It may wake both, of which one goes on sleeping.
+    peer_says(p.peer, "a");
+    while (callers[0].result == 0 && callers[1].result == 0)
+        sched_yield();
+    int other = callers[0].result != 0;
+    EQ(callers[1 - other].result, 1);
+    wait_asleep(getpid(), callers[other].tid);
+    EQ(callers[other].result, 0);
+    peer_says(p.peer, "b");
+    for (int i = 0; i < 2; i++) {
+        EQ(pthread_join(threads[i], NULL), 0);
+        EQ(callers[i].result, 1);
+    }
+    FAILS(recv(p.fd, &(char){0}, 1, 0), EAGAIN);
+    size_t sent = fill(p.fd, 1, 0);
+    nonblocking(p.fd, false);
+    begin_call(&callers[0], &threads[0], p.fd, true);
+    nonblocking(p.fd, true);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, sent), 0);
+    EQ(pthread_join(threads[0], NULL), 0);
+    EQ(callers[0].result, 1);
+    peer_hears(p.peer, "x");
+    pair_close(p);
+}

@@ -19,12 +19,12 @@ use super::family::Receiving;
 use super::{close, demote, ending};
 use crate::api::time::Time;
 use crate::clock;
-use crate::conn::{self, Conn, F_SHARED, F_STALE};
+use crate::conn::{self, Conn, F_NONBLOCK, F_SHARED, F_STALE};
 use crate::poll::ready;
 use crate::process::Lock;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{config, device, fork, observer, order, process, real, table, transition};
+use crate::{config, device, fork, kernel, observer, order, process, real, table, transition};
 
 /// How long the kernel of a dead peer may take to answer a doorbell. A living peer that leaves one unread gets the next
 /// after this time.
@@ -290,7 +290,7 @@ pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
 /// Whether TCP has been read to the boundary. The caller holds the receiving lock.
 pub fn reads_ring(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     matches!(
-        RxSpan::new(slot, conn.side()).source(|| crate::kernel::tcp_read(fd, conn, slot)),
+        RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot)),
         Ok(Source::Ring)
     )
 }
@@ -413,8 +413,17 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) ->
         Until::AnyWakeUp if is_cut(conn) => tick(),
         Until::AnyWakeUp => receive_nothing(fd),
         // SO_RCVTIMEO is the kernel's own where the call has not slept yet.
-        Until::Data if start.saturating_sub(since) < FIRST_SLEEP_NS && !is_cut(conn) => {
-            peek(fd, index)
+        Until::Data
+            if start.saturating_sub(since) < FIRST_SLEEP_NS
+                && !is_cut(conn)
+                && !conn.has(F_NONBLOCK) =>
+        {
+            match peek(fd, index) {
+                Woken::Fail(libc::EAGAIN) if is_nonblocking_now(fd, index) => {
+                    sleep_for_data(fd, index, until, since)
+                }
+                woken => woken,
+            }
         }
         _ => sleep_for_data(fd, index, until, since),
     };
@@ -437,8 +446,30 @@ fn sleep_for_data(fd: i32, index: u32, until: Until, since: u64) -> Woken {
         (true, true) => short_tick(),
         (true, false) => tick(),
         (false, true) => sleep_in_poll(fd, index, if limit_ms > 0 { left_ms } else { -1 }),
-        (false, false) => peek(fd, index),
+        (false, false) => peek_anyhow(fd, index),
     }
+}
+
+/// The peek of a call that waits without a limit. O_NONBLOCK, set since it began, does not concern it, and would end the
+/// peek at once.
+fn peek_anyhow(fd: i32, index: u32) -> Woken {
+    if !conn::at(index).has(F_NONBLOCK) {
+        let woken = peek(fd, index);
+        if woken != Woken::Fail(libc::EAGAIN) || !is_nonblocking_now(fd, index) {
+            return woken;
+        }
+    }
+    match sleep_in_poll(fd, index, -1) {
+        // Such a call begins anew, and finds O_NONBLOCK.
+        Woken::Fail(libc::EINTR) if all_handlers_restart() => Woken::Fail(libc::EAGAIN),
+        woken => woken,
+    }
+}
+
+/// Whether O_NONBLOCK was set while the call slept.
+#[cold]
+fn is_nonblocking_now(fd: i32, index: u32) -> bool {
+    kernel::is_nonblocking(close::number(fd, index))
 }
 
 /// SO_RCVTIMEO or SO_SNDTIMEO in milliseconds; 0 = none.
@@ -684,14 +715,11 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
         return if ends_by_signal { short_tick() } else { self::tick() };
     }
     if !ends_by_signal {
-        return match peek(fd, index) {
+        let receives_in_time = || time_limit_ms(fd, libc::SO_RCVTIMEO) > 0;
+        return match peek_anyhow(fd, index) {
             // SO_RCVTIMEO has nothing to say about sending: neither its end, nor that any signal ends a receive by then.
-            Woken::Fail(libc::EAGAIN) => Woken::Look,
-            Woken::Fail(libc::EINTR)
-                if time_limit_ms(fd, libc::SO_RCVTIMEO) > 0 && all_handlers_restart() =>
-            {
-                Woken::Look
-            }
+            Woken::Fail(libc::EAGAIN) if receives_in_time() => Woken::Look,
+            Woken::Fail(libc::EINTR) if receives_in_time() && all_handlers_restart() => Woken::Look,
             other => other,
         };
     }
@@ -716,7 +744,7 @@ pub fn is_nonblocking(fd: i32, conn: &Conn) -> bool {
     if conn.has(F_SHARED | F_STALE) {
         return crate::fork::is_nonblocking(fd, conn);
     }
-    conn.has(conn::F_NONBLOCK)
+    conn.has(F_NONBLOCK)
 }
 
 /// The pid check of rare paths.
