@@ -134,6 +134,8 @@ pub fn holds_shared(word: u64) -> bool {
 struct FamilyPatience {
     /// Since when the holder has been at it ([`clock::now_ns`]); 0 = hardly at all.
     since: u64,
+    /// Not longer than a holder that runs needs it.
+    briefly: bool,
 }
 
 impl Wait for FamilyPatience {
@@ -157,6 +159,9 @@ impl Wait for FamilyPatience {
             self.since = now;
         }
         let lasts_ns = now.wrapping_sub(self.since);
+        if lasts_ns > LONG_NS && self.briefly {
+            return Verdict::GiveUp;
+        }
         if lasts_ns > LONG_NS && is_stopped((holder >> 40) as u32) {
             // It goes on where it was, and has its time then.
             sys::poll1(-1, 0, STOPPED_MS);
@@ -240,8 +245,8 @@ pub fn is_alive(pid: u32) -> bool {
 ///
 /// # Errors
 /// See [`Refused`].
-fn lock_shared(word: &AtomicU64) -> Result<Found, Refused> {
-    lock::acquire(word, shared_word(), &mut FamilyPatience::default())
+fn lock_shared(word: &AtomicU64, mut patience: FamilyPatience) -> Result<Found, Refused> {
+    lock::acquire(word, shared_word(), &mut patience)
 }
 
 /// A lock in shared memory, held.
@@ -256,7 +261,16 @@ impl<'a> SharedLock<'a> {
     /// # Errors
     /// See [`Refused`].
     pub fn enter(word: &'a AtomicU64) -> Result<SharedLock<'a>, Refused> {
-        Ok(SharedLock { word, found: lock_shared(word)? })
+        Ok(SharedLock { word, found: lock_shared(word, FamilyPatience::default())? })
+    }
+
+    /// The same, unless the holder is stopped or waits for something itself.
+    ///
+    /// # Errors
+    /// See [`Refused`].
+    pub fn enter_briefly(word: &'a AtomicU64) -> Result<SharedLock<'a>, Refused> {
+        let patience = FamilyPatience { briefly: true, ..FamilyPatience::default() };
+        Ok(SharedLock { word, found: lock_shared(word, patience)? })
     }
 
     /// Whether a process died that held it.
@@ -389,7 +403,7 @@ mod tests {
 
     /// Who has waited for that long already.
     fn verdict(child: &Child, waited_ns: u64) -> Verdict {
-        let mut patience = FamilyPatience { since: clock::now_ns() - waited_ns };
+        let mut patience = FamilyPatience { since: clock::now_ns() - waited_ns, briefly: false };
         patience.wait(u64::from(child.id()) << 40 | 1, 128)
     }
 

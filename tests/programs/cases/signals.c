@@ -333,3 +333,45 @@ REMOTE_CASE(stopped_peer_fills_the_connection_and_then_drains_it) {
     EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, sent), 0);
     pair_close(p);
 }
+
+static void *sends_a_byte(void *arg) {
+    EQ(send((int)(intptr_t)arg, "x", 1, 0), 1);
+    return NULL;
+}
+
+// It has taken the connection out of the ring, and what it left unread there finds no room.
+REMOTE_CASE(peer_stopped_while_it_goes_back_to_tcp) {
+    struct pair p = pair_open();
+    handle(SIGUSR1, 0);
+    set_option(p.fd, SOL_SOCKET, SO_SNDBUF, 4096);
+    char buf[60000];
+    pattern(1, 0, buf, sizeof buf);
+    size_t sent = OK(send(p.fd, buf, sizeof buf, MSG_DONTWAIT));
+    sent += fill(p.fd, 1, sent);
+    peer_begin(P_OPTION, p.peer, SOL_SOCKET, SO_TIMESTAMP, 1);
+    if (variant.warm)
+        peer_asleep();
+    else
+        EQ(peer_end(), 0);
+    OK(kill(peer_pid(), SIGSTOP));
+    int status;
+    EQ(waitpid(peer_pid(), &status, WUNTRACED), peer_pid());
+    CHECK(WIFSTOPPED(status));
+    FAILS(send(p.fd, "x", 1, MSG_DONTWAIT), EAGAIN);
+    double start = now();
+    timeout_option(p.fd, SO_SNDTIMEO, 0.05);
+    FAILS(send(p.fd, "x", 1, 0), EAGAIN);
+    CHECK(now() - start >= 0.045);
+    timeout_option(p.fd, SO_SNDTIMEO, 0);
+    INTERRUPTED(send(p.fd, "x", 1, 0));
+    pthread_t thread;
+    EQ(pthread_create(&thread, NULL, sends_a_byte, (void *)(intptr_t)p.fd), 0);
+    set_option(p.fd, SOL_SOCKET, SO_SNDBUF, 1 << 20);
+    OK(kill(peer_pid(), SIGCONT));
+    if (variant.warm)
+        EQ(peer_end(), 0);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, sent), 0);
+    EQ(pthread_join(thread, NULL), 0);
+    peer_hears(p.peer, "x");
+    pair_close(p);
+}

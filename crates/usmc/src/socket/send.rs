@@ -189,11 +189,19 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
             }
             Ok(Route::Ring) => return Way::Ring(slot),
             Ok(Route::Back) if demote::go_back(fd, conn, slot) => return Way::Plain,
+            // Nothing is written there any more, but the call may wait.
+            Ok(Route::Back) if ends_in_ring(conn, slot) => return Way::Ring(slot),
             Ok(Route::Back) => return Way::Failed(libc::EAGAIN),
             // The kernel tells nothing about a closed socket: it will answer the send itself.
             Err(_) => return Way::Tcp(Guard::Over),
         }
     }
+}
+
+/// Whether a send that comes to the ring finds that it is over, or that the peer wants it to be.
+#[inline(always)]
+pub fn ends_in_ring(conn: &Conn, slot: &Slot) -> bool {
+    conn.own(slot).flags.load(Relaxed) & (TXF_LEFT | TXF_BACK) != 0
 }
 
 /// Sends `from` through the ring as send(2) with `flags` does.
@@ -211,13 +219,16 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
     let mut is_cramped = false;
     loop {
         let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
+        let mut is_held_up = false;
         match attempt(fd, conn, slot, from, left, &mut is_cramped) {
             // TCP's buffers take what a small ring would not. Where that cannot be, the ring does for this call.
             Attempt::Cramped if demote::leave(fd, index, Reason::NoMemory).is_err() => continue,
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
-            Attempt::Back if !demote::go_back(fd, conn, slot) => {
+            // A handler that has interrupted its own thread there.
+            Attempt::Back if conn.tx_lock.is_mine() => {
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
             }
+            Attempt::Back if !demote::go_back(fd, conn, slot) => is_held_up = true,
             Attempt::Back if hold.is_none() => return out_of_ring(conn),
             Attempt::Kernel | Attempt::Back | Attempt::Elsewhere | Attempt::Cramped => {
                 if hold.is_none() {
@@ -255,7 +266,10 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EBADF) };
         }
         let woken;
-        (hold, woken) = keeping(hold, || wait::for_room(fd, index, since, total > 0));
+        (hold, woken) = keeping(hold, || match is_held_up {
+            true => wait::for_others(fd, since, total > 0),
+            false => wait::for_room(fd, index, since, total > 0),
+        });
         if let Woken::Fail(errno) = woken {
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
         }

@@ -3,7 +3,7 @@
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
-use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
+use usmc_shm::layout::{Slot, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
 
 use super::family::{Family, Receiving};
@@ -34,7 +34,8 @@ fn into_ring(
     let mut total = 0;
     while total < count {
         let fd = close::number(fd, index);
-        let step = {
+        let mut is_held_up = false;
+        let step = 'step: {
             let Some(_held) = conn.tx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
             let Some(_family) = Family::sending(conn, slot) else {
                 return Outcome::Fail(libc::ECONNRESET);
@@ -42,15 +43,15 @@ fn into_ring(
             if !conn.has_slot(slot) {
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Kernel };
             }
-            let flags = conn.own(slot).flags.load(Relaxed);
-            if flags & (TXF_LEFT | TXF_BACK) != 0 {
-                return match demote::go_back_locked(fd, conn, slot) {
-                    _ if total > 0 => Outcome::Done(total),
-                    true => send::out_of_ring(conn),
-                    false => Outcome::Fail(libc::EAGAIN),
-                };
+            let is_over = send::ends_in_ring(conn, slot);
+            if is_over && demote::go_back_briefly(fd, conn, slot) {
+                return if total > 0 { Outcome::Done(total) } else { send::out_of_ring(conn) };
             }
-            if flags & TXF_DONE != 0 {
+            if is_over {
+                is_held_up = true;
+                break 'step None;
+            }
+            if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 {
                 return match ending::after_shutdown(fd, conn, slot) {
                     _ if total > 0 => Outcome::Done(total),
                     Some(errno) => Outcome::Fail(errno),
@@ -108,7 +109,11 @@ fn into_ring(
                 return Outcome::Fail(libc::EAGAIN);
             }
             None => {
-                if let Woken::Fail(errno) = wait::for_room(fd, index, since, total > 0) {
+                let woken = match is_held_up {
+                    true => wait::for_others(fd, since, total > 0),
+                    false => wait::for_room(fd, index, since, total > 0),
+                };
+                if let Woken::Fail(errno) = woken {
                     return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
                 }
             }

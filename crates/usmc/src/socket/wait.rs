@@ -401,11 +401,13 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) ->
     if let Some(slot) = slot {
         let rx = conn.rx(slot);
         rx.arm_rx(ARM_TCP);
-        if rx.has_data()
-            || (in_ring && conn.peer(slot).flags.load(Acquire) & TXF_DONE != 0)
-            || demote::must_go_back(conn, slot)
-        {
+        if rx.has_data() || (in_ring && conn.peer(slot).flags.load(Acquire) & TXF_DONE != 0) {
             return Woken::Look;
+        }
+        if demote::must_go_back(conn, slot) {
+            // Unless that has come in this instant, others are at it, who may be stopped.
+            let ends_by_signal = until == Until::DataOrSignal;
+            return keeping(sleeper, || if ends_by_signal { short_tick() } else { tick() }).1;
         }
     }
     let start = clock::now_ns();
@@ -724,6 +726,17 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
         };
     }
     sleep_in_poll(fd, index, if limit_ms > 0 { limit_ms - used_ms } else { -1 })
+}
+
+/// A moment of a send that has to wait for others in the middle of a step, who may be stopped. The rest as for
+/// [`for_room`].
+#[cold]
+pub fn for_others(fd: i32, since: u64, partial: bool) -> Woken {
+    let limit_ms = time_limit_ms(fd, libc::SO_SNDTIMEO);
+    if limit_ms > 0 && clock::now_ns() - since >= limit_ms as u64 * 1_000_000 {
+        return Woken::Fail(libc::EAGAIN);
+    }
+    if limit_ms > 0 || partial { short_tick() } else { tick() }
 }
 
 /// Whether calls go on after every signal that is handled (SA_RESTART). Which one it was nobody tells.
