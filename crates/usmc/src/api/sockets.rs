@@ -184,6 +184,9 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
         // SAFETY: no pointers.
         return unsafe { real::shutdown(fd, how) };
     };
+    if closing::shuts_down_later(index, how) {
+        return 0;
+    }
     let saved = errno();
     let before = closing::shutting_down(fd, index, how);
     set_errno(saved);

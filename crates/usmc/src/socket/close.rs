@@ -9,6 +9,7 @@ use usmc_shm::layout::{
 use super::{control, demote, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_TUNED, LISTEN, OFFERED, RING};
 use crate::poll::ready::HUP;
+use crate::process::{OWES_END, OWES_SHUT_RD, OWES_SHUT_WR};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::users::{CALL, Kind, Left};
@@ -38,6 +39,7 @@ pub fn closing(fd: i32) -> bool {
                 clc::first::before_end(fd, index, conn::at(index));
             }
             if table::take(fd) != Entry::Foreign {
+                keep_for_interrupted(conn::at(index));
                 keep_for_sleepers(fd, index);
                 order::taken(conn::at(index));
                 drop_ref(fd, index);
@@ -107,13 +109,7 @@ fn renumber(fd: i32, index: u32) {
     let conn = conn::at(index);
     let Some(end) = conn.slot().map(|slot| conn.end(slot)) else { return };
     if end.fd.load(Relaxed) == fd.cast_unsigned() && end.pid.load(Relaxed) == process::pid() {
-        let mut other = None;
-        table::for_each(0, u32::MAX, |number, entry| {
-            if entry == Entry::Conn(index) {
-                other = Some(number);
-            }
-        });
-        if let Some(number) = other {
+        if let Some(number) = any_number(index) {
             end.fd.store(number.cast_unsigned(), Relaxed);
         }
     }
@@ -211,6 +207,54 @@ fn keep_for_sleepers(fd: i32, index: u32) {
             release_spare(index);
         }
     }
+}
+
+/// The same where a handler closes the number of its own thread's call, which it has interrupted in the middle of a step: as
+/// long as that lasts, it is a call that keeps the record.
+fn keep_for_interrupted(conn: &Conn) {
+    for lock in [&conn.rx_lock, &conn.tx_lock] {
+        // The number that is being closed counts still, so that there is a record to enter.
+        if lock.owe(OWES_END) {
+            conn.users.enter(CALL);
+        }
+    }
+}
+
+/// The lock at this address was given back, with `owed` (`OWES_*`) left to be done by handlers. The caller may hold the
+/// record's other lock.
+pub fn after_interruption(lock: usize, owed: u64) {
+    let Some(index) = conn::around(lock) else { return };
+    let saved = crate::errno();
+    let how = match (owed & OWES_SHUT_RD != 0, owed & OWES_SHUT_WR != 0) {
+        (false, false) => None,
+        (true, false) => Some(libc::SHUT_RD),
+        (false, true) => Some(libc::SHUT_WR),
+        (true, true) => Some(libc::SHUT_RDWR),
+    };
+    let fd = how.and_then(|_| any_number(index));
+    if let (Some(how), Some(fd)) = (how, fd) {
+        let before = shutting_down(fd, index, how);
+        match sys::shutdown(fd, how) {
+            Ok(()) => shut_down(fd, index),
+            Err(_) => not_shut_down(index, before),
+        }
+    }
+    if owed & OWES_END != 0 {
+        drop(Hold { index, kind: CALL });
+    }
+    crate::set_errno(saved);
+}
+
+/// A number of this connection, or the sleepers' duplicate.
+fn any_number(index: u32) -> Option<i32> {
+    let mut any = None;
+    table::for_each(0, u32::MAX, |number, entry| {
+        if entry == Entry::Conn(index) {
+            any = Some(number);
+        }
+    });
+    let spare = conn::at(index).spare.load(Acquire).cast_signed() - 1;
+    any.or((spare >= 0).then_some(spare))
 }
 
 fn release_spare(index: u32) {
@@ -319,6 +363,21 @@ pub fn shut_down(fd: i32, index: u32) {
         && conn.blocked_sends.load(SeqCst) > 0
     {
         wait::cut(fd, conn, slot);
+    }
+}
+
+/// Whether shutdown(2) is left to the call that this handler has interrupted in the middle of a send: what that has copied
+/// comes before the end.
+pub fn shuts_down_later(index: u32, how: i32) -> bool {
+    let lock = &conn::at(index).tx_lock;
+    let owed = match how {
+        libc::SHUT_WR => OWES_SHUT_WR,
+        libc::SHUT_RDWR => OWES_SHUT_RD | OWES_SHUT_WR,
+        _ => return false,
+    };
+    lock.is_mine() && {
+        lock.owe(owed);
+        true
     }
 }
 

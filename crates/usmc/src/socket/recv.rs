@@ -62,9 +62,12 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     // What a call that peeks at more than one byte begins anew with, until it takes what is there.
     let peeks = flags & libc::MSG_PEEK != 0;
     let enough = if flags & libc::MSG_WAITALL != 0 { wanted } else { least };
-    let mut peek_all =
-        (peeks && enough > 1 && flags & libc::MSG_DONTWAIT == 0 && !wait::is_nonblocking(fd, conn))
-            .then(|| to.again());
+    let mut peek_all = (peeks
+        && enough > 1
+        && flags & libc::MSG_DONTWAIT == 0
+        && !wait::is_nonblocking(fd, conn)
+        && !conn.rx_lock.is_mine())
+    .then(|| to.again());
     loop {
         let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
         match conn.phase() {
@@ -254,8 +257,8 @@ fn stops_in_kernel(fd: i32, conn: &Conn) -> bool {
 
 #[inline]
 fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
-    // A signal handler that interrupted a receive on the same socket finds nothing to read.
-    let Some(_held) = conn.rx_lock.enter() else { return Attempt::Empty(false) };
+    // A signal handler that interrupted a receive on the same socket finds nothing to read, however long it waits.
+    let Some(_held) = conn.rx_lock.enter() else { return Attempt::Fail(libc::EAGAIN) };
     let phase = conn.phase();
     let Some(slot) = conn.slot() else {
         return if conn.has(F_CLC) {

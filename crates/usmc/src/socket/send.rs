@@ -224,8 +224,8 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
             // TCP's buffers take what a small ring would not. Where that cannot be, the ring does for this call.
             Attempt::Cramped if demote::leave(fd, index, Reason::NoMemory).is_err() => continue,
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
-            // A handler that has interrupted its own thread there.
-            Attempt::Back if conn.tx_lock.is_mine() => {
+            Attempt::Mine => {
+                conn.tx_blocks.fetch_add(1, Relaxed);
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
             }
             Attempt::Back if !demote::go_back(fd, conn, slot) => is_held_up = true,
@@ -378,6 +378,8 @@ fn by_kernel(
 
 enum Attempt {
     Sent(usize),
+    /// We are in a signal handler that has interrupted a step of its own thread.
+    Mine,
     /// The ring is over, or the peer wants it to be.
     Back,
     /// Another thread has taken the connection out of this ring: decide anew.
@@ -397,8 +399,8 @@ fn attempt(
     left: usize,
     is_cramped: &mut bool,
 ) -> Attempt {
-    // A signal handler that interrupted a send on the same socket finds no room.
-    let Some(held) = conn.tx_lock.enter() else { return Attempt::Sent(0) };
+    // A signal handler that interrupted a send on the same socket finds no room, however long it waits.
+    let Some(held) = conn.tx_lock.enter() else { return Attempt::Mine };
     // The flags that tell of the end of an earlier ring are in the peer's reach.
     if !conn.has_slot(slot) {
         return Attempt::Elsewhere;
