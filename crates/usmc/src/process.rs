@@ -7,7 +7,7 @@ use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::path::Path;
 use crate::socket::close;
-use crate::{clock, real, single, sys};
+use crate::{clock, kernel_only, real, single, sys};
 
 static PID: AtomicU32 = AtomicU32::new(0);
 /// The same number in a page that the kernel wipes in the child of any fork (MADV_WIPEONFORK, Linux 4.14).
@@ -109,17 +109,29 @@ pub fn thread() -> u64 {
 /// Waiting for another thread of this process: spin a little, then give the CPU away.
 pub struct Patience;
 
+/// How often the CPU is given away before a sleep. sched_yield(2) gives it to nobody of a lower priority (SCHED_FIFO), and the
+/// one who is waited for may be such a one.
+const YIELDS: u32 = 256;
+
+/// The wait before look number `attempt` at something that another thread is about to do.
+#[cold]
+pub fn give_way(attempt: u32) {
+    if attempt < 64 {
+        core::hint::spin_loop();
+    } else if attempt.is_multiple_of(YIELDS) && !kernel_only::is_sandboxed() {
+        sys::poll1(-1, 0, 1);
+    } else {
+        sys::sched_yield();
+    }
+}
+
 impl Wait for Patience {
     fn wait(&mut self, holder: u64, attempt: u32) -> Verdict {
         if holder & !MARKS == thread() {
             // Marked by a handler that has interrupted it.
             return Verdict::GiveUp;
         }
-        if attempt < 64 {
-            core::hint::spin_loop();
-        } else {
-            sys::sched_yield();
-        }
+        give_way(attempt);
         Verdict::Again
     }
 }
@@ -145,11 +157,10 @@ struct FamilyPatience {
 
 impl Wait for FamilyPatience {
     fn wait(&mut self, holder: u64, attempt: u32) -> Verdict {
+        give_way(attempt);
         if attempt < 64 {
-            core::hint::spin_loop();
             return Verdict::Again;
         }
-        sys::sched_yield();
         if attempt.is_multiple_of(64) && !is_alive((holder >> 40) as u32) {
             return Verdict::Steal;
         }

@@ -26,6 +26,8 @@ use crate::{clock, fork, kernel, log, observer, poll, process, syn_option, trans
 
 /// How long a peer's doorbell may be in flight; it is one system call that does not wait.
 const BELL_NS: u64 = 1_000_000_000;
+/// How long the CPU is only given away for it.
+const YIELDING_NS: u64 = 1_000_000;
 /// The same for a call that comes again by itself.
 const BRIEF_NS: u64 = 20_000_000;
 /// How long a thread that was woken may take to look, where nothing tells whether there is one.
@@ -219,7 +221,12 @@ impl Patience {
     /// # Errors
     /// EBUSY once it is over.
     pub fn wait(&self) -> Result<(), Errno> {
-        sys::sched_yield();
+        if self.lasted_ns() > YIELDING_NS {
+            // Who is waited for may be of a lower priority, and have this CPU.
+            sys::poll1(-1, 0, 1);
+        } else {
+            sys::sched_yield();
+        }
         if self.lasted_ns() < self.most_ns { Ok(()) } else { Err(libc::EBUSY) }
     }
 }
