@@ -626,3 +626,120 @@ PAIR_CASE(nonblocking_is_set_while_calls_sleep) {
     peer_hears(p.peer, "x");
     pair_close(p);
 }
+
+// A number that means a connection and a stranger's socket by turns, while a thread sends by it.
+struct contested_number {
+    int fd;
+    _Atomic bool ends_now;
+    int rounds;
+};
+
+static void *sends_by_number(void *arg) {
+    struct contested_number *c = arg;
+    while (!c->ends_now) {
+        ssize_t n = send(c->fd, "mmm", 1 + c->rounds++ % 3, MSG_NOSIGNAL | MSG_DONTWAIT);
+        CHECK(n > 0 || errno == EAGAIN);
+    }
+    return NULL;
+}
+
+static void *hears_only_m(void *arg) {
+    char buf[4096];
+    for (ssize_t n; (n = OK(recv((int)(intptr_t)arg, buf, sizeof buf, 0))) > 0;)
+        for (ssize_t i = 0; i < n; i++)
+            EQ(buf[i], 'm');
+    return NULL;
+}
+
+// Whoever was asleep is woken through the connection, and nothing but what was sent comes to the stranger.
+CASE(number_becomes_a_strangers_in_the_middle_of_sends_without_spinning) {
+    int client, server, stranger[2];
+    connect_here(&client, &server);
+    warm_here(client, server);
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, stranger));
+    struct contested_number c = {.fd = OK(dup(client))};
+    pthread_t sender, hearers[2];
+    EQ(pthread_create(&hearers[0], NULL, hears_only_m, (void *)(intptr_t)server), 0);
+    EQ(pthread_create(&hearers[1], NULL, hears_only_m, (void *)(intptr_t)stranger[1]), 0);
+    EQ(pthread_create(&sender, NULL, sends_by_number, &c), 0);
+    for (int i = 0; i < 20000; i++)
+        OK(dup2(i % 2 ? client : stranger[0], c.fd));
+    c.ends_now = true;
+    EQ(pthread_join(sender, NULL), 0);
+    OK(close(c.fd));
+    OK(shutdown(client, SHUT_WR));
+    OK(close(stranger[0]));
+    for (int i = 0; i < 2; i++)
+        EQ(pthread_join(hearers[i], NULL), 0);
+    close(client);
+    close(server);
+    close(stranger[1]);
+}
+
+// --- threads of real-time priority
+
+struct contender {
+    int fd;
+    bool is_urgent;
+    _Atomic bool *ends_now;
+    long sent;
+};
+
+static void *contends(void *arg) {
+    struct contender *c = arg;
+    struct timespec moment = {0, 300000};
+    static char large[1 << 18];
+    cpu_set_t first;
+    CPU_ZERO(&first);
+    CPU_SET(0, &first);
+    // Where there are no others they compete all the same.
+    sched_setaffinity(0, sizeof first, &first);
+    for (int i = 0; c->is_urgent ? i < 300 : !*c->ends_now; i++) {
+        size_t n = c->is_urgent ? 1 : sizeof large;
+        EQ(send(c->fd, large, n, 0), n);
+        c->sent += n;
+        if (c->is_urgent)
+            OK(clock_nanosleep(CLOCK_MONOTONIC, 0, &moment, NULL));
+    }
+    return NULL;
+}
+
+static void *counts_to_eof(void *arg) {
+    long total = 0;
+    static char buf[1 << 18];
+    for (ssize_t n; (n = OK(recv((int)(intptr_t)arg, buf, sizeof buf, 0))) > 0;)
+        total += n;
+    return (void *)total;
+}
+
+// Who waits for a thread of lower priority of the same CPU must let it run.
+CASE(urgent_thread_beside_another_on_the_same_cpu) {
+    int client, server;
+    connect_here(&client, &server);
+    warm_here(client, server);
+    _Atomic bool ends_now = false;
+    struct contender slow = {client, false, &ends_now, 0}, urgent = {client, true, &ends_now, 0};
+    pthread_t threads[2], reader;
+    pthread_attr_t attr;
+    struct sched_param priority = {.sched_priority = 10};
+    EQ(pthread_attr_init(&attr), 0);
+    EQ(pthread_attr_setinheritsched(&attr, PTHREAD_EXPLICIT_SCHED), 0);
+    EQ(pthread_attr_setschedpolicy(&attr, SCHED_FIFO), 0);
+    EQ(pthread_attr_setschedparam(&attr, &priority), 0);
+    EQ(pthread_create(&reader, NULL, counts_to_eof, (void *)(intptr_t)server), 0);
+    EQ(pthread_create(&threads[0], NULL, contends, &slow), 0);
+    int error = pthread_create(&threads[1], &attr, contends, &urgent);
+    // Without permission it is a thread as any other.
+    if (error == EPERM)
+        error = pthread_create(&threads[1], NULL, contends, &urgent);
+    EQ(error, 0);
+    EQ(pthread_join(threads[1], NULL), 0);
+    ends_now = true;
+    EQ(pthread_join(threads[0], NULL), 0);
+    OK(shutdown(client, SHUT_WR));
+    void *total;
+    EQ(pthread_join(reader, &total), 0);
+    EQ((long)total, slow.sent + urgent.sent);
+    close(client);
+    close(server);
+}

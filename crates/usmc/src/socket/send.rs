@@ -111,10 +111,17 @@ fn has_met_full_buffer(sent: isize, wanted: usize, errno: Errno) -> bool {
     }
 }
 
+#[cold]
+fn wait_for_thread(attempt: &mut u32) {
+    process::give_way(*attempt);
+    *attempt += 1;
+}
+
 /// Decides the way of a send, moving the handshake on where it is due.
 #[inline]
 pub fn way(fd: i32, index: u32) -> Way<'static> {
     let conn = conn::at(index);
+    let mut attempt = 0;
     loop {
         match conn.phase() {
             RING => {}
@@ -147,7 +154,10 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
                 OFFERED | ATTACHED | RING if conn.tx_lock.is_mine() => {
                     return Way::Failed(libc::EAGAIN);
                 }
-                OFFERED | ATTACHED | RING => continue,
+                OFFERED | ATTACHED | RING => {
+                    wait_for_thread(&mut attempt);
+                    continue;
+                }
                 _ => return Way::Plain,
             }
             if let Some(call) = Early::send(fd, index) {
@@ -156,14 +166,14 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
             if table::get(fd) != Entry::Conn(index) {
                 return Way::Plain;
             }
-            core::hint::spin_loop();
+            wait_for_thread(&mut attempt);
             continue;
         };
         match conn.phase() {
             OFFERED | ATTACHED | RING => {}
             // Another thread is just tying the slot to the record.
             EARLY => {
-                sys::sched_yield();
+                wait_for_thread(&mut attempt);
                 continue;
             }
             _ => return Way::Plain,
@@ -183,7 +193,8 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         }
         let Some(hold) = Hold::enter(fd, index) else { return Way::Tcp(Guard::Over) };
         let client = conn.has(conn::F_CLIENT);
-        match wait::tx_span(conn, slot).begin_tcp_send(|| kernel::tcp_sent(fd, client)) {
+        let sent = || kernel::tcp_sent(fd, client).filter(|_| hold.fd(fd) == fd);
+        match wait::tx_span(conn, slot).begin_tcp_send(sent) {
             Ok(Route::Tcp(send)) => {
                 return Way::Tcp(Guard::Slot(InFlight::new(hold, send, conn, slot)));
             }
@@ -220,10 +231,15 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
     loop {
         let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
         let mut is_held_up = false;
-        match attempt(fd, conn, slot, from, left, &mut is_cramped) {
+        match attempt((fd, index, hold.is_some()), slot, from, left, &mut is_cramped) {
             // TCP's buffers take what a small ring would not. Where that cannot be, the ring does for this call.
             Attempt::Cramped if demote::leave(fd, index, Reason::NoMemory).is_err() => continue,
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
+            Attempt::Closed if total > 0 => return Outcome::Done(total),
+            Attempt::Closed => match close::closed_before(fd, index) {
+                Some(outcome) => return outcome,
+                None => continue,
+            },
             Attempt::Mine => {
                 conn.tx_blocks.fetch_add(1, Relaxed);
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
@@ -378,6 +394,8 @@ fn by_kernel(
 
 enum Attempt {
     Sent(usize),
+    /// The number was closed before.
+    Closed,
     /// We are in a signal handler that has interrupted a step of its own thread.
     Mine,
     /// The ring is over, or the peer wants it to be.
@@ -392,15 +410,18 @@ enum Attempt {
 
 #[inline]
 fn attempt(
-    fd: i32,
-    conn: &Conn,
+    (fd, index, is_held): (i32, u32, bool),
     slot: &Slot,
     from: &mut Buffers,
     left: usize,
     is_cramped: &mut bool,
 ) -> Attempt {
+    let conn = conn::at(index);
     // A signal handler that interrupted a send on the same socket finds no room, however long it waits.
     let Some(held) = conn.tx_lock.enter() else { return Attempt::Mine };
+    let Some(fd) = close::number_in_step(fd, index, is_held) else {
+        return Attempt::Closed;
+    };
     // The flags that tell of the end of an earlier ring are in the peer's reach.
     if !conn.has_slot(slot) {
         return Attempt::Elsewhere;
@@ -468,10 +489,11 @@ fn attempt(
         tx.publish(at);
         observer::sent_total(record, conn, slot, at);
     }
+    let waker = if at != room.prod { wait::waker(index, conn, slot) } else { None };
     drop(family);
     drop(held);
-    if at != room.prod {
-        wait::wake_reader(fd, conn, slot);
+    if let Some(waker) = waker {
+        waker.wake(fd, slot);
     }
     Attempt::Sent((at.wrapping_sub(room.prod)) as usize)
 }

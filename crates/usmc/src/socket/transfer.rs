@@ -33,10 +33,11 @@ fn into_ring(
     let since = clock::now_ns();
     let mut total = 0;
     while total < count {
-        let fd = close::number(fd, index);
-        let mut is_held_up = false;
+        let (mut fd, mut is_held_up) = (fd, false);
+        let mut waker = None;
         let step = 'step: {
             let Some(_held) = conn.tx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
+            fd = close::number(fd, index);
             let Some(_family) = Family::sending(conn, slot) else {
                 return Outcome::Fail(libc::ECONNRESET);
             };
@@ -91,6 +92,7 @@ fn into_ring(
                     }
                     tx.publish(end);
                     observer::sent_total(record, conn, slot, end);
+                    waker = wait::waker(index, conn, slot);
                 }
                 Some(moved)
             }
@@ -99,7 +101,9 @@ fn into_ring(
             Some(Ok(0)) => break,
             Some(Ok(n)) => {
                 total += n;
-                wait::wake_reader(fd, conn, slot);
+                if let Some(waker) = waker {
+                    waker.wake(fd, slot);
+                }
             }
             Some(Err(_)) if total > 0 => break,
             Some(Err(errno)) => return Outcome::Fail(errno),
@@ -237,6 +241,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             let Some(_held) = Receiving::enter(conn, slot) else {
                 return Outcome::Fail(libc::EAGAIN);
             };
+            let fd = close::number(fd, index);
             RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
         };
         let ends = demote::is_due(conn.peer(slot).flags.load(Relaxed));
@@ -254,6 +259,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             let Some(_held) = Receiving::enter(conn, slot) else {
                 return Outcome::Fail(libc::EAGAIN);
             };
+            let fd = close::number(fd, index);
             // While we waited for the pipe, another thread may have taken the connection out of this ring.
             let source = RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot));
             if !conn.is_in_ring_of(slot) || !matches!(source, Ok(Source::Ring)) {
@@ -299,6 +305,8 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
         match peek(fd, index, libc::MSG_PEEK) {
             Outcome::Done(0) => return Outcome::Done(0),
             Outcome::Done(_) => {}
+            // Another thread has closed the number; the call holds the connection.
+            Outcome::Fail(libc::EBADF) | Outcome::Kernel if close::number(fd, index) != fd => {}
             other => return other,
         }
     }
@@ -355,6 +363,9 @@ fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Opt
     }
     match peek(fd, index, libc::MSG_PEEK) {
         Outcome::Done(1..) => {}
+        Outcome::Fail(libc::EBADF) | Outcome::Kernel if close::number(fd, index) != fd => {
+            return None;
+        }
         other => return Some(other),
     }
     match move_span(close::number(fd, index), conn::at(index), to, count) {
@@ -370,6 +381,7 @@ fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Opt
 /// nothing.
 fn move_span(fd: i32, conn: &conn::Conn, to: i32, count: usize) -> Result<usize, Errno> {
     let Some(_held) = conn.rx_lock.enter() else { return Err(libc::EAGAIN) };
+    let fd = close::number(fd, conn::index_of(conn));
     let (phase, slot) = (conn.phase(), conn.slot());
     let is_ours = match slot {
         Some(_) => matches!(phase, OFFERED | ATTACHED | RING),

@@ -15,8 +15,9 @@ use usmc_shm::layout::{
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
+use super::close::{self, Hold};
 use super::family::Receiving;
-use super::{close, demote, ending};
+use super::{demote, ending};
 use crate::api::time::Time;
 use crate::clock;
 use crate::conn::{self, Conn, F_NONBLOCK, F_SHARED, F_STALE};
@@ -136,11 +137,22 @@ pub fn spin(
     }
 }
 
-/// Wakes whoever sleeps for the data just published.
+/// Who is to wake whoever sleeps for the data just published, if anybody does. The caller has the sending lock, and gives it
+/// back before [`Waker::wake`], for that is a system call: meanwhile others may close the connection.
 #[inline(always)]
-pub fn wake_reader(fd: i32, conn: &Conn, slot: &Slot) {
-    if conn.tx(slot).has_rx_sleepers() {
-        ring_bell(fd, conn, slot, |shared| conn.tx(slot).take_rx_sleepers(shared));
+pub fn waker(index: u32, conn: &Conn, slot: &Slot) -> Option<Waker> {
+    if conn.tx(slot).has_rx_sleepers() { Hold::in_step(index).map(Waker) } else { None }
+}
+
+/// See [`waker`].
+pub struct Waker(Hold);
+
+impl Waker {
+    /// Rings.
+    #[cold]
+    pub fn wake(self, fd: i32, slot: &Slot) {
+        let conn = self.0.conn();
+        ring_bell(self.0.fd(fd), conn, slot, |shared| conn.tx(slot).take_rx_sleepers(shared));
     }
 }
 
@@ -167,6 +179,7 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
         if slot.end[1 - conn.side()].flags.load(Relaxed) & END_CUT != 0 {
             return false;
         }
+        let Some(fd) = close::number_to_ring(fd, conn) else { return false };
         let sent = sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         order::rang(conn);
         match sent {
@@ -310,6 +323,9 @@ pub fn owes_ack(conn: &Conn, slot: &Slot) -> bool {
 /// Takes doorbells away before a sleep that they would end at once, if the ring is empty.
 pub fn clear_bells(fd: i32, conn: &Conn, slot: &Slot) {
     let Some(_held) = Receiving::enter(conn, slot) else { return };
+    if close::number_in_step(fd, conn::index_of(conn), false).is_none() {
+        return;
+    }
     if has_bells(conn, slot) && reads_ring(fd, conn, slot) && !conn.rx(slot).has_data() {
         drain_bells(fd, conn, slot);
     }
@@ -397,6 +413,8 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) ->
             return Woken::Look;
         }
     }
+    // Others have had time to close it, and what follows are looks, not bytes.
+    let fd = close::number(fd, index);
     let sleeper = Sleeper::enter(conn, slot, false);
     if let Some(slot) = slot {
         let rx = conn.rx(slot);
@@ -623,13 +641,18 @@ fn peek(fd: i32, index: u32) -> Woken {
     let mut byte = 0u8;
     // SAFETY: one writable byte. The real function: a cancellation point, as the application expects.
     let n = unsafe { real::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_PEEK) };
+    let errno = crate::errno();
+    if close::number(fd, index) != fd && (n >= 0 || errno != libc::EINTR) {
+        // It was closed in the meantime, before the call began or after. Nothing is taken by that: look by another number.
+        return Woken::Look;
+    }
     match n {
         0 => {
-            ending::note_eof(close::number(fd, index), conn);
+            ending::note_eof(fd, conn);
             Woken::Look
         }
         n if n > 0 => Woken::Look,
-        _ => ending::note_error(conn, crate::errno()),
+        _ => ending::note_error(conn, errno),
     }
 }
 
@@ -688,8 +711,9 @@ impl Drop for Blocked<'_> {
     }
 }
 
-fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -> Woken {
+fn sleep_for_room(mut fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -> Woken {
     let conn = conn::at(index);
+    fd = close::number(fd, index);
     let limit_ms = time_limit_ms(fd, libc::SO_SNDTIMEO);
     let used_ms = ((clock::now_ns() - since) / 1_000_000) as i64;
     if limit_ms > 0 && used_ms >= limit_ms {
@@ -699,6 +723,7 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
     // Doorbells already in the stream would end every sleep at once.
     let clear = {
         let held = Receiving::enter(conn, slot);
+        fd = close::number(fd, index);
         held.is_some()
             && !conn.rx(slot).has_data()
             && reads_ring(fd, conn, slot)
