@@ -67,6 +67,8 @@ reasons! {
     Uring = 21, "process uses io_uring";
     /// The process has a seccomp filter ([`crate::kernel_only`]).
     Sandboxed = 22, "process has installed a seccomp filter";
+    /// Threads of the process have tables of descriptors of their own ([`crate::kernel_only`]).
+    OwnFiles = 32, "threads of the process do not share their descriptors";
     /// A signal handler used the connection in the middle of a step of its handshake.
     Interrupted = 23, "signal handler interrupted the change-over";
     /// Neither on this device nor, by its SYN or SYN-ACK, a speaker of SMC ([`crate::syn_option`]).

@@ -743,3 +743,43 @@ CASE(urgent_thread_beside_another_on_the_same_cpu) {
     close(client);
     close(server);
 }
+
+// --- threads that do not share their descriptors
+
+static void *parts_with_files(void *arg) {
+    struct pair *p = arg;
+    OK(unshare(CLONE_FILES));
+    // The same number is another file's here, and goes.
+    OK(dup2(OK(open("/dev/null", O_RDWR)), p->fd));
+    EQ(write(p->fd, "nowhere", 7), 7);
+    OK(close(p->fd));
+    return NULL;
+}
+
+PAIR_CASE(thread_with_descriptors_of_its_own) {
+    struct pair p = pair_open();
+    pthread_t thread;
+    send_all(p.fd, 1, 0, 1000);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 1000), 0);
+    // With both ends here one of them finds what the other has left behind in the ring (EBUSY).
+    if (!variant.remote) {
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 1000), 0);
+        recv_all(p.fd, 2, 0, 1000);
+    }
+    EQ(pthread_create(&thread, NULL, parts_with_files, &p), 0);
+    EQ(pthread_join(thread, NULL), 0);
+    if (variant.remote) {
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 1000), 0);
+        recv_all(p.fd, 2, 0, 1000);
+    }
+    for (int i = 100; i < 130; i++) {
+        send_all(p.fd, 1, i * 10, 10);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 10, 10), 0);
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
+        recv_all(p.fd, 2, i * 10, 10);
+    }
+    assert_tcp(p.fd);
+    EQ(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0), 0);
+    recv_to_eof(p.fd, 0, 0, 0);
+    pair_close(p);
+}

@@ -21,7 +21,7 @@ use crate::lasting::Call;
 use crate::life::{self, Life};
 use crate::poll::ready;
 use crate::reason::Reason;
-use crate::sys::{self, Errno};
+use crate::sys::Errno;
 use crate::table::{self, Entry};
 use crate::unwind::keeping;
 use crate::{capture, clc, clock, kernel, memory, observer, order, process, real, transition};
