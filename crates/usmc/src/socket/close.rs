@@ -127,10 +127,11 @@ fn last_left(fd: i32, index: u32) {
 fn renumber(fd: i32, index: u32) {
     let conn = conn::at(index);
     let Some(end) = conn.slot().map(|slot| conn.end(slot)) else { return };
-    if end.fd.load(Relaxed) == fd.cast_unsigned() && end.pid.load(Relaxed) == process::pid() {
-        if let Some(number) = any_number(index) {
-            end.fd.store(number.cast_unsigned(), Relaxed);
-        }
+    if end.fd.load(Relaxed) == fd.cast_unsigned()
+        && end.pid.load(Relaxed) == process::pid()
+        && let Some(number) = any_number(index)
+    {
+        end.fd.store(number.cast_unsigned(), Relaxed);
     }
 }
 
