@@ -416,3 +416,26 @@ PAIR_CASE(splice_to_a_pipe_that_another_thread_fills) {
     close(c.ends[1]);
     pair_close(p);
 }
+
+PAIR_CASE(splice_behind_a_peer_that_went_back_to_tcp) {
+    struct pair p = pair_open();
+    int ends[2];
+    OK(pipe(ends));
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 1000), 0);
+    wait_readable(p.fd, 1000);
+    // The kernel has to see its bytes from now on.
+    EQ(peer_call(P_OPTION, p.peer, SOL_SOCKET, SO_TIMESTAMP, 1), 0);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 1000, 1000), 0);
+    wait_readable(p.fd, 2000);
+    for (size_t got = 0; got < 2000;) {
+        char bytes[2000];
+        ssize_t n = OK(splice(p.fd, NULL, ends[1], NULL, 700, 0));
+        CHECK(n > 0);
+        EQ(read(ends[0], bytes, n), n);
+        check_pattern(2, got, bytes, n);
+        got += n;
+    }
+    close(ends[0]);
+    close(ends[1]);
+    pair_close(p);
+}

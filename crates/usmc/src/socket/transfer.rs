@@ -245,7 +245,12 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
         };
         let ends = demote::is_due(conn.peer(slot).flags.load(Relaxed));
-        if !matches!(source, Ok(Source::Ring)) || ends {
+        if ends && demote::follow(fd, index) {
+            continue;
+        }
+        // What the peer has left in the ring comes before what follows by TCP.
+        let is_in_ring = matches!(source, Ok(Source::Ring)) && (!ends || conn.rx(slot).has_data());
+        if !is_in_ring {
             match splice_tcp(fd, index, to, count, nonblock) {
                 Some(outcome) => return outcome,
                 None => continue,
