@@ -91,7 +91,7 @@ pub struct Socket {
 }
 
 /// What a process has counted for connections that are closed, and as a whole: `usmc::observe::Totals`.
-#[derive(Clone, Default, Debug)]
+#[derive(Clone, Debug)]
 pub struct Totals {
     /// As [`Socket::counters`].
     pub closed: [u64; 9],
@@ -117,6 +117,12 @@ pub struct Totals {
     pub splice: u64,
     /// MSG_OOB.
     pub urgent: u64,
+}
+
+impl Default for Totals {
+    fn default() -> Totals {
+        Totals::decode(&[0; size_of::<RawTotals>()])
+    }
 }
 
 impl Totals {

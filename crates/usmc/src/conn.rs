@@ -595,6 +595,13 @@ pub fn get(index: u32) -> Option<&'static Conn> {
     (index < NEXT.load(Relaxed).min(CONNS as u32)).then(|| at(index))
 }
 
+/// The record of the table that has this address in it.
+pub fn around(address: usize) -> Option<u32> {
+    let offset = address.checked_sub(BASE.load(Relaxed).addr())?;
+    let index = (offset / size_of::<Conn>()) as u32;
+    get(index).map(|_| index)
+}
+
 /// The index of a record of the table.
 pub fn index_of(conn: &Conn) -> u32 {
     let offset = ptr::from_ref(conn).addr() - BASE.load(Relaxed).addr();

@@ -1,7 +1,8 @@
 //! Processes that are left to the kernel's TCP altogether, from some moment on:
 //!
 //! - with an io_uring: what is done to sockets through it passes neither libc nor us, and may begin at any moment;
-//! - with a seccomp filter: it knows the system calls of the program, and kills for ours.
+//! - with a seccomp filter: it knows the system calls of the program, and kills for ours;
+//! - with threads that do not share their descriptors: a number means one thing to one of them, and another to the next.
 
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::SeqCst;
@@ -10,7 +11,7 @@ use crate::reason::Reason;
 use crate::socket::demote;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
-use crate::{config, errno, log, poll, process, set_errno};
+use crate::{config, errno, log, poll, process, real, set_errno, sys};
 
 static WHY: AtomicU32 = AtomicU32::new(Reason::None as u32);
 
@@ -27,6 +28,24 @@ pub fn reason() -> Option<Reason> {
 /// Whether system calls of our own may end this process.
 pub fn is_sandboxed() -> bool {
     reason() == Some(Reason::Sandboxed)
+}
+
+/// Before a thread of several gets a table of descriptors of its own (CLONE_FILES, by unshare(2), or not, by clone(2)).
+///
+/// # Errors
+/// As for [`begins`].
+#[cold]
+pub fn parts_with_files() -> Result<(), Errno> {
+    if real::may_have_threads() && has_threads() { begins(Reason::OwnFiles) } else { Ok(()) }
+}
+
+/// A child of a process with threads has one, as far as libc tells or not.
+fn has_threads() -> bool {
+    let mut count = 0;
+    match sys::each_fd_in(c"/proc/self/task", false, |_| count += 1) {
+        Ok(()) => count > 1,
+        Err(_) => true,
+    }
 }
 
 /// Before the process makes an io_uring, or installs a filter.

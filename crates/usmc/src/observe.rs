@@ -21,7 +21,7 @@ pub const MEMFD_NAME: &core::ffi::CStr = c"usmc-conn";
 /// First eight bytes of the file, native endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMCconn");
 /// Layout version of everything here.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Offset in bytes of [`Totals`].
 pub const TOTALS_OFFSET: usize = 512;
 /// Offset in bytes of [`Capture`].
@@ -121,7 +121,7 @@ const _: () = {
 };
 
 /// Most reasons that are counted apart ([`crate::reason::Reason`]).
-pub const REASONS: usize = 32;
+pub const REASONS: usize = 40;
 /// Ring sizes that are counted apart: 16 KiB, 32 KiB, … 4 MiB.
 pub const BUFFERS: usize = 9;
 

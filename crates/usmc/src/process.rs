@@ -2,11 +2,12 @@
 
 use core::ptr;
 use usmc_shm::lock::{self, Found, Refused, Verdict, Wait};
-use usmc_shm::sync::Ordering::Relaxed;
+use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::path::Path;
-use crate::{owner, real, single, sys};
+use crate::socket::close;
+use crate::{kernel_only, owner, real, single, sys};
 
 static PID: AtomicU32 = AtomicU32::new(0);
 /// The same number in a page that the kernel wipes in the child of any fork (MADV_WIPEONFORK, Linux 4.14).
@@ -111,13 +112,29 @@ pub fn thread() -> u64 {
 /// Waiting for another thread of this process: spin a little, then give the CPU away.
 pub struct Patience;
 
+/// How often the CPU is given away before a sleep. sched_yield(2) gives it to nobody of a lower priority (SCHED_FIFO), and the
+/// one who is waited for may be such a one.
+const YIELDS: u32 = 256;
+
+/// The wait before look number `attempt` at something that another thread is about to do.
+#[cold]
+pub fn give_way(attempt: u32) {
+    if attempt < 64 {
+        core::hint::spin_loop();
+    } else if attempt.is_multiple_of(YIELDS) && !kernel_only::is_sandboxed() {
+        sys::poll1(-1, 0, 1);
+    } else {
+        sys::sched_yield();
+    }
+}
+
 impl Wait for Patience {
-    fn wait(&mut self, _holder: u64, attempt: u32) -> Verdict {
-        if attempt < 64 {
-            core::hint::spin_loop();
-        } else {
-            sys::sched_yield();
+    fn wait(&mut self, holder: u64, attempt: u32) -> Verdict {
+        if holder & !MARKS == thread() {
+            // Marked by a handler that has interrupted it.
+            return Verdict::GiveUp;
         }
+        give_way(attempt);
         Verdict::Again
     }
 }
@@ -228,8 +245,18 @@ impl Drop for SharedLock<'_> {
     }
 }
 
-/// Thread words are aligned addresses, so this bit is free.
+/// Thread words are aligned addresses, so these bits are free.
 const AGAIN: u64 = 1;
+/// What a handler that has interrupted the holder leaves to be done when the lock is given back.
+const OWED: u64 = 0b1110;
+const MARKS: u64 = AGAIN | OWED;
+
+/// In the word of a record's lock: its last number was closed. The holder counts as a call.
+pub const OWES_END: u64 = 2;
+/// Likewise: shutdown(2) for reading, for writing.
+pub const OWES_SHUT_RD: u64 = 4;
+/// See there.
+pub const OWES_SHUT_WR: u64 = 8;
 
 /// Parts of what threads have for themselves, as far as there are so many.
 pub const SHARES: usize = 4;
@@ -286,31 +313,44 @@ impl Lock {
 
     /// Whether this very thread holds it: we are in a signal handler.
     pub fn is_mine(&self) -> bool {
-        self.0.load(Relaxed) & !AGAIN == thread()
+        self.0.load(Relaxed) & !MARKS == thread()
+    }
+
+    /// Leaves something to be done (`OWES_*`) to the call that this handler has interrupted, which holds the lock of a
+    /// record: false where it does not, or has it to do already.
+    pub fn owe(&self, what: u64) -> bool {
+        // Whoever holds it is below us, and goes on only when we are done.
+        let word = self.0.load(Relaxed);
+        let is_new = word & !MARKS == thread() && word & what != what;
+        if is_new {
+            self.0.store(word | what, Relaxed);
+        }
+        is_new
     }
 
     /// Takes it without a guard, for fork's prepare step, which runs with signals blocked. Where this thread
     /// has it already (a signal handler forks), that is noted in the word's lowest bit.
     pub fn hold(&self) {
         if lock::acquire(&self.0, thread(), &mut Patience).is_err() {
-            self.0.store(thread() | AGAIN, Relaxed);
+            self.0.fetch_or(AGAIN, Relaxed);
         }
     }
 
     /// Gives it back after [`Lock::hold`], or to what the signal handler interrupted.
     pub fn unhold(&self) {
         let word = self.0.load(Relaxed);
-        if word == thread() {
+        if word & AGAIN != 0 {
+            self.0.store(word & !AGAIN, Relaxed);
+        } else if word == thread() {
             lock::release(&self.0);
-        } else if word == thread() | AGAIN {
-            self.0.store(thread(), Relaxed);
         }
     }
 
     /// The same in the child, where no other holder exists.
     pub fn reset(&self) {
-        if self.0.load(Relaxed) == thread() | AGAIN {
-            self.0.store(thread(), Relaxed);
+        let word = self.0.load(Relaxed);
+        if word & !OWED == thread() | AGAIN {
+            self.0.store(word & !AGAIN, Relaxed);
         } else {
             lock::release(&self.0);
         }
@@ -329,6 +369,17 @@ pub struct Held<'a>(&'a AtomicU64);
 impl Drop for Held<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        lock::release(self.0);
+        if !single::give_back(self.0, thread()) {
+            give_back_marked(self.0);
+        }
+    }
+}
+
+/// What handlers have left to be done when this lock of a record is given back.
+#[cold]
+fn give_back_marked(word: &AtomicU64) {
+    let owed = word.swap(0, AcqRel) & OWED;
+    if owed != 0 {
+        close::after_interruption(ptr::from_ref(word).addr(), owed);
     }
 }

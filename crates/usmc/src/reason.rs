@@ -64,13 +64,15 @@ reasons! {
     /// A program that this one has started has it, too ([`crate::spawn`]).
     Lent = 24, "a program that was started has it, too";
     /// A send would have slept because of what the program itself has not read ([`crate::socket::room`]).
-    Unread = 32, "both ends sent more than rings hold before they read";
+    Unread = 33, "both ends sent more than rings hold before they read";
     /// SO_RCVLOWAT is more than that ([`crate::socket::room`]).
-    TooMuch = 33, "waits for more bytes than a ring holds";
+    TooMuch = 34, "waits for more bytes than a ring holds";
     /// The process has an io_uring ([`crate::kernel_only`]).
     Uring = 21, "process uses io_uring";
     /// The process has a seccomp filter ([`crate::kernel_only`]).
     Sandboxed = 22, "process has installed a seccomp filter";
+    /// Threads of the process have tables of descriptors of their own ([`crate::kernel_only`]).
+    OwnFiles = 32, "threads of the process do not share their descriptors";
     /// A signal handler used the connection in the middle of a step of its handshake.
     Interrupted = 23, "signal handler interrupted the change-over";
     /// Neither on this device nor, by its SYN or SYN-ACK, a speaker of SMC ([`crate::syn_option`]).

@@ -3,6 +3,8 @@
 
 use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::compiler_fence;
+#[cfg(not(all(target_arch = "x86_64", not(any(fuzzing, miri)))))]
+use usmc_shm::sync::Ordering::{Relaxed, Release};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use crate::real;
@@ -104,7 +106,25 @@ pub fn replace(word: &AtomicU64, from: u64, to: u64) -> Result<u64, u64> {
     word.compare_exchange(from, to, SeqCst, SeqCst)
 }
 
-/// The same of a word of 32 bits.
+/// Gives a lock back that `holder` has: other threads leave its word alone, and a handler comes only before or behind the
+/// step, which is no locked one. False where a handler has left something there.
+#[inline(always)]
+pub fn give_back(word: &AtomicU64, holder: u64) -> bool {
+    #[cfg(all(target_arch = "x86_64", not(any(fuzzing, miri))))]
+    {
+        let mut found = holder;
+        // SAFETY: `cmpxchg` on a word that we may write, and nobody else while it has the holder. On x86-64 any store releases.
+        unsafe {
+            core::arch::asm!("cmpxchg qword ptr [{at}], {to}", at = in(reg) word.as_ptr(),
+                to = in(reg) 0u64, inout("rax") found, options(nostack));
+        }
+        found == holder
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(any(fuzzing, miri)))))]
+    word.compare_exchange(holder, 0, Release, Relaxed).is_ok()
+}
+
+/// [`replace`] in a word of 32 bits.
 ///
 /// # Errors
 /// As there.

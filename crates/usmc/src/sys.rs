@@ -757,18 +757,36 @@ pub fn preadv2(fd: c_int, flags: c_int) -> Result<usize, Errno> {
     call!(SYS_preadv2, fd, &raw const iov, 1, -1isize, -1isize, flags)
 }
 
-/// write(2).
+/// preadv2(2) and pwritev2(2): what can be had without waiting, EAGAIN where that is nothing.
+const RWF_NOWAIT: c_int = 8;
+
+/// Reads what a pipe has, as long as another thread does not empty it: where the kernel knows no better (before Linux 6.4)
+/// that would wait.
 ///
 /// # Safety
-/// `buf` is readable for `len` bytes.
-pub unsafe fn write_raw(fd: c_int, buf: *const c_void, len: usize) -> Result<usize, Errno> {
-    call!(SYS_write, fd, buf, len)
+/// `buf` is writable for `len` bytes.
+pub unsafe fn read_now(fd: c_int, buf: *mut c_void, len: usize) -> Result<usize, Errno> {
+    let iov = libc::iovec { iov_base: buf, iov_len: len };
+    // No offset takes two words, whatever their size.
+    match call!(SYS_preadv2, fd, &raw const iov, 1, -1isize, -1isize, RWF_NOWAIT) {
+        Err(libc::EOPNOTSUPP | libc::ENOSYS) => call!(SYS_read, fd, buf, len),
+        done => done,
+    }
 }
 
-/// writev(2).
+/// Writes what a pipe has room for, likewise.
 ///
 /// # Safety
 /// The buffers are readable.
-pub unsafe fn writev(fd: c_int, iov: &[libc::iovec]) -> Result<usize, Errno> {
-    call!(SYS_writev, fd, iov.as_ptr(), iov.len())
+pub unsafe fn writev_now(fd: c_int, iov: &[libc::iovec]) -> Result<usize, Errno> {
+    match call!(SYS_pwritev2, fd, iov.as_ptr(), iov.len(), -1isize, -1isize, RWF_NOWAIT) {
+        Err(libc::EOPNOTSUPP | libc::ENOSYS) => call!(SYS_writev, fd, iov.as_ptr(), iov.len()),
+        done => done,
+    }
+}
+
+/// splice(2) of what a socket has into a pipe; where the pipe is full it does not wait.
+pub fn splice_now(from: c_int, to: c_int, len: usize) -> Result<usize, Errno> {
+    let flags = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK;
+    call!(SYS_splice, from, 0, to, 0, len, flags)
 }

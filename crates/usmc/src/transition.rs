@@ -25,7 +25,7 @@ use crate::lasting::{self, Call};
 use crate::life::{self, Life};
 use crate::reason::Reason;
 use crate::segment::OwnSlot;
-use crate::socket::{control, mark, option};
+use crate::socket::{close, control, mark, option};
 use crate::tuple::{self, Endpoint, Tuple};
 use crate::{
     clc, config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys,
@@ -720,7 +720,9 @@ fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
         return false;
     }
     let client = conn.has(F_CLIENT);
-    let switched = span.try_switch(|| kernel::tcp_sent(fd, client));
+    // Of a number that another thread has closed meanwhile, and that means something else, the answer is none.
+    let is_ours = || close::number(fd, conn::index_of(conn)) == fd;
+    let switched = span.try_switch(|| kernel::tcp_sent(fd, client).filter(|_| is_ours()));
     if switched == Ok(Switch::Ring) {
         conn.limit_window(slot);
         log::debug(format_args!("fd {fd}: sending through the ring"));

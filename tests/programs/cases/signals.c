@@ -333,3 +333,275 @@ REMOTE_CASE(stopped_peer_fills_the_connection_and_then_drains_it) {
     EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, sent), 0);
     pair_close(p);
 }
+
+static void *sends_a_byte(void *arg) {
+    EQ(send((int)(intptr_t)arg, "x", 1, 0), 1);
+    return NULL;
+}
+
+// It has taken the connection out of the ring, and what it left unread there finds no room.
+REMOTE_CASE(peer_stopped_while_it_goes_back_to_tcp) {
+    struct pair p = pair_open();
+    handle(SIGUSR1, 0);
+    set_option(p.fd, SOL_SOCKET, SO_SNDBUF, 4096);
+    char buf[60000];
+    pattern(1, 0, buf, sizeof buf);
+    size_t sent = OK(send(p.fd, buf, sizeof buf, MSG_DONTWAIT));
+    sent += fill(p.fd, 1, sent);
+    peer_begin(P_OPTION, p.peer, SOL_SOCKET, SO_TIMESTAMP, 1);
+    if (variant.warm)
+        peer_asleep();
+    else
+        EQ(peer_end(), 0);
+    OK(kill(peer_pid(), SIGSTOP));
+    int status;
+    EQ(waitpid(peer_pid(), &status, WUNTRACED), peer_pid());
+    CHECK(WIFSTOPPED(status));
+    FAILS(send(p.fd, "x", 1, MSG_DONTWAIT), EAGAIN);
+    double start = now();
+    timeout_option(p.fd, SO_SNDTIMEO, 0.05);
+    FAILS(send(p.fd, "x", 1, 0), EAGAIN);
+    CHECK(now() - start >= 0.045);
+    timeout_option(p.fd, SO_SNDTIMEO, 0);
+    INTERRUPTED(send(p.fd, "x", 1, 0));
+    pthread_t thread;
+    EQ(pthread_create(&thread, NULL, sends_a_byte, (void *)(intptr_t)p.fd), 0);
+    set_option(p.fd, SOL_SOCKET, SO_SNDBUF, 1 << 20);
+    OK(kill(peer_pid(), SIGCONT));
+    if (variant.warm)
+        EQ(peer_end(), 0);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, sent), 0);
+    EQ(pthread_join(thread, NULL), 0);
+    peer_hears(p.peer, "x");
+    pair_close(p);
+}
+
+// --- handlers that interrupt their own thread in the middle of a call on the same connection
+
+static struct itimerval often = {{0, 500}, {0, 500}}, never = {0};
+static volatile sig_atomic_t by_handler;
+
+static void handle_alarm(void (*handler)(int)) {
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    OK(sigaction(SIGALRM, &action, NULL));
+    signals = by_handler = 0;
+}
+
+// A thread that handles no alarm.
+static pthread_t begin_beside(void *(*run)(void *), void *arg) {
+    pthread_t thread;
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGALRM);
+    EQ(pthread_sigmask(SIG_BLOCK, &set, NULL), 0);
+    EQ(pthread_create(&thread, NULL, run, arg), 0);
+    EQ(pthread_sigmask(SIG_UNBLOCK, &set, NULL), 0);
+    return thread;
+}
+
+// What a blocking call may say where it cannot wait.
+static void waits_from_handler(int s) {
+    int saved = errno;
+    char c = 'h';
+    (void)s;
+    signals++;
+    ssize_t n = send(handler_fd, &c, 1, MSG_NOSIGNAL);
+    if (n == 1)
+        by_handler++;
+    else if (errno != EAGAIN)
+        abort();
+    errno = saved;
+}
+
+struct counted {
+    int fd;
+    long of_main, of_handler;
+};
+
+static void *count_bytes(void *arg) {
+    struct counted *c = arg;
+    static char buf[1 << 18];
+    for (ssize_t n; (n = OK(recv(c->fd, buf, sizeof buf, 0))) > 0;)
+        for (ssize_t i = 0; i < n; i++)
+            *(buf[i] == 'h' ? &c->of_handler : &c->of_main) += 1;
+    return NULL;
+}
+
+static void interrupted_pair(int ends[2], int round) {
+    int client, server;
+    connect_here(&client, &server);
+    warm_here(client, server);
+    ends[0] = round % 2 ? client : server;
+    ends[1] = round % 2 ? server : client;
+    handler_fd = ends[0];
+}
+
+CASE(blocking_sends_of_a_handler_in_the_middle_of_a_send) {
+    int ends[2];
+    for (int round = 0; round < 2; round++) {
+        interrupted_pair(ends, round);
+        handle_alarm(waits_from_handler);
+        struct counted c = {ends[1], 0, 0};
+        pthread_t thread = begin_beside(count_bytes, &c);
+        size_t n = 1 << 20;
+        char *buf = malloc(n);
+        CHECK(buf);
+        memset(buf, 'm', n);
+        OK(setitimer(ITIMER_REAL, &often, NULL));
+        long sent = 0;
+        for (int i = 0; i < 60; i++)
+            sent += OK(send(ends[0], buf, i % 2 ? n / 8 : n, 0));
+        OK(setitimer(ITIMER_REAL, &never, NULL));
+        close(ends[0]);
+        EQ(pthread_join(thread, NULL), 0);
+        EQ(c.of_main, sent);
+        EQ(c.of_handler, by_handler);
+        CHECK(signals > 0);
+        free(buf);
+        close(ends[1]);
+    }
+}
+
+static void receives_in_handler(int s) {
+    int saved = errno;
+    char c;
+    (void)s;
+    signals++;
+    ssize_t n = recv(handler_fd, &c, 1, 0);
+    if (n == 1)
+        by_handler++;
+    else if (n < 0 && errno != EAGAIN)
+        abort();
+    errno = saved;
+}
+
+static void *send_many_blocks(void *arg) {
+    struct counted *c = arg;
+    static char buf[300000];
+    memset(buf, 'm', sizeof buf);
+    for (int i = 0; i < 300; i++)
+        c->of_main += OK(send(c->fd, buf, i % 2 ? sizeof buf : 5000, 0));
+    OK(shutdown(c->fd, SHUT_WR));
+    return NULL;
+}
+
+CASE(blocking_receives_of_a_handler_in_the_middle_of_a_receive) {
+    int ends[2];
+    for (int round = 0; round < 2; round++) {
+        interrupted_pair(ends, round);
+        handle_alarm(receives_in_handler);
+        struct counted c = {ends[1], 0, 0};
+        pthread_t thread = begin_beside(send_many_blocks, &c);
+        static char buf[1 << 20];
+        long got = 0;
+        OK(setitimer(ITIMER_REAL, &often, NULL));
+        for (ssize_t n; (n = OK(recv(ends[0], buf, sizeof buf, 0))) > 0; got += n)
+            CHECK(buf[0] == 'm' && buf[n - 1] == 'm');
+        OK(setitimer(ITIMER_REAL, &never, NULL));
+        EQ(pthread_join(thread, NULL), 0);
+        EQ(got + by_handler, c.of_main);
+        CHECK(signals > 0);
+        close(ends[0]);
+        close(ends[1]);
+    }
+}
+
+static volatile sig_atomic_t ends_by_shutdown;
+static int another_file;
+
+static void ends_connection(int s) {
+    int saved = errno;
+    (void)s;
+    // In the middle of a call, so far as that can be brought about.
+    if (++signals < 3)
+        return;
+    if (handler_fd >= 0 && ends_by_shutdown) {
+        OK(shutdown(handler_fd, SHUT_WR));
+    } else if (handler_fd >= 0) {
+        int fd = handler_fd;
+        OK(close(fd));
+        // The number is another file's.
+        EQ(fcntl(another_file, F_DUPFD, fd), fd);
+    }
+    handler_fd = -1;
+    errno = saved;
+}
+
+// What a send has said to be sent comes, and nothing else.
+static void end_in_the_middle_of_a_send(bool by_shutdown) {
+    size_t n = 1 << 20;
+    char *buf = malloc(n);
+    CHECK(buf);
+    memset(buf, 'm', n);
+    struct itimerval quick = {{0, 150}, {0, 150}};
+    signal(SIGPIPE, SIG_IGN);
+    another_file = OK(open("/dev/null", O_RDWR));
+    for (int round = 0; round < 60; round++) {
+        int ends[2];
+        interrupted_pair(ends, round);
+        handle_alarm(ends_connection);
+        ends_by_shutdown = by_shutdown;
+        struct counted c = {ends[1], 0, 0};
+        pthread_t thread = begin_beside(count_bytes, &c);
+        OK(setitimer(ITIMER_REAL, &quick, NULL));
+        long sent = 0;
+        for (;;) {
+            ssize_t done = send(ends[0], buf, round % 3 ? n : 30000, 0);
+            if (done < 0)
+                break;
+            sent += done;
+        }
+        int error = errno;
+        OK(setitimer(ITIMER_REAL, &never, NULL));
+        // It began before the number was closed, or afterwards.
+        CHECK(by_shutdown ? error == EPIPE : error == EBADF || error == ENOTSOCK);
+        EQ(handler_fd, -1);
+        EQ(pthread_join(thread, NULL), 0);
+        EQ(c.of_main, sent);
+        close(ends[0]);
+        close(ends[1]);
+    }
+    free(buf);
+}
+
+CASE(handler_closes_in_the_middle_of_a_send) {
+    end_in_the_middle_of_a_send(false);
+}
+
+CASE(handler_shuts_down_in_the_middle_of_a_send) {
+    end_in_the_middle_of_a_send(true);
+}
+
+static void *send_until_it_ends(void *arg) {
+    struct counted *c = arg;
+    static char buf[300000];
+    memset(buf, 'm', sizeof buf);
+    while (send(c->fd, buf, sizeof buf, 0) > 0)
+        continue;
+    return NULL;
+}
+
+CASE(handler_closes_in_the_middle_of_a_receive) {
+    static char buf[1 << 20];
+    struct itimerval quick = {{0, 150}, {0, 150}};
+    signal(SIGPIPE, SIG_IGN);
+    ends_by_shutdown = false;
+    another_file = OK(open("/dev/null", O_RDWR));
+    for (int round = 0; round < 60; round++) {
+        int ends[2];
+        interrupted_pair(ends, round);
+        handle_alarm(ends_connection);
+        struct counted c = {ends[1], 0, 0};
+        pthread_t thread = begin_beside(send_until_it_ends, &c);
+        OK(setitimer(ITIMER_REAL, &quick, NULL));
+        for (ssize_t n; (n = recv(ends[0], buf, sizeof buf, 0)) >= 0;)
+            CHECK(n > 0 && buf[0] == 'm' && buf[n - 1] == 'm');
+        int error = errno;
+        OK(setitimer(ITIMER_REAL, &never, NULL));
+        CHECK(error == EBADF || error == ENOTSOCK);
+        EQ(handler_fd, -1);
+        EQ(pthread_join(thread, NULL), 0);
+        close(ends[0]);
+        close(ends[1]);
+    }
+}

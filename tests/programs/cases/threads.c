@@ -568,3 +568,218 @@ PAIR_CASE(cancelled_thread_leaves_the_connection_whole) {
     }
     pair_close(p);
 }
+
+// A thread in one call, whose end it notes.
+struct caller {
+    int fd;
+    bool sends;
+    _Atomic pid_t tid;
+    _Atomic long result;
+};
+
+static void *make_call(void *arg) {
+    struct caller *c = arg;
+    c->tid = gettid();
+    char byte = 'x';
+    long n = c->sends ? send(c->fd, &byte, 1, 0) : recv(c->fd, &byte, 1, 0);
+    c->result = n < 0 ? -errno : n;
+    return NULL;
+}
+
+static void begin_call(struct caller *c, pthread_t *thread, int fd, bool sends) {
+    *c = (struct caller){.fd = fd, .sends = sends};
+    EQ(pthread_create(thread, NULL, make_call, c), 0);
+    while (c->tid == 0)
+        sched_yield();
+    wait_asleep(getpid(), c->tid);
+}
+
+// O_NONBLOCK counts where a call begins.
+PAIR_CASE(nonblocking_is_set_while_calls_sleep) {
+    struct pair p = pair_open();
+    struct caller callers[2];
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++)
+        begin_call(&callers[i], &threads[i], p.fd, false);
+    nonblocking(p.fd, true);
+    // It may wake both, of which one goes on sleeping.
+    peer_says(p.peer, "a");
+    while (callers[0].result == 0 && callers[1].result == 0)
+        sched_yield();
+    int other = callers[0].result != 0;
+    EQ(callers[1 - other].result, 1);
+    wait_asleep(getpid(), callers[other].tid);
+    EQ(callers[other].result, 0);
+    peer_says(p.peer, "b");
+    for (int i = 0; i < 2; i++) {
+        EQ(pthread_join(threads[i], NULL), 0);
+        EQ(callers[i].result, 1);
+    }
+    FAILS(recv(p.fd, &(char){0}, 1, 0), EAGAIN);
+    size_t sent = fill(p.fd, 1, 0);
+    nonblocking(p.fd, false);
+    begin_call(&callers[0], &threads[0], p.fd, true);
+    nonblocking(p.fd, true);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, sent), 0);
+    EQ(pthread_join(threads[0], NULL), 0);
+    EQ(callers[0].result, 1);
+    peer_hears(p.peer, "x");
+    pair_close(p);
+}
+
+// A number that means a connection and a stranger's socket by turns, while a thread sends by it.
+struct contested_number {
+    int fd;
+    _Atomic bool ends_now;
+    int rounds;
+};
+
+static void *sends_by_number(void *arg) {
+    struct contested_number *c = arg;
+    while (!c->ends_now) {
+        ssize_t n = send(c->fd, "mmm", 1 + c->rounds++ % 3, MSG_NOSIGNAL | MSG_DONTWAIT);
+        CHECK(n > 0 || errno == EAGAIN);
+    }
+    return NULL;
+}
+
+static void *hears_only_m(void *arg) {
+    char buf[4096];
+    for (ssize_t n; (n = OK(recv((int)(intptr_t)arg, buf, sizeof buf, 0))) > 0;)
+        for (ssize_t i = 0; i < n; i++)
+            EQ(buf[i], 'm');
+    return NULL;
+}
+
+// Whoever was asleep is woken through the connection, and nothing but what was sent comes to the stranger.
+CASE(number_becomes_a_strangers_in_the_middle_of_sends_without_spinning) {
+    int client, server, stranger[2];
+    connect_here(&client, &server);
+    warm_here(client, server);
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, stranger));
+    struct contested_number c = {.fd = OK(dup(client))};
+    pthread_t sender, hearers[2];
+    EQ(pthread_create(&hearers[0], NULL, hears_only_m, (void *)(intptr_t)server), 0);
+    EQ(pthread_create(&hearers[1], NULL, hears_only_m, (void *)(intptr_t)stranger[1]), 0);
+    EQ(pthread_create(&sender, NULL, sends_by_number, &c), 0);
+    for (int i = 0; i < 20000; i++)
+        OK(dup2(i % 2 ? client : stranger[0], c.fd));
+    c.ends_now = true;
+    EQ(pthread_join(sender, NULL), 0);
+    OK(close(c.fd));
+    OK(shutdown(client, SHUT_WR));
+    OK(close(stranger[0]));
+    for (int i = 0; i < 2; i++)
+        EQ(pthread_join(hearers[i], NULL), 0);
+    close(client);
+    close(server);
+    close(stranger[1]);
+}
+
+// --- threads of real-time priority
+
+struct contender {
+    int fd;
+    bool is_urgent;
+    _Atomic bool *ends_now;
+    long sent;
+};
+
+static void *contends(void *arg) {
+    struct contender *c = arg;
+    struct timespec moment = {0, 300000};
+    static char large[1 << 18];
+    cpu_set_t first;
+    CPU_ZERO(&first);
+    CPU_SET(0, &first);
+    // Where there are no others they compete all the same.
+    sched_setaffinity(0, sizeof first, &first);
+    for (int i = 0; c->is_urgent ? i < 300 : !*c->ends_now; i++) {
+        size_t n = c->is_urgent ? 1 : sizeof large;
+        EQ(send(c->fd, large, n, 0), n);
+        c->sent += n;
+        if (c->is_urgent)
+            OK(clock_nanosleep(CLOCK_MONOTONIC, 0, &moment, NULL));
+    }
+    return NULL;
+}
+
+static void *counts_to_eof(void *arg) {
+    long total = 0;
+    static char buf[1 << 18];
+    for (ssize_t n; (n = OK(recv((int)(intptr_t)arg, buf, sizeof buf, 0))) > 0;)
+        total += n;
+    return (void *)total;
+}
+
+// Who waits for a thread of lower priority of the same CPU must let it run.
+CASE(urgent_thread_beside_another_on_the_same_cpu) {
+    int client, server;
+    connect_here(&client, &server);
+    warm_here(client, server);
+    _Atomic bool ends_now = false;
+    struct contender slow = {client, false, &ends_now, 0}, urgent = {client, true, &ends_now, 0};
+    pthread_t threads[2], reader;
+    pthread_attr_t attr;
+    struct sched_param priority = {.sched_priority = 10};
+    EQ(pthread_attr_init(&attr), 0);
+    EQ(pthread_attr_setinheritsched(&attr, PTHREAD_EXPLICIT_SCHED), 0);
+    EQ(pthread_attr_setschedpolicy(&attr, SCHED_FIFO), 0);
+    EQ(pthread_attr_setschedparam(&attr, &priority), 0);
+    EQ(pthread_create(&reader, NULL, counts_to_eof, (void *)(intptr_t)server), 0);
+    EQ(pthread_create(&threads[0], NULL, contends, &slow), 0);
+    int error = pthread_create(&threads[1], &attr, contends, &urgent);
+    // Without permission it is a thread as any other.
+    if (error == EPERM)
+        error = pthread_create(&threads[1], NULL, contends, &urgent);
+    EQ(error, 0);
+    EQ(pthread_join(threads[1], NULL), 0);
+    ends_now = true;
+    EQ(pthread_join(threads[0], NULL), 0);
+    OK(shutdown(client, SHUT_WR));
+    void *total;
+    EQ(pthread_join(reader, &total), 0);
+    EQ((long)total, slow.sent + urgent.sent);
+    close(client);
+    close(server);
+}
+
+// --- threads that do not share their descriptors
+
+static void *parts_with_files(void *arg) {
+    struct pair *p = arg;
+    OK(unshare(CLONE_FILES));
+    // The same number is another file's here, and goes.
+    OK(dup2(OK(open("/dev/null", O_RDWR)), p->fd));
+    EQ(write(p->fd, "nowhere", 7), 7);
+    OK(close(p->fd));
+    return NULL;
+}
+
+PAIR_CASE(thread_with_descriptors_of_its_own) {
+    struct pair p = pair_open();
+    pthread_t thread;
+    send_all(p.fd, 1, 0, 1000);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 1000), 0);
+    // With both ends here one of them finds what the other has left behind in the ring (EBUSY).
+    if (!variant.remote) {
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 1000), 0);
+        recv_all(p.fd, 2, 0, 1000);
+    }
+    EQ(pthread_create(&thread, NULL, parts_with_files, &p), 0);
+    EQ(pthread_join(thread, NULL), 0);
+    if (variant.remote) {
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, 1000), 0);
+        recv_all(p.fd, 2, 0, 1000);
+    }
+    for (int i = 100; i < 130; i++) {
+        send_all(p.fd, 1, i * 10, 10);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i * 10, 10), 0);
+        EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 10, 10), 0);
+        recv_all(p.fd, 2, i * 10, 10);
+    }
+    assert_tcp(p.fd);
+    EQ(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0), 0);
+    recv_to_eof(p.fd, 0, 0, 0);
+    pair_close(p);
+}

@@ -350,3 +350,92 @@ PAIR_CASE(splice_takes_all_that_is_there) {
     close(ends[1]);
     pair_close(p);
 }
+
+// A pipe whose room another thread takes and gives back. What came out of it but zeros is checked against a stream.
+struct contested {
+    int ends[2];
+    uint64_t got;
+    volatile bool ends_now;
+};
+
+static void drain_contested(struct contested *c) {
+    unsigned char page[4096], one;
+    for (ssize_t n; (n = read(c->ends[0], page, sizeof page)) > 0;)
+        for (ssize_t i = 0; i < n; i++)
+            if (page[i] != 0) {
+                pattern(2, c->got++, &one, 1);
+                EQ(page[i], one == 0 ? 1 : one);
+            }
+}
+
+static void *fills_and_drains(void *arg) {
+    struct contested *c = arg;
+    static const char zeros[4096];
+    while (!c->ends_now) {
+        while (write(c->ends[1], zeros, sizeof zeros) > 0)
+            continue;
+        drain_contested(c);
+    }
+    return NULL;
+}
+
+PAIR_CASE(splice_to_a_pipe_that_another_thread_fills) {
+    // A ring takes less.
+    const uint64_t all = variant.warm ? 8000 : 30000;
+    struct pair p = pair_open();
+    struct contested c = {0};
+    OK(pipe2(c.ends, O_NONBLOCK));
+    // They are in TCP's span still when the connection has changed over.
+    for (uint64_t at = 0; at < all; at += 2000) {
+        unsigned char bytes[2000];
+        pattern(2, at, bytes, sizeof bytes);
+        for (size_t i = 0; i < sizeof bytes; i++)
+            bytes[i] = bytes[i] == 0 ? 1 : bytes[i];
+        EQ(peer_send(p.peer, bytes, sizeof bytes, 0), sizeof bytes);
+    }
+    for (int i = 0; i < 200; i++) {
+        send_all(p.fd, 1, i, 1);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i, 1), 0);
+    }
+    pthread_t thread;
+    EQ(pthread_create(&thread, NULL, fills_and_drains, &c), 0);
+    uint64_t moved = 0;
+    while (moved < all) {
+        ssize_t n = splice(p.fd, NULL, c.ends[1], NULL, 3, SPLICE_F_NONBLOCK);
+        if (n < 0)
+            EQ(errno, EAGAIN);
+        else
+            moved += n;
+    }
+    c.ends_now = true;
+    EQ(pthread_join(thread, NULL), 0);
+    drain_contested(&c);
+    // What splice took from the connection is in the pipe, all of it.
+    EQ(c.got, all);
+    close(c.ends[0]);
+    close(c.ends[1]);
+    pair_close(p);
+}
+
+PAIR_CASE(splice_behind_a_peer_that_went_back_to_tcp) {
+    struct pair p = pair_open();
+    int ends[2];
+    OK(pipe(ends));
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 0, 1000), 0);
+    wait_readable(p.fd, 1000);
+    // The kernel has to see its bytes from now on.
+    EQ(peer_call(P_OPTION, p.peer, SOL_SOCKET, SO_TIMESTAMP, 1), 0);
+    EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 1000, 1000), 0);
+    wait_readable(p.fd, 2000);
+    for (size_t got = 0; got < 2000;) {
+        char bytes[2000];
+        ssize_t n = OK(splice(p.fd, NULL, ends[1], NULL, 700, 0));
+        CHECK(n > 0);
+        EQ(read(ends[0], bytes, n), n);
+        check_pattern(2, got, bytes, n);
+        got += n;
+    }
+    close(ends[0]);
+    close(ends[1]);
+    pair_close(p);
+}

@@ -1,6 +1,9 @@
 // What nobody reads yet: TCP's buffers take megabytes of it, and programs count on that.
 #include "peer.h"
 
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+
 // So many bytes by sends of this size.
 static void send_pieces(int fd, uint64_t seed, size_t at, size_t bytes, size_t piece) {
     for (size_t end = at + bytes; at < end; at += piece)
@@ -43,6 +46,23 @@ static void one_thread(size_t bytes, size_t piece) {
 CASE(one_thread_sends_before_it_reads) { one_thread(200000, 1000); }
 
 CASE(one_thread_sends_more_than_a_ring_holds_before_it_reads) { one_thread(1500000, 3000); }
+
+CASE(one_thread_sends_a_file_before_it_reads) {
+    enum { BYTES = 1500000 };
+    static char bytes[BYTES];
+    int ends[2], file = OK(memfd_create("file", 0));
+    connect_here(&ends[0], &ends[1]);
+    int at = ends_talk(ends, 0, 40);
+    pattern(1, at, bytes, BYTES);
+    EQ(write(file, bytes, BYTES), BYTES);
+    off_t from = 0;
+    while (from < BYTES)
+        CHECK(OK(sendfile(ends[0], file, &from, BYTES - from)) > 0);
+    recv_all(ends[1], 1, at, BYTES);
+    close(ends[0]);
+    close(ends[1]);
+    close(file);
+}
 
 // It waits in poll(2), as sockets with time limits do that a runtime keeps (Python's, Java's).
 CASE(one_thread_polls_for_room_before_it_reads) {

@@ -462,8 +462,8 @@ pub(super) unsafe fn send_many(
     let mut kernel = || {
         let use_count = conn.use_count.load(Relaxed);
         let sent = kernel();
-        // Another thread may have closed the number while the kernel slept, and the record is another connection's.
-        if conn.use_count.load(Relaxed) != use_count {
+        // Another thread may have closed the number while the kernel slept, or before, and the record is another connection's.
+        if conn.use_count.load(Relaxed) != use_count || table::get(fd) != Entry::Conn(index) {
             return sent;
         }
         // SAFETY: the application's buffers, which the kernel has read.

@@ -37,6 +37,11 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         // SAFETY: no pointers.
         return unsafe { real::close_range(first, last, flags) };
     }
+    if flags & CLOSE_RANGE_UNSHARE != 0
+        && let Err(errno) = kernel_only::parts_with_files()
+    {
+        return fail(errno);
+    }
     let saved = errno();
     let mut from = first;
     let mut done = 0;

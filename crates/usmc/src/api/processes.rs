@@ -4,9 +4,10 @@
 use core::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
 use libc::pid_t;
 
-use super::after;
+use super::{after, fail};
+use crate::reason::Reason;
 use crate::socket::control;
-use crate::{errno, fork as forking, holds, process, real, set_errno, sys, table};
+use crate::{errno, fork as forking, holds, kernel_only, process, real, set_errno, sys, table};
 
 /// What pthread_atfork(3) calls: our own handlers have to be there before anybody's.
 ///
@@ -83,6 +84,12 @@ pub unsafe fn clone(
     child_tid: c_ulong,
 ) -> c_int {
     process::clones(flags as u64);
+    const KINDS: c_int = libc::CLONE_THREAD | libc::CLONE_FILES;
+    if flags & KINDS == libc::CLONE_THREAD
+        && let Err(errno) = kernel_only::begins(Reason::OwnFiles)
+    {
+        return fail(errno);
+    }
     if flags & libc::CLONE_VM != 0
         || function.is_null()
         || stack.is_null()
@@ -145,6 +152,11 @@ const NAMESPACES: c_int = libc::CLONE_NEWPID | libc::CLONE_NEWUSER;
 
 /// unshare(2)
 pub unsafe fn unshare(flags: c_int) -> c_int {
+    if flags & libc::CLONE_FILES != 0
+        && let Err(errno) = kernel_only::parts_with_files()
+    {
+        return fail(errno);
+    }
     process::clones((flags & NAMESPACES) as u64);
     // SAFETY: no pointers.
     unsafe { real::unshare(flags) }

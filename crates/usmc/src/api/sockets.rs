@@ -86,6 +86,9 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         // SAFETY: the caller's address of `len` bytes.
         && unsafe { is_unspecified(addr, len) }
     {
+        if connecting::is_interrupted(index) {
+            return fail(libc::EAGAIN);
+        }
         after((), |()| connecting::disconnecting(fd, index));
         // SAFETY: the caller's contract.
         return after(unsafe { real::connect(fd, addr, len) }, |_| {
@@ -184,6 +187,9 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
         // SAFETY: no pointers.
         return unsafe { real::shutdown(fd, how) };
     };
+    if closing::shuts_down_later(index, how) {
+        return 0;
+    }
     let saved = errno();
     let before = closing::shutting_down(fd, index, how);
     set_errno(saved);

@@ -8,7 +8,7 @@ use crate::conn::{self, Conn, RING};
 use crate::lasting::Call;
 use crate::socket::ending::{self, Ending};
 use crate::socket::family::Receiving;
-use crate::socket::{demote, recv, room, send, wait};
+use crate::socket::{close, demote, recv, room, send, wait};
 use crate::{kernel, sys, transition};
 
 /// EPOLLIN / POLLIN.
@@ -92,8 +92,10 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
         return urgent | if has_in_ring(fd, conn, slot, lowat) { IN | RDNORM } else { 0 };
     }
     let source = match Receiving::enter(fd, conn, slot) {
-        Some(_held) => RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot)),
-        None => return 0,
+        Some(_held) if close::number_in_step(fd, conn::index_of(conn), false).is_some() => {
+            RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
+        }
+        _ => return 0,
     };
     match source {
         Ok(Source::Ring) if has_in_ring(fd, conn, slot, lowat) => IN | RDNORM,

@@ -6,9 +6,10 @@ use usmc_shm::layout::{
     END_RESETS, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
 };
 
-use super::{control, demote, wait};
+use super::{Outcome, control, demote, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_TUNED, LISTEN, OFFERED, RING};
 use crate::poll::ready::HUP;
+use crate::process::{OWES_END, OWES_SHUT_RD, OWES_SHUT_WR};
 use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::users::{CALL, Kind, Left};
@@ -16,6 +17,9 @@ use crate::{
     capture, clc, custody, device, fork, kernel, observer, order, poll, process, real, sys,
     transition,
 };
+
+/// How often a doorbell of ours is looked after. It is one system call that does not wait.
+const BELL_PATIENCE: u32 = 4_096;
 
 /// To be called just before the kernel closes `fd` (close, dup2 over it, close_range): what the library
 /// knows about it ends. The caller makes the real call next.
@@ -38,8 +42,10 @@ pub fn closing(fd: i32) -> bool {
                 clc::first::before_end(fd, index, conn::at(index));
             }
             if table::take(fd) != Entry::Foreign {
+                keep_for_interrupted(conn::at(index));
                 keep_for_sleepers(fd, index);
                 order::taken(conn::at(index));
+                wait_for_bells(conn::at(index));
                 drop_ref(fd, index);
             }
             true
@@ -70,11 +76,26 @@ pub fn closing_stale(fd: i32) -> bool {
 }
 
 fn drop_ref(fd: i32, index: u32) {
-    if !conn::at(index).users.leave() {
+    let conn = conn::at(index);
+    if !conn.users.leave() {
         poll::epoll::pay_for(index);
+        // Steps that use this number end; those that begin now ask for another one ([`number_in_step`]).
+        drop(conn.rx_lock.enter());
+        drop(conn.tx_lock.enter());
         return renumber(fd, index);
     }
     last_left(fd, index);
+}
+
+/// The same of doorbells, for which no lock is held: see `wait::ring_bell`.
+fn wait_for_bells(conn: &Conn) {
+    // A handler may have interrupted its own thread in the middle of one.
+    for look in 0..BELL_PATIENCE {
+        if conn.ringing.load(SeqCst) == 0 {
+            break;
+        }
+        process::give_way(look);
+    }
 }
 
 /// Nobody needs the record of `fd` any more, which is -1 where there is no number.
@@ -106,16 +127,11 @@ fn last_left(fd: i32, index: u32) {
 fn renumber(fd: i32, index: u32) {
     let conn = conn::at(index);
     let Some(end) = conn.slot().map(|slot| conn.end(slot)) else { return };
-    if end.fd.load(Relaxed) == fd.cast_unsigned() && end.pid.load(Relaxed) == process::pid() {
-        let mut other = None;
-        table::for_each(0, u32::MAX, |number, entry| {
-            if entry == Entry::Conn(index) {
-                other = Some(number);
-            }
-        });
-        if let Some(number) = other {
-            end.fd.store(number.cast_unsigned(), Relaxed);
-        }
+    if end.fd.load(Relaxed) == fd.cast_unsigned()
+        && end.pid.load(Relaxed) == process::pid()
+        && let Some(number) = any_number(index)
+    {
+        end.fd.store(number.cast_unsigned(), Relaxed);
     }
 }
 
@@ -155,6 +171,11 @@ impl Hold {
         is_ours.then_some(hold)
     }
 
+    /// For what is still to be done after a step, whose lock the caller has.
+    pub fn in_step(index: u32) -> Option<Hold> {
+        conn::at(index).users.enter(CALL).then_some(Hold { index, kind: CALL })
+    }
+
     /// The record.
     pub fn conn(&self) -> &'static conn::Conn {
         conn::at(self.index)
@@ -172,6 +193,44 @@ pub fn number(fd: i32, index: u32) -> i32 {
         return fd;
     }
     conn::at(index).spare.load(Acquire).cast_signed() - 1
+}
+
+/// The same for a step, by whoever has its lock: a close waits for it ([`drop_ref`]), so that the number stays what it is.
+/// `None` where it was closed before, and the call does not hold the connection.
+#[inline(always)]
+pub fn number_in_step(fd: i32, index: u32, is_held: bool) -> Option<i32> {
+    if table::get(fd) == Entry::Conn(index) { Some(fd) } else { other_number(fd, index, is_held) }
+}
+
+#[cold]
+fn other_number(fd: i32, index: u32, is_held: bool) -> Option<i32> {
+    let other = number(fd, index);
+    (is_held || (fd >= 0 && other == fd)).then_some(other)
+}
+
+/// What becomes of a call that has found its number closed before it began its first step: the kernel knows what it means by
+/// now. `None`: the same again.
+#[cold]
+pub fn closed_before(fd: i32, index: u32) -> Option<Outcome> {
+    match table::get(fd) {
+        Entry::Conn(now) if now == index => None,
+        Entry::Foreign => Some(Outcome::Kernel),
+        _ => Some(Outcome::Fail(libc::EBADF)),
+    }
+}
+
+/// A number to ring with; `None` where the connection is about to be closed. The caller is counted in [`Conn::ringing`].
+#[inline]
+pub fn number_to_ring(fd: i32, conn: &Conn) -> Option<i32> {
+    // A record that only visits has its own.
+    let Some(index) = conn::around(core::ptr::from_ref(conn).addr()) else { return Some(fd) };
+    // In one order with `closing`: it waits for us, or we see that the number is gone.
+    let is_ours = |fd| table::still(fd) == Entry::Conn(index);
+    let spare = || conn.spare.load(SeqCst).cast_signed() - 1;
+    if is_ours(fd) || (fd >= 0 && fd == spare()) {
+        return Some(fd);
+    }
+    any_number(index).filter(|fd| is_ours(*fd) || *fd == spare())
 }
 
 /// A number of this connection that stays its own during a sleep of the kernel's that looks at numbers again when it is
@@ -213,6 +272,54 @@ fn keep_for_sleepers(fd: i32, index: u32) {
     }
 }
 
+/// The same where a handler closes the number of its own thread's call, which it has interrupted in the middle of a step: as
+/// long as that lasts, it is a call that keeps the record.
+fn keep_for_interrupted(conn: &Conn) {
+    for lock in [&conn.rx_lock, &conn.tx_lock] {
+        // The number that is being closed counts still, so that there is a record to enter.
+        if lock.owe(OWES_END) {
+            conn.users.enter(CALL);
+        }
+    }
+}
+
+/// The lock at this address was given back, with `owed` (`OWES_*`) left to be done by handlers. The caller may hold the
+/// record's other lock.
+pub fn after_interruption(lock: usize, owed: u64) {
+    let Some(index) = conn::around(lock) else { return };
+    let saved = crate::errno();
+    let how = match (owed & OWES_SHUT_RD != 0, owed & OWES_SHUT_WR != 0) {
+        (false, false) => None,
+        (true, false) => Some(libc::SHUT_RD),
+        (false, true) => Some(libc::SHUT_WR),
+        (true, true) => Some(libc::SHUT_RDWR),
+    };
+    let fd = how.and_then(|_| any_number(index));
+    if let (Some(how), Some(fd)) = (how, fd) {
+        let before = shutting_down(fd, index, how);
+        match sys::shutdown(fd, how) {
+            Ok(()) => shut_down(fd, index),
+            Err(_) => not_shut_down(index, before),
+        }
+    }
+    if owed & OWES_END != 0 {
+        drop(Hold { index, kind: CALL });
+    }
+    crate::set_errno(saved);
+}
+
+/// A number of this connection, or the sleepers' duplicate.
+fn any_number(index: u32) -> Option<i32> {
+    let mut any = None;
+    table::for_each(0, u32::MAX, |number, entry| {
+        if entry == Entry::Conn(index) {
+            any = Some(number);
+        }
+    });
+    let spare = conn::at(index).spare.load(Acquire).cast_signed() - 1;
+    any.or((spare >= 0).then_some(spare))
+}
+
 fn release_spare(index: u32) {
     match conn::at(index).spare.swap(0, SeqCst) {
         0 => {}
@@ -249,6 +356,7 @@ impl Hold {
         } else {
             // Before the record can go: with the duplicate goes the socket, if its numbers are closed.
             let spare = conn::at(self.index).spare.swap(0, SeqCst).cast_signed() - 1;
+            wait_for_bells(conn::at(self.index));
             drop_ref(spare, self.index);
             if spare >= 0 {
                 table::release_fd(spare);
@@ -319,6 +427,21 @@ pub fn shut_down(fd: i32, index: u32) {
         && conn.blocked_sends.load(SeqCst) > 0
     {
         wait::cut(fd, conn, slot);
+    }
+}
+
+/// Whether shutdown(2) is left to the call that this handler has interrupted in the middle of a send: what that has copied
+/// comes before the end.
+pub fn shuts_down_later(index: u32, how: i32) -> bool {
+    let lock = &conn::at(index).tx_lock;
+    let owed = match how {
+        libc::SHUT_WR => OWES_SHUT_WR,
+        libc::SHUT_RDWR => OWES_SHUT_RD | OWES_SHUT_WR,
+        _ => return false,
+    };
+    lock.is_mine() && {
+        lock.owe(owed);
+        true
     }
 }
 

@@ -86,6 +86,11 @@ pub fn is_connected(index: u32) -> bool {
     conn::at(index).phase() != FRESH
 }
 
+/// Whether we are in a signal handler that has interrupted a step of its own thread: what that works on has to stay.
+pub fn is_interrupted(index: u32) -> bool {
+    conn::at(index).rx_lock.is_mine() || conn::at(index).tx_lock.is_mine()
+}
+
 /// Before connect(2) to AF_UNSPEC: the kernel resets the connection, and the socket is fresh again.
 pub fn disconnecting(fd: i32, index: u32) {
     let conn = conn::at(index);

@@ -25,6 +25,10 @@ use crate::{clock, fork, kernel, log, observer, poll, process, syn_option, trans
 
 /// How long a peer's doorbell may be in flight; it is one system call that does not wait.
 const BELL_NS: u64 = 1_000_000_000;
+/// How long the CPU is only given away for it.
+const YIELDING_NS: u64 = 1_000_000;
+/// The same for a call that comes again by itself.
+const BRIEF_NS: u64 = 20_000_000;
 /// How long a thread that was woken may take to look, where nothing tells whether there is one.
 const WAKE_NS: u64 = 20_000_000;
 /// How long unread bytes may take to find room in the kernel's buffers. They nearly always fit at once.
@@ -196,25 +200,33 @@ fn sends_sleep(conn: &Conn, slot: &Slot) -> bool {
 }
 
 /// Gives up after a time in which the peer, if it runs at all, has done its part.
-pub struct Patience(u64);
+pub struct Patience {
+    since: u64,
+    most_ns: u64,
+}
 
 impl Patience {
-    /// From now on.
+    /// From now on, for a second.
     pub fn new() -> Patience {
-        Patience(clock::now_ns())
+        Patience { since: clock::now_ns(), most_ns: BELL_NS }
     }
 
     fn lasted_ns(&self) -> u64 {
-        clock::now_ns() - self.0
+        clock::now_ns() - self.since
     }
 
     /// Gives the CPU away.
     ///
     /// # Errors
-    /// EBUSY after a second.
+    /// EBUSY once it is over.
     pub fn wait(&self) -> Result<(), Errno> {
-        sys::sched_yield();
-        if self.lasted_ns() < BELL_NS { Ok(()) } else { Err(libc::EBUSY) }
+        if self.lasted_ns() > YIELDING_NS {
+            // Who is waited for may be of a lower priority, and have this CPU.
+            sys::poll1(-1, 0, 1);
+        } else {
+            sys::sched_yield();
+        }
+        if self.lasted_ns() < self.most_ns { Ok(()) } else { Err(libc::EBUSY) }
     }
 }
 
@@ -352,11 +364,17 @@ fn wake(fd: i32, conn: &Conn, slot: &Slot) {
 }
 
 /// Ends the ring of the sending direction, sending again what the peer left unread. False where it is not over: a
-/// signal handler interrupted a send, or the peer stopped in the middle of one.
+/// signal handler interrupted a send, or the peer is at it and was stopped, or waits for room. A call that has to wait for
+/// that comes again.
 pub fn go_back(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let Some(_held) = conn.tx_lock.enter() else { return false };
     let Some(_family) = Family::sending(fd, conn, slot) else { return false };
-    go_back_locked(fd, conn, slot)
+    go_back_briefly(fd, conn, slot)
+}
+
+/// The same for the holder of the sending locks.
+pub fn go_back_briefly(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    go_back_by(fd, conn, slot, FamilyPatience::of(fd, conn).briefly(), BRIEF_NS)
 }
 
 /// [`go_back_locked`] of a direction that is about to end, after which nothing could be sent again. Whoever is at it, for
@@ -368,8 +386,18 @@ pub fn go_back_at_last(fd: i32, conn: &Conn, slot: &Slot) {
     }
 }
 
-/// The same for the holder of the sending locks.
-pub fn go_back_locked(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+/// The same, waiting for whoever is at it.
+fn go_back_locked(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    go_back_by(fd, conn, slot, FamilyPatience::of(fd, conn), BELL_NS)
+}
+
+fn go_back_by(
+    fd: i32,
+    conn: &Conn,
+    slot: &Slot,
+    mut family: FamilyPatience<'_>,
+    bell_ns: u64,
+) -> bool {
     let own = conn.own(slot);
     if own.flags.load(Relaxed) & (TXF_DONE | TXF_LEFT) == TXF_DONE {
         // No byte follows, and the kernel's count would include the FIN.
@@ -380,9 +408,9 @@ pub fn go_back_locked(fd: i32, conn: &Conn, slot: &Slot) -> bool {
         // Nobody reads there: what is in the ring meets TCP's answer to that.
         own.flags.fetch_or(TXF_LEFT, AcqRel);
     }
-    let patience = &mut FamilyPatience::of(fd, conn);
-    let Ok(_held) = SharedLock::enter(&conn.end(slot).back_lock, patience) else { return false };
-    let done = end_ring(fd, slot, conn.side(), &conn.tx(slot));
+    let Ok(_held) = SharedLock::enter(&conn.end(slot).back_lock, &mut family) else { return false };
+    let patience = Patience { most_ns: bell_ns, ..Patience::new() };
+    let done = end_ring(fd, slot, conn.side(), &conn.tx(slot), &patience);
     if !done && fork::is_alone(conn) && conn.ringing.load(SeqCst) == 0 {
         // Who was killed in the middle of a doorbell stays counted.
         TxSpan::new(slot, conn.side()).forget_bells();
@@ -392,9 +420,8 @@ pub fn go_back_locked(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 
 /// Ends the span of the ring `tx`, which end `side` of the connection sends by the socket `fd`. The caller holds that
 /// end's `back_lock`.
-pub fn end_ring(fd: i32, slot: &Slot, side: usize, tx: &Ring<'_>) -> bool {
+pub fn end_ring(fd: i32, slot: &Slot, side: usize, tx: &Ring<'_>, patience: &Patience) -> bool {
     let span = TxSpan::new(slot, side);
-    let patience = Patience::new();
     loop {
         match span.try_back(tx, || kernel::tcp_sent(fd, side == CLIENT)) {
             Ok(Back::Done) => return true,

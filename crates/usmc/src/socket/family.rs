@@ -76,6 +76,8 @@ pub struct FamilyPatience<'a> {
     fd: Option<i32>,
     /// Since when the holder has been at it ([`clock::now_ns`]); 0 = hardly at all.
     since: u64,
+    /// Not longer than a holder that runs needs it.
+    is_brief: bool,
     /// Who was asked for, and what is known of it.
     known: (u32, Has),
 }
@@ -92,12 +94,17 @@ enum Has {
 impl<'a> FamilyPatience<'a> {
     /// For a lock of our end.
     pub fn of(fd: i32, conn: &'a Conn) -> FamilyPatience<'a> {
-        FamilyPatience { conn, fd: Some(fd), since: 0, known: (0, Has::Unknown) }
+        FamilyPatience { conn, fd: Some(fd), since: 0, is_brief: false, known: (0, Has::Unknown) }
     }
 
     /// For one of the peer's.
     pub fn of_peer(conn: &'a Conn) -> FamilyPatience<'a> {
-        FamilyPatience { conn, fd: None, since: 0, known: (0, Has::Unknown) }
+        FamilyPatience { conn, fd: None, since: 0, is_brief: false, known: (0, Has::Unknown) }
+    }
+
+    /// The same, unless the holder is stopped or waits for something itself.
+    pub fn briefly(self) -> FamilyPatience<'a> {
+        FamilyPatience { is_brief: true, ..self }
     }
 
     #[cold]
@@ -107,6 +114,9 @@ impl<'a> FamilyPatience<'a> {
             self.since = now;
         }
         let lasts_ns = now.wrapping_sub(self.since);
+        if lasts_ns > LONG_NS && self.is_brief {
+            return Verdict::GiveUp;
+        }
         let is_strange = self.conn.is_with_stranger();
         let has = if is_strange { self.ask(pid, lasts_ns) } else { Has::Yes };
         if has == Has::Yes && lasts_ns > LONG_NS && process::is_stopped(pid) {
@@ -139,15 +149,11 @@ impl<'a> FamilyPatience<'a> {
 
 impl Wait for FamilyPatience<'_> {
     fn wait(&mut self, holder: u64, attempt: u32) -> Verdict {
-        if attempt < 64 {
-            core::hint::spin_loop();
-            return Verdict::Again;
-        }
-        if self.conn.has(F_SCRIBBLED) {
+        if attempt >= 64 && self.conn.has(F_SCRIBBLED) {
             return Verdict::GiveUp;
         }
-        sys::sched_yield();
-        if !attempt.is_multiple_of(64) {
+        process::give_way(attempt);
+        if attempt < 64 || !attempt.is_multiple_of(64) {
             return Verdict::Again;
         }
         let pid = process::holder(holder);

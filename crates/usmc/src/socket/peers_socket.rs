@@ -50,7 +50,7 @@ impl PeersSocket {
 
     /// Ends the peer's sending direction. The caller holds its `back_lock`, also below.
     pub fn end_ring(&self, conn: &Conn, slot: &Slot) {
-        demote::end_ring(self.0, slot, 1 - conn.side(), &conn.rx(slot));
+        demote::end_ring(self.0, slot, 1 - conn.side(), &conn.rx(slot), &Patience::new());
     }
 
     /// The next `count` bytes of TCP, which doorbells follow, once more behind them; then the ring. Where that fails half-way

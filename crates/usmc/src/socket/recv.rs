@@ -39,6 +39,8 @@ enum Attempt {
     Fail(Errno),
     /// Not ours.
     Kernel,
+    /// The number was closed before.
+    Closed,
 }
 
 /// Receives into `to` as recv(2) with `flags` does. With an empty `to` it waits for data and returns 0.
@@ -62,9 +64,12 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     // What a call that peeks at more than one byte begins anew with, until it takes what is there.
     let peeks = flags & libc::MSG_PEEK != 0;
     let enough = if flags & libc::MSG_WAITALL != 0 { wanted } else { least };
-    let mut peek_all =
-        (peeks && enough > 1 && flags & libc::MSG_DONTWAIT == 0 && !wait::is_nonblocking(fd, conn))
-            .then(|| to.again());
+    let mut peek_all = (peeks
+        && enough > 1
+        && flags & libc::MSG_DONTWAIT == 0
+        && !wait::is_nonblocking(fd, conn)
+        && !conn.rx_lock.is_mine())
+    .then(|| to.again());
     loop {
         let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
         match conn.phase() {
@@ -120,7 +125,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             }
             peek_all = None;
         }
-        let failed = match attempt(fd, conn, to, flags) {
+        let failed = match attempt((fd, index, hold.is_some()), to, flags) {
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
             // It has become plain in this instant; the number may be closed.
             Attempt::Kernel if hold.is_some() && conn.phase() == PLAIN => continue,
@@ -132,6 +137,11 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 return Outcome::Done(total);
             }
             Attempt::Again => continue,
+            Attempt::Closed if total > 0 => return Outcome::Done(total),
+            Attempt::Closed => match close::closed_before(fd, index) {
+                Some(outcome) => return outcome,
+                None => continue,
+            },
             // They came after the question above.
             Attempt::Got(n)
                 if n < enough
@@ -253,9 +263,13 @@ fn stops_in_kernel(fd: i32, conn: &Conn) -> bool {
 }
 
 #[inline]
-fn attempt(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
-    // A signal handler that interrupted a receive on the same socket finds nothing to read.
-    let Some(_held) = conn.rx_lock.enter() else { return Attempt::Empty(false) };
+fn attempt((fd, index, is_held): (i32, u32, bool), to: &mut Buffers, flags: i32) -> Attempt {
+    let conn = conn::at(index);
+    // A signal handler that interrupted a receive on the same socket finds nothing to read, however long it waits.
+    let Some(_held) = conn.rx_lock.enter() else { return Attempt::Fail(libc::EAGAIN) };
+    let Some(fd) = close::number_in_step(fd, index, is_held) else {
+        return Attempt::Closed;
+    };
     let phase = conn.phase();
     let Some(slot) = conn.slot() else {
         return if conn.has(F_CLC) {
@@ -582,6 +596,7 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
         return None;
     }
     let _held = Receiving::enter(fd, conn, slot)?;
+    let fd = close::number_in_step(fd, index, false)?;
     let span = RxSpan::new(slot, conn.side());
     let in_ring = conn.rx(slot).data().map_or(0, |d| d.len);
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {

@@ -22,7 +22,7 @@ use crate::lasting::Call;
 use crate::life::{self, Life};
 use crate::poll::ready;
 use crate::reason::Reason;
-use crate::sys::{self, Errno};
+use crate::sys::Errno;
 use crate::table::{self, Entry};
 use crate::unwind::keeping;
 use crate::{capture, clc, clock, kernel, memory, observer, order, process, real, transition};
@@ -112,10 +112,17 @@ fn has_met_full_buffer(sent: isize, wanted: usize, errno: Errno) -> bool {
     }
 }
 
+#[cold]
+fn wait_for_thread(attempt: &mut u32) {
+    process::give_way(*attempt);
+    *attempt += 1;
+}
+
 /// Decides the way of a send, moving the handshake on where it is due.
 #[inline]
 pub fn way(fd: i32, index: u32) -> Way<'static> {
     let conn = conn::at(index);
+    let mut attempt = 0;
     loop {
         match conn.phase() {
             RING => {}
@@ -148,7 +155,10 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
                 OFFERED | ATTACHED | RING if conn.tx_lock.is_mine() => {
                     return Way::Failed(libc::EAGAIN);
                 }
-                OFFERED | ATTACHED | RING => continue,
+                OFFERED | ATTACHED | RING => {
+                    wait_for_thread(&mut attempt);
+                    continue;
+                }
                 _ => return Way::Plain,
             }
             if let Some(call) = Early::send(fd, index) {
@@ -157,14 +167,14 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
             if table::get(fd) != Entry::Conn(index) {
                 return Way::Plain;
             }
-            core::hint::spin_loop();
+            wait_for_thread(&mut attempt);
             continue;
         };
         match conn.phase() {
             OFFERED | ATTACHED | RING => {}
             // Another thread is just tying the slot to the record.
             EARLY => {
-                sys::sched_yield();
+                wait_for_thread(&mut attempt);
                 continue;
             }
             _ => return Way::Plain,
@@ -184,17 +194,26 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         }
         let Some(hold) = Hold::enter(fd, index) else { return Way::Tcp(Guard::Over) };
         let client = conn.has(conn::F_CLIENT);
-        match wait::tx_span(conn, slot).begin_tcp_send(|| kernel::tcp_sent(fd, client)) {
+        let sent = || kernel::tcp_sent(fd, client).filter(|_| hold.fd(fd) == fd);
+        match wait::tx_span(conn, slot).begin_tcp_send(sent) {
             Ok(Route::Tcp(send)) => {
                 return Way::Tcp(Guard::Slot(InFlight::new(hold, send, conn, slot)));
             }
             Ok(Route::Ring) => return Way::Ring(slot),
             Ok(Route::Back) if demote::go_back(fd, conn, slot) => return Way::Plain,
+            // Nothing is written there any more, but the call may wait.
+            Ok(Route::Back) if ends_in_ring(conn, slot) => return Way::Ring(slot),
             Ok(Route::Back) => return Way::Failed(libc::EAGAIN),
             // The kernel tells nothing about a closed socket: it will answer the send itself.
             Err(_) => return Way::Tcp(Guard::Over),
         }
     }
+}
+
+/// Whether a send that comes to the ring finds that it is over, or that the peer wants it to be.
+#[inline(always)]
+pub fn ends_in_ring(conn: &Conn, slot: &Slot) -> bool {
+    conn.own(slot).flags.load(Relaxed) & (TXF_LEFT | TXF_BACK) != 0
 }
 
 /// Sends `from` through the ring as send(2) with `flags` does.
@@ -212,13 +231,21 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
     let mut is_cramped = false;
     loop {
         let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
-        match attempt(fd, conn, slot, from, left, &mut is_cramped) {
+        let mut is_held_up = false;
+        match attempt((fd, index, hold.is_some()), slot, from, left, &mut is_cramped) {
             // TCP's buffers take what a small ring would not. Where that cannot be, the ring does for this call.
             Attempt::Cramped if demote::leave(fd, index, Reason::NoMemory).is_err() => continue,
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
-            Attempt::Back if !demote::go_back(fd, conn, slot) => {
+            Attempt::Closed if total > 0 => return Outcome::Done(total),
+            Attempt::Closed => match close::closed_before(fd, index) {
+                Some(outcome) => return outcome,
+                None => continue,
+            },
+            Attempt::Mine => {
+                conn.tx_blocks.fetch_add(1, Relaxed);
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
             }
+            Attempt::Back if !demote::go_back(fd, conn, slot) => is_held_up = true,
             Attempt::Back if hold.is_none() => return out_of_ring(conn),
             Attempt::Kernel | Attempt::Back | Attempt::Elsewhere | Attempt::Cramped => {
                 if hold.is_none() {
@@ -262,7 +289,10 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
             return keeping(hold, || rest(fd, index, from, flags, total)).1;
         }
         let woken;
-        (hold, woken) = keeping(hold, || wait::for_room(fd, index, since, total > 0));
+        (hold, woken) = keeping(hold, || match is_held_up {
+            true => wait::for_others(fd, since, total > 0),
+            false => wait::for_room(fd, index, since, total > 0),
+        });
         if let Woken::Fail(errno) = woken {
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
         }
@@ -371,6 +401,10 @@ fn by_kernel(
 
 enum Attempt {
     Sent(usize),
+    /// The number was closed before.
+    Closed,
+    /// We are in a signal handler that has interrupted a step of its own thread.
+    Mine,
     /// The ring is over, or the peer wants it to be.
     Back,
     /// Another thread has taken the connection out of this ring: decide anew.
@@ -383,15 +417,18 @@ enum Attempt {
 
 #[inline]
 fn attempt(
-    fd: i32,
-    conn: &Conn,
+    (fd, index, is_held): (i32, u32, bool),
     slot: &Slot,
     from: &mut Buffers,
     left: usize,
     is_cramped: &mut bool,
 ) -> Attempt {
-    // A signal handler that interrupted a send on the same socket finds no room.
-    let Some(held) = conn.tx_lock.enter() else { return Attempt::Sent(0) };
+    let conn = conn::at(index);
+    // A signal handler that interrupted a send on the same socket finds no room, however long it waits.
+    let Some(held) = conn.tx_lock.enter() else { return Attempt::Mine };
+    let Some(fd) = close::number_in_step(fd, index, is_held) else {
+        return Attempt::Closed;
+    };
     // The flags that tell of the end of an earlier ring are in the peer's reach.
     if !conn.has_slot(slot) {
         return Attempt::Elsewhere;
@@ -459,10 +496,11 @@ fn attempt(
         tx.publish(at);
         observer::sent_total(record, conn, slot, at);
     }
+    let waker = if at != room.prod { wait::waker(index, conn, slot) } else { None };
     drop(family);
     drop(held);
-    if at != room.prod {
-        wait::wake_reader(fd, conn, slot);
+    if let Some(waker) = waker {
+        waker.wake(fd, slot);
     }
     Attempt::Sent((at.wrapping_sub(room.prod)) as usize)
 }

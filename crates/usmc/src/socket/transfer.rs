@@ -3,7 +3,7 @@
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
-use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
+use usmc_shm::layout::{Slot, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
 
 use super::family::{Family, Receiving};
@@ -33,24 +33,26 @@ fn into_ring(
     let since = clock::now_ns();
     let mut total = 0;
     while total < count {
-        let fd = close::number(fd, index);
-        let step = {
+        let (mut fd, mut is_held_up) = (fd, false);
+        let mut waker = None;
+        let step = 'step: {
             let Some(_held) = conn.tx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
+            fd = close::number(fd, index);
             let Some(_family) = Family::sending(fd, conn, slot) else {
                 return Outcome::Fail(libc::ECONNRESET);
             };
             if !conn.has_slot(slot) {
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Kernel };
             }
-            let flags = conn.own(slot).flags.load(Relaxed);
-            if flags & (TXF_LEFT | TXF_BACK) != 0 {
-                return match demote::go_back_locked(fd, conn, slot) {
-                    _ if total > 0 => Outcome::Done(total),
-                    true => send::out_of_ring(conn),
-                    false => Outcome::Fail(libc::EAGAIN),
-                };
+            let is_over = send::ends_in_ring(conn, slot);
+            if is_over && demote::go_back_briefly(fd, conn, slot) {
+                return if total > 0 { Outcome::Done(total) } else { send::out_of_ring(conn) };
             }
-            if flags & TXF_DONE != 0 {
+            if is_over {
+                is_held_up = true;
+                break 'step None;
+            }
+            if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 {
                 return match ending::after_shutdown(fd, conn, slot) {
                     _ if total > 0 => Outcome::Done(total),
                     Some(errno) => Outcome::Fail(errno),
@@ -90,6 +92,7 @@ fn into_ring(
                     }
                     tx.publish(end);
                     observer::sent_total(record, conn, slot, end);
+                    waker = wait::waker(index, conn, slot);
                 }
                 Some(moved)
             }
@@ -98,18 +101,25 @@ fn into_ring(
             Some(Ok(0)) => break,
             Some(Ok(n)) => {
                 total += n;
-                wait::wake_reader(fd, conn, slot);
+                if let Some(waker) = waker {
+                    waker.wake(fd, slot);
+                }
             }
             Some(Err(_)) if total > 0 => break,
             Some(Err(errno)) => return Outcome::Fail(errno),
             None if nonblock && room::grow(fd, conn, slot) => {}
+            None if !nonblock && !is_held_up && room::leave_if_stuck(fd, index) => {}
             None if total > 0 && nonblock => break,
             None if nonblock => {
                 conn.tx_blocks.fetch_add(1, Relaxed);
                 return Outcome::Fail(libc::EAGAIN);
             }
             None => {
-                if let Woken::Fail(errno) = wait::for_room(fd, index, since, total > 0) {
+                let woken = match is_held_up {
+                    true => wait::for_others(fd, since, total > 0),
+                    false => wait::for_room(fd, index, since, total > 0),
+                };
+                if let Woken::Fail(errno) = woken {
                     return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
                 }
             }
@@ -168,19 +178,30 @@ pub fn splice_in(
 ) -> Outcome {
     observer::count_total(|totals| &totals.splice);
     let room_nonblock = wait::is_nonblocking(fd, conn::at(index));
-    // Like splice: wait for the pipe's first bytes only, then take what is there. Without a lock.
-    while !nonblock && sys::poll1(from, libc::POLLIN, 0) == 0 {
-        if let Woken::Fail(errno) = wait::tick() {
-            return Outcome::Fail(errno);
+    loop {
+        // Like splice: wait for the pipe's first bytes only, then take what is there. Without a lock.
+        while !nonblock && sys::poll1(from, libc::POLLIN, 0) == 0 {
+            if let Woken::Fail(errno) = wait::tick() {
+                return Outcome::Fail(errno);
+            }
+        }
+        let mut is_empty = false;
+        let outcome = into_ring(fd, index, slot, count, room_nonblock, |dst, len| {
+            is_empty = sys::poll1(from, libc::POLLIN, 0) == 0;
+            if is_empty {
+                return Err(libc::EAGAIN);
+            }
+            // SAFETY: `dst` is `len` bytes of the ring's room.
+            let got = unsafe { sys::read_now(from, dst, len) };
+            is_empty = got == Err(libc::EAGAIN);
+            got
+        });
+        match outcome {
+            // Another thread was faster.
+            Outcome::Fail(_) if is_empty && !nonblock => {}
+            outcome => return outcome,
         }
     }
-    into_ring(fd, index, slot, count, room_nonblock, |dst, len| {
-        if sys::poll1(from, libc::POLLIN, 0) == 0 {
-            return Err(libc::EAGAIN);
-        }
-        // SAFETY: `dst` is `len` bytes of the ring's room.
-        unsafe { sys::read(from, dst, len) }
-    })
 }
 
 /// splice(2) from a ring connection into a pipe. `nonblock`: does not wait for the pipe.
@@ -209,7 +230,10 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                 }
                 // Bytes before the boundary are the kernel's; a bounded peek at them decides.
                 if conn.phase() != RING {
-                    return splice_tcp(fd, index, to, count, nonblock);
+                    match splice_tcp(fd, index, to, count, nonblock) {
+                        Some(outcome) => return outcome,
+                        None => continue,
+                    }
                 }
             }
             _ => return Outcome::Kernel,
@@ -219,11 +243,20 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             let Some(_held) = Receiving::enter(fd, conn, slot) else {
                 return Outcome::Fail(libc::EAGAIN);
             };
+            let fd = close::number(fd, index);
             RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
         };
         let ends = demote::is_due(conn.peer(slot).flags.load(Relaxed));
-        if !matches!(source, Ok(Source::Ring)) || ends {
-            return splice_tcp(fd, index, to, count, nonblock);
+        if ends && demote::follow(fd, index) {
+            continue;
+        }
+        // What the peer has left in the ring comes before what follows by TCP.
+        let is_in_ring = matches!(source, Ok(Source::Ring)) && (!ends || conn.rx(slot).has_data());
+        if !is_in_ring {
+            match splice_tcp(fd, index, to, count, nonblock) {
+                Some(outcome) => return outcome,
+                None => continue,
+            }
         }
         let room = match pipe_room(to, nonblock) {
             Ok(room) => room,
@@ -233,6 +266,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             let Some(_held) = Receiving::enter(fd, conn, slot) else {
                 return Outcome::Fail(libc::EAGAIN);
             };
+            let fd = close::number(fd, index);
             // While we waited for the pipe, another thread may have taken the connection out of this ring.
             let source = RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot));
             if !conn.is_in_ring_of(slot) || !matches!(source, Ok(Source::Ring)) {
@@ -250,7 +284,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                         libc::iovec { iov_base: second.cast(), iov_len: rest },
                     ];
                     // SAFETY: both are unread bytes of the ring, the second where the ring begins anew, or empty.
-                    match unsafe { sys::writev(to, &both) } {
+                    match unsafe { sys::writev_now(to, &both) } {
                         Ok(n) => {
                             observer::count_total(|totals| &totals.splice);
                             let end = data.cons.wrapping_add(n as u64);
@@ -265,6 +299,8 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                             }
                             return Outcome::Done(n);
                         }
+                        // Another thread has filled the pipe.
+                        Err(libc::EAGAIN) if !nonblock => continue,
                         Err(errno) => return Outcome::Fail(errno),
                     }
                 }
@@ -276,6 +312,8 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
         match peek(fd, index, libc::MSG_PEEK) {
             Outcome::Done(0) => return Outcome::Done(0),
             Outcome::Done(_) => {}
+            // Another thread has closed the number; the call holds the connection.
+            Outcome::Fail(libc::EBADF) | Outcome::Kernel if close::number(fd, index) != fd => {}
             other => return other,
         }
     }
@@ -315,36 +353,79 @@ fn peek(fd: i32, index: u32, flags: i32) -> Outcome {
     super::recv::receive(fd, index, &mut to, flags)
 }
 
-/// Bytes of the TCP span go through a small buffer, since only the receiving path knows the boundary.
-fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Outcome {
-    let mut bytes = [0u8; PIPE_BUF];
+/// Bytes of the TCP span, of which only we know where it ends, a few at a time. `None`: they are elsewhere by now.
+fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Option<Outcome> {
     if let Err(errno) = pipe_room(to, nonblock) {
-        return Outcome::Fail(errno);
+        return Some(Outcome::Fail(errno));
     }
     // Unlike a receive it does not go on behind an urgent byte.
     if control::knows_mark(fd) && control::is_at_mark(fd) {
-        return if let Some(errno) = ending::at_mark(fd, conn::at(index)) {
+        return Some(if let Some(errno) = ending::at_mark(fd, conn::at(index)) {
             Outcome::Fail(errno)
         } else if wait::is_nonblocking(fd, conn::at(index)) && !kernel::is_shut_to_reads(fd) {
             Outcome::Fail(libc::EAGAIN)
         } else {
             Outcome::Done(0)
-        };
+        });
     }
-    let iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: count.min(bytes.len()) };
-    // SAFETY: a buffer on our stack.
-    let mut into = unsafe { super::iov::Buffers::new(&raw const iov, 1) };
-    let outcome = super::recv::receive(fd, index, &mut into, 0);
-    if let Outcome::Done(n) = outcome {
-        let mut at = 0;
-        while at < n {
-            // A pipe that was writable takes PIPE_BUF (4096) bytes at once.
-            // SAFETY: at..n lies in the buffer.
-            match unsafe { sys::write_raw(to, bytes.as_ptr().add(at).cast(), n - at) } {
-                Ok(m) => at += m,
-                Err(errno) => return Outcome::Fail(errno),
-            }
+    match peek(fd, index, libc::MSG_PEEK) {
+        Outcome::Done(1..) => {}
+        Outcome::Fail(libc::EBADF) | Outcome::Kernel if close::number(fd, index) != fd => {
+            return None;
         }
+        other => return Some(other),
     }
-    outcome
+    match move_span(close::number(fd, index), conn::at(index), to, count) {
+        // Another thread has filled the pipe.
+        Err(libc::EAGAIN) if !nonblock => None,
+        Err(errno) => Some(Outcome::Fail(errno)),
+        Ok(0) => None,
+        Ok(n) => Some(Outcome::Done(n)),
+    }
+}
+
+/// Has the kernel move what is there, up to where the span ends: what the pipe refuses stays in the socket. 0 where that is
+/// nothing.
+fn move_span(fd: i32, conn: &conn::Conn, to: i32, count: usize) -> Result<usize, Errno> {
+    let Some(_held) = conn.rx_lock.enter() else { return Err(libc::EAGAIN) };
+    let fd = close::number(fd, conn::index_of(conn));
+    let (phase, slot) = (conn.phase(), conn.slot());
+    let is_ours = match slot {
+        Some(_) => matches!(phase, OFFERED | ATTACHED | RING),
+        None => phase == EARLY && !conn.has(conn::F_CLC),
+    };
+    if !is_ours {
+        return Ok(0);
+    }
+    let family = slot.map(|slot| Family::receiving(fd, conn, slot).ok_or(libc::ECONNRESET));
+    let _family = family.transpose()?;
+    let span = slot.map(|slot| (RxSpan::new(slot, conn.side()), slot));
+    let left = || match span {
+        None => usize::MAX,
+        Some((span, slot)) => match span.source(|| kernel::tcp_read(fd, conn, slot)) {
+            Ok(Source::Tcp(left)) => usize::try_from(left).unwrap_or(usize::MAX),
+            _ => 0,
+        },
+    };
+    let mut bytes = [0u8; PIPE_BUF];
+    let most = count.min(bytes.len()).min(left());
+    let look = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: `most` bytes of a buffer on our stack.
+    let Ok(there) = (unsafe { sys::recv(fd, bytes.as_mut_ptr(), most, look) }) else {
+        return Ok(0);
+    };
+    // Asked again, as after any peek: the span may have got its end, and doorbells be behind it.
+    let most = there.min(left());
+    if most == 0 {
+        return Ok(0);
+    }
+    let moved = sys::splice_now(fd, to, most)?;
+    if let Some((span, slot)) = span {
+        let _ = span.took_tcp(moved as u64, || kernel::tcp_read(fd, conn, slot));
+        observer::received(conn, moved as u64);
+    }
+    let iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: moved };
+    // SAFETY: a buffer on our stack, which has what was moved.
+    capture::received(fd, conn, &unsafe { super::iov::Buffers::new(&raw const iov, 1) }, moved);
+    Ok(moved)
 }

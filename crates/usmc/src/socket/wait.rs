@@ -15,16 +15,17 @@ use usmc_shm::layout::{
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
+use super::close::{self, Hold};
 use super::family::Receiving;
-use super::{close, demote, ending, room};
+use super::{demote, ending, room};
 use crate::api::time::Time;
 use crate::clock;
-use crate::conn::{self, Conn, F_SHARED, F_STALE};
+use crate::conn::{self, Conn, F_NONBLOCK, F_SHARED, F_STALE};
 use crate::poll::ready;
 use crate::process::Lock;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{config, device, fork, observer, order, process, real, table, transition};
+use crate::{config, device, fork, kernel, observer, order, process, real, table, transition};
 
 /// How long the kernel of a dead peer may take to answer a doorbell. A living peer that leaves one unread gets the next
 /// after this time.
@@ -136,11 +137,22 @@ pub fn spin(
     }
 }
 
-/// Wakes whoever sleeps for the data just published.
+/// Who is to wake whoever sleeps for the data just published, if anybody does. The caller has the sending lock, and gives it
+/// back before [`Waker::wake`], for that is a system call: meanwhile others may close the connection.
 #[inline(always)]
-pub fn wake_reader(fd: i32, conn: &Conn, slot: &Slot) {
-    if conn.tx(slot).has_rx_sleepers() {
-        ring_bell(fd, conn, slot, |shared| conn.tx(slot).take_rx_sleepers(shared));
+pub fn waker(index: u32, conn: &Conn, slot: &Slot) -> Option<Waker> {
+    if conn.tx(slot).has_rx_sleepers() { Hold::in_step(index).map(Waker) } else { None }
+}
+
+/// See [`waker`].
+pub struct Waker(Hold);
+
+impl Waker {
+    /// Rings.
+    #[cold]
+    pub fn wake(self, fd: i32, slot: &Slot) {
+        let conn = self.0.conn();
+        ring_bell(self.0.fd(fd), conn, slot, |shared| conn.tx(slot).take_rx_sleepers(shared));
     }
 }
 
@@ -167,6 +179,7 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
         if slot.end[1 - conn.side()].flags.load(Relaxed) & END_CUT != 0 {
             return false;
         }
+        let Some(fd) = close::number_to_ring(fd, conn) else { return false };
         let sent = sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         order::rang(conn);
         match sent {
@@ -290,7 +303,7 @@ pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
 /// Whether TCP has been read to the boundary. The caller holds the receiving lock.
 pub fn reads_ring(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     matches!(
-        RxSpan::new(slot, conn.side()).source(|| crate::kernel::tcp_read(fd, conn, slot)),
+        RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot)),
         Ok(Source::Ring)
     )
 }
@@ -310,6 +323,9 @@ pub fn owes_ack(conn: &Conn, slot: &Slot) -> bool {
 /// Takes doorbells away before a sleep that they would end at once, if the ring is empty.
 pub fn clear_bells(fd: i32, conn: &Conn, slot: &Slot) {
     let Some(_held) = Receiving::enter(fd, conn, slot) else { return };
+    if close::number_in_step(fd, conn::index_of(conn), false).is_none() {
+        return;
+    }
     if has_bells(conn, slot) && reads_ring(fd, conn, slot) && !conn.rx(slot).has_data() {
         drain_bells(fd, conn, slot);
     }
@@ -397,15 +413,19 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) ->
             return Woken::Look;
         }
     }
+    // Others have had time to close it, and what follows are looks, not bytes.
+    let fd = close::number(fd, index);
     let sleeper = Sleeper::enter(conn, slot, false);
     if let Some(slot) = slot {
         let rx = conn.rx(slot);
         rx.arm_rx(ARM_TCP);
-        if rx.has_data()
-            || (in_ring && conn.peer(slot).flags.load(Acquire) & TXF_DONE != 0)
-            || demote::must_go_back(conn, slot)
-        {
+        if rx.has_data() || (in_ring && conn.peer(slot).flags.load(Acquire) & TXF_DONE != 0) {
             return Woken::Look;
+        }
+        if demote::must_go_back(conn, slot) {
+            // Unless that has come in this instant, others are at it, who may be stopped.
+            let ends_by_signal = until == Until::DataOrSignal;
+            return keeping(sleeper, || if ends_by_signal { short_tick() } else { tick() }).1;
         }
     }
     let start = clock::now_ns();
@@ -413,8 +433,17 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) ->
         Until::AnyWakeUp if is_cut(conn) => tick(),
         Until::AnyWakeUp => receive_nothing(fd),
         // SO_RCVTIMEO is the kernel's own where the call has not slept yet.
-        Until::Data if start.saturating_sub(since) < FIRST_SLEEP_NS && !is_cut(conn) => {
-            peek(fd, index)
+        Until::Data
+            if start.saturating_sub(since) < FIRST_SLEEP_NS
+                && !is_cut(conn)
+                && !conn.has(F_NONBLOCK) =>
+        {
+            match peek(fd, index) {
+                Woken::Fail(libc::EAGAIN) if is_nonblocking_now(fd, index) => {
+                    sleep_for_data(fd, index, until, since)
+                }
+                woken => woken,
+            }
         }
         _ => sleep_for_data(fd, index, until, since),
     };
@@ -437,8 +466,30 @@ fn sleep_for_data(fd: i32, index: u32, until: Until, since: u64) -> Woken {
         (true, true) => short_tick(),
         (true, false) => tick(),
         (false, true) => sleep_in_poll(fd, index, if limit_ms > 0 { left_ms } else { -1 }),
-        (false, false) => peek(fd, index),
+        (false, false) => peek_anyhow(fd, index),
     }
+}
+
+/// The peek of a call that waits without a limit. O_NONBLOCK, set since it began, does not concern it, and would end the
+/// peek at once.
+fn peek_anyhow(fd: i32, index: u32) -> Woken {
+    if !conn::at(index).has(F_NONBLOCK) {
+        let woken = peek(fd, index);
+        if woken != Woken::Fail(libc::EAGAIN) || !is_nonblocking_now(fd, index) {
+            return woken;
+        }
+    }
+    match sleep_in_poll(fd, index, -1) {
+        // Such a call begins anew, and finds O_NONBLOCK.
+        Woken::Fail(libc::EINTR) if all_handlers_restart() => Woken::Fail(libc::EAGAIN),
+        woken => woken,
+    }
+}
+
+/// Whether O_NONBLOCK was set while the call slept.
+#[cold]
+fn is_nonblocking_now(fd: i32, index: u32) -> bool {
+    kernel::is_nonblocking(close::number(fd, index))
 }
 
 /// SO_RCVTIMEO or SO_SNDTIMEO in milliseconds; 0 = none.
@@ -590,13 +641,18 @@ fn peek(fd: i32, index: u32) -> Woken {
     let mut byte = 0u8;
     // SAFETY: one writable byte. The real function: a cancellation point, as the application expects.
     let n = unsafe { real::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_PEEK) };
+    let errno = crate::errno();
+    if close::number(fd, index) != fd && (n >= 0 || errno != libc::EINTR) {
+        // It was closed in the meantime, before the call began or after. Nothing is taken by that: look by another number.
+        return Woken::Look;
+    }
     match n {
         0 => {
-            ending::note_eof(close::number(fd, index), conn);
+            ending::note_eof(fd, conn);
             Woken::Look
         }
         n if n > 0 => Woken::Look,
-        _ => ending::note_error(conn, crate::errno()),
+        _ => ending::note_error(conn, errno),
     }
 }
 
@@ -658,8 +714,9 @@ impl Drop for Blocked<'_> {
     }
 }
 
-fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -> Woken {
+fn sleep_for_room(mut fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -> Woken {
     let conn = conn::at(index);
+    fd = close::number(fd, index);
     let limit_ms = time_limit_ms(fd, libc::SO_SNDTIMEO);
     let used_ms = ((clock::now_ns() - since) / 1_000_000) as i64;
     if limit_ms > 0 && used_ms >= limit_ms {
@@ -669,6 +726,7 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
     // Doorbells already in the stream would end every sleep at once.
     let clear = {
         let held = Receiving::enter(fd, conn, slot);
+        fd = close::number(fd, index);
         held.is_some()
             && !conn.rx(slot).has_data()
             && reads_ring(fd, conn, slot)
@@ -687,18 +745,26 @@ fn sleep_for_room(fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -
         return if ends_by_signal { short_tick() } else { self::tick() };
     }
     if !ends_by_signal {
-        return match peek(fd, index) {
+        let receives_in_time = || time_limit_ms(fd, libc::SO_RCVTIMEO) > 0;
+        return match peek_anyhow(fd, index) {
             // SO_RCVTIMEO has nothing to say about sending: neither its end, nor that any signal ends a receive by then.
-            Woken::Fail(libc::EAGAIN) => Woken::Look,
-            Woken::Fail(libc::EINTR)
-                if time_limit_ms(fd, libc::SO_RCVTIMEO) > 0 && all_handlers_restart() =>
-            {
-                Woken::Look
-            }
+            Woken::Fail(libc::EAGAIN) if receives_in_time() => Woken::Look,
+            Woken::Fail(libc::EINTR) if receives_in_time() && all_handlers_restart() => Woken::Look,
             other => other,
         };
     }
     sleep_in_poll(fd, index, if limit_ms > 0 { limit_ms - used_ms } else { -1 })
+}
+
+/// A moment of a send that has to wait for others in the middle of a step, who may be stopped. The rest as for
+/// [`for_room`].
+#[cold]
+pub fn for_others(fd: i32, since: u64, partial: bool) -> Woken {
+    let limit_ms = time_limit_ms(fd, libc::SO_SNDTIMEO);
+    if limit_ms > 0 && clock::now_ns() - since >= limit_ms as u64 * 1_000_000 {
+        return Woken::Fail(libc::EAGAIN);
+    }
+    if limit_ms > 0 || partial { short_tick() } else { tick() }
 }
 
 /// Whether calls go on after every signal that is handled (SA_RESTART). Which one it was nobody tells.
@@ -719,7 +785,7 @@ pub fn is_nonblocking(fd: i32, conn: &Conn) -> bool {
     if conn.has(F_SHARED | F_STALE) {
         return crate::fork::is_nonblocking(fd, conn);
     }
-    conn.has(conn::F_NONBLOCK)
+    conn.has(F_NONBLOCK)
 }
 
 /// The pid check of rare paths.
