@@ -76,7 +76,7 @@ pub struct FamilyPatience<'a> {
     fd: Option<i32>,
     /// Since when the holder has been at it ([`clock::now_ns`]); 0 = hardly at all.
     since: u64,
-    /// Not longer than a holder that runs needs it.
+    /// Comes again where the holder does not run.
     is_brief: bool,
     /// Who was asked for, and what is known of it.
     known: (u32, Has),
@@ -114,7 +114,7 @@ impl<'a> FamilyPatience<'a> {
             self.since = now;
         }
         let lasts_ns = now.wrapping_sub(self.since);
-        if lasts_ns > LONG_NS && self.is_brief {
+        if lasts_ns > BRIEF_NS && self.is_brief {
             return Verdict::GiveUp;
         }
         let is_strange = self.conn.is_with_stranger();
@@ -152,7 +152,8 @@ impl Wait for FamilyPatience<'_> {
         if attempt >= 64 && self.conn.has(F_SCRIBBLED) {
             return Verdict::GiveUp;
         }
-        process::give_way(attempt);
+        // Who has little patience does not sleep here, where a signal would not end its call.
+        process::give_way(if self.is_brief { attempt | 1 } else { attempt });
         if attempt < 64 || !attempt.is_multiple_of(64) {
             return Verdict::Again;
         }
@@ -167,6 +168,8 @@ impl Wait for FamilyPatience<'_> {
     }
 }
 
+/// Who would rather come again waits no longer.
+const BRIEF_NS: u64 = 2_000_000;
 /// A live holder keeps a lock for microseconds, if it runs: after this time it is asked whether it does.
 const LONG_NS: u64 = 20_000_000;
 /// The same, where a stranger may have named it: whether it can be the holder at all.

@@ -14,7 +14,7 @@ use crate::{clock, memory, process};
 /// How long nothing is read while this end itself has left bytes unread. Long enough for another of its threads to read.
 const UNREAD_NS: u64 = 20_000_000;
 /// The same where the other end is in this process.
-const SAME_NS: u64 = 100_000_000;
+const SAME_NS: u64 = 1_000_000_000;
 /// Before the next try, where it could not leave.
 const FAILED_NS: u64 = 5_000_000_000;
 
