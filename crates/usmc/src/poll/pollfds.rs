@@ -201,7 +201,10 @@ fn poll_until(
         let asleep = Asleep(fds.as_mut_ptr(), fds.len());
         let (asleep, got) = keeping(asleep, || match ready {
             true => 0,
-            false => sleep_poll(fds, at_most(deadline.left(), tick.then_some(TICK_NS)), mask),
+            false => {
+                let look = at_most(tick.then_some(TICK_NS), stuck_ns(fds));
+                sleep_poll(fds, at_most(deadline.left(), look), mask)
+            }
         });
         let saved = errno();
         // Of these numbers some may be hidden: they come back when the call is over.
@@ -378,6 +381,18 @@ fn leave_if_stuck(fds: &[libc::pollfd]) -> bool {
     })
 }
 
+/// When it has to look at that again.
+fn stuck_ns(fds: &[libc::pollfd]) -> Option<u64> {
+    let each = fds.iter().filter_map(|p| match watch(p.fd) {
+        Watch::Ring(index) if p.fd >= 0 && p.events as u16 as u32 & WRITE_BITS != 0 => {
+            let conn = conn::at(index);
+            room::look_in_ns(conn, conn.slot()?)
+        }
+        _ => None,
+    });
+    each.min()
+}
+
 /// Counts this thread as a sleeper of every ring connection in `fds`, or takes it back.
 fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
     let mut tick = false;
@@ -406,7 +421,6 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
                     wait::clear_bells(p.fd, conn, slot);
                     ready::arm(p.fd, conn, slot, want);
                     tick |= ready::must_tick(conn, slot, want)
-                        || (want & WRITE_BITS != 0 && room::may_be_stuck(conn, slot))
                         || (hears_bells(p.events)
                             && (wait::has_bells(conn, slot) || hides_bells(p.fd, conn, p.events)));
                 }

@@ -57,10 +57,15 @@ fn patience_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
     (peer == process::pid()).then_some(SAME_NS)
 }
 
-/// Whether a sleeper for room has to look by itself, to [`leave_if_stuck`].
-pub fn may_be_stuck(conn: &Conn, slot: &Slot) -> bool {
-    let failed = || conn.stuck.load(Relaxed) > clock::now_ns();
-    patience_ns(conn, slot).is_some() && !failed()
+/// In how many nanoseconds a sleeper for room has to look by itself, to [`leave_if_stuck`], if at all.
+pub fn look_in_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
+    const LEAST: u64 = 1_000_000;
+    let patience = patience_ns(conn, slot)?;
+    let (since, now) = (conn.stuck.load(Relaxed), clock::now_ns());
+    // It could not leave.
+    let has_failed = since > now;
+    let used = if since == 0 { 0 } else { now.saturating_sub(since) };
+    (!has_failed).then(|| patience.saturating_sub(used).max(LEAST))
 }
 
 /// Before each sleep for room: goes back to TCP if nothing has been read for too long. Whether it has.

@@ -722,7 +722,7 @@ fn sleep_for_room(mut fd: i32, index: u32, slot: &Slot, since: u64, partial: boo
     if limit_ms > 0 && used_ms >= limit_ms {
         return Woken::Fail(libc::EAGAIN);
     }
-    let tick = must_tick(conn, slot) || room::may_be_stuck(conn, slot);
+    let tick = must_tick(conn, slot);
     // Doorbells already in the stream would end every sleep at once.
     let clear = {
         let held = Receiving::enter(fd, conn, slot);
@@ -743,6 +743,14 @@ fn sleep_for_room(mut fd: i32, index: u32, slot: &Slot, since: u64, partial: boo
         watch_over(fd, conn, slot);
         ending::look(fd, conn);
         return if ends_by_signal { short_tick() } else { self::tick() };
+    }
+    let look_ms = room::look_in_ns(conn, slot).map(|ns| ns.div_ceil(1_000_000) as i64);
+    if let Some(look_ms) = look_ms {
+        let most_ms = if limit_ms > 0 { look_ms.min(limit_ms - used_ms) } else { look_ms };
+        return match sleep_in_poll(fd, index, most_ms) {
+            Woken::Fail(libc::EINTR) if !ends_by_signal && all_handlers_restart() => Woken::Look,
+            other => other,
+        };
     }
     if !ends_by_signal {
         let receives_in_time = || time_limit_ms(fd, libc::SO_RCVTIMEO) > 0;
