@@ -166,7 +166,6 @@ fn modify(
     if (event.events | entry.events.load(Relaxed)) & EXCLUSIVE != 0 {
         return Err(libc::EINVAL);
     }
-    let u64 = tag_of(number, entry);
     let held = set.lock.enter();
     let conn = conn::at(entry.conn.load(Relaxed));
     // What is reported as long as it lasts is not changed by asking for the same again.
@@ -185,7 +184,12 @@ fn modify(
     let before = entry.events.load(Relaxed);
     entry.events.store(event.events, Relaxed);
     entry.data.store(event.u64, Relaxed);
-    entry.set_flag(E_DISABLED, false);
+    if (before | event.events) & ONESHOT != 0 {
+        // Last: what is told beside this of what it was is not taken for the one event of what it is.
+        entry.arm_anew();
+    } else {
+        entry.set_flag(E_DISABLED, false);
+    }
     entry.set_flag(E_EDGE, true);
     if !entry.has(E_RING) {
         entry.set_flag(E_KNOWN, false);
@@ -196,6 +200,7 @@ fn modify(
         if owed::owe_change(set, number, entry, conn, before) {
             return Ok(());
         }
+        let u64 = tag_of(number, entry);
         let mut kernel = libc::epoll_event { events: event.events, u64 };
         return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut kernel);
     }
