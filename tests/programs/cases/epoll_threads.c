@@ -221,3 +221,218 @@ CASE(threads_serve_rings_and_tcp_that_are_rearmed) {
 CASE(threads_serve_edges_of_rings_and_tcp_that_are_rearmed) {
     serve_all(EPOLLET);
 }
+
+// --- sets in others
+
+struct waiter {
+    pthread_t thread;
+    int ep;
+    bool by_poll; // poll(2) on the set, not a wait in it
+    _Atomic pid_t tid;
+    int events;
+    struct epoll_event event;
+};
+
+static void *wait_once(void *arg) {
+    struct waiter *w = arg;
+    struct pollfd poll_set = {.fd = w->ep, .events = POLLIN};
+    w->tid = gettid();
+    w->events = OK(w->by_poll ? poll(&poll_set, 1, 10000) : epoll_wait(w->ep, &w->event, 1, 10000));
+    return NULL;
+}
+
+// Starts a thread that waits, and returns once it sleeps.
+static void start_waiter(struct waiter *w, int ep, bool by_poll) {
+    *w = (struct waiter){.ep = ep, .by_poll = by_poll, .events = -1};
+    EQ(pthread_create(&w->thread, NULL, wait_once, w), 0);
+    while (!w->tid)
+        sched_yield();
+    wait_asleep(getpid(), w->tid);
+}
+
+static void is_told(struct waiter *w, uint64_t data) {
+    EQ(pthread_join(w->thread, NULL), 0);
+    EQ(w->events, 1);
+    if (!w->by_poll) {
+        EQ(w->event.events, EPOLLIN);
+        EQ(w->event.data.u64, data);
+    }
+}
+
+// A set with this connection, which was active a moment ago: nobody sleeps, and no bell is asked for.
+static int active_set(struct pair p) {
+    int ep = set_with(p.fd, EPOLLIN, 1);
+    char c;
+    peer_says(p.peer, "a");
+    one_event(ep, EPOLLIN, 1);
+    EQ(recv(p.fd, &c, 1, 0), 1);
+    no_event(ep);
+    return ep;
+}
+
+PAIR_CASE(set_is_added_beside_a_sleeper) {
+    struct pair p = pair_open();
+    struct waiter w;
+    char c;
+    for (int way = 0; way < 12; way++) {
+        bool is_ready = way & 1, by_poll = way & 2;
+        // The sleeper waits for the set that it is added to, for one around that, or for one that has another set in it.
+        int depth = way / 4, inner = active_set(p), quiet = OK(epoll_create1(0)), outer = OK(epoll_create1(0));
+        int around = depth == 1 ? set_with(outer, EPOLLIN, 7) : outer;
+        if (depth == 2)
+            change(outer, EPOLL_CTL_ADD, quiet, EPOLLIN, 9);
+        if (is_ready) {
+            peer_says(p.peer, "x");
+            wait_readable(p.fd, 1);
+        }
+        start_waiter(&w, around, by_poll);
+        change(outer, EPOLL_CTL_ADD, inner, EPOLLIN, 7);
+        if (!is_ready) {
+            wait_asleep(getpid(), w.tid);
+            peer_says(p.peer, "x");
+        }
+        is_told(&w, 7);
+        one_event(outer, EPOLLIN, 7);
+        EQ(recv(p.fd, &c, 1, 0), 1);
+        no_event(outer);
+        if (around != outer)
+            close(around);
+        close(inner);
+        close(outer);
+        close(quiet);
+    }
+    pair_close(p);
+}
+
+PAIR_CASE(oneshot_set_is_rearmed_beside_a_sleeper) {
+    struct pair p = pair_open();
+    struct waiter w;
+    char c;
+    int inner = active_set(p), outer = set_with(inner, EPOLLIN | EPOLLONESHOT, 2);
+    for (int i = 0; i < 10; i++) {
+        peer_says(p.peer, "x");
+        one_event(outer, EPOLLIN, 2);
+        start_waiter(&w, outer, i % 2);
+        change(outer, EPOLL_CTL_MOD, inner, EPOLLIN | EPOLLONESHOT, 2);
+        is_told(&w, 2);
+        EQ(recv(p.fd, &c, 1, 0), 1);
+        change(outer, EPOLL_CTL_MOD, inner, EPOLLIN | EPOLLONESHOT, 2);
+        no_event(outer);
+    }
+    close(inner);
+    close(outer);
+    pair_close(p);
+}
+
+// A thread that began to sleep before a set came in counts for nothing in it when it is awake: another sleeps there.
+PAIR_CASE(set_is_added_beside_one_sleeper_and_served_by_another) {
+    struct pair p = pair_open();
+    struct waiter first, second;
+    struct epoll_event event;
+    char c;
+    int inner = active_set(p), outer = OK(epoll_create1(0)), pipes[2];
+    OK(pipe(pipes));
+    change(outer, EPOLL_CTL_ADD, pipes[0], EPOLLIN, 3);
+    start_waiter(&first, outer, false);
+    start_waiter(&second, inner, false);
+    change(outer, EPOLL_CTL_ADD, inner, EPOLLIN, 2);
+    wait_asleep(getpid(), first.tid);
+    EQ(write(pipes[1], "x", 1), 1);
+    is_told(&first, 3);
+    // Asks for bells as long as it sleeps, and no longer where nobody else does.
+    EQ(epoll_wait(inner, &event, 1, 2), 0);
+    peer_says(p.peer, "x");
+    is_told(&second, 1);
+    EQ(recv(p.fd, &c, 1, 0), 1);
+    for (int i = 0; i < 2; i++)
+        close(pipes[i]);
+    close(inner);
+    close(outer);
+    pair_close(p);
+}
+
+// An edge of a set in another was told. Known: where a ring told of it, its bell may tell the same once more.
+static void told_edge(int outer, uint64_t data) {
+    struct epoll_event event;
+    one_event(outer, EPOLLIN, data);
+    if (!is_plain())
+        epoll_wait(outer, &event, 1, 0);
+    no_event(outer);
+}
+
+PAIR_CASE(edge_of_a_set_in_which_a_connection_falls_idle) {
+    struct pair busy = pair_open(), idle = pair_open();
+    int inner = set_with(busy.fd, EPOLLIN, 1), outer = OK(epoll_create1(0));
+    struct epoll_event event;
+    char c;
+    change(inner, EPOLL_CTL_ADD, idle.fd, EPOLLIN, 2);
+    peer_says(idle.peer, "x");
+    one_event(inner, EPOLLIN, 2);
+    EQ(recv(idle.fd, &c, 1, 0), 1);
+    change(outer, EPOLL_CTL_ADD, inner, EPOLLIN | EPOLLET, 3);
+    for (int i = 0; i < 3; i++) {
+        peer_says(busy.peer, "x");
+        told_edge(outer, 3);
+        // In one of these sleeps it is let go.
+        for (int sleep = 0; sleep < 4; sleep++)
+            EQ(epoll_wait(outer, &event, 1, 2), 0);
+        // Bytes of it are an edge all the same, with those of the other unread.
+        peer_says(idle.peer, "y");
+        told_edge(outer, 3);
+        EQ(recv(idle.fd, &c, 1, 0), 1);
+        EQ(recv(busy.fd, &c, 1, 0), 1);
+        no_event(outer);
+    }
+    close(inner);
+    close(outer);
+    pair_close(busy);
+    pair_close(idle);
+}
+
+// What is armed again in the inner set is an edge of the outer one, where there is something to tell.
+PAIR_CASE(edge_of_a_set_in_which_a_connection_is_rearmed) {
+    struct pair p = pair_open();
+    int inner = set_with(p.fd, EPOLLIN | EPOLLONESHOT, 1), outer = set_with(inner, EPOLLIN | EPOLLET, 3);
+    char c;
+    peer_says(p.peer, "x");
+    for (int i = 0; i < 5; i++) {
+        told_edge(outer, 3);
+        one_event(inner, EPOLLIN, 1);
+        change(inner, EPOLL_CTL_MOD, p.fd, EPOLLIN | EPOLLONESHOT, 1);
+    }
+    EQ(recv(p.fd, &c, 1, 0), 1);
+    no_event(outer);
+    change(inner, EPOLL_CTL_MOD, p.fd, EPOLLIN | EPOLLONESHOT, 1);
+    no_event(outer);
+    close(inner);
+    close(outer);
+    pair_close(p);
+}
+
+PAIR_CASE(set_is_added_by_two_numbers) {
+    struct pair p = pair_open();
+    int inner = set_with(p.fd, EPOLLIN, 1), other = OK(dup(inner)), outer = set_with(inner, EPOLLIN, 2);
+    struct epoll_event got[4] = {{EPOLLIN, {.u64 = 9}}};
+    char c;
+    change(outer, EPOLL_CTL_ADD, other, EPOLLIN, 3);
+    FAILS(epoll_ctl(outer, EPOLL_CTL_ADD, other, got), EEXIST);
+    FAILS(epoll_ctl(outer, EPOLL_CTL_ADD, inner, got), EEXIST);
+    peer_says(p.peer, "x");
+    wait_readable(p.fd, 1);
+    EQ(epoll_wait(outer, got, 4, 10000), 2);
+    EQ(got[0].data.u64 + got[1].data.u64, 5);
+    change(outer, EPOLL_CTL_MOD, other, EPOLLIN, 4);
+    EQ(epoll_wait(outer, got, 4, 10000), 2);
+    EQ(got[0].data.u64 + got[1].data.u64, 6);
+    change(outer, EPOLL_CTL_DEL, inner, 0, 0);
+    one_event(outer, EPOLLIN, 4);
+    FAILS(epoll_ctl(outer, EPOLL_CTL_MOD, inner, got), ENOENT);
+    change(outer, EPOLL_CTL_ADD, inner, EPOLLIN | EPOLLET, 5);
+    change(outer, EPOLL_CTL_DEL, other, 0, 0);
+    told_edge(outer, 5);
+    EQ(recv(p.fd, &c, 1, 0), 1);
+    close(inner);
+    close(other);
+    close(outer);
+    pair_close(p);
+}

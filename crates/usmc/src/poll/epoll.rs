@@ -33,7 +33,7 @@ use crate::sys::{self, Errno};
 use crate::table::{self, Entry as Fd};
 
 /// Most epoll sets with tracked sockets.
-const SETS: usize = 1024;
+pub const SETS: usize = 1024;
 const _: () = assert!(SETS < u16::MAX as usize);
 
 /// Edge-triggered.
@@ -97,6 +97,8 @@ pub struct Set {
     pub is_watched: AtomicU32,
     /// Where the next look at the hot entries begins.
     pub hand: AtomicU32,
+    /// See [`hot::print`].
+    pub print: AtomicU64,
     /// Nonzero once there were hot entries.
     pub was_hot: AtomicU32,
     next_free: AtomicU32,
@@ -278,6 +280,11 @@ pub fn unlink(number: u32, entry: &Entry) {
     entry::free(number);
 }
 
+/// Whether a set that may be in another has something of this entry to tell now. The caller holds the set's lock.
+pub fn would_tell(set: &Set, entry: &Entry) -> bool {
+    set.is_watched.load(Relaxed) == owed::POLLED && report::take_events(entry, true) != 0
+}
+
 /// Asks for a doorbell.
 pub fn arm(entry: &Entry) {
     let conn = conn::at(entry.conn.load(Relaxed));
@@ -344,19 +351,20 @@ pub fn end(number: u32, entry: &Entry) -> Result<(), Errno> {
 /// A sleeping waiter has to look at this entry: its registration or readiness changed by our own doing.
 /// EPOLLOUT on the TCP socket is true at once, and edge-triggered it is reported once.
 /// An entry that is not hot goes the same way. The caller keeps the connection's registrations ([`entry::keep`]).
-pub fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry, hot: bool) {
+/// False where it cannot be made to.
+pub fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry, hot: bool) -> bool {
     // SeqCst: see `add`, and `owed::enter`. Of who polls the set itself nobody knows that he sleeps.
     if hot && set.sleepers.load(SeqCst) == 0 && set.is_watched.load(SeqCst) != owed::POLLED {
-        return;
+        return true;
     }
     if !can_change(entry) {
-        return;
+        return false;
     }
     entry.set_flag(E_KICKED, true);
     let u64 = tag_of(number, entry);
     let events = ring_events(entry.events.load(Relaxed)) | OUT;
     let mut event = libc::epoll_event { events, u64 };
-    let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut event);
+    sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut event).is_ok()
 }
 
 /// What the kernel has reported was nothing to report: a one-shot registration of a connection in TCP is to go on, and an
@@ -397,13 +405,10 @@ pub fn unkick(tag: u64) -> bool {
 /// lock. False where the registration is over, or the kernel's own by now.
 pub fn pass_on(tag: u64) -> bool {
     let Some((_held, number, entry)) = keep_tagged(tag) else { return false };
-    let is_rings = entry.has(E_RING) && !entry.has(E_PARKED);
-    if is_rings {
-        let set_index = entry.set_index();
-        let fd = entry.fd.load(Relaxed) as i32;
-        kick(fd_of(set_index), set_at(set_index), fd, number, entry, false);
-    }
-    is_rings
+    let (set_index, fd) = (entry.set_index(), entry.fd.load(Relaxed) as i32);
+    entry.has(E_RING)
+        && !entry.has(E_PARKED)
+        && kick(fd_of(set_index), set_at(set_index), fd, number, entry, false)
 }
 
 /// Calls `act` with every registration of a connection, in whatever set.
@@ -548,6 +553,9 @@ pub fn mark_moved(fd: i32, index: u32) {
             let hot = {
                 let _held = set.lock.enter();
                 entry.set_flag(E_EDGE, true);
+                if would_tell(set, entry) {
+                    hot::note_news(set);
+                }
                 hot::heat(set, number, entry)
             };
             // Not where nobody sleeps: of bytes in TCP the kernel would tell once more.

@@ -1,8 +1,9 @@
 //! Waiting on an epoll set, over the kernel's own.
 
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+use super::asleep::{Asleep, arm_all};
 use super::entry::{self, E_KICKED, E_KNOWN, E_OWED, E_RING, E_TCP};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
@@ -58,8 +59,10 @@ pub unsafe fn epoll_wait(
     timeout_ns: i64,
     mask: *const libc::sigset_t,
 ) -> Option<c_int> {
+    /// More the kernel refuses.
+    const MOST: c_int = c_int::MAX / size_of::<libc::epoll_event>() as c_int;
     let set = epoll::set_at(index);
-    if max <= 0 {
+    if !(1..=MOST).contains(&max) {
         return None;
     }
     if is_bad(events) {
@@ -142,7 +145,7 @@ pub unsafe fn epoll_wait(
         let asleep = Asleep::enter(set, index);
         let mut tick = !owed::pay(index);
         if active {
-            tick |= arm_all(index, DEPTH);
+            tick |= arm_all(index);
             let n = look_behind(0);
             if n > 0 {
                 drop(asleep);
@@ -230,57 +233,6 @@ fn found(set: &Set, n: c_int) -> c_int {
         }
     }
     n
-}
-
-/// A thread in the real wait: counted in the set and in the sets inside.
-struct Asleep<'a> {
-    set: &'a Set,
-    index: u32,
-}
-
-impl<'a> Asleep<'a> {
-    fn enter(set: &'a Set, index: u32) -> Asleep<'a> {
-        // SeqCst: see `epoll::add`.
-        single::add(&set.sleepers, 1);
-        nested::each(index, |inner, _| enter_all(inner, DEPTH));
-        Asleep { set, index }
-    }
-}
-
-impl Drop for Asleep<'_> {
-    fn drop(&mut self) {
-        // None is counted where a fork of this thread's own signal handler has forgotten it.
-        if self.set.sleepers.load(Relaxed) != 0 {
-            single::sub(&self.set.sleepers, 1);
-        }
-        nested::each(self.index, |inner, _| leave_all(inner, DEPTH));
-    }
-}
-
-/// Counts a sleeper in a set and those inside.
-pub(super) fn enter_all(index: u32, depth: u32) {
-    // SeqCst: see `epoll::add`.
-    epoll::set_at(index).sleepers.fetch_add(1, SeqCst);
-    owed::pay(index);
-    if depth > 0 {
-        nested::each(index, |inner, _| enter_all(inner, depth - 1));
-    }
-}
-
-pub(super) fn leave_all(index: u32, depth: u32) {
-    epoll::woke(epoll::set_at(index));
-    if depth > 0 {
-        nested::each(index, |inner, _| leave_all(inner, depth - 1));
-    }
-}
-
-/// Arms the hot entries of a set and of those inside. Says whether somebody must tick.
-pub(super) fn arm_all(index: u32, depth: u32) -> bool {
-    let mut tick = hot::arm(epoll::set_at(index));
-    if depth > 0 {
-        nested::each(index, |inner, _| tick |= arm_all(inner, depth - 1));
-    }
-    tick
 }
 
 /// The real wait. `timeout_ns` is what the application has said.
@@ -554,7 +506,11 @@ fn from_ring(
         }
         entry.set_flag(E_RING, true);
     }
+    let was_hot = entry.has(entry::E_HOT);
     let hot = hot::heat(set, number, entry);
+    if !was_hot {
+        hot::note_news(set);
+    }
     if in_tcp && kernel & READ_BITS != 0 {
         let edge = if report::is_for_data(entry) { entry::E_EDGE } else { 0 };
         entry.set_flag(edge | E_TCP, true);
@@ -620,16 +576,7 @@ pub fn nested_look(index: u32) -> (bool, u64) {
 }
 
 fn print(index: u32, depth: u32) -> u64 {
-    let mut print = 1u64;
-    hot::each(epoll::set_at(index), hot::HOT, |_, entry| {
-        let conn = conn::at(entry.conn.load(Relaxed));
-        if let Some(slot) = conn.slot() {
-            let ended = u64::from(conn.peer(slot).flags.load(Relaxed)) << 48
-                | u64::from(conn.kernel_events.load(Relaxed)) << 32;
-            let prod = conn.peer(slot).prod.load(Acquire);
-            print = print.wrapping_add(prod).wrapping_add(ended);
-        }
-    });
+    let mut print = 1u64.wrapping_add(hot::print(epoll::set_at(index)));
     if depth > 0 {
         nested::each(index, |inner, _| print = print.wrapping_add(self::print(inner, depth - 1)));
     }
