@@ -68,7 +68,7 @@ enum { CONNECTIONS = 12, MESSAGES = 300 };
 
 struct service {
     int ep;
-    uint32_t how; // EPOLLONESHOT, and EPOLLET or not
+    uint32_t how; // EPOLLONESHOT and EPOLLET, or not
     _Atomic bool done;
     struct {
         pthread_mutex_t lock;
@@ -93,7 +93,8 @@ static void answer(struct service *s, int number, int fd) {
             close(fd);
         } else {
             EQ(errno, EAGAIN);
-            change(s->ep, EPOLL_CTL_MOD, fd, EPOLLIN | s->how, name_of(number, fd));
+            if (s->how & EPOLLONESHOT)
+                change(s->ep, EPOLL_CTL_MOD, fd, EPOLLIN | s->how, name_of(number, fd));
         }
     }
     EQ(pthread_mutex_unlock(&s->connections[number].lock), 0);
@@ -179,8 +180,8 @@ static void *ask(void *arg) {
     return NULL;
 }
 
-static void serve_all(uint32_t how) {
-    struct service s = {.ep = OK(epoll_create1(EPOLL_CLOEXEC)), .how = how | EPOLLONESHOT};
+static void serve_all(uint32_t how, bool meddles) {
+    struct service s = {.ep = OK(epoll_create1(EPOLL_CLOEXEC)), .how = how};
     struct asker askers[2];
     pthread_t threads[6];
     for (int i = 0; i < CONNECTIONS; i++) {
@@ -189,7 +190,7 @@ static void serve_all(uint32_t how) {
     }
     for (int i = 0; i < 3; i++)
         EQ(pthread_create(&threads[i], NULL, serve, &s), 0);
-    EQ(pthread_create(&threads[3], NULL, meddle, &s), 0);
+    EQ(pthread_create(&threads[3], NULL, meddles ? meddle : serve, &s), 0);
     for (int i = 0; i < 2; i++) {
         askers[i] = (struct asker){.service = &s, .first = i * CONNECTIONS / 2};
         askers[i].listener = listen_here(&askers[i].port);
@@ -214,12 +215,28 @@ static void serve_all(uint32_t how) {
     close(s.ep);
 }
 
+CASE(threads_serve_rings_and_tcp) {
+    serve_all(0, false);
+}
+
+CASE(threads_serve_edges_of_rings_and_tcp) {
+    serve_all(EPOLLET, false);
+}
+
+CASE(threads_serve_rings_and_tcp_once) {
+    serve_all(EPOLLONESHOT, false);
+}
+
+CASE(threads_serve_edges_of_rings_and_tcp_once) {
+    serve_all(EPOLLONESHOT | EPOLLET, false);
+}
+
 CASE(threads_serve_rings_and_tcp_that_are_rearmed) {
-    serve_all(0);
+    serve_all(EPOLLONESHOT, true);
 }
 
 CASE(threads_serve_edges_of_rings_and_tcp_that_are_rearmed) {
-    serve_all(EPOLLET);
+    serve_all(EPOLLONESHOT | EPOLLET, true);
 }
 
 // --- sets in others

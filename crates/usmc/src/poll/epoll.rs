@@ -438,6 +438,21 @@ pub fn may_hide_end(entry: &Entry) -> bool {
     is_good_for_ring(want) && want & RDHUP == 0
 }
 
+/// Notes what the kernel has told of the end of a connection, or asks it: by a registration that is there still, as its
+/// record may be another connection's otherwise, which has not ended.
+pub fn note_end(tag: u64, index: u32, told: Option<u32>) {
+    // In a signal handler it is kept below.
+    let _held = entry::keep(index);
+    let Some((number, entry)) = entry_of(tag) else { return };
+    if number == u32::MAX {
+        return;
+    }
+    match told {
+        Some(events) => ending::note(live_fd(entry), conn::at(index), events),
+        None => ending::look(live_fd(entry), conn::at(index)),
+    }
+}
+
 /// The connection's phase changed: registrations of a ring connection wait for doorbells from now on.
 pub fn phase_changed(index: u32) {
     let conn = conn::at(index);

@@ -474,11 +474,10 @@ fn from_ring(
 ) -> u32 {
     let (kernel, tag) = (told.events, told.u64);
     let conn = conn::at(index);
-    if kernel & (ready::RDHUP | ready::HUP | ready::ERR) != 0 {
-        ending::note(epoll::live_fd(entry), conn, kernel);
-    } else if kernel & ready::IN != 0 && epoll::may_hide_end(entry) {
-        // It does not come again.
-        ending::look(epoll::live_fd(entry), conn);
+    let is_over = kernel & (ready::RDHUP | ready::HUP | ready::ERR) != 0;
+    // It does not come again.
+    if is_over || (kernel & ready::IN != 0 && epoll::may_hide_end(entry)) {
+        epoll::note_end(tag, index, is_over.then_some(kernel));
     }
     if !entry.has(E_RING) {
         // Another thread has just brought it to the ring, and is about to do this.
