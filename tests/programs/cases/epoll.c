@@ -274,6 +274,8 @@ PAIR_CASE(membership_errors) {
     OK(epoll_ctl(ep, EPOLL_CTL_ADD, p.fd, &event));
     FAILS(epoll_wait(ep, (void *)8, 1, 0), EFAULT);
     one_event(ep, EPOLLIN, 1);
+    FAILS(epoll_wait(ep, &event, INT_MAX / sizeof event + 1, 10000), EINVAL);
+    FAILS(epoll_pwait(ep, &event, INT_MAX, -1, NULL), EINVAL);
     close(file);
     close(ep);
     pair_close(p);

@@ -782,4 +782,45 @@ PAIR_CASE(thread_with_descriptors_of_its_own) {
     EQ(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0), 0);
     recv_to_eof(p.fd, 0, 0, 0);
     pair_close(p);
+// Sleeps on a connection that is TCP, for urgent data alone, and on one in the ring, until the latter has something.
+static void *polls_both(void *arg) {
+    struct call *c = arg;
+    int *fds = (int *)(intptr_t)c->value;
+    struct pollfd polled[] = {{.fd = fds[0], .events = POLLPRI}, {.fd = fds[1], .events = POLLIN}};
+    c->tid = gettid();
+    EQ(poll(polled, 2, 20000), 1);
+    EQ(polled[1].revents, POLLIN);
+    return NULL;
+}
+
+// A poll from before the ring does not count among its sleepers, and takes nobody else's place when it is over.
+CASE(poll_from_before_the_ring_beside_a_sleeper_in_it) {
+    for (int client = 0; client < 2; client++) {
+        int ring[2], young[2];
+        both_ends(ring, client, 32);
+        both_ends(young, client, 1);
+        int polled[] = {young[0], ring[0]};
+        struct call poller = {.value = (intptr_t)polled}, reader;
+        EQ(pthread_create(&poller.thread, NULL, polls_both, &poller), 0);
+        while (!poller.tid)
+            sched_yield();
+        wait_asleep(getpid(), poller.tid);
+        ends_talk(young, 10, 40);
+        assert_smcd(young[0]);
+        start_call(&reader, young[0], recv_hundred);
+        EQ(send(ring[1], "x", 1, 0), 1);
+        EQ(pthread_join(poller.thread, NULL), 0);
+        // What asks for bells and then does not leaves them to who sleeps.
+        struct epoll_event event = {.events = EPOLLIN};
+        int ep = OK(epoll_create1(0));
+        OK(epoll_ctl(ep, EPOLL_CTL_ADD, young[0], &event));
+        EQ(epoll_wait(ep, &event, 1, 2), 0);
+        EQ(send(young[1], "0123456789", 10, 0), 10);
+        call_gives(&reader, 10, 0);
+        close(ep);
+        for (int i = 0; i < 2; i++) {
+            close(ring[i]);
+            close(young[i]);
+        }
+    }
 }

@@ -2,10 +2,12 @@
 
 use usmc_shm::sync::Ordering::{Relaxed, Release};
 
-use super::entry::{self, E_DISABLED, E_EDGE, E_KNOWN, E_OWED, E_PARKED, E_RING, E_TCP, Entry};
+use super::entry::{
+    self, E_DISABLED, E_EDGE, E_HOT, E_KNOWN, E_OWED, E_PARKED, E_RING, E_TCP, Entry,
+};
 use super::epoll::{
     ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, disarm, end, find, kick, ring_events, set_at,
-    tag_of, unlink,
+    tag_of, unlink, would_tell,
 };
 use super::ready::{self, HUP, IN, OUT};
 use super::{hot, owed};
@@ -13,6 +15,7 @@ use crate::conn::{self, ATTACHED, Conn, EARLY, FRESH, LISTEN, OFFERED, PLAIN, RI
 use crate::observer;
 use crate::reason::Reason;
 use crate::single;
+use crate::socket::wait;
 use crate::sys::{self, Errno};
 use crate::transition;
 
@@ -100,12 +103,24 @@ fn park(set: &Set, conn: &Conn, entry: &Entry) {
     entry.set_flag(E_PARKED | E_DISABLED, true);
 }
 
-/// Deletes those of these entries for real that are parked, so that the kernel's view of the set is true.
+/// Deletes those of these entries for real that are parked, so that the kernel's view of the set is true; those that have
+/// been rung for are looked at from now on.
 pub fn unpark(set_index: u32) {
     owed::pay(set_index);
+    let set = set_at(set_index);
     entry::for_each_of(set_index, |number, entry| {
         if entry.has(E_PARKED) {
             let _ = end(number, entry);
+            return;
+        }
+        let conn = conn::at(entry.conn.load(Relaxed));
+        if entry.has(E_RING)
+            && !entry.has(E_HOT | E_DISABLED)
+            && conn.slot().is_some_and(|slot| wait::has_bells(conn, slot))
+        {
+            let _held = set.lock.enter();
+            hot::heat(set, number, entry);
+            hot::note_news(set);
         }
     });
 }
@@ -143,6 +158,9 @@ fn add(
     }
     let hot = in_ring && {
         let _held = set.lock.enter();
+        if would_tell(set, entry) {
+            hot::note_news(set);
+        }
         hot::heat(set, number, entry)
     };
     let u64 = tag_of(number, entry);
@@ -166,7 +184,6 @@ fn modify(
     if (event.events | entry.events.load(Relaxed)) & EXCLUSIVE != 0 {
         return Err(libc::EINVAL);
     }
-    let u64 = tag_of(number, entry);
     let held = set.lock.enter();
     let conn = conn::at(entry.conn.load(Relaxed));
     // What is reported as long as it lasts is not changed by asking for the same again.
@@ -180,12 +197,19 @@ fn modify(
         entry.data.store(event.u64, Relaxed);
         return Ok(());
     }
+    let before = entry.events.load(Relaxed);
+    // What is told as long as it lasts, and was to be told before, is no news.
+    let was_told = entry.has(E_RING) && before & ET == 0 && would_tell(set, entry);
     // The counts depend on the events: take them back before these change.
     disarm(conn, entry);
-    let before = entry.events.load(Relaxed);
     entry.events.store(event.events, Relaxed);
     entry.data.store(event.u64, Relaxed);
-    entry.set_flag(E_DISABLED, false);
+    if (before | event.events) & ONESHOT != 0 {
+        // Last: what is told beside this of what it was is not taken for the one event of what it is.
+        entry.arm_anew();
+    } else {
+        entry.set_flag(E_DISABLED, false);
+    }
     entry.set_flag(E_EDGE, true);
     if !entry.has(E_RING) {
         entry.set_flag(E_KNOWN, false);
@@ -196,8 +220,12 @@ fn modify(
         if owed::owe_change(set, number, entry, conn, before) {
             return Ok(());
         }
+        let u64 = tag_of(number, entry);
         let mut kernel = libc::epoll_event { events: event.events, u64 };
         return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut kernel);
+    }
+    if !was_told && would_tell(set, entry) {
+        hot::note_news(set);
     }
     let hot = hot::heat(set, number, entry);
     drop(held);

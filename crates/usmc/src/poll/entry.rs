@@ -50,6 +50,18 @@ pub const E_TOLD: u32 = 2048;
 /// TCP may hold unread data of the span before the ring; without it, the kernel will report what comes.
 pub const E_TCP: u32 = 256;
 
+/// In the flags from here on: how often a one-shot registration was armed, modulo 4096. Part of the tag.
+const ARMINGS_SHIFT: u32 = 20;
+/// A tag's low half: the record's number, and these from here on.
+const NUMBER_BITS: u32 = 18;
+const _: () = assert!(ENTRIES <= 1 << NUMBER_BITS && NUMBER_BITS + 32 - ARMINGS_SHIFT < 31);
+
+/// The low half of a tag: the number of a record in it.
+#[inline(always)]
+pub fn number_in(low: u32) -> u32 {
+    low & ((1 << NUMBER_BITS) - 1)
+}
+
 /// One registration: a cache line.
 #[repr(C, align(64))]
 pub struct Entry {
@@ -69,7 +81,7 @@ pub struct Entry {
     pub seen_prod: AtomicU64,
     /// When what it reported came, as far as that is known: the peer's cycle counter, or ours at the kernel's report.
     pub stamp: AtomicU64,
-    /// `E_*`.
+    /// `E_*`, and how often it was armed.
     pub flags: AtomicU32,
     /// Bits last reported, for edges of HUP and the like.
     pub seen_bits: AtomicU32,
@@ -97,6 +109,37 @@ impl Entry {
     #[inline(always)]
     pub fn has(&self, flag: u32) -> bool {
         self.flags.load(Relaxed) & flag != 0
+    }
+
+    /// The low half of its tag; `number` is the record's.
+    pub fn low_tag(&self, number: u32) -> u32 {
+        number | self.flags.load(Relaxed) >> ARMINGS_SHIFT << NUMBER_BITS
+    }
+
+    /// A one-shot registration is armed once more, or becomes one: what the kernel has told by the tag of before is not its.
+    pub fn arm_anew(&self) {
+        single::add(&self.flags, 1 << ARMINGS_SHIFT);
+        self.set_flag(E_DISABLED, false);
+    }
+
+    /// Whether what the kernel has told by a tag with this low half is to be told. Told `once`, it was; not where it was
+    /// armed again meanwhile, by another thread, for which the kernel tells more.
+    pub fn takes_turn(&self, low: u32, once: bool) -> bool {
+        let mut flags = self.flags.load(Relaxed);
+        loop {
+            let is_latest = flags >> ARMINGS_SHIFT == low >> NUMBER_BITS;
+            if flags & E_PARKED != 0 || (is_latest && flags & E_DISABLED != 0) {
+                // Deleted; fired in the ring, which the connection has left.
+                return false;
+            }
+            if !is_latest || !once {
+                return true;
+            }
+            match single::replace_u32(&self.flags, flags, flags | E_DISABLED) {
+                Ok(_) => return true,
+                Err(now) => flags = now,
+            }
+        }
     }
 
     /// Sets or clears flags.
@@ -139,6 +182,11 @@ static WATCHERS: [Watchers; 64] = [const { Watchers(Lock::new()) }; 64];
 /// Keeps the registrations of connection `index` as they are. `None` in a signal handler that interrupted who does.
 pub fn keep(index: u32) -> Option<Held<'static>> {
     WATCHERS[index as usize % WATCHERS.len()].0.enter()
+}
+
+/// Whether this is such a handler.
+pub fn is_kept_below(index: u32) -> bool {
+    WATCHERS[index as usize % WATCHERS.len()].0.is_mine()
 }
 
 /// Record `index`; `None` when it cannot exist.

@@ -22,7 +22,7 @@ use super::hot::{self, HOT};
 use super::ready::{self, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use super::{nested, owed, report};
 use crate::conn::{self, Conn, RING};
-use crate::process::Lock;
+use crate::process::{Held, Lock};
 use crate::reason::Reason;
 use crate::single;
 use crate::socket::close;
@@ -33,7 +33,7 @@ use crate::sys::{self, Errno};
 use crate::table::{self, Entry as Fd};
 
 /// Most epoll sets with tracked sockets.
-const SETS: usize = 1024;
+pub const SETS: usize = 1024;
 const _: () = assert!(SETS < u16::MAX as usize);
 
 /// Edge-triggered.
@@ -97,6 +97,8 @@ pub struct Set {
     pub is_watched: AtomicU32,
     /// Where the next look at the hot entries begins.
     pub hand: AtomicU32,
+    /// See [`hot::print`].
+    pub print: AtomicU64,
     /// Nonzero once there were hot entries.
     pub was_hot: AtomicU32,
     next_free: AtomicU32,
@@ -121,7 +123,7 @@ pub fn set_at(index: u32) -> &'static Set {
 
 /// What the kernel is given as data for a registration.
 pub fn tag_of(number: u32, entry: &Entry) -> u64 {
-    tag(number, u32::from(entry.use_count.load(Relaxed)))
+    tag(entry.low_tag(number), u32::from(entry.use_count.load(Relaxed)))
 }
 
 pub fn tag(index: u32, use_count: u32) -> u64 {
@@ -145,10 +147,19 @@ pub fn entry_of(data: u64) -> Option<(u32, &'static Entry)> {
     if !is_tagged(data) {
         return None;
     }
-    let entry = entry::at(data as u32)?;
+    let number = entry::number_in(data as u32);
+    let entry = entry::at(number)?;
     let same = entry.use_count.load(Acquire) == (data >> 32) as u16;
     // A registration that ended while the kernel still reports it has another use count: ours, but over.
-    Some((if same { data as u32 } else { u32::MAX }, entry))
+    Some((if same { number } else { u32::MAX }, entry))
+}
+
+/// Keeps the registration of this tag as it is. `None` where it is over, and in a signal handler ([`entry::keep`]).
+fn keep_tagged(tag: u64) -> Option<(Held<'static>, u32, &'static Entry)> {
+    let held = entry::keep(entry_of(tag)?.1.conn.load(Relaxed))?;
+    // It may have ended until then, and the record be another's.
+    let (number, entry) = entry_of(tag)?;
+    (number != u32::MAX).then_some((held, number, entry))
 }
 
 /// epoll_create made `fd`.
@@ -253,6 +264,8 @@ pub fn unlink(number: u32, entry: &Entry) {
         owed::forgive(set, entry);
         hot::cool(set, entry);
         disarm(conn, entry);
+        // Whoever has been told of it by the kernel does not put it on a list again.
+        entry.set_flag(E_RING, false);
     }
     let mut place = &conn.watchers;
     while let Some(at) = place.load(Relaxed).checked_sub(1) {
@@ -265,6 +278,11 @@ pub fn unlink(number: u32, entry: &Entry) {
     }
     single::sub(&set.tagged, 1);
     entry::free(number);
+}
+
+/// Whether a set that may be in another has something of this entry to tell now. The caller holds the set's lock.
+pub fn would_tell(set: &Set, entry: &Entry) -> bool {
+    set.is_watched.load(Relaxed) == owed::POLLED && report::take_events(entry, true) != 0
 }
 
 /// Asks for a doorbell.
@@ -332,57 +350,65 @@ pub fn end(number: u32, entry: &Entry) -> Result<(), Errno> {
 
 /// A sleeping waiter has to look at this entry: its registration or readiness changed by our own doing.
 /// EPOLLOUT on the TCP socket is true at once, and edge-triggered it is reported once.
-/// An entry that is not hot goes the same way.
-pub fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry, hot: bool) {
+/// An entry that is not hot goes the same way. The caller keeps the connection's registrations ([`entry::keep`]).
+/// False where it cannot be made to.
+pub fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry, hot: bool) -> bool {
     // SeqCst: see `add`, and `owed::enter`. Of who polls the set itself nobody knows that he sleeps.
     if hot && set.sleepers.load(SeqCst) == 0 && set.is_watched.load(SeqCst) != owed::POLLED {
-        return;
+        return true;
     }
     if !can_change(entry) {
-        return;
+        return false;
     }
     entry.set_flag(E_KICKED, true);
     let u64 = tag_of(number, entry);
     let events = ring_events(entry.events.load(Relaxed)) | OUT;
     let mut event = libc::epoll_event { events, u64 };
-    let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut event);
+    sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut event).is_ok()
 }
 
 /// What the kernel has reported was nothing to report: a one-shot registration of a connection in TCP is to go on, and an
 /// edge may have been for what stands behind a message that another thread was taking out.
-pub fn watch_again(number: u32, entry: &Entry) {
+pub fn watch_again(tag: u64) {
+    let Some((_held, number, entry)) = keep_tagged(tag) else { return };
     let want = entry.events.load(Relaxed);
     let has_fired = want & (ONESHOT | libc::EPOLLET as u32) != 0;
-    if !has_fired || entry.has(E_RING | E_DISABLED) || !can_change(entry) {
-        return;
+    // Who has armed it again has had the kernel look, too.
+    let is_latest = tag_of(number, entry) == tag;
+    if has_fired && is_latest && !entry.has(E_RING | E_DISABLED) && can_change(entry) {
+        change(entry, tag, want);
     }
-    let u64 = tag_of(number, entry);
-    let mut event = libc::epoll_event { events: want, u64 };
-    let set_index = entry.set_index();
-    let fd = entry.fd.load(Relaxed) as i32;
-    let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, fd, &mut event);
 }
 
-/// Takes back what `kick` asked the kernel for.
-pub fn unkick(set_index: u32, number: u32, entry: &Entry) {
-    if !entry.has(E_KICKED) {
-        return;
-    }
-    entry.set_flag(E_KICKED, false);
-    if !can_change(entry) {
-        return;
-    }
-    let u64 = tag_of(number, entry);
-    let events = ring_events(entry.events.load(Relaxed));
-    let mut event = libc::epoll_event { events, u64 };
+/// What the kernel is to tell of a registration that it knows. The caller keeps it.
+fn change(entry: &Entry, tag: u64, events: u32) {
+    let mut event = libc::epoll_event { events, u64: tag };
     let fd = entry.fd.load(Relaxed) as i32;
-    let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, fd, &mut event);
+    let _ = sys::epoll_ctl(fd_of(entry.set_index()), libc::EPOLL_CTL_MOD, fd, &mut event);
 }
 
-/// Something of this set is left for another thread that sleeps in it, or for the next wait.
-pub fn pass_on(set_index: u32, number: u32, entry: &Entry) {
-    let set = set_at(set_index);
-    kick(fd_of(set_index), set, entry.fd.load(Relaxed) as i32, number, entry, false);
+/// Takes back what `kick` asked the kernel for. The caller holds no set's lock, and looks at the entry afterwards: who has
+/// kicked it meanwhile is not heard. False where it may be asked for still.
+pub fn unkick(tag: u64) -> bool {
+    let Some((_held, number, entry)) = keep_tagged(tag) else { return false };
+    if entry.has(E_KICKED) {
+        entry.set_flag(E_KICKED, false);
+        // In TCP again, it is told of by what the application wants.
+        if entry.has(E_RING) && can_change(entry) {
+            change(entry, tag_of(number, entry), ring_events(entry.events.load(Relaxed)));
+        }
+    }
+    true
+}
+
+/// Something of this set is left for another thread that sleeps in it, or for the next wait. The caller holds no set's
+/// lock. False where the registration is over, or the kernel's own by now.
+pub fn pass_on(tag: u64) -> bool {
+    let Some((_held, number, entry)) = keep_tagged(tag) else { return false };
+    let (set_index, fd) = (entry.set_index(), entry.fd.load(Relaxed) as i32);
+    entry.has(E_RING)
+        && !entry.has(E_PARKED)
+        && kick(fd_of(set_index), set_at(set_index), fd, number, entry, false)
 }
 
 /// Calls `act` with every registration of a connection, in whatever set.
@@ -410,6 +436,21 @@ fn is_good_for_ring(want: u32) -> bool {
 pub fn may_hide_end(entry: &Entry) -> bool {
     let want = entry.events.load(Relaxed);
     is_good_for_ring(want) && want & RDHUP == 0
+}
+
+/// Notes what the kernel has told of the end of a connection, or asks it: by a registration that is there still, as its
+/// record may be another connection's otherwise, which has not ended.
+pub fn note_end(tag: u64, index: u32, told: Option<u32>) {
+    // In a signal handler it is kept below.
+    let _held = entry::keep(index);
+    let Some((number, entry)) = entry_of(tag) else { return };
+    if number == u32::MAX {
+        return;
+    }
+    match told {
+        Some(events) => ending::note(live_fd(entry), conn::at(index), events),
+        None => ending::look(live_fd(entry), conn::at(index)),
+    }
 }
 
 /// The connection's phase changed: registrations of a ring connection wait for doorbells from now on.
@@ -527,6 +568,9 @@ pub fn mark_moved(fd: i32, index: u32) {
             let hot = {
                 let _held = set.lock.enter();
                 entry.set_flag(E_EDGE, true);
+                if would_tell(set, entry) {
+                    hot::note_news(set);
+                }
                 hot::heat(set, number, entry)
             };
             // Not where nobody sleeps: of bytes in TCP the kernel would tell once more.

@@ -3,7 +3,7 @@
 //! An entry becomes hot when the kernel reports its doorbell, and when it is added or modified. Who was not
 //! active between two sleeps is armed and forgotten, so waits cost what the active connections cost.
 
-use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::entry::{self, E_ACTIVE, E_ARMED, E_DISABLED, E_HOT, Entry};
 use super::epoll::{self, Set};
@@ -28,11 +28,14 @@ pub fn heat(set: &Set, number: u32, entry: &Entry) -> bool {
     }
     // Its place among these is about to mean another.
     owed::forgive(set, entry);
+    // What has come while it was not hot does not count: whoever is told of that by the kernel says so.
+    add_to_print(set, 0u64.wrapping_sub(arrived(entry)));
     if set.hot_count.load(Relaxed) as usize == HOT && is_sweep_due(set) {
         sweep(set);
     }
     let count = set.hot_count.load(Relaxed);
     if count as usize == HOT {
+        add_to_print(set, arrived(entry));
         epoll::arm(entry);
         return false;
     }
@@ -50,6 +53,7 @@ pub fn cool(set: &Set, entry: &Entry) {
         return;
     }
     entry.set_flag(E_HOT, false);
+    add_to_print(set, arrived(entry));
     let last = set.hot_count.load(Relaxed) - 1;
     let (at, moved) = (entry.hot_at.load(Relaxed), set.hot[last as usize].load(Relaxed));
     set.hot[at as usize].store(moved, Relaxed);
@@ -57,6 +61,43 @@ pub fn cool(set: &Set, entry: &Entry) {
         moved.hot_at.store(at, Relaxed);
     }
     set.hot_count.store(last, Relaxed);
+}
+
+/// What changes with each arrival at a hot entry.
+fn arrived(entry: &Entry) -> u64 {
+    let conn = conn::at(entry.conn.load(Relaxed));
+    let Some(slot) = conn.slot() else { return 0 };
+    let peer = conn.peer(slot);
+    let ended = u64::from(peer.flags.load(Relaxed)) << 48
+        | u64::from(conn.kernel_events.load(Relaxed)) << 32;
+    peer.prod.load(Acquire).wrapping_add(ended)
+}
+
+/// The part of a set's [`print`] that does not come from its hot entries. The caller holds the set's lock.
+fn add_to_print(set: &Set, more: u64) {
+    set.print.store(set.print.load(Relaxed).wrapping_add(more), Relaxed);
+}
+
+/// Something is there to be told that no arrival in a ring tells of, for whoever has the set in another, by edges. The
+/// caller holds the set's lock.
+pub fn note_news(set: &Set) {
+    add_to_print(set, 1);
+}
+
+/// A number that changes with each arrival at the set, and not by entries that become hot or cool off.
+pub fn print(set: &Set) -> u64 {
+    let Some(_held) = set.lock.enter() else { return 0 };
+    let hot = &set.hot[..set.hot_count.load(Relaxed) as usize];
+    let arrived = hot.iter().filter_map(|place| entry::at(place.load(Relaxed))).map(arrived);
+    arrived.fold(set.print.load(Relaxed), u64::wrapping_add)
+}
+
+/// The tag of the hot entry at this place; `None` behind the last.
+pub fn tag_at(set: &Set, at: usize) -> Option<u64> {
+    let _held = set.lock.enter()?;
+    let hot = &set.hot[..set.hot_count.load(Relaxed) as usize];
+    let number = hot.get(at)?.load(Relaxed);
+    Some(epoll::tag_of(number, entry::at(number)?))
 }
 
 /// Calls `act` with the first `most` hot entries.

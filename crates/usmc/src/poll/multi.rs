@@ -1,9 +1,10 @@
 //! Waiting on an epoll set, over the kernel's own.
 
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use super::entry::{self, E_DISABLED, E_KICKED, E_KNOWN, E_OWED, E_RING, E_TCP};
+use super::asleep::{Asleep, arm_all};
+use super::entry::{self, E_KICKED, E_KNOWN, E_OWED, E_RING, E_TCP};
 use super::epoll::{self, Set};
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::scan::{Look, is_quiet};
@@ -58,8 +59,10 @@ pub unsafe fn epoll_wait(
     timeout_ns: i64,
     mask: *const libc::sigset_t,
 ) -> Option<c_int> {
+    /// More the kernel refuses.
+    const MOST: c_int = c_int::MAX / size_of::<libc::epoll_event>() as c_int;
     let set = epoll::set_at(index);
-    if max <= 0 {
+    if !(1..=MOST).contains(&max) {
         return None;
     }
     if is_bad(events) {
@@ -96,7 +99,7 @@ pub unsafe fn epoll_wait(
             // SAFETY: the caller's contract.
             let n = unsafe { owed::report((epfd, index), events, max, round) };
             if n > 0 {
-                return Some(found(set, index, look_behind(n)));
+                return Some(found(set, look_behind(n)));
             }
         }
         let ours = has_tracked(set);
@@ -127,14 +130,14 @@ pub unsafe fn epoll_wait(
                 return Some(-1);
             }
             if n > 0 || timeout_ns == 0 {
-                return Some(found(set, index, n));
+                return Some(found(set, n));
             }
             let spin_ns = budget.get().min(deadline.left().unwrap_or(u64::MAX));
             if spin_ns > 0 && spin(&look, spin_ns, events, max, &mut n) {
                 budget.paid();
                 set.spins.store(set.spins.load(Relaxed).wrapping_add(1), Relaxed);
                 if n > 0 {
-                    return Some(found(set, index, n));
+                    return Some(found(set, n));
                 }
                 continue;
             }
@@ -142,11 +145,11 @@ pub unsafe fn epoll_wait(
         let asleep = Asleep::enter(set, index);
         let mut tick = !owed::pay(index);
         if active {
-            tick |= arm_all(index, DEPTH);
+            tick |= arm_all(index);
             let n = look_behind(0);
             if n > 0 {
                 drop(asleep);
-                return Some(found(set, index, n));
+                return Some(found(set, n));
             }
         } else if has_tracked(set) != ours || is_active(set) {
             continue;
@@ -177,7 +180,7 @@ pub unsafe fn epoll_wait(
         }
         let n = look_behind(translate(set, events, got, round));
         if n > 0 {
-            return Some(found(set, index, n));
+            return Some(found(set, n));
         }
         // Also where all that the kernel reported is nothing to report.
         if deadline.left() == Some(0) {
@@ -219,65 +222,17 @@ fn is_kernels_turn(set: &Set, round: u32) -> bool {
 }
 
 /// A wait is about to report `n` events. Whoever else sleeps in this set is woken for what remains.
-fn found(set: &Set, index: u32, n: c_int) -> c_int {
-    if n > 0
-        && set.sleepers.load(SeqCst) > 0
-        && let Some((number, entry)) = first_ready(set)
-    {
-        epoll::pass_on(index, number, entry);
+fn found(set: &Set, n: c_int) -> c_int {
+    // Another thread may end a registration meanwhile, and there be others.
+    const TRIES: u32 = 8;
+    for _ in 0..TRIES {
+        let is_done =
+            n <= 0 || set.sleepers.load(SeqCst) == 0 || first_ready(set).is_none_or(epoll::pass_on);
+        if is_done {
+            break;
+        }
     }
     n
-}
-
-/// A thread in the real wait: counted in the set and in the sets inside.
-struct Asleep<'a> {
-    set: &'a Set,
-    index: u32,
-}
-
-impl<'a> Asleep<'a> {
-    fn enter(set: &'a Set, index: u32) -> Asleep<'a> {
-        // SeqCst: see `epoll::add`.
-        single::add(&set.sleepers, 1);
-        nested::each(index, |inner, _| enter_all(inner, DEPTH));
-        Asleep { set, index }
-    }
-}
-
-impl Drop for Asleep<'_> {
-    fn drop(&mut self) {
-        // None is counted where a fork of this thread's own signal handler has forgotten it.
-        if self.set.sleepers.load(Relaxed) != 0 {
-            single::sub(&self.set.sleepers, 1);
-        }
-        nested::each(self.index, |inner, _| leave_all(inner, DEPTH));
-    }
-}
-
-/// Counts a sleeper in a set and those inside.
-pub(super) fn enter_all(index: u32, depth: u32) {
-    // SeqCst: see `epoll::add`.
-    epoll::set_at(index).sleepers.fetch_add(1, SeqCst);
-    owed::pay(index);
-    if depth > 0 {
-        nested::each(index, |inner, _| enter_all(inner, depth - 1));
-    }
-}
-
-pub(super) fn leave_all(index: u32, depth: u32) {
-    epoll::woke(epoll::set_at(index));
-    if depth > 0 {
-        nested::each(index, |inner, _| leave_all(inner, depth - 1));
-    }
-}
-
-/// Arms the hot entries of a set and of those inside. Says whether somebody must tick.
-pub(super) fn arm_all(index: u32, depth: u32) -> bool {
-    let mut tick = hot::arm(epoll::set_at(index));
-    if depth > 0 {
-        nested::each(index, |inner, _| tick |= arm_all(inner, depth - 1));
-    }
-    tick
 }
 
 /// The real wait. `timeout_ns` is what the application has said.
@@ -319,14 +274,15 @@ fn in_ms(ns: Option<u64>, tick: bool) -> c_int {
     if tick && !(0..=1).contains(&ms) { 1 } else { ms }
 }
 
-/// A hot entry that has something to report.
-fn first_ready(set: &Set) -> Option<(u32, &'static entry::Entry)> {
+/// The tag of a hot entry that has something to report.
+fn first_ready(set: &Set) -> Option<u64> {
     let _held = set.lock.enter()?;
     let count = set.hot_count.load(Relaxed) as usize;
     set.hot[..count].iter().find_map(|place| {
         let number = place.load(Relaxed);
         let entry = entry::at(number)?;
-        (!is_quiet(entry) && report::take_events(entry, true) != 0).then_some((number, entry))
+        let is_ready = !is_quiet(entry) && report::take_events(entry, true) != 0;
+        is_ready.then(|| epoll::tag_of(number, entry))
     })
 }
 
@@ -417,7 +373,7 @@ fn fetch_records(events: *mut libc::epoll_event, got: c_int) {
     let data = |i: c_int| unsafe { events.add(i as usize).read() }.u64;
     for i in 0..got {
         if epoll::is_tagged(data(i)) {
-            entry::fetch(data(i) as u32);
+            entry::fetch(entry::number_in(data(i) as u32));
         }
     }
     for i in 0..got {
@@ -471,7 +427,7 @@ pub(super) fn translate(
                     event.events &= !hidden;
                     let is_told = event.events & (want | ready::ERR | ready::HUP) != 0;
                     if !is_told || want & libc::EPOLLONESHOT as u32 == 0 {
-                        epoll::watch_again(number, entry);
+                        epoll::watch_again(event.u64);
                     }
                     if !is_told {
                         continue;
@@ -480,12 +436,9 @@ pub(super) fn translate(
                 if entry.has(E_KNOWN) && !owed::is_news(fd(), entry, event.events) {
                     continue;
                 }
-                if entry.has(E_DISABLED) {
-                    // Fired in the ring, which the connection has left.
+                let once = want & libc::EPOLLONESHOT as u32 != 0;
+                if !entry.takes_turn(event.u64 as u32, once) {
                     continue;
-                }
-                if want & libc::EPOLLONESHOT as u32 != 0 {
-                    entry.set_flag(E_DISABLED, true);
                 }
                 if event.events & ready::OUT != 0 {
                     let blocks = conn::at(index).tx_blocks.load(Relaxed);
@@ -497,7 +450,7 @@ pub(super) fn translate(
                 let untold = event.events & ready::HUP != 0 && ending::is_untold(conn::at(index));
                 event.events | if untold { ready::ERR } else { 0 }
             } else {
-                from_ring(set, number, entry, index, event.events, round)
+                from_ring(set, entry, index, event, round)
             };
             if bits == 0 {
                 continue;
@@ -514,18 +467,17 @@ pub(super) fn translate(
 /// The kernel reports a ring connection: a doorbell, bytes of the TCP span, or its end.
 fn from_ring(
     set: &Set,
-    number: u32,
     entry: &entry::Entry,
     index: u32,
-    kernel: u32,
+    told: libc::epoll_event,
     round: u32,
 ) -> u32 {
+    let (kernel, tag) = (told.events, told.u64);
     let conn = conn::at(index);
-    if kernel & (ready::RDHUP | ready::HUP | ready::ERR) != 0 {
-        ending::note(epoll::live_fd(entry), conn, kernel);
-    } else if kernel & ready::IN != 0 && epoll::may_hide_end(entry) {
-        // It does not come again.
-        ending::look(epoll::live_fd(entry), conn);
+    let is_over = kernel & (ready::RDHUP | ready::HUP | ready::ERR) != 0;
+    // It does not come again.
+    if is_over || (kernel & ready::IN != 0 && epoll::may_hide_end(entry)) {
+        epoll::note_end(tag, index, is_over.then_some(kernel));
     }
     if !entry.has(E_RING) {
         // Another thread has just brought it to the ring, and is about to do this.
@@ -535,15 +487,28 @@ fn from_ring(
         // The kernel has no memory for it: it is asked for once more.
         return 0;
     }
-    let Some(_held) = set.lock.enter() else { return 0 };
-    entry.set_flag(E_RING, true);
-    let set_index = entry.set_index();
-    let hot = hot::heat(set, number, entry);
     let kicked = entry.has(E_KICKED);
     let in_tcp = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1);
-    if !in_tcp || kernel & READ_BITS == 0 {
+    if kicked && (!in_tcp || kernel & READ_BITS == 0) {
         // Otherwise the kernel would tell of the same bytes once more.
-        epoll::unkick(set_index, number, entry);
+        epoll::unkick(tag);
+    }
+    let Some(held) = set.lock.enter() else { return 0 };
+    let number = match epoll::entry_of(tag) {
+        Some((number, _)) if number != u32::MAX => number,
+        _ => return 0,
+    };
+    if !entry.has(E_RING) {
+        if !entry::is_kept_below(index) {
+            // It has ended, or left the ring, which the kernel knows.
+            return 0;
+        }
+        entry.set_flag(E_RING, true);
+    }
+    let was_hot = entry.has(entry::E_HOT);
+    let hot = hot::heat(set, number, entry);
+    if !was_hot {
+        hot::note_news(set);
     }
     if in_tcp && kernel & READ_BITS != 0 {
         let edge = if report::is_for_data(entry) { entry::E_EDGE } else { 0 };
@@ -575,15 +540,16 @@ fn from_ring(
         return bits;
     }
     entry.round.store(round, Relaxed);
-    if bits != 0 && entry.events.load(Relaxed) & libc::EPOLLET as u32 == 0 {
-        // Level-triggered: the next wait has to find it again.
-        epoll::pass_on(set_index, number, entry);
-    }
     if bits == 0
         && let Some(slot) = conn.slot()
     {
         // A doorbell without a meaning must not look like data to whoever polls the set itself.
         wait::clear_bells(epoll::live_fd(entry), conn, slot);
+    }
+    drop(held);
+    if bits != 0 && entry.events.load(Relaxed) & libc::EPOLLET as u32 == 0 {
+        // Level-triggered: the next wait has to find it again.
+        epoll::pass_on(tag);
     }
     bits
 }
@@ -609,16 +575,7 @@ pub fn nested_look(index: u32) -> (bool, u64) {
 }
 
 fn print(index: u32, depth: u32) -> u64 {
-    let mut print = 1u64;
-    hot::each(epoll::set_at(index), hot::HOT, |_, entry| {
-        let conn = conn::at(entry.conn.load(Relaxed));
-        if let Some(slot) = conn.slot() {
-            let ended = u64::from(conn.peer(slot).flags.load(Relaxed)) << 48
-                | u64::from(conn.kernel_events.load(Relaxed)) << 32;
-            let prod = conn.peer(slot).prod.load(Acquire);
-            print = print.wrapping_add(prod).wrapping_add(ended);
-        }
-    });
+    let mut print = 1u64.wrapping_add(hot::print(epoll::set_at(index)));
     if depth > 0 {
         nested::each(index, |inner, _| print = print.wrapping_add(self::print(inner, depth - 1)));
     }
@@ -635,12 +592,29 @@ fn settle_all(index: u32, depth: u32) {
     if depth > 0 {
         nested::each(index, |inner, _| settle_all(inner, depth - 1));
     }
-    hot::each(epoll::set_at(index), hot::HOT, |number, entry| {
+    unkick_all(epoll::set_at(index));
+    hot::each(epoll::set_at(index), hot::HOT, |_, entry| {
         let conn = conn::at(entry.conn.load(Relaxed));
         let Some(slot) = conn.slot() else { return };
-        epoll::unkick(index, number, entry);
         if wait::has_bells(conn, slot) {
             wait::clear_bells(epoll::live_fd(entry), conn, slot);
         }
     });
+}
+
+fn unkick_all(set: &Set) {
+    const SOME: usize = 32;
+    loop {
+        let (mut tags, mut count) = ([0; SOME], 0);
+        hot::each(set, hot::HOT, |number, entry| {
+            if entry.has(E_KICKED) && count < SOME {
+                tags[count] = epoll::tag_of(number, entry);
+                count += 1;
+            }
+        });
+        // Where one cannot be, there would be no end.
+        if !tags[..count].iter().all(|&tag| epoll::unkick(tag)) || count < SOME {
+            return;
+        }
+    }
 }

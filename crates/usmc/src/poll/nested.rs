@@ -3,11 +3,11 @@
 //! The kernel knows of the inner set's doorbells and not of its readiness. So the outer registration carries
 //! data of ours, waits on the outer set look into the inner one, and what the kernel reports is checked.
 
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use super::epoll::{self, SETS_LOCK};
-use super::{multi, owed, ready};
+use super::{asleep, multi, owed, ready};
 use crate::sys::{self, Errno};
 
 /// Sets registered in other sets at one time; what exceeds it is left to the kernel.
@@ -22,6 +22,8 @@ const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 pub struct Nesting {
     /// `outer + 1` in the low half, `inner + 1` in the high half; 0 = unused.
     who: AtomicU64,
+    /// The inner one's number that it was registered by: another is another registration.
+    fd: AtomicU32,
     events: AtomicU32,
     /// The application's data.
     data: AtomicU64,
@@ -37,6 +39,7 @@ pub struct Nesting {
 static NESTINGS: [Nesting; NESTED] = [const {
     Nesting {
         who: AtomicU64::new(0),
+        fd: AtomicU32::new(0),
         events: AtomicU32::new(0),
         data: AtomicU64::new(0),
         uses: AtomicU32::new(0),
@@ -61,41 +64,66 @@ pub fn control(
         // Whoever waits for the outer set hears of the inner one by the kernel.
         owed::watch(inner.1);
     }
-    let _held = SETS_LOCK.enter()?;
-    let who = name(outer.1, inner.1);
-    let known = NESTINGS.iter().position(|n| n.who.load(Relaxed) == who);
-    let mut kernel = event.unwrap_or(libc::epoll_event { events: 0, u64: 0 });
-    match op {
-        libc::EPOLL_CTL_DEL => {
-            let done = sys::epoll_ctl(outer.0, op, inner.0, &mut kernel);
-            if let (Ok(()), Some(at)) = (done, known) {
-                end(at);
-            }
-            Some(done)
-        }
-        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {
-            let event = event?;
-            let free = || NESTINGS.iter().position(|n| n.who.load(Relaxed) == 0);
-            let at = if op == libc::EPOLL_CTL_ADD { free()? } else { known? };
-            let place = &NESTINGS[at];
-            kernel.u64 = epoll::tag(at as u32 | NUMBER, place.uses.load(Relaxed));
-            let done = sys::epoll_ctl(outer.0, op, inner.0, &mut kernel);
-            if done.is_ok() {
-                place.events.store(event.events, Relaxed);
-                place.data.store(event.u64, Relaxed);
-                place.disabled.store(0, Relaxed);
-                place.seen.store(0, Relaxed);
-                if op == libc::EPOLL_CTL_ADD {
-                    // Another set's wait, it may be.
-                    place.round.store(0, Relaxed);
-                    place.who.store(who, Release);
-                    epoll::set_at(outer.1).nested.fetch_add(1, AcqRel);
+    let done = {
+        let _held = SETS_LOCK.enter()?;
+        let who = name(outer.1, inner.1);
+        let fd = inner.0.cast_unsigned();
+        let is_known = |n: &Nesting| n.who.load(Relaxed) == who && n.fd.load(Relaxed) == fd;
+        let known = NESTINGS.iter().position(is_known);
+        match (op, event) {
+            (libc::EPOLL_CTL_DEL, _) => {
+                let mut none = libc::epoll_event { events: 0, u64: 0 };
+                let done = sys::epoll_ctl(outer.0, op, inner.0, &mut none);
+                if let (Ok(()), Some(at)) = (done, known) {
+                    end(at);
                 }
+                return Some(done);
             }
-            Some(done)
+            (libc::EPOLL_CTL_ADD, Some(event)) => {
+                let at = NESTINGS.iter().position(|n| n.who.load(Relaxed) == 0)?;
+                let place = &NESTINGS[at];
+                place.fd.store(fd, Relaxed);
+                place.ask_for(event);
+                // Another set's wait, it may be.
+                place.round.store(0, Relaxed);
+                // Before the kernel can tell of it.
+                place.who.store(who, Release);
+                // SeqCst: who goes to sleep sees it, or is seen by `stir`.
+                epoll::set_at(outer.1).nested.fetch_add(1, SeqCst);
+                let done = register((outer.0, op, inner.0), at, event.events);
+                if done.is_err() {
+                    end(at);
+                }
+                done
+            }
+            (libc::EPOLL_CTL_MOD, Some(event)) => {
+                let at = known?;
+                let place = &NESTINGS[at];
+                let before = place.asked();
+                // What the kernel tells of what it was is not for what it is: it looks again.
+                place.uses.fetch_add(1, AcqRel);
+                place.ask_for(event);
+                let done = register((outer.0, op, inner.0), at, event.events);
+                if done.is_err() {
+                    place.uses.fetch_sub(1, AcqRel);
+                    place.ask_for(before.0);
+                    place.disabled.store(before.1, Relaxed);
+                }
+                done
+            }
+            _ => return None,
         }
-        _ => None,
+    };
+    if done.is_ok() {
+        asleep::stir(outer.1, inner.1);
     }
+    Some(done)
+}
+
+/// The kernel is told of a nesting, by its tag.
+fn register((outer, op, inner): (i32, i32, i32), at: usize, events: u32) -> Result<(), Errno> {
+    let u64 = epoll::tag(at as u32 | NUMBER, NESTINGS[at].uses.load(Relaxed));
+    sys::epoll_ctl(outer, op, inner, &mut libc::epoll_event { events, u64 })
 }
 
 fn end(at: usize) {
@@ -139,6 +167,20 @@ pub fn of(data: u64) -> Option<Option<(u32, &'static Nesting)>> {
 }
 
 impl Nesting {
+    /// From now on the outer set wants this.
+    fn ask_for(&self, event: libc::epoll_event) {
+        self.events.store(event.events, Relaxed);
+        self.data.store(event.u64, Relaxed);
+        self.seen.store(0, Relaxed);
+        self.disabled.store(0, Release);
+    }
+
+    /// What it wants, and whether that was told.
+    fn asked(&self) -> (libc::epoll_event, u32) {
+        let (events, u64) = (self.events.load(Relaxed), self.data.load(Relaxed));
+        (libc::epoll_event { events, u64 }, self.disabled.load(Relaxed))
+    }
+
     /// Whether the outer set wants to hear of data at all.
     pub fn wants_data(&self) -> bool {
         self.events.load(Relaxed) & ready::IN != 0 && self.disabled.load(Relaxed) == 0
@@ -154,17 +196,33 @@ impl Nesting {
         if self.round.load(Relaxed) == round {
             return None;
         }
-        let (ready, print) = multi::nested_look(inner);
-        let fresh = want & ET == 0 || print != self.seen.load(Relaxed);
-        let report = (ready && fresh) || (by_kernel && is_readable(inner));
-        if !report {
+        let seen = self.seen.load(Relaxed);
+        let look = || {
+            let (ready, print) = multi::nested_look(inner);
+            (ready && (want & ET == 0 || print != seen), print)
+        };
+        let (mut by_rings, mut print) = look();
+        if !by_rings {
+            if !by_kernel {
+                return None;
+            }
+            // What has rung is looked at from now on, and what is over is taken from the kernel.
+            multi::settle(inner);
+            (by_rings, print) = look();
+            if !by_rings && !kernel_finds(inner) {
+                return None;
+            }
+        }
+        // Another thread may look at the same moment: an edge is told to one of them.
+        let is_edge = by_rings && want & ET != 0 && !by_kernel;
+        if is_edge && self.seen.compare_exchange(seen, print, AcqRel, Relaxed).is_err() {
             return None;
         }
         self.seen.store(print, Relaxed);
-        self.round.store(round, Relaxed);
-        if want & ONESHOT != 0 {
-            self.disabled.store(1, Relaxed);
+        if want & ONESHOT != 0 && self.disabled.swap(1, AcqRel) != 0 {
+            return None;
         }
+        self.round.store(round, Relaxed);
         Some(libc::epoll_event { events: ready::IN, u64: self.data.load(Relaxed) })
     }
 }
@@ -172,5 +230,9 @@ impl Nesting {
 /// Whether the kernel finds something in the set once doorbells without a meaning are gone.
 pub fn is_readable(inner: u32) -> bool {
     multi::settle(inner);
+    kernel_finds(inner)
+}
+
+fn kernel_finds(inner: u32) -> bool {
     sys::poll1(epoll::fd_of(inner), libc::POLLIN, 0) & libc::POLLIN != 0
 }

@@ -1,13 +1,12 @@
 //! poll(2), and select(2) by way of it, over the kernel's own.
 
 use core::ffi::c_int;
-use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
+use core::{mem, slice};
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
 
-use super::multi::{
-    DEPTH, Deadline, arm_all, enter_all, has_tracked, is_bad, leave_all, nested_ready,
-};
+use super::asleep::{self, arm_all};
+use super::multi::{Deadline, has_tracked, is_bad, nested_ready};
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::{epoll, nested, owed};
 use crate::api::time::Time;
@@ -80,7 +79,7 @@ pub unsafe fn poll(
         return None;
     }
     // SAFETY: the caller's contract.
-    let fds = unsafe { core::slice::from_raw_parts_mut(fds, count) };
+    let fds = unsafe { slice::from_raw_parts_mut(fds, count) };
     let deadline = Deadline::after(timeout_ns);
     if !any_is_ours(fds) {
         if timeout_ns == 0 || !fds.iter().any(|p| may_move(p.fd)) {
@@ -117,7 +116,7 @@ fn on_a_copy(fds: &mut [libc::pollfd], call: impl FnOnce(&mut [libc::pollfd]) ->
     };
     let mapped = Mapped { at, bytes };
     // SAFETY: a mapping of our own for so many; zero is valid.
-    let own = unsafe { core::slice::from_raw_parts_mut(at.cast(), count) };
+    let own = unsafe { slice::from_raw_parts_mut(at.cast(), count) };
     keeping(mapped, || on(own, fds, call)).1
 }
 
@@ -151,10 +150,15 @@ fn any_is_ours(fds: &[libc::pollfd]) -> bool {
     fds.iter().any(|p| p.fd >= 0 && is_ours(p.fd))
 }
 
-/// Whether a connection may go to the ring while a call sleeps on it.
+/// Whether it may become ours while a call sleeps on it: a connection goes to the ring, or is added to a set.
 fn may_move(fd: c_int) -> bool {
-    matches!(table::get(fd), Fd::Conn(index)
-        if matches!(conn::at(index).phase(), conn::EARLY | conn::OFFERED | conn::ATTACHED))
+    match table::get(fd) {
+        Fd::Conn(index) => {
+            matches!(conn::at(index).phase(), conn::EARLY | conn::OFFERED | conn::ATTACHED)
+        }
+        Fd::Epoll(_) => true,
+        _ => false,
+    }
 }
 
 /// The real poll; `None`: without a time limit.
@@ -196,9 +200,9 @@ fn poll_until(
         if spin_poll(fds, deadline) || leave_if_stuck(fds) {
             continue;
         }
-        let tick = sleepers(fds, true);
+        let mut asleep = Asleep::nowhere(fds.len());
+        let tick = asleep.enter(fds);
         let ready = fds.iter().any(|p| p.fd >= 0 && look(p) != 0);
-        let asleep = Asleep(fds.as_mut_ptr(), fds.len());
         let (asleep, got) = keeping(asleep, || match ready {
             true => 0,
             false => {
@@ -207,9 +211,7 @@ fn poll_until(
             }
         });
         let saved = errno();
-        // Of these numbers some may be hidden: they come back when the call is over.
-        mem::forget(asleep);
-        sleepers(fds, false);
+        drop(asleep);
         if got < 0 {
             set_errno(saved);
             return -1;
@@ -218,16 +220,6 @@ fn poll_until(
             let n = poll_now(fds);
             return n - if n > 0 { hide_closed(fds) } else { 0 };
         }
-    }
-}
-
-/// A call that does not return: nobody sleeps any more.
-struct Asleep(*mut libc::pollfd, usize);
-
-impl Drop for Asleep {
-    fn drop(&mut self) {
-        // SAFETY: the array of `poll_until`, which is there still.
-        sleepers(unsafe { core::slice::from_raw_parts(self.0, self.1) }, false);
     }
 }
 
@@ -393,31 +385,83 @@ fn stuck_ns(fds: &[libc::pollfd]) -> Option<u64> {
     each.min()
 }
 
-/// Counts this thread as a sleeper of every ring connection in `fds`, or takes it back.
-fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
-    let mut tick = false;
-    for p in fds.iter().filter(|p| p.fd >= 0) {
-        match watch(p.fd) {
-            Watch::Kernel | Watch::Failed => {}
-            Watch::Nested(index) => {
-                if enter {
-                    enter_all(index, DEPTH);
-                    tick |= arm_all(index, DEPTH);
-                } else {
-                    leave_all(index, DEPTH);
+/// As what a call is counted for one pollfd, so that it is counted out as that, whatever becomes of the connection: nothing,
+/// or a sleeper of a ring.
+#[derive(Clone, Copy)]
+struct Count {
+    /// The connection plus one; 0 = not counted.
+    conn: u32,
+    /// Its record's.
+    use_count: u16,
+    returns: u8,
+    /// For data, for room: a bit each.
+    what: u8,
+}
+
+impl Count {
+    const NONE: Count = Count { conn: 0, use_count: 0, returns: 0, what: 0 };
+
+    fn enter(index: u32, slot: &Slot, want: u32) -> Count {
+        let conn = conn::at(index);
+        let count = Count {
+            conn: index + 1,
+            use_count: conn.use_count.load(Relaxed) as u16,
+            returns: conn.returns() as u8,
+            what: u8::from(want & READ_BITS != 0) | u8::from(want & WRITE_BITS != 0) << 1,
+        };
+        count.each(|for_room| Sleeper::count(conn, Some(slot), for_room, true));
+        count
+    }
+
+    fn leave(&self) {
+        let Some(index) = self.conn.checked_sub(1) else { return };
+        let conn = conn::at(index);
+        if conn.use_count.load(Relaxed) as u16 != self.use_count {
+            // Closed, and all its sleepers forgotten.
+            return;
+        }
+        // In another slot it was never counted, or too often, which does no harm.
+        let slot = conn.slot().filter(|_| conn.returns() as u8 == self.returns);
+        self.each(|for_room| Sleeper::count(conn, slot, for_room, false));
+    }
+
+    fn each(&self, act: impl FnMut(bool)) {
+        [false, true]
+            .into_iter()
+            .filter(|&room| self.what & 1 << u8::from(room) != 0)
+            .for_each(act);
+    }
+}
+
+/// A call in the real poll, also one that does not return: when it is dropped, nobody sleeps any more.
+struct Asleep {
+    counts: Each<Count>,
+    sets: asleep::Counted,
+}
+
+impl Asleep {
+    fn nowhere(count: usize) -> Asleep {
+        Asleep { counts: Each::new(Count::NONE, count), sets: asleep::Counted::nowhere() }
+    }
+
+    /// Counts this thread as a sleeper of every ring connection in `fds`, and arms these. Whether it has to look by itself.
+    fn enter(&mut self, fds: &[libc::pollfd]) -> bool {
+        let mut tick = false;
+        for (i, p) in fds.iter().enumerate().filter(|(_, p)| p.fd >= 0) {
+            match watch(p.fd) {
+                Watch::Kernel | Watch::Failed => {}
+                Watch::Nested(index) => {
+                    self.sets.enter(index);
+                    tick |= arm_all(index);
                 }
-            }
-            Watch::Ring(index) => {
-                let conn = conn::at(index);
-                let Some(slot) = conn.slot() else { continue };
-                let want = p.events as u16 as u32;
-                if want & READ_BITS != 0 {
-                    Sleeper::count(conn, Some(slot), false, enter);
-                }
-                if want & WRITE_BITS != 0 {
-                    Sleeper::count(conn, Some(slot), true, enter);
-                }
-                if enter {
+                Watch::Ring(index) => {
+                    let conn = conn::at(index);
+                    let Some(slot) = conn.slot() else { continue };
+                    let want = p.events as u16 as u32;
+                    match self.counts.all().get_mut(i) {
+                        Some(count) => *count = Count::enter(index, slot, want),
+                        None => tick = true,
+                    }
                     wait::clear_bells(p.fd, conn, slot);
                     ready::arm(p.fd, conn, slot, want);
                     tick |= ready::must_tick(conn, slot, want)
@@ -426,8 +470,14 @@ fn sleepers(fds: &[libc::pollfd], enter: bool) -> bool {
                 }
             }
         }
+        tick
     }
-    tick
+}
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        self.counts.all().iter().for_each(Count::leave);
+    }
 }
 
 /// Whether a doorbell may mean one of `events`. The kernel itself reports the end, errors and urgent data.
@@ -464,7 +514,8 @@ fn sleep_poll(
     mask: *const libc::sigset_t,
 ) -> c_int {
     // The kernel overwrites `revents`, so the events are remembered in private memory.
-    let kept = Kept::take(fds);
+    let mut kept = Each::new(0, fds.len());
+    kept.all().iter_mut().zip(&*fds).for_each(|(to, p)| *to = p.events);
     for p in fds.iter_mut() {
         if p.fd >= 0
             && let Watch::Ring(index) = watch(p.fd)
@@ -515,60 +566,50 @@ fn sleep_poll(
     n
 }
 
-/// The application's `events` during a real poll that needs others. Up to 64 on the stack, more in a
-/// temporary mapping.
-struct Kept {
-    few: [i16; 64],
-    many: *mut i16,
-    bytes: usize,
+/// Something for each pollfd, during a real poll. Up to 64 on the stack, more in a temporary mapping.
+struct Each<T> {
+    few: [T; 64],
+    count: usize,
+    many: *mut T,
 }
 
-impl Kept {
-    fn take(fds: &[libc::pollfd]) -> Kept {
-        let mut kept = Kept { few: [0; 64], many: core::ptr::null_mut(), bytes: 0 };
-        if fds.len() > kept.few.len() {
-            kept.bytes = fds.len() * 2;
-            if let Ok(memory) = sys::mmap_private(core::ptr::null_mut(), kept.bytes) {
-                kept.many = memory.cast();
+impl<T: Copy> Each<T> {
+    fn new(none: T, count: usize) -> Each<T> {
+        let mut each = Each { few: [none; 64], count, many: core::ptr::null_mut() };
+        if count > each.few.len() {
+            let bytes = count * size_of::<T>();
+            if let Ok(memory) = sys::mmap_private(core::ptr::null_mut(), bytes) {
+                each.many = memory.cast();
+                // SAFETY: the mapping holds that many.
+                (0..count).for_each(|i| unsafe { each.many.add(i).write(none) });
             }
         }
-        for (i, p) in fds.iter().enumerate() {
-            kept.put(i, p.events);
-        }
-        kept
+        each
     }
 
-    fn put(&mut self, i: usize, events: i16) {
-        if !self.many.is_null() {
-            // SAFETY: i < fds.len(), the mapping holds that many.
-            unsafe { self.many.add(i).write(events) };
-        } else if let Some(place) = self.few.get_mut(i) {
-            *place = events;
+    /// All of them; the first ones, where there is no memory.
+    fn all(&mut self) -> &mut [T] {
+        if self.many.is_null() {
+            let count = self.count.min(self.few.len());
+            return &mut self.few[..count];
         }
+        // SAFETY: the mapping holds that many, all written.
+        unsafe { slice::from_raw_parts_mut(self.many, self.count) }
     }
+}
 
-    fn give_back(&self, fds: &mut [libc::pollfd]) {
-        for (i, p) in fds.iter_mut().enumerate() {
-            if is_hidden(p) {
-                p.fd -= HIDDEN;
-            }
-            if !self.many.is_null() {
-                // SAFETY: as in `put`.
-                p.events = unsafe { self.many.add(i).read() };
-            } else if let Some(events) = self.few.get(i) {
-                p.events = *events;
-            }
-        }
+impl<T> Drop for Each<T> {
+    fn drop(&mut self) {
         if !self.many.is_null() {
             // SAFETY: nobody else has the mapping.
-            unsafe { sys::munmap(self.many.cast(), self.bytes) };
+            unsafe { sys::munmap(self.many.cast(), self.count * size_of::<T>()) };
         }
     }
 }
 
-/// [`Kept`] events, which the application's array has again when the real poll is over.
+/// The application's events, which its array has again when the real poll is over, which needs others.
 struct GivenBack {
-    kept: Kept,
+    kept: Each<i16>,
     at: *mut libc::pollfd,
     count: usize,
 }
@@ -576,7 +617,9 @@ struct GivenBack {
 impl Drop for GivenBack {
     fn drop(&mut self) {
         // SAFETY: the array of `sleep_poll`, which uses it again behind this.
-        self.kept.give_back(unsafe { core::slice::from_raw_parts_mut(self.at, self.count) });
+        let fds = unsafe { slice::from_raw_parts_mut(self.at, self.count) };
+        fds.iter_mut().filter(|p| is_hidden(p)).for_each(|p| p.fd -= HIDDEN);
+        fds.iter_mut().zip(self.kept.all()).for_each(|(p, events)| p.events = *events);
     }
 }
 

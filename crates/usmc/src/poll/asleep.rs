@@ -1,0 +1,109 @@
+//! Threads asleep in sets: who sleeps in one sleeps in those inside, too, and is counted there.
+
+use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
+
+use super::epoll::{self, SETS, Set};
+use super::multi::DEPTH;
+use super::{hot, nested, owed};
+use crate::single;
+
+/// A thread in the real wait: counted in the set and in the sets inside.
+pub struct Asleep<'a> {
+    set: &'a Set,
+    inside: Counted,
+}
+
+impl<'a> Asleep<'a> {
+    pub fn enter(set: &'a Set, index: u32) -> Asleep<'a> {
+        // SeqCst: see `epoll::add`.
+        single::add(&set.sleepers, 1);
+        let mut asleep = Asleep { set, inside: Counted::nowhere() };
+        nested::each(index, |inner, _| asleep.inside.enter(inner));
+        asleep
+    }
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        // None is counted where a fork of this thread's own signal handler has forgotten it.
+        if self.set.sleepers.load(Relaxed) != 0 {
+            single::sub(&self.set.sleepers, 1);
+        }
+    }
+}
+
+/// The sets in which one thread counts as a sleeper, once each, until this is dropped. What comes into one of them
+/// meanwhile is none of these.
+pub struct Counted {
+    /// A bit for each set.
+    sets: [u64; SETS / 64],
+    is_any: bool,
+}
+
+impl Counted {
+    pub fn nowhere() -> Counted {
+        Counted { sets: [0; SETS / 64], is_any: false }
+    }
+
+    /// Counts the thread in a set and in those inside.
+    pub fn enter(&mut self, index: u32) {
+        let (word, bit) = (&mut self.sets[index as usize / 64], 1 << (index % 64));
+        if *word & bit != 0 {
+            return;
+        }
+        *word |= bit;
+        self.is_any = true;
+        // SeqCst: see `epoll::add`.
+        epoll::set_at(index).sleepers.fetch_add(1, SeqCst);
+        owed::pay(index);
+        nested::each(index, |inner, _| self.enter(inner));
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if !self.is_any {
+            return;
+        }
+        for (number, &word) in self.sets.iter().enumerate() {
+            let mut left = word;
+            while left != 0 {
+                epoll::woke(epoll::set_at(number as u32 * 64 + left.trailing_zeros()));
+                left &= left - 1;
+            }
+        }
+    }
+}
+
+/// Arms the hot entries of a set and of those inside. Says whether somebody must tick.
+pub fn arm_all(index: u32) -> bool {
+    arm_to(index, DEPTH)
+}
+
+fn arm_to(index: u32, depth: u32) -> bool {
+    let mut tick = hot::arm(epoll::set_at(index));
+    if depth > 0 {
+        nested::each(index, |inner, _| tick |= arm_to(inner, depth - 1));
+    }
+    tick
+}
+
+/// A set has come into `outer`, or is asked for anew: who sleeps there already, or polls it, has to look, to count itself,
+/// and to ask for the bells of those that were active. All others ring.
+pub fn stir(outer: u32, inner: u32) {
+    let set = epoll::set_at(outer);
+    // SeqCst: see `epoll::add`, and `nested::control`.
+    if set.sleepers.load(SeqCst) != 0 || set.is_watched.load(SeqCst) == owed::POLLED {
+        stir_one(inner, DEPTH);
+    }
+}
+
+/// By any connection that can be kicked.
+fn stir_one(index: u32, depth: u32) -> bool {
+    let set = epoll::set_at(index);
+    let mut is_done = (0..).map_while(|at| hot::tag_at(set, at)).any(epoll::pass_on);
+    if depth > 0 {
+        nested::each(index, |inner, _| is_done = is_done || stir_one(inner, depth - 1));
+    }
+    is_done
+}
