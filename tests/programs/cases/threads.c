@@ -782,6 +782,8 @@ PAIR_CASE(thread_with_descriptors_of_its_own) {
     EQ(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0), 0);
     recv_to_eof(p.fd, 0, 0, 0);
     pair_close(p);
+}
+
 // Sleeps on a connection that is TCP, for urgent data alone, and on one in the ring, until the latter has something.
 static void *polls_both(void *arg) {
     struct call *c = arg;
