@@ -206,8 +206,50 @@ pub fn splice_in(
 
 /// splice(2) from a ring connection into a pipe. `nonblock`: does not wait for the pipe.
 pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Outcome {
-    let conn = conn::at(index);
     observer::used(fd, index);
+    let mut total = 0;
+    loop {
+        let fd = if total == 0 { fd } else { close::number(fd, index) };
+        let (outcome, goes_on) = splice_part(fd, index, to, count - total, nonblock, total > 0);
+        match outcome {
+            Outcome::Done(n @ 1..) => {
+                total += n;
+                // A message may be in both spans.
+                if total >= count || !goes_on {
+                    return Outcome::Done(total);
+                }
+            }
+            _ if total == 0 => return outcome,
+            Outcome::Fail(errno) => {
+                if !matches!(errno, libc::EAGAIN | libc::EINTR | libc::EPIPE) {
+                    ending::put_back(conn::at(index), errno);
+                }
+                return Outcome::Done(total);
+            }
+            // What follows is the kernel's alone.
+            Outcome::Kernel => {
+                let fd = close::number(fd, index);
+                return Outcome::Done(total + sys::splice_now(fd, to, count - total).unwrap_or(0));
+            }
+            Outcome::Done(0) => return Outcome::Done(total),
+        }
+    }
+}
+
+/// What is in one span. `has_some`: the call has moved bytes, and waits for nothing any more. And whether more may be there, in
+/// the next one.
+fn splice_part(
+    fd: i32,
+    index: u32,
+    to: i32,
+    count: usize,
+    nonblock: bool,
+    has_some: bool,
+) -> (Outcome, bool) {
+    let conn = conn::at(index);
+    let nonblock = nonblock || has_some;
+    let look = libc::MSG_PEEK | if has_some { libc::MSG_DONTWAIT } else { 0 };
+    let only = |outcome| (outcome, false);
     loop {
         let fd = close::number(fd, index);
         match conn.phase() {
@@ -215,33 +257,33 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             OFFERED | EARLY | ATTACHED => {
                 transition::progress(fd, index, Call::Receive);
                 if conn.has(conn::F_CLC) && clc::awaits_first(fd, conn) {
-                    if wait::is_nonblocking(fd, conn) {
-                        return Outcome::Fail(libc::EAGAIN);
+                    if has_some || wait::is_nonblocking(fd, conn) {
+                        return only(Outcome::Fail(libc::EAGAIN));
                     }
                     match wait::for_data(fd, index, false, Until::Data, clock::now_ns()) {
                         Woken::Look => continue,
-                        Woken::Fail(errno) => return Outcome::Fail(errno),
+                        Woken::Fail(errno) => return only(Outcome::Fail(errno)),
                     }
                 }
                 // The kernel knows no end before a message of the peer's.
                 if conn.has(conn::F_CLC) && demote::leave(fd, index, Reason::KernelFeature).is_err()
                 {
-                    return Outcome::Fail(libc::EAGAIN);
+                    return only(Outcome::Fail(libc::EAGAIN));
                 }
                 // Bytes before the boundary are the kernel's; a bounded peek at them decides.
                 if conn.phase() != RING {
-                    match splice_tcp(fd, index, to, count, nonblock) {
-                        Some(outcome) => return outcome,
+                    match splice_tcp(fd, index, to, count, nonblock, look) {
+                        Some(outcome) => return (outcome, true),
                         None => continue,
                     }
                 }
             }
-            _ => return Outcome::Kernel,
+            _ => return only(Outcome::Kernel),
         }
-        let Some(slot) = conn.slot() else { return Outcome::Kernel };
+        let Some(slot) = conn.slot() else { return only(Outcome::Kernel) };
         let source = {
             let Some(_held) = Receiving::enter(fd, conn, slot) else {
-                return Outcome::Fail(libc::EAGAIN);
+                return only(Outcome::Fail(libc::EAGAIN));
             };
             let fd = close::number(fd, index);
             RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
@@ -253,18 +295,18 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
         // What the peer has left in the ring comes before what follows by TCP.
         let is_in_ring = matches!(source, Ok(Source::Ring)) && (!ends || conn.rx(slot).has_data());
         if !is_in_ring {
-            match splice_tcp(fd, index, to, count, nonblock) {
-                Some(outcome) => return outcome,
+            match splice_tcp(fd, index, to, count, nonblock, look) {
+                Some(outcome) => return (outcome, true),
                 None => continue,
             }
         }
         let room = match pipe_room(to, nonblock) {
             Ok(room) => room,
-            Err(errno) => return Outcome::Fail(errno),
+            Err(errno) => return only(Outcome::Fail(errno)),
         };
         {
             let Some(_held) = Receiving::enter(fd, conn, slot) else {
-                return Outcome::Fail(libc::EAGAIN);
+                return only(Outcome::Fail(libc::EAGAIN));
             };
             let fd = close::number(fd, index);
             // While we waited for the pipe, another thread may have taken the connection out of this ring.
@@ -297,24 +339,24 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                             if asleep {
                                 wait::wake_writer(fd, conn, slot);
                             }
-                            return Outcome::Done(n);
+                            return (Outcome::Done(n), ends);
                         }
                         // Another thread has filled the pipe.
                         Err(libc::EAGAIN) if !nonblock => continue,
-                        Err(errno) => return Outcome::Fail(errno),
+                        Err(errno) => return only(Outcome::Fail(errno)),
                     }
                 }
                 Ok(_) => (),
-                Err(_) => return Outcome::Fail(libc::ECONNRESET),
+                Err(_) => return only(Outcome::Fail(libc::ECONNRESET)),
             }
         };
         // Nothing there: wait, and learn of the end, by the receiving path itself.
-        match peek(fd, index, libc::MSG_PEEK) {
-            Outcome::Done(0) => return Outcome::Done(0),
+        match peek(fd, index, look) {
+            Outcome::Done(0) => return only(Outcome::Done(0)),
             Outcome::Done(_) => {}
             // Another thread has closed the number; the call holds the connection.
             Outcome::Fail(libc::EBADF) | Outcome::Kernel if close::number(fd, index) != fd => {}
-            other => return other,
+            other => return only(other),
         }
     }
 }
@@ -354,7 +396,15 @@ fn peek(fd: i32, index: u32, flags: i32) -> Outcome {
 }
 
 /// Bytes of the TCP span, of which only we know where it ends, a few at a time. `None`: they are elsewhere by now.
-fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Option<Outcome> {
+/// `look`: flags for a look at it.
+fn splice_tcp(
+    fd: i32,
+    index: u32,
+    to: i32,
+    count: usize,
+    nonblock: bool,
+    look: i32,
+) -> Option<Outcome> {
     if let Err(errno) = pipe_room(to, nonblock) {
         return Some(Outcome::Fail(errno));
     }
@@ -368,7 +418,7 @@ fn splice_tcp(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Opt
             Outcome::Done(0)
         });
     }
-    match peek(fd, index, libc::MSG_PEEK) {
+    match peek(fd, index, look) {
         Outcome::Done(1..) => {}
         Outcome::Fail(libc::EBADF) | Outcome::Kernel if close::number(fd, index) != fd => {
             return None;
