@@ -436,14 +436,9 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) ->
         Until::Data
             if start.saturating_sub(since) < FIRST_SLEEP_NS
                 && !is_cut(conn)
-                && !conn.has(F_NONBLOCK) =>
+                && !is_nonblocking(fd, conn) =>
         {
-            match peek(fd, index) {
-                Woken::Fail(libc::EAGAIN) if is_nonblocking_now(fd, index) => {
-                    sleep_for_data(fd, index, until, since)
-                }
-                woken => woken,
-            }
+            peek(fd, index)
         }
         _ => sleep_for_data(fd, index, until, since),
     };
@@ -471,25 +466,16 @@ fn sleep_for_data(fd: i32, index: u32, until: Until, since: u64) -> Woken {
 }
 
 /// The peek of a call that waits without a limit. O_NONBLOCK, set since it began, does not concern it, and would end the
-/// peek at once.
+/// peek at once. One that is set while it sleeps counts once a signal has interrupted it, as the kernel's calls begin anew then.
 fn peek_anyhow(fd: i32, index: u32) -> Woken {
-    if !conn::at(index).has(F_NONBLOCK) {
-        let woken = peek(fd, index);
-        if woken != Woken::Fail(libc::EAGAIN) || !is_nonblocking_now(fd, index) {
-            return woken;
-        }
+    if !is_nonblocking(fd, conn::at(index)) {
+        return peek(fd, index);
     }
     match sleep_in_poll(fd, index, -1) {
         // Such a call begins anew, and finds O_NONBLOCK.
         Woken::Fail(libc::EINTR) if all_handlers_restart() => Woken::Fail(libc::EAGAIN),
         woken => woken,
     }
-}
-
-/// Whether O_NONBLOCK was set while the call slept.
-#[cold]
-fn is_nonblocking_now(fd: i32, index: u32) -> bool {
-    kernel::is_nonblocking(close::number(fd, index))
 }
 
 /// SO_RCVTIMEO or SO_SNDTIMEO in milliseconds; 0 = none.
