@@ -15,6 +15,9 @@ use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::{capture, clc, clock, kernel, memory, observer, order, real, transition};
 
+/// How often one call looks where the kernel's bytes have gone that it was told of.
+const LOOKS: u32 = 256;
+
 /// What POSIX calls so: bytes that a pipe takes at once or not at all.
 const PIPE_BUF: usize = 4096;
 
@@ -250,7 +253,7 @@ fn splice_part(
     let nonblock = nonblock || has_some;
     let look = libc::MSG_PEEK | if has_some { libc::MSG_DONTWAIT } else { 0 };
     let only = |outcome| (outcome, false);
-    loop {
+    for _ in 0..LOOKS {
         let fd = close::number(fd, index);
         match conn.phase() {
             RING => {}
@@ -359,6 +362,48 @@ fn splice_part(
             other => return only(other),
         }
     }
+    (splice_received(fd, index, to, count, nonblock, look & libc::MSG_DONTWAIT), true)
+}
+
+/// By a buffer: a receive finds bytes again and again where the kernel has none to move. A peer that scribbles makes that so.
+#[cold]
+fn splice_received(
+    fd: i32,
+    index: u32,
+    to: i32,
+    count: usize,
+    nonblock: bool,
+    flags: i32,
+) -> Outcome {
+    if let Err(errno) = pipe_room(to, nonblock) {
+        return Outcome::Fail(errno);
+    }
+    let mut bytes = [0u8; PIPE_BUF];
+    let iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: count.min(bytes.len()) };
+    // SAFETY: a buffer on our stack.
+    let mut into = unsafe { super::iov::Buffers::new(&raw const iov, 1) };
+    let outcome = super::recv::receive(close::number(fd, index), index, &mut into, flags);
+    let Outcome::Done(n) = outcome else { return outcome };
+    let mut at = 0;
+    while at < n {
+        let rest = [libc::iovec { iov_base: bytes[at..].as_mut_ptr().cast(), iov_len: n - at }];
+        // SAFETY: at..n lies in the buffer.
+        let written = unsafe { sys::writev_now(to, &rest) };
+        // Another thread has filled the pipe: these bytes are in nobody's hands but ours.
+        let waited = match written {
+            Ok(m) => {
+                at += m;
+                Ok(0)
+            }
+            Err(libc::EAGAIN) => pipe_room(to, false),
+            Err(errno) => Err(errno),
+        };
+        match waited {
+            Ok(_) | Err(libc::EINTR) => {}
+            Err(errno) => return Outcome::Fail(errno),
+        }
+    }
+    outcome
 }
 
 /// Bytes that a write to the pipe takes at once; waits for room unless told not to.
