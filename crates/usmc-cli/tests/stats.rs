@@ -7,7 +7,8 @@ use std::os::unix::fs::FileExt;
 use serde_json::Value;
 use support::*;
 use usmc::observe::{
-    CLIENT_END, Fallback, Header, PARTS, RECORDS_OFFSET, Record, TOTALS_OFFSET, Totals, WAS_SMCD,
+    CLIENT_END, Fallback, Header, PARTS, REASONS, RECORDS_OFFSET, Record, TOTALS_OFFSET, Totals,
+    WAS_SMCD,
 };
 
 fn json(args: &[&str]) -> Value {
@@ -47,8 +48,11 @@ fn records_and_totals_are_summed_up() {
     // Of the accepting end: peer is not under uSMC.
     total(offset_of!(Totals, fallback) + 8, 2);
     // Of the connecting end: peer withdrew. Threads count apart.
-    total(offset_of!(Totals, fallback) + 8 * (32 + 11), 1);
-    total(offset_of!(Totals, fallback) + (PARTS - 1) * size_of::<Fallback>() + 8 * (32 + 11), 2);
+    total(offset_of!(Totals, fallback) + 8 * (REASONS + 11), 1);
+    total(
+        offset_of!(Totals, fallback) + (PARTS - 1) * size_of::<Fallback>() + 8 * (REASONS + 11),
+        2,
+    );
     total(offset_of!(Totals, set_sleeps), 6);
     total(offset_of!(Totals, cork), 8);
     let holder = Holder::new(&file);
