@@ -182,6 +182,15 @@ pub fn note_error(conn: &Conn, errno: Errno) -> Woken {
     }
 }
 
+/// A call has taken this error by a number that was closed meanwhile: of this connection, or of a socket that got the number
+/// before the call began. `fd` is another number of the connection, whose kernel has an error no more where it has told it.
+pub fn taken_by_a_closed_number(fd: i32, conn: &Conn, errno: Errno) {
+    look(fd, conn);
+    if !is_taken(conn) && kernel::is_over(fd) {
+        let _ = note_error(conn, errno);
+    }
+}
+
 /// Reading the error cleared it in the kernel: keep it for whoever reports it, in whatever process.
 fn note_errno(conn: &Conn, errno: Errno) {
     conn.kernel_events.fetch_or(ready::RDHUP | ready::HUP | (errno as u32) << 16, Relaxed);

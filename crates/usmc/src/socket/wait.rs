@@ -628,8 +628,12 @@ fn peek(fd: i32, index: u32) -> Woken {
     // SAFETY: one writable byte. The real function: a cancellation point, as the application expects.
     let n = unsafe { real::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_PEEK) };
     let errno = crate::errno();
-    if close::number(fd, index) != fd && (n >= 0 || errno != libc::EINTR) {
-        // It was closed in the meantime, before the call began or after. Nothing is taken by that: look by another number.
+    let number = close::number(fd, index);
+    if number != fd && (n >= 0 || errno != libc::EINTR) {
+        // It was closed in the meantime, before the call began or after. Look by another number; only an error is taken.
+        if n < 0 {
+            ending::taken_by_a_closed_number(number, conn, errno);
+        }
         return Woken::Look;
     }
     match n {
