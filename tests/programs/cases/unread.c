@@ -82,6 +82,106 @@ CASE(one_thread_polls_for_room_before_it_reads) {
     close(ends[1]);
 }
 
+// An event loop that sends all of it before it reads anything.
+static void loop_sends(int fd, uint64_t seed, size_t at, size_t bytes, uint32_t events) {
+    int ep = OK(epoll_create1(EPOLL_CLOEXEC));
+    struct epoll_event e = {.events = events, .data.fd = fd};
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e));
+    nonblocking(fd, true);
+    char piece[3000];
+    for (size_t end = at + bytes; at < end;) {
+        size_t most = end - at < sizeof piece ? end - at : sizeof piece;
+        pattern(seed, at, piece, most);
+        ssize_t n = send(fd, piece, most, 0);
+        if (n < 0) {
+            EQ(errno, EAGAIN);
+            EQ(epoll_wait(ep, &e, 1, 20000), 1);
+            continue;
+        }
+        at += n;
+    }
+    nonblocking(fd, false);
+    close(ep);
+}
+
+struct loop {
+    uint16_t port;
+    uint32_t events;
+};
+
+enum { LOOP_BYTES = 1500000, LOOP_START = 400 };
+
+static void run_loop(int fd, uint64_t seed, uint32_t events) {
+    loop_sends(fd, seed, LOOP_START, LOOP_BYTES, events);
+    recv_all(fd, 3 - seed, LOOP_START, LOOP_BYTES);
+    // The other's answer says that it has read all.
+    send_all(fd, seed, LOOP_START + LOOP_BYTES, 10);
+    recv_all(fd, 3 - seed, LOOP_START + LOOP_BYTES, 10);
+    close(fd);
+}
+
+static void connecting_loop(void *arg) {
+    const struct loop *l = arg;
+    int fd = connect_to(l->port);
+    for (int at = 0; at < LOOP_START; at += 10) {
+        send_all(fd, 1, at, 10);
+        recv_all(fd, 2, at, 10);
+    }
+    run_loop(fd, 1, l->events);
+}
+
+static void two_loops(uint32_t events) {
+    struct loop l = {.events = events};
+    int listener = listen_here(&l.port);
+    pid_t other = child(connecting_loop, &l);
+    int fd = OK(accept(listener, NULL, NULL));
+    for (int at = 0; at < LOOP_START; at += 10) {
+        recv_all(fd, 1, at, 10);
+        send_all(fd, 2, at, 10);
+    }
+    run_loop(fd, 2, events);
+    child_succeeds(other);
+    close(listener);
+}
+
+CASE(two_loops_send_before_they_read) { two_loops(EPOLLOUT); }
+
+CASE(two_loops_of_edges_send_before_they_read) { two_loops(EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET); }
+
+// The same by one thread, which has both ends.
+static void one_loop(uint32_t events) {
+    int ends[2];
+    connect_here(&ends[0], &ends[1]);
+    size_t at = ends_talk(ends, 0, 40);
+    loop_sends(ends[0], 1, at, LOOP_BYTES, events);
+    recv_all(ends[1], 1, at, LOOP_BYTES);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+CASE(one_loop_sends_before_it_reads) { one_loop(EPOLLOUT); }
+
+CASE(one_loop_of_edges_sends_before_it_reads) { one_loop(EPOLLIN | EPOLLOUT | EPOLLET); }
+
+// It sleeps in poll(2) on its set.
+CASE(polled_loop_sends_before_it_reads) {
+    int ends[2];
+    connect_here(&ends[0], &ends[1]);
+    size_t at = ends_talk(ends, 0, 40);
+    int ep = OK(epoll_create1(EPOLL_CLOEXEC));
+    struct epoll_event e = {.events = EPOLLOUT};
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, ends[0], &e));
+    size_t sent = fill(ends[0], 1, at);
+    for (size_t most = LOOP_BYTES; sent < most;) {
+        wait_events(ep, POLLIN, POLLIN);
+        sent += fill(ends[0], 1, at + sent);
+    }
+    recv_all(ends[1], 1, at, sent);
+    close(ep);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 // A sender that does not wait.
 PAIR_CASE(much_fits_that_nobody_reads) {
     struct pair p = pair_open();

@@ -3,6 +3,7 @@
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
 use super::epoll::{self, SETS, Set};
+use super::hot::Looks;
 use super::multi::DEPTH;
 use super::{hot, nested, owed};
 use crate::single;
@@ -75,17 +76,30 @@ impl Drop for Counted {
     }
 }
 
-/// Arms the hot entries of a set and of those inside. Says whether somebody must tick.
-pub fn arm_all(index: u32) -> bool {
+/// Arms the hot entries of a set and of those inside.
+pub fn arm_all(index: u32) -> Looks {
     arm_to(index, DEPTH)
 }
 
-fn arm_to(index: u32, depth: u32) -> bool {
-    let mut tick = hot::arm(epoll::set_at(index));
+fn arm_to(index: u32, depth: u32) -> Looks {
+    let mut looks = hot::arm(epoll::set_at(index));
     if depth > 0 {
-        nested::each(index, |inner, _| tick |= arm_to(inner, depth - 1));
+        nested::each(index, |inner, _| looks = looks.and(arm_to(inner, depth - 1)));
     }
-    tick
+    looks
+}
+
+/// Takes a connection out of the ring whose room is waited for in vain, in a set or in those inside. Whether there was one.
+pub fn leave_stuck(index: u32) -> bool {
+    leave_stuck_to(index, DEPTH)
+}
+
+fn leave_stuck_to(index: u32, depth: u32) -> bool {
+    let mut has_left = hot::leave_stuck(epoll::set_at(index));
+    if depth > 0 {
+        nested::each(index, |inner, _| has_left = has_left || leave_stuck_to(inner, depth - 1));
+    }
+    has_left
 }
 
 /// A set has come into `outer`, or is asked for anew: who sleeps there already, or polls it, has to look, to count itself,

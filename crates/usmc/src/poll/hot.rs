@@ -9,8 +9,8 @@ use super::entry::{self, E_ACTIVE, E_ARMED, E_DISABLED, E_HOT, Entry};
 use super::epoll::{self, Set};
 use super::ready::{self, WRITE_BITS};
 use super::{owed, report};
-use crate::conn;
-use crate::socket::wait;
+use crate::conn::{self, RING};
+use crate::socket::{room, wait};
 
 /// Most hot entries of a set. What exceeds them is reported by way of the kernel.
 pub const HOT: usize = 16384;
@@ -112,11 +112,56 @@ pub fn each(set: &Set, most: usize, mut act: impl FnMut(u32, &'static Entry)) {
     }
 }
 
+/// When a sleeper has to look again by itself.
+#[derive(Clone, Copy, Default)]
+pub struct Looks {
+    /// Every millisecond: doorbells may not wake it.
+    pub ticks: bool,
+    /// In so many nanoseconds: it waits for room, and perhaps in vain ([`room::look_in_ns`]).
+    pub stuck_ns: Option<u64>,
+}
+
+impl Looks {
+    /// What both say.
+    pub fn and(self, other: Looks) -> Looks {
+        let stuck_ns = match (self.stuck_ns, other.stuck_ns) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
+        Looks { ticks: self.ticks || other.ticks, stuck_ns }
+    }
+
+    /// The longest sleep; `None` = for ever.
+    pub fn most_ns(self) -> Option<u64> {
+        const TICK_NS: u64 = 1_000_000;
+        let tick_ns = self.ticks.then_some(TICK_NS);
+        tick_ns.or(self.stuck_ns)
+    }
+}
+
 /// Before a sleep: hot entries ask for their doorbells, and those that were not active are let go.
-/// Says whether the sleeper must look again by itself.
-pub fn arm(set: &Set) -> bool {
-    let Some(_held) = set.lock.enter() else { return false };
+pub fn arm(set: &Set) -> Looks {
+    let Some(_held) = set.lock.enter() else { return Looks::default() };
     sort_out(set, true)
+}
+
+/// When a sleep for room on this entry has to look for itself, if it waits for any. Nobody rings for that, so it stays hot.
+fn stuck_ns(entry: &Entry) -> Option<u64> {
+    let conn = conn::at(entry.conn.load(Relaxed));
+    let waits = !entry.has(E_DISABLED)
+        && entry.events.load(Relaxed) & WRITE_BITS != 0
+        && conn.phase() == RING;
+    room::look_in_ns(conn, conn.slot().filter(|_| waits)?)
+}
+
+/// Takes a connection out of the ring whose room is waited for in this set, and in vain. Whether there was one.
+pub fn leave_stuck(set: &Set) -> bool {
+    (0..).map_while(|at| tag_at(set, at)).any(|tag| match epoll::entry_of(tag) {
+        Some((number, entry)) if number != u32::MAX && stuck_ns(entry).is_some() => {
+            room::leave_if_stuck(epoll::live_fd(entry), entry.conn.load(Relaxed))
+        }
+        _ => false,
+    })
 }
 
 /// Lets entries go that were not active since the last time. The caller holds the set's lock.
@@ -136,8 +181,8 @@ fn is_sweep_due(set: &Set) -> bool {
     set.rounds.load(Relaxed).wrapping_sub(set.swept.load(Relaxed)) > 16
 }
 
-fn sort_out(set: &Set, arm_all: bool) -> bool {
-    let mut tick = false;
+fn sort_out(set: &Set, arm_all: bool) -> Looks {
+    let mut looks = Looks::default();
     // From the end: taking one off moves the last one into its place.
     for at in (0..set.hot_count.load(Relaxed) as usize).rev() {
         let Some(entry) = entry::at(set.hot[at].load(Relaxed)) else { continue };
@@ -155,7 +200,8 @@ fn sort_out(set: &Set, arm_all: bool) -> bool {
         let Some(slot) = conn.slot() else { continue };
         let want = entry.events.load(Relaxed);
         let must_tick = ready::must_tick(conn, slot, want);
-        let let_go = !active && !must_tick;
+        let stuck_ns = stuck_ns(entry);
+        let let_go = !active && !must_tick && stuck_ns.is_none();
         if let_go || arm_all {
             if wait::owes_ack(conn, slot) {
                 wait::clear_bells(epoll::live_fd(entry), conn, slot);
@@ -163,14 +209,14 @@ fn sort_out(set: &Set, arm_all: bool) -> bool {
             if !entry.has(E_ARMED) || want & WRITE_BITS != 0 || !conn.rx(slot).is_rx_armed() {
                 epoll::arm(entry);
             }
-            tick |= must_tick;
+            looks = looks.and(Looks { ticks: must_tick, stuck_ns });
             // It may have become ready before it was armed.
             if let_go && report::take_events(entry, true) == 0 {
                 cool(set, entry);
             }
         }
     }
-    tick
+    looks
 }
 
 /// After a sleep: somebody looks now, and further doorbells would be for nothing.

@@ -3,9 +3,10 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use super::asleep::{Asleep, arm_all};
+use super::asleep::{Asleep, arm_all, leave_stuck};
 use super::entry::{self, E_KICKED, E_KNOWN, E_OWED, E_RING, E_TCP};
 use super::epoll::{self, Set};
+use super::hot::Looks;
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::scan::{Look, is_quiet};
 use super::{control, hot, nested, owed, report};
@@ -143,9 +144,12 @@ pub unsafe fn epoll_wait(
             }
         }
         let asleep = Asleep::enter(set, index);
-        let mut tick = !owed::pay(index);
+        let mut looks = Looks { ticks: !owed::pay(index), stuck_ns: None };
         if active {
-            tick |= arm_all(index);
+            looks = looks.and(arm_all(index));
+            if looks.stuck_ns.is_some() && leave_stuck(index) {
+                continue;
+            }
             let n = look_behind(0);
             if n > 0 {
                 drop(asleep);
@@ -155,11 +159,12 @@ pub unsafe fn epoll_wait(
             continue;
         }
         device::current().keep_alive();
-        let at_once = is_first && !active && !tick;
+        let most_ns = looks.most_ns();
+        let at_once = is_first && !active && most_ns.is_none();
         let start = if at_once { begun } else { clock::now_ns() };
         is_first = false;
         let at = clock::tsc();
-        let left = if at_once { Left::All(timeout_ns) } else { Left::Until(deadline, tick) };
+        let left = if at_once { Left::All(timeout_ns) } else { Left::Until(deadline, most_ns) };
         // SAFETY: see above; the real call is the cancellation point and takes the signal mask.
         let (asleep, got) =
             keeping(asleep, || unsafe { sleep(epfd, events, max, left, timeout_ns, mask) });
@@ -194,8 +199,8 @@ pub unsafe fn epoll_wait(
 enum Left {
     /// So many nanoseconds, negative = for ever.
     All(i64),
-    /// Until then, or at most a millisecond.
-    Until(Deadline, bool),
+    /// Until then, or at most so many nanoseconds.
+    Until(Deadline, Option<u64>),
 }
 
 /// Whether there may be something to report that the kernel does not tell of.
@@ -247,14 +252,13 @@ unsafe fn sleep(
     timeout_ns: i64,
     mask: *const libc::sigset_t,
 ) -> c_int {
-    let ns = match left {
-        Left::All(ns) => (ns >= 0).then_some(ns as u64),
-        Left::Until(deadline, _) => deadline.left(),
+    let (ns, most_ns) = match left {
+        Left::All(ns) => ((ns >= 0).then_some(ns as u64), None),
+        Left::Until(deadline, most_ns) => (deadline.left(), most_ns),
     };
-    let tick = matches!(left, Left::Until(_, true));
-    if !tick
-        && timeout_ns % 1_000_000 != 0
+    if timeout_ns % 1_000_000 != 0
         && let Some(ns) = ns
+        && most_ns.is_none_or(|most| ns < most)
     {
         // Only epoll_pwait2 has such times.
         let time = libc::timespec {
@@ -265,13 +269,16 @@ unsafe fn sleep(
         return unsafe { real::epoll_pwait2(epfd, events, max, &time, mask) };
     }
     // SAFETY: the caller's contract.
-    unsafe { real::epoll_pwait(epfd, events, max, in_ms(ns, tick), mask) }
+    unsafe { real::epoll_pwait(epfd, events, max, in_ms(ns, most_ns), mask) }
 }
 
-/// Nanoseconds (`None` = for ever) for a call that takes milliseconds, rounded up; with `tick` at most one.
-fn in_ms(ns: Option<u64>, tick: bool) -> c_int {
-    let ms = ns.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int);
-    if tick && !(0..=1).contains(&ms) { 1 } else { ms }
+/// The shorter one of two times in nanoseconds (`None` = for ever) for a call that takes milliseconds, rounded up.
+fn in_ms(ns: Option<u64>, most_ns: Option<u64>) -> c_int {
+    let ns = match (ns, most_ns) {
+        (Some(ns), Some(most)) => Some(ns.min(most)),
+        (ns, most) => ns.or(most),
+    };
+    ns.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int)
 }
 
 /// The tag of a hot entry that has something to report.

@@ -6,6 +6,7 @@ use core::{mem, slice};
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
 
 use super::asleep::{self, arm_all};
+use super::hot::Looks;
 use super::multi::{Deadline, has_tracked, is_bad, nested_ready};
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::{epoll, nested, owed};
@@ -201,13 +202,13 @@ fn poll_until(
             continue;
         }
         let mut asleep = Asleep::nowhere(fds.len());
-        let tick = asleep.enter(fds);
+        let looks = asleep.enter(fds);
         let ready = fds.iter().any(|p| p.fd >= 0 && look(p) != 0);
         let (asleep, got) = keeping(asleep, || match ready {
             true => 0,
             false => {
-                let look = at_most(tick.then_some(TICK_NS), stuck_ns(fds));
-                sleep_poll(fds, at_most(deadline.left(), look), mask)
+                let look_ns = at_most(looks.most_ns(), stuck_ns(fds));
+                sleep_poll(fds, at_most(deadline.left(), look_ns), mask)
             }
         });
         let saved = errno();
@@ -369,6 +370,7 @@ fn leave_if_stuck(fds: &[libc::pollfd]) -> bool {
         Watch::Ring(index) if p.fd >= 0 && p.events as u16 as u32 & WRITE_BITS != 0 => {
             room::leave_if_stuck(p.fd, index)
         }
+        Watch::Nested(index) if p.fd >= 0 => asleep::leave_stuck(index),
         _ => false,
     })
 }
@@ -444,15 +446,15 @@ impl Asleep {
         Asleep { counts: Each::new(Count::NONE, count), sets: asleep::Counted::nowhere() }
     }
 
-    /// Counts this thread as a sleeper of every ring connection in `fds`, and arms these. Whether it has to look by itself.
-    fn enter(&mut self, fds: &[libc::pollfd]) -> bool {
-        let mut tick = false;
+    /// Counts this thread as a sleeper of every ring connection in `fds`, and arms these.
+    fn enter(&mut self, fds: &[libc::pollfd]) -> Looks {
+        let mut looks = Looks::default();
         for (i, p) in fds.iter().enumerate().filter(|(_, p)| p.fd >= 0) {
             match watch(p.fd) {
                 Watch::Kernel | Watch::Failed => {}
                 Watch::Nested(index) => {
                     self.sets.enter(index);
-                    tick |= arm_all(index);
+                    looks = looks.and(arm_all(index));
                 }
                 Watch::Ring(index) => {
                     let conn = conn::at(index);
@@ -460,17 +462,17 @@ impl Asleep {
                     let want = p.events as u16 as u32;
                     match self.counts.all().get_mut(i) {
                         Some(count) => *count = Count::enter(index, slot, want),
-                        None => tick = true,
+                        None => looks.ticks = true,
                     }
                     wait::clear_bells(p.fd, conn, slot);
                     ready::arm(p.fd, conn, slot, want);
-                    tick |= ready::must_tick(conn, slot, want)
+                    looks.ticks |= ready::must_tick(conn, slot, want)
                         || (hears_bells(p.events)
                             && (wait::has_bells(conn, slot) || hides_bells(p.fd, conn, p.events)));
                 }
             }
         }
-        tick
+        looks
     }
 }
 
