@@ -9,8 +9,7 @@ use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use crate::remote::Remote;
-use crate::single;
-use crate::sys;
+use crate::{process, single, sys};
 
 /// fds from this number on are never ours.
 pub const FDS: usize = 1 << 20;
@@ -19,6 +18,15 @@ static TABLE: [AtomicU32; FDS] = [const { AtomicU32::new(0) }; FDS];
 
 const KIND_SHIFT: u32 = 28;
 const INDEX_MASK: u32 = (1 << KIND_SHIFT) - 1;
+/// The kind of a number that a thread is about to close, or to make another number of; the thread is in the index. To the
+/// library it is foreign already, but the kernel may still know it.
+const CHANGING: u32 = 4;
+/// How often others look whether it has changed: at least ten milliseconds. A signal handler may have come between.
+const LOOKS: u32 = 2560;
+
+fn changing() -> u32 {
+    CHANGING << KIND_SHIFT | ((process::thread() >> 6) as u32 & INDEX_MASK)
+}
 
 /// The highest number that was ever more than foreign. Limits say nothing: they may be lowered.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
@@ -69,6 +77,39 @@ fn entry(word: u32) -> Entry {
     }
 }
 
+/// The same for a call of the application's. What a number means that another thread is just changing is not decided: waits
+/// for that, which takes a system call or two.
+#[inline(always)]
+pub fn settled(fd: i32) -> Entry {
+    let Some(place) = TABLE.get(fd as u32 as usize) else { return Entry::Foreign };
+    let word = place.load(Acquire);
+    if word == 0 {
+        return Entry::Foreign;
+    }
+    if word >> KIND_SHIFT == CHANGING { settle(place) } else { entry(word) }
+}
+
+#[cold]
+fn settle(place: &AtomicU32) -> Entry {
+    let mut word = place.load(Acquire);
+    for look in 0..LOOKS {
+        if word >> KIND_SHIFT != CHANGING {
+            return entry(word);
+        }
+        // A handler of the very thread.
+        if word == changing() {
+            return Entry::Foreign;
+        }
+        process::give_way(look);
+        word = place.load(Acquire);
+    }
+    // The kernel has let go of it, and waits for something else (SO_LINGER); or the thread is no more, or not in this process.
+    if word >> KIND_SHIFT == CHANGING {
+        let _ = place.compare_exchange(word, 0, SeqCst, Relaxed);
+    }
+    entry(word)
+}
+
 /// The same in one order with [`take`], for who has just told that it needs the record ([`crate::users`]).
 pub fn still(fd: i32) -> Entry {
     TABLE.get(fd as u32 as usize).map_or(Entry::Foreign, |place| entry(place.load(SeqCst)))
@@ -95,17 +136,50 @@ pub fn set(fd: i32, entry: Entry) -> bool {
     }
 }
 
-/// Takes the entry away; only one of several racing callers gets it.
+/// Takes the entry away; only one of several racing callers gets it. The number is the kernel's from now on.
 pub fn take(fd: i32) -> Entry {
+    replace(fd, 0)
+}
+
+/// The same before the kernel closes the number. [`changed`] says that it has.
+pub fn take_to_close(fd: i32) -> Entry {
+    replace(fd, if single::is_single() { 0 } else { changing() })
+}
+
+fn replace(fd: i32, by: u32) -> Entry {
     let entry = get(fd);
     if entry == Entry::Foreign || entry == Entry::Internal {
         return entry;
     }
     let place = &TABLE[fd as u32 as usize];
-    match single::replace_u32(place, entry.word(), 0) {
+    match single::replace_u32(place, entry.word(), by) {
         Ok(_) => entry,
         Err(_) => Entry::Foreign,
     }
+}
+
+/// A foreign number is about to become something else, which [`set`] or [`changed`] says.
+pub fn change(fd: i32) {
+    if let Some(place) = TABLE.get(fd as u32 as usize).filter(|_| !single::is_single()) {
+        HIGHEST.fetch_max(fd.cast_unsigned(), Relaxed);
+        let _ = place.compare_exchange(0, changing(), SeqCst, Relaxed);
+    }
+}
+
+/// The kernel has done what this thread took the entry away for, or will not.
+pub fn changed(fd: i32) {
+    if let Some(place) = TABLE.get(fd as u32 as usize)
+        && place.load(Relaxed) >> KIND_SHIFT == CHANGING
+    {
+        // By somebody else it may mean something already.
+        let _ = place.compare_exchange(changing(), 0, SeqCst, Relaxed);
+    }
+}
+
+/// The same of all numbers in `first..=last`.
+pub fn changed_all(first: u32, last: u32) {
+    let end = last.min(HIGHEST.load(Relaxed));
+    (first..=end).for_each(|fd| changed(fd.cast_signed()));
 }
 
 /// Calls `each` for every known fd in `first..=last`.
@@ -113,7 +187,8 @@ pub fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Entry)) {
     let end = last.min(HIGHEST.load(Relaxed)) as usize;
     // One load per fd: the words are dense, and untouched pages stay copies of the zero page.
     for (fd, word) in TABLE.iter().enumerate().take(end + 1).skip(first as usize) {
-        if word.load(Relaxed) != 0 {
+        let word = word.load(Relaxed);
+        if word != 0 && word >> KIND_SHIFT != CHANGING {
             each(fd as i32, get(fd as i32));
         }
     }
@@ -158,7 +233,29 @@ mod tests {
         assert_eq!(get(900_000), Entry::Conn(7));
         assert_eq!(take(900_000), Entry::Conn(7));
         assert_eq!(take(900_000), Entry::Foreign);
+        assert_eq!(settled(900_000), Entry::Foreign);
         assert_eq!(get(-1), Entry::Foreign);
         assert!(!set(-1, Entry::Conn(1)));
+    }
+
+    fn read_by_another(fd: i32) -> std::thread::JoinHandle<Entry> {
+        std::thread::spawn(move || settled(fd))
+    }
+
+    #[test]
+    fn what_changes_is_waited_for() {
+        const FD: i32 = 900_001;
+        assert!(set(FD, Entry::Conn(7)));
+        TABLE[FD as usize].store(changing(), SeqCst);
+        assert_eq!((get(FD), settled(FD)), (Entry::Foreign, Entry::Foreign), "by a handler");
+        let other = read_by_another(FD);
+        assert!(set(FD, Entry::Conn(8)));
+        assert_eq!(other.join().unwrap(), Entry::Conn(8));
+        // Nobody says what has become of it.
+        TABLE[FD as usize].store(changing() ^ 1, SeqCst);
+        changed(FD);
+        assert_ne!(TABLE[FD as usize].load(SeqCst), 0, "another thread's");
+        assert_eq!(read_by_another(FD).join().unwrap(), Entry::Foreign);
+        assert_eq!(TABLE[FD as usize].load(SeqCst), 0, "waited for twice");
     }
 }

@@ -14,7 +14,7 @@ use crate::{conn, errno, real, set_errno, sys};
 /// # Errors
 /// EAGAIN, with which all of them say that it cannot be done now, where it cannot leave the ring.
 fn leave(fd: c_int) -> Result<(), c_int> {
-    let Entry::Conn(index) = table::get(fd) else { return Ok(()) };
+    let Entry::Conn(index) = table::settled(fd) else { return Ok(()) };
     // Of a listener the kernel sees all.
     if conn::at(index).phase() == conn::LISTEN {
         return Ok(());

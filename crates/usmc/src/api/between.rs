@@ -6,7 +6,7 @@ use core::ptr;
 use libc::{off64_t, size_t, ssize_t};
 use usmc_shm::layout::Slot;
 
-use super::bytes::{finish, unseen};
+use super::bytes::{finish, is_other, unseen};
 use super::{fail, is_nowhere};
 use crate::socket::close::{self, Hold};
 use crate::socket::early::Early;
@@ -34,7 +34,7 @@ pub unsafe fn sendfile(
             return sendfile64(out, from, ptr::null_mut(), count);
         }
         if is_nowhere(offset)
-            || !matches!(table::get(out), Entry::Conn(_))
+            || !matches!(table::settled(out), Entry::Conn(_))
             || !(0..libc::off_t::MAX).contains(&*offset)
         {
             return real::sendfile(out, from, offset, count);
@@ -53,8 +53,8 @@ pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: s
         // SAFETY: the caller's contract.
         unsafe { real::sendfile64(out, from, offset, count) }
     };
-    let Entry::Conn(index) = table::get(out) else {
-        let Entry::Conn(index) = table::get(from) else { return kernel(out) };
+    let Entry::Conn(index) = table::settled(out) else {
+        let Entry::Conn(index) = table::settled(from) else { return kernel(out) };
         if !offset.is_null() || count == 0 {
             return kernel(out);
         }
@@ -89,12 +89,12 @@ pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: s
 /// whoever closes the number meanwhile.
 fn transfer(
     fd: c_int,
-    index: u32,
+    mut index: u32,
     count: size_t,
     kernel: impl Fn(c_int) -> ssize_t,
     through_ring: impl Fn(c_int, &'static Slot) -> Outcome,
 ) -> ssize_t {
-    let kernel = |fd| {
+    let kernel = |fd, index| {
         let sent = kernel(fd);
         order::taken(conn::at(index));
         sent
@@ -105,17 +105,23 @@ fn transfer(
         let returns = conn::at(index).returns();
         let done;
         (hold, done) = match send::way(fd, index) {
-            Way::Plain => keeping(hold, || unseen(index, returns, &mut || kernel(fd))),
+            Way::Plain => keeping(hold, || unseen(index, returns, &mut || kernel(fd, index))),
             Way::Failed(errno) => (hold, Some(fail(errno))),
             Way::Tcp(guard) => {
-                let ((hold, guard), sent) = keeping((hold, guard), || kernel(fd));
+                let ((hold, guard), sent) = keeping((hold, guard), || kernel(fd, index));
                 (hold, Some(guard.done(fd, index, sent, count)))
             }
             Way::Ring(slot) => {
-                let Some(held) = hold.or_else(|| Hold::enter(fd, index)) else { return kernel(fd) };
+                let Some(held) = hold.or_else(|| Hold::enter(fd, index)) else {
+                    if is_other(fd, &mut index) {
+                        hold = None;
+                        continue;
+                    }
+                    return kernel(fd, index);
+                };
                 let (hold, done) = keeping(held, || {
                     let outcome = through_ring(fd, slot);
-                    finish(index, returns, outcome, &mut || kernel(close::number(fd, index)))
+                    finish(index, returns, outcome, &mut || kernel(close::number(fd, index), index))
                 });
                 (Some(hold), done)
             }
@@ -129,7 +135,7 @@ fn transfer(
 /// From a connection to a pipe; `kernel` is the real call.
 fn to_pipe(
     from: c_int,
-    index: u32,
+    mut index: u32,
     to: c_int,
     len: size_t,
     nonblock: bool,
@@ -148,7 +154,13 @@ fn to_pipe(
         if let Some(call) = Early::receive(from, index) {
             return keeping((hold, call), || kernel(from)).1;
         }
-        let Some(held) = hold.or_else(|| Hold::enter(from, index)) else { return kernel(from) };
+        let Some(held) = hold.or_else(|| Hold::enter(from, index)) else {
+            if is_other(from, &mut index) {
+                hold = None;
+                continue;
+            }
+            return kernel(from);
+        };
         let (held, done) = keeping(held, || {
             let outcome = transfer::splice_out(from, index, to, len, nonblock);
             finish(index, returns, outcome, &mut || kernel(close::number(from, index)))
@@ -182,10 +194,10 @@ pub unsafe fn splice(
     }
     // Which says nothing about waiting for the socket.
     let nonblock = flags & libc::SPLICE_F_NONBLOCK != 0;
-    if let Entry::Conn(index) = table::get(from) {
+    if let Entry::Conn(index) = table::settled(from) {
         return to_pipe(from, index, to, len, nonblock, |from| splice(from, to));
     }
-    let Entry::Conn(index) = table::get(to) else { return kernel() };
+    let Entry::Conn(index) = table::settled(to) else { return kernel() };
     let Some(pipe) = sys::pipe_flags(from).filter(|f| f & libc::O_ACCMODE != libc::O_WRONLY) else {
         return kernel();
     };

@@ -34,6 +34,20 @@ pub(super) fn finish(
         Outcome::Done(n) => Some(n as ssize_t),
         Outcome::Fail(code) => Some(fail(code)),
         Outcome::Kernel => unseen(index, returns, kernel),
+        // Not of a call that holds its connection; who does not looks up what the number means.
+        Outcome::Other => None,
+    }
+}
+
+/// Another thread has made the number mean another connection before the call began on it. False where it means none.
+#[cold]
+pub(super) fn is_other(fd: c_int, index: &mut u32) -> bool {
+    match table::settled(fd) {
+        Entry::Conn(now) => {
+            *index = now;
+            true
+        }
+        _ => false,
     }
 }
 
@@ -55,7 +69,7 @@ macro_rules! of_connections {
         pub unsafe fn $name(fd: c_int, $($arg: $ty),*) -> ssize_t {
             // SAFETY: the caller's contract.
             unsafe {
-                match table::get(fd) {
+                match table::settled(fd) {
                     Entry::Conn(index) => $own(fd, $($arg,)* index),
                     _ => real::$name(fd, $($arg),*),
                 }
@@ -88,7 +102,7 @@ of_connections! {
 /// Receives into one buffer; `kernel` is the real call.
 #[inline(always)]
 unsafe fn receive_one(
-    (fd, index): (c_int, u32),
+    (fd, mut index): (c_int, u32),
     buf: *mut c_void,
     len: size_t,
     flags: c_int,
@@ -99,7 +113,7 @@ unsafe fn receive_one(
         return unsafe { receive_nowhere((fd, index), flags, kernel) };
     }
     // Not a closure around `kernel`: that would cost every call something.
-    let captured = |got: ssize_t| {
+    let captured = |got: ssize_t, index: u32| {
         let iov = iovec { iov_base: buf, iov_len: len };
         // SAFETY: the application's buffer, which the kernel has filled.
         unsafe { capture::received_by_kernel(fd, index, &raw const iov, 1, got, flags) };
@@ -110,7 +124,7 @@ unsafe fn receive_one(
         let returns = conn::at(index).returns();
         if let Some(call) = Early::receive(fd, index) {
             // The real call is a cancellation point by itself.
-            return captured(keeping(call, kernel).1);
+            return captured(keeping(call, kernel).1, index);
         }
         if is_first {
             cancellation_point();
@@ -122,9 +136,11 @@ unsafe fn receive_one(
         match receiving::receive(fd, index, &mut to, flags) {
             Outcome::Done(n) => return n as ssize_t,
             Outcome::Fail(code) => return fail(code),
+            Outcome::Other if is_other(fd, &mut index) => {}
+            Outcome::Other => return kernel(),
             Outcome::Kernel => {
                 if let Some(got) = unseen(index, returns, &mut kernel) {
-                    return captured(got);
+                    return captured(got, index);
                 }
             }
         }
@@ -132,7 +148,7 @@ unsafe fn receive_one(
 }
 
 pub(super) unsafe fn receive_many(
-    (fd, index): (c_int, u32),
+    (fd, mut index): (c_int, u32),
     iov: *const iovec,
     count: usize,
     flags: c_int,
@@ -156,7 +172,7 @@ pub(super) unsafe fn receive_many(
             }
         };
     }
-    let captured = |got: ssize_t| {
+    let captured = |got: ssize_t, index: u32| {
         // SAFETY: the application's buffers, which the kernel has filled.
         unsafe { capture::received_by_kernel(fd, index, iov, count, got, flags) };
         got
@@ -166,7 +182,7 @@ pub(super) unsafe fn receive_many(
         let returns = conn::at(index).returns();
         if let Some(call) = Early::receive(fd, index) {
             // The real call is a cancellation point by itself.
-            return captured(keeping(call, kernel).1);
+            return captured(keeping(call, kernel).1, index);
         }
         if is_first {
             cancellation_point();
@@ -177,9 +193,11 @@ pub(super) unsafe fn receive_many(
         match receiving::receive(fd, index, &mut to, flags) {
             Outcome::Done(n) => return n as ssize_t,
             Outcome::Fail(code) => return fail(code),
+            Outcome::Other if is_other(fd, &mut index) => {}
+            Outcome::Other => return kernel(),
             Outcome::Kernel => {
                 if let Some(got) = unseen(index, returns, &mut kernel) {
-                    return captured(got);
+                    return captured(got, index);
                 }
             }
         }
@@ -305,7 +323,7 @@ pub(super) unsafe fn recvmsg_by(
 ) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe {
-        let Entry::Conn(index) = table::get(fd) else {
+        let Entry::Conn(index) = table::settled(fd) else {
             return passed::receiving(fd, flags, msg, kernel);
         };
         if is_nowhere(msg) {
@@ -348,7 +366,7 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
     kernel: impl FnOnce() -> c_int,
     one: impl Fn(*mut msghdr, c_int) -> ssize_t,
 ) -> c_int {
-    if msgs.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
+    if msgs.is_null() || !matches!(table::settled(fd), Entry::Conn(_)) {
         // SAFETY: the caller's contract.
         return unsafe {
             let done = kernel();
@@ -393,7 +411,7 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
                 return -1;
             }
             // The next call tells it.
-            if let Entry::Conn(index) = table::get(fd) {
+            if let Entry::Conn(index) = table::settled(fd) {
                 ending::put_back(conn::at(index), crate::errno());
             }
             return done as c_int;
@@ -416,7 +434,7 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
 
 /// Whether SO_ERROR may have something to say: of a connection in the ring only once it has ended.
 fn may_have_failed(fd: c_int) -> bool {
-    let Entry::Conn(index) = table::get(fd) else { return true };
+    let Entry::Conn(index) = table::settled(fd) else { return true };
     let conn = conn::at(index);
     conn.phase() != conn::RING
         || conn.slot().is_none_or(|slot| ending::ending(fd, conn, slot) != ending::Ending::Alive)
@@ -442,7 +460,7 @@ pub(super) unsafe fn send_refused(
 /// Sends from an array of buffers; `kernel` is the real call.
 #[inline(always)]
 pub(super) unsafe fn send_many(
-    (fd, index): (c_int, u32),
+    (fd, mut index): (c_int, u32),
     iov: *const iovec,
     count: usize,
     flags: c_int,
@@ -458,12 +476,12 @@ pub(super) unsafe fn send_many(
         // It is connected, or this is not supported: the kernel says so before it looks at the bytes.
         return kernel();
     }
-    let conn = conn::at(index);
-    let mut kernel = || {
+    let mut kernel = |index: u32| {
+        let conn = conn::at(index);
         let use_count = conn.use_count.load(Relaxed);
         let sent = kernel();
         // Another thread may have closed the number while the kernel slept, or before, and the record is another connection's.
-        if conn.use_count.load(Relaxed) != use_count || table::get(fd) != Entry::Conn(index) {
+        if conn.use_count.load(Relaxed) != use_count || table::settled(fd) != Entry::Conn(index) {
             return sent;
         }
         // SAFETY: the application's buffers, which the kernel has read.
@@ -477,19 +495,23 @@ pub(super) unsafe fn send_many(
     loop {
         let returns = conn::at(index).returns();
         let done = match send::way(fd, index) {
-            Way::Plain => unseen(index, returns, &mut kernel),
+            Way::Plain => unseen(index, returns, &mut || kernel(index)),
             Way::Failed(errno) => Some(fail(errno)),
             Way::Tcp(guard) => {
                 // SAFETY: the application's array.
                 let wanted = unsafe { Buffers::new(iov, count) }.left();
-                let (guard, sent) = keeping(guard, &mut kernel);
+                let (guard, sent) = keeping(guard, || kernel(index));
                 Some(guard.done(fd, index, sent, wanted))
             }
             Way::Ring(slot) => {
                 // SAFETY: the application's array and buffers.
                 let mut from = unsafe { Buffers::new(iov, count) };
                 let outcome = send::through_ring(fd, index, slot, &mut from, flags);
-                finish(index, returns, outcome, &mut kernel)
+                match outcome {
+                    Outcome::Other if is_other(fd, &mut index) => None,
+                    Outcome::Other => Some(kernel(index)),
+                    outcome => finish(index, returns, outcome, &mut || kernel(index)),
+                }
             }
         };
         if let Some(n) = done {
@@ -599,7 +621,9 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     };
     // SAFETY: the caller's contract.
     unsafe {
-        let Entry::Conn(index) = table::get(fd) else { return passed::sending(fd, msg, kernel) };
+        let Entry::Conn(index) = table::settled(fd) else {
+            return passed::sending(fd, msg, kernel);
+        };
         if is_nowhere(msg) {
             return kernel();
         }
@@ -622,7 +646,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
 
 /// sendmmsg(2)
 pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    if msgs.is_null() || !matches!(table::get(fd), Entry::Conn(_)) {
+    if msgs.is_null() || !matches!(table::settled(fd), Entry::Conn(_)) {
         // SAFETY: the caller's contract.
         return unsafe {
             let known = if msgs.is_null() { 0 } else { count.min(IOV_MAX as c_uint) };

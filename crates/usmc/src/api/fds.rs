@@ -8,12 +8,12 @@ use crate::poll::epoll;
 use crate::reason::Reason;
 use crate::socket::{close as closing, control};
 use crate::table::{self, Entry};
-use crate::unwind::cancellation_point;
+use crate::unwind::{cancellation_point, keeping};
 use crate::{errno, kernel_only, real, set_errno};
 
 /// close(2)
 pub unsafe fn close(fd: c_int) -> c_int {
-    if table::get(fd) != Entry::Foreign {
+    if table::settled(fd) != Entry::Foreign {
         // What is cancelled has closed nothing.
         cancellation_point();
         let saved = errno();
@@ -23,9 +23,20 @@ pub unsafe fn close(fd: c_int) -> c_int {
             // To the application this number is not open.
             return fail::<i32>(libc::EBADF);
         }
+        // SAFETY: no pointers.
+        return keeping(Changing(fd), || unsafe { real::close(fd) }).1;
     }
     // SAFETY: no pointers.
     unsafe { real::close(fd) }
+}
+
+/// A number that the real call is about to close.
+struct Changing(c_int);
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        table::changed(self.0);
+    }
 }
 
 /// close_range(2)
@@ -62,6 +73,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         // SAFETY: no pointers.
         done |= unsafe { real::close_range(from, last, flags) };
     }
+    table::changed_all(first, last);
     done
 }
 
@@ -82,9 +94,16 @@ pub unsafe fn dup(fd: c_int) -> c_int {
     })
 }
 
-/// Says whether `new` may be overwritten, ending what it was.
+/// Says whether `new` may be overwritten, ending what it was. [`overwritten`] comes behind the real call.
 fn overwrite(old: c_int, new: c_int) -> bool {
-    if old == new || table::get(new) == Entry::Foreign {
+    if old == new {
+        return true;
+    }
+    if table::settled(new) == Entry::Foreign {
+        if table::settled(old) != Entry::Foreign {
+            // Others must not use it before we know it.
+            table::change(new);
+        }
         return true;
     }
     // An invalid `old` must leave `new` alone, and so must a number that is not allowed any more.
@@ -95,17 +114,22 @@ fn overwrite(old: c_int, new: c_int) -> bool {
     closing::closing(new)
 }
 
+/// `done` is what dup2(2) or dup3(2) has returned.
+fn overwritten(old: c_int, new: c_int, done: c_int) {
+    if done >= 0 && old != new {
+        control::duplicated(old, new);
+    } else {
+        table::changed(new);
+    }
+}
+
 /// dup2(2)
 pub unsafe fn dup2(old: c_int, new: c_int) -> c_int {
     if !overwrite(old, new) {
         return fail::<i32>(libc::EBUSY);
     }
     // SAFETY: no pointers.
-    after(unsafe { real::dup2(old, new) }, |&done| {
-        if done >= 0 && old != new {
-            control::duplicated(old, new);
-        }
-    })
+    after(unsafe { real::dup2(old, new) }, |&done| overwritten(old, new, done))
 }
 
 /// dup3(2)
@@ -114,11 +138,7 @@ pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
         return fail::<i32>(libc::EBUSY);
     }
     // SAFETY: no pointers.
-    after(unsafe { real::dup3(old, new, flags) }, |&done| {
-        if done >= 0 {
-            control::duplicated(old, new);
-        }
-    })
+    after(unsafe { real::dup3(old, new, flags) }, |&done| overwritten(old, new, done))
 }
 
 /// Before O_ASYNC is set: its signals come from the kernel, for what the kernel sees.
@@ -193,7 +213,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
     set_errno(saved);
     // SAFETY: the caller's contract.
     let done = unsafe { real::ioctl(fd, request, arg) };
-    if done == 0 && matches!(table::get(fd), Entry::Conn(_)) {
+    if done == 0 && matches!(table::settled(fd), Entry::Conn(_)) {
         let value = arg as *mut c_int;
         if request == libc::FIONBIO {
             // SAFETY: the kernel has just read an int there.

@@ -19,7 +19,7 @@ pub unsafe fn received(fd: i32, msg: &mut msghdr, flags: i32) {
         msg.msg_namelen = 0;
     }
     let room = mem::take(&mut msg.msg_controllen);
-    let Entry::Conn(index) = table::get(fd) else { return };
+    let Entry::Conn(index) = table::settled(fd) else { return };
     if option::tells_unread(fd, conn::at(index)) {
         let saved = errno();
         // SAFETY: the caller's contract.

@@ -26,7 +26,7 @@ pub unsafe fn preadv2(
         // SAFETY: the caller's contract.
         unsafe { real::preadv64v2(fd, iov, count, offset, flags) }
     };
-    let Entry::Conn(index) = table::get(fd) else { return kernel() };
+    let Entry::Conn(index) = table::settled(fd) else { return kernel() };
     let entries = count as c_uint as usize;
     // SAFETY: the caller's array, if that is what it is. Of no bytes the kernel looks at nothing else.
     unsafe {
@@ -104,7 +104,7 @@ pub unsafe fn pwritev2(
         // SAFETY: the caller's contract.
         unsafe { real::pwritev64v2(fd, iov, count, offset, flags) }
     };
-    let Entry::Conn(index) = table::get(fd) else { return kernel() };
+    let Entry::Conn(index) = table::settled(fd) else { return kernel() };
     if offset != -1 {
         return kernel();
     }

@@ -81,7 +81,7 @@ unsafe fn is_unspecified(addr: *const sockaddr, len: socklen_t) -> bool {
 
 /// connect(2)
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    if let Entry::Conn(index) = table::get(fd)
+    if let Entry::Conn(index) = table::settled(fd)
         && connecting::is_connected(index)
         // SAFETY: the caller's address of `len` bytes.
         && unsafe { is_unspecified(addr, len) }
@@ -95,7 +95,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
             connecting::disconnected(fd, index)
         });
     }
-    if let Entry::Conn(index) = table::get(fd) {
+    if let Entry::Conn(index) = table::settled(fd) {
         let saved = errno();
         // SAFETY: the caller's address of `len` bytes.
         syn_option::connecting(fd, index, || unsafe { endpoint(addr, len) });
@@ -103,7 +103,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
     }
     // SAFETY: the caller's contract.
     let done = unsafe { real::connect(fd, addr, len) };
-    let Entry::Conn(index) = table::get(fd) else { return done };
+    let Entry::Conn(index) = table::settled(fd) else { return done };
     after(done, |&done| {
         let result = if done == 0 { 0 } else { errno() };
         // SAFETY: the caller's contract.
@@ -113,14 +113,14 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
 
 /// listen(2)
 pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
-    if let Entry::Conn(index) = table::get(fd) {
+    if let Entry::Conn(index) = table::settled(fd) {
         let saved = errno();
         connecting::about_to_listen(fd, index);
         set_errno(saved);
     }
     // SAFETY: no pointers.
     after(unsafe { real::listen(fd, backlog) }, |&done| {
-        if let (0, Entry::Conn(index)) = (done, table::get(fd)) {
+        if let (0, Entry::Conn(index)) = (done, table::settled(fd)) {
             connecting::listening(fd, index);
         }
     })
@@ -147,7 +147,7 @@ unsafe fn accept_by(
     flags: c_int,
     real: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int,
 ) -> c_int {
-    let Entry::Conn(listener) = table::get(fd) else {
+    let Entry::Conn(listener) = table::settled(fd) else {
         return after(real(addr, len), |&fd| control::fresh(fd));
     };
     if conn::at(listener).phase() == LISTEN {
@@ -183,7 +183,7 @@ unsafe fn accept_by(
 
 /// shutdown(2)
 pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
-    let Entry::Conn(index) = table::get(fd) else {
+    let Entry::Conn(index) = table::settled(fd) else {
         // SAFETY: no pointers.
         return unsafe { real::shutdown(fd, how) };
     };
@@ -218,7 +218,7 @@ pub unsafe fn getsockopt(
     }
     // Reads what was received.
     if (level, name) == (libc::IPPROTO_TCP, option::TCP_ZEROCOPY_RECEIVE)
-        && let Entry::Conn(index) = table::get(fd)
+        && let Entry::Conn(index) = table::settled(fd)
     {
         let saved = errno();
         if let Err(code) = option::leave_to_kernel(fd, index) {
@@ -231,7 +231,7 @@ pub unsafe fn getsockopt(
     if done != 0 {
         return done;
     }
-    let verdict = match table::get(fd) {
+    let verdict = match table::settled(fd) {
         _ if smc::is_name(level, name) => smc::named(fd, name),
         Entry::Conn(index) if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) => {
             let saved = errno();
@@ -310,7 +310,7 @@ pub unsafe fn setsockopt(
             Verdict::Fail(code) => return fail(code),
         }
     }
-    let Entry::Conn(index) = table::get(fd) else { return kernel() };
+    let Entry::Conn(index) = table::settled(fd) else { return kernel() };
     let is_protocol = (level, name) == (libc::IPPROTO_TCP, option::TCP_ULP);
     if is_nowhere(value) || ((len as usize) < 4 && !is_protocol) {
         return kernel();

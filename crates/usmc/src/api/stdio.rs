@@ -72,7 +72,7 @@ unsafe extern "C" fn close(cookie: *mut c_void) -> c_int {
 
 /// Whether reads and writes of `fd` may have to go through a ring.
 fn is_tracked(fd: c_int) -> bool {
-    matches!(table::get(fd), Entry::Conn(index) if conn::at(index).phase() != PLAIN)
+    matches!(table::settled(fd), Entry::Conn(index) if conn::at(index).phase() != PLAIN)
 }
 
 /// fopencookie's mode for one of fdopen's; `None` for nonsense.
@@ -221,12 +221,13 @@ unsafe fn closing_inside<T>(stream: *mut FILE, call: impl FnOnce() -> T) -> T {
     // SAFETY: the caller's contract.
     let fd = unsafe { real::fileno(stream) };
     set_errno(saved);
-    let Entry::Conn(index) = table::get(fd) else { return call() };
+    let Entry::Conn(index) = table::settled(fd) else { return call() };
     let use_count = conn::at(index).use_count.load(Relaxed);
     let done = call();
     let saved = errno();
     // Still the same connection: nobody has told us that its number is closed.
-    if table::get(fd) == Entry::Conn(index) && conn::at(index).use_count.load(Relaxed) == use_count
+    if table::settled(fd) == Entry::Conn(index)
+        && conn::at(index).use_count.load(Relaxed) == use_count
     {
         closing::closing_stale(fd);
     }

@@ -13,7 +13,7 @@ use crate::{clock, errno, real, set_errno, sys, transition};
 pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     // SAFETY: the caller's contract, as for all real calls below.
     let kernel = || unsafe { real::epoll_ctl(epfd, op, fd, event) };
-    let Entry::Epoll(set) = table::get(epfd) else {
+    let Entry::Epoll(set) = table::settled(epfd) else {
         let done = kernel();
         return if done == 0 && op == libc::EPOLL_CTL_ADD { unknown_set(epfd, fd) } else { done };
     };
@@ -27,7 +27,7 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
         Some(Ok(())) => 0,
         Some(Err(code)) => fail::<i32>(code),
     };
-    match table::get(fd) {
+    match table::settled(fd) {
         Entry::Conn(index) => {
             let saved = errno();
             let done = control::control(epfd, set, op, fd, index, copy);
@@ -47,12 +47,12 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
 /// A socket was added to a set that the library does not know (inherited by exec, or one too many): the
 /// kernel alone reports it, so it has to stay TCP.
 fn unknown_set(epfd: c_int, fd: c_int) -> c_int {
-    if let Entry::Epoll(inner) = table::get(fd) {
+    if let Entry::Epoll(inner) = table::settled(fd) {
         let saved = errno();
         owed::watch(inner);
         set_errno(saved);
     }
-    let Entry::Conn(index) = table::get(fd) else { return 0 };
+    let Entry::Conn(index) = table::settled(fd) else { return 0 };
     let saved = errno();
     let stays = transition::stay_tcp(index);
     set_errno(saved);
@@ -71,7 +71,7 @@ pub unsafe fn epoll_wait(
     max: c_int,
     timeout: c_int,
 ) -> c_int {
-    if let Entry::Epoll(set) = table::get(epfd) {
+    if let Entry::Epoll(set) = table::settled(epfd) {
         let ns = timeout as i64 * 1_000_000;
         // SAFETY: the caller's contract.
         let done = unsafe { multi::epoll_wait(epfd, set, events, max, ns, core::ptr::null()) };
@@ -91,7 +91,7 @@ pub unsafe fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    if let Entry::Epoll(set) = table::get(epfd) {
+    if let Entry::Epoll(set) = table::settled(epfd) {
         let ns = timeout as i64 * 1_000_000;
         // SAFETY: the caller's contract.
         if let Some(n) = unsafe { multi::epoll_wait(epfd, set, events, max, ns, mask) } {
@@ -127,7 +127,7 @@ pub(super) unsafe fn epoll_pwait2_by<T: Time>(
     mask: *const sigset_t,
     kernel: impl FnOnce() -> c_int,
 ) -> c_int {
-    if let Entry::Epoll(set) = table::get(epfd)
+    if let Entry::Epoll(set) = table::settled(epfd)
         && let Some(ns) = limit_ns(timeout)
     {
         // SAFETY: the caller's contract.
@@ -247,7 +247,7 @@ fn as_if_alone(count: c_int) -> c_int {
             highest = highest.max(fd);
         }
     };
-    if sys::each_open_fd(|fd| see(fd, table::get(fd))).is_err() {
+    if sys::each_open_fd(|fd| see(fd, table::settled(fd))).is_err() {
         // No /proc.
         see(libc::FD_SETSIZE as c_int - 1, Entry::Foreign);
         table::for_each(0, u32::MAX, see);

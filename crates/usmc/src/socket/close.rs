@@ -22,7 +22,7 @@ use crate::{
 const BELL_PATIENCE: u32 = 4_096;
 
 /// To be called just before the kernel closes `fd` (close, dup2 over it, close_range): what the library
-/// knows about it ends. The caller makes the real call next.
+/// knows about it ends. The caller makes the real call next, and then says [`table::changed`].
 ///
 /// Returns false when the fd is the library's own and must stay.
 pub fn closing(fd: i32) -> bool {
@@ -32,7 +32,7 @@ pub fn closing(fd: i32) -> bool {
         // A child on our memory (vfork inside libc) closes its own descriptors, not ours.
         _ if !wait::is_own_process() => true,
         Entry::Epoll(index) => {
-            if table::take(fd) != Entry::Foreign {
+            if table::take_to_close(fd) != Entry::Foreign {
                 poll::epoll::closed(index);
             }
             true
@@ -41,7 +41,7 @@ pub fn closing(fd: i32) -> bool {
             if conn::at(index).has(F_CLC) {
                 clc::first::before_end(fd, index, conn::at(index));
             }
-            if table::take(fd) != Entry::Foreign {
+            if table::take_to_close(fd) != Entry::Foreign {
                 keep_for_interrupted(conn::at(index));
                 keep_for_sleepers(fd, index);
                 order::taken(conn::at(index));
@@ -208,14 +208,14 @@ fn other_number(fd: i32, index: u32, is_held: bool) -> Option<i32> {
     (is_held || (fd >= 0 && other == fd)).then_some(other)
 }
 
-/// What becomes of a call that has found its number closed before it began its first step: the kernel knows what it means by
-/// now. `None`: the same again.
+/// What becomes of a call that has found its number closed before it began its first step. `None`: the same again.
 #[cold]
 pub fn closed_before(fd: i32, index: u32) -> Option<Outcome> {
-    match table::get(fd) {
+    match table::settled(fd) {
         Entry::Conn(now) if now == index => None,
-        Entry::Foreign => Some(Outcome::Kernel),
-        _ => Some(Outcome::Fail(libc::EBADF)),
+        Entry::Conn(_) => Some(Outcome::Other),
+        Entry::Foreign | Entry::Epoll(_) => Some(Outcome::Kernel),
+        Entry::Internal => Some(Outcome::Fail(libc::EBADF)),
     }
 }
 

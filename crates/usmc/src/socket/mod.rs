@@ -37,4 +37,6 @@ pub enum Outcome {
     Fail(Errno),
     /// The kernel has to do it: make the real call with the same arguments.
     Kernel,
+    /// The number means another connection by now: the same of that.
+    Other,
 }

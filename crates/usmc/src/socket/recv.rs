@@ -116,7 +116,10 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 hold = Hold::enter(fd, index);
             }
             if hold.is_none() {
-                return Outcome::Fail(libc::EBADF);
+                match close::closed_before(fd, index) {
+                    Some(outcome) => return outcome,
+                    None => continue,
+                }
             }
             let more;
             (hold, more) = keeping(hold, || wait::for_more(fd, index, since));
@@ -170,7 +173,11 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     hold = Hold::enter(fd, index);
                 }
                 if hold.is_none() {
-                    return Outcome::Fail(libc::EBADF);
+                    match close::closed_before(fd, index) {
+                        _ if total > 0 => return Outcome::Done(total),
+                        Some(outcome) => return outcome,
+                        None => continue,
+                    }
                 }
                 // What is there already would end every sleep at once.
                 (hold, _) = keeping(hold, || sys::poll1(fd, 0, 1));
@@ -181,7 +188,11 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     hold = Hold::enter(fd, index);
                 }
                 if hold.is_none() {
-                    return Outcome::Fail(libc::EBADF);
+                    match close::closed_before(fd, index) {
+                        _ if total > 0 => return Outcome::Done(total),
+                        Some(outcome) => return outcome,
+                        None => continue,
+                    }
                 }
                 let until = match (wanted, total) {
                     (0, _) => Until::AnyWakeUp,

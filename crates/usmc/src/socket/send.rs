@@ -283,7 +283,11 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
             hold = Hold::enter(fd, index);
         }
         if hold.is_none() {
-            return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EBADF) };
+            match close::closed_before(fd, index) {
+                _ if total > 0 => return Outcome::Done(total),
+                Some(outcome) => return outcome,
+                None => continue,
+            }
         }
         if room::leave_if_stuck(close::number(fd, index), index) {
             return keeping(hold, || rest(fd, index, from, flags, total)).1;
@@ -318,7 +322,9 @@ fn rest(fd: i32, index: u32, from: &mut Buffers, flags: i32, mut total: usize) -
             Way::Ring(slot) => match through_ring(fd, index, slot, from, flags) {
                 Outcome::Done(n) => return Outcome::Done(total + n),
                 Outcome::Fail(errno) => Err(errno),
-                Outcome::Kernel => unseen(fd, index, returns, from, flags, &mut total),
+                Outcome::Kernel | Outcome::Other => {
+                    unseen(fd, index, returns, from, flags, &mut total)
+                }
             },
             Way::Failed(errno) => Err(errno),
         };

@@ -230,7 +230,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
                 return Outcome::Done(total);
             }
             // What follows is the kernel's alone.
-            Outcome::Kernel => {
+            Outcome::Kernel | Outcome::Other => {
                 let fd = close::number(fd, index);
                 return Outcome::Done(total + sys::splice_now(fd, to, count - total).unwrap_or(0));
             }
@@ -358,7 +358,8 @@ fn splice_part(
             Outcome::Done(0) => return only(Outcome::Done(0)),
             Outcome::Done(_) => {}
             // Another thread has closed the number; the call holds the connection.
-            Outcome::Fail(libc::EBADF) | Outcome::Kernel if close::number(fd, index) != fd => {}
+            Outcome::Fail(libc::EBADF) | Outcome::Kernel | Outcome::Other
+                if close::number(fd, index) != fd => {}
             other => return only(other),
         }
     }
@@ -465,7 +466,9 @@ fn splice_tcp(
     }
     match peek(fd, index, look) {
         Outcome::Done(1..) => {}
-        Outcome::Fail(libc::EBADF) | Outcome::Kernel if close::number(fd, index) != fd => {
+        Outcome::Fail(libc::EBADF) | Outcome::Kernel | Outcome::Other
+            if close::number(fd, index) != fd =>
+        {
             return None;
         }
         other => return Some(other),
