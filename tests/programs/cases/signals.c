@@ -131,6 +131,9 @@ PAIR_CASE(receiving_and_sending_restart_with_sa_restart) {
     fill(p.fd, 1, 0);
     RESTARTED(send(p.fd, &c, 1, 0));
     RESTARTED(writev(p.fd, &iov, 1));
+    // Which says nothing about sending.
+    timeout_option(p.fd, SO_RCVTIMEO, 20);
+    RESTARTED(send(p.fd, &c, 1, 0));
     close(p.fd);
 }
 

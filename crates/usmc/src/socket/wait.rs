@@ -735,19 +735,22 @@ fn sleep_for_room(mut fd: i32, index: u32, slot: &Slot, since: u64, partial: boo
         return if ends_by_signal { short_tick() } else { self::tick() };
     }
     let look_ms = room::look_in_ns(conn, slot).map(|ns| ns.div_ceil(1_000_000) as i64);
+    // SO_RCVTIMEO has nothing to say about sending: neither its end, nor that any signal ends a receive by then.
+    let receives_in_time = || time_limit_ms(fd, libc::SO_RCVTIMEO) > 0;
+    // Sleeps with a limit end by any signal, and nobody tells by which.
+    if !ends_by_signal && (look_ms.is_some() || receives_in_time()) && !all_handlers_restart() {
+        return self::tick();
+    }
     if let Some(look_ms) = look_ms {
         let most_ms = if limit_ms > 0 { look_ms.min(limit_ms - used_ms) } else { look_ms };
         return match sleep_in_poll(fd, index, most_ms) {
-            Woken::Fail(libc::EINTR) if !ends_by_signal && all_handlers_restart() => Woken::Look,
+            Woken::Fail(libc::EINTR) if !ends_by_signal => Woken::Look,
             other => other,
         };
     }
     if !ends_by_signal {
-        let receives_in_time = || time_limit_ms(fd, libc::SO_RCVTIMEO) > 0;
         return match peek_anyhow(fd, index) {
-            // SO_RCVTIMEO has nothing to say about sending: neither its end, nor that any signal ends a receive by then.
-            Woken::Fail(libc::EAGAIN) if receives_in_time() => Woken::Look,
-            Woken::Fail(libc::EINTR) if receives_in_time() && all_handlers_restart() => Woken::Look,
+            Woken::Fail(libc::EAGAIN | libc::EINTR) if receives_in_time() => Woken::Look,
             other => other,
         };
     }
