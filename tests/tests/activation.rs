@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use usmc_tests::ss::Socket;
 use usmc_tests::{Fixture, Process, build};
 
 /// Talks with an echoing server at `port`, and looks at the connection after some rounds.
@@ -18,20 +17,6 @@ fn talk(fixture: &Fixture, port: u16, looks: impl Fn(u16)) {
         client.say("");
     }
     client.succeed();
-}
-
-/// All bytes are TCP's, and the program's end says why.
-fn stays_tcp(fixture: &Fixture, port: u16) {
-    talk(fixture, port, |local| {
-        fixture.assert_tcp(local, port);
-        let ends = fixture.connections(port);
-        let stdio =
-            |s: &Socket| s.local_port() == port && s.fallback_reason == "used through stdio";
-        assert!(
-            usmc_tests::is_plain() || ends.iter().filter(|s| stdio(s)).count() == 1,
-            "{ends:#?}"
-        );
-    });
 }
 
 /// It goes over to shared memory once the program alone has it.
@@ -73,7 +58,44 @@ fn inetd_gives_the_connection_as_standard_input_and_output() {
     command.args(["-i", "-E", "inetd.conf"]);
     let mut server = fixture.spawn(command);
     wait_for_listener(&fixture, port);
-    stays_tcp(&fixture, port);
+    is_served(&fixture, port);
+    server.kill();
+    drop(server);
+    fixture.finish();
+}
+
+/// socat that starts a program for each connection.
+fn socat(fixture: &Fixture, port: u16, program: &str) -> Process {
+    let mut command = fixture.command("socat");
+    let listen = format!("TCP-LISTEN:{port},bind=127.0.0.1,reuseaddr,fork");
+    command.arg(listen).arg(format!("EXEC:{program},nofork"));
+    let server = fixture.spawn(command);
+    wait_for_listener(fixture, port);
+    server
+}
+
+/// A script that reads lines, and then starts what reads the rest of a client that has sent all and ended.
+#[test]
+fn shell_as_a_service_hands_its_input_on() {
+    const SCRIPT: &str = "while read -r line && test \"$line\" != rest; do echo \"$line\"; done\n\
+        wc -c\n\
+        echo the end\n";
+    let fixture = Fixture::new("shell");
+    let port = fixture.port();
+    let script = fixture.scratch().join("service.sh");
+    fs::write(&script, SCRIPT).expect("our own file");
+    let mut server = socat(&fixture, port, &format!("sh {}", script.display()));
+    let mut command = fixture.command(build::system_program("python3"));
+    command.arg(build::tests_dir().join("programs/outside/half_closed.py"));
+    command.args([port.to_string(), "300".to_owned(), "100000".to_owned()]);
+    let mut client = fixture.spawn(command);
+    let line = client.line();
+    let local = line.trim().parse().expect("a port");
+    fixture.assert_smcd(local, port);
+    client.say("");
+    assert_eq!(client.line().trim(), "100000");
+    assert_eq!(client.line().trim(), "the end");
+    client.succeed();
     server.kill();
     drop(server);
     fixture.finish();
@@ -83,12 +105,8 @@ fn inetd_gives_the_connection_as_standard_input_and_output() {
 fn socat_gives_the_connection_as_standard_input_and_output() {
     let fixture = Fixture::new("socat");
     let port = fixture.port();
-    let mut command = fixture.command("socat");
-    let listen = format!("TCP-LISTEN:{port},bind=127.0.0.1,reuseaddr,fork");
-    command.arg(listen).arg(format!("EXEC:{},nofork", echo(0)));
-    let mut server = fixture.spawn(command);
-    wait_for_listener(&fixture, port);
-    stays_tcp(&fixture, port);
+    let mut server = socat(&fixture, port, &echo(0));
+    is_served(&fixture, port);
     server.kill();
     drop(server);
     fixture.finish();
@@ -112,7 +130,7 @@ fn systemd_gives_each_connection_as_standard_input_and_output() {
     let fixture = Fixture::new("systemd-inetd");
     let port = fixture.port();
     let mut server = activate(&fixture, port, &["--accept", "--inetd"], 0);
-    stays_tcp(&fixture, port);
+    is_served(&fixture, port);
     server.kill();
     drop(server);
     fixture.finish();

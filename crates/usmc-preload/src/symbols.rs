@@ -99,6 +99,7 @@ interpose! {
         = freopen: freopen;
     freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE
         = freopen64: freopen64;
+    perror(what: *const c_char) = perror;
     vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int = vdprintf;
     __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int
         = vdprintf_chk;

@@ -15,13 +15,20 @@
 //!
 //! Where the receiver has not even seen the switch yet, the sender leaves the ring on its behalf ([`BY_SENDER`]).
 //!
+//! A sender that goes back because its direction ends may leave *copies* by TCP of what is unread in the ring
+//! ([`Producer::copied`]), for after the FIN nobody could send it again. A receiver that reads the ring to its end skips
+//! them. One that leaves instead skips those of what it has read ([`RxSpan::copies_from`]), and whoever comes next reads
+//! the others.
+//!
+//! [`Producer::copied`]: crate::layout::Producer::copied
+//!
 //! In [`TX_BACK`] the sender's TCP is the kernel's own affair again; before it, and after [`RETURNED`], nobody sends.
 //! Nobody waits in here; who finds something in flight comes again.
 
 use crate::bell::Rung;
 use crate::layout::{
     ARM_LEFT, ARM_TCP, BY_SENDER, End, IN_FLIGHT, RETURNED, SWITCHING, Slot, TCP_AGAIN, TX_BACK,
-    TX_TCP, TXF_BACK, TXF_ENDS, TXF_LEFT,
+    TX_TCP, TXF_BACK, TXF_ENDS, TXF_LEFT, WINDOW_SHIFT_MAX,
 };
 use crate::ring::Ring;
 use crate::span::{RxSpan, TxSpan, Unmeasured, leave_count};
@@ -167,6 +174,19 @@ impl<'a> TxSpan<'a> {
         Ok(Back::Done)
     }
 
+    /// Before [`TxSpan::try_back`]: what is unread from cursor `from` on will be sent by TCP as well, right after it, and
+    /// nothing follows. The caller holds the sending locks.
+    pub fn announce_copies(&self, from: u64) {
+        // Relaxed: published by the state.
+        self.producer.copied.store(from.saturating_add(1), Relaxed);
+    }
+
+    /// After it: whether they are to be sent. Where the receiver was first, what is unread is sent again anyhow.
+    pub fn copies(&self) -> bool {
+        self.producer.flags.load(Relaxed) & (TXF_BACK | TXF_LEFT) == TXF_BACK
+            && self.producer.state.load(Relaxed) == TX_BACK
+    }
+
     /// Forgets the doorbells in flight of processes that died in the middle of one. No other process has this end, and no
     /// thread of the caller's is in [`TxSpan::ring`].
     pub fn forget_bells(&self) {
@@ -294,6 +314,16 @@ impl<'a> RxSpan<'a> {
             TX_TCP => Resume::AtOnce,
             _ => Resume::Not,
         }
+    }
+
+    /// How many bytes of TCP behind [`Resume::At`] are in the ring `rx` as well, from where on; asked behind
+    /// [`RxSpan::resume`]. `None` where there are none, or what is there cannot be right.
+    pub fn copies_from(&self, rx: &Ring<'_>) -> Option<(u64, u64)> {
+        // Relaxed: see `announce_copies`.
+        let from = self.producer.copied.load(Relaxed).checked_sub(1)?;
+        let (read, end) = (rx.read(), self.producer.prod.load(Relaxed));
+        let (copies, unread) = (end.wrapping_sub(from), end.wrapping_sub(read));
+        (copies <= 1 << WINDOW_SHIFT_MAX && unread <= copies).then_some((from, copies))
     }
 
     /// The next bytes are TCP's, for good: all doorbells are taken out.

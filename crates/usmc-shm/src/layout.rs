@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, AtomicU64, MODEL};
 /// First eight bytes of a segment.
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"uSMCsegm");
 /// Changes whenever a field here moves.
-pub const SEGMENT_VERSION: u32 = 7;
+pub const SEGMENT_VERSION: u32 = 8;
 /// Bytes before slot 0.
 pub const SLOTS_OFFSET: usize = 4096;
 /// Most slots of one segment.
@@ -156,6 +156,10 @@ pub const END_ERRNO_SHIFT: u32 = 16;
 /// The socket has SO_LINGER with no time: its end is a reset, be it by a death.
 pub const END_RESETS: u32 = 1 << 24;
 
+/// This end may be handed on to a program that knows nothing of the ring, also behind the peer's end: a peer that ends its
+/// direction leaves copies of what is unread ([`Producer::copied`]).
+pub const END_HANDS_ON: u32 = 1 << 25;
+
 /// Written by the sender only.
 #[derive(Default)]
 #[repr(C, align(128))]
@@ -201,6 +205,8 @@ pub struct Producer {
     pub behind: AtomicU64,
     /// Likewise, when that was no doorbell: what is read there. 0 of a sender that does not tell.
     pub behind_bytes: AtomicU64,
+    /// The ring's bytes from this cursor on stand in TCP, too, behind `resume`; plus one, 0 = none do. Valid as that is.
+    pub copied: AtomicU64,
 }
 
 /// [`Producer::window`] of `1 << shift` bytes: position = (cursor − base) mod window.
@@ -336,6 +342,7 @@ const _: () = {
     assert!(offset_of!(Producer, stamp) == 48 && offset_of!(Producer, resume) == 64);
     assert!(offset_of!(Producer, voucher) == 56 && offset_of!(Producer, voucher_fd) == 96);
     assert!(offset_of!(Producer, behind) == 104 && offset_of!(Producer, behind_bytes) == 112);
+    assert!(offset_of!(Producer, copied) == 120);
     assert!(offset_of!(Direction, consumer) == 128 && offset_of!(Direction, arm) == 256);
     assert!(offset_of!(Slot, end) == 128 && offset_of!(Slot, dir) == 384);
 };

@@ -168,6 +168,7 @@ impl<'a> Ring<'a> {
         p.stamp.store(0, Relaxed);
         p.behind.store(0, Relaxed);
         p.behind_bytes.store(0, Relaxed);
+        p.copied.store(0, Relaxed);
         p.cpu.store(0, Relaxed);
         p.voucher.store(0, Relaxed);
         self.dir.consumer.cons.store(0, Relaxed);

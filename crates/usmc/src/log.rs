@@ -5,6 +5,8 @@ use core::fmt::{self, Write};
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicI32, AtomicU32, AtomicU64};
 
+use crate::kernel;
+
 static LEVEL: AtomicU32 = AtomicU32::new(0);
 static FD: AtomicI32 = AtomicI32::new(2);
 /// Which file that was at the start. The program may close it, and the number be of its own then.
@@ -55,7 +57,12 @@ pub unsafe fn init() {
             Err(_) => return,
         }
     }
-    let Ok(facts) = crate::sys::fstat(FD.load(Relaxed)) else { return };
+    let fd = FD.load(Relaxed);
+    let Ok(facts) = crate::sys::fstat(fd) else { return };
+    if kernel::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) == libc::IPPROTO_TCP {
+        // A client, as under inetd: nothing is to be said to it, least of all past its ring.
+        return;
+    }
     DEVICE.store(facts.device, Relaxed);
     INODE.store(facts.inode, Relaxed);
     LEVEL.store(level, Relaxed);

@@ -45,6 +45,10 @@ impl Failed for isize {
     const FAILED: isize = -1;
 }
 
+impl Failed for () {
+    const FAILED: () = ();
+}
+
 /// `SIG_ERR`.
 impl Failed for sighandler_t {
     const FAILED: sighandler_t = libc::SIG_ERR;
@@ -137,6 +141,7 @@ macro_rules! real {
         pub fn resolve_all() {
             $($(#[$if])* resolvers::$name();)*
             address::resolve_all();
+            tables::resolve_all();
             SINGLE_THREADED.store(find(c"__libc_single_threaded", ptr::null_mut()).cast(), Relaxed);
         }
     };
@@ -220,6 +225,37 @@ macro_rules! addresses {
 }
 
 addresses! { syscall }
+
+/// Tables of libc's streams, and functions that stand in them ([`crate::api::std_streams`]); null where this libc shows none.
+macro_rules! tables {
+    ($($name:ident)*) => {
+        /// What libc's streams are made of.
+        #[allow(non_snake_case, reason = "libc's names")]
+        pub mod tables {
+            use super::*;
+            #[allow(non_upper_case_globals, reason = "named as what they lead to")]
+            mod slots {
+                use super::*;
+                $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());)*
+            }
+            $(
+                /// libc's own of this name, or null.
+                pub fn $name() -> *mut c_void {
+                    slots::$name.load(Relaxed)
+                }
+            )*
+            /// Fills every entry.
+            pub(super) fn resolve_all() {
+                $(
+                    let name = const { as_c_str(concat!(stringify!($name), "\0")) };
+                    slots::$name.store(find(name, ptr::null_mut()), Relaxed);
+                )*
+            }
+        }
+    };
+}
+
+tables! { _IO_file_jumps _IO_wfile_jumps _IO_file_read _IO_file_write _IO_file_close _IO_2_1_stdout_ _IO_2_1_stderr_ }
 
 real! {
     socket(family: c_int, kind: c_int, protocol: c_int) -> c_int, SYS_socket;
@@ -312,6 +348,9 @@ real! {
     unshare(flags: c_int) -> c_int, SYS_unshare;
     setns(fd: c_int, kind: c_int) -> c_int, SYS_setns;
     fdopen(fd: c_int, mode: *const c_char) -> *mut FILE, ENOSYS;
+    perror(what: *const c_char) -> (), ENOSYS;
+    fputs(text: *const c_char, stream: *mut FILE) -> c_int, ENOSYS;
+    __xpg_strerror_r(code: c_int, text: *mut c_char, room: size_t) -> c_int, ENOSYS;
     fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE, ENOSYS;
     freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, ENOSYS;
     freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, ENOSYS;

@@ -427,6 +427,14 @@ pub unsafe fn madvise(at: *mut u8, len: usize, advice: c_int) -> Result<(), Errn
     call!(SYS_madvise, at, len, advice).map(drop)
 }
 
+/// mprotect(2).
+///
+/// # Safety
+/// Nobody counts on what the range is not any more.
+pub unsafe fn mprotect(at: *mut u8, len: usize, protection: c_int) -> Result<(), Errno> {
+    call!(SYS_mprotect, at, len, protection).map(drop)
+}
+
 /// Random bits; falls back to the clock when the pool is not ready.
 pub fn random() -> u64 {
     let mut v = 0u64;

@@ -219,7 +219,9 @@ fn bind_slot(
     conn.slot_index.store(index, Relaxed);
     conn.set_flag(F_SCRIBBLED, false);
     // SAFETY: the segment counts this record as a user until `release_slot`.
-    unsafe { tie(conn, map, index, mine) }.map_err(|_| Reason::PeerBroken)
+    unsafe { tie(conn, map, index, mine) }.map_err(|_| Reason::PeerBroken)?;
+    control::note_handing_on(conn);
+    Ok(())
 }
 
 /// Ties the record of end `side` to a slot.

@@ -215,6 +215,22 @@ REMOTE_CASE(connection_that_crosses_exec_goes_on) {
     }
 }
 
+// By two numbers.
+REMOTE_CASE(connection_that_crosses_exec_twice_goes_on) {
+    for (int i = 0; i < 2; i++) {
+        int ends[2];
+        both_ends(ends, i, 32);
+        OK(fcntl(ends[1], F_SETFD, 0));
+        int other = OK(dup(ends[1]));
+        EQ(peer_call(P_POLL, ends[1], 0, 0, 0), 0);
+        close(ends[1]);
+        close(other);
+        OK(peer_call(P_CLOSE, other, 0, 0, 0));
+        goes_on((struct pair){ends[0], ends[1]}, 320);
+        peer_end_all();
+    }
+}
+
 struct passer {
     int channel[2];
     uint16_t port;

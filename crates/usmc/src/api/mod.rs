@@ -13,6 +13,7 @@ mod positioned;
 mod processes;
 mod sockets;
 mod spawn;
+pub mod std_streams;
 mod stdio;
 pub mod time;
 #[cfg(target_pointer_width = "32")]

@@ -8,7 +8,7 @@ use libc::{FILE, off64_t, size_t, ssize_t};
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 
-use super::fail;
+use super::{fail, std_streams};
 use crate::conn::{self, PLAIN};
 use crate::socket::{close as closing, control};
 use crate::table::{self, Entry};
@@ -47,12 +47,20 @@ unsafe extern "C" fn read_some(cookie: *mut c_void, buf: *mut c_char, len: size_
     unsafe { super::read(descriptor(cookie), buf.cast(), len) }
 }
 
-/// As libc's streams write: all, or up to an error; how many bytes.
 unsafe extern "C" fn write_all(cookie: *mut c_void, buf: *const c_char, len: size_t) -> ssize_t {
+    // SAFETY: libc passes its buffer of `len` bytes.
+    unsafe { write_whole(descriptor(cookie), buf, len) }
+}
+
+/// As libc's streams write: all, or up to an error; how many bytes.
+///
+/// # Safety
+/// A buffer of `len` bytes.
+pub(super) unsafe fn write_whole(fd: c_int, buf: *const c_char, len: size_t) -> ssize_t {
     let mut done = 0;
     while done < len {
-        // SAFETY: libc passes its buffer of `len` bytes.
-        let n = unsafe { super::write(descriptor(cookie), buf.add(done).cast(), len - done) };
+        // SAFETY: the caller's contract.
+        let n = unsafe { super::write(fd, buf.add(done).cast(), len - done) };
         if n < 0 {
             break;
         }
@@ -137,9 +145,18 @@ static LAYOUT: AtomicU32 = AtomicU32::new(0);
 
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Whether any stream of ours was made: such streams may write under libc's own locks.
+/// Whether any stream comes to us: such streams may write under libc's own locks.
 pub fn has_streams() -> bool {
-    ANY.load(Relaxed)
+    ANY.load(Relaxed) || std_streams::are_served()
+}
+
+/// The descriptor of a stream.
+///
+/// # Safety
+/// A stream of libc's, whose layout is known.
+pub(super) unsafe fn fileno_of(stream: *mut FILE) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { (*stream.cast::<Fields>()).fileno }
 }
 
 fn stream(fd: c_int, mode: &CStr, functions: Functions) -> *mut FILE {
@@ -317,4 +334,29 @@ pub unsafe fn vdprintf_chk(
         }
         print(fd, |stream| real::__vfprintf_chk(stream, flag, format, list))
     }
+}
+
+/// perror(3). libc's writes by a duplicate that it makes of the descriptor, so as not to make stderr a stream of bytes.
+pub unsafe fn perror(what: *const c_char) {
+    let code = errno();
+    let fd = std_streams::of_stderr();
+    if !is_tracked(fd) {
+        set_errno(code);
+        // SAFETY: the caller's contract.
+        return unsafe { real::perror(what) };
+    }
+    let mut text: [c_char; 1024] = [0; 1024];
+    print(fd, |stream| {
+        // SAFETY: strings, room for one, and a stream that is made for this.
+        unsafe {
+            real::__xpg_strerror_r(code, text.as_mut_ptr(), text.len());
+            if !what.is_null() && *what != 0 {
+                real::fputs(what, stream);
+                real::fputs(c": ".as_ptr(), stream);
+            }
+            real::fputs(text.as_ptr(), stream);
+            real::fputs(c"\n".as_ptr(), stream)
+        }
+    });
+    set_errno(code);
 }

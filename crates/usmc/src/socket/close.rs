@@ -403,6 +403,9 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
         && (sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) || control::is_at_mark(fd));
     let unread = in_tcp || (!is_tcp && conn.rx(slot).has_data());
     let abort = if unread || reset_asked { TXF_ABORT } else { 0 };
+    if abort == 0 {
+        demote::leave_copies(fd, conn, slot);
+    }
     // Release: after the last published byte.
     let before = conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | abort, AcqRel);
     if before & TXF_LEFT != 0 {
@@ -486,6 +489,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
         end.fetch_or(END_SHUT_RD, Relaxed);
     }
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
+        demote::leave_copies(fd, conn, slot);
         // Release: after the last published byte.
         // SeqCst: see `wait::for_room`.
         if own.fetch_or(TXF_DONE | TXF_SHUT, SeqCst) & TXF_LEFT != 0 {

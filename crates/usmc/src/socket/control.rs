@@ -1,7 +1,12 @@
 //! dup(2) and the flags of an open file description.
 
+use core::ops::RangeInclusive;
+use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::layout::END_HANDS_ON;
+
 use super::{demote, recv};
-use crate::conn::{self, F_KERNEL_ONLY, F_NONBLOCK, FRESH, LISTEN};
+use crate::api::std_streams;
+use crate::conn::{self, Conn, F_KERNEL_ONLY, F_NONBLOCK, FRESH, LISTEN};
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
@@ -31,12 +36,30 @@ pub fn duplicated(old: i32, new: i32) {
     if is_libcs(new) {
         // As under inetd.
         used_by_libc(new);
+    } else if let Entry::Conn(index) = entry
+        && STANDARD.contains(&new)
+    {
+        note_handing_on(conn::at(index));
     }
 }
 
+/// The numbers of stdin, stdout and stderr.
+const STANDARD: RangeInclusive<i32> = 0..=2;
+
 /// Whether libc's streams stdin, stdout and stderr are about this number, and read and write where nobody sees it.
 pub fn is_libcs(fd: i32) -> bool {
-    (0..=2).contains(&fd)
+    STANDARD.contains(&fd) && !std_streams::serve()
+}
+
+/// Who has a connection for stdin and stdout hands it on to the programs that it starts, as a shell does, whatever is unread
+/// there: the peer is told.
+pub fn note_handing_on(conn: &Conn) {
+    let index = conn::index_of(conn);
+    if let Some(slot) = conn.slot()
+        && STANDARD.into_iter().any(|fd| table::get(fd) == Entry::Conn(index))
+    {
+        conn.end(slot).flags.fetch_or(END_HANDS_ON, Relaxed);
+    }
 }
 
 /// libc itself is going to use `fd` (its streams read and write where no preload sees it): the connection is or

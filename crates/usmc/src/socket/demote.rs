@@ -8,8 +8,9 @@
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::layout::{
-    ARM_TCP, CLIENT, END_CORK, END_GIVEN_BACK, END_NODELAY, END_SENT_AFTER, END_SHUT_RD, End, Slot,
-    TXF_BACK, TXF_DONE, TXF_ENDS, TXF_LEFT, TXF_LOOK, TXF_RETURNS,
+    ARM_TCP, CLIENT, END_CORK, END_GIVEN_BACK, END_HANDS_ON, END_NODELAY, END_SENT_AFTER,
+    END_SHUT_RD, End, Slot, TXF_ABORT, TXF_BACK, TXF_CLOSED, TXF_DONE, TXF_ENDS, TXF_LEFT,
+    TXF_LOOK, TXF_RETURNS,
 };
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, TxSpan};
@@ -269,8 +270,11 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
         Leave::Unread => return Err(libc::EBUSY),
         Leave::SenderFirst => {
             while !finish_rx(fd, conn, slot) {
-                if rx.has_data() || before_bells > 0 {
+                if before_bells > 0 {
                     return Err(libc::EBUSY);
+                }
+                if rx.has_data() {
+                    return leave_to_copies(fd, conn, slot);
                 }
                 patience.wait()?;
             }
@@ -285,6 +289,35 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
         span.to_tcp_around_bells();
     }
     done
+}
+
+/// The receiving direction of [`leave`] where its sender has ended it and bytes are unread: it may have left copies of them.
+fn leave_to_copies(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
+    let (span, rx) = (RxSpan::new(slot, conn.side()), conn.rx(slot));
+    let patience = Patience::new();
+    let (start, from, copies) = loop {
+        let Some((from, copies)) = span.copies_from(&rx) else { return Err(libc::EBUSY) };
+        if let Resume::At(start) = span.resume() {
+            // All of them have to be there: the kernel's buffers may have been full.
+            let fin = u64::from(kernel::has_fin(fd));
+            let received = kernel::tcp_received(fd).unwrap_or(0);
+            if received.saturating_sub(fin) >= start.saturating_add(copies) {
+                break (start, from, copies);
+            }
+            if fin != 0 {
+                return Err(libc::EBUSY);
+            }
+        }
+        patience.wait()?;
+    };
+    if !skip_to(fd, conn, slot, start + rx.read().wrapping_sub(from)) {
+        return Err(libc::EBUSY);
+    }
+    span.to_tcp();
+    // Nothing is unread in the ring any more.
+    rx.consume(from.wrapping_add(copies));
+    log::debug(format_args!("fd {fd}: goes on with copies of what was unread"));
+    Ok(())
 }
 
 /// What is left to do in the TCP stream once this end has left: the doorbells are taken out.
@@ -361,6 +394,45 @@ fn wake(fd: i32, conn: &Conn, slot: &Slot) {
             if asleep != 0 { ARM_TCP } else { 0 }
         });
     }
+}
+
+/// Before the sending direction ends: where the peer may hand its end on to a program that knows nothing of the ring, what it
+/// has not read is left by TCP, too. As much as the kernel takes at once; where that is not all, it does without. The caller
+/// has the record's sending lock.
+pub fn leave_copies(fd: i32, conn: &Conn, slot: &Slot) {
+    let hands_on = slot.end[1 - conn.side()].flags.load(Relaxed) & END_HANDS_ON != 0;
+    if hands_on && conn.tx(slot).has_data() {
+        leave_copies_of_unread(fd, conn, slot);
+    }
+}
+
+#[cold]
+fn leave_copies_of_unread(fd: i32, conn: &Conn, slot: &Slot) {
+    let (span, tx) = (TxSpan::new(slot, conn.side()), conn.tx(slot));
+    let ended = conn.own(slot).flags.load(Relaxed) & (TXF_ENDS | TXF_BACK | TXF_LEFT) != 0
+        || conn.peer(slot).flags.load(Relaxed) & (TXF_CLOSED | TXF_ABORT) != 0;
+    if ended || !span.is_ring() {
+        return;
+    }
+    let Some(_family) = Family::sending(fd, conn, slot) else { return };
+    let Ok(data) = tx.data() else { return };
+    span.announce_copies(data.cons);
+    if !go_back_briefly(fd, conn, slot) || !span.copies() {
+        return;
+    }
+    let mut sent = 0;
+    while sent < data.len {
+        let at = data.cons.wrapping_add(sent as u64);
+        let (src, len) = tx.contiguous(at, data.place, data.len - sent);
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: `len` bytes of the ring, which nobody writes any more.
+        match unsafe { sys::send_raw(fd, src, len, flags) } {
+            Ok(n) => sent += n,
+            Err(libc::EINTR) => {}
+            Err(_) => break,
+        }
+    }
+    log::debug(format_args!("fd {fd}: {sent} of {} unread bytes copied to TCP", data.len));
 }
 
 /// Ends the ring of the sending direction, sending again what the peer left unread. False where it is not over: a
@@ -512,15 +584,16 @@ pub fn skip(fd: i32, span: &RxSpan<'_>, count: u64) -> bool {
     false
 }
 
-/// Takes up to `count` doorbells out of the TCP stream.
+/// Takes up to `count` bytes out of the TCP stream.
 fn drop_bytes(fd: i32, count: u64) -> usize {
-    let mut scratch = [0u8; 256];
-    let len = scratch.len().min(usize::try_from(count).unwrap_or(usize::MAX));
-    if len == 0 {
+    // More the kernel does not have.
+    const MOST: u64 = 1 << 30;
+    if count == 0 {
         return 0;
     }
-    // SAFETY: scratch is writable for `len` bytes.
-    unsafe { sys::recv(fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) }.unwrap_or(0)
+    let (len, flags) = (count.min(MOST) as usize, libc::MSG_TRUNC | libc::MSG_DONTWAIT);
+    // SAFETY: TCP copies nothing with MSG_TRUNC (tcp(7)), so no buffer is needed.
+    unsafe { sys::recv(fd, core::ptr::null_mut(), len, flags) }.unwrap_or(0)
 }
 
 /// Whether the receiving direction is TCP's again; goes as far towards it as the ring and the kernel allow. The caller
@@ -553,7 +626,8 @@ pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
         Resume::Not => return false,
         Resume::AtOnce => {}
         Resume::At(at) => {
-            if !skip_to(fd, conn, slot, at) {
+            let copies = span.copies_from(&rx).map_or(0, |(_, copies)| copies);
+            if !skip_to(fd, conn, slot, at.saturating_add(copies)) {
                 return false;
             }
         }

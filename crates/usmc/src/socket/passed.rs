@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::{adopt, channel, control, demote};
 use crate::conn::{self, ATTACHED, EARLY, F_ADOPTED, F_COPIED, FRESH, OFFERED, PLAIN, RING};
-use crate::device::{self, Receiver};
+use crate::device::{self, Custody, Receiver};
 use crate::reason::Reason;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
@@ -185,10 +185,9 @@ pub fn meet(fd: i32, by: &[Receiver]) {
     let Some(index) = known(fd) else { return adopt::adopt(fd, by) };
     let conn = conn::at(index);
     // This process is counted already.
-    if conn.custody.load(Relaxed) != 0
-        && let Some((custody, _)) = device::current().claim(kernel::cookie(fd), by)
-    {
-        device::current().release(custody);
+    let (custody, device) = (Custody(conn.custody.load(Relaxed)), device::current());
+    if custody.0 != 0 && by.iter().any(|&name| device.call_off(custody, name)) {
+        device.release(custody);
     }
     conn.users.add();
     if !table::set(fd, Entry::Conn(index)) {

@@ -6,6 +6,7 @@ use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::back::Resume;
 use usmc_shm::layout::{END_RESET_SEEN, Slot};
+use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, Taken, Unmeasured};
 
 use self::from_ring::{from_ring, peek_ring};
@@ -538,18 +539,21 @@ fn more_of_tcp(
     }
 }
 
-/// Of `inq` bytes of TCP that stand behind the ring, those of the application.
-fn behind(span: &RxSpan<'_>, inq: usize) -> usize {
+/// Of `inq` bytes of TCP that stand behind the ring, those of the application that are not in the ring `rx` as well.
+fn behind(span: &RxSpan<'_>, rx: &Ring<'_>, inq: usize) -> usize {
     match span.resume() {
         Resume::Not if !span.is_by_sender() => 0,
-        _ => inq.saturating_sub(span.unheard() as usize),
+        _ => {
+            let copies = span.copies_from(rx).map_or(0, |(_, copies)| copies as usize);
+            inq.saturating_sub(span.unheard() as usize + copies)
+        }
     }
 }
 
 /// Unread bytes of TCP that follow the ring.
 pub fn unread_behind_ring(fd: i32, conn: &Conn, slot: &Slot) -> usize {
     let inq = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
-    behind(&RxSpan::new(slot, conn.side()), inq)
+    behind(&RxSpan::new(slot, conn.side()), &conn.rx(slot), inq)
 }
 
 /// Whether all of the TCP span has come, so that the ring's bytes can be read: until then they are still on their way.
@@ -627,7 +631,7 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
             // comes before them.
             let is_reached = first as u64 == left && !span.is_by_sender();
             let in_ring = if is_reached { in_ring } else { 0 };
-            Some(first + in_ring + behind(&span, inq - first))
+            Some(first + in_ring + behind(&span, &conn.rx(slot), inq - first))
         }
     }
 }
