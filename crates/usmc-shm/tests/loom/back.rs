@@ -134,13 +134,51 @@ impl Stream {
             Resume::Not => {}
             Resume::AtOnce => self.rx().to_tcp(),
             Resume::At(at) => {
-                let bells = self.tcp.recv(at - self.tcp.read().unwrap());
+                let bells = self.tcp.recv(at.saturating_sub(self.tcp.read().unwrap()));
                 assert!(bells.iter().all(|&byte| byte == BELL));
+                let copies = self.rx().copies_from(&self.link.ring(CLIENT));
+                let at = at + copies.map_or(0, |(_, copies)| copies);
+                self.tcp.recv(at - self.tcp.read().unwrap());
                 if self.tcp.read() == Some(at) {
                     self.rx().to_tcp();
                 }
             }
         }
+    }
+
+    /// Ends the direction, and leaves copies of what is unread.
+    fn end(&self) {
+        let _held = self.tx_lock.lock().unwrap();
+        let ring = self.link.ring(CLIENT);
+        let data = ring.data().unwrap();
+        self.tx().announce_copies(data.cons);
+        self.go_back_locked();
+        if self.tx().copies() {
+            for at in data.cons..data.cons + data.len as u64 {
+                let mut byte = [0];
+                // SAFETY: within `data`, and nobody writes it any more.
+                unsafe { ring.copy_out(at, data.place, byte.as_mut_ptr(), 1) };
+                self.tcp.send(byte[0]);
+            }
+        }
+    }
+
+    /// The same as [`Stream::leave`], where the sender was first: goes on by its copies.
+    fn leave_to_copies(&self) {
+        let ring = self.link.ring(CLIENT);
+        let at = loop {
+            match self.rx().resume() {
+                Resume::At(at) => break at,
+                _ => thread::yield_now(),
+            }
+        };
+        let (from, _) = self.rx().copies_from(&ring).unwrap();
+        let until = at + (ring.read() - from);
+        while self.tcp.read().unwrap() < until {
+            self.tcp.recv(until - self.tcp.read().unwrap());
+            thread::yield_now();
+        }
+        self.rx().to_tcp();
     }
 
     fn receive_all(&self, total: usize, got: &mut Vec<u8>) {
@@ -155,6 +193,14 @@ impl Stream {
 
     /// Leaves for a reader that knows nothing of us. Where the sender was first, reads on as before.
     fn leave(&self) -> Leave {
+        // Where the sender has left on our behalf, that comes first.
+        while let Source::Bells(count) = self.rx().source(|| self.tcp.read()).unwrap() {
+            assert!(self.tcp.recv(count).iter().all(|&byte| byte == BELL));
+            thread::yield_now();
+        }
+        if self.rx().is_tcp() {
+            return Leave::SenderFirst;
+        }
         let left = self.rx().leave(&self.link.ring(CLIENT), &self.link.ring(ACCEPTOR), false);
         if left == Leave::Left {
             while self.rx().is_rung(&self.link.slot, ACCEPTOR) {
@@ -352,6 +398,58 @@ fn both_ends_begin_at_once() {
         }
         sender.join().unwrap();
         assert_eq!(got, [1, 2]);
+    });
+}
+
+#[test]
+fn copies_of_what_is_read_in_the_ring_are_skipped() {
+    check(Some(3), || {
+        let stream = Stream::in_ring();
+        let sender = thread::spawn({
+            let stream = stream.clone();
+            move || {
+                stream.send(1);
+                stream.send(2);
+                stream.end();
+            }
+        });
+        let mut got = Vec::new();
+        stream.link.ring(CLIENT).arm_rx(ARM_TCP);
+        stream.receive_all(2, &mut got);
+        sender.join().unwrap();
+        while !stream.rx().is_tcp() {
+            stream.receive(&mut got);
+        }
+        assert_eq!(got, [1, 2]);
+        assert_eq!(stream.tcp.recv(9), []);
+    });
+}
+
+#[test]
+fn who_leaves_goes_on_by_the_copies_of_an_ended_sender() {
+    check(Some(3), || {
+        let stream = Stream::in_ring();
+        let sender = thread::spawn({
+            let stream = stream.clone();
+            move || {
+                stream.send(1);
+                stream.send(2);
+                stream.end();
+            }
+        });
+        let mut got = Vec::new();
+        stream.link.ring(CLIENT).arm_rx(ARM_TCP);
+        stream.receive(&mut got);
+        match stream.leave() {
+            Leave::Left => {}
+            Leave::SenderFirst if stream.rx().is_tcp() => {}
+            Leave::SenderFirst => stream.leave_to_copies(),
+            Leave::Unread => unreachable!("it ends behind its way back"),
+        }
+        sender.join().unwrap();
+        stream.receive_plain(2, &mut got);
+        assert_eq!(got, [1, 2]);
+        assert_eq!(stream.tcp.recv(9), []);
     });
 }
 
