@@ -369,7 +369,7 @@ extern "C" fn on_prepare() {
     if !process::is_foreign_child() {
         let saved = errno();
         // libc takes this next, and another thread that has it may be writing to a stream of ours.
-        let streams = api::has_streams();
+        let streams = api::streams::are_served();
         if streams {
             // SAFETY: no arguments; a lock that counts.
             unsafe { real::_IO_list_lock() };

@@ -106,7 +106,7 @@ fn keep(lock: &Lock) -> bool {
 
 /// The process ends, and libc may still flush the streams that were made for connections.
 pub fn end_but_for_streams() {
-    if !crate::api::has_streams() {
+    if !crate::api::streams::are_served() {
         custody::look_at_all();
         conn::for_each(|_, conn| {
             if !(conn.has(F_SHARED) && put_down(conn)) {

@@ -226,7 +226,7 @@ macro_rules! addresses {
 
 addresses! { syscall }
 
-/// Tables of libc's streams, and functions that stand in them ([`crate::api::std_streams`]); null where this libc shows none.
+/// Tables of libc's streams, and functions that stand in them ([`crate::api::streams`]); null where this libc shows none.
 macro_rules! tables {
     ($($name:ident)*) => {
         /// What libc's streams are made of.
@@ -355,7 +355,6 @@ real! {
     freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, ENOSYS;
     freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, ENOSYS;
     fclose(stream: *mut FILE) -> c_int, ENOSYS;
-    setvbuf(stream: *mut FILE, buf: *mut c_char, mode: c_int, len: size_t) -> c_int, ENOSYS;
     fflush(stream: *mut FILE) -> c_int, ENOSYS;
     fileno(stream: *mut FILE) -> c_int, ENOSYS;
     vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int, ENOSYS;

@@ -13,8 +13,8 @@ mod positioned;
 mod processes;
 mod sockets;
 mod spawn;
-pub mod std_streams;
 mod stdio;
+pub mod streams;
 pub mod time;
 #[cfg(target_pointer_width = "32")]
 mod time64;

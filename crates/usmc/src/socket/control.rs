@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::END_HANDS_ON;
 
 use super::{demote, recv};
-use crate::api::std_streams;
+use crate::api::streams;
 use crate::conn::{self, Conn, F_KERNEL_ONLY, F_NONBLOCK, FRESH, LISTEN};
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
@@ -48,7 +48,7 @@ const STANDARD: RangeInclusive<i32> = 0..=2;
 
 /// Whether libc's streams stdin, stdout and stderr are about this number, and read and write where nobody sees it.
 pub fn is_libcs(fd: i32) -> bool {
-    STANDARD.contains(&fd) && !std_streams::serve()
+    STANDARD.contains(&fd) && !streams::serve()
 }
 
 /// Who has a connection for stdin and stdout hands it on to the programs that it starts, as a shell does, whatever is unread

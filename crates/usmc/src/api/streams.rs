@@ -1,9 +1,9 @@
-//! stdin, stdout and stderr on a connection: whoever is started with one for these (inetd), or puts one there by dup2(2). libc
-//! has made these streams, and they read and write inside libc. What they call for that stands in tables of libc's, one for
-//! streams of bytes and one for those that have become wide; in these, read, write and close become ours.
+//! libc's streams on a connection: those of fdopen(3), and stdin, stdout and stderr of whoever is started with one for these
+//! (inetd), or puts one there by dup2(2). They read and write inside libc. What they call for that stands in tables of libc's,
+//! one for streams of bytes and one for those that have become wide; in these, read, write and close become ours.
 //!
 //! The tables are exported, and checked before anything is changed: each of the three places has to lead to the exported
-//! function of that name. Where it is otherwise connections under these numbers stay TCP.
+//! function of that name. Where it is otherwise such connections stay TCP.
 
 use core::ffi::{c_int, c_void};
 use core::mem;
@@ -11,7 +11,7 @@ use libc::{FILE, size_t, ssize_t};
 use usmc_shm::sync::Ordering::{Acquire, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU32};
 
-use super::stdio::{self, fileno_of};
+use super::stdio;
 use crate::conn::{self, PLAIN};
 use crate::process::{self, Lock};
 use crate::real::tables;
@@ -59,9 +59,30 @@ pub fn serve() -> bool {
     are_served()
 }
 
-/// Whether they do already.
+/// Whether they do already. Such streams may write under libc's own locks.
 pub fn are_served() -> bool {
     STATE.load(Acquire) == SERVED
+}
+
+/// What a `FILE` begins with (`<bits/types/struct_FILE.h>`).
+#[repr(C)]
+struct Fields {
+    flags: c_int,
+    _pointers: [usize; 13],
+    /// Where fileno(3) looks.
+    fileno: c_int,
+}
+
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(mem::offset_of!(Fields, fileno) == 112);
+#[cfg(target_pointer_width = "32")]
+const _: () = assert!(mem::offset_of!(Fields, fileno) == 56);
+
+/// # Safety
+/// A stream of libc's, whose layout is known.
+unsafe fn fileno_of(stream: *mut FILE) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { (*stream.cast::<Fields>()).fileno }
 }
 
 /// Whether a stream's descriptor stands where we look for it.
@@ -120,7 +141,7 @@ fn change(table: *mut c_void) -> Result<(), sys::Errno> {
 }
 
 /// Whether `fd` may have to be read and written through a ring.
-fn is_tracked(fd: c_int) -> bool {
+pub(super) fn is_tracked(fd: c_int) -> bool {
     matches!(table::settled(fd), Entry::Conn(index) if conn::at(index).phase() != PLAIN)
 }
 
@@ -147,7 +168,7 @@ unsafe extern "C" fn write_all(stream: *mut FILE, buf: *const c_void, len: ssize
         }
         let done = stdio::write_whole(fd, buf.cast(), len as size_t);
         if done < len {
-            *stream.cast::<c_int>() |= FAILED;
+            (*stream.cast::<Fields>()).flags |= FAILED;
         }
         done
     }
