@@ -13,7 +13,9 @@ use usmc_fuzz::memory::{PAGE, map_guarded, memfd};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::bell::{Bells, Drain};
 use usmc_shm::handshake::{self, Phase, Use};
-use usmc_shm::layout::{ARM_TCP, CLIENT, Slot, WINDOW_SHIFT_MIN, WINDOW_SPLIT, window_word};
+use usmc_shm::layout::{
+    ARM_TCP, CLIENT, Slot, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, WINDOW_SPLIT, window_word,
+};
 use usmc_shm::lock::{Verdict, Wait, acquire, release};
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{Route, RxSpan, Source, TxSpan};
@@ -226,10 +228,11 @@ impl Honest {
 
     fn go_back(&self) {
         let span = TxSpan::new(self.slot, self.side);
+        span.announce_copies(self.tx.read());
         if let Ok(Back::Resend(from)) = span.try_back(&self.tx, || Some(self.counts[0])) {
             span.is_resent(from);
         }
-        let _ = span.is_back();
+        let _ = (span.is_back(), span.is_to_copy());
     }
 
     fn leave(&self) {
@@ -242,6 +245,10 @@ impl Honest {
     fn resume(&self) {
         let span = RxSpan::new(self.slot, self.side);
         let _ = (span.is_by_sender(), span.is_tcp(), span.boundary());
+        if let Some(copies) = span.copies(&self.rx) {
+            assert!(copies.all <= 1 << WINDOW_SHIFT_MAX, "more copies than a ring holds");
+            assert!(copies.read <= copies.all, "more were read than there are");
+        }
         match span.resume() {
             Resume::At(_) | Resume::AtOnce => span.to_tcp(),
             Resume::Not => span.to_tcp_around_bells(),

@@ -17,7 +17,7 @@
 //!
 //! A sender that goes back because its direction ends may leave *copies* by TCP of what is unread in the ring
 //! ([`Producer::copied`]), for after the FIN nobody could send it again. A receiver that reads the ring to its end skips
-//! them. One that leaves instead skips those of what it has read ([`RxSpan::copies_from`]), and whoever comes next reads
+//! them. One that leaves instead skips those of what it has read ([`RxSpan::copies`]), and whoever comes next reads
 //! the others.
 //!
 //! [`Producer::copied`]: crate::layout::Producer::copied
@@ -182,7 +182,7 @@ impl<'a> TxSpan<'a> {
     }
 
     /// After it: whether they are to be sent. Where the receiver was first, what is unread is sent again anyhow.
-    pub fn copies(&self) -> bool {
+    pub fn is_to_copy(&self) -> bool {
         self.producer.flags.load(Relaxed) & (TXF_BACK | TXF_LEFT) == TXF_BACK
             && self.producer.state.load(Relaxed) == TX_BACK
     }
@@ -245,6 +245,17 @@ pub enum Leave {
     SenderFirst,
     /// Something is unread, and its sender has ended its direction: nobody can send it by TCP.
     Unread,
+}
+
+/// What a sender that has ended its direction has left by TCP of what stood in the ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Copies {
+    /// How many bytes, at most a ring's.
+    pub all: u64,
+    /// How many of them were read in the ring.
+    pub read: u64,
+    /// The ring's cursor behind them.
+    pub end: u64,
 }
 
 /// Where the bytes are that follow the ring.
@@ -316,14 +327,15 @@ impl<'a> RxSpan<'a> {
         }
     }
 
-    /// How many bytes of TCP behind [`Resume::At`] are in the ring `rx` as well, from where on; asked behind
-    /// [`RxSpan::resume`]. `None` where there are none, or what is there cannot be right.
-    pub fn copies_from(&self, rx: &Ring<'_>) -> Option<(u64, u64)> {
+    /// The bytes of TCP behind [`Resume::At`] that are in the ring `rx` as well; asked behind [`RxSpan::resume`]. `None`
+    /// where there are none, or what is there cannot be right.
+    pub fn copies(&self, rx: &Ring<'_>) -> Option<Copies> {
         // Relaxed: see `announce_copies`.
         let from = self.producer.copied.load(Relaxed).checked_sub(1)?;
         let (read, end) = (rx.read(), self.producer.prod.load(Relaxed));
-        let (copies, unread) = (end.wrapping_sub(from), end.wrapping_sub(read));
-        (copies <= 1 << WINDOW_SHIFT_MAX && unread <= copies).then_some((from, copies))
+        let (all, unread) = (end.wrapping_sub(from), end.wrapping_sub(read));
+        let is_right = all <= 1 << WINDOW_SHIFT_MAX && unread <= all;
+        is_right.then(|| Copies { all, read: all - unread, end })
     }
 
     /// The next bytes are TCP's, for good: all doorbells are taken out.

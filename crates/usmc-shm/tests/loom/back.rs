@@ -136,8 +136,8 @@ impl Stream {
             Resume::At(at) => {
                 let bells = self.tcp.recv(at.saturating_sub(self.tcp.read().unwrap()));
                 assert!(bells.iter().all(|&byte| byte == BELL));
-                let copies = self.rx().copies_from(&self.link.ring(CLIENT));
-                let at = at + copies.map_or(0, |(_, copies)| copies);
+                let copies = self.rx().copies(&self.link.ring(CLIENT));
+                let at = at + copies.map_or(0, |copies| copies.all);
                 self.tcp.recv(at - self.tcp.read().unwrap());
                 if self.tcp.read() == Some(at) {
                     self.rx().to_tcp();
@@ -153,7 +153,7 @@ impl Stream {
         let data = ring.data().unwrap();
         self.tx().announce_copies(data.cons);
         self.go_back_locked();
-        if self.tx().copies() {
+        if self.tx().is_to_copy() {
             for at in data.cons..data.cons + data.len as u64 {
                 let mut byte = [0];
                 // SAFETY: within `data`, and nobody writes it any more.
@@ -172,8 +172,7 @@ impl Stream {
                 _ => thread::yield_now(),
             }
         };
-        let (from, _) = self.rx().copies_from(&ring).unwrap();
-        let until = at + (ring.read() - from);
+        let until = at + self.rx().copies(&ring).unwrap().read;
         while self.tcp.read().unwrap() < until {
             self.tcp.recv(until - self.tcp.read().unwrap());
             thread::yield_now();

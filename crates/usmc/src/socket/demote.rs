@@ -295,14 +295,14 @@ fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
 fn leave_to_copies(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     let (span, rx) = (RxSpan::new(slot, conn.side()), conn.rx(slot));
     let patience = Patience::new();
-    let (start, from, copies) = loop {
-        let Some((from, copies)) = span.copies_from(&rx) else { return Err(libc::EBUSY) };
+    let (start, copies) = loop {
+        let Some(copies) = span.copies(&rx) else { return Err(libc::EBUSY) };
         if let Resume::At(start) = span.resume() {
             // All of them have to be there: the kernel's buffers may have been full.
             let fin = u64::from(kernel::has_fin(fd));
             let received = kernel::tcp_received(fd).unwrap_or(0);
-            if received.saturating_sub(fin) >= start.saturating_add(copies) {
-                break (start, from, copies);
+            if received.saturating_sub(fin) >= start.saturating_add(copies.all) {
+                break (start, copies);
             }
             if fin != 0 {
                 return Err(libc::EBUSY);
@@ -310,12 +310,12 @@ fn leave_to_copies(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
         }
         patience.wait()?;
     };
-    if !skip_to(fd, conn, slot, start + rx.read().wrapping_sub(from)) {
+    if !skip_to(fd, conn, slot, start.saturating_add(copies.read)) {
         return Err(libc::EBUSY);
     }
     span.to_tcp();
     // Nothing is unread in the ring any more.
-    rx.consume(from.wrapping_add(copies));
+    rx.consume(copies.end);
     log::debug(format_args!("fd {fd}: goes on with copies of what was unread"));
     Ok(())
 }
@@ -417,7 +417,7 @@ fn leave_copies_of_unread(fd: i32, conn: &Conn, slot: &Slot) {
     let Some(_family) = Family::sending(fd, conn, slot) else { return };
     let Ok(data) = tx.data() else { return };
     span.announce_copies(data.cons);
-    if !go_back_briefly(fd, conn, slot) || !span.copies() {
+    if !go_back_briefly(fd, conn, slot) || !span.is_to_copy() {
         return;
     }
     let mut sent = 0;
@@ -626,7 +626,7 @@ pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
         Resume::Not => return false,
         Resume::AtOnce => {}
         Resume::At(at) => {
-            let copies = span.copies_from(&rx).map_or(0, |(_, copies)| copies);
+            let copies = span.copies(&rx).map_or(0, |copies| copies.all);
             if !skip_to(fd, conn, slot, at.saturating_add(copies)) {
                 return false;
             }

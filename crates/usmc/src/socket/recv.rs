@@ -544,7 +544,7 @@ fn behind(span: &RxSpan<'_>, rx: &Ring<'_>, inq: usize) -> usize {
     match span.resume() {
         Resume::Not if !span.is_by_sender() => 0,
         _ => {
-            let copies = span.copies_from(rx).map_or(0, |(_, copies)| copies as usize);
+            let copies = span.copies(rx).map_or(0, |copies| copies.all as usize);
             inq.saturating_sub(span.unheard() as usize + copies)
         }
     }
