@@ -46,9 +46,9 @@ fn run_in_ring(fixture: &Fixture, mut command: Command) -> String {
     output
 }
 
-#[test]
-fn rsync_daemon_sends_and_receives() {
-    let fixture = Fixture::new("rsync");
+/// `serve` starts rsync's daemon.
+fn rsync_sends_and_receives(name: &str, serve: impl FnOnce(&Fixture, u16) -> Command) {
+    let fixture = Fixture::new(name);
     let (port, dir) = (fixture.port(), fixture.scratch());
     tree(&dir.join("from"));
     // Only root may say so, and has to.
@@ -60,9 +60,7 @@ fn rsync_daemon_sends_and_receives() {
         dir.display()
     );
     fs::write(dir.join("rsyncd.conf"), config).expect("our own file");
-    let mut daemon = fixture.command("rsync");
-    daemon.args(["--daemon", "--no-detach", "--config=rsyncd.conf"]);
-    let mut daemon = fixture.spawn(daemon);
+    let mut daemon = fixture.spawn(serve(&fixture, port));
     fixture.wait_for_port(port);
     let url = format!("rsync://127.0.0.1:{port}/module");
     let mut fetch = fixture.command("rsync");
@@ -76,6 +74,26 @@ fn rsync_daemon_sends_and_receives() {
     daemon.kill();
     drop(daemon);
     fixture.finish();
+}
+
+#[test]
+fn rsync_daemon_sends_and_receives() {
+    rsync_sends_and_receives("rsync", |fixture, _| {
+        let mut daemon = fixture.command("rsync");
+        daemon.args(["--daemon", "--no-detach", "--config=rsyncd.conf"]);
+        daemon
+    });
+}
+
+/// As inetd would start it: the connection is its standard input and output.
+#[test]
+fn rsync_daemon_for_each_connection_sends_and_receives() {
+    rsync_sends_and_receives("rsync-inetd", |fixture, port| {
+        let mut server = fixture.command("socat");
+        server.arg(format!("TCP-LISTEN:{port},bind=127.0.0.1,reuseaddr,fork"));
+        server.arg("EXEC:rsync --daemon --config=rsyncd.conf,nofork");
+        server
+    });
 }
 
 /// sshd's directory for its sandboxed child, made by its service's start.
