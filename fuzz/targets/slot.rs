@@ -232,7 +232,10 @@ impl Honest {
         if let Ok(Back::Resend(from)) = span.try_back(&self.tx, || Some(self.counts[0])) {
             span.is_resent(from);
         }
-        let _ = (span.is_back(), span.is_to_copy());
+        if span.is_to_copy() {
+            span.has_copied(self.tx.read());
+        }
+        let _ = (span.is_back(), span.copied(), span.is_to_copy());
     }
 
     fn leave(&self) {

@@ -28,7 +28,7 @@
 use crate::bell::Rung;
 use crate::layout::{
     ARM_LEFT, ARM_TCP, BY_SENDER, End, IN_FLIGHT, RETURNED, SWITCHING, Slot, TCP_AGAIN, TX_BACK,
-    TX_TCP, TXF_BACK, TXF_ENDS, TXF_LEFT, WINDOW_SHIFT_MAX,
+    TX_TCP, TXF_BACK, TXF_COPIED, TXF_ENDS, TXF_LEFT, WINDOW_SHIFT_MAX,
 };
 use crate::ring::Ring;
 use crate::span::{RxSpan, TxSpan, Unmeasured, leave_count};
@@ -175,16 +175,40 @@ impl<'a> TxSpan<'a> {
     }
 
     /// Before [`TxSpan::try_back`]: what is unread from cursor `from` on will be sent by TCP as well, right after it, and
-    /// nothing follows. The caller holds the sending locks.
+    /// nothing follows. The caller holds the sending locks, and no other process has this end.
     pub fn announce_copies(&self, from: u64) {
         // Relaxed: published by the state.
         self.producer.copied.store(from.saturating_add(1), Relaxed);
     }
 
-    /// After it: whether they are to be sent. Where the receiver was first, what is unread is sent again anyhow.
+    /// After it: whether they are to be sent, [`TxSpan::has_copied`] being called then. Where the receiver was first, what
+    /// is unread is sent again anyhow, and where the way back is not over there are none.
     pub fn is_to_copy(&self) -> bool {
-        self.producer.flags.load(Relaxed) & (TXF_BACK | TXF_LEFT) == TXF_BACK
-            && self.producer.state.load(Relaxed) == TX_BACK
+        let is_first = self.producer.flags.load(Relaxed) & (TXF_BACK | TXF_LEFT) == TXF_BACK;
+        let is_to = is_first && self.producer.state.load(Relaxed) == TX_BACK;
+        if !is_to {
+            self.producer.copied.store(0, Relaxed);
+        }
+        is_to
+    }
+
+    /// The copies end before cursor `upto`; the sender's kernel has them.
+    pub fn has_copied(&self, upto: u64) {
+        // Relaxed: published by the flag.
+        self.producer.resent.store(upto, Relaxed);
+        // Release: pairs with the Acquire in `RxSpan::copies`.
+        self.producer.flags.fetch_or(TXF_COPIED, Release);
+    }
+
+    /// How many bytes were copied.
+    pub fn copied(&self) -> u64 {
+        match self.producer.flags.load(Relaxed) & TXF_COPIED {
+            0 => 0,
+            _ => {
+                let from = self.producer.copied.load(Relaxed).saturating_sub(1);
+                self.producer.resent.load(Relaxed).wrapping_sub(from)
+            }
+        }
     }
 
     /// Forgets the doorbells in flight of processes that died in the middle of one. No other process has this end, and no
@@ -254,8 +278,12 @@ pub struct Copies {
     pub all: u64,
     /// How many of them were read in the ring.
     pub read: u64,
-    /// The ring's cursor behind them.
+    /// The ring's end.
     pub end: u64,
+    /// Whether the sender's kernel has them.
+    pub is_over: bool,
+    /// Whether they go to the ring's end: the kernel may not have had room.
+    pub is_whole: bool,
 }
 
 /// Where the bytes are that follow the ring.
@@ -327,15 +355,31 @@ impl<'a> RxSpan<'a> {
         }
     }
 
-    /// The bytes of TCP behind [`Resume::At`] that are in the ring `rx` as well; asked behind [`RxSpan::resume`]. `None`
-    /// where there are none, or what is there cannot be right.
+    /// Whether the sender leaves copies, or has left some.
+    pub fn has_copies(&self) -> bool {
+        self.producer.copied.load(Relaxed) != 0
+    }
+
+    /// The bytes of TCP behind [`Resume::At`] that are in the ring `rx` as well. `None` where there are none, or not yet, or
+    /// what is there cannot be right.
     pub fn copies(&self, rx: &Ring<'_>) -> Option<Copies> {
-        // Relaxed: see `announce_copies`.
+        // Acquire: pairs with the Release in `has_copied`.
+        let flags = self.producer.flags.load(Acquire);
+        // Acquire: pairs with the Release in `try_back`; `copied` is visible, and the ring's last byte.
+        let is_back = self.producer.state.load(Acquire) == TX_BACK;
+        if flags & (TXF_BACK | TXF_LEFT) != TXF_BACK || !is_back {
+            return None;
+        }
         let from = self.producer.copied.load(Relaxed).checked_sub(1)?;
         let (read, end) = (rx.read(), self.producer.prod.load(Relaxed));
-        let (all, unread) = (end.wrapping_sub(from), end.wrapping_sub(read));
-        let is_right = all <= 1 << WINDOW_SHIFT_MAX && unread <= all;
-        is_right.then(|| Copies { all, read: all - unread, end })
+        // Until the sender says how far it came nothing but copies follows.
+        let is_over = flags & TXF_COPIED != 0;
+        let upto = if is_over { self.producer.resent.load(Relaxed) } else { end };
+        let [most, all] = [end, upto].map(|at| at.wrapping_sub(from));
+        let unread = end.wrapping_sub(read);
+        let is_right = most <= 1 << WINDOW_SHIFT_MAX && all <= most && unread <= most;
+        let is_whole = is_over && upto == end;
+        is_right.then(|| Copies { all, read: all.min(most - unread), end, is_over, is_whole })
     }
 
     /// The next bytes are TCP's, for good: all doorbells are taken out.

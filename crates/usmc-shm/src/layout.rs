@@ -193,7 +193,8 @@ pub struct Producer {
     /// Bytes of TCP before the span that follows the ring, plus one; 0 = not drawn yet. Valid once `state` is
     /// [`TX_BACK`].
     pub resume: AtomicU64,
-    /// Where the receiver has left: everything before this cursor was read or sent again. Valid likewise.
+    /// Where the receiver has left: everything before this cursor was read or sent again. Valid likewise. With [`TXF_COPIED`]:
+    /// where the copies end.
     pub resent: AtomicU64,
     /// With [`WINDOW_SPLIT`]: bytes before this cursor lie where `window_before` says.
     pub grown_at: AtomicU64,
@@ -262,6 +263,8 @@ pub const TXF_LEFT: u32 = 16;
 pub const TXF_BACK: u32 = 32;
 /// The sender has left the other direction: look there.
 pub const TXF_LOOK: u32 = 64;
+/// All copies are in the sender's kernel ([`Producer::copied`]), up to the cursor [`Producer::resent`].
+pub const TXF_COPIED: u32 = 128;
 /// The bits that say that one of the directions is on its way back to TCP.
 pub const TXF_RETURNS: u32 = TXF_LEFT | TXF_BACK | TXF_LOOK;
 /// The bits that say how the direction ends.

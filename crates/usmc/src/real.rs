@@ -142,6 +142,10 @@ macro_rules! real {
             $($(#[$if])* resolvers::$name();)*
             address::resolve_all();
             tables::resolve_all();
+            // A program that names it has it to itself, and libc uses that, too.
+            // SAFETY: a NUL-terminated name.
+            let stderr = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"stderr".as_ptr()) };
+            STDERR.store(stderr.cast(), Relaxed);
             SINGLE_THREADED.store(find(c"__libc_single_threaded", ptr::null_mut()).cast(), Relaxed);
         }
     };
@@ -184,6 +188,13 @@ pub fn may_have_threads() -> bool {
     let single = SINGLE_THREADED.load(Relaxed);
     // SAFETY: libc's variable of that name, one byte that is there as long as libc is; libc may write it at any moment.
     single.is_null() || unsafe { single.read_volatile() } == 0
+}
+
+static STDERR: AtomicPtr<*mut FILE> = AtomicPtr::new(ptr::null_mut());
+
+/// Where the variable of that name is, or null.
+pub fn stderr() -> *const *mut FILE {
+    STDERR.load(Relaxed)
 }
 
 fn resolve(slot: &AtomicPtr<c_void>, name: &CStr, otherwise: *mut c_void) -> *mut c_void {

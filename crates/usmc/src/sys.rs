@@ -435,6 +435,21 @@ pub unsafe fn mprotect(at: *mut u8, len: usize, protection: c_int) -> Result<(),
     call!(SYS_mprotect, at, len, protection).map(drop)
 }
 
+/// Whether memory can be written: the kernel writes there what is there.
+///
+/// # Safety
+/// Eight readable bytes, not all zero, that nobody else writes.
+pub unsafe fn is_writable(at: *mut u64) -> bool {
+    const FLAGS: c_int = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
+    // SAFETY: the caller's contract.
+    let value = unsafe { at.read_unaligned() };
+    let Ok(fd) = call!(SYS_eventfd2, 0, FLAGS) else { return false };
+    let is_there = call!(SYS_write, fd, &raw const value, 8).is_ok();
+    let done = is_there && call!(SYS_read, fd, at, 8).is_ok();
+    close(fd as c_int);
+    done
+}
+
 /// Random bits; falls back to the clock when the pool is not ready.
 pub fn random() -> u64 {
     let mut v = 0u64;

@@ -21,7 +21,7 @@ const INDEX_MASK: u32 = (1 << KIND_SHIFT) - 1;
 /// The kind of a number that a thread is about to close, or to make another number of; the thread is in the index. To the
 /// library it is foreign already, but the kernel may still know it.
 const CHANGING: u32 = 4;
-/// How often others look whether it has changed: at least ten milliseconds. A signal handler may have come between.
+/// How often others look whether it has changed: some ten milliseconds. A signal handler may have come between.
 const LOOKS: u32 = 2560;
 
 fn changing() -> u32 {
@@ -161,7 +161,6 @@ fn replace(fd: i32, by: u32) -> Entry {
 /// A foreign number is about to become something else, which [`set`] or [`changed`] says.
 pub fn change(fd: i32) {
     if let Some(place) = TABLE.get(fd as u32 as usize).filter(|_| !single::is_single()) {
-        HIGHEST.fetch_max(fd.cast_unsigned(), Relaxed);
         let _ = place.compare_exchange(0, changing(), SeqCst, Relaxed);
     }
 }
@@ -173,6 +172,16 @@ pub fn changed(fd: i32) {
     {
         // By somebody else it may mean something already.
         let _ = place.compare_exchange(changing(), 0, SeqCst, Relaxed);
+    }
+}
+
+/// The kernel has just given the number to somebody: whatever was changing has changed.
+pub fn is_fresh(fd: i32) {
+    if let Some(place) = TABLE.get(fd as u32 as usize) {
+        let word = place.load(Relaxed);
+        if word >> KIND_SHIFT == CHANGING {
+            let _ = place.compare_exchange(word, 0, SeqCst, Relaxed);
+        }
     }
 }
 

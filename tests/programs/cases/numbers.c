@@ -86,6 +86,27 @@ CASE(bytes_sent_beside_a_dup2_arrive) {
     }
 }
 
+// Nobody else has the connections: their records end.
+CASE(bytes_sent_beside_a_dup2_that_closes_arrive) {
+    for (int i = 0; i < ROUNDS; i++) {
+        int one[2], other[2];
+        both_ends(one, i % 2, ROUNDS_OF_TALK);
+        both_ends(other, i % 2, ROUNDS_OF_TALK);
+        struct writer w = {.fd = OK(fcntl(one[0], F_DUPFD_CLOEXEC, 100))};
+        close(one[0]);
+        pthread_t thread;
+        EQ(pthread_create(&thread, NULL, write_on, &w), 0);
+        wait_for(&w, 50 + i * 7);
+        EQ(dup3(other[0], w.fd, O_CLOEXEC), w.fd);
+        wait_for(&w, 2000);
+        close(other[0]);
+        int sent = end_of(thread, &w);
+        EQ(count_all(one[1]) + count_all(other[1]), sent);
+        close(one[1]);
+        close(other[1]);
+    }
+}
+
 // A pipe gets the number.
 CASE(bytes_sent_beside_a_pipe_that_gets_the_number_arrive) {
     for (int i = 0; i < ROUNDS; i++) {

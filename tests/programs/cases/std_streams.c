@@ -172,7 +172,8 @@ static void becomes_a_shell(void *command) {
 }
 
 static void shell_hands_on(const char *command, enum op end) {
-    enum { REST = 60000 };
+    // More than the kernel's buffer for it, less than a ring.
+    enum { REST = 200000 };
     struct standard s = standard_open();
     peer_says(s.p.peer, "first\n");
     EQ(peer_call(P_SEND_PATTERN, s.p.peer, 3, 0, REST), 0);

@@ -88,6 +88,9 @@ static void loop_sends(int fd, uint64_t seed, size_t at, size_t bytes, uint32_t 
     struct epoll_event e = {.events = events, .data.fd = fd};
     OK(epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e));
     nonblocking(fd, true);
+    // Nothing happens for a while, but that there is room.
+    for (int i = 0; i < 4; i++)
+        CHECK(epoll_wait(ep, &e, 1, events & EPOLLET ? 1 : 0) >= 0);
     char piece[3000];
     for (size_t end = at + bytes; at < end;) {
         size_t most = end - at < sizeof piece ? end - at : sizeof piece;

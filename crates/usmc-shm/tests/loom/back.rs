@@ -160,19 +160,19 @@ impl Stream {
                 unsafe { ring.copy_out(at, data.place, byte.as_mut_ptr(), 1) };
                 self.tcp.send(byte[0]);
             }
+            self.tx().has_copied(data.cons + data.len as u64);
         }
     }
 
     /// The same as [`Stream::leave`], where the sender was first: goes on by its copies.
     fn leave_to_copies(&self) {
         let ring = self.link.ring(CLIENT);
-        let at = loop {
-            match self.rx().resume() {
-                Resume::At(at) => break at,
+        let until = loop {
+            match (self.rx().resume(), self.rx().copies(&ring)) {
+                (Resume::At(at), Some(copies)) if copies.is_whole => break at + copies.read,
                 _ => thread::yield_now(),
             }
         };
-        let until = at + self.rx().copies(&ring).unwrap().read;
         while self.tcp.read().unwrap() < until {
             self.tcp.recv(until - self.tcp.read().unwrap());
             thread::yield_now();

@@ -78,7 +78,7 @@ pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: s
         sent
     };
     uncancelled(|| {
-        transfer(out, index, count, kernel, |out, slot| {
+        transfer(out, index, count, kernel, |out, index, slot| {
             // SAFETY: the caller's contract.
             unsafe { transfer::sendfile(out, index, slot, from, offset, count) }
         })
@@ -92,7 +92,7 @@ fn transfer(
     mut index: u32,
     count: size_t,
     kernel: impl Fn(c_int) -> ssize_t,
-    through_ring: impl Fn(c_int, &'static Slot) -> Outcome,
+    through_ring: impl Fn(c_int, u32, &'static Slot) -> Outcome,
 ) -> ssize_t {
     let kernel = |fd, index| {
         let sent = kernel(fd);
@@ -105,6 +105,7 @@ fn transfer(
         let returns = conn::at(index).returns();
         let done;
         (hold, done) = match send::way(fd, index) {
+            Way::Plain if hold.is_none() && is_other(fd, &mut index) => continue,
             Way::Plain => keeping(hold, || unseen(index, returns, &mut || kernel(fd, index))),
             Way::Failed(errno) => (hold, Some(fail(errno))),
             Way::Tcp(guard) => {
@@ -120,7 +121,7 @@ fn transfer(
                     return kernel(fd, index);
                 };
                 let (hold, done) = keeping(held, || {
-                    let outcome = through_ring(fd, slot);
+                    let outcome = through_ring(fd, index, slot);
                     finish(index, returns, outcome, &mut || kernel(close::number(fd, index), index))
                 });
                 (Some(hold), done)
@@ -208,6 +209,6 @@ pub unsafe fn splice(
         index,
         len,
         |to| splice(from, to),
-        |to, slot| transfer::splice_in(to, index, slot, from, len, nonblock),
+        |to, index, slot| transfer::splice_in(to, index, slot, from, len, nonblock),
     )
 }

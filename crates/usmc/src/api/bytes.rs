@@ -39,11 +39,11 @@ pub(super) fn finish(
     }
 }
 
-/// Another thread has made the number mean another connection before the call began on it. False where it means none.
-#[cold]
+/// Whether another thread has made the number mean another connection before the call began on it: which one.
+#[inline(always)]
 pub(super) fn is_other(fd: c_int, index: &mut u32) -> bool {
     match table::settled(fd) {
-        Entry::Conn(now) => {
+        Entry::Conn(now) if now != *index => {
             *index = now;
             true
         }
@@ -136,8 +136,10 @@ unsafe fn receive_one(
         match receiving::receive(fd, index, &mut to, flags) {
             Outcome::Done(n) => return n as ssize_t,
             Outcome::Fail(code) => return fail(code),
-            Outcome::Other if is_other(fd, &mut index) => {}
-            Outcome::Other => return kernel(),
+            // The record may be of no connection any more.
+            Outcome::Other | Outcome::Kernel if is_other(fd, &mut index) => {}
+            // It is the same again.
+            Outcome::Other => {}
             Outcome::Kernel => {
                 if let Some(got) = unseen(index, returns, &mut kernel) {
                     return captured(got, index);
@@ -193,8 +195,10 @@ pub(super) unsafe fn receive_many(
         match receiving::receive(fd, index, &mut to, flags) {
             Outcome::Done(n) => return n as ssize_t,
             Outcome::Fail(code) => return fail(code),
-            Outcome::Other if is_other(fd, &mut index) => {}
-            Outcome::Other => return kernel(),
+            // The record may be of no connection any more.
+            Outcome::Other | Outcome::Kernel if is_other(fd, &mut index) => {}
+            // It is the same again.
+            Outcome::Other => {}
             Outcome::Kernel => {
                 if let Some(got) = unseen(index, returns, &mut kernel) {
                     return captured(got, index);
@@ -495,6 +499,8 @@ pub(super) unsafe fn send_many(
     loop {
         let returns = conn::at(index).returns();
         let done = match send::way(fd, index) {
+            // The record may be of no connection any more.
+            Way::Plain if is_other(fd, &mut index) => None,
             Way::Plain => unseen(index, returns, &mut || kernel(index)),
             Way::Failed(errno) => Some(fail(errno)),
             Way::Tcp(guard) => {
@@ -508,8 +514,9 @@ pub(super) unsafe fn send_many(
                 let mut from = unsafe { Buffers::new(iov, count) };
                 let outcome = send::through_ring(fd, index, slot, &mut from, flags);
                 match outcome {
-                    Outcome::Other if is_other(fd, &mut index) => None,
-                    Outcome::Other => Some(kernel(index)),
+                    Outcome::Other | Outcome::Kernel if is_other(fd, &mut index) => None,
+                    // It is the same again.
+                    Outcome::Other => None,
                     outcome => finish(index, returns, outcome, &mut || kernel(index)),
                 }
             }

@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use libc::{FILE, off64_t, size_t, ssize_t};
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::streams::{self, is_tracked};
+use super::streams::{self, is_ours};
 use crate::conn;
 use crate::socket::{close as closing, control};
 use crate::table::{self, Entry};
@@ -50,7 +50,7 @@ pub(super) unsafe fn write_whole(fd: c_int, buf: *const c_char, len: size_t) -> 
 /// fdopen(3)
 pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     let saved = errno();
-    if is_tracked(fd) && !streams::serve() {
+    if is_ours(fd) && !streams::serve() {
         control::used_by_libc(fd);
     }
     set_errno(saved);
@@ -124,7 +124,7 @@ fn print(fd: c_int, print: impl FnOnce(*mut FILE) -> c_int) -> c_int {
 pub unsafe fn vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int {
     // SAFETY: the caller's contract.
     unsafe {
-        if !is_tracked(fd) {
+        if !is_ours(fd) {
             return real::vdprintf(fd, format, list);
         }
         print(fd, |stream| real::vfprintf(stream, format, list))
@@ -140,7 +140,7 @@ pub unsafe fn vdprintf_chk(
 ) -> c_int {
     // SAFETY: the caller's contract.
     unsafe {
-        if !is_tracked(fd) {
+        if !is_ours(fd) {
             return real::__vdprintf_chk(fd, flag, format, list);
         }
         print(fd, |stream| real::__vfprintf_chk(stream, flag, format, list))
@@ -151,7 +151,7 @@ pub unsafe fn vdprintf_chk(
 pub unsafe fn perror(what: *const c_char) {
     let code = errno();
     let fd = streams::of_stderr();
-    if !is_tracked(fd) {
+    if !is_ours(fd) {
         set_errno(code);
         // SAFETY: the caller's contract.
         return unsafe { real::perror(what) };

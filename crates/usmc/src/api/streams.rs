@@ -6,13 +6,12 @@
 //! function of that name. Where it is otherwise such connections stay TCP.
 
 use core::ffi::{c_int, c_void};
-use core::mem;
+use core::{mem, ptr};
 use libc::{FILE, size_t, ssize_t};
 use usmc_shm::sync::Ordering::{Acquire, Release};
-use usmc_shm::sync::{AtomicPtr, AtomicU32};
+use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32};
 
 use super::stdio;
-use crate::conn::{self, PLAIN};
 use crate::process::{self, Lock};
 use crate::real::tables;
 use crate::table::{self, Entry};
@@ -35,6 +34,8 @@ const SERVED: u32 = 1;
 const REFUSED: u32 = 2;
 
 static STATE: AtomicU32 = AtomicU32::new(UNKNOWN);
+/// Whether a table was changed.
+static IS_CHANGED: AtomicBool = AtomicBool::new(false);
 /// Held while the tables are changed. No other lock is taken inside.
 static LOCK: Lock = Lock::new();
 
@@ -56,12 +57,12 @@ pub fn serve() -> bool {
         let is_done = layout_is_known() && change_all();
         STATE.store(if is_done { SERVED } else { REFUSED }, Release);
     }
-    are_served()
+    STATE.load(Acquire) == SERVED
 }
 
-/// Whether they do already. Such streams may write under libc's own locks.
+/// Whether some come to us: such streams may write under libc's own locks.
 pub fn are_served() -> bool {
-    STATE.load(Acquire) == SERVED
+    IS_CHANGED.load(Acquire)
 }
 
 /// What a `FILE` begins with (`<bits/types/struct_FILE.h>`).
@@ -93,13 +94,12 @@ fn layout_is_known() -> bool {
     all.iter().all(|stream| !stream.is_null() && fits(stream.cast()))
 }
 
-/// The descriptor of the stream that libc has made for stderr.
+/// The descriptor of what is stderr now.
 pub(super) fn of_stderr() -> c_int {
-    match tables::_IO_2_1_stderr_() {
-        stream if stream.is_null() => 2,
-        // SAFETY: libc's stream.
-        stream => unsafe { real::fileno(stream.cast()) },
-    }
+    // SAFETY: the program's variable of that name, a stream.
+    let stream = unsafe { real::stderr().as_ref() }.map_or(ptr::null_mut(), |stream| *stream);
+    // SAFETY: as above.
+    if stream.is_null() { -1 } else { unsafe { real::fileno(stream) } }
 }
 
 fn change_all() -> bool {
@@ -117,15 +117,20 @@ fn change_all() -> bool {
     all.iter().all(|table| fits(*table)) && all.iter().all(|table| change(*table).is_ok())
 }
 
-/// The table is of what the dynamic linker has made read-only: it is so again afterwards.
+/// Where the dynamic linker has made the table read-only it is so again afterwards.
 fn change(table: *mut c_void) -> Result<(), sys::Errno> {
     const PAGE: usize = 4096;
     let words = table.cast::<AtomicPtr<c_void>>();
     let start = table.addr() & !(PAGE - 1);
     let end = (table.addr() + (CLOSE + 1) * size_of::<usize>()).next_multiple_of(PAGE);
     let pages = table.with_addr(start).cast::<u8>();
-    // SAFETY: pages of libc's data, which stay readable.
-    unsafe { sys::mprotect(pages, end - start, libc::PROT_READ | libc::PROT_WRITE)? };
+    // SAFETY: a word of the table and the next, which nobody else writes.
+    let is_open = unsafe { sys::is_writable(words.add(READ).cast()) };
+    if !is_open {
+        // SAFETY: pages of libc's data, which stay readable.
+        unsafe { sys::mprotect(pages, end - start, libc::PROT_READ | libc::PROT_WRITE)? };
+    }
+    IS_CHANGED.store(true, Release);
     let ours: [(usize, *mut c_void); 3] = [
         (READ, read_some as Read as *mut c_void),
         (WRITE, write_all as Write as *mut c_void),
@@ -135,21 +140,23 @@ fn change(table: *mut c_void) -> Result<(), sys::Errno> {
         // SAFETY: writable now; whoever calls through the table meanwhile finds the one function or the other.
         unsafe { (*words.add(place)).store(function, Release) };
     }
-    // SAFETY: as it was.
-    let _ = unsafe { sys::mprotect(pages, end - start, libc::PROT_READ) };
+    if !is_open {
+        // SAFETY: as it was.
+        let _ = unsafe { sys::mprotect(pages, end - start, libc::PROT_READ) };
+    }
     Ok(())
 }
 
-/// Whether `fd` may have to be read and written through a ring.
-pub(super) fn is_tracked(fd: c_int) -> bool {
-    matches!(table::settled(fd), Entry::Conn(index) if conn::at(index).phase() != PLAIN)
+/// Whether `fd` is a connection: of one that is TCP, too, we may know what the kernel does not.
+pub(super) fn is_ours(fd: c_int) -> bool {
+    matches!(table::settled(fd), Entry::Conn(_))
 }
 
 unsafe extern "C" fn read_some(stream: *mut FILE, buf: *mut c_void, len: ssize_t) -> ssize_t {
     // SAFETY: libc's stream and its buffer; the functions are those of the table.
     unsafe {
         let fd = fileno_of(stream);
-        if is_tracked(fd) {
+        if is_ours(fd) {
             return super::read(fd, buf, len as size_t);
         }
         mem::transmute::<*mut c_void, Read>(tables::_IO_file_read())(stream, buf, len)
@@ -161,7 +168,7 @@ unsafe extern "C" fn write_all(stream: *mut FILE, buf: *const c_void, len: ssize
     // SAFETY: as above.
     unsafe {
         let fd = fileno_of(stream);
-        if !is_tracked(fd) {
+        if !is_ours(fd) {
             return mem::transmute::<*mut c_void, Write>(tables::_IO_file_write())(
                 stream, buf, len,
             );
@@ -178,7 +185,7 @@ unsafe extern "C" fn close(stream: *mut FILE) -> c_int {
     // SAFETY: as above. libc's is no cancellation point.
     unsafe {
         let fd = fileno_of(stream);
-        if matches!(table::settled(fd), Entry::Conn(_)) {
+        if is_ours(fd) {
             return uncancelled(|| super::close(fd));
         }
         mem::transmute::<*mut c_void, Close>(tables::_IO_file_close())(stream)

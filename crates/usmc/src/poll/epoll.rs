@@ -15,8 +15,8 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64, fence};
 
 use super::entry::{
-    self, E_ARMED, E_CHANGED, E_COPY, E_DISABLED, E_EDGE, E_KICKED, E_KNOWN, E_OWED, E_PARKED,
-    E_RING, E_TCP, Entry,
+    self, E_ARMED, E_CHANGED, E_COPY, E_DISABLED, E_EDGE, E_HOT, E_KICKED, E_KNOWN, E_OWED,
+    E_PARKED, E_RING, E_TCP, Entry,
 };
 use super::hot::{self, HOT};
 use super::ready::{self, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
@@ -540,6 +540,22 @@ pub fn edge(index: u32) {
     each_watcher(index, |_, entry| {
         if entry.has(E_RING) {
             entry.set_flag(E_EDGE, true);
+        }
+    });
+}
+
+/// Room in the ring is waited for that may not come by itself ([`hot::leave_stuck`]): whoever waits for it in a set has to look.
+pub fn met_full_ring(index: u32) {
+    each_watcher(index, |number, entry| {
+        let waits = entry.events.load(Relaxed) & WRITE_BITS != 0;
+        if waits && entry.has(E_RING) && !entry.has(E_HOT) {
+            let set_index = entry.set_index();
+            let set = set_at(set_index);
+            let hot = {
+                let _held = set.lock.enter();
+                hot::heat(set, number, entry)
+            };
+            kick(fd_of(set_index), set, entry.fd.load(Relaxed) as i32, number, entry, hot);
         }
     });
 }

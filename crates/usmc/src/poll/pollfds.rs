@@ -33,7 +33,7 @@ enum Watch {
 }
 
 fn watch(fd: c_int) -> Watch {
-    match table::get(fd) {
+    match table::settled(fd) {
         Fd::Conn(index) if !ready::is_kernels(|| fd, index) => Watch::Ring(index),
         Fd::Conn(index) if ending::is_untold(conn::at(index)) => Watch::Failed,
         Fd::Epoll(index) => {
@@ -153,7 +153,7 @@ fn any_is_ours(fds: &[libc::pollfd]) -> bool {
 
 /// Whether it may become ours while a call sleeps on it: a connection goes to the ring, or is added to a set.
 fn may_move(fd: c_int) -> bool {
-    match table::get(fd) {
+    match table::settled(fd) {
         Fd::Conn(index) => {
             matches!(conn::at(index).phase(), conn::EARLY | conn::OFFERED | conn::ATTACHED)
         }

@@ -395,8 +395,8 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
         true => conn.end(slot).flags.load(Relaxed) & END_RESETS != 0,
         false => kernel::resets(fd),
     };
-    let is_tcp =
-        demote::is_due(conn.peer(slot).flags.load(Acquire)) && demote::finish_rx(fd, conn, slot);
+    let is_tcp = demote::is_due(conn.peer(slot).flags.load(Acquire))
+        && demote::finish_rx_at_last(fd, conn, slot);
     let in_ring = !is_tcp && wait::reads_ring(fd, conn, slot);
     // Before the boundary, what TCP holds is data. An urgent byte that is next is not counted.
     let in_tcp = !in_ring

@@ -14,7 +14,7 @@ use crate::{log, poll};
 
 /// `new` is a duplicate of `old`.
 pub fn duplicated(old: i32, new: i32) {
-    let entry = table::get(old);
+    let entry = table::settled(old);
     match entry {
         Entry::Conn(index) if new.cast_unsigned() as usize >= table::FDS => {
             // A number that we cannot know: it is the kernel's socket.
@@ -75,7 +75,7 @@ pub fn used_by_libc(fd: i32) {
 
 /// O_NONBLOCK was set or cleared on `fd`.
 pub fn nonblocking(fd: i32, on: bool) {
-    if let Entry::Conn(index) = table::get(fd) {
+    if let Entry::Conn(index) = table::settled(fd) {
         conn::at(index).set_flag(F_NONBLOCK, on);
     }
 }
@@ -135,7 +135,7 @@ pub fn fresh(fd: i32) {
         return;
     }
     match table::get(fd) {
-        Entry::Foreign => {}
+        Entry::Foreign => table::is_fresh(fd),
         Entry::Internal => {
             table::set(fd, Entry::Foreign);
         }

@@ -212,6 +212,11 @@ impl Patience {
         Patience { since: clock::now_ns(), most_ns: BELL_NS }
     }
 
+    /// From now on, for what comes again by itself otherwise.
+    fn brief() -> Patience {
+        Patience { most_ns: BRIEF_NS, ..Patience::new() }
+    }
+
     fn lasted_ns(&self) -> u64 {
         clock::now_ns() - self.since
     }
@@ -296,22 +301,22 @@ fn leave_to_copies(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     let (span, rx) = (RxSpan::new(slot, conn.side()), conn.rx(slot));
     let patience = Patience::new();
     let (start, copies) = loop {
-        let Some(copies) = span.copies(&rx) else { return Err(libc::EBUSY) };
-        if let Resume::At(start) = span.resume() {
-            // All of them have to be there: the kernel's buffers may have been full.
-            let fin = u64::from(kernel::has_fin(fd));
-            let received = kernel::tcp_received(fd).unwrap_or(0);
-            if received.saturating_sub(fin) >= start.saturating_add(copies.all) {
-                break (start, copies);
-            }
-            if fin != 0 {
-                return Err(libc::EBUSY);
+        // Before the copies, which come before it.
+        let has_ended = conn.peer(slot).flags.load(Acquire) & TXF_ENDS != 0;
+        match (span.resume(), span.copies(&rx)) {
+            (Resume::At(start), Some(copies)) if copies.is_whole => break (start, copies),
+            (_, copies) => {
+                let is_over = copies.is_some_and(|copies| copies.is_over);
+                if is_over || has_ended || !span.has_copies() {
+                    return Err(libc::EBUSY);
+                }
             }
         }
         patience.wait()?;
     };
-    if !skip_to(fd, conn, slot, start.saturating_add(copies.read)) {
-        return Err(libc::EBUSY);
+    // What exceeds the kernel's buffer comes as it is taken.
+    while !skip_to(fd, conn, slot, start.saturating_add(copies.read)) {
+        patience.wait()?;
     }
     span.to_tcp();
     // Nothing is unread in the ring any more.
@@ -414,10 +419,15 @@ fn leave_copies_of_unread(fd: i32, conn: &Conn, slot: &Slot) {
     if ended || !span.is_ring() {
         return;
     }
+    // A killed process might leave them half done, and others go on behind them.
+    if !fork::is_alone(conn) {
+        return;
+    }
     let Some(_family) = Family::sending(fd, conn, slot) else { return };
     let Ok(data) = tx.data() else { return };
     span.announce_copies(data.cons);
-    if !go_back_briefly(fd, conn, slot) || !span.is_to_copy() {
+    let is_back = go_back_briefly(fd, conn, slot);
+    if !span.is_to_copy() || !is_back {
         return;
     }
     let mut sent = 0;
@@ -432,6 +442,7 @@ fn leave_copies_of_unread(fd: i32, conn: &Conn, slot: &Slot) {
             Err(_) => break,
         }
     }
+    span.has_copied(data.cons.wrapping_add(sent as u64));
     log::debug(format_args!("fd {fd}: {sent} of {} unread bytes copied to TCP", data.len));
 }
 
@@ -636,6 +647,17 @@ pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     true
 }
 
+/// The same before a close: copies of what was read in the ring may still be on their way, and would be taken for unread.
+pub fn finish_rx_at_last(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    let (span, patience) = (RxSpan::new(slot, conn.side()), Patience::brief());
+    while !finish_rx(fd, conn, slot) {
+        if !span.has_copies() || conn.rx(slot).has_data() || patience.wait().is_err() {
+            return false;
+        }
+    }
+    true
+}
+
 /// Takes away what stands before byte `at` of the TCP stream, with which TCP goes on. False where that is not over.
 fn skip_to(fd: i32, conn: &Conn, slot: &Slot, at: u64) -> bool {
     let span = RxSpan::new(slot, conn.side());
@@ -775,12 +797,15 @@ fn give_options_back(fd: i32, set: u32) {
 /// For `usmc ss` and `usmc dump`: what went through this ring. The kernel's counts have the doorbells instead.
 fn note_totals(conn: &Conn, slot: &Slot) {
     let (tx, rx) = (conn.tx(slot), conn.rx(slot));
+    // Copies are in the kernel's counts.
+    let copied = TxSpan::new(slot, conn.side()).copied();
+    let copies = RxSpan::new(slot, conn.side()).copies(&rx).map_or(0, |copies| copies.all);
     let sent = match conn.own(slot).flags.load(Relaxed) & TXF_LEFT {
-        0 => tx.dir().producer.prod.load(Relaxed),
+        0 => tx.dir().producer.prod.load(Relaxed).wrapping_sub(copied),
         // The rest was sent again.
         _ => tx.dir().consumer.cons.load(Relaxed),
     };
-    let read = rx.dir().consumer.cons.load(Relaxed);
+    let read = rx.dir().consumer.cons.load(Relaxed).wrapping_sub(copies);
     let bells = [conn.own(slot), conn.peer(slot)].map(|p| p.bells_sent.load(Relaxed));
     for ((bias, moved), bells) in conn.bias.iter().zip([sent, read]).zip(bells) {
         let more = moved.wrapping_sub(u64::from(bells));

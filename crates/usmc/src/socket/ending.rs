@@ -7,7 +7,8 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::layout::{
     END_CUT, END_ERRNO_SHIFT, END_ERROR_TAKEN, END_RESET_SEEN, END_RESETS, END_SENT_AFTER,
-    END_SHUT_RD, End, Slot, TX_RING, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS, TXF_SHUT,
+    END_SHUT_RD, End, Slot, TCP_AGAIN, TX_RING, TXF_ABORT, TXF_CLOSED, TXF_COPIED, TXF_DONE,
+    TXF_ENDS, TXF_SHUT,
 };
 
 use super::wait::Woken;
@@ -106,10 +107,14 @@ fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
     if !matches!(errno, 0 | libc::ECONNRESET | libc::EPIPE) {
         return Ending::Reset;
     }
-    if conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0 || demote::is_back(conn, slot) {
+    let peer = &slot.end[1 - conn.side()];
+    let left = peer.tcp_left.load(Relaxed);
+    // Copies of what it has read in the ring answer like a doorbell.
+    let copies = conn.own(slot).flags.load(Relaxed) & TXF_COPIED != 0 && left != TCP_AGAIN;
+    let is_back = demote::is_back(conn, slot) && !copies;
+    if conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0 || is_back {
         return Ending::Reset;
     }
-    let peer = &slot.end[1 - conn.side()];
     // It sent where we had shut both directions down.
     if peer.flags.load(Relaxed) & END_SENT_AFTER != 0 {
         return Ending::Reset;
@@ -122,10 +127,9 @@ fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
     if flags & TXF_CLOSED != 0 && !was_reset() {
         return Ending::Fin;
     }
-    let left = peer.tcp_left.load(Relaxed);
     let all_read = demote::unread_by_peer(conn, slot) == 0
         && (own.state.load(Relaxed) != TX_RING || left == 1);
-    if all_read && !bells_read && !resets { Ending::Fin } else { Ending::Reset }
+    if all_read && (!bells_read || copies) && !resets { Ending::Fin } else { Ending::Reset }
 }
 
 /// Asks the kernel for the peer's FIN or RST and notes what it says.

@@ -79,7 +79,7 @@ unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
     // SAFETY: the caller's contract.
     unsafe {
         each_fd(msg, |fd| {
-            if let Entry::Conn(index) = table::get(fd) {
+            if let Entry::Conn(index) = table::settled(fd) {
                 let conn = conn::at(index);
                 let lasts = matches!(conn.phase(), EARLY | OFFERED | ATTACHED | RING)
                     || conn.custody.load(Relaxed) != 0;
@@ -109,7 +109,7 @@ unsafe fn stayed(via: i32, msg: &libc::msghdr) {
     // SAFETY: the caller's contract.
     unsafe {
         each_fd(msg, |fd| {
-            if let Entry::Conn(index) = table::get(fd)
+            if let Entry::Conn(index) = table::settled(fd)
                 && conn::at(index).custody.load(Relaxed) != 0
             {
                 let to = *to.get_or_insert_with(|| channel::to(via, msg));

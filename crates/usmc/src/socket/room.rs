@@ -62,10 +62,13 @@ pub fn look_in_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
     const LEAST: u64 = 1_000_000;
     let patience = patience_ns(conn, slot)?;
     let (since, now) = (conn.stuck.load(Relaxed), clock::now_ns());
-    // It could not leave.
-    let has_failed = since > now;
-    let used = if since == 0 { 0 } else { now.saturating_sub(since) };
-    (!has_failed).then(|| patience.saturating_sub(used).max(LEAST))
+    let left = match since {
+        0 => patience,
+        // It could not leave.
+        _ if since > now => since - now,
+        _ => patience.saturating_sub(now - since),
+    };
+    Some(left.max(LEAST))
 }
 
 /// Before each sleep for room: goes back to TCP if nothing has been read for too long. Whether it has.

@@ -20,7 +20,7 @@ use super::wait::{self, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
 use crate::life::{self, Life};
-use crate::poll::ready;
+use crate::poll::{self, ready};
 use crate::reason::Reason;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
@@ -273,7 +273,7 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
             continue;
         }
         if !waits {
-            conn.tx_blocks.fetch_add(1, Relaxed);
+            met_full_ring(index, slot);
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
         }
         if since == 0 {
@@ -300,6 +300,15 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
         if let Woken::Fail(errno) = woken {
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
         }
+    }
+}
+
+/// A send that does not wait has found no room in the ring, and waits for it elsewhere, most likely.
+pub fn met_full_ring(index: u32, slot: &Slot) {
+    let conn = conn::at(index);
+    conn.tx_blocks.fetch_add(1, Relaxed);
+    if room::look_in_ns(conn, slot).is_some() {
+        poll::epoll::met_full_ring(index);
     }
 }
 

@@ -114,7 +114,7 @@ fn into_ring(
             None if !nonblock && !is_held_up && room::leave_if_stuck(fd, index) => {}
             None if total > 0 && nonblock => break,
             None if nonblock => {
-                conn.tx_blocks.fetch_add(1, Relaxed);
+                send::met_full_ring(index, slot);
                 return Outcome::Fail(libc::EAGAIN);
             }
             None => {
@@ -129,7 +129,7 @@ fn into_ring(
         }
     }
     if total < count && nonblock {
-        conn.tx_blocks.fetch_add(1, Relaxed);
+        send::met_full_ring(index, slot);
     }
     Outcome::Done(total)
 }
