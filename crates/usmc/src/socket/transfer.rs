@@ -281,7 +281,10 @@ fn splice_part(
                     }
                 }
             }
-            _ => return only(Outcome::Kernel),
+            _ => {
+                let untold = ending::untold_to_splice(fd, conn);
+                return only(untold.map_or(Outcome::Kernel, Outcome::Fail));
+            }
         }
         let Some(slot) = conn.slot() else { return only(Outcome::Kernel) };
         let source = {
