@@ -350,6 +350,10 @@ fn splice_part(
                             if asleep {
                                 wait::wake_writer(fd, conn, slot);
                             }
+                            if ends {
+                                // No doorbell is left before an urgent byte.
+                                demote::finish_rx(fd, conn, slot);
+                            }
                             return (Outcome::Done(n), ends);
                         }
                         // Another thread has filled the pipe.
