@@ -3,8 +3,9 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::thread;
 use std::time::Duration;
 
 use smc_proto::decline::{self, DeclineCode};
@@ -297,22 +298,34 @@ fn a_message_that_is_in_the_stream_at_a_fork_is_not_for_the_child_that_is_left()
 }
 
 #[test]
-fn a_message_that_is_in_the_stream_at_a_shutdown_is_not_for_the_application() {
+fn a_message_that_comes_when_the_handshake_is_over_is_not_for_the_application() {
     if is_plain() {
         return;
     }
-    for style in ["recv", "splice"] {
+    for (style, is_late) in ["recv", "splice", "at-once"].map(|s| [(s, false), (s, true)]).concat()
+    {
         let fixture = Fixture::new("hostile shutdown");
         let (mut server, at) = server_in(&fixture, "half", style);
         let device = Device::open(fixture.ism_dir());
         let mut rogue = Rogue::held(&fixture, &device, at);
         rogue.echo(b"!");
-        rogue.propose();
-        server.say("shutdown");
-        server.line_after("half");
+        let proposal = bytes(&begin(gid(&device)).1);
+        rogue.say(0, PROPOSED);
+        if is_late {
+            server.say("go on");
+            server.line_after("half");
+            // Longer than a call waits for what is on its way.
+            thread::sleep(Duration::from_millis(200));
+            rogue.send(&proposal);
+        } else {
+            rogue.send(&proposal);
+            server.say("go on");
+            server.line_after("half");
+        }
         rogue.send(&[0; 1000]);
-        drop(rogue);
-        assert_eq!(server.line(), "got 1000", "{style}");
+        // A close would reset: an answer may be unread.
+        rogue.stream.shutdown(Shutdown::Write).expect("connected");
+        assert_eq!(server.line(), "got 1000", "{style}, {is_late}");
         server.succeed();
         fixture.finish();
     }

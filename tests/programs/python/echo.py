@@ -11,8 +11,8 @@ shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epol
 
 echo.py heir - ADDRESS PORT           sends one connection's bytes back as they are; at a "!" among them it looks at nothing
                                       until a line comes on its standard input, and ends with a child in its place
-echo.py half STYLE ADDRESS PORT        the same, but that it sends nothing from then on and counts what still comes, by recv or
-                                      by splice
+echo.py half STYLE ADDRESS PORT        the same, but that it counts what still comes then, by recv or by splice after a shutdown,
+                                      or by splice at once
 echo.py mirror - ADDRESS PORT         sends everybody's bytes back as they are, until its standard input ends
 """
 import fcntl
@@ -166,12 +166,13 @@ def half(style, address, port):
         data = sock.recv(70_000)
         sock.sendall(data)
     sys.stdin.readline()
-    sock.shutdown(socket.SHUT_WR)
+    if style != "at-once":
+        sock.shutdown(socket.SHUT_WR)
     print("half", flush=True)
     out, into = os.pipe()
     by_pipe = lambda: os.read(out, n) if (n := os.splice(sock.fileno(), into, 70_000)) else b""
     by_recv = lambda: sock.recv(70_000)
-    print("got", sum(map(len, iter(by_pipe if style == "splice" else by_recv, b""))), flush=True)
+    print("got", sum(map(len, iter(by_recv if style == "recv" else by_pipe, b""))), flush=True)
 
 
 def mirror(address, port):

@@ -272,6 +272,9 @@ fn splice_part(
                 // The kernel knows no end before a message of the peer's.
                 if conn.has(conn::F_CLC) && demote::leave(fd, index, Reason::KernelFeature).is_err()
                 {
+                    if conn.phase() == PLAIN {
+                        continue;
+                    }
                     return only(Outcome::Fail(libc::EAGAIN));
                 }
                 // Bytes before the boundary are the kernel's; a bounded peek at them decides.
