@@ -3,8 +3,9 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::thread;
 use std::time::Duration;
 
 use smc_proto::decline::{self, DeclineCode};
@@ -76,14 +77,14 @@ impl Surroundings for Anybody {
 
 /// A server under uSMC that sends back what it gets.
 fn mirror(fixture: &Fixture) -> (Process, SocketAddr) {
-    server_in(fixture, "mirror")
+    server_in(fixture, "mirror", "-")
 }
 
-fn server_in(fixture: &Fixture, role: &str) -> (Process, SocketAddr) {
+fn server_in(fixture: &Fixture, role: &str, style: &str) -> (Process, SocketAddr) {
     let port = fixture.port();
     let mut server = fixture.command("/usr/bin/python3");
     server.arg(tests_dir().join("programs/python/echo.py"));
-    server.args([role, "-", "127.0.0.1", &port.to_string()]);
+    server.args([role, style, "127.0.0.1", &port.to_string()]);
     let mut server = fixture.spawn(server);
     assert_eq!(server.line(), "listening");
     (server, (Ipv4Addr::LOCALHOST, port).into())
@@ -274,7 +275,7 @@ fn a_message_that_is_in_the_stream_at_a_fork_is_not_for_the_child_that_is_left()
     // A Proposal; a Confirm; a Confirm whose sender has gone back on it, so that no message is there.
     for case in 0..3 {
         let fixture = Fixture::new("hostile fork");
-        let (mut server, at) = server_in(&fixture, "heir");
+        let (mut server, at) = server_in(&fixture, "heir", "-");
         let device = Device::open(fixture.ism_dir());
         let mut rogue = match case {
             0 => Rogue::held(&fixture, &device, at),
@@ -291,6 +292,40 @@ fn a_message_that_is_in_the_stream_at_a_fork_is_not_for_the_child_that_is_left()
         (0..100).for_each(|_| rogue.echo(b"over TCP"));
         drop(rogue);
         server.line_after("served");
+        server.succeed();
+        fixture.finish();
+    }
+}
+
+#[test]
+fn a_message_that_comes_when_the_handshake_is_over_is_not_for_the_application() {
+    if is_plain() {
+        return;
+    }
+    for (style, is_late) in ["recv", "splice", "at-once"].map(|s| [(s, false), (s, true)]).concat()
+    {
+        let fixture = Fixture::new("hostile shutdown");
+        let (mut server, at) = server_in(&fixture, "half", style);
+        let device = Device::open(fixture.ism_dir());
+        let mut rogue = Rogue::held(&fixture, &device, at);
+        rogue.echo(b"!");
+        let proposal = bytes(&begin(gid(&device)).1);
+        rogue.say(0, PROPOSED);
+        if is_late {
+            server.say("go on");
+            server.line_after("half");
+            // Longer than a call waits for what is on its way.
+            thread::sleep(Duration::from_millis(200));
+            rogue.send(&proposal);
+        } else {
+            rogue.send(&proposal);
+            server.say("go on");
+            server.line_after("half");
+        }
+        rogue.send(&[0; 1000]);
+        // A close would reset: an answer may be unread.
+        rogue.stream.shutdown(Shutdown::Write).expect("connected");
+        assert_eq!(server.line(), "got 1000", "{style}, {is_late}");
         server.succeed();
         fixture.finish();
     }

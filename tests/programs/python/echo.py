@@ -11,6 +11,8 @@ shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epol
 
 echo.py heir - ADDRESS PORT           sends one connection's bytes back as they are; at a "!" among them it looks at nothing
                                       until a line comes on its standard input, and ends with a child in its place
+echo.py half STYLE ADDRESS PORT        the same, but that it counts what still comes then, by recv or by splice after a shutdown,
+                                      or by splice at once
 echo.py mirror - ADDRESS PORT         sends everybody's bytes back as they are, until its standard input ends
 """
 import fcntl
@@ -155,6 +157,24 @@ def heir(address, port):
     print("served", flush=True)
 
 
+def half(style, address, port):
+    listener = socket.create_server((address, port))
+    print("listening", flush=True)
+    sock, _ = listener.accept()
+    data = b""
+    while b"!" not in data:
+        data = sock.recv(70_000)
+        sock.sendall(data)
+    sys.stdin.readline()
+    if style != "at-once":
+        sock.shutdown(socket.SHUT_WR)
+    print("half", flush=True)
+    out, into = os.pipe()
+    by_pipe = lambda: os.read(out, n) if (n := os.splice(sock.fileno(), into, 70_000)) else b""
+    by_recv = lambda: sock.recv(70_000)
+    print("got", sum(map(len, iter(by_recv if style == "recv" else by_pipe, b""))), flush=True)
+
+
 def mirror(address, port):
     listener = socket.create_server((address, port))
     waiting = select.poll()
@@ -183,7 +203,9 @@ def mirror(address, port):
 
 
 role, style, address, port = sys.argv[1:5]
-if role in ("mirror", "heir"):
+if role == "half":
+    half(style, address, int(port))
+elif role in ("mirror", "heir"):
     (mirror if role == "mirror" else heir)(address, int(port))
 elif role in ("server", "greeter"):
     serve(style, address, int(port), role == "greeter")

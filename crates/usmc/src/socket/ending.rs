@@ -280,7 +280,16 @@ pub fn untold_to_receiver(fd: i32, conn: &Conn, wanted: usize) -> Option<Errno> 
     }
 }
 
-/// The same for a splice that stops before an urgent byte: it tells the error first, but for one after the end.
+/// The same for a splice, which tells it before an urgent byte.
+pub fn untold_to_splice(fd: i32, conn: &Conn) -> Option<Errno> {
+    let had_fin = || conn.slot().is_some_and(|slot| had_fin(conn, slot));
+    if is_untold(conn) && !had_fin() && control::is_at_mark(fd) {
+        return untold_of_plain(conn);
+    }
+    untold_to_receiver(fd, conn, 1)
+}
+
+/// The same for one that has stopped before an urgent byte, wherever the connection is; none after the end.
 pub fn at_mark(fd: i32, conn: &Conn) -> Option<Errno> {
     match conn.slot().filter(|_| conn.phase() == RING) {
         Some(slot) => match for_receiver(fd, conn, slot) {

@@ -459,7 +459,8 @@ fn from_tcp(
 #[cold]
 fn behind_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) -> usize {
     let span = RxSpan::new(slot, conn.side());
-    if flags & libc::MSG_PEEK != 0 || to.left() == 0 || !demote::finish_rx(fd, conn, slot) {
+    // Also where nothing more is wanted: the kernel does not know that an urgent byte is next while a doorbell is before it.
+    if flags & libc::MSG_PEEK != 0 || !demote::finish_rx(fd, conn, slot) || to.left() == 0 {
         return 0;
     }
     // An urgent byte ends a receive that has some bytes.

@@ -9,7 +9,7 @@ use usmc_shm::span::{RxSpan, Source};
 use super::family::{Family, Receiving};
 use super::wait::{self, Until, Woken};
 use super::{Outcome, close, control, demote, ending, room, send};
-use crate::conn::{self, ATTACHED, EARLY, OFFERED, RING};
+use crate::conn::{self, ATTACHED, EARLY, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
@@ -251,7 +251,8 @@ fn splice_part(
 ) -> (Outcome, bool) {
     let conn = conn::at(index);
     let nonblock = nonblock || has_some;
-    let look = libc::MSG_PEEK | if has_some { libc::MSG_DONTWAIT } else { 0 };
+    let flags = if has_some { libc::MSG_DONTWAIT } else { 0 };
+    let look = libc::MSG_PEEK | flags;
     let only = |outcome| (outcome, false);
     for _ in 0..LOOKS {
         let fd = close::number(fd, index);
@@ -271,6 +272,9 @@ fn splice_part(
                 // The kernel knows no end before a message of the peer's.
                 if conn.has(conn::F_CLC) && demote::leave(fd, index, Reason::KernelFeature).is_err()
                 {
+                    if conn.phase() == PLAIN {
+                        continue;
+                    }
                     return only(Outcome::Fail(libc::EAGAIN));
                 }
                 // Bytes before the boundary are the kernel's; a bounded peek at them decides.
@@ -281,7 +285,14 @@ fn splice_part(
                     }
                 }
             }
-            _ => return only(Outcome::Kernel),
+            // A message of the peer's may be in the stream still, which a receive leaves out.
+            PLAIN if !clc::wind_up(fd, conn) => {
+                return only(splice_received(fd, index, to, count, nonblock, flags));
+            }
+            _ => {
+                let untold = ending::untold_to_splice(fd, conn);
+                return only(untold.map_or(Outcome::Kernel, Outcome::Fail));
+            }
         }
         let Some(slot) = conn.slot() else { return only(Outcome::Kernel) };
         let source = {
@@ -342,6 +353,10 @@ fn splice_part(
                             if asleep {
                                 wait::wake_writer(fd, conn, slot);
                             }
+                            if ends {
+                                // No doorbell is left before an urgent byte.
+                                demote::finish_rx(fd, conn, slot);
+                            }
                             return (Outcome::Done(n), ends);
                         }
                         // Another thread has filled the pipe.
@@ -363,10 +378,11 @@ fn splice_part(
             other => return only(other),
         }
     }
-    (splice_received(fd, index, to, count, nonblock, look & libc::MSG_DONTWAIT), true)
+    (splice_received(fd, index, to, count, nonblock, flags), true)
 }
 
-/// By a buffer: a receive finds bytes again and again where the kernel has none to move. A peer that scribbles makes that so.
+/// By a buffer: where only a receive knows what is the application's, or where it finds bytes again and again that the kernel
+/// has not to move. A peer that scribbles makes that so.
 #[cold]
 fn splice_received(
     fd: i32,
