@@ -133,7 +133,7 @@ impl<'a> TxSpan<'a> {
         }
         // Acquire: as in `TxSpan::is_ring`.
         if self.producer.state.load(Acquire) == TX_BACK {
-            return Ok(self.late(ring));
+            return self.late(ring, tcp_sent);
         }
         self.finish(&tcp_sent)?;
         // Pairs with the fence in `ring_for`.
@@ -217,15 +217,33 @@ impl<'a> TxSpan<'a> {
         self.end.tcp_sends.fetch_and(!IN_FLIGHT, AcqRel);
     }
 
-    /// What a sender published while the peer ended its span.
-    fn late(&self, ring: &Ring<'_>) -> Back {
+    /// What a sender published while the peer ended its span. Another process may have begun to send that, and died in its
+    /// send: what the kernel has got since is not sent twice.
+    fn late(
+        &self,
+        ring: &Ring<'_>,
+        tcp_sent: impl Fn() -> Option<u64>,
+    ) -> Result<Back, Unmeasured> {
         let resent = self.producer.resent.load(Relaxed);
         let left = self.producer.flags.load(Relaxed) & TXF_LEFT != 0;
         // Acquire: the bytes are visible, if another has published them.
-        match left && ring.dir().producer.prod.load(Acquire) != resent {
-            true => Back::Resend(resent),
-            false => Back::Done,
+        let unsent = ring.dir().producer.prod.load(Acquire).wrapping_sub(resent);
+        if !left || unsent == 0 {
+            return Ok(Back::Done);
         }
+        let sent = tcp_sent().ok_or(Unmeasured)?;
+        // Who left reads none of these words. Relaxed, but in this order: whoever begins anew holds the same lock.
+        let (place, cursor) = (&self.producer.behind, &self.producer.copied);
+        let done = match cursor.load(Acquire).checked_sub(1) {
+            Some(begun) if begun == resent => sent.wrapping_sub(place.load(Relaxed)).min(unsent),
+            _ => {
+                place.store(sent, Relaxed);
+                // Release: pairs with the Acquire above.
+                cursor.store(resent.saturating_add(1), Release);
+                0
+            }
+        };
+        Ok(Back::Resend(resent.wrapping_add(done)))
     }
 
     /// Everything before cursor `upto` was read or sent by TCP.

@@ -206,7 +206,9 @@ pub struct Producer {
     pub behind: AtomicU64,
     /// Likewise, when that was no doorbell: what is read there. 0 of a sender that does not tell.
     pub behind_bytes: AtomicU64,
-    /// The ring's bytes from this cursor on stand in TCP, too, behind `resume`; plus one, 0 = none do. Valid as that is.
+    /// The ring's bytes from this cursor on stand in TCP, too, behind `resume`; plus one, 0 = none do. Valid as that is. Where
+    /// the receiver has left: `resent` when bytes that were published late began to be sent, and `behind` what the kernel
+    /// had got then.
     pub copied: AtomicU64,
 }
 

@@ -252,6 +252,35 @@ fn a_bell_that_was_counted_and_never_sent_is_forgotten() {
     }
 }
 
+/// A process of the sender's has sent what it had published too late, and was killed before it could say so.
+#[test]
+fn what_was_published_late_is_sent_once() {
+    check(Some(1), || {
+        let stream = Stream::in_ring();
+        stream.send(1);
+        assert_eq!(stream.leave(), Leave::Left);
+        stream.go_back_locked();
+        // It had looked before the receiver left.
+        assert_eq!(produce(stream.link.ring(CLIENT), &[2, 3]), 2);
+        let ring = stream.link.ring(CLIENT);
+        assert_eq!(stream.tx().try_back(&ring, || stream.tcp.sent()), Ok(Back::Resend(1)));
+        stream.tcp.send(2);
+        // The next one goes on where it was.
+        assert_eq!(stream.tx().try_back(&ring, || stream.tcp.sent()), Ok(Back::Resend(2)));
+        stream.tcp.send(3);
+        stream.tx().is_resent(3);
+        stream.go_back();
+        let mut got = Vec::new();
+        stream.receive_plain(3, &mut got);
+        assert_eq!(got, [1, 2, 3]);
+        assert_eq!(stream.tcp.recv(9), []);
+        // And what comes later still begins anew.
+        assert_eq!(produce(stream.link.ring(CLIENT), &[4]), 1);
+        stream.tcp.send(9);
+        assert_eq!(stream.tx().try_back(&ring, || stream.tcp.sent()), Ok(Back::Resend(3)));
+    });
+}
+
 #[test]
 fn who_leaves_gets_the_rest_by_tcp() {
     check(Some(3), || {
