@@ -111,7 +111,7 @@ fn is_listener(object: &Object) -> bool {
 }
 
 fn is_set(object: &Object) -> bool {
-    matches!(object, Object::Set)
+    matches!(object, Object::Set { .. })
 }
 
 fn is_socket(object: &Object) -> bool {
@@ -234,6 +234,10 @@ impl Generator {
             return None;
         }
         let nonblock = i64::from(self.draw.percent(50));
+        // The listener itself waits or not by what was said to it.
+        if self.model.is_watched(process, listener) && empty {
+            return None;
+        }
         let handle = self.handle();
         self.plan(process, thread, "accept", &[handle, listener, nonblock]);
         Some(())
@@ -311,6 +315,11 @@ impl Generator {
             flags |= MSG_DONTWAIT;
             self.plan(process, thread, "recv", &[handle, 0, size, flags]);
             return Some(());
+        }
+        // As in `wait_for_none_taken`.
+        let at_once = !ignores_flags && flags & (MSG_DONTWAIT | i64::from(libc::MSG_PEEK)) != 0;
+        if !at_once && self.model.is_watched(process, handle) {
+            return None;
         }
         self.plan(process, thread, "recv", &[handle, how, size, flags]);
         Some(())
@@ -427,6 +436,13 @@ impl Generator {
         if idle > 1 && self.draw.percent(15) { -1 } else { 0 }
     }
 
+    /// A poll that sleeps beside a receive or an accept sees something or not, by chance: it looks once, then.
+    fn wait_for_none_taken(&self, process: usize, args: &mut [i64]) {
+        if args[1..].iter().step_by(2).any(|handle| self.model.is_taken_from(process, *handle)) {
+            args[0] = 0;
+        }
+    }
+
     // Not on sets: known, of an entry that has fired or asks for no data, the kernel's poll knows better.
     fn poll(&mut self, process: usize, thread: usize) -> Option<()> {
         let mut args = vec![self.patience(process)];
@@ -434,6 +450,7 @@ impl Generator {
             args.push(self.any(process, is_socket)?);
             args.push(self.events(false));
         }
+        self.wait_for_none_taken(process, &mut args);
         self.plan(process, thread, "poll", &args);
         Some(())
     }
@@ -446,6 +463,7 @@ impl Generator {
                 args.extend([handle, 1 + self.draw.below(7) as i64]);
             }
         }
+        self.wait_for_none_taken(process, &mut args);
         self.plan(process, thread, "select", &args);
         Some(())
     }
@@ -496,6 +514,9 @@ impl Generator {
         let handle = self.any(process, |_| true)?;
         let op = self.draw.weighted(&[(5, 1), (2, 2), (4, 3)]);
         let events = self.registration(process, handle);
+        if self.model.is_waited_for(process, set) && self.model.is_taken_from(process, handle) {
+            return None;
+        }
         self.plan(process, thread, "control", &[set, op, handle, events]);
         Some(())
     }
@@ -503,7 +524,8 @@ impl Generator {
     fn wait(&mut self, process: usize, thread: usize) -> Option<()> {
         let set = self.any(process, is_set)?;
         // Room for all: which come first is nobody's promise.
-        let patience = self.patience(process);
+        let taken = self.model.is_set_taken_from(process, set);
+        let patience = if taken { 0 } else { self.patience(process) };
         self.plan(process, thread, "wait", &[set, 16, patience]);
         Some(())
     }

@@ -2,7 +2,7 @@
 //!
 //! It is there to make steps worth doing. Nothing is judged by it, so it may be wrong.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::program::Step;
 use super::run::{Observation, PROCESSES, THREADS};
@@ -10,6 +10,8 @@ use super::run::{Observation, PROCESSES, THREADS};
 const EINPROGRESS: i64 = 115;
 const MSG_OOB: i64 = 1;
 const MSG_PEEK: i64 = 2;
+/// epoll(7) has sets in sets in sets, but not without end.
+const NESTED_SETS: usize = 5;
 
 /// A socket or an epoll set, whoever has it open.
 #[derive(Clone, Debug)]
@@ -49,7 +51,29 @@ pub enum Object {
         killed: bool,
     },
     /// An epoll set.
-    Set,
+    Set {
+        /// Objects that were registered, some of them no longer.
+        members: BTreeSet<usize>,
+    },
+}
+
+/// The handles that a call which sleeps waits for.
+fn handles_of(step: &Step) -> impl Iterator<Item = i64> {
+    let args: Vec<i64> = match step.op.as_str() {
+        "poll" | "select" => step.args.iter().skip(1).step_by(2).copied().collect(),
+        "accept" => step.args.iter().skip(1).take(1).copied().collect(),
+        _ => step.args.iter().take(1).copied().collect(),
+    };
+    args.into_iter()
+}
+
+fn polls(step: &Step) -> bool {
+    ["poll", "select", "wait"].contains(&step.op.as_str())
+}
+
+/// Whether a receive leaves what it sees: read(2) and its like know no flags.
+fn peeks(step: &Step) -> bool {
+    step.op == "recv" && !matches!(step.args[1], 1 | 2 | 5) && step.args[3] & MSG_PEEK != 0
 }
 
 /// See the module.
@@ -60,9 +84,9 @@ pub struct Model {
     open: BTreeMap<(usize, i64), usize>,
     /// Listeners by the handle that they were made with.
     listeners: BTreeMap<i64, usize>,
-    /// Threads that sleep in a step, and what its first argument meant when they fell asleep: a call keeps its socket,
-    /// whatever becomes of the number.
-    asleep: BTreeMap<(usize, usize), (Step, Option<usize>)>,
+    /// Threads that sleep in a step, and what its handles meant when they fell asleep: a call keeps its sockets, whatever
+    /// becomes of the numbers.
+    asleep: BTreeMap<(usize, usize), (Step, Vec<usize>)>,
     processes: Vec<usize>,
     /// The number of a socket on which a thread slept has got another meaning.
     renumbered: bool,
@@ -105,7 +129,52 @@ impl Model {
     }
 
     fn receives(&self, object: usize) -> bool {
-        self.asleep.values().any(|(step, on)| step.op == "recv" && *on == Some(object))
+        self.asleep.values().any(|(step, on)| step.op == "recv" && on.contains(&object))
+    }
+
+    /// Whether a thread sleeps in a call that takes what comes: bytes, or a connection. Whether a poll that wakes beside
+    /// it still finds something is a matter of timing, by TCP, too.
+    pub fn is_taken_from(&self, process: usize, handle: i64) -> bool {
+        self.number(process, handle).is_some_and(|object| self.takes_from(object))
+    }
+
+    /// The same of anything in an epoll set.
+    pub fn is_set_taken_from(&self, process: usize, set: i64) -> bool {
+        self.number(process, set).is_some_and(|set| {
+            (0..self.objects.len()).any(|o| self.takes_from(o) && self.holds(set, o, NESTED_SETS))
+        })
+    }
+
+    fn takes_from(&self, object: usize) -> bool {
+        let takes = |step: &Step| match step.op.as_str() {
+            "accept" => true,
+            "recv" => !peeks(step),
+            _ => false,
+        };
+        self.asleep.values().any(|(step, on)| takes(step) && on.contains(&object))
+    }
+
+    /// Whether a thread sleeps in a poll, a select or a wait until something comes here.
+    pub fn is_watched(&self, process: usize, handle: i64) -> bool {
+        let Some(object) = self.number(process, handle) else { return false };
+        let holds = |on: &usize| self.holds(*on, object, NESTED_SETS);
+        self.asleep.values().any(|(step, on)| polls(step) && on.iter().any(holds))
+    }
+
+    /// Whether something is an object, or a set that has it, maybe in other sets.
+    fn holds(&self, one: usize, object: usize, depth: usize) -> bool {
+        match &self.objects[one] {
+            Object::Set { members } if depth > 0 => {
+                members.iter().any(|member| self.holds(*member, object, depth - 1))
+            }
+            _ => one == object,
+        }
+    }
+
+    /// Whether a thread sleeps in a wait for this set.
+    pub fn is_waited_for(&self, process: usize, set: i64) -> bool {
+        let Some(object) = self.number(process, set) else { return false };
+        self.asleep.values().any(|(step, on)| step.op == "wait" && on.contains(&object))
     }
 
     /// Whether a thread sleeps in a receive from the other end. Known: an urgent byte does not end its splice, and stays
@@ -137,16 +206,13 @@ impl Model {
     }
 
     fn peeks_for_all(&self, object: usize) -> bool {
-        const ALL: i64 = MSG_PEEK | libc::MSG_WAITALL as i64;
-        let peeks = |step: &Step| step.op == "recv" && step.args[3] & ALL == ALL;
-        self.asleep.values().any(|(step, on)| *on == Some(object) && peeks(step))
+        let for_all = |step: &Step| peeks(step) && step.args[3] & i64::from(libc::MSG_WAITALL) != 0;
+        self.asleep.values().any(|(step, on)| for_all(step) && on.contains(&object))
     }
 
     /// Whether a thread of this process sleeps in a poll, a select or a wait: what a close of anything in it does is
     /// nobody's promise.
     pub fn is_polled(&self, process: usize) -> bool {
-        let polls = ["poll", "select", "wait"];
-        let polls = |step: &Step| polls.contains(&step.op.as_str());
         self.asleep.iter().any(|((p, _), (step, _))| *p == process && polls(step))
     }
 
@@ -165,7 +231,7 @@ impl Model {
             Some(Object::End { passed: true, edged: true, .. })
         );
         (edge || self.is_shared(process, handle))
-            && !self.handles(process, |o| matches!(o, Object::Set)).is_empty()
+            && !self.handles(process, |o| matches!(o, Object::Set { .. })).is_empty()
     }
 
     /// Whether the other end was sent in a message. Known: a peek may show nothing of what follows the change.
@@ -260,8 +326,9 @@ impl Model {
         let Some((own, others)) = seen.split_first() else { return };
         match own.as_str() {
             "blocked" => {
-                let meant = step.args.first().and_then(|h| self.open.get(&(step.process, *h)));
-                self.asleep.insert((step.process, step.thread), (step.clone(), meant.copied()));
+                let meant = handles_of(step).filter_map(|h| self.number(step.process, h));
+                let meant = meant.collect();
+                self.asleep.insert((step.process, step.thread), (step.clone(), meant));
             }
             answer => self.apply(step, answer),
         }
@@ -410,14 +477,17 @@ impl Model {
                     self.open.insert((process, arg(0)), old);
                 }
             }
-            "control" if result == 0 && arg(1) != 2 && arg(3) & 1 << 31 != 0 => {
-                let on = self.open.get(&(process, arg(2))).copied();
-                if let Some(Object::End { edged, .. }) = on.map(|o| &mut self.objects[o]) {
-                    *edged = true;
+            "control" if result == 0 && arg(1) != 2 => {
+                let Some(on) = self.number(process, arg(2)) else { return };
+                if let Some(Object::Set { members }) = object.map(|o| &mut self.objects[o]) {
+                    members.insert(on);
+                }
+                if let Object::End { edged, .. } = &mut self.objects[on] {
+                    *edged |= arg(3) & 1 << 31 != 0;
                 }
             }
             "epoll" if result >= 0 => {
-                self.add(process, arg(0), Object::Set);
+                self.add(process, arg(0), Object::Set { members: BTreeSet::new() });
             }
             "nonblock" => {
                 if let Some(Object::End { nonblock, .. }) = object.map(|o| &mut self.objects[o]) {
@@ -482,7 +552,7 @@ impl Model {
                     .open
                     .iter()
                     .filter(|((p, _), o)| {
-                        *p == process && !matches!(self.objects[**o], Object::Set)
+                        *p == process && !matches!(self.objects[**o], Object::Set { .. })
                     })
                     .map(|(k, o)| (k.1, *o))
                     .collect();
