@@ -3,6 +3,7 @@
 
 #include <sys/select.h>
 #include <sys/time.h>
+#include <time.h>
 
 static volatile sig_atomic_t signals;
 
@@ -573,6 +574,58 @@ CASE(handler_closes_in_the_middle_of_a_send) {
 
 CASE(handler_shuts_down_in_the_middle_of_a_send) {
     end_in_the_middle_of_a_send(true);
+}
+
+static int channel[2];
+
+static void lends_connection(int s) {
+    int saved = errno;
+    (void)s;
+    // In the middle of a step it may be refused.
+    signals++;
+    by_handler += try_send_fd(channel[0], handler_fd) == 1;
+    errno = saved;
+}
+
+// Of a send that goes through the ring in two parts, as its window grows: however far it was when the connection went back
+// to TCP, each byte comes once.
+CASE(connection_leaves_the_ring_in_the_middle_of_a_send) {
+    enum { ROUNDS = 1500, UNDISTURBED = 20, FIRST = 1000, SIZE = 100000 };
+    static unsigned char buf[SIZE];
+    pattern(1, FIRST, buf, SIZE);
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM};
+    timer_t timer;
+    OK(timer_create(CLOCK_MONOTONIC, &event, &timer));
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+    double takes = 1;
+    int lent = 0;
+    for (int round = -UNDISTURBED; round < ROUNDS; round++) {
+        int ends[2];
+        interrupted_pair(ends, round & 1);
+        handle_alarm(lends_connection);
+        send_all(ends[0], 1, 0, FIRST);
+        // Any moment of the call.
+        long wait = round < 0 ? 500000000 : 1 + (long)(takes * 1e9 * 1.5 * round / ROUNDS);
+        struct itimerspec soon = {.it_value.tv_nsec = wait}, never = {0};
+        double start = now();
+        OK(timer_settime(timer, 0, &soon, NULL));
+        ssize_t sent = OK(send(ends[0], buf, SIZE, MSG_DONTWAIT));
+        double took = now() - start;
+        if (took < takes)
+            takes = took;
+        OK(timer_settime(timer, 0, &never, NULL));
+        OK(shutdown(ends[0], SHUT_WR));
+        recv_to_eof(ends[1], 1, 0, FIRST + sent);
+        if (by_handler)
+            close(receive_fd(channel[1]));
+        lent += by_handler;
+        close(ends[0]);
+        close(ends[1]);
+    }
+    CHECK(lent > ROUNDS / 4);
+    OK(timer_delete(timer));
+    close(channel[0]);
+    close(channel[1]);
 }
 
 static void *send_until_it_ends(void *arg) {

@@ -246,12 +246,22 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
             }
             Attempt::Back if !demote::go_back(fd, conn, slot) => is_held_up = true,
-            Attempt::Back if hold.is_none() => return out_of_ring(conn),
+            Attempt::Back if hold.is_none() && total == 0 => return out_of_ring(conn),
             Attempt::Kernel | Attempt::Back | Attempt::Elsewhere | Attempt::Cramped => {
-                if hold.is_none() {
+                if hold.is_some() {
+                    return keeping(hold, || rest(fd, index, from, flags, total)).1;
+                }
+                if total == 0 {
                     return Outcome::Kernel;
                 }
-                return keeping(hold, || rest(fd, index, from, flags, total)).1;
+                // A send that does not wait, of which some was in the ring: the caller would begin it anew.
+                return match Hold::enter(fd, index) {
+                    Some(hold) => {
+                        let flags = flags | libc::MSG_DONTWAIT;
+                        keeping(hold, || rest(fd, index, from, flags, total)).1
+                    }
+                    None => Outcome::Done(total),
+                };
             }
             Attempt::Fail(errno) if total > 0 => {
                 ending::put_back(conn, errno);
