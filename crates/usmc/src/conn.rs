@@ -198,7 +198,7 @@ pub struct Conn {
     pub provoked: AtomicU64,
     /// When a poll that had no need to sleep did.
     pub polled: AtomicU64,
-    /// Since when those who wait for room may wait for themselves, CLOCK_MONOTONIC nanoseconds; 0 = they do not.
+    /// Since when those who wait for room may wait in vain, CLOCK_MONOTONIC nanoseconds; 0 = they do not.
     pub stuck: AtomicU64,
     /// The peer's cursor then.
     pub stuck_at: AtomicU64,

@@ -699,8 +699,8 @@ pub fn set_signals(mask: u64) {
     let _ = call!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, 0, 8);
 }
 
-/// Whether calls go on after this signal: it is not handled, or with SA_RESTART.
-pub fn restarts(signal: c_int) -> bool {
+/// Whether calls go on after this signal (SA_RESTART); `None` where it is not handled.
+pub fn restarts(signal: c_int) -> Option<bool> {
     /// The kernel's `struct sigaction`, which is not libc's.
     #[repr(C)]
     struct Action {
@@ -711,8 +711,8 @@ pub fn restarts(signal: c_int) -> bool {
     }
     let mut now = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
     let _ = call!(SYS_rt_sigaction, signal, 0, &raw mut now, size_of::<u64>());
-    matches!(now.handler, libc::SIG_DFL | libc::SIG_IGN)
-        || now.flags & libc::SA_RESTART as c_ulong != 0
+    let is_handled = !matches!(now.handler, libc::SIG_DFL | libc::SIG_IGN);
+    is_handled.then_some(now.flags & libc::SA_RESTART as c_ulong != 0)
 }
 
 /// Sends this thread a signal.

@@ -185,6 +185,61 @@ CASE(polled_loop_sends_before_it_reads) {
     close(ends[1]);
 }
 
+// The other end reads when all of it is sent, and not before.
+PAIR_CASE(one_end_sends_before_the_other_reads) {
+    struct pair p = pair_open();
+    int at = pair_talk(p, 0, 40);
+    send_pieces(p.fd, 1, at, LOOP_BYTES, 3000);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, LOOP_BYTES), 0);
+    pair_close(p);
+}
+
+PAIR_CASE(one_loop_sends_before_the_other_end_reads) {
+    for (int edges = 0; edges < 2; edges++) {
+        struct pair p = pair_open();
+        int at = pair_talk(p, 0, 40);
+        loop_sends(p.fd, 1, at, LOOP_BYTES, edges ? EPOLLIN | EPOLLOUT | EPOLLET : EPOLLOUT);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, LOOP_BYTES), 0);
+        pair_close(p);
+    }
+}
+
+// Each program of a ring of them sends to the next one before it reads what came from the one before.
+enum { CHAIN = 3 };
+
+struct chain {
+    int me, listeners[CHAIN];
+    uint16_t ports[CHAIN];
+};
+
+static void is_in_chain(void *arg) {
+    const struct chain *c = arg;
+    int next = connect_to(c->ports[(c->me + 1) % CHAIN]), before = OK(accept(c->listeners[c->me], NULL, NULL)), at = 0;
+    for (; at < 400; at += 10) {
+        send_all(next, 1, at, 10);
+        recv_all(before, 1, at, 10);
+        send_all(before, 2, at, 10);
+        recv_all(next, 2, at, 10);
+    }
+    send_pieces(next, 1, at, LOOP_BYTES, 3000);
+    recv_all(before, 1, at, LOOP_BYTES);
+    send_all(before, 2, at, 10);
+    recv_all(next, 2, at, 10);
+}
+
+CASE(programs_in_a_ring_send_before_they_read) {
+    struct chain c;
+    pid_t pids[CHAIN];
+    for (int i = 0; i < CHAIN; i++)
+        c.listeners[i] = listen_here(&c.ports[i]);
+    for (c.me = 0; c.me < CHAIN; c.me++)
+        pids[c.me] = child(is_in_chain, &c);
+    for (int i = 0; i < CHAIN; i++)
+        child_succeeds(pids[i]);
+    for (int i = 0; i < CHAIN; i++)
+        close(c.listeners[i]);
+}
+
 // A sender that does not wait.
 PAIR_CASE(much_fits_that_nobody_reads) {
     struct pair p = pair_open();

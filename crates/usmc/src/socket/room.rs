@@ -1,6 +1,7 @@
 //! Room for what the peer does not read. TCP's buffers take some megabytes of it (tcp(7): tcp_wmem, tcp_rmem), and programs
-//! count on that: both ends send before they read, or one thread has both. So a window that is full becomes the whole ring,
-//! and who would sleep because of bytes that he himself is to read goes back to TCP.
+//! count on that: both ends send before they read, or one thread has both, or programs in a ring send to the next one before
+//! they read from the one before. So a window that is full becomes the whole ring, and who sleeps although nothing is read
+//! goes back to TCP.
 
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
@@ -13,8 +14,8 @@ use crate::{clock, memory, process};
 
 /// How long nothing is read while this end itself has left bytes unread. Long enough for another of its threads to read.
 const UNREAD_NS: u64 = 20_000_000;
-/// The same where the other end is in this process.
-const SAME_NS: u64 = 1_000_000_000;
+/// The same otherwise: the reader may wait for whoever waits here, by ways that nobody sees.
+const IDLE_NS: u64 = 1_000_000_000;
 /// Before the next try, where it could not leave.
 const FAILED_NS: u64 = 5_000_000_000;
 
@@ -44,17 +45,17 @@ pub fn leave_for(fd: i32, index: u32, bytes: usize) -> bool {
         && demote::leave(fd, index, Reason::TooMuch).is_ok()
 }
 
-/// How long nothing need be read before whoever waits for room is taken to wait for himself: the peer may wait for our
-/// reading, or be this process. `None`: he does not.
+/// How long nothing need be read before whoever waits for room is taken to wait in vain. `None`: there is room.
 fn patience_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
     if conn.tx(slot).is_writable() {
         return None;
     }
-    if conn.rx(slot).has_data() {
-        return Some(UNREAD_NS);
-    }
-    let peer = slot.end[1 - conn.side()].pid.load(Relaxed);
-    (peer == process::pid()).then_some(SAME_NS)
+    Some(if conn.rx(slot).has_data() { UNREAD_NS } else { IDLE_NS })
+}
+
+/// Whether who sleeps for room may well wait for himself: the peer may wait for our reading, or be this process.
+pub fn may_wait_for_itself(conn: &Conn, slot: &Slot) -> bool {
+    conn.rx(slot).has_data() || slot.end[1 - conn.side()].pid.load(Relaxed) == process::pid()
 }
 
 /// In how many nanoseconds a sleeper for room has to look by itself, to [`leave_if_stuck`], if at all.

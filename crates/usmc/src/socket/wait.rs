@@ -473,7 +473,9 @@ fn peek_anyhow(fd: i32, index: u32) -> Woken {
     }
     match sleep_in_poll(fd, index, -1) {
         // Such a call begins anew, and finds O_NONBLOCK.
-        Woken::Fail(libc::EINTR) if all_handlers_restart() => Woken::Fail(libc::EAGAIN),
+        Woken::Fail(libc::EINTR) if Handlers::now() == Handlers::Restart => {
+            Woken::Fail(libc::EAGAIN)
+        }
         woken => woken,
     }
 }
@@ -734,23 +736,32 @@ fn sleep_for_room(mut fd: i32, index: u32, slot: &Slot, since: u64, partial: boo
         ending::look(fd, conn);
         return if ends_by_signal { short_tick() } else { self::tick() };
     }
-    let look_ms = room::look_in_ns(conn, slot).map(|ns| ns.div_ceil(1_000_000) as i64);
+    let mut look_ms = room::look_in_ns(conn, slot).map(|ns| ns.div_ceil(1_000_000) as i64);
     // SO_RCVTIMEO has nothing to say about sending: neither its end, nor that any signal ends a receive by then.
     let receives_in_time = || time_limit_ms(fd, libc::SO_RCVTIMEO) > 0;
     // Sleeps with a limit end by any signal, and nobody tells by which.
-    if !ends_by_signal && (look_ms.is_some() || receives_in_time()) && !all_handlers_restart() {
-        return self::tick();
+    let mut handlers = Handlers::Restart;
+    if !ends_by_signal && (look_ms.is_some() || receives_in_time()) {
+        handlers = Handlers::now();
+        if handlers == Handlers::Both {
+            if receives_in_time() || room::may_wait_for_itself(conn, slot) {
+                return self::tick();
+            }
+            look_ms = None;
+        }
     }
+    let restarts = !ends_by_signal && handlers == Handlers::Restart;
     if let Some(look_ms) = look_ms {
         let most_ms = if limit_ms > 0 { look_ms.min(limit_ms - used_ms) } else { look_ms };
         return match sleep_in_poll(fd, index, most_ms) {
-            Woken::Fail(libc::EINTR) if !ends_by_signal => Woken::Look,
+            Woken::Fail(libc::EINTR) if restarts => Woken::Look,
             other => other,
         };
     }
     if !ends_by_signal {
         return match peek_anyhow(fd, index) {
-            Woken::Fail(libc::EAGAIN | libc::EINTR) if receives_in_time() => Woken::Look,
+            Woken::Fail(libc::EAGAIN) if receives_in_time() => Woken::Look,
+            Woken::Fail(libc::EINTR) if restarts && receives_in_time() => Woken::Look,
             other => other,
         };
     }
@@ -768,20 +779,41 @@ pub fn for_others(fd: i32, since: u64, partial: bool) -> Woken {
     if limit_ms > 0 || partial { short_tick() } else { tick() }
 }
 
-/// Whether calls go on after every signal that is handled (SA_RESTART). Which one it was nobody tells.
-#[cold]
-fn all_handlers_restart() -> bool {
-    /// What was found, in the lowest bit, and when. A system call for each signal is worth a memory of some sleeps.
-    static FOUND: AtomicU64 = AtomicU64::new(0);
-    const BELIEVED_NS: u64 = 100_000;
-    let (now, found) = (clock::now_ns(), FOUND.load(Relaxed));
-    if now.wrapping_sub(found) < BELIEVED_NS {
-        return found & 1 != 0;
+/// What the handlers of this program say of calls that a signal interrupts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Handlers {
+    /// They go on (SA_RESTART), or nothing is handled.
+    Restart,
+    /// They end.
+    End,
+    /// The ones say this, the others that, and which of them ran nobody tells.
+    Both,
+}
+
+impl Handlers {
+    #[cold]
+    fn now() -> Handlers {
+        /// What was found, in the lowest bits, and when. A system call for each signal is worth a memory of some sleeps.
+        static FOUND: AtomicU64 = AtomicU64::new(0);
+        const BELIEVED_NS: u64 = 100_000;
+        const BITS: u64 = 3;
+        let (now, found) = (clock::now_ns(), FOUND.load(Relaxed));
+        let bits = if now.wrapping_sub(found) < BELIEVED_NS {
+            found & BITS
+        } else {
+            // 32 and 33 are libc's own.
+            let signals = (1..=64).filter(|signal| !matches!(signal, 32 | 33));
+            let bits =
+                signals.filter_map(sys::restarts).fold(0, |all, yes| all | 1 << u32::from(yes));
+            FOUND.store(now & !BITS | bits, Relaxed);
+            bits
+        };
+        match bits {
+            0b01 => Handlers::End,
+            0b11 => Handlers::Both,
+            _ => Handlers::Restart,
+        }
     }
-    // 32 and 33 are libc's own.
-    let all = (1..=64).filter(|signal| !matches!(signal, 32 | 33)).all(sys::restarts);
-    FOUND.store(now & !1 | u64::from(all), Relaxed);
-    all
 }
 
 /// The sending direction's span.
