@@ -473,7 +473,7 @@ fn peek_anyhow(fd: i32, index: u32) -> Woken {
     }
     match sleep_in_poll(fd, index, -1) {
         // Such a call begins anew, and finds O_NONBLOCK.
-        Woken::Fail(libc::EINTR) if Handlers::now() == Handlers::Restart => {
+        Woken::Fail(libc::EINTR) if Handlers::ask() == Handlers::Restart => {
             Woken::Fail(libc::EAGAIN)
         }
         woken => woken,
@@ -750,18 +750,20 @@ fn sleep_for_room(mut fd: i32, index: u32, slot: &Slot, since: u64, partial: boo
             look_ms = None;
         }
     }
-    let restarts = !ends_by_signal && handlers == Handlers::Restart;
+    // Asked again: a handler may have been set a moment before the call.
+    let restarts =
+        || !ends_by_signal && handlers == Handlers::Restart && Handlers::ask() == Handlers::Restart;
     if let Some(look_ms) = look_ms {
         let most_ms = if limit_ms > 0 { look_ms.min(limit_ms - used_ms) } else { look_ms };
         return match sleep_in_poll(fd, index, most_ms) {
-            Woken::Fail(libc::EINTR) if restarts => Woken::Look,
+            Woken::Fail(libc::EINTR) if restarts() => Woken::Look,
             other => other,
         };
     }
     if !ends_by_signal {
         return match peek_anyhow(fd, index) {
             Woken::Fail(libc::EAGAIN) if receives_in_time() => Woken::Look,
-            Woken::Fail(libc::EINTR) if restarts && receives_in_time() => Woken::Look,
+            Woken::Fail(libc::EINTR) if receives_in_time() && restarts() => Woken::Look,
             other => other,
         };
     }
@@ -791,23 +793,30 @@ enum Handlers {
 }
 
 impl Handlers {
+    const BITS: u64 = 3;
+
+    /// What they say, or said a moment ago: a system call for each signal is worth a memory of some sleeps.
     #[cold]
     fn now() -> Handlers {
-        /// What was found, in the lowest bits, and when. A system call for each signal is worth a memory of some sleeps.
-        static FOUND: AtomicU64 = AtomicU64::new(0);
         const BELIEVED_NS: u64 = 100_000;
-        const BITS: u64 = 3;
-        let (now, found) = (clock::now_ns(), FOUND.load(Relaxed));
-        let bits = if now.wrapping_sub(found) < BELIEVED_NS {
-            found & BITS
-        } else {
-            // 32 and 33 are libc's own.
-            let signals = (1..=64).filter(|signal| !matches!(signal, 32 | 33));
-            let bits =
-                signals.filter_map(sys::restarts).fold(0, |all, yes| all | 1 << u32::from(yes));
-            FOUND.store(now & !BITS | bits, Relaxed);
-            bits
-        };
+        let found = FOUND_HANDLERS.load(Relaxed);
+        if clock::now_ns().wrapping_sub(found) < BELIEVED_NS {
+            return Handlers::of(found & Handlers::BITS);
+        }
+        Handlers::ask()
+    }
+
+    #[cold]
+    fn ask() -> Handlers {
+        // 32 and 33 are libc's own.
+        let signals = (1..=64).filter(|signal| !matches!(signal, 32 | 33));
+        let bits = signals.filter_map(sys::restarts).fold(0, |all, yes| all | 1 << u32::from(yes));
+        FOUND_HANDLERS.store(clock::now_ns() & !Handlers::BITS | bits, Relaxed);
+        Handlers::of(bits)
+    }
+
+    /// A bit for those that do not restart, and one for those that do.
+    fn of(bits: u64) -> Handlers {
         match bits {
             0b01 => Handlers::End,
             0b11 => Handlers::Both,
@@ -815,6 +824,9 @@ impl Handlers {
         }
     }
 }
+
+/// What was found, in the lowest bits, and when.
+static FOUND_HANDLERS: AtomicU64 = AtomicU64::new(0);
 
 /// The sending direction's span.
 pub fn tx_span<'a>(conn: &Conn, slot: &'a Slot) -> TxSpan<'a> {
