@@ -184,6 +184,15 @@ impl Model {
         peer.is_some_and(|o| self.receives(o))
     }
 
+    /// Whether the other end has shut both directions down and not read all. Known: it is not told of an urgent byte.
+    pub fn is_left_unread(&self, process: usize, handle: i64) -> bool {
+        let peer = self.number(process, handle).and_then(|o| self.peer(o));
+        let is_left = |object: &Object| {
+            matches!(object, Object::End { deaf: true, silent: true, unread: 1.., .. })
+        };
+        peer.is_some_and(|o| is_left(&self.objects[o]))
+    }
+
     /// Whether an urgent byte of this end's may be unread. Known: with the next one it may become data.
     pub fn is_urgent(&self, process: usize, handle: i64) -> bool {
         matches!(self.object(process, handle), Some(Object::End { urgent: true, .. }))
@@ -499,14 +508,13 @@ impl Model {
                     *lowat = arg(2);
                 }
             }
-            "shutdown" if result == 0 && arg(1) != 0 => {
-                if let Some(object) = object {
-                    self.finish(object);
-                }
-            }
             "shutdown" if result == 0 => {
-                if let Some(Object::End { deaf, .. }) = object.map(|o| &mut self.objects[o]) {
-                    *deaf = true;
+                let Some(object) = object else { return };
+                if let Object::End { deaf, .. } = &mut self.objects[object] {
+                    *deaf |= arg(1) != 1;
+                }
+                if arg(1) != 0 {
+                    self.finish(object);
                 }
             }
             "disconnect" if result == 0 => {

@@ -57,6 +57,7 @@ impl Generator {
             || self.model.is_held_back(process, handle)
             || self.model.is_received_by_peer(process, handle)
             || self.model.is_urgent(process, handle)
+            || self.model.is_left_unread(process, handle)
         {
             return None;
         }
