@@ -232,7 +232,7 @@ impl<'a> TxSpan<'a> {
             return Ok(Back::Done);
         }
         let sent = tcp_sent().ok_or(Unmeasured)?;
-        // Who left reads none of these words. Relaxed, but in this order: whoever begins anew holds the same lock.
+        // Who left reads none of these words. In this order, for who begins may be killed between the two.
         let (place, cursor) = (&self.producer.behind, &self.producer.copied);
         let done = match cursor.load(Acquire).checked_sub(1) {
             Some(begun) if begun == resent => sent.wrapping_sub(place.load(Relaxed)).min(unsent),

@@ -15,7 +15,7 @@ use crate::conn::{self, ATTACHED, Conn, EARLY, FRESH, LISTEN, OFFERED, PLAIN, RI
 use crate::observer;
 use crate::reason::Reason;
 use crate::single;
-use crate::socket::wait;
+use crate::socket::bells;
 use crate::sys::{self, Errno};
 use crate::transition;
 
@@ -116,7 +116,7 @@ pub fn unpark(set_index: u32) {
         let conn = conn::at(entry.conn.load(Relaxed));
         if entry.has(E_RING)
             && !entry.has(E_HOT | E_DISABLED)
-            && conn.slot().is_some_and(|slot| wait::has_bells(conn, slot))
+            && conn.slot().is_some_and(|slot| bells::has_bells(conn, slot))
         {
             let _held = set.lock.enter();
             hot::heat(set, number, entry);

@@ -10,7 +10,7 @@ use super::epoll::{self, Set};
 use super::ready::{self, WRITE_BITS};
 use super::{owed, report};
 use crate::conn::{self, RING};
-use crate::socket::{room, wait};
+use crate::socket::{bells, room};
 
 /// Most hot entries of a set. What exceeds them is reported by way of the kernel.
 pub const HOT: usize = 16384;
@@ -203,8 +203,8 @@ fn sort_out(set: &Set, arm_all: bool) -> Looks {
         let stuck_ns = stuck_ns(entry);
         let let_go = !active && !must_tick && stuck_ns.is_none();
         if let_go || arm_all {
-            if wait::owes_ack(conn, slot) {
-                wait::clear_bells(epoll::live_fd(entry), conn, slot);
+            if bells::owes_ack(conn, slot) {
+                bells::clear_bells(epoll::live_fd(entry), conn, slot);
             }
             if !entry.has(E_ARMED) || want & WRITE_BITS != 0 || !conn.rx(slot).is_rx_armed() {
                 epoll::arm(entry);

@@ -13,6 +13,7 @@ use super::{control, hot, nested, owed, report};
 use crate::clc;
 use crate::conn::{self, F_CLC};
 use crate::single;
+use crate::socket::bells;
 use crate::socket::ending;
 use crate::socket::wait::{self, Budget};
 use crate::table::{self, Entry as Fd};
@@ -551,7 +552,7 @@ fn from_ring(
         && let Some(slot) = conn.slot()
     {
         // A doorbell without a meaning must not look like data to whoever polls the set itself.
-        wait::clear_bells(epoll::live_fd(entry), conn, slot);
+        bells::clear_bells(epoll::live_fd(entry), conn, slot);
     }
     drop(held);
     if bits != 0 && entry.events.load(Relaxed) & libc::EPOLLET as u32 == 0 {
@@ -603,8 +604,8 @@ fn settle_all(index: u32, depth: u32) {
     hot::each(epoll::set_at(index), hot::HOT, |_, entry| {
         let conn = conn::at(entry.conn.load(Relaxed));
         let Some(slot) = conn.slot() else { return };
-        if wait::has_bells(conn, slot) {
-            wait::clear_bells(epoll::live_fd(entry), conn, slot);
+        if bells::has_bells(conn, slot) {
+            bells::clear_bells(epoll::live_fd(entry), conn, slot);
         }
     });
 }

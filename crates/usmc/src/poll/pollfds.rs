@@ -13,6 +13,7 @@ use super::{epoll, nested, owed};
 use crate::api::time::Time;
 use crate::clc;
 use crate::conn::{self, F_CLC};
+use crate::socket::bells;
 use crate::socket::family::Receiving;
 use crate::socket::wait::{self, Budget, Sleeper};
 use crate::socket::{demote, ending, room};
@@ -464,11 +465,11 @@ impl Asleep {
                         Some(count) => *count = Count::enter(index, slot, want),
                         None => looks.ticks = true,
                     }
-                    wait::clear_bells(p.fd, conn, slot);
+                    bells::clear_bells(p.fd, conn, slot);
                     ready::arm(p.fd, conn, slot, want);
                     looks.ticks |= ready::must_tick(conn, slot, want)
                         || (hears_bells(p.events)
-                            && (wait::has_bells(conn, slot) || hides_bells(p.fd, conn, p.events)));
+                            && (bells::has_bells(conn, slot) || hides_bells(p.fd, conn, p.events)));
                 }
             }
         }
@@ -506,7 +507,7 @@ fn is_past_tcp(fd: i32, conn: &conn::Conn, slot: &Slot) -> bool {
     conn.end(slot).tcp_left.load(Relaxed) == 1
         || (conn.peer(slot).state.load(Relaxed) == TX_RING
             && Receiving::enter(fd, conn, slot)
-                .is_some_and(|_held| wait::reads_ring(fd, conn, slot)))
+                .is_some_and(|_held| bells::reads_ring(fd, conn, slot)))
 }
 
 /// The real sleep: ring connections wait for doorbells and for the end of the connection.
@@ -522,11 +523,12 @@ fn sleep_poll(
         if p.fd >= 0
             && let Watch::Ring(index) = watch(p.fd)
         {
-            let bells = conn::at(index).slot().is_some_and(|s| wait::has_bells(conn::at(index), s));
+            let bells =
+                conn::at(index).slot().is_some_and(|s| bells::has_bells(conn::at(index), s));
             let conn = conn::at(index);
             let shut = |s: &Slot| conn.end(s).flags.load(Relaxed) & END_SHUT_RD != 0;
             let ended = conn.kernel_events.load(Relaxed) != 0
-                || wait::is_cut(conn)
+                || bells::is_cut(conn)
                 || conn.slot().is_some_and(shut);
             // What is there already would end every sleep at once.
             let urgent = p.events & libc::POLLPRI;
@@ -547,7 +549,7 @@ fn sleep_poll(
                 true => libc::POLLRDHUP | urgent,
                 false => libc::POLLIN | libc::POLLRDHUP | urgent,
             };
-            if (hung_up || wait::is_cut(conn)) && timeout_ns != Some(0) {
+            if (hung_up || bells::is_cut(conn)) && timeout_ns != Some(0) {
                 // The kernel would report it at once, and again and again.
                 p.fd += HIDDEN;
             }

@@ -8,7 +8,7 @@ use crate::conn::{self, Conn, RING};
 use crate::lasting::Call;
 use crate::socket::ending::{self, Ending};
 use crate::socket::family::Receiving;
-use crate::socket::{close, demote, recv, room, send, wait};
+use crate::socket::{bells, close, demote, recv, room, send, wait};
 use crate::{kernel, sys, transition};
 
 /// EPOLLIN / POLLIN.
@@ -143,11 +143,11 @@ pub fn arm(fd: i32, conn: &Conn, slot: &Slot, want: u32) {
     }
     if want & WRITE_BITS != 0 {
         conn.tx(slot).arm_tx(ARM_TCP);
-        wait::watch_over(fd, conn, slot);
+        bells::watch_over(fd, conn, slot);
     }
 }
 
 /// Whether a sleeper interested in `want` must look again by itself.
 pub fn must_tick(conn: &Conn, slot: &Slot, want: u32) -> bool {
-    (want & WRITE_BITS != 0 && wait::must_tick(conn, slot)) || wait::is_cut(conn)
+    (want & WRITE_BITS != 0 && wait::must_tick(conn, slot)) || bells::is_cut(conn)
 }

@@ -6,7 +6,7 @@ use usmc_shm::layout::{
     END_RESETS, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
 };
 
-use super::{Outcome, control, demote, wait};
+use super::{Outcome, bells, control, demote, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_TUNED, LISTEN, OFFERED, RING};
 use crate::poll::ready::HUP;
 use crate::process::{OWES_END, OWES_SHUT_RD, OWES_SHUT_WR};
@@ -87,7 +87,7 @@ fn drop_ref(fd: i32, index: u32) {
     last_left(fd, index);
 }
 
-/// The same of doorbells, for which no lock is held: see `wait::ring_bell`.
+/// The same of doorbells, for which no lock is held: see `bells::ring_bell`.
 fn wait_for_bells(conn: &Conn) {
     // A handler may have interrupted its own thread in the middle of one.
     for look in 0..BELL_PATIENCE {
@@ -397,7 +397,7 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     };
     let is_tcp = demote::is_due(conn.peer(slot).flags.load(Acquire))
         && demote::finish_rx_at_last(fd, conn, slot);
-    let in_ring = !is_tcp && wait::reads_ring(fd, conn, slot);
+    let in_ring = !is_tcp && bells::reads_ring(fd, conn, slot);
     // Before the boundary, what TCP holds is data. An urgent byte that is next is not counted.
     let in_tcp = !in_ring
         && (sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) || control::is_at_mark(fd));
@@ -416,7 +416,7 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &now);
     } else if in_ring {
         // Doorbells left unread would turn the FIN into a RST.
-        wait::drain_bells(fd, conn, slot);
+        bells::drain_bells(fd, conn, slot);
     }
 }
 
@@ -429,7 +429,7 @@ pub fn shut_down(fd: i32, index: u32) {
         && conn.own(slot).flags.load(SeqCst) & TXF_DONE != 0
         && conn.blocked_sends.load(SeqCst) > 0
     {
-        wait::cut(fd, conn, slot);
+        bells::cut(fd, conn, slot);
     }
 }
 

@@ -28,7 +28,7 @@ use self::receiving::leave_rx;
 use self::sending::go_back_locked;
 use super::family::Family;
 use super::peers_socket::PeersSocket;
-use super::{mark, wait};
+use super::{bells, mark};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, LISTEN, OFFERED, RING};
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
@@ -207,7 +207,7 @@ fn wake(fd: i32, conn: &Conn, slot: &Slot) {
     let resends = rx.has_data() && !TxSpan::new(slot, 1 - conn.side()).is_back();
     let waits = (resends && tx.has_rx_sleepers()) || rx.has_tx_sleepers();
     if waits && transition::tx_is_ring(fd, conn, slot) {
-        wait::ring_bell(fd, conn, slot, |shared| {
+        bells::ring_bell(fd, conn, slot, |shared| {
             let asleep = tx.take_rx_sleepers(shared) | rx.take_tx_sleepers(shared);
             if asleep != 0 { ARM_TCP } else { 0 }
         });

@@ -3,6 +3,7 @@
 
 pub mod accept;
 pub mod adopt;
+pub mod bells;
 mod channel;
 pub mod close;
 pub mod connect;
@@ -12,6 +13,7 @@ pub mod early;
 pub mod ending;
 pub mod family;
 mod fetch;
+mod handlers;
 pub mod iov;
 pub mod made;
 pub mod mark;

@@ -8,6 +8,7 @@ use usmc_shm::ring::Room;
 use usmc_shm::span::{Route, RxSpan, TcpSend};
 
 use super::Outcome;
+use super::bells;
 use super::close::{self, Hold};
 use super::demote;
 use super::early::Early;
@@ -521,7 +522,7 @@ fn attempt(
         tx.publish(at);
         observer::sent_total(record, conn, slot, at);
     }
-    let waker = if at != room.prod { wait::waker(index, conn, slot) } else { None };
+    let waker = if at != room.prod { bells::waker(index, conn, slot) } else { None };
     drop(family);
     drop(held);
     if let Some(waker) = waker {
@@ -547,7 +548,7 @@ fn leaves_unread(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
         conn.asked.store(now, Relaxed);
         return false;
     }
-    has_died(fd, conn, slot, now, wait::watch_over)
+    has_died(fd, conn, slot, now, bells::watch_over)
 }
 
 /// Whether a peer has died for which nobody vouches.
@@ -556,10 +557,10 @@ fn may_have_died(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
     match life::ask(conn, slot) {
         Life::Lives => false,
         Life::Unknown if now.wrapping_sub(conn.asked.load(Relaxed)) <= ASK_CYCLES => false,
-        Life::Unknown => has_died(fd, conn, slot, now, wait::watch_over),
+        Life::Unknown => has_died(fd, conn, slot, now, bells::watch_over),
         Life::Ended => {
             note_all_read(fd, conn, slot);
-            has_died(fd, conn, slot, now, wait::provoke)
+            has_died(fd, conn, slot, now, bells::provoke)
         }
     }
 }

@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{Slot, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
 
+use super::bells;
 use super::family::{Family, Receiving};
 use super::wait::{self, Until, Woken};
 use super::{Outcome, close, control, demote, ending, room, send};
@@ -95,7 +96,7 @@ fn into_ring(
                     }
                     tx.publish(end);
                     observer::sent_total(record, conn, slot, end);
-                    waker = wait::waker(index, conn, slot);
+                    waker = bells::waker(index, conn, slot);
                 }
                 Some(moved)
             }
@@ -351,7 +352,7 @@ fn splice_part(
                             let asleep = rx.consume_waking(&data, n);
                             observer::received_total(record, conn, slot, end);
                             if asleep {
-                                wait::wake_writer(fd, conn, slot);
+                                bells::wake_writer(fd, conn, slot);
                             }
                             if ends {
                                 // No doorbell is left before an urgent byte.

@@ -12,9 +12,9 @@ use super::stream::{LOOKS, bytes_before_bells, drop_bells, drop_bytes, skip, ski
 use crate::conn::Conn;
 use crate::kernel;
 use crate::process::SharedLock;
+use crate::socket::bells;
 use crate::socket::family::FamilyPatience;
 use crate::socket::peers_socket::PeersSocket;
-use crate::socket::wait;
 use crate::sys::Errno;
 
 /// The receiving direction of [`leave`](super::leave).
@@ -128,10 +128,10 @@ pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     match resume {
         // It has shut its direction down: nothing follows but the kernel's FIN.
         Resume::Not if peer & TXF_BACK != 0 && peer & TXF_DONE != 0 => {
-            if wait::reads_ring(fd, conn, slot) {
-                wait::drain_bells(fd, conn, slot);
+            if bells::reads_ring(fd, conn, slot) {
+                bells::drain_bells(fd, conn, slot);
             }
-            if span.unheard() != 0 || !wait::reads_ring(fd, conn, slot) {
+            if span.unheard() != 0 || !bells::reads_ring(fd, conn, slot) {
                 return false;
             }
         }

@@ -8,7 +8,7 @@ use super::patience::Patience;
 use super::sending::RESEND_NS;
 use crate::conn::Conn;
 use crate::kernel;
-use crate::socket::wait;
+use crate::socket::bells;
 use crate::sys::{self, Errno};
 
 /// How often one call takes doorbells out of the TCP stream; it has buffers for fewer of them. What is left is a peer's that
@@ -65,7 +65,7 @@ pub fn skip(fd: i32, span: &RxSpan<'_>, count: u64) -> bool {
 pub fn skip_to(fd: i32, conn: &Conn, slot: &Slot, at: u64) -> bool {
     let span = RxSpan::new(slot, conn.side());
     for _ in 0..LOOKS {
-        if !wait::reads_ring(fd, conn, slot) {
+        if !bells::reads_ring(fd, conn, slot) {
             // Bytes of the TCP span come first.
             return false;
         }

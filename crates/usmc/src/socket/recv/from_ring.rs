@@ -8,11 +8,12 @@ use usmc_shm::ring::{Data, Ring};
 
 use super::Attempt;
 use crate::conn::{Conn, F_SHARED};
+use crate::socket::bells;
 use crate::socket::demote;
 use crate::socket::ending::{self, Ending};
 use crate::socket::iov::Buffers;
 use crate::socket::send::PART;
-use crate::socket::wait::{self, Woken};
+use crate::socket::wait::Woken;
 use crate::{capture, clock, observer, sys};
 
 /// How long an empty ring is believed without asking the kernel whether the peer died.
@@ -77,7 +78,7 @@ fn take(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32, data: &
         let asleep = rx.consume_waking(data, data.len - unread);
         observer::received_total(record, conn, slot, at);
         if asleep {
-            wait::wake_writer(fd, conn, slot);
+            bells::wake_writer(fd, conn, slot);
         }
     }
     data.len - unread
@@ -131,11 +132,11 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
     if end.flags.load(Relaxed) & END_SHUT_RD != 0 {
         return Attempt::End;
     }
-    if wait::drain_bells(fd, conn, slot) == Drain::Data {
+    if bells::drain_bells(fd, conn, slot) == Drain::Data {
         return Attempt::Again;
     }
     if rx.owes_wake_up(conn.has(F_SHARED)) {
-        wait::wake_writer(fd, conn, slot);
+        bells::wake_writer(fd, conn, slot);
     }
     let now = clock::now_ns();
     if now.wrapping_sub(conn.kernel_seen.load(Relaxed)) < KERNEL_CHECK_NS {
@@ -158,7 +159,7 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
             // What follows the ring is no junk.
             let returns = demote::is_due(conn.peer(slot).flags.load(Acquire));
             if sent == end.bells_drained.load(Relaxed) && !returns {
-                wait::drain_junk(fd);
+                bells::drain_junk(fd);
             }
             Attempt::Empty(true)
         }
