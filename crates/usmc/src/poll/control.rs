@@ -2,12 +2,13 @@
 
 use usmc_shm::sync::Ordering::{Relaxed, Release};
 
+use super::asked::{self, Wake};
 use super::entry::{
     self, E_DISABLED, E_EDGE, E_HOT, E_KNOWN, E_OWED, E_PARKED, E_RING, E_TCP, Entry,
 };
 use super::epoll::{
-    ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, disarm, end, find, kick, ring_events, set_at,
-    tag_of, unlink, would_tell,
+    ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, disarm, end, find, set_at, tag_of, unlink,
+    would_tell,
 };
 use super::ready::{self, HUP, IN, OUT};
 use super::{hot, owed};
@@ -113,6 +114,7 @@ pub fn unpark(set_index: u32) {
             let _ = end(number, entry);
             return;
         }
+        asked::tidy(number, entry);
         let conn = conn::at(entry.conn.load(Relaxed));
         if entry.has(E_RING)
             && !entry.has(E_HOT | E_DISABLED)
@@ -137,7 +139,8 @@ fn add(
     let number = entry::alloc().ok_or(libc::ENOSPC)?;
     let entry = entry::at(number).ok_or(libc::ENOSPC)?;
     let in_ring = conn.phase() == RING;
-    let events = if in_ring { ring_events(event.events) } else { event.events };
+    let asked = asked::needed(event.events);
+    let events = if in_ring { asked.events() } else { event.events };
     entry.fd.store(fd as u32, Relaxed);
     entry.conn.store(index, Relaxed);
     entry.events.store(event.events, Relaxed);
@@ -169,7 +172,8 @@ fn add(
     if done.is_err() {
         unlink(number, entry);
     } else if in_ring {
-        kick(epfd, set, fd, number, entry, hot);
+        asked::record(entry, asked);
+        asked::update(number, entry, wake(hot));
     }
     done
 }
@@ -229,6 +233,11 @@ fn modify(
     }
     let hot = hot::heat(set, number, entry);
     drop(held);
-    kick(epfd, set, fd, number, entry, hot);
+    asked::update(number, entry, wake(hot));
     Ok(())
+}
+
+/// A changed entry has to be looked at: by sleepers alone where the next wait looks at it by itself, as it is hot.
+pub fn wake(hot: bool) -> Wake {
+    if hot { Wake::Sleepers } else { Wake::Anybody }
 }

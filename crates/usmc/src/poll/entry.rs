@@ -4,6 +4,7 @@ use core::ptr;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64};
 
+use super::asked::Asked;
 use crate::process::{self, Held, Lock};
 use crate::single;
 use crate::{cache, sys};
@@ -22,7 +23,7 @@ pub const E_RING: u32 = 8;
 /// Report at the next look even without a new edge.
 pub const E_EDGE: u32 = 16;
 
-/// The kernel's registration asks for EPOLLOUT too, to wake a waiter; whoever sees it takes that back.
+/// The kernel was asked for EPOLLOUT too, to wake a waiter; the thread that is told of it takes that back.
 pub const E_KICKED: u32 = 32;
 
 /// The application has deleted it. The kernel's registration is kept for the next EPOLL_CTL_ADD: many event
@@ -49,6 +50,11 @@ pub const E_TOLD: u32 = 2048;
 
 /// TCP may hold unread data of the span before the ring; without it, the kernel will report what comes.
 pub const E_TCP: u32 = 256;
+
+/// In the flags from here on: what the kernel was last asked for, while the connection is in the ring ([`Asked`]).
+const ASKED_SHIFT: u32 = 15;
+const ASKED_MASK: u32 = ((1 << Asked::BITS) - 1) << ASKED_SHIFT;
+const _: () = assert!(ASKED_SHIFT + Asked::BITS <= ARMINGS_SHIFT);
 
 /// In the flags from here on: how often a one-shot registration was armed, modulo 4096. Part of the tag.
 const ARMINGS_SHIFT: u32 = 20;
@@ -140,6 +146,18 @@ impl Entry {
                 Err(now) => flags = now,
             }
         }
+    }
+
+    /// What the kernel was last asked for.
+    pub fn asked(&self) -> Asked {
+        Asked::unpack(self.flags.load(Relaxed) >> ASKED_SHIFT)
+    }
+
+    /// Records it. The caller keeps the registration ([`keep`]).
+    pub fn set_asked(&self, asked: Asked) {
+        let (before, now) = (self.flags.load(Relaxed) & ASKED_MASK, asked.pack() << ASKED_SHIFT);
+        self.set_flag(now & !before, true);
+        self.set_flag(before & !now, false);
     }
 
     /// Sets or clears flags.

@@ -14,13 +14,14 @@ use usmc_shm::layout::{ARM_TCP, END_MARKS_SHIFT};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64, fence};
 
+use super::asked::{self, Asked, Wake};
 use super::entry::{
     self, E_ARMED, E_CHANGED, E_COPY, E_DISABLED, E_EDGE, E_HOT, E_KICKED, E_KNOWN, E_OWED,
     E_PARKED, E_RING, E_TCP, Entry,
 };
 use super::hot::{self, HOT};
 use super::ready::{self, IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
-use super::{nested, owed, report};
+use super::{control, nested, owed, report};
 use crate::conn::{self, Conn, RING};
 use crate::process::{Held, Lock};
 use crate::reason::Reason;
@@ -44,12 +45,6 @@ pub const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 pub const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// Keeps the machine awake.
 pub const WAKEUP: u32 = libc::EPOLLWAKEUP as u32;
-/// What a ring connection's kernel registration asks for, doorbells and the end, where the application asks for
-/// anything. The kernel reports errors and hang-ups by itself.
-pub fn ring_events(want: u32) -> u32 {
-    let bells = if want & (READ_BITS | WRITE_BITS) != 0 { IN | RDHUP } else { 0 };
-    bells | want & (WAKEUP | ready::PRI) | ET
-}
 
 /// One epoll set.
 #[repr(C)]
@@ -348,25 +343,6 @@ pub fn end(number: u32, entry: &Entry) -> Result<(), Errno> {
     delete(fd_of(entry.set_index()), entry.fd.load(Relaxed) as i32, number, entry)
 }
 
-/// A sleeping waiter has to look at this entry: its registration or readiness changed by our own doing.
-/// EPOLLOUT on the TCP socket is true at once, and edge-triggered it is reported once.
-/// An entry that is not hot goes the same way. The caller keeps the connection's registrations ([`entry::keep`]).
-/// False where it cannot be made to.
-pub fn kick(epfd: i32, set: &Set, fd: i32, number: u32, entry: &Entry, hot: bool) -> bool {
-    // SeqCst: see `add`, and `owed::enter`. Of who polls the set itself nobody knows that he sleeps.
-    if hot && set.sleepers.load(SeqCst) == 0 && set.is_watched.load(SeqCst) != owed::POLLED {
-        return true;
-    }
-    if !can_change(entry) {
-        return false;
-    }
-    entry.set_flag(E_KICKED, true);
-    let u64 = tag_of(number, entry);
-    let events = ring_events(entry.events.load(Relaxed)) | OUT;
-    let mut event = libc::epoll_event { events, u64 };
-    sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut event).is_ok()
-}
-
 /// What the kernel has reported was nothing to report: a one-shot registration of a connection in TCP is to go on, and an
 /// edge may have been for what stands behind a message that another thread was taking out.
 pub fn watch_again(tag: u64) {
@@ -387,28 +363,21 @@ fn change(entry: &Entry, tag: u64, events: u32) {
     let _ = sys::epoll_ctl(fd_of(entry.set_index()), libc::EPOLL_CTL_MOD, fd, &mut event);
 }
 
-/// Takes back what `kick` asked the kernel for. The caller holds no set's lock, and looks at the entry afterwards: who has
-/// kicked it meanwhile is not heard. False where it may be asked for still.
+/// Takes back what has woken a thread ([`asked::calm`]). The caller holds no set's lock, and looks at the entry afterwards.
+/// False where it may be asked for still.
 pub fn unkick(tag: u64) -> bool {
-    let Some((_held, number, entry)) = keep_tagged(tag) else { return false };
-    if entry.has(E_KICKED) {
-        entry.set_flag(E_KICKED, false);
-        // In TCP again, it is told of by what the application wants.
-        if entry.has(E_RING) && can_change(entry) {
-            change(entry, tag_of(number, entry), ring_events(entry.events.load(Relaxed)));
-        }
+    let kept = keep_tagged(tag);
+    if let Some((_, number, entry)) = &kept {
+        asked::calm(*number, entry);
     }
-    true
+    kept.is_some()
 }
 
 /// Something of this set is left for another thread that sleeps in it, or for the next wait. The caller holds no set's
 /// lock. False where the registration is over, or the kernel's own by now.
 pub fn pass_on(tag: u64) -> bool {
     let Some((_held, number, entry)) = keep_tagged(tag) else { return false };
-    let (set_index, fd) = (entry.set_index(), entry.fd.load(Relaxed) as i32);
-    entry.has(E_RING)
-        && !entry.has(E_PARKED)
-        && kick(fd_of(set_index), set_at(set_index), fd, number, entry, false)
+    entry.has(E_RING) && !entry.has(E_PARKED) && asked::update(number, entry, Wake::Anybody)
 }
 
 /// Calls `act` with every registration of a connection, in whatever set.
@@ -484,17 +453,12 @@ pub fn phase_changed(index: u32) {
         }
         if (hot && is_good_for_ring(want)) || !can_change(entry) {
             // Changing it would give an edge that TCP does not give.
+            asked::record_own(entry);
             return;
         }
-        let u64 = tag_of(number, entry);
-        let registered = entry.fd.load(Relaxed) as i32;
-        let mut event = libc::epoll_event { events: ring_events(want), u64 };
         // The parent, whose registration it may be, has perhaps not been told of room.
-        if !hot || ((sleepers || entry.has(E_COPY)) && want & OUT != 0) {
-            entry.set_flag(E_KICKED, true);
-            event.events |= OUT;
-        }
-        let _ = sys::epoll_ctl(fd_of(set_index), libc::EPOLL_CTL_MOD, registered, &mut event);
+        let wakes = !hot || ((sleepers || entry.has(E_COPY)) && want & OUT != 0);
+        asked::begin(number, entry, wakes);
     });
 }
 
@@ -517,6 +481,7 @@ pub fn left_ring(index: u32) {
             hot::cool(set, entry);
             disarm(conn, entry);
             entry.set_flag(E_RING | E_EDGE | E_TCP | E_KICKED, false);
+            entry.set_asked(Asked::NOTHING);
         }
         if !can_change(entry) {
             return;
@@ -555,7 +520,7 @@ pub fn met_full_ring(index: u32) {
                 let _held = set.lock.enter();
                 hot::heat(set, number, entry)
             };
-            kick(fd_of(set_index), set, entry.fd.load(Relaxed) as i32, number, entry, hot);
+            asked::update(number, entry, control::wake(hot));
         }
     });
 }
@@ -590,7 +555,7 @@ pub fn mark_moved(fd: i32, index: u32) {
                 hot::heat(set, number, entry)
             };
             // Not where nobody sleeps: of bytes in TCP the kernel would tell once more.
-            kick(fd_of(set_index), set, entry.fd.load(Relaxed) as i32, number, entry, hot);
+            asked::update(number, entry, control::wake(hot));
         }
     });
 }
@@ -711,6 +676,7 @@ pub fn hold() {
         set_at(index).lock.hold();
         owed::pay_for_fork(set_at(index));
     }
+    asked::forget_all();
 }
 
 /// Fork is over in the parent.

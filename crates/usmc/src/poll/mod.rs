@@ -1,5 +1,6 @@
 //! Readiness: what poll(2), select(2) and epoll(7) report for a connection whose bytes are in the ring.
 
+mod asked;
 mod asleep;
 pub mod control;
 pub mod entry;
