@@ -206,7 +206,7 @@ fn modify(
     let was_told = entry.has(E_RING) && before & ET == 0 && would_tell(set, entry);
     // The counts depend on the events: take them back before these change.
     disarm(conn, entry);
-    entry.events.store(event.events, Relaxed);
+    hot::change(set, entry, event.events);
     entry.data.store(event.u64, Relaxed);
     if (before | event.events) & ONESHOT != 0 {
         // Last: what is told beside this of what it was is not taken for the one event of what it is.

@@ -3,13 +3,14 @@
 //! An entry becomes hot when the kernel reports its doorbell, and when it is added or modified. Who was not
 //! active between two sleeps is armed and forgotten, so waits cost what the active connections cost.
 
+use usmc_shm::layout::Slot;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::entry::{self, E_ACTIVE, E_ARMED, E_DISABLED, E_HOT, Entry};
 use super::epoll::{self, Set};
 use super::ready::{self, WRITE_BITS};
 use super::{owed, report};
-use crate::conn::{self, RING};
+use crate::conn::{self, Conn, RING};
 use crate::socket::{bells, room};
 
 /// Most hot entries of a set. What exceeds them is reported by way of the kernel.
@@ -63,14 +64,33 @@ pub fn cool(set: &Set, entry: &Entry) {
     set.hot_count.store(last, Relaxed);
 }
 
-/// What changes with each arrival at a hot entry.
+/// What changes with each arrival at a hot entry: of bytes, of an end, of room.
 fn arrived(entry: &Entry) -> u64 {
     let conn = conn::at(entry.conn.load(Relaxed));
     let Some(slot) = conn.slot() else { return 0 };
     let peer = conn.peer(slot);
     let ended = u64::from(peer.flags.load(Relaxed)) << 48
         | u64::from(conn.kernel_events.load(Relaxed)) << 32;
-    peer.prod.load(Acquire).wrapping_add(ended)
+    let rooms = u64::from(rooms(entry, conn, slot)) << 16;
+    peer.prod.load(Acquire).wrapping_add(ended).wrapping_add(rooms)
+}
+
+/// How often room has come for a sender that had none, where that is waited for.
+fn rooms(entry: &Entry, conn: &Conn, slot: &Slot) -> u32 {
+    if entry.events.load(Relaxed) & WRITE_BITS == 0 {
+        return 0;
+    }
+    let blocks = conn.tx_blocks.load(Relaxed);
+    blocks - u32::from(blocks > 0 && !conn.tx(slot).is_writable())
+}
+
+/// Changes what an entry waits for, which is no arrival. The caller holds the set's lock.
+pub fn change(set: &Set, entry: &Entry, events: u32) {
+    let before = arrived(entry);
+    entry.events.store(events, Relaxed);
+    if entry.has(E_HOT) {
+        add_to_print(set, before.wrapping_sub(arrived(entry)));
+    }
 }
 
 /// The part of a set's [`print`] that does not come from its hot entries. The caller holds the set's lock.

@@ -46,7 +46,9 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     if recv::has_span(live_fd(entry), conn, slot) {
         entry.seen_prod.store(prod, Relaxed);
     }
-    entry.seen_blocks.store(conn.tx_blocks.load(Relaxed), Relaxed);
+    if bits & OUT != 0 {
+        entry.seen_blocks.store(conn.tx_blocks.load(Relaxed), Relaxed);
+    }
     entry.seen_bits.store(lasting(entry, conn, slot), Relaxed);
     if entry.has(E_EDGE) {
         entry.set_flag(E_EDGE, false);
