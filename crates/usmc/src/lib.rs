@@ -38,6 +38,7 @@ mod observer;
 mod order;
 mod owner;
 mod path;
+mod pointers;
 mod poll;
 mod process;
 pub mod real;

@@ -485,6 +485,23 @@ pub fn getpeername(fd: c_int, addr: &mut libc::sockaddr_storage) -> Result<usize
     Ok(len as usize)
 }
 
+/// getpeername(2) into the application's memory, wherever that is.
+pub fn give_peer(
+    fd: c_int,
+    addr: *mut libc::sockaddr,
+    len: *mut libc::socklen_t,
+) -> Result<(), Errno> {
+    call!(SYS_getpeername, fd, addr, len).map(drop)
+}
+
+/// Whether the process may read at `at`: a futex there is looked at, and not waited for.
+pub fn can_read(at: *const u8) -> bool {
+    let word = at.map_addr(|at| at & !3);
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    call!(SYS_futex, word, op, 0, &raw const now) != Err(libc::EFAULT)
+}
+
 /// ioctl(2) that stores an int.
 pub fn ioctl_int(fd: c_int, request: c_ulong) -> Result<c_int, Errno> {
     let mut v: c_int = 0;

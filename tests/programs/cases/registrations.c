@@ -100,3 +100,68 @@ PAIR_CASE(what_is_asked_for_again_after_nothing_makes_the_set_readable) {
     close(ep);
     pair_close(p);
 }
+
+// --- the order of those that have room
+
+enum { ENDS = 6 };
+
+// Some in the ring and some not yet, asked for room one after the other, are told of in that order.
+static void tells_in_order(const int fds[ENDS], int ep, const int order[ENDS], uint32_t before, uint32_t events) {
+    for (int i = 0; i < ENDS; i++)
+        change(ep, EPOLL_CTL_MOD, fds[i], before, i);
+    // The kernel forgets the order of before where a wait finds nothing.
+    no_event(ep);
+    for (int i = 0; i < ENDS; i++)
+        change(ep, EPOLL_CTL_MOD, fds[order[i]], events, order[i]);
+    // What lasts is told again and again, in the same order.
+    for (int turn = 0; turn < (events & (EPOLLONESHOT | EPOLLET) ? 1 : 3); turn++) {
+        struct epoll_event got[ENDS + 1];
+        EQ(epoll_wait(ep, got, ENDS + 1, 10000), ENDS);
+        for (int i = 0; i < ENDS; i++) {
+            EQ(got[i].data.u64, order[i]);
+            EQ(got[i].events, EPOLLOUT);
+        }
+    }
+}
+
+CASE(room_is_told_in_the_order_in_which_it_was_asked_for) {
+    static const int orders[][ENDS] = {
+        {0, 1, 2, 3, 4, 5}, {5, 4, 3, 2, 1, 0}, {0, 2, 4, 1, 3, 5}, {1, 3, 5, 0, 2, 4}, {3, 0, 5, 2, 4, 1}, {1, 0, 2, 4, 5, 3}};
+    int ends[ENDS][2], fds[ENDS], ep = OK(epoll_create1(EPOLL_CLOEXEC));
+    for (int i = 0; i < ENDS; i++) {
+        both_ends(ends[i], true, i % 2 ? 40 : 0);
+        fds[i] = ends[i][0];
+        if (i % 2)
+            assert_smcd(fds[i]);
+        change(ep, EPOLL_CTL_ADD, fds[i], EPOLLIN, i);
+    }
+    for (size_t o = 0; o < sizeof orders / sizeof *orders; o++) {
+        tells_in_order(fds, ep, orders[o], EPOLLIN, EPOLLIN | EPOLLOUT);
+        tells_in_order(fds, ep, orders[o], 0, EPOLLOUT);
+        tells_in_order(fds, ep, orders[o], EPOLLIN, EPOLLIN | EPOLLOUT | EPOLLONESHOT);
+        tells_in_order(fds, ep, orders[o], EPOLLIN, EPOLLIN | EPOLLOUT | EPOLLET);
+    }
+    for (int i = 0; i < ENDS; i++) {
+        close(ends[i][0]);
+        close(ends[i][1]);
+    }
+    close(ep);
+}
+
+// The same as they are added.
+CASE(room_is_told_in_the_order_in_which_sockets_were_added) {
+    int ends[ENDS][2], order[ENDS] = {3, 0, 5, 2, 4, 1}, ep = OK(epoll_create1(EPOLL_CLOEXEC));
+    for (int i = 0; i < ENDS; i++)
+        both_ends(ends[i], true, i % 2 ? 40 : 0);
+    for (int i = 0; i < ENDS; i++)
+        change(ep, EPOLL_CTL_ADD, ends[order[i]][0], EPOLLIN | EPOLLOUT, order[i]);
+    struct epoll_event got[ENDS];
+    EQ(epoll_wait(ep, got, ENDS, 10000), ENDS);
+    for (int i = 0; i < ENDS; i++)
+        EQ(got[i].data.u64, order[i]);
+    for (int i = 0; i < ENDS; i++) {
+        close(ends[i][0]);
+        close(ends[i][1]);
+    }
+    close(ep);
+}

@@ -10,15 +10,15 @@ use super::epoll::{
     ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, disarm, end, find, set_at, tag_of, unlink,
     would_tell,
 };
-use super::ready::{self, HUP, IN, OUT};
+use super::ready::{self, HUP, IN, OUT, WRITE_BITS};
 use super::{hot, owed};
 use crate::conn::{self, ATTACHED, Conn, EARLY, FRESH, LISTEN, OFFERED, PLAIN, RING};
-use crate::observer;
 use crate::reason::Reason;
 use crate::single;
 use crate::socket::bells;
 use crate::sys::{self, Errno};
 use crate::transition;
+use crate::{clock, observer};
 
 /// epoll_ctl(2) on a tracked socket. `None`: not ours, make the real call with the real arguments.
 ///
@@ -150,6 +150,9 @@ fn add(
     entry.round.store(0, Relaxed);
     entry.seen_blocks.store(u32::MAX, Relaxed);
     entry.flags.store(if in_ring { E_RING | E_EDGE | E_TCP } else { 0 }, Relaxed);
+    if event.events & WRITE_BITS != 0 {
+        note_room(set, entry);
+    }
     entry.next.store(conn.watchers.load(Relaxed), Relaxed);
     // Release: pairs with the Acquire in `entry::for_each_of`.
     entry.set.store(set_index as u16 + 1, Release);
@@ -206,6 +209,11 @@ fn modify(
     let was_told = entry.has(E_RING) && before & ET == 0 && would_tell(set, entry);
     // The counts depend on the events: take them back before these change.
     disarm(conn, entry);
+    // The kernel goes on reporting what it has just reported in the order of before.
+    let is_in_order = entry.round.load(Relaxed) == set.rounds.load(Relaxed) && before & ET == 0;
+    if event.events & WRITE_BITS != 0 && !is_in_order {
+        note_room(set, entry);
+    }
     hot::change(set, entry, event.events);
     entry.data.store(event.u64, Relaxed);
     if (before | event.events) & ONESHOT != 0 {
@@ -235,6 +243,15 @@ fn modify(
     drop(held);
     asked::update(number, entry, wake(hot));
     Ok(())
+}
+
+/// Room is asked for. Those that have some are told of in the order in which they were asked for it, in TCP and in rings.
+fn note_room(set: &Set, entry: &Entry) {
+    entry.stamp.store(clock::tsc(), Relaxed);
+    if !entry.has(E_RING) {
+        // The next wait asks the kernel, whatever rings have to tell.
+        set.kernel_at.store(0, Relaxed);
+    }
 }
 
 /// A changed entry has to be looked at: by sleepers alone where the next wait looks at it by itself, as it is hot.

@@ -85,7 +85,8 @@ pub struct Entry {
     pub data: AtomicU64,
     /// `prod` of the receive ring when last reported or found empty; before the ring see `E_KNOWN`.
     pub seen_prod: AtomicU64,
-    /// When what it reported came, as far as that is known: the peer's cycle counter, or ours at the kernel's report.
+    /// When what it reported came, as far as that is known: the peer's cycle counter, or ours at the kernel's report; when room
+    /// was asked for, where that is reported as long as it lasts.
     pub stamp: AtomicU64,
     /// `E_*`, and how often it was armed.
     pub flags: AtomicU32,

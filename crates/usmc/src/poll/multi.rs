@@ -8,15 +8,15 @@ use super::entry::{self, E_KICKED, E_KNOWN, E_OWED, E_RING, E_TCP};
 use super::epoll::{self, Set};
 use super::hot::Looks;
 use super::ready::{self, READ_BITS, WRITE_BITS};
-use super::scan::{Look, is_quiet};
+use super::scan::{Look, Rooms, is_quiet};
 use super::{control, hot, nested, owed, report};
 use crate::clc;
 use crate::conn::{self, F_CLC};
+use crate::pointers::is_nowhere;
 use crate::single;
 use crate::socket::bells;
 use crate::socket::ending;
 use crate::socket::wait::{self, Budget};
-use crate::table::{self, Entry as Fd};
 use crate::unwind::{cancellation_point, keeping};
 use crate::{clock, device, errno, observer, real, set_errno};
 
@@ -67,7 +67,7 @@ pub unsafe fn epoll_wait(
     if !(1..=MOST).contains(&max) {
         return None;
     }
-    if is_bad(events) {
+    if is_nowhere(events) {
         owed::pay(index);
         if has_tracked(set) && nested_ready(index) {
             set_errno(libc::EFAULT);
@@ -89,7 +89,7 @@ pub unsafe fn epoll_wait(
             set.filled.store(0, Relaxed);
         }
         let told = set.told.load(Relaxed);
-        let look = Look { epfd, set, index, round, told, rings_first };
+        let look = Look { epfd, set, index, round, told, rings_first, rooms: Rooms::new() };
         let look_behind = |n| {
             if !is_active(set) {
                 return n;
@@ -99,7 +99,7 @@ pub unsafe fn epoll_wait(
         };
         if owed::is_any(set) {
             // SAFETY: the caller's contract.
-            let n = unsafe { owed::report((epfd, index), events, max, round) };
+            let n = unsafe { owed::report(&look, events, max) };
             if n > 0 {
                 return Some(found(set, look_behind(n)));
             }
@@ -113,7 +113,7 @@ pub unsafe fn epoll_wait(
             if turn {
                 // First, so that rings that are always ready do not hide the rest; nor do others hide the rings.
                 // SAFETY: see above.
-                n = unsafe { kernel_now(epfd, events, max, round) };
+                n = unsafe { kernel_now(&look, events, max) };
                 if n == max {
                     set.filled.store(1, Relaxed);
                 }
@@ -123,7 +123,7 @@ pub unsafe fn epoll_wait(
             }
             if n == 0 && !turn {
                 // SAFETY: see above.
-                n = unsafe { kernel_now(epfd, events, max, round) };
+                n = unsafe { kernel_now(&look, events, max) };
                 if n >= 0 {
                     n = look_behind(n);
                 }
@@ -184,7 +184,8 @@ pub unsafe fn epoll_wait(
             budget.slept(clock::now_ns() - start);
             observer::set_slept(set.spins.swap(0, Relaxed));
         }
-        let n = look_behind(translate(set, events, got, round));
+        look.rooms.forget();
+        let n = look_behind(translate(&look, events, got, 0));
         if n > 0 {
             return Some(found(set, n));
         }
@@ -294,27 +295,20 @@ fn first_ready(set: &Set) -> Option<u64> {
     })
 }
 
-/// Whether a pointer cannot be one: the real call says EFAULT.
-pub(super) fn is_bad<T>(p: *const T) -> bool {
-    (p as usize) < 4096
-}
-
 /// The real set, without waiting.
 pub(super) unsafe fn kernel_now(
-    epfd: c_int,
+    look: &Look<'_>,
     events: *mut libc::epoll_event,
     max: c_int,
-    round: u32,
 ) -> c_int {
     let at = clock::tsc();
+    look.rooms.forget();
     // SAFETY: the caller's contract.
-    let got = unsafe { real::epoll_wait(epfd, events, max, 0) };
-    let Fd::Epoll(index) = table::get(epfd) else { return got };
-    let set = epoll::set_at(index);
+    let got = unsafe { real::epoll_wait(look.epfd, events, max, 0) };
     if (0..max).contains(&got) {
-        set.told.store(at, Relaxed);
+        look.set.told.store(at, Relaxed);
     }
-    if got <= 0 { got } else { translate(set, events, got, round) }
+    if got <= 0 { got } else { translate(look, events, got, 0) }
 }
 
 /// Spins over the hot list, looking at the kernel now and then.
@@ -339,7 +333,7 @@ fn spin(
         turns += 1;
         if *n == 0 && turns.is_multiple_of(16) && clock::now_ns() > kernel_at {
             // SAFETY: epoll_wait's contract.
-            *n = unsafe { kernel_now(look.epfd, events, max, look.round) }.max(0);
+            *n = unsafe { kernel_now(look, events, max) }.max(0);
             // SAFETY: as above.
             *n = unsafe { look.at_rings(events, max, *n) };
             kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
@@ -391,13 +385,15 @@ fn fetch_records(events: *mut libc::epoll_event, got: c_int) {
     }
 }
 
-/// Turns the kernel's `got` events into the application's, in place; returns how many remain.
+/// Turns the kernel's `got` events into the application's, in place, behind `before` others of the kernel's; returns how many
+/// remain.
 pub(super) fn translate(
-    set: &Set,
+    look: &Look<'_>,
     events: *mut libc::epoll_event,
     got: c_int,
-    round: u32,
+    before: u32,
 ) -> c_int {
+    let (set, round) = (look.set, look.round);
     if got > 1 {
         fetch_records(events, got);
     }
@@ -455,6 +451,11 @@ pub(super) fn translate(
                 // Should it be in the ring in the next instant, this wait has reported it all the same.
                 entry.round.store(round, Relaxed);
                 owed::note_told(set, entry, round);
+                if event.events & ready::OUT != 0 {
+                    look.rooms.note(before + kept as u32, entry, event.events);
+                    // What lasts is to be told by the next wait, too.
+                    set.kernel_at.store(0, Relaxed);
+                }
                 let untold = event.events & ready::HUP != 0 && ending::is_untold(conn::at(index));
                 event.events | if untold { ready::ERR } else { 0 }
             } else {
@@ -529,8 +530,10 @@ fn from_ring(
         // Urgent data goes by TCP.
         entry.set_flag(entry::E_EDGE, true);
     }
-    // Of bytes in TCP only the kernel knows the order: who has some is reported where the kernel does.
-    entry.stamp.store(clock::tsc(), Relaxed);
+    if in_tcp && kernel & READ_BITS != 0 {
+        // Of bytes in TCP only the kernel knows the order: who has some is reported where the kernel does.
+        entry.stamp.store(clock::tsc(), Relaxed);
+    }
     let is_span = || {
         // The first look at a doorbell finds the end of the span.
         report::take_events(entry, true) != 0

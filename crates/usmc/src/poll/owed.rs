@@ -29,6 +29,7 @@ use super::epoll::{
 };
 use super::multi;
 use super::ready::{ERR, HUP, IN, OUT, RDHUP};
+use super::scan::Look;
 use crate::conn::{self, Conn, EARLY, F_ADOPTED, F_CLC, F_COPIED, F_SHARED};
 use crate::sys::{self, Errno};
 use crate::{kernel, kernel_only, single};
@@ -381,32 +382,26 @@ pub fn pay_for_fork(set: &Set) {
 ///
 /// # Safety
 /// `events` is writable for `max` entries.
-pub unsafe fn report(
-    set: (c_int, u32),
-    events: *mut libc::epoll_event,
-    max: c_int,
-    round: u32,
-) -> c_int {
+pub unsafe fn report(look: &Look<'_>, events: *mut libc::epoll_event, max: c_int) -> c_int {
     const FEW: u32 = 16;
     // Most waits have few to ask for, and clearing room for all of them would take longer than that.
     // SAFETY: the caller's contract.
     unsafe {
-        match set_at(set.1).owed_count.load(Relaxed) {
-            ..=FEW => report_within::<{ FEW as usize + 1 }>(set, events, max, round),
-            _ => report_within::<{ MOST + 1 }>(set, events, max, round),
+        match look.set.owed_count.load(Relaxed) {
+            ..=FEW => report_within::<{ FEW as usize + 1 }>(look, events, max),
+            _ => report_within::<{ MOST + 1 }>(look, events, max),
         }
     }
 }
 
 /// [`report`], with room for one registration less than `N`.
 unsafe fn report_within<const N: usize>(
-    (epfd, index): (c_int, u32),
+    look: &Look<'_>,
     events: *mut libc::epoll_event,
     max: c_int,
-    round: u32,
 ) -> c_int {
     const NONE: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
-    let set = set_at(index);
+    let &Look { epfd, set, index, round, .. } = look;
     let (mut fds, mut tags) = ([NONE; N], [0; N]);
     let mut asked = collect(set, &mut fds[..N - 1], &mut tags);
     if asked < set.owed_count.load(Relaxed) as usize {
@@ -423,7 +418,7 @@ unsafe fn report_within<const N: usize>(
     let kernels = match fds[asked].revents {
         0 => 0,
         // SAFETY: the caller's contract.
-        _ => unsafe { multi::kernel_now(epfd, events, max, round) }.max(0),
+        _ => unsafe { multi::kernel_now(look, events, max) }.max(0),
     };
     let mut all = kernels;
     for (p, &tag) in fds.iter().zip(&tags).take(asked) {
@@ -439,7 +434,7 @@ unsafe fn report_within<const N: usize>(
     }
     // SAFETY: the caller's contract, and kernels ≤ max.
     let ours = unsafe { events.add(kernels as usize) };
-    let told = multi::translate(set, ours, all - kernels, round);
+    let told = multi::translate(look, ours, all - kernels, kernels as u32);
     if (told as u32) < set.owed_count.load(Relaxed) {
         pay_some(index, Which::NotTold(round));
     }

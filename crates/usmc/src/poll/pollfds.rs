@@ -7,12 +7,13 @@ use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
 
 use super::asleep::{self, arm_all};
 use super::hot::Looks;
-use super::multi::{Deadline, has_tracked, is_bad, nested_ready};
+use super::multi::{Deadline, has_tracked, nested_ready};
 use super::ready::{self, READ_BITS, WRITE_BITS};
 use super::{epoll, nested, owed};
 use crate::api::time::Time;
 use crate::clc;
 use crate::conn::{self, F_CLC};
+use crate::pointers::{is_nowhere, is_readable};
 use crate::socket::bells;
 use crate::socket::family::Receiving;
 use crate::socket::wait::{self, Budget, Sleeper};
@@ -77,7 +78,8 @@ pub unsafe fn poll(
     timeout_ns: i64,
     mask: *const libc::sigset_t,
 ) -> Option<c_int> {
-    if is_bad(fds) || count == 0 || count > table::FDS {
+    let is_refused = is_nowhere(fds) || !(mask.is_null() || is_readable(mask));
+    if is_refused || count == 0 || count > table::FDS {
         return None;
     }
     // SAFETY: the caller's contract.

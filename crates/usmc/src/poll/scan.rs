@@ -1,6 +1,7 @@
 //! The look at a set's rings. It costs no system call, but where something in a ring came behind what the kernel has to
 //! tell.
 
+use core::cell::Cell;
 use core::ffi::c_int;
 use core::slice;
 use core::sync::atomic::Ordering::Relaxed;
@@ -8,9 +9,9 @@ use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_TCP};
 
 use super::entry::{self, E_DISABLED, E_TCP, Entry};
-use super::epoll::Set;
+use super::epoll::{ET, Set};
 use super::multi::kernel_now;
-use super::ready::WRITE_BITS;
+use super::ready::{READ_BITS, WRITE_BITS};
 use super::{hot, nested, report};
 use crate::conn::{self, Conn};
 use crate::order;
@@ -29,6 +30,54 @@ pub struct Look<'a> {
     pub told: u64,
     /// The kernel had more to tell than there was room for: now the rings have, whatever came first.
     pub rings_first: bool,
+    /// Of what the kernel tells in this wait.
+    pub rooms: Rooms,
+}
+
+/// When connections in TCP were asked for room, of which the kernel tells. What is true as long as it lasts is told in the
+/// order in which it was asked for, and so is room in rings.
+pub struct Rooms {
+    count: Cell<usize>,
+    /// The event's place among those of the kernel, and [`Entry::stamp`].
+    asked: [Cell<(u32, u64)>; Rooms::MOST],
+}
+
+impl Rooms {
+    /// What exceeds them counts as asked for before all rings.
+    const MOST: usize = 16;
+
+    /// The kernel has told of nothing yet.
+    pub fn new() -> Rooms {
+        Rooms { count: Cell::new(0), asked: [const { Cell::new((0, 0)) }; Rooms::MOST] }
+    }
+
+    /// The kernel tells something new in this wait.
+    pub fn forget(&self) {
+        self.count.set(0);
+    }
+
+    /// The kernel has told of this entry, at place `at`.
+    pub fn note(&self, at: u32, entry: &Entry, bits: u32) {
+        if let Some(place) = self.asked.get(self.count.get())
+            && has_room(entry, bits)
+        {
+            place.set((at, entry.stamp.load(Relaxed)));
+            self.count.set(self.count.get() + 1);
+        }
+    }
+
+    /// How many of the kernel's events come before what was asked for then.
+    fn before(&self, stamp: u64) -> usize {
+        let asked = &self.asked[..self.count.get()];
+        let last = asked.iter().rev().map(Cell::get).find(|&(_, earlier)| earlier < stamp);
+        last.map_or(0, |(at, _)| at as usize + 1)
+    }
+}
+
+/// Whether room is told that was there when it was asked for, as far as that is known.
+fn has_room(entry: &Entry, bits: u32) -> bool {
+    // An edge with data is that of the data.
+    bits & WRITE_BITS != 0 && (bits & READ_BITS == 0 || entry.events.load(Relaxed) & ET == 0)
 }
 
 impl Look<'_> {
@@ -57,7 +106,7 @@ impl Look<'_> {
         // SAFETY: the rest of the caller's entries.
         unsafe {
             let rest = events.add(n as usize);
-            let got = kernel_now(self.epfd, rest, max - n, self.round).max(0);
+            let got = kernel_now(self, rest, max - n).max(0);
             n + self.scan(rest, max - n, got, None).0
         }
     }
@@ -134,7 +183,34 @@ impl Look<'_> {
         let (kernels, ours) = told.split_at_mut(n as usize);
         let first = in_order(ours, !kernels.is_empty(), self.told);
         told[..n as usize + first].rotate_left(n as usize);
+        put_behind_rooms(told, first, &self.rooms);
+        told[first + n as usize..].iter_mut().for_each(give_data);
         (all, has_stopped)
+    }
+}
+
+/// The first events name their entries, and stand before what the kernel tells. Where it tells of room that was asked for
+/// before theirs, they are put behind that. Gives them the application's data.
+fn put_behind_rooms(events: &mut [libc::epoll_event], first: usize, rooms: &Rooms) {
+    let mut left = first;
+    for at in (0..first).rev() {
+        let stamp = entry::at(events[at].u64 as u32)
+            .filter(|entry| has_room(entry, events[at].events))
+            .map_or(0, |entry| entry.stamp.load(Relaxed));
+        give_data(&mut events[at]);
+        let before = rooms.before(stamp);
+        if before > 0 {
+            // Those behind it that stay stand before the kernel's, as well.
+            events[at..left + before].rotate_left(1);
+            left -= 1;
+        }
+    }
+}
+
+/// An event that names its entry becomes the application's.
+fn give_data(event: &mut libc::epoll_event) {
+    if let Some(entry) = entry::at(event.u64 as u32) {
+        event.u64 = entry.data.load(Relaxed);
     }
 }
 
@@ -153,15 +229,21 @@ fn came_behind(entry: &Entry, told: u64) -> bool {
     })
 }
 
-/// Puts events that name their entries in the order in which their peers have sent, as the kernel has them, and gives
-/// them the application's data. How many come before what the kernel has told. The caller holds the set's lock.
+/// Puts events that name their entries in the order in which their peers have sent, or in which room was asked for, as the
+/// kernel has them. How many come before what the kernel has told. The caller holds the set's lock.
 fn in_order(events: &mut [libc::epoll_event], has_kernels: bool, told: u64) -> usize {
     let mut first = events.len();
     if events.len() > 1 || (has_kernels && first > 0) {
-        let entries = || events.iter().filter_map(|event| entry::at(event.u64 as u32));
+        let entries = || {
+            let named =
+                |event: &libc::epoll_event| Some((entry::at(event.u64 as u32)?, event.events));
+            events.iter().filter_map(named)
+        };
         let mut behind = u64::MAX;
-        for entry in entries() {
-            if let Some((conn, slot)) = in_ring(entry) {
+        for (entry, bits) in entries() {
+            if let Some((conn, slot)) = in_ring(entry)
+                && !has_room(entry, bits)
+            {
                 // Taken once: a peer that changes it meanwhile must not confuse the sorting.
                 let stamp = conn.peer(slot).stamp.load(Relaxed);
                 entry.stamp.store(stamp, Relaxed);
@@ -172,7 +254,7 @@ fn in_order(events: &mut [libc::epoll_event], has_kernels: bool, told: u64) -> u
             }
         }
         // What stands in TCP the kernel has told. No stamp that says so is 0.
-        for entry in entries().filter(|entry| in_ring(entry).is_none()) {
+        for (entry, _) in entries().filter(|(entry, _)| in_ring(entry).is_none()) {
             let stamp = entry.stamp.load(Relaxed);
             entry.stamp.store(stamp.min(behind - 1), Relaxed);
         }
@@ -181,11 +263,6 @@ fn in_order(events: &mut [libc::epoll_event], has_kernels: bool, told: u64) -> u
         };
         events.sort_unstable_by_key(stamp_of);
         first = events.partition_point(|event| stamp_of(event) < behind);
-    }
-    for event in events {
-        if let Some(entry) = entry::at(event.u64 as u32) {
-            event.u64 = entry.data.load(Relaxed);
-        }
     }
     first
 }
