@@ -7,7 +7,7 @@ use libc::{off64_t, size_t, ssize_t};
 use usmc_shm::layout::Slot;
 
 use super::bytes::{finish, is_other, unseen};
-use super::{fail, is_nowhere};
+use super::{fail, is_readable};
 use crate::socket::close::{self, Hold};
 use crate::socket::early::Early;
 use crate::socket::send::{self, Way};
@@ -33,7 +33,7 @@ pub unsafe fn sendfile(
         if offset.is_null() {
             return sendfile64(out, from, ptr::null_mut(), count);
         }
-        if is_nowhere(offset)
+        if !is_readable(offset)
             || !matches!(table::settled(out), Entry::Conn(_))
             || !(0..libc::off_t::MAX).contains(&*offset)
         {
@@ -66,7 +66,7 @@ pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: s
         });
     };
     // Of what has no position (a pipe, another socket) the kernel refuses to send, whatever is there.
-    let refused = if offset.is_null() { !sys::is_seekable(from) } else { is_nowhere(offset) };
+    let refused = if offset.is_null() { !sys::is_seekable(from) } else { !is_readable(offset) };
     if refused {
         return kernel(out);
     }

@@ -6,7 +6,7 @@ use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespe
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::time::Time;
-use super::{fail, is_nowhere, message};
+use super::{fail, is_nowhere, is_readable, message};
 use crate::conn::{self, FRESH, LISTEN, PLAIN};
 use crate::reason::Reason;
 use crate::socket::demote;
@@ -288,8 +288,14 @@ unsafe fn recvfrom_connection(
             from_kernel = true;
             real::recvfrom(fd, buf, len, flags, addr, addr_len)
         });
-        // TCP names no sender.
-        if !from_kernel && n >= 0 && !addr.is_null() && !addr_len.is_null() {
+        // TCP names no sender. What is wrong with the pointer is said once the bytes are taken.
+        if !from_kernel && n >= 0 && !addr.is_null() {
+            if !is_readable(addr_len) {
+                return fail(libc::EFAULT);
+            }
+            if (*addr_len as c_int) < 0 {
+                return fail(libc::EINVAL);
+            }
             *addr_len = 0;
         }
         n
@@ -330,7 +336,7 @@ pub(super) unsafe fn recvmsg_by(
         let Entry::Conn(index) = table::settled(fd) else {
             return passed::receiving(fd, flags, msg, kernel);
         };
-        if is_nowhere(msg) {
+        if is_nowhere(msg) || has_bad_name(&*msg, false) {
             return kernel();
         }
         let (iov, count) = ((*msg).msg_iov, (*msg).msg_iovlen);
@@ -370,7 +376,7 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
     kernel: impl FnOnce() -> c_int,
     one: impl Fn(*mut msghdr, c_int) -> ssize_t,
 ) -> c_int {
-    if msgs.is_null() || !matches!(table::settled(fd), Entry::Conn(_)) {
+    if is_nowhere(msgs) || !matches!(table::settled(fd), Entry::Conn(_)) {
         // SAFETY: the caller's contract.
         return unsafe {
             let done = kernel();
@@ -379,6 +385,9 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
             });
             done
         };
+    }
+    if !timeout.is_null() && !is_readable(timeout) {
+        return fail(libc::EFAULT);
     }
     // SAFETY: the caller's contract.
     let limit_ns = match unsafe { timeout.as_ref() } {
@@ -598,10 +607,29 @@ unsafe fn sendto_connection(
     addr_len: socklen_t,
     index: u32,
 ) -> ssize_t {
-    // SAFETY: the caller's contract.
-    unsafe {
-        send_one((fd, index), buf, len, flags, || real::sendto(fd, buf, len, flags, addr, addr_len))
+    let kernel = || {
+        // SAFETY: the caller's contract.
+        unsafe { real::sendto(fd, buf, len, flags, addr, addr_len) }
+    };
+    if !addr.is_null() && is_bad_name(addr, addr_len as c_int) {
+        return kernel();
     }
+    // SAFETY: the caller's contract.
+    unsafe { send_one((fd, index), buf, len, flags, kernel) }
+}
+
+/// Whether the kernel refuses a destination before it looks at the bytes (`move_addr_to_kernel` in net/socket.c).
+fn is_bad_name<T>(name: *const T, len: c_int) -> bool {
+    const MOST: usize = size_of::<libc::sockaddr_storage>();
+    usize::try_from(len).map_or(true, |len| len > MOST) || (len > 0 && !is_readable(name))
+}
+
+/// Whether the kernel refuses a message for its name; it reads that of one that is `sent` (`__copy_msghdr`).
+#[inline(always)]
+fn has_bad_name(msg: &msghdr, sent: bool) -> bool {
+    let (name, len) = (msg.msg_name, msg.msg_namelen as c_int);
+    // Longer ones are cut.
+    !name.is_null() && (len < 0 || (sent && len > 0 && !is_readable(name)))
 }
 
 #[inline(never)]
@@ -631,7 +659,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         let Entry::Conn(index) = table::settled(fd) else {
             return passed::sending(fd, msg, kernel);
         };
-        if is_nowhere(msg) {
+        if is_nowhere(msg) || has_bad_name(&*msg, true) {
             return kernel();
         }
         let m = &*msg;
@@ -653,10 +681,10 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
 
 /// sendmmsg(2)
 pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    if msgs.is_null() || !matches!(table::settled(fd), Entry::Conn(_)) {
+    if is_nowhere(msgs) || !matches!(table::settled(fd), Entry::Conn(_)) {
         // SAFETY: the caller's contract.
         return unsafe {
-            let known = if msgs.is_null() { 0 } else { count.min(IOV_MAX as c_uint) };
+            let known = if is_nowhere(msgs) { 0 } else { count.min(IOV_MAX as c_uint) };
             passed::sending_many(fd, msgs, known, |n| {
                 real::sendmmsg(fd, msgs, if n == known { count } else { n }, flags)
             })

@@ -3,7 +3,7 @@
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 use libc::sigset_t;
 
-use super::{after, aio, fail, is_nowhere};
+use super::{after, aio, fail, is_readable};
 use crate::poll::epoll;
 use crate::reason::Reason;
 use crate::socket::{close as closing, control};
@@ -197,7 +197,7 @@ fn controlled(fd: c_int, cmd: c_int, arg: c_ulong, call: impl FnOnce() -> c_int)
 /// ioctl(2); `arg` is whatever the request takes.
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
     if request == libc::FIOASYNC
-        && !is_nowhere(arg as *const c_int)
+        && is_readable(arg as *const c_int)
         // SAFETY: the caller's contract.
         && unsafe { *(arg as *const c_int) } != 0
         && let Err(code) = signals(fd)

@@ -39,6 +39,8 @@ pub use waits::*;
 
 use core::ffi::c_int;
 
+use crate::pointers::{is_near, is_nowhere, is_readable};
+
 use crate::{errno, set_errno};
 
 /// -1 with `errno`.
@@ -53,10 +55,4 @@ fn after<T>(result: T, work: impl FnOnce(&T)) -> T {
     work(&result);
     set_errno(saved);
     result
-}
-
-/// Whether nothing can be mapped at `p` (vm.mmap_min_addr): the real call says EFAULT.
-#[inline(always)]
-fn is_nowhere<T>(p: *const T) -> bool {
-    (p as usize) < 4096
 }

@@ -1,10 +1,10 @@
 //! The calls that make, connect, configure and end sockets.
 
 use core::ffi::{c_int, c_void};
-use core::mem;
+use core::{mem, ptr};
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
-use super::{after, fail, is_nowhere};
+use super::{after, fail, is_near, is_nowhere, is_readable};
 use crate::conn::{self, FRESH, LISTEN};
 use crate::socket::ending;
 use crate::socket::option::Verdict;
@@ -13,7 +13,7 @@ use crate::socket::{
 };
 use crate::table::{self, Entry};
 use crate::tuple::Endpoint;
-use crate::{errno, observer, real, set_errno, syn_option};
+use crate::{errno, observer, real, set_errno, syn_option, sys};
 
 /// socket(2)
 pub unsafe fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -161,14 +161,14 @@ unsafe fn accept_by(
     if new < 0 {
         return new;
     }
-    after(new, |&new| {
-        if !addr.is_null() && !len.is_null() {
-            // SAFETY: the caller's contract: `addr` is writable for `*len` bytes.
-            unsafe {
-                let n = (*len).min(peer_len) as usize;
-                addr.cast::<u8>().copy_from_nonoverlapping((&raw const peer).cast(), n);
-                *len = peer_len;
-            }
+    let accept = || {
+        // SAFETY: the caller's contract.
+        if !addr.is_null()
+            && let Err(code) = unsafe { name((addr, len), &peer, peer_len, new) }
+        {
+            // The kernel has no number for it by then.
+            sys::close(new);
+            return Err(code);
         }
         control::fresh(new);
         if conn::at(listener).phase() == FRESH {
@@ -178,7 +178,45 @@ unsafe fn accept_by(
         if conn::at(listener).phase() == LISTEN || conn::at(listener).phase() == conn::PLAIN {
             accepting::accepted(listener, new, flags, &peer, peer_len as usize);
         }
-    })
+        Ok(new)
+    };
+    let saved = errno();
+    match accept() {
+        Ok(new) => {
+            set_errno(saved);
+            new
+        }
+        Err(code) => fail(code),
+    }
+}
+
+/// Gives the name of the other end of `new`, cut to the application's room, as the kernel does (`move_addr_to_user` in
+/// net/socket.c).
+///
+/// # Safety
+/// As accept(2); pointers that lead nowhere are refused.
+unsafe fn name(
+    (addr, len): (*mut sockaddr, *mut socklen_t),
+    peer: &sockaddr_storage,
+    peer_len: socklen_t,
+    new: c_int,
+) -> Result<(), c_int> {
+    if !is_near(addr) || !is_near(len) {
+        match sys::give_peer(new, addr, len) {
+            // It was reset: the kernel has told the name all the same.
+            Err(libc::ENOTCONN) if is_readable(addr) && is_readable(len) => {}
+            Err(libc::ENOTCONN) => return Err(libc::EFAULT),
+            done => return done,
+        }
+    }
+    // SAFETY: both lead somewhere, and `addr` is writable for `*len` bytes.
+    unsafe {
+        let room = usize::try_from(*len as c_int).map_err(|_| libc::EINVAL)?;
+        let n = room.min(peer_len as usize);
+        addr.cast::<u8>().copy_from_nonoverlapping(ptr::from_ref(peer).cast(), n);
+        *len = peer_len;
+    }
+    Ok(())
 }
 
 /// shutdown(2)
@@ -300,7 +338,7 @@ pub unsafe fn setsockopt(
     if level == smc::SOL_SMC {
         let given = || match len as c_int {
             ..4 => Err(libc::EINVAL),
-            _ if is_nowhere(value) => Err(libc::EFAULT),
+            _ if !is_readable(value) => Err(libc::EFAULT),
             // SAFETY: readable for `len` ≥ 4 bytes.
             _ => Ok(unsafe { value.cast::<c_int>().read_unaligned() }),
         };
@@ -312,7 +350,7 @@ pub unsafe fn setsockopt(
     }
     let Entry::Conn(index) = table::settled(fd) else { return kernel() };
     let is_protocol = (level, name) == (libc::IPPROTO_TCP, option::TCP_ULP);
-    if is_nowhere(value) || ((len as usize) < 4 && !is_protocol) {
+    if !is_readable(value) || ((len as usize) < 4 && !is_protocol) {
         return kernel();
     }
     // SAFETY: readable for `len` bytes.

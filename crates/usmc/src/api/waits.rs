@@ -3,8 +3,8 @@
 use core::ffi::{c_int, c_ulong};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
-use super::fail;
 use super::time::Time;
+use super::{fail, is_nowhere, is_readable};
 use crate::poll::{control, multi, nested, owed, pollfds};
 use crate::table::{self, Entry};
 use crate::{clock, errno, real, set_errno, sys, transition};
@@ -17,7 +17,7 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
         let done = kernel();
         return if done == 0 && op == libc::EPOLL_CTL_ADD { unknown_set(epfd, fd) } else { done };
     };
-    if op != libc::EPOLL_CTL_DEL && (event as usize) < 4096 {
+    if op != libc::EPOLL_CTL_DEL && !is_readable(event) {
         return kernel();
     }
     // SAFETY: the caller's contract; DEL does not look at it.
@@ -91,7 +91,9 @@ pub unsafe fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    if let Entry::Epoll(set) = table::settled(epfd) {
+    if let Entry::Epoll(set) = table::settled(epfd)
+        && is_mask(mask)
+    {
         let ns = timeout as i64 * 1_000_000;
         // SAFETY: the caller's contract.
         if let Some(n) = unsafe { multi::epoll_wait(epfd, set, events, max, ns, mask) } {
@@ -100,6 +102,11 @@ pub unsafe fn epoll_pwait(
     }
     // SAFETY: the caller's contract.
     unsafe { real::epoll_pwait(epfd, events, max, timeout, mask) }
+}
+
+/// Whether a wait that needs no system call may take this for its signals' mask.
+fn is_mask(mask: *const sigset_t) -> bool {
+    mask.is_null() || is_readable(mask)
 }
 
 /// epoll_pwait2(2)
@@ -128,6 +135,7 @@ pub(super) unsafe fn epoll_pwait2_by<T: Time>(
     kernel: impl FnOnce() -> c_int,
 ) -> c_int {
     if let Entry::Epoll(set) = table::settled(epfd)
+        && is_mask(mask)
         && let Some(ns) = limit_ns(timeout)
     {
         // SAFETY: the caller's contract.
@@ -197,6 +205,10 @@ struct Sets {
 }
 
 impl Sets {
+    fn lead_somewhere(&self) -> bool {
+        self.sets.iter().all(|set| set.is_null() || !is_nowhere(*set))
+    }
+
     fn bit(&self, set: usize, fd: usize) -> bool {
         let base = self.sets[set];
         // SAFETY: fd < count, and a set holds `count` bits (select's contract).
@@ -263,7 +275,7 @@ fn as_if_alone(count: c_int) -> c_int {
 
 /// select by poll: `None` when nothing of ours is among the fds.
 unsafe fn select_by_poll(sets: &Sets, timeout_ns: i64, mask: *const sigset_t) -> Option<c_int> {
-    if !sets.has_ours() {
+    if !sets.lead_somewhere() || !is_mask(mask) || !sets.has_ours() {
         return None;
     }
     let wanted = (0..sets.count).filter(|&fd| sets.wanted(fd) != 0).count();
