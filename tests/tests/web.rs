@@ -30,7 +30,7 @@ http {
 
 /// A server that becomes a daemon, as Debian starts it, and a proxy in front of it that keeps one connection.
 const BACK: &str = "
-user USER; worker_processes 1; pid back.pid; daemon on; error_log back.log warn;
+USER worker_processes 1; pid back.pid; daemon on; error_log back.log warn;
 events {}
 http {
     access_log off;
@@ -39,7 +39,7 @@ http {
 }
 ";
 const FRONT: &str = "
-user USER; worker_processes 1; pid front.pid; daemon off; error_log stderr warn;
+USER worker_processes 1; pid front.pid; daemon off; error_log stderr warn;
 events {}
 http {
     access_log off;
@@ -130,20 +130,32 @@ fn keep_alive_with_two_workers() {
 /// The only connection of a proxy to a server that has become a daemon, which nobody has connected to before.
 #[test]
 fn first_connection_to_a_daemon() {
-    for user in ["root", "www-data"] {
-        let fixture = Fixture::new(&format!("nginx as a daemon of {user}"));
+    for as_root in [true, false] {
+        let fixture = Fixture::new("nginx as a daemon");
         let (port, back) = (fixture.port(), fixture.port());
         let dir = fixture.scratch();
         fs::create_dir(dir.join("www")).expect("our own directory");
         fs::write(dir.join("www/index.html"), [b'x'; 1024]).expect("our own file");
+        if !as_root {
+            fixture.give_to("www-data");
+        }
         let nginx = |name: &str, config: &str| {
             let config = config
-                .replace("USER", user)
+                .replace("USER", if as_root { "user root;" } else { "" })
                 .replace("PORT", &port.to_string())
                 .replace("BACK", &back.to_string());
             let path = dir.join(name);
             fs::write(&path, config).expect("our own file");
-            let mut command = fixture.command(usmc_tests::build::system_program("nginx"));
+            let program = usmc_tests::build::system_program("nginx");
+            let mut command = match as_root {
+                true => fixture.command(program),
+                false => {
+                    let mut command = fixture.command("setpriv");
+                    command.args(["--reuid=www-data", "--regid=www-data", "--clear-groups"]);
+                    command.arg(program);
+                    command
+                }
+            };
             command.arg("-p").arg(dir).arg("-c").arg(&path);
             command
         };

@@ -377,7 +377,8 @@ fn a_pending_handshake_is_shown_by_both_ends() {
     let rows = |one: Rec, other: &[Rec]| {
         let (one, other) = (Holder::new(&record_file(&[one])), Holder::new(&record_file(other)));
         let (rows, _) = ss(&[]);
-        let of = |pid: u32| rows.iter().filter(|row| row["pid"] == pid).cloned().collect::<Vec<_>>();
+        let of =
+            |pid: u32| rows.iter().filter(|row| row["pid"] == pid).cloned().collect::<Vec<_>>();
         (of(one.pid())[0].clone(), of(other.pid()))
     };
     let near = |reason| Rec::tcp("127.0.0.1:20", "127.0.0.1:40020", reason);
