@@ -127,19 +127,24 @@ const UNREGISTERED: u32 = u32::MAX;
 const REGISTERING: u32 = u32::MAX - 1;
 /// A bit beside the device's number for the registration: made at a fork, and nothing has been accepted since.
 const AT_FORK: u32 = 1 << 30;
+/// Likewise: this process has accepted.
+const HAS_ACCEPTED: u32 = 1 << 29;
 
 /// The device's number for a listener's registration, if this process has made one.
 fn registration(conn: &Conn) -> Option<u32> {
     match conn.offer_index.load(Relaxed) {
         UNREGISTERED | REGISTERING => None,
-        token => Some(token & !AT_FORK),
+        token => Some(token & !(AT_FORK | HAS_ACCEPTED)),
     }
 }
 
-/// In a forked child: the registration is the parent's, which may end before anybody accepts.
+/// In a forked child: the registration is the parent's, which may end before anybody accepts. A parent that accepts
+/// itself goes on to, most likely, and its children serve what it has accepted: they are not kept waiting.
 pub fn inherited_listener(conn: &Conn) {
     let (netns, at) = listens_at(conn);
-    let token = match kernel_only::is_sandboxed() {
+    let parents = conn.offer_index.load(Relaxed);
+    let accepts = registration(conn).is_some() && parents & HAS_ACCEPTED != 0;
+    let token = match accepts || kernel_only::is_sandboxed() {
         true => None,
         false => device::current().register_inherited(netns, at),
     };
@@ -156,6 +161,9 @@ fn listens_at(conn: &Conn) -> (u64, Endpoint) {
 pub fn still_listening(conn: &Conn) {
     let claim = |from, to| conn.offer_index.compare_exchange(from, to, AcqRel, Relaxed).is_ok();
     let before = conn.offer_index.load(Relaxed);
+    if before & (AT_FORK | HAS_ACCEPTED) == 0 {
+        claim(before, before | HAS_ACCEPTED);
+    }
     if before == REGISTERING || before & AT_FORK == 0 || !claim(before, REGISTERING) {
         return;
     }
@@ -167,7 +175,7 @@ pub fn still_listening(conn: &Conn) {
         // The other one goes when the process ends.
         false => device.register_listener(netns, at).unwrap_or(kept),
     };
-    claim(REGISTERING, token);
+    claim(REGISTERING, if token == UNREGISTERED { token } else { token | HAS_ACCEPTED });
 }
 
 /// A listener is closed here.
