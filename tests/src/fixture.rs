@@ -36,8 +36,10 @@ impl Fixture {
         Fixture::with_limit(name, crate::TEST_LIMIT)
     }
 
-    /// For a test with a limit of its own.
+    /// For a test with a limit of its own, on a machine with two cores and nothing else to do: others get as much longer as
+    /// they are slower.
     pub fn with_limit(name: &str, limit: Duration) -> Fixture {
+        let limit = limit * slowness();
         static NEXT: AtomicU32 = AtomicU32::new(0);
         allow_many_files();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -310,6 +312,24 @@ fn watch(name: String, marker: String, limit: Duration, expired: Arc<AtomicBool>
         }
     });
     alive
+}
+
+/// How many times longer than on two idle cores a test may take: by the cores that there are, and by the share of them that
+/// this process gets.
+fn slowness() -> u32 {
+    const SPIN: Duration = Duration::from_millis(50);
+    /// A tenth of a core for each of two threads.
+    const MOST: u32 = 10;
+    static SLOWNESS: OnceLock<u32> = OnceLock::new();
+    *SLOWNESS.get_or_init(|| {
+        let (start, begun) = (Instant::now(), procfs::thread_time());
+        while procfs::thread_time() - begun < SPIN && start.elapsed() < SPIN * MOST {}
+        let (spent, used) = (start.elapsed(), procfs::thread_time() - begun);
+        let share = spent.as_secs_f64() / used.max(SPIN / MOST).as_secs_f64();
+        let few =
+            if thread::available_parallelism().map_or(1, usize::from) < 2 { 2.0 } else { 1.0 };
+        ((share * few).round() as u32).clamp(1, MOST)
+    })
 }
 
 /// Programs with ten thousand connections need as many fds as we may have at all.

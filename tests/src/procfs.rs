@@ -46,6 +46,14 @@ pub fn cpu_time(pid: i32) -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
+/// Processor time that the calling thread has used so far.
+pub fn thread_time() -> Duration {
+    let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes a struct of ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut used) };
+    Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs() as u32)
+}
+
 /// The state letter of a thread, as `ps` shows it; `X` for one that is gone.
 pub fn state(pid: i32, tid: i32) -> char {
     let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();

@@ -28,6 +28,30 @@ http {
 }
 ";
 
+/// A server that becomes a daemon, as Debian starts it, and a proxy in front of it that keeps one connection.
+const BACK: &str = "
+USER worker_processes 1; pid back.pid; daemon on; error_log back.log warn;
+events {}
+http {
+    access_log off;
+    client_body_temp_path b1; proxy_temp_path b2; fastcgi_temp_path b3; uwsgi_temp_path b4; scgi_temp_path b5;
+    server { listen 127.0.0.1:BACK; root www; }
+}
+";
+const FRONT: &str = "
+USER worker_processes 1; pid front.pid; daemon off; error_log stderr warn;
+events {}
+http {
+    access_log off;
+    client_body_temp_path f1; proxy_temp_path f2; fastcgi_temp_path f3; uwsgi_temp_path f4; scgi_temp_path f5;
+    upstream back { server 127.0.0.1:BACK; keepalive 1; }
+    server {
+        listen 127.0.0.1:PORT;
+        location / { proxy_http_version 1.1; proxy_set_header Connection ''; proxy_pass http://back; }
+    }
+}
+";
+
 struct Web {
     nginx: Process,
     port: u16,
@@ -101,6 +125,61 @@ fn keep_alive_with_two_workers() {
     fixture.assert_serves_smcd(web.port);
     assert_all_well(&load.succeed());
     end(fixture, web);
+}
+
+/// The only connection of a proxy to a server that has become a daemon, which nobody has connected to before.
+#[test]
+fn first_connection_to_a_daemon() {
+    for as_root in [true, false] {
+        let fixture = Fixture::new("nginx as a daemon");
+        let (port, back) = (fixture.port(), fixture.port());
+        let dir = fixture.scratch();
+        fs::create_dir(dir.join("www")).expect("our own directory");
+        fs::write(dir.join("www/index.html"), [b'x'; 1024]).expect("our own file");
+        if !as_root {
+            fixture.give_to("www-data");
+        }
+        let nginx = |name: &str, config: &str| {
+            let config = config
+                .replace("USER", if as_root { "user root;" } else { "" })
+                .replace("PORT", &port.to_string())
+                .replace("BACK", &back.to_string());
+            let path = dir.join(name);
+            fs::write(&path, config).expect("our own file");
+            let program = usmc_tests::build::system_program("nginx");
+            let mut command = match as_root {
+                true => fixture.command(program),
+                false => {
+                    let mut command = fixture.command("setpriv");
+                    command.args(["--reuid=www-data", "--regid=www-data", "--clear-groups"]);
+                    command.arg(program);
+                    command
+                }
+            };
+            command.arg("-p").arg(dir).arg("-c").arg(&path);
+            command
+        };
+        // Listens when this has ended, and was not asked by a connection.
+        fixture.run(nginx("back.conf", BACK));
+        let mut front = fixture.spawn(nginx("front.conf", FRONT));
+        fixture.wait_for_port(port);
+        fixture.wait_until("a worker", || takes_signals(front.pid()));
+        let mut curl = fixture.command("curl");
+        curl.args(["-sSf", "--output", "/dev/null", "--write-out", "%{size_download}\n"]);
+        curl.arg(format!("http://127.0.0.1:{port}/?[1-24]"));
+        assert_eq!(fixture.run(curl).lines().filter(|line| *line == "1024").count(), 24);
+        if !usmc_tests::is_plain() {
+            let ends = fixture.connections(back);
+            let ends: Vec<_> = ends.iter().filter(|end| end.comm == "nginx").collect();
+            assert!(ends.len() == 2 && ends.iter().all(|end| end.is_smcd()), "{ends:#?}");
+        }
+        assert!(front.terminate().success(), "{}", front.errors());
+        let pid = fs::read_to_string(dir.join("back.pid")).expect("nginx's own file");
+        usmc_tests::fixture::tool("kill", &["-TERM", pid.trim()]);
+        fixture.wait_until("the daemon's end", || !dir.join("back.pid").exists());
+        drop(front);
+        fixture.finish();
+    }
 }
 
 #[test]

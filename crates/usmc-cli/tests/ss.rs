@@ -13,6 +13,7 @@ use std::thread;
 use serde_json::Value;
 use support::*;
 use usmc::observe::{RECORDS_OFFSET, Record};
+use usmc::reason::Reason;
 
 const RECORD: usize = size_of::<Record>();
 
@@ -365,4 +366,36 @@ fn the_table_is_aligned_and_free_of_control_characters() {
         lines[1].ends_with("excluded by configuration")
             || lines[0].ends_with("excluded by configuration")
     );
+}
+
+/// One end is in the ring before the other has noticed it, and one offers before the other has looked.
+#[test]
+fn a_pending_handshake_is_shown_by_both_ends() {
+    let [short, no_offer, pending] =
+        [Reason::Short, Reason::NoOffer, Reason::Pending].map(|why| why as u8);
+    let far = Rec { tx_bytes: 18, rx_bytes: 21, ..Rec::smcd("127.0.0.1:40020", "127.0.0.1:20") };
+    let rows = |one: Rec, other: &[Rec]| {
+        let (one, other) = (Holder::new(&record_file(&[one])), Holder::new(&record_file(other)));
+        let (rows, _) = ss(&[]);
+        let of =
+            |pid: u32| rows.iter().filter(|row| row["pid"] == pid).cloned().collect::<Vec<_>>();
+        (of(one.pid())[0].clone(), of(other.pid()))
+    };
+    let near = |reason| Rec::tcp("127.0.0.1:20", "127.0.0.1:40020", reason);
+    let is_pending =
+        |row: &Value| row["mode"] == "TCP" && row["fallback_reason"] == Reason::Pending.text();
+    let (one, other) = rows(far, &[near(pending)]);
+    assert!(is_pending(&one) && is_pending(&other[0]) && one["ring_size"].is_null(), "{one}");
+    for reason in [short, no_offer] {
+        let offers = Rec::tcp("127.0.0.1:40020", "127.0.0.1:20", pending);
+        let (one, other) = rows(offers, &[near(reason)]);
+        assert!(is_pending(&one) && is_pending(&other[0]), "{reason}: {one} {other:?}");
+    }
+    // What has failed has.
+    let (one, other) = rows(far, &[near(Reason::NoSegment as u8)]);
+    assert!(one["mode"] == "SMCD" && !is_pending(&other[0]), "{one}");
+    // Another process has the same end and uses it.
+    let shared = Rec::smcd("127.0.0.1:20", "127.0.0.1:40020");
+    let (one, _) = rows(far, &[near(pending), shared]);
+    assert_eq!(one["mode"], "SMCD");
 }

@@ -24,7 +24,7 @@ use crate::conn::{
 };
 use crate::reason::Reason;
 use crate::remote::Remote;
-use crate::socket::{close, wait};
+use crate::socket::{close, connect, wait};
 use crate::{
     api, clc, custody, device, errno, holds, kernel, life, members, observer, poll, process, real,
     segment, set_errno, spawn, sys,
@@ -276,13 +276,16 @@ fn child() {
             conn.set_flag(F_UNSHOWN, true);
         }
         listening |= conn.phase() == LISTEN;
-        // The registration is the parent's.
-        if conn.phase() == LISTEN {
-            conn.offer_index.store(u32::MAX, Relaxed);
-        }
     });
     segment::after_fork();
     device::current().after_fork(listening);
+    if listening {
+        conn::for_each(|_, conn| {
+            if conn.phase() == LISTEN {
+                connect::inherited_listener(conn);
+            }
+        });
+    }
     observer::after_fork();
     poll::epoll::after_fork();
     conn::for_each(|index, _| close::forget_holds(index));

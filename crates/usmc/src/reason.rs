@@ -25,8 +25,8 @@ reasons! {
     None = 0, "";
     /// The destination is not a listener of this ISM device.
     NotRegistered = 1, "peer is not under uSMC on this device";
-    /// Offered, and the peer has not attached so far.
-    Offered = 2, "offered, not attached yet";
+    /// The handshake is under way: offered, or the offer found, and not confirmed so far.
+    Pending = 2, "handshake pending";
     /// The acceptor found no offer for this connection.
     NoOffer = 3, "client made no offer";
     /// The ISM directory cannot be used.

@@ -83,10 +83,13 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
             // Before anything else: the kernel's SMC waits for it.
             progress(fd, index, Call::Look);
         }
-    } else if !device::current().is_listening(None, server) {
-        conn.give_up(syn_option::reason_of(conn, Reason::NotRegistered));
     } else {
-        conn.reason.store(Reason::Short as u32, Relaxed);
+        let why = match device::current().is_listening(None, server) {
+            true => Reason::Short,
+            // Who will accept may be about to learn of the listener: asked once more where the connection lasts.
+            false => syn_option::reason_of(conn, Reason::NotRegistered),
+        };
+        conn.reason.store(why as u32, Relaxed);
         conn.set_phase(EARLY);
     }
     observer::changed(fd, index);
@@ -94,11 +97,14 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
 
 /// Leaves an offer. Where it cannot be left just now, a later call will.
 fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
+    let meant = Endpoint::server_of(&stored_tuple(conn));
+    if !device::current().is_listening(None, meant) {
+        return Err(syn_option::reason_of(conn, Reason::NotRegistered));
+    }
     if !is_free(fd, conn)? {
         return Ok(());
     }
     let (Ok(client), Ok(server)) = (tuple::local(fd), tuple::peer(fd)) else { return Ok(()) };
-    let meant = Endpoint::server_of(&stored_tuple(conn));
     // connect(0.0.0.0) goes to 127.0.0.1.
     if server.port != meant.port || (server.addr != meant.addr && !meant.is_wildcard()) {
         // The number means another connection by now.
@@ -132,7 +138,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
     })?;
     conn.offer_index.store(offered.index, Relaxed);
     conn.offer_use.store(offered.use_count, Relaxed);
-    conn.reason.store(Reason::Offered as u32, Relaxed);
+    conn.reason.store(Reason::Pending as u32, Relaxed);
     if !conn.leave_early(OFFERED) {
         // A signal handler of this thread wants it to stay TCP.
         call_off(conn);
@@ -547,7 +553,7 @@ fn step_acceptor(fd: i32, conn: &Conn) {
         }
         // The client hands it over at its next call, which may be long in coming: a large send can last
         // for any number of calls here.
-        conn.reason.store(Reason::NoSegment as u32, Relaxed);
+        conn.reason.store(Reason::Pending as u32, Relaxed);
         match device.want_segment(found.id) {
             Ok(false) => conn.looks.store(LOOKS, Relaxed),
             // What cannot be kept is not asked for at every call for ever.
@@ -610,6 +616,7 @@ fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
     let moved = conn.leave_early(ATTACHED);
     if moved && handshake::attach(&slot.control, usage, crate::process::pid()) == Phase::Attached {
         life::vouch(conn, slot);
+        conn.reason.store(Reason::Pending as u32, Relaxed);
         log::debug(format_args!("fd {fd}: attached to slot {}", dmb.slot));
         return;
     }

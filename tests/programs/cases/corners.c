@@ -386,7 +386,7 @@ CASE(limit_of_a_receive_beside_a_send_that_sleeps) {
     close(ends[1]);
 }
 
-// The shortest one of many counts: the machine may be busy.
+// The shortest one of many counts, beside the shortest of the kernel's own: the machine may be busy.
 static void lasts_a_part_of_a_millisecond(double *shortest, double start) {
     double took = now() - start;
     CHECK(took >= 0.0003);
@@ -398,8 +398,11 @@ PAIR_CASE(waits_of_less_than_a_millisecond) {
     struct pair p = pair_open();
     struct pollfd f = {.fd = p.fd, .events = POLLIN};
     struct timespec limit = {0, 300000};
-    double shortest[3] = {0};
-    for (int i = 0; i < 100; i++) {
+    enum { KERNELS = 3, WAITS };
+    const double most = 0.0009;
+    double shortest[WAITS] = {0};
+    int short_ones = 0;
+    for (int i = 0; i < 1000 && short_ones < WAITS; i++) {
         double start = now();
         EQ(ppoll(&f, 1, &limit, NULL), 0);
         lasts_a_part_of_a_millisecond(&shortest[0], start);
@@ -414,9 +417,17 @@ PAIR_CASE(waits_of_less_than_a_millisecond) {
         start = now();
         EQ(pselect(p.fd + 1, &set, NULL, NULL, &limit, NULL), 0);
         lasts_a_part_of_a_millisecond(&shortest[2], start);
+        start = now();
+        EQ(ppoll(NULL, 0, &limit, NULL), 0);
+        lasts_a_part_of_a_millisecond(&shortest[KERNELS], start);
+        short_ones = 0;
+        for (int k = 0; k < WAITS; k++)
+            short_ones += shortest[k] < most;
     }
-    for (int i = 0; i < 3; i++)
-        CHECK(shortest[i] < 0.0009);
+    if (shortest[KERNELS] >= most)
+        printf("no wait on this machine is shorter than a millisecond: nothing was compared\n");
+    for (int i = 0; i < KERNELS; i++)
+        CHECK(shortest[i] < most || shortest[KERNELS] >= most);
     pair_close(p);
 }
 

@@ -42,6 +42,13 @@ static void talk(uint16_t port) {
     close(fd);
 }
 
+// The first connection of a listener that came by exec, perhaps in a child that outlives this process.
+static void serve(int listener, bool as_daemon) {
+    if (as_daemon)
+        OK(daemon(1, 1));
+    echo(OK(accept(listener, NULL, NULL)));
+}
+
 static void list(void) {
     for (struct test_case *c = cases; c; c = c->next) {
         if (c->kind == SINGLE)
@@ -61,6 +68,10 @@ int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "--echo")) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         echo(atoi(argv[2]));
+        return 0;
+    }
+    if (argc == 3 && (!strcmp(argv[1], "--serve") || !strcmp(argv[1], "--daemon"))) {
+        serve(atoi(argv[2]), !strcmp(argv[1], "--daemon"));
         return 0;
     }
     if (argc == 3 && !strcmp(argv[1], "--talk")) {

@@ -1,6 +1,6 @@
 //! `usmc ss`: who runs over what, and why not over shared memory; like ss(8) and smcss(8).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
 use std::io::{self, BufWriter, Write};
 use std::net::SocketAddr;
@@ -60,6 +60,8 @@ struct Found {
     process: usize,
     netns: Option<u64>,
     inode: Option<u64>,
+    /// In the ring, which its other end has not noticed: see [`settle_pending`].
+    is_ahead: bool,
 }
 
 /// Sockets that are the same end of the same connection have the same key.
@@ -72,6 +74,7 @@ type End = (Option<u64>, SocketAddr, SocketAddr);
 pub fn run(args: &Args) -> Result<c_int> {
     let scan = proc::scan()?;
     let mut found = collect(&scan);
+    settle_pending(&mut found);
     let ends = ends(&found);
     found.retain(|f| args.wants(f.socket.state));
     found.sort_by_key(|f| (f.pid, f.socket.local, f.socket.peer, f.socket.fd));
@@ -144,11 +147,36 @@ fn collect(scan: &proc::Scan) -> Vec<Found> {
                 process: index,
                 netns: process.netns,
                 inode: process.sockets.get(&socket.fd).copied(),
+                is_ahead: false,
                 socket,
             }));
         }
     }
     found
+}
+
+/// The end of a handshake is noticed by one end first, and its begin, too: until both have noticed it, neither shows more
+/// than that it is under way.
+fn settle_pending(found: &mut [Found]) {
+    let is_pending = |s: &Socket| s.mode == Mode::Tcp && s.reason == Reason::Pending as u8;
+    let end = |f: &Found| (f.netns, f.socket.local, f.socket.peer);
+    let in_ring: HashSet<End> =
+        found.iter().filter(|f| f.socket.mode == Mode::Smcd).map(end).collect();
+    // Of an end that several processes hold one may not have noticed for long.
+    let pending: HashSet<End> = found
+        .iter()
+        .filter(|f| is_pending(&f.socket) && !in_ring.contains(&end(f)))
+        .map(end)
+        .collect();
+    for f in found {
+        let has_begun = f.socket.mode == Mode::Smcd
+            || [Reason::Short, Reason::NoOffer].iter().any(|why| f.socket.reason == *why as u8);
+        if has_begun && pending.contains(&(f.netns, f.socket.peer, f.socket.local)) {
+            f.is_ahead = f.socket.mode == Mode::Smcd;
+            f.socket.mode = Mode::Tcp;
+            f.socket.reason = Reason::Pending as u8;
+        }
+    }
 }
 
 /// Bytes sent and received by every end of an SMC-D connection. Processes that share an end through
@@ -203,8 +231,10 @@ fn row(
                 row.local = kernel.local.to_string();
             }
             row.fallback_reason = reason_text(s, connected);
-            row.tx_bytes = kernel.map(|k| k.tx_bytes);
-            row.rx_bytes = kernel.map(|k| k.rx_bytes);
+            // What has gone through the ring is not among the kernel's.
+            let in_ring = if found.is_ahead { (s.tx_bytes, s.rx_bytes) } else { (0, 0) };
+            row.tx_bytes = kernel.map(|k| k.tx_bytes.max(in_ring.0));
+            row.rx_bytes = kernel.map(|k| k.rx_bytes.max(in_ring.1));
             row.tx_queued = kernel.map(|k| k.tx_queued);
             row.rx_queued = kernel.map(|k| k.rx_queued);
         }

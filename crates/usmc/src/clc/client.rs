@@ -315,7 +315,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
         return undo(Failed::PeerGone);
     }
     super::enter(conn, Step::None);
-    conn.reason.store(Reason::Offered as u32, Relaxed);
+    conn.reason.store(Reason::Pending as u32, Relaxed);
     if !conn.leave_early(OFFERED) {
         // A signal handler of this thread wants it to stay TCP.
         transition::call_off(conn);

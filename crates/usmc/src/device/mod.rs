@@ -147,6 +147,10 @@ pub trait Device: Sync {
     /// # Errors
     /// The reason why connections to it stay TCP.
     fn register_listener(&self, netns: u64, at: Endpoint) -> Result<u32, Reason>;
+    /// The same for a forked child, which has inherited the listener and may be the one that accepts: its parent may end
+    /// before anybody has. `None` where this process has registered the address already, or enough others have, or it
+    /// cannot be registered.
+    fn register_inherited(&self, netns: u64, at: Endpoint) -> Option<u32>;
     /// Forgets a listening address registered by this process.
     fn unregister_listener(&self, token: u32);
     /// Whether anybody on this device listens there (maybe already dead: harmless): of this user in this network

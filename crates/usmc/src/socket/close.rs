@@ -6,7 +6,7 @@ use usmc_shm::layout::{
     END_RESETS, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
 };
 
-use super::{Outcome, bells, control, demote, wait};
+use super::{Outcome, bells, connect, control, demote, wait};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_TUNED, LISTEN, OFFERED, RING};
 use crate::poll::ready::HUP;
 use crate::process::{OWES_END, OWES_SHUT_RD, OWES_SHUT_WR};
@@ -14,8 +14,7 @@ use crate::reason::Reason;
 use crate::table::{self, Entry};
 use crate::users::{CALL, Kind, Left};
 use crate::{
-    capture, clc, custody, device, fork, kernel, observer, order, poll, process, real, sys,
-    transition,
+    capture, clc, custody, fork, kernel, observer, order, poll, process, real, sys, transition,
 };
 
 /// How often a doorbell of ours is looked after. It is one system call that does not wait.
@@ -104,7 +103,7 @@ fn last_left(fd: i32, index: u32) {
     custody::look(fd, conn);
     poll::epoll::forget(fd, index);
     if conn.phase() == LISTEN {
-        device::current().unregister_listener(conn.offer_index.load(Relaxed));
+        connect::no_longer_listening(conn);
     }
     capture::closing(fd, conn);
     let last = {

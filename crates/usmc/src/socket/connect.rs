@@ -121,20 +121,68 @@ pub fn disconnected(fd: i32, index: u32) {
     poll::epoll::left_ring(index);
 }
 
-/// A listener whose registration is the parent's was accepted from: the parent may have closed its own.
+/// In [`Conn::offer_index`] of a listener: not registered by this process.
+const UNREGISTERED: u32 = u32::MAX;
+/// Likewise: a thread is about to register it.
+const REGISTERING: u32 = u32::MAX - 1;
+/// A bit beside the device's number for the registration: made at a fork, and nothing has been accepted since.
+const AT_FORK: u32 = 1 << 30;
+/// Likewise: this process has accepted.
+const HAS_ACCEPTED: u32 = 1 << 29;
+
+/// The device's number for a listener's registration, if this process has made one.
+fn registration(conn: &Conn) -> Option<u32> {
+    match conn.offer_index.load(Relaxed) {
+        UNREGISTERED | REGISTERING => None,
+        token => Some(token & !(AT_FORK | HAS_ACCEPTED)),
+    }
+}
+
+/// In a forked child: the registration is the parent's, which may end before anybody accepts. A parent that accepts
+/// itself goes on to, most likely, and its children serve what it has accepted: they are not kept waiting.
+pub fn inherited_listener(conn: &Conn) {
+    let (netns, at) = listens_at(conn);
+    let parents = conn.offer_index.load(Relaxed);
+    let accepts = registration(conn).is_some() && parents & HAS_ACCEPTED != 0;
+    let token = match accepts || kernel_only::is_sandboxed() {
+        true => None,
+        false => device::current().register_inherited(netns, at),
+    };
+    conn.offer_index.store(token.map_or(UNREGISTERED, |token| token | AT_FORK), Relaxed);
+}
+
+fn listens_at(conn: &Conn) -> (u64, Endpoint) {
+    let words = transition::stored_tuple(conn);
+    (words[0], Endpoint::server_of(&words))
+}
+
+/// A listener that came by fork was accepted from: who has registered it may have closed his own by now, and this process
+/// may be another user's than it was then.
 pub fn still_listening(conn: &Conn) {
     let claim = |from, to| conn.offer_index.compare_exchange(from, to, AcqRel, Relaxed).is_ok();
-    if conn.offer_index.load(Relaxed) != u32::MAX || !claim(u32::MAX, u32::MAX - 1) {
+    let before = conn.offer_index.load(Relaxed);
+    if before & (AT_FORK | HAS_ACCEPTED) == 0 {
+        claim(before, before | HAS_ACCEPTED);
+    }
+    if before == REGISTERING || before & AT_FORK == 0 || !claim(before, REGISTERING) {
         return;
     }
-    let words = transition::stored_tuple(conn);
-    let (netns, at) = (words[0], Endpoint::server_of(&words));
+    let (netns, at) = listens_at(conn);
     let device = device::current();
+    let kept = if before == UNREGISTERED { UNREGISTERED } else { before & !AT_FORK };
     let token = match device.is_registered(netns, at) {
-        true => u32::MAX,
-        false => device.register_listener(netns, at).unwrap_or(u32::MAX),
+        true => kept,
+        // The other one goes when the process ends.
+        false => device.register_listener(netns, at).unwrap_or(kept),
     };
-    claim(u32::MAX - 1, token);
+    claim(REGISTERING, if token == UNREGISTERED { token } else { token | HAS_ACCEPTED });
+}
+
+/// A listener is closed here.
+pub fn no_longer_listening(conn: &Conn) {
+    if let Some(token) = registration(conn) {
+        device::current().unregister_listener(token);
+    }
 }
 
 /// Before a real listen(2).

@@ -10,8 +10,13 @@ use crate::reason::Reason;
 use crate::sys;
 use crate::tuple::Endpoint;
 
-/// How long a listener that was closed still counts: its last connection may take a while to its second request.
+/// How long a listener still counts whose owner has closed it or ended: its last connection may take a while to its second
+/// request, and who has inherited it may just be about to register it, as a forked child or the next program.
 const JUST_NS: u64 = 10_000_000_000;
+
+/// Of a family so many processes register a listener: one of them will outlive the others, and there is room for the
+/// listeners of others around this port.
+const ENOUGH: usize = 8;
 
 fn places(file: &DeviceFile, port: u16) -> impl Iterator<Item = (usize, &Listener)> {
     let start = (port as usize).wrapping_mul(0x9e3b) >> 2;
@@ -48,6 +53,31 @@ pub fn register(dev: &Loopback, netns: u64, at: Endpoint) -> Result<u32, Reason>
         }
     }
     Err(Reason::TableFull)
+}
+
+/// Takes a place for a copy of a listener, unless this process has one or [`ENOUGH`] others do.
+pub fn register_inherited(dev: &Loopback, netns: u64, at: Endpoint) -> Option<u32> {
+    let (file, me) = (dev.file().ok()?, processes::index(dev).ok()?);
+    let (uid, want) = (sys::geteuid(), halves(&at));
+    let mut owners = [0; ENOUGH];
+    let mut count = 0;
+    for (_, place) in places(file, at.port) {
+        let state = place.state.load(Acquire);
+        let is_same = !matches!(state, 0 | LISTENER_CLAIMED)
+            && place.port.load(Relaxed) == u32::from(at.port)
+            && place.netns.load(Relaxed) == netns
+            && place.uid.load(Relaxed) == uid
+            && [place.addr[0].load(Relaxed), place.addr[1].load(Relaxed)] == want;
+        if !is_same || owners[..count].contains(&state) {
+            continue;
+        }
+        if state == me + 1 || count == ENOUGH - 1 {
+            return None;
+        }
+        owners[count] = state;
+        count += 1;
+    }
+    register(dev, netns, at).ok()
 }
 
 /// Frees a place this process registered.
@@ -109,6 +139,7 @@ fn has_just_left(place: &Listener) -> bool {
 pub fn forget_owner(file: &DeviceFile, index: u32) {
     for place in &file.listeners {
         if place.state.load(Relaxed) == index + 1 {
+            place.left_at.store(clock::now_ns(), Relaxed);
             let _ = place.state.compare_exchange(index + 1, 0, AcqRel, Relaxed);
         }
     }

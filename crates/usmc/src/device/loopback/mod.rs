@@ -99,6 +99,9 @@ impl Device for Loopback {
     fn register_listener(&self, netns: u64, at: Endpoint) -> Result<u32, Reason> {
         listeners::register(self, netns, at)
     }
+    fn register_inherited(&self, netns: u64, at: Endpoint) -> Option<u32> {
+        listeners::register_inherited(self, netns, at)
+    }
     fn unregister_listener(&self, token: u32) {
         listeners::unregister(self, token);
     }
