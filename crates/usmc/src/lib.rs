@@ -54,6 +54,7 @@ mod table;
 mod transition;
 mod tuple;
 mod unwind;
+mod uring;
 mod users;
 
 use core::ffi::c_int;
