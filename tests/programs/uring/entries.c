@@ -441,3 +441,33 @@ REMOTE_CASE(files_and_timers_of_a_ring) {
     pair_close(p);
     ring_close(&ring);
 }
+
+static void uses_inherited(void *arg) {
+    struct ring *ring = arg;
+    for (int i = 0; i < 10; i++) {
+        io_uring_prep_nop(entry(ring));
+        EQ(one_result(ring, 0), 0);
+    }
+    ring_close(ring);
+    EQ(ring_open(ring, &BY_NUMBER, 8, 0), true);
+    io_uring_prep_nop(entry(ring));
+    EQ(one_result(ring, 0), 0);
+}
+
+// Parent and child have it, one after the other.
+REMOTE_CASE(ring_and_a_fork) {
+    struct ring ring;
+    if (!ring_open(&ring, &BY_NUMBER, 16, 0))
+        return;
+    struct pair p = pair_open();
+    struct ctl c = {.ring = &ring, .ep = OK(epoll_create1(0))};
+    EQ(ctl(&c, EPOLL_CTL_ADD, p.fd, EPOLLIN, 1), 0);
+    child_succeeds(child(uses_inherited, &ring));
+    // What the child has used of it is used here, too.
+    ring.u.sq.sqe_head = ring.u.sq.sqe_tail = *ring.u.sq.ktail;
+    EQ(ctl(&c, EPOLL_CTL_MOD, p.fd, EPOLLOUT, 2), 0);
+    event_comes(c.ep, EPOLLOUT, 2);
+    close(c.ep);
+    pair_close(p);
+    ring_close(&ring);
+}

@@ -145,6 +145,25 @@ pub fn closed(index: u32) {
     ring.refs.fetch_sub(1, AcqRel);
 }
 
+fn in_use() -> impl Iterator<Item = &'static Ring> {
+    RECORDS.iter().filter(|ring| ring.refs.load(Acquire) > 0)
+}
+
+/// Before a fork: nobody is in the middle of a look.
+pub fn hold() {
+    in_use().for_each(|ring| ring.lock.hold());
+}
+
+/// Afterwards in the parent.
+pub fn unhold() {
+    in_use().for_each(|ring| ring.lock.unhold());
+}
+
+/// Afterwards in the child, which has the rings and their mappings, too.
+pub fn after_fork() {
+    in_use().for_each(|ring| ring.lock.reset());
+}
+
 /// Whether a number that is not known here is what the kernel calls so.
 fn is_called(fd: i32, name: &[u8]) -> bool {
     let mut text = [0; 32];
