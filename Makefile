@@ -12,6 +12,7 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 	nginx-light:nginx wrk:wrk sockperf:sockperf memcached:memcached postgresql:- \
 	openbsd-inetd:inetd socat:socat systemd:systemd-socket-activate tshark:tshark rsync:rsync openssh-server:sshd \
 	openssh-client:ssh openssl:openssl iperf3:iperf3 qperf:qperf nodejs:node default-jdk-headless:javac \
+	python3-pip:- mariadb-server:mariadbd mariadb-client:mariadb-slap \
 	iproute2:ip nftables:nft tcpdump:tcpdump strace:strace docker.io:dockerd
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
@@ -89,7 +90,7 @@ demo: demo-deps build
 python-suite: test-deps build
 	PYTHON='$(PYTHON)' sh tests/python-suite.sh $(MODULES)
 
-# libevent's, redis' and PostgreSQL's test suites, from Debian's source packages, likewise, and Go as a control.
+# libevent's, redis', PostgreSQL's and uvloop's test suites, likewise, and Go as a control.
 # SUITES: some of them only.
 suites: build
 	sh tests/suites.sh $(SUITES)
@@ -110,6 +111,7 @@ install: build
 test-deps: deps32
 	@sh .ci/packages $(BUILD_DEPS) $(TEST_DEPS)
 	@sh tests/python32.sh $(TARGET)/python32
+	@sh tests/node24.sh $(TARGET)/node24
 
 fuzz-deps:
 	@sh .ci/packages $(BUILD_DEPS) $(FUZZ_DEPS)

@@ -1,11 +1,11 @@
 #!/bin/sh
-# The test suites of other projects, from Debian's source packages, under plain TCP and under uSMC: a test that passes
+# The test suites of other projects, from Debian's source packages and PyPI, under plain TCP and under uSMC: a test that passes
 # without the library and does not pass with it fails this script, as does a suite whose connections all stayed TCP.
 # Arguments: some suites only. Half an hour for all.
 set -eu
 cd "$(dirname "$0")/.."
 usmc=${CARGO_TARGET_DIR:-$PWD/target}/release/usmc
-suites=${*:-libevent redis postgresql go}
+suites=${*:-libevent redis postgresql uvloop go}
 sh .ci/packages gcc:gcc make:make dpkg-dev:dpkg-source tcl:tclsh redis-server:redis-server redis-tools:redis-cli
 work=$(mktemp -d)
 ism=$(mktemp -d /dev/shm/usmc-suites.XXXXXX)
@@ -148,6 +148,28 @@ control_go() {
     done
 }
 
+# uvloop's own, with the library that PyPI has built of the same version: a loop of libuv's, whose epoll_ctl goes by an
+# io_uring. Not what looks at its source or compiles it.
+fetch_uvloop() {
+    sh .ci/packages python3-pip:- python3-venv:-
+    /usr/bin/python3 -m venv "$work/python"
+    pip="$work/python/bin/pip --quiet --disable-pip-version-check"
+    $pip install --only-binary :all: uvloop==0.23.0 pytest psutil aiohttp pyOpenSSL
+    # The source, for the tests in it.
+    $pip download --no-deps --no-binary uvloop --dest "$work" uvloop==0.23.0
+    mkdir "$work/uvloop"
+    tar xf "$work"/uvloop-*.tar.gz -C "$work/uvloop" --strip-components=1 --wildcards 'uvloop-*/tests'
+}
+
+build_uvloop() {
+    rm "$work"/uvloop/tests/test_sourcecode.py "$work"/uvloop/tests/test_cython.py
+}
+
+run_uvloop() {
+    (cd "$work/uvloop" && PYTHONDONTWRITEBYTECODE=1 under "$1" timeout 600 "$work/python/bin/python" -m pytest -q -rA \
+        -p no:cacheprovider tests </dev/null 2>&1) | sed -n 's/^PASSED //p'
+}
+
 failed=0
 for suite in $suites; do
     if [ "$suite" = go ]; then
@@ -157,7 +179,10 @@ for suite in $suites; do
         [ $failed != 0 ] || echo "go: every byte, by TCP"
         continue
     fi
-    fetch "$suite"
+    case $suite in
+    uvloop) fetch_uvloop ;;
+    *) fetch "$suite" ;;
+    esac
     "build_$suite" || { cat "$work/build.log" >&2; exit 1; }
     : >"$work/log"
     for how in tcp usmc; do

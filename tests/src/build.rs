@@ -169,6 +169,13 @@ pub fn python32() -> PathBuf {
     python
 }
 
+/// A Node whose libuv makes an io_uring, which `tests/node24.sh` fetches.
+pub fn node24() -> PathBuf {
+    let node = target_dir().join("node24/node");
+    assert!(node.exists(), "no {} (make test-deps fetches it)", node.display());
+    node
+}
+
 /// A program that Debian keeps in `sbin`, which is not on every user's path.
 pub fn system_program(name: &str) -> PathBuf {
     ["/usr/sbin", "/usr/bin"]

@@ -35,6 +35,8 @@ pub enum Kind {
     Programs,
     /// auto, on or off.
     Choice,
+    /// auto or deny.
+    Denial,
     /// User-defined enterprise IDs.
     Eids,
     /// Yes or no, where yes is the default.
@@ -61,13 +63,14 @@ const fn key(name: &'static str, env: &'static str, option: &'static str, kind: 
 }
 
 /// Every key, in the order in which `usmc check` prints them.
-pub static KEYS: [Key; 15] = [
+pub static KEYS: [Key; 16] = [
     key("off", "USMC_OFF", "--off", Kind::Switch),
     key("ism_dir", "USMC_ISM_DIR", "--ism-dir", Kind::Dir),
     key("log", "USMC_LOG", "--log", Kind::Log),
     key("ring_size", "USMC_RING_SIZE", "--ring-size", Kind::RingSize),
     key("busy_poll_us", "USMC_BUSY_POLL_US", "--busy-poll-us", Kind::Micros),
     key("tcp_option", "USMC_TCP_OPTION", "--tcp-option", Kind::Choice),
+    key("io_uring", "USMC_IO_URING", "--io-uring", Kind::Denial),
     key("include_ports", "USMC_INCLUDE_PORTS", "--include-port", Kind::Ports),
     key("exclude_ports", "USMC_EXCLUDE_PORTS", "--exclude-port", Kind::Ports),
     key("include_addrs", "USMC_INCLUDE_ADDRS", "--include-addr", Kind::Addrs),
@@ -116,6 +119,7 @@ impl Kind {
             Kind::Addrs => list(text, network),
             Kind::Programs => list(text, program),
             Kind::Choice => choice(text),
+            Kind::Denial => denial(text),
             Kind::Eids => eids(text),
             Kind::OnOff => on_or_off(text),
             Kind::Peers => list(text, peer),
@@ -137,6 +141,13 @@ fn choice(text: &str) -> Result<String, String> {
         "0" | "false" | "no" | "off" => Ok("off".to_owned()),
         "auto" => Ok("auto".to_owned()),
         _ => Err(format!("{text:?} is none of auto, on and off; write one of them")),
+    }
+}
+
+fn denial(text: &str) -> Result<String, String> {
+    match text.to_ascii_lowercase().as_str() {
+        word @ ("auto" | "deny") => Ok(word.to_owned()),
+        _ => Err(format!("{text:?} is neither auto nor deny; write one of them")),
     }
 }
 
@@ -383,6 +394,7 @@ mod tests {
             (Kind::Choice, "On", "on"),
             (Kind::Choice, "0", "off"),
             (Kind::Choice, "auto", "auto"),
+            (Kind::Denial, "Deny", "deny"),
             (Kind::Switch, "off", ""),
             (Kind::Switch, "", ""),
             (Kind::Dir, "/dev/shm/x/", "/dev/shm/x"),
@@ -417,6 +429,7 @@ mod tests {
         for (kind, text, advice) in [
             (Kind::Switch, "maybe", "write 1 or 0"),
             (Kind::Choice, "maybe", "auto, on and off"),
+            (Kind::Denial, "off", "neither auto nor deny"),
             (Kind::Dir, "shm", "write a path such as"),
             (Kind::Dir, "//", "name a directory of its own"),
             (Kind::Log, "trace", "write error, warn, info or debug"),

@@ -18,6 +18,7 @@ use libc::{
     sigaction as Sigaction, sigevent, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
 };
 use libc::{timespec, timeval};
+use usmc::api::UringOfLiburing as Ring;
 
 use crate::by_number::export as syscall;
 use crate::interpose::{fortified, interpose};
@@ -227,12 +228,39 @@ interpose! {
     // liburing's and libaio's, not libc's.
     io_submit(context: *mut c_void, count: c_long, list: *const c_void) -> c_int = io_submit;
     io_uring_setup(entries: c_uint, params: *mut c_void) -> c_int = io_uring_setup;
-    io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int
-        = io_uring_queue_init;
-    io_uring_queue_init_params(entries: c_uint, ring: *mut c_void, params: *mut c_void) -> c_int
+    io_uring_queue_init(entries: c_uint, ring: *mut Ring, flags: c_uint) -> c_int = io_uring_queue_init;
+    io_uring_queue_init_params(entries: c_uint, ring: *mut Ring, params: *mut c_void) -> c_int
         = io_uring_queue_init_params;
-    io_uring_queue_init_mem(entries: c_uint, ring: *mut c_void, params: *mut c_void, buf: *mut c_void,
+    io_uring_queue_init_mem(entries: c_uint, ring: *mut Ring, params: *mut c_void, buf: *mut c_void,
         size: size_t) -> c_int = io_uring_queue_init_mem;
+    io_uring_queue_exit(ring: *mut Ring) = io_uring_queue_exit;
+    io_uring_submit(ring: *mut Ring) -> c_int = io_uring_submit;
+    io_uring_submit_and_wait(ring: *mut Ring, count: c_uint) -> c_int = io_uring_submit_and_wait;
+    io_uring_submit_and_wait_timeout(ring: *mut Ring, cqe: *mut c_void, count: c_uint, time: *mut c_void,
+        mask: *mut c_void) -> c_int = io_uring_submit_and_wait_timeout;
+    io_uring_submit_and_wait_min_timeout(ring: *mut Ring, cqe: *mut c_void, count: c_uint, time: *mut c_void,
+        least: c_uint, mask: *mut c_void) -> c_int = io_uring_submit_and_wait_min_timeout;
+    io_uring_submit_and_wait_reg(ring: *mut Ring, cqe: *mut c_void, count: c_uint, place: c_int) -> c_int
+        = io_uring_submit_and_wait_reg;
+    io_uring_submit_and_get_events(ring: *mut Ring) -> c_int = io_uring_submit_and_get_events;
+    io_uring_wait_cqes(ring: *mut Ring, cqe: *mut c_void, count: c_uint, time: *mut c_void, mask: *mut c_void)
+        -> c_int = io_uring_wait_cqes;
+    io_uring_wait_cqe_timeout(ring: *mut Ring, cqe: *mut c_void, time: *mut c_void) -> c_int
+        = io_uring_wait_cqe_timeout;
+    io_uring_enter(fd: c_uint, submit: c_uint, wait: c_uint, flags: c_uint, mask: *mut c_void) -> c_int
+        = io_uring_enter;
+    io_uring_enter2(fd: c_uint, submit: c_uint, wait: c_uint, flags: c_uint, arg: *mut c_void, size: size_t)
+        -> c_int = io_uring_enter2;
+    io_uring_register(fd: c_uint, opcode: c_uint, arg: *const c_void, count: c_uint) -> c_int
+        = io_uring_register;
+    io_uring_register_files(ring: *mut Ring, fds: *const c_int, count: c_uint) -> c_int
+        = io_uring_register_files;
+    io_uring_register_files_tags(ring: *mut Ring, fds: *const c_int, tags: *const c_void, count: c_uint)
+        -> c_int = io_uring_register_files_tags;
+    io_uring_register_files_update(ring: *mut Ring, from: c_uint, fds: *const c_int, count: c_uint) -> c_int
+        = io_uring_register_files_update;
+    io_uring_register_files_update_tag(ring: *mut Ring, from: c_uint, fds: *const c_int,
+        tags: *const c_void, count: c_uint) -> c_int = io_uring_register_files_update_tag;
 }
 
 fortified! {

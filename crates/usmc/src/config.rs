@@ -70,6 +70,8 @@ pub struct Config {
     pub busy_ns: u64,
     /// Whether to say SMC when a connection is made.
     pub tcp_option: TcpOption,
+    /// `USMC_IO_URING` is `deny`: to the program the kernel has none.
+    pub denies_io_uring: bool,
     include_ports: List<Ports>,
     exclude_ports: List<Ports>,
     include_addrs: List<Net>,
@@ -96,6 +98,7 @@ impl Config {
             ring_shift: RING_SHIFT,
             busy_ns: BUSY_NS,
             tcp_option: TcpOption::Auto,
+            denies_io_uring: false,
             include_ports: List::new(),
             exclude_ports: List::new(),
             include_addrs: List::new(),
@@ -116,6 +119,7 @@ impl Config {
                 Some("off") => TcpOption::Off,
                 _ => TcpOption::Auto,
             },
+            denies_io_uring: env(c"USMC_IO_URING") == Some("deny"),
             include_ports: List::parse(env(c"USMC_INCLUDE_PORTS"), ports),
             exclude_ports: List::parse(env(c"USMC_EXCLUDE_PORTS"), ports),
             include_addrs: List::parse(env(c"USMC_INCLUDE_ADDRS"), net),

@@ -27,7 +27,7 @@ use crate::remote::Remote;
 use crate::socket::{close, connect, wait};
 use crate::{
     api, clc, custody, device, errno, holds, kernel, life, members, observer, poll, process, real,
-    segment, set_errno, spawn, sys,
+    segment, set_errno, spawn, sys, uring,
 };
 
 const CELLS: usize = 1 << 16;
@@ -161,6 +161,7 @@ static STREAMS: AtomicBool = AtomicBool::new(false);
 /// The order of the locks is that in which others take them; the segments' is taken inside all others.
 fn prepare() {
     let mask = sys::block_signals();
+    uring::hold();
     poll::epoll::hold();
     conn::for_each(|_, conn| {
         conn.rx_lock.hold();
@@ -238,6 +239,7 @@ fn parent(failed: bool) {
     wait::unhold();
     segment::unhold();
     poll::epoll::unhold();
+    uring::unhold();
     sys::set_signals(mask);
 }
 
@@ -288,6 +290,7 @@ fn child() {
     }
     observer::after_fork();
     poll::epoll::after_fork();
+    uring::after_fork();
     conn::for_each(|index, _| close::forget_holds(index));
     holds::let_cross();
     spawn::after_fork();

@@ -1,6 +1,7 @@
 //! Processes that are left to the kernel's TCP altogether, from some moment on:
 //!
-//! - with an io_uring: what is done to sockets through it passes neither libc nor us, and may begin at any moment;
+//! - with an io_uring that cannot be looked into ([`crate::uring`]): what is done to sockets through it passes neither libc
+//!   nor us, and may begin at any moment;
 //! - with a seccomp filter: it knows the system calls of the program, and kills for ours;
 //! - with threads that do not share their descriptors: a number means one thing to one of them, and another to the next.
 
@@ -48,7 +49,7 @@ fn has_threads() -> bool {
     }
 }
 
-/// Before the process makes an io_uring, or installs a filter.
+/// Before the process uses such an io_uring, or installs a filter.
 ///
 /// # Errors
 /// See [`demote::leave`]; connections that are made from now on are TCP all the same.

@@ -55,6 +55,7 @@ mod table;
 mod transition;
 mod tuple;
 mod unwind;
+mod uring;
 mod users;
 
 use core::ffi::c_int;

@@ -67,8 +67,10 @@ reasons! {
     Unread = 33, "both ends sent more than rings hold before they read";
     /// SO_RCVLOWAT is more than that ([`crate::socket::room`]).
     TooMuch = 34, "waits for more bytes than a ring holds";
-    /// The process has an io_uring ([`crate::kernel_only`]).
-    Uring = 21, "process uses io_uring";
+    /// The process has an io_uring that cannot be looked into ([`crate::kernel_only`]).
+    Uring = 21, "process has an io_uring that cannot be looked into";
+    /// An entry of an io_uring is about it ([`crate::uring`]).
+    ByUring = 35, "used through an io_uring";
     /// The process has a seccomp filter ([`crate::kernel_only`]).
     Sandboxed = 22, "process has installed a seccomp filter";
     /// Threads of the process have tables of descriptors of their own ([`crate::kernel_only`]).

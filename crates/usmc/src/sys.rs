@@ -389,6 +389,14 @@ pub fn mmap_shared(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
         .map(|v| v as *mut u8)
 }
 
+/// The same from some place in it on, which is a page's.
+pub fn mmap_shared_from(fd: c_int, len: usize, from: u64) -> Result<*mut u8, Errno> {
+    /// What mmap2(2) counts in.
+    const UNIT: u64 = if cfg!(target_arch = "x86") { 4096 } else { 1 };
+    let (access, from) = (libc::PROT_READ | libc::PROT_WRITE, from / UNIT);
+    call!(SYS_mmap, 0, len, access, libc::MAP_SHARED, fd, from).map(|v| v as *mut u8)
+}
+
 /// The same, to be read only.
 pub fn mmap_readable(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
     call!(SYS_mmap, 0, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0).map(|v| v as *mut u8)

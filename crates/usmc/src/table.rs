@@ -42,6 +42,8 @@ pub enum Entry {
     Epoll(u32),
     /// The library's own; the application must not touch it.
     Internal,
+    /// An io_uring with this record.
+    Uring(u32),
 }
 
 impl Entry {
@@ -51,6 +53,7 @@ impl Entry {
             Entry::Conn(i) => 1 << KIND_SHIFT | i,
             Entry::Epoll(i) => 2 << KIND_SHIFT | i,
             Entry::Internal => 3 << KIND_SHIFT,
+            Entry::Uring(i) => 5 << KIND_SHIFT | i,
         }
     }
 }
@@ -73,6 +76,7 @@ fn entry(word: u32) -> Entry {
         1 => Entry::Conn(word & INDEX_MASK),
         2 => Entry::Epoll(word & INDEX_MASK),
         3 => Entry::Internal,
+        5 => Entry::Uring(word & INDEX_MASK),
         _ => Entry::Foreign,
     }
 }

@@ -1,4 +1,4 @@
-// Connections whose program turns to io_uring: what it does there is the kernel's affair.
+// Connections whose program turns to io_uring.
 #include "peer.h"
 
 #include <liburing.h>
@@ -92,7 +92,7 @@ REMOTE_CASE(connection_of_a_program_that_makes_a_ring_by_number) {
     turns_to_uring(by_number);
 }
 
-// Later ones begin as TCP and remain it, however long they are used without the ring.
+// It goes to the ring as any other, and back where the io_uring uses it.
 static void made_after_the_ring(int family, int protocol) {
     if (!is_allowed())
         return;
@@ -107,10 +107,13 @@ static void made_after_the_ring(int family, int protocol) {
         EQ(peer_call(P_SEND_PATTERN, p.peer, 2, i * 100, 100), 0);
         recv_all(p.fd, 2, i * 100, 100);
     }
+    assert_smcd(p.fd);
     EQ(peer_call(P_SEND_PATTERN, p.peer, 2, 10000, 3000), 0);
     recv_by_uring(&ring, p.fd, 2, 10000, 3000);
     send_by_uring(&ring, p.fd, 1, 10000, 3000);
     EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 10000, 3000), 0);
+    pair_talk(p, 20000, 4);
+    assert_tcp(p.fd);
     pair_close(p);
     io_uring_queue_exit(&ring);
 }

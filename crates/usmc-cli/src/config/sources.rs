@@ -33,6 +33,9 @@ pub struct ConfigArgs {
     /// Say "I speak SMC" when TCP connections are made: auto, on or off; see usmc-ebpf(8) [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub tcp_option: Option<String>,
+    /// io_uring as the program asks for it, or none: auto or deny [default: auto]
+    #[arg(long, value_name = "WHETHER")]
+    pub io_uring: Option<String>,
     /// Log to standard error or FILE; LEVEL is error, warn, info or debug
     #[arg(long, value_name = "LEVEL[:FILE]")]
     pub log: Option<String>,
@@ -83,6 +86,7 @@ impl ConfigArgs {
             "ring_size" => self.ring_size.clone(),
             "busy_poll_us" => self.busy_poll_us.clone(),
             "tcp_option" => self.tcp_option.clone(),
+            "io_uring" => self.io_uring.clone(),
             "include_ports" => joined(&self.include_ports),
             "exclude_ports" => joined(&self.exclude_ports),
             "include_addrs" => joined(&self.include_addrs),

@@ -407,10 +407,9 @@ pub unsafe fn syscall(
                 real::syscall(nr, a, b, c, d, e, f)
             }
             libc::SYS_io_submit => super::io_submit_by_number(a, b, c as _),
-            libc::SYS_io_uring_setup => match kernel_only::begins(Reason::Uring) {
-                Ok(()) => real::syscall(nr, a, b, c, d, e, f),
-                Err(code) => fail(code),
-            },
+            libc::SYS_io_uring_setup => super::uring::io_uring_setup_by_number(a, b as _),
+            libc::SYS_io_uring_enter => super::uring::io_uring_enter_by_number(a, b, c, d, e, f),
+            libc::SYS_io_uring_register => super::uring::io_uring_register_by_number(a, b, c, d),
             _ => real::syscall(nr, a, b, c, d, e, f),
         }
     }

@@ -34,6 +34,7 @@ pub use stdio::*;
 pub use time::{Timespec64, Timeval64};
 #[cfg(target_pointer_width = "32")]
 pub use time64::*;
+pub use uring::Ring as UringOfLiburing;
 pub use uring::*;
 pub use waits::*;
 

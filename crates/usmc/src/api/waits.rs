@@ -40,7 +40,7 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
             set_errno(saved);
             finish(done)
         }
-        Entry::Foreign | Entry::Internal => kernel(),
+        Entry::Foreign | Entry::Internal | Entry::Uring(_) => kernel(),
     }
 }
 

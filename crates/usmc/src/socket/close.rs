@@ -15,6 +15,7 @@ use crate::table::{self, Entry};
 use crate::users::{CALL, Kind, Left};
 use crate::{
     capture, clc, custody, fork, kernel, observer, order, poll, process, real, sys, transition,
+    uring,
 };
 
 /// How often a doorbell of ours is looked after. It is one system call that does not wait.
@@ -33,6 +34,12 @@ pub fn closing(fd: i32) -> bool {
         Entry::Epoll(index) => {
             if table::take_to_close(fd) != Entry::Foreign {
                 poll::epoll::closed(index);
+            }
+            true
+        }
+        Entry::Uring(index) => {
+            if table::take_to_close(fd) != Entry::Foreign {
+                uring::closed(index);
             }
             true
         }
@@ -57,6 +64,7 @@ pub fn closing(fd: i32) -> bool {
 pub fn closing_stale(fd: i32) -> bool {
     match table::take(fd) {
         Entry::Epoll(index) => poll::epoll::closed(index),
+        Entry::Uring(index) => uring::closed(index),
         Entry::Conn(index) => {
             let conn = conn::at(index);
             if conn.users.leave() {
@@ -213,7 +221,7 @@ pub fn closed_before(fd: i32, index: u32) -> Option<Outcome> {
     match table::settled(fd) {
         Entry::Conn(now) if now == index => None,
         Entry::Conn(_) => Some(Outcome::Other),
-        Entry::Foreign | Entry::Epoll(_) => Some(Outcome::Kernel),
+        Entry::Foreign | Entry::Epoll(_) | Entry::Uring(_) => Some(Outcome::Kernel),
         Entry::Internal => Some(Outcome::Fail(libc::EBADF)),
     }
 }

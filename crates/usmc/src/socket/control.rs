@@ -10,7 +10,7 @@ use crate::conn::{self, Conn, F_KERNEL_ONLY, F_NONBLOCK, FRESH, LISTEN};
 use crate::reason::Reason;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
-use crate::{log, poll};
+use crate::{log, poll, uring};
 
 /// `new` is a duplicate of `old`.
 pub fn duplicated(old: i32, new: i32) {
@@ -27,6 +27,7 @@ pub fn duplicated(old: i32, new: i32) {
             conn::at(index).users.add();
         }
         Entry::Epoll(index) => poll::epoll::duplicated(index),
+        Entry::Uring(index) => uring::duplicated(index),
         Entry::Foreign | Entry::Internal => {
             table::set(new, Entry::Foreign);
             return;
@@ -139,7 +140,7 @@ pub fn fresh(fd: i32) {
         Entry::Internal => {
             table::set(fd, Entry::Foreign);
         }
-        Entry::Conn(_) | Entry::Epoll(_) => {
+        Entry::Conn(_) | Entry::Epoll(_) | Entry::Uring(_) => {
             let _ = super::close::closing_stale(fd);
         }
     }
