@@ -6,6 +6,7 @@ use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::mem;
 
 use crate::kernel_only;
+use crate::linkmap::{self, Place};
 use crate::reason::Reason;
 
 /// `name(entries, ...)` goes to liburing's function of that name.
@@ -38,20 +39,8 @@ makers! {
     io_uring_setup = c"io_uring_setup" (params: *mut c_void);
 }
 
-/// liburing's function of this name: the next one after ours, or that of a liburing that only a plugin has loaded.
+/// liburing's function of this name: the next one after ours, be it that of a liburing that only a plugin has loaded.
 fn liburing(name: &CStr) -> Option<*mut c_void> {
-    const NAMES: [&CStr; 2] = [c"liburing.so.2", c"liburing.so.1"];
-    // SAFETY: NUL-terminated names; RTLD_NOLOAD loads nothing, and the handle counts one more user for good.
-    unsafe {
-        let mut found = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
-        for library in NAMES {
-            if found.is_null() {
-                let loaded = libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-                if !loaded.is_null() {
-                    found = libc::dlsym(loaded, name.as_ptr());
-                }
-            }
-        }
-        (!found.is_null()).then_some(found)
-    }
+    let found = linkmap::find(Place::BehindUs, name);
+    (!found.is_null()).then_some(found)
 }
