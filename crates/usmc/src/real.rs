@@ -67,6 +67,21 @@ macro_rules! stand_in {
         <$ret as Failed>::FAILED
     }};
     ($ret:ty, NOTHING) => { Default::default() };
+    // Offsets that these calls take have two words where a word has 32 bits, and both everywhere.
+    ($ret:ty, SYS_preadv2, $($arg:ident),*) => { stand_in!(@positioned $ret, SYS_preadv2, $($arg),*) };
+    ($ret:ty, SYS_pwritev2, $($arg:ident),*) => { stand_in!(@positioned $ret, SYS_pwritev2, $($arg),*) };
+    (@positioned $ret:ty, $nr:ident, $fd:ident, $iov:ident, $count:ident, $at:ident, $flags:ident) => {
+        stand_in!(@pad $ret, $nr, [$fd as usize, $iov as usize, $count as usize, $at as usize,
+            ($at as u64 >> 32) as usize, $flags as usize,] 0 0 0 0 0 0)
+    };
+    // It wants the size of a set of the kernel's signals, which is 64 bits, and 64 bits of time.
+    ($ret:ty, SYS_epoll_pwait2, $($arg:ident),*) => {
+        if cfg!(target_pointer_width = "64") {
+            stand_in!(@pad $ret, SYS_epoll_pwait2, [$($arg as usize,)* 8,] 0 0 0 0 0 0)
+        } else {
+            stand_in!($ret, ENOSYS)
+        }
+    };
     ($ret:ty, $nr:ident $(, $arg:ident)*) => { stand_in!(@pad $ret, $nr, [$($arg as usize,)*] 0 0 0 0 0 0) };
     (@pad $ret:ty, $nr:ident, [$($arg:expr,)*] $($zero:literal)*) => {{
         let given: &[usize] = &[$($arg),*];
@@ -341,7 +356,7 @@ real! {
     read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t, SYS_read;
     readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t, SYS_readv;
     preadv64(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t) -> ssize_t, SYS_preadv;
-    preadv64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t, ENOSYS;
+    preadv64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t, SYS_preadv2;
     recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t, SYS_recvfrom;
     recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr,
         addr_len: *mut socklen_t) -> ssize_t, SYS_recvfrom;
@@ -351,7 +366,7 @@ real! {
     write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t, SYS_write;
     writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t, SYS_writev;
     pwritev64(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t) -> ssize_t, SYS_pwritev;
-    pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t, ENOSYS;
+    pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t, SYS_pwritev2;
     send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t, SYS_sendto;
     sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr,
         addr_len: socklen_t) -> ssize_t, SYS_sendto;
@@ -380,9 +395,8 @@ real! {
     epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int, ENOSYS;
     epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int,
         mask: *const sigset_t) -> c_int, ENOSYS;
-    // ENOSYS is what libc's own says on a kernel without the call: programs fall back to epoll_pwait.
     epoll_pwait2(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec,
-        mask: *const sigset_t) -> c_int, ENOSYS;
+        mask: *const sigset_t) -> c_int, SYS_epoll_pwait2;
 
     fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int, SYS_fcntl;
     #[cfg(target_pointer_width = "32")]
@@ -551,6 +565,10 @@ mod tests {
         let iov = iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: 8 };
         assert_eq!(missing::preadv64(fd, &raw const iov, 1, 1), 4);
         assert_eq!(&buf[..4], b"ytes");
+        assert_eq!(missing::preadv64v2(fd, &raw const iov, 1, 2, 0), 3);
+        assert_eq!(&buf[..3], b"tes");
+        assert_eq!(missing::pwritev64v2(fd, &raw const iov, 1, 1 << 33, 0), 8);
+        assert_eq!(missing::preadv64v2(fd, &raw const iov, 1, (1 << 33) + 5, 0), 3);
         assert_eq!(missing::close(fd), 0);
     }
 
