@@ -13,12 +13,12 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 	openbsd-inetd:inetd socat:socat systemd:systemd-socket-activate tshark:tshark rsync:rsync openssh-server:sshd \
 	openssh-client:ssh openssl:openssl iperf3:iperf3 qperf:qperf nodejs:node default-jdk-headless:javac \
 	python3-pip:- mariadb-server:mariadbd mariadb-client:mariadb-slap \
-	iproute2:ip nftables:nft tcpdump:tcpdump strace:strace docker.io:dockerd
+	musl-tools:musl-gcc iproute2:ip nftables:nft tcpdump:tcpdump strace:strace docker.io:dockerd
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
 .PHONY: all build deps32 test test-loom test-tsan torture storm fuzz lint demo install test-deps fuzz-deps demo-deps python-suite \
-	suites clean
+	suites roots clean
 
 # For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
 PROGRAMS ?= 50000
@@ -38,6 +38,7 @@ all: build
 build:
 	$(CARGO) build --release --locked
 	@CARGO='$(CARGO)' sh crates/usmc-preload/narrow.sh
+	@CARGO='$(CARGO)' sh crates/usmc-cli/static.sh
 
 # What `make build` needs to build the library for 32-bit programs, too.
 deps32:
@@ -95,8 +96,19 @@ python-suite: test-deps build
 suites: build
 	sh tests/suites.sh $(SUITES)
 
+# Roots of other systems, each with a shell, C, Python and redis, plain and under uSMC: Debian's releases, and musl. Needs
+# root and Debian's mirror. ROOT: some of them only.
+roots: build
+	@sh .ci/packages debootstrap:debootstrap musl-tools:musl-gcc dpkg-dev:dpkg-source
+	sh tests/roots.sh $(ROOT)
+
 install: build
-	install -D -m 755 $(TARGET)/release/usmc $(DESTDIR)$(PREFIX)/bin/usmc
+	if [ -f $(TARGET)/release/usmc-static ]; then \
+		install -D -m 755 $(TARGET)/release/usmc-static $(DESTDIR)$(PREFIX)/bin/usmc && \
+		install -D -m 755 $(TARGET)/release/usmc $(DESTDIR)$(PREFIX)/lib/usmc/usmc-probe; \
+	else \
+		install -D -m 755 $(TARGET)/release/usmc $(DESTDIR)$(PREFIX)/bin/usmc; \
+	fi
 	install -D -m 755 $(TARGET)/release/libusmc_preload.so $(DESTDIR)$(PREFIX)/lib/libusmc_preload.so
 	if [ -f $(TARGET)/$(NARROW)/release/libusmc_preload.so ]; then \
 		install -D -m 755 $(TARGET)/$(NARROW)/release/libusmc_preload.so \

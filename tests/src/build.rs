@@ -103,6 +103,12 @@ const NARROW_PROGRAMS: &[Program] = &[
     Program { name: "load32", dirs: &["common", "load"], flags: &["-m32"] },
 ];
 
+/// The same for musl, by `musl-gcc`.
+const MUSL_PROGRAMS: &[Program] = &[
+    Program { name: "cases-musl", dirs: &["common", "casework", "cases"], flags: &[] },
+    Program { name: "load-musl", dirs: &["common", "load"], flags: &[] },
+];
+
 /// Some cases pass bad arguments on purpose, hence the exceptions.
 const WARNINGS: &[&str] =
     &["-Wall", "-Wextra", "-Werror", "-Wno-stringop-overflow", "-Wno-stringop-overread"];
@@ -112,25 +118,53 @@ const WARNINGS: &[&str] =
 pub fn program(name: &str) -> PathBuf {
     static WIDE: OnceLock<()> = OnceLock::new();
     static NARROW: OnceLock<()> = OnceLock::new();
+    static MUSL: OnceLock<()> = OnceLock::new();
     let dir = target_dir().join("programs");
-    let compile_all = |programs: &[Program]| {
+    let cc = || std::env::var_os("CC").map_or_else(|| Command::new("cc"), Command::new);
+    let compile_all = |programs: &[Program], cc: &dyn Fn() -> Command| {
         fs::create_dir_all(&dir).expect("the programs' directory");
-        programs.iter().for_each(|program| compile(program, &dir));
+        programs.iter().for_each(|program| compile(program, &dir, cc()));
     };
     if NARROW_PROGRAMS.iter().any(|program| program.name == name) {
         NARROW.get_or_init(|| {
             build_narrow_library();
-            compile_all(NARROW_PROGRAMS);
+            compile_all(NARROW_PROGRAMS, &cc);
         });
+    } else if MUSL_PROGRAMS.iter().any(|program| program.name == name) {
+        MUSL.get_or_init(|| compile_all(MUSL_PROGRAMS, &|| musl_gcc(&dir)));
     } else {
-        WIDE.get_or_init(|| compile_all(PROGRAMS));
+        WIDE.get_or_init(|| compile_all(PROGRAMS, &cc));
     }
     let path = dir.join(name);
     assert!(path.exists(), "no program named {name}: add it to PROGRAMS in tests/src/build.rs");
     path
 }
 
-fn compile(program: &Program, out_dir: &Path) {
+/// The compiler for musl, with the kernel's headers but none of glibc's beside them.
+fn musl_gcc(dir: &Path) -> Command {
+    let headers = dir.join("kernel-headers");
+    fs::create_dir_all(&headers).expect("a directory for the kernel's headers");
+    let machine = format!("/usr/include/{}-linux-gnu/asm", std::env::consts::ARCH);
+    let places = [
+        ("linux", "/usr/include/linux"),
+        ("asm-generic", "/usr/include/asm-generic"),
+        ("asm", &machine),
+    ];
+    for (name, place) in places {
+        let link = headers.join(name);
+        if fs::symlink_metadata(&link).is_err() {
+            // Another run may do so, too.
+            let _ = std::os::unix::fs::symlink(place, &link);
+        }
+        assert!(link.is_dir(), "no {}: install linux-libc-dev (make test-deps)", link.display());
+    }
+    let mut command = Command::new("musl-gcc");
+    command.arg("-idirafter").arg(headers).arg("-include");
+    command.arg(tests_dir().join("programs/musl/lacks.h"));
+    command
+}
+
+fn compile(program: &Program, out_dir: &Path, mut cc: Command) {
     let root = tests_dir().join("programs");
     let dirs: Vec<PathBuf> = program.dirs.iter().map(|d| root.join(d)).collect();
     let mut files = Vec::new();
@@ -147,7 +181,7 @@ fn compile(program: &Program, out_dir: &Path) {
     }
     // Under a name of its own, then renamed: two runs may build at once.
     let temporary = out_dir.join(format!("{}.{}", program.name, std::process::id()));
-    let built = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
+    let built = cc
         .args(["-O2", "-std=gnu11", "-g", "-pthread"])
         .args(program.flags)
         .args(WARNINGS)
@@ -156,7 +190,7 @@ fn compile(program: &Program, out_dir: &Path) {
         .arg("-o")
         .arg(&temporary)
         .status()
-        .expect("running cc: install gcc (make test-deps)");
+        .expect("running the compiler: install gcc and musl-tools (make test-deps)");
     assert!(built.success(), "compiling {} failed", program.name);
     fs::rename(&temporary, &out).expect("naming the program");
 }

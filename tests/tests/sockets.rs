@@ -18,6 +18,9 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Cases that do not pass under uSMC yet, by name.
 const KNOWN_FAILURES: &str = include_str!("../known_failures.txt");
 
+/// Cases that are left out on musl: `CASE: why`.
+const NOT_ON_MUSL: &str = include_str!("../programs/musl/left_out.txt");
+
 /// A C program, and of another class perhaps the one that plays the peer.
 #[derive(Clone, Copy)]
 struct Set {
@@ -38,6 +41,13 @@ const fn sampled(name: &'static str, program: &'static str, peer: Option<&'stati
 
 const SETS: &[Set] = &[all("cases"), all("fortified"), all("uring")];
 
+/// Programs on musl, among themselves and with a peer on glibc.
+const MUSL_SETS: &[Set] = &[
+    all("cases-musl"),
+    sampled("cases-musl_glibc", "cases-musl", Some("cases")),
+    sampled("cases-glibc_musl", "cases", Some("cases-musl")),
+];
+
 const NARROW_SETS: &[Set] = &[
     all("fortified32"),
     sampled("cases32", "cases32", None),
@@ -50,12 +60,20 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();
     let narrow = if cfg!(target_arch = "x86_64") { NARROW_SETS } else { &[] };
-    for set in SETS.iter().chain(narrow) {
+    for set in SETS.iter().chain(MUSL_SETS).chain(narrow) {
         let path = build::program(set.program);
         let list = Command::new(&path).arg("--list").output().expect("listing the cases");
         let list = String::from_utf8(list.stdout).expect("names");
         let cases = list.lines().map(|line| line.split(' ').map(str::to_owned).collect());
-        for words in chosen(*set, cases.collect()) {
+        let mut cases: Vec<Vec<String>> = cases.collect();
+        if set.program.ends_with("-musl") {
+            for name in not_on_musl() {
+                let before = cases.len();
+                cases.retain(|words| words[0] != name);
+                assert!(cases.len() < before, "left_out.txt: there is no case {name}");
+            }
+        }
+        for words in chosen(*set, cases) {
             let name = format!("{}::{}", set.name, words.join("::"));
             let known =
                 !usmc_tests::is_plain() && KNOWN_FAILURES.lines().any(|k| matches(k, &words));
@@ -68,6 +86,15 @@ fn main() -> ExitCode {
     }
     trials.sort_by(|a, b| a.name().cmp(b.name()));
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// The names in the list of those left out.
+fn not_on_musl() -> impl Iterator<Item = &'static str> {
+    NOT_ON_MUSL.lines().filter(|line| !line.starts_with('#')).map(|line| {
+        let (name, why) = line.split_once(": ").expect("CASE: why");
+        assert!(!why.is_empty());
+        name
+    })
 }
 
 /// The cases of a set: of a case in several variants one that its name and the set's draw.

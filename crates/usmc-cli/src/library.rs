@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use crate::program;
+
 const NAME: &str = "libusmc_preload.so";
 /// What the dynamic linker replaces by where its own class keeps libraries: `lib64`, `lib/i386-linux-gnu`.
 const LIB: &str = "$LIB";
@@ -38,6 +40,14 @@ pub enum NoNarrow {
     NoPrograms,
     /// There is no such file.
     Missing(PathBuf),
+}
+
+impl Library {
+    /// What LD_PRELOAD is to say for a program, and for those that it starts. musl takes `$LIB` for a directory of that
+    /// name: where there is none (`crates/usmc-preload/tree.sh` makes one), it needs the file's own.
+    pub fn preload_for(&self, is_musl: bool) -> &Path {
+        if is_musl && !self.preload.is_file() { &self.path } else { &self.preload }
+    }
 }
 
 const fn concat_arch() -> &'static str {
@@ -139,6 +149,32 @@ fn without_lib(path: &Path) -> PathBuf {
     path.components().filter(|part| part.as_os_str() != LIB).collect()
 }
 
+/// The dynamically linked twin of a static `usmc`, in `lib/usmc`.
+const TWIN: &str = "usmc-probe";
+
+/// This program in a form that the library gets into: itself, or if it is linked statically its twin.
+///
+/// # Errors
+/// When it has none; says what to do.
+pub fn dynamic_self() -> Result<PathBuf> {
+    let exe = env::current_exe().context("cannot tell where usmc itself is; mount /proc")?;
+    if !program::is_static(&exe) {
+        return Ok(exe);
+    }
+    let beside = exe.parent().unwrap_or(Path::new("/"));
+    let lib = beside.parent().unwrap_or(beside).join("lib");
+    // Where cargo builds both, the twin has the command's name.
+    let places = [lib.join("usmc").join(TWIN), beside.join("usmc")];
+    let found = places.iter().find(|path| path.is_file() && !program::is_static(path));
+    found.cloned().with_context(|| {
+        format!(
+            "this usmc is linked statically, and its twin for the library is not at {}; \
+             `make install` puts it there",
+            places[0].display()
+        )
+    })
+}
+
 fn search() -> Result<PathBuf> {
     let exe = env::current_exe().context("cannot tell where usmc itself is; mount /proc")?;
     let beside = exe.parent().unwrap_or(Path::new("/"));
@@ -226,6 +262,26 @@ mod tests {
         assert_eq!(stripped(Path::new("/opt/lib"), Path::new("lib/a")), None);
         assert!(has_lib(path) && nameable(&without_lib(path)).is_ok());
         std::fs::remove_dir_all(&dir).expect("removing it");
+    }
+
+    #[test]
+    fn a_dynamic_command_is_its_own_twin() {
+        let exe = env::current_exe().expect("the test's own path");
+        assert_eq!(dynamic_self().ok(), (!program::is_static(&exe)).then_some(exe));
+    }
+
+    #[test]
+    fn musl_is_given_a_file_that_it_finds() {
+        let exe = env::current_exe().expect("the test's own path");
+        let (path, dir) = (exe.clone(), exe.with_file_name(LIB));
+        let [there, missing] = [exe, dir.join(NAME)].map(|preload| Library {
+            path: path.clone(),
+            preload,
+            narrow: Err(NoNarrow::NoPrograms),
+        });
+        assert_eq!(there.preload_for(true), there.preload);
+        assert_eq!(missing.preload_for(true), path);
+        assert_eq!(missing.preload_for(false), missing.preload);
     }
 
     #[test]

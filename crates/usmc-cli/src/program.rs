@@ -46,8 +46,6 @@ pub enum Obstacle {
     Narrow,
     /// Another processor's.
     Foreign,
-    /// Another C library's; the preload would keep it from starting.
-    Musl,
 }
 
 impl fmt::Display for Obstacle {
@@ -62,9 +60,6 @@ impl fmt::Display for Obstacle {
                 "it is a 32-bit program, and there is no 32-bit library (see usmc check)",
             ),
             Obstacle::Foreign => f.write_str("it is built for another processor"),
-            Obstacle::Musl => {
-                f.write_str("it uses the musl C library, and uSMC is built for glibc")
-            }
         }
     }
 }
@@ -163,13 +158,39 @@ fn inspect_elf<H: FileHeader<Endian = Endianness>>(
     if is_go {
         return Some(Obstacle::Go);
     }
+    linker(header, data).is_none().then_some(Obstacle::Static)
+}
+
+/// The dynamic linker that a program names.
+fn linker<'d, H: FileHeader<Endian = Endianness>>(
+    header: &H,
+    data: &'d ReadCache<File>,
+) -> Option<&'d [u8]> {
+    let endian = header.endian().ok()?;
     let segments = header.program_headers(endian, data).ok()?;
-    let linker = segments.iter().find_map(|s| s.interpreter(endian, data).ok().flatten());
-    match linker {
-        None => Some(Obstacle::Static),
-        Some(linker) if linker.windows(7).any(|w| w == b"ld-musl") => Some(Obstacle::Musl),
-        Some(_) => None,
-    }
+    segments.iter().find_map(|s| s.interpreter(endian, data).ok().flatten())
+}
+
+/// Whether no dynamic linker loads the program at `path`.
+pub fn is_static(path: &Path) -> bool {
+    File::open(path).ok().and_then(inspect) == Some(Obstacle::Static)
+}
+
+/// Whether the program at `path`, or the interpreter that it names, is loaded by musl's dynamic linker, which takes
+/// `$LIB` in LD_PRELOAD for the name of a directory.
+pub fn is_musl(path: &Path) -> bool {
+    let Ok(file) = File::open(executed(path)) else { return false };
+    let data = ReadCache::new(file);
+    let linker = match FileKind::parse(&data) {
+        Ok(FileKind::Elf64) => {
+            FileHeader64::<Endianness>::parse(&data).ok().and_then(|header| linker(header, &data))
+        }
+        Ok(FileKind::Elf32) => {
+            FileHeader32::<Endianness>::parse(&data).ok().and_then(|header| linker(header, &data))
+        }
+        _ => None,
+    };
+    linker.is_some_and(|name| name.windows(7).any(|part| part == b"ld-musl"))
 }
 
 /// Whether there is a file of that name.
@@ -260,7 +281,7 @@ mod tests {
             ("static", elf64(MACHINE, None, ".text"), Some(Obstacle::Static)),
             ("go", elf64(MACHINE, glibc, ".go.buildinfo"), Some(Obstacle::Go)),
             ("go-static", elf64(MACHINE, None, ".go.buildinfo"), Some(Obstacle::Go)),
-            ("musl", elf64(MACHINE, Some("/lib/ld-musl-x86_64.so.1"), "."), Some(Obstacle::Musl)),
+            ("musl", elf64(MACHINE, Some("/lib/ld-musl-x86_64.so.1"), "."), None),
             ("foreign", elf64(elf::EM_RISCV, glibc, ".text"), Some(Obstacle::Foreign)),
             ("narrow", elf32(NARROW_MACHINE, true), Some(Obstacle::Narrow)),
             ("narrow-static", elf32(NARROW_MACHINE, false), Some(Obstacle::Static)),
@@ -272,6 +293,12 @@ mod tests {
             let file = Temp::new(name, &content);
             let found = look(&file.0).map(|(_, obstacle)| obstacle);
             assert_eq!(found, obstacle, "{name}");
+            assert_eq!(
+                is_static(&file.0),
+                name.ends_with("static") && name != "go-static",
+                "{name}"
+            );
+            assert_eq!(is_musl(&file.0), name == "musl", "{name}");
         }
     }
 

@@ -135,6 +135,7 @@ interpose! {
     dup2(old: c_int, new: c_int) -> c_int = dup2: dup2;
     __dup2(old: c_int, new: c_int) -> c_int = dup2;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int = dup3: dup3;
+    pthread_atfork(prepare: *mut c_void, parent: *mut c_void, child: *mut c_void) -> c_int = atfork;
     __register_atfork(prepare: *mut c_void, parent: *mut c_void, child: *mut c_void,
         library: *mut c_void) -> c_int = register_atfork;
     _Fork() -> pid_t = fork_without_handlers;

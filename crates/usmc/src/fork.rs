@@ -11,7 +11,7 @@
 //! memory shared with the child counts its holders; only a sole holder attaches. (A fork server's parent
 //! closes its copy at once.)
 
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -354,8 +354,20 @@ pub fn register() {
     if ONCE.swap(1, Relaxed) == 0 {
         let handlers = [on_prepare, on_parent, on_child].map(|h: extern "C" fn()| h as *mut c_void);
         // SAFETY: functions of that signature that are never unloaded; no library is named as their owner.
-        unsafe {
-            real::__register_atfork(handlers[0], handlers[1], handlers[2], ptr::null_mut());
+        unsafe { have_called(handlers[0], handlers[1], handlers[2]) };
+    }
+}
+
+/// pthread_atfork(3), which glibc has in programs and not in itself.
+///
+/// # Safety
+/// As the function itself.
+pub unsafe fn have_called(prepare: *mut c_void, parent: *mut c_void, child: *mut c_void) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match real::is_musl() {
+            true => real::pthread_atfork(prepare, parent, child),
+            false => real::__register_atfork(prepare, parent, child, ptr::null_mut()),
         }
     }
 }

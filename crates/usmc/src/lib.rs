@@ -30,6 +30,7 @@ mod kernel;
 mod kernel_only;
 mod lasting;
 mod life;
+mod linkmap;
 mod log;
 mod members;
 mod memory;

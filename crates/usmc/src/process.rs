@@ -79,9 +79,17 @@ pub fn is_foreign_child() -> bool {
     }
 }
 
-/// A word unique to the calling thread within the process, never 0.
+/// A word unique to the calling thread within the process, never 0, of which the lowest six bits are free for marks. glibc
+/// aligns what the thread pointer leads to so far; musl does not, but it takes more than 64 bytes.
 #[inline(always)]
 pub fn thread() -> u64 {
+    thread_pointer() & !63
+}
+
+const _: () = assert!(MARKS & !63 == 0);
+
+#[inline(always)]
+fn thread_pointer() -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
         let tp: u64;

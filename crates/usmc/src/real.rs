@@ -1,30 +1,32 @@
 //! The next definition of every symbol we interpose, which is libc's unless somebody else is preloaded.
 //!
 //! All are resolved by [`resolve_all`] from `.init_array`, before the program's first instruction, so that
-//! no call in a signal handler or below malloc ever meets dlsym. Another library's constructor may call
-//! earlier: it resolves what it needs on that call. dlsym may take the loader's lock and allocate then,
-//! which is harmless there: the program has not started, so no signal handler of its own and no other
-//! thread exists, and malloc itself calls none of the functions below.
+//! no call in a signal handler or below malloc ever looks for one. Another library's constructor may call
+//! earlier: it resolves what it needs on that call. That takes the loader's lock ([`linkmap`]), which is
+//! harmless there: the program has not started, so no signal handler of its own and no other thread exists.
 //!
 //! A symbol that this libc lacks (`close_range` before glibc 2.34) becomes the raw system call, so that
-//! the program sees what the kernel says; where there is no such call it fails with ENOSYS. Everything the
-//! application may block in is libc's own function, which is a cancellation point and must stay one.
+//! the program sees what the kernel says; where there is no such call it fails with ENOSYS, or does nothing
+//! where there is nothing to be done. Everything the application may block in is libc's own function, which
+//! is a cancellation point and must stay one.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::mem;
 use core::ptr;
 use libc::{
     FILE, aiocb, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off64_t, pid_t,
-    pollfd, posix_spawn_file_actions_t, posix_spawnattr_t, sigevent,
+    pollfd, posix_spawn_file_actions_t, posix_spawnattr_t, pthread_mutex_t, pthread_mutexattr_t,
+    sigevent,
 };
 use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
 use libc::{timespec, timeval};
-use usmc_shm::sync::AtomicPtr;
 use usmc_shm::sync::Ordering::Relaxed;
+use usmc_shm::sync::{AtomicPtr, AtomicU32};
 
 use crate::api::Functions;
 #[cfg(target_pointer_width = "32")]
 use crate::api::{Timespec64, Timeval64};
+use crate::linkmap::{self, Place, Wanted};
 #[cfg(target_pointer_width = "32")]
 use libc::off_t;
 
@@ -64,6 +66,22 @@ macro_rules! stand_in {
         crate::set_errno(libc::ENOSYS);
         <$ret as Failed>::FAILED
     }};
+    ($ret:ty, NOTHING) => { Default::default() };
+    // Offsets that these calls take have two words where a word has 32 bits, and both everywhere.
+    ($ret:ty, SYS_preadv2, $($arg:ident),*) => { stand_in!(@positioned $ret, SYS_preadv2, $($arg),*) };
+    ($ret:ty, SYS_pwritev2, $($arg:ident),*) => { stand_in!(@positioned $ret, SYS_pwritev2, $($arg),*) };
+    (@positioned $ret:ty, $nr:ident, $fd:ident, $iov:ident, $count:ident, $at:ident, $flags:ident) => {
+        stand_in!(@pad $ret, $nr, [$fd as usize, $iov as usize, $count as usize, $at as usize,
+            ($at as u64 >> 32) as usize, $flags as usize,] 0 0 0 0 0 0)
+    };
+    // It wants the size of a set of the kernel's signals, which is 64 bits, and 64 bits of time.
+    ($ret:ty, SYS_epoll_pwait2, $($arg:ident),*) => {
+        if cfg!(target_pointer_width = "64") {
+            stand_in!(@pad $ret, SYS_epoll_pwait2, [$($arg as usize,)* 8,] 0 0 0 0 0 0)
+        } else {
+            stand_in!($ret, ENOSYS)
+        }
+    };
     ($ret:ty, $nr:ident $(, $arg:ident)*) => { stand_in!(@pad $ret, $nr, [$($arg as usize,)*] 0 0 0 0 0 0) };
     (@pad $ret:ty, $nr:ident, [$($arg:expr,)*] $($zero:literal)*) => {{
         let given: &[usize] = &[$($arg),*];
@@ -137,19 +155,31 @@ macro_rules! real {
                 }
             )*
         }
-        /// Fills every entry. `errno` and dlerror(3) may change.
+        /// All of them.
+        static WANTED: &[Wanted<'static>] = &[$(
+            $(#[$if])*
+            Wanted::new(as_c_str(concat!(stringify!($name), "\0")), &slots::$name)
+        ),*];
+        /// Fills every entry.
         pub fn resolve_all() {
-            $($(#[$if])* resolvers::$name();)*
+            linkmap::find_all(Place::BehindUs, WANTED);
+            // What is nowhere is looked for by another name, or stood in for.
+            $(
+                $(#[$if])*
+                if slots::$name.load(Relaxed).is_null() {
+                    resolvers::$name();
+                }
+            )*
             address::resolve_all();
             tables::resolve_all();
             // A program that names it has it to itself, and libc uses that, too.
-            // SAFETY: a NUL-terminated name.
-            let stderr = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"stderr".as_ptr()) };
-            STDERR.store(stderr.cast(), Relaxed);
-            SINGLE_THREADED.store(find(c"__libc_single_threaded", ptr::null_mut()).cast(), Relaxed);
+            STDERR.store(linkmap::find(Place::Anywhere, c"stderr").cast(), Relaxed);
+            SINGLE_THREADED.store(find(c"__libc_single_threaded").cast(), Relaxed);
+            know_libc();
         }
     };
     (@missing $ret:ty, ENOSYS $(, $arg:ident)*) => { stand_in!($ret, ENOSYS) };
+    (@missing $ret:ty, NOTHING $(, $arg:ident)*) => { stand_in!($ret, NOTHING) };
     (@missing $ret:ty, $nr:ident $(, $arg:ident)*) => { stand_in!($ret, $nr $(, $arg)*) };
 }
 
@@ -160,18 +190,37 @@ const fn as_c_str(name: &'static str) -> &'static CStr {
     }
 }
 
-/// Looks `name` up behind us; `otherwise` stands in when there is none.
-fn find(name: &CStr, otherwise: *mut c_void) -> *mut c_void {
-    let saved = crate::errno();
-    // SAFETY: a NUL-terminated name.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-    if !found.is_null() {
-        return found;
+/// Looks `name` up behind us; null when there is none.
+fn find(name: &CStr) -> *mut c_void {
+    linkmap::find(Place::BehindUs, name)
+}
+
+/// Whether libc is musl, whose structures differ in a few places from glibc's, which are the kernel's: 0 = not looked yet.
+static LIBC: AtomicU32 = AtomicU32::new(0);
+const GLIBC: u32 = 1;
+const MUSL: u32 = 2;
+
+/// Whether this process has musl for its libc.
+#[inline]
+pub fn is_musl() -> bool {
+    match LIBC.load(Relaxed) {
+        0 => know_libc() == MUSL,
+        libc => libc == MUSL,
     }
-    // SAFETY: no arguments. Our failed look-up is not the application's to hear of.
-    unsafe { libc::dlerror() };
-    crate::set_errno(saved);
-    otherwise
+}
+
+#[cold]
+fn know_libc() -> u32 {
+    let libc = if find(c"gnu_get_libc_version").is_null() { MUSL } else { GLIBC };
+    LIBC.store(libc, Relaxed);
+    libc
+}
+
+/// A length in a structure that musl declares as an int with padding beside it, of which nothing is known, where the
+/// kernel and glibc have a size_t (`struct msghdr`, `struct cmsghdr`).
+#[inline]
+pub fn length(field: usize) -> usize {
+    if is_musl() { field as c_uint as usize } else { field }
 }
 
 /// libc's own note (2.32) that the process has had one thread only so far. It errs to the safe side.
@@ -198,9 +247,27 @@ pub fn stderr() -> *const *mut FILE {
 }
 
 fn resolve(slot: &AtomicPtr<c_void>, name: &CStr, otherwise: *mut c_void) -> *mut c_void {
-    let f = find(name, otherwise);
+    let mut f = find(name);
+    if f.is_null() {
+        f = without_64(name);
+    }
+    if f.is_null() {
+        f = otherwise;
+    }
     slot.store(f, Relaxed);
     f
+}
+
+/// The function that is the same as `name` where offsets have 64 bits anyway: musl since 1.2.4 has no other.
+fn without_64(name: &CStr) -> *mut c_void {
+    let mut plain = [0u8; 32];
+    match name.to_bytes().strip_suffix(b"64") {
+        Some(rest) if cfg!(target_pointer_width = "64") && rest.len() < plain.len() => {
+            plain[..rest.len()].copy_from_slice(rest);
+            CStr::from_bytes_until_nul(&plain).map_or(ptr::null_mut(), find)
+        }
+        _ => ptr::null_mut(),
+    }
 }
 
 /// Where functions lie that Rust cannot call for want of a fixed signature: they are jumped to.
@@ -259,7 +326,7 @@ macro_rules! tables {
             pub(super) fn resolve_all() {
                 $(
                     let name = const { as_c_str(concat!(stringify!($name), "\0")) };
-                    slots::$name.store(find(name, ptr::null_mut()), Relaxed);
+                    slots::$name.store(find(name), Relaxed);
                 )*
             }
         }
@@ -289,7 +356,7 @@ real! {
     read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t, SYS_read;
     readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t, SYS_readv;
     preadv64(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t) -> ssize_t, SYS_preadv;
-    preadv64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t, ENOSYS;
+    preadv64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t, SYS_preadv2;
     recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t, SYS_recvfrom;
     recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr,
         addr_len: *mut socklen_t) -> ssize_t, SYS_recvfrom;
@@ -299,7 +366,7 @@ real! {
     write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t, SYS_write;
     writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t, SYS_writev;
     pwritev64(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t) -> ssize_t, SYS_pwritev;
-    pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t, ENOSYS;
+    pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t, SYS_pwritev2;
     send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t, SYS_sendto;
     sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr,
         addr_len: socklen_t) -> ssize_t, SYS_sendto;
@@ -328,9 +395,8 @@ real! {
     epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int, ENOSYS;
     epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int,
         mask: *const sigset_t) -> c_int, ENOSYS;
-    // ENOSYS is what libc's own says on a kernel without the call: programs fall back to epoll_pwait.
     epoll_pwait2(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec,
-        mask: *const sigset_t) -> c_int, ENOSYS;
+        mask: *const sigset_t) -> c_int, SYS_epoll_pwait2;
 
     fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int, SYS_fcntl;
     #[cfg(target_pointer_width = "32")]
@@ -343,6 +409,8 @@ real! {
     fork() -> pid_t, ENOSYS;
     __register_atfork(prepare: *mut c_void, parent: *mut c_void, child: *mut c_void,
         library: *mut c_void) -> c_int, ENOSYS;
+    // musl's only; see `fork::register`.
+    pthread_atfork(prepare: *mut c_void, parent: *mut c_void, child: *mut c_void) -> c_int, ENOSYS;
     clone(start: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent_tid: c_ulong,
         tls: c_ulong, child_tid: c_ulong) -> c_int, ENOSYS;
     _Fork() -> pid_t, ENOSYS;
@@ -455,11 +523,18 @@ real! {
     #[cfg(target_pointer_width = "32")]
     __epoll_pwait2_time64(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const Timespec64,
         mask: *const sigset_t) -> c_int, ENOSYS;
-    // See `unwind`; what they return is nothing.
-    _pthread_cleanup_push(buffer: *mut c_void, routine: *mut c_void, arg: *mut c_void) -> c_int, ENOSYS;
-    _pthread_cleanup_pop(buffer: *mut c_void, execute: c_int) -> c_int, ENOSYS;
-    pthread_testcancel() -> c_int, ENOSYS;
-    pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int, ENOSYS;
+    // See `unwind`; what they return is nothing. A program without libpthread (glibc before 2.34) cannot cancel a thread.
+    _pthread_cleanup_push(buffer: *mut c_void, routine: *mut c_void, arg: *mut c_void) -> c_int, NOTHING;
+    _pthread_cleanup_pop(buffer: *mut c_void, execute: c_int) -> c_int, NOTHING;
+    pthread_testcancel() -> c_int, NOTHING;
+    pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int, NOTHING;
+    // See `device/loopback/life.rs`. Without libpthread there are none.
+    pthread_mutexattr_init(kind: *mut pthread_mutexattr_t) -> c_int, ENOSYS;
+    pthread_mutexattr_setrobust(kind: *mut pthread_mutexattr_t, robust: c_int) -> c_int, ENOSYS;
+    pthread_mutexattr_setpshared(kind: *mut pthread_mutexattr_t, shared: c_int) -> c_int, ENOSYS;
+    pthread_mutex_init(mutex: *mut pthread_mutex_t, kind: *const pthread_mutexattr_t) -> c_int, ENOSYS;
+    pthread_mutex_trylock(mutex: *mut pthread_mutex_t) -> c_int, ENOSYS;
+    pthread_mutex_consistent(mutex: *mut pthread_mutex_t) -> c_int, ENOSYS;
 
     // Reached only when their check has failed: they end the program as libc ends it.
     __read_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t) -> ssize_t, ENOSYS;
@@ -490,6 +565,10 @@ mod tests {
         let iov = iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: 8 };
         assert_eq!(missing::preadv64(fd, &raw const iov, 1, 1), 4);
         assert_eq!(&buf[..4], b"ytes");
+        assert_eq!(missing::preadv64v2(fd, &raw const iov, 1, 2, 0), 3);
+        assert_eq!(&buf[..3], b"tes");
+        assert_eq!(missing::pwritev64v2(fd, &raw const iov, 1, 1 << 33, 0), 8);
+        assert_eq!(missing::preadv64v2(fd, &raw const iov, 1, (1 << 33) + 5, 0), 3);
         assert_eq!(missing::close(fd), 0);
     }
 
@@ -503,13 +582,27 @@ mod tests {
 
     #[test]
     fn a_failed_look_up_leaves_no_trace() {
-        let otherwise = &raw const ERRNO as *mut c_void;
+        let (slot, otherwise) = (AtomicPtr::new(ptr::null_mut()), &raw const ERRNO as *mut c_void);
         static ERRNO: c_int = 7;
         crate::set_errno(ERRNO);
-        assert_eq!(find(c"usmc_no_such_symbol", otherwise), otherwise);
+        assert_eq!(resolve(&slot, c"usmc_no_such_symbol", otherwise), otherwise);
+        assert_eq!(slot.load(Relaxed), otherwise);
         assert_eq!(crate::errno(), ERRNO);
-        // SAFETY: no arguments.
-        assert!(unsafe { libc::dlerror() }.is_null());
+    }
+
+    #[test]
+    fn what_a_libc_has_without_64_alone_is_found() {
+        assert_eq!(without_64(c"usmc_no_such_symbol64"), ptr::null_mut());
+        assert_eq!(without_64(c"sendfile"), ptr::null_mut());
+        let is_one = cfg!(target_pointer_width = "64");
+        assert_eq!(without_64(c"fdopen64"), if is_one { find(c"fdopen") } else { ptr::null_mut() });
+    }
+
+    #[test]
+    fn what_does_nothing_leaves_errno_alone() {
+        crate::set_errno(libc::E2BIG);
+        assert_eq!(missing::_pthread_cleanup_pop(ptr::null_mut(), 0), 0);
+        assert_eq!(crate::errno(), libc::E2BIG);
     }
 
     #[test]

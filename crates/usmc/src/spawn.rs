@@ -17,6 +17,73 @@ use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
 use crate::{custody, holds, log, process, real, set_errno};
 
+/// What libc's child does before it becomes the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// Closes a number.
+    Close(c_int),
+    /// Duplicates the first to the second.
+    Dup2(c_int, c_int),
+    /// Opens a file there.
+    Open(c_int),
+    /// Closes this number and all above.
+    CloseFrom(c_int),
+    /// Nothing to descriptors.
+    Other,
+}
+
+/// A list of such steps as libc keeps it.
+#[derive(Clone, Copy)]
+pub enum Actions {
+    /// glibc's array.
+    Array(&'static [Action]),
+    /// musl's chain, from the last step on; null = none.
+    Chain(*const Link),
+}
+
+impl Actions {
+    /// From the last one to the first.
+    fn backwards(self) -> impl Iterator<Item = Step> {
+        let (mut array, mut chain) = match self {
+            Actions::Array(array) => (array.iter(), ptr::null()),
+            Actions::Chain(last) => ([].iter(), last),
+        };
+        core::iter::from_fn(move || {
+            // SAFETY: a list of libc's, which stays as it is while the plan is used (see `Plan::of`).
+            let link = unsafe { chain.as_ref() }.inspect(|link| chain = link.earlier);
+            array.next_back().map(Action::step).or(link.map(Link::step))
+        })
+    }
+}
+
+/// `struct fdop` of musl (`fdop.h`).
+#[repr(C)]
+pub struct Link {
+    earlier: *const Link,
+    _later: *const Link,
+    kind: c_int,
+    fd: c_int,
+    from: c_int,
+}
+
+impl Link {
+    fn step(&self) -> Step {
+        match self.kind {
+            1 => Step::Close(self.fd),
+            2 => Step::Dup2(self.from, self.fd),
+            3 => Step::Open(self.fd),
+            _ => Step::Other,
+        }
+    }
+}
+
+/// The first fields of musl's `posix_spawn_file_actions_t` (<spawn.h>).
+#[repr(C)]
+struct Chain {
+    _pad: [c_int; 2],
+    last: *const Link,
+}
+
 /// `struct __spawn_action` of glibc (posix/spawn_int.h); [`is_layout_known`] looks whether it still is.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -36,10 +103,15 @@ struct Of {
 }
 
 impl Action {
-    /// What a descriptor is duplicated to.
-    fn target(&self) -> Option<c_int> {
-        // SAFETY: libc has set it where that is what the entry is for.
-        (self.kind == DUP2).then(|| unsafe { self.of.new.assume_init() })
+    fn step(&self) -> Step {
+        match self.kind {
+            CLOSE => Step::Close(self.of.fd),
+            // SAFETY: libc has set it where that is what the entry is for.
+            DUP2 => Step::Dup2(self.of.fd, unsafe { self.of.new.assume_init() }),
+            OPEN => Step::Open(self.of.fd),
+            CLOSE_FROM => Step::CloseFrom(self.of.fd),
+            _ => Step::Other,
+        }
     }
 }
 
@@ -48,7 +120,7 @@ const DUP2: c_int = 1;
 const OPEN: c_int = 2;
 const CLOSE_FROM: c_int = 5;
 
-/// The first fields of `posix_spawn_file_actions_t` (<spawn.h>).
+/// The first fields of glibc's `posix_spawn_file_actions_t` (<spawn.h>).
 #[repr(C)]
 struct List {
     _room: c_int,
@@ -61,8 +133,8 @@ const _: () = assert!(size_of::<List>() <= size_of::<posix_spawn_file_actions_t>
 /// What libc's child will do to descriptors before it becomes the program.
 #[derive(Clone, Copy)]
 pub enum Plan {
-    /// These, in their order.
-    Actions(&'static [Action]),
+    /// These.
+    Actions(Actions),
     /// Overwrites this number (popen(3)).
     Overwrites(c_int),
     /// Nobody knows.
@@ -71,7 +143,7 @@ pub enum Plan {
 
 impl Plan {
     /// Nothing at all.
-    pub const NOTHING: Plan = Plan::Actions(&[]);
+    pub const NOTHING: Plan = Plan::Actions(Actions::Array(&[]));
 
     /// # Safety
     /// What posix_spawn(3) takes; it stays as it is while the plan is used.
@@ -91,16 +163,16 @@ impl Plan {
         let actions = match *self {
             Plan::Actions(actions) => actions,
             Plan::Overwrites(number) if number == fd => return None,
-            Plan::Overwrites(_) => &[],
+            Plan::Overwrites(_) => Actions::Array(&[]),
             // Whatever is done to it.
             Plan::Unknown => return Some((fd, Kept::Perhaps)),
         };
         let mut at = (fd, Kept::AsItIs);
-        for action in actions.iter().rev() {
-            match action.kind {
-                CLOSE | OPEN if action.of.fd == at.0 => return None,
-                CLOSE_FROM if action.of.fd <= at.0 => return None,
-                DUP2 if action.target() == Some(at.0) => at = (action.of.fd, Kept::AskedFor),
+        for step in actions.backwards() {
+            match step {
+                Step::Close(fd) | Step::Open(fd) if fd == at.0 => return None,
+                Step::CloseFrom(fd) if fd <= at.0 => return None,
+                Step::Dup2(from, to) if to == at.0 => at = (from, Kept::AskedFor),
                 _ => {}
             }
         }
@@ -118,8 +190,11 @@ impl Plan {
 
     /// The numbers that descriptors are duplicated to.
     fn targets(&self) -> impl Iterator<Item = c_int> + use<> {
-        let actions = if let Plan::Actions(actions) = *self { actions } else { &[] };
-        actions.iter().filter_map(Action::target)
+        let actions =
+            if let Plan::Actions(actions) = *self { actions } else { Actions::Array(&[]) };
+        actions
+            .backwards()
+            .filter_map(|step| if let Step::Dup2(_, to) = step { Some(to) } else { None })
     }
 
     /// Calls `act` once for every connection that the program will have.
@@ -192,16 +267,19 @@ struct Given {
 
 /// # Safety
 /// Initialised, and of the layout above.
-unsafe fn entries(actions: *const posix_spawn_file_actions_t) -> &'static [Action] {
+unsafe fn entries(actions: *const posix_spawn_file_actions_t) -> Actions {
     // SAFETY: the caller's contract.
     unsafe {
+        if real::is_musl() {
+            return Actions::Chain((*actions.cast::<Chain>()).last);
+        }
         let list = &*actions.cast::<List>();
-        match usize::try_from(list.count) {
+        Actions::Array(match usize::try_from(list.count) {
             Ok(count) if count > 0 && !list.first.is_null() => {
                 slice::from_raw_parts(list.first, count)
             }
             _ => &[],
-        }
+        })
     }
 }
 
@@ -221,7 +299,11 @@ fn is_layout_known() -> bool {
                     && real::posix_spawn_file_actions_addopen(at, 14, c"/".as_ptr(), 0, 0) == 0;
                 // Since glibc 2.34.
                 let closes = real::posix_spawn_file_actions_addclosefrom_np(at, 15) == 0;
-                let fits = made && has_fields(&*at.cast::<List>(), closes);
+                let fits = made
+                    && match real::is_musl() {
+                        true => has_links(&*at.cast::<Chain>()),
+                        false => has_fields(&*at.cast::<List>(), closes),
+                    };
                 real::posix_spawn_file_actions_destroy(at);
                 fits
             }
@@ -237,13 +319,23 @@ fn has_fields(list: &List, closes: bool) -> bool {
         return false;
     }
     // SAFETY: inside what libc has allocated for so many entries, if they are as small as ours; it allocates eight at a time.
-    let entry = |at: usize| unsafe { ptr::read_unaligned(list.first.add(at)) };
-    let is = |at: usize, kind: c_int, fd: c_int| entry(at).kind == kind && entry(at).of.fd == fd;
-    is(0, CLOSE, 11)
-        && is(1, DUP2, 12)
-        && entry(1).target() == Some(13)
-        && is(2, OPEN, 14)
-        && (!closes || is(3, CLOSE_FROM, 15))
+    let is = |at: usize, step| unsafe { ptr::read_unaligned(list.first.add(at)) }.step() == step;
+    is(0, Step::Close(11))
+        && is(1, Step::Dup2(12, 13))
+        && is(2, Step::Open(14))
+        && (!closes || is(3, Step::CloseFrom(15)))
+}
+
+fn has_links(chain: &Chain) -> bool {
+    let mut at = chain.last;
+    for step in [Step::Open(14), Step::Dup2(12, 13), Step::Close(11)] {
+        // SAFETY: null, or what musl has allocated for a step, which is as large in all of its releases.
+        match unsafe { at.as_ref() } {
+            Some(link) if link.step() == step => at = link.earlier,
+            _ => return false,
+        }
+    }
+    at.is_null()
 }
 
 /// The program that libc is about to start.
@@ -420,6 +512,14 @@ mod tests {
         Action { kind, of: Of { _aligned: [], fd, new, _rest: MaybeUninit::uninit() } }
     }
 
+    /// musl's list of such steps: kind, number and source of each.
+    fn chained(steps: &[(c_int, c_int, c_int)]) -> *const Link {
+        steps.iter().fold(ptr::null(), |earlier, &(kind, fd, from)| {
+            let later = ptr::null();
+            Box::leak(Box::new(Link { earlier, _later: later, kind, fd, from }))
+        })
+    }
+
     #[test]
     fn numbers_are_followed_back_through_the_actions() {
         let actions: &'static [Action] = Box::leak(Box::new([
@@ -430,7 +530,23 @@ mod tests {
             action(DUP2, 9, 9),
             action(CLOSE_FROM, 20, 0),
         ]));
-        let plan = Plan::Actions(actions);
+        let chain = chained(&[
+            (2, 0, 7),
+            (2, 1, 0),
+            (1, 7, 0),
+            (3, 2, 0),
+            (2, 9, 9),
+            // A directory to change to, of which no number is told.
+            (4, 0, 0),
+        ]);
+        let plan = Plan::Actions(Actions::Chain(chain));
+        assert_eq!(plan.origin(0), Some((7, Kept::AskedFor)));
+        assert_eq!(plan.origin(1), Some((7, Kept::AskedFor)));
+        assert_eq!(plan.origin(2), None);
+        assert_eq!(plan.origin(7), None);
+        assert_eq!(plan.origin(20), Some((20, Kept::AsItIs)));
+        assert!(plan.targets().eq([9, 1, 0]));
+        let plan = Plan::Actions(Actions::Array(actions));
         assert_eq!(plan.origin(0), Some((7, Kept::AskedFor)));
         assert_eq!(plan.origin(1), Some((7, Kept::AskedFor)));
         assert_eq!(plan.origin(2), None);
@@ -439,7 +555,7 @@ mod tests {
         assert_eq!(plan.origin(9), Some((9, Kept::AskedFor)));
         assert_eq!(plan.origin(19), Some((19, Kept::AsItIs)));
         assert_eq!(plan.origin(20), None);
-        assert!(plan.targets().eq([0, 1, 9]));
+        assert!(plan.targets().eq([9, 1, 0]));
         assert_eq!(Plan::Overwrites(1).origin(1), None);
         assert_eq!(Plan::Overwrites(1).origin(0), Some((0, Kept::AsItIs)));
         assert_eq!(Plan::Unknown.origin(5), Some((5, Kept::Perhaps)));

@@ -3,7 +3,9 @@
 
 #include <aio.h>
 #include <dlfcn.h>
+#ifdef __GLIBC__
 #include <execinfo.h>
+#endif
 #include <linux/aio_abi.h>
 #include <linux/errqueue.h>
 #include <linux/filter.h>
@@ -497,6 +499,8 @@ PAIR_CASE(io_submit_by_libaio) {
 }
 
 // It writes by itself.
+// musl has no backtraces.
+#ifdef __GLIBC__
 PAIR_CASE(backtrace_to_a_connection) {
     struct pair p = pair_open();
     int ends[2];
@@ -516,6 +520,7 @@ PAIR_CASE(backtrace_to_a_connection) {
     close(ends[1]);
     pair_close(p);
 }
+#endif
 
 // The kernel reads and writes what it is given, from a moment on that nobody tells: it is asked with TCP's connection.
 PAIR_CASE(connection_is_offered_to_a_block_device) {

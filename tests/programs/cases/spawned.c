@@ -55,7 +55,12 @@ CASE(spawned_program_goes_on_at_another_number) {
         EQ(posix_spawn_file_actions_addopen(&actions, 90, "/dev/null", O_RDONLY, 0), 0);
         EQ(posix_spawn_file_actions_adddup2(&actions, ends[1], 91), 0);
         EQ(posix_spawn_file_actions_adddup2(&actions, 91, AT), 0);
+#ifdef __GLIBC__
         EQ(posix_spawn_file_actions_addclosefrom_np(&actions, 90), 0);
+#else // musl has no such action.
+        EQ(posix_spawn_file_actions_addclose(&actions, 90), 0);
+        EQ(posix_spawn_file_actions_addclose(&actions, 91), 0);
+#endif
         pid_t pid = spawn_echo(spawns[i / 2 % 2], &actions, AT);
         EQ(posix_spawn_file_actions_destroy(&actions), 0);
         close(ends[1]);
@@ -315,7 +320,11 @@ PAIR_CASE(connection_that_a_program_is_not_given_stays) {
         else if (i == 2)
             EQ(posix_spawn_file_actions_addopen(&actions, p.fd, "/dev/null", O_RDWR, 0), 0);
         else if (i == 3)
+#ifdef __GLIBC__
             EQ(posix_spawn_file_actions_addclosefrom_np(&actions, 3), 0);
+#else // musl has no such action.
+            EQ(posix_spawn_file_actions_addclose(&actions, p.fd), 0);
+#endif
         // The peer's end may be ours, too, and is open in the same way.
         if (!variant.remote)
             OK(fcntl(p.peer, F_SETFD, FD_CLOEXEC));

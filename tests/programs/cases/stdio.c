@@ -97,7 +97,7 @@ PAIR_CASE(streams_read_and_write) {
     check_pattern(2, 0, bytes, n);
     free(bytes);
     // Descriptor and stream are the same connection.
-    EQ(fputs("from the stream", out), 1);
+    CHECK(fputs("from the stream", out) >= 0);
     EQ(fclose(out), 0);
     FAILS(write(other, "x", 1), EBADF);
     peer_hears(p.peer, "from the stream");
@@ -194,7 +194,7 @@ PAIR_CASE(streams_may_be_wide) {
 static void prints_and_exits(void *arg) {
     struct pair *p = arg;
     FILE *out = fdopen(p->fd, "w");
-    CHECK(out && fputs("said at the end", out) == 1);
+    CHECK(out && fputs("said at the end", out) >= 0);
     exit(0);
 }
 
@@ -247,7 +247,7 @@ PAIR_CASE(dprintf_and_vdprintf) {
 PAIR_CASE(reopened_stream_leaves_the_connection) {
     struct pair p = pair_open();
     FILE *stream = fdopen(p.fd, "w");
-    CHECK(stream && fputs("before", stream) == 1);
+    CHECK(stream && fputs("before", stream) >= 0);
     CHECK(freopen("/dev/null", "w", stream) == stream);
     EQ(fileno(stream), p.fd);
     CHECK(fputs("after", stream) >= 0 && !fflush(stream));

@@ -386,7 +386,7 @@ pub fn families(heads: &[u32]) -> Vec<u32> {
 }
 
 fn own_file() -> Result<PathBuf> {
-    env::current_exe().context("cannot tell where usmc itself is; mount /proc")
+    library::dynamic_self()
 }
 
 /// User and group of this name (passwd(5)).

@@ -172,17 +172,21 @@ fn check_configured<W: Write>(
             return report.add([Finding::failure(format!("{problem:#}"), remedy)]);
         }
     };
-    let loaded = live::loads(&library);
-    let loads = loaded.weight == Weight::Good;
+    let probe = live::probe();
+    let (loaded, probe) = match probe {
+        Ok(probe) => (live::loads(&probe, &library), Some(probe)),
+        Err(untried) => (untried, None),
+    };
+    let probe = probe.filter(|_| loaded.weight == Weight::Good);
     report.add([loaded])?;
     report.add(live::loads_narrow(&library))?;
     if let Some(name) = name {
         report.title(format_args!("Program {}", name.display()))?;
         report.add(command::findings(name, &library))?;
     }
-    if usable && loads {
+    if let Some(probe) = probe.filter(|_| usable) {
         report.title("Two processes on 127.0.0.1")?;
-        report.add([live::connection(config, &library)])?;
+        report.add([live::connection(&probe, config, &library)])?;
     }
     Ok(())
 }

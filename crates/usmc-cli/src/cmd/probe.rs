@@ -15,6 +15,7 @@ const MESSAGE: usize = 64;
 
 /// Plays a part, if the command line is `usmc probe PART`, which is not for users and so not for clap:
 ///
+/// - `alone` succeeds if it runs at all;
 /// - `loaded` succeeds if the library is loaded;
 /// - `serve` prints a port and sends back what one client sends;
 /// - `connect PORT` talks to it, prints a line and waits for the end of its standard input.
@@ -23,6 +24,7 @@ pub fn requested() -> Option<Result<c_int>> {
         env::args_os().skip(1).map_while(|arg| arg.into_string().ok()).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     Some(match args[..] {
+        ["probe", "alone"] => Ok(0),
         ["probe", "loaded"] => loaded(),
         ["probe", "serve"] => serve(),
         ["probe", "connect", port] => connect(port.parse().ok()?),

@@ -66,18 +66,14 @@ pub fn run(args: &Args) -> Result<c_int> {
         before.as_deref().and_then(library::strip)
     } else {
         let library = library::find()?;
-        match program::find(name).and_then(|path| program::obstacle(&path, &library)) {
-            Some((path, obstacle)) => {
-                warn(name, &path, &obstacle);
-                // Preloading into musl would not fail open; its children go without, too.
-                if obstacle == Obstacle::Musl {
-                    before
-                } else {
-                    Some(library::prepend(&library.preload, before.as_deref()))
-                }
-            }
-            None => Some(library::prepend(&library.preload, before.as_deref())),
+        let program = program::find(name);
+        if let Some((path, obstacle)) =
+            program.as_deref().and_then(|path| program::obstacle(path, &library))
+        {
+            warn(name, &path, &obstacle);
         }
+        let is_musl = program.as_deref().is_some_and(program::is_musl);
+        Some(library::prepend(library.preload_for(is_musl), before.as_deref()))
     };
     if args.verbose {
         describe(&config, preload.as_deref());

@@ -321,6 +321,8 @@ unsafe fn readv_connection(fd: c_int, iov: *const iovec, count: c_int, index: u3
 /// recvmsg(2)
 pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
+    unsafe { message::clear_padding(msg) };
+    // SAFETY: likewise.
     unsafe { recvmsg_by(fd, msg, flags, || real::recvmsg(fd, msg, flags)) }
 }
 
@@ -662,7 +664,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         if is_nowhere(msg) || has_bad_name(&*msg, true) {
             return kernel();
         }
-        let m = &*msg;
+        let m = message::read(msg);
         if m.msg_iovlen > IOV_MAX || has_bad_entry(m.msg_iov, m.msg_iovlen) {
             return send_refused(index, m.msg_iov, m.msg_iovlen, kernel);
         }
@@ -670,7 +672,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         if m.msg_controllen > 0 && !m.msg_control.is_null() && may_be_in_ring {
             // What the kernel makes of control messages does not depend on the bytes. (Nor on a connection, but
             // MSG_FASTOPEN would make one of nothing.)
-            let probe = msghdr { msg_iov: ptr::null_mut(), msg_iovlen: 0, ..*msg };
+            let probe = msghdr { msg_iov: ptr::null_mut(), msg_iovlen: 0, ..m };
             if real::sendmsg(fd, &probe, flags) < 0 {
                 return -1;
             }
@@ -681,7 +683,9 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
 
 /// sendmmsg(2)
 pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    if is_nowhere(msgs) || !matches!(table::settled(fd), Entry::Conn(_)) {
+    // musl makes it of sendmsg(3).
+    let is_one_call = !real::is_musl() && !matches!(table::settled(fd), Entry::Conn(_));
+    if is_nowhere(msgs) || is_one_call {
         // SAFETY: the caller's contract.
         return unsafe {
             let known = if is_nowhere(msgs) { 0 } else { count.min(IOV_MAX as c_uint) };
@@ -695,7 +699,7 @@ pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_in
         // SAFETY: done < count entries.
         let n = unsafe {
             let m = msgs.add(done as usize);
-            let wanted = total_len(&(*m).msg_hdr);
+            let wanted = total_len(&message::read(&raw const (*m).msg_hdr));
             let n = sendmsg(fd, &raw const (*m).msg_hdr, flags);
             if n >= 0 {
                 (*m).msg_len = n as c_uint;

@@ -6,7 +6,30 @@ use libc::{cmsghdr, msghdr};
 
 use crate::socket::{ending, option, recv};
 use crate::table::{self, Entry};
-use crate::{conn, errno, kernel, set_errno, sys};
+use crate::{conn, errno, kernel, real, set_errno, sys};
+
+/// The message's header as the kernel has it ([`real::length`]).
+///
+/// # Safety
+/// `msg` can be read.
+pub unsafe fn read(msg: *const msghdr) -> msghdr {
+    // SAFETY: the caller's contract.
+    let mut header = unsafe { *msg };
+    header.msg_iovlen = real::length(header.msg_iovlen);
+    header.msg_controllen = real::length(header.msg_controllen);
+    header
+}
+
+/// Makes it so in its place, as musl's own recvmsg(3) does.
+///
+/// # Safety
+/// `msg` is the application's, to be received by.
+pub unsafe fn clear_padding(msg: *mut msghdr) {
+    if real::is_musl() && !super::is_nowhere(msg) {
+        // SAFETY: the caller's contract.
+        unsafe { *msg = read(msg) };
+    }
+}
 
 /// Fills what recvmsg(2) with `flags` gives back in `msg`.
 ///

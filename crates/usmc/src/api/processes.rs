@@ -24,6 +24,16 @@ pub unsafe fn register_atfork(
     unsafe { real::__register_atfork(prepare, parent, child, library) }
 }
 
+/// pthread_atfork(3) where it is libc's
+///
+/// # Safety
+/// As the function itself.
+pub unsafe fn atfork(prepare: *mut c_void, parent: *mut c_void, child: *mut c_void) -> c_int {
+    forking::register();
+    // SAFETY: the caller's contract.
+    unsafe { forking::have_called(prepare, parent, child) }
+}
+
 /// _Fork(3): fork that calls no handler of pthread_atfork(3)
 pub unsafe fn fork_without_handlers() -> pid_t {
     // SAFETY: no pointers.

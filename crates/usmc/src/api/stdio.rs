@@ -27,7 +27,9 @@ const BORROWED: Functions =
 
 unsafe extern "C" fn write_all(cookie: *mut c_void, buf: *const c_char, len: size_t) -> ssize_t {
     // SAFETY: libc passes its buffer of `len` bytes.
-    unsafe { write_whole(cookie as usize as c_int, buf, len) }
+    let done = unsafe { write_whole(cookie as usize as c_int, buf, len) };
+    // glibc takes fewer bytes for an error, musl -1 alone.
+    if done.cast_unsigned() < len && real::is_musl() { -1 } else { done }
 }
 
 /// As libc's streams write: all, or up to an error; how many bytes.

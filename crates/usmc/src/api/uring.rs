@@ -9,6 +9,7 @@ use usmc_shm::sync::AtomicPtr;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{fail, is_nowhere};
+use crate::linkmap::{self, Place};
 use crate::reason::Reason;
 use crate::socket::{close, control};
 use crate::sys::{self, Errno};
@@ -333,32 +334,13 @@ pub(super) unsafe fn io_uring_register_by_number(
     }
 }
 
-/// Liburing's libraries, newest first.
-const NAMES: [&CStr; 2] = [c"liburing.so.2", c"liburing.so.1"];
-
-/// The handle of a library that the program has loaded, or a null.
-fn loaded(name: &CStr) -> *mut c_void {
-    // SAFETY: a NUL-terminated name; RTLD_NOLOAD loads nothing, and the handle counts one more user for good.
-    unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) }
-}
-
+/// Whether liburing 1 is there, which has other structures.
 fn is_first_liburing() -> bool {
-    !loaded(NAMES[1]).is_null()
+    linkmap::is_loaded(c"liburing.so.1")
 }
 
-/// liburing's function of this name: the next one after ours, or that of a liburing that only a plugin has loaded.
+/// liburing's function of this name: the next one after ours, be it that of a liburing that only a plugin has loaded.
 fn liburing(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: NUL-terminated names.
-    unsafe {
-        let mut found = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
-        for library in NAMES {
-            if found.is_null() {
-                let library = loaded(library);
-                if !library.is_null() {
-                    found = libc::dlsym(library, name.as_ptr());
-                }
-            }
-        }
-        (!found.is_null()).then_some(found)
-    }
+    let found = linkmap::find(Place::BehindUs, name);
+    (!found.is_null()).then_some(found)
 }

@@ -392,8 +392,8 @@ pub(super) unsafe fn select_in<T: Time>(
         unsafe { select_by_poll(&sets, ns, core::ptr::null()) }
     };
     let Some(n) = done else { return kernel(count) };
-    if limit.is_some() {
-        // Linux tells the time that is left.
+    if limit.is_some() && !real::is_musl() {
+        // Linux tells the time that is left; musl keeps that from its programs.
         let left = (ns as u64).saturating_sub(clock::now_ns() - start);
         // SAFETY: not null, the caller's contract.
         unsafe { *timeout = T::from_ns(left as i64) };

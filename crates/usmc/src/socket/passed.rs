@@ -12,7 +12,7 @@ use crate::reason::Reason;
 use crate::sys::Errno;
 use crate::table::{self, Entry};
 use crate::tuple::{self, Tuple};
-use crate::{custody, errno, kernel, set_errno, transition};
+use crate::{custody, errno, kernel, real, set_errno, transition};
 
 /// Makes the call `send` for a message on a socket that is not TCP.
 ///
@@ -24,7 +24,8 @@ pub unsafe fn sending(
     send: impl FnOnce() -> libc::ssize_t,
 ) -> libc::ssize_t {
     // SAFETY: the caller's contract.
-    let Some(msg) = (unsafe { msg.as_ref() }).filter(|msg| msg.msg_controllen > 0) else {
+    let Some(msg) = (unsafe { msg.as_ref() }).filter(|msg| real::length(msg.msg_controllen) > 0)
+    else {
         return send();
     };
     // SAFETY: as above.
@@ -70,7 +71,7 @@ pub unsafe fn sending_many(
 /// # Safety
 /// As sendmsg(2) takes it.
 unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
-    if msg.msg_controllen == 0 {
+    if real::length(msg.msg_controllen) == 0 {
         return Ok(());
     }
     let saved = errno();
@@ -155,22 +156,25 @@ unsafe fn each_fd(msg: &libc::msghdr, mut act: impl FnMut(i32)) {
     if msg.msg_control.is_null() {
         return;
     }
-    // SAFETY: CMSG_* and the check of the length stay inside the buffer.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(msg);
-        while !header.is_null() {
-            let len = (*header).cmsg_len;
-            let first = libc::CMSG_LEN(0) as usize;
-            if (*header).cmsg_level == libc::SOL_SOCKET
-                && (*header).cmsg_type == libc::SCM_RIGHTS
-                && (first..=msg.msg_controllen).contains(&len)
-            {
-                for i in 0..(len - first) / 4 {
-                    act(ptr::read_unaligned(libc::CMSG_DATA(header).cast::<i32>().add(i)));
-                }
-            }
-            header = libc::CMSG_NXTHDR(msg, header);
+    let (base, end) = (msg.msg_control.cast::<u8>(), real::length(msg.msg_controllen));
+    // SAFETY: it only computes.
+    let first = unsafe { libc::CMSG_LEN(0) } as usize;
+    let mut at = 0;
+    while end - at >= size_of::<libc::cmsghdr>() {
+        // SAFETY: a header inside the buffer; the kernel reads it at any address, too.
+        let header = unsafe { ptr::read_unaligned(base.add(at).cast::<libc::cmsghdr>()) };
+        // As CMSG_NXTHDR(3), which would count the padding in.
+        let len = real::length(header.cmsg_len as usize);
+        if !(first..=end - at).contains(&len) {
+            return;
         }
+        if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
+            for i in 0..(len - first) / 4 {
+                // SAFETY: inside the message, which is inside the buffer.
+                act(unsafe { ptr::read_unaligned(base.add(at + first).cast::<i32>().add(i)) });
+            }
+        }
+        at = (at + len.next_multiple_of(align_of::<usize>())).min(end);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,11 +20,34 @@ use crate::proc;
 /// Longest wait for a line from one of our own processes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The program that is tried under the library: usmc itself, which a system with another C library may have in its static
+/// form alone.
+///
+/// # Errors
+/// What there is to say where none runs.
+pub fn probe() -> Result<PathBuf, Finding> {
+    let not_tried = |why: String| {
+        let fact = format!("the library was not tried here: {why}");
+        Finding::note(fact, "start a program of yours by `usmc run`, and see `usmc ss`")
+    };
+    let program = library::dynamic_self().map_err(|e| not_tried(format!("{e:#}")))?;
+    let alone = Command::new(&program).args(["probe", "alone"]).env_remove("LD_PRELOAD").output();
+    match alone {
+        Ok(output) if output.status.success() => Ok(program),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.lines().next().unwrap_or("it gave no reason");
+            Err(not_tried(format!("{} does not run: {said}", program.display())))
+        }
+        Err(e) => Err(not_tried(format!("{} does not run: {e}", program.display()))),
+    }
+}
+
 /// Whether the dynamic linker takes the library.
-pub fn loads(library: &Library) -> Finding {
+pub fn loads(probe: &Path, library: &Library) -> Finding {
     let shown = library.path.display();
     let remedy = "see `ldd` of it: it must fit this machine's processor and C library";
-    let probe = command(library).arg("loaded").output();
+    let probe = command(probe, library).arg("loaded").output();
     match probe {
         Ok(output) if output.status.success() => Finding::good(format!("{shown} loads")),
         Ok(output) => {
@@ -65,8 +89,8 @@ pub fn loads_narrow(library: &Library) -> Option<Finding> {
 }
 
 /// A connection between two processes under the library.
-pub fn connection(config: &Config, library: &Library) -> Finding {
-    match talk(config, library) {
+pub fn connection(probe: &Path, config: &Config, library: &Library) -> Finding {
+    match talk(probe, config, library) {
         Ok(ends) => judge(&ends),
         Err(problem) => Finding::failure(
             format!("two processes could not talk to each other under the library: {problem:#}"),
@@ -124,10 +148,11 @@ fn remedy_for(reason: Option<Reason>) -> Option<&'static str> {
     })
 }
 
-fn talk(config: &Config, library: &Library) -> Result<[End; 2]> {
-    let mut server = Probe::start("server", config, library, &["serve"])?;
+fn talk(program: &Path, config: &Config, library: &Library) -> Result<[End; 2]> {
+    let mut server = Probe::start("server", command(program, library), config, &["serve"])?;
     let port: u16 = server.line()?.trim().parse().context("the server printed no port")?;
-    let mut client = Probe::start("client", config, library, &["connect", &port.to_string()])?;
+    let mut client =
+        Probe::start("client", command(program, library), config, &["connect", &port.to_string()])?;
     client.line()?;
     let ends = [&server, &client].map(|probe| probe.socket(port));
     let [at_server, at_client] = ends;
@@ -140,10 +165,9 @@ fn talk(config: &Config, library: &Library) -> Result<[End; 2]> {
     ])
 }
 
-/// This program as a probe, with the library and without any variable of uSMC.
-fn command(library: &Library) -> Command {
-    let exe = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
-    let mut command = Command::new(exe);
+/// The probe, with the library and without any variable of uSMC.
+fn command(program: &Path, library: &Library) -> Command {
+    let mut command = Command::new(program);
     command.arg("probe");
     for key in &crate::config::KEYS {
         command.env_remove(key.env);
@@ -163,11 +187,10 @@ struct Probe {
 impl Probe {
     fn start(
         name: &'static str,
+        mut command: Command,
         config: &Config,
-        library: &Library,
         args: &[&str],
     ) -> Result<Probe> {
-        let mut command = command(library);
         // Rules are left out: they are about the user's programs.
         for (variable, value) in config.environment() {
             if let (true, Some(value)) = (!variable.contains("CLUDE_"), value) {

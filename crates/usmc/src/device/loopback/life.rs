@@ -6,7 +6,8 @@
 //! to the kernel at each send until another thread takes the mutex ([`keep`]).
 //!
 //! The word is in a memfd that nobody can map for writing but who has done so already. Behind its page lies a private one:
-//! the mutex straddles both, so that its links to others of the thread's mutexes are seen by nobody.
+//! the mutex straddles both, so that its links to others of the thread's mutexes are seen by nobody. Where in the mutex the
+//! word is differs between libcs, so the page says where it is itself.
 
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -16,16 +17,34 @@ use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32};
 
 use crate::device::Voucher;
 use crate::process::{self, Lock};
-use crate::sys;
+use crate::{real, sys};
 
 /// What the file's name in /proc says.
 pub const NAME: &core::ffi::CStr = c"usmc-life";
 /// Bytes of the file: a page, of whatever size.
 pub const LEN: usize = if cfg!(target_arch = "aarch64") { 1 << 16 } else { 4096 };
-/// Bytes of the mutex in the file: its word, counts and its owner, but no link.
-const SHOWN: usize = 16;
-/// Offset in bytes of the word.
-const WORD: usize = LEN - SHOWN;
+/// What a libc's mutex begins with, which is in the file.
+struct Mutex {
+    /// Bytes before the links.
+    shown: usize,
+    /// Offset in bytes of the word.
+    word: usize,
+}
+
+/// The word, a count, the owner's id, and a count or the kind (`struct __pthread_mutex_s`).
+const GLIBC: Mutex = Mutex { shown: 16, word: 0 };
+/// The kind, the word, and what else is before `_m_prev` (`struct __pthread_mutex` in musl's `pthread_impl.h`).
+const MUSL: Mutex = Mutex { shown: 3 * size_of::<usize>(), word: 4 };
+
+fn mutex() -> &'static Mutex {
+    if real::is_musl() { &MUSL } else { &GLIBC }
+}
+
+/// The mutex in both pages.
+fn mutex_in(page: *mut u8) -> *mut libc::pthread_mutex_t {
+    page.wrapping_add(LEN - mutex().shown).cast()
+}
+
 /// linux/memfd.h; Linux 5.1.
 const F_SEAL_FUTURE_WRITE: libc::c_int = 0x10;
 /// Bits of the word (linux/futex.h): the owner's thread id, and that it has ended.
@@ -48,9 +67,25 @@ static IDENTITY: AtomicU32 = AtomicU32::new(0);
 /// It cannot be had here.
 static FAILED: AtomicU32 = AtomicU32::new(0);
 
-/// The word in a mapping of such a file.
-pub fn word_in(page: *mut u8) -> *mut AtomicU32 {
-    page.wrapping_add(WORD).cast()
+/// The word in a mapping of such a file of this process's own.
+fn own_word_in(page: *mut u8) -> *mut AtomicU32 {
+    mutex_in(page).cast::<u8>().wrapping_add(mutex().word).cast()
+}
+
+/// The word in a mapping of such a file, where the page says that it is; `None` where it says nonsense.
+///
+/// # Safety
+/// `page` is mapped for [`LEN`] bytes.
+pub unsafe fn word_in(page: *mut u8) -> Option<*mut AtomicU32> {
+    // SAFETY: the caller's contract. Read once: it is a peer's memory.
+    let at = unsafe { &*offset_in(page) }.load(Relaxed) as usize;
+    let is_inside = at.is_multiple_of(4) && at <= LEN - 4;
+    is_inside.then(|| page.wrapping_add(at).cast())
+}
+
+/// Where the page says how many bytes before the word there are.
+fn offset_in(page: *mut u8) -> *mut AtomicU32 {
+    page.wrapping_add(4).cast()
 }
 
 /// The identity in it.
@@ -66,7 +101,7 @@ pub fn is_alive(word: u32) -> bool {
 fn word() -> Option<&'static AtomicU32> {
     let base = BASE.load(Acquire);
     // SAFETY: a mapping of `make` that only a forked child removes, before anybody there can ask.
-    if base.is_null() { None } else { Some(unsafe { &*word_in(base) }) }
+    if base.is_null() { None } else { Some(unsafe { &*own_word_in(base) }) }
 }
 
 /// Who tells the death of this process; makes what that takes. `None` where it cannot be had, now or at all.
@@ -136,6 +171,8 @@ fn make() {
     }
     let identity = (sys::random() as u32).max(VOUCHER_CLAIMED + 1);
     // SAFETY: as above.
+    unsafe { &*offset_in(base) }.store((own_word_in(base).addr() - base.addr()) as u32, Relaxed);
+    // SAFETY: as above.
     unsafe { &*identity_in(base) }.store(identity, Relaxed);
     IDENTITY.store(identity, Relaxed);
     FD.store(crate::table::keep_fd(fd), Relaxed);
@@ -149,10 +186,10 @@ unsafe fn initialise(base: *mut u8) -> bool {
     // SAFETY: the attributes are initialised before they are used; the mutex fits behind its word.
     unsafe {
         let kind = kind.as_mut_ptr();
-        libc::pthread_mutexattr_init(kind) == 0
-            && libc::pthread_mutexattr_setrobust(kind, libc::PTHREAD_MUTEX_ROBUST) == 0
-            && libc::pthread_mutexattr_setpshared(kind, libc::PTHREAD_PROCESS_SHARED) == 0
-            && libc::pthread_mutex_init(word_in(base).cast(), kind) == 0
+        real::pthread_mutexattr_init(kind) == 0
+            && real::pthread_mutexattr_setrobust(kind, libc::PTHREAD_MUTEX_ROBUST) == 0
+            && real::pthread_mutexattr_setpshared(kind, libc::PTHREAD_PROCESS_SHARED) == 0
+            && real::pthread_mutex_init(mutex_in(base), kind) == 0
     }
 }
 
@@ -167,31 +204,31 @@ unsafe fn lock(base: *mut u8) -> bool {
     // SAFETY: null, or what this thread has told the kernel.
     let is_known = match unsafe { list.as_ref() } {
         Some(list) if list.pending != 0 => true,
-        // A thread that libc has not made.
-        None => true,
+        // A thread that libc has not made; musl tells the kernel of its list with the first mutex in it.
+        None if !real::is_musl() => true,
         // SAFETY: the caller's contract.
-        Some(_) => unsafe { lock_now(base, list) },
+        _ => unsafe { lock_now(base) },
     };
     sys::set_signals(mask);
     is_known
 }
 
 /// # Safety
-/// As [`lock`]; `list` is this thread's.
-unsafe fn lock_now(base: *mut u8, list: *const RobustList) -> bool {
-    let at = word_in(base);
+/// As [`lock`].
+unsafe fn lock_now(base: *mut u8) -> bool {
+    let (at, mutex) = (own_word_in(base), mutex_in(base));
     // SAFETY: the caller's contract.
     unsafe {
-        let mutex = at.cast::<libc::pthread_mutex_t>();
-        match libc::pthread_mutex_trylock(mutex) {
+        match real::pthread_mutex_trylock(mutex) {
             0 => {}
-            libc::EOWNERDEAD => drop(libc::pthread_mutex_consistent(mutex)),
+            libc::EOWNERDEAD => drop(real::pthread_mutex_consistent(mutex)),
             // Another thread was faster.
             libc::EBUSY => return true,
             _ => return false,
         }
         // What the kernel will do at the thread's end. The lowest bit of a link is a flag.
-        let word = ((*list).first & !1).wrapping_add_signed((*list).offset);
+        let Some(list) = sys::robust_list().cast::<RobustList>().as_ref() else { return false };
+        let word = (list.first & !1).wrapping_add_signed(list.offset);
         word == at.addr() && (*at).load(Relaxed) & TID_MASK == sys::gettid()
     }
 }

@@ -23,6 +23,8 @@ struct Life {
     users: AtomicU32,
     /// Null = no entry.
     page: AtomicPtr<u8>,
+    /// In that page.
+    word: AtomicPtr<AtomicU32>,
 }
 
 static LIVES: [Life; MOST] = [const {
@@ -30,6 +32,7 @@ static LIVES: [Life; MOST] = [const {
         identity: AtomicU32::new(0),
         users: AtomicU32::new(0),
         page: AtomicPtr::new(ptr::null_mut()),
+        word: AtomicPtr::new(ptr::null_mut()),
     }
 }; MOST];
 /// Held for every change.
@@ -54,12 +57,12 @@ pub fn find(voucher: Voucher) -> Result<&'static AtomicU32, sys::Errno> {
 
 fn word(life: &Life) -> &'static AtomicU32 {
     // SAFETY: a mapping of `map`, which is not removed while it has users; it is read only.
-    unsafe { &*life::word_in(life.page.load(Relaxed)) }
+    unsafe { &*life.word.load(Relaxed) }
 }
 
 /// A user of [`find`] less.
 pub fn let_go(known: *const AtomicU32) {
-    let is_it = |life: &&Life| ptr::eq(life::word_in(life.page.load(Relaxed)), known);
+    let is_it = |life: &&Life| ptr::eq(life.word.load(Relaxed), known);
     if let Some(life) = LIVES.iter().find(is_it) {
         life.users.fetch_sub(1, Relaxed);
     }
@@ -75,11 +78,16 @@ fn map(voucher: Voucher) -> Result<&'static Life, sys::Errno> {
         None => read_of(voucher)?,
     };
     // SAFETY: a mapping of LEN bytes of a file that cannot shrink.
-    if unsafe { &*life::identity_in(page) }.load(Relaxed) != voucher.identity {
+    let word = unsafe {
+        let is_it = (*life::identity_in(page)).load(Relaxed) == voucher.identity;
+        life::word_in(page).filter(|_| is_it)
+    };
+    let Some(word) = word else {
         // SAFETY: nobody else knows of it.
         unsafe { sys::munmap(page, LEN) };
         return Err(libc::EPROTO);
-    }
+    };
+    place.word.store(word, Relaxed);
     place.identity.store(voucher.identity, Relaxed);
     place.users.store(0, Relaxed);
     place.page.store(page, Relaxed);
@@ -110,6 +118,7 @@ fn sweep() {
             && (is_full || !life::is_alive(word(life).load(Relaxed)))
         {
             life.page.store(ptr::null_mut(), Relaxed);
+            life.word.store(ptr::null_mut(), Relaxed);
             // SAFETY: it has no users, and the lock keeps new ones away.
             unsafe { sys::munmap(page, LEN) };
         }
