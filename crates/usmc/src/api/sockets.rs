@@ -162,9 +162,12 @@ unsafe fn accept_by(
         return new;
     }
     let accept = || {
-        // SAFETY: the caller's contract.
+        let give_name = || {
+            // SAFETY: the caller's contract.
+            unsafe { name((addr, len), &peer, peer_len, new) }
+        };
         if !addr.is_null()
-            && let Err(code) = unsafe { name((addr, len), &peer, peer_len, new) }
+            && let Err(code) = give_name()
         {
             // The kernel has no number for it by then.
             sys::close(new);
