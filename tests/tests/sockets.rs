@@ -129,6 +129,9 @@ fn run(name: &str, set: Set, words: &[String]) {
     if words[0].ends_with("without_spinning") {
         command.env("USMC_BUSY_POLL_US", "0");
     }
+    if words[0].ends_with("changes_over_at_once") {
+        command.env("USMC_CHANGE_OVER", "at-once");
+    }
     let mut process = fixture.spawn(command);
     while let Some(line) = process.try_line() {
         if let Some(request) = line.strip_prefix('@') {

@@ -35,8 +35,8 @@ pub enum Kind {
     Programs,
     /// auto, on or off.
     Choice,
-    /// auto or deny.
-    Denial,
+    /// One of two words, of which the first is the default.
+    OneOf([&'static str; 2]),
     /// User-defined enterprise IDs.
     Eids,
     /// Yes or no, where yes is the default.
@@ -63,14 +63,15 @@ const fn key(name: &'static str, env: &'static str, option: &'static str, kind: 
 }
 
 /// Every key, in the order in which `usmc check` prints them.
-pub static KEYS: [Key; 16] = [
+pub static KEYS: [Key; 17] = [
     key("off", "USMC_OFF", "--off", Kind::Switch),
     key("ism_dir", "USMC_ISM_DIR", "--ism-dir", Kind::Dir),
     key("log", "USMC_LOG", "--log", Kind::Log),
     key("ring_size", "USMC_RING_SIZE", "--ring-size", Kind::RingSize),
     key("busy_poll_us", "USMC_BUSY_POLL_US", "--busy-poll-us", Kind::Micros),
     key("tcp_option", "USMC_TCP_OPTION", "--tcp-option", Kind::Choice),
-    key("io_uring", "USMC_IO_URING", "--io-uring", Kind::Denial),
+    key("io_uring", "USMC_IO_URING", "--io-uring", Kind::OneOf(["auto", "deny"])),
+    key("change_over", "USMC_CHANGE_OVER", "--change-over", Kind::OneOf(["lasting", "at-once"])),
     key("include_ports", "USMC_INCLUDE_PORTS", "--include-port", Kind::Ports),
     key("exclude_ports", "USMC_EXCLUDE_PORTS", "--exclude-port", Kind::Ports),
     key("include_addrs", "USMC_INCLUDE_ADDRS", "--include-addr", Kind::Addrs),
@@ -119,7 +120,7 @@ impl Kind {
             Kind::Addrs => list(text, network),
             Kind::Programs => list(text, program),
             Kind::Choice => choice(text),
-            Kind::Denial => denial(text),
+            Kind::OneOf(words) => one_of(text, words),
             Kind::Eids => eids(text),
             Kind::OnOff => on_or_off(text),
             Kind::Peers => list(text, peer),
@@ -144,11 +145,12 @@ fn choice(text: &str) -> Result<String, String> {
     }
 }
 
-fn denial(text: &str) -> Result<String, String> {
-    match text.to_ascii_lowercase().as_str() {
-        word @ ("auto" | "deny") => Ok(word.to_owned()),
-        _ => Err(format!("{text:?} is neither auto nor deny; write one of them")),
-    }
+fn one_of(text: &str, words: [&str; 2]) -> Result<String, String> {
+    let known = words.into_iter().find(|word| word.eq_ignore_ascii_case(text));
+    let [first, second] = words;
+    known
+        .map(str::to_owned)
+        .ok_or_else(|| format!("{text:?} is neither {first} nor {second}; write one of them"))
 }
 
 fn on_or_off(text: &str) -> Result<String, String> {
@@ -394,7 +396,7 @@ mod tests {
             (Kind::Choice, "On", "on"),
             (Kind::Choice, "0", "off"),
             (Kind::Choice, "auto", "auto"),
-            (Kind::Denial, "Deny", "deny"),
+            (Kind::OneOf(["auto", "deny"]), "Deny", "deny"),
             (Kind::Switch, "off", ""),
             (Kind::Switch, "", ""),
             (Kind::Dir, "/dev/shm/x/", "/dev/shm/x"),
@@ -429,7 +431,7 @@ mod tests {
         for (kind, text, advice) in [
             (Kind::Switch, "maybe", "write 1 or 0"),
             (Kind::Choice, "maybe", "auto, on and off"),
-            (Kind::Denial, "off", "neither auto nor deny"),
+            (Kind::OneOf(["auto", "deny"]), "off", "neither auto nor deny"),
             (Kind::Dir, "shm", "write a path such as"),
             (Kind::Dir, "//", "name a directory of its own"),
             (Kind::Log, "trace", "write error, warn, info or debug"),

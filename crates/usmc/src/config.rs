@@ -72,6 +72,8 @@ pub struct Config {
     pub tcp_option: TcpOption,
     /// `USMC_IO_URING` is `deny`: to the program the kernel has none.
     pub denies_io_uring: bool,
+    /// `USMC_CHANGE_OVER` is `at-once`: no connection has to show that it lasts.
+    pub changes_over_at_once: bool,
     include_ports: List<Ports>,
     exclude_ports: List<Ports>,
     include_addrs: List<Net>,
@@ -99,6 +101,7 @@ impl Config {
             busy_ns: BUSY_NS,
             tcp_option: TcpOption::Auto,
             denies_io_uring: false,
+            changes_over_at_once: false,
             include_ports: List::new(),
             exclude_ports: List::new(),
             include_addrs: List::new(),
@@ -120,6 +123,7 @@ impl Config {
                 _ => TcpOption::Auto,
             },
             denies_io_uring: env(c"USMC_IO_URING") == Some("deny"),
+            changes_over_at_once: env(c"USMC_CHANGE_OVER") == Some("at-once"),
             include_ports: List::parse(env(c"USMC_INCLUDE_PORTS"), ports),
             exclude_ports: List::parse(env(c"USMC_EXCLUDE_PORTS"), ports),
             include_addrs: List::parse(env(c"USMC_INCLUDE_ADDRS"), net),

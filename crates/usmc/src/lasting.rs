@@ -1,8 +1,10 @@
 //! Which connections last. One request and its answer are over before shared memory could pay, so that neither
-//! end spends a system call or a cache line on the change-over until its application comes back for more.
+//! end spends a system call or a cache line on the change-over until its application comes back for more; unless the
+//! configuration says that they do (`change_over`).
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use crate::config;
 use crate::conn::Conn;
 
 /// What a call is about to do with a connection.
@@ -23,6 +25,8 @@ const RECEIVES: u32 = 8;
 
 /// [`Conn::calls`]: it lasts.
 const LASTS: u32 = u32::MAX;
+/// Likewise, and its client has waited for the acceptor.
+const AWAITED: u32 = u32::MAX - 1;
 /// It has sent and received afterwards.
 const ANSWERED: u32 = 1 << 16;
 /// Unit of the sends; the receives are counted in the lowest byte.
@@ -32,14 +36,23 @@ const SENT: u32 = 1 << 8;
 /// call at the same time may count as one.
 pub fn lasts(conn: &Conn, call: Call) -> bool {
     let seen = conn.calls.load(Relaxed);
-    if seen == LASTS {
+    if seen >= AWAITED {
         return true;
     }
-    let now = after(seen, call);
+    let is_at_once = config::get().changes_over_at_once;
+    if is_at_once && call == Call::Look {
+        return true;
+    }
+    let now = if is_at_once { LASTS } else { after(seen, call) };
     if now != seen {
         conn.calls.store(now, Relaxed);
     }
     now == LASTS
+}
+
+/// Whether the client has not yet waited for its acceptor. It does so once.
+pub fn may_await(conn: &Conn) -> bool {
+    conn.calls.swap(AWAITED, Relaxed) != AWAITED
 }
 
 fn after(seen: u32, call: Call) -> u32 {

@@ -25,7 +25,7 @@ use crate::lasting::{self, Call};
 use crate::life::{self, Life};
 use crate::reason::Reason;
 use crate::segment::OwnSlot;
-use crate::socket::{close, control, mark, option};
+use crate::socket::{close, control, mark, option, wait};
 use crate::tuple::{self, Endpoint, Tuple};
 use crate::{
     clc, config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys,
@@ -91,8 +91,17 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
         };
         conn.reason.store(why as u32, Relaxed);
         conn.set_phase(EARLY);
+        log::debug(format_args!("fd {fd}: connects to port {}", server.port));
+        begin_at_once(fd, index);
     }
     observer::changed(fd, index);
+}
+
+/// A connection has just been made. Its handshake begins with it, if the configuration says so.
+pub fn begin_at_once(fd: i32, index: u32) {
+    if config::get().changes_over_at_once {
+        progress(fd, index, Call::Look);
+    }
 }
 
 /// Leaves an offer. Where it cannot be left just now, a later call will.
@@ -352,6 +361,9 @@ pub fn is_due(conn: &Conn, call: Call) -> bool {
 pub fn progress(fd: i32, index: u32, call: Call) {
     if is_due(conn::at(index), call) {
         make_progress(fd, index);
+        if call != Call::Look && config::get().changes_over_at_once {
+            await_acceptor(fd, index);
+        }
     }
 }
 
@@ -373,7 +385,28 @@ fn make_progress(fd: i32, index: u32) {
         drop(held);
         changed(fd, index);
     } else if conn.reason.load(Relaxed) != reason {
+        drop(held);
         observer::changed(fd, index);
+    }
+}
+
+/// With `change_over = "at-once"` a client waits for its acceptor at its first call, for a little while: a message that is
+/// sent before goes by TCP, and most tests send one. An event loop, which may have to accept it, waits less.
+#[cold]
+fn await_acceptor(fd: i32, index: u32) {
+    const MOST_MS: u32 = 10;
+    const MOST_OF_LOOPS_MS: u32 = 2;
+    let conn = conn::at(index);
+    if conn.phase() != OFFERED || !lasting::may_await(conn) {
+        return;
+    }
+    let most = if wait::is_nonblocking(fd, conn) { MOST_OF_LOOPS_MS } else { MOST_MS };
+    for _ in 0..most {
+        // A millisecond, unless the connection ends.
+        if conn.phase() != OFFERED || sys::poll1(fd, 0, 1) != 0 {
+            return;
+        }
+        make_progress(fd, index);
     }
 }
 

@@ -565,3 +565,27 @@ CASE(connection_of_a_server_that_polls) {
         close(ends[i]);
     close(listener);
 }
+
+// With `change_over = "at-once"`, which the harness sets for this name: one message is enough.
+CASE(connection_of_one_message_changes_over_at_once) {
+    int client, server;
+    for (int turn = 0; turn < 5; turn++) {
+        connect_here(&client, &server);
+        send_all(client, 1, 0, 10);
+        recv_all(server, 1, 0, 10);
+        send_all(server, 2, 0, 10);
+        recv_all(client, 2, 0, 10);
+        assert_smcd(client);
+        close(client);
+        recv_to_eof(server, 1, 10, 0);
+        close(server);
+    }
+}
+
+// The peer is another process: the memory is handed over at their first connection.
+REMOTE_CASE(connection_of_few_messages_changes_over_at_once) {
+    struct pair p = pair_open();
+    pair_talk(p, 0, 3);
+    assert_smcd(p.fd);
+    pair_close(p);
+}

@@ -36,6 +36,9 @@ pub struct ConfigArgs {
     /// io_uring as the program asks for it, or none: auto or deny [default: auto]
     #[arg(long, value_name = "WHETHER")]
     pub io_uring: Option<String>,
+    /// When a connection leaves TCP: once it is seen to last, or as soon as it is made: lasting or at-once [default: lasting]
+    #[arg(long, value_name = "WHEN")]
+    pub change_over: Option<String>,
     /// Log to standard error or FILE; LEVEL is error, warn, info or debug
     #[arg(long, value_name = "LEVEL[:FILE]")]
     pub log: Option<String>,
@@ -87,6 +90,7 @@ impl ConfigArgs {
             "busy_poll_us" => self.busy_poll_us.clone(),
             "tcp_option" => self.tcp_option.clone(),
             "io_uring" => self.io_uring.clone(),
+            "change_over" => self.change_over.clone(),
             "include_ports" => joined(&self.include_ports),
             "exclude_ports" => joined(&self.exclude_ports),
             "include_addrs" => joined(&self.include_addrs),

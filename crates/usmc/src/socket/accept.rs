@@ -6,7 +6,7 @@ use super::{connect, control};
 use crate::conn::{self, F_CHILDREN_TCP, LISTEN};
 use crate::reason::Reason;
 use crate::tuple::{Endpoint, Tuple};
-use crate::{clc, config, observer, syn_option, transition};
+use crate::{clc, config, log, observer, syn_option, transition};
 
 /// After a real accept: `fd` is the new connection of listener `listener`, `flags` are accept4's.
 pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storage, len: usize) {
@@ -27,6 +27,7 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     };
     let tuple = Tuple { netns: listener[0], client, server: Endpoint::server_of(&listener) };
     transition::begin_acceptor(index, &tuple);
+    log::debug(format_args!("fd {fd}: accepted from port {}", client.port));
     if from.has(F_CHILDREN_TCP) {
         conn.give_up(Reason::KernelFeature);
     } else if from.phase() != LISTEN {
@@ -41,5 +42,6 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
         // Also where it stays TCP: the client has to be told.
         clc::expect(conn);
     }
+    transition::begin_at_once(fd, index);
     observer::changed(fd, index);
 }
