@@ -158,17 +158,17 @@ fn inspect_elf<H: FileHeader<Endian = Endianness>>(
     if is_go {
         return Some(Obstacle::Go);
     }
-    linker(header, data).is_none().then_some(Obstacle::Static)
+    linker(header, data)?.is_none().then_some(Obstacle::Static)
 }
 
-/// The dynamic linker that a program names.
+/// The dynamic linker that a program names, if it names one. `None`: its headers cannot be read.
 fn linker<'d, H: FileHeader<Endian = Endianness>>(
     header: &H,
     data: &'d ReadCache<File>,
-) -> Option<&'d [u8]> {
+) -> Option<Option<&'d [u8]>> {
     let endian = header.endian().ok()?;
     let segments = header.program_headers(endian, data).ok()?;
-    segments.iter().find_map(|s| s.interpreter(endian, data).ok().flatten())
+    Some(segments.iter().find_map(|s| s.interpreter(endian, data).ok().flatten()))
 }
 
 /// Whether no dynamic linker loads the program at `path`.
@@ -190,7 +190,7 @@ pub fn is_musl(path: &Path) -> bool {
         }
         _ => None,
     };
-    linker.is_some_and(|name| name.windows(7).any(|part| part == b"ld-musl"))
+    linker.flatten().is_some_and(|name| name.windows(7).any(|part| part == b"ld-musl"))
 }
 
 /// Whether there is a file of that name.

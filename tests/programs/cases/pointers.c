@@ -94,8 +94,8 @@ CASE(accept_says_of_bad_pointers_what_tcp_says) {
 }
 
 // --- all others, on a connection
-// (On i386 libc reads messages and times itself, to translate them.)
-#ifdef __LP64__
+// (On i386, and with musl, libc reads messages and times itself, to translate them.)
+#if defined(__LP64__) && defined(__GLIBC__)
 
 struct asked {
     int fd, ep, file;
