@@ -102,6 +102,10 @@ roots: build
 	@sh .ci/packages debootstrap:debootstrap musl-tools:musl-gcc dpkg-dev:dpkg-source
 	sh tests/roots.sh $(ROOT)
 
+# Real servers with clients of their own, over TCP and under uSMC in turn; what comes back is checked. SERVERS: some only.
+zoo: build
+	sh tests/zoo.sh $(SERVERS)
+
 install: build
 	if [ -f $(TARGET)/release/usmc-static ]; then \
 		install -D -m 755 $(TARGET)/release/usmc-static $(DESTDIR)$(PREFIX)/bin/usmc && \
