@@ -18,7 +18,7 @@ DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
 .PHONY: all build deps32 test test-loom test-tsan torture storm fuzz lint demo install test-deps fuzz-deps demo-deps python-suite \
-	suites roots clean
+	suites roots zoo clean
 
 # For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
 PROGRAMS ?= 50000
