@@ -201,7 +201,8 @@ fn put_behind_rooms(events: &mut [libc::epoll_event], first: usize, rooms: &Room
         let before = rooms.before(stamp);
         if before > 0 {
             // Those behind it that stay stand before the kernel's, as well.
-            events[at..left + before].rotate_left(1);
+            let end = (left + before).min(events.len());
+            events[at..end].rotate_left(1);
             left -= 1;
         }
     }
