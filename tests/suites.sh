@@ -1,11 +1,13 @@
 #!/bin/sh
-# The test suites of other projects, from Debian's source packages and PyPI, under plain TCP and under uSMC: a test that passes
-# without the library and does not pass with it fails this script, as does a suite whose connections all stayed TCP.
-# Arguments: some suites only. Half an hour for all.
+# The test suites of other projects, most from Debian's source packages, under plain TCP and under uSMC, as it is and with
+# connections that change over at once: a test that passes without the library and does not pass with it fails this script, as
+# does a suite whose connections all stayed TCP.
+# Arguments: some suites only. An hour for all.
 set -eu
 cd "$(dirname "$0")/.."
+. tests/rings.sh
 usmc=${CARGO_TARGET_DIR:-$PWD/target}/release/usmc
-suites=${*:-libevent redis postgresql uvloop go}
+suites=${*:-libevent redis postgresql zeromq3 uvloop go}
 sh .ci/packages gcc:gcc make:make dpkg-dev:dpkg-source tcl:tclsh redis-server:redis-server redis-tools:redis-cli
 work=$(mktemp -d)
 ism=$(mktemp -d /dev/shm/usmc-suites.XXXXXX)
@@ -39,20 +41,14 @@ source_of() {
     esac
 }
 
-# Directions of connections that went to a ring since the log was emptied.
-rings() {
-    grep -c 'sending through the ring' "$work/log" || true
-}
-
-# usmc run, or nothing.
+# usmc run, by connections that change over as $1 says; nothing for tcp.
 under() {
-    if [ "$1" = usmc ]; then
-        shift
-        ${as_user:-} env USMC_ISM_DIR="$ism" USMC_LOG="debug:$work/log" "$usmc" run -- "$@"
-    else
-        shift
-        ${as_user:-} "$@"
-    fi
+    by=$1
+    shift
+    case $by in
+    tcp) ${as_user:-} "$@" ;;
+    *) ${as_user:-} env USMC_ISM_DIR="$ism" USMC_CHANGE_OVER="$by" USMC_LOG="debug:$work/log" "$usmc" run -- "$@" ;;
+    esac
 }
 
 # One line for each test that passed.
@@ -126,6 +122,19 @@ run_postgresql() {
     sed -n 's/^ *\(test \)\{0,1\} *\([a-z_0-9]*\) *\.\.\. ok .*/\2/p' "$dir/result"
 }
 
+# libzmq's own tests, a program each.
+build_zeromq3() {
+    sh .ci/packages cmake:cmake g++:g++
+    (cd "$work/zeromq3" && cmake -S . -B built -DWITH_LIBSODIUM=OFF -DENABLE_CURVE=OFF -DBUILD_TESTS=ON -DWITH_DOCS=OFF \
+        -DBUILD_STATIC=OFF && make -C built -j2) >"$work/build.log" 2>&1
+}
+
+run_zeromq3() {
+    for program in "$work"/zeromq3/built/bin/test_*; do
+        (cd "$work/zeromq3/built" && under "$1" timeout 60 "$program" </dev/null >/dev/null 2>&1) && echo "${program##*/}"
+    done
+}
+
 # Go's programs make their system calls themselves, so they stay on TCP, at either end of a peer under uSMC.
 control_go() {
     sh .ci/packages golang-go:go
@@ -134,7 +143,7 @@ control_go() {
     for server in "$work/streams serve" "python3 tests/programs/outside/streams.py serve"; do
         : >"$work/port"
         # shellcheck disable=SC2086 # words
-        under usmc $server <"$work/stdin" >"$work/port" 2>/dev/null &
+        under lasting $server <"$work/stdin" >"$work/port" 2>/dev/null &
         exec 9>"$work/stdin"
         until port=$(sed -n 's/^port //p' "$work/port") && [ -n "$port" ]; do :; done
         case $server in
@@ -142,7 +151,7 @@ control_go() {
         *) client="python3 tests/programs/outside/streams.py" ;;
         esac
         # shellcheck disable=SC2086 # words
-        under usmc timeout 100 $client talk "$port" 2>/dev/null || return 1
+        under lasting timeout 100 $client talk "$port" 2>/dev/null || return 1
         exec 9>&-
         wait $!
     done
@@ -175,7 +184,8 @@ for suite in $suites; do
     if [ "$suite" = go ]; then
         : >"$work/log"
         control_go || { echo "go: not all bytes came back" >&2; failed=1; }
-        [ "$(rings)" = 0 ] || { echo "go: a connection left TCP" >&2; failed=1; }
+        count_rings "$work/log"
+        [ "$in_rings" = 0 ] || { echo "go: a connection left TCP" >&2; failed=1; }
         [ $failed != 0 ] || echo "go: every byte, by TCP"
         continue
     fi
@@ -184,18 +194,21 @@ for suite in $suites; do
     *) fetch "$suite" ;;
     esac
     "build_$suite" || { cat "$work/build.log" >&2; exit 1; }
-    : >"$work/log"
-    for how in tcp usmc; do
-        "run_$suite" "$how" | sort >"$work/$suite.$how" || true
-    done
+    "run_$suite" tcp | sort >"$work/$suite.tcp" || true
     count=$(wc -l <"$work/$suite.tcp")
     [ "$count" -gt 50 ] || { echo "$suite: only $count tests ran" >&2; exit 1; }
-    worse=$(comm -23 "$work/$suite.tcp" "$work/$suite.usmc")
-    if [ -n "$worse" ]; then
-        printf '%s, passed over TCP only:\n%s\n' "$suite" "$worse"
-        failed=1
-    fi
-    [ "$(rings)" -gt 0 ] || { echo "$suite: all connections were TCP" >&2; failed=1; }
-    echo "$suite: $(wc -l <"$work/$suite.usmc") tests passed under uSMC ($(rings) rings), $count over TCP"
+    for how in lasting at-once; do
+        : >"$work/log"
+        "run_$suite" "$how" | sort >"$work/$suite.$how" || true
+        worse=$(comm -23 "$work/$suite.tcp" "$work/$suite.$how")
+        if [ -n "$worse" ]; then
+            printf '%s, %s, passed over TCP only:\n%s\n' "$suite" "$how" "$worse"
+            failed=1
+        fi
+        count_rings "$work/log"
+        [ "$in_rings" -gt 0 ] || { echo "$suite, $how: all connections were TCP" >&2; failed=1; }
+        echo "$suite, $how: $(wc -l <"$work/$suite.$how") tests passed, $count over TCP; $in_rings of $ends ends of" \
+            "connections sent through rings"
+    done
 done
 exit $failed
