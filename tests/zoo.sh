@@ -81,7 +81,8 @@ zoo_rabbitmq() {
         RABBITMQ_ADVANCED_CONFIG_FILE
     # A daemon that the server's start needs, and that outlives it.
     ERL_EPMD_RELAXED_COMMAND_CHECK=1 epmd -relaxed_command_check -daemon
-    start /usr/lib/rabbitmq/bin/rabbitmq-server
+    # What it leaves when it is killed goes there, too.
+    start sh -c "cd $dir && exec /usr/lib/rabbitmq/bin/rabbitmq-server"
     done=0
     await 'completed with' && client /usr/bin/python3 tests/programs/zoo/rabbitmq.py "$port" 2000 || done=1
     stop
