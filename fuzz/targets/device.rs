@@ -352,7 +352,7 @@ impl Play<'_> {
         let (how, slots, shift) =
             (input.u8(), u32::from(input.u8()), 14 + u32::from(input.u8() & 3));
         let slots = if how & 1 == 0 { slots & 3 } else { slots };
-        let mut len = segment_len(slots, shift).unwrap_or(PAGE).min(64 << 20);
+        let mut len = segment_len(slots, shift, 0).unwrap_or(PAGE).min(64 << 20);
         if how & 2 != 0 {
             len = usize::from(input.u16());
         }

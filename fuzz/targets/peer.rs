@@ -127,7 +127,7 @@ fn scene() -> &'static Scene {
     SCENE.get_or_init(|| {
         let world = world();
         let all = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        let len = segment_len(SEGMENT_SLOTS, SHIFT).expect("within the limits");
+        let len = segment_len(SEGMENT_SLOTS, SHIFT, 0).expect("within the limits");
         let segment = memfd(len, all);
         let (mut pipe, mut unix) = ([0; 2], [0; 2]);
         // SAFETY: plain calls with valid arguments.
@@ -682,7 +682,7 @@ fn places() -> [Range<usize>; 5] {
 fn mapping_of(segment: i32) -> *mut u8 {
     static BASE: OnceLock<usize> = OnceLock::new();
     *BASE.get_or_init(|| {
-        let len = segment_len(SEGMENT_SLOTS, SHIFT).expect("within the limits");
+        let len = segment_len(SEGMENT_SLOTS, SHIFT, 0).expect("within the limits");
         usmc_fuzz::memory::map_guarded(segment, 0, len).addr()
     }) as *mut u8
 }

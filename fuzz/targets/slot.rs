@@ -17,22 +17,28 @@ use usmc_shm::layout::{
     ARM_TCP, CLIENT, Slot, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, WINDOW_SPLIT, window_word,
 };
 use usmc_shm::lock::{Verdict, Wait, acquire, release};
-use usmc_shm::ring::Ring;
+use usmc_shm::ring::{self, Grant, Ring};
 use usmc_shm::span::{Route, RxSpan, Source, TxSpan};
 
 const RING_SHIFT: u32 = WINDOW_SHIFT_MIN + 2;
 const RING: usize = 1 << RING_SHIFT;
+const FAR_SHIFT: u32 = RING_SHIFT + 1;
+const FAR: usize = 1 << FAR_SHIFT;
+/// What both together hold.
+const ALL: usize = RING + FAR;
 /// What the honest end sends.
-static OURS: [u8; RING] = [0x5A; RING];
+static OURS: [u8; ALL] = [0x5A; ALL];
 /// What stands in the ring it receives from.
-static THEIRS: [u8; RING] = [0x11; RING];
+static THEIRS: [u8; ALL] = [0x11; ALL];
 /// What stands in the honest end's buffers before.
-static CANARY: [u8; RING] = [0xC5; RING];
+static CANARY: [u8; ALL] = [0xC5; ALL];
 
 struct Memory {
     slot: *mut u8,
     /// Of both directions.
     rings: [*mut u8; 2],
+    /// The same.
+    far: [*mut u8; 2],
     attacker: Attacker,
 }
 
@@ -44,12 +50,13 @@ unsafe impl Send for Memory {}
 fn memory() -> &'static Memory {
     static MEMORY: OnceLock<Memory> = OnceLock::new();
     MEMORY.get_or_init(|| {
-        let fd = memfd(PAGE + 2 * RING, 0);
+        let fd = memfd(PAGE + 2 * ALL, 0);
         let slot = map_guarded(fd, 0, PAGE);
         let rings = [0, 1].map(|i| map_guarded(fd, PAGE + i * RING, RING));
+        let far = [0, 1].map(|i| map_guarded(fd, PAGE + 2 * RING + i * FAR, FAR));
         // SAFETY: two mappings of the slot's page, never unmapped.
         let attacker = unsafe { Attacker::new(map_guarded(fd, 0, PAGE), PAGE, slot) };
-        Memory { slot, rings, attacker }
+        Memory { slot, rings, far, attacker }
     })
 }
 
@@ -85,12 +92,18 @@ fuzz_target!(|bytes: &[u8]| {
         memory.slot.write_bytes(0, PAGE);
         memory.rings[side].write_bytes(0, RING);
         memory.rings[1 - side].write_bytes(THEIRS[0], RING);
+        memory.far[side].write_bytes(0, FAR);
+        memory.far[1 - side].write_bytes(THEIRS[0], FAR);
         &*memory.slot.cast::<Slot>()
     };
     let ring = |from: usize| {
         let before = if from == CLIENT { RING } else { 0 };
-        // SAFETY: RING bytes that stay mapped, the client's before this place, the acceptor's behind it.
-        unsafe { Ring::new(slot, from, memory.rings[from].add(before), RING_SHIFT) }
+        let meet = memory.rings[from].wrapping_add(before);
+        // The other direction's is elsewhere.
+        let far = memory.far[from].wrapping_sub(if from == CLIENT { 0 } else { FAR });
+        let places = ring::Memory { meet, shift: RING_SHIFT, far, far_shift: FAR_SHIFT };
+        // SAFETY: RING bytes that stay mapped, the client's before this place, the acceptor's behind it, and the far part.
+        unsafe { Ring::new(slot, from, places) }
     };
     let (rx, tx) = (ring(1 - side), ring(side));
     let usage = handshake::offer(&slot.control).expect("a free slot");
@@ -100,9 +113,19 @@ fuzz_target!(|bytes: &[u8]| {
     let whole: Range<usize> = 0..size_of::<Slot>();
     let places = slice::from_ref(&whole);
     let (small, whole_ring) = (window_word(0, WINDOW_SHIFT_MIN), window_word(0, RING_SHIFT));
-    let windows = [small, whole_ring, whole_ring | WINDOW_SPLIT];
-    let known =
-        [RING as u64, RING as u64 / 2, RING as u64 * 2, windows[0], windows[1], windows[2], 1, 2];
+    let far = window_word(0, FAR_SHIFT);
+    let known = [
+        RING as u64,
+        RING as u64 / 2,
+        FAR as u64,
+        small,
+        whole_ring,
+        whole_ring | WINDOW_SPLIT,
+        far,
+        far | WINDOW_SPLIT,
+        1,
+        2,
+    ];
     while !input.is_over() {
         let what = input.u8();
         if what & 1 != 0 {
@@ -113,13 +136,16 @@ fuzz_target!(|bytes: &[u8]| {
         memory.attacker.during(&mut input, places, &known, || honest.act(what >> 1, a, b));
     }
     // SAFETY: as above.
-    let theirs = unsafe { slice::from_raw_parts(memory.rings[1 - side], RING) };
-    assert!(theirs == THEIRS, "sent into the wrong ring");
+    let theirs = unsafe {
+        let far = slice::from_raw_parts(memory.far[1 - side], FAR);
+        [slice::from_raw_parts(memory.rings[1 - side], RING), far]
+    };
+    assert!(theirs.concat() == THEIRS, "sent into the wrong ring");
 });
 
 impl Honest {
     fn act(&mut self, what: u8, a: u16, b: u8) {
-        let len = usize::from(a) % (RING + 2);
+        let len = usize::from(a) * 4 % (ALL + 2);
         match what % 16 {
             0 | 1 => self.send(len),
             2 | 3 => self.receive(len),
@@ -140,9 +166,9 @@ impl Honest {
 
     fn send(&self, want: usize) {
         let Ok(room) = self.tx.room(want) else { return };
-        assert!(room.free <= room.place.window && room.place.window <= RING);
+        assert!(room.free <= room.place.window && room.place.window <= FAR);
         let len = want.min(room.free);
-        // SAFETY: len ≤ room.free ≤ RING.
+        // SAFETY: len ≤ room.free ≤ ALL.
         unsafe { self.tx.copy_in(room.prod, room.place, OURS.as_ptr(), len) };
         self.tx.publish(room.prod.wrapping_add(len as u64));
         if self.tx.has_rx_sleepers() {
@@ -153,11 +179,11 @@ impl Honest {
 
     fn receive(&self, want: usize) {
         let Ok(data) = self.rx.data() else { return };
-        assert!(data.len <= data.place.window && data.place.window <= RING);
+        assert!(data.len <= ALL && data.place.window <= FAR);
         let len = want.min(data.len);
         let mut buffer = CANARY;
         if len > 0 {
-            // SAFETY: 0 < len ≤ data.len ≤ RING.
+            // SAFETY: 0 < len ≤ data.len ≤ ALL.
             unsafe { self.rx.copy_out(data.cons, data.place, buffer.as_mut_ptr(), len) };
         }
         assert!(buffer[..len] == THEIRS[..len], "bytes from elsewhere");
@@ -184,15 +210,25 @@ impl Honest {
 
     fn sleep(&self) {
         let _ = self.tx.grow(|at, len| {
-            let (ours, end) = (self.tx.meet().addr().abs_diff(at.addr()), RING);
-            assert!(len < end && ours <= end, "grew beyond the ring");
-            true
+            let ours = self.tx.meet().addr().abs_diff(at.addr());
+            let is_near = len < RING && ours <= RING;
+            assert!(is_near || self.is_far(at, len), "grew beyond the ring");
+            Grant { bytes: len, in_memory: len / 2 }
         });
+        if let Some((at, len)) = self.tx.leave_far() {
+            assert!(self.is_far(at, len), "left what is not the far part");
+            self.tx.left_far();
+        }
         self.rx.arm_rx(ARM_TCP);
         self.tx.arm_tx(ARM_TCP);
-        assert!(self.rx.unread() <= RING && self.tx.unread() <= RING);
+        assert!(self.rx.unread() <= ALL && self.tx.unread() <= ALL);
         let _ = (self.tx.is_writable(), self.rx.has_data(), self.rx.is_rx_armed());
         self.rx.disarm_rx();
+    }
+
+    fn is_far(&self, at: *mut u8, len: usize) -> bool {
+        let from = at.addr().wrapping_sub(memory().far[self.side].addr());
+        from <= FAR && len <= FAR - from
     }
 
     fn drain(&self, b: u8) {
@@ -249,7 +285,7 @@ impl Honest {
         let span = RxSpan::new(self.slot, self.side);
         let _ = (span.is_by_sender(), span.is_tcp(), span.boundary());
         if let Some(copies) = span.copies(&self.rx) {
-            assert!(copies.all <= 1 << WINDOW_SHIFT_MAX, "more copies than a ring holds");
+            assert!(copies.all <= 2 << WINDOW_SHIFT_MAX, "more copies than a ring holds");
             assert!(copies.read <= copies.all, "more were read than there are");
         }
         match span.resume() {

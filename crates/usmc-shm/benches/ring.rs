@@ -36,7 +36,7 @@ struct Stage {
 
 impl Stage {
     fn new(ring_shift: u32, cpus: [usize; 2]) -> Stage {
-        let len = segment_len(1, ring_shift).expect("a valid ring");
+        let len = segment_len(1, ring_shift, 0).expect("a valid ring");
         // SAFETY: plain system calls with valid arguments.
         let fd = unsafe {
             let fd = libc::memfd_create(c"bench".as_ptr(), libc::MFD_ALLOW_SEALING);
@@ -50,7 +50,7 @@ impl Stage {
         };
         let stage = Stage { fd, len, cpus };
         // SAFETY: a zeroed mapping of `len` bytes that nobody else has yet and nobody unmaps.
-        let seg = unsafe { Segment::create(stage.map(), 1, ring_shift, 1, 1) };
+        let seg = unsafe { Segment::create(stage.map(), 1, (ring_shift, 0), 1, 1) };
         for end in [CLIENT, ACCEPTOR] {
             ring(&seg, end).reset();
         }
@@ -68,7 +68,7 @@ impl Stage {
 
     fn open(&self) -> Segment {
         // SAFETY: the file is sealed against shrinking and the mapping stays.
-        unsafe { Segment::open(self.map(), self.len) }.expect("made by `new`")
+        unsafe { Segment::open(self.map(), self.len, self.len) }.expect("made by `new`")
     }
 
     /// Runs `first` here, `second` at the other end, each pinned and with its own mapping.

@@ -395,7 +395,7 @@ impl<'a> RxSpan<'a> {
         let upto = if is_over { self.producer.resent.load(Relaxed) } else { end };
         let [most, all] = [end, upto].map(|at| at.wrapping_sub(from));
         let unread = end.wrapping_sub(read);
-        let is_right = most <= 1 << WINDOW_SHIFT_MAX && all <= most && unread <= most;
+        let is_right = most <= 2 << WINDOW_SHIFT_MAX && all <= most && unread <= most;
         let is_whole = is_over && upto == end;
         is_right.then(|| Copies { all, read: all.min(most - unread), end, is_over, is_whole })
     }

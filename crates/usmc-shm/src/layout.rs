@@ -4,10 +4,12 @@
 //! 0          SegmentHeader (one page)
 //! 4096       Slot × slots                     cursors, flags, arm words
 //! data       (ring × 2) × slots               slot 0: client→acceptor, acceptor→client; slot 1: …
+//! far        (far part × 2) × slots           the same order
 //! ```
 //!
 //! The two rings of a slot meet in the middle of a page, and small messages stay around that place
-//! ([`crate::ring`]): a connection that has only ever seen such has one page of data in memory.
+//! ([`crate::ring`]): a connection that has only ever seen such has one page of data in memory. The far parts take what
+//! nobody reads, and are not in memory before.
 //!
 //! All fields are atomics of the target's byte order: both ends run on one machine.
 
@@ -17,15 +19,19 @@ use crate::sync::{AtomicU32, AtomicU64, MODEL};
 /// First eight bytes of a segment.
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"uSMCsegm");
 /// Changes whenever a field here moves.
-pub const SEGMENT_VERSION: u32 = 8;
+pub const SEGMENT_VERSION: u32 = 9;
 /// Bytes before slot 0.
 pub const SLOTS_OFFSET: usize = 4096;
 /// Most slots of one segment.
 pub const SLOTS_MAX: u32 = 4096;
 /// log2 of the smallest window of a ring, 16 KiB (the smallest RMB of RFC 7609 §4.3.1).
 pub const WINDOW_SHIFT_MIN: u32 = if MODEL { 1 } else { 14 };
-/// log2 of the largest ring, 4 MiB.
+/// log2 of the largest ring, 4 MiB; also of the largest far part of one.
 pub const WINDOW_SHIFT_MAX: u32 = 22;
+/// The unit of [`Producer::far_pages`], and what all parts but the rings begin at a multiple of.
+pub const PAGE: usize = if MODEL { 1 } else { 4096 };
+/// log2 of what a far part begins at a multiple of, so that its pages are its own on all machines.
+const FAR_ALIGN_SHIFT: u32 = 16;
 
 /// Bytes of each ring in the page that the two of a slot share: half of it.
 pub const SHARED: usize = if MODEL { 1 } else { 2048 };
@@ -52,6 +58,8 @@ pub struct SegmentHeader {
     pub id: AtomicU64,
     /// Process index (low half) and incarnation (high half) of the client.
     pub owner: AtomicU64,
+    /// log2 of the bytes of a ring's far part; 0 = there are none.
+    pub far_shift: AtomicU32,
 }
 
 /// A slot holds no connection.
@@ -160,6 +168,9 @@ pub const END_RESETS: u32 = 1 << 24;
 /// direction leaves copies of what is unread ([`Producer::copied`]).
 pub const END_HANDS_ON: u32 = 1 << 25;
 
+/// This end has the far parts of both rings in reach: its peer's window may grow into one.
+pub const END_FAR: u32 = 1 << 26;
+
 /// Written by the sender only.
 #[derive(Default)]
 #[repr(C, align(128))]
@@ -202,6 +213,9 @@ pub struct Producer {
     pub window_before: AtomicU64,
     /// The number of the descriptor of the voucher's word in its process.
     pub voucher_fd: AtomicU32,
+    /// The sender's own: pages of the ring's far part, from its start on, that may be in memory. They stay so when the slot
+    /// changes hands.
+    pub far_pages: AtomicU32,
     /// With [`STAMP_BEHIND`]: the sender's cycle counter when the kernel last took something of another connection.
     pub behind: AtomicU64,
     /// Likewise, when that was no doorbell: what is read there. 0 of a sender that does not tell.
@@ -335,8 +349,9 @@ const _: () = {
 #[cfg(not(any(loom, shuttle)))]
 const _: () = {
     use core::mem::offset_of;
-    assert!(size_of::<SegmentHeader>() == 40 && align_of::<SegmentHeader>() == 8);
+    assert!(size_of::<SegmentHeader>() == 48 && align_of::<SegmentHeader>() == 8);
     assert!(offset_of!(SegmentHeader, retired) == 20 && offset_of!(SegmentHeader, id) == 24);
+    assert!(offset_of!(SegmentHeader, far_shift) == 40);
     assert!(size_of::<Control>() == 128 && offset_of!(Control, attached_by) == 4);
     assert!(size_of::<End>() == 128 && offset_of!(End, flags) == 20);
     assert!(offset_of!(End, tx_lock) == 24 && offset_of!(End, tcp_left) == 40);
@@ -346,14 +361,16 @@ const _: () = {
     assert!(offset_of!(Producer, state) == 24 && offset_of!(Producer, boundary) == 40);
     assert!(offset_of!(Producer, stamp) == 48 && offset_of!(Producer, resume) == 64);
     assert!(offset_of!(Producer, voucher) == 56 && offset_of!(Producer, voucher_fd) == 96);
+    assert!(offset_of!(Producer, far_pages) == 100);
     assert!(offset_of!(Producer, behind) == 104 && offset_of!(Producer, behind_bytes) == 112);
     assert!(offset_of!(Producer, copied) == 120);
     assert!(offset_of!(Direction, consumer) == 128 && offset_of!(Direction, arm) == 256);
     assert!(offset_of!(Slot, end) == 128 && offset_of!(Slot, dir) == 384);
 };
 
-/// Bytes of a segment with `slots` slots and rings of `1 << ring_shift` bytes; `None` outside the limits.
-pub const fn segment_len(slots: u32, ring_shift: u32) -> Option<usize> {
+/// Bytes of a segment with `slots` slots and rings of `1 << ring_shift` bytes, without their far parts; `None` outside the
+/// limits.
+pub const fn near_len(slots: u32, ring_shift: u32) -> Option<usize> {
     if slots == 0
         || slots > SLOTS_MAX
         || ring_shift < WINDOW_SHIFT_MIN
@@ -364,6 +381,24 @@ pub const fn segment_len(slots: u32, ring_shift: u32) -> Option<usize> {
     // In 64 bits: on a 32-bit machine a stranger's header may ask for more than there are addresses.
     let len = data_offset(slots) as u64 + ((slots as u64) << (ring_shift + 1)) + SHARED as u64;
     if len > isize::MAX as u64 { None } else { Some(len as usize) }
+}
+
+/// Bytes of a segment with far parts of `1 << far_shift` bytes, more than a ring's; 0 = it has none.
+pub const fn segment_len(slots: u32, ring_shift: u32, far_shift: u32) -> Option<usize> {
+    let Some(near) = near_len(slots, ring_shift) else { return None };
+    if far_shift == 0 {
+        return Some(near);
+    }
+    if far_shift <= ring_shift || far_shift > WINDOW_SHIFT_MAX {
+        return None;
+    }
+    let len = far_offset(near) as u64 + ((slots as u64) << (far_shift + 1));
+    if len > isize::MAX as u64 { None } else { Some(len as usize) }
+}
+
+/// Offset of the first far part, behind `near` bytes ([`near_len`]).
+pub const fn far_offset(near: usize) -> usize {
+    near.next_multiple_of(1 << FAR_ALIGN_SHIFT)
 }
 
 /// Offset of the first ring, in the middle of a page.

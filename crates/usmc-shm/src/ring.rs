@@ -9,7 +9,9 @@
 //! The producer looks at `cons` when it has come to its limit. Where it finds the ring empty it starts over
 //! beside the place where the two rings of a slot meet, with the next limit so near that as few pages are
 //! touched, and as little cache, as the bytes that are under way at one time need. A window is used up to its
-//! end where it finds bytes unread. Before it waits for a consumer it takes a larger one, as far as that goes.
+//! end where it finds bytes unread. Before it waits for a consumer it takes a larger one, which may lie in the ring's far
+//! part: megabytes, as TCP's buffers have, of which only what is used is ever in memory. Where it finds the ring empty then,
+//! it comes back from there, and may give that memory back ([`Ring::leave_far`]).
 //!
 //! Sleep and wake are store–fence–load on both sides ([`Ring::arm_rx`] against [`Ring::has_rx_sleepers`],
 //! [`Ring::arm_tx`] against [`Ring::has_tx_sleepers`]): either the sleeper sees the new cursor, or the
@@ -20,7 +22,7 @@
 use crate::Broken;
 use crate::copy::{copy_in, copy_out};
 use crate::layout::{
-    ARM_RINGING, ARM_TCP, CLIENT, Direction, SHARED, Slot, WINDOW_SHIFT_MIN, WINDOW_SPLIT,
+    ARM_RINGING, ARM_TCP, CLIENT, Direction, PAGE, SHARED, Slot, WINDOW_SHIFT_MIN, WINDOW_SPLIT,
     shift_of, window_word,
 };
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -33,21 +35,36 @@ pub const ROOM_SHIFT: u32 = if MODEL { 1 } else { 2 };
 pub const MARK_SHIFT: u32 = if MODEL { 1 } else { 4 };
 /// A window that grows for a message gets four times its size.
 const GROWTH_SHIFT: u32 = 2;
+/// Memory of the far part is taken in steps of so many bytes, at least.
+const FAR_STEP: usize = 16 * PAGE;
 
 #[inline(always)]
 fn writable(unread: usize, window: usize) -> bool {
     unread <= window - (window >> ROOM_SHIFT)
 }
 
+/// Where the two rings of a slot are mapped.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// Where they meet.
+    pub meet: *mut Byte,
+    /// log2 of a ring's bytes.
+    pub shift: u32,
+    /// The far part of the client's ring, and behind it the acceptor's; null where they are out of reach.
+    pub far: *mut Byte,
+    /// log2 of the bytes of each; more than `shift`, if they are in reach.
+    pub far_shift: u32,
+}
+
 /// One direction of a mapped slot.
 #[derive(Clone, Copy)]
 pub struct Ring<'a> {
     dir: &'a Direction,
-    /// Where the two rings of the slot meet.
-    meet: *mut Byte,
-    /// All bits where this is the ring below that place, none where it is above.
+    memory: Memory,
+    /// All bits where this is the ring below the place where they meet, none where it is above.
     below: usize,
-    ring_shift: u32,
+    /// How many bytes may be unread: the sender's own limit.
+    most: usize,
 }
 
 /// A window of the ring, and which cursors lie there.
@@ -111,6 +128,25 @@ pub struct Room {
     pub place: Place,
 }
 
+/// What a producer that grows its window may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant {
+    /// So much of what it has asked for. Of the far part also less: a power of two.
+    pub bytes: usize,
+    /// From its start on so many bytes are in memory by now.
+    pub in_memory: usize,
+}
+
+impl Grant {
+    /// Nothing.
+    pub const NONE: Grant = Grant { bytes: 0, in_memory: 0 };
+
+    /// So many bytes, which get memory when they are first written.
+    pub fn of(bytes: usize) -> Grant {
+        Grant { bytes, in_memory: 0 }
+    }
+}
+
 /// Data found by the consumer. Valid until the consumer consumes.
 #[derive(Clone, Copy, Debug)]
 pub struct Data {
@@ -123,26 +159,67 @@ pub struct Data {
 }
 
 impl<'a> Ring<'a> {
-    /// The ring of `slot` that end `sender` writes: `1 << ring_shift` bytes, the client's before `meet`, the
-    /// acceptor's from there on.
+    /// The ring of `slot` that end `sender` writes: `1 << shift` bytes, the client's before `meet`, the acceptor's from there
+    /// on, and the far parts.
     ///
     /// # Safety
     /// These are valid for reads and writes for as long as the ring is used.
     #[inline(always)]
-    pub unsafe fn new(slot: &'a Slot, sender: usize, meet: *mut Byte, ring_shift: u32) -> Ring<'a> {
+    pub unsafe fn new(slot: &'a Slot, sender: usize, memory: Memory) -> Ring<'a> {
         let below = if sender == CLIENT { usize::MAX } else { 0 };
-        Ring { dir: &slot.dir[sender & 1], meet, below, ring_shift }
+        Ring { dir: &slot.dir[sender & 1], memory, below, most: usize::MAX }
+    }
+
+    /// The same for a sender that leaves at most so many bytes unread: a multiple of [`SHARED`], and at least the smallest
+    /// window's.
+    #[inline(always)]
+    #[must_use]
+    pub fn limited(self, most: usize) -> Ring<'a> {
+        Ring { most, ..self }
     }
 
     /// Where the slot's rings meet.
     pub fn meet(&self) -> *mut Byte {
-        self.meet
+        self.memory.meet
+    }
+
+    /// Bytes of the ring without its far part.
+    #[inline(always)]
+    fn near(&self) -> usize {
+        1 << self.memory.shift
+    }
+
+    /// How many bytes of a window may be unread. Not less than the consumer passes marks in, where the window was made for
+    /// more.
+    #[inline(always)]
+    fn limit(&self, window: usize) -> usize {
+        self.most.max(window >> ROOM_SHIFT).min(window)
+    }
+
+    /// How many bytes may be unread with such a window: those from before it grew into the far part, too.
+    #[inline(always)]
+    fn most(&self, window: usize) -> usize {
+        if window > self.near() { self.most.max(window >> ROOM_SHIFT) } else { self.limit(window) }
+    }
+
+    /// log2 of the largest window.
+    #[inline(always)]
+    fn largest_shift(&self) -> u32 {
+        if self.memory.far.is_null() { self.memory.shift } else { self.memory.far_shift }
     }
 
     #[inline(always)]
     fn start(&self, window: usize) -> *mut Byte {
+        if window > self.near() {
+            return self.far();
+        }
         // SAFETY: the window is at most the ring's bytes, and lies at that end of it (`new`'s contract).
-        unsafe { self.meet.sub(window & self.below) }
+        unsafe { self.memory.meet.sub(window & self.below) }
+    }
+
+    /// The start of the far part.
+    fn far(&self) -> *mut Byte {
+        self.memory.far.wrapping_add((1 << self.memory.far_shift) & !self.below)
     }
 
     /// The cursors and flags.
@@ -179,7 +256,7 @@ impl<'a> Ring<'a> {
     #[inline(always)]
     fn check(&self, word: u64) -> Result<Window, Broken> {
         let shift = shift_of(word);
-        if shift < WINDOW_SHIFT_MIN || shift > self.ring_shift {
+        if shift < WINDOW_SHIFT_MIN || shift > self.largest_shift() {
             return Err(Broken);
         }
         Ok(Window { base: word as u32, len: 1 << shift })
@@ -216,7 +293,7 @@ impl<'a> Ring<'a> {
     }
 
     /// Room for the producer, who wants `want` bytes; the peer's cursor is read only at the limit, where a ring
-    /// that is found empty starts over, its window grown if that was too small.
+    /// that is found empty starts over, its window grown if that was too small. A window in the far part is left then.
     ///
     /// # Errors
     /// [`Broken`] when the cursors cannot be right.
@@ -258,40 +335,70 @@ impl<'a> Ring<'a> {
         // Acquire: pairs with the consumer's Release in `consume`; its reads are over before we overwrite.
         let cons = self.dir.consumer.cons.load(Acquire);
         let used = prod.wrapping_sub(cons);
-        if used > window.len as u64 {
-            return Err(Broken);
-        }
         if used > 0 {
-            let limit = match self.grown_at_unread(cons) {
-                Some(limit) => limit,
+            let end = match self.grown_at_unread(cons) {
+                Some(end) => end,
                 None => cons.wrapping_add(window.len as u64),
             };
-            p.limit.store(limit, Relaxed);
-            let free = limit.wrapping_sub(prod);
-            if free > window.len as u64 {
+            let free = end.wrapping_sub(prod);
+            if free > window.len as u64 || used > (self.near() + window.len) as u64 {
                 return Err(Broken);
             }
+            // Beside a far part, the ring's own bytes count as well.
+            let free = (free as usize).min(self.most(window.len).saturating_sub(used as usize));
+            let free = self.taken(window, prod, free, want);
+            p.limit.store(prod.wrapping_add(free as u64), Relaxed);
             let place = Place::whole(window, prod);
-            return Ok(Room { prod, free: free as usize, unread: true, place });
+            return Ok(Room { prod, free, unread: true, place });
         }
         // Empty: nobody looks at any position until the next `publish` releases these stores.
-        let most = 1 << self.ring_shift;
-        if want >= window.len && window.len < most {
-            let shift = want.min(most).next_power_of_two().trailing_zeros() + GROWTH_SHIFT;
-            let larger = 1 << shift.min(self.ring_shift);
+        let most = self.near().min(self.most.checked_next_power_of_two().unwrap_or(usize::MAX));
+        let mut least = want;
+        if window.len > self.near() {
+            // What it had before was too small.
+            window.len = self.before_far();
+            least = window.len.max(want);
+        }
+        if least >= window.len && window.len < most {
+            let larger = least.min(most).next_power_of_two() << GROWTH_SHIFT;
+            let larger = larger.min(most);
             if may_grow(self.start(larger), larger) {
                 window.len = larger;
             }
         }
-        let free = want.min(window.len).next_multiple_of(SHARED).max(SHARED);
+        let free = want.min(self.limit(window.len)).next_multiple_of(SHARED).max(SHARED);
         window.base = (prod as u32).wrapping_sub(((window.len - free) & self.below) as u32);
         p.window.store(window_word(window.base, window.len.trailing_zeros()), Relaxed);
         p.limit.store(prod.wrapping_add(free as u64), Relaxed);
         Ok(Room { prod, free, unread: false, place: Place::whole(window, prod) })
     }
 
-    /// The producer's limit where bytes are unread from before the window grew: the old one, which they lie in, belongs to
-    /// the new one. Otherwise that is over.
+    /// How many of `free` bytes at cursor `prod` may be used at once, of which `want` are wanted: a window in the far part is
+    /// taken step by step, so that what is given back is what was used.
+    fn taken(&self, window: Window, prod: u64, free: usize, want: usize) -> usize {
+        let pages = &self.dir.producer.far_pages;
+        let have = (pages.load(Relaxed) as usize).saturating_mul(PAGE);
+        if window.len <= self.near() || have >= window.len {
+            return free;
+        }
+        // It is used from its start on: beyond what it has there is nothing yet.
+        let pos = window.of(prod);
+        let step = free.min(want.max(FAR_STEP));
+        let need = (pos + step).next_multiple_of(PAGE).min(window.len);
+        if need > have {
+            pages.store((need / PAGE) as u32, Relaxed);
+        }
+        free.min(need.max(have) - pos)
+    }
+
+    /// Bytes of the window before it grew into the far part.
+    fn before_far(&self) -> usize {
+        let shift = shift_of(self.dir.producer.window_before.load(Relaxed));
+        1 << shift.clamp(WINDOW_SHIFT_MIN, self.memory.shift)
+    }
+
+    /// Where what is free ends while bytes are unread from before the window grew: a larger one in the ring has theirs for its
+    /// own, too. Otherwise that is over.
     fn grown_at_unread(&self, cons: u64) -> Option<u64> {
         let p = &self.dir.producer;
         let word = p.window.load(Relaxed);
@@ -302,17 +409,27 @@ impl<'a> Ring<'a> {
         if (cons.wrapping_sub(grown_at) as i64) < 0 {
             let (now, before) = (shift_of(word), shift_of(p.window_before.load(Relaxed)));
             // Our own words, in the reach of the peer: `room_slow` checks what comes of them.
-            let new = (1u64 << (now & 31)).wrapping_sub(1 << (before & 31));
+            let shared = if now > self.memory.shift { 0 } else { 1 << (before & 31) };
+            let new = (1u64 << (now & 31)).wrapping_sub(shared);
             return Some(grown_at.wrapping_add(new));
         }
         p.window.store(word & !WINDOW_SPLIT, Relaxed);
         None
     }
 
+    /// What [`Ring::grow`] would make of a window of `len` bytes, of which `used` are unread. `None`: nothing, as more room
+    /// than what wakes a sleeping producer would not come of it.
+    fn larger(&self, len: usize, used: usize) -> Option<usize> {
+        let most = self.most.checked_next_power_of_two().unwrap_or(usize::MAX);
+        let largest = if most > self.near() { 1 << self.largest_shift() } else { self.near() };
+        let larger = largest.min(most);
+        (len <= self.near() && larger > len && writable(used, self.limit(larger))).then_some(larger)
+    }
+
     /// Whether [`Ring::grow`] is worth a try.
     pub fn can_grow(&self) -> bool {
         let word = self.dir.producer.window.load(Relaxed);
-        self.check(word).is_ok_and(|window| window.len << ROOM_SHIFT <= 1 << self.ring_shift)
+        self.check(word).is_ok_and(|window| self.larger(window.len, self.unread()).is_some())
     }
 
     /// The consumer's cursor, as the producer sees it.
@@ -320,43 +437,96 @@ impl<'a> Ring<'a> {
         self.dir.consumer.cons.load(Relaxed)
     }
 
-    /// Before the producer waits for a consumer that does not read: takes the whole ring as its window for the bytes that
-    /// follow. Those that are unread stay where they are. `may_grow`: as for [`Ring::room_if`], of what is new. Whether
-    /// the ring is writable now. Nobody else who sleeps for room is told: they have tried it, too.
+    /// Before the producer waits for a consumer that does not read: takes the largest window for the bytes that follow.
+    /// Those that are unread stay where they are. `may_grow` gets the start and the bytes of what is new, and says what it
+    /// grants. Whether the ring is writable now. Nobody else who sleeps for room is told: they have tried it, too.
     ///
     /// # Errors
     /// As for [`Ring::room`].
     #[cold]
-    pub fn grow(&self, may_grow: impl FnOnce(*mut Byte, usize) -> bool) -> Result<bool, Broken> {
+    pub fn grow(&self, may_grow: impl FnOnce(*mut Byte, usize) -> Grant) -> Result<bool, Broken> {
         let p = &self.dir.producer;
         let (prod, cons) = (p.prod.load(Relaxed), self.dir.consumer.cons.load(Acquire));
         let used = prod.wrapping_sub(cons);
         let old = self.check(p.window.load(Relaxed))?;
-        if used > old.len as u64 {
+        if used > (self.near() + old.len) as u64 {
             return Err(Broken);
         }
-        let shift = self.ring_shift;
-        // By less than what wakes a sleeping producer it does not grow: that may not find room before all is read that is
-        // unread now.
-        let is_worth_while = old.len << ROOM_SHIFT <= 1 << shift;
-        if self.is_writable() || !is_worth_while || self.grown_at_unread(cons).is_some() {
+        let used = used as usize;
+        let Some(mut len) = self.larger(old.len, used) else { return Ok(self.is_writable()) };
+        if self.is_writable() || self.grown_at_unread(cons).is_some() {
             return Ok(self.is_writable());
         }
-        let (len, new) = (1 << shift, (1 << shift) - old.len);
-        // The old window is that end of the new one where the rings meet.
-        let start = self.start(len).wrapping_add(old.len & !self.below);
-        if !may_grow(start, new) {
-            return Ok(false);
+        let (base, new);
+        if len > self.near() {
+            let Grant { bytes, in_memory } = may_grow(self.far(), len);
+            len = len.min(bytes);
+            if len <= self.near() || !len.is_power_of_two() || !writable(used, self.limit(len)) {
+                return Ok(false);
+            }
+            let pages = &p.far_pages;
+            pages.store(pages.load(Relaxed).max((in_memory.min(len) / PAGE) as u32), Relaxed);
+            let free = len.min(self.most(len) - used);
+            (base, new) = (prod as u32, self.taken(Window { base: 0, len }, 0, free, 0));
+        } else {
+            // The old window is that end of the new one where the rings meet.
+            let start = self.start(len).wrapping_add(old.len & !self.below);
+            if may_grow(start, len - old.len).bytes < len - old.len {
+                return Ok(false);
+            }
+            // The next byte is the first of the new part.
+            base = (prod as u32).wrapping_sub((old.len & !self.below) as u32);
+            new = (len - old.len).min(self.limit(len) - used);
         }
-        // The next byte is the first of the new part.
-        let base = (prod as u32).wrapping_sub((old.len & !self.below) as u32);
         p.window_before.store(p.window.load(Relaxed) & !WINDOW_SPLIT, Relaxed);
         // Release: who sees this cursor sees the window before it.
         p.grown_at.store(prod, Release);
         // Release: who sees the new window sees from where on it counts.
-        p.window.store(window_word(base, shift) | WINDOW_SPLIT, Release);
+        p.window.store(window_word(base, len.trailing_zeros()) | WINDOW_SPLIT, Release);
         p.limit.store(prod.wrapping_add(new as u64), Relaxed);
         Ok(true)
+    }
+
+    /// Bytes of the present window.
+    ///
+    /// # Errors
+    /// As for [`Ring::room`].
+    pub fn window_len(&self) -> Result<usize, Broken> {
+        self.window()
+    }
+
+    /// Whether memory of the far part may be in use ([`Ring::leave_far`]).
+    #[inline(always)]
+    pub fn has_far(&self) -> bool {
+        self.dir.producer.far_pages.load(Relaxed) != 0
+    }
+
+    /// The memory of the far part, if nothing is there; the sender comes back from there first. The caller has the sending
+    /// locks, may have the kernel take that memory away, and calls [`Ring::left_far`] then.
+    #[cold]
+    pub fn leave_far(&self) -> Option<(*mut Byte, usize)> {
+        let p = &self.dir.producer;
+        if self.memory.far.is_null() {
+            return None;
+        }
+        let prod = p.prod.load(Relaxed);
+        if self.check(p.window.load(Relaxed)).ok()?.len > self.near() {
+            // Acquire: as in `room_slow`.
+            if self.dir.consumer.cons.load(Acquire) != prod {
+                return None;
+            }
+            let len = self.before_far();
+            // As little is free as nothing: the next look at the room finds the ring empty, and where to begin.
+            p.window.store(window_word(prod as u32, len.trailing_zeros()), Relaxed);
+            p.limit.store(prod, Relaxed);
+        }
+        let len = (p.far_pages.load(Relaxed) as usize).saturating_mul(PAGE);
+        Some((self.far(), len.min(1 << self.memory.far_shift)))
+    }
+
+    /// See there.
+    pub fn left_far(&self) {
+        self.dir.producer.far_pages.store(0, Relaxed);
     }
 
     /// Copies `len` bytes to cursor `at`.
@@ -399,7 +569,9 @@ impl<'a> Ring<'a> {
             return Ok(Data { cons, len: 0, place: Place::whole(nowhere, cons) });
         }
         let place = self.place(cons)?;
-        if len > place.window as u64 {
+        // `split` has checked these.
+        let before = if place.is_before(cons) { place.grown_at.wrapping_sub(cons) } else { 0 };
+        if len > before + place.window as u64 {
             return Err(Broken);
         }
         Ok(Data { cons, len: len as usize, place })
@@ -458,12 +630,12 @@ impl<'a> Ring<'a> {
         (unsafe { self.start(window.len).add(pos) }, len.min(most).min(window.len - pos))
     }
 
-    /// The window's memory.
+    /// The window's memory in the ring itself.
     ///
     /// # Errors
     /// [`Broken`] when it cannot be right.
     pub fn memory(&self) -> Result<(*mut Byte, usize), Broken> {
-        let window = self.window()?;
+        let window = self.window()?.min(self.near());
         Ok((self.start(window), window))
     }
 
@@ -479,7 +651,7 @@ impl<'a> Ring<'a> {
         // Relaxed: no byte is written upon this answer; `room` orders.
         let used =
             self.dir.producer.prod.load(Relaxed).wrapping_sub(self.dir.consumer.cons.load(Relaxed));
-        if used > 1 << self.ring_shift { 0 } else { used as usize }
+        if used > (self.near() as u64) + (1 << self.largest_shift()) { 0 } else { used as usize }
     }
 
     /// The consumer announces that it is going to sleep; it must look at the ring once more afterwards.
@@ -534,7 +706,7 @@ impl<'a> Ring<'a> {
         let (window, unread) = (data.place.window, data.len.saturating_sub(len));
         let passed = (data.cons ^ cons) >= (window >> MARK_SHIFT) as u64;
         passed
-            && (writable(unread, window) || window < 1 << self.ring_shift)
+            && (writable(unread, window) || window <= self.near())
             && self.has_tx_sleepers()
             && self.window().is_ok_and(|window| writable(unread, window))
     }
@@ -542,7 +714,7 @@ impl<'a> Ring<'a> {
     /// Whether there is room worth waking for, as the producer sees it. It sleeps only when not.
     #[inline]
     pub fn is_writable(&self) -> bool {
-        self.window().is_ok_and(|window| writable(self.unread(), window))
+        self.window().is_ok_and(|window| writable(self.unread(), self.limit(window)))
     }
 
     /// After `consume` past a mark (see [`Ring::consume_waking`]): whether the consumer has to wake somebody.

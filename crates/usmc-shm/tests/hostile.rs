@@ -13,7 +13,7 @@ use usmc_shm::bell::{Bells, Drain};
 use usmc_shm::handshake::{self, Phase, Use};
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot, WINDOW_SHIFT_MIN};
 use usmc_shm::lock::{Verdict, Wait, acquire, release};
-use usmc_shm::ring::Ring;
+use usmc_shm::ring::{Grant, Memory, Ring};
 use usmc_shm::span::{Route, RxSpan, Source, Taken, TxSpan};
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicU32, AtomicU64};
@@ -21,10 +21,15 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 const PAGE: usize = 4096;
 const RING_SHIFT: u32 = WINDOW_SHIFT_MIN + 1;
 const RING_BYTES: usize = 1 << RING_SHIFT;
-/// The memfd: the slot's page, a page for the attacker's counters, one ring (both directions use it).
+const FAR_SHIFT: u32 = RING_SHIFT + 1;
+const FAR_BYTES: usize = 1 << FAR_SHIFT;
+/// What both together hold.
+const ALL: usize = RING_BYTES + FAR_BYTES;
+/// The memfd: the slot's page, a page for the attacker's counters, one ring (both directions use it) and its far part.
 const COUNTERS: usize = PAGE;
 const RING: usize = 2 * PAGE;
-const FILE_BYTES: usize = RING + RING_BYTES;
+const FAR: usize = RING + RING_BYTES;
+const FILE_BYTES: usize = FAR + FAR_BYTES;
 const ROUNDS: u64 = 200_000;
 
 /// Maps `len` bytes of `fd` from `offset`, between two pages without access.
@@ -102,7 +107,7 @@ impl Attacker {
                 1 => (RING_BYTES as u64).wrapping_add(random.below(9)).wrapping_sub(4),
                 2 => u64::MAX - random.below(4),
                 3 => 1 << random.below(64),
-                4 => u64::from(WINDOW_SHIFT_MIN) + random.below(2),
+                4 => u64::from(WINDOW_SHIFT_MIN) + random.below(3),
                 _ => random.next(),
             };
             let place = random.below(size_of::<Slot>() as u64 / 8) as usize * 8;
@@ -138,7 +143,10 @@ impl Wait for Brief {
 struct Victim<'a> {
     slot: &'a Slot,
     ring: Ring<'a>,
-    private: Box<[u8; RING_BYTES]>,
+    /// Where the ring and its far part begin.
+    near: usize,
+    far: usize,
+    private: Box<[u8; ALL]>,
     random: Random,
     good: u64,
     broken: u64,
@@ -147,22 +155,22 @@ struct Victim<'a> {
 impl Victim<'_> {
     /// A private buffer's length, 0 to the whole ring.
     fn len(&mut self, most: usize) -> usize {
-        let len = self.random.next() as usize % (RING_BYTES + 1);
+        let len = self.random.next() as usize % (ALL + 1);
         let len = if self.random.below(2) == 0 { len } else { len % 64 };
         len.min(most)
     }
 
     fn produce(&mut self) {
-        let want = if self.random.below(9) == 0 { usize::MAX } else { self.len(RING_BYTES) };
+        let want = if self.random.below(9) == 0 { usize::MAX } else { self.len(ALL) };
         let Ok(room) = self.ring.room(want) else {
             self.broken += 1;
             return;
         };
-        assert!(room.free <= room.place.window && room.place.window <= RING_BYTES);
+        assert!(room.free <= room.place.window && room.place.window <= FAR_BYTES);
         self.good += 1;
         let len = want.min(room.free);
         let src = self.private.as_ptr();
-        // SAFETY: len ≤ room.free ≤ RING_BYTES, the private buffer's length.
+        // SAFETY: len ≤ room.free ≤ ALL, the private buffer's length.
         unsafe { self.ring.copy_in(room.prod, room.place, src, len) };
         self.ring.publish(room.prod.wrapping_add(len as u64));
         if self.ring.has_rx_sleepers() {
@@ -175,12 +183,12 @@ impl Victim<'_> {
             self.broken += 1;
             return;
         };
-        assert!(data.len <= data.place.window && data.place.window <= RING_BYTES);
+        assert!(data.len <= ALL && data.place.window <= FAR_BYTES);
         self.good += 1;
         let len = self.len(data.len);
         if len > 0 {
             let dst = self.private.as_mut_ptr();
-            // SAFETY: 0 < len ≤ data.len ≤ RING_BYTES, the private buffer's length.
+            // SAFETY: 0 < len ≤ data.len ≤ ALL, the private buffer's length.
             unsafe { self.ring.copy_out(data.cons, data.place, dst, len) };
             let (start, whole) = self.ring.contiguous(data.cons, data.place, len);
             // SAFETY: the ring promises `whole` bytes there; volatile, for the attacker may write them.
@@ -191,11 +199,27 @@ impl Victim<'_> {
         }
     }
 
+    /// What the sender has done with the far part's memory lies within it.
+    fn check_far(&self, at: *mut u8, len: usize) {
+        let from = at.addr().wrapping_sub(self.far);
+        assert!(from <= FAR_BYTES && len <= FAR_BYTES - from, "beyond the far part");
+    }
+
     fn sleep_and_wake(&self) {
+        let _ = self.ring.grow(|at, len| {
+            if !(self.near..self.near + RING_BYTES).contains(&at.addr()) {
+                self.check_far(at, len);
+            }
+            Grant { bytes: len, in_memory: len / 2 }
+        });
+        if let Some((at, len)) = self.ring.leave_far() {
+            self.check_far(at, len);
+            self.ring.left_far();
+        }
         self.ring.arm_rx(ARM_TCP);
         self.ring.arm_tx(ARM_TCP);
         let (unread, _writable) = (self.ring.unread(), self.ring.is_writable());
-        assert!(unread <= RING_BYTES);
+        assert!(unread <= ALL);
         let bells = Bells { end: &self.slot.end[1], rx: self.ring, tx: self.ring };
         if let Drain::Bells(n) = bells.drain(|| true, || true) {
             bells.drained(n);
@@ -282,12 +306,18 @@ fn under_attack(direction: usize, seed: u64, start: impl FnOnce(Attacker) -> Box
     // SAFETY: a zeroed page that stays mapped; all fields are atomics.
     let slot = unsafe { &*slot_page.cast::<Slot>() };
     let before = if direction == CLIENT { RING_BYTES } else { 0 };
-    // SAFETY: RING_BYTES bytes that stay mapped, on the side of their end where this direction's ring lies.
-    let ring = unsafe { Ring::new(slot, direction, data.add(before), RING_SHIFT) };
+    let far = map_guarded(fd, FAR, FAR_BYTES);
+    // There is no other direction's.
+    let first = far.wrapping_sub(if direction == CLIENT { 0 } else { FAR_BYTES });
+    let meet = data.wrapping_add(before);
+    let memory = Memory { meet, shift: RING_SHIFT, far: first, far_shift: FAR_SHIFT };
+    // SAFETY: RING_BYTES bytes that stay mapped, on the side of their end where this direction's ring lies, and its far part.
+    let ring = unsafe { Ring::new(slot, direction, memory) };
+    let (near, far) = (data.addr(), far.addr());
     ring.reset();
     let (watch, attacker) = (Attacker::new(fd), Attacker::new(fd));
-    let private = Box::new([0x5A; RING_BYTES]);
-    let mut victim = Victim { slot, ring, private, random: Random(seed), good: 0, broken: 0 };
+    let (private, random) = (Box::new([0x5A; ALL]), Random(seed));
+    let mut victim = Victim { slot, ring, near, far, private, random, good: 0, broken: 0 };
     let finish = start(attacker);
     victim.run(&watch);
     finish();

@@ -6,11 +6,11 @@ use std::collections::VecDeque;
 
 use bolero::{TypeGenerator, check};
 use usmc_shm::layout::{
-    ACCEPTOR, ARM_TCP, CLIENT, Direction, SHARED, SLOTS_OFFSET, Slot, WINDOW_SHIFT_MAX,
-    WINDOW_SHIFT_MIN, WINDOW_SPLIT, data_offset, segment_len,
+    ACCEPTOR, ARM_TCP, CLIENT, Direction, PAGE, SHARED, SLOTS_OFFSET, Slot, WINDOW_SHIFT_MAX,
+    WINDOW_SHIFT_MIN, WINDOW_SPLIT, data_offset, far_offset, near_len, segment_len,
 };
 use usmc_shm::region::Segment;
-use usmc_shm::ring::{MARK_SHIFT, ROOM_SHIFT, Ring};
+use usmc_shm::ring::{Grant, MARK_SHIFT, Memory, ROOM_SHIFT, Ring};
 use usmc_shm::sync::Ordering::Relaxed;
 
 /// Bytes around the ring that nobody may touch.
@@ -23,6 +23,12 @@ struct Case {
     start: Start,
     #[generator(WINDOW_SHIFT_MIN..=WINDOW_SHIFT_MIN + 3)]
     ring_shift: u32,
+    /// The far part is so many times as large; 0 = there is none.
+    #[generator(0u32..=2)]
+    far: u32,
+    /// What the sender limits itself to, in the smallest window's halves above the least.
+    #[generator(bolero::produce::<Option<u8>>())]
+    most: Option<u8>,
     #[generator(CLIENT..=ACCEPTOR)]
     sender: usize,
     #[generator(bolero::produce::<Vec<Op>>().with().len(0usize..48))]
@@ -41,7 +47,8 @@ enum Op {
     Write(Size),
     Read(Size),
     Peek(Size),
-    SleepForRoom,
+    SleepForRoom(Option<u8>),
+    LeaveFar,
 }
 
 #[derive(Clone, Debug, TypeGenerator)]
@@ -70,17 +77,42 @@ struct Pair {
     slot: Box<Slot>,
     sender: usize,
     memory: Vec<u8>,
+    far: Vec<u8>,
     ring_shift: u32,
+    far_shift: u32,
+    most: usize,
     queue: VecDeque<u8>,
     next: u8,
     window_seen: usize,
+    /// Bytes of the far part that may be in memory.
+    taken: usize,
 }
 
 impl Pair {
     fn new(start: u64, ring_shift: u32, sender: usize) -> Pair {
+        Pair::with_far(start, ring_shift, 0, sender)
+    }
+
+    /// With a far part of `1 << far_shift` bytes, unless that is 0.
+    fn with_far(start: u64, ring_shift: u32, far_shift: u32, sender: usize) -> Pair {
         let memory = vec![CANARY; (1 << ring_shift) + 2 * MARGIN];
-        let (slot, queue) = (Box::default(), VecDeque::new());
-        let mut pair = Pair { slot, sender, memory, ring_shift, queue, next: 0, window_seen: 0 };
+        let far = match far_shift {
+            0 => Vec::new(),
+            _ => vec![CANARY; (2 << far_shift) + 2 * MARGIN],
+        };
+        let mut pair = Pair {
+            slot: Box::default(),
+            sender,
+            memory,
+            far,
+            ring_shift,
+            far_shift,
+            most: usize::MAX,
+            queue: VecDeque::new(),
+            next: 0,
+            window_seen: 0,
+            taken: 0,
+        };
         pair.ring().reset();
         pair.dir().producer.prod.store(start, Relaxed);
         pair.dir().producer.limit.store(start, Relaxed);
@@ -90,11 +122,31 @@ impl Pair {
 
     fn ring(&mut self) -> Ring<'_> {
         let before = if self.sender == CLIENT { 1 << self.ring_shift } else { 0 };
-        // SAFETY: the memory holds MARGIN bytes, the ring, and MARGIN bytes again.
+        // SAFETY: the memory holds MARGIN bytes, the ring, and MARGIN bytes again; so does that of the far parts.
         unsafe {
             let meet = self.memory.as_mut_ptr().add(MARGIN + before);
-            Ring::new(&self.slot, self.sender, meet, self.ring_shift)
+            let far = match self.far_shift {
+                0 => std::ptr::null_mut(),
+                _ => self.far.as_mut_ptr().add(MARGIN),
+            };
+            let memory = Memory { meet, shift: self.ring_shift, far, far_shift: self.far_shift };
+            Ring::new(&self.slot, self.sender, memory).limited(self.most)
         }
+    }
+
+    /// The most that can be unread with a window of so many bytes.
+    fn most(&self, window: usize) -> usize {
+        let before = if window > 1 << self.ring_shift { 1 << self.ring_shift } else { 0 };
+        (window + before).min(self.most.max(window >> ROOM_SHIFT))
+    }
+
+    /// What a sleeper for room goes by.
+    fn limit(&self, window: usize) -> usize {
+        self.most.max(window >> ROOM_SHIFT).min(window)
+    }
+
+    fn is_far(&self) -> bool {
+        self.window() > 1 << self.ring_shift
     }
 
     fn dir(&self) -> &Direction {
@@ -103,23 +155,37 @@ impl Pair {
 
     fn write(&mut self, size: &Size) {
         let unread = self.queue.len();
-        let want = size.of((1 << self.ring_shift) - unread);
+        let want =
+            size.of((1 << self.ring_shift.max(self.far_shift)) - unread.min(1 << self.ring_shift));
+        let p = &self.dir().producer;
+        let looks = p.limit.load(Relaxed).wrapping_sub(p.prod.load(Relaxed)) < want as u64;
         let room = self.ring().room(want).unwrap();
+        self.note_taken();
         let ring_bytes = 1 << self.ring_shift;
-        assert!(room.place.window.is_power_of_two() && room.place.window <= ring_bytes);
+        let (window, most) = (room.place.window, self.most(room.place.window));
+        assert!(window.is_power_of_two() && window <= 1 << self.ring_shift.max(self.far_shift));
         assert!(
-            room.place.window >= self.window_seen.max(1 << WINDOW_SHIFT_MIN),
+            window >= self.window_seen.min(ring_bytes).max(1 << WINDOW_SHIFT_MIN)
+                || self.window_seen > ring_bytes,
             "a window shrank"
         );
-        assert!(unread == 0 || self.window_seen <= room.place.window);
+        assert!(unread == 0 || self.window_seen <= window);
+        assert!(
+            unread > 0 || !looks || window <= ring_bytes,
+            "an empty ring was not left for its near part"
+        );
         // The cached cursor may hide room, but only from one who asked for less than there is.
-        assert!(room.free <= room.place.window - unread);
+        assert!(room.free + unread <= most.next_multiple_of(SHARED));
         // So may bytes that are unread from before the window grew: the end of what they lie in is not used.
         let is_split = self.dir().producer.window.load(Relaxed) & WINDOW_SPLIT != 0;
-        assert!(is_split || room.free >= want.min(room.place.window - unread));
+        let there = most.saturating_sub(unread);
+        assert!(
+            is_split || window > ring_bytes || room.free >= want.min(window - unread).min(there)
+        );
         assert!(room.free > 0 || !self.ring().is_writable() || want == 0, "woken for nothing");
-        assert!(unread > 0 || room.free >= want.min(ring_bytes), "an empty ring did not grow");
-        self.window_seen = room.place.window;
+        let least = want.min(ring_bytes).min(self.most);
+        assert!(unread > 0 || !looks || room.free >= least, "an empty ring did not grow");
+        self.window_seen = window;
 
         let len = want.min(room.free);
         let first = self.next;
@@ -150,40 +216,83 @@ impl Pair {
         let woken = self.ring().consume_waking(&data, len);
         let mark = (data.place.window >> MARK_SHIFT) as u64;
         let after = data.cons.wrapping_add(len as u64);
-        let looks = data.cons / mark != after / mark && self.ring().is_writable();
+        let writable = self.queue.len() <= self.window() - (self.window() >> ROOM_SHIFT);
+        let looks = data.cons / mark != after / mark && writable;
         assert_eq!(woken, looks && armed != 0);
         if woken {
             assert_eq!(self.ring().take_tx_sleepers(false), armed);
         }
         // Whoever sleeps for room learns of it before much more than was promised is there.
-        let free = data.place.window - self.queue.len();
-        let enough = (data.place.window >> ROOM_SHIFT) + (data.place.window >> MARK_SHIFT);
+        let window = self.window();
+        let free = self.limit(window).saturating_sub(self.queue.len());
+        let enough = (self.limit(window) >> ROOM_SHIFT) + (window >> MARK_SHIFT);
         assert!(free < enough || self.dir().arm.tx.load(Relaxed) == 0, "a sleeper was forgotten");
     }
 
-    fn grow(&mut self) {
+    /// The far part is taken from its start on.
+    fn note_taken(&mut self) {
+        let taken = self.dir().producer.far_pages.load(Relaxed) as usize * PAGE;
+        assert!(taken >= self.taken && taken <= 1 << self.far_shift.max(1));
+        self.taken = taken;
+    }
+
+    /// `part`: what is granted of the far part, in sixteenths, or all.
+    fn grow(&mut self, part: Option<u8>) {
         let (window, was_writable) = (self.window(), self.ring().is_writable());
+        let could = self.ring().can_grow();
         let mut asked = None;
-        let is_writable = self.ring().grow(|at, len| asked.replace((at.addr(), len)).is_none());
-        let (grown, most) = (self.window(), 1 << self.ring_shift);
+        let granted = |len: usize| match part {
+            Some(part) if part & 1 == 0 => Grant { bytes: len >> (part >> 6), in_memory: len >> 2 },
+            _ => Grant::of(len),
+        };
+        let is_writable = self.ring().grow(|at, len| {
+            asked = Some((at.addr(), len));
+            granted(len)
+        });
+        let grown = self.window();
         assert_eq!(is_writable, Ok(self.ring().is_writable()));
         assert!(!was_writable || grown == window, "grew without need");
-        assert_eq!(grown > window, asked.is_some());
+        assert!(could || grown == window, "grew although that was not worth a try");
+        assert!(grown == window || is_writable.unwrap());
+        self.note_taken();
         if let Some((at, len)) = asked {
             let meet = self.ring().meet().addr();
-            let new = if self.sender == CLIENT { meet - grown } else { meet + window };
-            assert_eq!((at, len, grown), (new, most - window, most));
-            assert!(is_writable.unwrap());
+            let new = match self.sender {
+                _ if len > 1 << self.ring_shift => (self.ring_far(), len),
+                CLIENT => (meet - len - window, len),
+                _ => (meet + window, len),
+            };
+            assert_eq!((at, len), new);
+            assert!(grown == window || grown > 1 << self.ring_shift || grown == window + len);
         }
         self.window_seen = self.window_seen.max(grown);
+    }
+
+    fn leave_far(&mut self) {
+        let was_far = self.is_far();
+        let left = self.ring().leave_far();
+        assert_eq!(left.is_some(), self.far_shift > 0 && (!was_far || self.queue.is_empty()));
+        let Some((at, len)) = left else { return };
+        assert!(!self.is_far());
+        assert_eq!((at.addr(), len), (self.ring_far(), self.taken));
+        let from = at.addr() - self.far.as_ptr().addr();
+        self.far[from..from + len].fill(CANARY);
+        self.ring().left_far();
+        self.taken = 0;
+        self.window_seen = self.window();
+    }
+
+    fn ring_far(&self) -> usize {
+        let other = if self.sender == CLIENT { 0 } else { 1 << self.far_shift };
+        self.far.as_ptr().addr() + MARGIN + other
     }
 
     fn window(&self) -> usize {
         1 << self.dir().producer.window_shift()
     }
 
-    fn sleep_for_room(&mut self) {
-        self.grow();
+    fn sleep_for_room(&mut self, part: Option<u8>) {
+        self.grow(part);
         self.ring().arm_tx(ARM_TCP);
         if self.ring().is_writable() {
             self.dir().arm.tx.store(0, Relaxed);
@@ -195,11 +304,17 @@ impl Pair {
         let unread = self.queue.len();
         assert_eq!(self.ring().has_data(), unread > 0);
         assert_eq!(self.ring().unread(), unread);
-        let window = self.window();
-        assert_eq!(self.ring().is_writable(), window - unread >= window >> ROOM_SHIFT);
+        let window = self.limit(self.window());
+        assert_eq!(self.ring().is_writable(), unread <= window - (window >> ROOM_SHIFT));
         let (before, ring) = self.memory.split_at(MARGIN);
         let after = &ring[1 << self.ring_shift..];
         assert!(before.iter().chain(after).all(|byte| *byte == CANARY), "wrote outside the ring");
+        if self.far_shift > 0 {
+            let from = self.ring_far() - self.far.as_ptr().addr();
+            let (before, after) = (&self.far[..from], &self.far[from + self.taken..]);
+            let outside = before.iter().chain(after).all(|byte| *byte == CANARY);
+            assert!(outside, "wrote where the far part was not taken");
+        }
     }
 }
 
@@ -211,13 +326,18 @@ fn a_ring_behaves_like_a_queue() {
             Start::Anywhere(cursor) => cursor,
             Start::BeforeTheEnd(bytes) => u64::MAX - bytes as u64,
         };
-        let mut pair = Pair::new(start, case.ring_shift, case.sender);
+        let far_shift = if case.far > 0 { case.ring_shift + case.far } else { 0 };
+        let mut pair = Pair::with_far(start, case.ring_shift, far_shift, case.sender);
+        if let Some(halves) = case.most {
+            pair.most = (1 << WINDOW_SHIFT_MIN) + (usize::from(halves) << (WINDOW_SHIFT_MIN - 1));
+        }
         for op in &case.ops {
             match op {
                 Op::Write(size) => pair.write(size),
                 Op::Read(size) => pair.read(size, false),
                 Op::Peek(size) => pair.read(size, true),
-                Op::SleepForRoom => pair.sleep_for_room(),
+                Op::SleepForRoom(part) => pair.sleep_for_room(*part),
+                Op::LeaveFar => pair.leave_far(),
             }
             pair.check();
         }
@@ -243,9 +363,20 @@ fn messages_that_are_read_at_once_stay_beside_the_other_ring() {
 }
 
 #[test]
-fn who_waits_for_a_reader_gets_the_whole_ring() {
-    for sender in [CLIENT, ACCEPTOR] {
-        let mut pair = Pair::new(0, WINDOW_SHIFT_MIN + 3, sender);
+fn who_waits_for_a_reader_gets_all_there_is() {
+    const RING: u32 = WINDOW_SHIFT_MIN + 3;
+    const MIN: usize = 1 << WINDOW_SHIFT_MIN;
+    // The window that was there before it went into the far part counts, too.
+    for (far, all) in [(0, 8 * MIN), (RING + 2, 32 * MIN + MIN), (RING + 1, 16 * MIN + MIN)] {
+        for sender in [CLIENT, ACCEPTOR] {
+            gets_all_there_is(Pair::with_far(0, RING, far, sender), all);
+        }
+    }
+}
+
+fn gets_all_there_is(mut pair: Pair, all: usize) {
+    // Again once it was empty, where the ring itself has grown by then.
+    for more in [0, if pair.far_shift > 0 { 3 << WINDOW_SHIFT_MIN } else { 0 }] {
         // Not from the window's start on, and over its end.
         for size in [9_000, 3_000, 9_000] {
             pair.write(&Size::Any(size));
@@ -257,11 +388,11 @@ fn who_waits_for_a_reader_gets_the_whole_ring() {
             before = pair.queue.len();
             pair.write(&Size::Any(1_000));
             if pair.queue.len() < before + 1_000 {
-                pair.grow();
+                pair.grow(None);
             }
             pair.check();
         }
-        assert_eq!(before, 8 << WINDOW_SHIFT_MIN, "end {sender}");
+        assert_eq!(before, all + more, "end {}", pair.sender);
         while !pair.queue.is_empty() {
             pair.read(&Size::Any(777), false);
             pair.check();
@@ -271,9 +402,17 @@ fn who_waits_for_a_reader_gets_the_whole_ring() {
 
 #[test]
 fn slots_and_rings_lie_apart_and_inside_the_segment() {
-    check!().with_type::<(u32, u32, u32, u32)>().for_each(|&(slots, shift, a, b)| {
+    check!().with_type::<(u32, u32, u32, u32, u32)>().for_each(|&(slots, shift, far, a, b)| {
         let (slots, shift) = (slots % 5000, shift % (WINDOW_SHIFT_MAX + 2));
-        let Some(len) = segment_len(slots, shift) else { return };
+        let far = far % (WINDOW_SHIFT_MAX + 2);
+        let Some(all) = segment_len(slots, shift, far) else { return };
+        let Some(len) = near_len(slots, shift) else { panic!("longer than without far parts") };
+        if far == 0 {
+            assert_eq!(all, len);
+        } else {
+            assert!(far > shift && far <= WINDOW_SHIFT_MAX && far_offset(len) >= len);
+            assert_eq!(all, far_offset(len) + ((slots as usize) << (far + 1)));
+        }
         assert!((WINDOW_SHIFT_MIN..=WINDOW_SHIFT_MAX).contains(&shift));
         let ring = |i: u32| data_offset(slots) + ((i % (2 * slots)) as usize) * (1 << shift);
         assert!(SLOTS_OFFSET + slots as usize * 1152 <= data_offset(slots));
@@ -286,24 +425,30 @@ fn slots_and_rings_lie_apart_and_inside_the_segment() {
 
 #[test]
 fn only_a_header_that_fits_the_mapping_is_accepted() {
-    let len = segment_len(2, WINDOW_SHIFT_MIN).unwrap();
+    const SHIFTS: (u32, u32) = (WINDOW_SHIFT_MIN, WINDOW_SHIFT_MIN + 1);
+    let len = segment_len(2, SHIFTS.0, SHIFTS.1).unwrap();
+    let near = near_len(2, SHIFTS.0).unwrap();
     let mut memory = vec![0u128; len / 16 + 8];
     let base = memory.as_mut_ptr().cast::<u8>();
     // Atomics with 128-byte alignment.
     let base = base.wrapping_add(base.align_offset(128));
     // SAFETY: zeroed memory of that length, with room for the alignment, ours alone.
-    let made = unsafe { Segment::create(base, 2, WINDOW_SHIFT_MIN, 7, 9) };
-    let open = |len: usize| {
-        // SAFETY: as above; `len` is at most the memory's.
-        unsafe { Segment::open(base, len) }.map(|seg| (seg.slots(), seg.ring_shift(), seg.len()))
+    let made = unsafe { Segment::create(base, 2, SHIFTS, 7, 9) };
+    let open_of = |mapped: usize, file: usize| {
+        // SAFETY: as above; `mapped` is at most the memory's.
+        unsafe { Segment::open(base, mapped, file) }
+            .map(|seg| (seg.slots(), seg.ring_shift(), seg.far_shift(), seg.len()))
     };
-    assert_eq!(open(len), Ok((2, WINDOW_SHIFT_MIN, len)));
+    let open = |len: usize| open_of(len, len);
+    assert_eq!(open(len), Ok((2, SHIFTS.0, SHIFTS.1, len)));
+    assert_eq!(open_of(near, len), Ok((2, SHIFTS.0, 0, near)));
     assert!(open(len - 1).is_err() && open(0).is_err() && open(SLOTS_OFFSET).is_err());
+    assert!(open(near).is_err() && open_of(near - 1, len).is_err() && open_of(near, near).is_err());
     assert!(made.slot(1).is_ok() && made.slot(2).is_err() && made.ring(2, 0).is_err());
     check!().with_type::<(u8, u32)>().for_each(|&(field, value)| {
         let header = made.header();
-        let words = [&header.version, &header.slots, &header.ring_shift];
-        let word = words[field as usize % 3];
+        let words = [&header.version, &header.slots, &header.ring_shift, &header.far_shift];
+        let word = words[field as usize % 4];
         let right = word.swap(value, Relaxed);
         assert_eq!(open(len).is_ok(), value == right);
         word.store(right, Relaxed);

@@ -9,12 +9,13 @@ use std::thread;
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, WINDOW_SHIFT_MIN, segment_len};
 use usmc_shm::lock::{Verdict, Wait, acquire, release};
 use usmc_shm::region::Segment;
-use usmc_shm::ring::Ring;
+use usmc_shm::ring::{Grant, Ring};
 use usmc_shm::span::{Route, RxSpan, Source, Taken, TxSpan};
 use usmc_shm::sync::AtomicU64;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire};
 
 const RING_SHIFT: u32 = WINDOW_SHIFT_MIN + 1;
+const FAR_SHIFT: u32 = RING_SHIFT + 2;
 /// Bytes of one stream; enough for many wraps, and for a few under Miri.
 const TOTAL: usize = if cfg!(miri) { 40_000 } else { 24 << 20 };
 
@@ -26,13 +27,13 @@ struct Memory {
 
 impl Memory {
     fn new() -> Memory {
-        let len = segment_len(1, RING_SHIFT).unwrap();
+        let len = segment_len(1, RING_SHIFT, FAR_SHIFT).unwrap();
         let layout = Layout::from_size_align(len, 4096).unwrap();
         // SAFETY: the layout is not empty.
         let base = unsafe { alloc_zeroed(layout) };
         assert!(!base.is_null());
         // SAFETY: zeroed, aligned memory of that length, freed by the result only.
-        let segment = unsafe { Segment::create(base, 1, RING_SHIFT, 1, 1) };
+        let segment = unsafe { Segment::create(base, 1, (RING_SHIFT, FAR_SHIFT), 1, 1) };
         let memory = Memory { segment, layout };
         memory.ring(CLIENT).reset();
         memory.ring(ACCEPTOR).reset();
@@ -114,7 +115,7 @@ fn transfer(sleeping: bool) {
                 sent += len;
                 if len > 0 && ring.has_rx_sleepers() && ring.take_rx_sleepers(false) != 0 {
                     data.ring();
-                } else if len == 0 && sleeping && !ring.grow(|_, _| true).unwrap() {
+                } else if len == 0 && sleeping && !ring.grow(|_, len| Grant::of(len)).unwrap() {
                     ring.arm_tx(ARM_TCP);
                     if !ring.is_writable() {
                         room.wait();

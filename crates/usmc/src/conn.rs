@@ -11,10 +11,8 @@ pub use self::unused::{alloc, free};
 
 use core::ptr;
 use core::sync::atomic::fence;
-use usmc_shm::layout::{
-    ACCEPTOR, CLIENT, End, IN_FLIGHT, Producer, Slot, TXF_LEFT, WINDOW_SHIFT_MIN,
-};
-use usmc_shm::ring::Ring;
+use usmc_shm::layout::{ACCEPTOR, CLIENT, End, IN_FLIGHT, Producer, Slot, TXF_LEFT};
+use usmc_shm::ring::{Memory, Ring};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
@@ -121,8 +119,10 @@ pub struct Conn {
     life: AtomicPtr<AtomicU32>,
     /// When the kernel's state was last asked for, CLOCK_MONOTONIC nanoseconds.
     pub kernel_seen: AtomicU64,
-    ring_shift: AtomicU32,
-    tx_shift: AtomicU32,
+    /// log2 of the bytes of a ring of its segment, and eight bits above, of a far part; 0 = out of reach.
+    shifts: AtomicU32,
+    /// What may be unread of what we send, in bytes; 0 = not asked yet.
+    tx_most: AtomicU32,
     /// Bits of kernel poll events that stay true (RDHUP, HUP, ERR).
     pub kernel_events: AtomicU32,
     returns: AtomicU32,
@@ -151,7 +151,7 @@ pub struct Conn {
     pub syn_option: AtomicU32,
     /// Times a send found no room; epoll's edge for EPOLLOUT.
     pub tx_blocks: AtomicU32,
-    /// SO_SNDBUF as the application set it, in bytes; 0 = never set.
+    /// SO_SNDBUF as the kernel counts it, in bytes; 0 = the application has never set it.
     pub snd_buf: AtomicU32,
     /// SO_RCVBUF, likewise.
     pub rcv_buf: AtomicU32,
@@ -207,6 +207,9 @@ pub struct Conn {
 
     /// Held for every step of the sending direction.
     pub tx_lock: Lock,
+    /// The far parts of the slot's rings; null where they are out of reach.
+    far: AtomicPtr<u8>,
+    far_seen: AtomicU32,
     /// What the byte counts of `usmc ss` need beside the present ring's: bytes of earlier rings less doorbells; sent,
     /// received.
     pub bias: [AtomicU64; 2],
@@ -220,6 +223,15 @@ const _: () = {
     use core::mem::offset_of;
     assert!(offset_of!(Conn, users) == 64 && offset_of!(Conn, tuple) == 128);
 };
+
+/// Records whose ring's far part may be in memory.
+static FAR_PARTS: AtomicU32 = AtomicU32::new(0);
+
+/// Whether there are such.
+#[inline(always)]
+pub fn has_far_parts() -> bool {
+    FAR_PARTS.load(Relaxed) != 0
+}
 
 impl Conn {
     /// The phase.
@@ -304,12 +316,14 @@ impl Conn {
     /// Ties the record to a slot; the phase is set afterwards.
     ///
     /// # Safety
-    /// The slot and both rings, `1 << ring_shift` bytes on each side of `meet`, stay mapped until
-    /// [`Conn::forget_slot`].
-    pub unsafe fn set_slot(&self, slot: *const Slot, meet: *mut u8, ring_shift: u32) {
-        self.meet.store(meet, Relaxed);
-        self.ring_shift.store(ring_shift, Relaxed);
-        self.tx_shift.store(ring_shift, Relaxed);
+    /// The slot and its rings' memory stay mapped until [`Conn::forget_slot`].
+    pub unsafe fn set_slot(&self, slot: *const Slot, memory: Memory) {
+        let far_shift = if memory.far.is_null() { 0 } else { memory.far_shift };
+        self.meet.store(memory.meet.cast(), Relaxed);
+        self.far.store(memory.far.cast(), Relaxed);
+        self.shifts.store(memory.shift | far_shift << 8, Relaxed);
+        self.tx_most.store(0, Relaxed);
+        self.forget_far();
         self.set_life(None);
         self.voucher.store(0, Relaxed);
         self.stuck.store(0, Relaxed);
@@ -343,11 +357,38 @@ impl Conn {
 
     /// log2 of the bytes of a ring of its segment.
     pub fn full_shift(&self) -> u32 {
-        self.ring_shift.load(Relaxed)
+        self.shifts.load(Relaxed) & 0xff
+    }
+
+    /// Whether the far parts of the rings are in reach.
+    pub fn has_far(&self) -> bool {
+        self.shifts.load(Relaxed) > 0xff
+    }
+
+    /// When our ring's far part was last in use, in milliseconds of CLOCK_MONOTONIC; 0 = it is not in memory, as far as we
+    /// know.
+    #[inline(always)]
+    pub fn far_seen(&self) -> u32 {
+        self.far_seen.load(Relaxed)
+    }
+
+    /// It is in use.
+    pub fn note_far(&self, now_ms: u32) {
+        if self.far_seen.swap(now_ms.max(1), Relaxed) == 0 {
+            FAR_PARTS.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// It is not in memory any more, or somebody else sees to that.
+    pub fn forget_far(&self) {
+        if self.far_seen.swap(0, Relaxed) != 0 {
+            FAR_PARTS.fetch_sub(1, Relaxed);
+        }
     }
 
     /// The slot is not ours any more.
     pub fn forget_slot(&self) {
+        self.forget_far();
         if self.has(F_HANDSHAKE) {
             self.clc.give_back();
         }
@@ -440,39 +481,36 @@ impl Conn {
     /// The direction towards us.
     #[inline(always)]
     pub fn rx<'a>(&self, slot: &'a Slot) -> Ring<'a> {
-        let shift = self.ring_shift.load(Relaxed);
         // SAFETY: set_slot's contract.
-        unsafe { Ring::new(slot, 1 - self.side(), self.meet.load(Relaxed), shift) }
-    }
-
-    /// Limits our send window to what TCP would buffer, where both applications set their buffers' sizes.
-    pub fn limit_window(&self, slot: &Slot) {
-        let (snd, rcv) =
-            (self.snd_buf.load(Relaxed), slot.end[1 - self.side()].rcv_buf.load(Relaxed));
-        if snd > 0 && rcv > 0 {
-            let bytes = snd.saturating_add(rcv).max(1 << WINDOW_SHIFT_MIN);
-            let shift = bytes.checked_next_power_of_two().map_or(31, u32::trailing_zeros);
-            // A window that has grown already stays.
-            let grown = self.own(slot).window_shift();
-            let shift = shift.max(grown).min(self.ring_shift.load(Relaxed));
-            self.tx_shift.store(shift, Relaxed);
-        }
-    }
-
-    /// Another process of this end may have let our send window grow, which set no limits to it.
-    pub fn follow_window(&self, slot: &Slot) {
-        let grown = self.own(slot).window_shift().min(self.ring_shift.load(Relaxed));
-        if grown > self.tx_shift.load(Relaxed) {
-            self.tx_shift.store(grown, Relaxed);
-        }
+        unsafe { Ring::new(slot, 1 - self.side(), self.memory()) }
     }
 
     /// The direction away from us.
     #[inline(always)]
     pub fn tx<'a>(&self, slot: &'a Slot) -> Ring<'a> {
-        let shift = self.tx_shift.load(Relaxed);
+        let most = match self.tx_most.load(Relaxed) {
+            0 => usize::MAX,
+            most => most as usize,
+        };
         // SAFETY: set_slot's contract.
-        unsafe { Ring::new(slot, self.side(), self.meet.load(Relaxed), shift) }
+        unsafe { Ring::new(slot, self.side(), self.memory()) }.limited(most)
+    }
+
+    #[inline(always)]
+    fn memory(&self) -> Memory {
+        let (shifts, meet) = (self.shifts.load(Relaxed), self.meet.load(Relaxed).cast());
+        let far = self.far.load(Relaxed).cast();
+        Memory { meet, shift: shifts & 0xff, far, far_shift: shifts >> 8 }
+    }
+
+    /// What may be unread of what we send, in bytes; 0 = not asked yet.
+    pub fn tx_most(&self) -> u32 {
+        self.tx_most.load(Relaxed)
+    }
+
+    /// See there: a multiple of 4096, at least the smallest window's.
+    pub fn set_tx_most(&self, bytes: u32) {
+        self.tx_most.store(bytes, Relaxed);
     }
 
     /// What our processes share about this end.

@@ -5,12 +5,16 @@
 //! its buffers shrink. So where there is such a limit, memory is asked for before it is used, an eighth of the limit is
 //! left to the program, and what is granted is populated at once. Connections that get none are or become TCP.
 //!
+//! What nobody reads may take megabytes of a ring's far part. Where there is a limit, that is granted as a small part of what
+//! is left, and all of them together a quarter.
+//!
 //! A page that nobody has written is taken by whoever reads it first, and a peer may say that it has written any, or give back
 //! what it has (fallocate(2)). So towards another user's peer all of both rings is put aside from the first.
 
 use core::ffi::CStr;
 use core::fmt::Write;
 use core::str;
+use usmc_shm::ring::Grant;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicBool, AtomicU64};
 
@@ -32,6 +36,11 @@ const PORTION: u64 = 8;
 const LEAST: u64 = 1 << 20;
 /// What may be put aside for strangers: what was found divided by this.
 const STRANGERS: u64 = 2;
+/// What one far part may take: what was found divided by this; and all of this process.
+const FAR_PART: u64 = 64;
+const FAR_PARTS: u64 = 4;
+/// Less than so many bytes of a far part are not worth it.
+const FAR_LEAST: usize = 1 << 19;
 /// cgroups between a process and the root that are looked at.
 const DEPTH: usize = 16;
 
@@ -43,6 +52,8 @@ static LEFT: AtomicU64 = AtomicU64::new(0);
 static FOUND: AtomicU64 = AtomicU64::new(UNLIMITED);
 /// Bytes put aside for what strangers may make this process take.
 static ASIDE: AtomicU64 = AtomicU64::new(0);
+/// Bytes of far parts in memory that was asked for.
+static FAR: AtomicU64 = AtomicU64::new(0);
 /// Whether it found more than that.
 static IS_MORE: AtomicBool = AtomicBool::new(false);
 
@@ -62,6 +73,32 @@ pub fn take(at: *mut u8, len: usize) -> bool {
     };
     // Linux before 5.14 does not know it.
     matches!(populated, Ok(()) | Err(libc::EINVAL))
+}
+
+/// The same for the far part of a ring, `len` bytes from `at` on: grants a smaller power of two where memory is limited, or
+/// nothing.
+pub fn take_far(at: *mut u8, len: usize) -> Grant {
+    look_if_due(0);
+    let found = FOUND.load(Relaxed);
+    if found == UNLIMITED {
+        return Grant::of(len);
+    }
+    let mut bytes = len;
+    while bytes as u64 > found / FAR_PART {
+        bytes /= 2;
+    }
+    let all = FAR.fetch_add(bytes as u64, Relaxed) + bytes as u64;
+    if bytes >= FAR_LEAST && all <= found / FAR_PARTS && take(at, bytes) {
+        return Grant { bytes, in_memory: bytes };
+    }
+    FAR.fetch_sub(bytes as u64, Relaxed);
+    Grant::NONE
+}
+
+/// So many bytes of one are not in memory any more.
+pub fn gave_far_back(len: u64) {
+    let less = |far: u64| Some(far.saturating_sub(len));
+    let _ = FAR.fetch_update(Relaxed, Relaxed, less);
 }
 
 /// Puts so many bytes aside for a stranger's connection. False where they are not to be had.

@@ -10,9 +10,10 @@ use core::ptr;
 use usmc_shm::Broken;
 use usmc_shm::layout::{
     ACCEPTOR, CLIENT, SHARED, SLOTS_MAX, SLOTS_OFFSET, SegmentHeader, Slot, WINDOW_SHIFT_MAX,
-    WINDOW_SHIFT_MIN, segment_len,
+    WINDOW_SHIFT_MIN, far_offset, near_len, segment_len,
 };
 use usmc_shm::region::Segment;
+use usmc_shm::ring::Ring;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
@@ -22,7 +23,7 @@ use crate::memory;
 use crate::process::{Held, Lock};
 use crate::reason::Reason;
 use crate::strangers;
-use crate::sys;
+use crate::sys::{self, Errno};
 use crate::tuple::Tuple;
 
 /// What the kernel calls their files.
@@ -52,7 +53,9 @@ struct Mapped {
     role: Role,
     id: u64,
     base: *mut u8,
+    /// Bytes that are mapped, and of the file: far parts are left out where they do not fit.
     len: usize,
+    file: usize,
     fd: i32,
     users: u32,
     owner: u64,
@@ -111,7 +114,7 @@ impl Mapped {
     fn segment(&self) -> Result<Segment, Broken> {
         // SAFETY: mapped with `len` bytes by `create` or `map_peer`, sealed, and unmapped only by
         // `unmap`, after which the entry is Unused.
-        unsafe { Segment::open(self.base, self.len) }
+        unsafe { Segment::open(self.base, self.len, self.file) }
     }
 
     /// A slot taken out of `slots`, with the memory of its smallest rings.
@@ -193,8 +196,7 @@ pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
             slots = (map.slots() * 4).clamp(slots, MOST_SLOTS);
         }
     }
-    let shift = crate::config::get().ring_shift;
-    let index = place(&mut table, segment_len(slots, shift).ok_or(Reason::NoMemory)?)?;
+    let index = place(&mut table, near_len(slots, shifts().0).ok_or(Reason::NoMemory)?)?;
     create(&mut table.entries[index], slots, listener, identity)?;
     let m = &mut table.entries[index];
     let slot = m.slots.take().ok_or(Reason::NoMemory)?;
@@ -244,14 +246,15 @@ fn place_within(space: usize, entries: &mut [Mapped], len: usize) -> Result<usiz
 }
 
 fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Result<(), Reason> {
-    let shift = crate::config::get().ring_shift;
-    let len = segment_len(slots, shift).ok_or(Reason::NoMemory)?;
+    let (shift, far_shift) = shifts();
+    let near = near_len(slots, shift).ok_or(Reason::NoMemory)?;
+    let file = segment_len(slots, shift, far_shift).ok_or(Reason::NoMemory)?;
     let fd = sys::memfd_create(MEMFD_NAME).map_err(|_| Reason::NoMemory)?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    let base = sys::ftruncate(fd, len as u64)
+    let mapped = sys::ftruncate(fd, file as u64)
         .and_then(|()| sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize))
-        .and_then(|_| sys::mmap_shared(fd, len));
-    let Ok(base) = base else {
+        .and_then(|_| map_file(fd, near, file));
+    let Ok((base, len)) = mapped else {
         sys::close(fd);
         return Err(Reason::NoMemory);
     };
@@ -262,12 +265,12 @@ fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Resu
         return Err(Reason::NoMemory);
     }
     let id = sys::random() | 1;
-    // SAFETY: a fresh zeroed mapping of segment_len bytes that nobody else has.
-    let map = unsafe { Segment::create(base, slots, shift, id, identity) };
+    // SAFETY: a fresh zeroed mapping of a segment's bytes, if need be without the far parts, that nobody else has.
+    unsafe { Segment::create(base, slots, (shift, far_shift), id, identity) };
     m.role = Role::Own;
     m.id = id;
     m.base = base;
-    m.len = map.len();
+    (m.len, m.file) = (len, file);
     m.fd = crate::table::keep_fd(fd);
     m.users = 0;
     m.owner = identity;
@@ -275,6 +278,37 @@ fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Resu
     m.listener = listener;
     m.slots.reset(slots);
     Ok(())
+}
+
+/// log2 of the bytes of the rings of segments that we make, and of their far parts; 0 = they have none.
+pub fn shifts() -> (u32, u32) {
+    let shift = crate::config::get().ring_shift;
+    (shift, if WINDOW_SHIFT_MAX > shift { WINDOW_SHIFT_MAX } else { 0 })
+}
+
+/// Maps a segment's file of `file` bytes, or what lies before the far parts, `near` bytes, where these do not fit. How much
+/// it is. They are neither locked (mlockall(2)) nor part of core dumps: both would fill them.
+fn map_file(fd: i32, near: usize, file: usize) -> Result<(*mut u8, usize), Errno> {
+    if SPACE != usize::MAX || near == file {
+        return sys::mmap_shared(fd, near).map(|base| (base, near));
+    }
+    let Ok(base) = sys::mmap_out_of_reach(fd, file) else {
+        return sys::mmap_shared(fd, near).map(|base| (base, near));
+    };
+    let from = far_offset(near);
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: nobody has the mapping yet, and no byte changes.
+    let done = unsafe {
+        sys::munlock(base.add(from), file - from)
+            .and_then(|()| sys::madvise(base.add(from), file - from, libc::MADV_DONTDUMP))
+            .and_then(|()| sys::mprotect(base, file, access))
+    };
+    if let Err(errno) = done {
+        // SAFETY: nobody has seen it.
+        unsafe { sys::munmap(base, file) };
+        return Err(errno);
+    }
+    Ok((base, file))
 }
 
 /// Whether one end's processes are done with a slot.
@@ -335,6 +369,19 @@ fn give_back_pages(map: &Segment, slot: u32) {
             // SAFETY: whole pages of the ring, which is empty: nothing in them is needed.
             let _ = unsafe { sys::madvise(start.add(SHARED), len - 2 * SHARED, libc::MADV_REMOVE) };
         }
+        if ring.has_far() && ring.unread() == 0 {
+            give_back_far(&ring);
+        }
+    }
+}
+
+/// Gives back the memory of a ring's far part, if nothing is there. For its sender, or who knows that there is none.
+pub fn give_back_far(ring: &Ring<'_>) {
+    let Some((start, len)) = ring.leave_far() else { return };
+    // SAFETY: pages of the far part alone, of which nothing is needed.
+    if unsafe { sys::madvise(start.cast(), len, libc::MADV_REMOVE) }.is_ok() {
+        ring.left_far();
+        memory::gave_far_back(len as u64);
     }
 }
 
@@ -383,18 +430,21 @@ pub fn map_delivered(fd: i32) -> Result<u64, Reason> {
 }
 
 fn map(fd: i32, delivered: u64) -> Result<(), Reason> {
-    let mapped = size_of_sealed(fd).and_then(|len| {
+    let mapped = size_of_sealed(fd).and_then(|file| {
+        let near = near_in(fd).unwrap_or(file).min(file);
         let have_room = table().ok_or(Reason::NoMemory).and_then(|mut table| {
             sweep(&mut table);
-            place(&mut table, len)
+            place(&mut table, near)
         });
-        let base = have_room.and_then(|_| sys::mmap_shared(fd, len).map_err(|_| Reason::NoMemory));
-        base.map(|base| (base, len)).inspect_err(|_| refuse(fd))
+        let mapped = have_room
+            .and_then(|_| map_file(fd, near, file).map_err(|_| Reason::NoMemory))
+            .inspect_err(|_| refuse(fd));
+        mapped.map(|(base, len)| (base, len, file))
     });
     strangers::discard(fd);
-    let (base, len) = mapped?;
+    let (base, len, file) = mapped?;
     // SAFETY: a mapping of `len` bytes whose file is sealed against shrinking.
-    let Ok(map) = (unsafe { Segment::open(base, len) }) else {
+    let Ok(map) = (unsafe { Segment::open(base, len, file) }) else {
         // SAFETY: nobody has seen it.
         unsafe { sys::munmap(base, len) };
         return Err(Reason::PeerBroken);
@@ -419,7 +469,7 @@ fn map(fd: i32, delivered: u64) -> Result<(), Reason> {
     let m = &mut table.entries[index];
     m.role = Role::Peer;
     m.delivered = delivered;
-    (m.id, m.owner, m.base, m.len) = (id, owner, base, len);
+    (m.id, m.owner, m.base, m.len, m.file) = (id, owner, base, len, file);
     (m.fd, m.users) = (-1, 0);
     m.slots.reset(0);
     m.listener = [0; 4];
@@ -446,6 +496,16 @@ pub fn id_in(fd: i32) -> Option<u64> {
     (read == Ok(size_of::<u64>())).then_some(id)
 }
 
+/// Bytes of a segment's file before its far parts, as its header says.
+fn near_in(fd: i32) -> Option<usize> {
+    let mut words = [0u32; 2];
+    let at = offset_of!(SegmentHeader, slots) as i64;
+    // SAFETY: eight writable bytes.
+    let read = unsafe { sys::pread(fd, words.as_mut_ptr().cast(), size_of_val(&words), at) };
+    (read == Ok(size_of_val(&words))).then_some(())?;
+    near_len(words[0], words[1])
+}
+
 /// Somebody else's segment, mapped for a while.
 pub struct Visited {
     /// The mapping.
@@ -463,7 +523,7 @@ impl Visited {
         strangers::discard(fd);
         let (base, len) = mapped?;
         // SAFETY: a mapping of `len` bytes whose file is sealed against shrinking.
-        match unsafe { Segment::open(base, len) } {
+        match unsafe { Segment::open(base, len, len) } {
             Ok(map) => Ok(Visited { map }),
             Err(Broken) => {
                 // SAFETY: nobody has seen it.
@@ -495,7 +555,8 @@ fn size_of_sealed(fd: i32) -> Result<usize, Reason> {
     let size = sys::fstat(fd).map_err(|_| Reason::PeerBroken)?.size;
     let size = usize::try_from(size).map_err(|_| Reason::NoMemory)?;
     // On 32-bit machines the largest one has no length.
-    let most = segment_len(SLOTS_MAX, WINDOW_SHIFT_MAX).unwrap_or(isize::MAX as usize);
+    let most = segment_len(SLOTS_MAX, WINDOW_SHIFT_MAX - 1, WINDOW_SHIFT_MAX);
+    let most = most.unwrap_or(isize::MAX as usize);
     if size > most || size < usmc_shm::layout::SLOTS_OFFSET {
         return Err(Reason::PeerBroken);
     }
@@ -531,7 +592,7 @@ mod tests {
 
     /// A segment of this identity as a client makes it, and the number of its file.
     fn foreign(id: u64) -> (i32, u64) {
-        let len = segment_len(4, WINDOW_SHIFT_MIN).unwrap();
+        let len = near_len(4, WINDOW_SHIFT_MIN).unwrap();
         let fd = sys::memfd_create(c"test").unwrap();
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         sys::ftruncate(fd, len as u64).unwrap();
@@ -539,7 +600,7 @@ mod tests {
         let base = sys::mmap_shared(fd, len).unwrap();
         // SAFETY: a fresh mapping that nobody else has, and which is gone before it is mapped again.
         unsafe {
-            Segment::create(base, 4, WINDOW_SHIFT_MIN, id, 0);
+            Segment::create(base, 4, (WINDOW_SHIFT_MIN, 0), id, 0);
             sys::munmap(base, len);
         }
         (fd, sys::fstat(fd).unwrap().inode)
@@ -550,7 +611,7 @@ mod tests {
         let base = sys::mmap_private(ptr::null_mut(), len).unwrap();
         // SAFETY: zero bytes are an unused entry.
         let unused: Mapped = unsafe { core::mem::zeroed() };
-        Mapped { role: Role::Peer, base, len, users, fd: -1, ..unused }
+        Mapped { role: Role::Peer, base, len, file: len, users, fd: -1, ..unused }
     }
 
     #[test]

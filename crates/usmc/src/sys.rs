@@ -389,6 +389,19 @@ pub fn mmap_shared(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
         .map(|v| v as *mut u8)
 }
 
+/// The same, without access for now: nothing of it comes into memory, be it to be locked there (mlockall(2)).
+pub fn mmap_out_of_reach(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
+    call!(SYS_mmap, 0, len, libc::PROT_NONE, libc::MAP_SHARED, fd, 0).map(|v| v as *mut u8)
+}
+
+/// munlock(2).
+///
+/// # Safety
+/// The range is mapped.
+pub unsafe fn munlock(at: *mut u8, len: usize) -> Result<(), Errno> {
+    call!(SYS_munlock, at, len).map(drop)
+}
+
 /// The same from some place in it on, which is a page's.
 pub fn mmap_shared_from(fd: c_int, len: usize, from: u64) -> Result<*mut u8, Errno> {
     /// What mmap2(2) counts in.
@@ -472,6 +485,12 @@ pub fn getsockopt<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> Res
     let mut len = size_of::<T>() as u32;
     call!(SYS_getsockopt, fd, level, name, value as *mut T, &raw mut len)?;
     Ok(len as usize)
+}
+
+/// getsockopt(2) of an int.
+pub fn getsockopt_int(fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
+    let mut value: c_int = 0;
+    getsockopt(fd, level, name, &mut value).map(|_| value)
 }
 
 /// setsockopt(2) of a plain value.

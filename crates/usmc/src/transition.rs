@@ -5,12 +5,14 @@ mod calling_off;
 
 pub use calling_off::{call_off, decline, end, put_off, release_slot, take_back, withdraw};
 
+use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use usmc_shm::Broken;
 use usmc_shm::handshake::{self, Phase, Use};
 use usmc_shm::layout::{
-    ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_GIVEN_BACK, END_NODELAY,
-    END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_ABORT, TXF_CLOSED, TXF_ENDS,
+    ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_FAR, END_GIVEN_BACK,
+    END_NODELAY, END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_ABORT, TXF_CLOSED,
+    TXF_ENDS,
 };
 use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
@@ -25,7 +27,7 @@ use crate::lasting::{self, Call};
 use crate::life::{self, Life};
 use crate::reason::Reason;
 use crate::segment::OwnSlot;
-use crate::socket::{close, control, mark, option, wait};
+use crate::socket::{close, control, mark, option, room, wait};
 use crate::tuple::{self, Endpoint, Tuple};
 use crate::{
     clc, config, custody, fork, kernel, kernel_only, log, observer, segment, syn_option, sys,
@@ -233,23 +235,31 @@ fn bind_slot(
     conn.segment.store(seg, Relaxed);
     conn.slot_index.store(index, Relaxed);
     conn.set_flag(F_SCRIBBLED, false);
+    // A stranger may make us take what it says it has written: that has to be put aside.
+    let reaches_far = !conn.is_with_stranger() || conn.clc.has_far_aside();
     // SAFETY: the segment counts this record as a user until `release_slot`.
-    unsafe { tie(conn, map, index, mine) }.map_err(|_| Reason::PeerBroken)?;
+    unsafe { tie(conn, map, index, reaches_far) }.map_err(|_| Reason::PeerBroken)?;
+    if conn.has_far() {
+        end.flags.fetch_or(END_FAR, Relaxed);
+    }
     control::note_handing_on(conn);
     Ok(())
 }
 
-/// Ties the record of end `side` to a slot.
+/// Ties the record to a slot. `reaches_far`: and to the far parts of its rings, if those are mapped.
 ///
 /// # Errors
 /// [`Broken`] when there is no such slot.
 ///
 /// # Safety
 /// The segment stays mapped until the record forgets the slot.
-pub unsafe fn tie(conn: &Conn, map: &Segment, index: u32, side: usize) -> Result<(), Broken> {
-    let (slot, meet) = (map.slot(index)?, map.ring(index, side)?.meet());
+pub unsafe fn tie(conn: &Conn, map: &Segment, index: u32, reaches_far: bool) -> Result<(), Broken> {
+    let (slot, mut memory) = (map.slot(index)?, map.memory(index)?);
+    if !reaches_far {
+        memory.far = ptr::null_mut();
+    }
     // SAFETY: the caller's contract.
-    unsafe { conn.set_slot(slot, meet, map.ring_shift()) };
+    unsafe { conn.set_slot(slot, memory) };
     Ok(())
 }
 
@@ -631,7 +641,7 @@ fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
         }
         return segment::unuse(seg);
     }
-    let bound = match conn.is_with_stranger() && !conn.clc.put_aside(map.ring_shift()) {
+    let bound = match conn.is_with_stranger() && !conn.clc.put_aside(map.shifts()) {
         true => Err(Reason::NoMemory),
         false => bind_slot(fd, conn, map, seg, dmb.slot, false),
     };
@@ -766,7 +776,7 @@ fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
     let is_ours = || close::number(fd, conn::index_of(conn)) == fd;
     let switched = span.try_switch(|| kernel::tcp_sent(fd, client).filter(|_| is_ours()));
     if switched == Ok(Switch::Ring) {
-        conn.limit_window(slot);
+        room::limit(conn, slot);
         log::debug(format_args!("fd {fd}: sending through the ring"));
     }
     switched == Ok(Switch::Ring)

@@ -1,6 +1,7 @@
 // What nobody reads yet: TCP's buffers take megabytes of it, and programs count on that.
 #include "peer.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 
@@ -240,12 +241,15 @@ CASE(programs_in_a_ring_send_before_they_read) {
         close(c.listeners[i]);
 }
 
+// What TCP's buffers take by default on all machines; rings between or in 32-bit programs take less at once.
+enum { MUCH = 3 << 20 };
+
 // A sender that does not wait.
 PAIR_CASE(much_fits_that_nobody_reads) {
     struct pair p = pair_open();
     int at = pair_talk(p, 0, 40);
     size_t sent = fill(p.fd, 1, at);
-    CHECK(sent >= 256 << 10);
+    CHECK(sent >= MUCH);
     EQ(events_now(p.fd, POLLOUT), 0);
     EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, (long)sent), 0);
     wait_events(p.fd, POLLOUT, POLLOUT);
@@ -292,4 +296,112 @@ PAIR_CASE(low_water_mark_may_be_more_than_a_ring_holds) {
     EQ(peer_end(), 0);
     pair_talk(p, at + BYTES, 100);
     pair_close(p);
+}
+
+// Nothing makes room but the reader.
+PAIR_CASE(what_is_full_stays_full) {
+    struct pair p = pair_open();
+    int at = pair_talk(p, 0, 40), ep = OK(epoll_create1(EPOLL_CLOEXEC));
+    size_t sent = fill(p.fd, 1, at);
+    struct epoll_event e = {.events = EPOLLOUT};
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, p.fd, &e));
+    struct pollfd f = {.fd = p.fd, .events = POLLOUT};
+    EQ(poll(&f, 1, 1200), 0);
+    EQ(epoll_wait(ep, &e, 1, 0), 0);
+    FAILS(send(p.fd, "", 1, MSG_DONTWAIT), EAGAIN);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, (long)sent), 0);
+    EQ(epoll_wait(ep, &e, 1, 20000), 1);
+    EQ(e.events, EPOLLOUT);
+    close(ep);
+    pair_talk(p, at + (int)sent, 0);
+    pair_close(p);
+}
+
+PAIR_CASE(send_with_a_time_limit_ends_by_it) {
+    struct pair p = pair_open();
+    int at = pair_talk(p, 0, 40);
+    size_t sent = fill(p.fd, 1, at);
+    struct timeval limit = {.tv_sec = 1, .tv_usec = 500000};
+    OK(setsockopt(p.fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit));
+    double start = now();
+    FAILS(send(p.fd, "", 1, 0), EAGAIN);
+    CHECK(now() - start > 1.4);
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, (long)sent), 0);
+    pair_close(p);
+}
+
+enum way { BY_SEND, BY_POLL, BY_EPOLL, WAYS };
+
+struct waiter {
+    int fd;
+    enum way way;
+    pid_t tid;
+};
+
+static void *waits_for_room(void *arg) {
+    struct waiter *w = arg;
+    int ep = OK(epoll_create1(EPOLL_CLOEXEC));
+    struct epoll_event e = {.events = EPOLLOUT};
+    struct pollfd f = {.fd = w->fd, .events = POLLOUT};
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, w->fd, &e));
+    __atomic_store_n(&w->tid, gettid(), __ATOMIC_RELEASE);
+    if (w->way == BY_POLL)
+        EQ(poll(&f, 1, 20000), 1);
+    if (w->way == BY_EPOLL)
+        EQ(epoll_wait(ep, &e, 1, 20000), 1);
+    EQ(send(w->fd, "", 1, w->way == BY_SEND ? 0 : MSG_DONTWAIT), 1);
+    close(ep);
+    return NULL;
+}
+
+// A larger buffer is room at once, for who sleeps in a send, in poll(2) and in epoll_wait(2).
+PAIR_CASE(larger_buffer_wakes_who_waits_for_room) {
+    for (enum way way = 0; way < WAYS; way++) {
+        struct pair p = pair_open();
+        set_option(p.fd, SOL_SOCKET, SO_SNDBUF, 40000);
+        int at = pair_talk(p, 0, 40);
+        size_t sent = fill(p.fd, 1, at);
+        CHECK(sent < 1 << 20);
+        pthread_t sender;
+        struct waiter w = {.fd = p.fd, .way = way};
+        EQ(pthread_create(&sender, NULL, waits_for_room, &w), 0);
+        while (!__atomic_load_n(&w.tid, __ATOMIC_ACQUIRE))
+            sched_yield();
+        wait_asleep(getpid(), w.tid);
+        double start = now();
+        set_option(p.fd, SOL_SOCKET, SO_SNDBUF, 200000);
+        EQ(pthread_join(sender, NULL), 0);
+        // A second is what it took before.
+        CHECK(now() - start < 0.5);
+        wait_events(p.fd, POLLOUT, POLLOUT);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, (long)sent), 0);
+        pair_close(p);
+    }
+}
+
+// How much fits follows the sizes that both ends set.
+PAIR_CASE(buffers_take_what_their_sizes_say) {
+    static const struct {
+        int snd, rcv;
+        size_t least, most;
+    } sizes[] = {
+        {40000, 40000, 60000, 400 << 10},
+        {100000, 40000, 100000, 800 << 10},
+        {40000, 0, 40000, 800 << 10},
+        {100000, 100000, 200000, 1 << 20},
+        {0, 0, MUCH, 32 << 20},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        struct pair p = pair_open();
+        if (sizes[i].rcv)
+            EQ(peer_call(P_OPTION, p.peer, SOL_SOCKET, SO_RCVBUF, sizes[i].rcv), 0);
+        if (sizes[i].snd)
+            set_option(p.fd, SOL_SOCKET, SO_SNDBUF, sizes[i].snd);
+        int at = pair_talk(p, 0, 40);
+        size_t sent = fill(p.fd, 1, at);
+        if (sent < sizes[i].least || sent > sizes[i].most)
+            check_failed(__FILE__, __LINE__, "what fits", "line %zu: %zu bytes", i, sent);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, at, (long)sent), 0);
+        pair_close(p);
+    }
 }

@@ -7,19 +7,23 @@ pub use loom::{sync, thread};
 #[cfg(shuttle)]
 pub use shuttle::{sync, thread};
 use sync::{Arc, Condvar, Mutex};
-use usmc_shm::layout::{Slot, window_word};
-use usmc_shm::ring::Ring;
+use usmc_shm::layout::{Slot, WINDOW_SHIFT_MIN, window_word};
+use usmc_shm::ring::{Memory, Ring};
 use usmc_shm::sync::Byte;
 use usmc_shm::sync::Ordering::Relaxed;
 
 /// log2 of a ring's bytes; `WINDOW_SHIFT_MIN` is 1 under loom.
 pub const RING_SHIFT: u32 = 2;
 const RING_BYTES: usize = 1 << RING_SHIFT;
+/// Bytes of a ring that has a far part.
+const FAR_RING: usize = 1 << WINDOW_SHIFT_MIN;
 
 /// A connected slot with both rings.
 pub struct Link {
     pub slot: Slot,
-    data: [Byte; 2 * RING_BYTES],
+    data: Box<[Byte]>,
+    /// The rings are the smallest ones, and behind them lie far parts as large as rings otherwise.
+    has_far: bool,
 }
 
 // SAFETY: the cells are only reached through `Ring`, and loom checks that their accesses are ordered.
@@ -29,8 +33,18 @@ unsafe impl Send for Link {}
 
 impl Link {
     pub fn new() -> Arc<Link> {
-        let data = core::array::from_fn(|_| Byte::default());
-        let link = Link { slot: Slot::default(), data };
+        Link::with(false)
+    }
+
+    /// A slot of smaller rings with far parts.
+    pub fn far() -> Arc<Link> {
+        Link::with(true)
+    }
+
+    fn with(has_far: bool) -> Arc<Link> {
+        let bytes = if has_far { 2 * FAR_RING + 2 * RING_BYTES } else { 2 * RING_BYTES };
+        let data = (0..bytes).map(|_| Byte::default()).collect();
+        let link = Link { slot: Slot::default(), data, has_far };
         link.ring(0).reset();
         link.ring(1).reset();
         Arc::new(link)
@@ -48,8 +62,17 @@ impl Link {
     /// The ring that end `sender` writes.
     pub fn ring(&self, sender: usize) -> Ring<'_> {
         let data = self.data.as_ptr().cast_mut();
-        // SAFETY: `data` has RING_BYTES cells on each side of its middle and lives as long as `self`.
-        unsafe { Ring::new(&self.slot, sender, data.add(RING_BYTES), RING_SHIFT) }
+        // SAFETY: `data` has a ring's cells on each side of `meet` and the far parts behind them, and lives as long as
+        // `self`.
+        unsafe {
+            let (shift, near) = match self.has_far {
+                true => (WINDOW_SHIFT_MIN, FAR_RING),
+                false => (RING_SHIFT, RING_BYTES),
+            };
+            let far = if self.has_far { data.add(2 * near) } else { core::ptr::null_mut() };
+            let memory = Memory { meet: data.add(near), shift, far, far_shift: RING_SHIFT };
+            Ring::new(&self.slot, sender, memory)
+        }
     }
 }
 
@@ -69,9 +92,9 @@ pub fn produce(ring: Ring<'_>, bytes: &[u8]) -> usize {
 pub fn consume(ring: Ring<'_>, max: usize, into: &mut Vec<u8>) -> usize {
     let data = ring.data().expect("a correct peer");
     let len = data.len.min(max);
-    let mut bytes = [0; RING_BYTES];
+    let mut bytes = [0; RING_BYTES + FAR_RING];
     if len > 0 {
-        // SAFETY: len ≤ the data's bytes ≤ RING_BYTES.
+        // SAFETY: len ≤ the data's bytes ≤ those of the ring and its far part.
         unsafe { ring.copy_out(data.cons, data.place, bytes.as_mut_ptr(), len) };
         ring.consume(data.cons + len as u64);
         into.extend_from_slice(&bytes[..len]);

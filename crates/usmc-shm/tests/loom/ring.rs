@@ -1,13 +1,25 @@
 //! The ring alone: order, wrap, growth of the window.
 
+use crate::model::sync::Arc;
 use crate::model::thread;
+use usmc_shm::ring::Grant;
+
 use crate::model::{Link, check, consume, produce};
 
 /// Sends `writes` while the other side reads at most `max` bytes at a time; `grows`: a writer that finds no room takes the
 /// whole ring.
 fn transfer(writes: &'static [&'static [u8]], max: usize, grows: bool) {
+    transfer_by(Link::new, writes, max, grows);
+}
+
+/// The same by rings with far parts, which the writer leaves whenever it can.
+fn transfer_far(writes: &'static [&'static [u8]], max: usize) {
+    transfer_by(Link::far, writes, max, true);
+}
+
+fn transfer_by(link: fn() -> Arc<Link>, writes: &'static [&'static [u8]], max: usize, grows: bool) {
     check(Some(3), move || {
-        let link = Link::new();
+        let link = link();
         let producer = thread::spawn({
             let link = link.clone();
             move || {
@@ -16,7 +28,11 @@ fn transfer(writes: &'static [&'static [u8]], max: usize, grows: bool) {
                     while !rest.is_empty() {
                         let sent = produce(link.ring(0), rest);
                         rest = &rest[sent..];
-                        let is_writable = grows && link.ring(0).grow(|_, _| true).unwrap();
+                        let is_writable =
+                            grows && link.ring(0).grow(|_, len| Grant::of(len)).unwrap();
+                        if link.ring(0).has_far() && link.ring(0).leave_far().is_some() {
+                            link.ring(0).left_far();
+                        }
                         if sent == 0 && !is_writable {
                             thread::yield_now();
                         }
@@ -69,4 +85,19 @@ fn a_window_grows_under_bytes_that_go_over_its_end() {
 #[test]
 fn a_window_grows_again_once_the_ring_was_empty() {
     transfer(&[b"abc", b"def"], 3, true);
+}
+
+#[test]
+fn a_window_grows_into_the_far_part_under_unread_bytes() {
+    transfer_far(&[b"ab", b"c", b"d"], 1);
+}
+
+#[test]
+fn bytes_keep_their_order_on_the_way_into_the_far_part_and_back() {
+    transfer_far(&[b"abc", b"de"], 3);
+}
+
+#[test]
+fn bytes_keep_their_order_over_the_end_of_the_far_part() {
+    transfer_far(&[b"ab", b"cdef", b"g"], 2);
 }

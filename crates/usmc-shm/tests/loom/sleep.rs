@@ -1,6 +1,7 @@
 //! Sleep and wake with one sleeper at each side.
 
 use usmc_shm::layout::ARM_TCP;
+use usmc_shm::ring::Grant;
 
 use crate::model::sync::Arc;
 use crate::model::thread;
@@ -48,7 +49,7 @@ fn a_writer_on_a_full_ring_is_woken(link: fn() -> Arc<Link>, total: u8, max: usi
                 let ring = link.ring(0);
                 for byte in 0..total {
                     while produce(ring, &[byte]) == 0 {
-                        if ring.grow(|_, _| true).unwrap() {
+                        if ring.grow(|_, len| Grant::of(len)).unwrap() {
                             continue;
                         }
                         ring.arm_tx(ARM_TCP);
@@ -99,4 +100,10 @@ fn a_writer_is_woken_by_reads_of_all_there_is() {
 fn a_writer_whose_window_has_grown_is_woken() {
     a_writer_on_a_full_ring_is_woken(Link::new, 5, 1);
     a_writer_on_a_full_ring_is_woken(Link::new, 5, 4);
+}
+
+#[test]
+fn a_writer_whose_window_is_in_the_far_part_is_woken() {
+    a_writer_on_a_full_ring_is_woken(Link::far, 7, 1);
+    a_writer_on_a_full_ring_is_woken(Link::far, 7, 4);
 }

@@ -16,7 +16,7 @@ use crate::conn::{Conn, F_ARMED, F_CLC, OFFERED};
 use crate::device::{self, Delivery, DmbRef, Message, Stage};
 use crate::reason::Reason;
 use crate::tuple::{self, Tuple};
-use crate::{config, kernel, log, segment, sys, transition};
+use crate::{kernel, log, segment, sys, transition};
 
 /// Asks on the device who holds the other end of this connection, whose destination is a listener of another network
 /// namespace or user.
@@ -276,7 +276,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     let pair = Tuple { netns: 1 << 63 | mailbox, ..tuple };
     let is_kin = device::current().is_kin(to);
     conn.clc.kin.store(is_kin.into(), Relaxed);
-    if !is_kin && !conn.clc.put_aside(config::get().ring_shift) {
+    if !is_kin && !conn.clc.put_aside(segment::shifts()) {
         return Err(Failed::Decline(DeclineCode::MEM));
     }
     let bound = segment::take_slot(&pair)

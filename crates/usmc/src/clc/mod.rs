@@ -113,6 +113,8 @@ pub struct State {
     kin: AtomicU32,
     /// Pages put aside for what a stranger may make us take.
     aside: AtomicU32,
+    /// Whether they are for far parts, too.
+    far_aside: AtomicU32,
     /// Where the message of [`Step::Leftover`] stands in the stream.
     leftover: AtomicU64,
     /// Our token.
@@ -152,16 +154,28 @@ impl State {
         self.kin.load(Relaxed) != 0
     }
 
-    /// Puts memory aside for what a peer with such rings may make us take. False where there is none.
-    pub fn put_aside(&self, ring_shift: u32) -> bool {
+    /// Puts memory aside for what a peer with such rings may make us take: with their far parts, if there is enough. False
+    /// where there is none.
+    pub fn put_aside(&self, (ring_shift, far_shift): (u32, u32)) -> bool {
         self.give_back();
         // Beside the rings: the pages of the segment's head and of the slot.
-        let pages = (2 << ring_shift >> PAGE_SHIFT) + 2;
-        let has = memory::put_aside(pages << PAGE_SHIFT);
-        if has {
-            self.aside.store(pages as u32, Relaxed);
-        }
-        has
+        let near = (2 << ring_shift >> PAGE_SHIFT) + 2;
+        let far = if far_shift == 0 { 0 } else { 2 << far_shift >> PAGE_SHIFT };
+        let put = |pages: u64| {
+            let has = memory::put_aside(pages << PAGE_SHIFT);
+            if has {
+                self.aside.store(pages as u32, Relaxed);
+            }
+            has
+        };
+        let with_far = far > 0 && put(near + far);
+        self.far_aside.store(with_far.into(), Relaxed);
+        with_far || put(near)
+    }
+
+    /// Whether that was for the far parts, too.
+    pub fn has_far_aside(&self) -> bool {
+        self.far_aside.load(Relaxed) != 0
     }
 
     /// The connection is not in such rings any more.

@@ -15,8 +15,8 @@ use crate::conn::{self, F_CLC};
 use crate::pointers::is_nowhere;
 use crate::single;
 use crate::socket::bells;
-use crate::socket::ending;
 use crate::socket::wait::{self, Budget};
+use crate::socket::{ending, room};
 use crate::unwind::{cancellation_point, keeping};
 use crate::{clock, device, errno, observer, real, set_errno};
 
@@ -160,7 +160,7 @@ pub unsafe fn epoll_wait(
             continue;
         }
         device::current().keep_alive();
-        let most_ns = looks.most_ns();
+        let most_ns = looks.and(Looks { ticks: false, stuck_ns: room::sweep() }).most_ns();
         let at_once = is_first && !active && most_ns.is_none();
         let start = if at_once { begun } else { clock::now_ns() };
         is_first = false;

@@ -211,6 +211,7 @@ fn poll_until(
             true => 0,
             false => {
                 let look_ns = at_most(looks.most_ns(), stuck_ns(fds));
+                let look_ns = at_most(look_ns, room::sweep());
                 sleep_poll(fds, at_most(deadline.left(), look_ns), mask)
             }
         });

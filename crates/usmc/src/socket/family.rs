@@ -23,11 +23,7 @@ impl<'a> Family<'a> {
     #[inline(always)]
     pub fn sending(fd: i32, conn: &Conn, slot: &'a Slot) -> Option<Family<'a>> {
         let end = conn.end(slot);
-        let family = Family::enter(fd, conn, end, &end.tx_lock)?;
-        if family.0.is_some() {
-            conn.follow_window(slot);
-        }
-        Some(family)
+        Family::enter(fd, conn, end, &end.tx_lock)
     }
 
     /// The receiving direction's, likewise.

@@ -142,8 +142,7 @@ fn attempt(fd: i32, pidfd: i32, number: i32) -> Result<(), Refused> {
     }
     let conn = conn::visiting(there.flags, there.kernel_events);
     // SAFETY: the record ends before the mapping does.
-    unsafe { transition::tie(&conn, &visited.map, there.slot_index, conn.side()) }
-        .map_err(|_| BROKEN)?;
+    unsafe { transition::tie(&conn, &visited.map, there.slot_index, true) }.map_err(|_| BROKEN)?;
     // Where it fails, the holder may yet read what its peer, who has left, cannot send again.
     if demote::leave_on_behalf(fd, &conn, slot).is_ok() {
         log::debug(format_args!("fd {fd}: taken out of the ring of process {}", process.pid()));

@@ -67,17 +67,6 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
         // Asked for anew.
         conn.set_flag(F_INQ_KNOWN, false);
     }
-    if level == libc::SOL_SOCKET && value > 0 {
-        match name {
-            libc::SO_SNDBUF => conn.snd_buf.store(value as u32, Relaxed),
-            libc::SO_RCVBUF => conn.rcv_buf.store(value as u32, Relaxed),
-            _ => {}
-        }
-        if let Some(slot) = conn.slot() {
-            conn.end(slot).rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
-            conn.limit_window(slot);
-        }
-    }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         poll::epoll::forget_known(index);
     }
@@ -119,10 +108,28 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
 /// The kernel has done so.
 pub fn was_set(fd: i32, index: u32, level: i32, name: i32) {
     let conn = conn::at(index);
+    if level == libc::SOL_SOCKET {
+        note_buffer(fd, conn, name);
+    }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
         // Other threads are about to note it, too.
         let _step = conn.step_lock.enter();
         conn.slot().inspect(|slot| note_linger(fd, conn, slot));
+    }
+}
+
+/// A buffer's size that the application has set, as the kernel took it.
+fn note_buffer(fd: i32, conn: &Conn, name: i32) {
+    let (cell, name) = match name {
+        libc::SO_SNDBUF | libc::SO_SNDBUFFORCE => (&conn.snd_buf, libc::SO_SNDBUF),
+        libc::SO_RCVBUF | libc::SO_RCVBUFFORCE => (&conn.rcv_buf, libc::SO_RCVBUF),
+        _ => return,
+    };
+    let bytes = sys::getsockopt_int(fd, libc::SOL_SOCKET, name).unwrap_or(0);
+    cell.store(u32::try_from(bytes).unwrap_or(0), Relaxed);
+    if let Some(slot) = conn.slot() {
+        conn.end(slot).rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
+        room::limit(conn, slot);
     }
 }
 

@@ -1,16 +1,25 @@
-//! Room for what the peer does not read. TCP's buffers take some megabytes of it (tcp(7): tcp_wmem, tcp_rmem), and programs
-//! count on that: both ends send before they read, or one thread has both, or programs in a ring send to the next one before
-//! they read from the one before. So a window that is full becomes the whole ring, and who sleeps although nothing is read
-//! goes back to TCP.
+//! Room for what the peer does not read. TCP's buffers take some megabytes of it (tcp(7): tcp_wmem, tcp_rmem; SO_SNDBUF,
+//! SO_RCVBUF), and programs count on that: both ends send before they read, or one thread has both, or programs in a ring
+//! send to the next one before they read from the one before. So a window that is full goes on in the ring's far part, at
+//! once, up to what TCP would take. When all is read the sender comes back from there, and once it has not been there for a
+//! while it gives that memory back: at its next send, or where it sleeps.
+//!
+//! Where there is no far part (a limited memory, a 32-bit process, a stranger for whom nothing could be put aside), who sleeps
+//! although nothing is read goes back to TCP.
 
 use core::sync::atomic::Ordering::Relaxed;
-use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
+use usmc_shm::layout::{
+    END_FAR, Slot, TXF_BACK, TXF_DONE, TXF_LEFT, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN,
+};
+use usmc_shm::ring::{Grant, Ring, Room};
+use usmc_shm::sync::AtomicU32;
 
 use super::demote;
 use super::family::Family;
-use crate::conn::{self, Conn, RING};
+use crate::conn::{self, Conn, F_SHARED, RING};
+use crate::path::read;
 use crate::reason::Reason;
-use crate::{clock, memory, process};
+use crate::{clock, memory, process, segment};
 
 /// How long nothing is read while this end itself has left bytes unread. Long enough for another of its threads to read.
 const UNREAD_NS: u64 = 20_000_000;
@@ -18,12 +27,67 @@ const UNREAD_NS: u64 = 20_000_000;
 const IDLE_NS: u64 = 1_000_000_000;
 /// Before the next try, where it could not leave.
 const FAILED_NS: u64 = 5_000_000_000;
+/// How often a sleeper looks whether SO_SNDBUF was raised, which the kernel would wake it for.
+const RAISED_NS: u64 = 10_000_000;
+/// How long the memory of a far part that is not in use is kept, in milliseconds.
+const KEPT_MS: u32 = 1000;
+
+/// What TCP's buffers take where no sizes were set: of the sender, growing by itself, and of a receiver that has read nothing
+/// yet, in bytes; 0 = not asked yet.
+static DEFAULTS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
+/// The numbers of tcp(7), and where they stand.
+fn defaults() -> [u32; 2] {
+    const WANTED: [(&core::ffi::CStr, usize, u32); 2] = [
+        (c"/proc/sys/net/ipv4/tcp_wmem", 2, 4 << 20),
+        (c"/proc/sys/net/ipv4/tcp_rmem", 1, 128 << 10),
+    ];
+    core::array::from_fn(|i| {
+        let (path, column, usual) = WANTED[i];
+        let known = DEFAULTS[i].load(Relaxed);
+        if known != 0 {
+            return known;
+        }
+        let mut text = [0; 128];
+        let asked = read(path, &mut text).and_then(|text| {
+            text.split_ascii_whitespace().nth(column)?.parse().ok().filter(|bytes| *bytes > 0)
+        });
+        let bytes = asked.unwrap_or(usual);
+        DEFAULTS[i].store(bytes, Relaxed);
+        bytes
+    })
+}
+
+/// Limits what may be unread to what TCP would buffer, where the application has set a buffer's size, be it the peer's, or
+/// before the window grows.
+pub fn limit(conn: &Conn, slot: &Slot) {
+    let (snd, rcv) = (conn.snd_buf.load(Relaxed), slot.end[1 - conn.side()].rcv_buf.load(Relaxed));
+    if snd > 0 || rcv > 0 || conn.tx_most() > 0 {
+        set_limit(conn, snd, rcv);
+    }
+}
+
+fn set_limit(conn: &Conn, snd: u32, rcv: u32) {
+    let [usual_snd, usual_rcv] = defaults();
+    let or = |set: u32, usual: u32| if set > 0 { set } else { usual };
+    let (snd, rcv) = (or(snd, usual_snd), or(rcv, usual_rcv));
+    // What the kernel counts is more than the bytes: a way back to TCP must find room for all of them, whatever their size.
+    let bytes = (snd - snd / 32).saturating_add(rcv - rcv / 8);
+    conn.set_tx_most(bytes.clamp(1 << WINDOW_SHIFT_MIN, MOST) & !0xfff);
+}
+
+/// More than any ring holds.
+const MOST: u32 = 4 << WINDOW_SHIFT_MAX;
 
 /// Whether the ring takes more now, having become larger. Waits for nobody: looks at readiness come here with locks, and who
 /// is just sending does it himself.
 #[cold]
 pub fn grow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
-    let tx = conn.tx(slot);
+    if conn.tx_most() == 0 {
+        let rcv = slot.end[1 - conn.side()].rcv_buf.load(Relaxed);
+        set_limit(conn, conn.snd_buf.load(Relaxed), rcv);
+    }
+    let tx = growing(conn, slot);
     if !tx.can_grow() {
         return false;
     }
@@ -33,24 +97,147 @@ pub fn grow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     }
     let Some(_family) = Family::sending(fd, conn, slot) else { return false };
     let flags = conn.own(slot).flags.load(Relaxed);
-    flags & (TXF_LEFT | TXF_BACK | TXF_DONE) == 0
-        && tx.grow(|at, len| memory::take(at.cast(), len)) == Ok(true)
+    if flags & (TXF_LEFT | TXF_BACK | TXF_DONE) != 0 {
+        return false;
+    }
+    let near = 1 << conn.full_shift();
+    let has_grown = tx.grow(|at, len| match len > near {
+        true => memory::take_far(at.cast(), len),
+        false if memory::take(at.cast(), len) => Grant::of(len),
+        false => Grant::NONE,
+    });
+    if tx.has_far() {
+        conn.note_far(clock::now_ms());
+    }
+    has_grown == Ok(true)
+}
+
+/// After [`Ring::room_if`] has found room, with the sending locks: notes that the far part is in use, or gives back what is
+/// not in use any more.
+#[inline(always)]
+pub fn found(conn: &Conn, tx: &Ring<'_>, room: &Room) {
+    if room.place.window > 1 << conn.full_shift() {
+        conn.note_far(clock::now_ms());
+    } else if !room.unread && tx.has_far() {
+        came_back(conn, tx);
+    }
+}
+
+#[cold]
+fn came_back(conn: &Conn, tx: &Ring<'_>) {
+    let now = clock::now_ms();
+    match conn.far_seen() {
+        // Whoever had the slot before has left it.
+        0 => conn.note_far(now),
+        seen if is_old(seen, now) => give_back(conn, tx),
+        _ => {}
+    }
+}
+
+fn is_old(seen: u32, now: u32) -> bool {
+    now.wrapping_sub(seen) >= KEPT_MS
+}
+
+fn give_back(conn: &Conn, tx: &Ring<'_>) {
+    segment::give_back_far(tx);
+    if !tx.has_far() {
+        conn.forget_far();
+    }
+}
+
+/// Before a sleep, without locks: gives back what is in memory of far parts that have not been in use for a while, of all
+/// connections of this process. In how many nanoseconds the sleeper has to look again, if it has.
+pub fn sweep() -> Option<u64> {
+    conn::has_far_parts().then(sweep_due)
+}
+
+#[cold]
+fn sweep_due() -> u64 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    const EACH_MS: u32 = KEPT_MS / 2;
+    let (now, next) = (clock::now_ms(), NEXT.load(Relaxed));
+    let left = next.wrapping_sub(now);
+    if left > 0 && left <= EACH_MS {
+        return u64::from(left) * 1_000_000;
+    }
+    if NEXT.compare_exchange(next, now.wrapping_add(EACH_MS), Relaxed, Relaxed).is_ok() {
+        conn::for_each(|_, conn| {
+            if conn.far_seen() != 0 && is_old(conn.far_seen(), now) {
+                give_back_idle(conn);
+            }
+        });
+    }
+    u64::from(EACH_MS) * 1_000_000
+}
+
+/// The same of one connection, before this thread sleeps on it.
+pub fn give_back_idle(conn: &Conn) {
+    let Some(_held) = conn.tx_lock.try_enter() else { return };
+    match conn.slot() {
+        // Who shares it gives it back at a send, or in the end.
+        Some(slot) if conn.phase() == RING && !is_shared(conn, slot) => {
+            give_back(conn, &conn.tx(slot));
+        }
+        _ => conn.forget_far(),
+    }
+}
+
+fn is_shared(conn: &Conn, slot: &Slot) -> bool {
+    conn.has(F_SHARED) || conn.end(slot).refs.load(Relaxed) != 1
+}
+
+/// Whether a sleeper on this connection has to give memory back in a while ([`give_back_idle`]). In how many milliseconds.
+pub fn keeps_far_ms(conn: &Conn) -> Option<u32> {
+    (conn.far_seen() != 0).then_some(KEPT_MS)
+}
+
+/// The ring that we send by, without its far part where the peer does not reach that.
+fn growing<'a>(conn: &Conn, slot: &'a Slot) -> Ring<'a> {
+    let tx = conn.tx(slot);
+    if peer_reaches_far(conn, slot) {
+        return tx;
+    }
+    tx.limited((1 << conn.full_shift()).min(conn.tx_most() as usize))
+}
+
+fn peer_reaches_far(conn: &Conn, slot: &Slot) -> bool {
+    slot.end[1 - conn.side()].flags.load(Relaxed) & END_FAR != 0
 }
 
 /// Somebody waits for so many unread bytes: leaves a ring that does not hold them. Whether it has.
 pub fn leave_for(fd: i32, index: u32, bytes: usize) -> bool {
     let conn = conn::at(index);
-    conn.phase() == RING
-        && bytes > 1 << conn.full_shift()
-        && demote::leave(fd, index, Reason::TooMuch).is_ok()
+    let most = match conn.slot() {
+        Some(slot) if conn.has_far() && peer_reaches_far(conn, slot) => 1 << WINDOW_SHIFT_MAX,
+        _ => 1 << conn.full_shift(),
+    };
+    conn.phase() == RING && bytes > most && demote::leave(fd, index, Reason::TooMuch).is_ok()
 }
 
-/// How long nothing need be read before whoever waits for room is taken to wait in vain. `None`: there is room.
+/// How long nothing need be read before whoever waits for room is taken to wait in vain. `None`: there is room, or TCP would
+/// have none either.
 fn patience_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
-    if conn.tx(slot).is_writable() {
+    let tx = conn.tx(slot);
+    if tx.is_writable() || is_as_large_as_tcp(conn, &tx) {
         return None;
     }
     Some(if conn.rx(slot).has_data() { UNREAD_NS } else { IDLE_NS })
+}
+
+fn is_as_large_as_tcp(conn: &Conn, tx: &Ring<'_>) -> bool {
+    let most = match conn.tx_most() {
+        0 => MOST,
+        most => most,
+    };
+    let most = most.next_power_of_two().min(1 << WINDOW_SHIFT_MAX) as usize;
+    tx.window_len().is_ok_and(|len| len >= most)
+}
+
+/// Whether SO_SNDBUF may be raised, for more room.
+fn may_be_raised(conn: &Conn, slot: &Slot) -> bool {
+    conn.snd_buf.load(Relaxed) > 0
+        && conn.tx_most() < 1 << WINDOW_SHIFT_MAX
+        && !conn.tx(slot).is_writable()
 }
 
 /// Whether who sleeps for room may well wait for himself: the peer may wait for our reading, or be this process.
@@ -58,10 +245,12 @@ pub fn may_wait_for_itself(conn: &Conn, slot: &Slot) -> bool {
     conn.rx(slot).has_data() || slot.end[1 - conn.side()].pid.load(Relaxed) == process::pid()
 }
 
-/// In how many nanoseconds a sleeper for room has to look by itself, to [`leave_if_stuck`], if at all.
+/// In how many nanoseconds a sleeper for room has to look by itself, to [`leave_if_stuck`] or for more room, if at all.
 pub fn look_in_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
     const LEAST: u64 = 1_000_000;
-    let patience = patience_ns(conn, slot)?;
+    let Some(patience) = patience_ns(conn, slot) else {
+        return may_be_raised(conn, slot).then_some(RAISED_NS);
+    };
     let (since, now) = (conn.stuck.load(Relaxed), clock::now_ns());
     let left = match since {
         0 => patience,

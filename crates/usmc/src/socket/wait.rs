@@ -243,7 +243,10 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) ->
                 && !is_cut(conn)
                 && !is_nonblocking(fd, conn) =>
         {
-            peek(fd, index)
+            match room::keeps_far_ms(conn) {
+                Some(ms) => sleep_for_a_while(fd, index, ms),
+                None => peek(fd, index),
+            }
         }
         _ => sleep_for_data(fd, index, until, since),
     };
@@ -425,6 +428,22 @@ fn short_tick() -> Woken {
     match unsafe { real::poll(core::ptr::null_mut(), 0, 1) } {
         0 => Woken::Look,
         _ => Woken::Fail(crate::errno()),
+    }
+}
+
+/// The same, but for a sleeper that has memory to give back in so many milliseconds, if signals allow that.
+#[cold]
+fn sleep_for_a_while(fd: i32, index: u32, ms: u32) -> Woken {
+    if time_limit_ms(fd, libc::SO_RCVTIMEO) > 0 || Handlers::now() == Handlers::Both {
+        return peek(fd, index);
+    }
+    match sleep_in_poll(fd, index, ms.into()) {
+        Woken::Fail(libc::EINTR) if Handlers::ask() == Handlers::Restart => Woken::Look,
+        Woken::Look => {
+            room::give_back_idle(conn::at(index));
+            Woken::Look
+        }
+        woken => woken,
     }
 }
 

@@ -32,19 +32,19 @@ const LOOKS: u32 = 1 << 12;
 
 /// Plays both ends.
 pub fn play(spec: &Spec, seconds: f64) -> Result<()> {
-    let len = segment_len(1, RING_SHIFT).context("a ring of this size")?;
+    let len = segment_len(1, RING_SHIFT, 0).context("a ring of this size")?;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = memfd_create(c"usmc-bench", flags).context("memfd_create")?;
     ftruncate(&memory, len as u64).context("ftruncate")?;
     fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW).context("seals")?;
     let base = map(&memory, len)?;
     // SAFETY: a zeroed mapping of `len` bytes that nobody else has yet and nobody unmaps.
-    let here = unsafe { Segment::create(base, 1, RING_SHIFT, 1, 1) };
+    let here = unsafe { Segment::create(base, 1, (RING_SHIFT, 0), 1, 1) };
     for end in [CLIENT, ACCEPTOR] {
         ring(&here, end).reset();
     }
     // SAFETY: the file is sealed against shrinking and the mapping stays.
-    let there = unsafe { Segment::open(map(&memory, len)?, len) }.ok().context("a segment")?;
+    let there = unsafe { Segment::open(map(&memory, len)?, len, len) }.ok().context("a segment")?;
     super::start(|| Ok(()))?;
     let (cpu, begin) = (super::cpu_time(), Instant::now());
     let over = AtomicBool::new(false);
