@@ -37,7 +37,7 @@ start() {
 # Sends TERM to what was started last, and waits for its end.
 finish() {
     kill -s TERM "$group"
-    timeout 30 sh -c 'while kill -0 "$1" 2>/dev/null && ! grep -q "^State:.Z" "/proc/$1/status"; do sleep 0.05; done' sh "$group" ||
+    timeout 30 sh -c 'while kill -0 "$1" 2>/dev/null && ! grep -qs "^State:.Z" "/proc/$1/status"; do sleep 0.05; done' sh "$group" ||
         { echo "does not end by SIGTERM" >&2; cat "$out" >&2; return 1; }
 }
 
@@ -152,7 +152,12 @@ for server in $servers; do
     chmod 666 "$work/log"
     for _ in $(seq "$rounds"); do
         for how in tcp usmc; do
-            (once) >>"$work/$how" 2>"$work/errors" || { echo "$server: failed by $how" >&2; cat "$work/errors" >&2; failed=1; }
+            # Each command of it has to succeed, which the shell does not ask for on the left of ||.
+            set +e
+            (set -e; once) >>"$work/$how" 2>"$work/errors"
+            status=$?
+            set -e
+            [ $status = 0 ] || { echo "$server: failed by $how" >&2; cat "$work/errors" >&2; failed=1; }
         done
     done
     count_rings "$work/log"
