@@ -34,11 +34,16 @@ start() {
     groups="$groups $group"
 }
 
-# Sends TERM to what was started last, and waits for its end.
+# Waits for the end of what was started last.
+await_end() {
+    timeout 60 sh -c 'while kill -0 "$1" 2>/dev/null && ! grep -qs "^State:.Z" "/proc/$1/status"; do sleep 0.05; done' sh "$group" ||
+        { echo "does not end:" >&2; cat "$out" >&2; return 1; }
+}
+
+# Ends what was started last in order.
 finish() {
     kill -s TERM "$group"
-    timeout 30 sh -c 'while kill -0 "$1" 2>/dev/null && ! grep -qs "^State:.Z" "/proc/$1/status"; do sleep 0.05; done' sh "$group" ||
-        { echo "does not end by SIGTERM" >&2; cat "$out" >&2; return 1; }
+    await_end
 }
 
 # Kills what is left of the servers. Who has left their sessions may take its time to find that out; to stay is an error.
