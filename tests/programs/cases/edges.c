@@ -154,3 +154,129 @@ PAIR_CASE(room_is_told_through_another_set_whatever_came_before) {
             play((struct table){EPOLLIN | EPOLLOUT, choice & 1 ? EPOLLET : 0, between, choice >> 1 != between % 2,
                 false, false, EPOLLIN | (choice & 2 ? EPOLLET : 0)});
 }
+
+static int unread(int fd) {
+    int count;
+    OK(ioctl(fd, FIONREAD, &count));
+    return count;
+}
+
+// nginx' way of reading by edges: it asks once how much there is, and counts on being told again of what comes on top, but
+// behind the end nothing can come.
+static uint64_t read_as_nginx(int fd, int ep) {
+    uint64_t got = 0;
+    for (;;) {
+        struct epoll_event event;
+        EQ(epoll_wait(ep, &event, 1, 10000), 1);
+        bool ends = event.events & EPOLLRDHUP, ready = true;
+        int left = -1;
+        while (ready) {
+            unsigned char bytes[4096];
+            ssize_t n = recv(fd, bytes, sizeof bytes, 0);
+            if (n < 0) {
+                EQ(errno, EAGAIN);
+                CHECK(!ends);
+                break;
+            }
+            if (n == 0)
+                return got;
+            check_pattern(2, got, bytes, n);
+            got += n;
+            if (left >= 0) {
+                left -= n;
+                CHECK(left >= 0 || !ends);
+                if (left <= 0)
+                    ready = ends && left == 0;
+            } else if (n == sizeof bytes) {
+                left = unread(fd);
+            }
+            if (n < (ssize_t)sizeof bytes) {
+                ready = ends;
+                left = 0;
+            }
+        }
+    }
+}
+
+static void end_behind(ssize_t in_ring) {
+    struct pair p = pair_open();
+    set_option(p.fd, SOL_SOCKET, SO_RCVBUF, 10000);
+    nonblocking(p.fd, true);
+    int ep = OK(epoll_create1(EPOLL_CLOEXEC));
+    struct epoll_event event = {EPOLLIN | EPOLLRDHUP | EPOLLET, {.u64 = 7}};
+    OK(epoll_ctl(ep, EPOLL_CTL_ADD, p.fd, &event));
+    // More than fits into our buffer: the rest is in the peer's when the connection changes over.
+    unsigned char bytes[5000];
+    uint64_t all = 0;
+    for (ssize_t n = 1; n > 0 && all < 400000; all += n > 0 ? n : 0) {
+        pattern(2, all, bytes, sizeof bytes);
+        n = peer_send(p.peer, bytes, sizeof bytes, MSG_DONTWAIT);
+    }
+    for (int i = 0; i < 200; i++) {
+        send_all(p.fd, 1, i, 1);
+        EQ(peer_call(P_RECV_PATTERN, p.peer, 1, i, 1), 0);
+    }
+    // It asks for room, and so do its sends.
+    OK(peer_call(P_POLL, p.peer, POLLOUT, 0, 0));
+    if (in_ring) {
+        pattern(2, all, bytes, in_ring);
+        EQ(peer_send(p.peer, bytes, in_ring, MSG_DONTWAIT), in_ring);
+        all += in_ring;
+    }
+    OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+    struct pollfd asked = {p.fd, POLLIN | POLLRDHUP, 0};
+    EQ(poll(&asked, 1, 0), 1);
+    if (asked.revents & POLLRDHUP)
+        EQ(unread(p.fd), all);
+    EQ(read_as_nginx(p.fd, ep), all);
+    close(ep);
+    pair_close(p);
+}
+
+PAIR_CASE(end_is_told_where_all_is_there) {
+    end_behind(0);
+    // A ring is full by now.
+    if (!variant.warm)
+        end_behind(10);
+}
+
+struct last_word {
+    int fd;
+    pthread_barrier_t *barrier;
+};
+
+static void *says_its_last_word(void *arg) {
+    struct last_word *last = arg;
+    pthread_barrier_wait(last->barrier);
+    send_all(last->fd, 3, 0, 100);
+    OK(shutdown(last->fd, SHUT_WR));
+    return NULL;
+}
+
+// An end that comes in the very moment in which the bytes before it are told of is told of, too.
+CASE(end_right_behind_bytes_is_an_edge) {
+    pthread_barrier_t barrier;
+    EQ(pthread_barrier_init(&barrier, NULL, 2), 0);
+    for (int i = 0; i < 3000; i++) {
+        int ends[2];
+        both_ends(ends, i % 2, 20);
+        nonblocking(ends[0], true);
+        int ep = OK(epoll_create1(EPOLL_CLOEXEC));
+        struct epoll_event event = {EPOLLIN | EPOLLRDHUP | EPOLLET, {.u64 = 7}};
+        OK(epoll_ctl(ep, EPOLL_CTL_ADD, ends[0], &event));
+        EQ(epoll_wait(ep, &event, 1, 0), 0);
+        struct last_word last = {ends[1], &barrier};
+        pthread_t thread;
+        EQ(pthread_create(&thread, NULL, says_its_last_word, &last), 0);
+        pthread_barrier_wait(&barrier);
+        do
+            EQ(epoll_wait(ep, &event, 1, 5000), 1);
+        while (!(event.events & EPOLLRDHUP));
+        recv_to_eof(ends[0], 3, 0, 100);
+        EQ(pthread_join(thread, NULL), 0);
+        close(ep);
+        close(ends[0]);
+        close(ends[1]);
+    }
+    pthread_barrier_destroy(&barrier);
+}

@@ -20,7 +20,9 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
         // Whatever comes after this look rings for those who are asleep in this set.
         arm(entry);
     }
+    // Before the look: what changes during it is for the next one to tell.
     let prod = conn.peer(slot).prod.load(Acquire);
+    let lasts = lasting(entry, conn, slot);
     let in_tcp = conn.end(slot).tcp_left.load(Relaxed) != 1;
     let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
     // The end of the stream can be read, whether or not the kernel was asked for it.
@@ -37,7 +39,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     if bits == 0 {
         return 0;
     }
-    if want & ET != 0 && !new_edge(conn, slot, entry, bits) {
+    if want & ET != 0 && !new_edge(conn, slot, entry, bits, lasts) {
         return 0;
     }
     if peek {
@@ -49,7 +51,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     if bits & OUT != 0 {
         entry.seen_blocks.store(conn.tx_blocks.load(Relaxed), Relaxed);
     }
-    entry.seen_bits.store(lasting(entry, conn, slot), Relaxed);
+    entry.seen_bits.store(lasts, Relaxed);
     if entry.has(E_EDGE) {
         entry.set_flag(E_EDGE, false);
     }
@@ -82,12 +84,12 @@ pub fn is_for_data(entry: &Entry) -> bool {
     entry.events.load(Relaxed) & KEY != 0
 }
 
-fn new_edge(conn: &Conn, slot: &Slot, entry: &Entry, bits: u32) -> bool {
+fn new_edge(conn: &Conn, slot: &Slot, entry: &Entry, bits: u32, lasts: u32) -> bool {
     entry.has(E_EDGE)
         // Bytes that came are an edge for all that is true at the wait, also when they were read meanwhile.
         || (is_for_data(entry)
             && conn.peer(slot).prod.load(Relaxed) != entry.seen_prod.load(Relaxed)
             && recv::has_span(live_fd(entry), conn, slot))
         || (bits & OUT != 0 && conn.tx_blocks.load(Relaxed) != entry.seen_blocks.load(Relaxed))
-        || lasting(entry, conn, slot) != entry.seen_bits.load(Relaxed)
+        || lasts != entry.seen_bits.load(Relaxed)
 }

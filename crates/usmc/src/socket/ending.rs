@@ -55,7 +55,9 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
         return after_error(conn, slot, flags, errno);
     }
     if known & (ready::RDHUP | ready::HUP) == 0 {
-        return if flags & TXF_DONE != 0 { Ending::Fin } else { Ending::Alive };
+        // What TCP has still to bring comes before the end, and the kernel tells of it behind that.
+        let is_here = flags & TXF_DONE != 0 && conn.end(slot).tcp_left.load(Relaxed) == 1;
+        return if is_here { Ending::Fin } else { Ending::Alive };
     }
     // A FIN that no flag explains is a death. TCP resets when the dead had something unread.
     if flags & TXF_DONE == 0 && demote::unread_by_peer(conn, slot) > 0 {
