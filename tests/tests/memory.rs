@@ -58,13 +58,58 @@ fn memory_that_a_process_takes_meanwhile_is_minded() {
     talk_at_the_limit("memory taken", 200, LIMIT / 2);
 }
 
+/// A server that sends as much as is taken at once to one client after another, of which each reads it and closes. Prints how
+/// much the first and the last ones were sent.
+const FILL_EACH: &str = "import os, socket, sys
+s = socket.create_server(('127.0.0.1', 0))
+told, tell = os.pipe()
+times = int(sys.argv[1])
+if os.fork() == 0:
+    for i in range(times):
+        c = socket.create_connection(s.getsockname())
+        for k in range(100): c.send(b'x' * 100); c.recv(100)
+        left = int.from_bytes(os.read(told, 8), 'little')
+        while left: left -= len(c.recv(65536))
+        c.close()
+    os._exit(0)
+sent = []
+for i in range(times):
+    a = s.accept()[0]
+    for k in range(100): a.recv(200); a.send(b'y' * 100)
+    a.setblocking(False)
+    n = 0
+    try:
+        while True: n += a.send(b'z' * 65536)
+    except BlockingIOError: pass
+    os.write(tell, n.to_bytes(8, 'little'))
+    a.setblocking(True); assert a.recv(1) == b''
+    sent.append(n); a.close()
+assert os.wait()[1] == 0
+print('first', min(sent[:3])); print('last', min(sent[-3:]))";
+
+#[test]
+fn room_for_what_nobody_reads_comes_back_with_each_connection() {
+    const ROOMY: u64 = 256 << 20;
+    let Some(limit) = MemoryLimit::new(ROOMY) else { return memory::is_missing("room") };
+    let fixture = Fixture::new("room");
+    let mut python = fixture.command("/usr/bin/python3");
+    python.args(["-c", FILL_EACH, "100"]);
+    let mut process = fixture.spawn(limit.enclose(&fixture, python));
+    let [first, last] = ["first", "last"].map(|word| process.number_after(word));
+    process.succeed();
+    assert!(first > 1 << 20 && last > 1 << 20, "{first} bytes fit at first, {last} in the end");
+    drop(limit);
+    fixture.finish();
+}
+
 /// Memory that nobody has written is taken by whoever reads it first, so that another user's peer can make us take all of
 /// its rings, whatever it sends.
 #[test]
 fn rings_with_strangers_are_counted_as_a_whole() {
     const GROUP: u32 = 61_000;
     const RING: u64 = 256 << 10;
-    let Some(limit) = MemoryLimit::new(LIMIT) else { return memory::is_missing("strangers") };
+    const MOST: u64 = 4 * LIMIT;
+    let Some(limit) = MemoryLimit::new(MOST) else { return memory::is_missing("strangers") };
     if is_plain() {
         return;
     }
@@ -95,7 +140,8 @@ fn rings_with_strangers_are_counted_as_a_whole() {
     let ends = fixture.connections(port);
     let smcd = ends.iter().filter(|c| c.is_smcd() && c.peer_port() == port).count() as u64;
     assert!(smcd > 0, "rings were not used while there was memory");
-    assert!(2 * smcd * RING < LIMIT, "{smcd} connections may take more than there is");
+    assert!(2 * smcd * RING < MOST, "{smcd} connections may take more than there is");
+    assert!(2 * smcd * RING > MOST / 8, "{smcd} rings are all that there was memory for");
     client.succeed();
     server.succeed();
     fixture.finish();

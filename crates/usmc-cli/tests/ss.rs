@@ -65,6 +65,15 @@ fn a_connection_shows_both_ends_and_the_fill_of_both_rings() {
 }
 
 #[test]
+fn more_than_the_ring_may_be_unread() {
+    let sender = Rec { tx_bytes: 5_000_000, ..Rec::smcd("127.0.0.1:40005", "127.0.0.1:5") };
+    let reader = Rec { rx_bytes: 1_000_000, ..Rec::smcd("127.0.0.1:5", "127.0.0.1:40005") };
+    let [sender, reader] = [sender, reader].map(|record| Holder::new(&record_file(&[record])));
+    assert_eq!(rows_of(sender.pid(), &[])[0]["tx_queued"], 4_000_000);
+    assert_eq!(rows_of(reader.pid(), &[])[0]["rx_queued"], 4_000_000);
+}
+
+#[test]
 fn without_the_other_end_the_fill_is_unknown() {
     let alone = Rec::smcd("127.0.0.1:40002", "127.0.0.1:2");
     let alone = Holder::new(&record_file(&[alone]));

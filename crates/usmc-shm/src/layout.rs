@@ -109,7 +109,7 @@ pub struct End {
     /// Bytes of the TCP span the application has not read yet, plus one; 0 = not computed. Or [`TCP_AGAIN`],
     /// [`BY_SENDER`].
     pub tcp_left: AtomicU64,
-    /// SO_RCVBUF as the application set it, in bytes; 0 = never set.
+    /// SO_RCVBUF as the kernel counts it, in bytes; 0 = the application has never set it.
     pub rcv_buf: AtomicU32,
     /// SO_RCVLOWAT of the application; 0 = the default, 1.
     pub rcvlowat: AtomicU32,

@@ -3,7 +3,6 @@
 use core::ptr;
 
 use crate::Broken;
-
 use crate::layout::{
     SEGMENT_MAGIC, SEGMENT_VERSION, SLOTS_OFFSET, SegmentHeader, Slot, data_offset, far_offset,
     near_len, segment_len,

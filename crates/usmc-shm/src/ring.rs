@@ -460,12 +460,13 @@ impl<'a> Ring<'a> {
         let (base, new);
         if len > self.near() {
             let Grant { bytes, in_memory } = may_grow(self.far(), len);
+            // Also where it is not used: it is given back from there.
+            let pages = &p.far_pages;
+            pages.store(pages.load(Relaxed).max((in_memory.min(len) / PAGE) as u32), Relaxed);
             len = len.min(bytes);
             if len <= self.near() || !len.is_power_of_two() || !writable(used, self.limit(len)) {
                 return Ok(false);
             }
-            let pages = &p.far_pages;
-            pages.store(pages.load(Relaxed).max((in_memory.min(len) / PAGE) as u32), Relaxed);
             let free = len.min(self.most(len) - used);
             (base, new) = (prod as u32, self.taken(Window { base: 0, len }, 0, free, 0));
         } else {

@@ -86,7 +86,7 @@ pub struct Config {
 }
 
 /// Default ring: 256 KiB per direction. Larger ones move large messages faster (64 KB: 11 GB/s, in 4 MiB 13 GB/s), and keep
-/// as much memory once such were sent.
+/// as much memory once such were sent. What nobody reads has room beside it ([`crate::socket::room`]).
 const RING_SHIFT: u32 = 18;
 /// Default spin budget: a little more than a cross-core wake-up costs.
 const BUSY_NS: u64 = 50_000;

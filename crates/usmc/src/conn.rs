@@ -21,7 +21,7 @@ use crate::reason::Reason;
 use crate::remote::Remote;
 use crate::single;
 use crate::users::Users;
-use crate::{cache, order, sys};
+use crate::{cache, memory, order, sys};
 use crate::{device, observer};
 
 /// A TCP socket, neither connected nor listening.
@@ -209,7 +209,10 @@ pub struct Conn {
     pub tx_lock: Lock,
     /// The far parts of the slot's rings; null where they are out of reach.
     far: AtomicPtr<u8>,
-    far_seen: AtomicU32,
+    /// [`Far`].
+    far_part: AtomicU32,
+    /// Bytes of our ring's far part that limited memory was asked for; 0 = none.
+    pub far_taken: AtomicU32,
     /// What the byte counts of `usmc ss` need beside the present ring's: bytes of earlier rings less doorbells; sent,
     /// received.
     pub bias: [AtomicU64; 2],
@@ -224,7 +227,45 @@ const _: () = {
     assert!(offset_of!(Conn, users) == 64 && offset_of!(Conn, tuple) == 128);
 };
 
-/// Records whose ring's far part may be in memory.
+/// What a record knows of the far part of the ring that it sends by.
+///
+/// ```text
+/// Unused ──grow──▶ InUse ──found empty──▶ Left ──a second later, given back──▶ Unused
+///                    ▲                      │
+///                    └─────────grow─────────┘       (and from each to Unused with the slot)
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Far {
+    /// It is not in memory, or another process sees to that.
+    Unused,
+    /// The window is there, or was when somebody last looked.
+    InUse,
+    /// The ring was found empty then, in milliseconds of CLOCK_MONOTONIC.
+    Left(u32),
+}
+
+impl Far {
+    const UNUSED: u32 = 0;
+    const IN_USE: u32 = 1;
+
+    fn of(word: u32) -> Far {
+        match word {
+            Far::UNUSED => Far::Unused,
+            Far::IN_USE => Far::InUse,
+            ms => Far::Left(ms),
+        }
+    }
+
+    fn word(self) -> u32 {
+        match self {
+            Far::Unused => Far::UNUSED,
+            Far::InUse => Far::IN_USE,
+            Far::Left(ms) => ms.max(Far::IN_USE + 1),
+        }
+    }
+}
+
+/// Records whose ring's far part is not [`Far::Unused`].
 static FAR_PARTS: AtomicU32 = AtomicU32::new(0);
 
 /// Whether there are such.
@@ -323,7 +364,7 @@ impl Conn {
         self.far.store(memory.far.cast(), Relaxed);
         self.shifts.store(memory.shift | far_shift << 8, Relaxed);
         self.tx_most.store(0, Relaxed);
-        self.forget_far();
+        self.set_far_part(Far::Unused);
         self.set_life(None);
         self.voucher.store(0, Relaxed);
         self.stuck.store(0, Relaxed);
@@ -365,30 +406,29 @@ impl Conn {
         self.shifts.load(Relaxed) > 0xff
     }
 
-    /// When our ring's far part was last in use, in milliseconds of CLOCK_MONOTONIC; 0 = it is not in memory, as far as we
-    /// know.
+    /// What becomes of our ring's far part.
     #[inline(always)]
-    pub fn far_seen(&self) -> u32 {
-        self.far_seen.load(Relaxed)
+    pub fn far_part(&self) -> Far {
+        Far::of(self.far_part.load(Relaxed))
     }
 
-    /// It is in use.
-    pub fn note_far(&self, now_ms: u32) {
-        if self.far_seen.swap(now_ms.max(1), Relaxed) == 0 {
-            FAR_PARTS.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// It is not in memory any more, or somebody else sees to that.
-    pub fn forget_far(&self) {
-        if self.far_seen.swap(0, Relaxed) != 0 {
-            FAR_PARTS.fetch_sub(1, Relaxed);
+    /// A step of [`Far`].
+    pub fn set_far_part(&self, now: Far) {
+        let before = Far::of(self.far_part.swap(now.word(), Relaxed));
+        match (before, now) {
+            (Far::Unused, Far::Unused) => {}
+            (Far::Unused, _) => drop(FAR_PARTS.fetch_add(1, Relaxed)),
+            (_, Far::Unused) => {
+                FAR_PARTS.fetch_sub(1, Relaxed);
+                memory::gave_far_back(self.far_taken.swap(0, Relaxed).into());
+            }
+            _ => {}
         }
     }
 
     /// The slot is not ours any more.
     pub fn forget_slot(&self) {
-        self.forget_far();
+        self.set_far_part(Far::Unused);
         if self.has(F_HANDSHAKE) {
             self.clc.give_back();
         }

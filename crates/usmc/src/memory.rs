@@ -78,11 +78,10 @@ pub fn take(at: *mut u8, len: usize) -> bool {
 /// The same for the far part of a ring, `len` bytes from `at` on: grants a smaller power of two where memory is limited, or
 /// nothing.
 pub fn take_far(at: *mut u8, len: usize) -> Grant {
-    look_if_due(0);
-    let found = FOUND.load(Relaxed);
-    if found == UNLIMITED {
+    if is_unlimited() {
         return Grant::of(len);
     }
+    let found = FOUND.load(Relaxed);
     let mut bytes = len;
     while bytes as u64 > found / FAR_PART {
         bytes /= 2;
@@ -99,6 +98,12 @@ pub fn take_far(at: *mut u8, len: usize) -> Grant {
 pub fn gave_far_back(len: u64) {
     let less = |far: u64| Some(far.saturating_sub(len));
     let _ = FAR.fetch_update(Relaxed, Relaxed, less);
+}
+
+/// Whether nothing limits what this process may take.
+pub fn is_unlimited() -> bool {
+    look_if_due(0);
+    FOUND.load(Relaxed) == UNLIMITED
 }
 
 /// Puts so many bytes aside for a stranger's connection. False where they are not to be had.

@@ -381,7 +381,6 @@ pub fn give_back_far(ring: &Ring<'_>) {
     // SAFETY: pages of the far part alone, of which nothing is needed.
     if unsafe { sys::madvise(start.cast(), len, libc::MADV_REMOVE) }.is_ok() {
         ring.left_far();
-        memory::gave_far_back(len as u64);
     }
 }
 

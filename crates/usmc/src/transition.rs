@@ -235,7 +235,7 @@ fn bind_slot(
     conn.segment.store(seg, Relaxed);
     conn.slot_index.store(index, Relaxed);
     conn.set_flag(F_SCRIBBLED, false);
-    // A stranger may make us take what it says it has written: that has to be put aside.
+    // A stranger can make us take what it says it has written: memory for that has to be put aside.
     let reaches_far = !conn.is_with_stranger() || conn.clc.has_far_aside();
     // SAFETY: the segment counts this record as a user until `release_slot`.
     unsafe { tie(conn, map, index, reaches_far) }.map_err(|_| Reason::PeerBroken)?;

@@ -12,6 +12,8 @@ use usmc::observe::{Mode, State};
 use usmc::reason::Reason;
 use usmc::syn_option::Outcome;
 
+use usmc_shm::layout::WINDOW_SHIFT_MAX;
+
 use crate::observed::{self, Refusal, Socket};
 use crate::{proc, sock_diag, table};
 
@@ -220,10 +222,12 @@ fn row(
         Mode::Smcd => {
             let other = ends.get(&(found.netns, s.peer, s.local));
             // The two ends are read at different moments: what looks like more than a ring is not.
-            let fill = |sent: u64, read: u64, ring: u32| sent.saturating_sub(read).min(ring.into());
+            // The counts are not read at one moment, and programs write them.
+            const MOST: u64 = 2 << WINDOW_SHIFT_MAX;
+            let fill = |sent: u64, read: u64| sent.saturating_sub(read).min(MOST);
             row.ring_size = Some(s.ring_size);
-            row.tx_queued = other.map(|o| fill(s.tx_bytes, o.rx_bytes, s.ring_size));
-            row.rx_queued = other.map(|o| fill(o.tx_bytes, s.rx_bytes, o.ring_size));
+            row.tx_queued = other.map(|o| fill(s.tx_bytes, o.rx_bytes));
+            row.rx_queued = other.map(|o| fill(o.tx_bytes, s.rx_bytes));
         }
         Mode::Tcp => {
             let kernel = found.inode.filter(|_| connected).and_then(|inode| kernel.get(&inode));

@@ -154,8 +154,8 @@ impl State {
         self.kin.load(Relaxed) != 0
     }
 
-    /// Puts memory aside for what a peer with such rings may make us take: with their far parts, if there is enough. False
-    /// where there is none.
+    /// Puts memory aside for what a peer with such rings may make us take. With their far parts only where nothing limits it:
+    /// those of a few connections would be the rings of all others. False where there is none.
     pub fn put_aside(&self, (ring_shift, far_shift): (u32, u32)) -> bool {
         self.give_back();
         // Beside the rings: the pages of the segment's head and of the slot.
@@ -168,7 +168,7 @@ impl State {
             }
             has
         };
-        let with_far = far > 0 && put(near + far);
+        let with_far = far > 0 && memory::is_unlimited() && put(near + far);
         self.far_aside.store(with_far.into(), Relaxed);
         with_far || put(near)
     }

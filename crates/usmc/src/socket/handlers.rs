@@ -22,12 +22,21 @@ impl Handlers {
     /// What they say, or said a moment ago: a system call for each signal is worth a memory of some sleeps.
     #[cold]
     pub fn now() -> Handlers {
-        const BELIEVED_NS: u64 = 100_000;
+        Handlers::believed_for(100_000)
+    }
+
+    fn believed_for(ns: u64) -> Handlers {
         let found = FOUND_HANDLERS.load(Relaxed);
-        if clock::now_ns().wrapping_sub(found) < BELIEVED_NS {
+        if clock::now_ns().wrapping_sub(found) < ns {
             return Handlers::of(found & Handlers::BITS);
         }
         Handlers::ask()
+    }
+
+    /// The same, or said within the last second.
+    #[cold]
+    pub fn lately() -> Handlers {
+        Handlers::believed_for(1_000_000_000)
     }
 
     /// What they say now.

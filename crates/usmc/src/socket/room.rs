@@ -1,11 +1,11 @@
 //! Room for what the peer does not read. TCP's buffers take some megabytes of it (tcp(7): tcp_wmem, tcp_rmem; SO_SNDBUF,
 //! SO_RCVBUF), and programs count on that: both ends send before they read, or one thread has both, or programs in a ring
 //! send to the next one before they read from the one before. So a window that is full goes on in the ring's far part, at
-//! once, up to what TCP would take. When all is read the sender comes back from there, and once it has not been there for a
-//! while it gives that memory back: at its next send, or where it sleeps.
+//! once, up to what TCP would take. When all is read the sender comes back from there. Once it has not been there for a
+//! second, it gives that memory back: at its next send, or where a thread of its process sleeps.
 //!
-//! Where there is no far part (a limited memory, a 32-bit process, a stranger for whom nothing could be put aside), who sleeps
-//! although nothing is read goes back to TCP.
+//! Some connections have no far part: a memory limit is near, a program is a 32-bit one, a peer is a stranger and memory is
+//! limited. There a sender that sleeps although nothing is read goes back to TCP.
 
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{
@@ -16,7 +16,7 @@ use usmc_shm::sync::AtomicU32;
 
 use super::demote;
 use super::family::Family;
-use crate::conn::{self, Conn, F_SHARED, RING};
+use crate::conn::{self, Conn, F_SHARED, Far, RING};
 use crate::path::read;
 use crate::reason::Reason;
 use crate::{clock, memory, process, segment};
@@ -100,25 +100,46 @@ pub fn grow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     if flags & (TXF_LEFT | TXF_BACK | TXF_DONE) != 0 {
         return false;
     }
-    let near = 1 << conn.full_shift();
-    let has_grown = tx.grow(|at, len| match len > near {
-        true => memory::take_far(at.cast(), len),
-        false if memory::take(at.cast(), len) => Grant::of(len),
-        false => Grant::NONE,
-    });
-    if tx.has_far() {
-        conn.note_far(clock::now_ms());
-    }
-    has_grown == Ok(true)
+    // Where there is no memory for the far part, there may be some for the rest of the ring.
+    grow_locked(conn, &tx) || grow_locked(conn, &within_ring(conn, tx))
 }
 
-/// After [`Ring::room_if`] has found room, with the sending locks: notes that the far part is in use, or gives back what is
-/// not in use any more.
+/// The same, with the sending locks.
+fn grow_locked(conn: &Conn, tx: &Ring<'_>) -> bool {
+    let near = 1 << conn.full_shift();
+    let mut went_far = false;
+    let has_grown = tx.grow(|at, len| {
+        went_far = len > near;
+        match went_far {
+            true => take_far(conn, at.cast(), len),
+            false if memory::take(at.cast(), len) => Grant::of(len),
+            false => Grant::NONE,
+        }
+    }) == Ok(true);
+    if went_far && tx.has_far() {
+        // What was taken and cannot be used is given back as if it had been left now.
+        let now = if has_grown { Far::InUse } else { Far::Left(clock::now_ms()) };
+        conn.set_far_part(now);
+    }
+    has_grown
+}
+
+/// Memory for the far part, unless it has some from the last time.
+fn take_far(conn: &Conn, at: *mut u8, len: usize) -> Grant {
+    let taken = conn.far_taken.load(Relaxed) as usize;
+    if taken > 0 {
+        return Grant { bytes: taken, in_memory: taken };
+    }
+    let grant = memory::take_far(at, len);
+    conn.far_taken.store(grant.in_memory as u32, Relaxed);
+    grant
+}
+
+/// After [`Ring::room_if`] has found room, with the sending locks: where the ring was empty, the sender is not in the far part
+/// any more, and gives back what it has not used for a while.
 #[inline(always)]
 pub fn found(conn: &Conn, tx: &Ring<'_>, room: &Room) {
-    if room.place.window > 1 << conn.full_shift() {
-        conn.note_far(clock::now_ms());
-    } else if !room.unread && tx.has_far() {
+    if !room.unread && tx.has_far() {
         came_back(conn, tx);
     }
 }
@@ -126,23 +147,21 @@ pub fn found(conn: &Conn, tx: &Ring<'_>, room: &Room) {
 #[cold]
 fn came_back(conn: &Conn, tx: &Ring<'_>) {
     let now = clock::now_ms();
-    match conn.far_seen() {
-        // Whoever had the slot before has left it.
-        0 => conn.note_far(now),
-        seen if is_old(seen, now) => give_back(conn, tx),
-        _ => {}
+    match conn.far_part() {
+        // An earlier connection of the slot, or another process, may have left it in memory.
+        Far::Unused | Far::InUse => conn.set_far_part(Far::Left(now)),
+        Far::Left(then) if is_old(then, now) => give_back(conn, tx, now),
+        Far::Left(_) => {}
     }
 }
 
-fn is_old(seen: u32, now: u32) -> bool {
-    now.wrapping_sub(seen) >= KEPT_MS
+fn is_old(then: u32, now: u32) -> bool {
+    now.wrapping_sub(then) >= KEPT_MS
 }
 
-fn give_back(conn: &Conn, tx: &Ring<'_>) {
+fn give_back(conn: &Conn, tx: &Ring<'_>, now: u32) {
     segment::give_back_far(tx);
-    if !tx.has_far() {
-        conn.forget_far();
-    }
+    conn.set_far_part(if tx.has_far() { Far::Left(now) } else { Far::Unused });
 }
 
 /// Before a sleep, without locks: gives back what is in memory of far parts that have not been in use for a while, of all
@@ -162,7 +181,7 @@ fn sweep_due() -> u64 {
     }
     if NEXT.compare_exchange(next, now.wrapping_add(EACH_MS), Relaxed, Relaxed).is_ok() {
         conn::for_each(|_, conn| {
-            if conn.far_seen() != 0 && is_old(conn.far_seen(), now) {
+            if conn.far_part() != Far::Unused {
                 give_back_idle(conn);
             }
         });
@@ -173,12 +192,17 @@ fn sweep_due() -> u64 {
 /// The same of one connection, before this thread sleeps on it.
 pub fn give_back_idle(conn: &Conn) {
     let Some(_held) = conn.tx_lock.try_enter() else { return };
-    match conn.slot() {
-        // Who shares it gives it back at a send, or in the end.
-        Some(slot) if conn.phase() == RING && !is_shared(conn, slot) => {
-            give_back(conn, &conn.tx(slot));
-        }
-        _ => conn.forget_far(),
+    let slot = conn.slot().filter(|slot| conn.phase() == RING && !is_shared(conn, slot));
+    let Some(slot) = slot else {
+        // Processes that share it give it back at a send, or in the end.
+        return conn.set_far_part(Far::Unused);
+    };
+    let (tx, now) = (conn.tx(slot), clock::now_ms());
+    match conn.far_part() {
+        // The next send begins in the ring itself.
+        Far::InUse if tx.leave_far().is_some() => conn.set_far_part(Far::Left(now)),
+        Far::Left(then) if is_old(then, now) => give_back(conn, &tx, now),
+        _ => {}
     }
 }
 
@@ -188,15 +212,17 @@ fn is_shared(conn: &Conn, slot: &Slot) -> bool {
 
 /// Whether a sleeper on this connection has to give memory back in a while ([`give_back_idle`]). In how many milliseconds.
 pub fn keeps_far_ms(conn: &Conn) -> Option<u32> {
-    (conn.far_seen() != 0).then_some(KEPT_MS)
+    (conn.far_part() != Far::Unused).then_some(KEPT_MS)
 }
 
 /// The ring that we send by, without its far part where the peer does not reach that.
 fn growing<'a>(conn: &Conn, slot: &'a Slot) -> Ring<'a> {
     let tx = conn.tx(slot);
-    if peer_reaches_far(conn, slot) {
-        return tx;
-    }
+    if peer_reaches_far(conn, slot) { tx } else { within_ring(conn, tx) }
+}
+
+/// The same without its far part in any case.
+fn within_ring<'a>(conn: &Conn, tx: Ring<'a>) -> Ring<'a> {
     tx.limited((1 << conn.full_shift()).min(conn.tx_most() as usize))
 }
 

@@ -431,10 +431,11 @@ fn short_tick() -> Woken {
     }
 }
 
-/// The same, but for a sleeper that has memory to give back in so many milliseconds, if signals allow that.
+/// [`peek`] of a thread that has memory to give back in so many milliseconds, if signals allow that.
 #[cold]
 fn sleep_for_a_while(fd: i32, index: u32, ms: u32) -> Woken {
-    if time_limit_ms(fd, libc::SO_RCVTIMEO) > 0 || Handlers::now() == Handlers::Both {
+    room::give_back_idle(conn::at(index));
+    if time_limit_ms(fd, libc::SO_RCVTIMEO) > 0 || Handlers::lately() == Handlers::Both {
         return peek(fd, index);
     }
     match sleep_in_poll(fd, index, ms.into()) {
