@@ -776,7 +776,7 @@ fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
     let is_ours = || close::number(fd, conn::index_of(conn)) == fd;
     let switched = span.try_switch(|| kernel::tcp_sent(fd, client).filter(|_| is_ours()));
     if switched == Ok(Switch::Ring) {
-        room::limit(conn, slot);
+        room::limit(fd, conn, slot);
         log::debug(format_args!("fd {fd}: sending through the ring"));
     }
     switched == Ok(Switch::Ring)

@@ -129,7 +129,7 @@ fn note_buffer(fd: i32, conn: &Conn, name: i32) {
     cell.store(u32::try_from(bytes).unwrap_or(0), Relaxed);
     if let Some(slot) = conn.slot() {
         conn.end(slot).rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
-        room::limit(conn, slot);
+        room::limit(fd, conn, slot);
     }
 }
 

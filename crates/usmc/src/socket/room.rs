@@ -19,7 +19,7 @@ use super::family::Family;
 use crate::conn::{self, Conn, F_SHARED, Far, RING};
 use crate::path::read;
 use crate::reason::Reason;
-use crate::{clock, memory, process, segment};
+use crate::{clock, memory, process, segment, sys};
 
 /// How long nothing is read while this end itself has left bytes unread. Long enough for another of its threads to read.
 const UNREAD_NS: u64 = 20_000_000;
@@ -60,20 +60,32 @@ fn defaults() -> [u32; 2] {
 
 /// Limits what may be unread to what TCP would buffer, where the application has set a buffer's size, be it the peer's, or
 /// before the window grows.
-pub fn limit(conn: &Conn, slot: &Slot) {
-    let (snd, rcv) = (conn.snd_buf.load(Relaxed), slot.end[1 - conn.side()].rcv_buf.load(Relaxed));
+pub fn limit(fd: i32, conn: &Conn, slot: &Slot) {
+    let (snd, rcv) = (conn.snd_buf.load(Relaxed), peers_rcv_buf(conn, slot));
     if snd > 0 || rcv > 0 || conn.tx_most() > 0 {
-        set_limit(conn, snd, rcv);
+        set_limit(fd, conn, snd, rcv);
     }
 }
 
-fn set_limit(conn: &Conn, snd: u32, rcv: u32) {
+fn peers_rcv_buf(conn: &Conn, slot: &Slot) -> u32 {
+    slot.end[1 - conn.side()].rcv_buf.load(Relaxed)
+}
+
+/// A way back to TCP must find room for all that is unread. So what the sender's buffer has now counts, and not what it may
+/// grow to: it never shrinks, and how it grows depends on the kernel (Linux 6.12 has 2.6 MB on loopback and stays there) and on
+/// the segments' size (69 KB between network namespaces, and up to 1 MB when they are full).
+fn set_limit(fd: i32, conn: &Conn, snd: u32, rcv: u32) {
     let [usual_snd, usual_rcv] = defaults();
     let or = |set: u32, usual: u32| if set > 0 { set } else { usual };
-    let (snd, rcv) = (or(snd, usual_snd), or(rcv, usual_rcv));
-    // What the kernel counts is more than the bytes: a way back to TCP must find room for all of them, whatever their size.
-    let bytes = (snd - snd / 32).saturating_add(rcv - rcv / 8);
-    conn.set_tx_most(bytes.clamp(1 << WINDOW_SHIFT_MIN, MOST) & !0xfff);
+    let least = if snd > 0 { 1 << WINDOW_SHIFT_MIN } else { 1 << conn.full_shift() };
+    let has = sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0) as u32;
+    let bytes = in_buffers(or(snd, has.clamp(1, usual_snd)), or(rcv, usual_rcv));
+    conn.set_tx_most(bytes.clamp(least, MOST) & !0xfff);
+}
+
+/// How many bytes fit in buffers of these sizes, whatever their segments: what the kernel counts is more.
+fn in_buffers(snd: u32, rcv: u32) -> u32 {
+    (snd - snd / 32).saturating_add(rcv - rcv / 8)
 }
 
 /// More than any ring holds.
@@ -84,8 +96,7 @@ const MOST: u32 = 4 << WINDOW_SHIFT_MAX;
 #[cold]
 pub fn grow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     if conn.tx_most() == 0 {
-        let rcv = slot.end[1 - conn.side()].rcv_buf.load(Relaxed);
-        set_limit(conn, conn.snd_buf.load(Relaxed), rcv);
+        set_limit(fd, conn, conn.snd_buf.load(Relaxed), peers_rcv_buf(conn, slot));
     }
     let tx = growing(conn, slot);
     if !tx.can_grow() {
@@ -244,19 +255,27 @@ pub fn leave_for(fd: i32, index: u32, bytes: usize) -> bool {
 /// have none either.
 fn patience_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
     let tx = conn.tx(slot);
-    if tx.is_writable() || is_as_large_as_tcp(conn, &tx) {
+    if tx.is_writable() || is_as_large_as_tcp(conn, slot, &tx) {
         return None;
     }
     Some(if conn.rx(slot).has_data() { UNREAD_NS } else { IDLE_NS })
 }
 
-fn is_as_large_as_tcp(conn: &Conn, tx: &Ring<'_>) -> bool {
+fn is_as_large_as_tcp(conn: &Conn, slot: &Slot, tx: &Ring<'_>) -> bool {
     let most = match conn.tx_most() {
         0 => MOST,
+        // Small segments: TCP's buffer grows when it is full, to some multiple.
+        most if conn.snd_buf.load(Relaxed) == 0 && most < usual_most(conn, slot) / 2 => MOST,
         most => most,
     };
     let most = most.next_power_of_two().min(1 << WINDOW_SHIFT_MAX) as usize;
     tx.window_len().is_ok_and(|len| len >= most)
+}
+
+/// What TCP's buffers may grow to.
+fn usual_most(conn: &Conn, slot: &Slot) -> u32 {
+    let [snd, rcv] = defaults();
+    in_buffers(snd, if peers_rcv_buf(conn, slot) > 0 { peers_rcv_buf(conn, slot) } else { rcv })
 }
 
 /// Whether SO_SNDBUF may be raised, for more room.
