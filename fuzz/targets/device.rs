@@ -261,7 +261,7 @@ impl Play<'_> {
             }
             _ => {
                 if let Some((segment, slot)) = self.taken.pop() {
-                    segment::let_go(segment, Some(slot));
+                    segment::let_go(segment, Some(slot), false);
                 }
             }
         }
@@ -429,7 +429,7 @@ impl Play<'_> {
             let _ = segment::map_peer(fd_of(mail));
         }
         for (segment, slot) in self.taken.drain(..) {
-            segment::let_go(segment, Some(slot));
+            segment::let_go(segment, Some(slot), false);
         }
         let mut drop_it = [0u8; 8];
         // SAFETY: a buffer of that size; descriptors that come along are dropped by the kernel.

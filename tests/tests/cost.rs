@@ -107,6 +107,47 @@ fn what_was_unread_is_given_back() {
     fixture.finish();
 }
 
+/// A server that is left by its only client, which has not closed the connection. Prints its shared memory in RAM before and
+/// after that, in bytes.
+const LEFT: &str = "import os, socket, subprocess, sys
+def shared():
+    for line in open('/proc/self/status'):
+        if line.startswith('RssShmem'): return int(line.split()[1]) * 1024
+def whole(c, n):
+    while n: n -= len(c.recv(n))
+if len(sys.argv) > 1:
+    c = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+    for k in range(100): c.send(b'x' * 100); whole(c, 100)
+    c.send(b'x' * 100); assert sys.stdin.read() == ''
+    whole(c, 2 << 20); c.send(b'y' * 100)
+    os._exit(0)
+s = socket.create_server(('127.0.0.1', 0))
+print('begun', shared(), flush=True)
+p = subprocess.Popen([sys.executable, '-c', sys.orig_argv[2], str(s.getsockname()[1])], stdin=subprocess.PIPE)
+a = s.accept()[0]
+for k in range(100): whole(a, 100); a.send(b'y' * 100)
+whole(a, 100); a.sendall(b'z' * (2 << 20)); p.stdin.close(); whole(a, 100)
+print('used', shared(), flush=True)
+assert p.wait() == 0 and a.recv(1) == b''
+a.close()
+print('left', shared())";
+
+#[test]
+fn nothing_is_kept_of_a_client_that_has_ended() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("client has ended");
+    let mut command = fixture.command("python3");
+    command.args(["-c", LEFT]);
+    let mut process = fixture.spawn(command);
+    let [begun, used, left] = ["begun", "used", "left"].map(|word| process.number_after(word));
+    process.succeed();
+    assert!(used - begun > 1 << 20, "{begun}, {used}");
+    assert!(left - begun <= 128 << 10, "{} bytes are left of {}", left - begun, used - begun);
+    fixture.finish();
+}
+
 /// Large requests, each of which is answered once the client is asleep.
 const LARGE: &str = "import socket, sys, threading, time
 s = socket.create_server(('127.0.0.1', 0))

@@ -197,7 +197,6 @@ fn prepare() {
     // After the marks: who fetches from us looks for them when he has told us.
     custody::before_fork();
     segment::hold();
-    wait::hold();
     MASK.store(mask, Relaxed);
     FORKING.store(process::thread(), Relaxed);
 }
@@ -236,7 +235,6 @@ fn parent(failed: bool) {
     });
     FORKING.store(0, Relaxed);
     let mask = MASK.load(Relaxed);
-    wait::unhold();
     segment::unhold();
     poll::epoll::unhold();
     uring::unhold();
@@ -294,7 +292,6 @@ fn child() {
     conn::for_each(|index, _| close::forget_holds(index));
     holds::let_cross();
     spawn::after_fork();
-    wait::after_fork();
     sys::set_signals(MASK.load(Relaxed));
 }
 

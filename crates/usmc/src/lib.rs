@@ -101,7 +101,8 @@ pub fn exit() {
         return;
     }
     socket::demote::before_exit();
-    holds::end_but_for_streams();
+    // Before acceptors can let go of the connections, and look.
     segment::leave();
+    holds::end_but_for_streams();
     device::current().leave();
 }

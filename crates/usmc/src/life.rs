@@ -35,6 +35,11 @@ pub fn is_vouched_for(conn: &Conn, slot: &Slot) -> bool {
         && word == conn.life_seen.load(Relaxed)
 }
 
+/// Whether the process that has vouched for the peer is known to have ended.
+pub fn has_ended(conn: &Conn) -> bool {
+    conn.has_life() && !device::is_alive(conn.life().load(Relaxed))
+}
+
 /// The same where that is not so: somebody else vouches by now, or nobody, or another thread of the peer's. The caller
 /// holds the sending lock.
 #[cold]

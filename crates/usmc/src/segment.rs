@@ -334,8 +334,9 @@ pub fn fd_of(index: u32) -> Option<i32> {
     (matches!(m.role, Role::Own | Role::Closed) && m.fd >= 0).then_some(m.fd)
 }
 
-/// A record does not use its segment any more. `slot` was a client's, which may have been the last to hold it.
-pub fn let_go(index: u32, slot: Option<u32>) {
+/// A record does not use its segment any more. `slot` was a client's, which may have been the last to hold it. `peer_ended`:
+/// the peer's process seems to have ended; if it goes on after all, the segment comes again with its next connection.
+pub fn let_go(index: u32, slot: Option<u32>, peer_ended: bool) {
     let Some(table) = table() else { return };
     let m = &mut table.entries[index as usize];
     m.users = m.users.saturating_sub(1);
@@ -351,7 +352,15 @@ pub fn let_go(index: u32, slot: Option<u32>) {
             m.slots.lose(slot);
         }
     }
-    if m.role == Role::Closed && m.users == 0 {
+    let is_over = match m.role {
+        Role::Closed => true,
+        // Otherwise the memory of the last client that has ended would be ours until the next one comes.
+        Role::Peer => {
+            peer_ended || m.segment().is_ok_and(|map| map.header().retired.load(Relaxed) != 0)
+        }
+        Role::Own | Role::Unused => false,
+    };
+    if m.users == 0 && is_over {
         m.unmap();
     }
 }
@@ -409,7 +418,7 @@ fn use_where(is_it: impl Fn(&Mapped) -> bool) -> Option<(u32, Segment)> {
 
 /// One more process holds what this entry's record uses, or a failed attach is undone.
 pub fn unuse(index: u32) {
-    let_go(index, None);
+    let_go(index, None, false);
 }
 
 /// Maps a segment of our own user that came out of the mailbox; takes the fd. Hostile until proven sealed and sound.

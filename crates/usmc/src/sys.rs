@@ -575,21 +575,6 @@ pub fn disconnect(fd: c_int) {
     let _ = call!(SYS_connect, fd, &raw const nowhere, size_of::<libc::sockaddr>());
 }
 
-/// A timer that expires once, after `ns` nanoseconds, less than a second.
-pub fn timer(ns: c_long) -> Result<c_int, Errno> {
-    let fd = call!(SYS_timerfd_create, libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC)? as c_int;
-    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    let time =
-        libc::itimerspec { it_interval: none, it_value: libc::timespec { tv_sec: 0, tv_nsec: ns } };
-    match call!(SYS_timerfd_settime, fd, 0, &raw const time, 0) {
-        Ok(_) => Ok(fd),
-        Err(errno) => {
-            close(fd);
-            Err(errno)
-        }
-    }
-}
-
 /// shutdown(2).
 pub fn shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
     call!(SYS_shutdown, fd, how).map(drop)
@@ -698,8 +683,7 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut libc::msghdr, flags: c_int) -> Result
 pub fn write(fd: c_int, bytes: &[u8]) {
     const ITS: u64 = 1 << (libc::SIGPIPE - 1) | 1 << (libc::SIGXFSZ - 1);
     let mask = block_signals();
-    let mut pending = 0u64;
-    let _ = call!(SYS_rt_sigpending, &raw mut pending, 8);
+    let pending = pending_signals();
     if let Err(libc::EPIPE | libc::EFBIG) = call!(SYS_write, fd, bytes.as_ptr(), bytes.len()) {
         // Nothing, in either layout of a time.
         let at_once = [0u64; 2];
@@ -737,6 +721,18 @@ pub fn block_signals() -> u64 {
     let mut old = 0u64;
     let _ = call!(SYS_rt_sigprocmask, libc::SIG_BLOCK, &raw const all, &raw mut old, 8);
     old
+}
+
+/// Takes signals out of the mask.
+pub fn unblock_signals(set: u64) {
+    let _ = call!(SYS_rt_sigprocmask, libc::SIG_UNBLOCK, &raw const set, 0, 8);
+}
+
+/// Signals that have come and are blocked.
+pub fn pending_signals() -> u64 {
+    let mut pending = 0u64;
+    let _ = call!(SYS_rt_sigpending, &raw mut pending, 8);
+    pending
 }
 
 /// Sets the signal mask.

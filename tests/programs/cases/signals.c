@@ -1,6 +1,8 @@
 // Signals during calls, and processes that stop and go on.
 #include "peer.h"
 
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/select.h>
 #include <sys/time.h>
 #include <time.h>
@@ -74,6 +76,89 @@ static void signal_sleeper_often(void *arg) {
         EQ(signals, before_ + 1); \
         child_succeeds(pid_); \
     } while (0)
+
+// In a child: signals the parent, which sleeps again and again, behind so many beginnings and ends of system calls.
+static int moment;
+
+static void signal_at_moment(void *arg) {
+    int status;
+    wait_asleep(me, me);
+    OK(ptrace(PTRACE_SEIZE, me, 0, PTRACE_O_TRACESYSGOOD));
+    OK(ptrace(PTRACE_INTERRUPT, me, 0, 0));
+    EQ(waitpid(me, &status, 0), me);
+    for (int met = 0; met < moment; met += WSTOPSIG(status) == (SIGTRAP | 0x80)) {
+        OK(ptrace(PTRACE_SYSCALL, me, 0, 0));
+        EQ(waitpid(me, &status, 0), me);
+        CHECK(WIFSTOPPED(status));
+    }
+    OK(kill(me, SIGUSR1));
+    OK(ptrace(PTRACE_DETACH, me, 0, 0));
+    if (arg) {
+        char c;
+        // It ran, and the call goes on.
+        EQ(read(ran[0], &c, 1), 1);
+        signal_sleeper(arg);
+    }
+}
+
+// A call that nobody can wake looks every millisecond. Whatever it does when a signal comes, the handler ends it, or not, as it
+// would end a sleep.
+PAIR_CASE(signal_between_two_looks_is_one_in_a_sleep) {
+    enum { MOMENTS = 40 };
+    struct pair p = pair_open();
+    char buf[2];
+    me = getpid();
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+    OK(peer_call(P_SHUTDOWN, p.peer, SHUT_WR, 0, 0));
+    size_t sent = fill(p.fd, 1, 0);
+    // The kernel's calls sleep all the time.
+    bool looks = variant.warm && !is_plain();
+    handle(SIGUSR2, 0);
+    for (moment = 1; moment <= MOMENTS; moment++) {
+        signals = 0;
+        handle(SIGUSR1, 0);
+        pid_t pid = child(looks ? signal_at_moment : signal_sleeper, looks ? NULL : (void *)SIGUSR1);
+        FAILS(send(p.fd, "x", 1, 0), EINTR);
+        EQ(signals, 1);
+        child_succeeds(pid);
+        if (!looks)
+            continue;
+        handle(SIGUSR1, SA_RESTART);
+        OK(pipe(ran));
+        pid = child(signal_at_moment, (void *)SIGUSR2);
+        FAILS(send(p.fd, "x", 1, 0), EINTR);
+        EQ(signals, 3);
+        child_succeeds(pid);
+        close(ran[0]);
+        close(ran[1]);
+        ran[1] = -1;
+    }
+    // It ends by any handler. (epoll_wait(2) ends by the tracer, too.)
+    struct pollfd f = {.fd = p.fd, .events = POLLOUT};
+    handle(SIGUSR1, SA_RESTART);
+    for (moment = 1; moment <= MOMENTS; moment++) {
+        signals = 0;
+        pid_t pid = child(looks ? signal_at_moment : signal_sleeper, looks ? NULL : (void *)SIGUSR1);
+        FAILS(poll(&f, 1, -1), EINTR);
+        EQ(signals, 1);
+        child_succeeds(pid);
+    }
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, 0, sent), 0);
+    pair_close(p);
+    // One byte of two, which a peek waits for.
+    p = pair_open();
+    peer_says(p.peer, "p");
+    wait_readable(p.fd, 1);
+    handle(SIGUSR1, 0);
+    for (moment = 1; moment <= MOMENTS; moment++) {
+        signals = 0;
+        pid_t pid = child(looks ? signal_at_moment : signal_sleeper, looks ? NULL : (void *)SIGUSR1);
+        EQ(recv(p.fd, buf, 2, MSG_PEEK | MSG_WAITALL), 1);
+        EQ(signals, 1);
+        child_succeeds(pid);
+    }
+    pair_close(p);
+}
 
 PAIR_CASE(calls_are_interrupted_without_sa_restart) {
     struct pair p = pair_open();
@@ -354,10 +439,11 @@ static void *sends_a_byte(void *arg) {
 REMOTE_CASE(peer_stopped_while_it_goes_back_to_tcp) {
     struct pair p = pair_open();
     handle(SIGUSR1, 0);
-    set_option(p.fd, SOL_SOCKET, SO_SNDBUF, 4096);
-    char buf[60000];
+    // More than TCP takes once its buffer is small, and less than with a large one.
+    static char buf[250000];
     pattern(1, 0, buf, sizeof buf);
     size_t sent = OK(send(p.fd, buf, sizeof buf, MSG_DONTWAIT));
+    set_option(p.fd, SOL_SOCKET, SO_SNDBUF, 4096);
     sent += fill(p.fd, 1, sent);
     peer_begin(P_OPTION, p.peer, SOL_SOCKET, SO_TIMESTAMP, 1);
     if (variant.warm)
@@ -617,7 +703,7 @@ static void lends_connection(int s, siginfo_t *info, void *context) {
 // to TCP, each byte comes once. The moments are instructions of the call, so that they do not depend on how fast it is.
 CASE(connection_leaves_the_ring_in_the_middle_of_a_send) {
     // The window is 16 KiB at first. Parts of less than 2 KiB are copied in few instructions.
-    enum { MOMENTS = 120, FIRST = (16 << 10) - 1500, SIZE = 3000 };
+    enum { COUNTS = 5, MOMENTS = 120, FIRST = (16 << 10) - 1500, SIZE = 3000 };
     static unsigned char buf[SIZE];
     pattern(1, FIRST, buf, SIZE);
     struct sigaction action = {.sa_sigaction = lends_connection, .sa_flags = SA_SIGINFO | SA_RESTART};
@@ -625,20 +711,20 @@ CASE(connection_leaves_the_ring_in_the_middle_of_a_send) {
     OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
     int lent = 0;
     for (int side = 0; side < 2; side++) {
-        int all = 0, moments = 0;
-        for (int round = 0; round <= MOMENTS; round++) {
+        int all = INT_MAX, moments = 0;
+        for (int round = 1 - COUNTS; round <= MOMENTS; round++) {
             int ends[2];
             interrupted_pair(ends, side);
             send_all(ends[0], 1, 0, FIRST);
             steps = by_handler = 0;
-            // The first round counts the instructions.
-            lends_at = all * round / MOMENTS;
+            // The first rounds count the instructions.
+            lends_at = round > 0 ? all * round / MOMENTS : 0;
             WRITE_FLAGS(READ_FLAGS() | TRAP_FLAG);
             ssize_t sent = send(ends[0], buf, SIZE, MSG_DONTWAIT);
             WRITE_FLAGS(READ_FLAGS() & ~TRAP_FLAG);
             OK(sent);
             moments += round > 0 && steps == lends_at;
-            if (round == 0)
+            if (round <= 0 && steps < all)
                 all = steps;
             OK(shutdown(ends[0], SHUT_WR));
             recv_to_eof(ends[1], 1, 0, FIRST + sent);

@@ -178,7 +178,7 @@ fn stuck_ns(entry: &Entry) -> Option<u64> {
 pub fn leave_stuck(set: &Set) -> bool {
     (0..).map_while(|at| tag_at(set, at)).any(|tag| match epoll::entry_of(tag) {
         Some((number, entry)) if number != u32::MAX && stuck_ns(entry).is_some() => {
-            room::leave_if_stuck(epoll::live_fd(entry), entry.conn.load(Relaxed))
+            room::leave_if_stuck(epoll::live_fd(entry), entry.conn.load(Relaxed), || true)
         }
         _ => false,
     })

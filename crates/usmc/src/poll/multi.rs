@@ -1,6 +1,7 @@
 //! Waiting on an epoll set, over the kernel's own.
 
 use core::ffi::c_int;
+use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use super::asleep::{Asleep, arm_all, leave_stuck};
@@ -15,6 +16,7 @@ use crate::conn::{self, F_CLC};
 use crate::pointers::is_nowhere;
 use crate::single;
 use crate::socket::bells;
+use crate::socket::signals::Signals;
 use crate::socket::wait::{self, Budget};
 use crate::socket::{ending, room};
 use crate::unwind::{cancellation_point, keeping};
@@ -81,6 +83,7 @@ pub unsafe fn epoll_wait(
     let deadline = Deadline::from(begun, timeout_ns);
     let budget = Budget(&set.spin_ns);
     let mut is_first = true;
+    let mut signals = Signals::new();
     // SAFETY (all raw calls below): the caller's contract.
     loop {
         let round = single::add(&set.rounds, 1).wrapping_add(1);
@@ -159,6 +162,9 @@ pub unsafe fn epoll_wait(
         } else if has_tracked(set) != ours || is_active(set) {
             continue;
         }
+        if looks.most_ns().is_some() {
+            signals.keep();
+        }
         device::current().keep_alive();
         let most_ns = looks.and(Looks { ticks: false, stuck_ns: room::sweep() }).most_ns();
         let at_once = is_first && !active && most_ns.is_none();
@@ -166,6 +172,8 @@ pub unsafe fn epoll_wait(
         is_first = false;
         let at = clock::tsc();
         let left = if at_once { Left::All(timeout_ns) } else { Left::Until(deadline, most_ns) };
+        let mut place = MaybeUninit::uninit();
+        let mask = signals.mask(mask, &mut place);
         // SAFETY: see above; the real call is the cancellation point and takes the signal mask.
         let (asleep, got) =
             keeping(asleep, || unsafe { sleep(epfd, events, max, left, timeout_ns, mask) });

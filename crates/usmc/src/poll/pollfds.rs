@@ -1,8 +1,9 @@
 //! poll(2), and select(2) by way of it, over the kernel's own.
 
 use core::ffi::c_int;
+use core::mem::{self, MaybeUninit};
+use core::slice;
 use core::sync::atomic::Ordering::Relaxed;
-use core::{mem, slice};
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
 
 use super::asleep::{self, arm_all};
@@ -16,6 +17,7 @@ use crate::conn::{self, F_CLC};
 use crate::pointers::{is_nowhere, is_readable};
 use crate::socket::bells;
 use crate::socket::family::Receiving;
+use crate::socket::signals::Signals;
 use crate::socket::wait::{self, Budget, Sleeper};
 use crate::socket::{demote, ending, room};
 use crate::table::{self, Entry as Fd};
@@ -184,10 +186,11 @@ fn poll_until(
     mask: *const libc::sigset_t,
 ) -> c_int {
     let mut first = true;
+    let mut signals = Signals::new();
     loop {
         let mut n = poll_now(fds);
         if (n > 0 || timeout_ns == 0) && first && may_have_ended(fds, n) {
-            sleep_poll(fds, Some(0), core::ptr::null());
+            sleep_poll(fds, Some(0), core::ptr::null(), &mut signals);
             n = poll_now(fds);
         }
         if !first && n > 0 {
@@ -211,8 +214,11 @@ fn poll_until(
             true => 0,
             false => {
                 let look_ns = at_most(looks.most_ns(), stuck_ns(fds));
+                if look_ns.is_some() {
+                    signals.keep();
+                }
                 let look_ns = at_most(look_ns, room::sweep());
-                sleep_poll(fds, at_most(deadline.left(), look_ns), mask)
+                sleep_poll(fds, at_most(deadline.left(), look_ns), mask, &mut signals)
             }
         });
         let saved = errno();
@@ -372,7 +378,7 @@ fn spin_poll(fds: &[libc::pollfd], deadline: Deadline) -> bool {
 fn leave_if_stuck(fds: &[libc::pollfd]) -> bool {
     fds.iter().any(|p| match watch(p.fd) {
         Watch::Ring(index) if p.fd >= 0 && p.events as u16 as u32 & WRITE_BITS != 0 => {
-            room::leave_if_stuck(p.fd, index)
+            room::leave_if_stuck(p.fd, index, || true)
         }
         Watch::Nested(index) if p.fd >= 0 => asleep::leave_stuck(index),
         _ => false,
@@ -518,6 +524,7 @@ fn sleep_poll(
     fds: &mut [libc::pollfd],
     mut timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
+    signals: &mut Signals,
 ) -> c_int {
     // The kernel overwrites `revents`, so the events are remembered in private memory.
     let mut kept = Each::new(0, fds.len());
@@ -544,6 +551,9 @@ fn sleep_poll(
                 false if hung_up => Some(HUNG_UP_NS),
                 _ => None,
             };
+            if look_ns.is_some() && timeout_ns != Some(0) {
+                signals.keep();
+            }
             timeout_ns = at_most(timeout_ns, look_ns);
             p.events = match deaf {
                 // A look does not mind what would keep a sleeper awake.
@@ -559,6 +569,8 @@ fn sleep_poll(
         }
     }
     let kept = GivenBack { kept, at: fds.as_mut_ptr(), count: fds.len() };
+    let mut at = MaybeUninit::uninit();
+    let mask = signals.mask(mask, &mut at);
     let (kept, n) = keeping(kept, || sleep_in_kernel(fds, timeout_ns, mask));
     let saved = errno();
     drop(kept);

@@ -42,9 +42,8 @@ impl Handlers {
     /// What they say now.
     #[cold]
     pub fn ask() -> Handlers {
-        // 32 and 33 are libc's own.
-        let signals = (1..=64).filter(|signal| !matches!(signal, 32 | 33));
-        let bits = signals.filter_map(sys::restarts).fold(0, |all, yes| all | 1 << u32::from(yes));
+        let [ends, goes_on] = sets();
+        let bits = u64::from(ends != 0) | u64::from(goes_on != 0) << 1;
         FOUND_HANDLERS.store(clock::now_ns() & !Handlers::BITS | bits, Relaxed);
         Handlers::of(bits)
     }
@@ -57,6 +56,19 @@ impl Handlers {
             _ => Handlers::Restart,
         }
     }
+}
+
+/// The signals whose handlers end a call, and those after whose handlers it goes on, a bit each.
+#[cold]
+pub fn sets() -> [u64; 2] {
+    // 32 and 33 are libc's own.
+    let signals = (1..=64).filter(|signal| !matches!(signal, 32 | 33));
+    signals.fold([0; 2], |mut sets, signal| {
+        if let Some(goes_on) = sys::restarts(signal) {
+            sets[usize::from(goes_on)] |= 1 << (signal - 1);
+        }
+        sets
+    })
 }
 
 /// What was found, in the lowest bits, and when.

@@ -23,6 +23,7 @@ mod peers_socket;
 pub mod recv;
 pub mod room;
 pub mod send;
+pub mod signals;
 pub mod smc;
 pub mod transfer;
 pub mod unseen;

@@ -17,6 +17,7 @@ use super::demote;
 use super::ending::{self, Ending};
 use super::family::{Family, Receiving};
 use super::iov::Buffers;
+use super::signals::Signals;
 use super::wait::{self, Until, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, FRESH, OFFERED, PLAIN, RING};
 use crate::lasting::Call;
@@ -62,6 +63,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     let mut hold: Option<Hold> = None;
     // When it began to wait.
     let mut since = 0;
+    let mut signals = Signals::new();
     // What a call that peeks at more than one byte begins anew with, until it takes what is there.
     let peeks = flags & libc::MSG_PEEK != 0;
     let enough = if flags & libc::MSG_WAITALL != 0 { wanted } else { least };
@@ -94,6 +96,8 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     Some(errno) => Outcome::Fail(errno),
                     None if total > 0 && stops_in_kernel(fd, conn) => Outcome::Done(total),
                     // The number may be closed, or some bytes are here already.
+                    None if signals.let_in(total > 0) && total == 0 => Outcome::Fail(libc::EINTR),
+                    None if signals.has_ended() => Outcome::Done(total),
                     None if hold.is_some() || total > 0 => {
                         keeping(hold, || rest_by_kernel(fd, index, to, flags, total)).1
                     }
@@ -123,7 +127,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 }
             }
             let more;
-            (hold, more) = keeping(hold, || wait::for_more(fd, index, since));
+            (hold, more) = keeping(hold, || wait::for_more(fd, index, since, &mut signals));
             if more {
                 continue;
             }
@@ -204,7 +208,9 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     since = clock::now_ns();
                 }
                 let woken;
-                (hold, woken) = keeping(hold, || wait::for_data(fd, index, in_ring, until, since));
+                (hold, woken) = keeping(hold, || {
+                    wait::for_data(fd, index, in_ring, until, since, &mut signals)
+                });
                 match woken {
                     // Disconnected while we slept.
                     _ if conn.phase() == FRESH && total == 0 => return Outcome::Fail(libc::EPIPE),

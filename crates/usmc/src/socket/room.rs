@@ -306,8 +306,9 @@ pub fn look_in_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
     Some(left.max(LEAST))
 }
 
-/// Before each sleep for room: goes back to TCP if nothing has been read for too long. Whether it has.
-pub fn leave_if_stuck(fd: i32, index: u32) -> bool {
+/// Before each sleep for room: goes back to TCP if nothing has been read for too long. Whether it has. `may`: asked before
+/// that, which takes its time.
+pub fn leave_if_stuck(fd: i32, index: u32, may: impl FnOnce() -> bool) -> bool {
     let conn = conn::at(index);
     let Some(slot) = conn.slot() else { return false };
     let Some(patience) = patience_ns(conn, slot) else {
@@ -321,7 +322,7 @@ pub fn leave_if_stuck(fd: i32, index: u32) -> bool {
         conn.stuck.store(now, Relaxed);
         return false;
     }
-    if now.saturating_sub(since) < patience {
+    if now.saturating_sub(since) < patience || !may() {
         return false;
     }
     let left = demote::leave(fd, index, Reason::Unread).is_ok();

@@ -16,6 +16,7 @@ use super::ending;
 use super::family::Family;
 use super::iov::Buffers;
 use super::room;
+use super::signals::Signals;
 use super::unseen::Unseen;
 use super::wait::{self, Woken};
 use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, OFFERED, PLAIN, RING};
@@ -229,6 +230,7 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
     let mut total = 0;
     let mut since = 0;
     let mut hold: Option<Hold> = None;
+    let mut signals = Signals::new();
     let mut is_cramped = false;
     loop {
         let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
@@ -249,6 +251,9 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
             Attempt::Back if !demote::go_back(fd, conn, slot) => is_held_up = true,
             Attempt::Back if hold.is_none() && total == 0 => return out_of_ring(conn),
             Attempt::Kernel | Attempt::Back | Attempt::Elsewhere | Attempt::Cramped => {
+                if hold.is_some() && signals.let_in(total > 0) {
+                    return interrupted(total);
+                }
                 if hold.is_some() {
                     return keeping(hold, || rest(fd, index, from, flags, total)).1;
                 }
@@ -300,18 +305,24 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
                 None => continue,
             }
         }
-        if room::leave_if_stuck(close::number(fd, index), index) {
+        let may_leave = || !signals.let_in(total > 0);
+        if room::leave_if_stuck(close::number(fd, index), index, may_leave) {
             return keeping(hold, || rest(fd, index, from, flags, total)).1;
         }
         let woken;
         (hold, woken) = keeping(hold, || match is_held_up {
-            true => wait::for_others(fd, since, total > 0),
-            false => wait::for_room(fd, index, since, total > 0),
+            true => wait::for_others(fd, since, total > 0, &mut signals),
+            false => wait::for_room(fd, index, since, total > 0, &mut signals),
         });
         if let Woken::Fail(errno) = woken {
             return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
         }
     }
+}
+
+/// What a send says that a signal has ended.
+fn interrupted(total: usize) -> Outcome {
+    if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EINTR) }
 }
 
 /// A send that does not wait has found no room in the ring, and waits for it elsewhere, most likely.

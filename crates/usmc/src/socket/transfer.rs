@@ -8,6 +8,7 @@ use usmc_shm::span::{RxSpan, Source};
 
 use super::bells;
 use super::family::{Family, Receiving};
+use super::signals::Signals;
 use super::wait::{self, Until, Woken};
 use super::{Outcome, close, control, demote, ending, room, send};
 use crate::conn::{self, ATTACHED, EARLY, OFFERED, PLAIN, RING};
@@ -30,6 +31,7 @@ fn into_ring(
     slot: &Slot,
     count: usize,
     nonblock: bool,
+    signals: &mut Signals,
     mut fill: impl FnMut(*mut c_void, usize) -> Result<usize, Errno>,
 ) -> Outcome {
     let conn = conn::at(index);
@@ -113,7 +115,9 @@ fn into_ring(
             Some(Err(_)) if total > 0 => break,
             Some(Err(errno)) => return Outcome::Fail(errno),
             None if nonblock && room::grow(fd, conn, slot) => {}
-            None if !nonblock && !is_held_up && room::leave_if_stuck(fd, index) => {}
+            None if !nonblock
+                && !is_held_up
+                && room::leave_if_stuck(fd, index, || !signals.let_in(total > 0)) => {}
             None if total > 0 && nonblock => break,
             None if nonblock => {
                 send::met_full_ring(index, slot);
@@ -121,8 +125,8 @@ fn into_ring(
             }
             None => {
                 let woken = match is_held_up {
-                    true => wait::for_others(fd, since, total > 0),
-                    false => wait::for_room(fd, index, since, total > 0),
+                    true => wait::for_others(fd, since, total > 0, signals),
+                    false => wait::for_room(fd, index, since, total > 0, signals),
                 };
                 if let Woken::Fail(errno) = woken {
                     return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
@@ -152,19 +156,21 @@ pub unsafe fn sendfile(
     let nonblock = wait::is_nonblocking(fd, conn::at(index));
     // SAFETY: the caller's contract.
     let mut at = unsafe { offset.as_ref() }.copied();
-    let outcome = into_ring(fd, index, slot, count.min(0x7fff_f000), nonblock, |dst, len| {
-        // SAFETY: `dst` is `len` bytes of the ring's room.
-        let n = unsafe {
-            match at {
-                Some(at) => sys::pread(from, dst, len, at),
-                None => sys::read(from, dst, len),
-            }
-        };
-        // A directory has no bytes to send.
-        let n = n.map_err(|errno| if errno == libc::EISDIR { libc::EINVAL } else { errno })?;
-        at = at.map(|at| at + n as libc::off64_t);
-        Ok(n)
-    });
+    let signals = &mut Signals::new();
+    let outcome =
+        into_ring(fd, index, slot, count.min(0x7fff_f000), nonblock, signals, |dst, len| {
+            // SAFETY: `dst` is `len` bytes of the ring's room.
+            let n = unsafe {
+                match at {
+                    Some(at) => sys::pread(from, dst, len, at),
+                    None => sys::read(from, dst, len),
+                }
+            };
+            // A directory has no bytes to send.
+            let n = n.map_err(|errno| if errno == libc::EISDIR { libc::EINVAL } else { errno })?;
+            at = at.map(|at| at + n as libc::off64_t);
+            Ok(n)
+        });
     if let (Outcome::Done(_), Some(at)) = (outcome, at) {
         // SAFETY: `at` exists only where `offset` is valid.
         unsafe { *offset = at };
@@ -183,15 +189,16 @@ pub fn splice_in(
 ) -> Outcome {
     observer::count_total(|totals| &totals.splice);
     let room_nonblock = wait::is_nonblocking(fd, conn::at(index));
+    let mut signals = Signals::new();
     loop {
         // Like splice: wait for the pipe's first bytes only, then take what is there. Without a lock.
         while !nonblock && sys::poll1(from, libc::POLLIN, 0) == 0 {
-            if let Woken::Fail(errno) = wait::tick() {
+            if let Woken::Fail(errno) = signals.tick(false) {
                 return Outcome::Fail(errno);
             }
         }
         let mut is_empty = false;
-        let outcome = into_ring(fd, index, slot, count, room_nonblock, |dst, len| {
+        let outcome = into_ring(fd, index, slot, count, room_nonblock, &mut signals, |dst, len| {
             is_empty = sys::poll1(from, libc::POLLIN, 0) == 0;
             if is_empty {
                 return Err(libc::EAGAIN);
@@ -266,7 +273,8 @@ fn splice_part(
                     if has_some || wait::is_nonblocking(fd, conn) {
                         return only(Outcome::Fail(libc::EAGAIN));
                     }
-                    match wait::for_data(fd, index, false, Until::Data, clock::now_ns()) {
+                    let (now, signals) = (clock::now_ns(), &mut Signals::new());
+                    match wait::for_data(fd, index, false, Until::Data, now, signals) {
                         Woken::Look => continue,
                         Woken::Fail(errno) => return only(Outcome::Fail(errno)),
                     }

@@ -3,7 +3,7 @@
 //! The sleep is a blocking one-byte peek, so timeouts (SO_RCVTIMEO), EINTR with and without SA_RESTART,
 //! thread cancellation and the peer's FIN or RST are the kernel's own. The waker sends a doorbell byte.
 
-use core::ffi::{c_long, c_void};
+use core::ffi::c_void;
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use usmc_shm::bell::{Drain, Sleepers, less};
@@ -15,14 +15,14 @@ use super::bells::{drain_bells, is_cut, reads_ring, watch_over};
 use super::close;
 use super::family::Receiving;
 use super::handlers::Handlers;
+use super::signals::Signals;
 use super::{demote, ending, room};
 use crate::api::time::Time;
 use crate::clock;
 use crate::conn::{self, Conn, F_NONBLOCK, F_SHARED, F_STALE};
-use crate::process::Lock;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{config, device, observer, process, real, table};
+use crate::{config, device, observer, process, real};
 
 /// A call that waits no longer than that has only spun so far, or hardly slept.
 const FIRST_SLEEP_NS: u64 = 1_000_000;
@@ -204,7 +204,14 @@ pub enum Until {
 }
 
 /// Waits until data may be there. `in_ring`: TCP has been read to the boundary. `since`: when the call began to wait.
-pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) -> Woken {
+pub fn for_data(
+    fd: i32,
+    index: u32,
+    in_ring: bool,
+    until: Until,
+    since: u64,
+    signals: &mut Signals,
+) -> Woken {
     let conn = conn::at(index);
     let slot = conn.slot();
     let budget = Budget(&conn.spin_ns);
@@ -230,12 +237,12 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) ->
         if demote::must_go_back(conn, slot) {
             // Unless that has come in this instant, others are at it, who may be stopped.
             let ends_by_signal = until == Until::DataOrSignal;
-            return keeping(sleeper, || if ends_by_signal { short_tick() } else { tick() }).1;
+            return keeping(sleeper, || signals.tick(ends_by_signal)).1;
         }
     }
     let start = clock::now_ns();
     let sleep = || match until {
-        Until::AnyWakeUp if is_cut(conn) => tick(),
+        Until::AnyWakeUp if is_cut(conn) => signals.tick(false),
         Until::AnyWakeUp => receive_nothing(fd),
         // SO_RCVTIMEO is the kernel's own where the call has not slept yet.
         Until::Data
@@ -244,11 +251,11 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) ->
                 && !is_nonblocking(fd, conn) =>
         {
             match room::keeps_far_ms(conn) {
-                Some(ms) => sleep_for_a_while(fd, index, ms),
-                None => peek(fd, index),
+                Some(ms) => sleep_for_a_while(fd, index, ms, signals),
+                None => peek(fd, index, signals),
             }
         }
-        _ => sleep_for_data(fd, index, until, since),
+        _ => sleep_for_data(fd, index, until, since, signals),
     };
     observer::count_one(conn, |record| &record.sleeps);
     let (_, woken) = keeping(sleeper, sleep);
@@ -257,7 +264,7 @@ pub fn for_data(fd: i32, index: u32, in_ring: bool, until: Until, since: u64) ->
 }
 
 /// The second sleep of a call for data, or one that doorbells cannot end: what is left of SO_RCVTIMEO has to be counted.
-fn sleep_for_data(fd: i32, index: u32, until: Until, since: u64) -> Woken {
+fn sleep_for_data(fd: i32, index: u32, until: Until, since: u64, signals: &mut Signals) -> Woken {
     let limit_ms = time_limit_ms(fd, libc::SO_RCVTIMEO);
     let left_ms = limit_ms - ((clock::now_ns() - since) / 1_000_000) as i64;
     if limit_ms > 0 && left_ms <= 0 {
@@ -266,20 +273,24 @@ fn sleep_for_data(fd: i32, index: u32, until: Until, since: u64) -> Woken {
     // A time limit makes any signal that is handled end the call, as bytes do that are there already.
     let ends_by_signal = limit_ms > 0 || until == Until::DataOrSignal;
     match (is_cut(conn::at(index)), ends_by_signal) {
-        (true, true) => short_tick(),
-        (true, false) => tick(),
-        (false, true) => sleep_in_poll(fd, index, if limit_ms > 0 { left_ms } else { -1 }),
-        (false, false) => peek_anyhow(fd, index),
+        (true, by_any) => signals.tick(by_any),
+        (false, true) => {
+            sleep_in_poll(fd, index, if limit_ms > 0 { left_ms } else { -1 }, signals, true)
+        }
+        (false, false) => peek_anyhow(fd, index, signals),
     }
 }
 
 /// The peek of a call that waits without a limit. O_NONBLOCK, set since it began, does not concern it, and would end the
 /// peek at once. One that is set while it sleeps counts once a signal has interrupted it, as the kernel's calls begin anew then.
-fn peek_anyhow(fd: i32, index: u32) -> Woken {
+fn peek_anyhow(fd: i32, index: u32, signals: &mut Signals) -> Woken {
     if !is_nonblocking(fd, conn::at(index)) {
-        return peek(fd, index);
+        return peek(fd, index, signals);
     }
-    match sleep_in_poll(fd, index, -1) {
+    if signals.let_in(false) {
+        return Woken::Fail(libc::EINTR);
+    }
+    match sleep_in_poll(fd, index, -1, signals, true) {
         // Such a call begins anew, and finds O_NONBLOCK.
         Woken::Fail(libc::EINTR) if Handlers::ask() == Handlers::Restart => {
             Woken::Fail(libc::EAGAIN)
@@ -295,14 +306,18 @@ fn time_limit_ms(fd: i32, name: i32) -> i64 {
     limit.ns().saturating_add(999_999) / 1_000_000
 }
 
-/// Sleeps for a doorbell or the end of the connection; every signal that is handled ends it.
-fn sleep_in_poll(fd: i32, index: u32, timeout_ms: i64) -> Woken {
+/// Sleeps for a doorbell or the end of the connection; for signals see [`Signals::poll`].
+fn sleep_in_poll(
+    fd: i32,
+    index: u32,
+    timeout_ms: i64,
+    signals: &mut Signals,
+    by_any: bool,
+) -> Woken {
     let fd = close::steady(fd, index);
     let mut p = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
-    // SAFETY: one valid pollfd; the real function is a cancellation point, as send and recv are.
-    let n = unsafe { real::poll(&raw mut p, 1, timeout_ms.min(60_000) as i32) };
-    if n < 0 {
-        return Woken::Fail(crate::errno());
+    if let Woken::Fail(errno) = signals.poll(core::slice::from_mut(&mut p), timeout_ms, by_any) {
+        return Woken::Fail(errno);
     }
     let number = fd;
     let fd = close::number(fd, index);
@@ -329,7 +344,7 @@ fn receive_nothing(fd: i32) -> Woken {
 
 /// MSG_PEEK with MSG_WAITALL, some bytes being there: waits a moment. False when what is there has to do, because of
 /// the peer's end, a signal or SO_RCVTIMEO.
-pub fn for_more(fd: i32, index: u32, since: u64) -> bool {
+pub fn for_more(fd: i32, index: u32, since: u64, signals: &mut Signals) -> bool {
     let conn = conn::at(index);
     let ended = match conn.slot().filter(|_| conn.phase() == conn::RING) {
         Some(slot) => {
@@ -343,103 +358,18 @@ pub fn for_more(fd: i32, index: u32, since: u64) -> bool {
     if ended || (limit_ms > 0 && clock::now_ns() - since >= limit_ms as u64 * 1_000_000) {
         return false;
     }
-    // SAFETY: no fds; the real function is a cancellation point, as recv is.
-    unsafe { real::poll(core::ptr::null_mut(), 0, 1) == 0 }
-}
-
-struct Timer {
-    fd: i32,
-    /// Where it is noted, if there was room.
-    place: Option<&'static AtomicU64>,
-}
-
-/// Held while one is made or closed. No other lock is taken inside.
-static TIMERS_LOCK: Lock = Lock::new();
-/// Timers in use: the thread's word above the number plus one.
-static TIMERS: [AtomicU64; 32] = [const { AtomicU64::new(0) }; 32];
-
-const fn timer_of(fd: i32, thread: u64) -> u64 {
-    (thread >> 6) << 24 | (fd + 1).cast_unsigned() as u64
-}
-
-impl Timer {
-    fn new(ns: c_long) -> Option<Timer> {
-        let _held = TIMERS_LOCK.enter()?;
-        // Out of the way: programs count on which number comes next, and close what they do not know.
-        let fd = table::keep_fd(sys::timer(ns).ok()?);
-        let word = timer_of(fd, process::thread());
-        let note = |place: &&AtomicU64| place.compare_exchange(0, word, Relaxed, Relaxed).is_ok();
-        Some(Timer { fd, place: TIMERS.iter().find(note) })
-    }
-}
-
-impl Drop for Timer {
-    fn drop(&mut self) {
-        let _held = TIMERS_LOCK.enter();
-        self.place.inspect(|place| place.store(0, Relaxed));
-        table::release_fd(self.fd);
-    }
-}
-
-/// Fork: no timer is half made while numbers are copied.
-pub fn hold() {
-    TIMERS_LOCK.hold();
-}
-
-/// Fork is over in the parent.
-pub fn unhold() {
-    TIMERS_LOCK.unhold();
-}
-
-/// Fork, in the child: timers of threads that are not here.
-pub fn after_fork() {
-    TIMERS_LOCK.reset();
-    for place in &TIMERS {
-        let word = place.load(Relaxed);
-        let fd = (word & 0xff_ffff) as i32 - 1;
-        if fd >= 0 && word != timer_of(fd, process::thread()) {
-            place.store(0, Relaxed);
-            table::release_fd(fd);
-        }
-    }
-}
-
-/// A millisecond of sleep, where nothing can wake us.
-///
-/// A read of a timer: unlike poll(2) it goes on after a handler with SA_RESTART, as send(2) and recv(2) do.
-pub fn tick() -> Woken {
-    let Some(timer) = Timer::new(1_000_000) else {
-        // SAFETY: no fds; the real function is a cancellation point.
-        unsafe { real::poll(core::ptr::null_mut(), 0, 1) };
-        return Woken::Look;
-    };
-    let mut expired = 0u64;
-    let (number, at) = (timer.fd, (&raw mut expired).cast::<c_void>());
-    // SAFETY: eight writable bytes; the real function is a cancellation point.
-    let (timer, n) = keeping(timer, || unsafe { real::read(number, at, 8) });
-    let errno = crate::errno();
-    drop(timer);
-    if n == 8 { Woken::Look } else { Woken::Fail(errno) }
-}
-
-/// The same where every signal that is handled ends it.
-fn short_tick() -> Woken {
-    // SAFETY: no fds; the real function is a cancellation point.
-    match unsafe { real::poll(core::ptr::null_mut(), 0, 1) } {
-        0 => Woken::Look,
-        _ => Woken::Fail(crate::errno()),
-    }
+    signals.tick(true) == Woken::Look
 }
 
 /// [`peek`] of a thread that has memory to give back in so many milliseconds, if signals allow that.
 #[cold]
-fn sleep_for_a_while(fd: i32, index: u32, ms: u32) -> Woken {
+fn sleep_for_a_while(fd: i32, index: u32, ms: u32, signals: &mut Signals) -> Woken {
     room::give_back_idle(conn::at(index));
     if time_limit_ms(fd, libc::SO_RCVTIMEO) > 0 || Handlers::lately() == Handlers::Both {
-        return peek(fd, index);
+        return peek(fd, index, signals);
     }
-    match sleep_in_poll(fd, index, ms.into()) {
-        Woken::Fail(libc::EINTR) if Handlers::ask() == Handlers::Restart => Woken::Look,
+    signals.keep();
+    match sleep_in_poll(fd, index, ms.into(), signals, false) {
         Woken::Look => {
             room::give_back_idle(conn::at(index));
             Woken::Look
@@ -449,8 +379,11 @@ fn sleep_for_a_while(fd: i32, index: u32, ms: u32) -> Woken {
 }
 
 /// The blocking one-byte peek.
-fn peek(fd: i32, index: u32) -> Woken {
+fn peek(fd: i32, index: u32, signals: &mut Signals) -> Woken {
     let conn = conn::at(index);
+    if signals.let_in(false) {
+        return Woken::Fail(libc::EINTR);
+    }
     let mut byte = 0u8;
     // SAFETY: one writable byte. The real function: a cancellation point, as the application expects.
     let n = unsafe { real::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_PEEK) };
@@ -475,7 +408,7 @@ fn peek(fd: i32, index: u32) -> Woken {
 
 /// Waits until room may be there. `since`: when the send began ([`clock::now_ns`]), for SO_SNDTIMEO. `partial`:
 /// some bytes are sent, and any signal ends the call.
-pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
+pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Signals) -> Woken {
     let conn = conn::at(index);
     let Some(slot) = conn.slot() else { return Woken::Look };
     let (tx, peer) = (conn.tx(slot), conn.peer(slot));
@@ -497,7 +430,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
     }
     if demote::is_leaving(conn, slot) {
         // As soon as nobody sleeps here. Not at once: the count is in the peer's reach, and who leaves may be killed.
-        return keeping(sleeper, tick).1;
+        return keeping(sleeper, || signals.tick(partial)).1;
     }
     let start = clock::now_ns();
     let counts = [&conn.blocked_sends, &conn.end(slot).blocked_sends];
@@ -512,7 +445,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool) -> Woken {
         if flags & (TXF_DONE | TXF_LOOK) != 0 || demote::is_leaving(conn, slot) {
             Woken::Look
         } else {
-            sleep_for_room(fd, index, slot, since, partial)
+            sleep_for_room(fd, index, slot, since, partial, signals)
         }
     });
     budget.slept(clock::now_ns() - start);
@@ -531,7 +464,14 @@ impl Drop for Blocked<'_> {
     }
 }
 
-fn sleep_for_room(mut fd: i32, index: u32, slot: &Slot, since: u64, partial: bool) -> Woken {
+fn sleep_for_room(
+    mut fd: i32,
+    index: u32,
+    slot: &Slot,
+    since: u64,
+    partial: bool,
+    signals: &mut Signals,
+) -> Woken {
     let conn = conn::at(index);
     fd = close::number(fd, index);
     let limit_ms = time_limit_ms(fd, libc::SO_SNDTIMEO);
@@ -559,7 +499,7 @@ fn sleep_for_room(mut fd: i32, index: u32, slot: &Slot, since: u64, partial: boo
     if !clear || tick {
         watch_over(fd, conn, slot);
         ending::look(fd, conn);
-        return if ends_by_signal { short_tick() } else { self::tick() };
+        return signals.tick(ends_by_signal);
     }
     let mut look_ms = room::look_in_ns(conn, slot).map(|ns| ns.div_ceil(1_000_000) as i64);
     // SO_RCVTIMEO has nothing to say about sending: neither its end, nor that any signal ends a receive by then.
@@ -570,7 +510,7 @@ fn sleep_for_room(mut fd: i32, index: u32, slot: &Slot, since: u64, partial: boo
         handlers = Handlers::now();
         if handlers == Handlers::Both {
             if receives_in_time() || room::may_wait_for_itself(conn, slot) {
-                return self::tick();
+                return signals.tick(false);
             }
             look_ms = None;
         }
@@ -580,30 +520,29 @@ fn sleep_for_room(mut fd: i32, index: u32, slot: &Slot, since: u64, partial: boo
         || !ends_by_signal && handlers == Handlers::Restart && Handlers::ask() == Handlers::Restart;
     if let Some(look_ms) = look_ms {
         let most_ms = if limit_ms > 0 { look_ms.min(limit_ms - used_ms) } else { look_ms };
-        return match sleep_in_poll(fd, index, most_ms) {
-            Woken::Fail(libc::EINTR) if restarts() => Woken::Look,
-            other => other,
-        };
+        signals.keep();
+        return sleep_in_poll(fd, index, most_ms, signals, ends_by_signal);
     }
     if !ends_by_signal {
-        return match peek_anyhow(fd, index) {
+        return match peek_anyhow(fd, index, signals) {
             Woken::Fail(libc::EAGAIN) if receives_in_time() => Woken::Look,
             Woken::Fail(libc::EINTR) if receives_in_time() && restarts() => Woken::Look,
             other => other,
         };
     }
-    sleep_in_poll(fd, index, if limit_ms > 0 { limit_ms - used_ms } else { -1 })
+    let left_ms = if limit_ms > 0 { limit_ms - used_ms } else { -1 };
+    sleep_in_poll(fd, index, left_ms, signals, true)
 }
 
 /// A moment of a send that has to wait for others in the middle of a step, who may be stopped. The rest as for
 /// [`for_room`].
 #[cold]
-pub fn for_others(fd: i32, since: u64, partial: bool) -> Woken {
+pub fn for_others(fd: i32, since: u64, partial: bool, signals: &mut Signals) -> Woken {
     let limit_ms = time_limit_ms(fd, libc::SO_SNDTIMEO);
     if limit_ms > 0 && clock::now_ns() - since >= limit_ms as u64 * 1_000_000 {
         return Woken::Fail(libc::EAGAIN);
     }
-    if limit_ms > 0 || partial { short_tick() } else { tick() }
+    signals.tick(limit_ms > 0 || partial)
 }
 
 /// The sending direction's span.

@@ -137,6 +137,6 @@ fn release(conn: &Conn, end: &End, segment: u32, index: u32) -> bool {
     if !last {
         fork::leave_to_parent(end);
     }
-    segment::let_go(segment, conn.has(F_CLIENT).then_some(index));
+    segment::let_go(segment, conn.has(F_CLIENT).then_some(index), life::has_ended(conn));
     last
 }
