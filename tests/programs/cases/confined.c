@@ -130,6 +130,47 @@ PAIR_CASE(other_network_from_now_on) {
     goes_on(p, 0);
 }
 
+static void lo_mtu(int bytes) {
+    int s = OK(socket(AF_INET, SOCK_DGRAM, 0));
+    struct ifreq r = {.ifr_name = "lo", .ifr_mtu = bytes};
+    OK(ioctl(s, SIOCSIFMTU, &r));
+    close(s);
+}
+
+// What nobody has read when a connection goes back to TCP finds room there, as between containers, too.
+CASE(what_is_unread_fits_into_tcp_of_all_segments) {
+    static const int mtus[] = {1500, 9000, 65536};
+    if (!is_root())
+        return;
+    OK(unshare(CLONE_NEWNET));
+    lo_up();
+    for (size_t m = 0; m < sizeof mtus / sizeof *mtus; m++) {
+        lo_mtu(mtus[m]);
+        uint16_t port;
+        int listener = listen_here(&port), client = connect_to(port), server = OK(accept(listener, NULL, NULL));
+        for (int i = 0; i < 30; i++) {
+            send_all(client, 1, i * 300, 300);
+            recv_all(server, 1, i * 300, 300);
+            send_all(server, 2, i * 300, 300);
+            recv_all(client, 2, i * 300, 300);
+        }
+        assert_smcd(client);
+        size_t sent = fill(client, 1, 9000);
+        CHECK(sent >= 200000);
+        // Urgent data goes by TCP, behind all that.
+        EQ(send(client, "!", 1, MSG_OOB), 1);
+        recv_all(server, 1, 9000, sent);
+        char byte;
+        EQ(recv(server, &byte, 1, MSG_OOB), 1);
+        EQ(byte, '!');
+        OK(shutdown(client, SHUT_WR));
+        recv_to_eof(server, 0, 0, 0);
+        close(client);
+        close(server);
+        close(listener);
+    }
+}
+
 PAIR_CASE(other_mounts_from_now_on) {
     struct pair p = pair_open();
     if (is_root()) {
