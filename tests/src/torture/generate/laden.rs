@@ -86,7 +86,9 @@ impl Generator {
         let how = self.draw.weighted(&[(6, 1 << 31), (2, 0), (1, libc::EPOLLONESHOT.into())]);
         self.plan(process, thread, "epoll", &[set]);
         self.plan(process, thread, "control", &[set, 1, handle, which | how]);
-        if self.draw.percent(80) {
+        // Bytes on their way to it are edges.
+        let laden = how == 1 << 31 && self.model.is_laden(process, handle);
+        if !laden && self.draw.percent(80) {
             self.plan(process, thread, "wait", &[set, 16, 0]);
         }
     }
