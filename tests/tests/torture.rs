@@ -13,6 +13,8 @@ use usmc_tests::{Fixture, build, number, ss};
 
 /// Of so many programs one is looked at for connections in shared memory.
 const LOOK_AT: u64 = 50;
+/// In so many programs some fill a connection.
+const FILLS_IN: u64 = 500;
 
 #[test]
 fn random_programs_look_the_same_as_over_tcp() {
@@ -47,6 +49,8 @@ fn random_programs_look_the_same_as_over_tcp() {
             Some(found) => rare.push((seed, found)),
         }
     }
+    let filled = court.filled();
+    println!("{} connections were filled, {} of them in shared memory", filled.all, filled.in_ring);
     println!(
         "{count} programs of {} steps on average in {:.0?}; {in_rings} ends in shared memory in one of \
          {LOOK_AT}; {} differed once only",
@@ -60,6 +64,8 @@ fn random_programs_look_the_same_as_over_tcp() {
     assert!(finds.is_empty(), "uSMC differs from TCP in the programs of these seeds: {finds:?}");
     let looks = count.div_ceil(LOOK_AT);
     assert!(count < LOOK_AT || in_rings as u64 >= looks / 4, "the programs use TCP only");
+    assert!(count < FILLS_IN || filled.all >= count / 20, "hardly any connection was filled");
+    assert!(filled.in_ring >= filled.all / 4, "connections are filled over TCP only");
     drop(court);
     fixture.finish();
 }

@@ -9,6 +9,7 @@
 #include "check.h"
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/select.h>
@@ -310,45 +311,157 @@ static long op_flood(struct worker *w) {
     return 0;
 }
 
-// fill HANDLE SEED: sends until there is no room; the controller keeps the number for itself
+// Bytes that went to the kernel by this socket, and not by a ring.
+static uint64_t sent_by_tcp(int fd) {
+    // Of the kernel's struct tcp_info (linux/tcp.h), which goes on where libc's ends.
+    struct {
+        uint32_t words[36], not_sent, more[13];
+        uint64_t sent;
+    } info = {0};
+    _Static_assert(offsetof(typeof(info), sent) == 200, "the place of tcpi_bytes_sent");
+    socklen_t len = sizeof info;
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 ? 0 : info.sent + info.not_sent;
+}
+
+// fill HANDLE SEED PIECE LEAST MOST AT: sends pieces until there is no room and none comes before somebody reads. The
+// controller keeps the number for itself, judges it by the limits, and says where in the stream this begins.
 static long op_fill(struct worker *w) {
-    long at = 0;
-    ssize_t done = 1;
-    while (done > 0) {
-        pattern(w->arg[1], at, w->bytes, 1 << 14);
-        done = send(fd_of(w->arg[0]), w->bytes, 1 << 14, MSG_DONTWAIT | MSG_NOSIGNAL);
+    int fd = fd_of(w->arg[0]);
+    size_t piece = length(w->arg[2] ? w->arg[2] : 1 << 14);
+    long at = w->arg[5];
+    uint64_t by_tcp = sent_by_tcp(fd);
+    struct pollfd room = {fd, POLLOUT, 0};
+    ssize_t done;
+    bool moves = false;
+    for (double until = now() + 3;;) {
+        bool was_still = nothing_moves(fd);
+        pattern(w->arg[1], at, w->bytes, piece);
+        done = send(fd, w->bytes, piece, MSG_DONTWAIT | MSG_NOSIGNAL);
         at += done > 0 ? done : 0;
+        if (done > 0)
+            continue;
+        if (done == 0 || errno != EAGAIN)
+            break;
+        if (was_still && (poll(&room, 1, 0) == 0 || !(room.revents & POLLOUT))) {
+            errno = EAGAIN;
+            break;
+        }
+        moves = now() > until;
+        if (moves)
+            break;
+        poll(NULL, 0, 1);
     }
     int error = errno;
-    snprintf(w->text, TEXT, "#%ld", at);
+    at -= w->arg[5];
+    bool in_ring = at > 0 && sent_by_tcp(fd) - by_tcp < (uint64_t)at / 2;
+    snprintf(w->text, TEXT, "%s#%ld %d", moves ? "moves" : "", at, in_ring);
     errno = error;
     return done;
 }
 
-// drain HANDLE LENGTH SEED: receives what `flood` or `fill` has sent, waiting for it
-static long op_drain(struct worker *w) {
+// push HANDLE SEED LENGTH HOW FLAGS LIMIT AT: one send of any size, for at most so many milliseconds; 0 = for ever.
+// What went is told as none, a part or all.
+static long op_push(struct worker *w) {
+    int fd = fd_of(w->arg[0]), flags = w->arg[4] | MSG_NOSIGNAL, file = -1;
+    size_t n = w->arg[2] > 0 ? w->arg[2] : 0;
+    long limit = w->arg[5], at = w->arg[6];
+    struct timeval none = {0}, time = {limit / 1000, limit % 1000 * 1000};
+    char *bytes = malloc(n + 1), *mine = w->bytes;
+    CHECK(bytes);
+    pattern(w->arg[1], at, bytes, n);
+    struct iovec iov[3];
+    struct msghdr msg = {.msg_iov = iov};
+    if (w->arg[3] == 5) {
+        file = memfd_create("torture", MFD_CLOEXEC);
+        CHECK(write(file, bytes, n) == (ssize_t)n);
+    }
+    if (limit)
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time);
+    w->bytes = bytes;
+    off_t from = 0;
+    ssize_t done;
+    switch (w->arg[3]) {
+    case 0: done = send(fd, bytes, n, flags); break;
+    case 1: done = write(fd, bytes, n); break;
+    case 2: done = writev(fd, iov, pieces(w, n, iov, 3)); break;
+    case 3:
+        msg.msg_iovlen = pieces(w, n, iov, 2);
+        done = sendmsg(fd, &msg, flags);
+        break;
+    default: done = sendfile(fd, file, &from, n);
+    }
+    int error = errno;
+    w->bytes = mine;
+    if (limit)
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
+    if (file >= 0)
+        close(file);
+    free(bytes);
+    snprintf(w->text, TEXT, "%s#%zd", done <= 0 ? "none" : (size_t)done < n ? "part" : "all", done > 0 ? done : 0);
+    errno = error;
+    return done < 0 ? -1 : 0;
+}
+
+// One receive in a way of its own.
+static ssize_t take(struct worker *w, int fd, size_t n, long how) {
+    struct iovec iov[3];
+    struct msghdr msg = {.msg_iov = iov};
+    int pipes[2];
+    ssize_t done;
+    switch (how) {
+    case 1: return read(fd, w->bytes, n);
+    case 2: return readv(fd, iov, pieces(w, n, iov, 3));
+    case 3: msg.msg_iovlen = pieces(w, n, iov, 2); return recvmsg(fd, &msg, 0);
+    case 4:
+        done = recv(fd, w->bytes, n, MSG_PEEK);
+        return done <= 0 ? done : recv(fd, w->bytes, done, 0);
+    case 5:
+        if (pipe2(pipes, O_CLOEXEC) < 0)
+            return -2;
+        done = splice(fd, NULL, pipes[1], NULL, n, 0);
+        int error = errno;
+        if (done > 0 && read(pipes[0], w->bytes, done) != done)
+            done = -3;
+        close(pipes[0]);
+        close(pipes[1]);
+        errno = error;
+        return done;
+    case 6: return recv(fd, w->bytes, n, MSG_WAITALL);
+    default: return recv(fd, w->bytes, n, 0);
+    }
+}
+
+// Receives so many bytes of a stream from `at` on, waiting for them.
+static long drain(struct worker *w, size_t bytes, uint64_t seed, long how, size_t piece, uint64_t at) {
     struct pollfd data = {fd_of(w->arg[0]), POLLIN, 0};
     char *expected = malloc(MOST);
     bool same = true;
-    long at = 0, done = 1;
-    while (at < w->arg[1] && done != 0) {
-        size_t n = length(w->arg[1] - at);
-        done = recv(data.fd, w->bytes, n, 0);
+    ssize_t done = 1;
+    while (bytes > 0 && done != 0) {
+        done = take(w, data.fd, bytes < piece ? bytes : piece, how);
         if (done < 0 && errno != EAGAIN)
             break;
         if (done < 0)
             poll(&data, 1, -1);
         if (done > 0) {
-            pattern(w->arg[2], at, expected, done);
+            pattern(seed, at, expected, done);
             same = same && !memcmp(expected, w->bytes, done);
             at += done;
+            bytes -= done;
         }
     }
     int error = errno;
     free(expected);
-    snprintf(w->text, TEXT, "%s", at < w->arg[1] ? "ended" : same ? "same" : "differs");
+    snprintf(w->text, TEXT, "%s", bytes > 0 ? "ended" : same ? "same" : "differs");
     errno = error;
     return done < 0 ? -1 : 0;
+}
+
+// drain HANDLE LENGTH SEED HOW PIECE AT: receives what `flood`, `fill` or `push` has sent. Where in the stream this is
+// says the controller.
+static long op_drain(struct worker *w) {
+    size_t piece = length(w->arg[4]);
+    return drain(w, w->arg[1] > 0 ? w->arg[1] : 0, w->arg[2], w->arg[3], piece ? piece : MOST, w->arg[5]);
 }
 
 // talk HANDLE ROUNDS LENGTH SEED TURN: sends and receives messages by turns, beginning with a send where TURN is 0
@@ -357,7 +470,7 @@ static long op_talk(struct worker *w) {
     for (long i = 0; i < 2 * rounds && done == 0; i++) {
         w->arg[1] = size;
         w->arg[2] = seed + i;
-        done = (i + turn) % 2 ? op_drain(w) : op_flood(w);
+        done = (i + turn) % 2 ? drain(w, size, seed + i, 0, MOST, 0) : op_flood(w);
         if (w->text[0] && strcmp(w->text, "same"))
             return done;
     }
@@ -374,6 +487,8 @@ static long op_option(struct worker *w) {
     case 2: return setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &value, sizeof value);
     case 3: return setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &value, sizeof value);
     case 5: return setsockopt(fd, IPPROTO_TCP, TCP_CORK, &value, sizeof value);
+    case 6: return setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &value, sizeof value);
+    case 7: return setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &value, sizeof value);
     default: return setsockopt(fd, SOL_SOCKET, SO_PEEK_OFF, &value, sizeof value);
     }
 }
@@ -563,7 +678,7 @@ static const struct {
 } operations[] = {
     {"listen", op_listen}, {"connect", op_connect}, {"accept", op_accept}, {"close", op_close},
     {"dup", op_dup}, {"dup2", op_dup2}, {"pass", op_pass}, {"disconnect", op_disconnect}, {"shutdown", op_shutdown},
-    {"nonblock", op_nonblock}, {"flood", op_flood}, {"fill", op_fill}, {"drain", op_drain}, {"talk", op_talk}, {"send", op_send}, {"recv", op_recv}, {"option", op_option},
+    {"nonblock", op_nonblock}, {"flood", op_flood}, {"fill", op_fill}, {"push", op_push}, {"drain", op_drain}, {"talk", op_talk}, {"send", op_send}, {"recv", op_recv}, {"option", op_option},
     {"ask", op_ask}, {"poll", op_poll}, {"select", op_select}, {"epoll", op_epoll},
     {"control", op_control}, {"wait", op_wait}, {"kick", op_kick}, {"fork", op_fork},
     {"exit", op_exit}, {"clear", op_clear},

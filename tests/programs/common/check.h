@@ -130,6 +130,8 @@ void recv_to_eof(int fd, uint64_t seed, uint64_t at, size_t n);
 void trickle(int from, int to, uint64_t seed, uint64_t at, uint64_t end);
 // Sends without blocking until the connection takes no more before somebody reads; how many bytes it took.
 size_t fill(int fd, uint64_t seed, uint64_t at);
+// Whether a connection that takes nothing now takes nothing until somebody reads.
+bool nothing_moves(int fd);
 
 // --- time, processes, threads
 

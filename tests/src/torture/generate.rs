@@ -1,5 +1,6 @@
 //! Random programs. Each step is drawn with the knowledge of what came of those before, over TCP.
 
+mod laden;
 mod streams;
 
 use std::collections::VecDeque;
@@ -9,9 +10,11 @@ use super::program::Step;
 use super::run::{MOST_HANDLES, MOST_PROCESSES, Observation};
 use crate::Draw;
 
-/// Bytes in flight in a direction: so few that neither TCP's buffers nor a ring are ever full, as their sizes
-/// are nobody's promise.
+/// Bytes in flight in a direction: so few that neither TCP's buffers nor a ring are full, as their sizes are nobody's
+/// promise. Streams that fill them know no numbers (`laden.rs`).
 const MOST_IN_FLIGHT: i64 = 10_000;
+/// In so many of a hundred programs connections are filled.
+const FILLING: u64 = 8;
 const MSG_DONTWAIT: i64 = libc::MSG_DONTWAIT as i64;
 
 /// Draws the steps of one program.
@@ -24,6 +27,10 @@ pub struct Generator {
     forks: usize,
     /// Handles of epoll sets.
     sets: Vec<i64>,
+    /// How many streams were drawn that fill a connection.
+    streams: i64,
+    /// Whether it fills connections at all: a TCP connection is really full a fifth of a second later only.
+    fills: bool,
 }
 
 impl Generator {
@@ -32,8 +39,9 @@ impl Generator {
         let mut draw = Draw::from_seed(seed);
         let left = 8 + draw.below(53) as usize;
         let (model, planned) = (Model::new(), VecDeque::new());
+        let (handles, forks, sets, streams, fills) = (0, 0, Vec::new(), 0, draw.percent(FILLING));
         let mut generator =
-            Generator { draw, model, planned, left, handles: 0, forks: 0, sets: Vec::new() };
+            Generator { draw, model, planned, left, handles, forks, sets, streams, fills };
         generator.listen(0);
         generator
     }
@@ -126,6 +134,7 @@ impl Generator {
         let Some((process, thread)) = self.actor() else { return };
         let ends = !self.model.handles(process, is_end).is_empty();
         let room = self.handles + 4 < MOST_HANDLES;
+        let laden = if self.model.laden().is_empty() { 0 } else { 1 };
         let kinds: &[(u64, Invention)] = &[
             (if ends { 24 } else { 0 }, Generator::send),
             (if ends { 28 } else { 0 }, Generator::recv),
@@ -164,7 +173,11 @@ impl Generator {
             (1, Generator::disconnect),
             (if ends { 2 } else { 0 }, Generator::cork),
             (if ends { 1 } else { 0 }, Generator::urge),
-            (if ends { 1 } else { 0 }, Generator::fill),
+            (if ends && self.fills { 5 } else { 0 }, Generator::fill),
+            (20 * laden, Generator::drain),
+            (10 * laden, Generator::push),
+            (5 * laden, Generator::refill),
+            (16 * laden, Generator::look),
             (if ends { 1 } else { 0 }, Generator::run_at_once),
         ];
         let kind = self.draw.weighted(kinds);
@@ -203,16 +216,24 @@ impl Generator {
         let nonblock = self.draw.percent(30);
         self.plan(process, thread, "connect", &[client, listener, family, 0]);
         self.plan(server, acceptor, "accept", &[accepted, listener, i64::from(nonblock)]);
+        if self.draw.percent(25) {
+            self.limit([(process, thread, client), (server, acceptor, accepted)]);
+        }
         let rounds = self.draw.weighted(&[(2, 0), (1, 1), (2, 2), (4, 3), (2, 6)]);
+        self.converse((process, thread, client), (server, acceptor, accepted), rounds);
+        Some(())
+    }
+
+    /// Messages by turns between two ends, each with its process and thread.
+    fn converse(&mut self, one: (usize, usize, i64), other: (usize, usize, i64), rounds: usize) {
         for _ in 0..rounds {
-            let (to, back) = (1 + self.draw.below(200) as i64, 1 + self.draw.below(200) as i64);
-            self.plan(process, thread, "send", &[client, 0, to, 0]);
-            self.plan(server, acceptor, "recv", &[accepted, 0, 1000, MSG_DONTWAIT]);
-            self.plan(server, acceptor, "send", &[accepted, 0, back, 0]);
-            self.plan(process, thread, "recv", &[client, 0, 1000, MSG_DONTWAIT]);
+            for (from, to) in [(one, other), (other, one)] {
+                let size = 1 + self.draw.below(200) as i64;
+                self.plan(from.0, from.1, "send", &[from.2, 0, size, 0]);
+                self.plan(to.0, to.1, "recv", &[to.2, 0, 1000, MSG_DONTWAIT]);
+            }
         }
         self.left += 4 * rounds;
-        Some(())
     }
 
     fn connect(&mut self, process: usize, thread: usize) -> Option<()> {
@@ -245,8 +266,12 @@ impl Generator {
 
     fn send(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_end)?;
+        // A closed peer resets the connection, and TCP loses what it has not delivered.
+        if self.model.is_laden(process, handle) && self.has_ended(process, handle) {
+            return None;
+        }
         let in_flight = self.model.in_flight(process, handle);
-        let room = MOST_IN_FLIGHT - in_flight;
+        let room = MOST_IN_FLIGHT.saturating_sub(in_flight);
         let size = self.size().min(room.max(0));
         let flags = self.draw.weighted(&[
             (5, 0),
@@ -268,6 +293,9 @@ impl Generator {
 
     fn recv(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_end)?;
+        if self.model.is_laden(process, handle) {
+            return None;
+        }
         let (unread, waits, lowat) = match self.model.object(process, handle) {
             Some(Object::End { unread, ended, nonblock, lowat, .. }) => {
                 (*unread, !ended && !nonblock, *lowat)
@@ -332,6 +360,7 @@ impl Generator {
         if (listens && self.draw.percent(80))
             || self.model.is_polled(process)
             || self.model.outlives_registration(process, handle)
+            || self.model.loses_stream(process, handle)
         {
             return None;
         }
@@ -355,6 +384,14 @@ impl Generator {
         if ends_both && self.model.is_edged(process, handle) {
             return None;
         }
+        // The FIN behind a stream is acknowledged when all is read, and an edge then. Who reads no more reads a stream by
+        // halves.
+        let loaded = self.model.is_loaded(process, handle);
+        if (loaded && self.model.is_edged(process, handle))
+            || (how != 1 && self.model.is_laden(process, handle))
+        {
+            return None;
+        }
         self.plan(process, thread, "shutdown", &[handle, how]);
         Some(())
     }
@@ -372,6 +409,8 @@ impl Generator {
         // Known: a set that came in a message. And who gets a failed connection is not told its error.
         if over
             || self.sets.contains(&old)
+            || self.model.is_loaded(process, old)
+            || self.model.is_laden(process, old)
             || self.model.is_edged(process, old)
             || self.model.is_held_back(process, old)
             || self.model.is_peeked_by_peer(process, old)
@@ -385,7 +424,10 @@ impl Generator {
 
     fn dup2(&mut self, process: usize, thread: usize) -> Option<()> {
         let (onto, old) = (self.any(process, is_end)?, self.any(process, is_end)?);
-        if self.model.is_polled(process) || self.model.outlives_registration(process, onto) {
+        if self.model.is_polled(process)
+            || self.model.outlives_registration(process, onto)
+            || self.model.loses_stream(process, onto)
+        {
             return None;
         }
         self.plan(process, thread, "dup2", &[onto, old]);
@@ -405,7 +447,9 @@ impl Generator {
     fn option(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_socket)?;
         let which = self.draw.weighted(&[(3, 0), (3, 1), (1, 2), (1, 3)]);
-        if which == 0 && self.model.is_awaited(process, handle) {
+        if which == 0
+            && (self.model.is_awaited(process, handle) || self.model.is_laden(process, handle))
+        {
             return None;
         }
         let value = match which {
@@ -435,6 +479,11 @@ impl Generator {
         if matches!(which, 7 | 8) && self.model.has_killed_peer(process, handle) {
             return None;
         }
+        // How many bytes have come, and whether a FIN has behind them.
+        let streams = self.model.is_laden(process, handle) || self.model.is_loaded(process, handle);
+        if matches!(which, 3 | 8) && streams {
+            return None;
+        }
         self.plan(process, thread, "ask", &[handle, which]);
         Some(())
     }
@@ -456,8 +505,11 @@ impl Generator {
     fn poll(&mut self, process: usize, thread: usize) -> Option<()> {
         let mut args = vec![self.patience(process)];
         for _ in 0..1 + self.draw.below(4) {
-            args.push(self.any(process, is_socket)?);
-            args.push(self.events(false));
+            let handle = self.any(process, is_socket)?;
+            if self.model.is_unsure(process, handle) {
+                return None;
+            }
+            args.extend([handle, self.events(false)]);
         }
         self.wait_for_none_taken(process, &mut args);
         self.plan(process, thread, "poll", &args);
@@ -468,6 +520,9 @@ impl Generator {
         let mut args = vec![self.patience(process)];
         for _ in 0..1 + self.draw.below(3) {
             let handle = self.any(process, is_socket)?;
+            if self.model.is_unsure(process, handle) {
+                return None;
+            }
             if !args[1..].chunks(2).any(|pair| pair[0] == handle) {
                 args.extend([handle, 1 + self.draw.below(7) as i64]);
             }
@@ -533,6 +588,9 @@ impl Generator {
     fn wait(&mut self, process: usize, thread: usize) -> Option<()> {
         let set = self.any(process, is_set)?;
         // Room for all: which come first is nobody's promise.
+        if self.model.is_set_unsure(process, set) {
+            return None;
+        }
         let taken = self.model.is_set_taken_from(process, set);
         let patience = if taken { 0 } else { self.patience(process) };
         self.plan(process, thread, "wait", &[set, 16, patience]);
@@ -566,7 +624,10 @@ impl Generator {
     }
 
     fn exit(&mut self, process: usize, thread: usize) -> Option<()> {
-        if self.model.processes().len() < 2 || self.draw.percent(50) {
+        if self.model.processes().len() < 2
+            || self.draw.percent(50)
+            || self.model.loses_streams(process)
+        {
             return None;
         }
         let by_signal = i64::from(self.draw.percent(40) && !self.model.has_moving(process));
@@ -580,7 +641,8 @@ impl Generator {
         // Another process may be told the error twice; an error that a poll has seen is forgotten, where TCP reports it afterwards.
         let over = self.has_ended(process, handle);
         let shared = self.model.is_shared(process, handle);
-        if over || shared || self.model.is_awaited(process, handle) {
+        let streams = self.model.is_laden(process, handle) || self.model.is_loaded(process, handle);
+        if over || shared || streams || self.model.is_awaited(process, handle) {
             return None;
         }
         self.plan(process, thread, "disconnect", &[handle]);

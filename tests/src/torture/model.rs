@@ -8,6 +8,17 @@ use super::program::Step;
 use super::run::{Observation, PROCESSES, THREADS};
 
 const EINPROGRESS: i64 = 115;
+const EAGAIN: i64 = 11;
+/// All of a stream, as a length of `drain`.
+pub const ALL: i64 = -64;
+/// So much of a full one that there is room again, in a ring and by TCP.
+pub const MOST: i64 = -60;
+/// So much that there may be room or not.
+pub const HALF: i64 = -32;
+/// So little that there is none.
+pub const LITTLE: i64 = -2;
+/// What can be sent beside what [`MOST`] has left, so that there is still room.
+const BESIDE: i64 = 3000;
 const MSG_OOB: i64 = 1;
 const MSG_PEEK: i64 = 2;
 /// epoll(7) has sets in sets in sets, but not without end.
@@ -49,12 +60,60 @@ pub enum Object {
         urgent: bool,
         /// A process that had it was killed.
         killed: bool,
+        /// SO_SNDBUF and SO_RCVBUF as they were set; 0 = not at all, -1 = while several processes had it.
+        buffers: [i64; 2],
+        /// A close of it resets the connection (SO_LINGER).
+        abortive: bool,
+        /// A stream that it sends and that is not received to its end.
+        load: Option<Load>,
     },
     /// An epoll set.
     Set {
         /// Objects that were registered, some of them no longer.
         members: BTreeSet<usize>,
     },
+}
+
+/// A stream under way: nothing else goes in this direction meanwhile, as nobody but the world knows how much there is.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// The stream.
+    pub seed: i64,
+    /// The process that has filled the connection.
+    pub by: usize,
+    /// Whether there is room for more.
+    pub room: Room,
+    /// Bytes that were sent since it was known that there is room.
+    beside: i64,
+    /// A send sleeps whose bytes the world counts already.
+    pub pending: bool,
+}
+
+/// Whether a loaded end can send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Room {
+    /// It cannot.
+    Full,
+    /// It is not told so, but a send may find some.
+    Low,
+    /// It is TCP's affair.
+    Unsure,
+    /// It can.
+    Free,
+}
+
+/// A loaded end, and where it is open.
+#[derive(Clone, Debug)]
+pub struct Laden {
+    /// The end as an object.
+    pub object: usize,
+    /// What is under way.
+    pub load: Load,
+    /// Handles of the process that has filled it. Known: how much a ring takes is known to each process by itself, so that
+    /// another one finds some more room.
+    pub senders: Vec<(usize, i64)>,
+    /// Those that have the other end.
+    pub receivers: Vec<(usize, i64)>,
 }
 
 /// The handles that a call which sleeps waits for.
@@ -156,9 +215,7 @@ impl Model {
 
     /// Whether a thread sleeps in a poll, a select or a wait until something comes here.
     pub fn is_watched(&self, process: usize, handle: i64) -> bool {
-        let Some(object) = self.number(process, handle) else { return false };
-        let holds = |on: &usize| self.holds(*on, object, NESTED_SETS);
-        self.asleep.values().any(|(step, on)| polls(step) && on.iter().any(holds))
+        self.number(process, handle).is_some_and(|object| self.is_object_watched(object))
     }
 
     /// Whether something is an object, or a set that has it, maybe in other sets.
@@ -243,6 +300,108 @@ impl Model {
             && !self.handles(process, |o| matches!(o, Object::Set { .. })).is_empty()
     }
 
+    fn load(&self, object: usize) -> Option<Load> {
+        match self.objects[object] {
+            Object::End { load, .. } => load,
+            _ => None,
+        }
+    }
+
+    /// Whether a stream is under way from an end.
+    pub fn is_loaded(&self, process: usize, handle: i64) -> bool {
+        self.number(process, handle).is_some_and(|o| self.load(o).is_some())
+    }
+
+    /// Whether one is under way to it: how much of it has come is TCP's affair.
+    pub fn is_laden(&self, process: usize, handle: i64) -> bool {
+        let peer = self.number(process, handle).and_then(|o| self.peer(o));
+        peer.is_some_and(|peer| self.load(peer).is_some())
+    }
+
+    /// Whether what a poll or an epoll set says of it now is TCP's affair: whether there is room, or whether the end has
+    /// come behind what is not read.
+    pub fn is_unsure(&self, process: usize, handle: i64) -> bool {
+        self.number(process, handle).is_some_and(|o| self.is_object_unsure(process, o, false))
+    }
+
+    /// The same of anything in an epoll set. Bytes on their way are edges.
+    pub fn is_set_unsure(&self, process: usize, set: i64) -> bool {
+        self.number(process, set).is_some_and(|set| {
+            let all = 0..self.objects.len();
+            all.into_iter()
+                .any(|o| self.is_object_unsure(process, o, true) && self.holds(set, o, NESTED_SETS))
+        })
+    }
+
+    fn is_object_unsure(&self, process: usize, object: usize, by_edges: bool) -> bool {
+        let laden = self.peer(object).is_some_and(|peer| self.load(peer).is_some());
+        let told = match self.objects[object] {
+            Object::End { ended, edged, .. } => laden && (ended || (by_edges && edged)),
+            _ => false,
+        };
+        let load = self.load(object);
+        told || load.is_some_and(|load| load.room == Room::Unsure || load.by != process)
+    }
+
+    /// Whether a thread sleeps in a send of any size on this socket.
+    pub fn is_pushed(&self, object: usize) -> bool {
+        self.asleep.values().any(|(step, on)| step.op == "push" && on.contains(&object))
+    }
+
+    /// Whether a thread sleeps in a poll, a select or a wait for it.
+    pub fn is_object_watched(&self, object: usize) -> bool {
+        let holds = |on: &usize| self.holds(*on, object, NESTED_SETS);
+        self.asleep.values().any(|(step, on)| polls(step) && on.iter().any(holds))
+    }
+
+    /// Whether a close of this handle would leave bytes of a stream to chance: a reset takes those that TCP has not
+    /// delivered. And known: sends that sleep and lose their number.
+    pub fn loses_stream(&self, process: usize, handle: i64) -> bool {
+        let Some(object) = self.number(process, handle) else { return false };
+        let Object::End { unread, abortive, .. } = self.objects[object] else { return false };
+        let laden = self.is_laden(process, handle);
+        self.is_pushed(object)
+            || (self.load(object).is_some() && (unread != 0 || abortive || laden))
+    }
+
+    /// The same of all that a process has.
+    pub fn loses_streams(&self, process: usize) -> bool {
+        self.handles(process, |_| true).into_iter().any(|h| self.loses_stream(process, h))
+    }
+
+    /// Streams under way whose other end is there.
+    pub fn laden(&self) -> Vec<Laden> {
+        let open = |object: usize| {
+            let of_it = self.open.iter().filter(move |(_, o)| **o == object);
+            of_it.map(|(at, _)| *at).collect::<Vec<_>>()
+        };
+        let all = (0..self.objects.len()).filter_map(|object| {
+            let (load, peer) = (self.load(object)?, self.peer(object)?);
+            let mut senders = open(object);
+            senders.retain(|(process, _)| *process == load.by);
+            Some(Laden { object, load, senders, receivers: open(peer) })
+        });
+        all.filter(|laden| !laden.receivers.is_empty()).collect()
+    }
+
+    /// SO_SNDBUF of an end and SO_RCVBUF of the other one.
+    pub fn buffers(&self, object: usize) -> [i64; 2] {
+        let of = |object: Option<usize>, which: usize| match object.map(|o| &self.objects[o]) {
+            Some(Object::End { buffers, .. }) => buffers[which],
+            _ => 0,
+        };
+        [of(Some(object), 0), of(self.peer(object), 1)]
+    }
+
+    /// Epoll sets of a process that have this object.
+    pub fn sets_with(&self, process: usize, object: usize) -> Vec<i64> {
+        let sets = self.handles(process, |o| matches!(o, Object::Set { .. }));
+        let has = |set: &i64| {
+            self.number(process, *set).is_some_and(|set| self.holds(set, object, NESTED_SETS))
+        };
+        sets.into_iter().filter(has).collect()
+    }
+
     /// Whether the other end was sent in a message. Known: a peek may show nothing of what follows the change.
     pub fn has_passed_peer(&self, process: usize, handle: i64) -> bool {
         let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
@@ -323,6 +482,9 @@ impl Model {
     /// Bytes on the way to the peer of an end.
     pub fn in_flight(&self, process: usize, handle: i64) -> i64 {
         let Some(own) = self.open.get(&(process, handle)) else { return 0 };
+        if self.load(*own).is_some() {
+            return i64::MAX;
+        }
         match (self.peer(*own).map(|p| &self.objects[p]), &self.objects[*own]) {
             (Some(Object::End { unread, .. }), _) => *unread,
             (_, Object::End { early, .. }) => *early,
@@ -335,6 +497,9 @@ impl Model {
         let Some((own, others)) = seen.split_first() else { return };
         match own.as_str() {
             "blocked" => {
+                if step.op == "push" {
+                    self.push(step, None);
+                }
                 let meant = handles_of(step).filter_map(|h| self.number(step.process, h));
                 let meant = meant.collect();
                 self.asleep.insert((step.process, step.thread), (step.clone(), meant));
@@ -347,8 +512,9 @@ impl Model {
             let (Ok(p), Ok(t)) = (p.parse(), t.parse()) else { continue };
             if answer == "ended" {
                 self.end(p);
-            } else if let Some((step, _)) = self.asleep.remove(&(p, t)) {
+            } else if let Some((step, _)) = self.asleep.get(&(p, t)).cloned() {
                 self.apply(&step, answer);
+                self.asleep.remove(&(p, t));
             }
         }
     }
@@ -373,7 +539,47 @@ impl Model {
         let Some(object) = self.open.remove(&(process, handle)) else { return };
         if !self.open.values().any(|o| *o == object) {
             self.finish(object);
+            // What nobody can receive any more does not count.
+            if let Some(peer) = self.peer(object) {
+                self.set_load(peer, None);
+            }
         }
+    }
+
+    fn set_load(&mut self, object: usize, new: Option<Load>) {
+        if let Object::End { load, .. } = &mut self.objects[object] {
+            *load = new;
+        }
+    }
+
+    /// What came of a send of any size; `None`: it sleeps.
+    fn push(&mut self, step: &Step, told: Option<&str>) {
+        let [handle, seed, length, ..] = step.args[..] else { return };
+        let meant = match self.asleep.get(&(step.process, step.thread)) {
+            Some((_, on)) => on.first().copied(),
+            None => self.number(step.process, handle),
+        };
+        let Some(object) = meant else { return };
+        let known = self.load(object).filter(|load| load.seed == seed);
+        let new = match told {
+            // It had been counted, and received since.
+            Some(_) if known.is_none() => return,
+            Some("all") if known.is_some_and(|load| load.pending) => {
+                known.map(|load| Load { pending: false, ..load })
+            }
+            Some("all") => known.map(|load| {
+                let beside = load.beside + if length > 0 { length } else { BESIDE };
+                let room = match load.room {
+                    Room::Free if beside < BESIDE => Room::Free,
+                    _ => Room::Unsure,
+                };
+                Load { room, beside, pending: false, ..load }
+            }),
+            Some("part") => known.map(|load| Load { room: Room::Unsure, pending: false, ..load }),
+            Some(_) => known.map(|load| Load { pending: false, ..load }),
+            None => known.map(|load| Load { pending: true, ..load }),
+        };
+        self.set_load(object, new);
     }
 
     fn peer(&self, object: usize) -> Option<usize> {
@@ -425,6 +631,9 @@ impl Model {
             edged: false,
             urgent: false,
             killed: false,
+            buffers: [0, 0],
+            abortive: false,
+            load: None,
         };
         let object = self.open.get(&(process, arg(0))).copied();
         match step.op.as_str() {
@@ -507,6 +716,39 @@ impl Model {
                 if let Some(Object::End { lowat, .. }) = object.map(|o| &mut self.objects[o]) {
                     *lowat = arg(2);
                 }
+            }
+            "option" if result == 0 => {
+                let is_shared = self.is_shared(process, arg(0));
+                let end = object.map(|o| &mut self.objects[o]);
+                if let Some(Object::End { buffers, abortive, .. }) = end {
+                    match arg(1) {
+                        1 => *abortive = true,
+                        which @ (6 | 7) => {
+                            buffers[which as usize - 6] = if is_shared { -1 } else { arg(2) }
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            "fill" => {
+                let Some(object) = object else { return };
+                let room = if error == EAGAIN { Room::Full } else { Room::Unsure };
+                let load = Load { seed: arg(1), by: process, room, beside: 0, pending: false };
+                self.set_load(object, Some(load));
+            }
+            "push" => self.push(step, answer.split(' ').nth(3)),
+            "drain" if result == 0 && answer.ends_with(" same") => {
+                let Some(sender) = object.and_then(|o| self.peer(o)) else { return };
+                let Some(load) = self.load(sender).filter(|load| load.seed == arg(2)) else {
+                    return;
+                };
+                let room = match (arg(1), load.room) {
+                    (ALL, _) => return self.set_load(sender, None),
+                    (_, Room::Free) | (MOST, _) => Room::Free,
+                    (LITTLE, Room::Full) => Room::Low,
+                    _ => Room::Unsure,
+                };
+                self.set_load(sender, Some(Load { room, ..load }));
             }
             "shutdown" if result == 0 => {
                 let Some(object) = object else { return };

@@ -13,8 +13,9 @@ pub struct Step {
     pub thread: usize,
     /// Its name in `programs/actor/actor.c`.
     pub op: String,
-    /// Its arguments; the port of `connect` is given as the listener's handle, the length of `drain` as -1 and the
-    /// handle of `fill` less one.
+    /// Its arguments. The port of `connect` is given as the listener's handle. How much is in flight after a `fill` is
+    /// each kind's own affair: so a length of `drain` below 0 is in 64ths of what is in flight in the stream of this
+    /// seed, and one of `push` in hundredths of what the last `fill` has left in flight.
     pub args: Vec<i64>,
     /// The next step does not wait for it.
     pub at_once: bool,

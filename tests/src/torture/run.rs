@@ -29,8 +29,11 @@ const REST: Duration = Duration::from_millis(3);
 const PATIENCE: Duration = Duration::from_millis(45);
 
 /// Operations that go on when there is room or data, be it after a timer of TCP's (a closed window, TCP_RTO_MIN).
-const STREAMS: [&str; 3] = ["flood", "drain", "talk"];
+const STREAMS: [&str; 4] = ["flood", "fill", "drain", "talk"];
 const STREAM_REST: Duration = Duration::from_millis(450);
+
+/// How the answer of a `fill` begins that ended without room (EAGAIN).
+const FULL: &str = "-1 11 ";
 
 /// How fast a world over TCP goes from step to step where somebody sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,9 +55,31 @@ struct Worker {
     tid: i32,
     /// Whether it is at a step.
     at_work: bool,
-    /// Whether that is one of [`STREAMS`].
+    /// Whether that is one of [`STREAMS`], or ends by a time limit.
     streams: bool,
+    /// The stream that it sends in, if it tells how much.
+    sends_in: Option<i64>,
     unread: Vec<u8>,
+}
+
+/// How far a stream of `fill`, `push` and `drain` is: TCP and rings take different amounts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stream {
+    sent: i64,
+    /// Bytes of a `push` that has not answered yet.
+    pending: i64,
+    received: i64,
+    /// What was in flight when it was full.
+    full: i64,
+}
+
+/// How many connections were filled.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Filled {
+    /// In all.
+    pub all: u64,
+    /// Those that were in the ring meanwhile.
+    pub in_ring: u64,
 }
 
 /// Processes that run programs, all under uSMC or all over TCP.
@@ -66,8 +91,9 @@ pub struct World<'a> {
     actors: Vec<Process>,
     workers: BTreeMap<(usize, usize), Worker>,
     ports: BTreeMap<i64, i64>,
-    /// How much went into a connection before it was full, which differs.
-    filled: BTreeMap<i64, i64>,
+    /// Streams by their seeds.
+    streams: BTreeMap<i64, Stream>,
+    filled: Filled,
     stuck: bool,
     /// How long threads have to sleep to be believed.
     rest: Duration,
@@ -91,7 +117,8 @@ impl<'a> World<'a> {
             actors: Vec::new(),
             workers: BTreeMap::new(),
             ports: BTreeMap::new(),
-            filled: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            filled: Filled::default(),
             stuck: false,
             rest: if smc { REST } else { PAUSE },
         };
@@ -170,7 +197,7 @@ impl<'a> World<'a> {
         if self.stuck {
             return vec!["stuck before".into()];
         }
-        let Some(worker) = self.workers.get_mut(&key) else { return vec!["no such thread".into()] };
+        let Some(worker) = self.workers.get(&key) else { return vec!["no such thread".into()] };
         if worker.at_work {
             return vec!["busy".into()];
         }
@@ -181,13 +208,14 @@ impl<'a> World<'a> {
             };
             args[1] = *port;
         }
-        if step.op == "drain" && args[1] < 0 {
-            args[1] = self.filled.get(&(-1 - args[1])).copied().unwrap_or(0);
-        }
+        let stream = self.complete(&step.op, &mut args);
+        let Some(worker) = self.workers.get_mut(&key) else { return vec!["no such thread".into()] };
         let words: Vec<String> = args.iter().map(i64::to_string).collect();
         let line = format!("{} {}\n", step.op, words.join(" "));
         worker.at_work = true;
-        worker.streams = STREAMS.contains(&step.op.as_str());
+        let is_limited = step.op == "push" && args[5] > 0;
+        worker.streams = STREAMS.contains(&step.op.as_str()) || is_limited;
+        worker.sends_in = stream;
         if worker.stream.write_all(line.as_bytes()).is_err() {
             return vec!["ended before".into()];
         }
@@ -203,12 +231,13 @@ impl<'a> World<'a> {
             self.ports.insert(step.args[0], port);
             *answer = format!("0 {rest}");
         }
-        if step.op == "fill"
-            && let Some(answer) = answers.get_mut(&key)
-            && let Some((rest, amount)) = answer.split_once('#')
-        {
-            self.filled.insert(step.args[0], amount.parse().unwrap_or(0));
-            *answer = rest.trim_end().into();
+        for (worker, answer) in &mut answers {
+            let stream = self.workers.get_mut(worker).and_then(|worker| worker.sends_in.take());
+            let is_fill = *worker == key && step.op == "fill";
+            let limits = if is_fill { step.args.get(3..5) } else { None };
+            if let Some(seed) = stream {
+                self.note_sent(seed, answer, limits);
+            }
         }
         if step.op == "fork" && answers.get(&key).is_some_and(|a| a.starts_with("0 ")) {
             self.greet(THREADS);
@@ -222,6 +251,68 @@ impl<'a> World<'a> {
             _ => format!("{p}.{t}: {answer}"),
         });
         [own].into_iter().chain(others).collect()
+    }
+
+    /// Replaces lengths that depend on what is in flight, and adds places in streams. The stream that the step sends in, if
+    /// it tells how much.
+    fn complete(&mut self, op: &str, args: &mut Vec<i64>) -> Option<i64> {
+        let (arguments, seed) = match op {
+            "fill" => (5, args[1]),
+            "push" => (6, args[1]),
+            "drain" => (5, args[2]),
+            _ => return None,
+        };
+        args.resize(arguments, 0);
+        let stream = self.streams.entry(seed).or_default();
+        match op {
+            "drain" => {
+                if args[1] < 0 {
+                    let in_flight = stream.sent + stream.pending - stream.received;
+                    args[1] = in_flight * -args[1] / 64;
+                }
+                args.push(stream.received);
+                stream.received += args[1];
+                None
+            }
+            _ => {
+                if op == "push" {
+                    if args[2] < 0 {
+                        args[2] = stream.full * -args[2] / 100;
+                    }
+                    stream.pending = args[2];
+                }
+                args.push(stream.sent);
+                Some(seed)
+            }
+        }
+    }
+
+    /// Takes how much was sent out of an answer, and judges it if there are limits.
+    fn note_sent(&mut self, seed: i64, answer: &mut String, limits: Option<&[i64]>) {
+        let Some((rest, sent)) = answer.split_once('#') else { return };
+        let (amount, in_ring) = sent.split_once(' ').unwrap_or((sent, "0"));
+        let stream = self.streams.entry(seed).or_default();
+        stream.sent += amount.parse::<i64>().unwrap_or(0);
+        stream.pending = 0;
+        let mut seen = rest.trim_end().to_owned();
+        if let Some([least, most]) = limits
+            && seen.starts_with(FULL)
+        {
+            stream.full = stream.sent - stream.received;
+            seen += match stream.full {
+                full if full < *least => " too little",
+                full if full > *most => " too much",
+                _ => " as much as should",
+            };
+            self.filled.all += 1;
+            self.filled.in_ring += u64::from(in_ring == "1");
+        }
+        *answer = seen;
+    }
+
+    /// How many connections were filled so far.
+    pub fn filled(&self) -> Filled {
+        self.filled
     }
 
     /// Waits until all threads have answered or sleep in their calls; the answers, and the ends of processes as
@@ -280,7 +371,7 @@ impl<'a> World<'a> {
     /// Closes everything. Processes that are not as they were are replaced.
     pub fn tidy(&mut self) {
         self.ports.clear();
-        self.filled.clear();
+        self.streams.clear();
         let changed = self.stuck
             || self.workers.len() != PROCESSES * THREADS
             || (0..PROCESSES).any(|p| !self.workers.contains_key(&(p, 0)))
@@ -330,7 +421,18 @@ impl Worker {
         let mut next = || numbers.next().expect("four numbers");
         let key = (next() as usize, next() as usize);
         let (pid, tid) = (next(), next());
-        (key, Worker { stream, pid, tid, at_work: false, streams: false, unread: Vec::new() })
+        (
+            key,
+            Worker {
+                stream,
+                pid,
+                tid,
+                at_work: false,
+                streams: false,
+                sends_in: None,
+                unread: Vec::new(),
+            },
+        )
     }
 
     fn answer(&mut self) -> Answer {

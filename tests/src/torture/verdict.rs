@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::generate::Generator;
 use super::program::{Program, Step};
-use super::run::{Observation, Pace, World};
+use super::run::{Filled, Observation, Pace, World};
 use crate::Fixture;
 
 /// What a program showed, step by step.
@@ -87,6 +87,11 @@ impl<'a> Court<'a> {
         let smc = self.smc.run_and(&program, look);
         let difference = if smc == tcp { None } else { self.judge(&program, tcp, smc) };
         (program, difference)
+    }
+
+    /// How many connections were filled under uSMC.
+    pub fn filled(&self) -> Filled {
+        self.smc.filled()
     }
 
     /// Runs a program both ways and compares.

@@ -511,9 +511,18 @@ pub fn edge(index: u32) {
 
 /// Room in the ring is waited for that may not come by itself ([`hot::leave_stuck`]): whoever waits for it in a set has to look.
 pub fn met_full_ring(index: u32) {
+    have_look_for_room(index, |entry| !entry.has(E_HOT));
+}
+
+/// There is room at once, or none is needed any more: the same, of whoever sleeps, too.
+pub fn look_for_room(index: u32) {
+    have_look_for_room(index, |_| true);
+}
+
+fn have_look_for_room(index: u32, has_to: impl Fn(&Entry) -> bool) {
     each_watcher(index, |number, entry| {
         let waits = entry.events.load(Relaxed) & WRITE_BITS != 0;
-        if waits && entry.has(E_RING) && !entry.has(E_HOT) {
+        if waits && entry.has(E_RING) && has_to(entry) {
             let set_index = entry.set_index();
             let set = set_at(set_index);
             let hot = {

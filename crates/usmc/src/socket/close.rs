@@ -427,15 +427,18 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     }
 }
 
-/// After a real shutdown(2). Where it was for writing, threads of ours that wait for room sleep in a receive on the
-/// kernel's socket, which this alone does not end.
+/// After a real shutdown(2). Where it was for writing, threads of ours that wait for room sleep on the kernel's socket until
+/// something can be read there, which this alone does not end.
 pub fn shut_down(fd: i32, index: u32) {
     let conn = conn::at(index);
     let Some(slot) = conn.slot() else { return };
-    if conn.phase() == RING
-        && conn.own(slot).flags.load(SeqCst) & TXF_DONE != 0
-        && conn.blocked_sends.load(SeqCst) > 0
-    {
+    if conn.phase() != RING || conn.own(slot).flags.load(SeqCst) & TXF_DONE == 0 {
+        return;
+    }
+    if !conn.tx(slot).is_writable() {
+        poll::epoll::look_for_room(index);
+    }
+    if conn.blocked_sends.load(SeqCst) > 0 || conn.tx_sleepers.load(SeqCst) > 0 {
         bells::cut(fd, conn, slot);
     }
 }

@@ -1,6 +1,6 @@
 //! What becomes of many bytes, of bytes that are held back, and of urgent ones.
 
-use super::{Generator, MOST_IN_FLIGHT, MSG_DONTWAIT, is_end};
+use super::{Generator, MOST_IN_FLIGHT, is_end};
 
 const MSG_MORE: i64 = libc::MSG_MORE as i64;
 const TCP_CORK: i64 = 5;
@@ -10,7 +10,7 @@ impl Generator {
     /// affair.
     pub(super) fn cork(&mut self, process: usize, thread: usize) -> Option<()> {
         let handle = self.any(process, is_end)?;
-        let room = MOST_IN_FLIGHT - self.model.in_flight(process, handle);
+        let room = MOST_IN_FLIGHT.saturating_sub(self.model.in_flight(process, handle));
         // What is held back has not met a closed peer yet.
         if self.has_ended(process, handle) {
             return None;
@@ -58,6 +58,7 @@ impl Generator {
             || self.model.is_received_by_peer(process, handle)
             || self.model.is_urgent(process, handle)
             || self.model.is_left_unread(process, handle)
+            || self.model.is_laden(process, handle)
         {
             return None;
         }
@@ -73,42 +74,14 @@ impl Generator {
         if self.model.somebody_sleeps() {
             return None;
         }
-        let pairs = self.model.pairs();
+        let mut pairs = self.model.pairs();
+        let busy = |(p, h): (usize, i64)| self.model.is_loaded(p, h) || self.model.is_laden(p, h);
+        pairs.retain(|[one, _]| !busy(*one));
         let [one, other] = self.draw.pick(&pairs)?;
         for (process, handle) in [one, other] {
-            self.plan(process, 0, "recv", &[handle, 0, 20_000, MSG_DONTWAIT]);
-            if self.model.has_passed_peer(process, handle) {
-                // The first may have stopped at an urgent byte.
-                self.plan(process, 0, "recv", &[handle, 0, 20_000, MSG_DONTWAIT]);
-            }
+            self.empty(process, handle);
         }
         Some([one, other])
-    }
-
-    /// A connection is filled to its end, which each kind has elsewhere, looked at, and read empty.
-    pub(super) fn fill(&mut self, _process: usize, thread: usize) -> Option<()> {
-        let [(process, handle), (other, peer)] = self.quiet_pair()?;
-        let seed = 1000 + handle;
-        self.plan(process, thread, "fill", &[handle, seed]);
-        let look = self.draw.one(&["poll", "select", "peer", "none"]);
-        match look {
-            "poll" => self.plan(
-                process,
-                thread,
-                "poll",
-                &[0, handle, (libc::POLLIN | libc::POLLOUT).into()],
-            ),
-            "select" => self.plan(process, thread, "select", &[0, handle, 3]),
-            "peer" => {
-                let events = (libc::EPOLLIN | libc::EPOLLOUT).into();
-                self.plan(other, thread, "poll", &[0, peer, events]);
-            }
-            _ => {}
-        }
-        self.plan(other, thread, "drain", &[peer, -1 - handle, seed]);
-        self.plan(process, thread, "poll", &[0, handle, (libc::POLLIN | libc::POLLOUT).into()]);
-        self.left += 6;
-        Some(())
     }
 
     /// Streams and conversations, in both directions and over several connections at the same moment. What TCP promises
