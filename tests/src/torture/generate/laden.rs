@@ -110,10 +110,10 @@ impl Generator {
         let laden = all.get(which)?;
         let (process, handle) = self.draw.one(&laden.receivers);
         let thread = self.thread(process)?;
-        // What little is depends on both buffers.
+        // What little is depends on both buffers. And known: a send asleep looks for room by itself, and takes what there is.
         let [snd, rcv] = self.model.buffers(laden.object);
         let is_sized = snd > 0 && rcv > 0;
-        let little = u64::from(is_sized && laden.load.room == Room::Full);
+        let little = u64::from(is_sized && laden.load.room == Room::Full && !laden.load.pending);
         // Whether somebody who waits for room is woken then would be TCP's affair.
         let watched = self.model.is_object_watched(laden.object) || laden.load.pending;
         let kinds = [(4, ALL), (6, MOST), (4 * little, LITTLE), (u64::from(!watched), HALF)];
@@ -138,7 +138,10 @@ impl Generator {
         let (length, flags, limit) = if waits {
             (self.draw.one(&[small, AS_MUCH]), 0, 0)
         } else {
-            let length = self.draw.weighted(&[(2, small), (1, TOO_MUCH)]);
+            // A receiver of TCP's whose size is not set takes more and more.
+            let is_sized = self.model.buffers(laden.object).iter().all(|size| *size > 0);
+            let large = u64::from(is_full || is_sized);
+            let length = self.draw.weighted(&[(2, small), (large, TOO_MUCH)]);
             if self.draw.percent(30) { (length, 0, LIMIT) } else { (length, MSG_DONTWAIT, 0) }
         };
         let by_flags = flags & MSG_DONTWAIT != 0;
