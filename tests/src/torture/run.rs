@@ -265,11 +265,14 @@ impl<'a> World<'a> {
         args.resize(arguments, 0);
         let stream = self.streams.entry(seed).or_default();
         match op {
+            // What `flood` sends begins anew each time, and two of them may have one seed.
+            "drain" if args[1] >= 0 => {
+                args.push(0);
+                None
+            }
             "drain" => {
-                if args[1] < 0 {
-                    let in_flight = stream.sent + stream.pending - stream.received;
-                    args[1] = in_flight * -args[1] / 64;
-                }
+                let in_flight = stream.sent + stream.pending - stream.received;
+                args[1] = in_flight * -args[1] / 64;
                 args.push(stream.received);
                 stream.received += args[1];
                 None
