@@ -101,7 +101,7 @@ pub fn exit() {
         return;
     }
     socket::demote::before_exit();
-    // Before acceptors can let go of the connections, and look.
+    // An acceptor that lets go of its last connection looks whether the segment is retired.
     segment::leave();
     holds::end_but_for_streams();
     device::current().leave();

@@ -521,8 +521,8 @@ pub fn give_peer(
     call!(SYS_getpeername, fd, addr, len).map(drop)
 }
 
-/// Whether the process may read at `at`. sigprocmask(2) copies a set from there before it refuses what it is to do with it;
-/// that neither sleeps nor changes anything.
+/// Whether the process may read at `at`. sigprocmask(2) copies a set from there before it refuses an unknown way to use it; the
+/// call neither sleeps nor changes anything.
 pub fn can_read(at: *const u8) -> bool {
     const SET: usize = 8;
     const NO_SUCH_WAY: c_int = -1;

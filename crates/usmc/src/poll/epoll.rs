@@ -514,7 +514,7 @@ pub fn met_full_ring(index: u32) {
     have_look_for_room(index, |entry| !entry.has(E_HOT));
 }
 
-/// There is room at once, or none is needed any more: the same, of whoever sleeps, too.
+/// A sender needs no room any more: each thread that waits for it in a set has to look, be it asleep or not.
 pub fn look_for_room(index: u32) {
     have_look_for_room(index, |_| true);
 }

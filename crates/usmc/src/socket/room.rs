@@ -76,11 +76,22 @@ fn peers_rcv_buf(conn: &Conn, slot: &Slot) -> u32 {
 /// the segments' size (69 KB between network namespaces, and up to 1 MB when they are full).
 fn set_limit(fd: i32, conn: &Conn, snd: u32, rcv: u32) {
     let [usual_snd, usual_rcv] = defaults();
-    let or = |set: u32, usual: u32| if set > 0 { set } else { usual };
-    let least = if snd > 0 { 1 << WINDOW_SHIFT_MIN } else { 1 << conn.full_shift() };
-    let has = sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0) as u32;
-    let bytes = in_buffers(or(snd, has.clamp(1, usual_snd)), or(rcv, usual_rcv));
+    let (snd, least) = match snd {
+        0 => (growing_buffer(fd).clamp(1, usual_snd), 1 << conn.full_shift()),
+        set => (set, 1 << WINDOW_SHIFT_MIN),
+    };
+    let bytes = in_buffers(snd, or_usual(rcv, usual_rcv));
     conn.set_tx_most(bytes.clamp(least, MOST) & !0xfff);
+}
+
+/// The kernel's size of a send buffer that the application has not set.
+fn growing_buffer(fd: i32) -> u32 {
+    let bytes = sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF);
+    bytes.ok().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0)
+}
+
+fn or_usual(set: u32, usual: u32) -> u32 {
+    if set > 0 { set } else { usual }
 }
 
 /// How many bytes fit in buffers of these sizes, whatever their segments: what the kernel counts is more.
@@ -275,7 +286,7 @@ fn is_as_large_as_tcp(conn: &Conn, slot: &Slot, tx: &Ring<'_>) -> bool {
 /// What TCP's buffers may grow to.
 fn usual_most(conn: &Conn, slot: &Slot) -> u32 {
     let [snd, rcv] = defaults();
-    in_buffers(snd, if peers_rcv_buf(conn, slot) > 0 { peers_rcv_buf(conn, slot) } else { rcv })
+    in_buffers(snd, or_usual(peers_rcv_buf(conn, slot), rcv))
 }
 
 /// Whether SO_SNDBUF may be raised, for more room.
