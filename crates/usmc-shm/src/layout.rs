@@ -246,7 +246,7 @@ pub const fn shift_of(word: u64) -> u32 {
     ((word & !WINDOW_SPLIT) >> 32) as u32
 }
 
-/// [`Producer::stamp`]: not long before, the kernel took something of another connection.
+/// [`Producer::stamp`]: in the last minute, the kernel took something of another connection.
 pub const STAMP_BEHIND: u64 = 1;
 
 /// [`Producer::voucher`]: somebody is just writing its process id and descriptor. Identities are greater.

@@ -11,8 +11,9 @@ use crate::clock;
 use crate::conn::{Conn, PLAIN};
 use crate::reason::Reason;
 
-/// In cycles, some 100 ms: after that a receiver that is not busy with something else has been told by the kernel.
-const SOON: u64 = 1 << 28;
+/// In cycles, a minute or two: a receiver asks the kernel sooner, unless it does something else for so long (redis in a slow
+/// script or with a copy to load).
+const SOON: u64 = 1 << 38;
 
 /// When the kernel last took something, in cycles, and of which connection (its record's address); and when before that
 /// of another. Threads that write at the same time may mix them up, which costs a question or its answer.

@@ -534,6 +534,43 @@ REMOTE_CASE(events_of_tcp_and_of_rings_come_in_the_order_of_the_sends) {
     expect_order(5);
 }
 
+// A receiver that does something else for long, as a server in a slow script, finds the order of the sends all the same.
+REMOTE_CASE(events_for_a_busy_receiver_come_in_the_order_of_the_sends) {
+    struct pair p[2];
+    int ep = OK(epoll_create1(EPOLL_CLOEXEC)), one = 1;
+    for (int i = 0; i < 2; i++) {
+        p[i] = pair_open();
+        if (i == 1)
+            OK(setsockopt(p[i].fd, SOL_SOCKET, SO_TIMESTAMP, &one, sizeof one));
+        struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
+        OK(epoll_ctl(ep, EPOLL_CTL_ADD, p[i].fd, &event));
+    }
+    struct epoll_event got[2];
+    for (int round = 0; round < 8; round++) {
+        for (int i = 0; i < 2; i++) {
+            peer_says(p[i].peer, "x");
+            EQ(epoll_wait(ep, got, 2, 10000), 1);
+            char c;
+            EQ(recv(p[i].fd, &c, 1, 0), 1);
+            EQ(send(p[i].fd, "y", 1, 0), 1);
+            peer_hears(p[i].peer, "y");
+        }
+    }
+    assert_tcp(p[1].fd);
+    EQ(peer_send(p[1].peer, "x", 1, 0), 1);
+    // The time is what is tested.
+    usleep(300000);
+    EQ(peer_send(p[0].peer, "x", 1, 0), 1);
+    for (int i = 0; i < 2; i++)
+        wait_readable(p[i].fd, 1);
+    EQ(epoll_wait(ep, got, 2, 10000), 2);
+    EQ(got[0].data.u32, 1);
+    EQ(got[1].data.u32, 0);
+    for (int i = 0; i < 2; i++)
+        pair_close(p[i]);
+    close(ep);
+}
+
 // Talks with the server at `port` by two connections, an old one and one after the other new ones, which have been used
 // up to three times: a byte by the new one, and at once one by the old one.
 static void sends_by_young_and_old(void *arg) {
