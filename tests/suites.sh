@@ -55,7 +55,7 @@ under() {
 run_libevent() {
     for methods in "" EVENT_NOEPOLL=1 "EVENT_NOEPOLL=1 EVENT_NOPOLL=1"; do
         # shellcheck disable=SC2086 # assignments
-        (cd "$work/libevent/test" && under "$1" env $methods ./regress </dev/null 2>&1) |
+        (cd "$work/libevent/test" && under "$1" env $methods ./regress </dev/null 2>&1) | tee -a "$work/out" |
             sed -n "s/^\([a-z_0-9]*\/[^:]*\): .*OK\$/\1 ${methods:-epoll}/p"
     done
 }
@@ -78,10 +78,10 @@ run_redis() {
     done
     # shellcheck disable=SC2086 # words
     (cd "$work/redis" && under "$1" ./runtest --clients 2 $single </dev/null 2>&1) |
-        sed "s/$(printf '\033')\[[0-9;]*m//g" >"$work/redis.out"
+        sed "s/$(printf '\033')\[[0-9;]*m//g" >"$work/out"
     # Some tests repeat a step as often as their time allows: it passes when it never fails.
-    sed -n 's/^\[\(err\|exception\)\]: \(.*\) in tests.*/\2/p' "$work/redis.out" | sort -u >"$work/redis.bad"
-    sed -n 's/^\[ok\]: \(.*\) ([0-9]* ms)$/\1/p' "$work/redis.out" | sort -u | comm -23 - "$work/redis.bad"
+    sed -n 's/^\[\(err\|exception\)\]: \(.*\) in tests.*/\2/p' "$work/out" | sort -u >"$work/redis.bad"
+    sed -n 's/^\[ok\]: \(.*\) ([0-9]* ms)$/\1/p' "$work/out" | sort -u | comm -23 - "$work/redis.bad"
 }
 
 # Debian's own programs.
@@ -118,7 +118,7 @@ run_postgresql() {
             --schedule="$regress/parallel_schedule" >result || true
         $as_user $bin/pg_ctl -D data -m fast -s stop
     ) >"$work/postgresql.log" 2>&1 </dev/null
-    [ -s "$dir/result" ] || cat "$work/postgresql.log" >&2
+    cat "$work/postgresql.log" "$dir/regression.diffs" "$dir/result" >"$work/out" 2>/dev/null || true
     sed -n 's/^ *\(test \)\{0,1\} *\([a-z_0-9]*\) *\.\.\. ok .*/\2/p' "$dir/result"
 }
 
@@ -131,7 +131,7 @@ build_zeromq3() {
 
 run_zeromq3() {
     for program in "$work"/zeromq3/built/bin/test_*; do
-        (cd "$work/zeromq3/built" && under "$1" timeout 60 "$program" </dev/null >/dev/null 2>&1) && echo "${program##*/}"
+        (cd "$work/zeromq3/built" && under "$1" timeout 60 "$program" </dev/null >>"$work/out" 2>&1) && echo "${program##*/}"
     done
 }
 
@@ -176,7 +176,7 @@ build_uvloop() {
 
 run_uvloop() {
     (cd "$work/uvloop" && PYTHONDONTWRITEBYTECODE=1 under "$1" timeout 600 "$work/python/bin/python" -m pytest -q -rA \
-        -p no:cacheprovider tests </dev/null 2>&1) | sed -n 's/^PASSED //p'
+        -p no:cacheprovider tests </dev/null 2>&1) | tee "$work/out" | sed -n 's/^PASSED //p'
 }
 
 failed=0
@@ -196,13 +196,16 @@ for suite in $suites; do
     "build_$suite" || { cat "$work/build.log" >&2; exit 1; }
     "run_$suite" tcp | sort >"$work/$suite.tcp" || true
     count=$(wc -l <"$work/$suite.tcp")
-    [ "$count" -gt 50 ] || { echo "$suite: only $count tests ran" >&2; exit 1; }
+    [ "$count" -gt 50 ] || { tail -n 60 "$work/out" >&2; echo "$suite: only $count tests ran" >&2; exit 1; }
     for how in lasting at-once; do
         : >"$work/log"
+        : >"$work/out"
         "run_$suite" "$how" | sort >"$work/$suite.$how" || true
         worse=$(comm -23 "$work/$suite.tcp" "$work/$suite.$how")
         if [ -n "$worse" ]; then
             printf '%s, %s, passed over TCP only:\n%s\n' "$suite" "$how" "$worse"
+            echo "The end of what the suite said:"
+            tail -n 60 "$work/out"
             failed=1
         fi
         count_rings "$work/log"

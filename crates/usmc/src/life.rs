@@ -82,7 +82,7 @@ pub fn look(conn: &Conn, slot: &Slot) -> Life {
 #[cold]
 pub fn have_ended(conn: &Conn, slot: &Slot) -> bool {
     // Where a word of theirs was seen, their ids mean the same here.
-    if !conn.has_life() {
+    if !conn.has_life() || is_vouched_by_the_living(conn, slot) {
         return false;
     }
     let (peer, end) = (conn.peer(slot), &slot.end[1 - conn.side()]);
@@ -97,6 +97,12 @@ pub fn have_ended(conn: &Conn, slot: &Slot) -> bool {
     let identity = peer.voucher.load(Acquire);
     let is_known = identity > VOUCHER_CLAIMED && identity == conn.voucher.load(Relaxed);
     count == 1 && is_known && !process::is_alive(peer.voucher_pid.load(Relaxed))
+}
+
+/// Whether the word of the process that vouches for the peer is known, and not marked.
+fn is_vouched_by_the_living(conn: &Conn, slot: &Slot) -> bool {
+    let is_known = conn.peer(slot).voucher.load(Acquire) == conn.voucher.load(Relaxed);
+    is_known && device::is_alive(conn.life().load(Relaxed))
 }
 
 /// This process vouches for our end, if nobody does.

@@ -67,10 +67,10 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
     }
 }
 
-/// Whether a peer that had shut both directions down was killed with something unread in the ring. Its FIN was there before,
-/// and of what is in the ring its kernel knows nothing.
+/// Whether a peer that had shut its direction, or both, down was killed with something unread in the ring. Its FIN was there
+/// before, and of what is in the ring its kernel knows nothing.
 fn has_died_shut(conn: &Conn, slot: &Slot, flags: u32) -> bool {
-    flags == TXF_DONE | TXF_SHUT | TXF_CLOSED
+    flags & !TXF_CLOSED == TXF_DONE | TXF_SHUT
         && demote::unread_by_peer(conn, slot) > 0
         && life::have_ended(conn, slot)
 }
