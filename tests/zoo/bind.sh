@@ -23,12 +23,13 @@ END
     } >"$dir/zone"
     awk 'BEGIN { for (n = 0; n < 5000; n++) printf "n%d.zoo %s\n", n, n % 2 ? "A" : "TXT" }' >"$dir/queries"
     start named -g -c "$dir/conf"
-    await ' running'
+    await 'all zones loaded'
     client dig +tcp +onesoa +noall +answer -p "$port" @127.0.0.1 axfr zoo >"$dir/transferred"
     awk '$4 == "A" && $1 ~ /^n[0-9]/ { split($5, a, "."); if ("n" a[3] * 250 + a[4] ".zoo." != $1) exit 1; as++ }
         $4 == "TXT" { n = substr($1, 2) + 0; s = ""; for (k = 0; k < n % 8; k++) s = s sprintf("%025d", n * 1000 + k)
             if ($5 != "\"" s "\"") exit 1; txts++ }
-        END { if (as != 5000 || txts != 5000) { print as, txts; exit 1 } }' "$dir/transferred" >&2
+        END { if (as != 5000 || txts != 5000) { print "transferred:", as + 0, txts + 0; exit 1 } }' "$dir/transferred" >&2 ||
+        { tail -n 5 "$dir/transferred" "$out" >&2; return 1; }
     client dnsperf -m tcp -s 127.0.0.1 -p "$port" -d "$dir/queries" -c 8 -l "$seconds" -t 20 >"$dir/run" 2>&1 &
     load=$!
     kill -s HUP "$group"
