@@ -50,11 +50,12 @@ impl Asked {
     }
 }
 
-/// What the kernel has to be asked for where the application wants these events: doorbells and the end where it wants
-/// any of data or room. The kernel reports errors and hang-ups by itself.
+/// What the kernel has to be asked for where the application wants these events: doorbells where it wants any of data or
+/// room, and the end in any case, for a peer that dies with bytes unread in the ring ends by a FIN, and TCP by a reset. The
+/// kernel reports errors and hang-ups by itself.
 pub fn needed(want: u32) -> Asked {
-    let bells = if want & (READ_BITS | WRITE_BITS) != 0 { IN | RDHUP } else { 0 };
-    Asked(bells | want & (WAKEUP | PRI))
+    let bells = if want & (READ_BITS | WRITE_BITS) != 0 { IN } else { 0 };
+    Asked(bells | RDHUP | want & (WAKEUP | PRI))
 }
 
 /// What the kernel is to be asked for now; `None` where it knows enough.
