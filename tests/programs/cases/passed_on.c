@@ -414,6 +414,48 @@ PAIR_CASE(streams_go_on_while_they_change) {
     }
 }
 
+// The peer has filled TCP, and the ring after that, before anybody reads: all of it is there for the next holder, though what is
+// in the ring has to find room in TCP first.
+PAIR_CASE(what_tcp_and_the_ring_hold_is_passed_on) {
+    enum { PART = 60000, ROUNDS = 30 };
+    static char part[PART];
+    struct pair p = pair_open();
+    OK(peer_call(P_NONBLOCK, p.peer, 1, 0, 0));
+    size_t total = 0, mine = 0;
+    for (int full = 0; full < ROUNDS;) {
+        pattern(1, total, part, PART);
+        ssize_t n = peer_send(p.peer, part, PART, 0);
+        if (n > 0) {
+            total += n;
+            continue;
+        }
+        EQ(errno, EAGAIN);
+        full++;
+        // Both ends make the calls by which the connection changes over.
+        pattern(2, mine, part, 1);
+        EQ(send(p.fd, part, 1, 0), 1);
+        mine++;
+        struct pollfd f = {.fd = p.fd, .events = POLLIN};
+        EQ(poll(&f, 1, 10000), 1);
+    }
+    OK(peer_call(P_NONBLOCK, p.peer, 0, 0, 0));
+    EQ(peer_call(P_RECV_PATTERN, p.peer, 2, 0, mine), 0);
+    // It sleeps, and sends again what is left to it.
+    peer_begin(P_ECHO, p.peer, 0, 0, 0);
+    int channel[2];
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+    send_fd(channel[0], p.fd);
+    close(p.fd);
+    int fd = receive_fd(channel[1]);
+    recv_all(fd, 1, 0, total);
+    OK(shutdown(fd, SHUT_WR));
+    EQ(peer_end(), 0);
+    recv_to_eof(fd, 0, 0, 0);
+    close(fd);
+    close(channel[0]);
+    close(channel[1]);
+}
+
 // --- libc's own streams
 
 PAIR_CASE(connection_as_standard_output_takes_printf) {

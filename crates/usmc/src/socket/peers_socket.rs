@@ -5,7 +5,7 @@ use usmc_shm::layout::{End, Slot};
 use usmc_shm::ring::Ring;
 use usmc_shm::span::TxSpan;
 
-use super::demote::{self, Patience};
+use super::demote::{self, Full, Patience};
 use crate::conn::Conn;
 use crate::sys::{self, Errno};
 use crate::{kernel, log, strangers, tuple};
@@ -48,9 +48,11 @@ impl PeersSocket {
         None
     }
 
-    /// Ends the peer's sending direction. The caller holds its `back_lock`, also below.
+    /// Ends the peer's sending direction, unless TCP is full of what nobody reads meanwhile: then the peer sends the rest at its
+    /// next call, or woken out of one. The caller holds its `back_lock`, also below.
     pub fn end_ring(&self, conn: &Conn, slot: &Slot) {
-        demote::end_ring(self.0, slot, 1 - conn.side(), &conn.rx(slot), &Patience::new());
+        let (side, ring) = (1 - conn.side(), conn.rx(slot));
+        demote::end_ring(self.0, slot, side, &ring, &Patience::new(), Full::GoesOnLater);
     }
 
     /// The next `count` bytes of TCP, which doorbells follow, once more behind them; then the ring. Where that fails half-way

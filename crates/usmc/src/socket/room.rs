@@ -237,10 +237,12 @@ pub fn keeps_far_ms(conn: &Conn) -> Option<u32> {
     (conn.far_part() != Far::Unused).then_some(KEPT_MS)
 }
 
-/// The ring that we send by, without its far part where the peer does not reach that.
+/// The ring that we send by, without its far part where the peer does not reach that, or has bytes of TCP to read first: a way
+/// back would not find that room in TCP's buffers.
 fn growing<'a>(conn: &Conn, slot: &'a Slot) -> Ring<'a> {
     let tx = conn.tx(slot);
-    if peer_reaches_far(conn, slot) { tx } else { within_ring(conn, tx) }
+    let has_read_tcp = slot.end[1 - conn.side()].tcp_left.load(Relaxed) == 1;
+    if has_read_tcp && peer_reaches_far(conn, slot) { tx } else { within_ring(conn, tx) }
 }
 
 /// The same without its far part in any case.

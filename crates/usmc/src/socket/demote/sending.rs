@@ -13,8 +13,19 @@ use crate::socket::family::{Family, FamilyPatience};
 use crate::sys::{self, Errno};
 use crate::{clock, fork, kernel, log};
 
-/// How long unread bytes may take to find room in the kernel's buffers. They nearly always fit at once.
+/// How long unread bytes may wait for room in the kernel's buffers. They nearly always fit at once.
 pub const RESEND_NS: u64 = 5_000_000_000;
+/// The same of one who alone could make it.
+const FULL_NS: u64 = 500_000_000;
+
+/// What becomes of unread bytes for which TCP has no room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Full {
+    /// The sender itself sends the rest at another call.
+    GoesOnLater,
+    /// The connection is reset, after some seconds in which nobody has read.
+    Resets,
+}
 
 /// Ends the ring of the sending direction, sending again what the peer left unread. False where it is not over: a
 /// signal handler interrupted a send, or the peer is at it and was stopped, or waits for room. A call that has to wait for
@@ -63,7 +74,7 @@ fn go_back_by(
     }
     let Ok(_held) = SharedLock::enter(&conn.end(slot).back_lock, &mut family) else { return false };
     let patience = Patience::lasting(bell_ns);
-    let done = end_ring(fd, slot, conn.side(), &conn.tx(slot), &patience);
+    let done = end_ring(fd, slot, conn.side(), &conn.tx(slot), &patience, Full::Resets);
     if !done && fork::is_alone(conn) && conn.ringing.load(SeqCst) == 0 {
         // Who was killed in the middle of a doorbell stays counted.
         TxSpan::new(slot, conn.side()).forget_bells();
@@ -72,15 +83,25 @@ fn go_back_by(
 }
 
 /// Ends the span of the ring `tx`, which end `side` of the connection sends by the socket `fd`. The caller holds that
-/// end's `back_lock`.
-pub fn end_ring(fd: i32, slot: &Slot, side: usize, tx: &Ring<'_>, patience: &Patience) -> bool {
+/// end's `back_lock`. False where it is not over.
+pub fn end_ring(
+    fd: i32,
+    slot: &Slot,
+    side: usize,
+    tx: &Ring<'_>,
+    patience: &Patience,
+    full: Full,
+) -> bool {
     let span = TxSpan::new(slot, side);
     loop {
         match span.try_back(tx, || kernel::tcp_sent(fd, side == CLIENT)) {
             Ok(Back::Done) => return true,
             Ok(Back::Busy) if patience.wait().is_ok() => {}
             Ok(Back::Resend(from)) => {
-                let end = resend(fd, tx, from);
+                let end = match resend(fd, tx, from, full) {
+                    Err(libc::EAGAIN) => return false,
+                    end => end.ok(),
+                };
                 if end.is_none() && !kernel::is_over(fd) {
                     // A connection that is over is no silent loss, and the kernel tells the application.
                     log::warn(format_args!("fd {fd}: what was left unread cannot be sent; reset"));
@@ -98,26 +119,32 @@ pub fn end_ring(fd: i32, slot: &Slot, side: usize, tx: &Ring<'_>, patience: &Pat
     }
 }
 
-/// Sends what is in the ring from cursor `from` on by TCP; where that ends.
-fn resend(fd: i32, tx: &Ring<'_>, from: u64) -> Option<u64> {
-    let data = tx.data().ok()?;
+/// Sends what is in the ring from cursor `from` on by TCP; where that ends. EAGAIN: there is no room for the rest, and how much
+/// was sent the kernel knows.
+fn resend(fd: i32, tx: &Ring<'_>, from: u64, full: Full) -> Result<u64, Errno> {
+    let data = tx.data().map_err(|_| libc::EIO)?;
     let end = data.cons.wrapping_add(data.len as u64);
     let mut at = from;
     while at != end {
         let left = end.wrapping_sub(at);
         if left > data.len as u64 {
-            return None;
+            return Err(libc::EIO);
         }
         let (src, len) = tx.contiguous(at, data.place, left as usize);
-        // SAFETY: `len` unread bytes of the ring.
-        unsafe { send_all(fd, src, len) }.ok()?;
+        let done = match full {
+            // SAFETY: `len` unread bytes of the ring.
+            Full::GoesOnLater => unsafe { send_while_read(fd, src, len, FULL_NS) },
+            // SAFETY: likewise.
+            Full::Resets => unsafe { send_all(fd, src, len) }.map_err(|_| libc::EIO),
+        };
+        done?;
         at = at.wrapping_add(len as u64);
     }
     if end != from {
         let n = end.wrapping_sub(from);
         log::debug(format_args!("fd {fd}: {n} unread bytes sent again by TCP"));
     }
-    Some(end)
+    Ok(end)
 }
 
 /// Sends by TCP what was sent before. Where the kernel does not take it in time, the connection is reset, which is no
@@ -129,24 +156,35 @@ fn resend(fd: i32, tx: &Ring<'_>, from: u64) -> Option<u64> {
 /// # Safety
 /// `src` is readable for `len` bytes; others may write them.
 pub unsafe fn send_all(fd: i32, src: *const u8, len: usize) -> Result<(), Errno> {
-    let start = clock::now_ns();
+    // SAFETY: the caller's contract.
+    unsafe { send_while_read(fd, src, len, RESEND_NS) }.inspect_err(|errno| {
+        if *errno == libc::EAGAIN {
+            log::warn(format_args!("fd {fd}: no room for what was left unread; reset"));
+            sys::disconnect(fd);
+        }
+    })
+}
+
+/// The same, but for the reset: it is over with EAGAIN once there was no room for so many nanoseconds.
+///
+/// # Safety
+/// As there.
+unsafe fn send_while_read(fd: i32, src: *const u8, len: usize, most_ns: u64) -> Result<(), Errno> {
+    let mut since = clock::now_ns();
     let mut sent = 0;
     while sent < len {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: the caller's contract.
         match unsafe { sys::send_raw(fd, src.add(sent), len - sent, flags) } {
-            Ok(n) => sent += n,
-            Err(libc::EAGAIN) if clock::now_ns() - start < RESEND_NS => {
+            Ok(n) => {
+                sent += n;
+                since = clock::now_ns();
+            }
+            Err(libc::EAGAIN) if clock::now_ns() - since < most_ns => {
                 sys::poll1(fd, libc::POLLOUT, 10);
             }
             Err(libc::EINTR) => {}
-            Err(errno) => {
-                if errno == libc::EAGAIN {
-                    log::warn(format_args!("fd {fd}: no room for what was left unread; reset"));
-                    sys::disconnect(fd);
-                }
-                return Err(errno);
-            }
+            Err(errno) => return Err(errno),
         }
     }
     Ok(())
