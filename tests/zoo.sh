@@ -1,6 +1,7 @@
 #!/bin/sh
-# Real servers with clients of their own, over TCP and under uSMC in turn. Each client checks what comes back; under uSMC
-# connections have to go through rings. Prints what each does per second: the median of ROUNDS (default 3), lowest and highest,
+# Real servers with clients of their own, over TCP and under uSMC in turn. Each client checks what comes back. Under uSMC
+# connections have to go through rings: so says the library's log of a run of its own, for short connections pay for each line.
+# Prints what each does per second: the median of ROUNDS (default 3), lowest and highest,
 # and uSMC over TCP within a round. SECONDS_EACH (default 3): how long those take that go by time.
 # Arguments: some servers only. Each is setup_NAME and zoo_NAME of a file in tests/zoo.
 set -eu
@@ -21,7 +22,9 @@ trap 'exit 1' INT TERM
 
 # Under uSMC, or not; as the user that the server asks for, where we are root.
 under() {
-    [ "$how" != usmc ] || set -- env USMC_ISM_DIR="$ism" USMC_LOG="debug:$work/log" "$work/bin/usmc" run -- "$@"
+    log=
+    [ "$how" != logged ] || log="debug:$work/log"
+    [ "$how" = tcp ] || set -- env USMC_ISM_DIR="$ism" USMC_LOG="$log" "$work/bin/usmc" run -- "$@"
     [ -z "$as" ] || set -- setpriv --reuid="$as" --regid="$as" --clear-groups -- "$@"
     exec "$@"
 }
@@ -151,12 +154,12 @@ for server in $servers; do
     [ "$(id -u)" = 0 ] || as=
     ism=$(mktemp -d /dev/shm/usmc-zoo.XXXXXX)
     [ -z "$as" ] || chown "$as:$as" "$ism"
-    for file in log tcp usmc; do
+    for file in log logged tcp usmc; do
         : >"$work/$file"
     done
     chmod 666 "$work/log"
-    for _ in $(seq "$rounds"); do
-        for how in tcp usmc; do
+    for round in $(seq 0 "$rounds"); do
+        for how in $([ "$round" = 0 ] && echo logged || echo tcp usmc); do
             # Each command of it has to succeed, which the shell does not ask for on the left of ||.
             set +e
             (set -e; once) >>"$work/$how" 2>"$work/errors"
