@@ -3,6 +3,7 @@
 //! [`built_in`] and [`programs`] say what can be measured, [`measure`] measures it, [`record`] is what came out, and
 //! [`table`] and [`plot`] show it. Built-in workloads have client and server of their own: [`part`].
 
+pub mod beside;
 pub mod built_in;
 pub mod case;
 pub mod cpus;
@@ -17,6 +18,7 @@ pub mod programs;
 pub mod proof;
 pub mod record;
 pub mod statistics;
+pub mod sweep;
 pub mod table;
 pub mod targets;
 
@@ -24,11 +26,13 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 
+use beside::Beside;
 use case::{Case, Outcome, Tier};
 use ending::{Ending, Interrupted};
 use host::World;
 use mode::Mode;
 use record::{CaseRecord, Missed, Rounds};
+use sweep::Setting;
 
 /// All that can be measured with these CPUs.
 pub fn catalogue(cpus: &[usize]) -> Vec<Case> {
@@ -73,47 +77,94 @@ pub enum Step {
 
 /// How a case ended.
 pub struct Ended {
-    /// Its figures, of as many rounds as there are.
-    pub figures: Option<CaseRecord>,
+    /// Its figures, of as many rounds as there are: one record, or one for each setting.
+    pub figures: Vec<CaseRecord>,
     /// What went wrong.
     pub failure: Option<Missed>,
 }
 
-/// Measures a case: so many rounds, in each of which every mode has its turn, and another one the first.
-pub fn measure(
-    case: &Case,
-    rounds: usize,
-    seconds: f64,
-    ending: &Ending,
-    told: &mut dyn FnMut(Step),
-) -> Ended {
-    let mut done = Rounds { case, outcomes: BTreeMap::new() };
-    for round in 0..rounds {
-        for turn in 0..case.modes.len() {
-            let mode = case.modes[(turn + round) % case.modes.len()];
+/// What a round of a case consists of: its modes, or all of them but uSMC and then uSMC with each setting.
+pub fn runs<'a>(case: &Case, settings: &'a [Setting]) -> Vec<(Mode, Option<&'a Setting>)> {
+    if settings.is_empty() {
+        return case.modes.iter().map(|&mode| (mode, None)).collect();
+    }
+    let others = case.modes.iter().filter(|mode| **mode != Mode::Usmc).map(|&mode| (mode, None));
+    others.chain(settings.iter().map(|setting| (Mode::Usmc, Some(setting)))).collect()
+}
+
+/// How a case is measured.
+#[derive(Clone, Copy)]
+pub struct How<'a> {
+    /// What is swept.
+    pub settings: &'a [Setting],
+    /// Programs that compute beside each run.
+    pub beside: usize,
+    /// How many rounds.
+    pub rounds: usize,
+    /// The length of a run.
+    pub seconds: f64,
+}
+
+/// Measures a case: so many rounds, in each of which every run has its turn, and another one the first.
+pub fn measure(case: &Case, how: How<'_>, ending: &Ending, told: &mut dyn FnMut(Step)) -> Ended {
+    let runs = runs(case, how.settings);
+    let mut outcomes: Vec<Vec<Outcome>> = runs.iter().map(|_| Vec::new()).collect();
+    for round in 0..how.rounds {
+        for turn in 0..runs.len() {
+            let at = (turn + round) % runs.len();
+            let (mode, setting) = runs[at];
             told(Step::Run { round: round + 1, mode });
-            match once(case, mode, seconds, ending) {
-                Ok(outcome) => done.outcomes.entry(mode).or_default().push(outcome),
+            match once(case, mode, setting, how, ending) {
+                Ok(outcome) => outcomes[at].push(outcome),
                 Err(problem) if problem.is::<Interrupted>() || ending.has_come() => {
-                    return Ended { figures: done.record(), failure: None };
+                    return Ended { figures: records(case, &runs, &outcomes), failure: None };
                 }
                 Err(problem) => {
                     // Figures of a case that fails now and then are none to rely on.
                     let why = format!("{mode}: {problem:#}");
                     let failure = Some(Missed { case: case.name(), why });
-                    return Ended { figures: None, failure };
+                    return Ended { figures: Vec::new(), failure };
                 }
             }
         }
         told(Step::Round);
     }
-    Ended { figures: done.record(), failure: None }
+    Ended { figures: records(case, &runs, &outcomes), failure: None }
 }
 
-fn once(case: &Case, mode: Mode, seconds: f64, ending: &Ending) -> Result<Outcome> {
+/// A record for each setting, or one where there is none. What is not uSMC is in all of them.
+fn records(
+    case: &Case,
+    runs: &[(Mode, Option<&Setting>)],
+    outcomes: &[Vec<Outcome>],
+) -> Vec<CaseRecord> {
+    let of = |setting: Option<&Setting>| {
+        let mut rounds = Rounds { case, setting: setting.cloned(), outcomes: BTreeMap::new() };
+        for ((mode, own), outcomes) in runs.iter().zip(outcomes) {
+            if *mode != Mode::Usmc || *own == setting {
+                rounds.outcomes.insert(*mode, outcomes.clone());
+            }
+        }
+        rounds.record()
+    };
+    match runs.iter().any(|(_, setting)| setting.is_some()) {
+        true => runs.iter().filter_map(|(_, setting)| of(Some((*setting)?))).collect(),
+        false => of(None).into_iter().collect(),
+    }
+}
+
+fn once(
+    case: &Case,
+    mode: Mode,
+    setting: Option<&Setting>,
+    how: How<'_>,
+    ending: &Ending,
+) -> Result<Outcome> {
     ending.check()?;
+    let _beside = Beside::start(how.beside)?;
     let mut world = World::new(mode, ending)?;
-    (case.run)(&mut world, seconds)
+    world.setting = setting.cloned();
+    (case.run)(&mut world, how.seconds)
 }
 
 #[cfg(test)]

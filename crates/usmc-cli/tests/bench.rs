@@ -108,6 +108,25 @@ fn figures_come_with_their_proof() {
 }
 
 #[test]
+fn a_setting_is_swept_beside_one_tcp() {
+    let sweep = ["--sweep", "USMC_BUSY_POLL_US=default,0"];
+    let options =
+        ["--rounds", "2", "--duration", "0.05", "--beside", "1", "pingpong/14B/blocking/one-core"];
+    let (output, json) = Bench::start(&[&options[..], &sweep].concat(), &library()).finish();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let cases = json["cases"].as_array().expect("cases");
+    let names: Vec<_> = cases.iter().map(|case| case["name"].as_str()).collect();
+    let name = |value| format!("pingpong/14B/blocking/one-core busy_poll_us={value}");
+    assert_eq!(names, [Some(&name("default")[..]), Some(&name("0"))]);
+    let samples = |case: usize, mode: &str| &cases[case]["measures"][0]["samples"][mode];
+    assert_eq!(samples(0, "tcp"), samples(1, "tcp"), "measured once");
+    assert_ne!(samples(0, "usmc"), samples(1, "usmc"));
+    for case in cases {
+        assert_eq!(case["proof"]["usmc"]["smcd_ends"], 2, "{case}");
+    }
+}
+
+#[test]
 fn a_library_that_does_not_work_gives_no_figure() {
     let elsewhere = TempDir::new();
     let harmless = harmless_library(&elsewhere);
@@ -152,6 +171,7 @@ fn what_cannot_be_measured_is_said_before_anything_is() {
         (&["nonsense"][..], "there is no workload nonsense"),
         (&["--quick", "qperf"], "nothing of that is run by --quick"),
         (&["--duration", "0", "ipc"], "not between"),
+        (&["--sweep", "PATH=a", "ipc"], "PATH is no setting of the library"),
         (&["--json", "/nonexistent/file", "ipc"], "cannot write /nonexistent/file"),
     ] {
         let output = output(usmc(&["bench"]).args(args).env("USMC_LIBRARY", library()));

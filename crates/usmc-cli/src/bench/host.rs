@@ -22,6 +22,7 @@ use rustix::process::{
 use super::ending::Ending;
 use super::mode::Mode;
 use super::proof::{Look, Proof, Wanted, judge};
+use super::sweep::Setting;
 use super::{cpus, programs};
 use crate::library;
 
@@ -50,6 +51,8 @@ pub struct World {
     pub port: u16,
     /// Whether to end.
     pub ending: Ending,
+    /// What the library is told in this run.
+    pub setting: Option<Setting>,
     ism: PathBuf,
     children: Vec<Program>,
 }
@@ -97,7 +100,8 @@ impl World {
         let ism = directory(place)?;
         let scratch = directory(&temporary).inspect_err(|_| drop(fs::remove_dir(&ism)))?;
         let ending = ending.clone();
-        let mut world = World { mode, scratch, port: 0, ending, ism, children: Vec::new() };
+        let children = Vec::new();
+        let mut world = World { mode, scratch, port: 0, ending, setting: None, ism, children };
         world.port = free_port()?;
         Ok(world)
     }
@@ -148,6 +152,12 @@ impl World {
         let mut command = Command::new(&words[0]);
         // What brings the library in is `usmc run` alone; the rest of the user's settings stay.
         command.args(&words[1..]).env_remove("USMC_OFF").env("USMC_ISM_DIR", &self.ism);
+        if let Some(Setting { name, value }) = &self.setting {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
         match env::var_os("LD_PRELOAD").and_then(|list| library::strip(&list)) {
             Some(list) => command.env("LD_PRELOAD", list),
             None => command.env_remove("LD_PRELOAD"),

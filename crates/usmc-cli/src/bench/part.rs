@@ -54,6 +54,9 @@ fn play(spec: &str) -> Result<()> {
         Role::Brief(brief) => brief::play(&spec, brief),
         Role::Hold(hold) => hold::play(&spec, hold),
         Role::Foreign { seconds } => foreign::play(&spec, *seconds),
+        Role::Compute => loop {
+            std::hint::spin_loop();
+        },
         Role::Ring { seconds } => ring::play(&spec, *seconds),
     }
 }

@@ -9,6 +9,7 @@ use super::machine::Machine;
 use super::mode::Mode;
 use super::proof::Proof;
 use super::statistics::{Spread, factors, short, spread};
+use super::sweep::Setting;
 use super::targets::{self, Target};
 
 /// The version of this form. Members are added without a new one.
@@ -112,6 +113,8 @@ pub struct Verdict {
 pub struct Rounds<'a> {
     /// Which.
     pub case: &'a Case,
+    /// What the library was told; it stands behind the case's name.
+    pub setting: Option<Setting>,
     /// Outcomes of each mode, in the order of rounds.
     pub outcomes: BTreeMap<Mode, Vec<Outcome>>,
 }
@@ -139,7 +142,10 @@ impl Rounds<'_> {
             measure(self.case, i, samples)
         });
         Some(CaseRecord {
-            name: self.case.name(),
+            name: match &self.setting {
+                Some(setting) => format!("{} {setting}", self.case.name()),
+                None => self.case.name(),
+            },
             workload: self.case.workload.to_owned(),
             per: self.case.per.to_owned(),
             measures: measures.collect(),
@@ -276,7 +282,7 @@ pub mod tests {
         };
         let all = ALL.iter().zip(figures);
         let outcomes = all.map(|(mode, f)| (*mode, f.iter().map(outcome).collect())).collect();
-        Rounds { case, outcomes }
+        Rounds { case, setting: None, outcomes }
     }
 
     /// A record with some of everything.

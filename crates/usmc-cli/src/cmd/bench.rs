@@ -14,8 +14,9 @@ use crate::bench::case::{Case, Tier};
 use crate::bench::ending::Ending;
 use crate::bench::machine::Machine;
 use crate::bench::record::{FORMAT, Missed, Record};
+use crate::bench::sweep::Sweep;
 use crate::bench::table::{self, Style};
-use crate::bench::{Step, catalogue, cpus, is_wanted, measure, obstacle, plot};
+use crate::bench::{How, Step, catalogue, cpus, is_wanted, measure, obstacle, plot, runs};
 use crate::library;
 
 /// Compare TCP, UNIX sockets and uSMC on this machine
@@ -47,6 +48,14 @@ pub struct Args {
     /// Length of each run; programs that know whole seconds only run longer [default: 1; quick: 0.2]
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds)]
     duration: Option<f64>,
+    /// Measure uSMC with each value of a setting: busy (the spin), window (the ring), or VARIABLE=VALUE,…
+    ///
+    /// `default` among the values leaves the setting to the library. TCP is measured once in each round.
+    #[arg(long, value_name = "SETTING")]
+    sweep: Option<Sweep>,
+    /// So many programs that only compute run beside each run
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    beside: u16,
     /// Write all figures there
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     json: Option<PathBuf>,
@@ -155,18 +164,20 @@ fn measure_all(args: &Args, cases: &[Case], ending: &Ending) -> Record {
             told.push(why);
         }
     }
-    let runs: usize = ready.iter().map(|case| case.modes.len() * rounds).sum();
-    let bar = progress(runs);
+    let settings = args.sweep.as_ref().map_or(&[][..], |sweep| &sweep.0);
+    let how = How { settings, beside: args.beside.into(), rounds, seconds };
+    let runs_of = |case: &Case| runs(case, settings).len();
+    let bar = progress(ready.iter().map(|case| runs_of(case) * rounds).sum());
     for case in ready {
         let before = bar.position();
-        let ended = measure(case, rounds, seconds, ending, &mut |step| match step {
+        let ended = measure(case, how, ending, &mut |step| match step {
             Step::Run { round, mode } => {
                 bar.set_message(format!("{}, round {round} of {rounds}, {mode}", case.name()));
                 bar.tick();
             }
-            Step::Round => bar.inc(case.modes.len() as u64),
+            Step::Round => bar.inc(runs_of(case) as u64),
         });
-        bar.set_position(before + (case.modes.len() * rounds) as u64);
+        bar.set_position(before + (runs_of(case) * rounds) as u64);
         if let Some(missed) = ended.failure {
             bar.suspend(|| tell(&format!("{}: failed: {}", missed.case, missed.why)));
             record.failed.push(missed);

@@ -78,6 +78,8 @@ pub enum Role {
         /// Length of the run.
         seconds: f64,
     },
+    /// Computes until it is ended, for those who are measured beside it.
+    Compute,
     /// The ring by itself, between two threads.
     Ring {
         /// Length of the run.
