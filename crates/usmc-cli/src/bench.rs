@@ -132,7 +132,7 @@ pub fn measure(case: &Case, how: How<'_>, ending: &Ending, told: &mut dyn FnMut(
     Ended { figures: records(case, &runs, &outcomes), failure: None }
 }
 
-/// A record for each setting, or one where there is none. What is not uSMC is in all of them.
+/// A record for each setting, or one where there is none. The figures of TCP and UNIX sockets are in each of them.
 fn records(
     case: &Case,
     runs: &[(Mode, Option<&Setting>)],

@@ -8,7 +8,7 @@ use super::part::NAME;
 use super::part::spec::{Address, Role, Spec, Wait};
 use crate::library;
 
-/// They end with this.
+/// The programs end when this value is dropped.
 pub struct Beside(Vec<Child>);
 
 impl Beside {

@@ -16,7 +16,7 @@ pub struct Setting {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sweep(pub Vec<Setting>);
 
-/// For those who do not know the variables by heart.
+/// Sweeps that have a name of their own.
 const KNOWN: [(&str, &str); 2] = [
     ("busy", "USMC_BUSY_POLL_US=default,0,20,50,100,200,500,1000"),
     ("window", "USMC_RING_SIZE=default,65536,262144,1048576,2097152,4194304"),

@@ -48,8 +48,8 @@ impl PeersSocket {
         None
     }
 
-    /// Ends the peer's sending direction, unless TCP is full of what nobody reads meanwhile: then the peer sends the rest at its
-    /// next call, or woken out of one. The caller holds its `back_lock`, also below.
+    /// Ends the peer's sending direction, unless TCP stays full: then the peer sends the rest at its next call, or when a
+    /// doorbell ends its sleep. The caller holds its `back_lock`, also below.
     pub fn end_ring(&self, conn: &Conn, slot: &Slot) {
         let (side, ring) = (1 - conn.side(), conn.rx(slot));
         demote::end_ring(self.0, slot, side, &ring, &Patience::new(), Full::GoesOnLater);

@@ -78,7 +78,7 @@ pub enum Role {
         /// Length of the run.
         seconds: f64,
     },
-    /// Computes until it is ended, for those who are measured beside it.
+    /// A program that computes until it is killed, beside the measured ones.
     Compute,
     /// The ring by itself, between two threads.
     Ring {

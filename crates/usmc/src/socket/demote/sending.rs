@@ -15,7 +15,7 @@ use crate::{clock, fork, kernel, log};
 
 /// How long unread bytes may wait for room in the kernel's buffers. They nearly always fit at once.
 pub const RESEND_NS: u64 = 5_000_000_000;
-/// The same of one who alone could make it.
+/// The same for an end that leaves, and sends in the peer's name: no other thread of it reads meanwhile.
 const FULL_NS: u64 = 500_000_000;
 
 /// What becomes of unread bytes for which TCP has no room.
