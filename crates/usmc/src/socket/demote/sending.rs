@@ -13,7 +13,7 @@ use crate::socket::family::{Family, FamilyPatience};
 use crate::sys::{self, Errno};
 use crate::{clock, fork, kernel, log};
 
-/// How long unread bytes may wait for room in the kernel's buffers. They nearly always fit at once.
+/// How long unread bytes may take to find room in the kernel's buffers. They nearly always fit at once.
 pub const RESEND_NS: u64 = 5_000_000_000;
 /// The same for an end that leaves, and sends in the peer's name: no other thread of it reads meanwhile.
 const FULL_NS: u64 = 500_000_000;
@@ -165,12 +165,14 @@ pub unsafe fn send_all(fd: i32, src: *const u8, len: usize) -> Result<(), Errno>
     })
 }
 
-/// The same, but for the reset: it is over with EAGAIN once there was no room for so many nanoseconds.
+/// The same, but for the reset: it is over with EAGAIN once there was no room for so many nanoseconds, or
+/// after [`RESEND_NS`] in all.
 ///
 /// # Safety
 /// As there.
 unsafe fn send_while_read(fd: i32, src: *const u8, len: usize, most_ns: u64) -> Result<(), Errno> {
-    let mut since = clock::now_ns();
+    let start = clock::now_ns();
+    let mut since = start;
     let mut sent = 0;
     while sent < len {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -180,7 +182,10 @@ unsafe fn send_while_read(fd: i32, src: *const u8, len: usize, most_ns: u64) -> 
                 sent += n;
                 since = clock::now_ns();
             }
-            Err(libc::EAGAIN) if clock::now_ns() - since < most_ns => {
+            // A peer that reads a little now and then must not hold the locks for ever.
+            Err(libc::EAGAIN)
+                if clock::now_ns() - since < most_ns && clock::now_ns() - start < RESEND_NS =>
+            {
                 sys::poll1(fd, libc::POLLOUT, 10);
             }
             Err(libc::EINTR) => {}
