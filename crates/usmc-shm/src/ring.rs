@@ -286,7 +286,9 @@ impl<'a> Ring<'a> {
         let before = self.check(p.window_before.load(Relaxed))?;
         let split = Place { grown_at, before, ..place };
         let first = place.grown_at;
-        if split.is_before(first) && grown_at.wrapping_sub(first) > before.len as u64 {
+        // A window in the far part does not grow: both windows hold no more than the ring and its far part do.
+        let fits = before.len <= self.near() && grown_at.wrapping_sub(first) <= before.len as u64;
+        if split.is_before(first) && !fits {
             return Err(Broken);
         }
         Ok(if split.is_before(first) { split } else { place })
@@ -398,23 +400,29 @@ impl<'a> Ring<'a> {
     }
 
     /// Where what is free ends while bytes are unread from before the window grew: a larger one in the ring has theirs for its
-    /// own, too. Otherwise that is over.
-    fn grown_at_unread(&self, cons: u64) -> Option<u64> {
+    /// own, too. `None` where there are none.
+    fn end_beside_old(&self, word: u64, cons: u64) -> Option<u64> {
         let p = &self.dir.producer;
-        let word = p.window.load(Relaxed);
-        if word & WINDOW_SPLIT == 0 {
+        let grown_at = p.grown_at.load(Relaxed);
+        if word & WINDOW_SPLIT == 0 || (cons.wrapping_sub(grown_at) as i64) >= 0 {
             return None;
         }
-        let grown_at = p.grown_at.load(Relaxed);
-        if (cons.wrapping_sub(grown_at) as i64) < 0 {
-            let (now, before) = (shift_of(word), shift_of(p.window_before.load(Relaxed)));
-            // Our own words, in the reach of the peer: `room_slow` checks what comes of them.
-            let shared = if now > self.memory.shift { 0 } else { 1 << (before & 31) };
-            let new = (1u64 << (now & 31)).wrapping_sub(shared);
-            return Some(grown_at.wrapping_add(new));
+        let (now, before) = (shift_of(word), shift_of(p.window_before.load(Relaxed)));
+        // Our own words, in the reach of the peer: `room_slow` checks what comes of them.
+        let shared = if now > self.memory.shift { 0 } else { 1 << (before & 31) };
+        let new = (1u64 << (now & 31)).wrapping_sub(shared);
+        Some(grown_at.wrapping_add(new))
+    }
+
+    /// The same; once these bytes are read, the window has not grown.
+    fn grown_at_unread(&self, cons: u64) -> Option<u64> {
+        let window = &self.dir.producer.window;
+        let word = window.load(Relaxed);
+        let end = self.end_beside_old(word, cons);
+        if end.is_none() && word & WINDOW_SPLIT != 0 {
+            window.store(word & !WINDOW_SPLIT, Relaxed);
         }
-        p.window.store(word & !WINDOW_SPLIT, Relaxed);
-        None
+        end
     }
 
     /// What [`Ring::grow`] would make of a window of `len` bytes, of which `used` are unread. `None`: nothing, as more room
@@ -715,7 +723,19 @@ impl<'a> Ring<'a> {
     /// Whether there is room worth waking for, as the producer sees it. It sleeps only when not.
     #[inline]
     pub fn is_writable(&self) -> bool {
-        self.window().is_ok_and(|window| writable(self.unread(), self.limit(window)))
+        let word = self.dir.producer.window.load(Relaxed);
+        let Ok(window) = self.check(word) else { return false };
+        let limit = self.limit(window.len);
+        writable(self.unread(), limit)
+            && (word & WINDOW_SPLIT == 0 || self.is_writable_beside_old(word, limit))
+    }
+
+    /// Whether so much is free where the bytes from before the window grew do not lie.
+    #[cold]
+    fn is_writable_beside_old(&self, word: u64, limit: usize) -> bool {
+        let end = self.end_beside_old(word, self.dir.consumer.cons.load(Relaxed));
+        let prod = self.dir.producer.prod.load(Relaxed);
+        end.is_none_or(|end| end.wrapping_sub(prod) >= (limit >> ROOM_SHIFT) as u64)
     }
 
     /// After `consume` past a mark (see [`Ring::consume_waking`]): whether the consumer has to wake somebody.

@@ -11,7 +11,9 @@ use std::ptr;
 use usmc_shm::back::Back;
 use usmc_shm::bell::{Bells, Drain};
 use usmc_shm::handshake::{self, Phase, Use};
-use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot, WINDOW_SHIFT_MIN};
+use usmc_shm::layout::{
+    ACCEPTOR, ARM_TCP, CLIENT, Slot, WINDOW_SHIFT_MIN, WINDOW_SPLIT, window_word,
+};
 use usmc_shm::lock::{Verdict, Wait, acquire, release};
 use usmc_shm::ring::{Grant, Memory, Ring};
 use usmc_shm::span::{Route, RxSpan, Source, Taken, TxSpan};
@@ -299,7 +301,8 @@ impl Victim<'_> {
     }
 }
 
-fn under_attack(direction: usize, seed: u64, start: impl FnOnce(Attacker) -> Box<dyn FnOnce()>) {
+/// A file with a slot, a ring and its far part, and where ring and far part begin.
+fn attacked(direction: usize) -> (i32, &'static Slot, Ring<'static>, [usize; 2]) {
     let fd = sealed_memfd();
     let slot_page = map_guarded(fd, 0, PAGE);
     let data = map_guarded(fd, RING, RING_BYTES);
@@ -313,8 +316,12 @@ fn under_attack(direction: usize, seed: u64, start: impl FnOnce(Attacker) -> Box
     let memory = Memory { meet, shift: RING_SHIFT, far: first, far_shift: FAR_SHIFT };
     // SAFETY: RING_BYTES bytes that stay mapped, on the side of their end where this direction's ring lies, and its far part.
     let ring = unsafe { Ring::new(slot, direction, memory) };
-    let (near, far) = (data.addr(), far.addr());
     ring.reset();
+    (fd, slot, ring, [data.addr(), far.addr()])
+}
+
+fn under_attack(direction: usize, seed: u64, start: impl FnOnce(Attacker) -> Box<dyn FnOnce()>) {
+    let (fd, slot, ring, [near, far]) = attacked(direction);
     let (watch, attacker) = (Attacker::new(fd), Attacker::new(fd));
     let (private, random) = (Box::new([0x5A; ALL]), Random(seed));
     let mut victim = Victim { slot, ring, near, far, private, random, good: 0, broken: 0 };
@@ -322,6 +329,23 @@ fn under_attack(direction: usize, seed: u64, start: impl FnOnce(Attacker) -> Box
     victim.run(&watch);
     finish();
     assert!(victim.good > 1000 && victim.broken > 1000, "{}, {}", victim.good, victim.broken);
+    // SAFETY: a descriptor of this test.
+    unsafe { libc::close(fd) };
+}
+
+/// A window grows into the far part once. Two windows there would hold more than the whole ring.
+#[test]
+fn a_window_that_grew_within_the_far_part_is_refused() {
+    let (fd, slot, ring, _) = attacked(CLIENT);
+    let p = &slot.dir[CLIENT].producer;
+    p.window.store(window_word(0, FAR_SHIFT) | WINDOW_SPLIT, Relaxed);
+    for (shift, good) in [(RING_SHIFT, true), (FAR_SHIFT, false)] {
+        let before = 1 << shift;
+        p.window_before.store(window_word(0, shift), Relaxed);
+        p.grown_at.store(before, Relaxed);
+        p.prod.store(before + FAR_BYTES as u64, Relaxed);
+        assert_eq!(ring.data().is_ok(), good, "a window of {before} bytes before");
+    }
     // SAFETY: a descriptor of this test.
     unsafe { libc::close(fd) };
 }

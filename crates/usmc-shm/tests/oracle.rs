@@ -86,6 +86,10 @@ struct Pair {
     window_seen: usize,
     /// Bytes of the far part that may be in memory.
     taken: usize,
+    /// Unread from before the window grew.
+    old: usize,
+    /// Free beside those.
+    beside_old: usize,
 }
 
 impl Pair {
@@ -112,6 +116,8 @@ impl Pair {
             next: 0,
             window_seen: 0,
             taken: 0,
+            old: 0,
+            beside_old: 0,
         };
         pair.ring().reset();
         pair.dir().producer.prod.store(start, Relaxed);
@@ -195,6 +201,7 @@ impl Pair {
         unsafe { self.ring().copy_in(room.prod, room.place, bytes.as_ptr(), len) };
         self.ring().publish(room.prod.wrapping_add(len as u64));
         self.queue.extend(&bytes);
+        self.beside_old -= len.min(self.beside_old);
     }
 
     fn read(&mut self, size: &Size, peek: bool) {
@@ -212,6 +219,7 @@ impl Pair {
             return;
         }
         self.queue.drain(..len);
+        self.old -= len.min(self.old);
         let armed = self.dir().arm.tx.load(Relaxed);
         let woken = self.ring().consume_waking(&data, len);
         let mark = (data.place.window >> MARK_SHIFT) as u64;
@@ -250,6 +258,10 @@ impl Pair {
             granted(len)
         });
         let grown = self.window();
+        if grown > window {
+            let shared = if grown > 1 << self.ring_shift { 0 } else { window };
+            (self.old, self.beside_old) = (self.queue.len(), grown - shared);
+        }
         assert_eq!(is_writable, Ok(self.ring().is_writable()));
         assert!(!was_writable || grown == window, "grew without need");
         assert!(could || grown == window, "grew although that was not worth a try");
@@ -305,7 +317,9 @@ impl Pair {
         assert_eq!(self.ring().has_data(), unread > 0);
         assert_eq!(self.ring().unread(), unread);
         let window = self.limit(self.window());
-        assert_eq!(self.ring().is_writable(), unread <= window - (window >> ROOM_SHIFT));
+        let enough = window >> ROOM_SHIFT;
+        let is_free = unread <= window - enough && (self.old == 0 || self.beside_old >= enough);
+        assert_eq!(self.ring().is_writable(), is_free);
         let (before, ring) = self.memory.split_at(MARGIN);
         let after = &ring[1 << self.ring_shift..];
         assert!(before.iter().chain(after).all(|byte| *byte == CANARY), "wrote outside the ring");
@@ -396,6 +410,24 @@ fn gets_all_there_is(mut pair: Pair, all: usize) {
         while !pair.queue.is_empty() {
             pair.read(&Size::Any(777), false);
             pair.check();
+        }
+    }
+}
+
+/// The end of the old window may be free long before the new one may use it: a sender that is told of room finds some.
+#[test]
+fn a_ring_that_has_doubled_is_full_until_the_old_bytes_are_read() {
+    const MIN: usize = 1 << WINDOW_SHIFT_MIN;
+    for sender in [CLIENT, ACCEPTOR] {
+        let mut pair = Pair::new(0, WINDOW_SHIFT_MIN + 1, sender);
+        pair.write(&Size::Any(1));
+        pair.write(&Size::Any(MIN as u16 - 1));
+        pair.grow(None);
+        pair.write(&Size::Any(MIN as u16));
+        for (read, writable) in [(MIN - 1, false), (1, true)] {
+            pair.read(&Size::Any(read as u16), false);
+            assert_eq!(pair.ring().is_writable(), writable, "{} are unread", pair.queue.len());
+            assert_eq!(pair.ring().room(MIN).unwrap().free > 0, writable);
         }
     }
 }
