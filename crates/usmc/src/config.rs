@@ -68,6 +68,8 @@ pub struct Config {
     pub ring_shift: u32,
     /// Most time a waiter spins before it sleeps, in nanoseconds.
     pub busy_ns: u64,
+    /// Nobody has set it: a thread that works longer may spin longer.
+    pub busy_adapts: bool,
     /// Whether to say SMC when a connection is made.
     pub tcp_option: TcpOption,
     /// `USMC_IO_URING` is `deny`: to the program the kernel has none.
@@ -99,6 +101,7 @@ impl Config {
             ism_dir: ([0; DIR_MAX], 0),
             ring_shift: RING_SHIFT,
             busy_ns: BUSY_NS,
+            busy_adapts: true,
             tcp_option: TcpOption::Auto,
             denies_io_uring: false,
             changes_over_at_once: false,
@@ -139,6 +142,7 @@ impl Config {
         }
         if let Some(us) = env(c"USMC_BUSY_POLL_US").and_then(|v| v.parse::<u64>().ok()) {
             config.busy_ns = us.min(1_000_000) * 1000;
+            config.busy_adapts = false;
         }
         if !program_allowed() {
             config.off = true;

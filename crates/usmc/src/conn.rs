@@ -20,6 +20,7 @@ use crate::process::Lock;
 use crate::reason::Reason;
 use crate::remote::Remote;
 use crate::single;
+use crate::spin::Learnt;
 use crate::users::Users;
 use crate::{cache, memory, order, sys};
 use crate::{device, observer};
@@ -202,8 +203,8 @@ pub struct Conn {
     pub stuck: AtomicU64,
     /// The peer's cursor then.
     pub stuck_at: AtomicU64,
-    /// Adaptive spin budget in nanoseconds.
-    pub spin_ns: AtomicU32,
+    /// What spins on it have come to.
+    pub spins: Learnt,
 
     /// Held for every step of the sending direction.
     pub tx_lock: Lock,

@@ -49,6 +49,7 @@ mod segment;
 mod single;
 mod socket;
 mod spawn;
+mod spin;
 mod strangers;
 pub mod syn_option;
 mod sys;

@@ -96,6 +96,6 @@ fn forget_ring(conn: &Conn) {
     for cell in [&conn.asked, &conn.provoked, &conn.polled, &conn.stuck] {
         cell.store(0, Relaxed);
     }
-    conn.spin_ns.store(0, Relaxed);
+    conn.spins.forget();
     conn.bias.iter().for_each(|cell| cell.store(0, Relaxed));
 }

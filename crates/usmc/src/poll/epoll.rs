@@ -30,6 +30,7 @@ use crate::socket::close;
 use crate::socket::ending::{self, Ending};
 use crate::socket::recv;
 use crate::socket::wait::Sleeper;
+use crate::spin::{Learnt, Work};
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry as Fd};
 
@@ -59,8 +60,10 @@ pub struct Set {
     pub nested: AtomicU32,
     /// Threads asleep in the real wait.
     pub sleepers: AtomicU32,
-    /// Adaptive spin budget.
-    pub spin_ns: AtomicU32,
+    /// What spins in it have come to.
+    pub learnt: Learnt,
+    /// What its waiter does between two waits.
+    pub work: Work,
     /// Spins that paid since the last sleep.
     pub spins: AtomicU32,
     /// Waits so far, for the kernel's turn.
@@ -181,11 +184,12 @@ pub fn created(fd: i32) {
     };
     let set = set_at(index);
     set.refs.store(1, Relaxed);
+    set.learnt.forget();
+    set.work.forget();
     set.fd.store(fd as u32, Relaxed);
     for cell in [
         &set.tagged,
         &set.nested,
-        &set.spin_ns,
         &set.spins,
         &set.rounds,
         &set.hot_count,

@@ -17,8 +17,8 @@ use crate::pointers::is_nowhere;
 use crate::single;
 use crate::socket::bells;
 use crate::socket::signals::Signals;
-use crate::socket::wait::{self, Budget};
 use crate::socket::{ending, room};
+use crate::spin::Budget;
 use crate::unwind::{cancellation_point, keeping};
 use crate::{clock, device, errno, observer, real, set_errno};
 
@@ -81,7 +81,10 @@ pub unsafe fn epoll_wait(
     // Nothing is counted down where nothing is waited for.
     let begun = if timeout_ns == 0 { 0 } else { clock::now_ns() };
     let deadline = Deadline::from(begun, timeout_ns);
-    let budget = Budget(&set.spin_ns);
+    if begun != 0 {
+        set.work.ends(begun);
+    }
+    let budget = Budget::beside(&set.learnt, &set.work);
     let mut is_first = true;
     let mut signals = Signals::new();
     // SAFETY (all raw calls below): the caller's contract.
@@ -137,9 +140,9 @@ pub unsafe fn epoll_wait(
             if n > 0 || timeout_ns == 0 {
                 return Some(found(set, n));
             }
-            let spin_ns = budget.get().min(deadline.left().unwrap_or(u64::MAX));
-            if spin_ns > 0 && spin(&look, spin_ns, events, max, &mut n) {
-                budget.paid();
+            let most_ns = deadline.left().unwrap_or(u64::MAX);
+            if most_ns > 0 && spin(&look, &budget, most_ns, events, max, &mut n) {
+                set.work.begins(clock::now_ns());
                 set.spins.store(set.spins.load(Relaxed).wrapping_add(1), Relaxed);
                 if n > 0 {
                     return Some(found(set, n));
@@ -189,7 +192,9 @@ pub unsafe fn epoll_wait(
             set.told.store(at, Relaxed);
         }
         if ours && set.was_hot.load(Relaxed) != 0 {
-            budget.slept(clock::now_ns() - start);
+            let now = clock::now_ns();
+            budget.slept(now - start);
+            set.work.begins(now);
             observer::set_slept(set.spins.swap(0, Relaxed));
         }
         look.rooms.forget();
@@ -322,20 +327,21 @@ pub(super) unsafe fn kernel_now(
 /// Spins over the hot list, looking at the kernel now and then.
 fn spin(
     look: &Look<'_>,
-    budget_ns: u64,
+    budget: &Budget<'_>,
+    most_ns: u64,
     events: *mut libc::epoll_event,
     max: c_int,
     n: &mut c_int,
 ) -> bool {
     let set = look.set;
-    if set.hot_count.load(Relaxed) == 0 {
+    if set.hot_count.load(Relaxed) == 0 || budget.get() == 0 {
         return false;
     }
     let peer_cpu = hot_peer_cpu(set);
     let mut kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
     let mut turns = 0u32;
     publish_cpu(set);
-    wait::spin(budget_ns, &set.cpu, peer_cpu, || {
+    budget.spin(most_ns, &set.cpu, peer_cpu, || {
         // SAFETY: as below.
         *n = unsafe { look.at_rings(events, max, 0) };
         turns += 1;
@@ -346,7 +352,7 @@ fn spin(
             *n = unsafe { look.at_rings(events, max, *n) };
             kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
         }
-        *n > 0
+        (*n).max(0) as u32
     })
 }
 

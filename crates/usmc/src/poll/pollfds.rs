@@ -18,8 +18,9 @@ use crate::pointers::{is_nowhere, is_readable};
 use crate::socket::bells;
 use crate::socket::family::Receiving;
 use crate::socket::signals::Signals;
-use crate::socket::wait::{self, Budget, Sleeper};
+use crate::socket::wait::Sleeper;
 use crate::socket::{demote, ending, room};
+use crate::spin::Budget;
 use crate::table::{self, Entry as Fd};
 use crate::unwind::{cancellation_point, keeping};
 use crate::{clock, errno, observer, real, set_errno, sys};
@@ -361,14 +362,13 @@ fn spin_poll(fds: &[libc::pollfd], deadline: Deadline) -> bool {
     });
     let Some(conn) = first else { return false };
     let Some(slot) = conn.slot() else { return false };
-    let budget = Budget(&conn.spin_ns);
-    let limit = budget.get().min(deadline.left().unwrap_or(u64::MAX));
+    let budget = Budget::new(&conn.spins);
     let peer_cpu = conn.peer(slot).cpu.load(Relaxed);
-    let found = wait::spin(limit, &conn.own(slot).cpu, peer_cpu, || {
-        fds.iter().any(|p| p.fd >= 0 && look(p) != 0)
+    let most_ns = deadline.left().unwrap_or(u64::MAX);
+    let found = budget.spin(most_ns, &conn.own(slot).cpu, peer_cpu, || {
+        fds.iter().any(|p| p.fd >= 0 && look(p) != 0).into()
     });
     if found {
-        budget.paid();
         observer::spun(conn);
     }
     found

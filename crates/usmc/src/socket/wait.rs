@@ -4,12 +4,11 @@
 //! thread cancellation and the peer's FIN or RST are the kernel's own. The waker sends a doorbell byte.
 
 use core::ffi::c_void;
-use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use usmc_shm::bell::{Drain, Sleepers, less};
 use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TX_RING, TXF_CLOSED, TXF_DONE, TXF_LOOK};
 use usmc_shm::span::TxSpan;
-use usmc_shm::sync::{AtomicU32, AtomicU64};
+use usmc_shm::sync::AtomicU32;
 
 use super::bells::{drain_bells, is_cut, reads_ring, watch_over};
 use super::close;
@@ -20,112 +19,13 @@ use super::{demote, ending, room};
 use crate::api::time::Time;
 use crate::clock;
 use crate::conn::{self, Conn, F_NONBLOCK, F_SHARED, F_STALE};
+use crate::spin::Budget;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{config, device, observer, process, real};
+use crate::{observer, process, real};
 
 /// A call that waits no longer than that has only spun so far, or hardly slept.
 const FIRST_SLEEP_NS: u64 = 1_000_000;
-
-/// A spin budget that grows while spinning pays and shrinks to nothing while it does not.
-/// The cell holds nanoseconds plus one; 0 = never used.
-pub struct Budget<'a>(pub &'a AtomicU32);
-
-impl Budget<'_> {
-    /// Nanoseconds to spin now.
-    pub fn get(&self) -> u64 {
-        match self.0.load(Relaxed) {
-            0 => config::get().busy_ns,
-            n => (n - 1) as u64,
-        }
-    }
-
-    fn set(&self, ns: u64) {
-        self.0.store(ns.min(config::get().busy_ns) as u32 + 1, Relaxed);
-    }
-
-    /// Spinning found something.
-    pub fn paid(&self) {
-        self.set((self.get() * 2).max(4_000));
-    }
-
-    /// A sleep took this long: spinning would have paid if that is less than the longest budget.
-    pub fn slept(&self, ns: u64) {
-        if ns < config::get().busy_ns {
-            self.set(config::get().busy_ns);
-        } else {
-            let half = self.get() / 2;
-            self.set(if half < 2_000 { 0 } else { half });
-        }
-    }
-}
-
-/// When somebody else of this machine was last seen to wait for the CPU that one of our threads spun on
-/// ([`clock::now_ns`]).
-static CROWDED_AT: AtomicU64 = AtomicU64::new(0);
-/// How long that is believed of all of them.
-const CROWDED_NS: u64 = 2_000_000;
-/// A sched_yield(2) that takes longer has run somebody else.
-const ALONE_NS: u64 = 1_500;
-
-/// Gives the CPU to whoever waits for it; notes whether anybody did. Returns the time.
-fn give_way(now: u64) -> u64 {
-    sys::sched_yield();
-    let after = clock::now_ns();
-    if after.wrapping_sub(now) > ALONE_NS {
-        CROWDED_AT.store(after, Relaxed);
-    }
-    after
-}
-
-fn is_crowded(now: u64) -> bool {
-    now.wrapping_sub(CROWDED_AT.load(Relaxed)) < CROWDED_NS
-}
-
-/// Spins for at most `budget` nanoseconds until `ready`. Gives the CPU away at each look when `peer_cpu` says that the
-/// peer needs this very one, or somebody else does, and now and then to find that out.
-#[inline]
-pub fn spin(
-    budget: u64,
-    own_cpu: &AtomicU32,
-    peer_cpu: u32,
-    mut ready: impl FnMut() -> bool,
-) -> bool {
-    let cpu = clock::cpu();
-    if own_cpu.load(Relaxed) != cpu {
-        own_cpu.store(cpu, Relaxed);
-    }
-    if budget == 0 {
-        device::current().keep_alive();
-        return ready();
-    }
-    let same = peer_cpu == cpu;
-    let start = clock::now_ns();
-    let mut now = start;
-    if !same && !is_crowded(now) {
-        for _ in 0..200 {
-            if ready() {
-                return true;
-            }
-            spin_loop();
-        }
-        now = clock::now_ns();
-    }
-    device::current().keep_alive();
-    loop {
-        now = give_way(now);
-        for _ in 0..if same || is_crowded(now) { 1 } else { 32 } {
-            if ready() {
-                return true;
-            }
-            spin_loop();
-        }
-        now = clock::now_ns();
-        if now - start > budget {
-            return false;
-        }
-    }
-}
 
 /// Whether a sleeper for room cannot rely on a doorbell: the peer has shut its TCP direction, or has not
 /// changed it over yet, or it may be full of what we have not read, or we have shut it; or somebody is about to end the
@@ -214,13 +114,12 @@ pub fn for_data(
 ) -> Woken {
     let conn = conn::at(index);
     let slot = conn.slot();
-    let budget = Budget(&conn.spin_ns);
+    let budget = Budget::new(&conn.spins);
     if let Some(slot) = slot.filter(|_| in_ring) {
         let (rx, peer) = (conn.rx(slot), conn.peer(slot));
         let peer_cpu = peer.cpu.load(Relaxed);
-        let ready = || rx.has_data() || peer.flags.load(Relaxed) & TXF_DONE != 0;
-        if spin(budget.get(), &conn.own(slot).cpu, peer_cpu, ready) {
-            budget.paid();
+        let ready = || (rx.has_data() || peer.flags.load(Relaxed) & TXF_DONE != 0).into();
+        if budget.spin(u64::MAX, &conn.own(slot).cpu, peer_cpu, ready) {
             observer::spun(conn);
             return Woken::Look;
         }
@@ -414,9 +313,9 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     let (tx, peer) = (conn.tx(slot), conn.peer(slot));
     let gone = || peer.flags.load(Relaxed) & TXF_CLOSED != 0;
     let has_room = || tx.is_writable();
-    let budget = Budget(&conn.spin_ns);
-    if spin(budget.get(), &conn.own(slot).cpu, peer.cpu.load(Relaxed), || gone() || has_room()) {
-        budget.paid();
+    let budget = Budget::new(&conn.spins);
+    let peer_cpu = peer.cpu.load(Relaxed);
+    if budget.spin(u64::MAX, &conn.own(slot).cpu, peer_cpu, || (gone() || has_room()).into()) {
         observer::spun(conn);
         return Woken::Look;
     }
