@@ -487,13 +487,62 @@ impl<'a> Ring<'a> {
             base = (prod as u32).wrapping_sub((old.len & !self.below) as u32);
             new = (len - old.len).min(self.limit(len) - used);
         }
+        self.set_window(prod, Window { base, len }, true);
+        p.limit.store(prod.wrapping_add(new as u64), Relaxed);
+        Ok(true)
+    }
+
+    /// For a sender that streams `want` bytes, has found room in the ring itself and not used it yet: goes on in the far part, whose
+    /// bytes it uses in turn. So the next bytes do not lie where the consumer has just read, and neither fetches them out of the
+    /// other's caches. `may_grow` as for [`Ring::grow`]. The next look that finds the ring empty comes back from there.
+    #[cold]
+    pub fn stream(
+        &self,
+        want: usize,
+        may_grow: impl FnOnce(*mut Byte, usize) -> Grant,
+    ) -> Option<Room> {
+        let p = &self.dir.producer;
+        // Acquire: as in `room_slow`.
+        let (prod, cons) = (p.prod.load(Relaxed), self.dir.consumer.cons.load(Acquire));
+        let old = self.check(p.window.load(Relaxed)).ok()?;
+        let used = prod.wrapping_sub(cons) as usize;
+        let mut len = self.larger(old.len, 0)?;
+        if len <= self.near() || used > old.len {
+            return None;
+        }
+        if self.grown_at_unread(cons).is_some() {
+            return None;
+        }
+        let Grant { bytes, in_memory } = may_grow(self.far(), len);
+        let pages = &p.far_pages;
+        pages.store(pages.load(Relaxed).max((in_memory.min(len) / PAGE) as u32), Relaxed);
+        len = len.min(bytes);
+        if len <= self.near() || !len.is_power_of_two() {
+            return None;
+        }
+        let (window, before) = (Window { base: 0, len }, p.window.load(Relaxed));
+        self.set_window(prod, window, used > 0);
+        if self.has_tx_sleepers() {
+            // Nobody would tell them of this room, and the consumer's marks would lie further apart. A producer that goes to sleep
+            // now sees either window: nothing is written there yet.
+            p.window.store(before, Release);
+            return None;
+        }
+        let free = len.min(self.most(len).saturating_sub(used));
+        let free = self.taken(window, prod, free, want);
+        p.limit.store(prod.wrapping_add(free as u64), Relaxed);
+        Some(Room { prod, free, unread: used > 0, place: Place::whole(window, prod) })
+    }
+
+    /// The next bytes, from cursor `prod` on, lie in this window. `is_split`: others, where the window is now, are unread.
+    fn set_window(&self, prod: u64, window: Window, is_split: bool) {
+        let p = &self.dir.producer;
         p.window_before.store(p.window.load(Relaxed) & !WINDOW_SPLIT, Relaxed);
         // Release: who sees this cursor sees the window before it.
         p.grown_at.store(prod, Release);
+        let split = if is_split { WINDOW_SPLIT } else { 0 };
         // Release: who sees the new window sees from where on it counts.
-        p.window.store(window_word(base, len.trailing_zeros()) | WINDOW_SPLIT, Release);
-        p.limit.store(prod.wrapping_add(new as u64), Relaxed);
-        Ok(true)
+        p.window.store(window_word(window.base, window.len.trailing_zeros()) | split, Release);
     }
 
     /// Bytes of the present window.

@@ -207,13 +207,21 @@ impl Victim<'_> {
         assert!(from <= FAR_BYTES && len <= FAR_BYTES - from, "beyond the far part");
     }
 
-    fn sleep_and_wake(&self) {
+    fn sleep_and_wake(&mut self) {
         let _ = self.ring.grow(|at, len| {
             if !(self.near..self.near + RING_BYTES).contains(&at.addr()) {
                 self.check_far(at, len);
             }
             Grant { bytes: len, in_memory: len / 2 }
         });
+        let want = self.len(ALL);
+        let streamed = self.ring.stream(want, |at, len| {
+            self.check_far(at, len);
+            Grant::of(len)
+        });
+        if let Some(room) = streamed {
+            assert!(room.free <= room.place.window && room.place.window <= FAR_BYTES);
+        }
         if let Some((at, len)) = self.ring.leave_far() {
             self.check_far(at, len);
             self.ring.left_far();

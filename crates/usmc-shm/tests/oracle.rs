@@ -49,6 +49,8 @@ enum Op {
     Peek(Size),
     SleepForRoom(Option<u8>),
     LeaveFar,
+    /// The next bytes go by the far part.
+    Stream(Size),
 }
 
 #[derive(Clone, Debug, TypeGenerator)]
@@ -280,6 +282,34 @@ impl Pair {
         self.window_seen = self.window_seen.max(grown);
     }
 
+    /// A look at the room and the change to the far part that follows it.
+    fn stream(&mut self, size: &Size) {
+        let want = size.of(1 << self.ring_shift).max(1);
+        let Ok(found) = self.ring().room(want) else { panic!("broken") };
+        self.window_seen = found.place.window;
+        self.note_taken();
+        let (unread, window) = (self.queue.len(), self.window());
+        let mut asked = None;
+        let streamed = self.ring().stream(want, |at, len| {
+            asked = Some((at.addr(), len));
+            Grant::of(len)
+        });
+        if let Some((at, len)) = asked {
+            assert_eq!((at, len), (self.ring_far(), 1 << self.far_shift.min(len.trailing_zeros())));
+        }
+        let is_armed = self.dir().arm.tx.load(Relaxed) != 0;
+        assert_eq!(streamed.is_some(), asked.is_some() && self.is_far());
+        assert!(streamed.is_none() || !is_armed, "a sleeper was not told");
+        let Some(room) = streamed else {
+            return assert_eq!(self.window(), window);
+        };
+        assert!(room.free > 0 || unread >= self.most(room.place.window));
+        assert!(room.free + unread <= self.most(room.place.window));
+        (self.old, self.beside_old) = (unread, self.window());
+        self.note_taken();
+        self.window_seen = self.window();
+    }
+
     fn leave_far(&mut self) {
         let was_far = self.is_far();
         let left = self.ring().leave_far();
@@ -352,6 +382,7 @@ fn a_ring_behaves_like_a_queue() {
                 Op::Peek(size) => pair.read(size, true),
                 Op::SleepForRoom(part) => pair.sleep_for_room(*part),
                 Op::LeaveFar => pair.leave_far(),
+                Op::Stream(size) => pair.stream(size),
             }
             pair.check();
         }

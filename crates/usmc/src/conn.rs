@@ -203,6 +203,8 @@ pub struct Conn {
     pub stuck: AtomicU64,
     /// The peer's cursor then.
     pub stuck_at: AtomicU64,
+    /// Large sends that found the ring empty, up to what makes a stream.
+    pub streamed: AtomicU32,
     /// What spins on it have come to.
     pub spins: Learnt,
 

@@ -96,6 +96,7 @@ fn forget_ring(conn: &Conn) {
     for cell in [&conn.asked, &conn.provoked, &conn.polled, &conn.stuck] {
         cell.store(0, Relaxed);
     }
+    conn.streamed.store(0, Relaxed);
     conn.spins.forget();
     conn.bias.iter().for_each(|cell| cell.store(0, Relaxed));
 }

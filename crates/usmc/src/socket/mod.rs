@@ -4,6 +4,7 @@
 pub mod accept;
 pub mod adopt;
 pub mod bells;
+pub mod bulk;
 mod channel;
 pub mod close;
 pub mod connect;

@@ -14,8 +14,8 @@ use usmc_shm::layout::{
 use usmc_shm::ring::{Grant, Ring, Room};
 use usmc_shm::sync::AtomicU32;
 
-use super::demote;
 use super::family::Family;
+use super::{bulk, demote};
 use crate::conn::{self, Conn, F_SHARED, Far, RING};
 use crate::path::read;
 use crate::reason::Reason;
@@ -29,6 +29,8 @@ const IDLE_NS: u64 = 1_000_000_000;
 const FAILED_NS: u64 = 5_000_000_000;
 /// How often a sleeper looks whether SO_SNDBUF was raised, which the kernel would wake it for.
 const RAISED_NS: u64 = 10_000_000;
+/// A send of so many bytes is one of a stream.
+const STREAM: usize = 16 << 10;
 /// How long the memory of a far part that is not in use is kept, in milliseconds.
 const KEPT_MS: u32 = 1000;
 
@@ -157,13 +159,37 @@ fn take_far(conn: &Conn, at: *mut u8, len: usize) -> Grant {
     grant
 }
 
-/// After [`Ring::room_if`] has found room, with the sending locks: where the ring was empty, the sender is not in the far part
-/// any more, and gives back what it has not used for a while.
+/// After [`Ring::room_if`] has found `room` for `want` bytes, with the sending locks. Where the ring was empty, the sender is not in
+/// the far part any more, and gives back what it has not used for a while. A sender that streams goes on there.
 #[inline(always)]
-pub fn found(conn: &Conn, tx: &Ring<'_>, room: &Room) {
-    if !room.unread && tx.has_far() {
-        came_back(conn, tx);
+pub fn found(fd: i32, conn: &Conn, slot: &Slot, room: Room, want: usize) -> Room {
+    if want >= STREAM
+        && room.place.window <= 1 << conn.full_shift()
+        && let Some(room) = stream(fd, conn, slot, want)
+    {
+        return room;
     }
+    let tx = conn.tx(slot);
+    if !room.unread && tx.has_far() {
+        came_back(conn, &tx);
+    }
+    room
+}
+
+#[cold]
+fn stream(fd: i32, conn: &Conn, slot: &Slot, want: usize) -> Option<Room> {
+    let mut room = None;
+    if bulk::is_seated(conn) {
+        if conn.tx_most() == 0 {
+            set_limit(fd, conn, conn.snd_buf.load(Relaxed), peers_rcv_buf(conn, slot));
+        }
+        let tx = growing(conn, slot);
+        room = tx.stream(want, |at, len| take_far(conn, at.cast(), len));
+        if room.is_some() {
+            conn.set_far_part(Far::InUse);
+        }
+    }
+    room
 }
 
 #[cold]

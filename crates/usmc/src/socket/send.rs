@@ -494,7 +494,7 @@ fn attempt(
         Ok(room) => room,
         Err(Broken) => return Attempt::Fail(libc::ECONNRESET),
     };
-    room::found(conn, &tx, &room);
+    let room = room::found(fd, conn, slot, room, left);
     let now = clock::tsc();
     if may_be_lost(fd, conn, slot, &room, now) {
         match ending::sending(fd, conn, slot, left) {

@@ -69,7 +69,7 @@ fn into_ring(
             let Ok(room) = tx.room_if(count - total, |at, len| memory::take(at.cast(), len)) else {
                 return Outcome::Fail(libc::ECONNRESET);
             };
-            room::found(conn, &tx, &room);
+            let room = room::found(fd, conn, slot, room, count - total);
             let now = clock::tsc();
             if send::may_be_lost(fd, conn, slot, &room, now) {
                 match ending::sending(fd, conn, slot, count - total) {
