@@ -221,8 +221,8 @@ impl<'a> Budget<'a> {
         self.learnt.ns.store(ns.min(self.most_ns) as u32 + 1, Relaxed);
     }
 
-    /// Spins for at most `most_ns` nanoseconds, and no longer than the budget, until `ready` says how much it has found; the budget
-    /// learns from it.
+    /// Spins for at most `most_ns` nanoseconds, with all that others do meanwhile, and no longer than the budget, until `ready` says
+    /// how much it has found; the budget learns from it.
     #[inline]
     pub fn spin(
         &self,
@@ -236,7 +236,7 @@ impl<'a> Budget<'a> {
             true => (most_ns.min(usual_ns), false),
             false => (most_ns, true),
         };
-        let spun = spin(self.get().min(most_ns), gives_way, own_cpu, peer_cpu, ready);
+        let spun = spin(self.get(), most_ns, gives_way, own_cpu, peer_cpu, ready);
         if let Some(work) = self.work
             && let Some(beyond) = spun.own_ns.checked_sub(usual_ns)
         {
@@ -287,7 +287,7 @@ const LET_NS: u64 = 1_000_000;
 /// The same while the peer has that CPU, too.
 const LET_PEER_NS: u64 = 10_000_000;
 
-/// Gives the CPU to whoever waits for it; notes whether anybody did. Returns the time.
+/// Gives the CPU to any thread that waits for it; notes whether one did. Returns the time.
 fn give_way(now: u64) -> u64 {
     sys::sched_yield();
     let after = clock::now_ns();
@@ -319,11 +319,12 @@ impl Spun {
 }
 
 /// Spins for at most `budget` nanoseconds of its own until `ready`; what others use of the CPU meanwhile does not count, up to a
-/// limit. Gives the CPU away at each look when `peer_cpu` says that the peer needs this very one, or somebody else does, and now
+/// limit of `most_ns` at most. Gives the CPU away at each look when `peer_cpu` says that the peer needs this very one, or somebody else does, and now
 /// and then to find that out.
 #[inline]
 fn spin(
     budget: u64,
+    most_ns: u64,
     gives_way: bool,
     own_cpu: &AtomicU32,
     peer_cpu: u32,
@@ -334,7 +335,7 @@ fn spin(
         own_cpu.store(cpu, Relaxed);
     }
     let same = peer_cpu == cpu;
-    if budget == 0 || (same && !gives_way) {
+    if budget == 0 || most_ns == 0 || (same && !gives_way) {
         device::current().keep_alive();
         return Spun::found(ready());
     }
@@ -352,7 +353,7 @@ fn spin(
     }
     device::current().keep_alive();
     // The scheduler parts two threads that both want to run. While one of them sleeps it has no reason to.
-    let most_ns = if same { LET_PEER_NS } else { LET_NS }.max(budget);
+    let most_ns = if same { LET_PEER_NS } else { LET_NS }.max(budget).min(most_ns);
     // By others, and in yields that were away for long.
     let (mut used, mut lost_ns) = (0, 0);
     loop {
