@@ -3,7 +3,7 @@
 use usmc_shm::layout::ARM_TCP;
 use usmc_shm::ring::Grant;
 
-use crate::model::sync::Arc;
+use crate::model::sync::{Arc, Mutex};
 use crate::model::thread;
 use crate::model::{Bell, Link, check, consume, produce};
 
@@ -106,4 +106,53 @@ fn a_writer_whose_window_has_grown_is_woken() {
 fn a_writer_whose_window_is_in_the_far_part_is_woken() {
     a_writer_on_a_full_ring_is_woken(Link::far, 7, 1);
     a_writer_on_a_full_ring_is_woken(Link::far, 7, 4);
+}
+
+/// One thread of an end changes to the far part while another one of it goes to sleep for room: the consumer's marks lie further apart
+/// from then on.
+#[test]
+fn a_writer_beside_one_that_streams_is_woken() {
+    check(Some(3), || {
+        let link = Link::far();
+        let (sending, room) = (Arc::new(Mutex::new(())), Arc::new(Bell::default()));
+        let writer = thread::spawn({
+            let (link, sending, room) = (link.clone(), sending.clone(), room.clone());
+            move || {
+                let ring = link.ring(0);
+                let send = |byte| {
+                    let _held = sending.lock().unwrap();
+                    produce(ring, &[byte])
+                };
+                for byte in 0..3 {
+                    while send(byte) == 0 {
+                        ring.arm_tx(ARM_TCP);
+                        if !ring.is_writable() {
+                            room.wait();
+                        }
+                    }
+                }
+            }
+        });
+        let streamer = thread::spawn({
+            let (link, sending) = (link.clone(), sending.clone());
+            move || {
+                let _held = sending.lock().unwrap();
+                let _room = link.ring(0).stream(1, |_, len| Grant::of(len));
+            }
+        });
+        let (ring, mut got) = (link.ring(0), 0);
+        while got < 3 {
+            let unread = ring.data().unwrap();
+            if unread.len == 0 {
+                thread::yield_now();
+                continue;
+            }
+            got += 1;
+            if ring.consume_waking(&unread, 1) && ring.take_tx_sleepers(false) != 0 {
+                room.ring();
+            }
+        }
+        writer.join().unwrap();
+        streamer.join().unwrap();
+    });
 }
