@@ -105,6 +105,12 @@ impl Place {
         (cursor.wrapping_sub(self.grown_at) as i64) < 0
     }
 
+    /// How far apart the consumer's looks for sleepers are, from `cursor` on.
+    #[inline(always)]
+    pub fn mark(&self, cursor: u64) -> u64 {
+        (self.at(cursor).0.len >> MARK_SHIFT) as u64
+    }
+
     /// The window that `cursor` lies in, and how many bytes from there on.
     #[inline(always)]
     fn at(&self, cursor: u64) -> (Window, usize) {
@@ -520,14 +526,9 @@ impl<'a> Ring<'a> {
         if len <= self.near() || !len.is_power_of_two() {
             return None;
         }
-        let (window, before) = (Window { base: 0, len }, p.window.load(Relaxed));
+        // A thread that sleeps for room is woken as before: what is unread has the marks of the window that it lies in.
+        let window = Window { base: 0, len };
         self.set_window(prod, window, used > 0);
-        if self.has_tx_sleepers() {
-            // Nobody would tell them of this room, and the consumer's marks would lie further apart. A producer that goes to sleep
-            // now sees either window: nothing is written there yet.
-            p.window.store(before, Release);
-            return None;
-        }
         let free = len.min(self.most(len).saturating_sub(used));
         let free = self.taken(window, prod, free, want);
         p.limit.store(prod.wrapping_add(free as u64), Relaxed);
@@ -762,7 +763,7 @@ impl<'a> Ring<'a> {
         let cons = data.cons.wrapping_add(len as u64);
         self.consume(cons);
         let (window, unread) = (data.place.window, data.len.saturating_sub(len));
-        let passed = (data.cons ^ cons) >= (window >> MARK_SHIFT) as u64;
+        let passed = (data.cons ^ cons) >= data.place.mark(data.cons);
         passed
             && (writable(unread, window) || window <= self.near())
             && self.has_tx_sleepers()

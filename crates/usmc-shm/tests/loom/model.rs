@@ -22,8 +22,8 @@ const FAR_RING: usize = 1 << WINDOW_SHIFT_MIN;
 pub struct Link {
     pub slot: Slot,
     data: Box<[Byte]>,
-    /// The rings are the smallest ones, and behind them lie far parts as large as rings otherwise.
-    has_far: bool,
+    /// Where this is not 0, the rings are the smallest ones, and behind them lie far parts of so many bytes (log2).
+    far_shift: u32,
 }
 
 // SAFETY: the cells are only reached through `Ring`, and loom checks that their accesses are ordered.
@@ -33,18 +33,23 @@ unsafe impl Send for Link {}
 
 impl Link {
     pub fn new() -> Arc<Link> {
-        Link::with(false)
+        Link::with(0)
     }
 
     /// A slot of smaller rings with far parts.
     pub fn far() -> Arc<Link> {
-        Link::with(true)
+        Link::with(RING_SHIFT)
     }
 
-    fn with(has_far: bool) -> Arc<Link> {
-        let bytes = if has_far { 2 * FAR_RING + 2 * RING_BYTES } else { 2 * RING_BYTES };
+    /// The same, where a mark of the far part lies further apart than the ring is long.
+    pub fn very_far() -> Arc<Link> {
+        Link::with(RING_SHIFT + 1)
+    }
+
+    fn with(far_shift: u32) -> Arc<Link> {
+        let bytes = if far_shift > 0 { 2 * FAR_RING + (2 << far_shift) } else { 2 * RING_BYTES };
         let data = (0..bytes).map(|_| Byte::default()).collect();
-        let link = Link { slot: Slot::default(), data, has_far };
+        let link = Link { slot: Slot::default(), data, far_shift };
         link.ring(0).reset();
         link.ring(1).reset();
         Arc::new(link)
@@ -65,12 +70,13 @@ impl Link {
         // SAFETY: `data` has a ring's cells on each side of `meet` and the far parts behind them, and lives as long as
         // `self`.
         unsafe {
-            let (shift, near) = match self.has_far {
-                true => (WINDOW_SHIFT_MIN, FAR_RING),
-                false => (RING_SHIFT, RING_BYTES),
+            let (shift, near) = match self.far_shift {
+                0 => (RING_SHIFT, RING_BYTES),
+                _ => (WINDOW_SHIFT_MIN, FAR_RING),
             };
-            let far = if self.has_far { data.add(2 * near) } else { core::ptr::null_mut() };
-            let memory = Memory { meet: data.add(near), shift, far, far_shift: RING_SHIFT };
+            let far = if self.far_shift > 0 { data.add(2 * near) } else { core::ptr::null_mut() };
+            let far_shift = self.far_shift;
+            let memory = Memory { meet: data.add(near), shift, far, far_shift };
             Ring::new(&self.slot, sender, memory)
         }
     }

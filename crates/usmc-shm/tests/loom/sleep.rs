@@ -113,7 +113,7 @@ fn a_writer_whose_window_is_in_the_far_part_is_woken() {
 #[test]
 fn a_writer_beside_one_that_streams_is_woken() {
     check(Some(3), || {
-        let link = Link::far();
+        let link = Link::very_far();
         let (sending, room) = (Arc::new(Mutex::new(())), Arc::new(Bell::default()));
         let writer = thread::spawn({
             let (link, sending, room) = (link.clone(), sending.clone(), room.clone());
