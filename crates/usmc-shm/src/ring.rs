@@ -406,7 +406,7 @@ impl<'a> Ring<'a> {
     }
 
     /// Where what is free ends while bytes are unread from before the window grew: a larger one in the ring has theirs for its
-    /// own, too. `None` where there are none.
+    /// own, too. `None` where no such bytes are unread.
     fn end_beside_old(&self, word: u64, cons: u64) -> Option<u64> {
         let p = &self.dir.producer;
         let grown_at = p.grown_at.load(Relaxed);
@@ -420,7 +420,7 @@ impl<'a> Ring<'a> {
         Some(grown_at.wrapping_add(new))
     }
 
-    /// The same; once these bytes are read, the window has not grown.
+    /// [`Ring::end_beside_old`] of the present window. Once the old bytes are read, the window counts as one that has not grown.
     fn grown_at_unread(&self, cons: u64) -> Option<u64> {
         let window = &self.dir.producer.window;
         let word = window.load(Relaxed);
@@ -535,14 +535,14 @@ impl<'a> Ring<'a> {
         Some(Room { prod, free, unread: used > 0, place: Place::whole(window, prod) })
     }
 
-    /// The next bytes, from cursor `prod` on, lie in this window. `is_split`: others, where the window is now, are unread.
+    /// The bytes from cursor `prod` on lie in this window. `is_split`: bytes in the present window are unread.
     fn set_window(&self, prod: u64, window: Window, is_split: bool) {
         let p = &self.dir.producer;
         p.window_before.store(p.window.load(Relaxed) & !WINDOW_SPLIT, Relaxed);
-        // Release: who sees this cursor sees the window before it.
+        // Release: a consumer that sees this cursor sees the window before it.
         p.grown_at.store(prod, Release);
         let split = if is_split { WINDOW_SPLIT } else { 0 };
-        // Release: who sees the new window sees from where on it counts.
+        // Release: a consumer that sees the new window sees from where on it counts.
         p.window.store(window_word(window.base, window.len.trailing_zeros()) | split, Release);
     }
 

@@ -68,7 +68,7 @@ pub struct Config {
     pub ring_shift: u32,
     /// Most time a waiter spins before it sleeps, in nanoseconds.
     pub busy_ns: u64,
-    /// Nobody has set it: a thread that works longer may spin longer.
+    /// `busy_ns` was not set: a thread that works longer may spin longer.
     pub busy_adapts: bool,
     /// Whether to say SMC when a connection is made.
     pub tcp_option: TcpOption,

@@ -203,7 +203,7 @@ pub struct Conn {
     pub stuck: AtomicU64,
     /// The peer's cursor then.
     pub stuck_at: AtomicU64,
-    /// Large sends that found the ring empty, up to what makes a stream.
+    /// Large sends that have found room in the ring itself, up to what makes a stream ([`crate::socket::bulk`]).
     pub streamed: AtomicU32,
     /// What spins on it have come to.
     pub spins: Learnt,

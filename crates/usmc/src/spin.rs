@@ -21,7 +21,7 @@ impl Learnt {
         Learnt { ns: AtomicU32::new(0), bar: Bar::new() }
     }
 
-    /// Another one uses the record.
+    /// Another connection or set uses the record.
     pub fn forget(&self) {
         self.ns.store(0, Relaxed);
         self.bar.forget();
@@ -273,18 +273,18 @@ impl<'a> Budget<'a> {
     }
 }
 
-/// When somebody else of this machine was last seen to wait for the CPU that one of our threads spun on
+/// When another thread of this machine was last seen to wait for the CPU that a thread of this process spun on
 /// ([`clock::now_ns`]).
 static CROWDED_AT: AtomicU64 = AtomicU64::new(0);
 /// How long that is believed of all of them.
 const CROWDED_NS: u64 = 2_000_000;
-/// A sched_yield(2) that takes longer has run somebody else.
+/// A sched_yield(2) that takes longer has run another thread.
 const ALONE_NS: u64 = 1_500;
 /// What such a one costs the thread itself.
 const SWITCH_NS: u64 = 1_500;
-/// How long a spin lasts at most, with what others do meanwhile.
+/// How long a spin lasts at most, with the time of other threads.
 const LET_NS: u64 = 1_000_000;
-/// The same while the peer has that CPU, too.
+/// How long a spin lasts at most where the peer has the waiter's CPU, with the time of other threads.
 const LET_PEER_NS: u64 = 10_000_000;
 
 /// Gives the CPU to any thread that waits for it; notes whether one did. Returns the time.

@@ -10,7 +10,7 @@ use crate::conn::{self, Conn};
 
 /// How many at once.
 const SEATS: usize = 4;
-/// After how many large sends that found the ring empty a connection streams.
+/// After how many large sends a connection streams.
 const SENDS: u32 = 16;
 /// A seat is free when it was not used for so long, in milliseconds.
 const KEPT_MS: u32 = 100;
@@ -18,7 +18,7 @@ const KEPT_MS: u32 = 100;
 /// The connection's record plus one, and in the upper half the millisecond of its last use; 0 = free.
 static SEATED: [AtomicU64; SEATS] = [const { AtomicU64::new(0) }; SEATS];
 
-/// A large send has found the ring empty, with the sending lock: whether its bytes go by the far part.
+/// A large send has found room in the ring itself, with the sending lock: whether its bytes go by the far part.
 pub fn is_seated(conn: &Conn) -> bool {
     let sends = conn.streamed.load(Relaxed);
     if sends < SENDS {

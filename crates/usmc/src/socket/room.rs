@@ -176,6 +176,7 @@ pub fn found(fd: i32, conn: &Conn, slot: &Slot, room: Room, want: usize) -> Room
     room
 }
 
+/// The room in the far part, for a connection that has a seat there. `None`: the sender uses the ring itself.
 #[cold]
 fn stream(fd: i32, conn: &Conn, slot: &Slot, want: usize) -> Option<Room> {
     let mut room = None;
