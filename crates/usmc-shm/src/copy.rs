@@ -16,6 +16,59 @@ pub unsafe fn copy_in(dst: *mut Byte, src: *const u8, len: usize) {
     unsafe { core::ptr::copy_nonoverlapping(src, dst, len) }
 }
 
+/// How bytes get into shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stores {
+    /// By the sender's cache, out of which the receiver's core fetches them: fastest where both share a cache.
+    Cached,
+    /// Past all caches, into memory: does not depend on how far the other core is.
+    Past,
+}
+
+/// Whether this processor has stores that go past its caches ([`copy_past`] is [`copy_in`] otherwise).
+pub const CAN_PASS: bool = cfg!(all(target_arch = "x86_64", not(miri), not(loom)));
+
+/// The same past the caches. The bytes are visible to others before anything that the caller stores afterwards.
+///
+/// # Safety
+/// As for [`copy_in`].
+#[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+pub unsafe fn copy_past(dst: *mut Byte, src: *const u8, len: usize) {
+    use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    const LINE: usize = 64;
+    const WORDS: usize = LINE / size_of::<__m128i>();
+    let head = dst.align_offset(LINE).min(len);
+    let lines = (len - head) / LINE;
+    // SAFETY: the caller's contract for `head + lines * LINE + the rest` = `len` bytes; SSE2 is part of x86_64. A stream's
+    // destination is aligned to a line.
+    unsafe {
+        copy_in(dst, src, head);
+        for line in 0..lines {
+            let at = head + line * LINE;
+            let (to, from) = (dst.add(at).cast::<__m128i>(), src.add(at).cast::<__m128i>());
+            // All are read before the first is written, so that the line's stores follow each other.
+            let words: [__m128i; WORDS] = core::array::from_fn(|i| _mm_loadu_si128(from.add(i)));
+            for (i, word) in words.into_iter().enumerate() {
+                _mm_stream_si128(to.add(i), word);
+            }
+        }
+        let at = head + lines * LINE;
+        copy_in(dst.add(at), src.add(at), len - at);
+        // Such stores are ordered by this alone (Intel's manual, volume 1, 10.4.6.2), a Release does not do it.
+        _mm_sfence();
+    }
+}
+
+/// As above, by the caches.
+///
+/// # Safety
+/// As above.
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(loom))))]
+pub unsafe fn copy_past(dst: *mut Byte, src: *const u8, len: usize) {
+    // SAFETY: the caller's contract.
+    unsafe { copy_in(dst, src, len) }
+}
+
 /// Copies `len` bytes of shared memory into the application's memory.
 ///
 /// # Safety

@@ -20,7 +20,7 @@
 //! [`Producer::window`]: crate::layout::Producer::window
 
 use crate::Broken;
-use crate::copy::{copy_in, copy_out};
+use crate::copy::{copy_in, copy_out, copy_past};
 use crate::layout::{
     ARM_RINGING, ARM_TCP, CLIENT, Direction, PAGE, SHARED, Slot, WINDOW_SHIFT_MIN, WINDOW_SPLIT,
     shift_of, window_word,
@@ -594,14 +594,41 @@ impl<'a> Ring<'a> {
     /// `src` is readable for `len` bytes. `at..at + len` lies within a [`Room`] the caller holds.
     #[inline(always)]
     pub unsafe fn copy_in(&self, at: u64, place: Place, src: *const u8, len: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { self.put(at, place, src, len, copy_in) };
+    }
+
+    /// The same past the caches ([`copy_past`]).
+    ///
+    /// # Safety
+    /// As there.
+    #[cold]
+    pub unsafe fn copy_past(&self, at: u64, place: Place, src: *const u8, len: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { self.put(at, place, src, len, copy_past) };
+    }
+
+    /// The same by `copy`.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn put(
+        &self,
+        at: u64,
+        place: Place,
+        src: *const u8,
+        len: usize,
+        copy: unsafe fn(*mut Byte, *const u8, usize),
+    ) {
         let window = Window { base: place.base, len: place.window };
         let (pos, start) = (window.of(at), self.start(window.len));
         let first = len.min(window.len - pos);
         // SAFETY: pos + first ≤ window ≤ the ring's bytes, and len - first ≤ window (a Room's free).
         unsafe {
-            copy_in(start.add(pos), src, first);
+            copy(start.add(pos), src, first);
             if first < len {
-                copy_in(start, src.add(first), len - first);
+                copy(start, src.add(first), len - first);
             }
         }
     }

@@ -199,8 +199,14 @@ impl Pair {
         let first = self.next;
         let bytes: Vec<u8> = (0..len).map(|i| first.wrapping_add(i as u8)).collect();
         self.next = first.wrapping_add(len as u8);
+        let ring = self.ring();
         // SAFETY: len ≤ room.free, and the vector's length.
-        unsafe { self.ring().copy_in(room.prod, room.place, bytes.as_ptr(), len) };
+        unsafe {
+            match first % 2 {
+                0 => ring.copy_in(room.prod, room.place, bytes.as_ptr(), len),
+                _ => ring.copy_past(room.prod, room.place, bytes.as_ptr(), len),
+            }
+        }
         self.ring().publish(room.prod.wrapping_add(len as u64));
         self.queue.extend(&bytes);
         self.beside_old -= len.min(self.beside_old);

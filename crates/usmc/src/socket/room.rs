@@ -29,8 +29,6 @@ const IDLE_NS: u64 = 1_000_000_000;
 const FAILED_NS: u64 = 5_000_000_000;
 /// How often a sleeper looks whether SO_SNDBUF was raised, which the kernel would wake it for.
 const RAISED_NS: u64 = 10_000_000;
-/// A send of so many bytes is one of a stream.
-const STREAM: usize = 16 << 10;
 /// How long the memory of a far part that is not in use is kept, in milliseconds.
 const KEPT_MS: u32 = 1000;
 
@@ -163,7 +161,7 @@ fn take_far(conn: &Conn, at: *mut u8, len: usize) -> Grant {
 /// the far part any more, and gives back what it has not used for a while. A sender that streams goes on there.
 #[inline(always)]
 pub fn found(fd: i32, conn: &Conn, slot: &Slot, room: Room, want: usize) -> Room {
-    if want >= STREAM
+    if want >= bulk::STREAM
         && room.place.window <= 1 << conn.full_shift()
         && let Some(room) = stream(fd, conn, slot, want)
     {

@@ -3,12 +3,14 @@
 use core::mem;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
+use usmc_shm::copy::Stores;
 use usmc_shm::layout::{Slot, TXF_ABORT, TXF_BACK, TXF_CLOSED, TXF_DONE, TXF_LEFT};
 use usmc_shm::ring::Room;
 use usmc_shm::span::{Route, RxSpan, TcpSend};
 
 use super::Outcome;
 use super::bells;
+use super::bulk;
 use super::close::{self, Hold};
 use super::demote;
 use super::early::Early;
@@ -513,12 +515,18 @@ fn attempt(
     if free > 0 {
         order::stamp(conn, conn.own(slot), now);
     }
+    let stores = bulk::stores(conn, &room, left, now);
     let mut at = room.prod;
     while free > 0
         && let Some((src, len)) = from.piece(free.min(PART))
     {
         // SAFETY: at..at+len lies within `room`; src is the application's buffer of len bytes.
-        unsafe { tx.copy_in(at, room.place, src, len) };
+        unsafe {
+            match stores {
+                Stores::Cached => tx.copy_in(at, room.place, src, len),
+                Stores::Past => tx.copy_past(at, room.place, src, len),
+            }
+        }
         from.advance(len);
         at = at.wrapping_add(len as u64);
         free -= len;
