@@ -31,8 +31,11 @@ use crate::sync::{AtomicU32, Byte, MODEL, fence};
 /// A sleeping producer is woken when `window >> ROOM_SHIFT` is free: a quarter, where TCP waits for a third
 /// (`sk_stream_is_writeable`), so that whoever waits for a writer never waits longer than with TCP.
 pub const ROOM_SHIFT: u32 = if MODEL { 1 } else { 2 };
-/// The consumer looks for sleepers at multiples of `window >> MARK_SHIFT`.
-pub const MARK_SHIFT: u32 = if MODEL { 1 } else { 4 };
+/// The consumer looks for sleepers at multiples of `window >> MARK_SHIFT`, or of [`MARK_MOST`] bytes.
+const MARK_SHIFT: u32 = if MODEL { 1 } else { 4 };
+/// What a look costs does not count beside so many bytes. Marks of large windows so close to each other let a sender leave much
+/// less unread than the window holds ([`Ring::stream`]).
+const MARK_MOST: usize = 64 << 10;
 /// A window that grows for a message gets four times its size.
 const GROWTH_SHIFT: u32 = 2;
 /// Memory of the far part is taken in steps of so many bytes, at least.
@@ -41,6 +44,19 @@ const FAR_STEP: usize = 16 * PAGE;
 #[inline(always)]
 fn writable(unread: usize, window: usize) -> bool {
     unread <= window - (window >> ROOM_SHIFT)
+}
+
+/// How far apart the consumer's looks for sleepers are in a window of so many bytes.
+#[inline(always)]
+pub fn mark(window: usize) -> usize {
+    (window >> MARK_SHIFT).min(MARK_MOST)
+}
+
+/// The least that a sender may limit itself to with a window of so many bytes: it has room worth waking for at a mark before all
+/// is read.
+#[inline(always)]
+pub fn least_limit(window: usize) -> usize {
+    mark(window) << (MARK_SHIFT - ROOM_SHIFT)
 }
 
 /// Where the two rings of a slot are mapped.
@@ -108,7 +124,7 @@ impl Place {
     /// How far apart the consumer's looks for sleepers are, from `cursor` on.
     #[inline(always)]
     pub fn mark(&self, cursor: u64) -> u64 {
-        (self.at(cursor).0.len >> MARK_SHIFT) as u64
+        mark(self.at(cursor).0.len) as u64
     }
 
     /// The window that `cursor` lies in, and how many bytes from there on.
@@ -199,13 +215,13 @@ impl<'a> Ring<'a> {
     /// more.
     #[inline(always)]
     fn limit(&self, window: usize) -> usize {
-        self.most.max(window >> ROOM_SHIFT).min(window)
+        self.most.max(least_limit(window)).min(window)
     }
 
     /// How many bytes may be unread with such a window: those from before it grew into the far part, too.
     #[inline(always)]
     fn most(&self, window: usize) -> usize {
-        if window > self.near() { self.most.max(window >> ROOM_SHIFT) } else { self.limit(window) }
+        if window > self.near() { self.most.max(least_limit(window)) } else { self.limit(window) }
     }
 
     /// log2 of the largest window.
@@ -512,8 +528,8 @@ impl<'a> Ring<'a> {
         let (prod, cons) = (p.prod.load(Relaxed), self.dir.consumer.cons.load(Acquire));
         let old = self.check(p.window.load(Relaxed)).ok()?;
         let used = prod.wrapping_sub(cons) as usize;
-        let mut len = self.larger(old.len, 0)?;
-        if len <= self.near() || used > old.len {
+        let mut len = self.in_turn();
+        if len <= self.near() || old.len > self.near() || used > old.len {
             return None;
         }
         if self.grown_at_unread(cons).is_some() {
@@ -533,6 +549,16 @@ impl<'a> Ring<'a> {
         let free = self.taken(window, prod, free, want);
         p.limit.store(prod.wrapping_add(free as u64), Relaxed);
         Some(Room { prod, free, unread: used > 0, place: Place::whole(window, prod) })
+    }
+
+    /// The window for bytes that are used in turn: the largest that the sender's limit goes with. It may hold far more than may be
+    /// unread, as where TCP's buffers are small.
+    fn in_turn(&self) -> usize {
+        if self.memory.far.is_null() {
+            return 0;
+        }
+        let mut windows = (self.memory.shift..=self.memory.far_shift).rev().map(|shift| 1 << shift);
+        windows.find(|window| least_limit(*window) <= self.most).unwrap_or(0)
     }
 
     /// The bytes from cursor `prod` on lie in this window. `is_split`: bytes in the present window are unread.

@@ -10,7 +10,7 @@ use usmc_shm::layout::{
     WINDOW_SHIFT_MIN, WINDOW_SPLIT, data_offset, far_offset, near_len, segment_len,
 };
 use usmc_shm::region::Segment;
-use usmc_shm::ring::{Grant, MARK_SHIFT, Memory, ROOM_SHIFT, Ring};
+use usmc_shm::ring::{Grant, Memory, ROOM_SHIFT, Ring, least_limit, mark};
 use usmc_shm::sync::Ordering::Relaxed;
 
 /// Bytes around the ring that nobody may touch.
@@ -145,12 +145,12 @@ impl Pair {
     /// The most that can be unread with a window of so many bytes.
     fn most(&self, window: usize) -> usize {
         let before = if window > 1 << self.ring_shift { 1 << self.ring_shift } else { 0 };
-        (window + before).min(self.most.max(window >> ROOM_SHIFT))
+        (window + before).min(self.most.max(least_limit(window)))
     }
 
     /// What a sleeper for room goes by.
     fn limit(&self, window: usize) -> usize {
-        self.most.max(window >> ROOM_SHIFT).min(window)
+        self.most.max(least_limit(window)).min(window)
     }
 
     fn is_far(&self) -> bool {
@@ -230,10 +230,10 @@ impl Pair {
         self.old -= len.min(self.old);
         let armed = self.dir().arm.tx.load(Relaxed);
         let woken = self.ring().consume_waking(&data, len);
-        let mark = data.place.mark(data.cons);
+        let apart = data.place.mark(data.cons);
         let after = data.cons.wrapping_add(len as u64);
         let writable = self.queue.len() <= self.window() - (self.window() >> ROOM_SHIFT);
-        let looks = data.cons / mark != after / mark && writable;
+        let looks = data.cons / apart != after / apart && writable;
         assert_eq!(woken, looks && armed != 0);
         if woken {
             assert_eq!(self.ring().take_tx_sleepers(false), armed);
@@ -241,7 +241,7 @@ impl Pair {
         // Whoever sleeps for room learns of it before much more than was promised is there.
         let window = self.window();
         let free = self.limit(window).saturating_sub(self.queue.len());
-        let enough = (self.limit(window) >> ROOM_SHIFT) + (window >> MARK_SHIFT);
+        let enough = (self.limit(window) >> ROOM_SHIFT) + mark(window);
         // One from before a stream went on in the far part: once it has read what was there before, at the latest.
         let is_told = self.dir().arm.tx.load(Relaxed) == 0;
         assert!(self.old > 0 || free < enough || is_told, "a sleeper was forgotten");

@@ -5,6 +5,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::{Condvar, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, WINDOW_SHIFT_MIN, segment_len};
 use usmc_shm::lock::{Verdict, Wait, acquire, release};
@@ -27,13 +28,18 @@ struct Memory {
 
 impl Memory {
     fn new() -> Memory {
-        let len = segment_len(1, RING_SHIFT, FAR_SHIFT).unwrap();
+        Memory::of((RING_SHIFT, FAR_SHIFT))
+    }
+
+    /// With rings and far parts of so many bytes (log2).
+    fn of(shifts: (u32, u32)) -> Memory {
+        let len = segment_len(1, shifts.0, shifts.1).unwrap();
         let layout = Layout::from_size_align(len, 4096).unwrap();
         // SAFETY: the layout is not empty.
         let base = unsafe { alloc_zeroed(layout) };
         assert!(!base.is_null());
         // SAFETY: zeroed, aligned memory of that length, freed by the result only.
-        let segment = unsafe { Segment::create(base, 1, (RING_SHIFT, FAR_SHIFT), 1, 1) };
+        let segment = unsafe { Segment::create(base, 1, shifts, 1, 1) };
         let memory = Memory { segment, layout };
         memory.ring(CLIENT).reset();
         memory.ring(ACCEPTOR).reset();
@@ -63,7 +69,10 @@ impl Bell {
     }
 
     fn wait(&self) {
-        let mut rung = self.1.wait_while(self.0.lock().unwrap(), |rung| !*rung).unwrap();
+        let most = Duration::from_secs(if cfg!(miri) { 3600 } else { 20 });
+        let held = self.0.lock().unwrap();
+        let (mut rung, waited) = self.1.wait_timeout_while(held, most, |rung| !*rung).unwrap();
+        assert!(!waited.timed_out(), "a sleeper was forgotten");
         *rung = false;
     }
 }
@@ -187,6 +196,62 @@ fn transfer(sleeping: bool) {
                 }
             } else if len == 0 {
                 thread::yield_now();
+            }
+        }
+    });
+}
+
+/// The window holds sixteen times as much as may be unread.
+#[test]
+#[cfg(not(miri))]
+fn a_stream_of_a_sender_with_a_small_limit_arrives_while_both_ends_sleep() {
+    const LIMIT: usize = 256 << 10;
+    const MESSAGE: usize = 64_000;
+    let total = 1500 * MESSAGE;
+    let memory = Memory::of((18, 22));
+    let (data, room) = (Bell::default(), Bell::default());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let ring = memory.ring(CLIENT).limited(LIMIT);
+            let (mut sent, mut most) = (0, 0);
+            while sent < total {
+                let bytes: Vec<u8> = (sent..sent + MESSAGE).map(byte).collect();
+                let mut found = ring.room(MESSAGE).unwrap();
+                if found.place.window <= 1 << 18 {
+                    found = ring.stream(MESSAGE, |_, len| Grant::of(len)).unwrap_or(found);
+                }
+                let len = found.free.min(MESSAGE);
+                // SAFETY: len ≤ free and ≤ the message.
+                unsafe { ring.copy_past(found.prod, found.place, bytes.as_ptr(), len) };
+                ring.publish(found.prod + len as u64);
+                (sent, most) = (sent + len, most.max(found.place.window));
+                assert!(ring.unread() <= LIMIT);
+                if len > 0 && ring.has_rx_sleepers() && ring.take_rx_sleepers(false) != 0 {
+                    data.ring();
+                } else if len == 0 {
+                    ring.arm_tx(ARM_TCP);
+                    if !ring.is_writable() {
+                        room.wait();
+                    }
+                }
+            }
+            assert_eq!(most, 1 << 22);
+        });
+        let ring = memory.ring(CLIENT);
+        let mut buffer = vec![0; MESSAGE];
+        let mut got = 0;
+        while got < total {
+            let (len, writers) = consume(ring, &mut buffer[..some_len(got, MESSAGE)]);
+            assert!((got..got + len).map(byte).eq(buffer[..len].iter().copied()));
+            got += len;
+            if writers != 0 {
+                room.ring();
+            }
+            if len == 0 {
+                ring.arm_rx(ARM_TCP);
+                if !ring.has_data() {
+                    data.wait();
+                }
             }
         }
     });

@@ -178,7 +178,7 @@ pub fn found(fd: i32, conn: &Conn, slot: &Slot, room: Room, want: usize) -> Room
 #[cold]
 fn stream(fd: i32, conn: &Conn, slot: &Slot, want: usize) -> Option<Room> {
     let mut room = None;
-    if bulk::is_seated(conn) {
+    if peer_reaches_far(conn, slot) && bulk::is_seated(conn) {
         if conn.tx_most() == 0 {
             set_limit(fd, conn, conn.snd_buf.load(Relaxed), peers_rcv_buf(conn, slot));
         }
