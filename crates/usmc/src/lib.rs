@@ -59,6 +59,7 @@ mod tuple;
 mod unwind;
 mod uring;
 mod users;
+mod yields;
 
 use core::ffi::c_int;
 

@@ -20,7 +20,7 @@ use crate::socket::signals::Signals;
 use crate::socket::{ending, room};
 use crate::spin::Budget;
 use crate::unwind::{cancellation_point, keeping};
-use crate::{clock, device, errno, observer, real, set_errno};
+use crate::{clock, device, errno, observer, real, set_errno, yields};
 
 /// The kernel's set is asked at least every so many waits that found something in shared memory.
 const KERNEL_TURN: u32 = 8;
@@ -243,6 +243,7 @@ fn is_kernels_turn(set: &Set, round: u32) -> bool {
 
 /// A wait is about to report `n` events. Whoever else sleeps in this set is woken for what remains.
 fn found(set: &Set, n: c_int) -> c_int {
+    yields::found(n.max(0) as u32);
     // Another thread may end a registration meanwhile, and there be others.
     const TRIES: u32 = 8;
     for _ in 0..TRIES {

@@ -23,7 +23,7 @@ use crate::socket::{demote, ending, room};
 use crate::spin::Budget;
 use crate::table::{self, Entry as Fd};
 use crate::unwind::{cancellation_point, keeping};
-use crate::{clock, errno, observer, real, set_errno, sys};
+use crate::{clock, errno, observer, real, set_errno, sys, yields};
 
 /// What one fd of a poll or select means to us.
 enum Watch {
@@ -203,6 +203,7 @@ fn poll_until(
             return sleep_in_kernel(&mut [], Some(0), mask);
         }
         if n != 0 || timeout_ns == 0 {
+            yields::found(n.max(0) as u32);
             return n;
         }
         if spin_poll(fds, deadline) || leave_if_stuck(fds) {

@@ -22,7 +22,7 @@ use crate::conn::{self, Conn, F_NONBLOCK, F_SHARED, F_STALE};
 use crate::spin::Budget;
 use crate::sys::{self, Errno};
 use crate::unwind::keeping;
-use crate::{observer, process, real};
+use crate::{observer, process, real, yields};
 
 /// A call that waits no longer than that has only spun so far, or hardly slept.
 const FIRST_SLEEP_NS: u64 = 1_000_000;
@@ -121,6 +121,7 @@ pub fn for_data(
         let ready = || (rx.has_data() || peer.flags.load(Relaxed) & TXF_DONE != 0).into();
         if budget.spin(u64::MAX, &conn.own(slot).cpu, peer_cpu, ready) {
             observer::spun(conn);
+            yields::found(1);
             return Woken::Look;
         }
     }
@@ -159,6 +160,7 @@ pub fn for_data(
     observer::count_one(conn, |record| &record.sleeps);
     let (_, woken) = keeping(sleeper, sleep);
     budget.slept(clock::now_ns() - start);
+    yields::found(1);
     woken
 }
 
@@ -317,6 +319,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     let peer_cpu = peer.cpu.load(Relaxed);
     if budget.spin(u64::MAX, &conn.own(slot).cpu, peer_cpu, || (gone() || has_room()).into()) {
         observer::spun(conn);
+        yields::found(1);
         return Woken::Look;
     }
     if room::grow(fd, conn, slot) {
@@ -348,6 +351,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
         }
     });
     budget.slept(clock::now_ns() - start);
+    yields::found(1);
     woken
 }
 
