@@ -28,7 +28,7 @@ pub enum Stores {
 /// Whether this processor has stores that go past its caches ([`copy_past`] is [`copy_in`] otherwise).
 pub const CAN_PASS: bool = cfg!(all(target_arch = "x86_64", not(miri), not(loom)));
 
-/// The same past the caches. The bytes are visible to others before anything that the caller stores afterwards.
+/// Copies `len` bytes of the application's memory into shared memory, past the caches. The bytes are visible to others before anything that the caller stores afterwards.
 ///
 /// # Safety
 /// As for [`copy_in`].
@@ -39,8 +39,8 @@ pub unsafe fn copy_past(dst: *mut Byte, src: *const u8, len: usize) {
     const WORDS: usize = LINE / size_of::<__m128i>();
     let head = dst.align_offset(LINE).min(len);
     let lines = (len - head) / LINE;
-    // SAFETY: the caller's contract for `head + lines * LINE + the rest` = `len` bytes; SSE2 is part of x86_64. A stream's
-    // destination is aligned to a line.
+    // SAFETY: the caller's contract: `head`, the lines and the rest are `len` bytes. SSE2 is part of x86_64, and `to` is aligned to a
+    // line.
     unsafe {
         copy_in(dst, src, head);
         for line in 0..lines {
@@ -59,7 +59,7 @@ pub unsafe fn copy_past(dst: *mut Byte, src: *const u8, len: usize) {
     }
 }
 
-/// As above, by the caches.
+/// Copies by the caches, as this processor has no other stores.
 ///
 /// # Safety
 /// As above.

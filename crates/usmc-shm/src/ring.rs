@@ -624,20 +624,20 @@ impl<'a> Ring<'a> {
         unsafe { self.put(at, place, src, len, copy_in) };
     }
 
-    /// The same past the caches ([`copy_past`]).
+    /// Copies `len` bytes to cursor `at`, past the caches ([`copy_past`]).
     ///
     /// # Safety
-    /// As there.
+    /// As for [`Ring::copy_in`].
     #[cold]
     pub unsafe fn copy_past(&self, at: u64, place: Place, src: *const u8, len: usize) {
         // SAFETY: the caller's contract.
         unsafe { self.put(at, place, src, len, copy_past) };
     }
 
-    /// The same by `copy`.
+    /// Copies `len` bytes to cursor `at` by `copy`.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`Ring::copy_in`].
     #[inline(always)]
     unsafe fn put(
         &self,

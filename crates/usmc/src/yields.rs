@@ -4,7 +4,7 @@
 //! So a process that loses slices measures what it gets done with spins and without them. All processes of a machine do so at the
 //! same times: a process that sleeps gains nothing while its peer gives slices away, and gains at the cost of those that yield.
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::Relaxed;
 
 use usmc_shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 
@@ -35,8 +35,8 @@ impl Step {
     }
 }
 
-/// How long a part of a period is, in milliseconds: many slices of any program.
-const PART_MS: u32 = 64;
+/// A part of a period has `1 << PART_SHIFT` nanoseconds (67 ms): many slices of any program.
+const PART_SHIFT: u32 = 26;
 /// Parts of a period. All spin in the first one and sleep in the second one; in the others each does what has proven better.
 const PARTS: u32 = 12;
 /// After so many periods without a loss the programs that compute are gone.
@@ -50,6 +50,11 @@ enum Measures {
     Spins,
     Sleeps,
     Nothing,
+}
+
+/// The part at this time ([`clock::now_ns`]).
+fn part_at(now_ns: u64) -> u32 {
+    (now_ns >> PART_SHIFT) as u32
 }
 
 fn measures(part: u32) -> Measures {
@@ -128,11 +133,11 @@ impl Course {
     }
 }
 
-/// The course of this process, and what is counted in its present part.
+/// The course of this process, and what is counted in its present part. A thread that reads while another one writes may see some of
+/// both parts, which is no worse than a look at another time. There is no lock that a forked child could miss the end of.
 struct Process {
-    /// The thread that has set it ends the part.
-    is_ending: AtomicBool,
     step: AtomicU32,
+    /// The thread that replaces it ends the part.
     part: AtomicU32,
     is_whole: AtomicBool,
     rates: [AtomicU32; 2],
@@ -150,7 +155,6 @@ const LEAK: u64 = 16;
 impl Process {
     const fn new() -> Process {
         Process {
-            is_ending: AtomicBool::new(false),
             step: AtomicU32::new(0),
             part: AtomicU32::new(0),
             is_whole: AtomicBool::new(false),
@@ -170,9 +174,8 @@ impl Process {
         }
     }
 
-    /// The caller ends the part.
+    /// The caller has ended the part.
     fn keep(&self, course: Course) {
-        self.part.store(course.part, Relaxed);
         self.is_whole.store(course.is_whole, Relaxed);
         for (kept, rate) in self.rates.iter().zip(course.rates) {
             kept.store(rate, Relaxed);
@@ -182,32 +185,22 @@ impl Process {
         self.step.store(course.step.word(), Relaxed);
     }
 
-    /// Replaces the course, unless another thread does so at this moment.
-    fn replace(&self, next: impl FnOnce(Course) -> Option<Course>) {
-        // Acquire and Release: what the thread before has kept is whole.
-        if !self.is_ending.swap(true, Acquire) {
-            if let Some(course) = next(self.course()) {
-                self.keep(course);
-            }
-            self.is_ending.store(false, Release);
-        }
-    }
-
-    fn spins(&self, now_ms: impl Fn() -> u32) -> bool {
+    fn spins(&self, now_ns: impl Fn() -> u64) -> bool {
         if self.step.load(Relaxed) == Step::Quiet.word() {
             return true;
         }
-        self.spins_at(now_ms())
+        self.spins_at(now_ns())
     }
 
     #[cold]
-    fn spins_at(&self, now_ms: u32) -> bool {
-        let part = now_ms / PART_MS;
-        if self.part.load(Relaxed) != part {
-            self.replace(|course| {
-                let (found, lost_us) = (self.found.load(Relaxed), self.lost_us.load(Relaxed));
-                (course.part != part).then(|| course.next(found, lost_us, part))
-            });
+    fn spins_at(&self, now_ns: u64) -> bool {
+        let (ended, part) = (self.part.load(Relaxed), part_at(now_ns));
+        // Another thread may have looked at the clock later.
+        let is_over = part.wrapping_sub(ended) as i32 > 0;
+        if is_over && self.part.compare_exchange(ended, part, Relaxed, Relaxed).is_ok() {
+            let (found, lost_us) = (self.found.load(Relaxed), self.lost_us.load(Relaxed));
+            let course = Course { part: ended, ..self.course() };
+            self.keep(course.next(found, lost_us, part));
         }
         self.course().spins()
     }
@@ -218,14 +211,14 @@ impl Process {
         }
     }
 
-    fn lost(&self, ns: u64, now_ms: u32) {
+    fn lost(&self, ns: u64, now_ns: u64) {
         let us = ns / 1000;
         if self.step.load(Relaxed) != Step::Quiet.word() {
             self.lost_us.fetch_add(us, Relaxed);
-        } else if self.fills(us, now_ms) {
+        } else if self.fills(us, (now_ns / 1_000_000) as u32) {
             self.bucket.store(0, Relaxed);
-            let begun = Course::begun(now_ms / PART_MS);
-            self.replace(|course| (course.step == Step::Quiet).then_some(begun));
+            self.part.store(part_at(now_ns), Relaxed);
+            self.keep(Course::begun(part_at(now_ns)));
         }
     }
 
@@ -244,7 +237,7 @@ static PROCESS: Process = Process::new();
 /// Whether spins pay now; sleeps otherwise.
 #[inline]
 pub fn pay() -> bool {
-    PROCESS.spins(clock::now_ms)
+    PROCESS.spins(clock::now_ns)
 }
 
 /// A wait has found so much, be it by a spin or after a sleep.
@@ -256,7 +249,7 @@ pub fn found(count: u32) {
 /// A yield was away for so long that a program may have used up its slice.
 #[cold]
 pub fn lost(ns: u64) {
-    PROCESS.lost(ns, clock::now_ms());
+    PROCESS.lost(ns, clock::now_ns());
 }
 
 #[cfg(test)]
@@ -264,17 +257,18 @@ mod tests {
     use super::*;
 
     const SLICE_NS: u64 = 3_000_000;
+    const MS: u64 = 1_000_000;
 
     /// A process that finds so much in each millisecond, without spins and with them, and loses a slice in every eighth with them
-    /// if `is_beside` a program that computes. How many milliseconds it has spun.
-    fn run(process: &Process, now: &mut u32, ms: u32, rates: [u32; 2], is_beside: bool) -> u32 {
+    /// if `is_beside` a program that computes. `now` is in milliseconds. How many of them it has spun.
+    fn run(process: &Process, now: &mut u64, ms: u64, rates: [u32; 2], is_beside: bool) -> u32 {
         let mut spun = 0;
         for _ in 0..ms {
             *now += 1;
-            let spins = process.spins(|| *now);
+            let spins = process.spins(|| *now * MS);
             process.found(rates[usize::from(spins)]);
             if spins && is_beside && now.is_multiple_of(8) {
-                process.lost(SLICE_NS, *now);
+                process.lost(SLICE_NS, *now * MS);
             }
             spun += u32::from(spins);
         }
@@ -286,17 +280,17 @@ mod tests {
         let (process, mut now) = (Process::new(), 12_345);
         assert_eq!(run(&process, &mut now, 10_000, [90, 10], false), 10_000);
         for _ in 0..100 {
-            process.lost(SLICE_NS, now);
+            process.lost(SLICE_NS, now * MS);
             now += 64;
-            assert!(process.spins(|| now), "one slice now and then is no reason");
+            assert!(process.spins(|| now * MS), "one slice now and then is no reason");
         }
     }
 
     #[test]
     fn spins_that_cost_more_than_they_bring_end() {
-        let (process, mut now) = (Process::new(), 12_345);
-        run(&process, &mut now, 400, [90, 50], true);
-        run(&process, &mut now, 10_000, [90, 50], true);
+        // The number of the part begins anew meanwhile.
+        let (process, mut now) = (Process::new(), (1 << (u32::BITS + PART_SHIFT)) / MS - 9_000);
+        run(&process, &mut now, 20_000, [90, 50], true);
         assert!(run(&process, &mut now, 20_000, [90, 50], true) < 2000);
         run(&process, &mut now, 5000, [90, 100], false);
         assert_eq!(run(&process, &mut now, 4000, [90, 100], false), 4000, "that program has ended");
@@ -312,29 +306,40 @@ mod tests {
 
     #[test]
     fn all_processes_measure_at_the_same_times() {
-        let all: Vec<(Process, u32)> = (0..5).map(|i| (Process::new(), i * 37)).collect();
+        let begin_of = |part: u32| (u64::from(part) << PART_SHIFT) / MS + 1;
+        let end = begin_of(10 * PARTS);
+        let all: Vec<(Process, u64)> = (0..5).map(|i| (Process::new(), i * 37)).collect();
         for (process, begin) in &all {
             let mut now = *begin;
-            run(process, &mut now, 9 * PARTS * PART_MS - begin, [50, 90], true);
+            run(process, &mut now, end - 1 - begin, [50, 90], true);
         }
-        let now = 10 * PARTS * PART_MS;
-        let at = |ms: u32| {
-            let spins = all.iter().map(|(process, _)| process.spins(|| now + ms));
+        let at = |part: u32| {
+            let now = begin_of(10 * PARTS + part) * MS;
+            let spins = all.iter().map(|(process, _)| process.spins(|| now));
             spins.collect::<Vec<_>>()
         };
-        assert_eq!(at(1), vec![true; 5]);
-        all.iter().for_each(|(process, _)| process.lost(SLICE_NS, now + 2));
-        assert_eq!(at(PART_MS + 1), vec![false; 5]);
-        assert_eq!(at(2 * PART_MS + 1), vec![true; 5]);
+        assert_eq!(at(0), vec![true; 5]);
+        all.iter().for_each(|(process, _)| process.lost(SLICE_NS, end * MS));
+        assert_eq!(at(1), vec![false; 5]);
+        assert_eq!(at(2), vec![true; 5]);
     }
 
     #[test]
     fn a_process_that_was_idle_begins_anew() {
         let (process, mut now) = (Process::new(), 7);
         run(&process, &mut now, 4000, [90, 50], true);
-        now += (IDLE + 2) * PART_MS;
-        assert!(process.spins(|| now));
+        now += (u64::from(IDLE + 2) << PART_SHIFT) / MS;
+        assert!(process.spins(|| now * MS));
         assert_eq!(process.course().step, Step::Quiet);
+    }
+
+    #[test]
+    fn a_thread_that_has_looked_at_the_clock_earlier_ends_no_part() {
+        let (process, mut now) = (Process::new(), 7);
+        run(&process, &mut now, 4000, [90, 50], true);
+        let part = process.course().part;
+        process.spins(|| u64::from(part - 1) << PART_SHIFT);
+        assert_eq!((process.course().part, process.course().step == Step::Quiet), (part, false));
     }
 
     #[test]

@@ -15,14 +15,14 @@ use crate::conn::{self, Conn};
 
 /// A send of so many bytes is one of a stream.
 pub const STREAM: usize = 16 << 10;
-/// How many at once.
+/// So many connections of a process stream at once.
 const SEATS: usize = 4;
-/// After how many large sends a connection streams.
+/// A connection streams after so many large sends.
 const SENDS: u32 = 16;
 /// A seat is free when it was not used for so long, in milliseconds.
 const KEPT_MS: u32 = 100;
 
-/// What a connection that streams has. Whoever has that connection's sending lock writes it, but for `held`.
+/// What a connection that streams has. The holder of that connection's sending lock writes it, but for `held`.
 struct Seat {
     /// The connection's record plus one, and in the upper half the millisecond of its last use; 0 = free.
     held: AtomicU64,
