@@ -143,8 +143,7 @@ impl<'a> Budget<'a> {
         if self.most_ns == 0 {
             return;
         }
-        let may_be_let = config::get().busy_adapts;
-        let most_ns = match may_be_let && is_crowded(clock::now_ns()) {
+        let most_ns = match config::get().busy_adapts && is_crowded(clock::now_ns()) {
             true => LET_NS,
             false => self.most_ns,
         };

@@ -10,12 +10,12 @@ use usmc_shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 
 use crate::clock;
 
-/// What a process is about.
+/// The steps of a process. Losses lead from `Quiet` to `Beside`; calm periods, or a time without waits, lead back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// It spins, and loses no slices to speak of.
+    /// The process spins, and loses no slices to speak of.
     Quiet,
-    /// It loses slices, or has until so many measured parts ago. Which way has proven better.
+    /// The process loses slices, or has lost the last one so many measured parts ago (`calm`). `spins`: spins have proven better.
     Beside { spins: bool, calm: u32 },
 }
 
@@ -37,7 +37,8 @@ impl Step {
 
 /// A part of a period has `1 << PART_SHIFT` nanoseconds (67 ms): many slices of any program.
 const PART_SHIFT: u32 = 26;
-/// Parts of a period. All spin in the first one and sleep in the second one; in the others each does what has proven better.
+/// Parts of a period. All processes spin in the first one and sleep in the second one; in the others each process does what has proven
+/// better for it.
 const PARTS: u32 = 12;
 /// After so many periods without a loss the programs that compute are gone.
 const CALM: u32 = 3;

@@ -41,7 +41,7 @@ impl Link {
         Link::with(RING_SHIFT)
     }
 
-    /// The same, where a mark of the far part lies further apart than the ring is long.
+    /// A link whose far part has marks that lie further apart than the ring is long.
     pub fn very_far() -> Arc<Link> {
         Link::with(RING_SHIFT + 1)
     }

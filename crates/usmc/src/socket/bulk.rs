@@ -123,14 +123,14 @@ fn way_of_stream(conn: &Conn, bytes: usize, now: u64) -> Stores {
     course.step.way()
 }
 
-/// What a sender is about.
+/// The steps of a sender: `Settled` leads to `Lead` when a try is due, `Lead` to `Tries`, and `Tries` to `Settled` with the better way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// It goes one way, and has measured so many stretches of it.
+    /// The sender goes one way, and has measured so many stretches of it.
     Settled(Stores, u32),
-    /// It tries this way; the receiver still reads what came by the other one.
+    /// The sender tries this way; the receiver still reads the bytes that came by the other one.
     Lead(Stores),
-    /// It tries this way, and has measured so many stretches of it.
+    /// The sender tries this way, and has measured so many stretches of it.
     Tries(Stores, u32),
 }
 
@@ -180,7 +180,7 @@ struct Course {
 }
 
 impl Course {
-    /// Longer than the far part: most of a stretch is sent while the receiver reads what came by the same way.
+    /// Longer than the far part: most of a stretch is sent while the receiver reads bytes that came by this way, too.
     const STRETCH: u64 = 8 << 20;
     /// As long as the far part.
     const LEAD: u64 = 4 << 20;
