@@ -6,6 +6,7 @@
 pub mod beside;
 pub mod built_in;
 pub mod case;
+pub mod cores;
 pub mod cpus;
 pub mod ending;
 pub mod host;
@@ -19,6 +20,7 @@ pub mod proof;
 pub mod record;
 pub mod statistics;
 pub mod sweep;
+pub mod sweep_plot;
 pub mod table;
 pub mod targets;
 
@@ -32,7 +34,7 @@ use ending::{Ending, Interrupted};
 use host::World;
 use mode::Mode;
 use record::{CaseRecord, Missed, Rounds};
-use sweep::Setting;
+use sweep::{Place, Setting};
 
 /// All that can be measured with these CPUs.
 pub fn catalogue(cpus: &[usize]) -> Vec<Case> {
@@ -97,8 +99,8 @@ pub fn runs<'a>(case: &Case, settings: &'a [Setting]) -> Vec<(Mode, Option<&'a S
 pub struct How<'a> {
     /// What is swept.
     pub settings: &'a [Setting],
-    /// Programs that compute beside each run.
-    pub beside: usize,
+    /// Where.
+    pub place: Place,
     /// How many rounds.
     pub rounds: usize,
     /// The length of a run.
@@ -117,29 +119,35 @@ pub fn measure(case: &Case, how: How<'_>, ending: &Ending, told: &mut dyn FnMut(
             match once(case, mode, setting, how, ending) {
                 Ok(outcome) => outcomes[at].push(outcome),
                 Err(problem) if problem.is::<Interrupted>() || ending.has_come() => {
-                    return Ended { figures: records(case, &runs, &outcomes), failure: None };
+                    return Ended {
+                        figures: records(case, how.place, &runs, &outcomes),
+                        failure: None,
+                    };
                 }
                 Err(problem) => {
                     // Figures of a case that fails now and then are none to rely on.
                     let why = format!("{mode}: {problem:#}");
-                    let failure = Some(Missed { case: case.name(), why });
+                    let name = case.name() + &how.place.suffix();
+                    let failure = Some(Missed { case: name, why });
                     return Ended { figures: Vec::new(), failure };
                 }
             }
         }
         told(Step::Round);
     }
-    Ended { figures: records(case, &runs, &outcomes), failure: None }
+    Ended { figures: records(case, how.place, &runs, &outcomes), failure: None }
 }
 
 /// A record for each setting, or one where there is none. The figures of TCP and UNIX sockets are in each of them.
 fn records(
     case: &Case,
+    place: Place,
     runs: &[(Mode, Option<&Setting>)],
     outcomes: &[Vec<Outcome>],
 ) -> Vec<CaseRecord> {
     let of = |setting: Option<&Setting>| {
-        let mut rounds = Rounds { case, setting: setting.cloned(), outcomes: BTreeMap::new() };
+        let mut rounds =
+            Rounds { case, place, setting: setting.cloned(), outcomes: BTreeMap::new() };
         for ((mode, own), outcomes) in runs.iter().zip(outcomes) {
             if *mode != Mode::Usmc || *own == setting {
                 rounds.outcomes.insert(*mode, outcomes.clone());
@@ -161,7 +169,7 @@ fn once(
     ending: &Ending,
 ) -> Result<Outcome> {
     ending.check()?;
-    let _beside = Beside::start(how.beside)?;
+    let _beside = Beside::start(how.place.beside)?;
     let mut world = World::new(mode, ending)?;
     world.setting = setting.cloned();
     (case.run)(&mut world, how.seconds)

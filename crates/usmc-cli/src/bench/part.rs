@@ -6,6 +6,7 @@
 
 mod brief;
 mod events;
+mod flow;
 mod foreign;
 mod hold;
 mod line;
@@ -58,6 +59,7 @@ fn play(spec: &str) -> Result<()> {
             std::hint::spin_loop();
         },
         Role::Ring { seconds } => ring::play(&spec, *seconds),
+        Role::Flow { streams, seconds } => flow::play(&spec, *streams, *seconds),
     }
 }
 

@@ -8,6 +8,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::mode::Mode;
 use super::record::{CaseRecord, MeasureRecord, Record};
 use super::statistics::{Spread, short};
+use super::sweep_plot;
 use super::targets::{self, Target};
 
 const WIDTH: i32 = 1360;
@@ -26,12 +27,12 @@ const GAP: i32 = 10;
 const SMC: RGBColor = RGBColor(18, 120, 84);
 const WORSE: RGBColor = RGBColor(196, 72, 40);
 const UNIX: RGBColor = RGBColor(150, 176, 206);
-const INK: RGBColor = RGBColor(34, 34, 34);
-const FAINT: RGBColor = RGBColor(110, 110, 110);
-const GRID: RGBColor = RGBColor(222, 222, 222);
+pub(super) const INK: RGBColor = RGBColor(34, 34, 34);
+pub(super) const FAINT: RGBColor = RGBColor(110, 110, 110);
+pub(super) const GRID: RGBColor = RGBColor(222, 222, 222);
 const BAND: RGBColor = RGBColor(246, 247, 249);
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// A figure and where it is.
 struct Row<'a> {
@@ -46,6 +47,9 @@ struct Row<'a> {
 /// # Errors
 /// When the library that draws it fails.
 pub fn svg(record: &Record) -> Result<String> {
+    if record.cases.iter().any(|case| case.point.is_some()) {
+        return sweep_plot::svg(record);
+    }
     let mut text = String::new();
     let (rows, height) = rows(record);
     {
@@ -104,7 +108,7 @@ impl Scale {
     }
 }
 
-type Drawn = Result<(), Box<dyn std::error::Error>>;
+pub(super) type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 fn draw(area: &Area, record: &Record, rows: &[Row], height: i32) -> Drawn {
     area.fill(&WHITE)?;
@@ -250,7 +254,7 @@ fn published_mark(area: &Area, x: i32, y: i32) -> Drawn {
     Ok(())
 }
 
-fn write(
+pub(super) fn write(
     area: &Area,
     text: &str,
     at: (i32, i32),

@@ -9,7 +9,7 @@ use super::machine::Machine;
 use super::mode::Mode;
 use super::proof::Proof;
 use super::statistics::{Spread, factors, short, spread};
-use super::sweep::Setting;
+use super::sweep::{Place, Point, Setting};
 use super::targets::{self, Target};
 
 /// The version of this form. Members are added without a new one.
@@ -64,6 +64,9 @@ pub struct CaseRecord {
     pub cpu: BTreeMap<Mode, CpuRecord>,
     /// What carried the bytes, of the last round.
     pub proof: BTreeMap<Mode, Proof>,
+    /// Of a sweep: what was set, and where.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub point: Option<Point>,
 }
 
 /// One figure of a case.
@@ -113,6 +116,8 @@ pub struct Verdict {
 pub struct Rounds<'a> {
     /// Which.
     pub case: &'a Case,
+    /// Where; it stands behind the case's name.
+    pub place: Place,
     /// What the library was told; it stands behind the case's name.
     pub setting: Option<Setting>,
     /// Outcomes of each mode, in the order of rounds.
@@ -143,14 +148,20 @@ impl Rounds<'_> {
         });
         Some(CaseRecord {
             name: match &self.setting {
-                Some(setting) => format!("{} {setting}", self.case.name()),
-                None => self.case.name(),
+                Some(setting) => format!("{} {setting}{}", self.case.name(), self.place.suffix()),
+                None => self.case.name() + &self.place.suffix(),
             },
             workload: self.case.workload.to_owned(),
             per: self.case.per.to_owned(),
             measures: measures.collect(),
             cpu,
             proof,
+            point: self.setting.as_ref().map(|setting| Point {
+                case: self.case.name(),
+                setting: setting.short_name(),
+                value: setting.shown(),
+                place: self.place.to_string(),
+            }),
         })
     }
 }
@@ -253,6 +264,7 @@ impl MeasureRecord {
 #[cfg(test)]
 pub mod tests {
     use super::super::case::{Cpu, Tier, cost, rate};
+    use super::super::cores::Cores;
     use super::super::mode::ALL;
     use super::*;
 
@@ -282,7 +294,7 @@ pub mod tests {
         };
         let all = ALL.iter().zip(figures);
         let outcomes = all.map(|(mode, f)| (*mode, f.iter().map(outcome).collect())).collect();
-        Rounds { case, setting: None, outcomes }
+        Rounds { case, place: Place { cores: Cores::All, beside: 0 }, setting: None, outcomes }
     }
 
     /// A record with some of everything.

@@ -3,6 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
+use super::case::size;
+use super::cores::Cores;
+
 /// One value of a setting.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Setting {
@@ -15,6 +20,64 @@ pub struct Setting {
 /// A variable and what it is set to in turn.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sweep(pub Vec<Setting>);
+
+/// Under which circumstances a case runs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Place {
+    /// CPUs of all programs together.
+    pub cores: Cores,
+    /// Programs that compute beside each run.
+    pub beside: usize,
+}
+
+impl Place {
+    /// As it stands behind a case's name; empty where nothing is special.
+    pub fn suffix(&self) -> String {
+        match *self {
+            Place { cores: Cores::All, beside: 0 } => String::new(),
+            _ => format!(" ({self})"),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.beside {
+            0 => write!(f, "{}", self.cores),
+            1 => write!(f, "{}, beside a program that computes", self.cores),
+            n => write!(f, "{}, beside {n} programs that compute", self.cores),
+        }
+    }
+}
+
+/// A point of a sweep's plot.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Point {
+    /// The case's name without setting and place.
+    pub case: String,
+    /// The setting, without its prefix, in lower case.
+    pub setting: String,
+    /// Its value; `default` where the library was left to itself.
+    pub value: String,
+    /// The place in words.
+    pub place: String,
+}
+
+impl Setting {
+    /// Without its prefix, in lower case.
+    pub fn short_name(&self) -> String {
+        self.name.trim_start_matches("USMC_").to_lowercase()
+    }
+
+    /// The value as it is shown: sizes by their units.
+    pub fn shown(&self) -> String {
+        let Some(value) = &self.value else { return "default".to_owned() };
+        match value.parse::<usize>() {
+            Ok(bytes) if bytes > 0 && bytes % 1024 == 0 => size(bytes),
+            _ => value.clone(),
+        }
+    }
+}
 
 /// Sweeps that have a name of their own.
 const KNOWN: [(&str, &str); 2] = [
@@ -45,8 +108,7 @@ impl FromStr for Sweep {
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.name.trim_start_matches("USMC_").to_lowercase();
-        write!(f, "{name}={}", self.value.as_deref().unwrap_or("default"))
+        write!(f, "{}={}", self.short_name(), self.shown())
     }
 }
 
@@ -66,7 +128,16 @@ mod tests {
         for (word, _) in KNOWN {
             assert!(shown(word).is_ok_and(|all| all.len() > 4 && all[0].ends_with("=default")));
         }
+        assert_eq!(shown("USMC_RING_SIZE=65536"), Ok(vec!["ring_size=64KB".to_owned()]));
         assert!(shown("PATH=a,b").is_err_and(|why| why.contains("no setting")));
         assert!(shown("nothing").is_err());
+    }
+
+    #[test]
+    fn a_place_is_named_where_it_is_special() {
+        let suffix = |cores, beside| Place { cores, beside }.suffix();
+        assert_eq!(suffix(Cores::All, 0), "");
+        assert_eq!(suffix(Cores::All, 1), " (all CPUs, beside a program that computes)");
+        assert_eq!(suffix(Cores::Share(50), 0), " (0.5 CPU)");
     }
 }

@@ -11,10 +11,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::process::{Resource, Rlimit, getpid, getrlimit, set_child_subreaper, setrlimit};
 
 use crate::bench::case::{Case, Tier};
+use crate::bench::cores::{Confined, Cores};
 use crate::bench::ending::Ending;
 use crate::bench::machine::Machine;
 use crate::bench::record::{FORMAT, Missed, Record};
-use crate::bench::sweep::Sweep;
+use crate::bench::sweep::{Place, Sweep};
 use crate::bench::table::{self, Style};
 use crate::bench::{How, Step, catalogue, cpus, is_wanted, measure, obstacle, plot, runs};
 use crate::library;
@@ -53,9 +54,14 @@ pub struct Args {
     /// `default` among the values leaves the setting to the library. TCP is measured once in each round.
     #[arg(long, value_name = "SETTING")]
     sweep: Option<Sweep>,
-    /// So many programs that only compute run beside each run
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    beside: u16,
+    /// So many programs that only compute run beside each run; several numbers are measured one after the other
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
+    beside: Vec<u16>,
+    /// All programs together have so many CPUs: all, a number, or a share of one as 0.5; several one after the other
+    ///
+    /// A share is a quota in a group of processes of its own, which only root may make.
+    #[arg(long, value_name = "CPUS,…", value_delimiter = ',', default_value = "all")]
+    cores: Vec<Cores>,
     /// Write all figures there
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     json: Option<PathBuf>,
@@ -79,23 +85,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// # Errors
 /// When there is nothing to measure, or no place for its files.
 pub fn run(args: &Args) -> Result<c_int> {
-    let cpus = cpus::usable();
-    let tier = match (args.quick, args.all) {
-        (true, _) => Tier::Quick,
-        (_, true) => Tier::All,
-        _ => Tier::Standard,
-    };
-    let mut cases = catalogue(&cpus);
-    for pattern in &args.workloads {
-        let one = std::slice::from_ref(pattern);
-        if !cases.iter().any(|case| is_wanted(case, one, Tier::All)) {
-            bail!("there is no workload {pattern}; `usmc bench --list --all` shows them");
-        }
-    }
-    cases.retain(|case| is_wanted(case, &args.workloads, tier));
-    if cases.is_empty() {
-        bail!("nothing of that is run by --quick; leave it out, or name a case as --list shows it");
-    }
+    let cases = chosen(args)?;
     if args.list {
         return list(&cases);
     }
@@ -109,8 +99,34 @@ pub fn run(args: &Args) -> Result<c_int> {
     set_child_subreaper(Some(getpid())).context("prctl")?;
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    let record = measure_all(args, &cases, &ending);
+    let record = measure_all(args, &ending)?;
     show(args, &record)
+}
+
+/// The cases that are wanted.
+fn chosen(args: &Args) -> Result<Vec<Case>> {
+    let cases = catalogue(&cpus::usable());
+    for pattern in &args.workloads {
+        let one = std::slice::from_ref(pattern);
+        if !cases.iter().any(|case| is_wanted(case, one, Tier::All)) {
+            bail!("there is no workload {pattern}; `usmc bench --list --all` shows them");
+        }
+    }
+    let cases = wanted(args, cases);
+    if cases.is_empty() {
+        bail!("nothing of that is run by --quick; leave it out, or name a case as --list shows it");
+    }
+    Ok(cases)
+}
+
+fn wanted(args: &Args, mut cases: Vec<Case>) -> Vec<Case> {
+    let tier = match (args.quick, args.all) {
+        (true, _) => Tier::Quick,
+        (_, true) => Tier::All,
+        _ => Tier::Standard,
+    };
+    cases.retain(|case| is_wanted(case, &args.workloads, tier));
+    cases
 }
 
 fn list(cases: &[Case]) -> Result<c_int> {
@@ -126,7 +142,7 @@ fn list(cases: &[Case]) -> Result<c_int> {
     Ok(0)
 }
 
-fn measure_all(args: &Args, cases: &[Case], ending: &Ending) -> Record {
+fn measure_all(args: &Args, ending: &Ending) -> Result<Record> {
     let rounds = usize::from(args.rounds.unwrap_or(if args.quick { 2 } else { 5 }));
     let seconds = args.duration.unwrap_or(if args.quick { 0.2 } else { 1.0 });
     let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -149,30 +165,58 @@ fn measure_all(args: &Args, cases: &[Case], ending: &Ending) -> Record {
             record.machine.load
         ));
     }
+    let settings = args.sweep.as_ref().map_or(&[][..], |sweep| &sweep.0);
+    'all: for &cores in &args.cores {
+        let _confined = Confined::enter(cores)?;
+        // On fewer CPUs there may be fewer cases.
+        let ready = ready(wanted(args, catalogue(&cpus::usable())), &mut record);
+        for &beside in &args.beside {
+            let place = Place { cores, beside: beside.into() };
+            measure_there(&ready, How { settings, place, rounds, seconds }, ending, &mut record);
+            if ending.has_come() {
+                record.interrupted = true;
+                break 'all;
+            }
+        }
+    }
+    record.judge();
+    Ok(record)
+}
+
+/// The cases that can run; says why the others cannot, once for each reason.
+fn ready(cases: Vec<Case>, record: &mut Record) -> Vec<Case> {
+    let mut told = Vec::new();
     let mut ready = Vec::new();
     for case in cases {
-        match obstacle(case) {
-            None => ready.push(case),
-            Some(why) => record.skipped.push(Missed { case: case.name(), why }),
+        let Some(why) = obstacle(&case) else {
+            ready.push(case);
+            continue;
+        };
+        let missed = Missed { case: case.name(), why };
+        if record.skipped.contains(&missed) {
+            continue;
         }
-    }
-    let mut told: Vec<&str> = Vec::new();
-    for Missed { case, why } in &record.skipped {
-        if !told.contains(&&why[..]) {
-            let workload = case.split('/').next().unwrap_or(case);
-            tell(&format!("{workload}: skipped: {why}"));
-            told.push(why);
+        if !told.contains(&missed.why) {
+            tell(&format!("{}: skipped: {}", case.workload, missed.why));
+            told.push(missed.why.clone());
         }
+        record.skipped.push(missed);
     }
-    let settings = args.sweep.as_ref().map_or(&[][..], |sweep| &sweep.0);
-    let how = How { settings, beside: args.beside.into(), rounds, seconds };
-    let runs_of = |case: &Case| runs(case, settings).len();
-    let bar = progress(ready.iter().map(|case| runs_of(case) * rounds).sum());
-    for case in ready {
+    ready
+}
+
+/// Measures the cases at one place.
+fn measure_there(cases: &[Case], how: How<'_>, ending: &Ending, record: &mut Record) {
+    let rounds = how.rounds;
+    let runs_of = |case: &Case| runs(case, how.settings).len();
+    let bar = progress(cases.iter().map(|case| runs_of(case) * rounds).sum());
+    let suffix = how.place.suffix();
+    for case in cases {
         let before = bar.position();
         let ended = measure(case, how, ending, &mut |step| match step {
             Step::Run { round, mode } => {
-                bar.set_message(format!("{}, round {round} of {rounds}, {mode}", case.name()));
+                let name = case.name();
+                bar.set_message(format!("{name}{suffix}, round {round} of {rounds}, {mode}"));
                 bar.tick();
             }
             Step::Round => bar.inc(runs_of(case) as u64),
@@ -184,13 +228,10 @@ fn measure_all(args: &Args, cases: &[Case], ending: &Ending) -> Record {
         }
         record.cases.extend(ended.figures);
         if ending.has_come() {
-            record.interrupted = true;
             break;
         }
     }
     bar.finish_and_clear();
-    record.judge();
-    record
 }
 
 /// Drawn on a terminal only.

@@ -1,4 +1,4 @@
-//! Requests and answers: `pingpong`, `stream`, `ipc`, `rr1`, `rr10`, `streaming`.
+//! Requests and answers: `pingpong`, `stream`, `ipc`, `rr1`, `rr10`, `streaming`, `streams`.
 
 use anyhow::Result;
 
@@ -27,6 +27,9 @@ const RR: [(usize, usize); 4] = [(1, 1), (200, 1000), (200, 32 << 10), (64 << 10
 /// And its stream: 20 MB one way, 1 byte back.
 const STREAMING: usize = 20_000_000;
 
+/// Streams at the same time, of messages of 64 KB.
+const STREAMS: [usize; 3] = [1, 8, 64];
+
 /// All of them.
 pub fn cases(cpus: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -49,6 +52,7 @@ pub fn cases(cpus: &[usize]) -> Vec<Case> {
         cases.extend(RR.iter().map(|(request, answer)| rr(*request, *answer, connections)));
     }
     cases.push(streaming());
+    cases.extend(STREAMS.map(streams));
     cases
 }
 
@@ -155,5 +159,16 @@ fn streaming() -> Case {
         let measured = run(world, &spec, 1, seconds, u64::MAX)?;
         let rate = measured.rate() * STREAMING as f64 / 1e6;
         Ok((vec![rate], measured.cpu(STREAMING as f64 / 1e3), measured))
+    })
+}
+
+/// Several streams of one client to one server, each with two threads.
+fn streams(connections: usize) -> Case {
+    let spec = spec(BURST, 1, 64 << 10, Wait::Blocking, Vec::new());
+    let (variant, measures) = (connections.to_string(), [rate("bandwidth", "MB/s")]);
+    case("streams", variant, &measures, "KB", Tier::All, move |world, seconds| {
+        let measured = run(world, &spec, connections, seconds, u64::MAX)?;
+        let rate = measured.rate() * BURST as f64 / 1e6;
+        Ok((vec![rate], measured.cpu(BURST as f64 / 1e3), measured))
     })
 }

@@ -1,46 +1,87 @@
-//! Fixed costs: `ring`, the shared memory by itself, and `foreign`, what the library adds to calls it has no part in.
+//! Fixed costs: `ring`, the shared memory by itself, a message or streams, and `foreign`, what the library adds to calls it has no part in.
+
+use anyhow::Result;
 
 use super::spec;
-use crate::bench::case::{Case, Outcome, Tier, cost};
+use crate::bench::case::{Case, Measure, Outcome, Tier, cost, rate, size};
+use crate::bench::host::World;
 use crate::bench::mode::{Mode, NO_UNIX};
 use crate::bench::pair::{self, Part, Shown};
-use crate::bench::part::spec::{Role, Spec, Wait};
+use crate::bench::part::spec::{Done, Role, Spec, Wait};
 
 /// Bytes of a message through the ring, as in sockperf's pattern.
 const MESSAGE: usize = 14;
 
-/// Both.
+/// Streams of `ring/stream`, and the parts in which their bytes are published.
+const STREAMS: [u32; 3] = [1, 8, 64];
+const PARTS: [usize; 3] = [16 << 10, 64 << 10, 256 << 10];
+
+/// All of them.
 pub fn cases(cpus: &[usize]) -> Vec<Case> {
-    vec![ring(cpus), foreign()]
+    let ends = [cpus[0], cpus[cpus.len() - 1]];
+    let flows = STREAMS.iter().flat_map(|n| PARTS.iter().map(move |part| (*n, *part)));
+    let mut cases = vec![ring(&ends)];
+    cases.extend(flows.map(|(streams, part)| flow(&ends, streams, part)));
+    cases.push(foreign());
+    cases
 }
 
-fn ring(cpus: &[usize]) -> Case {
-    let ends = [cpus[0], cpus[cpus.len() - 1]];
+fn ring(ends: &[usize]) -> Case {
     let spec = spec(MESSAGE, MESSAGE, MESSAGE, Wait::Busy, ends.to_vec());
+    let measures = vec![cost("one way", "µs"), cost("one way, a bare word", "µs")];
+    let run = move |world: &mut World, seconds| {
+        let done = by_itself(world, &Spec { role: Role::Ring { seconds }, ..spec.clone() })?;
+        Ok(vec![done.one_way_us, done.further.first().copied().unwrap_or_default()])
+    };
+    bare(ends, String::new(), measures, Tier::Quick, run)
+}
+
+fn flow(ends: &[usize], streams: u32, part: usize) -> Case {
+    let spec = spec(part, part, part, Wait::Busy, ends.to_vec());
+    let variant = format!("stream/{streams}/{}", size(part));
+    let run = move |world: &mut World, seconds| {
+        let own = Spec { role: Role::Flow { streams, seconds }, ..spec.clone() };
+        let done = by_itself(world, &own)?;
+        Ok(vec![done.operations as f64 / done.seconds / 1e9])
+    };
+    bare(ends, variant, vec![rate("bandwidth", "GB/s")], Tier::All, run)
+}
+
+/// A case of rings by themselves.
+fn bare(
+    ends: &[usize],
+    variant: String,
+    measures: Vec<Measure>,
+    tier: Tier,
+    run: impl Fn(&mut World, f64) -> Result<Vec<f64>> + 'static,
+) -> Case {
     Case {
         workload: "ring",
-        variant: String::new(),
+        variant,
         modes: &[Mode::Usmc],
-        measures: vec![cost("one way", "µs"), cost("one way, a bare word", "µs")],
+        measures,
         per: "message",
-        tier: Tier::Quick,
+        tier,
         needs: &[],
-        obstacle: (cpus.len() < 2).then(|| "needs two cores".to_owned()),
+        obstacle: (ends[0] == ends[1]).then(|| "needs two cores".to_owned()),
         run: Box::new(move |world, seconds| {
-            let own = Spec { role: Role::Ring { seconds }, ..spec.clone() };
-            let mut part = Part::start(world, "ring", &own)?;
-            part.hear::<()>("begin")?;
-            part.tell("go")?;
-            part.hear::<()>("measured")?;
-            part.tell("tell")?;
-            let done = part.hear::<crate::bench::part::spec::Done>("done")?;
-            part.tell("end")?;
             let how = "the ring itself; no sockets".to_owned();
             let proof = crate::bench::proof::Proof { how, ..Default::default() };
-            let values = vec![done.one_way_us, done.further.first().copied().unwrap_or_default()];
-            Ok(Outcome { values, cpu: None, proof })
+            Ok(Outcome { values: run(world, seconds)?, cpu: None, proof })
         }),
     }
+}
+
+/// Runs a part that has both ends.
+fn by_itself(world: &World, spec: &Spec) -> Result<Done> {
+    let mut part = Part::start(world, "ring", spec)?;
+    part.hear::<()>("begin")?;
+    part.tell("go")?;
+    part.hear::<()>("measured")?;
+    part.tell("tell")?;
+    let done = part.hear::<Done>("done")?;
+    part.tell("end")?;
+    Ok(done)
 }
 
 fn foreign() -> Case {

@@ -32,19 +32,7 @@ const LOOKS: u32 = 1 << 12;
 
 /// Plays both ends.
 pub fn play(spec: &Spec, seconds: f64) -> Result<()> {
-    let len = segment_len(1, RING_SHIFT, 0).context("a ring of this size")?;
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let memory = memfd_create(c"usmc-bench", flags).context("memfd_create")?;
-    ftruncate(&memory, len as u64).context("ftruncate")?;
-    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW).context("seals")?;
-    let base = map(&memory, len)?;
-    // SAFETY: a zeroed mapping of `len` bytes that nobody else has yet and nobody unmaps.
-    let here = unsafe { Segment::create(base, 1, (RING_SHIFT, 0), 1, 1) };
-    for end in [CLIENT, ACCEPTOR] {
-        ring(&here, end).reset();
-    }
-    // SAFETY: the file is sealed against shrinking and the mapping stays.
-    let there = unsafe { Segment::open(map(&memory, len)?, len, len) }.ok().context("a segment")?;
+    let [here, there] = segments(1, (RING_SHIFT, 0))?;
     super::start(|| Ok(()))?;
     let (cpu, begin) = (super::cpu_time(), Instant::now());
     let over = AtomicBool::new(false);
@@ -57,8 +45,8 @@ pub fn play(spec: &Spec, seconds: f64) -> Result<()> {
         cpus::pin(&spec.cpus[..1]);
         let mut message = vec![0x55; spec.request];
         measure(seconds / 2.0, &mut times, || {
-            send(ring(&here, CLIENT), &message, &over);
-            receive(ring(&here, ACCEPTOR), &mut message, &over);
+            send(ring(&here, 0, CLIENT), &message, &over);
+            receive(ring(&here, 0, ACCEPTOR), &mut message, &over);
         });
         over.store(true, Ordering::Relaxed);
     });
@@ -96,6 +84,26 @@ pub fn play(spec: &Spec, seconds: f64) -> Result<()> {
     super::rest()
 }
 
+/// Two mappings of a new segment with so many slots, and rings and far parts of so many bytes (log2).
+pub fn segments(slots: u32, shifts: (u32, u32)) -> Result<[Segment; 2]> {
+    let len = segment_len(slots, shifts.0, shifts.1).context("rings of this size")?;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = memfd_create(c"usmc-bench", flags).context("memfd_create")?;
+    ftruncate(&memory, len as u64).context("ftruncate")?;
+    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW).context("seals")?;
+    let base = map(&memory, len)?;
+    // SAFETY: a zeroed mapping of `len` bytes that nobody else has yet and nobody unmaps.
+    let here = unsafe { Segment::create(base, slots, shifts, 1, 1) };
+    for slot in 0..slots {
+        for end in [CLIENT, ACCEPTOR] {
+            ring(&here, slot, end).reset();
+        }
+    }
+    // SAFETY: the file is sealed against shrinking and the mapping stays.
+    let there = unsafe { Segment::open(map(&memory, len)?, len, len) }.ok().context("a segment")?;
+    Ok([here, there])
+}
+
 /// One way, in microseconds, of batches.
 fn measure(seconds: f64, times: &mut Vec<f64>, mut round: impl FnMut()) {
     let begin = Instant::now();
@@ -124,14 +132,15 @@ fn map(memory: &OwnedFd, len: usize) -> Result<*mut u8> {
     Ok(base.context("mmap")?.cast())
 }
 
+/// The ring of an end of a slot.
 #[expect(clippy::expect_used, reason = "the segment was made with this slot")]
-fn ring(segment: &Segment, sender: usize) -> Ring<'_> {
-    segment.ring(0, sender).expect("slot 0 exists")
+pub fn ring(segment: &Segment, slot: u32, sender: usize) -> Ring<'_> {
+    segment.ring(slot, sender).expect("the slot exists")
 }
 
 /// Two words inside the ring's memory, which is as good as any.
 fn words(segment: &Segment) -> [&AtomicU64; 2] {
-    let base = ring(segment, ACCEPTOR).meet();
+    let base = ring(segment, 0, ACCEPTOR).meet();
     // SAFETY: aligned words at the start of the ring, which both sides use as atomics only.
     [0, 1].map(|i| unsafe { &*base.add(i * STEP).cast::<AtomicU64>() })
 }
@@ -153,8 +162,8 @@ fn wait_for(word: &AtomicU64, value: u64, over: &AtomicBool) -> bool {
 
 fn echo(segment: &Segment, size: usize, over: &AtomicBool) {
     let mut message = vec![0; size];
-    while receive(ring(segment, CLIENT), &mut message, over) {
-        send(ring(segment, ACCEPTOR), &message, over);
+    while receive(ring(segment, 0, CLIENT), &mut message, over) {
+        send(ring(segment, 0, ACCEPTOR), &message, over);
     }
 }
 

@@ -85,6 +85,13 @@ pub enum Role {
         /// Length of the run.
         seconds: f64,
     },
+    /// Streams through rings by themselves, between two threads.
+    Flow {
+        /// So many.
+        streams: u32,
+        /// Length of the run.
+        seconds: f64,
+    },
 }
 
 /// Requests and answers, as fast as they go.
