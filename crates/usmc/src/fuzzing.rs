@@ -3,20 +3,22 @@
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::Slot;
 
-pub use crate::device::loopback::layout;
-pub use crate::device::{
+pub use crate::host::loopback::layout;
+pub use crate::host::{
     Custody, Device, DmbRef, FoundOffer, Mail, OfferId, PeerProcess, Receiver, current as device,
 };
-pub use crate::strangers::forget as forget_strangers;
-pub use crate::tuple::{Endpoint, Tuple, hash, netns};
+pub use crate::os::strangers::forget as forget_strangers;
+pub use crate::record::tuple::{Endpoint, Tuple, hash, netns};
 
 /// The segments of this process.
 pub mod segment {
-    pub use crate::segment::{OwnSlot, fd_of, let_go, map_peer, take_slot, unuse, use_peer};
+    pub use crate::device::segment::{
+        OwnSlot, fd_of, let_go, map_peer, take_slot, unuse, use_peer,
+    };
 }
 
-use crate::conn::{self, Conn, F_SHARED};
-use crate::table::{self, Entry};
+use crate::os::table::{self, Entry};
+use crate::record::conn::{self, Conn, F_SHARED};
 
 fn conn(fd: i32) -> Option<&'static Conn> {
     match table::get(fd) {

@@ -1,83 +1,57 @@
 //! The stack: TCP's semantics over rings in shared memory.
 //!
-//! Read in the order a byte travels: [`api`] (one function per libc symbol) looks the fd up in [`table`],
-//! [`socket`] and [`poll`] give it TCP's semantics, [`conn`] is the connection's record, [`transition`] moves
-//! it from TCP to the ring, [`device`] is where both ends find each other. The rings themselves are
-//! `usmc-shm`'s.
+//! The folders are layers: each imports only those above it in the list below (`tests/layers.rs`). A byte travels through them from the
+//! last to the first: [`api`] has one function for each libc symbol, `poll` and `socket` give a connection TCP's semantics, `stream`
+//! knows where its bytes are, `handshake` moves it from TCP to the ring, `host` is where both ends find each other, and `record` is
+//! what this process knows of it. The rings themselves are `usmc-shm`'s.
 //!
 //! No std and no alloc: we run inside other people's functions, also in their signal handlers.
 #![cfg_attr(not(test), no_std)]
+
+mod os;
+
+mod record;
+
+mod host;
+
+mod family;
+
+mod device;
+
+mod watch;
+
+mod watchers;
+
+mod handshake;
+
+mod stream;
+
+mod socket;
+
+mod poll;
+
+mod uring;
+
+mod across;
 
 #[allow(
     clippy::missing_safety_doc,
     reason = "each function's contract is that of the libc function it is named after"
 )]
 pub mod api;
-mod cache;
-mod capture;
-mod clc;
-mod clock;
-mod config;
-mod conn;
-mod custody;
-mod device;
-mod fork;
-mod free_slots;
+
 #[cfg(fuzzing)]
 pub mod fuzzing;
-mod holds;
-mod kernel;
-mod kernel_only;
-mod lasting;
-mod life;
-mod linkmap;
-mod log;
-mod members;
-mod memory;
-pub mod observe;
-mod observer;
-mod order;
-mod owner;
-mod path;
-mod pointers;
-mod poll;
-mod process;
-pub mod real;
-pub mod reason;
-mod remote;
-mod segment;
-mod single;
-mod socket;
-mod spawn;
-mod spin;
-mod strangers;
-pub mod syn_option;
-mod sys;
-mod table;
-mod transition;
-mod tuple;
-mod unwind;
-mod uring;
-mod users;
-mod yields;
 
-use core::ffi::c_int;
-
+pub use handshake::syn_option;
+pub use os::{real, reason};
 pub use usmc_shm::tap;
+pub use watch::observe;
 
-/// libc's errno of this thread.
-#[inline]
-fn errno() -> c_int {
-    // SAFETY: libc's per-thread location is always valid.
-    unsafe { *libc::__errno_location() }
-}
-
-/// Sets libc's errno of this thread.
-#[inline]
-fn set_errno(code: c_int) {
-    // SAFETY: as above.
-    unsafe { *libc::__errno_location() = code }
-}
+use across::holds;
+use family::fork;
+use os::errno::{errno, set_errno};
+use os::{config, kernel_only, log, process};
 
 /// What the library's constructor does; see the order in `usmc-preload`'s `init.rs`.
 ///
@@ -93,7 +67,7 @@ pub unsafe fn init() {
         log::init();
         config::load();
     }
-    socket::adopt::inherited();
+    across::adopt::inherited();
     set_errno(saved);
 }
 
@@ -102,9 +76,9 @@ pub fn exit() {
     if config::get().off || process::is_foreign_child() || kernel_only::is_sandboxed() {
         return;
     }
-    socket::demote::before_exit();
+    stream::demote::before_exit();
     // An acceptor that lets go of its last connection looks whether the segment is retired.
-    segment::leave();
+    device::segment::leave();
     holds::end_but_for_streams();
-    device::current().leave();
+    host::current().leave();
 }

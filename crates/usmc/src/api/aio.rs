@@ -5,9 +5,12 @@ use core::ffi::{c_int, c_long, c_void};
 use libc::{aiocb, sigevent};
 
 use super::{fail, is_nowhere};
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::table::{self, Entry};
+use crate::os::{real, sys};
+use crate::record::conn;
 use crate::socket::{control, option};
-use crate::table::{self, Entry};
-use crate::{conn, errno, real, set_errno, sys};
 
 /// Before a call about `fd`.
 ///
@@ -170,7 +173,8 @@ pub(super) unsafe fn leave_to_request(
         NBD_SET_SOCK => arg as c_int,
         SIOCKCMATTACH
             if !is_nowhere(arg as *const c_int)
-                && crate::kernel::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, 0) == AF_KCM =>
+                && crate::record::kernel::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, 0)
+                    == AF_KCM =>
         {
             // SAFETY: the caller's `struct kcm_attach` begins with the socket.
             unsafe { *(arg as *const c_int) }

@@ -8,13 +8,15 @@ use usmc_shm::layout::Slot;
 
 use super::bytes::{finish, is_other, unseen};
 use super::{fail, is_readable};
+use crate::os::table::{self, Entry};
+use crate::os::unwind::{cancellation_point, keeping, uncancelled};
+use crate::os::{real, sys};
+use crate::record::{conn, order};
 use crate::socket::close::{self, Hold};
 use crate::socket::early::Early;
 use crate::socket::send::{self, Way};
 use crate::socket::{Outcome, transfer};
-use crate::table::{self, Entry};
-use crate::unwind::{cancellation_point, keeping, uncancelled};
-use crate::{capture, conn, order, real, sys};
+use crate::watch::capture;
 
 /// sendfile(2)
 #[cfg(target_pointer_width = "64")]

@@ -5,19 +5,23 @@ use core::ptr;
 use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::time::Time;
 use super::{fail, is_nowhere, is_readable, message};
-use crate::conn::{self, FRESH, LISTEN, PLAIN};
-use crate::reason::Reason;
-use crate::socket::demote;
+use crate::across::passed;
+use crate::os::iov::Buffers;
+use crate::os::reason::Reason;
+use crate::os::table::{self, Entry};
+use crate::os::time::Time;
+use crate::os::unwind::{cancellation_point, keeping};
+use crate::os::{clock, real};
+use crate::record::conn::{self, FRESH, LISTEN, PLAIN};
+use crate::record::order;
 use crate::socket::early::Early;
-use crate::socket::iov::Buffers;
 use crate::socket::send::{self, Way};
-use crate::socket::unseen::Unseen;
-use crate::socket::{Outcome, ending, option, passed, recv as receiving};
-use crate::table::{self, Entry};
-use crate::unwind::{cancellation_point, keeping};
-use crate::{capture, clock, observer, order, real};
+use crate::socket::{Outcome, option, recv as receiving};
+use crate::stream::demote;
+use crate::stream::ending;
+use crate::stream::unseen::Unseen;
+use crate::watch::{capture, observer};
 
 /// Most entries of an iovec array (UIO_MAXIOV).
 pub(super) const IOV_MAX: usize = 1024;
@@ -427,7 +431,7 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
             }
             // The next call tells it.
             if let Entry::Conn(index) = table::settled(fd) {
-                ending::put_back(conn::at(index), crate::errno());
+                ending::put_back(conn::at(index), crate::os::errno::errno());
             }
             return done as c_int;
         }
@@ -503,7 +507,7 @@ pub(super) unsafe fn send_many(
         unsafe { capture::sent_by_kernel(fd, index, iov, count, sent) };
         order::taken(conn);
         if sent < 0 {
-            ending::told_by_send(fd, conn, crate::errno());
+            ending::told_by_send(fd, conn, crate::os::errno::errno());
         }
         sent
     };

@@ -4,12 +4,14 @@ use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 use libc::sigset_t;
 
 use super::{after, aio, fail, is_readable};
-use crate::poll::epoll;
-use crate::reason::Reason;
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::reason::Reason;
+use crate::os::table::{self, Entry};
+use crate::os::unwind::{cancellation_point, keeping};
+use crate::os::{kernel_only, real};
 use crate::socket::{close as closing, control};
-use crate::table::{self, Entry};
-use crate::unwind::{cancellation_point, keeping};
-use crate::{errno, kernel_only, real, set_errno};
+use crate::watchers::epoll;
 
 /// close(2)
 pub unsafe fn close(fd: c_int) -> c_int {
@@ -44,7 +46,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOSE_RANGE_UNSHARE: c_int = 2;
     // CLOSE_RANGE_CLOEXEC closes nothing yet, and the kernel refuses others.
     let closes = flags & !CLOSE_RANGE_UNSHARE == 0;
-    if first > last || !closes || crate::process::is_foreign_child() {
+    if first > last || !closes || crate::os::process::is_foreign_child() {
         // SAFETY: no pointers.
         return unsafe { real::close_range(first, last, flags) };
     }
@@ -107,7 +109,8 @@ fn overwrite(old: c_int, new: c_int) -> bool {
         return true;
     }
     // An invalid `old` must leave `new` alone, and so must a number that is not allowed any more.
-    if crate::sys::fcntl(old, libc::F_GETFD, 0).is_err() || new as u64 >= crate::sys::nofile_limit()
+    if crate::os::sys::fcntl(old, libc::F_GETFD, 0).is_err()
+        || new as u64 >= crate::os::sys::nofile_limit()
     {
         return true;
     }
@@ -335,7 +338,7 @@ fn made_set(fd: c_int) {
 /// What cannot leave the ring any more goes wrong at its next call that is not the program's own.
 fn sandboxed() {
     if kernel_only::begins(Reason::Sandboxed).is_err() {
-        crate::log::warn(format_args!(
+        crate::os::log::warn(format_args!(
             "a seccomp filter comes, and connections are still in the ring"
         ));
     }

@@ -4,9 +4,13 @@ use core::mem;
 use core::ptr;
 use libc::{cmsghdr, msghdr};
 
-use crate::socket::{ending, option, recv};
-use crate::table::{self, Entry};
-use crate::{conn, errno, kernel, real, set_errno, sys};
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::table::{self, Entry};
+use crate::os::{real, sys};
+use crate::record::{conn, kernel};
+use crate::socket::{option, recv};
+use crate::stream::ending;
 
 /// The message's header as the kernel has it ([`real::length`]).
 ///

@@ -15,12 +15,13 @@ mod sockets;
 mod spawn;
 mod stdio;
 pub mod streams;
-pub mod time;
 #[cfg(target_pointer_width = "32")]
 mod time64;
 mod uring;
 mod waits;
 
+pub use crate::os::time;
+pub use crate::os::time::{Timespec64, Timeval64};
 pub use aio::*;
 pub use between::*;
 pub use bytes::*;
@@ -31,7 +32,6 @@ pub use processes::*;
 pub use sockets::*;
 pub use spawn::*;
 pub use stdio::*;
-pub use time::{Timespec64, Timeval64};
 #[cfg(target_pointer_width = "32")]
 pub use time64::*;
 pub use uring::Ring as UringOfLiburing;
@@ -40,9 +40,10 @@ pub use waits::*;
 
 use core::ffi::c_int;
 
-use crate::pointers::{is_near, is_nowhere, is_readable};
+use crate::os::pointers::{is_near, is_nowhere, is_readable};
 
-use crate::{errno, set_errno};
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
 
 /// -1 with `errno`.
 fn fail<T: From<i8>>(code: c_int) -> T {

@@ -5,11 +5,13 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use libc::{iovec, off64_t, pid_t, ssize_t};
 
 use super::after;
-use crate::real;
-use crate::socket::{adopt, control};
-use crate::{errno, set_errno};
+use crate::across::adopt;
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::real;
+use crate::socket::control;
 
-pub use crate::real::{
+pub use crate::os::real::{
     bind, copy_file_range, getpeername, getsockname, sigaction, siginterrupt, signal, sysv_signal,
     tee, vmsplice,
 };

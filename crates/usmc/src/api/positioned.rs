@@ -7,11 +7,11 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 use super::bytes::{IOV_MAX, is_empty, receive_many, send_many, send_refused};
 use super::{fail, is_nowhere};
-use crate::conn::{self, PLAIN};
-use crate::real;
-use crate::socket::iov::Buffers;
+use crate::os::iov::Buffers;
+use crate::os::real;
+use crate::os::table::{self, Entry};
+use crate::record::conn::{self, PLAIN};
 use crate::socket::option;
-use crate::table::{self, Entry};
 
 /// preadv2(2)
 pub unsafe fn preadv2(
@@ -81,9 +81,9 @@ fn is_known(flag: c_int) -> bool {
     static UNKNOWN: AtomicU32 = AtomicU32::new(0);
     let flag_bit = flag as u32;
     if (KNOWN.load(Relaxed) | UNKNOWN.load(Relaxed)) & flag_bit == 0 {
-        let saved = crate::errno();
+        let saved = crate::os::errno::errno();
         let answers = option::knows_flag(flag);
-        crate::set_errno(saved);
+        crate::os::errno::set_errno(saved);
         // Not to be had now is asked for again.
         let Some(known) = answers else { return false };
         if known { &KNOWN } else { &UNKNOWN }.fetch_or(flag_bit, Relaxed);

@@ -1,13 +1,17 @@
-//! The calls that make processes. libc's fork(3) tells us by itself ([`crate::fork::register`]), wherever it is
+//! The calls that make processes. libc's fork(3) tells us by itself ([`crate::family::fork::register`]), wherever it is
 //! called from.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
 use libc::pid_t;
 
 use super::{after, fail};
-use crate::reason::Reason;
+use crate::across::holds;
+use crate::family::fork as forking;
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::reason::Reason;
+use crate::os::{kernel_only, process, real, sys, table};
 use crate::socket::control;
-use crate::{errno, fork as forking, holds, kernel_only, process, real, set_errno, sys, table};
 
 /// What pthread_atfork(3) calls: our own handlers have to be there before anybody's.
 ///
@@ -52,21 +56,21 @@ pub unsafe fn vfork() -> pid_t {
         return pid;
     }
     if pid == 0 {
-        crate::sys::close(ends[0]);
+        crate::os::sys::close(ends[0]);
         // The write end stays until exec or exit, out of the way of the numbers the child arranges.
         let _ = table::keep_fd(ends[1]);
         return 0;
     }
     after(pid, |&pid| {
-        crate::sys::close(ends[1]);
+        crate::os::sys::close(ends[1]);
         if pid > 0 {
             let mut byte = 0u8;
             // SAFETY: one writable byte.
-            while unsafe { crate::sys::read(ends[0], (&raw mut byte).cast(), 1) }
+            while unsafe { crate::os::sys::read(ends[0], (&raw mut byte).cast(), 1) }
                 == Err(libc::EINTR)
             {}
         }
-        crate::sys::close(ends[0]);
+        crate::os::sys::close(ends[0]);
     })
 }
 

@@ -5,15 +5,19 @@ use core::{mem, ptr};
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
 use super::{after, fail, is_near, is_nowhere, is_readable};
-use crate::conn::{self, FRESH, LISTEN};
-use crate::socket::ending;
+use crate::handshake::syn_option;
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::table::{self, Entry};
+use crate::os::{real, sys};
+use crate::record::conn::{self, FRESH, LISTEN};
+use crate::record::tuple::Endpoint;
 use crate::socket::option::Verdict;
 use crate::socket::{
     accept as accepting, close as closing, connect as connecting, control, made, option, smc,
 };
-use crate::table::{self, Entry};
-use crate::tuple::Endpoint;
-use crate::{errno, observer, real, set_errno, syn_option, sys};
+use crate::stream::ending;
+use crate::watch::observer;
 
 /// socket(2)
 pub unsafe fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {

@@ -4,9 +4,10 @@ use core::ffi::{CStr, c_char, c_int};
 use libc::{FILE, posix_spawn_file_actions_t, posix_spawnattr_t};
 
 use super::{after, fail};
+use crate::across::spawn::{Plan, around};
+use crate::os::errno::errno;
+use crate::os::{real, remote};
 use crate::socket::control;
-use crate::spawn::{Plan, around};
-use crate::{errno, real, remote};
 
 type Strings = *const *mut c_char;
 /// Starts a program by `spawn`, which is given the place for the number that names its process and fills it in. `pid`:

@@ -5,11 +5,13 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use libc::{FILE, off64_t, size_t, ssize_t};
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::streams::{self, is_ours};
-use crate::conn;
+use crate::api::streams::{self, is_ours};
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::real;
+use crate::os::table::{self, Entry};
+use crate::record::conn;
 use crate::socket::{close as closing, control};
-use crate::table::{self, Entry};
-use crate::{errno, real, set_errno};
 
 /// What a stream of fopencookie(3) calls, `cookie_io_functions_t`. Cookies are descriptors.
 #[repr(C)]

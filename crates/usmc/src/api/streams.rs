@@ -11,12 +11,12 @@ use libc::{FILE, size_t, ssize_t};
 use usmc_shm::sync::Ordering::{Acquire, Release};
 use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32};
 
-use super::stdio;
-use crate::process::{self, Lock};
-use crate::real::tables;
-use crate::table::{self, Entry};
-use crate::unwind::uncancelled;
-use crate::{real, sys};
+use crate::api::stdio;
+use crate::os::process::{self, Lock};
+use crate::os::real::tables;
+use crate::os::table::{self, Entry};
+use crate::os::unwind::uncancelled;
+use crate::os::{real, sys};
 
 type Read = unsafe extern "C" fn(*mut FILE, *mut c_void, ssize_t) -> ssize_t;
 type Write = unsafe extern "C" fn(*mut FILE, *const c_void, ssize_t) -> ssize_t;
@@ -157,7 +157,7 @@ unsafe extern "C" fn read_some(stream: *mut FILE, buf: *mut c_void, len: ssize_t
     unsafe {
         let fd = fileno_of(stream);
         if is_ours(fd) {
-            return super::read(fd, buf, len as size_t);
+            return crate::api::read(fd, buf, len as size_t);
         }
         mem::transmute::<*mut c_void, Read>(tables::_IO_file_read())(stream, buf, len)
     }
@@ -186,7 +186,7 @@ unsafe extern "C" fn close(stream: *mut FILE) -> c_int {
     unsafe {
         let fd = fileno_of(stream);
         if is_ours(fd) {
-            return uncancelled(|| super::close(fd));
+            return uncancelled(|| crate::api::close(fd));
         }
         mem::transmute::<*mut c_void, Close>(tables::_IO_file_close())(stream)
     }

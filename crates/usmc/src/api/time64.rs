@@ -4,9 +4,9 @@
 use core::ffi::{c_int, c_uint};
 use libc::{epoll_event, fd_set, mmsghdr, msghdr, nfds_t, pollfd, sigset_t, ssize_t};
 
-use super::time::{Timespec64, Timeval64};
 use super::{bytes, waits};
-use crate::real;
+use crate::os::real;
+use crate::os::time::{Timespec64, Timeval64};
 
 /// recvmsg(2); timestamps among the control messages are the kernel's.
 pub unsafe fn recvmsg_time64(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {

@@ -9,13 +9,15 @@ use usmc_shm::sync::AtomicPtr;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{fail, is_nowhere};
-use crate::linkmap::{self, Place};
-use crate::reason::Reason;
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::linkmap::{self, Place};
+use crate::os::reason::Reason;
+use crate::os::sys::{self, Errno};
+use crate::os::table::{self, Entry};
+use crate::os::{config, kernel_only, real};
 use crate::socket::{close, control};
-use crate::sys::{self, Errno};
-use crate::table::{self, Entry};
 use crate::uring::{self, Maker, Params, Requests};
-use crate::{config, errno, kernel_only, real, set_errno};
 
 /// `struct io_uring_sq` of liburing 2, as far as programs compiled with any of its headers have it alike.
 #[repr(C)]

@@ -3,11 +3,15 @@
 use core::ffi::{c_int, c_ulong};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
-use super::time::Time;
 use super::{fail, is_nowhere, is_readable};
-use crate::poll::{control, multi, nested, owed, pollfds};
-use crate::table::{self, Entry};
-use crate::{clock, errno, real, set_errno, sys, transition};
+use crate::handshake::transition;
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::table::{self, Entry};
+use crate::os::time::Time;
+use crate::os::{clock, real, sys};
+use crate::poll::{multi, pollfds};
+use crate::watchers::{control, nested, owed};
 
 /// epoll_ctl(2)
 pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {

@@ -2,11 +2,11 @@
 
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
-use super::epoll::{self, SETS, Set};
-use super::hot::Looks;
 use super::multi::DEPTH;
-use super::{hot, nested, owed};
-use crate::single;
+use crate::os::single;
+use crate::watchers::epoll::{self, SETS, Set};
+use crate::watchers::hot::Looks;
+use crate::watchers::{hot, nested, owed};
 
 /// A thread in the real wait: counted in the set and in the sets inside.
 pub struct Asleep<'a> {

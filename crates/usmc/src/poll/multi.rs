@@ -5,22 +5,27 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use super::asleep::{Asleep, arm_all, leave_stuck};
-use super::entry::{self, E_KICKED, E_KNOWN, E_OWED, E_RING, E_TCP};
-use super::epoll::{self, Set};
-use super::hot::Looks;
 use super::ready::{self, READ_BITS, WRITE_BITS};
+use super::report;
 use super::scan::{Look, Rooms, is_quiet};
-use super::{control, hot, nested, owed, report};
-use crate::clc;
-use crate::conn::{self, F_CLC};
-use crate::pointers::is_nowhere;
-use crate::single;
-use crate::socket::bells;
-use crate::socket::signals::Signals;
-use crate::socket::{ending, room};
-use crate::spin::Budget;
-use crate::unwind::{cancellation_point, keeping};
-use crate::{clock, device, errno, observer, real, set_errno, yields};
+use crate::handshake::clc;
+use crate::host;
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::pointers::is_nowhere;
+use crate::os::signals::Signals;
+use crate::os::single;
+use crate::os::spin::Budget;
+use crate::os::unwind::{cancellation_point, keeping};
+use crate::os::{clock, real, yields};
+use crate::record::conn::{self, F_CLC};
+use crate::stream::bells;
+use crate::stream::{ending, room};
+use crate::watch::observer;
+use crate::watchers::entry::{self, E_KICKED, E_KNOWN, E_OWED, E_RING, E_TCP};
+use crate::watchers::epoll::{self, Set};
+use crate::watchers::hot::Looks;
+use crate::watchers::{control, hot, nested, owed};
 
 /// The kernel's set is asked at least every so many waits that found something in shared memory.
 const KERNEL_TURN: u32 = 8;
@@ -168,7 +173,7 @@ pub unsafe fn epoll_wait(
         if looks.most_ns().is_some() {
             signals.keep();
         }
-        device::current().keep_alive();
+        host::current().keep_alive();
         let most_ns = looks.and(Looks { ticks: false, stuck_ns: room::sweep() }).most_ns();
         let at_once = is_first && !active && most_ns.is_none();
         let start = if at_once { begun } else { clock::now_ns() };
@@ -310,11 +315,7 @@ fn first_ready(set: &Set) -> Option<u64> {
 }
 
 /// The real set, without waiting.
-pub(super) unsafe fn kernel_now(
-    look: &Look<'_>,
-    events: *mut libc::epoll_event,
-    max: c_int,
-) -> c_int {
+pub unsafe fn kernel_now(look: &Look<'_>, events: *mut libc::epoll_event, max: c_int) -> c_int {
     let at = clock::tsc();
     look.rooms.forget();
     // SAFETY: the caller's contract.
@@ -402,7 +403,7 @@ fn fetch_records(events: *mut libc::epoll_event, got: c_int) {
 
 /// Turns the kernel's `got` events into the application's, in place, behind `before` others of the kernel's; returns how many
 /// remain.
-pub(super) fn translate(
+pub fn translate(
     look: &Look<'_>,
     events: *mut libc::epoll_event,
     got: c_int,

@@ -7,23 +7,26 @@ use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
 
 use super::asleep::{self, arm_all};
-use super::hot::Looks;
 use super::multi::{Deadline, has_tracked, nested_ready};
 use super::ready::{self, READ_BITS, WRITE_BITS};
-use super::{epoll, nested, owed};
-use crate::api::time::Time;
-use crate::clc;
-use crate::conn::{self, F_CLC};
-use crate::pointers::{is_nowhere, is_readable};
-use crate::socket::bells;
-use crate::socket::family::Receiving;
-use crate::socket::signals::Signals;
-use crate::socket::wait::Sleeper;
-use crate::socket::{demote, ending, room};
-use crate::spin::Budget;
-use crate::table::{self, Entry as Fd};
-use crate::unwind::{cancellation_point, keeping};
-use crate::{clock, errno, observer, real, set_errno, sys, yields};
+use crate::family::locks::Receiving;
+use crate::handshake::clc;
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::pointers::{is_nowhere, is_readable};
+use crate::os::signals::Signals;
+use crate::os::spin::Budget;
+use crate::os::table::{self, Entry as Fd};
+use crate::os::time::Time;
+use crate::os::unwind::{cancellation_point, keeping};
+use crate::os::{clock, real, sys, yields};
+use crate::record::conn::{self, F_CLC};
+use crate::stream::bells;
+use crate::stream::wait::Sleeper;
+use crate::stream::{demote, ending, room};
+use crate::watch::observer;
+use crate::watchers::hot::Looks;
+use crate::watchers::{epoll, nested, owed};
 
 /// What one fd of a poll or select means to us.
 enum Watch {

@@ -4,12 +4,15 @@ use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TXF_ABORT, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
 
-use crate::conn::{self, Conn, RING};
-use crate::lasting::Call;
-use crate::socket::ending::{self, Ending};
-use crate::socket::family::Receiving;
-use crate::socket::{bells, close, demote, recv, room, send, wait};
-use crate::{kernel, sys, transition};
+use crate::family::locks::Receiving;
+use crate::handshake::transition;
+use crate::os::sys;
+use crate::record::conn::{self, Conn, RING};
+use crate::record::kernel;
+use crate::record::lasting::Call;
+use crate::socket::{close, recv, send};
+use crate::stream::ending::{self, Ending};
+use crate::stream::{bells, demote, room, wait};
 
 /// EPOLLIN / POLLIN.
 pub const IN: u32 = libc::POLLIN as u32;

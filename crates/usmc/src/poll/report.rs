@@ -3,11 +3,12 @@
 use usmc_shm::layout::{END_MARKS_SHIFT, END_SHUT_RD, Slot, TX_TCP, TXF_ENDS};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
-use super::entry::{E_ACTIVE, E_DISABLED, E_EDGE, E_TCP, Entry};
-use super::epoll::{ET, ONESHOT, arm, disarm, live_fd, set_at};
 use super::ready::{self, HUP, OUT, READ_BITS};
-use crate::conn::{self, Conn};
-use crate::socket::{ending, recv};
+use crate::record::conn::{self, Conn};
+use crate::socket::recv;
+use crate::stream::ending;
+use crate::watchers::entry::{E_ACTIVE, E_DISABLED, E_EDGE, E_TCP, Entry};
+use crate::watchers::epoll::{ET, ONESHOT, arm, disarm, live_fd, set_at};
 
 /// What an entry has to report now; 0 = nothing. Remembers what it reported. The caller holds the lock
 /// of the entry's set.

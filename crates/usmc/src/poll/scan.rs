@@ -8,13 +8,14 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_TCP};
 
-use super::entry::{self, E_DISABLED, E_TCP, Entry};
-use super::epoll::{ET, Set};
 use super::multi::kernel_now;
 use super::ready::{READ_BITS, WRITE_BITS};
-use super::{hot, nested, report};
-use crate::conn::{self, Conn};
-use crate::order;
+use super::report;
+use crate::record::conn::{self, Conn};
+use crate::record::order;
+use crate::watchers::entry::{self, E_DISABLED, E_TCP, Entry};
+use crate::watchers::epoll::{ET, Set};
+use crate::watchers::{hot, nested};
 
 /// A wait's way of looking.
 pub struct Look<'a> {

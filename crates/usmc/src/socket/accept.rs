@@ -3,10 +3,12 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{connect, control};
-use crate::conn::{self, F_CHILDREN_TCP, LISTEN};
-use crate::reason::Reason;
-use crate::tuple::{Endpoint, Tuple};
-use crate::{clc, config, log, observer, syn_option, transition};
+use crate::handshake::{clc, syn_option, transition};
+use crate::os::reason::Reason;
+use crate::os::{config, log};
+use crate::record::conn::{self, F_CHILDREN_TCP, LISTEN};
+use crate::record::tuple::{Endpoint, Tuple};
+use crate::watch::observer;
 
 /// After a real accept: `fd` is the new connection of listener `listener`, `flags` are accept4's.
 pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storage, len: usize) {

@@ -6,17 +6,21 @@ use usmc_shm::layout::{
     END_RESETS, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
 };
 
-use super::{Outcome, bells, connect, control, demote, wait};
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_TUNED, LISTEN, OFFERED, RING};
+use super::{Outcome, connect, control};
+use crate::family::{custody, fork};
+use crate::handshake::{clc, transition};
+use crate::os::process::{OWES_END, OWES_SHUT_RD, OWES_SHUT_WR};
+use crate::os::reason::Reason;
+use crate::os::table::{self, Entry};
+use crate::os::{process, real, sys};
 use crate::poll::ready::HUP;
-use crate::process::{OWES_END, OWES_SHUT_RD, OWES_SHUT_WR};
-use crate::reason::Reason;
-use crate::table::{self, Entry};
-use crate::users::{CALL, Kind, Left};
-use crate::{
-    capture, clc, custody, fork, kernel, observer, order, poll, process, real, sys, transition,
-    uring,
-};
+use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_TUNED, LISTEN, OFFERED, RING};
+use crate::record::users::{CALL, Kind, Left};
+use crate::record::{kernel, order};
+use crate::stream::{bells, demote, wait};
+use crate::uring;
+use crate::watch::{capture, observer};
+use crate::watchers::epoll;
 
 /// How often a doorbell of ours is looked after. It is one system call that does not wait.
 const BELL_PATIENCE: u32 = 4_096;
@@ -33,7 +37,7 @@ pub fn closing(fd: i32) -> bool {
         _ if !wait::is_own_process() => true,
         Entry::Epoll(index) => {
             if table::take_to_close(fd) != Entry::Foreign {
-                poll::epoll::closed(index);
+                epoll::closed(index);
             }
             true
         }
@@ -63,12 +67,12 @@ pub fn closing(fd: i32) -> bool {
 /// touching the kernel.
 pub fn closing_stale(fd: i32) -> bool {
     match table::take(fd) {
-        Entry::Epoll(index) => poll::epoll::closed(index),
+        Entry::Epoll(index) => epoll::closed(index),
         Entry::Uring(index) => uring::closed(index),
         Entry::Conn(index) => {
             let conn = conn::at(index);
             if conn.users.leave() {
-                poll::epoll::forget(-1, index);
+                epoll::forget(-1, index);
                 let last = {
                     let _rx = conn.rx_lock.enter();
                     let _tx = conn.tx_lock.enter();
@@ -85,7 +89,7 @@ pub fn closing_stale(fd: i32) -> bool {
 fn drop_ref(fd: i32, index: u32) {
     let conn = conn::at(index);
     if !conn.users.leave() {
-        poll::epoll::pay_for(index);
+        epoll::pay_for(index);
         // Steps that use this number end; those that begin now ask for another one ([`number_in_step`]).
         drop(conn.rx_lock.enter());
         drop(conn.tx_lock.enter());
@@ -109,7 +113,7 @@ fn wait_for_bells(conn: &Conn) {
 fn last_left(fd: i32, index: u32) {
     let conn = conn::at(index);
     custody::look(fd, conn);
-    poll::epoll::forget(fd, index);
+    epoll::forget(fd, index);
     if conn.phase() == LISTEN {
         connect::no_longer_listening(conn);
     }
@@ -294,7 +298,7 @@ fn keep_for_interrupted(conn: &Conn) {
 /// record's other lock.
 pub fn after_interruption(lock: usize, owed: u64) {
     let Some(index) = conn::around(lock) else { return };
-    let saved = crate::errno();
+    let saved = crate::os::errno::errno();
     let how = match (owed & OWES_SHUT_RD != 0, owed & OWES_SHUT_WR != 0) {
         (false, false) => None,
         (true, false) => Some(libc::SHUT_RD),
@@ -312,7 +316,7 @@ pub fn after_interruption(lock: usize, owed: u64) {
     if owed & OWES_END != 0 {
         drop(Hold { index, kind: CALL });
     }
-    crate::set_errno(saved);
+    crate::os::errno::set_errno(saved);
 }
 
 /// A number of this connection, or the sleepers' duplicate.
@@ -357,7 +361,7 @@ impl Drop for Hold {
 impl Hold {
     #[cold]
     fn last(&self, left: Left) {
-        let saved = crate::errno();
+        let saved = crate::os::errno::errno();
         if left == Left::Last {
             last_left(-1, self.index);
         } else {
@@ -369,7 +373,7 @@ impl Hold {
                 table::release_fd(spare);
             }
         }
-        crate::set_errno(saved);
+        crate::os::errno::set_errno(saved);
     }
 }
 
@@ -436,7 +440,7 @@ pub fn shut_down(fd: i32, index: u32) {
         return;
     }
     if !conn.tx(slot).is_writable() {
-        poll::epoll::look_for_room(index);
+        epoll::look_for_room(index);
     }
     if conn.blocked_sends.load(SeqCst) > 0 || conn.tx_sleepers.load(SeqCst) > 0 {
         bells::cut(fd, conn, slot);
@@ -482,7 +486,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
             None if conn.phase() == EARLY => {}
             None => {
                 drop(held);
-                poll::epoll::forget_known(index);
+                epoll::forget_known(index);
                 return 0;
             }
         }
@@ -490,7 +494,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
     if conn.kernel_events.load(Relaxed) & HUP != 0 && kernel::is_over(fd) {
         // The real call fails, and wakes who waits. What is seen by those meanwhile must not come and go.
         drop(tx);
-        poll::epoll::edge(index);
+        epoll::edge(index);
         return u32::MAX;
     }
     let (own, end) = (&conn.own(slot).flags, &conn.end(slot).flags);
@@ -512,7 +516,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
     }
     drop(tx);
     // The real call wakes who waits, even where it fails.
-    poll::epoll::edge(index);
+    epoll::edge(index);
     before
 }
 

@@ -3,14 +3,20 @@
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use usmc_shm::layout::{TXF_ABORT, TXF_CLOSED, TXF_DONE};
 
-use super::{demote, ending, mark};
-use crate::conn::{
+use crate::family::mark;
+use crate::handshake::{clc, syn_option, transition};
+use crate::host;
+use crate::os::reason::Reason;
+use crate::os::table::{self, Entry};
+use crate::os::{config, kernel_only};
+use crate::record::conn::{
     self, Conn, EARLY, F_ADOPTED, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN,
 };
-use crate::reason::Reason;
-use crate::table::{self, Entry};
-use crate::tuple::{self, Endpoint, Tuple};
-use crate::{clc, config, device, kernel_only, observer, order, poll, syn_option, transition};
+use crate::record::order;
+use crate::record::tuple::{self, Endpoint, Tuple};
+use crate::stream::{demote, ending};
+use crate::watch::observer;
+use crate::watchers::epoll;
 
 /// Whether socket(2) with these arguments makes a TCP socket.
 pub fn is_tcp(family: i32, kind: i32, protocol: i32) -> bool {
@@ -118,7 +124,7 @@ pub fn disconnecting(fd: i32, index: u32) {
 /// After it.
 pub fn disconnected(fd: i32, index: u32) {
     ending::disconnected(fd, conn::at(index));
-    poll::epoll::left_ring(index);
+    epoll::left_ring(index);
 }
 
 /// In [`Conn::offer_index`] of a listener: not registered by this process.
@@ -146,7 +152,7 @@ pub fn inherited_listener(conn: &Conn) {
     let accepts = registration(conn).is_some() && parents & HAS_ACCEPTED != 0;
     let token = match accepts || kernel_only::is_sandboxed() {
         true => None,
-        false => device::current().register_inherited(netns, at),
+        false => host::current().register_inherited(netns, at),
     };
     conn.offer_index.store(token.map_or(UNREGISTERED, |token| token | AT_FORK), Relaxed);
 }
@@ -168,7 +174,7 @@ pub fn still_listening(conn: &Conn) {
         return;
     }
     let (netns, at) = listens_at(conn);
-    let device = device::current();
+    let device = host::current();
     let kept = if before == UNREGISTERED { UNREGISTERED } else { before & !AT_FORK };
     let token = match device.is_registered(netns, at) {
         true => kept,
@@ -181,7 +187,7 @@ pub fn still_listening(conn: &Conn) {
 /// A listener is closed here.
 pub fn no_longer_listening(conn: &Conn) {
     if let Some(token) = registration(conn) {
-        device::current().unregister_listener(token);
+        host::current().unregister_listener(token);
     }
 }
 
@@ -218,7 +224,7 @@ pub fn listening(fd: i32, index: u32) {
     if !config::get().allows(|| at.ip(), at.port) {
         conn.give_up(Reason::Excluded);
     } else {
-        match device::current().register_listener(netns, at) {
+        match host::current().register_listener(netns, at) {
             Ok(token) => {
                 conn.offer_index.store(token, Relaxed);
                 conn.set_phase(LISTEN);

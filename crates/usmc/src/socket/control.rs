@@ -4,13 +4,16 @@ use core::ops::RangeInclusive;
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::END_HANDS_ON;
 
-use super::{demote, recv};
+use super::recv;
 use crate::api::streams;
-use crate::conn::{self, Conn, F_KERNEL_ONLY, F_NONBLOCK, FRESH, LISTEN};
-use crate::reason::Reason;
-use crate::sys::{self, Errno};
-use crate::table::{self, Entry};
-use crate::{log, poll, uring};
+use crate::os::log;
+use crate::os::reason::Reason;
+use crate::os::sys::{self, Errno};
+use crate::os::table::{self, Entry};
+use crate::record::conn::{self, Conn, F_KERNEL_ONLY, F_NONBLOCK, FRESH, LISTEN};
+use crate::stream::demote;
+use crate::uring;
+use crate::watchers::epoll;
 
 /// `new` is a duplicate of `old`.
 pub fn duplicated(old: i32, new: i32) {
@@ -26,7 +29,7 @@ pub fn duplicated(old: i32, new: i32) {
         Entry::Conn(index) => {
             conn::at(index).users.add();
         }
-        Entry::Epoll(index) => poll::epoll::duplicated(index),
+        Entry::Epoll(index) => epoll::duplicated(index),
         Entry::Uring(index) => uring::duplicated(index),
         Entry::Foreign | Entry::Internal => {
             table::set(new, Entry::Foreign);

@@ -2,11 +2,11 @@
 //! included. They are counted, for a slot that came meanwhile would not know of them.
 
 use super::close::Hold;
-use super::ending;
-use crate::conn::{self, EARLY, F_CLC};
-use crate::lasting::Call;
-use crate::transition;
-use crate::users::EARLY_CALL;
+use crate::handshake::transition;
+use crate::record::conn::{self, EARLY, F_CLC};
+use crate::record::lasting::Call;
+use crate::record::users::EARLY_CALL;
+use crate::stream::ending;
 
 /// Such a call, for as long as it lasts. Another thread may close the number meanwhile, hence the hold.
 pub struct Early {

@@ -10,7 +10,10 @@ use libc::{IPPROTO_TCP, SO_DOMAIN, SO_PROTOCOL, SOL_SOCKET};
 use usmc_shm::sync::AtomicU32;
 
 use super::smc::{AF_SMC, IPPROTO_SMC};
-use crate::{config, errno, kernel, kernel_only, real, set_errno, sys};
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::{config, kernel_only, real, sys};
+use crate::record::kernel;
 
 /// Who makes TCP sockets in this process.
 static MAKER: AtomicU32 = AtomicU32::new(UNKNOWN);

@@ -2,35 +2,18 @@
 //! socket, on whichever span of the stream the connection is.
 
 pub mod accept;
-pub mod adopt;
-pub mod bells;
-pub mod bulk;
-mod channel;
 pub mod close;
 pub mod connect;
 pub mod control;
-pub mod demote;
 pub mod early;
-pub mod ending;
-pub mod family;
-mod fetch;
-mod handlers;
-pub mod iov;
 pub mod made;
-pub mod mark;
 pub mod option;
-pub mod passed;
-mod peers_socket;
 pub mod recv;
-pub mod room;
 pub mod send;
-pub mod signals;
 pub mod smc;
 pub mod transfer;
-pub mod unseen;
-pub mod wait;
 
-use crate::sys::Errno;
+use crate::os::sys::Errno;
 
 /// How a call on a tracked socket ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

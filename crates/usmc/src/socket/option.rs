@@ -4,14 +4,18 @@
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_CORK, END_GIVEN_BACK, END_NODELAY, END_RESETS, Slot};
 
-use super::{demote, room};
-use crate::conn::{
+use crate::handshake::{syn_option, transition};
+use crate::os::clock;
+use crate::os::reason::Reason;
+use crate::os::sys::{self, Errno};
+use crate::record::conn::{
     self, ATTACHED, Conn, F_CHILDREN_TCP, F_INQ, F_INQ_KNOWN, F_KERNEL_ONLY, F_TUNED, FRESH,
     LISTEN, PLAIN, RING,
 };
-use crate::reason::Reason;
-use crate::sys::{self, Errno};
-use crate::{clock, kernel, observer, poll, syn_option, transition};
+use crate::record::kernel;
+use crate::stream::{demote, room};
+use crate::watch::observer;
+use crate::watchers::epoll;
 
 // include/uapi/linux/tcp.h
 const TCP_REPAIR: i32 = 19;
@@ -68,7 +72,7 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
         conn.set_flag(F_INQ_KNOWN, false);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
-        poll::epoll::forget_known(index);
+        epoll::forget_known(index);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) && conn.phase() == ATTACHED {
         // Whoever sleeps by now sleeps on the kernel's socket. Where it is in the ring in this instant, it stays there.
@@ -84,7 +88,7 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
     }
     if has_lowat(conn) && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         conn.set_lowat(u32::try_from(value).unwrap_or(u32::MAX >> 1));
-        poll::epoll::mark_moved(fd, index);
+        epoll::mark_moved(fd, index);
         return Verdict::Value(0);
     }
     let Some(slot) = kept(conn) else { return Verdict::Kernel };

@@ -13,17 +13,20 @@ use self::from_ring::{from_ring, peek_ring};
 use super::Outcome;
 use super::close::{self, Hold};
 use super::control;
-use super::demote;
-use super::ending::{self, Ending};
-use super::family::{Family, Receiving};
-use super::iov::Buffers;
-use super::signals::Signals;
-use super::wait::{self, Until, Woken};
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, FRESH, OFFERED, PLAIN, RING};
-use crate::lasting::Call;
-use crate::sys::{self, Errno};
-use crate::unwind::keeping;
-use crate::{capture, clc, clock, kernel, observer, real, transition};
+use crate::family::locks::{Family, Receiving};
+use crate::handshake::{clc, transition};
+use crate::os::iov::Buffers;
+use crate::os::signals::Signals;
+use crate::os::sys::{self, Errno};
+use crate::os::unwind::keeping;
+use crate::os::{clock, real};
+use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLC, FRESH, OFFERED, PLAIN, RING};
+use crate::record::kernel;
+use crate::record::lasting::Call;
+use crate::stream::demote;
+use crate::stream::ending::{self, Ending};
+use crate::stream::wait::{self, Until, Woken};
+use crate::watch::{capture, observer};
 
 /// What one attempt found.
 enum Attempt {
@@ -243,7 +246,7 @@ fn rest_by_kernel(fd: i32, index: u32, to: &mut Buffers, flags: i32, mut total: 
         msg.msg_iov = iov.as_mut_ptr();
         // SAFETY: the iovecs are the application's buffers. The real function: a cancellation point, as it expects.
         let n = unsafe { real::recvmsg(fd, &raw mut msg, flags) };
-        let errno = crate::errno();
+        let errno = crate::os::errno::errno();
         let got = usize::try_from(n).unwrap_or(0);
         let peeks = flags & libc::MSG_PEEK != 0;
         if got > 0 && !peeks {
@@ -264,7 +267,7 @@ fn rest_by_kernel(fd: i32, index: u32, to: &mut Buffers, flags: i32, mut total: 
         }
         return match n {
             0.. => Outcome::Done(total),
-            _ if total == 0 => Outcome::Fail(crate::errno()),
+            _ if total == 0 => Outcome::Fail(crate::os::errno::errno()),
             _ => {
                 ending::put_back(conn, errno);
                 Outcome::Done(total)

@@ -9,27 +9,31 @@ use usmc_shm::ring::Room;
 use usmc_shm::span::{Route, RxSpan, TcpSend};
 
 use super::Outcome;
-use super::bells;
-use super::bulk;
 use super::close::{self, Hold};
-use super::demote;
 use super::early::Early;
-use super::ending;
-use super::family::Family;
-use super::iov::Buffers;
-use super::room;
-use super::signals::Signals;
-use super::unseen::Unseen;
-use super::wait::{self, Woken};
-use crate::conn::{self, ATTACHED, Conn, EARLY, F_CLC, OFFERED, PLAIN, RING};
-use crate::lasting::Call;
-use crate::life::{self, Life};
-use crate::poll::{self, ready};
-use crate::reason::Reason;
-use crate::sys::Errno;
-use crate::table::{self, Entry};
-use crate::unwind::keeping;
-use crate::{capture, clc, clock, kernel, memory, observer, order, process, real, transition};
+use crate::family::life::{self, Life};
+use crate::family::locks::Family;
+use crate::handshake::{clc, transition};
+use crate::os::iov::Buffers;
+use crate::os::reason::Reason;
+use crate::os::signals::Signals;
+use crate::os::sys::Errno;
+use crate::os::table::{self, Entry};
+use crate::os::unwind::keeping;
+use crate::os::{clock, memory, process, real};
+use crate::poll::ready;
+use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLC, OFFERED, PLAIN, RING};
+use crate::record::lasting::Call;
+use crate::record::{kernel, order};
+use crate::stream::bells;
+use crate::stream::bulk;
+use crate::stream::demote;
+use crate::stream::ending;
+use crate::stream::room;
+use crate::stream::unseen::Unseen;
+use crate::stream::wait::{self, Woken};
+use crate::watch::{capture, observer};
+use crate::watchers::epoll;
 
 /// How long (some 100 µs, in cycles) a peer is believed to be there without a question to the kernel: where nobody vouches
 /// for it, and where it leaves something unread, for its socket may have been closed by ways that nobody sees.
@@ -97,7 +101,7 @@ impl Guard<'_> {
     /// The real call returned `sent` where `wanted` bytes were offered: whether it met a full buffer decides
     /// about a later edge for EPOLLOUT.
     pub fn done(self, fd: i32, index: u32, sent: isize, wanted: usize) -> isize {
-        let errno = crate::errno();
+        let errno = crate::os::errno::errno();
         if has_met_full_buffer(sent, wanted, errno) {
             conn::at(index).tx_blocks.fetch_add(1, Relaxed);
         }
@@ -332,7 +336,7 @@ pub fn met_full_ring(index: u32, slot: &Slot) {
     let conn = conn::at(index);
     conn.tx_blocks.fetch_add(1, Relaxed);
     if room::look_in_ns(conn, slot).is_some() {
-        poll::epoll::met_full_ring(index);
+        epoll::met_full_ring(index);
     }
 }
 
@@ -403,7 +407,7 @@ fn by_kernel(
     let silent = if *total > 0 { libc::MSG_NOSIGNAL } else { 0 };
     // SAFETY: the application's buffer. The real function: a cancellation point, as the application expects.
     let n = unsafe { real::send(fd, src.cast(), len, flags | silent) };
-    let errno = crate::errno();
+    let errno = crate::os::errno::errno();
     let sent = usize::try_from(n).unwrap_or(0);
     let iov = libc::iovec { iov_base: src.cast(), iov_len: len };
     // SAFETY: one entry on our stack, the application's buffer.
@@ -433,7 +437,7 @@ fn by_kernel(
         if unsafe { real::poll(&raw mut p, 1, -1) } > 0 {
             return Ok(true);
         }
-        return Err(crate::errno());
+        return Err(crate::os::errno::errno());
     }
     if n < 0 { Err(errno) } else { Ok(false) }
 }

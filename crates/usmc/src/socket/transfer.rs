@@ -6,16 +6,20 @@ use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{Slot, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
 
-use super::bells;
-use super::family::{Family, Receiving};
-use super::signals::Signals;
-use super::wait::{self, Until, Woken};
-use super::{Outcome, close, control, demote, ending, room, send};
-use crate::conn::{self, ATTACHED, EARLY, OFFERED, PLAIN, RING};
-use crate::lasting::Call;
-use crate::reason::Reason;
-use crate::sys::{self, Errno};
-use crate::{capture, clc, clock, kernel, memory, observer, order, real, transition};
+use super::{Outcome, close, control, send};
+use crate::family::locks::{Family, Receiving};
+use crate::handshake::{clc, transition};
+use crate::os::reason::Reason;
+use crate::os::signals::Signals;
+use crate::os::sys::{self, Errno};
+use crate::os::{clock, memory, real};
+use crate::record::conn::{self, ATTACHED, EARLY, OFFERED, PLAIN, RING};
+use crate::record::lasting::Call;
+use crate::record::{kernel, order};
+use crate::stream::bells;
+use crate::stream::wait::{self, Until, Woken};
+use crate::stream::{demote, ending, room};
+use crate::watch::{capture, observer};
 
 /// How often one call looks where the kernel's bytes have gone that it was told of.
 const LOOKS: u32 = 256;
@@ -408,7 +412,7 @@ fn splice_received(
     let mut bytes = [0u8; PIPE_BUF];
     let iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: count.min(bytes.len()) };
     // SAFETY: a buffer on our stack.
-    let mut into = unsafe { super::iov::Buffers::new(&raw const iov, 1) };
+    let mut into = unsafe { crate::os::iov::Buffers::new(&raw const iov, 1) };
     let outcome = super::recv::receive(close::number(fd, index), index, &mut into, flags);
     let Outcome::Done(n) = outcome else { return outcome };
     let mut at = 0;
@@ -443,7 +447,7 @@ fn pipe_room(pipe: i32, nonblock: bool) -> Result<usize, Errno> {
         let mut p = libc::pollfd { fd: pipe, events: libc::POLLOUT, revents: 0 };
         // SAFETY: one valid pollfd; the real function is a cancellation point, as splice is.
         if unsafe { real::poll(&raw mut p, 1, -1) } < 0 {
-            return Err(crate::errno());
+            return Err(crate::os::errno::errno());
         }
         is = p.revents;
     }
@@ -463,7 +467,7 @@ fn peek(fd: i32, index: u32, flags: i32) -> Outcome {
     let mut byte = 0u8;
     let iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     // SAFETY: one byte on our stack.
-    let mut to = unsafe { super::iov::Buffers::new(&raw const iov, 1) };
+    let mut to = unsafe { crate::os::iov::Buffers::new(&raw const iov, 1) };
     super::recv::receive(fd, index, &mut to, flags)
 }
 
@@ -550,6 +554,6 @@ fn move_span(fd: i32, conn: &conn::Conn, to: i32, count: usize) -> Result<usize,
     }
     let iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: moved };
     // SAFETY: a buffer on our stack, which has what was moved.
-    capture::received(fd, conn, &unsafe { super::iov::Buffers::new(&raw const iov, 1) }, moved);
+    capture::received(fd, conn, &unsafe { crate::os::iov::Buffers::new(&raw const iov, 1) }, moved);
     Ok(moved)
 }

@@ -5,12 +5,18 @@ use core::ptr;
 
 use super::entries::{About, LINK, NOP, Sqe, about};
 use super::{is_called, is_idle, stranger};
-use crate::poll::{control, nested, owed};
-use crate::reason::Reason;
-use crate::socket::{close, demote, option, passed};
-use crate::sys::Errno;
-use crate::table::{self, Entry};
-use crate::{conn, errno, kernel_only, log, set_errno, sys, transition};
+use crate::across::passed;
+use crate::handshake::transition;
+use crate::os::errno::errno;
+use crate::os::errno::set_errno;
+use crate::os::reason::Reason;
+use crate::os::sys::Errno;
+use crate::os::table::{self, Entry};
+use crate::os::{kernel_only, log, sys};
+use crate::record::conn;
+use crate::socket::{close, option};
+use crate::stream::demote;
+use crate::watchers::{control, nested, owed};
 
 /// Entries that a call is about to submit.
 pub struct Requests {

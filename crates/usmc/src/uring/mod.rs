@@ -27,12 +27,12 @@ pub use look::{Requests, look, register, register_all};
 pub use view::Params;
 
 use self::view::View;
-use crate::path::Path;
-use crate::process::Lock;
-use crate::reason::Reason;
-use crate::sys::Errno;
-use crate::table::{self, Entry};
-use crate::{config, kernel_only, process, sys};
+use crate::os::path::Path;
+use crate::os::process::Lock;
+use crate::os::reason::Reason;
+use crate::os::sys::Errno;
+use crate::os::table::{self, Entry};
+use crate::os::{config, kernel_only, process, sys};
 
 /// Rings of a process at one time; one more takes it to TCP.
 const RINGS: usize = 256;

@@ -3,7 +3,7 @@
 use core::ptr;
 
 use super::{Requests, SETUP_NO_SQARRAY, entries};
-use crate::sys;
+use crate::os::sys;
 
 // include/uapi/linux/io_uring.h
 const OFF_SQ_RING: u64 = 0;

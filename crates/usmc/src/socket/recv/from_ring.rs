@@ -7,14 +7,15 @@ use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT, TXF_BACK};
 use usmc_shm::ring::{Data, Ring};
 
 use super::Attempt;
-use crate::conn::{Conn, F_SHARED};
-use crate::socket::bells;
-use crate::socket::demote;
-use crate::socket::ending::{self, Ending};
-use crate::socket::iov::Buffers;
+use crate::os::iov::Buffers;
+use crate::os::{clock, sys};
+use crate::record::conn::{Conn, F_SHARED};
 use crate::socket::send::PART;
-use crate::socket::wait::Woken;
-use crate::{capture, clock, observer, sys};
+use crate::stream::bells;
+use crate::stream::demote;
+use crate::stream::ending::{self, Ending};
+use crate::stream::wait::Woken;
+use crate::watch::{capture, observer};
 
 /// How long an empty ring is believed without asking the kernel whether the peer died.
 const KERNEL_CHECK_NS: u64 = 10_000;
@@ -103,7 +104,9 @@ pub fn peek_ring(conn: &Conn, slot: &Slot, to: &mut Buffers) -> usize {
 
 /// The ring holds nonsense: the connection fails, nothing else does.
 fn broken(fd: i32, conn: &Conn, slot: &Slot) -> Attempt {
-    crate::log::warn(format_args!("fd {fd}: the peer wrote nonsense into shared memory; reset"));
+    crate::os::log::warn(format_args!(
+        "fd {fd}: the peer wrote nonsense into shared memory; reset"
+    ));
     let _ = ending::note_error(conn, libc::ECONNRESET);
     conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
     Attempt::Fail(libc::ECONNRESET)

@@ -1,0 +1,119 @@
+//! Adoption: sockets that were made elsewhere and come by exec (a shell's or systemd's activation, a server that
+//! replaces itself), SCM_RIGHTS or pidfd_getfd(2).
+//!
+//! A listening socket is as good here as where it was made: who accepts is who attaches. A connected one may be in
+//! other hands, too, and those could read and write it without the ring: it stays TCP unless [`crate::family::custody`] knows
+//! all of them.
+
+use super::{fetch, passed};
+use crate::family::custody;
+use crate::family::mark;
+use crate::handshake::transition;
+use crate::host::{self, Receiver};
+use crate::os::reason::Reason;
+use crate::os::sys::Errno;
+use crate::os::table::{self, Entry};
+use crate::os::{config, log, sys};
+use crate::record::conn::{self, F_ADOPTED, F_CHILDREN_TCP};
+use crate::record::kernel;
+use crate::socket::{connect, control, option};
+use crate::watch::observer;
+
+/// Looks through the sockets that this program was started with.
+pub fn inherited() {
+    if config::get().off {
+        return;
+    }
+    let by = Receiver::started();
+    let found = |fd| {
+        if table::get(fd) == Entry::Foreign {
+            passed::meet(fd, &by);
+        }
+    };
+    if sys::each_open_fd(found).is_err() {
+        // Without /proc. Activation gives the first numbers.
+        (0..64).for_each(found);
+    }
+}
+
+/// `fd` is new to this process, and no record knows it.
+pub fn adopt(fd: i32, by: &[Receiver]) {
+    let is_tcp = kernel::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) == libc::IPPROTO_TCP;
+    if !is_tcp {
+        return;
+    }
+    let listens = kernel::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, 0) != 0;
+    if listens || kernel::is_over(fd) {
+        let Some(index) = created(fd) else { return };
+        conn::at(index).set_flag(F_ADOPTED, true);
+        if listens {
+            conn::at(index).set_flag(F_CHILDREN_TCP, option::is_kernels(fd));
+            connect::listening(fd, index);
+        }
+        return;
+    }
+    let by = if control::is_libcs(fd) { &[] } else { by };
+    let Some((custody, client)) = host::current().claim(kernel::cookie(fd), by) else {
+        return stays_tcp(fd);
+    };
+    let made = if kernel::is_established(fd) { created(fd) } else { None };
+    let Some(index) = made else {
+        // Nobody would say when it is closed: it stays counted.
+        return log::debug(format_args!("fd {fd}: came from another process and stays TCP"));
+    };
+    conn::at(index).set_flag(F_ADOPTED, true);
+    custody::hold(conn::at(index), custody);
+    if option::is_kernels(fd) || control::has_signals(fd) {
+        return conn::at(index).give_up(Reason::KernelFeature);
+    }
+    transition::begin_adopted(fd, index, client);
+}
+
+/// Nobody who has it knows of us.
+fn stays_tcp(fd: i32) {
+    if !mark::take(fd, false) {
+        log::warn(format_args!("fd {fd}: in the ring of another process that does not know of us"));
+    }
+    // Its flags are the kernel's affair.
+    if let Some(index) = connect::created(fd, 0) {
+        let why = if control::is_libcs(fd) { Reason::Stdio } else { Reason::Adopted };
+        transition::name_adopted(fd, index);
+        conn::at(index).set_flag(F_ADOPTED, true);
+        conn::at(index).give_up(why);
+        observer::changed(fd, index);
+    }
+}
+
+/// Another process' descriptor was duplicated here, which its holder has not seen: descriptor `number` of the process
+/// `pidfd`. Where it is a connection in the ring and cannot be taken out of it, so that doorbells would be read and sent as
+/// bytes, it is closed.
+///
+/// # Errors
+/// EBUSY for such a one.
+pub fn fetched(fd: i32, pidfd: i32, number: i32) -> Result<(), Errno> {
+    control::fresh(fd);
+    let is = |name, value| kernel::option(fd, libc::SOL_SOCKET, name, 0) == value;
+    // What a listener has is inherited by what it accepts.
+    let is_ours = config::get().off
+        || !is(libc::SO_PROTOCOL, libc::IPPROTO_TCP)
+        || is(libc::SO_ACCEPTCONN, 1)
+        || passed::is_known(fd);
+    let taken = if is_ours { Ok(None) } else { fetch::take(fd, pidfd, number) };
+    let counted = taken.inspect_err(|_| {
+        sys::close(fd);
+    })?;
+    match counted {
+        None => passed::arrived(fd, &[]),
+        Some(custody) => {
+            passed::arrived(fd, &[Receiver::this_program()]);
+            // Where the record says otherwise.
+            custody::part(custody);
+        }
+    }
+    Ok(())
+}
+
+fn created(fd: i32) -> Option<u32> {
+    let kind = if kernel::is_nonblocking(fd) { libc::SOCK_NONBLOCK } else { 0 };
+    connect::created(fd, kind)
+}

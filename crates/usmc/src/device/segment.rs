@@ -1,0 +1,662 @@
+//! The segments this process has mapped: its own, one chain per listener it connects to, and those of
+//! clients it accepted.
+//!
+//! All changes happen under one lock; the data path never comes here. A segment stays mapped while a
+//! record uses it, so the rings of a live connection cannot vanish.
+
+use core::ffi::CStr;
+use core::mem::offset_of;
+use core::ptr;
+use usmc_shm::Broken;
+use usmc_shm::layout::{
+    ACCEPTOR, CLIENT, SHARED, SLOTS_MAX, SLOTS_OFFSET, SegmentHeader, Slot, WINDOW_SHIFT_MAX,
+    WINDOW_SHIFT_MIN, far_offset, near_len, segment_len,
+};
+use usmc_shm::region::Segment;
+use usmc_shm::ring::Ring;
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
+use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
+
+use crate::host;
+use crate::os::free_slots::FreeSlots;
+use crate::os::memory;
+use crate::os::process::{Held, Lock};
+use crate::os::reason::Reason;
+use crate::os::strangers;
+use crate::os::sys::{self, Errno};
+use crate::record::tuple::Tuple;
+
+/// What the kernel calls their files.
+pub const MEMFD_NAME: &CStr = c"usmc-segment";
+/// Segments one process can have mapped.
+const SEGMENTS: usize = 1024;
+/// Slots of the first segment of a chain; each further one has four times as many.
+const FIRST_SLOTS: u32 = 16;
+/// Bytes of address space that all of them may take: the program needs the rest.
+const SPACE: usize = if cfg!(target_pointer_width = "32") { 512 << 20 } else { usize::MAX };
+/// Slots of the largest segment we make.
+const MOST_SLOTS: u32 = if cfg!(target_pointer_width = "32") { 64 } else { SLOTS_MAX };
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Unused = 0,
+    /// Made by us; slots are handed out from it.
+    Own,
+    /// Made by us, no slots are handed out any more (forked child, or too many lost slots).
+    Closed,
+    /// Made by a client of ours.
+    Peer,
+}
+
+/// A table entry. Zero bytes are an unused entry.
+struct Mapped {
+    role: Role,
+    id: u64,
+    base: *mut u8,
+    /// Bytes that are mapped, and of the file: far parts are left out where they do not fit.
+    len: usize,
+    file: usize,
+    fd: i32,
+    users: u32,
+    owner: u64,
+    listener: [u64; 4],
+    slots: FreeSlots,
+    /// Of a peer's segment that was delivered for one connection ([`crate::handshake::clc`]): which file it is. 0 = none such.
+    delivered: u64,
+}
+
+static LOCK: Lock = Lock::new();
+static TABLE: AtomicPtr<Mapped> = AtomicPtr::new(ptr::null_mut());
+
+/// The table, for the holder of the lock.
+struct Table<'a> {
+    entries: &'a mut [Mapped],
+    _held: Held<'a>,
+}
+
+fn table() -> Option<Table<'static>> {
+    let held = LOCK.enter()?;
+    let mut base = TABLE.load(Acquire);
+    if base.is_null() {
+        let len = SEGMENTS * size_of::<Mapped>();
+        base = sys::mmap_private(ptr::null_mut(), len).ok()?.cast();
+        TABLE.store(base, Release);
+    }
+    // SAFETY: SEGMENTS zeroed entries (role Unused is 0, the rest are integers and a null pointer), never
+    // unmapped; the lock makes the reference unique.
+    let entries = unsafe { core::slice::from_raw_parts_mut(base, SEGMENTS) };
+    Some(Table { entries, _held: held })
+}
+
+/// Fork: nobody changes the table while it is copied.
+pub fn hold() {
+    LOCK.hold();
+}
+
+/// Fork is over in the parent.
+pub fn unhold() {
+    LOCK.unhold();
+}
+
+/// Fork, in the child: the parent's segments serve the inherited connections and nothing else.
+pub fn after_fork() {
+    LOCK.reset();
+    if TABLE.load(Acquire).is_null() {
+        return;
+    }
+    let Some(table) = table() else { return };
+    for m in table.entries.iter_mut().filter(|m| m.role == Role::Own) {
+        m.role = Role::Closed;
+    }
+}
+
+impl Mapped {
+    fn segment(&self) -> Result<Segment, Broken> {
+        // SAFETY: mapped with `len` bytes by `create` or `map_peer`, sealed, and unmapped only by
+        // `unmap`, after which the entry is Unused.
+        unsafe { Segment::open(self.base, self.len, self.file) }
+    }
+
+    /// A slot taken out of `slots`, with the memory of its smallest rings.
+    fn own(&mut self, index: usize, slot: u32, map: Segment) -> Result<OwnSlot, Reason> {
+        if !has_memory(&map, slot) {
+            self.slots.give(slot);
+            return Err(Reason::NoMemory);
+        }
+        self.users += 1;
+        Ok(OwnSlot { segment: index as u32, slot, map, id: self.id })
+    }
+
+    fn unmap(&mut self) {
+        if self.role == Role::Own
+            && let Ok(segment) = self.segment()
+        {
+            segment.header().retired.store(1, Relaxed);
+        }
+        // SAFETY: no record uses it (`users` is 0 at every caller).
+        unsafe { sys::munmap(self.base, self.len) };
+        if self.fd >= 0 {
+            crate::os::table::release_fd(self.fd);
+        }
+        self.role = Role::Unused;
+    }
+}
+
+fn listener_words(tuple: &Tuple) -> [u64; 4] {
+    let w = tuple.words();
+    [w[0], w[3], w[4], tuple.server.port as u64]
+}
+
+/// A slot a client may offer.
+pub struct OwnSlot {
+    /// Table index of the segment.
+    pub segment: u32,
+    /// Slot index.
+    pub slot: u32,
+    /// The mapping.
+    pub map: Segment,
+    /// The segment's identity.
+    pub id: u64,
+}
+
+/// Takes a slot in the chain of `tuple`'s listener, making a new segment when the chain is full.
+///
+/// # Errors
+/// No memory, no table entry, or no device identity.
+pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
+    let identity = host::current().own_identity()?;
+    let listener = listener_words(tuple);
+    let mut table = table().ok_or(Reason::NoMemory)?;
+    let mut slots = FIRST_SLOTS;
+    for index in 0..SEGMENTS {
+        let m = &mut table.entries[index];
+        if m.role != Role::Own || m.listener != listener {
+            continue;
+        }
+        let Ok(map) = m.segment() else {
+            m.role = Role::Closed;
+            continue;
+        };
+        let slot = m.slots.take().or_else(|| {
+            m.slots.collect(|slot| is_let_go(&map, slot));
+            m.slots.take()
+        });
+        if let Some(slot) = slot {
+            return m.own(index, slot, map);
+        }
+        if m.slots.is_mostly_lost() {
+            // Holders that died without a word: leave the segment to those who still use it.
+            map.header().retired.store(1, Relaxed);
+            m.role = Role::Closed;
+            slots = slots.max(map.slots());
+            if m.users == 0 {
+                m.unmap();
+            }
+        } else {
+            slots = (map.slots() * 4).clamp(slots, MOST_SLOTS);
+        }
+    }
+    let index = place(&mut table, near_len(slots, shifts().0).ok_or(Reason::NoMemory)?)?;
+    create(&mut table.entries[index], slots, listener, identity)?;
+    let m = &mut table.entries[index];
+    let slot = m.slots.take().ok_or(Reason::NoMemory)?;
+    let map = m.segment().map_err(|_| Reason::NoMemory)?;
+    m.own(index, slot, map)
+}
+
+fn has_memory(map: &Segment, index: u32) -> bool {
+    let Ok(slot) = map.slot(index) else { return false };
+    const LEN: usize = 1 << WINDOW_SHIFT_MIN;
+    // The smallest windows lie on both sides of the place where the rings meet.
+    let rings = |meet: *mut u8| memory::take(meet.wrapping_sub(LEN), 2 * LEN);
+    memory::take(ptr::from_ref(slot).cast_mut().cast(), size_of::<Slot>())
+        && map.ring(index, CLIENT).is_ok_and(|ring| rings(ring.meet().cast()))
+}
+
+/// An unused entry for `len` bytes, if need be by unmapping what nobody uses.
+fn place(table: &mut Table<'_>, len: usize) -> Result<usize, Reason> {
+    place_within(SPACE, table.entries, len)
+}
+
+fn place_within(space: usize, entries: &mut [Mapped], len: usize) -> Result<usize, Reason> {
+    if space != usize::MAX {
+        let mapped = |is_meant: fn(&Mapped) -> bool| {
+            let meant = entries.iter().filter(|m| m.role != Role::Unused && is_meant(m));
+            meant.map(|m| m.len).sum::<usize>()
+        };
+        // What nobody uses may have come just now, for somebody who is about to: it goes only where that helps.
+        if len > space.saturating_sub(mapped(|m| m.users > 0)) {
+            return Err(Reason::NoMemory);
+        }
+        let mut excess = (mapped(|_| true) + len).saturating_sub(space);
+        for m in entries.iter_mut().filter(|m| m.role != Role::Unused && m.users == 0) {
+            if excess == 0 {
+                break;
+            }
+            excess = excess.saturating_sub(m.len);
+            m.unmap();
+        }
+    }
+    if let Some(index) = entries.iter().position(|m| m.role == Role::Unused) {
+        return Ok(index);
+    }
+    let index = entries.iter().position(|m| m.users == 0).ok_or(Reason::TableFull)?;
+    entries[index].unmap();
+    Ok(index)
+}
+
+fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Result<(), Reason> {
+    let (shift, far_shift) = shifts();
+    let near = near_len(slots, shift).ok_or(Reason::NoMemory)?;
+    let file = segment_len(slots, shift, far_shift).ok_or(Reason::NoMemory)?;
+    let fd = sys::memfd_create(MEMFD_NAME).map_err(|_| Reason::NoMemory)?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let mapped = sys::ftruncate(fd, file as u64)
+        .and_then(|()| sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize))
+        .and_then(|_| map_file(fd, near, file));
+    let Ok((base, len)) = mapped else {
+        sys::close(fd);
+        return Err(Reason::NoMemory);
+    };
+    if !memory::take(base, SLOTS_OFFSET) {
+        // SAFETY: nobody has seen it.
+        unsafe { sys::munmap(base, len) };
+        sys::close(fd);
+        return Err(Reason::NoMemory);
+    }
+    let id = sys::random() | 1;
+    // SAFETY: a fresh zeroed mapping of a segment's bytes, if need be without the far parts, that nobody else has.
+    unsafe { Segment::create(base, slots, (shift, far_shift), id, identity) };
+    m.role = Role::Own;
+    m.id = id;
+    m.base = base;
+    (m.len, m.file) = (len, file);
+    m.fd = crate::os::table::keep_fd(fd);
+    m.users = 0;
+    m.owner = identity;
+    m.delivered = 0;
+    m.listener = listener;
+    m.slots.reset(slots);
+    Ok(())
+}
+
+/// log2 of the bytes of the rings of segments that we make, and of their far parts; 0 = they have none.
+pub fn shifts() -> (u32, u32) {
+    let shift = crate::os::config::get().ring_shift;
+    (shift, if WINDOW_SHIFT_MAX > shift { WINDOW_SHIFT_MAX } else { 0 })
+}
+
+/// Maps a segment's file of `file` bytes, or what lies before the far parts, `near` bytes, where these do not fit. How much
+/// it is. They are neither locked (mlockall(2)) nor part of core dumps: both would fill them.
+fn map_file(fd: i32, near: usize, file: usize) -> Result<(*mut u8, usize), Errno> {
+    if SPACE != usize::MAX || near == file {
+        return sys::mmap_shared(fd, near).map(|base| (base, near));
+    }
+    let Ok(base) = sys::mmap_out_of_reach(fd, file) else {
+        return sys::mmap_shared(fd, near).map(|base| (base, near));
+    };
+    let from = far_offset(near);
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: nobody has the mapping yet, and no byte changes.
+    let done = unsafe {
+        sys::munlock(base.add(from), file - from)
+            .and_then(|()| sys::madvise(base.add(from), file - from, libc::MADV_DONTDUMP))
+            .and_then(|()| sys::mprotect(base, file, access))
+    };
+    if let Err(errno) = done {
+        // SAFETY: nobody has seen it.
+        unsafe { sys::munmap(base, file) };
+        return Err(errno);
+    }
+    Ok((base, file))
+}
+
+/// Whether one end's processes are done with a slot.
+fn is_let_go_by(end: usize, map: &Segment, slot: u32) -> bool {
+    // Acquire: whatever they did with the slot happened before.
+    map.slot(slot).is_ok_and(|s| s.end[end].refs.load(Acquire) == 0)
+}
+
+/// Whether nobody has the slot: neither the acceptor nor a process that forked with us.
+fn is_let_go(map: &Segment, slot: u32) -> bool {
+    [CLIENT, ACCEPTOR].iter().all(|&end| is_let_go_by(end, map, slot))
+}
+
+/// A segment's identity, the same at both ends; 0 = none.
+pub fn id_of(index: u32) -> u64 {
+    table().and_then(|table| table.entries.get(index as usize).map(|m| m.id)).unwrap_or(0)
+}
+
+/// The fd of an own segment, to be pushed to an acceptor.
+pub fn fd_of(index: u32) -> Option<i32> {
+    let table = table()?;
+    let m = table.entries.get(index as usize)?;
+    (matches!(m.role, Role::Own | Role::Closed) && m.fd >= 0).then_some(m.fd)
+}
+
+/// A record does not use its segment any more. `slot` was a client's, which may have been the last to hold it. `peer_ended`:
+/// the peer's process seems to have ended; if it goes on after all, the segment comes again with its next connection.
+pub fn let_go(index: u32, slot: Option<u32>, peer_ended: bool) {
+    let Some(table) = table() else { return };
+    let m = &mut table.entries[index as usize];
+    m.users = m.users.saturating_sub(1);
+    if m.role == Role::Own
+        && let (Some(slot), Ok(map)) = (slot, m.segment())
+    {
+        if is_let_go_by(CLIENT, &map, slot) {
+            give_back_pages(&map, slot);
+        }
+        if is_let_go(&map, slot) {
+            m.slots.give(slot);
+        } else {
+            m.slots.lose(slot);
+        }
+    }
+    let is_over = match m.role {
+        Role::Closed => true,
+        // Otherwise the memory of the last client that has ended would be ours until the next one comes.
+        Role::Peer => {
+            peer_ended || m.segment().is_ok_and(|map| map.header().retired.load(Relaxed) != 0)
+        }
+        Role::Own | Role::Unused => false,
+    };
+    if m.users == 0 && is_over {
+        m.unmap();
+    }
+}
+
+/// A ring that grew keeps no memory while its slot is idle.
+fn give_back_pages(map: &Segment, slot: u32) {
+    for sender in [CLIENT, ACCEPTOR] {
+        let Ok(ring) = map.ring(slot, sender) else { continue };
+        // The acceptor may still be reading the last bytes.
+        if let Ok((start, len)) = ring.memory()
+            && len > 4 << WINDOW_SHIFT_MIN
+            && ring.unread() == 0
+        {
+            // Both ends of a ring are in pages that it has in common with another.
+            // SAFETY: whole pages of the ring, which is empty: nothing in them is needed.
+            let _ = unsafe { sys::madvise(start.add(SHARED), len - 2 * SHARED, libc::MADV_REMOVE) };
+        }
+        if ring.has_far() && ring.unread() == 0 {
+            give_back_far(&ring);
+        }
+    }
+}
+
+/// Gives back the memory of a ring's far part, if nothing is there. For its sender, or who knows that there is none.
+pub fn give_back_far(ring: &Ring<'_>) {
+    let Some((start, len)) = ring.leave_far() else { return };
+    // SAFETY: pages of the far part alone, of which nothing is needed.
+    if unsafe { sys::madvise(start.cast(), len, libc::MADV_REMOVE) }.is_ok() {
+        ring.left_far();
+    }
+}
+
+/// Finds a peer's segment by identity and counts one more user. Only one of our own user: of others the identity, which
+/// everybody can read in the offer table, proves nothing.
+pub fn use_peer(id: u64) -> Option<(u32, Segment)> {
+    use_where(|m| m.id == id && m.delivered == 0)
+}
+
+/// Finds the segment that this very file is.
+pub fn use_delivered(id: u64, inode: u64) -> Option<(u32, Segment)> {
+    use_where(|m| {
+        let is_own = || m.fd >= 0 && sys::fstat(m.fd).is_ok_and(|facts| facts.inode == inode);
+        m.id == id && (m.delivered == inode || (m.delivered == 0 && is_own()))
+    })
+}
+
+fn use_where(is_it: impl Fn(&Mapped) -> bool) -> Option<(u32, Segment)> {
+    let table = table()?;
+    let index = table.entries.iter().position(|m| m.role != Role::Unused && is_it(m))?;
+    let m = &mut table.entries[index];
+    let map = m.segment().ok()?;
+    m.users += 1;
+    Some((index as u32, map))
+}
+
+/// One more process holds what this entry's record uses, or a failed attach is undone.
+pub fn unuse(index: u32) {
+    let_go(index, None, false);
+}
+
+/// Maps a segment of our own user that came out of the mailbox; takes the fd. Hostile until proven sealed and sound.
+pub fn map_peer(fd: i32) -> Result<(), Reason> {
+    map(fd, 0)
+}
+
+/// The same, for one that was delivered for a connection by whoever holds its other end. Which file it is.
+pub fn map_delivered(fd: i32) -> Result<u64, Reason> {
+    if !strangers::is_memory(fd) {
+        strangers::discard(fd);
+        return Err(Reason::PeerBroken);
+    }
+    let inode = sys::fstat(fd).map_or(0, |facts| facts.inode);
+    map(fd, inode)?;
+    if inode == 0 { Err(Reason::PeerBroken) } else { Ok(inode) }
+}
+
+fn map(fd: i32, delivered: u64) -> Result<(), Reason> {
+    let mapped = size_of_sealed(fd).and_then(|file| {
+        let near = near_in(fd).unwrap_or(file).min(file);
+        let have_room = table().ok_or(Reason::NoMemory).and_then(|mut table| {
+            sweep(&mut table);
+            place(&mut table, near)
+        });
+        let mapped = have_room
+            .and_then(|_| map_file(fd, near, file).map_err(|_| Reason::NoMemory))
+            .inspect_err(|_| refuse(fd));
+        mapped.map(|(base, len)| (base, len, file))
+    });
+    strangers::discard(fd);
+    let (base, len, file) = mapped?;
+    // SAFETY: a mapping of `len` bytes whose file is sealed against shrinking.
+    let Ok(map) = (unsafe { Segment::open(base, len, file) }) else {
+        // SAFETY: nobody has seen it.
+        unsafe { sys::munmap(base, len) };
+        return Err(Reason::PeerBroken);
+    };
+    let id = map.header().id.load(Relaxed);
+    let owner = map.header().owner.load(Relaxed);
+    let Some(mut table) = table() else {
+        // SAFETY: as above.
+        unsafe { sys::munmap(base, len) };
+        return Err(Reason::NoMemory);
+    };
+    let known = table
+        .entries
+        .iter()
+        .any(|m| m.role != Role::Unused && m.id == id && m.delivered == delivered);
+    let index = if known { Err(Reason::NoSegment) } else { place(&mut table, len) };
+    let Ok(index) = index else {
+        // SAFETY: as above.
+        unsafe { sys::munmap(base, len) };
+        return Ok(());
+    };
+    let m = &mut table.entries[index];
+    m.role = Role::Peer;
+    m.delivered = delivered;
+    (m.id, m.owner, m.base, m.len, m.file) = (id, owner, base, len, file);
+    (m.fd, m.users) = (-1, 0);
+    m.slots.reset(0);
+    m.listener = [0; 4];
+    Ok(())
+}
+
+/// Segments that did not fit lately, by identity: those who wait for them need not.
+static REFUSED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+static REFUSALS: AtomicU32 = AtomicU32::new(0);
+
+fn refuse(fd: i32) {
+    if let Some(id) = id_in(fd) {
+        let next = REFUSALS.fetch_add(1, Relaxed) as usize % REFUSED.len();
+        REFUSED[next].store(id, Relaxed);
+    }
+}
+
+/// The identity that a segment's file has.
+pub fn id_in(fd: i32) -> Option<u64> {
+    let mut id = 0u64;
+    let at = offset_of!(SegmentHeader, id) as i64;
+    // SAFETY: eight writable bytes.
+    let read = unsafe { sys::pread(fd, (&raw mut id).cast(), size_of::<u64>(), at) };
+    (read == Ok(size_of::<u64>())).then_some(id)
+}
+
+/// Bytes of a segment's file before its far parts, as its header says.
+fn near_in(fd: i32) -> Option<usize> {
+    let mut words = [0u32; 2];
+    let at = offset_of!(SegmentHeader, slots) as i64;
+    // SAFETY: eight writable bytes.
+    let read = unsafe { sys::pread(fd, words.as_mut_ptr().cast(), size_of_val(&words), at) };
+    (read == Ok(size_of_val(&words))).then_some(())?;
+    near_len(words[0], words[1])
+}
+
+/// Somebody else's segment, mapped for a while.
+pub struct Visited {
+    /// The mapping.
+    pub map: Segment,
+}
+
+impl Visited {
+    /// Maps it; takes the fd. Hostile until proven sealed and sound.
+    ///
+    /// # Errors
+    /// What is wrong with it, or that it does not fit.
+    pub fn new(fd: i32) -> Result<Visited, Reason> {
+        let mapped = size_of_sealed(fd)
+            .and_then(|len| Ok((sys::mmap_shared(fd, len).map_err(|_| Reason::NoMemory)?, len)));
+        strangers::discard(fd);
+        let (base, len) = mapped?;
+        // SAFETY: a mapping of `len` bytes whose file is sealed against shrinking.
+        match unsafe { Segment::open(base, len, len) } {
+            Ok(map) => Ok(Visited { map }),
+            Err(Broken) => {
+                // SAFETY: nobody has seen it.
+                unsafe { sys::munmap(base, len) };
+                Err(Reason::PeerBroken)
+            }
+        }
+    }
+}
+
+impl Drop for Visited {
+    fn drop(&mut self) {
+        // SAFETY: mapped above, and borrowed by nobody any more.
+        unsafe { sys::munmap(self.map.base(), self.map.len()) };
+    }
+}
+
+/// Whether there was no room for a peer's segment.
+pub fn is_refused(id: u64) -> bool {
+    REFUSED.iter().any(|refused| refused.load(Relaxed) == id)
+}
+
+/// Bytes of a stranger's memory that cannot shrink.
+fn size_of_sealed(fd: i32) -> Result<usize, Reason> {
+    // Before the file is asked anything else, see there.
+    if !strangers::is_memory(fd) {
+        return Err(Reason::PeerBroken);
+    }
+    let size = sys::fstat(fd).map_err(|_| Reason::PeerBroken)?.size;
+    let size = usize::try_from(size).map_err(|_| Reason::NoMemory)?;
+    // On 32-bit machines the largest one has no length.
+    let most = segment_len(SLOTS_MAX, WINDOW_SHIFT_MAX - 1, WINDOW_SHIFT_MAX);
+    let most = most.unwrap_or(isize::MAX as usize);
+    if size > most || size < usmc_shm::layout::SLOTS_OFFSET {
+        return Err(Reason::PeerBroken);
+    }
+    Ok(size)
+}
+
+/// Unmaps what clients have retired or left behind and no connection uses.
+fn sweep(table: &mut Table<'_>) {
+    for m in table.entries.iter_mut().filter(|m| m.role == Role::Peer && m.users == 0) {
+        let retired = m.segment().map_or(true, |s| s.header().retired.load(Relaxed) != 0);
+        if retired || !host::current().is_identity_alive(m.owner) {
+            m.unmap();
+        }
+    }
+}
+
+/// The process ends in an orderly way: tell acceptors that nothing comes any more.
+pub fn leave() {
+    if TABLE.load(Acquire).is_null() {
+        return;
+    }
+    let Some(table) = table() else { return };
+    for m in table.entries.iter_mut().filter(|m| m.role == Role::Own) {
+        if let Ok(map) = m.segment() {
+            map.header().retired.store(1, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A segment of this identity as a client makes it, and the number of its file.
+    fn foreign(id: u64) -> (i32, u64) {
+        let len = near_len(4, WINDOW_SHIFT_MIN).unwrap();
+        let fd = sys::memfd_create(c"test").unwrap();
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        sys::ftruncate(fd, len as u64).unwrap();
+        sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize).unwrap();
+        let base = sys::mmap_shared(fd, len).unwrap();
+        // SAFETY: a fresh mapping that nobody else has, and which is gone before it is mapped again.
+        unsafe {
+            Segment::create(base, 4, (WINDOW_SHIFT_MIN, 0), id, 0);
+            sys::munmap(base, len);
+        }
+        (fd, sys::fstat(fd).unwrap().inode)
+    }
+
+    /// A peer's segment of so many bytes.
+    fn mapped(len: usize, users: u32) -> Mapped {
+        let base = sys::mmap_private(ptr::null_mut(), len).unwrap();
+        // SAFETY: zero bytes are an unused entry.
+        let unused: Mapped = unsafe { core::mem::zeroed() };
+        Mapped { role: Role::Peer, base, len, file: len, users, fd: -1, ..unused }
+    }
+
+    #[test]
+    fn segments_are_given_up_only_where_that_makes_room() {
+        const PAGE: usize = 1 << 16;
+        // SAFETY: as above.
+        let unused: Mapped = unsafe { core::mem::zeroed() };
+        let mut entries = [mapped(2 * PAGE, 1), mapped(PAGE, 0), mapped(PAGE, 0), unused];
+        let roles = |entries: &[Mapped]| {
+            entries.iter().map(|m| m.role == Role::Peer).collect::<Vec<bool>>()
+        };
+        // Never, for what is in use stays.
+        assert_eq!(place_within(8 * PAGE, &mut entries, 7 * PAGE), Err(Reason::NoMemory));
+        assert_eq!(place_within(8 * PAGE, &mut entries, 4 * PAGE), Ok(3));
+        assert_eq!(roles(&entries), [true, true, true, false]);
+        assert_eq!(place_within(8 * PAGE, &mut entries, 5 * PAGE), Ok(1));
+        assert_eq!(roles(&entries), [true, false, true, false]);
+        assert_eq!(place_within(8 * PAGE, &mut entries, 6 * PAGE), Ok(1));
+        assert_eq!(roles(&entries), [true, false, false, false]);
+        entries[0].users = 0;
+        entries[0].unmap();
+    }
+
+    #[test]
+    fn a_delivered_segment_is_none_of_our_own_users_whatever_it_calls_itself() {
+        const ID: u64 = 0x5e6d_e17e;
+        let ((ours, our_file), (theirs, their_file)) = (foreign(ID), foreign(ID));
+        assert_eq!(map_delivered(theirs), Ok(their_file));
+        // In use at once, for the next one that is mapped sweeps what dead processes have left.
+        let (delivered, _) = use_delivered(ID, their_file).unwrap();
+        assert!(use_peer(ID).is_none(), "the table's word is enough for it");
+        assert_eq!(map_peer(ours), Ok(()));
+        let (own, _) = use_peer(ID).unwrap();
+        assert_ne!(own, delivered);
+        assert!(use_delivered(ID, our_file).is_none(), "somebody else's memory by its name");
+        assert!(use_delivered(ID + 1, their_file).is_none());
+        unuse(own);
+        unuse(delivered);
+    }
+}

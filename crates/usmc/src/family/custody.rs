@@ -1,0 +1,202 @@
+//! Who holds a connection that is passed on, between processes that did not come from one another by fork.
+//!
+//! A family of processes counts its members in the slot, or in a cell of [`crate::family::fork`]. Before one of them passes a
+//! socket on, the device begins to count families: that of the passer, and one for each [`Receiver`]. Who receives the
+//! socket is a holder only if the passer meant it; anybody else is one that nobody knows, and then the connection
+//! stays TCP for good. So does a connection of which a family of several processes died without a word; single processes
+//! are counted by name, and counted out. A connection goes to the ring when one process is left that holds it.
+//!
+//! Who fetches a socket by pidfd_getfd(2) begins to count in its holder's place ([`join`]), and tells the holder's process,
+//! which looks before it does anything that changes the count: when it closes the connection, forks, ends, passes it on
+//! or takes a step towards a ring.
+
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
+
+use crate::family::fork;
+use crate::host::{self, Custody, Receiver};
+use crate::os::process;
+use crate::os::table::{self, Entry};
+use crate::record::conn::{self, Conn, F_ADOPTED, F_CLIENT, F_COPIED, F_SHARED};
+use crate::record::kernel;
+
+/// The device's number for it, 0 = nobody passed it on. Another process of the family may have done it, or somebody may
+/// have fetched it from us.
+fn of(fd: i32, conn: &Conn) -> u32 {
+    let own = conn.custody.load(Relaxed);
+    if own != 0 {
+        return own;
+    }
+    let token = by_family(fd, conn).or_else(|| by_fetcher(fd, conn)).map_or(0, |it| it.0);
+    if token != 0 {
+        conn.custody.store(token, Relaxed);
+    }
+    token
+}
+
+fn by_family(fd: i32, conn: &Conn) -> Option<Custody> {
+    if !conn.has(F_COPIED) {
+        return None;
+    }
+    let told = match conn.family() {
+        Some(end) => end.custody.load(Relaxed),
+        None => fork::custody_of(conn),
+    };
+    // The slot is the peer's memory, too.
+    let is_it = |it: &Custody| told != 0 && host::current().is_about(*it, kernel::cookie(fd));
+    Some(Custody(told)).filter(is_it)
+}
+
+/// A connection that came from elsewhere and was not entrusted to us is not ours to count.
+fn by_fetcher(fd: i32, conn: &Conn) -> Option<Custody> {
+    let device = host::current();
+    let may_be = !conn.has(F_ADOPTED) && device.was_fetched_from();
+    if may_be { device.entrusted(kernel::cookie(fd)) } else { None }
+}
+
+/// Before the record of `fd` ends, for what others may have done with the connection unseen.
+pub fn look(fd: i32, conn: &Conn) {
+    of(fd, conn);
+}
+
+/// The same for all connections, before this process ends.
+pub fn look_at_all() {
+    if host::current().was_fetched_from() {
+        table::for_each(0, u32::MAX, |fd, entry| {
+            if let Entry::Conn(index) = entry {
+                look(fd, conn::at(index));
+            }
+        });
+    }
+}
+
+/// This process is about to be one of a family. The connections are marked as shared.
+pub fn before_fork() {
+    look_at_all();
+    conn::for_each(|_, conn| {
+        let token = conn.custody.load(Relaxed);
+        if token != 0 {
+            host::current().take_name_back(Custody(token));
+        }
+    });
+}
+
+/// It was handed over to us, and `conn` is its record from now on.
+pub fn hold(conn: &Conn, token: Custody) {
+    let device = host::current();
+    conn.custody.store(token.0, SeqCst);
+    device.name_holder(token, process::pid());
+    // Another thread may have forked before it could see the name.
+    if conn.has(F_COPIED) {
+        device.take_name_back(token);
+    }
+}
+
+/// We have fetched `fd` from the process `pid`, which holds it alone and has `told` us its number for it: both count from
+/// now on. `client`: it is the connecting end. `None` where that cannot be.
+pub fn join(fd: i32, pid: u32, told: u32, client: bool) -> Option<Custody> {
+    let (device, cookie) = (host::current(), kernel::cookie(fd));
+    // First: it looks at its number last, or is counted now.
+    if !device.tell_fetched(pid) {
+        return None;
+    }
+    let token = match told {
+        0 => match device.entrusted(cookie) {
+            // By another fetcher.
+            Some(token) => token,
+            None => {
+                let token = device.entrust(cookie, client, Some(pid))?;
+                if device.entrusted(cookie) != Some(token) {
+                    device.release(token);
+                    return None;
+                }
+                token
+            }
+        },
+        told => Some(Custody(told)).filter(|it| device.is_about(*it, cookie))?,
+    };
+    device.hand_over(token, Receiver::this_program()).then_some(token)
+}
+
+/// After [`join`]: we do not hold it, or in a way that is not counted. Does nothing once it was claimed.
+pub fn part(token: Custody) {
+    if host::current().call_off(token, Receiver::this_program()) {
+        host::current().release(token);
+    }
+}
+
+/// Whether all who hold it are counted, and that is this family alone.
+pub fn is_known_to_be_sole(fd: i32, conn: &Conn) -> bool {
+    of(fd, conn) != 0 && is_sole(fd, conn)
+}
+
+/// Whether only this family holds the connection.
+pub fn is_sole(fd: i32, conn: &Conn) -> bool {
+    match of(fd, conn) {
+        0 => true,
+        token => host::current().is_sole(Custody(token)),
+    }
+}
+
+/// `fd` is going to be passed on. False where its receiver will not be known as a holder.
+pub fn hand_over(fd: i32, conn: &Conn, to: Receiver) -> bool {
+    let alone = !conn.has(F_SHARED) || fork::is_sole_holder(conn);
+    let is_program = matches!(to, Receiver::Program(_) | Receiver::Child(_));
+    if !alone && !is_program {
+        // The others of this family would have to look for the receiver at each step: they stay TCP.
+        fork::count_unknown(conn);
+        return false;
+    }
+    let device = host::current();
+    let mut token = of(fd, conn);
+    if token == 0 {
+        let cookie = kernel::cookie(fd);
+        let this = (!conn.has(F_SHARED)).then(process::pid);
+        let Some(Custody(new)) = device.entrust(cookie, conn.has(F_CLIENT), this) else {
+            return false;
+        };
+        token = new;
+        conn.custody.store(new, SeqCst);
+        if conn.has(F_SHARED) {
+            // As above.
+            device.take_name_back(Custody(new));
+        }
+        match conn.family() {
+            Some(end) => end.custody.store(new, Relaxed),
+            None => fork::set_custody(conn, new),
+        }
+    }
+    device.hand_over(Custody(token), to)
+}
+
+/// After [`hand_over`]: this family will not hold it any more. The number is kept for [`take_back`].
+pub fn release_own(conn: &Conn) {
+    host::current().release(Custody(conn.custody.load(Relaxed)));
+}
+
+/// It was not passed on after all. `released`: this family's hold was given up for it.
+pub fn take_back(conn: &Conn, from: Receiver, released: bool) {
+    let token = Custody(conn.custody.load(Relaxed));
+    if host::current().call_off(token, from) && !released {
+        host::current().release(token);
+    }
+}
+
+/// The receiver's name has turned out to be another one.
+pub fn rename(conn: &Conn, from: Receiver, to: Receiver) {
+    match conn.custody.load(Relaxed) {
+        0 => {}
+        token => host::current().rename(Custody(token), from, to),
+    }
+}
+
+/// This family holds the connection no more.
+pub fn release(conn: &Conn) {
+    if conn.custody.load(Relaxed) == 0 {
+        return;
+    }
+    let token = conn.custody.swap(0, AcqRel);
+    // A call that was asleep in it when its number was closed: the process has the socket still.
+    if token != 0 && conn.unseen.load(SeqCst) == 0 {
+        host::current().release(Custody(token));
+    }
+}

@@ -1,0 +1,333 @@
+//! The accepting end.
+
+use core::sync::atomic::Ordering::Relaxed;
+use smc_proto::decline::DeclineCode;
+use smc_proto::handshake::Ending;
+use smc_proto::ids::PeerId;
+use smc_proto::wire::clc::{Answer, Decline, Message as Clc, Proposal, Release};
+
+use super::stream::{self, Found};
+use super::{
+    Step, Taken, declined, delivered, first, give_up, has_room, id_of, is_spent, machines,
+    new_token, say, stop_calls, store_id, take,
+};
+use crate::handshake::transition;
+use crate::host::{self, Message, OfferId, Stage};
+use crate::os::log;
+use crate::os::reason::Reason;
+use crate::record::conn::{self, Conn, F_CLC};
+
+/// Says on the device that this process holds the connection that a client asks for, if one does.
+pub fn hold_if_asked(fd: i32, conn: &Conn) -> bool {
+    let Some(id) = host::current().find_question(&transition::stored(conn)) else { return false };
+    let Ok(true) = transition::is_free(fd, conn) else { return true };
+    // Memory has to be able to come.
+    if let Err(reason) = host::current().open_mailbox() {
+        conn.give_up(reason);
+        return true;
+    }
+    let Some(_rx) = conn.rx_lock.try_enter() else { return true };
+    if !conn.stop_kernel_calls() {
+        return true;
+    }
+    store_id(conn, id);
+    conn.looks.store(transition::LOOKS, Relaxed);
+    // Receives end before the Proposal from here on.
+    super::enter(conn, Step::Held);
+    conn.set_flag(F_CLC, true);
+    if host::current().step(id, Stage::Open, Stage::Held) {
+        conn.reason.store(Reason::Handshake as u32, Relaxed);
+        log::debug(format_args!("fd {fd}: held for a client on the device"));
+    } else {
+        conn.set_flag(F_CLC, false);
+        super::enter(conn, Step::None);
+    }
+    conn.go_on_with_kernel_calls();
+    true
+}
+
+/// The client was declared to speak SMC, or has said so in its SYN: its first bytes may be a Proposal.
+pub fn expect(conn: &Conn) {
+    super::enter(conn, Step::Expecting);
+    conn.set_flag(F_CLC, true);
+}
+
+/// The connection stays TCP: what was expected is taken out once it comes. Whether that is settled.
+pub fn stop_expecting(fd: i32, conn: &Conn) -> bool {
+    match take_first(fd, conn) {
+        First::Wait => return false,
+        First::Proposal(proposal) => {
+            if let Some(id) = place_of(&proposal) {
+                host::current().free(id);
+            }
+            if first::is_agreed(conn) {
+                refuse(fd, conn, proposal);
+            }
+        }
+        First::Declined(code) => conn.clc.declined.store(code.0, Relaxed),
+        First::Other => {}
+    }
+    super::enter(conn, Step::None);
+    conn.set_flag(F_CLC, false);
+    true
+}
+
+#[expect(clippy::large_enum_variant, reason = "there is no allocator; a call holds one")]
+enum First {
+    Wait,
+    Proposal(Proposal),
+    /// By a client that has said SMC.
+    Declined(DeclineCode),
+    Other,
+}
+
+/// The first message of the stream, which is taken out if it is one that a client begins with.
+fn take_first(fd: i32, conn: &Conn) -> First {
+    let Some(_rx) = conn.rx_lock.try_enter() else { return First::Wait };
+    match first::look(fd) {
+        (Found::Message(Clc::Proposal(proposal)), length) => {
+            stream::discard(fd, length);
+            First::Proposal(proposal)
+        }
+        (Found::Message(Clc::Decline(decline)), length) if first::is_agreed(conn) => {
+            stream::discard(fd, length);
+            First::Declined(decline.code)
+        }
+        (Found::Nothing, _) => First::Wait,
+        (Found::Part, _) if !super::is_too_slow(conn) => First::Wait,
+        _ => First::Other,
+    }
+}
+
+/// Where the device keeps the handshake of a first Proposal: the peer's word, if that place says so, too.
+fn place_of(proposal: &Proposal) -> Option<OfferId> {
+    let device = host::current();
+    machines::id_in(proposal).filter(|&id| {
+        let at = device.announced(id, Message::Proposal);
+        matches!(device.stage(id), Stage::Proposed | Stage::Abandoned) && at == Some(0)
+    })
+}
+
+fn read_first(fd: i32, conn: &Conn) {
+    let proposal = match take_first(fd, conn) {
+        First::Wait => return,
+        First::Proposal(proposal) => proposal,
+        First::Declined(code) => return declined(conn, code),
+        First::Other => {
+            // On as with any other client.
+            super::enter(conn, Step::None);
+            return conn.set_flag(F_CLC, false);
+        }
+    };
+    let device = host::current();
+    let id = place_of(&proposal).filter(|&id| device.stage(id) == Stage::Proposed);
+    let Some(id) = id else {
+        // It is on another device. Who was only declared cannot be told where in the stream the answer would be.
+        if !first::is_agreed(conn) {
+            return give_up(conn, Reason::NotRegistered);
+        }
+        refuse(fd, conn, proposal);
+        return declined(conn, DeclineCode(conn.clc.declined()));
+    };
+    if let Err(reason) = device.open_mailbox() {
+        device.free(id);
+        if first::is_agreed(conn) {
+            refuse(fd, conn, proposal);
+        }
+        return give_up(conn, reason);
+    }
+    store_id(conn, id);
+    conn.reason.store(Reason::Handshake as u32, Relaxed);
+    judge(fd, conn, Clc::Proposal(proposal));
+}
+
+/// The caller holds the step's lock.
+pub fn step(fd: i32, conn: &Conn) {
+    match conn.clc.step() {
+        Step::Expecting => read_first(fd, conn),
+        Step::Held => read_proposal(fd, conn),
+        Step::Asking => answer(fd, conn),
+        Step::Answered => read_confirm(fd, conn),
+        _ => attach(fd, conn),
+    }
+}
+
+fn read_proposal(fd: i32, conn: &Conn) {
+    let (device, id) = (host::current(), id_of(conn));
+    match device.stage(id) {
+        Stage::Held if is_spent(fd, conn) => {
+            if device.step(id, Stage::Held, Stage::Over) {
+                give_up(conn, Reason::NoOffer);
+            }
+            return;
+        }
+        Stage::Held => return,
+        Stage::Proposed | Stage::Abandoned => {}
+        _ => return give_up(conn, Reason::PeerGone),
+    }
+    let message = match take(fd, conn) {
+        Taken::Wait => return,
+        Taken::Message(message) => message,
+        Taken::Other => {
+            device.free(id);
+            return give_up(conn, Reason::PeerBroken);
+        }
+    };
+    judge(fd, conn, message);
+}
+
+/// Declines what a client has begun with that has said SMC.
+fn refuse(fd: i32, conn: &Conn, proposal: Proposal) {
+    let v1 = proposal.is_v1();
+    let code = match code_for(Clc::Proposal(proposal)) {
+        0 => DeclineCode::NOSMCDDEV,
+        code => DeclineCode(code),
+    };
+    first::refuse(fd, conn, code, v1);
+}
+
+/// Declines instead of an answer that cannot be given yet. The caller holds the step's lock.
+pub fn decline(fd: i32, conn: &Conn, code: DeclineCode) {
+    host::current().free(id_of(conn));
+    first::refuse(fd, conn, code, false);
+    declined(conn, code);
+}
+
+/// Answers a client's first message.
+fn judge(fd: i32, conn: &Conn, message: Clc) {
+    // Who has to say something first is asked before each send.
+    conn.set_flag(F_CLC, first::is_agreed(conn));
+    let release = match &message {
+        Clc::Proposal(proposal) => proposal.v2().map_or(Release::V2_0, |v2| v2.release),
+        _ => Release::V2_0,
+    };
+    let code = code_for(message);
+    conn.clc.number.store(release.number().into(), Relaxed);
+    conn.clc.declined.store(code, Relaxed);
+    super::enter(conn, Step::Asking);
+    answer(fd, conn);
+}
+
+/// With what a client's first message is to be declined; 0: it is not.
+fn code_for(message: Clc) -> u32 {
+    match machines::choose(message) {
+        Some(Ok(_)) => 0,
+        Some(Err(Ending::Fallback(fallback))) => {
+            fallback.decline.map_or(DeclineCode::PEERDECL, |decline| decline.code).0
+        }
+        Some(Err(Ending::Failed(_))) => DeclineCode::INTERR.0,
+        None => DeclineCode::NOSMCDDEV.0,
+    }
+}
+
+/// Accepts or declines.
+fn answer(fd: i32, conn: &Conn) {
+    let (device, id) = (host::current(), id_of(conn));
+    if device.stage(id) != Stage::Proposed {
+        return leave(fd, conn, Reason::PeerGone);
+    }
+    if let Err(reason) = transition::is_free(fd, conn) {
+        return leave(fd, conn, reason);
+    }
+    if !transition::is_free(fd, conn).is_ok_and(|free| free) || !has_room(fd) {
+        return;
+    }
+    let Some(_rx) = conn.rx_lock.try_enter() else { return };
+    if !stop_calls(fd, conn) {
+        return;
+    }
+    let code = conn.clc.declined();
+    let message = match code {
+        0 => accept(conn),
+        code => Err(DeclineCode(code)),
+    };
+    let (message, code) = match message {
+        Ok(accept) => (accept, 0),
+        Err(code) => (Clc::Decline(Decline::new(false, PeerId::default(), code)), code.0),
+    };
+    if code == 0 {
+        // Receives end before the Confirm from here on.
+        conn.set_flag(F_CLC, true);
+        super::enter(conn, Step::Answered);
+    }
+    let said = say(fd, conn, Message::Answer, [Stage::Proposed, Stage::Answered], &message);
+    conn.go_on_with_kernel_calls();
+    if !said {
+        leave(fd, conn, Reason::PeerGone);
+    } else if code != 0 {
+        declined(conn, DeclineCode(code));
+    } else {
+        log::debug(format_args!("fd {fd}: accept sent"));
+    }
+}
+
+/// Gives up without an answer, or with one that is owed.
+fn leave(fd: i32, conn: &Conn, reason: Reason) {
+    if first::is_agreed(conn) {
+        return decline(fd, conn, DeclineCode::NOSMCDDEV);
+    }
+    host::current().free(id_of(conn));
+    give_up(conn, reason);
+}
+
+/// The Accept, with a token of this connection.
+fn accept(conn: &Conn) -> Result<Clc, DeclineCode> {
+    // As begun by a client of the same release: the rest of its Proposal was found good.
+    let release = Release::new(conn.clc.number.load(Relaxed) as u8).unwrap_or(Release::V2_0);
+    let token = new_token(conn::index_of(conn));
+    let side = machines::side(token).ok_or(DeclineCode::NOSMCDDEV)?;
+    let choice = machines::choice_for(release).ok_or(DeclineCode::INTERR)?;
+    conn.clc.given.iter().for_each(|word| word.store(0, Relaxed));
+    conn.clc.own.store(token, Relaxed);
+    Ok(choice.accept(&side).1)
+}
+
+fn read_confirm(fd: i32, conn: &Conn) {
+    let (device, id) = (host::current(), id_of(conn));
+    match device.stage(id) {
+        Stage::Answered => return,
+        Stage::Confirmed => {}
+        _ => return give_up(conn, Reason::PeerGone),
+    }
+    let taken = take(fd, conn);
+    if matches!(taken, Taken::Wait) {
+        return;
+    }
+    device.free(id);
+    conn.set_flag(F_CLC, false);
+    let Taken::Message(message) = taken else { return give_up(conn, Reason::PeerBroken) };
+    let release = Release::new(conn.clc.number.load(Relaxed) as u8).unwrap_or(Release::V2_0);
+    let state = machines::side(conn.clc.own.load(Relaxed))
+        .and_then(|side| machines::expect_confirm(release, &side));
+    let Some(state) = state else { return give_up(conn, Reason::NoDevice) };
+    match state.on_message(message) {
+        Ok(confirmed) => {
+            let Answer::D(memory) = &confirmed.agreement().peer else {
+                return give_up(conn, Reason::PeerBroken);
+            };
+            conn.clc.peer.store(memory.token, Relaxed);
+            conn.looks.store(transition::LOOKS, Relaxed);
+            super::enter(conn, Step::Confirmed);
+            attach(fd, conn);
+        }
+        Err(Ending::Fallback(fallback)) => {
+            declined(conn, fallback.peer_reason.unwrap_or(fallback.reason));
+        }
+        Err(Ending::Failed(_)) => give_up(conn, Reason::PeerBroken),
+    }
+}
+
+/// Attaches to the memory that was delivered with both tokens.
+fn attach(fd: i32, conn: &Conn) {
+    super::take_mail();
+    match delivered(conn) {
+        Some((dmb, file)) => {
+            transition::attach(fd, conn, dmb, file);
+            if conn.phase() != conn::EARLY {
+                super::enter(conn, Step::None);
+            }
+        }
+        None if is_spent(fd, conn) => give_up(conn, Reason::NoSegment),
+        None => {}
+    }
+}

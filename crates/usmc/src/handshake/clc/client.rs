@@ -1,0 +1,337 @@
+//! The connecting end.
+
+use core::sync::atomic::Ordering::Relaxed;
+use smc_proto::decline::DeclineCode;
+use smc_proto::handshake::client::Accepted;
+use smc_proto::handshake::{Ending, Fault};
+use smc_proto::ids::Chid;
+use smc_proto::wire::clc::{Decline, Message as Clc, SmcdVersion};
+use usmc_shm::handshake::Use;
+
+use super::{
+    Step, Taken, declined, first, give_up, has_room, id_of, is_spent, leave_answered, machines,
+    say, stop_calls, store_id, take,
+};
+use crate::device::segment;
+use crate::handshake::transition;
+use crate::host::{self, Delivery, DmbRef, Message, Stage};
+use crate::os::reason::Reason;
+use crate::os::{log, sys};
+use crate::record::conn::{Conn, F_ARMED, F_CLC, OFFERED};
+use crate::record::kernel;
+use crate::record::tuple::{self, Tuple};
+
+/// Asks on the device who holds the other end of this connection, whose destination is a listener of another network
+/// namespace or user.
+///
+/// # Errors
+/// The reason why the connection stays TCP.
+pub fn ask(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> {
+    let id = host::current().ask_for_holder(tuple)?;
+    store_id(conn, id);
+    transition::store_tuple(conn, tuple);
+    super::enter(conn, Step::Asked);
+    conn.looks.store(transition::LOOKS, Relaxed);
+    conn.reason.store(Reason::NotHeld as u32, Relaxed);
+    log::debug(format_args!("fd {fd}: asks for port {}", tuple.server.port));
+    Ok(())
+}
+
+/// The destination was declared to speak SMC, or may say so by its SYN-ACK: the first bytes of the stream will be a
+/// Proposal.
+pub fn declare(conn: &Conn) {
+    conn.reason.store(Reason::Handshake as u32, Relaxed);
+    super::enter(conn, Step::Declared);
+    conn.set_flag(F_CLC, conn.has(F_ARMED));
+}
+
+/// The caller holds the step's lock.
+pub fn step(fd: i32, conn: &Conn) {
+    match conn.clc.step() {
+        Step::Declared => first::begin(fd, conn),
+        Step::Asked => match host::current().stage(id_of(conn)) {
+            Stage::Open if transition::is_spent(fd, conn) => {
+                host::current().clear_offer(id_of(conn));
+                give_up(conn, Reason::NotHeld);
+            }
+            Stage::Open => {}
+            Stage::Held => propose(fd, conn),
+            _ => {
+                host::current().clear_offer(id_of(conn));
+                give_up(conn, Reason::NotHeld);
+            }
+        },
+        Step::Proposed if first::is_agreed(conn) => first::read_answer(fd, conn),
+        Step::Proposed => read_answer(fd, conn),
+        _ => confirm(fd, conn),
+    }
+}
+
+/// Whether the connection is ours alone at this moment; ends the handshake where it will not be.
+fn is_free(fd: i32, conn: &Conn) -> bool {
+    match transition::is_free(fd, conn) {
+        Ok(free) => free,
+        Err(reason) => {
+            leave_answered(id_of(conn));
+            give_up(conn, reason);
+            false
+        }
+    }
+}
+
+/// As the first bytes of the stream, or not at all.
+pub fn propose_unasked(fd: i32, conn: &Conn) {
+    if !kernel::is_established(fd) {
+        return;
+    }
+    let (Ok(client), Ok(server)) = (tuple::local(fd), tuple::peer(fd)) else { return };
+    if kernel::tcp_sent(fd, true) != Some(0) || conn.returns() > 0 {
+        return give_up(conn, Reason::NotRegistered);
+    }
+    if !is_free(fd, conn) || !has_room(fd) {
+        return;
+    }
+    let Some(_rx) = conn.rx_lock.try_enter() else { return };
+    if !stop_calls(fd, conn) {
+        return;
+    }
+    let tuple = Tuple { netns: tuple::netns(fd), client, server };
+    transition::store_tuple(conn, &tuple);
+    // No handler's bytes between the question and the message.
+    let mask = sys::block_signals();
+    if kernel::tcp_sent(fd, true) != Some(0) {
+        // Another thread's, before its calls were stopped.
+        conn.go_on_with_kernel_calls();
+        sys::set_signals(mask);
+        return give_up(conn, Reason::NotRegistered);
+    }
+    let sent = send_proposal(fd, conn, &tuple);
+    conn.go_on_with_kernel_calls();
+    sys::set_signals(mask);
+    if let Err(reason) = sent {
+        give_up(conn, reason);
+    }
+}
+
+/// The Proposal that names its place on the device. The caller has stopped the calls of the kernel.
+///
+/// # Errors
+/// The reason why the connection stays TCP: nothing was sent.
+pub fn send_proposal(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> {
+    let id = host::current().propose_unasked(tuple)?;
+    let Some(Ok((_, proposal))) = machines::propose(Some(id)) else { return Err(Reason::NoDevice) };
+    store_id(conn, id);
+    conn.set_flag(F_CLC, true);
+    super::enter(conn, Step::Proposed);
+    conn.looks.store(transition::LOOKS, Relaxed);
+    conn.reason.store(Reason::Handshake as u32, Relaxed);
+    super::send(fd, &proposal);
+    Ok(())
+}
+
+fn propose(fd: i32, conn: &Conn) {
+    if !is_free(fd, conn) || !has_room(fd) {
+        return;
+    }
+    let proposal = match machines::propose(None) {
+        Some(Ok((_, proposal))) => proposal,
+        _ => return give_up(conn, Reason::NoDevice),
+    };
+    let Some(_rx) = conn.rx_lock.try_enter() else { return };
+    if !stop_calls(fd, conn) {
+        return;
+    }
+    // From here on receives end before the answer.
+    conn.set_flag(F_CLC, true);
+    super::enter(conn, Step::Proposed);
+    let said = say(fd, conn, Message::Proposal, [Stage::Held, Stage::Proposed], &proposal);
+    conn.go_on_with_kernel_calls();
+    if !said {
+        host::current().clear_offer(id_of(conn));
+        return give_up(conn, Reason::PeerGone);
+    }
+    conn.reason.store(Reason::Handshake as u32, Relaxed);
+    log::debug(format_args!("fd {fd}: proposal sent"));
+}
+
+fn read_answer(fd: i32, conn: &Conn) {
+    let (device, id) = (host::current(), id_of(conn));
+    match device.stage(id) {
+        Stage::Answered | Stage::Abandoned => {}
+        Stage::Proposed if is_spent(fd, conn) => {
+            if device.step(id, Stage::Proposed, Stage::Abandoned) {
+                give_up(conn, Reason::NotHeld);
+            }
+            return;
+        }
+        Stage::Proposed => return,
+        _ => return give_up(conn, Reason::PeerGone),
+    }
+    let message = match take(fd, conn) {
+        Taken::Wait => return,
+        Taken::Message(message) => message,
+        Taken::Other => {
+            leave_answered(id);
+            return give_up(conn, Reason::PeerBroken);
+        }
+    };
+    answered(fd, conn, message);
+}
+
+/// The server's first message is here.
+pub fn answered(fd: i32, conn: &Conn, message: Clc) {
+    let id = id_of(conn);
+    conn.set_flag(F_CLC, false);
+    match accepted(message) {
+        Ok((token, link_id)) => {
+            conn.clc.peer.store(token, Relaxed);
+            conn.clc.number.store(link_id, Relaxed);
+            super::enter(conn, Step::Accepted);
+            confirm(fd, conn);
+        }
+        Err(Ending::Fallback(fallback)) if fallback.decline.is_none() => {
+            leave_answered(id);
+            declined(conn, fallback.peer_reason.unwrap_or(fallback.reason));
+        }
+        Err(Ending::Fallback(fallback)) => {
+            conn.clc.declined.store(fallback.reason.0, Relaxed);
+            super::enter(conn, Step::Accepted);
+            confirm(fd, conn);
+        }
+        Err(Ending::Failed(_)) => {
+            // An answer that no server gives: whoever sent it knows what it did.
+            conn.clc.declined.store(DeclineCode::INTERR.0, Relaxed);
+            super::enter(conn, Step::Accepted);
+            confirm(fd, conn);
+        }
+    }
+}
+
+/// The server's token and link id, if its answer is an Accept for this device.
+fn accepted(answer: Clc) -> Result<(u64, u32), Ending> {
+    let (state, _) = machines::propose(None).unwrap_or(Err(Ending::Failed(Fault::Closed)))?;
+    let Accepted::D(accepted) = state.on_message(answer)? else {
+        return Err(Ending::Failed(Fault::Closed));
+    };
+    let answer = accepted.answer();
+    let SmcdVersion::V2 { gid_ext, chid, .. } = answer.version else {
+        return Err(accepted.decline(DeclineCode::VERSMISMAT));
+    };
+    let known = machines::gid().is_some_and(|own| own.gid == answer.gid && own.ext == gid_ext);
+    if !known || chid != Chid::LOOPBACK {
+        return Err(accepted.decline(DeclineCode::NOSMCD2DEV));
+    }
+    Ok((answer.token, answer.link_id))
+}
+
+/// Hands memory over and confirms, or declines.
+fn confirm(fd: i32, conn: &Conn) {
+    let (device, id) = (host::current(), id_of(conn));
+    if device.stage(id) != Stage::Answered {
+        // The acceptor does not wait any more.
+        leave_answered(id);
+        return give_up(conn, Reason::PeerGone);
+    }
+    if !is_free(fd, conn) || !has_room(fd) {
+        return;
+    }
+    let Some(_rx) = conn.rx_lock.try_enter() else { return };
+    if !stop_calls(fd, conn) {
+        return;
+    }
+    let code = match conn.clc.declined() {
+        0 => match offer(fd, conn) {
+            Ok(()) => return,
+            Err(Failed::NotNow) => return conn.go_on_with_kernel_calls(),
+            Err(Failed::PeerGone) => {
+                conn.go_on_with_kernel_calls();
+                leave_answered(id);
+                return give_up(conn, Reason::PeerGone);
+            }
+            Err(Failed::Decline(code)) => code,
+        },
+        code => DeclineCode(code),
+    };
+    let decline = Clc::Decline(Decline::new(false, Default::default(), code));
+    if !say(fd, conn, Message::Confirm, [Stage::Answered, Stage::Confirmed], &decline) {
+        leave_answered(id);
+    }
+    conn.go_on_with_kernel_calls();
+    declined(conn, code);
+}
+
+enum Failed {
+    NotNow,
+    PeerGone,
+    Decline(DeclineCode),
+}
+
+/// Ties the record to a slot of a segment that only this server's process is given, delivers it and confirms.
+fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
+    let link_id = conn.clc.number.load(Relaxed);
+    let tuple = transition::stored(conn);
+    let to = machines::process_of(link_id);
+    let Some(mailbox) = host::current().mailbox_of(to) else {
+        return Err(Failed::Decline(DeclineCode::NOSMCDDEV));
+    };
+    // Whoever listens at that address: memory is shared with one process of it, which is known by its mailbox, for the
+    // link id is its own word.
+    let pair = Tuple { netns: 1 << 63 | mailbox, ..tuple };
+    let is_kin = host::current().is_kin(to);
+    conn.clc.kin.store(is_kin.into(), Relaxed);
+    if !is_kin && !conn.clc.put_aside(segment::shifts()) {
+        return Err(Failed::Decline(DeclineCode::MEM));
+    }
+    let bound = segment::take_slot(&pair)
+        .and_then(|own| transition::bind_own(fd, conn, &own).map(|usage| (own, usage)));
+    let Ok((own, usage)) = bound else {
+        conn.clc.give_back();
+        return Err(Failed::Decline(DeclineCode::MEM));
+    };
+    let undo = |failed| {
+        transition::release_slot(conn);
+        Err(failed)
+    };
+    let token = sys::random() | 1;
+    let Some(side) = machines::side(token) else {
+        return undo(Failed::Decline(DeclineCode::NOSMCDDEV));
+    };
+    let Some(memfd) = segment::fd_of(own.segment) else {
+        return undo(Failed::Decline(DeclineCode::MEM));
+    };
+    let dmb = DmbRef { segment: own.id, slot: own.slot, usage: Use::to_bits(usage) };
+    let what = Delivery { fd: memfd, dmb, to: conn.clc.peer.load(Relaxed), from: token, is_kin };
+    match host::current().deliver(to, mailbox, &what) {
+        Ok(()) => {}
+        Err(libc::EAGAIN) => return undo(Failed::NotNow),
+        Err(errno) => {
+            log::warn(format_args!("fd {fd}: segment not handed over, errno {errno}"));
+            return undo(Failed::Decline(DeclineCode::MEM));
+        }
+    }
+    let Some(confirm) = confirm_message(&side) else {
+        return undo(Failed::Decline(DeclineCode::INTERR));
+    };
+    // Still early: whoever sends by the slot waits until it is offered, behind the Confirm.
+    if !say(fd, conn, Message::Confirm, [Stage::Answered, Stage::Confirmed], &confirm) {
+        transition::call_off(conn);
+        return undo(Failed::PeerGone);
+    }
+    super::enter(conn, Step::None);
+    conn.reason.store(Reason::Pending as u32, Relaxed);
+    if !conn.leave_early(OFFERED) {
+        // A signal handler of this thread wants it to stay TCP.
+        transition::call_off(conn);
+        return Ok(());
+    }
+    log::debug(format_args!("fd {fd}: confirmed with slot {}", own.slot));
+    Ok(())
+}
+
+/// The Confirm of this memory. The server's Accept is gone, but all that the Confirm repeats of it is our own.
+fn confirm_message(side: &smc_proto::handshake::SmcdSide) -> Option<Clc> {
+    let (state, proposal) = machines::propose(None)?.ok()?;
+    let (_, accept) = machines::choose(proposal)?.ok()?.accept(side);
+    let Accepted::D(accepted) = state.on_message(accept).ok()? else { return None };
+    Some(accepted.confirm(side).ok()?.1)
+}

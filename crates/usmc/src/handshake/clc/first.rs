@@ -1,0 +1,246 @@
+//! Handshakes at the very start of the stream, client first, as RFC 7609 (section 4.2) and the kernel's SMC have them:
+//! where SYN and SYN-ACK have said SMC ([`crate::handshake::syn_option`]). Who is at the other end is not known: a uSMC of this
+//! device, one of another, or the kernel's.
+//!
+//! The client's first bytes are a Proposal, or a Decline where it cannot have what it would propose. It waits for nothing:
+//! the application's bytes follow, as they do after a Decline. The server's first bytes are the answer, so that its
+//! application may not send before the Proposal has come: an Accept for a client of this device, whose Proposal names its
+//! place there, and a Decline for all others, whom the kernel's SMC has waiting in connect(2).
+//!
+//! A client whose SYN-ACK lost the option on the way proposes nothing. It is sent nothing, either, and the application
+//! waits for [`HOLD_MS`] at most.
+
+use core::sync::atomic::Ordering::Relaxed;
+use smc_proto::decline::DeclineCode;
+use smc_proto::ids::PeerId;
+use smc_proto::wire::clc::{Decline, Message as Clc};
+
+use super::stream::{self, Found};
+use super::{Step, acceptor, client, declined, give_up, id_of, is_too_slow};
+use crate::handshake::syn_option::{self, Outcome};
+use crate::handshake::transition;
+use crate::host::{self, Stage};
+use crate::os::reason::Reason;
+use crate::os::sys::{self, Errno};
+use crate::os::{clock, log, process};
+use crate::record::conn::{Conn, EARLY, F_ARMED, F_CLC, F_CLIENT, F_SHARED};
+use crate::record::kernel;
+use crate::record::lasting::Call;
+use crate::record::tuple::{self, Endpoint, Tuple};
+use crate::stream::wait;
+
+/// How long a server's application waits for the client's first message before it sends, in milliseconds. A client sends
+/// it in the same moment as the handshake's last ACK; this is for its first retransmission.
+pub const HOLD_MS: u32 = 2000;
+
+/// Whether both ends have said SMC, as far as they can know.
+pub fn is_agreed(conn: &Conn) -> bool {
+    syn_option::outcome(conn) == Outcome::Speaks
+}
+
+/// Whether the next that the peer sends is its message, or it sends none.
+pub fn is_awaited(conn: &Conn) -> bool {
+    match conn.clc.step() {
+        Step::Expecting => true,
+        Step::Proposed => is_agreed(conn),
+        _ => false,
+    }
+}
+
+/// What the peer's stream begins with, and how long that is. What the application has read from was none.
+pub fn look(fd: i32) -> (Found, usize) {
+    match kernel::tcp_taken(fd) {
+        Some(0) | None => stream::look(fd),
+        Some(_) => (Found::Other, 0),
+    }
+}
+
+/// Says that there will be no SMC, where that can still be the first that is said. `v1`: the peer's message had no part of
+/// version 2. Nobody sends meanwhile.
+pub fn refuse(fd: i32, conn: &Conn, code: DeclineCode, v1: bool) {
+    // No handler's bytes between the question and the message.
+    let mask = sys::block_signals();
+    if kernel::tcp_sent(fd, conn.has(F_CLIENT)) == Some(0) {
+        super::send(fd, &Clc::Decline(Decline::new(v1, PeerId::default(), code)));
+    }
+    sys::set_signals(mask);
+    conn.clc.declined.store(code.0, Relaxed);
+}
+
+/// The connecting end, before anything was sent. The caller holds the step's lock.
+pub fn begin(fd: i32, conn: &Conn) {
+    let server = Endpoint::server_of(&transition::stored_tuple(conn));
+    match syn_option::peer_speaks_smc(fd, conn) {
+        Some(true) => propose(fd, conn),
+        _ if super::is_declared(fd, server) => client::propose_unasked(fd, conn),
+        None if !kernel::is_established(fd) => {}
+        _ => begin_silently(conn, server),
+    }
+}
+
+/// The peer says no SMC: the device alone decides.
+fn begin_silently(conn: &Conn, server: Endpoint) {
+    if host::current().is_listening(None, server) {
+        super::enter(conn, Step::None);
+        conn.set_flag(F_CLC, false);
+        conn.reason.store(Reason::Short as u32, Relaxed);
+    } else {
+        give_up(conn, syn_option::reason_of(conn, Reason::NotRegistered));
+    }
+}
+
+fn propose(fd: i32, conn: &Conn) {
+    if kernel::tcp_sent(fd, true) != Some(0) || kernel::tcp_received(fd) != Some(0) {
+        // Another thread was faster, or the server does not wait any more.
+        log::debug(format_args!("fd {fd}: too late for a proposal"));
+        return give_up(conn, Reason::PeerGone);
+    }
+    let (Ok(local), Ok(server)) = (tuple::local(fd), tuple::peer(fd)) else { return };
+    let Some(_rx) = conn.rx_lock.try_enter() else { return };
+    let tuple = Tuple { netns: tuple::netns(fd), client: local, server };
+    transition::store_tuple(conn, &tuple);
+    let proposed = match transition::is_free(fd, conn) {
+        Ok(true) if conn.stop_kernel_calls() => {
+            let proposed = client::send_proposal(fd, conn, &tuple);
+            conn.go_on_with_kernel_calls();
+            proposed
+        }
+        Ok(_) => Err(Reason::Forked),
+        Err(reason) => Err(reason),
+    };
+    if let Err(reason) = proposed {
+        refuse(fd, conn, DeclineCode::NOSMCDEV, true);
+        give_up(conn, reason);
+    }
+}
+
+/// The connecting end's, after its Proposal. The caller holds the step's lock.
+pub fn read_answer(fd: i32, conn: &Conn) {
+    let Some(message) = take_answer(fd, conn) else { return };
+    let (device, id) = (host::current(), id_of(conn));
+    let Some(message) = message else {
+        device.free(id);
+        return give_up(conn, Reason::PeerGone);
+    };
+    match message {
+        Clc::Decline(decline) => {
+            device.free(id);
+            declined(conn, decline.code);
+        }
+        _ if device.stage(id) == Stage::Answered => client::answered(fd, conn, message),
+        // Not from this device: it accepts what was not offered to it.
+        _ => {
+            device.free(id);
+            give_up(conn, Reason::NoCommonDevice);
+        }
+    }
+}
+
+/// What the server has said first, which is out of the stream then: a message, or something else. `None`: nothing yet.
+fn take_answer(fd: i32, conn: &Conn) -> Option<Option<Clc>> {
+    let _rx = conn.rx_lock.try_enter()?;
+    match look(fd) {
+        (Found::Message(message), length) => {
+            stream::discard(fd, length);
+            Some(Some(message))
+        }
+        (Found::Nothing, _) => None,
+        (Found::Part, _) if !is_too_slow(conn) => None,
+        _ => Some(None),
+    }
+}
+
+/// As [`super::wind_up`], for an end that owes the peer a message, or waits for its first one. The caller holds the step's
+/// lock.
+pub fn wind_up(fd: i32, conn: &Conn) -> bool {
+    let id = id_of(conn);
+    match conn.clc.step() {
+        Step::Declared => match syn_option::peer_speaks_smc(fd, conn) {
+            Some(true) => refuse(fd, conn, DeclineCode::NOSMCDEV, true),
+            None if kernel::is_connecting(fd) => return false,
+            _ => {}
+        },
+        Step::Asking => acceptor::decline(fd, conn, DeclineCode::NOSMCDDEV),
+        _ => {
+            if take_answer(fd, conn).is_none() {
+                return false;
+            }
+            // A server of this device sees that nobody goes on.
+            host::current().free(id);
+        }
+    }
+    super::enter(conn, Step::None);
+    conn.set_flag(F_CLC, false);
+    true
+}
+
+/// Whether a message of ours has to be the first that the peer gets, and can be: it is not known yet which.
+fn is_owed(fd: i32, conn: &Conn) -> bool {
+    match (conn.clc.step(), is_agreed(conn)) {
+        (Step::Declared | Step::Asking, true) => true,
+        // The kernel would send as soon as the connection is made.
+        (Step::Declared, false) => conn.has(F_ARMED) && kernel::is_connecting(fd),
+        (Step::Expecting, true) => {
+            clock::now_ms().wrapping_sub(conn.clc.since.load(Relaxed)) < HOLD_MS
+        }
+        _ => false,
+    }
+}
+
+/// One step towards the message that is owed, by whoever needs it now. Whether it is not owed any more.
+fn pay(fd: i32, index: u32, conn: &Conn) -> bool {
+    if conn.phase() == EARLY {
+        transition::progress(fd, index, Call::Look);
+        if conn.clc.step() == Step::Asking
+            && let Some(_step) = conn.step_lock.try_enter()
+            && conn.clc.step() == Step::Asking
+        {
+            // Not while another process has the connection.
+            acceptor::decline(fd, conn, DeclineCode::NOSMCDDEV);
+        }
+    } else {
+        super::wind_up(fd, conn);
+    }
+    !is_owed(fd, conn)
+}
+
+/// Before the application sends by TCP: what we have to say comes first. A client's Proposal is waited for, as far as the
+/// socket waits for anything.
+///
+/// # Errors
+/// EAGAIN.
+#[cold]
+pub fn before_send(fd: i32, index: u32, conn: &Conn) -> Result<(), Errno> {
+    while is_owed(fd, conn) && !pay(fd, index, conn) {
+        if conn.step_lock.is_mine() || kernel::is_over(fd) {
+            break;
+        }
+        if wait::is_nonblocking(fd, conn) {
+            conn.tx_blocks.fetch_add(1, Relaxed);
+            return Err(libc::EAGAIN);
+        }
+        let event = if conn.has(F_CLIENT) { libc::POLLOUT } else { libc::POLLIN };
+        // What is there of a message does not let us sleep.
+        if sys::poll1(fd, event, 1) != 0 {
+            sys::sched_yield();
+        }
+    }
+    if is_agreed(conn) && conn.clc.step() == Step::Expecting {
+        log::debug(format_args!("fd {fd}: no proposal in time"));
+    }
+    Ok(())
+}
+
+/// Before the application ends its direction, or all: the same, but for what is there already.
+#[cold]
+pub fn before_end(fd: i32, index: u32, conn: &Conn) {
+    // Others who have the connection go on with it.
+    if is_owed(fd, conn) && !conn.has(F_SHARED) && conn.clc.pid.load(Relaxed) == process::pid() {
+        pay(fd, index, conn);
+    }
+}
+
+/// Whether a socket that was reported as writable takes nothing from the application yet.
+pub fn hides_output(fd: i32, conn: &Conn) -> bool {
+    conn.has(F_CLC) && is_owed(fd, conn)
+}

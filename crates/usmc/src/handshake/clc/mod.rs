@@ -1,0 +1,656 @@
+//! In-band SMC-D: Proposal, Accept and Confirm in the connection's own TCP stream.
+//!
+//! For peers whom the offer table alone does not prove: other users, other network namespaces, other containers that
+//! share the ISM directory. Each side's token goes through the TCP stream and nowhere else, so that whoever knows both
+//! holds the connection; memory is handed over against them ([`crate::host::Delivery`]).
+//!
+//! ```text
+//! client                          device                     acceptor
+//! asks ─────────────────────────▶ Open
+//!                                 Held ◀──────────────────── holds this very connection (accept told it)
+//! Proposal, in the stream ──────▶ Proposed
+//!                                 Answered ◀──────────────── Accept (its token) or Decline, in the stream
+//! memory, by mailbox
+//! Confirm (its token) ──────────▶ Confirmed
+//!                                 free ◀──────────────────── maps the memory, attaches: as with an offer
+//! ```
+//!
+//! Nobody waits for any of it: the application's bytes go by TCP meanwhile, before, between and behind the messages. So
+//! each message's place in the stream is announced, and the receiver's calls end before it, take the message out and
+//! go on behind it ([`stream`]). A message is sent only after a step on the device that its receiver would have seen
+//! before changing its mind, and who changes its mind takes that step away first. What stands at the announced place
+//! and is no message is the application's.
+//!
+//! Where both ends have said SMC when the connection was made, the messages stand where RFC 7609 has them ([`first`]).
+//!
+//! [`F_CLC`]: a message of the peer's may come; all receives are ours, whatever the phase, until it is taken out or
+//! cannot come any more.
+
+mod acceptor;
+mod client;
+pub mod first;
+mod machines;
+pub mod stream;
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use smc_proto::decline::DeclineCode;
+use smc_proto::wire::clc::{MAX_LEN, Message as Clc};
+use usmc_shm::sync::{AtomicU32, AtomicU64};
+
+use crate::device::segment;
+use crate::family::fork;
+use crate::handshake::transition;
+use crate::host::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
+use crate::os::reason::Reason;
+use crate::os::{clock, config, log, memory, process, strangers, sys};
+use crate::record::conn::{self, Conn, EARLY, F_CLC, F_CLIENT, F_COPIED, F_HANDSHAKE, PLAIN};
+use crate::record::kernel;
+use crate::record::tuple::{self, Endpoint};
+
+/// log2 of the least that is taken of memory.
+const PAGE_SHIFT: u32 = 12;
+
+pub use acceptor::{expect, hold_if_asked};
+pub use client::{ask, declare};
+
+/// How far this end is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+enum Step {
+    /// There is no handshake by CLC.
+    None = 0,
+    /// Client: has asked on the device.
+    Asked = 1,
+    /// Client: has proposed.
+    Proposed = 2,
+    /// Client: has read the Accept.
+    Accepted = 3,
+    /// Acceptor: has said that it holds the connection.
+    Held = 4,
+    /// Acceptor: has read the Proposal.
+    Asking = 5,
+    /// Acceptor: has answered.
+    Answered = 6,
+    /// Acceptor: has read the Confirm.
+    Confirmed = 7,
+    /// Client: the destination was declared to speak SMC, or may say so by the SYN-ACK, and nothing is sent yet.
+    Declared = 8,
+    /// Acceptor: the client was declared or has said SMC, and nothing is read yet.
+    Expecting = 9,
+    /// Either: this process, or the one that it was forked by, forked while a message was in the stream. Whichever reads
+    /// up to it takes it out.
+    Leftover = 10,
+}
+
+const STEPS: [Step; 11] = [
+    Step::None,
+    Step::Asked,
+    Step::Proposed,
+    Step::Accepted,
+    Step::Held,
+    Step::Asking,
+    Step::Answered,
+    Step::Confirmed,
+    Step::Declared,
+    Step::Expecting,
+    Step::Leftover,
+];
+
+/// A record's part in a handshake. All zero: none.
+#[derive(Default)]
+#[repr(C)]
+pub struct State {
+    step: AtomicU32,
+    /// Who is in it: a forked child is not.
+    pid: AtomicU32,
+    /// When this step began, in milliseconds.
+    since: AtomicU32,
+    /// When a message was first seen that was not all there, in milliseconds; 0 = none was.
+    partial: AtomicU32,
+    /// Decline code, of whichever side.
+    declined: AtomicU32,
+    /// Release of the peer's Proposal; or the link id of its Accept.
+    number: AtomicU32,
+    /// Whether the peer is of our own user.
+    kin: AtomicU32,
+    /// Pages put aside for what a stranger may make us take.
+    aside: AtomicU32,
+    /// Whether they are for far parts, too.
+    far_aside: AtomicU32,
+    /// Where the message of [`Step::Leftover`] stands in the stream.
+    leftover: AtomicU64,
+    /// Our token.
+    own: AtomicU64,
+    /// The peer's.
+    peer: AtomicU64,
+    /// What was delivered: the peer's token, segment, slot and use, file. The token is set last.
+    given: [AtomicU64; 4],
+}
+
+impl State {
+    fn step(&self) -> Step {
+        STEPS.get(self.step.load(Relaxed) as usize).copied().unwrap_or(Step::None)
+    }
+
+    fn set(&self, step: Step) {
+        self.pid.store(process::pid(), Relaxed);
+        self.since.store(clock::now_ms(), Relaxed);
+        self.partial.store(0, Relaxed);
+        self.step.store(step as u32, Relaxed);
+    }
+
+    /// Whether a handshake of this process is under way.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.step.load(Relaxed) != Step::None as u32
+    }
+
+    /// The code with which either side has declined; 0 = none has.
+    pub fn declined(&self) -> u32 {
+        self.declined.load(Relaxed)
+    }
+
+    /// Whether the peer, with whom there was a handshake, is of our own user: what it says of itself is as good as our own
+    /// word.
+    pub fn is_with_kin(&self) -> bool {
+        self.kin.load(Relaxed) != 0
+    }
+
+    /// Puts memory aside for what a peer with such rings may make us take. With their far parts only where nothing limits it:
+    /// those of a few connections would be the rings of all others. False where there is none.
+    pub fn put_aside(&self, (ring_shift, far_shift): (u32, u32)) -> bool {
+        self.give_back();
+        // Beside the rings: the pages of the segment's head and of the slot.
+        let near = (2 << ring_shift >> PAGE_SHIFT) + 2;
+        let far = if far_shift == 0 { 0 } else { 2 << far_shift >> PAGE_SHIFT };
+        let put = |pages: u64| {
+            let has = memory::put_aside(pages << PAGE_SHIFT);
+            if has {
+                self.aside.store(pages as u32, Relaxed);
+            }
+            has
+        };
+        let with_far = far > 0 && memory::is_unlimited() && put(near + far);
+        self.far_aside.store(with_far.into(), Relaxed);
+        with_far || put(near)
+    }
+
+    /// Whether that was for the far parts, too.
+    pub fn has_far_aside(&self) -> bool {
+        self.far_aside.load(Relaxed) != 0
+    }
+
+    /// The connection is not in such rings any more.
+    pub fn give_back(&self) {
+        let pages = self.aside.swap(0, Relaxed);
+        memory::give_back(u64::from(pages) << PAGE_SHIFT);
+    }
+
+    /// The record is free.
+    pub fn clear(&self) {
+        self.give_back();
+        let State { step, pid, since, partial, declined, number, kin, .. } = self;
+        for cell in [step, pid, since, partial, declined, number, kin] {
+            cell.store(0, Relaxed);
+        }
+        for cell in [&self.own, &self.peer, &self.leftover].into_iter().chain(&self.given) {
+            cell.store(0, Relaxed);
+        }
+    }
+}
+
+/// The handshake is at this step now.
+fn enter(conn: &Conn, step: Step) {
+    if step != Step::None {
+        conn.set_flag(F_HANDSHAKE, true);
+    } else if !conn.has(F_HANDSHAKE) {
+        return;
+    }
+    conn.clc.set(step);
+}
+
+/// Whether a handshake of this process is under way.
+#[inline]
+pub fn is_on(conn: &Conn) -> bool {
+    conn.has(F_HANDSHAKE) && conn.clc.is_on()
+}
+
+/// A connection begins anew.
+pub fn forget(conn: &Conn) {
+    enter(conn, Step::None);
+    conn.set_flag(F_CLC, false);
+}
+
+/// Whether a handshake has gone so far that the connection is there.
+pub fn has_begun(conn: &Conn) -> bool {
+    !matches!(conn.clc.step(), Step::None | Step::Declared)
+}
+
+/// Whether whoever listens there was declared to speak SMC, and is not to be had by an offer.
+pub fn is_declared(fd: i32, server: Endpoint) -> bool {
+    config::get().is_peer(|| server.ip(), Some(server.port))
+        && !host::current().is_listening(Some(tuple::netns(fd)), server)
+}
+
+fn id_of(conn: &Conn) -> OfferId {
+    OfferId { index: conn.offer_index.load(Relaxed), use_count: conn.offer_use.load(Relaxed) }
+}
+
+fn store_id(conn: &Conn, id: OfferId) {
+    conn.offer_index.store(id.index, Relaxed);
+    conn.offer_use.store(id.use_count, Relaxed);
+}
+
+/// One step, where one is due. The caller holds the step's lock; the phase is [`EARLY`].
+pub fn step(fd: i32, conn: &Conn) {
+    match conn.clc.step() {
+        Step::None => {}
+        Step::Declared | Step::Asked | Step::Proposed | Step::Accepted => client::step(fd, conn),
+        Step::Expecting | Step::Held | Step::Asking | Step::Answered | Step::Confirmed => {
+            acceptor::step(fd, conn)
+        }
+        Step::Leftover => drop(take_leftover(fd, conn)),
+    }
+}
+
+/// Which message of the peer's comes next, and the stage at which it may be in the stream.
+fn awaited(conn: &Conn) -> Option<(Message, Stage)> {
+    match conn.clc.step() {
+        Step::Held => Some((Message::Proposal, Stage::Proposed)),
+        Step::Proposed => Some((Message::Answer, Stage::Answered)),
+        Step::Answered => Some((Message::Confirm, Stage::Confirmed)),
+        _ => None,
+    }
+}
+
+/// The handshake has come to nothing; no message of the peer's is in the stream.
+fn give_up(conn: &Conn, reason: Reason) {
+    enter(conn, Step::None);
+    conn.set_flag(F_CLC, false);
+    if conn.leave_early(PLAIN) {
+        conn.reason.store(reason as u32, Relaxed);
+    }
+}
+
+fn declined(conn: &Conn, code: DeclineCode) {
+    conn.clc.declined.store(code.0, Relaxed);
+    log::warn(format_args!("CLC handshake declined: {code}"));
+    give_up(conn, Reason::Declined);
+}
+
+/// The connection is not to leave TCP any more: changes our mind where that is still possible, and otherwise takes the
+/// peer's message out of the stream once it is read so far. Whether no message is to come.
+pub fn wind_up(fd: i32, conn: &Conn) -> bool {
+    if !conn.has(F_CLC) {
+        return true;
+    }
+    let Some(_step) = conn.step_lock.try_enter() else { return false };
+    if conn.phase() == EARLY {
+        return !conn.has(F_CLC);
+    }
+    let (device, id) = (host::current(), id_of(conn));
+    match conn.clc.step() {
+        Step::Expecting => return acceptor::stop_expecting(fd, conn),
+        Step::Leftover => return take_leftover(fd, conn),
+        Step::Declared => return first::wind_up(fd, conn),
+        Step::Asking | Step::Proposed if first::is_agreed(conn) => return first::wind_up(fd, conn),
+        _ => {}
+    }
+    let over = match (conn.clc.step(), device.stage(id)) {
+        (Step::Held, Stage::Held) => device.step(id, Stage::Held, Stage::Over),
+        (Step::Proposed, Stage::Proposed) => device.step(id, Stage::Proposed, Stage::Abandoned),
+        // Not over: the client may have yet to read the answer.
+        (Step::Answered, Stage::Answered) => device.step(id, Stage::Answered, Stage::Abandoned),
+        (_, Stage::Over) => true,
+        (Step::Held, Stage::Proposed | Stage::Abandoned)
+        | (Step::Proposed, Stage::Answered | Stage::Abandoned)
+        | (Step::Answered, Stage::Confirmed) => match take(fd, conn) {
+            Taken::Wait => return false,
+            Taken::Message(_) | Taken::Other => {
+                device.free(id);
+                true
+            }
+        },
+        _ => return false,
+    };
+    if over {
+        enter(conn, Step::None);
+        conn.set_flag(F_CLC, false);
+    }
+    over
+}
+
+/// The same for somebody who is going to use the socket without us: for a moment: what is on its way arrives soon. Who
+/// has said SMC is waited for longer.
+pub fn settle(fd: i32, conn: &Conn) -> bool {
+    let tries = if first::is_agreed(conn) { first::HOLD_MS } else { 50 };
+    for _ in 0..tries {
+        if wind_up(fd, conn) {
+            return true;
+        }
+        sys::poll1(fd, 0, 1);
+    }
+    // Whoever was declared may never propose, and a connection that is being made never be made.
+    matches!(conn.clc.step(), Step::Expecting | Step::Declared)
+}
+
+/// This process' part in the connection is over.
+pub fn end(conn: &Conn) {
+    let (step, ours) = (conn.clc.step(), conn.clc.pid.load(Relaxed) == process::pid());
+    enter(conn, Step::None);
+    conn.set_flag(F_CLC, false);
+    // Another process that has the connection may still have to take a message out.
+    let others = conn.has(F_COPIED) && fork::holders(conn).is_some_and(|n| n.load(Relaxed) > 1);
+    if ours && !others {
+        call_off(conn, step);
+    }
+}
+
+/// Before a fork. Two processes cannot take one message out together, so the handshake ends where none is in the stream.
+/// The caller holds all locks.
+pub fn before_fork(conn: &Conn) {
+    let (device, id) = (host::current(), id_of(conn));
+    let step = conn.clc.step();
+    let ended = match step {
+        Step::None | Step::Declared | Step::Expecting | Step::Leftover => return,
+        // The answer stands at the start, whatever the device says.
+        Step::Proposed if first::is_agreed(conn) => return,
+        Step::Held => device.step(id, Stage::Held, Stage::Over),
+        Step::Proposed => device.step(id, Stage::Proposed, Stage::Abandoned),
+        Step::Answered => device.step(id, Stage::Answered, Stage::Abandoned),
+        Step::Asked | Step::Accepted | Step::Asking | Step::Confirmed => {
+            call_off(conn, step);
+            true
+        }
+    };
+    match in_stream(conn).filter(|_| !ended) {
+        Some(at) => {
+            conn.clc.leftover.store(at, Relaxed);
+            enter(conn, Step::Leftover);
+        }
+        None => give_up(conn, Reason::Forked),
+    }
+}
+
+/// Takes out what was in the stream at a fork, once it is read so far. Whether that is done, by whichever process; what
+/// the device knows of it ends with the one that was there before.
+fn take_leftover(fd: i32, conn: &Conn) -> bool {
+    let Some(_rx) = conn.rx_lock.try_enter() else { return false };
+    let at = conn.clc.leftover.load(Relaxed);
+    match kernel::tcp_taken(fd) {
+        Some(taken) if taken > at => {}
+        Some(taken) if taken == at => match stream::look(fd) {
+            // The other process may be at it.
+            (stream::Found::Message(_), length) if fork::claims_message(conn) => {
+                stream::discard(fd, length);
+            }
+            (stream::Found::Message(_) | stream::Found::Part, _) if !is_too_slow(conn) => {
+                return false;
+            }
+            (stream::Found::Nothing, _) => return false,
+            _ => {}
+        },
+        _ => return false,
+    }
+    host::current().free(id_of(conn));
+    give_up(conn, Reason::Forked);
+    true
+}
+
+/// Ends our part on the device.
+fn call_off(conn: &Conn, step: Step) {
+    let (device, id) = (host::current(), id_of(conn));
+    match (step, device.stage(id)) {
+        (Step::None | Step::Declared | Step::Expecting | Step::Leftover, _) => {}
+        (Step::Asked, _) => device.clear_offer(id),
+        // A server that is not on this device would never free it.
+        (Step::Proposed, _) if first::is_agreed(conn) => device.free(id),
+        (Step::Proposed, _) if device.step(id, Stage::Proposed, Stage::Abandoned) => {}
+        (Step::Proposed | Step::Accepted, _) => leave_answered(id),
+        (_, Stage::Held) if device.step(id, Stage::Held, Stage::Over) => {}
+        // Or the client was faster, with its Proposal.
+        (_, Stage::Held) => device.free(id),
+        (_, Stage::Answered) if device.step(id, Stage::Answered, Stage::Abandoned) => {}
+        // Or the client was faster, with its Confirm or its own end.
+        (_, Stage::Answered) => device.free(id),
+        (_, Stage::Proposed | Stage::Abandoned | Stage::Confirmed) => device.free(id),
+        _ => {}
+    }
+}
+
+/// The client's part ends behind the answer. The acceptor may have abandoned the place, and does not come back to it.
+fn leave_answered(id: OfferId) {
+    let device = host::current();
+    device.clear_offer(id);
+    if device.stage(id) == Stage::Abandoned {
+        device.free(id);
+    }
+}
+
+#[expect(clippy::large_enum_variant, reason = "there is no allocator; a call holds one")]
+enum Taken {
+    /// This message, and it is out of the stream.
+    Message(Clc),
+    /// Not there yet, or not all of it.
+    Wait,
+    /// What stands there is the application's.
+    Other,
+}
+
+/// How long a message may take to come, in milliseconds; after that it is taken for the application's bytes. Its sender
+/// has sent it in one call.
+const PARTIAL: u32 = 1000;
+
+/// Takes the awaited message out of the stream, if the application has read everything before it.
+fn take(fd: i32, conn: &Conn) -> Taken {
+    let Some(_rx) = conn.rx_lock.try_enter() else { return Taken::Wait };
+    if before_message(fd, conn) != Some(0) {
+        return Taken::Wait;
+    }
+    match stream::take(fd) {
+        stream::Found::Message(message) => Taken::Message(message),
+        stream::Found::Other => {
+            log::warn(format_args!("fd {fd}: no CLC message where one was announced; TCP"));
+            Taken::Other
+        }
+        stream::Found::Nothing => Taken::Wait,
+        stream::Found::Part if !is_too_slow(conn) => Taken::Wait,
+        stream::Found::Part => Taken::Other,
+    }
+}
+
+/// How long a peer that has taken its step is waited for at least, in milliseconds: it may have thousands of bytes to
+/// read before our message.
+const PATIENCE: u32 = 2000;
+
+/// Whether the peer has had the calls and the time for its next step.
+fn is_spent(fd: i32, conn: &Conn) -> bool {
+    transition::is_spent(fd, conn)
+        && clock::now_ms().wrapping_sub(conn.clc.since.load(Relaxed)) > PATIENCE
+}
+
+/// Whether the rest of a message has been waited for long enough.
+fn is_too_slow(conn: &Conn) -> bool {
+    let now = clock::now_ms() | 1;
+    let since = match conn.clc.partial.load(Relaxed) {
+        0 => {
+            conn.clc.partial.store(now, Relaxed);
+            now
+        }
+        since => since,
+    };
+    now.wrapping_sub(since) > PARTIAL
+}
+
+/// Bytes of the application that come before the awaited message; `None` while none is announced.
+fn before_message(fd: i32, conn: &Conn) -> Option<u64> {
+    if conn.clc.step() == Step::Leftover {
+        // Behind it where the other process was faster.
+        return conn.clc.leftover.load(Relaxed).checked_sub(kernel::tcp_taken(fd)?);
+    }
+    Some(in_stream(conn)?.saturating_sub(kernel::tcp_taken(fd)?))
+}
+
+/// Where the awaited message stands in the stream, if it may be there.
+fn in_stream(conn: &Conn) -> Option<u64> {
+    let (message, stage) = awaited(conn)?;
+    let (device, id) = (host::current(), id_of(conn));
+    let now = device.stage(id);
+    // Its sender may have gone since.
+    if now != stage && (now != Stage::Abandoned || stage == Stage::Confirmed) {
+        return None;
+    }
+    device.announced(id, message)
+}
+
+/// How many bytes may be read before a message of the peer's stands in the stream.
+pub fn readable_before(fd: i32, conn: &Conn) -> u64 {
+    if first::is_awaited(conn) {
+        // The first bytes are a message, or there is none.
+        return match first::look(fd).0 {
+            stream::Found::Message(_) | stream::Found::Part => 0,
+            _ => u64::MAX,
+        };
+    }
+    before_message(fd, conn).unwrap_or(u64::MAX)
+}
+
+/// Whether it is not known yet if the stream begins with a message.
+pub fn awaits_first(fd: i32, conn: &Conn) -> bool {
+    first::is_awaited(conn) && matches!(first::look(fd).0, stream::Found::Nothing)
+}
+
+/// Whether a socket that was reported as readable is so for the sake of a message alone, or was.
+pub fn hides_input(fd: i32, conn: &Conn) -> bool {
+    if conn.phase() != EARLY {
+        wind_up(fd, conn);
+    }
+    if readable_before(fd, conn) == 0 && conn.has(F_CLC) {
+        // The end is not hidden.
+        return !kernel::has_fin(fd);
+    }
+    sys::poll1(fd, libc::POLLIN, 0) & libc::POLLIN == 0
+}
+
+/// FIONREAD without messages.
+pub fn unread(fd: i32, conn: &Conn) -> Option<usize> {
+    if conn.phase() != EARLY {
+        wind_up(fd, conn);
+    }
+    let inq = sys::ioctl_int(fd, libc::FIONREAD).ok()? as usize;
+    let before = readable_before(fd, conn);
+    Some(inq.min(usize::try_from(before).unwrap_or(inq)))
+}
+
+/// Sends a message at this place of the stream; nobody sends meanwhile. After a part of one the stream is of no use any
+/// more: the connection is reset. Where nothing could be sent, what will stand in its place is the application's.
+fn send(fd: i32, message: &Clc) {
+    let mut buffer = [0; MAX_LEN];
+    let Ok(bytes) = message.emit(&mut buffer) else { return };
+    let sent = sys::send(fd, bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    if sent != Ok(bytes.len()) {
+        log::warn(format_args!("fd {fd}: a CLC message could not be sent ({sent:?})"));
+        if sent.is_ok() {
+            stream::reset(fd);
+        }
+    }
+}
+
+/// Whether a message can be sent at once, as a segment of its own.
+fn has_room(fd: i32) -> bool {
+    sys::poll1(fd, libc::POLLOUT, 0) == libc::POLLOUT
+        && sys::ioctl_int(fd, libc::TIOCOUTQ).is_ok_and(|n| n == 0)
+}
+
+/// Stops the calls of the kernel to send a message, if there is room for one; who was sending may have filled it.
+fn stop_calls(fd: i32, conn: &Conn) -> bool {
+    if !conn.stop_kernel_calls() {
+        return false;
+    }
+    let has_room = has_room(fd);
+    if !has_room {
+        conn.go_on_with_kernel_calls();
+    }
+    has_room
+}
+
+/// Announces a message, takes the step that lets it into the stream, and sends it. The caller has stopped the calls of
+/// the kernel. False where the peer has changed its mind: nothing was sent.
+fn say(fd: i32, conn: &Conn, message: Message, steps: [Stage; 2], what: &Clc) -> bool {
+    // A handler's own bytes would come before the message, behind its announcement.
+    let mask = sys::block_signals();
+    let said = say_undisturbed(fd, conn, message, steps, what);
+    sys::set_signals(mask);
+    said
+}
+
+fn say_undisturbed(fd: i32, conn: &Conn, message: Message, steps: [Stage; 2], what: &Clc) -> bool {
+    let (device, id) = (host::current(), id_of(conn));
+    let Some(at) = kernel::tcp_sent(fd, conn.has(F_CLIENT)) else { return false };
+    device.announce(id, message, at);
+    if !device.step(id, steps[0], steps[1]) {
+        return false;
+    }
+    send(fd, what);
+    true
+}
+
+/// Messages that one call takes out of the mailbox, which anybody can fill; the next call goes on.
+const MAIL_AT_ONCE: usize = 8;
+
+/// Maps what came by mail, and notes what was delivered for which connection.
+pub fn take_mail() {
+    for _ in 0..MAIL_AT_ONCE {
+        let Some(mail) = host::current().receive() else { return };
+        let mapped = match mail {
+            Mail::Segment(fd) => segment::map_peer(fd),
+            Mail::Delivery(what) => match addressee(what.to) {
+                Some(conn) => segment::map_delivered(what.fd).map(|file| note(conn, &what, file)),
+                None => {
+                    strangers::discard(what.fd);
+                    Err(Reason::PeerBroken)
+                }
+            },
+        };
+        if let Err(reason) = mapped {
+            log::warn(format_args!("a pushed segment was refused: {}", reason.text()));
+        }
+    }
+}
+
+/// Bits of a token that name the record.
+const INDEX_BITS: u32 = conn::CONNS.trailing_zeros();
+
+/// A token for one connection of this process: random but for the record's index.
+fn new_token(index: u32) -> u64 {
+    sys::random() << INDEX_BITS | u64::from(index)
+}
+
+/// The connection whose token this is.
+fn addressee(token: u64) -> Option<&'static Conn> {
+    let index = (token & (conn::CONNS as u64 - 1)) as u32;
+    let conn = conn::get(index)?;
+    let waits = matches!(conn.clc.step(), Step::Answered | Step::Confirmed);
+    (waits && conn.clc.own.load(Relaxed) == token).then_some(conn)
+}
+
+fn note(conn: &Conn, what: &Delivery, file: u64) {
+    let place = u64::from(what.dmb.slot) << 32 | u64::from(what.dmb.usage);
+    conn.clc.given[1].store(what.dmb.segment, Relaxed);
+    conn.clc.given[2].store(place, Relaxed);
+    conn.clc.given[3].store(file, Relaxed);
+    conn.clc.kin.store(what.is_kin.into(), Relaxed);
+    conn.clc.given[0].store(what.from, Release);
+}
+
+/// What was delivered with the token that the peer's Confirm has named, and which file it is in.
+fn delivered(conn: &Conn) -> Option<(DmbRef, u64)> {
+    let from = conn.clc.given[0].load(Acquire);
+    if from == 0 || from != conn.clc.peer.load(Relaxed) {
+        return None;
+    }
+    let place = conn.clc.given[2].load(Relaxed);
+    let segment = conn.clc.given[1].load(Relaxed);
+    let dmb = DmbRef { segment, slot: (place >> 32) as u32, usage: place as u32 };
+    Some((dmb, conn.clc.given[3].load(Relaxed)))
+}

@@ -1,0 +1,83 @@
+//! CLC messages in the kernel's stream: told from the application's bytes, and taken out.
+
+use smc_proto::wire::clc::{HEADER_LEN, Header, MAX_LEN, Message};
+
+use crate::os::sys;
+
+/// What stands at the place of a message.
+#[expect(clippy::large_enum_variant, reason = "there is no allocator; a call holds one")]
+pub enum Found {
+    /// This, and it was taken out.
+    Message(Message),
+    /// The beginning of one.
+    Part,
+    /// Nothing yet.
+    Nothing,
+    /// Something else, or the stream's end: it was left there.
+    Other,
+}
+
+/// Takes a message out of the stream if it is all there. Bytes that are none stay where they are: they may be the
+/// application's. Nobody else receives meanwhile.
+pub fn take(fd: i32) -> Found {
+    let (found, length) = look(fd);
+    discard(fd, length);
+    found
+}
+
+/// The same, but leaves it there; and how long the message is.
+pub fn look(fd: i32) -> (Found, usize) {
+    let mut bytes = [0u8; MAX_LEN];
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: writable for its length.
+    let n = match unsafe { sys::recv(fd, bytes.as_mut_ptr(), bytes.len(), flags) } {
+        Ok(0) => return (Found::Other, 0),
+        Ok(n) => n,
+        Err(libc::EAGAIN) => return (Found::Nothing, 0),
+        Err(_) => return (Found::Other, 0),
+    };
+    let there = &bytes[..n.min(MAX_LEN)];
+    let length = match Header::parse(there) {
+        Ok(header) => header.length,
+        Err(_) if there.len() < HEADER_LEN && may_become_one(there) => return (Found::Part, 0),
+        Err(_) => return (Found::Other, 0),
+    };
+    if there.len() < length {
+        return (Found::Part, 0);
+    }
+    match Message::parse(&there[..length]) {
+        Ok(message) => (Found::Message(message), length),
+        Err(_) => (Found::Other, 0),
+    }
+}
+
+/// Whether less than a header can be the beginning of one.
+fn may_become_one(bytes: &[u8]) -> bool {
+    let mut header = [0; HEADER_LEN];
+    let known = bytes.len().min(HEADER_LEN);
+    // The shortest Decline of version 2, but for what is there.
+    let like = [0xe2, 0xd4, 0xc3, 0xd9, 4, 0, 28, 0x20];
+    header[known..].copy_from_slice(&like[known..]);
+    header[..known].copy_from_slice(&bytes[..known]);
+    // The eyecatcher's last byte is one of two.
+    known == 0 || Header::parse(&header).is_ok() || bytes == &like[..known]
+}
+
+/// Takes bytes out that have been peeked at.
+pub fn discard(fd: i32, mut count: usize) {
+    while count > 0 {
+        // SAFETY: TCP copies nothing with this flag (tcp(7)), so no buffer is needed.
+        let taken = unsafe {
+            sys::recv(fd, core::ptr::null_mut(), count, libc::MSG_TRUNC | libc::MSG_DONTWAIT)
+        };
+        match taken {
+            Ok(n) if n > 0 => count -= n.min(count),
+            _ => return,
+        }
+    }
+}
+
+/// Ends a connection whose stream is of no use any more.
+pub fn reset(fd: i32) {
+    sys::disconnect(fd);
+}

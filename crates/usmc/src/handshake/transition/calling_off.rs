@@ -1,0 +1,145 @@
+//! Calling a handshake off, and the end of a record, which gives its slots back.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use usmc_shm::handshake::{self, Phase};
+use usmc_shm::layout::{ACCEPTOR, End};
+
+use super::{begin_elsewhere, changed, give_lowat_back, offer_id, step, usage};
+use crate::device::segment;
+use crate::family::mark;
+use crate::family::{fork, life, members};
+use crate::handshake::clc;
+use crate::host;
+use crate::os::reason::Reason;
+use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLIENT, OFFERED, PLAIN, RING};
+
+/// The connection has to stay TCP although an offer may be out, or be just on its way: whoever makes it has begun
+/// in [`EARLY`] and does not look again. Where the acceptor was faster, nothing has changed.
+pub fn take_back(conn: &Conn, reason: Reason) {
+    let _step = conn.step_lock.enter();
+    if conn.leave_early(PLAIN) {
+        conn.reason.store(reason as u32, Relaxed);
+    } else if conn.phase() == OFFERED {
+        withdraw(conn, reason);
+    }
+}
+
+/// Ends a handshake from either side, to begin anew later. Where that is not possible now, nothing happens.
+pub fn put_off(fd: i32, conn: &Conn) {
+    let Some(_step) = conn.step_lock.enter() else { return };
+    if matches!(conn.phase(), OFFERED | ATTACHED)
+        && let Some(slot) = conn.slot()
+        && call_off(conn)
+    {
+        begin_elsewhere(fd, conn, slot);
+    }
+}
+
+/// Ends a handshake, from either side, however far it is. Says whether it is over, which may mean that the connection
+/// is in the ring; false where a signal handler interrupted a step of it.
+pub fn decline(fd: i32, index: u32, reason: Reason) -> bool {
+    let conn = conn::at(index);
+    let Some(held) = conn.step_lock.enter() else { return false };
+    let before = conn.phase();
+    if conn.leave_early(PLAIN) {
+        conn.reason.store(reason as u32, Relaxed);
+    } else if matches!(before, OFFERED | ATTACHED) {
+        if call_off(conn) {
+            mark::leave_ring(fd);
+            give_lowat_back(fd, conn);
+            conn.give_up(reason);
+        } else {
+            // Confirmed in this instant.
+            step(fd, conn);
+        }
+    }
+    let now = conn.phase();
+    drop(held);
+    if now != before {
+        changed(fd, index);
+    }
+    !matches!(now, EARLY | OFFERED | ATTACHED)
+}
+
+/// The client takes its offer back; the slot is released when the record ends.
+pub fn withdraw(conn: &Conn, reason: Reason) {
+    let Some(slot) = conn.slot() else { return };
+    match handshake::withdraw(&slot.control, usage(conn)) {
+        Ok(()) => slot.end[ACCEPTOR].refs.store(0, Relaxed),
+        // The acceptor has declined, or a process that shares this end was first.
+        Err(Phase::Gone) => {}
+        Err(_) => return,
+    }
+    host::current().clear_offer(offer_id(conn));
+    conn.give_up(reason);
+}
+
+/// The same for either side, and also after the acceptor's answer. False where the client has confirmed it.
+pub fn call_off(conn: &Conn) -> bool {
+    let Some(slot) = conn.slot() else { return false };
+    let usage = usage(conn);
+    if conn.has(F_CLIENT) && handshake::withdraw(&slot.control, usage).is_ok() {
+        slot.end[ACCEPTOR].refs.store(0, Relaxed);
+    } else if handshake::decline(&slot.control, usage) != Phase::Gone {
+        return false;
+    }
+    if conn.has(F_CLIENT) {
+        host::current().clear_offer(offer_id(conn));
+    }
+    true
+}
+
+/// The record ends or connects anew: withdraws what is offered and gives the slots back. Says whether no other process
+/// holds the connection, as far as they tell.
+pub fn end(conn: &Conn) -> Option<bool> {
+    if clc::is_on(conn) {
+        clc::end(conn);
+    }
+    match conn.phase() {
+        OFFERED => {
+            let _step = conn.step_lock.enter();
+            // Not the offer of another process that goes on with the connection.
+            let alone = conn.slot().is_none_or(|s| conn.end(s).refs.load(Acquire) <= 1);
+            if alone {
+                withdraw(conn, Reason::PeerGone);
+            }
+            if alone && conn.phase() == OFFERED {
+                // Attached in this instant: the acceptor will see our end closed.
+                host::current().clear_offer(offer_id(conn));
+            }
+            release_slots(conn)
+        }
+        EARLY | ATTACHED | RING | PLAIN => release_slots(conn),
+        _ => None,
+    }
+}
+
+/// Gives our hold on all slots back. Called with the last fd of this process.
+fn release_slots(conn: &Conn) -> Option<bool> {
+    let mut last = None;
+    for (end, segment, index) in conn.past_ends() {
+        last = Some(release(conn, end, segment, index));
+    }
+    conn.forget_past();
+    release_slot(conn).or(last)
+}
+
+/// Gives our hold on the present slot back.
+pub fn release_slot(conn: &Conn) -> Option<bool> {
+    let slot = conn.slot()?;
+    let (segment, index) = (conn.segment.load(Relaxed), conn.slot_index.load(Relaxed));
+    conn.forget_slot();
+    // Before the socket is closed here. Where nobody else holds it, the slot says more.
+    life::stop_vouching(conn, slot, crate::os::process::pid());
+    Some(release(conn, conn.end(slot), segment, index))
+}
+
+fn release(conn: &Conn, end: &End, segment: u32, index: u32) -> bool {
+    members::leave(&end.members);
+    let last = end.refs.fetch_sub(1, AcqRel) == 1;
+    if !last {
+        fork::leave_to_parent(end);
+    }
+    segment::let_go(segment, conn.has(F_CLIENT).then_some(index), life::has_ended(conn));
+    last
+}

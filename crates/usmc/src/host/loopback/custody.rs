@@ -1,0 +1,250 @@
+//! The table of connections that were passed on: 128 buckets of 8, keyed by the socket's cookie.
+//!
+//! A place can be taken by another connection at any time; who knew it by its former use finds another count of uses,
+//! and takes the connection for one of unknown holders.
+
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use usmc_shm::sync::{AtomicU32, AtomicU64};
+
+use super::Loopback;
+use super::layout::{CUSTODIES, CUSTODY_WAYS, CustodyCell, FETCHED};
+use crate::family::members;
+use crate::host::{Custody, Receiver};
+use crate::os::{process, sys};
+
+/// `CustodyCell::cookie`: a place that is being filled. Cookies of sockets begin later.
+const CLAIMED: u64 = 1;
+/// So many holders are unknown ones.
+const UNKNOWN: u32 = 1 << 16;
+
+/// [`CustodyCell::state`], unpacked.
+#[derive(Clone, Copy)]
+struct State {
+    /// Counts the uses of the place, modulo 2¹⁵.
+    uses: u32,
+    client: bool,
+    holders: u32,
+}
+
+impl From<u64> for State {
+    fn from(word: u64) -> State {
+        let high = (word >> 32) as u32;
+        State { uses: high >> 1 & 0x7fff, client: high & 1 != 0, holders: word as u32 }
+    }
+}
+
+impl From<State> for u64 {
+    fn from(s: State) -> u64 {
+        u64::from((s.uses & 0x7fff) << 1 | u32::from(s.client)) << 32 | u64::from(s.holders)
+    }
+}
+
+fn token(index: usize, uses: u32) -> Custody {
+    Custody((index as u32 + 1) << 16 | uses)
+}
+
+/// The place of a token, while it is about that use.
+struct Place(&'static CustodyCell, u32);
+
+impl Place {
+    fn of(dev: &Loopback, Custody(token): Custody) -> Option<Place> {
+        let index = (token >> 16).checked_sub(1)?;
+        let cell = dev.file().ok()?.custodies.get(index as usize)?;
+        Some(Place(cell, token & 0xffff))
+    }
+
+    fn state(&self) -> Option<State> {
+        // Acquire: pairs with the Release of each step; what its author did before is visible.
+        Some(State::from(self.0.state.load(Acquire))).filter(|state| state.uses == self.1)
+    }
+
+    fn change(&self, next: impl Fn(u32) -> Option<u32>) -> Option<u32> {
+        let mut found = None;
+        let step = |word: u64| {
+            let state = State::from(word);
+            let holders = next(state.holders).filter(|_| state.uses == self.1)?;
+            found = Some(holders);
+            Some(State { holders, ..state }.into())
+        };
+        self.0.state.fetch_update(AcqRel, Acquire, step).ok()?;
+        found
+    }
+}
+
+fn bucket(cookie: u64) -> usize {
+    let hash = cookie.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    hash as usize % (CUSTODIES / CUSTODY_WAYS) * CUSTODY_WAYS
+}
+
+/// `CustodyCell::pending`: kind in the highest two bits, uses of the place below, then who.
+fn word(to: Receiver, uses: u32) -> u64 {
+    let (kind, who) = match to {
+        Receiver::Program(pid) => (1u64, u64::from(pid)),
+        Receiver::Channel(inode) => (2, inode & 0xffff_ffff_ffff),
+        Receiver::Child(parent) => (3, u64::from(parent)),
+        Receiver::Unknown => (0, 0),
+    };
+    if kind == 0 { 0 } else { kind << 62 | u64::from(uses & 0x3fff) << 48 | who }
+}
+
+/// Begins to count: one holder, whose name is there before anybody can take it back.
+pub fn entrust(dev: &Loopback, cookie: u64, client: bool, alone: Option<u32>) -> Option<Custody> {
+    let file = dev.file().ok()?;
+    let first = bucket(cookie);
+    let cells = &file.custodies[first..first + CUSTODY_WAYS];
+    // Somebody else counts, and we are not among them.
+    if cookie <= CLAIMED || cells.iter().any(|cell| cell.cookie.load(Relaxed) == cookie) {
+        return None;
+    }
+    // Others may be choosing the same one just now.
+    let at = (0..CUSTODY_WAYS).find_map(|_| {
+        let free = cells.iter().position(|cell| cell.cookie.load(Relaxed) == 0);
+        let at = free.unwrap_or(sys::random() as usize % CUSTODY_WAYS);
+        let before = if free.is_some() { 0 } else { cells[at].cookie.load(Relaxed) };
+        let claimed = before != CLAIMED
+            && cells[at].cookie.compare_exchange(before, CLAIMED, AcqRel, Relaxed).is_ok();
+        claimed.then_some(at)
+    })?;
+    let cell = &cells[at];
+    let uses = State::from(cell.state.load(Relaxed)).uses.wrapping_add(1) & 0x7fff;
+    cell.state.store(State { uses, client, holders: 1 }.into(), Release);
+    cell.pending.iter().for_each(|place| place.store(0, Relaxed));
+    cell.members.iter().for_each(|id| id.store(0, Relaxed));
+    cell.namespace.store(process::namespace().unwrap_or(0), Relaxed);
+    alone.inspect(|&pid| members::enter_other(&cell.members, pid));
+    // Release: pairs with the Acquire in `claim`. SeqCst: of two who begin at the same time one finds the other's place
+    // (`entrusted`).
+    cell.cookie.store(cookie, SeqCst);
+    Some(token(first + at, uses))
+}
+
+/// Tells the process with this pid, of our own namespace, that a connection was fetched from it.
+pub fn tell_fetched(dev: &Loopback, pid: u32) -> bool {
+    let told =
+        dev.file().map(|file| file.header.fetched[pid as usize % FETCHED].store(pid, SeqCst));
+    told.is_ok()
+}
+
+/// Whether this process was told so. Nobody was where the device is not open: then it has no connections.
+pub fn was_fetched_from(dev: &Loopback) -> bool {
+    let pid = process::pid();
+    dev.opened().is_some_and(|file| file.header.fetched[pid as usize % FETCHED].load(SeqCst) == pid)
+}
+
+/// What [`entrust`] has given for it, if just one has.
+pub fn entrusted(dev: &Loopback, cookie: u64) -> Option<Custody> {
+    let first = bucket(cookie);
+    let cells = &dev.file().ok()?.custodies[first..first + CUSTODY_WAYS];
+    let is_it = |cell: &CustodyCell| cookie > CLAIMED && cell.cookie.load(SeqCst) == cookie;
+    let at = cells.iter().position(is_it)?;
+    // Two have begun to count at the same time, each without the other.
+    if cells[at + 1..].iter().any(is_it) {
+        return None;
+    }
+    let uses = State::from(cells[at].state.load(Acquire)).uses;
+    Some(token(first + at, uses))
+}
+
+/// Whether the token is about the socket of this cookie.
+pub fn is_about(dev: &Loopback, custody: Custody, cookie: u64) -> bool {
+    Place::of(dev, custody).is_some_and(|place| {
+        place.0.cookie.load(Acquire) == cookie && place.state().is_some() && cookie > CLAIMED
+    })
+}
+
+/// One holder more, who is to come.
+pub fn hand_over(dev: &Loopback, custody: Custody, to: Receiver) -> bool {
+    let Some(place) = Place::of(dev, custody) else { return false };
+    if place.change(|n| (n < UNKNOWN).then_some(n + 1)).is_none() {
+        return false;
+    }
+    let expected = word(to, place.1);
+    // Release: the count is visible to who finds it.
+    let put = |cell: &AtomicU64| cell.compare_exchange(0, expected, Release, Relaxed).is_ok();
+    if expected != 0 && place.0.pending.iter().any(put) {
+        return true;
+    }
+    // Nobody will say that he has it: he stays counted.
+    false
+}
+
+fn take(place: &Place, from: Receiver) -> bool {
+    let expected = word(from, place.1);
+    let take = |cell: &AtomicU64| cell.compare_exchange(expected, 0, AcqRel, Relaxed).is_ok();
+    expected != 0 && place.0.pending.iter().any(take)
+}
+
+/// The holder to come goes by another name.
+pub fn rename(dev: &Loopback, custody: Custody, from: Receiver, to: Receiver) {
+    let Some(place) = Place::of(dev, custody) else { return };
+    let [from, to] = [from, to].map(|name| word(name, place.1));
+    // AcqRel: one look by each name, in this order, finds him.
+    let put = |cell: &AtomicU64| cell.compare_exchange(from, to, AcqRel, Relaxed).is_ok();
+    let _ = from != 0 && place.0.pending.iter().any(put);
+}
+
+/// The holder to come is expected no more.
+pub fn call_off(dev: &Loopback, custody: Custody, from: Receiver) -> bool {
+    Place::of(dev, custody).is_some_and(|place| take(&place, from))
+}
+
+/// The holder to come is here: what he holds, and whether it is the connecting end. Who was not expected is an
+/// unknown one from now on.
+pub fn claim(dev: &Loopback, cookie: u64, by: &[Receiver]) -> Option<(Custody, bool)> {
+    let first = bucket(cookie);
+    let cells = &dev.file().ok()?.custodies[first..first + CUSTODY_WAYS];
+    let at = cells.iter().position(|cell| cell.cookie.load(Acquire) == cookie)?;
+    let state = State::from(cells[at].state.load(Acquire));
+    let place = Place(&cells[at], state.uses);
+    if cookie > CLAIMED && by.iter().any(|&name| take(&place, name)) {
+        return Some((token(first + at, state.uses), state.client));
+    }
+    let _ = place.change(|n| Some(n | UNKNOWN));
+    None
+}
+
+/// Holders by their ids, if these mean the same here.
+fn names(place: &Place) -> Option<&'static [AtomicU32]> {
+    place.state()?;
+    let theirs = place.0.namespace.load(Relaxed);
+    (theirs != 0 && process::namespace() == Some(theirs)).then_some(&place.0.members)
+}
+
+/// One of the holders is this process alone, and counted out when it has died.
+pub fn name_holder(dev: &Loopback, custody: Custody, pid: u32) {
+    if let Some(list) = Place::of(dev, custody).as_ref().and_then(names) {
+        members::enter_other(list, pid);
+    }
+}
+
+/// This process is not, or not alone.
+pub fn take_name_back(dev: &Loopback, custody: Custody) {
+    if let Some(list) = Place::of(dev, custody).as_ref().and_then(names) {
+        members::leave(list);
+    }
+}
+
+/// Whether there is one holder.
+pub fn is_sole(dev: &Loopback, custody: Custody) -> bool {
+    let Some(place) = Place::of(dev, custody) else { return false };
+    let is_sole = || place.state().is_some_and(|state| state.holders == 1);
+    if is_sole() {
+        return true;
+    }
+    if let Some(list) = names(&place) {
+        members::take_dead(list, |_| {
+            let _ = place.change(|n| n.checked_sub(1));
+        });
+    }
+    is_sole()
+}
+
+/// One holder less.
+pub fn release(dev: &Loopback, custody: Custody) {
+    let Some(place) = Place::of(dev, custody) else { return };
+    let cookie = place.0.cookie.load(Relaxed);
+    take_name_back(dev, custody);
+    if place.change(|n| n.checked_sub(1)) == Some(0) {
+        let _ = place.0.cookie.compare_exchange(cookie, 0, AcqRel, Relaxed);
+    }
+}

@@ -1,0 +1,278 @@
+//! Mailboxes: how a segment's memory gets from the client's process into the acceptor's.
+//!
+//! One UNIX datagram socket per accepting process, named by its index. Bytes in it are hostile: the
+//! receiver takes the fd out, and whoever maps it checks seals, size and header. The kernel names the sender: what
+//! comes without tokens has to come from our own user, and goes to our own user only.
+
+use core::mem;
+use core::ptr;
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use super::{Loopback, directory};
+use crate::host::{Delivery, DmbRef, Mail, PeerProcess};
+use crate::os::owner;
+use crate::os::path::Path;
+use crate::os::reason::Reason;
+use crate::os::strangers;
+use crate::os::sys::{self, Errno};
+
+/// Room for the control messages of one fd and of the sender's credentials.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+/// The same for what anybody may send: as many as one message can have (SCM_MAX_FD, 253). The kernel itself would close
+/// those that find no room, and wait where one of them lingers.
+#[repr(C, align(8))]
+struct Received([u8; 1088]);
+
+// SAFETY: it only computes.
+const _: () = assert!(
+    size_of::<Received>()
+        >= unsafe { libc::CMSG_SPACE(253 * 4) + libc::CMSG_SPACE(size_of::<libc::ucred>() as u32) }
+            as usize
+);
+
+/// What goes with a segment: nothing but this byte, where the offer table says the rest.
+const PLAIN: [u8; 1] = [1];
+/// A [`Delivery`]: so many bytes.
+const DELIVERY: usize = size_of::<[u64; 5]>();
+
+/// How many messages that are none one call discards: whoever sends them must not keep it busy.
+const AT_ONCE: usize = 4;
+
+/// The kind of a mailbox, and of what sends into it.
+const KIND: i32 = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+
+fn address(index: u32) -> Option<libc::sockaddr_un> {
+    at(&directory::mailbox(index))
+}
+
+fn at(path: &Path) -> Option<libc::sockaddr_un> {
+    // SAFETY: all-zero is a valid sockaddr_un.
+    let mut addr: libc::sockaddr_un = unsafe { mem::zeroed() };
+    addr.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.c().to_bytes();
+    if bytes.is_empty() || bytes.len() >= addr.sun_path.len() {
+        return None;
+    }
+    for (place, byte) in addr.sun_path.iter_mut().zip(bytes) {
+        *place = *byte as libc::c_char;
+    }
+    Some(addr)
+}
+
+/// Opens this process' mailbox if it has none.
+///
+/// # Errors
+/// When the socket cannot be made (rights dropped, path too long).
+pub fn ensure(dev: &Loopback, me: u32) -> Result<(), Reason> {
+    if dev.mailbox.load(Acquire) >= 0 {
+        return Ok(());
+    }
+    let _held = dev.lock.enter().ok_or(Reason::NoSegment)?;
+    if dev.mailbox.load(Acquire) >= 0 {
+        return Ok(());
+    }
+    let addr = address(me).ok_or(Reason::NoSegment)?;
+    let fd = sys::socket(libc::AF_UNIX, KIND, 0).map_err(|_| Reason::NoSegment)?;
+    // The index is ours, so an existing name is a dead owner's.
+    let path = directory::mailbox(me);
+    let _ = sys::unlink(path.c());
+    // Before anybody can send: each message tells who did.
+    if sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32).is_err()
+        || sys::bind_unix(fd, &addr).is_err()
+    {
+        sys::close(fd);
+        return Err(Reason::NoSegment);
+    }
+    directory::share_socket(path.c());
+    dev.mailbox.store(crate::os::table::keep_fd(fd), Release);
+    Ok(())
+}
+
+/// Sends `fd` into the mailbox of process `to`, of this user.
+///
+/// # Errors
+/// The errno; EAGAIN when the mailbox is full, EACCES when it may be another user's.
+pub fn push(dev: &Loopback, to: PeerProcess, fd: i32) -> Result<(), Errno> {
+    send(dev, to, &PLAIN, fd, |file| sys::fstat(file).is_ok_and(|facts| owner::is_own(facts.uid)))
+}
+
+/// Sends a segment with the tokens that say whose connection it is for; to any user.
+///
+/// # Errors
+/// As [`push`]; EACCES when anybody may have put their own mailbox in the place, or when it is not `mailbox` any more.
+pub fn deliver(
+    dev: &Loopback,
+    to: PeerProcess,
+    mailbox: u64,
+    what: &Delivery,
+) -> Result<(), Errno> {
+    let dmb = what.dmb;
+    let place = u64::from(dmb.slot) << 32 | u64::from(dmb.usage);
+    let words = [dmb.segment, place, what.to, what.from, 0];
+    let mut bytes = [0; DELIVERY];
+    for (part, word) in bytes.chunks_exact_mut(8).zip(words) {
+        part.copy_from_slice(&word.to_ne_bytes());
+    }
+    send(dev, to, &bytes, what.fd, |file| {
+        directory::is_trustworthy(file) && inode(file) == Some(mailbox)
+    })
+}
+
+/// Which file the mailbox of a process is now. Whoever takes a dead process' place has another.
+pub fn identity(process: PeerProcess) -> Option<u64> {
+    let mailbox = directory::point_at(&directory::mailbox(process.0)).ok()?;
+    let inode = inode(mailbox);
+    sys::close(mailbox);
+    inode
+}
+
+/// Whether the mailbox of a process belongs to our own user.
+pub fn is_own(process: PeerProcess) -> bool {
+    let Ok(mailbox) = directory::point_at(&directory::mailbox(process.0)) else { return false };
+    let is_own = sys::fstat(mailbox).is_ok_and(|facts| owner::is_own(facts.uid));
+    sys::close(mailbox);
+    is_own
+}
+
+fn inode(file: i32) -> Option<u64> {
+    Some(sys::fstat(file).ok()?.inode)
+}
+
+fn send(
+    dev: &Loopback,
+    to: PeerProcess,
+    bytes: &[u8],
+    fd: i32,
+    may_have_it: impl Fn(i32) -> bool,
+) -> Result<(), Errno> {
+    let file = dev.file().map_err(|_| libc::ENODEV)?;
+    let process = file.processes.get(to.0 as usize).ok_or(libc::EPROTO)?;
+    // Whom the check is about has to be who gets it.
+    let mailbox = directory::point_at(&directory::mailbox(to.0))?;
+    let sent = match may_have_it(mailbox) {
+        true => send_to(mailbox, bytes, fd),
+        false => Err(libc::EACCES),
+    };
+    sys::close(mailbox);
+    sent?;
+    process.mail.fetch_add(1, AcqRel);
+    Ok(())
+}
+
+fn send_to(mailbox: i32, bytes: &[u8], fd: i32) -> Result<(), Errno> {
+    let mut addr = at(&directory::link_to(mailbox)).ok_or(libc::ENAMETOOLONG)?;
+    let socket = sys::socket(libc::AF_UNIX, KIND, 0)?;
+    let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut control = Control([0; 64]);
+    // SAFETY: all-zero is a valid msghdr.
+    let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+    msg.msg_name = (&raw mut addr).cast();
+    msg.msg_namelen = size_of::<libc::sockaddr_un>() as u32;
+    msg.msg_iov = &raw mut iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.0.as_mut_ptr().cast();
+    // SAFETY: CMSG_* only compute; the control buffer is larger than one fd's message and aligned.
+    let sent = unsafe {
+        msg.msg_controllen = libc::CMSG_SPACE(4) as usize;
+        let header = libc::CMSG_FIRSTHDR(&msg);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
+        ptr::write_unaligned(libc::CMSG_DATA(header).cast::<i32>(), fd);
+        sys::sendmsg(socket, &msg, libc::MSG_NOSIGNAL)
+    };
+    sys::close(socket);
+    sent.map(drop)
+}
+
+/// The next message in the mailbox that is one; `None` also behind [`AT_ONCE`] that are none. Costs one load while the
+/// counter says that nothing came.
+pub fn receive(dev: &Loopback) -> Option<Mail> {
+    let mailbox = dev.mailbox.load(Acquire);
+    let index = dev.index.load(Relaxed);
+    if mailbox < 0 {
+        return None;
+    }
+    let mail = dev.file().ok()?.processes.get(index as usize)?.mail.load(Acquire);
+    if mail == dev.mail_seen.load(Relaxed) {
+        return None;
+    }
+    for _ in 0..AT_ONCE {
+        if !strangers::are_welcome() {
+            return None;
+        }
+        let mut bytes = [0u8; DELIVERY + 1];
+        let mut iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let mut control = Received([0; 1088]);
+        // SAFETY: all-zero is a valid msghdr.
+        let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+        msg.msg_iov = &raw mut iov;
+        msg.msg_iovlen = 1;
+        msg.msg_control = control.0.as_mut_ptr().cast();
+        msg.msg_controllen = control.0.len();
+        let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+        // SAFETY: msg points to live buffers of the stated sizes.
+        let Ok(len) = (unsafe { sys::recvmsg(mailbox, &mut msg, flags) }) else {
+            // Empty although counted: a hostile counter, or somebody else of us took it.
+            dev.mail_seen.store(mail, Relaxed);
+            return None;
+        };
+        let (fd, uid) = take_control(&msg);
+        let Some(fd) = fd else { continue };
+        match read(&bytes[..len.min(bytes.len())], fd, uid) {
+            Some(mail) => return Some(mail),
+            None => strangers::discard(fd),
+        }
+    }
+    None
+}
+
+/// What a message with this segment says, sent by this user.
+fn read(bytes: &[u8], fd: i32, uid: Option<u32>) -> Option<Mail> {
+    if bytes == PLAIN {
+        // The offer table, where it belongs, can be written by everybody who shares the device.
+        return uid.is_some_and(owner::is_own).then_some(Mail::Segment(fd));
+    }
+    if bytes.len() != DELIVERY {
+        return None;
+    }
+    let mut words = [0u64; DELIVERY / 8];
+    for (word, part) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_ne_bytes(part.try_into().ok()?);
+    }
+    let [segment, place, to, from, _] = words;
+    let dmb = DmbRef { segment, slot: (place >> 32) as u32, usage: place as u32 };
+    let is_kin = uid.is_some_and(owner::is_own);
+    Some(Mail::Delivery(Delivery { fd, dmb, to, from, is_kin }))
+}
+
+/// The first fd of the received control messages, and the sender's user; discards any further fds.
+fn take_control(msg: &libc::msghdr) -> (Option<i32>, Option<u32>) {
+    let (mut first, mut uid) = (None, None);
+    // SAFETY: the kernel wrote the control messages and their lengths into our buffer.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(msg);
+        while !header.is_null() {
+            let kind = ((*header).cmsg_level, (*header).cmsg_type);
+            if kind == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) {
+                let sender = ptr::read_unaligned(libc::CMSG_DATA(header).cast::<libc::ucred>());
+                uid = Some(sender.uid);
+            }
+            if kind == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let count = ((*header).cmsg_len - libc::CMSG_LEN(0) as usize) / 4;
+                for i in 0..count {
+                    let fd = ptr::read_unaligned(libc::CMSG_DATA(header).cast::<i32>().add(i));
+                    if first.is_none() {
+                        first = Some(fd);
+                    } else {
+                        strangers::discard(fd);
+                    }
+                }
+            }
+            header = libc::CMSG_NXTHDR(msg, header);
+        }
+    }
+    (first, uid)
+}

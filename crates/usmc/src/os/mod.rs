@@ -1,0 +1,29 @@
+//! The kernel, libc and this process. Nothing here knows a connection.
+
+pub mod cache;
+pub mod clock;
+pub mod config;
+pub mod errno;
+pub mod free_slots;
+pub mod handlers;
+pub mod iov;
+pub mod kernel_only;
+pub mod linkmap;
+pub mod log;
+pub mod memory;
+pub mod owner;
+pub mod path;
+pub mod pointers;
+pub mod process;
+pub mod real;
+pub mod reason;
+pub mod remote;
+pub mod signals;
+pub mod single;
+pub mod spin;
+pub mod strangers;
+pub mod sys;
+pub mod table;
+pub mod time;
+pub mod unwind;
+pub mod yields;

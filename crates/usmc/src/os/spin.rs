@@ -1,0 +1,285 @@
+//! How long a thread looks for what it waits for before it sleeps, and how it lets others run meanwhile. docs/performance.md has
+//! the measurements behind the numbers.
+
+use core::hint::spin_loop;
+use core::sync::atomic::Ordering::Relaxed;
+
+use usmc_shm::sync::{AtomicU32, AtomicU64};
+
+use crate::host;
+use crate::os::{clock, config, sys, yields};
+
+/// What the waits on one connection, or on one set, have learnt. All zeros: nothing yet.
+pub struct Learnt {
+    /// The budget in nanoseconds, plus one.
+    ns: AtomicU32,
+}
+
+impl Learnt {
+    /// Nothing yet.
+    pub const fn new() -> Learnt {
+        Learnt { ns: AtomicU32::new(0) }
+    }
+
+    /// Another connection or set uses the record.
+    pub fn forget(&self) {
+        self.ns.store(0, Relaxed);
+    }
+}
+
+/// What the threads that wait in a set do between two waits. All zeros: unknown.
+pub struct Work {
+    /// When the last wait ended, CLOCK_MONOTONIC nanoseconds; 0 = unknown.
+    since: AtomicU64,
+    /// Nanoseconds that spins may take beyond the usual budget: as many as the work took.
+    credit: AtomicU32,
+}
+
+impl Work {
+    /// The most that spins may take at once.
+    const MOST_CREDIT_NS: u64 = 500_000;
+
+    /// Another set uses the record.
+    pub fn forget(&self) {
+        self.since.store(0, Relaxed);
+        self.credit.store(0, Relaxed);
+    }
+
+    /// A wait has ended.
+    pub fn begins(&self, now_ns: u64) {
+        self.since.store(now_ns, Relaxed);
+    }
+
+    /// A wait begins.
+    pub fn ends(&self, now_ns: u64) {
+        let since = self.since.load(Relaxed);
+        if since != 0 {
+            self.since.store(0, Relaxed);
+            let credit = u64::from(self.credit.load(Relaxed)) + now_ns.saturating_sub(since);
+            self.credit.store(credit.min(Work::MOST_CREDIT_NS) as u32, Relaxed);
+        }
+    }
+
+    fn credit_ns(&self) -> u64 {
+        if config::get().busy_adapts { self.credit.load(Relaxed).into() } else { 0 }
+    }
+
+    fn charge(&self, ns: u64) {
+        let credit = u64::from(self.credit.load(Relaxed)).saturating_sub(ns);
+        self.credit.store(credit as u32, Relaxed);
+    }
+}
+
+/// A spin budget that grows while spinning pays and shrinks to nothing while it does not.
+pub struct Budget<'a> {
+    learnt: &'a Learnt,
+    work: Option<&'a Work>,
+    /// The longest one now.
+    most_ns: u64,
+}
+
+/// The first budget after a spin that paid where there was none.
+const FIRST_NS: u64 = 4_000;
+/// Less is not worth a spin.
+const LEAST_NS: u64 = 2_000;
+
+/// The longest spin with so much credit; 0 where sleeps get more done.
+fn most_ns(credit_ns: u64) -> u64 {
+    if yields::pay() { config::get().busy_ns + credit_ns } else { 0 }
+}
+
+impl<'a> Budget<'a> {
+    /// Of a wait of which nothing else is known.
+    pub fn new(learnt: &'a Learnt) -> Budget<'a> {
+        Budget { learnt, work: None, most_ns: most_ns(0) }
+    }
+
+    /// Of a thread that works between two waits: it may spin as long once more, so that spinning never takes more of a CPU than the
+    /// work.
+    pub fn beside(learnt: &'a Learnt, work: &'a Work) -> Budget<'a> {
+        Budget { learnt, work: Some(work), most_ns: most_ns(work.credit_ns()) }
+    }
+
+    /// Nanoseconds to spin now.
+    pub fn get(&self) -> u64 {
+        match self.learnt.ns.load(Relaxed) {
+            0 => self.most_ns,
+            ns => u64::from(ns - 1).min(self.most_ns),
+        }
+    }
+
+    fn set(&self, ns: u64) {
+        self.learnt.ns.store(ns.min(self.most_ns) as u32 + 1, Relaxed);
+    }
+
+    /// Spins for at most `most_ns` nanoseconds, with all that others do meanwhile, and no longer than the budget, until `ready` says
+    /// how much it has found; the budget learns from it.
+    #[inline]
+    pub fn spin(
+        &self,
+        most_ns: u64,
+        own_cpu: &AtomicU32,
+        peer_cpu: u32,
+        ready: impl FnMut() -> u32,
+    ) -> bool {
+        let usual_ns = config::get().busy_ns;
+        let spun = spin(self.get(), most_ns, own_cpu, peer_cpu, ready);
+        if let Some(work) = self.work
+            && let Some(beyond) = spun.own_ns.checked_sub(usual_ns)
+        {
+            work.charge(beyond);
+        }
+        if spun.lost_ns > 0 && config::get().busy_adapts {
+            yields::lost(spun.lost_ns);
+            self.set(self.most_ns);
+        } else if spun.found > 0 {
+            self.set((self.get() * 2).max(FIRST_NS));
+        }
+        spun.found > 0
+    }
+
+    /// A sleep took this long: spinning would have paid if that is less than the longest budget, or, where others have used the
+    /// CPU meanwhile, than the time for which they are let.
+    pub fn slept(&self, ns: u64) {
+        if self.most_ns == 0 {
+            return;
+        }
+        let most_ns = match config::get().busy_adapts && is_crowded(clock::now_ns()) {
+            true => LET_NS,
+            false => self.most_ns,
+        };
+        if ns < most_ns {
+            self.set(self.most_ns);
+        } else {
+            let half = self.get() / 2;
+            self.set(if half < LEAST_NS { 0 } else { half });
+        }
+    }
+}
+
+/// When another thread of this machine was last seen to wait for the CPU that a thread of this process spun on
+/// ([`clock::now_ns`]).
+static CROWDED_AT: AtomicU64 = AtomicU64::new(0);
+/// How long that is believed of all of them.
+const CROWDED_NS: u64 = 2_000_000;
+/// A sched_yield(2) that takes longer has run another thread.
+const ALONE_NS: u64 = 1_500;
+/// What such a one costs the thread itself.
+const SWITCH_NS: u64 = 1_500;
+/// How long a spin lasts at most, with the time of other threads.
+const LET_NS: u64 = 1_000_000;
+/// How long a spin lasts at most where the peer has the waiter's CPU, with the time of other threads.
+const LET_PEER_NS: u64 = 10_000_000;
+
+/// Gives the CPU to any thread that waits for it; notes whether one did. Returns the time.
+fn give_way(now: u64) -> u64 {
+    sys::sched_yield();
+    let after = clock::now_ns();
+    let away = after.wrapping_sub(now);
+    if away > ALONE_NS {
+        CROWDED_AT.store(after, Relaxed);
+    }
+    after
+}
+
+fn is_crowded(now: u64) -> bool {
+    now.wrapping_sub(CROWDED_AT.load(Relaxed)) < CROWDED_NS
+}
+
+/// What came of a spin.
+struct Spun {
+    /// So many things.
+    found: u32,
+    /// Nanoseconds of one sched_yield(2) that was away for so long that a program may have used up its slice.
+    lost_ns: u64,
+    /// How long it took, without the time that others have used, where that was long.
+    own_ns: u64,
+}
+
+impl Spun {
+    fn found(found: u32) -> Spun {
+        Spun { found, lost_ns: 0, own_ns: 0 }
+    }
+}
+
+/// Spins for at most `budget` nanoseconds of its own until `ready`; what others use of the CPU meanwhile does not count, up to a
+/// limit of `most_ns` at most. Gives the CPU away at each look when `peer_cpu` says that the peer needs this very one, or somebody else does, and now
+/// and then to find that out.
+#[inline]
+fn spin(
+    budget: u64,
+    most_ns: u64,
+    own_cpu: &AtomicU32,
+    peer_cpu: u32,
+    mut ready: impl FnMut() -> u32,
+) -> Spun {
+    let cpu = clock::cpu();
+    if own_cpu.load(Relaxed) != cpu {
+        own_cpu.store(cpu, Relaxed);
+    }
+    let same = peer_cpu == cpu;
+    if budget == 0 || most_ns == 0 {
+        host::current().keep_alive();
+        return Spun::found(ready());
+    }
+    let start = clock::now_ns();
+    let mut now = start;
+    if !same && !is_crowded(now) {
+        for _ in 0..200 {
+            let found = ready();
+            if found > 0 {
+                return Spun::found(found);
+            }
+            spin_loop();
+        }
+        now = clock::now_ns();
+    }
+    host::current().keep_alive();
+    // The scheduler parts two threads that both want to run. While one of them sleeps it has no reason to.
+    let most_ns = if same { LET_PEER_NS } else { LET_NS }.max(budget).min(most_ns);
+    // By others, and in yields that were away for long.
+    let (mut used, mut lost_ns) = (0, 0);
+    loop {
+        let before = now;
+        now = give_way(now);
+        let away = now.wrapping_sub(before);
+        used += away.saturating_sub(SWITCH_NS);
+        lost_ns += if away > LET_NS { away } else { 0 };
+        let looks = if same || is_crowded(now) { 1 } else { 32 };
+        for _ in 0..looks {
+            let found = ready();
+            if found > 0 {
+                return Spun { found, lost_ns, own_ns: now - start - used };
+            }
+            spin_loop();
+        }
+        now = clock::now_ns();
+        let is_over = now - start > most_ns || now - start > budget + used;
+        if is_over || (lost_ns > 0 && !same) {
+            return Spun { found: 0, lost_ns, own_ns: now - start - used };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_pays_for_spins_once_and_not_without_end() {
+        let work = Work { since: AtomicU64::new(0), credit: AtomicU32::new(0) };
+        work.ends(1_000);
+        assert_eq!(work.credit.load(Relaxed), 0, "no wait has ended yet");
+        work.begins(1_000);
+        work.ends(61_000);
+        work.ends(99_000);
+        assert_eq!(work.credit.load(Relaxed), 60_000);
+        work.charge(20_000);
+        assert_eq!(work.credit.load(Relaxed), 40_000);
+        work.charge(50_000);
+        assert_eq!(work.credit.load(Relaxed), 0);
+        work.begins(1_000);
+        work.ends(1 << 40);
+        assert_eq!(u64::from(work.credit.load(Relaxed)), Work::MOST_CREDIT_NS);
+    }
+}

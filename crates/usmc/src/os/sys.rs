@@ -1,0 +1,856 @@
+//! System calls the library makes for itself: raw, so that no symbol we interpose is entered, no
+//! cancellation point is hit and `errno` stays untouched. Calls made for the application go through
+//! [`crate::os::real`] instead.
+
+use core::ffi::{CStr, c_int, c_long, c_ulong, c_void};
+use core::ptr;
+
+/// A failed system call's errno (positive).
+pub type Errno = c_int;
+
+/// One raw system call.
+///
+/// # Safety
+/// As the call itself demands of its arguments.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub unsafe fn raw(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let ret: isize;
+    // SAFETY: the x86-64 Linux convention; rcx and r11 are clobbered, memory may change.
+    unsafe {
+        core::arch::asm!("syscall", inlateout("rax") nr as isize => ret, in("rdi") a, in("rsi") b,
+            in("rdx") c, in("r10") d, in("r8") e, in("r9") f, out("rcx") _, out("r11") _,
+            options(nostack));
+    }
+    ret
+}
+
+/// One raw system call.
+///
+/// # Safety
+/// As the call itself demands of its arguments.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+pub unsafe fn raw(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let ret: isize;
+    // SAFETY: the arm64 Linux convention; memory may change.
+    unsafe {
+        core::arch::asm!("svc 0", in("x8") nr, inlateout("x0") a => ret, in("x1") b, in("x2") c,
+            in("x3") d, in("x4") e, in("x5") f, options(nostack));
+    }
+    ret
+}
+
+/// One raw system call.
+///
+/// # Safety
+/// As the call itself demands of its arguments.
+#[cfg(target_arch = "x86")]
+#[inline(always)]
+pub unsafe fn raw(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    // SAFETY: the caller's contract.
+    unsafe { by_vdso(nr, a, b, c, d, e, f) }
+}
+
+/// The i386 Linux convention wants ebp, which inline assembly may not name. gs:16 is the vDSO's entry, where libc
+/// itself enters the kernel (`sysinfo` of its thread block).
+#[cfg(target_arch = "x86")]
+#[unsafe(naked)]
+unsafe extern "C" fn by_vdso(
+    nr: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> isize {
+    core::arch::naked_asm!(
+        "push ebp
+         push ebx
+         push esi
+         push edi
+         mov eax, [esp + 20]
+         mov ebx, [esp + 24]
+         mov ecx, [esp + 28]
+         mov edx, [esp + 32]
+         mov esi, [esp + 36]
+         mov edi, [esp + 40]
+         mov ebp, [esp + 44]
+         call dword ptr gs:[16]
+         pop edi
+         pop esi
+         pop ebx
+         pop ebp
+         ret"
+    )
+}
+
+/// The errno in what a system call returned. Where addresses have 32 bits, one of them may look negative.
+#[inline(always)]
+pub fn failure(ret: isize) -> Option<Errno> {
+    const ERRNO_MAX: isize = 4095;
+    (-ERRNO_MAX..0).contains(&ret).then_some(-ret as Errno)
+}
+
+#[inline(always)]
+fn check(ret: isize) -> Result<usize, Errno> {
+    match failure(ret) {
+        Some(errno) => Err(errno),
+        None => Ok(ret as usize),
+    }
+}
+
+/// The numbers of system calls. On i386 some lead to calls with the structures of Linux 2.0, which others replace.
+#[cfg(not(target_arch = "x86"))]
+use libc as nr;
+#[cfg(target_arch = "x86")]
+mod nr {
+    pub use libc::*;
+    pub use libc::{
+        SYS_fcntl64 as SYS_fcntl, SYS_fstat64 as SYS_fstat, SYS_ftruncate64 as SYS_ftruncate,
+        SYS_geteuid32 as SYS_geteuid, SYS_mmap2 as SYS_mmap,
+    };
+}
+
+/// A 64-bit argument in one register, or its halves in two.
+#[cfg(target_pointer_width = "64")]
+macro_rules! call_wide {
+    ($nr:ident, $($arg:expr),*; $wide:expr) => { call!($nr, $($arg),*, $wide) };
+}
+#[cfg(target_pointer_width = "32")]
+macro_rules! call_wide {
+    ($nr:ident, $($arg:expr),*; $wide:expr) => { call!($nr, $($arg),*, $wide, ($wide as u64 >> 32)) };
+}
+
+macro_rules! call {
+    ($nr:ident) => { call!($nr, 0, 0, 0, 0, 0, 0) };
+    ($nr:ident, $a:expr) => { call!($nr, $a, 0, 0, 0, 0, 0) };
+    ($nr:ident, $a:expr, $b:expr) => { call!($nr, $a, $b, 0, 0, 0, 0) };
+    ($nr:ident, $a:expr, $b:expr, $c:expr) => { call!($nr, $a, $b, $c, 0, 0, 0) };
+    ($nr:ident, $a:expr, $b:expr, $c:expr, $d:expr) => { call!($nr, $a, $b, $c, $d, 0, 0) };
+    ($nr:ident, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr) => { call!($nr, $a, $b, $c, $d, $e, 0) };
+    ($nr:ident, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {
+        // SAFETY: every pointer passed below is to a live object of the size the call expects.
+        check(unsafe {
+            raw(nr::$nr, $a as usize, $b as usize, $c as usize, $d as usize, $e as usize, $f as usize)
+        })
+    };
+}
+
+/// getpid(2), not cached.
+pub fn getpid() -> u32 {
+    call!(SYS_getpid).unwrap_or(0) as u32
+}
+
+/// gettid(2).
+pub fn gettid() -> u32 {
+    call!(SYS_gettid).unwrap_or(0) as u32
+}
+
+/// The head of the list of robust futexes (get_robust_list(2)) that libc has told the kernel for this thread; may be null.
+pub fn robust_list() -> *mut c_void {
+    let (mut head, mut len) = (ptr::null_mut::<c_void>(), 0usize);
+    let _ = call!(SYS_get_robust_list, 0, &raw mut head, &raw mut len);
+    head
+}
+
+/// getppid(2).
+pub fn getppid() -> u32 {
+    call!(SYS_getppid).unwrap_or(0) as u32
+}
+
+/// geteuid(2).
+pub fn geteuid() -> u32 {
+    call!(SYS_geteuid).unwrap_or(0) as u32
+}
+
+/// sched_yield(2).
+pub fn sched_yield() {
+    // The peer of a fuzz target is in this very thread.
+    if !cfg!(fuzzing) {
+        let _ = call!(SYS_sched_yield);
+    }
+}
+
+/// close(2).
+pub fn close(fd: c_int) {
+    let _ = call!(SYS_close, fd);
+}
+
+/// open(2) with O_CLOEXEC.
+pub fn open(path: &CStr, flags: c_int, mode: u32) -> Result<c_int, Errno> {
+    call!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags | libc::O_CLOEXEC, mode)
+        .map(|v| v as c_int)
+}
+
+/// Calls `each` for every open descriptor of this process, as /proc lists them.
+///
+/// # Errors
+/// /proc is not there.
+pub fn each_open_fd(each: impl FnMut(c_int)) -> Result<(), Errno> {
+    each_fd_in(c"/proc/self/fd", true, each)
+}
+
+/// The same for any process' directory in /proc. `own`: it is this one's, and what is opened for the question is none.
+///
+/// # Errors
+/// open(2)'s.
+pub fn each_fd_in(path: &CStr, own: bool, mut each: impl FnMut(c_int)) -> Result<(), Errno> {
+    let dir = open(path, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+    let mut entries = [0u64; 128];
+    let listed = loop {
+        match call!(SYS_getdents64, dir, entries.as_mut_ptr(), size_of_val(&entries)) {
+            Ok(0) => break Ok(()),
+            Ok(len) => each_number(entries.as_ptr().cast(), len, |fd| {
+                if fd != dir || !own {
+                    each(fd);
+                }
+            }),
+            Err(errno) => break Err(errno),
+        }
+    };
+    close(dir);
+    listed
+}
+
+/// The names in `len` bytes of struct linux_dirent64 that are numbers.
+fn each_number(entries: *const u8, len: usize, mut each: impl FnMut(c_int)) {
+    const NAME: usize = 19;
+    let mut at = 0;
+    while at + NAME < len {
+        // SAFETY: the kernel wrote whole entries: inode, offset, length (at byte 16), type, name.
+        let (length, name) = unsafe {
+            let entry = entries.add(at);
+            (entry.add(16).cast::<u16>().read_unaligned(), CStr::from_ptr(entry.add(NAME).cast()))
+        };
+        at += usize::from(length);
+        if let Some(fd) = name.to_str().ok().and_then(|name| name.parse().ok()) {
+            each(fd);
+        }
+    }
+}
+
+/// mkdir(2).
+pub fn mkdir(path: &CStr, mode: u32) -> Result<(), Errno> {
+    call!(SYS_mkdirat, libc::AT_FDCWD, path.as_ptr(), mode).map(drop)
+}
+
+/// access(2) X_OK.
+pub fn is_executable(path: &CStr) -> bool {
+    call!(SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::X_OK).is_ok()
+}
+
+/// fchmod(2).
+pub fn fchmod(fd: c_int, mode: u32) -> Result<(), Errno> {
+    call!(SYS_fchmod, fd, mode).map(drop)
+}
+
+/// chmod(2). Follows symbolic links.
+pub fn chmod(path: &CStr, mode: u32) -> Result<(), Errno> {
+    call!(SYS_fchmodat, libc::AT_FDCWD, path.as_ptr(), mode).map(drop)
+}
+
+/// Gives an open file, be it for nothing but to name it, to a group.
+pub fn chgrp(fd: c_int, gid: u32) -> Result<(), Errno> {
+    call!(SYS_fchownat, fd, c"".as_ptr(), u32::MAX, gid, libc::AT_EMPTY_PATH).map(drop)
+}
+
+/// unlink(2).
+pub fn unlink(path: &CStr) -> Result<(), Errno> {
+    call!(SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0).map(drop)
+}
+
+/// readlink(2): the length of what was written to `text`, cut off at its end.
+pub fn readlink(path: &CStr, text: &mut [u8]) -> Result<usize, Errno> {
+    call!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), text.as_mut_ptr(), text.len())
+}
+
+/// process_vm_readv(2) of `len` bytes at an address of another process.
+///
+/// # Safety
+/// `to` is writable for `len` bytes.
+pub unsafe fn process_vm_read(
+    pid: u32,
+    at: usize,
+    to: *mut c_void,
+    len: usize,
+) -> Result<usize, Errno> {
+    let here = libc::iovec { iov_base: to, iov_len: len };
+    let there = libc::iovec { iov_base: ptr::without_provenance_mut(at), iov_len: len };
+    call!(SYS_process_vm_readv, pid, &raw const here, 1, &raw const there, 1, 0)
+}
+
+/// Has every thread of the machine pass a full memory barrier (membarrier(2)).
+pub fn barrier_everywhere() -> Result<(), Errno> {
+    const MEMBARRIER_CMD_GLOBAL: c_int = 1;
+    call!(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0).map(drop)
+}
+
+/// rename(2) that fails with EEXIST when `to` exists (a hard link is made and `from` removed).
+pub fn link(from: &CStr, to: &CStr) -> Result<(), Errno> {
+    call!(SYS_linkat, libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), 0).map(drop)
+}
+
+/// What fstat(2) tells that we need.
+pub struct FileFacts {
+    /// Type and permissions.
+    pub mode: u32,
+    /// Number in its file system.
+    pub inode: u64,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Its file system.
+    pub device: u64,
+}
+
+/// fstat(2).
+pub fn fstat(fd: c_int) -> Result<FileFacts, Errno> {
+    // SAFETY: all-zero is a valid `stat64`.
+    let mut st: libc::stat64 = unsafe { core::mem::zeroed() };
+    call!(SYS_fstat, fd, &raw mut st)?;
+    let (inode, size) = (st.st_ino, st.st_size as u64);
+    let (mode, uid, gid, device) = (st.st_mode, st.st_uid, st.st_gid, st.st_dev);
+    Ok(FileFacts { mode, inode, uid, gid, size, device })
+}
+
+/// The type and permissions of a file, and its file system, which is not asked (AT_STATX_DONT_SYNC): a hostile one may not
+/// answer. Not comparable with [`FileFacts`].
+pub fn status(fd: c_int) -> Result<(u32, u64), Errno> {
+    const FLAGS: c_int = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: all-zero is a valid `statx`.
+    let mut it: libc::statx = unsafe { core::mem::zeroed() };
+    call!(SYS_statx, fd, c"".as_ptr(), FLAGS, libc::STATX_TYPE | libc::STATX_MODE, &raw mut it)?;
+    let device = u64::from(it.stx_dev_major) << 32 | u64::from(it.stx_dev_minor);
+    Ok((u32::from(it.stx_mode), device))
+}
+
+/// The type of a file's file system (fstatfs(2)).
+pub fn file_system(fd: c_int) -> Result<u64, Errno> {
+    // SAFETY: all-zero is a valid `statfs`.
+    let mut it: libc::statfs = unsafe { core::mem::zeroed() };
+    call!(SYS_fstatfs, fd, &raw mut it)?;
+    Ok(it.f_type as u64)
+}
+
+/// memfd_create(2), sealable and close-on-exec.
+pub fn memfd_create(name: &CStr) -> Result<c_int, Errno> {
+    call!(SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+        .map(|v| v as c_int)
+}
+
+/// ftruncate(2). EFBIG beyond RLIMIT_FSIZE, without the signal that the kernel sends then.
+pub fn ftruncate(fd: c_int, len: u64) -> Result<(), Errno> {
+    may_be_long(len)?;
+    call_wide!(SYS_ftruncate, fd; len).map(drop)
+}
+
+fn may_be_long(len: u64) -> Result<(), Errno> {
+    if len > limit(libc::RLIMIT_FSIZE, u64::MAX) { Err(libc::EFBIG) } else { Ok(()) }
+}
+
+/// fallocate(2) of a new file, whole range, default mode. EFBIG as above.
+pub fn fallocate(fd: c_int, len: u64) -> Result<(), Errno> {
+    may_be_long(len)?;
+    #[cfg(target_pointer_width = "64")]
+    return call!(SYS_fallocate, fd, 0, 0, len).map(drop);
+    #[cfg(target_pointer_width = "32")]
+    call_wide!(SYS_fallocate, fd, 0, 0, 0; len).map(drop)
+}
+
+/// fcntl(2) with an integer argument.
+pub fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<usize, Errno> {
+    call!(SYS_fcntl, fd, cmd, arg)
+}
+
+/// Sets a lock on one byte of a file, or asks for it (F_SETLK or F_GETLK); returns the lock's type afterwards.
+pub fn lock_byte(fd: c_int, set: bool, kind: c_int, at: i64) -> Result<c_int, Errno> {
+    // Those with 64-bit offsets; where there are no others they have no name of their own.
+    const F_GETLK64: c_int = if cfg!(target_pointer_width = "32") { 12 } else { libc::F_GETLK };
+    const F_SETLK64: c_int = if cfg!(target_pointer_width = "32") { 13 } else { libc::F_SETLK };
+    let cmd = if set { F_SETLK64 } else { F_GETLK64 };
+    // SAFETY: all-zero is a valid `flock64`.
+    let mut lock: libc::flock64 = unsafe { core::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = at;
+    lock.l_len = 1;
+    call!(SYS_fcntl, fd, cmd, &raw mut lock)?;
+    Ok(lock.l_type as c_int)
+}
+
+/// Shared writable mapping of `len` bytes of `fd`.
+pub fn mmap_shared(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
+    call!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
+        .map(|v| v as *mut u8)
+}
+
+/// The same, without access for now: nothing of it comes into memory, be it to be locked there (mlockall(2)).
+pub fn mmap_out_of_reach(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
+    call!(SYS_mmap, 0, len, libc::PROT_NONE, libc::MAP_SHARED, fd, 0).map(|v| v as *mut u8)
+}
+
+/// munlock(2).
+///
+/// # Safety
+/// The range is mapped.
+pub unsafe fn munlock(at: *mut u8, len: usize) -> Result<(), Errno> {
+    call!(SYS_munlock, at, len).map(drop)
+}
+
+/// The same from some place in it on, which is a page's.
+pub fn mmap_shared_from(fd: c_int, len: usize, from: u64) -> Result<*mut u8, Errno> {
+    /// What mmap2(2) counts in.
+    const UNIT: u64 = if cfg!(target_arch = "x86") { 4096 } else { 1 };
+    let (access, from) = (libc::PROT_READ | libc::PROT_WRITE, from / UNIT);
+    call!(SYS_mmap, 0, len, access, libc::MAP_SHARED, fd, from).map(|v| v as *mut u8)
+}
+
+/// The same, to be read only.
+pub fn mmap_readable(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
+    call!(SYS_mmap, 0, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0).map(|v| v as *mut u8)
+}
+
+/// Private zeroed memory, reserved but not committed; `at` fixes the address when not null.
+pub fn mmap_private(at: *mut u8, len: usize) -> Result<*mut u8, Errno> {
+    let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+    call!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1isize, 0)
+        .map(|v| v as *mut u8)
+}
+
+/// mmap of `fd` over an existing mapping.
+pub fn mmap_shared_at(at: *mut u8, fd: c_int, len: usize) -> Result<(), Errno> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    call!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0).map(drop)
+}
+
+/// munmap(2).
+///
+/// # Safety
+/// Nothing refers to the range any more.
+pub unsafe fn munmap(at: *mut u8, len: usize) {
+    let _ = call!(SYS_munmap, at, len);
+}
+
+/// MADV_POPULATE_WRITE, which the libc crate does not have for all targets.
+pub const POPULATE: c_int = 23;
+
+/// madvise(2).
+///
+/// # Safety
+/// The advice must not invalidate data that is still needed.
+pub unsafe fn madvise(at: *mut u8, len: usize, advice: c_int) -> Result<(), Errno> {
+    call!(SYS_madvise, at, len, advice).map(drop)
+}
+
+/// mprotect(2).
+///
+/// # Safety
+/// Nobody counts on what the range is not any more.
+pub unsafe fn mprotect(at: *mut u8, len: usize, protection: c_int) -> Result<(), Errno> {
+    call!(SYS_mprotect, at, len, protection).map(drop)
+}
+
+/// Whether memory can be written: the kernel writes there what is there.
+///
+/// # Safety
+/// Eight readable bytes, not all zero, that nobody else writes.
+pub unsafe fn is_writable(at: *mut u64) -> bool {
+    const FLAGS: c_int = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
+    // SAFETY: the caller's contract.
+    let value = unsafe { at.read_unaligned() };
+    let Ok(fd) = call!(SYS_eventfd2, 0, FLAGS) else { return false };
+    let is_there = call!(SYS_write, fd, &raw const value, 8).is_ok();
+    let done = is_there && call!(SYS_read, fd, at, 8).is_ok();
+    close(fd as c_int);
+    done
+}
+
+/// Random bits; falls back to the clock when the pool is not ready.
+pub fn random() -> u64 {
+    let mut v = 0u64;
+    match call!(SYS_getrandom, &raw mut v, 8, 1) {
+        Ok(8) => v,
+        _ => crate::os::clock::tsc().wrapping_mul(0x9e37_79b9_7f4a_7c15),
+    }
+}
+
+/// getsockopt(2) of a plain value; returns how many bytes the kernel filled.
+pub fn getsockopt<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> Result<usize, Errno> {
+    let mut len = size_of::<T>() as u32;
+    call!(SYS_getsockopt, fd, level, name, value as *mut T, &raw mut len)?;
+    Ok(len as usize)
+}
+
+/// getsockopt(2) of an int.
+pub fn getsockopt_int(fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
+    let mut value: c_int = 0;
+    getsockopt(fd, level, name, &mut value).map(|_| value)
+}
+
+/// setsockopt(2) of a plain value.
+pub fn setsockopt<T>(fd: c_int, level: c_int, name: c_int, value: &T) -> Result<(), Errno> {
+    call!(SYS_setsockopt, fd, level, name, value as *const T, size_of::<T>()).map(drop)
+}
+
+/// getsockname(2).
+pub fn getsockname(fd: c_int, addr: &mut libc::sockaddr_storage) -> Result<usize, Errno> {
+    let mut len = size_of::<libc::sockaddr_storage>() as u32;
+    call!(SYS_getsockname, fd, addr as *mut _, &raw mut len)?;
+    Ok(len as usize)
+}
+
+/// getpeername(2).
+pub fn getpeername(fd: c_int, addr: &mut libc::sockaddr_storage) -> Result<usize, Errno> {
+    let mut len = size_of::<libc::sockaddr_storage>() as u32;
+    call!(SYS_getpeername, fd, addr as *mut _, &raw mut len)?;
+    Ok(len as usize)
+}
+
+/// getpeername(2) into the application's memory, wherever that is.
+pub fn give_peer(
+    fd: c_int,
+    addr: *mut libc::sockaddr,
+    len: *mut libc::socklen_t,
+) -> Result<(), Errno> {
+    call!(SYS_getpeername, fd, addr, len).map(drop)
+}
+
+/// Whether the process may read at `at`. sigprocmask(2) copies a set from there before it refuses an unknown way to use it; the
+/// call neither sleeps nor changes anything.
+pub fn can_read(at: *const u8) -> bool {
+    const SET: usize = 8;
+    const NO_SUCH_WAY: c_int = -1;
+    let set = at.map_addr(|at| at & !(SET - 1));
+    call!(SYS_rt_sigprocmask, NO_SUCH_WAY, set, 0, SET) != Err(libc::EFAULT)
+}
+
+/// ioctl(2) that stores an int.
+pub fn ioctl_int(fd: c_int, request: c_ulong) -> Result<c_int, Errno> {
+    let mut v: c_int = 0;
+    call!(SYS_ioctl, fd, request, &raw mut v)?;
+    Ok(v)
+}
+
+/// recv(2) into a raw buffer.
+///
+/// # Safety
+/// `buf` is writable for `len` bytes.
+pub unsafe fn recv(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Result<usize, Errno> {
+    call!(SYS_recvfrom, fd, buf, len, flags, 0, 0)
+}
+
+/// send(2) of a few bytes.
+pub fn send(fd: c_int, buf: &[u8], flags: c_int) -> Result<usize, Errno> {
+    call!(SYS_sendto, fd, buf.as_ptr(), buf.len(), flags, 0, 0)
+}
+
+/// send(2) from memory that others may write.
+///
+/// # Safety
+/// `buf` is readable for `len` bytes.
+pub unsafe fn send_raw(
+    fd: c_int,
+    buf: *const u8,
+    len: usize,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    call!(SYS_sendto, fd, buf, len, flags, 0, 0)
+}
+
+/// `new` becomes a duplicate of `fd`, which is another number; it crosses exec(2).
+pub fn dup2(fd: c_int, new: c_int) -> Result<(), Errno> {
+    call!(SYS_dup3, fd, new, 0).map(|_| ())
+}
+
+/// Resets a connection: connect(2) to AF_UNSPEC.
+pub fn disconnect(fd: c_int) {
+    let nowhere =
+        libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    let _ = call!(SYS_connect, fd, &raw const nowhere, size_of::<libc::sockaddr>());
+}
+
+/// shutdown(2).
+pub fn shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
+    call!(SYS_shutdown, fd, how).map(drop)
+}
+
+/// poll(2) on one fd.
+pub fn poll1(fd: c_int, events: i16, timeout_ms: c_int) -> i16 {
+    let mut p = [libc::pollfd { fd, events, revents: 0 }];
+    match poll(&mut p, timeout_ms) {
+        1 => p[0].revents,
+        _ => 0,
+    }
+}
+
+/// poll(2) on several, without waiting: how many have something to tell.
+pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
+    poll(fds, 0)
+}
+
+#[inline(always)]
+fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> usize {
+    let ts = libc::timespec {
+        tv_sec: (timeout_ms / 1000) as libc::time_t,
+        tv_nsec: (timeout_ms % 1000) as c_long * 1_000_000,
+    };
+    call!(SYS_ppoll, fds.as_mut_ptr(), fds.len(), &raw const ts, 0, 0).unwrap_or(0)
+}
+
+/// epoll_ctl(2).
+pub fn epoll_ctl(
+    ep: c_int,
+    op: c_int,
+    fd: c_int,
+    event: &mut libc::epoll_event,
+) -> Result<(), Errno> {
+    call!(SYS_epoll_ctl, ep, op, fd, event as *mut _).map(drop)
+}
+
+/// pidfd_open(2).
+pub fn pidfd_open(pid: u32) -> Result<c_int, Errno> {
+    call!(SYS_pidfd_open, pid, 0).map(|v| v as c_int)
+}
+
+/// pidfd_getfd(2): a duplicate of another process' descriptor.
+pub fn pidfd_getfd(pidfd: c_int, fd: u32) -> Result<c_int, Errno> {
+    call!(SYS_pidfd_getfd, pidfd, fd, 0).map(|v| v as c_int)
+}
+
+/// socket(2)
+pub fn socket(family: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
+    call!(SYS_socket, family, kind, protocol).map(|v| v as c_int)
+}
+
+/// Sends a question that holds no pointers, and receives the answer at once: its length in bytes.
+pub fn ask<T>(fd: c_int, question: &T, answer: &mut [u32]) -> Result<usize, Errno> {
+    // SAFETY: `question` is readable for its size.
+    unsafe { send_raw(fd, core::ptr::from_ref(question).cast(), size_of::<T>(), 0) }?;
+    // SAFETY: `answer` is writable for its size.
+    unsafe { recv(fd, answer.as_mut_ptr().cast(), size_of_val(answer), libc::MSG_DONTWAIT) }
+}
+
+/// connect(2).
+///
+/// # Safety
+/// `addr` is readable for `len` bytes.
+pub unsafe fn connect(fd: c_int, addr: *const c_void, len: u32) -> Result<(), Errno> {
+    call!(SYS_connect, fd, addr, len).map(drop)
+}
+
+/// bind(2) to a path.
+pub fn bind_unix(fd: c_int, addr: &libc::sockaddr_un) -> Result<(), Errno> {
+    call!(SYS_bind, fd, addr as *const _, size_of::<libc::sockaddr_un>()).map(drop)
+}
+
+/// sendmsg(2).
+///
+/// # Safety
+/// `msg` and all it points to is valid.
+pub unsafe fn sendmsg(fd: c_int, msg: *const libc::msghdr, flags: c_int) -> Result<usize, Errno> {
+    call!(SYS_sendmsg, fd, msg, flags)
+}
+
+/// This host's name, as uname(2) has it; nothing where it is no text.
+pub fn hostname(buffer: &mut [u8; 65]) -> &str {
+    // SAFETY: all-zero is a valid utsname, which the call fills.
+    let mut names: libc::utsname = unsafe { core::mem::zeroed() };
+    if call!(SYS_uname, &raw mut names).is_err() {
+        return "";
+    }
+    for (to, from) in buffer.iter_mut().zip(names.nodename) {
+        *to = from as u8;
+    }
+    let len = buffer.iter().position(|&b| b == 0).unwrap_or(0);
+    core::str::from_utf8(&buffer[..len]).unwrap_or("")
+}
+
+/// recvmsg(2).
+///
+/// # Safety
+/// `msg` and all it points to is valid and writable.
+pub unsafe fn recvmsg(fd: c_int, msg: *mut libc::msghdr, flags: c_int) -> Result<usize, Errno> {
+    call!(SYS_recvmsg, fd, msg, flags)
+}
+
+/// write(2), for the log: of the signals with which the kernel tells a program that its own write failed, none comes.
+pub fn write(fd: c_int, bytes: &[u8]) {
+    const ITS: u64 = 1 << (libc::SIGPIPE - 1) | 1 << (libc::SIGXFSZ - 1);
+    let mask = block_signals();
+    let pending = pending_signals();
+    if let Err(libc::EPIPE | libc::EFBIG) = call!(SYS_write, fd, bytes.as_ptr(), bytes.len()) {
+        // Nothing, in either layout of a time.
+        let at_once = [0u64; 2];
+        let new = ITS & !pending;
+        let _ = call!(SYS_rt_sigtimedwait, &raw const new, 0, &raw const at_once, 8);
+    }
+    set_signals(mask);
+}
+
+/// getrlimit(2) RLIMIT_NOFILE, the soft limit.
+pub fn nofile_limit() -> u64 {
+    limit(libc::RLIMIT_NOFILE, 1024)
+}
+
+/// A soft limit, or `otherwise`.
+fn limit(resource: libc::__rlimit_resource_t, otherwise: u64) -> u64 {
+    let mut lim = libc::rlimit64 { rlim_cur: otherwise, rlim_max: otherwise };
+    let _ = call!(SYS_prlimit64, 0, resource, ptr::null::<c_void>(), &raw mut lim);
+    lim.rlim_cur
+}
+
+/// Blocks signals and returns the mask there was. Not those that a fault raises, nor libc's own two.
+pub fn block_signals() -> u64 {
+    let spared = [
+        libc::SIGILL,
+        libc::SIGTRAP,
+        libc::SIGBUS,
+        libc::SIGFPE,
+        libc::SIGSEGV,
+        libc::SIGSYS,
+        32,
+        33,
+    ];
+    let all = spared.iter().fold(!0u64, |set, signal| set & !(1 << (signal - 1)));
+    let mut old = 0u64;
+    let _ = call!(SYS_rt_sigprocmask, libc::SIG_BLOCK, &raw const all, &raw mut old, 8);
+    old
+}
+
+/// Takes signals out of the mask.
+pub fn unblock_signals(set: u64) {
+    let _ = call!(SYS_rt_sigprocmask, libc::SIG_UNBLOCK, &raw const set, 0, 8);
+}
+
+/// Signals that have come and are blocked.
+pub fn pending_signals() -> u64 {
+    let mut pending = 0u64;
+    let _ = call!(SYS_rt_sigpending, &raw mut pending, 8);
+    pending
+}
+
+/// Sets the signal mask.
+pub fn set_signals(mask: u64) {
+    let _ = call!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, 0, 8);
+}
+
+/// Whether calls go on after this signal (SA_RESTART); `None` where it is not handled.
+pub fn restarts(signal: c_int) -> Option<bool> {
+    /// The kernel's `struct sigaction`, which is not libc's.
+    #[repr(C)]
+    struct Action {
+        handler: usize,
+        flags: c_ulong,
+        restorer: usize,
+        mask: u64,
+    }
+    let mut now = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
+    let _ = call!(SYS_rt_sigaction, signal, 0, &raw mut now, size_of::<u64>());
+    let is_handled = !matches!(now.handler, libc::SIG_DFL | libc::SIG_IGN);
+    is_handled.then_some(now.flags & libc::SA_RESTART as c_ulong != 0)
+}
+
+/// Sends this thread a signal.
+pub fn raise(signal: c_int) {
+    let thread = call!(SYS_gettid).unwrap_or(0);
+    let _ = call!(SYS_tgkill, getpid(), thread, signal);
+}
+
+/// Zeroed memory shared with children.
+pub fn mmap_family(len: usize) -> Result<*mut u8, Errno> {
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    call!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1isize, 0)
+        .map(|v| v as *mut u8)
+}
+
+/// read(2).
+///
+/// # Safety
+/// `buf` is writable for `len` bytes.
+pub unsafe fn read(fd: c_int, buf: *mut c_void, len: usize) -> Result<usize, Errno> {
+    call!(SYS_read, fd, buf, len)
+}
+
+/// The file's position; `None` where it has none.
+pub fn position(fd: c_int) -> Option<i64> {
+    #[cfg(target_pointer_width = "64")]
+    return call!(SYS_lseek, fd, 0, libc::SEEK_CUR).ok().map(|at| at as i64);
+    #[cfg(target_pointer_width = "32")]
+    {
+        let mut at = 0i64;
+        call!(SYS__llseek, fd, 0, 0, &raw mut at, libc::SEEK_CUR).ok()?;
+        Some(at)
+    }
+}
+
+/// flock(2).
+pub fn flock(fd: c_int, operation: c_int) -> Result<(), Errno> {
+    call!(SYS_flock, fd, operation).map(drop)
+}
+
+/// Whether `fd` has a position.
+pub fn is_seekable(fd: c_int) -> bool {
+    position(fd).is_some()
+}
+
+/// The status flags (F_GETFL) of an end of a pipe; `None` for anything else.
+pub fn pipe_flags(fd: c_int) -> Option<c_int> {
+    fcntl(fd, libc::F_GETPIPE_SZ, 0).ok()?;
+    fcntl(fd, libc::F_GETFL, 0).ok().map(|flags| flags as c_int)
+}
+
+/// pread(2).
+///
+/// # Safety
+/// `buf` is writable for `len` bytes.
+pub unsafe fn pread(fd: c_int, buf: *mut c_void, len: usize, at: i64) -> Result<usize, Errno> {
+    call_wide!(SYS_pread64, fd, buf, len; at)
+}
+
+/// preadv2(2) of one byte, at the position of the file, which is lost.
+pub fn preadv2(fd: c_int, flags: c_int) -> Result<usize, Errno> {
+    let mut byte = 0u8;
+    let iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // The offset takes two words, whatever their size.
+    call!(SYS_preadv2, fd, &raw const iov, 1, -1isize, -1isize, flags)
+}
+
+/// preadv2(2) and pwritev2(2): what can be had without waiting, EAGAIN where that is nothing.
+const RWF_NOWAIT: c_int = 8;
+
+/// Reads what a pipe has, as long as another thread does not empty it: where the kernel knows no better (before Linux 6.4)
+/// that would wait.
+///
+/// # Safety
+/// `buf` is writable for `len` bytes.
+pub unsafe fn read_now(fd: c_int, buf: *mut c_void, len: usize) -> Result<usize, Errno> {
+    let iov = libc::iovec { iov_base: buf, iov_len: len };
+    // No offset takes two words, whatever their size.
+    match call!(SYS_preadv2, fd, &raw const iov, 1, -1isize, -1isize, RWF_NOWAIT) {
+        Err(libc::EOPNOTSUPP | libc::ENOSYS) => call!(SYS_read, fd, buf, len),
+        done => done,
+    }
+}
+
+/// Writes what a pipe has room for, likewise.
+///
+/// # Safety
+/// The buffers are readable.
+pub unsafe fn writev_now(fd: c_int, iov: &[libc::iovec]) -> Result<usize, Errno> {
+    match call!(SYS_pwritev2, fd, iov.as_ptr(), iov.len(), -1isize, -1isize, RWF_NOWAIT) {
+        Err(libc::EOPNOTSUPP | libc::ENOSYS) => call!(SYS_writev, fd, iov.as_ptr(), iov.len()),
+        done => done,
+    }
+}
+
+/// splice(2) of what a socket has into a pipe; where the pipe is full it does not wait.
+pub fn splice_now(from: c_int, to: c_int, len: usize) -> Result<usize, Errno> {
+    let flags = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK;
+    call!(SYS_splice, from, 0, to, 0, len, flags)
+}

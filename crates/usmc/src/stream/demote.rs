@@ -1,0 +1,372 @@
+//! Demotion: a connection in the ring becomes plain TCP again, because somebody is going to use its socket whom the
+//! library cannot serve (another program, libc's own streams), or in a way that only the kernel can (urgent data).
+//!
+//! One end begins ([`leave`]) and is out of the ring when that returns. What it had not read, its peer sends again by
+//! TCP, at its next call on the connection or when it is woken out of one; what it had sent, the peer reads out of
+//! the ring first. The peer follows ([`follow`], [`look`]). `usmc_shm::back` has the steps and their models.
+
+mod copies;
+mod patience;
+mod receiving;
+mod sending;
+mod stream;
+
+pub use copies::leave_copies;
+pub use patience::Patience;
+pub use receiving::{finish_rx, finish_rx_at_last};
+pub use sending::{Full, end_ring, go_back, go_back_at_last, go_back_briefly, send_all};
+pub use stream::{drop_bells, skip};
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use usmc_shm::layout::{
+    ARM_TCP, END_CORK, END_GIVEN_BACK, END_NODELAY, End, Slot, TXF_BACK, TXF_DONE, TXF_ENDS,
+    TXF_LEFT, TXF_LOOK, TXF_RETURNS,
+};
+use usmc_shm::span::{RxSpan, TxSpan};
+
+use self::receiving::leave_rx;
+use self::sending::go_back_locked;
+use super::bells;
+use super::peers_socket::PeersSocket;
+use crate::family::fork;
+use crate::family::locks::Family;
+use crate::family::mark;
+use crate::handshake::{syn_option, transition};
+use crate::os::reason::Reason;
+use crate::os::sys::{self, Errno};
+use crate::os::{log, process};
+use crate::record::conn::{
+    self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, LISTEN, OFFERED, RING,
+};
+use crate::watch::observer;
+use crate::watchers::epoll;
+
+/// How long a thread that was woken may take to look, where nothing tells whether there is one.
+const WAKE_NS: u64 = 20_000_000;
+
+/// Whether a direction with these flags may be on its way back.
+#[inline(always)]
+pub fn is_due(flags: u32) -> bool {
+    flags & TXF_RETURNS != 0
+}
+
+/// Whether the peer waits for us to send again what it left unread.
+#[inline(always)]
+pub fn must_go_back(conn: &Conn, slot: &Slot) -> bool {
+    conn.own(slot).flags.load(Acquire) & TXF_LEFT != 0 && !TxSpan::new(slot, conn.side()).is_back()
+}
+
+/// A call that takes the connection out of the ring, for as long as it lasts.
+struct Leaving<'a>(&'a End);
+
+impl<'a> Leaving<'a> {
+    fn new(end: &'a End) -> Leaving<'a> {
+        // SeqCst: either a send that is about to sleep sees it (`wait::for_room`), or we see that it sleeps.
+        end.leaving.fetch_add(1, SeqCst);
+        Leaving(end)
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.leaving.fetch_sub(1, Release);
+    }
+}
+
+/// Whether another thread, perhaps of another process, is about to take the connection out of the ring.
+pub fn is_leaving(conn: &Conn, slot: &Slot) -> bool {
+    conn.end(slot).leaving.load(SeqCst) > 0
+}
+
+/// Makes the connection plain TCP, for whoever reads and writes its socket next.
+///
+/// # Errors
+/// EBUSY where that cannot be done without loss: bytes are in the ring that only we can read, as the peer has closed or
+/// left it or we have shut both directions down, a send of ours sleeps that cannot be woken (the peer may not be traced),
+/// or the peer was stopped in the middle of a step.
+pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
+    leave_within(fd, index, reason, &Patience::new())
+}
+
+/// The same, waiting for sends that sleep no longer than `patience` lasts.
+///
+/// # Errors
+/// As there.
+pub fn leave_within(fd: i32, index: u32, reason: Reason, patience: &Patience) -> Result<(), Errno> {
+    let conn = conn::at(index);
+    if conn.phase() == LISTEN {
+        syn_option::disarm(fd, conn);
+    }
+    loop {
+        if matches!(conn.phase(), EARLY | OFFERED | ATTACHED)
+            && !transition::decline(fd, index, reason)
+        {
+            return Err(libc::EBUSY);
+        }
+        if conn.phase() != RING {
+            return if crate::handshake::clc::settle(fd, conn) { Ok(()) } else { Err(libc::EBUSY) };
+        }
+        let Some(slot) = conn.slot() else {
+            if conn.tx_lock.is_mine() {
+                // A signal handler interrupted its own thread just where the connection comes back.
+                return Err(libc::EBUSY);
+            }
+            continue;
+        };
+        let leaving = Leaving::new(conn.end(slot));
+        match leave_unless_sends_sleep(fd, conn, slot, reason)? {
+            Left::Yes => break,
+            Left::Elsewhere => continue,
+            Left::SendsSleep => drop(wake_sleepers(fd, conn, slot)),
+        }
+        patience.wait()?;
+        drop(leaving);
+    }
+    settle(fd, index);
+    Ok(())
+}
+
+/// What became of one attempt to [`leave`].
+enum Left {
+    Yes,
+    /// A send sleeps, or may be about to; none goes to sleep while we are counted as leaving.
+    SendsSleep,
+    /// Another thread has followed the peer out of this ring; the connection may be in the next by now.
+    Elsewhere,
+}
+
+fn leave_unless_sends_sleep(
+    fd: i32,
+    conn: &Conn,
+    slot: &Slot,
+    reason: Reason,
+) -> Result<Left, Errno> {
+    let (Some(_rx), Some(_tx)) = (conn.rx_lock.enter(), conn.tx_lock.enter()) else {
+        return Err(libc::EBUSY);
+    };
+    if !conn.is_in_ring_of(slot) {
+        return Ok(Left::Elsewhere);
+    }
+    let families = (Family::receiving(fd, conn, slot), Family::sending(fd, conn, slot));
+    let (Some(_), Some(_)) = &families else { return Err(libc::EBUSY) };
+    if sends_sleep(conn, slot) {
+        return Ok(Left::SendsSleep);
+    }
+    leave_rx(fd, conn, slot)?;
+    wake(fd, conn, slot);
+    if !go_back_locked(fd, conn, slot) {
+        return Err(libc::EBUSY);
+    }
+    become_plain(fd, conn, slot, reason);
+    Ok(Left::Yes)
+}
+
+/// Those of ours who sleep for room are woken as the peer would wake them, by the peer's own socket. False where that
+/// cannot be had.
+fn wake_sleepers(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    let (tx, side) = (conn.tx(slot), 1 - conn.side());
+    // Outside the ring a byte is no doorbell; there they look by themselves (`wait::must_tick`).
+    if !tx.has_tx_sleepers() || !TxSpan::new(slot, side).is_ring() {
+        return true;
+    }
+    PeersSocket::of(fd, conn, slot, side).inspect(|peer| peer.ring(slot, side, &tx)).is_some()
+}
+
+/// [`leave`] for another process, of whose connection `conn` is a record for the time being. The caller keeps `slot`.
+///
+/// # Errors
+/// As there. Besides EBUSY where the holder may be asleep in poll(2) or epoll_wait(2) until there is room in the ring, and
+/// the peer may not be traced.
+pub fn leave_on_behalf(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
+    let patience = Patience::new();
+    let _leaving = Leaving::new(conn.end(slot));
+    if !conn.tx(slot).is_writable() && conn.tx(slot).has_tx_sleepers() {
+        if !wake_sleepers(fd, conn, slot) {
+            return Err(libc::EBUSY);
+        }
+        // Who has woken arms again, if that is not over, and looks by itself as long as somebody leaves.
+        let woken = Patience::new();
+        while !conn.tx(slot).has_tx_sleepers() && woken.lasted_ns() < WAKE_NS {
+            sys::sched_yield();
+        }
+    }
+    loop {
+        match leave_unless_sends_sleep(fd, conn, slot, Reason::PassedOn)? {
+            Left::Yes | Left::Elsewhere => return Ok(()),
+            Left::SendsSleep => drop(wake_sleepers(fd, conn, slot)),
+        }
+        patience.wait()?;
+    }
+}
+
+/// Whether a send of this end sleeps for room, where only a doorbell wakes it.
+fn sends_sleep(conn: &Conn, slot: &Slot) -> bool {
+    let (own, all) = (conn.blocked_sends.load(SeqCst), conn.end(slot).blocked_sends.load(SeqCst));
+    // Those who were killed asleep stay counted.
+    if all > own && fork::is_alone(conn) { own > 0 } else { all > 0 }
+}
+
+/// Wakes the peer where it sleeps and has bytes to send again, or waits for room that will not come.
+fn wake(fd: i32, conn: &Conn, slot: &Slot) {
+    // Release: it finds TXF_LEFT in the other direction.
+    conn.own(slot).flags.fetch_or(TXF_LOOK, AcqRel);
+    let (rx, tx) = (conn.rx(slot), conn.tx(slot));
+    let resends = rx.has_data() && !TxSpan::new(slot, 1 - conn.side()).is_back();
+    let waits = (resends && tx.has_rx_sleepers()) || rx.has_tx_sleepers();
+    if waits && transition::tx_is_ring(fd, conn, slot) {
+        bells::ring_bell(fd, conn, slot, |shared| {
+            let asleep = tx.take_rx_sleepers(shared) | rx.take_tx_sleepers(shared);
+            if asleep != 0 { ARM_TCP } else { 0 }
+        });
+    }
+}
+
+/// Does what the peer's way back asks of us, but for the phase: some callers hold locks of epoll sets.
+#[cold]
+pub fn look(fd: i32, conn: &Conn, slot: &Slot) {
+    if must_go_back(conn, slot) {
+        go_back(fd, conn, slot);
+    }
+    let rx = RxSpan::new(slot, conn.side());
+    if (conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0 || rx.is_by_sender())
+        && !rx.is_tcp()
+        && let Some(_held) = conn.rx_lock.enter()
+        && let Some(_family) = Family::receiving(fd, conn, slot)
+    {
+        finish_rx(fd, conn, slot);
+    }
+}
+
+/// The same, and the end of it: once both directions are out of the ring, the connection is plain. Says whether
+/// anything has changed.
+#[cold]
+pub fn follow(fd: i32, index: u32) -> bool {
+    let conn = conn::at(index);
+    let Some(slot) = conn.slot().filter(|_| conn.phase() == RING) else { return false };
+    let rx = RxSpan::new(slot, conn.side());
+    let before = (is_back(conn, slot), rx.is_tcp());
+    look(fd, conn, slot);
+    if rx.is_tcp() && !is_back(conn, slot) {
+        go_back(fd, conn, slot);
+    }
+    let now = (is_back(conn, slot), rx.is_tcp());
+    if now == (true, true) {
+        {
+            let (Some(_rx), Some(_tx)) = (conn.rx_lock.enter(), conn.tx_lock.enter()) else {
+                return false;
+            };
+            // Another thread may have done this, and the connection be in the ring again.
+            if !conn.is_in_ring_of(slot) {
+                return true;
+            }
+            become_plain(fd, conn, slot, Reason::PeerLeft);
+        }
+        settle(fd, index);
+        return true;
+    }
+    now != before
+}
+
+/// Whether our sends are TCP's again, or there are none any more.
+pub fn is_back(conn: &Conn, slot: &Slot) -> bool {
+    const ENDED: u32 = TXF_DONE | TXF_BACK;
+    TxSpan::new(slot, conn.side()).is_back() || conn.own(slot).flags.load(Acquire) & ENDED == ENDED
+}
+
+/// Whether our sends are TCP's again, the peer having left the ring before we could.
+#[cold]
+pub fn sends_by_tcp(fd: i32, index: u32, reason: Reason) -> bool {
+    follow(fd, index);
+    let conn = conn::at(index);
+    match conn.phase() {
+        RING => conn.slot().is_some_and(|slot| is_back(conn, slot)),
+        _ => leave(fd, index, reason).is_ok(),
+    }
+}
+
+/// Both directions are TCP's. The caller holds both locks, and calls [`settle`] without them.
+fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
+    untune(fd, conn, slot);
+    mark::leave_ring(fd);
+    // Before the phase tells: who is told by it that TCP carries the bytes counts them together with these.
+    note_totals(conn, slot);
+    conn.set_flag(F_SETTLING, true);
+    let returns = matches!(reason, Reason::PeerLeft | Reason::Lent | Reason::Unread);
+    if !returns || !transition::begin_again(conn, slot, reason) {
+        conn.give_up(reason);
+    }
+    log::debug(format_args!("fd {fd}: back to TCP, {}", reason.text()));
+}
+
+/// The kernel's socket has the application's options again.
+pub fn untune(fd: i32, conn: &Conn, slot: &Slot) {
+    if conn.has(F_TUNED) {
+        conn.set_flag(F_TUNED, false);
+        let set = conn.end(slot).flags.fetch_or(END_GIVEN_BACK, Relaxed);
+        if set & END_GIVEN_BACK != 0 {
+            // Another process was first, and may have set its own since.
+            conn.set_lowat(0);
+        } else {
+            give_options_back(fd, set);
+        }
+        transition::give_lowat_back(fd, conn);
+    }
+}
+
+/// `set`: `END_*`.
+fn give_options_back(fd: i32, set: u32) {
+    if set & END_NODELAY == 0 {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &0i32);
+    }
+    if set & END_CORK != 0 {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &1i32);
+    }
+}
+
+/// For `usmc ss` and `usmc dump`: what went through this ring. The kernel's counts have the doorbells instead.
+fn note_totals(conn: &Conn, slot: &Slot) {
+    let (tx, rx) = (conn.tx(slot), conn.rx(slot));
+    // Copies are in the kernel's counts.
+    let copied = TxSpan::new(slot, conn.side()).copied();
+    let copies = RxSpan::new(slot, conn.side()).copies(&rx).map_or(0, |copies| copies.all);
+    let sent = match conn.own(slot).flags.load(Relaxed) & TXF_LEFT {
+        0 => tx.dir().producer.prod.load(Relaxed).wrapping_sub(copied),
+        // The rest was sent again.
+        _ => tx.dir().consumer.cons.load(Relaxed),
+    };
+    let read = rx.dir().consumer.cons.load(Relaxed).wrapping_sub(copies);
+    let bells = [conn.own(slot), conn.peer(slot)].map(|p| p.bells_sent.load(Relaxed));
+    for ((bias, moved), bells) in conn.bias.iter().zip([sent, read]).zip(bells) {
+        let more = moved.wrapping_sub(u64::from(bells));
+        bias.store(bias.load(Relaxed).wrapping_add(more), Relaxed);
+    }
+}
+
+/// What hangs on the phase. Without locks of the connection.
+fn settle(fd: i32, index: u32) {
+    observer::changed(fd, index);
+    epoll::left_ring(index);
+    conn::at(index).set_flag(F_SETTLING, false);
+}
+
+/// Bytes in our ring that the peer has not read, and is to read there.
+pub fn unread_by_peer(conn: &Conn, slot: &Slot) -> usize {
+    let left = conn.own(slot).flags.load(Relaxed) & TXF_LEFT != 0;
+    if left && TxSpan::new(slot, conn.side()).is_back() { 0 } else { conn.tx(slot).unread() }
+}
+
+/// Before this process ends: bytes that peers have asked for by TCP.
+pub fn before_exit() {
+    if process::is_foreign_child() {
+        return;
+    }
+    crate::os::table::for_each(0, u32::MAX, |fd, entry| {
+        if let crate::os::table::Entry::Conn(index) = entry
+            && let Some(slot) = conn::at(index).slot()
+            && conn::at(index).phase() == RING
+            && conn::at(index).own(slot).flags.load(Acquire) & (TXF_LEFT | TXF_ENDS) == TXF_LEFT
+        {
+            look(fd, conn::at(index), slot);
+        }
+    });
+}

@@ -1,0 +1,521 @@
+//! How far a ring connection's end has come, as TCP would have it.
+//!
+//! The kernel's connection ends for the same reasons as the application's, with one exception: a doorbell
+//! that reaches a socket after its close, or unread at its close, provokes a RST where TCP would have sent
+//! a FIN alone. Flags and cursors in the slot tell the two apart.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use usmc_shm::layout::{
+    END_CUT, END_ERRNO_SHIFT, END_ERROR_TAKEN, END_RESET_SEEN, END_RESETS, END_SENT_AFTER,
+    END_SHUT_RD, End, Slot, TCP_AGAIN, TX_RING, TXF_ABORT, TXF_CLOSED, TXF_COPIED, TXF_DONE,
+    TXF_ENDS, TXF_SHUT,
+};
+
+use super::demote;
+use super::wait::Woken;
+use crate::family::life;
+use crate::os::sys::{self, Errno};
+use crate::poll::ready;
+use crate::record::conn::{self, Conn, F_COPIED, PLAIN, RING};
+use crate::record::kernel;
+use crate::socket::control;
+
+/// The highest error number of Linux, EHWPOISON.
+const LAST_ERRNO: u32 = 133;
+
+/// What a peer can have done to the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// Nothing.
+    Alive,
+    /// It sends no more; it may or may not read.
+    Fin,
+    /// The connection was reset.
+    Reset,
+}
+
+/// What has happened to the connection. Asks the kernel only when something is known to have happened.
+pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
+    let flags = conn.peer(slot).flags.load(Acquire);
+    let returns = demote::is_due(flags | conn.own(slot).flags.load(Relaxed));
+    let flags = flags & TXF_ENDS;
+    let known = conn.kernel_events.load(Relaxed);
+    if flags & TXF_ABORT != 0 || has_died_shut(conn, slot, flags) {
+        // Once a FIN has gone either way the connection is over, and a RST finds none.
+        let both_shut = flags & conn.own(slot).flags.load(Relaxed) & TXF_SHUT != 0;
+        return if both_shut { Ending::Fin } else { Ending::Reset };
+    }
+    if flags | known == 0 && !returns && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD == 0 {
+        return Ending::Alive;
+    }
+    if known & ready::HUP == 0 {
+        look(fd, conn);
+    }
+    let end = conn.end(slot).flags.load(Relaxed);
+    let known = conn.kernel_events.load(Relaxed);
+    let errno = taken(conn);
+    if errno != 0 || end & END_ERROR_TAKEN != 0 {
+        return after_error(conn, slot, flags, errno);
+    }
+    if known & (ready::RDHUP | ready::HUP) == 0 {
+        // What TCP has still to bring comes before the end, and the kernel tells of it behind that.
+        let is_here = flags & TXF_DONE != 0 && conn.end(slot).tcp_left.load(Relaxed) == 1;
+        return if is_here { Ending::Fin } else { Ending::Alive };
+    }
+    // A FIN that no flag explains is a death. TCP resets when the dead had something unread.
+    if flags & TXF_DONE == 0 && demote::unread_by_peer(conn, slot) > 0 {
+        Ending::Reset
+    } else {
+        Ending::Fin
+    }
+}
+
+/// Whether a peer that had shut its direction, or both, down was killed with something unread in the ring. Its FIN was there
+/// before, and of what is in the ring its kernel knows nothing.
+fn has_died_shut(conn: &Conn, slot: &Slot, flags: u32) -> bool {
+    flags & !TXF_CLOSED == TXF_DONE | TXF_SHUT
+        && demote::unread_by_peer(conn, slot) > 0
+        && life::have_ended(conn, slot)
+}
+
+/// The same for a receive: TCP gives the end of the stream, once it was there, even after a reset.
+pub fn for_receiver(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
+    match ending(fd, conn, slot) {
+        Ending::Reset if had_fin(conn, slot) => Ending::Fin,
+        ending => ending,
+    }
+}
+
+/// Whether a FIN came before the RST.
+fn had_fin(conn: &Conn, slot: &Slot) -> bool {
+    let flags = conn.peer(slot).flags.load(Acquire);
+    // A peer that sent where nobody read was reset; its close sent nothing.
+    let was_reset = slot.end[1 - conn.side()].flags.load(Relaxed) & END_SENT_AFTER != 0;
+    // Of a death there are no flags: what we sent after it has met its FIN.
+    let had_ended = conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0;
+    flags & TXF_SHUT != 0
+        || (flags & (TXF_DONE | TXF_ABORT) == TXF_DONE && !was_reset)
+        || (flags & TXF_ENDS == 0 && had_ended)
+        || answers_tcp(conn, slot)
+}
+
+/// Whether the kernel's error is its answer to bytes of TCP that we sent after the FIN of a death: it says EPIPE then, and
+/// had something been unread in its socket, there would have been no FIN.
+fn answers_tcp(conn: &Conn, slot: &Slot) -> bool {
+    taken(conn) == libc::EPIPE
+        && conn.peer(slot).flags.load(Acquire) & TXF_ENDS == 0
+        && demote::unread_by_peer(conn, slot) == 0
+}
+
+/// The kernel's socket has failed: is that TCP's reset or the work of a doorbell?
+fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
+    if !matches!(errno, 0 | libc::ECONNRESET | libc::EPIPE) {
+        return Ending::Reset;
+    }
+    let peer = &slot.end[1 - conn.side()];
+    let left = peer.tcp_left.load(Relaxed);
+    // Copies of what it has read in the ring answer like a doorbell.
+    let copies = conn.own(slot).flags.load(Relaxed) & TXF_COPIED != 0 && left != TCP_AGAIN;
+    let is_back = demote::is_back(conn, slot) && !copies;
+    if conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0 || is_back {
+        return Ending::Reset;
+    }
+    // It sent where we had shut both directions down.
+    if peer.flags.load(Relaxed) & END_SENT_AFTER != 0 {
+        return Ending::Reset;
+    }
+    let own = conn.own(slot);
+    let bells_read = own.bells_sent.load(Relaxed) == peer.bells_drained.load(Relaxed);
+    let resets = peer.flags.load(Relaxed) & END_RESETS != 0;
+    // By a doorbell of ours, unless its own end was one.
+    let was_reset = || resets && (bells_read || life::have_ended(conn, slot));
+    if flags & TXF_CLOSED != 0 && !was_reset() {
+        return Ending::Fin;
+    }
+    let all_read = demote::unread_by_peer(conn, slot) == 0
+        && (own.state.load(Relaxed) != TX_RING || left == 1);
+    if all_read && (!bells_read || copies) && !resets { Ending::Fin } else { Ending::Reset }
+}
+
+/// Asks the kernel for the peer's FIN or RST and notes what it says.
+#[cold]
+pub fn look(fd: i32, conn: &Conn) {
+    note(fd, conn, sys::poll1(fd, libc::POLLRDHUP, 0) as u32);
+}
+
+/// Notes what a poll of the kernel's socket reported of the connection's end.
+pub fn note(fd: i32, conn: &Conn, events: u32) {
+    let mut ended = events & (ready::RDHUP | ready::HUP);
+    if events & ready::ERR != 0 {
+        match kernel::option(fd, libc::SOL_SOCKET, libc::SO_ERROR, 0) {
+            0 => {}
+            errno => note_errno(conn, errno),
+        }
+    }
+    let ours = END_SHUT_RD | END_CUT;
+    let shut = conn.slot().is_some_and(|s| conn.end(s).flags.load(Relaxed) & ours != 0);
+    if ended != 0 && shut && !kernel::has_fin(fd) {
+        // Our own shutdown looks the same.
+        ended = 0;
+    }
+    if ended & !conn.kernel_events.load(Relaxed) != 0 {
+        conn.kernel_events.fetch_or(ended, Relaxed);
+    }
+}
+
+/// A receive on the kernel's socket found the end of the stream.
+pub fn note_eof(fd: i32, conn: &Conn) {
+    note(fd, conn, ready::RDHUP);
+}
+
+/// The same where the receiving direction is TCP still: says whether it is the death of a peer that had not read the ring.
+pub fn note_death(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    let died = conn.peer(slot).flags.load(Acquire) & TXF_DONE == 0
+        && demote::unread_by_peer(conn, slot) > 0;
+    if died {
+        note_eof(fd, conn);
+    }
+    died
+}
+
+/// Sorts an error of the kernel socket: what concerns the call, and what concerns the connection.
+pub fn note_error(conn: &Conn, errno: Errno) -> Woken {
+    match errno {
+        libc::EINTR | libc::EAGAIN | libc::EBADF | libc::ENOTSOCK | libc::ENOTCONN => {
+            Woken::Fail(errno)
+        }
+        _ => {
+            note_errno(conn, errno);
+            Woken::Look
+        }
+    }
+}
+
+/// A call has taken this error by a number that was closed meanwhile: of this connection, or of a socket that got the number
+/// before the call began. `fd` is another number of the connection, whose kernel has an error no more where it has told it.
+pub fn taken_by_a_closed_number(fd: i32, conn: &Conn, errno: Errno) {
+    look(fd, conn);
+    if !is_taken(conn) && kernel::is_over(fd) {
+        let _ = note_error(conn, errno);
+    }
+}
+
+/// Reading the error cleared it in the kernel: keep it for whoever reports it, in whatever process.
+fn note_errno(conn: &Conn, errno: Errno) {
+    conn.kernel_events.fetch_or(ready::RDHUP | ready::HUP | (errno as u32) << 16, Relaxed);
+    if let Some(end) = conn.family() {
+        // The first word counts: the others are of a connection that is over.
+        let with = |flags| {
+            let errno = END_ERROR_TAKEN | (errno as u32) << END_ERRNO_SHIFT;
+            (flags & END_ERROR_TAKEN == 0).then_some(flags | errno)
+        };
+        let _ = end.flags.fetch_update(Relaxed, Relaxed, with);
+    }
+}
+
+/// The error that was taken out of the kernel's socket, be it by another process that has this end; 0 = none.
+fn taken(conn: &Conn) -> Errno {
+    let own = (conn.kernel_events.load(Relaxed) >> 16) as Errno;
+    match conn.family() {
+        // Within the peer's reach.
+        Some(end) if own == 0 => match end.flags.load(Relaxed) >> END_ERRNO_SHIFT & 0xff {
+            errno @ 0..=LAST_ERRNO => errno as Errno,
+            _ => libc::ECONNRESET,
+        },
+        _ => own,
+    }
+}
+
+/// Whether there is such an error. Without processes that share the connection it is in private memory.
+#[inline(always)]
+pub fn is_taken(conn: &Conn) -> bool {
+    conn.kernel_events.load(Relaxed) >> 16 != 0 || (conn.has(F_COPIED) && taken(conn) != 0)
+}
+
+/// An error that a peek took out of the kernel while TCP carried the stream; the caller reports it.
+pub fn take_noted(conn: &Conn) -> Option<Errno> {
+    let errno = taken(conn);
+    conn.kernel_events.fetch_and(0xffff, Relaxed);
+    if errno == 0 {
+        return None;
+    }
+    conn.family().is_none_or(tell).then_some(errno)
+}
+
+/// Notes that the caller reports the error; false where somebody has.
+fn tell(end: &End) -> bool {
+    end.flags.fetch_or(END_RESET_SEEN, Relaxed) & END_RESET_SEEN == 0
+}
+
+/// An error that only we know of, for a send through the kernel; of EPIPE the kernel makes its signal, too.
+#[inline(always)]
+pub fn untold(conn: &Conn) -> Option<Errno> {
+    if !is_taken(conn) || taken(conn) == libc::EPIPE { None } else { untold_of_plain(conn) }
+}
+
+/// The same on a connection that has become plain TCP: a look before may have taken the error.
+#[inline(always)]
+pub fn untold_of_plain(conn: &Conn) -> Option<Errno> {
+    if is_untold(conn) { take_noted(conn) } else { None }
+}
+
+/// Whether the connection has such an error: the kernel's socket does not show it.
+pub fn is_untold(conn: &Conn) -> bool {
+    is_taken(conn) && conn.family().is_none_or(|end| end.flags.load(Relaxed) & END_RESET_SEEN == 0)
+}
+
+/// [`untold_of_plain`] for a receive: TCP gives what is unread first, and the end of the stream, once it was there. One
+/// that asks for no bytes ends before an unread urgent one, too.
+#[inline(always)]
+pub fn untold_to_receiver(fd: i32, conn: &Conn, wanted: usize) -> Option<Errno> {
+    if !is_taken(conn) || conn.slot().is_some_and(|slot| had_fin(conn, slot)) {
+        return None;
+    }
+    if wanted == 0 && control::is_at_mark(fd) {
+        return None;
+    }
+    match has_unread(fd) {
+        Ok(true) => None,
+        Ok(false) => untold_of_plain(conn),
+        // The look has taken it, and it is this call's.
+        Err(errno) => {
+            let _ = untold_of_plain(conn);
+            Some(errno)
+        }
+    }
+}
+
+/// The same for a splice, which tells it before an urgent byte.
+pub fn untold_to_splice(fd: i32, conn: &Conn) -> Option<Errno> {
+    let had_fin = || conn.slot().is_some_and(|slot| had_fin(conn, slot));
+    if is_untold(conn) && !had_fin() && control::is_at_mark(fd) {
+        return untold_of_plain(conn);
+    }
+    untold_to_receiver(fd, conn, 1)
+}
+
+/// The same for one that has stopped before an urgent byte, wherever the connection is; none after the end.
+pub fn at_mark(fd: i32, conn: &Conn) -> Option<Errno> {
+    match conn.slot().filter(|_| conn.phase() == RING) {
+        Some(slot) => match for_receiver(fd, conn, slot) {
+            Ending::Reset => take_error(fd, conn, slot),
+            Ending::Alive | Ending::Fin => None,
+        },
+        None => {
+            look(fd, conn);
+            untold(conn)
+        }
+    }
+}
+
+/// Whether the kernel has something to read. FIONREAD does not count what is behind an urgent byte that is next.
+///
+/// # Errors
+/// The connection's, which the kernel has forgotten now.
+fn has_unread(fd: i32) -> Result<bool, Errno> {
+    if sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) {
+        return Ok(true);
+    }
+    let mut byte = 0u8;
+    // SAFETY: one writable byte.
+    match unsafe { sys::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+        Ok(n) => Ok(n > 0),
+        Err(errno @ (libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT)) => Err(errno),
+        Err(_) => Ok(false),
+    }
+}
+
+/// A send through the kernel has just failed: where that was the connection's error, it is reported now.
+pub fn told_by_send(fd: i32, conn: &Conn, errno: Errno) {
+    // Of plain TCP, where no look has taken the error, the kernel itself knows whom it has told, and who has shut it down: by
+    // another record, where the socket came back in a message.
+    let is_kernels = conn.phase() == PLAIN && !conn.has(F_COPIED) && !is_taken(conn);
+    if let Some(slot) = conn.slot().filter(|_| !is_kernels)
+        && ends(fd, conn, slot, errno)
+    {
+        note_errno(conn, errno);
+        conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
+    }
+}
+
+/// The same of a doorbell, or of the rest of a send, of which nobody hears: the error is still to be reported.
+pub fn untold_by_send(fd: i32, conn: &Conn, slot: &Slot, errno: Errno) {
+    if ends(fd, conn, slot, errno) {
+        note_errno(conn, errno);
+    }
+}
+
+/// Whether the errno of a send by the kernel is the connection's error, and not the answer to our own shutdown, be it by
+/// another record of the same socket, or by another process'.
+fn ends(fd: i32, conn: &Conn, slot: &Slot, errno: Errno) -> bool {
+    match errno {
+        libc::EPIPE => conn.own(slot).flags.load(Relaxed) & TXF_DONE == 0 && kernel::is_over(fd),
+        libc::ECONNRESET | libc::ETIMEDOUT => true,
+        _ => false,
+    }
+}
+
+/// An error was taken by a call that had moved bytes already and reports these: the next call reports it.
+pub fn put_back(conn: &Conn, errno: Errno) {
+    if matches!(errno, libc::EINTR | libc::EAGAIN | libc::EBADF | libc::ENOTSOCK | libc::ENOTCONN) {
+        return;
+    }
+    note_errno(conn, errno);
+    if let Some(end) = conn.family() {
+        end.flags.fetch_and(!END_RESET_SEEN, Relaxed);
+    }
+}
+
+/// The error of a reset connection, for the first who asks; the caller reports it. After this the kernel's
+/// socket answers sends with EPIPE and a signal.
+pub fn take_error(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
+    if !tell(conn.end(slot)) {
+        return None;
+    }
+    bury(fd, conn, slot);
+    Some(error(conn, slot))
+}
+
+fn error(conn: &Conn, slot: &Slot) -> Errno {
+    let errno = taken(conn);
+    let sent_after = conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0;
+    let shut = conn.peer(slot).flags.load(Relaxed) & TXF_SHUT != 0;
+    match errno {
+        // TCP answers with EPIPE where a FIN came before the RST.
+        0 | libc::ECONNRESET | libc::EPIPE if sent_after || shut || answers_tcp(conn, slot) => {
+            libc::EPIPE
+        }
+        // Of what goes by TCP again the kernel itself says so.
+        libc::EPIPE if demote::is_back(conn, slot) => libc::EPIPE,
+        0 | libc::EPIPE => libc::ECONNRESET,
+        errno => errno,
+    }
+}
+
+/// SO_ERROR, of which the kernel's socket has just told (and forgotten) `told`.
+pub fn so_error(fd: i32, index: u32, told: Errno) -> Errno {
+    let conn = conn::at(index);
+    if told != 0 {
+        let _ = note_error(conn, told);
+    }
+    match conn.slot() {
+        Some(slot) if conn.phase() == RING => {
+            // Nobody may have heard of a death yet.
+            look(fd, conn);
+            match ending(fd, conn, slot) {
+                Ending::Reset => take_error(fd, conn, slot).unwrap_or(0),
+                Ending::Alive | Ending::Fin => 0,
+            }
+        }
+        // A receive on the kernel's socket has reported it.
+        Some(slot) if conn.end(slot).flags.load(Relaxed) & END_RESET_SEEN != 0 => 0,
+        _ => take_noted(conn).unwrap_or(0),
+    }
+}
+
+/// The error that connect(2) to AF_UNSPEC leaves to be reported, where it is not in the kernel's socket: a look has taken
+/// it. The caller has both locks.
+pub fn left_by_disconnect(fd: i32, conn: &Conn) -> Option<Errno> {
+    match conn.slot().filter(|_| conn.phase() == RING) {
+        Some(slot) => {
+            let is_due = ending(fd, conn, slot) == Ending::Reset && has_error(conn, slot);
+            is_due.then(|| error(conn, slot))
+        }
+        None => is_untold(conn).then(|| taken(conn)),
+    }
+}
+
+/// The socket is fresh again, and `errno` is still to be reported of it.
+pub fn leave(conn: &Conn, errno: Option<Errno>) {
+    conn.kernel_events.store(errno.map_or(0, |errno| (errno as u32) << 16), Relaxed);
+}
+
+/// After [`leave`] and the real call: the kernel has an error of its own, where the connection was not over to it.
+pub fn disconnected(fd: i32, conn: &Conn) {
+    if is_taken(conn) && sys::poll1(fd, 0, 0) & libc::POLLERR != 0 {
+        conn.kernel_events.store(0, Relaxed);
+    }
+}
+
+/// Whether the error is still to be reported: POLLERR.
+pub fn has_error(conn: &Conn, slot: &Slot) -> bool {
+    conn.end(slot).flags.load(Relaxed) & END_RESET_SEEN == 0
+}
+
+/// Waits for the RST that the peer has announced, so that what follows on the kernel's socket is what
+/// follows a reset; a peer that died instead is treated as if it had sent one.
+fn bury(fd: i32, conn: &Conn, slot: &Slot) {
+    const LOOKS: u32 = if cfg!(fuzzing) { 50 } else { 10_000 };
+    let announced = conn.peer(slot).flags.load(Relaxed) & TXF_ABORT != 0;
+    for _ in 0..if announced { LOOKS } else { 1 } {
+        look(fd, conn);
+        if conn.kernel_events.load(Relaxed) & ready::HUP != 0 {
+            return;
+        }
+        sys::sched_yield();
+    }
+    let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+    conn.kernel_events.fetch_or(ready::RDHUP | ready::HUP, Relaxed);
+}
+
+/// Whether the peer of a ring connection has closed it, or shut both directions down, and not read all that is in the ring.
+pub fn leaves_unread(conn: &Conn) -> bool {
+    let is_left = |slot| {
+        conn.peer(slot).flags.load(Acquire) & TXF_CLOSED != 0
+            && demote::unread_by_peer(conn, slot) > 0
+    };
+    conn.phase() == RING && conn.slot().is_some_and(is_left)
+}
+
+/// What a send does once the peer does not read any more.
+pub enum Send {
+    /// The ring: the peer reads.
+    Ring,
+    /// Report this.
+    Fail(Errno),
+    /// TCP would take the bytes, and learn from a RST that nobody wants them.
+    Lost,
+    /// The kernel's socket knows the errno and sends the signal, or takes the bytes and gets the RST.
+    Kernel,
+}
+
+/// Decides about a send of `len` bytes on a connection that is, perhaps, ending.
+#[cold]
+pub fn sending(fd: i32, conn: &Conn, slot: &Slot, len: usize) -> Send {
+    let flags = conn.peer(slot).flags.load(Acquire);
+    match ending(fd, conn, slot) {
+        Ending::Alive => Send::Ring,
+        Ending::Reset => take_error(fd, conn, slot).map_or(Send::Kernel, |errno| match errno {
+            // With its signal.
+            libc::EPIPE => Send::Kernel,
+            errno => Send::Fail(errno),
+        }),
+        // It has only stopped to send.
+        Ending::Fin if flags & (TXF_DONE | TXF_CLOSED) == TXF_DONE && !has_failed(conn, slot) => {
+            Send::Ring
+        }
+        // Nothing is sent, so that nothing answers.
+        Ending::Fin if len == 0 => Send::Lost,
+        Ending::Fin => {
+            let failed = has_failed(conn, slot);
+            conn.end(slot).flags.fetch_or(END_SENT_AFTER, Relaxed);
+            if failed { Send::Lost } else { Send::Kernel }
+        }
+    }
+}
+
+/// The errno of a send after our own shutdown, if the connection's error is still to be told; otherwise the kernel
+/// knows what to do.
+#[cold]
+pub fn after_shutdown(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
+    // What a doorbell that nobody read has done to the kernel's socket is not to be told.
+    look(fd, conn);
+    if ending(fd, conn, slot) != Ending::Reset {
+        return None;
+    }
+    take_error(fd, conn, slot).filter(|&errno| errno != libc::EPIPE)
+}
+
+fn has_failed(conn: &Conn, slot: &Slot) -> bool {
+    conn.end(slot).flags.load(Relaxed) & END_ERROR_TAKEN != 0 || is_taken(conn)
+}

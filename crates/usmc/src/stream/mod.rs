@@ -1,0 +1,10 @@
+//! One direction of a connection: where its bytes are, how the other end is woken, how it ends, and how it goes back to TCP.
+
+pub mod bells;
+pub mod bulk;
+pub mod demote;
+pub mod ending;
+pub mod peers_socket;
+pub mod room;
+pub mod unseen;
+pub mod wait;

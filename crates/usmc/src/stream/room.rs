@@ -1,0 +1,372 @@
+//! Room for what the peer does not read. TCP's buffers take some megabytes of it (tcp(7): tcp_wmem, tcp_rmem; SO_SNDBUF,
+//! SO_RCVBUF), and programs count on that: both ends send before they read, or one thread has both, or programs in a ring
+//! send to the next one before they read from the one before. So a window that is full goes on in the ring's far part, at
+//! once, up to what TCP would take. When all is read the sender comes back from there. Once it has not been there for a
+//! second, it gives that memory back: at its next send, or where a thread of its process sleeps.
+//!
+//! Some connections have no far part: a memory limit is near, a program is a 32-bit one, a peer is a stranger and memory is
+//! limited. There a sender that sleeps although nothing is read goes back to TCP.
+
+use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::layout::{
+    END_FAR, Slot, TXF_BACK, TXF_DONE, TXF_LEFT, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN,
+};
+use usmc_shm::ring::{Grant, Ring, Room};
+use usmc_shm::sync::AtomicU32;
+
+use super::{bulk, demote};
+use crate::device::segment;
+use crate::family::locks::Family;
+use crate::os::path::read;
+use crate::os::reason::Reason;
+use crate::os::{clock, memory, process, sys};
+use crate::record::conn::{self, Conn, F_SHARED, Far, RING};
+
+/// How long nothing is read while this end itself has left bytes unread. Long enough for another of its threads to read.
+const UNREAD_NS: u64 = 20_000_000;
+/// The same otherwise: the reader may wait for whoever waits here, by ways that nobody sees.
+const IDLE_NS: u64 = 1_000_000_000;
+/// Before the next try, where it could not leave.
+const FAILED_NS: u64 = 5_000_000_000;
+/// How often a sleeper looks whether SO_SNDBUF was raised, which the kernel would wake it for.
+const RAISED_NS: u64 = 10_000_000;
+/// How long the memory of a far part that is not in use is kept, in milliseconds.
+const KEPT_MS: u32 = 1000;
+
+/// What TCP's buffers take where no sizes were set: of the sender, growing by itself, and of a receiver that has read nothing
+/// yet, in bytes; 0 = not asked yet.
+static DEFAULTS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
+/// The numbers of tcp(7), and where they stand.
+fn defaults() -> [u32; 2] {
+    const WANTED: [(&core::ffi::CStr, usize, u32); 2] = [
+        (c"/proc/sys/net/ipv4/tcp_wmem", 2, 4 << 20),
+        (c"/proc/sys/net/ipv4/tcp_rmem", 1, 128 << 10),
+    ];
+    core::array::from_fn(|i| {
+        let (path, column, usual) = WANTED[i];
+        let known = DEFAULTS[i].load(Relaxed);
+        if known != 0 {
+            return known;
+        }
+        let mut text = [0; 128];
+        let asked = read(path, &mut text).and_then(|text| {
+            text.split_ascii_whitespace().nth(column)?.parse().ok().filter(|bytes| *bytes > 0)
+        });
+        let bytes = asked.unwrap_or(usual);
+        DEFAULTS[i].store(bytes, Relaxed);
+        bytes
+    })
+}
+
+/// Limits what may be unread to what TCP would buffer, where the application has set a buffer's size, be it the peer's, or
+/// before the window grows.
+pub fn limit(fd: i32, conn: &Conn, slot: &Slot) {
+    let (snd, rcv) = (conn.snd_buf.load(Relaxed), peers_rcv_buf(conn, slot));
+    if snd > 0 || rcv > 0 || conn.tx_most() > 0 {
+        set_limit(fd, conn, snd, rcv);
+    }
+}
+
+fn peers_rcv_buf(conn: &Conn, slot: &Slot) -> u32 {
+    slot.end[1 - conn.side()].rcv_buf.load(Relaxed)
+}
+
+/// A way back to TCP must find room for all that is unread. So what the sender's buffer has now counts, and not what it may
+/// grow to: it never shrinks, and how it grows depends on the kernel (Linux 6.12 has 2.6 MB on loopback and stays there) and on
+/// the segments' size (69 KB between network namespaces, and up to 1 MB when they are full).
+fn set_limit(fd: i32, conn: &Conn, snd: u32, rcv: u32) {
+    let [usual_snd, usual_rcv] = defaults();
+    let (snd, least) = match snd {
+        0 => (growing_buffer(fd).clamp(1, usual_snd), 1 << conn.full_shift()),
+        set => (set, 1 << WINDOW_SHIFT_MIN),
+    };
+    let bytes = in_buffers(snd, or_usual(rcv, usual_rcv));
+    conn.set_tx_most(bytes.clamp(least, MOST) & !0xfff);
+}
+
+/// The kernel's size of a send buffer that the application has not set.
+fn growing_buffer(fd: i32) -> u32 {
+    let bytes = sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF);
+    bytes.ok().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0)
+}
+
+fn or_usual(set: u32, usual: u32) -> u32 {
+    if set > 0 { set } else { usual }
+}
+
+/// How many bytes fit in buffers of these sizes, whatever their segments: what the kernel counts is more.
+fn in_buffers(snd: u32, rcv: u32) -> u32 {
+    (snd - snd / 32).saturating_add(rcv - rcv / 8)
+}
+
+/// More than any ring holds.
+const MOST: u32 = 4 << WINDOW_SHIFT_MAX;
+
+/// Whether the ring takes more now, having become larger. Waits for nobody: looks at readiness come here with locks, and who
+/// is just sending does it himself.
+#[cold]
+pub fn grow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    if conn.tx_most() == 0 {
+        set_limit(fd, conn, conn.snd_buf.load(Relaxed), peers_rcv_buf(conn, slot));
+    }
+    let tx = growing(conn, slot);
+    if !tx.can_grow() {
+        return false;
+    }
+    let Some(_held) = conn.tx_lock.try_enter() else { return false };
+    if !conn.has_slot(slot) {
+        return false;
+    }
+    let Some(_family) = Family::sending(fd, conn, slot) else { return false };
+    let flags = conn.own(slot).flags.load(Relaxed);
+    if flags & (TXF_LEFT | TXF_BACK | TXF_DONE) != 0 {
+        return false;
+    }
+    // Where there is no memory for the far part, there may be some for the rest of the ring.
+    grow_locked(conn, &tx) || grow_locked(conn, &within_ring(conn, tx))
+}
+
+/// The same, with the sending locks.
+fn grow_locked(conn: &Conn, tx: &Ring<'_>) -> bool {
+    let near = 1 << conn.full_shift();
+    let mut went_far = false;
+    let has_grown = tx.grow(|at, len| {
+        went_far = len > near;
+        match went_far {
+            true => take_far(conn, at.cast(), len),
+            false if memory::take(at.cast(), len) => Grant::of(len),
+            false => Grant::NONE,
+        }
+    }) == Ok(true);
+    if went_far && tx.has_far() {
+        // What was taken and cannot be used is given back as if it had been left now.
+        let now = if has_grown { Far::InUse } else { Far::Left(clock::now_ms()) };
+        conn.set_far_part(now);
+    }
+    has_grown
+}
+
+/// Memory for the far part, unless it has some from the last time.
+fn take_far(conn: &Conn, at: *mut u8, len: usize) -> Grant {
+    let taken = conn.far_taken.load(Relaxed) as usize;
+    if taken > 0 {
+        return Grant { bytes: taken, in_memory: taken };
+    }
+    let grant = memory::take_far(at, len);
+    conn.far_taken.store(grant.in_memory as u32, Relaxed);
+    grant
+}
+
+/// After [`Ring::room_if`] has found `room` for `want` bytes, with the sending locks. Where the ring was empty, the sender is not in
+/// the far part any more, and gives back what it has not used for a while. A sender that streams goes on there.
+#[inline(always)]
+pub fn found(fd: i32, conn: &Conn, slot: &Slot, room: Room, want: usize) -> Room {
+    if want >= bulk::STREAM
+        && room.place.window <= 1 << conn.full_shift()
+        && let Some(room) = stream(fd, conn, slot, want)
+    {
+        return room;
+    }
+    let tx = conn.tx(slot);
+    if !room.unread && tx.has_far() {
+        came_back(conn, &tx);
+    }
+    room
+}
+
+/// The room in the far part, for a connection that has a seat there. `None`: the sender uses the ring itself.
+#[cold]
+fn stream(fd: i32, conn: &Conn, slot: &Slot, want: usize) -> Option<Room> {
+    let mut room = None;
+    if peer_reaches_far(conn, slot) && bulk::is_seated(conn) {
+        if conn.tx_most() == 0 {
+            set_limit(fd, conn, conn.snd_buf.load(Relaxed), peers_rcv_buf(conn, slot));
+        }
+        let tx = growing(conn, slot);
+        room = tx.stream(want, |at, len| take_far(conn, at.cast(), len));
+        if room.is_some() {
+            conn.set_far_part(Far::InUse);
+        }
+    }
+    room
+}
+
+#[cold]
+fn came_back(conn: &Conn, tx: &Ring<'_>) {
+    let now = clock::now_ms();
+    match conn.far_part() {
+        // An earlier connection of the slot, or another process, may have left it in memory.
+        Far::Unused | Far::InUse => conn.set_far_part(Far::Left(now)),
+        Far::Left(then) if is_old(then, now) => give_back(conn, tx, now),
+        Far::Left(_) => {}
+    }
+}
+
+fn is_old(then: u32, now: u32) -> bool {
+    now.wrapping_sub(then) >= KEPT_MS
+}
+
+fn give_back(conn: &Conn, tx: &Ring<'_>, now: u32) {
+    segment::give_back_far(tx);
+    conn.set_far_part(if tx.has_far() { Far::Left(now) } else { Far::Unused });
+}
+
+/// Before a sleep, without locks: gives back what is in memory of far parts that have not been in use for a while, of all
+/// connections of this process. In how many nanoseconds the sleeper has to look again, if it has.
+pub fn sweep() -> Option<u64> {
+    conn::has_far_parts().then(sweep_due)
+}
+
+#[cold]
+fn sweep_due() -> u64 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    const EACH_MS: u32 = KEPT_MS / 2;
+    let (now, next) = (clock::now_ms(), NEXT.load(Relaxed));
+    let left = next.wrapping_sub(now);
+    if left > 0 && left <= EACH_MS {
+        return u64::from(left) * 1_000_000;
+    }
+    if NEXT.compare_exchange(next, now.wrapping_add(EACH_MS), Relaxed, Relaxed).is_ok() {
+        conn::for_each(|_, conn| {
+            if conn.far_part() != Far::Unused {
+                give_back_idle(conn);
+            }
+        });
+    }
+    u64::from(EACH_MS) * 1_000_000
+}
+
+/// The same of one connection, before this thread sleeps on it.
+pub fn give_back_idle(conn: &Conn) {
+    let Some(_held) = conn.tx_lock.try_enter() else { return };
+    let slot = conn.slot().filter(|slot| conn.phase() == RING && !is_shared(conn, slot));
+    let Some(slot) = slot else {
+        // Processes that share it give it back at a send, or in the end.
+        return conn.set_far_part(Far::Unused);
+    };
+    let (tx, now) = (conn.tx(slot), clock::now_ms());
+    match conn.far_part() {
+        // The next send begins in the ring itself.
+        Far::InUse if tx.leave_far().is_some() => conn.set_far_part(Far::Left(now)),
+        Far::Left(then) if is_old(then, now) => give_back(conn, &tx, now),
+        _ => {}
+    }
+}
+
+fn is_shared(conn: &Conn, slot: &Slot) -> bool {
+    conn.has(F_SHARED) || conn.end(slot).refs.load(Relaxed) != 1
+}
+
+/// Whether a sleeper on this connection has to give memory back in a while ([`give_back_idle`]). In how many milliseconds.
+pub fn keeps_far_ms(conn: &Conn) -> Option<u32> {
+    (conn.far_part() != Far::Unused).then_some(KEPT_MS)
+}
+
+/// The ring that we send by, without its far part where the peer does not reach that, or has bytes of TCP to read first: a way
+/// back would not find that room in TCP's buffers.
+fn growing<'a>(conn: &Conn, slot: &'a Slot) -> Ring<'a> {
+    let tx = conn.tx(slot);
+    let has_read_tcp = slot.end[1 - conn.side()].tcp_left.load(Relaxed) == 1;
+    if has_read_tcp && peer_reaches_far(conn, slot) { tx } else { within_ring(conn, tx) }
+}
+
+/// The same without its far part in any case.
+fn within_ring<'a>(conn: &Conn, tx: Ring<'a>) -> Ring<'a> {
+    tx.limited((1 << conn.full_shift()).min(conn.tx_most() as usize))
+}
+
+fn peer_reaches_far(conn: &Conn, slot: &Slot) -> bool {
+    slot.end[1 - conn.side()].flags.load(Relaxed) & END_FAR != 0
+}
+
+/// Somebody waits for so many unread bytes: leaves a ring that does not hold them. Whether it has.
+pub fn leave_for(fd: i32, index: u32, bytes: usize) -> bool {
+    let conn = conn::at(index);
+    let most = match conn.slot() {
+        Some(slot) if conn.has_far() && peer_reaches_far(conn, slot) => 1 << WINDOW_SHIFT_MAX,
+        _ => 1 << conn.full_shift(),
+    };
+    conn.phase() == RING && bytes > most && demote::leave(fd, index, Reason::TooMuch).is_ok()
+}
+
+/// How long nothing need be read before whoever waits for room is taken to wait in vain. `None`: there is room, or TCP would
+/// have none either.
+fn patience_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
+    let tx = conn.tx(slot);
+    if tx.is_writable() || is_as_large_as_tcp(conn, slot, &tx) {
+        return None;
+    }
+    Some(if conn.rx(slot).has_data() { UNREAD_NS } else { IDLE_NS })
+}
+
+fn is_as_large_as_tcp(conn: &Conn, slot: &Slot, tx: &Ring<'_>) -> bool {
+    let most = match conn.tx_most() {
+        0 => MOST,
+        // Small segments: TCP's buffer grows when it is full, to some multiple.
+        most if conn.snd_buf.load(Relaxed) == 0 && most < usual_most(conn, slot) / 2 => MOST,
+        most => most,
+    };
+    let most = most.next_power_of_two().min(1 << WINDOW_SHIFT_MAX) as usize;
+    tx.window_len().is_ok_and(|len| len >= most)
+}
+
+/// What TCP's buffers may grow to.
+fn usual_most(conn: &Conn, slot: &Slot) -> u32 {
+    let [snd, rcv] = defaults();
+    in_buffers(snd, or_usual(peers_rcv_buf(conn, slot), rcv))
+}
+
+/// Whether SO_SNDBUF may be raised, for more room.
+fn may_be_raised(conn: &Conn, slot: &Slot) -> bool {
+    conn.snd_buf.load(Relaxed) > 0
+        && conn.tx_most() < 1 << WINDOW_SHIFT_MAX
+        && !conn.tx(slot).is_writable()
+}
+
+/// Whether who sleeps for room may well wait for himself: the peer may wait for our reading, or be this process.
+pub fn may_wait_for_itself(conn: &Conn, slot: &Slot) -> bool {
+    conn.rx(slot).has_data() || slot.end[1 - conn.side()].pid.load(Relaxed) == process::pid()
+}
+
+/// In how many nanoseconds a sleeper for room has to look by itself, to [`leave_if_stuck`] or for more room, if at all.
+pub fn look_in_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
+    const LEAST: u64 = 1_000_000;
+    let Some(patience) = patience_ns(conn, slot) else {
+        return may_be_raised(conn, slot).then_some(RAISED_NS);
+    };
+    let (since, now) = (conn.stuck.load(Relaxed), clock::now_ns());
+    let left = match since {
+        0 => patience,
+        // It could not leave.
+        _ if since > now => since - now,
+        _ => patience.saturating_sub(now - since),
+    };
+    Some(left.max(LEAST))
+}
+
+/// Before each sleep for room: goes back to TCP if nothing has been read for too long. Whether it has. `may`: asked before
+/// that, which takes its time.
+pub fn leave_if_stuck(fd: i32, index: u32, may: impl FnOnce() -> bool) -> bool {
+    let conn = conn::at(index);
+    let Some(slot) = conn.slot() else { return false };
+    let Some(patience) = patience_ns(conn, slot) else {
+        conn.stuck.store(0, Relaxed);
+        return false;
+    };
+    let (read, now) = (conn.tx(slot).read(), clock::now_ns());
+    let since = conn.stuck.load(Relaxed);
+    if since == 0 || read != conn.stuck_at.load(Relaxed) {
+        conn.stuck_at.store(read, Relaxed);
+        conn.stuck.store(now, Relaxed);
+        return false;
+    }
+    if now.saturating_sub(since) < patience || !may() {
+        return false;
+    }
+    let left = demote::leave(fd, index, Reason::Unread).is_ok();
+    if !left {
+        conn.stuck.store(now + FAILED_NS, Relaxed);
+    }
+    left
+}

@@ -1,0 +1,9 @@
+//! Registrations with epoll sets: what a set is to tell, and what the kernel's set knows of it.
+
+pub mod asked;
+pub mod control;
+pub mod entry;
+pub mod epoll;
+pub mod hot;
+pub mod nested;
+pub mod owed;

@@ -1,0 +1,387 @@
+//! The folders of `src` are layers: a file imports only from its own folder and from those above it in `lib.rs`.
+//!
+//! Imports are read from the source: `use` trees and paths that begin with `crate`, `super` or `self`. Comments, strings and tests
+//! are left out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+/// Imports from a lower folder that are left from before there were layers: the file, and the module it imports. The list may only
+/// get shorter.
+const STILL: &[(&str, &str)] = &[
+    ("across/holds.rs", "api::streams"),
+    ("family/fork.rs", "across::holds"),
+    ("family/fork.rs", "across::spawn"),
+    ("family/fork.rs", "api"),
+    ("family/fork.rs", "device::segment"),
+    ("family/fork.rs", "handshake::clc"),
+    ("family/fork.rs", "socket::close"),
+    ("family/fork.rs", "socket::connect"),
+    ("family/fork.rs", "stream::wait"),
+    ("family/fork.rs", "uring"),
+    ("family/fork.rs", "watch::observer"),
+    ("family/fork.rs", "watchers::epoll"),
+    ("handshake/clc/first.rs", "stream::wait"),
+    ("handshake/transition.rs", "socket::close"),
+    ("handshake/transition.rs", "socket::control"),
+    ("handshake/transition.rs", "socket::option"),
+    ("handshake/transition.rs", "stream::room"),
+    ("handshake/transition.rs", "stream::wait"),
+    ("host/loopback/custody.rs", "family::members"),
+    ("os/kernel_only.rs", "stream::demote"),
+    ("os/kernel_only.rs", "watchers::epoll"),
+    ("os/log.rs", "record::kernel"),
+    ("os/process.rs", "socket::close"),
+    ("os/real.rs", "api"),
+    ("os/signals.rs", "stream::wait"),
+    ("os/spin.rs", "host"),
+    ("os/strangers.rs", "record::kernel"),
+    ("record/conn.rs", "handshake::clc"),
+    ("record/conn.rs", "host"),
+    ("record/conn.rs", "watch::observer"),
+    ("socket/close.rs", "poll::ready"),
+    ("socket/close.rs", "uring"),
+    ("socket/control.rs", "api::streams"),
+    ("socket/control.rs", "uring"),
+    ("socket/send.rs", "poll::ready"),
+    ("stream/bells.rs", "poll::ready"),
+    ("stream/bells.rs", "socket::close"),
+    ("stream/ending.rs", "poll::ready"),
+    ("stream/ending.rs", "socket::control"),
+    ("stream/wait.rs", "socket::close"),
+    ("uring/look.rs", "across::passed"),
+    ("watchers/asked.rs", "poll::ready"),
+    ("watchers/asked/model.rs", "poll::ready"),
+    ("watchers/control.rs", "handshake::transition"),
+    ("watchers/control.rs", "poll::ready"),
+    ("watchers/control.rs", "stream::bells"),
+    ("watchers/epoll.rs", "poll::ready"),
+    ("watchers/epoll.rs", "poll::report"),
+    ("watchers/epoll.rs", "socket::close"),
+    ("watchers/epoll.rs", "socket::recv"),
+    ("watchers/epoll.rs", "stream::ending"),
+    ("watchers/epoll.rs", "stream::wait"),
+    ("watchers/hot.rs", "poll::ready"),
+    ("watchers/hot.rs", "poll::report"),
+    ("watchers/hot.rs", "stream::bells"),
+    ("watchers/hot.rs", "stream::room"),
+    ("watchers/nested.rs", "poll::asleep"),
+    ("watchers/nested.rs", "poll::multi"),
+    ("watchers/nested.rs", "poll::ready"),
+    ("watchers/owed.rs", "poll::multi"),
+    ("watchers/owed.rs", "poll::ready"),
+    ("watchers/owed.rs", "poll::scan"),
+];
+
+/// Files of the largest circle inside a folder. It may only get smaller, down to [`CIRCLE_WANTED`].
+const CIRCLE: usize = 9;
+const CIRCLE_WANTED: usize = 7;
+
+/// A module's path in the crate: `["stream", "room"]`.
+type Module = Vec<String>;
+
+/// The source of a crate.
+struct Source {
+    /// Folders as `lib.rs` has them, from the highest layer on: each may import those before it.
+    layers: Vec<String>,
+    /// By module: the file's path and its text.
+    files: BTreeMap<Module, (String, String)>,
+}
+
+impl Source {
+    fn read(root: &Path) -> Source {
+        let mut files = BTreeMap::new();
+        collect(root, &mut Vec::new(), &mut files);
+        let lib = files.get(&Vec::new()).map(|(_, text)| text.clone()).expect("src/lib.rs");
+        Source { layers: layers(&lib), files }
+    }
+
+    fn layer(&self, module: &[String]) -> Option<usize> {
+        self.layers.iter().position(|layer| Some(layer) == module.first())
+    }
+
+    /// What each file imports, as modules of this crate.
+    fn imports(&self) -> BTreeMap<&Module, BTreeSet<Module>> {
+        let of = |(module, (_, text)): (_, &(String, String))| {
+            let paths = paths(&tokens(text), module);
+            (module, paths.into_iter().filter_map(|path| self.module_of(path)).collect())
+        };
+        self.files.iter().map(of).collect()
+    }
+
+    /// The longest beginning of a path that is a file.
+    fn module_of(&self, mut path: Vec<String>) -> Option<Module> {
+        while !path.is_empty() && !self.files.contains_key(&path) {
+            path.pop();
+        }
+        (!path.is_empty()).then_some(path)
+    }
+
+    /// Imports from a lower layer: file and module.
+    fn upward(&self) -> BTreeSet<(String, String)> {
+        let mut found = BTreeSet::new();
+        for (module, imports) in self.imports() {
+            let Some(own) = self.layer(module) else { continue };
+            for import in imports {
+                if self.layer(&import).is_some_and(|layer| layer > own) {
+                    found.insert((self.files[module].0.clone(), import.join("::")));
+                }
+            }
+        }
+        found
+    }
+
+    /// The largest set of files in which each leads to each other by imports: of one folder, or of all.
+    fn circle(&self, is_of_one_folder: bool) -> Vec<Module> {
+        let imports = self.imports();
+        let keep = |from: &Module, to: &Module| !is_of_one_folder || from.first() == to.first();
+        let reached: BTreeMap<_, _> =
+            self.files.keys().map(|start| (start, reached(&imports, start, &keep))).collect();
+        let mut largest = Vec::new();
+        for (start, there) in &reached {
+            let leads_back = |module: &&&Module| reached[**module].contains(*start);
+            let circle: Vec<_> =
+                there.iter().filter(leads_back).map(|&module| module.clone()).collect();
+            if circle.len() > largest.len() {
+                largest = circle;
+            }
+        }
+        largest
+    }
+}
+
+/// All that `start` leads to.
+fn reached<'a>(
+    imports: &'a BTreeMap<&Module, BTreeSet<Module>>,
+    start: &Module,
+    keep: &dyn Fn(&Module, &Module) -> bool,
+) -> BTreeSet<&'a Module> {
+    let mut seen = BTreeSet::new();
+    let mut next = vec![start];
+    while let Some(at) = next.pop() {
+        for import in imports.get(at).into_iter().flatten() {
+            if keep(at, import) && import != at && seen.insert(import) {
+                next.push(import);
+            }
+        }
+    }
+    seen
+}
+
+fn collect(dir: &Path, at: &mut Module, files: &mut BTreeMap<Module, (String, String)>) {
+    for entry in fs::read_dir(dir).expect("src").flatten() {
+        let name = entry.file_name().into_string().expect("a name in UTF-8");
+        if entry.path().is_dir() {
+            at.push(name);
+            collect(&entry.path(), at, files);
+            at.pop();
+        } else if let Some(stem) = name.strip_suffix(".rs") {
+            let mut module = at.clone();
+            if stem != "mod" && !(at.is_empty() && stem == "lib") {
+                module.push(stem.to_owned());
+            }
+            let shown = at.iter().map(|folder| format!("{folder}/")).collect::<String>() + &name;
+            let text = fs::read_to_string(entry.path()).expect("a source file");
+            files.insert(module, (shown, text));
+        }
+    }
+}
+
+/// The folders in the order of `lib.rs`; what tests and fuzzing alone have is none.
+fn layers(lib: &str) -> Vec<String> {
+    let named = |line: &str| {
+        let name = line.strip_prefix("pub ").unwrap_or(line).strip_prefix("mod ")?;
+        Some(name.strip_suffix(';')?.to_owned())
+    };
+    lib.lines().filter_map(named).filter(|name| name != "fuzzing").collect()
+}
+
+/// Words and signs, without comments, strings and what begins with `#[cfg(test)]`: tests are at the end of a file.
+fn tokens(text: &str) -> Vec<String> {
+    let text = text.split("\n#[cfg(test)]").next().unwrap_or_default();
+    let mut tokens = Vec::new();
+    let mut rest = text.char_indices().peekable();
+    while let Some((at, c)) = rest.next() {
+        if text[at..].starts_with("//") {
+            while rest.next_if(|(_, c)| *c != '\n').is_some() {}
+        } else if c == '"' {
+            while let Some((_, c)) = rest.next() {
+                match c {
+                    '\\' => drop(rest.next()),
+                    '"' => break,
+                    _ => {}
+                }
+            }
+        } else if c == '\'' && text[at + 1..].starts_with(['"', '\\']) {
+            // The character that begins a string, or one that is written with an escape.
+            rest.next();
+            rest.next_if(|(_, c)| matches!(c, '"' | '\\' | '\''));
+        } else if c.is_alphanumeric() || c == '_' {
+            let mut word = c.to_string();
+            while let Some((_, c)) = rest.next_if(|(_, c)| c.is_alphanumeric() || *c == '_') {
+                word.push(c);
+            }
+            tokens.push(word);
+        } else if !c.is_whitespace() {
+            tokens.push(c.to_string());
+        }
+    }
+    tokens
+}
+
+/// The paths into this crate that a module's tokens have, from the crate's root on.
+fn paths(tokens: &[String], module: &Module) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        let is_start = matches!(&tokens[at][..], "crate" | "super" | "self");
+        let leads_on = tokens[at + 1..].starts_with(&[":".to_owned(), ":".to_owned()]);
+        let goes_on = at >= 2 && tokens[at - 2..at].iter().all(|sign| sign == ":");
+        if is_start && leads_on && !goes_on {
+            at = tree(tokens, at, &mut module.clone(), true, &mut found);
+        } else {
+            at += 1;
+        }
+    }
+    found
+}
+
+/// Reads a path or a tree of a `use` at `at`, below `base`; where it ends.
+fn tree(
+    tokens: &[String],
+    mut at: usize,
+    base: &mut Module,
+    is_first: bool,
+    found: &mut Vec<Vec<String>>,
+) -> usize {
+    let mut path = base.clone();
+    let mut first = is_first;
+    while let Some(token) = tokens.get(at) {
+        match &token[..] {
+            "crate" if first => path.clear(),
+            "super" if first || path.len() < base.len() => drop(path.pop()),
+            "self" => {}
+            "{" => {
+                at += 1;
+                while tokens.get(at).is_some_and(|token| token != "}") {
+                    at = tree(tokens, at, &mut path, false, found);
+                    if tokens.get(at).is_some_and(|token| token == ",") {
+                        at += 1;
+                    }
+                }
+                return at + 1;
+            }
+            word if word.starts_with(|c: char| c.is_alphanumeric() || c == '_') => {
+                path.push(word.to_owned());
+            }
+            // `*`, or a sign that ends the path.
+            "*" => {}
+            _ => break,
+        }
+        first = false;
+        at += 1;
+        if tokens[at..].starts_with(&[":".to_owned(), ":".to_owned()]) {
+            at += 2;
+        } else {
+            break;
+        }
+    }
+    found.push(path);
+    if tokens.get(at).is_some_and(|token| token == "as") {
+        at += 2;
+    }
+    at
+}
+
+fn source() -> Source {
+    Source::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"))
+}
+
+#[test]
+fn folders_import_only_what_is_above_them() {
+    let source = source();
+    let found = source.upward();
+    let still: BTreeSet<_> = STILL.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
+    let list = |edges: Vec<&(String, String)>| {
+        edges
+            .iter()
+            .map(|(file, module)| format!("    (\"{file}\", \"{module}\"),\n"))
+            .collect::<String>()
+    };
+    let new = list(found.difference(&still).collect());
+    assert!(new.is_empty(), "imports from a lower layer, see the order in src/lib.rs:\n{new}");
+    let gone = list(still.difference(&found).collect());
+    assert!(gone.is_empty(), "no longer there, take them out of STILL:\n{gone}");
+}
+
+#[test]
+fn circles_inside_a_folder_are_small() {
+    let inside = source().circle(true);
+    let (files, most) = (inside.len(), CIRCLE.max(CIRCLE_WANTED));
+    assert!(files <= most, "{files} files import each other in a circle: {inside:?}");
+    assert!(CIRCLE <= CIRCLE_WANTED || files == CIRCLE, "it has {files} by now: set CIRCLE");
+}
+
+#[test]
+fn no_circle_goes_through_several_folders_but_by_what_is_still_left() {
+    if !STILL.is_empty() {
+        return;
+    }
+    let whole = source().circle(false);
+    let folders: BTreeSet<_> = whole.iter().map(|module| module.first()).collect();
+    assert!(folders.len() <= 1, "{whole:?}");
+}
+
+/// A crate of three layers whose lowest one has this file.
+fn three_layers(file: &str) -> Source {
+    let lib = "mod os;\n\nmod record;\n\npub mod api;\n#[cfg(fuzzing)]\npub mod fuzzing;\n";
+    let files = [
+        (vec![], "lib.rs", lib),
+        (vec!["os"], "os/mod.rs", "pub mod sys;\n"),
+        (vec!["os", "sys"], "os/sys.rs", ""),
+        (vec!["record"], "record/mod.rs", "pub mod conn;\n"),
+        (vec!["record", "conn"], "record/conn.rs", file),
+        (vec!["api"], "api/mod.rs", "pub mod bytes;\n"),
+        (vec!["api", "bytes"], "api/bytes.rs", "use crate::record::conn::{self, Conn};\n"),
+    ];
+    let owned = |words: Vec<&str>| words.into_iter().map(str::to_owned).collect();
+    Source {
+        layers: layers(lib),
+        files: files
+            .map(|(module, path, text)| (owned(module), (path.to_owned(), text.to_owned())))
+            .into_iter()
+            .collect(),
+    }
+}
+
+#[test]
+fn an_import_from_a_lower_layer_is_found_however_it_is_written() {
+    for file in [
+        "use crate::api::bytes;",
+        "use crate::{os::sys, api::bytes::{self, read}};",
+        "use super::super::api::bytes::*;",
+        "fn f() { let _ = \"text // of\"; crate::api::bytes::read() }",
+        "pub use crate::api::bytes::read as r;",
+        "const QUOTE: char = '\"'; struct S { state: crate::api::bytes::State }",
+    ] {
+        let found = three_layers(file).upward();
+        let edge = ("record/conn.rs".to_owned(), "api::bytes".to_owned());
+        assert_eq!(found, BTreeSet::from([edge]), "{file}");
+    }
+    for file in [
+        "use crate::os::sys::{self, Errno};\nuse super::conn as own;\n",
+        "// use crate::api::bytes;\n/// [`crate::api::bytes`]\nconst S: &str = \"crate::api::bytes\";",
+        "use crate::os::sys;\n#[cfg(test)]\nmod tests { use crate::api::bytes; }",
+    ] {
+        assert_eq!(three_layers(file).upward(), BTreeSet::new(), "{file}");
+    }
+}
+
+#[test]
+fn a_circle_is_found() {
+    let found = three_layers("use crate::api::bytes;").circle(false);
+    assert_eq!(found, [["api", "bytes"], ["record", "conn"]]);
+    let source = three_layers("use crate::os::sys;");
+    assert_eq!((source.circle(true), source.circle(false)), (Vec::new(), Vec::new()));
+}
