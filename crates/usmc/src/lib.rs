@@ -20,15 +20,17 @@ mod device;
 
 mod watch;
 
-mod watchers;
-
 mod handshake;
 
 mod stream;
 
+mod watchers;
+
 mod socket;
 
 mod poll;
+
+mod passing;
 
 mod uring;
 
@@ -48,10 +50,11 @@ pub use os::{real, reason};
 pub use usmc_shm::tap;
 pub use watch::observe;
 
-use across::holds;
-use family::fork;
+use across::{fork, holds};
+
 use os::errno::{errno, set_errno};
-use os::{config, kernel_only, log, process};
+use os::{config, kernel_only, libc_streams, log, process, table};
+use record::{conn, numbers, watched};
 
 /// What the library's constructor does; see the order in `usmc-preload`'s `init.rs`.
 ///
@@ -59,6 +62,14 @@ use os::{config, kernel_only, log, process};
 /// Called once, before any other thread exists.
 pub unsafe fn init() {
     let saved = errno();
+    process::AFTER_INTERRUPTION.set(socket::close::after_interruption);
+    numbers::ENDED.set(socket::close::call_ended);
+    conn::LIFE_LEFT.set(|word| host::current().let_go_of_life(word));
+    watched::PHASE_CHANGED.set(watchers::epoll::phase_changed);
+    watched::LEFT_RING.set(watchers::epoll::left_ring);
+    libc_streams::SERVE.set(api::streams::serve);
+    table::URING_DUPLICATED.set(uring::duplicated);
+    table::URING_CLOSED.set(uring::closed);
     real::resolve_all();
     process::refresh();
     fork::register();
@@ -67,7 +78,7 @@ pub unsafe fn init() {
         log::init();
         config::load();
     }
-    across::adopt::inherited();
+    passing::adopt::inherited();
     set_errno(saved);
 }
 

@@ -7,76 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// Imports from a lower folder that are left from before there were layers: the file, and the module it imports. The list may only
-/// get shorter.
-const STILL: &[(&str, &str)] = &[
-    ("across/holds.rs", "api::streams"),
-    ("family/fork.rs", "across::holds"),
-    ("family/fork.rs", "across::spawn"),
-    ("family/fork.rs", "api"),
-    ("family/fork.rs", "device::segment"),
-    ("family/fork.rs", "handshake::clc"),
-    ("family/fork.rs", "socket::close"),
-    ("family/fork.rs", "socket::connect"),
-    ("family/fork.rs", "stream::wait"),
-    ("family/fork.rs", "uring"),
-    ("family/fork.rs", "watch::observer"),
-    ("family/fork.rs", "watchers::epoll"),
-    ("handshake/clc/first.rs", "stream::wait"),
-    ("handshake/transition.rs", "socket::close"),
-    ("handshake/transition.rs", "socket::control"),
-    ("handshake/transition.rs", "socket::option"),
-    ("handshake/transition.rs", "stream::room"),
-    ("handshake/transition.rs", "stream::wait"),
-    ("host/loopback/custody.rs", "family::members"),
-    ("os/kernel_only.rs", "stream::demote"),
-    ("os/kernel_only.rs", "watchers::epoll"),
-    ("os/log.rs", "record::kernel"),
-    ("os/process.rs", "socket::close"),
-    ("os/real.rs", "api"),
-    ("os/signals.rs", "stream::wait"),
-    ("os/spin.rs", "host"),
-    ("os/strangers.rs", "record::kernel"),
-    ("record/conn.rs", "handshake::clc"),
-    ("record/conn.rs", "host"),
-    ("record/conn.rs", "watch::observer"),
-    ("socket/close.rs", "poll::ready"),
-    ("socket/close.rs", "uring"),
-    ("socket/control.rs", "api::streams"),
-    ("socket/control.rs", "uring"),
-    ("socket/send.rs", "poll::ready"),
-    ("stream/bells.rs", "poll::ready"),
-    ("stream/bells.rs", "socket::close"),
-    ("stream/ending.rs", "poll::ready"),
-    ("stream/ending.rs", "socket::control"),
-    ("stream/wait.rs", "socket::close"),
-    ("uring/look.rs", "across::passed"),
-    ("watchers/asked.rs", "poll::ready"),
-    ("watchers/asked/model.rs", "poll::ready"),
-    ("watchers/control.rs", "handshake::transition"),
-    ("watchers/control.rs", "poll::ready"),
-    ("watchers/control.rs", "stream::bells"),
-    ("watchers/epoll.rs", "poll::ready"),
-    ("watchers/epoll.rs", "poll::report"),
-    ("watchers/epoll.rs", "socket::close"),
-    ("watchers/epoll.rs", "socket::recv"),
-    ("watchers/epoll.rs", "stream::ending"),
-    ("watchers/epoll.rs", "stream::wait"),
-    ("watchers/hot.rs", "poll::ready"),
-    ("watchers/hot.rs", "poll::report"),
-    ("watchers/hot.rs", "stream::bells"),
-    ("watchers/hot.rs", "stream::room"),
-    ("watchers/nested.rs", "poll::asleep"),
-    ("watchers/nested.rs", "poll::multi"),
-    ("watchers/nested.rs", "poll::ready"),
-    ("watchers/owed.rs", "poll::multi"),
-    ("watchers/owed.rs", "poll::ready"),
-    ("watchers/owed.rs", "poll::scan"),
-];
-
-/// Files of the largest circle inside a folder. It may only get smaller, down to [`CIRCLE_WANTED`].
-const CIRCLE: usize = 9;
-const CIRCLE_WANTED: usize = 7;
+/// Files of a circle of imports at most, all of them in one folder.
+const CIRCLE: usize = 7;
 
 /// A module's path in the crate: `["stream", "room"]`.
 type Module = Vec<String>;
@@ -300,37 +232,20 @@ fn source() -> Source {
 
 #[test]
 fn folders_import_only_what_is_above_them() {
+    let found = source().upward();
+    assert!(
+        found.is_empty(),
+        "imports from a lower layer, see the order in src/lib.rs: {found:#?}"
+    );
+}
+
+#[test]
+fn circles_are_small_and_inside_a_folder() {
     let source = source();
-    let found = source.upward();
-    let still: BTreeSet<_> = STILL.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
-    let list = |edges: Vec<&(String, String)>| {
-        edges
-            .iter()
-            .map(|(file, module)| format!("    (\"{file}\", \"{module}\"),\n"))
-            .collect::<String>()
-    };
-    let new = list(found.difference(&still).collect());
-    assert!(new.is_empty(), "imports from a lower layer, see the order in src/lib.rs:\n{new}");
-    let gone = list(still.difference(&found).collect());
-    assert!(gone.is_empty(), "no longer there, take them out of STILL:\n{gone}");
-}
-
-#[test]
-fn circles_inside_a_folder_are_small() {
-    let inside = source().circle(true);
-    let (files, most) = (inside.len(), CIRCLE.max(CIRCLE_WANTED));
-    assert!(files <= most, "{files} files import each other in a circle: {inside:?}");
-    assert!(CIRCLE <= CIRCLE_WANTED || files == CIRCLE, "it has {files} by now: set CIRCLE");
-}
-
-#[test]
-fn no_circle_goes_through_several_folders_but_by_what_is_still_left() {
-    if !STILL.is_empty() {
-        return;
-    }
-    let whole = source().circle(false);
-    let folders: BTreeSet<_> = whole.iter().map(|module| module.first()).collect();
-    assert!(folders.len() <= 1, "{whole:?}");
+    let circle = source.circle(true);
+    assert!(circle.len() <= CIRCLE, "{} files import each other: {circle:?}", circle.len());
+    let whole = source.circle(false);
+    assert!(whole.len() <= CIRCLE, "files of several folders import each other: {whole:?}");
 }
 
 /// A crate of three layers whose lowest one has this file.

@@ -2,15 +2,16 @@
 //!
 //! The kernel closes the sockets, and peers learn of it from the kernel. The family has to learn of it, too: a
 //! connection that nobody else holds any more needs no shared locks and no questions about its flags, and its
-//! last holder says goodbye. Who was killed is counted out by the others ([`crate::family::members`]).
+//! last holder says goodbye. Who was killed is counted out by the others ([`crate::os::members`]).
 
 use core::mem;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
-use crate::family::{custody, fork, life, members};
+use crate::family::{custody, holders, life};
 use crate::handshake::{clc, syn_option, transition};
 use crate::host::Receiver;
+use crate::os::members;
 use crate::os::process::Lock;
 use crate::os::reason::Reason;
 use crate::os::sys::Errno;
@@ -25,17 +26,17 @@ use crate::stream::demote::{self, Patience};
 /// Counts us out where somebody else is left. A connection that only we hold ends with the kernel's FIN.
 fn put_down(conn: &Conn) -> bool {
     let others = |n: u32| if n > 1 { Some(n - 1) } else { None };
-    let list = fork::members(conn);
+    let list = holders::members(conn);
     list.inspect(|list| members::leave(list));
     // Before we are: our death says nothing about the others then.
     conn.slot().inspect(|slot| life::stop_vouching(conn, slot, process::pid()));
     let counted_out =
-        fork::holders(conn).is_some_and(|n| n.fetch_update(AcqRel, Relaxed, others).is_ok());
+        holders::holders(conn).is_some_and(|n| n.fetch_update(AcqRel, Relaxed, others).is_ok());
     if !counted_out {
         list.inspect(|list| members::enter(list));
         conn.slot().inspect(|slot| life::vouch(conn, slot));
     } else if let Some(end) = conn.family() {
-        fork::leave_to_parent(end);
+        holders::leave_to_parent(end);
     }
     counted_out
 }
@@ -44,9 +45,9 @@ fn put_down(conn: &Conn) -> bool {
 fn pick_up(conn: &Conn) -> bool {
     let open = |n: u32| if n > 0 { Some(n + 1) } else { None };
     let counted =
-        fork::holders(conn).is_some_and(|n| n.fetch_update(AcqRel, Acquire, open).is_ok());
+        holders::holders(conn).is_some_and(|n| n.fetch_update(AcqRel, Acquire, open).is_ok());
     if counted {
-        fork::members(conn).inspect(|list| members::enter(list));
+        holders::members(conn).inspect(|list| members::enter(list));
     }
     counted
 }
@@ -106,7 +107,7 @@ fn keep(lock: &Lock) -> bool {
 
 /// The process ends, and libc may still flush the streams that were made for connections.
 pub fn end_but_for_streams() {
-    if !crate::api::streams::are_served() {
+    if !crate::os::libc_streams::are_served() {
         custody::look_at_all();
         conn::for_each(|_, conn| {
             if !(conn.has(F_SHARED) && put_down(conn)) {
@@ -137,7 +138,7 @@ pub fn before_exec() -> Result<(), Errno> {
         {
             match hand_to_next_program(fd, index) {
                 // What others hold is most likely not meant to be used there.
-                Err(_) if !fork::is_sole_holder(conn) && keep_out(fd) => {
+                Err(_) if !holders::is_sole_holder(conn) && keep_out(fd) => {
                     log::warn(format_args!(
                         "fd {fd}: in the ring, and not taken along to the next program"
                     ));

@@ -173,8 +173,7 @@ pub(super) unsafe fn leave_to_request(
         NBD_SET_SOCK => arg as c_int,
         SIOCKCMATTACH
             if !is_nowhere(arg as *const c_int)
-                && crate::record::kernel::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, 0)
-                    == AF_KCM =>
+                && crate::os::sockopt::int(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, 0) == AF_KCM =>
         {
             // SAFETY: the caller's `struct kcm_attach` begins with the socket.
             unsafe { *(arg as *const c_int) }

@@ -11,8 +11,9 @@ use super::{fail, is_readable};
 use crate::os::table::{self, Entry};
 use crate::os::unwind::{cancellation_point, keeping, uncancelled};
 use crate::os::{real, sys};
+use crate::record::numbers;
+use crate::record::numbers::Hold;
 use crate::record::{conn, order};
-use crate::socket::close::{self, Hold};
 use crate::socket::early::Early;
 use crate::socket::send::{self, Way};
 use crate::socket::{Outcome, transfer};
@@ -124,7 +125,9 @@ fn transfer(
                 };
                 let (hold, done) = keeping(held, || {
                     let outcome = through_ring(fd, index, slot);
-                    finish(index, returns, outcome, &mut || kernel(close::number(fd, index), index))
+                    finish(index, returns, outcome, &mut || {
+                        kernel(numbers::number(fd, index), index)
+                    })
                 });
                 (Some(hold), done)
             }
@@ -166,7 +169,7 @@ fn to_pipe(
         };
         let (held, done) = keeping(held, || {
             let outcome = transfer::splice_out(from, index, to, len, nonblock);
-            finish(index, returns, outcome, &mut || kernel(close::number(from, index)))
+            finish(index, returns, outcome, &mut || kernel(numbers::number(from, index)))
         });
         if let Some(n) = done {
             return n;

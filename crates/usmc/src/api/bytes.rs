@@ -6,13 +6,13 @@ use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespe
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{fail, is_nowhere, is_readable, message};
-use crate::across::passed;
 use crate::os::iov::Buffers;
 use crate::os::reason::Reason;
 use crate::os::table::{self, Entry};
 use crate::os::time::Time;
 use crate::os::unwind::{cancellation_point, keeping};
 use crate::os::{clock, real};
+use crate::passing::passed;
 use crate::record::conn::{self, FRESH, LISTEN, PLAIN};
 use crate::record::order;
 use crate::socket::early::Early;
@@ -20,6 +20,7 @@ use crate::socket::send::{self, Way};
 use crate::socket::{Outcome, option, recv as receiving};
 use crate::stream::demote;
 use crate::stream::ending;
+use crate::stream::unread;
 use crate::stream::unseen::Unseen;
 use crate::watch::{capture, observer};
 
@@ -171,7 +172,7 @@ pub(super) unsafe fn receive_many(
         return unsafe {
             let good = good_entries(iov, count);
             // What is there is copied as a whole or not at all.
-            let fits = || receiving::unread_anyhow(fd, index) <= Buffers::new(iov, good).left();
+            let fits = || unread::unread_anyhow(fd, index) <= Buffers::new(iov, good).left();
             match good {
                 1.. if fits() => receive_many((fd, index), iov, good, flags, kernel),
                 _ => receive_nowhere((fd, index), flags, kernel),

@@ -6,12 +6,14 @@ use libc::sigset_t;
 use super::{after, aio, fail, is_readable};
 use crate::os::errno::errno;
 use crate::os::errno::set_errno;
+use crate::os::real;
 use crate::os::reason::Reason;
 use crate::os::table::{self, Entry};
 use crate::os::unwind::{cancellation_point, keeping};
-use crate::os::{kernel_only, real};
+use crate::record::kernel;
+use crate::socket::leave_all;
 use crate::socket::{close as closing, control};
-use crate::watchers::epoll;
+use crate::watchers::set;
 
 /// close(2)
 pub unsafe fn close(fd: c_int) -> c_int {
@@ -51,7 +53,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         return unsafe { real::close_range(first, last, flags) };
     }
     if flags & CLOSE_RANGE_UNSHARE != 0
-        && let Err(errno) = kernel_only::parts_with_files()
+        && let Err(errno) = leave_all::parts_with_files()
     {
         return fail(errno);
     }
@@ -212,7 +214,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
         return fail::<i32>(code);
     }
     let saved = errno();
-    let before_mark = request == control::SIOCATMARK && !control::knows_mark(fd);
+    let before_mark = request == kernel::SIOCATMARK && !control::knows_mark(fd);
     set_errno(saved);
     // SAFETY: the caller's contract.
     let done = unsafe { real::ioctl(fd, request, arg) };
@@ -243,7 +245,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
 pub unsafe fn sockatmark(fd: c_int) -> c_int {
     let mut mark: c_int = 0;
     // SAFETY: an int on our stack.
-    match unsafe { ioctl(fd, control::SIOCATMARK, &raw mut mark as c_ulong) } {
+    match unsafe { ioctl(fd, kernel::SIOCATMARK, &raw mut mark as c_ulong) } {
         0 => mark,
         failed => failed,
     }
@@ -331,13 +333,13 @@ pub unsafe fn epoll_create1(flags: c_int) -> c_int {
 fn made_set(fd: c_int) {
     if fd >= 0 {
         control::fresh(fd);
-        epoll::created(fd);
+        set::created(fd);
     }
 }
 
 /// What cannot leave the ring any more goes wrong at its next call that is not the program's own.
 fn sandboxed() {
-    if kernel_only::begins(Reason::Sandboxed).is_err() {
+    if leave_all::begins(Reason::Sandboxed).is_err() {
         crate::os::log::warn(format_args!(
             "a seccomp filter comes, and connections are still in the ring"
         ));

@@ -9,8 +9,9 @@ use crate::os::errno::set_errno;
 use crate::os::table::{self, Entry};
 use crate::os::{real, sys};
 use crate::record::{conn, kernel};
-use crate::socket::{option, recv};
+use crate::socket::option;
 use crate::stream::ending;
+use crate::stream::unread;
 
 /// The message's header as the kernel has it ([`real::length`]).
 ///
@@ -58,7 +59,7 @@ pub unsafe fn received(fd: i32, msg: &mut msghdr, flags: i32) {
 /// Bytes left unread; the end of the stream counts as one more (`tcp_inq_hint` in net/ipv4/tcp.c).
 fn left(fd: i32, index: u32) -> i32 {
     let conn = conn::at(index);
-    let unread = recv::unread(fd, index);
+    let unread = unread::unread(fd, index);
     let (unread, ended) = match (unread, conn.slot()) {
         (Some(n), Some(slot)) => {
             ending::look(fd, conn);

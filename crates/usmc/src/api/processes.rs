@@ -1,17 +1,18 @@
-//! The calls that make processes. libc's fork(3) tells us by itself ([`crate::family::fork::register`]), wherever it is
+//! The calls that make processes. libc's fork(3) tells us by itself ([`crate::across::fork::register`]), wherever it is
 //! called from.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
 use libc::pid_t;
 
 use super::{after, fail};
+use crate::across::fork as forking;
 use crate::across::holds;
-use crate::family::fork as forking;
 use crate::os::errno::errno;
 use crate::os::errno::set_errno;
 use crate::os::reason::Reason;
-use crate::os::{kernel_only, process, real, sys, table};
+use crate::os::{process, real, sys, table};
 use crate::socket::control;
+use crate::socket::leave_all;
 
 /// What pthread_atfork(3) calls: our own handlers have to be there before anybody's.
 ///
@@ -100,7 +101,7 @@ pub unsafe fn clone(
     process::clones(flags as u64);
     const KINDS: c_int = libc::CLONE_THREAD | libc::CLONE_FILES;
     if flags & KINDS == libc::CLONE_THREAD
-        && let Err(errno) = kernel_only::begins(Reason::OwnFiles)
+        && let Err(errno) = leave_all::begins(Reason::OwnFiles)
     {
         return fail(errno);
     }
@@ -167,7 +168,7 @@ const NAMESPACES: c_int = libc::CLONE_NEWPID | libc::CLONE_NEWUSER;
 /// unshare(2)
 pub unsafe fn unshare(flags: c_int) -> c_int {
     if flags & libc::CLONE_FILES != 0
-        && let Err(errno) = kernel_only::parts_with_files()
+        && let Err(errno) = leave_all::parts_with_files()
     {
         return fail(errno);
     }

@@ -2,26 +2,17 @@
 //! descriptor, they come to us ([`streams`]). dprintf(3) and perror(3) need none of libc's. All that allocates here is libc.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
-use libc::{FILE, off64_t, size_t, ssize_t};
+use libc::{FILE, size_t, ssize_t};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::api::streams::{self, is_ours};
 use crate::os::errno::errno;
 use crate::os::errno::set_errno;
-use crate::os::real;
+use crate::os::libc_streams;
+use crate::os::real::{self, Functions};
 use crate::os::table::{self, Entry};
 use crate::record::conn;
 use crate::socket::{close as closing, control};
-
-/// What a stream of fopencookie(3) calls, `cookie_io_functions_t`. Cookies are descriptors.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Functions {
-    read: Option<unsafe extern "C" fn(*mut c_void, *mut c_char, size_t) -> ssize_t>,
-    write: Option<unsafe extern "C" fn(*mut c_void, *const c_char, size_t) -> ssize_t>,
-    seek: Option<unsafe extern "C" fn(*mut c_void, *mut off64_t, c_int) -> c_int>,
-    close: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
-}
 
 /// For writing, and without an end of its descriptor's.
 const BORROWED: Functions =
@@ -54,7 +45,7 @@ pub(super) unsafe fn write_whole(fd: c_int, buf: *const c_char, len: size_t) -> 
 /// fdopen(3)
 pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     let saved = errno();
-    if is_ours(fd) && !streams::serve() {
+    if is_ours(fd) && !libc_streams::serve() {
         control::used_by_libc(fd);
     }
     set_errno(saved);

@@ -8,10 +8,11 @@
 use core::ffi::{c_int, c_void};
 use core::{mem, ptr};
 use libc::{FILE, size_t, ssize_t};
-use usmc_shm::sync::Ordering::{Acquire, Release};
-use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32};
+use usmc_shm::sync::AtomicPtr;
+use usmc_shm::sync::Ordering::Release;
 
 use crate::api::stdio;
+use crate::os::libc_streams;
 use crate::os::process::{self, Lock};
 use crate::os::real::tables;
 use crate::os::table::{self, Entry};
@@ -29,18 +30,11 @@ const CLOSE: usize = 17;
 /// `_IO_ERR_SEEN` in a stream's `_flags`.
 const FAILED: c_int = 0x20;
 
-const UNKNOWN: u32 = 0;
-const SERVED: u32 = 1;
-const REFUSED: u32 = 2;
-
-static STATE: AtomicU32 = AtomicU32::new(UNKNOWN);
-/// Whether a table was changed.
-static IS_CHANGED: AtomicBool = AtomicBool::new(false);
 /// Held while the tables are changed. No other lock is taken inside.
 static LOCK: Lock = Lock::new();
 
-/// Whether libc's streams come to us for connections, from now on.
-pub fn serve() -> bool {
+/// Has libc's streams come to us, if this libc allows it: [`libc_streams::SERVE`].
+pub fn serve(_: ()) {
     // Whoever has the lock may be a thread of the parent's.
     const LOOKS: u32 = 2560;
     let held = || {
@@ -50,19 +44,11 @@ pub fn serve() -> bool {
         };
         LOCK.try_enter().or_else(|| (0..LOOKS).find_map(look))
     };
-    if STATE.load(Acquire) == UNKNOWN
-        && let Some(_held) = held()
-        && STATE.load(Acquire) == UNKNOWN
+    if let Some(_held) = held()
+        && !libc_streams::is_known()
     {
-        let is_done = layout_is_known() && change_all();
-        STATE.store(if is_done { SERVED } else { REFUSED }, Release);
+        libc_streams::settle(layout_is_known() && change_all());
     }
-    STATE.load(Acquire) == SERVED
-}
-
-/// Whether some come to us: such streams may write under libc's own locks.
-pub fn are_served() -> bool {
-    IS_CHANGED.load(Acquire)
 }
 
 /// What a `FILE` begins with (`<bits/types/struct_FILE.h>`).
@@ -130,7 +116,7 @@ fn change(table: *mut c_void) -> Result<(), sys::Errno> {
         // SAFETY: pages of libc's data, which stay readable.
         unsafe { sys::mprotect(pages, end - start, libc::PROT_READ | libc::PROT_WRITE)? };
     }
-    IS_CHANGED.store(true, Release);
+    libc_streams::begin();
     let ours: [(usize, *mut c_void); 3] = [
         (READ, read_some as Read as *mut c_void),
         (WRITE, write_all as Write as *mut c_void),

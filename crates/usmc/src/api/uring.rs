@@ -15,7 +15,8 @@ use crate::os::linkmap::{self, Place};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
-use crate::os::{config, kernel_only, real};
+use crate::os::{config, real};
+use crate::socket::leave_all;
 use crate::socket::{close, control};
 use crate::uring::{self, Maker, Params, Requests};
 
@@ -146,7 +147,7 @@ unsafe fn filled(ring: *mut Ring, done: c_int) -> c_int {
     let (fd, flags) = unsafe { ((*ring).fd, (*ring).flags) };
     let known = if is_first_liburing() {
         // Its structure is another one.
-        kernel_only::begins(Reason::Uring)
+        leave_all::begins(Reason::Uring)
     } else {
         made(fd, flags, Maker::Liburing)
     };

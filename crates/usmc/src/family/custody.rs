@@ -1,6 +1,6 @@
 //! Who holds a connection that is passed on, between processes that did not come from one another by fork.
 //!
-//! A family of processes counts its members in the slot, or in a cell of [`crate::family::fork`]. Before one of them passes a
+//! A family of processes counts its members in the slot, or in a cell of [`crate::family::holders`]. Before one of them passes a
 //! socket on, the device begins to count families: that of the passer, and one for each [`Receiver`]. Who receives the
 //! socket is a holder only if the passer meant it; anybody else is one that nobody knows, and then the connection
 //! stays TCP for good. So does a connection of which a family of several processes died without a word; single processes
@@ -12,7 +12,7 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
 
-use crate::family::fork;
+use crate::family::holders;
 use crate::host::{self, Custody, Receiver};
 use crate::os::process;
 use crate::os::table::{self, Entry};
@@ -39,7 +39,7 @@ fn by_family(fd: i32, conn: &Conn) -> Option<Custody> {
     }
     let told = match conn.family() {
         Some(end) => end.custody.load(Relaxed),
-        None => fork::custody_of(conn),
+        None => holders::custody_of(conn),
     };
     // The slot is the peer's memory, too.
     let is_it = |it: &Custody| told != 0 && host::current().is_about(*it, kernel::cookie(fd));
@@ -139,11 +139,11 @@ pub fn is_sole(fd: i32, conn: &Conn) -> bool {
 
 /// `fd` is going to be passed on. False where its receiver will not be known as a holder.
 pub fn hand_over(fd: i32, conn: &Conn, to: Receiver) -> bool {
-    let alone = !conn.has(F_SHARED) || fork::is_sole_holder(conn);
+    let alone = !conn.has(F_SHARED) || holders::is_sole_holder(conn);
     let is_program = matches!(to, Receiver::Program(_) | Receiver::Child(_));
     if !alone && !is_program {
         // The others of this family would have to look for the receiver at each step: they stay TCP.
-        fork::count_unknown(conn);
+        holders::count_unknown(conn);
         return false;
     }
     let device = host::current();
@@ -162,7 +162,7 @@ pub fn hand_over(fd: i32, conn: &Conn, to: Receiver) -> bool {
         }
         match conn.family() {
             Some(end) => end.custody.store(new, Relaxed),
-            None => fork::set_custody(conn, new),
+            None => holders::set_custody(conn, new),
         }
     }
     device.hand_over(Custody(token), to)

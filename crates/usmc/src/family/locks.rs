@@ -41,7 +41,7 @@ impl<'a> Family<'a> {
     /// The caller has the record's own lock of that direction.
     #[inline(always)]
     fn enter(fd: i32, conn: &Conn, end: &End, word: &'a AtomicU64) -> Option<Family<'a>> {
-        // Another number: somebody whom this process has not heard of is here as well ([`crate::across::fetch`]).
+        // Another number: somebody whom this process has not heard of is here as well ([`crate::passing::fetch`]).
         if !conn.has(F_SHARED) && end.refs.load(Relaxed) == 1 {
             return Some(Family(None));
         }

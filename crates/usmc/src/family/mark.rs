@@ -6,9 +6,9 @@
 use libc::IPPROTO_IP;
 
 use crate::family::custody;
+use crate::os::sockopt;
 use crate::os::{kernel_only, sys};
 use crate::record::conn::Conn;
-use crate::record::kernel;
 
 /// In a ring, or about to be: what the kernel's TCP carries may be doorbells.
 const IN_RING: i32 = libc::IP_RECVORIGDSTADDR;
@@ -25,7 +25,7 @@ fn set(fd: i32, mark: i32, on: bool) {
 }
 
 fn has(fd: i32, mark: i32) -> bool {
-    kernel::option(fd, IPPROTO_IP, mark, 0) != 0
+    sockopt::int(fd, IPPROTO_IP, mark, 0) != 0
 }
 
 /// Before the peer can learn that this end takes part in a ring. False where that must not be.

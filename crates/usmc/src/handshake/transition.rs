@@ -21,10 +21,11 @@ use crate::device::segment;
 use crate::device::segment::OwnSlot;
 use crate::family::life::{self, Life};
 use crate::family::mark;
-use crate::family::{custody, fork};
+use crate::family::{custody, holders};
 use crate::handshake::{clc, syn_option};
 use crate::host::{self, DmbRef, OfferId};
 use crate::os::reason::Reason;
+use crate::os::sockopt;
 use crate::os::{config, kernel_only, log, sys};
 use crate::record::conn::{
     self, ATTACHED, Conn, EARLY, F_ADOPTED, F_CLIENT, F_COPIED, F_HANDED, F_KERNEL_ONLY,
@@ -33,10 +34,12 @@ use crate::record::conn::{
 use crate::record::conn::{FRESH, PLAIN, RING};
 use crate::record::kernel;
 use crate::record::lasting::{self, Call};
+use crate::record::limit;
+use crate::record::numbers;
 use crate::record::tuple::{self, Endpoint, Tuple};
-use crate::socket::{close, control, option};
-use crate::stream::{room, wait};
+use crate::record::watched;
 use crate::watch::observer;
+use usmc_shm::layout::END_RESETS;
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
 /// every [`LOOKS_EACH`]th looks, for a client that sends a long request before it makes its offer.
@@ -81,7 +84,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
         conn.give_up(Reason::Adopted);
     } else if !config::get().allows(|| server.ip(), server.port) {
         conn.give_up(Reason::Excluded);
-    } else if control::is_libcs(fd) {
+    } else if numbers::is_libcs(fd) {
         conn.give_up(Reason::Stdio);
     } else if syn_option::may_speak(conn) || clc::is_declared(fd, server) {
         clc::declare(conn);
@@ -180,7 +183,7 @@ pub fn bind_own(fd: i32, conn: &Conn, own: &OwnSlot) -> Result<Use, Reason> {
 
 /// Another process may hold the socket, too, and could not learn of the memory: false until it let go.
 fn is_ours_alone(fd: i32, conn: &Conn) -> Result<bool, Reason> {
-    if !fork::is_sole_holder(conn) {
+    if !holders::is_sole_holder(conn) {
         return Ok(false);
     }
     // The others may have shut it down.
@@ -247,7 +250,7 @@ fn bind_slot(
     if conn.has_far() {
         end.flags.fetch_or(END_FAR, Relaxed);
     }
-    control::note_handing_on(conn);
+    numbers::note_handing_on(conn);
     Ok(())
 }
 
@@ -339,7 +342,7 @@ pub fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
     }
     // Another process that had it may have left the ring for the kernel's sake.
     let had_others = conn.has(F_COPIED | F_ADOPTED) || conn.returns() > 0;
-    if had_others && (option::is_kernels(fd) || control::has_signals(fd)) {
+    if had_others && (sockopt::are_kernels(fd) || kernel::has_signals(fd)) {
         return Err(Reason::KernelFeature);
     }
     // Or have shut it down.
@@ -415,7 +418,7 @@ fn await_acceptor(fd: i32, index: u32) {
     if conn.phase() != OFFERED || !lasting::may_await(conn) {
         return;
     }
-    let most = if wait::is_nonblocking(fd, conn) { MOST_OF_LOOPS_MS } else { MOST_MS };
+    let most = if holders::is_nonblocking(fd, conn) { MOST_OF_LOOPS_MS } else { MOST_MS };
     for _ in 0..most {
         // A millisecond, unless the connection ends.
         if conn.phase() != OFFERED || sys::poll1(fd, 0, 1) != 0 {
@@ -451,7 +454,12 @@ fn step(fd: i32, conn: &Conn) {
 
 fn changed(fd: i32, index: u32) {
     observer::changed(fd, index);
-    crate::watchers::epoll::phase_changed(index);
+    watched::PHASE_CHANGED.call(index);
+}
+
+/// SO_LINGER was set, or the slot is new: the peer has to know how a death ends this end. The caller holds the step's lock.
+pub fn note_linger(fd: i32, conn: &Conn, slot: &Slot) {
+    conn.set_end_bit(slot, END_RESETS, kernel::resets(fd));
 }
 
 fn usage(conn: &Conn) -> Use {
@@ -718,28 +726,28 @@ fn tune(fd: i32, conn: &Conn) {
     let Some(slot) = conn.slot() else { return };
     let end = conn.end(slot);
     end.flags.fetch_and(!END_GIVEN_BACK, Relaxed);
-    if kernel::option(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0) != 0 {
+    if sockopt::int(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0) != 0 {
         end.flags.fetch_or(END_CORK, Relaxed);
         // Sends what is held back; later bytes are doorbells.
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &0i32);
     }
-    if kernel::option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 0) != 0 {
+    if sockopt::int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 0) != 0 {
         end.flags.fetch_or(END_NODELAY, Relaxed);
     } else {
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32);
     }
     take_lowat(fd, conn);
-    option::note_linger(fd, conn, slot);
+    note_linger(fd, conn, slot);
     conn.set_flag(F_TUNED, true);
 }
 
 fn has_high_lowat(fd: i32) -> bool {
-    kernel::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1) > 1
+    sockopt::int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1) > 1
 }
 
 /// SO_RCVLOWAT is ours from now on: a doorbell is one byte, and has to wake.
 fn take_lowat(fd: i32, conn: &Conn) {
-    let lowat = kernel::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1);
+    let lowat = sockopt::int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1);
     if lowat > 1 {
         conn.set_lowat(lowat as u32);
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &1i32);
@@ -780,10 +788,10 @@ fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
     }
     let client = conn.has(F_CLIENT);
     // Of a number that another thread has closed meanwhile, and that means something else, the answer is none.
-    let is_ours = || close::number(fd, conn::index_of(conn)) == fd;
+    let is_ours = || numbers::number(fd, conn::index_of(conn)) == fd;
     let switched = span.try_switch(|| kernel::tcp_sent(fd, client).filter(|_| is_ours()));
     if switched == Ok(Switch::Ring) {
-        room::limit(fd, conn, slot);
+        limit::set(fd, conn, slot);
         log::debug(format_args!("fd {fd}: sending through the ring"));
     }
     switched == Ok(Switch::Ring)

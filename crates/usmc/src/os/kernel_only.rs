@@ -8,14 +8,7 @@
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::SeqCst;
 
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
 use crate::os::reason::Reason;
-use crate::os::sys::Errno;
-use crate::os::table::{self, Entry};
-use crate::os::{config, log, process, real, sys};
-use crate::stream::demote;
-use crate::watchers::epoll;
 
 static WHY: AtomicU32 = AtomicU32::new(Reason::None as u32);
 
@@ -34,43 +27,8 @@ pub fn is_sandboxed() -> bool {
     reason() == Some(Reason::Sandboxed)
 }
 
-/// Before a thread of several gets a table of descriptors of its own (CLONE_FILES, by unshare(2), or not, by clone(2)).
-///
-/// # Errors
-/// As for [`begins`].
-#[cold]
-pub fn parts_with_files() -> Result<(), Errno> {
-    if real::may_have_threads() && has_threads() { begins(Reason::OwnFiles) } else { Ok(()) }
-}
-
-/// A child of a process with threads has one, as far as libc tells or not.
-fn has_threads() -> bool {
-    let mut count = 0;
-    match sys::each_fd_in(c"/proc/self/task", false, |_| count += 1) {
-        Ok(()) => count > 1,
-        Err(_) => true,
-    }
-}
-
-/// Before the process uses such an io_uring, or installs a filter.
-///
-/// # Errors
-/// See [`demote::leave`]; connections that are made from now on are TCP all the same.
-pub fn begins(why: Reason) -> Result<(), Errno> {
-    if config::get().off || process::is_foreign_child() || is_sandboxed() {
-        return Ok(());
-    }
-    let saved = errno();
-    if WHY.swap(why as u32, SeqCst) == 0 {
-        log::debug(format_args!("all connections are TCP from now on: {}", why.text()));
-    }
-    epoll::pay_all();
-    let mut all = Ok(());
-    table::for_each(0, u32::MAX, |fd, entry| {
-        if let Entry::Conn(index) = entry {
-            all = all.and(demote::leave(fd, index, why));
-        }
-    });
-    set_errno(saved);
-    all
+/// From now on it is, for this reason; false where it was before. All connections are left to the kernel next.
+pub fn begin(why: Reason) -> bool {
+    // SeqCst: as in `reason`.
+    WHY.swap(why as u32, SeqCst) == 0
 }

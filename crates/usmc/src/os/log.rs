@@ -5,7 +5,7 @@ use core::fmt::{self, Write};
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicI32, AtomicU32, AtomicU64};
 
-use crate::record::kernel;
+use crate::os::sockopt;
 
 static LEVEL: AtomicU32 = AtomicU32::new(0);
 static FD: AtomicI32 = AtomicI32::new(2);
@@ -59,7 +59,7 @@ pub unsafe fn init() {
     }
     let fd = FD.load(Relaxed);
     let Ok(facts) = crate::os::sys::fstat(fd) else { return };
-    if kernel::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) == libc::IPPROTO_TCP {
+    if sockopt::int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) == libc::IPPROTO_TCP {
         // A client, as under inetd: nothing is to be said to it, least of all past its ring.
         return;
     }

@@ -5,9 +5,9 @@ use usmc_shm::lock::{self, Found, Refused, Verdict, Wait};
 use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
+use crate::os::hook::Hook;
 use crate::os::path::Path;
 use crate::os::{kernel_only, owner, real, single, sys};
-use crate::socket::close;
 
 static PID: AtomicU32 = AtomicU32::new(0);
 /// The same number in a page that the kernel wipes in the child of any fork (MADV_WIPEONFORK, Linux 4.14).
@@ -383,11 +383,14 @@ impl Drop for Held<'_> {
     }
 }
 
+/// Does what handlers have left to be done for the record that has the lock at this address (`OWES_*`). The lock was given back.
+pub static AFTER_INTERRUPTION: Hook<(usize, u64)> = Hook::new();
+
 /// What handlers have left to be done when this lock of a record is given back.
 #[cold]
 fn give_back_marked(word: &AtomicU64) {
     let owed = word.swap(0, AcqRel) & OWED;
     if owed != 0 {
-        close::after_interruption(ptr::from_ref(word).addr(), owed);
+        AFTER_INTERRUPTION.call((ptr::from_ref(word).addr(), owed));
     }
 }

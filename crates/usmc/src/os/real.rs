@@ -23,12 +23,25 @@ use libc::{timespec, timeval};
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicPtr, AtomicU32};
 
-use crate::api::Functions;
-#[cfg(target_pointer_width = "32")]
-use crate::api::{Timespec64, Timeval64};
 use crate::os::linkmap::{self, Place, Wanted};
 #[cfg(target_pointer_width = "32")]
+use crate::os::time::{Timespec64, Timeval64};
+#[cfg(target_pointer_width = "32")]
 use libc::off_t;
+
+/// What a stream of fopencookie(3) calls, `cookie_io_functions_t`. Cookies are descriptors.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Functions {
+    /// As read(2).
+    pub read: Option<unsafe extern "C" fn(*mut c_void, *mut c_char, size_t) -> ssize_t>,
+    /// As write(2), with 0 for an error.
+    pub write: Option<unsafe extern "C" fn(*mut c_void, *const c_char, size_t) -> ssize_t>,
+    /// As lseek(2), by a pointer.
+    pub seek: Option<unsafe extern "C" fn(*mut c_void, *mut off64_t, c_int) -> c_int>,
+    /// As close(2).
+    pub close: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
+}
 
 /// What a failing libc function of this type returns.
 trait Failed {
@@ -304,7 +317,7 @@ macro_rules! addresses {
 
 addresses! { syscall }
 
-/// Tables of libc's streams, and functions that stand in them ([`crate::api::streams`]); null where this libc shows none.
+/// Tables of libc's streams, and functions that stand in them ([``api::streams``]); null where this libc shows none.
 macro_rules! tables {
     ($($name:ident)*) => {
         /// What libc's streams are made of.

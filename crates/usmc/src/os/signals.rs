@@ -8,9 +8,17 @@ use core::ptr;
 use super::handlers;
 use crate::os::errno::errno;
 use crate::os::real;
-use crate::os::sys;
+use crate::os::sys::{self, Errno};
 use crate::os::unwind::keeping;
-use crate::stream::wait::Woken;
+
+/// What a sleep on the TCP socket ended with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Woken {
+    /// Something happened: look again.
+    Look,
+    /// Report this errno (EINTR, EAGAIN after SO_RCVTIMEO, …).
+    Fail(Errno),
+}
 
 /// What one call knows of its thread's signals. They come in again where it is dropped.
 pub struct Signals {

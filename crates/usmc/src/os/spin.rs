@@ -6,7 +6,6 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
-use crate::host;
 use crate::os::{clock, config, sys, yields};
 
 /// What the waits on one connection, or on one set, have learnt. All zeros: nothing yet.
@@ -113,17 +112,18 @@ impl<'a> Budget<'a> {
     }
 
     /// Spins for at most `most_ns` nanoseconds, with all that others do meanwhile, and no longer than the budget, until `ready` says
-    /// how much it has found; the budget learns from it.
+    /// how much it has found; the budget learns from it. `cpus`: where the waiter notes its CPU, and the peer's. `idle` is called once
+    /// where nothing is found at once.
     #[inline]
     pub fn spin(
         &self,
         most_ns: u64,
-        own_cpu: &AtomicU32,
-        peer_cpu: u32,
+        cpus: (&AtomicU32, u32),
+        idle: impl FnOnce(),
         ready: impl FnMut() -> u32,
     ) -> bool {
         let usual_ns = config::get().busy_ns;
-        let spun = spin(self.get(), most_ns, own_cpu, peer_cpu, ready);
+        let spun = spin(self.get(), most_ns, cpus, idle, ready);
         if let Some(work) = self.work
             && let Some(beyond) = spun.own_ns.checked_sub(usual_ns)
         {
@@ -209,8 +209,8 @@ impl Spun {
 fn spin(
     budget: u64,
     most_ns: u64,
-    own_cpu: &AtomicU32,
-    peer_cpu: u32,
+    (own_cpu, peer_cpu): (&AtomicU32, u32),
+    idle: impl FnOnce(),
     mut ready: impl FnMut() -> u32,
 ) -> Spun {
     let cpu = clock::cpu();
@@ -219,7 +219,7 @@ fn spin(
     }
     let same = peer_cpu == cpu;
     if budget == 0 || most_ns == 0 {
-        host::current().keep_alive();
+        idle();
         return Spun::found(ready());
     }
     let start = clock::now_ns();
@@ -234,7 +234,7 @@ fn spin(
         }
         now = clock::now_ns();
     }
-    host::current().keep_alive();
+    idle();
     // The scheduler parts two threads that both want to run. While one of them sleeps it has no reason to.
     let most_ns = if same { LET_PEER_NS } else { LET_NS }.max(budget).min(most_ns);
     // By others, and in yields that were away for long.

@@ -8,10 +8,10 @@ use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use crate::os::path::Path;
+use crate::os::sockopt;
 use crate::os::sys;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
-use crate::record::kernel;
 
 /// Most that are kept. No correct peer sends any.
 const MOST: u32 = 16;
@@ -89,7 +89,7 @@ pub fn discard(fd: i32) {
 pub fn let_go(fd: i32) {
     // None of these asks a file system, not even fstat(2) would do.
     let is_harmless = is_sealed(fd)
-        || kernel::option(fd, libc::SOL_SOCKET, libc::SO_TYPE, -1) >= 0
+        || sockopt::int(fd, libc::SOL_SOCKET, libc::SO_TYPE, -1) >= 0
         || sys::fcntl(fd, libc::F_GETPIPE_SZ, 0).is_ok();
     if is_harmless {
         sys::close(fd);

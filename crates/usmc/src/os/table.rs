@@ -8,8 +8,14 @@ use core::ptr;
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
+use crate::os::hook::Hook;
 use crate::os::remote::Remote;
 use crate::os::{process, single, sys};
+
+/// One more number means this io_uring.
+pub static URING_DUPLICATED: Hook<u32> = Hook::new();
+/// One number less means it.
+pub static URING_CLOSED: Hook<u32> = Hook::new();
 
 /// fds from this number on are never ours.
 pub const FDS: usize = 1 << 20;

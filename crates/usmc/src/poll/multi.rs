@@ -4,36 +4,39 @@ use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use super::asleep::{Asleep, arm_all, leave_stuck};
-use super::ready::{self, READ_BITS, WRITE_BITS};
-use super::report;
 use super::scan::{Look, Rooms, is_quiet};
 use crate::handshake::clc;
 use crate::host;
 use crate::os::errno::errno;
 use crate::os::errno::set_errno;
+use crate::os::events;
+use crate::os::events::{READ_BITS, WRITE_BITS};
 use crate::os::pointers::is_nowhere;
 use crate::os::signals::Signals;
 use crate::os::single;
 use crate::os::spin::Budget;
 use crate::os::unwind::{cancellation_point, keeping};
 use crate::os::{clock, real, yields};
+use crate::poll::inner;
+use crate::poll::owed_events;
 use crate::record::conn::{self, F_CLC};
 use crate::stream::bells;
+use crate::stream::ready::{self};
 use crate::stream::{ending, room};
 use crate::watch::observer;
+use crate::watchers::asleep::{Asleep, arm_all, leave_stuck};
 use crate::watchers::entry::{self, E_KICKED, E_KNOWN, E_OWED, E_RING, E_TCP};
-use crate::watchers::epoll::{self, Set};
+use crate::watchers::epoll::{self};
 use crate::watchers::hot::Looks;
+use crate::watchers::report;
+use crate::watchers::set;
+use crate::watchers::set::Set;
 use crate::watchers::{control, hot, nested, owed};
 
 /// The kernel's set is asked at least every so many waits that found something in shared memory.
 const KERNEL_TURN: u32 = 8;
 /// The kernel is asked at least this often, also while spinning.
 const KERNEL_SPIN_NS: u64 = 10_000;
-
-/// Sets within sets that are followed; the kernel allows five in all.
-pub(super) const DEPTH: u32 = 5;
 
 /// The time a wait may take.
 #[derive(Clone, Copy)]
@@ -70,7 +73,7 @@ pub unsafe fn epoll_wait(
 ) -> Option<c_int> {
     /// More the kernel refuses.
     const MOST: c_int = c_int::MAX / size_of::<libc::epoll_event>() as c_int;
-    let set = epoll::set_at(index);
+    let set = set::set_at(index);
     if !(1..=MOST).contains(&max) {
         return None;
     }
@@ -110,7 +113,7 @@ pub unsafe fn epoll_wait(
         };
         if owed::is_any(set) {
             // SAFETY: the caller's contract.
-            let n = unsafe { owed::report(&look, events, max) };
+            let n = unsafe { owed_events::report(&look, events, max) };
             if n > 0 {
                 return Some(found(set, look_behind(n)));
             }
@@ -310,7 +313,7 @@ fn first_ready(set: &Set) -> Option<u64> {
         let number = place.load(Relaxed);
         let entry = entry::at(number)?;
         let is_ready = !is_quiet(entry) && report::take_events(entry, true) != 0;
-        is_ready.then(|| epoll::tag_of(number, entry))
+        is_ready.then(|| set::tag_of(number, entry))
     })
 }
 
@@ -343,7 +346,7 @@ fn spin(
     let mut kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
     let mut turns = 0u32;
     publish_cpu(set);
-    budget.spin(most_ns, &set.cpu, peer_cpu, || {
+    budget.spin(most_ns, (&set.cpu, peer_cpu), host::keep_alive, || {
         // SAFETY: as below.
         *n = unsafe { look.at_rings(events, max, 0) };
         turns += 1;
@@ -390,13 +393,15 @@ fn fetch_records(events: *mut libc::epoll_event, got: c_int) {
     // SAFETY: the kernel filled these entries.
     let data = |i: c_int| unsafe { events.add(i as usize).read() }.u64;
     for i in 0..got {
-        if epoll::is_tagged(data(i)) {
+        if set::is_tagged(data(i)) {
             entry::fetch(entry::number_in(data(i) as u32));
         }
     }
     for i in 0..got {
-        if let Some((_, entry)) = epoll::entry_of(data(i)) {
-            conn::fetch(entry.conn.load(Relaxed));
+        if let Some((_, entry)) = set::entry_of(data(i)) {
+            let index = entry.conn.load(Relaxed);
+            conn::fetch(index);
+            observer::fetch(index);
         }
     }
 }
@@ -418,15 +423,15 @@ pub fn translate(
         // SAFETY: the kernel filled these entries.
         let mut event = unsafe { events.add(i as usize).read() };
         if let Some(nesting) = nested::of(event.u64) {
-            match nesting.and_then(|(inner, nesting)| nesting.event(inner, true, round)) {
+            match nesting.and_then(|(inner, nesting)| inner::event(nesting, inner, true, round)) {
                 Some(ours) => event = ours,
                 None => continue,
             }
-        } else if let Some((number, entry)) = epoll::entry_of(event.u64) {
+        } else if let Some((number, entry)) = set::entry_of(event.u64) {
             if number == u32::MAX {
                 continue;
             }
-            let fd = || epoll::live_fd(entry);
+            let fd = || set::live_fd(entry);
             let index = entry.conn.load(Relaxed);
             // Before the look, which may take out the message that has made it readable.
             let may_hide = conn::at(index).has(F_CLC);
@@ -445,7 +450,7 @@ pub fn translate(
                 }
                 if hidden != 0 {
                     event.events &= !hidden;
-                    let is_told = event.events & (want | ready::ERR | ready::HUP) != 0;
+                    let is_told = event.events & (want | events::ERR | events::HUP) != 0;
                     if !is_told || want & libc::EPOLLONESHOT as u32 == 0 {
                         epoll::watch_again(event.u64);
                     }
@@ -460,20 +465,20 @@ pub fn translate(
                 if !entry.takes_turn(event.u64 as u32, once) {
                     continue;
                 }
-                if event.events & ready::OUT != 0 {
+                if event.events & events::OUT != 0 {
                     let blocks = conn::at(index).tx_blocks.load(Relaxed);
                     entry.seen_blocks.store(blocks, Relaxed);
                 }
                 // Should it be in the ring in the next instant, this wait has reported it all the same.
                 entry.round.store(round, Relaxed);
                 owed::note_told(set, entry, round);
-                if event.events & ready::OUT != 0 {
+                if event.events & events::OUT != 0 {
                     look.rooms.note(before + kept as u32, entry, event.events);
                     // What lasts is to be told by the next wait, too.
                     set.kernel_at.store(0, Relaxed);
                 }
-                let untold = event.events & ready::HUP != 0 && ending::is_untold(conn::at(index));
-                event.events | if untold { ready::ERR } else { 0 }
+                let untold = event.events & events::HUP != 0 && ending::is_untold(conn::at(index));
+                event.events | if untold { events::ERR } else { 0 }
             } else {
                 from_ring(set, entry, index, event, round)
             };
@@ -499,9 +504,9 @@ fn from_ring(
 ) -> u32 {
     let (kernel, tag) = (told.events, told.u64);
     let conn = conn::at(index);
-    let is_over = kernel & (ready::RDHUP | ready::HUP | ready::ERR) != 0;
+    let is_over = kernel & (events::RDHUP | events::HUP | events::ERR) != 0;
     // It does not come again.
-    if is_over || (kernel & ready::IN != 0 && epoll::may_hide_end(entry)) {
+    if is_over || (kernel & events::IN != 0 && epoll::may_hide_end(entry)) {
         epoll::note_end(tag, index, is_over.then_some(kernel));
     }
     if !entry.has(E_RING) {
@@ -519,7 +524,7 @@ fn from_ring(
         epoll::unkick(tag);
     }
     let Some(held) = set.lock.enter() else { return 0 };
-    let number = match epoll::entry_of(tag) {
+    let number = match set::entry_of(tag) {
         Some((number, _)) if number != u32::MAX => number,
         _ => return 0,
     };
@@ -538,11 +543,11 @@ fn from_ring(
     if in_tcp && kernel & READ_BITS != 0 {
         let edge = if report::is_for_data(entry) { entry::E_EDGE } else { 0 };
         entry.set_flag(edge | E_TCP, true);
-    } else if in_tcp && kernel & ready::OUT != 0 && !kicked {
+    } else if in_tcp && kernel & events::OUT != 0 && !kicked {
         // Bytes came and were read before this wait: they are an edge for what else is true.
         entry.set_flag(entry::E_EDGE, true);
     }
-    if kernel & ready::PRI != 0 {
+    if kernel & events::PRI != 0 {
         // Urgent data goes by TCP.
         entry.set_flag(entry::E_EDGE, true);
     }
@@ -571,7 +576,7 @@ fn from_ring(
         && let Some(slot) = conn.slot()
     {
         // A doorbell without a meaning must not look like data to whoever polls the set itself.
-        bells::clear_bells(epoll::live_fd(entry), conn, slot);
+        bells::clear_bells(set::live_fd(entry), conn, slot);
     }
     drop(held);
     if bits != 0 && entry.events.load(Relaxed) & libc::EPOLLET as u32 == 0 {
@@ -583,11 +588,11 @@ fn from_ring(
 
 /// Whether a tracked epoll set would report something now; for poll, select and outer sets.
 pub(super) fn nested_ready(index: u32) -> bool {
-    is_ready(index, DEPTH)
+    is_ready(index, nested::DEPTH)
 }
 
 fn is_ready(index: u32, depth: u32) -> bool {
-    let mut ready = first_ready(epoll::set_at(index)).is_some();
+    let mut ready = first_ready(set::set_at(index)).is_some();
     if depth > 0 {
         nested::each(index, |inner, nesting| {
             ready |= nesting.wants_data() && is_ready(inner, depth - 1);
@@ -598,11 +603,11 @@ fn is_ready(index: u32, depth: u32) -> bool {
 
 /// The same, with a number that changes with each arrival.
 pub fn nested_look(index: u32) -> (bool, u64) {
-    (nested_ready(index), print(index, DEPTH))
+    (nested_ready(index), print(index, nested::DEPTH))
 }
 
 fn print(index: u32, depth: u32) -> u64 {
-    let mut print = 1u64.wrapping_add(hot::print(epoll::set_at(index)));
+    let mut print = 1u64.wrapping_add(hot::print(set::set_at(index)));
     if depth > 0 {
         nested::each(index, |inner, _| print = print.wrapping_add(self::print(inner, depth - 1)));
     }
@@ -611,7 +616,7 @@ fn print(index: u32, depth: u32) -> u64 {
 
 /// Makes the kernel's view of a set true: takes away doorbells whose rings are empty, and kicks.
 pub fn settle(index: u32) {
-    settle_all(index, DEPTH);
+    settle_all(index, nested::DEPTH);
 }
 
 fn settle_all(index: u32, depth: u32) {
@@ -619,12 +624,12 @@ fn settle_all(index: u32, depth: u32) {
     if depth > 0 {
         nested::each(index, |inner, _| settle_all(inner, depth - 1));
     }
-    unkick_all(epoll::set_at(index));
-    hot::each(epoll::set_at(index), hot::HOT, |_, entry| {
+    unkick_all(set::set_at(index));
+    hot::each(set::set_at(index), set::HOT, |_, entry| {
         let conn = conn::at(entry.conn.load(Relaxed));
         let Some(slot) = conn.slot() else { return };
         if bells::has_bells(conn, slot) {
-            bells::clear_bells(epoll::live_fd(entry), conn, slot);
+            bells::clear_bells(set::live_fd(entry), conn, slot);
         }
     });
 }
@@ -633,9 +638,9 @@ fn unkick_all(set: &Set) {
     const SOME: usize = 32;
     loop {
         let (mut tags, mut count) = ([0; SOME], 0);
-        hot::each(set, hot::HOT, |number, entry| {
+        hot::each(set, set::HOT, |number, entry| {
             if entry.has(E_KICKED) && count < SOME {
-                tags[count] = epoll::tag_of(number, entry);
+                tags[count] = set::tag_of(number, entry);
                 count += 1;
             }
         });

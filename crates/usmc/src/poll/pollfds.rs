@@ -6,13 +6,14 @@ use core::slice;
 use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
 
-use super::asleep::{self, arm_all};
 use super::multi::{Deadline, has_tracked, nested_ready};
-use super::ready::{self, READ_BITS, WRITE_BITS};
 use crate::family::locks::Receiving;
 use crate::handshake::clc;
+use crate::host;
 use crate::os::errno::errno;
 use crate::os::errno::set_errno;
+use crate::os::events;
+use crate::os::events::{READ_BITS, WRITE_BITS};
 use crate::os::pointers::{is_nowhere, is_readable};
 use crate::os::signals::Signals;
 use crate::os::spin::Budget;
@@ -20,13 +21,18 @@ use crate::os::table::{self, Entry as Fd};
 use crate::os::time::Time;
 use crate::os::unwind::{cancellation_point, keeping};
 use crate::os::{clock, real, sys, yields};
+use crate::poll::inner;
 use crate::record::conn::{self, F_CLC};
 use crate::stream::bells;
+use crate::stream::ready::{self};
+use crate::stream::state;
 use crate::stream::wait::Sleeper;
-use crate::stream::{demote, ending, room};
+use crate::stream::{ending, room};
 use crate::watch::observer;
+use crate::watchers::asleep::{self, arm_all};
 use crate::watchers::hot::Looks;
-use crate::watchers::{epoll, nested, owed};
+use crate::watchers::owed;
+use crate::watchers::set;
 
 /// What one fd of a poll or select means to us.
 enum Watch {
@@ -47,7 +53,7 @@ fn watch(fd: c_int) -> Watch {
         Fd::Epoll(index) => {
             // The kernel is asked, too, and perhaps slept in.
             owed::watch(index);
-            if has_tracked(epoll::set_at(index)) { Watch::Nested(index) } else { Watch::Kernel }
+            if has_tracked(set::set_at(index)) { Watch::Nested(index) } else { Watch::Kernel }
         }
         _ => Watch::Kernel,
     }
@@ -305,7 +311,7 @@ fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
                 Watch::Nested(index) => {
                     let told = p.revents != 0;
                     p.revents = look(p);
-                    if told && p.revents == 0 && nested::is_readable(index) {
+                    if told && p.revents == 0 && inner::is_readable(index) {
                         p.revents = p.events & (libc::POLLIN | libc::POLLRDNORM);
                     }
                     if n >= 0 {
@@ -369,7 +375,7 @@ fn spin_poll(fds: &[libc::pollfd], deadline: Deadline) -> bool {
     let budget = Budget::new(&conn.spins);
     let peer_cpu = conn.peer(slot).cpu.load(Relaxed);
     let most_ns = deadline.left().unwrap_or(u64::MAX);
-    let found = budget.spin(most_ns, &conn.own(slot).cpu, peer_cpu, || {
+    let found = budget.spin(most_ns, (&conn.own(slot).cpu, peer_cpu), host::keep_alive, || {
         fds.iter().any(|p| p.fd >= 0 && look(p) != 0).into()
     });
     if found {
@@ -509,7 +515,7 @@ fn hides_bells(fd: i32, conn: &conn::Conn, events: i16) -> bool {
     (unasked || conn.lowat() > 1)
         && conn.slot().is_some_and(|s| {
             // Behind the ring, or before it.
-            demote::is_due(conn.peer(s).flags.load(Relaxed))
+            state::is_due(conn.peer(s).flags.load(Relaxed))
                 || (!is_past_tcp(fd, conn, s)
                     && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|unread| unread > 0))
         })
@@ -547,7 +553,7 @@ fn sleep_poll(
             // What is there already would end every sleep at once.
             let urgent = p.events & libc::POLLPRI;
             let deaf = bells || ended || hides_bells(p.fd, conn, p.events);
-            let hung_up = conn.kernel_events.load(Relaxed) & ready::HUP != 0;
+            let hung_up = conn.kernel_events.load(Relaxed) & events::HUP != 0;
             let look_ns = match hears_bells(p.events) {
                 // It may be so since a moment only, later than our last look: that bell was for us.
                 true if deaf => Some(TICK_NS),

@@ -9,12 +9,13 @@ use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_TCP};
 
 use super::multi::kernel_now;
-use super::ready::{READ_BITS, WRITE_BITS};
-use super::report;
+use crate::os::events::{READ_BITS, WRITE_BITS};
+use crate::poll::inner;
 use crate::record::conn::{self, Conn};
 use crate::record::order;
 use crate::watchers::entry::{self, E_DISABLED, E_TCP, Entry};
-use crate::watchers::epoll::{ET, Set};
+use crate::watchers::report;
+use crate::watchers::set::{ET, Set};
 use crate::watchers::{hot, nested};
 
 /// A wait's way of looking.
@@ -123,7 +124,7 @@ fn scan_nested(
 ) -> c_int {
     nested::each(index, |inner, nesting| {
         if n < max
-            && let Some(event) = nesting.event(inner, false, round)
+            && let Some(event) = inner::event(nesting, inner, false, round)
         {
             // SAFETY: n < max, and events holds max entries.
             unsafe { events.add(n as usize).write(event) };

@@ -16,7 +16,7 @@ use usmc_shm::ring::{Memory, Ring};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
-use crate::host;
+use crate::os::hook::Hook;
 use crate::os::process::Lock;
 use crate::os::reason::Reason;
 use crate::os::remote::Remote;
@@ -25,7 +25,6 @@ use crate::os::spin::Learnt;
 use crate::os::{cache, memory, sys};
 use crate::record::order;
 use crate::record::users::Users;
-use crate::watch::observer;
 
 /// A TCP socket, neither connected nor listening.
 pub const FRESH: u32 = 1;
@@ -58,7 +57,7 @@ pub const F_FORKED: u32 = 32;
 pub const F_DOWN: u32 = 64;
 /// Was there at a fork: another process may have the socket, whatever carries its bytes.
 pub const F_COPIED: u32 = 128;
-/// Came from elsewhere ([`crate::across::adopt`]): another process may have the socket.
+/// Came from elsewhere ([`crate::passing::adopt`]): another process may have the socket.
 pub const F_ADOPTED: u32 = 256;
 
 /// Flag: just out of the ring, and epoll sets do not know it yet: no step of the handshake is made.
@@ -148,7 +147,7 @@ pub struct Conn {
     pub custody: AtomicU32,
     /// Calls that the kernel does, unobserved, for a connection that may come back ([`crate::stream::unseen`]).
     pub unseen: AtomicU32,
-    /// Cell that counts holders while there is no slot ([`crate::family::fork`]); 0 = none.
+    /// Cell that counts holders while there is no slot ([`crate::family::holders`]); 0 = none.
     pub cell: AtomicU32,
     /// What the peer's SYN or SYN-ACK said ([`crate::handshake::syn_option::Outcome`]).
     pub syn_option: AtomicU32,
@@ -223,7 +222,7 @@ pub struct Conn {
     pub bias: [AtomicU64; 2],
     past: [Past; RETURNS],
     /// The handshake by CLC.
-    pub clc: crate::handshake::clc::State,
+    pub clc: super::clc_state::State,
 }
 
 #[cfg(target_pointer_width = "64")]
@@ -397,8 +396,17 @@ impl Conn {
         let before = self.life.swap(word, Relaxed);
         self.life_seen.store(NEVER, Relaxed);
         if !before.is_null() && !ptr::eq(before, &raw const NO_LIFE) {
-            host::current().let_go_of_life(before);
+            LIFE_LEFT.call(before.cast_const());
         }
+    }
+
+    /// Sets or clears this bit of what the peer reads of this end (`END_*`).
+    pub fn set_end_bit(&self, slot: &Slot, bit: u32, on: bool) {
+        let flags = &self.end(slot).flags;
+        match on {
+            true => flags.fetch_or(bit, Relaxed),
+            false => flags.fetch_and(!bit, Relaxed),
+        };
     }
 
     /// log2 of the bytes of a ring of its segment.
@@ -599,6 +607,9 @@ fn base() -> Option<*mut Conn> {
     }
 }
 
+/// The word of a peer's process is not looked at any more: the device counts one user less.
+pub static LIFE_LEFT: Hook<*const AtomicU32> = Hook::new();
+
 /// Record `index`.
 #[inline(always)]
 pub fn at(index: u32) -> &'static Conn {
@@ -609,14 +620,13 @@ pub fn at(index: u32) -> &'static Conn {
     unsafe { &*base.add(index as usize) }
 }
 
-/// Record `index` is going to be used, and what `usmc ss` reads of it.
+/// Record `index` is going to be used.
 #[inline(always)]
 pub fn fetch(index: u32) {
     let place = BASE.load(Relaxed).wrapping_add(index as usize);
     cache::fetch(place);
     // The second line.
     cache::fetch(place.cast::<u8>().wrapping_add(64));
-    observer::fetch(index);
 }
 
 /// What another process' record says, which may change at any moment.

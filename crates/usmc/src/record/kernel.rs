@@ -4,6 +4,7 @@ use core::mem::{self, offset_of};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::layout::{Slot, TX_RING, TXF_RETURNS};
 
+use crate::os::sockopt;
 use crate::os::sys;
 use crate::record::conn::Conn;
 
@@ -165,7 +166,7 @@ fn unread_beyond_mark(fd: i32, fin: bool) -> Option<i32> {
 /// What a receive with the option TCP_INQ tells beside its bytes.
 fn peek_inq(fd: i32) -> Option<i32> {
     const TCP_INQ: i32 = 36;
-    let was = option(fd, libc::IPPROTO_TCP, TCP_INQ, 0);
+    let was = sockopt::int(fd, libc::IPPROTO_TCP, TCP_INQ, 0);
     sys::setsockopt(fd, libc::IPPROTO_TCP, TCP_INQ, &1i32).ok()?;
     let told = peek_with_inq(fd);
     let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, TCP_INQ, &was);
@@ -215,13 +216,17 @@ pub fn is_shut_to_reads(fd: i32) -> bool {
     sys::poll1(fd, libc::POLLRDHUP, 0) & libc::POLLRDHUP != 0
 }
 
-/// An int option, or `default`.
-pub fn option(fd: i32, level: i32, name: i32, default: i32) -> i32 {
-    let mut value = default;
-    match sys::getsockopt(fd, level, name, &mut value) {
-        Ok(_) => value,
-        Err(_) => default,
-    }
+/// Whether O_ASYNC is set.
+pub fn has_signals(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags & libc::O_ASYNC as usize != 0)
+}
+
+/// Asks whether an urgent byte is next.
+pub const SIOCATMARK: libc::c_ulong = 0x8905;
+
+/// Whether an urgent byte is next, as the kernel has it.
+pub fn is_at_mark(fd: i32) -> bool {
+    sys::ioctl_int(fd, SIOCATMARK).is_ok_and(|at_mark| at_mark != 0)
 }
 
 /// Whether the last close is to reset the connection.

@@ -2,11 +2,12 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{connect, control};
+use super::connect;
 use crate::handshake::{clc, syn_option, transition};
 use crate::os::reason::Reason;
 use crate::os::{config, log};
 use crate::record::conn::{self, F_CHILDREN_TCP, LISTEN};
+use crate::record::numbers;
 use crate::record::tuple::{Endpoint, Tuple};
 use crate::watch::observer;
 
@@ -35,7 +36,7 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     } else if from.phase() != LISTEN {
         let reason = Reason::from_code(from.reason.load(Relaxed) as u8);
         conn.give_up(reason.unwrap_or(Reason::NoDevice));
-    } else if control::is_libcs(fd) {
+    } else if numbers::is_libcs(fd) {
         conn.give_up(Reason::Stdio);
     } else if config::get().is_peer(|| client.ip(), None) {
         clc::expect(conn);

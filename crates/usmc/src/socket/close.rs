@@ -6,19 +6,20 @@ use usmc_shm::layout::{
     END_RESETS, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
 };
 
-use super::{Outcome, connect, control};
-use crate::family::{custody, fork};
+use super::{Outcome, connect};
+use crate::family::{custody, holders};
 use crate::handshake::{clc, transition};
+use crate::os::events::HUP;
 use crate::os::process::{OWES_END, OWES_SHUT_RD, OWES_SHUT_WR};
 use crate::os::reason::Reason;
 use crate::os::table::{self, Entry};
-use crate::os::{process, real, sys};
-use crate::poll::ready::HUP;
+use crate::os::{process, sys};
 use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_TUNED, LISTEN, OFFERED, RING};
-use crate::record::users::{CALL, Kind, Left};
+use crate::record::numbers::{self, Hold};
+use crate::record::users::{CALL, Left};
 use crate::record::{kernel, order};
+use crate::stream::state;
 use crate::stream::{bells, demote, wait};
-use crate::uring;
 use crate::watch::{capture, observer};
 use crate::watchers::epoll;
 
@@ -43,7 +44,7 @@ pub fn closing(fd: i32) -> bool {
         }
         Entry::Uring(index) => {
             if table::take_to_close(fd) != Entry::Foreign {
-                uring::closed(index);
+                table::URING_CLOSED.call(index);
             }
             true
         }
@@ -68,7 +69,7 @@ pub fn closing(fd: i32) -> bool {
 pub fn closing_stale(fd: i32) -> bool {
     match table::take(fd) {
         Entry::Epoll(index) => epoll::closed(index),
-        Entry::Uring(index) => uring::closed(index),
+        Entry::Uring(index) => table::URING_CLOSED.call(index),
         Entry::Conn(index) => {
             let conn = conn::at(index);
             if conn.users.leave() {
@@ -90,7 +91,7 @@ fn drop_ref(fd: i32, index: u32) {
     let conn = conn::at(index);
     if !conn.users.leave() {
         epoll::pay_for(index);
-        // Steps that use this number end; those that begin now ask for another one ([`number_in_step`]).
+        // Steps that use this number end; those that begin now ask for another one ([`numbers::number_in_step`]).
         drop(conn.rx_lock.enter());
         drop(conn.tx_lock.enter());
         return renumber(fd, index);
@@ -140,7 +141,7 @@ fn renumber(fd: i32, index: u32) {
     let Some(end) = conn.slot().map(|slot| conn.end(slot)) else { return };
     if end.fd.load(Relaxed) == fd.cast_unsigned()
         && end.pid.load(Relaxed) == process::pid()
-        && let Some(number) = any_number(index)
+        && let Some(number) = numbers::any_number(index)
     {
         end.fd.store(number.cast_unsigned(), Relaxed);
     }
@@ -149,74 +150,12 @@ fn renumber(fd: i32, index: u32) {
 /// `last`: what [`transition::end`] has told.
 fn end_record(index: u32, last: Option<bool>) {
     let conn = conn::at(index);
-    let last = last.or(fork::let_go(conn));
+    let last = last.or(holders::let_go(conn));
     if last.unwrap_or(true) {
         custody::release(conn);
     }
     observer::gone(conn);
     conn::free(index);
-}
-
-/// A call that sleeps on a connection. It keeps the record, as a system call keeps its socket: a close by
-/// another thread takes effect when the call returns.
-pub struct Hold {
-    index: u32,
-    kind: Kind,
-}
-
-impl Hold {
-    /// Before the first sleep on `fd`, which may be the duplicate of another hold. `None` when the number was closed
-    /// already.
-    pub fn enter(fd: i32, index: u32) -> Option<Hold> {
-        Hold::of_kind(fd, index, CALL)
-    }
-
-    /// The same of a call of this kind, which may have been stopped.
-    pub fn of_kind(fd: i32, index: u32, kind: Kind) -> Option<Hold> {
-        if !conn::at(index).users.enter(kind) {
-            return None;
-        }
-        let hold = Hold { index, kind };
-        let is_ours =
-            table::still(fd) == Entry::Conn(index) || (fd >= 0 && number(fd, index) == fd);
-        is_ours.then_some(hold)
-    }
-
-    /// For what is still to be done after a step, whose lock the caller has.
-    pub fn in_step(index: u32) -> Option<Hold> {
-        conn::at(index).users.enter(CALL).then_some(Hold { index, kind: CALL })
-    }
-
-    /// The record.
-    pub fn conn(&self) -> &'static conn::Conn {
-        conn::at(self.index)
-    }
-
-    /// [`number`] of this connection.
-    pub fn fd(&self, fd: i32) -> i32 {
-        number(fd, self.index)
-    }
-}
-
-/// `fd`, or the sleepers' duplicate when the number does not mean this connection any more; -1 without one.
-pub fn number(fd: i32, index: u32) -> i32 {
-    if table::get(fd) == Entry::Conn(index) {
-        return fd;
-    }
-    conn::at(index).spare.load(Acquire).cast_signed() - 1
-}
-
-/// The same for a step, by whoever has its lock: a close waits for it ([`drop_ref`]), so that the number stays what it is.
-/// `None` where it was closed before, and the call does not hold the connection.
-#[inline(always)]
-pub fn number_in_step(fd: i32, index: u32, is_held: bool) -> Option<i32> {
-    if table::get(fd) == Entry::Conn(index) { Some(fd) } else { other_number(fd, index, is_held) }
-}
-
-#[cold]
-fn other_number(fd: i32, index: u32, is_held: bool) -> Option<i32> {
-    let other = number(fd, index);
-    (is_held || (fd >= 0 && other == fd)).then_some(other)
 }
 
 /// What becomes of a call that has found its number closed before it began its first step. `None`: the same again.
@@ -228,40 +167,6 @@ pub fn closed_before(fd: i32, index: u32) -> Option<Outcome> {
         Entry::Foreign | Entry::Epoll(_) | Entry::Uring(_) => Some(Outcome::Kernel),
         Entry::Internal => Some(Outcome::Fail(libc::EBADF)),
     }
-}
-
-/// A number to ring with; `None` where the connection is about to be closed. The caller is counted in [`Conn::ringing`].
-#[inline]
-pub fn number_to_ring(fd: i32, conn: &Conn) -> Option<i32> {
-    // A record that only visits has its own.
-    let Some(index) = conn::around(core::ptr::from_ref(conn).addr()) else { return Some(fd) };
-    // In one order with `closing`: it waits for us, or we see that the number is gone.
-    let is_ours = |fd| table::still(fd) == Entry::Conn(index);
-    let spare = || conn.spare.load(SeqCst).cast_signed() - 1;
-    if is_ours(fd) || (fd >= 0 && fd == spare()) {
-        return Some(fd);
-    }
-    any_number(index).filter(|fd| is_ours(*fd) || *fd == spare())
-}
-
-/// A number of this connection that stays its own during a sleep of the kernel's that looks at numbers again when it is
-/// woken, as poll(2) does: the sleepers' duplicate, where another thread could close `fd`. The caller holds the connection
-/// ([`Hold`]), whose end gives it back.
-pub fn steady(fd: i32, index: u32) -> i32 {
-    let conn = conn::at(index);
-    if !real::may_have_threads() || conn.spare.load(Acquire) != 0 || !conn.users.has_calls() {
-        return number(fd, index);
-    }
-    let Ok(copy) = table::duplicate(fd) else { return fd };
-    // The library forgets a number before the kernel does, and the record is held: this is a duplicate of ours.
-    let is_ours = table::get(fd) == Entry::Conn(index);
-    let new = (copy + 1).cast_unsigned();
-    if is_ours && conn.spare.compare_exchange(0, new, SeqCst, Relaxed).is_ok() {
-        conn.users.keep_spare();
-        return copy;
-    }
-    table::release_fd(copy);
-    number(fd, index)
 }
 
 /// `fd` is about to be closed: leaves a duplicate to calls that sleep on the connection, which may have to read
@@ -278,7 +183,7 @@ fn keep_for_sleepers(fd: i32, index: u32) {
             table::release_fd(copy);
         } else if !conn.users.keep_spare() {
             // The last has left in this instant, and not seen it.
-            release_spare(index);
+            numbers::release_spare(index);
         }
     }
 }
@@ -296,7 +201,7 @@ fn keep_for_interrupted(conn: &Conn) {
 
 /// The lock at this address was given back, with `owed` (`OWES_*`) left to be done by handlers. The caller may hold the
 /// record's other lock.
-pub fn after_interruption(lock: usize, owed: u64) {
+pub fn after_interruption((lock, owed): (usize, u64)) {
     let Some(index) = conn::around(lock) else { return };
     let saved = crate::os::errno::errno();
     let how = match (owed & OWES_SHUT_RD != 0, owed & OWES_SHUT_WR != 0) {
@@ -305,7 +210,7 @@ pub fn after_interruption(lock: usize, owed: u64) {
         (false, true) => Some(libc::SHUT_WR),
         (true, true) => Some(libc::SHUT_RDWR),
     };
-    let fd = how.and_then(|_| any_number(index));
+    let fd = how.and_then(|_| numbers::any_number(index));
     if let (Some(how), Some(fd)) = (how, fd) {
         let before = shutting_down(fd, index, how);
         match sys::shutdown(fd, how) {
@@ -314,67 +219,36 @@ pub fn after_interruption(lock: usize, owed: u64) {
         }
     }
     if owed & OWES_END != 0 {
-        drop(Hold { index, kind: CALL });
+        drop(Hold::of_call(index));
     }
     crate::os::errno::set_errno(saved);
-}
-
-/// A number of this connection, or the sleepers' duplicate.
-fn any_number(index: u32) -> Option<i32> {
-    let mut any = None;
-    table::for_each(0, u32::MAX, |number, entry| {
-        if entry == Entry::Conn(index) {
-            any = Some(number);
-        }
-    });
-    let spare = conn::at(index).spare.load(Acquire).cast_signed() - 1;
-    any.or((spare >= 0).then_some(spare))
-}
-
-fn release_spare(index: u32) {
-    match conn::at(index).spare.swap(0, SeqCst) {
-        0 => {}
-        copy => table::release_fd(copy.cast_signed() - 1),
-    }
 }
 
 /// Fork, in the child: the parent's other threads and their calls do not exist here.
 pub fn forget_holds(index: u32) {
     let alone = conn::at(index).users.forget_calls();
-    release_spare(index);
+    numbers::release_spare(index);
     if alone {
         // Closed already, and kept by such a call alone.
         drop_ref(-1, index);
     }
 }
 
-impl Drop for Hold {
-    #[inline]
-    fn drop(&mut self) {
-        match conn::at(self.index).users.leave_call(self.kind) {
-            Left::Needed => {}
-            left => self.last(left),
+/// A call that held the connection has ended, and needs something done: [`numbers::ENDED`].
+pub fn call_ended((index, left): (u32, Left)) {
+    let saved = crate::os::errno::errno();
+    if left == Left::Last {
+        last_left(-1, index);
+    } else {
+        // Before the record can go: with the duplicate goes the socket, if its numbers are closed.
+        let spare = conn::at(index).spare.swap(0, SeqCst).cast_signed() - 1;
+        wait_for_bells(conn::at(index));
+        drop_ref(spare, index);
+        if spare >= 0 {
+            table::release_fd(spare);
         }
     }
-}
-
-impl Hold {
-    #[cold]
-    fn last(&self, left: Left) {
-        let saved = crate::os::errno::errno();
-        if left == Left::Last {
-            last_left(-1, self.index);
-        } else {
-            // Before the record can go: with the duplicate goes the socket, if its numbers are closed.
-            let spare = conn::at(self.index).spare.swap(0, SeqCst).cast_signed() - 1;
-            wait_for_bells(conn::at(self.index));
-            drop_ref(spare, self.index);
-            if spare >= 0 {
-                table::release_fd(spare);
-            }
-        }
-        crate::os::errno::set_errno(saved);
-    }
+    crate::os::errno::set_errno(saved);
 }
 
 /// Whether the peer may use the ring already.
@@ -406,12 +280,12 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
         true => conn.end(slot).flags.load(Relaxed) & END_RESETS != 0,
         false => kernel::resets(fd),
     };
-    let is_tcp = demote::is_due(conn.peer(slot).flags.load(Acquire))
+    let is_tcp = state::is_due(conn.peer(slot).flags.load(Acquire))
         && demote::finish_rx_at_last(fd, conn, slot);
     let in_ring = !is_tcp && bells::reads_ring(fd, conn, slot);
     // Before the boundary, what TCP holds is data. An urgent byte that is next is not counted.
     let in_tcp = !in_ring
-        && (sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) || control::is_at_mark(fd));
+        && (sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) || kernel::is_at_mark(fd));
     let unread = in_tcp || (!is_tcp && conn.rx(slot).has_data());
     let abort = if unread || reset_asked { TXF_ABORT } else { 0 };
     if abort == 0 {

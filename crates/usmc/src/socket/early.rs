@@ -1,10 +1,10 @@
 //! Calls through the kernel's TCP on a connection that has no slot yet: the kernel's own, sleep and errors
 //! included. They are counted, for a slot that came meanwhile would not know of them.
 
-use super::close::Hold;
 use crate::handshake::transition;
 use crate::record::conn::{self, EARLY, F_CLC};
 use crate::record::lasting::Call;
+use crate::record::numbers::Hold;
 use crate::record::users::EARLY_CALL;
 use crate::stream::ending;
 

@@ -12,8 +12,8 @@ use usmc_shm::sync::AtomicU32;
 use super::smc::{AF_SMC, IPPROTO_SMC};
 use crate::os::errno::errno;
 use crate::os::errno::set_errno;
+use crate::os::sockopt;
 use crate::os::{config, kernel_only, real, sys};
-use crate::record::kernel;
 
 /// Who makes TCP sockets in this process.
 static MAKER: AtomicU32 = AtomicU32::new(UNKNOWN);
@@ -67,10 +67,10 @@ fn failed(code: sys::Errno) -> c_int {
 }
 
 fn is_tcp(fd: c_int) -> bool {
-    kernel::option(fd, SOL_SOCKET, SO_PROTOCOL, 0) == IPPROTO_TCP
+    sockopt::int(fd, SOL_SOCKET, SO_PROTOCOL, 0) == IPPROTO_TCP
 }
 
 fn is_smc(fd: c_int) -> bool {
-    kernel::option(fd, SOL_SOCKET, SO_PROTOCOL, 0) == IPPROTO_SMC
-        || kernel::option(fd, SOL_SOCKET, SO_DOMAIN, 0) == AF_SMC
+    sockopt::int(fd, SOL_SOCKET, SO_PROTOCOL, 0) == IPPROTO_SMC
+        || sockopt::int(fd, SOL_SOCKET, SO_DOMAIN, 0) == AF_SMC
 }

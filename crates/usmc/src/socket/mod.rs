@@ -6,6 +6,7 @@ pub mod close;
 pub mod connect;
 pub mod control;
 pub mod early;
+pub mod leave_all;
 pub mod made;
 pub mod option;
 pub mod recv;

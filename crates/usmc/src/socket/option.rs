@@ -2,17 +2,18 @@
 //! the kernel has to see the bytes.
 
 use core::sync::atomic::Ordering::Relaxed;
-use usmc_shm::layout::{END_CORK, END_GIVEN_BACK, END_NODELAY, END_RESETS, Slot};
+use usmc_shm::layout::{END_CORK, END_GIVEN_BACK, END_NODELAY, Slot};
 
 use crate::handshake::{syn_option, transition};
 use crate::os::clock;
 use crate::os::reason::Reason;
+use crate::os::sockopt;
 use crate::os::sys::{self, Errno};
 use crate::record::conn::{
     self, ATTACHED, Conn, F_CHILDREN_TCP, F_INQ, F_INQ_KNOWN, F_KERNEL_ONLY, F_TUNED, FRESH,
     LISTEN, PLAIN, RING,
 };
-use crate::record::kernel;
+use crate::record::limit;
 use crate::stream::{demote, room};
 use crate::watch::observer;
 use crate::watchers::epoll;
@@ -28,11 +29,8 @@ pub const TCP_ZEROCOPY_RECEIVE: i32 = 35;
 pub const TCP_INQ: i32 = 36;
 // include/uapi/asm-generic/socket.h
 const SO_ATTACH_FILTER: i32 = 26;
-const SO_PEEK_OFF: i32 = 42;
 const SO_ATTACH_BPF: i32 = 50;
 const SO_ZEROCOPY: i32 = 60;
-/// SO_TIMESTAMP, SO_TIMESTAMPNS and SO_TIMESTAMPING, each for both sizes of time_t.
-const STAMPS: [i32; 6] = [29, 35, 37, 63, 64, 65];
 
 /// How long a receiver may put an acknowledgement off (TCP_DELACK_MAX, include/net/tcp.h).
 const ACK_NS: u64 = 200_000_000;
@@ -57,7 +55,7 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
         let start = clock::now_ns();
         // The kernel counts the sends that it stamps from what is acknowledged; a doorbell may not be, for a while.
         while level == libc::SOL_SOCKET
-            && STAMPS.contains(&name)
+            && sockopt::STAMPS.contains(&name)
             && sys::ioctl_int(fd, libc::TIOCOUTQ).is_ok_and(|n| n > 0)
             && clock::now_ns() - start < ACK_NS
         {
@@ -118,7 +116,7 @@ pub fn was_set(fd: i32, index: u32, level: i32, name: i32) {
     if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
         // Other threads are about to note it, too.
         let _step = conn.step_lock.enter();
-        conn.slot().inspect(|slot| note_linger(fd, conn, slot));
+        conn.slot().inspect(|slot| transition::note_linger(fd, conn, slot));
     }
 }
 
@@ -133,7 +131,7 @@ fn note_buffer(fd: i32, conn: &Conn, name: i32) {
     cell.store(u32::try_from(bytes).unwrap_or(0), Relaxed);
     if let Some(slot) = conn.slot() {
         conn.end(slot).rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
-        room::limit(fd, conn, slot);
+        limit::set(fd, conn, slot);
     }
 }
 
@@ -150,16 +148,8 @@ fn kept(conn: &Conn) -> Option<&'static Slot> {
 }
 
 fn keep(conn: &Conn, slot: &Slot, bit: u32, value: i32) -> Verdict {
-    set_bit(conn, slot, bit, value != 0);
+    conn.set_end_bit(slot, bit, value != 0);
     Verdict::Value(0)
-}
-
-fn set_bit(conn: &Conn, slot: &Slot, bit: u32, on: bool) {
-    let flags = &conn.end(slot).flags;
-    match on {
-        true => flags.fetch_or(bit, Relaxed),
-        false => flags.fetch_and(!bit, Relaxed),
-    };
 }
 
 /// Options with which the kernel has to see every byte: it stamps, drops, encrypts or counts them.
@@ -167,8 +157,8 @@ fn needs_kernel(level: i32, name: i32, value: i32) -> bool {
     match (level, name) {
         (libc::SOL_SOCKET, SO_ATTACH_FILTER | SO_ATTACH_BPF) => true,
         // Negative: off.
-        (libc::SOL_SOCKET, SO_PEEK_OFF) => value >= 0,
-        (libc::SOL_SOCKET, name) if STAMPS.contains(&name) => value != 0,
+        (libc::SOL_SOCKET, sockopt::SO_PEEK_OFF) => value >= 0,
+        (libc::SOL_SOCKET, name) if sockopt::STAMPS.contains(&name) => value != 0,
         (libc::IPPROTO_TCP, TCP_ULP) => true,
         (libc::IPPROTO_TCP, TCP_REPAIR) => value > 0,
         _ => false,
@@ -193,17 +183,6 @@ pub fn leave_to_kernel(fd: i32, index: u32) -> Result<(), Errno> {
         }
     }
     Ok(())
-}
-
-/// SO_LINGER was set, or the slot is new: the peer has to know how a death ends this end. The caller holds the step's lock.
-pub fn note_linger(fd: i32, conn: &Conn, slot: &Slot) {
-    set_bit(conn, slot, END_RESETS, kernel::resets(fd));
-}
-
-/// Whether such an option, of those that are kept, is set on a socket that others have configured.
-pub fn is_kernels(fd: i32) -> bool {
-    let socket = |name, otherwise| kernel::option(fd, libc::SOL_SOCKET, name, otherwise);
-    STAMPS.into_iter().any(|name| socket(name, 0) != 0) || socket(SO_PEEK_OFF, -1) >= 0
 }
 
 /// Whether the kernel has the protocol that [`TCP_ULP`] asks for: a socket that is not connected is refused for
@@ -234,13 +213,13 @@ pub fn knows_flag(flag: i32) -> Option<bool> {
 
 /// Whether sends with MSG_ZEROCOPY are to be completed by the error queue.
 pub fn completes_sends(fd: i32) -> bool {
-    kernel::option(fd, libc::SOL_SOCKET, SO_ZEROCOPY, 0) != 0
+    sockopt::int(fd, libc::SOL_SOCKET, SO_ZEROCOPY, 0) != 0
 }
 
 /// Whether received messages tell what is left unread ([`TCP_INQ`]).
 pub fn tells_unread(fd: i32, conn: &Conn) -> bool {
     if !conn.has(F_INQ_KNOWN) {
-        conn.set_flag(F_INQ, kernel::option(fd, libc::IPPROTO_TCP, TCP_INQ, 0) != 0);
+        conn.set_flag(F_INQ, sockopt::int(fd, libc::IPPROTO_TCP, TCP_INQ, 0) != 0);
         conn.set_flag(F_INQ_KNOWN, true);
     }
     conn.has(F_INQ)

@@ -4,28 +4,31 @@ mod from_ring;
 
 use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
-use usmc_shm::back::Resume;
 use usmc_shm::layout::{END_RESET_SEEN, Slot};
-use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, Taken, Unmeasured};
 
 use self::from_ring::{from_ring, peek_ring};
 use super::Outcome;
-use super::close::{self, Hold};
-use super::control;
-use crate::family::locks::{Family, Receiving};
+use super::close;
+use crate::family::holders;
+use crate::family::locks::Family;
 use crate::handshake::{clc, transition};
 use crate::os::iov::Buffers;
 use crate::os::signals::Signals;
+use crate::os::signals::Woken;
 use crate::os::sys::{self, Errno};
 use crate::os::unwind::keeping;
 use crate::os::{clock, real};
 use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLC, FRESH, OFFERED, PLAIN, RING};
 use crate::record::kernel;
 use crate::record::lasting::Call;
+use crate::record::numbers;
+use crate::record::numbers::Hold;
 use crate::stream::demote;
 use crate::stream::ending::{self, Ending};
-use crate::stream::wait::{self, Until, Woken};
+use crate::stream::state;
+use crate::stream::unread;
+use crate::stream::wait::{self, Until};
 use crate::watch::{capture, observer};
 
 /// What one attempt found.
@@ -73,7 +76,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     let mut peek_all = (peeks
         && enough > 1
         && flags & libc::MSG_DONTWAIT == 0
-        && !wait::is_nonblocking(fd, conn)
+        && !holders::is_nonblocking(fd, conn)
         && !conn.rx_lock.is_mine())
     .then(|| to.again());
     loop {
@@ -81,7 +84,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         match conn.phase() {
             RING => {
                 if let Some(slot) = conn.slot()
-                    && demote::is_due(conn.peer(slot).flags.load(Relaxed))
+                    && state::is_due(conn.peer(slot).flags.load(Relaxed))
                     && demote::follow(fd, index)
                 {
                     continue;
@@ -114,7 +117,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             return Outcome::Done(total);
         }
         if peek_all.is_some()
-            && let have = unread_anyhow(fd, index)
+            && let have = unread::unread_anyhow(fd, index)
             && (1..enough).contains(&have)
         {
             if since == 0 {
@@ -157,7 +160,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             Attempt::Got(n)
                 if n < enough
                     && let Some(begin) = &peek_all
-                    && (1..enough).contains(&unread_anyhow(fd, index)) =>
+                    && (1..enough).contains(&unread::unread_anyhow(fd, index)) =>
             {
                 *to = begin.again();
                 continue;
@@ -172,7 +175,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             Attempt::Empty(_) | Attempt::Part if flags & libc::MSG_DONTWAIT != 0 => libc::EAGAIN,
             // O_NONBLOCK counts where the call begins.
             Attempt::Empty(_) | Attempt::Part
-                if hold.is_none() && wait::is_nonblocking(fd, conn) =>
+                if hold.is_none() && holders::is_nonblocking(fd, conn) =>
             {
                 libc::EAGAIN
             }
@@ -236,7 +239,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
 /// Goes on in the kernel with a receive that slept while the connection became plain TCP. O_NONBLOCK, set since, does not
 /// concern it.
 fn rest_by_kernel(fd: i32, index: u32, to: &mut Buffers, flags: i32, mut total: usize) -> Outcome {
-    let (fd, conn) = (close::number(fd, index), conn::at(index));
+    let (fd, conn) = (numbers::number(fd, index), conn::at(index));
     let mut iov: [libc::iovec; 64] =
         [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
     loop {
@@ -256,9 +259,9 @@ fn rest_by_kernel(fd: i32, index: u32, to: &mut Buffers, flags: i32, mut total: 
         total += got;
         let all = flags & libc::MSG_WAITALL != 0 && !peeks;
         let waits = if n < 0 { errno == libc::EAGAIN } else { got > 0 && all && to.left() > 0 };
-        let may_wait = waits && flags & libc::MSG_DONTWAIT == 0 && !control::is_at_mark(fd);
+        let may_wait = waits && flags & libc::MSG_DONTWAIT == 0 && !kernel::is_at_mark(fd);
         if may_wait && kernel::is_nonblocking(fd) {
-            let steady = close::steady(fd, index);
+            let steady = numbers::steady(fd, index);
             let mut p = libc::pollfd { fd: steady, events: libc::POLLIN, revents: 0 };
             // SAFETY: one valid pollfd; the real function is a cancellation point, as recv is.
             if unsafe { real::poll(&raw mut p, 1, -1) } > 0 {
@@ -280,7 +283,7 @@ fn rest_by_kernel(fd: i32, index: u32, to: &mut Buffers, flags: i32, mut total: 
 /// by the kernel itself, or what follows an urgent byte.
 fn stops_in_kernel(fd: i32, conn: &Conn) -> bool {
     let in_ring = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) == 1);
-    !in_ring && (sys::poll1(fd, 0, 0) & libc::POLLERR != 0 || control::is_at_mark(fd))
+    !in_ring && (sys::poll1(fd, 0, 0) & libc::POLLERR != 0 || kernel::is_at_mark(fd))
 }
 
 #[inline]
@@ -288,7 +291,7 @@ fn attempt((fd, index, is_held): (i32, u32, bool), to: &mut Buffers, flags: i32)
     let conn = conn::at(index);
     // A signal handler that interrupted a receive on the same socket finds nothing to read, however long it waits.
     let Some(_held) = conn.rx_lock.enter() else { return Attempt::Fail(libc::EAGAIN) };
-    let Some(fd) = close::number_in_step(fd, index, is_held) else {
+    let Some(fd) = numbers::number_in_step(fd, index, is_held) else {
         return Attempt::Closed;
     };
     let phase = conn.phase();
@@ -310,7 +313,7 @@ fn attempt((fd, index, is_held): (i32, u32, bool), to: &mut Buffers, flags: i32)
     let span = RxSpan::new(slot, conn.side());
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {
         Ok(Source::Ring) => match from_ring(fd, conn, slot, to, flags) {
-            Attempt::Got(n) if n > 0 && demote::is_due(conn.peer(slot).flags.load(Relaxed)) => {
+            Attempt::Got(n) if n > 0 && state::is_due(conn.peer(slot).flags.load(Relaxed)) => {
                 Attempt::Got(n + behind_ring(fd, conn, slot, to, flags))
             }
             got => got,
@@ -441,7 +444,7 @@ fn from_tcp(
                 && conn.rx(slot).has_data()
                 && let Attempt::Got(more) = from_ring(fd, conn, slot, to, flags)
             {
-                let last = match demote::is_due(conn.peer(slot).flags.load(Relaxed)) {
+                let last = match state::is_due(conn.peer(slot).flags.load(Relaxed)) {
                     true => behind_ring(fd, conn, slot, to, flags),
                     false => 0,
                 };
@@ -449,8 +452,7 @@ fn from_tcp(
             }
             // Where the boundary has cut the read short, TCP may go on at once.
             let was_bounded = left != u64::MAX;
-            if demote::is_due(conn.peer(slot).flags.load(Relaxed))
-                && (was_bounded || !span.is_tcp())
+            if state::is_due(conn.peer(slot).flags.load(Relaxed)) && (was_bounded || !span.is_tcp())
             {
                 return Attempt::Got(data + behind_ring(fd, conn, slot, to, flags));
             }
@@ -473,7 +475,7 @@ fn behind_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) 
         return 0;
     }
     // An urgent byte ends a receive that has some bytes.
-    if !sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) || control::is_at_mark(fd) {
+    if !sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) || kernel::is_at_mark(fd) {
         return 0;
     }
     match from_tcp(fd, conn, Some((span, slot)), to, flags, u64::MAX) {
@@ -546,102 +548,5 @@ fn more_of_tcp(
     match more {
         Attempt::Got(n) => Attempt::Got(taken + n),
         _ => Attempt::Got(taken),
-    }
-}
-
-/// Of `inq` bytes of TCP that stand behind the ring, those of the application that are not in the ring `rx` as well.
-fn behind(span: &RxSpan<'_>, rx: &Ring<'_>, inq: usize) -> usize {
-    match span.resume() {
-        Resume::Not if !span.is_by_sender() => 0,
-        _ => {
-            let copies = span.copies(rx).map_or(0, |copies| copies.all as usize);
-            inq.saturating_sub(span.unheard() as usize + copies)
-        }
-    }
-}
-
-/// Unread bytes of TCP that follow the ring.
-pub fn unread_behind_ring(fd: i32, conn: &Conn, slot: &Slot) -> usize {
-    let inq = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
-    behind(&RxSpan::new(slot, conn.side()), &conn.rx(slot), inq)
-}
-
-/// Whether all of the TCP span has come, so that the ring's bytes can be read: until then they are still on their way.
-#[inline(always)]
-pub fn has_span(fd: i32, conn: &Conn, slot: &Slot) -> bool {
-    conn.end(slot).tcp_left.load(Relaxed) == 1 || has_span_slow(fd, conn, slot)
-}
-
-#[cold]
-fn has_span_slow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
-    match RxSpan::new(slot, conn.side()).left() {
-        Some(left) => sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n as u64 >= left),
-        // Nothing is in the ring yet, or its bytes come by TCP.
-        None => true,
-    }
-}
-
-/// Whether nothing of the stream is left outside the kernel's TCP.
-pub fn is_past_ring(fd: i32, index: u32) -> bool {
-    demote::follow(fd, index);
-    let conn = conn::at(index);
-    match conn.slot().filter(|_| conn.phase() == RING) {
-        Some(slot) => RxSpan::new(slot, conn.side()).is_tcp(),
-        None => true,
-    }
-}
-
-/// FIONREAD, wherever the bytes are.
-pub fn unread_anyhow(fd: i32, index: u32) -> usize {
-    unread(fd, index)
-        .unwrap_or_else(|| sys::ioctl_int(fd, libc::FIONREAD).map_or(0, |n| n as usize))
-}
-
-/// FIONREAD: unread bytes of the TCP span and of the ring.
-pub fn unread(fd: i32, index: u32) -> Option<usize> {
-    let conn = conn::at(index);
-    if conn.has(F_CLC) && conn.phase() == PLAIN {
-        return clc::unread(fd, conn);
-    }
-    if matches!(conn.phase(), OFFERED | EARLY | ATTACHED) {
-        transition::progress(fd, index, Call::Look);
-    }
-    if conn.has(F_CLC) {
-        return clc::unread(fd, conn);
-    }
-    let slot = conn.slot()?;
-    if demote::is_due(conn.peer(slot).flags.load(Relaxed)) {
-        demote::follow(fd, index);
-        if conn.phase() != RING {
-            // Doorbells were among what the kernel has counted before.
-            return sys::ioctl_int(fd, libc::FIONREAD).ok().map(|n| n as usize);
-        }
-    }
-    if conn.phase() != RING {
-        return None;
-    }
-    let _held = Receiving::enter(fd, conn, slot)?;
-    let fd = close::number_in_step(fd, index, false)?;
-    let span = RxSpan::new(slot, conn.side());
-    let in_ring = conn.rx(slot).data().map_or(0, |d| d.len);
-    match span.source(|| kernel::tcp_read(fd, conn, slot)) {
-        Ok(Source::Ring) if demote::is_due(conn.peer(slot).flags.load(Relaxed)) => {
-            Some(in_ring + unread_behind_ring(fd, conn, slot))
-        }
-        Ok(Source::Ring) | Err(Unmeasured) => Some(in_ring),
-        Ok(Source::Bells(_)) => Some(0),
-        Ok(Source::Tcp(left)) => {
-            let inq = sys::ioctl_int(fd, libc::FIONREAD).unwrap_or(0) as usize;
-            if span.is_tcp() {
-                // The ring's unread bytes come again.
-                return Some(inq);
-            }
-            let first = inq.min(usize::try_from(left).unwrap_or(inq));
-            // Where the sender was faster than our look at the ring, its bytes come by TCP. What the kernel has not got yet
-            // comes before them.
-            let is_reached = first as u64 == left && !span.is_by_sender();
-            let in_ring = if is_reached { in_ring } else { 0 };
-            Some(first + in_ring + behind(&span, &conn.rx(slot), inq - first))
-        }
     }
 }

@@ -1,37 +1,42 @@
 //! Sending: TCP until the direction has changed over, then the ring.
 
 use core::mem;
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::Broken;
 use usmc_shm::copy::Stores;
-use usmc_shm::layout::{Slot, TXF_ABORT, TXF_BACK, TXF_CLOSED, TXF_DONE, TXF_LEFT};
+use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
 use usmc_shm::ring::Room;
 use usmc_shm::span::{Route, RxSpan, TcpSend};
 
 use super::Outcome;
-use super::close::{self, Hold};
+use super::close;
 use super::early::Early;
+use crate::family::holders;
 use crate::family::life::{self, Life};
 use crate::family::locks::Family;
 use crate::handshake::{clc, transition};
+use crate::os::events;
 use crate::os::iov::Buffers;
 use crate::os::reason::Reason;
 use crate::os::signals::Signals;
+use crate::os::signals::Woken;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
 use crate::os::unwind::keeping;
 use crate::os::{clock, memory, process, real};
-use crate::poll::ready;
 use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLC, OFFERED, PLAIN, RING};
 use crate::record::lasting::Call;
+use crate::record::numbers;
+use crate::record::numbers::Hold;
 use crate::record::{kernel, order};
 use crate::stream::bells;
 use crate::stream::bulk;
 use crate::stream::demote;
 use crate::stream::ending;
 use crate::stream::room;
+use crate::stream::state;
 use crate::stream::unseen::Unseen;
-use crate::stream::wait::{self, Woken};
+use crate::stream::wait;
 use crate::watch::{capture, observer};
 use crate::watchers::epoll;
 
@@ -190,7 +195,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         if transition::tx_is_ring(fd, conn, slot) {
             return Way::Ring(slot);
         }
-        if demote::is_due(conn.own(slot).flags.load(Relaxed)) {
+        if state::is_due(conn.own(slot).flags.load(Relaxed)) {
             demote::follow(fd, index);
             // Before the ring a flag means nothing, and only a hostile peer sets it.
             if !matches!(conn.phase(), OFFERED | ATTACHED | RING) {
@@ -289,8 +294,8 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
             }
         }
         // O_NONBLOCK counts where the call begins.
-        let waits =
-            hold.is_some() || (flags & libc::MSG_DONTWAIT == 0 && !wait::is_nonblocking(fd, conn));
+        let waits = hold.is_some()
+            || (flags & libc::MSG_DONTWAIT == 0 && !holders::is_nonblocking(fd, conn));
         if !waits && room::grow(fd, conn, slot) {
             continue;
         }
@@ -312,7 +317,7 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
             }
         }
         let may_leave = || !signals.let_in(total > 0);
-        if room::leave_if_stuck(close::number(fd, index), index, may_leave) {
+        if room::leave_if_stuck(numbers::number(fd, index), index, may_leave) {
             return keeping(hold, || rest(fd, index, from, flags, total)).1;
         }
         let woken;
@@ -351,7 +356,7 @@ pub fn out_of_ring(conn: &Conn) -> Outcome {
 fn rest(fd: i32, index: u32, from: &mut Buffers, flags: i32, mut total: usize) -> Outcome {
     let conn = conn::at(index);
     while from.left() > 0 {
-        let fd = close::number(fd, index);
+        let fd = numbers::number(fd, index);
         let returns = conn.returns();
         let whole = match way(fd, index) {
             Way::Plain => unseen(fd, index, returns, from, flags, &mut total),
@@ -432,7 +437,7 @@ fn by_kernel(
     }
     if flags & libc::MSG_DONTWAIT == 0 && kernel::is_nonblocking(fd) {
         let mut p =
-            libc::pollfd { fd: close::steady(fd, index), events: libc::POLLOUT, revents: 0 };
+            libc::pollfd { fd: numbers::steady(fd, index), events: libc::POLLOUT, revents: 0 };
         // SAFETY: one valid pollfd; the real function is a cancellation point, as send is.
         if unsafe { real::poll(&raw mut p, 1, -1) } > 0 {
             return Ok(true);
@@ -469,7 +474,7 @@ fn attempt(
     let conn = conn::at(index);
     // A signal handler that interrupted a send on the same socket finds no room, however long it waits.
     let Some(held) = conn.tx_lock.enter() else { return Attempt::Mine };
-    let Some(fd) = close::number_in_step(fd, index, is_held) else {
+    let Some(fd) = numbers::number_in_step(fd, index, is_held) else {
         return Attempt::Closed;
     };
     // The flags that tell of the end of an earlier ring are in the peer's reach.
@@ -560,7 +565,7 @@ fn attempt(
 #[inline(always)]
 pub fn may_be_lost(fd: i32, conn: &Conn, slot: &Slot, room: &Room, now: u64) -> bool {
     let is_due = || now.wrapping_sub(conn.asked.load(Relaxed)) > ASK_CYCLES;
-    peer_is_gone(conn, slot)
+    ending::peer_is_gone(conn, slot)
         || (!life::is_vouched_for(conn, slot) && may_have_died(fd, conn, slot, now))
         || (room.unread && is_due() && leaves_unread(fd, conn, slot, now))
 }
@@ -594,21 +599,10 @@ fn note_all_read(fd: i32, conn: &Conn, slot: &Slot) {
     let theirs = RxSpan::new(slot, 1 - conn.side());
     if theirs.boundary().is_some() && life::have_ended(conn, slot) {
         ending::look(fd, conn);
-        if conn.kernel_events.load(Relaxed) & ready::HUP == 0 {
+        if conn.kernel_events.load(Relaxed) & events::HUP == 0 {
             theirs.note_read();
         }
     }
-}
-
-/// Whether the peer is known to have closed or died.
-#[inline(always)]
-pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
-    let flags = conn.peer(slot).flags.load(Acquire);
-    let known = conn.kernel_events.load(Relaxed);
-    // A FIN that a shutdown explains does not say that the peer does not read.
-    flags & (TXF_CLOSED | TXF_ABORT) != 0
-        || known & !(libc::POLLRDHUP as u32) != 0
-        || (known != 0 && flags & TXF_DONE == 0)
 }
 
 /// Asks the kernel for the peer's FIN or RST; `of_half_closed` sees to it that there will be one of a peer that has shut
@@ -624,5 +618,5 @@ fn has_died(
     conn.asked.store(now, Relaxed);
     of_half_closed(fd, conn, slot);
     ending::look(fd, conn);
-    peer_is_gone(conn, slot)
+    ending::peer_is_gone(conn, slot)
 }

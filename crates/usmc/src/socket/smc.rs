@@ -9,9 +9,9 @@
 use libc::{AF_INET, AF_INET6, IPPROTO_IP, IPPROTO_TCP, SO_DOMAIN, SOL_SOCKET};
 
 use super::option::Verdict;
+use crate::os::sockopt;
 use crate::os::sys::{self, Errno};
 use crate::os::{config, kernel_only};
-use crate::record::kernel;
 
 /// The address family (linux/socket.h); its protocols say which version of IP is below.
 pub const AF_SMC: i32 = 43;
@@ -112,8 +112,8 @@ fn native(fd: i32) -> Option<Native> {
     if config::get().off || kernel_only::is_sandboxed() {
         return None;
     }
-    let is_set = |option| kernel::option(fd, IPPROTO_IP, option, 0) != 0;
-    let is_tcp = || kernel::option(fd, SOL_SOCKET, libc::SO_PROTOCOL, 0) == IPPROTO_TCP;
+    let is_set = |option| sockopt::int(fd, IPPROTO_IP, option, 0) != 0;
+    let is_tcp = || sockopt::int(fd, SOL_SOCKET, libc::SO_PROTOCOL, 0) == IPPROTO_TCP;
     if !is_set(MARK) || !is_tcp() {
         return None;
     }
@@ -127,7 +127,7 @@ pub fn is_name(level: i32, name: i32) -> bool {
 
 /// SO_DOMAIN and SO_PROTOCOL.
 pub fn named(fd: i32, name: i32) -> Verdict {
-    let domain = || kernel::option(fd, SOL_SOCKET, SO_DOMAIN, AF_INET);
+    let domain = || sockopt::int(fd, SOL_SOCKET, SO_DOMAIN, AF_INET);
     match (native(fd), name) {
         (Some(Native::Family), SO_DOMAIN) => Verdict::Value(AF_SMC),
         (Some(Native::Family), _) if domain() == AF_INET6 => Verdict::Value(SMCPROTO_SMC6),
@@ -141,7 +141,7 @@ pub fn named(fd: i32, name: i32) -> Verdict {
 pub fn get(fd: i32, name: i32) -> Verdict {
     match (native(fd), name) {
         (None, _) => Verdict::Kernel,
-        (_, SMC_LIMIT_HS) => Verdict::Value(kernel::option(fd, IPPROTO_IP, LIMITED, 0)),
+        (_, SMC_LIMIT_HS) => Verdict::Value(sockopt::int(fd, IPPROTO_IP, LIMITED, 0)),
         _ => Verdict::Fail(libc::EOPNOTSUPP),
     }
 }

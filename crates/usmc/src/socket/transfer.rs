@@ -6,18 +6,22 @@ use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{Slot, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
 
-use super::{Outcome, close, control, send};
+use super::{Outcome, control, send};
+use crate::family::holders;
 use crate::family::locks::{Family, Receiving};
 use crate::handshake::{clc, transition};
 use crate::os::reason::Reason;
 use crate::os::signals::Signals;
+use crate::os::signals::Woken;
 use crate::os::sys::{self, Errno};
 use crate::os::{clock, memory, real};
 use crate::record::conn::{self, ATTACHED, EARLY, OFFERED, PLAIN, RING};
 use crate::record::lasting::Call;
+use crate::record::numbers;
 use crate::record::{kernel, order};
 use crate::stream::bells;
-use crate::stream::wait::{self, Until, Woken};
+use crate::stream::state;
+use crate::stream::wait::{self, Until};
 use crate::stream::{demote, ending, room};
 use crate::watch::{capture, observer};
 
@@ -28,7 +32,7 @@ const LOOKS: u32 = 256;
 const PIPE_BUF: usize = 4096;
 
 /// Moves bytes into the send ring: `fill(dst, len)` is one system call that writes to `dst`. The caller holds the
-/// connection ([`close::Hold`]), here as below.
+/// connection ([`numbers::Hold`]), here as below.
 fn into_ring(
     fd: i32,
     index: u32,
@@ -47,7 +51,7 @@ fn into_ring(
         let mut waker = None;
         let step = 'step: {
             let Some(_held) = conn.tx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
-            fd = close::number(fd, index);
+            fd = numbers::number(fd, index);
             let Some(_family) = Family::sending(fd, conn, slot) else {
                 return Outcome::Fail(libc::ECONNRESET);
             };
@@ -157,7 +161,7 @@ pub unsafe fn sendfile(
     count: usize,
 ) -> Outcome {
     observer::count_total(|totals| &totals.sendpage);
-    let nonblock = wait::is_nonblocking(fd, conn::at(index));
+    let nonblock = holders::is_nonblocking(fd, conn::at(index));
     // SAFETY: the caller's contract.
     let mut at = unsafe { offset.as_ref() }.copied();
     let signals = &mut Signals::new();
@@ -192,7 +196,7 @@ pub fn splice_in(
     nonblock: bool,
 ) -> Outcome {
     observer::count_total(|totals| &totals.splice);
-    let room_nonblock = wait::is_nonblocking(fd, conn::at(index));
+    let room_nonblock = holders::is_nonblocking(fd, conn::at(index));
     let mut signals = Signals::new();
     loop {
         // Like splice: wait for the pipe's first bytes only, then take what is there. Without a lock.
@@ -225,7 +229,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
     observer::used(fd, index);
     let mut total = 0;
     loop {
-        let fd = if total == 0 { fd } else { close::number(fd, index) };
+        let fd = if total == 0 { fd } else { numbers::number(fd, index) };
         let (outcome, goes_on) = splice_part(fd, index, to, count - total, nonblock, total > 0);
         match outcome {
             Outcome::Done(n @ 1..) => {
@@ -244,7 +248,7 @@ pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) ->
             }
             // What follows is the kernel's alone.
             Outcome::Kernel | Outcome::Other => {
-                let fd = close::number(fd, index);
+                let fd = numbers::number(fd, index);
                 return Outcome::Done(total + sys::splice_now(fd, to, count - total).unwrap_or(0));
             }
             Outcome::Done(0) => return Outcome::Done(total),
@@ -268,13 +272,13 @@ fn splice_part(
     let look = libc::MSG_PEEK | flags;
     let only = |outcome| (outcome, false);
     for _ in 0..LOOKS {
-        let fd = close::number(fd, index);
+        let fd = numbers::number(fd, index);
         match conn.phase() {
             RING => {}
             OFFERED | EARLY | ATTACHED => {
                 transition::progress(fd, index, Call::Receive);
                 if conn.has(conn::F_CLC) && clc::awaits_first(fd, conn) {
-                    if has_some || wait::is_nonblocking(fd, conn) {
+                    if has_some || holders::is_nonblocking(fd, conn) {
                         return only(Outcome::Fail(libc::EAGAIN));
                     }
                     let (now, signals) = (clock::now_ns(), &mut Signals::new());
@@ -313,10 +317,10 @@ fn splice_part(
             let Some(_held) = Receiving::enter(fd, conn, slot) else {
                 return only(Outcome::Fail(libc::EAGAIN));
             };
-            let fd = close::number(fd, index);
+            let fd = numbers::number(fd, index);
             RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
         };
-        let ends = demote::is_due(conn.peer(slot).flags.load(Relaxed));
+        let ends = state::is_due(conn.peer(slot).flags.load(Relaxed));
         if ends && demote::follow(fd, index) {
             continue;
         }
@@ -336,7 +340,7 @@ fn splice_part(
             let Some(_held) = Receiving::enter(fd, conn, slot) else {
                 return only(Outcome::Fail(libc::EAGAIN));
             };
-            let fd = close::number(fd, index);
+            let fd = numbers::number(fd, index);
             // While we waited for the pipe, another thread may have taken the connection out of this ring.
             let source = RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot));
             if !conn.is_in_ring_of(slot) || !matches!(source, Ok(Source::Ring)) {
@@ -388,7 +392,7 @@ fn splice_part(
             Outcome::Done(_) => {}
             // Another thread has closed the number; the call holds the connection.
             Outcome::Fail(libc::EBADF) | Outcome::Kernel | Outcome::Other
-                if close::number(fd, index) != fd => {}
+                if numbers::number(fd, index) != fd => {}
             other => return only(other),
         }
     }
@@ -413,7 +417,7 @@ fn splice_received(
     let iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: count.min(bytes.len()) };
     // SAFETY: a buffer on our stack.
     let mut into = unsafe { crate::os::iov::Buffers::new(&raw const iov, 1) };
-    let outcome = super::recv::receive(close::number(fd, index), index, &mut into, flags);
+    let outcome = super::recv::receive(numbers::number(fd, index), index, &mut into, flags);
     let Outcome::Done(n) = outcome else { return outcome };
     let mut at = 0;
     while at < n {
@@ -485,10 +489,10 @@ fn splice_tcp(
         return Some(Outcome::Fail(errno));
     }
     // Unlike a receive it does not go on behind an urgent byte.
-    if control::knows_mark(fd) && control::is_at_mark(fd) {
+    if control::knows_mark(fd) && kernel::is_at_mark(fd) {
         return Some(if let Some(errno) = ending::at_mark(fd, conn::at(index)) {
             Outcome::Fail(errno)
-        } else if wait::is_nonblocking(fd, conn::at(index)) && !kernel::is_shut_to_reads(fd) {
+        } else if holders::is_nonblocking(fd, conn::at(index)) && !kernel::is_shut_to_reads(fd) {
             Outcome::Fail(libc::EAGAIN)
         } else {
             Outcome::Done(0)
@@ -497,13 +501,13 @@ fn splice_tcp(
     match peek(fd, index, look) {
         Outcome::Done(1..) => {}
         Outcome::Fail(libc::EBADF) | Outcome::Kernel | Outcome::Other
-            if close::number(fd, index) != fd =>
+            if numbers::number(fd, index) != fd =>
         {
             return None;
         }
         other => return Some(other),
     }
-    match move_span(close::number(fd, index), conn::at(index), to, count) {
+    match move_span(numbers::number(fd, index), conn::at(index), to, count) {
         // Another thread has filled the pipe.
         Err(libc::EAGAIN) if !nonblock => None,
         Err(errno) => Some(Outcome::Fail(errno)),
@@ -516,7 +520,7 @@ fn splice_tcp(
 /// nothing.
 fn move_span(fd: i32, conn: &conn::Conn, to: i32, count: usize) -> Result<usize, Errno> {
     let Some(_held) = conn.rx_lock.enter() else { return Err(libc::EAGAIN) };
-    let fd = close::number(fd, conn::index_of(conn));
+    let fd = numbers::number(fd, conn::index_of(conn));
     let (phase, slot) = (conn.phase(), conn.slot());
     let is_ours = match slot {
         Some(_) => matches!(phase, OFFERED | ATTACHED | RING),

@@ -8,14 +8,16 @@ use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
 
 use super::{demote, ending};
-use crate::family::fork;
+use crate::family::holders;
 use crate::family::locks::Receiving;
 use crate::handshake::transition;
+use crate::os::events;
 use crate::os::{clock, sys};
-use crate::poll::ready;
 use crate::record::conn::{self, Conn, F_SHARED};
+use crate::record::numbers;
+use crate::record::numbers::Hold;
 use crate::record::{kernel, order};
-use crate::socket::close::{self, Hold};
+use crate::stream::state;
 use crate::watch::observer;
 
 /// Most doorbell bytes taken at once.
@@ -68,7 +70,7 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
         if slot.end[1 - conn.side()].flags.load(Relaxed) & END_CUT != 0 {
             return false;
         }
-        let Some(fd) = close::number_to_ring(fd, conn) else { return false };
+        let Some(fd) = numbers::number_to_ring(fd, conn) else { return false };
         let sent = sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         order::rang(conn);
         match sent {
@@ -105,7 +107,7 @@ pub fn provoke(fd: i32, conn: &Conn, slot: &Slot) {
     if flags & TXF_ENDS == 0
         || flags & (TXF_CLOSED | TXF_ABORT) != 0
         || own.flags.load(Relaxed) & TXF_DONE != 0
-        || conn.kernel_events.load(Relaxed) & ready::HUP != 0
+        || conn.kernel_events.load(Relaxed) & events::HUP != 0
     {
         return;
     }
@@ -147,10 +149,10 @@ pub fn cut(fd: i32, conn: &Conn, slot: &Slot) {
 pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
     let bells = Bells { end: conn.end(slot), rx: conn.rx(slot), tx: conn.tx(slot) };
     // Those who were killed asleep stay counted.
-    let others = |all: &AtomicU32| all.load(Acquire) != 0 && !fork::is_alone(conn);
+    let others = |all: &AtomicU32| all.load(Acquire) != 0 && !holders::is_alone(conn);
     let readers = || conn.rx_sleepers.load(Acquire) != 0 || others(&bells.end.rx_sleepers);
     let writers = || conn.tx_sleepers.load(Acquire) != 0 || others(&bells.end.tx_sleepers);
-    if (demote::is_leaving(conn, slot) || demote::is_due(conn.own(slot).flags.load(Relaxed)))
+    if (state::is_leaving(conn, slot) || state::is_due(conn.own(slot).flags.load(Relaxed)))
         && writers()
     {
         // It has to hear that no room will come.
@@ -196,7 +198,7 @@ pub fn owes_ack(conn: &Conn, slot: &Slot) -> bool {
 /// Takes doorbells away before a sleep that they would end at once, if the ring is empty.
 pub fn clear_bells(fd: i32, conn: &Conn, slot: &Slot) {
     let Some(_held) = Receiving::enter(fd, conn, slot) else { return };
-    if close::number_in_step(fd, conn::index_of(conn), false).is_none() {
+    if numbers::number_in_step(fd, conn::index_of(conn), false).is_none() {
         return;
     }
     if has_bells(conn, slot) && reads_ring(fd, conn, slot) && !conn.rx(slot).has_data() {

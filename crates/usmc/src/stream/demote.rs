@@ -19,8 +19,8 @@ pub use stream::{drop_bells, skip};
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::layout::{
-    ARM_TCP, END_CORK, END_GIVEN_BACK, END_NODELAY, End, Slot, TXF_BACK, TXF_DONE, TXF_ENDS,
-    TXF_LEFT, TXF_LOOK, TXF_RETURNS,
+    ARM_TCP, END_CORK, END_GIVEN_BACK, END_NODELAY, End, Slot, TXF_BACK, TXF_ENDS, TXF_LEFT,
+    TXF_LOOK,
 };
 use usmc_shm::span::{RxSpan, TxSpan};
 
@@ -28,7 +28,7 @@ use self::receiving::leave_rx;
 use self::sending::go_back_locked;
 use super::bells;
 use super::peers_socket::PeersSocket;
-use crate::family::fork;
+use crate::family::holders;
 use crate::family::locks::Family;
 use crate::family::mark;
 use crate::handshake::{syn_option, transition};
@@ -38,23 +38,12 @@ use crate::os::{log, process};
 use crate::record::conn::{
     self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, LISTEN, OFFERED, RING,
 };
+use crate::record::watched;
+use crate::stream::state;
 use crate::watch::observer;
-use crate::watchers::epoll;
 
 /// How long a thread that was woken may take to look, where nothing tells whether there is one.
 const WAKE_NS: u64 = 20_000_000;
-
-/// Whether a direction with these flags may be on its way back.
-#[inline(always)]
-pub fn is_due(flags: u32) -> bool {
-    flags & TXF_RETURNS != 0
-}
-
-/// Whether the peer waits for us to send again what it left unread.
-#[inline(always)]
-pub fn must_go_back(conn: &Conn, slot: &Slot) -> bool {
-    conn.own(slot).flags.load(Acquire) & TXF_LEFT != 0 && !TxSpan::new(slot, conn.side()).is_back()
-}
 
 /// A call that takes the connection out of the ring, for as long as it lasts.
 struct Leaving<'a>(&'a End);
@@ -71,11 +60,6 @@ impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         self.0.leaving.fetch_sub(1, Release);
     }
-}
-
-/// Whether another thread, perhaps of another process, is about to take the connection out of the ring.
-pub fn is_leaving(conn: &Conn, slot: &Slot) -> bool {
-    conn.end(slot).leaving.load(SeqCst) > 0
 }
 
 /// Makes the connection plain TCP, for whoever reads and writes its socket next.
@@ -203,7 +187,7 @@ pub fn leave_on_behalf(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
 fn sends_sleep(conn: &Conn, slot: &Slot) -> bool {
     let (own, all) = (conn.blocked_sends.load(SeqCst), conn.end(slot).blocked_sends.load(SeqCst));
     // Those who were killed asleep stay counted.
-    if all > own && fork::is_alone(conn) { own > 0 } else { all > 0 }
+    if all > own && holders::is_alone(conn) { own > 0 } else { all > 0 }
 }
 
 /// Wakes the peer where it sleeps and has bytes to send again, or waits for room that will not come.
@@ -224,7 +208,7 @@ fn wake(fd: i32, conn: &Conn, slot: &Slot) {
 /// Does what the peer's way back asks of us, but for the phase: some callers hold locks of epoll sets.
 #[cold]
 pub fn look(fd: i32, conn: &Conn, slot: &Slot) {
-    if must_go_back(conn, slot) {
+    if state::must_go_back(conn, slot) {
         go_back(fd, conn, slot);
     }
     let rx = RxSpan::new(slot, conn.side());
@@ -244,12 +228,12 @@ pub fn follow(fd: i32, index: u32) -> bool {
     let conn = conn::at(index);
     let Some(slot) = conn.slot().filter(|_| conn.phase() == RING) else { return false };
     let rx = RxSpan::new(slot, conn.side());
-    let before = (is_back(conn, slot), rx.is_tcp());
+    let before = (state::is_back(conn, slot), rx.is_tcp());
     look(fd, conn, slot);
-    if rx.is_tcp() && !is_back(conn, slot) {
+    if rx.is_tcp() && !state::is_back(conn, slot) {
         go_back(fd, conn, slot);
     }
-    let now = (is_back(conn, slot), rx.is_tcp());
+    let now = (state::is_back(conn, slot), rx.is_tcp());
     if now == (true, true) {
         {
             let (Some(_rx), Some(_tx)) = (conn.rx_lock.enter(), conn.tx_lock.enter()) else {
@@ -267,19 +251,13 @@ pub fn follow(fd: i32, index: u32) -> bool {
     now != before
 }
 
-/// Whether our sends are TCP's again, or there are none any more.
-pub fn is_back(conn: &Conn, slot: &Slot) -> bool {
-    const ENDED: u32 = TXF_DONE | TXF_BACK;
-    TxSpan::new(slot, conn.side()).is_back() || conn.own(slot).flags.load(Acquire) & ENDED == ENDED
-}
-
 /// Whether our sends are TCP's again, the peer having left the ring before we could.
 #[cold]
 pub fn sends_by_tcp(fd: i32, index: u32, reason: Reason) -> bool {
     follow(fd, index);
     let conn = conn::at(index);
     match conn.phase() {
-        RING => conn.slot().is_some_and(|slot| is_back(conn, slot)),
+        RING => conn.slot().is_some_and(|slot| state::is_back(conn, slot)),
         _ => leave(fd, index, reason).is_ok(),
     }
 }
@@ -345,14 +323,8 @@ fn note_totals(conn: &Conn, slot: &Slot) {
 /// What hangs on the phase. Without locks of the connection.
 fn settle(fd: i32, index: u32) {
     observer::changed(fd, index);
-    epoll::left_ring(index);
+    watched::LEFT_RING.call(index);
     conn::at(index).set_flag(F_SETTLING, false);
-}
-
-/// Bytes in our ring that the peer has not read, and is to read there.
-pub fn unread_by_peer(conn: &Conn, slot: &Slot) -> usize {
-    let left = conn.own(slot).flags.load(Relaxed) & TXF_LEFT != 0;
-    if left && TxSpan::new(slot, conn.side()).is_back() { 0 } else { conn.tx(slot).unread() }
 }
 
 /// Before this process ends: bytes that peers have asked for by TCP.

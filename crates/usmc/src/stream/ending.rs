@@ -11,14 +11,14 @@ use usmc_shm::layout::{
     TXF_ENDS, TXF_SHUT,
 };
 
-use super::demote;
-use super::wait::Woken;
 use crate::family::life;
+use crate::os::events;
+use crate::os::signals::Woken;
+use crate::os::sockopt;
 use crate::os::sys::{self, Errno};
-use crate::poll::ready;
 use crate::record::conn::{self, Conn, F_COPIED, PLAIN, RING};
 use crate::record::kernel;
-use crate::socket::control;
+use crate::stream::state;
 
 /// The highest error number of Linux, EHWPOISON.
 const LAST_ERRNO: u32 = 133;
@@ -37,7 +37,7 @@ pub enum Ending {
 /// What has happened to the connection. Asks the kernel only when something is known to have happened.
 pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
     let flags = conn.peer(slot).flags.load(Acquire);
-    let returns = demote::is_due(flags | conn.own(slot).flags.load(Relaxed));
+    let returns = state::is_due(flags | conn.own(slot).flags.load(Relaxed));
     let flags = flags & TXF_ENDS;
     let known = conn.kernel_events.load(Relaxed);
     if flags & TXF_ABORT != 0 || has_died_shut(conn, slot, flags) {
@@ -48,7 +48,7 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
     if flags | known == 0 && !returns && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD == 0 {
         return Ending::Alive;
     }
-    if known & ready::HUP == 0 {
+    if known & events::HUP == 0 {
         look(fd, conn);
     }
     let end = conn.end(slot).flags.load(Relaxed);
@@ -57,13 +57,13 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
     if errno != 0 || end & END_ERROR_TAKEN != 0 {
         return after_error(conn, slot, flags, errno);
     }
-    if known & (ready::RDHUP | ready::HUP) == 0 {
+    if known & (events::RDHUP | events::HUP) == 0 {
         // What TCP has still to bring comes before the end, and the kernel tells of it behind that.
         let is_here = flags & TXF_DONE != 0 && conn.end(slot).tcp_left.load(Relaxed) == 1;
         return if is_here { Ending::Fin } else { Ending::Alive };
     }
     // A FIN that no flag explains is a death. TCP resets when the dead had something unread.
-    if flags & TXF_DONE == 0 && demote::unread_by_peer(conn, slot) > 0 {
+    if flags & TXF_DONE == 0 && state::unread_by_peer(conn, slot) > 0 {
         Ending::Reset
     } else {
         Ending::Fin
@@ -74,7 +74,7 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
 /// before, and of what is in the ring its kernel knows nothing.
 fn has_died_shut(conn: &Conn, slot: &Slot, flags: u32) -> bool {
     flags & !TXF_CLOSED == TXF_DONE | TXF_SHUT
-        && demote::unread_by_peer(conn, slot) > 0
+        && state::unread_by_peer(conn, slot) > 0
         && life::have_ended(conn, slot)
 }
 
@@ -104,7 +104,7 @@ fn had_fin(conn: &Conn, slot: &Slot) -> bool {
 fn answers_tcp(conn: &Conn, slot: &Slot) -> bool {
     taken(conn) == libc::EPIPE
         && conn.peer(slot).flags.load(Acquire) & TXF_ENDS == 0
-        && demote::unread_by_peer(conn, slot) == 0
+        && state::unread_by_peer(conn, slot) == 0
 }
 
 /// The kernel's socket has failed: is that TCP's reset or the work of a doorbell?
@@ -116,7 +116,7 @@ fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
     let left = peer.tcp_left.load(Relaxed);
     // Copies of what it has read in the ring answer like a doorbell.
     let copies = conn.own(slot).flags.load(Relaxed) & TXF_COPIED != 0 && left != TCP_AGAIN;
-    let is_back = demote::is_back(conn, slot) && !copies;
+    let is_back = state::is_back(conn, slot) && !copies;
     if conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0 || is_back {
         return Ending::Reset;
     }
@@ -132,8 +132,8 @@ fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
     if flags & TXF_CLOSED != 0 && !was_reset() {
         return Ending::Fin;
     }
-    let all_read = demote::unread_by_peer(conn, slot) == 0
-        && (own.state.load(Relaxed) != TX_RING || left == 1);
+    let all_read =
+        state::unread_by_peer(conn, slot) == 0 && (own.state.load(Relaxed) != TX_RING || left == 1);
     if all_read && (!bells_read || copies) && !resets { Ending::Fin } else { Ending::Reset }
 }
 
@@ -145,9 +145,9 @@ pub fn look(fd: i32, conn: &Conn) {
 
 /// Notes what a poll of the kernel's socket reported of the connection's end.
 pub fn note(fd: i32, conn: &Conn, events: u32) {
-    let mut ended = events & (ready::RDHUP | ready::HUP);
-    if events & ready::ERR != 0 {
-        match kernel::option(fd, libc::SOL_SOCKET, libc::SO_ERROR, 0) {
+    let mut ended = events & (events::RDHUP | events::HUP);
+    if events & events::ERR != 0 {
+        match sockopt::int(fd, libc::SOL_SOCKET, libc::SO_ERROR, 0) {
             0 => {}
             errno => note_errno(conn, errno),
         }
@@ -165,13 +165,13 @@ pub fn note(fd: i32, conn: &Conn, events: u32) {
 
 /// A receive on the kernel's socket found the end of the stream.
 pub fn note_eof(fd: i32, conn: &Conn) {
-    note(fd, conn, ready::RDHUP);
+    note(fd, conn, events::RDHUP);
 }
 
 /// The same where the receiving direction is TCP still: says whether it is the death of a peer that had not read the ring.
 pub fn note_death(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let died = conn.peer(slot).flags.load(Acquire) & TXF_DONE == 0
-        && demote::unread_by_peer(conn, slot) > 0;
+        && state::unread_by_peer(conn, slot) > 0;
     if died {
         note_eof(fd, conn);
     }
@@ -202,7 +202,7 @@ pub fn taken_by_a_closed_number(fd: i32, conn: &Conn, errno: Errno) {
 
 /// Reading the error cleared it in the kernel: keep it for whoever reports it, in whatever process.
 fn note_errno(conn: &Conn, errno: Errno) {
-    conn.kernel_events.fetch_or(ready::RDHUP | ready::HUP | (errno as u32) << 16, Relaxed);
+    conn.kernel_events.fetch_or(events::RDHUP | events::HUP | (errno as u32) << 16, Relaxed);
     if let Some(end) = conn.family() {
         // The first word counts: the others are of a connection that is over.
         let with = |flags| {
@@ -271,7 +271,7 @@ pub fn untold_to_receiver(fd: i32, conn: &Conn, wanted: usize) -> Option<Errno> 
     if !is_taken(conn) || conn.slot().is_some_and(|slot| had_fin(conn, slot)) {
         return None;
     }
-    if wanted == 0 && control::is_at_mark(fd) {
+    if wanted == 0 && kernel::is_at_mark(fd) {
         return None;
     }
     match has_unread(fd) {
@@ -288,7 +288,7 @@ pub fn untold_to_receiver(fd: i32, conn: &Conn, wanted: usize) -> Option<Errno> 
 /// The same for a splice, which tells it before an urgent byte.
 pub fn untold_to_splice(fd: i32, conn: &Conn) -> Option<Errno> {
     let had_fin = || conn.slot().is_some_and(|slot| had_fin(conn, slot));
-    if is_untold(conn) && !had_fin() && control::is_at_mark(fd) {
+    if is_untold(conn) && !had_fin() && kernel::is_at_mark(fd) {
         return untold_of_plain(conn);
     }
     untold_to_receiver(fd, conn, 1)
@@ -386,7 +386,7 @@ fn error(conn: &Conn, slot: &Slot) -> Errno {
             libc::EPIPE
         }
         // Of what goes by TCP again the kernel itself says so.
-        libc::EPIPE if demote::is_back(conn, slot) => libc::EPIPE,
+        libc::EPIPE if state::is_back(conn, slot) => libc::EPIPE,
         0 | libc::EPIPE => libc::ECONNRESET,
         errno => errno,
     }
@@ -449,20 +449,20 @@ fn bury(fd: i32, conn: &Conn, slot: &Slot) {
     let announced = conn.peer(slot).flags.load(Relaxed) & TXF_ABORT != 0;
     for _ in 0..if announced { LOOKS } else { 1 } {
         look(fd, conn);
-        if conn.kernel_events.load(Relaxed) & ready::HUP != 0 {
+        if conn.kernel_events.load(Relaxed) & events::HUP != 0 {
             return;
         }
         sys::sched_yield();
     }
     let _ = sys::shutdown(fd, libc::SHUT_RDWR);
-    conn.kernel_events.fetch_or(ready::RDHUP | ready::HUP, Relaxed);
+    conn.kernel_events.fetch_or(events::RDHUP | events::HUP, Relaxed);
 }
 
 /// Whether the peer of a ring connection has closed it, or shut both directions down, and not read all that is in the ring.
 pub fn leaves_unread(conn: &Conn) -> bool {
     let is_left = |slot| {
         conn.peer(slot).flags.load(Acquire) & TXF_CLOSED != 0
-            && demote::unread_by_peer(conn, slot) > 0
+            && state::unread_by_peer(conn, slot) > 0
     };
     conn.phase() == RING && conn.slot().is_some_and(is_left)
 }
@@ -518,4 +518,15 @@ pub fn after_shutdown(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
 
 fn has_failed(conn: &Conn, slot: &Slot) -> bool {
     conn.end(slot).flags.load(Relaxed) & END_ERROR_TAKEN != 0 || is_taken(conn)
+}
+
+/// Whether the peer is known to have closed or died.
+#[inline(always)]
+pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
+    let flags = conn.peer(slot).flags.load(Acquire);
+    let known = conn.kernel_events.load(Relaxed);
+    // A FIN that a shutdown explains does not say that the peer does not read.
+    flags & (TXF_CLOSED | TXF_ABORT) != 0
+        || known & !(libc::POLLRDHUP as u32) != 0
+        || (known != 0 && flags & TXF_DONE == 0)
 }

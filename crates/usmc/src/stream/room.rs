@@ -8,19 +8,17 @@
 //! limited. There a sender that sleeps although nothing is read goes back to TCP.
 
 use core::sync::atomic::Ordering::Relaxed;
-use usmc_shm::layout::{
-    END_FAR, Slot, TXF_BACK, TXF_DONE, TXF_LEFT, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN,
-};
+use usmc_shm::layout::{END_FAR, Slot, TXF_BACK, TXF_DONE, TXF_LEFT, WINDOW_SHIFT_MAX};
 use usmc_shm::ring::{Grant, Ring, Room};
 use usmc_shm::sync::AtomicU32;
 
 use super::{bulk, demote};
 use crate::device::segment;
 use crate::family::locks::Family;
-use crate::os::path::read;
 use crate::os::reason::Reason;
-use crate::os::{clock, memory, process, sys};
+use crate::os::{clock, memory, process};
 use crate::record::conn::{self, Conn, F_SHARED, Far, RING};
+use crate::record::limit;
 
 /// How long nothing is read while this end itself has left bytes unread. Long enough for another of its threads to read.
 const UNREAD_NS: u64 = 20_000_000;
@@ -33,82 +31,12 @@ const RAISED_NS: u64 = 10_000_000;
 /// How long the memory of a far part that is not in use is kept, in milliseconds.
 const KEPT_MS: u32 = 1000;
 
-/// What TCP's buffers take where no sizes were set: of the sender, growing by itself, and of a receiver that has read nothing
-/// yet, in bytes; 0 = not asked yet.
-static DEFAULTS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
-
-/// The numbers of tcp(7), and where they stand.
-fn defaults() -> [u32; 2] {
-    const WANTED: [(&core::ffi::CStr, usize, u32); 2] = [
-        (c"/proc/sys/net/ipv4/tcp_wmem", 2, 4 << 20),
-        (c"/proc/sys/net/ipv4/tcp_rmem", 1, 128 << 10),
-    ];
-    core::array::from_fn(|i| {
-        let (path, column, usual) = WANTED[i];
-        let known = DEFAULTS[i].load(Relaxed);
-        if known != 0 {
-            return known;
-        }
-        let mut text = [0; 128];
-        let asked = read(path, &mut text).and_then(|text| {
-            text.split_ascii_whitespace().nth(column)?.parse().ok().filter(|bytes| *bytes > 0)
-        });
-        let bytes = asked.unwrap_or(usual);
-        DEFAULTS[i].store(bytes, Relaxed);
-        bytes
-    })
-}
-
-/// Limits what may be unread to what TCP would buffer, where the application has set a buffer's size, be it the peer's, or
-/// before the window grows.
-pub fn limit(fd: i32, conn: &Conn, slot: &Slot) {
-    let (snd, rcv) = (conn.snd_buf.load(Relaxed), peers_rcv_buf(conn, slot));
-    if snd > 0 || rcv > 0 || conn.tx_most() > 0 {
-        set_limit(fd, conn, snd, rcv);
-    }
-}
-
-fn peers_rcv_buf(conn: &Conn, slot: &Slot) -> u32 {
-    slot.end[1 - conn.side()].rcv_buf.load(Relaxed)
-}
-
-/// A way back to TCP must find room for all that is unread. So what the sender's buffer has now counts, and not what it may
-/// grow to: it never shrinks, and how it grows depends on the kernel (Linux 6.12 has 2.6 MB on loopback and stays there) and on
-/// the segments' size (69 KB between network namespaces, and up to 1 MB when they are full).
-fn set_limit(fd: i32, conn: &Conn, snd: u32, rcv: u32) {
-    let [usual_snd, usual_rcv] = defaults();
-    let (snd, least) = match snd {
-        0 => (growing_buffer(fd).clamp(1, usual_snd), 1 << conn.full_shift()),
-        set => (set, 1 << WINDOW_SHIFT_MIN),
-    };
-    let bytes = in_buffers(snd, or_usual(rcv, usual_rcv));
-    conn.set_tx_most(bytes.clamp(least, MOST) & !0xfff);
-}
-
-/// The kernel's size of a send buffer that the application has not set.
-fn growing_buffer(fd: i32) -> u32 {
-    let bytes = sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF);
-    bytes.ok().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0)
-}
-
-fn or_usual(set: u32, usual: u32) -> u32 {
-    if set > 0 { set } else { usual }
-}
-
-/// How many bytes fit in buffers of these sizes, whatever their segments: what the kernel counts is more.
-fn in_buffers(snd: u32, rcv: u32) -> u32 {
-    (snd - snd / 32).saturating_add(rcv - rcv / 8)
-}
-
-/// More than any ring holds.
-const MOST: u32 = 4 << WINDOW_SHIFT_MAX;
-
 /// Whether the ring takes more now, having become larger. Waits for nobody: looks at readiness come here with locks, and who
 /// is just sending does it himself.
 #[cold]
 pub fn grow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     if conn.tx_most() == 0 {
-        set_limit(fd, conn, conn.snd_buf.load(Relaxed), peers_rcv_buf(conn, slot));
+        limit::set_to(fd, conn, conn.snd_buf.load(Relaxed), limit::peers_rcv_buf(conn, slot));
     }
     let tx = growing(conn, slot);
     if !tx.can_grow() {
@@ -181,7 +109,7 @@ fn stream(fd: i32, conn: &Conn, slot: &Slot, want: usize) -> Option<Room> {
     let mut room = None;
     if peer_reaches_far(conn, slot) && bulk::is_seated(conn) {
         if conn.tx_most() == 0 {
-            set_limit(fd, conn, conn.snd_buf.load(Relaxed), peers_rcv_buf(conn, slot));
+            limit::set_to(fd, conn, conn.snd_buf.load(Relaxed), limit::peers_rcv_buf(conn, slot));
         }
         let tx = growing(conn, slot);
         room = tx.stream(want, |at, len| take_far(conn, at.cast(), len));
@@ -302,9 +230,9 @@ fn patience_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
 
 fn is_as_large_as_tcp(conn: &Conn, slot: &Slot, tx: &Ring<'_>) -> bool {
     let most = match conn.tx_most() {
-        0 => MOST,
+        0 => limit::MOST,
         // Small segments: TCP's buffer grows when it is full, to some multiple.
-        most if conn.snd_buf.load(Relaxed) == 0 && most < usual_most(conn, slot) / 2 => MOST,
+        most if conn.snd_buf.load(Relaxed) == 0 && most < usual_most(conn, slot) / 2 => limit::MOST,
         most => most,
     };
     let most = most.next_power_of_two().min(1 << WINDOW_SHIFT_MAX) as usize;
@@ -313,8 +241,8 @@ fn is_as_large_as_tcp(conn: &Conn, slot: &Slot, tx: &Ring<'_>) -> bool {
 
 /// What TCP's buffers may grow to.
 fn usual_most(conn: &Conn, slot: &Slot) -> u32 {
-    let [snd, rcv] = defaults();
-    in_buffers(snd, or_usual(peers_rcv_buf(conn, slot), rcv))
+    let [snd, rcv] = limit::defaults();
+    limit::in_buffers(snd, limit::or_usual(limit::peers_rcv_buf(conn, slot), rcv))
 }
 
 /// Whether SO_SNDBUF may be raised, for more room.

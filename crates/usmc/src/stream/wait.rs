@@ -11,18 +11,22 @@ use usmc_shm::span::TxSpan;
 use usmc_shm::sync::AtomicU32;
 
 use super::bells::{drain_bells, is_cut, reads_ring, watch_over};
-use super::{demote, ending, room};
+use super::{ending, room};
+use crate::family::holders;
 use crate::family::locks::Receiving;
+use crate::host;
 use crate::os::clock;
 use crate::os::handlers::Handlers;
 use crate::os::signals::Signals;
+use crate::os::signals::Woken;
 use crate::os::spin::Budget;
-use crate::os::sys::{self, Errno};
+use crate::os::sys;
 use crate::os::time::Time;
 use crate::os::unwind::keeping;
 use crate::os::{process, real, yields};
-use crate::record::conn::{self, Conn, F_NONBLOCK, F_SHARED, F_STALE};
-use crate::socket::close;
+use crate::record::conn::{self, Conn, F_SHARED};
+use crate::record::numbers;
+use crate::stream::state;
 use crate::watch::observer;
 
 /// A call that waits no longer than that has only spun so far, or hardly slept.
@@ -37,8 +41,8 @@ pub fn must_tick(conn: &Conn, slot: &Slot) -> bool {
         || peer.flags.load(Relaxed) & TXF_DONE != 0
         || conn.kernel_events.load(Relaxed) != 0
         || (conn.end(slot).tcp_left.load(Relaxed) != 1 && !conn.tx(slot).is_writable())
-        || demote::is_due(conn.own(slot).flags.load(Relaxed))
-        || demote::is_leaving(conn, slot)
+        || state::is_due(conn.own(slot).flags.load(Relaxed))
+        || state::is_leaving(conn, slot)
         // The kernel's socket is readable for good.
         || conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0
         || is_cut(conn)
@@ -84,15 +88,6 @@ impl Drop for Sleeper<'_> {
     }
 }
 
-/// What a sleep on the TCP socket ended with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Woken {
-    /// Something happened: look again.
-    Look,
-    /// Report this errno (EINTR, EAGAIN after SO_RCVTIMEO, …).
-    Fail(Errno),
-}
-
 /// What a wait for data is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Until {
@@ -120,14 +115,14 @@ pub fn for_data(
         let (rx, peer) = (conn.rx(slot), conn.peer(slot));
         let peer_cpu = peer.cpu.load(Relaxed);
         let ready = || (rx.has_data() || peer.flags.load(Relaxed) & TXF_DONE != 0).into();
-        if budget.spin(u64::MAX, &conn.own(slot).cpu, peer_cpu, ready) {
+        if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::keep_alive, ready) {
             observer::spun(conn);
             yields::found(1);
             return Woken::Look;
         }
     }
     // Others have had time to close it, and what follows are looks, not bytes.
-    let fd = close::number(fd, index);
+    let fd = numbers::number(fd, index);
     let sleeper = Sleeper::enter(conn, slot, false);
     if let Some(slot) = slot {
         let rx = conn.rx(slot);
@@ -135,7 +130,7 @@ pub fn for_data(
         if rx.has_data() || (in_ring && conn.peer(slot).flags.load(Acquire) & TXF_DONE != 0) {
             return Woken::Look;
         }
-        if demote::must_go_back(conn, slot) {
+        if state::must_go_back(conn, slot) {
             // Unless that has come in this instant, others are at it, who may be stopped.
             let ends_by_signal = until == Until::DataOrSignal;
             return keeping(sleeper, || signals.tick(ends_by_signal)).1;
@@ -149,7 +144,7 @@ pub fn for_data(
         Until::Data
             if start.saturating_sub(since) < FIRST_SLEEP_NS
                 && !is_cut(conn)
-                && !is_nonblocking(fd, conn) =>
+                && !holders::is_nonblocking(fd, conn) =>
         {
             match room::keeps_far_ms(conn) {
                 Some(ms) => sleep_for_a_while(fd, index, ms, signals),
@@ -186,7 +181,7 @@ fn sleep_for_data(fd: i32, index: u32, until: Until, since: u64, signals: &mut S
 /// The peek of a call that waits without a limit. O_NONBLOCK, set since it began, does not concern it, and would end the
 /// peek at once. One that is set while it sleeps counts once a signal has interrupted it, as the kernel's calls begin anew then.
 fn peek_anyhow(fd: i32, index: u32, signals: &mut Signals) -> Woken {
-    if !is_nonblocking(fd, conn::at(index)) {
+    if !holders::is_nonblocking(fd, conn::at(index)) {
         return peek(fd, index, signals);
     }
     if signals.let_in(false) {
@@ -216,13 +211,13 @@ fn sleep_in_poll(
     signals: &mut Signals,
     by_any: bool,
 ) -> Woken {
-    let fd = close::steady(fd, index);
+    let fd = numbers::steady(fd, index);
     let mut p = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
     if let Woken::Fail(errno) = signals.poll(core::slice::from_mut(&mut p), timeout_ms, by_any) {
         return Woken::Fail(errno);
     }
     let number = fd;
-    let fd = close::number(fd, index);
+    let fd = numbers::number(fd, index);
     let closed = p.revents & libc::POLLNVAL != 0;
     if closed || fd != number {
         // The number was closed meanwhile, or means another socket, of which the kernel has told, for want of a duplicate.
@@ -290,7 +285,7 @@ fn peek(fd: i32, index: u32, signals: &mut Signals) -> Woken {
     // SAFETY: one writable byte. The real function: a cancellation point, as the application expects.
     let n = unsafe { real::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_PEEK) };
     let errno = crate::os::errno::errno();
-    let number = close::number(fd, index);
+    let number = numbers::number(fd, index);
     if number != fd && (n >= 0 || errno != libc::EINTR) {
         // It was closed in the meantime, before the call began or after. Look by another number; only an error is taken.
         if n < 0 {
@@ -318,7 +313,9 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     let has_room = || tx.is_writable();
     let budget = Budget::new(&conn.spins);
     let peer_cpu = peer.cpu.load(Relaxed);
-    if budget.spin(u64::MAX, &conn.own(slot).cpu, peer_cpu, || (gone() || has_room()).into()) {
+    if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::keep_alive, || {
+        (gone() || has_room()).into()
+    }) {
         observer::spun(conn);
         yields::found(1);
         return Woken::Look;
@@ -328,10 +325,10 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     }
     let sleeper = Sleeper::enter(conn, Some(slot), true);
     tx.arm_tx(ARM_TCP);
-    if gone() || has_room() || demote::must_go_back(conn, slot) {
+    if gone() || has_room() || state::must_go_back(conn, slot) {
         return Woken::Look;
     }
-    if demote::is_leaving(conn, slot) {
+    if state::is_leaving(conn, slot) {
         // As soon as nobody sleeps here. Not at once: the count is in the peer's reach, and who leaves may be killed.
         return keeping(sleeper, || signals.tick(partial)).1;
     }
@@ -345,7 +342,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     observer::count_one(conn, |record| &record.sleeps);
     let flags = conn.own(slot).flags.load(SeqCst);
     let (_, woken) = keeping((blocked, sleeper), || {
-        if flags & (TXF_DONE | TXF_LOOK) != 0 || demote::is_leaving(conn, slot) {
+        if flags & (TXF_DONE | TXF_LOOK) != 0 || state::is_leaving(conn, slot) {
             Woken::Look
         } else {
             sleep_for_room(fd, index, slot, since, partial, signals)
@@ -377,7 +374,7 @@ fn sleep_for_room(
     signals: &mut Signals,
 ) -> Woken {
     let conn = conn::at(index);
-    fd = close::number(fd, index);
+    fd = numbers::number(fd, index);
     let limit_ms = time_limit_ms(fd, libc::SO_SNDTIMEO);
     let used_ms = ((clock::now_ns() - since) / 1_000_000) as i64;
     if limit_ms > 0 && used_ms >= limit_ms {
@@ -387,14 +384,14 @@ fn sleep_for_room(
     // Doorbells already in the stream would end every sleep at once.
     let clear = {
         let held = Receiving::enter(fd, conn, slot);
-        fd = close::number(fd, index);
+        fd = numbers::number(fd, index);
         held.is_some()
             && !conn.rx(slot).has_data()
             && reads_ring(fd, conn, slot)
             && matches!(drain_bells(fd, conn, slot), Drain::Bells(_))
     };
     // The doorbell of `demote::wake_sleepers` may have been among those.
-    if demote::is_leaving(conn, slot) {
+    if state::is_leaving(conn, slot) {
         return Woken::Look;
     }
     // Unread data keeps the socket readable, a half-closed peer cannot ring: look every millisecond.
@@ -452,15 +449,6 @@ pub fn for_others(fd: i32, since: u64, partial: bool, signals: &mut Signals) -> 
 /// The sending direction's span.
 pub fn tx_span<'a>(conn: &Conn, slot: &'a Slot) -> TxSpan<'a> {
     TxSpan::new(slot, conn.side())
-}
-
-/// Whether this thread may block for the application: O_NONBLOCK as cached, or as the kernel says where
-/// another process may have changed it.
-pub fn is_nonblocking(fd: i32, conn: &Conn) -> bool {
-    if conn.has(F_SHARED | F_STALE) {
-        return crate::family::fork::is_nonblocking(fd, conn);
-    }
-    conn.has(F_NONBLOCK)
 }
 
 /// The pid check of rare paths.

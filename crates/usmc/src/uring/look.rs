@@ -5,15 +5,16 @@ use core::ptr;
 
 use super::entries::{About, LINK, NOP, Sqe, about};
 use super::{is_called, is_idle, stranger};
-use crate::across::passed;
 use crate::handshake::transition;
 use crate::os::errno::errno;
 use crate::os::errno::set_errno;
 use crate::os::reason::Reason;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
-use crate::os::{kernel_only, log, sys};
+use crate::os::{log, sys};
+use crate::passing::passed;
 use crate::record::conn;
+use crate::socket::leave_all;
 use crate::socket::{close, option};
 use crate::stream::demote;
 use crate::watchers::{control, nested, owed};
@@ -152,7 +153,7 @@ fn use_by_kernel(fd: i32, place: *mut Sqe) -> Result<(), Errno> {
             refuse(place);
         }
         // Who polls a set by the kernel sees doorbells only.
-        Entry::Epoll(_) => return kernel_only::begins(Reason::Uring),
+        Entry::Epoll(_) => return leave_all::begins(Reason::Uring),
         // To the application this number is not open.
         Entry::Internal => refuse(place),
         _ => {}
@@ -260,7 +261,7 @@ pub unsafe fn register_all(fds: *const i32, count: u32) -> Result<(), Errno> {
         // SAFETY: the caller's contract.
         let fd = unsafe { fds.add(i).read_unaligned() };
         if matches!(table::settled(fd), Entry::Epoll(_)) {
-            return kernel_only::begins(Reason::Uring);
+            return leave_all::begins(Reason::Uring);
         }
         leave(fd).map_err(|_| libc::EBUSY)
     });
@@ -308,7 +309,7 @@ pub unsafe fn register(fd: i32, opcode: u32, arg: *const c_void, count: u32) -> 
     }
     if matches!(opcode, RING_FDS | RESIZE_RINGS) {
         // What is submitted by an index, or in memory that is elsewhere from now on, is not seen.
-        return kernel_only::begins(Reason::Uring);
+        return leave_all::begins(Reason::Uring);
     }
     if (arg as usize) < PAGE {
         return Ok(());

@@ -33,6 +33,7 @@ use crate::os::reason::Reason;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
 use crate::os::{config, kernel_only, process, sys};
+use crate::socket::leave_all;
 
 /// Rings of a process at one time; one more takes it to TCP.
 const RINGS: usize = 256;
@@ -104,7 +105,7 @@ fn can_be_seen(flags: u32, maker: &Maker) -> bool {
 /// `fd` is a new ring.
 ///
 /// # Errors
-/// EBUSY where the ring cannot be looked into, and a connection cannot go back to TCP ([`kernel_only::begins`]).
+/// EBUSY where the ring cannot be looked into, and a connection cannot go back to TCP ([`leave_all::begins`]).
 pub fn made(fd: i32, flags: u32, maker: Maker) -> Result<(), Errno> {
     if is_idle() {
         return Ok(());
@@ -117,12 +118,12 @@ pub fn made(fd: i32, flags: u32, maker: Maker) -> Result<(), Errno> {
         })
     };
     let index = can_be_seen(flags, &maker).then(unused).flatten();
-    let Some(index) = index else { return kernel_only::begins(Reason::Uring) };
+    let Some(index) = index else { return leave_all::begins(Reason::Uring) };
     // SAFETY: the record is this thread's until the number leads to it.
     unsafe { *RECORDS[index].maker.get() = maker };
     if !table::set(fd, Entry::Uring(index as u32)) {
         closed(index as u32);
-        return kernel_only::begins(Reason::Uring);
+        return leave_all::begins(Reason::Uring);
     }
     Ok(())
 }
@@ -176,7 +177,7 @@ fn stranger(fd: i32, flags: u32) -> Result<(), Errno> {
     if kernel_only::reason().is_none()
         && (flags & ENTER_REGISTERED_RING != 0 || is_called(fd, b"anon_inode:[io_uring]"))
     {
-        return kernel_only::begins(Reason::Uring);
+        return leave_all::begins(Reason::Uring);
     }
     Ok(())
 }
@@ -205,7 +206,7 @@ pub fn before_enter(fd: i32, count: u32, flags: u32) -> Result<(), Errno> {
             Maker::Program(params) => View::map(fd, &params),
             Maker::Liburing => None,
         };
-        let Some(made) = made else { return kernel_only::begins(Reason::Uring) };
+        let Some(made) = made else { return leave_all::begins(Reason::Uring) };
         view = ring.place.get();
         // SAFETY: under the lock.
         unsafe { *view = made };

@@ -13,7 +13,7 @@ use usmc_shm::ring::{Place, Ring};
 use usmc_shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 use usmc_shm::tap::Tap;
 
-use crate::family::fork;
+use crate::family::holders;
 use crate::os::iov::Buffers;
 use crate::os::process::{Held, Lock};
 use crate::os::{clock, kernel_only, sys};
@@ -232,7 +232,7 @@ pub fn ended(fd: i32, conn: &Conn) {
 
 /// This process closes its last descriptor of the connection, which is its end if no other process has one.
 pub fn closing(fd: i32, conn: &Conn) {
-    let is_last = match fork::holders(conn) {
+    let is_last = match holders::holders(conn) {
         Some(count) => count.load(Relaxed) <= 1,
         None => !conn.has(F_COPIED | F_ADOPTED),
     };

@@ -8,47 +8,12 @@
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
 use super::entry::{self, E_DISABLED, E_KICKED, E_RING, Entry};
-use super::epoll::{ET, Set, WAKEUP, can_change, fd_of, set_at, tag_of};
-use super::owed;
+use super::set::{Set, WAKEUP, can_change, fd_of, set_at, tag_of};
+use crate::os::events::{IN, OUT, PRI, RDHUP, READ_BITS, WRITE_BITS};
 use crate::os::sys;
-use crate::poll::ready::{IN, OUT, PRI, RDHUP, READ_BITS, WRITE_BITS};
 use crate::record::conn;
-
-/// The events that a registration has been asked for, as far as they matter in the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked(u32);
-
-/// One bit each in a record's flags, in this order.
-const EVENTS: [u32; Asked::BITS as usize] = [IN, PRI, OUT, RDHUP, WAKEUP];
-
-impl Asked {
-    /// The kernel is asked for nothing that matters, or it is not known what for.
-    pub const NOTHING: Asked = Asked(0);
-    /// How many bits [`Asked::pack`] takes.
-    pub const BITS: u32 = 5;
-
-    /// Of an event mask.
-    pub fn of(events: u32) -> Asked {
-        Asked(EVENTS.iter().fold(0, |all, event| all | events & event))
-    }
-
-    /// The mask that asks for it. By edges: what the rings hold the kernel does not know.
-    pub fn events(self) -> u32 {
-        self.0 | ET
-    }
-
-    /// In [`Asked::BITS`] bits.
-    pub fn pack(self) -> u32 {
-        let bit = |(at, event): (usize, &u32)| u32::from(self.0 & event != 0) << at;
-        EVENTS.iter().enumerate().map(bit).sum()
-    }
-
-    /// The reverse; higher bits do not count.
-    pub fn unpack(bits: u32) -> Asked {
-        let event = |(at, event): (usize, &u32)| if bits >> at & 1 != 0 { *event } else { 0 };
-        Asked(EVENTS.iter().enumerate().map(event).sum())
-    }
-}
+use crate::watchers::entry::Asked;
+use crate::watchers::set;
 
 /// What the kernel has to be asked for where the application wants these events: doorbells where it wants any of data or
 /// room, and the end in any case, for a peer that dies with bytes unread in the ring ends by a FIN, and TCP by a reset. The
@@ -84,7 +49,7 @@ pub enum Wake {
 /// Whether a thread may sleep on the set now. It is seen here, or sees what was changed before: see `control::add`, and
 /// `owed::enter`. Of a thread that polls the set itself nobody knows that it sleeps.
 fn is_heard(set: &Set) -> bool {
-    set.sleepers.load(SeqCst) != 0 || set.is_watched.load(SeqCst) == owed::POLLED
+    set.sleepers.load(SeqCst) != 0 || set.is_watched.load(SeqCst) == set::POLLED
 }
 
 /// Brings the kernel's registration of a connection in the ring up to date, and wakes `wake`. The caller keeps the

@@ -6,17 +6,16 @@ use super::asked::{self, Wake};
 use super::entry::{
     self, E_DISABLED, E_EDGE, E_HOT, E_KNOWN, E_OWED, E_PARKED, E_RING, E_TCP, Entry,
 };
-use super::epoll::{
-    ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, disarm, end, find, set_at, tag_of, unlink,
-    would_tell,
-};
+use super::epoll::{delete, disarm, end, find, unlink, would_tell};
+use super::set::{ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, set_at, tag_of};
 use super::{hot, owed};
 use crate::handshake::transition;
 use crate::os::clock;
+use crate::os::events;
+use crate::os::events::{HUP, IN, OUT, WRITE_BITS};
 use crate::os::reason::Reason;
 use crate::os::single;
 use crate::os::sys::{self, Errno};
-use crate::poll::ready::{self, HUP, IN, OUT, WRITE_BITS};
 use crate::record::conn::{self, ATTACHED, Conn, EARLY, FRESH, LISTEN, OFFERED, PLAIN, RING};
 use crate::stream::bells;
 use crate::watch::observer;
@@ -69,7 +68,7 @@ pub fn control(
             if event.events & EXCLUSIVE != 0 && conn.phase() == FRESH {
                 return None;
             }
-            const WITH_EXCLUSIVE: u32 = IN | OUT | ready::ERR | HUP | WAKEUP | ET | EXCLUSIVE;
+            const WITH_EXCLUSIVE: u32 = IN | OUT | events::ERR | HUP | WAKEUP | ET | EXCLUSIVE;
             if event.events & EXCLUSIVE != 0 && event.events & !WITH_EXCLUSIVE != 0 {
                 return Some(Err(libc::EINVAL));
             }

@@ -4,7 +4,8 @@ use core::ptr;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64};
 
-use super::asked::Asked;
+use super::set::{ET, WAKEUP};
+use crate::os::events::{IN, OUT, PRI, RDHUP};
 use crate::os::process::{self, Held, Lock};
 use crate::os::single;
 use crate::os::{cache, sys};
@@ -257,7 +258,7 @@ pub fn alloc() -> Option<u32> {
 /// Gives a record back, which is in no list any more.
 pub fn free(index: u32) {
     let Some(entry) = at(index) else { return };
-    // Release: pairs with the Acquire in `epoll::entry_of`. The caller keeps it, so that nobody else writes.
+    // Release: pairs with the Acquire in `set::entry_of`. The caller keeps it, so that nobody else writes.
     entry.use_count.store(entry.use_count.load(Relaxed).wrapping_add(1), Release);
     entry.set.store(0, Relaxed);
     entry.flags.store(0, Relaxed);
@@ -315,4 +316,40 @@ pub fn after_fork() {
     MORE.reset();
     UNUSED.iter().for_each(|list| list.lock.reset());
     WATCHERS.iter().for_each(|lock| lock.0.reset());
+}
+
+/// The events that a registration has been asked for, as far as they matter in the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked(pub u32);
+
+/// One bit each in a record's flags, in this order.
+const EVENTS: [u32; Asked::BITS as usize] = [IN, PRI, OUT, RDHUP, WAKEUP];
+
+impl Asked {
+    /// The kernel is asked for nothing that matters, or it is not known what for.
+    pub const NOTHING: Asked = Asked(0);
+    /// How many bits [`Asked::pack`] takes.
+    pub const BITS: u32 = 5;
+
+    /// Of an event mask.
+    pub fn of(events: u32) -> Asked {
+        Asked(EVENTS.iter().fold(0, |all, event| all | events & event))
+    }
+
+    /// The mask that asks for it. By edges: what the rings hold the kernel does not know.
+    pub fn events(self) -> u32 {
+        self.0 | ET
+    }
+
+    /// In [`Asked::BITS`] bits.
+    pub fn pack(self) -> u32 {
+        let bit = |(at, event): (usize, &u32)| u32::from(self.0 & event != 0) << at;
+        EVENTS.iter().enumerate().map(bit).sum()
+    }
+
+    /// The reverse; higher bits do not count.
+    pub fn unpack(bits: u32) -> Asked {
+        let event = |(at, event): (usize, &u32)| if bits >> at & 1 != 0 { *event } else { 0 };
+        Asked(EVENTS.iter().enumerate().map(event).sum())
+    }
 }

@@ -7,15 +7,17 @@ use usmc_shm::layout::Slot;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::entry::{self, E_ACTIVE, E_ARMED, E_DISABLED, E_HOT, Entry};
-use super::epoll::{self, Set};
+use super::epoll::{self};
 use super::owed;
-use crate::poll::ready::{self, WRITE_BITS};
-use crate::poll::report;
+use super::set::Set;
+use crate::os::events::WRITE_BITS;
 use crate::record::conn::{self, Conn, RING};
+use crate::stream::ready::{self};
 use crate::stream::{bells, room};
+use crate::watchers::report;
+use crate::watchers::set;
+use crate::watchers::set::HOT;
 
-/// Most hot entries of a set. What exceeds them is reported by way of the kernel.
-pub const HOT: usize = 16384;
 /// A set that never sleeps sorts its hot entries out every so many waits.
 const SWEEP_EVERY: u32 = 1024;
 
@@ -118,7 +120,7 @@ pub fn tag_at(set: &Set, at: usize) -> Option<u64> {
     let _held = set.lock.enter()?;
     let hot = &set.hot[..set.hot_count.load(Relaxed) as usize];
     let number = hot.get(at)?.load(Relaxed);
-    Some(epoll::tag_of(number, entry::at(number)?))
+    Some(set::tag_of(number, entry::at(number)?))
 }
 
 /// Calls `act` with the first `most` hot entries.
@@ -177,9 +179,9 @@ fn stuck_ns(entry: &Entry) -> Option<u64> {
 
 /// Takes a connection out of the ring whose room is waited for in this set, and in vain. Whether there was one.
 pub fn leave_stuck(set: &Set) -> bool {
-    (0..).map_while(|at| tag_at(set, at)).any(|tag| match epoll::entry_of(tag) {
+    (0..).map_while(|at| tag_at(set, at)).any(|tag| match set::entry_of(tag) {
         Some((number, entry)) if number != u32::MAX && stuck_ns(entry).is_some() => {
-            room::leave_if_stuck(epoll::live_fd(entry), entry.conn.load(Relaxed), || true)
+            room::leave_if_stuck(set::live_fd(entry), entry.conn.load(Relaxed), || true)
         }
         _ => false,
     })
@@ -225,7 +227,7 @@ fn sort_out(set: &Set, arm_all: bool) -> Looks {
         let let_go = !active && !must_tick && stuck_ns.is_none();
         if let_go || arm_all {
             if bells::owes_ack(conn, slot) {
-                bells::clear_bells(epoll::live_fd(entry), conn, slot);
+                bells::clear_bells(set::live_fd(entry), conn, slot);
             }
             if !entry.has(E_ARMED) || want & WRITE_BITS != 0 || !conn.rx(slot).is_rx_armed() {
                 epoll::arm(entry);

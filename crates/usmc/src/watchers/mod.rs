@@ -1,9 +1,13 @@
 //! Registrations with epoll sets: what a set is to tell, and what the kernel's set knows of it.
 
 pub mod asked;
+pub mod asleep;
 pub mod control;
 pub mod entry;
 pub mod epoll;
+pub mod habit;
 pub mod hot;
 pub mod nested;
 pub mod owed;
+pub mod report;
+pub mod set;

@@ -6,18 +6,20 @@
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
-use super::epoll::{self, SETS_LOCK};
 use super::owed;
+use super::set::SETS_LOCK;
+use crate::os::events;
 use crate::os::sys::{self, Errno};
-use crate::poll::{asleep, multi, ready};
+use crate::watchers::asleep;
+use crate::watchers::set;
 
 /// Sets registered in other sets at one time; what exceeds it is left to the kernel.
 const NESTED: usize = 64;
 /// In the low half of the data: not an entry's number but a nesting's.
 const NUMBER: u32 = 1 << 31;
 
-const ET: u32 = libc::EPOLLET as u32;
-const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+/// Sets within sets that are followed; the kernel allows five in all.
+pub const DEPTH: u32 = 5;
 
 /// A tracked set inside another.
 pub struct Nesting {
@@ -25,16 +27,16 @@ pub struct Nesting {
     who: AtomicU64,
     /// The inner one's number that it was registered by: another is another registration.
     fd: AtomicU32,
-    events: AtomicU32,
+    pub events: AtomicU32,
     /// The application's data.
-    data: AtomicU64,
+    pub data: AtomicU64,
     uses: AtomicU32,
     /// EPOLLONESHOT has fired.
-    disabled: AtomicU32,
+    pub disabled: AtomicU32,
     /// What was last reported of an edge-triggered one.
-    seen: AtomicU64,
+    pub seen: AtomicU64,
     /// The wait that reported it last.
-    round: AtomicU32,
+    pub round: AtomicU32,
 }
 
 static NESTINGS: [Nesting; NESTED] = [const {
@@ -90,7 +92,7 @@ pub fn control(
                 // Before the kernel can tell of it.
                 place.who.store(who, Release);
                 // SeqCst: who goes to sleep sees it, or is seen by `stir`.
-                epoll::set_at(outer.1).nested.fetch_add(1, SeqCst);
+                set::set_at(outer.1).nested.fetch_add(1, SeqCst);
                 let done = register((outer.0, op, inner.0), at, event.events);
                 if done.is_err() {
                     end(at);
@@ -123,14 +125,14 @@ pub fn control(
 
 /// The kernel is told of a nesting, by its tag.
 fn register((outer, op, inner): (i32, i32, i32), at: usize, events: u32) -> Result<(), Errno> {
-    let u64 = epoll::tag(at as u32 | NUMBER, NESTINGS[at].uses.load(Relaxed));
+    let u64 = set::tag(at as u32 | NUMBER, NESTINGS[at].uses.load(Relaxed));
     sys::epoll_ctl(outer, op, inner, &mut libc::epoll_event { events, u64 })
 }
 
 fn end(at: usize) {
     let who = NESTINGS[at].who.swap(0, AcqRel);
     NESTINGS[at].uses.fetch_add(1, AcqRel);
-    epoll::set_at(who as u32 - 1).nested.fetch_sub(1, AcqRel);
+    set::set_at(who as u32 - 1).nested.fetch_sub(1, AcqRel);
 }
 
 /// The set is gone: so are its nestings. The caller holds SETS_LOCK.
@@ -145,7 +147,7 @@ pub fn forget(set: u32) {
 
 /// Calls `each` with every tracked set inside `outer`.
 pub fn each(outer: u32, mut each: impl FnMut(u32, &'static Nesting)) {
-    if epoll::set_at(outer).nested.load(Relaxed) == 0 {
+    if set::set_at(outer).nested.load(Relaxed) == 0 {
         return;
     }
     for place in &NESTINGS {
@@ -158,7 +160,7 @@ pub fn each(outer: u32, mut each: impl FnMut(u32, &'static Nesting)) {
 
 /// The nesting a kernel event belongs to: `None` if it is not about one, `Some(None)` if it is over.
 pub fn of(data: u64) -> Option<Option<(u32, &'static Nesting)>> {
-    if !epoll::is_tagged(data) || data as u32 & NUMBER == 0 {
+    if !set::is_tagged(data) || data as u32 & NUMBER == 0 {
         return None;
     }
     let place = NESTINGS.get((data as u32 & !NUMBER) as usize)?;
@@ -184,56 +186,6 @@ impl Nesting {
 
     /// Whether the outer set wants to hear of data at all.
     pub fn wants_data(&self) -> bool {
-        self.events.load(Relaxed) & ready::IN != 0 && self.disabled.load(Relaxed) == 0
+        self.events.load(Relaxed) & events::IN != 0 && self.disabled.load(Relaxed) == 0
     }
-
-    /// The event to report, if the inner set has something to report that was not reported before.
-    /// `by_kernel`: the kernel says so, too. `round` is the outer set's wait.
-    pub fn event(&self, inner: u32, by_kernel: bool, round: u32) -> Option<libc::epoll_event> {
-        let want = self.events.load(Relaxed);
-        if !self.wants_data() {
-            return None;
-        }
-        if self.round.load(Relaxed) == round {
-            return None;
-        }
-        let seen = self.seen.load(Relaxed);
-        let look = || {
-            let (ready, print) = multi::nested_look(inner);
-            (ready && (want & ET == 0 || print != seen), print)
-        };
-        let (mut by_rings, mut print) = look();
-        if !by_rings {
-            if !by_kernel {
-                return None;
-            }
-            // What has rung is looked at from now on, and what is over is taken from the kernel.
-            multi::settle(inner);
-            (by_rings, print) = look();
-            if !by_rings && !kernel_finds(inner) {
-                return None;
-            }
-        }
-        // Another thread may look at the same moment: an edge is told to one of them.
-        let is_edge = by_rings && want & ET != 0 && !by_kernel;
-        if is_edge && self.seen.compare_exchange(seen, print, AcqRel, Relaxed).is_err() {
-            return None;
-        }
-        self.seen.store(print, Relaxed);
-        if want & ONESHOT != 0 && self.disabled.swap(1, AcqRel) != 0 {
-            return None;
-        }
-        self.round.store(round, Relaxed);
-        Some(libc::epoll_event { events: ready::IN, u64: self.data.load(Relaxed) })
-    }
-}
-
-/// Whether the kernel finds something in the set once doorbells without a meaning are gone.
-pub fn is_readable(inner: u32) -> bool {
-    multi::settle(inner);
-    kernel_finds(inner)
-}
-
-fn kernel_finds(inner: u32) -> bool {
-    sys::poll1(epoll::fd_of(inner), libc::POLLIN, 0) & libc::POLLIN != 0
 }

@@ -18,80 +18,20 @@
 //! or the close comes before.
 
 use core::ffi::c_int;
-use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
 use super::entry::{
     self, E_CHANGED, E_DISABLED, E_KNOWN, E_OWED, E_PARKED, E_PROMPT, E_TOLD, Entry,
 };
-use super::epoll::{
-    ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, delete, entry_of, fd_of, set_at, tag_of, unlink,
-};
+use super::epoll::{delete, unlink};
+use super::set::{ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, entry_of, fd_of, set_at, tag_of};
+use crate::os::events::{ERR, HUP, IN, OUT, RDHUP};
 use crate::os::sys::{self, Errno};
 use crate::os::{kernel_only, single};
-use crate::poll::multi;
-use crate::poll::ready::{ERR, HUP, IN, OUT, RDHUP};
-use crate::poll::scan::Look;
 use crate::record::conn::{self, Conn, EARLY, F_ADOPTED, F_CLC, F_COPIED, F_SHARED};
 use crate::record::kernel;
-
-/// Most registrations that a set owes.
-pub const MOST: usize = 256;
-
-/// What a set's connections are like.
-#[repr(C)]
-pub struct Habit {
-    /// Nonzero: registrations are put off. What had something to tell at once counts one, what had not [`LATE`].
-    credit: AtomicU32,
-    /// Connections in a row that had, while they are not.
-    in_time: AtomicU32,
-    /// How often they have been in vain, of late.
-    failures: AtomicU32,
-}
-
-/// So many connections in a row make a habit.
-const HABIT: u32 = 8;
-/// The most credit, with which all is forgotten that was in vain.
-const CREDIT: u32 = 16;
-const LATE: u32 = 2;
-/// Twice as many connections in a row are wanted each time, up to 8 << 9.
-const FAILURES: u32 = 9;
-
-impl Habit {
-    /// Nothing is known.
-    pub fn forget(&self) {
-        for cell in [&self.credit, &self.in_time, &self.failures] {
-            cell.store(0, Relaxed);
-        }
-    }
-
-    fn was_in_time(&self) {
-        let credit = self.credit.load(Relaxed);
-        if credit >= CREDIT {
-            return;
-        }
-        if credit > 0 {
-            self.credit.store(credit + 1, Relaxed);
-            if credit + 1 == CREDIT {
-                self.failures.store(0, Relaxed);
-            }
-            return;
-        }
-        let in_time = self.in_time.load(Relaxed) + 1;
-        let is_habit = in_time >= HABIT << self.failures.load(Relaxed).min(FAILURES);
-        self.in_time.store(if is_habit { 0 } else { in_time }, Relaxed);
-        self.credit.store(if is_habit { HABIT } else { 0 }, Relaxed);
-    }
-
-    fn was_late(&self) {
-        self.in_time.store(0, Relaxed);
-        let credit = self.credit.load(Relaxed);
-        self.credit.store(credit.saturating_sub(LATE), Relaxed);
-        if (1..=LATE).contains(&credit) {
-            self.failures.store((self.failures.load(Relaxed) + 1).min(FAILURES), Relaxed);
-        }
-    }
-}
+use crate::watchers::set::OWED;
+use crate::watchers::set::POLLED;
 
 /// Whether waits may ask for these events by poll(2): what is true is told, again and again.
 fn is_state(events: u32) -> bool {
@@ -109,8 +49,8 @@ pub fn owe(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
     // For `note_told`.
     entry.hot_at.store(set.rounds.load(Relaxed), Relaxed);
     let events = entry.events.load(Relaxed);
-    let pays = (set.habit.credit.load(Relaxed) > 0 && is_state(events))
-        || (set.edges.credit.load(Relaxed) > 0 && is_edge(events));
+    let pays =
+        (set.habit.puts_off() && is_state(events)) || (set.edges.puts_off() && is_edge(events));
     pays && !conn.has(F_CLC) && enter(set, number, entry, conn, E_OWED)
 }
 
@@ -141,7 +81,7 @@ fn enter(set: &Set, number: u32, entry: &Entry, conn: &Conn, flags: u32) -> bool
     {
         let Some(_held) = set.lock.enter() else { return false };
         let count = set.owed_count.load(Relaxed);
-        if count as usize == MOST {
+        if count as usize == OWED {
             return false;
         }
         set.owed[count as usize].store(number, Relaxed);
@@ -251,7 +191,7 @@ pub fn ended(entry: &Entry) -> bool {
 
 /// Which of what a set owes.
 #[derive(Clone, Copy)]
-enum Which {
+pub enum Which {
     All,
     /// Not what can be asked for once more.
     NotDue,
@@ -264,9 +204,9 @@ pub fn pay(index: u32) -> bool {
     !is_any(set_at(index)) || pay_some(index, Which::All)
 }
 
-fn pay_some(index: u32, which: Which) -> bool {
+pub fn pay_some(index: u32, which: Which) -> bool {
     let set = set_at(index);
-    let mut numbers = [0; MOST];
+    let mut numbers = [0; OWED];
     let count = {
         let Some(_held) = set.lock.enter() else { return false };
         let count = set.owed_count.load(Relaxed) as usize;
@@ -324,9 +264,6 @@ pub fn forget_known(entry: &Entry) {
     }
 }
 
-/// [`Set::is_watched`]: somebody of this process may sleep on the set by other calls than a wait on it.
-pub const POLLED: u32 = 2;
-
 /// The kernel may tell others of the set's readiness from now on, which do not pay.
 pub fn watch(index: u32) {
     let set = set_at(index);
@@ -378,73 +315,9 @@ pub fn pay_for_fork(set: &Set) {
     }
 }
 
-/// Asks for what the set owes, and for whether the kernel has something to tell of all others. What it reports stays owed
-/// until the next wait, and all else is registered. How many events there are.
-///
-/// # Safety
-/// `events` is writable for `max` entries.
-pub unsafe fn report(look: &Look<'_>, events: *mut libc::epoll_event, max: c_int) -> c_int {
-    const FEW: u32 = 16;
-    // Most waits have few to ask for, and clearing room for all of them would take longer than that.
-    // SAFETY: the caller's contract.
-    unsafe {
-        match look.set.owed_count.load(Relaxed) {
-            ..=FEW => report_within::<{ FEW as usize + 1 }>(look, events, max),
-            _ => report_within::<{ MOST + 1 }>(look, events, max),
-        }
-    }
-}
-
-/// [`report`], with room for one registration less than `N`.
-unsafe fn report_within<const N: usize>(
-    look: &Look<'_>,
-    events: *mut libc::epoll_event,
-    max: c_int,
-) -> c_int {
-    const NONE: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
-    let &Look { epfd, set, index, round, .. } = look;
-    let (mut fds, mut tags) = ([NONE; N], [0; N]);
-    let mut asked = collect(set, &mut fds[..N - 1], &mut tags);
-    if asked < set.owed_count.load(Relaxed) as usize {
-        // What the kernel knows by what it was it must not tell.
-        pay_some(index, Which::NotDue);
-        asked = collect(set, &mut fds[..N - 1], &mut tags);
-    }
-    // The last, as nothing comes before what was seen already.
-    fds[asked] = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
-    if asked == 0 || sys::poll_now(&mut fds[..=asked]) == 0 {
-        pay(index);
-        return 0;
-    }
-    let kernels = match fds[asked].revents {
-        0 => 0,
-        // SAFETY: the caller's contract.
-        _ => unsafe { multi::kernel_now(look, events, max) }.max(0),
-    };
-    let mut all = kernels;
-    for (p, &tag) in fds.iter().zip(&tags).take(asked) {
-        let found = u32::from((p.revents & !libc::POLLNVAL).cast_unsigned());
-        if found != 0
-            && all < max
-            && let Some(bits) = tell((set, index), p.fd, tag, found, round)
-        {
-            // SAFETY: the caller's contract, and all < max.
-            unsafe { events.add(all as usize).write(libc::epoll_event { events: bits, u64: tag }) };
-            all += 1;
-        }
-    }
-    // SAFETY: the caller's contract, and kernels ≤ max.
-    let ours = unsafe { events.add(kernels as usize) };
-    let told = multi::translate(look, ours, all - kernels, kernels as u32);
-    if (told as u32) < set.owed_count.load(Relaxed) {
-        pay_some(index, Which::NotTold(round));
-    }
-    kernels + told
-}
-
 /// What is to be told of the entry with this tag, of which poll(2) has `found` something. `None` where it is another's by
 /// now, or an edge that another thread tells.
-fn tell((set, index): (&Set, u32), fd: c_int, tag: u64, found: u32, round: u32) -> Option<u32> {
+pub fn tell((set, index): (&Set, u32), fd: c_int, tag: u64, found: u32, round: u32) -> Option<u32> {
     let (number, entry) = entry_of(tag)?;
     let edge = {
         let _held = set.lock.enter()?;
@@ -465,7 +338,7 @@ fn tell((set, index): (&Set, u32), fd: c_int, tag: u64, found: u32, round: u32) 
 }
 
 /// Those that are to be asked for, as far as there is room. How many they are.
-fn collect(set: &Set, fds: &mut [libc::pollfd], tags: &mut [u64]) -> usize {
+pub fn collect(set: &Set, fds: &mut [libc::pollfd], tags: &mut [u64]) -> usize {
     let Some(_held) = set.lock.enter() else { return 0 };
     let mut asked = 0;
     for place in &set.owed[..set.owed_count.load(Relaxed) as usize] {
@@ -508,7 +381,7 @@ fn learn(set: &Set, entry: &Entry, round: u32) {
     } else if is_first && is_state(events) {
         set.habit.was_in_time();
     } else {
-        set.habit.in_time.store(0, Relaxed);
+        set.habit.had_nothing();
     }
 }
 
@@ -519,46 +392,7 @@ pub fn learn_end(set: &Set, entry: &Entry) {
         if entry.round.load(Relaxed) == set.rounds.load(Relaxed) {
             set.edges.was_in_time();
         } else {
-            set.edges.in_time.store(0, Relaxed);
+            set.edges.had_nothing();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_habit_is_made_of_some_and_broken_by_few() {
-        let habit = Habit {
-            credit: AtomicU32::new(0),
-            in_time: AtomicU32::new(0),
-            failures: AtomicU32::new(0),
-        };
-        let puts_off = || habit.credit.load(Relaxed) > 0;
-        let in_time = |times: u32| (0..times).for_each(|_| habit.was_in_time());
-        in_time(HABIT - 1);
-        habit.was_late();
-        in_time(HABIT - 1);
-        assert!(!puts_off());
-        in_time(1);
-        assert!(puts_off());
-        (0..HABIT / LATE).for_each(|_| habit.was_late());
-        assert!(!puts_off());
-        // More is wanted then, each time.
-        for failures in 1..20 {
-            let wanted = HABIT << failures.min(FAILURES);
-            in_time(wanted - 1);
-            assert!(!puts_off());
-            in_time(1);
-            assert!(puts_off());
-            (0..HABIT / LATE).for_each(|_| habit.was_late());
-        }
-        // Until it has lasted.
-        in_time((HABIT << FAILURES) + CREDIT);
-        (0..CREDIT / LATE).for_each(|_| habit.was_late());
-        assert!(!puts_off());
-        in_time(HABIT << 1);
-        assert!(puts_off());
     }
 }

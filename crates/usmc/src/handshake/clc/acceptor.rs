@@ -8,13 +8,14 @@ use smc_proto::wire::clc::{Answer, Decline, Message as Clc, Proposal, Release};
 
 use super::stream::{self, Found};
 use super::{
-    Step, Taken, declined, delivered, first, give_up, has_room, id_of, is_spent, machines,
-    new_token, say, stop_calls, store_id, take,
+    Taken, declined, delivered, first, give_up, has_room, id_of, is_spent, machines, new_token,
+    say, stop_calls, store_id, take,
 };
 use crate::handshake::transition;
 use crate::host::{self, Message, OfferId, Stage};
 use crate::os::log;
 use crate::os::reason::Reason;
+use crate::record::clc_state::Step;
 use crate::record::conn::{self, Conn, F_CLC};
 
 /// Says on the device that this process holds the connection that a client asks for, if one does.

@@ -9,14 +9,15 @@ use smc_proto::wire::clc::{Decline, Message as Clc, SmcdVersion};
 use usmc_shm::handshake::Use;
 
 use super::{
-    Step, Taken, declined, first, give_up, has_room, id_of, is_spent, leave_answered, machines,
-    say, stop_calls, store_id, take,
+    Taken, declined, first, give_up, has_room, id_of, is_spent, leave_answered, machines, say,
+    stop_calls, store_id, take,
 };
 use crate::device::segment;
 use crate::handshake::transition;
 use crate::host::{self, Delivery, DmbRef, Message, Stage};
 use crate::os::reason::Reason;
 use crate::os::{log, sys};
+use crate::record::clc_state::Step;
 use crate::record::conn::{Conn, F_ARMED, F_CLC, OFFERED};
 use crate::record::kernel;
 use crate::record::tuple::{self, Tuple};

@@ -16,18 +16,19 @@ use smc_proto::ids::PeerId;
 use smc_proto::wire::clc::{Decline, Message as Clc};
 
 use super::stream::{self, Found};
-use super::{Step, acceptor, client, declined, give_up, id_of, is_too_slow};
+use super::{acceptor, client, declined, give_up, id_of, is_too_slow};
+use crate::family::holders;
 use crate::handshake::syn_option::{self, Outcome};
 use crate::handshake::transition;
 use crate::host::{self, Stage};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::{clock, log, process};
+use crate::record::clc_state::Step;
 use crate::record::conn::{Conn, EARLY, F_ARMED, F_CLC, F_CLIENT, F_SHARED};
 use crate::record::kernel;
 use crate::record::lasting::Call;
 use crate::record::tuple::{self, Endpoint, Tuple};
-use crate::stream::wait;
 
 /// How long a server's application waits for the client's first message before it sends, in milliseconds. A client sends
 /// it in the same moment as the handshake's last ACK; this is for its first retransmission.
@@ -215,7 +216,7 @@ pub fn before_send(fd: i32, index: u32, conn: &Conn) -> Result<(), Errno> {
         if conn.step_lock.is_mine() || kernel::is_over(fd) {
             break;
         }
-        if wait::is_nonblocking(fd, conn) {
+        if holders::is_nonblocking(fd, conn) {
             conn.tx_blocks.fetch_add(1, Relaxed);
             return Err(libc::EAGAIN);
         }

@@ -35,169 +35,20 @@ pub mod stream;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use smc_proto::decline::DeclineCode;
 use smc_proto::wire::clc::{MAX_LEN, Message as Clc};
-use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use crate::device::segment;
-use crate::family::fork;
+use crate::family::holders;
 use crate::handshake::transition;
 use crate::host::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
 use crate::os::reason::Reason;
-use crate::os::{clock, config, log, memory, process, strangers, sys};
+use crate::os::{clock, config, log, process, strangers, sys};
+use crate::record::clc_state::Step;
 use crate::record::conn::{self, Conn, EARLY, F_CLC, F_CLIENT, F_COPIED, F_HANDSHAKE, PLAIN};
 use crate::record::kernel;
 use crate::record::tuple::{self, Endpoint};
 
-/// log2 of the least that is taken of memory.
-const PAGE_SHIFT: u32 = 12;
-
 pub use acceptor::{expect, hold_if_asked};
 pub use client::{ask, declare};
-
-/// How far this end is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-enum Step {
-    /// There is no handshake by CLC.
-    None = 0,
-    /// Client: has asked on the device.
-    Asked = 1,
-    /// Client: has proposed.
-    Proposed = 2,
-    /// Client: has read the Accept.
-    Accepted = 3,
-    /// Acceptor: has said that it holds the connection.
-    Held = 4,
-    /// Acceptor: has read the Proposal.
-    Asking = 5,
-    /// Acceptor: has answered.
-    Answered = 6,
-    /// Acceptor: has read the Confirm.
-    Confirmed = 7,
-    /// Client: the destination was declared to speak SMC, or may say so by the SYN-ACK, and nothing is sent yet.
-    Declared = 8,
-    /// Acceptor: the client was declared or has said SMC, and nothing is read yet.
-    Expecting = 9,
-    /// Either: this process, or the one that it was forked by, forked while a message was in the stream. Whichever reads
-    /// up to it takes it out.
-    Leftover = 10,
-}
-
-const STEPS: [Step; 11] = [
-    Step::None,
-    Step::Asked,
-    Step::Proposed,
-    Step::Accepted,
-    Step::Held,
-    Step::Asking,
-    Step::Answered,
-    Step::Confirmed,
-    Step::Declared,
-    Step::Expecting,
-    Step::Leftover,
-];
-
-/// A record's part in a handshake. All zero: none.
-#[derive(Default)]
-#[repr(C)]
-pub struct State {
-    step: AtomicU32,
-    /// Who is in it: a forked child is not.
-    pid: AtomicU32,
-    /// When this step began, in milliseconds.
-    since: AtomicU32,
-    /// When a message was first seen that was not all there, in milliseconds; 0 = none was.
-    partial: AtomicU32,
-    /// Decline code, of whichever side.
-    declined: AtomicU32,
-    /// Release of the peer's Proposal; or the link id of its Accept.
-    number: AtomicU32,
-    /// Whether the peer is of our own user.
-    kin: AtomicU32,
-    /// Pages put aside for what a stranger may make us take.
-    aside: AtomicU32,
-    /// Whether they are for far parts, too.
-    far_aside: AtomicU32,
-    /// Where the message of [`Step::Leftover`] stands in the stream.
-    leftover: AtomicU64,
-    /// Our token.
-    own: AtomicU64,
-    /// The peer's.
-    peer: AtomicU64,
-    /// What was delivered: the peer's token, segment, slot and use, file. The token is set last.
-    given: [AtomicU64; 4],
-}
-
-impl State {
-    fn step(&self) -> Step {
-        STEPS.get(self.step.load(Relaxed) as usize).copied().unwrap_or(Step::None)
-    }
-
-    fn set(&self, step: Step) {
-        self.pid.store(process::pid(), Relaxed);
-        self.since.store(clock::now_ms(), Relaxed);
-        self.partial.store(0, Relaxed);
-        self.step.store(step as u32, Relaxed);
-    }
-
-    /// Whether a handshake of this process is under way.
-    #[inline]
-    pub fn is_on(&self) -> bool {
-        self.step.load(Relaxed) != Step::None as u32
-    }
-
-    /// The code with which either side has declined; 0 = none has.
-    pub fn declined(&self) -> u32 {
-        self.declined.load(Relaxed)
-    }
-
-    /// Whether the peer, with whom there was a handshake, is of our own user: what it says of itself is as good as our own
-    /// word.
-    pub fn is_with_kin(&self) -> bool {
-        self.kin.load(Relaxed) != 0
-    }
-
-    /// Puts memory aside for what a peer with such rings may make us take. With their far parts only where nothing limits it:
-    /// those of a few connections would be the rings of all others. False where there is none.
-    pub fn put_aside(&self, (ring_shift, far_shift): (u32, u32)) -> bool {
-        self.give_back();
-        // Beside the rings: the pages of the segment's head and of the slot.
-        let near = (2 << ring_shift >> PAGE_SHIFT) + 2;
-        let far = if far_shift == 0 { 0 } else { 2 << far_shift >> PAGE_SHIFT };
-        let put = |pages: u64| {
-            let has = memory::put_aside(pages << PAGE_SHIFT);
-            if has {
-                self.aside.store(pages as u32, Relaxed);
-            }
-            has
-        };
-        let with_far = far > 0 && memory::is_unlimited() && put(near + far);
-        self.far_aside.store(with_far.into(), Relaxed);
-        with_far || put(near)
-    }
-
-    /// Whether that was for the far parts, too.
-    pub fn has_far_aside(&self) -> bool {
-        self.far_aside.load(Relaxed) != 0
-    }
-
-    /// The connection is not in such rings any more.
-    pub fn give_back(&self) {
-        let pages = self.aside.swap(0, Relaxed);
-        memory::give_back(u64::from(pages) << PAGE_SHIFT);
-    }
-
-    /// The record is free.
-    pub fn clear(&self) {
-        self.give_back();
-        let State { step, pid, since, partial, declined, number, kin, .. } = self;
-        for cell in [step, pid, since, partial, declined, number, kin] {
-            cell.store(0, Relaxed);
-        }
-        for cell in [&self.own, &self.peer, &self.leftover].into_iter().chain(&self.given) {
-            cell.store(0, Relaxed);
-        }
-    }
-}
 
 /// The handshake is at this step now.
 fn enter(conn: &Conn, step: Step) {
@@ -340,7 +191,7 @@ pub fn end(conn: &Conn) {
     enter(conn, Step::None);
     conn.set_flag(F_CLC, false);
     // Another process that has the connection may still have to take a message out.
-    let others = conn.has(F_COPIED) && fork::holders(conn).is_some_and(|n| n.load(Relaxed) > 1);
+    let others = conn.has(F_COPIED) && holders::holders(conn).is_some_and(|n| n.load(Relaxed) > 1);
     if ours && !others {
         call_off(conn, step);
     }
@@ -381,7 +232,7 @@ fn take_leftover(fd: i32, conn: &Conn) -> bool {
         Some(taken) if taken > at => {}
         Some(taken) if taken == at => match stream::look(fd) {
             // The other process may be at it.
-            (stream::Found::Message(_), length) if fork::claims_message(conn) => {
+            (stream::Found::Message(_), length) if holders::claims_message(conn) => {
                 stream::discard(fd, length);
             }
             (stream::Found::Message(_) | stream::Found::Part, _) if !is_too_slow(conn) => {

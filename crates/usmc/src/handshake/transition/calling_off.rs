@@ -7,9 +7,10 @@ use usmc_shm::layout::{ACCEPTOR, End};
 use super::{begin_elsewhere, changed, give_lowat_back, offer_id, step, usage};
 use crate::device::segment;
 use crate::family::mark;
-use crate::family::{fork, life, members};
+use crate::family::{holders, life};
 use crate::handshake::clc;
 use crate::host;
+use crate::os::members;
 use crate::os::reason::Reason;
 use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLIENT, OFFERED, PLAIN, RING};
 
@@ -138,7 +139,7 @@ fn release(conn: &Conn, end: &End, segment: u32, index: u32) -> bool {
     members::leave(&end.members);
     let last = end.refs.fetch_sub(1, AcqRel) == 1;
     if !last {
-        fork::leave_to_parent(end);
+        holders::leave_to_parent(end);
     }
     segment::let_go(segment, conn.has(F_CLIENT).then_some(index), life::has_ended(conn));
     last

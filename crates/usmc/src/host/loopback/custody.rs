@@ -8,8 +8,8 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use super::Loopback;
 use super::layout::{CUSTODIES, CUSTODY_WAYS, CustodyCell, FETCHED};
-use crate::family::members;
 use crate::host::{Custody, Receiver};
+use crate::os::members;
 use crate::os::{process, sys};
 
 /// `CustodyCell::cookie`: a place that is being filled. Cookies of sockets begin later.

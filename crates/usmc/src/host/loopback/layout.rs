@@ -141,7 +141,7 @@ pub struct CustodyCell {
     pub state: AtomicU64,
     /// Holders that are to come.
     pub pending: [AtomicU64; 4],
-    /// Holders that are one process each, by their ids ([`crate::family::members`]); not all of them.
+    /// Holders that are one process each, by their ids ([`crate::os::members`]); not all of them.
     pub members: [AtomicU32; 3],
     /// The namespace of these ids ([`crate::os::process::namespace`]); 0 unknown.
     pub namespace: AtomicU32,

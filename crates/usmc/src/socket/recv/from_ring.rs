@@ -8,13 +8,14 @@ use usmc_shm::ring::{Data, Ring};
 
 use super::Attempt;
 use crate::os::iov::Buffers;
+use crate::os::signals::Woken;
 use crate::os::{clock, sys};
 use crate::record::conn::{Conn, F_SHARED};
 use crate::socket::send::PART;
 use crate::stream::bells;
 use crate::stream::demote;
 use crate::stream::ending::{self, Ending};
-use crate::stream::wait::Woken;
+use crate::stream::state;
 use crate::watch::{capture, observer};
 
 /// How long an empty ring is believed without asking the kernel whether the peer died.
@@ -160,7 +161,7 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
         Ok(_) => {
             let sent = conn.peer(slot).bells_sent.load(Acquire);
             // What follows the ring is no junk.
-            let returns = demote::is_due(conn.peer(slot).flags.load(Acquire));
+            let returns = state::is_due(conn.peer(slot).flags.load(Acquire));
             if sent == end.bells_drained.load(Relaxed) && !returns {
                 bells::drain_junk(fd);
             }

@@ -9,7 +9,7 @@ use usmc_shm::span::{RxSpan, TxSpan};
 use super::patience::Patience;
 use super::sending::go_back_briefly;
 use super::stream::skip_to;
-use crate::family::fork;
+use crate::family::holders;
 use crate::family::locks::Family;
 use crate::os::log;
 use crate::os::sys::{self, Errno};
@@ -34,7 +34,7 @@ fn leave_copies_of_unread(fd: i32, conn: &Conn, slot: &Slot) {
         return;
     }
     // A killed process might leave them half done, and others go on behind them.
-    if !fork::is_alone(conn) {
+    if !holders::is_alone(conn) {
         return;
     }
     let Some(_family) = Family::sending(fd, conn, slot) else { return };

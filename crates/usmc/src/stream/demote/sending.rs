@@ -7,7 +7,7 @@ use usmc_shm::ring::Ring;
 use usmc_shm::span::TxSpan;
 
 use super::patience::{BELL_NS, BRIEF_NS, Patience};
-use crate::family::fork;
+use crate::family::holders;
 use crate::family::locks::{Family, FamilyPatience};
 use crate::os::process::SharedLock;
 use crate::os::sys::{self, Errno};
@@ -77,7 +77,7 @@ fn go_back_by(
     let Ok(_held) = SharedLock::enter(&conn.end(slot).back_lock, &mut family) else { return false };
     let patience = Patience::lasting(bell_ns);
     let done = end_ring(fd, slot, conn.side(), &conn.tx(slot), &patience, Full::Resets);
-    if !done && fork::is_alone(conn) && conn.ringing.load(SeqCst) == 0 {
+    if !done && holders::is_alone(conn) && conn.ringing.load(SeqCst) == 0 {
         // Who was killed in the middle of a doorbell stays counted.
         TxSpan::new(slot, conn.side()).forget_bells();
     }

@@ -10,8 +10,8 @@ use shuttle::{Config, Runner, thread};
 use std::panic;
 
 use super::{Asked, due, needed};
-use crate::poll::ready::{IN, OUT};
-use crate::watchers::epoll::ONESHOT;
+use crate::os::events::{IN, OUT};
+use crate::watchers::set::ONESHOT;
 
 const SCHEDULES: usize = 4000;
 

@@ -13,6 +13,7 @@ use crate::os::errno::errno;
 use crate::os::errno::set_errno;
 use crate::os::real;
 use crate::os::reason::Reason;
+use crate::os::sockopt;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
 use crate::record::conn::{
@@ -215,7 +216,7 @@ pub fn is_known(fd: i32) -> bool {
 
 /// The record of the connection that `fd` is, if this process has one that matters.
 fn known(fd: i32) -> Option<u32> {
-    if kernel::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) != libc::IPPROTO_TCP {
+    if sockopt::int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) != libc::IPPROTO_TCP {
         return None;
     }
     let (local, peer) = (tuple::local(fd).ok()?, tuple::peer(fd).ok()?);

@@ -11,12 +11,14 @@ use crate::family::mark;
 use crate::handshake::transition;
 use crate::host::{self, Receiver};
 use crate::os::reason::Reason;
+use crate::os::sockopt;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
 use crate::os::{config, log, sys};
 use crate::record::conn::{self, F_ADOPTED, F_CHILDREN_TCP};
 use crate::record::kernel;
-use crate::socket::{connect, control, option};
+use crate::record::numbers;
+use crate::socket::{connect, control};
 use crate::watch::observer;
 
 /// Looks through the sockets that this program was started with.
@@ -38,21 +40,21 @@ pub fn inherited() {
 
 /// `fd` is new to this process, and no record knows it.
 pub fn adopt(fd: i32, by: &[Receiver]) {
-    let is_tcp = kernel::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) == libc::IPPROTO_TCP;
+    let is_tcp = sockopt::int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) == libc::IPPROTO_TCP;
     if !is_tcp {
         return;
     }
-    let listens = kernel::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, 0) != 0;
+    let listens = sockopt::int(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, 0) != 0;
     if listens || kernel::is_over(fd) {
         let Some(index) = created(fd) else { return };
         conn::at(index).set_flag(F_ADOPTED, true);
         if listens {
-            conn::at(index).set_flag(F_CHILDREN_TCP, option::is_kernels(fd));
+            conn::at(index).set_flag(F_CHILDREN_TCP, sockopt::are_kernels(fd));
             connect::listening(fd, index);
         }
         return;
     }
-    let by = if control::is_libcs(fd) { &[] } else { by };
+    let by = if numbers::is_libcs(fd) { &[] } else { by };
     let Some((custody, client)) = host::current().claim(kernel::cookie(fd), by) else {
         return stays_tcp(fd);
     };
@@ -63,7 +65,7 @@ pub fn adopt(fd: i32, by: &[Receiver]) {
     };
     conn::at(index).set_flag(F_ADOPTED, true);
     custody::hold(conn::at(index), custody);
-    if option::is_kernels(fd) || control::has_signals(fd) {
+    if sockopt::are_kernels(fd) || kernel::has_signals(fd) {
         return conn::at(index).give_up(Reason::KernelFeature);
     }
     transition::begin_adopted(fd, index, client);
@@ -76,7 +78,7 @@ fn stays_tcp(fd: i32) {
     }
     // Its flags are the kernel's affair.
     if let Some(index) = connect::created(fd, 0) {
-        let why = if control::is_libcs(fd) { Reason::Stdio } else { Reason::Adopted };
+        let why = if numbers::is_libcs(fd) { Reason::Stdio } else { Reason::Adopted };
         transition::name_adopted(fd, index);
         conn::at(index).set_flag(F_ADOPTED, true);
         conn::at(index).give_up(why);
@@ -92,7 +94,7 @@ fn stays_tcp(fd: i32) {
 /// EBUSY for such a one.
 pub fn fetched(fd: i32, pidfd: i32, number: i32) -> Result<(), Errno> {
     control::fresh(fd);
-    let is = |name, value| kernel::option(fd, libc::SOL_SOCKET, name, 0) == value;
+    let is = |name, value| sockopt::int(fd, libc::SOL_SOCKET, name, 0) == value;
     // What a listener has is inherited by what it accepts.
     let is_ours = config::get().off
         || !is(libc::SO_PROTOCOL, libc::IPPROTO_TCP)

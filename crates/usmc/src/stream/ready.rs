@@ -6,32 +6,16 @@ use usmc_shm::span::{RxSpan, Source};
 
 use crate::family::locks::Receiving;
 use crate::handshake::transition;
+use crate::os::events::{ERR, HUP, IN, OUT, PRI, RDHUP, RDNORM, READ_BITS, WRITE_BITS, WRNORM};
 use crate::os::sys;
 use crate::record::conn::{self, Conn, RING};
 use crate::record::kernel;
 use crate::record::lasting::Call;
-use crate::socket::{close, recv, send};
+use crate::record::numbers;
 use crate::stream::ending::{self, Ending};
+use crate::stream::state;
+use crate::stream::unread;
 use crate::stream::{bells, demote, room, wait};
-
-/// EPOLLIN / POLLIN.
-pub const IN: u32 = libc::POLLIN as u32;
-/// POLLOUT.
-pub const OUT: u32 = libc::POLLOUT as u32;
-/// POLLERR.
-pub const ERR: u32 = libc::POLLERR as u32;
-/// POLLHUP.
-pub const HUP: u32 = libc::POLLHUP as u32;
-/// POLLRDHUP.
-pub const RDHUP: u32 = libc::POLLRDHUP as u32;
-/// POLLPRI.
-pub const PRI: u32 = libc::POLLPRI as u32;
-const RDNORM: u32 = libc::POLLRDNORM as u32;
-const WRNORM: u32 = libc::POLLWRNORM as u32;
-/// All bits that mean "may be read".
-pub const READ_BITS: u32 = IN | RDNORM | RDHUP | libc::POLLPRI as u32 | libc::POLLRDBAND as u32;
-/// All bits that mean "may be written".
-pub const WRITE_BITS: u32 = OUT | WRNORM | libc::POLLWRBAND as u32;
 
 /// Whether the kernel alone knows this connection's readiness. Moves the handshake on.
 #[inline(always)]
@@ -48,7 +32,7 @@ pub fn is_kernels(fd: impl FnOnce() -> i32, index: u32) -> bool {
 /// The readiness of a ring connection, for someone interested in `want`.
 pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     let ways = conn.peer(slot).flags.load(Relaxed) | conn.own(slot).flags.load(Relaxed);
-    let returns = demote::is_due(ways);
+    let returns = state::is_due(ways);
     if returns {
         demote::look(fd, conn, slot);
     }
@@ -66,7 +50,7 @@ pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
         bits |= HUP;
     }
     // No doorbell of ours has provoked it.
-    if returns && conn.kernel_events.load(Relaxed) & HUP != 0 && demote::is_back(conn, slot) {
+    if returns && conn.kernel_events.load(Relaxed) & HUP != 0 && state::is_back(conn, slot) {
         bits |= HUP;
     }
     if ended == Ending::Reset {
@@ -87,7 +71,7 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     // 1: TCP has been read to the boundary (see `RxSpan`).
     if conn.end(slot).tcp_left.load(Relaxed) == 1 {
         // Urgent data goes by TCP, behind what the ring still holds.
-        let urgent = if want & PRI != 0 && demote::is_due(conn.peer(slot).flags.load(Relaxed)) {
+        let urgent = if want & PRI != 0 && state::is_due(conn.peer(slot).flags.load(Relaxed)) {
             sys::poll1(fd, libc::POLLPRI, 0) as u32 & PRI
         } else {
             0
@@ -95,7 +79,7 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
         return urgent | if has_in_ring(fd, conn, slot, lowat) { IN | RDNORM } else { 0 };
     }
     let source = match Receiving::enter(fd, conn, slot) {
-        Some(_held) if close::number_in_step(fd, conn::index_of(conn), false).is_some() => {
+        Some(_held) if numbers::number_in_step(fd, conn::index_of(conn), false).is_some() => {
             RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
         }
         _ => return 0,
@@ -119,10 +103,10 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
 /// Whether `lowat` bytes are unread in the ring, together with those that follow it by TCP.
 fn has_in_ring(fd: i32, conn: &Conn, slot: &Slot, lowat: usize) -> bool {
     let Ok(data) = conn.rx(slot).data() else { return true };
-    if data.len >= lowat || !demote::is_due(conn.peer(slot).flags.load(Relaxed)) {
+    if data.len >= lowat || !state::is_due(conn.peer(slot).flags.load(Relaxed)) {
         return data.len >= lowat;
     }
-    data.len + recv::unread_behind_ring(fd, conn, slot) >= lowat
+    data.len + unread::unread_behind_ring(fd, conn, slot) >= lowat
 }
 
 fn in_tcp_for_good(conn: &Conn, slot: &Slot) -> bool {
@@ -130,7 +114,7 @@ fn in_tcp_for_good(conn: &Conn, slot: &Slot) -> bool {
 }
 
 fn writable(fd: i32, conn: &Conn, slot: &Slot, own: u32) -> bool {
-    if own & TXF_DONE != 0 || send::peer_is_gone(conn, slot) {
+    if own & TXF_DONE != 0 || ending::peer_is_gone(conn, slot) {
         return true;
     }
     if !transition::tx_is_ring(fd, conn, slot) {

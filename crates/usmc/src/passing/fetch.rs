@@ -24,7 +24,7 @@ use usmc_shm::layout::{
 
 use crate::device::segment::{self, Visited};
 use crate::family::mark;
-use crate::family::{custody, fork};
+use crate::family::{custody, holders};
 use crate::handshake::transition;
 use crate::host::Custody;
 use crate::os::log;
@@ -58,7 +58,7 @@ fn count_in(fd: i32, pidfd: i32, number: i32) -> Option<Custody> {
     };
     let lasts = |it: &There| {
         let may_last = matches!(it.phase, EARLY | OFFERED | ATTACHED | RING) || it.custody != 0;
-        may_last && fork::is_alone_there(&process, it)
+        may_last && holders::is_alone_there(&process, it)
     };
     let there = record().filter(lasts)?;
     // The number has meant nothing else meanwhile.

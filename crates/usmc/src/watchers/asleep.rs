@@ -2,10 +2,12 @@
 
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
-use super::multi::DEPTH;
 use crate::os::single;
-use crate::watchers::epoll::{self, SETS, Set};
+use crate::watchers::epoll::{self};
 use crate::watchers::hot::Looks;
+use crate::watchers::nested::DEPTH;
+use crate::watchers::set;
+use crate::watchers::set::{SETS, Set};
 use crate::watchers::{hot, nested, owed};
 
 /// A thread in the real wait: counted in the set and in the sets inside.
@@ -55,7 +57,7 @@ impl Counted {
         *word |= bit;
         self.is_any = true;
         // SeqCst: see `epoll::add`.
-        epoll::set_at(index).sleepers.fetch_add(1, SeqCst);
+        set::set_at(index).sleepers.fetch_add(1, SeqCst);
         owed::pay(index);
         nested::each(index, |inner, _| self.enter(inner));
     }
@@ -69,7 +71,7 @@ impl Drop for Counted {
         for (number, &word) in self.sets.iter().enumerate() {
             let mut left = word;
             while left != 0 {
-                epoll::woke(epoll::set_at(number as u32 * 64 + left.trailing_zeros()));
+                set::woke(set::set_at(number as u32 * 64 + left.trailing_zeros()));
                 left &= left - 1;
             }
         }
@@ -82,7 +84,7 @@ pub fn arm_all(index: u32) -> Looks {
 }
 
 fn arm_to(index: u32, depth: u32) -> Looks {
-    let mut looks = hot::arm(epoll::set_at(index));
+    let mut looks = hot::arm(set::set_at(index));
     if depth > 0 {
         nested::each(index, |inner, _| looks = looks.and(arm_to(inner, depth - 1)));
     }
@@ -95,7 +97,7 @@ pub fn leave_stuck(index: u32) -> bool {
 }
 
 fn leave_stuck_to(index: u32, depth: u32) -> bool {
-    let mut has_left = hot::leave_stuck(epoll::set_at(index));
+    let mut has_left = hot::leave_stuck(set::set_at(index));
     if depth > 0 {
         nested::each(index, |inner, _| has_left = has_left || leave_stuck_to(inner, depth - 1));
     }
@@ -105,16 +107,16 @@ fn leave_stuck_to(index: u32, depth: u32) -> bool {
 /// A set has come into `outer`, or is asked for anew: who sleeps there already, or polls it, has to look, to count itself,
 /// and to ask for the bells of those that were active. All others ring.
 pub fn stir(outer: u32, inner: u32) {
-    let set = epoll::set_at(outer);
+    let set = set::set_at(outer);
     // SeqCst: see `epoll::add`, and `nested::control`.
-    if set.sleepers.load(SeqCst) != 0 || set.is_watched.load(SeqCst) == owed::POLLED {
+    if set.sleepers.load(SeqCst) != 0 || set.is_watched.load(SeqCst) == set::POLLED {
         stir_one(inner, DEPTH);
     }
 }
 
 /// By any connection that can be kicked.
 fn stir_one(index: u32, depth: u32) -> bool {
-    let set = epoll::set_at(index);
+    let set = set::set_at(index);
     let mut is_done = (0..).map_while(|at| hot::tag_at(set, at)).any(epoll::pass_on);
     if depth > 0 {
         nested::each(index, |inner, _| is_done = is_done || stir_one(inner, depth - 1));

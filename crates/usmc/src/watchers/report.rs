@@ -3,12 +3,15 @@
 use usmc_shm::layout::{END_MARKS_SHIFT, END_SHUT_RD, Slot, TX_TCP, TXF_ENDS};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
-use super::ready::{self, HUP, OUT, READ_BITS};
+use crate::os::events;
+use crate::os::events::{HUP, OUT, READ_BITS};
 use crate::record::conn::{self, Conn};
-use crate::socket::recv;
 use crate::stream::ending;
+use crate::stream::ready::{self};
+use crate::stream::unread;
 use crate::watchers::entry::{E_ACTIVE, E_DISABLED, E_EDGE, E_TCP, Entry};
-use crate::watchers::epoll::{ET, ONESHOT, arm, disarm, live_fd, set_at};
+use crate::watchers::epoll::{arm, disarm};
+use crate::watchers::set::{ET, ONESHOT, live_fd, set_at};
 
 /// What an entry has to report now; 0 = nothing. Remembers what it reported. The caller holds the lock
 /// of the entry's set.
@@ -33,7 +36,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     let idle =
         in_tcp && !is_over && !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) == TX_TCP;
     let ask = if idle { want & !READ_BITS } else { want };
-    let bits = ready::now(live_fd(entry), conn, slot, ask) & (want | ready::ERR | HUP);
+    let bits = ready::now(live_fd(entry), conn, slot, ask) & (want | events::ERR | HUP);
     if in_tcp && ask & READ_BITS != 0 && bits & READ_BITS == 0 && entry.has(E_TCP) {
         entry.set_flag(E_TCP, false);
     }
@@ -46,7 +49,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     if peek {
         return bits;
     }
-    if recv::has_span(live_fd(entry), conn, slot) {
+    if unread::has_span(live_fd(entry), conn, slot) {
         entry.seen_prod.store(prod, Relaxed);
     }
     if bits & OUT != 0 {
@@ -81,7 +84,7 @@ fn lasting(entry: &Entry, conn: &Conn, slot: &Slot) -> u32 {
 /// Whether bytes that come are an edge for this registration: some event is asked for of which the kernel tells then
 /// (sock_def_readable).
 pub fn is_for_data(entry: &Entry) -> bool {
-    const KEY: u32 = READ_BITS & !ready::RDHUP;
+    const KEY: u32 = READ_BITS & !events::RDHUP;
     entry.events.load(Relaxed) & KEY != 0
 }
 
@@ -90,7 +93,7 @@ fn new_edge(conn: &Conn, slot: &Slot, entry: &Entry, bits: u32, lasts: u32) -> b
         // Bytes that came are an edge for all that is true at the wait, also when they were read meanwhile.
         || (is_for_data(entry)
             && conn.peer(slot).prod.load(Relaxed) != entry.seen_prod.load(Relaxed)
-            && recv::has_span(live_fd(entry), conn, slot))
+            && unread::has_span(live_fd(entry), conn, slot))
         || (bits & OUT != 0 && conn.tx_blocks.load(Relaxed) != entry.seen_blocks.load(Relaxed))
         || lasts != entry.seen_bits.load(Relaxed)
 }

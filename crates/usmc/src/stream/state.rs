@@ -1,0 +1,36 @@
+//! What the words of a slot's directions say of a connection.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT, TXF_RETURNS};
+use usmc_shm::span::TxSpan;
+
+use crate::record::conn::Conn;
+
+/// Whether a direction with these flags may be on its way back.
+#[inline(always)]
+pub fn is_due(flags: u32) -> bool {
+    flags & TXF_RETURNS != 0
+}
+
+/// Whether the peer waits for us to send again what it left unread.
+#[inline(always)]
+pub fn must_go_back(conn: &Conn, slot: &Slot) -> bool {
+    conn.own(slot).flags.load(Acquire) & TXF_LEFT != 0 && !TxSpan::new(slot, conn.side()).is_back()
+}
+
+/// Whether another thread, perhaps of another process, is about to take the connection out of the ring.
+pub fn is_leaving(conn: &Conn, slot: &Slot) -> bool {
+    conn.end(slot).leaving.load(SeqCst) > 0
+}
+
+/// Whether our sends are TCP's again, or there are none any more.
+pub fn is_back(conn: &Conn, slot: &Slot) -> bool {
+    const ENDED: u32 = TXF_DONE | TXF_BACK;
+    TxSpan::new(slot, conn.side()).is_back() || conn.own(slot).flags.load(Acquire) & ENDED == ENDED
+}
+
+/// Bytes in our ring that the peer has not read, and is to read there.
+pub fn unread_by_peer(conn: &Conn, slot: &Slot) -> usize {
+    let left = conn.own(slot).flags.load(Relaxed) & TXF_LEFT != 0;
+    if left && TxSpan::new(slot, conn.side()).is_back() { 0 } else { conn.tx(slot).unread() }
+}
