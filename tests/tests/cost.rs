@@ -453,7 +453,7 @@ fn a_message_between_awake_peers_costs_no_system_call() {
     fixture.finish();
 }
 
-/// System calls of both ends together by which a connection changes over and ends (ARCHITECTURE.md has the list); those of
+/// System calls of both ends together by which a connection changes over and ends (docs/waiting.md has the list); those of
 /// its messages before that have their counterparts over TCP.
 const CHANGE_OVER: i64 = 39;
 /// Those that carry messages by TCP until then, beyond the four of a connection of one exchange.
