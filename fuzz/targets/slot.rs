@@ -12,7 +12,7 @@ use usmc_fuzz::input::Input;
 use usmc_fuzz::memory::{PAGE, map_guarded, memfd};
 use usmc_shm::back::{Back, Leave, Resume};
 use usmc_shm::bell::{Bells, Drain};
-use usmc_shm::handshake::{self, Phase, Use};
+use usmc_shm::handshake::{self, SlotState, Use};
 use usmc_shm::layout::{
     ARM_TCP, CLIENT, Slot, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, WINDOW_SPLIT, window_word,
 };
@@ -300,7 +300,7 @@ impl Honest {
             0 => handshake::attach(control, self.usage, 1),
             1 => handshake::confirm(control, self.usage),
             2 => handshake::decline(control, self.usage),
-            3 => handshake::withdraw(control, self.usage).err().unwrap_or(Phase::Gone),
+            3 => handshake::withdraw(control, self.usage).err().unwrap_or(SlotState::Gone),
             4 => {
                 handshake::release(control, self.usage);
                 return;
@@ -310,7 +310,7 @@ impl Honest {
                     self.usage = usage;
                     return;
                 }
-                Err(_) => Phase::Gone,
+                Err(_) => SlotState::Gone,
             },
         };
         let _ = (phase, handshake::phase(control, self.usage));

@@ -9,7 +9,7 @@
 //!
 //! Every step is one compare-and-swap on [`Control::state`] that also compares the [`Use`], so an acceptor
 //! that comes late can never touch the slot's next connection. Either side switches its sending direction
-//! ([`crate::span`]) only in [`Phase::Confirmed`]: then both have the memory mapped and both know that the
+//! ([`crate::span`]) only in [`SlotState::Confirmed`]: then both have the memory mapped and both know that the
 //! other holds the very same TCP connection.
 //!
 //! The words of a slot are reset before [`offer`], whose Release store publishes them to [`attach`].
@@ -46,7 +46,7 @@ impl Use {
 
 /// How far one use of a slot has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Phase {
+pub enum SlotState {
     /// The client waits for the acceptor, who may never come.
     Offered,
     /// The acceptor has the memory; the client has not confirmed yet.
@@ -59,20 +59,20 @@ pub enum Phase {
 
 /// How far `usage` of the slot is.
 #[inline]
-pub fn phase(control: &Control, usage: Use) -> Phase {
+pub fn phase(control: &Control, usage: Use) -> SlotState {
     // Acquire: pairs with the Release of each step; what its author wrote before is visible.
     phase_of(control.state.load(Acquire), usage)
 }
 
-fn phase_of(word: u32, usage: Use) -> Phase {
+fn phase_of(word: u32, usage: Use) -> SlotState {
     if word >> PHASE_BITS != usage.0 {
-        return Phase::Gone;
+        return SlotState::Gone;
     }
     match word & PHASE_MASK {
-        SLOT_OFFERED => Phase::Offered,
-        SLOT_ATTACHED => Phase::Attached,
-        SLOT_CONFIRMED => Phase::Confirmed,
-        _ => Phase::Gone,
+        SLOT_OFFERED => SlotState::Offered,
+        SLOT_ATTACHED => SlotState::Attached,
+        SLOT_CONFIRMED => SlotState::Confirmed,
+        _ => SlotState::Gone,
     }
 }
 
@@ -95,12 +95,12 @@ pub fn offer(control: &Control) -> Result<Use, Broken> {
 /// The acceptor takes the offer. A process that shares the accepted socket by fork may come second: it
 /// finds `Attached` or `Confirmed`, which is just as good.
 ///
-/// Returns the phase reached; [`Phase::Gone`] means that the connection stays TCP.
-pub fn attach(control: &Control, usage: Use, process: u32) -> Phase {
+/// Returns the phase reached; [`SlotState::Gone`] means that the connection stays TCP.
+pub fn attach(control: &Control, usage: Use, process: u32) -> SlotState {
     match step(control, usage, SLOT_OFFERED, SLOT_ATTACHED) {
         Ok(()) => {
             control.attached_by.store(process, Relaxed);
-            Phase::Attached
+            SlotState::Attached
         }
         Err(found) => found,
     }
@@ -108,11 +108,11 @@ pub fn attach(control: &Control, usage: Use, process: u32) -> Phase {
 
 /// The client, seeing its own live connection attached, confirms.
 ///
-/// Returns the phase reached: [`Phase::Confirmed`] (also when a forked process did it before),
-/// [`Phase::Offered`] while nobody attached, [`Phase::Gone`] after a withdrawal.
-pub fn confirm(control: &Control, usage: Use) -> Phase {
+/// Returns the phase reached: [`SlotState::Confirmed`] (also when a forked process did it before),
+/// [`SlotState::Offered`] while nobody attached, [`SlotState::Gone`] after a withdrawal.
+pub fn confirm(control: &Control, usage: Use) -> SlotState {
     match step(control, usage, SLOT_ATTACHED, SLOT_CONFIRMED) {
-        Ok(()) => Phase::Confirmed,
+        Ok(()) => SlotState::Confirmed,
         Err(found) => found,
     }
 }
@@ -122,18 +122,18 @@ pub fn confirm(control: &Control, usage: Use) -> Phase {
 /// After `Ok` nobody has attached and nobody will: the slot may be released at once.
 ///
 /// # Errors
-/// The phase found. The acceptor was faster and holds the slot until its end is done, also after [`Phase::Gone`]:
+/// The phase found. The acceptor was faster and holds the slot until its end is done, also after [`SlotState::Gone`]:
 /// then it has declined, or another process of the client has withdrawn before.
-pub fn withdraw(control: &Control, usage: Use) -> Result<(), Phase> {
+pub fn withdraw(control: &Control, usage: Use) -> Result<(), SlotState> {
     step(control, usage, SLOT_OFFERED, SLOT_WITHDRAWN)
 }
 
 /// Either side, after the attachment, wants the connection to stay TCP.
 ///
-/// Returns [`Phase::Gone`] when it does, whoever wanted it; [`Phase::Confirmed`] where the client was faster.
-pub fn decline(control: &Control, usage: Use) -> Phase {
+/// Returns [`SlotState::Gone`] when it does, whoever wanted it; [`SlotState::Confirmed`] where the client was faster.
+pub fn decline(control: &Control, usage: Use) -> SlotState {
     match step(control, usage, SLOT_ATTACHED, SLOT_WITHDRAWN) {
-        Ok(()) => Phase::Gone,
+        Ok(()) => SlotState::Gone,
         Err(found) => found,
     }
 }
@@ -149,7 +149,7 @@ pub fn release(control: &Control, usage: Use) {
     }
 }
 
-fn step(control: &Control, usage: Use, from: u32, to: u32) -> Result<(), Phase> {
+fn step(control: &Control, usage: Use, from: u32, to: u32) -> Result<(), SlotState> {
     // AcqRel: each step sees what the one before it published, and publishes what its author wrote.
     // Acquire on failure: as in `phase`.
     control

@@ -10,7 +10,7 @@ use std::ptr;
 
 use usmc_shm::back::Back;
 use usmc_shm::bell::{Bells, Drain};
-use usmc_shm::handshake::{self, Phase, Use};
+use usmc_shm::handshake::{self, SlotState, Use};
 use usmc_shm::layout::{
     ACCEPTOR, ARM_TCP, CLIENT, Slot, WINDOW_SHIFT_MIN, WINDOW_SPLIT, window_word,
 };
@@ -267,7 +267,7 @@ impl Victim<'_> {
     fn shake_hands(&mut self) {
         let control = &self.slot.control;
         let usage = handshake::offer(control).unwrap_or(Use::from_bits(self.random.next() as u32));
-        let _phases: [Phase; 3] = [
+        let _phases: [SlotState; 3] = [
             handshake::attach(control, usage, 1),
             handshake::confirm(control, usage),
             handshake::decline(control, usage),

@@ -19,6 +19,7 @@ pub mod segment {
 
 use crate::os::table::{self, Entry};
 use crate::record::conn::{self, Conn, F_SHARED};
+use crate::record::phase::Phase;
 
 fn conn(fd: i32) -> Option<&'static Conn> {
     match table::get(fd) {
@@ -29,7 +30,7 @@ fn conn(fd: i32) -> Option<&'static Conn> {
 
 /// Whether the connection is in the ring.
 pub fn is_ring(fd: i32) -> bool {
-    conn(fd).is_some_and(|conn| conn.phase() == conn::RING)
+    conn(fd).is_some_and(|conn| conn.phase() == Phase::Ring)
 }
 
 /// Its slot, as this process has it mapped, once there is one.

@@ -1,6 +1,8 @@
 //! The handshake's word: steps race, and an acceptor that comes late meets the slot's next use.
 
-use usmc_shm::handshake::{Phase, Use, attach, confirm, decline, offer, phase, release, withdraw};
+use usmc_shm::handshake::{
+    SlotState, Use, attach, confirm, decline, offer, phase, release, withdraw,
+};
 
 use crate::model::sync::Arc;
 use crate::model::sync::atomic::AtomicU32;
@@ -27,8 +29,8 @@ fn an_offer_is_attached_or_withdrawn_never_both() {
         let withdrawn = withdraw(&link.slot.control, usage);
         let attached = acceptor.join().unwrap();
         match withdrawn {
-            Ok(()) => assert_eq!(attached, Phase::Gone),
-            Err(found) => assert_eq!((found, attached), (Phase::Attached, Phase::Attached)),
+            Ok(()) => assert_eq!(attached, SlotState::Gone),
+            Err(found) => assert_eq!((found, attached), (SlotState::Attached, SlotState::Attached)),
         }
     });
 }
@@ -46,11 +48,11 @@ fn each_step_sees_what_the_one_before_wrote() {
                     return;
                 }
                 let usage = Use::from_bits(bits);
-                if attach(&link.slot.control, usage, 7) == Phase::Attached {
+                if attach(&link.slot.control, usage, 7) == SlotState::Attached {
                     assert_eq!(words(&link)[0].load(Relaxed), 1);
                     // Loom would not give the client a turn here by itself.
                     thread::yield_now();
-                    if phase(&link.slot.control, usage) == Phase::Confirmed {
+                    if phase(&link.slot.control, usage) == SlotState::Confirmed {
                         assert_eq!(words(&link)[1].load(Relaxed), 2);
                     }
                 }
@@ -59,9 +61,9 @@ fn each_step_sees_what_the_one_before_wrote() {
         words(&link)[0].store(1, Relaxed);
         let usage = offer(&link.slot.control).unwrap();
         table.store(usage.to_bits(), Relaxed);
-        if phase(&link.slot.control, usage) == Phase::Attached {
+        if phase(&link.slot.control, usage) == SlotState::Attached {
             words(&link)[1].store(2, Relaxed);
-            assert_eq!(confirm(&link.slot.control, usage), Phase::Confirmed);
+            assert_eq!(confirm(&link.slot.control, usage), SlotState::Confirmed);
         }
         acceptor.join().unwrap();
     });
@@ -77,9 +79,9 @@ fn nobody_confirms_what_nobody_attached() {
             move || attach(&link.slot.control, usage, 7)
         });
         let confirmed = confirm(&link.slot.control, usage);
-        assert_eq!(acceptor.join().unwrap(), Phase::Attached);
-        assert!(matches!(confirmed, Phase::Offered | Phase::Confirmed));
-        assert_eq!(confirm(&link.slot.control, usage), Phase::Confirmed);
+        assert_eq!(acceptor.join().unwrap(), SlotState::Attached);
+        assert!(matches!(confirmed, SlotState::Offered | SlotState::Confirmed));
+        assert_eq!(confirm(&link.slot.control, usage), SlotState::Confirmed);
     });
 }
 
@@ -94,7 +96,7 @@ fn processes_that_share_an_end_may_both_take_its_step() {
                 let bits = table.load(Relaxed);
                 if bits != NO_OFFER {
                     let phase = attach(&link.slot.control, Use::from_bits(bits), process);
-                    assert_eq!(phase, Phase::Attached);
+                    assert_eq!(phase, SlotState::Attached);
                     assert_eq!(words(&link)[0].load(Relaxed), 1);
                 }
             }
@@ -125,15 +127,15 @@ fn a_late_acceptor_never_touches_the_next_use() {
             release(&link.slot.control, old);
             let new = offer(&link.slot.control).unwrap();
             assert_ne!(old, new);
-            assert_eq!(phase(&link.slot.control, new), Phase::Offered);
-            assert_eq!(phase(&link.slot.control, old), Phase::Gone);
-            assert_eq!(confirm(&link.slot.control, old), Phase::Gone);
+            assert_eq!(phase(&link.slot.control, new), SlotState::Offered);
+            assert_eq!(phase(&link.slot.control, old), SlotState::Gone);
+            assert_eq!(confirm(&link.slot.control, old), SlotState::Gone);
             release(&link.slot.control, old);
-            assert_eq!(phase(&link.slot.control, new), Phase::Offered);
-            assert_eq!(late.join().unwrap(), Phase::Gone);
-            assert_eq!(phase(&link.slot.control, new), Phase::Offered);
+            assert_eq!(phase(&link.slot.control, new), SlotState::Offered);
+            assert_eq!(late.join().unwrap(), SlotState::Gone);
+            assert_eq!(phase(&link.slot.control, new), SlotState::Offered);
         } else {
-            assert_eq!(late.join().unwrap(), Phase::Attached);
+            assert_eq!(late.join().unwrap(), SlotState::Attached);
         }
     });
 }
@@ -146,14 +148,14 @@ fn a_declined_slot_is_not_the_clients_to_release() {
         let acceptor = thread::spawn({
             let link = link.clone();
             move || {
-                attach(&link.slot.control, usage, 7) == Phase::Attached
-                    && decline(&link.slot.control, usage) == Phase::Gone
+                attach(&link.slot.control, usage, 7) == SlotState::Attached
+                    && decline(&link.slot.control, usage) == SlotState::Gone
             }
         });
         let withdrawn = withdraw(&link.slot.control, usage);
         let declined = acceptor.join().unwrap();
         assert_eq!(withdrawn.is_err(), declined);
-        assert_eq!(phase(&link.slot.control, usage), Phase::Gone);
+        assert_eq!(phase(&link.slot.control, usage), SlotState::Gone);
     });
 }
 

@@ -24,9 +24,9 @@ use crate::os::members;
 use crate::os::reason::Reason;
 use crate::os::{process, real, sys};
 use crate::record::conn::{
-    self, ATTACHED, Conn, EARLY, F_COPIED, F_DOWN, F_FORKED, F_HANDED, F_SETTLING, F_SHARED,
-    F_UNSHOWN, LISTEN, OFFERED, RING,
+    self, Conn, F_COPIED, F_DOWN, F_FORKED, F_HANDED, F_SETTLING, F_SHARED, F_UNSHOWN,
 };
+use crate::record::phase::Phase;
 use crate::socket::{close, connect};
 use crate::stream::wait;
 use crate::uring;
@@ -64,7 +64,7 @@ fn prepare() {
                 conn.set_flag(F_SHARED | F_FORKED, true);
             }
             _ if holders::count_in_slots(conn, true) => conn.set_flag(F_SHARED | F_FORKED, true),
-            EARLY => {
+            Phase::Early => {
                 if conn.cell.load(Relaxed) == 0 {
                     conn.cell.store(holders::new_cell().unwrap_or(0), Relaxed);
                 }
@@ -143,13 +143,15 @@ fn child() {
         {
             count.store(0, Relaxed);
         }
-        if !conn.has(F_FORKED) && matches!(conn.phase(), OFFERED | EARLY | ATTACHED | RING) {
+        if !conn.has(F_FORKED)
+            && matches!(conn.phase(), Phase::Offered | Phase::Early | Phase::Attached | Phase::Ring)
+        {
             // Made by another thread after `prepare`: not counted, and nobody here knows of it.
             conn.forget_slot();
             conn.forget_past();
             conn.give_up(Reason::Adopted);
         }
-        if conn.phase() != EARLY || conn.family().is_some() {
+        if conn.phase() != Phase::Early || conn.family().is_some() {
             // Of an earlier time: this fork has not counted there.
             conn.cell.store(0, Relaxed);
         }
@@ -163,13 +165,13 @@ fn child() {
             conn.end(slot).pid.store(process::pid(), Relaxed);
             conn.set_flag(F_UNSHOWN, true);
         }
-        listening |= conn.phase() == LISTEN;
+        listening |= conn.phase() == Phase::Listen;
     });
     segment::after_fork();
     host::current().after_fork(listening);
     if listening {
         conn::for_each(|_, conn| {
-            if conn.phase() == LISTEN {
+            if conn.phase() == Phase::Listen {
                 connect::inherited_listener(conn);
             }
         });

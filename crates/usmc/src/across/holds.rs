@@ -17,9 +17,9 @@ use crate::os::reason::Reason;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
 use crate::os::{kernel_only, log, process, sys};
-use crate::record::conn::{
-    self, ATTACHED, Conn, EARLY, F_COPIED, F_DOWN, F_HANDED, F_SHARED, LISTEN, OFFERED, PLAIN, RING,
-};
+use crate::record::conn::{self, Conn, F_COPIED, F_DOWN, F_HANDED, F_SHARED};
+use crate::record::phase::Event;
+use crate::record::phase::Phase;
 use crate::socket::close;
 use crate::stream::demote::{self, Patience};
 
@@ -63,7 +63,7 @@ pub fn end() {
     conn::for_each(|_, conn| {
         let shared = conn.has(F_SHARED);
         let entrusted = conn.custody.load(Relaxed) != 0;
-        if (shared || entrusted || matches!(conn.phase(), ATTACHED | RING))
+        if (shared || entrusted || matches!(conn.phase(), Phase::Attached | Phase::Ring))
             && keep(&conn.rx_lock)
             && keep(&conn.tx_lock)
             && !(shared && put_down(conn))
@@ -133,7 +133,7 @@ pub fn before_exec() -> Result<(), Errno> {
     table::for_each(0, u32::MAX, |fd, entry| {
         if let Entry::Conn(index) = entry
             && let conn = conn::at(index)
-            && matches!(conn.phase(), EARLY | OFFERED | ATTACHED | RING)
+            && matches!(conn.phase(), Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring)
             && crosses_exec(fd)
         {
             match hand_to_next_program(fd, index) {
@@ -192,7 +192,7 @@ fn disarm_listeners() {
     table::for_each(0, u32::MAX, |fd, entry| {
         if let Entry::Conn(index) = entry
             && let conn = conn::at(index)
-            && conn.phase() == LISTEN
+            && conn.phase() == Phase::Listen
             && !conn.has(F_COPIED)
             && crosses_exec(fd)
         {
@@ -230,16 +230,16 @@ fn hand_over(
 ) -> Result<(), Errno> {
     let conn = conn::at(index);
     loop {
-        if conn.phase() != EARLY || clc::is_on(conn) {
+        if conn.phase() != Phase::Early || clc::is_on(conn) {
             demote::leave_within(fd, index, reason, patience)?;
         }
         // Another thread may be at a step of its handshake; none is made once the flag is set.
         let _step = conn.step_lock.enter();
-        if !matches!(conn.phase(), OFFERED | ATTACHED | RING) {
+        if !matches!(conn.phase(), Phase::Offered | Phase::Attached | Phase::Ring) {
             let known = custody::hand_over(fd, conn, to);
             // Of a program beside this one, the device's count keeps steps away.
             conn.set_flag(F_HANDED, known && reason == Reason::PassedOn);
-            if !known && reason == Reason::Lent && conn.leave_early(PLAIN) {
+            if !known && reason == Reason::Lent && conn.leave_early(Event::GivesUp) {
                 // The device has no room to count who has it.
                 conn.reason.store(reason as u32, Relaxed);
             }

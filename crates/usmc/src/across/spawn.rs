@@ -17,7 +17,8 @@ use crate::os::errno::set_errno;
 use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
 use crate::os::{log, process, real};
-use crate::record::conn::{self, ATTACHED, EARLY, F_COPIED, FRESH, OFFERED, RING};
+use crate::record::conn::{self, F_COPIED};
+use crate::record::phase::Phase;
 use crate::stream::demote::Patience;
 
 /// What libc's child does before it becomes the program.
@@ -414,11 +415,11 @@ pub fn around<T>(plan: Plan, start: impl FnOnce() -> (T, Option<u32>)) -> Result
 
 fn leave(given: Given, patience: &Patience, withheld: &mut Withheld) -> Result<(), Errno> {
     let conn = conn::at(given.index);
-    if conn.phase() == FRESH {
+    if conn.phase() == Phase::Fresh {
         // The program would not learn of the connection that it becomes.
         conn.set_flag(F_COPIED, true);
     }
-    if !matches!(conn.phase(), EARLY | OFFERED | ATTACHED | RING) {
+    if !matches!(conn.phase(), Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring) {
         return Ok(());
     }
     match holds::lend(given.fd, given.index, child(), patience) {

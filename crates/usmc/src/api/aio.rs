@@ -10,6 +10,7 @@ use crate::os::errno::set_errno;
 use crate::os::table::{self, Entry};
 use crate::os::{real, sys};
 use crate::record::conn;
+use crate::record::phase::Phase;
 use crate::socket::{control, option};
 
 /// Before a call about `fd`.
@@ -19,7 +20,7 @@ use crate::socket::{control, option};
 fn leave(fd: c_int) -> Result<(), c_int> {
     let Entry::Conn(index) = table::settled(fd) else { return Ok(()) };
     // Of a listener the kernel sees all.
-    if conn::at(index).phase() == conn::LISTEN {
+    if conn::at(index).phase() == Phase::Listen {
         return Ok(());
     }
     let saved = errno();

@@ -13,8 +13,9 @@ use crate::os::time::Time;
 use crate::os::unwind::{cancellation_point, keeping};
 use crate::os::{clock, real};
 use crate::passing::passed;
-use crate::record::conn::{self, FRESH, LISTEN, PLAIN};
+use crate::record::conn::{self};
 use crate::record::order;
+use crate::record::phase::Phase;
 use crate::socket::early::Early;
 use crate::socket::send::{self, Way};
 use crate::socket::{Outcome, option, recv as receiving};
@@ -456,7 +457,7 @@ pub(super) unsafe fn recvmmsg_by<T: Time>(
 fn may_have_failed(fd: c_int) -> bool {
     let Entry::Conn(index) = table::settled(fd) else { return true };
     let conn = conn::at(index);
-    conn.phase() != conn::RING
+    conn.phase() != Phase::Ring
         || conn.slot().is_none_or(|slot| ending::ending(fd, conn, slot) != ending::Ending::Alive)
 }
 
@@ -492,7 +493,7 @@ pub(super) unsafe fn send_many(
     {
         return fail(code);
     }
-    if flags & libc::MSG_FASTOPEN != 0 && conn::at(index).phase() == conn::RING {
+    if flags & libc::MSG_FASTOPEN != 0 && conn::at(index).phase() == Phase::Ring {
         // It is connected, or this is not supported: the kernel says so before it looks at the bytes.
         return kernel();
     }
@@ -548,7 +549,7 @@ pub(super) unsafe fn send_many(
 fn leave_for(fd: c_int, index: u32, flags: c_int) -> Result<(), c_int> {
     // Urgent data is a mark in TCP's stream.
     let is_urgent = flags & libc::MSG_OOB != 0;
-    if is_urgent && conn::at(index).phase() == conn::RING {
+    if is_urgent && conn::at(index).phase() == Phase::Ring {
         observer::count_total(|totals| &totals.urgent);
     }
     if !is_urgent && !option::completes_sends(fd) {
@@ -673,7 +674,8 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         if m.msg_iovlen > IOV_MAX || has_bad_entry(m.msg_iov, m.msg_iovlen) {
             return send_refused(index, m.msg_iov, m.msg_iovlen, kernel);
         }
-        let may_be_in_ring = !matches!(conn::at(index).phase(), FRESH | LISTEN | PLAIN);
+        let may_be_in_ring =
+            !matches!(conn::at(index).phase(), Phase::Fresh | Phase::Listen | Phase::Plain);
         if m.msg_controllen > 0 && !m.msg_control.is_null() && may_be_in_ring {
             // What the kernel makes of control messages does not depend on the bytes. (Nor on a connection, but
             // MSG_FASTOPEN would make one of nothing.)

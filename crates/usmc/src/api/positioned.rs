@@ -10,7 +10,8 @@ use super::{fail, is_nowhere};
 use crate::os::iov::Buffers;
 use crate::os::real;
 use crate::os::table::{self, Entry};
-use crate::record::conn::{self, PLAIN};
+use crate::record::conn::{self};
+use crate::record::phase::Phase;
 use crate::socket::option;
 
 /// preadv2(2)
@@ -59,7 +60,7 @@ fn how(index: u32, flags: c_int) -> Result<c_int, c_int> {
     const OLD: c_int = 1 | 2 | 4 | RWF_NOWAIT | RWF_APPEND;
     let meaning = |flag, means| if flags & flag != 0 { means } else { 0 };
     let how = meaning(RWF_NOWAIT, libc::MSG_DONTWAIT) | meaning(RWF_NOSIGNAL, libc::MSG_NOSIGNAL);
-    if conn::at(index).phase() == PLAIN {
+    if conn::at(index).phase() == Phase::Plain {
         // The kernel gets them all.
         return Ok(how);
     }

@@ -10,7 +10,8 @@ use crate::os::errno::errno;
 use crate::os::errno::set_errno;
 use crate::os::table::{self, Entry};
 use crate::os::{real, sys};
-use crate::record::conn::{self, FRESH, LISTEN};
+use crate::record::conn::{self};
+use crate::record::phase::Phase;
 use crate::record::tuple::Endpoint;
 use crate::socket::option::Verdict;
 use crate::socket::{
@@ -154,7 +155,7 @@ unsafe fn accept_by(
     let Entry::Conn(listener) = table::settled(fd) else {
         return after(real(addr, len), |&fd| control::fresh(fd));
     };
-    if conn::at(listener).phase() == LISTEN {
+    if conn::at(listener).phase() == Phase::Listen {
         observer::inherited(fd, listener);
     }
     // SAFETY: all-zero is valid.
@@ -178,11 +179,12 @@ unsafe fn accept_by(
             return Err(code);
         }
         control::fresh(new);
-        if conn::at(listener).phase() == FRESH {
+        if conn::at(listener).phase() == Phase::Fresh {
             // Another process made it listen.
             connecting::listening(fd, listener);
         }
-        if conn::at(listener).phase() == LISTEN || conn::at(listener).phase() == conn::PLAIN {
+        if conn::at(listener).phase() == Phase::Listen || conn::at(listener).phase() == Phase::Plain
+        {
             accepting::accepted(listener, new, flags, &peer, peer_len as usize);
         }
         Ok(new)

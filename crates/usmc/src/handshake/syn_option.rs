@@ -19,9 +19,10 @@ use crate::os::reason::Reason;
 use crate::os::sys::Errno;
 use crate::os::{kernel_only, log, sys};
 use crate::record::conn::{
-    self, Conn, EARLY, F_ADOPTED, F_ARMED, F_CHILDREN_TCP, F_COPIED, F_KERNEL_ONLY, FRESH, PLAIN,
+    self, Conn, F_ADOPTED, F_ARMED, F_CHILDREN_TCP, F_COPIED, F_KERNEL_ONLY,
 };
 use crate::record::lasting::Call;
+use crate::record::phase::Phase;
 use crate::record::tuple::{self, Endpoint};
 use crate::watch::observer;
 
@@ -137,7 +138,11 @@ pub fn connecting(fd: i32, index: u32, server: impl FnOnce() -> Option<Endpoint>
 fn arm_client(fd: i32, conn: &Conn, server: Option<Endpoint>) {
     // Data in the SYN comes before any handshake; others who have the socket know of none.
     let never = F_ARMED | F_KERNEL_ONLY | F_COPIED | F_ADOPTED;
-    if conn.phase() != FRESH || conn.has(never) || kernel_only::reason().is_some() || !may_arm(fd) {
+    if conn.phase() != Phase::Fresh
+        || conn.has(never)
+        || kernel_only::reason().is_some()
+        || !may_arm(fd)
+    {
         return;
     }
     let allowed = server.is_some_and(|at| {
@@ -195,11 +200,11 @@ pub fn settle(fd: i32, conn: &Conn) -> bool {
 #[inline]
 pub fn looked(fd: i32, index: u32) {
     let conn = conn::at(index);
-    if conn.phase() == EARLY && clc::is_on(conn) {
+    if conn.phase() == Phase::Early && clc::is_on(conn) {
         transition::progress(fd, index, Call::Look);
     }
     if conn.has(F_ARMED) && settle(fd, conn) {
-        if conn.phase() == PLAIN {
+        if conn.phase() == Phase::Plain {
             let reason = Reason::from_code(conn.reason.load(Relaxed) as u8);
             conn.reason.store(reason_of(conn, reason.unwrap_or(Reason::None)) as u32, Relaxed);
         }

@@ -8,7 +8,7 @@ pub use calling_off::{call_off, decline, end, put_off, release_slot, take_back, 
 use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use usmc_shm::Broken;
-use usmc_shm::handshake::{self, Phase, Use};
+use usmc_shm::handshake::{self, SlotState, Use};
 use usmc_shm::layout::{
     ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_FAR, END_GIVEN_BACK,
     END_NODELAY, END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_ABORT, TXF_CLOSED,
@@ -28,14 +28,15 @@ use crate::os::reason::Reason;
 use crate::os::sockopt;
 use crate::os::{config, kernel_only, log, sys};
 use crate::record::conn::{
-    self, ATTACHED, Conn, EARLY, F_ADOPTED, F_CLIENT, F_COPIED, F_HANDED, F_KERNEL_ONLY,
-    F_SCRIBBLED, F_SETTLING, F_SHARED, F_STALE, F_TUNED, OFFERED,
+    self, Conn, F_ADOPTED, F_CLIENT, F_COPIED, F_HANDED, F_KERNEL_ONLY, F_SCRIBBLED, F_SETTLING,
+    F_SHARED, F_STALE, F_TUNED,
 };
-use crate::record::conn::{FRESH, PLAIN, RING};
 use crate::record::kernel;
 use crate::record::lasting::{self, Call};
 use crate::record::limit;
 use crate::record::numbers;
+use crate::record::phase::Event;
+use crate::record::phase::Phase;
 use crate::record::tuple::{self, Endpoint, Tuple};
 use crate::record::watched;
 use crate::watch::observer;
@@ -88,7 +89,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
         conn.give_up(Reason::Stdio);
     } else if syn_option::may_speak(conn) || clc::is_declared(fd, server) {
         clc::declare(conn);
-        conn.set_phase(EARLY);
+        conn.go(Event::Begins);
         if syn_option::outcome(conn) == syn_option::Outcome::Speaks {
             // Before anything else: the kernel's SMC waits for it.
             progress(fd, index, Call::Look);
@@ -100,7 +101,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
             false => syn_option::reason_of(conn, Reason::NotRegistered),
         };
         conn.reason.store(why as u32, Relaxed);
-        conn.set_phase(EARLY);
+        conn.go(Event::Begins);
         log::debug(format_args!("fd {fd}: connects to port {}", server.port));
         begin_at_once(fd, index);
     }
@@ -158,7 +159,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
     conn.offer_index.store(offered.index, Relaxed);
     conn.offer_use.store(offered.use_count, Relaxed);
     conn.reason.store(Reason::Pending as u32, Relaxed);
-    if !conn.leave_early(OFFERED) {
+    if !conn.leave_early(Event::Offers) {
         // A signal handler of this thread wants it to stay TCP.
         call_off(conn);
         return Ok(());
@@ -278,7 +279,7 @@ pub fn begin_acceptor(index: u32, tuple: &Tuple) {
     store_tuple(conn, tuple);
     conn.looks.store(LOOKS, Relaxed);
     conn.reason.store(Reason::Short as u32, Relaxed);
-    conn.set_phase(EARLY);
+    conn.go(Event::Begins);
 }
 
 /// Leaves its slot, for its end or the peer's may come to another process under uSMC, and into a ring again. False where
@@ -297,7 +298,7 @@ fn begin(conn: &Conn) {
     conn.calls.store(0, Relaxed);
     conn.looks.store(LOOKS, Relaxed);
     conn.go_on_with_kernel_calls();
-    conn.set_phase(EARLY);
+    conn.go(Event::ComesBack);
 }
 
 /// Whether nothing of the connection's end has begun, of which only the slot knows.
@@ -357,19 +358,19 @@ pub fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
 pub fn stay_tcp(index: u32) -> bool {
     let conn = conn::at(index);
     match conn.phase() {
-        FRESH => conn.set_flag(F_KERNEL_ONLY, true),
-        EARLY | OFFERED => take_back(conn, Reason::TableFull),
+        Phase::Fresh => conn.set_flag(F_KERNEL_ONLY, true),
+        Phase::Early | Phase::Offered => take_back(conn, Reason::TableFull),
         _ => {}
     }
-    !matches!(conn.phase(), OFFERED | ATTACHED | RING)
+    !matches!(conn.phase(), Phase::Offered | Phase::Attached | Phase::Ring)
 }
 
 /// Whether a step of the handshake may be due at this call, which is noted. Costs a few loads.
 #[inline(always)]
 pub fn is_due(conn: &Conn, call: Call) -> bool {
     match conn.phase() {
-        EARLY => (lasting::lasts(conn, call) || clc::is_on(conn)) && !conn.has(F_SETTLING),
-        OFFERED | ATTACHED => true,
+        Phase::Early => (lasting::lasts(conn, call) || clc::is_on(conn)) && !conn.has(F_SETTLING),
+        Phase::Offered | Phase::Attached => true,
         _ => false,
     }
 }
@@ -390,7 +391,7 @@ fn make_progress(fd: i32, index: u32) {
     let conn = conn::at(index);
     // Somebody else is at it: the next call goes on.
     let Some(held) = conn.step_lock.try_enter() else {
-        if conn.step_lock.is_mine() && conn.leave_early(PLAIN) {
+        if conn.step_lock.is_mine() && conn.leave_early(Event::GivesUp) {
             // A signal handler interrupted the step, whose end its calls cannot wait for.
             conn.reason.store(Reason::Interrupted as u32, Relaxed);
         }
@@ -415,13 +416,13 @@ fn await_acceptor(fd: i32, index: u32) {
     const MOST_MS: u32 = 10;
     const MOST_OF_LOOPS_MS: u32 = 2;
     let conn = conn::at(index);
-    if conn.phase() != OFFERED || !lasting::may_await(conn) {
+    if conn.phase() != Phase::Offered || !lasting::may_await(conn) {
         return;
     }
     let most = if holders::is_nonblocking(fd, conn) { MOST_OF_LOOPS_MS } else { MOST_MS };
     for _ in 0..most {
         // A millisecond, unless the connection ends.
-        if conn.phase() != OFFERED || sys::poll1(fd, 0, 1) != 0 {
+        if conn.phase() != Phase::Offered || sys::poll1(fd, 0, 1) != 0 {
             return;
         }
         make_progress(fd, index);
@@ -431,19 +432,19 @@ fn await_acceptor(fd: i32, index: u32) {
 /// The caller holds the step's lock.
 fn step(fd: i32, conn: &Conn) {
     match conn.phase() {
-        EARLY if let Some(why) = kernel_only::reason() => conn.give_up(why),
-        EARLY if clc::is_on(conn) => clc::step(fd, conn),
-        EARLY if conn.has(F_CLIENT) => {
+        Phase::Early if let Some(why) = kernel_only::reason() => conn.give_up(why),
+        Phase::Early if clc::is_on(conn) => clc::step(fd, conn),
+        Phase::Early if conn.has(F_CLIENT) => {
             if let Err(reason) = offer(fd, conn) {
                 conn.give_up(reason);
             }
         }
-        EARLY => step_acceptor(fd, conn),
-        OFFERED => step_client(fd, conn),
-        ATTACHED => step_attached(fd, conn),
+        Phase::Early => step_acceptor(fd, conn),
+        Phase::Offered => step_client(fd, conn),
+        Phase::Attached => step_attached(fd, conn),
         _ => return,
     }
-    if conn.phase() == RING {
+    if conn.phase() == Phase::Ring {
         tune(fd, conn);
         // Now, as the word of a peer that has died cannot be found any more.
         if let Some(slot) = conn.slot() {
@@ -474,10 +475,10 @@ fn step_client(fd: i32, conn: &Conn) {
     let Some(slot) = conn.slot() else { return };
     match handshake::phase(&slot.control, usage(conn)) {
         // Whoever has the peer's end now may be without the library.
-        Phase::Offered if conn.returns() > 0 && is_spent(fd, conn) => {
+        SlotState::Offered if conn.returns() > 0 && is_spent(fd, conn) => {
             withdraw(conn, Reason::PeerLeft)
         }
-        Phase::Offered => {
+        SlotState::Offered => {
             let device = host::current();
             if let Some(process) = device.wanted_by(offer_id(conn))
                 && let Some(memfd) = segment::fd_of(conn.segment.load(Relaxed))
@@ -492,12 +493,12 @@ fn step_client(fd: i32, conn: &Conn) {
             }
         }
         // Nothing smaller than the mark may wake whoever sleeps on the kernel's socket by now, a doorbell has to.
-        Phase::Attached if has_high_lowat(fd) => {
+        SlotState::Attached if has_high_lowat(fd) => {
             if call_off(conn) {
                 conn.give_up(Reason::KernelFeature);
             }
         }
-        Phase::Attached => {
+        SlotState::Attached => {
             // An fd number that changed hands behind our back must not confirm another connection.
             let stored = stored_tuple(conn);
             let live = (tuple::local(fd), tuple::peer(fd));
@@ -512,15 +513,15 @@ fn step_client(fd: i32, conn: &Conn) {
                     };
                 }
                 begin_ring(conn);
-                if handshake::confirm(&slot.control, usage(conn)) != Phase::Confirmed {
+                if handshake::confirm(&slot.control, usage(conn)) != SlotState::Confirmed {
                     mark::leave_ring(fd);
                     conn.give_up(Reason::PeerGone);
                 }
                 host::current().clear_offer(offer_id(conn));
             }
         }
-        Phase::Confirmed => begin_ring(conn),
-        Phase::Gone => begin_elsewhere(fd, conn, slot),
+        SlotState::Confirmed => begin_ring(conn),
+        SlotState::Gone => begin_elsewhere(fd, conn, slot),
     }
 }
 
@@ -669,9 +670,9 @@ fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
     let usage = Use::from_bits(dmb.usage);
     conn.usage.store(dmb.usage, Relaxed);
     // Before the slot is: a signal handler of this thread may want the connection to stay TCP.
-    let moved = conn.leave_early(ATTACHED);
+    let moved = conn.leave_early(Event::Attaches);
     if moved
-        && handshake::attach(&slot.control, usage, crate::os::process::pid()) == Phase::Attached
+        && handshake::attach(&slot.control, usage, crate::os::process::pid()) == SlotState::Attached
     {
         life::vouch(conn, slot);
         conn.reason.store(Reason::Pending as u32, Relaxed);
@@ -692,16 +693,16 @@ fn begin_ring(conn: &Conn) {
     if conn.returns() > 0 || conn.custody.load(Relaxed) != 0 || conn.has(F_ADOPTED | F_COPIED) {
         conn.set_flag(F_STALE, true);
     }
-    conn.set_phase(RING);
+    conn.go(Event::Confirms);
 }
 
 fn step_attached(fd: i32, conn: &Conn) {
     let Some(slot) = conn.slot() else { return };
     match handshake::phase(&slot.control, usage(conn)) {
-        Phase::Confirmed => begin_ring(conn),
-        Phase::Attached => {}
-        Phase::Offered => conn.give_up(Reason::PeerBroken),
-        Phase::Gone => begin_elsewhere(fd, conn, slot),
+        SlotState::Confirmed => begin_ring(conn),
+        SlotState::Attached => {}
+        SlotState::Offered => conn.give_up(Reason::PeerBroken),
+        SlotState::Gone => begin_elsewhere(fd, conn, slot),
     }
 }
 
@@ -768,7 +769,7 @@ pub fn give_lowat_back(fd: i32, conn: &Conn) {
 #[inline(always)]
 pub fn tx_is_ring(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let span = TxSpan::new(slot, conn.side());
-    span.is_ring() || (conn.phase() == RING && switch_tx(fd, conn, &span))
+    span.is_ring() || (conn.phase() == Phase::Ring && switch_tx(fd, conn, &span))
 }
 
 /// Whether the peer has ended without a close. What its kernel answers to bytes of TCP need not be told from what it answers
@@ -782,7 +783,7 @@ fn was_killed(conn: &Conn, slot: &Slot) -> bool {
 fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
     let Some(slot) = conn.slot() else { return false };
     // A client is in the ring an instant before it confirms, and the acceptor may have called it off.
-    let is_confirmed = handshake::phase(&slot.control, usage(conn)) == Phase::Confirmed;
+    let is_confirmed = handshake::phase(&slot.control, usage(conn)) == SlotState::Confirmed;
     if !is_confirmed || was_killed(conn, slot) {
         return false;
     }

@@ -17,7 +17,7 @@
 use core::mem::offset_of;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use core::sync::atomic::fence;
-use usmc_shm::handshake::{self, Phase, Use};
+use usmc_shm::handshake::{self, SlotState, Use};
 use usmc_shm::layout::{
     ACCEPTOR, CLIENT, End, SLOTS_OFFSET, SegmentHeader, Slot, TXF_ABORT, TXF_CLOSED, TXF_SHUT,
 };
@@ -31,7 +31,8 @@ use crate::os::log;
 use crate::os::remote::{self, Remote};
 use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
-use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLIENT, OFFERED, RING, There};
+use crate::record::conn::{self, Conn, F_CLIENT, There};
+use crate::record::phase::Phase;
 use crate::record::tuple::{self, Tuple};
 use crate::stream::demote::{self, Patience};
 
@@ -57,7 +58,9 @@ fn count_in(fd: i32, pidfd: i32, number: i32) -> Option<Custody> {
         _ => None,
     };
     let lasts = |it: &There| {
-        let may_last = matches!(it.phase, EARLY | OFFERED | ATTACHED | RING) || it.custody != 0;
+        let may_last =
+            matches!(it.phase, Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring)
+                || it.custody != 0;
         may_last && holders::is_alone_there(&process, it)
     };
     let there = record().filter(lasts)?;
@@ -113,7 +116,7 @@ fn attempt(fd: i32, pidfd: i32, number: i32) -> Result<(), Refused> {
     if !is_named(fd, &there) {
         return Err(Refused("another connection"));
     }
-    if !matches!(there.phase, ATTACHED | RING) {
+    if !matches!(there.phase, Phase::Attached | Phase::Ring) {
         return Ok(());
     }
     let visited = open_segment(&process, &there)?;
@@ -121,15 +124,15 @@ fn attempt(fd: i32, pidfd: i32, number: i32) -> Result<(), Refused> {
     let usage = Use::from_bits(there.usage);
     match handshake::decline(&slot.control, usage) {
         // Since our mark is set it goes to no other ring while the holder has it.
-        Phase::Gone => {
+        SlotState::Gone => {
             mark::leave_ring(fd);
             return Ok(());
         }
-        Phase::Confirmed => {}
-        Phase::Offered | Phase::Attached => return Err(BROKEN),
+        SlotState::Confirmed => {}
+        SlotState::Offered | SlotState::Attached => return Err(BROKEN),
     }
     let guest = Guest::enter(&slot.end[side_of(&there)]).ok_or(Refused("closed"))?;
-    if handshake::phase(&slot.control, usage) != Phase::Confirmed {
+    if handshake::phase(&slot.control, usage) != SlotState::Confirmed {
         return Ok(());
     }
     wait_for_threads(&process, there.at, guest.0)?;
@@ -162,7 +165,8 @@ fn side_of(there: &There) -> usize {
 }
 
 fn is_in_same_slot(now: &There, before: &There) -> bool {
-    matches!(now.phase, ATTACHED | RING) && (now.slot, now.usage) == (before.slot, before.usage)
+    matches!(now.phase, Phase::Attached | Phase::Ring)
+        && (now.slot, now.usage) == (before.slot, before.usage)
 }
 
 /// Whether the record is of the connection that `fd` is.

@@ -16,10 +16,9 @@ use crate::os::reason::Reason;
 use crate::os::sockopt;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
-use crate::record::conn::{
-    self, ATTACHED, EARLY, F_ADOPTED, F_COPIED, FRESH, OFFERED, PLAIN, RING,
-};
+use crate::record::conn::{self, F_ADOPTED, F_COPIED};
 use crate::record::kernel;
+use crate::record::phase::Phase;
 use crate::record::tuple::{self, Tuple};
 use crate::socket::control;
 use crate::stream::demote;
@@ -92,10 +91,12 @@ unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
         each_fd(msg, |fd| {
             if let Entry::Conn(index) = table::settled(fd) {
                 let conn = conn::at(index);
-                let lasts = matches!(conn.phase(), EARLY | OFFERED | ATTACHED | RING)
-                    || conn.custody.load(Relaxed) != 0;
+                let lasts = matches!(
+                    conn.phase(),
+                    Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring
+                ) || conn.custody.load(Relaxed) != 0;
                 let left = demote::leave(fd, index, Reason::PassedOn);
-                if conn.phase() == FRESH {
+                if conn.phase() == Phase::Fresh {
                     // Who else has it would not learn of the connection that it becomes.
                     conn.set_flag(F_COPIED, true);
                 }
@@ -226,14 +227,14 @@ fn known(fd: i32) -> Option<u32> {
     let mut found = None;
     conn::for_each(|index, conn| {
         let matters = match conn.phase() {
-            OFFERED | EARLY | ATTACHED | RING => true,
-            PLAIN => conn.has(F_ADOPTED),
+            Phase::Offered | Phase::Early | Phase::Attached | Phase::Ring => true,
+            Phase::Plain => conn.has(F_ADOPTED),
             _ => false,
         };
         if found.is_none() && matters {
             let words = transition::stored_tuple(conn);
             // Either end may be known in part only, early on.
-            let partly = conn.phase() == EARLY
+            let partly = conn.phase() == Phase::Early
                 && [as_client, as_server].iter().any(|own| own[5] as u16 == words[5] as u16);
             let is_named_so = words == as_client || words == as_server;
             if (is_named_so || partly) && is_the_same(fd, index) {

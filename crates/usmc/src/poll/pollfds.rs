@@ -23,6 +23,7 @@ use crate::os::unwind::{cancellation_point, keeping};
 use crate::os::{clock, real, sys, yields};
 use crate::poll::inner;
 use crate::record::conn::{self, F_CLC};
+use crate::record::phase::Phase;
 use crate::stream::bells;
 use crate::stream::ready::{self};
 use crate::stream::state;
@@ -170,7 +171,7 @@ fn any_is_ours(fds: &[libc::pollfd]) -> bool {
 fn may_move(fd: c_int) -> bool {
     match table::settled(fd) {
         Fd::Conn(index) => {
-            matches!(conn::at(index).phase(), conn::EARLY | conn::OFFERED | conn::ATTACHED)
+            matches!(conn::at(index).phase(), Phase::Early | Phase::Offered | Phase::Attached)
         }
         Fd::Epoll(_) => true,
         _ => false,

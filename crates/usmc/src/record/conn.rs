@@ -1,9 +1,9 @@
 //! The record of one TCP socket in this process.
 //!
 //! Records are private memory: after a fork each process has its own copy, and everything both must
-//! agree on lies in the slot (or is asked of the kernel). Life: [`FRESH`] at socket(2), then [`LISTEN`],
-//! or [`EARLY`] → [`OFFERED`] (client) / [`ATTACHED`] (acceptor) → [`RING`]; [`PLAIN`] is final. Whose peer goes back
-//! to TCP is [`EARLY`] again, for the peer's end may be in other hands soon.
+//! agree on lies in the slot (or is asked of the kernel). Life: [`Phase::Fresh`] at socket(2), then [`Phase::Listen`],
+//! or [`Phase::Early`] → [`Phase::Offered`] (client) / [`Phase::Attached`] (acceptor) → [`Phase::Ring`]; [`Phase::Plain`] is final. Whose peer goes back
+//! to TCP is [`Phase::Early`] again, for the peer's end may be in other hands soon.
 
 mod unused;
 
@@ -24,22 +24,9 @@ use crate::os::single;
 use crate::os::spin::Learnt;
 use crate::os::{cache, memory, sys};
 use crate::record::order;
+use crate::record::phase::Event;
+use crate::record::phase::Phase;
 use crate::record::users::Users;
-
-/// A TCP socket, neither connected nor listening.
-pub const FRESH: u32 = 1;
-/// Listening; `token` says where it is registered.
-pub const LISTEN: u32 = 2;
-/// Client: an offer is out.
-pub const OFFERED: u32 = 3;
-/// No slot yet: a client has made no offer ([`crate::record::lasting`]), an acceptor has found none.
-pub const EARLY: u32 = 4;
-/// Acceptor: attached, the client has not confirmed.
-pub const ATTACHED: u32 = 5;
-/// Confirmed: each direction is in the ring or about to change over.
-pub const RING: u32 = 6;
-/// Plain TCP for good.
-pub const PLAIN: u32 = 7;
 
 /// Flag: this is the connecting end.
 pub const F_CLIENT: u32 = 1;
@@ -111,7 +98,7 @@ const NEVER: u32 = u32::MAX;
 pub struct Conn {
     /// Held for every step of the receiving direction.
     pub rx_lock: Lock,
-    /// `FRESH` … `PLAIN`.
+    /// `Phase::Fresh` … `Phase::Plain`.
     pub phase: AtomicU32,
     /// `F_*`.
     pub flags: AtomicU32,
@@ -171,7 +158,7 @@ pub struct Conn {
     pub received: AtomicU64,
     /// Calls left in which an acceptor looks for an offer.
     pub looks: AtomicU32,
-    /// Segment table index, valid from OFFERED/ATTACHED on.
+    /// Segment table index, valid from Phase::Offered/Phase::Attached on.
     pub segment: AtomicU32,
     /// Slot index in the segment.
     pub slot_index: AtomicU32,
@@ -281,14 +268,18 @@ pub fn has_far_parts() -> bool {
 impl Conn {
     /// The phase.
     #[inline(always)]
-    pub fn phase(&self) -> u32 {
-        // Acquire: pairs with the Release in `set_phase`; the slot is set.
-        self.phase.load(Acquire)
+    pub fn phase(&self) -> Phase {
+        // Acquire: pairs with the Release in `go`; the slot is set.
+        Phase::of(self.phase.load(Acquire))
     }
 
-    /// Moves on.
-    pub fn set_phase(&self, phase: u32) {
-        self.phase.store(phase, Release);
+    /// Moves on, by an event that may happen now ([`phase::LEGAL`]). The caller keeps other events away, or they may come in any
+    /// order.
+    pub fn go(&self, event: Event) {
+        let before = Phase::of(self.phase.load(Relaxed));
+        debug_assert!(event.may_follow(before), "{event:?} in {before:?}");
+        // Release: whoever sees the phase sees the slot.
+        self.phase.store(event.leads_to() as u32, Release);
     }
 
     /// Whether one of the flags is set.
@@ -338,7 +329,7 @@ impl Conn {
     /// Final: plain TCP, for this reason.
     pub fn give_up(&self, reason: Reason) {
         self.reason.store(reason as u32, Relaxed);
-        self.set_phase(PLAIN);
+        self.go(Event::GivesUp);
     }
 
     /// Whether the peer may be another user's, so that nothing is to be expected of it.
@@ -346,10 +337,12 @@ impl Conn {
         self.has(F_HANDSHAKE) && !self.clc.is_with_kin()
     }
 
-    /// From [`EARLY`] on to `phase`: false where somebody was faster, be it a thread that makes an offer, or one that
-    /// wants the connection to stay TCP.
-    pub fn leave_early(&self, phase: u32) -> bool {
-        self.phase.compare_exchange(EARLY, phase, AcqRel, Acquire).is_ok()
+    /// The event happens if the phase is [`Phase::Early`]: false where another thread was faster, be it one that makes an offer, or
+    /// one that wants the connection to stay TCP.
+    pub fn leave_early(&self, event: Event) -> bool {
+        debug_assert!(event.may_follow(Phase::Early), "{event:?}");
+        let [before, after] = [Phase::Early, event.leads_to()].map(|phase| phase as u32);
+        self.phase.compare_exchange(before, after, AcqRel, Acquire).is_ok()
     }
 
     /// Our end.
@@ -522,7 +515,7 @@ impl Conn {
 
     /// Whether the connection is in the ring, and in this slot's. To be asked with a lock that keeps it there.
     pub fn is_in_ring_of(&self, slot: &Slot) -> bool {
-        self.phase() == RING && self.has_slot(slot)
+        self.phase() == Phase::Ring && self.has_slot(slot)
     }
 
     /// Whether this is the record's present slot, likewise.
@@ -633,8 +626,8 @@ pub fn fetch(index: u32) {
 pub struct There {
     /// Its address.
     pub at: usize,
-    /// `FRESH` … `PLAIN`.
-    pub phase: u32,
+    /// Its phase.
+    pub phase: Phase,
     /// `F_*`.
     pub flags: u32,
     /// The slot's address.
@@ -670,7 +663,7 @@ pub fn there(process: &Remote, index: u32) -> Option<There> {
     let family = past.chain([slot]).rfind(|at| *at != 0).unwrap_or(0);
     Some(There {
         at,
-        phase: conn.phase.load(Relaxed),
+        phase: Phase::of(conn.phase.load(Relaxed)),
         flags: conn.flags.load(Relaxed),
         slot,
         family,
@@ -707,14 +700,14 @@ pub fn visiting(flags: u32, kernel_events: u32) -> Conn {
     let conn: Conn = unsafe { core::mem::zeroed() };
     conn.set_flag((flags & (F_CLIENT | F_TUNED | F_HANDSHAKE)) | F_SHARED, true);
     conn.kernel_events.store(kernel_events, Relaxed);
-    conn.set_phase(RING);
+    conn.phase.store(Phase::Ring as u32, Relaxed);
     conn
 }
 
 /// Calls `each` for every record in use.
 pub fn for_each(mut each: impl FnMut(u32, &'static Conn)) {
     for_all(|index, conn| {
-        if conn.phase() != 0 {
+        if conn.phase() != Phase::Free {
             each(index, conn);
         }
     });

@@ -7,6 +7,7 @@ pub mod lasting;
 pub mod limit;
 pub mod numbers;
 pub mod order;
+pub mod phase;
 pub mod tuple;
 pub mod users;
 pub mod watched;

@@ -9,7 +9,8 @@ use usmc_shm::sync::{AtomicU32, AtomicU64, AtomicUsize};
 
 use crate::os::clock;
 use crate::os::reason::Reason;
-use crate::record::conn::{Conn, PLAIN};
+use crate::record::conn::Conn;
+use crate::record::phase::Phase;
 
 /// In cycles, a minute or two: a receiver asks the kernel sooner, unless it does something else for so long (redis in a slow
 /// script or with a copy to load).
@@ -71,7 +72,7 @@ pub fn taken(conn: &Conn) {
     }
     let is_strange = || conn.reason.load(Relaxed) == Reason::NotRegistered as u32;
     // A peer without the library has no rings whose order could be compared.
-    if conn.phase() != PLAIN || !is_strange() {
+    if conn.phase() != Phase::Plain || !is_strange() {
         let now = clock::tsc();
         ANY.note(conn, now);
         BYTES.note(conn, now);

@@ -6,8 +6,9 @@ use super::connect;
 use crate::handshake::{clc, syn_option, transition};
 use crate::os::reason::Reason;
 use crate::os::{config, log};
-use crate::record::conn::{self, F_CHILDREN_TCP, LISTEN};
+use crate::record::conn::{self, F_CHILDREN_TCP};
 use crate::record::numbers;
+use crate::record::phase::Phase;
 use crate::record::tuple::{Endpoint, Tuple};
 use crate::watch::observer;
 
@@ -19,7 +20,7 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     // Accepted sockets inherit their listener's buffer sizes.
     conn.snd_buf.store(from.snd_buf.load(Relaxed), Relaxed);
     conn.rcv_buf.store(from.rcv_buf.load(Relaxed), Relaxed);
-    if from.phase() == LISTEN {
+    if from.phase() == Phase::Listen {
         connect::still_listening(from);
     }
     syn_option::accepted(fd, conn, from);
@@ -33,7 +34,7 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     log::debug(format_args!("fd {fd}: accepted from port {}", client.port));
     if from.has(F_CHILDREN_TCP) {
         conn.give_up(Reason::KernelFeature);
-    } else if from.phase() != LISTEN {
+    } else if from.phase() != Phase::Listen {
         let reason = Reason::from_code(from.reason.load(Relaxed) as u8);
         conn.give_up(reason.unwrap_or(Reason::NoDevice));
     } else if numbers::is_libcs(fd) {

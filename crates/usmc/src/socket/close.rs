@@ -14,8 +14,9 @@ use crate::os::process::{OWES_END, OWES_SHUT_RD, OWES_SHUT_WR};
 use crate::os::reason::Reason;
 use crate::os::table::{self, Entry};
 use crate::os::{process, sys};
-use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLC, F_TUNED, LISTEN, OFFERED, RING};
+use crate::record::conn::{self, Conn, F_CLC, F_TUNED};
 use crate::record::numbers::{self, Hold};
+use crate::record::phase::Phase;
 use crate::record::users::{CALL, Left};
 use crate::record::{kernel, order};
 use crate::stream::state;
@@ -115,7 +116,7 @@ fn last_left(fd: i32, index: u32) {
     let conn = conn::at(index);
     custody::look(fd, conn);
     epoll::forget(fd, index);
-    if conn.phase() == LISTEN {
+    if conn.phase() == Phase::Listen {
         connect::no_longer_listening(conn);
     }
     capture::closing(fd, conn);
@@ -253,7 +254,7 @@ pub fn call_ended((index, left): (u32, Left)) {
 
 /// Whether the peer may use the ring already.
 fn is_live(conn: &Conn) -> bool {
-    matches!(conn.phase(), ATTACHED | RING)
+    matches!(conn.phase(), Phase::Attached | Phase::Ring)
 }
 
 /// The process ends, and the kernel closes `fd`: the peer is told what a close tells. The caller has both locks.
@@ -310,7 +311,7 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
 pub fn shut_down(fd: i32, index: u32) {
     let conn = conn::at(index);
     let Some(slot) = conn.slot() else { return };
-    if conn.phase() != RING || conn.own(slot).flags.load(SeqCst) & TXF_DONE == 0 {
+    if conn.phase() != Phase::Ring || conn.own(slot).flags.load(SeqCst) & TXF_DONE == 0 {
         return;
     }
     if !conn.tx(slot).is_writable() {
@@ -350,14 +351,14 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
     // their locks first.
     let (tx, slot) = loop {
         // Before the change-over it is not worth the trouble, and the kernel knows best.
-        if matches!(conn.phase(), EARLY | OFFERED) {
+        if matches!(conn.phase(), Phase::Early | Phase::Offered) {
             transition::take_back(conn, Reason::ShutDown);
         }
         let held = conn.tx_lock.enter();
         match conn.slot() {
             Some(slot) => break (held, slot),
             // It has just come back.
-            None if conn.phase() == EARLY => {}
+            None if conn.phase() == Phase::Early => {}
             None => {
                 drop(held);
                 epoll::forget_known(index);

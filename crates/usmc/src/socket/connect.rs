@@ -9,10 +9,10 @@ use crate::host;
 use crate::os::reason::Reason;
 use crate::os::table::{self, Entry};
 use crate::os::{config, kernel_only};
-use crate::record::conn::{
-    self, Conn, EARLY, F_ADOPTED, F_CLIENT, F_NONBLOCK, F_TUNED, FRESH, LISTEN, OFFERED, PLAIN,
-};
+use crate::record::conn::{self, Conn, F_ADOPTED, F_CLIENT, F_NONBLOCK, F_TUNED};
 use crate::record::order;
+use crate::record::phase::Event;
+use crate::record::phase::Phase;
 use crate::record::tuple::{self, Endpoint, Tuple};
 use crate::stream::{demote, ending};
 use crate::watch::observer;
@@ -38,7 +38,7 @@ pub fn created(fd: i32, kind: i32) -> Option<u32> {
         // Nobody else knows the record yet, which had no flags.
         conn.flags.store(F_NONBLOCK, Relaxed);
     }
-    conn.set_phase(FRESH);
+    conn.go(Event::Made);
     if !table::set(fd, Entry::Conn(index)) {
         conn::free(index);
         return None;
@@ -51,7 +51,7 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
     let conn = conn::at(index);
     // EINTR: the connection goes on being made in the background.
     let is_made = matches!(result, 0 | libc::EINPROGRESS | libc::EINTR);
-    if conn.phase() == FRESH && (is_made || is_answer(result)) {
+    if conn.phase() == Phase::Fresh && (is_made || is_answer(result)) {
         // A new attempt forgets what the last connection has left.
         ending::leave(conn, None);
     }
@@ -62,19 +62,19 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
     let Some(server) = server else { return };
     match conn.phase() {
         // The answer to an attempt that has come to more than that since.
-        EARLY if clc::has_begun(conn) => return,
-        FRESH | EARLY => {}
-        PLAIN if result == 0 => return syn_option::looked(fd, index),
-        OFFERED => {
+        Phase::Early if clc::has_begun(conn) => return,
+        Phase::Fresh | Phase::Early => {}
+        Phase::Plain if result == 0 => return syn_option::looked(fd, index),
+        Phase::Offered => {
             // Either the answer to the attempt we know, or a new attempt after a failed one.
             let known = conn.tuple[5].load(Relaxed) >> 16;
             if tuple::local(fd).is_ok_and(|at| u64::from(at.port) == known) {
                 return;
             }
             transition::end(conn);
-            conn.set_phase(FRESH);
+            conn.go(Event::Disconnects);
         }
-        PLAIN if conn.slot().is_none() && result != 0 => conn.set_phase(FRESH),
+        Phase::Plain if conn.slot().is_none() && result != 0 => conn.go(Event::Disconnects),
         _ => return,
     }
     // That the last attempt has failed may have been seen by a look, and is no end of this one.
@@ -89,7 +89,7 @@ fn is_answer(errno: i32) -> bool {
 
 /// Whether this record is past its first connect(2) or accept(2).
 pub fn is_connected(index: u32) -> bool {
-    conn::at(index).phase() != FRESH
+    conn::at(index).phase() != Phase::Fresh
 }
 
 /// Whether we are in a signal handler that has interrupted a step of its own thread: what that works on has to stay.
@@ -118,7 +118,7 @@ pub fn disconnecting(fd: i32, index: u32) {
     ending::leave(conn, error);
     conn.go_on_with_kernel_calls();
     conn.set_flag(F_CLIENT | F_TUNED, false);
-    conn.set_phase(FRESH);
+    conn.go(Event::Disconnects);
 }
 
 /// After it.
@@ -194,7 +194,7 @@ pub fn no_longer_listening(conn: &Conn) {
 /// Before a real listen(2).
 pub fn about_to_listen(fd: i32, index: u32) {
     let conn = conn::at(index);
-    if conn.phase() == FRESH
+    if conn.phase() == Phase::Fresh
         && syn_option::is_wanted()
         && let Ok(at) = tuple::local(fd)
     {
@@ -205,7 +205,7 @@ pub fn about_to_listen(fd: i32, index: u32) {
 /// After a real listen(2) that succeeded: registers the address.
 pub fn listening(fd: i32, index: u32) {
     let conn = conn::at(index);
-    if conn.phase() != FRESH {
+    if conn.phase() != Phase::Fresh {
         return;
     }
     ending::leave(conn, None);
@@ -227,7 +227,7 @@ pub fn listening(fd: i32, index: u32) {
         match host::current().register_listener(netns, at) {
             Ok(token) => {
                 conn.offer_index.store(token, Relaxed);
-                conn.set_phase(LISTEN);
+                conn.go(Event::Listens);
             }
             Err(reason) => conn.give_up(reason),
         }

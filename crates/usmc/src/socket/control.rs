@@ -4,8 +4,9 @@ use crate::os::log;
 use crate::os::reason::Reason;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
-use crate::record::conn::{self, F_KERNEL_ONLY, F_NONBLOCK, FRESH, LISTEN};
+use crate::record::conn::{self, F_KERNEL_ONLY, F_NONBLOCK};
 use crate::record::numbers;
+use crate::record::phase::Phase;
 use crate::stream::demote;
 use crate::stream::unread;
 use crate::watchers::set;
@@ -67,9 +68,9 @@ pub fn nonblocking(fd: i32, on: bool) {
 pub fn signals(fd: i32) -> Result<(), Errno> {
     let Entry::Conn(index) = table::get(fd) else { return Ok(()) };
     match conn::at(index).phase() {
-        FRESH => conn::at(index).set_flag(F_KERNEL_ONLY, true),
+        Phase::Fresh => conn::at(index).set_flag(F_KERNEL_ONLY, true),
         // Of a listener the kernel sees all, and what it accepts is without the flag.
-        LISTEN => {}
+        Phase::Listen => {}
         _ => return demote::leave(fd, index, Reason::KernelFeature),
     }
     Ok(())
@@ -85,7 +86,7 @@ pub fn unread(fd: i32) -> Option<i32> {
 pub fn unsent(fd: i32) -> Option<i32> {
     let Entry::Conn(index) = table::get(fd) else { return None };
     let conn = conn::at(index);
-    let slot = conn.slot().filter(|_| conn.phase() == conn::RING)?;
+    let slot = conn.slot().filter(|_| conn.phase() == Phase::Ring)?;
     i32::try_from(conn.tx(slot).unread()).ok()
 }
 

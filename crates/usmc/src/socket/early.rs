@@ -2,9 +2,10 @@
 //! included. They are counted, for a slot that came meanwhile would not know of them.
 
 use crate::handshake::transition;
-use crate::record::conn::{self, EARLY, F_CLC};
+use crate::record::conn::{self, F_CLC};
 use crate::record::lasting::Call;
 use crate::record::numbers::Hold;
+use crate::record::phase::Phase;
 use crate::record::users::EARLY_CALL;
 use crate::stream::ending;
 
@@ -18,7 +19,7 @@ impl Early {
     #[inline]
     pub fn receive(fd: i32, index: u32) -> Option<Early> {
         let conn = conn::at(index);
-        if conn.phase() != EARLY {
+        if conn.phase() != Phase::Early {
             return None;
         }
         transition::progress(fd, index, Call::Receive);
@@ -31,7 +32,7 @@ impl Early {
     /// Before a send. `None` where a slot is being tied to the record or is there.
     #[inline]
     pub fn send(fd: i32, index: u32) -> Option<Early> {
-        if conn::at(index).phase() != EARLY {
+        if conn::at(index).phase() != Phase::Early {
             return None;
         }
         // `Conn::stop_kernel_calls` sees us, or we see that it was there.

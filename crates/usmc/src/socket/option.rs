@@ -9,11 +9,9 @@ use crate::os::clock;
 use crate::os::reason::Reason;
 use crate::os::sockopt;
 use crate::os::sys::{self, Errno};
-use crate::record::conn::{
-    self, ATTACHED, Conn, F_CHILDREN_TCP, F_INQ, F_INQ_KNOWN, F_KERNEL_ONLY, F_TUNED, FRESH,
-    LISTEN, PLAIN, RING,
-};
+use crate::record::conn::{self, Conn, F_CHILDREN_TCP, F_INQ, F_INQ_KNOWN, F_KERNEL_ONLY, F_TUNED};
 use crate::record::limit;
+use crate::record::phase::Phase;
 use crate::stream::{demote, room};
 use crate::watch::observer;
 use crate::watchers::epoll;
@@ -62,7 +60,7 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
             sys::poll1(fd, 0, 1);
         }
     }
-    if (level, name) == (libc::IPPROTO_TCP, TCP_FASTOPEN_CONNECT) && conn.phase() == FRESH {
+    if (level, name) == (libc::IPPROTO_TCP, TCP_FASTOPEN_CONNECT) && conn.phase() == Phase::Fresh {
         conn.set_flag(F_KERNEL_ONLY, true);
     }
     if (level, name) == (libc::IPPROTO_TCP, TCP_INQ) {
@@ -72,7 +70,7 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         epoll::forget_known(index);
     }
-    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) && conn.phase() == ATTACHED {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) && conn.phase() == Phase::Attached {
         // Whoever sleeps by now sleeps on the kernel's socket. Where it is in the ring in this instant, it stays there.
         if !matches!(value, 0 | 1) {
             let _ = transition::decline(fd, index, Reason::KernelFeature);
@@ -138,7 +136,8 @@ fn note_buffer(fd: i32, conn: &Conn, name: i32) {
 /// Whether SO_RCVLOWAT is ours, and 1 in the kernel.
 fn has_lowat(conn: &Conn) -> bool {
     conn.slot().is_some()
-        && (conn.phase() == ATTACHED || (conn.phase() == RING && kept(conn).is_some()))
+        && (conn.phase() == Phase::Attached
+            || (conn.phase() == Phase::Ring && kept(conn).is_some()))
 }
 
 /// The slot that has what the application has set, where the kernel's socket has not.
@@ -172,12 +171,12 @@ fn needs_kernel(level: i32, name: i32, value: i32) -> bool {
 pub fn leave_to_kernel(fd: i32, index: u32) -> Result<(), Errno> {
     let conn = conn::at(index);
     match conn.phase() {
-        FRESH => conn.set_flag(F_KERNEL_ONLY | F_CHILDREN_TCP, true),
-        LISTEN => {
+        Phase::Fresh => conn.set_flag(F_KERNEL_ONLY | F_CHILDREN_TCP, true),
+        Phase::Listen => {
             conn.set_flag(F_CHILDREN_TCP, true);
             syn_option::disarm(fd, conn);
         }
-        PLAIN => {}
+        Phase::Plain => {}
         _ => {
             return demote::leave(fd, index, Reason::KernelFeature).map_err(|_| libc::ENOPROTOOPT);
         }

@@ -19,11 +19,12 @@ use crate::os::signals::Woken;
 use crate::os::sys::{self, Errno};
 use crate::os::unwind::keeping;
 use crate::os::{clock, real};
-use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLC, FRESH, OFFERED, PLAIN, RING};
+use crate::record::conn::{self, Conn, F_CLC};
 use crate::record::kernel;
 use crate::record::lasting::Call;
 use crate::record::numbers;
 use crate::record::numbers::Hold;
+use crate::record::phase::Phase;
 use crate::stream::demote;
 use crate::stream::ending::{self, Ending};
 use crate::stream::state;
@@ -82,7 +83,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     loop {
         let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
         match conn.phase() {
-            RING => {
+            Phase::Ring => {
                 if let Some(slot) = conn.slot()
                     && state::is_due(conn.peer(slot).flags.load(Relaxed))
                     && demote::follow(fd, index)
@@ -90,9 +91,11 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     continue;
                 }
             }
-            OFFERED | EARLY | ATTACHED => transition::progress(fd, index, Call::Receive),
-            PLAIN if !clc::wind_up(fd, conn) => {}
-            PLAIN => {
+            Phase::Offered | Phase::Early | Phase::Attached => {
+                transition::progress(fd, index, Call::Receive)
+            }
+            Phase::Plain if !clc::wind_up(fd, conn) => {}
+            Phase::Plain => {
                 transition::give_lowat_back(fd, conn);
                 return match ending::untold_to_receiver(fd, conn, wanted) {
                     Some(errno) if total > 0 => {
@@ -142,7 +145,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         let failed = match attempt((fd, index, hold.is_some()), to, flags) {
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
             // It has become plain in this instant; the number may be closed.
-            Attempt::Kernel if hold.is_some() && conn.phase() == PLAIN => continue,
+            Attempt::Kernel if hold.is_some() && conn.phase() == Phase::Plain => continue,
             Attempt::Kernel => return Outcome::Kernel,
             Attempt::End => {
                 if total == 0 && wanted > 0 {
@@ -219,7 +222,9 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 });
                 match woken {
                     // Disconnected while we slept.
-                    _ if conn.phase() == FRESH && total == 0 => return Outcome::Fail(libc::EPIPE),
+                    _ if conn.phase() == Phase::Fresh && total == 0 => {
+                        return Outcome::Fail(libc::EPIPE);
+                    }
                     // One wake-up, whatever it was, ends a receive of nothing.
                     _ if wanted == 0 => return Outcome::Done(0),
                     Woken::Look => continue,
@@ -298,13 +303,13 @@ fn attempt((fd, index, is_held): (i32, u32, bool), to: &mut Buffers, flags: i32)
     let Some(slot) = conn.slot() else {
         return if conn.has(F_CLC) {
             before_message(fd, conn, to, flags)
-        } else if phase == EARLY {
+        } else if phase == Phase::Early {
             from_tcp(fd, conn, None, to, flags, u64::MAX)
         } else {
             Attempt::Kernel
         };
     };
-    if !matches!(phase, OFFERED | ATTACHED | RING) {
+    if !matches!(phase, Phase::Offered | Phase::Attached | Phase::Ring) {
         return Attempt::Kernel;
     }
     let Some(_family) = Family::receiving(fd, conn, slot) else {
@@ -506,7 +511,8 @@ fn tcp_failed(fd: i32, conn: &Conn, errno: Errno) -> Attempt {
         match conn.slot() {
             // The peer was killed before it read a doorbell of ours; its own direction never left TCP.
             Some(slot)
-                if conn.phase() == RING && ending::for_receiver(fd, conn, slot) == Ending::Fin =>
+                if conn.phase() == Phase::Ring
+                    && ending::for_receiver(fd, conn, slot) == Ending::Fin =>
             {
                 return Attempt::End;
             }

@@ -24,10 +24,11 @@ use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
 use crate::os::unwind::keeping;
 use crate::os::{clock, memory, process, real};
-use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLC, OFFERED, PLAIN, RING};
+use crate::record::conn::{self, Conn, F_CLC};
 use crate::record::lasting::Call;
 use crate::record::numbers;
 use crate::record::numbers::Hold;
+use crate::record::phase::Phase;
 use crate::record::{kernel, order};
 use crate::stream::bells;
 use crate::stream::bulk;
@@ -138,8 +139,8 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
     let mut attempt = 0;
     loop {
         match conn.phase() {
-            RING => {}
-            OFFERED | EARLY | ATTACHED => {
+            Phase::Ring => {}
+            Phase::Offered | Phase::Early | Phase::Attached => {
                 transition::progress(fd, index, Call::Send);
                 if conn.has(F_CLC)
                     && let Err(errno) = clc::first::before_send(fd, index, conn)
@@ -147,7 +148,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
                     return Way::Failed(errno);
                 }
             }
-            PLAIN => {
+            Phase::Plain => {
                 if conn.has(F_CLC)
                     && let Err(errno) = clc::first::before_send(fd, index, conn)
                 {
@@ -159,16 +160,16 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         }
         let Some(slot) = conn.slot() else {
             match conn.phase() {
-                EARLY => {
+                Phase::Early => {
                     if let Some(errno) = ending::untold(conn) {
                         return Way::Failed(errno);
                     }
                 }
                 // A signal handler interrupted its own thread just where the connection comes back.
-                OFFERED | ATTACHED | RING if conn.tx_lock.is_mine() => {
+                Phase::Offered | Phase::Attached | Phase::Ring if conn.tx_lock.is_mine() => {
                     return Way::Failed(libc::EAGAIN);
                 }
-                OFFERED | ATTACHED | RING => {
+                Phase::Offered | Phase::Attached | Phase::Ring => {
                     wait_for_thread(&mut attempt);
                     continue;
                 }
@@ -184,9 +185,9 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
             continue;
         };
         match conn.phase() {
-            OFFERED | ATTACHED | RING => {}
+            Phase::Offered | Phase::Attached | Phase::Ring => {}
             // Another thread is just tying the slot to the record.
-            EARLY => {
+            Phase::Early => {
                 wait_for_thread(&mut attempt);
                 continue;
             }
@@ -198,7 +199,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         if state::is_due(conn.own(slot).flags.load(Relaxed)) {
             demote::follow(fd, index);
             // Before the ring a flag means nothing, and only a hostile peer sets it.
-            if !matches!(conn.phase(), OFFERED | ATTACHED | RING) {
+            if !matches!(conn.phase(), Phase::Offered | Phase::Attached | Phase::Ring) {
                 continue;
             }
         }

@@ -15,9 +15,10 @@ use crate::os::signals::Signals;
 use crate::os::signals::Woken;
 use crate::os::sys::{self, Errno};
 use crate::os::{clock, memory, real};
-use crate::record::conn::{self, ATTACHED, EARLY, OFFERED, PLAIN, RING};
+use crate::record::conn::{self};
 use crate::record::lasting::Call;
 use crate::record::numbers;
+use crate::record::phase::Phase;
 use crate::record::{kernel, order};
 use crate::stream::bells;
 use crate::stream::state;
@@ -274,8 +275,8 @@ fn splice_part(
     for _ in 0..LOOKS {
         let fd = numbers::number(fd, index);
         match conn.phase() {
-            RING => {}
-            OFFERED | EARLY | ATTACHED => {
+            Phase::Ring => {}
+            Phase::Offered | Phase::Early | Phase::Attached => {
                 transition::progress(fd, index, Call::Receive);
                 if conn.has(conn::F_CLC) && clc::awaits_first(fd, conn) {
                     if has_some || holders::is_nonblocking(fd, conn) {
@@ -290,13 +291,13 @@ fn splice_part(
                 // The kernel knows no end before a message of the peer's.
                 if conn.has(conn::F_CLC) && demote::leave(fd, index, Reason::KernelFeature).is_err()
                 {
-                    if conn.phase() == PLAIN {
+                    if conn.phase() == Phase::Plain {
                         continue;
                     }
                     return only(Outcome::Fail(libc::EAGAIN));
                 }
                 // Bytes before the boundary are the kernel's; a bounded peek at them decides.
-                if conn.phase() != RING {
+                if conn.phase() != Phase::Ring {
                     match splice_tcp(fd, index, to, count, nonblock, look) {
                         Some(outcome) => return (outcome, true),
                         None => continue,
@@ -304,7 +305,7 @@ fn splice_part(
                 }
             }
             // A message of the peer's may be in the stream still, which a receive leaves out.
-            PLAIN if !clc::wind_up(fd, conn) => {
+            Phase::Plain if !clc::wind_up(fd, conn) => {
                 return only(splice_received(fd, index, to, count, nonblock, flags));
             }
             _ => {
@@ -523,8 +524,8 @@ fn move_span(fd: i32, conn: &conn::Conn, to: i32, count: usize) -> Result<usize,
     let fd = numbers::number(fd, conn::index_of(conn));
     let (phase, slot) = (conn.phase(), conn.slot());
     let is_ours = match slot {
-        Some(_) => matches!(phase, OFFERED | ATTACHED | RING),
-        None => phase == EARLY && !conn.has(conn::F_CLC),
+        Some(_) => matches!(phase, Phase::Offered | Phase::Attached | Phase::Ring),
+        None => phase == Phase::Early && !conn.has(conn::F_CLC),
     };
     if !is_ours {
         return Ok(0);

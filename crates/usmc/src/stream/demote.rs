@@ -35,9 +35,8 @@ use crate::handshake::{syn_option, transition};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::{log, process};
-use crate::record::conn::{
-    self, ATTACHED, Conn, EARLY, F_SETTLING, F_TUNED, LISTEN, OFFERED, RING,
-};
+use crate::record::conn::{self, Conn, F_SETTLING, F_TUNED};
+use crate::record::phase::Phase;
 use crate::record::watched;
 use crate::stream::state;
 use crate::watch::observer;
@@ -78,16 +77,16 @@ pub fn leave(fd: i32, index: u32, reason: Reason) -> Result<(), Errno> {
 /// As there.
 pub fn leave_within(fd: i32, index: u32, reason: Reason, patience: &Patience) -> Result<(), Errno> {
     let conn = conn::at(index);
-    if conn.phase() == LISTEN {
+    if conn.phase() == Phase::Listen {
         syn_option::disarm(fd, conn);
     }
     loop {
-        if matches!(conn.phase(), EARLY | OFFERED | ATTACHED)
+        if matches!(conn.phase(), Phase::Early | Phase::Offered | Phase::Attached)
             && !transition::decline(fd, index, reason)
         {
             return Err(libc::EBUSY);
         }
-        if conn.phase() != RING {
+        if conn.phase() != Phase::Ring {
             return if crate::handshake::clc::settle(fd, conn) { Ok(()) } else { Err(libc::EBUSY) };
         }
         let Some(slot) = conn.slot() else {
@@ -226,7 +225,7 @@ pub fn look(fd: i32, conn: &Conn, slot: &Slot) {
 #[cold]
 pub fn follow(fd: i32, index: u32) -> bool {
     let conn = conn::at(index);
-    let Some(slot) = conn.slot().filter(|_| conn.phase() == RING) else { return false };
+    let Some(slot) = conn.slot().filter(|_| conn.phase() == Phase::Ring) else { return false };
     let rx = RxSpan::new(slot, conn.side());
     let before = (state::is_back(conn, slot), rx.is_tcp());
     look(fd, conn, slot);
@@ -257,7 +256,7 @@ pub fn sends_by_tcp(fd: i32, index: u32, reason: Reason) -> bool {
     follow(fd, index);
     let conn = conn::at(index);
     match conn.phase() {
-        RING => conn.slot().is_some_and(|slot| state::is_back(conn, slot)),
+        Phase::Ring => conn.slot().is_some_and(|slot| state::is_back(conn, slot)),
         _ => leave(fd, index, reason).is_ok(),
     }
 }
@@ -335,7 +334,7 @@ pub fn before_exit() {
     crate::os::table::for_each(0, u32::MAX, |fd, entry| {
         if let crate::os::table::Entry::Conn(index) = entry
             && let Some(slot) = conn::at(index).slot()
-            && conn::at(index).phase() == RING
+            && conn::at(index).phase() == Phase::Ring
             && conn::at(index).own(slot).flags.load(Acquire) & (TXF_LEFT | TXF_ENDS) == TXF_LEFT
         {
             look(fd, conn::at(index), slot);

@@ -16,8 +16,9 @@ use crate::os::events;
 use crate::os::signals::Woken;
 use crate::os::sockopt;
 use crate::os::sys::{self, Errno};
-use crate::record::conn::{self, Conn, F_COPIED, PLAIN, RING};
+use crate::record::conn::{self, Conn, F_COPIED};
 use crate::record::kernel;
+use crate::record::phase::Phase;
 use crate::stream::state;
 
 /// The highest error number of Linux, EHWPOISON.
@@ -296,7 +297,7 @@ pub fn untold_to_splice(fd: i32, conn: &Conn) -> Option<Errno> {
 
 /// The same for one that has stopped before an urgent byte, wherever the connection is; none after the end.
 pub fn at_mark(fd: i32, conn: &Conn) -> Option<Errno> {
-    match conn.slot().filter(|_| conn.phase() == RING) {
+    match conn.slot().filter(|_| conn.phase() == Phase::Ring) {
         Some(slot) => match for_receiver(fd, conn, slot) {
             Ending::Reset => take_error(fd, conn, slot),
             Ending::Alive | Ending::Fin => None,
@@ -329,7 +330,7 @@ fn has_unread(fd: i32) -> Result<bool, Errno> {
 pub fn told_by_send(fd: i32, conn: &Conn, errno: Errno) {
     // Of plain TCP, where no look has taken the error, the kernel itself knows whom it has told, and who has shut it down: by
     // another record, where the socket came back in a message.
-    let is_kernels = conn.phase() == PLAIN && !conn.has(F_COPIED) && !is_taken(conn);
+    let is_kernels = conn.phase() == Phase::Plain && !conn.has(F_COPIED) && !is_taken(conn);
     if let Some(slot) = conn.slot().filter(|_| !is_kernels)
         && ends(fd, conn, slot, errno)
     {
@@ -399,7 +400,7 @@ pub fn so_error(fd: i32, index: u32, told: Errno) -> Errno {
         let _ = note_error(conn, told);
     }
     match conn.slot() {
-        Some(slot) if conn.phase() == RING => {
+        Some(slot) if conn.phase() == Phase::Ring => {
             // Nobody may have heard of a death yet.
             look(fd, conn);
             match ending(fd, conn, slot) {
@@ -416,7 +417,7 @@ pub fn so_error(fd: i32, index: u32, told: Errno) -> Errno {
 /// The error that connect(2) to AF_UNSPEC leaves to be reported, where it is not in the kernel's socket: a look has taken
 /// it. The caller has both locks.
 pub fn left_by_disconnect(fd: i32, conn: &Conn) -> Option<Errno> {
-    match conn.slot().filter(|_| conn.phase() == RING) {
+    match conn.slot().filter(|_| conn.phase() == Phase::Ring) {
         Some(slot) => {
             let is_due = ending(fd, conn, slot) == Ending::Reset && has_error(conn, slot);
             is_due.then(|| error(conn, slot))
@@ -464,7 +465,7 @@ pub fn leaves_unread(conn: &Conn) -> bool {
         conn.peer(slot).flags.load(Acquire) & TXF_CLOSED != 0
             && state::unread_by_peer(conn, slot) > 0
     };
-    conn.phase() == RING && conn.slot().is_some_and(is_left)
+    conn.phase() == Phase::Ring && conn.slot().is_some_and(is_left)
 }
 
 /// What a send does once the peer does not read any more.

@@ -8,10 +8,11 @@ use crate::family::locks::Receiving;
 use crate::handshake::transition;
 use crate::os::events::{ERR, HUP, IN, OUT, PRI, RDHUP, RDNORM, READ_BITS, WRITE_BITS, WRNORM};
 use crate::os::sys;
-use crate::record::conn::{self, Conn, RING};
+use crate::record::conn::{self, Conn};
 use crate::record::kernel;
 use crate::record::lasting::Call;
 use crate::record::numbers;
+use crate::record::phase::Phase;
 use crate::stream::ending::{self, Ending};
 use crate::stream::state;
 use crate::stream::unread;
@@ -25,7 +26,7 @@ pub fn is_kernels(fd: impl FnOnce() -> i32, index: u32) -> bool {
         transition::progress(fd(), index, Call::Look);
     }
     // Another process may have disconnected what it shares with us.
-    conn.phase() != RING
+    conn.phase() != Phase::Ring
         || conn.slot().is_none_or(|s| conn.own(s).flags.load(Relaxed) & TXF_ABORT != 0)
 }
 

@@ -17,8 +17,9 @@ use crate::device::segment;
 use crate::family::locks::Family;
 use crate::os::reason::Reason;
 use crate::os::{clock, memory, process};
-use crate::record::conn::{self, Conn, F_SHARED, Far, RING};
+use crate::record::conn::{self, Conn, F_SHARED, Far};
 use crate::record::limit;
+use crate::record::phase::Phase;
 
 /// How long nothing is read while this end itself has left bytes unread. Long enough for another of its threads to read.
 const UNREAD_NS: u64 = 20_000_000;
@@ -168,7 +169,7 @@ fn sweep_due() -> u64 {
 /// The same of one connection, before this thread sleeps on it.
 pub fn give_back_idle(conn: &Conn) {
     let Some(_held) = conn.tx_lock.try_enter() else { return };
-    let slot = conn.slot().filter(|slot| conn.phase() == RING && !is_shared(conn, slot));
+    let slot = conn.slot().filter(|slot| conn.phase() == Phase::Ring && !is_shared(conn, slot));
     let Some(slot) = slot else {
         // Processes that share it give it back at a send, or in the end.
         return conn.set_far_part(Far::Unused);
@@ -215,7 +216,7 @@ pub fn leave_for(fd: i32, index: u32, bytes: usize) -> bool {
         Some(slot) if conn.has_far() && peer_reaches_far(conn, slot) => 1 << WINDOW_SHIFT_MAX,
         _ => 1 << conn.full_shift(),
     };
-    conn.phase() == RING && bytes > most && demote::leave(fd, index, Reason::TooMuch).is_ok()
+    conn.phase() == Phase::Ring && bytes > most && demote::leave(fd, index, Reason::TooMuch).is_ok()
 }
 
 /// How long nothing need be read before whoever waits for room is taken to wait in vain. `None`: there is room, or TCP would

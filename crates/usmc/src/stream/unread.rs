@@ -10,8 +10,9 @@ use super::demote;
 use crate::family::locks::Receiving;
 use crate::handshake::{clc, transition};
 use crate::os::sys;
-use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLC, OFFERED, PLAIN, RING};
+use crate::record::conn::{self, Conn, F_CLC};
 use crate::record::lasting::Call;
+use crate::record::phase::Phase;
 use crate::record::{kernel, numbers};
 use crate::stream::state;
 
@@ -51,7 +52,7 @@ fn has_span_slow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 pub fn is_past_ring(fd: i32, index: u32) -> bool {
     demote::follow(fd, index);
     let conn = conn::at(index);
-    match conn.slot().filter(|_| conn.phase() == RING) {
+    match conn.slot().filter(|_| conn.phase() == Phase::Ring) {
         Some(slot) => RxSpan::new(slot, conn.side()).is_tcp(),
         None => true,
     }
@@ -66,10 +67,10 @@ pub fn unread_anyhow(fd: i32, index: u32) -> usize {
 /// FIONREAD: unread bytes of the TCP span and of the ring.
 pub fn unread(fd: i32, index: u32) -> Option<usize> {
     let conn = conn::at(index);
-    if conn.has(F_CLC) && conn.phase() == PLAIN {
+    if conn.has(F_CLC) && conn.phase() == Phase::Plain {
         return clc::unread(fd, conn);
     }
-    if matches!(conn.phase(), OFFERED | EARLY | ATTACHED) {
+    if matches!(conn.phase(), Phase::Offered | Phase::Early | Phase::Attached) {
         transition::progress(fd, index, Call::Look);
     }
     if conn.has(F_CLC) {
@@ -78,12 +79,12 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
     let slot = conn.slot()?;
     if state::is_due(conn.peer(slot).flags.load(Relaxed)) {
         demote::follow(fd, index);
-        if conn.phase() != RING {
+        if conn.phase() != Phase::Ring {
             // Doorbells were among what the kernel has counted before.
             return sys::ioctl_int(fd, libc::FIONREAD).ok().map(|n| n as usize);
         }
     }
-    if conn.phase() != RING {
+    if conn.phase() != Phase::Ring {
         return None;
     }
     let _held = Receiving::enter(fd, conn, slot)?;

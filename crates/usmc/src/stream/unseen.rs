@@ -4,7 +4,8 @@
 use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::fence;
 
-use crate::record::conn::{self, Conn, PLAIN};
+use crate::record::conn::{self, Conn};
+use crate::record::phase::Phase;
 
 /// Such a call, for as long as it lasts.
 pub struct Unseen(Option<&'static Conn>);
@@ -15,7 +16,7 @@ impl Unseen {
     #[inline]
     pub fn enter(index: u32, returns: u32) -> Option<Unseen> {
         let conn = conn::at(index);
-        if conn.phase() == PLAIN && conn.custody.load(SeqCst) == 0 {
+        if conn.phase() == Phase::Plain && conn.custody.load(SeqCst) == 0 {
             return Some(Unseen(None));
         }
         let call = Unseen(Some(conn));

@@ -26,6 +26,7 @@ use crate::os::unwind::keeping;
 use crate::os::{process, real, yields};
 use crate::record::conn::{self, Conn, F_SHARED};
 use crate::record::numbers;
+use crate::record::phase::Phase;
 use crate::stream::state;
 use crate::watch::observer;
 
@@ -243,7 +244,7 @@ fn receive_nothing(fd: i32) -> Woken {
 /// the peer's end, a signal or SO_RCVTIMEO.
 pub fn for_more(fd: i32, index: u32, since: u64, signals: &mut Signals) -> bool {
     let conn = conn::at(index);
-    let ended = match conn.slot().filter(|_| conn.phase() == conn::RING) {
+    let ended = match conn.slot().filter(|_| conn.phase() == Phase::Ring) {
         Some(slot) => {
             ending::look(fd, conn);
             ending::ending(fd, conn, slot) != ending::Ending::Alive

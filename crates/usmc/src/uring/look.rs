@@ -14,6 +14,7 @@ use crate::os::table::{self, Entry};
 use crate::os::{log, sys};
 use crate::passing::passed;
 use crate::record::conn;
+use crate::record::phase::Phase;
 use crate::socket::leave_all;
 use crate::socket::{close, option};
 use crate::stream::demote;
@@ -138,8 +139,8 @@ fn refuse(place: *mut Sqe) {
 fn leave(fd: i32) -> Result<(), Errno> {
     let Entry::Conn(index) = table::settled(fd) else { return Ok(()) };
     match conn::at(index).phase() {
-        conn::PLAIN => Ok(()),
-        conn::FRESH | conn::LISTEN => option::leave_to_kernel(fd, index),
+        Phase::Plain => Ok(()),
+        Phase::Fresh | Phase::Listen => option::leave_to_kernel(fd, index),
         _ => demote::leave(fd, index, Reason::ByUring),
     }
 }

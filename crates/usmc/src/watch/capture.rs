@@ -17,8 +17,9 @@ use crate::family::holders;
 use crate::os::iov::Buffers;
 use crate::os::process::{Held, Lock};
 use crate::os::{clock, kernel_only, sys};
-use crate::record::conn::{self, Conn, EARLY, F_ADOPTED, F_CLIENT, F_COPIED, FRESH, LISTEN, PLAIN};
+use crate::record::conn::{self, Conn, F_ADOPTED, F_CLIENT, F_COPIED};
 use crate::record::kernel;
+use crate::record::phase::Phase;
 use crate::record::tuple::{self, Endpoint};
 use crate::watch::observe::{
     ASK, CAPTURED, Capture, EVENT_CLIENT, EVENT_DATA, EVENT_END, EVENT_OPEN, EVENT_SENT, Event,
@@ -197,7 +198,7 @@ pub fn file_sent(fd: i32, index: u32, file: i32, position: Option<i64>, sent: is
 /// Bytes of the stream that the application has sent, TCP having carried the last of them.
 fn sent_so_far(fd: i32, conn: &Conn) -> Option<u64> {
     if let Some(slot) = conn.slot()
-        && !matches!(conn.phase(), EARLY | PLAIN)
+        && !matches!(conn.phase(), Phase::Early | Phase::Plain)
         && conn.own(slot).state.load(Acquire) != TX_TCP
     {
         return None;
@@ -207,7 +208,7 @@ fn sent_so_far(fd: i32, conn: &Conn) -> Option<u64> {
 
 /// Bytes of the stream that the application has received, likewise.
 fn read_so_far(fd: i32, conn: &Conn) -> Option<u64> {
-    let read = match conn.slot().filter(|_| !matches!(conn.phase(), EARLY | PLAIN)) {
+    let read = match conn.slot().filter(|_| !matches!(conn.phase(), Phase::Early | Phase::Plain)) {
         // Doorbells may have come with them.
         Some(slot) if conn.peer(slot).state.load(Acquire) == TX_RING => {
             let boundary = conn.peer(slot).boundary.load(Relaxed);
@@ -243,7 +244,7 @@ pub fn closing(fd: i32, conn: &Conn) {
 
 /// The application ends its sending direction.
 pub fn ending(fd: i32, conn: &Conn) {
-    if is_on(conn) && !matches!(conn.phase(), LISTEN | FRESH) {
+    if is_on(conn) && !matches!(conn.phase(), Phase::Listen | Phase::Fresh) {
         end(fd, conn, EVENT_SENT);
     }
 }

@@ -14,7 +14,8 @@ use crate::os::reason::Reason;
 use crate::os::single;
 use crate::os::table::Entry;
 use crate::os::{cache, kernel_only, sys, table};
-use crate::record::conn::{self, Conn, F_CLIENT, F_HAD_SLOT, F_UNSHOWN, LISTEN, RING};
+use crate::record::conn::{self, Conn, F_CLIENT, F_HAD_SLOT, F_UNSHOWN};
+use crate::record::phase::Phase;
 use crate::record::tuple::Endpoint;
 use crate::watch::capture;
 use crate::watch::observe::{
@@ -184,14 +185,17 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
     let phase = conn.phase();
     let (local, peer) = ends_in_words(conn, phase);
     let state = match phase {
-        LISTEN => State::Listen,
+        Phase::Listen => State::Listen,
         _ if peer.is_none() => State::Init,
         _ => State::Active,
     };
-    let in_ring = matches!(phase, RING);
+    let in_ring = matches!(phase, Phase::Ring);
     let mode = if in_ring { Mode::Smcd } else { Mode::Tcp };
-    let reason =
-        if in_ring || phase == LISTEN { Reason::None as u32 } else { conn.reason.load(Relaxed) };
+    let reason = if in_ring || phase == Phase::Listen {
+        Reason::None as u32
+    } else {
+        conn.reason.load(Relaxed)
+    };
     let peer = peer.unwrap_or_default();
     let v4 = if local.port != 0 { local.is_v4() } else { peer.is_v4() };
     let family = if v4 { 4 } else { 6 };
@@ -303,18 +307,18 @@ impl End {
 
 /// Local end and peer, as far as the record knows them: the kernel is not asked. A client's own end is known
 /// from its offer on, and all zero before.
-pub fn ends(conn: &Conn, phase: u32) -> (Endpoint, Option<Endpoint>) {
+pub fn ends(conn: &Conn, phase: Phase) -> (Endpoint, Option<Endpoint>) {
     let (local, peer) = ends_in_words(conn, phase);
     (local.endpoint(), peer.map(End::endpoint))
 }
 
-fn ends_in_words(conn: &Conn, phase: u32) -> (End, Option<End>) {
+fn ends_in_words(conn: &Conn, phase: Phase) -> (End, Option<End>) {
     let word = |i: usize| conn.tuple[i].load(Relaxed);
     let ports = word(5);
     let client = End { addr: [word(1), word(2)], port: (ports >> 16) as u16 };
     let server = End { addr: [word(3), word(4)], port: ports as u16 };
     match phase {
-        LISTEN => (server, None),
+        Phase::Listen => (server, None),
         _ if conn.has(F_CLIENT) => (client, Some(server)),
         // Neither accepted nor connected, as far as we know.
         _ if client.port == 0 => (server, None),

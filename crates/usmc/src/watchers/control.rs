@@ -16,7 +16,8 @@ use crate::os::events::{HUP, IN, OUT, WRITE_BITS};
 use crate::os::reason::Reason;
 use crate::os::single;
 use crate::os::sys::{self, Errno};
-use crate::record::conn::{self, ATTACHED, Conn, EARLY, FRESH, LISTEN, OFFERED, PLAIN, RING};
+use crate::record::conn::{self, Conn};
+use crate::record::phase::Phase;
 use crate::stream::bells;
 use crate::watch::observer;
 
@@ -36,8 +37,8 @@ pub fn control(
     if op == libc::EPOLL_CTL_ADD && event.is_some_and(|event| event.events & EXCLUSIVE != 0) {
         // Its registration cannot be changed, and so cannot follow the connection into the ring.
         match conn.phase() {
-            FRESH => conn.set_flag(conn::F_KERNEL_ONLY, true),
-            EARLY | OFFERED | ATTACHED => {
+            Phase::Fresh => conn.set_flag(conn::F_KERNEL_ONLY, true),
+            Phase::Early | Phase::Offered | Phase::Attached => {
                 transition::decline(fd, index, Reason::KernelFeature);
             }
             _ => {}
@@ -59,13 +60,13 @@ pub fn control(
                 Some(_) => return Some(Err(libc::EEXIST)),
                 None => {}
             }
-            if conn.phase() == LISTEN {
+            if conn.phase() == Phase::Listen {
                 observer::inherited(fd, index);
             }
-            if matches!(conn.phase(), PLAIN | LISTEN) {
+            if matches!(conn.phase(), Phase::Plain | Phase::Listen) {
                 return None;
             }
-            if event.events & EXCLUSIVE != 0 && conn.phase() == FRESH {
+            if event.events & EXCLUSIVE != 0 && conn.phase() == Phase::Fresh {
                 return None;
             }
             const WITH_EXCLUSIVE: u32 = IN | OUT | events::ERR | HUP | WAKEUP | ET | EXCLUSIVE;
@@ -138,7 +139,7 @@ fn add(
     let conn = conn::at(index);
     let number = entry::alloc().ok_or(libc::ENOSPC)?;
     let entry = entry::at(number).ok_or(libc::ENOSPC)?;
-    let in_ring = conn.phase() == RING;
+    let in_ring = conn.phase() == Phase::Ring;
     let asked = asked::needed(event.events);
     let events = if in_ring { asked.events() } else { event.events };
     entry.fd.store(fd as u32, Relaxed);

@@ -25,7 +25,8 @@ use crate::os::events::{IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use crate::os::reason::Reason;
 use crate::os::single;
 use crate::os::sys::{self, Errno};
-use crate::record::conn::{self, Conn, RING};
+use crate::record::conn::{self, Conn};
+use crate::record::phase::Phase;
 use crate::stream::ending::{self, Ending};
 use crate::stream::ready::{self};
 use crate::stream::unread;
@@ -245,7 +246,7 @@ pub fn note_end(tag: u64, index: u32, told: Option<u32>) {
 /// The connection's phase changed: registrations of a ring connection wait for doorbells from now on.
 pub fn phase_changed(index: u32) {
     let conn = conn::at(index);
-    if conn.phase() != RING {
+    if conn.phase() != Phase::Ring {
         return;
     }
     each_watcher(index, |number, entry| {

@@ -11,7 +11,8 @@ use super::epoll::{self};
 use super::owed;
 use super::set::Set;
 use crate::os::events::WRITE_BITS;
-use crate::record::conn::{self, Conn, RING};
+use crate::record::conn::{self, Conn};
+use crate::record::phase::Phase;
 use crate::stream::ready::{self};
 use crate::stream::{bells, room};
 use crate::watchers::report;
@@ -173,7 +174,7 @@ fn stuck_ns(entry: &Entry) -> Option<u64> {
     let conn = conn::at(entry.conn.load(Relaxed));
     let waits = !entry.has(E_DISABLED)
         && entry.events.load(Relaxed) & WRITE_BITS != 0
-        && conn.phase() == RING;
+        && conn.phase() == Phase::Ring;
     room::look_in_ns(conn, conn.slot().filter(|_| waits)?)
 }
 

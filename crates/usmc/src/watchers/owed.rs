@@ -28,8 +28,9 @@ use super::set::{ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, entry_of, fd_of, set_at, t
 use crate::os::events::{ERR, HUP, IN, OUT, RDHUP};
 use crate::os::sys::{self, Errno};
 use crate::os::{kernel_only, single};
-use crate::record::conn::{self, Conn, EARLY, F_ADOPTED, F_CLC, F_COPIED, F_SHARED};
+use crate::record::conn::{self, Conn, F_ADOPTED, F_CLC, F_COPIED, F_SHARED};
 use crate::record::kernel;
+use crate::record::phase::Phase;
 use crate::watchers::set::OWED;
 use crate::watchers::set::POLLED;
 
@@ -75,7 +76,7 @@ fn enter(set: &Set, number: u32, entry: &Entry, conn: &Conn, flags: u32) -> bool
             && kernel_only::reason().is_none()
     };
     // Of a connection that is TCP for good nothing tells whether another process has it, too.
-    if conn.phase() != EARLY || conn.has(F_SHARED | F_COPIED | F_ADOPTED) || !may_be() {
+    if conn.phase() != Phase::Early || conn.has(F_SHARED | F_COPIED | F_ADOPTED) || !may_be() {
         return false;
     }
     {

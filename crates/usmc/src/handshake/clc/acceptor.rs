@@ -17,6 +17,7 @@ use crate::os::log;
 use crate::os::reason::Reason;
 use crate::record::clc_state::Step;
 use crate::record::conn::{self, Conn, F_CLC};
+use crate::record::phase::Phase;
 
 /// Says on the device that this process holds the connection that a client asks for, if one does.
 pub fn hold_if_asked(fd: i32, conn: &Conn) -> bool {
@@ -324,7 +325,7 @@ fn attach(fd: i32, conn: &Conn) {
     match delivered(conn) {
         Some((dmb, file)) => {
             transition::attach(fd, conn, dmb, file);
-            if conn.phase() != conn::EARLY {
+            if conn.phase() != Phase::Early {
                 super::enter(conn, Step::None);
             }
         }

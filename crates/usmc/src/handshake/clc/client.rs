@@ -18,8 +18,9 @@ use crate::host::{self, Delivery, DmbRef, Message, Stage};
 use crate::os::reason::Reason;
 use crate::os::{log, sys};
 use crate::record::clc_state::Step;
-use crate::record::conn::{Conn, F_ARMED, F_CLC, OFFERED};
+use crate::record::conn::{Conn, F_ARMED, F_CLC};
 use crate::record::kernel;
+use crate::record::phase::Event;
 use crate::record::tuple::{self, Tuple};
 
 /// Asks on the device who holds the other end of this connection, whose destination is a listener of another network
@@ -320,7 +321,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     }
     super::enter(conn, Step::None);
     conn.reason.store(Reason::Pending as u32, Relaxed);
-    if !conn.leave_early(OFFERED) {
+    if !conn.leave_early(Event::Offers) {
         // A signal handler of this thread wants it to stay TCP.
         transition::call_off(conn);
         return Ok(());

@@ -25,9 +25,10 @@ use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::{clock, log, process};
 use crate::record::clc_state::Step;
-use crate::record::conn::{Conn, EARLY, F_ARMED, F_CLC, F_CLIENT, F_SHARED};
+use crate::record::conn::{Conn, F_ARMED, F_CLC, F_CLIENT, F_SHARED};
 use crate::record::kernel;
 use crate::record::lasting::Call;
+use crate::record::phase::Phase;
 use crate::record::tuple::{self, Endpoint, Tuple};
 
 /// How long a server's application waits for the client's first message before it sends, in milliseconds. A client sends
@@ -190,7 +191,7 @@ fn is_owed(fd: i32, conn: &Conn) -> bool {
 
 /// One step towards the message that is owed, by whoever needs it now. Whether it is not owed any more.
 fn pay(fd: i32, index: u32, conn: &Conn) -> bool {
-    if conn.phase() == EARLY {
+    if conn.phase() == Phase::Early {
         transition::progress(fd, index, Call::Look);
         if conn.clc.step() == Step::Asking
             && let Some(_step) = conn.step_lock.try_enter()

@@ -43,8 +43,10 @@ use crate::host::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
 use crate::os::reason::Reason;
 use crate::os::{clock, config, log, process, strangers, sys};
 use crate::record::clc_state::Step;
-use crate::record::conn::{self, Conn, EARLY, F_CLC, F_CLIENT, F_COPIED, F_HANDSHAKE, PLAIN};
+use crate::record::conn::{self, Conn, F_CLC, F_CLIENT, F_COPIED, F_HANDSHAKE};
 use crate::record::kernel;
+use crate::record::phase::Event;
+use crate::record::phase::Phase;
 use crate::record::tuple::{self, Endpoint};
 
 pub use acceptor::{expect, hold_if_asked};
@@ -92,7 +94,7 @@ fn store_id(conn: &Conn, id: OfferId) {
     conn.offer_use.store(id.use_count, Relaxed);
 }
 
-/// One step, where one is due. The caller holds the step's lock; the phase is [`EARLY`].
+/// One step, where one is due. The caller holds the step's lock; the phase is [`Phase::Early`].
 pub fn step(fd: i32, conn: &Conn) {
     match conn.clc.step() {
         Step::None => {}
@@ -118,7 +120,7 @@ fn awaited(conn: &Conn) -> Option<(Message, Stage)> {
 fn give_up(conn: &Conn, reason: Reason) {
     enter(conn, Step::None);
     conn.set_flag(F_CLC, false);
-    if conn.leave_early(PLAIN) {
+    if conn.leave_early(Event::GivesUp) {
         conn.reason.store(reason as u32, Relaxed);
     }
 }
@@ -136,7 +138,7 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
         return true;
     }
     let Some(_step) = conn.step_lock.try_enter() else { return false };
-    if conn.phase() == EARLY {
+    if conn.phase() == Phase::Early {
         return !conn.has(F_CLC);
     }
     let (device, id) = (host::current(), id_of(conn));
@@ -373,7 +375,7 @@ pub fn awaits_first(fd: i32, conn: &Conn) -> bool {
 
 /// Whether a socket that was reported as readable is so for the sake of a message alone, or was.
 pub fn hides_input(fd: i32, conn: &Conn) -> bool {
-    if conn.phase() != EARLY {
+    if conn.phase() != Phase::Early {
         wind_up(fd, conn);
     }
     if readable_before(fd, conn) == 0 && conn.has(F_CLC) {
@@ -385,7 +387,7 @@ pub fn hides_input(fd: i32, conn: &Conn) -> bool {
 
 /// FIONREAD without messages.
 pub fn unread(fd: i32, conn: &Conn) -> Option<usize> {
-    if conn.phase() != EARLY {
+    if conn.phase() != Phase::Early {
         wind_up(fd, conn);
     }
     let inq = sys::ioctl_int(fd, libc::FIONREAD).ok()? as usize;

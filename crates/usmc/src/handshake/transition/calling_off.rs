@@ -1,7 +1,7 @@
 //! Calling a handshake off, and the end of a record, which gives its slots back.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use usmc_shm::handshake::{self, Phase};
+use usmc_shm::handshake::{self, SlotState};
 use usmc_shm::layout::{ACCEPTOR, End};
 
 use super::{begin_elsewhere, changed, give_lowat_back, offer_id, step, usage};
@@ -12,15 +12,17 @@ use crate::handshake::clc;
 use crate::host;
 use crate::os::members;
 use crate::os::reason::Reason;
-use crate::record::conn::{self, ATTACHED, Conn, EARLY, F_CLIENT, OFFERED, PLAIN, RING};
+use crate::record::conn::{self, Conn, F_CLIENT};
+use crate::record::phase::Event;
+use crate::record::phase::Phase;
 
 /// The connection has to stay TCP although an offer may be out, or be just on its way: whoever makes it has begun
-/// in [`EARLY`] and does not look again. Where the acceptor was faster, nothing has changed.
+/// in [`Phase::Early`] and does not look again. Where the acceptor was faster, nothing has changed.
 pub fn take_back(conn: &Conn, reason: Reason) {
     let _step = conn.step_lock.enter();
-    if conn.leave_early(PLAIN) {
+    if conn.leave_early(Event::GivesUp) {
         conn.reason.store(reason as u32, Relaxed);
-    } else if conn.phase() == OFFERED {
+    } else if conn.phase() == Phase::Offered {
         withdraw(conn, reason);
     }
 }
@@ -28,7 +30,7 @@ pub fn take_back(conn: &Conn, reason: Reason) {
 /// Ends a handshake from either side, to begin anew later. Where that is not possible now, nothing happens.
 pub fn put_off(fd: i32, conn: &Conn) {
     let Some(_step) = conn.step_lock.enter() else { return };
-    if matches!(conn.phase(), OFFERED | ATTACHED)
+    if matches!(conn.phase(), Phase::Offered | Phase::Attached)
         && let Some(slot) = conn.slot()
         && call_off(conn)
     {
@@ -42,9 +44,9 @@ pub fn decline(fd: i32, index: u32, reason: Reason) -> bool {
     let conn = conn::at(index);
     let Some(held) = conn.step_lock.enter() else { return false };
     let before = conn.phase();
-    if conn.leave_early(PLAIN) {
+    if conn.leave_early(Event::GivesUp) {
         conn.reason.store(reason as u32, Relaxed);
-    } else if matches!(before, OFFERED | ATTACHED) {
+    } else if matches!(before, Phase::Offered | Phase::Attached) {
         if call_off(conn) {
             mark::leave_ring(fd);
             give_lowat_back(fd, conn);
@@ -59,7 +61,7 @@ pub fn decline(fd: i32, index: u32, reason: Reason) -> bool {
     if now != before {
         changed(fd, index);
     }
-    !matches!(now, EARLY | OFFERED | ATTACHED)
+    !matches!(now, Phase::Early | Phase::Offered | Phase::Attached)
 }
 
 /// The client takes its offer back; the slot is released when the record ends.
@@ -68,7 +70,7 @@ pub fn withdraw(conn: &Conn, reason: Reason) {
     match handshake::withdraw(&slot.control, usage(conn)) {
         Ok(()) => slot.end[ACCEPTOR].refs.store(0, Relaxed),
         // The acceptor has declined, or a process that shares this end was first.
-        Err(Phase::Gone) => {}
+        Err(SlotState::Gone) => {}
         Err(_) => return,
     }
     host::current().clear_offer(offer_id(conn));
@@ -81,7 +83,7 @@ pub fn call_off(conn: &Conn) -> bool {
     let usage = usage(conn);
     if conn.has(F_CLIENT) && handshake::withdraw(&slot.control, usage).is_ok() {
         slot.end[ACCEPTOR].refs.store(0, Relaxed);
-    } else if handshake::decline(&slot.control, usage) != Phase::Gone {
+    } else if handshake::decline(&slot.control, usage) != SlotState::Gone {
         return false;
     }
     if conn.has(F_CLIENT) {
@@ -97,20 +99,20 @@ pub fn end(conn: &Conn) -> Option<bool> {
         clc::end(conn);
     }
     match conn.phase() {
-        OFFERED => {
+        Phase::Offered => {
             let _step = conn.step_lock.enter();
             // Not the offer of another process that goes on with the connection.
             let alone = conn.slot().is_none_or(|s| conn.end(s).refs.load(Acquire) <= 1);
             if alone {
                 withdraw(conn, Reason::PeerGone);
             }
-            if alone && conn.phase() == OFFERED {
+            if alone && conn.phase() == Phase::Offered {
                 // Attached in this instant: the acceptor will see our end closed.
                 host::current().clear_offer(offer_id(conn));
             }
             release_slots(conn)
         }
-        EARLY | ATTACHED | RING | PLAIN => release_slots(conn),
+        Phase::Early | Phase::Attached | Phase::Ring | Phase::Plain => release_slots(conn),
         _ => None,
     }
 }

@@ -5,6 +5,7 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use super::{CONNS, Conn, F_HAD_SLOT, F_HANDSHAKE, NEXT, at, base, fetch};
 use crate::os::{process, single};
+use crate::record::phase::Event;
 
 /// A free list in a cache line of its own.
 #[repr(align(64))]
@@ -73,7 +74,7 @@ pub fn free(index: u32) {
     conn.kernel_seen.store(0, Relaxed);
     conn.received.store(0, Relaxed);
     conn.tuple.iter().for_each(|word| word.store(0, Relaxed));
-    conn.set_phase(0);
+    conn.go(Event::Frees);
     let list = &FREE[process::share()].0;
     loop {
         let head = list.load(Acquire);
