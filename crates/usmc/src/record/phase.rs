@@ -1,20 +1,20 @@
 //! The phases of a record, and the events that lead from one to the next.
 //!
 //! ```text
-//!   Free ─Made─▶ Fresh ─Listens─▶ Listen
-//!                 │ ▲
-//!          Begins │ │ Disconnects (from all but Listen)
-//!                 ▼ │
-//!                Early ◀─ComesBack─────────────────┐
-//!          Offers │   │ Attaches                   │
-//!                 ▼   ▼                            │
-//!           Offered   Attached ─Confirms─▶ Ring ───┤
-//!                 └────────Confirms────────▶       │
-//!   any ─GivesUp─▶ Plain ──────────────────────────┘      any ─Frees─▶ Free
+//!  Free ──Made──▶ Fresh ──Listens──▶ Listen
+//!                   │
+//!             Begins or ComesBack
+//!                   ▼
+//!                 Early ──Offers────▶ Offered ───┐
+//!                   ▲ └───Attaches──▶ Attached ──┤ Confirms
+//!                   │                            ▼
+//!                   └─────────ComesBack──────── Ring
+//!
+//!  from any of them: GivesUp ──▶ Plain, Disconnects ──▶ Fresh, Frees ──▶ Free
 //! ```
 //!
-//! An offer that is called off, and a connection that the peer has left or that came from another process, are early again. Each
-//! event leads to one phase, wherever it begins; [`LEGAL`] says where it may begin.
+//! Plain comes back, too, where a descriptor of the connection came from another process. Each event leads to one phase; [`LEGAL`] says
+//! where it may happen.
 
 /// Where a connection is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +45,7 @@ pub enum Event {
     Made,
     /// listen(2).
     Listens,
-    /// connect(2) or accept(2), or a connection that came from elsewhere.
+    /// connect(2) or accept(2).
     Begins,
     /// The client leaves an offer.
     Offers,
@@ -53,7 +53,7 @@ pub enum Event {
     Attaches,
     /// Both ends hold the slot.
     Confirms,
-    /// Its end, or the peer's, may be in other hands soon, or its offer was called off.
+    /// Its end, or the peer's, is or may soon be in other hands.
     ComesBack,
     /// connect(2) with AF_UNSPEC, or a connection attempt that failed.
     Disconnects,
@@ -88,11 +88,13 @@ impl Event {
 pub const LEGAL: &[(Event, &[Phase])] = &[
     (Event::Made, &[Phase::Free]),
     (Event::Listens, &[Phase::Fresh]),
-    (Event::Begins, &[Phase::Fresh]),
+    // Early: connect(2) once more, of an attempt that is under way or has failed.
+    (Event::Begins, &[Phase::Fresh, Phase::Early]),
     (Event::Offers, &[Phase::Early]),
     (Event::Attaches, &[Phase::Early]),
     (Event::Confirms, &[Phase::Offered, Phase::Attached]),
-    (Event::ComesBack, &[Phase::Offered, Phase::Attached, Phase::Ring, Phase::Plain]),
+    // Fresh: the record was made for a descriptor that came with the connection.
+    (Event::ComesBack, &[Phase::Fresh, Phase::Offered, Phase::Attached, Phase::Ring, Phase::Plain]),
     (Event::Disconnects, &ALL),
     (Event::GivesUp, &ALL),
     (Event::Frees, &ALL),
