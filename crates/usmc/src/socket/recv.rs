@@ -108,7 +108,9 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     None if signals.let_in(total > 0) && total == 0 => Outcome::Fail(libc::EINTR),
                     None if signals.has_ended() => Outcome::Done(total),
                     None if hold.is_some() || total > 0 => {
-                        keeping(hold, || rest_by_kernel(fd, index, to, flags, total)).1
+                        // O_NONBLOCK counts where the call begins: one that has waited goes on to.
+                        let waits = hold.is_some();
+                        keeping(hold, || rest_by_kernel((fd, waits), index, to, flags, total)).1
                     }
                     None => Outcome::Kernel,
                 };
@@ -241,9 +243,15 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     }
 }
 
-/// Goes on in the kernel with a receive that slept while the connection became plain TCP. O_NONBLOCK, set since, does not
-/// concern it.
-fn rest_by_kernel(fd: i32, index: u32, to: &mut Buffers, flags: i32, mut total: usize) -> Outcome {
+/// Goes on in the kernel with a receive that has some bytes, or has slept, while the connection became plain TCP. `waits`: it has
+/// slept, and O_NONBLOCK, set since, does not concern it.
+fn rest_by_kernel(
+    (fd, waits): (i32, bool),
+    index: u32,
+    to: &mut Buffers,
+    flags: i32,
+    mut total: usize,
+) -> Outcome {
     let (fd, conn) = (numbers::number(fd, index), conn::at(index));
     let mut iov: [libc::iovec; 64] =
         [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
@@ -263,8 +271,8 @@ fn rest_by_kernel(fd: i32, index: u32, to: &mut Buffers, flags: i32, mut total: 
         }
         total += got;
         let all = flags & libc::MSG_WAITALL != 0 && !peeks;
-        let waits = if n < 0 { errno == libc::EAGAIN } else { got > 0 && all && to.left() > 0 };
-        let may_wait = waits && flags & libc::MSG_DONTWAIT == 0 && !kernel::is_at_mark(fd);
+        let lacks = if n < 0 { errno == libc::EAGAIN } else { got > 0 && all && to.left() > 0 };
+        let may_wait = waits && lacks && flags & libc::MSG_DONTWAIT == 0 && !kernel::is_at_mark(fd);
         if may_wait && kernel::is_nonblocking(fd) {
             let steady = numbers::steady(fd, index);
             let mut p = libc::pollfd { fd: steady, events: libc::POLLIN, revents: 0 };
