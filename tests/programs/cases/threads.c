@@ -408,6 +408,39 @@ static ssize_t send_megabyte(int fd) {
     return send(fd, buf, sizeof buf, 0);
 }
 
+static ssize_t receive_twenty(int fd) {
+    char buf[20];
+    return recv(fd, buf, sizeof buf, MSG_WAITALL);
+}
+
+// A sleep with some bytes makes a duplicate, which the next one has to use, too: before the ring, while it begins, and in it.
+CASE(closed_number_of_a_receive_that_sleeps_again) {
+    const int before[] = {0, 1, 2, 4, 100};
+    for (int i = 0; i < 5; i++) {
+        int client, server, others[2], unread;
+        struct call c;
+        connect_here(&client, &server);
+        trickle(client, server, 2, 0, before[i]);
+        start_call(&c, client, receive_twenty);
+        for (int part = 0; part < 2; part++) {
+            wait_asleep(getpid(), c.tid);
+            send_all(server, 3, 5 * part, 5);
+            do
+                OK(ioctl(client, FIONREAD, &unread));
+            while (unread > 0);
+        }
+        wait_asleep(getpid(), c.tid);
+        close(client);
+        connect_here(&others[0], &others[1]);
+        send_all(server, 3, 10, 5);
+        OK(shutdown(server, SHUT_WR));
+        call_gives(&c, 15, 0);
+        close(server);
+        close(others[0]);
+        close(others[1]);
+    }
+}
+
 // It was the kernel's from the beginning; the connection changes over meanwhile.
 CASE(closed_number_of_a_send_that_began_before_the_ring) {
     for (int i = 0; i < 4; i++) {

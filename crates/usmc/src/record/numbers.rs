@@ -103,8 +103,12 @@ pub fn number_to_ring(fd: i32, conn: &Conn) -> Option<i32> {
 /// ([`Hold`]), whose end gives it back.
 pub fn steady(fd: i32, index: u32) -> i32 {
     let conn = conn::at(index);
-    if !real::may_have_threads() || conn.spare.load(Acquire) != 0 || !conn.users.has_calls() {
+    if !real::may_have_threads() || !conn.users.has_calls() {
         return number(fd, index);
+    }
+    // Made for an earlier sleep, of this call or of another one; it stays until the last of them ends.
+    if let Some(spare) = conn.spare.load(Acquire).checked_sub(1) {
+        return spare.cast_signed();
     }
     let Ok(copy) = table::duplicate(fd) else { return fd };
     // The library forgets a number before the kernel does, and the record is held: this is a duplicate of ours.
