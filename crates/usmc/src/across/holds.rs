@@ -58,7 +58,6 @@ pub fn end() {
         return;
     }
     sys::block_signals();
-    custody::look_at_all();
     let mut any = false;
     conn::for_each(|_, conn| {
         let shared = conn.has(F_SHARED);
@@ -108,7 +107,6 @@ fn keep(lock: &Lock) -> bool {
 /// The process ends, and libc may still flush the streams that were made for connections.
 pub fn end_but_for_streams() {
     if !crate::os::libc_streams::are_served() {
-        custody::look_at_all();
         conn::for_each(|_, conn| {
             if !(conn.has(F_SHARED) && put_down(conn)) {
                 custody::release(conn);
@@ -126,7 +124,6 @@ pub fn before_exec() -> Result<(), Errno> {
     if process::is_foreign_child() {
         return Ok(());
     }
-    custody::look_at_all();
     let mut crossing = Ok(());
     let mut any = false;
     disarm_listeners();

@@ -57,7 +57,7 @@ pub unsafe fn pidfd_getfd(pidfd: c_int, number: c_int, flags: c_uint) -> c_int {
         return fd;
     }
     let saved = errno();
-    match adopt::fetched(fd, pidfd, number) {
+    match adopt::fetched(fd) {
         Ok(()) => {
             set_errno(saved);
             fd

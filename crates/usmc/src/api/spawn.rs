@@ -6,7 +6,7 @@ use libc::{FILE, posix_spawn_file_actions_t, posix_spawnattr_t};
 use super::{after, fail};
 use crate::across::spawn::{Plan, around};
 use crate::os::errno::errno;
-use crate::os::{real, remote};
+use crate::os::{procfs, real};
 use crate::socket::control;
 
 type Strings = *const *mut c_char;
@@ -73,7 +73,7 @@ spawns! {
 /// The process of a pidfd that was just made; 0 = it is gone already.
 fn named_by_pidfd(pidfd: c_int) -> u32 {
     control::fresh(pidfd);
-    remote::pid_of(pidfd).unwrap_or(0)
+    procfs::pid_of(pidfd).unwrap_or(0)
 }
 
 /// popen(3)

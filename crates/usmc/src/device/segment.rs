@@ -514,41 +514,6 @@ fn near_in(fd: i32) -> Option<usize> {
     near_len(words[0], words[1])
 }
 
-/// Somebody else's segment, mapped for a while.
-pub struct Visited {
-    /// The mapping.
-    pub map: Segment,
-}
-
-impl Visited {
-    /// Maps it; takes the fd. Hostile until proven sealed and sound.
-    ///
-    /// # Errors
-    /// What is wrong with it, or that it does not fit.
-    pub fn new(fd: i32) -> Result<Visited, Reason> {
-        let mapped = size_of_sealed(fd)
-            .and_then(|len| Ok((sys::mmap_shared(fd, len).map_err(|_| Reason::NoMemory)?, len)));
-        strangers::discard(fd);
-        let (base, len) = mapped?;
-        // SAFETY: a mapping of `len` bytes whose file is sealed against shrinking.
-        match unsafe { Segment::open(base, len, len) } {
-            Ok(map) => Ok(Visited { map }),
-            Err(Broken) => {
-                // SAFETY: nobody has seen it.
-                unsafe { sys::munmap(base, len) };
-                Err(Reason::PeerBroken)
-            }
-        }
-    }
-}
-
-impl Drop for Visited {
-    fn drop(&mut self) {
-        // SAFETY: mapped above, and borrowed by nobody any more.
-        unsafe { sys::munmap(self.map.base(), self.map.len()) };
-    }
-}
-
 /// Whether there was no room for a peer's segment.
 pub fn is_refused(id: u64) -> bool {
     REFUSED.iter().any(|refused| refused.load(Relaxed) == id)

@@ -5,28 +5,22 @@
 //! socket is a holder only if the passer meant it; anybody else is one that nobody knows, and then the connection
 //! stays TCP for good. So does a connection of which a family of several processes died without a word; single processes
 //! are counted by name, and counted out. A connection goes to the ring when one process is left that holds it.
-//!
-//! Who fetches a socket by pidfd_getfd(2) begins to count in its holder's place ([`join`]), and tells the holder's process,
-//! which looks before it does anything that changes the count: when it closes the connection, forks, ends, passes it on
-//! or takes a step towards a ring.
 
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
 
 use crate::family::holders;
 use crate::host::{self, Custody, Receiver};
 use crate::os::process;
-use crate::os::table::{self, Entry};
-use crate::record::conn::{self, Conn, F_ADOPTED, F_CLIENT, F_COPIED, F_SHARED};
+use crate::record::conn::{self, Conn, F_CLIENT, F_COPIED, F_SHARED};
 use crate::record::kernel;
 
-/// The device's number for it, 0 = nobody passed it on. Another process of the family may have done it, or somebody may
-/// have fetched it from us.
+/// The device's number for it, 0 = no process has passed it on. Another process of the family may have done it.
 fn of(fd: i32, conn: &Conn) -> u32 {
     let own = conn.custody.load(Relaxed);
     if own != 0 {
         return own;
     }
-    let token = by_family(fd, conn).or_else(|| by_fetcher(fd, conn)).map_or(0, |it| it.0);
+    let token = by_family(fd, conn).map_or(0, |it| it.0);
     if token != 0 {
         conn.custody.store(token, Relaxed);
     }
@@ -46,32 +40,13 @@ fn by_family(fd: i32, conn: &Conn) -> Option<Custody> {
     Some(Custody(told)).filter(is_it)
 }
 
-/// A connection that came from elsewhere and was not entrusted to us is not ours to count.
-fn by_fetcher(fd: i32, conn: &Conn) -> Option<Custody> {
-    let device = host::current();
-    let may_be = !conn.has(F_ADOPTED) && device.was_fetched_from();
-    if may_be { device.entrusted(kernel::cookie(fd)) } else { None }
-}
-
 /// Before the record of `fd` ends, for what others may have done with the connection unseen.
 pub fn look(fd: i32, conn: &Conn) {
     of(fd, conn);
 }
 
-/// The same for all connections, before this process ends.
-pub fn look_at_all() {
-    if host::current().was_fetched_from() {
-        table::for_each(0, u32::MAX, |fd, entry| {
-            if let Entry::Conn(index) = entry {
-                look(fd, conn::at(index));
-            }
-        });
-    }
-}
-
 /// This process is about to be one of a family. The connections are marked as shared.
 pub fn before_fork() {
-    look_at_all();
     conn::for_each(|_, conn| {
         let token = conn.custody.load(Relaxed);
         if token != 0 {
@@ -89,44 +64,6 @@ pub fn hold(conn: &Conn, token: Custody) {
     if conn.has(F_COPIED) {
         device.take_name_back(token);
     }
-}
-
-/// We have fetched `fd` from the process `pid`, which holds it alone and has `told` us its number for it: both count from
-/// now on. `client`: it is the connecting end. `None` where that cannot be.
-pub fn join(fd: i32, pid: u32, told: u32, client: bool) -> Option<Custody> {
-    let (device, cookie) = (host::current(), kernel::cookie(fd));
-    // First: it looks at its number last, or is counted now.
-    if !device.tell_fetched(pid) {
-        return None;
-    }
-    let token = match told {
-        0 => match device.entrusted(cookie) {
-            // By another fetcher.
-            Some(token) => token,
-            None => {
-                let token = device.entrust(cookie, client, Some(pid))?;
-                if device.entrusted(cookie) != Some(token) {
-                    device.release(token);
-                    return None;
-                }
-                token
-            }
-        },
-        told => Some(Custody(told)).filter(|it| device.is_about(*it, cookie))?,
-    };
-    device.hand_over(token, Receiver::this_program()).then_some(token)
-}
-
-/// After [`join`]: we do not hold it, or in a way that is not counted. Does nothing once it was claimed.
-pub fn part(token: Custody) {
-    if host::current().call_off(token, Receiver::this_program()) {
-        host::current().release(token);
-    }
-}
-
-/// Whether all who hold it are counted, and that is this family alone.
-pub fn is_known_to_be_sole(fd: i32, conn: &Conn) -> bool {
-    of(fd, conn) != 0 && is_sole(fd, conn)
 }
 
 /// Whether only this family holds the connection.

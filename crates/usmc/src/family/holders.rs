@@ -3,17 +3,15 @@
 //! A connection that still looks for its offer has no slot in which processes could agree. A cell in memory shared with the child
 //! counts its holders; only a sole holder attaches. (A fork server's parent closes its copy at once.)
 
-use core::mem::offset_of;
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use usmc_shm::layout::{ACCEPTOR, CLIENT, End, Slot};
+use usmc_shm::layout::End;
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use super::life;
 use crate::os::members;
-use crate::os::remote::Remote;
 use crate::os::{process, sys};
-use crate::record::conn::{Conn, F_CLIENT, F_INQ_KNOWN, F_NONBLOCK, F_SHARED, F_STALE, There};
+use crate::record::conn::{Conn, F_INQ_KNOWN, F_NONBLOCK, F_SHARED, F_STALE};
 use crate::record::kernel;
 
 const CELLS: usize = 1 << 16;
@@ -53,29 +51,6 @@ pub fn holders(conn: &Conn) -> Option<&'static AtomicU32> {
         Some(end) => Some(&end.refs),
         None => Some(&cell_of(conn)?.holders),
     }
-}
-
-/// Whether that process holds the connection without others of its family.
-pub fn is_alone_there(process: &Remote, there: &There) -> bool {
-    if there.flags & F_SHARED == 0 {
-        return true;
-    }
-    let side = if there.flags & F_CLIENT != 0 { CLIENT } else { ACCEPTOR };
-    let in_slot = offset_of!(Slot, end) + side * size_of::<End>() + offset_of!(End, refs);
-    let count = match (there.family, there.cell) {
-        (0, 0) => return false,
-        // SAFETY: a pointer's integer.
-        (0, cell) => match unsafe { process.read_static((&raw const CELL_BASE).cast::<usize>()) } {
-            Ok(base) if base != 0 => {
-                base.wrapping_add((cell as usize - 1).wrapping_mul(size_of::<Cell>()))
-            }
-            _ => return false,
-        },
-        (slot, _) => slot.wrapping_add(in_slot),
-    };
-    // SAFETY: an integer; both counts are of 32 bits, a cell's comes first.
-    let holders = unsafe { process.read::<u32>(count) };
-    holders == Ok(1)
 }
 
 /// Their ids, as far as they are known ([`members`]).

@@ -12,7 +12,7 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::os::process::{self, Held, SharedLock};
 use crate::os::table::{self, Entry};
-use crate::os::{clock, remote, sys};
+use crate::os::{clock, procfs, sys};
 use crate::record::conn::{self, Conn, F_SCRIBBLED, F_SHARED};
 
 /// A lock in the slot, held where several processes share this end.
@@ -191,11 +191,11 @@ fn has_socket(pid: u32, fd: i32, conn: &Conn) -> Has {
     };
     let Ok(facts) = sys::fstat(fd) else { return Has::Unknown };
     // Where process ids mean others there than here, or nobody, it is not even ours that we find.
-    let is_found = remote::is_socket(process::pid(), fd, facts.inode);
+    let is_found = procfs::is_socket(process::pid(), fd, facts.inode);
     if !is_ours || !is_found || process::is_scattered() {
         return Has::Unknown;
     }
-    match remote::has_socket(pid, facts.inode) {
+    match procfs::has_socket(pid, facts.inode) {
         Ok(true) => Has::Yes,
         Ok(false) => Has::No,
         Err(_) => Has::Unknown,
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_stopped_holder_is_waited_for_and_a_dead_one_is_not() {
-        let conn = conn::visiting(0, 0);
+        let conn = conn::loose(0);
         let mut child = sleeper(Stdio::null());
         let verdict = |child: &Child, ns| verdict(-1, &conn, child.id(), ns);
         assert_eq!(verdict(&child, MOST_NS / 2), Verdict::Again);
@@ -257,7 +257,7 @@ mod tests {
         let fd = socket.as_raw_fd();
         let holder = sleeper(OwnedFd::from(socket.try_clone().unwrap()).into());
         let other = sleeper(Stdio::null());
-        let strange = || conn::visiting(F_HANDSHAKE, 0);
+        let strange = || conn::loose(F_HANDSHAKE);
         let conn = strange();
         assert_eq!(verdict(fd, &conn, other.id(), 0), Verdict::Again);
         assert!(!conn.has(F_SCRIBBLED));

@@ -505,12 +505,9 @@ fn step_client(fd: i32, conn: &Conn) {
             if let (Ok(client), Ok(server)) = live
                 && (Tuple { netns: stored[0], client, server }).words() == stored
             {
-                if !mark::enter_ring(fd, conn) {
+                if !mark::enter_ring(fd) {
                     call_off(conn);
-                    return match mark::is_for_good(fd) {
-                        true => conn.give_up(Reason::Adopted),
-                        false => begin_elsewhere(fd, conn, slot),
-                    };
+                    return conn.give_up(Reason::Adopted);
                 }
                 begin_ring(conn);
                 if handshake::confirm(&slot.control, usage(conn)) != SlotState::Confirmed {
@@ -648,11 +645,9 @@ fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
         conn.go_on_with_kernel_calls();
         return segment::unuse(seg);
     }
-    if !mark::enter_ring(fd, conn) {
+    if !mark::enter_ring(fd) {
         conn.go_on_with_kernel_calls();
-        if mark::is_for_good(fd) {
-            conn.give_up(Reason::Adopted);
-        }
+        conn.give_up(Reason::Adopted);
         return segment::unuse(seg);
     }
     let bound = match conn.is_with_stranger() && !conn.clc.put_aside(map.shifts()) {

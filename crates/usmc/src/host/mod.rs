@@ -227,13 +227,6 @@ pub trait Device: Sync {
     /// Begins to count who holds the socket with this SO_COOKIE: one, and if that is the process with pid `alone`, without
     /// others of its family, its death counts it out. `client`: it is the connecting end.
     fn entrust(&self, cookie: u64, client: bool, alone: Option<u32>) -> Option<Custody>;
-    /// What [`Device::entrust`] has given for the socket with this SO_COOKIE.
-    fn entrusted(&self, cookie: u64) -> Option<Custody>;
-    /// Tells the process with this pid that somebody has fetched one of its connections, which is entrusted now or in a
-    /// moment. False where it cannot be told.
-    fn tell_fetched(&self, pid: u32) -> bool;
-    /// Whether this process was told so.
-    fn was_fetched_from(&self) -> bool;
     /// Whether this is the custody of that socket.
     fn is_about(&self, custody: Custody, cookie: u64) -> bool;
     /// One holder more, who will [`Device::claim`] it; false where that cannot be.

@@ -266,27 +266,6 @@ pub fn readlink(path: &CStr, text: &mut [u8]) -> Result<usize, Errno> {
     call!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), text.as_mut_ptr(), text.len())
 }
 
-/// process_vm_readv(2) of `len` bytes at an address of another process.
-///
-/// # Safety
-/// `to` is writable for `len` bytes.
-pub unsafe fn process_vm_read(
-    pid: u32,
-    at: usize,
-    to: *mut c_void,
-    len: usize,
-) -> Result<usize, Errno> {
-    let here = libc::iovec { iov_base: to, iov_len: len };
-    let there = libc::iovec { iov_base: ptr::without_provenance_mut(at), iov_len: len };
-    call!(SYS_process_vm_readv, pid, &raw const here, 1, &raw const there, 1, 0)
-}
-
-/// Has every thread of the machine pass a full memory barrier (membarrier(2)).
-pub fn barrier_everywhere() -> Result<(), Errno> {
-    const MEMBARRIER_CMD_GLOBAL: c_int = 1;
-    call!(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0).map(drop)
-}
-
 /// rename(2) that fails with EEXIST when `to` exists (a hard link is made and `from` removed).
 pub fn link(from: &CStr, to: &CStr) -> Result<(), Errno> {
     call!(SYS_linkat, libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), 0).map(drop)

@@ -4,12 +4,10 @@
 //! dup'ed fds share a record. The words live in .bss, the records in reserved memory, so a program that
 //! opens no TCP socket touches neither.
 
-use core::ptr;
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use crate::os::hook::Hook;
-use crate::os::remote::Remote;
 use crate::os::{process, single, sys};
 
 /// One more number means this io_uring.
@@ -123,13 +121,6 @@ fn settle(place: &AtomicU32) -> Entry {
 /// The same in one order with [`take`], for who has just told that it needs the record ([`crate::record::users`]).
 pub fn still(fd: i32) -> Entry {
     TABLE.get(fd as u32 as usize).map_or(Entry::Foreign, |place| entry(place.load(SeqCst)))
-}
-
-/// What `fd` is to another process.
-pub fn get_there(process: &Remote, fd: i32) -> Entry {
-    let Some(place) = TABLE.get(fd as u32 as usize) else { return Entry::Foreign };
-    // SAFETY: an integer.
-    entry(unsafe { process.read_static(ptr::from_ref(place).cast::<u32>()) }.unwrap_or(0))
 }
 
 /// Says what `fd` is from now on. `false` when the number is beyond the table.

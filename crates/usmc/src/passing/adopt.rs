@@ -5,7 +5,7 @@
 //! other hands, too, and those could read and write it without the ring: it stays TCP unless [`crate::family::custody`] knows
 //! all of them.
 
-use super::{fetch, passed};
+use super::passed;
 use crate::family::custody;
 use crate::family::mark;
 use crate::handshake::transition;
@@ -73,7 +73,7 @@ pub fn adopt(fd: i32, by: &[Receiver]) {
 
 /// Nobody who has it knows of us.
 fn stays_tcp(fd: i32) {
-    if !mark::take(fd, false) {
+    if !mark::take(fd) {
         log::warn(format_args!("fd {fd}: in the ring of another process that does not know of us"));
     }
     // Its flags are the kernel's affair.
@@ -86,13 +86,12 @@ fn stays_tcp(fd: i32) {
     }
 }
 
-/// Another process' descriptor was duplicated here, which its holder has not seen: descriptor `number` of the process
-/// `pidfd`. Where it is a connection in the ring and cannot be taken out of it, so that doorbells would be read and sent as
-/// bytes, it is closed.
+/// pidfd_getfd(2) has duplicated a descriptor of another process here, which its holder has not seen. A connection that the holder has in
+/// a ring, or is about to, is closed: doorbells would be read and sent as bytes. Any other one stays TCP for good.
 ///
 /// # Errors
-/// EBUSY for such a one.
-pub fn fetched(fd: i32, pidfd: i32, number: i32) -> Result<(), Errno> {
+/// EBUSY for one in a ring.
+pub fn fetched(fd: i32) -> Result<(), Errno> {
     control::fresh(fd);
     let is = |name, value| sockopt::int(fd, libc::SOL_SOCKET, name, 0) == value;
     // What a listener has is inherited by what it accepts.
@@ -100,18 +99,12 @@ pub fn fetched(fd: i32, pidfd: i32, number: i32) -> Result<(), Errno> {
         || !is(libc::SO_PROTOCOL, libc::IPPROTO_TCP)
         || is(libc::SO_ACCEPTCONN, 1)
         || passed::is_known(fd);
-    let taken = if is_ours { Ok(None) } else { fetch::take(fd, pidfd, number) };
-    let counted = taken.inspect_err(|_| {
+    if !is_ours && !mark::take(fd) {
+        mark::give_back(fd);
         sys::close(fd);
-    })?;
-    match counted {
-        None => passed::arrived(fd, &[]),
-        Some(custody) => {
-            passed::arrived(fd, &[Receiver::this_program()]);
-            // Where the record says otherwise.
-            custody::part(custody);
-        }
+        return Err(libc::EBUSY);
     }
+    passed::arrived(fd, &[]);
     Ok(())
 }
 

@@ -2,5 +2,4 @@
 
 pub mod adopt;
 pub mod channel;
-pub mod fetch;
 pub mod passed;

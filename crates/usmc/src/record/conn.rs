@@ -19,7 +19,6 @@ use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 use crate::os::hook::Hook;
 use crate::os::process::Lock;
 use crate::os::reason::Reason;
-use crate::os::remote::Remote;
 use crate::os::single;
 use crate::os::spin::Learnt;
 use crate::os::{cache, memory, sys};
@@ -622,60 +621,6 @@ pub fn fetch(index: u32) {
     cache::fetch(place.cast::<u8>().wrapping_add(64));
 }
 
-/// What another process' record says, which may change at any moment.
-pub struct There {
-    /// Its address.
-    pub at: usize,
-    /// Its phase.
-    pub phase: Phase,
-    /// `F_*`.
-    pub flags: u32,
-    /// The slot's address.
-    pub slot: usize,
-    /// Its index in the segment.
-    pub slot_index: u32,
-    /// Which use of it.
-    pub usage: u32,
-    /// The connection's name.
-    pub tuple: [u64; 6],
-    /// Bits of kernel poll events that stay true.
-    pub kernel_events: u32,
-    /// The device's number for who holds it.
-    pub custody: u32,
-    /// The slot in which its family counts: this one or an earlier one; 0 none.
-    pub family: usize,
-    /// The cell where it counts without one.
-    pub cell: u32,
-}
-
-/// Record `index` of another process.
-pub fn there(process: &Remote, index: u32) -> Option<There> {
-    // SAFETY: an integer.
-    let base = unsafe { process.read_static((&raw const BASE).cast::<usize>()) }.ok()?;
-    if base == 0 || index as usize >= CONNS {
-        return None;
-    }
-    let at = base.checked_add(index as usize * size_of::<Conn>())?;
-    // SAFETY: atomics and integers only. Its pointers are of no use here.
-    let conn = unsafe { process.read::<Conn>(at) }.ok()?;
-    let slot = conn.slot.load(Relaxed).addr();
-    let past = conn.past.iter().map(|past| past.slot.load(Relaxed).addr());
-    let family = past.chain([slot]).rfind(|at| *at != 0).unwrap_or(0);
-    Some(There {
-        at,
-        phase: Phase::of(conn.phase.load(Relaxed)),
-        flags: conn.flags.load(Relaxed),
-        slot,
-        family,
-        slot_index: conn.slot_index.load(Relaxed),
-        usage: conn.usage.load(Relaxed),
-        tuple: conn.tuple.each_ref().map(|word| word.load(Relaxed)),
-        kernel_events: conn.kernel_events.load(Relaxed),
-        custody: conn.custody.load(Relaxed),
-        cell: conn.cell.load(Relaxed),
-    })
-}
-
 /// Record `index`, if it was ever in use. For numbers from elsewhere.
 pub fn get(index: u32) -> Option<&'static Conn> {
     (index < NEXT.load(Relaxed).min(CONNS as u32)).then(|| at(index))
@@ -694,12 +639,12 @@ pub fn index_of(conn: &Conn) -> u32 {
     (offset / size_of::<Conn>()) as u32
 }
 
-/// A record outside the table, for a while: another process has the connection, and `flags` are its record's.
-pub fn visiting(flags: u32, kernel_events: u32) -> Conn {
+/// A record outside the table, of a connection in the ring with these flags.
+#[cfg(test)]
+pub fn loose(flags: u32) -> Conn {
     // SAFETY: atomics and integers only: zero is a valid record.
     let conn: Conn = unsafe { core::mem::zeroed() };
-    conn.set_flag((flags & (F_CLIENT | F_TUNED | F_HANDSHAKE)) | F_SHARED, true);
-    conn.kernel_events.store(kernel_events, Relaxed);
+    conn.set_flag(flags | F_SHARED, true);
     conn.phase.store(Phase::Ring as u32, Relaxed);
     conn
 }

@@ -41,9 +41,6 @@ use crate::record::watched;
 use crate::stream::state;
 use crate::watch::observer;
 
-/// How long a thread that was woken may take to look, where nothing tells whether there is one.
-const WAKE_NS: u64 = 20_000_000;
-
 /// A call that takes the connection out of the ring, for as long as it lasts.
 struct Leaving<'a>(&'a End);
 
@@ -153,33 +150,6 @@ fn wake_sleepers(fd: i32, conn: &Conn, slot: &Slot) -> bool {
         return true;
     }
     PeersSocket::of(fd, conn, slot, side).inspect(|peer| peer.ring(slot, side, &tx)).is_some()
-}
-
-/// [`leave`] for another process, of whose connection `conn` is a record for the time being. The caller keeps `slot`.
-///
-/// # Errors
-/// As there. Besides EBUSY where the holder may be asleep in poll(2) or epoll_wait(2) until there is room in the ring, and
-/// the peer may not be traced.
-pub fn leave_on_behalf(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
-    let patience = Patience::new();
-    let _leaving = Leaving::new(conn.end(slot));
-    if !conn.tx(slot).is_writable() && conn.tx(slot).has_tx_sleepers() {
-        if !wake_sleepers(fd, conn, slot) {
-            return Err(libc::EBUSY);
-        }
-        // Who has woken arms again, if that is not over, and looks by itself as long as somebody leaves.
-        let woken = Patience::new();
-        while !conn.tx(slot).has_tx_sleepers() && woken.lasted_ns() < WAKE_NS {
-            sys::sched_yield();
-        }
-    }
-    loop {
-        match leave_unless_sends_sleep(fd, conn, slot, Reason::PassedOn)? {
-            Left::Yes | Left::Elsewhere => return Ok(()),
-            Left::SendsSleep => drop(wake_sleepers(fd, conn, slot)),
-        }
-        patience.wait()?;
-    }
 }
 
 /// Whether a send of this end sleeps for room, where only a doorbell wakes it.

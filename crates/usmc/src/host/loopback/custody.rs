@@ -7,7 +7,7 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use super::Loopback;
-use super::layout::{CUSTODIES, CUSTODY_WAYS, CustodyCell, FETCHED};
+use super::layout::{CUSTODIES, CUSTODY_WAYS, CustodyCell};
 use crate::host::{Custody, Receiver};
 use crate::os::members;
 use crate::os::{process, sys};
@@ -112,36 +112,8 @@ pub fn entrust(dev: &Loopback, cookie: u64, client: bool, alone: Option<u32>) ->
     cell.members.iter().for_each(|id| id.store(0, Relaxed));
     cell.namespace.store(process::namespace().unwrap_or(0), Relaxed);
     alone.inspect(|&pid| members::enter_other(&cell.members, pid));
-    // Release: pairs with the Acquire in `claim`. SeqCst: of two who begin at the same time one finds the other's place
-    // (`entrusted`).
+    // Release: pairs with the Acquire in `claim`.
     cell.cookie.store(cookie, SeqCst);
-    Some(token(first + at, uses))
-}
-
-/// Tells the process with this pid, of our own namespace, that a connection was fetched from it.
-pub fn tell_fetched(dev: &Loopback, pid: u32) -> bool {
-    let told =
-        dev.file().map(|file| file.header.fetched[pid as usize % FETCHED].store(pid, SeqCst));
-    told.is_ok()
-}
-
-/// Whether this process was told so. Nobody was where the device is not open: then it has no connections.
-pub fn was_fetched_from(dev: &Loopback) -> bool {
-    let pid = process::pid();
-    dev.opened().is_some_and(|file| file.header.fetched[pid as usize % FETCHED].load(SeqCst) == pid)
-}
-
-/// What [`entrust`] has given for it, if just one has.
-pub fn entrusted(dev: &Loopback, cookie: u64) -> Option<Custody> {
-    let first = bucket(cookie);
-    let cells = &dev.file().ok()?.custodies[first..first + CUSTODY_WAYS];
-    let is_it = |cell: &CustodyCell| cookie > CLAIMED && cell.cookie.load(SeqCst) == cookie;
-    let at = cells.iter().position(is_it)?;
-    // Two have begun to count at the same time, each without the other.
-    if cells[at + 1..].iter().any(is_it) {
-        return None;
-    }
-    let uses = State::from(cells[at].state.load(Acquire)).uses;
     Some(token(first + at, uses))
 }
 

@@ -27,8 +27,6 @@ pub const OFFER_BUCKETS: usize = OFFERS / OFFER_WAYS;
 pub const CUSTODIES: usize = 1024;
 /// Places of one bucket of their table.
 pub const CUSTODY_WAYS: usize = 8;
-/// Places of [`Header::fetched`].
-pub const FETCHED: usize = 512;
 /// Byte locks that stand for live processes begin here, far behind the file's end.
 pub const LOCK_BASE: i64 = 1 << 40;
 
@@ -43,9 +41,6 @@ pub struct Header {
     pub high_water: AtomicU32,
     /// The device's GID (128 bits, random).
     pub gid: [AtomicU64; 2],
-    /// Processes from which a connection was fetched: their pids, each in the place of its remainder, as far as no other
-    /// has taken that.
-    pub fetched: [AtomicU32; FETCHED],
 }
 
 /// One process. Whoever holds the byte lock `LOCK_BASE + index` is the process.

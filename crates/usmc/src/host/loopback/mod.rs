@@ -181,15 +181,6 @@ impl Device for Loopback {
     fn entrust(&self, cookie: u64, client: bool, alone: Option<u32>) -> Option<Custody> {
         custody::entrust(self, cookie, client, alone)
     }
-    fn entrusted(&self, cookie: u64) -> Option<Custody> {
-        custody::entrusted(self, cookie)
-    }
-    fn tell_fetched(&self, pid: u32) -> bool {
-        custody::tell_fetched(self, pid)
-    }
-    fn was_fetched_from(&self) -> bool {
-        custody::was_fetched_from(self)
-    }
     fn is_about(&self, custody: Custody, cookie: u64) -> bool {
         custody::is_about(self, custody, cookie)
     }

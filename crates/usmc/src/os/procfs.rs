@@ -1,0 +1,83 @@
+//! Other processes, as proc(5) shows them.
+
+use crate::os::path::Path;
+use crate::os::sys::{self, Errno};
+
+/// The number of a pidfd's process; `None` once it is gone.
+pub fn pid_of(pidfd: i32) -> Option<u32> {
+    let mut pid = None;
+    each_line(&Path::of(format_args!("/proc/self/fdinfo/{pidfd}")), |line| {
+        if let Some(number) = line.strip_prefix("Pid:") {
+            pid = number.trim().parse().ok();
+        }
+        pid.is_some()
+    });
+    pid
+}
+
+/// Whether a number of another process is the socket with this inode number.
+pub fn is_socket(pid: u32, number: i32, inode: u64) -> bool {
+    let mut link = [0u8; 64];
+    let file = Path::of(format_args!("/proc/{pid}/fd/{number}"));
+    let len = sys::readlink(file.c(), &mut link).unwrap_or(0);
+    let name = str::from_utf8(&link[..len]).unwrap_or("");
+    let number = name.strip_prefix("socket:[").and_then(|name| name.strip_suffix(']'));
+    number.and_then(|digits| digits.parse().ok()) == Some(inode)
+}
+
+/// Whether another process has the socket with this inode number.
+///
+/// # Errors
+/// Its descriptors are not to be seen.
+pub fn has_socket(pid: u32, inode: u64) -> Result<bool, Errno> {
+    let mut has = false;
+    let dir = Path::of(format_args!("/proc/{pid}/fd"));
+    sys::each_fd_in(dir.c(), false, |fd| has = has || is_socket(pid, fd, inode))?;
+    Ok(has)
+}
+
+/// Calls `each` for the begin of each line of a file, until it says that this was the one.
+fn each_line(file: &Path, mut each: impl FnMut(&str) -> bool) {
+    let Ok(fd) = sys::open(file.c(), libc::O_RDONLY, 0) else { return };
+    let mut chunk = [0u8; 1024];
+    let (mut line, mut len) = ([0u8; 128], 0);
+    'file: loop {
+        // SAFETY: writable for its length.
+        let read = unsafe { sys::read(fd, chunk.as_mut_ptr().cast(), chunk.len()) };
+        let Ok(n @ 1..) = read else { break };
+        for &byte in &chunk[..n] {
+            if byte != b'\n' {
+                line[len.min(127)] = byte;
+                len += 1;
+                continue;
+            }
+            let text = str::from_utf8(&line[..len.min(127)]).unwrap_or("");
+            if each(text) {
+                break 'file;
+            }
+            len = 0;
+        }
+    }
+    sys::close(fd);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn this_process_and_its_sockets_are_found() {
+        let own = sys::getpid();
+        let pidfd = sys::pidfd_open(own).unwrap();
+        assert_eq!(pid_of(pidfd), Some(own));
+        assert_eq!(pid_of(-1), None);
+        sys::close(pidfd);
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let inode = sys::fstat(socket.as_raw_fd()).unwrap().inode;
+        assert!(is_socket(own, socket.as_raw_fd(), inode) && !is_socket(own, -1, inode));
+        assert_eq!(has_socket(own, inode), Ok(true));
+        assert_eq!(has_socket(own, u64::MAX), Ok(false));
+    }
+}
