@@ -286,7 +286,6 @@ impl Play<'_> {
                     [None, Some(std::process::id()), Some(i32::MAX as u32)][(b as usize >> 4) % 3];
                 self.custodies.extend(device.entrust(cookie, b & 8 != 0, alone));
             }
-            1 if b & 16 != 0 => _ = device.entrusted(cookie),
             1 => _ = device.is_about(some, cookie),
             2 => _ = device.hand_over(some, whom),
             3 => _ = device.call_off(some, whom),
@@ -299,7 +298,6 @@ impl Play<'_> {
             5 => _ = device.is_sole(some),
             6 if b & 16 != 0 => device.name_holder(some, b >> 8),
             6 if b & 32 != 0 => device.take_name_back(some),
-            6 if b & 64 != 0 => _ = (device.tell_fetched(b), device.was_fetched_from()),
             _ => device.release(some),
         }
     }

@@ -19,14 +19,16 @@
 //!
 //! [`Producer::window`]: crate::layout::Producer::window
 
+mod sleep;
+mod window;
+
 use crate::Broken;
 use crate::copy::{copy_in, copy_out, copy_past};
 use crate::layout::{
-    ARM_RINGING, ARM_TCP, CLIENT, Direction, PAGE, SHARED, Slot, WINDOW_SHIFT_MIN, WINDOW_SPLIT,
-    shift_of, window_word,
+    CLIENT, Direction, SHARED, Slot, WINDOW_SHIFT_MIN, WINDOW_SPLIT, shift_of, window_word,
 };
-use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use crate::sync::{AtomicU32, Byte, MODEL, fence};
+use crate::sync::Ordering::{Acquire, Relaxed, Release};
+use crate::sync::{Byte, MODEL};
 
 /// A sleeping producer is woken when `window >> ROOM_SHIFT` is free: a quarter, where TCP waits for a third
 /// (`sk_stream_is_writeable`), so that whoever waits for a writer never waits longer than with TCP.
@@ -36,10 +38,9 @@ const MARK_SHIFT: u32 = if MODEL { 1 } else { 4 };
 /// What a look costs does not count beside so many bytes. Marks of large windows so close to each other let a sender leave much
 /// less unread than the window holds ([`Ring::stream`]).
 const MARK_MOST: usize = 64 << 10;
+
 /// A window that grows for a message gets four times its size.
 const GROWTH_SHIFT: u32 = 2;
-/// Memory of the far part is taken in steps of so many bytes, at least.
-const FAR_STEP: usize = 16 * PAGE;
 
 #[inline(always)]
 fn writable(unread: usize, window: usize) -> bool {
@@ -397,221 +398,9 @@ impl<'a> Ring<'a> {
         Ok(Room { prod, free, unread: false, place: Place::whole(window, prod) })
     }
 
-    /// How many of `free` bytes at cursor `prod` may be used at once, of which `want` are wanted: a window in the far part is
-    /// taken step by step, so that what is given back is what was used.
-    fn taken(&self, window: Window, prod: u64, free: usize, want: usize) -> usize {
-        let pages = &self.dir.producer.far_pages;
-        let have = (pages.load(Relaxed) as usize).saturating_mul(PAGE);
-        if window.len <= self.near() || have >= window.len {
-            return free;
-        }
-        // It is used from its start on: beyond what it has there is nothing yet.
-        let pos = window.of(prod);
-        let step = free.min(want.max(FAR_STEP));
-        let need = (pos + step).next_multiple_of(PAGE).min(window.len);
-        if need > have {
-            pages.store((need / PAGE) as u32, Relaxed);
-        }
-        free.min(need.max(have) - pos)
-    }
-
-    /// Bytes of the window before it grew into the far part.
-    fn before_far(&self) -> usize {
-        let shift = shift_of(self.dir.producer.window_before.load(Relaxed));
-        1 << shift.clamp(WINDOW_SHIFT_MIN, self.memory.shift)
-    }
-
-    /// Where what is free ends while bytes are unread from before the window grew: a larger one in the ring has theirs for its
-    /// own, too. `None` where no such bytes are unread.
-    fn end_beside_old(&self, word: u64, cons: u64) -> Option<u64> {
-        let p = &self.dir.producer;
-        let grown_at = p.grown_at.load(Relaxed);
-        if word & WINDOW_SPLIT == 0 || (cons.wrapping_sub(grown_at) as i64) >= 0 {
-            return None;
-        }
-        let (now, before) = (shift_of(word), shift_of(p.window_before.load(Relaxed)));
-        // Our own words, in the reach of the peer: `room_slow` checks what comes of them.
-        let shared = if now > self.memory.shift { 0 } else { 1 << (before & 31) };
-        let new = (1u64 << (now & 31)).wrapping_sub(shared);
-        Some(grown_at.wrapping_add(new))
-    }
-
-    /// [`Ring::end_beside_old`] of the present window. Once the old bytes are read, the window counts as one that has not grown.
-    fn grown_at_unread(&self, cons: u64) -> Option<u64> {
-        let window = &self.dir.producer.window;
-        let word = window.load(Relaxed);
-        let end = self.end_beside_old(word, cons);
-        if end.is_none() && word & WINDOW_SPLIT != 0 {
-            window.store(word & !WINDOW_SPLIT, Relaxed);
-        }
-        end
-    }
-
-    /// What [`Ring::grow`] would make of a window of `len` bytes, of which `used` are unread. `None`: nothing, as more room
-    /// than what wakes a sleeping producer would not come of it.
-    fn larger(&self, len: usize, used: usize) -> Option<usize> {
-        let most = self.most.checked_next_power_of_two().unwrap_or(usize::MAX);
-        let largest = if most > self.near() { 1 << self.largest_shift() } else { self.near() };
-        let larger = largest.min(most);
-        (len <= self.near() && larger > len && writable(used, self.limit(larger))).then_some(larger)
-    }
-
-    /// Whether [`Ring::grow`] is worth a try.
-    pub fn can_grow(&self) -> bool {
-        let word = self.dir.producer.window.load(Relaxed);
-        self.check(word).is_ok_and(|window| self.larger(window.len, self.unread()).is_some())
-    }
-
     /// The consumer's cursor, as the producer sees it.
     pub fn read(&self) -> u64 {
         self.dir.consumer.cons.load(Relaxed)
-    }
-
-    /// Before the producer waits for a consumer that does not read: takes the largest window for the bytes that follow.
-    /// Those that are unread stay where they are. `may_grow` gets the start and the bytes of what is new, and says what it
-    /// grants. Whether the ring is writable now. Nobody else who sleeps for room is told: they have tried it, too.
-    ///
-    /// # Errors
-    /// As for [`Ring::room`].
-    #[cold]
-    pub fn grow(&self, may_grow: impl FnOnce(*mut Byte, usize) -> Grant) -> Result<bool, Broken> {
-        let p = &self.dir.producer;
-        let (prod, cons) = (p.prod.load(Relaxed), self.dir.consumer.cons.load(Acquire));
-        let used = prod.wrapping_sub(cons);
-        let old = self.check(p.window.load(Relaxed))?;
-        if used > (self.near() + old.len) as u64 {
-            return Err(Broken);
-        }
-        let used = used as usize;
-        let Some(mut len) = self.larger(old.len, used) else { return Ok(self.is_writable()) };
-        if self.is_writable() || self.grown_at_unread(cons).is_some() {
-            return Ok(self.is_writable());
-        }
-        let (base, new);
-        if len > self.near() {
-            let Grant { bytes, in_memory } = may_grow(self.far(), len);
-            // Also where it is not used: it is given back from there.
-            let pages = &p.far_pages;
-            pages.store(pages.load(Relaxed).max((in_memory.min(len) / PAGE) as u32), Relaxed);
-            len = len.min(bytes);
-            if len <= self.near() || !len.is_power_of_two() || !writable(used, self.limit(len)) {
-                return Ok(false);
-            }
-            let free = len.min(self.most(len) - used);
-            (base, new) = (prod as u32, self.taken(Window { base: 0, len }, 0, free, 0));
-        } else {
-            // The old window is that end of the new one where the rings meet.
-            let start = self.start(len).wrapping_add(old.len & !self.below);
-            if may_grow(start, len - old.len).bytes < len - old.len {
-                return Ok(false);
-            }
-            // The next byte is the first of the new part.
-            base = (prod as u32).wrapping_sub((old.len & !self.below) as u32);
-            new = (len - old.len).min(self.limit(len) - used);
-        }
-        self.set_window(prod, Window { base, len }, true);
-        p.limit.store(prod.wrapping_add(new as u64), Relaxed);
-        Ok(true)
-    }
-
-    /// For a sender that streams `want` bytes, has found room in the ring itself and not used it yet: goes on in the far part, whose
-    /// bytes it uses in turn. So the next bytes do not lie where the consumer has just read, and neither fetches them out of the
-    /// other's caches. `may_grow` as for [`Ring::grow`]. The next look that finds the ring empty comes back from there.
-    #[cold]
-    pub fn stream(
-        &self,
-        want: usize,
-        may_grow: impl FnOnce(*mut Byte, usize) -> Grant,
-    ) -> Option<Room> {
-        let p = &self.dir.producer;
-        // Acquire: as in `room_slow`.
-        let (prod, cons) = (p.prod.load(Relaxed), self.dir.consumer.cons.load(Acquire));
-        let old = self.check(p.window.load(Relaxed)).ok()?;
-        let used = prod.wrapping_sub(cons) as usize;
-        let mut len = self.in_turn();
-        if len <= self.near() || old.len > self.near() || used > old.len {
-            return None;
-        }
-        if self.grown_at_unread(cons).is_some() {
-            return None;
-        }
-        let Grant { bytes, in_memory } = may_grow(self.far(), len);
-        let pages = &p.far_pages;
-        pages.store(pages.load(Relaxed).max((in_memory.min(len) / PAGE) as u32), Relaxed);
-        len = len.min(bytes);
-        if len <= self.near() || !len.is_power_of_two() {
-            return None;
-        }
-        // A thread that sleeps for room is woken as before: what is unread has the marks of the window that it lies in.
-        let window = Window { base: 0, len };
-        self.set_window(prod, window, used > 0);
-        let free = len.min(self.most(len).saturating_sub(used));
-        let free = self.taken(window, prod, free, want);
-        p.limit.store(prod.wrapping_add(free as u64), Relaxed);
-        Some(Room { prod, free, unread: used > 0, place: Place::whole(window, prod) })
-    }
-
-    /// The window for bytes that are used in turn: the largest that the sender's limit goes with. It may hold far more than may be
-    /// unread, as where TCP's buffers are small.
-    fn in_turn(&self) -> usize {
-        if self.memory.far.is_null() {
-            return 0;
-        }
-        let mut windows = (self.memory.shift..=self.memory.far_shift).rev().map(|shift| 1 << shift);
-        windows.find(|window| least_limit(*window) <= self.most).unwrap_or(0)
-    }
-
-    /// The bytes from cursor `prod` on lie in this window. `is_split`: bytes in the present window are unread.
-    fn set_window(&self, prod: u64, window: Window, is_split: bool) {
-        let p = &self.dir.producer;
-        p.window_before.store(p.window.load(Relaxed) & !WINDOW_SPLIT, Relaxed);
-        // Release: a consumer that sees this cursor sees the window before it.
-        p.grown_at.store(prod, Release);
-        let split = if is_split { WINDOW_SPLIT } else { 0 };
-        // Release: a consumer that sees the new window sees from where on it counts.
-        p.window.store(window_word(window.base, window.len.trailing_zeros()) | split, Release);
-    }
-
-    /// Bytes of the present window.
-    ///
-    /// # Errors
-    /// As for [`Ring::room`].
-    pub fn window_len(&self) -> Result<usize, Broken> {
-        self.window()
-    }
-
-    /// Whether memory of the far part may be in use ([`Ring::leave_far`]).
-    #[inline(always)]
-    pub fn has_far(&self) -> bool {
-        self.dir.producer.far_pages.load(Relaxed) != 0
-    }
-
-    /// The memory of the far part, if nothing is there; the sender comes back from there first. The caller has the sending
-    /// locks, may have the kernel take that memory away, and calls [`Ring::left_far`] then.
-    #[cold]
-    pub fn leave_far(&self) -> Option<(*mut Byte, usize)> {
-        let p = &self.dir.producer;
-        if self.memory.far.is_null() {
-            return None;
-        }
-        let prod = p.prod.load(Relaxed);
-        if self.check(p.window.load(Relaxed)).ok()?.len > self.near() {
-            // Acquire: as in `room_slow`.
-            if self.dir.consumer.cons.load(Acquire) != prod {
-                return None;
-            }
-            let len = self.before_far();
-            // As little is free as nothing: the next look at the room finds the ring empty, and where to begin.
-            p.window.store(window_word(prod as u32, len.trailing_zeros()), Relaxed);
-            p.limit.store(prod, Relaxed);
-        }
-        let len = (p.far_pages.load(Relaxed) as usize).saturating_mul(PAGE);
-        Some((self.far(), len.min(1 << self.memory.far_shift)))
-    }
-
-    /// See there.
-    pub fn left_far(&self) {
-        self.dir.producer.far_pages.store(0, Relaxed);
     }
 
     /// Copies `len` bytes to cursor `at`.
@@ -765,146 +554,4 @@ impl<'a> Ring<'a> {
             self.dir.producer.prod.load(Relaxed).wrapping_sub(self.dir.consumer.cons.load(Relaxed));
         if used > (self.near() as u64) + (1 << self.largest_shift()) { 0 } else { used as usize }
     }
-
-    /// The consumer announces that it is going to sleep; it must look at the ring once more afterwards.
-    #[inline]
-    pub fn arm_rx(&self, bits: u32) {
-        // Release: pairs with the Acquire in `take_rx_sleepers`; whoever hears of the bell then rung also
-        // sees that this sleeper is counted (`crate::bell`).
-        self.dir.arm.rx.fetch_or(bits, Release);
-        // Pairs with the fence in `has_rx_sleepers`.
-        fence(SeqCst);
-    }
-
-    /// After `publish`: whether the producer has to wake somebody; false in the common case.
-    #[inline(always)]
-    pub fn has_rx_sleepers(&self) -> bool {
-        // Pairs with the fence in `arm_rx`.
-        fence(SeqCst);
-        self.dir.arm.rx.load(Relaxed) != 0
-    }
-
-    /// Whom it has to wake (`ARM_*`). Inside [`crate::span::TxSpan::ring`]. `shared`: other processes send here, too, and
-    /// look after the sleepers until [`Ring::rang_rx`], should this one be killed before the doorbell is in the stream.
-    #[inline]
-    pub fn take_rx_sleepers(&self, shared: bool) -> u32 {
-        // ARM_LEFT stays: it concerns every byte published from now on.
-        take(&self.dir.arm.rx, shared)
-    }
-
-    /// The producer announces that it is going to sleep for room; it must look once more afterwards, and
-    /// sleep only if [`Ring::is_writable`] still says no.
-    #[inline]
-    pub fn arm_tx(&self, bits: u32) {
-        // Release: as in `arm_rx`.
-        self.dir.arm.tx.fetch_or(bits, Release);
-        // Pairs with the fence in `has_tx_sleepers`.
-        fence(SeqCst);
-    }
-
-    /// Gives the first `len` bytes of `data` back and says whether somebody is to be woken; false in the common
-    /// case.
-    ///
-    /// Looks for sleepers only when the cursor passes a mark (a multiple of a fraction of the window) and
-    /// leaves room worth waking for: few fences, and no wake-up for a crumb. None is lost: a producer
-    /// sleeps only while the ring is not writable ([`Ring::is_writable`]); it becomes writable at a cursor
-    /// ahead of the one the producer saw, and at the next mark the consumer looks. What it has seen of
-    /// `prod` may be old, which makes it look too often, never too seldom. The window may have grown meanwhile: it knows
-    /// once it has seen the sleeper.
-    #[inline(always)]
-    pub fn consume_waking(&self, data: &Data, len: usize) -> bool {
-        let cons = data.cons.wrapping_add(len as u64);
-        self.consume(cons);
-        let (window, unread) = (data.place.window, data.len.saturating_sub(len));
-        let passed = (data.cons ^ cons) >= data.place.mark(data.cons);
-        passed
-            && (writable(unread, window) || window <= self.near())
-            && self.has_tx_sleepers()
-            && self.window().is_ok_and(|window| writable(unread, window))
-    }
-
-    /// Whether there is room worth waking for, as the producer sees it. It sleeps only when not.
-    #[inline]
-    pub fn is_writable(&self) -> bool {
-        let word = self.dir.producer.window.load(Relaxed);
-        let Ok(window) = self.check(word) else { return false };
-        let limit = self.limit(window.len);
-        writable(self.unread(), limit)
-            && (word & WINDOW_SPLIT == 0 || self.is_writable_beside_old(word, limit))
-    }
-
-    /// Whether so much is free where the bytes from before the window grew do not lie.
-    #[cold]
-    fn is_writable_beside_old(&self, word: u64, limit: usize) -> bool {
-        let end = self.end_beside_old(word, self.dir.consumer.cons.load(Relaxed));
-        let prod = self.dir.producer.prod.load(Relaxed);
-        end.is_none_or(|end| end.wrapping_sub(prod) >= (limit >> ROOM_SHIFT) as u64)
-    }
-
-    /// After `consume` past a mark (see [`Ring::consume_waking`]): whether the consumer has to wake somebody.
-    #[inline(always)]
-    pub fn has_tx_sleepers(&self) -> bool {
-        // Pairs with the fence in `arm_tx`.
-        fence(SeqCst);
-        self.dir.arm.tx.load(Relaxed) != 0
-    }
-
-    /// Whom it has to wake (`ARM_*`), as [`Ring::take_rx_sleepers`].
-    #[inline]
-    pub fn take_tx_sleepers(&self, shared: bool) -> u32 {
-        take(&self.dir.arm.tx, shared)
-    }
-
-    /// The doorbell is in the stream whose sleepers [`Ring::take_rx_sleepers`] has taken as `shared`.
-    pub fn rang_rx(&self) {
-        self.dir.arm.rx.fetch_and(!ARM_RINGING, Release);
-    }
-
-    /// The same of [`Ring::take_tx_sleepers`].
-    pub fn rang_tx(&self) {
-        self.dir.arm.tx.fetch_and(!ARM_RINGING, Release);
-    }
-
-    /// Somebody of this end was killed, and may have been about to wake the other one's sleepers for room.
-    pub fn stand_in_for_consumer(&self) {
-        self.dir.arm.tx.fetch_or(ARM_RINGING, Release);
-    }
-
-    /// Having found the ring empty: whether sleepers for room wait for a doorbell of one who was killed. `shared`: others
-    /// may have been, of whom nobody knows yet.
-    #[inline]
-    pub fn owes_wake_up(&self, shared: bool) -> bool {
-        let bits = self.dir.arm.tx.load(Relaxed);
-        bits & ARM_RINGING != 0 || (shared && bits != 0)
-    }
-
-    /// Whether the next bytes will ring, as far as this end can tell; a waker may be taking the bit just now.
-    #[inline]
-    pub fn is_rx_armed(&self) -> bool {
-        self.dir.arm.rx.load(Relaxed) != 0
-    }
-
-    /// Takes the sleepers' arm bits back, of all of them. Only for one who knows that nobody else of this end arms
-    /// meanwhile: another's bit would be lost, and its wake-up. Staying armed costs one needless doorbell.
-    #[inline]
-    pub fn disarm_rx(&self) {
-        if self.dir.arm.rx.load(Relaxed) & ARM_TCP != 0 {
-            self.dir.arm.rx.fetch_and(!ARM_TCP, Relaxed);
-        }
-    }
-}
-
-/// Takes the sleepers' bits out of an arm word. Whoever was about to ring may have been killed: that is done again.
-#[inline]
-fn take(arm: &AtomicU32, shared: bool) -> u32 {
-    const AWAITED: u32 = ARM_TCP | ARM_RINGING;
-    // Acquire: see `arm_rx`. Release: who finds the bits taken also finds the bell begun (`crate::back`).
-    let bits = match shared {
-        false => arm.fetch_and(!AWAITED, AcqRel),
-        true => {
-            let ringing = |bits: u32| (bits & AWAITED != 0).then_some((bits | AWAITED) & !ARM_TCP);
-            arm.fetch_update(AcqRel, Acquire, ringing).unwrap_or_else(|bits| bits)
-        }
-    };
-    if bits & ARM_RINGING != 0 { bits | ARM_TCP } else { bits }
 }

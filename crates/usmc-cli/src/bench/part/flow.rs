@@ -23,17 +23,19 @@ const NEAR: u32 = WINDOW_SHIFT_MIN;
 /// Bytes of a program's buffer.
 const BUFFER: usize = 64 << 10;
 
-/// Plays both ends of so many streams, whose bytes are published in parts of `spec.chunk`.
+/// Plays both ends of so many streams, whose bytes are published in parts of `spec.chunk`, or of the window where that is smaller.
 pub fn play(spec: &Spec, streams: u32, seconds: f64) -> Result<()> {
     let window = std::env::var("USMC_RING_SIZE").ok().and_then(|bytes| bytes.parse::<u32>().ok());
     let window = window.map_or(WINDOW_SHIFT_MAX, |bytes| bytes.max(1).next_power_of_two().ilog2());
-    let [here, there] = segments(streams, (NEAR, window.clamp(NEAR + 1, WINDOW_SHIFT_MAX)))?;
+    let window = window.clamp(NEAR + 1, WINDOW_SHIFT_MAX);
+    let part = spec.chunk.min(1 << window);
+    let [here, there] = segments(streams, (NEAR, window))?;
     super::start(|| Ok(()))?;
     let (cpu, over) = (super::cpu_time(), AtomicBool::new(false));
     let received = thread::scope(|scope| {
         scope.spawn(|| {
             cpus::pin(&spec.cpus[1..]);
-            send(&here, streams, spec.chunk, &over);
+            send(&here, streams, part, &over);
         });
         cpus::pin(&spec.cpus[..1]);
         let received = receive(&there, streams, Duration::from_secs_f64(seconds));
