@@ -17,7 +17,7 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build deps32 test test-loom test-tsan torture storm fuzz lint demo install test-deps fuzz-deps demo-deps python-suite \
+.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint demo install test-deps fuzz-deps demo-deps python-suite \
 	suites roots zoo clean
 
 # For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
@@ -47,6 +47,15 @@ deps32:
 # The fuzz targets for a minute; unit, property and hostile-peer tests, the preloaded programs, and whole processes.
 test: test-deps build fuzz
 	@sh .ci/test $(CARGO) test --profile checked --locked --workspace --no-fail-fast
+
+# For a change under way: unit tests, the layers, and some three hundred cases (one of seven ways in which ends can be), with a library
+# that is built without link-time optimization. Under a minute once all has been built; no root, nothing to install.
+quick:
+	$(CARGO) build --quiet --profile checked --locked -p usmc-cli -p usmc-preload
+	$(CARGO) test --quiet --profile checked --locked -p usmc -p usmc-shm -p smc-proto --lib -- --skip asked::model
+	$(CARGO) test --quiet --profile checked --locked -p usmc --test layers
+	USMC_BIN=$(TARGET)/checked/usmc $(CARGO) test --profile checked --locked -p usmc-tests --test sockets -- \
+		::local_client_warm --skip musl --skip 32
 
 # The models of the rings, doorbells, the handshake and the span switch: weak memory by loom, schedules at
 # random by shuttle. About two minutes.

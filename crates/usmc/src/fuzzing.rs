@@ -1,7 +1,7 @@
 //! Doors for the fuzz targets (`fuzz/`): the parts that meet a peer's bytes without a libc symbol in between.
 
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::Slot;
+use usmc_shm::sync::Ordering::Relaxed;
 
 pub use crate::host::loopback::layout;
 pub use crate::host::{

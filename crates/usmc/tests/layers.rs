@@ -248,6 +248,20 @@ fn circles_are_small_and_inside_a_folder() {
     assert!(whole.len() <= CIRCLE, "files of several folders import each other: {whole:?}");
 }
 
+#[test]
+fn atomics_come_from_one_module() {
+    let names_them = |(_, text): &&(String, String)| {
+        let tokens = tokens(text);
+        let words: Vec<&str> = tokens.iter().map(String::as_str).collect();
+        words.windows(7).any(|w| {
+            matches!(w[0], "core" | "std") && w[1..] == [":", ":", "sync", ":", ":", "atomic"]
+        })
+    };
+    let source = source();
+    let found: Vec<_> = source.files.values().filter(names_them).map(|(path, _)| path).collect();
+    assert!(found.is_empty(), "use usmc_shm::sync, which the models replace: {found:?}");
+}
+
 /// A crate of three layers whose lowest one has this file.
 fn three_layers(file: &str) -> Source {
     let lib = "mod os;\n\nmod record;\n\npub mod api;\n#[cfg(fuzzing)]\npub mod fuzzing;\n";

@@ -9,7 +9,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 use usmc_shm::sync::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 
 use super::{holds, spawn};

@@ -5,8 +5,8 @@
 //! last holder says goodbye. Who was killed is counted out by the others ([`crate::os::members`]).
 
 use core::mem;
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use usmc_shm::sync::AtomicU64;
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::family::{custody, holders, life};
 use crate::handshake::{clc, syn_option, transition};

@@ -5,9 +5,9 @@ use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::ptr;
 use core::slice;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use libc::posix_spawn_file_actions_t;
 use usmc_shm::bell::less;
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use crate::across::holds;

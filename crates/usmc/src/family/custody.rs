@@ -6,7 +6,7 @@
 //! stays TCP for good. So does a connection of which a family of several processes died without a word; single processes
 //! are counted by name, and counted out. A connection goes to the ring when one process is left that holds it.
 
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
+use usmc_shm::sync::Ordering::{AcqRel, Relaxed, SeqCst};
 
 use crate::family::holders;
 use crate::host::{self, Custody, Receiver};

@@ -4,8 +4,8 @@
 //! counts its holders; only a sole holder attaches. (A fork server's parent closes its copy at once.)
 
 use core::ptr;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::layout::End;
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use super::life;

@@ -8,8 +8,8 @@
 //!
 //! Who lets go of an end that others hold takes its name back first, and one of them gives his.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::layout::{Slot, VOUCHER_CLAIMED};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::host::{self, Voucher};
 use crate::os::process;

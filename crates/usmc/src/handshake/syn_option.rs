@@ -9,8 +9,8 @@
 //! listener is disarmed before somebody may accept from it who is without the library. A client does not ask where the
 //! device has its destination: there the change-over needs no message.
 
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::sync::AtomicU32;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::handshake::{clc, transition};
 use crate::host;

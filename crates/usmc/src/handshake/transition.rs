@@ -6,7 +6,6 @@ mod calling_off;
 pub use calling_off::{call_off, decline, end, put_off, release_slot, take_back, withdraw};
 
 use core::ptr;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use usmc_shm::Broken;
 use usmc_shm::handshake::{self, SlotState, Use};
 use usmc_shm::layout::{
@@ -16,6 +15,7 @@ use usmc_shm::layout::{
 };
 use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
+use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
 use crate::device::segment;
 use crate::device::segment::OwnSlot;

@@ -1,7 +1,7 @@
 //! Whether a call that a signal interrupts goes on: what the program's handlers say (sigaction(2), SA_RESTART).
 
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::sync::AtomicU64;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::os::{clock, sys};
 

@@ -33,7 +33,7 @@ impl<A> Hook<A> {
 
 #[cfg(test)]
 mod tests {
-    use core::sync::atomic::AtomicU32;
+    use usmc_shm::sync::AtomicU32;
 
     use super::*;
 

@@ -4,7 +4,7 @@
 //! itself then. Ids may be those of somebody else by now, and lists may be full: then a dead process stays counted, which
 //! costs shared locks and nothing else. Nobody is counted out who lives.
 
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use crate::os::{clock, process};

@@ -1,10 +1,10 @@
 //! Steps on memory that only this process reads. While it has one thread they need no locked instruction: what else comes
 //! between are signal handlers, and these not into an instruction.
 
-use core::sync::atomic::Ordering::SeqCst;
-use core::sync::atomic::compiler_fence;
+use usmc_shm::sync::Ordering::SeqCst;
 #[cfg(not(all(target_arch = "x86_64", not(any(fuzzing, miri)))))]
 use usmc_shm::sync::Ordering::{Relaxed, Release};
+use usmc_shm::sync::compiler_fence;
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use crate::os::real;
@@ -146,7 +146,7 @@ pub fn replace_u32(word: &AtomicU32, from: u32, to: u32) -> Result<u32, u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::sync::atomic::Ordering::Relaxed;
+    use usmc_shm::sync::Ordering::Relaxed;
 
     // Test programs have threads, so that both ways have to be the same only where `real` says there is one; what the
     // words hold afterwards is the same either way.

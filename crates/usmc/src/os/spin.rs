@@ -2,7 +2,7 @@
 //! the measurements behind the numbers.
 
 use core::hint::spin_loop;
-use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 

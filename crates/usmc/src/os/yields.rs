@@ -4,7 +4,7 @@
 //! So a process that loses slices measures what it gets done with spins and without them. All processes of a machine do so at the
 //! same times: a process that sleeps gains nothing while its peer gives slices away, and gains at the cost of those that yield.
 
-use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use usmc_shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 

@@ -3,7 +3,7 @@
 
 use core::ffi::{c_int, c_uint};
 use core::ptr;
-use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{adopt, channel};
 use crate::family::custody;

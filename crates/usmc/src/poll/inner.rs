@@ -1,6 +1,6 @@
 //! Sets inside sets, as a wait sees them.
 
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 
 use super::multi;
 use crate::os::events;

@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
 use super::scan::{Look, Rooms, is_quiet};
 use crate::handshake::clc;

@@ -1,7 +1,7 @@
 //! What registrations that the kernel has not been told of yet ([`crate::watchers::owed`]) have to report in a wait.
 
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::multi;
 use super::scan::Look;

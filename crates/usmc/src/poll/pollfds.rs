@@ -3,8 +3,8 @@
 use core::ffi::c_int;
 use core::mem::{self, MaybeUninit};
 use core::slice;
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::multi::{Deadline, has_tracked, nested_ready};
 use crate::family::locks::Receiving;

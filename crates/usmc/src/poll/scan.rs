@@ -4,7 +4,7 @@
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::slice;
-use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_TCP};
 

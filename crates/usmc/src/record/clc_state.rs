@@ -1,6 +1,6 @@
 //! What a record keeps of a handshake by CLC messages.
 
-use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use crate::os::{clock, memory, process};

@@ -10,10 +10,10 @@ mod unused;
 pub use self::unused::{alloc, free};
 
 use core::ptr;
-use core::sync::atomic::fence;
 use usmc_shm::layout::{ACCEPTOR, CLIENT, End, IN_FLIGHT, Producer, Slot, TXF_LEFT};
 use usmc_shm::ring::{Memory, Ring};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use usmc_shm::sync::fence;
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::os::hook::Hook;

@@ -1,8 +1,8 @@
 //! Questions to the kernel about one TCP socket: byte counts and pending state.
 
 use core::mem::{self, offset_of};
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::layout::{Slot, TX_RING, TXF_RETURNS};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use crate::os::sockopt;
 use crate::os::sys;

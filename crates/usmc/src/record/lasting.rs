@@ -2,7 +2,7 @@
 //! end spends a system call or a cache line on the change-over until its application comes back for more; unless the
 //! configuration says that they do (`change_over`).
 
-use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::os::config;
 use crate::record::conn::Conn;

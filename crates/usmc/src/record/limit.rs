@@ -1,8 +1,8 @@
 //! How much a sender may leave unread: what TCP's buffers would take (tcp(7): tcp_wmem, tcp_rmem; SO_SNDBUF, SO_RCVBUF).
 
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{Slot, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
 use usmc_shm::sync::AtomicU32;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::conn::Conn;
 use crate::os::path::read;

@@ -1,6 +1,6 @@
 //! The numbers of a connection: which still mean it, and the duplicate that calls asleep on it need when they are closed.
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::conn::{self, Conn};
 use super::users::{CALL, Kind, Left};

@@ -3,8 +3,8 @@
 //! through a ring soon after something was sent by TCP says so, and the receiver asks the kernel first.
 
 use core::ptr;
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{Producer, STAMP_BEHIND};
+use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicU32, AtomicU64, AtomicUsize};
 
 use crate::os::clock;

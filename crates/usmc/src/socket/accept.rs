@@ -1,6 +1,6 @@
 //! accept(2): the new connection looks for the offer its client may have left.
 
-use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::connect;
 use crate::handshake::{clc, syn_option, transition};

@@ -1,10 +1,10 @@
 //! The end: close(2) and shutdown(2). The kernel's FIN or RST is the truth; flags in the slot make the
 //! common case immediate.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::layout::{
     END_RESETS, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
 };
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
 use super::{Outcome, connect};
 use crate::family::{custody, holders};

@@ -1,7 +1,7 @@
 //! socket(2), connect(2), listen(2): where a record begins and takes its part.
 
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use usmc_shm::layout::{TXF_ABORT, TXF_CLOSED, TXF_DONE};
+use usmc_shm::sync::Ordering::{AcqRel, Relaxed, Release};
 
 use crate::family::mark;
 use crate::handshake::{clc, syn_option, transition};

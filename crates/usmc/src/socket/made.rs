@@ -5,9 +5,9 @@
 //! Asked once per process, for its first socket.
 
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::Relaxed;
 use libc::{IPPROTO_TCP, SO_DOMAIN, SO_PROTOCOL, SOL_SOCKET};
 use usmc_shm::sync::AtomicU32;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::smc::{AF_SMC, IPPROTO_SMC};
 use crate::os::errno::errno;

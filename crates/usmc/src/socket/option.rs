@@ -1,8 +1,8 @@
 //! Socket options whose kernel value is not the application's while a connection is in the ring, and those for which
 //! the kernel has to see the bytes.
 
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_CORK, END_GIVEN_BACK, END_NODELAY, Slot};
+use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::handshake::{syn_option, transition};
 use crate::os::clock;

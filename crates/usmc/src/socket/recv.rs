@@ -3,9 +3,9 @@
 mod from_ring;
 
 use core::mem;
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_RESET_SEEN, Slot};
 use usmc_shm::span::{RxSpan, Source, Taken, Unmeasured};
+use usmc_shm::sync::Ordering::Relaxed;
 
 use self::from_ring::{from_ring, peek_ring};
 use super::Outcome;

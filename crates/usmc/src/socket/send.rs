@@ -1,12 +1,12 @@
 //! Sending: TCP until the direction has changed over, then the ring.
 
 use core::mem;
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::Broken;
 use usmc_shm::copy::Stores;
 use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
 use usmc_shm::ring::Room;
 use usmc_shm::span::{Route, RxSpan, TcpSend};
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::Outcome;
 use super::close;

@@ -2,9 +2,9 @@
 //! ring's memory, one copy made by the kernel.
 
 use core::ffi::c_void;
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{Slot, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{Outcome, control, send};
 use crate::family::holders;

@@ -1,11 +1,11 @@
 //! Doorbells: single bytes of the connection's own TCP stream, which wake who sleeps there, and how they are taken out again.
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use core::sync::atomic::fence;
 use usmc_shm::bell::{Bells, Drain, Rung};
 use usmc_shm::layout::{ARM_TCP, END_CUT, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS};
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::sync::AtomicU32;
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
+use usmc_shm::sync::fence;
 
 use super::{demote, ending};
 use crate::family::holders;

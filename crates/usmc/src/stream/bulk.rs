@@ -4,7 +4,7 @@
 //! with each move of a thread (and a virtual machine is not told of moves), so that each sender measures both ways.
 //! docs/performance.md has the figures.
 
-use core::sync::atomic::Ordering::Relaxed;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use usmc_shm::copy::{CAN_PASS, Stores};
 use usmc_shm::ring::Room;

@@ -17,12 +17,12 @@ pub use receiving::{finish_rx, finish_rx_at_last};
 pub use sending::{Full, end_ring, go_back, go_back_at_last, go_back_briefly, send_all};
 pub use stream::{drop_bells, skip};
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::layout::{
     ARM_TCP, END_CORK, END_GIVEN_BACK, END_NODELAY, End, Slot, TXF_BACK, TXF_ENDS, TXF_LEFT,
     TXF_LOOK,
 };
 use usmc_shm::span::{RxSpan, TxSpan};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use self::receiving::leave_rx;
 use self::sending::go_back_locked;

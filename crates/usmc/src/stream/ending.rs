@@ -4,12 +4,12 @@
 //! that reaches a socket after its close, or unread at its close, provokes a RST where TCP would have sent
 //! a FIN alone. Flags and cursors in the slot tell the two apart.
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::layout::{
     END_CUT, END_ERRNO_SHIFT, END_ERROR_TAKEN, END_RESET_SEEN, END_RESETS, END_SENT_AFTER,
     END_SHUT_RD, End, Slot, TCP_AGAIN, TX_RING, TXF_ABORT, TXF_CLOSED, TXF_COPIED, TXF_DONE,
     TXF_ENDS, TXF_SHUT,
 };
+use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use crate::family::life;
 use crate::os::events;

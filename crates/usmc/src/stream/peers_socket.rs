@@ -1,9 +1,9 @@
 //! The socket of a connection's other end, used on behalf of the process that has it.
 
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{End, Slot};
 use usmc_shm::ring::Ring;
 use usmc_shm::span::TxSpan;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::demote::{self, Full, Patience};
 use crate::os::sys::{self, Errno};

@@ -1,8 +1,8 @@
 //! The readiness of one connection, in poll(2)'s bits (epoll's are the same numbers).
 
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TXF_ABORT, TXF_DONE};
 use usmc_shm::span::{RxSpan, Source};
+use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::family::locks::Receiving;
 use crate::handshake::transition;

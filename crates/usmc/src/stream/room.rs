@@ -7,10 +7,10 @@
 //! Some connections have no far part: a memory limit is near, a program is a 32-bit one, a peer is a stranger and memory is
 //! limited. There a sender that sleeps although nothing is read goes back to TCP.
 
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::{END_FAR, Slot, TXF_BACK, TXF_DONE, TXF_LEFT, WINDOW_SHIFT_MAX};
 use usmc_shm::ring::{Grant, Ring, Room};
 use usmc_shm::sync::AtomicU32;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{bulk, demote};
 use crate::device::segment;

@@ -1,8 +1,8 @@
 //! What the words of a slot's directions say of a connection.
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT, TXF_RETURNS};
 use usmc_shm::span::TxSpan;
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::record::conn::Conn;
 

@@ -1,10 +1,10 @@
 //! What of a stream is unread, and where it stands: in the TCP span, in the ring, or behind it.
 
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::back::Resume;
 use usmc_shm::layout::Slot;
 use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, Unmeasured};
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::demote;
 use crate::family::locks::Receiving;

@@ -1,8 +1,8 @@
 //! Calls that the kernel does by itself for a connection that may come back to the ring ([`Conn::returns`]): what such
 //! a call moves, the next ring would not know of. So they are counted, and no step towards it is made meanwhile.
 
-use core::sync::atomic::Ordering::SeqCst;
-use core::sync::atomic::fence;
+use usmc_shm::sync::Ordering::SeqCst;
+use usmc_shm::sync::fence;
 
 use crate::record::conn::{self, Conn};
 use crate::record::phase::Phase;

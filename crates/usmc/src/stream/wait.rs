@@ -4,11 +4,11 @@
 //! thread cancellation and the peer's FIN or RST are the kernel's own. The waker sends a doorbell byte.
 
 use core::ffi::c_void;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use usmc_shm::bell::{Drain, Sleepers, less};
 use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TX_RING, TXF_CLOSED, TXF_DONE, TXF_LOOK};
 use usmc_shm::span::TxSpan;
 use usmc_shm::sync::AtomicU32;
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::bells::{drain_bells, is_cut, reads_ring, watch_over};
 use super::{ending, room};

@@ -7,9 +7,9 @@
 //! The reader got the file by the right to ptrace(2) us, but its words are no more trusted than a peer's: they decide
 //! what is copied into memory that is the reader's as well, and nothing else.
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::layout::{Slot, TX_RING, TX_TCP};
 use usmc_shm::ring::{Place, Ring};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 use usmc_shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 use usmc_shm::tap::Tap;
 

@@ -1,10 +1,10 @@
 //! The accepting end.
 
-use core::sync::atomic::Ordering::Relaxed;
 use smc_proto::decline::DeclineCode;
 use smc_proto::handshake::Ending;
 use smc_proto::ids::PeerId;
 use smc_proto::wire::clc::{Answer, Decline, Message as Clc, Proposal, Release};
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::stream::{self, Found};
 use super::{

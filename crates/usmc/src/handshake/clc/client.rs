@@ -1,12 +1,12 @@
 //! The connecting end.
 
-use core::sync::atomic::Ordering::Relaxed;
 use smc_proto::decline::DeclineCode;
 use smc_proto::handshake::client::Accepted;
 use smc_proto::handshake::{Ending, Fault};
 use smc_proto::ids::Chid;
 use smc_proto::wire::clc::{Decline, Message as Clc, SmcdVersion};
 use usmc_shm::handshake::Use;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{
     Taken, declined, first, give_up, has_room, id_of, is_spent, leave_answered, machines, say,

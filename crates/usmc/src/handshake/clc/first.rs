@@ -10,10 +10,10 @@
 //! A client whose SYN-ACK lost the option on the way proposes nothing. It is sent nothing, either, and the application
 //! waits for [`HOLD_MS`] at most.
 
-use core::sync::atomic::Ordering::Relaxed;
 use smc_proto::decline::DeclineCode;
 use smc_proto::ids::PeerId;
 use smc_proto::wire::clc::{Decline, Message as Clc};
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::stream::{self, Found};
 use super::{acceptor, client, declined, give_up, id_of, is_too_slow};

@@ -32,9 +32,9 @@ pub mod first;
 mod machines;
 pub mod stream;
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use smc_proto::decline::DeclineCode;
 use smc_proto::wire::clc::{MAX_LEN, Message as Clc};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 
 use crate::device::segment;
 use crate::family::holders;

@@ -1,8 +1,8 @@
 //! Calling a handshake off, and the end of a record, which gives its slots back.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::handshake::{self, SlotState};
 use usmc_shm::layout::{ACCEPTOR, End};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 
 use super::{begin_elsewhere, changed, give_lowat_back, offer_id, step, usage};
 use crate::device::segment;

@@ -1,10 +1,10 @@
 //! What a receive takes out of the ring, and what an empty ring means.
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::Broken;
 use usmc_shm::bell::Drain;
 use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT, TXF_BACK};
 use usmc_shm::ring::{Data, Ring};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use super::Attempt;
 use crate::os::iov::Buffers;

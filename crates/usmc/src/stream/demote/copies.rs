@@ -1,10 +1,10 @@
 //! Copies: where a peer may hand its end on to a program that knows nothing of the ring, who ends the connection leaves
 //! by TCP, too, what is unread in the ring.
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use usmc_shm::back::Resume;
 use usmc_shm::layout::{END_HANDS_ON, Slot, TXF_ABORT, TXF_BACK, TXF_CLOSED, TXF_ENDS, TXF_LEFT};
 use usmc_shm::span::{RxSpan, TxSpan};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use super::patience::Patience;
 use super::sending::go_back_briefly;

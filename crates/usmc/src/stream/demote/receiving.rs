@@ -1,9 +1,9 @@
 //! The receiving direction of a way back: what is unread in the ring comes by TCP, and the doorbells are taken out.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::back::{Leave, Resume};
 use usmc_shm::layout::{END_SHUT_RD, Slot, TXF_BACK, TXF_DONE, TXF_LOOK};
 use usmc_shm::span::{RxSpan, Source};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 
 use super::copies::leave_to_copies;
 use super::patience::Patience;

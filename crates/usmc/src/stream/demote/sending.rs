@@ -1,10 +1,10 @@
 //! The sending direction of a way back: the ring ends, and what the peer left unread there is sent again by TCP.
 
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
 use usmc_shm::back::Back;
 use usmc_shm::layout::{CLIENT, END_SENT_AFTER, Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
 use usmc_shm::ring::Ring;
 use usmc_shm::span::TxSpan;
+use usmc_shm::sync::Ordering::{AcqRel, Relaxed, SeqCst};
 
 use super::patience::{BELL_NS, BRIEF_NS, Patience};
 use crate::family::holders;

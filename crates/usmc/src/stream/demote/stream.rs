@@ -1,8 +1,8 @@
 //! What stands in the TCP stream before that with which TCP goes on: bytes of its span, doorbells, copies.
 
-use core::sync::atomic::Ordering::Relaxed;
 use usmc_shm::layout::Slot;
 use usmc_shm::span::RxSpan;
+use usmc_shm::sync::Ordering::Relaxed;
 
 use super::patience::Patience;
 use super::sending::RESEND_NS;
