@@ -7,7 +7,7 @@ pub use crate::host::loopback::layout;
 pub use crate::host::{
     Custody, Device, DmbRef, FoundOffer, Mail, OfferId, PeerProcess, Receiver, current as device,
 };
-pub use crate::os::strangers::forget as forget_strangers;
+pub use crate::os::foreign_fd::forget as forget_strangers;
 pub use crate::record::tuple::{Endpoint, Tuple, hash, netns};
 
 /// The segments of this process.

@@ -21,7 +21,7 @@ use crate::record::conn::{self, Conn, F_COPIED, F_DOWN, F_HANDED, F_SHARED};
 use crate::record::phase::Event;
 use crate::record::phase::Phase;
 use crate::socket::close;
-use crate::stream::demote::{self, Patience};
+use crate::stream::fallback::{self, Patience};
 
 /// Counts us out where somebody else is left. A connection that only we hold ends with the kernel's FIN.
 fn put_down(conn: &Conn) -> bool {
@@ -119,7 +119,7 @@ pub fn end_but_for_streams() {
 /// which any program understands, and is still held.
 ///
 /// # Errors
-/// See [`demote::leave`].
+/// See [`fallback::leave`].
 pub fn before_exec() -> Result<(), Errno> {
     if process::is_foreign_child() {
         return Ok(());
@@ -212,7 +212,7 @@ fn hand_to_next_program(fd: i32, index: u32) -> Result<(), Errno> {
 /// is for all connections that it will have.
 ///
 /// # Errors
-/// See [`demote::leave`].
+/// See [`fallback::leave`].
 pub fn lend(fd: i32, index: u32, to: Receiver, patience: &Patience) -> Result<(), Errno> {
     transition::put_off(fd, conn::at(index));
     hand_over(fd, index, to, Reason::Lent, patience)
@@ -228,7 +228,7 @@ fn hand_over(
     let conn = conn::at(index);
     loop {
         if conn.phase() != Phase::Early || clc::is_on(conn) {
-            demote::leave_within(fd, index, reason, patience)?;
+            fallback::leave_within(fd, index, reason, patience)?;
         }
         // Another thread may be at a step of its handshake; none is made once the flag is set.
         let _step = conn.step_lock.enter();

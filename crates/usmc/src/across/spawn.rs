@@ -19,7 +19,7 @@ use crate::os::table::{self, Entry};
 use crate::os::{log, process, real};
 use crate::record::conn::{self, F_COPIED};
 use crate::record::phase::Phase;
-use crate::stream::demote::Patience;
+use crate::stream::fallback::Patience;
 
 /// What libc's child does before it becomes the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -377,7 +377,7 @@ impl Drop for Spawning {
 /// which is 0 where nobody tells.
 ///
 /// # Errors
-/// See [`crate::stream::demote::leave`]: a connection that the program was to be given stays in the ring.
+/// See [`crate::stream::fallback::leave`]: a connection that the program was to be given stays in the ring.
 pub fn around<T>(plan: Plan, start: impl FnOnce() -> (T, Option<u32>)) -> Result<T, Errno> {
     if process::is_foreign_child() {
         return Ok(start().0);

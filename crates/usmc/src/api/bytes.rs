@@ -19,8 +19,8 @@ use crate::record::phase::Phase;
 use crate::socket::early::Early;
 use crate::socket::send::{self, Way};
 use crate::socket::{Outcome, option, recv as receiving};
-use crate::stream::demote;
 use crate::stream::ending;
+use crate::stream::fallback;
 use crate::stream::unread;
 use crate::stream::unseen::Unseen;
 use crate::watch::{capture, observer};
@@ -561,9 +561,9 @@ fn leave_for(fd: c_int, index: u32, flags: c_int) -> Result<(), c_int> {
     if is_urgent && ending::leaves_unread(conn::at(index)) {
         return Ok(());
     }
-    match demote::leave(fd, index, reason) {
+    match fallback::leave(fd, index, reason) {
         // What is still to be read from the ring of a peer that left it first does not matter to a send.
-        Err(_) if demote::sends_by_tcp(fd, index, reason) => Ok(()),
+        Err(_) if fallback::sends_by_tcp(fd, index, reason) => Ok(()),
         // What the kernel says when it has no memory for the notification.
         Err(_) if !is_urgent => Err(libc::ENOBUFS),
         done => done,

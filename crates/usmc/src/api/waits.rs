@@ -10,8 +10,8 @@ use crate::os::errno::set_errno;
 use crate::os::table::{self, Entry};
 use crate::os::time::Time;
 use crate::os::{clock, real, sys};
-use crate::poll::{multi, pollfds};
-use crate::watchers::{control, nested, owed};
+use crate::poll::{epoll_wait, pollfds};
+use crate::watchers::{deferred, epoll_ctl, nested};
 
 /// epoll_ctl(2)
 pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
@@ -34,7 +34,7 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     match table::settled(fd) {
         Entry::Conn(index) => {
             let saved = errno();
-            let done = control::control(epfd, set, op, fd, index, copy);
+            let done = epoll_ctl::control(epfd, set, op, fd, index, copy);
             set_errno(saved);
             finish(done)
         }
@@ -53,7 +53,7 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
 fn unknown_set(epfd: c_int, fd: c_int) -> c_int {
     if let Entry::Epoll(inner) = table::settled(fd) {
         let saved = errno();
-        owed::watch(inner);
+        deferred::watch(inner);
         set_errno(saved);
     }
     let Entry::Conn(index) = table::settled(fd) else { return 0 };
@@ -78,7 +78,7 @@ pub unsafe fn epoll_wait(
     if let Entry::Epoll(set) = table::settled(epfd) {
         let ns = timeout as i64 * 1_000_000;
         // SAFETY: the caller's contract.
-        let done = unsafe { multi::epoll_wait(epfd, set, events, max, ns, core::ptr::null()) };
+        let done = unsafe { epoll_wait::epoll_wait(epfd, set, events, max, ns, core::ptr::null()) };
         if let Some(n) = done {
             return n;
         }
@@ -100,7 +100,7 @@ pub unsafe fn epoll_pwait(
     {
         let ns = timeout as i64 * 1_000_000;
         // SAFETY: the caller's contract.
-        if let Some(n) = unsafe { multi::epoll_wait(epfd, set, events, max, ns, mask) } {
+        if let Some(n) = unsafe { epoll_wait::epoll_wait(epfd, set, events, max, ns, mask) } {
             return n;
         }
     }
@@ -143,7 +143,7 @@ pub(super) unsafe fn epoll_pwait2_by<T: Time>(
         && let Some(ns) = limit_ns(timeout)
     {
         // SAFETY: the caller's contract.
-        if let Some(n) = unsafe { multi::epoll_wait(epfd, set, events, max, ns, mask) } {
+        if let Some(n) = unsafe { epoll_wait::epoll_wait(epfd, set, events, max, ns, mask) } {
             return n;
         }
     }

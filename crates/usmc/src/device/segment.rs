@@ -18,11 +18,11 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::host;
+use crate::os::foreign_fd;
 use crate::os::free_slots::FreeSlots;
 use crate::os::memory;
 use crate::os::process::{Held, Lock};
 use crate::os::reason::Reason;
-use crate::os::strangers;
 use crate::os::sys::{self, Errno};
 use crate::record::tuple::Tuple;
 
@@ -428,8 +428,8 @@ pub fn map_peer(fd: i32) -> Result<(), Reason> {
 
 /// The same, for one that was delivered for a connection by whoever holds its other end. Which file it is.
 pub fn map_delivered(fd: i32) -> Result<u64, Reason> {
-    if !strangers::is_memory(fd) {
-        strangers::discard(fd);
+    if !foreign_fd::is_memory(fd) {
+        foreign_fd::discard(fd);
         return Err(Reason::PeerBroken);
     }
     let inode = sys::fstat(fd).map_or(0, |facts| facts.inode);
@@ -449,7 +449,7 @@ fn map(fd: i32, delivered: u64) -> Result<(), Reason> {
             .inspect_err(|_| refuse(fd));
         mapped.map(|(base, len)| (base, len, file))
     });
-    strangers::discard(fd);
+    foreign_fd::discard(fd);
     let (base, len, file) = mapped?;
     // SAFETY: a mapping of `len` bytes whose file is sealed against shrinking.
     let Ok(map) = (unsafe { Segment::open(base, len, file) }) else {
@@ -522,7 +522,7 @@ pub fn is_refused(id: u64) -> bool {
 /// Bytes of a stranger's memory that cannot shrink.
 fn size_of_sealed(fd: i32) -> Result<usize, Reason> {
     // Before the file is asked anything else, see there.
-    if !strangers::is_memory(fd) {
+    if !foreign_fd::is_memory(fd) {
         return Err(Reason::PeerBroken);
     }
     let size = sys::fstat(fd).map_err(|_| Reason::PeerBroken)?.size;

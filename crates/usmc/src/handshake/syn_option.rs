@@ -18,10 +18,10 @@ use crate::os::config::{self, TcpOption};
 use crate::os::reason::Reason;
 use crate::os::sys::Errno;
 use crate::os::{kernel_only, log, sys};
+use crate::record::change_over::Call;
 use crate::record::conn::{
     self, Conn, F_ADOPTED, F_ARMED, F_CHILDREN_TCP, F_COPIED, F_KERNEL_ONLY,
 };
-use crate::record::lasting::Call;
 use crate::record::phase::Phase;
 use crate::record::tuple::{self, Endpoint};
 use crate::watch::observer;

@@ -27,12 +27,12 @@ use crate::host::{self, DmbRef, OfferId};
 use crate::os::reason::Reason;
 use crate::os::sockopt;
 use crate::os::{config, kernel_only, log, sys};
+use crate::record::change_over::{self, Call};
 use crate::record::conn::{
     self, Conn, F_ADOPTED, F_CLIENT, F_COPIED, F_HANDED, F_KERNEL_ONLY, F_SCRIBBLED, F_SETTLING,
     F_SHARED, F_STALE, F_TUNED,
 };
 use crate::record::kernel;
-use crate::record::lasting::{self, Call};
 use crate::record::limit;
 use crate::record::numbers;
 use crate::record::phase::Event;
@@ -369,7 +369,9 @@ pub fn stay_tcp(index: u32) -> bool {
 #[inline(always)]
 pub fn is_due(conn: &Conn, call: Call) -> bool {
     match conn.phase() {
-        Phase::Early => (lasting::lasts(conn, call) || clc::is_on(conn)) && !conn.has(F_SETTLING),
+        Phase::Early => {
+            (change_over::lasts(conn, call) || clc::is_on(conn)) && !conn.has(F_SETTLING)
+        }
         Phase::Offered | Phase::Attached => true,
         _ => false,
     }
@@ -416,7 +418,7 @@ fn await_acceptor(fd: i32, index: u32) {
     const MOST_MS: u32 = 10;
     const MOST_OF_LOOPS_MS: u32 = 2;
     let conn = conn::at(index);
-    if conn.phase() != Phase::Offered || !lasting::may_await(conn) {
+    if conn.phase() != Phase::Offered || !change_over::may_await(conn) {
         return;
     }
     let most = if holders::is_nonblocking(fd, conn) { MOST_OF_LOOPS_MS } else { MOST_MS };

@@ -59,7 +59,7 @@ reasons! {
     PassedOn = 18, "passed on to another process";
     /// Urgent data (MSG_OOB).
     Urgent = 19, "urgent data was sent";
-    /// The peer's end went back to TCP ([`crate::stream::demote`]).
+    /// The peer's end went back to TCP ([`crate::stream::fallback`]).
     PeerLeft = 20, "peer went back to TCP";
     /// A program that this one has started has it, too ([`crate::across::spawn`]).
     Lent = 24, "a program that was started has it, too";
@@ -92,6 +92,6 @@ reasons! {
     Declined = 27, "CLC handshake was declined";
     /// The process forked in the middle of a handshake by CLC.
     Forked = 31, "forked in the middle of the handshake";
-    /// Few calls were made on it so far ([`crate::record::lasting`]).
+    /// Few calls were made on it so far ([`crate::record::change_over`]).
     Short = 17, "too little use so far to change over";
 }

@@ -21,7 +21,7 @@ use crate::record::kernel;
 use crate::record::phase::Phase;
 use crate::record::tuple::{self, Tuple};
 use crate::socket::control;
-use crate::stream::demote;
+use crate::stream::fallback;
 
 /// Makes the call `send` for a message on a socket that is not TCP.
 ///
@@ -95,7 +95,7 @@ unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
                     conn.phase(),
                     Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring
                 ) || conn.custody.load(Relaxed) != 0;
-                let left = demote::leave(fd, index, Reason::PassedOn);
+                let left = fallback::leave(fd, index, Reason::PassedOn);
                 if conn.phase() == Phase::Fresh {
                     // Who else has it would not learn of the connection that it becomes.
                     conn.set_flag(F_COPIED, true);

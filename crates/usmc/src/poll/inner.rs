@@ -2,7 +2,7 @@
 
 use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 
-use super::multi;
+use super::epoll_wait;
 use crate::os::events;
 use crate::os::sys;
 use crate::watchers::nested::Nesting;
@@ -26,7 +26,7 @@ pub fn event(
     }
     let seen = nesting.seen.load(Relaxed);
     let look = || {
-        let (ready, print) = multi::nested_look(inner);
+        let (ready, print) = epoll_wait::nested_look(inner);
         (ready && (want & ET == 0 || print != seen), print)
     };
     let (mut by_rings, mut print) = look();
@@ -35,7 +35,7 @@ pub fn event(
             return None;
         }
         // What has rung is looked at from now on, and what is over is taken from the kernel.
-        multi::settle(inner);
+        epoll_wait::settle(inner);
         (by_rings, print) = look();
         if !by_rings && !kernel_finds(inner) {
             return None;
@@ -56,7 +56,7 @@ pub fn event(
 
 /// Whether the kernel finds something in the set once doorbells without a meaning are gone.
 pub fn is_readable(inner: u32) -> bool {
-    multi::settle(inner);
+    epoll_wait::settle(inner);
     kernel_finds(inner)
 }
 

@@ -1,12 +1,12 @@
-//! What registrations that the kernel has not been told of yet ([`crate::watchers::owed`]) have to report in a wait.
+//! What registrations that the kernel has not been told of yet ([`crate::watchers::deferred`]) have to report in a wait.
 
 use core::ffi::c_int;
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::multi;
+use super::epoll_wait;
 use super::scan::Look;
 use crate::os::sys;
-use crate::watchers::owed::{self, Which};
+use crate::watchers::deferred::{self, Which};
 use crate::watchers::set;
 
 /// Asks for what the set owes, and for whether the kernel has something to tell of all others. What it reports stays owed
@@ -35,29 +35,29 @@ unsafe fn report_within<const N: usize>(
     const NONE: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let &Look { epfd, set, index, round, .. } = look;
     let (mut fds, mut tags) = ([NONE; N], [0; N]);
-    let mut asked = owed::collect(set, &mut fds[..N - 1], &mut tags);
+    let mut asked = deferred::collect(set, &mut fds[..N - 1], &mut tags);
     if asked < set.owed_count.load(Relaxed) as usize {
         // What the kernel knows by what it was it must not tell.
-        owed::pay_some(index, Which::NotDue);
-        asked = owed::collect(set, &mut fds[..N - 1], &mut tags);
+        deferred::pay_some(index, Which::NotDue);
+        asked = deferred::collect(set, &mut fds[..N - 1], &mut tags);
     }
     // The last, as nothing comes before what was seen already.
     fds[asked] = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
     if asked == 0 || sys::poll_now(&mut fds[..=asked]) == 0 {
-        owed::pay(index);
+        deferred::pay(index);
         return 0;
     }
     let kernels = match fds[asked].revents {
         0 => 0,
         // SAFETY: the caller's contract.
-        _ => unsafe { multi::kernel_now(look, events, max) }.max(0),
+        _ => unsafe { epoll_wait::kernel_now(look, events, max) }.max(0),
     };
     let mut all = kernels;
     for (p, &tag) in fds.iter().zip(&tags).take(asked) {
         let found = u32::from((p.revents & !libc::POLLNVAL).cast_unsigned());
         if found != 0
             && all < max
-            && let Some(bits) = owed::tell((set, index), p.fd, tag, found, round)
+            && let Some(bits) = deferred::tell((set, index), p.fd, tag, found, round)
         {
             // SAFETY: the caller's contract, and all < max.
             unsafe { events.add(all as usize).write(libc::epoll_event { events: bits, u64: tag }) };
@@ -66,9 +66,9 @@ unsafe fn report_within<const N: usize>(
     }
     // SAFETY: the caller's contract, and kernels ≤ max.
     let ours = unsafe { events.add(kernels as usize) };
-    let told = multi::translate(look, ours, all - kernels, kernels as u32);
+    let told = epoll_wait::translate(look, ours, all - kernels, kernels as u32);
     if (told as u32) < set.owed_count.load(Relaxed) {
-        owed::pay_some(index, Which::NotTold(round));
+        deferred::pay_some(index, Which::NotTold(round));
     }
     kernels + told
 }

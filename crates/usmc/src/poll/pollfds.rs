@@ -6,7 +6,7 @@ use core::slice;
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::multi::{Deadline, has_tracked, nested_ready};
+use super::epoll_wait::{Deadline, has_tracked, nested_ready};
 use crate::family::locks::Receiving;
 use crate::handshake::clc;
 use crate::host;
@@ -31,8 +31,8 @@ use crate::stream::wait::Sleeper;
 use crate::stream::{ending, room};
 use crate::watch::observer;
 use crate::watchers::asleep::{self, arm_all};
+use crate::watchers::deferred;
 use crate::watchers::hot::Looks;
-use crate::watchers::owed;
 use crate::watchers::set;
 
 /// What one fd of a poll or select means to us.
@@ -53,7 +53,7 @@ fn watch(fd: c_int) -> Watch {
         Fd::Conn(index) if ending::is_untold(conn::at(index)) => Watch::Failed,
         Fd::Epoll(index) => {
             // The kernel is asked, too, and perhaps slept in.
-            owed::watch(index);
+            deferred::watch(index);
             if has_tracked(set::set_at(index)) { Watch::Nested(index) } else { Watch::Kernel }
         }
         _ => Watch::Kernel,

@@ -8,7 +8,7 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 use usmc_shm::layout::{END_SHUT_RD, Slot, TX_TCP};
 
-use super::multi::kernel_now;
+use super::epoll_wait::kernel_now;
 use crate::os::events::{READ_BITS, WRITE_BITS};
 use crate::poll::inner;
 use crate::record::conn::{self, Conn};

@@ -121,7 +121,7 @@ pub struct Conn {
     pub spare: AtomicU32,
     /// Counts the uses of the record.
     pub use_count: AtomicU32,
-    /// Calls so far ([`crate::record::lasting`]).
+    /// Calls so far ([`crate::record::change_over`]).
     pub calls: AtomicU32,
     /// First entry of the list of epoll sets that watch it, plus one.
     pub watchers: AtomicU32,

@@ -1,9 +1,9 @@
 //! What this process knows of one socket.
 
+pub mod change_over;
 pub mod clc_state;
 pub mod conn;
 pub mod kernel;
-pub mod lasting;
 pub mod limit;
 pub mod numbers;
 pub mod order;

@@ -28,7 +28,7 @@ pub enum Phase {
     Listen = 2,
     /// Client: an offer is out.
     Offered = 3,
-    /// No slot yet: a client has made no offer ([`crate::record::lasting`]), an acceptor has found none.
+    /// No slot yet: a client has made no offer ([`crate::record::change_over`]), an acceptor has found none.
     Early = 4,
     /// Acceptor: attached, the client has not confirmed.
     Attached = 5,

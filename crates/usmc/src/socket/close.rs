@@ -20,7 +20,7 @@ use crate::record::phase::Phase;
 use crate::record::users::{CALL, Left};
 use crate::record::{kernel, order};
 use crate::stream::state;
-use crate::stream::{bells, demote, wait};
+use crate::stream::{bells, fallback, wait};
 use crate::watch::{capture, observer};
 use crate::watchers::epoll;
 
@@ -135,7 +135,7 @@ fn last_left(fd: i32, index: u32) {
     end_record(index, last);
 }
 
-/// The peer may have to send for us, by the number that it was told (see `demote`): if that is `fd`, which is about to be
+/// The peer may have to send for us, by the number that it was told (see [`fallback`]): if that is `fd`, which is about to be
 /// closed, it is told another one.
 fn renumber(fd: i32, index: u32) {
     let conn = conn::at(index);
@@ -282,7 +282,7 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
         false => kernel::resets(fd),
     };
     let is_tcp = state::is_due(conn.peer(slot).flags.load(Acquire))
-        && demote::finish_rx_at_last(fd, conn, slot);
+        && fallback::finish_rx_at_last(fd, conn, slot);
     let in_ring = !is_tcp && bells::reads_ring(fd, conn, slot);
     // Before the boundary, what TCP holds is data. An urgent byte that is next is not counted.
     let in_tcp = !in_ring
@@ -290,12 +290,12 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     let unread = in_tcp || (!is_tcp && conn.rx(slot).has_data());
     let abort = if unread || reset_asked { TXF_ABORT } else { 0 };
     if abort == 0 {
-        demote::leave_copies(fd, conn, slot);
+        fallback::leave_copies(fd, conn, slot);
     }
     // Release: after the last published byte.
     let before = conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | abort, AcqRel);
     if before & TXF_LEFT != 0 {
-        demote::go_back_at_last(fd, conn, slot);
+        fallback::go_back_at_last(fd, conn, slot);
     }
     if unread && !reset_asked {
         let now = libc::linger { l_onoff: 1, l_linger: 0 };
@@ -378,11 +378,11 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
         end.fetch_or(END_SHUT_RD, Relaxed);
     }
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        demote::leave_copies(fd, conn, slot);
+        fallback::leave_copies(fd, conn, slot);
         // Release: after the last published byte.
         // SeqCst: see `wait::for_room`.
         if own.fetch_or(TXF_DONE | TXF_SHUT, SeqCst) & TXF_LEFT != 0 {
-            demote::go_back_at_last(fd, conn, slot);
+            fallback::go_back_at_last(fd, conn, slot);
         }
     }
     // Once both directions are shut, TCP resets at the next byte that comes: nobody reads, as after a close.

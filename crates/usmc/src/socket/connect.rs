@@ -14,7 +14,7 @@ use crate::record::order;
 use crate::record::phase::Event;
 use crate::record::phase::Phase;
 use crate::record::tuple::{self, Endpoint, Tuple};
-use crate::stream::{demote, ending};
+use crate::stream::{ending, fallback};
 use crate::watch::observer;
 use crate::watchers::epoll;
 
@@ -105,7 +105,7 @@ pub fn disconnecting(fd: i32, index: u32) {
     let error = ending::left_by_disconnect(fd, conn);
     if let Some(slot) = conn.slot() {
         // They outlive the connection.
-        demote::untune(fd, conn, slot);
+        fallback::untune(fd, conn, slot);
         conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | TXF_ABORT, Release);
         // Nor has another process anything to read any more.
         let ring = conn.rx(slot);

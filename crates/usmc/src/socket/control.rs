@@ -7,7 +7,7 @@ use crate::os::table::{self, Entry};
 use crate::record::conn::{self, F_KERNEL_ONLY, F_NONBLOCK};
 use crate::record::numbers;
 use crate::record::phase::Phase;
-use crate::stream::demote;
+use crate::stream::fallback;
 use crate::stream::unread;
 use crate::watchers::set;
 
@@ -17,7 +17,7 @@ pub fn duplicated(old: i32, new: i32) {
     match entry {
         Entry::Conn(index) if new.cast_unsigned() as usize >= table::FDS => {
             // A number that we cannot know: it is the kernel's socket.
-            if demote::leave(old, index, Reason::TableFull).is_err() {
+            if fallback::leave(old, index, Reason::TableFull).is_err() {
                 log::warn(format_args!("fd {new}: a duplicate of {old} that sees doorbells"));
             }
             return;
@@ -47,7 +47,7 @@ pub fn duplicated(old: i32, new: i32) {
 /// becomes TCP.
 pub fn used_by_libc(fd: i32) {
     let Entry::Conn(index) = table::get(fd) else { return };
-    if demote::leave(fd, index, Reason::Stdio).is_err() {
+    if fallback::leave(fd, index, Reason::Stdio).is_err() {
         log::warn(format_args!(
             "fd {fd}: a connection that cannot go back to TCP; what stdio writes there by itself is lost"
         ));
@@ -64,14 +64,14 @@ pub fn nonblocking(fd: i32, on: bool) {
 /// O_ASYNC is about to be set on `fd`.
 ///
 /// # Errors
-/// See [`demote::leave`].
+/// See [`fallback::leave`].
 pub fn signals(fd: i32) -> Result<(), Errno> {
     let Entry::Conn(index) = table::get(fd) else { return Ok(()) };
     match conn::at(index).phase() {
         Phase::Fresh => conn::at(index).set_flag(F_KERNEL_ONLY, true),
         // Of a listener the kernel sees all, and what it accepts is without the flag.
         Phase::Listen => {}
-        _ => return demote::leave(fd, index, Reason::KernelFeature),
+        _ => return fallback::leave(fd, index, Reason::KernelFeature),
     }
     Ok(())
 }

@@ -2,8 +2,8 @@
 //! included. They are counted, for a slot that came meanwhile would not know of them.
 
 use crate::handshake::transition;
+use crate::record::change_over::Call;
 use crate::record::conn::{self, F_CLC};
-use crate::record::lasting::Call;
 use crate::record::numbers::Hold;
 use crate::record::phase::Phase;
 use crate::record::users::EARLY_CALL;

@@ -5,7 +5,7 @@ use crate::os::reason::Reason;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
 use crate::os::{config, kernel_only, log, process, real, sys};
-use crate::stream::demote;
+use crate::stream::fallback;
 use crate::watchers::epoll;
 
 /// Before a thread of several gets a table of descriptors of its own (CLONE_FILES, by unshare(2), or not, by clone(2)).
@@ -29,7 +29,7 @@ fn has_threads() -> bool {
 /// Before the process uses such an io_uring, or installs a filter.
 ///
 /// # Errors
-/// See [`demote::leave`]; connections that are made from now on are TCP all the same.
+/// See [`fallback::leave`]; connections that are made from now on are TCP all the same.
 pub fn begins(why: Reason) -> Result<(), Errno> {
     if config::get().off || process::is_foreign_child() || kernel_only::is_sandboxed() {
         return Ok(());
@@ -42,7 +42,7 @@ pub fn begins(why: Reason) -> Result<(), Errno> {
     let mut all = Ok(());
     table::for_each(0, u32::MAX, |fd, entry| {
         if let Entry::Conn(index) = entry {
-            all = all.and(demote::leave(fd, index, why));
+            all = all.and(fallback::leave(fd, index, why));
         }
     });
     set_errno(saved);

@@ -12,7 +12,7 @@ use crate::os::sys::{self, Errno};
 use crate::record::conn::{self, Conn, F_CHILDREN_TCP, F_INQ, F_INQ_KNOWN, F_KERNEL_ONLY, F_TUNED};
 use crate::record::limit;
 use crate::record::phase::Phase;
-use crate::stream::{demote, room};
+use crate::stream::{fallback, room};
 use crate::watch::observer;
 use crate::watchers::epoll;
 
@@ -167,7 +167,7 @@ fn needs_kernel(level: i32, name: i32, value: i32) -> bool {
 /// The kernel has to see every byte from now on.
 ///
 /// # Errors
-/// ENOPROTOOPT, as where the kernel lacks the option: see [`demote::leave`].
+/// ENOPROTOOPT, as where the kernel lacks the option: see [`fallback::leave`].
 pub fn leave_to_kernel(fd: i32, index: u32) -> Result<(), Errno> {
     let conn = conn::at(index);
     match conn.phase() {
@@ -178,7 +178,8 @@ pub fn leave_to_kernel(fd: i32, index: u32) -> Result<(), Errno> {
         }
         Phase::Plain => {}
         _ => {
-            return demote::leave(fd, index, Reason::KernelFeature).map_err(|_| libc::ENOPROTOOPT);
+            return fallback::leave(fd, index, Reason::KernelFeature)
+                .map_err(|_| libc::ENOPROTOOPT);
         }
     }
     Ok(())

@@ -19,14 +19,14 @@ use crate::os::signals::Woken;
 use crate::os::sys::{self, Errno};
 use crate::os::unwind::keeping;
 use crate::os::{clock, real};
+use crate::record::change_over::Call;
 use crate::record::conn::{self, Conn, F_CLC};
 use crate::record::kernel;
-use crate::record::lasting::Call;
 use crate::record::numbers;
 use crate::record::numbers::Hold;
 use crate::record::phase::Phase;
-use crate::stream::demote;
 use crate::stream::ending::{self, Ending};
+use crate::stream::fallback;
 use crate::stream::state;
 use crate::stream::unread;
 use crate::stream::wait::{self, Until};
@@ -56,7 +56,7 @@ enum Attempt {
 pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     let conn = conn::at(index);
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
-        demote::follow(fd, index);
+        fallback::follow(fd, index);
         return Outcome::Kernel;
     }
     observer::used(fd, index);
@@ -86,7 +86,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             Phase::Ring => {
                 if let Some(slot) = conn.slot()
                     && state::is_due(conn.peer(slot).flags.load(Relaxed))
-                    && demote::follow(fd, index)
+                    && fallback::follow(fd, index)
                 {
                     continue;
                 }
@@ -333,7 +333,7 @@ fn attempt((fd, index, is_held): (i32, u32, bool), to: &mut Buffers, flags: i32)
         },
         Ok(Source::Tcp(left)) => from_tcp(fd, conn, Some((span, slot)), to, flags, left),
         // Waking up for them is what a sleep does meanwhile.
-        Ok(Source::Bells(count)) if demote::skip(fd, &span, count) => Attempt::Again,
+        Ok(Source::Bells(count)) if fallback::skip(fd, &span, count) => Attempt::Again,
         Ok(Source::Bells(_)) => Attempt::Empty(false),
         // The kernel does not know the socket any more: the number was closed behind our back.
         Err(Unmeasured) => Attempt::Fail(libc::EBADF),
@@ -484,7 +484,7 @@ fn from_tcp(
 fn behind_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) -> usize {
     let span = RxSpan::new(slot, conn.side());
     // Also where nothing more is wanted: the kernel does not know that an urgent byte is next while a doorbell is before it.
-    if flags & libc::MSG_PEEK != 0 || !demote::finish_rx(fd, conn, slot) || to.left() == 0 {
+    if flags & libc::MSG_PEEK != 0 || !fallback::finish_rx(fd, conn, slot) || to.left() == 0 {
         return 0;
     }
     // An urgent byte ends a receive that has some bytes.

@@ -24,16 +24,16 @@ use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
 use crate::os::unwind::keeping;
 use crate::os::{clock, memory, process, real};
+use crate::record::change_over::Call;
 use crate::record::conn::{self, Conn, F_CLC};
-use crate::record::lasting::Call;
 use crate::record::numbers;
 use crate::record::numbers::Hold;
 use crate::record::phase::Phase;
 use crate::record::{kernel, order};
 use crate::stream::bells;
 use crate::stream::bulk;
-use crate::stream::demote;
 use crate::stream::ending;
+use crate::stream::fallback;
 use crate::stream::room;
 use crate::stream::state;
 use crate::stream::unseen::Unseen;
@@ -197,7 +197,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
             return Way::Ring(slot);
         }
         if state::is_due(conn.own(slot).flags.load(Relaxed)) {
-            demote::follow(fd, index);
+            fallback::follow(fd, index);
             // Before the ring a flag means nothing, and only a hostile peer sets it.
             if !matches!(conn.phase(), Phase::Offered | Phase::Attached | Phase::Ring) {
                 continue;
@@ -214,7 +214,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
                 return Way::Tcp(Guard::Slot(InFlight::new(hold, send, conn, slot)));
             }
             Ok(Route::Ring) => return Way::Ring(slot),
-            Ok(Route::Back) if demote::go_back(fd, conn, slot) => return Way::Plain,
+            Ok(Route::Back) if fallback::go_back(fd, conn, slot) => return Way::Plain,
             // Nothing is written there any more, but the call may wait.
             Ok(Route::Back) if ends_in_ring(conn, slot) => return Way::Ring(slot),
             Ok(Route::Back) => return Way::Failed(libc::EAGAIN),
@@ -249,7 +249,7 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
         let mut is_held_up = false;
         match attempt((fd, index, hold.is_some()), slot, from, left, &mut is_cramped) {
             // TCP's buffers take what a small ring would not. Where that cannot be, the ring does for this call.
-            Attempt::Cramped if demote::leave(fd, index, Reason::NoMemory).is_err() => continue,
+            Attempt::Cramped if fallback::leave(fd, index, Reason::NoMemory).is_err() => continue,
             Attempt::Kernel if total > 0 => return Outcome::Done(total),
             Attempt::Closed if total > 0 => return Outcome::Done(total),
             Attempt::Closed => match close::closed_before(fd, index) {
@@ -260,7 +260,7 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
                 conn.tx_blocks.fetch_add(1, Relaxed);
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
             }
-            Attempt::Back if !demote::go_back(fd, conn, slot) => is_held_up = true,
+            Attempt::Back if !fallback::go_back(fd, conn, slot) => is_held_up = true,
             Attempt::Back if hold.is_none() && total == 0 => return out_of_ring(conn),
             Attempt::Kernel | Attempt::Back | Attempt::Elsewhere | Attempt::Cramped => {
                 if hold.is_some() && signals.let_in(total > 0) {

@@ -15,15 +15,15 @@ use crate::os::signals::Signals;
 use crate::os::signals::Woken;
 use crate::os::sys::{self, Errno};
 use crate::os::{clock, memory, real};
+use crate::record::change_over::Call;
 use crate::record::conn::{self};
-use crate::record::lasting::Call;
 use crate::record::numbers;
 use crate::record::phase::Phase;
 use crate::record::{kernel, order};
 use crate::stream::bells;
 use crate::stream::state;
 use crate::stream::wait::{self, Until};
-use crate::stream::{demote, ending, room};
+use crate::stream::{ending, fallback, room};
 use crate::watch::{capture, observer};
 
 /// How often one call looks where the kernel's bytes have gone that it was told of.
@@ -60,7 +60,7 @@ fn into_ring(
                 return if total > 0 { Outcome::Done(total) } else { Outcome::Kernel };
             }
             let is_over = send::ends_in_ring(conn, slot);
-            if is_over && demote::go_back_briefly(fd, conn, slot) {
+            if is_over && fallback::go_back_briefly(fd, conn, slot) {
                 return if total > 0 { Outcome::Done(total) } else { send::out_of_ring(conn) };
             }
             if is_over {
@@ -289,7 +289,8 @@ fn splice_part(
                     }
                 }
                 // The kernel knows no end before a message of the peer's.
-                if conn.has(conn::F_CLC) && demote::leave(fd, index, Reason::KernelFeature).is_err()
+                if conn.has(conn::F_CLC)
+                    && fallback::leave(fd, index, Reason::KernelFeature).is_err()
                 {
                     if conn.phase() == Phase::Plain {
                         continue;
@@ -322,7 +323,7 @@ fn splice_part(
             RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
         };
         let ends = state::is_due(conn.peer(slot).flags.load(Relaxed));
-        if ends && demote::follow(fd, index) {
+        if ends && fallback::follow(fd, index) {
             continue;
         }
         // What the peer has left in the ring comes before what follows by TCP.
@@ -374,7 +375,7 @@ fn splice_part(
                             }
                             if ends {
                                 // No doorbell is left before an urgent byte.
-                                demote::finish_rx(fd, conn, slot);
+                                fallback::finish_rx(fd, conn, slot);
                             }
                             return (Outcome::Done(n), ends);
                         }

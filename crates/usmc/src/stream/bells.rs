@@ -7,7 +7,7 @@ use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 use usmc_shm::sync::fence;
 
-use super::{demote, ending};
+use super::{ending, fallback};
 use crate::family::holders;
 use crate::family::locks::Receiving;
 use crate::handshake::transition;
@@ -88,7 +88,7 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
     }
     conn.ringing.fetch_sub(1, SeqCst);
     if rung == Rung::Back {
-        demote::go_back(fd, conn, slot);
+        fallback::go_back(fd, conn, slot);
     }
 }
 

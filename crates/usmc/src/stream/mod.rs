@@ -2,8 +2,8 @@
 
 pub mod bells;
 pub mod bulk;
-pub mod demote;
 pub mod ending;
+pub mod fallback;
 pub mod peers_socket;
 pub mod ready;
 pub mod room;

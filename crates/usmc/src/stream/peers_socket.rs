@@ -5,9 +5,9 @@ use usmc_shm::ring::Ring;
 use usmc_shm::span::TxSpan;
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::demote::{self, Full, Patience};
+use super::fallback::{self, Full, Patience};
 use crate::os::sys::{self, Errno};
-use crate::os::{log, strangers};
+use crate::os::{foreign_fd, log};
 use crate::record::conn::Conn;
 use crate::record::{kernel, tuple};
 
@@ -19,7 +19,7 @@ impl PeersSocket {
     /// That of end `side`, which is the peer of `fd`. `None` where the kernel does not give it.
     pub fn of(fd: i32, conn: &Conn, slot: &Slot, side: usize) -> Option<PeersSocket> {
         let end = &slot.end[side];
-        if !strangers::are_welcome() {
+        if !foreign_fd::are_welcome() {
             return None;
         }
         // Who was last known to have it may have died; in the others of its family it mostly has the same number.
@@ -45,7 +45,7 @@ impl PeersSocket {
         if is_it {
             return Some(PeersSocket(socket));
         }
-        strangers::let_go(socket);
+        foreign_fd::let_go(socket);
         None
     }
 
@@ -53,7 +53,7 @@ impl PeersSocket {
     /// doorbell ends its sleep. The caller holds its `back_lock`, also below.
     pub fn end_ring(&self, conn: &Conn, slot: &Slot) {
         let (side, ring) = (1 - conn.side(), conn.rx(slot));
-        demote::end_ring(self.0, slot, side, &ring, &Patience::new(), Full::GoesOnLater);
+        fallback::end_ring(self.0, slot, side, &ring, &Patience::new(), Full::GoesOnLater);
     }
 
     /// The next `count` bytes of TCP, which doorbells follow, once more behind them; then the ring. Where that fails half-way
@@ -77,9 +77,9 @@ impl PeersSocket {
                     Err(_) => patience.wait()?,
                 }
             }
-            demote::drop_bells(fd, conn, slot)?;
+            fallback::drop_bells(fd, conn, slot)?;
             // SAFETY: the mapping has `count` bytes.
-            unsafe { demote::send_all(self.0, bytes, count) }
+            unsafe { fallback::send_all(self.0, bytes, count) }
         })();
         // SAFETY: mapped above.
         unsafe { sys::munmap(bytes, count) };

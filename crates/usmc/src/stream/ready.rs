@@ -8,15 +8,15 @@ use crate::family::locks::Receiving;
 use crate::handshake::transition;
 use crate::os::events::{ERR, HUP, IN, OUT, PRI, RDHUP, RDNORM, READ_BITS, WRITE_BITS, WRNORM};
 use crate::os::sys;
+use crate::record::change_over::Call;
 use crate::record::conn::{self, Conn};
 use crate::record::kernel;
-use crate::record::lasting::Call;
 use crate::record::numbers;
 use crate::record::phase::Phase;
 use crate::stream::ending::{self, Ending};
 use crate::stream::state;
 use crate::stream::unread;
-use crate::stream::{bells, demote, room, wait};
+use crate::stream::{bells, fallback, room, wait};
 
 /// Whether the kernel alone knows this connection's readiness. Moves the handshake on.
 #[inline(always)]
@@ -35,7 +35,7 @@ pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     let ways = conn.peer(slot).flags.load(Relaxed) | conn.own(slot).flags.load(Relaxed);
     let returns = state::is_due(ways);
     if returns {
-        demote::look(fd, conn, slot);
+        fallback::look(fd, conn, slot);
     }
     let ended = ending::ending(fd, conn, slot);
     let own = conn.own(slot).flags.load(Relaxed);

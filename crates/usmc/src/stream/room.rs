@@ -12,7 +12,7 @@ use usmc_shm::ring::{Grant, Ring, Room};
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::{bulk, demote};
+use super::{bulk, fallback};
 use crate::device::segment;
 use crate::family::locks::Family;
 use crate::os::reason::Reason;
@@ -216,7 +216,9 @@ pub fn leave_for(fd: i32, index: u32, bytes: usize) -> bool {
         Some(slot) if conn.has_far() && peer_reaches_far(conn, slot) => 1 << WINDOW_SHIFT_MAX,
         _ => 1 << conn.full_shift(),
     };
-    conn.phase() == Phase::Ring && bytes > most && demote::leave(fd, index, Reason::TooMuch).is_ok()
+    conn.phase() == Phase::Ring
+        && bytes > most
+        && fallback::leave(fd, index, Reason::TooMuch).is_ok()
 }
 
 /// How long nothing need be read before whoever waits for room is taken to wait in vain. `None`: there is room, or TCP would
@@ -293,7 +295,7 @@ pub fn leave_if_stuck(fd: i32, index: u32, may: impl FnOnce() -> bool) -> bool {
     if now.saturating_sub(since) < patience || !may() {
         return false;
     }
-    let left = demote::leave(fd, index, Reason::Unread).is_ok();
+    let left = fallback::leave(fd, index, Reason::Unread).is_ok();
     if !left {
         conn.stuck.store(now + FAILED_NS, Relaxed);
     }

@@ -6,12 +6,12 @@ use usmc_shm::ring::Ring;
 use usmc_shm::span::{RxSpan, Source, Unmeasured};
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::demote;
+use super::fallback;
 use crate::family::locks::Receiving;
 use crate::handshake::{clc, transition};
 use crate::os::sys;
+use crate::record::change_over::Call;
 use crate::record::conn::{self, Conn, F_CLC};
-use crate::record::lasting::Call;
 use crate::record::phase::Phase;
 use crate::record::{kernel, numbers};
 use crate::stream::state;
@@ -50,7 +50,7 @@ fn has_span_slow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 
 /// Whether nothing of the stream is left outside the kernel's TCP.
 pub fn is_past_ring(fd: i32, index: u32) -> bool {
-    demote::follow(fd, index);
+    fallback::follow(fd, index);
     let conn = conn::at(index);
     match conn.slot().filter(|_| conn.phase() == Phase::Ring) {
         Some(slot) => RxSpan::new(slot, conn.side()).is_tcp(),
@@ -78,7 +78,7 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
     }
     let slot = conn.slot()?;
     if state::is_due(conn.peer(slot).flags.load(Relaxed)) {
-        demote::follow(fd, index);
+        fallback::follow(fd, index);
         if conn.phase() != Phase::Ring {
             // Doorbells were among what the kernel has counted before.
             return sys::ioctl_int(fd, libc::FIONREAD).ok().map(|n| n as usize);

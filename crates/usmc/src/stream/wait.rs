@@ -335,7 +335,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     }
     let start = clock::now_ns();
     let counts = [&conn.blocked_sends, &conn.end(slot).blocked_sends];
-    // SeqCst: `shutting_down` and `demote::leave` see us, or we see their flags.
+    // SeqCst: `shutting_down` and `fallback::leave` see us, or we see their flags.
     counts.iter().for_each(|count| {
         count.fetch_add(1, SeqCst);
     });
@@ -391,7 +391,7 @@ fn sleep_for_room(
             && reads_ring(fd, conn, slot)
             && matches!(drain_bells(fd, conn, slot), Drain::Bells(_))
     };
-    // The doorbell of `demote::wake_sleepers` may have been among those.
+    // The doorbell of `fallback::wake_sleepers` may have been among those.
     if state::is_leaving(conn, slot) {
         return Woken::Look;
     }

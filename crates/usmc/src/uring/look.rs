@@ -17,8 +17,8 @@ use crate::record::conn;
 use crate::record::phase::Phase;
 use crate::socket::leave_all;
 use crate::socket::{close, option};
-use crate::stream::demote;
-use crate::watchers::{control, nested, owed};
+use crate::stream::fallback;
+use crate::watchers::{deferred, epoll_ctl, nested};
 
 /// Entries that a call is about to submit.
 pub struct Requests {
@@ -141,7 +141,7 @@ fn leave(fd: i32) -> Result<(), Errno> {
     match conn::at(index).phase() {
         Phase::Plain => Ok(()),
         Phase::Fresh | Phase::Listen => option::leave_to_kernel(fd, index),
-        _ => demote::leave(fd, index, Reason::ByUring),
+        _ => fallback::leave(fd, index, Reason::ByUring),
     }
 }
 
@@ -191,7 +191,7 @@ fn epoll_ctl(place: *mut Sqe, sqe: &Sqe, completes: bool) -> Result<bool, Errno>
             && known != Entry::Foreign
             && is_called(epfd, b"anon_inode:[eventpoll]");
         match known {
-            Entry::Epoll(inner) if adds => owed::watch(inner),
+            Entry::Epoll(inner) if adds => deferred::watch(inner),
             Entry::Conn(index) if adds && !transition::stay_tcp(index) => {
                 use_by_kernel(fd, place)?;
             }
@@ -202,7 +202,7 @@ fn epoll_ctl(place: *mut Sqe, sqe: &Sqe, completes: bool) -> Result<bool, Errno>
     // SAFETY: the program gives the kernel this event.
     let event = has_event.then(|| unsafe { at.read_unaligned() });
     let done = match known {
-        Entry::Conn(index) => control::control(epfd, set, op, fd, index, event),
+        Entry::Conn(index) => epoll_ctl::control(epfd, set, op, fd, index, event),
         Entry::Epoll(inner) => nested::control((epfd, set), (fd, inner), op, event),
         // In the order of the entries, as nobody else looks after these.
         Entry::Foreign | Entry::Internal | Entry::Uring(_) => return Ok(true),
@@ -227,7 +227,7 @@ fn epoll_ctl(place: *mut Sqe, sqe: &Sqe, completes: bool) -> Result<bool, Errno>
         // SAFETY: as in `look`.
         Err(libc::EINVAL) => unsafe { (&raw mut (*place).len).write_volatile(0) },
         // With what the program knows, the kernel finds the same: unless an entry behind this one changes that.
-        Err(_) => control::unpark(set),
+        Err(_) => epoll_ctl::unpark(set),
     }
     Ok(done.is_ok())
 }

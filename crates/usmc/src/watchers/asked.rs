@@ -46,8 +46,8 @@ pub enum Wake {
     Anybody,
 }
 
-/// Whether a thread may sleep on the set now. It is seen here, or sees what was changed before: see `control::add`, and
-/// `owed::enter`. Of a thread that polls the set itself nobody knows that it sleeps.
+/// Whether a thread may sleep on the set now. It is seen here, or sees what was changed before: see `epoll_ctl::add`, and
+/// `deferred::enter`. Of a thread that polls the set itself nobody knows that it sleeps.
 fn is_heard(set: &Set) -> bool {
     set.sleepers.load(SeqCst) != 0 || set.is_watched.load(SeqCst) == set::POLLED
 }

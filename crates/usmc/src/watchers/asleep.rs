@@ -8,7 +8,7 @@ use crate::watchers::hot::Looks;
 use crate::watchers::nested::DEPTH;
 use crate::watchers::set;
 use crate::watchers::set::{SETS, Set};
-use crate::watchers::{hot, nested, owed};
+use crate::watchers::{deferred, hot, nested};
 
 /// A thread in the real wait: counted in the set and in the sets inside.
 pub struct Asleep<'a> {
@@ -58,7 +58,7 @@ impl Counted {
         self.is_any = true;
         // SeqCst: see `epoll::add`.
         set::set_at(index).sleepers.fetch_add(1, SeqCst);
-        owed::pay(index);
+        deferred::pay(index);
         nested::each(index, |inner, _| self.enter(inner));
     }
 }

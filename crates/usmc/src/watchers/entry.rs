@@ -37,7 +37,7 @@ pub const E_ACTIVE: u32 = 128;
 /// Made by the parent before a fork: the kernel's registration is the parent's affair.
 pub const E_COPY: u32 = 512;
 
-/// The kernel does not know of it yet; with [`E_PARKED`] it still does, with [`E_CHANGED`] by what it was ([`super::owed`]).
+/// The kernel does not know of it yet; with [`E_PARKED`] it still does, with [`E_CHANGED`] by what it was ([`super::deferred`]).
 pub const E_OWED: u32 = 1024;
 /// See there.
 pub const E_CHANGED: u32 = 4096;
@@ -283,7 +283,7 @@ pub fn for_each(mut each: impl FnMut(u32, &'static Entry)) {
 /// Calls `each` for every registration with set `set`, keeping it as it is meanwhile.
 pub fn for_each_of(set: u32, mut each: impl FnMut(u32, &'static Entry)) {
     for_each(|number, entry| {
-        // Acquire: pairs with the Release in `control::add`; the connection is this registration's.
+        // Acquire: pairs with the Release in `epoll_ctl::add`; the connection is this registration's.
         let is_of = || u32::from(entry.set.load(Acquire)) == set + 1;
         if !is_of() {
             return;

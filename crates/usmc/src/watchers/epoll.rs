@@ -20,7 +20,7 @@ use super::entry::{
     E_PARKED, E_RING, E_TCP, Entry,
 };
 use super::hot;
-use super::{control, nested, owed};
+use super::{deferred, epoll_ctl, nested};
 use crate::os::events::{IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use crate::os::reason::Reason;
 use crate::os::single;
@@ -82,8 +82,8 @@ pub fn unlink(number: u32, entry: &Entry) {
     let conn = conn::at(entry.conn.load(Relaxed));
     {
         let _held = set.lock.enter();
-        owed::learn_end(set, entry);
-        owed::forgive(set, entry);
+        deferred::learn_end(set, entry);
+        deferred::forgive(set, entry);
         hot::cool(set, entry);
         disarm(conn, entry);
         // Whoever has been told of it by the kernel does not put it on a list again.
@@ -255,7 +255,7 @@ pub fn phase_changed(index: u32) {
         }
         let set_index = entry.set_index();
         let set = set_at(set_index);
-        if entry.has(E_OWED) && owed::register(number, entry).is_err() {
+        if entry.has(E_OWED) && deferred::register(number, entry).is_err() {
             // It is asked for again and again, until the kernel has memory for it.
             return;
         }
@@ -350,7 +350,7 @@ fn have_look_for_room(index: u32, has_to: impl Fn(&Entry) -> bool) {
                 let _held = set.lock.enter();
                 hot::heat(set, number, entry)
             };
-            asked::update(number, entry, control::wake(hot));
+            asked::update(number, entry, epoll_ctl::wake(hot));
         }
     });
 }
@@ -385,7 +385,7 @@ pub fn mark_moved(fd: i32, index: u32) {
                 hot::heat(set, number, entry)
             };
             // Not where nobody sleeps: of bytes in TCP the kernel would tell once more.
-            asked::update(number, entry, control::wake(hot));
+            asked::update(number, entry, epoll_ctl::wake(hot));
         }
     });
 }
@@ -398,20 +398,20 @@ pub fn pay_for(index: u32) {
             // The last moment for it.
             let _ = delete(fd_of(entry.set_index()), entry.fd.load(Relaxed) as i32, number, entry);
         } else if entry.has(E_OWED) {
-            let _ = owed::register(number, entry);
+            let _ = deferred::register(number, entry);
         }
     });
 }
 
 /// Of this connection something is to be told by edges which is no byte: it was shut down, or its mark has moved.
 pub fn forget_known(index: u32) {
-    each_watcher(index, |_, entry| owed::forget_known(entry));
+    each_watcher(index, |_, entry| deferred::forget_known(entry));
 }
 
 /// All that any set owes is registered.
 pub fn pay_all() {
     for index in 0..NEXT_SET.load(Relaxed) {
-        owed::pay(index);
+        deferred::pay(index);
     }
 }
 
@@ -458,7 +458,7 @@ pub fn hold() {
     entry::hold();
     for index in 0..NEXT_SET.load(Relaxed) {
         set_at(index).lock.hold();
-        owed::pay_for_fork(set_at(index));
+        deferred::pay_for_fork(set_at(index));
     }
     asked::forget_all();
 }

@@ -6,9 +6,9 @@
 use usmc_shm::layout::Slot;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
+use super::deferred;
 use super::entry::{self, E_ACTIVE, E_ARMED, E_DISABLED, E_HOT, Entry};
 use super::epoll::{self};
-use super::owed;
 use super::set::Set;
 use crate::os::events::WRITE_BITS;
 use crate::record::conn::{self, Conn};
@@ -32,7 +32,7 @@ pub fn heat(set: &Set, number: u32, entry: &Entry) -> bool {
         return true;
     }
     // Its place among these is about to mean another.
-    owed::forgive(set, entry);
+    deferred::forgive(set, entry);
     // What has come while it was not hot does not count: whoever is told of that by the kernel says so.
     add_to_print(set, 0u64.wrapping_sub(arrived(entry)));
     if set.hot_count.load(Relaxed) as usize == HOT && is_sweep_due(set) {

@@ -2,12 +2,12 @@
 
 pub mod asked;
 pub mod asleep;
-pub mod control;
+pub mod deferred;
 pub mod entry;
 pub mod epoll;
+pub mod epoll_ctl;
 pub mod habit;
 pub mod hot;
 pub mod nested;
-pub mod owed;
 pub mod report;
 pub mod set;

@@ -6,7 +6,7 @@
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
-use super::owed;
+use super::deferred;
 use super::set::SETS_LOCK;
 use crate::os::events;
 use crate::os::sys::{self, Errno};
@@ -65,7 +65,7 @@ pub fn control(
 ) -> Option<Result<(), Errno>> {
     if op == libc::EPOLL_CTL_ADD {
         // Whoever waits for the outer set hears of the inner one by the kernel.
-        owed::watch(inner.1);
+        deferred::watch(inner.1);
     }
     let done = {
         let _held = SETS_LOCK.enter()?;

@@ -69,7 +69,7 @@ pub struct Set {
     pub hot_count: AtomicU32,
     /// The hot entries.
     pub hot: [AtomicU32; HOT],
-    /// Registrations that the kernel does not know of, or not of their end ([`super::owed`]).
+    /// Registrations that the kernel does not know of, or not of their end ([`super::deferred`]).
     pub owed: [AtomicU32; OWED],
     /// Entries in `owed`.
     pub owed_count: AtomicU32,

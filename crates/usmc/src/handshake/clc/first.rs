@@ -24,10 +24,10 @@ use crate::host::{self, Stage};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::{clock, log, process};
+use crate::record::change_over::Call;
 use crate::record::clc_state::Step;
 use crate::record::conn::{Conn, F_ARMED, F_CLC, F_CLIENT, F_SHARED};
 use crate::record::kernel;
-use crate::record::lasting::Call;
 use crate::record::phase::Phase;
 use crate::record::tuple::{self, Endpoint, Tuple};
 

@@ -41,7 +41,7 @@ use crate::family::holders;
 use crate::handshake::transition;
 use crate::host::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
 use crate::os::reason::Reason;
-use crate::os::{clock, config, log, process, strangers, sys};
+use crate::os::{clock, config, foreign_fd, log, process, sys};
 use crate::record::clc_state::Step;
 use crate::record::conn::{self, Conn, F_CLC, F_CLIENT, F_COPIED, F_HANDSHAKE};
 use crate::record::kernel;
@@ -460,7 +460,7 @@ pub fn take_mail() {
             Mail::Delivery(what) => match addressee(what.to) {
                 Some(conn) => segment::map_delivered(what.fd).map(|file| note(conn, &what, file)),
                 None => {
-                    strangers::discard(what.fd);
+                    foreign_fd::discard(what.fd);
                     Err(Reason::PeerBroken)
                 }
             },

@@ -12,7 +12,7 @@ use super::life::{self, LEN};
 use crate::host::Voucher;
 use crate::os::path::Path;
 use crate::os::process::Lock;
-use crate::os::{strangers, sys};
+use crate::os::{foreign_fd, sys};
 
 /// Peers that are known at one time.
 const MOST: usize = 1024;
@@ -97,9 +97,9 @@ fn map(voucher: Voucher) -> Result<&'static Life, sys::Errno> {
 fn read_of(voucher: Voucher) -> Result<*mut u8, sys::Errno> {
     let mut link = Path::new();
     let _ = write!(link, "/proc/{}/fd/{}", voucher.pid, voucher.fd);
-    let file = strangers::open_memfd(&link, |name| name == NAMED, libc::O_RDONLY)?;
+    let file = foreign_fd::open_memfd(&link, |name| name == NAMED, libc::O_RDONLY)?;
     let is_whole =
-        strangers::is_memory(file) && sys::fstat(file).is_ok_and(|facts| facts.size == LEN as u64);
+        foreign_fd::is_memory(file) && sys::fstat(file).is_ok_and(|facts| facts.size == LEN as u64);
     let page = if is_whole { sys::mmap_readable(file, LEN) } else { Err(libc::EPROTO) };
     sys::close(file);
     page

@@ -10,10 +10,10 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::{Loopback, directory};
 use crate::host::{Delivery, DmbRef, Mail, PeerProcess};
+use crate::os::foreign_fd;
 use crate::os::owner;
 use crate::os::path::Path;
 use crate::os::reason::Reason;
-use crate::os::strangers;
 use crate::os::sys::{self, Errno};
 
 /// Room for the control messages of one fd and of the sender's credentials.
@@ -200,7 +200,7 @@ pub fn receive(dev: &Loopback) -> Option<Mail> {
         return None;
     }
     for _ in 0..AT_ONCE {
-        if !strangers::are_welcome() {
+        if !foreign_fd::are_welcome() {
             return None;
         }
         let mut bytes = [0u8; DELIVERY + 1];
@@ -223,7 +223,7 @@ pub fn receive(dev: &Loopback) -> Option<Mail> {
         let Some(fd) = fd else { continue };
         match read(&bytes[..len.min(bytes.len())], fd, uid) {
             Some(mail) => return Some(mail),
-            None => strangers::discard(fd),
+            None => foreign_fd::discard(fd),
         }
     }
     None
@@ -267,7 +267,7 @@ fn take_control(msg: &libc::msghdr) -> (Option<i32>, Option<u32>) {
                     if first.is_none() {
                         first = Some(fd);
                     } else {
-                        strangers::discard(fd);
+                        foreign_fd::discard(fd);
                     }
                 }
             }

@@ -13,8 +13,8 @@ use crate::os::{clock, sys};
 use crate::record::conn::{Conn, F_SHARED};
 use crate::socket::send::PART;
 use crate::stream::bells;
-use crate::stream::demote;
 use crate::stream::ending::{self, Ending};
+use crate::stream::fallback;
 use crate::stream::state;
 use crate::watch::{capture, observer};
 
@@ -121,7 +121,7 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
         return Attempt::Kernel;
     }
     // Before the end: bytes of TCP may follow the ring.
-    if conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0 && demote::finish_rx(fd, conn, slot) {
+    if conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0 && fallback::finish_rx(fd, conn, slot) {
         return Attempt::Again;
     }
     match ending::for_receiver(fd, conn, slot) {

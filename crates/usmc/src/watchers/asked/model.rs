@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// `multi::translate` of one event.
+    /// `epoll_wait::translate` of one event.
     fn translate(&self) {
         {
             let _kept = self.keep.lock().unwrap();
@@ -247,7 +247,7 @@ impl World {
         }
     }
 
-    /// `multi::found`: other sleepers are woken for what remains.
+    /// `epoll_wait::found`: other sleepers are woken for what remains.
     fn pass_on(&self) {
         let is_left = {
             let entry = self.entry.lock().unwrap();

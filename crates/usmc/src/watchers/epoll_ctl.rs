@@ -8,7 +8,7 @@ use super::entry::{
 };
 use super::epoll::{delete, disarm, end, find, unlink, would_tell};
 use super::set::{ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, set_at, tag_of};
-use super::{hot, owed};
+use super::{deferred, hot};
 use crate::handshake::transition;
 use crate::os::clock;
 use crate::os::events;
@@ -51,7 +51,7 @@ pub fn control(
             match known {
                 Some((number, entry)) if entry.has(E_PARKED) => {
                     if (event.events | entry.events.load(Relaxed)) & EXCLUSIVE == 0 {
-                        owed::remember(set, entry);
+                        deferred::remember(set, entry);
                         entry.set_flag(E_PARKED, false);
                         return Some(modify(epfd, set, fd, (number, entry), event));
                     }
@@ -80,12 +80,12 @@ pub fn control(
         (libc::EPOLL_CTL_DEL, _) => {
             let (number, entry) = known?;
             if entry.has(E_OWED) {
-                if !owed::ended(entry) {
+                if !deferred::ended(entry) {
                     unlink(number, entry);
                 }
                 return Some(Ok(()));
             }
-            if !entry.has(E_RING) && owed::owe_end(set, number, entry, conn) {
+            if !entry.has(E_RING) && deferred::owe_end(set, number, entry, conn) {
                 return Some(Ok(()));
             }
             if entry.has(E_RING) && !conn.has(conn::F_SHARED) {
@@ -108,7 +108,7 @@ fn park(set: &Set, conn: &Conn, entry: &Entry) {
 /// Deletes those of these entries for real that are parked, so that the kernel's view of the set is true; those that have
 /// been rung for are looked at from now on.
 pub fn unpark(set_index: u32) {
-    owed::pay(set_index);
+    deferred::pay(set_index);
     let set = set_at(set_index);
     entry::for_each_of(set_index, |number, entry| {
         if entry.has(E_PARKED) {
@@ -160,7 +160,7 @@ fn add(
     conn.watchers.store(number + 1, Release);
     // SeqCst: a waiter that counts itself as asleep after this sees it, or is seen by `kick`.
     single::add(&set.tagged, 1);
-    if owed::owe(set, number, entry, conn) {
+    if deferred::owe(set, number, entry, conn) {
         return Ok(());
     }
     let hot = in_ring && {
@@ -228,9 +228,9 @@ fn modify(
         entry.set_flag(E_KNOWN, false);
         drop(held);
         if entry.has(E_OWED) {
-            return owed::modified(number, entry);
+            return deferred::modified(number, entry);
         }
-        if owed::owe_change(set, number, entry, conn, before) {
+        if deferred::owe_change(set, number, entry, conn, before) {
             return Ok(());
         }
         let u64 = tag_of(number, entry);

@@ -31,7 +31,7 @@ use crate::watchers::hot::Looks;
 use crate::watchers::report;
 use crate::watchers::set;
 use crate::watchers::set::Set;
-use crate::watchers::{control, hot, nested, owed};
+use crate::watchers::{deferred, epoll_ctl, hot, nested};
 
 /// The kernel's set is asked at least every so many waits that found something in shared memory.
 const KERNEL_TURN: u32 = 8;
@@ -78,7 +78,7 @@ pub unsafe fn epoll_wait(
         return None;
     }
     if is_nowhere(events) {
-        owed::pay(index);
+        deferred::pay(index);
         if has_tracked(set) && nested_ready(index) {
             set_errno(libc::EFAULT);
             return Some(-1);
@@ -111,7 +111,7 @@ pub unsafe fn epoll_wait(
             // SAFETY: the caller's contract; `n` events were filled.
             unsafe { look.at_all(events, max, n) }
         };
-        if owed::is_any(set) {
+        if deferred::is_any(set) {
             // SAFETY: the caller's contract.
             let n = unsafe { owed_events::report(&look, events, max) };
             if n > 0 {
@@ -159,7 +159,7 @@ pub unsafe fn epoll_wait(
             }
         }
         let asleep = Asleep::enter(set, index);
-        let mut looks = Looks { ticks: !owed::pay(index), stuck_ns: None };
+        let mut looks = Looks { ticks: !deferred::pay(index), stuck_ns: None };
         if active {
             looks = looks.and(arm_all(index));
             if looks.stuck_ns.is_some() && leave_stuck(index) {
@@ -458,7 +458,7 @@ pub fn translate(
                         continue;
                     }
                 }
-                if entry.has(E_KNOWN) && !owed::is_news(fd(), entry, event.events) {
+                if entry.has(E_KNOWN) && !deferred::is_news(fd(), entry, event.events) {
                     continue;
                 }
                 let once = want & libc::EPOLLONESHOT as u32 != 0;
@@ -471,7 +471,7 @@ pub fn translate(
                 }
                 // Should it be in the ring in the next instant, this wait has reported it all the same.
                 entry.round.store(round, Relaxed);
-                owed::note_told(set, entry, round);
+                deferred::note_told(set, entry, round);
                 if event.events & events::OUT != 0 {
                     look.rooms.note(before + kept as u32, entry, event.events);
                     // What lasts is to be told by the next wait, too.
@@ -620,7 +620,7 @@ pub fn settle(index: u32) {
 }
 
 fn settle_all(index: u32, depth: u32) {
-    control::unpark(index);
+    epoll_ctl::unpark(index);
     if depth > 0 {
         nested::each(index, |inner, _| settle_all(inner, depth - 1));
     }

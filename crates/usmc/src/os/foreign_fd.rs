@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_peers_descriptor_ends_no_lock_of_ours() {
-        let path = std::env::temp_dir().join(format!("usmc-strangers-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("usmc-foreign-fd-{}", std::process::id()));
         let open = || {
             File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap()
         };
