@@ -3,9 +3,9 @@
 use usmc_shm::layout::Slot;
 use usmc_shm::sync::Ordering::Relaxed;
 
-pub use crate::host::loopback::layout;
+pub use crate::host::layout;
 pub use crate::host::{
-    Custody, Device, DmbRef, FoundOffer, Mail, OfferId, PeerProcess, Receiver, current as device,
+    Custody, DmbRef, FoundOffer, Mail, OfferId, PeerProcess, Receiver, current as device,
 };
 pub use crate::os::foreign_fd::forget as forget_strangers;
 pub use crate::record::tuple::{Endpoint, Tuple, hash, netns};

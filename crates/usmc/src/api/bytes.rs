@@ -13,7 +13,7 @@ use crate::os::time::Time;
 use crate::os::unwind::{cancellation_point, keeping};
 use crate::os::{clock, real};
 use crate::passing::passed;
-use crate::record::conn::{self};
+use crate::record::conn;
 use crate::record::order;
 use crate::record::phase::Phase;
 use crate::socket::early::Early;

@@ -10,7 +10,7 @@ use super::{fail, is_nowhere};
 use crate::os::iov::Buffers;
 use crate::os::real;
 use crate::os::table::{self, Entry};
-use crate::record::conn::{self};
+use crate::record::conn;
 use crate::record::phase::Phase;
 use crate::socket::option;
 

@@ -10,7 +10,7 @@ use crate::os::errno::errno;
 use crate::os::errno::set_errno;
 use crate::os::table::{self, Entry};
 use crate::os::{real, sys};
-use crate::record::conn::{self};
+use crate::record::conn;
 use crate::record::phase::Phase;
 use crate::record::tuple::Endpoint;
 use crate::socket::option::Verdict;

@@ -21,12 +21,12 @@ use crate::poll::inner;
 use crate::poll::owed_events;
 use crate::record::conn::{self, F_CLC};
 use crate::stream::bells;
-use crate::stream::ready::{self};
+use crate::stream::ready;
 use crate::stream::{ending, room};
 use crate::watch::observer;
 use crate::watchers::asleep::{Asleep, arm_all, leave_stuck};
 use crate::watchers::entry::{self, E_KICKED, E_KNOWN, E_OWED, E_RING, E_TCP};
-use crate::watchers::epoll::{self};
+use crate::watchers::epoll;
 use crate::watchers::hot::Looks;
 use crate::watchers::report;
 use crate::watchers::set;
@@ -176,7 +176,7 @@ pub unsafe fn epoll_wait(
         if looks.most_ns().is_some() {
             signals.keep();
         }
-        host::current().keep_alive();
+        host::life::keep();
         let most_ns = looks.and(Looks { ticks: false, stuck_ns: room::sweep() }).most_ns();
         let at_once = is_first && !active && most_ns.is_none();
         let start = if at_once { begun } else { clock::now_ns() };
@@ -346,7 +346,7 @@ fn spin(
     let mut kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
     let mut turns = 0u32;
     publish_cpu(set);
-    budget.spin(most_ns, (&set.cpu, peer_cpu), host::keep_alive, || {
+    budget.spin(most_ns, (&set.cpu, peer_cpu), host::life::keep, || {
         // SAFETY: as below.
         *n = unsafe { look.at_rings(events, max, 0) };
         turns += 1;

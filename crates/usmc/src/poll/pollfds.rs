@@ -25,7 +25,7 @@ use crate::poll::inner;
 use crate::record::conn::{self, F_CLC};
 use crate::record::phase::Phase;
 use crate::stream::bells;
-use crate::stream::ready::{self};
+use crate::stream::ready;
 use crate::stream::state;
 use crate::stream::wait::Sleeper;
 use crate::stream::{ending, room};
@@ -376,7 +376,7 @@ fn spin_poll(fds: &[libc::pollfd], deadline: Deadline) -> bool {
     let budget = Budget::new(&conn.spins);
     let peer_cpu = conn.peer(slot).cpu.load(Relaxed);
     let most_ns = deadline.left().unwrap_or(u64::MAX);
-    let found = budget.spin(most_ns, (&conn.own(slot).cpu, peer_cpu), host::keep_alive, || {
+    let found = budget.spin(most_ns, (&conn.own(slot).cpu, peer_cpu), host::life::keep, || {
         fds.iter().any(|p| p.fd >= 0 && look(p) != 0).into()
     });
     if found {

@@ -16,7 +16,7 @@ use crate::os::signals::Woken;
 use crate::os::sys::{self, Errno};
 use crate::os::{clock, memory, real};
 use crate::record::change_over::Call;
-use crate::record::conn::{self};
+use crate::record::conn;
 use crate::record::numbers;
 use crate::record::phase::Phase;
 use crate::record::{kernel, order};

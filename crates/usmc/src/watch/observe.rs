@@ -10,11 +10,11 @@
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 use usmc_shm::tap::TapControl;
 
-use crate::host::loopback::layout;
+use crate::host::layout;
 use crate::os::process;
 
 /// Begins the name of every file that this version's processes make in the ISM directory.
-pub use crate::host::loopback::layout::PREFIX as DEVICE_PREFIX;
+pub use crate::host::layout::PREFIX as DEVICE_PREFIX;
 
 /// Name given to memfd_create(2).
 pub const MEMFD_NAME: &core::ffi::CStr = c"usmc-conn";

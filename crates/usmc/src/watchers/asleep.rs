@@ -3,7 +3,7 @@
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
 use crate::os::single;
-use crate::watchers::epoll::{self};
+use crate::watchers::epoll;
 use crate::watchers::hot::Looks;
 use crate::watchers::nested::DEPTH;
 use crate::watchers::set;

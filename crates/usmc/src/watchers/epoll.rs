@@ -28,7 +28,7 @@ use crate::os::sys::{self, Errno};
 use crate::record::conn::{self, Conn};
 use crate::record::phase::Phase;
 use crate::stream::ending::{self, Ending};
-use crate::stream::ready::{self};
+use crate::stream::ready;
 use crate::stream::unread;
 use crate::stream::wait::Sleeper;
 use crate::watchers::report;

@@ -8,12 +8,12 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::deferred;
 use super::entry::{self, E_ACTIVE, E_ARMED, E_DISABLED, E_HOT, Entry};
-use super::epoll::{self};
+use super::epoll;
 use super::set::Set;
 use crate::os::events::WRITE_BITS;
 use crate::record::conn::{self, Conn};
 use crate::record::phase::Phase;
-use crate::stream::ready::{self};
+use crate::stream::ready;
 use crate::stream::{bells, room};
 use crate::watchers::report;
 use crate::watchers::set;

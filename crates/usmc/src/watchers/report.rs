@@ -7,7 +7,7 @@ use crate::os::events;
 use crate::os::events::{HUP, OUT, READ_BITS};
 use crate::record::conn::{self, Conn};
 use crate::stream::ending;
-use crate::stream::ready::{self};
+use crate::stream::ready;
 use crate::stream::unread;
 use crate::watchers::entry::{E_ACTIVE, E_DISABLED, E_EDGE, E_TCP, Entry};
 use crate::watchers::epoll::{arm, disarm};

@@ -1,4 +1,4 @@
-//! The ISM directory: the same questions that the library asks (usmc's loopback/directory.rs), in words.
+//! The ISM directory: the same questions that the library asks (usmc's host/directory.rs), in words.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;

@@ -273,13 +273,13 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     let link_id = conn.clc.number.load(Relaxed);
     let tuple = transition::stored(conn);
     let to = machines::process_of(link_id);
-    let Some(mailbox) = host::current().mailbox_of(to) else {
+    let Some(mailbox) = host::mailbox::identity(to) else {
         return Err(Failed::Decline(DeclineCode::NOSMCDDEV));
     };
     // Whoever listens at that address: memory is shared with one process of it, which is known by its mailbox, for the
     // link id is its own word.
     let pair = Tuple { netns: 1 << 63 | mailbox, ..tuple };
-    let is_kin = host::current().is_kin(to);
+    let is_kin = host::mailbox::is_own(to);
     conn.clc.kin.store(is_kin.into(), Relaxed);
     if !is_kin && !conn.clc.put_aside(segment::shifts()) {
         return Err(Failed::Decline(DeclineCode::MEM));

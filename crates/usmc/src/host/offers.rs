@@ -7,7 +7,7 @@ use super::layout::offer_phase::{
     CLAIMED, CONFIRMED, FREE, OFFERED, OPEN, PROPOSED, PUSHED, WANTED,
 };
 use super::layout::{DeviceFile, OFFER_BUCKETS, OFFER_WAYS, Offer, OfferState};
-use super::{Loopback, processes};
+use super::{ism::Ism, processes};
 use crate::host::{DmbRef, FoundOffer, OfferId, PeerProcess};
 use crate::os::reason::Reason;
 use crate::record::tuple::{self, Tuple};
@@ -33,17 +33,18 @@ pub(super) fn is_for(offer: &Offer, words: &[u64; 6]) -> bool {
     offer.tuple.iter().zip(words).rev().all(|(have, want)| have.load(Relaxed) == *want)
 }
 
-/// Writes an offer into the connection's bucket. An older offer of the same name is stale (the name is
-/// ours now) and is replaced.
-///
-/// # Errors
-/// No device, or the bucket is full.
-pub fn offer(dev: &Loopback, tuple: &Tuple, dmb: DmbRef) -> Result<OfferId, Reason> {
-    leave(dev, tuple.words(), OFFERED, |offer| {
-        offer.segment.store(dmb.segment, Relaxed);
-        offer.slot.store(dmb.slot, Relaxed);
-        offer.usage.store(dmb.usage, Relaxed);
-    })
+impl Ism {
+    /// Leaves an offer for the acceptor of `tuple`.
+    ///
+    /// # Errors
+    /// The reason why the connection stays TCP.
+    pub fn offer(&self, tuple: &Tuple, dmb: DmbRef) -> Result<OfferId, Reason> {
+        leave(self, tuple.words(), OFFERED, |offer| {
+            offer.segment.store(dmb.segment, Relaxed);
+            offer.slot.store(dmb.slot, Relaxed);
+            offer.usage.store(dmb.usage, Relaxed);
+        })
+    }
 }
 
 /// Fills a place of the bucket, in this phase; `fill` writes what is not common to all.
@@ -51,7 +52,7 @@ pub fn offer(dev: &Loopback, tuple: &Tuple, dmb: DmbRef) -> Result<OfferId, Reas
 /// # Errors
 /// As [`offer`].
 pub(super) fn leave(
-    dev: &Loopback,
+    dev: &Ism,
     words: [u64; 6],
     phase: u8,
     fill: impl Fn(&Offer),
@@ -89,36 +90,39 @@ pub(super) fn leave(
 }
 
 /// The offer and its state word, if it is still the same use.
-pub(super) fn get(dev: &Loopback, id: OfferId) -> Option<(&'static Offer, u64)> {
+pub(super) fn get(dev: &Ism, id: OfferId) -> Option<(&'static Offer, u64)> {
     let offer = dev.file().ok()?.offers.get(id.index as usize)?;
     let state = offer.state.load(Acquire);
     (OfferState::from(state).use_count == id.use_count).then_some((offer, state))
 }
 
-/// Frees the place unless somebody else has it by now, or has still to read a message of ours.
-pub fn clear(dev: &Loopback, id: OfferId) {
-    while let Some((offer, state)) = get(dev, id) {
-        let seen = OfferState::from(state);
-        let phase = match seen.phase {
-            PROPOSED => ABANDONED,
-            CONFIRMED | ABANDONED => return,
-            _ => FREE,
-        };
-        let free = OfferState { phase, ..seen };
-        if offer.state.compare_exchange(state, free.into(), AcqRel, Relaxed).is_ok() {
-            return;
+impl Ism {
+    /// Takes an offer back or clears an answered one.
+    pub fn clear_offer(&self, id: OfferId) {
+        while let Some((offer, state)) = get(self, id) {
+            let seen = OfferState::from(state);
+            let phase = match seen.phase {
+                PROPOSED => ABANDONED,
+                CONFIRMED | ABANDONED => return,
+                _ => FREE,
+            };
+            let free = OfferState { phase, ..seen };
+            if offer.state.compare_exchange(state, free.into(), AcqRel, Relaxed).is_ok() {
+                return;
+            }
         }
+    }
+
+    /// Who asked for the offered segment, if anybody did and nobody pushed it yet.
+    pub fn wanted_by(&self, id: OfferId) -> Option<PeerProcess> {
+        let (offer, state) = get(self, id)?;
+        (OfferState::from(state).phase == WANTED)
+            .then(|| PeerProcess(offer.wanted_by.load(Relaxed)))
     }
 }
 
-/// Who wants the segment.
-pub fn wanted_by(dev: &Loopback, id: OfferId) -> Option<PeerProcess> {
-    let (offer, state) = get(dev, id)?;
-    (OfferState::from(state).phase == WANTED).then(|| PeerProcess(offer.wanted_by.load(Relaxed)))
-}
-
 /// The segment is on its way.
-pub fn mark_pushed(dev: &Loopback, id: OfferId) {
+pub fn mark_pushed(dev: &Ism, id: OfferId) {
     if let Some((offer, state)) = get(dev, id)
         && OfferState::from(state).phase == WANTED
     {
@@ -127,30 +131,32 @@ pub fn mark_pushed(dev: &Loopback, id: OfferId) {
     }
 }
 
-/// Looks for the connection's offer.
-pub fn find(dev: &Loopback, words: &[u64; 6]) -> Option<FoundOffer> {
-    let file = dev.file().ok()?;
-    for (index, offer, state) in used(file, words) {
-        let seen = OfferState::from(state);
-        if !(OFFERED..OPEN).contains(&seen.phase) || !is_for(offer, words) {
-            continue;
+impl Ism {
+    /// The offer left for this connection.
+    pub fn find_offer(&self, words: &[u64; 6]) -> Option<FoundOffer> {
+        let file = self.file().ok()?;
+        for (index, offer, state) in used(file, words) {
+            let seen = OfferState::from(state);
+            if !(OFFERED..OPEN).contains(&seen.phase) || !is_for(offer, words) {
+                continue;
+            }
+            let dmb = DmbRef {
+                segment: offer.segment.load(Relaxed),
+                slot: offer.slot.load(Relaxed),
+                usage: offer.usage.load(Relaxed),
+            };
+            // Re-used while we read it: not ours.
+            if OfferState::from(offer.state.load(Acquire)).use_count == seen.use_count {
+                let id = OfferId { index: index as u32, use_count: seen.use_count };
+                return Some(FoundOffer { id, dmb });
+            }
         }
-        let dmb = DmbRef {
-            segment: offer.segment.load(Relaxed),
-            slot: offer.slot.load(Relaxed),
-            usage: offer.usage.load(Relaxed),
-        };
-        // Re-used while we read it: not ours.
-        if OfferState::from(offer.state.load(Acquire)).use_count == seen.use_count {
-            let id = OfferId { index: index as u32, use_count: seen.use_count };
-            return Some(FoundOffer { id, dmb });
-        }
+        None
     }
-    None
 }
 
 /// Asks for the segment. Says whether it was handed over already: to another process, or to this one, which has not kept it.
-pub fn want(dev: &Loopback, id: OfferId, me: u32) -> bool {
+pub fn want(dev: &Ism, id: OfferId, me: u32) -> bool {
     let Some((offer, state)) = get(dev, id) else { return false };
     let seen = OfferState::from(state);
     if matches!(seen.phase, OFFERED | PUSHED) {

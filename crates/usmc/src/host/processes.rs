@@ -3,7 +3,11 @@
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::layout::{DeviceFile, LOCK_BASE, PROCESSES};
-use super::{Loopback, NO_INDEX, directory, listeners, offers};
+use super::{
+    directory,
+    ism::{Ism, NO_INDEX},
+    listeners, offers,
+};
 use crate::os::reason::Reason;
 use crate::os::sys;
 
@@ -11,7 +15,7 @@ use crate::os::sys;
 ///
 /// # Errors
 /// No device, or all indices in use.
-pub fn index(dev: &Loopback) -> Result<u32, Reason> {
+pub fn index(dev: &Ism) -> Result<u32, Reason> {
     let index = dev.index.load(Acquire);
     if index != NO_INDEX {
         return Ok(index);
@@ -28,7 +32,7 @@ pub fn index(dev: &Loopback) -> Result<u32, Reason> {
     Ok(index)
 }
 
-fn take(dev: &Loopback, file: &DeviceFile) -> Result<u32, Reason> {
+fn take(dev: &Ism, file: &DeviceFile) -> Result<u32, Reason> {
     let fd = dev.fd.load(Relaxed);
     for index in 0..PROCESSES {
         // Cheap filter: an index whose last owner left in order is free; the lock decides.
@@ -55,7 +59,7 @@ fn take(dev: &Loopback, file: &DeviceFile) -> Result<u32, Reason> {
 }
 
 /// Removes what processes left that did not end in order.
-fn sweep(dev: &Loopback, file: &DeviceFile, me: u32) {
+fn sweep(dev: &Ism, file: &DeviceFile, me: u32) {
     let high = (file.header.high_water.load(Relaxed) as usize).min(PROCESSES);
     for index in 0..high {
         if index as u32 != me && file.processes[index].in_use.load(Acquire) != 0 {
@@ -66,7 +70,7 @@ fn sweep(dev: &Loopback, file: &DeviceFile, me: u32) {
 
 /// Removes what the last owner of an index left, if it is dead. With its lock held: another process may be about to take
 /// the index, and what it makes then is not to be removed.
-fn sweep_one(dev: &Loopback, file: &DeviceFile, index: u32) {
+fn sweep_one(dev: &Ism, file: &DeviceFile, index: u32) {
     let (fd, at) = (dev.fd.load(Relaxed), LOCK_BASE + i64::from(index));
     if sys::lock_byte(fd, true, libc::F_WRLCK, at).is_err() {
         return;
@@ -96,46 +100,50 @@ fn has_strangers_mailbox(index: u32) -> bool {
     }
 }
 
-fn is_locked(dev: &Loopback, index: u32) -> bool {
+fn is_locked(dev: &Ism, index: u32) -> bool {
     let at = LOCK_BASE + index as i64;
     sys::lock_byte(dev.fd.load(Relaxed), false, libc::F_WRLCK, at)
         .is_ok_and(|kind| kind != libc::F_UNLCK)
 }
 
-/// Index in the low half, incarnation in the high half.
-///
-/// # Errors
-/// As [`index`].
-pub fn identity(dev: &Loopback) -> Result<u64, Reason> {
-    let index = index(dev)?;
-    let incarnation = dev.file()?.processes[index as usize].incarnation.load(Relaxed);
-    Ok(index as u64 | (incarnation as u64) << 32)
-}
-
-/// Whether the process of that identity still holds its index. Unknown means alive.
-pub fn is_alive(dev: &Loopback, identity: u64) -> bool {
-    let Ok(file) = dev.file() else { return true };
-    let Some(process) = file.processes.get(identity as u32 as usize) else { return false };
-    if process.incarnation.load(Relaxed) != (identity >> 32) as u32 {
-        return false;
+impl Ism {
+    /// This process' identity on the device for segment headers: index and incarnation.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub fn own_identity(&self) -> Result<u64, Reason> {
+        let index = index(self)?;
+        let incarnation = self.file()?.processes[index as usize].incarnation.load(Relaxed);
+        Ok(index as u64 | (incarnation as u64) << 32)
     }
-    identity as u32 == dev.index.load(Relaxed) || is_locked(dev, identity as u32)
+
+    /// Whether the process of such an identity still lives.
+    pub fn is_identity_alive(&self, identity: u64) -> bool {
+        let Ok(file) = self.file() else { return true };
+        let Some(process) = file.processes.get(identity as u32 as usize) else { return false };
+        if process.incarnation.load(Relaxed) != (identity >> 32) as u32 {
+            return false;
+        }
+        identity as u32 == self.index.load(Relaxed) || is_locked(self, identity as u32)
+    }
 }
 
 /// Whether an index is somebody's.
-pub fn is_taken(dev: &Loopback, index: u32) -> bool {
+pub fn is_taken(dev: &Ism, index: u32) -> bool {
     index == dev.index.load(Relaxed) || is_locked(dev, index)
 }
 
-/// Gives the index back and removes what belongs to it.
-pub fn leave(dev: &Loopback) {
-    let index = dev.index.swap(NO_INDEX, AcqRel);
-    if index == NO_INDEX {
-        return;
+impl Ism {
+    /// The process ends in an orderly way.
+    pub fn leave(&self) {
+        let index = self.index.swap(NO_INDEX, AcqRel);
+        if index == NO_INDEX {
+            return;
+        }
+        let Ok(file) = self.file() else { return };
+        clean_up_after(file, index);
+        file.processes[index as usize].in_use.store(0, Release);
+        let at = LOCK_BASE + index as i64;
+        let _ = sys::lock_byte(self.fd.load(Relaxed), true, libc::F_UNLCK, at);
     }
-    let Ok(file) = dev.file() else { return };
-    clean_up_after(file, index);
-    file.processes[index as usize].in_use.store(0, Release);
-    let at = LOCK_BASE + index as i64;
-    let _ = sys::lock_byte(dev.fd.load(Relaxed), true, libc::F_UNLCK, at);
 }

@@ -8,7 +8,7 @@ use core::mem;
 use core::ptr;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use super::{Loopback, directory};
+use super::{directory, ism::Ism};
 use crate::host::{Delivery, DmbRef, Mail, PeerProcess};
 use crate::os::foreign_fd;
 use crate::os::owner;
@@ -65,7 +65,7 @@ fn at(path: &Path) -> Option<libc::sockaddr_un> {
 ///
 /// # Errors
 /// When the socket cannot be made (rights dropped, path too long).
-pub fn ensure(dev: &Loopback, me: u32) -> Result<(), Reason> {
+pub fn ensure(dev: &Ism, me: u32) -> Result<(), Reason> {
     if dev.mailbox.load(Acquire) >= 0 {
         return Ok(());
     }
@@ -94,30 +94,27 @@ pub fn ensure(dev: &Loopback, me: u32) -> Result<(), Reason> {
 ///
 /// # Errors
 /// The errno; EAGAIN when the mailbox is full, EACCES when it may be another user's.
-pub fn push(dev: &Loopback, to: PeerProcess, fd: i32) -> Result<(), Errno> {
+pub fn push(dev: &Ism, to: PeerProcess, fd: i32) -> Result<(), Errno> {
     send(dev, to, &PLAIN, fd, |file| sys::fstat(file).is_ok_and(|facts| owner::is_own(facts.uid)))
 }
 
-/// Sends a segment with the tokens that say whose connection it is for; to any user.
-///
-/// # Errors
-/// As [`push`]; EACCES when anybody may have put their own mailbox in the place, or when it is not `mailbox` any more.
-pub fn deliver(
-    dev: &Loopback,
-    to: PeerProcess,
-    mailbox: u64,
-    what: &Delivery,
-) -> Result<(), Errno> {
-    let dmb = what.dmb;
-    let place = u64::from(dmb.slot) << 32 | u64::from(dmb.usage);
-    let words = [dmb.segment, place, what.to, what.from, 0];
-    let mut bytes = [0; DELIVERY];
-    for (part, word) in bytes.chunks_exact_mut(8).zip(words) {
-        part.copy_from_slice(&word.to_ne_bytes());
+impl Ism {
+    /// Hands memory over.
+    ///
+    /// # Errors
+    /// The errno; EAGAIN means try again later.
+    pub fn deliver(&self, to: PeerProcess, mailbox: u64, what: &Delivery) -> Result<(), Errno> {
+        let dmb = what.dmb;
+        let place = u64::from(dmb.slot) << 32 | u64::from(dmb.usage);
+        let words = [dmb.segment, place, what.to, what.from, 0];
+        let mut bytes = [0; DELIVERY];
+        for (part, word) in bytes.chunks_exact_mut(8).zip(words) {
+            part.copy_from_slice(&word.to_ne_bytes());
+        }
+        send(self, to, &bytes, what.fd, |file| {
+            directory::is_trustworthy(file) && inode(file) == Some(mailbox)
+        })
     }
-    send(dev, to, &bytes, what.fd, |file| {
-        directory::is_trustworthy(file) && inode(file) == Some(mailbox)
-    })
 }
 
 /// Which file the mailbox of a process is now. Whoever takes a dead process' place has another.
@@ -141,7 +138,7 @@ fn inode(file: i32) -> Option<u64> {
 }
 
 fn send(
-    dev: &Loopback,
+    dev: &Ism,
     to: PeerProcess,
     bytes: &[u8],
     fd: i32,
@@ -187,46 +184,47 @@ fn send_to(mailbox: i32, bytes: &[u8], fd: i32) -> Result<(), Errno> {
     sent.map(drop)
 }
 
-/// The next message in the mailbox that is one; `None` also behind [`AT_ONCE`] that are none. Costs one load while the
-/// counter says that nothing came.
-pub fn receive(dev: &Loopback) -> Option<Mail> {
-    let mailbox = dev.mailbox.load(Acquire);
-    let index = dev.index.load(Relaxed);
-    if mailbox < 0 {
-        return None;
-    }
-    let mail = dev.file().ok()?.processes.get(index as usize)?.mail.load(Acquire);
-    if mail == dev.mail_seen.load(Relaxed) {
-        return None;
-    }
-    for _ in 0..AT_ONCE {
-        if !foreign_fd::are_welcome() {
+impl Ism {
+    /// What was sent to this process next.
+    pub fn receive(&self) -> Option<Mail> {
+        let mailbox = self.mailbox.load(Acquire);
+        let index = self.index.load(Relaxed);
+        if mailbox < 0 {
             return None;
         }
-        let mut bytes = [0u8; DELIVERY + 1];
-        let mut iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        let mut control = Received([0; 1088]);
-        // SAFETY: all-zero is a valid msghdr.
-        let mut msg: libc::msghdr = unsafe { mem::zeroed() };
-        msg.msg_iov = &raw mut iov;
-        msg.msg_iovlen = 1;
-        msg.msg_control = control.0.as_mut_ptr().cast();
-        msg.msg_controllen = control.0.len();
-        let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-        // SAFETY: msg points to live buffers of the stated sizes.
-        let Ok(len) = (unsafe { sys::recvmsg(mailbox, &mut msg, flags) }) else {
-            // Empty although counted: a hostile counter, or somebody else of us took it.
-            dev.mail_seen.store(mail, Relaxed);
+        let mail = self.file().ok()?.processes.get(index as usize)?.mail.load(Acquire);
+        if mail == self.mail_seen.load(Relaxed) {
             return None;
-        };
-        let (fd, uid) = take_control(&msg);
-        let Some(fd) = fd else { continue };
-        match read(&bytes[..len.min(bytes.len())], fd, uid) {
-            Some(mail) => return Some(mail),
-            None => foreign_fd::discard(fd),
         }
+        for _ in 0..AT_ONCE {
+            if !foreign_fd::are_welcome() {
+                return None;
+            }
+            let mut bytes = [0u8; DELIVERY + 1];
+            let mut iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+            let mut control = Received([0; 1088]);
+            // SAFETY: all-zero is a valid msghdr.
+            let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+            msg.msg_iov = &raw mut iov;
+            msg.msg_iovlen = 1;
+            msg.msg_control = control.0.as_mut_ptr().cast();
+            msg.msg_controllen = control.0.len();
+            let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+            // SAFETY: msg points to live buffers of the stated sizes.
+            let Ok(len) = (unsafe { sys::recvmsg(mailbox, &mut msg, flags) }) else {
+                // Empty although counted: a hostile counter, or somebody else of us took it.
+                self.mail_seen.store(mail, Relaxed);
+                return None;
+            };
+            let (fd, uid) = take_control(&msg);
+            let Some(fd) = fd else { continue };
+            match read(&bytes[..len.min(bytes.len())], fd, uid) {
+                Some(mail) => return Some(mail),
+                None => foreign_fd::discard(fd),
+            }
+        }
+        None
     }
-    None
 }
 
 /// What a message with this segment says, sent by this user.

@@ -1,0 +1,151 @@
+//! Handshakes by CLC in the offer table: does anybody of this device hold the other end of this connection, and who may
+//! still put a message into its stream?
+//!
+//! A connection between network namespaces has the same pair of addresses on both sides unless there is NAT between
+//! them, but no common cookie: [`ANY`] stands in its place. The state word decides every race between a message and a
+//! change of mind, so that nobody has to wait for a message that does not come, nor takes one for the application's.
+//! Everybody who shares the device can write here: what is said is a hint where to look, never a proof.
+
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
+
+use super::layout::{OfferState, offer_phase};
+use super::offers::{get, is_for, used};
+use super::{ism::Ism, offers, processes};
+use crate::host::{Message, OfferId, Stage};
+use crate::os::reason::Reason;
+use crate::record::tuple::Tuple;
+
+/// In the place of the network namespace.
+const ANY: u64 = u64::MAX;
+
+fn words_of(tuple: &Tuple) -> [u64; 6] {
+    Tuple { netns: ANY, ..*tuple }.words()
+}
+
+fn phase_of(stage: Stage) -> u8 {
+    match stage {
+        Stage::Open => offer_phase::OPEN,
+        Stage::Held => offer_phase::HELD,
+        Stage::Proposed => offer_phase::PROPOSED,
+        Stage::Answered => offer_phase::ANSWERED,
+        Stage::Confirmed => offer_phase::CONFIRMED,
+        Stage::Abandoned => offer_phase::ABANDONED,
+        Stage::Over => offer_phase::OVER,
+    }
+}
+
+impl Ism {
+    /// Asks who holds the accepting end of this connection, whatever the network namespace.
+    ///
+    /// # Errors
+    /// The reason why the connection stays TCP.
+    pub fn ask_for_holder(&self, tuple: &Tuple) -> Result<OfferId, Reason> {
+        let file = self.file()?;
+        let me = processes::index(self)?;
+        let words = words_of(tuple);
+        for (_, offer, state) in used(file, &words) {
+            let seen = OfferState::from(state);
+            if (offer_phase::OPEN..=offer_phase::HELD).contains(&seen.phase)
+                && is_for(offer, &words)
+                && seen.owner != me
+                && processes::is_taken(self, seen.owner)
+            {
+                // Which of the two does the acceptor hold?
+                let over = OfferState { phase: offer_phase::OVER, ..seen };
+                let _ = offer.state.compare_exchange(state, over.into(), AcqRel, Relaxed);
+                return Err(Reason::NotHeld);
+            }
+        }
+        offers::leave(self, words, offer_phase::OPEN, |offer| {
+            offer.client.store(me, Relaxed);
+            offer.message_at.iter().for_each(|at| at.store(0, Relaxed));
+        })
+    }
+
+    /// Notes that a Proposal is about to be sent that nobody was asked about, as the first bytes of a stream.
+    ///
+    /// # Errors
+    /// The reason why the connection stays TCP.
+    pub fn propose_unasked(&self, tuple: &Tuple) -> Result<OfferId, Reason> {
+        let me = processes::index(self)?;
+        offers::leave(self, words_of(tuple), offer_phase::PROPOSED, |offer| {
+            offer.client.store(me, Relaxed);
+            offer.wanted_by.store(me, Relaxed);
+            offer.message_at.iter().for_each(|at| at.store(0, Relaxed));
+            offer.message_at[Message::Proposal as usize].store(1, Relaxed);
+        })
+    }
+
+    /// Whether this connection's client asks. The caller holds the accepting end.
+    pub fn find_question(&self, tuple: &Tuple) -> Option<OfferId> {
+        let file = self.file().ok()?;
+        let words = words_of(tuple);
+        used(file, &words).find_map(|(index, offer, state)| {
+            let seen = OfferState::from(state);
+            let id = OfferId { index: index as u32, use_count: seen.use_count };
+            (seen.phase == offer_phase::OPEN && is_for(offer, &words)).then_some(id)
+        })
+    }
+
+    /// How far the handshake is.
+    pub fn stage(&self, id: OfferId) -> Stage {
+        let Some((_, state)) = get(self, id) else { return Stage::Over };
+        match OfferState::from(state).phase {
+            offer_phase::OPEN => Stage::Open,
+            offer_phase::HELD => Stage::Held,
+            offer_phase::PROPOSED => Stage::Proposed,
+            offer_phase::ANSWERED => Stage::Answered,
+            offer_phase::CONFIRMED => Stage::Confirmed,
+            offer_phase::ABANDONED => Stage::Abandoned,
+            _ => Stage::Over,
+        }
+    }
+
+    /// Goes on with it; false where the other side was faster with another step.
+    pub fn step(&self, id: OfferId, from: Stage, to: Stage) -> bool {
+        let Ok(me) = processes::index(self) else { return false };
+        let Some((offer, state)) = get(self, id) else { return false };
+        let seen = OfferState::from(state);
+        if seen.phase != phase_of(from) {
+            return false;
+        }
+        let owner = match to {
+            Stage::Held => {
+                offer.wanted_by.store(me, Relaxed);
+                seen.owner
+            }
+            Stage::Proposed | Stage::Confirmed => offer.wanted_by.load(Relaxed),
+            Stage::Answered => {
+                offer.wanted_by.store(me, Relaxed);
+                offer.client.load(Relaxed)
+            }
+            _ => seen.owner,
+        };
+        let next = OfferState { phase: phase_of(to), owner, ..seen };
+        // AcqRel: whoever sees the step sees where the message stands.
+        offer.state.compare_exchange(state, next.into(), AcqRel, Relaxed).is_ok()
+    }
+
+    /// Nobody will need it any more.
+    pub fn free(&self, id: OfferId) {
+        while let Some((offer, state)) = get(self, id) {
+            let free = OfferState { phase: offer_phase::FREE, ..OfferState::from(state) };
+            if offer.state.compare_exchange(state, free.into(), AcqRel, Relaxed).is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Says how many bytes of its direction are before a message that the next step lets into the stream.
+    pub fn announce(&self, id: OfferId, message: Message, at: u64) {
+        if let Some((offer, _)) = get(self, id) {
+            offer.message_at[message as usize].store(at.saturating_add(1), Relaxed);
+        }
+    }
+
+    /// The same, read.
+    pub fn announced(&self, id: OfferId, message: Message) -> Option<u64> {
+        let (offer, _) = get(self, id)?;
+        offer.message_at[message as usize].load(Acquire).checked_sub(1)
+    }
+}
