@@ -17,21 +17,18 @@ use crate::device::segment;
 use crate::family::custody;
 use crate::family::holders::{self, cell_of, is_alone};
 use crate::handshake::clc;
-use crate::host;
 use crate::os::errno::{errno, set_errno};
-use crate::os::libc_streams;
-use crate::os::members;
 use crate::os::reason::Reason;
-use crate::os::{process, real, sys};
+use crate::os::{libc_streams, members, process, real, sys};
 use crate::record::conn::{
     self, Conn, F_COPIED, F_DOWN, F_FORKED, F_HANDED, F_SETTLING, F_SHARED, F_UNSHOWN,
 };
 use crate::record::phase::Phase;
 use crate::socket::{close, connect};
 use crate::stream::wait;
-use crate::uring;
 use crate::watch::observer;
 use crate::watchers::epoll;
+use crate::{host, uring};
 
 /// The thread that is between [`prepare`] and [`parent`]; 0 = none. It and the two below are written by the
 /// holder of all locks.

@@ -5,8 +5,7 @@ use core::ffi::{c_int, c_long, c_void};
 use libc::{aiocb, sigevent};
 
 use super::{fail, is_nowhere};
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
+use crate::os::errno::{errno, set_errno};
 use crate::os::table::{self, Entry};
 use crate::os::{real, sys};
 use crate::record::conn;

@@ -13,16 +13,13 @@ use crate::os::time::Time;
 use crate::os::unwind::{cancellation_point, keeping};
 use crate::os::{clock, real};
 use crate::passing::passed;
-use crate::record::conn;
-use crate::record::order;
 use crate::record::phase::Phase;
+use crate::record::{conn, order};
 use crate::socket::early::Early;
 use crate::socket::send::{self, Way};
 use crate::socket::{Outcome, option, recv as receiving};
-use crate::stream::ending;
-use crate::stream::fallback;
-use crate::stream::unread;
 use crate::stream::unseen::Unseen;
+use crate::stream::{ending, fallback, unread};
 use crate::watch::{capture, observer};
 
 /// Most entries of an iovec array (UIO_MAXIOV).

@@ -4,15 +4,13 @@ use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 use libc::sigset_t;
 
 use super::{after, aio, fail, is_readable};
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
+use crate::os::errno::{errno, set_errno};
 use crate::os::real;
 use crate::os::reason::Reason;
 use crate::os::table::{self, Entry};
 use crate::os::unwind::{cancellation_point, keeping};
 use crate::record::kernel;
-use crate::socket::leave_all;
-use crate::socket::{close as closing, control};
+use crate::socket::{close as closing, control, leave_all};
 use crate::watchers::set;
 
 /// close(2)

@@ -4,14 +4,12 @@ use core::mem;
 use core::ptr;
 use libc::{cmsghdr, msghdr};
 
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
+use crate::os::errno::{errno, set_errno};
 use crate::os::table::{self, Entry};
 use crate::os::{real, sys};
 use crate::record::{conn, kernel};
 use crate::socket::option;
-use crate::stream::ending;
-use crate::stream::unread;
+use crate::stream::{ending, unread};
 
 /// The message's header as the kernel has it ([`real::length`]).
 ///

@@ -40,10 +40,8 @@ pub use waits::*;
 
 use core::ffi::c_int;
 
+use crate::os::errno::{errno, set_errno};
 use crate::os::pointers::{is_near, is_nowhere, is_readable};
-
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
 
 /// -1 with `errno`.
 fn fail<T: From<i8>>(code: c_int) -> T {

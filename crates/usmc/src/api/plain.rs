@@ -5,8 +5,7 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use libc::{iovec, off64_t, pid_t, ssize_t};
 
 use super::after;
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
+use crate::os::errno::{errno, set_errno};
 use crate::os::real;
 use crate::passing::adopt;
 use crate::socket::control;

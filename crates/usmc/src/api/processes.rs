@@ -5,14 +5,11 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
 use libc::pid_t;
 
 use super::{after, fail};
-use crate::across::fork as forking;
-use crate::across::holds;
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
+use crate::across::{fork as forking, holds};
+use crate::os::errno::{errno, set_errno};
 use crate::os::reason::Reason;
 use crate::os::{process, real, sys, table};
-use crate::socket::control;
-use crate::socket::leave_all;
+use crate::socket::{control, leave_all};
 
 /// What pthread_atfork(3) calls: our own handlers have to be there before anybody's.
 ///

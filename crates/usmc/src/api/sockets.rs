@@ -6,16 +6,15 @@ use libc::{sockaddr, sockaddr_storage, socklen_t};
 
 use super::{after, fail, is_near, is_nowhere, is_readable};
 use crate::handshake::syn_option;
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
+use crate::os::errno::{errno, set_errno};
 use crate::os::table::{self, Entry};
 use crate::os::{real, sys};
 use crate::record::conn;
 use crate::record::phase::Phase;
 use crate::record::tuple::Endpoint;
-use crate::socket::option::Verdict;
+use crate::socket::option::{self, Verdict};
 use crate::socket::{
-    accept as accepting, close as closing, connect as connecting, control, made, option, smc,
+    accept as accepting, close as closing, connect as connecting, control, made, smc,
 };
 use crate::stream::ending;
 use crate::watch::observer;

@@ -6,8 +6,7 @@ use libc::{FILE, size_t, ssize_t};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::api::streams::{self, is_ours};
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
+use crate::os::errno::{errno, set_errno};
 use crate::os::libc_streams;
 use crate::os::real::{self, Functions};
 use crate::os::table::{self, Entry};

@@ -12,12 +12,11 @@ use usmc_shm::sync::AtomicPtr;
 use usmc_shm::sync::Ordering::Release;
 
 use crate::api::stdio;
-use crate::os::libc_streams;
 use crate::os::process::{self, Lock};
-use crate::os::real::tables;
+use crate::os::real::{self, tables};
 use crate::os::table::{self, Entry};
 use crate::os::unwind::uncancelled;
-use crate::os::{real, sys};
+use crate::os::{libc_streams, sys};
 
 type Read = unsafe extern "C" fn(*mut FILE, *mut c_void, ssize_t) -> ssize_t;
 type Write = unsafe extern "C" fn(*mut FILE, *const c_void, ssize_t) -> ssize_t;

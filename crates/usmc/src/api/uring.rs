@@ -9,15 +9,13 @@ use usmc_shm::sync::AtomicPtr;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{fail, is_nowhere};
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
+use crate::os::errno::{errno, set_errno};
 use crate::os::linkmap::{self, Place};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
 use crate::os::{config, real};
-use crate::socket::leave_all;
-use crate::socket::{close, control};
+use crate::socket::{close, control, leave_all};
 use crate::uring::{self, Maker, Params, Requests};
 
 /// `struct io_uring_sq` of liburing 2, as far as programs compiled with any of its headers have it alike.

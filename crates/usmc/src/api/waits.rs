@@ -5,8 +5,7 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use super::{fail, is_nowhere, is_readable};
 use crate::handshake::transition;
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
+use crate::os::errno::{errno, set_errno};
 use crate::os::table::{self, Entry};
 use crate::os::time::Time;
 use crate::os::{clock, real, sys};

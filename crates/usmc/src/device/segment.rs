@@ -18,12 +18,11 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::host;
-use crate::os::foreign_fd;
 use crate::os::free_slots::FreeSlots;
-use crate::os::memory;
 use crate::os::process::{Held, Lock};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
+use crate::os::{foreign_fd, memory};
 use crate::record::tuple::Tuple;
 
 /// What the kernel calls their files.

@@ -9,8 +9,7 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use super::life;
-use crate::os::members;
-use crate::os::{process, sys};
+use crate::os::{members, process, sys};
 use crate::record::conn::{Conn, F_INQ_KNOWN, F_NONBLOCK, F_SHARED, F_STALE};
 use crate::record::kernel;
 

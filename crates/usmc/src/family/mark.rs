@@ -5,8 +5,7 @@
 
 use libc::IPPROTO_IP;
 
-use crate::os::sockopt;
-use crate::os::{kernel_only, sys};
+use crate::os::{kernel_only, sockopt, sys};
 
 /// In a ring, or about to be: what the kernel's TCP carries may be doorbells.
 const IN_RING: i32 = libc::IP_RECVORIGDSTADDR;

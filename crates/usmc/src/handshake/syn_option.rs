@@ -16,8 +16,8 @@ use crate::handshake::{clc, transition};
 use crate::host;
 use crate::os::config::{self, TcpOption};
 use crate::os::reason::Reason;
-use crate::os::sys::Errno;
-use crate::os::{kernel_only, log, sys};
+use crate::os::sys::{self, Errno};
+use crate::os::{kernel_only, log};
 use crate::record::change_over::Call;
 use crate::record::conn::{
     self, Conn, F_ADOPTED, F_ARMED, F_CHILDREN_TCP, F_COPIED, F_KERNEL_ONLY,

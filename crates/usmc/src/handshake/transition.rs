@@ -17,28 +17,21 @@ use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
-use crate::device::segment;
-use crate::device::segment::OwnSlot;
+use crate::device::segment::{self, OwnSlot};
 use crate::family::life::{self, Life};
-use crate::family::mark;
-use crate::family::{custody, holders};
+use crate::family::{custody, holders, mark};
 use crate::handshake::{clc, syn_option};
 use crate::host::{self, DmbRef, OfferId};
 use crate::os::reason::Reason;
-use crate::os::sockopt;
-use crate::os::{config, kernel_only, log, sys};
+use crate::os::{config, kernel_only, log, sockopt, sys};
 use crate::record::change_over::{self, Call};
 use crate::record::conn::{
     self, Conn, F_ADOPTED, F_CLIENT, F_COPIED, F_HANDED, F_KERNEL_ONLY, F_SCRIBBLED, F_SETTLING,
     F_SHARED, F_STALE, F_TUNED,
 };
-use crate::record::kernel;
-use crate::record::limit;
-use crate::record::numbers;
-use crate::record::phase::Event;
-use crate::record::phase::Phase;
+use crate::record::phase::{Event, Phase};
 use crate::record::tuple::{self, Endpoint, Tuple};
-use crate::record::watched;
+use crate::record::{kernel, limit, numbers, watched};
 use crate::watch::observer;
 use usmc_shm::layout::END_RESETS;
 

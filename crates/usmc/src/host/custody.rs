@@ -9,8 +9,7 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 use super::ism::Ism;
 use super::layout::{CUSTODIES, CUSTODY_WAYS, CustodyCell};
 use crate::host::{Custody, Receiver};
-use crate::os::members;
-use crate::os::{process, sys};
+use crate::os::{members, process, sys};
 
 /// `CustodyCell::cookie`: a place that is being filled. Cookies of sockets begin later.
 const CLAIMED: u64 = 1;

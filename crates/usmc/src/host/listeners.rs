@@ -4,10 +4,8 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::layout::{DeviceFile, LISTENER_CLAIMED, LISTENER_PROBES, LISTENERS, Listener};
 use super::{ism::Ism, processes};
-use crate::os::clock;
-use crate::os::owner;
 use crate::os::reason::Reason;
-use crate::os::sys;
+use crate::os::{clock, owner, sys};
 use crate::record::tuple::Endpoint;
 
 /// How long a listener still counts whose owner has closed it or ended: its last connection may take a while to its second

@@ -10,11 +10,10 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::{directory, ism::Ism};
 use crate::host::{Delivery, DmbRef, Mail, PeerProcess};
-use crate::os::foreign_fd;
-use crate::os::owner;
 use crate::os::path::Path;
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
+use crate::os::{foreign_fd, owner};
 
 /// Room for the control messages of one fd and of the sender's credentials.
 #[repr(C, align(8))]

@@ -9,8 +9,7 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use crate::os::path::Path;
 use crate::os::sockopt;
-use crate::os::sys;
-use crate::os::sys::Errno;
+use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
 
 /// Most that are kept. No correct peer sends any.

@@ -6,18 +6,15 @@
 //! all of them.
 
 use super::passed;
-use crate::family::custody;
-use crate::family::mark;
+use crate::family::{custody, mark};
 use crate::handshake::transition;
 use crate::host::{self, Receiver};
 use crate::os::reason::Reason;
-use crate::os::sockopt;
-use crate::os::sys::Errno;
+use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
-use crate::os::{config, log, sys};
+use crate::os::{config, log, sockopt};
 use crate::record::conn::{self, F_ADOPTED, F_CHILDREN_TCP};
-use crate::record::kernel;
-use crate::record::numbers;
+use crate::record::{kernel, numbers};
 use crate::socket::{connect, control};
 use crate::watch::observer;
 

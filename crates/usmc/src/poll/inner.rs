@@ -3,11 +3,9 @@
 use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 
 use super::epoll_wait;
-use crate::os::events;
-use crate::os::sys;
+use crate::os::{events, sys};
 use crate::watchers::nested::Nesting;
-use crate::watchers::set;
-use crate::watchers::set::{ET, ONESHOT};
+use crate::watchers::set::{self, ET, ONESHOT};
 
 /// The event to report, if the inner set has something to report that was not reported before.
 /// `by_kernel`: the kernel says so, too. `round` is the outer set's wait.

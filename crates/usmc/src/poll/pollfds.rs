@@ -10,10 +10,8 @@ use super::epoll_wait::{Deadline, has_tracked, nested_ready};
 use crate::family::locks::Receiving;
 use crate::handshake::clc;
 use crate::host;
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
-use crate::os::events;
-use crate::os::events::{READ_BITS, WRITE_BITS};
+use crate::os::errno::{errno, set_errno};
+use crate::os::events::{self, READ_BITS, WRITE_BITS};
 use crate::os::pointers::{is_nowhere, is_readable};
 use crate::os::signals::Signals;
 use crate::os::spin::Budget;
@@ -24,16 +22,12 @@ use crate::os::{clock, real, sys, yields};
 use crate::poll::inner;
 use crate::record::conn::{self, F_CLC};
 use crate::record::phase::Phase;
-use crate::stream::bells;
-use crate::stream::ready;
-use crate::stream::state;
 use crate::stream::wait::Sleeper;
-use crate::stream::{ending, room};
+use crate::stream::{bells, ending, ready, room, state};
 use crate::watch::observer;
 use crate::watchers::asleep::{self, arm_all};
-use crate::watchers::deferred;
 use crate::watchers::hot::Looks;
-use crate::watchers::set;
+use crate::watchers::{deferred, set};
 
 /// What one fd of a poll or select means to us.
 enum Watch {

@@ -14,9 +14,8 @@ use crate::poll::inner;
 use crate::record::conn::{self, Conn};
 use crate::record::order;
 use crate::watchers::entry::{self, E_DISABLED, E_TCP, Entry};
-use crate::watchers::report;
 use crate::watchers::set::{ET, Set};
-use crate::watchers::{hot, nested};
+use crate::watchers::{hot, nested, report};
 
 /// A wait's way of looking.
 pub struct Look<'a> {

@@ -19,12 +19,10 @@ use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 use crate::os::hook::Hook;
 use crate::os::process::Lock;
 use crate::os::reason::Reason;
-use crate::os::single;
 use crate::os::spin::Learnt;
-use crate::os::{cache, memory, sys};
+use crate::os::{cache, memory, single, sys};
 use crate::record::order;
-use crate::record::phase::Event;
-use crate::record::phase::Phase;
+use crate::record::phase::{Event, Phase};
 use crate::record::users::Users;
 
 /// Flag: this is the connecting end.

@@ -4,8 +4,7 @@ use core::mem::{self, offset_of};
 use usmc_shm::layout::{Slot, TX_RING, TXF_RETURNS};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
-use crate::os::sockopt;
-use crate::os::sys;
+use crate::os::{sockopt, sys};
 use crate::record::conn::Conn;
 
 /// The first fields of `struct tcp_info` (linux/tcp.h) up to the byte counters.

@@ -5,9 +5,8 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 use super::conn::{self, Conn};
 use super::users::{CALL, Kind, Left};
 use crate::os::hook::Hook;
-use crate::os::libc_streams;
-use crate::os::real;
 use crate::os::table::{self, Entry};
+use crate::os::{libc_streams, real};
 use core::ops::RangeInclusive;
 use usmc_shm::layout::END_HANDS_ON;
 

@@ -7,8 +7,7 @@ use crate::os::table::{self, Entry};
 use crate::record::conn::{self, F_KERNEL_ONLY, F_NONBLOCK};
 use crate::record::numbers;
 use crate::record::phase::Phase;
-use crate::stream::fallback;
-use crate::stream::unread;
+use crate::stream::{fallback, unread};
 use crate::watchers::set;
 
 /// `new` is a duplicate of `old`.

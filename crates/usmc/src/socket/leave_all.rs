@@ -2,9 +2,9 @@
 
 use crate::os::errno::{errno, set_errno};
 use crate::os::reason::Reason;
-use crate::os::sys::Errno;
+use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
-use crate::os::{config, kernel_only, log, process, real, sys};
+use crate::os::{config, kernel_only, log, process, real};
 use crate::stream::fallback;
 use crate::watchers::epoll;
 

@@ -10,10 +10,8 @@ use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::smc::{AF_SMC, IPPROTO_SMC};
-use crate::os::errno::errno;
-use crate::os::errno::set_errno;
-use crate::os::sockopt;
-use crate::os::{config, kernel_only, real, sys};
+use crate::os::errno::{errno, set_errno};
+use crate::os::{config, kernel_only, real, sockopt, sys};
 
 /// Who makes TCP sockets in this process.
 static MAKER: AtomicU32 = AtomicU32::new(UNKNOWN);

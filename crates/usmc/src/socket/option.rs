@@ -5,10 +5,9 @@ use usmc_shm::layout::{END_CORK, END_GIVEN_BACK, END_NODELAY, Slot};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::handshake::{syn_option, transition};
-use crate::os::clock;
 use crate::os::reason::Reason;
-use crate::os::sockopt;
 use crate::os::sys::{self, Errno};
+use crate::os::{clock, sockopt};
 use crate::record::conn::{self, Conn, F_CHILDREN_TCP, F_INQ, F_INQ_KNOWN, F_KERNEL_ONLY, F_TUNED};
 use crate::record::limit;
 use crate::record::phase::Phase;

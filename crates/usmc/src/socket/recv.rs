@@ -14,22 +14,18 @@ use crate::family::holders;
 use crate::family::locks::Family;
 use crate::handshake::{clc, transition};
 use crate::os::iov::Buffers;
-use crate::os::signals::Signals;
-use crate::os::signals::Woken;
+use crate::os::signals::{Signals, Woken};
 use crate::os::sys::{self, Errno};
 use crate::os::unwind::keeping;
 use crate::os::{clock, real};
 use crate::record::change_over::Call;
 use crate::record::conn::{self, Conn, F_CLC};
 use crate::record::kernel;
-use crate::record::numbers;
-use crate::record::numbers::Hold;
+use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
 use crate::stream::ending::{self, Ending};
-use crate::stream::fallback;
-use crate::stream::state;
-use crate::stream::unread;
 use crate::stream::wait::{self, Until};
+use crate::stream::{fallback, state, unread};
 use crate::watch::{capture, observer};
 
 /// What one attempt found.

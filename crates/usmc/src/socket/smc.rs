@@ -9,9 +9,8 @@
 use libc::{AF_INET, AF_INET6, IPPROTO_IP, IPPROTO_TCP, SO_DOMAIN, SOL_SOCKET};
 
 use super::option::Verdict;
-use crate::os::sockopt;
 use crate::os::sys::{self, Errno};
-use crate::os::{config, kernel_only};
+use crate::os::{config, kernel_only, sockopt};
 
 /// The address family (linux/socket.h); its protocols say which version of IP is below.
 pub const AF_SMC: i32 = 43;

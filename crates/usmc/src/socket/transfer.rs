@@ -11,19 +11,14 @@ use crate::family::holders;
 use crate::family::locks::{Family, Receiving};
 use crate::handshake::{clc, transition};
 use crate::os::reason::Reason;
-use crate::os::signals::Signals;
-use crate::os::signals::Woken;
+use crate::os::signals::{Signals, Woken};
 use crate::os::sys::{self, Errno};
 use crate::os::{clock, memory, real};
 use crate::record::change_over::Call;
-use crate::record::conn;
-use crate::record::numbers;
 use crate::record::phase::Phase;
-use crate::record::{kernel, order};
-use crate::stream::bells;
-use crate::stream::state;
+use crate::record::{conn, kernel, numbers, order};
 use crate::stream::wait::{self, Until};
-use crate::stream::{ending, fallback, room};
+use crate::stream::{bells, ending, fallback, room, state};
 use crate::watch::{capture, observer};
 
 /// How often one call looks where the kernel's bytes have gone that it was told of.

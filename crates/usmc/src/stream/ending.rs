@@ -12,10 +12,9 @@ use usmc_shm::layout::{
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use crate::family::life;
-use crate::os::events;
 use crate::os::signals::Woken;
-use crate::os::sockopt;
 use crate::os::sys::{self, Errno};
+use crate::os::{events, sockopt};
 use crate::record::conn::{self, Conn, F_COPIED};
 use crate::record::kernel;
 use crate::record::phase::Phase;

@@ -10,13 +10,10 @@ use crate::os::events::{ERR, HUP, IN, OUT, PRI, RDHUP, RDNORM, READ_BITS, WRITE_
 use crate::os::sys;
 use crate::record::change_over::Call;
 use crate::record::conn::{self, Conn};
-use crate::record::kernel;
-use crate::record::numbers;
 use crate::record::phase::Phase;
+use crate::record::{kernel, numbers};
 use crate::stream::ending::{self, Ending};
-use crate::stream::state;
-use crate::stream::unread;
-use crate::stream::{bells, fallback, room, wait};
+use crate::stream::{bells, fallback, room, state, unread, wait};
 
 /// Whether the kernel alone knows this connection's readiness. Moves the handshake on.
 #[inline(always)]

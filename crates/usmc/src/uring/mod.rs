@@ -28,11 +28,11 @@ pub use view::Params;
 
 use self::view::View;
 use crate::os::path::Path;
-use crate::os::process::Lock;
+use crate::os::process::{self, Lock};
 use crate::os::reason::Reason;
-use crate::os::sys::Errno;
+use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
-use crate::os::{config, kernel_only, process, sys};
+use crate::os::{config, kernel_only};
 use crate::socket::leave_all;
 
 /// Rings of a process at one time; one more takes it to TCP.

@@ -3,12 +3,10 @@
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
 use crate::os::single;
-use crate::watchers::epoll;
-use crate::watchers::hot::Looks;
-use crate::watchers::nested::DEPTH;
-use crate::watchers::set;
-use crate::watchers::set::{SETS, Set};
-use crate::watchers::{deferred, hot, nested};
+use crate::watchers::hot::{self, Looks};
+use crate::watchers::nested::{self, DEPTH};
+use crate::watchers::set::{self, SETS, Set};
+use crate::watchers::{deferred, epoll};
 
 /// A thread in the real wait: counted in the set and in the sets inside.
 pub struct Asleep<'a> {

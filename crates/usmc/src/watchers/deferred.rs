@@ -31,8 +31,7 @@ use crate::os::{kernel_only, single};
 use crate::record::conn::{self, Conn, F_ADOPTED, F_CLC, F_COPIED, F_SHARED};
 use crate::record::kernel;
 use crate::record::phase::Phase;
-use crate::watchers::set::OWED;
-use crate::watchers::set::POLLED;
+use crate::watchers::set::{OWED, POLLED};
 
 /// Whether waits may ask for these events by poll(2): what is true is told, again and again.
 fn is_state(events: u32) -> bool {

@@ -7,8 +7,7 @@ use usmc_shm::sync::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64};
 use super::set::{ET, WAKEUP};
 use crate::os::events::{IN, OUT, PRI, RDHUP};
 use crate::os::process::{self, Held, Lock};
-use crate::os::single;
-use crate::os::{cache, sys};
+use crate::os::{cache, single, sys};
 
 /// Most registrations of one process.
 pub const ENTRIES: usize = if cfg!(target_pointer_width = "32") { 1 << 16 } else { 1 << 18 };

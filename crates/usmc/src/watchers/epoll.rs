@@ -28,25 +28,13 @@ use crate::os::sys::{self, Errno};
 use crate::record::conn::{self, Conn};
 use crate::record::phase::Phase;
 use crate::stream::ending::{self, Ending};
-use crate::stream::ready;
-use crate::stream::unread;
 use crate::stream::wait::Sleeper;
+use crate::stream::{ready, unread};
 use crate::watchers::report;
-use crate::watchers::set;
-use crate::watchers::set::ET;
-use crate::watchers::set::EXCLUSIVE;
-use crate::watchers::set::FREE_SET;
-use crate::watchers::set::NEXT_SET;
-use crate::watchers::set::ONESHOT;
-use crate::watchers::set::SETS_LOCK;
-use crate::watchers::set::Set;
-use crate::watchers::set::can_change;
-use crate::watchers::set::entry_of;
-use crate::watchers::set::fd_of;
-use crate::watchers::set::keep_tagged;
-use crate::watchers::set::live_fd;
-use crate::watchers::set::set_at;
-use crate::watchers::set::tag_of;
+use crate::watchers::set::{
+    self, ET, EXCLUSIVE, FREE_SET, NEXT_SET, ONESHOT, SETS_LOCK, Set, can_change, entry_of, fd_of,
+    keep_tagged, live_fd, set_at, tag_of,
+};
 
 /// One fd of the set was closed.
 pub fn closed(index: u32) {

@@ -13,11 +13,9 @@ use super::set::Set;
 use crate::os::events::WRITE_BITS;
 use crate::record::conn::{self, Conn};
 use crate::record::phase::Phase;
-use crate::stream::ready;
-use crate::stream::{bells, room};
+use crate::stream::{bells, ready, room};
 use crate::watchers::report;
-use crate::watchers::set;
-use crate::watchers::set::HOT;
+use crate::watchers::set::{self, HOT};
 
 /// A set that never sleeps sorts its hot entries out every so many waits.
 const SWEEP_EVERY: u32 = 1024;

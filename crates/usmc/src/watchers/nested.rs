@@ -10,8 +10,7 @@ use super::deferred;
 use super::set::SETS_LOCK;
 use crate::os::events;
 use crate::os::sys::{self, Errno};
-use crate::watchers::asleep;
-use crate::watchers::set;
+use crate::watchers::{asleep, set};
 
 /// Sets registered in other sets at one time; what exceeds it is left to the kernel.
 const NESTED: usize = 64;

@@ -3,12 +3,9 @@
 use usmc_shm::layout::{END_MARKS_SHIFT, END_SHUT_RD, Slot, TX_TCP, TXF_ENDS};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
-use crate::os::events;
-use crate::os::events::{HUP, OUT, READ_BITS};
+use crate::os::events::{self, HUP, OUT, READ_BITS};
 use crate::record::conn::{self, Conn};
-use crate::stream::ending;
-use crate::stream::ready;
-use crate::stream::unread;
+use crate::stream::{ending, ready, unread};
 use crate::watchers::entry::{E_ACTIVE, E_DISABLED, E_EDGE, E_TCP, Entry};
 use crate::watchers::epoll::{arm, disarm};
 use crate::watchers::set::{ET, ONESHOT, live_fd, set_at};

@@ -10,8 +10,7 @@ use crate::os::process::{Held, Lock};
 use crate::os::spin::{Learnt, Work};
 use crate::os::sys;
 use crate::os::table::{self, Entry as Fd};
-use crate::record::conn;
-use crate::record::numbers;
+use crate::record::{conn, numbers};
 
 /// Most epoll sets with tracked sockets.
 pub const SETS: usize = 1024;

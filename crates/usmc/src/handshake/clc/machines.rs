@@ -9,8 +9,7 @@ use smc_proto::ids::{BufferSize, Chid, Eid, PeerId, SmcdGid};
 use smc_proto::list::List;
 use smc_proto::wire::clc::{FeatureMask, Hostname, Message, Prefix, Proposal, Release};
 
-use crate::host;
-use crate::host::{OfferId, PeerProcess};
+use crate::host::{self, OfferId, PeerProcess};
 use crate::os::{config, sys};
 
 /// The EID of hosts that have none configured: the device's GID decides then.

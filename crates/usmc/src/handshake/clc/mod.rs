@@ -45,8 +45,7 @@ use crate::os::{clock, config, foreign_fd, log, process, sys};
 use crate::record::clc_state::Step;
 use crate::record::conn::{self, Conn, F_CLC, F_CLIENT, F_COPIED, F_HANDSHAKE};
 use crate::record::kernel;
-use crate::record::phase::Event;
-use crate::record::phase::Phase;
+use crate::record::phase::{Event, Phase};
 use crate::record::tuple::{self, Endpoint};
 
 pub use acceptor::{expect, hold_if_asked};

@@ -6,15 +6,13 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 
 use super::{begin_elsewhere, changed, give_lowat_back, offer_id, step, usage};
 use crate::device::segment;
-use crate::family::mark;
-use crate::family::{holders, life};
+use crate::family::{holders, life, mark};
 use crate::handshake::clc;
 use crate::host;
 use crate::os::members;
 use crate::os::reason::Reason;
 use crate::record::conn::{self, Conn, F_CLIENT};
-use crate::record::phase::Event;
-use crate::record::phase::Phase;
+use crate::record::phase::{Event, Phase};
 
 /// The connection has to stay TCP although an offer may be out, or be just on its way: whoever makes it has begun
 /// in [`Phase::Early`] and does not look again. Where the acceptor was faster, nothing has changed.

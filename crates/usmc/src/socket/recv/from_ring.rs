@@ -12,10 +12,8 @@ use crate::os::signals::Woken;
 use crate::os::{clock, sys};
 use crate::record::conn::{Conn, F_SHARED};
 use crate::socket::send::PART;
-use crate::stream::bells;
 use crate::stream::ending::{self, Ending};
-use crate::stream::fallback;
-use crate::stream::state;
+use crate::stream::{bells, fallback, state};
 use crate::watch::{capture, observer};
 
 /// How long an empty ring is believed without asking the kernel whether the peer died.
