@@ -1,27 +1,30 @@
 //! The dynamic transition: offer, attach, confirm, without waiting; then each direction changes over at an
 //! exact byte. Every failure leaves the connection what it was, plain TCP.
 
+mod attach;
 mod calling_off;
+mod offer;
 
-pub use calling_off::{call_off, decline, end, put_off, release_slot, take_back, withdraw};
+pub use attach::{attach, is_spent};
+pub use offer::bind_own;
+
+pub use calling_off::{call_off, decline, end, put_off, release_slot, take_back};
 
 use core::ptr;
 use usmc_shm::Broken;
 use usmc_shm::handshake::{self, SlotState, Use};
 use usmc_shm::layout::{
-    ACCEPTOR, ARM_TCP, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_FAR, END_GIVEN_BACK,
-    END_NODELAY, END_RESET_SEEN, END_SENT_AFTER, END_SHUT_RD, End, Slot, TXF_ABORT, TXF_CLOSED,
-    TXF_ENDS,
+    ACCEPTOR, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_FAR, END_GIVEN_BACK, END_NODELAY,
+    END_RESET_SEEN, END_RESETS, END_SENT_AFTER, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_ENDS,
 };
 use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
-use crate::device::segment::{self, OwnSlot};
 use crate::family::life::{self, Life};
 use crate::family::{custody, holders, mark};
 use crate::handshake::{clc, syn_option};
-use crate::host::{self, DmbRef, OfferId};
+use crate::host::{self, OfferId};
 use crate::os::reason::Reason;
 use crate::os::{config, kernel_only, log, sockopt, sys};
 use crate::record::change_over::{self, Call};
@@ -33,7 +36,8 @@ use crate::record::phase::{Event, Phase};
 use crate::record::tuple::{self, Endpoint, Tuple};
 use crate::record::{kernel, limit, numbers, watched};
 use crate::watch::observer;
-use usmc_shm::layout::END_RESETS;
+use attach::{step_acceptor, step_attached};
+use offer::{is_ours_alone, offer, step_client};
 
 /// Calls in which an acceptor looks for an offer before it settles for TCP: after the first [`LOOKS_EACH`] only
 /// every [`LOOKS_EACH`]th looks, for a client that sends a long request before it makes its offer.
@@ -106,118 +110,6 @@ pub fn begin_at_once(fd: i32, index: u32) {
     if config::get().changes_over_at_once {
         progress(fd, index, Call::Look);
     }
-}
-
-/// Leaves an offer. Where it cannot be left just now, a later call will.
-fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
-    let meant = Endpoint::server_of(&stored_tuple(conn));
-    if !host::current().is_listening(None, meant) {
-        return Err(syn_option::reason_of(conn, Reason::NotRegistered));
-    }
-    if !is_free(fd, conn)? {
-        return Ok(());
-    }
-    let (Ok(client), Ok(server)) = (tuple::local(fd), tuple::peer(fd)) else { return Ok(()) };
-    // connect(0.0.0.0) goes to 127.0.0.1.
-    if server.port != meant.port || (server.addr != meant.addr && !meant.is_wildcard()) {
-        // The number means another connection by now.
-        return Err(Reason::NotRegistered);
-    }
-    let netns = tuple::netns(fd);
-    let tuple = Tuple { netns, client, server };
-    if !host::current().is_listening(Some(netns), server) {
-        return match host::current().is_listening(None, server) {
-            true => clc::ask(fd, conn, &tuple),
-            false => Err(Reason::NotRegistered),
-        };
-    }
-    // Receivers and senders in the kernel's TCP know nothing of a slot.
-    let Some(_rx) = conn.rx_lock.try_enter() else { return Ok(()) };
-    if !conn.stop_kernel_calls() {
-        return Ok(());
-    }
-    if conn.returns() > 0 && !is_free(fd, conn)? {
-        // A call began meanwhile that was on its way when the connection came back.
-        conn.go_on_with_kernel_calls();
-        return Ok(());
-    }
-    let own = segment::take_slot(&tuple)?;
-    let usage = bind_own(fd, conn, &own)?;
-    store_tuple(conn, &tuple);
-    let dmb = DmbRef { segment: own.id, slot: own.slot, usage: usage.to_bits() };
-    let offered = host::current().offer(&tuple, dmb);
-    let offered = offered.inspect_err(|_| {
-        release_slot(conn);
-    })?;
-    conn.offer_index.store(offered.index, Relaxed);
-    conn.offer_use.store(offered.use_count, Relaxed);
-    conn.reason.store(Reason::Pending as u32, Relaxed);
-    if !conn.leave_early(Event::Offers) {
-        // A signal handler of this thread wants it to stay TCP.
-        call_off(conn);
-        return Ok(());
-    }
-    log::debug(format_args!("fd {fd}: offered slot {} to port {}", own.slot, server.port));
-    Ok(())
-}
-
-/// Ties the record to a slot that was just taken, for its next connection.
-pub fn bind_own(fd: i32, conn: &Conn, own: &OwnSlot) -> Result<Use, Reason> {
-    let Ok(usage) = prepare(&own.map, own.slot) else {
-        segment::unuse(own.segment);
-        return Err(Reason::NoMemory);
-    };
-    bind_slot(fd, conn, &own.map, own.segment, own.slot, true)?;
-    if let Some(slot) = conn.slot() {
-        life::vouch(conn, slot);
-    }
-    conn.usage.store(usage.to_bits(), Relaxed);
-    Ok(usage)
-}
-
-/// Another process may hold the socket, too, and could not learn of the memory: false until it let go.
-fn is_ours_alone(fd: i32, conn: &Conn) -> Result<bool, Reason> {
-    if !holders::is_sole_holder(conn) {
-        return Ok(false);
-    }
-    // The others may have shut it down.
-    if kernel::is_established(fd) { Ok(true) } else { Err(Reason::ShutDown) }
-}
-
-/// Resets a slot's words for its next connection and opens it for an acceptor.
-fn prepare(map: &Segment, index: u32) -> Result<Use, Broken> {
-    let slot = map.slot(index)?;
-    for side in [CLIENT, ACCEPTOR] {
-        let ring = map.ring(index, side)?;
-        ring.reset();
-        // Sleepers of the time before the ring are asleep on the TCP socket.
-        ring.arm_rx(ARM_TCP);
-        let end = &slot.end[side];
-        reset_end(end);
-    }
-    // The slot came from the free list, so its last use is over whatever the word says.
-    let last = slot.control.state.load(Relaxed) >> 8;
-    handshake::release(&slot.control, Use::from_bits(last));
-    handshake::offer(&slot.control)
-}
-
-fn reset_end(end: &End) {
-    for cell in [&end.tcp_sends, &end.rx_sleepers, &end.tx_sleepers, &end.bells_drained, &end.flags]
-    {
-        cell.store(0, Relaxed);
-    }
-    end.tx_lock.store(0, Relaxed);
-    end.back_lock.store(0, Relaxed);
-    end.rx_lock.store(0, Relaxed);
-    end.tcp_left.store(0, Relaxed);
-    end.rcvlowat.store(0, Relaxed);
-    end.custody.store(0, Relaxed);
-    end.blocked_sends.store(0, Relaxed);
-    end.leaving.store(0, Relaxed);
-    end.bells_for.store(0, Relaxed);
-    end.members.iter().for_each(|id| id.store(0, Relaxed));
-    // Set for both: who attaches holds its end from that moment on.
-    end.refs.store(1, Relaxed);
 }
 
 fn bind_slot(
@@ -466,234 +358,12 @@ fn offer_id(conn: &Conn) -> OfferId {
     OfferId { index: conn.offer_index.load(Relaxed), use_count: conn.offer_use.load(Relaxed) }
 }
 
-fn step_client(fd: i32, conn: &Conn) {
-    let Some(slot) = conn.slot() else { return };
-    match handshake::phase(&slot.control, usage(conn)) {
-        // Whoever has the peer's end now may be without the library.
-        SlotState::Offered if conn.returns() > 0 && is_spent(fd, conn) => {
-            withdraw(conn, Reason::PeerLeft)
-        }
-        SlotState::Offered => {
-            let device = host::current();
-            if let Some(process) = device.wanted_by(offer_id(conn))
-                && let Some(memfd) = segment::fd_of(conn.segment.load(Relaxed))
-            {
-                match device.push_segment(offer_id(conn), process, memfd) {
-                    Ok(()) | Err(libc::EAGAIN) => {}
-                    Err(errno) => {
-                        log::warn(format_args!("fd {fd}: segment not handed over, errno {errno}"));
-                        withdraw(conn, Reason::NoSegment);
-                    }
-                }
-            }
-        }
-        // Nothing smaller than the mark may wake whoever sleeps on the kernel's socket by now, a doorbell has to.
-        SlotState::Attached if has_high_lowat(fd) => {
-            if call_off(conn) {
-                conn.give_up(Reason::KernelFeature);
-            }
-        }
-        SlotState::Attached => {
-            // An fd number that changed hands behind our back must not confirm another connection.
-            let stored = stored_tuple(conn);
-            let live = (tuple::local(fd), tuple::peer(fd));
-            if let (Ok(client), Ok(server)) = live
-                && (Tuple { netns: stored[0], client, server }).words() == stored
-            {
-                if !mark::enter_ring(fd) {
-                    call_off(conn);
-                    return conn.give_up(Reason::Adopted);
-                }
-                begin_ring(conn);
-                if handshake::confirm(&slot.control, usage(conn)) != SlotState::Confirmed {
-                    mark::leave_ring(fd);
-                    conn.give_up(Reason::PeerGone);
-                }
-                host::current().clear_offer(offer_id(conn));
-            }
-        }
-        SlotState::Confirmed => begin_ring(conn),
-        SlotState::Gone => begin_elsewhere(fd, conn, slot),
-    }
-}
-
-/// Whether all calls are made in which an answer was waited for. Those of a program that polls, or of a poll of ours that
-/// has not slept yet, count only where the peer has sent something meanwhile.
-pub fn is_spent(fd: i32, conn: &Conn) -> bool {
-    let left = conn.looks.load(Relaxed);
-    let counts = !left.is_multiple_of(LOOKS_EACH) || is_used(fd, conn);
-    let next = if counts { left.checked_sub(1) } else { Some(left + LOOKS_EACH - 1) };
-    conn.looks.store(next.unwrap_or(0), Relaxed);
-    next.is_none()
-}
-
-/// Whether the peer has sent anything since this was last asked: calls that find nothing, as of a program that polls
-/// without a sleep, say nothing about what the connection is good for.
-fn is_used(fd: i32, conn: &Conn) -> bool {
-    // Plus one: the first time is the measure of the next.
-    let received = kernel::tcp_received(fd).map_or(u64::MAX, |bytes| bytes + 1);
-    let before = conn.received.swap(received, Relaxed);
-    before != 0 && before != received
-}
-
-/// The acceptor's tuple. Of a listener on all addresses, accept(2) did not tell which one it is.
-fn named(fd: i32, conn: &Conn) -> Option<[u64; 6]> {
-    let words = stored_tuple(conn);
-    if !Endpoint::server_of(&words).is_wildcard() {
-        return Some(words);
-    }
-    let (server, client) = (tuple::local(fd).ok()?, tuple::peer(fd).ok()?);
-    store_tuple(conn, &Tuple { netns: words[0], client, server });
-    Some(stored_tuple(conn))
-}
-
-/// The calls that are left to an acceptor after one that has looked in vain; `None` = none. Where the peer sends nothing
-/// they do not become fewer, and still only some look.
-fn left_after_look(left: u32, is_used: impl FnOnce() -> bool) -> Option<u32> {
-    match left {
-        _ if left > SELDOM => Some(left - 1),
-        _ if is_used() => left.checked_sub(1),
-        _ => Some((left + LOOKS_EACH - 1).min(SELDOM - 1)),
-    }
-}
-
-fn step_acceptor(fd: i32, conn: &Conn) {
-    let left = conn.looks.load(Relaxed);
-    if left < SELDOM && !left.is_multiple_of(LOOKS_EACH) {
-        conn.looks.store(left - 1, Relaxed);
-        return;
-    }
-    let device = host::current();
-    let Some(words) = named(fd, conn) else { return };
-    clc::take_mail();
-    let Some(found) = device.find_offer(&words) else {
-        if clc::hold_if_asked(fd, conn) {
-            return;
-        }
-        let why = syn_option::reason_of(conn, Reason::NoOffer);
-        conn.reason.store(why as u32, Relaxed);
-        match left_after_look(left, || is_used(fd, conn)) {
-            Some(left) => conn.looks.store(left, Relaxed),
-            None => conn.give_up(why),
-        }
-        return;
-    };
-    // Another connection has the names of one that was reset, and this offer is for that.
-    if kernel::is_over(fd) {
-        return conn.give_up(Reason::PeerGone);
-    }
-    match is_free(fd, conn) {
-        Ok(true) => {}
-        Ok(false) => return,
-        Err(reason) => return conn.give_up(reason),
-    }
-    // Once attached we may be rung, and a doorbell is one byte: it has to wake.
-    if has_high_lowat(fd) {
-        return conn.give_up(Reason::KernelFeature);
-    }
-    let known = segment::use_peer(found.dmb.segment).or_else(|| {
-        // It may have come since the offer was found.
-        clc::take_mail();
-        segment::use_peer(found.dmb.segment)
-    });
-    let Some((seg, map)) = known else {
-        if segment::is_refused(found.dmb.segment) {
-            return conn.give_up(Reason::NoMemory);
-        }
-        // The client hands it over at its next call, which may be long in coming: a large send can last
-        // for any number of calls here.
-        conn.reason.store(Reason::Pending as u32, Relaxed);
-        match device.want_segment(found.id) {
-            Ok(false) => conn.looks.store(LOOKS, Relaxed),
-            // What cannot be kept is not asked for at every call for ever.
-            Ok(true) if left == 0 => conn.give_up(Reason::NoSegment),
-            Ok(true) => conn.looks.store(left - 1, Relaxed),
-            Err(reason) => conn.give_up(reason),
-        }
-        return;
-    };
-    attach_to(fd, conn, found.dmb, seg, &map);
-}
-
-/// Attaches to memory that was handed over for this very connection ([`clc`]).
-pub fn attach(fd: i32, conn: &Conn, dmb: DmbRef, file: u64) {
-    match is_free(fd, conn) {
-        Ok(true) => {}
-        Ok(false) => return,
-        Err(reason) => return conn.give_up(reason),
-    }
-    match segment::use_delivered(dmb.segment, file) {
-        Some((seg, map)) => attach_to(fd, conn, dmb, seg, &map),
-        None => conn.give_up(Reason::NoMemory),
-    }
-}
-
-/// The caller has counted a use of the segment, and holds the step's lock.
-fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
-    // Receivers of this process are kept out while the record gets its slot; calls in the kernel's TCP would
-    // be uncounted in the slot, so with any of them in flight the next call tries again.
-    let Some(_rx) = conn.rx_lock.try_enter() else { return segment::unuse(seg) };
-    if !conn.stop_kernel_calls() {
-        return segment::unuse(seg);
-    }
-    if conn.returns() > 0 && !is_free(fd, conn).is_ok_and(|free| free) {
-        conn.go_on_with_kernel_calls();
-        return segment::unuse(seg);
-    }
-    if !mark::enter_ring(fd) {
-        conn.go_on_with_kernel_calls();
-        conn.give_up(Reason::Adopted);
-        return segment::unuse(seg);
-    }
-    let bound = match conn.is_with_stranger() && !conn.clc.put_aside(map.shifts()) {
-        true => Err(Reason::NoMemory),
-        false => bind_slot(fd, conn, map, seg, dmb.slot, false),
-    };
-    if let Err(reason) = bound {
-        conn.clc.give_back();
-        mark::leave_ring(fd);
-        conn.go_on_with_kernel_calls();
-        conn.give_up(reason);
-        return segment::unuse(seg);
-    }
-    let Some(slot) = conn.slot() else { return };
-    let usage = Use::from_bits(dmb.usage);
-    conn.usage.store(dmb.usage, Relaxed);
-    // Before the slot is: a signal handler of this thread may want the connection to stay TCP.
-    let moved = conn.leave_early(Event::Attaches);
-    if moved
-        && handshake::attach(&slot.control, usage, crate::os::process::pid()) == SlotState::Attached
-    {
-        life::vouch(conn, slot);
-        conn.reason.store(Reason::Pending as u32, Relaxed);
-        log::debug(format_args!("fd {fd}: attached to slot {}", dmb.slot));
-        return;
-    }
-    // Withdrawn, or taken by a process that shares this very socket: not ours to use.
-    mark::leave_ring(fd);
-    conn.forget_slot();
-    segment::unuse(seg);
-    if moved {
-        conn.give_up(Reason::PeerGone);
-    }
-}
-
 /// The connection is in the ring from now on. Who had it, too, before may have set O_NONBLOCK meanwhile.
 fn begin_ring(conn: &Conn) {
     if conn.returns() > 0 || conn.custody.load(Relaxed) != 0 || conn.has(F_ADOPTED | F_COPIED) {
         conn.set_flag(F_STALE, true);
     }
     conn.go(Event::Confirms);
-}
-
-fn step_attached(fd: i32, conn: &Conn) {
-    let Some(slot) = conn.slot() else { return };
-    match handshake::phase(&slot.control, usage(conn)) {
-        SlotState::Confirmed => begin_ring(conn),
-        SlotState::Attached => {}
-        SlotState::Offered => conn.give_up(Reason::PeerBroken),
-        SlotState::Gone => begin_elsewhere(fd, conn, slot),
-    }
 }
 
 /// The handshake has ended, perhaps because the peer passes its end on.
