@@ -138,6 +138,12 @@ macro_rules! call {
     };
 }
 
+mod memory;
+mod sockets;
+
+pub use memory::*;
+pub use sockets::*;
+
 /// getpid(2), not cached.
 pub fn getpid() -> u32 {
     call!(SYS_getpid).unwrap_or(0) as u32
@@ -362,93 +368,8 @@ pub fn lock_byte(fd: c_int, set: bool, kind: c_int, at: i64) -> Result<c_int, Er
     Ok(lock.l_type as c_int)
 }
 
-/// Shared writable mapping of `len` bytes of `fd`.
-pub fn mmap_shared(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
-    call!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
-        .map(|v| v as *mut u8)
-}
-
-/// The same, without access for now: nothing of it comes into memory, be it to be locked there (mlockall(2)).
-pub fn mmap_out_of_reach(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
-    call!(SYS_mmap, 0, len, libc::PROT_NONE, libc::MAP_SHARED, fd, 0).map(|v| v as *mut u8)
-}
-
-/// munlock(2).
-///
-/// # Safety
-/// The range is mapped.
-pub unsafe fn munlock(at: *mut u8, len: usize) -> Result<(), Errno> {
-    call!(SYS_munlock, at, len).map(drop)
-}
-
-/// The same from some place in it on, which is a page's.
-pub fn mmap_shared_from(fd: c_int, len: usize, from: u64) -> Result<*mut u8, Errno> {
-    /// What mmap2(2) counts in.
-    const UNIT: u64 = if cfg!(target_arch = "x86") { 4096 } else { 1 };
-    let (access, from) = (libc::PROT_READ | libc::PROT_WRITE, from / UNIT);
-    call!(SYS_mmap, 0, len, access, libc::MAP_SHARED, fd, from).map(|v| v as *mut u8)
-}
-
-/// The same, to be read only.
-pub fn mmap_readable(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
-    call!(SYS_mmap, 0, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0).map(|v| v as *mut u8)
-}
-
-/// Private zeroed memory, reserved but not committed; `at` fixes the address when not null.
-pub fn mmap_private(at: *mut u8, len: usize) -> Result<*mut u8, Errno> {
-    let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
-    call!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1isize, 0)
-        .map(|v| v as *mut u8)
-}
-
-/// mmap of `fd` over an existing mapping.
-pub fn mmap_shared_at(at: *mut u8, fd: c_int, len: usize) -> Result<(), Errno> {
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    call!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0).map(drop)
-}
-
-/// munmap(2).
-///
-/// # Safety
-/// Nothing refers to the range any more.
-pub unsafe fn munmap(at: *mut u8, len: usize) {
-    let _ = call!(SYS_munmap, at, len);
-}
-
 /// MADV_POPULATE_WRITE, which the libc crate does not have for all targets.
 pub const POPULATE: c_int = 23;
-
-/// madvise(2).
-///
-/// # Safety
-/// The advice must not invalidate data that is still needed.
-pub unsafe fn madvise(at: *mut u8, len: usize, advice: c_int) -> Result<(), Errno> {
-    call!(SYS_madvise, at, len, advice).map(drop)
-}
-
-/// mprotect(2).
-///
-/// # Safety
-/// Nobody counts on what the range is not any more.
-pub unsafe fn mprotect(at: *mut u8, len: usize, protection: c_int) -> Result<(), Errno> {
-    call!(SYS_mprotect, at, len, protection).map(drop)
-}
-
-/// Whether memory can be written: the kernel writes there what is there.
-///
-/// # Safety
-/// Eight readable bytes, not all zero, that nobody else writes.
-pub unsafe fn is_writable(at: *mut u64) -> bool {
-    const FLAGS: c_int = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
-    // SAFETY: the caller's contract.
-    let value = unsafe { at.read_unaligned() };
-    let Ok(fd) = call!(SYS_eventfd2, 0, FLAGS) else { return false };
-    let is_there = call!(SYS_write, fd, &raw const value, 8).is_ok();
-    let done = is_there && call!(SYS_read, fd, at, 8).is_ok();
-    close(fd as c_int);
-    done
-}
 
 /// Random bits; falls back to the clock when the pool is not ready.
 pub fn random() -> u64 {
@@ -459,127 +380,9 @@ pub fn random() -> u64 {
     }
 }
 
-/// getsockopt(2) of a plain value; returns how many bytes the kernel filled.
-pub fn getsockopt<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> Result<usize, Errno> {
-    let mut len = size_of::<T>() as u32;
-    call!(SYS_getsockopt, fd, level, name, value as *mut T, &raw mut len)?;
-    Ok(len as usize)
-}
-
-/// getsockopt(2) of an int.
-pub fn getsockopt_int(fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
-    let mut value: c_int = 0;
-    getsockopt(fd, level, name, &mut value).map(|_| value)
-}
-
-/// setsockopt(2) of a plain value.
-pub fn setsockopt<T>(fd: c_int, level: c_int, name: c_int, value: &T) -> Result<(), Errno> {
-    call!(SYS_setsockopt, fd, level, name, value as *const T, size_of::<T>()).map(drop)
-}
-
-/// getsockname(2).
-pub fn getsockname(fd: c_int, addr: &mut libc::sockaddr_storage) -> Result<usize, Errno> {
-    let mut len = size_of::<libc::sockaddr_storage>() as u32;
-    call!(SYS_getsockname, fd, addr as *mut _, &raw mut len)?;
-    Ok(len as usize)
-}
-
-/// getpeername(2).
-pub fn getpeername(fd: c_int, addr: &mut libc::sockaddr_storage) -> Result<usize, Errno> {
-    let mut len = size_of::<libc::sockaddr_storage>() as u32;
-    call!(SYS_getpeername, fd, addr as *mut _, &raw mut len)?;
-    Ok(len as usize)
-}
-
-/// getpeername(2) into the application's memory, wherever that is.
-pub fn give_peer(
-    fd: c_int,
-    addr: *mut libc::sockaddr,
-    len: *mut libc::socklen_t,
-) -> Result<(), Errno> {
-    call!(SYS_getpeername, fd, addr, len).map(drop)
-}
-
-/// Whether the process may read at `at`. sigprocmask(2) copies a set from there before it refuses an unknown way to use it; the
-/// call neither sleeps nor changes anything.
-pub fn can_read(at: *const u8) -> bool {
-    const SET: usize = 8;
-    const NO_SUCH_WAY: c_int = -1;
-    let set = at.map_addr(|at| at & !(SET - 1));
-    call!(SYS_rt_sigprocmask, NO_SUCH_WAY, set, 0, SET) != Err(libc::EFAULT)
-}
-
-/// ioctl(2) that stores an int.
-pub fn ioctl_int(fd: c_int, request: c_ulong) -> Result<c_int, Errno> {
-    let mut v: c_int = 0;
-    call!(SYS_ioctl, fd, request, &raw mut v)?;
-    Ok(v)
-}
-
-/// recv(2) into a raw buffer.
-///
-/// # Safety
-/// `buf` is writable for `len` bytes.
-pub unsafe fn recv(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Result<usize, Errno> {
-    call!(SYS_recvfrom, fd, buf, len, flags, 0, 0)
-}
-
-/// send(2) of a few bytes.
-pub fn send(fd: c_int, buf: &[u8], flags: c_int) -> Result<usize, Errno> {
-    call!(SYS_sendto, fd, buf.as_ptr(), buf.len(), flags, 0, 0)
-}
-
-/// send(2) from memory that others may write.
-///
-/// # Safety
-/// `buf` is readable for `len` bytes.
-pub unsafe fn send_raw(
-    fd: c_int,
-    buf: *const u8,
-    len: usize,
-    flags: c_int,
-) -> Result<usize, Errno> {
-    call!(SYS_sendto, fd, buf, len, flags, 0, 0)
-}
-
 /// `new` becomes a duplicate of `fd`, which is another number; it crosses exec(2).
 pub fn dup2(fd: c_int, new: c_int) -> Result<(), Errno> {
     call!(SYS_dup3, fd, new, 0).map(|_| ())
-}
-
-/// Resets a connection: connect(2) to AF_UNSPEC.
-pub fn disconnect(fd: c_int) {
-    let nowhere =
-        libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
-    let _ = call!(SYS_connect, fd, &raw const nowhere, size_of::<libc::sockaddr>());
-}
-
-/// shutdown(2).
-pub fn shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
-    call!(SYS_shutdown, fd, how).map(drop)
-}
-
-/// poll(2) on one fd.
-pub fn poll1(fd: c_int, events: i16, timeout_ms: c_int) -> i16 {
-    let mut p = [libc::pollfd { fd, events, revents: 0 }];
-    match poll(&mut p, timeout_ms) {
-        1 => p[0].revents,
-        _ => 0,
-    }
-}
-
-/// poll(2) on several, without waiting: how many have something to tell.
-pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
-    poll(fds, 0)
-}
-
-#[inline(always)]
-fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> usize {
-    let ts = libc::timespec {
-        tv_sec: (timeout_ms / 1000) as libc::time_t,
-        tv_nsec: (timeout_ms % 1000) as c_long * 1_000_000,
-    };
-    call!(SYS_ppoll, fds.as_mut_ptr(), fds.len(), &raw const ts, 0, 0).unwrap_or(0)
 }
 
 /// epoll_ctl(2).
@@ -602,40 +405,6 @@ pub fn pidfd_getfd(pidfd: c_int, fd: u32) -> Result<c_int, Errno> {
     call!(SYS_pidfd_getfd, pidfd, fd, 0).map(|v| v as c_int)
 }
 
-/// socket(2)
-pub fn socket(family: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
-    call!(SYS_socket, family, kind, protocol).map(|v| v as c_int)
-}
-
-/// Sends a question that holds no pointers, and receives the answer at once: its length in bytes.
-pub fn ask<T>(fd: c_int, question: &T, answer: &mut [u32]) -> Result<usize, Errno> {
-    // SAFETY: `question` is readable for its size.
-    unsafe { send_raw(fd, core::ptr::from_ref(question).cast(), size_of::<T>(), 0) }?;
-    // SAFETY: `answer` is writable for its size.
-    unsafe { recv(fd, answer.as_mut_ptr().cast(), size_of_val(answer), libc::MSG_DONTWAIT) }
-}
-
-/// connect(2).
-///
-/// # Safety
-/// `addr` is readable for `len` bytes.
-pub unsafe fn connect(fd: c_int, addr: *const c_void, len: u32) -> Result<(), Errno> {
-    call!(SYS_connect, fd, addr, len).map(drop)
-}
-
-/// bind(2) to a path.
-pub fn bind_unix(fd: c_int, addr: &libc::sockaddr_un) -> Result<(), Errno> {
-    call!(SYS_bind, fd, addr as *const _, size_of::<libc::sockaddr_un>()).map(drop)
-}
-
-/// sendmsg(2).
-///
-/// # Safety
-/// `msg` and all it points to is valid.
-pub unsafe fn sendmsg(fd: c_int, msg: *const libc::msghdr, flags: c_int) -> Result<usize, Errno> {
-    call!(SYS_sendmsg, fd, msg, flags)
-}
-
 /// This host's name, as uname(2) has it; nothing where it is no text.
 pub fn hostname(buffer: &mut [u8; 65]) -> &str {
     // SAFETY: all-zero is a valid utsname, which the call fills.
@@ -648,14 +417,6 @@ pub fn hostname(buffer: &mut [u8; 65]) -> &str {
     }
     let len = buffer.iter().position(|&b| b == 0).unwrap_or(0);
     core::str::from_utf8(&buffer[..len]).unwrap_or("")
-}
-
-/// recvmsg(2).
-///
-/// # Safety
-/// `msg` and all it points to is valid and writable.
-pub unsafe fn recvmsg(fd: c_int, msg: *mut libc::msghdr, flags: c_int) -> Result<usize, Errno> {
-    call!(SYS_recvmsg, fd, msg, flags)
 }
 
 /// write(2), for the log: of the signals with which the kernel tells a program that its own write failed, none comes.
@@ -739,13 +500,6 @@ pub fn restarts(signal: c_int) -> Option<bool> {
 pub fn raise(signal: c_int) {
     let thread = call!(SYS_gettid).unwrap_or(0);
     let _ = call!(SYS_tgkill, getpid(), thread, signal);
-}
-
-/// Zeroed memory shared with children.
-pub fn mmap_family(len: usize) -> Result<*mut u8, Errno> {
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    call!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1isize, 0)
-        .map(|v| v as *mut u8)
 }
 
 /// read(2).

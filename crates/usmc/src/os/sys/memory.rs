@@ -1,0 +1,106 @@
+//! Mappings.
+
+use core::ffi::c_int;
+
+use super::{Errno, check, close, nr, raw};
+
+/// Shared writable mapping of `len` bytes of `fd`.
+pub fn mmap_shared(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
+    call!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
+        .map(|v| v as *mut u8)
+}
+
+/// The same, without access for now: nothing of it comes into memory, be it to be locked there (mlockall(2)).
+pub fn mmap_out_of_reach(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
+    call!(SYS_mmap, 0, len, libc::PROT_NONE, libc::MAP_SHARED, fd, 0).map(|v| v as *mut u8)
+}
+
+/// munlock(2).
+///
+/// # Safety
+/// The range is mapped.
+pub unsafe fn munlock(at: *mut u8, len: usize) -> Result<(), Errno> {
+    call!(SYS_munlock, at, len).map(drop)
+}
+
+/// The same from some place in it on, which is a page's.
+pub fn mmap_shared_from(fd: c_int, len: usize, from: u64) -> Result<*mut u8, Errno> {
+    /// What mmap2(2) counts in.
+    const UNIT: u64 = if cfg!(target_arch = "x86") { 4096 } else { 1 };
+    let (access, from) = (libc::PROT_READ | libc::PROT_WRITE, from / UNIT);
+    call!(SYS_mmap, 0, len, access, libc::MAP_SHARED, fd, from).map(|v| v as *mut u8)
+}
+
+/// The same, to be read only.
+pub fn mmap_readable(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
+    call!(SYS_mmap, 0, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0).map(|v| v as *mut u8)
+}
+
+/// Private zeroed memory, reserved but not committed; `at` fixes the address when not null.
+pub fn mmap_private(at: *mut u8, len: usize) -> Result<*mut u8, Errno> {
+    let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+    call!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1isize, 0)
+        .map(|v| v as *mut u8)
+}
+
+/// mmap of `fd` over an existing mapping.
+pub fn mmap_shared_at(at: *mut u8, fd: c_int, len: usize) -> Result<(), Errno> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    call!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0).map(drop)
+}
+
+/// munmap(2).
+///
+/// # Safety
+/// Nothing refers to the range any more.
+pub unsafe fn munmap(at: *mut u8, len: usize) {
+    let _ = call!(SYS_munmap, at, len);
+}
+
+/// madvise(2).
+///
+/// # Safety
+/// The advice must not invalidate data that is still needed.
+pub unsafe fn madvise(at: *mut u8, len: usize, advice: c_int) -> Result<(), Errno> {
+    call!(SYS_madvise, at, len, advice).map(drop)
+}
+
+/// mprotect(2).
+///
+/// # Safety
+/// Nobody counts on what the range is not any more.
+pub unsafe fn mprotect(at: *mut u8, len: usize, protection: c_int) -> Result<(), Errno> {
+    call!(SYS_mprotect, at, len, protection).map(drop)
+}
+
+/// Whether memory can be written: the kernel writes there what is there.
+///
+/// # Safety
+/// Eight readable bytes, not all zero, that nobody else writes.
+pub unsafe fn is_writable(at: *mut u64) -> bool {
+    const FLAGS: c_int = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
+    // SAFETY: the caller's contract.
+    let value = unsafe { at.read_unaligned() };
+    let Ok(fd) = call!(SYS_eventfd2, 0, FLAGS) else { return false };
+    let is_there = call!(SYS_write, fd, &raw const value, 8).is_ok();
+    let done = is_there && call!(SYS_read, fd, at, 8).is_ok();
+    close(fd as c_int);
+    done
+}
+
+/// Zeroed memory shared with children.
+pub fn mmap_family(len: usize) -> Result<*mut u8, Errno> {
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    call!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1isize, 0)
+        .map(|v| v as *mut u8)
+}
+
+/// Whether the process may read at `at`. sigprocmask(2) copies a set from there before it refuses an unknown way to use it; the
+/// call neither sleeps nor changes anything.
+pub fn can_read(at: *const u8) -> bool {
+    const SET: usize = 8;
+    const NO_SUCH_WAY: c_int = -1;
+    let set = at.map_addr(|at| at & !(SET - 1));
+    call!(SYS_rt_sigprocmask, NO_SUCH_WAY, set, 0, SET) != Err(libc::EFAULT)
+}

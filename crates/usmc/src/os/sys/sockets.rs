@@ -1,0 +1,156 @@
+//! Sockets and waits on them.
+
+use core::ffi::{c_int, c_long, c_ulong, c_void};
+
+use super::{Errno, check, nr, raw};
+
+/// getsockopt(2) of a plain value; returns how many bytes the kernel filled.
+pub fn getsockopt<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> Result<usize, Errno> {
+    let mut len = size_of::<T>() as u32;
+    call!(SYS_getsockopt, fd, level, name, value as *mut T, &raw mut len)?;
+    Ok(len as usize)
+}
+
+/// getsockopt(2) of an int.
+pub fn getsockopt_int(fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
+    let mut value: c_int = 0;
+    getsockopt(fd, level, name, &mut value).map(|_| value)
+}
+
+/// setsockopt(2) of a plain value.
+pub fn setsockopt<T>(fd: c_int, level: c_int, name: c_int, value: &T) -> Result<(), Errno> {
+    call!(SYS_setsockopt, fd, level, name, value as *const T, size_of::<T>()).map(drop)
+}
+
+/// getsockname(2).
+pub fn getsockname(fd: c_int, addr: &mut libc::sockaddr_storage) -> Result<usize, Errno> {
+    let mut len = size_of::<libc::sockaddr_storage>() as u32;
+    call!(SYS_getsockname, fd, addr as *mut _, &raw mut len)?;
+    Ok(len as usize)
+}
+
+/// getpeername(2).
+pub fn getpeername(fd: c_int, addr: &mut libc::sockaddr_storage) -> Result<usize, Errno> {
+    let mut len = size_of::<libc::sockaddr_storage>() as u32;
+    call!(SYS_getpeername, fd, addr as *mut _, &raw mut len)?;
+    Ok(len as usize)
+}
+
+/// getpeername(2) into the application's memory, wherever that is.
+pub fn give_peer(
+    fd: c_int,
+    addr: *mut libc::sockaddr,
+    len: *mut libc::socklen_t,
+) -> Result<(), Errno> {
+    call!(SYS_getpeername, fd, addr, len).map(drop)
+}
+
+/// ioctl(2) that stores an int.
+pub fn ioctl_int(fd: c_int, request: c_ulong) -> Result<c_int, Errno> {
+    let mut v: c_int = 0;
+    call!(SYS_ioctl, fd, request, &raw mut v)?;
+    Ok(v)
+}
+
+/// recv(2) into a raw buffer.
+///
+/// # Safety
+/// `buf` is writable for `len` bytes.
+pub unsafe fn recv(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Result<usize, Errno> {
+    call!(SYS_recvfrom, fd, buf, len, flags, 0, 0)
+}
+
+/// send(2) of a few bytes.
+pub fn send(fd: c_int, buf: &[u8], flags: c_int) -> Result<usize, Errno> {
+    call!(SYS_sendto, fd, buf.as_ptr(), buf.len(), flags, 0, 0)
+}
+
+/// send(2) from memory that others may write.
+///
+/// # Safety
+/// `buf` is readable for `len` bytes.
+pub unsafe fn send_raw(
+    fd: c_int,
+    buf: *const u8,
+    len: usize,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    call!(SYS_sendto, fd, buf, len, flags, 0, 0)
+}
+
+/// Resets a connection: connect(2) to AF_UNSPEC.
+pub fn disconnect(fd: c_int) {
+    let nowhere =
+        libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    let _ = call!(SYS_connect, fd, &raw const nowhere, size_of::<libc::sockaddr>());
+}
+
+/// shutdown(2).
+pub fn shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
+    call!(SYS_shutdown, fd, how).map(drop)
+}
+
+/// poll(2) on one fd.
+pub fn poll1(fd: c_int, events: i16, timeout_ms: c_int) -> i16 {
+    let mut p = [libc::pollfd { fd, events, revents: 0 }];
+    match poll(&mut p, timeout_ms) {
+        1 => p[0].revents,
+        _ => 0,
+    }
+}
+
+/// poll(2) on several, without waiting: how many have something to tell.
+pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
+    poll(fds, 0)
+}
+
+#[inline(always)]
+fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> usize {
+    let ts = libc::timespec {
+        tv_sec: (timeout_ms / 1000) as libc::time_t,
+        tv_nsec: (timeout_ms % 1000) as c_long * 1_000_000,
+    };
+    call!(SYS_ppoll, fds.as_mut_ptr(), fds.len(), &raw const ts, 0, 0).unwrap_or(0)
+}
+
+/// socket(2)
+pub fn socket(family: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
+    call!(SYS_socket, family, kind, protocol).map(|v| v as c_int)
+}
+
+/// Sends a question that holds no pointers, and receives the answer at once: its length in bytes.
+pub fn ask<T>(fd: c_int, question: &T, answer: &mut [u32]) -> Result<usize, Errno> {
+    // SAFETY: `question` is readable for its size.
+    unsafe { send_raw(fd, core::ptr::from_ref(question).cast(), size_of::<T>(), 0) }?;
+    // SAFETY: `answer` is writable for its size.
+    unsafe { recv(fd, answer.as_mut_ptr().cast(), size_of_val(answer), libc::MSG_DONTWAIT) }
+}
+
+/// connect(2).
+///
+/// # Safety
+/// `addr` is readable for `len` bytes.
+pub unsafe fn connect(fd: c_int, addr: *const c_void, len: u32) -> Result<(), Errno> {
+    call!(SYS_connect, fd, addr, len).map(drop)
+}
+
+/// bind(2) to a path.
+pub fn bind_unix(fd: c_int, addr: &libc::sockaddr_un) -> Result<(), Errno> {
+    call!(SYS_bind, fd, addr as *const _, size_of::<libc::sockaddr_un>()).map(drop)
+}
+
+/// sendmsg(2).
+///
+/// # Safety
+/// `msg` and all it points to is valid.
+pub unsafe fn sendmsg(fd: c_int, msg: *const libc::msghdr, flags: c_int) -> Result<usize, Errno> {
+    call!(SYS_sendmsg, fd, msg, flags)
+}
+
+/// recvmsg(2).
+///
+/// # Safety
+/// `msg` and all it points to is valid and writable.
+pub unsafe fn recvmsg(fd: c_int, msg: *mut libc::msghdr, flags: c_int) -> Result<usize, Errno> {
+    call!(SYS_recvmsg, fd, msg, flags)
+}
