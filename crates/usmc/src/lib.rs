@@ -64,7 +64,7 @@ pub unsafe fn init() {
     let saved = errno();
     process::AFTER_INTERRUPTION.set(socket::close::after_interruption);
     numbers::ENDED.set(socket::close::call_ended);
-    conn::LIFE_LEFT.set(|word| host::lives::let_go(word));
+    conn::LIFE_LEFT.set(host::lives::let_go);
     watched::PHASE_CHANGED.set(watchers::epoll::phase_changed);
     watched::LEFT_RING.set(watchers::epoll::left_ring);
     libc_streams::SERVE.set(api::streams::serve);

@@ -457,36 +457,3 @@ fn switch_tx(fd: i32, conn: &Conn, span: &TxSpan<'_>) -> bool {
     }
     switched == Ok(Switch::Ring)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Looks in so many calls, and whether the last one was made.
-    fn looks(calls: u32, is_used: impl Fn() -> bool) -> (u32, bool) {
-        let (mut left, mut looks) = (LOOKS, 0);
-        for _ in 0..calls {
-            if left < SELDOM && !left.is_multiple_of(LOOKS_EACH) {
-                left -= 1;
-                continue;
-            }
-            looks += 1;
-            match left_after_look(left, &is_used) {
-                Some(next) => left = next,
-                None => return (looks, true),
-            }
-        }
-        (looks, false)
-    }
-
-    #[test]
-    fn an_acceptor_looks_seldom_after_a_while() {
-        const CALLS: u32 = 100 * LOOKS;
-        let most = LOOKS_EACH + CALLS / LOOKS_EACH + 2;
-        let (silent, ended) = looks(CALLS, || false);
-        assert!(!ended && silent <= most, "{silent} looks for a silent peer");
-        let (used, ended) = looks(CALLS, || true);
-        assert!(ended && used <= LOOKS_EACH + LOOKS / LOOKS_EACH + 2, "{used} looks");
-        assert!(!looks(LOOKS, || true).1, "too early");
-    }
-}

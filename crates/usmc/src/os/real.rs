@@ -11,19 +11,18 @@
 //! is a cancellation point and must stay one.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use core::mem;
-use core::ptr;
+use core::{mem, ptr};
 use libc::{
     FILE, aiocb, epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off64_t, pid_t,
     pollfd, posix_spawn_file_actions_t, posix_spawnattr_t, pthread_mutex_t, pthread_mutexattr_t,
-    sigevent,
+    sigaction as Sigaction, sigevent, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
+    timespec, timeval,
 };
-use libc::{sigaction as Sigaction, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t};
-use libc::{timespec, timeval};
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicPtr, AtomicU32};
 
 use crate::os::linkmap::{self, Place, Wanted};
+
 #[cfg(target_pointer_width = "32")]
 use crate::os::time::{Timespec64, Timeval64};
 #[cfg(target_pointer_width = "32")]

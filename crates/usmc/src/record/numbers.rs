@@ -1,5 +1,7 @@
 //! The numbers of a connection: which still mean it, and the duplicate that calls asleep on it need when they are closed.
 
+use core::ops::RangeInclusive;
+use usmc_shm::layout::END_HANDS_ON;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::conn::{self, Conn};
@@ -7,8 +9,6 @@ use super::users::{CALL, Kind, Left};
 use crate::os::hook::Hook;
 use crate::os::table::{self, Entry};
 use crate::os::{libc_streams, real};
-use core::ops::RangeInclusive;
-use usmc_shm::layout::END_HANDS_ON;
 
 /// The numbers of stdin, stdout and stderr.
 pub const STANDARD: RangeInclusive<i32> = 0..=2;
