@@ -1,7 +1,7 @@
-//! Who holds a connection that is passed on, between processes that did not come from one another by fork.
+//! The holders of a connection that is passed on between processes that did not come from one another by fork.
 //!
 //! A family of processes counts its members in the slot, or in a cell of [`crate::family::holders`]. Before one of them passes a
-//! socket on, the device begins to count families: that of the passer, and one for each [`Receiver`]. Who receives the
+//! socket on, the device begins to count families: that of the passer, and one for each [`Receiver`]. The receiver of the
 //! socket is a holder only if the passer meant it; anybody else is one that nobody knows, and then the connection
 //! stays TCP for good. So does a connection of which a family of several processes died without a word; single processes
 //! are counted by name, and counted out. A connection goes to the ring when one process is left that holds it.

@@ -60,7 +60,7 @@ pub fn members(conn: &Conn) -> Option<&'static [AtomicU32]> {
     }
 }
 
-/// Somebody has the connection of whom nobody will hear.
+/// A process has the connection of which no other will hear.
 pub fn count_unknown(conn: &Conn) {
     if let Some(holders) = holders(conn) {
         holders.fetch_add(1, AcqRel);
@@ -144,7 +144,7 @@ pub fn is_sole_holder(conn: &Conn) -> bool {
     {
         members::bury(list, count, |id| stand_in_for(conn, id));
     }
-    // Who died in the middle of a step leaves its lock behind: whoever takes that puts right what was half done.
+    // A process that died in the middle of a step leaves its lock behind: the next holder of that puts right what was half done.
     let is_left = |lock: &AtomicU64| match lock.load(Acquire) {
         0 => false,
         holder => !process::holds_shared(holder),
@@ -169,7 +169,7 @@ pub fn is_alone(conn: &Conn) -> bool {
     is_known || is_sole_holder(conn)
 }
 
-/// A holder of our end has died, whom the peer may still look for.
+/// A holder of our end has died, which the peer may still look for.
 fn stand_in_for(conn: &Conn, id: u32) {
     if let Some(slot) = conn.slot() {
         let _ = conn.end(slot).pid.compare_exchange(id, process::pid(), Relaxed, Relaxed);
@@ -196,7 +196,7 @@ fn is_nonblocking_anew(fd: i32, conn: &Conn) -> bool {
         }
     }
     is_sole_holder(conn);
-    // Who vouched for it may have closed his.
+    // The process that vouched for it may have closed its own.
     conn.slot().inspect(|slot| life::vouch(conn, slot));
     on
 }

@@ -6,7 +6,7 @@
 //! let go to provoke a RST. A word that is marked, or cannot be had, says nothing: then the kernel is asked for the peer's
 //! FIN, as it closes the socket some time after the mark, or not at all if another process holds the end, too.
 //!
-//! Who lets go of an end that others hold takes its name back first, and one of them gives his.
+//! A process that lets go of an end which others hold takes its name back first, and one of the others gives its own.
 
 use usmc_shm::layout::{Slot, VOUCHER_CLAIMED};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -20,7 +20,7 @@ use crate::record::conn::Conn;
 pub enum Life {
     /// It had not died when this was asked.
     Lives,
-    /// Who vouched for it has died.
+    /// The process that vouched for it has died.
     Ended,
     /// Nobody vouches for it, as far as we can see.
     Unknown,
@@ -77,7 +77,7 @@ pub fn look(conn: &Conn, slot: &Slot) -> Life {
     conn.tx_lock.try_enter().map_or(Life::Unknown, |_held| ask(conn, slot))
 }
 
-/// Whether all who held the peer's end have ended, which asks the kernel for each by its id: for an end of which no FIN is
+/// Whether all holders of the peer's end have ended, which asks the kernel for each by its id: for an end of which no FIN is
 /// to come. False says nothing. Without locks.
 #[cold]
 pub fn have_ended(conn: &Conn, slot: &Slot) -> bool {
@@ -93,7 +93,7 @@ pub fn have_ended(conn: &Conn, slot: &Slot) -> bool {
     if ids().next().is_some() {
         return ids().count() == count && !ids().any(process::is_alive);
     }
-    // Who has it alone, and always had, is in no list.
+    // A process that has always had it alone is in no list.
     let identity = peer.voucher.load(Acquire);
     let is_known = identity > VOUCHER_CLAIMED && identity == conn.voucher.load(Relaxed);
     count == 1 && is_known && !process::is_alive(peer.voucher_pid.load(Relaxed))

@@ -1,7 +1,7 @@
 //! The locks of an end that several processes share, and how long one waits for them.
 //!
 //! They lie in memory that the peer can write, too. One of our own user may let us wait, as it may stop or end us anyway.
-//! Of another's what it says is looked at: who is named as a lock's holder has to have the connection's socket.
+//! Of another's what it says is looked at: the process that is named as a lock's holder has to have the connection's socket.
 
 use core::ptr;
 use usmc_shm::layout::{End, Slot};
@@ -41,7 +41,7 @@ impl<'a> Family<'a> {
     /// The caller has the record's own lock of that direction.
     #[inline(always)]
     fn enter(fd: i32, conn: &Conn, end: &End, word: &'a AtomicU64) -> Option<Family<'a>> {
-        // Another number: somebody whom this process has not heard of is here as well ([`crate::passing::fetch`]).
+        // Another number: a process that this one has not heard of is here as well.
         if !conn.has(F_SHARED) && end.refs.load(Relaxed) == 1 {
             return Some(Family(None));
         }
@@ -51,7 +51,7 @@ impl<'a> Family<'a> {
 }
 
 /// Both locks of the receiving direction: this process' threads are kept out, and the processes that share this end.
-/// Whoever asks the kernel how much has been read needs them.
+/// A thread that asks the kernel how much has been read needs them.
 pub struct Receiving<'a> {
     _family: Family<'a>,
     _held: Held<'a>,
@@ -74,7 +74,7 @@ pub struct FamilyPatience<'a> {
     since: u64,
     /// Comes again where the holder does not run.
     is_brief: bool,
-    /// Who was asked for, and what is known of it.
+    /// The process that was asked for, and what is known of it.
     known: (u32, Has),
 }
 
@@ -148,7 +148,7 @@ impl Wait for FamilyPatience<'_> {
         if attempt >= 64 && self.conn.has(F_SCRIBBLED) {
             return Verdict::GiveUp;
         }
-        // Who has little patience does not sleep here, where a signal would not end its call.
+        // A call with little patience does not sleep here, where a signal would not end its call.
         process::give_way(if self.is_brief { attempt | 1 } else { attempt });
         if attempt < 64 || !attempt.is_multiple_of(64) {
             return Verdict::Again;
@@ -164,17 +164,17 @@ impl Wait for FamilyPatience<'_> {
     }
 }
 
-/// Who would rather come again waits no longer.
+/// A caller that would rather come again waits no longer.
 const BRIEF_NS: u64 = 2_000_000;
 /// A live holder keeps a lock for microseconds, if it runs: after this time it is asked whether it does.
 const LONG_NS: u64 = 20_000_000;
 /// The same, where a stranger may have named it: whether it can be the holder at all.
 const STRANGE_NS: u64 = 2_000_000;
-/// Who waits longer waits for a peer that scribbles.
+/// A longer wait is one for a peer that scribbles.
 const MOST_NS: u64 = 5_000_000_000;
-/// The same, where a stranger may have named somebody who is not to be seen.
+/// The same, where a stranger may have named a process that is not to be seen.
 const UNKNOWN_NS: u64 = 1_000_000_000;
-/// How often one who waits for a stopped process looks.
+/// How often a thread that waits for a stopped process looks.
 const STOPPED_MS: i32 = 50;
 
 /// Whether a process has the socket that is `fd` here, as far as `/proc` tells.

@@ -1,10 +1,10 @@
-//! Handshakes by CLC in the offer table: does anybody of this device hold the other end of this connection, and who may
+//! Handshakes by CLC in the offer table: does a process of this device hold the other end of this connection, and which end may
 //! still put a message into its stream?
 //!
 //! A connection between network namespaces has the same pair of addresses on both sides unless there is NAT between
 //! them, but no common cookie: [`ANY`] stands in its place. The state word decides every race between a message and a
 //! change of mind, so that nobody has to wait for a message that does not come, nor takes one for the application's.
-//! Everybody who shares the device can write here: what is said is a hint where to look, never a proof.
+//! Every process that shares the device can write here: what is said is a hint where to look, never a proof.
 
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -35,7 +35,7 @@ fn phase_of(stage: Stage) -> u8 {
 }
 
 impl Ism {
-    /// Asks who holds the accepting end of this connection, whatever the network namespace.
+    /// Asks for the holder of the accepting end of this connection, whatever the network namespace.
     ///
     /// # Errors
     /// The reason why the connection stays TCP.
@@ -122,7 +122,7 @@ impl Ism {
             _ => seen.owner,
         };
         let next = OfferState { phase: phase_of(to), owner, ..seen };
-        // AcqRel: whoever sees the step sees where the message stands.
+        // AcqRel: a process that sees the step sees where the message stands.
         offer.state.compare_exchange(state, next.into(), AcqRel, Relaxed).is_ok()
     }
 

@@ -1,6 +1,6 @@
 //! The table of connections that were passed on: 128 buckets of 8, keyed by the socket's cookie.
 //!
-//! A place can be taken by another connection at any time; who knew it by its former use finds another count of uses,
+//! A place can be taken by another connection at any time; a process that knew it by its former use finds another count of uses,
 //! and takes the connection for one of unknown holders.
 
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -75,7 +75,7 @@ fn bucket(cookie: u64) -> usize {
     hash as usize % (CUSTODIES / CUSTODY_WAYS) * CUSTODY_WAYS
 }
 
-/// `CustodyCell::pending`: kind in the highest two bits, uses of the place below, then who.
+/// `CustodyCell::pending`: kind in the highest two bits, uses of the place below, then the receiver.
 fn word(to: Receiver, uses: u32) -> u64 {
     let (kind, who) = match to {
         Receiver::Program(pid) => (1u64, u64::from(pid)),
@@ -87,7 +87,7 @@ fn word(to: Receiver, uses: u32) -> u64 {
 }
 
 impl Ism {
-    /// Begins to count who holds the socket with this SO_COOKIE: one, and if that is the process with pid `alone`, without
+    /// Begins to count the holders of the socket with this SO_COOKIE: one, and if that is the process with pid `alone`, without
     /// others of its family, its death counts it out. `client`: it is the connecting end.
     pub fn entrust(&self, cookie: u64, client: bool, alone: Option<u32>) -> Option<Custody> {
         let file = self.file().ok()?;
@@ -125,14 +125,14 @@ impl Ism {
         })
     }
 
-    /// One holder more, who will [`Ism::claim`] it; false where that cannot be.
+    /// One holder more, which will [`Ism::claim`] it; false where that cannot be.
     pub fn hand_over(&self, custody: Custody, to: Receiver) -> bool {
         let Some(place) = Place::of(self, custody) else { return false };
         if place.change(|n| (n < UNKNOWN).then_some(n + 1)).is_none() {
             return false;
         }
         let expected = word(to, place.1);
-        // Release: the count is visible to who finds it.
+        // Release: the count is visible to the claimer.
         let put = |cell: &AtomicU64| cell.compare_exchange(0, expected, Release, Relaxed).is_ok();
         if expected != 0 && place.0.pending.iter().any(put) {
             return true;
@@ -149,7 +149,7 @@ fn take(place: &Place, from: Receiver) -> bool {
 }
 
 impl Ism {
-    /// Who was expected by one name is expected by another, if he has not come yet.
+    /// The receiver that was expected by one name is expected by another, if it has not come yet.
     pub fn rename(&self, custody: Custody, from: Receiver, to: Receiver) {
         let Some(place) = Place::of(self, custody) else { return };
         let [from, to] = [from, to].map(|name| word(name, place.1));

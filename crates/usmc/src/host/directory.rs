@@ -33,8 +33,8 @@ fn file(name: fmt::Arguments<'_>) -> Path {
     p
 }
 
-/// Gives a file that was just made in the directory to whom the directory lets in who may make others there, and to nobody
-/// else: who can write the device's file can truncate it, too, and so end the processes that have it mapped. The
+/// Gives a file that was just made in the directory to the users that may make others there, and to nobody else: a
+/// user that can write the device's file can truncate it, too, and so end the processes that have it mapped. The
 /// permissions that it is to have, whatever the umask.
 fn give_to_group(fd: i32) -> Result<u32, Errno> {
     let dir = facts()?;
@@ -200,7 +200,7 @@ fn map(fd: i32) -> Result<*mut DeviceFile, Failure> {
         return Err(("the device file is of another version: using it", libc::EPROTO));
     }
     if facts.mode & 0o002 != 0 {
-        // To everybody who comes that far in the directory.
+        // To every user that comes that far in the directory.
         return Err(("the device file is writable for everybody: using it", libc::EPERM));
     }
     let mapped = sys::mmap_shared(fd, len).map_err(|e| ("mapping the device file", e))?;

@@ -1,4 +1,4 @@
-//! The loopback ISM device: a directory. Who can open it shares the device.
+//! The loopback ISM device: a directory. The processes that can open it share the device.
 //!
 //! - `v5.device`: one mapped file with the tables of [`layout`], 5 being their version;
 //! - `v5.m.<index>`: the mailbox of process `<index>`, a UNIX datagram socket that receives segments.
@@ -98,7 +98,7 @@ impl Ism {
         Ok(offers::want(self, id, me))
     }
 
-    /// The device's GID; equal for all who share it.
+    /// The device's GID; equal for all processes that share it.
     pub fn gid(&self) -> Option<[u64; 2]> {
         let gid = &self.file().ok()?.header.gid;
         Some([gid[0].load(Relaxed), gid[1].load(Relaxed)])

@@ -43,7 +43,7 @@ pub struct Header {
     pub gid: [AtomicU64; 2],
 }
 
-/// One process. Whoever holds the byte lock `LOCK_BASE + index` is the process.
+/// One process: the holder of the byte lock `LOCK_BASE + index`.
 #[repr(C, align(64))]
 pub struct Process {
     /// Counts the owners of this index.
@@ -99,7 +99,7 @@ pub mod offer_phase {
     pub const ANSWERED: u8 = 8;
     /// The client's Confirm is.
     pub const CONFIRMED: u8 = 9;
-    /// Whoever has sent the last message, a Proposal or an answer, does not want one in return any more.
+    /// The sender of the last message, a Proposal or an answer, does not want one in return any more.
     pub const ABANDONED: u8 = 10;
     /// It came to nothing, and no message is in the stream.
     pub const OVER: u8 = 11;
@@ -120,7 +120,7 @@ pub struct Offer {
     pub usage: AtomicU32,
     /// Process index of the acceptor that wants the segment, or that holds the connection's other end.
     pub wanted_by: AtomicU32,
-    /// Process index of the client. The owner in `state` is whoever has still to read a message, and changes.
+    /// Process index of the client. The owner in `state` is the end that has still to read a message, and changes.
     pub client: AtomicU32,
     /// Where in its direction's stream a CLC message stands, plus one: the client's Proposal, the answer, what the
     /// client says to that. 0 = none.

@@ -5,7 +5,7 @@
 //! The thread that took the mutex may end while others live on: the mark then says too much, which costs peers a question
 //! to the kernel at each send until another thread takes the mutex ([`keep`]).
 //!
-//! The word is in a memfd that nobody can map for writing but who has done so already. Behind its page lies a private one:
+//! The word is in a memfd that no process can map for writing any more. Behind its page lies a private one:
 //! the mutex straddles both, so that its links to others of the thread's mutexes are seen by nobody. Where in the mutex the
 //! word is differs between libcs, so the page says where it is itself.
 
@@ -104,7 +104,7 @@ fn word() -> Option<&'static AtomicU32> {
     if base.is_null() { None } else { Some(unsafe { &*own_word_in(base) }) }
 }
 
-/// Who tells the death of this process; makes what that takes. `None` where it cannot be had, now or at all.
+/// What tells the death of this process; makes what that takes. `None` where it cannot be had, now or at all.
 pub fn voucher() -> Option<Voucher> {
     if FAILED.load(Relaxed) != 0 || process::is_foreign_child() {
         return None;
@@ -243,7 +243,7 @@ pub fn after_fork() {
     }
     let base = BASE.swap(ptr::null_mut(), Relaxed);
     if !base.is_null() {
-        // Not the private page: who was made by a bare system call has still its parent's list.
+        // Not the private page: a child made by a bare system call has still its parent's list.
         // SAFETY: nothing else of this process uses the word.
         unsafe { sys::munmap(base, LEN) };
     }
@@ -272,7 +272,7 @@ mod tests {
         let first = std::thread::spawn(|| voucher().map(|v| v.identity)).join().unwrap();
         assert!(first.is_some());
         let word = word().unwrap();
-        // Whoever joins a thread may be faster than the kernel; and other tests' threads take it too, and end.
+        // A thread that joins another may be faster than the kernel; and other tests' threads take it too, and end.
         let seen_dead = until(|| word.load(Relaxed), |word| !is_alive(word));
         assert_eq!(seen_dead & OWNER_DIED, OWNER_DIED);
         let kept = || {

@@ -1,4 +1,4 @@
-//! The registry of listeners: who may expect an acceptor under uSMC.
+//! The registry of listeners: addresses where an acceptor is under uSMC.
 
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -9,7 +9,7 @@ use crate::os::{clock, owner, sys};
 use crate::record::tuple::Endpoint;
 
 /// How long a listener still counts whose owner has closed it or ended: its last connection may take a while to its second
-/// request, and who has inherited it may just be about to register it, as a forked child or the next program.
+/// request, and its heir may just be about to register it, as a forked child or the next program.
 const JUST_NS: u64 = 10_000_000_000;
 
 /// Of a family so many processes register a listener: one of them will outlive the others, and there is room for the
@@ -96,7 +96,7 @@ impl Ism {
         is_there(self, netns, at, has_just_left)
     }
 
-    /// Whether a listener is registered there, and by somebody who has not closed it.
+    /// Whether a listener is registered there that was not closed.
     pub fn is_registered(&self, netns: u64, at: Endpoint) -> bool {
         is_there(self, Some(netns), at, |_| false)
     }

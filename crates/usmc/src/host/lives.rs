@@ -1,7 +1,7 @@
 //! The words of peers ([`super::life`]), mapped to be read: one page for each process.
 //!
 //! A peer says in shared memory where its word is, as a number of a descriptor of its own. What that leads to has to be
-//! such a file, and to have the identity that it told. Who lies about it is believed for its own connections only.
+//! such a file, and to have the identity that it told. A liar is believed for its own connections only.
 
 use core::fmt::Write;
 use core::ptr;

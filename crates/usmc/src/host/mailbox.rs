@@ -1,7 +1,7 @@
 //! Mailboxes: how a segment's memory gets from the client's process into the acceptor's.
 //!
 //! One UNIX datagram socket per accepting process, named by its index. Bytes in it are hostile: the
-//! receiver takes the fd out, and whoever maps it checks seals, size and header. The kernel names the sender: what
+//! receiver takes the fd out, and checks seals, size and header before it maps it. The kernel names the sender: what
 //! comes without tokens has to come from our own user, and goes to our own user only.
 
 use core::mem;
@@ -36,7 +36,7 @@ const PLAIN: [u8; 1] = [1];
 /// A [`Delivery`]: so many bytes.
 const DELIVERY: usize = size_of::<[u64; 5]>();
 
-/// How many messages that are none one call discards: whoever sends them must not keep it busy.
+/// How many messages that are none one call discards: their sender must not keep it busy.
 const AT_ONCE: usize = 4;
 
 /// The kind of a mailbox, and of what sends into it.
@@ -77,7 +77,7 @@ pub fn ensure(dev: &Ism, me: u32) -> Result<(), Reason> {
     // The index is ours, so an existing name is a dead owner's.
     let path = directory::mailbox(me);
     let _ = sys::unlink(path.c());
-    // Before anybody can send: each message tells who did.
+    // Before a process can send: each message tells its sender.
     if sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32).is_err()
         || sys::bind_unix(fd, &addr).is_err()
     {
@@ -116,7 +116,7 @@ impl Ism {
     }
 }
 
-/// Which file the mailbox of a process is now. Whoever takes a dead process' place has another.
+/// Which file the mailbox of a process is now. The next process in a dead one's place has another.
 pub fn identity(process: PeerProcess) -> Option<u64> {
     let mailbox = directory::point_at(&directory::mailbox(process.0)).ok()?;
     let inode = inode(mailbox);
@@ -145,7 +145,7 @@ fn send(
 ) -> Result<(), Errno> {
     let file = dev.file().map_err(|_| libc::ENODEV)?;
     let process = file.processes.get(to.0 as usize).ok_or(libc::EPROTO)?;
-    // Whom the check is about has to be who gets it.
+    // The checked process has to be the one that gets it.
     let mailbox = directory::point_at(&directory::mailbox(to.0))?;
     let sent = match may_have_it(mailbox) {
         true => send_to(mailbox, bytes, fd),
@@ -229,7 +229,7 @@ impl Ism {
 /// What a message with this segment says, sent by this user.
 fn read(bytes: &[u8], fd: i32, uid: Option<u32>) -> Option<Mail> {
     if bytes == PLAIN {
-        // The offer table, where it belongs, can be written by everybody who shares the device.
+        // The offer table, where it belongs, can be written by every process that shares the device.
         return uid.is_some_and(owner::is_own).then_some(Mail::Segment(fd));
     }
     if bytes.len() != DELIVERY {

@@ -67,7 +67,7 @@ pub enum Mail {
 /// How far a handshake by CLC is, on the device ([`crate::handshake::clc`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// The client asks who holds the other end.
+    /// The client asks for the holder of the other end.
     Open,
     /// Somebody does: a Proposal may be sent.
     Held,
@@ -77,7 +77,7 @@ pub enum Stage {
     Answered,
     /// The client's word on it may be in the stream.
     Confirmed,
-    /// As [`Stage::Proposed`] or [`Stage::Answered`], but its sender does not go on: who reads the message frees
+    /// As [`Stage::Proposed`] or [`Stage::Answered`], but its sender does not go on: the reader of the message frees
     /// the place.
     Abandoned,
     /// No message is in the stream, and none will be.
@@ -108,12 +108,12 @@ pub struct FoundOffer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Custody(pub u32);
 
-/// Who is meant to receive a socket.
+/// The meant receiver of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Receiver {
     /// The next program of the process with this pid.
     Program(u32),
-    /// Whoever receives from the UNIX socket with this inode number.
+    /// The process that receives from the UNIX socket with this inode number.
     Channel(u64),
     /// A program that the process with this pid starts by posix_spawn(3) or the like.
     Child(u32),
@@ -127,14 +127,14 @@ impl Receiver {
         Receiver::Program(crate::os::process::pid())
     }
 
-    /// What this program may be to who started it. [`Receiver::Child`] comes first: its maker turns it into the other
+    /// What this program may be to the process that started it. [`Receiver::Child`] comes first: its maker turns it into the other
     /// once the pid is known.
     pub fn started() -> [Receiver; 2] {
         [Receiver::Child(crate::os::sys::getppid()), Receiver::this_program()]
     }
 }
 
-/// Who tells the death of a process: where the word is that its kernel marks then ([`crate::family::life`]).
+/// What tells the death of a process: where the word is that its kernel marks then ([`crate::family::life`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Voucher {
     /// Random; greater than [`usmc_shm::layout::VOUCHER_CLAIMED`].

@@ -113,7 +113,7 @@ impl Ism {
         }
     }
 
-    /// Who asked for the offered segment, if anybody did and nobody pushed it yet.
+    /// The process that asked for the offered segment, if one did and no process has pushed it yet.
     pub fn wanted_by(&self, id: OfferId) -> Option<PeerProcess> {
         let (offer, state) = get(self, id)?;
         (OfferState::from(state).phase == WANTED)

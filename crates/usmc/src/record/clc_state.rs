@@ -56,7 +56,7 @@ const STEPS: [Step; 11] = [
 #[repr(C)]
 pub struct State {
     pub step: AtomicU32,
-    /// Who is in it: a forked child is not.
+    /// The process that is in it: a forked child is not.
     pub pid: AtomicU32,
     /// When this step began, in milliseconds.
     pub since: AtomicU32,

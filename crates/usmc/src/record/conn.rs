@@ -113,7 +113,7 @@ pub struct Conn {
     pub kernel_events: AtomicU32,
     returns: AtomicU32,
 
-    /// Who needs the record.
+    /// Its users.
     pub users: Users,
     /// A duplicate for such calls, plus one: what they need the kernel for outlives the number. 0 = none.
     pub spare: AtomicU32,
@@ -127,7 +127,7 @@ pub struct Conn {
     pub observed: AtomicU32,
     /// Why it is plain TCP ([`Reason`]).
     pub reason: AtomicU32,
-    /// Who else may have it ([`crate::family::custody`]); 0 = nobody but those who came by fork.
+    /// The device's number for its holders ([`crate::family::custody`]); 0 = it was not passed on.
     pub custody: AtomicU32,
     /// Calls that the kernel does, unobserved, for a connection that may come back ([`crate::stream::unseen`]).
     pub unseen: AtomicU32,
@@ -174,7 +174,7 @@ pub struct Conn {
     pub blocked_sends: AtomicU32,
     /// Threads of this process in the middle of a doorbell.
     pub ringing: AtomicU32,
-    /// Who vouches for the peer ([`crate::family::life`]), as last seen.
+    /// The voucher of the peer ([`crate::family::life`]), as last seen.
     pub voucher: AtomicU32,
     /// What his word was then.
     pub life_seen: AtomicU32,
@@ -184,7 +184,7 @@ pub struct Conn {
     pub provoked: AtomicU64,
     /// When a poll that had no need to sleep did.
     pub polled: AtomicU64,
-    /// Since when those who wait for room may wait in vain, CLOCK_MONOTONIC nanoseconds; 0 = they do not.
+    /// Since when threads that wait for room may wait in vain, CLOCK_MONOTONIC nanoseconds; 0 = they do not.
     pub stuck: AtomicU64,
     /// The peer's cursor then.
     pub stuck_at: AtomicU64,
@@ -275,7 +275,7 @@ impl Conn {
     pub fn go(&self, event: Event) {
         let before = Phase::of(self.phase.load(Relaxed));
         debug_assert!(event.may_follow(before), "{event:?} in {before:?}");
-        // Release: whoever sees the phase sees the slot.
+        // Release: a thread that sees the phase sees the slot.
         self.phase.store(event.leads_to() as u32, Release);
     }
 
@@ -438,7 +438,7 @@ impl Conn {
         self.slot.store(ptr::null_mut(), Release);
     }
 
-    /// How often it came back from the ring. Who finds it changed finds the phase changed, too.
+    /// How often it came back from the ring. A thread that finds it changed finds the phase changed, too.
     #[inline(always)]
     pub fn returns(&self) -> u32 {
         self.returns.load(Acquire)
@@ -506,7 +506,7 @@ impl Conn {
     #[inline(always)]
     pub fn slot(&self) -> Option<&'static Slot> {
         let slot = self.slot.load(Acquire);
-        // SAFETY: set_slot's contract; whoever unmaps has taken both locks and forgotten the slot first.
+        // SAFETY: set_slot's contract; the thread that unmaps has taken both locks and forgotten the slot first.
         if slot.is_null() { None } else { Some(unsafe { &*slot }) }
     }
 

@@ -70,7 +70,7 @@ pub fn number(fd: i32, index: u32) -> i32 {
     conn::at(index).spare.load(Acquire).cast_signed() - 1
 }
 
-/// The same for a step, by whoever has its lock: a close waits for it ([`drop_ref`]), so that the number stays what it is.
+/// The same for a step, by the holder of its lock: a close waits for the lock, so that the number stays what it is.
 /// `None` where it was closed before, and the call does not hold the connection.
 #[inline(always)]
 pub fn number_in_step(fd: i32, index: u32, is_held: bool) -> Option<i32> {
@@ -156,8 +156,8 @@ pub fn is_libcs(fd: i32) -> bool {
     STANDARD.contains(&fd) && !libc_streams::serve()
 }
 
-/// Who has a connection for stdin and stdout hands it on to the programs that it starts, as a shell does, whatever is unread
-/// there: the peer is told.
+/// A process that has a connection for stdin and stdout hands it on to the programs that it starts, as a shell does, whatever is
+/// unread there: the peer is told.
 pub fn note_handing_on(conn: &Conn) {
     let index = conn::index_of(conn);
     if let Some(slot) = conn.slot()

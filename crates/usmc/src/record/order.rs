@@ -1,4 +1,4 @@
-//! In which order this process has sent by TCP and through rings. Over TCP whoever waits for several connections is told
+//! In which order this process has sent by TCP and through rings. Over TCP a program that waits for several connections is told
 //! of them in the order in which bytes came. Of what the kernel reports nobody knows when it came, so what is sent
 //! through a ring soon after something was sent by TCP says so, and the receiver asks the kernel first.
 

@@ -1,14 +1,14 @@
-//! Who needs the record of a connection in this process.
+//! The users of a connection's record in this process.
 
 use usmc_shm::sync::AtomicU64;
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
 use crate::os::single;
 
-/// Who needs a record: fds of this process that mean its socket, and calls that may sleep on it
+/// The users of a record: fds of this process that mean its socket, and calls that may sleep on it
 /// ([`crate::record::numbers::Hold`]), some of them through the kernel's TCP while there is no slot
 /// ([`crate::socket::early::Early`]). One word, for a short connection changes it at each call. Where there are threads all
-/// steps are SeqCst: a call enters before it looks whether its number still means the record, and who takes the number away
+/// steps are SeqCst: a call enters before it looks whether its number still means the record, and the thread that takes the number away
 /// looks for calls afterwards, so that one of them sees the other.
 pub struct Users(AtomicU64);
 

@@ -40,7 +40,7 @@ fn take_from(list: &AtomicU64) -> Option<u32> {
         if single::replace(list, head, new).is_ok() {
             // A fork may have marked it while it was being freed.
             at(index).flags.store(0, Relaxed);
-            // Whoever comes next finds it in the cache.
+            // The next user finds it in the cache.
             fetch(next.wrapping_sub(1));
             return Some(index);
         }
