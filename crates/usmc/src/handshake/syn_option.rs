@@ -5,8 +5,8 @@
 //! does not know. Where the programs are not loaded the first attempt fails, and there is no second one in this process; a
 //! client's first is a question that changes nothing.
 //!
-//! Whoever says that it speaks SMC has to read the CLC message that may be the answer ([`crate::handshake::clc::first`]). So a
-//! listener is disarmed before somebody may accept from it who is without the library. A client does not ask where the
+//! An end that says that it speaks SMC has to read the CLC message that may be the answer ([`crate::handshake::clc::first`]). So a
+//! listener is disarmed before a process may accept from it that is without the library. A client does not ask where the
 //! device has its destination: there the change-over needs no message.
 
 use usmc_shm::sync::AtomicU32;
@@ -136,7 +136,7 @@ pub fn connecting(fd: i32, index: u32, server: impl FnOnce() -> Option<Endpoint>
 
 #[cold]
 fn arm_client(fd: i32, conn: &Conn, server: Option<Endpoint>) {
-    // Data in the SYN comes before any handshake; others who have the socket know of none.
+    // Data in the SYN comes before any handshake; other holders of the socket know of none.
     let never = F_ARMED | F_KERNEL_ONLY | F_COPIED | F_ADOPTED;
     if conn.phase() != Phase::Fresh
         || conn.has(never)
@@ -166,7 +166,7 @@ pub fn listening(fd: i32, conn: &Conn, at: Endpoint) {
     }
 }
 
-/// Somebody may accept from this listener who is without the library, or cannot use it.
+/// A process may accept from this listener that is without the library, or cannot use it.
 pub fn disarm(fd: i32, conn: &Conn) {
     if !conn.has(F_ARMED) {
         return;
@@ -196,7 +196,7 @@ pub fn settle(fd: i32, conn: &Conn) -> bool {
     conn.syn_option.swap(outcome as u32, Relaxed) != outcome as u32
 }
 
-/// The same, for whoever looks at what a connect(2) in progress has come to.
+/// The same, for a thread that looks at what a connect(2) in progress has come to.
 #[inline]
 pub fn looked(fd: i32, index: u32) {
     let conn = conn::at(index);

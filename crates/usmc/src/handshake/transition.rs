@@ -78,7 +78,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     } else if let Some(why) = kernel_only::reason() {
         conn.give_up(why);
     } else if conn.has(F_COPIED | F_ADOPTED) {
-        // Made before a fork, or elsewhere: who else has it knows nothing of this connection.
+        // Made before a fork, or elsewhere: its other holders know nothing of this connection.
         conn.give_up(Reason::Adopted);
     } else if !config::get().allows(|| server.ip(), server.port) {
         conn.give_up(Reason::Excluded);
@@ -94,7 +94,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     } else {
         let why = match host::current().is_listening(None, server) {
             true => Reason::Short,
-            // Who will accept may be about to learn of the listener: asked once more where the connection lasts.
+            // The acceptor may be about to learn of the listener: asked once more where the connection lasts.
             false => syn_option::reason_of(conn, Reason::NotRegistered),
         };
         conn.reason.store(why as u32, Relaxed);
@@ -202,7 +202,7 @@ pub fn name_adopted(fd: i32, index: u32) {
     }
 }
 
-/// A connection that was passed on to this process, if [`custody`] knows who else has it.
+/// A connection that was passed on to this process, if [`custody`] knows its other holders.
 pub fn begin_adopted(fd: i32, index: u32, client: bool) {
     let conn = conn::at(index);
     let (Ok(local), Ok(peer)) = (tuple::local(fd), tuple::peer(fd)) else {
@@ -217,7 +217,7 @@ pub fn begin_adopted(fd: i32, index: u32, client: bool) {
     observer::changed(fd, index);
 }
 
-/// Whether nobody else may use the socket, and no call of an earlier time does. Remembers who else has it.
+/// Whether no other process may use the socket, and no call of an earlier time does. Remembers its other holders.
 pub fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
     if conn.has(F_HANDED) || (conn.has(F_SHARED) && !is_ours_alone(fd, conn)?) {
         return Ok(false);
@@ -358,7 +358,7 @@ fn offer_id(conn: &Conn) -> OfferId {
     OfferId { index: conn.offer_index.load(Relaxed), use_count: conn.offer_use.load(Relaxed) }
 }
 
-/// The connection is in the ring from now on. Who had it, too, before may have set O_NONBLOCK meanwhile.
+/// The connection is in the ring from now on. Its other holders of before may have set O_NONBLOCK meanwhile.
 fn begin_ring(conn: &Conn) {
     if conn.returns() > 0 || conn.custody.load(Relaxed) != 0 || conn.has(F_ADOPTED | F_COPIED) {
         conn.set_flag(F_STALE, true);

@@ -240,7 +240,7 @@ fn is_kernels_turn(set: &Set, round: u32) -> bool {
     false
 }
 
-/// A wait is about to report `n` events. Whoever else sleeps in this set is woken for what remains.
+/// A wait is about to report `n` events. Another thread that sleeps in this set is woken for what remains.
 fn found(set: &Set, n: c_int) -> c_int {
     yields::found(n.max(0) as u32);
     // Another thread may end a registration meanwhile, and there be others.
@@ -543,7 +543,7 @@ fn from_ring(
         entry.set_flag(entry::E_EDGE, true);
     }
     if in_tcp && kernel & READ_BITS != 0 {
-        // Of bytes in TCP only the kernel knows the order: who has some is reported where the kernel does.
+        // Of bytes in TCP only the kernel knows the order: a connection that has some is reported where the kernel does.
         entry.stamp.store(clock::tsc(), Relaxed);
     }
     let is_span = || {
@@ -566,7 +566,7 @@ fn from_ring(
     if bits == 0
         && let Some(slot) = conn.slot()
     {
-        // A doorbell without a meaning must not look like data to whoever polls the set itself.
+        // A doorbell without a meaning must not look like data to a thread that polls the set itself.
         bells::clear_bells(set::live_fd(entry), conn, slot);
     }
     drop(held);

@@ -322,7 +322,7 @@ fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
     n
 }
 
-/// Whether it is time to ask the kernel for the end of connections, for the sake of those who never sleep: after some
+/// Whether it is time to ask the kernel for the end of connections, for the sake of threads that never sleep: after some
 /// 10 µs (in cycles) without anything to report, after some 100 µs else.
 fn may_have_ended(fds: &[libc::pollfd], found: c_int) -> bool {
     const IDLE_CYCLES: u64 = 1 << 15;
@@ -503,7 +503,7 @@ fn hears_bells(events: i16) -> bool {
     events as u16 as u32 & (READ_BITS | WRITE_BITS) & !(BY_THE_KERNEL as u32) != 0
 }
 
-/// Whether the kernel may hold bytes of the stream that are no reason to wake whoever wants `events`, but would:
+/// Whether the kernel may hold bytes of the stream that are no reason to wake a thread that wants `events`, but would:
 /// nobody asks for data, or it is less than SO_RCVLOWAT, of which the kernel does not know.
 fn hides_bells(fd: i32, conn: &conn::Conn, events: i16) -> bool {
     let unasked = events & (libc::POLLIN | libc::POLLRDNORM) == 0;

@@ -1,9 +1,7 @@
 //! The record of one TCP socket in this process.
 //!
 //! Records are private memory: after a fork each process has its own copy, and everything both must
-//! agree on lies in the slot (or is asked of the kernel). Life: [`Phase::Fresh`] at socket(2), then [`Phase::Listen`],
-//! or [`Phase::Early`] → [`Phase::Offered`] (client) / [`Phase::Attached`] (acceptor) → [`Phase::Ring`]; [`Phase::Plain`] is final. Whose peer goes back
-//! to TCP is [`Phase::Early`] again, for the peer's end may be in other hands soon.
+//! agree on lies in the slot (or is asked of the kernel). Their life is in [`super::phase`].
 
 mod unused;
 

@@ -366,7 +366,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
         }
     };
     if conn.kernel_events.load(Relaxed) & HUP != 0 && kernel::is_over(fd) {
-        // The real call fails, and wakes who waits. What is seen by those meanwhile must not come and go.
+        // The real call fails, and wakes the waiters. What is seen by those meanwhile must not come and go.
         drop(tx);
         epoll::edge(index);
         return u32::MAX;
@@ -389,7 +389,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
         own.fetch_or(TXF_CLOSED, SeqCst);
     }
     drop(tx);
-    // The real call wakes who waits, even where it fails.
+    // The real call wakes the waiters, even where it fails.
     epoll::edge(index);
     before
 }

@@ -112,7 +112,7 @@ pub fn disconnecting(fd: i32, index: u32) {
             ring.consume_waking(&data, data.len);
         }
     }
-    // Who else has the socket is not forgotten: `custody` is about the socket.
+    // The socket's other holders are not forgotten: `custody` is about the socket.
     transition::end(conn);
     ending::leave(conn, error);
     conn.go_on_with_kernel_calls();
@@ -161,7 +161,7 @@ fn listens_at(conn: &Conn) -> (u64, Endpoint) {
     (words[0], Endpoint::server_of(&words))
 }
 
-/// A listener that came by fork was accepted from: who has registered it may have closed his own by now, and this process
+/// A listener that came by fork was accepted from: the process that registered it may have closed its own by now, and this process
 /// may be another user's than it was then.
 pub fn still_listening(conn: &Conn) {
     let claim = |from, to| conn.offer_index.compare_exchange(from, to, AcqRel, Relaxed).is_ok();

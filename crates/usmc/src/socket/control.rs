@@ -96,7 +96,7 @@ pub fn knows_mark(fd: i32) -> bool {
 }
 
 /// Calls made on a fresh description (socket, accept, open, …): what the number meant before is over,
-/// whoever closed it behind our back.
+/// by a close behind our back, too.
 pub fn fresh(fd: i32) {
     if fd < 0 {
         return;

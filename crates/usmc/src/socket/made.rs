@@ -13,7 +13,7 @@ use super::smc::{AF_SMC, IPPROTO_SMC};
 use crate::os::errno::{errno, set_errno};
 use crate::os::{config, kernel_only, real, sockopt, sys};
 
-/// Who makes TCP sockets in this process.
+/// The makers of TCP sockets in this process.
 static MAKER: AtomicU32 = AtomicU32::new(UNKNOWN);
 const UNKNOWN: u32 = 0;
 /// libc's function, as everywhere.

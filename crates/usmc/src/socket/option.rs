@@ -70,7 +70,7 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
         epoll::forget_known(index);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) && conn.phase() == Phase::Attached {
-        // Whoever sleeps by now sleeps on the kernel's socket. Where it is in the ring in this instant, it stays there.
+        // A thread that sleeps by now sleeps on the kernel's socket. Where it is in the ring in this instant, it stays there.
         if !matches!(value, 0 | 1) {
             let _ = transition::decline(fd, index, Reason::KernelFeature);
         }

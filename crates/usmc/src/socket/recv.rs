@@ -62,7 +62,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         lowat => lowat.clamp(1, wanted.max(1)),
     };
     let mut total = 0;
-    // A call that waits keeps the connection, whoever closes the number meanwhile.
+    // A call that waits keeps the connection, whatever thread closes the number meanwhile.
     let mut hold: Option<Hold> = None;
     // When it began to wait.
     let mut since = 0;

@@ -400,7 +400,7 @@ fn by_kernel(
     total: &mut usize,
 ) -> Result<bool, Errno> {
     let Some((src, len)) = from.piece(usize::MAX) else { return Ok(false) };
-    // Who reports bytes gets no signal.
+    // A call that reports bytes gets no signal.
     let silent = if *total > 0 { libc::MSG_NOSIGNAL } else { 0 };
     // SAFETY: the application's buffer. The real function: a cancellation point, as the application expects.
     let n = unsafe { real::send(fd, src.cast(), len, flags | silent) };
@@ -532,7 +532,7 @@ fn attempt(
         at = at.wrapping_add(len as u64);
         free -= len;
         if len == PART && !is_watched {
-            // A reader who is awake begins with it; who is asleep is woken by the last one.
+            // A reader that is awake begins with it; one that is asleep is woken by the last one.
             tx.publish(at);
         }
     }

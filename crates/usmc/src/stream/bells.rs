@@ -1,4 +1,4 @@
-//! Doorbells: single bytes of the connection's own TCP stream, which wake who sleeps there, and how they are taken out again.
+//! Doorbells: single bytes of the connection's own TCP stream, which wake the threads that sleep there, and how they are taken out again.
 
 use usmc_shm::bell::{Bells, Drain, Rung};
 use usmc_shm::layout::{ARM_TCP, END_CUT, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS};
@@ -110,7 +110,7 @@ pub fn provoke(fd: i32, conn: &Conn, slot: &Slot) {
         return;
     }
     let now = clock::now_ns();
-    // An unread doorbell does it, but who was killed may have taken it, or not have sent it, and not said so.
+    // An unread doorbell does it, but a killed process may have taken it, or not have sent it, and not said so.
     if own.bells_sent.load(Relaxed) != theirs.bells_drained.load(Relaxed)
         && now.wrapping_sub(conn.provoked.load(Relaxed)) < ANSWER_NS
     {
@@ -127,7 +127,7 @@ pub fn is_cut(conn: &Conn) -> bool {
     conn.slot().is_some_and(|s| conn.end(s).flags.load(Relaxed) & END_CUT != 0)
 }
 
-/// Makes the kernel's socket readable for good, which wakes who sleeps there. Our direction is shut, so that its kernel
+/// Makes the kernel's socket readable for good, which wakes the threads that sleep there. Our direction is shut, so that its kernel
 /// answers any further byte of the peer's by a RST: what the peer is just sending comes first.
 #[cold]
 pub fn cut(fd: i32, conn: &Conn, slot: &Slot) {
@@ -146,7 +146,7 @@ pub fn cut(fd: i32, conn: &Conn, slot: &Slot) {
 /// The caller holds the receiving lock and has read TCP to the boundary.
 pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
     let bells = Bells { end: conn.end(slot), rx: conn.rx(slot), tx: conn.tx(slot) };
-    // Those who were killed asleep stay counted.
+    // Threads that were killed asleep stay counted.
     let others = |all: &AtomicU32| all.load(Acquire) != 0 && !holders::is_alone(conn);
     let readers = || conn.rx_sleepers.load(Acquire) != 0 || others(&bells.end.rx_sleepers);
     let writers = || conn.tx_sleepers.load(Acquire) != 0 || others(&bells.end.tx_sleepers);

@@ -200,7 +200,7 @@ pub fn taken_by_a_closed_number(fd: i32, conn: &Conn, errno: Errno) {
     }
 }
 
-/// Reading the error cleared it in the kernel: keep it for whoever reports it, in whatever process.
+/// Reading the error cleared it in the kernel: keep it for the call that reports it, in whatever process.
 fn note_errno(conn: &Conn, errno: Errno) {
     conn.kernel_events.fetch_or(events::RDHUP | events::HUP | (errno as u32) << 16, Relaxed);
     if let Some(end) = conn.family() {
@@ -366,7 +366,7 @@ pub fn put_back(conn: &Conn, errno: Errno) {
     }
 }
 
-/// The error of a reset connection, for the first who asks; the caller reports it. After this the kernel's
+/// The error of a reset connection, for the first call that asks; the caller reports it. After this the kernel's
 /// socket answers sends with EPIPE and a signal.
 pub fn take_error(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
     if !tell(conn.end(slot)) {

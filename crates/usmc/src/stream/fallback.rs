@@ -1,4 +1,4 @@
-//! Demotion: a connection in the ring becomes plain TCP again, because somebody is going to use its socket whom the
+//! Demotion: a connection in the ring becomes plain TCP again, because its next user is one that the
 //! library cannot serve (another program, libc's own streams), or in a way that only the kernel can (urgent data).
 //!
 //! One end begins ([`leave`]) and is out of the ring when that returns. What it had not read, its peer sends again by
@@ -57,7 +57,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Makes the connection plain TCP, for whoever reads and writes its socket next.
+/// Makes the connection plain TCP, for the next user of its socket.
 ///
 /// # Errors
 /// EBUSY where that cannot be done without loss: bytes are in the ring that only we can read, as the peer has closed or
@@ -140,7 +140,7 @@ fn leave_unless_sends_sleep(
     Ok(Left::Yes)
 }
 
-/// Those of ours who sleep for room are woken as the peer would wake them, by the peer's own socket. False where that
+/// Threads of ours that sleep for room are woken as the peer would wake them, by the peer's own socket. False where that
 /// cannot be had.
 fn wake_sleepers(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let (tx, side) = (conn.tx(slot), 1 - conn.side());
@@ -154,7 +154,7 @@ fn wake_sleepers(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 /// Whether a send of this end sleeps for room, where only a doorbell wakes it.
 fn sends_sleep(conn: &Conn, slot: &Slot) -> bool {
     let (own, all) = (conn.blocked_sends.load(SeqCst), conn.end(slot).blocked_sends.load(SeqCst));
-    // Those who were killed asleep stay counted.
+    // Threads that were killed asleep stay counted.
     if all > own && holders::is_alone(conn) { own > 0 } else { all > 0 }
 }
 
@@ -234,7 +234,7 @@ pub fn sends_by_tcp(fd: i32, index: u32, reason: Reason) -> bool {
 fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
     untune(fd, conn, slot);
     mark::leave_ring(fd);
-    // Before the phase tells: who is told by it that TCP carries the bytes counts them together with these.
+    // Before the phase tells: a thread that is told by it that TCP carries the bytes counts them together with these.
     note_totals(conn, slot);
     conn.set_flag(F_SETTLING, true);
     let returns = matches!(reason, Reason::PeerLeft | Reason::Lent | Reason::Unread);

@@ -22,7 +22,7 @@ impl PeersSocket {
         if !foreign_fd::are_welcome() {
             return None;
         }
-        // Who was last known to have it may have died; in the others of its family it mostly has the same number.
+        // The process that was last known to have it may have died; in the others of its family it mostly has the same number.
         let holders = [&end.pid].into_iter().chain(&end.members).map(|pid| pid.load(Relaxed));
         holders.filter(|&pid| pid != 0).find_map(|pid| PeersSocket::of_process(pid, fd, conn, end))
     }
@@ -32,7 +32,7 @@ impl PeersSocket {
         let socket = sys::pidfd_getfd(pidfd, end.fd.load(Relaxed));
         sys::close(pidfd);
         let socket = socket.ok()?;
-        // The number may mean anything by now, and who told it may lie.
+        // The number may mean anything by now, and its teller may lie.
         // In another network namespace the same names can be another connection's: there its owner must not lie, and
         // the byte counts show what he means.
         let is_near = match (tuple::cookie(socket), tuple::cookie(fd)) {
@@ -92,7 +92,7 @@ impl PeersSocket {
         Ok(())
     }
 
-    /// Rings as the peer would for those of ours who sleep for room.
+    /// Rings as the peer would for threads of ours that sleep for room.
     pub fn ring(&self, slot: &Slot, side: usize, tx: &Ring<'_>) {
         let ring = || sys::send(self.0, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).is_ok();
         // What the peer has published meanwhile is its own affair.

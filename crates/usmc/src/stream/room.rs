@@ -23,7 +23,7 @@ use crate::record::phase::Phase;
 
 /// How long nothing is read while this end itself has left bytes unread. Long enough for another of its threads to read.
 const UNREAD_NS: u64 = 20_000_000;
-/// The same otherwise: the reader may wait for whoever waits here, by ways that nobody sees.
+/// The same otherwise: the reader may wait for the thread that waits here, by ways that no process sees.
 const IDLE_NS: u64 = 1_000_000_000;
 /// Before the next try, where it could not leave.
 const FAILED_NS: u64 = 5_000_000_000;

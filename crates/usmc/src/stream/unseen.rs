@@ -21,7 +21,7 @@ impl Unseen {
         }
         let call = Unseen(Some(conn));
         conn.unseen.fetch_add(1, SeqCst);
-        // Either `Conn::leave_slot` is seen here, or this call by whoever makes the next step.
+        // Either `Conn::leave_slot` is seen here, or this call by the thread that makes the next step.
         fence(SeqCst);
         (conn.returns() == returns).then_some(call)
     }

@@ -129,7 +129,7 @@ pub fn for_data(
             return Woken::Look;
         }
         if state::must_go_back(conn, slot) {
-            // Unless that has come in this instant, others are at it, who may be stopped.
+            // Unless that has come in this instant, others are at it, which may be stopped.
             let ends_by_signal = until == Until::DataOrSignal;
             return keeping(sleeper, || signals.tick(ends_by_signal)).1;
         }
@@ -327,7 +327,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
         return Woken::Look;
     }
     if state::is_leaving(conn, slot) {
-        // As soon as nobody sleeps here. Not at once: the count is in the peer's reach, and who leaves may be killed.
+        // As soon as nobody sleeps here. Not at once: the count is in the peer's reach, and a leaver may be killed.
         return keeping(sleeper, || signals.tick(partial)).1;
     }
     let start = clock::now_ns();
@@ -433,7 +433,7 @@ fn sleep_for_room(
     sleep_in_poll(fd, index, left_ms, signals, true)
 }
 
-/// A moment of a send that has to wait for others in the middle of a step, who may be stopped. The rest as for
+/// A moment of a send that has to wait for others in the middle of a step, which may be stopped. The rest as for
 /// [`for_room`].
 #[cold]
 pub fn for_others(fd: i32, since: u64, partial: bool, signals: &mut Signals) -> Woken {

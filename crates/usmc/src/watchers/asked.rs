@@ -37,10 +37,10 @@ pub fn due(asked: Asked, needed: Asked, is_heard: bool, wakes: bool) -> Option<A
     }
 }
 
-/// Who has to look at a registration that was changed.
+/// The threads that have to look at a registration that was changed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
-    /// Whoever sleeps in the set, or polls it. It looks at the hot entries by itself, before it sleeps.
+    /// Those that sleep in the set, or poll it. They look at the hot entries by themselves, before they sleep.
     Sleepers,
     /// The next wait, too: it does not look at this entry by itself.
     Anybody,

@@ -1,4 +1,4 @@
-//! Threads asleep in sets: who sleeps in one sleeps in those inside, too, and is counted there.
+//! Threads asleep in sets: a thread that sleeps in one sleeps in those inside, too, and is counted there.
 
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
@@ -102,7 +102,7 @@ fn leave_stuck_to(index: u32, depth: u32) -> bool {
     has_left
 }
 
-/// A set has come into `outer`, or is asked for anew: who sleeps there already, or polls it, has to look, to count itself,
+/// A set has come into `outer`, or is asked for anew: a thread that sleeps there already, or polls it, has to look, to count itself,
 /// and to ask for the bells of those that were active. All others ring.
 pub fn stir(outer: u32, inner: u32) {
     let set = set::set_at(outer);

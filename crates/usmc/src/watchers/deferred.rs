@@ -68,7 +68,7 @@ pub fn owe_end(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
 }
 
 fn enter(set: &Set, number: u32, entry: &Entry, conn: &Conn, flags: u32) -> bool {
-    // SeqCst, the second time: whoever changes one of these and pays then sees the entry, or is seen.
+    // SeqCst, the second time: a thread that changes one of these and pays then sees the entry, or is seen.
     let may_be = || {
         set.sleepers.load(SeqCst) == 0
             && set.is_watched.load(SeqCst) == 0
@@ -174,7 +174,7 @@ pub fn modified(number: u32, entry: &Entry) -> Result<(), Errno> {
     if is_state(entry.events.load(Relaxed)) {
         return Ok(());
     }
-    // What is there is an edge for who asks again.
+    // What is there is an edge for a thread that asks again.
     entry.round.store(0, Relaxed);
     register(number, entry)
 }

@@ -198,7 +198,7 @@ struct Watchers(Lock);
 /// register different sockets at the same moment do not wait for each other. Taken before a set's lock.
 static WATCHERS: [Watchers; 64] = [const { Watchers(Lock::new()) }; 64];
 
-/// Keeps the registrations of connection `index` as they are. `None` in a signal handler that interrupted who does.
+/// Keeps the registrations of connection `index` as they are. `None` in a signal handler that interrupted the thread that does.
 pub fn keep(index: u32) -> Option<Held<'static>> {
     WATCHERS[index as usize % WATCHERS.len()].0.enter()
 }

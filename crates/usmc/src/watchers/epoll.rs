@@ -74,7 +74,7 @@ pub fn unlink(number: u32, entry: &Entry) {
         deferred::forgive(set, entry);
         hot::cool(set, entry);
         disarm(conn, entry);
-        // Whoever has been told of it by the kernel does not put it on a list again.
+        // A thread that the kernel has told of it does not put it on a list again.
         entry.set_flag(E_RING, false);
     }
     let mut place = &conn.watchers;
@@ -119,7 +119,7 @@ pub fn disarm(conn: &Conn, entry: &Entry) {
         && !conn.has(conn::F_SHARED)
     {
         conn.rx(slot).disarm_rx();
-        // SeqCst: who counted itself as a sleeper meanwhile, here or in another set, is armed again.
+        // SeqCst: a thread that counted itself as a sleeper meanwhile, here or in another set, is armed again.
         fence(SeqCst);
         if conn.rx_sleepers.load(Relaxed) != 0 {
             conn.rx(slot).arm_rx(ARM_TCP);
@@ -127,7 +127,7 @@ pub fn disarm(conn: &Conn, entry: &Entry) {
     }
 }
 
-/// Whoever sleeps in the set sleeps on the connection, as forked processes have to know.
+/// A thread that sleeps in the set sleeps on the connection, as forked processes have to know.
 fn count(conn: &Conn, entry: &Entry, enter: bool) {
     Sleeper::count(conn, conn.slot(), false, enter);
     if entry.events.load(Relaxed) & OUT != 0 {
@@ -158,7 +158,7 @@ pub fn watch_again(tag: u64) {
     let Some((_held, number, entry)) = keep_tagged(tag) else { return };
     let want = entry.events.load(Relaxed);
     let has_fired = want & (ONESHOT | libc::EPOLLET as u32) != 0;
-    // Who has armed it again has had the kernel look, too.
+    // The thread that armed it again has had the kernel look, too.
     let is_latest = tag_of(number, entry) == tag;
     if has_fired && is_latest && !entry.has(E_RING | E_DISABLED) && can_change(entry) {
         change(entry, tag, want);
@@ -318,7 +318,7 @@ pub fn edge(index: u32) {
     });
 }
 
-/// Room in the ring is waited for that may not come by itself ([`hot::leave_stuck`]): whoever waits for it in a set has to look.
+/// Room in the ring is waited for that may not come by itself ([`hot::leave_stuck`]): a thread that waits for it in a set has to look.
 pub fn met_full_ring(index: u32) {
     have_look_for_room(index, |entry| !entry.has(E_HOT));
 }
@@ -343,7 +343,7 @@ fn have_look_for_room(index: u32, has_to: impl Fn(&Entry) -> bool) {
     });
 }
 
-/// SO_RCVLOWAT was set: where enough is there, whoever waits is told so once more (tcp_set_rcvlowat).
+/// SO_RCVLOWAT was set: where enough is there, a waiter is told so once more (tcp_set_rcvlowat).
 pub fn mark_moved(fd: i32, index: u32) {
     let conn = conn::at(index);
     // What is readable by a reset or by our own shutdown is not told again. Asked before the locks are taken: it may find

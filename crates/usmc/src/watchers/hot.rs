@@ -31,7 +31,7 @@ pub fn heat(set: &Set, number: u32, entry: &Entry) -> bool {
     }
     // Its place among these is about to mean another.
     deferred::forgive(set, entry);
-    // What has come while it was not hot does not count: whoever is told of that by the kernel says so.
+    // What has come while it was not hot does not count: the thread that the kernel tells of it says so.
     add_to_print(set, 0u64.wrapping_sub(arrived(entry)));
     if set.hot_count.load(Relaxed) as usize == HOT && is_sweep_due(set) {
         sweep(set);
@@ -100,7 +100,7 @@ fn add_to_print(set: &Set, more: u64) {
     set.print.store(set.print.load(Relaxed).wrapping_add(more), Relaxed);
 }
 
-/// Something is there to be told that no arrival in a ring tells of, for whoever has the set in another, by edges. The
+/// Something is there to be told that no arrival in a ring tells of, for a thread that has the set in another, by edges. The
 /// caller holds the set's lock.
 pub fn note_news(set: &Set) {
     add_to_print(set, 1);
@@ -247,7 +247,7 @@ pub fn disarm(set: &Set) {
         return;
     }
     each(set, HOT, |_, entry| {
-        // Under the lock: whoever counts itself as asleep after this look arms after we are through.
+        // Under the lock: a thread that counts itself as asleep after this look arms after we are through.
         if set.sleepers.load(SeqCst) == 0 && entry.has(E_ARMED) {
             epoll::disarm(conn::at(entry.conn.load(Relaxed)), entry);
         }

@@ -63,7 +63,7 @@ pub fn control(
     event: Option<libc::epoll_event>,
 ) -> Option<Result<(), Errno>> {
     if op == libc::EPOLL_CTL_ADD {
-        // Whoever waits for the outer set hears of the inner one by the kernel.
+        // A thread that waits for the outer set hears of the inner one by the kernel.
         deferred::watch(inner.1);
     }
     let done = {
@@ -90,7 +90,7 @@ pub fn control(
                 place.round.store(0, Relaxed);
                 // Before the kernel can tell of it.
                 place.who.store(who, Release);
-                // SeqCst: who goes to sleep sees it, or is seen by `stir`.
+                // SeqCst: a thread that goes to sleep sees it, or is seen by `stir`.
                 set::set_at(outer.1).nested.fetch_add(1, SeqCst);
                 let done = register((outer.0, op, inner.0), at, event.events);
                 if done.is_err() {

@@ -18,7 +18,7 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     let want = entry.events.load(Relaxed);
     let others = set_at(entry.set_index()).sleepers.load(Relaxed) > 0;
     if others && !peek {
-        // Whatever comes after this look rings for those who are asleep in this set.
+        // Whatever comes after this look rings for those that are asleep in this set.
         arm(entry);
     }
     // Before the look: what changes during it is for the next one to tell.
@@ -73,7 +73,7 @@ fn lasting(entry: &Entry, conn: &Conn, slot: &Slot) -> u32 {
     let ended = ending::ending(live_fd(entry), conn, slot);
     let own = conn.own(slot).flags.load(Relaxed);
     let end = conn.end(slot).flags.load(Relaxed);
-    // A mark that was set wakes who waits for data.
+    // A mark that was set wakes a thread that waits for data.
     let marks = if is_for_data(entry) { end >> END_MARKS_SHIFT & 0xff } else { 0 };
     ended as u32 | (own & TXF_ENDS) << 8 | (end & END_SHUT_RD) << 16 | marks << 24
 }

@@ -124,7 +124,7 @@ fn read_first(fd: i32, conn: &Conn) {
     let device = host::current();
     let id = place_of(&proposal).filter(|&id| device.stage(id) == Stage::Proposed);
     let Some(id) = id else {
-        // It is on another device. Who was only declared cannot be told where in the stream the answer would be.
+        // It is on another device. A peer that was only declared cannot be told where in the stream the answer would be.
         if !first::is_agreed(conn) {
             return give_up(conn, Reason::NotRegistered);
         }
@@ -197,7 +197,7 @@ pub fn decline(fd: i32, conn: &Conn, code: DeclineCode) {
 
 /// Answers a client's first message.
 fn judge(fd: i32, conn: &Conn, message: Clc) {
-    // Who has to say something first is asked before each send.
+    // An end that has to say something first is asked before each send.
     conn.set_flag(F_CLC, first::is_agreed(conn));
     let release = match &message {
         Clc::Proposal(proposal) => proposal.v2().map_or(Release::V2_0, |v2| v2.release),

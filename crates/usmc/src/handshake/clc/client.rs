@@ -23,7 +23,7 @@ use crate::record::kernel;
 use crate::record::phase::Event;
 use crate::record::tuple::{self, Tuple};
 
-/// Asks on the device who holds the other end of this connection, whose destination is a listener of another network
+/// Asks on the device for the holder of the other end of this connection, whose destination is a listener of another network
 /// namespace or user.
 ///
 /// # Errors
@@ -201,7 +201,7 @@ pub fn answered(fd: i32, conn: &Conn, message: Clc) {
             confirm(fd, conn);
         }
         Err(Ending::Failed(_)) => {
-            // An answer that no server gives: whoever sent it knows what it did.
+            // An answer that no server gives: its sender knows what it did.
             conn.clc.declined.store(DeclineCode::INTERR.0, Relaxed);
             super::enter(conn, Step::Accepted);
             confirm(fd, conn);
@@ -276,7 +276,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     let Some(mailbox) = host::mailbox::identity(to) else {
         return Err(Failed::Decline(DeclineCode::NOSMCDDEV));
     };
-    // Whoever listens at that address: memory is shared with one process of it, which is known by its mailbox, for the
+    // Of the processes that listen at that address: memory is shared with one process of it, which is known by its mailbox, for the
     // link id is its own word.
     let pair = Tuple { netns: 1 << 63 | mailbox, ..tuple };
     let is_kin = host::mailbox::is_own(to);
@@ -314,7 +314,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     let Some(confirm) = confirm_message(&side) else {
         return undo(Failed::Decline(DeclineCode::INTERR));
     };
-    // Still early: whoever sends by the slot waits until it is offered, behind the Confirm.
+    // Still early: a thread that sends by the slot waits until it is offered, behind the Confirm.
     if !say(fd, conn, Message::Confirm, [Stage::Answered, Stage::Confirmed], &confirm) {
         transition::call_off(conn);
         return undo(Failed::PeerGone);

@@ -1,11 +1,11 @@
 //! Handshakes at the very start of the stream, client first, as RFC 7609 (section 4.2) and the kernel's SMC have them:
-//! where SYN and SYN-ACK have said SMC ([`crate::handshake::syn_option`]). Who is at the other end is not known: a uSMC of this
+//! where SYN and SYN-ACK have said SMC ([`crate::handshake::syn_option`]). The kind of the other end is not known: a uSMC of this
 //! device, one of another, or the kernel's.
 //!
 //! The client's first bytes are a Proposal, or a Decline where it cannot have what it would propose. It waits for nothing:
 //! the application's bytes follow, as they do after a Decline. The server's first bytes are the answer, so that its
 //! application may not send before the Proposal has come: an Accept for a client of this device, whose Proposal names its
-//! place there, and a Decline for all others, whom the kernel's SMC has waiting in connect(2).
+//! place there, and a Decline for all others, as the kernel's SMC waits in connect(2).
 //!
 //! A client whose SYN-ACK lost the option on the way proposes nothing. It is sent nothing, either, and the application
 //! waits for [`HOLD_MS`] at most.
@@ -189,7 +189,7 @@ fn is_owed(fd: i32, conn: &Conn) -> bool {
     }
 }
 
-/// One step towards the message that is owed, by whoever needs it now. Whether it is not owed any more.
+/// One step towards the message that is owed, by the call that needs it now. Whether it is not owed any more.
 fn pay(fd: i32, index: u32, conn: &Conn) -> bool {
     if conn.phase() == Phase::Early {
         transition::progress(fd, index, Call::Look);
@@ -236,7 +236,7 @@ pub fn before_send(fd: i32, index: u32, conn: &Conn) -> Result<(), Errno> {
 /// Before the application ends its direction, or all: the same, but for what is there already.
 #[cold]
 pub fn before_end(fd: i32, index: u32, conn: &Conn) {
-    // Others who have the connection go on with it.
+    // Other holders of the connection go on with it.
     if is_owed(fd, conn) && !conn.has(F_SHARED) && conn.clc.pid.load(Relaxed) == process::pid() {
         pay(fd, index, conn);
     }

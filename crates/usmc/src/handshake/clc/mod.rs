@@ -1,7 +1,7 @@
 //! In-band SMC-D: Proposal, Accept and Confirm in the connection's own TCP stream.
 //!
-//! For peers whom the offer table alone does not prove: other users, other network namespaces, other containers that
-//! share the ISM directory. Each side's token goes through the TCP stream and nowhere else, so that whoever knows both
+//! For peers that the offer table alone does not prove: other users, other network namespaces, other containers that
+//! share the ISM directory. Each side's token goes through the TCP stream and nowhere else, so that an end that knows both
 //! holds the connection; memory is handed over against them ([`crate::host::Delivery`]).
 //!
 //! ```text
@@ -18,7 +18,7 @@
 //! Nobody waits for any of it: the application's bytes go by TCP meanwhile, before, between and behind the messages. So
 //! each message's place in the stream is announced, and the receiver's calls end before it, take the message out and
 //! go on behind it ([`stream`]). A message is sent only after a step on the device that its receiver would have seen
-//! before changing its mind, and who changes its mind takes that step away first. What stands at the announced place
+//! before changing its mind, and an end that changes its mind takes that step away first. What stands at the announced place
 //! and is no message is the application's.
 //!
 //! Where both ends have said SMC when the connection was made, the messages stand where RFC 7609 has them ([`first`]).
@@ -78,7 +78,7 @@ pub fn has_begun(conn: &Conn) -> bool {
     !matches!(conn.clc.step(), Step::None | Step::Declared)
 }
 
-/// Whether whoever listens there was declared to speak SMC, and is not to be had by an offer.
+/// Whether the listener there was declared to speak SMC, and is not to be had by an offer.
 pub fn is_declared(fd: i32, server: Endpoint) -> bool {
     config::get().is_peer(|| server.ip(), Some(server.port))
         && !host::current().is_listening(Some(tuple::netns(fd)), server)
@@ -172,7 +172,7 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
     over
 }
 
-/// The same for somebody who is going to use the socket without us: for a moment: what is on its way arrives soon. Who
+/// The same for a user of the socket without us: for a moment: what is on its way arrives soon. Who
 /// has said SMC is waited for longer.
 pub fn settle(fd: i32, conn: &Conn) -> bool {
     let tries = if first::is_agreed(conn) { first::HOLD_MS } else { 50 };
@@ -182,7 +182,7 @@ pub fn settle(fd: i32, conn: &Conn) -> bool {
         }
         sys::poll1(fd, 0, 1);
     }
-    // Whoever was declared may never propose, and a connection that is being made never be made.
+    // A declared peer may never propose, and a connection that is being made never be made.
     matches!(conn.clc.step(), Step::Expecting | Step::Declared)
 }
 
@@ -414,7 +414,7 @@ fn has_room(fd: i32) -> bool {
         && sys::ioctl_int(fd, libc::TIOCOUTQ).is_ok_and(|n| n == 0)
 }
 
-/// Stops the calls of the kernel to send a message, if there is room for one; who was sending may have filled it.
+/// Stops the calls of the kernel to send a message, if there is room for one; the sender may have filled it.
 fn stop_calls(fd: i32, conn: &Conn) -> bool {
     if !conn.stop_kernel_calls() {
         return false;

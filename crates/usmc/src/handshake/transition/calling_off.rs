@@ -14,7 +14,7 @@ use crate::os::reason::Reason;
 use crate::record::conn::{self, Conn, F_CLIENT};
 use crate::record::phase::{Event, Phase};
 
-/// The connection has to stay TCP although an offer may be out, or be just on its way: whoever makes it has begun
+/// The connection has to stay TCP although an offer may be out, or be just on its way: the thread that makes it has begun
 /// in [`Phase::Early`] and does not look again. Where the acceptor was faster, nothing has changed.
 pub fn take_back(conn: &Conn, reason: Reason) {
     let _step = conn.step_lock.enter();

@@ -131,14 +131,14 @@ pub(super) fn reset_end(end: &End) {
     end.leaving.store(0, Relaxed);
     end.bells_for.store(0, Relaxed);
     end.members.iter().for_each(|id| id.store(0, Relaxed));
-    // Set for both: who attaches holds its end from that moment on.
+    // Set for both: the acceptor holds its end from that moment on.
     end.refs.store(1, Relaxed);
 }
 
 pub(super) fn step_client(fd: i32, conn: &Conn) {
     let Some(slot) = conn.slot() else { return };
     match handshake::phase(&slot.control, usage(conn)) {
-        // Whoever has the peer's end now may be without the library.
+        // The holder of the peer's end now may be without the library.
         SlotState::Offered if conn.returns() > 0 && is_spent(fd, conn) => {
             withdraw(conn, Reason::PeerLeft)
         }
@@ -156,7 +156,7 @@ pub(super) fn step_client(fd: i32, conn: &Conn) {
                 }
             }
         }
-        // Nothing smaller than the mark may wake whoever sleeps on the kernel's socket by now, a doorbell has to.
+        // Nothing smaller than the mark may wake a thread that sleeps on the kernel's socket by now, a doorbell has to.
         SlotState::Attached if has_high_lowat(fd) => {
             if call_off(conn) {
                 conn.give_up(Reason::KernelFeature);

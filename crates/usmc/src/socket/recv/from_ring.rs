@@ -35,7 +35,7 @@ pub fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32
     }
     let mut got = take(fd, conn, slot, to, flags, &data);
     if got >= PART && flags & libc::MSG_PEEK == 0 {
-        // Of a large message more may have come meanwhile. A sender who keeps up does not keep the call.
+        // Of a large message more may have come meanwhile. A sender that keeps up does not keep the call.
         while to.left() > 0
             && got < MOST_AT_ONCE
             && let Ok(data) = rx.data()
@@ -67,7 +67,7 @@ fn take(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32, data: &
         at = at.wrapping_add(len as u64);
         unread -= len;
         if len == PART && in_parts {
-            // A sender who is awake goes on; who is asleep is woken below.
+            // A sender that is awake goes on; one that is asleep is woken below.
             rx.consume(at);
         }
     }

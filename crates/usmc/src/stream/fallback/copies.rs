@@ -1,4 +1,4 @@
-//! Copies: where a peer may hand its end on to a program that knows nothing of the ring, who ends the connection leaves
+//! Copies: where a peer may hand its end on to a program that knows nothing of the ring, the end of the connection leaves
 //! by TCP, too, what is unread in the ring.
 
 use usmc_shm::back::Resume;

@@ -45,7 +45,7 @@ impl Patience {
     /// EBUSY once it is over.
     pub fn wait(&self) -> Result<(), Errno> {
         if self.lasted_ns() > YIELDING_NS {
-            // Who is waited for may be of a lower priority, and have this CPU.
+            // The awaited thread may be of a lower priority, and have this CPU.
             sys::poll1(-1, 0, 1);
         } else {
             sys::sched_yield();

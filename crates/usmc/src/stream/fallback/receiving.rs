@@ -43,7 +43,7 @@ pub fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     let back_lock = &slot.end[1 - conn.side()].back_lock;
     let held = SharedLock::enter(back_lock, &mut FamilyPatience::of_peer(conn));
     let Ok(_held) = held else { return Err(libc::EBUSY) };
-    // Bytes of the TCP span before doorbells, which would be read as data by whoever comes next. They can be sent again as
+    // Bytes of the TCP span before doorbells, which would be read as data by the next reader. They can be sent again as
     // long as nothing that follows them was.
     let before_bells = bytes_before_bells(fd, conn, slot).ok_or(libc::EBUSY)?;
     if before_bells > 0 && span.unheard() > 0 && (peer.is_none() || span.is_resumed()) {

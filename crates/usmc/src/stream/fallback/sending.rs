@@ -52,7 +52,7 @@ pub fn go_back_at_last(fd: i32, conn: &Conn, slot: &Slot) {
     }
 }
 
-/// The same, waiting for whoever is at it.
+/// The same, waiting for a thread that is at it.
 pub fn go_back_locked(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     go_back_by(fd, conn, slot, FamilyPatience::of(fd, conn), BELL_NS)
 }
@@ -78,7 +78,7 @@ fn go_back_by(
     let patience = Patience::lasting(bell_ns);
     let done = end_ring(fd, slot, conn.side(), &conn.tx(slot), &patience, Full::Resets);
     if !done && holders::is_alone(conn) && conn.ringing.load(SeqCst) == 0 {
-        // Who was killed in the middle of a doorbell stays counted.
+        // A process that was killed in the middle of a doorbell stays counted.
         TxSpan::new(slot, conn.side()).forget_bells();
     }
     done
