@@ -110,14 +110,24 @@ fn figures_come_with_their_proof() {
 #[test]
 fn a_setting_is_swept_beside_one_tcp() {
     let sweep = ["--sweep", "USMC_BUSY_POLL_US=default,0"];
-    let options =
-        ["--rounds", "2", "--duration", "0.05", "--beside", "1", "pingpong/14B/blocking/one-core"];
-    let (output, json) = Bench::start(&[&options[..], &sweep].concat(), &library()).finish();
+    let places = ["--beside", "1", "--cores", "all,1"];
+    let options = ["--rounds", "2", "--duration", "0.05", "pingpong/14B/blocking/one-core"];
+    let (output, json) =
+        Bench::start(&[&options[..], &sweep, &places].concat(), &library()).finish();
     assert!(output.status.success(), "{}", stderr(&output));
     let cases = json["cases"].as_array().expect("cases");
-    let names: Vec<_> = cases.iter().map(|case| case["name"].as_str()).collect();
-    let name = |value| format!("pingpong/14B/blocking/one-core busy_poll_us={value}");
-    assert_eq!(names, [Some(&name("default")[..]), Some(&name("0"))]);
+    let point = |case: &serde_json::Value| {
+        let word = |member: &str| case["point"][member].as_str().unwrap_or_default().to_owned();
+        (word("value"), word("place"))
+    };
+    let beside = ", beside a program that computes";
+    let expected = ["all CPUs", "1 CPU"].into_iter().flat_map(|cores| {
+        ["default", "0"].map(|value| (value.to_owned(), format!("{cores}{beside}")))
+    });
+    assert!(cases.iter().map(point).eq(expected), "{json}");
+    let name =
+        "pingpong/14B/blocking/one-core busy_poll_us=0 (1 CPU, beside a program that computes)";
+    assert_eq!(cases[3]["name"], name);
     let samples = |case: usize, mode: &str| &cases[case]["measures"][0]["samples"][mode];
     assert_eq!(samples(0, "tcp"), samples(1, "tcp"), "measured once");
     assert_ne!(samples(0, "usmc"), samples(1, "usmc"));
