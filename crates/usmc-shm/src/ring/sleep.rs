@@ -1,4 +1,4 @@
-//! The arm bits of a ring: who sleeps for data, and who for room.
+//! The arm bits of a ring: which sleepers wait for data, and which for room.
 
 use super::{Data, ROOM_SHIFT, Ring, writable};
 use crate::layout::{ARM_RINGING, ARM_TCP, WINDOW_SPLIT};
@@ -24,7 +24,7 @@ impl Ring<'_> {
         self.dir.arm.rx.load(Relaxed) != 0
     }
 
-    /// Whom it has to wake (`ARM_*`). Inside [`crate::span::TxSpan::ring`]. `shared`: other processes send here, too, and
+    /// The sleepers that the caller has to wake (`ARM_*`). Inside [`crate::span::TxSpan::ring`]. `shared`: other processes send here, too, and
     /// look after the sleepers until [`Ring::rang_rx`], should this one be killed before the doorbell is in the stream.
     #[inline]
     pub fn take_rx_sleepers(&self, shared: bool) -> u32 {
@@ -89,7 +89,7 @@ impl Ring<'_> {
         self.dir.arm.tx.load(Relaxed) != 0
     }
 
-    /// Whom it has to wake (`ARM_*`), as [`Ring::take_rx_sleepers`].
+    /// The sleepers that the caller has to wake (`ARM_*`), as [`Ring::take_rx_sleepers`].
     #[inline]
     pub fn take_tx_sleepers(&self, shared: bool) -> u32 {
         take(&self.dir.arm.tx, shared)

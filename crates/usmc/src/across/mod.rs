@@ -1,4 +1,4 @@
-//! Connections that go from one process to another: exec, spawn, SCM_RIGHTS.
+//! Connections that go from one process to another: fork(2), exec(2), exit(2), posix_spawn(3).
 
 pub mod fork;
 pub mod holds;

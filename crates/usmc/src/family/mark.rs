@@ -45,6 +45,17 @@ pub fn take(fd: i32) -> bool {
     !has(fd, IN_RING)
 }
 
+/// As [`take`], for a process that does not keep a socket in a ring: where the answer is false, the mark is as it was before. Another
+/// process may have set it.
+pub fn take_if_free(fd: i32) -> bool {
+    let was_taken = has(fd, TAKEN);
+    let is_free = take(fd);
+    if !is_free && !was_taken {
+        give_back(fd);
+    }
+    is_free
+}
+
 /// The mark of [`take`] goes: this process does not keep the socket, or listens on it.
 pub fn give_back(fd: i32) {
     set(fd, TAKEN, false);

@@ -316,7 +316,7 @@ macro_rules! addresses {
 
 addresses! { syscall }
 
-/// Tables of libc's streams, and functions that stand in them ([``api::streams``]); null where this libc shows none.
+/// Tables of libc's streams, and functions that stand in them (`api::streams`); null where this libc shows none.
 macro_rules! tables {
     ($($name:ident)*) => {
         /// What libc's streams are made of.

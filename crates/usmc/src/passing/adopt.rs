@@ -96,8 +96,7 @@ pub fn fetched(fd: i32) -> Result<(), Errno> {
         || !is(libc::SO_PROTOCOL, libc::IPPROTO_TCP)
         || is(libc::SO_ACCEPTCONN, 1)
         || passed::is_known(fd);
-    if !is_ours && !mark::take(fd) {
-        mark::give_back(fd);
+    if !is_ours && !mark::take_if_free(fd) {
         sys::close(fd);
         return Err(libc::EBUSY);
     }

@@ -70,12 +70,8 @@ fn after(seen: u32, call: Call) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::Call;
-    use super::Call::Look;
-    use super::Call::Receive;
-    use super::Call::Send;
-    use super::LASTS;
-    use super::after;
+    use super::Call::{self, Look, Receive, Send};
+    use super::{LASTS, after};
 
     fn lasting_call(calls: &[Call]) -> Option<usize> {
         let mut seen = 0;

@@ -143,10 +143,7 @@ impl Users {
 
 #[cfg(test)]
 mod tests {
-    use super::CALL;
-    use super::EARLY_CALL;
-    use super::Left;
-    use super::Users;
+    use super::{CALL, EARLY_CALL, Left, Users};
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
     use std::thread;
 

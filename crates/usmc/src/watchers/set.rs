@@ -77,7 +77,7 @@ pub struct Set {
     /// The same of edge-triggered ones.
     pub edges: Habit,
     /// Nonzero where the kernel may tell others of the set's readiness: it is or was in another set or
-    /// somebody has polled it ([`set::POLLED`]), or there was a fork.
+    /// somebody has polled it ([`POLLED`]), or there was a fork.
     pub is_watched: AtomicU32,
     /// Where the next look at the hot entries begins.
     pub hand: AtomicU32,
