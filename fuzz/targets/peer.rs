@@ -18,8 +18,8 @@ use usmc_fuzz::world::{World, mail, world};
 use usmc_shm::layout::{
     ACCEPTOR, ARM_TCP, BY_SENDER, CLIENT, RETURNED, SEGMENT_MAGIC, SEGMENT_VERSION, SLOT_ATTACHED,
     SLOT_CONFIRMED, SLOT_OFFERED, SLOTS_OFFSET, SWITCHING, SegmentHeader, Slot, TCP_AGAIN, TX_BACK,
-    TX_RING, TXF_BACK, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_LOOK, data_offset, segment_len,
-    window_word,
+    TX_RING, TXF_BACK, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_LOOK, data_offset, far_offset, near_len,
+    segment_len, window_word,
 };
 use usmc_shm::layout::{TXF_ABORT, TXF_SHUT};
 
@@ -382,6 +382,8 @@ impl Play {
         let rx = unsafe { base.add(data_offset(slots) + ((index * 2 + (1 - self.side)) << SHIFT)) };
         // SAFETY: the same; RING bytes.
         unsafe { rx.write_bytes(THEIRS[0], RING) };
+        // SAFETY: as above.
+        unsafe { self.fill_far(base, index) };
         // SAFETY: the mapping stays while the connection lives; it is its own other view.
         let attacker = unsafe { Attacker::new(at, size_of::<Slot>(), at) };
         let flags = [TXF_DONE, TXF_CLOSED, TXF_ABORT, TXF_SHUT, TXF_LEFT, TXF_BACK, TXF_LOOK];
@@ -394,6 +396,27 @@ impl Play {
         numbers.extend([std::process::id(), self.theirs as u32, self.honest as u32].map(u64::from));
         numbers.push(self.scene.world.device_fd as u64);
         self.slot = Some(Known { slot, attacker, rx, numbers });
+    }
+
+    /// A window may lie in the far part of the attacker's ring, too. What the honest end has given back of that begins at
+    /// its start.
+    ///
+    /// # Safety
+    /// `base` is the whole mapping of a segment, and `index` a slot of it.
+    unsafe fn fill_far(&self, base: *mut u8, index: usize) {
+        // SAFETY: the caller's contract: the header first, then the far part where the file has one.
+        unsafe {
+            let header = &*base.cast::<SegmentHeader>();
+            let (slots, far_shift) = (header.slots.load(Relaxed), header.far_shift.load(Relaxed));
+            if far_shift == 0 {
+                return;
+            }
+            let near = near_len(slots, header.ring_shift.load(Relaxed)).expect("a segment");
+            let far = base.add(far_offset(near) + ((index * 2 + (1 - self.side)) << far_shift));
+            if far.read() != THEIRS[0] {
+                far.write_bytes(THEIRS[0], 1 << far_shift);
+            }
+        }
     }
 
     /// The attacker's direction goes to the ring.
