@@ -48,6 +48,8 @@ pub enum Header {
     Execs = 5,
     /// Of these, refused with EBUSY.
     Refused = 6,
+    /// Sends that left more unread than a ring holds without its far part.
+    Full = 7,
 }
 
 /// The shared file.

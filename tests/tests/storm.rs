@@ -137,7 +137,9 @@ impl Storm {
                 2 => client.iter().for_each(|m| self.kill(m)),
                 3 => child.iter().for_each(|m| self.kill(m)),
                 4 if self.stopped.len() < 4 => {
-                    let until = Instant::now() + pause(draw, 20_000);
+                    // Senders fill what they have towards a receiver that is stopped for long, and some leave the ring.
+                    let most = if draw.below(16) == 0 { 1_500_000 } else { 20_000 };
+                    let until = Instant::now() + pause(draw, most);
                     anybody.iter().for_each(|m| self.stop(m, until));
                 }
                 _ => {}
@@ -216,7 +218,8 @@ fn assert_nothing_piled_up(before: &[(u64, i32, Size)], after: &[(u64, i32, Size
         println!("role {role}: {old:?}\n    then {new:?}");
         let same = pid == same && old.threads == new.threads;
         let few = new.fds <= old.fds + 4 && new.segments <= old.segments + 4;
-        let small = new.mappings <= old.mappings + 24 && new.resident <= 2 * old.resident + 4096;
+        // Two far parts may be in use, or not given back yet.
+        let small = new.mappings <= old.mappings + 24 && new.resident <= 2 * old.resident + 12288;
         assert!(same && few && small, "role {role} has grown from {old:?} to {new:?}");
     }
 }
@@ -234,8 +237,9 @@ fn streams_survive_or_end_and_nothing_is_left() {
     storm.rage(&mut draw, events);
     storm.calm();
     assert_nothing_piled_up(&before, &storm.sizes());
+    let full = storm.table.get(Header::Full);
     println!(
-        "{} events in {:?}: {:?}, {} forks, {} execs, {} of them refused",
+        "{} events in {:?}: {:?}, {} forks, {} execs, {} of them refused, {full} sends into far parts",
         storm.events(),
         begun.elapsed(),
         storm.counts,
@@ -243,5 +247,6 @@ fn streams_survive_or_end_and_nothing_is_left() {
         storm.table.get(Header::Execs),
         storm.table.get(Header::Refused),
     );
+    assert!(full > 0, "no ring was filled");
     storm.end();
 }

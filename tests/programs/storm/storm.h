@@ -58,9 +58,13 @@ struct stream {
     _Atomic uint64_t lost;
 };
 
+// More than a ring holds without its far part.
+enum { FULL = 1 << 20 };
+
 struct table {
-    _Atomic uint64_t stop, pause, processes, streams, forks, execs, refused;
-    char fill[4096 - 7 * 8];
+    // `full`: sends that left more than FULL bytes unread.
+    _Atomic uint64_t stop, pause, processes, streams, forks, execs, refused, full;
+    char fill[4096 - 8 * 8];
     struct process process[PROCESSES];
     struct stream stream[STREAMS];
 };
