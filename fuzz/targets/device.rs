@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use libfuzzer_sys::fuzz_target;
 use usmc::fuzzing::{
-    self, Custody, DmbRef, Endpoint, Mail, OfferId, PeerProcess, Receiver, Tuple, device, layout,
+    self, PassedOn, DmbRef, Endpoint, Mail, OfferId, PeerProcess, Receiver, Tuple, device, layout,
     segment,
 };
 use usmc_fuzz::attacker::Attacker;
@@ -104,9 +104,9 @@ fn scene() -> &'static Scene {
         for cookie in COOKIES {
             // As the table hashes it; likewise.
             let hash = cookie.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-            let first = hash as usize % (layout::CUSTODIES / layout::CUSTODY_WAYS);
-            let first = &raw const tables.custodies[first * layout::CUSTODY_WAYS];
-            let len = layout::CUSTODY_WAYS * size_of::<layout::CustodyCell>();
+            let first = hash as usize % (layout::PASSED_ON / layout::PASSED_ON_WAYS);
+            let first = &raw const tables.passed_on[first * layout::PASSED_ON_WAYS];
+            let len = layout::PASSED_ON_WAYS * size_of::<layout::PassedOnCell>();
             places.push(range(first.cast(), len));
             known.push(cookie);
         }
@@ -151,7 +151,7 @@ struct Play<'a> {
     offers: VecDeque<OfferId>,
     crafted: VecDeque<Crafted>,
     taken: Vec<(u32, u32)>,
-    custodies: Vec<Custody>,
+    passed_on: Vec<PassedOn>,
 }
 
 fuzz_target!(|bytes: &[u8]| {
@@ -165,7 +165,7 @@ fuzz_target!(|bytes: &[u8]| {
         offers: VecDeque::new(),
         crafted: VecDeque::new(),
         taken: Vec::new(),
-        custodies: Vec::new(),
+        passed_on: Vec::new(),
     };
     while !play.input.is_over() {
         play.step();
@@ -271,7 +271,7 @@ impl Play<'_> {
     fn pass_on(&mut self, a: usize, b: u32) {
         let device = device();
         let cookie = COOKIES[a >> 3 & 1];
-        let some = self.custodies.last().copied().filter(|_| b & 1 == 0).unwrap_or(Custody(b));
+        let some = self.passed_on.last().copied().filter(|_| b & 1 == 0).unwrap_or(PassedOn(b));
         let whom = match b >> 1 & 3 {
             0 => Receiver::Program(7),
             1 => Receiver::Channel(b.into()),
@@ -284,14 +284,14 @@ impl Play<'_> {
                 // A pid that lives, and one that no process has.
                 let alone =
                     [None, Some(std::process::id()), Some(i32::MAX as u32)][(b as usize >> 4) % 3];
-                self.custodies.extend(device.entrust(cookie, b & 8 != 0, alone));
+                self.passed_on.extend(device.entrust(cookie, b & 8 != 0, alone));
             }
             1 => _ = device.is_about(some, cookie),
             2 => _ = device.hand_over(some, whom),
             3 => _ = device.call_off(some, whom),
             4 => {
-                if let Some((custody, _)) = device.claim(cookie, &[Receiver::Child(7), whom]) {
-                    self.custodies.push(custody);
+                if let Some((passed_on, _)) = device.claim(cookie, &[Receiver::Child(7), whom]) {
+                    self.passed_on.push(passed_on);
                 }
             }
             5 if b & 16 != 0 => device.rename(some, Receiver::Child(7), whom),

@@ -488,7 +488,7 @@ impl Play {
             10 => drop(theirs.producer.flags.fetch_or(b.into(), Relaxed)),
             12 => {
                 let token = (a as u32 % 64 + 1) << 16 | u32::from(b);
-                known.slot.end[side].custody.store(token, Relaxed);
+                known.slot.end[side].passed_on.store(token, Relaxed);
             }
             11 => {
                 let numbers = [self.honest, self.scene.world.device_fd, a as i32 % 64];

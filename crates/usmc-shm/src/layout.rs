@@ -120,7 +120,7 @@ pub struct End {
     /// The socket's number there.
     pub fd: AtomicU32,
     /// Who else has the socket, by the device's number for it; 0 = nobody but the processes counted in `refs`.
-    pub custody: AtomicU32,
+    pub passed_on: AtomicU32,
     /// Threads asleep in a send.
     pub blocked_sends: AtomicU32,
     /// Calls that are taking the connection out of the ring.
@@ -356,7 +356,7 @@ const _: () = {
     assert!(size_of::<End>() == 128 && offset_of!(End, flags) == 20);
     assert!(offset_of!(End, tx_lock) == 24 && offset_of!(End, tcp_left) == 40);
     assert!(offset_of!(End, rcv_buf) == 48 && offset_of!(End, back_lock) == 56);
-    assert!(offset_of!(End, pid) == 64 && offset_of!(End, custody) == 72);
+    assert!(offset_of!(End, pid) == 64 && offset_of!(End, passed_on) == 72);
     assert!(offset_of!(End, members) == 84 && offset_of!(End, bells_for) == 116);
     assert!(offset_of!(Producer, state) == 24 && offset_of!(Producer, boundary) == 40);
     assert!(offset_of!(Producer, stamp) == 48 && offset_of!(Producer, resume) == 64);

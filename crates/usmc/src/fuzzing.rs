@@ -5,7 +5,7 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 pub use crate::host::layout;
 pub use crate::host::{
-    Custody, DmbRef, FoundOffer, Mail, OfferId, PeerProcess, Receiver, current as device,
+    DmbRef, FoundOffer, Mail, OfferId, PassedOn, PeerProcess, Receiver, current as device,
 };
 pub use crate::os::foreign_fd::forget as forget_strangers;
 pub use crate::record::tuple::{Endpoint, Tuple, hash, netns};

@@ -50,7 +50,7 @@ pub use os::{real, reason};
 pub use usmc_shm::tap;
 pub use watch::observe;
 
-use across::{fork, holds};
+use across::{exec, fork};
 
 use os::errno::{errno, set_errno};
 use os::{config, kernel_only, libc_streams, log, process, table};
@@ -64,7 +64,7 @@ pub unsafe fn init() {
     let saved = errno();
     process::AFTER_INTERRUPTION.set(socket::close::after_interruption);
     numbers::ENDED.set(socket::close::call_ended);
-    conn::LIFE_LEFT.set(host::lives::let_go);
+    conn::LIFE_LEFT.set(host::peer_words::let_go);
     watched::PHASE_CHANGED.set(watchers::epoll::phase_changed);
     watched::LEFT_RING.set(watchers::epoll::left_ring);
     libc_streams::SERVE.set(api::streams::serve);
@@ -90,6 +90,6 @@ pub fn exit() {
     stream::fallback::before_exit();
     // An acceptor that lets go of its last connection looks whether the segment is retired.
     device::segment::leave();
-    holds::end_but_for_streams();
+    exec::end_but_for_streams();
     host::current().leave();
 }

@@ -12,10 +12,10 @@ use core::ptr;
 use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 use usmc_shm::sync::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 
-use super::{holds, spawn};
+use super::{exec, spawn};
 use crate::device::segment;
-use crate::family::custody;
 use crate::family::holders::{self, cell_of, is_alone};
+use crate::family::passed_on;
 use crate::handshake::clc;
 use crate::os::errno::{errno, set_errno};
 use crate::os::reason::Reason;
@@ -80,7 +80,7 @@ fn prepare() {
         }
     });
     // After the marks: who fetches from us looks for them when he has told us.
-    custody::before_fork();
+    passed_on::before_fork();
     segment::hold();
     MASK.store(mask, Relaxed);
     FORKING.store(process::thread(), Relaxed);
@@ -177,7 +177,7 @@ fn child() {
     epoll::after_fork();
     uring::after_fork();
     conn::for_each(|index, _| close::forget_holds(index));
-    holds::let_cross();
+    exec::let_cross();
     spawn::after_fork();
     sys::set_signals(MASK.load(Relaxed));
 }
@@ -270,7 +270,7 @@ extern "C" fn on_parent() {
             unsafe { real::_IO_list_unlock() };
         }
         if code == 0 && ENDING.load(Relaxed) == process::thread() {
-            holds::end();
+            exec::end();
         }
         set_errno(if code != 0 { code } else { saved });
     }

@@ -10,8 +10,8 @@ use usmc_shm::bell::less;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
-use crate::across::holds;
-use crate::family::custody;
+use crate::across::exec;
+use crate::family::passed_on;
 use crate::host::Receiver;
 use crate::os::errno::set_errno;
 use crate::os::sys::{self, Errno};
@@ -188,7 +188,7 @@ impl Plan {
         let (from, kept) = self.origin(fd)?;
         let Entry::Conn(index) = table::get(from) else { return None };
         let asked_for = kept == Kept::AskedFor;
-        let has_it = kept != Kept::AsItIs || holds::crosses_exec(from);
+        let has_it = kept != Kept::AsItIs || exec::crosses_exec(from);
         has_it.then_some(Given { fd: from, index, asked_for })
     }
 
@@ -406,7 +406,7 @@ pub fn around<T>(plan: Plan, start: impl FnOnce() -> (T, Option<u32>)) -> Result
         // It is found by our own pid then, as are the others.
         Some(_) if !spawning.is_alone() => {}
         Some(pid) => plan.for_each(|given| {
-            custody::rename(conn::at(given.index), child(), Receiver::Program(pid));
+            passed_on::rename(conn::at(given.index), child(), Receiver::Program(pid));
         }),
     }
     set_errno(saved);
@@ -422,7 +422,7 @@ fn leave(given: Given, patience: &Patience, withheld: &mut Withheld) -> Result<(
     if !matches!(conn.phase(), Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring) {
         return Ok(());
     }
-    match holds::lend(given.fd, given.index, child(), patience) {
+    match exec::lend(given.fd, given.index, child(), patience) {
         // What is just left open is most likely not meant to be used there.
         Err(_) if !given.asked_for && withheld.add(given.index) => {
             log::warn(format_args!("fd {}: in the ring, and closed in the new program", given.fd));
@@ -467,7 +467,7 @@ impl Withheld {
     fn add(&mut self, index: u32) -> bool {
         let mut all = true;
         table::for_each(0, u32::MAX, |fd, entry| {
-            if entry == Entry::Conn(index) && holds::crosses_exec(fd) {
+            if entry == Entry::Conn(index) && exec::crosses_exec(fd) {
                 all &= self.add_number(fd, index);
             }
         });
@@ -502,8 +502,8 @@ fn close_on_exec(fd: c_int, on: bool) -> bool {
 
 fn call_off(given: Given) {
     let conn = conn::at(given.index);
-    if conn.custody.load(Relaxed) != 0 {
-        custody::take_back(conn, child(), false);
+    if conn.passed_on.load(Relaxed) != 0 {
+        passed_on::take_back(conn, child(), false);
     }
 }
 

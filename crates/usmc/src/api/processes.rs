@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
 use libc::pid_t;
 
 use super::{after, fail};
-use crate::across::{fork as forking, holds};
+use crate::across::{exec, fork as forking};
 use crate::os::errno::{errno, set_errno};
 use crate::os::reason::Reason;
 use crate::os::{process, real, sys, table};
@@ -197,7 +197,7 @@ pub unsafe fn daemon(nochdir: c_int, noclose: c_int) -> c_int {
 
 /// _exit(2)
 pub unsafe fn exit_now(status: c_int) {
-    holds::end();
+    exec::end();
     // SAFETY: no pointers.
     unsafe { real::_exit(status) };
 }
@@ -205,11 +205,11 @@ pub unsafe fn exit_now(status: c_int) {
 /// Runs a call that returns only when it fails.
 fn exec(call: impl FnOnce() -> c_int) -> c_int {
     let saved = errno();
-    if let Err(code) = holds::before_exec() {
+    if let Err(code) = exec::before_exec() {
         return super::fail(code);
     }
     set_errno(saved);
-    after(call(), |_| holds::after_failed_exec())
+    after(call(), |_| exec::after_failed_exec())
 }
 
 /// Whether there is a program of that name: a search along a path fails often.

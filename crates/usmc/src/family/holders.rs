@@ -8,7 +8,7 @@ use usmc_shm::layout::End;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
-use super::life;
+use super::liveness;
 use crate::os::{members, process, sys};
 use crate::record::conn::{Conn, F_INQ_KNOWN, F_NONBLOCK, F_SHARED, F_STALE};
 use crate::record::kernel;
@@ -22,8 +22,8 @@ static NEXT_CELL: AtomicU32 = AtomicU32::new(0);
 pub struct Cell {
     /// Those that hold it.
     pub holders: AtomicU32,
-    /// As [`usmc_shm::layout::End::custody`].
-    custody: AtomicU32,
+    /// As [`usmc_shm::layout::End::passed_on`].
+    passed_on: AtomicU32,
     /// Whether one of them takes the CLC message out that was in the stream at the fork.
     takes_message: AtomicU32,
     /// As [`usmc_shm::layout::End::members`].
@@ -67,15 +67,15 @@ pub fn count_unknown(conn: &Conn) {
     }
 }
 
-/// [`crate::family::custody`] of a connection without a slot.
-pub fn custody_of(conn: &Conn) -> u32 {
-    cell_of(conn).map_or(0, |cell| cell.custody.load(Relaxed))
+/// [`crate::family::passed_on`] of a connection without a slot.
+pub fn passed_on_of(conn: &Conn) -> u32 {
+    cell_of(conn).map_or(0, |cell| cell.passed_on.load(Relaxed))
 }
 
 /// Sets it, for all processes that hold the connection.
-pub fn set_custody(conn: &Conn, custody: u32) {
+pub fn set_passed_on(conn: &Conn, passed_on: u32) {
     if let Some(cell) = cell_of(conn) {
-        cell.custody.store(custody, Relaxed);
+        cell.passed_on.store(passed_on, Relaxed);
     }
 }
 
@@ -95,7 +95,7 @@ pub fn new_cell() -> Option<u32> {
         let number = (start + i) % CELLS as u32 + 1;
         let cell = cell(number)?;
         if cell.holders.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
-            cell.custody.store(0, Relaxed);
+            cell.passed_on.store(0, Relaxed);
             cell.takes_message.store(0, Relaxed);
             cell.members.iter().for_each(|id| id.store(0, Relaxed));
             NEXT_CELL.store(number, Relaxed);
@@ -173,7 +173,7 @@ pub fn is_alone(conn: &Conn) -> bool {
 fn stand_in_for(conn: &Conn, id: u32) {
     if let Some(slot) = conn.slot() {
         let _ = conn.end(slot).pid.compare_exchange(id, process::pid(), Relaxed, Relaxed);
-        life::stop_vouching(conn, slot, id);
+        liveness::stop_vouching(conn, slot, id);
         conn.rx(slot).stand_in_for_consumer();
     }
 }
@@ -197,7 +197,7 @@ fn is_nonblocking_anew(fd: i32, conn: &Conn) -> bool {
     }
     is_sole_holder(conn);
     // The process that vouched for it may have closed its own.
-    conn.slot().inspect(|slot| life::vouch(conn, slot));
+    conn.slot().inspect(|slot| liveness::vouch(conn, slot));
     on
 }
 

@@ -113,7 +113,7 @@ impl<'a> FamilyPatience<'a> {
         if lasts_ns > BRIEF_NS && self.is_brief {
             return Verdict::GiveUp;
         }
-        let is_strange = self.conn.is_with_stranger();
+        let is_strange = self.conn.is_with_other_user();
         let has = if is_strange { self.ask(pid, lasts_ns) } else { Has::Yes };
         if has == Has::Yes && lasts_ns > LONG_NS && process::is_stopped(pid) {
             // It goes on where it was, and has its time then.

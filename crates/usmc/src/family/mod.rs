@@ -1,7 +1,7 @@
 //! Several processes with the same end of a connection: which they are, and what they agree on.
 
-pub mod custody;
 pub mod holders;
-pub mod life;
+pub mod liveness;
 pub mod locks;
 pub mod mark;
+pub mod passed_on;

@@ -21,8 +21,8 @@ use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
-use crate::family::life::{self, Life};
-use crate::family::{custody, holders, mark};
+use crate::family::liveness::{self, Life};
+use crate::family::{holders, mark, passed_on};
 use crate::handshake::{clc, syn_option};
 use crate::host::{self, OfferId};
 use crate::os::reason::Reason;
@@ -130,7 +130,7 @@ fn bind_slot(
     conn.slot_index.store(index, Relaxed);
     conn.set_flag(F_SCRIBBLED, false);
     // A stranger can make us take what it says it has written: memory for that has to be put aside.
-    let reaches_far = !conn.is_with_stranger() || conn.clc.has_far_aside();
+    let reaches_far = !conn.is_with_other_user() || conn.clc.has_far_aside();
     // SAFETY: the segment counts this record as a user until `release_slot`.
     unsafe { tie(conn, map, index, reaches_far) }.map_err(|_| Reason::PeerBroken)?;
     if conn.has_far() {
@@ -202,7 +202,7 @@ pub fn name_adopted(fd: i32, index: u32) {
     }
 }
 
-/// A connection that was passed on to this process, if [`custody`] knows its other holders.
+/// A connection that was passed on to this process, if [`passed_on`] knows its other holders.
 pub fn begin_adopted(fd: i32, index: u32, client: bool) {
     let conn = conn::at(index);
     let (Ok(local), Ok(peer)) = (tuple::local(fd), tuple::peer(fd)) else {
@@ -223,7 +223,7 @@ pub fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
         return Ok(false);
     }
     let is_quiet = || conn.unseen.load(SeqCst) == 0 && conn.is_past_sent();
-    if !is_quiet() || !custody::is_sole(fd, conn) {
+    if !is_quiet() || !passed_on::is_sole(fd, conn) {
         return Ok(false);
     }
     // Another process that had it may have left the ring for the kernel's sake.
@@ -335,7 +335,7 @@ fn step(fd: i32, conn: &Conn) {
         tune(fd, conn);
         // Now, as the word of a peer that has died cannot be found any more.
         if let Some(slot) = conn.slot() {
-            life::look(conn, slot);
+            liveness::look(conn, slot);
         }
     }
 }
@@ -360,7 +360,7 @@ fn offer_id(conn: &Conn) -> OfferId {
 
 /// The connection is in the ring from now on. Its other holders of before may have set O_NONBLOCK meanwhile.
 fn begin_ring(conn: &Conn) {
-    if conn.returns() > 0 || conn.custody.load(Relaxed) != 0 || conn.has(F_ADOPTED | F_COPIED) {
+    if conn.returns() > 0 || conn.passed_on.load(Relaxed) != 0 || conn.has(F_ADOPTED | F_COPIED) {
         conn.set_flag(F_STALE, true);
     }
     conn.go(Event::Confirms);
@@ -435,7 +435,7 @@ pub fn tx_is_ring(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 /// Whether the peer has ended without a close. What its kernel answers to bytes of TCP need not be told from what it answers
 /// to doorbells.
 fn was_killed(conn: &Conn, slot: &Slot) -> bool {
-    life::look(conn, slot) == Life::Ended
+    liveness::look(conn, slot) == Life::Ended
         && conn.peer(slot).flags.load(Relaxed) & (TXF_ABORT | TXF_CLOSED) == 0
 }
 

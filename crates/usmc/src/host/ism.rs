@@ -13,7 +13,7 @@ use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32};
 
 use super::layout::DeviceFile;
 use super::{OfferId, PeerProcess};
-use super::{directory, life, lives, mailbox, offers, processes};
+use super::{directory, mailbox, offers, own_word, peer_words, processes};
 use crate::os::process::Lock;
 use crate::os::reason::Reason;
 use crate::os::sys::Errno;
@@ -117,8 +117,8 @@ impl Ism {
     /// In a forked child: nothing of the parent's identity is ours. `listening`: the child inherits
     /// listeners and may be about to drop the rights it needs to open the device.
     pub fn after_fork(&self, listening: bool) {
-        life::after_fork();
-        lives::after_fork();
+        own_word::after_fork();
+        peer_words::after_fork();
         self.lock.reset();
         self.index.store(NO_INDEX, Relaxed);
         let mailbox = self.mailbox.swap(-1, Relaxed);

@@ -24,9 +24,9 @@ pub const OFFER_WAYS: usize = 16;
 /// Buckets of the offer table.
 pub const OFFER_BUCKETS: usize = OFFERS / OFFER_WAYS;
 /// Connections that were passed on from process to process.
-pub const CUSTODIES: usize = 1024;
+pub const PASSED_ON: usize = 1024;
 /// Places of one bucket of their table.
-pub const CUSTODY_WAYS: usize = 8;
+pub const PASSED_ON_WAYS: usize = 8;
 /// Byte locks that stand for live processes begin here, far behind the file's end.
 pub const LOCK_BASE: i64 = 1 << 40;
 
@@ -127,9 +127,9 @@ pub struct Offer {
     pub message_at: [AtomicU64; 3],
 }
 
-/// A connection that was passed on ([`super::custody`]).
+/// A connection that was passed on ([`super::passed_on`]).
 #[repr(C, align(64))]
-pub struct CustodyCell {
+pub struct PassedOnCell {
     /// SO_COOKIE of the socket; 0 free.
     pub cookie: AtomicU64,
     /// Holders in bits 0-31, 1 = the connecting end in bit 32, count of uses above.
@@ -154,7 +154,7 @@ pub struct DeviceFile {
     /// Offers.
     pub offers: [Offer; OFFERS],
     /// Connections that were passed on.
-    pub custodies: [CustodyCell; CUSTODIES],
+    pub passed_on: [PassedOnCell; PASSED_ON],
 }
 
 // 32-bit and 64-bit processes share the file.
@@ -167,10 +167,10 @@ const _: () = {
     assert!(size_of::<Offer>() == 128 && offset_of!(Offer, wanted_by) == 72);
     assert!(offset_of!(Offer, client) == 76 && offset_of!(Offer, message_at) == 80);
     assert!(offset_of!(DeviceFile, listeners) == 4096 + PROCESSES * 64);
-    assert!(size_of::<CustodyCell>() == 64 && offset_of!(CustodyCell, pending) == 16);
+    assert!(size_of::<PassedOnCell>() == 64 && offset_of!(PassedOnCell, pending) == 16);
     let before = 4096 + (PROCESSES + LISTENERS) * 64 + OFFERS * 128;
-    assert!(offset_of!(DeviceFile, custodies) == before);
-    assert!(size_of::<DeviceFile>() == (before + CUSTODIES * 64).next_multiple_of(4096));
+    assert!(offset_of!(DeviceFile, passed_on) == before);
+    assert!(size_of::<DeviceFile>() == (before + PASSED_ON * 64).next_multiple_of(4096));
 };
 
 /// An offer's state word, unpacked.

@@ -241,8 +241,8 @@ fn read(bytes: &[u8], fd: i32, uid: Option<u32>) -> Option<Mail> {
     }
     let [segment, place, to, from, _] = words;
     let dmb = DmbRef { segment, slot: (place >> 32) as u32, usage: place as u32 };
-    let is_kin = uid.is_some_and(owner::is_own);
-    Some(Mail::Delivery(Delivery { fd, dmb, to, from, is_kin }))
+    let is_own_user = uid.is_some_and(owner::is_own);
+    Some(Mail::Delivery(Delivery { fd, dmb, to, from, is_own_user }))
 }
 
 /// The first fd of the received control messages, and the sender's user; discards any further fds.

@@ -3,15 +3,15 @@
 //! Control plane only. The data path never comes here: once a DMB is mapped, both ends work in the ring.
 
 pub mod agreements;
-pub mod custody;
 pub mod directory;
 pub mod ism;
 pub mod layout;
-pub mod life;
 pub mod listeners;
-pub mod lives;
 pub mod mailbox;
 pub mod offers;
+pub mod own_word;
+pub mod passed_on;
+pub mod peer_words;
 pub mod processes;
 
 pub use ism::current;
@@ -52,7 +52,7 @@ pub struct Delivery {
     /// The sender's.
     pub from: u64,
     /// Whether the other end is of our own user.
-    pub is_kin: bool,
+    pub is_own_user: bool,
 }
 
 /// What comes by the mailbox. Its fd is the receiver's.
@@ -104,9 +104,9 @@ pub struct FoundOffer {
     pub dmb: DmbRef,
 }
 
-/// The device's number for a connection that was passed on ([`crate::family::custody`]).
+/// The device's number for a connection that was passed on ([`crate::family::passed_on`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Custody(pub u32);
+pub struct PassedOn(pub u32);
 
 /// The meant receiver of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -134,7 +134,7 @@ impl Receiver {
     }
 }
 
-/// What tells the death of a process: where the word is that its kernel marks then ([`crate::family::life`]).
+/// What tells the death of a process: where the word is that its kernel marks then ([`crate::family::liveness`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Voucher {
     /// Random; greater than [`usmc_shm::layout::VOUCHER_CLAIMED`].

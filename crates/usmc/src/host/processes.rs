@@ -43,7 +43,7 @@ fn take(dev: &Ism, file: &DeviceFile) -> Result<u32, Reason> {
         if process.in_use.load(Acquire) != 0 {
             clean_up_after(file, index as u32);
         }
-        if has_strangers_mailbox(index as u32) {
+        if has_other_users_mailbox(index as u32) {
             // Left by another user in a directory where only they can remove it.
             let _ = sys::lock_byte(fd, true, libc::F_UNLCK, LOCK_BASE + index as i64);
             continue;
@@ -89,7 +89,7 @@ fn clean_up_after(file: &DeviceFile, index: u32) {
     offers::forget_owner(file, index);
 }
 
-fn has_strangers_mailbox(index: u32) -> bool {
+fn has_other_users_mailbox(index: u32) -> bool {
     let name = directory::mailbox(index);
     match directory::point_at(&name) {
         Ok(fd) => {

@@ -540,7 +540,7 @@ real! {
     _pthread_cleanup_pop(buffer: *mut c_void, execute: c_int) -> c_int, NOTHING;
     pthread_testcancel() -> c_int, NOTHING;
     pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int, NOTHING;
-    // See `host/life.rs`. Without libpthread there are none.
+    // See `host/own_word.rs`. Without libpthread there are none.
     pthread_mutexattr_init(kind: *mut pthread_mutexattr_t) -> c_int, ENOSYS;
     pthread_mutexattr_setrobust(kind: *mut pthread_mutexattr_t, robust: c_int) -> c_int, ENOSYS;
     pthread_mutexattr_setpshared(kind: *mut pthread_mutexattr_t, shared: c_int) -> c_int, ENOSYS;

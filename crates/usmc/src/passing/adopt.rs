@@ -2,11 +2,11 @@
 //! replaces itself), SCM_RIGHTS or pidfd_getfd(2).
 //!
 //! A listening socket is as good here as where it was made: who accepts is who attaches. A connected one may be in
-//! other hands, too, and those could read and write it without the ring: it stays TCP unless [`crate::family::custody`] knows
+//! other hands, too, and those could read and write it without the ring: it stays TCP unless [`crate::family::passed_on`] knows
 //! all of them.
 
 use super::passed;
-use crate::family::{custody, mark};
+use crate::family::{mark, passed_on};
 use crate::handshake::transition;
 use crate::host::{self, Receiver};
 use crate::os::reason::Reason;
@@ -52,7 +52,7 @@ pub fn adopt(fd: i32, by: &[Receiver]) {
         return;
     }
     let by = if numbers::is_libcs(fd) { &[] } else { by };
-    let Some((custody, client)) = host::current().claim(kernel::cookie(fd), by) else {
+    let Some((passed_on, client)) = host::current().claim(kernel::cookie(fd), by) else {
         return stays_tcp(fd);
     };
     let made = if kernel::is_established(fd) { created(fd) } else { None };
@@ -61,7 +61,7 @@ pub fn adopt(fd: i32, by: &[Receiver]) {
         return log::debug(format_args!("fd {fd}: came from another process and stays TCP"));
     };
     conn::at(index).set_flag(F_ADOPTED, true);
-    custody::hold(conn::at(index), custody);
+    passed_on::hold(conn::at(index), passed_on);
     if sockopt::are_kernels(fd) || kernel::has_signals(fd) {
         return conn::at(index).give_up(Reason::KernelFeature);
     }

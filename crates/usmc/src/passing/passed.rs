@@ -6,9 +6,9 @@ use core::ptr;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{adopt, channel};
-use crate::family::custody;
+use crate::family::passed_on;
 use crate::handshake::transition;
-use crate::host::{self, Custody, Receiver};
+use crate::host::{self, PassedOn, Receiver};
 use crate::os::errno::{errno, set_errno};
 use crate::os::reason::Reason;
 use crate::os::sys::Errno;
@@ -92,14 +92,18 @@ unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
                 let lasts = matches!(
                     conn.phase(),
                     Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring
-                ) || conn.custody.load(Relaxed) != 0;
+                ) || conn.passed_on.load(Relaxed) != 0;
                 let left = fallback::leave(fd, index, Reason::PassedOn);
                 if conn.phase() == Phase::Fresh {
                     // Who else has it would not learn of the connection that it becomes.
                     conn.set_flag(F_COPIED, true);
                 }
                 if left.is_ok() && lasts {
-                    custody::hand_over(fd, conn, *to.get_or_insert_with(|| channel::to(via, msg)));
+                    passed_on::hand_over(
+                        fd,
+                        conn,
+                        *to.get_or_insert_with(|| channel::to(via, msg)),
+                    );
                 }
                 all = all.and(left);
             }
@@ -120,10 +124,10 @@ unsafe fn stayed(via: i32, msg: &libc::msghdr) {
     unsafe {
         each_fd(msg, |fd| {
             if let Entry::Conn(index) = table::settled(fd)
-                && conn::at(index).custody.load(Relaxed) != 0
+                && conn::at(index).passed_on.load(Relaxed) != 0
             {
                 let to = *to.get_or_insert_with(|| channel::to(via, msg));
-                custody::take_back(conn::at(index), to, false);
+                passed_on::take_back(conn::at(index), to, false);
             }
         });
     }
@@ -198,9 +202,9 @@ pub fn meet(fd: i32, by: &[Receiver]) {
     let Some(index) = known(fd) else { return adopt::adopt(fd, by) };
     let conn = conn::at(index);
     // This process is counted already.
-    let (custody, device) = (Custody(conn.custody.load(Relaxed)), host::current());
-    if custody.0 != 0 && by.iter().any(|&name| device.call_off(custody, name)) {
-        device.release(custody);
+    let (passed_on, device) = (PassedOn(conn.passed_on.load(Relaxed)), host::current());
+    if passed_on.0 != 0 && by.iter().any(|&name| device.call_off(passed_on, name)) {
+        device.release(passed_on);
     }
     conn.users.add();
     if !table::set(fd, Entry::Conn(index)) {

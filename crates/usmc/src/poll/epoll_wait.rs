@@ -14,12 +14,12 @@ use crate::os::signals::Signals;
 use crate::os::spin::Budget;
 use crate::os::unwind::{cancellation_point, keeping};
 use crate::os::{clock, real, single, yields};
-use crate::poll::{inner, owed_events};
+use crate::poll::{deferred_events, inner};
 use crate::record::conn::{self, F_CLC};
 use crate::stream::{bells, ending, ready, room};
 use crate::watch::observer;
 use crate::watchers::asleep::{Asleep, arm_all, leave_stuck};
-use crate::watchers::entry::{self, E_KICKED, E_KNOWN, E_OWED, E_RING, E_TCP};
+use crate::watchers::entry::{self, E_DEFERRED, E_KICKED, E_KNOWN, E_RING, E_TCP};
 use crate::watchers::hot::{self, Looks};
 use crate::watchers::set::{self, Set};
 use crate::watchers::{deferred, epoll, epoll_ctl, nested, report};
@@ -104,7 +104,7 @@ pub unsafe fn epoll_wait(
         };
         if deferred::is_any(set) {
             // SAFETY: the caller's contract.
-            let n = unsafe { owed_events::report(&look, events, max) };
+            let n = unsafe { deferred_events::report(&look, events, max) };
             if n > 0 {
                 return Some(found(set, look_behind(n)));
             }
@@ -167,7 +167,7 @@ pub unsafe fn epoll_wait(
         if looks.most_ns().is_some() {
             signals.keep();
         }
-        host::life::keep();
+        host::own_word::keep();
         let most_ns = looks.and(Looks { ticks: false, stuck_ns: room::sweep() }).most_ns();
         let at_once = is_first && !active && most_ns.is_none();
         let start = if at_once { begun } else { clock::now_ns() };
@@ -337,7 +337,7 @@ fn spin(
     let mut kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
     let mut turns = 0u32;
     publish_cpu(set);
-    budget.spin(most_ns, (&set.cpu, peer_cpu), host::life::keep, || {
+    budget.spin(most_ns, (&set.cpu, peer_cpu), host::own_word::keep, || {
         // SAFETY: as below.
         *n = unsafe { look.at_rings(events, max, 0) };
         turns += 1;
@@ -504,7 +504,7 @@ fn from_ring(
         // Another thread has just brought it to the ring, and is about to do this.
         epoll::phase_changed(index);
     }
-    if entry.has(E_OWED) {
+    if entry.has(E_DEFERRED) {
         // The kernel has no memory for it: it is asked for once more.
         return 0;
     }

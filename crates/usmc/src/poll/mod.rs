@@ -1,7 +1,7 @@
 //! Readiness: what poll(2), select(2) and epoll(7) report for a connection whose bytes are in the ring.
 
+pub mod deferred_events;
 pub mod epoll_wait;
 pub mod inner;
-pub mod owed_events;
 pub mod pollfds;
 pub mod scan;

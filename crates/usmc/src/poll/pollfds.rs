@@ -370,7 +370,7 @@ fn spin_poll(fds: &[libc::pollfd], deadline: Deadline) -> bool {
     let budget = Budget::new(&conn.spins);
     let peer_cpu = conn.peer(slot).cpu.load(Relaxed);
     let most_ns = deadline.left().unwrap_or(u64::MAX);
-    let found = budget.spin(most_ns, (&conn.own(slot).cpu, peer_cpu), host::life::keep, || {
+    let found = budget.spin(most_ns, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, || {
         fds.iter().any(|p| p.fd >= 0 && look(p) != 0).into()
     });
     if found {

@@ -67,7 +67,7 @@ pub struct State {
     /// Release of the peer's Proposal; or the link id of its Accept.
     pub number: AtomicU32,
     /// Whether the peer is of our own user.
-    pub kin: AtomicU32,
+    pub is_own_user: AtomicU32,
     /// Pages put aside for what a stranger may make us take.
     pub aside: AtomicU32,
     /// Whether they are for far parts, too.
@@ -110,7 +110,7 @@ impl State {
     /// Whether the peer, with whom there was a handshake, is of our own user: what it says of itself is as good as our own
     /// word.
     pub fn is_with_kin(&self) -> bool {
-        self.kin.load(Relaxed) != 0
+        self.is_own_user.load(Relaxed) != 0
     }
 
     /// Puts memory aside for what a peer with such rings may make us take. With their far parts only where nothing limits it:
@@ -146,8 +146,8 @@ impl State {
     /// The record is free.
     pub fn clear(&self) {
         self.give_back();
-        let State { step, pid, since, partial, declined, number, kin, .. } = self;
-        for cell in [step, pid, since, partial, declined, number, kin] {
+        let State { step, pid, since, partial, declined, number, is_own_user, .. } = self;
+        for cell in [step, pid, since, partial, declined, number, is_own_user] {
             cell.store(0, Relaxed);
         }
         for cell in [&self.own, &self.peer, &self.leftover].into_iter().chain(&self.given) {

@@ -125,8 +125,8 @@ pub struct Conn {
     pub observed: AtomicU32,
     /// Why it is plain TCP ([`Reason`]).
     pub reason: AtomicU32,
-    /// The device's number for its holders ([`crate::family::custody`]); 0 = it was not passed on.
-    pub custody: AtomicU32,
+    /// The device's number for its holders ([`crate::family::passed_on`]); 0 = it was not passed on.
+    pub passed_on: AtomicU32,
     /// Calls that the kernel does, unobserved, for a connection that may come back ([`crate::stream::unseen`]).
     pub unseen: AtomicU32,
     /// Cell that counts holders while there is no slot ([`crate::family::holders`]); 0 = none.
@@ -172,7 +172,7 @@ pub struct Conn {
     pub blocked_sends: AtomicU32,
     /// Threads of this process in the middle of a doorbell.
     pub ringing: AtomicU32,
-    /// The voucher of the peer ([`crate::family::life`]), as last seen.
+    /// The voucher of the peer ([`crate::family::liveness`]), as last seen.
     pub voucher: AtomicU32,
     /// What his word was then.
     pub life_seen: AtomicU32,
@@ -328,7 +328,7 @@ impl Conn {
     }
 
     /// Whether the peer may be another user's, so that nothing is to be expected of it.
-    pub fn is_with_stranger(&self) -> bool {
+    pub fn is_with_other_user(&self) -> bool {
         self.has(F_HANDSHAKE) && !self.clc.is_with_kin()
     }
 

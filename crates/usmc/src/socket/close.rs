@@ -7,7 +7,7 @@ use usmc_shm::layout::{
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
 use super::{Outcome, connect};
-use crate::family::{custody, holders};
+use crate::family::{holders, passed_on};
 use crate::handshake::{clc, transition};
 use crate::os::events::HUP;
 use crate::os::process::{self, OWES_END, OWES_SHUT_RD, OWES_SHUT_WR};
@@ -113,7 +113,7 @@ fn wait_for_bells(conn: &Conn) {
 /// Nobody needs the record of `fd` any more, which is -1 where there is no number.
 fn last_left(fd: i32, index: u32) {
     let conn = conn::at(index);
-    custody::look(fd, conn);
+    passed_on::look(fd, conn);
     epoll::forget(fd, index);
     if conn.phase() == Phase::Listen {
         connect::no_longer_listening(conn);
@@ -152,7 +152,7 @@ fn end_record(index: u32, last: Option<bool>) {
     let conn = conn::at(index);
     let last = last.or(holders::let_go(conn));
     if last.unwrap_or(true) {
-        custody::release(conn);
+        passed_on::release(conn);
     }
     observer::gone(conn);
     conn::free(index);
@@ -266,12 +266,12 @@ pub fn exiting(fd: i32, conn: &Conn) {
         capture::closing(fd, conn);
         say_goodbye(fd, conn, slot);
     }
-    custody::release(conn);
+    passed_on::release(conn);
 }
 
 /// Whether the socket goes with this process' hold on it.
 fn is_last(fd: i32, conn: &Conn, slot: &Slot) -> bool {
-    conn.end(slot).refs.load(Relaxed) <= 1 && custody::is_sole(fd, conn)
+    conn.end(slot).refs.load(Relaxed) <= 1 && passed_on::is_sole(fd, conn)
 }
 
 /// The last holder closes: with unread data TCP would send a RST, otherwise a FIN.

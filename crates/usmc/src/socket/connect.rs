@@ -112,7 +112,7 @@ pub fn disconnecting(fd: i32, index: u32) {
             ring.consume_waking(&data, data.len);
         }
     }
-    // The socket's other holders are not forgotten: `custody` is about the socket.
+    // The socket's other holders are not forgotten: `passed_on` is about the socket.
     transition::end(conn);
     ending::leave(conn, error);
     conn.go_on_with_kernel_calls();

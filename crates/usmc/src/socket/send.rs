@@ -12,7 +12,7 @@ use super::Outcome;
 use super::close;
 use super::early::Early;
 use crate::family::holders;
-use crate::family::life::{self, Life};
+use crate::family::liveness::{self, Life};
 use crate::family::locks::Family;
 use crate::handshake::{clc, transition};
 use crate::os::iov::Buffers;
@@ -558,7 +558,7 @@ fn attempt(
 pub fn may_be_lost(fd: i32, conn: &Conn, slot: &Slot, room: &Room, now: u64) -> bool {
     let is_due = || now.wrapping_sub(conn.asked.load(Relaxed)) > ASK_CYCLES;
     ending::peer_is_gone(conn, slot)
-        || (!life::is_vouched_for(conn, slot) && may_have_died(fd, conn, slot, now))
+        || (!liveness::is_vouched_for(conn, slot) && may_have_died(fd, conn, slot, now))
         || (room.unread && is_due() && leaves_unread(fd, conn, slot, now))
 }
 
@@ -575,7 +575,7 @@ fn leaves_unread(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
 /// Whether a peer has died for which nobody vouches.
 #[cold]
 fn may_have_died(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
-    match life::ask(conn, slot) {
+    match liveness::ask(conn, slot) {
         Life::Lives => false,
         Life::Unknown if now.wrapping_sub(conn.asked.load(Relaxed)) <= ASK_CYCLES => false,
         Life::Unknown => has_died(fd, conn, slot, now, bells::watch_over),
@@ -589,7 +589,7 @@ fn may_have_died(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
 /// Before a doorbell provokes the same: a RST for what the dead had not read of TCP would be here by now.
 fn note_all_read(fd: i32, conn: &Conn, slot: &Slot) {
     let theirs = RxSpan::new(slot, 1 - conn.side());
-    if theirs.boundary().is_some() && life::have_ended(conn, slot) {
+    if theirs.boundary().is_some() && liveness::have_ended(conn, slot) {
         ending::look(fd, conn);
         if conn.kernel_events.load(Relaxed) & events::HUP == 0 {
             theirs.note_read();

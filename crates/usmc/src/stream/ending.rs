@@ -11,7 +11,7 @@ use usmc_shm::layout::{
 };
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
-use crate::family::life;
+use crate::family::liveness;
 use crate::os::signals::Woken;
 use crate::os::sys::{self, Errno};
 use crate::os::{events, sockopt};
@@ -75,7 +75,7 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
 fn has_died_shut(conn: &Conn, slot: &Slot, flags: u32) -> bool {
     flags & !TXF_CLOSED == TXF_DONE | TXF_SHUT
         && state::unread_by_peer(conn, slot) > 0
-        && life::have_ended(conn, slot)
+        && liveness::have_ended(conn, slot)
 }
 
 /// The same for a receive: TCP gives the end of the stream, once it was there, even after a reset.
@@ -128,7 +128,7 @@ fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
     let bells_read = own.bells_sent.load(Relaxed) == peer.bells_drained.load(Relaxed);
     let resets = peer.flags.load(Relaxed) & END_RESETS != 0;
     // By a doorbell of ours, unless its own end was one.
-    let was_reset = || resets && (bells_read || life::have_ended(conn, slot));
+    let was_reset = || resets && (bells_read || liveness::have_ended(conn, slot));
     if flags & TXF_CLOSED != 0 && !was_reset() {
         return Ending::Fin;
     }

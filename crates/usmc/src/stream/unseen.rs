@@ -16,7 +16,7 @@ impl Unseen {
     #[inline]
     pub fn enter(index: u32, returns: u32) -> Option<Unseen> {
         let conn = conn::at(index);
-        if conn.phase() == Phase::Plain && conn.custody.load(SeqCst) == 0 {
+        if conn.phase() == Phase::Plain && conn.passed_on.load(SeqCst) == 0 {
             return Some(Unseen(None));
         }
         let call = Unseen(Some(conn));

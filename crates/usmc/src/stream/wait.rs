@@ -113,7 +113,7 @@ pub fn for_data(
         let (rx, peer) = (conn.rx(slot), conn.peer(slot));
         let peer_cpu = peer.cpu.load(Relaxed);
         let ready = || (rx.has_data() || peer.flags.load(Relaxed) & TXF_DONE != 0).into();
-        if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::life::keep, ready) {
+        if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, ready) {
             observer::spun(conn);
             yields::found(1);
             return Woken::Look;
@@ -311,7 +311,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     let has_room = || tx.is_writable();
     let budget = Budget::new(&conn.spins);
     let peer_cpu = peer.cpu.load(Relaxed);
-    if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::life::keep, || {
+    if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, || {
         (gone() || has_room()).into()
     }) {
         observer::spun(conn);

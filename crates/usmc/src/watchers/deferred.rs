@@ -2,7 +2,7 @@
 //!
 //! A server of short connections accepts one, registers it, is told that its request is there, answers and closes. For such
 //! a connection epoll_ctl(2), the kernel's bookkeeping of it and the wait that reports it are replaced by one question:
-//! poll(2) over those that are owed to the kernel, and the set itself for all others. A client that waits until it may send,
+//! poll(2) over those that are deferred, and the set itself for all others. A client that waits until it may send,
 //! and for the answer then, is registered once, for the answer.
 //!
 //! It is asked once, or as long as there is room to send, which rarely ends; what has nothing to tell then, or is still there
@@ -21,7 +21,7 @@ use core::ffi::c_int;
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
 use super::entry::{
-    self, E_CHANGED, E_DISABLED, E_KNOWN, E_OWED, E_PARKED, E_PROMPT, E_TOLD, Entry,
+    self, E_CHANGED, E_DEFERRED, E_DISABLED, E_KNOWN, E_PARKED, E_PROMPT, E_TOLD, Entry,
 };
 use super::epoll::{delete, unlink};
 use super::set::{ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, entry_of, fd_of, set_at, tag_of};
@@ -31,7 +31,7 @@ use crate::os::{kernel_only, single};
 use crate::record::conn::{self, Conn, F_ADOPTED, F_CLC, F_COPIED, F_SHARED};
 use crate::record::kernel;
 use crate::record::phase::Phase;
-use crate::watchers::set::{OWED, POLLED};
+use crate::watchers::set::{DEFERRED, POLLED};
 
 /// Whether waits may ask for these events by poll(2): what is true is told, again and again.
 fn is_state(events: u32) -> bool {
@@ -51,20 +51,20 @@ pub fn owe(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
     let events = entry.events.load(Relaxed);
     let pays =
         (set.habit.puts_off() && is_state(events)) || (set.edges.puts_off() && is_edge(events));
-    pays && !conn.has(F_CLC) && enter(set, number, entry, conn, E_OWED)
+    pays && !conn.has(F_CLC) && enter(set, number, entry, conn, E_DEFERRED)
 }
 
 /// Puts the change of a registration off, which the kernel knows by the events `before`.
 pub fn owe_change(set: &Set, number: u32, entry: &Entry, conn: &Conn, before: u32) -> bool {
     is_state(before | entry.events.load(Relaxed))
-        && enter(set, number, entry, conn, E_OWED | E_CHANGED)
+        && enter(set, number, entry, conn, E_DEFERRED | E_CHANGED)
 }
 
 /// Puts the end of a registration off: with a close it would end by itself.
 pub fn owe_end(set: &Set, number: u32, entry: &Entry, conn: &Conn) -> bool {
     // Such a one could not be changed, should it be wanted again.
     entry.events.load(Relaxed) & EXCLUSIVE == 0
-        && enter(set, number, entry, conn, E_OWED | E_PARKED | E_DISABLED)
+        && enter(set, number, entry, conn, E_DEFERRED | E_PARKED | E_DISABLED)
 }
 
 fn enter(set: &Set, number: u32, entry: &Entry, conn: &Conn, flags: u32) -> bool {
@@ -80,14 +80,14 @@ fn enter(set: &Set, number: u32, entry: &Entry, conn: &Conn, flags: u32) -> bool
     }
     {
         let Some(_held) = set.lock.enter() else { return false };
-        let count = set.owed_count.load(Relaxed);
-        if count as usize == OWED {
+        let count = set.deferred_count.load(Relaxed);
+        if count as usize == DEFERRED {
             return false;
         }
-        set.owed[count as usize].store(number, Relaxed);
+        set.deferred[count as usize].store(number, Relaxed);
         entry.hot_at.store(count, Relaxed);
         entry.set_flag(flags, true);
-        single::add(&set.owed_count, 1);
+        single::add(&set.deferred_count, 1);
     }
     if may_be() {
         return true;
@@ -98,27 +98,27 @@ fn enter(set: &Set, number: u32, entry: &Entry, conn: &Conn, flags: u32) -> bool
     false
 }
 
-/// The entry is owed no more. The caller holds the set's lock.
+/// The entry is deferred no more. The caller holds the set's lock.
 pub fn forgive(set: &Set, entry: &Entry) {
-    if !entry.has(E_OWED) {
+    if !entry.has(E_DEFERRED) {
         return;
     }
-    entry.set_flag(E_OWED | E_CHANGED, false);
-    let last = set.owed_count.load(Relaxed) - 1;
-    let (at, moved) = (entry.hot_at.load(Relaxed), set.owed[last as usize].load(Relaxed));
+    entry.set_flag(E_DEFERRED | E_CHANGED, false);
+    let last = set.deferred_count.load(Relaxed) - 1;
+    let (at, moved) = (entry.hot_at.load(Relaxed), set.deferred[last as usize].load(Relaxed));
     debug_assert!(at <= last);
-    if let Some(place) = set.owed.get(at as usize) {
+    if let Some(place) = set.deferred.get(at as usize) {
         place.store(moved, Relaxed);
     }
     if let Some(moved) = entry::at(moved) {
         moved.hot_at.store(at, Relaxed);
     }
-    set.owed_count.store(last, Relaxed);
+    set.deferred_count.store(last, Relaxed);
 }
 
 /// The end of the entry is not wanted any more.
 pub fn remember(set: &Set, entry: &Entry) {
-    if entry.has(E_OWED) {
+    if entry.has(E_DEFERRED) {
         let _held = set.lock.enter();
         forgive(set, entry);
     }
@@ -128,13 +128,13 @@ pub fn remember(set: &Set, entry: &Entry) {
 #[inline(always)]
 pub fn is_any(set: &Set) -> bool {
     // SeqCst: see `enter`.
-    set.owed_count.load(SeqCst) != 0
+    set.deferred_count.load(SeqCst) != 0
 }
 
-/// Registers an entry that is owed, unless it is about to end.
+/// Registers an entry that is deferred, unless it is about to end.
 ///
 /// # Errors
-/// The kernel's: it has no memory for it, and it stays owed.
+/// The kernel's: it has no memory for it, and it stays deferred.
 pub fn register(number: u32, entry: &Entry) -> Result<(), Errno> {
     let set = set_at(entry.set_index());
     if entry.has(E_PARKED) {
@@ -157,7 +157,7 @@ pub fn register(number: u32, entry: &Entry) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What the kernel has to be told of an entry that is owed.
+/// What the kernel has to be told of an entry that is deferred.
 fn op(entry: &Entry) -> c_int {
     match entry {
         _ if entry.has(E_PARKED) => libc::EPOLL_CTL_DEL,
@@ -166,7 +166,7 @@ fn op(entry: &Entry) -> c_int {
     }
 }
 
-/// The same of one that was changed, unless it can stay owed.
+/// The same of one that was changed, unless it can stay deferred.
 ///
 /// # Errors
 /// As there.
@@ -206,11 +206,11 @@ pub fn pay(index: u32) -> bool {
 
 pub fn pay_some(index: u32, which: Which) -> bool {
     let set = set_at(index);
-    let mut numbers = [0; OWED];
+    let mut numbers = [0; DEFERRED];
     let count = {
         let Some(_held) = set.lock.enter() else { return false };
-        let count = set.owed_count.load(Relaxed) as usize;
-        let all = numbers.iter_mut().zip(&set.owed[..count]);
+        let count = set.deferred_count.load(Relaxed) as usize;
+        let all = numbers.iter_mut().zip(&set.deferred[..count]);
         all.for_each(|(to, place)| *to = place.load(Relaxed));
         count
     };
@@ -221,7 +221,7 @@ pub fn pay_some(index: u32, which: Which) -> bool {
         let conn = entry.conn.load(Relaxed);
         let Some(_held) = entry::keep(conn) else { return false };
         let is_same =
-            entry.has(E_OWED) && entry.set_index() == index && entry.conn.load(Relaxed) == conn;
+            entry.has(E_DEFERRED) && entry.set_index() == index && entry.conn.load(Relaxed) == conn;
         let is_meant = match which {
             Which::All => true,
             Which::NotDue => !is_due(entry),
@@ -259,7 +259,7 @@ pub fn is_news(fd: c_int, entry: &Entry, events: u32) -> bool {
 
 /// Something happened to the connection of an edge that bytes do not tell of: it is to be told.
 pub fn forget_known(entry: &Entry) {
-    if entry.has(E_OWED | E_KNOWN) {
+    if entry.has(E_DEFERRED | E_KNOWN) {
         entry.seen_prod.store(u64::MAX, Relaxed);
     }
 }
@@ -298,8 +298,8 @@ fn is_due(entry: &Entry) -> bool {
 /// What a set owes at a fork, which keeps all sets and registrations as they are: they are the child's, too, from now on.
 pub fn pay_for_fork(set: &Set) {
     set.is_watched.fetch_max(1, SeqCst);
-    while let Some(last) = set.owed_count.load(Relaxed).checked_sub(1) {
-        let number = set.owed[last as usize].load(Relaxed);
+    while let Some(last) = set.deferred_count.load(Relaxed).checked_sub(1) {
+        let number = set.deferred[last as usize].load(Relaxed);
         if let Some(entry) = entry::at(number) {
             let is_end = entry.has(E_PARKED);
             let (fd, u64) = (entry.fd.load(Relaxed) as i32, tag_of(number, entry));
@@ -311,7 +311,7 @@ pub fn pay_for_fork(set: &Set) {
             }
         }
         // Also where a signal handler that has interrupted a change forks.
-        set.owed_count.store(last, Relaxed);
+        set.deferred_count.store(last, Relaxed);
     }
 }
 
@@ -321,7 +321,7 @@ pub fn tell((set, index): (&Set, u32), fd: c_int, tag: u64, found: u32, round: u
     let (number, entry) = entry_of(tag)?;
     let edge = {
         let _held = set.lock.enter()?;
-        if number == u32::MAX || !entry.has(E_OWED) || entry.set_index() != index {
+        if number == u32::MAX || !entry.has(E_DEFERRED) || entry.set_index() != index {
             return None;
         }
         let edge = is_edge(entry.events.load(Relaxed));
@@ -341,7 +341,7 @@ pub fn tell((set, index): (&Set, u32), fd: c_int, tag: u64, found: u32, round: u
 pub fn collect(set: &Set, fds: &mut [libc::pollfd], tags: &mut [u64]) -> usize {
     let Some(_held) = set.lock.enter() else { return 0 };
     let mut asked = 0;
-    for place in &set.owed[..set.owed_count.load(Relaxed) as usize] {
+    for place in &set.deferred[..set.deferred_count.load(Relaxed) as usize] {
         if asked == fds.len() {
             break;
         }
@@ -374,7 +374,7 @@ pub fn note_told(set: &Set, entry: &Entry, round: u32) {
 
 #[inline(never)]
 fn learn(set: &Set, entry: &Entry, round: u32) {
-    let is_first = entry.has(E_OWED) || entry.hot_at.load(Relaxed).wrapping_add(1) == round;
+    let is_first = entry.has(E_DEFERRED) || entry.hot_at.load(Relaxed).wrapping_add(1) == round;
     let events = entry.events.load(Relaxed);
     if is_edge(events) {
         entry.set_flag(E_PROMPT, is_first);

@@ -37,7 +37,7 @@ pub const E_ACTIVE: u32 = 128;
 pub const E_COPY: u32 = 512;
 
 /// The kernel does not know of it yet; with [`E_PARKED`] it still does, with [`E_CHANGED`] by what it was ([`super::deferred`]).
-pub const E_OWED: u32 = 1024;
+pub const E_DEFERRED: u32 = 1024;
 /// See there.
 pub const E_CHANGED: u32 = 4096;
 /// Edge-triggered, and told in the first wait after it was added.
@@ -96,7 +96,7 @@ pub struct Entry {
     pub seen_blocks: AtomicU32,
     /// The wait that reported it last, so that one wait reports it once.
     pub round: AtomicU32,
-    /// Its place among the hot ones, while `E_HOT`; among those that are owed, while `E_OWED`; at first the set's wait
+    /// Its place among the hot ones, while `E_HOT`; among those that are deferred, while `E_DEFERRED`; at first the set's wait
     /// before it was added.
     pub hot_at: AtomicU32,
     /// Next registration of the same connection, plus one; of an unused record the next such.

@@ -16,7 +16,7 @@ use usmc_shm::sync::fence;
 use super::asked::{self, Wake};
 use super::entry::Asked;
 use super::entry::{
-    self, E_ARMED, E_CHANGED, E_COPY, E_DISABLED, E_EDGE, E_HOT, E_KICKED, E_KNOWN, E_OWED,
+    self, E_ARMED, E_CHANGED, E_COPY, E_DEFERRED, E_DISABLED, E_EDGE, E_HOT, E_KICKED, E_KNOWN,
     E_PARKED, E_RING, E_TCP, Entry,
 };
 use super::hot;
@@ -243,7 +243,7 @@ pub fn phase_changed(index: u32) {
         }
         let set_index = entry.set_index();
         let set = set_at(set_index);
-        if entry.has(E_OWED) && deferred::register(number, entry).is_err() {
+        if entry.has(E_DEFERRED) && deferred::register(number, entry).is_err() {
             // It is asked for again and again, until the kernel has memory for it.
             return;
         }
@@ -385,7 +385,7 @@ pub fn pay_for(index: u32) {
         if entry.has(E_PARKED) {
             // The last moment for it.
             let _ = delete(fd_of(entry.set_index()), entry.fd.load(Relaxed) as i32, number, entry);
-        } else if entry.has(E_OWED) {
+        } else if entry.has(E_DEFERRED) {
             let _ = deferred::register(number, entry);
         }
     });
@@ -420,7 +420,7 @@ pub fn forget(fd: i32, index: u32) {
             let op = match entry {
                 // Nobody can ask again for what was to be told once and was.
                 _ if entry.has(E_RING | E_DISABLED) => libc::EPOLL_CTL_DEL,
-                _ if entry.has(E_OWED) && !entry.has(E_CHANGED) => libc::EPOLL_CTL_ADD,
+                _ if entry.has(E_DEFERRED) && !entry.has(E_CHANGED) => libc::EPOLL_CTL_ADD,
                 _ => libc::EPOLL_CTL_MOD,
             };
             let (events, u64) = (entry.events.load(Relaxed), entry.data.load(Relaxed));
@@ -434,7 +434,7 @@ pub fn forget(fd: i32, index: u32) {
 /// Whether the socket may be open under numbers that do not mean this record.
 fn may_stay_open(conn: &conn::Conn) -> bool {
     conn.has(conn::F_COPIED | conn::F_ADOPTED)
-        || conn.custody.load(Relaxed) != 0
+        || conn.passed_on.load(Relaxed) != 0
         || conn.reason.load(Relaxed) == Reason::PassedOn as u32
 }
 

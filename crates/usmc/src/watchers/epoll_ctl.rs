@@ -4,7 +4,7 @@ use usmc_shm::sync::Ordering::{Relaxed, Release};
 
 use super::asked::{self, Wake};
 use super::entry::{
-    self, E_DISABLED, E_EDGE, E_HOT, E_KNOWN, E_OWED, E_PARKED, E_RING, E_TCP, Entry,
+    self, E_DEFERRED, E_DISABLED, E_EDGE, E_HOT, E_KNOWN, E_PARKED, E_RING, E_TCP, Entry,
 };
 use super::epoll::{delete, disarm, end, find, unlink, would_tell};
 use super::set::{ET, EXCLUSIVE, ONESHOT, Set, WAKEUP, set_at, tag_of};
@@ -77,7 +77,7 @@ pub fn control(
         (libc::EPOLL_CTL_MOD, Some(event)) => Some(modify(epfd, set, fd, known?, event)),
         (libc::EPOLL_CTL_DEL, _) => {
             let (number, entry) = known?;
-            if entry.has(E_OWED) {
+            if entry.has(E_DEFERRED) {
                 if !deferred::ended(entry) {
                     unlink(number, entry);
                 }
@@ -225,7 +225,7 @@ fn modify(
     if !entry.has(E_RING) {
         entry.set_flag(E_KNOWN, false);
         drop(held);
-        if entry.has(E_OWED) {
+        if entry.has(E_DEFERRED) {
             return deferred::modified(number, entry);
         }
         if deferred::owe_change(set, number, entry, conn, before) {

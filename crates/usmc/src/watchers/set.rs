@@ -19,7 +19,7 @@ const _: () = assert!(SETS < u16::MAX as usize);
 /// Most hot entries of a set. What exceeds them is reported by way of the kernel.
 pub const HOT: usize = 16384;
 /// Most registrations that a set owes.
-pub const OWED: usize = 256;
+pub const DEFERRED: usize = 256;
 /// [`Set::is_watched`]: somebody of this process may sleep on the set by other calls than a wait on it.
 pub const POLLED: u32 = 2;
 
@@ -69,9 +69,9 @@ pub struct Set {
     /// The hot entries.
     pub hot: [AtomicU32; HOT],
     /// Registrations that the kernel does not know of, or not of their end ([`super::deferred`]).
-    pub owed: [AtomicU32; OWED],
-    /// Entries in `owed`.
-    pub owed_count: AtomicU32,
+    pub deferred: [AtomicU32; DEFERRED],
+    /// Entries in `deferred`.
+    pub deferred_count: AtomicU32,
     /// Whether it pays to owe level-triggered ones.
     pub habit: Habit,
     /// The same of edge-triggered ones.
@@ -183,7 +183,7 @@ pub fn created(fd: i32) {
         &set.rounds,
         &set.hot_count,
         &set.was_hot,
-        &set.owed_count,
+        &set.deferred_count,
         &set.is_watched,
         &set.filled,
     ] {

@@ -279,9 +279,9 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     // Of the processes that listen at that address: memory is shared with one process of it, which is known by its mailbox, for the
     // link id is its own word.
     let pair = Tuple { netns: 1 << 63 | mailbox, ..tuple };
-    let is_kin = host::mailbox::is_own(to);
-    conn.clc.kin.store(is_kin.into(), Relaxed);
-    if !is_kin && !conn.clc.put_aside(segment::shifts()) {
+    let is_own_user = host::mailbox::is_own(to);
+    conn.clc.is_own_user.store(is_own_user.into(), Relaxed);
+    if !is_own_user && !conn.clc.put_aside(segment::shifts()) {
         return Err(Failed::Decline(DeclineCode::MEM));
     }
     let bound = segment::take_slot(&pair)
@@ -302,7 +302,8 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
         return undo(Failed::Decline(DeclineCode::MEM));
     };
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: Use::to_bits(usage) };
-    let what = Delivery { fd: memfd, dmb, to: conn.clc.peer.load(Relaxed), from: token, is_kin };
+    let what =
+        Delivery { fd: memfd, dmb, to: conn.clc.peer.load(Relaxed), from: token, is_own_user };
     match host::current().deliver(to, mailbox, &what) {
         Ok(()) => {}
         Err(libc::EAGAIN) => return undo(Failed::NotNow),

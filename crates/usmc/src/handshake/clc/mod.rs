@@ -491,7 +491,7 @@ fn note(conn: &Conn, what: &Delivery, file: u64) {
     conn.clc.given[1].store(what.dmb.segment, Relaxed);
     conn.clc.given[2].store(place, Relaxed);
     conn.clc.given[3].store(file, Relaxed);
-    conn.clc.kin.store(what.is_kin.into(), Relaxed);
+    conn.clc.is_own_user.store(what.is_own_user.into(), Relaxed);
     conn.clc.given[0].store(what.from, Release);
 }
 

@@ -9,7 +9,7 @@ use super::{
     store_tuple, stored_tuple, usage,
 };
 use crate::device::segment;
-use crate::family::{life, mark};
+use crate::family::{liveness, mark};
 use crate::handshake::{clc, syn_option};
 use crate::host::{self, DmbRef};
 use crate::os::log;
@@ -147,7 +147,7 @@ pub(super) fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segme
         conn.give_up(Reason::Adopted);
         return segment::unuse(seg);
     }
-    let bound = match conn.is_with_stranger() && !conn.clc.put_aside(map.shifts()) {
+    let bound = match conn.is_with_other_user() && !conn.clc.put_aside(map.shifts()) {
         true => Err(Reason::NoMemory),
         false => bind_slot(fd, conn, map, seg, dmb.slot, false),
     };
@@ -166,7 +166,7 @@ pub(super) fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segme
     if moved
         && handshake::attach(&slot.control, usage, crate::os::process::pid()) == SlotState::Attached
     {
-        life::vouch(conn, slot);
+        liveness::vouch(conn, slot);
         conn.reason.store(Reason::Pending as u32, Relaxed);
         log::debug(format_args!("fd {fd}: attached to slot {}", dmb.slot));
         return;

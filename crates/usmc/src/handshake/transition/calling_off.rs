@@ -6,7 +6,7 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 
 use super::{begin_elsewhere, changed, give_lowat_back, offer_id, step, usage};
 use crate::device::segment;
-use crate::family::{holders, life, mark};
+use crate::family::{holders, liveness, mark};
 use crate::handshake::clc;
 use crate::host;
 use crate::os::members;
@@ -131,7 +131,7 @@ pub fn release_slot(conn: &Conn) -> Option<bool> {
     let (segment, index) = (conn.segment.load(Relaxed), conn.slot_index.load(Relaxed));
     conn.forget_slot();
     // Before the socket is closed here. Where nobody else holds it, the slot says more.
-    life::stop_vouching(conn, slot, crate::os::process::pid());
+    liveness::stop_vouching(conn, slot, crate::os::process::pid());
     Some(release(conn, conn.end(slot), segment, index))
 }
 
@@ -141,6 +141,6 @@ fn release(conn: &Conn, end: &End, segment: u32, index: u32) -> bool {
     if !last {
         holders::leave_to_parent(end);
     }
-    segment::let_go(segment, conn.has(F_CLIENT).then_some(index), life::has_ended(conn));
+    segment::let_go(segment, conn.has(F_CLIENT).then_some(index), liveness::has_ended(conn));
     last
 }

@@ -13,7 +13,7 @@ use super::{
     stored_tuple, usage,
 };
 use crate::device::segment::{self, OwnSlot};
-use crate::family::{holders, life, mark};
+use crate::family::{holders, liveness, mark};
 use crate::handshake::{clc, syn_option};
 use crate::host::{self, DmbRef};
 use crate::os::log;
@@ -84,7 +84,7 @@ pub fn bind_own(fd: i32, conn: &Conn, own: &OwnSlot) -> Result<Use, Reason> {
     };
     bind_slot(fd, conn, &own.map, own.segment, own.slot, true)?;
     if let Some(slot) = conn.slot() {
-        life::vouch(conn, slot);
+        liveness::vouch(conn, slot);
     }
     conn.usage.store(usage.to_bits(), Relaxed);
     Ok(usage)
@@ -126,7 +126,7 @@ pub(super) fn reset_end(end: &End) {
     end.rx_lock.store(0, Relaxed);
     end.tcp_left.store(0, Relaxed);
     end.rcvlowat.store(0, Relaxed);
-    end.custody.store(0, Relaxed);
+    end.passed_on.store(0, Relaxed);
     end.blocked_sends.store(0, Relaxed);
     end.leaving.store(0, Relaxed);
     end.bells_for.store(0, Relaxed);

@@ -62,7 +62,7 @@ pub fn free(index: u32) {
     for cell in [&conn.flags, &conn.kernel_events, &conn.spare] {
         cell.store(0, Relaxed);
     }
-    for cell in [&conn.calls, &conn.watchers, &conn.observed, &conn.reason, &conn.custody] {
+    for cell in [&conn.calls, &conn.watchers, &conn.observed, &conn.reason, &conn.passed_on] {
         cell.store(0, Relaxed);
     }
     for cell in [&conn.cell, &conn.syn_option] {

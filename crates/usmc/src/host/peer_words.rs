@@ -8,7 +8,7 @@ use core::ptr;
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicPtr, AtomicU32};
 
-use super::life::{self, LEN};
+use super::own_word::{self, LEN};
 use crate::host::Voucher;
 use crate::os::path::Path;
 use crate::os::process::Lock;
@@ -73,14 +73,14 @@ fn map(voucher: Voucher) -> Result<&'static Life, sys::Errno> {
     sweep();
     let is_free = |life: &&Life| life.page.load(Relaxed).is_null();
     let place = LIVES.iter().find(is_free).ok_or(libc::ENOSPC)?;
-    let page = match life::own_file(voucher.identity) {
+    let page = match own_word::own_file(voucher.identity) {
         Some(file) => sys::mmap_readable(file, LEN)?,
         None => read_of(voucher)?,
     };
     // SAFETY: a mapping of LEN bytes of a file that cannot shrink.
     let word = unsafe {
-        let is_it = (*life::identity_in(page)).load(Relaxed) == voucher.identity;
-        life::word_in(page).filter(|_| is_it)
+        let is_it = (*own_word::identity_in(page)).load(Relaxed) == voucher.identity;
+        own_word::word_in(page).filter(|_| is_it)
     };
     let Some(word) = word else {
         // SAFETY: nobody else knows of it.
@@ -115,7 +115,7 @@ fn sweep() {
         let page = life.page.load(Relaxed);
         if !page.is_null()
             && life.users.load(Relaxed) == 0
-            && (is_full || !life::is_alive(word(life).load(Relaxed)))
+            && (is_full || !own_word::is_alive(word(life).load(Relaxed)))
         {
             life.page.store(ptr::null_mut(), Relaxed);
             life.word.store(ptr::null_mut(), Relaxed);
@@ -137,12 +137,12 @@ mod tests {
     #[test]
     fn a_word_is_what_its_owner_says_and_nothing_else() {
         crate::os::process::refresh();
-        let own = life::voucher().unwrap();
+        let own = own_word::voucher().unwrap();
         let word = find(own).unwrap();
         // The thread of another test may have had it, and just ended.
         let lives = |_| {
-            life::keep();
-            life::is_alive(word.load(Relaxed))
+            own_word::keep();
+            own_word::is_alive(word.load(Relaxed))
         };
         assert!((0..100).any(lives));
         assert!(ptr::eq(find(own).unwrap(), word));
@@ -162,11 +162,11 @@ mod tests {
     #[test]
     fn a_link_is_read_as_proc_has_it() {
         crate::os::process::refresh();
-        let own = life::voucher().unwrap();
+        let own = own_word::voucher().unwrap();
         // As another process reads it.
         let page = read_of(own).unwrap();
         // SAFETY: mapped just now.
-        assert_eq!(unsafe { &*life::identity_in(page) }.load(Relaxed), own.identity);
+        assert_eq!(unsafe { &*own_word::identity_in(page) }.load(Relaxed), own.identity);
         // SAFETY: likewise.
         unsafe { sys::munmap(page, LEN) };
     }

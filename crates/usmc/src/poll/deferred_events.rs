@@ -9,7 +9,7 @@ use crate::os::sys;
 use crate::watchers::deferred::{self, Which};
 use crate::watchers::set;
 
-/// Asks for what the set owes, and for whether the kernel has something to tell of all others. What it reports stays owed
+/// Asks for what the set has deferred, and for whether the kernel has something to tell of all others. What it reports stays deferred
 /// until the next wait, and all else is registered. How many events there are.
 ///
 /// # Safety
@@ -19,9 +19,9 @@ pub unsafe fn report(look: &Look<'_>, events: *mut libc::epoll_event, max: c_int
     // Most waits have few to ask for, and clearing room for all of them would take longer than that.
     // SAFETY: the caller's contract.
     unsafe {
-        match look.set.owed_count.load(Relaxed) {
+        match look.set.deferred_count.load(Relaxed) {
             ..=FEW => report_within::<{ FEW as usize + 1 }>(look, events, max),
-            _ => report_within::<{ set::OWED + 1 }>(look, events, max),
+            _ => report_within::<{ set::DEFERRED + 1 }>(look, events, max),
         }
     }
 }
@@ -36,7 +36,7 @@ unsafe fn report_within<const N: usize>(
     let &Look { epfd, set, index, round, .. } = look;
     let (mut fds, mut tags) = ([NONE; N], [0; N]);
     let mut asked = deferred::collect(set, &mut fds[..N - 1], &mut tags);
-    if asked < set.owed_count.load(Relaxed) as usize {
+    if asked < set.deferred_count.load(Relaxed) as usize {
         // What the kernel knows by what it was it must not tell.
         deferred::pay_some(index, Which::NotDue);
         asked = deferred::collect(set, &mut fds[..N - 1], &mut tags);
@@ -67,7 +67,7 @@ unsafe fn report_within<const N: usize>(
     // SAFETY: the caller's contract, and kernels ≤ max.
     let ours = unsafe { events.add(kernels as usize) };
     let told = epoll_wait::translate(look, ours, all - kernels, kernels as u32);
-    if (told as u32) < set.owed_count.load(Relaxed) {
+    if (told as u32) < set.deferred_count.load(Relaxed) {
         deferred::pay_some(index, Which::NotTold(round));
     }
     kernels + told

@@ -8,7 +8,7 @@ use core::mem;
 use usmc_shm::sync::AtomicU64;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 
-use crate::family::{custody, holders, life};
+use crate::family::{holders, liveness, passed_on};
 use crate::handshake::{clc, syn_option, transition};
 use crate::host::Receiver;
 use crate::os::process::{self, Lock};
@@ -27,12 +27,12 @@ fn put_down(conn: &Conn) -> bool {
     let list = holders::members(conn);
     list.inspect(|list| members::leave(list));
     // Before we are: our death says nothing about the others then.
-    conn.slot().inspect(|slot| life::stop_vouching(conn, slot, process::pid()));
+    conn.slot().inspect(|slot| liveness::stop_vouching(conn, slot, process::pid()));
     let counted_out =
         holders::holders(conn).is_some_and(|n| n.fetch_update(AcqRel, Relaxed, others).is_ok());
     if !counted_out {
         list.inspect(|list| members::enter(list));
-        conn.slot().inspect(|slot| life::vouch(conn, slot));
+        conn.slot().inspect(|slot| liveness::vouch(conn, slot));
     } else if let Some(end) = conn.family() {
         holders::leave_to_parent(end);
     }
@@ -59,7 +59,7 @@ pub fn end() {
     let mut any = false;
     conn::for_each(|_, conn| {
         let shared = conn.has(F_SHARED);
-        let entrusted = conn.custody.load(Relaxed) != 0;
+        let entrusted = conn.passed_on.load(Relaxed) != 0;
         if (shared || entrusted || matches!(conn.phase(), Phase::Attached | Phase::Ring))
             && keep(&conn.rx_lock)
             && keep(&conn.tx_lock)
@@ -107,7 +107,7 @@ pub fn end_but_for_streams() {
     if !crate::os::libc_streams::are_served() {
         conn::for_each(|_, conn| {
             if !(conn.has(F_SHARED) && put_down(conn)) {
-                custody::release(conn);
+                passed_on::release(conn);
             }
         });
     }
@@ -147,7 +147,7 @@ pub fn before_exec() -> Result<(), Errno> {
         conn::for_each(|_, conn| {
             if conn.has(F_HANDED) {
                 conn.set_flag(F_HANDED, false);
-                custody::take_back(conn, Receiver::this_program(), false);
+                passed_on::take_back(conn, Receiver::this_program(), false);
             }
         });
         return Err(errno);
@@ -176,7 +176,7 @@ pub fn before_exec() -> Result<(), Errno> {
         }
         // The family ends here, and the next program begins another.
         if conn.has(F_HANDED) && !conn.has(F_DOWN) {
-            custody::release_own(conn);
+            passed_on::release_own(conn);
         }
     });
     Ok(())
@@ -231,7 +231,7 @@ fn hand_over(
         // Another thread may be at a step of its handshake; none is made once the flag is set.
         let _step = conn.step_lock.enter();
         if !matches!(conn.phase(), Phase::Offered | Phase::Attached | Phase::Ring) {
-            let known = custody::hand_over(fd, conn, to);
+            let known = passed_on::hand_over(fd, conn, to);
             // Of a program beside this one, the device's count keeps steps away.
             conn.set_flag(F_HANDED, known && reason == Reason::PassedOn);
             if !known && reason == Reason::Lent && conn.leave_early(Event::GivesUp) {
@@ -293,7 +293,7 @@ pub fn after_failed_exec() {
         let (handed, down) = (conn.has(F_HANDED), conn.has(F_DOWN));
         conn.set_flag(F_HANDED | F_DOWN, false);
         if handed {
-            custody::take_back(conn, Receiver::this_program(), !down);
+            passed_on::take_back(conn, Receiver::this_program(), !down);
         }
         if down && !pick_up(conn) {
             conn.forget_slot();

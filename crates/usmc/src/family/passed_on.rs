@@ -9,35 +9,35 @@
 use usmc_shm::sync::Ordering::{AcqRel, Relaxed, SeqCst};
 
 use crate::family::holders;
-use crate::host::{self, Custody, Receiver};
+use crate::host::{self, PassedOn, Receiver};
 use crate::os::process;
 use crate::record::conn::{self, Conn, F_CLIENT, F_COPIED, F_SHARED};
 use crate::record::kernel;
 
 /// The device's number for it, 0 = no process has passed it on. Another process of the family may have done it.
 fn of(fd: i32, conn: &Conn) -> u32 {
-    let own = conn.custody.load(Relaxed);
+    let own = conn.passed_on.load(Relaxed);
     if own != 0 {
         return own;
     }
     let token = by_family(fd, conn).map_or(0, |it| it.0);
     if token != 0 {
-        conn.custody.store(token, Relaxed);
+        conn.passed_on.store(token, Relaxed);
     }
     token
 }
 
-fn by_family(fd: i32, conn: &Conn) -> Option<Custody> {
+fn by_family(fd: i32, conn: &Conn) -> Option<PassedOn> {
     if !conn.has(F_COPIED) {
         return None;
     }
     let told = match conn.family() {
-        Some(end) => end.custody.load(Relaxed),
-        None => holders::custody_of(conn),
+        Some(end) => end.passed_on.load(Relaxed),
+        None => holders::passed_on_of(conn),
     };
     // The slot is the peer's memory, too.
-    let is_it = |it: &Custody| told != 0 && host::current().is_about(*it, kernel::cookie(fd));
-    Some(Custody(told)).filter(is_it)
+    let is_it = |it: &PassedOn| told != 0 && host::current().is_about(*it, kernel::cookie(fd));
+    Some(PassedOn(told)).filter(is_it)
 }
 
 /// Before the record of `fd` ends, for what others may have done with the connection unseen.
@@ -48,17 +48,17 @@ pub fn look(fd: i32, conn: &Conn) {
 /// This process is about to be one of a family. The connections are marked as shared.
 pub fn before_fork() {
     conn::for_each(|_, conn| {
-        let token = conn.custody.load(Relaxed);
+        let token = conn.passed_on.load(Relaxed);
         if token != 0 {
-            host::current().take_name_back(Custody(token));
+            host::current().take_name_back(PassedOn(token));
         }
     });
 }
 
 /// It was handed over to us, and `conn` is its record from now on.
-pub fn hold(conn: &Conn, token: Custody) {
+pub fn hold(conn: &Conn, token: PassedOn) {
     let device = host::current();
-    conn.custody.store(token.0, SeqCst);
+    conn.passed_on.store(token.0, SeqCst);
     device.name_holder(token, process::pid());
     // Another thread may have forked before it could see the name.
     if conn.has(F_COPIED) {
@@ -70,7 +70,7 @@ pub fn hold(conn: &Conn, token: Custody) {
 pub fn is_sole(fd: i32, conn: &Conn) -> bool {
     match of(fd, conn) {
         0 => true,
-        token => host::current().is_sole(Custody(token)),
+        token => host::current().is_sole(PassedOn(token)),
     }
 }
 
@@ -88,31 +88,31 @@ pub fn hand_over(fd: i32, conn: &Conn, to: Receiver) -> bool {
     if token == 0 {
         let cookie = kernel::cookie(fd);
         let this = (!conn.has(F_SHARED)).then(process::pid);
-        let Some(Custody(new)) = device.entrust(cookie, conn.has(F_CLIENT), this) else {
+        let Some(PassedOn(new)) = device.entrust(cookie, conn.has(F_CLIENT), this) else {
             return false;
         };
         token = new;
-        conn.custody.store(new, SeqCst);
+        conn.passed_on.store(new, SeqCst);
         if conn.has(F_SHARED) {
             // As above.
-            device.take_name_back(Custody(new));
+            device.take_name_back(PassedOn(new));
         }
         match conn.family() {
-            Some(end) => end.custody.store(new, Relaxed),
-            None => holders::set_custody(conn, new),
+            Some(end) => end.passed_on.store(new, Relaxed),
+            None => holders::set_passed_on(conn, new),
         }
     }
-    device.hand_over(Custody(token), to)
+    device.hand_over(PassedOn(token), to)
 }
 
 /// After [`hand_over`]: this family will not hold it any more. The number is kept for [`take_back`].
 pub fn release_own(conn: &Conn) {
-    host::current().release(Custody(conn.custody.load(Relaxed)));
+    host::current().release(PassedOn(conn.passed_on.load(Relaxed)));
 }
 
 /// It was not passed on after all. `released`: this family's hold was given up for it.
 pub fn take_back(conn: &Conn, from: Receiver, released: bool) {
-    let token = Custody(conn.custody.load(Relaxed));
+    let token = PassedOn(conn.passed_on.load(Relaxed));
     if host::current().call_off(token, from) && !released {
         host::current().release(token);
     }
@@ -120,20 +120,20 @@ pub fn take_back(conn: &Conn, from: Receiver, released: bool) {
 
 /// The receiver's name has turned out to be another one.
 pub fn rename(conn: &Conn, from: Receiver, to: Receiver) {
-    match conn.custody.load(Relaxed) {
+    match conn.passed_on.load(Relaxed) {
         0 => {}
-        token => host::current().rename(Custody(token), from, to),
+        token => host::current().rename(PassedOn(token), from, to),
     }
 }
 
 /// This family holds the connection no more.
 pub fn release(conn: &Conn) {
-    if conn.custody.load(Relaxed) == 0 {
+    if conn.passed_on.load(Relaxed) == 0 {
         return;
     }
-    let token = conn.custody.swap(0, AcqRel);
+    let token = conn.passed_on.swap(0, AcqRel);
     // A call that was asleep in it when its number was closed: the process has the socket still.
     if token != 0 && conn.unseen.load(SeqCst) == 0 {
-        host::current().release(Custody(token));
+        host::current().release(PassedOn(token));
     }
 }

@@ -7,16 +7,16 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use super::ism::Ism;
-use super::layout::{CUSTODIES, CUSTODY_WAYS, CustodyCell};
-use crate::host::{Custody, Receiver};
+use super::layout::{PASSED_ON, PASSED_ON_WAYS, PassedOnCell};
+use crate::host::{PassedOn, Receiver};
 use crate::os::{members, process, sys};
 
-/// `CustodyCell::cookie`: a place that is being filled. Cookies of sockets begin later.
+/// `PassedOnCell::cookie`: a place that is being filled. Cookies of sockets begin later.
 const CLAIMED: u64 = 1;
 /// So many holders are unknown ones.
 const UNKNOWN: u32 = 1 << 16;
 
-/// [`CustodyCell::state`], unpacked.
+/// [`PassedOnCell::state`], unpacked.
 #[derive(Clone, Copy)]
 struct State {
     /// Counts the uses of the place, modulo 2¹⁵.
@@ -38,17 +38,17 @@ impl From<State> for u64 {
     }
 }
 
-fn token(index: usize, uses: u32) -> Custody {
-    Custody((index as u32 + 1) << 16 | uses)
+fn token(index: usize, uses: u32) -> PassedOn {
+    PassedOn((index as u32 + 1) << 16 | uses)
 }
 
 /// The place of a token, while it is about that use.
-struct Place(&'static CustodyCell, u32);
+struct Place(&'static PassedOnCell, u32);
 
 impl Place {
-    fn of(dev: &Ism, Custody(token): Custody) -> Option<Place> {
+    fn of(dev: &Ism, PassedOn(token): PassedOn) -> Option<Place> {
         let index = (token >> 16).checked_sub(1)?;
-        let cell = dev.file().ok()?.custodies.get(index as usize)?;
+        let cell = dev.file().ok()?.passed_on.get(index as usize)?;
         Some(Place(cell, token & 0xffff))
     }
 
@@ -72,10 +72,10 @@ impl Place {
 
 fn bucket(cookie: u64) -> usize {
     let hash = cookie.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-    hash as usize % (CUSTODIES / CUSTODY_WAYS) * CUSTODY_WAYS
+    hash as usize % (PASSED_ON / PASSED_ON_WAYS) * PASSED_ON_WAYS
 }
 
-/// `CustodyCell::pending`: kind in the highest two bits, uses of the place below, then the receiver.
+/// `PassedOnCell::pending`: kind in the highest two bits, uses of the place below, then the receiver.
 fn word(to: Receiver, uses: u32) -> u64 {
     let (kind, who) = match to {
         Receiver::Program(pid) => (1u64, u64::from(pid)),
@@ -89,18 +89,18 @@ fn word(to: Receiver, uses: u32) -> u64 {
 impl Ism {
     /// Begins to count the holders of the socket with this SO_COOKIE: one, and if that is the process with pid `alone`, without
     /// others of its family, its death counts it out. `client`: it is the connecting end.
-    pub fn entrust(&self, cookie: u64, client: bool, alone: Option<u32>) -> Option<Custody> {
+    pub fn entrust(&self, cookie: u64, client: bool, alone: Option<u32>) -> Option<PassedOn> {
         let file = self.file().ok()?;
         let first = bucket(cookie);
-        let cells = &file.custodies[first..first + CUSTODY_WAYS];
+        let cells = &file.passed_on[first..first + PASSED_ON_WAYS];
         // Somebody else counts, and we are not among them.
         if cookie <= CLAIMED || cells.iter().any(|cell| cell.cookie.load(Relaxed) == cookie) {
             return None;
         }
         // Others may be choosing the same one just now.
-        let at = (0..CUSTODY_WAYS).find_map(|_| {
+        let at = (0..PASSED_ON_WAYS).find_map(|_| {
             let free = cells.iter().position(|cell| cell.cookie.load(Relaxed) == 0);
-            let at = free.unwrap_or(sys::random() as usize % CUSTODY_WAYS);
+            let at = free.unwrap_or(sys::random() as usize % PASSED_ON_WAYS);
             let before = if free.is_some() { 0 } else { cells[at].cookie.load(Relaxed) };
             let claimed = before != CLAIMED
                 && cells[at].cookie.compare_exchange(before, CLAIMED, AcqRel, Relaxed).is_ok();
@@ -118,16 +118,16 @@ impl Ism {
         Some(token(first + at, uses))
     }
 
-    /// Whether this is the custody of that socket.
-    pub fn is_about(&self, custody: Custody, cookie: u64) -> bool {
-        Place::of(self, custody).is_some_and(|place| {
+    /// Whether the token is of that socket.
+    pub fn is_about(&self, passed_on: PassedOn, cookie: u64) -> bool {
+        Place::of(self, passed_on).is_some_and(|place| {
             place.0.cookie.load(Acquire) == cookie && place.state().is_some() && cookie > CLAIMED
         })
     }
 
     /// One holder more, which will [`Ism::claim`] it; false where that cannot be.
-    pub fn hand_over(&self, custody: Custody, to: Receiver) -> bool {
-        let Some(place) = Place::of(self, custody) else { return false };
+    pub fn hand_over(&self, passed_on: PassedOn, to: Receiver) -> bool {
+        let Some(place) = Place::of(self, passed_on) else { return false };
         if place.change(|n| (n < UNKNOWN).then_some(n + 1)).is_none() {
             return false;
         }
@@ -150,8 +150,8 @@ fn take(place: &Place, from: Receiver) -> bool {
 
 impl Ism {
     /// The receiver that was expected by one name is expected by another, if it has not come yet.
-    pub fn rename(&self, custody: Custody, from: Receiver, to: Receiver) {
-        let Some(place) = Place::of(self, custody) else { return };
+    pub fn rename(&self, passed_on: PassedOn, from: Receiver, to: Receiver) {
+        let Some(place) = Place::of(self, passed_on) else { return };
         let [from, to] = [from, to].map(|name| word(name, place.1));
         // AcqRel: one look by each name, in this order, finds him.
         let put = |cell: &AtomicU64| cell.compare_exchange(from, to, AcqRel, Relaxed).is_ok();
@@ -159,15 +159,15 @@ impl Ism {
     }
 
     /// That one is expected no more, though still counted; false where he has claimed it.
-    pub fn call_off(&self, custody: Custody, from: Receiver) -> bool {
-        Place::of(self, custody).is_some_and(|place| take(&place, from))
+    pub fn call_off(&self, passed_on: PassedOn, from: Receiver) -> bool {
+        Place::of(self, passed_on).is_some_and(|place| take(&place, from))
     }
 
-    /// A socket has come: whose custody it is in, and whether it is the connecting end. `None` where nobody was told
+    /// A socket has come: its token, and whether it is the connecting end. `None` where nobody was told
     /// of a receiver of these names, looked for one after the other; then nobody counts as the only holder any more.
-    pub fn claim(&self, cookie: u64, by: &[Receiver]) -> Option<(Custody, bool)> {
+    pub fn claim(&self, cookie: u64, by: &[Receiver]) -> Option<(PassedOn, bool)> {
         let first = bucket(cookie);
-        let cells = &self.file().ok()?.custodies[first..first + CUSTODY_WAYS];
+        let cells = &self.file().ok()?.passed_on[first..first + PASSED_ON_WAYS];
         let at = cells.iter().position(|cell| cell.cookie.load(Acquire) == cookie)?;
         let state = State::from(cells[at].state.load(Acquire));
         let place = Place(&cells[at], state.uses);
@@ -188,22 +188,22 @@ fn names(place: &Place) -> Option<&'static [AtomicU32]> {
 
 impl Ism {
     /// Likewise, of another holder.
-    pub fn name_holder(&self, custody: Custody, pid: u32) {
-        if let Some(list) = Place::of(self, custody).as_ref().and_then(names) {
+    pub fn name_holder(&self, passed_on: PassedOn, pid: u32) {
+        if let Some(list) = Place::of(self, passed_on).as_ref().and_then(names) {
             members::enter_other(list, pid);
         }
     }
 
     /// No holder is this process alone any more.
-    pub fn take_name_back(&self, custody: Custody) {
-        if let Some(list) = Place::of(self, custody).as_ref().and_then(names) {
+    pub fn take_name_back(&self, passed_on: PassedOn) {
+        if let Some(list) = Place::of(self, passed_on).as_ref().and_then(names) {
             members::leave(list);
         }
     }
 
     /// Whether there is one holder.
-    pub fn is_sole(&self, custody: Custody) -> bool {
-        let Some(place) = Place::of(self, custody) else { return false };
+    pub fn is_sole(&self, passed_on: PassedOn) -> bool {
+        let Some(place) = Place::of(self, passed_on) else { return false };
         let is_sole = || place.state().is_some_and(|state| state.holders == 1);
         if is_sole() {
             return true;
@@ -217,10 +217,10 @@ impl Ism {
     }
 
     /// One holder less.
-    pub fn release(&self, custody: Custody) {
-        let Some(place) = Place::of(self, custody) else { return };
+    pub fn release(&self, passed_on: PassedOn) {
+        let Some(place) = Place::of(self, passed_on) else { return };
         let cookie = place.0.cookie.load(Relaxed);
-        self.take_name_back(custody);
+        self.take_name_back(passed_on);
         if place.change(|n| n.checked_sub(1)) == Some(0) {
             let _ = place.0.cookie.compare_exchange(cookie, 0, AcqRel, Relaxed);
         }

@@ -1,7 +1,7 @@
 //! Whether the peer's process lives, at the cost of two loads.
 //!
 //! Each process has a word that its kernel marks when the process ends in whatever way, before it closes any descriptor
-//! ([`crate::host::life::voucher`]). A holder of an end names its word in the slot and so vouches for the end: as long as the
+//! ([`crate::host::own_word::voucher`]). A holder of an end names its word in the slot and so vouches for the end: as long as the
 //! word is not marked, the connection has not ended by a death. That is what a send has to know which TCP would refuse, or
 //! let go to provoke a RST. A word that is marked, or cannot be had, says nothing: then the kernel is asked for the peer's
 //! FIN, as it closes the socket some time after the mark, or not at all if another process holds the end, too.
@@ -37,7 +37,7 @@ pub fn is_vouched_for(conn: &Conn, slot: &Slot) -> bool {
 
 /// Whether the process that has vouched for the peer is known to have ended.
 pub fn has_ended(conn: &Conn) -> bool {
-    conn.has_life() && !host::life::is_alive(conn.life().load(Relaxed))
+    conn.has_life() && !host::own_word::is_alive(conn.life().load(Relaxed))
 }
 
 /// The same where that is not so: somebody else vouches by now, or nobody, or another thread of the peer's. The caller
@@ -50,7 +50,7 @@ pub fn ask(conn: &Conn, slot: &Slot) -> Life {
     if identity != conn.voucher.load(Relaxed) {
         let (pid, fd) = (peer.voucher_pid.load(Relaxed), peer.voucher_fd.load(Relaxed));
         let known = match identity > VOUCHER_CLAIMED {
-            true => host::lives::find(Voucher { identity, pid, fd }).map(Some),
+            true => host::peer_words::find(Voucher { identity, pid, fd }).map(Some),
             false => Ok(None),
         };
         match known {
@@ -63,7 +63,7 @@ pub fn ask(conn: &Conn, slot: &Slot) -> Life {
         return Life::Unknown;
     }
     let word = conn.life().load(Acquire);
-    match host::life::is_alive(word) {
+    match host::own_word::is_alive(word) {
         true => {
             conn.life_seen.store(word, Relaxed);
             Life::Lives
@@ -102,7 +102,7 @@ pub fn have_ended(conn: &Conn, slot: &Slot) -> bool {
 /// Whether the word of the process that vouches for the peer is known, and not marked.
 fn is_vouched_by_the_living(conn: &Conn, slot: &Slot) -> bool {
     let is_known = conn.peer(slot).voucher.load(Acquire) == conn.voucher.load(Relaxed);
-    is_known && host::life::is_alive(conn.life().load(Relaxed))
+    is_known && host::own_word::is_alive(conn.life().load(Relaxed))
 }
 
 /// This process vouches for our end, if nobody does.
@@ -111,7 +111,7 @@ pub fn vouch(conn: &Conn, slot: &Slot) {
     if own.voucher.load(Relaxed) != 0 {
         return;
     }
-    let Some(me) = host::life::voucher() else { return };
+    let Some(me) = host::own_word::voucher() else { return };
     if own.voucher.compare_exchange(0, VOUCHER_CLAIMED, AcqRel, Relaxed).is_ok() {
         own.voucher_pid.store(me.pid, Relaxed);
         own.voucher_fd.store(me.fd, Relaxed);
