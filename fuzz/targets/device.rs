@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use libfuzzer_sys::fuzz_target;
 use usmc::fuzzing::{
-    self, PassedOn, DmbRef, Endpoint, Mail, OfferId, PeerProcess, Receiver, Tuple, device, layout,
+    self, DmbRef, Endpoint, Mail, OfferId, PassedOn, PeerProcess, Receiver, Tuple, device, layout,
     segment,
 };
 use usmc_fuzz::attacker::Attacker;

@@ -4,6 +4,7 @@
 #![no_main]
 
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -392,6 +393,8 @@ impl Play {
         numbers.extend([SWITCHING, RETURNED, TX_RING, TX_BACK, TXF_DONE | TXF_SHUT].map(u64::from));
         // Where its socket is, and what it may say of that.
         slot.end[1 - self.side].pid.store(std::process::id(), Relaxed);
+        let names = std::fs::metadata("/proc/self/ns/pid").expect("our own").ino();
+        slot.end[1 - self.side].pids.store(names as u32, Relaxed);
         slot.end[1 - self.side].fd.store(self.theirs as u32, Relaxed);
         numbers.extend([std::process::id(), self.theirs as u32, self.honest as u32].map(u64::from));
         numbers.push(self.scene.world.device_fd as u64);

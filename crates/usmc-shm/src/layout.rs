@@ -129,6 +129,8 @@ pub struct End {
     pub members: [AtomicU32; 8],
     /// Doorbells in flight that processes of the other end send on behalf of this one.
     pub bells_for: AtomicU32,
+    /// The namespace in which `pid` and `members` are ids of processes, by the inode of `/proc/self/ns/pid`; 0 = unknown.
+    pub pids: AtomicU32,
 }
 
 /// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the

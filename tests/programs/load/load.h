@@ -7,6 +7,8 @@ void serve(uint16_t port, bool reuseport);
 void cycle(uint16_t port, uint64_t seed);
 void many(uint16_t port, int count, size_t length, size_t taken);
 void idle(uint16_t port, const char *call);
+void unread(void);
+void blocked(uint16_t port);
 void sink(uint16_t port);
 void source(uint16_t port, uint64_t n);
 

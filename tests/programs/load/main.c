@@ -5,6 +5,7 @@
 //   load many PORT COUNT [LENGTH [TAKEN]]   COUNT connections at once; talks over all of them at each input line, and
 //                                    takes so many bytes of memory amid the second round
 //   load idle PORT CALL              one connection; sleeps in CALL on it until the server is gone
+//   load unread / load blocked PORT  a reader that stops, and a sender that counts how often it wakes meanwhile
 //   load sink [PORT] / load source PORT BYTES   BYTES each way at once, checked byte by byte
 #include "load.h"
 
@@ -28,6 +29,10 @@ int main(int argc, char **argv) {
         many(a, b, argc > 4 ? atol(argv[4]) : 100, argc > 5 ? atol(argv[5]) : 0);
     else if (!strcmp(role, "idle"))
         idle(a, argc > 3 ? argv[3] : "");
+    else if (!strcmp(role, "unread"))
+        unread();
+    else if (!strcmp(role, "blocked"))
+        blocked(a);
     else if (!strcmp(role, "sink"))
         sink(a);
     else if (!strcmp(role, "source"))

@@ -23,6 +23,7 @@ use crate::os::{libc_streams, members, process, real, sys};
 use crate::record::conn::{
     self, Conn, F_COPIED, F_DOWN, F_FORKED, F_HANDED, F_SETTLING, F_SHARED, F_UNSHOWN,
 };
+use crate::record::near;
 use crate::record::phase::Phase;
 use crate::socket::{close, connect};
 use crate::stream::wait;
@@ -159,7 +160,7 @@ fn child() {
         conn.set_flag(F_FORKED | F_SETTLING | F_DOWN | F_HANDED, false);
         if let Some(slot) = conn.slot() {
             // Often the parent closes its own.
-            conn.end(slot).pid.store(process::pid(), Relaxed);
+            near::name_process(conn.end(slot));
             conn.set_flag(F_UNSHOWN, true);
         }
         listening |= conn.phase() == Phase::Listen;

@@ -11,7 +11,7 @@ use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 use super::liveness;
 use crate::os::{members, process, sys};
 use crate::record::conn::{Conn, F_INQ_KNOWN, F_NONBLOCK, F_SHARED, F_STALE};
-use crate::record::kernel;
+use crate::record::{kernel, near};
 
 const CELLS: usize = 1 << 16;
 static CELL_BASE: AtomicPtr<Cell> = AtomicPtr::new(ptr::null_mut());
@@ -132,7 +132,7 @@ pub fn put_down(conn: &Conn) {
 /// We hold this end no more, and others of the family do: the peer is to look for the socket there.
 pub fn leave_to_parent(end: &End) {
     if end.pid.load(Relaxed) == process::pid() {
-        end.pid.store(sys::getppid(), Relaxed);
+        near::name_parent(end);
     }
 }
 

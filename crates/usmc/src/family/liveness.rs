@@ -49,7 +49,8 @@ pub fn ask(conn: &Conn, slot: &Slot) -> Life {
     let identity = peer.voucher.load(Acquire);
     if identity != conn.voucher.load(Relaxed) {
         let (pid, fd) = (peer.voucher_pid.load(Relaxed), peer.voucher_fd.load(Relaxed));
-        let known = match identity > VOUCHER_CLAIMED {
+        let is_ours = conn.knows_pids_of(&slot.end[1 - conn.side()]);
+        let known = match identity > VOUCHER_CLAIMED && is_ours {
             true => host::peer_words::find(Voucher { identity, pid, fd }).map(Some),
             false => Ok(None),
         };

@@ -32,6 +32,7 @@ use crate::record::conn::{
     self, Conn, F_ADOPTED, F_CLIENT, F_COPIED, F_HANDED, F_KERNEL_ONLY, F_SCRIBBLED, F_SETTLING,
     F_SHARED, F_STALE, F_TUNED,
 };
+use crate::record::near::{self, Near};
 use crate::record::phase::{Event, Phase};
 use crate::record::tuple::{self, Endpoint, Tuple};
 use crate::record::{kernel, limit, numbers, watched};
@@ -124,7 +125,7 @@ fn bind_slot(
     let slot = map.slot(index).map_err(|_| Reason::PeerBroken)?;
     let end = &slot.end[mine];
     end.rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
-    end.pid.store(crate::os::process::pid(), Relaxed);
+    near::name_process(end);
     end.fd.store(fd.cast_unsigned(), Relaxed);
     conn.segment.store(seg, Relaxed);
     conn.slot_index.store(index, Relaxed);
@@ -153,7 +154,7 @@ pub unsafe fn tie(conn: &Conn, map: &Segment, index: u32, reaches_far: bool) -> 
         memory.far = ptr::null_mut();
     }
     // SAFETY: the caller's contract.
-    unsafe { conn.set_slot(slot, memory) };
+    unsafe { conn.set_slot(slot, memory, Near::HOST) };
     Ok(())
 }
 

@@ -23,10 +23,10 @@ static NAMESPACE: AtomicU32 = AtomicU32::new(0);
 /// Re-reads the process id: at start and in a forked child.
 pub fn refresh() {
     PID.store(sys::getpid(), Relaxed);
-    NAMESPACE.store(0, Relaxed);
     if !MARK.load(Relaxed).is_null() && sys::getppid() == 0 {
         // A child whose parent is not to be seen.
         SCATTERED.store(true, Relaxed);
+        NAMESPACE.store(0, Relaxed);
     }
     if MARK.load(Relaxed).is_null()
         && let Ok(page) = sys::mmap_private(ptr::null_mut(), 4096)

@@ -371,7 +371,7 @@ fn hot_peer_cpu(set: &Set) -> u32 {
     hot::each(set, 4, |_, entry| {
         let conn = conn::at(entry.conn.load(Relaxed));
         if let Some(slot) = conn.slot() {
-            let theirs = conn.peer(slot).cpu.load(Relaxed);
+            let theirs = conn.peers_cpu(slot);
             found = if theirs == cpu || found == cpu { cpu } else { theirs };
         }
     });

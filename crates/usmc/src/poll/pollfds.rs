@@ -368,7 +368,7 @@ fn spin_poll(fds: &[libc::pollfd], deadline: Deadline) -> bool {
     let Some(conn) = first else { return false };
     let Some(slot) = conn.slot() else { return false };
     let budget = Budget::new(&conn.spins);
-    let peer_cpu = conn.peer(slot).cpu.load(Relaxed);
+    let peer_cpu = conn.peers_cpu(slot);
     let most_ns = deadline.left().unwrap_or(u64::MAX);
     let found = budget.spin(most_ns, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, || {
         fds.iter().any(|p| p.fd >= 0 && look(p) != 0).into()

@@ -227,7 +227,7 @@ fn in_ring(entry: &Entry) -> Option<(&'static Conn, &'static Slot)> {
 fn came_behind(entry: &Entry, told: u64) -> bool {
     in_ring(entry).is_some_and(|(conn, slot)| {
         let peer = conn.peer(slot);
-        order::is_behind(peer, peer.stamp.load(Relaxed), told) && conn.rx(slot).has_data()
+        order::is_behind(peer, conn.peers_stamp(slot), told) && conn.rx(slot).has_data()
     })
 }
 
@@ -247,7 +247,7 @@ fn in_order(events: &mut [libc::epoll_event], has_kernels: bool, told: u64) -> u
                 && !has_room(entry, bits)
             {
                 // Taken once: a peer that changes it meanwhile must not confuse the sorting.
-                let stamp = conn.peer(slot).stamp.load(Relaxed);
+                let stamp = conn.peers_stamp(slot);
                 entry.stamp.store(stamp, Relaxed);
                 // A doorbell that the kernel tells of is for a ring, which has its own stamp.
                 if order::is_behind_bytes(conn.peer(slot), stamp, told) {

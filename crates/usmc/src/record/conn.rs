@@ -19,6 +19,7 @@ use crate::os::process::Lock;
 use crate::os::reason::Reason;
 use crate::os::spin::Learnt;
 use crate::os::{cache, memory, single, sys};
+use crate::record::near::Near;
 use crate::record::order;
 use crate::record::phase::{Event, Phase};
 use crate::record::users::Users;
@@ -159,6 +160,8 @@ pub struct Conn {
     pub slot_index: AtomicU32,
     /// Which use of the slot (`usmc_shm::handshake::Use`).
     pub usage: AtomicU32,
+    /// [`Near`], of the device that the slot belongs to.
+    pub(super) near: AtomicU32,
     /// SO_RCVLOWAT of the application; 0 = the default, 1.
     rcvlowat: AtomicU32,
     /// An fd found to be a duplicate, for registrations whose own number was closed.
@@ -350,11 +353,12 @@ impl Conn {
     ///
     /// # Safety
     /// The slot and its rings' memory stay mapped until [`Conn::forget_slot`].
-    pub unsafe fn set_slot(&self, slot: *const Slot, memory: Memory) {
+    pub unsafe fn set_slot(&self, slot: *const Slot, memory: Memory, near: Near) {
         let far_shift = if memory.far.is_null() { 0 } else { memory.far_shift };
         self.meet.store(memory.meet.cast(), Relaxed);
         self.far.store(memory.far.cast(), Relaxed);
         self.shifts.store(memory.shift | far_shift << 8, Relaxed);
+        self.near.store(near.word(), Relaxed);
         self.tx_most.store(0, Relaxed);
         self.set_far_part(Far::Unused);
         self.set_life(None);

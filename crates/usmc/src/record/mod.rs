@@ -5,6 +5,7 @@ pub mod clc_state;
 pub mod conn;
 pub mod kernel;
 pub mod limit;
+pub mod near;
 pub mod numbers;
 pub mod order;
 pub mod phase;

@@ -19,7 +19,8 @@ impl PeersSocket {
     /// That of end `side`, which is the peer of `fd`. `None` where the kernel does not give it.
     pub fn of(fd: i32, conn: &Conn, slot: &Slot, side: usize) -> Option<PeersSocket> {
         let end = &slot.end[side];
-        if !foreign_fd::are_welcome() {
+        // Of another kernel, or namespace, the same ids are other processes'.
+        if !foreign_fd::are_welcome() || !conn.knows_pids_of(end) {
             return None;
         }
         // The process that was last known to have it may have died; in the others of its family it mostly has the same number.

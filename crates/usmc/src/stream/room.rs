@@ -16,7 +16,7 @@ use super::{bulk, fallback};
 use crate::device::segment;
 use crate::family::locks::Family;
 use crate::os::reason::Reason;
-use crate::os::{clock, memory, process};
+use crate::os::{clock, memory};
 use crate::record::conn::{self, Conn, F_SHARED, Far};
 use crate::record::limit;
 use crate::record::phase::Phase;
@@ -257,7 +257,7 @@ fn may_be_raised(conn: &Conn, slot: &Slot) -> bool {
 
 /// Whether who sleeps for room may well wait for himself: the peer may wait for our reading, or be this process.
 pub fn may_wait_for_itself(conn: &Conn, slot: &Slot) -> bool {
-    conn.rx(slot).has_data() || slot.end[1 - conn.side()].pid.load(Relaxed) == process::pid()
+    conn.rx(slot).has_data() || conn.is_own_peer(slot)
 }
 
 /// In how many nanoseconds a sleeper for room has to look by itself, to [`leave_if_stuck`] or for more room, if at all.

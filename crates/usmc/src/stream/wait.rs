@@ -111,7 +111,7 @@ pub fn for_data(
     let budget = Budget::new(&conn.spins);
     if let Some(slot) = slot.filter(|_| in_ring) {
         let (rx, peer) = (conn.rx(slot), conn.peer(slot));
-        let peer_cpu = peer.cpu.load(Relaxed);
+        let peer_cpu = conn.peers_cpu(slot);
         let ready = || (rx.has_data() || peer.flags.load(Relaxed) & TXF_DONE != 0).into();
         if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, ready) {
             observer::spun(conn);
@@ -310,7 +310,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     let gone = || peer.flags.load(Relaxed) & TXF_CLOSED != 0;
     let has_room = || tx.is_writable();
     let budget = Budget::new(&conn.spins);
-    let peer_cpu = peer.cpu.load(Relaxed);
+    let peer_cpu = conn.peers_cpu(slot);
     if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, || {
         (gone() || has_room()).into()
     }) {
