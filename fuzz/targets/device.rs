@@ -223,10 +223,10 @@ impl Play<'_> {
             9 => device.clear_offer(some_offer),
             10 => {
                 let to = device.wanted_by(some_offer).unwrap_or(PeerProcess(b));
-                if let Ok(own) = segment::take_slot(&tuple(a)) {
-                    self.taken.push((own.segment, own.slot));
-                    touch(&own.map, own.map.len());
-                    let fd = segment::fd_of(own.segment).expect("an own segment");
+                if let Ok(own) = segment::take_slot(segment::LOOPBACK, &tuple(a)) {
+                    self.taken.push((own.segment.index, own.slot));
+                    touch(&own.segment.map, own.segment.map.len());
+                    let fd = segment::fd_of(own.segment.index).expect("an own segment");
                     let _ = device.push_segment(some_offer, to, fd);
                 }
             }
@@ -305,7 +305,7 @@ impl Play<'_> {
     /// What the acceptor does about an offer.
     fn attach(&self, dmb: DmbRef, id: OfferId) {
         match segment::use_peer(dmb.segment) {
-            Some((index, map)) => {
+            Some(segment::InUse { index, map, .. }) => {
                 touch(&map, map.len());
                 assert!(map.slot(dmb.slot).is_ok() == (dmb.slot < map.slots()));
                 segment::unuse(index);

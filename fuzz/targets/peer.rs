@@ -203,7 +203,7 @@ impl Scene {
         header.retired.store(0, Relaxed);
         header.id.store(SEGMENT, Relaxed);
         header.owner.store(fuzzing::device().own_identity().expect("a device"), Relaxed);
-        if let Some((index, _)) = segment::use_peer(SEGMENT) {
+        if let Some(segment::InUse { index, .. }) = segment::use_peer(SEGMENT) {
             segment::unuse(index);
             return;
         }

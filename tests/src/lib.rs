@@ -18,6 +18,7 @@ pub mod netns;
 pub mod network;
 pub mod process;
 pub mod procfs;
+pub mod region;
 pub mod ss;
 pub mod storm;
 pub mod torture;

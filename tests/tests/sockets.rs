@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
-use usmc_tests::{Fixture, Process, build};
+use usmc_tests::{Fixture, Process, build, region};
 
 /// The slowest case takes two seconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -21,6 +21,12 @@ const KNOWN_FAILURES: &str = include_str!("../known_failures.txt");
 /// Cases that are left out on musl: `CASE: why`.
 const NOT_ON_MUSL: &str = include_str!("../programs/musl/left_out.txt");
 
+/// The same for a region, whose ends have memory in common and nothing else.
+const NOT_IN_A_REGION: &str = include_str!("../programs/region/left_out.txt");
+
+/// Bytes of such a region, of which hardly any are ever in memory.
+const REGION: usize = 1 << 30;
+
 /// A C program, and of another class perhaps the one that plays the peer.
 #[derive(Clone, Copy)]
 struct Set {
@@ -29,17 +35,24 @@ struct Set {
     peer: Option<&'static str>,
     /// One variant of each case, unless all are asked for.
     sampled: bool,
+    /// Memory is a region's.
+    in_region: bool,
 }
 
 const fn all(program: &'static str) -> Set {
-    Set { name: program, program, peer: None, sampled: false }
+    Set { name: program, program, peer: None, sampled: false, in_region: false }
 }
 
 const fn sampled(name: &'static str, program: &'static str, peer: Option<&'static str>) -> Set {
-    Set { name, program, peer, sampled: true }
+    Set { name, program, peer, sampled: true, in_region: false }
 }
 
-const SETS: &[Set] = &[all("cases"), all("fortified"), all("uring")];
+const SETS: &[Set] = &[
+    all("cases"),
+    all("fortified"),
+    all("uring"),
+    Set { in_region: true, ..sampled("cases-region", "cases", None) },
+];
 
 /// Programs on musl, among themselves and with a peer on glibc.
 const MUSL_SETS: &[Set] = &[
@@ -66,12 +79,15 @@ fn main() -> ExitCode {
         let list = String::from_utf8(list.stdout).expect("names");
         let cases = list.lines().map(|line| line.split(' ').map(str::to_owned).collect());
         let mut cases: Vec<Vec<String>> = cases.collect();
-        if set.program.ends_with("-musl") {
-            for name in not_on_musl() {
-                let before = cases.len();
-                cases.retain(|words| words[0] != name);
-                assert!(cases.len() < before, "left_out.txt: there is no case {name}");
-            }
+        let left_out = match set {
+            Set { in_region: true, .. } => NOT_IN_A_REGION,
+            set if set.program.ends_with("-musl") => NOT_ON_MUSL,
+            _ => "",
+        };
+        for name in named_in(left_out) {
+            let before = cases.len();
+            cases.retain(|words| words[0] != name);
+            assert!(cases.len() < before, "left_out.txt: there is no case {name}");
         }
         for words in chosen(*set, cases) {
             let name = format!("{}::{}", set.name, words.join("::"));
@@ -88,9 +104,9 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// The names in the list of those left out.
-fn not_on_musl() -> impl Iterator<Item = &'static str> {
-    NOT_ON_MUSL.lines().filter(|line| !line.starts_with('#')).map(|line| {
+/// The names in a list of those left out.
+fn named_in(list: &'static str) -> impl Iterator<Item = &'static str> {
+    list.lines().filter(|line| !line.starts_with('#')).map(|line| {
         let (name, why) = line.split_once(": ").expect("CASE: why");
         assert!(!why.is_empty());
         name
@@ -136,13 +152,22 @@ fn run(name: &str, set: Set, words: &[String]) {
     if words[0].ends_with("changes_over_at_once") {
         command.env("USMC_CHANGE_OVER", "at-once");
     }
+    let region = set.in_region.then(|| region::create(fixture.scratch(), REGION));
+    if let Some(region) = &region {
+        command.env("USMC_REGION", region);
+    }
     let mut process = fixture.spawn(command);
+    let mut in_memory = false;
     while let Some(line) = process.try_line() {
         if let Some(request) = line.strip_prefix('@') {
+            in_memory |= request.starts_with("smcd");
             answer(&fixture, &mut process, request);
         }
     }
     process.succeed();
+    if let Some(region) = region.filter(|_| in_memory && !usmc_tests::is_plain()) {
+        assert!(region::was_used(&region), "the connection's memory is not the region's");
+    }
     fixture.finish();
 }
 

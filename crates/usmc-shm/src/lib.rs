@@ -34,6 +34,7 @@ pub mod ring;
 pub mod span;
 pub mod sync;
 pub mod tap;
+pub mod units;
 
 /// Shared memory held a value that no correct peer writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

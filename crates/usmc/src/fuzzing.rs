@@ -12,8 +12,9 @@ pub use crate::record::tuple::{Endpoint, Tuple, hash, netns};
 
 /// The segments of this process.
 pub mod segment {
+    pub use crate::device::LOOPBACK;
     pub use crate::device::segment::{
-        OwnSlot, fd_of, let_go, map_peer, take_slot, unuse, use_peer,
+        InUse, OwnSlot, fd_of, let_go, map_peer, take_slot, unuse, use_peer,
     };
 }
 

@@ -1,3 +1,151 @@
-//! Where DMBs lie.
+//! Devices: where the memory lies that both ends of a connection map, and what the ends have in common.
+//!
+//! A segment with its slots and rings is the same on each device. Once both ends have mapped it they work there, and no call
+//! goes to the device. A device is one file of this folder and one line of [`LIST`].
 
+#[cfg(test)]
+mod conformance;
+pub mod memfd;
+pub mod region;
 pub mod segment;
+
+use usmc_shm::sync::Ordering::Relaxed;
+
+use crate::os::reason::Reason;
+use crate::os::sys;
+use crate::record::conn::Conn;
+use crate::record::near::Near;
+
+/// What tells a peer which memory is meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Name {
+    /// A descriptor of this process.
+    Fd(i32),
+    /// A run of units in a region: the first of them, and the count of its uses.
+    Run(u32, u32),
+}
+
+impl Name {
+    /// An identity for a new segment that has this name, unlike those of all others. Of a run it says which.
+    fn id(self) -> u64 {
+        match self {
+            Name::Fd(_) => sys::random() | 1,
+            Name::Run(first, uses) => u64::from(uses) << 32 | u64::from(first) << 1,
+        }
+    }
+
+    /// The name that a segment of this identity has, where that says so.
+    fn of(id: u64) -> Option<Name> {
+        (id & 1 == 0).then_some(Name::Run(id as u32 >> 1, (id >> 32) as u32))
+    }
+}
+
+/// The memory of one segment, mapped by this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Backing {
+    /// Where.
+    pub base: *mut u8,
+    /// Bytes that are mapped.
+    pub len: usize,
+    /// Bytes of the whole: far parts are left out of `len` where they do not fit.
+    pub whole: usize,
+    /// By which a peer attaches it.
+    pub name: Name,
+    /// All of it is zero.
+    pub is_zero: bool,
+}
+
+/// How much memory stands behind a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Size {
+    /// Bytes before the far parts.
+    pub near: usize,
+    /// All bytes.
+    pub whole: usize,
+}
+
+/// What differs between devices. What a peer says of its memory is checked by the device: sealed, of a possible size, in
+/// use. What is in it [`usmc_shm::region::Segment::open`] checks.
+pub trait Device: Sync {
+    /// What names the device on the wire (RFC 7609, SMC-Dv2: GID and its extension); `None` where it cannot be used.
+    fn gid(&self) -> Option<[u64; 2]>;
+
+    /// The channel's id (SMC-Dv2: CHID).
+    fn chid(&self) -> u16;
+
+    /// What the processes on it have in common.
+    fn near(&self) -> Near;
+
+    /// Memory for a new segment, which a peer cannot take away. A device may give less than the whole: no far parts.
+    ///
+    /// # Errors
+    /// The reason why connections stay TCP.
+    fn allocate(&self, size: Size) -> Result<Backing, Reason>;
+
+    /// How much memory a peer has named. Nothing is taken.
+    ///
+    /// # Errors
+    /// [`Reason::PeerBroken`] where no correct peer names it.
+    fn inspect(&self, name: Name) -> Result<Size, Reason>;
+
+    /// Maps what a peer has allocated. The name's descriptor stays the caller's.
+    ///
+    /// # Errors
+    /// [`Reason::NoMemory`] where it does not fit.
+    fn attach(&self, name: Name, size: Size) -> Result<Backing, Reason>;
+
+    /// This process uses it no more.
+    ///
+    /// # Safety
+    /// No reference into it is left.
+    unsafe fn detach(&self, backing: &Backing);
+
+    /// The same, of memory that this process has allocated. `is_idle`: no process has a slot of it.
+    ///
+    /// # Safety
+    /// As for [`Device::detach`].
+    unsafe fn free(&self, backing: &Backing, is_idle: bool);
+
+    /// Whether memory is there for these bytes of a segment.
+    fn take(&self, at: *mut u8, len: usize) -> bool;
+
+    /// Takes the memory of whole pages away, of which nothing is needed: they are zero afterwards. False where it stays.
+    ///
+    /// # Safety
+    /// The pages are a segment's.
+    unsafe fn give_back(&self, at: *mut u8, len: usize) -> bool;
+
+    /// Whether the maker of a segment is known to have ended, by its identity in the segment's header.
+    fn has_ended(&self, owner: u64) -> bool;
+}
+
+/// A device's place in the list of them.
+pub type Index = u8;
+
+/// Memfds that processes of one kernel hand each other (SMC-D's loopback).
+pub const LOOPBACK: Index = 0;
+/// A file that several kernels may share.
+pub const REGION: Index = 1;
+
+/// All devices, by [`Index`].
+static LIST: [&dyn Device; 2] = [&memfd::MEMFDS, &region::REGION];
+
+/// The device of this number; of an unknown one, the first.
+pub fn at(index: Index) -> &'static dyn Device {
+    LIST.get(usize::from(index)).copied().unwrap_or(LIST[0])
+}
+
+/// The device of new connections to whoever is found in the host's directory.
+pub fn for_new() -> Index {
+    if region::REGION.is_there() { REGION } else { LOOPBACK }
+}
+
+/// The device whose memory changes hands by the host's mailboxes.
+pub fn by_mailbox() -> Index {
+    LOOPBACK
+}
+
+/// The device whose memory the connection uses.
+pub fn of(conn: &Conn) -> &'static dyn Device {
+    at(conn.device.load(Relaxed) as Index)
+}

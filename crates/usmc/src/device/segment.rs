@@ -4,35 +4,32 @@
 //! All changes happen under one lock; the data path never comes here. A segment stays mapped while a
 //! record uses it, so the rings of a live connection cannot vanish.
 
-use core::ffi::CStr;
 use core::mem::offset_of;
 use core::ptr;
 use usmc_shm::Broken;
 use usmc_shm::layout::{
-    ACCEPTOR, CLIENT, SHARED, SLOTS_MAX, SLOTS_OFFSET, SegmentHeader, Slot, WINDOW_SHIFT_MAX,
-    WINDOW_SHIFT_MIN, far_offset, near_len, segment_len,
+    ACCEPTOR, CLIENT, SHARED, SLOTS_MAX, SegmentHeader, Slot, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN,
+    data_offset, near_len, segment_len,
 };
 use usmc_shm::region::Segment;
 use usmc_shm::ring::Ring;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
+use super::{Backing, Device, Index, LOOPBACK, Name, REGION, Size, region};
 use crate::host;
 use crate::os::free_slots::FreeSlots;
 use crate::os::process::{Held, Lock};
 use crate::os::reason::Reason;
-use crate::os::sys::{self, Errno};
-use crate::os::{foreign_fd, memory};
+use crate::os::{foreign_fd, sys};
 use crate::record::tuple::Tuple;
 
-/// What the kernel calls their files.
-pub const MEMFD_NAME: &CStr = c"usmc-segment";
 /// Segments one process can have mapped.
 const SEGMENTS: usize = 1024;
 /// Slots of the first segment of a chain; each further one has four times as many.
 const FIRST_SLOTS: u32 = 16;
 /// Bytes of address space that all of them may take: the program needs the rest.
-const SPACE: usize = if cfg!(target_pointer_width = "32") { 512 << 20 } else { usize::MAX };
+pub const SPACE: usize = if cfg!(target_pointer_width = "32") { 512 << 20 } else { usize::MAX };
 /// Slots of the largest segment we make.
 const MOST_SLOTS: u32 = if cfg!(target_pointer_width = "32") { 64 } else { SLOTS_MAX };
 
@@ -50,12 +47,9 @@ enum Role {
 /// A table entry. Zero bytes are an unused entry.
 struct Mapped {
     role: Role,
+    device: Index,
     id: u64,
-    base: *mut u8,
-    /// Bytes that are mapped, and of the file: far parts are left out where they do not fit.
-    len: usize,
-    file: usize,
-    fd: i32,
+    memory: Backing,
     users: u32,
     owner: u64,
     listener: [u64; 4],
@@ -111,31 +105,40 @@ pub fn after_fork() {
 
 impl Mapped {
     fn segment(&self) -> Result<Segment, Broken> {
-        // SAFETY: mapped with `len` bytes by `create` or `map_peer`, sealed, and unmapped only by
+        // SAFETY: mapped with `len` bytes by its device, whose peers cannot shrink it, and unmapped only by
         // `unmap`, after which the entry is Unused.
-        unsafe { Segment::open(self.base, self.len, self.file) }
+        unsafe { Segment::open(self.memory.base, self.memory.len, self.memory.whole) }
+    }
+
+    fn device(&self) -> &'static dyn Device {
+        super::at(self.device)
     }
 
     /// A slot taken out of `slots`, with the memory of its smallest rings.
     fn own(&mut self, index: usize, slot: u32, map: Segment) -> Result<OwnSlot, Reason> {
-        if !has_memory(&map, slot) {
+        if !has_memory(self.device(), &map, slot) {
             self.slots.give(slot);
             return Err(Reason::NoMemory);
         }
         self.users += 1;
-        Ok(OwnSlot { segment: index as u32, slot, map, id: self.id })
+        let segment = InUse { index: index as u32, device: self.device, map };
+        Ok(OwnSlot { segment, slot, id: self.id })
     }
 
     fn unmap(&mut self) {
+        let mut is_idle = false;
         if self.role == Role::Own
-            && let Ok(segment) = self.segment()
+            && let Ok(map) = self.segment()
         {
-            segment.header().retired.store(1, Relaxed);
+            map.header().retired.store(1, Relaxed);
+            is_idle = (0..map.slots()).all(|slot| is_let_go(&map, slot));
         }
         // SAFETY: no record uses it (`users` is 0 at every caller).
-        unsafe { sys::munmap(self.base, self.len) };
-        if self.fd >= 0 {
-            crate::os::table::release_fd(self.fd);
+        unsafe {
+            match self.role {
+                Role::Own | Role::Closed => self.device().free(&self.memory, is_idle),
+                Role::Peer | Role::Unused => self.device().detach(&self.memory),
+            }
         }
         self.role = Role::Unused;
     }
@@ -146,30 +149,38 @@ fn listener_words(tuple: &Tuple) -> [u64; 4] {
     [w[0], w[3], w[4], tuple.server.port as u64]
 }
 
-/// A slot a client may offer.
-pub struct OwnSlot {
-    /// Table index of the segment.
-    pub segment: u32,
-    /// Slot index.
-    pub slot: u32,
+/// A segment that was counted one more user of.
+pub struct InUse {
+    /// Its place in the table.
+    pub index: u32,
+    /// Whose memory it is.
+    pub device: Index,
     /// The mapping.
     pub map: Segment,
+}
+
+/// A slot a client may offer.
+pub struct OwnSlot {
+    /// The segment.
+    pub segment: InUse,
+    /// Slot index.
+    pub slot: u32,
     /// The segment's identity.
     pub id: u64,
 }
 
-/// Takes a slot in the chain of `tuple`'s listener, making a new segment when the chain is full.
+/// Takes a slot of that device in the chain of `tuple`'s listener, making a new segment when the chain is full.
 ///
 /// # Errors
 /// No memory, no table entry, or no device identity.
-pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
+pub fn take_slot(device: Index, tuple: &Tuple) -> Result<OwnSlot, Reason> {
     let identity = host::current().own_identity()?;
     let listener = listener_words(tuple);
     let mut table = table().ok_or(Reason::NoMemory)?;
     let mut slots = FIRST_SLOTS;
     for index in 0..SEGMENTS {
         let m = &mut table.entries[index];
-        if m.role != Role::Own || m.listener != listener {
+        if m.role != Role::Own || m.device != device || m.listener != listener {
             continue;
         }
         let Ok(map) = m.segment() else {
@@ -196,19 +207,19 @@ pub fn take_slot(tuple: &Tuple) -> Result<OwnSlot, Reason> {
         }
     }
     let index = place(&mut table, near_len(slots, shifts().0).ok_or(Reason::NoMemory)?)?;
-    create(&mut table.entries[index], slots, listener, identity)?;
+    create(&mut table.entries[index], device, slots, listener, identity)?;
     let m = &mut table.entries[index];
     let slot = m.slots.take().ok_or(Reason::NoMemory)?;
     let map = m.segment().map_err(|_| Reason::NoMemory)?;
     m.own(index, slot, map)
 }
 
-fn has_memory(map: &Segment, index: u32) -> bool {
+fn has_memory(device: &dyn Device, map: &Segment, index: u32) -> bool {
     let Ok(slot) = map.slot(index) else { return false };
     const LEN: usize = 1 << WINDOW_SHIFT_MIN;
     // The smallest windows lie on both sides of the place where the rings meet.
-    let rings = |meet: *mut u8| memory::take(meet.wrapping_sub(LEN), 2 * LEN);
-    memory::take(ptr::from_ref(slot).cast_mut().cast(), size_of::<Slot>())
+    let rings = |meet: *mut u8| device.take(meet.wrapping_sub(LEN), 2 * LEN);
+    device.take(ptr::from_ref(slot).cast_mut().cast(), size_of::<Slot>())
         && map.ring(index, CLIENT).is_ok_and(|ring| rings(ring.meet().cast()))
 }
 
@@ -221,7 +232,7 @@ fn place_within(space: usize, entries: &mut [Mapped], len: usize) -> Result<usiz
     if space != usize::MAX {
         let mapped = |is_meant: fn(&Mapped) -> bool| {
             let meant = entries.iter().filter(|m| m.role != Role::Unused && is_meant(m));
-            meant.map(|m| m.len).sum::<usize>()
+            meant.map(|m| m.memory.len).sum::<usize>()
         };
         // What nobody uses may have come just now, for somebody who is about to: it goes only where that helps.
         if len > space.saturating_sub(mapped(|m| m.users > 0)) {
@@ -232,7 +243,7 @@ fn place_within(space: usize, entries: &mut [Mapped], len: usize) -> Result<usiz
             if excess == 0 {
                 break;
             }
-            excess = excess.saturating_sub(m.len);
+            excess = excess.saturating_sub(m.memory.len);
             m.unmap();
         }
     }
@@ -244,33 +255,28 @@ fn place_within(space: usize, entries: &mut [Mapped], len: usize) -> Result<usiz
     Ok(index)
 }
 
-fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Result<(), Reason> {
+fn create(
+    m: &mut Mapped,
+    device: Index,
+    slots: u32,
+    listener: [u64; 4],
+    identity: u64,
+) -> Result<(), Reason> {
     let (shift, far_shift) = shifts();
     let near = near_len(slots, shift).ok_or(Reason::NoMemory)?;
-    let file = segment_len(slots, shift, far_shift).ok_or(Reason::NoMemory)?;
-    let fd = sys::memfd_create(MEMFD_NAME).map_err(|_| Reason::NoMemory)?;
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    let mapped = sys::ftruncate(fd, file as u64)
-        .and_then(|()| sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize))
-        .and_then(|_| map_file(fd, near, file));
-    let Ok((base, len)) = mapped else {
-        sys::close(fd);
-        return Err(Reason::NoMemory);
-    };
-    if !memory::take(base, SLOTS_OFFSET) {
-        // SAFETY: nobody has seen it.
-        unsafe { sys::munmap(base, len) };
-        sys::close(fd);
-        return Err(Reason::NoMemory);
+    let whole = segment_len(slots, shift, far_shift).ok_or(Reason::NoMemory)?;
+    let memory = super::at(device).allocate(Size { near, whole })?;
+    if !memory.is_zero {
+        // SAFETY: the memory of a new segment, which has at least its slots, and which nobody else uses.
+        unsafe { memory.base.write_bytes(0, data_offset(slots)) };
     }
-    let id = sys::random() | 1;
-    // SAFETY: a fresh zeroed mapping of a segment's bytes, if need be without the far parts, that nobody else has.
-    unsafe { Segment::create(base, slots, (shift, far_shift), id, identity) };
+    let far_shift = if memory.whole == near { 0 } else { far_shift };
+    let id = memory.name.id();
+    // SAFETY: a fresh mapping of a segment's bytes, if need be without the far parts, that nobody else has. Header and slots are
+    // zero.
+    unsafe { Segment::create(memory.base, slots, (shift, far_shift), id, identity) };
     m.role = Role::Own;
-    m.id = id;
-    m.base = base;
-    (m.len, m.file) = (len, file);
-    m.fd = crate::os::table::keep_fd(fd);
+    (m.device, m.id, m.memory) = (device, id, memory);
     m.users = 0;
     m.owner = identity;
     m.delivered = 0;
@@ -283,31 +289,6 @@ fn create(m: &mut Mapped, slots: u32, listener: [u64; 4], identity: u64) -> Resu
 pub fn shifts() -> (u32, u32) {
     let shift = crate::os::config::get().ring_shift;
     (shift, if WINDOW_SHIFT_MAX > shift { WINDOW_SHIFT_MAX } else { 0 })
-}
-
-/// Maps a segment's file of `file` bytes, or what lies before the far parts, `near` bytes, where these do not fit. How much
-/// it is. They are neither locked (mlockall(2)) nor part of core dumps: both would fill them.
-fn map_file(fd: i32, near: usize, file: usize) -> Result<(*mut u8, usize), Errno> {
-    if SPACE != usize::MAX || near == file {
-        return sys::mmap_shared(fd, near).map(|base| (base, near));
-    }
-    let Ok(base) = sys::mmap_out_of_reach(fd, file) else {
-        return sys::mmap_shared(fd, near).map(|base| (base, near));
-    };
-    let from = far_offset(near);
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: nobody has the mapping yet, and no byte changes.
-    let done = unsafe {
-        sys::munlock(base.add(from), file - from)
-            .and_then(|()| sys::madvise(base.add(from), file - from, libc::MADV_DONTDUMP))
-            .and_then(|()| sys::mprotect(base, file, access))
-    };
-    if let Err(errno) = done {
-        // SAFETY: nobody has seen it.
-        unsafe { sys::munmap(base, file) };
-        return Err(errno);
-    }
-    Ok((base, file))
 }
 
 /// Whether one end's processes are done with a slot.
@@ -330,7 +311,10 @@ pub fn id_of(index: u32) -> u64 {
 pub fn fd_of(index: u32) -> Option<i32> {
     let table = table()?;
     let m = table.entries.get(index as usize)?;
-    (matches!(m.role, Role::Own | Role::Closed) && m.fd >= 0).then_some(m.fd)
+    match m.memory.name {
+        Name::Fd(fd @ 0..) if matches!(m.role, Role::Own | Role::Closed) => Some(fd),
+        _ => None,
+    }
 }
 
 /// A record does not use its segment any more. `slot` was a client's, which may have been the last to hold it. `peer_ended`:
@@ -343,7 +327,7 @@ pub fn let_go(index: u32, slot: Option<u32>, peer_ended: bool) {
         && let (Some(slot), Ok(map)) = (slot, m.segment())
     {
         if is_let_go_by(CLIENT, &map, slot) {
-            give_back_pages(&map, slot);
+            give_back_pages(m.device(), &map, slot);
         }
         if is_let_go(&map, slot) {
             m.slots.give(slot);
@@ -365,7 +349,7 @@ pub fn let_go(index: u32, slot: Option<u32>, peer_ended: bool) {
 }
 
 /// A ring that grew keeps no memory while its slot is idle.
-fn give_back_pages(map: &Segment, slot: u32) {
+fn give_back_pages(device: &dyn Device, map: &Segment, slot: u32) {
     for sender in [CLIENT, ACCEPTOR] {
         let Ok(ring) = map.ring(slot, sender) else { continue };
         // The acceptor may still be reading the last bytes.
@@ -375,44 +359,45 @@ fn give_back_pages(map: &Segment, slot: u32) {
         {
             // Both ends of a ring are in pages that it has in common with another.
             // SAFETY: whole pages of the ring, which is empty: nothing in them is needed.
-            let _ = unsafe { sys::madvise(start.add(SHARED), len - 2 * SHARED, libc::MADV_REMOVE) };
+            let _ = unsafe { device.give_back(start.add(SHARED).cast(), len - 2 * SHARED) };
         }
         if ring.has_far() && ring.unread() == 0 {
-            give_back_far(&ring);
+            give_back_far(device, &ring);
         }
     }
 }
 
 /// Gives back the memory of a ring's far part, if nothing is there. For its sender, or who knows that there is none.
-pub fn give_back_far(ring: &Ring<'_>) {
+pub fn give_back_far(device: &dyn Device, ring: &Ring<'_>) {
     let Some((start, len)) = ring.leave_far() else { return };
     // SAFETY: pages of the far part alone, of which nothing is needed.
-    if unsafe { sys::madvise(start.cast(), len, libc::MADV_REMOVE) }.is_ok() {
+    if unsafe { device.give_back(start.cast(), len) } {
         ring.left_far();
     }
 }
 
 /// Finds a peer's segment by identity and counts one more user. Only one of our own user: of others the identity, which
 /// everybody can read in the offer table, proves nothing.
-pub fn use_peer(id: u64) -> Option<(u32, Segment)> {
+pub fn use_peer(id: u64) -> Option<InUse> {
     use_where(|m| m.id == id && m.delivered == 0)
 }
 
 /// Finds the segment that this very file is.
-pub fn use_delivered(id: u64, inode: u64) -> Option<(u32, Segment)> {
+pub fn use_delivered(id: u64, inode: u64) -> Option<InUse> {
     use_where(|m| {
-        let is_own = || m.fd >= 0 && sys::fstat(m.fd).is_ok_and(|facts| facts.inode == inode);
+        let is_file = |fd| sys::fstat(fd).is_ok_and(|facts| facts.inode == inode);
+        let is_own = || matches!(m.memory.name, Name::Fd(fd @ 0..) if is_file(fd));
         m.id == id && (m.delivered == inode || (m.delivered == 0 && is_own()))
     })
 }
 
-fn use_where(is_it: impl Fn(&Mapped) -> bool) -> Option<(u32, Segment)> {
+fn use_where(is_it: impl Fn(&Mapped) -> bool) -> Option<InUse> {
     let table = table()?;
     let index = table.entries.iter().position(|m| m.role != Role::Unused && is_it(m))?;
     let m = &mut table.entries[index];
     let map = m.segment().ok()?;
     m.users += 1;
-    Some((index as u32, map))
+    Some(InUse { index: index as u32, device: m.device, map })
 }
 
 /// One more process holds what this entry's record uses, or a failed attach is undone.
@@ -437,47 +422,63 @@ pub fn map_delivered(fd: i32) -> Result<u64, Reason> {
 }
 
 fn map(fd: i32, delivered: u64) -> Result<(), Reason> {
-    let mapped = size_of_sealed(fd).and_then(|file| {
-        let near = near_in(fd).unwrap_or(file).min(file);
-        let have_room = table().ok_or(Reason::NoMemory).and_then(|mut table| {
-            sweep(&mut table);
-            place(&mut table, near)
-        });
-        let mapped = have_room
-            .and_then(|_| map_file(fd, near, file).map_err(|_| Reason::NoMemory))
-            .inspect_err(|_| refuse(fd));
-        mapped.map(|(base, len)| (base, len, file))
+    let attached = attach(LOOPBACK, Name::Fd(fd)).inspect_err(|reason| {
+        if *reason == Reason::NoMemory || *reason == Reason::TableFull {
+            refuse(fd);
+        }
     });
     foreign_fd::discard(fd);
-    let (base, len, file) = mapped?;
-    // SAFETY: a mapping of `len` bytes whose file is sealed against shrinking.
-    let Ok(map) = (unsafe { Segment::open(base, len, file) }) else {
-        // SAFETY: nobody has seen it.
-        unsafe { sys::munmap(base, len) };
+    keep(LOOPBACK, attached?, delivered)
+}
+
+/// Maps what a peer has named by the segment's identity, where such a name says where it is: in a region.
+pub fn map_named(id: u64) -> Result<(), Reason> {
+    let name = Name::of(id).filter(|_| region::REGION.is_there()).ok_or(Reason::NoSegment)?;
+    keep(REGION, attach(REGION, name)?, 0)
+}
+
+/// A peer's memory, mapped. The table is swept first.
+fn attach(device: Index, name: Name) -> Result<Backing, Reason> {
+    let device = super::at(device);
+    let size = device.inspect(name)?;
+    {
+        let mut table = table().ok_or(Reason::NoMemory)?;
+        sweep(&mut table);
+        place(&mut table, size.near)?;
+    }
+    device.attach(name, size)
+}
+
+/// The mapping becomes an entry of the table, unless that segment has one.
+fn keep(index: Index, memory: Backing, delivered: u64) -> Result<(), Reason> {
+    let device = super::at(index);
+    // SAFETY: nobody has seen it.
+    let drop_it = || unsafe { device.detach(&memory) };
+    // SAFETY: a mapping of so many bytes, which its peers cannot shrink.
+    let Ok(map) = (unsafe { Segment::open(memory.base, memory.len, memory.whole) }) else {
+        drop_it();
         return Err(Reason::PeerBroken);
     };
     let id = map.header().id.load(Relaxed);
     let owner = map.header().owner.load(Relaxed);
     let Some(mut table) = table() else {
-        // SAFETY: as above.
-        unsafe { sys::munmap(base, len) };
+        drop_it();
         return Err(Reason::NoMemory);
     };
     let known = table
         .entries
         .iter()
         .any(|m| m.role != Role::Unused && m.id == id && m.delivered == delivered);
-    let index = if known { Err(Reason::NoSegment) } else { place(&mut table, len) };
-    let Ok(index) = index else {
-        // SAFETY: as above.
-        unsafe { sys::munmap(base, len) };
+    let place = if known { Err(Reason::NoSegment) } else { place(&mut table, memory.len) };
+    let Ok(place) = place else {
+        drop_it();
         return Ok(());
     };
-    let m = &mut table.entries[index];
+    let m = &mut table.entries[place];
     m.role = Role::Peer;
     m.delivered = delivered;
-    (m.id, m.owner, m.base, m.len, m.file) = (id, owner, base, len, file);
-    (m.fd, m.users) = (-1, 0);
+    (m.device, m.id, m.owner, m.memory) = (index, id, owner, memory);
+    m.users = 0;
     m.slots.reset(0);
     m.listener = [0; 4];
     Ok(())
@@ -503,43 +504,16 @@ pub fn id_in(fd: i32) -> Option<u64> {
     (read == Ok(size_of::<u64>())).then_some(id)
 }
 
-/// Bytes of a segment's file before its far parts, as its header says.
-fn near_in(fd: i32) -> Option<usize> {
-    let mut words = [0u32; 2];
-    let at = offset_of!(SegmentHeader, slots) as i64;
-    // SAFETY: eight writable bytes.
-    let read = unsafe { sys::pread(fd, words.as_mut_ptr().cast(), size_of_val(&words), at) };
-    (read == Ok(size_of_val(&words))).then_some(())?;
-    near_len(words[0], words[1])
-}
-
 /// Whether there was no room for a peer's segment.
 pub fn is_refused(id: u64) -> bool {
     REFUSED.iter().any(|refused| refused.load(Relaxed) == id)
-}
-
-/// Bytes of a stranger's memory that cannot shrink.
-fn size_of_sealed(fd: i32) -> Result<usize, Reason> {
-    // Before the file is asked anything else, see there.
-    if !foreign_fd::is_memory(fd) {
-        return Err(Reason::PeerBroken);
-    }
-    let size = sys::fstat(fd).map_err(|_| Reason::PeerBroken)?.size;
-    let size = usize::try_from(size).map_err(|_| Reason::NoMemory)?;
-    // On 32-bit machines the largest one has no length.
-    let most = segment_len(SLOTS_MAX, WINDOW_SHIFT_MAX - 1, WINDOW_SHIFT_MAX);
-    let most = most.unwrap_or(isize::MAX as usize);
-    if size > most || size < usmc_shm::layout::SLOTS_OFFSET {
-        return Err(Reason::PeerBroken);
-    }
-    Ok(size)
 }
 
 /// Unmaps what clients have retired or left behind and no connection uses.
 fn sweep(table: &mut Table<'_>) {
     for m in table.entries.iter_mut().filter(|m| m.role == Role::Peer && m.users == 0) {
         let retired = m.segment().map_or(true, |s| s.header().retired.load(Relaxed) != 0);
-        if retired || !host::current().is_identity_alive(m.owner) {
+        if retired || m.device().has_ended(m.owner) {
             m.unmap();
         }
     }
@@ -583,7 +557,9 @@ mod tests {
         let base = sys::mmap_private(ptr::null_mut(), len).unwrap();
         // SAFETY: zero bytes are an unused entry.
         let unused: Mapped = unsafe { core::mem::zeroed() };
-        Mapped { role: Role::Peer, base, len, file: len, users, fd: -1, ..unused }
+        let name = Name::Fd(-1);
+        let memory = Backing { base, len, whole: len, name, is_zero: true };
+        Mapped { role: Role::Peer, memory, users, ..unused }
     }
 
     #[test]
@@ -613,14 +589,14 @@ mod tests {
         let ((ours, our_file), (theirs, their_file)) = (foreign(ID), foreign(ID));
         assert_eq!(map_delivered(theirs), Ok(their_file));
         // In use at once, for the next one that is mapped sweeps what dead processes have left.
-        let (delivered, _) = use_delivered(ID, their_file).unwrap();
+        let delivered = use_delivered(ID, their_file).unwrap();
         assert!(use_peer(ID).is_none(), "the table's word is enough for it");
         assert_eq!(map_peer(ours), Ok(()));
-        let (own, _) = use_peer(ID).unwrap();
-        assert_ne!(own, delivered);
+        let own = use_peer(ID).unwrap();
+        assert_ne!(own.index, delivered.index);
         assert!(use_delivered(ID, our_file).is_none(), "somebody else's memory by its name");
         assert!(use_delivered(ID + 1, their_file).is_none());
-        unuse(own);
-        unuse(delivered);
+        unuse(own.index);
+        unuse(delivered.index);
     }
 }

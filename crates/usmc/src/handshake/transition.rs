@@ -17,10 +17,11 @@ use usmc_shm::layout::{
     ACCEPTOR, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_FAR, END_GIVEN_BACK, END_NODELAY,
     END_RESET_SEEN, END_RESETS, END_SENT_AFTER, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_ENDS,
 };
-use usmc_shm::region::Segment;
 use usmc_shm::span::{Switch, TxSpan};
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
+use crate::device;
+use crate::device::segment::InUse;
 use crate::family::liveness::{self, Life};
 use crate::family::{holders, mark, passed_on};
 use crate::handshake::{clc, syn_option};
@@ -32,7 +33,7 @@ use crate::record::conn::{
     self, Conn, F_ADOPTED, F_CLIENT, F_COPIED, F_HANDED, F_KERNEL_ONLY, F_SCRIBBLED, F_SETTLING,
     F_SHARED, F_STALE, F_TUNED,
 };
-use crate::record::near::{self, Near};
+use crate::record::near;
 use crate::record::phase::{Event, Phase};
 use crate::record::tuple::{self, Endpoint, Tuple};
 use crate::record::{kernel, limit, numbers, watched};
@@ -116,24 +117,23 @@ pub fn begin_at_once(fd: i32, index: u32) {
 fn bind_slot(
     fd: i32,
     conn: &Conn,
-    map: &Segment,
-    seg: u32,
+    segment: &InUse,
     index: u32,
     client: bool,
 ) -> Result<(), Reason> {
     let mine = if client { CLIENT } else { ACCEPTOR };
-    let slot = map.slot(index).map_err(|_| Reason::PeerBroken)?;
+    let slot = segment.map.slot(index).map_err(|_| Reason::PeerBroken)?;
     let end = &slot.end[mine];
     end.rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);
     near::name_process(end);
     end.fd.store(fd.cast_unsigned(), Relaxed);
-    conn.segment.store(seg, Relaxed);
+    conn.segment.store(segment.index, Relaxed);
     conn.slot_index.store(index, Relaxed);
     conn.set_flag(F_SCRIBBLED, false);
     // A stranger can make us take what it says it has written: memory for that has to be put aside.
     let reaches_far = !conn.is_with_other_user() || conn.clc.has_far_aside();
     // SAFETY: the segment counts this record as a user until `release_slot`.
-    unsafe { tie(conn, map, index, reaches_far) }.map_err(|_| Reason::PeerBroken)?;
+    unsafe { tie(conn, segment, index, reaches_far) }.map_err(|_| Reason::PeerBroken)?;
     if conn.has_far() {
         end.flags.fetch_or(END_FAR, Relaxed);
     }
@@ -148,13 +148,19 @@ fn bind_slot(
 ///
 /// # Safety
 /// The segment stays mapped until the record forgets the slot.
-pub unsafe fn tie(conn: &Conn, map: &Segment, index: u32, reaches_far: bool) -> Result<(), Broken> {
+pub unsafe fn tie(
+    conn: &Conn,
+    segment: &InUse,
+    index: u32,
+    reaches_far: bool,
+) -> Result<(), Broken> {
+    let map = &segment.map;
     let (slot, mut memory) = (map.slot(index)?, map.memory(index)?);
     if !reaches_far {
         memory.far = ptr::null_mut();
     }
     // SAFETY: the caller's contract.
-    unsafe { conn.set_slot(slot, memory, Near::HOST) };
+    unsafe { conn.set_slot(slot, memory, (segment.device, device::at(segment.device).near())) };
     Ok(())
 }
 

@@ -64,6 +64,8 @@ pub struct Config {
     pub off: bool,
     /// `USMC_ISM_DIR`. A copy: programs that set their title (redis) write over the environment.
     ism_dir: ([u8; DIR_MAX], usize),
+    /// `USMC_REGION`; a copy, likewise.
+    region: ([u8; DIR_MAX], usize),
     /// log2 of a ring's bytes, 14..=22.
     pub ring_shift: u32,
     /// Most time a waiter spins before it sleeps, in nanoseconds.
@@ -83,7 +85,7 @@ pub struct Config {
     /// Whether there are such rules at all.
     has_rules: bool,
     peers: List<Peer>,
-    /// `USMC_UEIDS`; a copy, likewise.
+    /// `USMC_UEIDS`; a copy.
     ueids: ([u8; UEIDS_MAX], usize),
 }
 
@@ -99,6 +101,7 @@ impl Config {
         Config {
             off: true,
             ism_dir: ([0; DIR_MAX], 0),
+            region: ([0; DIR_MAX], 0),
             ring_shift: RING_SHIFT,
             busy_ns: BUSY_NS,
             busy_adapts: true,
@@ -120,6 +123,7 @@ impl Config {
         let mut config = Config {
             off: env(c"USMC_OFF").is_some_and(|v| !matches!(v, "" | "0" | "false" | "no")),
             ism_dir: copy(env(c"USMC_ISM_DIR").filter(|d| d.starts_with('/')).unwrap_or("")),
+            region: copy(env(c"USMC_REGION").filter(|d| d.starts_with('/')).unwrap_or("")),
             tcp_option: match env(c"USMC_TCP_OPTION") {
                 Some("on") => TcpOption::On,
                 Some("off") => TcpOption::Off,
@@ -153,6 +157,11 @@ impl Config {
     /// The configured ISM directory; empty = default.
     pub fn ism_dir(&self) -> &str {
         str::from_utf8(&self.ism_dir.0[..self.ism_dir.1]).unwrap_or("")
+    }
+
+    /// The file of the region that this process shares; empty = it shares none.
+    pub fn region(&self) -> &str {
+        str::from_utf8(&self.region.0[..self.region.1]).unwrap_or("")
     }
 
     /// Whether the other end at this address was declared to speak SMC: a listener there, or with port `None` a client.

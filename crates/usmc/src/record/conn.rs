@@ -160,7 +160,8 @@ pub struct Conn {
     pub slot_index: AtomicU32,
     /// Which use of the slot (`usmc_shm::handshake::Use`).
     pub usage: AtomicU32,
-    /// [`Near`], of the device that the slot belongs to.
+    /// The device that the slot belongs to (`device::Index`), and what its processes have in common ([`Near`]).
+    pub device: AtomicU32,
     pub(super) near: AtomicU32,
     /// SO_RCVLOWAT of the application; 0 = the default, 1.
     rcvlowat: AtomicU32,
@@ -353,11 +354,12 @@ impl Conn {
     ///
     /// # Safety
     /// The slot and its rings' memory stay mapped until [`Conn::forget_slot`].
-    pub unsafe fn set_slot(&self, slot: *const Slot, memory: Memory, near: Near) {
+    pub unsafe fn set_slot(&self, slot: *const Slot, memory: Memory, (device, near): (u8, Near)) {
         let far_shift = if memory.far.is_null() { 0 } else { memory.far_shift };
         self.meet.store(memory.meet.cast(), Relaxed);
         self.far.store(memory.far.cast(), Relaxed);
         self.shifts.store(memory.shift | far_shift << 8, Relaxed);
+        self.device.store(device.into(), Relaxed);
         self.near.store(near.word(), Relaxed);
         self.tx_most.store(0, Relaxed);
         self.set_far_part(Far::Unused);

@@ -13,7 +13,7 @@ use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{bulk, fallback};
-use crate::device::segment;
+use crate::device::{self, segment};
 use crate::family::locks::Family;
 use crate::os::reason::Reason;
 use crate::os::{clock, memory};
@@ -137,7 +137,7 @@ fn is_old(then: u32, now: u32) -> bool {
 }
 
 fn give_back(conn: &Conn, tx: &Ring<'_>, now: u32) {
-    segment::give_back_far(tx);
+    segment::give_back_far(device::of(conn), tx);
     conn.set_far_part(if tx.has_far() { Far::Left(now) } else { Far::Unused });
 }
 

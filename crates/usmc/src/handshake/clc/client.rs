@@ -12,7 +12,7 @@ use super::{
     Taken, declined, first, give_up, has_room, id_of, is_spent, leave_answered, machines, say,
     stop_calls, store_id, take,
 };
-use crate::device::segment;
+use crate::device::{self, segment};
 use crate::handshake::transition;
 use crate::host::{self, Delivery, DmbRef, Message, Stage};
 use crate::os::reason::Reason;
@@ -284,7 +284,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     if !is_own_user && !conn.clc.put_aside(segment::shifts()) {
         return Err(Failed::Decline(DeclineCode::MEM));
     }
-    let bound = segment::take_slot(&pair)
+    let bound = segment::take_slot(device::by_mailbox(), &pair)
         .and_then(|own| transition::bind_own(fd, conn, &own).map(|usage| (own, usage)));
     let Ok((own, usage)) = bound else {
         conn.clc.give_back();
@@ -298,7 +298,7 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     let Some(side) = machines::side(token) else {
         return undo(Failed::Decline(DeclineCode::NOSMCDDEV));
     };
-    let Some(memfd) = segment::fd_of(own.segment) else {
+    let Some(memfd) = segment::fd_of(own.segment.index) else {
         return undo(Failed::Decline(DeclineCode::MEM));
     };
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: Use::to_bits(usage) };

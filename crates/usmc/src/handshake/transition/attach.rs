@@ -1,14 +1,13 @@
 //! The acceptor's side: it looks for the offer, takes the slot, and waits for the client to confirm.
 
 use usmc_shm::handshake::{self, SlotState, Use};
-use usmc_shm::region::Segment;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{
     LOOKS, LOOKS_EACH, SELDOM, begin_elsewhere, begin_ring, bind_slot, has_high_lowat, is_free,
     store_tuple, stored_tuple, usage,
 };
-use crate::device::segment;
+use crate::device::segment::{self, InUse};
 use crate::family::{liveness, mark};
 use crate::handshake::{clc, syn_option};
 use crate::host::{self, DmbRef};
@@ -98,7 +97,11 @@ pub(super) fn step_acceptor(fd: i32, conn: &Conn) {
         clc::take_mail();
         segment::use_peer(found.dmb.segment)
     });
-    let Some((seg, map)) = known else {
+    let known = known.or_else(|| {
+        segment::map_named(found.dmb.segment).ok()?;
+        segment::use_peer(found.dmb.segment)
+    });
+    let Some(segment) = known else {
         if segment::is_refused(found.dmb.segment) {
             return conn.give_up(Reason::NoMemory);
         }
@@ -114,7 +117,7 @@ pub(super) fn step_acceptor(fd: i32, conn: &Conn) {
         }
         return;
     };
-    attach_to(fd, conn, found.dmb, seg, &map);
+    attach_to(fd, conn, found.dmb, &segment);
 }
 
 /// Attaches to memory that was handed over for this very connection ([`clc`]).
@@ -125,38 +128,38 @@ pub fn attach(fd: i32, conn: &Conn, dmb: DmbRef, file: u64) {
         Err(reason) => return conn.give_up(reason),
     }
     match segment::use_delivered(dmb.segment, file) {
-        Some((seg, map)) => attach_to(fd, conn, dmb, seg, &map),
+        Some(segment) => attach_to(fd, conn, dmb, &segment),
         None => conn.give_up(Reason::NoMemory),
     }
 }
 
 /// The caller has counted a use of the segment, and holds the step's lock.
-pub(super) fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segment) {
+pub(super) fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, segment: &InUse) {
     // Receivers of this process are kept out while the record gets its slot; calls in the kernel's TCP would
     // be uncounted in the slot, so with any of them in flight the next call tries again.
-    let Some(_rx) = conn.rx_lock.try_enter() else { return segment::unuse(seg) };
+    let Some(_rx) = conn.rx_lock.try_enter() else { return segment::unuse(segment.index) };
     if !conn.stop_kernel_calls() {
-        return segment::unuse(seg);
+        return segment::unuse(segment.index);
     }
     if conn.returns() > 0 && !is_free(fd, conn).is_ok_and(|free| free) {
         conn.go_on_with_kernel_calls();
-        return segment::unuse(seg);
+        return segment::unuse(segment.index);
     }
     if !mark::enter_ring(fd) {
         conn.go_on_with_kernel_calls();
         conn.give_up(Reason::Adopted);
-        return segment::unuse(seg);
+        return segment::unuse(segment.index);
     }
-    let bound = match conn.is_with_other_user() && !conn.clc.put_aside(map.shifts()) {
+    let bound = match conn.is_with_other_user() && !conn.clc.put_aside(segment.map.shifts()) {
         true => Err(Reason::NoMemory),
-        false => bind_slot(fd, conn, map, seg, dmb.slot, false),
+        false => bind_slot(fd, conn, segment, dmb.slot, false),
     };
     if let Err(reason) = bound {
         conn.clc.give_back();
         mark::leave_ring(fd);
         conn.go_on_with_kernel_calls();
         conn.give_up(reason);
-        return segment::unuse(seg);
+        return segment::unuse(segment.index);
     }
     let Some(slot) = conn.slot() else { return };
     let usage = Use::from_bits(dmb.usage);
@@ -174,7 +177,7 @@ pub(super) fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, seg: u32, map: &Segme
     // Withdrawn, or taken by a process that shares this very socket: not ours to use.
     mark::leave_ring(fd);
     conn.forget_slot();
-    segment::unuse(seg);
+    segment::unuse(segment.index);
     if moved {
         conn.give_up(Reason::PeerGone);
     }

@@ -12,6 +12,7 @@ use super::{
     begin_elsewhere, begin_ring, bind_slot, has_high_lowat, is_free, offer_id, store_tuple,
     stored_tuple, usage,
 };
+use crate::device;
 use crate::device::segment::{self, OwnSlot};
 use crate::family::{holders, liveness, mark};
 use crate::handshake::{clc, syn_option};
@@ -56,7 +57,7 @@ pub(super) fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
         conn.go_on_with_kernel_calls();
         return Ok(());
     }
-    let own = segment::take_slot(&tuple)?;
+    let own = segment::take_slot(device::for_new(), &tuple)?;
     let usage = bind_own(fd, conn, &own)?;
     store_tuple(conn, &tuple);
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: usage.to_bits() };
@@ -78,11 +79,11 @@ pub(super) fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
 
 /// Ties the record to a slot that was just taken, for its next connection.
 pub fn bind_own(fd: i32, conn: &Conn, own: &OwnSlot) -> Result<Use, Reason> {
-    let Ok(usage) = prepare(&own.map, own.slot) else {
-        segment::unuse(own.segment);
+    let Ok(usage) = prepare(&own.segment.map, own.slot) else {
+        segment::unuse(own.segment.index);
         return Err(Reason::NoMemory);
     };
-    bind_slot(fd, conn, &own.map, own.segment, own.slot, true)?;
+    bind_slot(fd, conn, &own.segment, own.slot, true)?;
     if let Some(slot) = conn.slot() {
         liveness::vouch(conn, slot);
     }
