@@ -25,8 +25,11 @@ const INDEX_MASK: u32 = (1 << KIND_SHIFT) - 1;
 /// The kind of a number that a thread is about to close, or to make another number of; the thread is in the index. To the
 /// library it is foreign already, but the kernel may still know it.
 const CHANGING: u32 = 4;
-/// How often others look whether it has changed: some ten milliseconds. A signal handler may have come between.
-const LOOKS: u32 = 2560;
+/// How often others look whether it has changed, while the kernel knows the number: a second or more. The thread may have been
+/// displaced, or a signal handler have come between.
+const LOOKS: u32 = 256_000;
+/// After so many looks (some ten milliseconds), and again after as many, others ask the kernel whether it knows the number.
+const LOOKS_BEFORE_ASKING: u32 = 2560;
 
 fn changing() -> u32 {
     CHANGING << KIND_SHIFT | ((process::thread() >> 6) as u32 & INDEX_MASK)
@@ -94,11 +97,11 @@ pub fn settled(fd: i32) -> Entry {
     if word == 0 {
         return Entry::Foreign;
     }
-    if word >> KIND_SHIFT == CHANGING { settle(place) } else { entry(word) }
+    if word >> KIND_SHIFT == CHANGING { settle(fd, place) } else { entry(word) }
 }
 
 #[cold]
-fn settle(place: &AtomicU32) -> Entry {
+fn settle(fd: i32, place: &AtomicU32) -> Entry {
     let mut word = place.load(Acquire);
     for look in 0..LOOKS {
         if word >> KIND_SHIFT != CHANGING {
@@ -109,6 +112,10 @@ fn settle(place: &AtomicU32) -> Entry {
             return Entry::Foreign;
         }
         process::give_way(look);
+        let asks = look % LOOKS_BEFORE_ASKING == LOOKS_BEFORE_ASKING - 1;
+        if asks && sys::fcntl(fd, libc::F_GETFD, 0) == Err(libc::EBADF) {
+            break;
+        }
         word = place.load(Acquire);
     }
     // The kernel has let go of it, and waits for something else (SO_LINGER); or the thread is no more, or not in this process.
@@ -267,5 +274,22 @@ mod tests {
         assert_ne!(TABLE[FD as usize].load(SeqCst), 0, "another thread's");
         assert_eq!(read_by_another(FD).join().unwrap(), Entry::Foreign);
         assert_eq!(TABLE[FD as usize].load(SeqCst), 0, "waited for twice");
+    }
+
+    /// A thread that is about to give a number to another connection, and loses its CPU for long.
+    #[test]
+    fn what_a_displaced_thread_changes_is_waited_for() {
+        let fd = sys::open(c"/dev/null", libc::O_RDONLY, 0).unwrap();
+        TABLE[fd as usize].store(changing() ^ 1, SeqCst);
+        let other = read_by_another(fd);
+        std::thread::sleep(std::time::Duration::from_millis(60));
+        assert!(set(fd, Entry::Conn(9)));
+        assert_eq!(
+            other.join().unwrap(),
+            Entry::Conn(9),
+            "bytes for TCP, which takes them for doorbells"
+        );
+        assert!(set(fd, Entry::Foreign));
+        sys::close(fd);
     }
 }
