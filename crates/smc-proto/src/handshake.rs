@@ -375,13 +375,13 @@ impl Terms {
     };
 
     /// The first contact extension that states these terms.
-    fn extension(&self, host: &Host, smcr: bool, direct: bool) -> FirstContact {
+    fn extension(&self, hostname: Hostname, smcr: bool, direct: bool) -> FirstContact {
         let v2_1 = self.release >= Release::V2_1;
         FirstContact {
             direct: smcr && direct,
             os: Os::LINUX,
             release: self.release,
-            hostname: host.hostname,
+            hostname,
             max_conns: if v2_1 && smcr { self.max_conns } else { 0 },
             max_links: if v2_1 && smcr { self.max_links } else { 0 },
             features: if v2_1 { self.features } else { FeatureMask(0) },

@@ -10,9 +10,9 @@ use crate::decline::DeclineCode;
 use crate::ids::{Chid, RoceGid, SmcdGid};
 use crate::list::List;
 use crate::wire::clc::{
-    Answer, Error, FirstContact, GidChid, Ism, Kind, Local, Message, Modes, Prefix, Proposal,
-    Release, Smcd, SmcdV2, SmcdVersion, Smcr, SmcrVersion, V1, V2, V2FirstContact, V2Modes,
-    V2Offer, Versions,
+    Answer, Error, FeatureMask, FirstContact, GidChid, Hostname, Ism, Kind, Local, Message, Modes,
+    Prefix, Proposal, Release, Smcd, SmcdV2, SmcdVersion, Smcr, SmcrVersion, V1, V2,
+    V2FirstContact, V2Modes, V2Offer, Versions,
 };
 
 /// The devices that a client has for a connection.
@@ -99,8 +99,15 @@ pub fn begin(
             v2: v2.map_or(V2Offer::None, V2Offer::Whole),
         },
     };
-    let message = Message::Proposal(proposal.clone());
-    Ok((ExpectAccept { host, decliner, proposal }, message))
+    let state = ExpectAccept {
+        decliner,
+        v1: proposal.v1().map(|v1| v1.modes),
+        v2: proposal.v2_modes(),
+        chids: chids(&proposal),
+        hostname: host.hostname,
+        features: host.features,
+    };
+    Ok((state, Message::Proposal(proposal)))
 }
 
 /// The offer of version 2 that these usable devices allow.
@@ -131,12 +138,18 @@ fn v2_offer(host: &Host, devices: &Devices) -> Option<V2> {
     })
 }
 
-/// Waits for the server's answer to the Proposal.
+/// Waits for the server's answer to the Proposal. It keeps of the Proposal what an answer is checked
+/// against, so that a caller can have many of them.
 #[derive(Debug)]
 pub struct ExpectAccept {
-    host: Host,
     decliner: Decliner,
-    proposal: Proposal,
+    /// The modes that were offered.
+    v1: Option<Modes>,
+    v2: Option<Modes>,
+    /// The ISM devices that were offered.
+    chids: List<Chid, 9>,
+    hostname: Hostname,
+    features: FeatureMask,
 }
 
 /// The server accepted; now this side needs memory.
@@ -164,7 +177,7 @@ pub struct AcceptedR {
 
 #[derive(Debug)]
 struct Common {
-    host: Host,
+    hostname: Hostname,
     decliner: Decliner,
     path: Path,
     terms: Terms,
@@ -203,17 +216,17 @@ impl ExpectAccept {
         }
         let terms = match answer.first_contact() {
             None => Terms::DEFAULT,
-            Some(extension) => check_terms(&self.host, path, extension)
+            Some(extension) => check_terms(self.features, path, extension)
                 .map_err(|code| self.decliner.decline(code))?,
         };
         let first_contact = answer.is_first_contact();
-        let common =
-            Common { host: self.host, decliner: self.decliner, path, terms, first_contact };
+        let ExpectAccept { hostname, decliner, .. } = self;
+        let common = Common { hostname, decliner, path, terms, first_contact };
         match answer {
             Answer::R(answer) => Ok(Accepted::R(AcceptedR { common, answer })),
             Answer::D(answer) => {
                 if let SmcdVersion::V2 { chid, .. } = answer.version
-                    && !offers_chid(&self.proposal, chid)
+                    && !self.chids.contains(&chid)
                 {
                     return Err(Ending::Failed(Fault::UnknownChid { chid }));
                 }
@@ -223,19 +236,13 @@ impl ExpectAccept {
     }
 
     fn offered(&self, path: Path) -> bool {
-        let v1 = self.proposal.v1().map(|v1| v1.modes);
-        let v2 = self.proposal.v2_modes();
-        match path {
-            Path::Rv1 => v1.is_some_and(Modes::smcr),
-            Path::Dv1 => v1.is_some_and(Modes::smcd),
-            Path::Rv2 => v2.is_some_and(Modes::smcr),
-            Path::Dv2 => v2.is_some_and(Modes::smcd),
-        }
+        let modes = if path.is_v1() { self.v1 } else { self.v2 };
+        modes.is_some_and(if path.is_smcr() { Modes::smcr } else { Modes::smcd })
     }
 }
 
 /// The terms that a server states, if they are acceptable (`smc_clc_clnt_v2x_features_validate`).
-fn check_terms(host: &Host, path: Path, stated: &FirstContact) -> Result<Terms, DeclineCode> {
+fn check_terms(own: FeatureMask, path: Path, stated: &FirstContact) -> Result<Terms, DeclineCode> {
     let mut terms = Terms { release: stated.release, ..Terms::DEFAULT };
     if stated.release < Release::V2_1 {
         return Ok(terms);
@@ -249,14 +256,20 @@ fn check_terms(host: &Host, path: Path, stated: &FirstContact) -> Result<Terms, 
         }
         (terms.max_conns, terms.max_links) = (stated.max_conns, stated.max_links);
     }
-    terms.features = stated.features.and(host.features);
+    terms.features = stated.features.and(own);
     Ok(terms)
 }
 
-fn offers_chid(proposal: &Proposal, chid: Chid) -> bool {
-    let v1 = proposal.ism().is_some_and(|ism| ism.chid != Chid::NONE && ism.chid == chid);
-    let v2 = proposal.v2().and_then(|v2| v2.modes.smcd());
-    v1 || v2.is_some_and(|smcd| smcd.gids.iter().any(|entry| entry.chid == chid))
+/// The CHIDs of a Proposal: of the native device, then those of the extension.
+fn chids(proposal: &Proposal) -> List<Chid, 9> {
+    let native = proposal.ism().map(|ism| ism.chid).filter(|chid| *chid != Chid::NONE);
+    let extension = proposal.v2().and_then(|v2| v2.modes.smcd());
+    let further = extension.iter().flat_map(|smcd| smcd.gids.iter()).map(|entry| entry.chid);
+    let mut chids = List::new();
+    for chid in native.into_iter().chain(further) {
+        let _ = chids.push(chid);
+    }
+    chids
 }
 
 impl AcceptedD {
@@ -284,7 +297,7 @@ impl AcceptedD {
         let v2 = match answer.version {
             SmcdVersion::V1 { .. } => None,
             SmcdVersion::V2 { chid, eid, .. } => {
-                Some((chid, eid, common.terms.extension(&common.host, false, false)))
+                Some((chid, eid, common.terms.extension(common.hostname, false, false)))
             }
         };
         let confirm = Message::Confirm(side.answer(v2));
@@ -325,7 +338,7 @@ impl AcceptedR {
         let side = SmcrSide { first_contact: common.first_contact, ..*side };
         let mtu = side.mtu.min(answer.mtu);
         // The server's word counts where it says that there is none.
-        let extension = common.terms.extension(&common.host, true, server_direct);
+        let extension = common.terms.extension(common.hostname, true, server_direct);
         let answer = Answer::R(answer);
         let v2 = answer.eid().map(|eid| (eid, V2FirstContact { extension, gids: side.gids }));
         let confirm = Message::Confirm(side.answer(mtu, v2));

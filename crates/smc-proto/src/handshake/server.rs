@@ -394,7 +394,7 @@ impl ChoiceD {
     /// This side has its memory: what to send, and the state that waits for the Confirm.
     pub fn accept(self, side: &SmcdSide) -> (ExpectConfirm, Message) {
         let Choosing { host, terms, eid, .. } = &self.choosing;
-        let extension = terms.extension(host, false, false);
+        let extension = terms.extension(host.hostname, false, false);
         let v2 = eid.map(|eid| (self.chid, eid, extension));
         let answer = side.answer(v2);
         self.choosing.accept(self.path, side.first_contact, answer)
@@ -421,7 +421,7 @@ impl ChoiceR {
     /// This side has its memory: what to send, and the state that waits for the Confirm.
     pub fn accept(self, side: &SmcrSide) -> (ExpectConfirm, Message) {
         let Choosing { host, terms, eid, .. } = &self.choosing;
-        let extension = terms.extension(host, true, side.direct);
+        let extension = terms.extension(host.hostname, true, side.direct);
         let first = V2FirstContact { extension, gids: List::new() };
         let answer = side.answer(side.mtu, eid.map(|eid| (eid, first)));
         self.choosing.accept(self.path, side.first_contact, answer)
