@@ -13,7 +13,7 @@ use usmc_shm::layout::{
 };
 use usmc_shm::region::Segment;
 use usmc_shm::ring::Ring;
-use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use super::{Backing, Device, Index, LOOPBACK, Name, REGION, Size, region};
@@ -69,12 +69,7 @@ struct Table<'a> {
 
 fn table() -> Option<Table<'static>> {
     let held = LOCK.enter()?;
-    let mut base = TABLE.load(Acquire);
-    if base.is_null() {
-        let len = SEGMENTS * size_of::<Mapped>();
-        base = sys::mmap_private(ptr::null_mut(), len).ok()?.cast();
-        TABLE.store(base, Release);
-    }
+    let base = sys::reserve(&TABLE, SEGMENTS)?;
     // SAFETY: SEGMENTS zeroed entries (role Unused is 0, the rest are integers and a null pointer), never
     // unmapped; the lock makes the reference unique.
     let entries = unsafe { core::slice::from_raw_parts_mut(base, SEGMENTS) };

@@ -18,7 +18,7 @@ use crate::os::hook::Hook;
 use crate::os::process::Lock;
 use crate::os::reason::Reason;
 use crate::os::spin::Learnt;
-use crate::os::{cache, memory, single, sys};
+use crate::os::{cache, memory, single};
 use crate::record::near::Near;
 use crate::record::order;
 use crate::record::phase::{Event, Phase};
@@ -584,22 +584,6 @@ pub const CONNS: usize = if cfg!(target_pointer_width = "32") { 1 << 15 } else {
 
 static BASE: AtomicPtr<Conn> = AtomicPtr::new(ptr::null_mut());
 static NEXT: AtomicU32 = AtomicU32::new(0);
-fn base() -> Option<*mut Conn> {
-    let base = BASE.load(Acquire);
-    if !base.is_null() {
-        return Some(base);
-    }
-    let len = CONNS * size_of::<Conn>();
-    let fresh = sys::mmap_private(ptr::null_mut(), len).ok()?.cast::<Conn>();
-    match BASE.compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
-        Ok(_) => Some(fresh),
-        Err(theirs) => {
-            // SAFETY: nobody else has seen `fresh`.
-            unsafe { sys::munmap(fresh.cast(), len) };
-            Some(theirs)
-        }
-    }
-}
 
 /// The word of a peer's process is not looked at any more: the device counts one user less.
 pub static LIFE_LEFT: Hook<*const AtomicU32> = Hook::new();

@@ -242,10 +242,7 @@ pub fn alloc() -> Option<u32> {
         }
     }
     let _held = MORE.enter()?;
-    if BASE.load(Acquire).is_null() {
-        let base = sys::mmap_private(ptr::null_mut(), ENTRIES * size_of::<Entry>()).ok()?;
-        BASE.store(base.cast(), Release);
-    }
+    sys::reserve(&BASE, ENTRIES)?;
     let index = NEXT.load(Relaxed);
     if index as usize >= ENTRIES {
         return None;

@@ -1,7 +1,7 @@
 //! The sets: their records, and the tags by which the kernel's events lead to registrations.
 
 use core::ptr;
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use super::entry::{self, Entry};
@@ -155,11 +155,8 @@ pub fn created(fd: i32) {
         return;
     }
     let Some(_held) = SETS_LOCK.enter() else { return };
-    if SETS_BASE.load(Acquire).is_null() {
-        match sys::mmap_private(ptr::null_mut(), SETS * size_of::<Set>()) {
-            Ok(base) => SETS_BASE.store(base.cast(), Release),
-            Err(_) => return,
-        }
+    if sys::reserve(&SETS_BASE, SETS).is_none() {
+        return;
     }
     let index = if let Some(unused) = take_unused() {
         unused

@@ -1,6 +1,9 @@
 //! Mappings.
 
 use core::ffi::c_int;
+use core::ptr;
+use usmc_shm::sync::AtomicPtr;
+use usmc_shm::sync::Ordering::{AcqRel, Acquire};
 
 use super::{Errno, check, close, nr, raw};
 
@@ -42,6 +45,24 @@ pub fn mmap_private(at: *mut u8, len: usize) -> Result<*mut u8, Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
     call!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1isize, 0)
         .map(|v| v as *mut u8)
+}
+
+/// A table of `count` zeroed entries, which is reserved when it is first asked for and never given back.
+pub fn reserve<T>(table: &AtomicPtr<T>, count: usize) -> Option<*mut T> {
+    let base = table.load(Acquire);
+    if !base.is_null() {
+        return Some(base);
+    }
+    let len = count * size_of::<T>();
+    let fresh = mmap_private(ptr::null_mut(), len).ok()?.cast();
+    match table.compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
+        Ok(_) => Some(fresh),
+        Err(theirs) => {
+            // SAFETY: nobody else has seen `fresh`.
+            unsafe { munmap(fresh.cast(), len) };
+            Some(theirs)
+        }
+    }
 }
 
 /// mmap of `fd` over an existing mapping.

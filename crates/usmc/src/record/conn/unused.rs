@@ -3,8 +3,8 @@
 use usmc_shm::sync::AtomicU64;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
-use super::{CONNS, Conn, F_HAD_SLOT, F_HANDSHAKE, NEXT, at, base, fetch};
-use crate::os::{process, single};
+use super::{BASE, CONNS, Conn, F_HAD_SLOT, F_HANDSHAKE, NEXT, at, fetch};
+use crate::os::{process, single, sys};
 use crate::record::phase::Event;
 
 /// A free list in a cache line of its own.
@@ -17,7 +17,7 @@ static FREE: [Free; process::SHARES] = [const { Free(AtomicU64::new(0)) }; proce
 
 /// Takes an unused record, all zero but its use count. `None` when the table is full.
 pub fn alloc() -> Option<u32> {
-    base()?;
+    sys::reserve(&BASE, CONNS)?;
     let own = process::share();
     if let Some(index) = (0..FREE.len()).find_map(|i| take_from(&FREE[(own + i) % FREE.len()].0)) {
         return Some(index);
