@@ -5,6 +5,7 @@
 
 #[cfg(test)]
 mod conformance;
+pub mod identity;
 pub mod memfd;
 pub mod region;
 pub mod segment;

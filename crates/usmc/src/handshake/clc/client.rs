@@ -3,7 +3,7 @@
 use smc_proto::decline::DeclineCode;
 use smc_proto::handshake::client::Accepted;
 use smc_proto::handshake::{Ending, Fault};
-use smc_proto::ids::Chid;
+use smc_proto::ids::SmcdGid;
 use smc_proto::wire::clc::{Decline, Message as Clc, SmcdVersion};
 use usmc_shm::handshake::Use;
 use usmc_shm::sync::Ordering::Relaxed;
@@ -12,7 +12,7 @@ use super::{
     Taken, declined, first, give_up, has_room, id_of, is_spent, leave_answered, machines, say,
     stop_calls, store_id, take,
 };
-use crate::device::{self, segment};
+use crate::device::{self, identity, segment};
 use crate::handshake::transition;
 use crate::host::{self, Delivery, DmbRef, Message, Stage};
 use crate::os::reason::Reason;
@@ -219,8 +219,7 @@ fn accepted(answer: Clc) -> Result<(u64, u32), Ending> {
     let SmcdVersion::V2 { gid_ext, chid, .. } = answer.version else {
         return Err(accepted.decline(DeclineCode::VERSMISMAT));
     };
-    let known = machines::gid().is_some_and(|own| own.gid == answer.gid && own.ext == gid_ext);
-    if !known || chid != Chid::LOOPBACK {
+    if !identity::reaches(SmcdGid { gid: answer.gid, ext: gid_ext }, chid) {
         return Err(accepted.decline(DeclineCode::NOSMCD2DEV));
     }
     Ok((answer.token, answer.link_id))

@@ -9,6 +9,7 @@ use smc_proto::ids::{BufferSize, Chid, Eid, PeerId, SmcdGid};
 use smc_proto::list::List;
 use smc_proto::wire::clc::{FeatureMask, Hostname, Message, Prefix, Proposal, Release};
 
+use crate::device::identity;
 use crate::host::{self, OfferId, PeerProcess};
 use crate::os::{config, sys};
 
@@ -29,12 +30,6 @@ const PROCESS_MASK: u32 = (1 << PROCESS_BITS) - 1;
 /// The process of a link id.
 pub fn process_of(link_id: u32) -> PeerProcess {
     PeerProcess(link_id & PROCESS_MASK)
-}
-
-/// The device's GID.
-pub fn gid() -> Option<SmcdGid> {
-    let [gid, ext] = host::current().gid()?;
-    Some(SmcdGid { gid, ext })
 }
 
 fn host(release: Release) -> Host {
@@ -72,7 +67,7 @@ fn eids() -> List<Eid, { Eid::MAX_CONFIGURED }> {
 /// ports has the id of one of them.
 pub fn propose(id: Option<OfferId>) -> Option<Result<(ExpectAccept, Message), Ending>> {
     let mut devices = Devices::default();
-    let _ = devices.smcd_v2.push((gid()?, Chid::LOOPBACK));
+    let _ = devices.smcd_v2.push((identity::gid()?, identity::chid()));
     let mut begun = client::begin(host(Release::V2_1), Circumstances::FINE, &devices);
     if let (Ok((_, Message::Proposal(proposal))), Some(id)) = (&mut begun, id) {
         proposal.local.peer_id = PeerId(bytes_of(id));
@@ -87,18 +82,17 @@ fn bytes_of(id: OfferId) -> [u8; 8] {
 /// Where a client of this device says that the handshake is kept.
 pub fn id_in(proposal: &Proposal) -> Option<OfferId> {
     let devices = proposal.v2().and_then(|v2| v2.modes.smcd());
-    let gid = gid()?;
-    let here = devices.is_some_and(|d| d.devices().any(|device| device == (gid, Chid::LOOPBACK)));
+    let here = devices.is_some_and(|d| d.devices().any(|(gid, chid)| identity::reaches(gid, chid)));
     let id = u64::from_be_bytes(proposal.local.peer_id.0);
     here.then_some(OfferId { index: (id >> 32) as u32, use_count: id as u32 })
 }
 
 /// Of a peer only the device counts: it is the same, or it is out of reach.
-struct SameDevice(SmcdGid);
+struct SameDevice;
 
 impl Surroundings for SameDevice {
     fn reaches(&self, gid: SmcdGid, chid: Chid) -> bool {
-        chid == Chid::LOOPBACK && gid == self.0
+        identity::reaches(gid, chid)
     }
 
     fn same_subnet(&self, _: &Prefix) -> bool {
@@ -113,9 +107,9 @@ impl Surroundings for SameDevice {
 
 /// What an acceptor makes of a client's message: SMC-Dv2 on this device, or the end.
 pub fn choose(proposal: Message) -> Option<Result<ChoiceD, Ending>> {
-    let gid = gid()?;
+    identity::gid()?;
     let chosen = ExpectProposal::begin(host(Release::V2_1), Circumstances::FINE)
-        .and_then(|state| state.on_message(proposal, &SameDevice(gid)));
+        .and_then(|state| state.on_message(proposal, &SameDevice));
     let mut chosen = match chosen {
         Ok(choice) => choice,
         Err(ending) => return Some(Err(ending)),
@@ -136,7 +130,7 @@ pub fn choose(proposal: Message) -> Option<Result<ChoiceD, Ending>> {
 /// What an acceptor makes of a good Proposal of this release.
 pub fn choice_for(release: Release) -> Option<ChoiceD> {
     let mut devices = Devices::default();
-    let _ = devices.smcd_v2.push((gid()?, Chid::LOOPBACK));
+    let _ = devices.smcd_v2.push((identity::gid()?, identity::chid()));
     let (_, proposal) = client::begin(host(release), Circumstances::FINE, &devices).ok()?;
     choose(proposal)?.ok()
 }
@@ -149,7 +143,7 @@ pub fn expect_confirm(release: Release, side: &SmcdSide) -> Option<ExpectConfirm
 /// Our side's memory, as it is stated on the wire.
 pub fn side(token: u64) -> Option<SmcdSide> {
     Some(SmcdSide {
-        gid: gid()?,
+        gid: identity::gid()?,
         token,
         size: BufferSize::at_least(1 << config::get().ring_shift),
         link_id: link_id()?,
