@@ -62,10 +62,8 @@ pub struct State {
     pub since: AtomicU32,
     /// When a message was first seen that was not all there, in milliseconds; 0 = none was.
     pub partial: AtomicU32,
-    /// Decline code, of whichever side.
+    /// Decline code, of whichever side, for `usmc ss`.
     pub declined: AtomicU32,
-    /// Release of the peer's Proposal; or the link id of its Accept.
-    pub number: AtomicU32,
     /// Whether the peer is of our own user.
     pub is_own_user: AtomicU32,
     /// Pages put aside for what a stranger may make us take.
@@ -74,9 +72,9 @@ pub struct State {
     pub far_aside: AtomicU32,
     /// Where the message of [`Step::Leftover`] stands in the stream.
     pub leftover: AtomicU64,
-    /// Our token.
+    /// Acceptor: the token of our Accept.
     pub own: AtomicU64,
-    /// The peer's.
+    /// Acceptor: that of the client's Confirm.
     pub peer: AtomicU64,
     /// What was delivered: the peer's token, segment, slot and use, file. The token is set last.
     pub given: [AtomicU64; 4],
@@ -146,8 +144,8 @@ impl State {
     /// The record is free.
     pub fn clear(&self) {
         self.give_back();
-        let State { step, pid, since, partial, declined, number, is_own_user, .. } = self;
-        for cell in [step, pid, since, partial, declined, number, is_own_user] {
+        let State { step, pid, since, partial, declined, is_own_user, .. } = self;
+        for cell in [step, pid, since, partial, declined, is_own_user] {
             cell.store(0, Relaxed);
         }
         for cell in [&self.own, &self.peer, &self.leftover].into_iter().chain(&self.given) {

@@ -3,9 +3,10 @@
 use smc_proto::decline::DeclineCode;
 use smc_proto::handshake::Ending;
 use smc_proto::ids::PeerId;
-use smc_proto::wire::clc::{Answer, Decline, Message as Clc, Proposal, Release};
+use smc_proto::wire::clc::{Answer, Decline, Message as Clc, Proposal};
 use usmc_shm::sync::Ordering::Relaxed;
 
+use super::machines::Machine;
 use super::stream::{self, Found};
 use super::{
     Taken, declined, delivered, first, give_up, has_room, id_of, is_spent, machines, new_token,
@@ -181,10 +182,7 @@ fn read_proposal(fd: i32, conn: &Conn) {
 /// Declines what a client has begun with that has said SMC.
 fn refuse(fd: i32, conn: &Conn, proposal: Proposal) {
     let v1 = proposal.is_v1();
-    let code = match code_for(Clc::Proposal(proposal)) {
-        0 => DeclineCode::NOSMCDDEV,
-        code => DeclineCode(code),
-    };
+    let code = machines::choose(Clc::Proposal(proposal)).err().unwrap_or(DeclineCode::NOSMCDDEV);
     first::refuse(fd, conn, code, v1);
 }
 
@@ -199,27 +197,9 @@ pub fn decline(fd: i32, conn: &Conn, code: DeclineCode) {
 fn judge(fd: i32, conn: &Conn, message: Clc) {
     // An end that has to say something first is asked before each send.
     conn.set_flag(F_CLC, first::is_agreed(conn));
-    let release = match &message {
-        Clc::Proposal(proposal) => proposal.v2().map_or(Release::V2_0, |v2| v2.release),
-        _ => Release::V2_0,
-    };
-    let code = code_for(message);
-    conn.clc.number.store(release.number().into(), Relaxed);
-    conn.clc.declined.store(code, Relaxed);
+    machines::keep(conn, accept(conn, message).unwrap_or_else(Machine::Declines));
     super::enter(conn, Step::Asking);
     answer(fd, conn);
-}
-
-/// With what a client's first message is to be declined; 0: it is not.
-fn code_for(message: Clc) -> u32 {
-    match machines::choose(message) {
-        Some(Ok(_)) => 0,
-        Some(Err(Ending::Fallback(fallback))) => {
-            fallback.decline.map_or(DeclineCode::PEERDECL, |decline| decline.code).0
-        }
-        Some(Err(Ending::Failed(_))) => DeclineCode::INTERR.0,
-        None => DeclineCode::NOSMCDDEV.0,
-    }
 }
 
 /// Accepts or declines.
@@ -238,28 +218,25 @@ fn answer(fd: i32, conn: &Conn) {
     if !stop_calls(fd, conn) {
         return;
     }
-    let code = conn.clc.declined();
-    let message = match code {
-        0 => accept(conn),
-        code => Err(DeclineCode(code)),
+    let (message, code) = match machines::take(conn) {
+        Machine::Chosen(state, accept) => {
+            machines::keep(conn, Machine::Answered(state));
+            // Receives end before the Confirm from here on.
+            conn.set_flag(F_CLC, true);
+            super::enter(conn, Step::Answered);
+            (Clc::Accept(Answer::D(accept)), None)
+        }
+        machine => {
+            let code = machine.code();
+            (Clc::Decline(Decline::new(false, PeerId::default(), code)), Some(code))
+        }
     };
-    let (message, code) = match message {
-        Ok(accept) => (accept, 0),
-        Err(code) => (Clc::Decline(Decline::new(false, PeerId::default(), code)), code.0),
-    };
-    if code == 0 {
-        // Receives end before the Confirm from here on.
-        conn.set_flag(F_CLC, true);
-        super::enter(conn, Step::Answered);
-    }
     let said = say(fd, conn, Message::Answer, [Stage::Proposed, Stage::Answered], &message);
     conn.go_on_with_kernel_calls();
-    if !said {
-        leave(fd, conn, Reason::PeerGone);
-    } else if code != 0 {
-        declined(conn, DeclineCode(code));
-    } else {
-        log::debug(format_args!("fd {fd}: accept sent"));
+    match code {
+        _ if !said => leave(fd, conn, Reason::PeerGone),
+        Some(code) => declined(conn, code),
+        None => log::debug(format_args!("fd {fd}: accept sent")),
     }
 }
 
@@ -272,16 +249,17 @@ fn leave(fd: i32, conn: &Conn, reason: Reason) {
     give_up(conn, reason);
 }
 
-/// The Accept, with a token of this connection.
-fn accept(conn: &Conn) -> Result<Clc, DeclineCode> {
-    // As begun by a client of the same release: the rest of its Proposal was found good.
-    let release = Release::new(conn.clc.number.load(Relaxed) as u8).unwrap_or(Release::V2_0);
+/// What a client's first message leads to: an Accept, with a token of this connection.
+fn accept(conn: &Conn, proposal: Clc) -> Result<Machine, DeclineCode> {
+    let choice = machines::choose(proposal)?;
     let token = new_token(conn::index_of(conn));
     let side = machines::side(token).ok_or(DeclineCode::NOSMCDDEV)?;
-    let choice = machines::choice_for(release).ok_or(DeclineCode::INTERR)?;
     conn.clc.given.iter().for_each(|word| word.store(0, Relaxed));
     conn.clc.own.store(token, Relaxed);
-    Ok(choice.accept(&side).1)
+    match choice.accept(&side) {
+        (state, Clc::Accept(Answer::D(accept))) => Ok(Machine::Chosen(state, accept)),
+        _ => Err(DeclineCode::INTERR),
+    }
 }
 
 fn read_confirm(fd: i32, conn: &Conn) {
@@ -298,10 +276,9 @@ fn read_confirm(fd: i32, conn: &Conn) {
     device.free(id);
     conn.set_flag(F_CLC, false);
     let Taken::Message(message) = taken else { return give_up(conn, Reason::PeerBroken) };
-    let release = Release::new(conn.clc.number.load(Relaxed) as u8).unwrap_or(Release::V2_0);
-    let state = machines::side(conn.clc.own.load(Relaxed))
-        .and_then(|side| machines::expect_confirm(release, &side));
-    let Some(state) = state else { return give_up(conn, Reason::NoDevice) };
+    let Machine::Answered(state) = machines::take(conn) else {
+        return give_up(conn, Reason::NoMemory);
+    };
     match state.on_message(message) {
         Ok(confirmed) => {
             let Answer::D(memory) = &confirmed.agreement().peer else {

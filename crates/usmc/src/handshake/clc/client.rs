@@ -1,13 +1,14 @@
 //! The connecting end.
 
 use smc_proto::decline::DeclineCode;
-use smc_proto::handshake::client::Accepted;
+use smc_proto::handshake::client::{Accepted, AcceptedD};
 use smc_proto::handshake::{Ending, Fault};
-use smc_proto::ids::SmcdGid;
+use smc_proto::ids::{PeerId, SmcdGid};
 use smc_proto::wire::clc::{Decline, Message as Clc, SmcdVersion};
 use usmc_shm::handshake::Use;
 use usmc_shm::sync::Ordering::Relaxed;
 
+use super::machines::Machine;
 use super::{
     Taken, declined, first, give_up, has_room, id_of, is_spent, leave_answered, machines, say,
     stop_calls, store_id, take,
@@ -120,8 +121,9 @@ pub fn propose_unasked(fd: i32, conn: &Conn) {
 /// # Errors
 /// The reason why the connection stays TCP: nothing was sent.
 pub fn send_proposal(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> {
-    let id = host::current().propose_unasked(tuple)?;
-    let Some(Ok((_, proposal))) = machines::propose(Some(id)) else { return Err(Reason::NoDevice) };
+    let device = host::current();
+    let id = device.propose_unasked(tuple)?;
+    let proposal = machines::propose(conn, Some(id)).inspect_err(|_| device.free(id))?;
     store_id(conn, id);
     conn.set_flag(F_CLC, true);
     super::enter(conn, Step::Proposed);
@@ -135,9 +137,9 @@ fn propose(fd: i32, conn: &Conn) {
     if !is_free(fd, conn) || !has_room(fd) {
         return;
     }
-    let proposal = match machines::propose(None) {
-        Some(Ok((_, proposal))) => proposal,
-        _ => return give_up(conn, Reason::NoDevice),
+    let proposal = match machines::propose(conn, None) {
+        Ok(proposal) => proposal,
+        Err(reason) => return give_up(conn, reason),
     };
     let Some(_rx) = conn.rx_lock.try_enter() else { return };
     if !stop_calls(fd, conn) {
@@ -182,36 +184,27 @@ fn read_answer(fd: i32, conn: &Conn) {
 
 /// The server's first message is here.
 pub fn answered(fd: i32, conn: &Conn, message: Clc) {
-    let id = id_of(conn);
     conn.set_flag(F_CLC, false);
-    match accepted(message) {
-        Ok((token, link_id)) => {
-            conn.clc.peer.store(token, Relaxed);
-            conn.clc.number.store(link_id, Relaxed);
-            super::enter(conn, Step::Accepted);
-            confirm(fd, conn);
-        }
+    let machine = match accepted(conn, message) {
+        Ok(accepted) => Machine::Accepted(accepted),
         Err(Ending::Fallback(fallback)) if fallback.decline.is_none() => {
-            leave_answered(id);
-            declined(conn, fallback.peer_reason.unwrap_or(fallback.reason));
+            leave_answered(id_of(conn));
+            return declined(conn, fallback.peer_reason.unwrap_or(fallback.reason));
         }
-        Err(Ending::Fallback(fallback)) => {
-            conn.clc.declined.store(fallback.reason.0, Relaxed);
-            super::enter(conn, Step::Accepted);
-            confirm(fd, conn);
-        }
-        Err(Ending::Failed(_)) => {
-            // An answer that no server gives: its sender knows what it did.
-            conn.clc.declined.store(DeclineCode::INTERR.0, Relaxed);
-            super::enter(conn, Step::Accepted);
-            confirm(fd, conn);
-        }
-    }
+        Err(Ending::Fallback(fallback)) => Machine::Declines(fallback.reason),
+        // An answer that no server gives: its sender knows what it did.
+        Err(Ending::Failed(_)) => Machine::Declines(DeclineCode::INTERR),
+    };
+    machines::keep(conn, machine);
+    super::enter(conn, Step::Accepted);
+    confirm(fd, conn);
 }
 
-/// The server's token and link id, if its answer is an Accept for this device.
-fn accepted(answer: Clc) -> Result<(u64, u32), Ending> {
-    let (state, _) = machines::propose(None).unwrap_or(Err(Ending::Failed(Fault::Closed)))?;
+/// What follows from the server's answer, if that is an Accept for this device.
+fn accepted(conn: &Conn, answer: Clc) -> Result<AcceptedD, Ending> {
+    let Machine::Proposed(state) = machines::take(conn) else {
+        return Err(Ending::Failed(Fault::Closed));
+    };
     let Accepted::D(accepted) = state.on_message(answer)? else {
         return Err(Ending::Failed(Fault::Closed));
     };
@@ -219,10 +212,10 @@ fn accepted(answer: Clc) -> Result<(u64, u32), Ending> {
     let SmcdVersion::V2 { gid_ext, chid, .. } = answer.version else {
         return Err(accepted.decline(DeclineCode::VERSMISMAT));
     };
-    if !identity::reaches(SmcdGid { gid: answer.gid, ext: gid_ext }, chid) {
-        return Err(accepted.decline(DeclineCode::NOSMCD2DEV));
+    match identity::reaches(SmcdGid { gid: answer.gid, ext: gid_ext }, chid) {
+        true => Ok(accepted),
+        false => Err(accepted.decline(DeclineCode::NOSMCD2DEV)),
     }
-    Ok((answer.token, answer.link_id))
 }
 
 /// Hands memory over and confirms, or declines.
@@ -240,8 +233,8 @@ fn confirm(fd: i32, conn: &Conn) {
     if !stop_calls(fd, conn) {
         return;
     }
-    let code = match conn.clc.declined() {
-        0 => match offer(fd, conn) {
+    let code = match machines::take(conn) {
+        Machine::Accepted(accepted) => match offer(fd, conn, accepted) {
             Ok(()) => return,
             Err(Failed::NotNow) => return conn.go_on_with_kernel_calls(),
             Err(Failed::PeerGone) => {
@@ -251,9 +244,9 @@ fn confirm(fd: i32, conn: &Conn) {
             }
             Err(Failed::Decline(code)) => code,
         },
-        code => DeclineCode(code),
+        machine => machine.code(),
     };
-    let decline = Clc::Decline(Decline::new(false, Default::default(), code));
+    let decline = Clc::Decline(Decline::new(false, PeerId::default(), code));
     if !say(fd, conn, Message::Confirm, [Stage::Answered, Stage::Confirmed], &decline) {
         leave_answered(id);
     }
@@ -268,10 +261,9 @@ enum Failed {
 }
 
 /// Ties the record to a slot of a segment that only this server's process is given, delivers it and confirms.
-fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
-    let link_id = conn.clc.number.load(Relaxed);
+fn offer(fd: i32, conn: &Conn, accepted: AcceptedD) -> Result<(), Failed> {
     let tuple = transition::stored(conn);
-    let to = machines::process_of(link_id);
+    let to = machines::process_of(accepted.answer().link_id);
     let Some(mailbox) = host::mailbox::identity(to) else {
         return Err(Failed::Decline(DeclineCode::NOSMCDDEV));
     };
@@ -301,17 +293,19 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
         return undo(Failed::Decline(DeclineCode::MEM));
     };
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: Use::to_bits(usage) };
-    let what =
-        Delivery { fd: memfd, dmb, to: conn.clc.peer.load(Relaxed), from: token, is_own_user };
+    let what = Delivery { fd: memfd, dmb, to: accepted.answer().token, from: token, is_own_user };
     match host::current().deliver(to, mailbox, &what) {
         Ok(()) => {}
-        Err(libc::EAGAIN) => return undo(Failed::NotNow),
+        Err(libc::EAGAIN) => {
+            machines::keep(conn, Machine::Accepted(accepted));
+            return undo(Failed::NotNow);
+        }
         Err(errno) => {
             log::warn(format_args!("fd {fd}: segment not handed over, errno {errno}"));
             return undo(Failed::Decline(DeclineCode::MEM));
         }
     }
-    let Some(confirm) = confirm_message(&side) else {
+    let Ok((_, confirm)) = accepted.confirm(&side) else {
         return undo(Failed::Decline(DeclineCode::INTERR));
     };
     // Still early: a thread that sends by the slot waits until it is offered, behind the Confirm.
@@ -328,12 +322,4 @@ fn offer(fd: i32, conn: &Conn) -> Result<(), Failed> {
     }
     log::debug(format_args!("fd {fd}: confirmed with slot {}", own.slot));
     Ok(())
-}
-
-/// The Confirm of this memory. The server's Accept is gone, but all that the Confirm repeats of it is our own.
-fn confirm_message(side: &smc_proto::handshake::SmcdSide) -> Option<Clc> {
-    let (state, proposal) = machines::propose(None)?.ok()?;
-    let (_, accept) = machines::choose(proposal)?.ok()?.accept(side);
-    let Accepted::D(accepted) = state.on_message(accept).ok()? else { return None };
-    Some(accepted.confirm(side).ok()?.1)
 }

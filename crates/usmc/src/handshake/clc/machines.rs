@@ -1,17 +1,75 @@
-//! What this host says of itself, and the state machines of `smc-proto` begun with it. They are begun anew for each
-//! message, and so need no memory between the application's calls: what they know follows from the configuration, the
-//! device and a few numbers of the record.
+//! The state machines of `smc-proto`, as this host begins them, and the cells in which they are from one message to the next.
+//!
+//! Each record has a cell, so that there always is one: a table of them is reserved with the first handshake, and a page of it
+//! is taken when a record of its own first uses it. A machine is plain data, and a cell is used by the holder of the record's
+//! step lock alone. So nothing has to be given back: what a handshake has left that ended is overwritten by the next one.
+//! After a fork each process has a copy, which is whole, for a fork takes all those locks.
 
-use smc_proto::handshake::client::{self, Devices, ExpectAccept};
+use core::{mem, ptr};
+use smc_proto::decline::DeclineCode;
+use smc_proto::handshake::client::{self, AcceptedD, Devices, ExpectAccept};
 use smc_proto::handshake::server::{Choice, ChoiceD, ExpectConfirm, ExpectProposal, Surroundings};
 use smc_proto::handshake::{Circumstances, Ending, Host, Path, SmcdSide};
 use smc_proto::ids::{BufferSize, Chid, Eid, PeerId, SmcdGid};
 use smc_proto::list::List;
-use smc_proto::wire::clc::{FeatureMask, Hostname, Message, Prefix, Proposal, Release};
+use smc_proto::wire::clc::{FeatureMask, Hostname, Message, Prefix, Proposal, Release, Smcd};
+use usmc_shm::sync::AtomicPtr;
 
 use crate::device::identity;
 use crate::host::{self, OfferId, PeerProcess};
+use crate::os::reason::Reason;
 use crate::os::{config, sys};
+use crate::record::conn::{self, Conn};
+
+/// A handshake between two messages. All zero: none.
+#[repr(u32)]
+pub enum Machine {
+    /// None, or there is no memory for it.
+    None = 0,
+    /// Client: waits for the answer.
+    Proposed(ExpectAccept),
+    /// Client: has read the Accept and will confirm.
+    Accepted(AcceptedD),
+    /// Acceptor: has read the Proposal and will send this Accept.
+    Chosen(ExpectConfirm, Smcd),
+    /// Acceptor: waits for the Confirm.
+    Answered(ExpectConfirm),
+    /// Either: will decline what it has read.
+    Declines(DeclineCode),
+}
+
+impl Machine {
+    /// With what is declined, if nothing better is to be done.
+    pub fn code(&self) -> DeclineCode {
+        match self {
+            Machine::Declines(code) => *code,
+            _ => DeclineCode::MEM,
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Machine>() <= 192 && !mem::needs_drop::<Machine>());
+
+static CELLS: AtomicPtr<Machine> = AtomicPtr::new(ptr::null_mut());
+
+/// Puts a machine into the record's cell. The one that was there; none where there is no memory. The caller holds the
+/// step's lock.
+fn replace(conn: &Conn, machine: Machine) -> Option<Machine> {
+    let cells = sys::reserve(&CELLS, conn::CONNS)?;
+    // SAFETY: there are as many cells as records, which are never unmapped, and zero is valid; the lock makes the reference unique.
+    Some(mem::replace(unsafe { &mut *cells.add(conn::index_of(conn) as usize) }, machine))
+}
+
+/// Keeps a machine until the peer's next message, or until ours can be sent. False where there is no memory. The caller holds
+/// the step's lock.
+pub fn keep(conn: &Conn, machine: Machine) -> bool {
+    replace(conn, machine).is_some()
+}
+
+/// The machine that was kept, which is not any more. The caller holds the step's lock.
+pub fn take(conn: &Conn) -> Machine {
+    replace(conn, Machine::None).unwrap_or(Machine::None)
+}
 
 /// The EID of hosts that have none configured: the device's GID decides then.
 const DEFAULT_EID: &str = "USMC";
@@ -32,12 +90,12 @@ pub fn process_of(link_id: u32) -> PeerProcess {
     PeerProcess(link_id & PROCESS_MASK)
 }
 
-fn host(release: Release) -> Host {
+fn host() -> Host {
     let mut name = [0u8; 65];
     Host {
         peer_id: PeerId::default(),
         hostname: Hostname::new(sys::hostname(&mut name)),
-        release,
+        release: Release::V2_1,
         features: FeatureMask::EMULATED_ISM,
         max_conns: u8::MAX,
         max_links: 2,
@@ -62,17 +120,20 @@ fn eids() -> List<Eid, { Eid::MAX_CONFIGURED }> {
     eids
 }
 
-/// The client's Proposal, and the state that waits for its answer. `None`: there is no device. `id`: where the device
-/// keeps the handshake, for a server that cannot look for it by the connection's name. It goes where a host with RoCE
-/// ports has the id of one of them.
-pub fn propose(id: Option<OfferId>) -> Option<Result<(ExpectAccept, Message), Ending>> {
+/// The client's Proposal, whose answer is waited for from now on. `id`: where the device keeps the handshake, for a server that
+/// cannot look for it by the connection's name. It goes where a host with RoCE ports has the id of one of them.
+///
+/// # Errors
+/// The reason why the connection stays TCP.
+pub fn propose(conn: &Conn, id: Option<OfferId>) -> Result<Message, Reason> {
     let mut devices = Devices::default();
-    let _ = devices.smcd_v2.push((identity::gid()?, identity::chid()));
-    let mut begun = client::begin(host(Release::V2_1), Circumstances::FINE, &devices);
-    if let (Ok((_, Message::Proposal(proposal))), Some(id)) = (&mut begun, id) {
+    let _ = devices.smcd_v2.push((identity::gid().ok_or(Reason::NoDevice)?, identity::chid()));
+    let begun = client::begin(host(), Circumstances::FINE, &devices);
+    let (state, mut message) = begun.map_err(|_| Reason::NoDevice)?;
+    if let (Message::Proposal(proposal), Some(id)) = (&mut message, id) {
         proposal.local.peer_id = PeerId(bytes_of(id));
     }
-    Some(begun)
+    if keep(conn, Machine::Proposed(state)) { Ok(message) } else { Err(Reason::NoMemory) }
 }
 
 fn bytes_of(id: OfferId) -> [u8; 8] {
@@ -81,10 +142,10 @@ fn bytes_of(id: OfferId) -> [u8; 8] {
 
 /// Where a client of this device says that the handshake is kept.
 pub fn id_in(proposal: &Proposal) -> Option<OfferId> {
-    let devices = proposal.v2().and_then(|v2| v2.modes.smcd());
-    let here = devices.is_some_and(|d| d.devices().any(|(gid, chid)| identity::reaches(gid, chid)));
+    let devices = proposal.v2().and_then(|v2| v2.modes.smcd())?;
     let id = u64::from_be_bytes(proposal.local.peer_id.0);
-    here.then_some(OfferId { index: (id >> 32) as u32, use_count: id as u32 })
+    let is_here = devices.devices().any(|(gid, chid)| identity::reaches(gid, chid));
+    is_here.then_some(OfferId { index: (id >> 32) as u32, use_count: id as u32 })
 }
 
 /// Of a peer only the device counts: it is the same, or it is out of reach.
@@ -105,39 +166,25 @@ impl Surroundings for SameDevice {
     }
 }
 
-/// What an acceptor makes of a client's message: SMC-Dv2 on this device, or the end.
-pub fn choose(proposal: Message) -> Option<Result<ChoiceD, Ending>> {
-    identity::gid()?;
-    let chosen = ExpectProposal::begin(host(Release::V2_1), Circumstances::FINE)
+/// What an acceptor makes of a client's message: SMC-Dv2 on this device.
+///
+/// # Errors
+/// With what it is to be declined.
+pub fn choose(proposal: Message) -> Result<ChoiceD, DeclineCode> {
+    identity::gid().ok_or(DeclineCode::NOSMCDDEV)?;
+    let mut chosen = ExpectProposal::begin(host(), Circumstances::FINE)
         .and_then(|state| state.on_message(proposal, &SameDevice));
-    let mut chosen = match chosen {
-        Ok(choice) => choice,
-        Err(ending) => return Some(Err(ending)),
-    };
     loop {
-        let next = match chosen {
-            Choice::D(choice) if choice.path() == Path::Dv2 => return Some(Ok(choice)),
-            Choice::D(choice) => choice.reject(smc_proto::decline::DeclineCode::NOSMCDDEV),
-            Choice::R(choice) => choice.reject(smc_proto::decline::DeclineCode::NOSMCRDEV),
-        };
-        chosen = match next {
-            Ok(choice) => choice,
-            Err(ending) => return Some(Err(ending)),
+        chosen = match chosen {
+            Ok(Choice::D(choice)) if choice.path() == Path::Dv2 => return Ok(choice),
+            Ok(Choice::D(choice)) => choice.reject(DeclineCode::NOSMCDDEV),
+            Ok(Choice::R(choice)) => choice.reject(DeclineCode::NOSMCRDEV),
+            Err(Ending::Fallback(fallback)) => {
+                return Err(fallback.decline.map_or(DeclineCode::PEERDECL, |decline| decline.code));
+            }
+            Err(Ending::Failed(_)) => return Err(DeclineCode::INTERR),
         };
     }
-}
-
-/// What an acceptor makes of a good Proposal of this release.
-pub fn choice_for(release: Release) -> Option<ChoiceD> {
-    let mut devices = Devices::default();
-    let _ = devices.smcd_v2.push((identity::gid()?, identity::chid()));
-    let (_, proposal) = client::begin(host(release), Circumstances::FINE, &devices).ok()?;
-    choose(proposal)?.ok()
-}
-
-/// The state that waits for a Confirm, for a client that has proposed with this release.
-pub fn expect_confirm(release: Release, side: &SmcdSide) -> Option<ExpectConfirm> {
-    Some(choice_for(release)?.accept(side).0)
 }
 
 /// Our side's memory, as it is stated on the wire.
@@ -150,4 +197,24 @@ pub fn side(token: u64) -> Option<SmcdSide> {
         // Each connection states the terms anew: its ends know nothing of each other's other connections.
         first_contact: true,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_record_has_a_machine_of_its_own_which_is_taken_once() {
+        let [one, other] = [(); 2].map(|()| conn::alloc().expect("a record"));
+        let [a, b] = [one, other].map(conn::at);
+        assert!(matches!(take(a), Machine::None));
+        assert!(keep(a, Machine::Declines(DeclineCode::NOSMCDDEV)));
+        assert!(keep(b, Machine::Declines(DeclineCode::INTERR)));
+        assert!(keep(b, Machine::Declines(DeclineCode::VERSMISMAT)));
+        assert_eq!(take(a).code(), DeclineCode::NOSMCDDEV);
+        assert_eq!(take(b).code(), DeclineCode::VERSMISMAT);
+        assert!(matches!((take(a), take(b)), (Machine::None, Machine::None)));
+        // Where there should be one and is none, there was no memory for it.
+        assert_eq!(take(a).code(), DeclineCode::MEM);
+    }
 }
