@@ -7,7 +7,6 @@ use smc_proto::wire::clc::{Answer, Decline, Message as Clc, Proposal};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::machines::Machine;
-use super::stream::{self, Found};
 use super::{
     Taken, declined, delivered, first, give_up, has_room, id_of, is_spent, machines, new_token,
     say, stop_calls, store_id, take,
@@ -42,8 +41,7 @@ pub fn hold_if_asked(fd: i32, conn: &Conn) -> bool {
         conn.reason.store(Reason::Handshake as u32, Relaxed);
         log::debug(format_args!("fd {fd}: held for a client on the device"));
     } else {
-        conn.set_flag(F_CLC, false);
-        super::enter(conn, Step::None);
+        super::forget(conn);
     }
     conn.go_on_with_kernel_calls();
     true
@@ -58,8 +56,8 @@ pub fn expect(conn: &Conn) {
 /// The connection stays TCP: what was expected is taken out once it comes. Whether that is settled.
 pub fn stop_expecting(fd: i32, conn: &Conn) -> bool {
     match take_first(fd, conn) {
-        First::Wait => return false,
-        First::Proposal(proposal) => {
+        Taken::Wait => return false,
+        Taken::Message(Clc::Proposal(proposal)) => {
             if let Some(id) = place_of(&proposal) {
                 host::current().free(id);
             }
@@ -67,39 +65,20 @@ pub fn stop_expecting(fd: i32, conn: &Conn) -> bool {
                 refuse(fd, conn, proposal);
             }
         }
-        First::Declined(code) => conn.clc.declined.store(code.0, Relaxed),
-        First::Other => {}
+        Taken::Message(Clc::Decline(decline)) => conn.clc.declined.store(decline.code.0, Relaxed),
+        Taken::Message(_) | Taken::Other => {}
     }
-    super::enter(conn, Step::None);
-    conn.set_flag(F_CLC, false);
+    super::forget(conn);
     true
 }
 
-#[expect(clippy::large_enum_variant, reason = "there is no allocator; a call holds one")]
-enum First {
-    Wait,
-    Proposal(Proposal),
-    /// By a client that has said SMC.
-    Declined(DeclineCode),
-    Other,
-}
-
-/// The first message of the stream, which is taken out if it is one that a client begins with.
-fn take_first(fd: i32, conn: &Conn) -> First {
-    let Some(_rx) = conn.rx_lock.try_enter() else { return First::Wait };
-    match first::look(fd) {
-        (Found::Message(Clc::Proposal(proposal)), length) => {
-            stream::discard(fd, length);
-            First::Proposal(proposal)
-        }
-        (Found::Message(Clc::Decline(decline)), length) if first::is_agreed(conn) => {
-            stream::discard(fd, length);
-            First::Declined(decline.code)
-        }
-        (Found::Nothing, _) => First::Wait,
-        (Found::Part, _) if !super::is_too_slow(conn) => First::Wait,
-        _ => First::Other,
-    }
+/// Takes the first message out of the stream: a Proposal, or the Decline of a client that has said SMC.
+fn take_first(fd: i32, conn: &Conn) -> Taken {
+    first::take(fd, conn, |message| match message {
+        Clc::Proposal(_) => true,
+        Clc::Decline(_) => first::is_agreed(conn),
+        Clc::Accept(_) | Clc::Confirm(_) => false,
+    })
 }
 
 /// Where the device keeps the handshake of a first Proposal: the peer's word, if that place says so, too.
@@ -113,14 +92,11 @@ fn place_of(proposal: &Proposal) -> Option<OfferId> {
 
 fn read_first(fd: i32, conn: &Conn) {
     let proposal = match take_first(fd, conn) {
-        First::Wait => return,
-        First::Proposal(proposal) => proposal,
-        First::Declined(code) => return declined(conn, code),
-        First::Other => {
-            // On as with any other client.
-            super::enter(conn, Step::None);
-            return conn.set_flag(F_CLC, false);
-        }
+        Taken::Wait => return,
+        Taken::Message(Clc::Proposal(proposal)) => proposal,
+        Taken::Message(Clc::Decline(decline)) => return declined(conn, decline.code),
+        // On as with any other client.
+        Taken::Message(_) | Taken::Other => return super::forget(conn),
     };
     let device = host::current();
     let id = place_of(&proposal).filter(|&id| device.stage(id) == Stage::Proposed);

@@ -16,7 +16,7 @@ use smc_proto::wire::clc::{Decline, Message as Clc};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::stream::{self, Found};
-use super::{acceptor, client, declined, give_up, id_of, is_too_slow};
+use super::{Taken, acceptor, client, declined, give_up, id_of};
 use crate::family::holders;
 use crate::handshake::syn_option::{self, Outcome};
 use crate::handshake::transition;
@@ -83,8 +83,7 @@ pub fn begin(fd: i32, conn: &Conn) {
 /// The peer says no SMC: the device alone decides.
 fn begin_silently(conn: &Conn, server: Endpoint) {
     if host::current().is_listening(None, server) {
-        super::enter(conn, Step::None);
-        conn.set_flag(F_CLC, false);
+        super::forget(conn);
         conn.reason.store(Reason::Short as u32, Relaxed);
     } else {
         give_up(conn, syn_option::reason_of(conn, Reason::NotRegistered));
@@ -118,37 +117,27 @@ fn propose(fd: i32, conn: &Conn) {
 
 /// The connecting end's, after its Proposal. The caller holds the step's lock.
 pub fn read_answer(fd: i32, conn: &Conn) {
-    let Some(message) = take_answer(fd, conn) else { return };
     let (device, id) = (host::current(), id_of(conn));
-    let Some(message) = message else {
-        device.free(id);
-        return give_up(conn, Reason::PeerGone);
-    };
-    match message {
-        Clc::Decline(decline) => {
-            device.free(id);
-            declined(conn, decline.code);
+    match take(fd, conn, |_| true) {
+        Taken::Wait => return,
+        Taken::Message(message)
+            if !matches!(message, Clc::Decline(_)) && device.stage(id) == Stage::Answered =>
+        {
+            return client::answered(fd, conn, message);
         }
-        _ if device.stage(id) == Stage::Answered => client::answered(fd, conn, message),
+        Taken::Message(Clc::Decline(decline)) => declined(conn, decline.code),
         // Not from this device: it accepts what was not offered to it.
-        _ => {
-            device.free(id);
-            give_up(conn, Reason::NoCommonDevice);
-        }
+        Taken::Message(_) => give_up(conn, Reason::NoCommonDevice),
+        Taken::Other => give_up(conn, Reason::PeerGone),
     }
+    device.free(id);
 }
 
-/// What the server has said first, which is out of the stream then: a message, or something else. `None`: nothing yet.
-fn take_answer(fd: i32, conn: &Conn) -> Option<Option<Clc>> {
-    let _rx = conn.rx_lock.try_enter()?;
-    match look(fd) {
-        (Found::Message(message), length) => {
-            stream::discard(fd, length);
-            Some(Some(message))
-        }
-        (Found::Nothing, _) => None,
-        (Found::Part, _) if !is_too_slow(conn) => None,
-        _ => Some(None),
+/// Takes the peer's first message out of the stream, if it is one that is meant.
+pub(super) fn take(fd: i32, conn: &Conn, is_meant: impl Fn(&Clc) -> bool) -> Taken {
+    match conn.rx_lock.try_enter() {
+        Some(_rx) => super::take_found(fd, conn, look(fd), is_meant),
+        None => Taken::Wait,
     }
 }
 
@@ -164,15 +153,14 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
         },
         Step::Asking => acceptor::decline(fd, conn, DeclineCode::NOSMCDDEV),
         _ => {
-            if take_answer(fd, conn).is_none() {
+            if matches!(take(fd, conn, |_| true), Taken::Wait) {
                 return false;
             }
             // A server of this device sees that nobody goes on.
             host::current().free(id);
         }
     }
-    super::enter(conn, Step::None);
-    conn.set_flag(F_CLC, false);
+    super::forget(conn);
     true
 }
 

@@ -67,7 +67,7 @@ pub fn is_on(conn: &Conn) -> bool {
     conn.has(F_HANDSHAKE) && conn.clc.is_on()
 }
 
-/// A connection begins anew.
+/// There is no handshake, or not any more.
 pub fn forget(conn: &Conn) {
     enter(conn, Step::None);
     conn.set_flag(F_CLC, false);
@@ -117,8 +117,7 @@ fn awaited(conn: &Conn) -> Option<(Message, Stage)> {
 
 /// The handshake has come to nothing; no message of the peer's is in the stream.
 fn give_up(conn: &Conn, reason: Reason) {
-    enter(conn, Step::None);
-    conn.set_flag(F_CLC, false);
+    forget(conn);
     if conn.leave_early(Event::GivesUp) {
         conn.reason.store(reason as u32, Relaxed);
     }
@@ -148,28 +147,33 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
         Step::Asking | Step::Proposed if first::is_agreed(conn) => return first::wind_up(fd, conn),
         _ => {}
     }
-    let over = match (conn.clc.step(), device.stage(id)) {
-        (Step::Held, Stage::Held) => device.step(id, Stage::Held, Stage::Over),
-        (Step::Proposed, Stage::Proposed) => device.step(id, Stage::Proposed, Stage::Abandoned),
+    if !step_back(conn) {
+        match (conn.clc.step(), device.stage(id)) {
+            (_, Stage::Over) => {}
+            (Step::Held, Stage::Proposed | Stage::Abandoned)
+            | (Step::Proposed, Stage::Answered | Stage::Abandoned)
+            | (Step::Answered, Stage::Confirmed) => match take(fd, conn) {
+                Taken::Wait => return false,
+                Taken::Message(_) | Taken::Other => device.free(id),
+            },
+            _ => return false,
+        }
+    }
+    forget(conn);
+    true
+}
+
+/// Takes our last step on the device away. False where there is none, or where the peer has gone on: its message may be in the
+/// stream.
+fn step_back(conn: &Conn) -> bool {
+    let (from, to) = match conn.clc.step() {
+        Step::Held => (Stage::Held, Stage::Over),
+        Step::Proposed => (Stage::Proposed, Stage::Abandoned),
         // Not over: the client may have yet to read the answer.
-        (Step::Answered, Stage::Answered) => device.step(id, Stage::Answered, Stage::Abandoned),
-        (_, Stage::Over) => true,
-        (Step::Held, Stage::Proposed | Stage::Abandoned)
-        | (Step::Proposed, Stage::Answered | Stage::Abandoned)
-        | (Step::Answered, Stage::Confirmed) => match take(fd, conn) {
-            Taken::Wait => return false,
-            Taken::Message(_) | Taken::Other => {
-                device.free(id);
-                true
-            }
-        },
+        Step::Answered => (Stage::Answered, Stage::Abandoned),
         _ => return false,
     };
-    if over {
-        enter(conn, Step::None);
-        conn.set_flag(F_CLC, false);
-    }
-    over
+    host::current().step(id_of(conn), from, to)
 }
 
 /// The same for a user of the socket without us: for a moment: what is on its way arrives soon. Who
@@ -188,30 +192,24 @@ pub fn settle(fd: i32, conn: &Conn) -> bool {
 
 /// This process' part in the connection is over.
 pub fn end(conn: &Conn) {
-    let (step, ours) = (conn.clc.step(), conn.clc.pid.load(Relaxed) == process::pid());
-    enter(conn, Step::None);
-    conn.set_flag(F_CLC, false);
     // Another process that has the connection may still have to take a message out.
     let others = conn.has(F_COPIED) && holders::holders(conn).is_some_and(|n| n.load(Relaxed) > 1);
-    if ours && !others {
-        call_off(conn, step);
+    if conn.clc.pid.load(Relaxed) == process::pid() && !others {
+        call_off(conn);
     }
+    forget(conn);
 }
 
 /// Before a fork. Two processes cannot take one message out together, so the handshake ends where none is in the stream.
 /// The caller holds all locks.
 pub fn before_fork(conn: &Conn) {
-    let (device, id) = (host::current(), id_of(conn));
-    let step = conn.clc.step();
-    let ended = match step {
+    let ended = match conn.clc.step() {
         Step::None | Step::Declared | Step::Expecting | Step::Leftover => return,
-        // The answer stands at the start, whatever the device says.
+        // The answer stands at the start, whatever the device says. Each process has the machine that waits for it.
         Step::Proposed if first::is_agreed(conn) => return,
-        Step::Held => device.step(id, Stage::Held, Stage::Over),
-        Step::Proposed => device.step(id, Stage::Proposed, Stage::Abandoned),
-        Step::Answered => device.step(id, Stage::Answered, Stage::Abandoned),
+        Step::Held | Step::Proposed | Step::Answered => step_back(conn),
         Step::Asked | Step::Accepted | Step::Asking | Step::Confirmed => {
-            call_off(conn, step);
+            call_off(conn);
             true
         }
     };
@@ -250,23 +248,21 @@ fn take_leftover(fd: i32, conn: &Conn) -> bool {
 }
 
 /// Ends our part on the device.
-fn call_off(conn: &Conn, step: Step) {
+fn call_off(conn: &Conn) {
     let (device, id) = (host::current(), id_of(conn));
-    match (step, device.stage(id)) {
-        (Step::None | Step::Declared | Step::Expecting | Step::Leftover, _) => {}
-        (Step::Asked, _) => device.clear_offer(id),
+    match conn.clc.step() {
+        Step::None | Step::Declared | Step::Expecting | Step::Leftover => {}
+        Step::Asked => device.clear_offer(id),
         // A server that is not on this device would never free it.
-        (Step::Proposed, _) if first::is_agreed(conn) => device.free(id),
-        (Step::Proposed, _) if device.step(id, Stage::Proposed, Stage::Abandoned) => {}
-        (Step::Proposed | Step::Accepted, _) => leave_answered(id),
-        (_, Stage::Held) if device.step(id, Stage::Held, Stage::Over) => {}
-        // Or the client was faster, with its Proposal.
-        (_, Stage::Held) => device.free(id),
-        (_, Stage::Answered) if device.step(id, Stage::Answered, Stage::Abandoned) => {}
-        // Or the client was faster, with its Confirm or its own end.
-        (_, Stage::Answered) => device.free(id),
-        (_, Stage::Proposed | Stage::Abandoned | Stage::Confirmed) => device.free(id),
-        _ => {}
+        Step::Proposed if first::is_agreed(conn) => device.free(id),
+        _ if step_back(conn) => {}
+        Step::Proposed | Step::Accepted => leave_answered(id),
+        // The client was faster, with its Proposal, its Confirm or its own end.
+        Step::Held | Step::Asking | Step::Answered | Step::Confirmed => {
+            if !matches!(device.stage(id), Stage::Open | Stage::Over) {
+                device.free(id);
+            }
+        }
     }
 }
 
@@ -299,15 +295,28 @@ fn take(fd: i32, conn: &Conn) -> Taken {
     if before_message(fd, conn) != Some(0) {
         return Taken::Wait;
     }
-    match stream::take(fd) {
-        stream::Found::Message(message) => Taken::Message(message),
-        stream::Found::Other => {
-            log::warn(format_args!("fd {fd}: no CLC message where one was announced; TCP"));
-            Taken::Other
+    let taken = take_found(fd, conn, stream::look(fd), |_| true);
+    if matches!(taken, Taken::Other) {
+        log::warn(format_args!("fd {fd}: no CLC message where one was announced; TCP"));
+    }
+    taken
+}
+
+/// Takes a message out of the stream that was found there, if it is one that is meant.
+fn take_found(
+    fd: i32,
+    conn: &Conn,
+    (found, length): (stream::Found, usize),
+    is_meant: impl Fn(&Clc) -> bool,
+) -> Taken {
+    match found {
+        stream::Found::Message(message) if is_meant(&message) => {
+            stream::discard(fd, length);
+            Taken::Message(message)
         }
         stream::Found::Nothing => Taken::Wait,
         stream::Found::Part if !is_too_slow(conn) => Taken::Wait,
-        stream::Found::Part => Taken::Other,
+        _ => Taken::Other,
     }
 }
 

@@ -7,25 +7,17 @@ use crate::os::sys;
 /// What stands at the place of a message.
 #[expect(clippy::large_enum_variant, reason = "there is no allocator; a call holds one")]
 pub enum Found {
-    /// This, and it was taken out.
+    /// This.
     Message(Message),
     /// The beginning of one.
     Part,
     /// Nothing yet.
     Nothing,
-    /// Something else, or the stream's end: it was left there.
+    /// Something else, or the stream's end.
     Other,
 }
 
-/// Takes a message out of the stream if it is all there. Bytes that are none stay where they are: they may be the
-/// application's. Nobody else receives meanwhile.
-pub fn take(fd: i32) -> Found {
-    let (found, length) = look(fd);
-    discard(fd, length);
-    found
-}
-
-/// The same, but leaves it there; and how long the message is.
+/// Looks for a message, and how long it is. Nothing is taken out.
 pub fn look(fd: i32) -> (Found, usize) {
     let mut bytes = [0u8; MAX_LEN];
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
