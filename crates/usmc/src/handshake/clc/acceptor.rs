@@ -8,8 +8,8 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 use super::machines::Machine;
 use super::{
-    Taken, declined, delivered, first, give_up, has_room, id_of, is_spent, machines, new_token,
-    say, stop_calls, store_id, take,
+    Taken, declined, delivered, first, give_up, id_of, is_spent, machines, new_token, say,
+    stop_calls, store_id,
 };
 use crate::handshake::transition;
 use crate::host::{self, Message, OfferId, Stage};
@@ -90,7 +90,8 @@ fn place_of(proposal: &Proposal) -> Option<OfferId> {
     })
 }
 
-fn read_first(fd: i32, conn: &Conn) {
+/// Reads what an expected client begins with.
+pub fn read_first(fd: i32, conn: &Conn) {
     let proposal = match take_first(fd, conn) {
         Taken::Wait => return,
         Taken::Message(Clc::Proposal(proposal)) => proposal,
@@ -120,41 +121,6 @@ fn read_first(fd: i32, conn: &Conn) {
     judge(fd, conn, Clc::Proposal(proposal));
 }
 
-/// The caller holds the step's lock.
-pub fn step(fd: i32, conn: &Conn) {
-    match conn.clc.step() {
-        Step::Expecting => read_first(fd, conn),
-        Step::Held => read_proposal(fd, conn),
-        Step::Asking => answer(fd, conn),
-        Step::Answered => read_confirm(fd, conn),
-        _ => attach(fd, conn),
-    }
-}
-
-fn read_proposal(fd: i32, conn: &Conn) {
-    let (device, id) = (host::current(), id_of(conn));
-    match device.stage(id) {
-        Stage::Held if is_spent(fd, conn) => {
-            if device.step(id, Stage::Held, Stage::Over) {
-                give_up(conn, Reason::NoOffer);
-            }
-            return;
-        }
-        Stage::Held => return,
-        Stage::Proposed | Stage::Abandoned => {}
-        _ => return give_up(conn, Reason::PeerGone),
-    }
-    let message = match take(fd, conn) {
-        Taken::Wait => return,
-        Taken::Message(message) => message,
-        Taken::Other => {
-            device.free(id);
-            return give_up(conn, Reason::PeerBroken);
-        }
-    };
-    judge(fd, conn, message);
-}
-
 /// Declines what a client has begun with that has said SMC.
 fn refuse(fd: i32, conn: &Conn, proposal: Proposal) {
     let v1 = proposal.is_v1();
@@ -170,7 +136,7 @@ pub fn decline(fd: i32, conn: &Conn, code: DeclineCode) {
 }
 
 /// Answers a client's first message.
-fn judge(fd: i32, conn: &Conn, message: Clc) {
+pub fn judge(fd: i32, conn: &Conn, message: Clc) {
     // An end that has to say something first is asked before each send.
     conn.set_flag(F_CLC, first::is_agreed(conn));
     machines::keep(conn, accept(conn, message).unwrap_or_else(Machine::Declines));
@@ -179,21 +145,17 @@ fn judge(fd: i32, conn: &Conn, message: Clc) {
 }
 
 /// Accepts or declines.
-fn answer(fd: i32, conn: &Conn) {
+pub fn answer(fd: i32, conn: &Conn) {
     let (device, id) = (host::current(), id_of(conn));
     if device.stage(id) != Stage::Proposed {
         return leave(fd, conn, Reason::PeerGone);
     }
-    if let Err(reason) = transition::is_free(fd, conn) {
-        return leave(fd, conn, reason);
+    match transition::is_free(fd, conn) {
+        Ok(true) => {}
+        Ok(false) => return,
+        Err(reason) => return leave(fd, conn, reason),
     }
-    if !transition::is_free(fd, conn).is_ok_and(|free| free) || !has_room(fd) {
-        return;
-    }
-    let Some(_rx) = conn.rx_lock.try_enter() else { return };
-    if !stop_calls(fd, conn) {
-        return;
-    }
+    let Some(_rx) = stop_calls(fd, conn) else { return };
     let (message, code) = match machines::take(conn) {
         Machine::Chosen(state, accept) => {
             machines::keep(conn, Machine::Answered(state));
@@ -238,20 +200,10 @@ fn accept(conn: &Conn, proposal: Clc) -> Result<Machine, DeclineCode> {
     }
 }
 
-fn read_confirm(fd: i32, conn: &Conn) {
-    let (device, id) = (host::current(), id_of(conn));
-    match device.stage(id) {
-        Stage::Answered => return,
-        Stage::Confirmed => {}
-        _ => return give_up(conn, Reason::PeerGone),
-    }
-    let taken = take(fd, conn);
-    if matches!(taken, Taken::Wait) {
-        return;
-    }
-    device.free(id);
+/// The client's last message is here.
+pub fn confirmed(fd: i32, conn: &Conn, message: Clc) {
+    host::current().free(id_of(conn));
     conn.set_flag(F_CLC, false);
-    let Taken::Message(message) = taken else { return give_up(conn, Reason::PeerBroken) };
     let Machine::Answered(state) = machines::take(conn) else {
         return give_up(conn, Reason::NoMemory);
     };
@@ -273,7 +225,7 @@ fn read_confirm(fd: i32, conn: &Conn) {
 }
 
 /// Attaches to the memory that was delivered with both tokens.
-fn attach(fd: i32, conn: &Conn) {
+pub fn attach(fd: i32, conn: &Conn) {
     super::take_mail();
     match delivered(conn) {
         Some((dmb, file)) => {

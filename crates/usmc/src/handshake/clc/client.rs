@@ -9,10 +9,7 @@ use usmc_shm::handshake::Use;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::machines::Machine;
-use super::{
-    Taken, declined, first, give_up, has_room, id_of, is_spent, leave_answered, machines, say,
-    stop_calls, store_id, take,
-};
+use super::{declined, give_up, id_of, leave_answered, machines, say, stop_calls, store_id};
 use crate::device::{self, identity, segment};
 use crate::handshake::transition;
 use crate::host::{self, Delivery, DmbRef, Message, Stage};
@@ -48,25 +45,16 @@ pub fn declare(conn: &Conn) {
     conn.set_flag(F_CLC, conn.has(F_ARMED));
 }
 
-/// The caller holds the step's lock.
-pub fn step(fd: i32, conn: &Conn) {
-    match conn.clc.step() {
-        Step::Declared => first::begin(fd, conn),
-        Step::Asked => match host::current().stage(id_of(conn)) {
-            Stage::Open if transition::is_spent(fd, conn) => {
-                host::current().clear_offer(id_of(conn));
-                give_up(conn, Reason::NotHeld);
-            }
-            Stage::Open => {}
-            Stage::Held => propose(fd, conn),
-            _ => {
-                host::current().clear_offer(id_of(conn));
-                give_up(conn, Reason::NotHeld);
-            }
-        },
-        Step::Proposed if first::is_agreed(conn) => first::read_answer(fd, conn),
-        Step::Proposed => read_answer(fd, conn),
-        _ => confirm(fd, conn),
+/// Proposes once a process has said that it holds the other end.
+pub fn await_holder(fd: i32, conn: &Conn) {
+    let (device, id) = (host::current(), id_of(conn));
+    match device.stage(id) {
+        Stage::Open if !transition::is_spent(fd, conn) => {}
+        Stage::Held => propose(fd, conn),
+        _ => {
+            device.clear_offer(id);
+            give_up(conn, Reason::NotHeld);
+        }
     }
 }
 
@@ -91,13 +79,10 @@ pub fn propose_unasked(fd: i32, conn: &Conn) {
     if kernel::tcp_sent(fd, true) != Some(0) || conn.returns() > 0 {
         return give_up(conn, Reason::NotRegistered);
     }
-    if !is_free(fd, conn) || !has_room(fd) {
+    if !is_free(fd, conn) {
         return;
     }
-    let Some(_rx) = conn.rx_lock.try_enter() else { return };
-    if !stop_calls(fd, conn) {
-        return;
-    }
+    let Some(_rx) = stop_calls(fd, conn) else { return };
     let tuple = Tuple { netns: tuple::netns(fd), client, server };
     transition::store_tuple(conn, &tuple);
     // No handler's bytes between the question and the message.
@@ -134,52 +119,24 @@ pub fn send_proposal(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> 
 }
 
 fn propose(fd: i32, conn: &Conn) {
-    if !is_free(fd, conn) || !has_room(fd) {
+    if !is_free(fd, conn) {
         return;
     }
-    let proposal = match machines::propose(conn, None) {
-        Ok(proposal) => proposal,
-        Err(reason) => return give_up(conn, reason),
-    };
-    let Some(_rx) = conn.rx_lock.try_enter() else { return };
-    if !stop_calls(fd, conn) {
-        return;
-    }
-    // From here on receives end before the answer.
-    conn.set_flag(F_CLC, true);
-    super::enter(conn, Step::Proposed);
-    let said = say(fd, conn, Message::Proposal, [Stage::Held, Stage::Proposed], &proposal);
+    let Some(_rx) = stop_calls(fd, conn) else { return };
+    let said = machines::propose(conn, None).and_then(|proposal| {
+        // From here on receives end before the answer.
+        conn.set_flag(F_CLC, true);
+        super::enter(conn, Step::Proposed);
+        let steps = [Stage::Held, Stage::Proposed];
+        say(fd, conn, Message::Proposal, steps, &proposal).then_some(()).ok_or(Reason::PeerGone)
+    });
     conn.go_on_with_kernel_calls();
-    if !said {
+    if let Err(reason) = said {
         host::current().clear_offer(id_of(conn));
-        return give_up(conn, Reason::PeerGone);
+        return give_up(conn, reason);
     }
     conn.reason.store(Reason::Handshake as u32, Relaxed);
     log::debug(format_args!("fd {fd}: proposal sent"));
-}
-
-fn read_answer(fd: i32, conn: &Conn) {
-    let (device, id) = (host::current(), id_of(conn));
-    match device.stage(id) {
-        Stage::Answered | Stage::Abandoned => {}
-        Stage::Proposed if is_spent(fd, conn) => {
-            if device.step(id, Stage::Proposed, Stage::Abandoned) {
-                give_up(conn, Reason::NotHeld);
-            }
-            return;
-        }
-        Stage::Proposed => return,
-        _ => return give_up(conn, Reason::PeerGone),
-    }
-    let message = match take(fd, conn) {
-        Taken::Wait => return,
-        Taken::Message(message) => message,
-        Taken::Other => {
-            leave_answered(id);
-            return give_up(conn, Reason::PeerBroken);
-        }
-    };
-    answered(fd, conn, message);
 }
 
 /// The server's first message is here.
@@ -219,20 +176,17 @@ fn accepted(conn: &Conn, answer: Clc) -> Result<AcceptedD, Ending> {
 }
 
 /// Hands memory over and confirms, or declines.
-fn confirm(fd: i32, conn: &Conn) {
+pub fn confirm(fd: i32, conn: &Conn) {
     let (device, id) = (host::current(), id_of(conn));
     if device.stage(id) != Stage::Answered {
         // The acceptor does not wait any more.
         leave_answered(id);
         return give_up(conn, Reason::PeerGone);
     }
-    if !is_free(fd, conn) || !has_room(fd) {
+    if !is_free(fd, conn) {
         return;
     }
-    let Some(_rx) = conn.rx_lock.try_enter() else { return };
-    if !stop_calls(fd, conn) {
-        return;
-    }
+    let Some(_rx) = stop_calls(fd, conn) else { return };
     let code = match machines::take(conn) {
         Machine::Accepted(accepted) => match offer(fd, conn, accepted) {
             Ok(()) => return,

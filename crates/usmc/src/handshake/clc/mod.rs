@@ -40,6 +40,7 @@ use crate::device::segment;
 use crate::family::holders;
 use crate::handshake::transition;
 use crate::host::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
+use crate::os::process::Held;
 use crate::os::reason::Reason;
 use crate::os::{clock, config, foreign_fd, log, process, sys};
 use crate::record::clc_state::Step;
@@ -97,21 +98,54 @@ fn store_id(conn: &Conn, id: OfferId) {
 pub fn step(fd: i32, conn: &Conn) {
     match conn.clc.step() {
         Step::None => {}
-        Step::Declared | Step::Asked | Step::Proposed | Step::Accepted => client::step(fd, conn),
-        Step::Expecting | Step::Held | Step::Asking | Step::Answered | Step::Confirmed => {
-            acceptor::step(fd, conn)
-        }
+        Step::Declared => first::begin(fd, conn),
+        Step::Asked => client::await_holder(fd, conn),
+        Step::Proposed if first::is_agreed(conn) => first::read_answer(fd, conn),
+        Step::Proposed => read(fd, conn, client::answered),
+        Step::Accepted => client::confirm(fd, conn),
+        Step::Expecting => acceptor::read_first(fd, conn),
+        Step::Held => read(fd, conn, acceptor::judge),
+        Step::Asking => acceptor::answer(fd, conn),
+        Step::Answered => read(fd, conn, acceptor::confirmed),
+        Step::Confirmed => acceptor::attach(fd, conn),
         Step::Leftover => drop(take_leftover(fd, conn)),
     }
 }
 
-/// Which message of the peer's comes next, and the stage at which it may be in the stream.
-fn awaited(conn: &Conn) -> Option<(Message, Stage)> {
+/// Which message of the peer's comes next, the stage that the device is at until then, and that at which it may be in the stream.
+fn awaited(conn: &Conn) -> Option<(Message, Stage, Stage)> {
     match conn.clc.step() {
-        Step::Held => Some((Message::Proposal, Stage::Proposed)),
-        Step::Proposed => Some((Message::Answer, Stage::Answered)),
-        Step::Answered => Some((Message::Confirm, Stage::Confirmed)),
+        Step::Held => Some((Message::Proposal, Stage::Held, Stage::Proposed)),
+        Step::Proposed => Some((Message::Answer, Stage::Proposed, Stage::Answered)),
+        Step::Answered => Some((Message::Confirm, Stage::Answered, Stage::Confirmed)),
         _ => None,
+    }
+}
+
+/// Takes the awaited message out of the stream, once it is there, and goes on with it.
+fn read(fd: i32, conn: &Conn, go_on: fn(i32, &Conn, Clc)) {
+    let Some((message, until, _)) = awaited(conn) else { return };
+    let (device, id) = (host::current(), id_of(conn));
+    if device.stage(id) == until {
+        // The client's last word is waited for as long as the connection lasts.
+        if message != Message::Confirm && is_spent(fd, conn) && step_back(conn) {
+            give_up(conn, if conn.has(F_CLIENT) { Reason::NotHeld } else { Reason::NoOffer });
+        }
+    } else if in_stream(conn).is_none() {
+        give_up(conn, Reason::PeerGone);
+    } else {
+        match take(fd, conn) {
+            Taken::Wait => {}
+            Taken::Message(message) => go_on(fd, conn, message),
+            Taken::Other => {
+                if message == Message::Answer {
+                    leave_answered(id)
+                } else {
+                    device.free(id)
+                }
+                give_up(conn, Reason::PeerBroken);
+            }
+        }
     }
 }
 
@@ -147,17 +181,11 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
         Step::Asking | Step::Proposed if first::is_agreed(conn) => return first::wind_up(fd, conn),
         _ => {}
     }
-    if !step_back(conn) {
-        match (conn.clc.step(), device.stage(id)) {
-            (_, Stage::Over) => {}
-            (Step::Held, Stage::Proposed | Stage::Abandoned)
-            | (Step::Proposed, Stage::Answered | Stage::Abandoned)
-            | (Step::Answered, Stage::Confirmed) => match take(fd, conn) {
-                Taken::Wait => return false,
-                Taken::Message(_) | Taken::Other => device.free(id),
-            },
-            _ => return false,
+    if !step_back(conn) && device.stage(id) != Stage::Over {
+        if in_stream(conn).is_none() || matches!(take(fd, conn), Taken::Wait) {
+            return false;
         }
+        device.free(id);
     }
     forget(conn);
     true
@@ -166,18 +194,14 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
 /// Takes our last step on the device away. False where there is none, or where the peer has gone on: its message may be in the
 /// stream.
 fn step_back(conn: &Conn) -> bool {
-    let (from, to) = match conn.clc.step() {
-        Step::Held => (Stage::Held, Stage::Over),
-        Step::Proposed => (Stage::Proposed, Stage::Abandoned),
-        // Not over: the client may have yet to read the answer.
-        Step::Answered => (Stage::Answered, Stage::Abandoned),
-        _ => return false,
-    };
-    host::current().step(id_of(conn), from, to)
+    let Some((_, until, _)) = awaited(conn) else { return false };
+    // Otherwise not over: the client may have yet to read the answer.
+    let to = if until == Stage::Held { Stage::Over } else { Stage::Abandoned };
+    host::current().step(id_of(conn), until, to)
 }
 
-/// The same for a user of the socket without us: for a moment: what is on its way arrives soon. Who
-/// has said SMC is waited for longer.
+/// As [`wind_up`], for a user of the socket without this library: waits for a moment, as what is on its way arrives soon. A
+/// peer that has said SMC is waited for longer.
 pub fn settle(fd: i32, conn: &Conn) -> bool {
     let tries = if first::is_agreed(conn) { first::HOLD_MS } else { 50 };
     for _ in 0..tries {
@@ -354,7 +378,7 @@ fn before_message(fd: i32, conn: &Conn) -> Option<u64> {
 
 /// Where the awaited message stands in the stream, if it may be there.
 fn in_stream(conn: &Conn) -> Option<u64> {
-    let (message, stage) = awaited(conn)?;
+    let (message, _, stage) = awaited(conn)?;
     let (device, id) = (host::current(), id_of(conn));
     let now = device.stage(id);
     // Its sender may have gone since.
@@ -423,16 +447,18 @@ fn has_room(fd: i32) -> bool {
         && sys::ioctl_int(fd, libc::TIOCOUTQ).is_ok_and(|n| n == 0)
 }
 
-/// Stops the calls of the kernel to send a message, if there is room for one; the sender may have filled it.
-fn stop_calls(fd: i32, conn: &Conn) -> bool {
+/// Stops the calls of the kernel to send a message, if there is room for one. Nobody receives meanwhile.
+fn stop_calls(fd: i32, conn: &Conn) -> Option<Held<'_>> {
+    let rx = if has_room(fd) { conn.rx_lock.try_enter()? } else { return None };
     if !conn.stop_kernel_calls() {
-        return false;
+        return None;
     }
-    let has_room = has_room(fd);
-    if !has_room {
+    // The sender may have filled it.
+    if !has_room(fd) {
         conn.go_on_with_kernel_calls();
+        return None;
     }
-    has_room
+    Some(rx)
 }
 
 /// Announces a message, takes the step that lets it into the stream, and sends it. The caller has stopped the calls of
@@ -440,20 +466,16 @@ fn stop_calls(fd: i32, conn: &Conn) -> bool {
 fn say(fd: i32, conn: &Conn, message: Message, steps: [Stage; 2], what: &Clc) -> bool {
     // A handler's own bytes would come before the message, behind its announcement.
     let mask = sys::block_signals();
-    let said = say_undisturbed(fd, conn, message, steps, what);
+    let (device, id) = (host::current(), id_of(conn));
+    let said = kernel::tcp_sent(fd, conn.has(F_CLIENT)).is_some_and(|at| {
+        device.announce(id, message, at);
+        device.step(id, steps[0], steps[1])
+    });
+    if said {
+        send(fd, what);
+    }
     sys::set_signals(mask);
     said
-}
-
-fn say_undisturbed(fd: i32, conn: &Conn, message: Message, steps: [Stage; 2], what: &Clc) -> bool {
-    let (device, id) = (host::current(), id_of(conn));
-    let Some(at) = kernel::tcp_sent(fd, conn.has(F_CLIENT)) else { return false };
-    device.announce(id, message, at);
-    if !device.step(id, steps[0], steps[1]) {
-        return false;
-    }
-    send(fd, what);
-    true
 }
 
 /// Messages that one call takes out of the mailbox, which anybody can fill; the next call goes on.
