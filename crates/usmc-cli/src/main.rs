@@ -5,6 +5,7 @@
 //! got them, and std changes both before a Rust `main`.
 #![cfg_attr(not(test), no_main)]
 #![deny(unsafe_code)]
+#![allow(unreachable_pub, reason = "nothing of a program is reached from outside")]
 
 mod bench;
 mod cmd;

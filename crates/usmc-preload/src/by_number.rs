@@ -15,13 +15,13 @@ use usmc::api::time::Time;
 use crate::by_number_i386;
 
 /// Bytes of the kernel's signal set.
-pub const KERNEL_SET: c_long = 8;
+pub(crate) const KERNEL_SET: c_long = 8;
 
 /// A signal set of the kernel's size in libc's.
 ///
 /// # Safety
 /// `mask` is null or readable for [`KERNEL_SET`] bytes.
-pub unsafe fn widened(mask: c_long) -> Option<sigset_t> {
+pub(crate) unsafe fn widened(mask: c_long) -> Option<sigset_t> {
     let from = mask as *const u64;
     if from.is_null() {
         return None;
@@ -33,7 +33,7 @@ pub unsafe fn widened(mask: c_long) -> Option<sigset_t> {
     Some(set)
 }
 
-pub fn at(set: &Option<sigset_t>) -> *const sigset_t {
+pub(crate) fn at(set: &Option<sigset_t>) -> *const sigset_t {
     set.as_ref().map_or(core::ptr::null(), |set| set)
 }
 
@@ -48,7 +48,10 @@ fn now_ns() -> i64 {
 ///
 /// # Safety
 /// `timeout` is null or a timespec of the caller's.
-pub unsafe fn timed<T: Time>(timeout: c_long, call: impl FnOnce(*const T) -> c_int) -> c_long {
+pub(crate) unsafe fn timed<T: Time>(
+    timeout: c_long,
+    call: impl FnOnce(*const T) -> c_int,
+) -> c_long {
     let place = timeout as *mut T;
     // SAFETY: the caller's contract.
     let Some(given) = (unsafe { place.as_ref() }).copied() else {
@@ -72,7 +75,7 @@ pub unsafe fn timed<T: Time>(timeout: c_long, call: impl FnOnce(*const T) -> c_i
 /// # Safety
 /// The arguments are those of system call `nr`.
 #[rustfmt::skip]
-pub unsafe extern "C" fn syscall(
+pub(crate) unsafe extern "C" fn syscall(
     nr: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long,
 ) -> c_long {
     // SAFETY: the caller's contract.
@@ -204,7 +207,7 @@ unsafe fn of_x86(
 ///
 /// # Safety
 /// The arguments are those of system call `nr`.
-pub unsafe extern "C" fn hook(nr: c_long, a: c_long, b: c_long) -> *const c_void {
+pub(crate) unsafe extern "C" fn hook(nr: c_long, a: c_long, b: c_long) -> *const c_void {
     // SAFETY: the caller's contract.
     if unsafe { usmc::api::is_fork(nr, a, b) } {
         syscall as *const c_void

@@ -16,7 +16,7 @@ const SYS_RECVMMSG_TIME64: c_long = 417;
 /// # Safety
 /// The arguments are those of system call `nr`.
 #[rustfmt::skip]
-pub unsafe fn syscall(nr: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c_long> {
+pub(crate) unsafe fn syscall(nr: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c_long> {
     let fd = a as c_int;
     let offset = i64::from(d as u32) | i64::from(e) << 32;
     // SAFETY: the caller's contract; each call has its own arguments in these positions.

@@ -22,12 +22,12 @@ mod symbols_narrow;
 mod interpose {
     macro_rules! interpose {
         ($($name:ident($($args:tt)*) $(-> $ret:ty)? = $api:ident $(: $proof:ident)?;)*) => {
-            pub const INTERPOSED: &[&str] = &[$(stringify!($name)),*];
+            pub(crate) const INTERPOSED: &[&str] = &[$(stringify!($name)),*];
         };
     }
     macro_rules! fortified {
         ($($name:ident($($args:tt)*) -> $ret:ty = $api:ident($($given:tt)*) if $fits:expr;)*) => {
-            pub const FORTIFIED: &[&str] = &[$(stringify!($name)),*];
+            pub(crate) const FORTIFIED: &[&str] = &[$(stringify!($name)),*];
         };
     }
     pub(crate) use {fortified, interpose};
@@ -36,7 +36,7 @@ mod interpose {
 mod variadic {
     macro_rules! variadic {
         ($($name:ident($($args:tt)*) -> $ret:ty = $function:ident;)*) => {
-            pub const VARIADIC: &[&str] = &[$(stringify!($name)),*];
+            pub(crate) const VARIADIC: &[&str] = &[$(stringify!($name)),*];
         };
     }
     pub(crate) use variadic;
@@ -45,7 +45,7 @@ mod variadic {
 mod by_number {
     macro_rules! export {
         ($name:ident;) => {
-            pub const BY_NUMBER: &[&str] = &[stringify!($name)];
+            pub(crate) const BY_NUMBER: &[&str] = &[stringify!($name)];
         };
     }
     pub(crate) use export;

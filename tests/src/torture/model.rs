@@ -10,13 +10,13 @@ use super::run::{Observation, PROCESSES, THREADS};
 const EINPROGRESS: i64 = 115;
 const EAGAIN: i64 = 11;
 /// All of a stream, as a length of `drain`.
-pub const ALL: i64 = -64;
+pub(super) const ALL: i64 = -64;
 /// So much of a full one that there is room again, in a ring and by TCP.
-pub const MOST: i64 = -60;
+pub(super) const MOST: i64 = -60;
 /// So much that there may be room or not.
-pub const HALF: i64 = -32;
+pub(super) const HALF: i64 = -32;
 /// So little that there is none.
-pub const LITTLE: i64 = -2;
+pub(super) const LITTLE: i64 = -2;
 /// What can be sent beside what [`MOST`] has left, so that there is still room.
 const BESIDE: i64 = 3000;
 const MSG_OOB: i64 = 1;
@@ -26,7 +26,7 @@ const NESTED_SETS: usize = 5;
 
 /// A socket or an epoll set, whoever has it open.
 #[derive(Clone, Debug)]
-pub enum Object {
+pub(super) enum Object {
     /// A listener, and the clients that it has not accepted.
     Listener {
         /// 4 or 6.
@@ -76,7 +76,7 @@ pub enum Object {
 
 /// A stream under way: nothing else goes in this direction meanwhile, as nobody but the world knows how much there is.
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
+pub(super) struct Load {
     /// The stream.
     pub seed: i64,
     /// The process that has filled the connection.
@@ -91,7 +91,7 @@ pub struct Load {
 
 /// Whether a loaded end can send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Room {
+pub(super) enum Room {
     /// It cannot.
     Full,
     /// It is not told so, but a send may find some.
@@ -104,7 +104,7 @@ pub enum Room {
 
 /// A loaded end, and where it is open.
 #[derive(Clone, Debug)]
-pub struct Laden {
+pub(super) struct Laden {
     /// The end as an object.
     pub object: usize,
     /// What is under way.
@@ -137,7 +137,7 @@ fn peeks(step: &Step) -> bool {
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
-pub struct Model {
+pub(super) struct Model {
     objects: Vec<Object>,
     /// By process and handle.
     open: BTreeMap<(usize, i64), usize>,
@@ -153,37 +153,37 @@ pub struct Model {
 
 impl Model {
     /// At the start of a program.
-    pub fn new() -> Model {
+    pub(super) fn new() -> Model {
         Model { processes: (0..PROCESSES).collect(), ..Model::default() }
     }
 
     /// Processes that live.
-    pub fn processes(&self) -> &[usize] {
+    pub(super) fn processes(&self) -> &[usize] {
         &self.processes
     }
 
     /// Threads of a process that can be asked.
-    pub fn idle(&self, process: usize) -> Vec<usize> {
+    pub(super) fn idle(&self, process: usize) -> Vec<usize> {
         (0..THREADS).filter(|t| !self.asleep.contains_key(&(process, *t))).collect()
     }
 
     /// Whether a thread sleeps in a step.
-    pub fn sleeps(&self, process: usize, thread: usize) -> bool {
+    pub(super) fn sleeps(&self, process: usize, thread: usize) -> bool {
         self.asleep.contains_key(&(process, thread))
     }
 
     /// Whether a call that is restarted after a signal could meet another socket at its number.
-    pub fn is_renumbered(&self) -> bool {
+    pub(super) fn is_renumbered(&self) -> bool {
         self.renumbered
     }
 
     /// Whether any thread does.
-    pub fn somebody_sleeps(&self) -> bool {
+    pub(super) fn somebody_sleeps(&self) -> bool {
         !self.asleep.is_empty()
     }
 
     /// Whether a thread sleeps in a receive on this socket.
-    pub fn is_awaited(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_awaited(&self, process: usize, handle: i64) -> bool {
         self.open.get(&(process, handle)).is_some_and(|o| self.receives(*o))
     }
 
@@ -193,12 +193,12 @@ impl Model {
 
     /// Whether a thread sleeps in a call that takes what comes: bytes, or a connection. Whether a poll that wakes beside
     /// it still finds something is a matter of timing, by TCP, too.
-    pub fn is_taken_from(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_taken_from(&self, process: usize, handle: i64) -> bool {
         self.number(process, handle).is_some_and(|object| self.takes_from(object))
     }
 
     /// The same of anything in an epoll set.
-    pub fn is_set_taken_from(&self, process: usize, set: i64) -> bool {
+    pub(super) fn is_set_taken_from(&self, process: usize, set: i64) -> bool {
         self.number(process, set).is_some_and(|set| {
             (0..self.objects.len()).any(|o| self.takes_from(o) && self.holds(set, o, NESTED_SETS))
         })
@@ -214,7 +214,7 @@ impl Model {
     }
 
     /// Whether a thread sleeps in a poll, a select or a wait until something comes here.
-    pub fn is_watched(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_watched(&self, process: usize, handle: i64) -> bool {
         self.number(process, handle).is_some_and(|object| self.is_object_watched(object))
     }
 
@@ -229,20 +229,20 @@ impl Model {
     }
 
     /// Whether a thread sleeps in a wait for this set.
-    pub fn is_waited_for(&self, process: usize, set: i64) -> bool {
+    pub(super) fn is_waited_for(&self, process: usize, set: i64) -> bool {
         let Some(object) = self.number(process, set) else { return false };
         self.asleep.values().any(|(step, on)| step.op == "wait" && on.contains(&object))
     }
 
     /// Whether a thread sleeps in a receive from the other end. Known: an urgent byte does not end its splice, and stays
     /// for others to see.
-    pub fn is_received_by_peer(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_received_by_peer(&self, process: usize, handle: i64) -> bool {
         let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
         peer.is_some_and(|o| self.receives(o))
     }
 
     /// Whether the other end has shut both directions down and not read all. Known: it is not told of an urgent byte.
-    pub fn is_left_unread(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_left_unread(&self, process: usize, handle: i64) -> bool {
         let peer = self.number(process, handle).and_then(|o| self.peer(o));
         let is_left = |object: &Object| {
             matches!(object, Object::End { deaf: true, silent: true, unread: 1.., .. })
@@ -251,22 +251,22 @@ impl Model {
     }
 
     /// Whether an urgent byte of this end's may be unread. Known: with the next one it may become data.
-    pub fn is_urgent(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_urgent(&self, process: usize, handle: i64) -> bool {
         matches!(self.object(process, handle), Some(Object::End { urgent: true, .. }))
     }
 
     /// Whether a process has an end of a connection that is moving. Known: killed now, it leaves a doorbell unread.
-    pub fn has_moving(&self, process: usize) -> bool {
+    pub(super) fn has_moving(&self, process: usize) -> bool {
         self.handles(process, |_| true).into_iter().any(|handle| self.is_moving(process, handle))
     }
 
     /// Whether a thread sleeps in a peek that waits for all. Known: O_NONBLOCK, set since, may end it by TCP.
-    pub fn is_peeked_for_all(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_peeked_for_all(&self, process: usize, handle: i64) -> bool {
         self.number(process, handle).is_some_and(|o| self.peeks_for_all(o))
     }
 
     /// The same of the other end. Known: while the connection goes back, a peek may show the ring's bytes only.
-    pub fn is_peeked_by_peer(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_peeked_by_peer(&self, process: usize, handle: i64) -> bool {
         let peer = self.number(process, handle).and_then(|o| self.peer(o));
         peer.is_some_and(|o| self.peeks_for_all(o))
     }
@@ -278,19 +278,19 @@ impl Model {
 
     /// Whether a thread of this process sleeps in a poll, a select or a wait: what a close of anything in it does is
     /// nobody's promise.
-    pub fn is_polled(&self, process: usize) -> bool {
+    pub(super) fn is_polled(&self, process: usize) -> bool {
         self.asleep.iter().any(|((p, _), (step, _))| *p == process && polls(step))
     }
 
     /// Whether other processes have the socket.
-    pub fn is_shared(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_shared(&self, process: usize, handle: i64) -> bool {
         let meant = self.open.get(&(process, handle));
         self.open.iter().any(|((p, _), o)| *p != process && Some(o) == meant)
     }
 
     /// Whether other processes have the socket while this one may have it in an epoll set, which reports it for as
     /// long as anybody has it. Known: we do not, once this process has closed it.
-    pub fn outlives_registration(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn outlives_registration(&self, process: usize, handle: i64) -> bool {
         // Of one that was passed on, the registration is made anew, which is an edge.
         let edge = matches!(
             self.object(process, handle),
@@ -308,24 +308,24 @@ impl Model {
     }
 
     /// Whether a stream is under way from an end.
-    pub fn is_loaded(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_loaded(&self, process: usize, handle: i64) -> bool {
         self.number(process, handle).is_some_and(|o| self.load(o).is_some())
     }
 
     /// Whether one is under way to it: how much of it has come is TCP's affair.
-    pub fn is_laden(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_laden(&self, process: usize, handle: i64) -> bool {
         let peer = self.number(process, handle).and_then(|o| self.peer(o));
         peer.is_some_and(|peer| self.load(peer).is_some())
     }
 
     /// Whether what a poll or an epoll set says of it now is TCP's affair: whether there is room, or whether the end has
     /// come behind what is not read.
-    pub fn is_unsure(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_unsure(&self, process: usize, handle: i64) -> bool {
         self.number(process, handle).is_some_and(|o| self.is_object_unsure(process, o, false))
     }
 
     /// The same of anything in an epoll set. Bytes on their way are edges.
-    pub fn is_set_unsure(&self, process: usize, set: i64) -> bool {
+    pub(super) fn is_set_unsure(&self, process: usize, set: i64) -> bool {
         self.number(process, set).is_some_and(|set| {
             let all = 0..self.objects.len();
             all.into_iter()
@@ -344,19 +344,19 @@ impl Model {
     }
 
     /// Whether a thread sleeps in a send of any size on this socket.
-    pub fn is_pushed(&self, object: usize) -> bool {
+    pub(super) fn is_pushed(&self, object: usize) -> bool {
         self.asleep.values().any(|(step, on)| step.op == "push" && on.contains(&object))
     }
 
     /// Whether a thread sleeps in a poll, a select or a wait for it.
-    pub fn is_object_watched(&self, object: usize) -> bool {
+    pub(super) fn is_object_watched(&self, object: usize) -> bool {
         let holds = |on: &usize| self.holds(*on, object, NESTED_SETS);
         self.asleep.values().any(|(step, on)| polls(step) && on.iter().any(holds))
     }
 
     /// Whether a close of this handle would leave bytes of a stream to chance: a reset takes those that TCP has not
     /// delivered. And known: sends that sleep and lose their number.
-    pub fn loses_stream(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn loses_stream(&self, process: usize, handle: i64) -> bool {
         let Some(object) = self.number(process, handle) else { return false };
         let Object::End { unread, abortive, .. } = self.objects[object] else { return false };
         let laden = self.is_laden(process, handle);
@@ -365,12 +365,12 @@ impl Model {
     }
 
     /// The same of all that a process has.
-    pub fn loses_streams(&self, process: usize) -> bool {
+    pub(super) fn loses_streams(&self, process: usize) -> bool {
         self.handles(process, |_| true).into_iter().any(|h| self.loses_stream(process, h))
     }
 
     /// Streams under way whose other end is there.
-    pub fn laden(&self) -> Vec<Laden> {
+    pub(super) fn laden(&self) -> Vec<Laden> {
         let open = |object: usize| {
             let of_it = self.open.iter().filter(move |(_, o)| **o == object);
             of_it.map(|(at, _)| *at).collect::<Vec<_>>()
@@ -385,7 +385,7 @@ impl Model {
     }
 
     /// SO_SNDBUF of an end and SO_RCVBUF of the other one.
-    pub fn buffers(&self, object: usize) -> [i64; 2] {
+    pub(super) fn buffers(&self, object: usize) -> [i64; 2] {
         let of = |object: Option<usize>, which: usize| match object.map(|o| &self.objects[o]) {
             Some(Object::End { buffers, .. }) => buffers[which],
             _ => 0,
@@ -394,7 +394,7 @@ impl Model {
     }
 
     /// Epoll sets of a process that have this object.
-    pub fn sets_with(&self, process: usize, object: usize) -> Vec<i64> {
+    pub(super) fn sets_with(&self, process: usize, object: usize) -> Vec<i64> {
         let sets = self.handles(process, |o| matches!(o, Object::Set { .. }));
         let has = |set: &i64| {
             self.number(process, *set).is_some_and(|set| self.holds(set, object, NESTED_SETS))
@@ -403,19 +403,19 @@ impl Model {
     }
 
     /// Whether the other end was sent in a message. Known: a peek may show nothing of what follows the change.
-    pub fn has_passed_peer(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn has_passed_peer(&self, process: usize, handle: i64) -> bool {
         let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
         matches!(peer.map(|p| &self.objects[p]), Some(Object::End { passed: true, .. }))
     }
 
     /// Whether a process was killed that had the other end open.
-    pub fn has_killed_peer(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn has_killed_peer(&self, process: usize, handle: i64) -> bool {
         let peer = self.open.get(&(process, handle)).and_then(|o| self.peer(*o));
         matches!(peer.map(|p| &self.objects[p]), Some(Object::End { killed: true, .. }))
     }
 
     /// Whether an end or its other end waits for edges in an epoll set. Known: going back to TCP may give one more.
-    pub fn is_edged(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_edged(&self, process: usize, handle: i64) -> bool {
         let Some(own) = self.open.get(&(process, handle)) else { return false };
         [Some(*own), self.peer(*own)]
             .into_iter()
@@ -424,13 +424,13 @@ impl Model {
     }
 
     /// Whether an end or its other end was passed on, which the other may not have noticed yet.
-    pub fn is_moving(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_moving(&self, process: usize, handle: i64) -> bool {
         self.has_passed_peer(process, handle)
             || matches!(self.object(process, handle), Some(Object::End { passed: true, .. }))
     }
 
     /// A connection of two ends that live, as process and handle of each.
-    pub fn pairs(&self) -> Vec<[(usize, i64); 2]> {
+    pub(super) fn pairs(&self) -> Vec<[(usize, i64); 2]> {
         let is_whole = |object: usize| {
             matches!(
                 self.objects[object],
@@ -455,24 +455,24 @@ impl Model {
     }
 
     /// Handles of a process whose objects are of the wanted kind.
-    pub fn handles(&self, process: usize, wanted: impl Fn(&Object) -> bool) -> Vec<i64> {
+    pub(super) fn handles(&self, process: usize, wanted: impl Fn(&Object) -> bool) -> Vec<i64> {
         let of_process = self.open.range((process, i64::MIN)..=(process, i64::MAX));
         of_process.filter(|(_, o)| wanted(&self.objects[**o])).map(|((_, h), _)| *h).collect()
     }
 
     /// What a process' handle stands for.
-    pub fn object(&self, process: usize, handle: i64) -> Option<&Object> {
+    pub(super) fn object(&self, process: usize, handle: i64) -> Option<&Object> {
         self.open.get(&(process, handle)).map(|o| &self.objects[*o])
     }
 
     /// The same as a number, which all who have it open share.
-    pub fn number(&self, process: usize, handle: i64) -> Option<usize> {
+    pub(super) fn number(&self, process: usize, handle: i64) -> Option<usize> {
         self.open.get(&(process, handle)).copied()
     }
 
     /// Whether an end cannot be sent in a message. Known: bytes in a ring cannot follow when either direction has ended,
     /// or their sender was passed on itself.
-    pub fn is_held_back(&self, process: usize, handle: i64) -> bool {
+    pub(super) fn is_held_back(&self, process: usize, handle: i64) -> bool {
         let object = self.open.get(&(process, handle)).map(|o| (*o, &self.objects[*o]));
         let Some((number, Object::End { unread: 1.., ended, .. })) = object else { return false };
         let peer = self.peer(number).map(|p| &self.objects[p]);
@@ -480,7 +480,7 @@ impl Model {
     }
 
     /// Bytes on the way to the peer of an end.
-    pub fn in_flight(&self, process: usize, handle: i64) -> i64 {
+    pub(super) fn in_flight(&self, process: usize, handle: i64) -> i64 {
         let Some(own) = self.open.get(&(process, handle)) else { return 0 };
         if self.load(*own).is_some() {
             return i64::MAX;
@@ -493,7 +493,7 @@ impl Model {
     }
 
     /// Takes in what came of a step.
-    pub fn learn(&mut self, step: &Step, seen: &Observation) {
+    pub(super) fn learn(&mut self, step: &Step, seen: &Observation) {
         let Some((own, others)) = seen.split_first() else { return };
         match own.as_str() {
             "blocked" => {

@@ -2,6 +2,7 @@
 //! every first and next contact, with the option and without; a Decline at every step by either side;
 //! and everything that can happen to a message at every step. Each case is compared with [`oracle`]
 //! and [`mishap`]: the mode, the code, and the bytes of both applications.
+#![allow(unreachable_pub, reason = "a program")]
 
 mod case;
 mod mishap;

@@ -1,6 +1,7 @@
 //! What the tests share: messages out of captures, and values out of random bytes.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(unreachable_pub, reason = "part of a program")]
 
 pub mod draw;
 pub mod peers;

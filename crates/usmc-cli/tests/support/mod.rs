@@ -1,6 +1,7 @@
 //! What the tests of `usmc` share: clean commands, directories that go away, and processes that hold
 //! record files as the library would.
 #![allow(dead_code, reason = "each test file uses a part")]
+#![allow(unreachable_pub, reason = "part of a program")]
 
 use std::env;
 use std::fs::{self, File};

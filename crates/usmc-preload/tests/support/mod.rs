@@ -1,6 +1,7 @@
 //! What the tests of the shared object share: they test the file that users load, as a release build makes
 //! it, not the one that `cargo test` compiles beside them.
 #![allow(dead_code, reason = "each test uses a part")]
+#![allow(unreachable_pub, reason = "part of a program")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
