@@ -49,7 +49,7 @@ fn read(data: &[u8]) -> Option<Imports> {
     let mut libraries = Vec::new();
     if let Some((entries, strings)) = sections.dynamic(endian, data).ok()? {
         let strings: StringTable<'_> = sections.strings(endian, data, strings).ok()?;
-        let needed = entries.iter().filter(|e| e.tag32(endian) == Some(elf::DT_NEEDED));
+        let needed = entries.iter().filter(|e| e.tag(endian) == elf::DT_NEEDED);
         libraries.extend(needed.filter_map(|e| e.string(endian, strings).ok()).map(text));
     }
     Some(Imports { functions, libraries })
