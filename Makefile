@@ -8,6 +8,7 @@ TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 
 BUILD_DEPS := gcc:gcc libc6-dev:- binutils:nm clang:clang
 FUZZ_DEPS := g++:g++
+LINT_DEPS := python3:/usr/bin/python3 python3-pip:-
 TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redis-server redis-tools:redis-cli \
 	nginx-light:nginx wrk:wrk sockperf:sockperf memcached:memcached postgresql:- \
 	openbsd-inetd:inetd socat:socat systemd:systemd-socket-activate tshark:tshark rsync:rsync openssh-server:sshd \
@@ -17,8 +18,8 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint demo install test-deps fuzz-deps demo-deps python-suite \
-	suites roots zoo clean
+.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint demo install test-deps fuzz-deps lint-deps \
+	demo-deps python-suite suites roots zoo clean
 
 # For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
 PROGRAMS ?= 50000
@@ -84,12 +85,13 @@ fuzz: fuzz-deps
 	CARGO="$(CARGO)" FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run
 
 # The 32-bit library's where there is a Rust library for it (make deps32).
-lint: fuzz-deps
+lint: fuzz-deps lint-deps
 	CARGO="$(CARGO)" fuzz/run -l
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 	! ls "$$(rustc --print target-libdir --target $(NARROW))"/libcore-* >/dev/null 2>&1 || \
 		$(CARGO) clippy --release --locked -p usmc-preload --target $(NARROW) -- -D warnings
+	CARGO="$(CARGO)" sh .ci/deny $(TARGET)/tools
 
 # Some of what `usmc bench` measures. CASES: others, or `make demo CASES=` for all.
 demo: demo-deps build
@@ -140,6 +142,9 @@ test-deps: deps32
 
 fuzz-deps:
 	@sh .ci/packages $(BUILD_DEPS) $(FUZZ_DEPS)
+
+lint-deps:
+	@sh .ci/packages $(LINT_DEPS)
 
 demo-deps:
 	@sh .ci/packages $(BUILD_DEPS) $(DEMO_DEPS)
