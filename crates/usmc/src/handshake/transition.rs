@@ -326,14 +326,7 @@ fn await_acceptor(fd: i32, index: u32) {
 /// The caller holds the step's lock.
 fn step(fd: i32, conn: &Conn) {
     match conn.phase() {
-        Phase::Early if let Some(why) = kernel_only::reason() => conn.give_up(why),
-        Phase::Early if clc::is_on(conn) => clc::step(fd, conn),
-        Phase::Early if conn.has(F_CLIENT) => {
-            if let Err(reason) = offer(fd, conn) {
-                conn.give_up(reason);
-            }
-        }
-        Phase::Early => step_acceptor(fd, conn),
+        Phase::Early => step_early(fd, conn),
         Phase::Offered => step_client(fd, conn),
         Phase::Attached => step_attached(fd, conn),
         _ => return,
@@ -344,6 +337,18 @@ fn step(fd: i32, conn: &Conn) {
         if let Some(slot) = conn.slot() {
             liveness::look(conn, slot);
         }
+    }
+}
+
+fn step_early(fd: i32, conn: &Conn) {
+    if let Some(why) = kernel_only::reason() {
+        conn.give_up(why);
+    } else if clc::is_on(conn) {
+        clc::step(fd, conn);
+    } else if !conn.has(F_CLIENT) {
+        step_acceptor(fd, conn);
+    } else if let Err(why) = offer(fd, conn) {
+        conn.give_up(why);
     }
 }
 

@@ -157,16 +157,15 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 Some(outcome) => return outcome,
                 None => continue,
             },
-            // They came after the question above.
-            Attempt::Got(n)
+            Attempt::Got(n) => {
+                // They came after the question above.
                 if n < enough
                     && let Some(begin) = &peek_all
-                    && (1..enough).contains(&unread::unread_anyhow(fd, index)) =>
-            {
-                *to = begin.again();
-                continue;
-            }
-            Attempt::Got(n) => {
+                    && (1..enough).contains(&unread::unread_anyhow(fd, index))
+                {
+                    *to = begin.again();
+                    continue;
+                }
                 total += n;
                 if total >= least || wanted == 0 || flags & libc::MSG_PEEK != 0 {
                     return Outcome::Done(total);
