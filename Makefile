@@ -18,7 +18,7 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint demo install test-deps fuzz-deps lint-deps \
+.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install test-deps fuzz-deps lint-deps \
 	demo-deps python-suite suites roots zoo clean
 
 # For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
@@ -92,6 +92,10 @@ lint: fuzz-deps lint-deps
 	! ls "$$(rustc --print target-libdir --target $(NARROW))"/libcore-* >/dev/null 2>&1 || \
 		$(CARGO) clippy --release --locked -p usmc-preload --target $(NARROW) -- -D warnings
 	CARGO="$(CARGO)" sh .ci/deny $(TARGET)/tools
+
+# The oldest Rust that compiles it still does.
+oldest:
+	@sh .ci/oldest $(TARGET)/oldest
 
 # Some of what `usmc bench` measures. CASES: others, or `make demo CASES=` for all.
 demo: demo-deps build
