@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::process::Process;
 use crate::ss::{self, Socket};
-use crate::{build, is_plain, procfs};
+use crate::{build, is_plain, leftovers, procfs};
 
 /// A private ISM directory, the ports and the processes of one test.
 pub struct Fixture {
@@ -40,14 +40,14 @@ impl Fixture {
     /// they are slower.
     pub fn with_limit(name: &str, limit: Duration) -> Fixture {
         let limit = limit * slowness();
-        static NEXT: AtomicU32 = AtomicU32::new(0);
+        static SWEPT: Once = Once::new();
         allow_many_files();
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let id = format!("usmc-tests-{}-{number}", std::process::id());
-        let dir = PathBuf::from("/dev/shm").join(&id);
+        let parents = [PathBuf::from("/dev/shm"), std::env::temp_dir()];
+        SWEPT.call_once(|| parents.iter().for_each(|parent| leftovers::sweep(parent)));
+        let id = leftovers::name();
+        let [dir, scratch] = parents.map(|parent| parent.join(&id));
         fs::DirBuilder::new().create(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
         set_mode(&dir, 0o700);
-        let scratch = std::env::temp_dir().join(&id);
         fs::create_dir(&scratch).unwrap_or_else(|e| panic!("{}: {e}", scratch.display()));
         // Programs that drop their rights (PostgreSQL, nginx workers) work in here.
         set_mode(&scratch, 0o755);
@@ -283,7 +283,7 @@ impl Drop for Fixture {
     fn drop(&mut self) {
         self.watchdog = None;
         kill_marked(&self.marker);
-        if !crate::flag("USMC_TESTS_KEEP") {
+        if !leftovers::is_kept() {
             let _ = fs::remove_dir_all(&self.dir);
             let _ = fs::remove_dir_all(&self.scratch);
         }

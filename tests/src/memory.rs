@@ -3,11 +3,10 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use crate::Fixture;
+use crate::{Fixture, leftovers};
 
 /// A limit of memory for the processes that are started in it.
 pub struct MemoryLimit {
@@ -17,11 +16,9 @@ pub struct MemoryLimit {
 impl MemoryLimit {
     /// `None` where no memory cgroup can be made: we are not root, or are in a container without them.
     pub fn new(bytes: u64) -> Option<MemoryLimit> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name =
-            format!("usmc-memory-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         for parent in parents() {
-            let dir = parent.join(&name);
+            leftovers::sweep(&parent);
+            let dir = parent.join(leftovers::name());
             if fs::create_dir(&dir).is_err() {
                 continue;
             }

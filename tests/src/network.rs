@@ -10,11 +10,10 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Fixture, Process, build, is_plain};
+use crate::{Fixture, Process, build, is_plain, leftovers};
 
 /// The client's address, and the server's.
 pub const CLIENT: &str = "10.77.1.2";
@@ -204,10 +203,9 @@ pub fn cgroups() -> Option<PathBuf> {
 }
 
 fn new_cgroup() -> PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name = format!("usmc-tests-{}-{number}", std::process::id());
-    let path = cgroups().expect("a cgroup2 is mounted").join(name);
+    let parent = cgroups().expect("a cgroup2 is mounted");
+    leftovers::sweep(&parent);
+    let path = parent.join(leftovers::name());
     fs::create_dir(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     path
 }

@@ -1,12 +1,12 @@
 //! Tests about whole processes: who meets whom, who dies when, what is left, what it costs.
 
-use std::fs::Permissions;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use usmc_tests::{Fixture, Process, build, is_plain, number, procfs};
+use usmc_tests::{Fixture, Process, build, is_plain, leftovers, number, procfs};
 
 /// A `load` program under uSMC, and one that is not.
 fn load(fixture: &Fixture, args: &[&str]) -> Process {
@@ -400,5 +400,38 @@ fn preload_is_not_noticed_by_programs_without_sockets() {
         std::fs::read_dir(fixture.ism_dir()).expect("our directory").next().is_none(),
         "a program without sockets has touched the device"
     );
+    fixture.finish();
+}
+
+#[test]
+fn directories_of_a_killed_runner_go_with_the_next_and_no_others() {
+    let fixture = Fixture::new("directories_of_a_killed_runner_go_with_the_next_and_no_others");
+    let mut sleep = fixture.plain("sleep");
+    sleep.arg("1000");
+    let mut runner = fixture.spawn(sleep);
+    let dir = |name: &str| {
+        let path = fixture.scratch().join(name);
+        fs::create_dir_all(path.join("with a directory")).expect("a directory");
+        path
+    };
+    let of_runner = dir(&format!("usmc-tests-{}-0", runner.pid()));
+    let others = [
+        dir(&leftovers::name()),
+        dir(&format!("usmc-tests-kept-{}-0", runner.pid())),
+        dir(&format!("usmc-test-{}-0", runner.pid())),
+    ];
+    leftovers::sweep(fixture.scratch());
+    assert!(of_runner.exists(), "the runner lives");
+    runner.kill();
+    let foreign = dir(&format!("usmc-tests-{}-1", runner.pid()));
+    if is_root() {
+        chown(&foreign, Some(65534), None).expect("chown by root");
+    }
+    leftovers::sweep(fixture.scratch());
+    assert!(!of_runner.exists(), "nothing of an ended runner stays");
+    assert_eq!(foreign.exists(), is_root(), "what is another user's stays");
+    for other in others {
+        assert!(other.exists(), "{} is of no ended runner", other.display());
+    }
     fixture.finish();
 }
