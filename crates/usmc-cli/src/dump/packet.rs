@@ -1,6 +1,8 @@
-//! One TCP segment as an IP packet, with correct checksums: RFC 791, RFC 8200, RFC 9293.
+//! One TCP segment as an IP packet.
 
 use std::net::{IpAddr, SocketAddr};
+
+use etherparse::{PacketBuilder, TcpHeader};
 
 /// Most bytes of a stream in one packet, so that every packet's length fits its header.
 pub const MOST: usize = 65_000;
@@ -11,11 +13,8 @@ pub const FIN: u8 = 1;
 pub const SYN: u8 = 2;
 /// TCP's flag PSH.
 pub const PSH: u8 = 8;
-/// TCP's flag ACK.
-pub const ACK: u8 = 16;
-
-const TCP: u8 = 6;
-const TCP_HEADER: usize = 20;
+const HOPS: u8 = 64;
+const WINDOW: u16 = 0xffff;
 
 /// A segment.
 pub struct Segment<'a> {
@@ -27,7 +26,7 @@ pub struct Segment<'a> {
     pub seq: u32,
     /// The sender's acknowledgement, if it knows one.
     pub ack: Option<u32>,
-    /// [`FIN`], [`SYN`], [`PSH`]; [`ACK`] goes with `ack`.
+    /// [`FIN`], [`SYN`], [`PSH`]; ACK goes with `ack`.
     pub flags: u8,
     /// At most [`MOST`] bytes.
     pub bytes: &'a [u8],
@@ -36,64 +35,31 @@ pub struct Segment<'a> {
 impl Segment<'_> {
     /// The packet.
     pub fn packet(&self) -> Vec<u8> {
-        let mut tcp = self.tcp();
-        let mut packet = match (self.from.ip(), self.to.ip()) {
+        let tcp = TcpHeader {
+            ack: self.ack.is_some(),
+            acknowledgment_number: self.ack.unwrap_or(0),
+            fin: self.flags & FIN != 0,
+            syn: self.flags & SYN != 0,
+            psh: self.flags & PSH != 0,
+            ..TcpHeader::new(self.from.port(), self.to.port(), self.seq, WINDOW)
+        };
+        let ip = match (self.from.ip(), self.to.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
-                let mut ip = vec![0x45, 0];
-                ip.extend((20 + tcp.len() as u16).to_be_bytes());
-                // Do not fragment; 64 hops.
-                ip.extend([0, 0, 0x40, 0, 64, TCP, 0, 0]);
-                ip.extend(from.octets());
-                ip.extend(to.octets());
-                let sum = checksum(&[&ip]);
-                ip[10..12].copy_from_slice(&sum.to_be_bytes());
-                ip
+                PacketBuilder::ipv4(from.octets(), to.octets(), HOPS)
             }
             (from, to) => {
                 let octets = |ip: IpAddr| match ip {
                     IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
                     IpAddr::V6(v6) => v6.octets(),
                 };
-                let mut ip = vec![0x60, 0, 0, 0];
-                ip.extend((tcp.len() as u16).to_be_bytes());
-                ip.extend([TCP, 64]);
-                ip.extend(octets(from));
-                ip.extend(octets(to));
-                ip
+                PacketBuilder::ipv6(octets(from), octets(to), HOPS)
             }
         };
-        let addresses = if packet[0] >> 4 == 4 { &packet[12..20] } else { &packet[8..40] };
-        let len = (tcp.len() as u32).to_be_bytes();
-        let sum = checksum(&[addresses, &len, &[0, TCP], &tcp]);
-        tcp[16..18].copy_from_slice(&sum.to_be_bytes());
-        packet.extend(tcp);
+        let builder = ip.tcp_header(tcp);
+        let mut packet = Vec::with_capacity(builder.size(self.bytes.len()));
+        builder.write_to_vec(&mut packet, self.bytes).expect("at most MOST bytes");
         packet
     }
-
-    fn tcp(&self) -> Vec<u8> {
-        let mut tcp = Vec::with_capacity(TCP_HEADER + self.bytes.len());
-        tcp.extend(self.from.port().to_be_bytes());
-        tcp.extend(self.to.port().to_be_bytes());
-        tcp.extend(self.seq.to_be_bytes());
-        tcp.extend(self.ack.unwrap_or(0).to_be_bytes());
-        let ack = if self.ack.is_some() { ACK } else { 0 };
-        tcp.extend([(TCP_HEADER as u8 / 4) << 4, self.flags | ack]);
-        // Window, checksum, urgent pointer.
-        tcp.extend([0xff, 0xff, 0, 0, 0, 0]);
-        tcp.extend(self.bytes);
-        tcp
-    }
-}
-
-/// RFC 1071 over parts of even length, but for the last.
-fn checksum(parts: &[&[u8]]) -> u16 {
-    let words = parts.iter().flat_map(|part| part.chunks(2));
-    let mut sum: u64 =
-        words.map(|w| u64::from(u16::from_be_bytes([w[0], w.get(1).copied().unwrap_or(0)]))).sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
 }
 
 #[cfg(test)]
@@ -103,6 +69,18 @@ mod tests {
     fn segment<'a>(from: &str, to: &str, bytes: &'a [u8]) -> Segment<'a> {
         let addr = |text: &str| text.parse().expect("an address");
         Segment { from: addr(from), to: addr(to), seq: 1, ack: Some(9), flags: PSH, bytes }
+    }
+
+    /// RFC 1071 over parts of even length, but for the last.
+    fn checksum(parts: &[&[u8]]) -> u16 {
+        let words = parts.iter().flat_map(|part| part.chunks(2));
+        let mut sum: u64 = words
+            .map(|w| u64::from(u16::from_be_bytes([w[0], w.get(1).copied().unwrap_or(0)])))
+            .sum();
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        !(sum as u16)
     }
 
     /// A checksum over what holds a correct one is zero.
