@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::Serialize;
 
 /// A column's title, and whether its cells are numbers and stand to the right.
@@ -25,22 +27,14 @@ pub fn print<const N: usize>(
     columns: &[Column; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> io::Result<()> {
-    let mut table = vec![columns.map(|(title, _)| title.to_owned())];
-    table.extend(rows);
-    let mut widths = [0; N];
-    for line in &table {
-        for (width, cell) in widths.iter_mut().zip(line) {
-            *width = cell.chars().count().max(*width);
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(columns.map(|(title, _)| title)).add_rows(rows);
+    for (column, (_, right)) in table.column_iter_mut().zip(columns) {
+        column.set_padding((0, 2));
+        if *right {
+            column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    for line in &table {
-        let mut text = String::new();
-        for ((cell, width), (_, right)) in line.iter().zip(widths).zip(columns) {
-            let padding = " ".repeat(width - cell.chars().count());
-            let (before, after) = if *right { (&padding[..], "") } else { ("", &padding[..]) };
-            text.extend([before, cell, after, "  "]);
-        }
-        writeln!(out, "{}", text.trim_end())?;
-    }
-    Ok(())
+    writeln!(out, "{}", table.trim_fmt())
 }
