@@ -2,7 +2,7 @@
 
 mod syscall;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use aya::programs::{CgroupSockopt, ProgramInfo, SockOps, loaded_programs};
 use aya::{Ebpf, include_bytes_aligned};
+use procfs::process::Process;
 
 use syscall::AttachType;
 
@@ -69,14 +70,10 @@ pub enum Loaded {
 /// # Errors
 /// None is mounted.
 pub fn default_cgroup() -> Result<PathBuf> {
-    let mounts =
-        fs::read_to_string("/proc/self/mountinfo").context("cannot read the list of mounts")?;
-    let mount = mounts.lines().find_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        let place = before.split(' ').nth(4)?;
-        (after.split(' ').next()? == "cgroup2").then(|| PathBuf::from(place))
-    });
-    mount.ok_or_else(|| {
+    let mounts = Process::myself().and_then(|own| own.mountinfo());
+    let mut mounts = mounts.context("cannot read the list of mounts")?.into_iter();
+    let mount = mounts.find(|mount| mount.fs_type == "cgroup2");
+    mount.map(|mount| mount.mount_point).ok_or_else(|| {
         anyhow!("no cgroup2 is mounted; mount one: mount -t cgroup2 none /sys/fs/cgroup/unified")
     })
 }

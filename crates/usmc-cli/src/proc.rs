@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use procfs::process::StatFlags;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
 use rustix::io::Errno;
 
@@ -17,8 +18,6 @@ use crate::{machine, observed};
 
 /// Files looked at in one process: its own, and one that a vfork'ed parent left in it.
 const MAX_FILES: usize = 4;
-/// PF_KTHREAD of the kernel's sched.h, as in field 9 of /proc/PID/stat.
-const PF_KTHREAD: u64 = 0x0020_0000;
 
 /// A process with at least one record file.
 #[derive(Debug)]
@@ -170,9 +169,8 @@ fn comm(pid: u32) -> String {
 }
 
 fn is_kernel_thread(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(6));
-    flags.and_then(|f| f.parse::<u64>().ok()).is_some_and(|flags| flags & PF_KTHREAD != 0)
+    let stat = procfs::process::Process::new(pid as i32).and_then(|process| process.stat());
+    stat.is_ok_and(|stat| stat.flags & StatFlags::PF_KTHREAD.bits() != 0)
 }
 
 /// Leaves every file with one process: the one the file names, else the first that has it.

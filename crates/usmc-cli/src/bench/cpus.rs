@@ -2,12 +2,8 @@
 
 use std::fs;
 
+use procfs::process::Process;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-
-/// Unit of `/proc/PID/stat`.
-fn ticks_per_second() -> f64 {
-    rustix::param::clock_ticks_per_second() as f64
-}
 
 /// Has the calling thread run there only, and the processes it starts; no CPU: leaves it alone. Who may not have the
 /// CPU runs elsewhere, which the figures show.
@@ -54,29 +50,29 @@ pub fn seconds(pids: &[u32]) -> f64 {
 
 /// To the nanosecond, of the threads that live.
 fn exact(pid: u32) -> Option<f64> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let mut sum = 0;
-    for task in tasks.flatten() {
-        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
-        sum += text.split_whitespace().next()?.parse::<u64>().ok()?;
+    for task in process(pid)?.tasks().ok()?.flatten() {
+        sum += task.schedstat().ok()?.sum_exec_runtime;
     }
     (sum > 0).then_some(sum as f64 / 1e9)
 }
 
 /// In hundredths of a second, with all threads and all children that were waited for.
 pub fn coarse(pid: u32) -> f64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
-    let times = fields.split_whitespace().skip(11).take(4);
-    times.filter_map(|time| time.parse::<f64>().ok()).sum::<f64>() / ticks_per_second()
+    let Some(stat) = process(pid).and_then(|process| process.stat().ok()) else { return 0.0 };
+    let of_children = (stat.cutime + stat.cstime) as u64;
+    (stat.utime + stat.stime + of_children) as f64 / procfs::ticks_per_second() as f64
+}
+
+fn process(pid: u32) -> Option<Process> {
+    Process::new(pid as i32).ok()
 }
 
 /// Memory, in bytes, that these processes have in RAM; what several share counts once (proc_pid_smaps(5): Pss).
 pub fn resident(pids: &[u32]) -> f64 {
-    let of = |pid: &u32| -> Option<f64> {
-        let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-        Some(line.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0)
+    let of = |pid: &u32| {
+        let rollup = process(*pid)?.smaps_rollup().ok()?.memory_map_rollup;
+        rollup.into_iter().next()?.extension.map.get("Pss").copied()
     };
-    pids.iter().filter_map(of).sum()
+    pids.iter().filter_map(of).sum::<u64>() as f64
 }

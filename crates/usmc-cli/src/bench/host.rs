@@ -15,6 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use procfs::net::{self, TcpState};
+use procfs::process;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid,
 };
@@ -369,16 +371,10 @@ pub fn pinned<T>(only: &[usize], start: impl FnOnce() -> T) -> T {
 /// These processes and all that descend from them.
 pub fn families(heads: &[u32]) -> Vec<u32> {
     let mut members: BTreeSet<u32> = heads.iter().copied().collect();
-    let mut rest: Vec<(u32, u32)> = fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| {
-            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-            let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-            Some((pid, parent))
-        })
+    let all = process::all_processes().into_iter().flatten().flatten();
+    let mut rest: Vec<(u32, u32)> = all
+        .filter_map(|process| process.stat().ok())
+        .map(|stat| (stat.pid as u32, stat.ppid as u32))
         .collect();
     loop {
         let before = members.len();
@@ -435,13 +431,7 @@ pub fn free_port() -> Result<u16> {
 
 /// Does anyone listen there? Asked of the kernel, so that servers see no connection of ours.
 fn listens(port: u16) -> bool {
-    let is_it = |line: &str| {
-        let mut words = line.split_whitespace().skip(1);
-        let local = words.next().and_then(|local| local.rsplit_once(':'));
-        local.is_some_and(|(_, p)| u16::from_str_radix(p, 16) == Ok(port))
-            && words.nth(1) == Some("0A")
-    };
-    ["/proc/net/tcp", "/proc/net/tcp6"]
-        .iter()
-        .any(|file| fs::read_to_string(file).unwrap_or_default().lines().any(is_it))
+    let sockets = [net::tcp(), net::tcp6()].into_iter().flatten().flatten();
+    let mut listeners = sockets.filter(|socket| socket.state == TcpState::Listen);
+    listeners.any(|listener| listener.local_address.port() == port)
 }
