@@ -32,6 +32,7 @@ pub mod lock;
 pub mod region;
 pub mod ring;
 pub mod span;
+pub mod state;
 pub mod sync;
 pub mod tap;
 pub mod units;
