@@ -86,7 +86,7 @@ pub fn have_ended(conn: &Conn, slot: &Slot) -> bool {
     if !conn.has_life() || is_vouched_by_the_living(conn, slot) {
         return false;
     }
-    let (peer, end) = (conn.peer(slot), &slot.end[1 - conn.side()]);
+    let (peer, end) = (conn.peer(slot), conn.peer_end(slot));
     let count = end.refs.load(Acquire) as usize;
     // Read once: it is the peer's memory.
     let members = end.members.each_ref().map(|id| id.load(Relaxed));

@@ -13,10 +13,7 @@ pub use calling_off::{call_off, decline, end, put_off, release_slot, take_back};
 use core::ptr;
 use usmc_shm::Broken;
 use usmc_shm::handshake::{self, SlotState, Use};
-use usmc_shm::layout::{
-    ACCEPTOR, CLIENT, END_CORK, END_CUT, END_ERROR_TAKEN, END_FAR, END_GIVEN_BACK, END_NODELAY,
-    END_RESET_SEEN, END_RESETS, END_SENT_AFTER, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_ENDS,
-};
+use usmc_shm::layout::{ACCEPTOR, CLIENT, Slot};
 use usmc_shm::span::{Switch, TxSpan};
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
@@ -135,7 +132,7 @@ fn bind_slot(
     // SAFETY: the segment counts this record as a user until `release_slot`.
     unsafe { tie(conn, segment, index, reaches_far) }.map_err(|_| Reason::PeerBroken)?;
     if conn.has_far() {
-        end.flags.fetch_or(END_FAR, Relaxed);
+        end.set_reaches_far();
     }
     numbers::note_handing_on(conn);
     Ok(())
@@ -195,10 +192,9 @@ fn begin(conn: &Conn) {
 
 /// Whether nothing of the connection's end has begun, of which only the slot knows.
 fn has_no_end(conn: &Conn, slot: &Slot) -> bool {
-    const ENDS: u32 = END_SHUT_RD | END_RESET_SEEN | END_ERROR_TAKEN | END_SENT_AFTER | END_CUT;
-    let flags = conn.own(slot).flags.load(Relaxed) | conn.peer(slot).flags.load(Relaxed);
-    flags & TXF_ENDS == 0
-        && conn.end(slot).flags.load(Relaxed) & ENDS == 0
+    let either = conn.own(slot).flags(Relaxed) | conn.peer(slot).flags(Relaxed);
+    !either.has_ended()
+        && !conn.end(slot).flags().has_ended()
         && conn.kernel_events.load(Relaxed) == 0
 }
 
@@ -359,7 +355,7 @@ fn changed(fd: i32, index: u32) {
 
 /// SO_LINGER was set, or the slot is new: the peer has to know how a death ends this end. The caller holds the step's lock.
 pub fn note_linger(fd: i32, conn: &Conn, slot: &Slot) {
-    conn.set_end_bit(slot, END_RESETS, kernel::resets(fd));
+    conn.end(slot).set_resets(kernel::resets(fd));
 }
 
 fn usage(conn: &Conn) -> Use {
@@ -398,14 +394,14 @@ fn tune(fd: i32, conn: &Conn) {
     }
     let Some(slot) = conn.slot() else { return };
     let end = conn.end(slot);
-    end.flags.fetch_and(!END_GIVEN_BACK, Relaxed);
+    end.keep_options();
     if sockopt::int(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0) != 0 {
-        end.flags.fetch_or(END_CORK, Relaxed);
+        end.set_cork(true);
         // Sends what is held back; later bytes are doorbells.
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &0i32);
     }
     if sockopt::int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 0) != 0 {
-        end.flags.fetch_or(END_NODELAY, Relaxed);
+        end.set_nodelay(true);
     } else {
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32);
     }
@@ -447,8 +443,7 @@ pub fn tx_is_ring(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 /// Whether the peer has ended without a close. What its kernel answers to bytes of TCP need not be told from what it answers
 /// to doorbells.
 fn was_killed(conn: &Conn, slot: &Slot) -> bool {
-    liveness::look(conn, slot) == Life::Ended
-        && conn.peer(slot).flags.load(Relaxed) & (TXF_ABORT | TXF_CLOSED) == 0
+    liveness::look(conn, slot) == Life::Ended && !conn.peer(slot).flags(Relaxed).reads_nothing()
 }
 
 #[cold]

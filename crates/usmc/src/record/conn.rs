@@ -8,7 +8,7 @@ mod unused;
 pub use self::unused::{alloc, free};
 
 use core::ptr;
-use usmc_shm::layout::{ACCEPTOR, CLIENT, End, IN_FLIGHT, Producer, Slot, TXF_LEFT};
+use usmc_shm::layout::{ACCEPTOR, CLIENT, End, IN_FLIGHT, Producer, Slot};
 use usmc_shm::ring::{Memory, Ring};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use usmc_shm::sync::fence;
@@ -394,15 +394,6 @@ impl Conn {
         }
     }
 
-    /// Sets or clears this bit of what the peer reads of this end (`END_*`).
-    pub fn set_end_bit(&self, slot: &Slot, bit: u32, on: bool) {
-        let flags = &self.end(slot).flags;
-        match on {
-            true => flags.fetch_or(bit, Relaxed),
-            false => flags.fetch_and(!bit, Relaxed),
-        };
-    }
-
     /// log2 of the bytes of a ring of its segment.
     pub fn full_shift(&self) -> u32 {
         self.shifts.load(Relaxed) & 0xff
@@ -486,7 +477,7 @@ impl Conn {
     pub fn is_past_sent(&self) -> bool {
         (0..RETURNS).filter_map(|number| self.past(number)).all(|slot| {
             let own = self.own(slot);
-            let left = own.flags.load(Acquire) & TXF_LEFT != 0;
+            let left = own.flags(Acquire).is_left();
             self.end(slot).tcp_sends.load(Acquire) & IN_FLIGHT == 0
                 && (!left || own.prod.load(Acquire) == own.resent.load(Acquire))
         })
@@ -564,6 +555,12 @@ impl Conn {
     #[inline(always)]
     pub fn end<'a>(&self, slot: &'a Slot) -> &'a End {
         &slot.end[self.side()]
+    }
+
+    /// What the peer's processes share about theirs.
+    #[inline(always)]
+    pub fn peer_end<'a>(&self, slot: &'a Slot) -> &'a End {
+        &slot.end[1 - self.side()]
     }
 
     /// The peer's sending line.

@@ -1,7 +1,8 @@
 //! Questions to the kernel about one TCP socket: byte counts and pending state.
 
 use core::mem::{self, offset_of};
-use usmc_shm::layout::{Slot, TX_RING, TXF_RETURNS};
+use usmc_shm::layout::Slot;
+use usmc_shm::state::Tx;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use crate::os::{sockopt, sys};
@@ -91,14 +92,14 @@ pub fn may_be_joined(one: i32, other: i32) -> bool {
 pub fn tcp_read(fd: i32, conn: &Conn, slot: &Slot) -> Option<u64> {
     let peer = conn.peer(slot);
     // Nothing but the span and the doorbells was ever sent; what exceeds them is a FIN.
-    let carried = if peer.state.load(Acquire) == TX_RING {
+    let carried = if peer.tx(Acquire) == Tx::Ring {
         let span = peer.boundary.load(Relaxed).saturating_sub(1);
         span.saturating_add(peer.bells_sent.load(Acquire) as u64)
     } else {
         u64::MAX
     };
     // From a peer that has left the ring anything may come: FIONREAD ends at the mark of urgent data.
-    let returns = peer.flags.load(Acquire) & TXF_RETURNS != 0;
+    let returns = peer.flags(Acquire).is_returning();
     // More may come between the questions, but nobody reads: each round narrows the answer down.
     let (mut least, mut most) = (0, u64::MAX);
     for _ in 0..200_000 {

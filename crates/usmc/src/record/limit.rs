@@ -45,7 +45,7 @@ pub fn set(fd: i32, conn: &Conn, slot: &Slot) {
 
 /// SO_RCVBUF of the peer, as far as it is set.
 pub fn peers_rcv_buf(conn: &Conn, slot: &Slot) -> u32 {
-    slot.end[1 - conn.side()].rcv_buf.load(Relaxed)
+    conn.peer_end(slot).rcv_buf.load(Relaxed)
 }
 
 /// A way back to TCP must find room for all that is unread. So what the sender's buffer has now counts, and not what it may

@@ -1,7 +1,6 @@
 //! The numbers of a connection: which still mean it, and the duplicate that calls asleep on it need when they are closed.
 
 use core::ops::RangeInclusive;
-use usmc_shm::layout::END_HANDS_ON;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::conn::{self, Conn};
@@ -163,6 +162,6 @@ pub fn note_handing_on(conn: &Conn) {
     if let Some(slot) = conn.slot()
         && STANDARD.into_iter().any(|fd| table::get(fd) == Entry::Conn(index))
     {
-        conn.end(slot).flags.fetch_or(END_HANDS_ON, Relaxed);
+        conn.end(slot).set_hands_on();
     }
 }

@@ -1,7 +1,7 @@
 //! Socket options whose kernel value is not the application's while a connection is in the ring, and those for which
 //! the kernel has to see the bytes.
 
-use usmc_shm::layout::{END_CORK, END_GIVEN_BACK, END_NODELAY, Slot};
+use usmc_shm::layout::Slot;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::handshake::{syn_option, transition};
@@ -92,13 +92,15 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
             if value != 0 {
                 observer::count_total(|totals| &totals.nodelay);
             }
-            keep(conn, slot, END_NODELAY, value)
+            conn.end(slot).set_nodelay(value != 0);
+            Verdict::Value(0)
         }
         (libc::IPPROTO_TCP, libc::TCP_CORK) => {
             if value != 0 {
                 observer::count_total(|totals| &totals.cork);
             }
-            keep(conn, slot, END_CORK, value)
+            conn.end(slot).set_cork(value != 0);
+            Verdict::Value(0)
         }
         _ => Verdict::Kernel,
     }
@@ -141,13 +143,8 @@ fn has_lowat(conn: &Conn) -> bool {
 
 /// The slot that has what the application has set, where the kernel's socket has not.
 fn kept(conn: &Conn) -> Option<&'static Slot> {
-    let given_back = |slot: &Slot| conn.end(slot).flags.load(Relaxed) & END_GIVEN_BACK != 0;
+    let given_back = |slot: &Slot| conn.end(slot).flags().has_given_back();
     conn.slot().filter(|slot| conn.has(F_TUNED) && !given_back(slot))
-}
-
-fn keep(conn: &Conn, slot: &Slot, bit: u32, value: i32) -> Verdict {
-    conn.set_end_bit(slot, bit, value != 0);
-    Verdict::Value(0)
 }
 
 /// Options with which the kernel has to see every byte: it stamps, drops, encrypts or counts them.
@@ -231,10 +228,10 @@ pub fn get(index: u32, level: i32, name: i32) -> Verdict {
         return Verdict::Value((conn.lowat() as i32).max(1));
     }
     let Some(slot) = kept(conn) else { return Verdict::Kernel };
-    let flags = conn.end(slot).flags.load(Relaxed);
+    let flags = conn.end(slot).flags();
     match (level, name) {
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Value((flags & END_NODELAY != 0) as i32),
-        (libc::IPPROTO_TCP, libc::TCP_CORK) => Verdict::Value((flags & END_CORK != 0) as i32),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Value(flags.has_nodelay().into()),
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => Verdict::Value(flags.has_cork().into()),
         _ => Verdict::Kernel,
     }
 }

@@ -7,8 +7,9 @@
 //! The reader got the file by the right to ptrace(2) us, but its words are no more trusted than a peer's: they decide
 //! what is copied into memory that is the reader's as well, and nothing else.
 
-use usmc_shm::layout::{Slot, TX_RING, TX_TCP};
+use usmc_shm::layout::Slot;
 use usmc_shm::ring::{Place, Ring};
+use usmc_shm::state::{Rx, Tx};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 use usmc_shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 use usmc_shm::tap::Tap;
@@ -199,7 +200,7 @@ pub fn file_sent(fd: i32, index: u32, file: i32, position: Option<i64>, sent: is
 fn sent_so_far(fd: i32, conn: &Conn) -> Option<u64> {
     if let Some(slot) = conn.slot()
         && !matches!(conn.phase(), Phase::Early | Phase::Plain)
-        && conn.own(slot).state.load(Acquire) != TX_TCP
+        && conn.own(slot).tx(Acquire) != Tx::Tcp
     {
         return None;
     }
@@ -210,14 +211,16 @@ fn sent_so_far(fd: i32, conn: &Conn) -> Option<u64> {
 fn read_so_far(fd: i32, conn: &Conn) -> Option<u64> {
     let read = match conn.slot().filter(|_| !matches!(conn.phase(), Phase::Early | Phase::Plain)) {
         // Doorbells may have come with them.
-        Some(slot) if conn.peer(slot).state.load(Acquire) == TX_RING => {
+        Some(slot) if conn.peer(slot).tx(Acquire) == Tx::Ring => {
             let boundary = conn.peer(slot).boundary.load(Relaxed);
-            match conn.end(slot).tcp_left.load(Relaxed) {
-                0 => return None,
-                left => boundary.checked_sub(left)?,
+            // It is one more than that, as 0 stands for none.
+            match conn.end(slot).rx() {
+                Rx::Span(left) => boundary.checked_sub(left + 1)?,
+                Rx::Ring => boundary.checked_sub(1)?,
+                Rx::Unmeasured | Rx::BySender | Rx::Tcp => return None,
             }
         }
-        Some(slot) if conn.peer(slot).state.load(Acquire) != TX_TCP => return None,
+        Some(slot) if conn.peer(slot).tx(Acquire) != Tx::Tcp => return None,
         _ => kernel::tcp_taken(fd)?,
     };
     Some(read.wrapping_add(conn.bias[1].load(Relaxed)))

@@ -4,7 +4,8 @@
 //! the record, by whoever holds the direction's lock. All other counters change where a system call is made anyway.
 
 use core::ptr;
-use usmc_shm::layout::{Slot, TX_TCP, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
+use usmc_shm::layout::{Slot, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
+use usmc_shm::state::Tx;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, fence};
 
@@ -404,7 +405,7 @@ pub fn received_total(record: Option<&Record>, conn: &Conn, slot: &Slot, cons: u
 #[inline(always)]
 pub fn before_received(conn: &Conn, slot: &Slot) -> u64 {
     let peer = conn.peer(slot);
-    let switched = peer.state.load(Relaxed) != TX_TCP;
+    let switched = peer.tx(Relaxed) != Tx::Tcp;
     let boundary = if switched { peer.boundary.load(Relaxed).saturating_sub(1) } else { 0 };
     boundary.wrapping_add(conn.bias[1].load(Relaxed))
 }
