@@ -509,7 +509,7 @@ fn from_ring(
         return 0;
     }
     let kicked = entry.has(E_KICKED);
-    let in_tcp = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1);
+    let in_tcp = conn.slot().is_some_and(|s| !conn.end(s).reads_ring());
     if kicked && (!in_tcp || kernel & READ_BITS == 0) {
         // Otherwise the kernel would tell of the same bytes once more.
         epoll::unkick(tag);
@@ -549,7 +549,7 @@ fn from_ring(
     let is_span = || {
         // The first look at a doorbell finds the end of the span.
         report::take_events(entry, true) != 0
-            && conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) != 1)
+            && conn.slot().is_some_and(|s| !conn.end(s).reads_ring())
     };
     if hot && !(in_tcp && kernel & READ_BITS != 0 && is_span()) {
         // Its turn comes in the look at the hot list that follows.

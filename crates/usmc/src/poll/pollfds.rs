@@ -3,7 +3,8 @@
 use core::ffi::c_int;
 use core::mem::{self, MaybeUninit};
 use core::slice;
-use usmc_shm::layout::{END_SHUT_RD, Slot, TX_RING};
+use usmc_shm::layout::Slot;
+use usmc_shm::state::Tx;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::epoll_wait::{Deadline, has_tracked, nested_ready};
@@ -23,7 +24,7 @@ use crate::poll::inner;
 use crate::record::conn::{self, F_CLC};
 use crate::record::phase::Phase;
 use crate::stream::wait::Sleeper;
-use crate::stream::{bells, ending, ready, room, state};
+use crate::stream::{bells, ending, ready, room};
 use crate::watch::observer;
 use crate::watchers::asleep::{self, arm_all};
 use crate::watchers::hot::Looks;
@@ -510,7 +511,7 @@ fn hides_bells(fd: i32, conn: &conn::Conn, events: i16) -> bool {
     (unasked || conn.lowat() > 1)
         && conn.slot().is_some_and(|s| {
             // Behind the ring, or before it.
-            state::is_due(conn.peer(s).flags.load(Relaxed))
+            conn.peer(s).flags(Relaxed).is_returning()
                 || (!is_past_tcp(fd, conn, s)
                     && sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|unread| unread > 0))
         })
@@ -518,8 +519,8 @@ fn hides_bells(fd: i32, conn: &conn::Conn, events: i16) -> bool {
 
 /// Whether TCP has been read to the boundary, be it that nobody has looked since.
 fn is_past_tcp(fd: i32, conn: &conn::Conn, slot: &Slot) -> bool {
-    conn.end(slot).tcp_left.load(Relaxed) == 1
-        || (conn.peer(slot).state.load(Relaxed) == TX_RING
+    conn.end(slot).reads_ring()
+        || (conn.peer(slot).tx(Relaxed) == Tx::Ring
             && Receiving::enter(fd, conn, slot)
                 .is_some_and(|_held| bells::reads_ring(fd, conn, slot)))
 }
@@ -541,7 +542,7 @@ fn sleep_poll(
             let bells =
                 conn::at(index).slot().is_some_and(|s| bells::has_bells(conn::at(index), s));
             let conn = conn::at(index);
-            let shut = |s: &Slot| conn.end(s).flags.load(Relaxed) & END_SHUT_RD != 0;
+            let shut = |s: &Slot| conn.end(s).flags().is_shut_rd();
             let ended = conn.kernel_events.load(Relaxed) != 0
                 || bells::is_cut(conn)
                 || conn.slot().is_some_and(shut);

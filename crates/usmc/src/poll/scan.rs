@@ -6,7 +6,8 @@ use core::ffi::c_int;
 use core::slice;
 use usmc_shm::sync::Ordering::Relaxed;
 
-use usmc_shm::layout::{END_SHUT_RD, Slot, TX_TCP};
+use usmc_shm::layout::Slot;
+use usmc_shm::state::Tx;
 
 use super::epoll_wait::kernel_now;
 use crate::os::events::{READ_BITS, WRITE_BITS};
@@ -220,7 +221,7 @@ fn give_data(event: &mut libc::epoll_event) {
 fn in_ring(entry: &Entry) -> Option<(&'static Conn, &'static Slot)> {
     let conn = conn::at(entry.conn.load(Relaxed));
     let slot = conn.slot()?;
-    (conn.end(slot).tcp_left.load(Relaxed) == 1).then_some((conn, slot))
+    conn.end(slot).reads_ring().then_some((conn, slot))
 }
 
 /// Whether what is unread came behind something that the kernel has not told until `told`.
@@ -277,14 +278,14 @@ pub fn is_quiet(entry: &Entry) -> bool {
     }
     let conn = conn::at(entry.conn.load(Relaxed));
     let Some(slot) = conn.slot() else { return true };
-    let no_data = if conn.end(slot).tcp_left.load(Relaxed) == 1 {
+    let no_data = if conn.end(slot).reads_ring() {
         !conn.rx(slot).has_data()
     } else {
-        !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) == TX_TCP
+        !entry.has(E_TCP) && conn.peer(slot).tx(Relaxed) == Tx::Tcp
     };
     entry.events.load(Relaxed) & WRITE_BITS == 0
         && no_data
-        && conn.peer(slot).flags.load(Relaxed) == 0
+        && conn.peer(slot).flags(Relaxed).is_silent()
         && conn.kernel_events.load(Relaxed) == 0
-        && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD == 0
+        && !conn.end(slot).flags().is_shut_rd()
 }

@@ -9,7 +9,7 @@
 //! that is not hot is armed: its next byte rings, the kernel reports it, and it is hot again. So the cost
 //! follows the active connections and not the open ones.
 
-use usmc_shm::layout::{ARM_TCP, END_MARKS_SHIFT};
+use usmc_shm::layout::ARM_TCP;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::sync::fence;
 
@@ -352,10 +352,7 @@ pub fn mark_moved(fd: i32, index: u32) {
     let enough = unread >= (conn.lowat() as usize).max(1);
     let Some(slot) = conn.slot() else { return };
     if enough && conn.has(conn::F_SHARED) {
-        const MARKS: u32 = 0xff << END_MARKS_SHIFT;
-        let with =
-            |flags: u32| Some(flags & !MARKS | flags.wrapping_add(1 << END_MARKS_SHIFT) & MARKS);
-        let _ = conn.end(slot).flags.fetch_update(Relaxed, Relaxed, with);
+        conn.end(slot).mark_lowat();
     }
     if !enough && ending::for_receiver(fd, conn, slot) != Ending::Fin {
         return;

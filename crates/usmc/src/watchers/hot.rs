@@ -71,7 +71,7 @@ fn arrived(entry: &Entry) -> u64 {
     let conn = conn::at(entry.conn.load(Relaxed));
     let Some(slot) = conn.slot() else { return 0 };
     let peer = conn.peer(slot);
-    let ended = u64::from(peer.flags.load(Relaxed)) << 48
+    let ended = u64::from(peer.flags(Relaxed).bits()) << 48
         | u64::from(conn.kernel_events.load(Relaxed)) << 32;
     let rooms = u64::from(rooms(entry, conn, slot)) << 16;
     peer.prod.load(Acquire).wrapping_add(ended).wrapping_add(rooms)

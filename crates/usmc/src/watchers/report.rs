@@ -1,6 +1,7 @@
 //! What a registration has to report, and which of it is an edge.
 
-use usmc_shm::layout::{END_MARKS_SHIFT, END_SHUT_RD, Slot, TX_TCP, TXF_ENDS};
+use usmc_shm::layout::Slot;
+use usmc_shm::state::Tx;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use crate::os::events::{self, HUP, OUT, READ_BITS};
@@ -24,14 +25,13 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
     // Before the look: what changes during it is for the next one to tell.
     let prod = conn.peer(slot).prod.load(Acquire);
     let lasts = lasting(entry, conn, slot);
-    let in_tcp = conn.end(slot).tcp_left.load(Relaxed) != 1;
-    let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
+    let in_tcp = !conn.end(slot).reads_ring();
+    let shut_rd = conn.end(slot).flags().is_shut_rd();
     // The end of the stream can be read, whether or not the kernel was asked for it.
     let is_over = shut_rd
-        || conn.peer(slot).flags.load(Relaxed) & TXF_ENDS != 0
+        || conn.peer(slot).flags(Relaxed).has_ended()
         || conn.kernel_events.load(Relaxed) != 0;
-    let idle =
-        in_tcp && !is_over && !entry.has(E_TCP) && conn.peer(slot).state.load(Relaxed) == TX_TCP;
+    let idle = in_tcp && !is_over && !entry.has(E_TCP) && conn.peer(slot).tx(Relaxed) == Tx::Tcp;
     let ask = if idle { want & !READ_BITS } else { want };
     let bits = ready::now(live_fd(entry), conn, slot, ask) & (want | events::ERR | HUP);
     if in_tcp && ask & READ_BITS != 0 && bits & READ_BITS == 0 && entry.has(E_TCP) {
@@ -71,11 +71,11 @@ pub fn take_events(entry: &Entry, peek: bool) -> u32 {
 /// What changes at most a few times in a connection's life; each change is an edge.
 fn lasting(entry: &Entry, conn: &Conn, slot: &Slot) -> u32 {
     let ended = ending::ending(live_fd(entry), conn, slot);
-    let own = conn.own(slot).flags.load(Relaxed);
-    let end = conn.end(slot).flags.load(Relaxed);
+    let own = conn.own(slot).flags(Relaxed);
+    let end = conn.end(slot).flags();
     // A mark that was set wakes a thread that waits for data.
-    let marks = if is_for_data(entry) { end >> END_MARKS_SHIFT & 0xff } else { 0 };
-    ended as u32 | (own & TXF_ENDS) << 8 | (end & END_SHUT_RD) << 16 | marks << 24
+    let marks = if is_for_data(entry) { end.lowat_marks() } else { 0 };
+    ended as u32 | own.end_bits() << 8 | u32::from(end.is_shut_rd()) << 16 | marks << 24
 }
 
 /// Whether bytes that come are an edge for this registration: some event is asked for of which the kernel tells then
