@@ -1,10 +1,9 @@
 //! The end: close(2) and shutdown(2). The kernel's FIN or RST is the truth; flags in the slot make the
 //! common case immediate.
 
-use usmc_shm::layout::{
-    END_RESETS, END_SHUT_RD, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_LEFT, TXF_SHUT,
-};
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use usmc_shm::layout::Slot;
+use usmc_shm::state::{EndState, TxFlags};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::{Outcome, connect};
 use crate::family::{holders, passed_on};
@@ -19,7 +18,7 @@ use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
 use crate::record::users::{CALL, Left};
 use crate::record::{kernel, order};
-use crate::stream::{bells, fallback, state, wait};
+use crate::stream::{bells, fallback, wait};
 use crate::watch::{capture, observer};
 use crate::watchers::epoll;
 
@@ -261,7 +260,7 @@ pub fn exiting(fd: i32, conn: &Conn) {
     if let Some(slot) = conn.slot()
         && is_live(conn)
         && is_last(fd, conn, slot)
-        && conn.own(slot).flags.load(Relaxed) & TXF_ABORT == 0
+        && conn.own(slot).flags(Relaxed).end() != EndState::Aborted
     {
         capture::closing(fd, conn);
         say_goodbye(fd, conn, slot);
@@ -277,23 +276,21 @@ fn is_last(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 /// The last holder closes: with unread data TCP would send a RST, otherwise a FIN.
 fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
     let reset_asked = match conn.has(F_TUNED) {
-        true => conn.end(slot).flags.load(Relaxed) & END_RESETS != 0,
+        true => conn.end(slot).flags().resets(),
         false => kernel::resets(fd),
     };
-    let is_tcp = state::is_due(conn.peer(slot).flags.load(Acquire))
+    let is_tcp = conn.peer(slot).flags(Acquire).is_returning()
         && fallback::finish_rx_at_last(fd, conn, slot);
     let in_ring = !is_tcp && bells::reads_ring(fd, conn, slot);
     // Before the boundary, what TCP holds is data. An urgent byte that is next is not counted.
     let in_tcp = !in_ring
         && (sys::ioctl_int(fd, libc::FIONREAD).is_ok_and(|n| n > 0) || kernel::is_at_mark(fd));
     let unread = in_tcp || (!is_tcp && conn.rx(slot).has_data());
-    let abort = if unread || reset_asked { TXF_ABORT } else { 0 };
-    if abort == 0 {
+    let aborts = unread || reset_asked;
+    if !aborts {
         fallback::leave_copies(fd, conn, slot);
     }
-    // Release: after the last published byte.
-    let before = conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | abort, AcqRel);
-    if before & TXF_LEFT != 0 {
+    if conn.own(slot).close(aborts).is_left() {
         fallback::go_back_at_last(fd, conn, slot);
     }
     if unread && !reset_asked {
@@ -310,7 +307,7 @@ fn say_goodbye(fd: i32, conn: &Conn, slot: &Slot) {
 pub fn shut_down(fd: i32, index: u32) {
     let conn = conn::at(index);
     let Some(slot) = conn.slot() else { return };
-    if conn.phase() != Phase::Ring || conn.own(slot).flags.load(SeqCst) & TXF_DONE == 0 {
+    if conn.phase() != Phase::Ring || !conn.own(slot).flags(SeqCst).is_done() {
         return;
     }
     if !conn.tx(slot).is_writable() {
@@ -336,8 +333,15 @@ pub fn shuts_down_later(index: u32, how: i32) -> bool {
     }
 }
 
-/// To be called before the real shutdown(2). The result is for [`not_shut_down`].
-pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
+/// What a shutdown(2) has found in the slot, for the case that the kernel refuses it.
+#[derive(Clone, Copy)]
+pub struct Before {
+    own: TxFlags,
+    is_shut_rd: bool,
+}
+
+/// To be called before the real shutdown(2). The result is for [`not_shut_down`]; `None`: the slot was not told.
+pub fn shutting_down(fd: i32, index: u32, how: i32) -> Option<Before> {
     let conn = conn::at(index);
     if how != libc::SHUT_RD {
         order::taken(conn);
@@ -361,7 +365,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
             None => {
                 drop(held);
                 epoll::forget_known(index);
-                return 0;
+                return None;
             }
         }
     };
@@ -369,37 +373,36 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> u32 {
         // The real call fails, and wakes the waiters. What is seen by those meanwhile must not come and go.
         drop(tx);
         epoll::edge(index);
-        return u32::MAX;
+        return None;
     }
-    let (own, end) = (&conn.own(slot).flags, &conn.end(slot).flags);
-    let before = own.load(Relaxed) & SHUT_FLAGS | (end.load(Relaxed) & END_SHUT_RD) << 16;
+    let (own, end) = (conn.own(slot), conn.end(slot));
+    let before = Before { own: own.flags(Relaxed), is_shut_rd: end.flags().is_shut_rd() };
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
-        end.fetch_or(END_SHUT_RD, Relaxed);
+        end.set_shut_rd(true);
     }
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         fallback::leave_copies(fd, conn, slot);
-        // Release: after the last published byte.
-        // SeqCst: see `wait::for_room`.
-        if own.fetch_or(TXF_DONE | TXF_SHUT, SeqCst) & TXF_LEFT != 0 {
+        // A send that sleeps for room looks at this: `wait::for_room`.
+        if own.shut().is_left() {
             fallback::go_back_at_last(fd, conn, slot);
         }
     }
     // Once both directions are shut, TCP resets at the next byte that comes: nobody reads, as after a close.
-    if end.load(Relaxed) & END_SHUT_RD != 0 && own.load(Relaxed) & TXF_SHUT != 0 {
-        own.fetch_or(TXF_CLOSED, SeqCst);
+    if end.flags().is_shut_rd() && own.flags(Relaxed).was_shut() {
+        own.shut_both();
     }
     drop(tx);
     // The real call wakes the waiters, even where it fails.
     epoll::edge(index);
-    before
+    Some(before)
 }
 
-const SHUT_FLAGS: u32 = TXF_DONE | TXF_SHUT | TXF_CLOSED;
-
 /// The real shutdown(2) failed, as it does on a connection that was reset: no FIN went out.
-pub fn not_shut_down(index: u32, before: u32) {
+pub fn not_shut_down(index: u32, before: Option<Before>) {
     let conn = conn::at(index);
-    let Some(slot) = conn.slot() else { return };
-    conn.own(slot).flags.fetch_and(!(SHUT_FLAGS & !before), Relaxed);
-    conn.end(slot).flags.fetch_and(!(END_SHUT_RD & !(before >> 16)), Relaxed);
+    let (Some(slot), Some(before)) = (conn.slot(), before) else { return };
+    conn.own(slot).take_shut_back(before.own);
+    if !before.is_shut_rd {
+        conn.end(slot).set_shut_rd(false);
+    }
 }

@@ -1,7 +1,6 @@
 //! socket(2), connect(2), listen(2): where a record begins and takes its part.
 
-use usmc_shm::layout::{TXF_ABORT, TXF_CLOSED, TXF_DONE};
-use usmc_shm::sync::Ordering::{AcqRel, Relaxed, Release};
+use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 
 use crate::family::mark;
 use crate::handshake::{clc, syn_option, transition};
@@ -105,7 +104,7 @@ pub fn disconnecting(fd: i32, index: u32) {
     if let Some(slot) = conn.slot() {
         // They outlive the connection.
         fallback::untune(fd, conn, slot);
-        conn.own(slot).flags.fetch_or(TXF_DONE | TXF_CLOSED | TXF_ABORT, Release);
+        conn.own(slot).close(true);
         // Nor has another process anything to read any more.
         let ring = conn.rx(slot);
         if let Ok(data) = ring.data() {
