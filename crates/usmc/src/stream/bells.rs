@@ -1,8 +1,9 @@
 //! Doorbells: single bytes of the connection's own TCP stream, which wake the threads that sleep there, and how they are taken out again.
 
 use usmc_shm::bell::{Bells, Drain, Rung};
-use usmc_shm::layout::{ARM_TCP, END_CUT, Slot, TXF_ABORT, TXF_CLOSED, TXF_DONE, TXF_ENDS};
+use usmc_shm::layout::{ARM_TCP, Slot};
 use usmc_shm::span::{RxSpan, Source, TxSpan};
+use usmc_shm::state::EndState;
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 use usmc_shm::sync::fence;
@@ -65,7 +66,7 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
     let send = || {
         // Pairs with the fence in `cut`: it waits for this doorbell, or we see that there is nobody to hear it.
         fence(SeqCst);
-        if slot.end[1 - conn.side()].flags.load(Relaxed) & END_CUT != 0 {
+        if conn.peer_end(slot).flags().is_cut() {
             return false;
         }
         let Some(fd) = numbers::number_to_ring(fd, conn) else { return false };
@@ -100,11 +101,10 @@ pub fn watch_over(fd: i32, conn: &Conn, slot: &Slot) {
 
 /// The same of one that may have read everything.
 pub fn provoke(fd: i32, conn: &Conn, slot: &Slot) {
-    let flags = conn.peer(slot).flags.load(Acquire);
-    let (own, theirs) = (conn.own(slot), &slot.end[1 - conn.side()]);
-    if flags & TXF_ENDS == 0
-        || flags & (TXF_CLOSED | TXF_ABORT) != 0
-        || own.flags.load(Relaxed) & TXF_DONE != 0
+    let state = conn.peer(slot).flags(Acquire).end();
+    let (own, theirs) = (conn.own(slot), conn.peer_end(slot));
+    if state != EndState::Shut
+        || own.flags(Relaxed).is_done()
         || conn.kernel_events.load(Relaxed) & events::HUP != 0
     {
         return;
@@ -122,16 +122,16 @@ pub fn provoke(fd: i32, conn: &Conn, slot: &Slot) {
     }
 }
 
-/// Whether no doorbell can wake this end ([`END_CUT`]).
+/// Whether no doorbell can wake this end ([`set_cut`](usmc_shm::layout::End::set_cut)).
 pub fn is_cut(conn: &Conn) -> bool {
-    conn.slot().is_some_and(|s| conn.end(s).flags.load(Relaxed) & END_CUT != 0)
+    conn.slot().is_some_and(|s| conn.end(s).flags().is_cut())
 }
 
 /// Makes the kernel's socket readable for good, which wakes the threads that sleep there. Our direction is shut, so that its kernel
 /// answers any further byte of the peer's by a RST: what the peer is just sending comes first.
 #[cold]
 pub fn cut(fd: i32, conn: &Conn, slot: &Slot) {
-    conn.end(slot).flags.fetch_or(END_CUT, Relaxed);
+    conn.end(slot).set_cut();
     fence(SeqCst);
     // One that was stopped or killed in between may never send it.
     let mut patience = CUT_PATIENCE;
@@ -150,8 +150,7 @@ pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
     let others = |all: &AtomicU32| all.load(Acquire) != 0 && !holders::is_alone(conn);
     let readers = || conn.rx_sleepers.load(Acquire) != 0 || others(&bells.end.rx_sleepers);
     let writers = || conn.tx_sleepers.load(Acquire) != 0 || others(&bells.end.tx_sleepers);
-    if (state::is_leaving(conn, slot) || state::is_due(conn.own(slot).flags.load(Relaxed)))
-        && writers()
+    if (state::is_leaving(conn, slot) || conn.own(slot).flags(Relaxed).is_returning()) && writers()
     {
         // It has to hear that no room will come.
         return Drain::Leave;

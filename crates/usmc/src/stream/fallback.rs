@@ -17,12 +17,10 @@ pub use receiving::{finish_rx, finish_rx_at_last};
 pub use sending::{Full, end_ring, go_back, go_back_at_last, go_back_briefly, send_all};
 pub use stream::{drop_bells, skip};
 
-use usmc_shm::layout::{
-    ARM_TCP, END_CORK, END_GIVEN_BACK, END_NODELAY, End, Slot, TXF_BACK, TXF_ENDS, TXF_LEFT,
-    TXF_LOOK,
-};
+use usmc_shm::layout::{ARM_TCP, End, Slot};
 use usmc_shm::span::{RxSpan, TxSpan};
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use usmc_shm::state::EndFlags;
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use self::receiving::leave_rx;
 use self::sending::go_back_locked;
@@ -160,8 +158,7 @@ fn sends_sleep(conn: &Conn, slot: &Slot) -> bool {
 
 /// Wakes the peer where it sleeps and has bytes to send again, or waits for room that will not come.
 fn wake(fd: i32, conn: &Conn, slot: &Slot) {
-    // Release: it finds TXF_LEFT in the other direction.
-    conn.own(slot).flags.fetch_or(TXF_LOOK, AcqRel);
+    conn.own(slot).say_left_other();
     let (rx, tx) = (conn.rx(slot), conn.tx(slot));
     let resends = rx.has_data() && !TxSpan::new(slot, 1 - conn.side()).is_back();
     let waits = (resends && tx.has_rx_sleepers()) || rx.has_tx_sleepers();
@@ -180,7 +177,7 @@ pub fn look(fd: i32, conn: &Conn, slot: &Slot) {
         go_back(fd, conn, slot);
     }
     let rx = RxSpan::new(slot, conn.side());
-    if (conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0 || rx.is_by_sender())
+    if (conn.peer(slot).flags(Acquire).goes_back() || rx.is_by_sender())
         && !rx.is_tcp()
         && let Some(_held) = conn.rx_lock.enter()
         && let Some(_family) = Family::receiving(fd, conn, slot)
@@ -248,8 +245,8 @@ fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
 pub fn untune(fd: i32, conn: &Conn, slot: &Slot) {
     if conn.has(F_TUNED) {
         conn.set_flag(F_TUNED, false);
-        let set = conn.end(slot).flags.fetch_or(END_GIVEN_BACK, Relaxed);
-        if set & END_GIVEN_BACK != 0 {
+        let set = conn.end(slot).give_options_back();
+        if set.has_given_back() {
             // Another process was first, and may have set its own since.
             conn.set_lowat(0);
         } else {
@@ -259,12 +256,12 @@ pub fn untune(fd: i32, conn: &Conn, slot: &Slot) {
     }
 }
 
-/// `set`: `END_*`.
-fn give_options_back(fd: i32, set: u32) {
-    if set & END_NODELAY == 0 {
+/// `set`: what the application has set.
+fn give_options_back(fd: i32, set: EndFlags) {
+    if !set.has_nodelay() {
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &0i32);
     }
-    if set & END_CORK != 0 {
+    if set.has_cork() {
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &1i32);
     }
 }
@@ -275,10 +272,10 @@ fn note_totals(conn: &Conn, slot: &Slot) {
     // Copies are in the kernel's counts.
     let copied = TxSpan::new(slot, conn.side()).copied();
     let copies = RxSpan::new(slot, conn.side()).copies(&rx).map_or(0, |copies| copies.all);
-    let sent = match conn.own(slot).flags.load(Relaxed) & TXF_LEFT {
-        0 => tx.dir().producer.prod.load(Relaxed).wrapping_sub(copied),
+    let sent = match conn.own(slot).flags(Relaxed).is_left() {
+        false => tx.dir().producer.prod.load(Relaxed).wrapping_sub(copied),
         // The rest was sent again.
-        _ => tx.dir().consumer.cons.load(Relaxed),
+        true => tx.dir().consumer.cons.load(Relaxed),
     };
     let read = rx.dir().consumer.cons.load(Relaxed).wrapping_sub(copies);
     let bells = [conn.own(slot), conn.peer(slot)].map(|p| p.bells_sent.load(Relaxed));
@@ -304,7 +301,9 @@ pub fn before_exit() {
         if let crate::os::table::Entry::Conn(index) = entry
             && let Some(slot) = conn::at(index).slot()
             && conn::at(index).phase() == Phase::Ring
-            && conn::at(index).own(slot).flags.load(Acquire) & (TXF_LEFT | TXF_ENDS) == TXF_LEFT
+            && let flags = conn::at(index).own(slot).flags(Acquire)
+            && flags.is_left()
+            && !flags.has_ended()
         {
             look(fd, conn::at(index), slot);
         }

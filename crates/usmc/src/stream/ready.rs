@@ -1,7 +1,8 @@
 //! The readiness of one connection, in poll(2)'s bits (epoll's are the same numbers).
 
-use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TXF_ABORT, TXF_DONE};
+use usmc_shm::layout::{ARM_TCP, Slot};
 use usmc_shm::span::{RxSpan, Source};
+use usmc_shm::state::{EndState, TxFlags};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::family::locks::Receiving;
@@ -24,19 +25,18 @@ pub fn is_kernels(fd: impl FnOnce() -> i32, index: u32) -> bool {
     }
     // Another process may have disconnected what it shares with us.
     conn.phase() != Phase::Ring
-        || conn.slot().is_none_or(|s| conn.own(s).flags.load(Relaxed) & TXF_ABORT != 0)
+        || conn.slot().is_none_or(|s| conn.own(s).flags(Relaxed).end() == EndState::Aborted)
 }
 
 /// The readiness of a ring connection, for someone interested in `want`.
 pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
-    let ways = conn.peer(slot).flags.load(Relaxed) | conn.own(slot).flags.load(Relaxed);
-    let returns = state::is_due(ways);
+    let returns = (conn.peer(slot).flags(Relaxed) | conn.own(slot).flags(Relaxed)).is_returning();
     if returns {
         fallback::look(fd, conn, slot);
     }
     let ended = ending::ending(fd, conn, slot);
-    let own = conn.own(slot).flags.load(Relaxed);
-    let shut_rd = conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
+    let own = conn.own(slot).flags(Relaxed);
+    let shut_rd = conn.end(slot).flags().is_shut_rd();
     let mut bits = 0;
     if want & READ_BITS != 0 {
         bits |= readable(fd, conn, slot, want);
@@ -44,7 +44,7 @@ pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     if ended != Ending::Alive || shut_rd {
         bits |= IN | RDNORM | RDHUP;
     }
-    if own & TXF_DONE != 0 && (ended != Ending::Alive || shut_rd) {
+    if own.is_done() && (ended != Ending::Alive || shut_rd) {
         bits |= HUP;
     }
     // No doorbell of ours has provoked it.
@@ -66,10 +66,9 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     let rx = conn.rx(slot);
     let lowat = (conn.lowat() as usize).max(1);
     let enough = |n: usize| n >= lowat;
-    // 1: TCP has been read to the boundary (see `RxSpan`).
-    if conn.end(slot).tcp_left.load(Relaxed) == 1 {
+    if conn.end(slot).reads_ring() {
         // Urgent data goes by TCP, behind what the ring still holds.
-        let urgent = if want & PRI != 0 && state::is_due(conn.peer(slot).flags.load(Relaxed)) {
+        let urgent = if want & PRI != 0 && conn.peer(slot).flags(Relaxed).is_returning() {
             sys::poll1(fd, libc::POLLPRI, 0) as u32 & PRI
         } else {
             0
@@ -101,7 +100,7 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
 /// Whether `lowat` bytes are unread in the ring, together with those that follow it by TCP.
 fn has_in_ring(fd: i32, conn: &Conn, slot: &Slot, lowat: usize) -> bool {
     let Ok(data) = conn.rx(slot).data() else { return true };
-    if data.len >= lowat || !state::is_due(conn.peer(slot).flags.load(Relaxed)) {
+    if data.len >= lowat || !conn.peer(slot).flags(Relaxed).is_returning() {
         return data.len >= lowat;
     }
     data.len + unread::unread_behind_ring(fd, conn, slot) >= lowat
@@ -111,8 +110,8 @@ fn in_tcp_for_good(conn: &Conn, slot: &Slot) -> bool {
     RxSpan::new(slot, conn.side()).is_tcp()
 }
 
-fn writable(fd: i32, conn: &Conn, slot: &Slot, own: u32) -> bool {
-    if own & TXF_DONE != 0 || ending::peer_is_gone(conn, slot) {
+fn writable(fd: i32, conn: &Conn, slot: &Slot, own: TxFlags) -> bool {
+    if own.is_done() || ending::peer_is_gone(conn, slot) {
         return true;
     }
     if !transition::tx_is_ring(fd, conn, slot) {

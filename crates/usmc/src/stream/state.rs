@@ -1,6 +1,6 @@
 //! What the words of a slot's directions say of a connection.
 
-use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT, TXF_RETURNS};
+use usmc_shm::layout::{Slot, TXF_RETURNS};
 use usmc_shm::span::TxSpan;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
@@ -15,7 +15,7 @@ pub fn is_due(flags: u32) -> bool {
 /// Whether the peer waits for us to send again what it left unread.
 #[inline(always)]
 pub fn must_go_back(conn: &Conn, slot: &Slot) -> bool {
-    conn.own(slot).flags.load(Acquire) & TXF_LEFT != 0 && !TxSpan::new(slot, conn.side()).is_back()
+    conn.own(slot).flags(Acquire).is_left() && !TxSpan::new(slot, conn.side()).is_back()
 }
 
 /// Whether another thread, perhaps of another process, is about to take the connection out of the ring.
@@ -25,12 +25,14 @@ pub fn is_leaving(conn: &Conn, slot: &Slot) -> bool {
 
 /// Whether our sends are TCP's again, or there are none any more.
 pub fn is_back(conn: &Conn, slot: &Slot) -> bool {
-    const ENDED: u32 = TXF_DONE | TXF_BACK;
-    TxSpan::new(slot, conn.side()).is_back() || conn.own(slot).flags.load(Acquire) & ENDED == ENDED
+    TxSpan::new(slot, conn.side()).is_back() || {
+        let own = conn.own(slot).flags(Acquire);
+        own.is_done() && own.goes_back()
+    }
 }
 
 /// Bytes in our ring that the peer has not read, and is to read there.
 pub fn unread_by_peer(conn: &Conn, slot: &Slot) -> usize {
-    let left = conn.own(slot).flags.load(Relaxed) & TXF_LEFT != 0;
+    let left = conn.own(slot).flags(Relaxed).is_left();
     if left && TxSpan::new(slot, conn.side()).is_back() { 0 } else { conn.tx(slot).unread() }
 }

@@ -14,7 +14,6 @@ use crate::record::change_over::Call;
 use crate::record::conn::{self, Conn, F_CLC};
 use crate::record::phase::Phase;
 use crate::record::{kernel, numbers};
-use crate::stream::state;
 
 /// Of `inq` bytes of TCP that stand behind the ring, those of the application that are not in the ring `rx` as well.
 pub fn behind(span: &RxSpan<'_>, rx: &Ring<'_>, inq: usize) -> usize {
@@ -36,7 +35,7 @@ pub fn unread_behind_ring(fd: i32, conn: &Conn, slot: &Slot) -> usize {
 /// Whether all of the TCP span has come, so that the ring's bytes can be read: until then they are still on their way.
 #[inline(always)]
 pub fn has_span(fd: i32, conn: &Conn, slot: &Slot) -> bool {
-    conn.end(slot).tcp_left.load(Relaxed) == 1 || has_span_slow(fd, conn, slot)
+    conn.end(slot).reads_ring() || has_span_slow(fd, conn, slot)
 }
 
 #[cold]
@@ -77,7 +76,7 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
         return clc::unread(fd, conn);
     }
     let slot = conn.slot()?;
-    if state::is_due(conn.peer(slot).flags.load(Relaxed)) {
+    if conn.peer(slot).flags(Relaxed).is_returning() {
         fallback::follow(fd, index);
         if conn.phase() != Phase::Ring {
             // Doorbells were among what the kernel has counted before.
@@ -92,7 +91,7 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
     let span = RxSpan::new(slot, conn.side());
     let in_ring = conn.rx(slot).data().map_or(0, |d| d.len);
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {
-        Ok(Source::Ring) if state::is_due(conn.peer(slot).flags.load(Relaxed)) => {
+        Ok(Source::Ring) if conn.peer(slot).flags(Relaxed).is_returning() => {
             Some(in_ring + unread_behind_ring(fd, conn, slot))
         }
         Ok(Source::Ring) | Err(Unmeasured) => Some(in_ring),

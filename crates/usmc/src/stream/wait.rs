@@ -5,8 +5,9 @@
 
 use core::ffi::c_void;
 use usmc_shm::bell::{Drain, Sleepers, less};
-use usmc_shm::layout::{ARM_TCP, END_SHUT_RD, Slot, TX_RING, TXF_CLOSED, TXF_DONE, TXF_LOOK};
+use usmc_shm::layout::{ARM_TCP, Slot};
 use usmc_shm::span::TxSpan;
+use usmc_shm::state::Tx;
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
@@ -35,14 +36,14 @@ const FIRST_SLEEP_NS: u64 = 1_000_000;
 /// ring, of which no doorbell tells.
 pub fn must_tick(conn: &Conn, slot: &Slot) -> bool {
     let peer = conn.peer(slot);
-    peer.state.load(Relaxed) != TX_RING
-        || peer.flags.load(Relaxed) & TXF_DONE != 0
+    peer.tx(Relaxed) != Tx::Ring
+        || peer.flags(Relaxed).is_done()
         || conn.kernel_events.load(Relaxed) != 0
-        || (conn.end(slot).tcp_left.load(Relaxed) != 1 && !conn.tx(slot).is_writable())
-        || state::is_due(conn.own(slot).flags.load(Relaxed))
+        || (!conn.end(slot).reads_ring() && !conn.tx(slot).is_writable())
+        || conn.own(slot).flags(Relaxed).is_returning()
         || state::is_leaving(conn, slot)
         // The kernel's socket is readable for good.
-        || conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0
+        || conn.end(slot).flags().is_shut_rd()
         || is_cut(conn)
 }
 
@@ -112,7 +113,7 @@ pub fn for_data(
     if let Some(slot) = slot.filter(|_| in_ring) {
         let (rx, peer) = (conn.rx(slot), conn.peer(slot));
         let peer_cpu = conn.peers_cpu(slot);
-        let ready = || (rx.has_data() || peer.flags.load(Relaxed) & TXF_DONE != 0).into();
+        let ready = || (rx.has_data() || peer.flags(Relaxed).is_done()).into();
         if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, ready) {
             observer::spun(conn);
             yields::found(1);
@@ -125,7 +126,7 @@ pub fn for_data(
     if let Some(slot) = slot {
         let rx = conn.rx(slot);
         rx.arm_rx(ARM_TCP);
-        if rx.has_data() || (in_ring && conn.peer(slot).flags.load(Acquire) & TXF_DONE != 0) {
+        if rx.has_data() || (in_ring && conn.peer(slot).flags(Acquire).is_done()) {
             return Woken::Look;
         }
         if state::must_go_back(conn, slot) {
@@ -245,7 +246,7 @@ pub fn for_more(fd: i32, index: u32, since: u64, signals: &mut Signals) -> bool 
         Some(slot) => {
             ending::look(fd, conn);
             ending::ending(fd, conn, slot) != ending::Ending::Alive
-                || conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0
+                || conn.end(slot).flags().is_shut_rd()
         }
         None => sys::poll1(fd, libc::POLLRDHUP, 0) != 0,
     };
@@ -307,7 +308,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     let conn = conn::at(index);
     let Some(slot) = conn.slot() else { return Woken::Look };
     let (tx, peer) = (conn.tx(slot), conn.peer(slot));
-    let gone = || peer.flags.load(Relaxed) & TXF_CLOSED != 0;
+    let gone = || peer.flags(Relaxed).reads_nothing();
     let has_room = || tx.is_writable();
     let budget = Budget::new(&conn.spins);
     let peer_cpu = conn.peers_cpu(slot);
@@ -338,9 +339,9 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     });
     let blocked = Blocked(counts);
     observer::count_one(conn, |record| &record.sleeps);
-    let flags = conn.own(slot).flags.load(SeqCst);
+    let flags = conn.own(slot).flags(SeqCst);
     let (_, woken) = keeping((blocked, sleeper), || {
-        if flags & (TXF_DONE | TXF_LOOK) != 0 || state::is_leaving(conn, slot) {
+        if flags.is_done() || flags.has_left_other() || state::is_leaving(conn, slot) {
             Woken::Look
         } else {
             sleep_for_room(fd, index, slot, since, partial, signals)

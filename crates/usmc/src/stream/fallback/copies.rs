@@ -2,7 +2,7 @@
 //! by TCP, too, what is unread in the ring.
 
 use usmc_shm::back::Resume;
-use usmc_shm::layout::{END_HANDS_ON, Slot, TXF_ABORT, TXF_BACK, TXF_CLOSED, TXF_ENDS, TXF_LEFT};
+use usmc_shm::layout::Slot;
 use usmc_shm::span::{RxSpan, TxSpan};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
@@ -19,8 +19,7 @@ use crate::record::conn::Conn;
 /// has not read is left by TCP, too. As much as the kernel takes at once; where that is not all, it does without. The caller
 /// has the record's sending lock.
 pub fn leave_copies(fd: i32, conn: &Conn, slot: &Slot) {
-    let hands_on = slot.end[1 - conn.side()].flags.load(Relaxed) & END_HANDS_ON != 0;
-    if hands_on && conn.tx(slot).has_data() {
+    if conn.peer_end(slot).flags().hands_on() && conn.tx(slot).has_data() {
         leave_copies_of_unread(fd, conn, slot);
     }
 }
@@ -28,9 +27,9 @@ pub fn leave_copies(fd: i32, conn: &Conn, slot: &Slot) {
 #[cold]
 fn leave_copies_of_unread(fd: i32, conn: &Conn, slot: &Slot) {
     let (span, tx) = (TxSpan::new(slot, conn.side()), conn.tx(slot));
-    let ended = conn.own(slot).flags.load(Relaxed) & (TXF_ENDS | TXF_BACK | TXF_LEFT) != 0
-        || conn.peer(slot).flags.load(Relaxed) & (TXF_CLOSED | TXF_ABORT) != 0;
-    if ended || !span.is_ring() {
+    let own = conn.own(slot).flags(Relaxed);
+    let ended = own.has_ended() || own.goes_back() || own.is_left();
+    if ended || conn.peer(slot).flags(Relaxed).reads_nothing() || !span.is_ring() {
         return;
     }
     // A killed process might leave them half done, and others go on behind them.
@@ -70,7 +69,7 @@ pub fn leave_to_copies(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     let patience = Patience::new();
     let (start, copies) = loop {
         // Before the copies, which come before it.
-        let has_ended = conn.peer(slot).flags.load(Acquire) & TXF_ENDS != 0;
+        let has_ended = conn.peer(slot).flags(Acquire).has_ended();
         match (span.resume(), span.copies(&rx)) {
             (Resume::At(start), Some(copies)) if copies.is_whole => break (start, copies),
             (_, copies) => {

@@ -1,9 +1,9 @@
 //! The receiving direction of a way back: what is unread in the ring comes by TCP, and the doorbells are taken out.
 
 use usmc_shm::back::{Leave, Resume};
-use usmc_shm::layout::{END_SHUT_RD, Slot, TXF_BACK, TXF_DONE, TXF_LOOK};
+use usmc_shm::layout::Slot;
 use usmc_shm::span::{RxSpan, Source};
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use super::copies::leave_to_copies;
 use super::patience::Patience;
@@ -40,7 +40,7 @@ pub fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
     // The peer's socket, to send for it: its program may be anywhere.
     let peer = PeersSocket::of(fd, conn, slot, 1 - conn.side());
     // Before the peer can learn of it: it would send again what is in the ring, and what stands before that is ours.
-    let back_lock = &slot.end[1 - conn.side()].back_lock;
+    let back_lock = &conn.peer_end(slot).back_lock;
     let held = SharedLock::enter(back_lock, &mut FamilyPatience::of_peer(conn));
     let Ok(_held) = held else { return Err(libc::EBUSY) };
     // Bytes of the TCP span before doorbells, which would be read as data by the next reader. They can be sent again as
@@ -50,8 +50,7 @@ pub fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
         return Err(libc::EBUSY);
     }
     // After a shutdown of both directions the kernel takes no byte any more.
-    let shut = conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0
-        && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD != 0;
+    let shut = conn.own(slot).flags(Relaxed).is_done() && conn.end(slot).flags().is_shut_rd();
     if shut && (before_bells > 0 || rx.has_data()) {
         return Err(libc::EBUSY);
     }
@@ -70,7 +69,7 @@ pub fn leave_rx(fd: i32, conn: &Conn, slot: &Slot) -> Result<(), Errno> {
             return Ok(());
         }
         // Whatever becomes of the rest.
-        Leave::Left => drop(conn.own(slot).flags.fetch_or(TXF_LOOK, AcqRel)),
+        Leave::Left => conn.own(slot).say_left_other(),
     }
     let done = clear_stream(fd, conn, slot, peer.as_ref());
     if done.is_err() {
@@ -116,7 +115,7 @@ pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
         return true;
     }
     let resume = span.resume();
-    let peer = conn.peer(slot).flags.load(Acquire);
+    let peer = conn.peer(slot).flags(Acquire);
     let rx = conn.rx(slot);
     if span.is_by_sender() {
         return finish_by_sender(fd, conn, slot);
@@ -127,7 +126,7 @@ pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     }
     match resume {
         // It has shut its direction down: nothing follows but the kernel's FIN.
-        Resume::Not if peer & TXF_BACK != 0 && peer & TXF_DONE != 0 => {
+        Resume::Not if peer.goes_back() && peer.is_done() => {
             if bells::reads_ring(fd, conn, slot) {
                 bells::drain_bells(fd, conn, slot);
             }

@@ -1,10 +1,10 @@
 //! The sending direction of a way back: the ring ends, and what the peer left unread there is sent again by TCP.
 
 use usmc_shm::back::Back;
-use usmc_shm::layout::{CLIENT, END_SENT_AFTER, Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
+use usmc_shm::layout::{CLIENT, Slot};
 use usmc_shm::ring::Ring;
 use usmc_shm::span::TxSpan;
-use usmc_shm::sync::Ordering::{AcqRel, Relaxed, SeqCst};
+use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
 use super::patience::{BELL_NS, BRIEF_NS, Patience};
 use crate::family::holders;
@@ -65,14 +65,15 @@ fn go_back_by(
     bell_ns: u64,
 ) -> bool {
     let own = conn.own(slot);
-    if own.flags.load(Relaxed) & (TXF_DONE | TXF_LEFT) == TXF_DONE {
+    let flags = own.flags(Relaxed);
+    if flags.is_done() && !flags.is_left() {
         // No byte follows, and the kernel's count would include the FIN.
-        own.flags.fetch_or(TXF_BACK, AcqRel);
+        own.go_back_done();
         return true;
     }
-    if conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0 {
+    if conn.end(slot).flags().has_sent_after() {
         // Nobody reads there: what is in the ring meets TCP's answer to that.
-        own.flags.fetch_or(TXF_LEFT, AcqRel);
+        own.leave_for_receiver();
     }
     let Ok(_held) = SharedLock::enter(&conn.end(slot).back_lock, &mut family) else { return false };
     let patience = Patience::lasting(bell_ns);
