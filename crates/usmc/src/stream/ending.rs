@@ -3,12 +3,11 @@
 //! The kernel's connection ends for the same reasons as the application's, with one exception: a doorbell
 //! that reaches a socket after its close, or unread at its close, provokes a RST where TCP would have sent
 //! a FIN alone. Flags and cursors in the slot tell the two apart.
+//!
+//! Three tables decide: [`ending`] what has happened, [`had_fin`] what a receive still finds, [`sending`] what becomes of a send.
 
-use usmc_shm::layout::{
-    END_CUT, END_ERRNO_SHIFT, END_ERROR_TAKEN, END_RESET_SEEN, END_RESETS, END_SENT_AFTER,
-    END_SHUT_RD, End, Slot, TCP_AGAIN, TX_RING, TXF_ABORT, TXF_CLOSED, TXF_COPIED, TXF_DONE,
-    TXF_ENDS, TXF_SHUT,
-};
+use usmc_shm::layout::{End, Slot};
+use usmc_shm::state::{EndState, Rx, Tx, TxFlags};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use crate::family::liveness;
@@ -34,48 +33,76 @@ pub enum Ending {
     Reset,
 }
 
+/// What the kernel's socket has told of the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kernel {
+    /// Nothing; or it was not asked, as nothing is known to have happened.
+    Quiet,
+    /// A FIN, or the end of the connection without an error.
+    Fin,
+    /// A RST that answers a doorbell of ours: TCP would have had a FIN at most.
+    Answer,
+    /// A RST of TCP, or another error, as of a path that is broken.
+    Reset,
+}
+
 /// What has happened to the connection. Asks the kernel only when something is known to have happened.
 pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
-    let flags = conn.peer(slot).flags.load(Acquire);
-    let returns = state::is_due(flags | conn.own(slot).flags.load(Relaxed));
-    let flags = flags & TXF_ENDS;
-    let known = conn.kernel_events.load(Relaxed);
-    if flags & TXF_ABORT != 0 || has_died_shut(conn, slot, flags) {
-        // Once a FIN has gone either way the connection is over, and a RST finds none.
-        let both_shut = flags & conn.own(slot).flags.load(Relaxed) & TXF_SHUT != 0;
-        return if both_shut { Ending::Fin } else { Ending::Reset };
-    }
-    if flags | known == 0 && !returns && conn.end(slot).flags.load(Relaxed) & END_SHUT_RD == 0 {
-        return Ending::Alive;
-    }
-    if known & events::HUP == 0 {
-        look(fd, conn);
-    }
-    let end = conn.end(slot).flags.load(Relaxed);
-    let known = conn.kernel_events.load(Relaxed);
-    let errno = taken(conn);
-    if errno != 0 || end & END_ERROR_TAKEN != 0 {
-        return after_error(conn, slot, flags, errno);
-    }
-    if known & (events::RDHUP | events::HUP) == 0 {
+    let (said, own) = (conn.peer(slot).flags(Acquire), conn.own(slot).flags(Relaxed));
+    let theirs = match said.end() {
+        _ if has_died_shut(conn, slot, said) => EndState::Aborted,
+        end => end,
+    };
+    let kernel = match theirs {
+        // Its RST may be on its way still.
+        EndState::Aborted => Kernel::Quiet,
+        _ => heard(fd, conn, slot, theirs, (own | said).is_returning()),
+    };
+    match (own.was_shut(), theirs, kernel) {
+        // A FIN has gone either way: the connection was over, and the RST has found none.
+        (true, EndState::Aborted, _) if said.was_shut() => Ending::Fin,
+        (_, EndState::Aborted, _) | (_, _, Kernel::Reset) => Ending::Reset,
+        (_, _, Kernel::Answer) => Ending::Fin,
+        // A FIN that no flag explains is a death. TCP resets when the dead had something unread.
+        (_, EndState::Open, Kernel::Fin) if state::unread_by_peer(conn, slot) > 0 => Ending::Reset,
+        (_, _, Kernel::Fin) => Ending::Fin,
         // What TCP has still to bring comes before the end, and the kernel tells of it behind that.
-        let is_here = flags & TXF_DONE != 0 && conn.end(slot).tcp_left.load(Relaxed) == 1;
-        return if is_here { Ending::Fin } else { Ending::Alive };
-    }
-    // A FIN that no flag explains is a death. TCP resets when the dead had something unread.
-    if flags & TXF_DONE == 0 && state::unread_by_peer(conn, slot) > 0 {
-        Ending::Reset
-    } else {
-        Ending::Fin
+        (_, EndState::Shut | EndState::Closed, Kernel::Quiet) if conn.end(slot).reads_ring() => {
+            Ending::Fin
+        }
+        (_, _, Kernel::Quiet) => Ending::Alive,
     }
 }
 
 /// Whether a peer that had shut its direction, or both, down was killed with something unread in the ring. Its FIN was there
-/// before, and of what is in the ring its kernel knows nothing.
-fn has_died_shut(conn: &Conn, slot: &Slot, flags: u32) -> bool {
-    flags & !TXF_CLOSED == TXF_DONE | TXF_SHUT
+/// before, and of what is in the ring its kernel knows nothing: this is an abort.
+fn has_died_shut(conn: &Conn, slot: &Slot, said: TxFlags) -> bool {
+    said.was_shut()
+        && said.end() != EndState::Aborted
         && state::unread_by_peer(conn, slot) > 0
         && liveness::have_ended(conn, slot)
+}
+
+/// What the kernel tells. It is asked where anything is known of an end, or a direction may be on its way back.
+fn heard(fd: i32, conn: &Conn, slot: &Slot, theirs: EndState, returns: bool) -> Kernel {
+    let known = conn.kernel_events.load(Relaxed);
+    let is_shut_rd = conn.end(slot).flags().is_shut_rd();
+    if theirs == EndState::Open && known == 0 && !returns && !is_shut_rd {
+        return Kernel::Quiet;
+    }
+    if known & events::HUP == 0 {
+        look(fd, conn);
+    }
+    let is_taken = conn.end(slot).flags().has_taken_error();
+    let known = conn.kernel_events.load(Relaxed);
+    match taken(conn) {
+        0 if !is_taken && known & (events::RDHUP | events::HUP) == 0 => Kernel::Quiet,
+        0 if !is_taken => Kernel::Fin,
+        0 | libc::ECONNRESET | libc::EPIPE if answers_doorbell(conn, slot, theirs) => {
+            Kernel::Answer
+        }
+        _ => Kernel::Reset,
+    }
 }
 
 /// The same for a receive: TCP gives the end of the stream, once it was there, even after a reset.
@@ -88,53 +115,46 @@ pub fn for_receiver(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
 
 /// Whether a FIN came before the RST.
 fn had_fin(conn: &Conn, slot: &Slot) -> bool {
-    let flags = conn.peer(slot).flags.load(Acquire);
-    // A peer that sent where nobody read was reset; its close sent nothing.
-    let was_reset = slot.end[1 - conn.side()].flags.load(Relaxed) & END_SENT_AFTER != 0;
-    // Of a death there are no flags: what we sent after it has met its FIN.
-    let had_ended = conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0;
-    flags & TXF_SHUT != 0
-        || (flags & (TXF_DONE | TXF_ABORT) == TXF_DONE && !was_reset)
-        || (flags & TXF_ENDS == 0 && had_ended)
-        || answers_tcp(conn, slot)
+    let said = conn.peer(slot).flags(Acquire);
+    match said.end() {
+        _ if said.was_shut() => true,
+        // A peer that sent where nobody read was reset; its close sent nothing.
+        EndState::Shut | EndState::Closed => !conn.peer_end(slot).flags().has_sent_after(),
+        // Of a death there are no flags: what we sent after it has met its FIN.
+        EndState::Open => conn.end(slot).flags().has_sent_after() || answers_tcp(conn, slot),
+        EndState::Aborted => false,
+    }
 }
 
 /// Whether the kernel's error is its answer to bytes of TCP that we sent after the FIN of a death: it says EPIPE then, and
 /// had something been unread in its socket, there would have been no FIN.
 fn answers_tcp(conn: &Conn, slot: &Slot) -> bool {
     taken(conn) == libc::EPIPE
-        && conn.peer(slot).flags.load(Acquire) & TXF_ENDS == 0
+        && !conn.peer(slot).flags(Acquire).has_ended()
         && state::unread_by_peer(conn, slot) == 0
 }
 
-/// The kernel's socket has failed: is that TCP's reset or the work of a doorbell?
-fn after_error(conn: &Conn, slot: &Slot, flags: u32, errno: Errno) -> Ending {
-    if !matches!(errno, 0 | libc::ECONNRESET | libc::EPIPE) {
-        return Ending::Reset;
+/// Whether the kernel's RST answers a doorbell of ours.
+fn answers_doorbell(conn: &Conn, slot: &Slot, theirs: EndState) -> bool {
+    let (own, peer) = (conn.own(slot), conn.peer_end(slot));
+    // Copies of what it has read in the ring are answered like a doorbell.
+    let has_copies = own.flags(Relaxed).has_copied() && peer.rx() != Rx::Tcp;
+    let is_back = state::is_back(conn, slot) && !has_copies;
+    // One of us has sent where the other did not read any more.
+    let sent_after = [conn.end(slot), peer].iter().any(|end| end.flags().has_sent_after());
+    if sent_after || is_back {
+        return false;
     }
-    let peer = &slot.end[1 - conn.side()];
-    let left = peer.tcp_left.load(Relaxed);
-    // Copies of what it has read in the ring answer like a doorbell.
-    let copies = conn.own(slot).flags.load(Relaxed) & TXF_COPIED != 0 && left != TCP_AGAIN;
-    let is_back = state::is_back(conn, slot) && !copies;
-    if conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0 || is_back {
-        return Ending::Reset;
-    }
-    // It sent where we had shut both directions down.
-    if peer.flags.load(Relaxed) & END_SENT_AFTER != 0 {
-        return Ending::Reset;
-    }
-    let own = conn.own(slot);
     let bells_read = own.bells_sent.load(Relaxed) == peer.bells_drained.load(Relaxed);
-    let resets = peer.flags.load(Relaxed) & END_RESETS != 0;
-    // By a doorbell of ours, unless its own end was one.
-    let was_reset = || resets && (bells_read || liveness::have_ended(conn, slot));
-    if flags & TXF_CLOSED != 0 && !was_reset() {
-        return Ending::Fin;
+    let resets = peer.flags().resets();
+    if theirs == EndState::Closed {
+        // Unless its own end was the RST.
+        return !(resets && (bells_read || liveness::have_ended(conn, slot)));
     }
-    let all_read =
-        state::unread_by_peer(conn, slot) == 0 && (own.state.load(Relaxed) != TX_RING || left == 1);
-    if all_read && (!bells_read || copies) && !resets { Ending::Fin } else { Ending::Reset }
+    // It was killed, and has left nothing unread but doorbells or copies.
+    let all_read = state::unread_by_peer(conn, slot) == 0
+        && (own.tx(Relaxed) != Tx::Ring || peer.reads_ring());
+    all_read && (!bells_read || has_copies) && !resets
 }
 
 /// Asks the kernel for the peer's FIN or RST and notes what it says.
@@ -152,9 +172,11 @@ pub fn note(fd: i32, conn: &Conn, events: u32) {
             errno => note_errno(conn, errno),
         }
     }
-    let ours = END_SHUT_RD | END_CUT;
-    let shut = conn.slot().is_some_and(|s| conn.end(s).flags.load(Relaxed) & ours != 0);
-    if ended != 0 && shut && !kernel::has_fin(fd) {
+    let shut = || {
+        let end = conn.slot().map(|slot| conn.end(slot).flags());
+        end.is_some_and(|end| end.is_shut_rd() || end.is_cut())
+    };
+    if ended != 0 && shut() && !kernel::has_fin(fd) {
         // Our own shutdown looks the same.
         ended = 0;
     }
@@ -170,8 +192,7 @@ pub fn note_eof(fd: i32, conn: &Conn) {
 
 /// The same where the receiving direction is TCP still: says whether it is the death of a peer that had not read the ring.
 pub fn note_death(fd: i32, conn: &Conn, slot: &Slot) -> bool {
-    let died = conn.peer(slot).flags.load(Acquire) & TXF_DONE == 0
-        && state::unread_by_peer(conn, slot) > 0;
+    let died = !conn.peer(slot).flags(Acquire).is_done() && state::unread_by_peer(conn, slot) > 0;
     if died {
         note_eof(fd, conn);
     }
@@ -204,12 +225,7 @@ pub fn taken_by_a_closed_number(fd: i32, conn: &Conn, errno: Errno) {
 fn note_errno(conn: &Conn, errno: Errno) {
     conn.kernel_events.fetch_or(events::RDHUP | events::HUP | (errno as u32) << 16, Relaxed);
     if let Some(end) = conn.family() {
-        // The first word counts: the others are of a connection that is over.
-        let with = |flags| {
-            let errno = END_ERROR_TAKEN | (errno as u32) << END_ERRNO_SHIFT;
-            (flags & END_ERROR_TAKEN == 0).then_some(flags | errno)
-        };
-        let _ = end.flags.fetch_update(Relaxed, Relaxed, with);
+        end.take_error(errno as u32);
     }
 }
 
@@ -218,7 +234,7 @@ fn taken(conn: &Conn) -> Errno {
     let own = (conn.kernel_events.load(Relaxed) >> 16) as Errno;
     match conn.family() {
         // Within the peer's reach.
-        Some(end) if own == 0 => match end.flags.load(Relaxed) >> END_ERRNO_SHIFT & 0xff {
+        Some(end) if own == 0 => match end.flags().errno() {
             errno @ 0..=LAST_ERRNO => errno as Errno,
             _ => libc::ECONNRESET,
         },
@@ -239,12 +255,7 @@ pub fn take_noted(conn: &Conn) -> Option<Errno> {
     if errno == 0 {
         return None;
     }
-    conn.family().is_none_or(tell).then_some(errno)
-}
-
-/// Notes that the caller reports the error; false where somebody has.
-fn tell(end: &End) -> bool {
-    end.flags.fetch_or(END_RESET_SEEN, Relaxed) & END_RESET_SEEN == 0
+    conn.family().is_none_or(End::tell_error).then_some(errno)
 }
 
 /// An error that only we know of, for a send through the kernel; of EPIPE the kernel makes its signal, too.
@@ -261,7 +272,7 @@ pub fn untold_of_plain(conn: &Conn) -> Option<Errno> {
 
 /// Whether the connection has such an error: the kernel's socket does not show it.
 pub fn is_untold(conn: &Conn) -> bool {
-    is_taken(conn) && conn.family().is_none_or(|end| end.flags.load(Relaxed) & END_RESET_SEEN == 0)
+    is_taken(conn) && conn.family().is_none_or(|end| !end.flags().has_told_error())
 }
 
 /// [`untold_of_plain`] for a receive: TCP gives what is unread first, and the end of the stream, once it was there. One
@@ -334,7 +345,7 @@ pub fn told_by_send(fd: i32, conn: &Conn, errno: Errno) {
         && ends(fd, conn, slot, errno)
     {
         note_errno(conn, errno);
-        conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
+        conn.end(slot).tell_error();
     }
 }
 
@@ -349,7 +360,7 @@ pub fn untold_by_send(fd: i32, conn: &Conn, slot: &Slot, errno: Errno) {
 /// another record of the same socket, or by another process'.
 fn ends(fd: i32, conn: &Conn, slot: &Slot, errno: Errno) -> bool {
     match errno {
-        libc::EPIPE => conn.own(slot).flags.load(Relaxed) & TXF_DONE == 0 && kernel::is_over(fd),
+        libc::EPIPE => !conn.own(slot).flags(Relaxed).is_done() && kernel::is_over(fd),
         libc::ECONNRESET | libc::ETIMEDOUT => true,
         _ => false,
     }
@@ -362,14 +373,14 @@ pub fn put_back(conn: &Conn, errno: Errno) {
     }
     note_errno(conn, errno);
     if let Some(end) = conn.family() {
-        end.flags.fetch_and(!END_RESET_SEEN, Relaxed);
+        end.untell_error();
     }
 }
 
 /// The error of a reset connection, for the first call that asks; the caller reports it. After this the kernel's
 /// socket answers sends with EPIPE and a signal.
 pub fn take_error(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
-    if !tell(conn.end(slot)) {
+    if !conn.end(slot).tell_error() {
         return None;
     }
     bury(fd, conn, slot);
@@ -378,8 +389,8 @@ pub fn take_error(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
 
 fn error(conn: &Conn, slot: &Slot) -> Errno {
     let errno = taken(conn);
-    let sent_after = conn.end(slot).flags.load(Relaxed) & END_SENT_AFTER != 0;
-    let shut = conn.peer(slot).flags.load(Relaxed) & TXF_SHUT != 0;
+    let sent_after = conn.end(slot).flags().has_sent_after();
+    let shut = conn.peer(slot).flags(Relaxed).was_shut();
     match errno {
         // TCP answers with EPIPE where a FIN came before the RST.
         0 | libc::ECONNRESET | libc::EPIPE if sent_after || shut || answers_tcp(conn, slot) => {
@@ -408,7 +419,7 @@ pub fn so_error(fd: i32, index: u32, told: Errno) -> Errno {
             }
         }
         // A receive on the kernel's socket has reported it.
-        Some(slot) if conn.end(slot).flags.load(Relaxed) & END_RESET_SEEN != 0 => 0,
+        Some(slot) if conn.end(slot).flags().has_told_error() => 0,
         _ => take_noted(conn).unwrap_or(0),
     }
 }
@@ -439,14 +450,14 @@ pub fn disconnected(fd: i32, conn: &Conn) {
 
 /// Whether the error is still to be reported: POLLERR.
 pub fn has_error(conn: &Conn, slot: &Slot) -> bool {
-    conn.end(slot).flags.load(Relaxed) & END_RESET_SEEN == 0
+    !conn.end(slot).flags().has_told_error()
 }
 
 /// Waits for the RST that the peer has announced, so that what follows on the kernel's socket is what
 /// follows a reset; a peer that died instead is treated as if it had sent one.
 fn bury(fd: i32, conn: &Conn, slot: &Slot) {
     const LOOKS: u32 = if cfg!(fuzzing) { 50 } else { 10_000 };
-    let announced = conn.peer(slot).flags.load(Relaxed) & TXF_ABORT != 0;
+    let announced = conn.peer(slot).flags(Relaxed).end() == EndState::Aborted;
     for _ in 0..if announced { LOOKS } else { 1 } {
         look(fd, conn);
         if conn.kernel_events.load(Relaxed) & events::HUP != 0 {
@@ -461,8 +472,7 @@ fn bury(fd: i32, conn: &Conn, slot: &Slot) {
 /// Whether the peer of a ring connection has closed it, or shut both directions down, and not read all that is in the ring.
 pub fn leaves_unread(conn: &Conn) -> bool {
     let is_left = |slot| {
-        conn.peer(slot).flags.load(Acquire) & TXF_CLOSED != 0
-            && state::unread_by_peer(conn, slot) > 0
+        conn.peer(slot).flags(Acquire).reads_nothing() && state::unread_by_peer(conn, slot) > 0
     };
     conn.phase() == Phase::Ring && conn.slot().is_some_and(is_left)
 }
@@ -482,23 +492,20 @@ pub enum Send {
 /// Decides about a send of `len` bytes on a connection that is, perhaps, ending.
 #[cold]
 pub fn sending(fd: i32, conn: &Conn, slot: &Slot, len: usize) -> Send {
-    let flags = conn.peer(slot).flags.load(Acquire);
-    match ending(fd, conn, slot) {
-        Ending::Alive => Send::Ring,
-        Ending::Reset => take_error(fd, conn, slot).map_or(Send::Kernel, |errno| match errno {
+    let theirs = conn.peer(slot).flags(Acquire).end();
+    match (ending(fd, conn, slot), theirs, has_failed(conn, slot)) {
+        (Ending::Alive, ..) => Send::Ring,
+        (Ending::Reset, ..) => match take_error(fd, conn, slot) {
             // With its signal.
-            libc::EPIPE => Send::Kernel,
-            errno => Send::Fail(errno),
-        }),
+            None | Some(libc::EPIPE) => Send::Kernel,
+            Some(errno) => Send::Fail(errno),
+        },
         // It has only stopped to send.
-        Ending::Fin if flags & (TXF_DONE | TXF_CLOSED) == TXF_DONE && !has_failed(conn, slot) => {
-            Send::Ring
-        }
+        (Ending::Fin, EndState::Shut, false) => Send::Ring,
         // Nothing is sent, so that nothing answers.
-        Ending::Fin if len == 0 => Send::Lost,
-        Ending::Fin => {
-            let failed = has_failed(conn, slot);
-            conn.end(slot).flags.fetch_or(END_SENT_AFTER, Relaxed);
+        (Ending::Fin, ..) if len == 0 => Send::Lost,
+        (Ending::Fin, _, failed) => {
+            conn.end(slot).set_sent_after();
             if failed { Send::Lost } else { Send::Kernel }
         }
     }
@@ -517,16 +524,16 @@ pub fn after_shutdown(fd: i32, conn: &Conn, slot: &Slot) -> Option<Errno> {
 }
 
 fn has_failed(conn: &Conn, slot: &Slot) -> bool {
-    conn.end(slot).flags.load(Relaxed) & END_ERROR_TAKEN != 0 || is_taken(conn)
+    conn.end(slot).flags().has_taken_error() || is_taken(conn)
 }
 
 /// Whether the peer is known to have closed or died.
 #[inline(always)]
 pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
-    let flags = conn.peer(slot).flags.load(Acquire);
+    let theirs = conn.peer(slot).flags(Acquire);
     let known = conn.kernel_events.load(Relaxed);
     // A FIN that a shutdown explains does not say that the peer does not read.
-    flags & (TXF_CLOSED | TXF_ABORT) != 0
+    theirs.reads_nothing()
         || known & !(libc::POLLRDHUP as u32) != 0
-        || (known != 0 && flags & TXF_DONE == 0)
+        || (known != 0 && !theirs.is_done())
 }

@@ -37,26 +37,22 @@ pub fn now(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     let ended = ending::ending(fd, conn, slot);
     let own = conn.own(slot).flags(Relaxed);
     let shut_rd = conn.end(slot).flags().is_shut_rd();
-    let mut bits = 0;
+    const READ_END: u32 = IN | RDNORM | RDHUP;
+    let mut bits = match (ended, shut_rd, own.is_done()) {
+        (Ending::Alive, false, _) => 0,
+        (Ending::Alive | Ending::Fin, _, false) => READ_END,
+        (Ending::Alive | Ending::Fin, _, true) => READ_END | HUP,
+        (Ending::Reset, ..) if ending::has_error(conn, slot) => READ_END | HUP | OUT | WRNORM | ERR,
+        (Ending::Reset, ..) => READ_END | HUP | OUT | WRNORM,
+    };
     if want & READ_BITS != 0 {
         bits |= readable(fd, conn, slot, want);
-    }
-    if ended != Ending::Alive || shut_rd {
-        bits |= IN | RDNORM | RDHUP;
-    }
-    if own.is_done() && (ended != Ending::Alive || shut_rd) {
-        bits |= HUP;
     }
     // No doorbell of ours has provoked it.
     if returns && conn.kernel_events.load(Relaxed) & HUP != 0 && state::is_back(conn, slot) {
         bits |= HUP;
     }
-    if ended == Ending::Reset {
-        bits |= HUP | OUT | WRNORM;
-        if ending::has_error(conn, slot) {
-            bits |= ERR;
-        }
-    } else if want & WRITE_BITS != 0 && writable(fd, conn, slot, own) {
+    if ended != Ending::Reset && want & WRITE_BITS != 0 && writable(fd, conn, slot, own) {
         bits |= OUT | WRNORM;
     }
     bits & (want | ERR | HUP)
