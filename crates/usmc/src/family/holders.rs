@@ -201,12 +201,35 @@ fn is_nonblocking_anew(fd: i32, conn: &Conn) -> bool {
     on
 }
 
-/// The record ends: this process does not hold the connection any more. Whether no other does.
-pub fn let_go(conn: &Conn) -> Option<bool> {
-    let cell = cell(conn.cell.load(Relaxed))?;
+/// The processes that hold a connection once this one has let go of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Remaining {
+    /// Nothing has counted them.
+    Unknown,
+    /// There are none.
+    Nobody,
+    /// There are some.
+    Others,
+}
+
+impl Remaining {
+    /// By their count of before.
+    pub fn of(before: u32) -> Remaining {
+        if before == 1 { Remaining::Nobody } else { Remaining::Others }
+    }
+
+    /// What another count says, where this one says nothing.
+    pub fn or(self, other: Remaining) -> Remaining {
+        if self == Remaining::Unknown { other } else { self }
+    }
+}
+
+/// The record ends: this process does not hold the connection any more.
+pub fn let_go(conn: &Conn) -> Remaining {
+    let Some(cell) = cell(conn.cell.load(Relaxed)) else { return Remaining::Unknown };
     conn.cell.store(0, Relaxed);
     members::leave(&cell.members);
-    Some(cell.holders.fetch_sub(1, AcqRel) == 1)
+    Remaining::of(cell.holders.fetch_sub(1, AcqRel))
 }
 
 /// Whether this thread may block for the application: O_NONBLOCK as cached, or as the kernel says where

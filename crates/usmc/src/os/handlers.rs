@@ -3,6 +3,7 @@
 use usmc_shm::sync::AtomicU64;
 use usmc_shm::sync::Ordering::Relaxed;
 
+use crate::os::sys::Handling;
 use crate::os::{clock, sys};
 
 /// What the handlers of this program say of calls that a signal interrupts.
@@ -64,8 +65,11 @@ pub fn sets() -> [u64; 2] {
     // 32 and 33 are libc's own.
     let signals = (1..=64).filter(|signal| !matches!(signal, 32 | 33));
     signals.fold([0; 2], |mut sets, signal| {
-        if let Some(goes_on) = sys::restarts(signal) {
-            sets[usize::from(goes_on)] |= 1 << (signal - 1);
+        let bit = 1 << (signal - 1);
+        match sys::handling(signal) {
+            Handling::None => {}
+            Handling::Ends => sets[0] |= bit,
+            Handling::Restarts => sets[1] |= bit,
         }
         sets
     })

@@ -480,8 +480,19 @@ pub fn set_signals(mask: u64) {
     let _ = call!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, 0, 8);
 }
 
-/// Whether calls go on after this signal (SA_RESTART); `None` where it is not handled.
-pub fn restarts(signal: c_int) -> Option<bool> {
+/// What a signal does to a call that waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Handling {
+    /// Nothing: it has no handler.
+    None,
+    /// The call ends by EINTR.
+    Ends,
+    /// The call goes on (SA_RESTART).
+    Restarts,
+}
+
+/// How this signal is handled.
+pub fn handling(signal: c_int) -> Handling {
     /// The kernel's `struct sigaction`, which is not libc's.
     #[repr(C)]
     struct Action {
@@ -492,8 +503,11 @@ pub fn restarts(signal: c_int) -> Option<bool> {
     }
     let mut now = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
     let _ = call!(SYS_rt_sigaction, signal, 0, &raw mut now, size_of::<u64>());
-    let is_handled = !matches!(now.handler, libc::SIG_DFL | libc::SIG_IGN);
-    is_handled.then_some(now.flags & libc::SA_RESTART as c_ulong != 0)
+    match now.handler {
+        libc::SIG_DFL | libc::SIG_IGN => Handling::None,
+        _ if now.flags & libc::SA_RESTART as c_ulong != 0 => Handling::Restarts,
+        _ => Handling::Ends,
+    }
 }
 
 /// Sends this thread a signal.

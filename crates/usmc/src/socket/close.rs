@@ -6,7 +6,8 @@ use usmc_shm::state::{EndState, TxFlags};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::{Outcome, connect};
-use crate::family::{holders, passed_on};
+use crate::family::holders::{self, Remaining};
+use crate::family::passed_on;
 use crate::handshake::{clc, transition};
 use crate::os::events::HUP;
 use crate::os::process::{self, OWES_END, OWES_SHUT_RD, OWES_SHUT_WR};
@@ -73,12 +74,12 @@ pub fn closing_stale(fd: i32) -> bool {
             let conn = conn::at(index);
             if conn.users.leave() {
                 epoll::forget(-1, index);
-                let last = {
+                let remaining = {
                     let _rx = conn.rx_lock.enter();
                     let _tx = conn.tx_lock.enter();
                     transition::end(conn)
                 };
-                end_record(index, last);
+                end_record(index, remaining);
             }
         }
         Entry::Foreign | Entry::Internal => return false,
@@ -118,7 +119,7 @@ fn last_left(fd: i32, index: u32) {
         connect::no_longer_listening(conn);
     }
     capture::closing(fd, conn);
-    let last = {
+    let remaining = {
         // Threads inside a step on this socket finish it first; sleepers find the record changed.
         let _rx = conn.rx_lock.enter();
         let _tx = conn.tx_lock.enter();
@@ -130,7 +131,7 @@ fn last_left(fd: i32, index: u32) {
         }
         transition::end(conn)
     };
-    end_record(index, last);
+    end_record(index, remaining);
 }
 
 /// The peer may have to send for us, by the number that it was told (see [`fallback`]): if that is `fd`, which is about to be
@@ -146,11 +147,10 @@ fn renumber(fd: i32, index: u32) {
     }
 }
 
-/// `last`: what [`transition::end`] has told.
-fn end_record(index: u32, last: Option<bool>) {
+/// `remaining`: what [`transition::end`] has told.
+fn end_record(index: u32, remaining: Remaining) {
     let conn = conn::at(index);
-    let last = last.or(holders::let_go(conn));
-    if last.unwrap_or(true) {
+    if remaining.or(holders::let_go(conn)) != Remaining::Others {
         passed_on::release(conn);
     }
     observer::gone(conn);

@@ -6,7 +6,8 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 
 use super::{begin_elsewhere, changed, give_lowat_back, offer_id, step, usage};
 use crate::device::segment;
-use crate::family::{holders, liveness, mark};
+use crate::family::holders::{self, Remaining};
+use crate::family::{liveness, mark};
 use crate::handshake::clc;
 use crate::host;
 use crate::os::members;
@@ -90,9 +91,9 @@ pub fn call_off(conn: &Conn) -> bool {
     true
 }
 
-/// The record ends or connects anew: withdraws what is offered and gives the slots back. Says whether no other process
-/// holds the connection, as far as they tell.
-pub fn end(conn: &Conn) -> Option<bool> {
+/// The record ends or connects anew: withdraws what is offered and gives the slots back. Says what their counts tell of other
+/// processes.
+pub fn end(conn: &Conn) -> Remaining {
     if clc::is_on(conn) {
         clc::end(conn);
     }
@@ -111,36 +112,36 @@ pub fn end(conn: &Conn) -> Option<bool> {
             release_slots(conn)
         }
         Phase::Early | Phase::Attached | Phase::Ring | Phase::Plain => release_slots(conn),
-        _ => None,
+        _ => Remaining::Unknown,
     }
 }
 
 /// Gives our hold on all slots back. Called with the last fd of this process.
-fn release_slots(conn: &Conn) -> Option<bool> {
-    let mut last = None;
+fn release_slots(conn: &Conn) -> Remaining {
+    let mut remaining = Remaining::Unknown;
     for (end, segment, index) in conn.past_ends() {
-        last = Some(release(conn, end, segment, index));
+        remaining = release(conn, end, segment, index);
     }
     conn.forget_past();
-    release_slot(conn).or(last)
+    release_slot(conn).or(remaining)
 }
 
 /// Gives our hold on the present slot back.
-pub fn release_slot(conn: &Conn) -> Option<bool> {
-    let slot = conn.slot()?;
+pub fn release_slot(conn: &Conn) -> Remaining {
+    let Some(slot) = conn.slot() else { return Remaining::Unknown };
     let (segment, index) = (conn.segment.load(Relaxed), conn.slot_index.load(Relaxed));
     conn.forget_slot();
     // Before the socket is closed here. Where nobody else holds it, the slot says more.
     liveness::stop_vouching(conn, slot, crate::os::process::pid());
-    Some(release(conn, conn.end(slot), segment, index))
+    release(conn, conn.end(slot), segment, index)
 }
 
-fn release(conn: &Conn, end: &End, segment: u32, index: u32) -> bool {
+fn release(conn: &Conn, end: &End, segment: u32, index: u32) -> Remaining {
     members::leave(&end.members);
-    let last = end.refs.fetch_sub(1, AcqRel) == 1;
-    if !last {
+    let remaining = Remaining::of(end.refs.fetch_sub(1, AcqRel));
+    if remaining == Remaining::Others {
         holders::leave_to_parent(end);
     }
     segment::let_go(segment, conn.has(F_CLIENT).then_some(index), liveness::has_ended(conn));
-    last
+    remaining
 }
