@@ -295,6 +295,32 @@ fn bits_of_state_words_are_named_in_one_place() {
     assert!(!names_bits("// TXF_DONE\nfn f() { END; own.flags(Relaxed).is_done() }"));
 }
 
+/// The flags that a file sets or clears in records (`F_*`).
+fn flags_set(text: &str) -> BTreeSet<String> {
+    let tokens = tokens(text);
+    let calls = tokens.iter().enumerate().filter(|(_, word)| *word == "set_flag");
+    let arguments = |(at, _): (usize, &String)| {
+        tokens[at..].iter().take_while(|word| *word != ")" && *word != ",").cloned().collect()
+    };
+    let words = calls.flat_map(|call| -> Vec<String> { arguments(call) });
+    words.filter(|word| word.starts_with("F_")).collect()
+}
+
+#[test]
+fn a_flag_of_records_is_set_by_one_folder() {
+    let source = source();
+    let mut folders: BTreeMap<String, BTreeSet<&String>> = BTreeMap::new();
+    for (module, (_, text)) in source.files.iter().filter(|(module, _)| *module != &["fuzzing"]) {
+        for flag in flags_set(text) {
+            folders.entry(flag).or_default().extend(module.first());
+        }
+    }
+    folders.retain(|_, folders| folders.len() > 1);
+    assert!(folders.is_empty(), "ask the folder that has it to set it: {folders:?}");
+    let found = flags_set("fn f() { conn.set_flag(conn::F_DOWN | F_HANDED, has(F_SHARED)); }");
+    assert_eq!(found, BTreeSet::from(["F_DOWN".to_owned(), "F_HANDED".to_owned()]));
+}
+
 /// A crate of three layers whose lowest one has this file.
 fn three_layers(file: &str) -> Source {
     let lib = "mod os;\n\nmod record;\n\npub mod api;\n#[cfg(fuzzing)]\npub mod fuzzing;\n";

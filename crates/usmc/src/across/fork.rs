@@ -20,13 +20,11 @@ use crate::handshake::clc;
 use crate::os::errno::{errno, set_errno};
 use crate::os::reason::Reason;
 use crate::os::{libc_streams, members, process, real, sys};
-use crate::record::conn::{
-    self, Conn, F_COPIED, F_DOWN, F_FORKED, F_HANDED, F_SETTLING, F_SHARED, F_UNSHOWN,
-};
+use crate::record::conn::{self, Conn, F_DOWN, F_FORKED, F_HANDED};
 use crate::record::near;
 use crate::record::phase::Phase;
 use crate::socket::{close, connect};
-use crate::stream::wait;
+use crate::stream::{fallback, wait};
 use crate::watch::observer;
 use crate::watchers::epoll;
 use crate::{host, uring};
@@ -53,15 +51,15 @@ fn prepare() {
         conn.rx_lock.hold();
         conn.tx_lock.hold();
         conn.step_lock.hold();
-        conn.set_flag(F_COPIED, true);
+        holders::note_copied(conn);
         clc::before_fork(conn);
         match conn.phase() {
             _ if conn.slot().is_some() => {
                 share_sleepers(conn);
                 holders::count_in_slots(conn, true);
-                conn.set_flag(F_SHARED | F_FORKED, true);
+                share(conn);
             }
-            _ if holders::count_in_slots(conn, true) => conn.set_flag(F_SHARED | F_FORKED, true),
+            _ if holders::count_in_slots(conn, true) => share(conn),
             Phase::Early => {
                 if conn.cell.load(Relaxed) == 0 {
                     conn.cell.store(holders::new_cell().unwrap_or(0), Relaxed);
@@ -69,7 +67,7 @@ fn prepare() {
                 match cell_of(conn) {
                     Some(cell) => {
                         cell.holders.fetch_add(1, AcqRel);
-                        conn.set_flag(F_SHARED | F_FORKED, true);
+                        share(conn);
                     }
                     None => conn.give_up(Reason::NoMemory),
                 }
@@ -87,6 +85,12 @@ fn prepare() {
     FORKING.store(process::thread(), Relaxed);
 }
 
+/// The child holds the connection, too, and is counted.
+fn share(conn: &Conn) {
+    holders::share(conn);
+    conn.set_flag(F_FORKED, true);
+}
+
 /// All sleepers of the end are asked for from now on: those that were killed are still counted among them, and those of
 /// this process are not yet.
 fn share_sleepers(conn: &Conn) {
@@ -94,7 +98,7 @@ fn share_sleepers(conn: &Conn) {
         && is_alone(conn)
     {
         for for_room in [false, true] {
-            wait::sleepers(conn, Some(slot), for_room).share(|| conn.set_flag(F_SHARED, true));
+            wait::sleepers(conn, Some(slot), for_room).share(|| holders::share(conn));
         }
         let own = conn.blocked_sends.load(Relaxed);
         conn.end(slot).blocked_sends.fetch_min(own, Relaxed);
@@ -157,11 +161,12 @@ fn child() {
             holders::members(conn).inspect(|list| members::enter(list));
         }
         // An exec that another thread was trying is not tried here.
-        conn.set_flag(F_FORKED | F_SETTLING | F_DOWN | F_HANDED, false);
+        conn.set_flag(F_FORKED | F_DOWN | F_HANDED, false);
+        fallback::note_settled(conn);
         if let Some(slot) = conn.slot() {
             // Often the parent closes its own.
             near::name_process(conn.end(slot));
-            conn.set_flag(F_UNSHOWN, true);
+            observer::came_by_fork(conn);
         }
         listening |= conn.phase() == Phase::Listen;
     });

@@ -11,13 +11,13 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use crate::across::exec;
-use crate::family::passed_on;
+use crate::family::{holders, passed_on};
 use crate::host::Receiver;
 use crate::os::errno::set_errno;
 use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
 use crate::os::{log, process, real};
-use crate::record::conn::{self, F_COPIED};
+use crate::record::conn;
 use crate::record::phase::Phase;
 use crate::stream::fallback::Patience;
 
@@ -417,7 +417,7 @@ fn leave(given: Given, patience: &Patience, withheld: &mut Withheld) -> Result<(
     let conn = conn::at(given.index);
     if conn.phase() == Phase::Fresh {
         // The program would not learn of the connection that it becomes.
-        conn.set_flag(F_COPIED, true);
+        holders::note_copied(conn);
     }
     if !matches!(conn.phase(), Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring) {
         return Ok(());

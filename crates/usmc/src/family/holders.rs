@@ -10,7 +10,7 @@ use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use super::liveness;
 use crate::os::{members, process, sys};
-use crate::record::conn::{Conn, F_INQ_KNOWN, F_NONBLOCK, F_SHARED, F_STALE};
+use crate::record::conn::{Conn, F_COPIED, F_NONBLOCK, F_SHARED, F_STALE};
 use crate::record::{kernel, near};
 
 const CELLS: usize = 1 << 16;
@@ -156,7 +156,7 @@ pub fn is_sole_holder(conn: &Conn) -> bool {
         if let Some(end) = conn.family() {
             conn.set_lowat(end.rcvlowat.load(Relaxed));
         }
-        conn.set_flag(F_INQ_KNOWN, false);
+        conn.forget_tells_unread();
         conn.set_flag(F_STALE, true);
         conn.set_flag(F_SHARED, false);
     }
@@ -199,6 +199,26 @@ fn is_nonblocking_anew(fd: i32, conn: &Conn) -> bool {
     // The process that vouched for it may have closed its own.
     conn.slot().inspect(|slot| liveness::vouch(conn, slot));
     on
+}
+
+/// O_NONBLOCK was set or cleared by this process.
+pub fn note_nonblocking(conn: &Conn, on: bool) {
+    conn.set_flag(F_NONBLOCK, on);
+}
+
+/// Other holders of before may have set O_NONBLOCK: the kernel is asked for it.
+pub fn doubt_nonblocking(conn: &Conn) {
+    conn.set_flag(F_STALE, true);
+}
+
+/// Another process may get the socket, whatever carries its bytes.
+pub fn note_copied(conn: &Conn) {
+    conn.set_flag(F_COPIED, true);
+}
+
+/// Another process may hold the connection from now on, until [`is_sole_holder`] finds that none does.
+pub fn share(conn: &Conn) {
+    conn.set_flag(F_SHARED, true);
 }
 
 /// The processes that hold a connection once this one has let go of it.

@@ -15,20 +15,21 @@ use usmc_shm::Broken;
 use usmc_shm::handshake::{self, SlotState, Use};
 use usmc_shm::layout::{ACCEPTOR, CLIENT, Slot};
 use usmc_shm::span::{Switch, TxSpan};
+use usmc_shm::state::EndFlags;
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
 use crate::device;
 use crate::device::segment::InUse;
 use crate::family::liveness::{self, Life};
-use crate::family::{holders, mark, passed_on};
+use crate::family::{holders, locks, mark, passed_on};
 use crate::handshake::{clc, syn_option};
 use crate::host::{self, OfferId};
 use crate::os::reason::Reason;
 use crate::os::{config, kernel_only, log, sockopt, sys};
 use crate::record::change_over::{self, Call};
 use crate::record::conn::{
-    self, Conn, F_ADOPTED, F_CLIENT, F_COPIED, F_HANDED, F_KERNEL_ONLY, F_SCRIBBLED, F_SETTLING,
-    F_SHARED, F_STALE, F_TUNED,
+    self, Conn, F_ADOPTED, F_CLIENT, F_COPIED, F_HANDED, F_KERNEL_ONLY, F_SETTLING, F_SHARED,
+    F_TUNED,
 };
 use crate::record::near;
 use crate::record::phase::{Event, Phase};
@@ -126,7 +127,7 @@ fn bind_slot(
     end.fd.store(fd.cast_unsigned(), Relaxed);
     conn.segment.store(segment.index, Relaxed);
     conn.slot_index.store(index, Relaxed);
-    conn.set_flag(F_SCRIBBLED, false);
+    locks::trust(conn);
     // A stranger can make us take what it says it has written: memory for that has to be put aside.
     let reaches_far = !conn.is_with_other_user() || conn.clc.has_far_aside();
     // SAFETY: the segment counts this record as a user until `release_slot`.
@@ -246,7 +247,7 @@ pub fn is_free(fd: i32, conn: &Conn) -> Result<bool, Reason> {
 pub fn stay_tcp(index: u32) -> bool {
     let conn = conn::at(index);
     match conn.phase() {
-        Phase::Fresh => conn.set_flag(F_KERNEL_ONLY, true),
+        Phase::Fresh => conn.keep_to_kernel(),
         Phase::Early | Phase::Offered => take_back(conn, Reason::TableFull),
         _ => {}
     }
@@ -369,7 +370,7 @@ fn offer_id(conn: &Conn) -> OfferId {
 /// The connection is in the ring from now on. Its other holders of before may have set O_NONBLOCK meanwhile.
 fn begin_ring(conn: &Conn) {
     if conn.returns() > 0 || conn.passed_on.load(Relaxed) != 0 || conn.has(F_ADOPTED | F_COPIED) {
-        conn.set_flag(F_STALE, true);
+        holders::doubt_nonblocking(conn);
     }
     conn.go(Event::Confirms);
 }
@@ -408,6 +409,36 @@ fn tune(fd: i32, conn: &Conn) {
     take_lowat(fd, conn);
     note_linger(fd, conn, slot);
     conn.set_flag(F_TUNED, true);
+}
+
+/// The kernel's socket has the application's options again.
+pub fn untune(fd: i32, conn: &Conn, slot: &Slot) {
+    if conn.has(F_TUNED) {
+        conn.set_flag(F_TUNED, false);
+        let set = conn.end(slot).give_options_back();
+        if set.has_given_back() {
+            // Another process was first, and may have set its own since.
+            conn.set_lowat(0);
+        } else {
+            give_options_back(fd, set);
+        }
+        give_lowat_back(fd, conn);
+    }
+}
+
+/// `set`: what the application has set.
+fn give_options_back(fd: i32, set: EndFlags) {
+    if !set.has_nodelay() {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &0i32);
+    }
+    if set.has_cork() {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &1i32);
+    }
+}
+
+/// The socket is about to be fresh again: it is neither end of a connection.
+pub fn disconnecting(conn: &Conn) {
+    conn.set_flag(F_CLIENT | F_TUNED, false);
 }
 
 fn has_high_lowat(fd: i32) -> bool {

@@ -13,7 +13,7 @@ use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
 use crate::os::{config, log, sockopt};
-use crate::record::conn::{self, F_ADOPTED, F_CHILDREN_TCP};
+use crate::record::conn::{self, F_ADOPTED};
 use crate::record::{kernel, numbers};
 use crate::socket::{connect, control};
 use crate::watch::observer;
@@ -46,7 +46,7 @@ pub fn adopt(fd: i32, by: &[Receiver]) {
         let Some(index) = created(fd) else { return };
         conn::at(index).set_flag(F_ADOPTED, true);
         if listens {
-            conn::at(index).set_flag(F_CHILDREN_TCP, sockopt::are_kernels(fd));
+            conn::at(index).keep_children_to_kernel(sockopt::are_kernels(fd));
             connect::listening(fd, index);
         }
         return;

@@ -6,7 +6,7 @@ use core::ptr;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{adopt, channel};
-use crate::family::passed_on;
+use crate::family::{holders, passed_on};
 use crate::handshake::transition;
 use crate::host::{self, PassedOn, Receiver};
 use crate::os::errno::{errno, set_errno};
@@ -14,7 +14,7 @@ use crate::os::reason::Reason;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
 use crate::os::{real, sockopt};
-use crate::record::conn::{self, F_ADOPTED, F_COPIED};
+use crate::record::conn::{self, F_ADOPTED};
 use crate::record::kernel;
 use crate::record::phase::Phase;
 use crate::record::tuple::{self, Tuple};
@@ -96,7 +96,7 @@ unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
                 let left = fallback::leave(fd, index, Reason::PassedOn);
                 if conn.phase() == Phase::Fresh {
                     // Who else has it would not learn of the connection that it becomes.
-                    conn.set_flag(F_COPIED, true);
+                    holders::note_copied(conn);
                 }
                 if left.is_ok() && lasts {
                     passed_on::hand_over(

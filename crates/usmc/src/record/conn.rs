@@ -24,6 +24,8 @@ use crate::record::order;
 use crate::record::phase::{Event, Phase};
 use crate::record::users::Users;
 
+// One folder sets and clears each flag (tests/layers.rs sees to it); the others call its functions.
+
 /// Flag: this is the connecting end.
 pub const F_CLIENT: u32 = 1;
 /// Flag: another process may hold this socket, too; ask the kernel instead of trusting cached options.
@@ -296,6 +298,30 @@ impl Conn {
         } else if !on && now != 0 {
             single::clear(&self.flags, flag);
         }
+    }
+
+    /// What becomes of this fresh socket must not leave TCP: the kernel has to see the bytes.
+    pub fn keep_to_kernel(&self) {
+        self.set_flag(F_KERNEL_ONLY, true);
+    }
+
+    /// Whether what this listener accepts has to stay TCP.
+    pub fn keep_children_to_kernel(&self, on: bool) {
+        self.set_flag(F_CHILDREN_TCP, on);
+    }
+
+    /// Whether received messages tell what is left unread (TCP_INQ); the kernel is asked where that is not known.
+    pub fn tells_unread(&self, ask: impl FnOnce() -> bool) -> bool {
+        if !self.has(F_INQ_KNOWN) {
+            self.set_flag(F_INQ, ask());
+            self.set_flag(F_INQ_KNOWN, true);
+        }
+        self.has(F_INQ)
+    }
+
+    /// The kernel is to be asked for TCP_INQ anew.
+    pub fn forget_tells_unread(&self) {
+        self.set_flag(F_INQ_KNOWN, false);
     }
 
     /// SO_RCVLOWAT; 0 = the default. Of a shared end, as the process that set it last left it.

@@ -8,11 +8,11 @@ use crate::host;
 use crate::os::reason::Reason;
 use crate::os::table::{self, Entry};
 use crate::os::{config, kernel_only};
-use crate::record::conn::{self, Conn, F_ADOPTED, F_CLIENT, F_NONBLOCK, F_TUNED};
+use crate::record::conn::{self, Conn, F_ADOPTED, F_NONBLOCK};
 use crate::record::order;
 use crate::record::phase::{Event, Phase};
 use crate::record::tuple::{self, Endpoint, Tuple};
-use crate::stream::{ending, fallback};
+use crate::stream::ending;
 use crate::watch::observer;
 use crate::watchers::epoll;
 
@@ -103,7 +103,7 @@ pub fn disconnecting(fd: i32, index: u32) {
     let error = ending::left_by_disconnect(fd, conn);
     if let Some(slot) = conn.slot() {
         // They outlive the connection.
-        fallback::untune(fd, conn, slot);
+        transition::untune(fd, conn, slot);
         conn.own(slot).close(true);
         // Nor has another process anything to read any more.
         let ring = conn.rx(slot);
@@ -115,7 +115,7 @@ pub fn disconnecting(fd: i32, index: u32) {
     transition::end(conn);
     ending::leave(conn, error);
     conn.go_on_with_kernel_calls();
-    conn.set_flag(F_CLIENT | F_TUNED, false);
+    transition::disconnecting(conn);
     conn.go(Event::Disconnects);
 }
 

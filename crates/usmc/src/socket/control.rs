@@ -1,10 +1,11 @@
 //! dup(2) and the flags of an open file description.
 
+use crate::family::holders;
 use crate::os::log;
 use crate::os::reason::Reason;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
-use crate::record::conn::{self, F_KERNEL_ONLY, F_NONBLOCK};
+use crate::record::conn;
 use crate::record::numbers;
 use crate::record::phase::Phase;
 use crate::stream::{fallback, unread};
@@ -56,7 +57,7 @@ pub fn used_by_libc(fd: i32) {
 /// O_NONBLOCK was set or cleared on `fd`.
 pub fn nonblocking(fd: i32, on: bool) {
     if let Entry::Conn(index) = table::settled(fd) {
-        conn::at(index).set_flag(F_NONBLOCK, on);
+        holders::note_nonblocking(conn::at(index), on);
     }
 }
 
@@ -67,7 +68,7 @@ pub fn nonblocking(fd: i32, on: bool) {
 pub fn signals(fd: i32) -> Result<(), Errno> {
     let Entry::Conn(index) = table::get(fd) else { return Ok(()) };
     match conn::at(index).phase() {
-        Phase::Fresh => conn::at(index).set_flag(F_KERNEL_ONLY, true),
+        Phase::Fresh => conn::at(index).keep_to_kernel(),
         // Of a listener the kernel sees all, and what it accepts is without the flag.
         Phase::Listen => {}
         _ => return fallback::leave(fd, index, Reason::KernelFeature),

@@ -8,7 +8,7 @@ use crate::handshake::{syn_option, transition};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::{clock, sockopt};
-use crate::record::conn::{self, Conn, F_CHILDREN_TCP, F_INQ, F_INQ_KNOWN, F_KERNEL_ONLY, F_TUNED};
+use crate::record::conn::{self, Conn, F_TUNED};
 use crate::record::limit;
 use crate::record::phase::Phase;
 use crate::stream::{fallback, room};
@@ -60,11 +60,11 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
         }
     }
     if (level, name) == (libc::IPPROTO_TCP, TCP_FASTOPEN_CONNECT) && conn.phase() == Phase::Fresh {
-        conn.set_flag(F_KERNEL_ONLY, true);
+        conn.keep_to_kernel();
     }
     if (level, name) == (libc::IPPROTO_TCP, TCP_INQ) {
         // Asked for anew.
-        conn.set_flag(F_INQ_KNOWN, false);
+        conn.forget_tells_unread();
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         epoll::forget_known(index);
@@ -167,9 +167,12 @@ fn needs_kernel(level: i32, name: i32, value: i32) -> bool {
 pub fn leave_to_kernel(fd: i32, index: u32) -> Result<(), Errno> {
     let conn = conn::at(index);
     match conn.phase() {
-        Phase::Fresh => conn.set_flag(F_KERNEL_ONLY | F_CHILDREN_TCP, true),
+        Phase::Fresh => {
+            conn.keep_to_kernel();
+            conn.keep_children_to_kernel(true);
+        }
         Phase::Listen => {
-            conn.set_flag(F_CHILDREN_TCP, true);
+            conn.keep_children_to_kernel(true);
             syn_option::disarm(fd, conn);
         }
         Phase::Plain => {}
@@ -214,11 +217,7 @@ pub fn completes_sends(fd: i32) -> bool {
 
 /// Whether received messages tell what is left unread ([`TCP_INQ`]).
 pub fn tells_unread(fd: i32, conn: &Conn) -> bool {
-    if !conn.has(F_INQ_KNOWN) {
-        conn.set_flag(F_INQ, sockopt::int(fd, libc::IPPROTO_TCP, TCP_INQ, 0) != 0);
-        conn.set_flag(F_INQ_KNOWN, true);
-    }
-    conn.has(F_INQ)
+    conn.tells_unread(|| sockopt::int(fd, libc::IPPROTO_TCP, TCP_INQ, 0) != 0)
 }
 
 /// getsockopt(2) of an int value.

@@ -19,7 +19,6 @@ pub use stream::{drop_bells, skip};
 
 use usmc_shm::layout::{ARM_TCP, End, Slot};
 use usmc_shm::span::{RxSpan, TxSpan};
-use usmc_shm::state::EndFlags;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use self::receiving::leave_rx;
@@ -30,9 +29,9 @@ use crate::family::locks::Family;
 use crate::family::{holders, mark};
 use crate::handshake::{syn_option, transition};
 use crate::os::reason::Reason;
-use crate::os::sys::{self, Errno};
+use crate::os::sys::Errno;
 use crate::os::{log, process};
-use crate::record::conn::{self, Conn, F_SETTLING, F_TUNED};
+use crate::record::conn::{self, Conn, F_SETTLING};
 use crate::record::phase::Phase;
 use crate::record::watched;
 use crate::stream::state;
@@ -229,7 +228,7 @@ pub fn sends_by_tcp(fd: i32, index: u32, reason: Reason) -> bool {
 
 /// Both directions are TCP's. The caller holds both locks, and calls [`settle`] without them.
 fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
-    untune(fd, conn, slot);
+    transition::untune(fd, conn, slot);
     mark::leave_ring(fd);
     // Before the phase tells: a thread that is told by it that TCP carries the bytes counts them together with these.
     note_totals(conn, slot);
@@ -239,31 +238,6 @@ fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
         conn.give_up(reason);
     }
     log::debug(format_args!("fd {fd}: back to TCP, {}", reason.text()));
-}
-
-/// The kernel's socket has the application's options again.
-pub fn untune(fd: i32, conn: &Conn, slot: &Slot) {
-    if conn.has(F_TUNED) {
-        conn.set_flag(F_TUNED, false);
-        let set = conn.end(slot).give_options_back();
-        if set.has_given_back() {
-            // Another process was first, and may have set its own since.
-            conn.set_lowat(0);
-        } else {
-            give_options_back(fd, set);
-        }
-        transition::give_lowat_back(fd, conn);
-    }
-}
-
-/// `set`: what the application has set.
-fn give_options_back(fd: i32, set: EndFlags) {
-    if !set.has_nodelay() {
-        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &0i32);
-    }
-    if set.has_cork() {
-        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &1i32);
-    }
 }
 
 /// For `usmc ss` and `usmc dump`: what went through this ring. The kernel's counts have the doorbells instead.
@@ -289,7 +263,12 @@ fn note_totals(conn: &Conn, slot: &Slot) {
 fn settle(fd: i32, index: u32) {
     observer::changed(fd, index);
     watched::LEFT_RING.call(index);
-    conn::at(index).set_flag(F_SETTLING, false);
+    note_settled(conn::at(index));
+}
+
+/// The phase is known to all that hangs on it; in the child of a fork, where the thread that was at it does not exist.
+pub fn note_settled(conn: &Conn) {
+    conn.set_flag(F_SETTLING, false);
 }
 
 /// Before this process ends: bytes that peers have asked for by TCP.

@@ -149,6 +149,11 @@ pub fn used(fd: i32, index: u32) {
     }
 }
 
+/// The connection came by fork: its first call that moves bytes shows it.
+pub fn came_by_fork(conn: &Conn) {
+    conn.set_flag(F_UNSHOWN, true);
+}
+
 #[cold]
 fn show(fd: i32, index: u32) {
     conn::at(index).set_flag(F_UNSHOWN, false);

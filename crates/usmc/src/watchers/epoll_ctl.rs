@@ -35,7 +35,7 @@ pub fn control(
     if op == libc::EPOLL_CTL_ADD && event.is_some_and(|event| event.events & EXCLUSIVE != 0) {
         // Its registration cannot be changed, and so cannot follow the connection into the ring.
         match conn.phase() {
-            Phase::Fresh => conn.set_flag(conn::F_KERNEL_ONLY, true),
+            Phase::Fresh => conn.keep_to_kernel(),
             Phase::Early | Phase::Offered | Phase::Attached => {
                 transition::decline(fd, index, Reason::KernelFeature);
             }
