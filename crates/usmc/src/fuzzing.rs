@@ -18,8 +18,9 @@ pub mod segment {
     };
 }
 
+use crate::family::holders;
 use crate::os::table::{self, Entry};
-use crate::record::conn::{self, Conn, F_SHARED};
+use crate::record::conn::{self, Conn};
 use crate::record::phase::Phase;
 
 fn conn(fd: i32) -> Option<&'static Conn> {
@@ -49,6 +50,6 @@ pub fn offered(fd: i32) -> Option<(u32, u32)> {
 /// The connection is used as if a child had it, too: by the slot's locks.
 pub fn share(fd: i32) {
     if let Some(conn) = conn(fd) {
-        conn.set_flag(F_SHARED, true);
+        holders::share(conn);
     }
 }

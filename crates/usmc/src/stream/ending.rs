@@ -5,6 +5,7 @@
 //! a FIN alone. Flags and cursors in the slot tell the two apart.
 //!
 //! Three tables decide: [`ending`] what has happened, [`had_fin`] what a receive still finds, [`sending`] what becomes of a send.
+//! docs/ending.md shows them, with a test for each cell.
 
 use usmc_shm::layout::{End, Slot};
 use usmc_shm::state::{EndState, Rx, Tx, TxFlags};
