@@ -106,6 +106,12 @@ impl TxFlags {
         self.0 & TXF_BACK != 0
     }
 
+    /// Whether the direction's ring is over or to be ended: one of its ends has left it.
+    #[inline(always)]
+    pub const fn ends_ring(self) -> bool {
+        self.0 & (TXF_LEFT | TXF_BACK) != 0
+    }
+
     /// Whether the sender has left the other direction.
     #[inline(always)]
     pub const fn has_left_other(self) -> bool {

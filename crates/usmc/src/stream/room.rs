@@ -7,7 +7,7 @@
 //! Some connections have no far part: a memory limit is near, a program is a 32-bit one, a peer is a stranger and memory is
 //! limited. There a sender that sleeps although nothing is read goes back to TCP.
 
-use usmc_shm::layout::{END_FAR, Slot, TXF_BACK, TXF_DONE, TXF_LEFT, WINDOW_SHIFT_MAX};
+use usmc_shm::layout::{Slot, WINDOW_SHIFT_MAX};
 use usmc_shm::ring::{Grant, Ring, Room};
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::Relaxed;
@@ -48,8 +48,8 @@ pub fn grow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
         return false;
     }
     let Some(_family) = Family::sending(fd, conn, slot) else { return false };
-    let flags = conn.own(slot).flags.load(Relaxed);
-    if flags & (TXF_LEFT | TXF_BACK | TXF_DONE) != 0 {
+    let flags = conn.own(slot).flags(Relaxed);
+    if flags.ends_ring() || flags.is_done() {
         return false;
     }
     // Where there is no memory for the far part, there may be some for the rest of the ring.
@@ -196,7 +196,7 @@ pub fn keeps_far_ms(conn: &Conn) -> Option<u32> {
 /// back would not find that room in TCP's buffers.
 fn growing<'a>(conn: &Conn, slot: &'a Slot) -> Ring<'a> {
     let tx = conn.tx(slot);
-    let has_read_tcp = slot.end[1 - conn.side()].tcp_left.load(Relaxed) == 1;
+    let has_read_tcp = conn.peer_end(slot).reads_ring();
     if has_read_tcp && peer_reaches_far(conn, slot) { tx } else { within_ring(conn, tx) }
 }
 
@@ -206,7 +206,7 @@ fn within_ring<'a>(conn: &Conn, tx: Ring<'a>) -> Ring<'a> {
 }
 
 fn peer_reaches_far(conn: &Conn, slot: &Slot) -> bool {
-    slot.end[1 - conn.side()].flags.load(Relaxed) & END_FAR != 0
+    conn.peer_end(slot).flags().reaches_far()
 }
 
 /// Somebody waits for so many unread bytes: leaves a ring that does not hold them. Whether it has.

@@ -28,7 +28,7 @@ pub fn leave_copies(fd: i32, conn: &Conn, slot: &Slot) {
 fn leave_copies_of_unread(fd: i32, conn: &Conn, slot: &Slot) {
     let (span, tx) = (TxSpan::new(slot, conn.side()), conn.tx(slot));
     let own = conn.own(slot).flags(Relaxed);
-    let ended = own.has_ended() || own.goes_back() || own.is_left();
+    let ended = own.has_ended() || own.ends_ring();
     if ended || conn.peer(slot).flags(Relaxed).reads_nothing() || !span.is_ring() {
         return;
     }
