@@ -105,55 +105,24 @@ of_connections! {
 /// Receives into one buffer; `kernel` is the real call.
 #[inline(always)]
 unsafe fn receive_one(
-    (fd, mut index): (c_int, u32),
+    socket: (c_int, u32),
     buf: *mut c_void,
     len: size_t,
     flags: c_int,
-    mut kernel: impl FnMut() -> ssize_t,
+    kernel: impl FnMut() -> ssize_t,
 ) -> ssize_t {
     if is_nowhere(buf) && len > 0 && flags & libc::MSG_TRUNC == 0 {
         // SAFETY: the caller's contract.
-        return unsafe { receive_nowhere((fd, index), flags, kernel) };
+        return unsafe { receive_nowhere(socket, flags, kernel) };
     }
-    // Not a closure around `kernel`: that would cost every call something.
-    let captured = |got: ssize_t, index: u32| {
-        let iov = iovec { iov_base: buf, iov_len: len };
-        // SAFETY: the application's buffer, which the kernel has filled.
-        unsafe { capture::received_by_kernel(fd, index, &raw const iov, 1, got, flags) };
-        got
-    };
-    let mut is_first = true;
-    loop {
-        let returns = conn::at(index).returns();
-        if let Some(call) = Early::receive(fd, index) {
-            // The real call is a cancellation point by itself.
-            return captured(keeping(call, kernel).1, index);
-        }
-        if is_first {
-            cancellation_point();
-            is_first = false;
-        }
-        let iov = iovec { iov_base: buf, iov_len: len };
-        // SAFETY: the application's buffer; the entry lives on our stack.
-        let mut to = unsafe { Buffers::new(&raw const iov, 1) };
-        match receiving::receive(fd, index, &mut to, flags) {
-            Outcome::Done(n) => return n as ssize_t,
-            Outcome::Fail(code) => return fail(code),
-            // The record may be of no connection any more.
-            Outcome::Other | Outcome::Kernel if is_other(fd, &mut index) => {}
-            // It is the same again.
-            Outcome::Other => {}
-            Outcome::Kernel => {
-                if let Some(got) = unseen(index, returns, &mut kernel) {
-                    return captured(got, index);
-                }
-            }
-        }
-    }
+    let iov = iovec { iov_base: buf, iov_len: len };
+    // SAFETY: one entry on our stack, the application's buffer.
+    unsafe { receive_into(socket, &raw const iov, 1, flags, kernel) }
 }
 
+/// Receives into an array of buffers; `kernel` is the real call.
 pub(super) unsafe fn receive_many(
-    (fd, mut index): (c_int, u32),
+    (fd, index): (c_int, u32),
     iov: *const iovec,
     count: usize,
     flags: c_int,
@@ -177,11 +146,42 @@ pub(super) unsafe fn receive_many(
             }
         };
     }
-    let captured = |got: ssize_t, index: u32| {
+    // SAFETY: as above.
+    unsafe { receive_into((fd, index), iov, count, flags, kernel) }
+}
+
+/// The same with entries that can be used.
+#[inline(always)]
+unsafe fn receive_into(
+    socket: (c_int, u32),
+    iov: *const iovec,
+    count: usize,
+    flags: c_int,
+    kernel: impl FnMut() -> ssize_t,
+) -> ssize_t {
+    let fd = socket.0;
+    let captured = move |got: ssize_t, index: u32| {
         // SAFETY: the application's buffers, which the kernel has filled.
         unsafe { capture::received_by_kernel(fd, index, iov, count, got, flags) };
         got
     };
+    receive_by(socket, kernel, captured, move |index| {
+        // SAFETY: the application's array and buffers.
+        let mut to = unsafe { Buffers::new(iov, count) };
+        receiving::receive(fd, index, &mut to, flags)
+    })
+}
+
+/// Receives in some way: `kernel` is the real call, which `captured` hears of, and `receive` the call where the kernel alone
+/// cannot do it.
+#[inline(always)]
+pub(super) fn receive_by(
+    (fd, mut index): (c_int, u32),
+    mut kernel: impl FnMut() -> ssize_t,
+    // Not a closure around `kernel`: that would cost every call something.
+    captured: impl Fn(ssize_t, u32) -> ssize_t,
+    mut receive: impl FnMut(u32) -> Outcome,
+) -> ssize_t {
     let mut is_first = true;
     loop {
         let returns = conn::at(index).returns();
@@ -193,9 +193,7 @@ pub(super) unsafe fn receive_many(
             cancellation_point();
             is_first = false;
         }
-        // SAFETY: the application's array and buffers.
-        let mut to = unsafe { Buffers::new(iov, count) };
-        match receiving::receive(fd, index, &mut to, flags) {
+        match receive(index) {
             Outcome::Done(n) => return n as ssize_t,
             Outcome::Fail(code) => return fail(code),
             // The record may be of no connection any more.
@@ -259,7 +257,7 @@ unsafe fn read_connection(fd: c_int, buf: *mut c_void, len: size_t, index: u32) 
         return unsafe { real::read(fd, buf, len) };
     }
     // SAFETY: as above.
-    unsafe { receive_one((fd, index), buf, len, 0, || real::read(fd, buf, len)) }
+    unsafe { receive_one((fd, index), buf, len, 0, move || real::read(fd, buf, len)) }
 }
 
 #[inline(never)]
@@ -271,7 +269,7 @@ unsafe fn recv_connection(
     index: u32,
 ) -> ssize_t {
     // SAFETY: the caller's contract.
-    unsafe { receive_one((fd, index), buf, len, flags, || real::recv(fd, buf, len, flags)) }
+    unsafe { receive_one((fd, index), buf, len, flags, move || real::recv(fd, buf, len, flags)) }
 }
 
 #[inline(never)]
@@ -307,7 +305,7 @@ unsafe fn recvfrom_connection(
 
 #[inline(never)]
 unsafe fn readv_connection(fd: c_int, iov: *const iovec, count: c_int, index: u32) -> ssize_t {
-    let kernel = || {
+    let kernel = move || {
         // SAFETY: the caller's contract.
         unsafe { real::readv(fd, iov, count) }
     };
@@ -586,7 +584,7 @@ unsafe fn send_one(
 #[inline(never)]
 unsafe fn write_connection(fd: c_int, buf: *const c_void, len: size_t, index: u32) -> ssize_t {
     // SAFETY: the caller's contract.
-    unsafe { send_one((fd, index), buf, len, 0, || real::write(fd, buf, len)) }
+    unsafe { send_one((fd, index), buf, len, 0, move || real::write(fd, buf, len)) }
 }
 
 #[inline(never)]
@@ -598,7 +596,7 @@ unsafe fn send_connection(
     index: u32,
 ) -> ssize_t {
     // SAFETY: the caller's contract.
-    unsafe { send_one((fd, index), buf, len, flags, || real::send(fd, buf, len, flags)) }
+    unsafe { send_one((fd, index), buf, len, flags, move || real::send(fd, buf, len, flags)) }
 }
 
 /// Only TCP Fast Open uses the address, and that is the kernel's.
@@ -612,7 +610,7 @@ unsafe fn sendto_connection(
     addr_len: socklen_t,
     index: u32,
 ) -> ssize_t {
-    let kernel = || {
+    let kernel = move || {
         // SAFETY: the caller's contract.
         unsafe { real::sendto(fd, buf, len, flags, addr, addr_len) }
     };
@@ -639,7 +637,7 @@ fn has_bad_name(msg: &msghdr, sent: bool) -> bool {
 
 #[inline(never)]
 unsafe fn writev_connection(fd: c_int, iov: *const iovec, count: c_int, index: u32) -> ssize_t {
-    let kernel = || {
+    let kernel = move || {
         // SAFETY: the caller's contract.
         unsafe { real::writev(fd, iov, count) }
     };
@@ -655,7 +653,7 @@ unsafe fn writev_connection(fd: c_int, iov: *const iovec, count: c_int, index: u
 
 /// sendmsg(2)
 pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
-    let kernel = || {
+    let kernel = move || {
         // SAFETY: the caller's contract.
         unsafe { real::sendmsg(fd, msg, flags) }
     };
