@@ -1,9 +1,9 @@
 //! Steps on memory that only this process reads. While it has one thread they need no locked instruction: what else comes
 //! between are signal handlers, and these not into an instruction.
 
-use usmc_shm::sync::Ordering::SeqCst;
 #[cfg(not(all(target_arch = "x86_64", not(any(fuzzing, miri)))))]
-use usmc_shm::sync::Ordering::{Relaxed, Release};
+use usmc_shm::sync::Ordering::Release;
+use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 use usmc_shm::sync::compiler_fence;
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
@@ -87,6 +87,16 @@ pub fn clear(word: &AtomicU32, bits: u32) {
     word.fetch_and(!bits, SeqCst);
 }
 
+/// [`set`] or [`clear`], where the word does not say so already: a locked instruction is worth a branch.
+pub fn put(word: &AtomicU32, bits: u32, on: bool) {
+    let now = word.load(Relaxed) & bits;
+    if on && now != bits {
+        set(word, bits);
+    } else if !on && now != 0 {
+        clear(word, bits);
+    }
+}
+
 /// Puts `to` in the place of `from`. SeqCst where there are threads.
 ///
 /// # Errors
@@ -146,7 +156,6 @@ pub fn replace_u32(word: &AtomicU32, from: u32, to: u32) -> Result<u32, u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use usmc_shm::sync::Ordering::Relaxed;
 
     // Test programs have threads, so that both ways have to be the same only where `real` says there is one; what the
     // words hold afterwards is the same either way.

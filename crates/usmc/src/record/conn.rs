@@ -291,13 +291,7 @@ impl Conn {
 
     /// Sets or clears flags.
     pub fn set_flag(&self, flag: u32, on: bool) {
-        let now = self.flags.load(Relaxed) & flag;
-        // A locked instruction is worth a branch.
-        if on && now != flag {
-            single::set(&self.flags, flag);
-        } else if !on && now != 0 {
-            single::clear(&self.flags, flag);
-        }
+        single::put(&self.flags, flag, on);
     }
 
     /// What becomes of this fresh socket must not leave TCP: the kernel has to see the bytes.

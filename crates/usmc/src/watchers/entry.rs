@@ -163,13 +163,7 @@ impl Entry {
 
     /// Sets or clears flags.
     pub fn set_flag(&self, flag: u32, on: bool) {
-        let now = self.flags.load(Relaxed) & flag;
-        // A locked instruction is worth a branch.
-        if on && now != flag {
-            single::set(&self.flags, flag);
-        } else if !on && now != 0 {
-            single::clear(&self.flags, flag);
-        }
+        single::put(&self.flags, flag, on);
     }
 }
 
