@@ -1,7 +1,7 @@
 //! The calls that make, duplicate, flag and close descriptors.
 
-use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
-use libc::sigset_t;
+use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use libc::{pid_t, sigset_t};
 
 use super::{after, aio, fail, is_readable};
 use crate::os::errno::{errno, set_errno};
@@ -278,6 +278,20 @@ fresh_fd! {
     inotify_init1(flags: c_int);
     /// memfd_create(2)
     memfd_create(name: *const c_char, flags: c_uint);
+    /// mkstemp(3)
+    mkstemp(template: *mut c_char);
+    /// mkostemp(3)
+    mkostemp(template: *mut c_char, flags: c_int);
+    /// mkstemps(3)
+    mkstemps(template: *mut c_char, suffix: c_int);
+    /// mkostemps(3)
+    mkostemps(template: *mut c_char, suffix: c_int, flags: c_int);
+    /// open_by_handle_at(2)
+    open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int);
+    /// fanotify_init(2)
+    fanotify_init(flags: c_uint, event_flags: c_uint);
+    /// pidfd_open(2)
+    pidfd_open(pid: pid_t, flags: c_uint);
 }
 
 /// open64(2): as open(2) with O_LARGEFILE, which means something on 32-bit machines only.
@@ -296,6 +310,30 @@ pub unsafe fn openat64(dir: c_int, path: *const c_char, flags: c_int, mode: c_ui
 pub unsafe fn creat64(path: *const c_char, mode: c_uint) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { open64(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode) }
+}
+
+/// mkstemp64(3)
+pub unsafe fn mkstemp64(template: *mut c_char) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { mkostemp(template, libc::O_LARGEFILE) }
+}
+
+/// mkostemp64(3)
+pub unsafe fn mkostemp64(template: *mut c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { mkostemp(template, flags | libc::O_LARGEFILE) }
+}
+
+/// mkstemps64(3)
+pub unsafe fn mkstemps64(template: *mut c_char, suffix: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { mkostemps(template, suffix, libc::O_LARGEFILE) }
+}
+
+/// mkostemps64(3)
+pub unsafe fn mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { mkostemps(template, suffix, flags | libc::O_LARGEFILE) }
 }
 
 /// pipe(2)
