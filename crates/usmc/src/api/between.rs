@@ -1,21 +1,15 @@
 //! The calls by which the kernel moves bytes from one descriptor to another.
 
 use core::ffi::{c_int, c_uint};
-#[cfg(target_pointer_width = "32")]
 use core::ptr;
 use libc::{off64_t, size_t, ssize_t};
-use usmc_shm::layout::Slot;
 
-use super::bytes::{finish, is_other, unseen};
-use super::{fail, is_readable};
+use super::bytes::{receive_by, send_by};
+use super::is_readable;
 use crate::os::table::{self, Entry};
-use crate::os::unwind::{cancellation_point, keeping, uncancelled};
+use crate::os::unwind::{cancellation_point, uncancelled};
 use crate::os::{real, sys};
-use crate::record::numbers::{self, Hold};
-use crate::record::{conn, order};
-use crate::socket::early::Early;
-use crate::socket::send::{self, Way};
-use crate::socket::{Outcome, transfer};
+use crate::socket::transfer;
 use crate::watch::capture;
 
 /// sendfile(2)
@@ -80,67 +74,27 @@ pub unsafe fn sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: s
         sent
     };
     uncancelled(|| {
-        transfer(out, index, count, kernel, |out, index, slot| {
-            // SAFETY: the caller's contract.
-            unsafe { transfer::sendfile(out, index, slot, from, offset, count) }
-        })
-    })
-}
-
-/// Sends `count` bytes that are not in the application's memory. A call that may wait in the ring keeps the connection,
-/// whoever closes the number meanwhile.
-fn transfer(
-    fd: c_int,
-    mut index: u32,
-    count: size_t,
-    kernel: impl Fn(c_int) -> ssize_t,
-    through_ring: impl Fn(c_int, u32, &'static Slot) -> Outcome,
-) -> ssize_t {
-    let kernel = |fd, index| {
-        let sent = kernel(fd);
-        order::taken(conn::at(index));
-        sent
-    };
-    let mut hold: Option<Hold> = None;
-    loop {
-        let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
-        let returns = conn::at(index).returns();
-        let done;
-        (hold, done) = match send::way(fd, index) {
-            Way::Plain if hold.is_none() && is_other(fd, &mut index) => continue,
-            Way::Plain => keeping(hold, || unseen(index, returns, &mut || kernel(fd, index))),
-            Way::Failed(errno) => (hold, Some(fail(errno))),
-            Way::Tcp(guard) => {
-                let ((hold, guard), sent) = keeping((hold, guard), || kernel(fd, index));
-                (hold, Some(guard.done(fd, index, sent, count)))
-            }
-            Way::Ring(slot) => {
-                let Some(held) = hold.or_else(|| Hold::enter(fd, index)) else {
-                    if is_other(fd, &mut index) {
-                        hold = None;
-                        continue;
-                    }
-                    return kernel(fd, index);
-                };
-                let (hold, done) = keeping(held, || {
-                    let outcome = through_ring(fd, index, slot);
-                    finish(index, returns, outcome, &mut || {
-                        kernel(numbers::number(fd, index), index)
+        send_by(
+            (out, index),
+            ptr::null(),
+            count,
+            || kernel(out),
+            |index, slot| {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    transfer::sendfile(out, index, slot, from, offset, count, &mut |out| {
+                        kernel(out)
                     })
-                });
-                (Some(hold), done)
-            }
-        };
-        if let Some(n) = done {
-            return n;
-        }
-    }
+                }
+            },
+        )
+    })
 }
 
 /// From a connection to a pipe; `kernel` is the real call.
 fn to_pipe(
     from: c_int,
-    mut index: u32,
+    index: u32,
     to: c_int,
     len: size_t,
     nonblock: bool,
@@ -151,30 +105,12 @@ fn to_pipe(
         return kernel(from);
     };
     let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
-    cancellation_point();
-    let mut hold: Option<Hold> = None;
-    loop {
-        let from = hold.as_ref().map_or(from, |h| h.fd(from));
-        let returns = conn::at(index).returns();
-        if let Some(call) = Early::receive(from, index) {
-            return keeping((hold, call), || kernel(from)).1;
-        }
-        let Some(held) = hold.or_else(|| Hold::enter(from, index)) else {
-            if is_other(from, &mut index) {
-                hold = None;
-                continue;
-            }
-            return kernel(from);
-        };
-        let (held, done) = keeping(held, || {
-            let outcome = transfer::splice_out(from, index, to, len, nonblock);
-            finish(index, returns, outcome, &mut || kernel(numbers::number(from, index)))
-        });
-        if let Some(n) = done {
-            return n;
-        }
-        hold = Some(held);
-    }
+    receive_by(
+        (from, index),
+        || kernel(from),
+        |got, _| got,
+        |index| transfer::splice_out(from, index, to, len, nonblock, &mut |from| kernel(from)),
+    )
 }
 
 /// splice(2) between a pipe and a socket.
@@ -208,11 +144,14 @@ pub unsafe fn splice(
     };
     let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
     cancellation_point();
-    transfer(
-        to,
-        index,
+    send_by(
+        (to, index),
+        ptr::null(),
         len,
-        |to| splice(from, to),
-        |to, index, slot| transfer::splice_in(to, index, slot, from, len, nonblock),
+        || splice(from, to),
+        |index, slot| {
+            let mut kernel = |to| splice(from, to);
+            transfer::splice_in(to, index, slot, from, len, nonblock, &mut kernel)
+        },
     )
 }

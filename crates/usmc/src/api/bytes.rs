@@ -3,6 +3,7 @@
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use usmc_shm::layout::Slot;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{fail, is_nowhere, is_readable, message};
@@ -27,7 +28,7 @@ pub(super) const IOV_MAX: usize = 1024;
 
 /// `None`: the connection is not what it was any more, decide again. `returns`: as for [`Unseen::enter`].
 #[inline(always)]
-pub(super) fn finish(
+fn finish(
     index: u32,
     returns: u32,
     outcome: Outcome,
@@ -44,7 +45,7 @@ pub(super) fn finish(
 
 /// Whether another thread has made the number mean another connection before the call began on it: which one.
 #[inline(always)]
-pub(super) fn is_other(fd: c_int, index: &mut u32) -> bool {
+fn is_other(fd: c_int, index: &mut u32) -> bool {
     match table::settled(fd) {
         Entry::Conn(now) if now != *index => {
             *index = now;
@@ -54,11 +55,7 @@ pub(super) fn is_other(fd: c_int, index: &mut u32) -> bool {
     }
 }
 
-pub(super) fn unseen(
-    index: u32,
-    returns: u32,
-    kernel: &mut impl FnMut() -> ssize_t,
-) -> Option<ssize_t> {
+fn unseen(index: u32, returns: u32, kernel: &mut impl FnMut() -> ssize_t) -> Option<ssize_t> {
     let call = Unseen::enter(index, returns)?;
     Some(keeping(call, kernel).1)
 }
@@ -476,7 +473,7 @@ pub(super) unsafe fn send_refused(
 /// Sends from an array of buffers; `kernel` is the real call.
 #[inline(always)]
 pub(super) unsafe fn send_many(
-    (fd, mut index): (c_int, u32),
+    (fd, index): (c_int, u32),
     iov: *const iovec,
     count: usize,
     flags: c_int,
@@ -492,6 +489,23 @@ pub(super) unsafe fn send_many(
         // It is connected, or this is not supported: the kernel says so before it looks at the bytes.
         return kernel();
     }
+    send_by((fd, index), iov, count, kernel, move |index, slot| {
+        // SAFETY: the application's array and buffers.
+        let mut from = unsafe { Buffers::new(iov, count) };
+        send::through_ring(fd, index, slot, &mut from, flags)
+    })
+}
+
+/// Sends in some way what is in these buffers, or, where `iov` is null, `count` bytes that are somewhere else: `kernel` is the real
+/// call, and `through_ring` the call in the ring.
+#[inline(always)]
+pub(super) fn send_by(
+    (fd, mut index): (c_int, u32),
+    iov: *const iovec,
+    count: usize,
+    mut kernel: impl FnMut() -> ssize_t,
+    mut through_ring: impl FnMut(u32, &'static Slot) -> Outcome,
+) -> ssize_t {
     let mut kernel = |index: u32| {
         let conn = conn::at(index);
         let use_count = conn.use_count.load(Relaxed);
@@ -500,8 +514,10 @@ pub(super) unsafe fn send_many(
         if conn.use_count.load(Relaxed) != use_count || table::settled(fd) != Entry::Conn(index) {
             return sent;
         }
-        // SAFETY: the application's buffers, which the kernel has read.
-        unsafe { capture::sent_by_kernel(fd, index, iov, count, sent) };
+        if !iov.is_null() {
+            // SAFETY: the application's buffers, which the kernel has read.
+            unsafe { capture::sent_by_kernel(fd, index, iov, count, sent) };
+        }
         order::taken(conn);
         if sent < 0 {
             ending::told_by_send(fd, conn, crate::os::errno::errno());
@@ -517,21 +533,17 @@ pub(super) unsafe fn send_many(
             Way::Failed(errno) => Some(fail(errno)),
             Way::Tcp(guard) => {
                 // SAFETY: the application's array.
-                let wanted = unsafe { Buffers::new(iov, count) }.left();
+                let left = || unsafe { Buffers::new(iov, count) }.left();
+                let wanted = if iov.is_null() { count } else { left() };
                 let (guard, sent) = keeping(guard, || kernel(index));
                 Some(guard.done(fd, index, sent, wanted))
             }
-            Way::Ring(slot) => {
-                // SAFETY: the application's array and buffers.
-                let mut from = unsafe { Buffers::new(iov, count) };
-                let outcome = send::through_ring(fd, index, slot, &mut from, flags);
-                match outcome {
-                    Outcome::Other | Outcome::Kernel if is_other(fd, &mut index) => None,
-                    // It is the same again.
-                    Outcome::Other => None,
-                    outcome => finish(index, returns, outcome, &mut || kernel(index)),
-                }
-            }
+            Way::Ring(slot) => match through_ring(index, slot) {
+                Outcome::Other | Outcome::Kernel if is_other(fd, &mut index) => None,
+                // It is the same again.
+                Outcome::Other => None,
+                outcome => finish(index, returns, outcome, &mut || kernel(index)),
+            },
         };
         if let Some(n) = done {
             return n;

@@ -1,6 +1,10 @@
 //! The application's buffers: one or many, walked once.
 
-use core::ptr;
+use core::{mem, ptr};
+
+/// Room for the entries of one system call, none of which is filled yet.
+pub const NO_ENTRIES: [libc::iovec; 64] =
+    [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; 64];
 
 /// A cursor over an array of buffers. The entries are the application's; they are only read.
 pub struct Buffers {
@@ -88,6 +92,15 @@ impl Buffers {
             from.advance(n);
             left -= n;
         }
+    }
+
+    /// The same as a message, whose entries are put to `out`.
+    pub fn message(&self, out: &mut [libc::iovec], most: usize) -> libc::msghdr {
+        // SAFETY: all-zero is a valid msghdr.
+        let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+        msg.msg_iovlen = self.fill(out, most);
+        msg.msg_iov = out.as_mut_ptr();
+        msg
     }
 
     /// The remaining entries as an array for one system call of at most `most` bytes: at most

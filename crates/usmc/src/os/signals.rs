@@ -41,6 +41,12 @@ impl Signals {
         Signals { kept: None, has_ended: false }
     }
 
+    /// Whether they are kept away.
+    #[inline(always)]
+    pub fn are_kept(&self) -> bool {
+        self.kept.is_some()
+    }
+
     /// Keeps them away from now on.
     pub fn keep(&mut self) {
         if self.kept.is_none() {
@@ -59,11 +65,6 @@ impl Signals {
             }
             sys::set_signals(kept.before);
         }
-        self.has_ended
-    }
-
-    /// Whether [`Signals::let_in`] has let one in that ends the call.
-    pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 

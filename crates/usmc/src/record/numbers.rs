@@ -120,6 +120,13 @@ pub fn steady(fd: i32, index: u32) -> i32 {
     number(fd, index)
 }
 
+/// Sleeps in the kernel's poll(2) until one of these events, or fails with its errno. The caller holds the connection.
+pub fn sleeps_in_poll(fd: i32, index: u32, events: i16) -> bool {
+    let mut p = libc::pollfd { fd: steady(fd, index), events, revents: 0 };
+    // SAFETY: one valid pollfd; the real function is a cancellation point, as send and recv are.
+    unsafe { real::poll(&raw mut p, 1, -1) > 0 }
+}
+
 /// A number of this connection, or the sleepers' duplicate.
 pub fn any_number(index: u32) -> Option<i32> {
     let mut any = None;

@@ -2,6 +2,7 @@
 //! socket, on whichever span of the stream the connection is.
 
 pub mod accept;
+pub mod call;
 pub mod close;
 pub mod connect;
 pub mod control;

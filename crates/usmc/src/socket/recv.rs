@@ -2,26 +2,24 @@
 
 mod from_ring;
 
-use core::mem;
 use usmc_shm::layout::{END_RESET_SEEN, Slot};
 use usmc_shm::span::{RxSpan, Source, Taken, Unmeasured};
 use usmc_shm::sync::Ordering::Relaxed;
 
+pub use self::from_ring::taken;
 use self::from_ring::{from_ring, peek_ring};
 use super::Outcome;
-use super::close;
-use crate::family::holders;
+use super::call::Call;
 use crate::family::locks::Family;
 use crate::handshake::{clc, transition};
-use crate::os::iov::Buffers;
-use crate::os::signals::{Signals, Woken};
+use crate::os::iov::{Buffers, NO_ENTRIES};
+use crate::os::real;
+use crate::os::signals::Woken;
 use crate::os::sys::{self, Errno};
-use crate::os::unwind::keeping;
-use crate::os::{clock, real};
-use crate::record::change_over::Call;
+use crate::record::change_over;
 use crate::record::conn::{self, Conn, F_CLC};
 use crate::record::kernel;
-use crate::record::numbers::{self, Hold};
+use crate::record::numbers;
 use crate::record::phase::Phase;
 use crate::stream::ending::{self, Ending};
 use crate::stream::wait::{self, Until};
@@ -34,6 +32,8 @@ enum Attempt {
     Got(usize),
     /// Something has changed: look again.
     Again,
+    /// A peek has found some bytes, and waits for more. No attempt was made.
+    Peeked,
     /// A message of the peer's that is not the application's has begun to come.
     Part,
     /// Nothing yet; `true` when TCP has been read to the boundary.
@@ -61,23 +61,14 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         _ if flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 => wanted,
         lowat => lowat.clamp(1, wanted.max(1)),
     };
-    let mut total = 0;
-    // A call that waits keeps the connection, whatever thread closes the number meanwhile.
-    let mut hold: Option<Hold> = None;
-    // When it began to wait.
-    let mut since = 0;
-    let mut signals = Signals::new();
+    let mut call = Call::new(fd, index, flags, None);
     // What a call that peeks at more than one byte begins anew with, until it takes what is there.
     let peeks = flags & libc::MSG_PEEK != 0;
     let enough = if flags & libc::MSG_WAITALL != 0 { wanted } else { least };
-    let mut peek_all = (peeks
-        && enough > 1
-        && flags & libc::MSG_DONTWAIT == 0
-        && !holders::is_nonblocking(fd, conn)
-        && !conn.rx_lock.is_mine())
-    .then(|| to.again());
+    let mut peek_all =
+        (peeks && enough > 1 && call.waits() && !conn.rx_lock.is_mine()).then(|| to.again());
     loop {
-        let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
+        let fd = call.fd();
         match conn.phase() {
             Phase::Ring => {
                 if let Some(slot) = conn.slot()
@@ -88,173 +79,114 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 }
             }
             Phase::Offered | Phase::Early | Phase::Attached => {
-                transition::progress(fd, index, Call::Receive)
+                transition::progress(fd, index, change_over::Call::Receive)
             }
             Phase::Plain if !clc::wind_up(fd, conn) => {}
             Phase::Plain => {
                 transition::give_lowat_back(fd, conn);
                 return match ending::untold_to_receiver(fd, conn, wanted) {
-                    Some(errno) if total > 0 => {
-                        ending::put_back(conn, errno);
-                        Outcome::Done(total)
-                    }
-                    Some(errno) => Outcome::Fail(errno),
-                    None if total > 0 && stops_in_kernel(fd, conn) => Outcome::Done(total),
+                    Some(errno) => call.fail(errno),
+                    None if call.total > 0 && stops_in_kernel(fd, conn) => call.done(),
                     // The number may be closed, or some bytes are here already.
-                    None if signals.let_in(total > 0) && total == 0 => Outcome::Fail(libc::EINTR),
-                    None if signals.has_ended() => Outcome::Done(total),
-                    None if hold.is_some() || total > 0 => {
+                    None if call.is_interrupted() => call.fail(libc::EINTR),
+                    None if call.is_held() || call.total > 0 => {
                         // O_NONBLOCK counts where the call begins: one that has waited goes on to.
-                        let waits = hold.is_some();
-                        keeping(hold, || rest_by_kernel((fd, waits), index, to, flags, total)).1
+                        let waits = call.is_held();
+                        call.kept(|call, fd| rest_by_kernel((fd, waits), call, to))
                     }
                     None => Outcome::Kernel,
                 };
             }
-            _ if total > 0 => return Outcome::Done(total),
+            _ if call.total > 0 => return call.done(),
             _ => return ending::untold_of_plain(conn).map_or(Outcome::Kernel, Outcome::Fail),
         }
-        if total > 0 && stops_in_kernel(fd, conn) {
-            return Outcome::Done(total);
+        if call.total > 0 && stops_in_kernel(fd, conn) {
+            return call.done();
         }
-        if peek_all.is_some()
-            && let have = unread::unread_anyhow(fd, index)
-            && (1..enough).contains(&have)
-        {
-            if since == 0 {
-                since = clock::now_ns();
-            }
-            if hold.is_none() {
-                hold = Hold::enter(fd, index);
-            }
-            if hold.is_none() {
-                match close::closed_before(fd, index) {
-                    Some(outcome) => return outcome,
-                    None => continue,
-                }
-            }
-            let more;
-            (hold, more) = keeping(hold, || wait::for_more(fd, index, since, &mut signals));
-            if more {
-                continue;
-            }
-            peek_all = None;
-        }
-        let failed = match attempt((fd, index, hold.is_some()), to, flags) {
-            Attempt::Kernel if total > 0 => return Outcome::Done(total),
+        let has_part = |peek_all: &Option<Buffers>| {
+            peek_all.is_some() && (1..enough).contains(&unread::unread_anyhow(fd, index))
+        };
+        let found = match has_part(&peek_all) {
+            true => Attempt::Peeked,
+            false => attempt((fd, index, call.is_held()), to, flags),
+        };
+        match found {
+            Attempt::Kernel if call.total > 0 => return call.done(),
             // It has become plain in this instant; the number may be closed.
-            Attempt::Kernel if hold.is_some() && conn.phase() == Phase::Plain => continue,
+            Attempt::Kernel if call.is_held() && conn.phase() == Phase::Plain => continue,
             Attempt::Kernel => return Outcome::Kernel,
             Attempt::End => {
-                if total == 0 && wanted > 0 {
+                if call.total == 0 && wanted > 0 {
                     capture::ended(fd, conn);
                 }
-                return Outcome::Done(total);
+                return call.done();
             }
             Attempt::Again => continue,
-            Attempt::Closed if total > 0 => return Outcome::Done(total),
-            Attempt::Closed => match close::closed_before(fd, index) {
+            Attempt::Fail(errno) => return call.fail(errno),
+            // They came after the question above.
+            Attempt::Got(n) if n < enough && has_part(&peek_all) => {
+                if let Some(begin) = &peek_all {
+                    *to = begin.again();
+                }
+                continue;
+            }
+            Attempt::Got(n) => {
+                call.total += n;
+                if call.total >= least || wanted == 0 || flags & libc::MSG_PEEK != 0 {
+                    return call.done();
+                }
+                continue;
+            }
+            Attempt::Empty(_) | Attempt::Part if !call.waits() => {
+                return call.fail(libc::EAGAIN);
+            }
+            Attempt::Closed | Attempt::Peeked | Attempt::Empty(_) | Attempt::Part => {}
+        }
+        if matches!(found, Attempt::Closed) || !call.begin_sleep() {
+            match call.closed() {
                 Some(outcome) => return outcome,
                 None => continue,
-            },
-            Attempt::Got(n) => {
-                // They came after the question above.
-                if n < enough
-                    && let Some(begin) = &peek_all
-                    && (1..enough).contains(&unread::unread_anyhow(fd, index))
-                {
-                    *to = begin.again();
-                    continue;
-                }
-                total += n;
-                if total >= least || wanted == 0 || flags & libc::MSG_PEEK != 0 {
-                    return Outcome::Done(total);
-                }
-                continue;
             }
-            Attempt::Empty(_) | Attempt::Part if flags & libc::MSG_DONTWAIT != 0 => libc::EAGAIN,
-            // O_NONBLOCK counts where the call begins.
-            Attempt::Empty(_) | Attempt::Part
-                if hold.is_none() && holders::is_nonblocking(fd, conn) =>
-            {
-                libc::EAGAIN
+        }
+        match found {
+            Attempt::Peeked => {
+                if !call.kept(|call, fd| wait::for_more(fd, index, call.since, &mut call.signals)) {
+                    peek_all = None;
+                }
             }
-            Attempt::Part => {
-                if hold.is_none() {
-                    hold = Hold::enter(fd, index);
-                }
-                if hold.is_none() {
-                    match close::closed_before(fd, index) {
-                        _ if total > 0 => return Outcome::Done(total),
-                        Some(outcome) => return outcome,
-                        None => continue,
-                    }
-                }
-                // What is there already would end every sleep at once.
-                (hold, _) = keeping(hold, || sys::poll1(fd, 0, 1));
-                continue;
-            }
-            Attempt::Empty(in_ring) => {
-                if hold.is_none() {
-                    hold = Hold::enter(fd, index);
-                }
-                if hold.is_none() {
-                    match close::closed_before(fd, index) {
-                        _ if total > 0 => return Outcome::Done(total),
-                        Some(outcome) => return outcome,
-                        None => continue,
-                    }
-                }
-                let until = match (wanted, total) {
+            // What is there already would end every sleep at once.
+            Attempt::Part => drop(call.kept(|_, fd| sys::poll1(fd, 0, 1))),
+            _ => {
+                let until = match (wanted, call.total) {
                     (0, _) => Until::AnyWakeUp,
                     (_, 0) => Until::Data,
                     _ => Until::DataOrSignal,
                 };
-                if since == 0 {
-                    since = clock::now_ns();
-                }
-                let woken;
-                (hold, woken) = keeping(hold, || {
-                    wait::for_data(fd, index, in_ring, until, since, &mut signals)
-                });
-                match woken {
+                let in_ring = matches!(found, Attempt::Empty(true));
+                match call.kept(|call, fd| {
+                    wait::for_data(fd, index, in_ring, until, call.since, &mut call.signals)
+                }) {
                     // Disconnected while we slept.
-                    _ if conn.phase() == Phase::Fresh && total == 0 => {
+                    _ if conn.phase() == Phase::Fresh && call.total == 0 => {
                         return Outcome::Fail(libc::EPIPE);
                     }
                     // One wake-up, whatever it was, ends a receive of nothing.
                     _ if wanted == 0 => return Outcome::Done(0),
-                    Woken::Look => continue,
-                    Woken::Fail(errno) => errno,
+                    Woken::Look => {}
+                    Woken::Fail(errno) => return call.fail(errno),
                 }
             }
-            Attempt::Fail(errno) => errno,
-        };
-        if total == 0 {
-            return Outcome::Fail(failed);
         }
-        ending::put_back(conn, failed);
-        return Outcome::Done(total);
     }
 }
 
 /// Goes on in the kernel with a receive that has some bytes, or has slept, while the connection became plain TCP. `waits`: it has
 /// slept, and O_NONBLOCK, set since, does not concern it.
-fn rest_by_kernel(
-    (fd, waits): (i32, bool),
-    index: u32,
-    to: &mut Buffers,
-    flags: i32,
-    mut total: usize,
-) -> Outcome {
-    let (fd, conn) = (numbers::number(fd, index), conn::at(index));
-    let mut iov: [libc::iovec; 64] =
-        [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
+fn rest_by_kernel((fd, waits): (i32, bool), call: &mut Call, to: &mut Buffers) -> Outcome {
+    let (index, flags, conn) = (call.index, call.flags, conn::at(call.index));
+    let mut iov = NO_ENTRIES;
     loop {
-        // SAFETY: all-zero is a valid msghdr.
-        let mut msg: libc::msghdr = unsafe { mem::zeroed() };
-        msg.msg_iovlen = to.fill(&mut iov, usize::MAX);
-        msg.msg_iov = iov.as_mut_ptr();
+        let mut msg = to.message(&mut iov, usize::MAX);
         // SAFETY: the iovecs are the application's buffers. The real function: a cancellation point, as it expects.
         let n = unsafe { real::recvmsg(fd, &raw mut msg, flags) };
         let errno = crate::os::errno::errno();
@@ -264,26 +196,17 @@ fn rest_by_kernel(
             capture::received(fd, conn, to, got);
             to.skip(got);
         }
-        total += got;
+        call.total += got;
         let all = flags & libc::MSG_WAITALL != 0 && !peeks;
         let lacks = if n < 0 { errno == libc::EAGAIN } else { got > 0 && all && to.left() > 0 };
         let may_wait = waits && lacks && flags & libc::MSG_DONTWAIT == 0 && !kernel::is_at_mark(fd);
-        if may_wait && kernel::is_nonblocking(fd) {
-            let steady = numbers::steady(fd, index);
-            let mut p = libc::pollfd { fd: steady, events: libc::POLLIN, revents: 0 };
-            // SAFETY: one valid pollfd; the real function is a cancellation point, as recv is.
-            if unsafe { real::poll(&raw mut p, 1, -1) } > 0 {
-                continue;
-            }
+        if may_wait
+            && kernel::is_nonblocking(fd)
+            && numbers::sleeps_in_poll(fd, index, libc::POLLIN)
+        {
+            continue;
         }
-        return match n {
-            0.. => Outcome::Done(total),
-            _ if total == 0 => Outcome::Fail(crate::os::errno::errno()),
-            _ => {
-                ending::put_back(conn, errno);
-                Outcome::Done(total)
-            }
-        };
+        return if n < 0 { call.fail(errno) } else { call.done() };
     }
 }
 
@@ -340,10 +263,9 @@ fn attempt((fd, index, is_held): (i32, u32, bool), to: &mut Buffers, flags: i32)
 #[cold]
 fn before_message(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt {
     let least = usize::try_from(clc::readable_before(fd, conn)).unwrap_or(usize::MAX);
-    let mut iov: [libc::iovec; 64] =
-        [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
-    let count = to.fill(&mut iov, least);
-    if count == 0 {
+    let mut iov = NO_ENTRIES;
+    let mut msg = to.message(&mut iov, least);
+    if msg.msg_iovlen == 0 {
         // Where nothing is there, that can be slept for; what is there of a message would end every sleep at once.
         return match least {
             0 if matches!(clc::stream::look(fd).0, clc::stream::Found::Nothing) => {
@@ -353,9 +275,6 @@ fn before_message(fd: i32, conn: &Conn, to: &mut Buffers, flags: i32) -> Attempt
             _ => from_tcp(fd, conn, None, to, flags, u64::MAX),
         };
     }
-    // SAFETY: all-zero is a valid msghdr.
-    let mut msg: libc::msghdr = unsafe { mem::zeroed() };
-    (msg.msg_iov, msg.msg_iovlen) = (iov.as_mut_ptr(), count);
     let look = (flags & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT | libc::MSG_PEEK;
     // SAFETY: the iovecs are the application's buffers (Buffers::new's contract).
     let seen = match unsafe { sys::recvmsg(fd, &mut msg, look) } {
@@ -385,11 +304,9 @@ fn from_tcp(
     flags: i32,
     left: u64,
 ) -> Attempt {
-    let mut iov: [libc::iovec; 64] =
-        [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
-    let most = usize::try_from(left).unwrap_or(usize::MAX);
-    let count = to.fill(&mut iov, most);
-    if count == 0 {
+    let mut iov = NO_ENTRIES;
+    let mut msg = to.message(&mut iov, usize::try_from(left).unwrap_or(usize::MAX));
+    if msg.msg_iovlen == 0 {
         let mut byte = 0u8;
         // SAFETY: a valid address.
         return match unsafe { sys::recv(fd, &raw mut byte, 0, libc::MSG_DONTWAIT) } {
@@ -399,10 +316,6 @@ fn from_tcp(
             Err(errno) => tcp_failed(fd, conn, errno),
         };
     }
-    // SAFETY: all-zero is a valid msghdr.
-    let mut msg: libc::msghdr = unsafe { mem::zeroed() };
-    msg.msg_iov = iov.as_mut_ptr();
-    msg.msg_iovlen = count;
     let kernel_flags = (flags & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT;
     // SAFETY: the iovecs are the application's buffers (Buffers::new's contract).
     let taken = match unsafe { sys::recvmsg(fd, &mut msg, kernel_flags) } {
@@ -411,7 +324,7 @@ fn from_tcp(
         Err(libc::EAGAIN) => return Attempt::Empty(false),
         Err(errno) => return tcp_failed(fd, conn, errno),
     };
-    let full = count == iov.len() && iov.iter().map(|i| i.iov_len).sum::<usize>() == taken;
+    let full = msg.msg_iovlen == iov.len() && iov.iter().map(|i| i.iov_len).sum::<usize>() == taken;
     let Some((span, slot)) = span else {
         if flags & libc::MSG_PEEK == 0 {
             capture::received(fd, conn, to, taken);

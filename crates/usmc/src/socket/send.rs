@@ -1,28 +1,28 @@
 //! Sending: TCP until the direction has changed over, then the ring.
 
+use core::ffi::c_void;
 use core::mem;
 use usmc_shm::Broken;
 use usmc_shm::copy::Stores;
 use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
-use usmc_shm::ring::Room;
+use usmc_shm::ring::{Ring, Room};
 use usmc_shm::span::{Route, RxSpan, TcpSend};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::Outcome;
-use super::close;
+use super::call::Call;
 use super::early::Early;
-use crate::family::holders;
 use crate::family::liveness::{self, Life};
 use crate::family::locks::Family;
 use crate::handshake::{clc, transition};
 use crate::os::iov::Buffers;
 use crate::os::reason::Reason;
-use crate::os::signals::{Signals, Woken};
+use crate::os::signals::Woken;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
 use crate::os::unwind::keeping;
 use crate::os::{clock, events, memory, process, real};
-use crate::record::change_over::Call;
+use crate::record::change_over;
 use crate::record::conn::{self, Conn, F_CLC};
 use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
@@ -99,9 +99,7 @@ impl Guard<'_> {
     /// about a later edge for EPOLLOUT.
     pub fn done(self, fd: i32, index: u32, sent: isize, wanted: usize) -> isize {
         let errno = crate::os::errno::errno();
-        if has_met_full_buffer(sent, wanted, errno) {
-            conn::at(index).tx_blocks.fetch_add(1, Relaxed);
-        }
+        note_sent(conn::at(index), sent, wanted, errno);
         if sent < 0 {
             ending::told_by_send(fd, conn::at(index), errno);
         }
@@ -109,11 +107,14 @@ impl Guard<'_> {
     }
 }
 
-/// Whether a send by the kernel did, of which `errno` tells where `sent` is negative.
-fn has_met_full_buffer(sent: isize, wanted: usize, errno: Errno) -> bool {
-    match sent {
+/// A send by the kernel may have met a full buffer; `errno` tells of that where `sent` is negative.
+fn note_sent(conn: &Conn, sent: isize, wanted: usize, errno: Errno) {
+    let is_full = match sent {
         0.. => (sent as usize) < wanted,
         _ => matches!(errno, libc::EAGAIN | libc::EINTR),
+    };
+    if is_full {
+        conn.tx_blocks.fetch_add(1, Relaxed);
     }
 }
 
@@ -132,7 +133,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         match conn.phase() {
             Phase::Ring => {}
             Phase::Offered | Phase::Early | Phase::Attached => {
-                transition::progress(fd, index, Call::Send);
+                transition::progress(fd, index, change_over::Call::Send);
                 if conn.has(F_CLC)
                     && let Err(errno) = clc::first::before_send(fd, index, conn)
                 {
@@ -217,12 +218,186 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
 
 /// Whether a send that comes to the ring finds that it is over, or that the peer wants it to be.
 #[inline(always)]
-pub fn ends_in_ring(conn: &Conn, slot: &Slot) -> bool {
+fn ends_in_ring(conn: &Conn, slot: &Slot) -> bool {
     conn.own(slot).flags.load(Relaxed) & (TXF_LEFT | TXF_BACK) != 0
 }
 
+/// Where the bytes of a send come from.
+pub trait Source {
+    /// Whether the kernel moves them: in a step perhaps less than there is room for. What nobody will read it takes as well, for
+    /// a file or a pipe goes on behind that.
+    const BY_KERNEL: bool = false;
+
+    /// Keeps the connection from the first step on.
+    fn hold(&mut self) -> Option<Hold> {
+        None
+    }
+
+    /// Bytes that are left.
+    fn left(&self) -> usize;
+
+    /// Puts up to `left` bytes into the `room` of the ring. Where they end; not all of them are published yet.
+    ///
+    /// # Errors
+    /// Why there are no more bytes; 0 for the end of them.
+    fn put(&mut self, to: &Sending<'_>, room: &Room, left: usize) -> Result<u64, Errno>;
+
+    /// Sends some by the kernel, by this number. Whether the call goes on.
+    ///
+    /// # Errors
+    /// How the call ends.
+    fn by_kernel(&mut self, fd: i32, call: &mut Call) -> Result<bool, Errno>;
+}
+
+/// The ring that a send goes to, with the locks of that direction.
+pub struct Sending<'a> {
+    conn: &'a Conn,
+    slot: &'a Slot,
+    tx: Ring<'a>,
+    /// The time ([`clock::tsc`]).
+    now: u64,
+    is_watched: bool,
+}
+
+impl Source for Buffers {
+    #[inline(always)]
+    fn left(&self) -> usize {
+        Buffers::left(self)
+    }
+
+    #[inline(always)]
+    fn put(&mut self, to: &Sending<'_>, room: &Room, left: usize) -> Result<u64, Errno> {
+        // The buffers may have more than one call sends.
+        let mut free = room.free.min(left);
+        if free > 0 {
+            order::stamp(to.conn, to.conn.own(to.slot), to.now);
+        }
+        let stores = bulk::stores(to.conn, room, left, to.now);
+        let mut at = room.prod;
+        while free > 0
+            && let Some((src, len)) = self.piece(free.min(PART))
+        {
+            // SAFETY: at..at+len lies within `room`; src is the application's buffer of len bytes.
+            unsafe {
+                match stores {
+                    Stores::Cached => to.tx.copy_in(at, room.place, src, len),
+                    Stores::Past => to.tx.copy_past(at, room.place, src, len),
+                }
+            }
+            self.advance(len);
+            at = at.wrapping_add(len as u64);
+            free -= len;
+            if len == PART && !to.is_watched {
+                // A reader that is awake begins with it; one that is asleep is woken by the last one.
+                to.tx.publish(at);
+            }
+        }
+        Ok(at)
+    }
+
+    /// One buffer. The call goes on where that was taken, or it waits: O_NONBLOCK, set since it began, does not concern it.
+    fn by_kernel(&mut self, fd: i32, call: &mut Call) -> Result<bool, Errno> {
+        let Some((src, len)) = self.piece(usize::MAX) else { return Ok(false) };
+        // A call that reports bytes gets no signal.
+        let silent = if call.total > 0 { libc::MSG_NOSIGNAL } else { 0 };
+        // SAFETY: the application's buffer. The real function: a cancellation point, as the application expects.
+        let n = unsafe { real::send(fd, src.cast(), len, call.flags | silent) };
+        let errno = crate::os::errno::errno();
+        let sent = usize::try_from(n).unwrap_or(0);
+        let iov = libc::iovec { iov_base: src.cast(), iov_len: len };
+        // SAFETY: one entry on our stack, the application's buffer.
+        unsafe { capture::sent_by_kernel(fd, call.index, &raw const iov, 1, n) };
+        let conn = conn::at(call.index);
+        order::taken(conn);
+        self.advance(sent);
+        call.total += sent;
+        note_sent(conn, n, len, errno);
+        if n >= 0 && sent == len {
+            return Ok(true);
+        }
+        if n < 0 && errno != libc::EAGAIN && call.total > 0 {
+            conn.slot().inspect(|slot| ending::untold_by_send(fd, conn, slot, errno));
+            return Ok(false);
+        }
+        if n < 0 && errno != libc::EAGAIN {
+            ending::told_by_send(fd, conn, errno);
+            return Err(errno);
+        }
+        if call.flags & libc::MSG_DONTWAIT == 0 && kernel::is_nonblocking(fd) {
+            return match numbers::sleeps_in_poll(fd, call.index, libc::POLLOUT) {
+                true => Ok(true),
+                false => Err(crate::os::errno::errno()),
+            };
+        }
+        if n < 0 { Err(errno) } else { Ok(false) }
+    }
+}
+
+/// Bytes that are not in the application's memory. The kernel moves them, into the ring's memory or by TCP.
+pub struct ByKernel<'a> {
+    /// Keeps the connection.
+    pub hold: Option<Hold>,
+    /// So many are wanted.
+    pub count: usize,
+    /// Moves some to this place by one system call. 0: there are no more.
+    pub fill: &'a mut dyn FnMut(*mut c_void, usize) -> Result<usize, Errno>,
+    /// The application's call, by this number of the connection.
+    pub real: &'a mut dyn FnMut(i32) -> isize,
+}
+
+impl Source for ByKernel<'_> {
+    const BY_KERNEL: bool = true;
+
+    fn hold(&mut self) -> Option<Hold> {
+        self.hold.take()
+    }
+
+    fn left(&self) -> usize {
+        self.count
+    }
+
+    fn put(&mut self, to: &Sending<'_>, room: &Room, left: usize) -> Result<u64, Errno> {
+        let want = room.free.min(left);
+        if want == 0 {
+            return Ok(room.prod);
+        }
+        let (dst, len) = to.tx.contiguous(room.prod, room.place, want);
+        match (self.fill)(dst.cast(), len)? {
+            0 => Err(0),
+            n => {
+                order::stamp(to.conn, to.conn.own(to.slot), to.now);
+                self.count -= n;
+                Ok(room.prod.wrapping_add(n as u64))
+            }
+        }
+    }
+
+    /// The application's call, unless some bytes went through the ring.
+    fn by_kernel(&mut self, fd: i32, call: &mut Call) -> Result<bool, Errno> {
+        if call.total > 0 {
+            return Ok(false);
+        }
+        let n = (self.real)(fd);
+        let (conn, errno) = (conn::at(call.index), crate::os::errno::errno());
+        order::taken(conn);
+        note_sent(conn, n, self.count, errno);
+        let Ok(sent) = usize::try_from(n) else {
+            ending::told_by_send(fd, conn, errno);
+            return Err(errno);
+        };
+        call.total = sent;
+        Ok(false)
+    }
+}
+
 /// Sends `from` through the ring as send(2) with `flags` does.
-pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags: i32) -> Outcome {
+pub fn through_ring<S: Source>(
+    fd: i32,
+    index: u32,
+    slot: &Slot,
+    from: &mut S,
+    flags: i32,
+) -> Outcome {
     let conn = conn::at(index);
     let mut left = from.left();
     if left > isize::MAX as usize {
@@ -230,106 +405,90 @@ pub fn through_ring(fd: i32, index: u32, slot: &Slot, from: &mut Buffers, flags:
     }
     left = left.min(MOST);
     observer::used(fd, index);
-    let mut total = 0;
-    let mut since = 0;
-    let mut hold: Option<Hold> = None;
-    let mut signals = Signals::new();
+    let mut call = Call::new(fd, index, flags, from.hold());
     let mut is_cramped = false;
     loop {
-        let fd = hold.as_ref().map_or(fd, |h| h.fd(fd));
+        let fd = call.fd();
         let mut is_held_up = false;
-        match attempt((fd, index, hold.is_some()), slot, from, left, &mut is_cramped) {
+        match attempt((fd, index, call.is_held()), slot, from, left, &mut is_cramped) {
             // TCP's buffers take what a small ring would not. Where that cannot be, the ring does for this call.
             Attempt::Cramped if fallback::leave(fd, index, Reason::NoMemory).is_err() => continue,
-            Attempt::Kernel if total > 0 => return Outcome::Done(total),
-            Attempt::Closed if total > 0 => return Outcome::Done(total),
-            Attempt::Closed => match close::closed_before(fd, index) {
+            Attempt::Kernel if call.total > 0 => return call.done(),
+            Attempt::Closed => match call.closed() {
                 Some(outcome) => return outcome,
                 None => continue,
             },
             Attempt::Mine => {
                 conn.tx_blocks.fetch_add(1, Relaxed);
-                return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
+                return call.fail(libc::EAGAIN);
             }
             Attempt::Back if !fallback::go_back(fd, conn, slot) => is_held_up = true,
-            Attempt::Back if hold.is_none() && total == 0 => return out_of_ring(conn),
+            Attempt::Back if !call.is_held() && call.total == 0 => return out_of_ring(conn),
             Attempt::Kernel | Attempt::Back | Attempt::Elsewhere | Attempt::Cramped => {
-                if hold.is_some() && signals.let_in(total > 0) {
-                    return interrupted(total);
+                if call.is_held() && call.is_interrupted() {
+                    return call.fail(libc::EINTR);
                 }
-                if hold.is_some() {
-                    return keeping(hold, || rest(fd, index, from, flags, total)).1;
-                }
-                if total == 0 {
+                if !call.is_held() && call.total == 0 {
                     return Outcome::Kernel;
                 }
                 // A send that does not wait, of which some was in the ring: the caller would begin it anew.
-                return match Hold::enter(fd, index) {
-                    Some(hold) => {
-                        let flags = flags | libc::MSG_DONTWAIT;
-                        keeping(hold, || rest(fd, index, from, flags, total)).1
-                    }
-                    None => Outcome::Done(total),
-                };
+                call.flags |= if call.is_held() { 0 } else { libc::MSG_DONTWAIT };
+                if !call.hold() {
+                    return call.done();
+                }
+                return rest(&mut call, from);
             }
-            Attempt::Fail(errno) if total > 0 => {
-                ending::put_back(conn, errno);
-                return Outcome::Done(total);
+            Attempt::Fail(errno) => return call.fail(errno),
+            Attempt::Drained(errno) if call.total == 0 && errno != 0 => {
+                return Outcome::Fail(errno);
             }
-            Attempt::Fail(errno) => return Outcome::Fail(errno),
+            Attempt::Drained(_) => {
+                if !call.waits() {
+                    met_full_ring(index, slot);
+                }
+                return call.done();
+            }
             Attempt::Sent(n) => {
-                total += n;
+                call.total += n;
                 left -= n;
                 if left == 0 {
-                    return Outcome::Done(total);
+                    return call.done();
+                }
+                if S::BY_KERNEL && n > 0 {
+                    continue;
                 }
             }
         }
-        // O_NONBLOCK counts where the call begins.
-        let waits = hold.is_some()
-            || (flags & libc::MSG_DONTWAIT == 0 && !holders::is_nonblocking(fd, conn));
+        let waits = call.waits();
         if !waits && room::grow(fd, conn, slot) {
             continue;
         }
         if !waits {
             met_full_ring(index, slot);
-            return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EAGAIN) };
+            return call.fail(libc::EAGAIN);
         }
-        if since == 0 {
-            since = clock::now_ns();
-        }
-        if hold.is_none() {
-            hold = Hold::enter(fd, index);
-        }
-        if hold.is_none() {
-            match close::closed_before(fd, index) {
-                _ if total > 0 => return Outcome::Done(total),
+        if !call.begin_sleep() {
+            match call.closed() {
                 Some(outcome) => return outcome,
                 None => continue,
             }
         }
-        let may_leave = || !signals.let_in(total > 0);
-        if room::leave_if_stuck(numbers::number(fd, index), index, may_leave) {
-            return keeping(hold, || rest(fd, index, from, flags, total)).1;
+        if room::leave_if_stuck(call.fd(), index, || !call.is_interrupted()) {
+            return rest(&mut call, from);
         }
-        let woken;
-        (hold, woken) = keeping(hold, || match is_held_up {
-            true => wait::for_others(fd, since, total > 0, &mut signals),
-            false => wait::for_room(fd, index, since, total > 0, &mut signals),
+        let partial = call.total > 0;
+        let woken = call.kept(|call, fd| match is_held_up {
+            true => wait::for_others(fd, call.since, partial, &mut call.signals),
+            false => wait::for_room(fd, index, call.since, partial, &mut call.signals),
         });
         if let Woken::Fail(errno) = woken {
-            return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
+            return call.fail(errno);
         }
     }
 }
 
-/// What a send says that a signal has ended.
-fn interrupted(total: usize) -> Outcome {
-    if total > 0 { Outcome::Done(total) } else { Outcome::Fail(libc::EINTR) }
-}
-
 /// A send that does not wait has found no room in the ring, and waits for it elsewhere, most likely.
-pub fn met_full_ring(index: u32, slot: &Slot) {
+fn met_full_ring(index: u32, slot: &Slot) {
     let conn = conn::at(index);
     conn.tx_blocks.fetch_add(1, Relaxed);
     if room::look_in_ns(conn, slot).is_some() {
@@ -338,109 +497,48 @@ pub fn met_full_ring(index: u32, slot: &Slot) {
 }
 
 /// What becomes of a send by which the connection has come out of the ring: an error that only we know of is told first.
-pub fn out_of_ring(conn: &Conn) -> Outcome {
+fn out_of_ring(conn: &Conn) -> Outcome {
     ending::untold(conn).map_or(Outcome::Kernel, Outcome::Fail)
 }
 
-/// Goes on with a send that has slept, the ring not being the place for it any more: of its bytes `total` are sent. Its
-/// number may be closed. Once some bytes are sent, errors are for the next call.
+/// Goes on with a send that keeps the connection, the ring not being the place for it any more. Its number may be closed. Once
+/// some bytes are sent, errors are for the next call.
 #[cold]
-fn rest(fd: i32, index: u32, from: &mut Buffers, flags: i32, mut total: usize) -> Outcome {
-    let conn = conn::at(index);
-    while from.left() > 0 {
-        let fd = numbers::number(fd, index);
-        let returns = conn.returns();
-        let whole = match way(fd, index) {
-            Way::Plain => unseen(fd, index, returns, from, flags, &mut total),
-            Way::Tcp(guard) => keeping(guard, || by_kernel(fd, index, from, flags, &mut total)).1,
-            Way::Ring(slot) => match through_ring(fd, index, slot, from, flags) {
-                Outcome::Done(n) => return Outcome::Done(total + n),
-                Outcome::Fail(errno) => Err(errno),
-                Outcome::Kernel | Outcome::Other => {
-                    unseen(fd, index, returns, from, flags, &mut total)
-                }
-            },
-            Way::Failed(errno) => Err(errno),
-        };
-        match whole {
-            Ok(true) => {}
-            Ok(false) => break,
-            Err(errno) if total == 0 => return Outcome::Fail(errno),
-            Err(errno) => {
-                ending::put_back(conn, errno);
-                break;
+fn rest<S: Source>(call: &mut Call, from: &mut S) -> Outcome {
+    call.kept(|call, mut fd| {
+        let index = call.index;
+        while from.left() > 0 {
+            let returns = conn::at(index).returns();
+            let guard = match way(fd, index) {
+                Way::Plain => None,
+                Way::Tcp(guard) => Some(guard),
+                Way::Ring(slot) => match through_ring(fd, index, slot, from, call.flags) {
+                    Outcome::Done(n) => return Outcome::Done(call.total + n),
+                    Outcome::Fail(errno) => return call.fail(errno),
+                    Outcome::Kernel | Outcome::Other => None,
+                },
+                Way::Failed(errno) => return call.fail(errno),
+            };
+            let unseen = if guard.is_none() { Unseen::enter(index, returns) } else { None };
+            let goes_on = match guard.is_some() || unseen.is_some() {
+                true => keeping((guard, unseen), || from.by_kernel(fd, call)).1,
+                // It has come back to the ring.
+                false => Ok(true),
+            };
+            match goes_on {
+                Ok(true) => fd = numbers::number(fd, index),
+                Ok(false) => break,
+                Err(errno) => return call.fail(errno),
             }
         }
-    }
-    Outcome::Done(total)
-}
-
-/// [`by_kernel`] where nobody counts; `returns`: as for [`Unseen::enter`].
-fn unseen(
-    fd: i32,
-    index: u32,
-    returns: u32,
-    from: &mut Buffers,
-    flags: i32,
-    total: &mut usize,
-) -> Result<bool, Errno> {
-    match Unseen::enter(index, returns) {
-        Some(call) => keeping(call, || by_kernel(fd, index, from, flags, total)).1,
-        None => Ok(true),
-    }
-}
-
-/// One buffer by the kernel. Whether it took all of it, or the call waits on: O_NONBLOCK, set since it began, does not
-/// concern it.
-fn by_kernel(
-    fd: i32,
-    index: u32,
-    from: &mut Buffers,
-    flags: i32,
-    total: &mut usize,
-) -> Result<bool, Errno> {
-    let Some((src, len)) = from.piece(usize::MAX) else { return Ok(false) };
-    // A call that reports bytes gets no signal.
-    let silent = if *total > 0 { libc::MSG_NOSIGNAL } else { 0 };
-    // SAFETY: the application's buffer. The real function: a cancellation point, as the application expects.
-    let n = unsafe { real::send(fd, src.cast(), len, flags | silent) };
-    let errno = crate::os::errno::errno();
-    let sent = usize::try_from(n).unwrap_or(0);
-    let iov = libc::iovec { iov_base: src.cast(), iov_len: len };
-    // SAFETY: one entry on our stack, the application's buffer.
-    unsafe { capture::sent_by_kernel(fd, index, &raw const iov, 1, n) };
-    order::taken(conn::at(index));
-    from.advance(sent);
-    *total += sent;
-    if n >= 0 && sent == len {
-        return Ok(true);
-    }
-    let conn = conn::at(index);
-    if has_met_full_buffer(n, len, errno) {
-        conn.tx_blocks.fetch_add(1, Relaxed);
-    }
-    if n < 0 && errno != libc::EAGAIN && *total > 0 {
-        conn.slot().inspect(|slot| ending::untold_by_send(fd, conn, slot, errno));
-        return Ok(false);
-    }
-    if n < 0 && errno != libc::EAGAIN {
-        ending::told_by_send(fd, conn, errno);
-        return Err(errno);
-    }
-    if flags & libc::MSG_DONTWAIT == 0 && kernel::is_nonblocking(fd) {
-        let mut p =
-            libc::pollfd { fd: numbers::steady(fd, index), events: libc::POLLOUT, revents: 0 };
-        // SAFETY: one valid pollfd; the real function is a cancellation point, as send is.
-        if unsafe { real::poll(&raw mut p, 1, -1) } > 0 {
-            return Ok(true);
-        }
-        return Err(crate::os::errno::errno());
-    }
-    if n < 0 { Err(errno) } else { Ok(false) }
+        call.done()
+    })
 }
 
 enum Attempt {
     Sent(usize),
+    /// The source has no more bytes ([`Source::put`]).
+    Drained(Errno),
     /// The number was closed before.
     Closed,
     /// We are in a signal handler that has interrupted a step of its own thread.
@@ -456,10 +554,10 @@ enum Attempt {
 }
 
 #[inline]
-fn attempt(
+fn attempt<S: Source>(
     (fd, index, is_held): (i32, u32, bool),
     slot: &Slot,
-    from: &mut Buffers,
+    from: &mut S,
     left: usize,
     is_cramped: &mut bool,
 ) -> Attempt {
@@ -502,6 +600,7 @@ fn attempt(
     if may_be_lost(fd, conn, slot, &room, now) {
         match ending::sending(fd, conn, slot, left) {
             ending::Send::Ring => {}
+            ending::Send::Lost if S::BY_KERNEL => {}
             ending::Send::Fail(errno) => return Attempt::Fail(errno),
             ending::Send::Lost => return Attempt::Sent(left),
             ending::Send::Kernel => return Attempt::Kernel,
@@ -512,30 +611,12 @@ fn attempt(
     }
     let record = observer::record_of(conn);
     let is_watched = capture::wants(record);
-    let mut free = room.free;
-    if free > 0 {
-        order::stamp(conn, conn.own(slot), now);
-    }
-    let stores = bulk::stores(conn, &room, left, now);
-    let mut at = room.prod;
-    while free > 0
-        && let Some((src, len)) = from.piece(free.min(PART))
-    {
-        // SAFETY: at..at+len lies within `room`; src is the application's buffer of len bytes.
-        unsafe {
-            match stores {
-                Stores::Cached => tx.copy_in(at, room.place, src, len),
-                Stores::Past => tx.copy_past(at, room.place, src, len),
-            }
-        }
-        from.advance(len);
-        at = at.wrapping_add(len as u64);
-        free -= len;
-        if len == PART && !is_watched {
-            // A reader that is awake begins with it; one that is asleep is woken by the last one.
-            tx.publish(at);
-        }
-    }
+    let sending = Sending { conn, slot, tx, now, is_watched };
+    let at = match from.put(&sending, &room, left) {
+        Ok(at) => at,
+        Err(errno) => return Attempt::Drained(errno),
+    };
+    let tx = sending.tx;
     if at != room.prod {
         if is_watched {
             capture::sending(fd, conn, slot, room.place, room.prod, at);
@@ -555,7 +636,7 @@ fn attempt(
 /// Whether what we send now may be lost, of which [`ending::sending`] knows more. `now`: [`clock::tsc`]. The caller holds
 /// the sending lock.
 #[inline(always)]
-pub fn may_be_lost(fd: i32, conn: &Conn, slot: &Slot, room: &Room, now: u64) -> bool {
+fn may_be_lost(fd: i32, conn: &Conn, slot: &Slot, room: &Room, now: u64) -> bool {
     let is_due = || now.wrapping_sub(conn.asked.load(Relaxed)) > ASK_CYCLES;
     ending::peer_is_gone(conn, slot)
         || (!liveness::is_vouched_for(conn, slot) && may_have_died(fd, conn, slot, now))

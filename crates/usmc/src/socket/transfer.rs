@@ -1,24 +1,29 @@
 //! sendfile(2) and splice(2) with a ring connection: file and pipe bytes go straight into or out of the
 //! ring's memory, one copy made by the kernel.
 
-use core::ffi::c_void;
-use usmc_shm::layout::{Slot, TXF_DONE};
+use usmc_shm::layout::Slot;
 use usmc_shm::span::{RxSpan, Source};
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::{Outcome, control, send};
+use super::send::{self, ByKernel};
+use super::{Outcome, close, control, recv};
 use crate::family::holders;
-use crate::family::locks::{Family, Receiving};
+use crate::family::locks::Family;
 use crate::handshake::{clc, transition};
+use crate::os::errno::errno;
 use crate::os::reason::Reason;
 use crate::os::signals::{Signals, Woken};
 use crate::os::sys::{self, Errno};
-use crate::os::{clock, memory, real};
+use crate::os::unwind::keeping;
+use crate::os::{clock, real};
 use crate::record::change_over::Call;
+use crate::record::conn::{self, Conn};
+use crate::record::kernel;
+use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
-use crate::record::{conn, kernel, numbers, order};
+use crate::stream::unseen::Unseen;
 use crate::stream::wait::{self, Until};
-use crate::stream::{bells, ending, fallback, room, state};
+use crate::stream::{ending, fallback, state};
 use crate::watch::{capture, observer};
 
 /// How often one call looks where the kernel's bytes have gone that it was told of.
@@ -27,124 +32,12 @@ const LOOKS: u32 = 256;
 /// What POSIX calls so: bytes that a pipe takes at once or not at all.
 const PIPE_BUF: usize = 4096;
 
-/// Moves bytes into the send ring: `fill(dst, len)` is one system call that writes to `dst`. The caller holds the
-/// connection ([`numbers::Hold`]), here as below.
-fn into_ring(
-    fd: i32,
-    index: u32,
-    slot: &Slot,
-    count: usize,
-    nonblock: bool,
-    signals: &mut Signals,
-    mut fill: impl FnMut(*mut c_void, usize) -> Result<usize, Errno>,
-) -> Outcome {
-    let conn = conn::at(index);
-    observer::used(fd, index);
-    let since = clock::now_ns();
-    let mut total = 0;
-    while total < count {
-        let (mut fd, mut is_held_up) = (fd, false);
-        let mut waker = None;
-        let step = 'step: {
-            let Some(_held) = conn.tx_lock.enter() else { return Outcome::Fail(libc::EAGAIN) };
-            fd = numbers::number(fd, index);
-            let Some(_family) = Family::sending(fd, conn, slot) else {
-                return Outcome::Fail(libc::ECONNRESET);
-            };
-            if !conn.has_slot(slot) {
-                return if total > 0 { Outcome::Done(total) } else { Outcome::Kernel };
-            }
-            let is_over = send::ends_in_ring(conn, slot);
-            if is_over && fallback::go_back_briefly(fd, conn, slot) {
-                return if total > 0 { Outcome::Done(total) } else { send::out_of_ring(conn) };
-            }
-            if is_over {
-                is_held_up = true;
-                break 'step None;
-            }
-            if conn.own(slot).flags.load(Relaxed) & TXF_DONE != 0 {
-                return match ending::after_shutdown(fd, conn, slot) {
-                    _ if total > 0 => Outcome::Done(total),
-                    Some(errno) => Outcome::Fail(errno),
-                    None => Outcome::Kernel,
-                };
-            }
-            let tx = conn.tx(slot);
-            let Ok(room) = tx.room_if(count - total, |at, len| memory::take(at.cast(), len)) else {
-                return Outcome::Fail(libc::ECONNRESET);
-            };
-            let room = room::found(fd, conn, slot, room, count - total);
-            let now = clock::tsc();
-            if send::may_be_lost(fd, conn, slot, &room, now) {
-                match ending::sending(fd, conn, slot, count - total) {
-                    // What is lost as well: the file has to be read, and nobody reads the ring.
-                    ending::Send::Ring | ending::Send::Lost => {}
-                    ending::Send::Fail(errno) if total > 0 => {
-                        ending::put_back(conn, errno);
-                        return Outcome::Done(total);
-                    }
-                    ending::Send::Fail(errno) => return Outcome::Fail(errno),
-                    _ if total > 0 => return Outcome::Done(total),
-                    _ => return Outcome::Kernel,
-                }
-            }
-            let want = room.free.min(count - total);
-            if want == 0 {
-                None
-            } else {
-                let (dst, len) = tx.contiguous(room.prod, room.place, want);
-                let moved = fill(dst.cast(), len);
-                if let Ok(n) = moved {
-                    let end = room.prod.wrapping_add(n as u64);
-                    order::stamp(conn, conn.own(slot), now);
-                    let record = observer::record_of(conn);
-                    if capture::wants(record) {
-                        capture::sending(fd, conn, slot, room.place, room.prod, end);
-                    }
-                    tx.publish(end);
-                    observer::sent_total(record, conn, slot, end);
-                    waker = bells::waker(index, conn, slot);
-                }
-                Some(moved)
-            }
-        };
-        match step {
-            Some(Ok(0)) => break,
-            Some(Ok(n)) => {
-                total += n;
-                if let Some(waker) = waker {
-                    waker.wake(fd, slot);
-                }
-            }
-            Some(Err(_)) if total > 0 => break,
-            Some(Err(errno)) => return Outcome::Fail(errno),
-            None if nonblock && room::grow(fd, conn, slot) => {}
-            None if !nonblock
-                && !is_held_up
-                && room::leave_if_stuck(fd, index, || !signals.let_in(total > 0)) => {}
-            None if total > 0 && nonblock => break,
-            None if nonblock => {
-                send::met_full_ring(index, slot);
-                return Outcome::Fail(libc::EAGAIN);
-            }
-            None => {
-                let woken = match is_held_up {
-                    true => wait::for_others(fd, since, total > 0, signals),
-                    false => wait::for_room(fd, index, since, total > 0, signals),
-                };
-                if let Woken::Fail(errno) = woken {
-                    return if total > 0 { Outcome::Done(total) } else { Outcome::Fail(errno) };
-                }
-            }
-        }
-    }
-    if total < count && nonblock {
-        send::met_full_ring(index, slot);
-    }
-    Outcome::Done(total)
+/// What becomes of a call that has found its number closed before it kept the connection.
+fn closed(fd: i32, index: u32) -> Outcome {
+    close::closed_before(fd, index).unwrap_or(Outcome::Other)
 }
 
-/// sendfile(2) into a ring connection.
+/// sendfile(2) into a ring connection. `real`: the real call, where the connection comes out of the ring.
 ///
 /// # Safety
 /// `offset` is null or valid.
@@ -155,34 +48,34 @@ pub unsafe fn sendfile(
     from: i32,
     offset: *mut libc::off64_t,
     count: usize,
+    real: &mut dyn FnMut(i32) -> isize,
 ) -> Outcome {
     observer::count_total(|totals| &totals.sendpage);
-    let nonblock = holders::is_nonblocking(fd, conn::at(index));
-    // SAFETY: the caller's contract.
-    let mut at = unsafe { offset.as_ref() }.copied();
-    let signals = &mut Signals::new();
-    let outcome =
-        into_ring(fd, index, slot, count.min(0x7fff_f000), nonblock, signals, |dst, len| {
-            // SAFETY: `dst` is `len` bytes of the ring's room.
-            let n = unsafe {
-                match at {
-                    Some(at) => sys::pread(from, dst, len, at),
-                    None => sys::read(from, dst, len),
-                }
-            };
-            // A directory has no bytes to send.
-            let n = n.map_err(|errno| if errno == libc::EISDIR { libc::EINVAL } else { errno })?;
-            at = at.map(|at| at + n as libc::off64_t);
-            Ok(n)
-        });
-    if let (Outcome::Done(_), Some(at)) = (outcome, at) {
-        // SAFETY: `at` exists only where `offset` is valid.
-        unsafe { *offset = at };
+    if count == 0 {
+        return Outcome::Done(0);
     }
-    outcome
+    let mut fill = |dst, len| {
+        // SAFETY: `dst` is `len` bytes of the ring's room; the caller's contract.
+        let n = unsafe {
+            match offset.as_ref() {
+                Some(at) => sys::pread(from, dst, len, *at),
+                None => sys::read(from, dst, len),
+            }
+        };
+        // A directory has no bytes to send.
+        let n = n.map_err(|errno| if errno == libc::EISDIR { libc::EINVAL } else { errno })?;
+        // SAFETY: the caller's contract.
+        if let Some(at) = unsafe { offset.as_mut() } {
+            *at += n as libc::off64_t;
+        }
+        Ok(n)
+    };
+    let Some(hold) = Hold::enter(fd, index) else { return closed(fd, index) };
+    let mut from = ByKernel { hold: Some(hold), count, fill: &mut fill, real };
+    send::through_ring(fd, index, slot, &mut from, 0)
 }
 
-/// splice(2) from a pipe into a ring connection. `nonblock`: does not wait for the pipe.
+/// splice(2) from a pipe into a ring connection. `nonblock`: does not wait for the pipe; `real`: as for [`sendfile`].
 pub fn splice_in(
     fd: i32,
     index: u32,
@@ -190,66 +83,94 @@ pub fn splice_in(
     from: i32,
     count: usize,
     nonblock: bool,
+    real: &mut dyn FnMut(i32) -> isize,
 ) -> Outcome {
     observer::count_total(|totals| &totals.splice);
-    let room_nonblock = holders::is_nonblocking(fd, conn::at(index));
-    let mut signals = Signals::new();
+    let is_empty = || sys::poll1(from, libc::POLLIN, 0) == 0;
     loop {
+        let Some(mut hold) = Hold::enter(fd, index) else { return closed(fd, index) };
         // Like splice: wait for the pipe's first bytes only, then take what is there. Without a lock.
-        while !nonblock && sys::poll1(from, libc::POLLIN, 0) == 0 {
-            if let Woken::Fail(errno) = signals.tick(false) {
+        if !nonblock && is_empty() {
+            let woken;
+            (hold, woken) = keeping(hold, || {
+                let mut signals = Signals::new();
+                while is_empty() {
+                    if let Woken::Fail(errno) = signals.tick(false) {
+                        return Woken::Fail(errno);
+                    }
+                }
+                if signals.let_in(false) { Woken::Fail(libc::EINTR) } else { Woken::Look }
+            });
+            if let Woken::Fail(errno) = woken {
                 return Outcome::Fail(errno);
             }
         }
-        let mut is_empty = false;
-        let outcome = into_ring(fd, index, slot, count, room_nonblock, &mut signals, |dst, len| {
-            is_empty = sys::poll1(from, libc::POLLIN, 0) == 0;
-            if is_empty {
-                return Err(libc::EAGAIN);
-            }
+        let mut was_empty = false;
+        let mut fill = |dst, len| {
             // SAFETY: `dst` is `len` bytes of the ring's room.
-            let got = unsafe { sys::read_now(from, dst, len) };
-            is_empty = got == Err(libc::EAGAIN);
+            let read = || unsafe { sys::read_now(from, dst, len) };
+            let got = if is_empty() { Err(libc::EAGAIN) } else { read() };
+            was_empty = got == Err(libc::EAGAIN);
             got
-        });
-        match outcome {
+        };
+        let mut bytes = ByKernel { hold: Some(hold), count, fill: &mut fill, real };
+        match send::through_ring(numbers::number(fd, index), index, slot, &mut bytes, 0) {
             // Another thread was faster.
-            Outcome::Fail(_) if is_empty && !nonblock => {}
+            Outcome::Fail(_) if was_empty && !nonblock => {}
             outcome => return outcome,
         }
     }
 }
 
-/// splice(2) from a ring connection into a pipe. `nonblock`: does not wait for the pipe.
-pub fn splice_out(fd: i32, index: u32, to: i32, count: usize, nonblock: bool) -> Outcome {
+/// splice(2) from a connection into a pipe. `nonblock`: does not wait for the pipe; `real`: the real call, by this number, where
+/// the kernel alone knows the bytes.
+pub fn splice_out(
+    fd: i32,
+    index: u32,
+    to: i32,
+    count: usize,
+    nonblock: bool,
+    real: &mut dyn FnMut(i32) -> isize,
+) -> Outcome {
     observer::used(fd, index);
-    let mut total = 0;
-    loop {
-        let fd = if total == 0 { fd } else { numbers::number(fd, index) };
-        let (outcome, goes_on) = splice_part(fd, index, to, count - total, nonblock, total > 0);
-        match outcome {
-            Outcome::Done(n @ 1..) => {
-                total += n;
-                // A message may be in both spans.
-                if total >= count || !goes_on {
+    let Some(hold) = Hold::enter(fd, index) else { return closed(fd, index) };
+    let splice = || {
+        let mut total = 0;
+        loop {
+            let fd = numbers::number(fd, index);
+            let returns = conn::at(index).returns();
+            match splice_part(fd, index, to, count - total, nonblock, total > 0) {
+                (Outcome::Done(n @ 1..), goes_on) => {
+                    total += n;
+                    // A message may be in both spans.
+                    if total >= count || !goes_on {
+                        return Outcome::Done(total);
+                    }
+                }
+                (Outcome::Kernel | Outcome::Other, _) if total == 0 => {
+                    let Some(call) = Unseen::enter(index, returns) else { continue };
+                    let n = keeping(call, || real(numbers::number(fd, index))).1;
+                    return usize::try_from(n)
+                        .map_or_else(|_| Outcome::Fail(errno()), Outcome::Done);
+                }
+                (outcome, _) if total == 0 => return outcome,
+                (Outcome::Fail(errno), _) => {
+                    if !matches!(errno, libc::EAGAIN | libc::EINTR | libc::EPIPE) {
+                        ending::put_back(conn::at(index), errno);
+                    }
                     return Outcome::Done(total);
                 }
-            }
-            _ if total == 0 => return outcome,
-            Outcome::Fail(errno) => {
-                if !matches!(errno, libc::EAGAIN | libc::EINTR | libc::EPIPE) {
-                    ending::put_back(conn::at(index), errno);
+                // What follows is the kernel's alone.
+                (Outcome::Kernel | Outcome::Other, _) => {
+                    let fd = numbers::number(fd, index);
+                    let more = sys::splice_now(fd, to, count - total).unwrap_or(0);
+                    return Outcome::Done(total + more);
                 }
-                return Outcome::Done(total);
+                (Outcome::Done(0), _) => return Outcome::Done(total),
             }
-            // What follows is the kernel's alone.
-            Outcome::Kernel | Outcome::Other => {
-                let fd = numbers::number(fd, index);
-                return Outcome::Done(total + sys::splice_now(fd, to, count - total).unwrap_or(0));
-            }
-            Outcome::Done(0) => return Outcome::Done(total),
         }
-    }
+    };
+    keeping(hold, splice).1
 }
 
 /// What is in one span. `has_some`: the call has moved bytes, and waits for nothing any more. And whether more may be there, in
@@ -265,7 +186,6 @@ fn splice_part(
     let conn = conn::at(index);
     let nonblock = nonblock || has_some;
     let flags = if has_some { libc::MSG_DONTWAIT } else { 0 };
-    let look = libc::MSG_PEEK | flags;
     let only = |outcome| (outcome, false);
     for _ in 0..LOOKS {
         let fd = numbers::number(fd, index);
@@ -292,13 +212,6 @@ fn splice_part(
                     }
                     return only(Outcome::Fail(libc::EAGAIN));
                 }
-                // Bytes before the boundary are the kernel's; a bounded peek at them decides.
-                if conn.phase() != Phase::Ring {
-                    match splice_tcp(fd, index, to, count, nonblock, look) {
-                        Some(outcome) => return (outcome, true),
-                        None => continue,
-                    }
-                }
             }
             // A message of the peer's may be in the stream still, which a receive leaves out.
             Phase::Plain if !clc::wind_up(fd, conn) => {
@@ -309,88 +222,48 @@ fn splice_part(
                 return only(untold.map_or(Outcome::Kernel, Outcome::Fail));
             }
         }
-        let Some(slot) = conn.slot() else { return only(Outcome::Kernel) };
-        let source = {
-            let Some(_held) = Receiving::enter(fd, conn, slot) else {
-                return only(Outcome::Fail(libc::EAGAIN));
-            };
-            let fd = numbers::number(fd, index);
-            RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot))
-        };
-        let ends = state::is_due(conn.peer(slot).flags.load(Relaxed));
+        let slot = conn.slot().filter(|_| conn.phase() == Phase::Ring);
+        let ends = slot.is_some_and(|slot| state::is_due(conn.peer(slot).flags.load(Relaxed)));
         if ends && fallback::follow(fd, index) {
             continue;
-        }
-        // What the peer has left in the ring comes before what follows by TCP.
-        let is_in_ring = matches!(source, Ok(Source::Ring)) && (!ends || conn.rx(slot).has_data());
-        if !is_in_ring {
-            match splice_tcp(fd, index, to, count, nonblock, look) {
-                Some(outcome) => return (outcome, true),
-                None => continue,
-            }
         }
         let room = match pipe_room(to, nonblock) {
             Ok(room) => room,
             Err(errno) => return only(Outcome::Fail(errno)),
         };
-        {
-            let Some(_held) = Receiving::enter(fd, conn, slot) else {
-                return only(Outcome::Fail(libc::EAGAIN));
-            };
-            let fd = numbers::number(fd, index);
-            // While we waited for the pipe, another thread may have taken the connection out of this ring.
-            let source = RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot));
-            if !conn.is_in_ring_of(slot) || !matches!(source, Ok(Source::Ring)) {
-                continue;
-            }
-            let rx = conn.rx(slot);
-            match rx.data() {
-                Ok(data) if data.len > 0 => {
-                    let most = data.len.min(count).min(room);
-                    let (first, len) = rx.contiguous(data.cons, data.place, most);
-                    let next = data.cons.wrapping_add(len as u64);
-                    let (second, rest) = rx.contiguous(next, data.place, most - len);
-                    let both = [
-                        libc::iovec { iov_base: first.cast(), iov_len: len },
-                        libc::iovec { iov_base: second.cast(), iov_len: rest },
-                    ];
-                    // SAFETY: both are unread bytes of the ring, the second where the ring begins anew, or empty.
-                    match unsafe { sys::writev_now(to, &both) } {
-                        Ok(n) => {
-                            observer::count_total(|totals| &totals.splice);
-                            let end = data.cons.wrapping_add(n as u64);
-                            let record = observer::record_of(conn);
-                            if capture::wants(record) {
-                                capture::receiving(fd, conn, slot, data.place, data.cons, end);
-                            }
-                            let asleep = rx.consume_waking(&data, n);
-                            observer::received_total(record, conn, slot, end);
-                            if asleep {
-                                bells::wake_writer(fd, conn, slot);
-                            }
-                            if ends {
-                                // No doorbell is left before an urgent byte.
-                                fallback::finish_rx(fd, conn, slot);
-                            }
-                            return (Outcome::Done(n), ends);
-                        }
-                        // Another thread has filled the pipe.
-                        Err(libc::EAGAIN) if !nonblock => continue,
-                        Err(errno) => return only(Outcome::Fail(errno)),
-                    }
-                }
-                Ok(_) => (),
-                Err(_) => return only(Outcome::Fail(libc::ECONNRESET)),
-            }
-        };
+        // What the peer has left in the ring comes before what follows by TCP.
+        let ring = slot.filter(|slot| {
+            conn.end(slot).tcp_left.load(Relaxed) == 1 && (!ends || conn.rx(slot).has_data())
+        });
+        // Unlike a receive it does not go on behind an urgent byte.
+        if ring.is_none() && control::knows_mark(fd) && kernel::is_at_mark(fd) {
+            return only(if let Some(errno) = ending::at_mark(fd, conn) {
+                Outcome::Fail(errno)
+            } else if holders::is_nonblocking(fd, conn) && !kernel::is_shut_to_reads(fd) {
+                Outcome::Fail(libc::EAGAIN)
+            } else {
+                Outcome::Done(0)
+            });
+        }
         // Nothing there: wait, and learn of the end, by the receiving path itself.
-        match peek(fd, index, look) {
-            Outcome::Done(0) => return only(Outcome::Done(0)),
-            Outcome::Done(_) => {}
-            // Another thread has closed the number; the call holds the connection.
-            Outcome::Fail(libc::EBADF) | Outcome::Kernel | Outcome::Other
-                if numbers::number(fd, index) != fd => {}
-            other => return only(other),
+        if ring.is_none_or(|slot| !conn.rx(slot).has_data()) {
+            match peek(fd, index, libc::MSG_PEEK | flags) {
+                Outcome::Done(1..) => {}
+                // Another thread has closed the number; the call holds the connection.
+                Outcome::Fail(libc::EBADF) | Outcome::Kernel | Outcome::Other
+                    if numbers::number(fd, index) != fd =>
+                {
+                    continue;
+                }
+                other => return only(other),
+            }
+        }
+        match move_some(fd, conn, ring, to, count.min(room)) {
+            Ok(0) => {}
+            Ok(n) => return (Outcome::Done(n), ring.is_none() || ends),
+            // Another thread has filled the pipe.
+            Err(libc::EAGAIN) if !nonblock => {}
+            Err(errno) => return only(Outcome::Fail(errno)),
         }
     }
     (splice_received(fd, index, to, count, nonblock, flags), true)
@@ -472,50 +345,15 @@ fn peek(fd: i32, index: u32, flags: i32) -> Outcome {
     super::recv::receive(fd, index, &mut to, flags)
 }
 
-/// Bytes of the TCP span, of which only we know where it ends, a few at a time. `None`: they are elsewhere by now.
-/// `look`: flags for a look at it.
-fn splice_tcp(
+/// Has the kernel move what is there, in the `ring` or of TCP: what the pipe refuses stays where it is. 0 where nothing is
+/// there, or not there any more.
+fn move_some(
     fd: i32,
-    index: u32,
+    conn: &Conn,
+    ring: Option<&Slot>,
     to: i32,
     count: usize,
-    nonblock: bool,
-    look: i32,
-) -> Option<Outcome> {
-    if let Err(errno) = pipe_room(to, nonblock) {
-        return Some(Outcome::Fail(errno));
-    }
-    // Unlike a receive it does not go on behind an urgent byte.
-    if control::knows_mark(fd) && kernel::is_at_mark(fd) {
-        return Some(if let Some(errno) = ending::at_mark(fd, conn::at(index)) {
-            Outcome::Fail(errno)
-        } else if holders::is_nonblocking(fd, conn::at(index)) && !kernel::is_shut_to_reads(fd) {
-            Outcome::Fail(libc::EAGAIN)
-        } else {
-            Outcome::Done(0)
-        });
-    }
-    match peek(fd, index, look) {
-        Outcome::Done(1..) => {}
-        Outcome::Fail(libc::EBADF) | Outcome::Kernel | Outcome::Other
-            if numbers::number(fd, index) != fd =>
-        {
-            return None;
-        }
-        other => return Some(other),
-    }
-    match move_span(numbers::number(fd, index), conn::at(index), to, count) {
-        // Another thread has filled the pipe.
-        Err(libc::EAGAIN) if !nonblock => None,
-        Err(errno) => Some(Outcome::Fail(errno)),
-        Ok(0) => None,
-        Ok(n) => Some(Outcome::Done(n)),
-    }
-}
-
-/// Has the kernel move what is there, up to where the span ends: what the pipe refuses stays in the socket. 0 where that is
-/// nothing.
-fn move_span(fd: i32, conn: &conn::Conn, to: i32, count: usize) -> Result<usize, Errno> {
+) -> Result<usize, Errno> {
     let Some(_held) = conn.rx_lock.enter() else { return Err(libc::EAGAIN) };
     let fd = numbers::number(fd, conn::index_of(conn));
     let (phase, slot) = (conn.phase(), conn.slot());
@@ -528,6 +366,44 @@ fn move_span(fd: i32, conn: &conn::Conn, to: i32, count: usize) -> Result<usize,
     }
     let family = slot.map(|slot| Family::receiving(fd, conn, slot).ok_or(libc::ECONNRESET));
     let _family = family.transpose()?;
+    let Some(slot) = ring else { return move_tcp(fd, conn, slot, to, count) };
+    let source = RxSpan::new(slot, conn.side()).source(|| kernel::tcp_read(fd, conn, slot));
+    // While the call waited, another thread may have taken the connection out of this ring.
+    if !conn.is_in_ring_of(slot) || !matches!(source, Ok(Source::Ring)) {
+        return Ok(0);
+    }
+    let rx = conn.rx(slot);
+    let data = rx.data().map_err(|_| libc::ECONNRESET)?;
+    if data.len == 0 {
+        return Ok(0);
+    }
+    let (first, len) = rx.contiguous(data.cons, data.place, data.len.min(count));
+    let behind = data.cons.wrapping_add(len as u64);
+    let (second, rest) = rx.contiguous(behind, data.place, data.len.min(count) - len);
+    let both = [
+        libc::iovec { iov_base: first.cast(), iov_len: len },
+        libc::iovec { iov_base: second.cast(), iov_len: rest },
+    ];
+    // SAFETY: both are unread bytes of the ring, the second where the ring begins anew, or empty.
+    let n = unsafe { sys::writev_now(to, &both)? };
+    observer::count_total(|totals| &totals.splice);
+    let record = observer::record_of(conn);
+    recv::taken((fd, conn, slot), &rx, &data, n, (record, capture::wants(record)));
+    if state::is_due(conn.peer(slot).flags.load(Relaxed)) {
+        // No doorbell is left before an urgent byte.
+        fallback::finish_rx(fd, conn, slot);
+    }
+    Ok(n)
+}
+
+/// The same of TCP, up to where its span ends. The caller has the locks.
+fn move_tcp(
+    fd: i32,
+    conn: &Conn,
+    slot: Option<&Slot>,
+    to: i32,
+    count: usize,
+) -> Result<usize, Errno> {
     let span = slot.map(|slot| (RxSpan::new(slot, conn.side()), slot));
     let left = || match span {
         None => usize::MAX,

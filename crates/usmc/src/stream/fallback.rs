@@ -14,7 +14,7 @@ mod stream;
 pub use copies::leave_copies;
 pub use patience::Patience;
 pub use receiving::{finish_rx, finish_rx_at_last};
-pub use sending::{Full, end_ring, go_back, go_back_at_last, go_back_briefly, send_all};
+pub use sending::{Full, end_ring, go_back, go_back_at_last, send_all};
 pub use stream::{drop_bells, skip};
 
 use usmc_shm::layout::{ARM_TCP, End, Slot};

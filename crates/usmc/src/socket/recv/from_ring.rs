@@ -14,6 +14,7 @@ use crate::record::conn::{Conn, F_SHARED};
 use crate::socket::send::PART;
 use crate::stream::ending::{self, Ending};
 use crate::stream::{bells, fallback, state};
+use crate::watch::observe::Record;
 use crate::watch::{capture, observer};
 
 /// How long an empty ring is believed without asking the kernel whether the peer died.
@@ -71,17 +72,31 @@ fn take(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32, data: &
             rx.consume(at);
         }
     }
+    let taken_len = data.len - unread;
     if flags & libc::MSG_PEEK == 0 {
-        if is_watched {
-            capture::receiving(fd, conn, slot, data.place, data.cons, at);
-        }
-        let asleep = rx.consume_waking(data, data.len - unread);
-        observer::received_total(record, conn, slot, at);
-        if asleep {
-            bells::wake_writer(fd, conn, slot);
-        }
+        taken((fd, conn, slot), &rx, data, taken_len, (record, is_watched));
     }
-    data.len - unread
+    taken_len
+}
+
+/// After `len` bytes of `data` have been taken out of the ring: its sender has that room, and is woken if it waits for some.
+#[inline(always)]
+pub fn taken(
+    (fd, conn, slot): (i32, &Conn, &Slot),
+    rx: &Ring<'_>,
+    data: &Data,
+    len: usize,
+    (record, is_watched): (Option<&Record>, bool),
+) {
+    let at = data.cons.wrapping_add(len as u64);
+    if is_watched {
+        capture::receiving(fd, conn, slot, data.place, data.cons, at);
+    }
+    let asleep = rx.consume_waking(data, len);
+    observer::received_total(record, conn, slot, at);
+    if asleep {
+        bells::wake_writer(fd, conn, slot);
+    }
 }
 
 /// Copies unread ring bytes without taking them.

@@ -39,7 +39,7 @@ pub fn go_back(fd: i32, conn: &Conn, slot: &Slot) -> bool {
 }
 
 /// The same for the holder of the sending locks.
-pub fn go_back_briefly(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+pub(super) fn go_back_briefly(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     go_back_by(fd, conn, slot, FamilyPatience::of(fd, conn).briefly(), BRIEF_NS)
 }
 
