@@ -205,7 +205,7 @@ impl Region {
                 Ok(before) if at == 0 => uses = Word::from(before).uses.wrapping_add(1),
                 Ok(_) => {}
                 Err(_) => {
-                    words[..at].iter().for_each(|word| release(word));
+                    words[..at].iter().for_each(release);
                     return Err(first + at);
                 }
             }

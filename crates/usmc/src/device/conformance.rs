@@ -249,6 +249,7 @@ fn peer(order: &str, fd: i32) -> std::process::Child {
     let inherited = unsafe { libc::fcntl(fd, libc::F_DUPFD, 0) };
     assert!(inherited >= 0, "a descriptor for the peer");
     let me = env::current_exe().expect("this test");
+    // SAFETY: no pointers.
     let is_root = || unsafe { libc::geteuid() } == 0;
     let mut command = match is_root() {
         true => Command::new("unshare"),

@@ -2,7 +2,7 @@
 
 mod from_ring;
 
-use usmc_shm::layout::{END_RESET_SEEN, Slot};
+use usmc_shm::layout::Slot;
 use usmc_shm::span::{RxSpan, Source, Taken, Unmeasured};
 use usmc_shm::sync::Ordering::Relaxed;
 
@@ -23,7 +23,7 @@ use crate::record::numbers;
 use crate::record::phase::Phase;
 use crate::stream::ending::{self, Ending};
 use crate::stream::wait::{self, Until};
-use crate::stream::{fallback, state, unread};
+use crate::stream::{fallback, unread};
 use crate::watch::{capture, observer};
 
 /// What one attempt found.
@@ -72,7 +72,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         match conn.phase() {
             Phase::Ring => {
                 if let Some(slot) = conn.slot()
-                    && state::is_due(conn.peer(slot).flags.load(Relaxed))
+                    && conn.peer(slot).flags(Relaxed).is_returning()
                     && fallback::follow(fd, index)
                 {
                     continue;
@@ -244,7 +244,7 @@ fn attempt((fd, index, is_held): (i32, u32, bool), to: &mut Buffers, flags: i32)
     let span = RxSpan::new(slot, conn.side());
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {
         Ok(Source::Ring) => match from_ring(fd, conn, slot, to, flags) {
-            Attempt::Got(n) if n > 0 && state::is_due(conn.peer(slot).flags.load(Relaxed)) => {
+            Attempt::Got(n) if n > 0 && conn.peer(slot).flags(Relaxed).is_returning() => {
                 Attempt::Got(n + behind_ring(fd, conn, slot, to, flags))
             }
             got => got,
@@ -365,7 +365,7 @@ fn from_tcp(
                 && conn.rx(slot).has_data()
                 && let Attempt::Got(more) = from_ring(fd, conn, slot, to, flags)
             {
-                let last = match state::is_due(conn.peer(slot).flags.load(Relaxed)) {
+                let last = match conn.peer(slot).flags(Relaxed).is_returning() {
                     true => behind_ring(fd, conn, slot, to, flags),
                     false => 0,
                 };
@@ -373,8 +373,7 @@ fn from_tcp(
             }
             // Where the boundary has cut the read short, TCP may go on at once.
             let was_bounded = left != u64::MAX;
-            if state::is_due(conn.peer(slot).flags.load(Relaxed)) && (was_bounded || !span.is_tcp())
-            {
+            if conn.peer(slot).flags(Relaxed).is_returning() && (was_bounded || !span.is_tcp()) {
                 return Attempt::Got(data + behind_ring(fd, conn, slot, to, flags));
             }
             more_of_tcp(fd, conn, to, flags, full, data)
@@ -433,7 +432,7 @@ fn tcp_failed(fd: i32, conn: &Conn, errno: Errno) -> Attempt {
                 return Attempt::End;
             }
             Some(slot) => {
-                conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
+                conn.end(slot).tell_error();
             }
             None => drop(ending::take_noted(conn)),
         }

@@ -4,7 +4,7 @@ use core::ffi::c_void;
 use core::mem;
 use usmc_shm::Broken;
 use usmc_shm::copy::Stores;
-use usmc_shm::layout::{Slot, TXF_BACK, TXF_DONE, TXF_LEFT};
+use usmc_shm::layout::Slot;
 use usmc_shm::ring::{Ring, Room};
 use usmc_shm::span::{Route, RxSpan, TcpSend};
 use usmc_shm::sync::Ordering::Relaxed;
@@ -28,7 +28,7 @@ use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
 use crate::record::{kernel, order};
 use crate::stream::unseen::Unseen;
-use crate::stream::{bells, bulk, ending, fallback, room, state, wait};
+use crate::stream::{bells, bulk, ending, fallback, room, wait};
 use crate::watch::{capture, observer};
 use crate::watchers::epoll;
 
@@ -188,7 +188,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
         if transition::tx_is_ring(fd, conn, slot) {
             return Way::Ring(slot);
         }
-        if state::is_due(conn.own(slot).flags.load(Relaxed)) {
+        if conn.own(slot).flags(Relaxed).is_returning() {
             fallback::follow(fd, index);
             // Before the ring a flag means nothing, and only a hostile peer sets it.
             if !matches!(conn.phase(), Phase::Offered | Phase::Attached | Phase::Ring) {
@@ -219,7 +219,7 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
 /// Whether a send that comes to the ring finds that it is over, or that the peer wants it to be.
 #[inline(always)]
 fn ends_in_ring(conn: &Conn, slot: &Slot) -> bool {
-    conn.own(slot).flags.load(Relaxed) & (TXF_LEFT | TXF_BACK) != 0
+    conn.own(slot).flags(Relaxed).ends_ring()
 }
 
 /// Where the bytes of a send come from.
@@ -574,11 +574,11 @@ fn attempt<S: Source>(
     let Some(family) = Family::sending(fd, conn, slot) else {
         return Attempt::Fail(libc::ECONNRESET);
     };
-    let flags = conn.own(slot).flags.load(Relaxed);
-    if flags & (TXF_LEFT | TXF_BACK) != 0 {
+    let flags = conn.own(slot).flags(Relaxed);
+    if flags.ends_ring() {
         return Attempt::Back;
     }
-    if flags & TXF_DONE != 0 {
+    if flags.is_done() {
         return match ending::after_shutdown(fd, conn, slot) {
             Some(errno) => Attempt::Fail(errno),
             None => Attempt::Kernel,

@@ -23,7 +23,7 @@ use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
 use crate::stream::unseen::Unseen;
 use crate::stream::wait::{self, Until};
-use crate::stream::{ending, fallback, state};
+use crate::stream::{ending, fallback};
 use crate::watch::{capture, observer};
 
 /// How often one call looks where the kernel's bytes have gone that it was told of.
@@ -223,7 +223,7 @@ fn splice_part(
             }
         }
         let slot = conn.slot().filter(|_| conn.phase() == Phase::Ring);
-        let ends = slot.is_some_and(|slot| state::is_due(conn.peer(slot).flags.load(Relaxed)));
+        let ends = slot.is_some_and(|slot| conn.peer(slot).flags(Relaxed).is_returning());
         if ends && fallback::follow(fd, index) {
             continue;
         }
@@ -389,7 +389,7 @@ fn move_some(
     observer::count_total(|totals| &totals.splice);
     let record = observer::record_of(conn);
     recv::taken((fd, conn, slot), &rx, &data, n, (record, capture::wants(record)));
-    if state::is_due(conn.peer(slot).flags.load(Relaxed)) {
+    if conn.peer(slot).flags(Relaxed).is_returning() {
         // No doorbell is left before an urgent byte.
         fallback::finish_rx(fd, conn, slot);
     }

@@ -1,16 +1,10 @@
 //! What the words of a slot's directions say of a connection.
 
-use usmc_shm::layout::{Slot, TXF_RETURNS};
+use usmc_shm::layout::Slot;
 use usmc_shm::span::TxSpan;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::record::conn::Conn;
-
-/// Whether a direction with these flags may be on its way back.
-#[inline(always)]
-pub fn is_due(flags: u32) -> bool {
-    flags & TXF_RETURNS != 0
-}
 
 /// Whether the peer waits for us to send again what it left unread.
 #[inline(always)]

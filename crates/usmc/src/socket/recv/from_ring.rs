@@ -2,8 +2,9 @@
 
 use usmc_shm::Broken;
 use usmc_shm::bell::Drain;
-use usmc_shm::layout::{END_RESET_SEEN, END_SHUT_RD, Slot, TXF_ABORT, TXF_BACK};
+use usmc_shm::layout::Slot;
 use usmc_shm::ring::{Data, Ring};
+use usmc_shm::state::EndState;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use super::Attempt;
@@ -13,7 +14,7 @@ use crate::os::{clock, sys};
 use crate::record::conn::{Conn, F_SHARED};
 use crate::socket::send::PART;
 use crate::stream::ending::{self, Ending};
-use crate::stream::{bells, fallback, state};
+use crate::stream::{bells, fallback};
 use crate::watch::observe::Record;
 use crate::watch::{capture, observer};
 
@@ -122,7 +123,7 @@ fn broken(fd: i32, conn: &Conn, slot: &Slot) -> Attempt {
         "fd {fd}: the peer wrote nonsense into shared memory; reset"
     ));
     let _ = ending::note_error(conn, libc::ECONNRESET);
-    conn.end(slot).flags.fetch_or(END_RESET_SEEN, Relaxed);
+    conn.end(slot).tell_error();
     Attempt::Fail(libc::ECONNRESET)
 }
 
@@ -130,11 +131,11 @@ fn broken(fd: i32, conn: &Conn, slot: &Slot) -> Attempt {
 fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
     let end = conn.end(slot);
     // Another process of this end has disconnected it.
-    if conn.own(slot).flags.load(Relaxed) & TXF_ABORT != 0 {
+    if conn.own(slot).flags(Relaxed).end() == EndState::Aborted {
         return Attempt::Kernel;
     }
     // Before the end: bytes of TCP may follow the ring.
-    if conn.peer(slot).flags.load(Acquire) & TXF_BACK != 0 && fallback::finish_rx(fd, conn, slot) {
+    if conn.peer(slot).flags(Acquire).goes_back() && fallback::finish_rx(fd, conn, slot) {
         return Attempt::Again;
     }
     match ending::for_receiver(fd, conn, slot) {
@@ -146,7 +147,7 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
             return ending::take_error(fd, conn, slot).map_or(Attempt::End, Attempt::Fail);
         }
     }
-    if end.flags.load(Relaxed) & END_SHUT_RD != 0 {
+    if end.flags().is_shut_rd() {
         return Attempt::End;
     }
     if bells::drain_bells(fd, conn, slot) == Drain::Data {
@@ -174,7 +175,7 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
         Ok(_) => {
             let sent = conn.peer(slot).bells_sent.load(Acquire);
             // What follows the ring is no junk.
-            let returns = state::is_due(conn.peer(slot).flags.load(Acquire));
+            let returns = conn.peer(slot).flags(Acquire).is_returning();
             if sent == end.bells_drained.load(Relaxed) && !returns {
                 bells::drain_junk(fd);
             }
