@@ -1,6 +1,8 @@
 // The byte stream: content, half-close, and the ways a connection ends.
 #include "peer.h"
 
+#include <sys/mman.h>
+
 static const size_t SIZES[] = {1, 2, 3, 7, 8, 63, 64, 65, 1000, 1448, 4095, 4096, 4097, 16384, 65535,
     65536, 65537, 262143, 262144, 262145, 1000000};
 #define SIZE_COUNT (sizeof SIZES / sizeof *SIZES)
@@ -483,4 +485,39 @@ CASE(connection_that_is_polled_busily_changes_over) {
     close(client);
     close(server);
     close(listener);
+}
+
+// --- more than the kernel takes in one call (MAX_RW_COUNT)
+
+enum { MOST_AT_ONCE = 0x7ffff000 };
+
+static void *take_all(void *arg) {
+    int fd = *(int *)arg;
+    static char buf[1 << 18];
+    uint64_t all = 0;
+    for (ssize_t n; (n = OK(recv(fd, buf, sizeof buf, 0))) > 0;)
+        all += n;
+    EQ(all, MOST_AT_ONCE);
+    return NULL;
+}
+
+CASE(write_of_more_than_two_gigabytes_is_cut) {
+    // 32-bit programs have no room for such a buffer.
+    if (sizeof(size_t) < 8)
+        return;
+    size_t len = (size_t)MOST_AT_ONCE + (1 << 20);
+    // Nothing of it is written, so that it takes no memory.
+    void *zeros = mmap(NULL, len, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(zeros != MAP_FAILED);
+    int client, server;
+    connect_here(&client, &server);
+    warm_here(client, server);
+    pthread_t reader;
+    EQ(pthread_create(&reader, NULL, take_all, &server), 0);
+    EQ(write(client, zeros, len), MOST_AT_ONCE);
+    OK(shutdown(client, SHUT_WR));
+    EQ(pthread_join(reader, NULL), 0);
+    close(client);
+    close(server);
+    OK(munmap(zeros, len));
 }
