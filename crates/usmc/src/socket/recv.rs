@@ -213,7 +213,7 @@ fn rest_by_kernel((fd, waits): (i32, bool), call: &mut Call, to: &mut Buffers) -
 /// Whether a call that has bytes leaves what is next in the kernel to the next call: an error that is still to be reported
 /// by the kernel itself, or what follows an urgent byte.
 fn stops_in_kernel(fd: i32, conn: &Conn) -> bool {
-    let in_ring = conn.slot().is_some_and(|s| conn.end(s).tcp_left.load(Relaxed) == 1);
+    let in_ring = conn.slot().is_some_and(|s| conn.end(s).reads_ring());
     !in_ring && (sys::poll1(fd, 0, 0) & libc::POLLERR != 0 || kernel::is_at_mark(fd))
 }
 

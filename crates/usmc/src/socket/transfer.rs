@@ -232,9 +232,8 @@ fn splice_part(
             Err(errno) => return only(Outcome::Fail(errno)),
         };
         // What the peer has left in the ring comes before what follows by TCP.
-        let ring = slot.filter(|slot| {
-            conn.end(slot).tcp_left.load(Relaxed) == 1 && (!ends || conn.rx(slot).has_data())
-        });
+        let ring =
+            slot.filter(|slot| conn.end(slot).reads_ring() && (!ends || conn.rx(slot).has_data()));
         // Unlike a receive it does not go on behind an urgent byte.
         if ring.is_none() && control::knows_mark(fd) && kernel::is_at_mark(fd) {
             return only(if let Some(errno) = ending::at_mark(fd, conn) {
