@@ -23,7 +23,7 @@
 //! [`Producer::copied`]: crate::layout::Producer::copied
 //!
 //! In [`TX_BACK`] the sender's TCP is the kernel's own affair again; before it, and after [`RETURNED`], nobody sends.
-//! Nobody waits in here; who finds something in flight comes again.
+//! Nothing waits in here; a caller that finds something in flight comes again.
 
 use crate::bell::Rung;
 use crate::layout::{
@@ -99,7 +99,7 @@ impl<'a> TxSpan<'a> {
             return Rung::Back;
         }
         let bits = take();
-        // Relaxed: who arms after the leave hands on what made it visible (all of them change the same word).
+        // Relaxed: a thread that arms after the leave hands on what made it visible (all of them change the same word).
         if self.producer.flags.load(Relaxed) & TXF_LEFT != 0 {
             return Rung::Back;
         }
@@ -115,7 +115,7 @@ impl<'a> TxSpan<'a> {
     }
 
     /// Ends the ring span of `ring`, this direction's. The caller holds [`End::back_lock`] and calls again until it is
-    /// [`Back::Done`]; it also holds the sending locks, unless it is the peer, who has left and does it for a sender
+    /// [`Back::Done`]; it also holds the sending locks, unless it is the peer, which has left and does it for a sender
     /// that is elsewhere. `tcp_sent`: as for [`TxSpan::try_switch`].
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl<'a> TxSpan<'a> {
         }
         let left = !self.claim();
         let sent = tcp_sent().ok_or(Unmeasured)?;
-        // Who was killed before its doorbell was in the stream has counted one too many. None is in flight now.
+        // A process that was killed before its doorbell was in the stream has counted one too many. None is in flight now.
         // (A FIN would be in the kernel's count, too: it never makes them more.)
         if self.producer.resume.load(Relaxed) == 0 {
             let boundary = self.producer.boundary.load(Relaxed).saturating_sub(1);
@@ -232,7 +232,7 @@ impl<'a> TxSpan<'a> {
             return Ok(Back::Done);
         }
         let sent = tcp_sent().ok_or(Unmeasured)?;
-        // Who left reads none of these words. In this order, for who begins may be killed between the two.
+        // The receiver that left reads none of these words. In this order, for the sender may be killed between the two.
         let (place, cursor) = (&self.producer.behind, &self.producer.copied);
         let done = match cursor.load(Acquire).checked_sub(1) {
             Some(begun) if begun == resent => sent.wrapping_sub(place.load(Relaxed)).min(unsent),
@@ -318,7 +318,7 @@ pub enum Resume {
 impl<'a> RxSpan<'a> {
     /// The receiver reads nothing more out of `rx`, the ring of this direction. The caller holds the receiving locks and
     /// has read TCP to the boundary, if there is one; `before`: it has not, so that bytes stand before the doorbells,
-    /// which have to be sent again behind them. `tx` is the other direction's ring: who waits for room there is not
+    /// which have to be sent again behind them. `tx` is the other direction's ring: a sleeper for room there is not
     /// woken any more.
     pub fn leave(&self, rx: &Ring<'_>, tx: &Ring<'_>, before: bool) -> Leave {
         let mut refused = Leave::SenderFirst;
@@ -339,7 +339,7 @@ impl<'a> RxSpan<'a> {
             return refused;
         }
         self.end.tcp_left.store(TCP_AGAIN, Relaxed);
-        // AcqRel: who takes bits after this sees TXF_LEFT; of who took them before it, the doorbell has begun.
+        // AcqRel: a thread that takes bits after this sees TXF_LEFT; of one that took them before it, the doorbell has begun.
         rx.dir().arm.rx.swap(ARM_LEFT, AcqRel);
         tx.dir().arm.tx.swap(0, AcqRel);
         // Pairs with the fence in `Ring::has_rx_sleepers`: the sender sees ARM_LEFT, or we see its bytes.

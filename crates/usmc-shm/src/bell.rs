@@ -4,8 +4,8 @@
 //! this end, of whatever process, whether they wait for data or for room, and goes on doing so until
 //! somebody reads it away. Reading it away is the delicate step: the bell may be another sleeper's only one.
 //!
-//! Who may sleep: count yourself as a sleeper, [`Ring::arm_rx`] or [`Ring::arm_tx`], look once more, sleep.
-//! Who wakes: publish or consume, look for arm bits, and if there are any, [`TxSpan::ring`]: take them, count in
+//! A thread that may sleep: count yourself as a sleeper, [`Ring::arm_rx`] or [`Ring::arm_tx`], look once more, sleep.
+//! A thread that wakes: publish or consume, look for arm bits, and if there are any, [`TxSpan::ring`]: take them, count in
 //! `bells_sent`, then send the byte.
 //!
 //! [`TxSpan::ring`]: crate::span::TxSpan::ring
@@ -42,7 +42,7 @@ pub enum Rung {
 pub enum Drain {
     /// Data came meanwhile: read it, do not sleep.
     Data,
-    /// They are waking somebody who waits for room: leave them. Who must sleep now does it with a limit.
+    /// They are waking a sleeper for room: leave them. A thread that must sleep now does it with a limit.
     Leave,
     /// Read exactly so many bytes away (fewer if they are not there yet) and report them to
     /// [`Bells::drained`]. May be 0.
@@ -51,7 +51,7 @@ pub enum Drain {
 
 impl Bells<'_> {
     /// Decides about the doorbells in the TCP stream. The caller holds the receiving lock, keeps it until
-    /// [`Bells::drained`], and has read TCP to the boundary. One who is counted as a sleeper itself loses
+    /// [`Bells::drained`], and has read TCP to the boundary. A thread that is counted as a sleeper itself loses
     /// nothing by it but time.
     ///
     /// `readers` and `writers` tell whether anybody else of this end is asleep, or about to be, for data
@@ -119,7 +119,7 @@ impl Sleepers<'_> {
         if let Some(all) = self.all.filter(|_| is_shared()) {
             less(all);
         }
-        // Last: who does not find us among our own any more, finds us taken out of all.
+        // Last: a thread that does not find the sleeper among its own any more, finds it taken out of all.
         less(self.own);
     }
 

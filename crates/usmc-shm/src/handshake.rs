@@ -47,7 +47,7 @@ impl Use {
 /// How far one use of a slot has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlotState {
-    /// The client waits for the acceptor, who may never come.
+    /// The client waits for the acceptor, which may never come.
     Offered,
     /// The acceptor has the memory; the client has not confirmed yet.
     Attached,

@@ -119,7 +119,7 @@ pub struct End {
     pub pid: AtomicU32,
     /// The socket's number there.
     pub fd: AtomicU32,
-    /// Who else has the socket, by the device's number for it; 0 = nobody but the processes counted in `refs`.
+    /// Other holders of the socket, by the directory's number for it; 0 = nobody but the processes counted in `refs`.
     pub passed_on: AtomicU32,
     /// Threads asleep in a send.
     pub blocked_sends: AtomicU32,
@@ -154,7 +154,7 @@ pub const END_ERROR_TAKEN: u32 = 16;
 pub const END_SENT_AFTER: u32 = 32;
 
 /// We shut the kernel socket's receiving direction down ourselves, to wake a sender of ours that slept there. A byte by TCP
-/// would be answered by a RST: no doorbells, and who sleeps looks by itself.
+/// would be answered by a RST: no doorbells, and a sleeper looks by itself.
 pub const END_CUT: u32 = 64;
 /// A process of this end has given the application's options back to the kernel's socket, on the way out of the ring.
 pub const END_GIVEN_BACK: u32 = 128;
@@ -201,7 +201,7 @@ pub struct Producer {
     /// The identity of a process that holds the sending end, and whose word tells its death; 0 = none does,
     /// [`VOUCHER_CLAIMED`].
     pub voucher: AtomicU32,
-    /// Its process id, for who shares its namespace of these.
+    /// Its process id, for processes that share its namespace of these.
     pub voucher_pid: AtomicU32,
     /// Bytes of TCP before the span that follows the ring, plus one; 0 = not drawn yet. Valid once `state` is
     /// [`TX_BACK`].
@@ -296,7 +296,7 @@ pub struct Consumer {
     pub cons: AtomicU64,
 }
 
-/// Who wants to be woken. Written by the one who sleeps, taken by the one who wakes.
+/// The sleepers that want to be woken. Written by a sleeper, taken by its waker.
 #[derive(Default)]
 #[repr(C, align(128))]
 pub struct Arm {
@@ -310,7 +310,7 @@ pub struct Arm {
 pub const ARM_TCP: u32 = 1;
 /// Nobody sleeps, but the receiver has left ([`TXF_LEFT`]): the bytes just published have to go by TCP.
 pub const ARM_LEFT: u32 = 2;
-/// One of several processes that share the waking end is about to ring. Who is killed then leaves it, and the next one
+/// One of several processes that share the waking end is about to ring. A process that is killed then leaves it, and the next one
 /// that looks for sleepers rings.
 pub const ARM_RINGING: u32 = 4;
 

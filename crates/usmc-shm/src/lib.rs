@@ -1,7 +1,7 @@
 //! Memory shared with a stranger: the layout of a segment, its rings and the locks of one end.
 //!
 //! Read in the order a byte travels: [`layout`] says where everything lies, [`copy`] is the only place
-//! where application memory and shared memory meet, [`ring`] moves the cursors and says who has to be
+//! where application memory and shared memory meet, [`ring`] moves the cursors and says which sleepers have to be
 //! woken, [`bell`] how that is done over TCP, [`lock`] keeps several threads or forked processes of one end
 //! apart, [`region`] carves checked references out of a mapping. Before that, [`handshake`] brings two ends
 //! to one slot, and [`span`] moves a direction from TCP to the ring at an exact byte; [`back`] is the way back.

@@ -37,7 +37,7 @@ pub enum Verdict {
 pub enum Found {
     /// In nobody's.
     Free,
-    /// In those of a dead holder, who may have left its step half done.
+    /// In those of a dead holder, which may have left its step half done.
     Left,
 }
 

@@ -291,7 +291,7 @@ impl<'a> Ring<'a> {
         self.check(self.dir.producer.window.load(Relaxed)).map(|window| window.len)
     }
 
-    /// Where cursors from `first` on lie, who is unread or, if nothing is, the next.
+    /// Where cursors from `first` on lie: the first unread byte or, if there is none, the next.
     #[inline(always)]
     fn place(&self, first: u64) -> Result<Place, Broken> {
         // Acquire: pairs with the Release in `grow`. A word from before it leaves out only what was published after it.
@@ -317,7 +317,7 @@ impl<'a> Ring<'a> {
         Ok(if split.is_before(first) { split } else { place })
     }
 
-    /// Room for the producer, who wants `want` bytes; the peer's cursor is read only at the limit, where a ring
+    /// Room for the producer, which wants `want` bytes; the peer's cursor is read only at the limit, where a ring
     /// that is found empty starts over, its window grown if that was too small. A window in the far part is left then.
     ///
     /// # Errors

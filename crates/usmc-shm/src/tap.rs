@@ -1,7 +1,7 @@
 //! A ring in which one process shows another what it does (`usmc dump`): the writer never waits, and what finds no room
 //! is counted and left out.
 //!
-//! One writer at a time, which its caller sees to, and one reader, who uses pread(2) and pwrite(2) on the file behind
+//! One writer at a time, which its caller sees to, and one reader, which uses pread(2) and pwrite(2) on the file behind
 //! it. Both cursors can be written by both, so the writer trusts neither: every position is taken modulo the size.
 
 use crate::copy::copy_in;

@@ -110,7 +110,7 @@ impl Ring<'_> {
         self.dir.arm.tx.fetch_or(ARM_RINGING, Release);
     }
 
-    /// Having found the ring empty: whether sleepers for room wait for a doorbell of one who was killed. `shared`: others
+    /// Having found the ring empty: whether sleepers for room wait for a doorbell of a killed process. `shared`: others
     /// may have been, of whom nobody knows yet.
     #[inline]
     pub fn owes_wake_up(&self, shared: bool) -> bool {
@@ -124,7 +124,7 @@ impl Ring<'_> {
         self.dir.arm.rx.load(Relaxed) != 0
     }
 
-    /// Takes the sleepers' arm bits back, of all of them. Only for one who knows that nobody else of this end arms
+    /// Takes the sleepers' arm bits back, of all of them. Only where no other thread of this end arms
     /// meanwhile: another's bit would be lost, and its wake-up. Staying armed costs one needless doorbell.
     #[inline]
     pub fn disarm_rx(&self) {
@@ -138,7 +138,7 @@ impl Ring<'_> {
 #[inline]
 fn take(arm: &AtomicU32, shared: bool) -> u32 {
     const AWAITED: u32 = ARM_TCP | ARM_RINGING;
-    // Acquire: see `arm_rx`. Release: who finds the bits taken also finds the bell begun (`crate::back`).
+    // Acquire: see `arm_rx`. Release: a thread that finds the bits taken also finds the bell begun (`crate::back`).
     let bits = match shared {
         false => arm.fetch_and(!AWAITED, AcqRel),
         true => {

@@ -77,7 +77,7 @@ impl Ring<'_> {
 
     /// Before the producer waits for a consumer that does not read: takes the largest window for the bytes that follow.
     /// Those that are unread stay where they are. `may_grow` gets the start and the bytes of what is new, and says what it
-    /// grants. Whether the ring is writable now. Nobody else who sleeps for room is told: they have tried it, too.
+    /// grants. Whether the ring is writable now. Other sleepers for room are not told: they have tried it, too.
     ///
     /// # Errors
     /// As for [`Ring::room`].

@@ -2,7 +2,7 @@
 //!
 //! The kernel closes the sockets, and peers learn of it from the kernel. The family has to learn of it, too: a
 //! connection that nobody else holds any more needs no shared locks and no questions about its flags, and its
-//! last holder says goodbye. Who was killed is counted out by the others ([`crate::os::members`]).
+//! last holder says goodbye. A killed process is counted out by the others ([`crate::os::members`]).
 
 use core::mem;
 use usmc_shm::sync::AtomicU64;
@@ -166,7 +166,7 @@ pub fn before_exec() -> Result<(), Errno> {
             && !conn::at(index).has(F_HANDED)
             && crosses_exec(fd)
         {
-            // Who would count the next program out?
+            // Nobody would count the next program out.
             conn::at(index).set_flag(F_DOWN, false);
         }
     });
@@ -196,7 +196,7 @@ fn disarm_listeners() {
     });
 }
 
-/// Makes it TCP, and tells the device who will have it.
+/// Makes it TCP, and tells the directory which process will have it.
 fn hand_to_next_program(fd: i32, index: u32) -> Result<(), Errno> {
     let conn = conn::at(index);
     if conn.has(F_HANDED) {
@@ -235,7 +235,7 @@ fn hand_over(
             // Of a program beside this one, the device's count keeps steps away.
             conn.set_flag(F_HANDED, known && reason == Reason::PassedOn);
             if !known && reason == Reason::Lent && conn.leave_early(Event::GivesUp) {
-                // The device has no room to count who has it.
+                // The directory has no room to count its holders.
                 conn.reason.store(reason as u32, Relaxed);
             }
             return Ok(());

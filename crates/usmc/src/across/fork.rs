@@ -78,7 +78,7 @@ fn prepare() {
             holders::members(conn).inspect(|list| members::enter(list));
         }
     });
-    // After the marks: who fetches from us looks for them when he has told us.
+    // After the marks: a process that fetches looks for them once it has said so.
     passed_on::before_fork();
     segment::hold();
     MASK.store(mask, Relaxed);
@@ -287,7 +287,7 @@ extern "C" fn on_child() {
         let saved = ERRNO.load(Relaxed);
         child();
         if STREAMS.load(Relaxed) {
-            // SAFETY: nobody else exists here who could have it.
+            // SAFETY: no other thread exists here that could have it.
             unsafe { real::_IO_list_resetlock() };
         }
         set_errno(saved);

@@ -38,7 +38,7 @@ fn finish(
         Outcome::Done(n) => Some(n as ssize_t),
         Outcome::Fail(code) => Some(fail(code)),
         Outcome::Kernel => unseen(index, returns, kernel),
-        // Not of a call that holds its connection; who does not looks up what the number means.
+        // Not of a call that holds its connection; a call that does not looks up what the number means.
         Outcome::Other => None,
     }
 }

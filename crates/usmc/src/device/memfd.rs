@@ -80,7 +80,7 @@ impl Device for Memfds {
     }
 
     unsafe fn free(&self, backing: &Backing, _is_idle: bool) {
-        // SAFETY: the caller's contract. Who has it mapped keeps it.
+        // SAFETY: the caller's contract. A peer that has it mapped keeps it.
         unsafe { self.detach(backing) };
         if let Name::Fd(fd @ 0..) = backing.name {
             table::release_fd(fd);

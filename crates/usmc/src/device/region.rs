@@ -28,7 +28,7 @@ pub static REGION: Region = Region::new();
 pub struct Region {
     base: AtomicPtr<u8>,
     len: AtomicUsize,
-    /// Who this process is among those that share it; not 0.
+    /// The number of this process among those that share it; not 0.
     owner: AtomicU32,
     /// The configured file is no region, or cannot be mapped.
     has_failed: AtomicBool,

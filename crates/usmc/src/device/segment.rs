@@ -190,7 +190,7 @@ pub fn take_slot(device: Index, tuple: &Tuple) -> Result<OwnSlot, Reason> {
             return m.own(index, slot, map);
         }
         if m.slots.is_mostly_lost() {
-            // Holders that died without a word: leave the segment to those who still use it.
+            // Holders that died without a word: leave the segment to the processes that still use it.
             map.header().retired.store(1, Relaxed);
             m.role = Role::Closed;
             slots = slots.max(map.slots());
@@ -229,7 +229,7 @@ fn place_within(space: usize, entries: &mut [Mapped], len: usize) -> Result<usiz
             let meant = entries.iter().filter(|m| m.role != Role::Unused && is_meant(m));
             meant.map(|m| m.memory.len).sum::<usize>()
         };
-        // What nobody uses may have come just now, for somebody who is about to: it goes only where that helps.
+        // What nobody uses may have come just now, for a record that is about to: it goes only where that helps.
         if len > space.saturating_sub(mapped(|m| m.users > 0)) {
             return Err(Reason::NoMemory);
         }
@@ -362,7 +362,7 @@ fn give_back_pages(device: &dyn Device, map: &Segment, slot: u32) {
     }
 }
 
-/// Gives back the memory of a ring's far part, if nothing is there. For its sender, or who knows that there is none.
+/// Gives back the memory of a ring's far part, if nothing is there. For its sender, or where there is none.
 pub fn give_back_far(device: &dyn Device, ring: &Ring<'_>) {
     let Some((start, len)) = ring.leave_far() else { return };
     // SAFETY: pages of the far part alone, of which nothing is needed.
@@ -479,7 +479,7 @@ fn keep(index: Index, memory: Backing, delivered: u64) -> Result<(), Reason> {
     Ok(())
 }
 
-/// Segments that did not fit lately, by identity: those who wait for them need not.
+/// Segments that did not fit lately, by identity: waiting for them is in vain.
 static REFUSED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 static REFUSALS: AtomicU32 = AtomicU32::new(0);
 

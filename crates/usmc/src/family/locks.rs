@@ -234,7 +234,7 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// Who has waited for that long already, for a process of this id.
+    /// A waiter that has waited for that long already, for a process of this id.
     fn verdict(fd: i32, conn: &Conn, pid: u32, waited_ns: u64) -> Verdict {
         let since = clock::now_ns() - waited_ns;
         let mut patience = FamilyPatience { since, ..FamilyPatience::of(fd, conn) };

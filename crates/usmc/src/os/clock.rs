@@ -61,7 +61,7 @@ pub fn wall_ns() -> u64 {
     ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
 }
 
-/// Each look at the clock takes 10 ms, so that who waits for a peer with a limit is soon through with it.
+/// Each look at the clock takes 10 ms, so that a wait for a peer with a limit is soon over.
 #[cfg(fuzzing)]
 pub fn now_ns() -> u64 {
     use usmc_shm::sync::{AtomicUsize, Ordering::Relaxed};

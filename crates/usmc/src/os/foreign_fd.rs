@@ -21,7 +21,7 @@ pub fn are_welcome() -> bool {
     KEPT.load(Relaxed) < MOST
 }
 
-/// Seals of a memfd that cannot shrink under who maps it, as no file with a name has them.
+/// Seals of a memfd that cannot shrink under a mapping, as no file with a name has them.
 pub fn is_sealed(fd: i32) -> bool {
     const SEALS: usize = (libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) as usize;
     sys::fcntl(fd, libc::F_GET_SEALS, 0).is_ok_and(|seals| seals & SEALS == SEALS)
@@ -84,7 +84,7 @@ pub fn discard(fd: i32) {
     let_go(fd);
 }
 
-/// The same of one that we have fetched from its owner, who has it still and whose options it keeps.
+/// The same of one that we have fetched from its owner, which has it still and whose options it keeps.
 pub fn let_go(fd: i32) {
     // None of these asks a file system, not even fstat(2) would do.
     let is_harmless = is_sealed(fd)

@@ -56,7 +56,7 @@ impl FreeSlots {
         self.lost -= found as u32;
     }
 
-    /// Whether most slots are with others who do not let go.
+    /// Whether most slots are with processes that do not let go.
     pub fn is_mostly_lost(&self) -> bool {
         self.lost * 2 > self.slots
     }

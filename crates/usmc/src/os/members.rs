@@ -1,8 +1,8 @@
 //! The processes that hold an end together, by their ids, so that one that was killed can be counted out.
 //!
-//! Each enters its own id: the parent before a fork, the child in it. Who lets go leaves first and is counted out by
+//! Each enters its own id: the parent before a fork, the child in it. A process that lets go leaves first and is counted out by
 //! itself then. Ids may be those of somebody else by now, and lists may be full: then a dead process stays counted, which
-//! costs shared locks and nothing else. Nobody is counted out who lives.
+//! costs shared locks and nothing else. No living process is counted out.
 
 use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 use usmc_shm::sync::{AtomicU32, AtomicU64};

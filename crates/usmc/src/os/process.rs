@@ -1,4 +1,4 @@
-//! Who we are: the cached process id and a word that names the calling thread.
+//! This process and its threads: the cached process id and a word that names the calling thread.
 
 use core::ptr;
 use usmc_shm::lock::{self, Found, Refused, Verdict, Wait};
@@ -121,7 +121,7 @@ fn thread_pointer() -> u64 {
 pub struct Patience;
 
 /// How often the CPU is given away before a sleep. sched_yield(2) gives it to nobody of a lower priority (SCHED_FIFO), and the
-/// one who is waited for may be such a one.
+/// the holder that is waited for may be such a thread.
 const YIELDS: u32 = 256;
 
 /// The wait before look number `attempt` at something that another thread is about to do.

@@ -125,7 +125,7 @@ fn settle(fd: i32, place: &AtomicU32) -> Entry {
     entry(word)
 }
 
-/// The same in one order with [`take`], for who has just told that it needs the record ([`crate::record::users`]).
+/// The same in one order with [`take`], for a call that has just told that it needs the record ([`crate::record::users`]).
 pub fn still(fd: i32) -> Entry {
     TABLE.get(fd as u32 as usize).map_or(Entry::Foreign, |place| entry(place.load(SeqCst)))
 }

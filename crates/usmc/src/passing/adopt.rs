@@ -1,7 +1,7 @@
 //! Adoption: sockets that were made elsewhere and come by exec (a shell's or systemd's activation, a server that
 //! replaces itself), SCM_RIGHTS or pidfd_getfd(2).
 //!
-//! A listening socket is as good here as where it was made: who accepts is who attaches. A connected one may be in
+//! A listening socket is as good here as where it was made: the process that accepts also attaches. A connected one may be in
 //! other hands, too, and those could read and write it without the ring: it stays TCP unless [`crate::family::passed_on`] knows
 //! all of them.
 
@@ -68,7 +68,7 @@ pub fn adopt(fd: i32, by: &[Receiver]) {
     transition::begin_adopted(fd, index, client);
 }
 
-/// Nobody who has it knows of us.
+/// No process that has it knows of this one.
 fn stays_tcp(fd: i32) {
     if !mark::take(fd) {
         log::warn(format_args!("fd {fd}: in the ring of another process that does not know of us"));

@@ -95,7 +95,7 @@ unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
                 ) || conn.passed_on.load(Relaxed) != 0;
                 let left = fallback::leave(fd, index, Reason::PassedOn);
                 if conn.phase() == Phase::Fresh {
-                    // Who else has it would not learn of the connection that it becomes.
+                    // Other processes that have it would not learn of the connection that it becomes.
                     holders::note_copied(conn);
                 }
                 if left.is_ok() && lasts {

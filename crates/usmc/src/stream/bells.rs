@@ -27,7 +27,7 @@ const CUT_PATIENCE: u32 = 10_000;
 /// after this time.
 const ANSWER_NS: u64 = 100_000_000;
 
-/// Who is to wake whoever sleeps for the data just published, if anybody does. The caller has the sending lock, and gives it
+/// What wakes the sleepers for the data just published, if there are any. The caller has the sending lock, and gives it
 /// back before [`Waker::wake`], for that is a system call: meanwhile others may close the connection.
 #[inline(always)]
 pub fn waker(index: u32, conn: &Conn, slot: &Slot) -> Option<Waker> {

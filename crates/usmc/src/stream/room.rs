@@ -32,8 +32,8 @@ const RAISED_NS: u64 = 10_000_000;
 /// How long the memory of a far part that is not in use is kept, in milliseconds.
 const KEPT_MS: u32 = 1000;
 
-/// Whether the ring takes more now, having become larger. Waits for nobody: looks at readiness come here with locks, and who
-/// is just sending does it himself.
+/// Whether the ring takes more now, having become larger. Waits for no lock: looks at readiness come here with locks, and a sender
+/// does it itself.
 #[cold]
 pub fn grow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     if conn.tx_most() == 0 {
@@ -255,7 +255,7 @@ fn may_be_raised(conn: &Conn, slot: &Slot) -> bool {
         && !conn.tx(slot).is_writable()
 }
 
-/// Whether who sleeps for room may well wait for himself: the peer may wait for our reading, or be this process.
+/// Whether a thread that sleeps for room may well wait for itself: the peer may wait for our reading, or be this process.
 pub fn may_wait_for_itself(conn: &Conn, slot: &Slot) -> bool {
     conn.rx(slot).has_data() || conn.is_own_peer(slot)
 }

@@ -151,7 +151,7 @@ fn use_by_kernel(fd: i32, place: *mut Sqe) -> Result<(), Errno> {
             ));
             refuse(place);
         }
-        // Who polls a set by the kernel sees doorbells only.
+        // A poll of a set by the kernel sees doorbells only.
         Entry::Epoll(_) => return leave_all::begins(Reason::Uring),
         // To the application this number is not open.
         Entry::Internal => refuse(place),

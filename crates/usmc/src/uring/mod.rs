@@ -49,7 +49,7 @@ const SETUP_KNOWN: u32 = (1 << 19) - 1;
 /// The number is an index of what the thread has registered.
 const ENTER_REGISTERED_RING: u32 = 1 << 4;
 
-/// Who reads the entries of a ring, and where.
+/// The thread that reads the entries of a ring, and where.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Maker {
     /// The program, which maps the memory itself: it is mapped a second time here.

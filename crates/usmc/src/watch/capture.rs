@@ -1,7 +1,7 @@
 //! The writer of [`crate::watch::observe::Capture`]: what `usmc dump` gets of this process' connections.
 //!
 //! Bytes are copied where they are sent and received, whoever carries them, each with its place in the stream; the
-//! reader puts both directions together, and drops what it was shown by both ends. Who does not capture costs one test
+//! reader puts both directions together, and drops what it was shown by both ends. Without a capture it costs one test
 //! of a word beside the counters that the call writes anyway. Nothing waits: what finds no room is counted.
 //!
 //! The reader got the file by the right to ptrace(2) us, but its words are no more trusted than a peer's: they decide

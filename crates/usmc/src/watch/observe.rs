@@ -1,7 +1,7 @@
 //! What `usmc ss`, `usmc stats` and `usmc dump` may read of a process: one fixed record per TCP socket, the counters
 //! of those that are gone, and a ring for whoever captures.
 //!
-//! Every process that holds a tracked socket owns a memfd named [`MEMFD_NAME`]; who may ptrace(2) it finds that
+//! Every process that holds a tracked socket owns a memfd named [`MEMFD_NAME`]; a process that may ptrace(2) it finds that
 //! as `/proc/PID/fd/N` (the link reads `/memfd:usmc-conn (deleted)`) and opens it. The file starts with one
 //! [`Header`], then [`Totals`] and [`Capture`]; records follow at [`RECORDS_OFFSET`], and the ring is where the header
 //! says. The reader must treat everything in it as hostile bytes. The library acts upon [`Capture`] and

@@ -49,7 +49,7 @@ pub fn totals() -> Option<&'static Totals> {
     if base.is_null() { None } else { Some(unsafe { &*base.add(TOTALS_OFFSET).cast::<Totals>() }) }
 }
 
-/// Who captures, and the ring for it: its memory and its size.
+/// The capturing process, and the ring for it: its memory and its size.
 pub fn capture_ring() -> Option<(&'static Capture, *mut u8, usize)> {
     let base = BASE.load(Acquire);
     if base.is_null() {
@@ -114,7 +114,7 @@ fn ensure() -> bool {
         sys::close(fd);
         return false;
     };
-    // Who may open the file could make it shorter, and us hit its end.
+    // A process that may open the file could make it shorter, and this one hit its end.
     const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     let _ = sys::fcntl(fd, libc::F_ADD_SEALS, SEALS as usize);
     FD.store(table::keep_fd(fd), Relaxed);

@@ -1,6 +1,6 @@
 //! The entries of a set that were active of late: they are looked at, all others are armed and ring.
 //!
-//! An entry becomes hot when the kernel reports its doorbell, and when it is added or modified. Who was not
+//! An entry becomes hot when the kernel reports its doorbell, and when it is added or modified. An entry that was not
 //! active between two sleeps is armed and forgotten, so waits cost what the active connections cost.
 
 use usmc_shm::layout::Slot;
