@@ -262,6 +262,33 @@ fn atomics_come_from_one_module() {
     assert!(found.is_empty(), "use usmc_shm::sync, which the models replace: {found:?}");
 }
 
+/// Whether a path leads to one device, by its file or by its number.
+fn names_a_device(path: &[String]) -> bool {
+    let words: Vec<&str> = path.iter().map(String::as_str).collect();
+    matches!(words[..], ["device", "memfd" | "region" | "LOOPBACK" | "REGION", ..])
+}
+
+#[test]
+fn no_code_outside_its_folder_names_a_device() {
+    let source = source();
+    // The fuzz targets play the host's part, too.
+    let others = source.files.iter().filter(|(module, _)| {
+        !matches!(module.first().map(String::as_str), Some("device" | "fuzzing"))
+    });
+    let found: Vec<_> = others
+        .filter(|(module, (_, text))| {
+            // A module that is imported is used by its name.
+            paths(&tokens(text), module).iter().any(|path| names_a_device(path))
+                || text.contains("device::LOOPBACK")
+                || text.contains("device::REGION")
+        })
+        .map(|(_, (path, _))| path)
+        .collect();
+    assert!(found.is_empty(), "ask `device::of`, or what the connection knows: {found:?}");
+    let path = ["device", "memfd", "MEMFDS"].map(str::to_owned);
+    assert!(names_a_device(&path) && !names_a_device(&path[..1]));
+}
+
 /// Whether a file names a bit of a slot's state words (`TX_RING`, `TXF_DONE`, `END_CUT`), or looks at one behind the back of
 /// `usmc_shm::state`.
 fn names_bits(text: &str) -> bool {
