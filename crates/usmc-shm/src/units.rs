@@ -89,6 +89,77 @@ pub struct Run {
     pub uses: u16,
 }
 
+/// The words of a region's units.
+#[derive(Clone, Copy)]
+pub struct Words<'a>(pub &'a [AtomicU64]);
+
+impl Words<'_> {
+    /// Claims so many units in a row for `owner`, which is not 0. `None`: no such run is free.
+    pub fn claim(&self, count: usize, owner: u32) -> Option<Run> {
+        let all = self.0.len();
+        if count == 0 || count > all || owner == 0 {
+            return None;
+        }
+        let mut first = 0;
+        while first + count <= all {
+            match self.claim_from(first, count, owner) {
+                Ok(run) => return Some(run),
+                Err(taken) => first = taken + 1,
+            }
+        }
+        None
+    }
+
+    /// The run that begins at `first`, or a unit of it that another owner has.
+    fn claim_from(&self, first: usize, count: usize, owner: u32) -> Result<Run, usize> {
+        let words = &self.0[first..first + count];
+        let mut uses = 0;
+        for (at, word) in words.iter().enumerate() {
+            let next = |word: u64| match Word::from(word) {
+                Word { uses, owner: 0, .. } => {
+                    Some(Word { uses: uses.wrapping_add(1), run: 0, owner }.into())
+                }
+                _ => None,
+            };
+            // Acquire: what the last owner did with the unit is over.
+            match word.fetch_update(AcqRel, Acquire, next) {
+                Ok(before) if at == 0 => uses = Word::from(before).uses.wrapping_add(1),
+                Ok(_) => {}
+                Err(_) => {
+                    words[..at].iter().for_each(release);
+                    return Err(first + at);
+                }
+            }
+        }
+        // Release: whoever sees the length sees that all of the run is one.
+        words[0].store(Word { uses, run: count as u16, owner }.into(), Release);
+        Ok(Run { first: first as u32, uses })
+    }
+
+    /// Units of the run that a peer has named; `None` where there is no such run (any more).
+    pub fn count_of(&self, run: Run) -> Option<usize> {
+        // Acquire: pairs with the Release in `claim_from`.
+        let word = Word::from(self.0.get(run.first as usize)?.load(Acquire));
+        let count = usize::from(word.run);
+        let is_it = word.uses == run.uses && word.owner != 0 && count > 0;
+        // The word is in the reach of all peers.
+        (is_it && count <= self.0.len() - run.first as usize).then_some(count)
+    }
+
+    /// Gives a run back that its owner has claimed, of so many units.
+    pub fn release(&self, run: Run, count: usize) {
+        let first = run.first as usize;
+        let end = first.saturating_add(count).min(self.0.len());
+        // The first one first: then there is no such run.
+        self.0.get(first..end).unwrap_or(&[]).iter().for_each(release);
+    }
+
+    /// Units that nobody has.
+    pub fn free(&self) -> usize {
+        self.0.iter().filter(|word| Word::from(word.load(Relaxed)).owner == 0).count()
+    }
+}
+
 /// A mapped region whose geometry has been checked once and is kept in private memory.
 #[derive(Clone, Copy)]
 pub struct Region {
@@ -145,9 +216,9 @@ impl Region {
         unsafe { &*self.base.cast::<Header>() }
     }
 
-    fn words(&self) -> &[AtomicU64] {
+    fn words(&self) -> Words<'_> {
         // SAFETY: `units` words lie before `units_at` of the mapping; atomics accept any bits.
-        unsafe { slice::from_raw_parts(self.base.add(WORDS_AT).cast(), self.units) }
+        Words(unsafe { slice::from_raw_parts(self.base.add(WORDS_AT).cast(), self.units) })
     }
 
     /// The region's GID.
@@ -162,7 +233,7 @@ impl Region {
 
     /// Units that nobody has.
     pub fn free_units(&self) -> usize {
-        self.words().iter().filter(|word| Word::from(word.load(Relaxed)).owner == 0).count()
+        self.words().free()
     }
 
     /// Where a run lies. The caller knows its length ([`Region::bytes_of`]).
@@ -175,62 +246,17 @@ impl Region {
     /// Claims `len` bytes for `owner`, which is not 0. Their contents are what an earlier owner has left. `None`: no run is
     /// free that is long enough.
     pub fn claim(&self, len: usize, owner: u32) -> Option<Run> {
-        let count = len.div_ceil(UNIT);
-        if count == 0 || count > self.units || owner == 0 {
-            return None;
-        }
-        let mut first = 0;
-        while first + count <= self.units {
-            match self.claim_from(first, count, owner) {
-                Ok(run) => return Some(run),
-                Err(taken) => first = taken + 1,
-            }
-        }
-        None
-    }
-
-    /// The run that begins at `first`, or a unit of it that another owner has.
-    fn claim_from(&self, first: usize, count: usize, owner: u32) -> Result<Run, usize> {
-        let words = &self.words()[first..first + count];
-        let mut uses = 0;
-        for (at, word) in words.iter().enumerate() {
-            let next = |word: u64| match Word::from(word) {
-                Word { uses, owner: 0, .. } => {
-                    Some(Word { uses: uses.wrapping_add(1), run: 0, owner }.into())
-                }
-                _ => None,
-            };
-            // Acquire: what the last owner did with the unit is over.
-            match word.fetch_update(AcqRel, Acquire, next) {
-                Ok(before) if at == 0 => uses = Word::from(before).uses.wrapping_add(1),
-                Ok(_) => {}
-                Err(_) => {
-                    words[..at].iter().for_each(release);
-                    return Err(first + at);
-                }
-            }
-        }
-        // Release: whoever sees the length sees that all of the run is one.
-        words[0].store(Word { uses, run: count as u16, owner }.into(), Release);
-        Ok(Run { first: first as u32, uses })
+        self.words().claim(len.div_ceil(UNIT), owner)
     }
 
     /// Bytes of the run that a peer has named; `None` where there is no such run (any more).
     pub fn bytes_of(&self, run: Run) -> Option<usize> {
-        // Acquire: pairs with the Release in `claim_from`.
-        let word = Word::from(self.words().get(run.first as usize)?.load(Acquire));
-        let count = usize::from(word.run);
-        let is_it = word.uses == run.uses && word.owner != 0 && count > 0;
-        // The word is in the reach of all peers.
-        (is_it && count <= self.units - run.first as usize).then_some(count * UNIT)
+        self.words().count_of(run).map(|count| count * UNIT)
     }
 
     /// Gives a run back that its owner has claimed, of so many bytes.
     pub fn release(&self, run: Run, len: usize) {
-        let first = run.first as usize;
-        let end = first.saturating_add(len.div_ceil(UNIT)).min(self.units);
-        // The first one first: then there is no such run.
-        self.words().get(first..end).unwrap_or(&[]).iter().for_each(release);
+        self.words().release(run, len.div_ceil(UNIT));
     }
 }
 
@@ -300,7 +326,7 @@ mod tests {
         let run = region.claim(UNIT, 1).expect("a unit");
         for count in [5, u16::MAX] {
             let word = Word { uses: run.uses, run: count, owner: 1 };
-            region.words()[run.first as usize].store(word.into(), Relaxed);
+            region.words().0[run.first as usize].store(word.into(), Relaxed);
             assert_eq!(region.bytes_of(run), None);
         }
         assert_eq!(region.bytes_of(Run { first: 4, uses: 0 }), None);

@@ -22,3 +22,5 @@ mod ring;
 mod sleep;
 #[path = "loom/span.rs"]
 mod span;
+#[path = "loom/units.rs"]
+mod units;

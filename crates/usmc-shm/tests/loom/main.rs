@@ -19,3 +19,4 @@ mod model;
 mod ring;
 mod sleep;
 mod span;
+mod units;
