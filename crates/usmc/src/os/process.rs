@@ -17,8 +17,9 @@ static SHARES_MEMORY: AtomicBool = AtomicBool::new(false);
 /// Some of our family may live in another namespace of process ids: their ids mean others here, or nobody.
 static SCATTERED: AtomicBool = AtomicBool::new(false);
 
-/// [`namespace`], once it was asked for; 0 = not yet.
+/// [`namespace`], once it was asked for; 0 = not yet, [`NO_PROC`] = there is no `/proc`.
 static NAMESPACE: AtomicU32 = AtomicU32::new(0);
+const NO_PROC: u32 = u32::MAX;
 
 /// Re-reads the process id: at start and in a forked child.
 pub fn refresh() {
@@ -197,9 +198,15 @@ pub fn is_scattered() -> bool {
 pub fn namespace() -> Option<u32> {
     let known = NAMESPACE.load(Relaxed);
     if known != 0 {
-        return Some(known);
+        return (known != NO_PROC).then_some(known);
     }
-    let fd = sys::open(c"/proc/self/ns/pid", libc::O_RDONLY, 0).ok()?;
+    // Each connection asks for it.
+    let no_proc = |errno| {
+        if errno == libc::ENOENT {
+            NAMESPACE.store(NO_PROC, Relaxed);
+        }
+    };
+    let fd = sys::open(c"/proc/self/ns/pid", libc::O_RDONLY, 0).map_err(no_proc).ok()?;
     let facts = sys::fstat(fd);
     sys::close(fd);
     let number = u32::try_from(facts.ok()?.inode).ok()?;
