@@ -131,7 +131,7 @@ impl Words<'_> {
                 }
             }
         }
-        // Release: whoever sees the length sees that all of the run is one.
+        // Release: a peer that sees the length sees that all of the run is one.
         words[0].store(Word { uses, run: count as u16, owner }.into(), Release);
         Ok(Run { first: first as u32, uses })
     }
@@ -187,7 +187,7 @@ impl Region {
         header.version.store(VERSION, Relaxed);
         header.units.store(units as u32, Relaxed);
         header.gid.iter().zip(gid).for_each(|(place, word)| place.store(word, Relaxed));
-        // Release: whoever sees the magic sees the rest.
+        // Release: a process that sees the magic sees the rest.
         header.magic.store(MAGIC, Release);
         Some(region)
     }

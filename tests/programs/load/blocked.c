@@ -43,7 +43,7 @@ void blocked(uint16_t port) {
     OK(sigaction(SIGALRM, &ends, NULL));
     OK(sigaction(SIGUSR1, &restarts, NULL));
     static char chunk[16384];
-    // Whoever reads nothing for a second is left by the ring: the timer is faster.
+    // A sender leaves the ring after a second without a reader: the timer is faster.
     struct itimerval timer = {.it_value = {.tv_usec = 400000}, .it_interval = {.tv_usec = 50000}};
     struct rusage before, after;
     OK(setitimer(ITIMER_REAL, &timer, NULL));

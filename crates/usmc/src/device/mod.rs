@@ -95,13 +95,13 @@ pub trait Device: Sync {
     /// [`Reason::NoMemory`] where it does not fit.
     fn attach(&self, name: Name, size: Size) -> Result<Backing, Reason>;
 
-    /// This process uses it no more.
+    /// This process does not use a peer's memory any more.
     ///
     /// # Safety
     /// No reference into it is left.
     unsafe fn detach(&self, backing: &Backing);
 
-    /// The same, of memory that this process has allocated. `is_idle`: no process has a slot of it.
+    /// This process does not use memory any more that it has allocated. `is_idle`: no process has a slot of it.
     ///
     /// # Safety
     /// As for [`Device::detach`].
@@ -136,7 +136,7 @@ pub fn at(index: Index) -> &'static dyn Device {
     LIST.get(usize::from(index)).copied().unwrap_or(LIST[0])
 }
 
-/// The device of new connections to whoever is found in the host's directory.
+/// The device of new connections to a listener of the host's directory.
 pub fn for_new() -> Index {
     if region::REGION.is_there() { REGION } else { LOOPBACK }
 }

@@ -2,11 +2,12 @@
 //! ([`usmc_shm::units`]). Ends that meet there have memory in common, and nothing else.
 //!
 //! All of it is in memory from the start, so that there are no far parts, nothing is taken, and nothing is given back. What an
-//! owner has claimed and left behind stays claimed.
+//! owner has claimed and left behind stays claimed. The members trust each other: one that makes the file shorter ends the others
+//! by SIGBUS.
 
 use core::ptr;
 use usmc_shm::layout::{SegmentHeader, near_len};
-use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 use usmc_shm::units::{self, Run};
 
@@ -30,8 +31,8 @@ pub struct Region {
     len: AtomicUsize,
     /// The number of this process among those that share it; not 0.
     owner: AtomicU32,
-    /// The configured file is no region, or cannot be mapped.
-    has_failed: AtomicBool,
+    /// The configured file was tried, or is being tried by a thread.
+    is_tried: AtomicBool,
 }
 
 impl Region {
@@ -41,33 +42,31 @@ impl Region {
             base: AtomicPtr::new(ptr::null_mut()),
             len: AtomicUsize::new(0),
             owner: AtomicU32::new(0),
-            has_failed: AtomicBool::new(false),
+            is_tried: AtomicBool::new(false),
         }
     }
 
-    /// Maps the file of this descriptor, which stays the caller's. `owner` names this process, and is not 0.
+    /// Maps the file of this descriptor, which stays the caller's; for one thread. `owner` names this process, and is not 0.
     ///
     /// # Errors
     /// EINVAL where it is no region, or one is mapped already; or what mmap(2) says.
     pub fn map(&self, fd: i32, owner: u32) -> Result<(), Errno> {
         let len = usize::try_from(sys::fstat(fd)?.size).map_err(|_| libc::EINVAL)?;
-        if owner == 0 || len == 0 {
+        if owner == 0 || len == 0 || !self.base.load(Acquire).is_null() {
             return Err(libc::EINVAL);
         }
         let base = sys::mmap_shared(fd, len)?;
         // SAFETY: a mapping of `len` bytes of this process' own, which stays.
-        let is_region = unsafe { units::Region::open(base, len) }.is_ok();
+        if unsafe { units::Region::open(base, len) }.is_err() {
+            // SAFETY: no other thread has seen it.
+            unsafe { sys::munmap(base, len) };
+            return Err(libc::EINVAL);
+        }
         self.len.store(len, Relaxed);
         self.owner.store(owner, Relaxed);
-        // Release: whoever sees the base sees the rest.
-        let is_first =
-            || self.base.compare_exchange(ptr::null_mut(), base, Release, Relaxed).is_ok();
-        if is_region && is_first() {
-            return Ok(());
-        }
-        // SAFETY: nobody has seen it.
-        unsafe { sys::munmap(base, len) };
-        Err(libc::EINVAL)
+        // Release: a thread that sees the base sees the length.
+        self.base.store(base, Release);
+        Ok(())
     }
 
     /// Whether this process has one: the configured file is mapped the first time. A file that is no region is not used.
@@ -76,11 +75,15 @@ impl Region {
             return true;
         }
         let path = config::get().region();
-        !path.is_empty() && !self.has_failed.load(Relaxed) && self.open(path)
+        !path.is_empty() && !self.is_tried.load(Relaxed) && self.open(path)
     }
 
     #[cold]
     fn open(&self, path: &str) -> bool {
+        // One thread maps it: the length belongs to that mapping.
+        if self.is_tried.swap(true, AcqRel) {
+            return false;
+        }
         let owner = host::current().own_identity().map_or(0, |identity| identity as u32 + 1);
         let name = Path::of(format_args!("{path}"));
         let mapped = sys::open(name.c(), libc::O_RDWR, 0).and_then(|fd| {
@@ -89,11 +92,9 @@ impl Region {
             mapped
         });
         if let Err(errno) = mapped {
-            self.has_failed.store(true, Relaxed);
             log::warn(format_args!("region {path} cannot be used (errno {errno})"));
         }
-        // Another thread may have been faster.
-        !self.base.load(Acquire).is_null()
+        mapped.is_ok()
     }
 
     fn units(&self) -> Option<units::Region> {

@@ -100,8 +100,8 @@ pub fn after_fork() {
 
 impl Mapped {
     fn segment(&self) -> Result<Segment, Broken> {
-        // SAFETY: mapped with `len` bytes by its device, whose peers cannot shrink it, and unmapped only by
-        // `unmap`, after which the entry is Unused.
+        // SAFETY: mapped with `len` bytes by its device, of which no peer can take any away (in a region: no peer that keeps
+        // to the rules), and unmapped only by `unmap`, after which the entry is Unused.
         unsafe { Segment::open(self.memory.base, self.memory.len, self.memory.whole) }
     }
 
@@ -449,7 +449,7 @@ fn keep(index: Index, memory: Backing, delivered: u64) -> Result<(), Reason> {
     let device = super::at(index);
     // SAFETY: nobody has seen it.
     let drop_it = || unsafe { device.detach(&memory) };
-    // SAFETY: a mapping of so many bytes, which its peers cannot shrink.
+    // SAFETY: a mapping of so many bytes, as in `segment`.
     let Ok(map) = (unsafe { Segment::open(memory.base, memory.len, memory.whole) }) else {
         drop_it();
         return Err(Reason::PeerBroken);
