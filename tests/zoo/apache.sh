@@ -14,8 +14,12 @@ restart_apache() {
     await_that sh -c '[ "$(grep -c "resuming normal operations" "$1")" -gt "$2" ]' sh "$dir/errors" "$marks"
 }
 
+# One that has just ended by itself does not count.
 kill_worker() {
-    kill -s KILL "$(pgrep -P "$group" | head -n 1)"
+    for worker in $(pgrep -P "$group"); do
+        ! kill -s KILL "$worker" 2>/dev/null || return 0
+    done
+    return 1
 }
 
 apache_restarted() {
