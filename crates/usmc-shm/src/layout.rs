@@ -131,6 +131,9 @@ pub struct End {
     pub bells_for: AtomicU32,
     /// The namespace in which `pid` and `members` are ids of processes, by the inode of `/proc/self/ns/pid`; 0 = unknown.
     pub pids: AtomicU32,
+    /// Processes of this end, by the directory's number plus one, 0 = none: in the low half the one whose mailbox takes the peer's
+    /// ear, in the high half the one whose ear the peer has.
+    pub ears: AtomicU32,
 }
 
 /// Bit of [`End::tcp_sends`]: no TCP send begins any more; the sending direction changes from TCP to the
@@ -360,6 +363,7 @@ const _: () = {
     assert!(offset_of!(End, rcv_buf) == 48 && offset_of!(End, back_lock) == 56);
     assert!(offset_of!(End, pid) == 64 && offset_of!(End, passed_on) == 72);
     assert!(offset_of!(End, members) == 84 && offset_of!(End, bells_for) == 116);
+    assert!(offset_of!(End, ears) == 124);
     assert!(offset_of!(Producer, state) == 24 && offset_of!(Producer, boundary) == 40);
     assert!(offset_of!(Producer, stamp) == 48 && offset_of!(Producer, resume) == 64);
     assert!(offset_of!(Producer, voucher) == 56 && offset_of!(Producer, voucher_fd) == 96);

@@ -10,7 +10,7 @@ use crate::layout::{
     END_SHUT_RD, End, Producer, TCP_AGAIN, TX_RING, TX_TCP, TXF_ABORT, TXF_BACK, TXF_CLOSED,
     TXF_COPIED, TXF_DONE, TXF_ENDS, TXF_LEFT, TXF_LOOK, TXF_RETURNS, TXF_SHUT,
 };
-use crate::sync::Ordering::{self, AcqRel, Relaxed, SeqCst};
+use crate::sync::Ordering::{self, AcqRel, Acquire, Relaxed, SeqCst};
 
 /// Where a direction's bytes go, as its sender says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -407,6 +407,31 @@ impl End {
     /// The far parts of both rings are in reach.
     pub fn set_reaches_far(&self) {
         self.set(END_FAR, true);
+    }
+
+    /// The process of this end that takes the peer's ear, by the directory's number. The peer looks by itself where there is none.
+    pub fn ear_taker(&self) -> Option<u32> {
+        (self.ears.load(Relaxed) & 0xffff).checked_sub(1)
+    }
+
+    /// This process takes it, or nobody does.
+    pub fn set_ear_taker(&self, process: Option<u32>) {
+        self.set_ears(0xffff, process.map_or(0, |process| process + 1));
+    }
+
+    /// The process of this end whose ear the peer was sent.
+    pub fn hearer(&self) -> Option<u32> {
+        // Acquire: it was sent before.
+        (self.ears.load(Acquire) >> 16).checked_sub(1)
+    }
+
+    /// This process' ear was sent to the peer.
+    pub fn set_hearer(&self, process: u32) {
+        self.set_ears(0xffff << 16, (process + 1) << 16);
+    }
+
+    fn set_ears(&self, half: u32, to: u32) {
+        let _ = self.ears.fetch_update(AcqRel, Relaxed, |ears| Some(ears & !half | to & half));
     }
 
     /// SO_RCVLOWAT was set, with enough to read.

@@ -13,7 +13,7 @@ use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32};
 
 use super::layout::DeviceFile;
 use super::{OfferId, PeerProcess};
-use super::{directory, mailbox, offers, own_word, peer_words, processes};
+use super::{directory, ears, mailbox, offers, own_word, peer_words, processes};
 use crate::os::process::Lock;
 use crate::os::reason::Reason;
 use crate::os::sys::Errno;
@@ -119,6 +119,7 @@ impl Ism {
     pub fn after_fork(&self, listening: bool) {
         own_word::after_fork();
         peer_words::after_fork();
+        ears::after_fork();
         self.lock.reset();
         self.index.store(NO_INDEX, Relaxed);
         let mailbox = self.mailbox.swap(-1, Relaxed);

@@ -36,6 +36,9 @@ const PLAIN: [u8; 1] = [1];
 /// A [`Delivery`]: so many bytes.
 const DELIVERY: usize = size_of::<[u64; 5]>();
 
+/// An ear: the number of its process.
+const EAR: usize = size_of::<u32>();
+
 /// How many messages that are none one call discards: their sender must not keep it busy.
 const AT_ONCE: usize = 4;
 
@@ -94,7 +97,19 @@ pub fn ensure(dev: &Ism, me: u32) -> Result<(), Reason> {
 /// # Errors
 /// The errno; EAGAIN when the mailbox is full, EACCES when it may be another user's.
 pub fn push(dev: &Ism, to: PeerProcess, fd: i32) -> Result<(), Errno> {
-    send(dev, to, &PLAIN, fd, |file| sys::fstat(file).is_ok_and(|facts| owner::is_own(facts.uid)))
+    send(dev, to, &PLAIN, fd, is_own_file)
+}
+
+/// Sends the ear of process `own` into the mailbox of process `to`, of this user.
+///
+/// # Errors
+/// As [`push`].
+pub fn push_ear(dev: &Ism, to: PeerProcess, own: PeerProcess, fd: i32) -> Result<(), Errno> {
+    send(dev, to, &own.0.to_ne_bytes(), fd, is_own_file)
+}
+
+fn is_own_file(file: i32) -> bool {
+    sys::fstat(file).is_ok_and(|facts| owner::is_own(facts.uid))
 }
 
 impl Ism {
@@ -127,7 +142,7 @@ pub fn identity(process: PeerProcess) -> Option<u64> {
 /// Whether the mailbox of a process belongs to our own user.
 pub fn is_own(process: PeerProcess) -> bool {
     let Ok(mailbox) = directory::point_at(&directory::mailbox(process.0)) else { return false };
-    let is_own = sys::fstat(mailbox).is_ok_and(|facts| owner::is_own(facts.uid));
+    let is_own = is_own_file(mailbox);
     sys::close(mailbox);
     is_own
 }
@@ -231,6 +246,10 @@ fn read(bytes: &[u8], fd: i32, uid: Option<u32>) -> Option<Mail> {
     if bytes == PLAIN {
         // The offer table, where it belongs, can be written by every process that shares the device.
         return uid.is_some_and(owner::is_own).then_some(Mail::Segment(fd));
+    }
+    if bytes.len() == EAR {
+        let process = PeerProcess(u32::from_ne_bytes(bytes.try_into().ok()?));
+        return uid.is_some_and(owner::is_own).then_some(Mail::Ear(process, fd));
     }
     if bytes.len() != DELIVERY {
         return None;

@@ -4,6 +4,7 @@
 
 pub mod agreements;
 pub mod directory;
+pub mod ears;
 pub mod ism;
 pub mod layout;
 pub mod listeners;
@@ -62,6 +63,8 @@ pub enum Mail {
     Segment(i32),
     /// One for a connection of ours.
     Delivery(Delivery),
+    /// The ear of a process of our own user ([`ears`]).
+    Ear(PeerProcess, i32),
 }
 
 /// How far a handshake by CLC is, on the device ([`crate::handshake::clc`]).

@@ -395,6 +395,31 @@ pub fn epoll_ctl(
     call!(SYS_epoll_ctl, ep, op, fd, event as *mut _).map(drop)
 }
 
+/// eventfd2(2) at 0, which nobody waits for at a read or a write.
+pub fn eventfd() -> Result<c_int, Errno> {
+    call!(SYS_eventfd2, 0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map(|v| v as c_int)
+}
+
+/// Adds one to an eventfd, which wakes those that wait for it.
+///
+/// # Errors
+/// EAGAIN where it is full.
+pub fn add_one(eventfd: c_int) -> Result<(), Errno> {
+    let one = 1u64;
+    call!(SYS_write, eventfd, &raw const one, size_of_val(&one)).map(drop)
+}
+
+/// An epoll set of the library's own.
+pub fn epoll_create() -> Result<c_int, Errno> {
+    call!(SYS_epoll_create1, libc::EPOLL_CLOEXEC).map(|v| v as c_int)
+}
+
+/// Takes the one event out of such a set, if it is there.
+pub fn epoll_forget(ep: c_int) {
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    let _ = call!(SYS_epoll_pwait, ep, &raw mut event, 1, 0, 0, 0);
+}
+
 /// pidfd_open(2).
 pub fn pidfd_open(pid: u32) -> Result<c_int, Errno> {
     call!(SYS_pidfd_open, pid, 0).map(|v| v as c_int)

@@ -16,6 +16,7 @@ use crate::os::unwind::{cancellation_point, keeping};
 use crate::os::{clock, real, single, yields};
 use crate::poll::{deferred_events, inner};
 use crate::record::conn::{self, F_CLC};
+use crate::stream::hearing::Hearing;
 use crate::stream::{bells, ending, ready, room};
 use crate::watch::observer;
 use crate::watchers::asleep::{Asleep, arm_all, leave_stuck};
@@ -150,9 +151,14 @@ pub unsafe fn epoll_wait(
             }
         }
         let asleep = Asleep::enter(set, index);
-        let mut looks = Looks { ticks: !deferred::pay(index), stuck_ns: None };
+        let owes = !deferred::pay(index);
+        let mut looks =
+            Looks { hearing: if owes { Hearing::Nothing } else { Hearing::Bells }, stuck_ns: None };
         if active {
             looks = looks.and(arm_all(index));
+            if looks.hearing == Hearing::Ear && !set::listen(set, index) {
+                looks = looks.without_ear();
+            }
             if looks.stuck_ns.is_some() && leave_stuck(index) {
                 continue;
             }
@@ -168,7 +174,7 @@ pub unsafe fn epoll_wait(
             signals.keep();
         }
         host::own_word::keep();
-        let most_ns = looks.and(Looks { ticks: false, stuck_ns: room::sweep() }).most_ns();
+        let most_ns = looks.and(Looks { stuck_ns: room::sweep(), ..Looks::default() }).most_ns();
         let at_once = is_first && !active && most_ns.is_none();
         let start = if at_once { begun } else { clock::now_ns() };
         is_first = false;

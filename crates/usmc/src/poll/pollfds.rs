@@ -11,6 +11,7 @@ use super::epoll_wait::{Deadline, has_tracked, nested_ready};
 use crate::family::locks::Receiving;
 use crate::handshake::clc;
 use crate::host;
+use crate::host::ears::Listening;
 use crate::os::errno::{errno, set_errno};
 use crate::os::events::{self, READ_BITS, WRITE_BITS};
 use crate::os::pointers::{is_nowhere, is_readable};
@@ -23,6 +24,7 @@ use crate::os::{clock, real, sys, yields};
 use crate::poll::inner;
 use crate::record::conn::{self, F_CLC};
 use crate::record::phase::Phase;
+use crate::stream::hearing::Hearing;
 use crate::stream::wait::Sleeper;
 use crate::stream::{bells, ending, ready, room};
 use crate::watch::observer;
@@ -110,25 +112,25 @@ pub unsafe fn poll(
 const NOTHING: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
 
 /// Runs `call` with a copy of the application's array, which has its `revents` afterwards and nothing else: another thread
-/// may use the same array, or fork, while we ask the kernel for other events.
+/// may use the same array, or fork, while we ask the kernel for other events. Behind it is a place for the ear.
 fn on_a_copy(fds: &mut [libc::pollfd], call: impl FnOnce(&mut [libc::pollfd]) -> c_int) -> c_int {
     const FEW: usize = 8;
     const SOME: usize = 256;
     let count = fds.len();
     if count <= FEW {
-        return on(&mut [NOTHING; FEW][..count], fds, call);
+        return on(&mut [NOTHING; FEW + 1][..=count], fds, call);
     }
     if count <= SOME {
-        return on(&mut [NOTHING; SOME][..count], fds, call);
+        return on(&mut [NOTHING; SOME + 1][..=count], fds, call);
     }
-    let bytes = mem::size_of_val(fds);
+    let bytes = mem::size_of_val(fds) + size_of::<libc::pollfd>();
     let Ok(at) = sys::mmap_private(core::ptr::null_mut(), bytes) else {
         set_errno(libc::ENOMEM);
         return -1;
     };
     let mapped = Mapped { at, bytes };
     // SAFETY: a mapping of our own for so many; zero is valid.
-    let own = unsafe { slice::from_raw_parts_mut(at.cast(), count) };
+    let own = unsafe { slice::from_raw_parts_mut(at.cast(), count + 1) };
     keeping(mapped, || on(own, fds, call)).1
 }
 
@@ -137,7 +139,9 @@ fn on(
     fds: &mut [libc::pollfd],
     call: impl FnOnce(&mut [libc::pollfd]) -> c_int,
 ) -> c_int {
-    own.copy_from_slice(fds);
+    let (all, ear) = own.split_at_mut(fds.len());
+    all.copy_from_slice(fds);
+    ear.fill(NOTHING);
     let done = call(own);
     for (to, from) in fds.iter_mut().zip(own) {
         to.revents = from.revents;
@@ -185,6 +189,7 @@ fn sleep_in_kernel(
     unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ts, mask) }
 }
 
+/// The last of `fds` is a place for the ear.
 fn poll_until(
     fds: &mut [libc::pollfd],
     timeout_ns: i64,
@@ -196,7 +201,7 @@ fn poll_until(
     loop {
         let mut n = poll_now(fds);
         if (n > 0 || timeout_ns == 0) && first && may_have_ended(fds, n) {
-            sleep_poll(fds, Some(0), core::ptr::null(), &mut signals);
+            sleep_poll(fds, Some(0), core::ptr::null(), false, &mut signals);
             n = poll_now(fds);
         }
         if !first && n > 0 {
@@ -215,9 +220,17 @@ fn poll_until(
             continue;
         }
         let mut asleep = Asleep::nowhere(fds.len());
-        let looks = asleep.enter(fds);
+        let mut looks = asleep.enter(fds);
+        let listening = if looks.hearing == Hearing::Ear { Listening::begin() } else { None };
+        if listening.is_none() {
+            looks = looks.without_ear();
+        }
+        let is_listening = listening.is_some();
+        if let (Some(ear), Some(listening)) = (fds.last_mut(), &listening) {
+            *ear = listening.pollfd();
+        }
         let ready = fds.iter().any(|p| p.fd >= 0 && look(p) != 0);
-        let (asleep, got) = keeping(asleep, || match ready {
+        let (asleep, got) = keeping((asleep, listening), || match ready {
             true => 0,
             false => {
                 let look_ns = at_most(looks.most_ns(), stuck_ns(fds));
@@ -225,16 +238,21 @@ fn poll_until(
                     signals.keep();
                 }
                 let look_ns = at_most(look_ns, room::sweep());
-                sleep_poll(fds, at_most(deadline.left(), look_ns), mask, &mut signals)
+                let most_ns = at_most(deadline.left(), look_ns);
+                sleep_poll(fds, most_ns, mask, is_listening, &mut signals)
             }
         });
         let saved = errno();
         drop(asleep);
+        if let Some(ear) = fds.last_mut() {
+            *ear = NOTHING;
+        }
         if got < 0 {
             set_errno(saved);
             return -1;
         }
-        if !ready && got == 0 && deadline.left() == Some(0) {
+        // Whatever has ended the sleep: an end that is told already ends each of them.
+        if deadline.left() == Some(0) {
             let n = poll_now(fds);
             return n - if n > 0 { hide_closed(fds) } else { 0 };
         }
@@ -289,8 +307,8 @@ fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
     }
     let mut n = 0;
     if kernels {
-        // SAFETY: a valid slice.
-        n = unsafe { real::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 0) };
+        // SAFETY: a valid slice, whose last is for the ear.
+        n = unsafe { real::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t - 1, 0) };
     }
     for p in fds.iter_mut() {
         if is_hidden(p) {
@@ -470,7 +488,7 @@ impl Asleep {
                 Watch::Kernel | Watch::Failed => {}
                 Watch::Nested(index) => {
                     self.sets.enter(index);
-                    looks = looks.and(arm_all(index));
+                    looks = looks.and(arm_all(index).without_ear());
                 }
                 Watch::Ring(index) => {
                     let conn = conn::at(index);
@@ -478,13 +496,17 @@ impl Asleep {
                     let want = p.events as u16 as u32;
                     match self.counts.all().get_mut(i) {
                         Some(count) => *count = Count::enter(index, slot, want),
-                        None => looks.ticks = true,
+                        None => looks.hearing = Hearing::Nothing,
                     }
                     bells::clear_bells(p.fd, conn, slot);
                     ready::arm(p.fd, conn, slot, want);
-                    looks.ticks |= ready::must_tick(conn, slot, want)
-                        || (hears_bells(p.events)
-                            && (bells::has_bells(conn, slot) || hides_bells(p.fd, conn, p.events)));
+                    let is_deaf = hears_bells(p.events)
+                        && (bells::has_bells(conn, slot) || hides_bells(p.fd, conn, p.events));
+                    let hearing = match is_deaf {
+                        true => Hearing::Nothing,
+                        false => ready::hearing(conn, slot, want),
+                    };
+                    looks.hearing = looks.hearing.max(hearing);
                 }
             }
         }
@@ -525,11 +547,13 @@ fn is_past_tcp(fd: i32, conn: &conn::Conn, slot: &Slot) -> bool {
                 .is_some_and(|_held| bells::reads_ring(fd, conn, slot)))
 }
 
-/// The real sleep: ring connections wait for doorbells and for the end of the connection.
+/// The real sleep: ring connections wait for doorbells and for the end of the connection; where no doorbell reaches one, for the
+/// ear, if it `is_listening`.
 fn sleep_poll(
     fds: &mut [libc::pollfd],
     mut timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
+    is_listening: bool,
     signals: &mut Signals,
 ) -> c_int {
     // The kernel overwrites `revents`, so the events are remembered in private memory.
@@ -548,11 +572,12 @@ fn sleep_poll(
                 || conn.slot().is_some_and(shut);
             // What is there already would end every sleep at once.
             let urgent = p.events & libc::POLLPRI;
-            let deaf = bells || ended || hides_bells(p.fd, conn, p.events);
+            let hidden = bells || hides_bells(p.fd, conn, p.events);
+            let deaf = ended || hidden;
             let hung_up = conn.kernel_events.load(Relaxed) & events::HUP != 0;
             let look_ns = match hears_bells(p.events) {
                 // It may be so since a moment only, later than our last look: that bell was for us.
-                true if deaf => Some(TICK_NS),
+                true if hidden || (ended && !is_listening) => Some(TICK_NS),
                 // What it waits for can only be our own doing.
                 false if hung_up => Some(HUNG_UP_NS),
                 _ => None,
@@ -577,7 +602,9 @@ fn sleep_poll(
     let kept = GivenBack { kept, at: fds.as_mut_ptr(), count: fds.len() };
     let mut at = MaybeUninit::uninit();
     let mask = signals.mask(mask, &mut at);
-    let (kept, n) = keeping(kept, || sleep_in_kernel(fds, timeout_ns, mask));
+    // The kernel takes no more of them than RLIMIT_NOFILE.
+    let asked = fds.len() - usize::from(!is_listening);
+    let (kept, n) = keeping(kept, || sleep_in_kernel(&mut fds[..asked], timeout_ns, mask));
     let saved = errno();
     drop(kept);
     for p in fds.iter().filter(|p| p.fd >= 0) {

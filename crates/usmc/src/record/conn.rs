@@ -186,6 +186,8 @@ pub struct Conn {
     pub asked: AtomicU64,
     /// When a doorbell was last to make the peer's kernel answer, CLOCK_MONOTONIC nanoseconds.
     pub provoked: AtomicU64,
+    /// The process that was sent this one's ear for the connection, plus one ([`crate::host::ears`]); 0 = none.
+    pub ear_sent: AtomicU32,
     /// When a poll that had no need to sleep did.
     pub polled: AtomicU64,
     /// Since when threads that wait for room may wait in vain, CLOCK_MONOTONIC nanoseconds; 0 = they do not.
@@ -386,6 +388,7 @@ impl Conn {
         self.set_life(None);
         self.voucher.store(0, Relaxed);
         self.stuck.store(0, Relaxed);
+        self.ear_sent.store(0, Relaxed);
         self.set_flag(F_HAD_SLOT, true);
         order::begin();
         self.slot.store(slot.cast_mut(), Release);

@@ -19,7 +19,7 @@ use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
 use crate::record::users::{CALL, Left};
 use crate::record::{kernel, order};
-use crate::stream::{bells, fallback, wait};
+use crate::stream::{bells, fallback, hearing, wait};
 use crate::watch::{capture, observer};
 use crate::watchers::epoll;
 
@@ -309,6 +309,9 @@ pub fn shut_down(fd: i32, index: u32) {
     let Some(slot) = conn.slot() else { return };
     if conn.phase() != Phase::Ring || !conn.own(slot).flags(SeqCst).is_done() {
         return;
+    }
+    if !conn.end(slot).flags().is_shut_rd() {
+        hearing::take_ear(conn, slot);
     }
     if !conn.tx(slot).is_writable() {
         epoll::look_for_room(index);

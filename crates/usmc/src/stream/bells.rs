@@ -8,10 +8,11 @@ use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 use usmc_shm::sync::fence;
 
-use super::{ending, fallback};
+use super::{ending, fallback, hearing};
 use crate::family::holders;
 use crate::family::locks::Receiving;
 use crate::handshake::transition;
+use crate::host::ears;
 use crate::os::{clock, events, sys};
 use crate::record::conn::{self, Conn, F_SHARED};
 use crate::record::numbers::{self, Hold};
@@ -50,7 +51,7 @@ impl Waker {
 #[cold]
 pub fn wake_writer(fd: i32, conn: &Conn, slot: &Slot) {
     // A doorbell must not precede our boundary in the TCP stream. Where our direction cannot change over
-    // now, the sleeper looks again by itself (see `wait::must_tick`).
+    // now, the sleeper looks again by itself (see [`hearing::of_room`]).
     if transition::tx_is_ring(fd, conn, slot) {
         ring_bell(fd, conn, slot, |shared| conn.rx(slot).take_tx_sleepers(shared));
     }
@@ -66,7 +67,8 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
     let send = || {
         // Pairs with the fence in `cut`: it waits for this doorbell, or we see that there is nobody to hear it.
         fence(SeqCst);
-        if conn.peer_end(slot).flags().is_cut() {
+        hearing::ring_ear(conn, slot);
+        if conn.peer_end(slot).flags().is_cut() || conn.own(slot).flags(Relaxed).was_shut() {
             return false;
         }
         let Some(fd) = numbers::number_to_ring(fd, conn) else { return false };
@@ -140,6 +142,7 @@ pub fn cut(fd: i32, conn: &Conn, slot: &Slot) {
         patience -= 1;
     }
     let _ = sys::shutdown(fd, libc::SHUT_RD);
+    ears::ring_own();
 }
 
 /// Takes doorbell bytes out of the TCP stream, the ring being empty. Returns what is to be done next.

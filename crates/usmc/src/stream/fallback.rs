@@ -28,6 +28,7 @@ use super::peers_socket::PeersSocket;
 use crate::family::locks::Family;
 use crate::family::{holders, mark};
 use crate::handshake::{syn_option, transition};
+use crate::host::ears;
 use crate::os::reason::Reason;
 use crate::os::sys::Errno;
 use crate::os::{log, process};
@@ -141,7 +142,8 @@ fn leave_unless_sends_sleep(
 /// cannot be had.
 fn wake_sleepers(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let (tx, side) = (conn.tx(slot), 1 - conn.side());
-    // Outside the ring a byte is no doorbell; there they look by themselves (`wait::must_tick`).
+    ears::ring_own();
+    // Outside the ring a byte is no doorbell; there they look by themselves ([`super::hearing::of_room`]).
     if !tx.has_tx_sleepers() || !TxSpan::new(slot, side).is_ring() {
         return true;
     }

@@ -4,6 +4,7 @@ pub mod bells;
 pub mod bulk;
 pub mod ending;
 pub mod fallback;
+pub mod hearing;
 pub mod peers_socket;
 pub mod ready;
 pub mod room;

@@ -14,7 +14,8 @@ use crate::record::conn::{self, Conn};
 use crate::record::phase::Phase;
 use crate::record::{kernel, numbers};
 use crate::stream::ending::{self, Ending};
-use crate::stream::{bells, fallback, room, state, unread, wait};
+use crate::stream::hearing::{self, Hearing};
+use crate::stream::{bells, fallback, room, state, unread};
 
 /// Whether the kernel alone knows this connection's readiness. Moves the handshake on.
 #[inline(always)]
@@ -127,7 +128,13 @@ pub fn arm(fd: i32, conn: &Conn, slot: &Slot, want: u32) {
     }
 }
 
-/// Whether a sleeper interested in `want` must look again by itself.
-pub fn must_tick(conn: &Conn, slot: &Slot, want: u32) -> bool {
-    (want & WRITE_BITS != 0 && wait::must_tick(conn, slot)) || bells::is_cut(conn)
+/// What wakes a sleeper interested in `want`.
+pub fn hearing(conn: &Conn, slot: &Slot, want: u32) -> Hearing {
+    if want & WRITE_BITS != 0 {
+        hearing::of_room(conn, slot)
+    } else if bells::is_cut(conn) {
+        hearing::without_bells(conn, slot)
+    } else {
+        Hearing::Bells
+    }
 }

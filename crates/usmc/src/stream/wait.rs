@@ -7,21 +7,22 @@ use core::ffi::c_void;
 use usmc_shm::bell::{Drain, Sleepers, less};
 use usmc_shm::layout::{ARM_TCP, Slot};
 use usmc_shm::span::TxSpan;
-use usmc_shm::state::Tx;
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::bells::{drain_bells, is_cut, reads_ring, watch_over};
-use super::{ending, room};
+use super::hearing::{EAR_LOOK_MS, Hearing};
+use super::{ending, hearing, room};
 use crate::family::holders;
 use crate::family::locks::Receiving;
 use crate::host;
+use crate::host::ears::Listening;
 use crate::os::handlers::Handlers;
 use crate::os::signals::{Signals, Woken};
 use crate::os::spin::Budget;
 use crate::os::time::Time;
 use crate::os::unwind::keeping;
-use crate::os::{clock, process, real, sys, yields};
+use crate::os::{clock, events, process, real, sys, yields};
 use crate::record::conn::{self, Conn, F_SHARED};
 use crate::record::numbers;
 use crate::record::phase::Phase;
@@ -30,22 +31,6 @@ use crate::watch::observer;
 
 /// A call that waits no longer than that has only spun so far, or hardly slept.
 const FIRST_SLEEP_NS: u64 = 1_000_000;
-
-/// Whether a sleeper for room cannot rely on a doorbell: the peer has shut its TCP direction, or has not
-/// changed it over yet, or it may be full of what we have not read, or we have shut it; or somebody is about to end the
-/// ring, of which no doorbell tells.
-pub fn must_tick(conn: &Conn, slot: &Slot) -> bool {
-    let peer = conn.peer(slot);
-    peer.tx(Relaxed) != Tx::Ring
-        || peer.flags(Relaxed).is_done()
-        || conn.kernel_events.load(Relaxed) != 0
-        || (!conn.end(slot).reads_ring() && !conn.tx(slot).is_writable())
-        || conn.own(slot).flags(Relaxed).is_returning()
-        || state::is_leaving(conn, slot)
-        // The kernel's socket is readable for good.
-        || conn.end(slot).flags().is_shut_rd()
-        || is_cut(conn)
-}
 
 /// Registers the caller as a sleeper on this connection.
 pub struct Sleeper<'a> {
@@ -379,7 +364,7 @@ fn sleep_for_room(
     if limit_ms > 0 && used_ms >= limit_ms {
         return Woken::Fail(libc::EAGAIN);
     }
-    let tick = must_tick(conn, slot);
+    let hearing = hearing::of_room(conn, slot);
     // Doorbells already in the stream would end every sleep at once.
     let clear = {
         let held = Receiving::enter(fd, conn, slot);
@@ -393,13 +378,20 @@ fn sleep_for_room(
     if state::is_leaving(conn, slot) {
         return Woken::Look;
     }
-    // Unread data keeps the socket readable, a half-closed peer cannot ring: look every millisecond.
     // Whether any signal that is handled ends the call, SA_RESTART or not.
     let ends_by_signal = limit_ms > 0 || partial;
-    if !clear || tick {
+    if hearing != Hearing::Bells || !clear {
         watch_over(fd, conn, slot);
         ending::look(fd, conn);
-        return signals.tick(ends_by_signal);
+        // Unread data keeps the socket readable, and a half-closed peer cannot ring.
+        let listening = if hearing == Hearing::Ear { Listening::begin() } else { None };
+        let Some(listening) = listening else { return signals.tick(ends_by_signal) };
+        if conn.tx(slot).is_writable() || conn.peer(slot).flags(Relaxed).reads_nothing() {
+            return Woken::Look;
+        }
+        let left_ms = if limit_ms > 0 { limit_ms - used_ms } else { i64::MAX };
+        let most_ms = left_ms.min(EAR_LOOK_MS as i64);
+        return listen((fd, index), listening, most_ms, ends_by_signal, signals);
     }
     let mut look_ms = room::look_in_ns(conn, slot).map(|ns| ns.div_ceil(1_000_000) as i64);
     // SO_RCVTIMEO has nothing to say about sending: neither its end, nor that any signal ends a receive by then.
@@ -432,6 +424,23 @@ fn sleep_for_room(
     }
     let left_ms = if limit_ms > 0 { limit_ms - used_ms } else { -1 };
     sleep_in_poll(fd, index, left_ms, signals, true)
+}
+
+/// Sleeps until the ear of this process is rung, or the kernel's socket is over; for signals see [`Signals::tick`].
+#[cold]
+fn listen(
+    (fd, index): (i32, u32),
+    listening: Listening,
+    most_ms: i64,
+    by_any: bool,
+    signals: &mut Signals,
+) -> Woken {
+    let conn = conn::at(index);
+    let is_over = conn.kernel_events.load(Relaxed) & (events::HUP | events::ERR) != 0;
+    let fd = if is_over || is_cut(conn) { -1 } else { numbers::steady(fd, index) };
+    let mut fds = [libc::pollfd { fd, events: 0, revents: 0 }, listening.pollfd()];
+    signals.keep();
+    keeping(listening, || signals.poll(&mut fds, most_ms, by_any)).1
 }
 
 /// A moment of a send that has to wait for others in the middle of a step, which may be stopped. The rest as for

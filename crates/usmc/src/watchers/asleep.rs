@@ -84,7 +84,10 @@ pub fn arm_all(index: u32) -> Looks {
 fn arm_to(index: u32, depth: u32) -> Looks {
     let mut looks = hot::arm(set::set_at(index));
     if depth > 0 {
-        nested::each(index, |inner, _| looks = looks.and(arm_to(inner, depth - 1)));
+        // The ear is in the set that is waited for.
+        nested::each(index, |inner, _| {
+            looks = looks.and(arm_to(inner, depth - 1).without_ear());
+        });
     }
     looks
 }

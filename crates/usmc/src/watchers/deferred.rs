@@ -31,7 +31,7 @@ use crate::os::{kernel_only, single};
 use crate::record::conn::{self, Conn, F_ADOPTED, F_CLC, F_COPIED, F_SHARED};
 use crate::record::kernel;
 use crate::record::phase::Phase;
-use crate::watchers::set::{DEFERRED, POLLED};
+use crate::watchers::set::{self, DEFERRED, POLLED};
 
 /// Whether waits may ask for these events by poll(2): what is true is told, again and again.
 fn is_state(events: u32) -> bool {
@@ -270,6 +270,7 @@ pub fn watch(index: u32) {
     // SeqCst: see `enter`.
     if set.is_watched.load(Relaxed) != POLLED {
         set.is_watched.store(POLLED, SeqCst);
+        set::stop_listening(set, index);
     }
     pay(index);
 }

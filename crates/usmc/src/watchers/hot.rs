@@ -13,6 +13,7 @@ use super::set::Set;
 use crate::os::events::WRITE_BITS;
 use crate::record::conn::{self, Conn};
 use crate::record::phase::Phase;
+use crate::stream::hearing::{EAR_LOOK_MS, Hearing};
 use crate::stream::{bells, ready, room};
 use crate::watchers::report;
 use crate::watchers::set::{self, HOT};
@@ -137,8 +138,8 @@ pub fn each(set: &Set, most: usize, mut act: impl FnMut(u32, &'static Entry)) {
 /// When a sleeper has to look again by itself.
 #[derive(Clone, Copy, Default)]
 pub struct Looks {
-    /// Every millisecond: doorbells may not wake it.
-    pub ticks: bool,
+    /// What wakes it.
+    pub hearing: Hearing,
     /// In so many nanoseconds: it waits for room, and perhaps in vain ([`room::look_in_ns`]).
     pub stuck_ns: Option<u64>,
 }
@@ -150,14 +151,25 @@ impl Looks {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         };
-        Looks { ticks: self.ticks || other.ticks, stuck_ns }
+        Looks { hearing: self.hearing.max(other.hearing), stuck_ns }
     }
 
     /// The longest sleep; `None` = for ever.
     pub fn most_ns(self) -> Option<u64> {
-        const TICK_NS: u64 = 1_000_000;
-        let tick_ns = self.ticks.then_some(TICK_NS);
-        tick_ns.or(self.stuck_ns)
+        const MS: u64 = 1_000_000;
+        let look_ns = match self.hearing {
+            Hearing::Bells => None,
+            Hearing::Ear => Some(EAR_LOOK_MS * MS),
+            Hearing::Nothing => Some(MS),
+        };
+        [look_ns, self.stuck_ns].into_iter().flatten().min()
+    }
+
+    /// The sleep is one that the ear does not end.
+    pub fn without_ear(self) -> Looks {
+        let hearing =
+            if self.hearing == Hearing::Bells { Hearing::Bells } else { Hearing::Nothing };
+        Looks { hearing, ..self }
     }
 }
 
@@ -221,9 +233,9 @@ fn sort_out(set: &Set, arm_all: bool) -> Looks {
         }
         let Some(slot) = conn.slot() else { continue };
         let want = entry.events.load(Relaxed);
-        let must_tick = ready::must_tick(conn, slot, want);
+        let hearing = ready::hearing(conn, slot, want);
         let stuck_ns = stuck_ns(entry);
-        let let_go = !active && !must_tick && stuck_ns.is_none();
+        let let_go = !active && hearing == Hearing::Bells && stuck_ns.is_none();
         if let_go || arm_all {
             if bells::owes_ack(conn, slot) {
                 bells::clear_bells(set::live_fd(entry), conn, slot);
@@ -231,7 +243,7 @@ fn sort_out(set: &Set, arm_all: bool) -> Looks {
             if !entry.has(E_ARMED) || want & WRITE_BITS != 0 || !conn.rx(slot).is_rx_armed() {
                 epoll::arm(entry);
             }
-            looks = looks.and(Looks { ticks: must_tick, stuck_ns });
+            looks = looks.and(Looks { hearing, stuck_ns });
             // It may have become ready before it was armed.
             if let_go && report::take_events(entry, true) == 0 {
                 cool(set, entry);

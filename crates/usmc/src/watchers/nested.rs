@@ -157,12 +157,12 @@ pub fn each(outer: u32, mut each: impl FnMut(u32, &'static Nesting)) {
     }
 }
 
-/// The nesting a kernel event belongs to: `None` if it is not about one, `Some(None)` if it is over.
+/// The nesting a kernel event belongs to: `None` if it is not about one, `Some(None)` if it is over, or about this process' ear.
 pub fn of(data: u64) -> Option<Option<(u32, &'static Nesting)>> {
     if !set::is_tagged(data) || data as u32 & NUMBER == 0 {
         return None;
     }
-    let place = NESTINGS.get((data as u32 & !NUMBER) as usize)?;
+    let Some(place) = NESTINGS.get((data as u32 & !NUMBER) as usize) else { return Some(None) };
     let who = place.who.load(Acquire);
     let same = place.uses.load(Relaxed) & 0xffff == (data >> 32) as u32 & 0xffff;
     Some((same && who != 0).then(|| ((who >> 32) as u32 - 1, place)))

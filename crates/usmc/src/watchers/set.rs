@@ -6,12 +6,15 @@ use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
 use super::entry::{self, Entry};
 use super::habit::Habit;
+use crate::host::{PeerProcess, ears};
 use crate::os::process::{Held, Lock};
 use crate::os::spin::{Learnt, Work};
 use crate::os::sys;
 use crate::os::table::{self, Entry as Fd};
 use crate::record::{conn, numbers};
 
+/// In the place of a registration's number: the ear of this process. It looks like a nesting, and is the place of none.
+const EAR: u32 = u32::MAX;
 /// Most epoll sets with tracked sockets.
 pub const SETS: usize = 1024;
 const _: () = assert!(SETS < u16::MAX as usize);
@@ -79,6 +82,8 @@ pub struct Set {
     /// Nonzero where the kernel may tell others of the set's readiness: it is or was in another set or
     /// somebody has polled it ([`POLLED`]), or there was a fork.
     pub is_watched: AtomicU32,
+    /// Nonzero where the kernel's set has the ear of the process with this number less one.
+    pub ear: AtomicU32,
     /// Where the next look at the hot entries begins.
     pub hand: AtomicU32,
     /// See [`hot::print`].
@@ -127,6 +132,32 @@ pub fn tag(index: u32, use_count: u32) -> u64 {
 pub fn is_tagged(data: u64) -> bool {
     let tag = TAG.load(Relaxed);
     tag != 0 && data >> 48 == tag >> 48
+}
+
+/// Whether the ear of this process ([`crate::host::ears`]) ends sleeps in the set from now on. Not where others hear of what is
+/// ready in it: nobody takes the ear's events out for them.
+pub fn listen(set: &Set, index: u32) -> bool {
+    let Ok(PeerProcess(own)) = ears::open() else { return false };
+    // SeqCst: see `stop_listening`.
+    if set.ear.load(SeqCst) != own + 1 {
+        if set.is_watched.load(SeqCst) != 0 || !ears::watch(fd_of(index), tag(EAR, 0)) {
+            return false;
+        }
+        set.ear.store(own + 1, SeqCst);
+    }
+    if set.is_watched.load(SeqCst) != 0 {
+        stop_listening(set, index);
+        return false;
+    }
+    true
+}
+
+/// Others hear of what is ready in the set from now on ([`Set::is_watched`]).
+pub fn stop_listening(set: &Set, index: u32) {
+    // SeqCst: it sees what `listen` has done, or `listen` sees the others.
+    if set.ear.load(SeqCst) != 0 && set.ear.swap(0, SeqCst) != 0 {
+        ears::unwatch(fd_of(index));
+    }
 }
 
 /// The entry a kernel event belongs to, if it is one of ours.
@@ -182,6 +213,7 @@ pub fn created(fd: i32) {
         &set.was_hot,
         &set.deferred_count,
         &set.is_watched,
+        &set.ear,
         &set.filled,
     ] {
         cell.store(0, Relaxed);

@@ -39,6 +39,7 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use crate::device::segment;
 use crate::family::holders;
 use crate::handshake::transition;
+use crate::host::ears;
 use crate::host::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
 use crate::os::process::Held;
 use crate::os::reason::Reason;
@@ -487,6 +488,7 @@ pub fn take_mail() {
         let Some(mail) = host::current().receive() else { return };
         let mapped = match mail {
             Mail::Segment(fd) => segment::map_peer(fd),
+            Mail::Ear(process, fd) => ears::learn(process, fd),
             Mail::Delivery(what) => match addressee(what.to) {
                 Some(conn) => segment::map_delivered(what.fd).map(|file| note(conn, &what, file)),
                 None => {

@@ -131,6 +131,7 @@ pub(super) fn reset_end(end: &End) {
     end.blocked_sends.store(0, Relaxed);
     end.leaving.store(0, Relaxed);
     end.bells_for.store(0, Relaxed);
+    end.ears.store(0, Relaxed);
     end.members.iter().for_each(|id| id.store(0, Relaxed));
     // Set for both: the acceptor holds its end from that moment on.
     end.refs.store(1, Relaxed);
