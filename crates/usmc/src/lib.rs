@@ -56,8 +56,7 @@ pub use watch::observe;
 
 use across::{exec, fork};
 
-use os::errno::{errno, set_errno};
-use os::{config, kernel_only, libc_streams, log, process, table};
+use os::{config, errno, kernel_only, libc_streams, log, process, table};
 use record::{conn, numbers, watched};
 
 /// What the library's constructor does; see the order in `usmc-preload`'s `init.rs`.
@@ -65,7 +64,7 @@ use record::{conn, numbers, watched};
 /// # Safety
 /// Called once, before any other thread exists.
 pub unsafe fn init() {
-    let saved = errno();
+    let _errno = errno::keep();
     process::AFTER_INTERRUPTION.set(socket::close::after_interruption);
     numbers::ENDED.set(socket::close::call_ended);
     conn::LIFE_LEFT.set(host::peer_words::let_go);
@@ -83,7 +82,6 @@ pub unsafe fn init() {
         config::load();
     }
     passing::adopt::inherited();
-    set_errno(saved);
 }
 
 /// What the library's destructor does: leaves the device tidy. A killed process is swept by others.

@@ -17,7 +17,7 @@ use crate::device::segment;
 use crate::family::holders::{self, cell_of, is_alone};
 use crate::family::passed_on;
 use crate::handshake::clc;
-use crate::os::errno::{errno, set_errno};
+use crate::os::errno::{apart, errno, set_errno};
 use crate::os::reason::Reason;
 use crate::os::{libc_streams, members, process, real, sys};
 use crate::record::conn::{self, Conn, F_DOWN, F_FORKED, F_HANDED};
@@ -194,17 +194,9 @@ pub fn around(make: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
     if process::is_foreign_child() {
         return make();
     }
-    let saved = errno();
-    prepare();
-    set_errno(saved);
+    apart(prepare);
     let pid = make();
-    let saved = errno();
-    if pid == 0 {
-        child();
-    } else {
-        parent(pid < 0);
-    }
-    set_errno(saved);
+    apart(|| if pid == 0 { child() } else { parent(pid < 0) });
     pid
 }
 

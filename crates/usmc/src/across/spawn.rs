@@ -13,10 +13,9 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 use crate::across::exec;
 use crate::family::{holders, passed_on};
 use crate::host::Receiver;
-use crate::os::errno::set_errno;
 use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
-use crate::os::{log, process, real};
+use crate::os::{errno, log, process, real};
 use crate::record::conn;
 use crate::record::phase::Phase;
 use crate::stream::fallback::Patience;
@@ -382,22 +381,20 @@ pub fn around<T>(plan: Plan, start: impl FnOnce() -> (T, Option<u32>)) -> Result
     if process::is_foreign_child() {
         return Ok(start().0);
     }
-    let saved = crate::os::errno::errno();
+    let errno = errno::keep();
     let spawning = Spawning::begin();
     let mut left = Ok(());
     // For all of them together.
     let patience = Patience::new();
     let mut withheld = Withheld::nothing();
     plan.for_each(|given| left = left.and(leave(given, &patience, &mut withheld)));
-    if let Err(errno) = left {
+    if let Err(code) = left {
         plan.for_each(call_off);
-        drop(withheld);
-        set_errno(saved);
-        return Err(errno);
+        return Err(code);
     }
-    set_errno(saved);
+    drop(errno);
     let (done, started) = start();
-    let saved = crate::os::errno::errno();
+    let _errno = errno::keep();
     // It is another program by now, or none.
     drop(withheld);
     match started {
@@ -409,7 +406,6 @@ pub fn around<T>(plan: Plan, start: impl FnOnce() -> (T, Option<u32>)) -> Result
             passed_on::rename(conn::at(given.index), child(), Receiver::Program(pid));
         }),
     }
-    set_errno(saved);
     Ok(done)
 }
 

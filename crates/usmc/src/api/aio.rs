@@ -4,8 +4,7 @@
 use core::ffi::{c_int, c_long, c_void};
 use libc::{aiocb, sigevent};
 
-use super::{fail, is_nowhere};
-use crate::os::errno::{errno, set_errno};
+use super::{apart, fail, is_nowhere};
 use crate::os::table::{self, Entry};
 use crate::os::{real, sys};
 use crate::record::conn;
@@ -22,10 +21,7 @@ fn leave(fd: c_int) -> Result<(), c_int> {
     if conn::at(index).phase() == Phase::Listen {
         return Ok(());
     }
-    let saved = errno();
-    let done = option::leave_to_kernel(fd, index).map_err(|_| libc::EAGAIN);
-    set_errno(saved);
-    done
+    apart(|| option::leave_to_kernel(fd, index)).map_err(|_| libc::EAGAIN)
 }
 
 macro_rules! single {
@@ -148,9 +144,7 @@ pub unsafe fn io_submit(context: *mut c_void, count: c_long, list: *const c_void
 
 /// backtrace_symbols_fd(3), which may be called where malloc(3) may not.
 pub unsafe fn backtrace_symbols_fd(addresses: *const *mut c_void, count: c_int, fd: c_int) {
-    let saved = errno();
-    control::used_by_libc(fd);
-    set_errno(saved);
+    apart(|| control::used_by_libc(fd));
     // SAFETY: the caller's contract.
     unsafe { real::backtrace_symbols_fd(addresses, count, fd) };
 }

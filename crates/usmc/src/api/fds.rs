@@ -3,12 +3,11 @@
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use libc::{pid_t, sigset_t};
 
-use super::{after, aio, fail, is_readable};
-use crate::os::errno::{errno, set_errno};
-use crate::os::real;
+use super::{after, aio, apart, fail, is_readable};
 use crate::os::reason::Reason;
 use crate::os::table::{self, Entry};
 use crate::os::unwind::{cancellation_point, keeping};
+use crate::os::{errno, real};
 use crate::record::kernel;
 use crate::socket::{close as closing, control, leave_all};
 use crate::watchers::set;
@@ -18,10 +17,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
     if table::settled(fd) != Entry::Foreign {
         // What is cancelled has closed nothing.
         cancellation_point();
-        let saved = errno();
-        let may = closing::closing(fd);
-        set_errno(saved);
-        if !may {
+        if !apart(|| closing::closing(fd)) {
             // To the application this number is not open.
             return fail::<i32>(libc::EBADF);
         }
@@ -55,7 +51,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     {
         return fail(errno);
     }
-    let saved = errno();
+    let errno = errno::keep();
     let mut from = first;
     let mut done = 0;
     table::for_each(first, last, |fd, entry| {
@@ -70,7 +66,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
             closing::closing(fd);
         }
     });
-    set_errno(saved);
+    drop(errno);
     if from <= last {
         // SAFETY: no pointers.
         done |= unsafe { real::close_range(from, last, flags) };
@@ -146,10 +142,7 @@ pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 
 /// Before O_ASYNC is set: its signals come from the kernel, for what the kernel sees.
 fn signals(fd: c_int) -> Result<(), c_int> {
-    let saved = errno();
-    let done = control::signals(fd);
-    set_errno(saved);
-    done
+    apart(|| control::signals(fd))
 }
 
 /// fcntl(2); `arg` is whatever the command takes.
@@ -211,9 +204,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
     if let Err(code) = unsafe { aio::leave_to_request(fd, request, arg) } {
         return fail::<i32>(code);
     }
-    let saved = errno();
-    let before_mark = request == kernel::SIOCATMARK && !control::knows_mark(fd);
-    set_errno(saved);
+    let before_mark = request == kernel::SIOCATMARK && !apart(|| control::knows_mark(fd));
     // SAFETY: the caller's contract.
     let done = unsafe { real::ioctl(fd, request, arg) };
     if done == 0 && matches!(table::settled(fd), Entry::Conn(_)) {

@@ -4,9 +4,8 @@ use core::mem;
 use core::ptr;
 use libc::{cmsghdr, msghdr};
 
-use crate::os::errno::{errno, set_errno};
 use crate::os::table::{self, Entry};
-use crate::os::{real, sys};
+use crate::os::{errno, real, sys};
 use crate::record::{conn, kernel};
 use crate::socket::option;
 use crate::stream::{ending, unread};
@@ -47,10 +46,9 @@ pub unsafe fn received(fd: i32, msg: &mut msghdr, flags: i32) {
     let room = mem::take(&mut msg.msg_controllen);
     let Entry::Conn(index) = table::settled(fd) else { return };
     if option::tells_unread(fd, conn::at(index)) {
-        let saved = errno();
+        let _errno = errno::keep();
         // SAFETY: the caller's contract.
         unsafe { put(msg, room, libc::IPPROTO_TCP, option::TCP_INQ, left(fd, index)) };
-        set_errno(saved);
     }
 }
 

@@ -40,7 +40,7 @@ pub use waits::*;
 
 use core::ffi::c_int;
 
-use crate::os::errno::{errno, set_errno};
+use crate::os::errno::{apart, set_errno};
 use crate::os::pointers::{is_near, is_nowhere, is_readable};
 
 /// -1 with `errno`.
@@ -51,8 +51,6 @@ fn fail<T: From<i8>>(code: c_int) -> T {
 
 /// Runs library work after a real call without disturbing the `errno` that call left.
 fn after<T>(result: T, work: impl FnOnce(&T)) -> T {
-    let saved = errno();
-    work(&result);
-    set_errno(saved);
+    apart(|| work(&result));
     result
 }

@@ -4,7 +4,7 @@
 use core::ffi::{c_int, c_uint};
 use libc::{iovec, off64_t, ssize_t};
 
-use crate::os::errno::{errno, set_errno};
+use super::{apart, fail};
 use crate::os::real;
 use crate::passing::adopt;
 
@@ -20,13 +20,9 @@ pub unsafe fn pidfd_getfd(pidfd: c_int, number: c_int, flags: c_uint) -> c_int {
     if fd < 0 {
         return fd;
     }
-    let saved = errno();
-    match adopt::fetched(fd) {
-        Ok(()) => {
-            set_errno(saved);
-            fd
-        }
-        Err(code) => super::fail(code),
+    match apart(|| adopt::fetched(fd)) {
+        Ok(()) => fd,
+        Err(code) => fail(code),
     }
 }
 

@@ -6,7 +6,7 @@ use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::bytes::{IOV_MAX, is_empty, receive_many, send_many, send_refused};
-use super::{fail, is_nowhere};
+use super::{apart, fail, is_nowhere};
 use crate::os::iov::Buffers;
 use crate::os::real;
 use crate::os::table::{self, Entry};
@@ -82,11 +82,8 @@ fn is_known(flag: c_int) -> bool {
     static UNKNOWN: AtomicU32 = AtomicU32::new(0);
     let flag_bit = flag as u32;
     if (KNOWN.load(Relaxed) | UNKNOWN.load(Relaxed)) & flag_bit == 0 {
-        let saved = crate::os::errno::errno();
-        let answers = option::knows_flag(flag);
-        crate::os::errno::set_errno(saved);
         // Not to be had now is asked for again.
-        let Some(known) = answers else { return false };
+        let Some(known) = apart(|| option::knows_flag(flag)) else { return false };
         if known { &KNOWN } else { &UNKNOWN }.fetch_or(flag_bit, Relaxed);
     }
     KNOWN.load(Relaxed) & flag_bit != 0

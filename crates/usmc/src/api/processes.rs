@@ -4,9 +4,8 @@
 use core::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
 use libc::pid_t;
 
-use super::{after, fail};
+use super::{after, apart, fail};
 use crate::across::{exec, fork as forking};
-use crate::os::errno::{errno, set_errno};
 use crate::os::reason::Reason;
 use crate::os::{process, real, sys, table};
 use crate::socket::{control, leave_all};
@@ -204,11 +203,9 @@ pub unsafe fn exit_now(status: c_int) {
 
 /// Runs a call that returns only when it fails.
 fn exec(call: impl FnOnce() -> c_int) -> c_int {
-    let saved = errno();
-    if let Err(code) = exec::before_exec() {
-        return super::fail(code);
+    if let Err(code) = apart(exec::before_exec) {
+        return fail(code);
     }
-    set_errno(saved);
     after(call(), |_| exec::after_failed_exec())
 }
 

@@ -4,9 +4,9 @@ use core::ffi::{c_int, c_void};
 use core::{mem, ptr};
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
-use super::{after, fail, is_near, is_nowhere, is_readable};
+use super::{after, apart, fail, is_near, is_nowhere, is_readable};
 use crate::handshake::syn_option;
-use crate::os::errno::{errno, set_errno};
+use crate::os::errno::{self, errno};
 use crate::os::table::{self, Entry};
 use crate::os::{real, sys};
 use crate::record::conn;
@@ -93,17 +93,15 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         if connecting::is_interrupted(index) {
             return fail(libc::EAGAIN);
         }
-        after((), |()| connecting::disconnecting(fd, index));
+        apart(|| connecting::disconnecting(fd, index));
         // SAFETY: the caller's contract.
         return after(unsafe { real::connect(fd, addr, len) }, |_| {
             connecting::disconnected(fd, index)
         });
     }
     if let Entry::Conn(index) = table::settled(fd) {
-        let saved = errno();
         // SAFETY: the caller's address of `len` bytes.
-        syn_option::connecting(fd, index, || unsafe { endpoint(addr, len) });
-        set_errno(saved);
+        apart(|| syn_option::connecting(fd, index, || unsafe { endpoint(addr, len) }));
     }
     // SAFETY: the caller's contract.
     let done = unsafe { real::connect(fd, addr, len) };
@@ -118,9 +116,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
 /// listen(2)
 pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     if let Entry::Conn(index) = table::settled(fd) {
-        let saved = errno();
-        connecting::about_to_listen(fd, index);
-        set_errno(saved);
+        apart(|| connecting::about_to_listen(fd, index));
     }
     // SAFETY: no pointers.
     after(unsafe { real::listen(fd, backlog) }, |&done| {
@@ -188,14 +184,7 @@ unsafe fn accept_by(
         }
         Ok(new)
     };
-    let saved = errno();
-    match accept() {
-        Ok(new) => {
-            set_errno(saved);
-            new
-        }
-        Err(code) => fail(code),
-    }
+    apart(accept).unwrap_or_else(fail)
 }
 
 /// Gives the name of the other end of `new`, cut to the application's room, as the kernel does (`move_addr_to_user` in
@@ -236,9 +225,7 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
     if closing::shuts_down_later(index, how) {
         return 0;
     }
-    let saved = errno();
-    let before = closing::shutting_down(fd, index, how);
-    set_errno(saved);
+    let before = apart(|| closing::shutting_down(fd, index, how));
     // SAFETY: no pointers.
     after(unsafe { real::shutdown(fd, how) }, |&done| match done {
         0 => closing::shut_down(fd, index),
@@ -265,12 +252,9 @@ pub unsafe fn getsockopt(
     // Reads what was received.
     if (level, name) == (libc::IPPROTO_TCP, option::TCP_ZEROCOPY_RECEIVE)
         && let Entry::Conn(index) = table::settled(fd)
+        && let Err(code) = apart(|| option::leave_to_kernel(fd, index))
     {
-        let saved = errno();
-        if let Err(code) = option::leave_to_kernel(fd, index) {
-            return fail::<i32>(code);
-        }
-        set_errno(saved);
+        return fail(code);
     }
     // SAFETY: the caller's contract.
     let done = unsafe { real::getsockopt(fd, level, name, value, len) };
@@ -280,12 +264,11 @@ pub unsafe fn getsockopt(
     let verdict = match table::settled(fd) {
         _ if smc::is_name(level, name) => smc::named(fd, name),
         Entry::Conn(index) if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) => {
-            let saved = errno();
+            let _errno = errno::keep();
             // SAFETY: the kernel filled `*len` bytes of `value`.
             let told = unsafe { int_of(value, *len) };
             let error = ending::so_error(fd, index, told);
             syn_option::looked(fd, index);
-            set_errno(saved);
             Verdict::Value(error)
         }
         Entry::Conn(index) => option::get(index, level, name),
@@ -367,10 +350,7 @@ pub unsafe fn setsockopt(
     }
     // SAFETY: readable for `len` bytes.
     let int = unsafe { int_of(value, len) };
-    let saved = errno();
-    let verdict = option::set(fd, index, level, name, int);
-    set_errno(saved);
-    match verdict {
+    match apart(|| option::set(fd, index, level, name, int)) {
         Verdict::Kernel => {
             let done = kernel();
             if done == 0 {

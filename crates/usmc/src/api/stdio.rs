@@ -6,7 +6,7 @@ use libc::{FILE, size_t, ssize_t};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::api::streams::{self, is_ours};
-use crate::os::errno::{errno, set_errno};
+use crate::os::errno::{self, apart, errno, set_errno};
 use crate::os::libc_streams;
 use crate::os::real::{self, Functions};
 use crate::os::table::{self, Entry};
@@ -43,11 +43,11 @@ pub(super) unsafe fn write_whole(fd: c_int, buf: *const c_char, len: size_t) -> 
 
 /// fdopen(3)
 pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-    let saved = errno();
-    if is_ours(fd) && !libc_streams::serve() {
-        control::used_by_libc(fd);
-    }
-    set_errno(saved);
+    apart(|| {
+        if is_ours(fd) && !libc_streams::serve() {
+            control::used_by_libc(fd);
+        }
+    });
     // SAFETY: the caller's contract.
     unsafe { real::fdopen(fd, mode) }
 }
@@ -57,21 +57,18 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
 /// # Safety
 /// A stream of libc's.
 unsafe fn closing_inside<T>(stream: *mut FILE, call: impl FnOnce() -> T) -> T {
-    let saved = errno();
     // SAFETY: the caller's contract.
-    let fd = unsafe { real::fileno(stream) };
-    set_errno(saved);
+    let fd = apart(|| unsafe { real::fileno(stream) });
     let Entry::Conn(index) = table::settled(fd) else { return call() };
     let use_count = conn::at(index).use_count.load(Relaxed);
     let done = call();
-    let saved = errno();
+    let _errno = errno::keep();
     // Still the same connection: nobody has told us that its number is closed.
     if table::settled(fd) == Entry::Conn(index)
         && conn::at(index).use_count.load(Relaxed) == use_count
     {
         closing::closing_stale(fd);
     }
-    set_errno(saved);
     done
 }
 
@@ -107,9 +104,7 @@ fn print(fd: c_int, print: impl FnOnce(*mut FILE) -> c_int) -> c_int {
         if done >= 0 && real::fflush(stream) != 0 {
             done = -1;
         }
-        let saved = errno();
-        real::fclose(stream);
-        set_errno(saved);
+        apart(|| real::fclose(stream));
     }
     done
 }

@@ -8,8 +8,8 @@ use core::ptr;
 use usmc_shm::sync::AtomicPtr;
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::{fail, is_nowhere};
-use crate::os::errno::{errno, set_errno};
+use super::{apart, fail, is_nowhere};
+use crate::os::errno;
 use crate::os::linkmap::{self, Place};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
@@ -56,14 +56,6 @@ pub struct Ring {
 
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(mem::offset_of!(Ring, fd) == 196 && mem::offset_of!(Sq, sqe_tail) == 68);
-
-/// Lets `work` change errno.
-fn apart<T>(work: impl FnOnce() -> T) -> T {
-    let saved = errno();
-    let done = work();
-    set_errno(saved);
-    done
-}
 
 fn is_denied() -> bool {
     config::get().denies_io_uring && !config::get().off
@@ -140,7 +132,7 @@ unsafe fn filled(ring: *mut Ring, done: c_int) -> c_int {
     if done < 0 {
         return done;
     }
-    let saved = errno();
+    let _errno = errno::keep();
     // SAFETY: the caller's contract.
     let (fd, flags) = unsafe { ((*ring).fd, (*ring).flags) };
     let known = if is_first_liburing() {
@@ -149,16 +141,14 @@ unsafe fn filled(ring: *mut Ring, done: c_int) -> c_int {
     } else {
         made(fd, flags, Maker::Liburing)
     };
-    let done = match known {
+    match known {
         Ok(()) => done,
         Err(code) => {
             // SAFETY: as above.
             unsafe { io_uring_queue_exit(ring) };
             -code
         }
-    };
-    set_errno(saved);
-    done
+    }
 }
 
 /// io_uring_setup(2) has returned this.

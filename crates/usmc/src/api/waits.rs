@@ -3,12 +3,11 @@
 use core::ffi::{c_int, c_ulong};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
-use super::{fail, is_nowhere, is_readable};
+use super::{apart, fail, is_nowhere, is_readable};
 use crate::handshake::transition;
-use crate::os::errno::{errno, set_errno};
 use crate::os::table::{self, Entry};
 use crate::os::time::Time;
-use crate::os::{clock, real, sys};
+use crate::os::{clock, errno, real, sys};
 use crate::poll::{epoll_wait, pollfds};
 use crate::watchers::{deferred, epoll_ctl, nested};
 
@@ -31,17 +30,9 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
         Some(Err(code)) => fail::<i32>(code),
     };
     match table::settled(fd) {
-        Entry::Conn(index) => {
-            let saved = errno();
-            let done = epoll_ctl::control(epfd, set, op, fd, index, copy);
-            set_errno(saved);
-            finish(done)
-        }
+        Entry::Conn(index) => finish(apart(|| epoll_ctl::control(epfd, set, op, fd, index, copy))),
         Entry::Epoll(inner) => {
-            let saved = errno();
-            let done = nested::control((epfd, set), (fd, inner), op, copy);
-            set_errno(saved);
-            finish(done)
+            finish(apart(|| nested::control((epfd, set), (fd, inner), op, copy)))
         }
         Entry::Foreign | Entry::Internal | Entry::Uring(_) => kernel(),
     }
@@ -51,15 +42,10 @@ pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
 /// kernel alone reports it, so it has to stay TCP.
 fn unknown_set(epfd: c_int, fd: c_int) -> c_int {
     if let Entry::Epoll(inner) = table::settled(fd) {
-        let saved = errno();
-        deferred::watch(inner);
-        set_errno(saved);
+        apart(|| deferred::watch(inner));
     }
     let Entry::Conn(index) = table::settled(fd) else { return 0 };
-    let saved = errno();
-    let stays = transition::stay_tcp(index);
-    set_errno(saved);
-    if stays {
+    if apart(|| transition::stay_tcp(index)) {
         return 0;
     }
     let mut none = epoll_event { events: 0, u64: 0 };
@@ -255,7 +241,7 @@ fn as_if_alone(count: c_int) -> c_int {
     if count <= libc::FD_SETSIZE as c_int {
         return count;
     }
-    let saved = errno();
+    let _errno = errno::keep();
     let mut highest = 0;
     let mut see = |fd: c_int, entry| {
         if entry != Entry::Internal {
@@ -267,7 +253,6 @@ fn as_if_alone(count: c_int) -> c_int {
         see(libc::FD_SETSIZE as c_int - 1, Entry::Foreign);
         table::for_each(0, u32::MAX, see);
     }
-    set_errno(saved);
     const STEP: u32 = 1024 / size_of::<usize>() as u32;
     let places = match highest as u32 {
         few if few < c_ulong::BITS => c_ulong::BITS,

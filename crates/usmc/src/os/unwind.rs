@@ -9,7 +9,7 @@ use core::ffi::{c_int, c_void};
 use core::mem::ManuallyDrop;
 use core::ptr;
 
-use crate::os::real;
+use crate::os::{errno, real};
 
 /// `struct _pthread_cleanup_buffer` of pthread.h.
 #[repr(C)]
@@ -21,10 +21,9 @@ struct Buffer {
 }
 
 unsafe extern "C" fn let_go<T>(value: *mut c_void) {
-    let saved = crate::os::errno::errno();
+    let _errno = errno::keep();
     // SAFETY: `keeping` has pushed this address, and does not use the value any more.
     unsafe { ptr::drop_in_place(value.cast::<T>()) };
-    crate::os::errno::set_errno(saved);
 }
 
 /// Makes a call that sleeps, and gives back what the caller holds meanwhile; where it does not return, drops that.

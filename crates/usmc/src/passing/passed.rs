@@ -9,7 +9,7 @@ use super::{adopt, channel};
 use crate::family::{holders, passed_on};
 use crate::handshake::transition;
 use crate::host::{self, PassedOn, Receiver};
-use crate::os::errno::{errno, set_errno};
+use crate::os::errno::{self, set_errno};
 use crate::os::reason::Reason;
 use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
@@ -81,7 +81,7 @@ unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
     if real::length(msg.msg_controllen) == 0 {
         return Ok(());
     }
-    let saved = errno();
+    let _errno = errno::keep();
     let mut all = Ok(());
     let mut to = None;
     // SAFETY: the caller's contract.
@@ -109,7 +109,6 @@ unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
             }
         });
     }
-    set_errno(saved);
     all
 }
 
@@ -118,7 +117,7 @@ unsafe fn leaving(via: i32, msg: &libc::msghdr) -> Result<(), Errno> {
 /// # Safety
 /// As sendmsg(2) takes it.
 unsafe fn stayed(via: i32, msg: &libc::msghdr) {
-    let saved = errno();
+    let _errno = errno::keep();
     let mut to = None;
     // SAFETY: the caller's contract.
     unsafe {
@@ -131,7 +130,6 @@ unsafe fn stayed(via: i32, msg: &libc::msghdr) {
             }
         });
     }
-    set_errno(saved);
 }
 
 /// Makes the call `receive`, which fills in `msg`, on a socket that is not TCP.
@@ -146,7 +144,7 @@ pub unsafe fn receiving(
 ) -> libc::ssize_t {
     let done = receive();
     if done >= 0 && !msg.is_null() {
-        let saved = errno();
+        let _errno = errno::keep();
         // The message is there to be received again, by whomever.
         let peeks = flags & libc::MSG_PEEK != 0;
         // SAFETY: the caller's contract; the kernel wrote the control messages and their lengths.
@@ -156,7 +154,6 @@ pub unsafe fn receiving(
                 arrived(fd, if peeks { &[] } else { &from });
             });
         }
-        set_errno(saved);
     }
     done
 }

@@ -12,8 +12,8 @@ use crate::handshake::{clc, transition};
 use crate::os::events::HUP;
 use crate::os::process::{self, OWES_END, OWES_SHUT_RD, OWES_SHUT_WR};
 use crate::os::reason::Reason;
-use crate::os::sys;
 use crate::os::table::{self, Entry};
+use crate::os::{errno, sys};
 use crate::record::conn::{self, Conn, F_CLC, F_TUNED};
 use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
@@ -202,7 +202,7 @@ fn keep_for_interrupted(conn: &Conn) {
 /// record's other lock.
 pub fn after_interruption((lock, owed): (usize, u64)) {
     let Some(index) = conn::around(lock) else { return };
-    let saved = crate::os::errno::errno();
+    let _errno = errno::keep();
     let how = match (owed & OWES_SHUT_RD != 0, owed & OWES_SHUT_WR != 0) {
         (false, false) => None,
         (true, false) => Some(libc::SHUT_RD),
@@ -220,7 +220,6 @@ pub fn after_interruption((lock, owed): (usize, u64)) {
     if owed & OWES_END != 0 {
         drop(Hold::of_call(index));
     }
-    crate::os::errno::set_errno(saved);
 }
 
 /// Fork, in the child: the parent's other threads and their calls do not exist here.
@@ -235,7 +234,7 @@ pub fn forget_holds(index: u32) {
 
 /// A call that held the connection has ended, and needs something done: [`numbers::ENDED`].
 pub fn call_ended((index, left): (u32, Left)) {
-    let saved = crate::os::errno::errno();
+    let _errno = errno::keep();
     if left == Left::Last {
         last_left(-1, index);
     } else {
@@ -247,7 +246,6 @@ pub fn call_ended((index, left): (u32, Left)) {
             table::release_fd(spare);
         }
     }
-    crate::os::errno::set_errno(saved);
 }
 
 /// Whether the peer may use the ring already.

@@ -1,10 +1,9 @@
 //! All connections of the process go back to TCP, and new ones stay there ([`crate::os::kernel_only`]).
 
-use crate::os::errno::{errno, set_errno};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
-use crate::os::{config, kernel_only, log, process, real};
+use crate::os::{config, errno, kernel_only, log, process, real};
 use crate::stream::fallback;
 use crate::watchers::epoll;
 
@@ -34,7 +33,7 @@ pub fn begins(why: Reason) -> Result<(), Errno> {
     if config::get().off || process::is_foreign_child() || kernel_only::is_sandboxed() {
         return Ok(());
     }
-    let saved = errno();
+    let _errno = errno::keep();
     if kernel_only::begin(why) {
         log::debug(format_args!("all connections are TCP from now on: {}", why.text()));
     }
@@ -45,6 +44,5 @@ pub fn begins(why: Reason) -> Result<(), Errno> {
             all = all.and(fallback::leave(fd, index, why));
         }
     });
-    set_errno(saved);
     all
 }

@@ -6,11 +6,10 @@ use core::ptr;
 use super::entries::{About, LINK, NOP, Sqe, about};
 use super::{is_called, is_idle, stranger};
 use crate::handshake::transition;
-use crate::os::errno::{errno, set_errno};
-use crate::os::log;
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
+use crate::os::{errno, log};
 use crate::passing::passed;
 use crate::record::conn;
 use crate::record::phase::Phase;
@@ -60,9 +59,9 @@ impl Requests {
 /// # Errors
 /// EBUSY where the whole process has to go back to TCP, and cannot.
 pub fn look(requests: &Requests) -> Result<(), Errno> {
-    let saved = errno();
+    let _errno = errno::keep();
     let mut chain = Chain::default();
-    let done = requests.each(|place| {
+    requests.each(|place| {
         // SAFETY: a whole entry of the ring, which only its submitter writes.
         let sqe = unsafe { place.read_volatile() };
         let is_cancelled = chain.next(sqe.flags);
@@ -96,9 +95,7 @@ pub fn look(requests: &Requests) -> Result<(), Errno> {
             About::Close(_) | About::EpollCtl => {}
         }
         Ok(())
-    });
-    set_errno(saved);
-    done
+    })
 }
 
 /// Entries of which each is done if the one before has not failed (IOSQE_IO_LINK).
@@ -255,17 +252,15 @@ pub unsafe fn register_all(fds: *const i32, count: u32) -> Result<(), Errno> {
         // A sparse table.
         return Ok(());
     }
-    let saved = errno();
-    let done = (0..count as usize).try_for_each(|i| {
+    let _errno = errno::keep();
+    (0..count as usize).try_for_each(|i| {
         // SAFETY: the caller's contract.
         let fd = unsafe { fds.add(i).read_unaligned() };
         if matches!(table::settled(fd), Entry::Epoll(_)) {
             return leave_all::begins(Reason::Uring);
         }
         leave(fd).map_err(|_| libc::EBUSY)
-    });
-    set_errno(saved);
-    done
+    })
 }
 
 /// Before io_uring_register(2).
