@@ -51,9 +51,49 @@ pub enum EndState {
     Aborted,
 }
 
-/// [`Producer::flags`], as one load has found it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TxFlags(u32);
+/// A word of flags, as one load has found it, and the questions that one of some bits answers.
+macro_rules! flags {
+    ($(#[$doc:meta])* $name:ident: $($(#[$what:meta])* $question:ident = $bits:expr;)*) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub struct $name(u32);
+
+        impl $name {
+            $(
+                $(#[$what])*
+                #[inline(always)]
+                pub const fn $question(self) -> bool {
+                    self.0 & ($bits) != 0
+                }
+            )*
+        }
+    };
+}
+
+flags! {
+    /// [`Producer::flags`], as one load has found it.
+    TxFlags:
+    /// Whether the sender has ended its direction in any way.
+    has_ended = TXF_ENDS;
+    /// Whether no byte follows in this direction.
+    is_done = TXF_DONE;
+    /// Whether the sender's kernel has sent a FIN for a shutdown(2), whatever came later.
+    was_shut = TXF_SHUT;
+    /// Whether what is sent to this end is lost: it is [`EndState::Closed`] or [`EndState::Aborted`].
+    reads_nothing = TXF_CLOSED | TXF_ABORT;
+    /// Whether the receiver has left the ring.
+    is_left = TXF_LEFT;
+    /// Whether the sender goes back to TCP of its own accord.
+    goes_back = TXF_BACK;
+    /// Whether the direction's ring is over or to be ended: one of its ends has left it.
+    ends_ring = TXF_LEFT | TXF_BACK;
+    /// Whether the sender has left the other direction.
+    has_left_other = TXF_LOOK;
+    /// Whether one of the directions may be on its way back to TCP.
+    is_returning = TXF_RETURNS;
+    /// Whether copies of the ring's unread bytes are in the sender's kernel ([`Producer::copied`]).
+    has_copied = TXF_COPIED;
+}
 
 impl TxFlags {
     /// The sender's end.
@@ -68,66 +108,6 @@ impl TxFlags {
         } else {
             EndState::Open
         }
-    }
-
-    /// Whether the sender has ended its direction in any way.
-    #[inline(always)]
-    pub const fn has_ended(self) -> bool {
-        self.0 & TXF_ENDS != 0
-    }
-
-    /// Whether no byte follows in this direction.
-    #[inline(always)]
-    pub const fn is_done(self) -> bool {
-        self.0 & TXF_DONE != 0
-    }
-
-    /// Whether the sender's kernel has sent a FIN for a shutdown(2), whatever came later.
-    #[inline(always)]
-    pub const fn was_shut(self) -> bool {
-        self.0 & TXF_SHUT != 0
-    }
-
-    /// Whether what is sent to this end is lost: it is [`EndState::Closed`] or [`EndState::Aborted`].
-    #[inline(always)]
-    pub const fn reads_nothing(self) -> bool {
-        self.0 & (TXF_CLOSED | TXF_ABORT) != 0
-    }
-
-    /// Whether the receiver has left the ring.
-    #[inline(always)]
-    pub const fn is_left(self) -> bool {
-        self.0 & TXF_LEFT != 0
-    }
-
-    /// Whether the sender goes back to TCP of its own accord.
-    #[inline(always)]
-    pub const fn goes_back(self) -> bool {
-        self.0 & TXF_BACK != 0
-    }
-
-    /// Whether the direction's ring is over or to be ended: one of its ends has left it.
-    #[inline(always)]
-    pub const fn ends_ring(self) -> bool {
-        self.0 & (TXF_LEFT | TXF_BACK) != 0
-    }
-
-    /// Whether the sender has left the other direction.
-    #[inline(always)]
-    pub const fn has_left_other(self) -> bool {
-        self.0 & TXF_LOOK != 0
-    }
-
-    /// Whether one of the directions may be on its way back to TCP.
-    #[inline(always)]
-    pub const fn is_returning(self) -> bool {
-        self.0 & TXF_RETURNS != 0
-    }
-
-    /// Whether copies of the ring's unread bytes are in the sender's kernel ([`Producer::copied`]).
-    #[inline(always)]
-    pub const fn has_copied(self) -> bool {
-        self.0 & TXF_COPIED != 0
     }
 
     /// Whether nothing was said at all.
@@ -217,87 +197,40 @@ impl Producer {
     }
 }
 
-/// [`End::flags`], as one load has found it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct EndFlags(u32);
+flags! {
+    /// [`End::flags`], as one load has found it.
+    EndFlags:
+    /// Whether the receiving direction was shut down by the application.
+    is_shut_rd = END_SHUT_RD;
+    /// Whether the library has shut the kernel's receiving direction down: no doorbell is heard.
+    is_cut = END_CUT;
+    /// Whether anything of the connection's end has happened at this end, but for what its sending line says.
+    has_ended = END_SHUT_RD | END_RESET_SEEN | END_ERROR_TAKEN | END_SENT_AFTER | END_CUT;
+    /// Whether an error was taken out of the kernel's socket, by whatever process of this end.
+    has_taken_error = END_ERROR_TAKEN;
+    /// Whether the connection's error was reported to the application.
+    has_told_error = END_RESET_SEEN;
+    /// Whether the application has sent after the peer's end.
+    has_sent_after = END_SENT_AFTER;
+    /// Whether the socket's end is a reset in any case (SO_LINGER with no time).
+    resets = END_RESETS;
+    /// Whether the application has TCP_NODELAY set.
+    has_nodelay = END_NODELAY;
+    /// Whether the application has TCP_CORK set.
+    has_cork = END_CORK;
+    /// Whether the kernel's socket has the application's options again.
+    has_given_back = END_GIVEN_BACK;
+    /// Whether the end may be handed on to a program that knows nothing of the ring.
+    hands_on = END_HANDS_ON;
+    /// Whether the far parts of both rings are in this end's reach.
+    reaches_far = END_FAR;
+}
 
 impl EndFlags {
-    /// Whether the receiving direction was shut down by the application.
-    #[inline(always)]
-    pub const fn is_shut_rd(self) -> bool {
-        self.0 & END_SHUT_RD != 0
-    }
-
-    /// Whether the library has shut the kernel's receiving direction down: no doorbell is heard.
-    #[inline(always)]
-    pub const fn is_cut(self) -> bool {
-        self.0 & END_CUT != 0
-    }
-
-    /// Whether anything of the connection's end has happened at this end, but for what its sending line says.
-    #[inline(always)]
-    pub const fn has_ended(self) -> bool {
-        self.0 & (END_SHUT_RD | END_RESET_SEEN | END_ERROR_TAKEN | END_SENT_AFTER | END_CUT) != 0
-    }
-
-    /// Whether an error was taken out of the kernel's socket, by whatever process of this end.
-    #[inline(always)]
-    pub const fn has_taken_error(self) -> bool {
-        self.0 & END_ERROR_TAKEN != 0
-    }
-
-    /// That error's number; 0 = none. Within the peer's reach.
+    /// The number of the error that was taken; 0 = none. Within the peer's reach.
     #[inline(always)]
     pub const fn errno(self) -> u32 {
         self.0 >> END_ERRNO_SHIFT & 0xff
-    }
-
-    /// Whether the connection's error was reported to the application.
-    #[inline(always)]
-    pub const fn has_told_error(self) -> bool {
-        self.0 & END_RESET_SEEN != 0
-    }
-
-    /// Whether the application has sent after the peer's end.
-    #[inline(always)]
-    pub const fn has_sent_after(self) -> bool {
-        self.0 & END_SENT_AFTER != 0
-    }
-
-    /// Whether the socket's end is a reset in any case (SO_LINGER with no time).
-    #[inline(always)]
-    pub const fn resets(self) -> bool {
-        self.0 & END_RESETS != 0
-    }
-
-    /// Whether the application has TCP_NODELAY set.
-    #[inline(always)]
-    pub const fn has_nodelay(self) -> bool {
-        self.0 & END_NODELAY != 0
-    }
-
-    /// Whether the application has TCP_CORK set.
-    #[inline(always)]
-    pub const fn has_cork(self) -> bool {
-        self.0 & END_CORK != 0
-    }
-
-    /// Whether the kernel's socket has the application's options again.
-    #[inline(always)]
-    pub const fn has_given_back(self) -> bool {
-        self.0 & END_GIVEN_BACK != 0
-    }
-
-    /// Whether the end may be handed on to a program that knows nothing of the ring.
-    #[inline(always)]
-    pub const fn hands_on(self) -> bool {
-        self.0 & END_HANDS_ON != 0
-    }
-
-    /// Whether the far parts of both rings are in this end's reach.
-    #[inline(always)]
-    pub const fn reaches_far(self) -> bool {
-        self.0 & END_FAR != 0
     }
 
     /// How often SO_RCVLOWAT was set with enough to read, modulo 256.
