@@ -212,7 +212,7 @@ pub(crate) unsafe extern "C" fn hook(nr: c_long, a: c_long, b: c_long) -> *const
     if unsafe { usmc::api::is_fork(nr, a, b) } {
         syscall as *const c_void
     } else {
-        usmc::real::address::syscall()
+        usmc::real::address_of_syscall()
     }
 }
 

@@ -47,26 +47,15 @@ trait Failed {
     const FAILED: Self;
 }
 
-impl Failed for i32 {
-    const FAILED: i32 = -1;
+macro_rules! failed {
+    ($($type:ty: $value:expr;)*) => { $(
+        impl Failed for $type {
+            const FAILED: $type = $value;
+        }
+    )* };
 }
 
-impl Failed for i64 {
-    const FAILED: i64 = -1;
-}
-
-impl Failed for isize {
-    const FAILED: isize = -1;
-}
-
-impl Failed for () {
-    const FAILED: () = ();
-}
-
-/// `SIG_ERR`.
-impl Failed for sighandler_t {
-    const FAILED: sighandler_t = libc::SIG_ERR;
-}
+failed! { i32: -1; i64: -1; isize: -1; (): (); sighandler_t: libc::SIG_ERR; }
 
 impl<T> Failed for *mut T {
     const FAILED: *mut T = ptr::null_mut();
@@ -182,7 +171,6 @@ macro_rules! real {
                     resolvers::$name();
                 }
             )*
-            address::resolve_all();
             tables::resolve_all();
             // A program that names it has it to itself, and libc uses that, too.
             STDERR.store(linkmap::find(Place::Anywhere, c"stderr").cast(), Relaxed);
@@ -282,39 +270,12 @@ fn without_64(name: &CStr) -> *mut c_void {
     }
 }
 
-/// Where functions lie that Rust cannot call for want of a fixed signature: they are jumped to.
-macro_rules! addresses {
-    ($($name:ident)*) => {
-        /// Addresses of functions that are not called but jumped to, since their arguments cannot be named.
-        #[allow(non_snake_case, reason = "libc's names")]
-        pub mod address {
-            use super::*;
-            #[allow(non_upper_case_globals, reason = "named as the functions they lead to")]
-            mod slots {
-                use super::*;
-                $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());)*
-            }
-            $(
-                /// The next definition of the libc function of this name.
-                pub fn $name() -> *const c_void {
-                    extern "C" fn missing() -> c_int {
-                        stand_in!(c_int, ENOSYS)
-                    }
-                    const NAME: &CStr = as_c_str(concat!(stringify!($name), "\0"));
-                    // Relaxed: see above.
-                    let known = slots::$name.load(Relaxed);
-                    if known.is_null() { resolve(&slots::$name, NAME, missing as *mut c_void) } else { known }
-                }
-            )*
-            /// Fills every entry.
-            pub(super) fn resolve_all() {
-                $($name();)*
-            }
-        }
-    };
+/// Where syscall(2) lies: it is jumped to, since its arguments cannot be named.
+pub fn address_of_syscall() -> *const c_void {
+    // Relaxed: see above.
+    let known = slots::syscall.load(Relaxed);
+    if known.is_null() { resolvers::syscall() } else { known }
 }
-
-addresses! { syscall }
 
 /// Tables of libc's streams, and functions that stand in them (`api::streams`); null where this libc shows none.
 macro_rules! tables {
