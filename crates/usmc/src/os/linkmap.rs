@@ -39,11 +39,39 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// Looks all of them up. What is nowhere stays null. Must not be called by a signal handler: the dynamic linker has a lock.
-pub fn find_all(place: Place, wanted: &[Wanted<'_>]) {
-    let mut search = Search { wanted, is_begun: place == Place::Anywhere };
+/// Shows each library that is loaded, and the program before them. Must not be called by a signal handler: the dynamic linker has
+/// a lock.
+fn each<F: FnMut(&libc::dl_phdr_info)>(mut show: F) {
+    /// # Safety
+    /// What dl_iterate_phdr(3) calls, with the address of an `F`.
+    unsafe extern "C" fn look<F: FnMut(&libc::dl_phdr_info)>(
+        info: *mut libc::dl_phdr_info,
+        _size: libc::size_t,
+        show: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the caller's contract.
+        unsafe { (*show.cast::<F>())(&*info) };
+        0
+    }
     // SAFETY: the callback gets its own data back, before this returns.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+    unsafe { libc::dl_iterate_phdr(Some(look::<F>), (&raw mut show).cast()) };
+}
+
+/// Looks all of them up. What is nowhere stays null. As [`each`].
+pub fn find_all(place: Place, wanted: &[Wanted<'_>]) {
+    let mut is_begun = place == Place::Anywhere;
+    each(|info| {
+        // SAFETY: the library stays loaded while it is shown.
+        let Some(library) = (unsafe { Library::of(info) }) else { return };
+        if !is_begun {
+            is_begun = library.contains(find as *const () as usize);
+            return;
+        }
+        for one in wanted.iter().filter(|one| one.found.load(Relaxed).is_null()) {
+            // SAFETY: as above.
+            one.found.store(unsafe { library.find(one) }, Relaxed);
+        }
+    });
 }
 
 /// The address of a symbol, or null.
@@ -53,60 +81,17 @@ pub fn find(place: Place, name: &CStr) -> *mut c_void {
     found.load(Relaxed)
 }
 
-/// Whether a library of this file name is loaded, in whatever directory it lies. As [`find_all`].
+/// Whether a library of this file name is loaded, in whatever directory it lies. As [`each`].
 pub fn is_loaded(file: &CStr) -> bool {
-    struct Named<'a> {
-        file: &'a [u8],
-        is_there: bool,
-    }
-    /// # Safety
-    /// What dl_iterate_phdr(3) calls, with the data of `is_loaded`.
-    unsafe extern "C" fn look(
-        info: *mut libc::dl_phdr_info,
-        _size: libc::size_t,
-        data: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the caller's contract.
-        let (named, path) = unsafe { (&mut *data.cast::<Named<'_>>(), (*info).dlpi_name) };
-        if !path.is_null() {
+    let mut is_there = false;
+    each(|info| {
+        if !info.dlpi_name.is_null() {
             // SAFETY: the dynamic linker's own, and NUL-terminated.
-            let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-            named.is_there |= path.rsplit(|byte| *byte == b'/').next() == Some(named.file);
+            let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
+            is_there |= path.rsplit(|byte| *byte == b'/').next() == Some(file.to_bytes());
         }
-        0
-    }
-    let mut named = Named { file: file.to_bytes(), is_there: false };
-    // SAFETY: the callback gets its own data back, before this returns.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut named).cast()) };
-    named.is_there
-}
-
-struct Search<'a> {
-    wanted: &'a [Wanted<'a>],
-    is_begun: bool,
-}
-
-/// Looks at one library.
-///
-/// # Safety
-/// What dl_iterate_phdr(3) calls, with the data of [`find_all`].
-unsafe extern "C" fn look(
-    info: *mut libc::dl_phdr_info,
-    _size: libc::size_t,
-    data: *mut c_void,
-) -> c_int {
-    // SAFETY: the caller's contract; the library stays loaded while its callback runs.
-    let (search, library) = unsafe { (&mut *data.cast::<Search<'_>>(), Library::of(&*info)) };
-    let Some(library) = library else { return 0 };
-    if !search.is_begun {
-        search.is_begun = library.contains(look as *const () as usize);
-        return 0;
-    }
-    for one in search.wanted.iter().filter(|one| one.found.load(Relaxed).is_null()) {
-        // SAFETY: as above.
-        one.found.store(unsafe { library.find(one) }, Relaxed);
-    }
-    0
+    });
+    is_there
 }
 
 /// `Elf32_Dyn` or `Elf64_Dyn`.
