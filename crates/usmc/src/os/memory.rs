@@ -11,14 +11,12 @@
 //! A page that nobody has written is taken by whoever reads it first, and a peer may say that it has written any, or give back
 //! what it has (fallocate(2)). So towards another user's peer all of both rings is put aside from the first.
 
-use core::ffi::CStr;
 use core::fmt::Write;
-use core::str;
 use usmc_shm::ring::Grant;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicBool, AtomicU64};
 
-use crate::os::path::{Path, read};
+use crate::os::path::{Path, each_line, read};
 use crate::os::{clock, sys};
 
 /// How long a look is believed.
@@ -231,7 +229,7 @@ fn in_cgroups() -> Option<u64> {
 #[inline(never)]
 fn own_cgroup() -> Option<(&'static Version, Path)> {
     let (mut v1, mut v2) = (None, None);
-    for_each_line(c"/proc/self/cgroup", |line| {
+    each_line(c"/proc/self/cgroup", |line| {
         // ID:CONTROLLERS:PATH; in version 2 without controllers.
         let Some((_, rest)) = line.split_once(':') else { return };
         let Some((controllers, path)) = rest.split_once(':') else { return };
@@ -267,7 +265,7 @@ fn number_in(version: &Version, path: &str, file: &str) -> Option<u64> {
 fn cache_in(version: &Version, path: &str) -> u64 {
     let mut cache = 0u64;
     if let Some(name) = name(version, path, "memory.stat") {
-        for_each_line(name.c(), |line| {
+        each_line(name.c(), |line| {
             if let Some((word, bytes)) = line.split_once(' ')
                 && version.cache.contains(&word)
             {
@@ -282,54 +280,4 @@ fn name(version: &Version, path: &str, file: &str) -> Option<Path> {
     let mut name = Path::new();
     write!(name, "{}{path}/{file}", version.mount).ok()?;
     Some(name)
-}
-
-/// Shows a file's lines, one after the other, without their ends: it is read in pieces, for the stack may be small. What
-/// does not fit into one piece is left out. `None` where the file cannot be read.
-fn for_each_line(path: &CStr, mut show: impl FnMut(&str)) -> Option<()> {
-    const PIECE: usize = 512;
-    let fd = sys::open(path, libc::O_RDONLY, 0).ok()?;
-    let mut piece = [0; PIECE];
-    let (mut have, mut is_rest) = (0, false);
-    loop {
-        // SAFETY: what is left of `piece` is writable.
-        let read = unsafe { sys::read(fd, piece.as_mut_ptr().add(have).cast(), PIECE - have) };
-        let Ok(n @ 1..) = read else { break };
-        have += n;
-        let mut done = 0;
-        while let Some(len) = piece[done..have].iter().position(|byte| *byte == b'\n') {
-            let line = &piece[done..done + len];
-            if let (false, Ok(line)) = (is_rest, str::from_utf8(line)) {
-                show(line);
-            }
-            (is_rest, done) = (false, done + len + 1);
-        }
-        if done == 0 && have == PIECE {
-            (is_rest, done) = (true, have);
-        }
-        piece.copy_within(done..have, 0);
-        have -= done;
-    }
-    sys::close(fd);
-    Some(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_longer_than_the_buffer_are_read_line_by_line() {
-        let path = std::env::temp_dir().join(format!("usmc-lines-{}", std::process::id()));
-        let long = "x".repeat(1500);
-        let lines: Vec<String> = (0..400).map(|n| format!("name_{n} {}", n * n)).collect();
-        let text = format!("{}\n{long}\n{}\n", lines[..200].join("\n"), lines[200..].join("\n"));
-        std::fs::write(&path, text).unwrap();
-        let name = Path::of(format_args!("{}", path.display()));
-        let mut seen = Vec::new();
-        for_each_line(name.c(), |line| seen.push(line.to_owned())).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        assert_eq!(seen, lines);
-        assert!(for_each_line(name.c(), |_| ()).is_none());
-    }
 }

@@ -57,3 +57,53 @@ pub fn read<'a>(path: &CStr, to: &'a mut [u8]) -> Option<&'a str> {
     sys::close(fd);
     str::from_utf8(&to[..read.ok()?]).ok()
 }
+
+/// Shows a file's lines, one after the other, without their ends: it is read in pieces, for the stack may be small. What
+/// does not fit into one piece, or is no text, is left out. `None` where the file cannot be read.
+pub fn each_line(path: &CStr, mut show: impl FnMut(&str)) -> Option<()> {
+    const PIECE: usize = 512;
+    let fd = sys::open(path, libc::O_RDONLY, 0).ok()?;
+    let mut piece = [0; PIECE];
+    let (mut have, mut is_rest) = (0, false);
+    loop {
+        // SAFETY: what is left of `piece` is writable.
+        let read = unsafe { sys::read(fd, piece.as_mut_ptr().add(have).cast(), PIECE - have) };
+        let Ok(n @ 1..) = read else { break };
+        have += n;
+        let mut done = 0;
+        while let Some(len) = piece[done..have].iter().position(|byte| *byte == b'\n') {
+            let line = &piece[done..done + len];
+            if let (false, Ok(line)) = (is_rest, str::from_utf8(line)) {
+                show(line);
+            }
+            (is_rest, done) = (false, done + len + 1);
+        }
+        if done == 0 && have == PIECE {
+            (is_rest, done) = (true, have);
+        }
+        piece.copy_within(done..have, 0);
+        have -= done;
+    }
+    sys::close(fd);
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_longer_than_the_buffer_are_read_line_by_line() {
+        let path = std::env::temp_dir().join(format!("usmc-lines-{}", std::process::id()));
+        let long = "x".repeat(1500);
+        let lines: Vec<String> = (0..400).map(|n| format!("name_{n} {}", n * n)).collect();
+        let text = format!("{}\n{long}\n{}\n", lines[..200].join("\n"), lines[200..].join("\n"));
+        std::fs::write(&path, text).unwrap();
+        let name = Path::of(format_args!("{}", path.display()));
+        let mut seen = Vec::new();
+        each_line(name.c(), |line| seen.push(line.to_owned())).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(seen, lines);
+        assert!(each_line(name.c(), |_| ()).is_none());
+    }
+}

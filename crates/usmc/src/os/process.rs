@@ -6,7 +6,7 @@ use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
 use crate::os::hook::Hook;
-use crate::os::path::Path;
+use crate::os::path::{Path, each_line};
 use crate::os::{kernel_only, owner, real, single, sys};
 
 static PID: AtomicU32 = AtomicU32::new(0);
@@ -170,23 +170,19 @@ pub fn is_stopped(pid: u32) -> bool {
     if SCATTERED.load(Relaxed) {
         return false;
     }
-    let name = Path::of(format_args!("/proc/{pid}/status"));
-    let Ok(fd) = sys::open(name.c(), libc::O_RDONLY, 0) else { return false };
-    let mut text = [0u8; 512];
-    // SAFETY: `text` is writable for its length.
-    let read = unsafe { sys::read(fd, text.as_mut_ptr().cast(), text.len()) };
-    sys::close(fd);
-    let text = text.get(..read.unwrap_or(0)).unwrap_or(&[]);
-    let field = |name: &str| {
-        let mut lines = text.split(|byte| *byte == b'\n');
-        lines.find_map(|line| str::from_utf8(line.strip_prefix(name.as_bytes())?).ok())
-    };
-    let is_own = field("Uid:").is_some_and(|ids| {
-        // Real, effective, …
-        let own = ids.split_whitespace().nth(1).and_then(|id| id.parse().ok());
-        own == Some(sys::geteuid()) && own.is_some_and(owner::is_exact)
+    let (mut is_own, mut is_stopped) = (false, false);
+    each_line(Path::of(format_args!("/proc/{pid}/status")).c(), |line| {
+        match line.split_once(':') {
+            // Real, effective, …
+            Some(("Uid", ids)) => {
+                let own = ids.split_whitespace().nth(1).and_then(|id| id.parse().ok());
+                is_own = own == Some(sys::geteuid()) && own.is_some_and(owner::is_exact);
+            }
+            Some(("State", state)) => is_stopped = state.trim_start().starts_with(['T', 't']),
+            _ => {}
+        }
     });
-    is_own && field("State:").is_some_and(|state| state.trim_start().starts_with(['T', 't']))
+    is_own && is_stopped
 }
 
 /// Whether others may know this process, or it them, by other ids.

@@ -1,17 +1,16 @@
 //! Other processes, as proc(5) shows them.
 
-use crate::os::path::Path;
+use crate::os::path::{Path, each_line};
 use crate::os::sys::{self, Errno};
 
 /// The number of a pidfd's process; `None` once it is gone.
 pub fn pid_of(pidfd: i32) -> Option<u32> {
     let mut pid = None;
-    each_line(&Path::of(format_args!("/proc/self/fdinfo/{pidfd}")), |line| {
+    each_line(Path::of(format_args!("/proc/self/fdinfo/{pidfd}")).c(), |line| {
         if let Some(number) = line.strip_prefix("Pid:") {
             pid = number.trim().parse().ok();
         }
-        pid.is_some()
-    });
+    })?;
     pid
 }
 
@@ -34,31 +33,6 @@ pub fn has_socket(pid: u32, inode: u64) -> Result<bool, Errno> {
     let dir = Path::of(format_args!("/proc/{pid}/fd"));
     sys::each_fd_in(dir.c(), false, |fd| has = has || is_socket(pid, fd, inode))?;
     Ok(has)
-}
-
-/// Calls `each` for the begin of each line of a file, until it says that this was the one.
-fn each_line(file: &Path, mut each: impl FnMut(&str) -> bool) {
-    let Ok(fd) = sys::open(file.c(), libc::O_RDONLY, 0) else { return };
-    let mut chunk = [0u8; 1024];
-    let (mut line, mut len) = ([0u8; 128], 0);
-    'file: loop {
-        // SAFETY: writable for its length.
-        let read = unsafe { sys::read(fd, chunk.as_mut_ptr().cast(), chunk.len()) };
-        let Ok(n @ 1..) = read else { break };
-        for &byte in &chunk[..n] {
-            if byte != b'\n' {
-                line[len.min(127)] = byte;
-                len += 1;
-                continue;
-            }
-            let text = str::from_utf8(&line[..len.min(127)]).unwrap_or("");
-            if each(text) {
-                break 'file;
-            }
-            len = 0;
-        }
-    }
-    sys::close(fd);
 }
 
 #[cfg(test)]
