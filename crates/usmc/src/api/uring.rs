@@ -90,22 +90,15 @@ unsafe fn submits(ring: *const Ring) -> Result<(), Errno> {
     if requests.count == 0 { Ok(()) } else { uring::before_submit(fd, flags, &requests) }
 }
 
-/// `name(args)` goes to liburing's function of that name, once `before` has been done.
+/// `name(args)` goes to liburing's function of that name, once what is behind `after` has been done; what is behind `then` makes
+/// the result of what that has returned.
 macro_rules! liburing {
-    ($($(#[$doc:meta])* $name:ident = $symbol:literal ($($arg:ident: $ty:ty),*) after $before:expr, then $then:expr;)*) => { $(
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) after $before:expr $(, then $then:expr)?;)*) => { $(
         $(#[$doc])*
         #[allow(unused_unsafe, reason = "some of what is done before and behind is safe")]
         pub unsafe fn $name($($arg: $ty),*) -> c_int {
             static FOUND: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-            const NAME: &CStr = $symbol;
-            let mut found = FOUND.load(Relaxed);
-            if found.is_null() {
-                found = apart(|| liburing(NAME)).unwrap_or(ptr::null_mut());
-                FOUND.store(found, Relaxed);
-            }
-            if found.is_null() {
-                return -libc::ENOSYS;
-            }
+            let Some(found) = liburing(&FOUND, concat!(stringify!($name), "\0")) else { return -libc::ENOSYS };
             // SAFETY: the caller's contract, as below.
             if let Err(errno) = unsafe { $before } {
                 return -errno;
@@ -115,7 +108,8 @@ macro_rules! liburing {
             // SAFETY: the caller's contract.
             let done = unsafe { call($($arg),*) };
             // SAFETY: as above.
-            unsafe { ($then)(done) }
+            $(let done = unsafe { ($then)(done) };)?
+            done
         }
     )* };
 }
@@ -166,74 +160,56 @@ unsafe fn set_up(fd: c_int, params: *const Params) -> Result<c_int, Errno> {
 
 liburing! {
     /// io_uring_queue_init(3)
-    io_uring_queue_init = c"io_uring_queue_init" (entries: c_uint, ring: *mut Ring, flags: c_uint)
+    io_uring_queue_init(entries: c_uint, ring: *mut Ring, flags: c_uint)
         after allowed(), then |done| filled(ring, done);
     /// io_uring_queue_init_params(3)
-    io_uring_queue_init_params = c"io_uring_queue_init_params"
-        (entries: c_uint, ring: *mut Ring, params: *mut c_void)
+    io_uring_queue_init_params(entries: c_uint, ring: *mut Ring, params: *mut c_void)
         after allowed(), then |done| filled(ring, done);
     /// io_uring_queue_init_mem(3)
-    io_uring_queue_init_mem = c"io_uring_queue_init_mem"
-        (entries: c_uint, ring: *mut Ring, params: *mut c_void, buf: *mut c_void, size: usize)
+    io_uring_queue_init_mem(entries: c_uint, ring: *mut Ring, params: *mut c_void, buf: *mut c_void, size: usize)
         after allowed(), then |done| filled(ring, done);
     /// io_uring_setup(2)
-    io_uring_setup = c"io_uring_setup" (entries: c_uint, params: *mut c_void)
+    io_uring_setup(entries: c_uint, params: *mut c_void)
         after allowed(), then |done| set_up(done, params.cast()).unwrap_or_else(|code| -code);
     /// io_uring_submit(3)
-    io_uring_submit = c"io_uring_submit" (ring: *mut Ring) after submits(ring), then |done| done;
+    io_uring_submit(ring: *mut Ring) after submits(ring);
     /// io_uring_submit_and_wait(3)
-    io_uring_submit_and_wait = c"io_uring_submit_and_wait" (ring: *mut Ring, count: c_uint)
-        after submits(ring), then |done| done;
+    io_uring_submit_and_wait(ring: *mut Ring, count: c_uint) after submits(ring);
     /// io_uring_submit_and_wait_timeout(3)
-    io_uring_submit_and_wait_timeout = c"io_uring_submit_and_wait_timeout"
-        (ring: *mut Ring, cqe: *mut c_void, count: c_uint, time: *mut c_void, mask: *mut c_void)
-        after submits(ring), then |done| done;
+    io_uring_submit_and_wait_timeout(ring: *mut Ring, cqe: *mut c_void, count: c_uint, time: *mut c_void, mask: *mut c_void)
+        after submits(ring);
     /// io_uring_submit_and_wait_min_timeout(3)
-    io_uring_submit_and_wait_min_timeout = c"io_uring_submit_and_wait_min_timeout"
-        (ring: *mut Ring, cqe: *mut c_void, count: c_uint, time: *mut c_void, least: c_uint, mask: *mut c_void)
-        after submits(ring), then |done| done;
+    io_uring_submit_and_wait_min_timeout(ring: *mut Ring, cqe: *mut c_void, count: c_uint, time: *mut c_void, least: c_uint, mask: *mut c_void)
+        after submits(ring);
     /// io_uring_submit_and_wait_reg(3)
-    io_uring_submit_and_wait_reg = c"io_uring_submit_and_wait_reg"
-        (ring: *mut Ring, cqe: *mut c_void, count: c_uint, place: c_int)
-        after submits(ring), then |done| done;
+    io_uring_submit_and_wait_reg(ring: *mut Ring, cqe: *mut c_void, count: c_uint, place: c_int) after submits(ring);
     /// io_uring_submit_and_get_events(3)
-    io_uring_submit_and_get_events = c"io_uring_submit_and_get_events" (ring: *mut Ring)
-        after submits(ring), then |done| done;
+    io_uring_submit_and_get_events(ring: *mut Ring) after submits(ring);
     /// io_uring_wait_cqes(3), which submits where the kernel takes no time-out with a wait
-    io_uring_wait_cqes = c"io_uring_wait_cqes"
-        (ring: *mut Ring, cqe: *mut c_void, count: c_uint, time: *mut c_void, mask: *mut c_void)
-        after waits(ring, time), then |done| done;
+    io_uring_wait_cqes(ring: *mut Ring, cqe: *mut c_void, count: c_uint, time: *mut c_void, mask: *mut c_void)
+        after waits(ring, time);
     /// io_uring_wait_cqe_timeout(3), likewise
-    io_uring_wait_cqe_timeout = c"io_uring_wait_cqe_timeout"
-        (ring: *mut Ring, cqe: *mut c_void, time: *mut c_void)
-        after waits(ring, time), then |done| done;
+    io_uring_wait_cqe_timeout(ring: *mut Ring, cqe: *mut c_void, time: *mut c_void) after waits(ring, time);
     /// io_uring_enter(2)
-    io_uring_enter = c"io_uring_enter"
-        (fd: c_uint, submit: c_uint, wait: c_uint, flags: c_uint, mask: *mut c_void)
-        after apart(|| uring::before_enter(fd as c_int, submit, flags)), then |done| done;
+    io_uring_enter(fd: c_uint, submit: c_uint, wait: c_uint, flags: c_uint, mask: *mut c_void)
+        after apart(|| uring::before_enter(fd as c_int, submit, flags));
     /// io_uring_enter2(2)
-    io_uring_enter2 = c"io_uring_enter2"
-        (fd: c_uint, submit: c_uint, wait: c_uint, flags: c_uint, arg: *mut c_void, size: usize)
-        after apart(|| uring::before_enter(fd as c_int, submit, flags)), then |done| done;
+    io_uring_enter2(fd: c_uint, submit: c_uint, wait: c_uint, flags: c_uint, arg: *mut c_void, size: usize)
+        after apart(|| uring::before_enter(fd as c_int, submit, flags));
     /// io_uring_register(2)
-    io_uring_register = c"io_uring_register"
-        (fd: c_uint, opcode: c_uint, arg: *const c_void, count: c_uint)
-        after apart(|| uring::register(fd as c_int, opcode, arg, count)), then |done| done;
+    io_uring_register(fd: c_uint, opcode: c_uint, arg: *const c_void, count: c_uint)
+        after apart(|| uring::register(fd as c_int, opcode, arg, count));
     /// io_uring_register_files(3)
-    io_uring_register_files = c"io_uring_register_files" (ring: *mut Ring, fds: *const c_int, count: c_uint)
-        after uring::register_all(fds, count), then |done| done;
+    io_uring_register_files(ring: *mut Ring, fds: *const c_int, count: c_uint) after uring::register_all(fds, count);
     /// io_uring_register_files_tags(3)
-    io_uring_register_files_tags = c"io_uring_register_files_tags"
-        (ring: *mut Ring, fds: *const c_int, tags: *const c_void, count: c_uint)
-        after uring::register_all(fds, count), then |done| done;
+    io_uring_register_files_tags(ring: *mut Ring, fds: *const c_int, tags: *const c_void, count: c_uint)
+        after uring::register_all(fds, count);
     /// io_uring_register_files_update(3)
-    io_uring_register_files_update = c"io_uring_register_files_update"
-        (ring: *mut Ring, from: c_uint, fds: *const c_int, count: c_uint)
-        after uring::register_all(fds, count), then |done| done;
+    io_uring_register_files_update(ring: *mut Ring, from: c_uint, fds: *const c_int, count: c_uint)
+        after uring::register_all(fds, count);
     /// io_uring_register_files_update_tag(3)
-    io_uring_register_files_update_tag = c"io_uring_register_files_update_tag"
-        (ring: *mut Ring, from: c_uint, fds: *const c_int, tags: *const c_void, count: c_uint)
-        after uring::register_all(fds, count), then |done| done;
+    io_uring_register_files_update_tag(ring: *mut Ring, from: c_uint, fds: *const c_int, tags: *const c_void, count: c_uint)
+        after uring::register_all(fds, count);
 }
 
 /// Before a wait of liburing's.
@@ -261,12 +237,8 @@ pub unsafe fn io_uring_queue_exit(ring: *mut Ring) {
         if matches!(table::settled(fd), Entry::Uring(_)) && close::closing(fd) {
             table::changed(fd);
         }
-        if FOUND.load(Relaxed).is_null() {
-            FOUND.store(liburing(c"io_uring_queue_exit").unwrap_or(ptr::null_mut()), Relaxed);
-        }
     });
-    let found = FOUND.load(Relaxed);
-    if !found.is_null() {
+    if let Some(found) = liburing(&FOUND, "io_uring_queue_exit\0") {
         // SAFETY: liburing's header declares this function with this argument.
         let call: unsafe extern "C" fn(*mut Ring) = unsafe { mem::transmute(found) };
         // SAFETY: the caller's contract.
@@ -330,8 +302,14 @@ fn is_first_liburing() -> bool {
     linkmap::is_loaded(c"liburing.so.1")
 }
 
-/// liburing's function of this name: the next one after ours, be it that of a liburing that only a plugin has loaded.
-fn liburing(name: &CStr) -> Option<*mut c_void> {
-    let found = linkmap::find(Place::BehindUs, name);
+/// liburing's function of this name, which ends with NUL: the next one after ours, be it that of a liburing that only a plugin has
+/// loaded.
+fn liburing(known: &AtomicPtr<c_void>, name: &str) -> Option<*mut c_void> {
+    let mut found = known.load(Relaxed);
+    if found.is_null() {
+        let name = CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or(c"");
+        found = apart(|| linkmap::find(Place::BehindUs, name));
+        known.store(found, Relaxed);
+    }
     (!found.is_null()).then_some(found)
 }
