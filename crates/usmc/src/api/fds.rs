@@ -285,46 +285,34 @@ fresh_fd! {
     pidfd_open(pid: pid_t, flags: c_uint);
 }
 
-/// open64(2): as open(2) with O_LARGEFILE, which means something on 32-bit machines only.
-pub unsafe fn open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { open(path, flags | libc::O_LARGEFILE, mode) }
+/// `name(args) = other(args);`: with O_LARGEFILE, which means something on 32-bit machines only.
+macro_rules! large {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) = $other:ident($($given:expr),*);)*) => { $(
+        $(#[$doc])*
+        pub unsafe fn $name($($arg: $ty),*) -> c_int {
+            // SAFETY: the caller's contract.
+            unsafe { $other($($given),*) }
+        }
+    )* };
 }
 
-/// openat64(2)
-pub unsafe fn openat64(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { openat(dir, path, flags | libc::O_LARGEFILE, mode) }
-}
+const LARGE: c_int = libc::O_LARGEFILE;
 
-/// creat64(2)
-pub unsafe fn creat64(path: *const c_char, mode: c_uint) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { open64(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode) }
-}
-
-/// mkstemp64(3)
-pub unsafe fn mkstemp64(template: *mut c_char) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { mkostemp(template, libc::O_LARGEFILE) }
-}
-
-/// mkostemp64(3)
-pub unsafe fn mkostemp64(template: *mut c_char, flags: c_int) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { mkostemp(template, flags | libc::O_LARGEFILE) }
-}
-
-/// mkstemps64(3)
-pub unsafe fn mkstemps64(template: *mut c_char, suffix: c_int) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { mkostemps(template, suffix, libc::O_LARGEFILE) }
-}
-
-/// mkostemps64(3)
-pub unsafe fn mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { mkostemps(template, suffix, flags | libc::O_LARGEFILE) }
+large! {
+    /// open64(2)
+    open64(path: *const c_char, flags: c_int, mode: c_uint) = open(path, flags | LARGE, mode);
+    /// openat64(2)
+    openat64(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) = openat(dir, path, flags | LARGE, mode);
+    /// creat64(2)
+    creat64(path: *const c_char, mode: c_uint) = open64(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode);
+    /// mkstemp64(3)
+    mkstemp64(template: *mut c_char) = mkostemp(template, LARGE);
+    /// mkostemp64(3)
+    mkostemp64(template: *mut c_char, flags: c_int) = mkostemp(template, flags | LARGE);
+    /// mkstemps64(3)
+    mkstemps64(template: *mut c_char, suffix: c_int) = mkostemps(template, suffix, LARGE);
+    /// mkostemps64(3)
+    mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) = mkostemps(template, suffix, flags | LARGE);
 }
 
 /// pipe(2)
@@ -336,9 +324,17 @@ pub unsafe fn pipe(out: *mut c_int) -> c_int {
 /// pipe2(2)
 pub unsafe fn pipe2(out: *mut c_int, flags: c_int) -> c_int {
     // SAFETY: the caller's contract.
-    after(unsafe { real::pipe2(out, flags) }, |&done| {
+    unsafe { fresh_pair(out, real::pipe2(out, flags)) }
+}
+
+/// A call that was to make two descriptors has returned `done`.
+///
+/// # Safety
+/// `out` is what the call was given to fill in.
+pub(super) unsafe fn fresh_pair(out: *const c_int, done: c_int) -> c_int {
+    after(done, |&done| {
         if done == 0 {
-            // SAFETY: filled by the kernel.
+            // SAFETY: the caller's contract.
             let pair = unsafe { [*out, *out.add(1)] };
             pair.into_iter().for_each(control::fresh);
         }

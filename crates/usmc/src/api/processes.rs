@@ -220,50 +220,36 @@ unsafe fn is_program(path: *const c_char) -> bool {
 
 type Strings = *const *const c_char;
 
-/// execve(2)
-pub unsafe fn execve(path: *const c_char, argv: Strings, env: Strings) -> c_int {
-    // SAFETY: the caller's contract, also below.
-    let call = || unsafe { real::execve(path, argv, env) };
-    // SAFETY: as above.
-    if unsafe { is_program(path) } { exec(call) } else { call() }
+/// `name(args);`: libc's function of that name, which returns only when it fails; with `if`, where that is so.
+macro_rules! execs {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) $(if $may:expr)?;)*) => { $(
+        $(#[$doc])*
+        #[allow(unused_unsafe, reason = "not all of them ask for a program")]
+        pub unsafe fn $name($($arg: $ty),*) -> c_int {
+            // SAFETY: the caller's contract, also below.
+            let call = || unsafe { real::$name($($arg),*) };
+            // SAFETY: as above.
+            $(if !unsafe { $may } {
+                return call();
+            })?
+            exec(call)
+        }
+    )* };
 }
 
-/// execv(3)
-pub unsafe fn execv(path: *const c_char, argv: Strings) -> c_int {
-    // SAFETY: the caller's contract, also below.
-    let call = || unsafe { real::execv(path, argv) };
-    // SAFETY: as above.
-    if unsafe { is_program(path) } { exec(call) } else { call() }
-}
-
-/// execvp(3)
-pub unsafe fn execvp(file: *const c_char, argv: Strings) -> c_int {
-    // SAFETY: the caller's contract.
-    exec(|| unsafe { real::execvp(file, argv) })
-}
-
-/// execvpe(3)
-pub unsafe fn execvpe(file: *const c_char, argv: Strings, env: Strings) -> c_int {
-    // SAFETY: the caller's contract.
-    exec(|| unsafe { real::execvpe(file, argv, env) })
-}
-
-/// fexecve(3)
-pub unsafe fn fexecve(fd: c_int, argv: Strings, env: Strings) -> c_int {
-    // SAFETY: the caller's contract.
-    exec(|| unsafe { real::fexecve(fd, argv, env) })
-}
-
-/// execveat(2)
-pub unsafe fn execveat(
-    dir: c_int,
-    path: *const c_char,
-    argv: Strings,
-    env: Strings,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: the caller's contract.
-    exec(|| unsafe { real::execveat(dir, path, argv, env, flags) })
+execs! {
+    /// execve(2)
+    execve(path: *const c_char, argv: Strings, env: Strings) if is_program(path);
+    /// execv(3)
+    execv(path: *const c_char, argv: Strings) if is_program(path);
+    /// execvp(3)
+    execvp(file: *const c_char, argv: Strings);
+    /// execvpe(3)
+    execvpe(file: *const c_char, argv: Strings, env: Strings);
+    /// fexecve(3)
+    fexecve(fd: c_int, argv: Strings, env: Strings);
+    /// execveat(2)
+    execveat(dir: c_int, path: *const c_char, argv: Strings, env: Strings, flags: c_int);
 }
 
 /// A `va_list` (System V ABI, x86-64, 3.5.7) of which pointers are taken.

@@ -4,6 +4,7 @@ use core::ffi::{c_int, c_void};
 use core::{mem, ptr};
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
+use super::fds::fresh_pair;
 use super::{after, apart, fail, is_near, is_nowhere, is_readable};
 use crate::handshake::syn_option;
 use crate::os::errno::{self, errno};
@@ -48,13 +49,7 @@ pub unsafe fn socketpair(family: c_int, kind: c_int, protocol: c_int, out: *mut 
         Err(code) => return fail(code),
     };
     // SAFETY: the caller's contract.
-    after(unsafe { real::socketpair(family, kind, protocol, out) }, |&done| {
-        if done == 0 {
-            // SAFETY: filled by the kernel.
-            let pair = unsafe { [*out, *out.add(1)] };
-            pair.into_iter().for_each(control::fresh);
-        }
-    })
+    unsafe { fresh_pair(out, real::socketpair(family, kind, protocol, out)) }
 }
 
 /// The address in the caller's memory, if it is one of TCP's.
