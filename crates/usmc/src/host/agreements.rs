@@ -6,7 +6,7 @@
 //! change of mind, so that nobody has to wait for a message that does not come, nor takes one for the application's.
 //! Every process that shares the device can write here: what is said is a hint where to look, never a proof.
 
-use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
+use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use super::layout::{OfferState, offer_phase};
 use super::offers::{get, is_for, used};
@@ -22,16 +22,20 @@ fn words_of(tuple: &Tuple) -> [u64; 6] {
     Tuple { netns: ANY, ..*tuple }.words()
 }
 
-fn phase_of(stage: Stage) -> u8 {
-    match stage {
-        Stage::Open => offer_phase::OPEN,
-        Stage::Held => offer_phase::HELD,
-        Stage::Proposed => offer_phase::PROPOSED,
-        Stage::Answered => offer_phase::ANSWERED,
-        Stage::Confirmed => offer_phase::CONFIRMED,
-        Stage::Abandoned => offer_phase::ABANDONED,
-        Stage::Over => offer_phase::OVER,
-    }
+/// The stages, and how the table has them.
+const STAGES: [(Stage, u8); 7] = [
+    (Stage::Open, offer_phase::OPEN),
+    (Stage::Held, offer_phase::HELD),
+    (Stage::Proposed, offer_phase::PROPOSED),
+    (Stage::Answered, offer_phase::ANSWERED),
+    (Stage::Confirmed, offer_phase::CONFIRMED),
+    (Stage::Abandoned, offer_phase::ABANDONED),
+    (Stage::Over, offer_phase::OVER),
+];
+
+fn phase_of(wanted: Stage) -> u8 {
+    let known = STAGES.iter().find(|(stage, _)| *stage == wanted);
+    known.map_or(offer_phase::OVER, |(_, phase)| *phase)
 }
 
 impl Ism {
@@ -43,16 +47,14 @@ impl Ism {
         let file = self.file()?;
         let me = processes::index(self)?;
         let words = words_of(tuple);
-        for (_, offer, state) in used(file, &words) {
-            let seen = OfferState::from(state);
+        for (_, offer, seen) in used(file, &words) {
             if (offer_phase::OPEN..=offer_phase::HELD).contains(&seen.phase)
                 && is_for(offer, &words)
                 && seen.owner != me
                 && processes::is_taken(self, seen.owner)
             {
                 // Which of the two does the acceptor hold?
-                let over = OfferState { phase: offer_phase::OVER, ..seen };
-                let _ = offer.state.compare_exchange(state, over.into(), AcqRel, Relaxed);
+                offer.step(seen, OfferState { phase: offer_phase::OVER, ..seen });
                 return Err(Reason::NotHeld);
             }
         }
@@ -80,8 +82,7 @@ impl Ism {
     pub fn find_question(&self, tuple: &Tuple) -> Option<OfferId> {
         let file = self.file().ok()?;
         let words = words_of(tuple);
-        used(file, &words).find_map(|(index, offer, state)| {
-            let seen = OfferState::from(state);
+        used(file, &words).find_map(|(index, offer, seen)| {
             let id = OfferId { index: index as u32, use_count: seen.use_count };
             (seen.phase == offer_phase::OPEN && is_for(offer, &words)).then_some(id)
         })
@@ -89,23 +90,15 @@ impl Ism {
 
     /// How far the handshake is.
     pub fn stage(&self, id: OfferId) -> Stage {
-        let Some((_, state)) = get(self, id) else { return Stage::Over };
-        match OfferState::from(state).phase {
-            offer_phase::OPEN => Stage::Open,
-            offer_phase::HELD => Stage::Held,
-            offer_phase::PROPOSED => Stage::Proposed,
-            offer_phase::ANSWERED => Stage::Answered,
-            offer_phase::CONFIRMED => Stage::Confirmed,
-            offer_phase::ABANDONED => Stage::Abandoned,
-            _ => Stage::Over,
-        }
+        let Some((_, seen)) = get(self, id) else { return Stage::Over };
+        let known = STAGES.iter().find(|(_, phase)| *phase == seen.phase);
+        known.map_or(Stage::Over, |(stage, _)| *stage)
     }
 
     /// Goes on with it; false where the other side was faster with another step.
     pub fn step(&self, id: OfferId, from: Stage, to: Stage) -> bool {
         let Ok(me) = processes::index(self) else { return false };
-        let Some((offer, state)) = get(self, id) else { return false };
-        let seen = OfferState::from(state);
+        let Some((offer, seen)) = get(self, id) else { return false };
         if seen.phase != phase_of(from) {
             return false;
         }
@@ -121,16 +114,13 @@ impl Ism {
             }
             _ => seen.owner,
         };
-        let next = OfferState { phase: phase_of(to), owner, ..seen };
-        // AcqRel: a process that sees the step sees where the message stands.
-        offer.state.compare_exchange(state, next.into(), AcqRel, Relaxed).is_ok()
+        offer.step(seen, OfferState { phase: phase_of(to), owner, ..seen })
     }
 
     /// Nobody will need it any more.
     pub fn free(&self, id: OfferId) {
-        while let Some((offer, state)) = get(self, id) {
-            let free = OfferState { phase: offer_phase::FREE, ..OfferState::from(state) };
-            if offer.state.compare_exchange(state, free.into(), AcqRel, Relaxed).is_ok() {
+        while let Some((offer, seen)) = get(self, id) {
+            if offer.step(seen, OfferState { phase: offer_phase::FREE, ..seen }) {
                 return;
             }
         }

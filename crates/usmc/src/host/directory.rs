@@ -44,20 +44,25 @@ fn give_to_group(fd: i32) -> Result<u32, Errno> {
     Ok(if is_shared { 0o660 } else { 0o600 })
 }
 
-/// Gives a socket that was just bound its permissions, whatever the umask. Does nothing to what others may have
-/// put in its place.
-pub fn share_socket(path: &CStr) {
+/// Gives a file that was just made the permissions that `mode` tells, whatever the umask; `None`: it is not to be changed. Does
+/// nothing to what others may have put in its place.
+fn set_mode(path: &CStr, mode: impl FnOnce(i32, &sys::FileFacts) -> Option<u32>) {
     let Ok(fd) = sys::open(path, libc::O_PATH | libc::O_NOFOLLOW, 0) else { return };
-    let is_ours =
-        |f: &sys::FileFacts| f.mode & libc::S_IFMT == libc::S_IFSOCK && f.uid == sys::geteuid();
-    if let Some(file) = sys::fstat(fd).ok().filter(is_ours)
-        && let Ok(mode) = give_to_group(fd)
+    if let Ok(file) = sys::fstat(fd)
+        && file.uid == sys::geteuid()
+        && let Some(mode) = mode(fd, &file)
         && file.mode & 0o777 != mode
     {
         // The one way to change the mode of just this file.
         let _ = sys::chmod(link_to(fd).c(), mode);
     }
     sys::close(fd);
+}
+
+/// Gives a socket that was just bound its permissions.
+pub fn share_socket(path: &CStr) {
+    let is_socket = |file: &sys::FileFacts| file.mode & libc::S_IFMT == libc::S_IFSOCK;
+    set_mode(path, |fd, file| if is_socket(file) { give_to_group(fd).ok() } else { None });
 }
 
 /// Whether a mailbox can be no other than that of the process whose index it bears: nobody may put another there, or
@@ -121,24 +126,15 @@ pub fn open() -> Result<(i32, *mut DeviceFile), Failure> {
 /// Permissions of a directory that we make.
 const DIRECTORY_MODE: u32 = 0o700;
 
-/// Gives a directory that was just made its permissions, whatever the umask has left of them. Does nothing to what others
-/// may have put in its place.
-fn open_up(dir: &CStr) {
-    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
-    let Ok(fd) = sys::open(dir, flags, 0) else { return };
-    let is_ours =
-        |f: sys::FileFacts| f.uid == sys::geteuid() && f.mode & 0o777 & !DIRECTORY_MODE == 0;
-    if sys::fstat(fd).is_ok_and(is_ours) {
-        let _ = sys::chmod(link_to(fd).c(), DIRECTORY_MODE);
-    }
-    sys::close(fd);
-}
-
 /// Creates the default directory, and refuses one that strangers could have prepared.
 fn check_directory() -> Result<(), Failure> {
     let dir = path();
     match sys::mkdir(dir.c(), DIRECTORY_MODE) {
-        Ok(()) => open_up(dir.c()),
+        // Where it is ours, and the umask has only taken permissions away.
+        Ok(()) => set_mode(dir.c(), |_, file| {
+            let has_less = file.mode & 0o777 & !DIRECTORY_MODE == 0;
+            (file.mode & libc::S_IFMT == libc::S_IFDIR && has_less).then_some(DIRECTORY_MODE)
+        }),
         Err(libc::EEXIST) => {}
         Err(e) => return Err(("creating the directory", e)),
     }

@@ -1,5 +1,6 @@
 //! The device file: identity, processes, listeners, offers. Fixed size, all atomics.
 
+use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 /// First eight bytes.
@@ -173,8 +174,22 @@ const _: () = {
     assert!(size_of::<DeviceFile>() == (before + PASSED_ON * 64).next_multiple_of(4096));
 };
 
+impl Offer {
+    /// How it is.
+    pub fn seen(&self) -> OfferState {
+        // Acquire: pairs with the Release of each step; what its author wrote before is visible.
+        self.state.load(Acquire).into()
+    }
+
+    /// One step further; false where somebody else was faster with another.
+    pub fn step(&self, seen: OfferState, next: OfferState) -> bool {
+        // AcqRel: a process that sees the step sees what was written before it.
+        self.state.compare_exchange(seen.into(), next.into(), AcqRel, Relaxed).is_ok()
+    }
+}
+
 /// An offer's state word, unpacked.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct OfferState {
     /// [`offer_phase`].
     pub phase: u8,

@@ -57,6 +57,13 @@ impl Place {
         Some(State::from(self.0.state.load(Acquire))).filter(|state| state.uses == self.1)
     }
 
+    /// Puts one expected receiver in the place of another, 0 being none. False where `from` was not expected.
+    fn exchange(&self, from: u64, to: u64) -> bool {
+        // AcqRel: the count is visible to the claimer; one look by each name, in this order, finds him.
+        let put = |cell: &AtomicU64| cell.compare_exchange(from, to, AcqRel, Relaxed).is_ok();
+        self.0.pending.iter().any(put)
+    }
+
     fn change(&self, next: impl Fn(u32) -> Option<u32>) -> Option<u32> {
         let mut found = None;
         let step = |word: u64| {
@@ -132,30 +139,15 @@ impl Ism {
             return false;
         }
         let expected = word(to, place.1);
-        // Release: the count is visible to the claimer.
-        let put = |cell: &AtomicU64| cell.compare_exchange(0, expected, Release, Relaxed).is_ok();
-        if expected != 0 && place.0.pending.iter().any(put) {
-            return true;
-        }
-        // Nobody will say that he has it: he stays counted.
-        false
+        // Otherwise nobody will say that he has it: he stays counted.
+        expected != 0 && place.exchange(0, expected)
     }
-}
 
-fn take(place: &Place, from: Receiver) -> bool {
-    let expected = word(from, place.1);
-    let take = |cell: &AtomicU64| cell.compare_exchange(expected, 0, AcqRel, Relaxed).is_ok();
-    expected != 0 && place.0.pending.iter().any(take)
-}
-
-impl Ism {
     /// The receiver that was expected by one name is expected by another, if it has not come yet.
     pub fn rename(&self, passed_on: PassedOn, from: Receiver, to: Receiver) {
         let Some(place) = Place::of(self, passed_on) else { return };
         let [from, to] = [from, to].map(|name| word(name, place.1));
-        // AcqRel: one look by each name, in this order, finds him.
-        let put = |cell: &AtomicU64| cell.compare_exchange(from, to, AcqRel, Relaxed).is_ok();
-        let _ = from != 0 && place.0.pending.iter().any(put);
+        let _ = from != 0 && place.exchange(from, to);
     }
 
     /// That one is expected no more, though still counted; false where he has claimed it.
@@ -177,6 +169,11 @@ impl Ism {
         let _ = place.change(|n| Some(n | UNKNOWN));
         None
     }
+}
+
+fn take(place: &Place, from: Receiver) -> bool {
+    let expected = word(from, place.1);
+    expected != 0 && place.exchange(expected, 0)
 }
 
 /// Holders by their ids, if these mean the same here.
