@@ -19,9 +19,9 @@ pub mod entries;
 mod look;
 mod view;
 
-use core::ptr;
+use core::cell::UnsafeCell;
+use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
-use usmc_shm::sync::{AtomicPtr, AtomicU32};
 
 pub use look::{Requests, look, register, register_all};
 pub use view::Params;
@@ -64,22 +64,20 @@ struct Ring {
     refs: AtomicU32,
     /// Held while entries are looked at. No call that may sleep is made under it but those of going back to TCP.
     lock: Lock,
-    /// Where its memory is, from the first call that submits by number. Written under the lock.
-    view: AtomicPtr<View>,
-    maker: core::cell::UnsafeCell<Maker>,
-    place: core::cell::UnsafeCell<View>,
+    maker: UnsafeCell<Maker>,
+    /// Where its memory is, from the first call that submits by number.
+    view: UnsafeCell<Option<View>>,
 }
 
-// SAFETY: `maker` is written before the number leads to the record, `place` under the lock.
+// SAFETY: `maker` is written before the number leads to the record, `view` under the lock.
 unsafe impl Sync for Ring {}
 
 static RECORDS: [Ring; RINGS] = [const {
     Ring {
         refs: AtomicU32::new(0),
         lock: Lock::new(),
-        view: AtomicPtr::new(ptr::null_mut()),
-        maker: core::cell::UnsafeCell::new(Maker::Liburing),
-        place: core::cell::UnsafeCell::new(View::NONE),
+        maker: UnsafeCell::new(Maker::Liburing),
+        view: UnsafeCell::new(None),
     }
 }; RINGS];
 
@@ -120,7 +118,7 @@ pub fn made(fd: i32, flags: u32, maker: Maker) -> Result<(), Errno> {
     let index = can_be_seen(flags, &maker).then(unused).flatten();
     let Some(index) = index else { return leave_all::begins(Reason::Uring) };
     // SAFETY: the record is this thread's until the number leads to it.
-    unsafe { *RECORDS[index].maker.get() = maker };
+    unsafe { (*RECORDS[index].maker.get(), *RECORDS[index].view.get()) = (maker, None) };
     if !table::set(fd, Entry::Uring(index as u32)) {
         closed(index as u32);
         return leave_all::begins(Reason::Uring);
@@ -137,10 +135,13 @@ pub fn duplicated(index: u32) {
 pub fn closed(index: u32) {
     let ring = &RECORDS[index as usize];
     if ring.refs.load(SeqCst) == 1 {
-        let _held = ring.lock.enter();
-        if !ring.view.swap(ptr::null_mut(), AcqRel).is_null() {
-            // SAFETY: under the lock, and nobody finds it any more.
-            unsafe { (*ring.place.get()).unmap() };
+        // A signal handler in the middle of its own thread's look leaves the mapping where it is.
+        if let Some(_held) = ring.lock.enter()
+            // SAFETY: under the lock.
+            && let Some(view) = unsafe { (*ring.view.get()).take() }
+        {
+            // SAFETY: nobody finds it any more.
+            unsafe { view.unmap() };
         }
     }
     ring.refs.fetch_sub(1, AcqRel);
@@ -199,22 +200,14 @@ pub fn before_enter(fd: i32, count: u32, flags: u32) -> Result<(), Errno> {
         // A signal handler in the middle of its own thread's look: the ring is in no state to be submitted from.
         return Ok(());
     };
-    let mut view = ring.view.load(Acquire);
-    if view.is_null() {
-        // SAFETY: written before the number led here.
-        let made = match unsafe { *ring.maker.get() } {
-            Maker::Program(params) => View::map(fd, &params),
-            Maker::Liburing => None,
-        };
-        let Some(made) = made else { return leave_all::begins(Reason::Uring) };
-        view = ring.place.get();
-        // SAFETY: under the lock.
-        unsafe { *view = made };
-        ring.view.store(view, Relaxed);
+    // SAFETY: `view` is under the lock, and `maker` was written before the number led here.
+    let (view, maker) = unsafe { (&mut *ring.view.get(), *ring.maker.get()) };
+    if let (None, Maker::Program(params)) = (&view, maker) {
+        *view = View::map(fd, &params);
     }
-    // SAFETY: under the lock.
-    let requests = unsafe { (*view).requests(count) };
-    look(&requests)
+    let Some(view) = view else { return leave_all::begins(Reason::Uring) };
+    // SAFETY: mapped, and under the lock.
+    look(&unsafe { view.requests(count) })
 }
 
 /// Before a function of liburing's takes these entries of `fd`.

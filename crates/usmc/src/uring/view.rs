@@ -49,20 +49,6 @@ pub struct View {
 }
 
 impl View {
-    /// Nowhere.
-    pub const NONE: View = View {
-        words: ptr::null_mut(),
-        words_len: 0,
-        sqes: ptr::null_mut(),
-        sqes_len: 0,
-        head: 0,
-        tail: 0,
-        array: 0,
-        entries: 0,
-        stride: 0,
-        completes: false,
-    };
-
     /// `None` where the memory cannot be mapped, or is not as it was when this was written.
     pub fn map(fd: i32, params: &Params) -> Option<View> {
         let count = params.sq_entries;
