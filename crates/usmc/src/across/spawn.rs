@@ -302,11 +302,7 @@ fn is_layout_known() -> bool {
                     && real::posix_spawn_file_actions_addopen(at, 14, c"/".as_ptr(), 0, 0) == 0;
                 // Since glibc 2.34.
                 let closes = real::posix_spawn_file_actions_addclosefrom_np(at, 15) == 0;
-                let fits = made
-                    && match real::is_musl() {
-                        true => has_links(&*at.cast::<Chain>()),
-                        false => has_fields(&*at.cast::<List>(), closes),
-                    };
+                let fits = made && looks_like(at, closes);
                 real::posix_spawn_file_actions_destroy(at);
                 fits
             }
@@ -316,29 +312,20 @@ fn is_layout_known() -> bool {
     LAYOUT.load(Relaxed) == 1
 }
 
-fn has_fields(list: &List, closes: bool) -> bool {
-    let count = 3 + usize::from(closes);
-    if list.count != count as c_int || list.first.is_null() {
-        return false;
+/// Whether the list of these steps is what we take it for.
+///
+/// # Safety
+/// libc's, with these steps.
+unsafe fn looks_like(actions: *const posix_spawn_file_actions_t, closes: bool) -> bool {
+    let all = [Step::CloseFrom(15), Step::Open(14), Step::Dup2(12, 13), Step::Close(11)];
+    let steps = &all[usize::from(!closes)..];
+    // SAFETY: larger than what is looked at first. glibc has allocated room for so many entries, if they are as small as ours, as
+    // it allocates eight at a time; musl's links are as large in all of its releases.
+    unsafe {
+        let list = &*actions.cast::<List>();
+        let has_all = list.count == steps.len() as c_int && list.first.is_aligned();
+        (real::is_musl() || has_all) && entries(actions).backwards().eq(steps.iter().copied())
     }
-    // SAFETY: inside what libc has allocated for so many entries, if they are as small as ours; it allocates eight at a time.
-    let is = |at: usize, step| unsafe { ptr::read_unaligned(list.first.add(at)) }.step() == step;
-    is(0, Step::Close(11))
-        && is(1, Step::Dup2(12, 13))
-        && is(2, Step::Open(14))
-        && (!closes || is(3, Step::CloseFrom(15)))
-}
-
-fn has_links(chain: &Chain) -> bool {
-    let mut at = chain.last;
-    for step in [Step::Open(14), Step::Dup2(12, 13), Step::Close(11)] {
-        // SAFETY: null, or what musl has allocated for a step, which is as large in all of its releases.
-        match unsafe { at.as_ref() } {
-            Some(link) if link.step() == step => at = link.earlier,
-            _ => return false,
-        }
-    }
-    at.is_null()
 }
 
 /// The program that libc is about to start.
