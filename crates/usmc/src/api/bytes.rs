@@ -26,23 +26,6 @@ use crate::watch::{capture, observer};
 /// Most entries of an iovec array (UIO_MAXIOV).
 pub(super) const IOV_MAX: usize = 1024;
 
-/// `None`: the connection is not what it was any more, decide again. `returns`: as for [`Unseen::enter`].
-#[inline(always)]
-fn finish(
-    index: u32,
-    returns: u32,
-    outcome: Outcome,
-    kernel: &mut impl FnMut() -> ssize_t,
-) -> Option<ssize_t> {
-    match outcome {
-        Outcome::Done(n) => Some(n as ssize_t),
-        Outcome::Fail(code) => Some(fail(code)),
-        Outcome::Kernel => unseen(index, returns, kernel),
-        // Not of a call that holds its connection; a call that does not looks up what the number means.
-        Outcome::Other => None,
-    }
-}
-
 /// Whether another thread has made the number mean another connection before the call began on it: which one.
 #[inline(always)]
 fn is_other(fd: c_int, index: &mut u32) -> bool {
@@ -55,6 +38,7 @@ fn is_other(fd: c_int, index: &mut u32) -> bool {
     }
 }
 
+/// `None`: the connection is not what it was any more, decide again. `returns`: as for [`Unseen::enter`].
 fn unseen(index: u32, returns: u32, kernel: &mut impl FnMut() -> ssize_t) -> Option<ssize_t> {
     let call = Unseen::enter(index, returns)?;
     Some(keeping(call, kernel).1)
@@ -539,10 +523,12 @@ pub(super) fn send_by(
                 Some(guard.done(fd, index, sent, wanted))
             }
             Way::Ring(slot) => match through_ring(index, slot) {
+                Outcome::Done(n) => Some(n as ssize_t),
+                Outcome::Fail(code) => Some(fail(code)),
                 Outcome::Other | Outcome::Kernel if is_other(fd, &mut index) => None,
                 // It is the same again.
                 Outcome::Other => None,
-                outcome => finish(index, returns, outcome, &mut || kernel(index)),
+                Outcome::Kernel => unseen(index, returns, &mut || kernel(index)),
             },
         };
         if let Some(n) = done {
@@ -711,21 +697,21 @@ pub unsafe fn sendmmsg(fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_in
     let mut done = 0;
     while done < count.min(IOV_MAX as c_uint) {
         // SAFETY: done < count entries.
-        let n = unsafe {
+        let (n, wanted) = unsafe {
             let m = msgs.add(done as usize);
             let wanted = total_len(&message::read(&raw const (*m).msg_hdr));
             let n = sendmsg(fd, &raw const (*m).msg_hdr, flags);
             if n >= 0 {
                 (*m).msg_len = n as c_uint;
             }
-            // A message sent in part is the last one.
-            if n >= 0 && (n as usize) < wanted { (n, true) } else { (n, false) }
+            (n, wanted)
         };
-        if n.0 < 0 {
+        if n < 0 {
             return if done > 0 { done as c_int } else { -1 };
         }
         done += 1;
-        if n.1 {
+        // A message sent in part is the last one.
+        if n.cast_unsigned() < wanted {
             break;
         }
     }
