@@ -31,7 +31,7 @@ use crate::layout::{
     TX_TCP, TXF_BACK, TXF_COPIED, TXF_ENDS, TXF_LEFT, WINDOW_SHIFT_MAX,
 };
 use crate::ring::Ring;
-use crate::span::{RxSpan, TxSpan, Unmeasured, leave_count};
+use crate::span::{RxSpan, TcpSend, TxSpan, Unmeasured};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::sync::fence;
 
@@ -47,23 +47,12 @@ pub enum Back {
     Busy,
 }
 
-/// A doorbell in flight, for as long as it lives.
-#[must_use = "keep it until the byte is sent"]
-struct BellInFlight<'a>(&'a End);
-
-impl Drop for BellInFlight<'_> {
-    fn drop(&mut self) {
-        // Release: pairs with the Acquire in `try_back` and `is_rung`; the byte is counted by us and by the kernel.
-        leave_count(self.0);
-    }
-}
-
-/// The same of one that is sent for the other end.
+/// A doorbell in flight that is sent for the other end, for as long as it lives.
 struct BellForPeer<'a>(&'a End);
 
 impl Drop for BellForPeer<'_> {
     fn drop(&mut self) {
-        // Release: as above.
+        // Release: as at the end of a `TcpSend`.
         self.0.bells_for.fetch_sub(1, Release);
     }
 }
@@ -75,7 +64,8 @@ impl<'a> TxSpan<'a> {
     pub fn ring(&self, take: impl FnOnce() -> u32, send: impl FnOnce() -> bool) -> Rung {
         // AcqRel: begun before the bits are taken, see `RxSpan::leave`.
         let before = self.end.tcp_sends.fetch_add(1, AcqRel);
-        let _in_flight = BellInFlight(self.end);
+        // Its end pairs with the Acquire in `try_back` and `is_rung`; the byte is counted by us and by the kernel.
+        let _in_flight = TcpSend(self.end);
         self.ring_unless_back(before, take, send)
     }
 

@@ -111,10 +111,7 @@ pub fn attach(control: &Control, usage: Use, process: u32) -> SlotState {
 /// Returns the phase reached: [`SlotState::Confirmed`] (also when a forked process did it before),
 /// [`SlotState::Offered`] while nobody attached, [`SlotState::Gone`] after a withdrawal.
 pub fn confirm(control: &Control, usage: Use) -> SlotState {
-    match step(control, usage, SLOT_ATTACHED, SLOT_CONFIRMED) {
-        Ok(()) => SlotState::Confirmed,
-        Err(found) => found,
-    }
+    step(control, usage, SLOT_ATTACHED, SLOT_CONFIRMED).err().unwrap_or(SlotState::Confirmed)
 }
 
 /// The client takes its offer back.
@@ -132,10 +129,7 @@ pub fn withdraw(control: &Control, usage: Use) -> Result<(), SlotState> {
 ///
 /// Returns [`SlotState::Gone`] when it does, whoever wanted it; [`SlotState::Confirmed`] where the client was faster.
 pub fn decline(control: &Control, usage: Use) -> SlotState {
-    match step(control, usage, SLOT_ATTACHED, SLOT_WITHDRAWN) {
-        Ok(()) => SlotState::Gone,
-        Err(found) => found,
-    }
+    step(control, usage, SLOT_ATTACHED, SLOT_WITHDRAWN).err().unwrap_or(SlotState::Gone)
 }
 
 /// The client puts a slot back when both ends are done with `usage`; the next [`offer`] has another use.

@@ -253,27 +253,17 @@ impl<'a> Ring<'a> {
 
     /// Prepares an unused slot's direction.
     pub fn reset(&self) {
-        let p = &self.dir.producer;
-        p.prod.store(0, Relaxed);
+        let (p, arm) = (&self.dir.producer, &self.dir.arm);
+        let cursors = [&p.prod, &p.limit, &p.grown_at, &p.window_before, &self.dir.consumer.cons];
+        let places = [&p.boundary, &p.resume, &p.resent, &p.copied];
+        let stamps = [&p.stamp, &p.behind, &p.behind_bytes];
+        for word in cursors.into_iter().chain(places).chain(stamps) {
+            word.store(0, Relaxed);
+        }
+        for word in [&p.state, &p.flags, &p.bells_sent, &p.cpu, &p.voucher, &arm.rx, &arm.tx] {
+            word.store(0, Relaxed);
+        }
         p.window.store(window_word(0, WINDOW_SHIFT_MIN), Relaxed);
-        p.limit.store(0, Relaxed);
-        p.state.store(0, Relaxed);
-        p.flags.store(0, Relaxed);
-        p.bells_sent.store(0, Relaxed);
-        p.boundary.store(0, Relaxed);
-        p.resume.store(0, Relaxed);
-        p.resent.store(0, Relaxed);
-        p.grown_at.store(0, Relaxed);
-        p.window_before.store(0, Relaxed);
-        p.stamp.store(0, Relaxed);
-        p.behind.store(0, Relaxed);
-        p.behind_bytes.store(0, Relaxed);
-        p.copied.store(0, Relaxed);
-        p.cpu.store(0, Relaxed);
-        p.voucher.store(0, Relaxed);
-        self.dir.consumer.cons.store(0, Relaxed);
-        self.dir.arm.rx.store(0, Relaxed);
-        self.dir.arm.tx.store(0, Relaxed);
     }
 
     #[inline(always)]

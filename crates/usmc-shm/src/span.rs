@@ -47,25 +47,20 @@ pub enum Switch {
     Busy,
 }
 
-/// A TCP send in flight: the boundary cannot be drawn while it lives.
+/// A TCP send in flight, or a doorbell: the boundary cannot be drawn while it lives.
 ///
 /// If its thread is killed the direction stays TCP for good, which is always correct.
 #[must_use = "keep it until the TCP send has returned"]
-pub struct TcpSend<'a>(&'a End);
+pub struct TcpSend<'a>(pub(crate) &'a End);
 
 impl Drop for TcpSend<'_> {
+    /// One send or doorbell less, unless it was forgotten ([`TxSpan::forget_bells`]).
     #[inline]
     fn drop(&mut self) {
+        let less = |sends: u32| (sends & IN_FLIGHT != 0).then(|| sends - 1);
         // Release: pairs with the Acquire in `try_switch`; the kernel's count includes this send.
-        leave_count(self.0);
+        let _ = self.0.tcp_sends.fetch_update(Release, Relaxed, less);
     }
-}
-
-/// One send or doorbell less, unless it was forgotten ([`TxSpan::forget_bells`]).
-#[inline]
-pub(crate) fn leave_count(end: &End) {
-    let less = |sends: u32| (sends & IN_FLIGHT != 0).then(|| sends - 1);
-    let _ = end.tcp_sends.fetch_update(Release, Relaxed, less);
 }
 
 impl<'a> TxSpan<'a> {
