@@ -33,7 +33,7 @@ use crate::record::conn::{
 };
 use crate::record::near;
 use crate::record::phase::{Event, Phase};
-use crate::record::tuple::{self, Endpoint, Tuple};
+use crate::record::tuple::{Endpoint, Tuple};
 use crate::record::{kernel, limit, numbers, watched};
 use crate::watch::observer;
 use attach::{step_acceptor, step_attached};
@@ -201,20 +201,16 @@ fn has_no_end(conn: &Conn, slot: &Slot) -> bool {
 
 /// Names the record of a connection that came from elsewhere and stays TCP; nobody tells which end it is.
 pub fn name_adopted(fd: i32, index: u32) {
-    if let (Ok(server), Ok(client)) = (tuple::local(fd), tuple::peer(fd)) {
-        store_tuple(conn::at(index), &Tuple { netns: tuple::netns(fd), client, server });
+    if let Ok(tuple) = Tuple::live(fd, false) {
+        store_tuple(conn::at(index), &tuple);
     }
 }
 
 /// A connection that was passed on to this process, if [`passed_on`] knows its other holders.
 pub fn begin_adopted(fd: i32, index: u32, client: bool) {
     let conn = conn::at(index);
-    let (Ok(local), Ok(peer)) = (tuple::local(fd), tuple::peer(fd)) else {
-        return conn.give_up(Reason::Adopted);
-    };
-    let netns = tuple::netns(fd);
-    let (client_end, server) = if client { (local, peer) } else { (peer, local) };
-    store_tuple(conn, &Tuple { netns, client: client_end, server });
+    let Ok(tuple) = Tuple::live(fd, client) else { return conn.give_up(Reason::Adopted) };
+    store_tuple(conn, &tuple);
     conn.set_flag(F_CLIENT, client);
     conn.reason.store(Reason::Adopted as u32, Relaxed);
     begin(conn);
@@ -363,8 +359,15 @@ fn usage(conn: &Conn) -> Use {
     Use::from_bits(conn.usage.load(Relaxed))
 }
 
-fn offer_id(conn: &Conn) -> OfferId {
+/// Its offer, or where the device keeps its handshake.
+pub fn offer_id(conn: &Conn) -> OfferId {
     OfferId { index: conn.offer_index.load(Relaxed), use_count: conn.offer_use.load(Relaxed) }
+}
+
+/// Sets it.
+pub fn store_offer_id(conn: &Conn, id: OfferId) {
+    conn.offer_index.store(id.index, Relaxed);
+    conn.offer_use.store(id.use_count, Relaxed);
 }
 
 /// The connection is in the ring from now on. Its other holders of before may have set O_NONBLOCK meanwhile.

@@ -17,7 +17,7 @@ use crate::os::{real, sockopt};
 use crate::record::conn::{self, F_ADOPTED};
 use crate::record::kernel;
 use crate::record::phase::Phase;
-use crate::record::tuple::{self, Tuple};
+use crate::record::tuple::Tuple;
 use crate::socket::control;
 use crate::stream::fallback;
 
@@ -219,10 +219,9 @@ fn known(fd: i32) -> Option<u32> {
     if sockopt::int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0) != libc::IPPROTO_TCP {
         return None;
     }
-    let (local, peer) = (tuple::local(fd).ok()?, tuple::peer(fd).ok()?);
-    let netns = tuple::netns(fd);
-    let as_client = Tuple { netns, client: local, server: peer }.words();
-    let as_server = Tuple { netns, client: peer, server: local }.words();
+    let tuple = Tuple::live(fd, true).ok()?;
+    let as_client = tuple.words();
+    let as_server = Tuple { client: tuple.server, server: tuple.client, ..tuple }.words();
     let mut found = None;
     conn::for_each(|index, conn| {
         let matters = match conn.phase() {

@@ -46,20 +46,22 @@ impl Endpoint {
         self.ip().is_unspecified()
     }
 
-    /// The inverse of what [`Tuple::words`] does to the accepting end.
+    /// The accepting end, as [`Tuple::words`] has it.
     pub fn server_of(words: &[u64; 6]) -> Endpoint {
-        let mut addr = [0; 16];
-        addr[..8].copy_from_slice(&words[3].to_ne_bytes());
-        addr[8..].copy_from_slice(&words[4].to_ne_bytes());
-        Endpoint { addr, port: words[5] as u16 }
+        Endpoint::of([words[3], words[4]], words[5] as u16)
     }
 
-    fn words(&self) -> [u64; 2] {
-        let half = |i: usize| {
-            let mut b = [0; 8];
-            b.copy_from_slice(&self.addr[i..i + 8]);
-            u64::from_ne_bytes(b)
-        };
+    /// The inverse of [`Endpoint::words`].
+    pub fn of([high, low]: [u64; 2], port: u16) -> Endpoint {
+        let mut addr = [0; 16];
+        addr[..8].copy_from_slice(&high.to_ne_bytes());
+        addr[8..].copy_from_slice(&low.to_ne_bytes());
+        Endpoint { addr, port }
+    }
+
+    /// The address, in words of its bytes.
+    pub fn words(&self) -> [u64; 2] {
+        let half = |i: usize| self.addr[i..].first_chunk().map_or(0, |b| u64::from_ne_bytes(*b));
         [half(0), half(8)]
     }
 }
@@ -78,9 +80,18 @@ pub struct Tuple {
 impl Tuple {
     /// The inverse of [`Tuple::words`].
     pub fn of(words: &[u64; 6]) -> Tuple {
-        let mut client = Endpoint::server_of(&[0, 0, 0, words[1], words[2], words[5] >> 16]);
-        client.port = (words[5] >> 16) as u16;
+        let client = Endpoint::of([words[1], words[2]], (words[5] >> 16) as u16);
         Tuple { netns: words[0], client, server: Endpoint::server_of(words) }
+    }
+
+    /// The name of a connection whose connecting end is `fd`, or whose accepting end is.
+    ///
+    /// # Errors
+    /// As for [`local`] and [`peer`].
+    pub fn live(fd: i32, is_client: bool) -> Result<Tuple, Errno> {
+        let (local, peer, netns) = (local(fd)?, peer(fd)?, netns(fd));
+        let (client, server) = if is_client { (local, peer) } else { (peer, local) };
+        Ok(Tuple { netns, client, server })
     }
 
     /// Five words for comparing and hashing.
@@ -104,10 +115,7 @@ pub fn hash(words: &[u64; 6]) -> u64 {
 /// # Errors
 /// getsockname's errno; EAFNOSUPPORT for other families.
 pub fn local(fd: i32) -> Result<Endpoint, Errno> {
-    // SAFETY: all-zero is a valid sockaddr_storage.
-    let mut ss: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
-    let len = sys::getsockname(fd, &mut ss)?;
-    Endpoint::from_sockaddr(&ss, len).ok_or(libc::EAFNOSUPPORT)
+    told_by(|name| sys::getsockname(fd, name))
 }
 
 /// The socket's peer.
@@ -115,10 +123,16 @@ pub fn local(fd: i32) -> Result<Endpoint, Errno> {
 /// # Errors
 /// getpeername's errno; EAFNOSUPPORT for other families.
 pub fn peer(fd: i32) -> Result<Endpoint, Errno> {
+    told_by(|name| sys::getpeername(fd, name))
+}
+
+fn told_by(
+    ask: impl FnOnce(&mut libc::sockaddr_storage) -> Result<usize, Errno>,
+) -> Result<Endpoint, Errno> {
     // SAFETY: all-zero is a valid sockaddr_storage.
-    let mut ss: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
-    let len = sys::getpeername(fd, &mut ss)?;
-    Endpoint::from_sockaddr(&ss, len).ok_or(libc::EAFNOSUPPORT)
+    let mut name = unsafe { core::mem::zeroed() };
+    let len = ask(&mut name)?;
+    Endpoint::from_sockaddr(&name, len).ok_or(libc::EAFNOSUPPORT)
 }
 
 /// SO_NETNS_COOKIE of the socket (Linux 5.14); `None` where the kernel does not tell.

@@ -398,13 +398,8 @@ fn is_wanted(capture: &Capture, conn: &Conn, local: Endpoint) -> bool {
         return true;
     }
     let addr = capture.addr.each_ref().map(|half| half.load(Relaxed));
-    let is_addr = addr == [0; 2] || addr == halves(&local);
+    let is_addr = addr == [0; 2] || addr == local.words();
     !conn.has(F_CLIENT) && port == u32::from(local.port) && is_addr
-}
-
-fn halves(end: &Endpoint) -> [u64; 2] {
-    let half = |i: usize| end.addr[i..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
-    [half(0), half(8)]
 }
 
 /// In a forked child, while the parent's words can still be read.

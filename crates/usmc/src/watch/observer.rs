@@ -16,7 +16,7 @@ use crate::os::table::{self, Entry};
 use crate::os::{cache, kernel_only, single, sys};
 use crate::record::conn::{self, Conn, F_CLIENT, F_HAD_SLOT, F_UNSHOWN};
 use crate::record::phase::Phase;
-use crate::record::tuple::Endpoint;
+use crate::record::tuple::{Endpoint, Tuple};
 use crate::watch::capture;
 use crate::watch::observe::{
     CAPTURE_OFFSET, CLIENT_END, Capture, Header, MAGIC, MEMFD_NAME, Mode, REASONS, RECORDS_OFFSET,
@@ -36,29 +36,29 @@ static FD: AtomicI32 = AtomicI32::new(-1);
 static STALE: AtomicU32 = AtomicU32::new(0);
 static LOCK: Lock = Lock::new();
 
-fn header() -> Option<&'static Header> {
+/// The file's begin.
+fn base() -> Option<*mut u8> {
     let base = BASE.load(Acquire);
+    (!base.is_null()).then_some(base)
+}
+
+fn header() -> Option<&'static Header> {
     // SAFETY: set to a mapping of LEN bytes that is never removed; atomics only.
-    if base.is_null() { None } else { Some(unsafe { &*base.cast::<Header>() }) }
+    base().map(|base| unsafe { &*base.cast::<Header>() })
 }
 
 /// What is counted for the process as a whole.
 pub fn totals() -> Option<&'static Totals> {
-    let base = BASE.load(Acquire);
     // SAFETY: as for `header`.
-    if base.is_null() { None } else { Some(unsafe { &*base.add(TOTALS_OFFSET).cast::<Totals>() }) }
+    base().map(|base| unsafe { &*base.add(TOTALS_OFFSET).cast::<Totals>() })
 }
 
 /// The capturing process, and the ring for it: its memory and its size.
 pub fn capture_ring() -> Option<(&'static Capture, *mut u8, usize)> {
-    let base = BASE.load(Acquire);
-    if base.is_null() {
-        return None;
-    }
     // SAFETY: as for `header`; the ring lies within the mapping.
-    unsafe {
-        Some((&*base.add(CAPTURE_OFFSET).cast::<Capture>(), base.add(RING_OFFSET), RING_SIZE))
-    }
+    base().map(|base| unsafe {
+        (&*base.add(CAPTURE_OFFSET).cast::<Capture>(), base.add(RING_OFFSET), RING_SIZE)
+    })
 }
 
 /// The file, as this process holds it; -1 = none.
@@ -188,7 +188,7 @@ pub fn changed(fd: i32, index: u32) {
 
 fn write(fd: i32, conn: &Conn, record: &Record) {
     let phase = conn.phase();
-    let (local, peer) = ends_in_words(conn, phase);
+    let (local, peer) = ends(conn, phase);
     let state = match phase {
         Phase::Listen => State::Listen,
         _ if peer.is_none() => State::Init,
@@ -202,7 +202,7 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
         conn.reason.load(Relaxed)
     };
     let peer = peer.unwrap_or_default();
-    let v4 = if local.port != 0 { local.is_v4() } else { peer.is_v4() };
+    let v4 = v4_of(if local.port != 0 { local.words() } else { peer.words() }).is_some();
     let family = if v4 { 4 } else { 6 };
     record.fd.store(fd as u32, Relaxed);
     record
@@ -210,7 +210,7 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
         .store(state as u32 | (mode as u32) << 8 | (reason & 0xff) << 16 | family << 24, Relaxed);
     record.ports.store(u32::from(local.port) | u32::from(peer.port) << 16, Relaxed);
     for (place, end) in [(&record.local, local), (&record.peer, peer)] {
-        let words = if v4 { [end.v4(), 0] } else { end.addr };
+        let words = if v4 { [v4_of(end.words()).unwrap_or(0), 0] } else { end.words() };
         place[0].store(words[0], Relaxed);
         place[1].store(words[1], Relaxed);
     }
@@ -282,46 +282,11 @@ pub fn spun(conn: &Conn) {
     }
 }
 
-/// An [`Endpoint`] as a record has it: the address in words of its bytes.
-#[derive(Clone, Copy, Default)]
-struct End {
-    addr: [u64; 2],
-    port: u16,
-}
-
-impl End {
-    /// Whether the address is a mapped one.
-    fn is_v4(&self) -> bool {
-        let [a, b, c, d, ..] = self.addr[1].to_ne_bytes();
-        self.addr[0] == 0 && [a, b, c, d] == [0, 0, 0xff, 0xff]
-    }
-
-    /// The bytes of the mapped address, and zeros.
-    fn v4(&self) -> u64 {
-        let [.., a, b, c, d] = self.addr[1].to_ne_bytes();
-        u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])
-    }
-
-    fn endpoint(self) -> Endpoint {
-        let mut addr = [0; 16];
-        addr[..8].copy_from_slice(&self.addr[0].to_ne_bytes());
-        addr[8..].copy_from_slice(&self.addr[1].to_ne_bytes());
-        Endpoint { addr, port: self.port }
-    }
-}
-
 /// Local end and peer, as far as the record knows them: the kernel is not asked. A client's own end is known
 /// from its offer on, and all zero before.
 pub fn ends(conn: &Conn, phase: Phase) -> (Endpoint, Option<Endpoint>) {
-    let (local, peer) = ends_in_words(conn, phase);
-    (local.endpoint(), peer.map(End::endpoint))
-}
-
-fn ends_in_words(conn: &Conn, phase: Phase) -> (End, Option<End>) {
-    let word = |i: usize| conn.tuple[i].load(Relaxed);
-    let ports = word(5);
-    let client = End { addr: [word(1), word(2)], port: (ports >> 16) as u16 };
-    let server = End { addr: [word(3), word(4)], port: ports as u16 };
+    let words = conn.tuple.each_ref().map(|word| word.load(Relaxed));
+    let Tuple { client, server, .. } = Tuple::of(&words);
     match phase {
         Phase::Listen => (server, None),
         _ if conn.has(F_CLIENT) => (client, Some(server)),
@@ -329,6 +294,13 @@ fn ends_in_words(conn: &Conn, phase: Phase) -> (End, Option<End>) {
         _ if client.port == 0 => (server, None),
         _ => (server, Some(client)),
     }
+}
+
+/// The bytes of a mapped address, and zeros.
+fn v4_of([high, low]: [u64; 2]) -> Option<u64> {
+    let [mapped @ .., a, b, c, d] = low.to_ne_bytes();
+    let is_mapped = high == 0 && mapped == [0, 0, 0xff, 0xff];
+    is_mapped.then_some(u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]))
 }
 
 /// The record's socket is gone.

@@ -9,7 +9,7 @@ use usmc_shm::sync::Ordering::Relaxed;
 use super::machines::Machine;
 use super::{
     Taken, declined, delivered, first, give_up, id_of, is_spent, machines, new_token, say,
-    stop_calls, store_id,
+    stop_calls,
 };
 use crate::handshake::transition;
 use crate::host::{self, Message, OfferId, Stage};
@@ -32,7 +32,7 @@ pub fn hold_if_asked(fd: i32, conn: &Conn) -> bool {
     if !conn.stop_kernel_calls() {
         return true;
     }
-    store_id(conn, id);
+    transition::store_offer_id(conn, id);
     conn.looks.store(transition::LOOKS, Relaxed);
     // Receives end before the Proposal from here on.
     super::enter(conn, Step::Held);
@@ -116,7 +116,7 @@ pub fn read_first(fd: i32, conn: &Conn) {
         }
         return give_up(conn, reason);
     }
-    store_id(conn, id);
+    transition::store_offer_id(conn, id);
     conn.reason.store(Reason::Handshake as u32, Relaxed);
     judge(fd, conn, Clc::Proposal(proposal));
 }

@@ -9,7 +9,7 @@ use usmc_shm::handshake::Use;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::machines::Machine;
-use super::{declined, give_up, id_of, leave_answered, machines, say, stop_calls, store_id};
+use super::{declined, give_up, id_of, leave_answered, machines, say, stop_calls};
 use crate::device::{self, identity, segment};
 use crate::handshake::transition;
 use crate::host::{self, Delivery, DmbRef, Message, Stage};
@@ -19,7 +19,7 @@ use crate::record::clc_state::Step;
 use crate::record::conn::{Conn, F_ARMED, F_CLC};
 use crate::record::kernel;
 use crate::record::phase::Event;
-use crate::record::tuple::{self, Tuple};
+use crate::record::tuple::Tuple;
 
 /// Asks on the device for the holder of the other end of this connection, whose destination is a listener of another network
 /// namespace or user.
@@ -28,7 +28,7 @@ use crate::record::tuple::{self, Tuple};
 /// The reason why the connection stays TCP.
 pub fn ask(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> {
     let id = host::current().ask_for_holder(tuple)?;
-    store_id(conn, id);
+    transition::store_offer_id(conn, id);
     transition::store_tuple(conn, tuple);
     super::enter(conn, Step::Asked);
     conn.looks.store(transition::LOOKS, Relaxed);
@@ -75,7 +75,7 @@ pub fn propose_unasked(fd: i32, conn: &Conn) {
     if !kernel::is_established(fd) {
         return;
     }
-    let (Ok(client), Ok(server)) = (tuple::local(fd), tuple::peer(fd)) else { return };
+    let Ok(tuple) = Tuple::live(fd, true) else { return };
     if kernel::tcp_sent(fd, true) != Some(0) || conn.returns() > 0 {
         return give_up(conn, Reason::NotRegistered);
     }
@@ -83,7 +83,6 @@ pub fn propose_unasked(fd: i32, conn: &Conn) {
         return;
     }
     let Some(_rx) = stop_calls(fd, conn) else { return };
-    let tuple = Tuple { netns: tuple::netns(fd), client, server };
     transition::store_tuple(conn, &tuple);
     // No handler's bytes between the question and the message.
     let mask = sys::block_signals();
@@ -109,7 +108,7 @@ pub fn send_proposal(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> 
     let device = host::current();
     let id = device.propose_unasked(tuple)?;
     let proposal = machines::propose(conn, Some(id)).inspect_err(|_| device.free(id))?;
-    store_id(conn, id);
+    transition::store_offer_id(conn, id);
     conn.set_flag(F_CLC, true);
     super::enter(conn, Step::Proposed);
     conn.looks.store(transition::LOOKS, Relaxed);

@@ -29,7 +29,7 @@ use crate::record::clc_state::Step;
 use crate::record::conn::{Conn, F_ARMED, F_CLC, F_CLIENT, F_SHARED};
 use crate::record::kernel;
 use crate::record::phase::Phase;
-use crate::record::tuple::{self, Endpoint, Tuple};
+use crate::record::tuple::{Endpoint, Tuple};
 
 /// How long a server's application waits for the client's first message before it sends, in milliseconds. A client sends
 /// it in the same moment as the handshake's last ACK; this is for its first retransmission.
@@ -96,9 +96,8 @@ fn propose(fd: i32, conn: &Conn) {
         log::debug(format_args!("fd {fd}: too late for a proposal"));
         return give_up(conn, Reason::PeerGone);
     }
-    let (Ok(local), Ok(server)) = (tuple::local(fd), tuple::peer(fd)) else { return };
+    let Ok(tuple) = Tuple::live(fd, true) else { return };
     let Some(_rx) = conn.rx_lock.try_enter() else { return };
-    let tuple = Tuple { netns: tuple::netns(fd), client: local, server };
     transition::store_tuple(conn, &tuple);
     let proposed = match transition::is_free(fd, conn) {
         Ok(true) if conn.stop_kernel_calls() => {

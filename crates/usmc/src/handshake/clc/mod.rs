@@ -38,7 +38,7 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 
 use crate::device::segment;
 use crate::family::holders;
-use crate::handshake::transition;
+use crate::handshake::transition::{self, offer_id as id_of};
 use crate::host::ears;
 use crate::host::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
 use crate::os::process::Held;
@@ -84,15 +84,6 @@ pub fn has_begun(conn: &Conn) -> bool {
 pub fn is_declared(fd: i32, server: Endpoint) -> bool {
     config::get().is_peer(|| server.ip(), Some(server.port))
         && !host::current().is_listening(Some(tuple::netns(fd)), server)
-}
-
-fn id_of(conn: &Conn) -> OfferId {
-    OfferId { index: conn.offer_index.load(Relaxed), use_count: conn.offer_use.load(Relaxed) }
-}
-
-fn store_id(conn: &Conn, id: OfferId) {
-    conn.offer_index.store(id.index, Relaxed);
-    conn.offer_use.store(id.use_count, Relaxed);
 }
 
 /// One step, where one is due. The caller holds the step's lock; the phase is [`Phase::Early`].

@@ -9,8 +9,8 @@ use usmc_shm::sync::Ordering::Relaxed;
 use super::attach::is_spent;
 use super::calling_off::{call_off, release_slot, withdraw};
 use super::{
-    begin_elsewhere, begin_ring, bind_slot, has_high_lowat, is_free, offer_id, store_tuple,
-    stored_tuple, usage,
+    begin_elsewhere, begin_ring, bind_slot, has_high_lowat, is_free, offer_id, store_offer_id,
+    store_tuple, stored_tuple, usage,
 };
 use crate::device;
 use crate::device::segment::{self, OwnSlot};
@@ -33,15 +33,14 @@ pub(super) fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
     if !is_free(fd, conn)? {
         return Ok(());
     }
-    let (Ok(client), Ok(server)) = (tuple::local(fd), tuple::peer(fd)) else { return Ok(()) };
+    let Ok(tuple) = Tuple::live(fd, true) else { return Ok(()) };
+    let server = tuple.server;
     // connect(0.0.0.0) goes to 127.0.0.1.
     if server.port != meant.port || (server.addr != meant.addr && !meant.is_wildcard()) {
         // The number means another connection by now.
         return Err(Reason::NotRegistered);
     }
-    let netns = tuple::netns(fd);
-    let tuple = Tuple { netns, client, server };
-    if !host::current().is_listening(Some(netns), server) {
+    if !host::current().is_listening(Some(tuple.netns), server) {
         return match host::current().is_listening(None, server) {
             true => clc::ask(fd, conn, &tuple),
             false => Err(Reason::NotRegistered),
@@ -65,8 +64,7 @@ pub(super) fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
     let offered = offered.inspect_err(|_| {
         release_slot(conn);
     })?;
-    conn.offer_index.store(offered.index, Relaxed);
-    conn.offer_use.store(offered.use_count, Relaxed);
+    store_offer_id(conn, offered);
     conn.reason.store(Reason::Pending as u32, Relaxed);
     if !conn.leave_early(Event::Offers) {
         // A signal handler of this thread wants it to stay TCP.
@@ -118,21 +116,14 @@ pub(super) fn prepare(map: &Segment, index: u32) -> Result<Use, Broken> {
 }
 
 pub(super) fn reset_end(end: &End) {
-    for cell in [&end.tcp_sends, &end.rx_sleepers, &end.tx_sleepers, &end.bells_drained, &end.flags]
-    {
+    let counts = [&end.tcp_sends, &end.rx_sleepers, &end.tx_sleepers, &end.blocked_sends];
+    let others = [&end.bells_drained, &end.bells_for, &end.flags, &end.rcvlowat, &end.passed_on];
+    for cell in counts.into_iter().chain(others).chain([&end.leaving, &end.ears]).chain(&end.members) {
         cell.store(0, Relaxed);
     }
-    end.tx_lock.store(0, Relaxed);
-    end.back_lock.store(0, Relaxed);
-    end.rx_lock.store(0, Relaxed);
-    end.tcp_left.store(0, Relaxed);
-    end.rcvlowat.store(0, Relaxed);
-    end.passed_on.store(0, Relaxed);
-    end.blocked_sends.store(0, Relaxed);
-    end.leaving.store(0, Relaxed);
-    end.bells_for.store(0, Relaxed);
-    end.ears.store(0, Relaxed);
-    end.members.iter().for_each(|id| id.store(0, Relaxed));
+    for cell in [&end.tx_lock, &end.rx_lock, &end.back_lock, &end.tcp_left] {
+        cell.store(0, Relaxed);
+    }
     // Set for both: the acceptor holds its end from that moment on.
     end.refs.store(1, Relaxed);
 }
