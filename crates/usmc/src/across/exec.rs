@@ -14,9 +14,10 @@ use crate::host::Receiver;
 use crate::os::process::{self, Lock};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
-use crate::os::table::{self, Entry};
+use crate::os::table;
 use crate::os::{kernel_only, log, members};
 use crate::record::conn::{self, Conn, F_COPIED, F_DOWN, F_HANDED, F_SHARED};
+use crate::record::numbers;
 use crate::record::phase::{Event, Phase};
 use crate::socket::close;
 use crate::stream::fallback::{self, Patience};
@@ -73,12 +74,10 @@ pub fn end() {
         return;
     }
     // What nobody else holds.
-    table::for_each(0, u32::MAX, |fd, entry| {
-        if let Entry::Conn(index) = entry
-            && conn::at(index).has(F_DOWN)
-        {
-            conn::at(index).set_flag(F_DOWN, false);
-            close::exiting(fd, conn::at(index));
+    numbers::for_each(|fd, _, conn| {
+        if conn.has(F_DOWN) {
+            conn.set_flag(F_DOWN, false);
+            close::exiting(fd, conn);
         }
     });
     // And what has no number any more, only sleepers.
@@ -125,10 +124,8 @@ pub fn before_exec() -> Result<(), Errno> {
     let mut crossing = Ok(());
     let mut any = false;
     disarm_listeners();
-    table::for_each(0, u32::MAX, |fd, entry| {
-        if let Entry::Conn(index) = entry
-            && let conn = conn::at(index)
-            && matches!(conn.phase(), Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring)
+    numbers::for_each(|fd, index, conn| {
+        if matches!(conn.phase(), Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring)
             && crosses_exec(fd)
         {
             match hand_to_next_program(fd, index) {
@@ -160,14 +157,10 @@ pub fn before_exec() -> Result<(), Errno> {
     if !any {
         return Ok(());
     }
-    table::for_each(0, u32::MAX, |fd, entry| {
-        if let Entry::Conn(index) = entry
-            && conn::at(index).has(F_DOWN)
-            && !conn::at(index).has(F_HANDED)
-            && crosses_exec(fd)
-        {
+    numbers::for_each(|fd, _, conn| {
+        if conn.has(F_DOWN) && !conn.has(F_HANDED) && crosses_exec(fd) {
             // Nobody would count the next program out.
-            conn::at(index).set_flag(F_DOWN, false);
+            conn.set_flag(F_DOWN, false);
         }
     });
     conn::for_each(|_, conn| {
@@ -184,13 +177,8 @@ pub fn before_exec() -> Result<(), Errno> {
 
 /// The next program may be without the library. A forked child's most likely does not accept; its parent goes on to.
 fn disarm_listeners() {
-    table::for_each(0, u32::MAX, |fd, entry| {
-        if let Entry::Conn(index) = entry
-            && let conn = conn::at(index)
-            && conn.phase() == Phase::Listen
-            && !conn.has(F_COPIED)
-            && crosses_exec(fd)
-        {
+    numbers::for_each(|fd, _, conn| {
+        if conn.phase() == Phase::Listen && !conn.has(F_COPIED) && crosses_exec(fd) {
             syn_option::disarm(fd, conn);
         }
     });

@@ -16,8 +16,8 @@ use crate::host::Receiver;
 use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
 use crate::os::{errno, log, process, real};
-use crate::record::conn;
 use crate::record::phase::Phase;
+use crate::record::{conn, numbers};
 use crate::stream::fallback::Patience;
 
 /// What libc's child does before it becomes the program.
@@ -449,8 +449,8 @@ impl Withheld {
     /// All numbers of a connection. False where there are too many.
     fn add(&mut self, index: u32) -> bool {
         let mut all = true;
-        table::for_each(0, u32::MAX, |fd, entry| {
-            if entry == Entry::Conn(index) && exec::crosses_exec(fd) {
+        numbers::for_each(|fd, of, _| {
+            if of == index && exec::crosses_exec(fd) {
                 all &= self.add_number(fd, index);
             }
         });

@@ -15,9 +15,9 @@ use crate::os::sys::Errno;
 use crate::os::table::{self, Entry};
 use crate::os::{real, sockopt};
 use crate::record::conn::{self, F_ADOPTED};
-use crate::record::kernel;
 use crate::record::phase::Phase;
 use crate::record::tuple::Tuple;
+use crate::record::{kernel, numbers};
 use crate::socket::control;
 use crate::stream::fallback;
 
@@ -247,8 +247,6 @@ fn known(fd: i32) -> Option<u32> {
 fn is_the_same(fd: i32, index: u32) -> bool {
     let wanted = kernel::cookie(fd);
     let mut same = false;
-    table::for_each(0, u32::MAX, |other, entry| {
-        same |= entry == Entry::Conn(index) && kernel::cookie(other) == wanted;
-    });
+    numbers::for_each(|other, of, _| same |= of == index && kernel::cookie(other) == wanted);
     same && wanted != 0
 }

@@ -127,14 +127,19 @@ pub fn sleeps_in_poll(fd: i32, index: u32, events: i16) -> bool {
     unsafe { real::poll(&raw mut p, 1, -1) > 0 }
 }
 
+/// Calls `each` for every number of a connection.
+pub fn for_each(mut each: impl FnMut(i32, u32, &'static Conn)) {
+    table::for_each(0, u32::MAX, |fd, entry| {
+        if let Entry::Conn(index) = entry {
+            each(fd, index, conn::at(index));
+        }
+    });
+}
+
 /// A number of this connection, or the sleepers' duplicate.
 pub fn any_number(index: u32) -> Option<i32> {
     let mut any = None;
-    table::for_each(0, u32::MAX, |number, entry| {
-        if entry == Entry::Conn(index) {
-            any = Some(number);
-        }
-    });
+    for_each(|number, of, _| any = if of == index { Some(number) } else { any });
     let spare = conn::at(index).spare.load(Acquire).cast_signed() - 1;
     any.or((spare >= 0).then_some(spare))
 }

@@ -2,8 +2,8 @@
 
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
-use crate::os::table::{self, Entry};
 use crate::os::{config, errno, kernel_only, log, process, real};
+use crate::record::numbers;
 use crate::stream::fallback;
 use crate::watchers::epoll;
 
@@ -39,10 +39,6 @@ pub fn begins(why: Reason) -> Result<(), Errno> {
     }
     epoll::pay_all();
     let mut all = Ok(());
-    table::for_each(0, u32::MAX, |fd, entry| {
-        if let Entry::Conn(index) = entry {
-            all = all.and(fallback::leave(fd, index, why));
-        }
-    });
+    numbers::for_each(|fd, index, _| all = all.and(fallback::leave(fd, index, why)));
     all
 }

@@ -34,7 +34,7 @@ use crate::os::sys::Errno;
 use crate::os::{log, process};
 use crate::record::conn::{self, Conn, F_SETTLING};
 use crate::record::phase::Phase;
-use crate::record::watched;
+use crate::record::{numbers, watched};
 use crate::stream::state;
 use crate::watch::observer;
 
@@ -278,15 +278,14 @@ pub fn before_exit() {
     if process::is_foreign_child() {
         return;
     }
-    crate::os::table::for_each(0, u32::MAX, |fd, entry| {
-        if let crate::os::table::Entry::Conn(index) = entry
-            && let Some(slot) = conn::at(index).slot()
-            && conn::at(index).phase() == Phase::Ring
-            && let flags = conn::at(index).own(slot).flags(Acquire)
+    numbers::for_each(|fd, _, conn| {
+        if let Some(slot) = conn.slot()
+            && conn.phase() == Phase::Ring
+            && let flags = conn.own(slot).flags(Acquire)
             && flags.is_left()
             && !flags.has_ended()
         {
-            look(fd, conn::at(index), slot);
+            look(fd, conn, slot);
         }
     });
 }

@@ -12,9 +12,10 @@ use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, fence};
 use crate::device::segment;
 use crate::os::process::{self, Lock};
 use crate::os::reason::Reason;
-use crate::os::table::{self, Entry};
+use crate::os::table;
 use crate::os::{cache, kernel_only, single, sys};
 use crate::record::conn::{self, Conn, F_CLIENT, F_HAD_SLOT, F_UNSHOWN};
+use crate::record::numbers;
 use crate::record::phase::Phase;
 use crate::record::tuple::{Endpoint, Tuple};
 use crate::watch::capture;
@@ -412,10 +413,6 @@ pub fn after_fork() {
     conn::for_each(|_, conn| conn.observed.store(0, Relaxed));
     if capture::is_inherited() {
         // They are captured from their first byte on.
-        table::for_each(0, u32::MAX, |fd, entry| {
-            if let Entry::Conn(index) = entry {
-                changed(fd, index);
-            }
-        });
+        numbers::for_each(|fd, index, _| changed(fd, index));
     }
 }
