@@ -95,7 +95,7 @@ enum Has {
 impl<'a> FamilyPatience<'a> {
     /// For a lock of our end.
     pub fn of(fd: i32, conn: &'a Conn) -> FamilyPatience<'a> {
-        FamilyPatience { conn, fd: Some(fd), since: 0, is_brief: false, known: (0, Has::Unknown) }
+        FamilyPatience { fd: Some(fd), ..FamilyPatience::of_peer(conn) }
     }
 
     /// For one of the peer's.

@@ -12,44 +12,27 @@ pub type Errno = c_int;
 ///
 /// # Safety
 /// As the call itself demands of its arguments.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub unsafe fn raw(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    #[cfg(not(target_arch = "x86"))]
     let ret: isize;
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: the x86-64 Linux convention; rcx and r11 are clobbered, memory may change.
     unsafe {
         core::arch::asm!("syscall", inlateout("rax") nr as isize => ret, in("rdi") a, in("rsi") b,
             in("rdx") c, in("r10") d, in("r8") e, in("r9") f, out("rcx") _, out("r11") _,
             options(nostack));
     }
-    ret
-}
-
-/// One raw system call.
-///
-/// # Safety
-/// As the call itself demands of its arguments.
-#[cfg(target_arch = "aarch64")]
-#[inline(always)]
-pub unsafe fn raw(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
-    let ret: isize;
+    #[cfg(target_arch = "aarch64")]
     // SAFETY: the arm64 Linux convention; memory may change.
     unsafe {
         core::arch::asm!("svc 0", in("x8") nr, inlateout("x0") a => ret, in("x1") b, in("x2") c,
             in("x3") d, in("x4") e, in("x5") f, options(nostack));
     }
-    ret
-}
-
-/// One raw system call.
-///
-/// # Safety
-/// As the call itself demands of its arguments.
-#[cfg(target_arch = "x86")]
-#[inline(always)]
-pub unsafe fn raw(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     // SAFETY: the caller's contract.
-    unsafe { by_vdso(nr, a, b, c, d, e, f) }
+    #[cfg(target_arch = "x86")]
+    let ret = unsafe { by_vdso(nr, a, b, c, d, e, f) };
+    ret
 }
 
 /// The i386 Linux convention wants ebp, which inline assembly may not name. gs:16 is the vDSO's entry, where libc

@@ -6,7 +6,7 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 use super::conn::Conn;
 use crate::os::path::read;
-use crate::os::sys;
+use crate::os::sockopt;
 
 /// What TCP's buffers take where no sizes were set: of the sender, growing by itself, and of a receiver that has read nothing
 /// yet, in bytes; 0 = not asked yet.
@@ -53,18 +53,14 @@ pub fn peers_rcv_buf(conn: &Conn, slot: &Slot) -> u32 {
 /// the segments' size (69 KB between network namespaces, and up to 1 MB when they are full).
 pub fn set_to(fd: i32, conn: &Conn, snd: u32, rcv: u32) {
     let [usual_snd, usual_rcv] = defaults();
+    // Of a buffer that the application has not set.
+    let growing = || sockopt::int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 0).max(0).cast_unsigned();
     let (snd, least) = match snd {
-        0 => (growing_buffer(fd).clamp(1, usual_snd), 1 << conn.full_shift()),
+        0 => (growing().clamp(1, usual_snd), 1 << conn.full_shift()),
         set => (set, 1 << WINDOW_SHIFT_MIN),
     };
     let bytes = in_buffers(snd, or_usual(rcv, usual_rcv));
     conn.set_tx_most(bytes.clamp(least, MOST) & !0xfff);
-}
-
-/// The kernel's size of a send buffer that the application has not set.
-fn growing_buffer(fd: i32) -> u32 {
-    let bytes = sys::getsockopt_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF);
-    bytes.ok().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0)
 }
 
 /// The size that was set, or the usual one.

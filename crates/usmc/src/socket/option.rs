@@ -68,23 +68,18 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         epoll::forget_known(index);
-    }
-    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) && conn.phase() == Phase::Attached {
-        // A thread that sleeps by now sleeps on the kernel's socket. Where it is in the ring in this instant, it stays there.
-        if !matches!(value, 0 | 1) {
+        if conn.phase() == Phase::Attached && !matches!(value, 0 | 1) {
+            // A thread that sleeps by now sleeps on the kernel's socket. Where it is in the ring in this instant, it stays there.
             let _ = transition::decline(fd, index, Reason::KernelFeature);
         }
-    }
-    // Negative is as much as there can be.
-    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT)
-        && room::leave_for(fd, index, usize::try_from(value).unwrap_or(usize::MAX))
-    {
+        // Negative is as much as there can be.
+        let left = room::leave_for(fd, index, usize::try_from(value).unwrap_or(usize::MAX));
+        if !left && has_lowat(conn) {
+            conn.set_lowat(u32::try_from(value).unwrap_or(u32::MAX >> 1));
+            epoll::mark_moved(fd, index);
+            return Verdict::Value(0);
+        }
         return Verdict::Kernel;
-    }
-    if has_lowat(conn) && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
-        conn.set_lowat(u32::try_from(value).unwrap_or(u32::MAX >> 1));
-        epoll::mark_moved(fd, index);
-        return Verdict::Value(0);
     }
     let Some(slot) = kept(conn) else { return Verdict::Kernel };
     match (level, name) {
@@ -93,17 +88,16 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
                 observer::count_total(|totals| &totals.nodelay);
             }
             conn.end(slot).set_nodelay(value != 0);
-            Verdict::Value(0)
         }
         (libc::IPPROTO_TCP, libc::TCP_CORK) => {
             if value != 0 {
                 observer::count_total(|totals| &totals.cork);
             }
             conn.end(slot).set_cork(value != 0);
-            Verdict::Value(0)
         }
-        _ => Verdict::Kernel,
+        _ => return Verdict::Kernel,
     }
+    Verdict::Value(0)
 }
 
 /// The kernel has done so.
@@ -126,7 +120,7 @@ fn note_buffer(fd: i32, conn: &Conn, name: i32) {
         libc::SO_RCVBUF | libc::SO_RCVBUFFORCE => (&conn.rcv_buf, libc::SO_RCVBUF),
         _ => return,
     };
-    let bytes = sys::getsockopt_int(fd, libc::SOL_SOCKET, name).unwrap_or(0);
+    let bytes = sockopt::int(fd, libc::SOL_SOCKET, name, 0);
     cell.store(u32::try_from(bytes).unwrap_or(0), Relaxed);
     if let Some(slot) = conn.slot() {
         conn.end(slot).rcv_buf.store(conn.rcv_buf.load(Relaxed), Relaxed);

@@ -369,12 +369,8 @@ fn ends(fd: i32, conn: &Conn, slot: &Slot, errno: Errno) -> bool {
 
 /// An error was taken by a call that had moved bytes already and reports these: the next call reports it.
 pub fn put_back(conn: &Conn, errno: Errno) {
-    if matches!(errno, libc::EINTR | libc::EAGAIN | libc::EBADF | libc::ENOTSOCK | libc::ENOTCONN) {
-        return;
-    }
-    note_errno(conn, errno);
-    if let Some(end) = conn.family() {
-        end.untell_error();
+    if note_error(conn, errno) == Woken::Look {
+        conn.family().inspect(|end| end.untell_error());
     }
 }
 

@@ -428,7 +428,7 @@ fn send(fd: i32, message: &Clc) {
     if sent != Ok(bytes.len()) {
         log::warn(format_args!("fd {fd}: a CLC message could not be sent ({sent:?})"));
         if sent.is_ok() {
-            stream::reset(fd);
+            sys::disconnect(fd);
         }
     }
 }

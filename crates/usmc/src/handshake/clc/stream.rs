@@ -58,18 +58,9 @@ fn may_become_one(bytes: &[u8]) -> bool {
 /// Takes bytes out that have been peeked at.
 pub fn discard(fd: i32, mut count: usize) {
     while count > 0 {
-        // SAFETY: TCP copies nothing with this flag (tcp(7)), so no buffer is needed.
-        let taken = unsafe {
-            sys::recv(fd, core::ptr::null_mut(), count, libc::MSG_TRUNC | libc::MSG_DONTWAIT)
-        };
-        match taken {
+        match sys::discard(fd, count) {
             Ok(n) if n > 0 => count -= n.min(count),
             _ => return,
         }
     }
-}
-
-/// Ends a connection whose stream is of no use any more.
-pub fn reset(fd: i32) {
-    sys::disconnect(fd);
 }

@@ -11,12 +11,6 @@ pub fn getsockopt<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> Res
     Ok(len as usize)
 }
 
-/// getsockopt(2) of an int.
-pub fn getsockopt_int(fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
-    let mut value: c_int = 0;
-    getsockopt(fd, level, name, &mut value).map(|_| value)
-}
-
 /// setsockopt(2) of a plain value.
 pub fn setsockopt<T>(fd: c_int, level: c_int, name: c_int, value: &T) -> Result<(), Errno> {
     call!(SYS_setsockopt, fd, level, name, value as *const T, size_of::<T>()).map(drop)
@@ -58,6 +52,12 @@ pub fn ioctl_int(fd: c_int, request: c_ulong) -> Result<c_int, Errno> {
 /// `buf` is writable for `len` bytes.
 pub unsafe fn recv(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Result<usize, Errno> {
     call!(SYS_recvfrom, fd, buf, len, flags, 0, 0)
+}
+
+/// Takes up to `len` bytes out of a TCP stream without a wait.
+pub fn discard(fd: c_int, len: usize) -> Result<usize, Errno> {
+    // SAFETY: TCP copies nothing with MSG_TRUNC (tcp(7)), so no buffer is needed.
+    unsafe { recv(fd, core::ptr::null_mut(), len, libc::MSG_TRUNC | libc::MSG_DONTWAIT) }
 }
 
 /// send(2) of a few bytes.

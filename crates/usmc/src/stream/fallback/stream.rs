@@ -87,10 +87,5 @@ pub fn skip_to(fd: i32, conn: &Conn, slot: &Slot, at: u64) -> bool {
 pub fn drop_bytes(fd: i32, count: u64) -> usize {
     // More the kernel does not have.
     const MOST: u64 = 1 << 30;
-    if count == 0 {
-        return 0;
-    }
-    let (len, flags) = (count.min(MOST) as usize, libc::MSG_TRUNC | libc::MSG_DONTWAIT);
-    // SAFETY: TCP copies nothing with MSG_TRUNC (tcp(7)), so no buffer is needed.
-    unsafe { sys::recv(fd, core::ptr::null_mut(), len, flags) }.unwrap_or(0)
+    if count == 0 { 0 } else { sys::discard(fd, count.min(MOST) as usize).unwrap_or(0) }
 }
