@@ -44,18 +44,26 @@ fn unseen(index: u32, returns: u32, kernel: &mut impl FnMut() -> ssize_t) -> Opt
     Some(keeping(call, kernel).1)
 }
 
-/// `name(…) = on_connection;`: for a number that is no TCP socket's a jump to libc's function. What a connection needs
-/// is a function of its own, for the registers that it saves would be saved for every number.
+/// `name(fd, …) |socket, kernel| …;`: for a number that is no TCP socket's a jump to libc's function. What a connection needs
+/// is a function of its own, for the registers that it saves would be saved for every number; `kernel` is the real call.
 macro_rules! of_connections {
-    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) = $own:ident;)*) => { $(
+    ($($(#[$doc:meta])* $name:ident($fd:ident $(, $arg:ident: $ty:ty)*) |$socket:ident, $kernel:ident| $body:expr;)*) => { $(
         $(#[$doc])*
         #[inline(always)]
-        pub unsafe fn $name(fd: c_int, $($arg: $ty),*) -> ssize_t {
+        pub unsafe fn $name($fd: c_int $(, $arg: $ty)*) -> ssize_t {
+            #[inline(never)]
+            unsafe fn of_connection(index: u32, $fd: c_int $(, $arg: $ty)*) -> ssize_t {
+                // SAFETY: the caller's contract, as for all that is done with a connection.
+                unsafe {
+                    let ($socket, $kernel) = (($fd, index), move || real::$name($fd $(, $arg)*));
+                    $body
+                }
+            }
             // SAFETY: the caller's contract.
             unsafe {
-                match table::settled(fd) {
-                    Entry::Conn(index) => $own(fd, $($arg,)* index),
-                    _ => real::$name(fd, $($arg),*),
+                match table::settled($fd) {
+                    Entry::Conn(index) => of_connection(index, $fd $(, $arg)*),
+                    _ => real::$name($fd $(, $arg)*),
                 }
             }
         }
@@ -63,24 +71,64 @@ macro_rules! of_connections {
 }
 
 of_connections! {
-    /// read(2)
-    read(buf: *mut c_void, len: size_t) = read_connection;
+    /// read(2), which does not wait for 0 bytes, unlike recv(2)
+    read(fd, buf: *mut c_void, len: size_t) |socket, kernel| {
+        if len == 0 { kernel() } else { receive_one(socket, buf, len, 0, kernel) }
+    };
     /// recv(2)
-    recv(buf: *mut c_void, len: size_t, flags: c_int) = recv_connection;
+    recv(fd, buf: *mut c_void, len: size_t, flags: c_int) |socket, kernel| {
+        receive_one(socket, buf, len, flags, kernel)
+    };
     /// recvfrom(2)
-    recvfrom(buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t)
-        = recvfrom_connection;
-    /// readv(2)
-    readv(iov: *const iovec, count: c_int) = readv_connection;
+    recvfrom(fd, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t)
+        |socket, kernel| {
+        let mut from_kernel = false;
+        let n = receive_one(socket, buf, len, flags, || {
+            from_kernel = true;
+            kernel()
+        });
+        // TCP names no sender. What is wrong with the pointer is said once the bytes are taken.
+        if !from_kernel && n >= 0 && !addr.is_null() {
+            if !is_readable(addr_len) {
+                return fail(libc::EFAULT);
+            }
+            if (*addr_len as c_int) < 0 {
+                return fail(libc::EINVAL);
+            }
+            *addr_len = 0;
+        }
+        n
+    };
+    /// readv(2), which does not wait for 0 bytes either
+    readv(fd, iov: *const iovec, count: c_int) |socket, kernel| {
+        let entries = count as c_uint as usize;
+        // The caller's array, if that is what it is.
+        if entries > IOV_MAX || is_nowhere(iov) || Buffers::new(iov, entries).left() == 0 {
+            return kernel();
+        }
+        receive_many(socket, iov, entries, 0, kernel)
+    };
     /// write(2)
-    write(buf: *const c_void, len: size_t) = write_connection;
+    write(fd, buf: *const c_void, len: size_t) |socket, kernel| send_one(socket, buf, len, 0, kernel);
     /// send(2)
-    send(buf: *const c_void, len: size_t, flags: c_int) = send_connection;
-    /// sendto(2)
-    sendto(buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addr_len: socklen_t)
-        = sendto_connection;
-    /// writev(2)
-    writev(iov: *const iovec, count: c_int) = writev_connection;
+    send(fd, buf: *const c_void, len: size_t, flags: c_int) |socket, kernel| {
+        send_one(socket, buf, len, flags, kernel)
+    };
+    /// sendto(2). Only TCP Fast Open uses the address, and that is the kernel's.
+    sendto(fd, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addr_len: socklen_t)
+        |socket, kernel| {
+        if !addr.is_null() && is_bad_name(addr, addr_len as c_int) {
+            return kernel();
+        }
+        send_one(socket, buf, len, flags, kernel)
+    };
+    /// writev(2), which looks at nothing where there are no bytes, unlike write(2)
+    writev(fd, iov: *const iovec, count: c_int) |socket, kernel| {
+        if is_empty(iov, count) {
+            return send_refused(socket.1, iov, count as c_uint as usize, kernel);
+        }
+        send_many(socket, iov, count as usize, 0, kernel)
+    };
 }
 
 /// Receives into one buffer; `kernel` is the real call.
@@ -228,76 +276,6 @@ unsafe fn has_bad_entry(iov: *const iovec, count: usize) -> bool {
     let bad =
         |e: &iovec| (is_nowhere(e.iov_base) && e.iov_len > 0) || e.iov_len > isize::MAX as usize;
     entries.iter().any(bad)
-}
-
-#[inline(never)]
-unsafe fn read_connection(fd: c_int, buf: *mut c_void, len: size_t, index: u32) -> ssize_t {
-    // read() of 0 bytes does not wait, unlike recv().
-    if len == 0 {
-        // SAFETY: the caller's contract, as for every real call below.
-        return unsafe { real::read(fd, buf, len) };
-    }
-    // SAFETY: as above.
-    unsafe { receive_one((fd, index), buf, len, 0, move || real::read(fd, buf, len)) }
-}
-
-#[inline(never)]
-unsafe fn recv_connection(
-    fd: c_int,
-    buf: *mut c_void,
-    len: size_t,
-    flags: c_int,
-    index: u32,
-) -> ssize_t {
-    // SAFETY: the caller's contract.
-    unsafe { receive_one((fd, index), buf, len, flags, move || real::recv(fd, buf, len, flags)) }
-}
-
-#[inline(never)]
-unsafe fn recvfrom_connection(
-    fd: c_int,
-    buf: *mut c_void,
-    len: size_t,
-    flags: c_int,
-    addr: *mut sockaddr,
-    addr_len: *mut socklen_t,
-    index: u32,
-) -> ssize_t {
-    // SAFETY: the caller's contract.
-    unsafe {
-        let mut from_kernel = false;
-        let n = receive_one((fd, index), buf, len, flags, || {
-            from_kernel = true;
-            real::recvfrom(fd, buf, len, flags, addr, addr_len)
-        });
-        // TCP names no sender. What is wrong with the pointer is said once the bytes are taken.
-        if !from_kernel && n >= 0 && !addr.is_null() {
-            if !is_readable(addr_len) {
-                return fail(libc::EFAULT);
-            }
-            if (*addr_len as c_int) < 0 {
-                return fail(libc::EINVAL);
-            }
-            *addr_len = 0;
-        }
-        n
-    }
-}
-
-#[inline(never)]
-unsafe fn readv_connection(fd: c_int, iov: *const iovec, count: c_int, index: u32) -> ssize_t {
-    let kernel = move || {
-        // SAFETY: the caller's contract.
-        unsafe { real::readv(fd, iov, count) }
-    };
-    let entries = count as c_uint as usize;
-    // SAFETY: the caller's array, if that is what it is. Like read(), it does not wait for 0 bytes.
-    unsafe {
-        if entries > IOV_MAX || is_nowhere(iov) || Buffers::new(iov, entries).left() == 0 {
-            return kernel();
-        }
-        receive_many((fd, index), iov, entries, 0, kernel)
-    }
 }
 
 /// recvmsg(2)
@@ -579,46 +557,6 @@ unsafe fn send_one(
     unsafe { send_many(socket, &raw const iov, 1, flags, kernel) }
 }
 
-#[inline(never)]
-unsafe fn write_connection(fd: c_int, buf: *const c_void, len: size_t, index: u32) -> ssize_t {
-    // SAFETY: the caller's contract.
-    unsafe { send_one((fd, index), buf, len, 0, move || real::write(fd, buf, len)) }
-}
-
-#[inline(never)]
-unsafe fn send_connection(
-    fd: c_int,
-    buf: *const c_void,
-    len: size_t,
-    flags: c_int,
-    index: u32,
-) -> ssize_t {
-    // SAFETY: the caller's contract.
-    unsafe { send_one((fd, index), buf, len, flags, move || real::send(fd, buf, len, flags)) }
-}
-
-/// Only TCP Fast Open uses the address, and that is the kernel's.
-#[inline(never)]
-unsafe fn sendto_connection(
-    fd: c_int,
-    buf: *const c_void,
-    len: size_t,
-    flags: c_int,
-    addr: *const sockaddr,
-    addr_len: socklen_t,
-    index: u32,
-) -> ssize_t {
-    let kernel = move || {
-        // SAFETY: the caller's contract.
-        unsafe { real::sendto(fd, buf, len, flags, addr, addr_len) }
-    };
-    if !addr.is_null() && is_bad_name(addr, addr_len as c_int) {
-        return kernel();
-    }
-    // SAFETY: the caller's contract.
-    unsafe { send_one((fd, index), buf, len, flags, kernel) }
-}
-
 /// Whether the kernel refuses a destination before it looks at the bytes (`move_addr_to_kernel` in net/socket.c).
 fn is_bad_name<T>(name: *const T, len: c_int) -> bool {
     const MOST: usize = size_of::<libc::sockaddr_storage>();
@@ -631,22 +569,6 @@ fn has_bad_name(msg: &msghdr, sent: bool) -> bool {
     let (name, len) = (msg.msg_name, msg.msg_namelen as c_int);
     // Longer ones are cut.
     !name.is_null() && (len < 0 || (sent && len > 0 && !is_readable(name)))
-}
-
-#[inline(never)]
-unsafe fn writev_connection(fd: c_int, iov: *const iovec, count: c_int, index: u32) -> ssize_t {
-    let kernel = move || {
-        // SAFETY: the caller's contract.
-        unsafe { real::writev(fd, iov, count) }
-    };
-    // SAFETY: the caller's contract.
-    unsafe {
-        // Of no bytes it looks at nothing, unlike write().
-        if is_empty(iov, count) {
-            return send_refused(index, iov, count as c_uint as usize, kernel);
-        }
-        send_many((fd, index), iov, count as usize, 0, kernel)
-    }
 }
 
 /// sendmsg(2)
