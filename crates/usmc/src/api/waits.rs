@@ -11,6 +11,52 @@ use crate::os::{clock, errno, real, sys};
 use crate::poll::{epoll_wait, pollfds};
 use crate::watchers::{deferred, epoll_ctl, nested};
 
+/// The calls that take spans of time, and on a 32-bit machine the same as programs call them that are built with 64 bits of time:
+/// `name or name64 by libc's (…) |kernel(…)| …;`, `kernel` being the real call.
+macro_rules! timed {
+    ($($(#[$doc:meta])* $name:ident or $name64:ident by $real64:ident($($arg:ident: $ty:ty),*)
+        |$kernel:ident($($given:ident)?)| $body:expr;)*) => {
+        timed!(@ $($(#[$doc])* $name by $name($($arg: $ty),*) |$kernel($($given)?)| $body;)*);
+        #[cfg(target_pointer_width = "32")]
+        mod time64 {
+            use super::*;
+            use crate::os::time::{Timespec64 as timespec, Timeval64 as timeval};
+            timed!(@ $($(#[$doc])* $name64 by $real64($($arg: $ty),*) |$kernel($($given)?)| $body;)*);
+        }
+        #[cfg(target_pointer_width = "32")]
+        pub use time64::*;
+    };
+    (@ $($(#[$doc:meta])* $name:ident by $real:ident($($arg:ident: $ty:ty),*) |$kernel:ident($($given:ident)?)| $body:expr;)*) => { $(
+        $(#[$doc])*
+        pub unsafe fn $name($($arg: $ty),*) -> c_int {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let $kernel = |$($given)?| real::$real($($arg),*);
+                $body
+            }
+        }
+    )* };
+}
+
+timed! {
+    /// epoll_pwait2(2)
+    epoll_pwait2 or epoll_pwait2_time64 by __epoll_pwait2_time64
+        (epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t)
+        |kernel()| epoll_pwait2_by(epfd, events, max, timeout, mask, kernel);
+    /// ppoll(2)
+    ppoll or ppoll_time64 by __ppoll64
+        (fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t)
+        |kernel()| ppoll_by(fds, count, timeout, mask, kernel);
+    /// select(2)
+    select or select_time64 by __select64
+        (count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *mut timeval)
+        |kernel(count)| select_in(count, [r, w, x], timeout, kernel);
+    /// pselect(2)
+    pselect or pselect_time64 by __pselect64
+        (count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *const timespec, mask: *const sigset_t)
+        |kernel(count)| pselect_in(count, [r, w, x], timeout, mask, kernel);
+}
+
 /// epoll_ctl(2)
 pub unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     // SAFETY: the caller's contract, as for all real calls below.
@@ -98,24 +144,8 @@ fn is_mask(mask: *const sigset_t) -> bool {
     mask.is_null() || is_readable(mask)
 }
 
-/// epoll_pwait2(2)
-pub unsafe fn epoll_pwait2(
-    epfd: c_int,
-    events: *mut epoll_event,
-    max: c_int,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe {
-        epoll_pwait2_by(epfd, events, max, timeout, mask, || {
-            real::epoll_pwait2(epfd, events, max, timeout, mask)
-        })
-    }
-}
-
 /// epoll_pwait2(2); `kernel` is the real call.
-pub(super) unsafe fn epoll_pwait2_by<T: Time>(
+unsafe fn epoll_pwait2_by<T: Time>(
     epfd: c_int,
     events: *mut epoll_event,
     max: c_int,
@@ -155,19 +185,8 @@ pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     }
 }
 
-/// ppoll(2)
-pub unsafe fn ppoll(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { ppoll_by(fds, count, timeout, mask, || real::ppoll(fds, count, timeout, mask)) }
-}
-
 /// ppoll(2); `kernel` is the real call.
-pub(super) unsafe fn ppoll_by<T: Time>(
+unsafe fn ppoll_by<T: Time>(
     fds: *mut pollfd,
     count: nfds_t,
     timeout: *const T,
@@ -346,20 +365,8 @@ fn report(sets: &Sets, fds: &[pollfd], n: c_int) -> c_int {
     total
 }
 
-/// select(2)
-pub unsafe fn select(
-    count: c_int,
-    r: *mut fd_set,
-    w: *mut fd_set,
-    x: *mut fd_set,
-    timeout: *mut timeval,
-) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { select_in(count, [r, w, x], timeout, |count| real::select(count, r, w, x, timeout)) }
-}
-
 /// select(2); `kernel` is the real call.
-pub(super) unsafe fn select_in<T: Time>(
+unsafe fn select_in<T: Time>(
     count: c_int,
     sets: [*mut fd_set; 3],
     timeout: *mut T,
@@ -389,25 +396,8 @@ pub(super) unsafe fn select_in<T: Time>(
     n
 }
 
-/// pselect(2)
-pub unsafe fn pselect(
-    count: c_int,
-    r: *mut fd_set,
-    w: *mut fd_set,
-    x: *mut fd_set,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe {
-        pselect_in(count, [r, w, x], timeout, mask, |count| {
-            real::pselect(count, r, w, x, timeout, mask)
-        })
-    }
-}
-
 /// pselect(2); `kernel` is the real call.
-pub(super) unsafe fn pselect_in<T: Time>(
+unsafe fn pselect_in<T: Time>(
     count: c_int,
     sets: [*mut fd_set; 3],
     timeout: *const T,
