@@ -24,30 +24,18 @@ fn leave(fd: c_int) -> Result<(), c_int> {
     apart(|| option::leave_to_kernel(fd, index)).map_err(|_| libc::EAGAIN)
 }
 
-macro_rules! single {
-    ($($(#[$doc:meta])* $name:ident;)*) => { $(
-        $(#[$doc])*
-        pub unsafe fn $name(control: *mut aiocb) -> c_int {
-            // SAFETY: the caller's control block; `struct aiocb64` begins likewise.
-            unsafe {
-                if !is_nowhere(control) && let Err(code) = leave((*control).aio_fildes) {
-                    return fail(code);
-                }
-                real::$name(control)
-            }
-        }
-    )* };
-}
-
-single! {
-    /// aio_read(3)
-    aio_read;
-    /// aio_read64(3)
-    aio_read64;
-    /// aio_write(3)
-    aio_write;
-    /// aio_write64(3)
-    aio_write64;
+/// A call about one control block; `kernel` is the real one.
+///
+/// # Safety
+/// A control block; `struct aiocb64` begins as `struct aiocb` does.
+unsafe fn one(control: *mut aiocb, kernel: impl FnOnce() -> c_int) -> c_int {
+    if !is_nowhere(control)
+        // SAFETY: the caller's contract.
+        && let Err(code) = leave(unsafe { (*control).aio_fildes })
+    {
+        return fail(code);
+    }
+    kernel()
 }
 
 /// Before lio_listio(3).
@@ -70,26 +58,21 @@ unsafe fn leave_all(list: *const *mut aiocb, count: c_int) -> Result<(), c_int> 
     })
 }
 
-macro_rules! lists {
-    ($($(#[$doc:meta])* $name:ident;)*) => { $(
-        $(#[$doc])*
-        pub unsafe fn $name(mode: c_int, list: *const *mut aiocb, count: c_int, event: *mut sigevent) -> c_int {
-            // SAFETY: the caller's contract.
-            unsafe {
-                match leave_all(list, count) {
-                    Ok(()) => real::$name(mode, list, count, event),
-                    Err(code) => fail(code),
-                }
-            }
-        }
-    )* };
-}
-
-lists! {
+calls! {
+    /// aio_read(3)
+    aio_read(control: *mut aiocb) -> c_int |kernel()| one(control, kernel);
+    /// aio_read64(3)
+    aio_read64(control: *mut aiocb) -> c_int |kernel()| one(control, kernel);
+    /// aio_write(3)
+    aio_write(control: *mut aiocb) -> c_int |kernel()| one(control, kernel);
+    /// aio_write64(3)
+    aio_write64(control: *mut aiocb) -> c_int |kernel()| one(control, kernel);
     /// lio_listio(3)
-    lio_listio;
+    lio_listio(mode: c_int, list: *const *mut aiocb, count: c_int, event: *mut sigevent) -> c_int
+        |kernel()| leave_all(list, count).map_or_else(fail, |()| kernel());
     /// lio_listio64(3)
-    lio_listio64;
+    lio_listio64(mode: c_int, list: *const *mut aiocb, count: c_int, event: *mut sigevent) -> c_int
+        |kernel()| leave_all(list, count).map_or_else(fail, |()| kernel());
 }
 
 /// The kernel's `struct iocb` (`linux/aio_abi.h`), which is libaio's, too.

@@ -278,16 +278,20 @@ unsafe fn has_bad_entry(iov: *const iovec, count: usize) -> bool {
     entries.iter().any(bad)
 }
 
-/// recvmsg(2)
-pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's contract.
-    unsafe { message::clear_padding(msg) };
-    // SAFETY: likewise.
-    unsafe { recvmsg_by(fd, msg, flags, || real::recvmsg(fd, msg, flags)) }
+timed! {
+    /// recvmsg(2); timestamps among the control messages are the kernel's
+    recvmsg or recvmsg_time64 by __recvmsg64(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t |kernel()| {
+        message::clear_padding(msg);
+        recvmsg_by(fd, msg, flags, kernel)
+    };
+    /// recvmmsg(2)
+    recvmmsg or recvmmsg_time64 by __recvmmsg64
+        (fd: c_int, msgs: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int
+        |kernel()| recvmmsg_by((fd, msgs, count, flags, timeout), kernel, |msg, flags| recvmsg(fd, msg, flags));
 }
 
 /// recvmsg(2); `kernel` is the real call.
-pub(super) unsafe fn recvmsg_by(
+unsafe fn recvmsg_by(
     fd: c_int,
     msg: *mut msghdr,
     flags: c_int,
@@ -314,26 +318,8 @@ pub(super) unsafe fn recvmsg_by(
     }
 }
 
-/// recvmmsg(2)
-pub unsafe fn recvmmsg(
-    fd: c_int,
-    msgs: *mut mmsghdr,
-    count: c_uint,
-    flags: c_int,
-    timeout: *mut timespec,
-) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe {
-        recvmmsg_by(
-            (fd, msgs, count, flags, timeout),
-            || real::recvmmsg(fd, msgs, count, flags, timeout),
-            |msg, flags| recvmsg(fd, msg, flags),
-        )
-    }
-}
-
 /// recvmmsg(2); `kernel` is the real call, `one` receives one message.
-pub(super) unsafe fn recvmmsg_by<T: Time>(
+unsafe fn recvmmsg_by<T: Time>(
     (fd, msgs, count, flags, timeout): (c_int, *mut mmsghdr, c_uint, c_int, *mut T),
     kernel: impl FnOnce() -> c_int,
     one: impl Fn(*mut msghdr, c_int) -> ssize_t,

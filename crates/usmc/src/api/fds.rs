@@ -341,16 +341,11 @@ pub(super) unsafe fn fresh_pair(out: *const c_int, done: c_int) -> c_int {
     })
 }
 
-/// epoll_create(2)
-pub unsafe fn epoll_create(size: c_int) -> c_int {
-    // SAFETY: no pointers.
-    after(unsafe { real::epoll_create(size) }, |&fd| made_set(fd))
-}
-
-/// epoll_create1(2)
-pub unsafe fn epoll_create1(flags: c_int) -> c_int {
-    // SAFETY: no pointers.
-    after(unsafe { real::epoll_create1(flags) }, |&fd| made_set(fd))
+calls! {
+    /// epoll_create(2)
+    epoll_create(size: c_int) -> c_int |kernel()| after(kernel(), |&fd| made_set(fd));
+    /// epoll_create1(2)
+    epoll_create1(flags: c_int) -> c_int |kernel()| after(kernel(), |&fd| made_set(fd));
 }
 
 fn made_set(fd: c_int) {

@@ -220,36 +220,22 @@ unsafe fn is_program(path: *const c_char) -> bool {
 
 type Strings = *const *const c_char;
 
-/// `name(args);`: libc's function of that name, which returns only when it fails; with `if`, where that is so.
-macro_rules! execs {
-    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) $(if $may:expr)?;)*) => { $(
-        $(#[$doc])*
-        #[allow(unused_unsafe, reason = "not all of them ask for a program")]
-        pub unsafe fn $name($($arg: $ty),*) -> c_int {
-            // SAFETY: the caller's contract, also below.
-            let call = || unsafe { real::$name($($arg),*) };
-            // SAFETY: as above.
-            $(if !unsafe { $may } {
-                return call();
-            })?
-            exec(call)
-        }
-    )* };
-}
-
-execs! {
+calls! {
     /// execve(2)
-    execve(path: *const c_char, argv: Strings, env: Strings) if is_program(path);
+    execve(path: *const c_char, argv: Strings, env: Strings) -> c_int
+        |kernel()| if is_program(path) { exec(kernel) } else { kernel() };
     /// execv(3)
-    execv(path: *const c_char, argv: Strings) if is_program(path);
+    execv(path: *const c_char, argv: Strings) -> c_int
+        |kernel()| if is_program(path) { exec(kernel) } else { kernel() };
     /// execvp(3)
-    execvp(file: *const c_char, argv: Strings);
+    execvp(file: *const c_char, argv: Strings) -> c_int |kernel()| exec(kernel);
     /// execvpe(3)
-    execvpe(file: *const c_char, argv: Strings, env: Strings);
+    execvpe(file: *const c_char, argv: Strings, env: Strings) -> c_int |kernel()| exec(kernel);
     /// fexecve(3)
-    fexecve(fd: c_int, argv: Strings, env: Strings);
+    fexecve(fd: c_int, argv: Strings, env: Strings) -> c_int |kernel()| exec(kernel);
     /// execveat(2)
-    execveat(dir: c_int, path: *const c_char, argv: Strings, env: Strings, flags: c_int);
+    execveat(dir: c_int, path: *const c_char, argv: Strings, env: Strings, flags: c_int) -> c_int
+        |kernel()| exec(kernel);
 }
 
 /// A `va_list` (System V ABI, x86-64, 3.5.7) of which pointers are taken.

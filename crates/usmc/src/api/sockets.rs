@@ -121,16 +121,13 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     })
 }
 
-/// accept(2)
-pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // SAFETY: the caller's contract. The same system call, for a filter may know no other.
-    unsafe { accept_by(fd, addr, len, 0, |addr, len| real::accept(fd, addr, len)) }
-}
-
-/// accept4(2)
-pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { accept_by(fd, addr, len, flags, |addr, len| real::accept4(fd, addr, len, flags)) }
+calls! {
+    /// accept(2). The same system call, for a filter may know no other.
+    accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int
+        |kernel(addr, len)| accept_by(fd, addr, len, 0, kernel);
+    /// accept4(2)
+    accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int
+        |kernel(addr, len)| accept_by(fd, addr, len, flags, kernel);
 }
 
 /// # Safety

@@ -72,22 +72,15 @@ unsafe fn closing_inside<T>(stream: *mut FILE, call: impl FnOnce() -> T) -> T {
     done
 }
 
-/// fclose(3)
-pub unsafe fn fclose(stream: *mut FILE) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { closing_inside(stream, || real::fclose(stream)) }
-}
-
-/// freopen(3)
-pub unsafe fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
-    // SAFETY: the caller's contract.
-    unsafe { closing_inside(stream, || real::freopen(path, mode, stream)) }
-}
-
-/// freopen64(3)
-pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
-    // SAFETY: the caller's contract.
-    unsafe { closing_inside(stream, || real::freopen64(path, mode, stream)) }
+calls! {
+    /// fclose(3)
+    fclose(stream: *mut FILE) -> c_int |kernel()| closing_inside(stream, kernel);
+    /// freopen(3)
+    freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE
+        |kernel()| closing_inside(stream, kernel);
+    /// freopen64(3)
+    freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE
+        |kernel()| closing_inside(stream, kernel);
 }
 
 /// dprintf(3), which makes a stream for the one call, as libc's own does. `print` writes into it.

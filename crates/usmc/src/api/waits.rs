@@ -11,49 +11,22 @@ use crate::os::{clock, errno, real, sys};
 use crate::poll::{epoll_wait, pollfds};
 use crate::watchers::{deferred, epoll_ctl, nested};
 
-/// The calls that take spans of time, and on a 32-bit machine the same as programs call them that are built with 64 bits of time:
-/// `name or name64 by libc's (…) |kernel(…)| …;`, `kernel` being the real call.
-macro_rules! timed {
-    ($($(#[$doc:meta])* $name:ident or $name64:ident by $real64:ident($($arg:ident: $ty:ty),*)
-        |$kernel:ident($($given:ident)?)| $body:expr;)*) => {
-        timed!(@ $($(#[$doc])* $name by $name($($arg: $ty),*) |$kernel($($given)?)| $body;)*);
-        #[cfg(target_pointer_width = "32")]
-        mod time64 {
-            use super::*;
-            use crate::os::time::{Timespec64 as timespec, Timeval64 as timeval};
-            timed!(@ $($(#[$doc])* $name64 by $real64($($arg: $ty),*) |$kernel($($given)?)| $body;)*);
-        }
-        #[cfg(target_pointer_width = "32")]
-        pub use time64::*;
-    };
-    (@ $($(#[$doc:meta])* $name:ident by $real:ident($($arg:ident: $ty:ty),*) |$kernel:ident($($given:ident)?)| $body:expr;)*) => { $(
-        $(#[$doc])*
-        pub unsafe fn $name($($arg: $ty),*) -> c_int {
-            // SAFETY: the caller's contract.
-            unsafe {
-                let $kernel = |$($given)?| real::$real($($arg),*);
-                $body
-            }
-        }
-    )* };
-}
-
 timed! {
     /// epoll_pwait2(2)
     epoll_pwait2 or epoll_pwait2_time64 by __epoll_pwait2_time64
-        (epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t)
-        |kernel()| epoll_pwait2_by(epfd, events, max, timeout, mask, kernel);
+        (epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int
+        |kernel()| wait_in((epfd, events, max), || limit_ns(timeout), mask, kernel);
     /// ppoll(2)
     ppoll or ppoll_time64 by __ppoll64
-        (fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t)
+        (fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int
         |kernel()| ppoll_by(fds, count, timeout, mask, kernel);
     /// select(2)
     select or select_time64 by __select64
-        (count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *mut timeval)
+        (count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *mut timeval) -> c_int
         |kernel(count)| select_in(count, [r, w, x], timeout, kernel);
     /// pselect(2)
     pselect or pselect_time64 by __pselect64
-        (count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *const timespec, mask: *const sigset_t)
+        (count: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int
         |kernel(count)| pselect_in(count, [r, w, x], timeout, mask, kernel);
 }
 
@@ -99,44 +72,21 @@ fn unknown_set(epfd: c_int, fd: c_int) -> c_int {
     fail::<i32>(libc::ENOSPC)
 }
 
-/// epoll_wait(2)
-pub unsafe fn epoll_wait(
-    epfd: c_int,
-    events: *mut epoll_event,
-    max: c_int,
-    timeout: c_int,
-) -> c_int {
-    if let Entry::Epoll(set) = table::settled(epfd) {
-        let ns = timeout as i64 * 1_000_000;
-        // SAFETY: the caller's contract.
-        let done = unsafe { epoll_wait::epoll_wait(epfd, set, events, max, ns, core::ptr::null()) };
-        if let Some(n) = done {
-            return n;
-        }
-    }
-    // SAFETY: the caller's contract.
-    unsafe { real::epoll_wait(epfd, events, max, timeout) }
+calls! {
+    /// epoll_wait(2)
+    epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int
+        |kernel()| wait_in((epfd, events, max), || Some(ms(timeout)), core::ptr::null(), kernel);
+    /// epoll_pwait(2)
+    epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int
+        |kernel()| wait_in((epfd, events, max), || Some(ms(timeout)), mask, kernel);
+    /// poll(2)
+    poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int
+        |kernel()| pollfds::poll(fds, count as usize, ms(timeout), core::ptr::null()).unwrap_or_else(kernel);
 }
 
-/// epoll_pwait(2)
-pub unsafe fn epoll_pwait(
-    epfd: c_int,
-    events: *mut epoll_event,
-    max: c_int,
-    timeout: c_int,
-    mask: *const sigset_t,
-) -> c_int {
-    if let Entry::Epoll(set) = table::settled(epfd)
-        && is_mask(mask)
-    {
-        let ns = timeout as i64 * 1_000_000;
-        // SAFETY: the caller's contract.
-        if let Some(n) = unsafe { epoll_wait::epoll_wait(epfd, set, events, max, ns, mask) } {
-            return n;
-        }
-    }
-    // SAFETY: the caller's contract.
-    unsafe { real::epoll_pwait(epfd, events, max, timeout, mask) }
+/// Milliseconds in nanoseconds.
+fn ms(timeout: c_int) -> i64 {
+    i64::from(timeout) * 1_000_000
 }
 
 /// Whether a wait that needs no system call may take this for its signals' mask.
@@ -144,23 +94,21 @@ fn is_mask(mask: *const sigset_t) -> bool {
     mask.is_null() || is_readable(mask)
 }
 
-/// epoll_pwait2(2); `kernel` is the real call.
-unsafe fn epoll_pwait2_by<T: Time>(
-    epfd: c_int,
-    events: *mut epoll_event,
-    max: c_int,
-    timeout: *const T,
+/// A wait on a set; `kernel` is the real call, and `limit` as [`limit_ns`] has it.
+#[inline(always)]
+unsafe fn wait_in(
+    (epfd, events, max): (c_int, *mut epoll_event, c_int),
+    limit: impl FnOnce() -> Option<i64>,
     mask: *const sigset_t,
     kernel: impl FnOnce() -> c_int,
 ) -> c_int {
     if let Entry::Epoll(set) = table::settled(epfd)
         && is_mask(mask)
-        && let Some(ns) = limit_ns(timeout)
-    {
+        && let Some(ns) = limit()
         // SAFETY: the caller's contract.
-        if let Some(n) = unsafe { epoll_wait::epoll_wait(epfd, set, events, max, ns, mask) } {
-            return n;
-        }
+        && let Some(n) = unsafe { epoll_wait::epoll_wait(epfd, set, events, max, ns, mask) }
+    {
+        return n;
     }
     kernel()
 }
@@ -171,17 +119,6 @@ fn limit_ns<T: Time>(t: *const T) -> Option<i64> {
     match unsafe { t.as_ref() } {
         None => Some(-1),
         Some(t) => t.is_valid().then(|| t.ns()),
-    }
-}
-
-/// poll(2)
-pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    let ns = timeout as i64 * 1_000_000;
-    // SAFETY: the caller's contract.
-    match unsafe { pollfds::poll(fds, count as usize, ns, core::ptr::null()) } {
-        Some(n) => n,
-        // SAFETY: the caller's contract.
-        None => unsafe { real::poll(fds, count, timeout) },
     }
 }
 
