@@ -121,20 +121,81 @@ macro_rules! call {
     };
 }
 
+/// `name(…) -> ret = SYS_name, …;`: what the call returns where it succeeds, or nothing.
+macro_rules! system_calls {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? = $nr:ident $(, $given:expr)*;)*) => { $(
+        $(#[$doc])*
+        pub fn $name($($arg: $ty),*) -> Result<system_calls!(@type $($ret)?), Errno> {
+            call!($nr $(, $given)*).map(system_calls!(@map $($ret)?))
+        }
+    )* };
+    (@type) => { () };
+    (@type $ret:ty) => { $ret };
+    (@map) => { drop };
+    (@map $ret:ty) => { |told| told as $ret };
+}
+
 mod memory;
 mod sockets;
 
 pub use memory::*;
 pub use sockets::*;
 
-/// getpid(2), not cached.
-pub fn getpid() -> u32 {
-    call!(SYS_getpid).unwrap_or(0) as u32
+system_calls! {
+    /// open(2) with O_CLOEXEC.
+    open(path: &CStr, flags: c_int, mode: u32) -> c_int
+        = SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags | libc::O_CLOEXEC, mode;
+    /// mkdir(2).
+    mkdir(path: &CStr, mode: u32) = SYS_mkdirat, libc::AT_FDCWD, path.as_ptr(), mode;
+    /// fchmod(2).
+    fchmod(fd: c_int, mode: u32) = SYS_fchmod, fd, mode;
+    /// chmod(2). Follows symbolic links.
+    chmod(path: &CStr, mode: u32) = SYS_fchmodat, libc::AT_FDCWD, path.as_ptr(), mode;
+    /// Gives an open file, be it for nothing but to name it, to a group.
+    chgrp(fd: c_int, gid: u32) = SYS_fchownat, fd, c"".as_ptr(), u32::MAX, gid, libc::AT_EMPTY_PATH;
+    /// unlink(2).
+    unlink(path: &CStr) = SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0;
+    /// readlink(2): the length of what was written to `text`, cut off at its end.
+    readlink(path: &CStr, text: &mut [u8]) -> usize
+        = SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), text.as_mut_ptr(), text.len();
+    /// rename(2) that fails with EEXIST when `to` exists (a hard link is made and `from` removed).
+    link(from: &CStr, to: &CStr) = SYS_linkat, libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), 0;
+    /// memfd_create(2), sealable and close-on-exec.
+    memfd_create(name: &CStr) -> c_int = SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    /// fcntl(2) with an integer argument.
+    fcntl(fd: c_int, cmd: c_int, arg: usize) -> usize = SYS_fcntl, fd, cmd, arg;
+    /// `new` becomes a duplicate of `fd`, which is another number; it crosses exec(2).
+    dup2(fd: c_int, new: c_int) = SYS_dup3, fd, new, 0;
+    /// epoll_ctl(2).
+    epoll_ctl(ep: c_int, op: c_int, fd: c_int, event: &mut libc::epoll_event)
+        = SYS_epoll_ctl, ep, op, fd, event as *mut _;
+    /// pidfd_open(2).
+    pidfd_open(pid: u32) -> c_int = SYS_pidfd_open, pid, 0;
+    /// pidfd_getfd(2): a duplicate of another process' descriptor.
+    pidfd_getfd(pidfd: c_int, fd: u32) -> c_int = SYS_pidfd_getfd, pidfd, fd, 0;
+    /// flock(2).
+    flock(fd: c_int, operation: c_int) = SYS_flock, fd, operation;
 }
 
-/// gettid(2).
-pub fn gettid() -> u32 {
-    call!(SYS_gettid).unwrap_or(0) as u32
+/// `name = SYS_name;`: calls that do not fail.
+macro_rules! numbers {
+    ($($(#[$doc:meta])* $name:ident = $nr:ident;)*) => { $(
+        $(#[$doc])*
+        pub fn $name() -> u32 {
+            call!($nr).unwrap_or(0) as u32
+        }
+    )* };
+}
+
+numbers! {
+    /// getpid(2), not cached.
+    getpid = SYS_getpid;
+    /// gettid(2).
+    gettid = SYS_gettid;
+    /// getppid(2).
+    getppid = SYS_getppid;
+    /// geteuid(2).
+    geteuid = SYS_geteuid;
 }
 
 /// The head of the list of robust futexes (get_robust_list(2)) that libc has told the kernel for this thread; may be null.
@@ -142,16 +203,6 @@ pub fn robust_list() -> *mut c_void {
     let (mut head, mut len) = (ptr::null_mut::<c_void>(), 0usize);
     let _ = call!(SYS_get_robust_list, 0, &raw mut head, &raw mut len);
     head
-}
-
-/// getppid(2).
-pub fn getppid() -> u32 {
-    call!(SYS_getppid).unwrap_or(0) as u32
-}
-
-/// geteuid(2).
-pub fn geteuid() -> u32 {
-    call!(SYS_geteuid).unwrap_or(0) as u32
 }
 
 /// sched_yield(2).
@@ -165,12 +216,6 @@ pub fn sched_yield() {
 /// close(2).
 pub fn close(fd: c_int) {
     let _ = call!(SYS_close, fd);
-}
-
-/// open(2) with O_CLOEXEC.
-pub fn open(path: &CStr, flags: c_int, mode: u32) -> Result<c_int, Errno> {
-    call!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags | libc::O_CLOEXEC, mode)
-        .map(|v| v as c_int)
 }
 
 /// Calls `each` for every open descriptor of this process, as /proc lists them.
@@ -220,44 +265,9 @@ fn each_number(entries: *const u8, len: usize, mut each: impl FnMut(c_int)) {
     }
 }
 
-/// mkdir(2).
-pub fn mkdir(path: &CStr, mode: u32) -> Result<(), Errno> {
-    call!(SYS_mkdirat, libc::AT_FDCWD, path.as_ptr(), mode).map(drop)
-}
-
 /// access(2) X_OK.
 pub fn is_executable(path: &CStr) -> bool {
     call!(SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::X_OK).is_ok()
-}
-
-/// fchmod(2).
-pub fn fchmod(fd: c_int, mode: u32) -> Result<(), Errno> {
-    call!(SYS_fchmod, fd, mode).map(drop)
-}
-
-/// chmod(2). Follows symbolic links.
-pub fn chmod(path: &CStr, mode: u32) -> Result<(), Errno> {
-    call!(SYS_fchmodat, libc::AT_FDCWD, path.as_ptr(), mode).map(drop)
-}
-
-/// Gives an open file, be it for nothing but to name it, to a group.
-pub fn chgrp(fd: c_int, gid: u32) -> Result<(), Errno> {
-    call!(SYS_fchownat, fd, c"".as_ptr(), u32::MAX, gid, libc::AT_EMPTY_PATH).map(drop)
-}
-
-/// unlink(2).
-pub fn unlink(path: &CStr) -> Result<(), Errno> {
-    call!(SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0).map(drop)
-}
-
-/// readlink(2): the length of what was written to `text`, cut off at its end.
-pub fn readlink(path: &CStr, text: &mut [u8]) -> Result<usize, Errno> {
-    call!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), text.as_mut_ptr(), text.len())
-}
-
-/// rename(2) that fails with EEXIST when `to` exists (a hard link is made and `from` removed).
-pub fn link(from: &CStr, to: &CStr) -> Result<(), Errno> {
-    call!(SYS_linkat, libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), 0).map(drop)
 }
 
 /// What fstat(2) tells that we need.
@@ -305,12 +315,6 @@ pub fn file_system(fd: c_int) -> Result<u64, Errno> {
     Ok(it.f_type as u64)
 }
 
-/// memfd_create(2), sealable and close-on-exec.
-pub fn memfd_create(name: &CStr) -> Result<c_int, Errno> {
-    call!(SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
-        .map(|v| v as c_int)
-}
-
 /// ftruncate(2). EFBIG beyond RLIMIT_FSIZE, without the signal that the kernel sends then.
 pub fn ftruncate(fd: c_int, len: u64) -> Result<(), Errno> {
     may_be_long(len)?;
@@ -328,11 +332,6 @@ pub fn fallocate(fd: c_int, len: u64) -> Result<(), Errno> {
     return call!(SYS_fallocate, fd, 0, 0, len).map(drop);
     #[cfg(target_pointer_width = "32")]
     call_wide!(SYS_fallocate, fd, 0, 0, 0; len).map(drop)
-}
-
-/// fcntl(2) with an integer argument.
-pub fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<usize, Errno> {
-    call!(SYS_fcntl, fd, cmd, arg)
 }
 
 /// Sets a lock on one byte of a file, or asks for it (F_SETLK or F_GETLK); returns the lock's type afterwards.
@@ -363,21 +362,6 @@ pub fn random() -> u64 {
     }
 }
 
-/// `new` becomes a duplicate of `fd`, which is another number; it crosses exec(2).
-pub fn dup2(fd: c_int, new: c_int) -> Result<(), Errno> {
-    call!(SYS_dup3, fd, new, 0).map(|_| ())
-}
-
-/// epoll_ctl(2).
-pub fn epoll_ctl(
-    ep: c_int,
-    op: c_int,
-    fd: c_int,
-    event: &mut libc::epoll_event,
-) -> Result<(), Errno> {
-    call!(SYS_epoll_ctl, ep, op, fd, event as *mut _).map(drop)
-}
-
 /// eventfd2(2) at 0, which nobody waits for at a read or a write.
 pub fn eventfd() -> Result<c_int, Errno> {
     call!(SYS_eventfd2, 0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map(|v| v as c_int)
@@ -401,16 +385,6 @@ pub fn epoll_create() -> Result<c_int, Errno> {
 pub fn epoll_forget(ep: c_int) {
     let mut event = libc::epoll_event { events: 0, u64: 0 };
     let _ = call!(SYS_epoll_pwait, ep, &raw mut event, 1, 0, 0, 0);
-}
-
-/// pidfd_open(2).
-pub fn pidfd_open(pid: u32) -> Result<c_int, Errno> {
-    call!(SYS_pidfd_open, pid, 0).map(|v| v as c_int)
-}
-
-/// pidfd_getfd(2): a duplicate of another process' descriptor.
-pub fn pidfd_getfd(pidfd: c_int, fd: u32) -> Result<c_int, Errno> {
-    call!(SYS_pidfd_getfd, pidfd, fd, 0).map(|v| v as c_int)
 }
 
 /// This host's name, as uname(2) has it; nothing where it is no text.
@@ -542,11 +516,6 @@ pub fn position(fd: c_int) -> Option<i64> {
         call!(SYS__llseek, fd, 0, 0, &raw mut at, libc::SEEK_CUR).ok()?;
         Some(at)
     }
-}
-
-/// flock(2).
-pub fn flock(fd: c_int, operation: c_int) -> Result<(), Errno> {
-    call!(SYS_flock, fd, operation).map(drop)
 }
 
 /// Whether `fd` has a position.

@@ -7,15 +7,21 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire};
 
 use super::{Errno, check, close, nr, raw};
 
-/// Shared writable mapping of `len` bytes of `fd`.
-pub fn mmap_shared(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
-    call!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
-        .map(|v| v as *mut u8)
-}
+const WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
+const FRESH: c_int = libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
-/// The same, without access for now: nothing of it comes into memory, be it to be locked there (mlockall(2)).
-pub fn mmap_out_of_reach(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
-    call!(SYS_mmap, 0, len, libc::PROT_NONE, libc::MAP_SHARED, fd, 0).map(|v| v as *mut u8)
+system_calls! {
+    /// Shared writable mapping of `len` bytes of `fd`.
+    mmap_shared(fd: c_int, len: usize) -> *mut u8 = SYS_mmap, 0, len, WRITE, libc::MAP_SHARED, fd, 0;
+    /// The same, without access for now: nothing of it comes into memory, be it to be locked there (mlockall(2)).
+    mmap_out_of_reach(fd: c_int, len: usize) -> *mut u8 = SYS_mmap, 0, len, libc::PROT_NONE, libc::MAP_SHARED, fd, 0;
+    /// The same, to be read only.
+    mmap_readable(fd: c_int, len: usize) -> *mut u8 = SYS_mmap, 0, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0;
+    /// mmap of `fd` over an existing mapping.
+    mmap_shared_at(at: *mut u8, fd: c_int, len: usize)
+        = SYS_mmap, at, len, WRITE, libc::MAP_SHARED | libc::MAP_FIXED, fd, 0;
+    /// Zeroed memory shared with children.
+    mmap_family(len: usize) -> *mut u8 = SYS_mmap, 0, len, WRITE, libc::MAP_SHARED | FRESH, -1isize, 0;
 }
 
 /// munlock(2).
@@ -30,21 +36,15 @@ pub unsafe fn munlock(at: *mut u8, len: usize) -> Result<(), Errno> {
 pub fn mmap_shared_from(fd: c_int, len: usize, from: u64) -> Result<*mut u8, Errno> {
     /// What mmap2(2) counts in.
     const UNIT: u64 = if cfg!(target_arch = "x86") { 4096 } else { 1 };
-    let (access, from) = (libc::PROT_READ | libc::PROT_WRITE, from / UNIT);
-    call!(SYS_mmap, 0, len, access, libc::MAP_SHARED, fd, from).map(|v| v as *mut u8)
-}
-
-/// The same, to be read only.
-pub fn mmap_readable(fd: c_int, len: usize) -> Result<*mut u8, Errno> {
-    call!(SYS_mmap, 0, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0).map(|v| v as *mut u8)
+    let from = from / UNIT;
+    call!(SYS_mmap, 0, len, WRITE, libc::MAP_SHARED, fd, from).map(|v| v as *mut u8)
 }
 
 /// Private zeroed memory, reserved but not committed; `at` fixes the address when not null.
 pub fn mmap_private(at: *mut u8, len: usize) -> Result<*mut u8, Errno> {
     let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
-    call!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1isize, 0)
-        .map(|v| v as *mut u8)
+    let flags = libc::MAP_PRIVATE | FRESH | fixed;
+    call!(SYS_mmap, at, len, WRITE, flags, -1isize, 0).map(|v| v as *mut u8)
 }
 
 /// A table of `count` zeroed entries, which is reserved when it is first asked for and never given back.
@@ -63,12 +63,6 @@ pub fn reserve<T>(table: &AtomicPtr<T>, count: usize) -> Option<*mut T> {
             Some(theirs)
         }
     }
-}
-
-/// mmap of `fd` over an existing mapping.
-pub fn mmap_shared_at(at: *mut u8, fd: c_int, len: usize) -> Result<(), Errno> {
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    call!(SYS_mmap, at, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0).map(drop)
 }
 
 /// munmap(2).
@@ -108,13 +102,6 @@ pub unsafe fn is_writable(at: *mut u64) -> bool {
     let done = is_there && call!(SYS_read, fd, at, 8).is_ok();
     close(fd as c_int);
     done
-}
-
-/// Zeroed memory shared with children.
-pub fn mmap_family(len: usize) -> Result<*mut u8, Errno> {
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    call!(SYS_mmap, 0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1isize, 0)
-        .map(|v| v as *mut u8)
 }
 
 /// Whether the process may read at `at`. sigprocmask(2) copies a set from there before it refuses an unknown way to use it; the

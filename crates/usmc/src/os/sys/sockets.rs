@@ -30,13 +30,17 @@ pub fn getpeername(fd: c_int, addr: &mut libc::sockaddr_storage) -> Result<usize
     Ok(len as usize)
 }
 
-/// getpeername(2) into the application's memory, wherever that is.
-pub fn give_peer(
-    fd: c_int,
-    addr: *mut libc::sockaddr,
-    len: *mut libc::socklen_t,
-) -> Result<(), Errno> {
-    call!(SYS_getpeername, fd, addr, len).map(drop)
+system_calls! {
+    /// getpeername(2) into the application's memory, wherever that is.
+    give_peer(fd: c_int, addr: *mut libc::sockaddr, len: *mut libc::socklen_t) = SYS_getpeername, fd, addr, len;
+    /// send(2) of a few bytes.
+    send(fd: c_int, buf: &[u8], flags: c_int) -> usize = SYS_sendto, fd, buf.as_ptr(), buf.len(), flags, 0, 0;
+    /// shutdown(2).
+    shutdown(fd: c_int, how: c_int) = SYS_shutdown, fd, how;
+    /// socket(2)
+    socket(family: c_int, kind: c_int, protocol: c_int) -> c_int = SYS_socket, family, kind, protocol;
+    /// bind(2) to a path.
+    bind_unix(fd: c_int, addr: &libc::sockaddr_un) = SYS_bind, fd, addr as *const _, size_of::<libc::sockaddr_un>();
 }
 
 /// ioctl(2) that stores an int.
@@ -60,11 +64,6 @@ pub fn discard(fd: c_int, len: usize) -> Result<usize, Errno> {
     unsafe { recv(fd, core::ptr::null_mut(), len, libc::MSG_TRUNC | libc::MSG_DONTWAIT) }
 }
 
-/// send(2) of a few bytes.
-pub fn send(fd: c_int, buf: &[u8], flags: c_int) -> Result<usize, Errno> {
-    call!(SYS_sendto, fd, buf.as_ptr(), buf.len(), flags, 0, 0)
-}
-
 /// send(2) from memory that others may write.
 ///
 /// # Safety
@@ -83,11 +82,6 @@ pub fn disconnect(fd: c_int) {
     let nowhere =
         libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
     let _ = call!(SYS_connect, fd, &raw const nowhere, size_of::<libc::sockaddr>());
-}
-
-/// shutdown(2).
-pub fn shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
-    call!(SYS_shutdown, fd, how).map(drop)
 }
 
 /// poll(2) on one fd.
@@ -113,11 +107,6 @@ fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> usize {
     call!(SYS_ppoll, fds.as_mut_ptr(), fds.len(), &raw const ts, 0, 0).unwrap_or(0)
 }
 
-/// socket(2)
-pub fn socket(family: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
-    call!(SYS_socket, family, kind, protocol).map(|v| v as c_int)
-}
-
 /// Sends a question that holds no pointers, and receives the answer at once: its length in bytes.
 pub fn ask<T>(fd: c_int, question: &T, answer: &mut [u32]) -> Result<usize, Errno> {
     // SAFETY: `question` is readable for its size.
@@ -132,11 +121,6 @@ pub fn ask<T>(fd: c_int, question: &T, answer: &mut [u32]) -> Result<usize, Errn
 /// `addr` is readable for `len` bytes.
 pub unsafe fn connect(fd: c_int, addr: *const c_void, len: u32) -> Result<(), Errno> {
     call!(SYS_connect, fd, addr, len).map(drop)
-}
-
-/// bind(2) to a path.
-pub fn bind_unix(fd: c_int, addr: &libc::sockaddr_un) -> Result<(), Errno> {
-    call!(SYS_bind, fd, addr as *const _, size_of::<libc::sockaddr_un>()).map(drop)
 }
 
 /// sendmsg(2).
