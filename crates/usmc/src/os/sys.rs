@@ -121,11 +121,12 @@ macro_rules! call {
     };
 }
 
-/// `name(…) -> ret = SYS_name, …;`: what the call returns where it succeeds, or nothing.
+/// `fn name(…) -> ret = SYS_name, …;`: what the call returns where it succeeds, or nothing.
 macro_rules! system_calls {
-    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? = $nr:ident $(, $given:expr)*;)*) => { $(
+    ($($(#[$doc:meta])* $(unsafe $($no:lifetime)?)? fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)?
+        = $nr:ident $(, $given:expr)*;)*) => { $(
         $(#[$doc])*
-        pub fn $name($($arg: $ty),*) -> Result<system_calls!(@type $($ret)?), Errno> {
+        pub $(unsafe $($no)?)? fn $name($($arg: $ty),*) -> Result<system_calls!(@type $($ret)?), Errno> {
             call!($nr $(, $given)*).map(system_calls!(@map $($ret)?))
         }
     )* };
@@ -143,38 +144,43 @@ pub use sockets::*;
 
 system_calls! {
     /// open(2) with O_CLOEXEC.
-    open(path: &CStr, flags: c_int, mode: u32) -> c_int
+    fn open(path: &CStr, flags: c_int, mode: u32) -> c_int
         = SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags | libc::O_CLOEXEC, mode;
     /// mkdir(2).
-    mkdir(path: &CStr, mode: u32) = SYS_mkdirat, libc::AT_FDCWD, path.as_ptr(), mode;
+    fn mkdir(path: &CStr, mode: u32) = SYS_mkdirat, libc::AT_FDCWD, path.as_ptr(), mode;
     /// fchmod(2).
-    fchmod(fd: c_int, mode: u32) = SYS_fchmod, fd, mode;
+    fn fchmod(fd: c_int, mode: u32) = SYS_fchmod, fd, mode;
     /// chmod(2). Follows symbolic links.
-    chmod(path: &CStr, mode: u32) = SYS_fchmodat, libc::AT_FDCWD, path.as_ptr(), mode;
+    fn chmod(path: &CStr, mode: u32) = SYS_fchmodat, libc::AT_FDCWD, path.as_ptr(), mode;
     /// Gives an open file, be it for nothing but to name it, to a group.
-    chgrp(fd: c_int, gid: u32) = SYS_fchownat, fd, c"".as_ptr(), u32::MAX, gid, libc::AT_EMPTY_PATH;
+    fn chgrp(fd: c_int, gid: u32) = SYS_fchownat, fd, c"".as_ptr(), u32::MAX, gid, libc::AT_EMPTY_PATH;
     /// unlink(2).
-    unlink(path: &CStr) = SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0;
+    fn unlink(path: &CStr) = SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0;
     /// readlink(2): the length of what was written to `text`, cut off at its end.
-    readlink(path: &CStr, text: &mut [u8]) -> usize
+    fn readlink(path: &CStr, text: &mut [u8]) -> usize
         = SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), text.as_mut_ptr(), text.len();
     /// rename(2) that fails with EEXIST when `to` exists (a hard link is made and `from` removed).
-    link(from: &CStr, to: &CStr) = SYS_linkat, libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), 0;
+    fn link(from: &CStr, to: &CStr) = SYS_linkat, libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), 0;
     /// memfd_create(2), sealable and close-on-exec.
-    memfd_create(name: &CStr) -> c_int = SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    fn memfd_create(name: &CStr) -> c_int = SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     /// fcntl(2) with an integer argument.
-    fcntl(fd: c_int, cmd: c_int, arg: usize) -> usize = SYS_fcntl, fd, cmd, arg;
+    fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> usize = SYS_fcntl, fd, cmd, arg;
     /// `new` becomes a duplicate of `fd`, which is another number; it crosses exec(2).
-    dup2(fd: c_int, new: c_int) = SYS_dup3, fd, new, 0;
+    fn dup2(fd: c_int, new: c_int) = SYS_dup3, fd, new, 0;
     /// epoll_ctl(2).
-    epoll_ctl(ep: c_int, op: c_int, fd: c_int, event: &mut libc::epoll_event)
+    fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, event: &mut libc::epoll_event)
         = SYS_epoll_ctl, ep, op, fd, event as *mut _;
     /// pidfd_open(2).
-    pidfd_open(pid: u32) -> c_int = SYS_pidfd_open, pid, 0;
+    fn pidfd_open(pid: u32) -> c_int = SYS_pidfd_open, pid, 0;
     /// pidfd_getfd(2): a duplicate of another process' descriptor.
-    pidfd_getfd(pidfd: c_int, fd: u32) -> c_int = SYS_pidfd_getfd, pidfd, fd, 0;
+    fn pidfd_getfd(pidfd: c_int, fd: u32) -> c_int = SYS_pidfd_getfd, pidfd, fd, 0;
     /// flock(2).
-    flock(fd: c_int, operation: c_int) = SYS_flock, fd, operation;
+    fn flock(fd: c_int, operation: c_int) = SYS_flock, fd, operation;
+    /// read(2).
+    ///
+    /// # Safety
+    /// `buf` is writable for `len` bytes.
+    unsafe fn read(fd: c_int, buf: *mut c_void, len: usize) -> usize = SYS_read, fd, buf, len;
 }
 
 /// `name = SYS_name;`: calls that do not fail.
@@ -496,14 +502,6 @@ pub fn handling(signal: c_int) -> Handling {
 pub fn raise(signal: c_int) {
     let thread = call!(SYS_gettid).unwrap_or(0);
     let _ = call!(SYS_tgkill, getpid(), thread, signal);
-}
-
-/// read(2).
-///
-/// # Safety
-/// `buf` is writable for `len` bytes.
-pub unsafe fn read(fd: c_int, buf: *mut c_void, len: usize) -> Result<usize, Errno> {
-    call!(SYS_read, fd, buf, len)
 }
 
 /// The file's position; `None` where it has none.

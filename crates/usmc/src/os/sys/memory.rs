@@ -12,27 +12,34 @@ const FRESH: c_int = libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
 system_calls! {
     /// Shared writable mapping of `len` bytes of `fd`.
-    mmap_shared(fd: c_int, len: usize) -> *mut u8 = SYS_mmap, 0, len, WRITE, libc::MAP_SHARED, fd, 0;
+    fn mmap_shared(fd: c_int, len: usize) -> *mut u8 = SYS_mmap, 0, len, WRITE, libc::MAP_SHARED, fd, 0;
     /// The same, without access for now: nothing of it comes into memory, be it to be locked there (mlockall(2)).
-    mmap_out_of_reach(fd: c_int, len: usize) -> *mut u8 = SYS_mmap, 0, len, libc::PROT_NONE, libc::MAP_SHARED, fd, 0;
+    fn mmap_out_of_reach(fd: c_int, len: usize) -> *mut u8 = SYS_mmap, 0, len, libc::PROT_NONE, libc::MAP_SHARED, fd, 0;
     /// The same, to be read only.
-    mmap_readable(fd: c_int, len: usize) -> *mut u8 = SYS_mmap, 0, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0;
+    fn mmap_readable(fd: c_int, len: usize) -> *mut u8 = SYS_mmap, 0, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0;
     /// mmap of `fd` over an existing mapping.
-    mmap_shared_at(at: *mut u8, fd: c_int, len: usize)
+    fn mmap_shared_at(at: *mut u8, fd: c_int, len: usize)
         = SYS_mmap, at, len, WRITE, libc::MAP_SHARED | libc::MAP_FIXED, fd, 0;
     /// Zeroed memory shared with children.
-    mmap_family(len: usize) -> *mut u8 = SYS_mmap, 0, len, WRITE, libc::MAP_SHARED | FRESH, -1isize, 0;
+    fn mmap_family(len: usize) -> *mut u8 = SYS_mmap, 0, len, WRITE, libc::MAP_SHARED | FRESH, -1isize, 0;
+    /// munlock(2).
+    ///
+    /// # Safety
+    /// The range is mapped.
+    unsafe fn munlock(at: *mut u8, len: usize) = SYS_munlock, at, len;
+    /// madvise(2).
+    ///
+    /// # Safety
+    /// The advice must not invalidate data that is still needed.
+    unsafe fn madvise(at: *mut u8, len: usize, advice: c_int) = SYS_madvise, at, len, advice;
+    /// mprotect(2).
+    ///
+    /// # Safety
+    /// Nobody counts on what the range is not any more.
+    unsafe fn mprotect(at: *mut u8, len: usize, protection: c_int) = SYS_mprotect, at, len, protection;
 }
 
-/// munlock(2).
-///
-/// # Safety
-/// The range is mapped.
-pub unsafe fn munlock(at: *mut u8, len: usize) -> Result<(), Errno> {
-    call!(SYS_munlock, at, len).map(drop)
-}
-
-/// The same from some place in it on, which is a page's.
+/// [`mmap_shared`] from some place in it on, which is a page's.
 pub fn mmap_shared_from(fd: c_int, len: usize, from: u64) -> Result<*mut u8, Errno> {
     /// What mmap2(2) counts in.
     const UNIT: u64 = if cfg!(target_arch = "x86") { 4096 } else { 1 };
@@ -71,22 +78,6 @@ pub fn reserve<T>(table: &AtomicPtr<T>, count: usize) -> Option<*mut T> {
 /// Nothing refers to the range any more.
 pub unsafe fn munmap(at: *mut u8, len: usize) {
     let _ = call!(SYS_munmap, at, len);
-}
-
-/// madvise(2).
-///
-/// # Safety
-/// The advice must not invalidate data that is still needed.
-pub unsafe fn madvise(at: *mut u8, len: usize, advice: c_int) -> Result<(), Errno> {
-    call!(SYS_madvise, at, len, advice).map(drop)
-}
-
-/// mprotect(2).
-///
-/// # Safety
-/// Nobody counts on what the range is not any more.
-pub unsafe fn mprotect(at: *mut u8, len: usize, protection: c_int) -> Result<(), Errno> {
-    call!(SYS_mprotect, at, len, protection).map(drop)
 }
 
 /// Whether memory can be written: the kernel writes there what is there.

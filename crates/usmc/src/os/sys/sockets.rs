@@ -32,15 +32,42 @@ pub fn getpeername(fd: c_int, addr: &mut libc::sockaddr_storage) -> Result<usize
 
 system_calls! {
     /// getpeername(2) into the application's memory, wherever that is.
-    give_peer(fd: c_int, addr: *mut libc::sockaddr, len: *mut libc::socklen_t) = SYS_getpeername, fd, addr, len;
+    fn give_peer(fd: c_int, addr: *mut libc::sockaddr, len: *mut libc::socklen_t) = SYS_getpeername, fd, addr, len;
     /// send(2) of a few bytes.
-    send(fd: c_int, buf: &[u8], flags: c_int) -> usize = SYS_sendto, fd, buf.as_ptr(), buf.len(), flags, 0, 0;
+    fn send(fd: c_int, buf: &[u8], flags: c_int) -> usize = SYS_sendto, fd, buf.as_ptr(), buf.len(), flags, 0, 0;
     /// shutdown(2).
-    shutdown(fd: c_int, how: c_int) = SYS_shutdown, fd, how;
+    fn shutdown(fd: c_int, how: c_int) = SYS_shutdown, fd, how;
     /// socket(2)
-    socket(family: c_int, kind: c_int, protocol: c_int) -> c_int = SYS_socket, family, kind, protocol;
+    fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int = SYS_socket, family, kind, protocol;
     /// bind(2) to a path.
-    bind_unix(fd: c_int, addr: &libc::sockaddr_un) = SYS_bind, fd, addr as *const _, size_of::<libc::sockaddr_un>();
+    fn bind_unix(fd: c_int, addr: &libc::sockaddr_un) = SYS_bind, fd, addr as *const _, size_of::<libc::sockaddr_un>();
+    /// recv(2) into a raw buffer.
+    ///
+    /// # Safety
+    /// `buf` is writable for `len` bytes.
+    unsafe fn recv(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> usize
+        = SYS_recvfrom, fd, buf, len, flags, 0, 0;
+    /// send(2) from memory that others may write.
+    ///
+    /// # Safety
+    /// `buf` is readable for `len` bytes.
+    unsafe fn send_raw(fd: c_int, buf: *const u8, len: usize, flags: c_int) -> usize
+        = SYS_sendto, fd, buf, len, flags, 0, 0;
+    /// connect(2).
+    ///
+    /// # Safety
+    /// `addr` is readable for `len` bytes.
+    unsafe fn connect(fd: c_int, addr: *const c_void, len: u32) = SYS_connect, fd, addr, len;
+    /// sendmsg(2).
+    ///
+    /// # Safety
+    /// `msg` and all it points to is valid.
+    unsafe fn sendmsg(fd: c_int, msg: *const libc::msghdr, flags: c_int) -> usize = SYS_sendmsg, fd, msg, flags;
+    /// recvmsg(2).
+    ///
+    /// # Safety
+    /// `msg` and all it points to is valid and writable.
+    unsafe fn recvmsg(fd: c_int, msg: *mut libc::msghdr, flags: c_int) -> usize = SYS_recvmsg, fd, msg, flags;
 }
 
 /// ioctl(2) that stores an int.
@@ -50,31 +77,10 @@ pub fn ioctl_int(fd: c_int, request: c_ulong) -> Result<c_int, Errno> {
     Ok(v)
 }
 
-/// recv(2) into a raw buffer.
-///
-/// # Safety
-/// `buf` is writable for `len` bytes.
-pub unsafe fn recv(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Result<usize, Errno> {
-    call!(SYS_recvfrom, fd, buf, len, flags, 0, 0)
-}
-
 /// Takes up to `len` bytes out of a TCP stream without a wait.
 pub fn discard(fd: c_int, len: usize) -> Result<usize, Errno> {
     // SAFETY: TCP copies nothing with MSG_TRUNC (tcp(7)), so no buffer is needed.
     unsafe { recv(fd, core::ptr::null_mut(), len, libc::MSG_TRUNC | libc::MSG_DONTWAIT) }
-}
-
-/// send(2) from memory that others may write.
-///
-/// # Safety
-/// `buf` is readable for `len` bytes.
-pub unsafe fn send_raw(
-    fd: c_int,
-    buf: *const u8,
-    len: usize,
-    flags: c_int,
-) -> Result<usize, Errno> {
-    call!(SYS_sendto, fd, buf, len, flags, 0, 0)
 }
 
 /// Resets a connection: connect(2) to AF_UNSPEC.
@@ -113,28 +119,4 @@ pub fn ask<T>(fd: c_int, question: &T, answer: &mut [u32]) -> Result<usize, Errn
     unsafe { send_raw(fd, core::ptr::from_ref(question).cast(), size_of::<T>(), 0) }?;
     // SAFETY: `answer` is writable for its size.
     unsafe { recv(fd, answer.as_mut_ptr().cast(), size_of_val(answer), libc::MSG_DONTWAIT) }
-}
-
-/// connect(2).
-///
-/// # Safety
-/// `addr` is readable for `len` bytes.
-pub unsafe fn connect(fd: c_int, addr: *const c_void, len: u32) -> Result<(), Errno> {
-    call!(SYS_connect, fd, addr, len).map(drop)
-}
-
-/// sendmsg(2).
-///
-/// # Safety
-/// `msg` and all it points to is valid.
-pub unsafe fn sendmsg(fd: c_int, msg: *const libc::msghdr, flags: c_int) -> Result<usize, Errno> {
-    call!(SYS_sendmsg, fd, msg, flags)
-}
-
-/// recvmsg(2).
-///
-/// # Safety
-/// `msg` and all it points to is valid and writable.
-pub unsafe fn recvmsg(fd: c_int, msg: *mut libc::msghdr, flags: c_int) -> Result<usize, Errno> {
-    call!(SYS_recvmsg, fd, msg, flags)
 }
