@@ -21,19 +21,25 @@ pub fn in_order() {
     compiler_fence(SeqCst);
 }
 
+/// One instruction on a word, instead of what follows, where no other thread can come between.
+macro_rules! alone {
+    ($word:ident, $code:literal, $(let $name:ident = $init:expr,)? ($($operand:tt)*) $(=> $done:expr)?) => {
+        #[cfg(all(target_arch = "x86_64", not(any(fuzzing, miri))))]
+        if is_single() {
+            $(let mut $name = $init;)?
+            // SAFETY: an instruction on a word that we may write; no thread reads it at the same time.
+            unsafe {
+                core::arch::asm!($code, at = in(reg) $word.as_ptr(), $($operand)* options(nostack));
+            }
+            return $($done)?;
+        }
+    };
+}
+
 /// Adds, and returns what was there. SeqCst where there are threads.
 #[inline(always)]
 pub fn add(word: &AtomicU32, more: u32) -> u32 {
-    #[cfg(all(target_arch = "x86_64", not(any(fuzzing, miri))))]
-    if is_single() {
-        let mut value = more;
-        // SAFETY: `xadd` on a word that we may write; no thread reads it at the same time.
-        unsafe {
-            core::arch::asm!("xadd dword ptr [{at}], {value:e}", at = in(reg) word.as_ptr(),
-                value = inout(reg) value, options(nostack));
-        }
-        return value;
-    }
+    alone!(word, "xadd dword ptr [{at}], {value:e}", let value = more, (value = inout(reg) value,) => value);
     word.fetch_add(more, SeqCst)
 }
 
@@ -46,44 +52,21 @@ pub fn sub(word: &AtomicU32, less: u32) -> u32 {
 /// One more.
 #[inline(always)]
 pub fn count(word: &AtomicU64) {
-    #[cfg(all(target_arch = "x86_64", not(any(fuzzing, miri))))]
-    if is_single() {
-        // SAFETY: as above.
-        unsafe {
-            core::arch::asm!("inc qword ptr [{at}]", at = in(reg) word.as_ptr(), options(nostack));
-        }
-        return;
-    }
+    alone!(word, "inc qword ptr [{at}]", ());
     word.fetch_add(1, SeqCst);
 }
 
 /// Sets bits.
 #[inline(always)]
 pub fn set(word: &AtomicU32, bits: u32) {
-    #[cfg(all(target_arch = "x86_64", not(any(fuzzing, miri))))]
-    if is_single() {
-        // SAFETY: as above.
-        unsafe {
-            core::arch::asm!("or dword ptr [{at}], {bits:e}", at = in(reg) word.as_ptr(),
-                bits = in(reg) bits, options(nostack));
-        }
-        return;
-    }
+    alone!(word, "or dword ptr [{at}], {bits:e}", (bits = in(reg) bits,));
     word.fetch_or(bits, SeqCst);
 }
 
 /// Clears bits.
 #[inline(always)]
 pub fn clear(word: &AtomicU32, bits: u32) {
-    #[cfg(all(target_arch = "x86_64", not(any(fuzzing, miri))))]
-    if is_single() {
-        // SAFETY: as above.
-        unsafe {
-            core::arch::asm!("and dword ptr [{at}], {bits:e}", at = in(reg) word.as_ptr(),
-                bits = in(reg) !bits, options(nostack));
-        }
-        return;
-    }
+    alone!(word, "and dword ptr [{at}], {bits:e}", (bits = in(reg) !bits,));
     word.fetch_and(!bits, SeqCst);
 }
 
@@ -103,16 +86,8 @@ pub fn put(word: &AtomicU32, bits: u32, on: bool) {
 /// What is there instead.
 #[inline(always)]
 pub fn replace(word: &AtomicU64, from: u64, to: u64) -> Result<u64, u64> {
-    #[cfg(all(target_arch = "x86_64", not(any(fuzzing, miri))))]
-    if is_single() {
-        let mut found = from;
-        // SAFETY: as above.
-        unsafe {
-            core::arch::asm!("cmpxchg qword ptr [{at}], {to}", at = in(reg) word.as_ptr(),
-                to = in(reg) to, inout("rax") found, options(nostack));
-        }
-        return if found == from { Ok(from) } else { Err(found) };
-    }
+    alone!(word, "cmpxchg qword ptr [{at}], {to}", let found = from, (to = in(reg) to, inout("rax") found,)
+        => if found == from { Ok(from) } else { Err(found) });
     word.compare_exchange(from, to, SeqCst, SeqCst)
 }
 
@@ -140,16 +115,8 @@ pub fn give_back(word: &AtomicU64, holder: u64) -> bool {
 /// As there.
 #[inline(always)]
 pub fn replace_u32(word: &AtomicU32, from: u32, to: u32) -> Result<u32, u32> {
-    #[cfg(all(target_arch = "x86_64", not(any(fuzzing, miri))))]
-    if is_single() {
-        let mut found = from;
-        // SAFETY: as above.
-        unsafe {
-            core::arch::asm!("cmpxchg dword ptr [{at}], {to:e}", at = in(reg) word.as_ptr(),
-                to = in(reg) to, inout("eax") found, options(nostack));
-        }
-        return if found == from { Ok(from) } else { Err(found) };
-    }
+    alone!(word, "cmpxchg dword ptr [{at}], {to:e}", let found = from, (to = in(reg) to, inout("eax") found,)
+        => if found == from { Ok(from) } else { Err(found) });
     word.compare_exchange(from, to, SeqCst, SeqCst)
 }
 
