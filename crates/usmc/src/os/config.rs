@@ -6,6 +6,8 @@ use core::ffi::{CStr, c_char};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str;
 
+use crate::os::sys;
+
 const RULES: usize = 32;
 
 /// A list of at most 32 rules.
@@ -289,10 +291,8 @@ fn program_allowed() -> bool {
 
 /// The base name of this process' executable.
 fn read_exe(buf: &mut [u8; 4096]) -> &[u8] {
-    // SAFETY: buf is writable for its length.
-    let n =
-        unsafe { libc::readlink(c"/proc/self/exe".as_ptr(), buf.as_mut_ptr().cast(), buf.len()) };
-    let path = &buf[..n.max(0) as usize];
+    let len = sys::readlink(c"/proc/self/exe", buf).unwrap_or(0);
+    let path = &buf[..len];
     path.rsplit(|&b| b == b'/').next().unwrap_or(&[])
 }
 

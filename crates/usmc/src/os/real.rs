@@ -63,11 +63,11 @@ impl<T> Failed for *mut T {
 
 /// The body of a stand-in for a symbol that this libc lacks.
 macro_rules! stand_in {
-    ($ret:ty, ENOSYS) => {{
+    ($ret:ty, ENOSYS $(, $arg:ident)*) => {{
         crate::os::errno::set_errno(libc::ENOSYS);
         <$ret as Failed>::FAILED
     }};
-    ($ret:ty, NOTHING) => { Default::default() };
+    ($ret:ty, NOTHING $(, $arg:ident)*) => { Default::default() };
     // Offsets that these calls take have two words where a word has 32 bits, and both everywhere.
     ($ret:ty, SYS_preadv2, $($arg:ident),*) => { stand_in!(@positioned $ret, SYS_preadv2, $($arg),*) };
     ($ret:ty, SYS_pwritev2, $($arg:ident),*) => { stand_in!(@positioned $ret, SYS_pwritev2, $($arg),*) };
@@ -118,7 +118,7 @@ macro_rules! real {
             $(
                 $(#[$if])*
                 pub extern "C" fn $name($($arg: $ty),*) -> $ret {
-                    real!(@missing $ret, $otherwise $(, $arg)*)
+                    stand_in!($ret, $otherwise $(, $arg)*)
                 }
             )*
         }
@@ -178,9 +178,6 @@ macro_rules! real {
             know_libc();
         }
     };
-    (@missing $ret:ty, ENOSYS $(, $arg:ident)*) => { stand_in!($ret, ENOSYS) };
-    (@missing $ret:ty, NOTHING $(, $arg:ident)*) => { stand_in!($ret, NOTHING) };
-    (@missing $ret:ty, $nr:ident $(, $arg:ident)*) => { stand_in!($ret, $nr $(, $arg)*) };
 }
 
 const fn as_c_str(name: &'static str) -> &'static CStr {

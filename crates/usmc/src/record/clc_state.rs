@@ -62,7 +62,7 @@ pub struct State {
     pub since: AtomicU32,
     /// When a message was first seen that was not all there, in milliseconds; 0 = none was.
     pub partial: AtomicU32,
-    /// Decline code, of whichever side, for `usmc ss`.
+    /// Decline code, of whichever side, for `usmc ss`; 0 = neither has declined.
     pub declined: AtomicU32,
     /// Whether the peer is of our own user.
     pub is_own_user: AtomicU32,
@@ -98,11 +98,6 @@ impl State {
     #[inline]
     pub fn is_on(&self) -> bool {
         self.step.load(Relaxed) != Step::None as u32
-    }
-
-    /// The code with which either side has declined; 0 = none has.
-    pub fn declined(&self) -> u32 {
-        self.declined.load(Relaxed)
     }
 
     /// Whether the peer, with whom there was a handshake, is of our own user: what it says of itself is as good as our own

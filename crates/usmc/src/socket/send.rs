@@ -132,21 +132,18 @@ pub fn way(fd: i32, index: u32) -> Way<'static> {
     loop {
         match conn.phase() {
             Phase::Ring => {}
-            Phase::Offered | Phase::Early | Phase::Attached => {
-                transition::progress(fd, index, change_over::Call::Send);
+            phase @ (Phase::Offered | Phase::Early | Phase::Attached | Phase::Plain) => {
+                if phase != Phase::Plain {
+                    transition::progress(fd, index, change_over::Call::Send);
+                }
                 if conn.has(F_CLC)
                     && let Err(errno) = clc::first::before_send(fd, index, conn)
                 {
                     return Way::Failed(errno);
                 }
-            }
-            Phase::Plain => {
-                if conn.has(F_CLC)
-                    && let Err(errno) = clc::first::before_send(fd, index, conn)
-                {
-                    return Way::Failed(errno);
+                if phase == Phase::Plain {
+                    return ending::untold(conn).map_or(Way::Plain, Way::Failed);
                 }
-                return ending::untold(conn).map_or(Way::Plain, Way::Failed);
             }
             _ => return ending::untold(conn).map_or(Way::Plain, Way::Failed),
         }

@@ -222,7 +222,9 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
     }
     // In mode TCP: see there.
     let declined = reason == Reason::Declined as u32;
-    record.segment.store(if declined { conn.clc.declined().into() } else { 0 }, Relaxed);
+    record
+        .segment
+        .store(if declined { conn.clc.declined.load(Relaxed).into() } else { 0 }, Relaxed);
     if let Some(slot) = conn.slot().filter(|_| in_ring) {
         if place & WAS_SMCD == 0 {
             went_to_ring(conn, place & CLIENT_END != 0);

@@ -107,7 +107,7 @@ pub fn read_first(fd: i32, conn: &Conn) {
             return give_up(conn, Reason::NotRegistered);
         }
         refuse(fd, conn, proposal);
-        return declined(conn, DeclineCode(conn.clc.declined()));
+        return declined(conn, DeclineCode(conn.clc.declined.load(Relaxed)));
     };
     if let Err(reason) = device.open_mailbox() {
         device.free(id);
