@@ -108,8 +108,8 @@ pub struct Conn {
     pub kernel_seen: AtomicU64,
     /// log2 of the bytes of a ring of its segment, and eight bits above, of a far part; 0 = out of reach.
     shifts: AtomicU32,
-    /// What may be unread of what we send, in bytes; 0 = not asked yet.
-    tx_most: AtomicU32,
+    /// What may be unread of what we send, in bytes: a multiple of 4096, at least the smallest window's; 0 = not asked yet.
+    pub tx_most: AtomicU32,
     /// Bits of kernel poll events that stay true (RDHUP, HUP, ERR).
     pub kernel_events: AtomicU32,
     returns: AtomicU32,
@@ -353,6 +353,15 @@ impl Conn {
         self.go(Event::GivesUp);
     }
 
+    /// The same where the phase is [`Phase::Early`]. Whether it was.
+    pub fn give_up_early(&self, reason: Reason) -> bool {
+        let gives_up = self.leave_early(Event::GivesUp);
+        if gives_up {
+            self.reason.store(reason as u32, Relaxed);
+        }
+        gives_up
+    }
+
     /// Whether the peer may be another user's, so that nothing is to be expected of it.
     pub fn is_with_other_user(&self) -> bool {
         self.has(F_HANDSHAKE) && !self.clc.is_with_kin()
@@ -562,16 +571,6 @@ impl Conn {
         let (shifts, meet) = (self.shifts.load(Relaxed), self.meet.load(Relaxed).cast());
         let far = self.far.load(Relaxed).cast();
         Memory { meet, shift: shifts & 0xff, far, far_shift: shifts >> 8 }
-    }
-
-    /// What may be unread of what we send, in bytes; 0 = not asked yet.
-    pub fn tx_most(&self) -> u32 {
-        self.tx_most.load(Relaxed)
-    }
-
-    /// See there: a multiple of 4096, at least the smallest window's.
-    pub fn set_tx_most(&self, bytes: u32) {
-        self.tx_most.store(bytes, Relaxed);
     }
 
     /// What our processes share about this end.

@@ -37,9 +37,9 @@ pub fn defaults() -> [u32; 2] {
 /// Limits what may be unread to what TCP would buffer, where the application has set a buffer's size, be it the peer's, or
 /// before the window grows.
 pub fn set(fd: i32, conn: &Conn, slot: &Slot) {
-    let (snd, rcv) = (conn.snd_buf.load(Relaxed), peers_rcv_buf(conn, slot));
-    if snd > 0 || rcv > 0 || conn.tx_most() > 0 {
-        set_to(fd, conn, snd, rcv);
+    let cells = [&conn.snd_buf, &conn.peer_end(slot).rcv_buf, &conn.tx_most];
+    if cells.iter().any(|cell| cell.load(Relaxed) > 0) {
+        set_to_tcps(fd, conn, slot);
     }
 }
 
@@ -51,16 +51,16 @@ pub fn peers_rcv_buf(conn: &Conn, slot: &Slot) -> u32 {
 /// A way back to TCP must find room for all that is unread. So what the sender's buffer has now counts, and not what it may
 /// grow to: it never shrinks, and how it grows depends on the kernel (Linux 6.12 has 2.6 MB on loopback and stays there) and on
 /// the segments' size (69 KB between network namespaces, and up to 1 MB when they are full).
-pub fn set_to(fd: i32, conn: &Conn, snd: u32, rcv: u32) {
+pub fn set_to_tcps(fd: i32, conn: &Conn, slot: &Slot) {
     let [usual_snd, usual_rcv] = defaults();
     // Of a buffer that the application has not set.
     let growing = || sockopt::int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 0).max(0).cast_unsigned();
-    let (snd, least) = match snd {
+    let (snd, least) = match conn.snd_buf.load(Relaxed) {
         0 => (growing().clamp(1, usual_snd), 1 << conn.full_shift()),
         set => (set, 1 << WINDOW_SHIFT_MIN),
     };
-    let bytes = in_buffers(snd, or_usual(rcv, usual_rcv));
-    conn.set_tx_most(bytes.clamp(least, MOST) & !0xfff);
+    let bytes = in_buffers(snd, or_usual(peers_rcv_buf(conn, slot), usual_rcv));
+    conn.tx_most.store(bytes.clamp(least, MOST) & !0xfff, Relaxed);
 }
 
 /// The size that was set, or the usual one.

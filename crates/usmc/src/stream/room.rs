@@ -36,10 +36,7 @@ const KEPT_MS: u32 = 1000;
 /// does it itself.
 #[cold]
 pub fn grow(fd: i32, conn: &Conn, slot: &Slot) -> bool {
-    if conn.tx_most() == 0 {
-        limit::set_to(fd, conn, conn.snd_buf.load(Relaxed), limit::peers_rcv_buf(conn, slot));
-    }
-    let tx = growing(conn, slot);
+    let tx = growing(fd, conn, slot);
     if !tx.can_grow() {
         return false;
     }
@@ -109,10 +106,7 @@ pub fn found(fd: i32, conn: &Conn, slot: &Slot, room: Room, want: usize) -> Room
 fn stream(fd: i32, conn: &Conn, slot: &Slot, want: usize) -> Option<Room> {
     let mut room = None;
     if peer_reaches_far(conn, slot) && bulk::is_seated(conn) {
-        if conn.tx_most() == 0 {
-            limit::set_to(fd, conn, conn.snd_buf.load(Relaxed), limit::peers_rcv_buf(conn, slot));
-        }
-        let tx = growing(conn, slot);
+        let tx = growing(fd, conn, slot);
         room = tx.stream(want, |at, len| take_far(conn, at.cast(), len));
         if room.is_some() {
             conn.set_far_part(Far::InUse);
@@ -194,7 +188,10 @@ pub fn keeps_far_ms(conn: &Conn) -> Option<u32> {
 
 /// The ring that we send by, without its far part where the peer does not reach that, or has bytes of TCP to read first: a way
 /// back would not find that room in TCP's buffers.
-fn growing<'a>(conn: &Conn, slot: &'a Slot) -> Ring<'a> {
+fn growing<'a>(fd: i32, conn: &Conn, slot: &'a Slot) -> Ring<'a> {
+    if conn.tx_most.load(Relaxed) == 0 {
+        limit::set_to_tcps(fd, conn, slot);
+    }
     let tx = conn.tx(slot);
     let has_read_tcp = conn.peer_end(slot).reads_ring();
     if has_read_tcp && peer_reaches_far(conn, slot) { tx } else { within_ring(conn, tx) }
@@ -202,7 +199,7 @@ fn growing<'a>(conn: &Conn, slot: &'a Slot) -> Ring<'a> {
 
 /// The same without its far part in any case.
 fn within_ring<'a>(conn: &Conn, tx: Ring<'a>) -> Ring<'a> {
-    tx.limited((1 << conn.full_shift()).min(conn.tx_most() as usize))
+    tx.limited((1 << conn.full_shift()).min(conn.tx_most.load(Relaxed) as usize))
 }
 
 fn peer_reaches_far(conn: &Conn, slot: &Slot) -> bool {
@@ -232,7 +229,7 @@ fn patience_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
 }
 
 fn is_as_large_as_tcp(conn: &Conn, slot: &Slot, tx: &Ring<'_>) -> bool {
-    let most = match conn.tx_most() {
+    let most = match conn.tx_most.load(Relaxed) {
         0 => limit::MOST,
         // Small segments: TCP's buffer grows when it is full, to some multiple.
         most if conn.snd_buf.load(Relaxed) == 0 && most < usual_most(conn, slot) / 2 => limit::MOST,
@@ -251,7 +248,7 @@ fn usual_most(conn: &Conn, slot: &Slot) -> u32 {
 /// Whether SO_SNDBUF may be raised, for more room.
 fn may_be_raised(conn: &Conn, slot: &Slot) -> bool {
     conn.snd_buf.load(Relaxed) > 0
-        && conn.tx_most() < 1 << WINDOW_SHIFT_MAX
+        && conn.tx_most.load(Relaxed) < 1 << WINDOW_SHIFT_MAX
         && !conn.tx(slot).is_writable()
 }
 
