@@ -18,7 +18,7 @@ use crate::os::table;
 use crate::os::{kernel_only, log, members};
 use crate::record::conn::{self, Conn, F_COPIED, F_DOWN, F_HANDED, F_SHARED};
 use crate::record::numbers;
-use crate::record::phase::{Event, Phase};
+use crate::record::phase::Phase;
 use crate::socket::close;
 use crate::stream::fallback::{self, Patience};
 
@@ -222,9 +222,9 @@ fn hand_over(
             let known = passed_on::hand_over(fd, conn, to);
             // Of a program beside this one, the device's count keeps steps away.
             conn.set_flag(F_HANDED, known && reason == Reason::PassedOn);
-            if !known && reason == Reason::Lent && conn.leave_early(Event::GivesUp) {
+            if !known && reason == Reason::Lent {
                 // The directory has no room to count its holders.
-                conn.reason.store(reason as u32, Relaxed);
+                conn.give_up_early(reason);
             }
             return Ok(());
         }

@@ -278,9 +278,9 @@ fn make_progress(fd: i32, index: u32) {
     let conn = conn::at(index);
     // Somebody else is at it: the next call goes on.
     let Some(held) = conn.step_lock.try_enter() else {
-        if conn.step_lock.is_mine() && conn.leave_early(Event::GivesUp) {
+        if conn.step_lock.is_mine() {
             // A signal handler interrupted the step, whose end its calls cannot wait for.
-            conn.reason.store(Reason::Interrupted as u32, Relaxed);
+            conn.give_up_early(Reason::Interrupted);
         }
         return;
     };

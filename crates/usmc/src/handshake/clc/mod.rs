@@ -47,7 +47,7 @@ use crate::os::{clock, config, foreign_fd, log, process, sys};
 use crate::record::clc_state::Step;
 use crate::record::conn::{self, Conn, F_CLC, F_CLIENT, F_COPIED, F_HANDSHAKE};
 use crate::record::kernel;
-use crate::record::phase::{Event, Phase};
+use crate::record::phase::Phase;
 use crate::record::tuple::{self, Endpoint};
 
 pub use acceptor::{expect, hold_if_asked};
@@ -144,9 +144,7 @@ fn read(fd: i32, conn: &Conn, go_on: fn(i32, &Conn, Clc)) {
 /// The handshake has come to nothing; no message of the peer's is in the stream.
 fn give_up(conn: &Conn, reason: Reason) {
     forget(conn);
-    if conn.leave_early(Event::GivesUp) {
-        conn.reason.store(reason as u32, Relaxed);
-    }
+    conn.give_up_early(reason);
 }
 
 fn declined(conn: &Conn, code: DeclineCode) {

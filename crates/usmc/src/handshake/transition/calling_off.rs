@@ -13,15 +13,13 @@ use crate::host;
 use crate::os::members;
 use crate::os::reason::Reason;
 use crate::record::conn::{self, Conn, F_CLIENT};
-use crate::record::phase::{Event, Phase};
+use crate::record::phase::Phase;
 
 /// The connection has to stay TCP although an offer may be out, or be just on its way: the thread that makes it has begun
 /// in [`Phase::Early`] and does not look again. Where the acceptor was faster, nothing has changed.
 pub fn take_back(conn: &Conn, reason: Reason) {
     let _step = conn.step_lock.enter();
-    if conn.leave_early(Event::GivesUp) {
-        conn.reason.store(reason as u32, Relaxed);
-    } else if conn.phase() == Phase::Offered {
+    if !conn.give_up_early(reason) && conn.phase() == Phase::Offered {
         withdraw(conn, reason);
     }
 }
@@ -43,9 +41,7 @@ pub fn decline(fd: i32, index: u32, reason: Reason) -> bool {
     let conn = conn::at(index);
     let Some(held) = conn.step_lock.enter() else { return false };
     let before = conn.phase();
-    if conn.leave_early(Event::GivesUp) {
-        conn.reason.store(reason as u32, Relaxed);
-    } else if matches!(before, Phase::Offered | Phase::Attached) {
+    if !conn.give_up_early(reason) && matches!(before, Phase::Offered | Phase::Attached) {
         if call_off(conn) {
             mark::leave_ring(fd);
             give_lowat_back(fd, conn);
