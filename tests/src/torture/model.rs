@@ -423,6 +423,12 @@ impl Model {
             .any(|o| matches!(self.objects[o], Object::End { edged: true, .. }))
     }
 
+    /// Whether an end has bytes to read, or its end.
+    pub(super) fn has_input(&self, process: usize, handle: i64) -> bool {
+        let object = self.open.get(&(process, handle)).map(|own| &self.objects[*own]);
+        matches!(object, Some(Object::End { unread, ended, .. }) if *ended || *unread > 0)
+    }
+
     /// Whether an end or its other end was passed on, which the other may not have noticed yet.
     pub(super) fn is_moving(&self, process: usize, handle: i64) -> bool {
         self.has_passed_peer(process, handle)

@@ -156,8 +156,9 @@ impl Generator {
     pub(super) fn refill(&mut self, _process: usize, _thread: usize) -> Option<()> {
         let (laden, (process, handle)) = self.loaded()?;
         let thread = self.thread(process)?;
-        // What TCP acknowledges before it is full is an edge of room for somebody asleep.
-        let edges = self.model.somebody_sleeps() && self.model.is_edged(process, handle);
+        // What TCP acknowledges before it is full is an edge: of room for somebody asleep, or of whatever else is there.
+        let edges = self.model.is_edged(process, handle)
+            && (self.model.somebody_sleeps() || self.model.has_input(process, handle));
         if edges || self.model.is_pushed(laden.object) {
             return None;
         }

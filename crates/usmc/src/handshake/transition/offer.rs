@@ -118,7 +118,9 @@ pub(super) fn prepare(map: &Segment, index: u32) -> Result<Use, Broken> {
 pub(super) fn reset_end(end: &End) {
     let counts = [&end.tcp_sends, &end.rx_sleepers, &end.tx_sleepers, &end.blocked_sends];
     let others = [&end.bells_drained, &end.bells_for, &end.flags, &end.rcvlowat, &end.passed_on];
-    for cell in counts.into_iter().chain(others).chain([&end.leaving, &end.ears]).chain(&end.members) {
+    for cell in
+        counts.into_iter().chain(others).chain([&end.leaving, &end.ears]).chain(&end.members)
+    {
         cell.store(0, Relaxed);
     }
     for cell in [&end.tx_lock, &end.rx_lock, &end.back_lock, &end.tcp_left] {
