@@ -18,7 +18,7 @@ use usmc_fuzz::memory::{PAGE, memfd};
 use usmc_fuzz::world::{DEVICE, World, mail, world};
 use usmc_shm::layout::{ACCEPTOR, CLIENT, SEGMENT_MAGIC, SEGMENT_VERSION, SegmentHeader, Slot};
 use usmc_shm::layout::{SLOTS_OFFSET, segment_len};
-use usmc_shm::region::Segment;
+use usmc_shm::segment::Segment;
 
 /// The attacker's own index on the device.
 const ATTACKER: u32 = 1;

@@ -297,7 +297,7 @@ impl Honest {
     fn shake_hands(&mut self, b: u8) {
         let control = &self.slot.control;
         let phase = match b % 6 {
-            0 => handshake::attach(control, self.usage, 1),
+            0 => handshake::attach(control, self.usage, 1, 0),
             1 => handshake::confirm(control, self.usage),
             2 => handshake::decline(control, self.usage),
             3 => handshake::withdraw(control, self.usage).err().unwrap_or(SlotState::Gone),

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use usmc_shm::units::Region;
+use usmc_shm::region::{Region, WORDS_AT};
 
 /// Makes one of so many bytes, most of which are not in memory.
 ///
@@ -35,6 +35,6 @@ pub fn create(dir: &Path, len: usize) -> PathBuf {
 pub fn was_used(path: &Path) -> bool {
     let mut word = [0; 8];
     let file = File::open(path).expect("the region");
-    file.read_exact_at(&mut word, usmc_shm::units::WORDS_AT as u64).expect("a word for each unit");
+    file.read_exact_at(&mut word, WORDS_AT as u64).expect("a word for each unit");
     u64::from_ne_bytes(word) != 0
 }

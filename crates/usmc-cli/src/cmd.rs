@@ -8,6 +8,7 @@ pub mod ebpf;
 pub mod linkgroup;
 pub mod pnet;
 pub mod probe;
+pub mod region;
 pub mod run;
 pub mod seid;
 pub mod ss;

@@ -27,6 +27,9 @@ fn every_option_is_in_the_manual() {
         (&["device", "--help"], "usmc-device.1"),
         (&["linkgroup", "--help"], "usmc-device.1"),
         (&["pnet", "--help"], "usmc-pnet.1"),
+        (&["region", "init", "--help"], "usmc-region.1"),
+        (&["region", "show", "--help"], "usmc-region.1"),
+        (&["region", "evict", "--help"], "usmc-region.1"),
         (&["ueid", "--help"], "usmc-ueid.1"),
         (&["ueid", "show", "--help"], "usmc-ueid.1"),
         (&["seid", "--help"], "usmc-ueid.1"),
@@ -58,7 +61,7 @@ fn groff_has_nothing_to_say() {
         assert!(groff.status.success() && groff.stderr.is_empty(), "{}", stderr(&groff));
         pages += 1;
     }
-    assert_eq!(pages, 12);
+    assert_eq!(pages, 13);
 }
 
 #[test]

@@ -18,8 +18,8 @@ use std::time::Instant;
 use std::{array, ptr, thread};
 
 use usmc_shm::layout::{ACCEPTOR, CLIENT, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, segment_len};
-use usmc_shm::region::Segment;
 use usmc_shm::ring::Ring;
+use usmc_shm::segment::Segment;
 
 const PASSES: usize = 7;
 const ROUNDS: usize = 100_000;

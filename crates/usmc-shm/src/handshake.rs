@@ -96,7 +96,9 @@ pub fn offer(control: &Control) -> Result<Use, Broken> {
 /// finds `Attached` or `Confirmed`, which is just as good.
 ///
 /// Returns the phase reached; [`SlotState::Gone`] means that the connection stays TCP.
-pub fn attach(control: &Control, usage: Use, process: u32) -> SlotState {
+pub fn attach(control: &Control, usage: Use, process: u32, peer: u32) -> SlotState {
+    // Before the slot is ours, so that no instant is left in which nobody knows whose it is. All that compete for it are of one peer.
+    control.attached_peer.store(peer, Relaxed);
     match step(control, usage, SLOT_OFFERED, SLOT_ATTACHED) {
         Ok(()) => {
             control.attached_by.store(process, Relaxed);

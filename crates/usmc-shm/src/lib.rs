@@ -3,7 +3,7 @@
 //! Read in the order a byte travels: [`layout`] says where everything lies, [`copy`] is the only place
 //! where application memory and shared memory meet, [`ring`] moves the cursors and says which sleepers have to be
 //! woken, [`bell`] how that is done over TCP, [`lock`] keeps several threads or forked processes of one end
-//! apart, [`region`] carves checked references out of a mapping. Before that, [`handshake`] brings two ends
+//! apart, [`segment`] carves checked references out of a mapping. Before that, [`handshake`] brings two ends
 //! to one slot, and [`span`] moves a direction from TCP to the ring at an exact byte; [`back`] is the way back.
 //! [`tap`] shows bytes to `usmc dump`.
 //!
@@ -31,11 +31,11 @@ pub mod layout;
 pub mod lock;
 pub mod region;
 pub mod ring;
+pub mod segment;
 pub mod span;
 pub mod state;
 pub mod sync;
 pub mod tap;
-pub mod units;
 
 /// Shared memory held a value that no correct peer writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,173 +1,287 @@
-//! A mapping, and checked references into it.
+//! A region: one file that several processes, also of several kernels, map as a whole, and whose memory they hand out
+//! among themselves in units. docs/region.md has its layout for others to implement.
+//!
+//! ```text
+//! 0           Header
+//! PEERS_AT    256 peers
+//! WORDS_AT    one word for each unit
+//! units_at    the units, 64 KiB each
+//! ```
+//!
+//! A crash at any instruction leaves words that name a dead owner, and nothing half linked: there are no lists, and no lock that
+//! several kernels share. A run of units is an ordinary segment ([`crate::segment`]).
 
-use core::ptr;
+pub mod peers;
+pub mod units;
 
+use core::slice;
+
+use self::peers::{Life, Peer, Peers};
+use self::units::{Member, Run, Words};
 use crate::Broken;
-use crate::layout::{
-    SEGMENT_MAGIC, SEGMENT_VERSION, SLOTS_OFFSET, SegmentHeader, Slot, data_offset, far_offset,
-    near_len, segment_len,
-};
-use crate::ring::{Memory, Ring};
-use crate::sync::Ordering::Relaxed;
+use crate::sync::Ordering::{Acquire, Relaxed, Release};
+use crate::sync::{AtomicU32, AtomicU64};
 
-/// A mapped segment whose geometry has been checked once and is kept in private memory.
-#[derive(Clone, Copy)]
-pub struct Segment {
-    base: *mut u8,
-    slots: u32,
-    ring_shift: u32,
-    /// 0 where the far parts are not mapped.
-    far_shift: u32,
+/// First eight bytes.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMC-reg");
+/// Changes whenever a field here moves.
+pub const VERSION: u32 = 2;
+/// log2 of a unit's bytes: pages of all sizes that guests have.
+pub const UNIT_SHIFT: u32 = 16;
+/// Bytes of a unit.
+pub const UNIT: usize = 1 << UNIT_SHIFT;
+/// Most units of a region.
+pub const UNITS_MOST: usize = 1 << 15;
+/// Places for peers, of which the first is not used.
+pub const PEERS: usize = 256;
+/// Offset of the peers.
+pub const PEERS_AT: usize = 4096;
+/// Offset of the words.
+pub const WORDS_AT: usize = PEERS_AT + PEERS * size_of::<Peer>();
+
+/// Start of the file.
+#[repr(C, align(4096))]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    /// Units of the region.
+    pub units: AtomicU32,
+    /// The region's id, and its GID: 128 bits, random.
+    pub gid: [AtomicU64; 2],
 }
 
-// SAFETY: the mapping is shared memory; everything reached through it is atomic or a raw copy.
-unsafe impl Send for Segment {}
+/// Offset of the first unit.
+const fn units_at(units: usize) -> usize {
+    (WORDS_AT + units * size_of::<AtomicU64>()).next_multiple_of(UNIT)
+}
+
+/// Units of a region of so many bytes.
+pub const fn units_in(len: usize) -> usize {
+    let mut units = len / UNIT;
+    if units > UNITS_MOST {
+        units = UNITS_MOST;
+    }
+    while units > 0 && units_at(units) + units * UNIT > len {
+        units -= 1;
+    }
+    units
+}
+
+/// Bytes of a region of so many units.
+pub const fn len_for(units: usize) -> usize {
+    units_at(units) + units * UNIT
+}
+
+/// Why a file is no region that can be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refused {
+    /// It is none, or shorter or longer than when it was made.
+    Foreign,
+    /// Another version's.
+    Version(u32),
+}
+
+impl From<Refused> for Broken {
+    fn from(_: Refused) -> Broken {
+        Broken
+    }
+}
+
+/// A mapped region whose geometry has been checked once and is kept in private memory.
+#[derive(Clone, Copy)]
+pub struct Region {
+    base: *mut u8,
+    units: usize,
+}
+
+// SAFETY: the mapping is shared memory; what is reached through it are atomics and raw pointers.
+unsafe impl Send for Region {}
 // SAFETY: as above.
-unsafe impl Sync for Segment {}
+unsafe impl Sync for Region {}
 
-impl Segment {
-    /// Wraps a fresh mapping and writes its header.
+impl Region {
+    /// Makes a region out of `len` zero bytes. `None` where not even one unit fits.
     ///
     /// # Safety
-    /// `base` is a zeroed, page-aligned, writable mapping of `segment_len(slots, ring_shift, far_shift)` bytes that
-    /// outlives every use of the result, and nobody else has it yet.
-    pub unsafe fn create(
-        base: *mut u8,
-        slots: u32,
-        (ring_shift, far_shift): (u32, u32),
-        id: u64,
-        owner: u64,
-    ) -> Segment {
-        let seg = Segment { base, slots, ring_shift, far_shift };
-        let header = seg.header();
-        header.version.store(SEGMENT_VERSION, Relaxed);
-        header.slots.store(slots, Relaxed);
-        header.ring_shift.store(ring_shift, Relaxed);
-        header.far_shift.store(far_shift, Relaxed);
-        header.id.store(id, Relaxed);
-        header.owner.store(owner, Relaxed);
-        header.magic.store(SEGMENT_MAGIC, Relaxed);
-        seg
+    /// `base` is a page-aligned, writable mapping of `len` bytes that outlives the result, and nobody else uses it yet.
+    pub unsafe fn format(base: *mut u8, len: usize, gid: [u64; 2]) -> Option<Region> {
+        let units = units_in(len);
+        if units == 0 {
+            return None;
+        }
+        let region = Region { base, units };
+        let header = region.header();
+        header.version.store(VERSION, Relaxed);
+        header.units.store(units as u32, Relaxed);
+        header.gid.iter().zip(gid).for_each(|(place, word)| place.store(word, Relaxed));
+        // Release: a process that sees the magic sees the rest.
+        header.magic.store(MAGIC, Release);
+        Some(region)
     }
 
-    /// Checks a stranger's mapping of the first `len` bytes of `file`: of all, or of what comes before the far parts.
+    /// Checks a mapping that somebody else has made a region of.
     ///
     /// # Errors
-    /// [`Broken`] when the header does not describe exactly this mapping.
+    /// Why it is none.
     ///
     /// # Safety
-    /// `base` is a page-aligned, writable mapping of `len` bytes that cannot shrink (sealed) and outlives
-    /// every use of the result.
-    pub unsafe fn open(base: *mut u8, len: usize, file: usize) -> Result<Segment, Broken> {
-        if len < SLOTS_OFFSET {
-            return Err(Broken);
+    /// `base` is a page-aligned, writable mapping of `len` bytes that outlives the result.
+    pub unsafe fn open(base: *mut u8, len: usize) -> Result<Region, Refused> {
+        let units = units_in(len);
+        if units == 0 {
+            return Err(Refused::Foreign);
         }
-        // SAFETY: the header fits in `len` and any bits are valid for atomics.
-        let header = unsafe { &*base.cast::<SegmentHeader>() };
-        if header.magic.load(Relaxed) != SEGMENT_MAGIC
-            || header.version.load(Relaxed) != SEGMENT_VERSION
-        {
-            return Err(Broken);
+        let region = Region { base, units };
+        let header = region.header();
+        if header.magic.load(Acquire) != MAGIC {
+            return Err(Refused::Foreign);
         }
-        let (slots, ring_shift) = (header.slots.load(Relaxed), header.ring_shift.load(Relaxed));
-        let far_shift = header.far_shift.load(Relaxed);
-        if segment_len(slots, ring_shift, far_shift) != Some(file) {
-            return Err(Broken);
+        match header.version.load(Relaxed) {
+            VERSION if header.units.load(Relaxed) as usize == units => Ok(region),
+            VERSION => Err(Refused::Foreign),
+            version => Err(Refused::Version(version)),
         }
-        if len == file {
-            return Ok(Segment { base, slots, ring_shift, far_shift });
-        }
-        if near_len(slots, ring_shift) != Some(len) {
-            return Err(Broken);
-        }
-        Ok(Segment { base, slots, ring_shift, far_shift: 0 })
     }
 
-    /// Start of the mapping.
-    pub fn base(&self) -> *mut u8 {
-        self.base
+    fn header(&self) -> &Header {
+        // SAFETY: page 0 of the mapping (constructors' contract); atomics accept any bits.
+        unsafe { &*self.base.cast::<Header>() }
     }
 
-    /// Bytes of the mapping.
-    pub fn len(&self) -> usize {
-        segment_len(self.slots, self.ring_shift, self.far_shift).unwrap_or(0)
+    /// The peers.
+    pub fn peers(&self) -> Peers<'_> {
+        // SAFETY: they lie before the words, within the mapping; atomics accept any bits.
+        Peers(unsafe { slice::from_raw_parts(self.base.add(PEERS_AT).cast(), PEERS) })
     }
 
-    /// A segment is never empty.
-    pub fn is_empty(&self) -> bool {
-        false
+    /// The units' words.
+    pub fn words(&self) -> Words<'_> {
+        // SAFETY: `units` words lie before `units_at` of the mapping; atomics accept any bits.
+        Words(unsafe { slice::from_raw_parts(self.base.add(WORDS_AT).cast(), self.units) })
     }
 
-    /// Number of slots.
-    pub fn slots(&self) -> u32 {
-        self.slots
+    /// The region's GID.
+    pub fn gid(&self) -> [u64; 2] {
+        self.header().gid.each_ref().map(|word| word.load(Relaxed))
     }
 
-    /// log2 of the bytes of one ring.
-    pub fn ring_shift(&self) -> u32 {
-        self.ring_shift
+    /// Number of units.
+    pub fn units(&self) -> usize {
+        self.units
     }
 
-    /// Both, as they are given to [`Segment::create`].
-    pub fn shifts(&self) -> (u32, u32) {
-        (self.ring_shift, self.far_shift)
+    /// Where a unit lies; the last one instead of one that is not there.
+    pub fn at(&self, unit: u32) -> *mut u8 {
+        let unit = (unit as usize).min(self.units - 1);
+        // SAFETY: a unit of the mapping.
+        unsafe { self.base.add(units_at(self.units) + unit * UNIT) }
     }
 
-    /// log2 of the bytes of one ring's far part; 0 = none is mapped.
-    pub fn far_shift(&self) -> u32 {
-        self.far_shift
+    /// Claims `len` bytes. Their contents are what an earlier owner has left. `None`: no run is free that is long enough.
+    pub fn claim(&self, len: usize, owner: Member) -> Option<Run> {
+        self.words().claim(len.div_ceil(UNIT), owner)
     }
 
-    /// The header.
-    pub fn header(&self) -> &SegmentHeader {
-        // SAFETY: page 0 of the mapping (constructor invariant); atomics accept any bits.
-        unsafe { &*self.base.cast::<SegmentHeader>() }
-    }
-
-    /// Slot `index`.
-    ///
-    /// # Errors
-    /// [`Broken`] when there is no such slot.
-    pub fn slot(&self, index: u32) -> Result<&Slot, Broken> {
-        if index >= self.slots {
-            return Err(Broken);
-        }
-        let offset = SLOTS_OFFSET + index as usize * size_of::<Slot>();
-        // SAFETY: index < slots, so the slot lies before `data_offset` of the mapping; SLOTS_OFFSET and
-        // the slot's size are multiples of its alignment; atomics accept any bits.
-        Ok(unsafe { &*self.base.add(offset).cast::<Slot>() })
-    }
-
-    /// The memory of both rings of slot `index`.
-    ///
-    /// # Errors
-    /// [`Broken`] when there is no such slot.
-    pub fn memory(&self, index: u32) -> Result<Memory, Broken> {
-        if index >= self.slots {
-            return Err(Broken);
-        }
-        let index = index as usize;
-        let (shift, far_shift) = (self.ring_shift, self.far_shift);
-        let before = (index * 2 + 1) << shift;
-        // SAFETY: index < slots, so 1 << ring_shift bytes on both sides lie within `len` (near_len).
-        let meet = unsafe { self.base.add(data_offset(self.slots) + before) };
-        let far = match near_len(self.slots, shift) {
-            Some(near) if far_shift > 0 => {
-                // SAFETY: likewise, 2 << far_shift bytes from there on lie within `len` (segment_len).
-                unsafe { self.base.add(far_offset(near) + (index << (far_shift + 1))) }
+    /// Gives back what the dead have left, and the places of peers of which nothing is left. `is_dead`: an owner's process is known to
+    /// have died. `is_idle`: nobody uses a whole run of such an owner any more.
+    pub fn sweep(&self, is_dead: impl Fn(Member) -> bool, is_idle: impl Fn(Run) -> bool) {
+        let (words, peers) = (self.words(), self.peers());
+        let is_gone = |peer: u8| !peers.is_alive(peer);
+        for run in words.runs() {
+            let owner_is_dead = is_gone(run.owner.peer) || is_dead(run.owner);
+            if owner_is_dead && (!run.is_whole || is_idle(run)) {
+                words.release(run);
             }
-            _ => ptr::null_mut(),
-        };
-        Ok(Memory { meet: meet.cast(), shift, far: far.cast(), far_shift })
+        }
+        let gone = peers.all().filter(|(_, peer)| peer.life() == Life::Gone);
+        for (number, peer) in gone {
+            if words.runs().all(|run| run.owner.peer != number) {
+                peer.forget();
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom), not(shuttle)))]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::region::peers::Identity;
+
+    #[repr(align(4096))]
+    #[derive(Clone)]
+    struct Page(#[expect(dead_code, reason = "memory for a region")] [u8; 4096]);
+
+    /// Memory for so many units and the rest of a region.
+    fn memory(units: usize) -> (Vec<Page>, usize) {
+        let len = len_for(units);
+        (std::vec![Page([0; 4096]); len / 4096], len)
     }
 
-    /// The ring of slot `index` that end `sender` writes.
-    ///
-    /// # Errors
-    /// [`Broken`] when there is no such slot.
-    pub fn ring(&self, index: u32, sender: usize) -> Result<Ring<'_>, Broken> {
-        let (slot, memory) = (self.slot(index)?, self.memory(index)?);
-        // SAFETY: as in `memory`; the mapping outlives the result (constructor invariant).
-        Ok(unsafe { Ring::new(slot, sender, memory) })
+    fn region(memory: &mut Vec<Page>, len: usize) -> Region {
+        // SAFETY: zero bytes of this test alone, which outlive the region in each test.
+        unsafe { Region::format(memory.as_mut_ptr().cast(), len, [1, 2]) }.expect("room")
+    }
+
+    #[test]
+    fn what_is_no_region_of_ours_is_refused() {
+        let (mut pages, len) = memory(4);
+        let base = pages.as_mut_ptr().cast::<u8>();
+        // SAFETY: memory of this test.
+        let open = |len| unsafe { Region::open(base, len) }.map(|region| region.units());
+        assert_eq!(open(len), Err(Refused::Foreign));
+        let region = region(&mut pages, len);
+        assert_eq!((open(len), region.gid()), (Ok(4), [1, 2]));
+        for other in [len + UNIT, len - UNIT, 4096, 0] {
+            assert_eq!(open(other), Err(Refused::Foreign));
+        }
+        region.header().version.store(1, Relaxed);
+        assert_eq!(open(len), Err(Refused::Version(1)));
+    }
+
+    #[test]
+    fn every_unit_lies_behind_the_tables() {
+        for len in [WORDS_AT, len_for(1), len_for(100) + UNIT / 2, 256 << 20, 16 << 30] {
+            let units = units_in(len);
+            assert!(units <= UNITS_MOST && len_for(units) <= len.max(len_for(0)));
+            assert!(units == UNITS_MOST || len_for(units + 1) > len);
+        }
+        // The words of more units take another unit's place at most.
+        assert!(units_in(256 << 20) >= 4096 - 3);
+    }
+
+    fn join(region: &Region, host: u64, directory: u64) -> u8 {
+        let identity = Identity { host: [host, 0], directory: [directory, 0], station: 0 };
+        region.peers().join(&identity, b"").expect("a place")
+    }
+
+    #[test]
+    fn what_the_dead_leave_comes_back_on_proof() {
+        let (mut pages, len) = memory(8);
+        let region = region(&mut pages, len);
+        let (mine, other) = (join(&region, 1, 1), join(&region, 2, 2));
+        let member = |peer, process| Member::new(peer, process, 1).expect("a member");
+        let (living, dead, paused) = (member(mine, 1), member(mine, 2), member(other, 2));
+        let runs = [living, dead, paused].map(|owner| region.claim(2 * UNIT, owner).expect("room"));
+        region.words().0[6].store(dead.word(), Relaxed);
+        let free = || region.words().free();
+        assert_eq!(free(), 1);
+        // Its run is still in use, by the peer's process.
+        region.sweep(|member| member == dead, |_| false);
+        assert_eq!(free(), 2);
+        region.sweep(|member| member == dead, |_| true);
+        assert_eq!((free(), region.words().run_at(runs[1].first)), (4, None));
+        assert!(region.peers().is_alive(other) && region.words().run_at(runs[2].first).is_some());
+        assert!(region.peers().0[usize::from(other)].declare_gone());
+        region.sweep(|_| false, |_| false);
+        assert_eq!(region.peers().0[usize::from(other)].life(), Life::Gone);
+        region.sweep(|_| false, |_| true);
+        assert_eq!((free(), region.peers().0[usize::from(other)].life()), (6, Life::Free));
+        assert_eq!(region.words().run_at(0).map(|run| run.owner), Some(living));
     }
 }

@@ -268,7 +268,7 @@ impl Victim<'_> {
         let control = &self.slot.control;
         let usage = handshake::offer(control).unwrap_or(Use::from_bits(self.random.next() as u32));
         let _phases: [SlotState; 3] = [
-            handshake::attach(control, usage, 1),
+            handshake::attach(control, usage, 1, 0),
             handshake::confirm(control, usage),
             handshake::decline(control, usage),
         ];

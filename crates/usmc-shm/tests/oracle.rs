@@ -9,8 +9,8 @@ use usmc_shm::layout::{
     ACCEPTOR, ARM_TCP, CLIENT, Direction, PAGE, SHARED, SLOTS_OFFSET, Slot, WINDOW_SHIFT_MAX,
     WINDOW_SHIFT_MIN, WINDOW_SPLIT, data_offset, far_offset, near_len, segment_len,
 };
-use usmc_shm::region::Segment;
 use usmc_shm::ring::{Grant, Memory, ROOM_SHIFT, Ring, least_limit, mark};
+use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::Relaxed;
 
 /// Bytes around the ring that nobody may touch.

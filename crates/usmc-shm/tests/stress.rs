@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, WINDOW_SHIFT_MIN, segment_len};
 use usmc_shm::lock::{Verdict, Wait, acquire, release};
-use usmc_shm::region::Segment;
 use usmc_shm::ring::{Grant, Ring};
+use usmc_shm::segment::Segment;
 use usmc_shm::span::{Route, RxSpan, Source, Taken, TxSpan};
 use usmc_shm::sync::AtomicU64;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire};

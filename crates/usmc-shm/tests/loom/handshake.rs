@@ -24,7 +24,7 @@ fn an_offer_is_attached_or_withdrawn_never_both() {
         let usage = offer(&link.slot.control).unwrap();
         let acceptor = thread::spawn({
             let link = link.clone();
-            move || attach(&link.slot.control, usage, 7)
+            move || attach(&link.slot.control, usage, 7, 0)
         });
         let withdrawn = withdraw(&link.slot.control, usage);
         let attached = acceptor.join().unwrap();
@@ -48,7 +48,7 @@ fn each_step_sees_what_the_one_before_wrote() {
                     return;
                 }
                 let usage = Use::from_bits(bits);
-                if attach(&link.slot.control, usage, 7) == SlotState::Attached {
+                if attach(&link.slot.control, usage, 7, 0) == SlotState::Attached {
                     assert_eq!(words(&link)[0].load(Relaxed), 1);
                     // Loom would not give the client a turn here by itself.
                     thread::yield_now();
@@ -76,7 +76,7 @@ fn nobody_confirms_what_nobody_attached() {
         let usage = offer(&link.slot.control).unwrap();
         let acceptor = thread::spawn({
             let link = link.clone();
-            move || attach(&link.slot.control, usage, 7)
+            move || attach(&link.slot.control, usage, 7, 0)
         });
         let confirmed = confirm(&link.slot.control, usage);
         assert_eq!(acceptor.join().unwrap(), SlotState::Attached);
@@ -95,7 +95,7 @@ fn processes_that_share_an_end_may_both_take_its_step() {
             move |process| {
                 let bits = table.load(Relaxed);
                 if bits != NO_OFFER {
-                    let phase = attach(&link.slot.control, Use::from_bits(bits), process);
+                    let phase = attach(&link.slot.control, Use::from_bits(bits), process, 0);
                     assert_eq!(phase, SlotState::Attached);
                     assert_eq!(words(&link)[0].load(Relaxed), 1);
                 }
@@ -121,7 +121,7 @@ fn a_late_acceptor_never_touches_the_next_use() {
         let old = offer(&link.slot.control).unwrap();
         let late = thread::spawn({
             let link = link.clone();
-            move || attach(&link.slot.control, old, 7)
+            move || attach(&link.slot.control, old, 7, 0)
         });
         if withdraw(&link.slot.control, old).is_ok() {
             release(&link.slot.control, old);
@@ -148,7 +148,7 @@ fn a_declined_slot_is_not_the_clients_to_release() {
         let acceptor = thread::spawn({
             let link = link.clone();
             move || {
-                attach(&link.slot.control, usage, 7) == SlotState::Attached
+                attach(&link.slot.control, usage, 7, 0) == SlotState::Attached
                     && decline(&link.slot.control, usage) == SlotState::Gone
             }
         });

@@ -1,8 +1,8 @@
 //! The words of a region's units: no two owners have one, what one has left is over for the next, and a run is named once it
 //! is whole.
 
+use usmc_shm::region::units::{Member, Words};
 use usmc_shm::sync::AtomicU64;
-use usmc_shm::units::{Run, Words};
 
 use crate::model::sync::Arc;
 use crate::model::sync::atomic::AtomicU32;
@@ -11,6 +11,10 @@ use crate::model::{check, thread};
 
 const UNITS: usize = 3;
 const COUNT: usize = 2;
+
+fn member(process: u32) -> Member {
+    Member::new(1, process, 1).expect("a member")
+}
 
 /// The words, and what stands in the units: nothing but the words orders its accesses.
 struct Memory {
@@ -29,7 +33,7 @@ impl Memory {
     /// An owner's whole life with a run: it marks the units, finds its marks, takes them away and gives the run back.
     fn live(&self, owner: u32) -> bool {
         let words = Words(&self.words);
-        let Some(run) = words.claim(COUNT, owner) else { return false };
+        let Some(run) = words.claim(COUNT, member(owner)) else { return false };
         let first = run.first as usize;
         let units = &self.contents[first..first + COUNT];
         for unit in units {
@@ -40,7 +44,7 @@ impl Memory {
             assert_eq!(unit.load(Relaxed), owner, "another owner has it, too");
             unit.store(0, Relaxed);
         }
-        words.release(run, COUNT);
+        words.release(run);
         true
     }
 }
@@ -63,26 +67,39 @@ fn owners_do_not_share_a_unit() {
 fn a_name_leads_to_a_whole_run_or_nowhere() {
     check(Some(3), || {
         let memory = Memory::new();
-        let named = Arc::new(AtomicU32::new(0));
         let owner = thread::spawn({
-            let (memory, named) = (memory.clone(), named.clone());
+            let memory = memory.clone();
             move || {
                 let words = Words(&memory.words);
-                let run = words.claim(COUNT, 7).expect("nobody else claims");
-                named.store(u32::from(run.uses), Release);
-                words.release(run, COUNT);
+                let run = words.claim(COUNT, member(7)).expect("nobody else claims");
+                words.release(run);
             }
         });
-        // A name that was guessed finds a run that is whole, or none.
         let words = Words(&memory.words);
-        let guessed = words.count_of(Run { first: 0, uses: 1 });
-        assert!(guessed.is_none_or(|count| count == COUNT));
-        let uses = named.load(Acquire) as u16;
-        if uses != 0 {
-            let found = words.count_of(Run { first: 0, uses });
-            assert!(found.is_none_or(|count| count == COUNT));
-        }
+        let found = words.run_at(0);
+        assert!(found.is_none_or(|run| run.count as usize == COUNT && run.owner == member(7)));
         owner.join().unwrap();
-        assert_eq!(words.count_of(Run { first: 0, uses: 1 }), None, "it was given back");
+        assert_eq!(words.run_at(0), None, "it was given back");
+    });
+}
+
+/// An owner was taken for dead, and goes on: it gives back what is another's by now.
+#[test]
+fn a_late_release_frees_nothing_of_the_next_owner() {
+    check(Some(3), || {
+        let memory = Memory::new();
+        let words = Words(&memory.words);
+        let evicted = words.claim(COUNT, member(7)).expect("room");
+        let late = thread::spawn({
+            let memory = memory.clone();
+            move || Words(&memory.words).release(evicted)
+        });
+        words.release(evicted);
+        let run = words.claim(UNITS, member(9));
+        late.join().unwrap();
+        if let Some(run) = run {
+            assert_eq!(words.run_at(0), Some(run));
+            assert_eq!(words.free(), 0);
+        }
     });
 }

@@ -9,11 +9,12 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use std::vec::Vec;
 use usmc_shm::layout::{ACCEPTOR, CLIENT, Slot, near_len, segment_len};
-use usmc_shm::region::Segment;
+use usmc_shm::region::units::Member;
+use usmc_shm::region::{self, UNIT};
 use usmc_shm::ring::Ring;
+use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicBool, AtomicU32};
-use usmc_shm::units::{self, UNIT};
 
 use super::region::Region;
 use super::{Backing, Device, Name, Size, memfd};
@@ -111,31 +112,38 @@ struct Shared {
     file: File,
 }
 
+/// A process of the one peer, of which nobody knows whether its processes live.
+fn member(process: u32) -> Option<Member> {
+    Member::new(1, process, 1)
+}
+
 fn shared() -> &'static Shared {
     static SHARED: OnceLock<Shared> = OnceLock::new();
-    SHARED.get_or_init(|| {
-        // SAFETY: a fresh descriptor of this process.
-        let file = unsafe {
-            let fd = libc::memfd_create(c"usmc-test-region".as_ptr(), libc::MFD_CLOEXEC);
-            assert!(fd >= 0, "a file");
-            File::from(OwnedFd::from_raw_fd(fd))
-        };
-        let len = (UNITS + 1) * UNIT;
-        file.set_len(len as u64).expect("room");
-        // SAFETY: a fresh mapping of the whole file, which nobody else has, and which ends here.
-        unsafe {
-            let access = libc::PROT_READ | libc::PROT_WRITE;
-            let fd = file.as_raw_fd();
-            let base = libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, fd, 0);
-            assert_ne!(base, libc::MAP_FAILED, "a mapping");
-            let region = units::Region::format(base.cast(), len, [3, 4]).expect("a region");
-            assert_eq!(region.units(), UNITS);
-            libc::munmap(base, len);
-        }
-        let region = Region::new();
-        assert_eq!(region.map(file.as_raw_fd(), 1), Ok(()));
-        Shared { region, file }
-    })
+    SHARED.get_or_init(make_region)
+}
+
+fn make_region() -> Shared {
+    // SAFETY: a fresh descriptor of this process.
+    let file = unsafe {
+        let fd = libc::memfd_create(c"usmc-test-region".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(fd >= 0, "a file");
+        File::from(OwnedFd::from_raw_fd(fd))
+    };
+    let len = region::len_for(UNITS);
+    file.set_len(len as u64).expect("room");
+    // SAFETY: a fresh mapping of the whole file, which nobody else has, and which ends here.
+    unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let fd = file.as_raw_fd();
+        let base = libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, fd, 0);
+        assert_ne!(base, libc::MAP_FAILED, "a mapping");
+        let region = region::Region::format(base.cast(), len, [3, 4]).expect("a region");
+        assert_eq!(region.units(), UNITS);
+        libc::munmap(base, len);
+    }
+    let region = Region::new();
+    assert_eq!(region.map(file.as_raw_fd(), |_| member(1)), Ok(()));
+    Shared { region, file }
 }
 
 /// The tested devices, with the number of refusals before a call is served.
@@ -280,7 +288,7 @@ fn the_other_process() {
     let (real, name): (&'static dyn Device, Name) = match words[0] {
         "memfd" => (&memfd::MEMFDS, Name::Fd(fd)),
         _ => {
-            assert_eq!(MINE.map(fd, 2), Ok(()));
+            assert_eq!(MINE.map(fd, |_| member(2)), Ok(()));
             (&MINE, Name::Run(number(3) as u32, number(4) as u32))
         }
     };
@@ -366,9 +374,11 @@ fn a_run_is_free_again_once_nobody_uses_it() {
 
 #[test]
 fn what_no_device_has_room_for_is_refused() {
-    let device: &'static dyn Device = &shared().region;
+    // One of its own: where a region is full, it is swept.
+    let region = make_region().region;
+    let device: &dyn Device = &region;
     let most = Size { near: (UNITS + 1) * UNIT, whole: (UNITS + 1) * UNIT };
-    assert_eq!(device.allocate(most).map(|memory| memory.len), Err(Reason::NoMemory));
+    assert_eq!(device.allocate(most).map(|memory| memory.len), Err(Reason::RegionFull));
     // A file of so many bytes is none.
     let most = Size { near: usize::MAX >> 1, whole: usize::MAX >> 1 };
     assert_eq!(memfd::MEMFDS.allocate(most).map(|memory| memory.len), Err(Reason::NoMemory));

@@ -22,7 +22,7 @@ use crate::record::near::Near;
 pub enum Name {
     /// A descriptor of this process.
     Fd(i32),
-    /// A run of units in a region: the first of them, and the count of its uses.
+    /// A run of units in a region: the first of them, and a random key that its segment has as well.
     Run(u32, u32),
 }
 
@@ -31,7 +31,7 @@ impl Name {
     fn id(self) -> u64 {
         match self {
             Name::Fd(_) => sys::random() | 1,
-            Name::Run(first, uses) => u64::from(uses) << 32 | u64::from(first) << 1,
+            Name::Run(first, key) => u64::from(key) << 32 | u64::from(first) << 1,
         }
     }
 
@@ -66,7 +66,7 @@ pub struct Size {
 }
 
 /// What differs between devices. What a peer says of its memory is checked by the device: sealed, of a possible size, in
-/// use. What is in it [`usmc_shm::region::Segment::open`] checks.
+/// use. What is in it [`usmc_shm::segment::Segment::open`] checks.
 pub trait Device: Sync {
     /// What names the device on the wire (RFC 7609, SMC-Dv2: GID and its extension); `None` where it cannot be used.
     fn gid(&self) -> Option<[u64; 2]>;
@@ -115,6 +115,11 @@ pub trait Device: Sync {
     /// # Safety
     /// The pages are a segment's.
     unsafe fn give_back(&self, at: *mut u8, len: usize) -> bool;
+
+    /// Which of the kernels that share the device this one is; 0 where there is one only.
+    fn peer(&self) -> u32 {
+        0
+    }
 
     /// Whether the maker of a segment is known to have ended, by its identity in the segment's header.
     fn has_ended(&self, owner: u64) -> bool;

@@ -1,23 +1,27 @@
 //! A region: a file that processes of several kernels may map, and in which each of them claims runs of units for its segments
-//! ([`usmc_shm::units`]). Ends that meet there have memory in common, and nothing else.
+//! ([`usmc_shm::region`]). Ends that meet there have memory in common, and nothing else.
 //!
-//! All of it is in memory from the start, so that there are no far parts, nothing is taken, and nothing is given back. What an
-//! owner has claimed and left behind stays claimed. The members trust each other: one that makes the file shorter ends the others
-//! by SIGBUS.
+//! All of it is in memory from the start, so that there are no far parts, nothing is taken, and nothing is given back. What the
+//! dead have left comes back where somebody runs short, and where a process joins. The members trust each other: one that makes
+//! the file shorter ends the others by SIGBUS.
 
 use core::ptr;
-use usmc_shm::layout::{SegmentHeader, near_len};
+use usmc_shm::handshake::{self, SlotState, Use};
+use usmc_shm::layout::{ACCEPTOR, CLIENT, Control, End, SegmentHeader, near_len};
+use usmc_shm::region::peers::Identity;
+use usmc_shm::region::units::{Member, Run};
+use usmc_shm::region::{self, Refused, UNIT};
+use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
-use usmc_shm::units::{self, Run};
+use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
 
 use super::{Backing, Device, Name, Size};
 use crate::host;
-use crate::os::path::Path;
+use crate::os::path::{self, Path};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::{config, log};
-use crate::record::near::Near;
+use crate::record::near::{self, Near};
 
 /// CHIDs of emulated devices are 0xff00 to 0xffff; loopback has the last.
 const CHID: u16 = 0xfffe;
@@ -29,8 +33,8 @@ pub static REGION: Region = Region::new();
 pub struct Region {
     base: AtomicPtr<u8>,
     len: AtomicUsize,
-    /// The number of this process among those that share it; not 0.
-    owner: AtomicU32,
+    /// This process among those that share it ([`Member::word`]).
+    member: AtomicU64,
     /// The configured file was tried, or is being tried by a thread.
     is_tried: AtomicBool,
 }
@@ -41,29 +45,38 @@ impl Region {
         Region {
             base: AtomicPtr::new(ptr::null_mut()),
             len: AtomicUsize::new(0),
-            owner: AtomicU32::new(0),
+            member: AtomicU64::new(0),
             is_tried: AtomicBool::new(false),
         }
     }
 
-    /// Maps the file of this descriptor, which stays the caller's; for one thread. `owner` names this process, and is not 0.
+    /// Maps the file of this descriptor, which stays the caller's; for one thread. `join` says which member this process is.
     ///
     /// # Errors
-    /// EINVAL where it is no region, or one is mapped already; or what mmap(2) says.
-    pub fn map(&self, fd: i32, owner: u32) -> Result<(), Errno> {
+    /// EINVAL where it is no region, or one is mapped already; EPROTO where it is another version's; ENOSPC where this process
+    /// cannot join; or what mmap(2) says.
+    pub fn map(
+        &self,
+        fd: i32,
+        join: impl FnOnce(&region::Region) -> Option<Member>,
+    ) -> Result<(), Errno> {
         let len = usize::try_from(sys::fstat(fd)?.size).map_err(|_| libc::EINVAL)?;
-        if owner == 0 || len == 0 || !self.base.load(Acquire).is_null() {
+        if len == 0 || !self.base.load(Acquire).is_null() {
             return Err(libc::EINVAL);
         }
         let base = sys::mmap_shared(fd, len)?;
         // SAFETY: a mapping of `len` bytes of this process' own, which stays.
-        if unsafe { units::Region::open(base, len) }.is_err() {
+        let joined = match unsafe { region::Region::open(base, len) } {
+            Ok(region) => join(&region).ok_or(libc::ENOSPC),
+            Err(Refused::Foreign) => Err(libc::EINVAL),
+            Err(Refused::Version(_)) => Err(libc::EPROTO),
+        };
+        let member = joined.inspect_err(|_| {
             // SAFETY: no other thread has seen it.
             unsafe { sys::munmap(base, len) };
-            return Err(libc::EINVAL);
-        }
+        })?;
         self.len.store(len, Relaxed);
-        self.owner.store(owner, Relaxed);
+        self.member.store(member.word(), Relaxed);
         // Release: a thread that sees the base sees the length.
         self.base.store(base, Release);
         Ok(())
@@ -84,26 +97,52 @@ impl Region {
         if self.is_tried.swap(true, AcqRel) {
             return false;
         }
-        let owner = host::current().own_identity().map_or(0, |identity| identity as u32 + 1);
         let name = Path::of(format_args!("{path}"));
         let mapped = sys::open(name.c(), libc::O_RDWR, 0).and_then(|fd| {
-            let mapped = self.map(fd, owner);
+            let mapped = self.map(fd, join);
             sys::close(fd);
             mapped
         });
-        if let Err(errno) = mapped {
-            log::warn(format_args!("region {path} cannot be used (errno {errno})"));
+        match mapped {
+            Ok(()) => self.sweep(),
+            Err(errno) => {
+                log::warn(format_args!("region {path} cannot be used (errno {errno})"));
+            }
         }
         mapped.is_ok()
     }
 
-    fn units(&self) -> Option<units::Region> {
+    fn get(&self) -> Option<region::Region> {
         let base = self.base.load(Acquire);
         if base.is_null() {
             return None;
         }
         // SAFETY: mapped by `map`, and never unmapped. The geometry is checked anew each time.
-        unsafe { units::Region::open(base, self.len.load(Relaxed)) }.ok()
+        unsafe { region::Region::open(base, self.len.load(Relaxed)) }.ok()
+    }
+
+    fn member(&self) -> Option<Member> {
+        Member::of(self.member.load(Relaxed))
+    }
+
+    /// The run of that name, and the bytes of its segment's rings and slots.
+    fn find(&self, name: Name) -> Result<(region::Region, Run, usize), Reason> {
+        let region = self.get().ok_or(Reason::NoDevice)?;
+        let Name::Run(first, _) = name else { return Err(Reason::PeerBroken) };
+        let run = region.words().run_at(first).ok_or(Reason::PeerBroken)?;
+        let (header, near) = header_of(&region, run).ok_or(Reason::PeerBroken)?;
+        // A run of the same place that came later has another key.
+        let is_it = header.id.load(Relaxed) == name.id();
+        if is_it { Ok((region, run, near)) } else { Err(Reason::PeerBroken) }
+    }
+
+    /// Gives back what the dead of this peer, and peers that are gone, have left.
+    fn sweep(&self) {
+        let (Some(region), Some(me)) = (self.get(), self.member()) else { return };
+        // Of other peers' processes nobody here knows whether they live.
+        let is_dead =
+            |member: Member| member.peer == me.peer && !host::current().has_member(member);
+        region.sweep(is_dead, |run| is_idle(&region, me.peer, run));
     }
 }
 
@@ -113,16 +152,73 @@ impl Default for Region {
     }
 }
 
-fn run_of(name: Name) -> Option<Run> {
-    match name {
-        Name::Run(first, uses) => Some(Run { first, uses: u16::try_from(uses).ok()? }),
-        Name::Fd(_) => None,
+/// Takes part in a region as a process of this kernel's ISM directory.
+fn join(region: &region::Region) -> Option<Member> {
+    let host = host::current();
+    let identity = Identity { host: boot_id()?, directory: host.gid()?, station: 0 };
+    let mut name = [0; 65];
+    let name = sys::hostname(&mut name);
+    // Two processes of a directory are one peer.
+    let peer = host.alone(|| region.peers().join(&identity, name.as_bytes()))??;
+    let identity = host.own_identity().ok()?;
+    Member::new(peer, identity as u32, (identity >> 32) as u32)
+}
+
+/// Which time this kernel has been booted.
+fn boot_id() -> Option<[u64; 2]> {
+    let mut digits = [0u8; 64];
+    let text = path::read(c"/proc/sys/kernel/random/boot_id", &mut digits)?;
+    let digits = text.trim().chars().filter(|digit| *digit != '-');
+    let id = digits
+        .map(|digit| digit.to_digit(16))
+        .try_fold(0u128, |id, digit| digit.map(|digit| id << 4 | u128::from(digit)))?;
+    (id != 0).then_some([(id >> 64) as u64, id as u64])
+}
+
+/// What stands at the beginning of a run, if it can be the header of a segment in it, and the segment's bytes.
+fn header_of(region: &region::Region, run: Run) -> Option<(&SegmentHeader, usize)> {
+    // SAFETY: a run has at least the bytes of a header, which stay mapped; atomics accept any bits.
+    let header = unsafe { &*region.at(run.first).cast::<SegmentHeader>() };
+    let near = near_len(header.slots.load(Relaxed), header.ring_shift.load(Relaxed))?;
+    (near <= run.count as usize * UNIT).then_some((header, near))
+}
+
+/// Whether nobody uses a run whose owner has died. Offers of its are taken back, so that nobody comes to use it.
+fn is_idle(region: &region::Region, peer: u8, run: Run) -> bool {
+    let Some((header, near)) = header_of(region, run) else { return true };
+    let owner = header.owner.load(Relaxed);
+    let is_its = owner as u32 == u32::from(run.owner.process)
+        && run.owner.is_incarnation((owner >> 32) as u32);
+    if !is_its {
+        // It died before it had made a segment.
+        return true;
     }
+    // SAFETY: the run's memory, which stays mapped.
+    let Ok(map) = (unsafe { Segment::open(region.at(run.first), near, near) }) else { return true };
+    (0..map.slots()).all(|index| {
+        let Ok(slot) = map.slot(index) else { return true };
+        let is_offered = withdraw(&slot.control);
+        let acceptor = slot.control.attached_peer.load(Relaxed) as u8;
+        let is_over = |end: &End, holder: u8| {
+            end.refs.load(Relaxed) == 0
+                || !region.peers().is_alive(holder)
+                || (holder == peer && near::has_lost_its_holders(end))
+        };
+        is_over(&slot.end[CLIENT], run.owner.peer)
+            && (is_offered || is_over(&slot.end[ACCEPTOR], acceptor))
+    })
+}
+
+/// Takes a slot's offer back, if there is one. Whether no acceptor has the slot.
+fn withdraw(control: &Control) -> bool {
+    let usage = Use::from_bits(control.state.load(Relaxed) >> 8);
+    handshake::phase(control, usage) == SlotState::Offered
+        && handshake::withdraw(control, usage).is_ok()
 }
 
 impl Device for Region {
     fn gid(&self) -> Option<[u64; 2]> {
-        self.units().map(|units| units.gid())
+        self.get().map(|region| region.gid())
     }
 
     fn chid(&self) -> u16 {
@@ -133,42 +229,48 @@ impl Device for Region {
         Near::NOTHING
     }
 
+    fn peer(&self) -> u32 {
+        self.member().map_or(0, |member| member.peer.into())
+    }
+
     fn allocate(&self, size: Size) -> Result<Backing, Reason> {
-        let units = self.units().ok_or(Reason::NoDevice)?;
-        let run = units.claim(size.near, self.owner.load(Relaxed)).ok_or(Reason::NoMemory)?;
-        let name = Name::Run(run.first, run.uses.into());
-        let (base, len) = (units.at(run), size.near);
+        let (Some(region), Some(owner)) = (self.get(), self.member()) else {
+            return Err(Reason::NoDevice);
+        };
+        let claim = || region.claim(size.near, owner);
+        let run = claim().or_else(|| {
+            self.sweep();
+            claim()
+        });
+        let run = run.ok_or(Reason::RegionFull)?;
+        let name = Name::Run(run.first, sys::random() as u32);
+        let (base, len) = (region.at(run.first), size.near);
         Ok(Backing { base, len, whole: len, name, is_zero: false })
     }
 
     fn inspect(&self, name: Name) -> Result<Size, Reason> {
-        let units = self.units().ok_or(Reason::NoDevice)?;
-        let run = run_of(name).ok_or(Reason::PeerBroken)?;
-        let bytes = units.bytes_of(run).ok_or(Reason::PeerBroken)?;
-        // SAFETY: a run has at least the bytes of a header; atomics accept any bits.
-        let header = unsafe { &*units.at(run).cast::<SegmentHeader>() };
-        let near = near_len(header.slots.load(Relaxed), header.ring_shift.load(Relaxed));
-        match near {
-            Some(near) if near <= bytes => Ok(Size { near, whole: near }),
-            _ => Err(Reason::PeerBroken),
-        }
+        let (_, _, near) = self.find(name)?;
+        Ok(Size { near, whole: near })
     }
 
     fn attach(&self, name: Name, size: Size) -> Result<Backing, Reason> {
-        let units = self.units().ok_or(Reason::NoDevice)?;
-        let run = run_of(name).ok_or(Reason::PeerBroken)?;
-        if units.bytes_of(run).is_none_or(|bytes| size.near > bytes) {
+        let (region, run, near) = self.find(name)?;
+        if size.near > near {
             return Err(Reason::PeerBroken);
         }
-        Ok(Backing { base: units.at(run), len: size.near, whole: size.near, name, is_zero: false })
+        let base = region.at(run.first);
+        Ok(Backing { base, len: size.near, whole: size.near, name, is_zero: false })
     }
 
     unsafe fn detach(&self, _backing: &Backing) {}
 
     unsafe fn free(&self, backing: &Backing, is_idle: bool) {
-        // A peer that has a slot still uses the memory.
-        if is_idle && let (Some(units), Some(run)) = (self.units(), run_of(backing.name)) {
-            units.release(run, backing.len);
+        // A peer that has a slot still uses the memory. It comes back when this process has ended.
+        if let (true, Some(region), Name::Run(first, _)) = (is_idle, self.get(), backing.name)
+            && let Some(run) = region.words().run_at(first)
+            && Some(run.owner) == self.member()
+        {
+            region.words().release(run);
         }
     }
 

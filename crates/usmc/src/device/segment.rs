@@ -11,8 +11,8 @@ use usmc_shm::layout::{
     ACCEPTOR, CLIENT, SHARED, SLOTS_MAX, SegmentHeader, Slot, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN,
     data_offset, near_len, segment_len,
 };
-use usmc_shm::region::Segment;
 use usmc_shm::ring::Ring;
+use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 

@@ -161,6 +161,7 @@ pub struct DeviceFile {
 // 32-bit and 64-bit processes share the file.
 const _: () = {
     use core::mem::offset_of;
+    assert!(PROCESSES <= usmc_shm::region::units::Member::PROCESSES);
     assert!(size_of::<Header>() == 4096 && offset_of!(Header, gid) == 16);
     assert!(size_of::<Process>() == 64 && offset_of!(Process, mail) == 12);
     assert!(size_of::<Listener>() == 64 && offset_of!(Listener, left_at) == 32);

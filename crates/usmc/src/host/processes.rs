@@ -9,7 +9,8 @@ use super::{
     listeners, offers,
 };
 use crate::os::reason::Reason;
-use crate::os::sys;
+use crate::os::{process, sys};
+use usmc_shm::region::units::Member;
 
 /// This process' index, taken on first use.
 ///
@@ -115,6 +116,30 @@ impl Ism {
         let index = index(self)?;
         let incarnation = self.file()?.processes[index as usize].incarnation.load(Relaxed);
         Ok(index as u64 | (incarnation as u64) << 32)
+    }
+
+    /// Does something that no other process of the directory does meanwhile. `None` where that cannot be.
+    pub fn alone<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        const TRIES: u32 = 10_000;
+        let _held = self.lock.enter()?;
+        let fd = self.fd.load(Relaxed);
+        let is_held = (0..TRIES).any(|look| {
+            process::give_way(look);
+            sys::lock_byte(fd, true, libc::F_WRLCK, LOCK_BASE - 1).is_ok()
+        });
+        let done = is_held.then(act);
+        if is_held {
+            let _ = sys::lock_byte(fd, true, libc::F_UNLCK, LOCK_BASE - 1);
+        }
+        done
+    }
+
+    /// Whether a member of a region, of this directory, still lives.
+    pub fn has_member(&self, member: Member) -> bool {
+        let Ok(file) = self.file() else { return true };
+        let (index, process) =
+            (u32::from(member.process), &file.processes[member.process as usize]);
+        member.is_incarnation(process.incarnation.load(Relaxed)) && is_taken(self, index)
     }
 
     /// Whether the process of such an identity still lives.

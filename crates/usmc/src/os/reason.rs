@@ -35,6 +35,8 @@ reasons! {
     Excluded = 5, "excluded by configuration";
     /// No slot or memory left.
     NoMemory = 6, "no slot or memory left";
+    /// A region has no free units ([`crate::device::region`]).
+    RegionFull = 36, "region full";
     /// The offer table is full.
     OffersFull = 7, "offer table full";
     /// The segment could not be handed over or mapped.

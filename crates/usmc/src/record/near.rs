@@ -86,6 +86,21 @@ fn own_namespace() -> u32 {
     process::namespace().unwrap_or(0)
 }
 
+/// Whether all processes that hold an end have died, as far as their ids say so: the one that it names, or those of a family. The
+/// end is one of our kernel's.
+pub fn has_lost_its_holders(end: &End) -> bool {
+    if !is_our_namespace(end.pids.load(Relaxed)) {
+        return false;
+    }
+    let members = || end.members.iter().map(|id| id.load(Relaxed)).filter(|id| *id != 0);
+    let is_dead = |id: u32| id != 0 && !process::is_alive(id);
+    match (end.refs.load(Relaxed), members().count()) {
+        (1, 0) => is_dead(end.pid.load(Relaxed)),
+        // The list may have been full.
+        (holders, known) => known as u32 >= holders && members().all(is_dead),
+    }
+}
+
 fn is_our_namespace(pids: u32) -> bool {
     pids != 0 && pids == own_namespace()
 }

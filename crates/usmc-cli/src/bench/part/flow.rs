@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use usmc_shm::layout::{CLIENT, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
-use usmc_shm::region::Segment;
 use usmc_shm::ring::{Grant, Ring, Room};
+use usmc_shm::segment::Segment;
 
 use super::ring::{ring, segments};
 use super::spec::{Done, Spec};

@@ -15,8 +15,8 @@ use anyhow::{Context, Result};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use usmc_shm::layout::{ACCEPTOR, CLIENT, WINDOW_SHIFT_MIN, segment_len};
-use usmc_shm::region::Segment;
 use usmc_shm::ring::Ring;
+use usmc_shm::segment::Segment;
 
 use super::spec::{Done, Spec};
 use crate::bench::cpus;

@@ -7,12 +7,15 @@ use super::{
     LOOKS, LOOKS_EACH, SELDOM, begin_elsewhere, begin_ring, bind_slot, has_high_lowat, is_free,
     store_tuple, stored_tuple, usage,
 };
-use crate::device::segment::{self, InUse};
+use crate::device::{
+    self,
+    segment::{self, InUse},
+};
 use crate::family::{liveness, mark};
 use crate::handshake::{clc, syn_option};
 use crate::host::{self, DmbRef};
-use crate::os::log;
 use crate::os::reason::Reason;
+use crate::os::{log, process};
 use crate::record::conn::Conn;
 use crate::record::kernel;
 use crate::record::phase::Event;
@@ -167,7 +170,8 @@ pub(super) fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, segment: &InUse) {
     // Before the slot is: a signal handler of this thread may want the connection to stay TCP.
     let moved = conn.leave_early(Event::Attaches);
     if moved
-        && handshake::attach(&slot.control, usage, crate::os::process::pid()) == SlotState::Attached
+        && handshake::attach(&slot.control, usage, process::pid(), device::of(conn).peer())
+            == SlotState::Attached
     {
         liveness::vouch(conn, slot);
         conn.reason.store(Reason::Pending as u32, Relaxed);

@@ -3,7 +3,7 @@
 use usmc_shm::Broken;
 use usmc_shm::handshake::{self, SlotState, Use};
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, End};
-use usmc_shm::region::Segment;
+use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::attach::is_spent;
@@ -112,6 +112,7 @@ pub(super) fn prepare(map: &Segment, index: u32) -> Result<Use, Broken> {
     // The slot came from the free list, so its last use is over whatever the word says.
     let last = slot.control.state.load(Relaxed) >> 8;
     handshake::release(&slot.control, Use::from_bits(last));
+    slot.control.attached_peer.store(0, Relaxed);
     handshake::offer(&slot.control)
 }
 

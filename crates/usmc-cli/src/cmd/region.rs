@@ -1,0 +1,263 @@
+//! `usmc region`: makes a region, shows who shares it, and says that one of them is dead for good.
+
+use std::ffi::c_int;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args as ClapArgs, Subcommand};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde::Serialize;
+use usmc_shm::region::peers::{Life, NAME, Peer};
+use usmc_shm::region::{PEERS, Refused, Region, UNIT, VERSION, len_for, units_in};
+
+use crate::table;
+
+/// Manage memory that virtual machines share
+///
+/// A region is a file on the host that virtual machines have as a device (ivshmem), and host processes as it is. Whoever can
+/// open it can read and change everything in it.
+#[derive(ClapArgs, Debug)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// Make a region out of a new file
+    Init {
+        /// The file, which is not there yet
+        path: PathBuf,
+        /// Its size, with K, M or G; a device's is a power of two
+        #[arg(long, default_value = "256M", value_parser = size)]
+        size: u64,
+    },
+    /// Show who shares a region, and how much each of them has of it
+    Show {
+        /// The file
+        path: PathBuf,
+        /// Print a JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say that a peer is dead for good
+    ///
+    /// The others take back what it has left. Never say so of a virtual machine that is only paused: it goes on, and writes into memory
+    /// that is another's by then.
+    Evict {
+        /// The file
+        path: PathBuf,
+        /// The peer's number, as show has it
+        peer: u8,
+    },
+}
+
+/// Does it.
+///
+/// # Errors
+/// What is wrong with the file, and what to do.
+pub fn run(args: &Args) -> Result<c_int> {
+    match &args.what {
+        What::Init { path, size } => init(path, *size)?,
+        What::Show { path, json } => show(path, *json)?,
+        What::Evict { path, peer } => evict(path, *peer)?,
+    }
+    Ok(0)
+}
+
+/// Bytes, of a number with K, M or G.
+fn size(text: &str) -> Result<u64> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
+        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().context("a number with K, M or G")?;
+    let bytes = number.checked_mul(1 << shift).context("too large")?;
+    let least = len_for(1) as u64;
+    ensure!(bytes >= least, "a region has at least {least} bytes");
+    Ok(bytes)
+}
+
+fn init(path: &Path, size: u64) -> Result<()> {
+    // Its user alone: who else may have it is the administrator's to say.
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
+    let file = file.map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => anyhow::anyhow!(
+            "{} exists; a region is made once, before anybody uses it: remove the file, if nobody does",
+            path.display()
+        ),
+        _ => anyhow::Error::new(error).context(format!("cannot make {}", path.display())),
+    })?;
+    let made = (|| {
+        file.set_len(size).context("no file of this size")?;
+        let map = Map::of(&file)?;
+        let mut bytes = [0; 16];
+        getrandom(&mut bytes[..], GetRandomFlags::empty()).context("getrandom")?;
+        let bits = u128::from_ne_bytes(bytes);
+        let gid = [(bits >> 64) as u64, bits as u64];
+        // SAFETY: a fresh file of zero bytes, whose mapping outlives the region.
+        #[expect(unsafe_code, reason = "a mapping of a file")]
+        let region = unsafe { Region::format(map.base, map.len, gid) };
+        region.context("no room for a unit").map(|region| region.units())
+    })();
+    let units = made.inspect_err(|_| {
+        let _ = std::fs::remove_file(path);
+    })?;
+    println!("{}: {units} units of {} KiB", path.display(), UNIT >> 10);
+    println!(
+        "chgrp and chmod it for those who are to share it: they can read and change all of it"
+    );
+    Ok(())
+}
+
+/// A mapping of a whole file, which lasts as long as this process.
+struct Map {
+    base: *mut u8,
+    len: usize,
+}
+
+impl Map {
+    fn of(file: &File) -> Result<Map> {
+        let len = usize::try_from(file.metadata()?.len()).context("it is too large")?;
+        ensure!(units_in(len) > 0, "it is too short for a region");
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, at a place of the kernel's.
+        #[expect(unsafe_code, reason = "a mapping of a file")]
+        let base = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) };
+        Ok(Map { base: base.context("mmap")?.cast(), len })
+    }
+}
+
+fn open(path: &Path) -> Result<Region> {
+    let file = OpenOptions::new().read(true).write(true).open(path);
+    let what = || path.display().to_string();
+    let map = file.map_err(anyhow::Error::new).and_then(|file| Map::of(&file));
+    let map = map.with_context(what)?;
+    // SAFETY: the mapping lasts as long as this process.
+    #[expect(unsafe_code, reason = "a mapping of a file")]
+    match unsafe { Region::open(map.base, map.len) } {
+        Ok(region) => Ok(region),
+        Err(Refused::Foreign) => bail!("{}: no region; `usmc region init` makes one", what()),
+        Err(Refused::Version(version)) => bail!(
+            "{}: a region of version {version}; this usmc has version {VERSION}: use one uSMC everywhere",
+            what()
+        ),
+    }
+}
+
+#[derive(Serialize)]
+struct Shown {
+    gid: String,
+    units: usize,
+    free: usize,
+    unit_bytes: usize,
+    peers: Vec<ShownPeer>,
+}
+
+#[derive(Serialize)]
+struct ShownPeer {
+    number: u8,
+    name: String,
+    state: &'static str,
+    units: u32,
+    host: String,
+    directory: String,
+    addresses: Vec<String>,
+}
+
+fn hex([high, low]: [u64; 2]) -> String {
+    format!("{high:016x}{low:016x}")
+}
+
+fn address([high, low]: [u64; 2]) -> String {
+    let bits = u128::from(high) << 64 | u128::from(low);
+    let address = Ipv6Addr::from(bits);
+    address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4).to_string()
+}
+
+fn shown(region: &Region) -> Shown {
+    let mut units = [0; PEERS];
+    for run in region.words().runs() {
+        units[usize::from(run.owner.peer)] += run.count;
+    }
+    let peers = region.peers();
+    let peers = peers.all().map(|(number, peer)| shown_peer(number, peer, &units)).collect();
+    let (free, all) = (region.words().free(), region.units());
+    Shown { gid: hex(region.gid()), units: all, free, unit_bytes: UNIT, peers }
+}
+
+fn shown_peer(number: u8, peer: &Peer, units: &[u32; PEERS]) -> ShownPeer {
+    let mut name = [0; NAME];
+    let len = peer.name(&mut name);
+    let identity = peer.identity();
+    ShownPeer {
+        number,
+        name: String::from_utf8_lossy(&name[..len]).into_owned(),
+        state: match peer.life() {
+            Life::Alive if peer.drains() => "drains",
+            Life::Alive => "alive",
+            Life::Gone => "gone",
+            Life::Claimed | Life::Free => "joins",
+        },
+        units: units[usize::from(number)],
+        host: hex(identity.host),
+        directory: hex(identity.directory),
+        addresses: peer.addresses().map(address).collect(),
+    }
+}
+
+fn show(path: &Path, json: bool) -> Result<()> {
+    let shown = shown(&open(path)?);
+    let mut out = BufWriter::new(io::stdout().lock());
+    let printed = if json { table::json(&mut out, &shown) } else { print(&mut out, &shown) };
+    printed.and_then(|()| out.flush()).context("cannot write the list")
+}
+
+fn print(out: &mut impl Write, shown: &Shown) -> io::Result<()> {
+    let (free, all, kib) = (shown.free, shown.units, shown.unit_bytes >> 10);
+    writeln!(out, "region {}: {free} of {all} units of {kib} KiB are free", shown.gid)?;
+    let columns = [("Peer", true), ("Host", false), ("State", false), ("Units", true)];
+    let rows = shown.peers.iter().map(|peer| {
+        let name = if peer.name.is_empty() { "-" } else { &peer.name };
+        [peer.number.to_string(), name.into(), peer.state.into(), peer.units.to_string()]
+    });
+    table::print(out, &columns, rows)
+}
+
+fn evict(path: &Path, number: u8) -> Result<()> {
+    let region = open(path)?;
+    let peer = region.peers().0.get(usize::from(number)).filter(|_| number != 0);
+    let is_there = peer.is_some_and(Peer::declare_gone);
+    ensure!(is_there, "there is no peer {number}; `usmc region show` lists them");
+    println!("peer {number} is gone; its units come back once others need them");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        assert_eq!(size("256M").unwrap(), 256 << 20);
+        assert_eq!(size("2g").unwrap(), 2 << 30);
+        assert_eq!(size("1048576").unwrap(), 1 << 20);
+        for text in ["", "M", "1.5G", "64K", "99999999999G", "-1M"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_as_people_write_them() {
+        assert_eq!(address([0, 0xffff_0a00_0001]), "10.0.0.1");
+        assert_eq!(address([0xfe80 << 48, 1]), "fe80::1");
+    }
+}

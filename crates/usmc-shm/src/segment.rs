@@ -1,0 +1,173 @@
+//! A mapping, and checked references into it.
+
+use core::ptr;
+
+use crate::Broken;
+use crate::layout::{
+    SEGMENT_MAGIC, SEGMENT_VERSION, SLOTS_OFFSET, SegmentHeader, Slot, data_offset, far_offset,
+    near_len, segment_len,
+};
+use crate::ring::{Memory, Ring};
+use crate::sync::Ordering::Relaxed;
+
+/// A mapped segment whose geometry has been checked once and is kept in private memory.
+#[derive(Clone, Copy)]
+pub struct Segment {
+    base: *mut u8,
+    slots: u32,
+    ring_shift: u32,
+    /// 0 where the far parts are not mapped.
+    far_shift: u32,
+}
+
+// SAFETY: the mapping is shared memory; everything reached through it is atomic or a raw copy.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// Wraps a fresh mapping and writes its header.
+    ///
+    /// # Safety
+    /// `base` is a zeroed, page-aligned, writable mapping of `segment_len(slots, ring_shift, far_shift)` bytes that
+    /// outlives every use of the result, and nobody else has it yet.
+    pub unsafe fn create(
+        base: *mut u8,
+        slots: u32,
+        (ring_shift, far_shift): (u32, u32),
+        id: u64,
+        owner: u64,
+    ) -> Segment {
+        let seg = Segment { base, slots, ring_shift, far_shift };
+        let header = seg.header();
+        header.version.store(SEGMENT_VERSION, Relaxed);
+        header.slots.store(slots, Relaxed);
+        header.ring_shift.store(ring_shift, Relaxed);
+        header.far_shift.store(far_shift, Relaxed);
+        header.id.store(id, Relaxed);
+        header.owner.store(owner, Relaxed);
+        header.magic.store(SEGMENT_MAGIC, Relaxed);
+        seg
+    }
+
+    /// Checks a stranger's mapping of the first `len` bytes of `file`: of all, or of what comes before the far parts.
+    ///
+    /// # Errors
+    /// [`Broken`] when the header does not describe exactly this mapping.
+    ///
+    /// # Safety
+    /// `base` is a page-aligned, writable mapping of `len` bytes that cannot shrink (sealed) and outlives
+    /// every use of the result.
+    pub unsafe fn open(base: *mut u8, len: usize, file: usize) -> Result<Segment, Broken> {
+        if len < SLOTS_OFFSET {
+            return Err(Broken);
+        }
+        // SAFETY: the header fits in `len` and any bits are valid for atomics.
+        let header = unsafe { &*base.cast::<SegmentHeader>() };
+        if header.magic.load(Relaxed) != SEGMENT_MAGIC
+            || header.version.load(Relaxed) != SEGMENT_VERSION
+        {
+            return Err(Broken);
+        }
+        let (slots, ring_shift) = (header.slots.load(Relaxed), header.ring_shift.load(Relaxed));
+        let far_shift = header.far_shift.load(Relaxed);
+        if segment_len(slots, ring_shift, far_shift) != Some(file) {
+            return Err(Broken);
+        }
+        if len == file {
+            return Ok(Segment { base, slots, ring_shift, far_shift });
+        }
+        if near_len(slots, ring_shift) != Some(len) {
+            return Err(Broken);
+        }
+        Ok(Segment { base, slots, ring_shift, far_shift: 0 })
+    }
+
+    /// Start of the mapping.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Bytes of the mapping.
+    pub fn len(&self) -> usize {
+        segment_len(self.slots, self.ring_shift, self.far_shift).unwrap_or(0)
+    }
+
+    /// A segment is never empty.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Number of slots.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// log2 of the bytes of one ring.
+    pub fn ring_shift(&self) -> u32 {
+        self.ring_shift
+    }
+
+    /// Both, as they are given to [`Segment::create`].
+    pub fn shifts(&self) -> (u32, u32) {
+        (self.ring_shift, self.far_shift)
+    }
+
+    /// log2 of the bytes of one ring's far part; 0 = none is mapped.
+    pub fn far_shift(&self) -> u32 {
+        self.far_shift
+    }
+
+    /// The header.
+    pub fn header(&self) -> &SegmentHeader {
+        // SAFETY: page 0 of the mapping (constructor invariant); atomics accept any bits.
+        unsafe { &*self.base.cast::<SegmentHeader>() }
+    }
+
+    /// Slot `index`.
+    ///
+    /// # Errors
+    /// [`Broken`] when there is no such slot.
+    pub fn slot(&self, index: u32) -> Result<&Slot, Broken> {
+        if index >= self.slots {
+            return Err(Broken);
+        }
+        let offset = SLOTS_OFFSET + index as usize * size_of::<Slot>();
+        // SAFETY: index < slots, so the slot lies before `data_offset` of the mapping; SLOTS_OFFSET and
+        // the slot's size are multiples of its alignment; atomics accept any bits.
+        Ok(unsafe { &*self.base.add(offset).cast::<Slot>() })
+    }
+
+    /// The memory of both rings of slot `index`.
+    ///
+    /// # Errors
+    /// [`Broken`] when there is no such slot.
+    pub fn memory(&self, index: u32) -> Result<Memory, Broken> {
+        if index >= self.slots {
+            return Err(Broken);
+        }
+        let index = index as usize;
+        let (shift, far_shift) = (self.ring_shift, self.far_shift);
+        let before = (index * 2 + 1) << shift;
+        // SAFETY: index < slots, so 1 << ring_shift bytes on both sides lie within `len` (near_len).
+        let meet = unsafe { self.base.add(data_offset(self.slots) + before) };
+        let far = match near_len(self.slots, shift) {
+            Some(near) if far_shift > 0 => {
+                // SAFETY: likewise, 2 << far_shift bytes from there on lie within `len` (segment_len).
+                unsafe { self.base.add(far_offset(near) + (index << (far_shift + 1))) }
+            }
+            _ => ptr::null_mut(),
+        };
+        Ok(Memory { meet: meet.cast(), shift, far: far.cast(), far_shift })
+    }
+
+    /// The ring of slot `index` that end `sender` writes.
+    ///
+    /// # Errors
+    /// [`Broken`] when there is no such slot.
+    pub fn ring(&self, index: u32, sender: usize) -> Result<Ring<'_>, Broken> {
+        let (slot, memory) = (self.slot(index)?, self.memory(index)?);
+        // SAFETY: as in `memory`; the mapping outlives the result (constructor invariant).
+        Ok(unsafe { Ring::new(slot, sender, memory) })
+    }
+}

@@ -1,0 +1,183 @@
+//! Memory of a region: it comes back when its owner has died and nobody uses it, and not before.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use usmc_tests::{Fixture, Process, build, is_plain, ss};
+
+/// Room for the segments of three processes: each has one of 129 units.
+const SIZE: &str = "32M";
+/// Clients, one after the other.
+const ROUNDS: usize = 8;
+
+fn usmc(args: &[&str]) -> String {
+    let out = Command::new(build::usmc()).args(args).output().expect("usmc");
+    let errors = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "usmc {args:?}: {errors}");
+    String::from_utf8(out.stdout).expect("text")
+}
+
+/// A region, and programs that use it.
+struct World {
+    fixture: Fixture,
+    region: PathBuf,
+}
+
+impl World {
+    fn new(name: &str) -> World {
+        let fixture = Fixture::new(name);
+        let region = fixture.scratch().join("region");
+        usmc(&["region", "init", path(&region), "--size", SIZE]);
+        World { fixture, region }
+    }
+
+    fn load(&self, args: &[&str]) -> Process {
+        let mut command = self.fixture.command(build::program("load"));
+        command.args(args).env("USMC_REGION", &self.region);
+        self.fixture.spawn(command)
+    }
+
+    /// A client with one connection, which has had a hundred messages each way.
+    fn client(&self, port: &str) -> Process {
+        let mut client = self.load(&["many", port, "1"]);
+        client.line_after("connected");
+        for _ in 0..100 {
+            client.say("talk");
+            client.line_after("round");
+        }
+        client
+    }
+
+    fn shown(&self) -> Value {
+        let text = usmc(&["region", "show", path(&self.region), "--json"]);
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    fn free(&self) -> u64 {
+        self.shown()["free"].as_u64().expect("a number")
+    }
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+/// How a process' one connection is carried, and why by TCP.
+fn connection_of(process: &Process) -> (bool, String) {
+    let pid = process.pid();
+    let end = ss::list().into_iter().find(|end| end.pid == pid && end.state != "LISTEN");
+    let end = end.expect("a connection");
+    (end.is_smcd(), end.fallback_reason)
+}
+
+#[test]
+fn units_of_the_killed_come_back() {
+    if is_plain() {
+        return;
+    }
+    let world = World::new("units of the killed");
+    let all = world.free();
+    let mut server = world.load(&["server"]);
+    let port = server.line_after("port");
+    for round in 0..ROUNDS {
+        let mut client = world.client(&port);
+        let (in_ring, reason) = connection_of(&client);
+        assert!(in_ring, "client {round} stays TCP: {reason}; {}", world.shown());
+        assert!(world.free() < all - 100);
+        client.kill();
+    }
+    println!("{ROUNDS} connections in shared memory");
+    // One more than the region has room for at one time would not be there. In the end nobody has any.
+    let mut last = world.client(&port);
+    assert!(connection_of(&last).0);
+    last.succeed();
+    let shown = world.shown();
+    let peers = shown["peers"].as_array().expect("peers");
+    assert_eq!(peers.len(), 1, "{shown}");
+    assert_eq!(peers[0]["state"], "alive");
+    server.succeed();
+    world.fixture.finish();
+}
+
+/// A server that does not read has its slot still, whatever has become of the client.
+#[test]
+fn units_in_use_do_not_come_back() {
+    if is_plain() {
+        return;
+    }
+    let world = World::new("units in use");
+    let mut holder = world.load(&["unread"]);
+    let port = holder.line_after("port");
+    let mut victim = world.load(&["blocked", &port]);
+    victim.line_after("talked");
+    assert!(connection_of(&victim).0);
+    victim.kill();
+    let mut server = world.load(&["server"]);
+    let port = server.line_after("port");
+    let mut others: Vec<Process> = (0..2).map(|_| world.client(&port)).collect();
+    assert!(others.iter().all(|client| connection_of(client).0), "{}", world.shown());
+    let mut late = world.client(&port);
+    assert_eq!(connection_of(&late), (false, "region full".into()), "{}", world.shown());
+    late.succeed();
+    holder.close_stdin();
+    holder.succeed();
+    let mut next = world.client(&port);
+    let (in_ring, reason) = connection_of(&next);
+    assert!(in_ring, "{reason}; {}", world.shown());
+    next.succeed();
+    others.iter_mut().for_each(|client| _ = client.succeed());
+    server.succeed();
+    world.fixture.finish();
+}
+
+#[test]
+fn a_peer_is_evicted_once() {
+    if is_plain() {
+        return;
+    }
+    let world = World::new("evicted");
+    let mut server = world.load(&["server"]);
+    let port = server.line_after("port");
+    let mut client = world.client(&port);
+    assert!(connection_of(&client).0);
+    client.kill();
+    server.kill();
+    let number = world.shown()["peers"][0]["number"].to_string();
+    usmc(&["region", "evict", path(&world.region), &number]);
+    assert_eq!(world.shown()["peers"][0]["state"], "gone");
+    let again = Command::new(build::usmc())
+        .args(["region", "evict", path(&world.region), &number])
+        .output()
+        .expect("usmc");
+    assert!(!again.status.success());
+    // The next to join takes back what it has left, and its place.
+    let mut server = world.load(&["server"]);
+    let port = server.line_after("port");
+    let mut client = world.client(&port);
+    assert!(connection_of(&client).0);
+    let shown = world.shown();
+    assert_eq!(shown["peers"].as_array().map(Vec::len), Some(1), "{shown}");
+    client.succeed();
+    server.succeed();
+    world.fixture.finish();
+}
+
+#[test]
+fn a_region_is_made_once_and_known_for_one() {
+    let world = World::new("made once");
+    let file = path(&world.region);
+    let refused = |args: &[&str]| {
+        let out = Command::new(build::usmc()).args(args).output().expect("usmc");
+        assert!(!out.status.success(), "{args:?}");
+        String::from_utf8(out.stderr).expect("text")
+    };
+    assert!(refused(&["region", "init", file]).contains("is made once"));
+    assert!(refused(&["region", "init", file, "--size", "64K"]).contains("at least"));
+    let other = world.fixture.scratch().join("other");
+    std::fs::write(&other, vec![0; 1 << 20]).expect("a file");
+    assert!(refused(&["region", "show", path(&other)]).contains("no region"));
+    assert!(refused(&["region", "evict", file, "7"]).contains("no peer 7"));
+    assert!(usmc(&["region", "show", file]).contains("are free"));
+    world.fixture.finish();
+}
