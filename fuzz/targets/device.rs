@@ -41,7 +41,7 @@ struct Scene {
 
 fn fd_of(mail: Mail) -> i32 {
     match mail {
-        Mail::Segment(fd) => fd,
+        Mail::Segment(fd) | Mail::Ear(_, fd) => fd,
         Mail::Delivery(what) => what.fd,
     }
 }
