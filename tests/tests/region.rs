@@ -131,6 +131,55 @@ fn units_in_use_do_not_come_back() {
     world.fixture.finish();
 }
 
+/// A process that has had a connection, and its child, which has one still when its parent has ended.
+const FORKED: &str = "import os, socket, sys
+def talk(s):
+    for k in range(100):
+        s.send(b'x' * 100)
+        n = 0
+        while n < 100: n += len(s.recv(100))
+def connected():
+    s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+    talk(s)
+    return s
+first = connected()
+if os.fork():
+    os._exit(0)
+first.close()
+s = connected()
+print('pid', os.getpid(), flush=True)
+sys.stdin.readline()
+talk(s)
+print('whole', flush=True)
+";
+
+#[test]
+fn a_forked_childs_units_are_its_own() {
+    if is_plain() {
+        return;
+    }
+    let world = World::new("a forked child's units");
+    let mut server = world.load(&["server"]);
+    let port = server.line_after("port");
+    let mut command = world.fixture.command("python3");
+    command.args(["-c", FORKED, &port]).env("USMC_REGION", &world.region);
+    let mut child = world.fixture.spawn(command);
+    let pid = child.number_after("pid") as i32;
+    let is_in_ring = || ss::list().iter().any(|end| end.pid == pid && end.is_smcd());
+    assert!(is_in_ring());
+    let mut others: Vec<Process> = (0..2).map(|_| world.client(&port)).collect();
+    assert!(others.iter().all(|client| connection_of(client).0), "{}", world.shown());
+    // The parent's have gone to these, and the child's go to nobody.
+    let mut late = world.client(&port);
+    assert_eq!(connection_of(&late), (false, "region full".into()), "{}", world.shown());
+    child.say("go on");
+    child.line_after("whole");
+    late.succeed();
+    others.iter_mut().for_each(|client| _ = client.succeed());
+    server.succeed();
+    world.fixture.finish();
+}
+
 #[test]
 fn a_peer_is_evicted_once() {
     if is_plain() {

@@ -33,7 +33,7 @@ pub static REGION: Region = Region::new();
 pub struct Region {
     base: AtomicPtr<u8>,
     len: AtomicUsize,
-    /// This process among those that share it ([`Member::word`]).
+    /// This process among those that share it ([`Member::word`]); 0 = it came by fork, and has not joined yet.
     member: AtomicU64,
     /// The configured file was tried, or is being tried by a thread.
     is_tried: AtomicBool,
@@ -122,7 +122,16 @@ impl Region {
     }
 
     fn member(&self) -> Option<Member> {
-        Member::of(self.member.load(Relaxed))
+        Member::of(self.member.load(Relaxed)).or_else(|| {
+            let joined = join(&self.get()?)?;
+            self.member.store(joined.word(), Relaxed);
+            Some(joined)
+        })
+    }
+
+    /// Fork, in the child: what it claims is not its parent's.
+    pub(super) fn after_fork(&self) {
+        self.member.store(0, Relaxed);
     }
 
     /// The run of that name, and the bytes of its segment's rings and slots.

@@ -89,6 +89,7 @@ pub fn unhold() {
 /// Fork, in the child: the parent's segments serve the inherited connections and nothing else.
 pub fn after_fork() {
     LOCK.reset();
+    region::REGION.after_fork();
     if TABLE.load(Acquire).is_null() {
         return;
     }
