@@ -89,7 +89,8 @@ fn own_namespace() -> u32 {
 /// Whether all processes that hold an end have died, as far as their ids say so: the one that it names, or those of a family. The
 /// end is one of our kernel's.
 pub fn has_lost_its_holders(end: &End) -> bool {
-    if !is_our_namespace(end.pids.load(Relaxed)) {
+    // What was passed on may be on its way to somebody.
+    if !is_our_namespace(end.pids.load(Relaxed)) || end.passed_on.load(Relaxed) != 0 {
         return false;
     }
     let members = || end.members.iter().map(|id| id.load(Relaxed)).filter(|id| *id != 0);
@@ -116,6 +117,31 @@ mod tests {
         assert!(is_our_namespace(end.pids.load(Relaxed)));
         assert!(!is_our_namespace(end.pids.load(Relaxed) + 1));
         assert!(!is_our_namespace(0));
+    }
+
+    #[test]
+    fn holders_are_lost_where_all_that_are_known_have_died() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = child.id();
+        child.wait().unwrap();
+        let end = End::default();
+        end.refs.store(1, Relaxed);
+        name_process(&end);
+        assert!(!has_lost_its_holders(&end), "it is this process");
+        end.pid.store(dead, Relaxed);
+        assert!(has_lost_its_holders(&end));
+        end.passed_on.store(1, Relaxed);
+        assert!(!has_lost_its_holders(&end), "it may be on its way");
+        end.passed_on.store(0, Relaxed);
+        end.refs.store(2, Relaxed);
+        assert!(!has_lost_its_holders(&end), "nobody knows the other one");
+        end.members[0].store(dead, Relaxed);
+        end.members[1].store(process::pid(), Relaxed);
+        assert!(!has_lost_its_holders(&end));
+        end.members[1].store(dead, Relaxed);
+        assert!(has_lost_its_holders(&end));
+        end.pids.store(own_namespace() + 1, Relaxed);
+        assert!(!has_lost_its_holders(&end), "other processes have these ids");
     }
 
     #[test]
