@@ -41,6 +41,13 @@ impl World {
         self.fixture.spawn(command)
     }
 
+    /// A server, and its port.
+    fn server(&self) -> (Process, String) {
+        let mut server = self.load(&["server"]);
+        let port = server.line_after("port");
+        (server, port)
+    }
+
     /// A client with one connection, which has had a hundred messages each way.
     fn client(&self, port: &str) -> Process {
         let mut client = self.load(&["many", port, "1"]);
@@ -81,8 +88,7 @@ fn units_of_the_killed_come_back() {
     }
     let world = World::new("units of the killed");
     let all = world.free();
-    let mut server = world.load(&["server"]);
-    let port = server.line_after("port");
+    let (mut server, port) = world.server();
     for round in 0..ROUNDS {
         let mut client = world.client(&port);
         let (in_ring, reason) = connection_of(&client);
@@ -116,8 +122,7 @@ fn units_in_use_do_not_come_back() {
     victim.line_after("talked");
     assert!(connection_of(&victim).0);
     victim.kill();
-    let mut server = world.load(&["server"]);
-    let port = server.line_after("port");
+    let (mut server, port) = world.server();
     let mut others: Vec<Process> = (0..2).map(|_| world.client(&port)).collect();
     assert!(others.iter().all(|client| connection_of(client).0), "{}", world.shown());
     let mut late = world.client(&port);
@@ -162,8 +167,7 @@ fn a_forked_childs_units_are_its_own() {
         return;
     }
     let world = World::new("a forked child's units");
-    let mut server = world.load(&["server"]);
-    let port = server.line_after("port");
+    let (mut server, port) = world.server();
     let mut command = world.fixture.command("python3");
     command.args(["-c", FORKED, &port]).env("USMC_REGION", &world.region);
     let mut child = world.fixture.spawn(command);
@@ -189,8 +193,7 @@ fn a_peer_is_evicted_once() {
         return;
     }
     let world = World::new("evicted");
-    let mut server = world.load(&["server"]);
-    let port = server.line_after("port");
+    let (mut server, port) = world.server();
     let mut client = world.client(&port);
     assert!(connection_of(&client).0);
     client.kill();
@@ -204,8 +207,7 @@ fn a_peer_is_evicted_once() {
         .expect("usmc");
     assert!(!again.status.success());
     // The next to join takes back what it has left, and its place.
-    let mut server = world.load(&["server"]);
-    let port = server.line_after("port");
+    let (mut server, port) = world.server();
     let mut client = world.client(&port);
     assert!(connection_of(&client).0);
     let shown = world.shown();

@@ -1,9 +1,8 @@
-//! `usmc region`: makes a region, shows who shares it, and says that one of them is dead for good.
+//! `usmc region`: makes a region, shows its peers, and says that one of them is dead for good.
 
 use std::ffi::c_int;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -38,7 +37,7 @@ enum What {
         #[arg(long, default_value = "256M", value_parser = size)]
         size: u64,
     },
-    /// Show who shares a region, and how much each of them has of it
+    /// Show the peers of a region, and how much of it each of them has
     Show {
         /// The file
         path: PathBuf,
@@ -87,7 +86,7 @@ fn size(text: &str) -> Result<u64> {
 }
 
 fn init(path: &Path, size: u64) -> Result<()> {
-    // Its user alone: who else may have it is the administrator's to say.
+    // For its user alone. The administrator says which others may have it.
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
     let file = file.map_err(|error| match error.kind() {
         ErrorKind::AlreadyExists => anyhow::anyhow!(
@@ -112,9 +111,7 @@ fn init(path: &Path, size: u64) -> Result<()> {
         let _ = std::fs::remove_file(path);
     })?;
     println!("{}: {units} units of {} KiB", path.display(), UNIT >> 10);
-    println!(
-        "chgrp and chmod it for those who are to share it: they can read and change all of it"
-    );
+    println!("let others have it by chgrp and chmod: they can read and change all of it");
     Ok(())
 }
 
@@ -170,17 +167,10 @@ struct ShownPeer {
     units: u32,
     host: String,
     directory: String,
-    addresses: Vec<String>,
 }
 
 fn hex([high, low]: [u64; 2]) -> String {
     format!("{high:016x}{low:016x}")
-}
-
-fn address([high, low]: [u64; 2]) -> String {
-    let bits = u128::from(high) << 64 | u128::from(low);
-    let address = Ipv6Addr::from(bits);
-    address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4).to_string()
 }
 
 fn shown(region: &Region) -> Shown {
@@ -202,7 +192,6 @@ fn shown_peer(number: u8, peer: &Peer, units: &[u32; PEERS]) -> ShownPeer {
         number,
         name: String::from_utf8_lossy(&name[..len]).into_owned(),
         state: match peer.life() {
-            Life::Alive if peer.drains() => "drains",
             Life::Alive => "alive",
             Life::Gone => "gone",
             Life::Claimed | Life::Free => "joins",
@@ -210,7 +199,6 @@ fn shown_peer(number: u8, peer: &Peer, units: &[u32; PEERS]) -> ShownPeer {
         units: units[usize::from(number)],
         host: hex(identity.host),
         directory: hex(identity.directory),
-        addresses: peer.addresses().map(address).collect(),
     }
 }
 
@@ -253,11 +241,5 @@ mod tests {
         for text in ["", "M", "1.5G", "64K", "99999999999G", "-1M"] {
             assert!(size(text).is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn addresses_are_as_people_write_them() {
-        assert_eq!(address([0, 0xffff_0a00_0001]), "10.0.0.1");
-        assert_eq!(address([0xfe80 << 48, 1]), "fe80::1");
     }
 }

@@ -8,13 +8,11 @@
 //! A peer is gone on proof only: its host has a new boot id, the server has seen its socket close, or the operator says so. A
 //! heartbeat is none: a virtual machine that was paused goes on, and writes.
 
+use crate::sync::AtomicU64;
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use crate::sync::{AtomicU32, AtomicU64};
 
 /// Bytes of a peer's name.
 pub const NAME: usize = 64;
-/// Addresses of a peer that are known.
-pub const ADDRESSES: usize = 8;
 
 /// One peer.
 #[derive(Default)]
@@ -28,24 +26,16 @@ pub struct Peer {
     directory: [AtomicU64; 2],
     /// Which virtual machine it is, whatever it has booted; 0 = unknown.
     station: AtomicU64,
-    /// [`DRAINS`].
-    flags: AtomicU32,
-    _unused: AtomicU32,
     /// The host's name, for people, filled up with zero bytes.
     name: [AtomicU64; NAME / 8],
-    /// Its hosts' addresses, IPv4 as IPv6 has them; zero = none.
-    addresses: [[AtomicU64; 2]; ADDRESSES],
 }
 
 #[cfg(not(any(loom, shuttle)))]
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<Peer>() == 256 && offset_of!(Peer, station) == 40);
-    assert!(offset_of!(Peer, name) == 56 && offset_of!(Peer, addresses) == 120);
+    assert!(offset_of!(Peer, name) == 48);
 };
-
-/// Its connections go back to TCP, and no new ones come: the region is about to be taken away.
-const DRAINS: u32 = 1;
 
 /// What a place of the table is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,23 +97,10 @@ impl Peer {
         (self.state.load(Relaxed) >> 32) as u32
     }
 
-    /// Who it is.
+    /// What tells it from others.
     pub fn identity(&self) -> Identity {
         let (host, directory) = (pair(&self.host), pair(&self.directory));
         Identity { host, directory, station: self.station.load(Relaxed) }
-    }
-
-    /// Whether it is to leave the region.
-    pub fn drains(&self) -> bool {
-        self.flags.load(Relaxed) & DRAINS != 0
-    }
-
-    /// It is, or it is not after all.
-    pub fn set_drains(&self, on: bool) {
-        match on {
-            true => self.flags.fetch_or(DRAINS, Relaxed),
-            false => self.flags.fetch_and(!DRAINS, Relaxed),
-        };
     }
 
     /// The host's name, as far as it is text.
@@ -133,17 +110,6 @@ impl Peer {
         }
         let is_text = |byte: &u8| byte.is_ascii_graphic();
         to.iter().position(|byte| !is_text(byte)).unwrap_or(NAME)
-    }
-
-    /// Its hosts' addresses.
-    pub fn addresses(&self) -> impl Iterator<Item = [u64; 2]> {
-        self.addresses.iter().map(pair).filter(|address| *address != [0; 2])
-    }
-
-    /// Says which they are.
-    pub fn set_addresses(&self, addresses: &[[u64; 2]]) {
-        let given = addresses.iter().copied().chain(core::iter::repeat([0; 2]));
-        self.addresses.iter().zip(given).for_each(|(place, address)| put(place, &address));
     }
 
     fn step(&self, from: u64, to: Life, uses: u32) -> bool {
@@ -162,8 +128,6 @@ impl Peer {
         put(&self.host, &identity.host);
         put(&self.directory, &identity.directory);
         self.station.store(identity.station, Relaxed);
-        self.flags.store(0, Relaxed);
-        self.set_addresses(&[]);
         let mut bytes = [0; NAME];
         let len = name.len().min(NAME);
         bytes[..len].copy_from_slice(&name[..len]);
@@ -174,7 +138,7 @@ impl Peer {
             );
         }
         let uses = self.uses();
-        // Release: a process that sees it alive sees who it is.
+        // Release: a process that sees it alive sees its identity.
         self.state.store(Life::Alive.state(uses), Release);
     }
 

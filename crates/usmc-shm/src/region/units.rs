@@ -81,7 +81,7 @@ pub struct Run {
     pub count: u32,
     /// Whose.
     pub owner: Member,
-    /// Its owner has claimed all of it. Of others nothing is known but who was claiming them.
+    /// Its owner has claimed all of it. Of others it is known only which member was claiming them.
     pub is_whole: bool,
 }
 
