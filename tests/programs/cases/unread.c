@@ -111,46 +111,53 @@ static void loop_sends(int fd, uint64_t seed, size_t at, size_t bytes, uint32_t 
 struct loop {
     uint16_t port;
     uint32_t events;
+    // Bytes of the talk before it.
+    int start;
 };
 
-enum { LOOP_BYTES = 1500000, LOOP_START = 400 };
+enum { LOOP_BYTES = 1500000 };
 
-static void run_loop(int fd, uint64_t seed, uint32_t events) {
-    loop_sends(fd, seed, LOOP_START, LOOP_BYTES, events);
-    recv_all(fd, 3 - seed, LOOP_START, LOOP_BYTES);
+static void run_loop(int fd, uint64_t seed, const struct loop *l) {
+    loop_sends(fd, seed, l->start, LOOP_BYTES, l->events);
+    recv_all(fd, 3 - seed, l->start, LOOP_BYTES);
     // The other's answer says that it has read all.
-    send_all(fd, seed, LOOP_START + LOOP_BYTES, 10);
-    recv_all(fd, 3 - seed, LOOP_START + LOOP_BYTES, 10);
+    send_all(fd, seed, l->start + LOOP_BYTES, 10);
+    recv_all(fd, 3 - seed, l->start + LOOP_BYTES, 10);
     close(fd);
 }
 
 static void connecting_loop(void *arg) {
     const struct loop *l = arg;
     int fd = connect_to(l->port);
-    for (int at = 0; at < LOOP_START; at += 10) {
+    for (int at = 0; at < l->start; at += 10) {
         send_all(fd, 1, at, 10);
         recv_all(fd, 2, at, 10);
     }
-    run_loop(fd, 1, l->events);
+    run_loop(fd, 1, l);
 }
 
-static void two_loops(uint32_t events) {
-    struct loop l = {.events = events};
+static void two_loops(uint32_t events, int start) {
+    struct loop l = {.events = events, .start = start};
     int listener = listen_here(&l.port);
     pid_t other = child(connecting_loop, &l);
     int fd = OK(accept(listener, NULL, NULL));
-    for (int at = 0; at < LOOP_START; at += 10) {
+    for (int at = 0; at < start; at += 10) {
         recv_all(fd, 1, at, 10);
         send_all(fd, 2, at, 10);
     }
-    run_loop(fd, 2, events);
+    run_loop(fd, 2, &l);
     child_succeeds(other);
     close(listener);
 }
 
-CASE(two_loops_send_before_they_read) { two_loops(EPOLLOUT); }
+CASE(two_loops_send_before_they_read) { two_loops(EPOLLOUT, 400); }
 
-CASE(two_loops_of_edges_send_before_they_read) { two_loops(EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET); }
+CASE(two_loops_of_edges_send_before_they_read) { two_loops(EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, 400); }
+
+// Bytes of TCP are unread when the rings are full.
+CASE(two_loops_begin_with_more_than_rings_hold) { two_loops(EPOLLIN | EPOLLOUT, 0); }
+
+CASE(two_loops_of_edges_begin_with_more_than_rings_hold) { two_loops(EPOLLIN | EPOLLOUT | EPOLLET, 0); }
 
 // The same by one thread, which has both ends.
 static void one_loop(uint32_t events) {

@@ -461,6 +461,9 @@ pub fn through_ring<S: Source>(
             continue;
         }
         if !waits {
+            if room::leave_if_stuck(fd, index, || true) {
+                continue;
+            }
             met_full_ring(index, slot);
             return call.fail(libc::EAGAIN);
         }

@@ -195,6 +195,10 @@ pub fn follow(fd: i32, index: u32) -> bool {
     let Some(slot) = conn.slot().filter(|_| conn.phase() == Phase::Ring) else { return false };
     let rx = RxSpan::new(slot, conn.side());
     let before = (state::is_back(conn, slot), rx.is_tcp());
+    let own = conn.own(slot).flags(Acquire);
+    // Or we were first, and had no room.
+    let is_ours = before.0 && own.goes_back() && !own.is_left();
+    let reason = if is_ours { Reason::Unread } else { Reason::PeerLeft };
     look(fd, conn, slot);
     if rx.is_tcp() && !state::is_back(conn, slot) {
         go_back(fd, conn, slot);
@@ -209,12 +213,21 @@ pub fn follow(fd: i32, index: u32) -> bool {
             if !conn.is_in_ring_of(slot) {
                 return true;
             }
-            become_plain(fd, conn, slot, Reason::PeerLeft);
+            become_plain(fd, conn, slot, reason);
         }
         settle(fd, index);
         return true;
     }
     now != before
+}
+
+/// Sends go by TCP from now on, behind what the peer is to read in the ring; what it sends is read there as before. Nothing is
+/// sent again. False where that cannot be yet ([`go_back`]).
+#[cold]
+pub fn send_by_tcp(fd: i32, index: u32) -> bool {
+    let conn = conn::at(index);
+    let slot = conn.slot().filter(|_| conn.phase() == Phase::Ring);
+    slot.is_none_or(|slot| go_back(fd, conn, slot))
 }
 
 /// Whether our sends are TCP's again, the peer having left the ring before we could.

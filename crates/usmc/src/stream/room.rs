@@ -12,7 +12,7 @@ use usmc_shm::ring::{Grant, Ring, Room};
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::{bulk, fallback};
+use super::{bulk, fallback, state};
 use crate::device::{self, segment};
 use crate::family::locks::Family;
 use crate::os::reason::Reason;
@@ -222,7 +222,7 @@ pub fn leave_for(fd: i32, index: u32, bytes: usize) -> bool {
 /// have none either.
 fn patience_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
     let tx = conn.tx(slot);
-    if tx.is_writable() || is_as_large_as_tcp(conn, slot, &tx) {
+    if tx.is_writable() || state::is_back(conn, slot) || is_as_large_as_tcp(conn, slot, &tx) {
         return None;
     }
     Some(if conn.rx(slot).has_data() { UNREAD_NS } else { IDLE_NS })
@@ -273,8 +273,8 @@ pub fn look_in_ns(conn: &Conn, slot: &Slot) -> Option<u64> {
     Some(left.max(LEAST))
 }
 
-/// Before each sleep for room: goes back to TCP if nothing has been read for too long. Whether it has. `may`: asked before
-/// that, which takes its time.
+/// Before each sleep for room, and where a send that does not wait finds none: sends by TCP from now on if nothing has been read
+/// for too long. Whether it does. `may`: asked before that, which takes its time.
 pub fn leave_if_stuck(fd: i32, index: u32, may: impl FnOnce() -> bool) -> bool {
     let conn = conn::at(index);
     let Some(slot) = conn.slot() else { return false };
@@ -292,7 +292,7 @@ pub fn leave_if_stuck(fd: i32, index: u32, may: impl FnOnce() -> bool) -> bool {
     if now.saturating_sub(since) < patience || !may() {
         return false;
     }
-    let left = fallback::leave(fd, index, Reason::Unread).is_ok();
+    let left = fallback::send_by_tcp(fd, index);
     if !left {
         conn.stuck.store(now + FAILED_NS, Relaxed);
     }
