@@ -16,9 +16,13 @@ use usmc_fuzz::attacker::Attacker;
 use usmc_fuzz::input::Input;
 use usmc_fuzz::memory::{PAGE, memfd};
 use usmc_fuzz::world::{DEVICE, World, mail, world};
+use usmc_shm::board::{LISTENER_CLAIMED, LISTENER_PROBES, Listener, OFFER_WAYS, Offer};
 use usmc_shm::layout::{ACCEPTOR, CLIENT, SEGMENT_MAGIC, SEGMENT_VERSION, SegmentHeader, Slot};
 use usmc_shm::layout::{SLOTS_OFFSET, segment_len};
 use usmc_shm::segment::Segment;
+
+/// Buckets of the offer table.
+const OFFER_BUCKETS: usize = layout::OFFERS / OFFER_WAYS;
 
 /// The attacker's own index on the device.
 const ATTACKER: u32 = 1;
@@ -67,7 +71,7 @@ fn tuple(which: usize) -> Tuple {
 
 /// Where an offer of this name is looked for.
 fn bucket(words: &[u64; 6]) -> usize {
-    fuzzing::hash(words) as usize % layout::OFFER_BUCKETS
+    fuzzing::hash(words) as usize % OFFER_BUCKETS
 }
 
 fn scene() -> &'static Scene {
@@ -82,22 +86,22 @@ fn scene() -> &'static Scene {
         let mut places = vec![range((&raw const tables.header).cast(), 40)];
         places
             .push(range((&raw const tables.processes[0]).cast(), 3 * size_of::<layout::Process>()));
-        let mut known = vec![0, 1, 2, NETNS, u64::from(layout::LISTENER_CLAIMED)];
+        let mut known = vec![0, 1, 2, NETNS, u64::from(LISTENER_CLAIMED)];
         known.extend([layout::PROCESSES, layout::LISTENERS, layout::OFFERS].map(|n| n as u64));
         for port in PORTS {
             // As the registry hashes it; a wrong guess shows as missing coverage.
             let first = ((port as usize).wrapping_mul(0x9e3b) >> 2) % layout::LISTENERS;
-            let len = layout::LISTENER_PROBES.min(layout::LISTENERS - first).min(3);
-            let len = len * size_of::<layout::Listener>();
+            let len = LISTENER_PROBES.min(layout::LISTENERS - first).min(3);
+            let len = len * size_of::<Listener>();
             places.push(range((&raw const tables.listeners[first]).cast(), len));
             known.push(port.into());
         }
         for which in 0..6 {
             let words = tuple(which).words();
             for way in 0..2 {
-                let place = way * layout::OFFER_BUCKETS + bucket(&words);
+                let place = way * OFFER_BUCKETS + bucket(&words);
                 let place = &raw const tables.offers[place];
-                places.push(range(place.cast(), size_of::<layout::Offer>()));
+                places.push(range(place.cast(), size_of::<Offer>()));
             }
             known.extend(words);
         }
@@ -157,7 +161,7 @@ struct Play<'a> {
 fuzz_target!(|bytes: &[u8]| {
     let scene = scene();
     // The honest process has a mailbox.
-    device().want_segment(OfferId { index: 0, use_count: 0 }).expect("a mailbox");
+    device().want_segment(OfferId { device: 0, index: 0, use_count: 0 }).expect("a mailbox");
     let mut play = Play {
         scene,
         input: Input(bytes),
@@ -204,25 +208,27 @@ impl Play<'_> {
         let device = device();
         let some_offer = match self.offers.get(a % 8) {
             Some(&id) => id,
-            None => OfferId { index: b, use_count: a as u32 & 3 },
+            None => OfferId { device: 0, index: b, use_count: a as u32 & 3 },
         };
         match what {
-            5 => self.tokens.extend(device.register_listener(NETNS, endpoint(a % 9)).ok()),
+            5 => self.tokens.extend(device.board().register_listener(NETNS, endpoint(a % 9)).ok()),
             6 => {
                 let token = if a & 1 == 0 { self.tokens.pop().unwrap_or(b) } else { b };
-                device.unregister_listener(token);
+                device.board().unregister_listener(token);
             }
-            7 => _ = device.is_listening((a & 1 == 0).then_some(NETNS), endpoint(a / 2 % 9)),
+            7 => {
+                _ = device.board().is_listening((a & 1 == 0).then_some(NETNS), endpoint(a / 2 % 9))
+            }
             8 => {
                 let dmb = DmbRef { segment: b.into(), slot: b >> 16, usage: b };
-                if let Ok(id) = device.offer(&tuple(a), dmb) {
+                if let Ok(id) = device.board().offer(&tuple(a), dmb) {
                     assert!((id.index as usize) < layout::OFFERS);
                     self.offers.push_front(id);
                 }
             }
-            9 => device.clear_offer(some_offer),
+            9 => device.board().clear_offer(some_offer),
             10 => {
-                let to = device.wanted_by(some_offer).unwrap_or(PeerProcess(b));
+                let to = device.board().wanted_by(some_offer).unwrap_or(PeerProcess(b));
                 if let Ok(own) = segment::take_slot(segment::LOOPBACK, &tuple(a)) {
                     self.taken.push((own.segment.index, own.slot));
                     touch(&own.segment.map, own.segment.map.len());
@@ -232,8 +238,8 @@ impl Play<'_> {
             }
             11 => {
                 let words = tuple(a).words();
-                let Some(found) = device.find_offer(&words) else { return };
-                assert_eq!(found.id.index as usize % layout::OFFER_BUCKETS, bucket(&words));
+                let Some(found) = device.board().find_offer(&words) else { return };
+                assert_eq!(found.id.index as usize % OFFER_BUCKETS, bucket(&words));
                 self.attach(found.dmb, found.id);
             }
             12 => {

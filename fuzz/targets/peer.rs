@@ -16,6 +16,7 @@ use usmc_fuzz::attacker::Attacker;
 use usmc_fuzz::input::Input;
 use usmc_fuzz::memory::memfd;
 use usmc_fuzz::world::{World, mail, world};
+use usmc_shm::board::{OFFER_WAYS, Offer, offer_phase};
 use usmc_shm::layout::{
     ACCEPTOR, ARM_TCP, BY_SENDER, CLIENT, RETURNED, SEGMENT_MAGIC, SEGMENT_VERSION, SLOT_ATTACHED,
     SLOT_CONFIRMED, SLOT_OFFERED, SLOTS_OFFSET, SWITCHING, SegmentHeader, Slot, TCP_AGAIN, TX_BACK,
@@ -189,7 +190,10 @@ impl Scene {
         place.addr[1].store(bits as u64, Relaxed);
         place.state.store(ATTACKER + 1, Relaxed);
         let at = self.ends[1];
-        assert!(fuzzing::device().is_listening(Some(self.netns), at), "the registry has changed");
+        assert!(
+            fuzzing::device().board().is_listening(Some(self.netns), at),
+            "the registry has changed"
+        );
     }
 
     /// The attacker's segment is in order, and the honest end has it.
@@ -208,7 +212,7 @@ impl Scene {
             return;
         }
         let me = self.world.index;
-        let none = fuzzing::OfferId { index: 0, use_count: 0 };
+        let none = fuzzing::OfferId { device: 0, index: 0, use_count: 0 };
         fuzzing::device().want_segment(none).expect("a mailbox");
         assert!(mail(self.mailbox, &self.world.mailbox(me), &[1], &[self.segment]), "mail");
         self.world.tables().processes[me as usize].mail.fetch_add(1, Relaxed);
@@ -218,10 +222,10 @@ impl Scene {
         assert!(segment::map_peer(fd).is_ok(), "the segment is in order");
     }
 
-    fn offers(&self, tuple: &Tuple) -> [&layout::Offer; layout::OFFER_WAYS] {
-        let bucket = fuzzing::hash(&tuple.words()) as usize % layout::OFFER_BUCKETS;
+    fn offers(&self, tuple: &Tuple) -> [&Offer; OFFER_WAYS] {
+        let bucket = fuzzing::hash(&tuple.words()) as usize % (layout::OFFERS / OFFER_WAYS);
         let offers = &self.world.tables().offers;
-        std::array::from_fn(|way| &offers[way * layout::OFFER_BUCKETS + bucket])
+        std::array::from_fn(|way| &offers[way * (layout::OFFERS / OFFER_WAYS) + bucket])
     }
 }
 
@@ -325,7 +329,7 @@ impl Play {
             offers[0].segment.store(SEGMENT, Relaxed);
             offers[0].slot.store(0, Relaxed);
             offers[0].usage.store(7, Relaxed);
-            offers[0].state.store(word(layout::offer_phase::OFFERED.into()), Relaxed);
+            offers[0].state.store(word(offer_phase::OFFERED.into()), Relaxed);
             // SAFETY: the attacker's mapping of the whole segment is made for this.
             let slot = unsafe {
                 let (base, len) = (mapping_of(scene.segment), SLOTS_OFFSET);

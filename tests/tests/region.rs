@@ -18,11 +18,15 @@ fn usmc(args: &[&str]) -> String {
     String::from_utf8(out.stdout).expect("text")
 }
 
-/// A region, and programs that use it.
+/// A region, and the programs of several hosts that use it: each host has an ISM directory of its own.
 struct World {
     fixture: Fixture,
     region: PathBuf,
 }
+
+/// Where servers run, and where clients do.
+const SERVERS: &str = "servers";
+const CLIENTS: &str = "clients";
 
 impl World {
     fn new(name: &str) -> World {
@@ -32,25 +36,40 @@ impl World {
         let fixture = Fixture::new(name);
         let region = fixture.scratch().join("region");
         usmc(&["region", "init", path(&region), "--size", SIZE]);
+        for host in [SERVERS, CLIENTS] {
+            std::fs::create_dir(fixture.scratch().join(host)).expect("a new directory");
+        }
         World { fixture, region }
     }
 
-    fn load(&self, args: &[&str]) -> Process {
-        let mut command = self.fixture.command(build::program("load"));
-        command.args(args).env("USMC_REGION", &self.region);
+    /// A program on this host.
+    fn command(&self, host: &str, program: impl AsRef<Path>) -> Command {
+        let mut command = self.fixture.command(program);
+        command.env("USMC_REGION", &self.region);
+        command.env("USMC_ISM_DIR", self.fixture.scratch().join(host));
+        command
+    }
+
+    fn load(&self, host: &str, args: &[&str]) -> Process {
+        let mut command = self.command(host, build::program("load"));
+        command.args(args);
         self.fixture.spawn(command)
     }
 
     /// A server, and its port.
     fn server(&self) -> (Process, String) {
-        let mut server = self.load(&["server"]);
+        let mut server = self.load(SERVERS, &["server"]);
         let port = server.line_after("port");
         (server, port)
     }
 
     /// A client with one connection, which has had a hundred messages each way.
     fn client(&self, port: &str) -> Process {
-        let mut client = self.load(&["many", port, "1"]);
+        self.client_on(CLIENTS, port)
+    }
+
+    fn client_on(&self, host: &str, port: &str) -> Process {
+        let mut client = self.load(host, &["many", port, "1"]);
         client.line_after("connected");
         for _ in 0..100 {
             client.say("talk");
@@ -81,6 +100,28 @@ fn connection_of(process: &Process) -> (bool, String) {
     (end.is_smcd(), end.fallback_reason)
 }
 
+/// Programs of one host have memory of their own, and take nothing of the region.
+#[test]
+fn the_nearest_device_is_used() {
+    if is_plain() {
+        return;
+    }
+    let world = World::new("nearest");
+    let all = world.free();
+    let (mut server, port) = world.server();
+    let mut near = world.client_on(SERVERS, &port);
+    assert!(connection_of(&near).0);
+    assert_eq!(world.free(), all);
+    let mut far = world.client(&port);
+    assert!(connection_of(&far).0);
+    assert!(world.free() < all);
+    println!("2 connections in shared memory");
+    near.succeed();
+    far.succeed();
+    server.succeed();
+    world.fixture.finish();
+}
+
 #[test]
 fn units_of_the_killed_come_back() {
     if is_plain() {
@@ -103,8 +144,8 @@ fn units_of_the_killed_come_back() {
     last.succeed();
     let shown = world.shown();
     let peers = shown["peers"].as_array().expect("peers");
-    assert_eq!(peers.len(), 1, "{shown}");
-    assert_eq!(peers[0]["state"], "alive");
+    assert_eq!(peers.len(), 2, "{shown}");
+    assert!(peers.iter().all(|peer| peer["state"] == "alive"), "{shown}");
     server.succeed();
     world.fixture.finish();
 }
@@ -116,9 +157,9 @@ fn units_in_use_do_not_come_back() {
         return;
     }
     let world = World::new("units in use");
-    let mut holder = world.load(&["unread"]);
+    let mut holder = world.load(SERVERS, &["unread"]);
     let port = holder.line_after("port");
-    let mut victim = world.load(&["blocked", &port]);
+    let mut victim = world.load(CLIENTS, &["blocked", &port]);
     victim.line_after("talked");
     assert!(connection_of(&victim).0);
     victim.kill();
@@ -168,8 +209,8 @@ fn a_forked_childs_units_are_its_own() {
     }
     let world = World::new("a forked child's units");
     let (mut server, port) = world.server();
-    let mut command = world.fixture.command("python3");
-    command.args(["-c", FORKED, &port]).env("USMC_REGION", &world.region);
+    let mut command = world.command(CLIENTS, "python3");
+    command.args(["-c", FORKED, &port]);
     let mut child = world.fixture.spawn(command);
     let pid = child.number_after("pid") as i32;
     let is_in_ring = || ss::list().iter().any(|end| end.pid == pid && end.is_smcd());
@@ -198,9 +239,18 @@ fn a_peer_is_evicted_once() {
     assert!(connection_of(&client).0);
     client.kill();
     server.kill();
-    let number = world.shown()["peers"][0]["number"].to_string();
+    let peers = world.shown()["peers"].clone();
+    let has_units = |peer: &&Value| peer["units"].as_u64() > Some(0);
+    let owner = peers.as_array().expect("peers").iter().find(has_units).expect("an owner");
+    let number = owner["number"].to_string();
     usmc(&["region", "evict", path(&world.region), &number]);
-    assert_eq!(world.shown()["peers"][0]["state"], "gone");
+    let state = || {
+        let peers = world.shown()["peers"].clone();
+        let evicted =
+            peers.as_array().expect("peers").iter().find(|p| p["number"] == owner["number"]);
+        evicted.map(|peer| peer["state"].clone())
+    };
+    assert_eq!(state(), Some("gone".into()));
     let again = Command::new(build::usmc())
         .args(["region", "evict", path(&world.region), &number])
         .output()
@@ -211,7 +261,8 @@ fn a_peer_is_evicted_once() {
     let mut client = world.client(&port);
     assert!(connection_of(&client).0);
     let shown = world.shown();
-    assert_eq!(shown["peers"].as_array().map(Vec::len), Some(1), "{shown}");
+    assert_eq!(shown["peers"].as_array().map(Vec::len), Some(2), "{shown}");
+    assert_eq!(state(), Some("alive".into()), "it has joined again, in the same place");
     client.succeed();
     server.succeed();
     world.fixture.finish();

@@ -63,7 +63,7 @@ const fn key(name: &'static str, env: &'static str, option: &'static str, kind: 
 }
 
 /// Every key, in the order in which `usmc check` prints them.
-pub static KEYS: [Key; 17] = [
+pub static KEYS: [Key; 19] = [
     key("off", "USMC_OFF", "--off", Kind::Switch),
     key("ism_dir", "USMC_ISM_DIR", "--ism-dir", Kind::Dir),
     key("log", "USMC_LOG", "--log", Kind::Log),
@@ -72,6 +72,8 @@ pub static KEYS: [Key; 17] = [
     key("tcp_option", "USMC_TCP_OPTION", "--tcp-option", Kind::Choice),
     key("io_uring", "USMC_IO_URING", "--io-uring", Kind::OneOf(["auto", "deny"])),
     key("change_over", "USMC_CHANGE_OVER", "--change-over", Kind::OneOf(["lasting", "at-once"])),
+    key("loopback", "USMC_LOOPBACK", "--loopback", Kind::OneOf(["auto", "off"])),
+    key("region_nets", "USMC_REGION_NETS", "--region-net", Kind::Addrs),
     key("include_ports", "USMC_INCLUDE_PORTS", "--include-port", Kind::Ports),
     key("exclude_ports", "USMC_EXCLUDE_PORTS", "--exclude-port", Kind::Ports),
     key("include_addrs", "USMC_INCLUDE_ADDRS", "--include-addr", Kind::Addrs),

@@ -83,6 +83,8 @@ pub struct Control {
     pub attached_by: AtomicU32,
     /// In a region: the acceptor's peer ([`crate::region::peers`]), written before the slot is attached.
     pub attached_peer: AtomicU32,
+    /// In a region: the tokens of the connection that it is offered for, the client's first. Both went through its TCP stream.
+    pub tokens: [AtomicU64; 2],
 }
 
 /// What the processes of one end keep between themselves (fork shares an end). The peer can write it;
@@ -360,7 +362,7 @@ const _: () = {
     assert!(offset_of!(SegmentHeader, retired) == 20 && offset_of!(SegmentHeader, id) == 24);
     assert!(offset_of!(SegmentHeader, far_shift) == 40);
     assert!(size_of::<Control>() == 128 && offset_of!(Control, attached_by) == 4);
-    assert!(offset_of!(Control, attached_peer) == 8);
+    assert!(offset_of!(Control, attached_peer) == 8 && offset_of!(Control, tokens) == 16);
     assert!(size_of::<End>() == 128 && offset_of!(End, flags) == 20);
     assert!(offset_of!(End, tx_lock) == 24 && offset_of!(End, tcp_left) == 40);
     assert!(offset_of!(End, rcv_buf) == 48 && offset_of!(End, back_lock) == 56);

@@ -25,6 +25,7 @@
 
 pub mod back;
 pub mod bell;
+pub mod board;
 pub mod copy;
 pub mod handshake;
 pub mod layout;

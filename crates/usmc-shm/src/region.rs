@@ -4,6 +4,7 @@
 //! ```text
 //! 0           Header
 //! PEERS_AT    256 peers
+//! BOARD_AT    1024 listeners, 4096 offers
 //! WORDS_AT    one word for each unit
 //! units_at    the units, 64 KiB each
 //! ```
@@ -19,13 +20,14 @@ use core::slice;
 use self::peers::{Life, Peer, Peers};
 use self::units::{Member, Run, Words};
 use crate::Broken;
+use crate::board::{self, Listener, Offer};
 use crate::sync::Ordering::{Acquire, Relaxed, Release};
 use crate::sync::{AtomicU32, AtomicU64};
 
 /// First eight bytes.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMC-reg");
 /// Changes whenever a field here moves.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// log2 of a unit's bytes: pages of all sizes that guests have.
 pub const UNIT_SHIFT: u32 = 16;
 /// Bytes of a unit.
@@ -36,8 +38,16 @@ pub const UNITS_MOST: usize = 1 << 15;
 pub const PEERS: usize = 256;
 /// Offset of the peers.
 pub const PEERS_AT: usize = 4096;
+/// Listening sockets.
+pub const LISTENERS: usize = 1024;
+/// Connections of which both ends are finding each other.
+pub const OFFERS: usize = 4096;
+/// Offset of the listeners.
+const LISTENERS_AT: usize = PEERS_AT + PEERS * size_of::<Peer>();
+/// Offset of the offers.
+const OFFERS_AT: usize = LISTENERS_AT + LISTENERS * size_of::<Listener>();
 /// Offset of the words.
-pub const WORDS_AT: usize = PEERS_AT + PEERS * size_of::<Peer>();
+pub const WORDS_AT: usize = OFFERS_AT + OFFERS * size_of::<Offer>();
 
 /// Start of the file.
 #[repr(C, align(4096))]
@@ -156,6 +166,18 @@ impl Region {
         Peers(unsafe { slice::from_raw_parts(self.base.add(PEERS_AT).cast(), PEERS) })
     }
 
+    /// The listeners of its board.
+    pub fn listeners(&self) -> &[Listener] {
+        // SAFETY: they lie before the words, within the mapping; atomics accept any bits.
+        unsafe { slice::from_raw_parts(self.base.add(LISTENERS_AT).cast(), LISTENERS) }
+    }
+
+    /// The offers of its board.
+    pub fn offers(&self) -> &[Offer] {
+        // SAFETY: likewise.
+        unsafe { slice::from_raw_parts(self.base.add(OFFERS_AT).cast(), OFFERS) }
+    }
+
     /// The units' words.
     pub fn words(&self) -> Words<'_> {
         // SAFETY: `units` words lie before `units_at` of the mapping; atomics accept any bits.
@@ -182,6 +204,17 @@ impl Region {
     /// Claims `len` bytes. Their contents are what an earlier owner has left. `None`: no run is free that is long enough.
     pub fn claim(&self, len: usize, owner: Member) -> Option<Run> {
         self.words().claim(len.div_ceil(UNIT), owner)
+    }
+
+    /// Forgets the entries of its board whose owners are known to have died, or whose peers are gone. `now`: CLOCK_REALTIME in
+    /// nanoseconds.
+    pub fn forget(&self, is_dead: impl Fn(u8, u16) -> bool, now: u64) {
+        let peers = self.peers();
+        let is_over = |owner| {
+            let (peer, process) = Member::of_owner(owner);
+            !peers.is_alive(peer) || is_dead(peer, process)
+        };
+        board::forget(self.listeners(), self.offers(), is_over, now);
     }
 
     /// Gives back what the dead have left, and the places of peers of which nothing is left. `is_dead`: an owner's process is known to
@@ -252,7 +285,7 @@ mod tests {
             assert!(units == UNITS_MOST || len_for(units + 1) > len);
         }
         // The words of more units take another unit's place at most.
-        assert!(units_in(256 << 20) >= 4096 - 3);
+        assert!(units_in(256 << 20) >= 4096 - 13);
     }
 
     fn join(region: &Region, host: u64, directory: u64) -> u8 {

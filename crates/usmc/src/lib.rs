@@ -93,5 +93,6 @@ pub fn exit() {
     // An acceptor that lets go of its last connection looks whether the segment is retired.
     device::segment::leave();
     exec::end_but_for_streams();
+    device::leave();
     host::current().leave();
 }

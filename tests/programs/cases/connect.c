@@ -589,3 +589,43 @@ REMOTE_CASE(connection_of_few_messages_changes_over_at_once) {
     assert_smcd(p.fd);
     pair_close(p);
 }
+
+enum { TALKS = 20, MESSAGES = 30 };
+
+static void answers_talks(void *arg) {
+    int listener = *(int *)arg;
+    for (int i = 0; i < TALKS; i++) {
+        int fd = OK(accept(listener, NULL, NULL));
+        for (int at = 0; at < MESSAGES * 20; at += 20) {
+            recv_all(fd, 1, at, 20);
+            send_all(fd, 2, at, 20);
+            EQ(option(fd, IPPROTO_TCP, TCP_NODELAY), 0);
+        }
+        close(fd);
+    }
+}
+
+// What the library itself sends must not hold back what follows: TCP acknowledges it after 40 ms.
+CASE(first_requests_wait_for_no_acknowledgement) {
+    uint16_t port;
+    int listener = listen_here(&port), late = 0;
+    pid_t server = child(answers_talks, &listener);
+    close(listener);
+    for (int i = 0; i < TALKS; i++) {
+        int fd = connect_to(port);
+        double longest = 0;
+        for (int at = 0; at < MESSAGES * 20; at += 20) {
+            double start = now();
+            send_all(fd, 1, at, 20);
+            recv_all(fd, 2, at, 20);
+            double took = now() - start;
+            longest = took > longest ? took : longest;
+            EQ(option(fd, IPPROTO_TCP, TCP_NODELAY), 0);
+        }
+        late += longest > 0.035;
+        close(fd);
+    }
+    // A machine that was stopped may be late, but not half of the time.
+    CHECK(late < TALKS / 2);
+    child_succeeds(server);
+}

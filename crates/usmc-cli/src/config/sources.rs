@@ -39,6 +39,12 @@ pub struct ConfigArgs {
     /// When a connection leaves TCP: once it is seen to last, or as soon as it is made: lasting or at-once [default: lasting]
     #[arg(long, value_name = "WHEN")]
     pub change_over: Option<String>,
+    /// Memory that programs of one host hand each other: auto, or off, which leaves regions [default: auto]
+    #[arg(long, value_name = "WHETHER")]
+    pub loopback: Option<String>,
+    /// Look for listeners in these networks in regions, though a gateway is before them: ADDRESS[/LENGTH], comma list, repeatable
+    #[arg(long = "region-net", alias = "region-nets", value_name = "NETWORKS")]
+    pub region_nets: Vec<String>,
     /// Log to standard error or FILE; LEVEL is error, warn, info or debug
     #[arg(long, value_name = "LEVEL[:FILE]")]
     pub log: Option<String>,
@@ -91,6 +97,8 @@ impl ConfigArgs {
             "tcp_option" => self.tcp_option.clone(),
             "io_uring" => self.io_uring.clone(),
             "change_over" => self.change_over.clone(),
+            "loopback" => self.loopback.clone(),
+            "region_nets" => joined(&self.region_nets),
             "include_ports" => joined(&self.include_ports),
             "exclude_ports" => joined(&self.exclude_ports),
             "include_addrs" => joined(&self.include_addrs),

@@ -47,6 +47,16 @@ impl Member {
         Member::new(word as u8, process, (word >> (8 + PROCESS_BITS)) as u32)
     }
 
+    /// By which a board names it.
+    pub fn owner(self) -> u32 {
+        u32::from(self.peer) << PROCESS_BITS | u32::from(self.process)
+    }
+
+    /// The peer and the process of an owner.
+    pub fn of_owner(owner: u32) -> (u8, u16) {
+        ((owner >> PROCESS_BITS) as u8, owner as u16 & (Member::PROCESSES as u16 - 1))
+    }
+
     /// Whether it is this use of a number, which counts in 32 bits.
     pub fn is_incarnation(self, incarnation: u32) -> bool {
         self.incarnation == incarnation & Member::INCARNATION

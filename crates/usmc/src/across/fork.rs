@@ -13,7 +13,7 @@ use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 use usmc_shm::sync::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 
 use super::{exec, spawn};
-use crate::device::segment;
+use crate::device::{self, segment};
 use crate::family::holders::{self, cell_of, is_alone};
 use crate::family::passed_on;
 use crate::handshake::clc;
@@ -171,6 +171,7 @@ fn child() {
         listening |= conn.phase() == Phase::Listen;
     });
     segment::after_fork();
+    device::after_fork();
     host::current().after_fork(listening);
     if listening {
         conn::for_each(|_, conn| {

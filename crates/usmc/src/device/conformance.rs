@@ -17,7 +17,8 @@ use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicBool, AtomicU32};
 
 use super::region::Region;
-use super::{Backing, Device, Name, Size, memfd};
+use super::{Backing, Device, HandOver, Name, Size, memfd};
+use crate::host::board::Board;
 use crate::os::reason::Reason;
 use crate::record::near::Near;
 
@@ -63,6 +64,18 @@ impl Device for Faulty {
 
     fn chid(&self) -> u16 {
         self.inner.chid()
+    }
+
+    fn board(&'static self) -> Board<'static> {
+        self.inner.board()
+    }
+
+    fn hand_over(&self) -> HandOver {
+        self.inner.hand_over()
+    }
+
+    fn is_charged(&self) -> bool {
+        self.inner.is_charged()
     }
 
     fn near(&self) -> Near {
@@ -141,7 +154,7 @@ fn make_region() -> Shared {
         assert_eq!(region.units(), UNITS);
         libc::munmap(base, len);
     }
-    let region = Region::new();
+    let region = Region::new(0);
     assert_eq!(region.map(file.as_raw_fd(), |_| member(1)), Ok(()));
     Shared { region, file }
 }
@@ -284,7 +297,7 @@ fn the_other_process() {
     let number = |i: usize| words[i].parse::<u64>().expect("a number");
     let (refusals, index) = (number(1) as u32, number(2) as u32);
     let fd = number(5) as i32;
-    static MINE: Region = Region::new();
+    static MINE: Region = Region::new(0);
     let (real, name): (&'static dyn Device, Name) = match words[0] {
         "memfd" => (&memfd::MEMFDS, Name::Fd(fd)),
         _ => {

@@ -6,8 +6,9 @@ use usmc_shm::layout::{
     SLOTS_MAX, SLOTS_OFFSET, SegmentHeader, WINDOW_SHIFT_MAX, far_offset, near_len, segment_len,
 };
 
-use super::{Backing, Device, Name, Size};
+use super::{Backing, Device, HandOver, Name, Size};
 use crate::host;
+use crate::host::board::Board;
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::{foreign_fd, memory, table};
@@ -94,6 +95,18 @@ impl Device for Memfds {
     unsafe fn give_back(&self, at: *mut u8, len: usize) -> bool {
         // SAFETY: the caller's contract.
         unsafe { sys::madvise(at, len, libc::MADV_REMOVE) }.is_ok()
+    }
+
+    fn board(&'static self) -> Board<'static> {
+        host::current().board()
+    }
+
+    fn hand_over(&self) -> HandOver {
+        HandOver::Mail
+    }
+
+    fn is_charged(&self) -> bool {
+        true
     }
 
     fn has_ended(&self, owner: u64) -> bool {

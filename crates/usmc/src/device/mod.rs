@@ -12,8 +12,11 @@ pub mod segment;
 
 use usmc_shm::sync::Ordering::Relaxed;
 
+use crate::host::board::Board;
+use crate::host::{self, OfferId};
 use crate::os::reason::Reason;
-use crate::os::sys;
+use crate::os::{config, sys};
+use crate::record::clc_state;
 use crate::record::conn::Conn;
 use crate::record::near::Near;
 
@@ -63,6 +66,15 @@ pub struct Size {
     pub near: usize,
     /// All bytes.
     pub whole: usize,
+}
+
+/// How the acceptor's process gets the memory of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HandOver {
+    /// By the host's mailboxes.
+    Mail,
+    /// By its name on the board: a process that shares the device has it anyhow.
+    Name,
 }
 
 /// What differs between devices. What a peer says of its memory is checked by the device: sealed, of a possible size, in
@@ -121,6 +133,15 @@ pub trait Device: Sync {
         0
     }
 
+    /// Where both ends of a connection find each other; an empty one where the device cannot be used.
+    fn board(&'static self) -> Board<'static>;
+
+    /// How memory changes hands.
+    fn hand_over(&self) -> HandOver;
+
+    /// Whether what a peer writes may take memory of this process', which is limited.
+    fn is_charged(&self) -> bool;
+
     /// Whether the maker of a segment is known to have ended, by its identity in the segment's header.
     fn has_ended(&self, owner: u64) -> bool;
 }
@@ -129,29 +150,59 @@ pub trait Device: Sync {
 pub type Index = u8;
 
 /// Memfds that processes of one kernel hand each other (SMC-D's loopback).
-pub const LOOPBACK: Index = 0;
-/// A file that several kernels may share.
+pub const LOOPBACK: Index = host::ism::DEVICE;
+/// The first of the regions.
 pub const REGION: Index = 1;
-
-/// All devices, by [`Index`].
-static LIST: [&dyn Device; 2] = [&memfd::MEMFDS, &region::REGION];
+/// Number of devices.
+const COUNT: usize = 1 + region::MOST;
+// A client may ask on each of them.
+const _: () = assert!(COUNT == clc_state::DEVICES);
 
 /// The device of this number; of an unknown one, the first.
 pub fn at(index: Index) -> &'static dyn Device {
-    LIST.get(usize::from(index)).copied().unwrap_or(LIST[0])
+    let region =
+        index.checked_sub(REGION).and_then(|place| region::REGIONS.get(usize::from(place)));
+    region.map_or(&memfd::MEMFDS, |region| region as &dyn Device)
 }
 
-/// The device of new connections to a listener of the host's directory.
-pub fn for_new() -> Index {
-    if region::REGION.is_there() { REGION } else { LOOPBACK }
+/// Those that this process may use, the nearest first.
+pub fn all() -> impl Iterator<Item = (Index, &'static dyn Device)> {
+    let loopback = config::get().uses_loopback.then_some(LOOPBACK);
+    let regions = REGION..REGION + region::count();
+    loopback.into_iter().chain(regions).map(|index| (index, at(index)))
 }
 
-/// The device whose memory changes hands by the host's mailboxes.
-pub fn by_mailbox() -> Index {
+/// The regions that this process may use.
+pub fn regions() -> impl Iterator<Item = &'static dyn Device> {
+    all().filter(|(index, _)| *index != LOOPBACK).map(|(_, device)| device)
+}
+
+/// The device of the host's directory: its board has offers, and its memory changes hands by mailboxes.
+pub fn of_host() -> Index {
     LOOPBACK
+}
+
+/// How the memory of a connection changes hands whose handshake stands there.
+pub fn hand_over(id: OfferId) -> HandOver {
+    at(id.device).hand_over()
+}
+
+/// The board on which this offer stands.
+pub fn board_of(id: OfferId) -> Board<'static> {
+    at(id.device).board()
 }
 
 /// The device whose memory the connection uses.
 pub fn of(conn: &Conn) -> &'static dyn Device {
     at(conn.device.load(Relaxed) as Index)
+}
+
+/// Fork, in the child: what this process is on its devices, its parent was not.
+pub fn after_fork() {
+    region::REGIONS.iter().for_each(region::Region::after_fork);
+}
+
+/// The process ends in an orderly way.
+pub fn leave() {
+    region::REGIONS.iter().for_each(region::Region::leave);
 }

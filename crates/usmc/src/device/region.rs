@@ -13,40 +13,87 @@ use usmc_shm::region::units::{Member, Run};
 use usmc_shm::region::{self, Refused, UNIT};
 use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
+use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize};
 
-use super::{Backing, Device, Name, Size};
+use super::{Backing, Device, HandOver, Index, Name, REGION, Size};
 use crate::host;
+use crate::host::board::{Board, Owners};
 use crate::os::path::{self, Path};
+use crate::os::process::Lock;
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
-use crate::os::{config, log};
+use crate::os::{clock, config, log};
 use crate::record::near::{self, Near};
 
-/// CHIDs of emulated devices are 0xff00 to 0xffff; loopback has the last.
-const CHID: u16 = 0xfffe;
+/// CHIDs of emulated devices are 0xff00 to 0xffff; loopback has the last. Regions have the others, by their GIDs.
+const CHIDS: u64 = 0xff;
+const FIRST_CHID: u16 = 0xff00;
 
-/// The region of this process, once there is one.
-pub static REGION: Region = Region::new();
+/// Regions that one process can use.
+pub const MOST: usize = 4;
+
+/// The regions of this process.
+pub static REGIONS: [Region; MOST] =
+    [Region::new(0), Region::new(1), Region::new(2), Region::new(3)];
+
+/// Regions that are there: they come first in the list.
+static COUNT: AtomicU8 = AtomicU8::new(0);
+/// They were looked for, or a thread looks.
+static IS_LOOKED_FOR: AtomicBool = AtomicBool::new(false);
+
+/// How many there are. They are looked for the first time.
+pub fn count() -> u8 {
+    if !IS_LOOKED_FOR.load(Relaxed) {
+        look();
+    }
+    // Acquire: what is counted is mapped.
+    COUNT.load(Acquire)
+}
+
+#[cold]
+fn look() {
+    // One thread maps them.
+    if !IS_LOOKED_FOR.swap(true, AcqRel) {
+        let path = config::get().region();
+        if !path.is_empty() {
+            add(path);
+        }
+    }
+}
+
+/// One more, if it can be used.
+fn add(path: &str) {
+    let count = COUNT.load(Relaxed);
+    let Some(region) = REGIONS.get(usize::from(count)) else {
+        return log::warn(format_args!("region {path} is not used: there are {MOST} already"));
+    };
+    match region.open(path) {
+        Ok(()) => COUNT.store(count + 1, Release),
+        Err(errno) => log::warn(format_args!("region {path} cannot be used (errno {errno})")),
+    }
+}
 
 /// A region that this process has mapped, or not yet.
 pub struct Region {
+    /// Its number among the devices.
+    device: Index,
+    /// Held by the thread that joins.
+    lock: Lock,
     base: AtomicPtr<u8>,
     len: AtomicUsize,
     /// This process among those that share it ([`Member::word`]); 0 = it came by fork, and has not joined yet.
     member: AtomicU64,
-    /// The configured file was tried, or is being tried by a thread.
-    is_tried: AtomicBool,
 }
 
 impl Region {
     /// One that is not mapped.
-    pub const fn new() -> Region {
+    pub const fn new(place: u8) -> Region {
         Region {
+            device: REGION + place,
+            lock: Lock::new(),
             base: AtomicPtr::new(ptr::null_mut()),
             len: AtomicUsize::new(0),
             member: AtomicU64::new(0),
-            is_tried: AtomicBool::new(false),
         }
     }
 
@@ -82,34 +129,12 @@ impl Region {
         Ok(())
     }
 
-    /// Whether this process has one: the configured file is mapped the first time. A file that is no region is not used.
-    pub fn is_there(&self) -> bool {
-        if !self.base.load(Acquire).is_null() {
-            return true;
-        }
-        let path = config::get().region();
-        !path.is_empty() && !self.is_tried.load(Relaxed) && self.open(path)
-    }
-
-    #[cold]
-    fn open(&self, path: &str) -> bool {
-        // One thread maps it: the length belongs to that mapping.
-        if self.is_tried.swap(true, AcqRel) {
-            return false;
-        }
+    fn open(&self, path: &str) -> Result<(), Errno> {
         let name = Path::of(format_args!("{path}"));
-        let mapped = sys::open(name.c(), libc::O_RDWR, 0).and_then(|fd| {
-            let mapped = self.map(fd, join);
-            sys::close(fd);
-            mapped
-        });
-        match mapped {
-            Ok(()) => self.sweep(),
-            Err(errno) => {
-                log::warn(format_args!("region {path} cannot be used (errno {errno})"));
-            }
-        }
-        mapped.is_ok()
+        let fd = sys::open(name.c(), libc::O_RDWR, 0)?;
+        let mapped = self.map(fd, join);
+        sys::close(fd);
+        mapped.map(|()| self.sweep())
     }
 
     fn get(&self) -> Option<region::Region> {
@@ -122,16 +147,30 @@ impl Region {
     }
 
     fn member(&self) -> Option<Member> {
-        Member::of(self.member.load(Relaxed)).or_else(|| {
-            let joined = join(&self.get()?)?;
-            self.member.store(joined.word(), Relaxed);
-            Some(joined)
+        let known = || Member::of(self.member.load(Acquire));
+        known().or_else(|| {
+            let _held = self.lock.enter()?;
+            known().or_else(|| {
+                let joined = join(&self.get()?)?;
+                // Release: what an earlier process of that number has left is forgotten before this one leaves anything.
+                self.member.store(joined.word(), Release);
+                Some(joined)
+            })
         })
     }
 
     /// Fork, in the child: what it claims is not its parent's.
     pub(super) fn after_fork(&self) {
+        self.lock.reset();
         self.member.store(0, Relaxed);
+    }
+
+    /// The process ends in an orderly way: nobody waits for it any more.
+    pub(super) fn leave(&self) {
+        if let (Some(region), Some(me)) = (self.get(), Member::of(self.member.load(Relaxed))) {
+            let is_own = |peer, process| (peer, process) == (me.peer, me.process);
+            region.forget(is_own, clock::wall_ns());
+        }
     }
 
     /// The run of that name, and the bytes of its segment's rings and slots.
@@ -155,9 +194,17 @@ impl Region {
     }
 }
 
-impl Default for Region {
-    fn default() -> Region {
-        Region::new()
+impl Owners for Region {
+    fn own(&self) -> Result<u32, Reason> {
+        self.member().map(Member::owner).ok_or(Reason::NoDevice)
+    }
+
+    fn lives(&self, owner: u32) -> bool {
+        let (peer, process) = Member::of_owner(owner);
+        if u32::from(peer) == self.peer() {
+            return host::current().lives(process.into());
+        }
+        self.get().is_some_and(|region| region.peers().is_alive(peer))
     }
 }
 
@@ -170,7 +217,13 @@ fn join(region: &region::Region) -> Option<Member> {
     // Two processes of a directory are one peer.
     let peer = host.alone(|| region.peers().join(&identity, name.as_bytes()))??;
     let identity = host.own_identity().ok()?;
-    Member::new(peer, identity as u32, (identity >> 32) as u32)
+    let me = Member::new(peer, identity as u32, (identity >> 32) as u32)?;
+    // Of other peers' processes nobody here knows whether they live.
+    let is_dead = |peer, process| {
+        peer == me.peer && (process == me.process || !host.lives(u32::from(process)))
+    };
+    region.forget(is_dead, clock::wall_ns());
+    Some(me)
 }
 
 /// Which time this kernel has been booted.
@@ -231,7 +284,24 @@ impl Device for Region {
     }
 
     fn chid(&self) -> u16 {
-        CHID
+        let [gid, ext] = self.gid().unwrap_or_default();
+        FIRST_CHID + ((gid ^ ext) % CHIDS) as u16
+    }
+
+    fn board(&'static self) -> Board<'static> {
+        let Some(region) = self.get() else { return Board::none(self.device) };
+        // SAFETY: the tables are in the mapping, which stays (`map`).
+        let (listeners, offers) =
+            unsafe { (&*ptr::from_ref(region.listeners()), &*ptr::from_ref(region.offers())) };
+        Board { device: self.device, listeners, offers, owners: self }
+    }
+
+    fn hand_over(&self) -> HandOver {
+        HandOver::Name
+    }
+
+    fn is_charged(&self) -> bool {
+        false
     }
 
     fn near(&self) -> Near {

@@ -16,7 +16,7 @@ use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
-use super::{Backing, Device, Index, LOOPBACK, Name, REGION, Size, region};
+use super::{Backing, Device, Index, LOOPBACK, Name, Size};
 use crate::host;
 use crate::os::free_slots::FreeSlots;
 use crate::os::process::{Held, Lock};
@@ -89,7 +89,6 @@ pub fn unhold() {
 /// Fork, in the child: the parent's segments serve the inherited connections and nothing else.
 pub fn after_fork() {
     LOCK.reset();
-    region::REGION.after_fork();
     if TABLE.load(Acquire).is_null() {
         return;
     }
@@ -375,7 +374,7 @@ pub fn give_back_far(device: &dyn Device, ring: &Ring<'_>) {
 /// Finds a peer's segment by identity and counts one more user. Only one of our own user: of others the identity, which
 /// everybody can read in the offer table, proves nothing.
 pub fn use_peer(id: u64) -> Option<InUse> {
-    use_where(|m| m.id == id && m.delivered == 0)
+    use_where(|m| m.id == id && m.delivered == 0 && m.device == LOOPBACK)
 }
 
 /// Finds the segment that this very file is.
@@ -383,7 +382,9 @@ pub fn use_delivered(id: u64, inode: u64) -> Option<InUse> {
     use_where(|m| {
         let is_file = |fd| sys::fstat(fd).is_ok_and(|facts| facts.inode == inode);
         let is_own = || matches!(m.memory.name, Name::Fd(fd @ 0..) if is_file(fd));
-        m.id == id && (m.delivered == inode || (m.delivered == 0 && is_own()))
+        m.id == id
+            && m.device == LOOPBACK
+            && (m.delivered == inode || (m.delivered == 0 && is_own()))
     })
 }
 
@@ -427,10 +428,19 @@ fn map(fd: i32, delivered: u64) -> Result<(), Reason> {
     keep(LOOPBACK, attached?, delivered)
 }
 
-/// Maps what a peer has named by the segment's identity, where such a name says where it is: in a region.
-pub fn map_named(id: u64) -> Result<(), Reason> {
-    let name = Name::of(id).filter(|_| region::REGION.is_there()).ok_or(Reason::NoSegment)?;
-    keep(REGION, attach(REGION, name)?, 0)
+/// The segment of this identity on a device where that says where it is, in a region, with one more user. It is mapped the first
+/// time.
+///
+/// # Errors
+/// The reason why the connection stays TCP.
+pub fn use_named(device: Index, id: u64) -> Result<InUse, Reason> {
+    let find = || use_where(|m| m.id == id && m.device == device);
+    if let Some(known) = find() {
+        return Ok(known);
+    }
+    let name = Name::of(id).ok_or(Reason::PeerBroken)?;
+    keep(device, attach(device, name)?, 0)?;
+    find().ok_or(Reason::NoSegment)
 }
 
 /// A peer's memory, mapped. The table is swept first.
@@ -464,7 +474,7 @@ fn keep(index: Index, memory: Backing, delivered: u64) -> Result<(), Reason> {
     let known = table
         .entries
         .iter()
-        .any(|m| m.role != Role::Unused && m.id == id && m.delivered == delivered);
+        .any(|m| m.role != Role::Unused && (m.device, m.id, m.delivered) == (index, id, delivered));
     let place = if known { Err(Reason::NoSegment) } else { place(&mut table, memory.len) };
     let Ok(place) = place else {
         drop_it();

@@ -147,8 +147,8 @@ fn arm_client(fd: i32, conn: &Conn, server: Option<Endpoint>) {
     }
     let allowed = server.is_some_and(|at| {
         config::get().allows(|| at.ip(), at.port)
-            && !(host::current().is_listening(None, at)
-                && host::current().is_listening(Some(tuple::netns(fd)), at))
+            && !(host::current().board().is_listening(None, at)
+                && host::current().board().is_listening(Some(tuple::netns(fd)), at))
     });
     if allowed {
         arm(fd, conn);

@@ -5,7 +5,7 @@ mod attach;
 mod calling_off;
 mod offer;
 
-pub use attach::{attach, is_spent};
+pub use attach::{attach, attach_named, is_spent};
 pub use offer::bind_own;
 
 pub use calling_off::{call_off, decline, end, put_off, release_slot, take_back};
@@ -23,7 +23,7 @@ use crate::device::segment::InUse;
 use crate::family::liveness::{self, Life};
 use crate::family::{holders, locks, mark, passed_on};
 use crate::handshake::{clc, syn_option};
-use crate::host::{self, OfferId};
+use crate::host::OfferId;
 use crate::os::reason::Reason;
 use crate::os::{config, kernel_only, log, sockopt, sys};
 use crate::record::change_over::{self, Call};
@@ -92,7 +92,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
             progress(fd, index, Call::Look);
         }
     } else {
-        let why = match host::current().is_listening(None, server) {
+        let why = match offer::may_be_listening(server) {
             true => Reason::Short,
             // The acceptor may be about to learn of the listener: asked once more where the connection lasts.
             false => syn_option::reason_of(conn, Reason::NotRegistered),
@@ -286,6 +286,7 @@ fn make_progress(fd: i32, index: u32) {
     };
     let (before, reason) = (conn.phase(), conn.reason.load(Relaxed));
     step(fd, conn);
+    clc::restore(fd, conn);
     if conn.phase() != before {
         // Takes the sets' locks, which others hold while they begin a step.
         drop(held);
@@ -359,15 +360,40 @@ fn usage(conn: &Conn) -> Use {
     Use::from_bits(conn.usage.load(Relaxed))
 }
 
-/// Its offer, or where the device keeps its handshake.
+/// Bits of [`Conn::offer_index`] below the number of the device.
+const INDEX_BITS: u32 = 24;
+
+/// Its offer, or where a board keeps its handshake.
 pub fn offer_id(conn: &Conn) -> OfferId {
-    OfferId { index: conn.offer_index.load(Relaxed), use_count: conn.offer_use.load(Relaxed) }
+    let place = conn.offer_index.load(Relaxed);
+    let (device, index) = ((place >> INDEX_BITS) as u8, place & ((1 << INDEX_BITS) - 1));
+    OfferId { device, index, use_count: conn.offer_use.load(Relaxed) }
 }
 
 /// Sets it.
 pub fn store_offer_id(conn: &Conn, id: OfferId) {
-    conn.offer_index.store(id.index, Relaxed);
+    conn.offer_index.store(u32::from(id.device) << INDEX_BITS | id.index, Relaxed);
     conn.offer_use.store(id.use_count, Relaxed);
+}
+
+/// Clears it on its board.
+pub fn clear_offer(conn: &Conn) {
+    let id = offer_id(conn);
+    device::board_of(id).clear_offer(id);
+}
+
+/// Puts memory aside that another user's peer may make us take, where the device's memory is this process'. False where there is
+/// none.
+pub fn puts_aside(conn: &Conn, device: device::Index, shifts: (u32, u32)) -> bool {
+    let is_needed = conn.is_with_other_user() && device::at(device).is_charged();
+    !is_needed || conn.clc.put_aside(shifts)
+}
+
+/// The tokens of the connection, the client's first, go into its slot: whoever finds the slot's name on the board can tell for which
+/// connection it is.
+pub fn store_tokens(conn: &Conn, tokens: [u64; 2]) {
+    let Some(slot) = conn.slot() else { return };
+    slot.control.tokens.iter().zip(tokens).for_each(|(word, token)| word.store(token, Relaxed));
 }
 
 /// The connection is in the ring from now on. Its other holders of before may have set O_NONBLOCK meanwhile.
@@ -404,7 +430,9 @@ fn tune(fd: i32, conn: &Conn) {
         // Sends what is held back; later bytes are doorbells.
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &0i32);
     }
-    if sockopt::int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 0) != 0 {
+    if conn.clc.hurries.swap(0, Relaxed) != 0 {
+        // It is on already, and the application has not set it.
+    } else if sockopt::int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 0) != 0 {
         end.set_nodelay(true);
     } else {
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32);

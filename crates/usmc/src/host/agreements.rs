@@ -1,4 +1,4 @@
-//! Handshakes by CLC in the offer table: does a process of this device hold the other end of this connection, and which end may
+//! Handshakes by CLC on a board: does a process of this device hold the other end of this connection, and which end may
 //! still put a message into its stream?
 //!
 //! A connection between network namespaces has the same pair of addresses on both sides unless there is NAT between
@@ -6,12 +6,12 @@
 //! change of mind, so that nobody has to wait for a message that does not come, nor takes one for the application's.
 //! Every process that shares the device can write here: what is said is a hint where to look, never a proof.
 
+use usmc_shm::board::{Offer, OfferState, offer_phase};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
-use super::layout::{OfferState, offer_phase};
-use super::offers::{get, is_for, used};
-use super::{ism::Ism, offers, processes};
-use crate::host::{Message, OfferId, Stage};
+use super::board::Board;
+use super::offers::is_for;
+use crate::host::{DmbRef, Message, OfferId, Stage};
 use crate::os::reason::Reason;
 use crate::record::tuple::Tuple;
 
@@ -38,27 +38,26 @@ fn phase_of(wanted: Stage) -> u8 {
     known.map_or(offer_phase::OVER, |(_, phase)| *phase)
 }
 
-impl Ism {
+impl Board<'_> {
     /// Asks for the holder of the accepting end of this connection, whatever the network namespace.
     ///
     /// # Errors
     /// The reason why the connection stays TCP.
     pub fn ask_for_holder(&self, tuple: &Tuple) -> Result<OfferId, Reason> {
-        let file = self.file()?;
-        let me = processes::index(self)?;
+        let me = self.own()?;
         let words = words_of(tuple);
-        for (_, offer, seen) in used(file, &words) {
+        for (_, offer, seen) in self.used(&words) {
             if (offer_phase::OPEN..=offer_phase::HELD).contains(&seen.phase)
                 && is_for(offer, &words)
                 && seen.owner != me
-                && processes::is_taken(self, seen.owner)
+                && self.owners.lives(seen.owner)
             {
                 // Which of the two does the acceptor hold?
                 offer.step(seen, OfferState { phase: offer_phase::OVER, ..seen });
                 return Err(Reason::NotHeld);
             }
         }
-        offers::leave(self, words, offer_phase::OPEN, |offer| {
+        self.leave(words, offer_phase::OPEN, |offer| {
             offer.client.store(me, Relaxed);
             offer.message_at.iter().for_each(|at| at.store(0, Relaxed));
         })
@@ -69,8 +68,8 @@ impl Ism {
     /// # Errors
     /// The reason why the connection stays TCP.
     pub fn propose_unasked(&self, tuple: &Tuple) -> Result<OfferId, Reason> {
-        let me = processes::index(self)?;
-        offers::leave(self, words_of(tuple), offer_phase::PROPOSED, |offer| {
+        let me = self.own()?;
+        self.leave(words_of(tuple), offer_phase::PROPOSED, |offer| {
             offer.client.store(me, Relaxed);
             offer.wanted_by.store(me, Relaxed);
             offer.message_at.iter().for_each(|at| at.store(0, Relaxed));
@@ -80,25 +79,24 @@ impl Ism {
 
     /// Whether this connection's client asks. The caller holds the accepting end.
     pub fn find_question(&self, tuple: &Tuple) -> Option<OfferId> {
-        let file = self.file().ok()?;
         let words = words_of(tuple);
-        used(file, &words).find_map(|(index, offer, seen)| {
-            let id = OfferId { index: index as u32, use_count: seen.use_count };
+        self.used(&words).find_map(|(index, offer, seen)| {
+            let id = self.id(index, seen.use_count);
             (seen.phase == offer_phase::OPEN && is_for(offer, &words)).then_some(id)
         })
     }
 
     /// How far the handshake is.
     pub fn stage(&self, id: OfferId) -> Stage {
-        let Some((_, seen)) = get(self, id) else { return Stage::Over };
+        let Some((_, seen)) = self.get(id) else { return Stage::Over };
         let known = STAGES.iter().find(|(_, phase)| *phase == seen.phase);
         known.map_or(Stage::Over, |(stage, _)| *stage)
     }
 
     /// Goes on with it; false where the other side was faster with another step.
     pub fn step(&self, id: OfferId, from: Stage, to: Stage) -> bool {
-        let Ok(me) = processes::index(self) else { return false };
-        let Some((offer, seen)) = get(self, id) else { return false };
+        let Ok(me) = self.own() else { return false };
+        let Some((offer, seen)) = self.get(id) else { return false };
         if seen.phase != phase_of(from) {
             return false;
         }
@@ -119,7 +117,7 @@ impl Ism {
 
     /// Nobody will need it any more.
     pub fn free(&self, id: OfferId) {
-        while let Some((offer, seen)) = get(self, id) {
+        while let Some((offer, seen)) = self.get(id) {
             if offer.step(seen, OfferState { phase: offer_phase::FREE, ..seen }) {
                 return;
             }
@@ -128,14 +126,42 @@ impl Ism {
 
     /// Says how many bytes of its direction are before a message that the next step lets into the stream.
     pub fn announce(&self, id: OfferId, message: Message, at: u64) {
-        if let Some((offer, _)) = get(self, id) {
+        if let Some((offer, _)) = self.get(id) {
             offer.message_at[message as usize].store(at.saturating_add(1), Relaxed);
         }
     }
 
     /// The same, read.
     pub fn announced(&self, id: OfferId, message: Message) -> Option<u64> {
-        let (offer, _) = get(self, id)?;
+        let (offer, _) = self.get(id)?;
         offer.message_at[message as usize].load(Acquire).checked_sub(1)
     }
+
+    /// Names the memory of a handshake that is about to be confirmed: of a device whose memory no mailbox hands over.
+    pub fn name_memory(&self, id: OfferId, dmb: DmbRef) {
+        if let Some((offer, _)) = self.get(id) {
+            write_memory(offer, dmb);
+        }
+    }
+
+    /// The same, read.
+    pub fn memory(&self, id: OfferId) -> Option<DmbRef> {
+        self.get(id).map(|(offer, _)| memory_of(offer))
+    }
+}
+
+/// What an offer says of memory.
+pub fn memory_of(offer: &Offer) -> DmbRef {
+    DmbRef {
+        segment: offer.segment.load(Relaxed),
+        slot: offer.slot.load(Relaxed),
+        usage: offer.usage.load(Relaxed),
+    }
+}
+
+/// Says it.
+pub fn write_memory(offer: &Offer, dmb: DmbRef) {
+    offer.segment.store(dmb.segment, Relaxed);
+    offer.slot.store(dmb.slot, Relaxed);
+    offer.usage.store(dmb.usage, Relaxed);
 }

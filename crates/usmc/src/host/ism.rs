@@ -11,9 +11,10 @@ use core::ptr;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32};
 
+use super::board::{Board, Owners};
 use super::layout::DeviceFile;
 use super::{OfferId, PeerProcess};
-use super::{directory, ears, mailbox, offers, own_word, peer_words, processes};
+use super::{directory, ears, mailbox, own_word, peer_words, processes};
 use crate::os::process::Lock;
 use crate::os::reason::Reason;
 use crate::os::sys::Errno;
@@ -40,6 +41,19 @@ pub struct Ism {
     pub(super) mailbox: AtomicI32,
     pub(super) mail_seen: AtomicU32,
     pub(super) failed: AtomicU32,
+}
+
+/// The number of the device whose memory the directory's mailboxes hand over.
+pub const DEVICE: u8 = 0;
+
+impl Owners for Ism {
+    fn own(&self) -> Result<u32, Reason> {
+        processes::index(self)
+    }
+
+    fn lives(&self, owner: u32) -> bool {
+        processes::is_taken(self, owner)
+    }
 }
 
 impl Ism {
@@ -84,7 +98,7 @@ impl Ism {
     /// The errno of the hand-over; EAGAIN means try again later.
     pub fn push_segment(&self, id: OfferId, to: PeerProcess, fd: i32) -> Result<(), Errno> {
         mailbox::push(self, to, fd)?;
-        offers::mark_pushed(self, id);
+        self.board().mark_pushed(id);
         Ok(())
     }
 
@@ -95,7 +109,20 @@ impl Ism {
     /// The reason why it cannot be received.
     pub fn want_segment(&self, id: OfferId) -> Result<bool, Reason> {
         let PeerProcess(me) = self.open_mailbox()?;
-        Ok(offers::want(self, id, me))
+        Ok(self.board().want(id, me))
+    }
+
+    /// The directory's board; an empty one where the directory cannot be used.
+    pub fn board(&self) -> Board<'_> {
+        match self.file() {
+            Ok(file) => Board {
+                device: DEVICE,
+                listeners: &file.listeners,
+                offers: &file.offers,
+                owners: self,
+            },
+            Err(_) => Board::none(DEVICE),
+        }
     }
 
     /// The device's GID; equal for all processes that share it.

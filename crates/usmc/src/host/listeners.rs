@@ -1,9 +1,9 @@
 //! The registry of listeners: addresses where an acceptor is under uSMC.
 
+use usmc_shm::board::{LISTENER_CLAIMED, LISTENER_PROBES, Listener};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use super::layout::{DeviceFile, LISTENER_CLAIMED, LISTENER_PROBES, LISTENERS, Listener};
-use super::{ism::Ism, processes};
+use super::board::Board;
 use crate::os::reason::Reason;
 use crate::os::{clock, owner, sys};
 use crate::record::tuple::Endpoint;
@@ -16,30 +16,28 @@ const JUST_NS: u64 = 10_000_000_000;
 /// listeners of others around this port.
 const ENOUGH: usize = 8;
 
-fn places(file: &DeviceFile, port: u16) -> impl Iterator<Item = (usize, &Listener)> {
-    let start = (port as usize).wrapping_mul(0x9e3b) >> 2;
-    (0..LISTENER_PROBES).map(move |i| {
-        let at = (start + i) % LISTENERS;
-        (at, &file.listeners[at])
-    })
-}
-
 fn halves(at: &Endpoint) -> [u64; 2] {
     let bits = u128::from_be_bytes(at.addr);
     [(bits >> 64) as u64, bits as u64]
 }
 
-impl Ism {
+impl<'a> Board<'a> {
+    fn listeners_at(&self, port: u16) -> impl Iterator<Item = (usize, &'a Listener)> + use<'a> {
+        let (start, all) = ((port as usize).wrapping_mul(0x9e3b) >> 2, self.listeners);
+        let index = move |i| (start + i) % all.len();
+        let probes = if all.is_empty() { 0 } else { LISTENER_PROBES };
+        (0..probes).map(index).map(|at| (at, &all[at]))
+    }
+
     /// Makes a listening address known.
     ///
     /// # Errors
     /// The reason why connections to it stay TCP.
     pub fn register_listener(&self, netns: u64, at: Endpoint) -> Result<u32, Reason> {
-        let file = self.file()?;
-        let me = processes::index(self)?;
+        let me = self.own()?;
         // What has just been left is still looked for, if there is anything else.
-        let unused = places(file, at.port).filter(|(_, place)| !has_just_left(place));
-        for (index, place) in unused.chain(places(file, at.port)) {
+        let unused = self.listeners_at(at.port).filter(|(_, place)| !has_just_left(place));
+        for (index, place) in unused.chain(self.listeners_at(at.port)) {
             if place.state.compare_exchange(0, LISTENER_CLAIMED, AcqRel, Relaxed).is_ok() {
                 let addr = halves(&at);
                 place.port.store(at.port as u32, Relaxed);
@@ -58,17 +56,16 @@ impl Ism {
     /// before anybody has. `None` where this process has registered the address already, or enough others have, or it
     /// cannot be registered.
     pub fn register_inherited(&self, netns: u64, at: Endpoint) -> Option<u32> {
-        let (file, me) = (self.file().ok()?, processes::index(self).ok()?);
-        let (uid, want) = (sys::geteuid(), halves(&at));
+        let me = self.own().ok()?;
+        let uid = sys::geteuid();
         let mut owners = [0; ENOUGH];
         let mut count = 0;
-        for (_, place) in places(file, at.port) {
+        for (_, place) in self.listeners_at(at.port) {
             let state = place.state.load(Acquire);
             let is_same = !matches!(state, 0 | LISTENER_CLAIMED)
-                && place.port.load(Relaxed) == u32::from(at.port)
+                && is_at(place, at)
                 && place.netns.load(Relaxed) == netns
-                && place.uid.load(Relaxed) == uid
-                && [place.addr[0].load(Relaxed), place.addr[1].load(Relaxed)] == want;
+                && place.uid.load(Relaxed) == uid;
             if !is_same || owners[..count].contains(&state) {
                 continue;
             }
@@ -83,10 +80,24 @@ impl Ism {
 
     /// Forgets a listening address registered by this process.
     pub fn unregister_listener(&self, token: u32) {
-        let (Ok(file), Ok(me)) = (self.file(), processes::index(self)) else { return };
-        if let Some(place) = file.listeners.get(token as usize) {
-            place.left_at.store(clock::now_ns(), Relaxed);
+        let Ok(me) = self.own() else { return };
+        if let Some(place) = self.listeners.get(token as usize) {
+            place.left_at.store(clock::wall_ns(), Relaxed);
             let _ = place.state.compare_exchange(me + 1, 0, AcqRel, Relaxed);
+        }
+    }
+
+    /// The same, by its address.
+    pub fn unregister(&self, netns: u64, at: Endpoint) {
+        let Ok(me) = self.own() else { return };
+        let mut places = self.listeners_at(at.port);
+        let is_it = |place: &Listener| {
+            place.state.load(Acquire) == me + 1
+                && is_at(place, at)
+                && place.netns.load(Relaxed) == netns
+        };
+        if let Some((index, _)) = places.find(|(_, place)| is_it(place)) {
+            self.unregister_listener(index as u32);
         }
     }
 
@@ -102,15 +113,25 @@ impl Ism {
     }
 }
 
-fn is_there(dev: &Ism, netns: Option<u64>, at: Endpoint, counts: fn(&Listener) -> bool) -> bool {
-    let Ok(file) = dev.file() else { return false };
+/// Whether that is the place's address and port.
+fn is_at(place: &Listener, at: Endpoint) -> bool {
+    let addr = place.addr.each_ref().map(|half| half.load(Relaxed));
+    place.port.load(Relaxed) == u32::from(at.port) && addr == halves(&at)
+}
+
+fn is_there(
+    board: &Board<'_>,
+    netns: Option<u64>,
+    at: Endpoint,
+    counts: fn(&Listener) -> bool,
+) -> bool {
     let want = halves(&at);
     // Of another user's memory the offer table alone says too little: that is for CLC.
     let uid = netns.map(|_| sys::geteuid());
     if uid.is_some_and(|uid| !owner::is_exact(uid)) {
         return false;
     }
-    places(file, at.port).any(|(_, place)| {
+    board.listeners_at(at.port).any(|(_, place)| {
         let state = place.state.load(Acquire);
         if state == LISTENER_CLAIMED || place.port.load(Relaxed) != at.port as u32 {
             return false;
@@ -130,15 +151,5 @@ fn is_there(dev: &Ism, netns: Option<u64>, at: Endpoint, counts: fn(&Listener) -
 /// A server that serves one connection may close its listener before the client looks for it here.
 fn has_just_left(place: &Listener) -> bool {
     let left_at = place.left_at.load(Relaxed);
-    left_at != 0 && clock::now_ns().wrapping_sub(left_at) < JUST_NS
-}
-
-/// Frees all places of a process that is gone.
-pub fn forget_owner(file: &DeviceFile, index: u32) {
-    for place in &file.listeners {
-        if place.state.load(Relaxed) == index + 1 {
-            place.left_at.store(clock::now_ns(), Relaxed);
-            let _ = place.state.compare_exchange(index + 1, 0, AcqRel, Relaxed);
-        }
-    }
+    left_at != 0 && clock::wall_ns().wrapping_sub(left_at) < JUST_NS
 }

@@ -3,6 +3,7 @@
 //! Control plane only. The data path never comes here: once a DMB is mapped, both ends work in the ring.
 
 pub mod agreements;
+pub mod board;
 pub mod directory;
 pub mod ears;
 pub mod ism;
@@ -28,9 +29,11 @@ pub struct DmbRef {
     pub usage: u32,
 }
 
-/// A place in the device's offer table, with the use count that tells later uses apart.
+/// A place in the offer table of a device's board, with the use count that tells later uses apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OfferId {
+    /// The device's number.
+    pub device: u8,
     /// Index.
     pub index: u32,
     /// Use count.

@@ -1,16 +1,16 @@
 //! Process indices: taken by a byte lock that the kernel drops with the process.
 
+use usmc_shm::board;
+use usmc_shm::region::units::Member;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::layout::{DeviceFile, LOCK_BASE, PROCESSES};
 use super::{
     directory,
     ism::{Ism, NO_INDEX},
-    listeners, offers,
 };
 use crate::os::reason::Reason;
-use crate::os::{process, sys};
-use usmc_shm::region::units::Member;
+use crate::os::{clock, process, sys};
 
 /// This process' index, taken on first use.
 ///
@@ -86,8 +86,8 @@ fn sweep_one(dev: &Ism, file: &DeviceFile, index: u32) {
 
 fn clean_up_after(file: &DeviceFile, index: u32) {
     let _ = sys::unlink(directory::mailbox(index).c());
-    listeners::forget_owner(file, index);
-    offers::forget_owner(file, index);
+    let is_its = |owner| owner == index;
+    board::forget(&file.listeners, &file.offers, is_its, clock::wall_ns());
 }
 
 fn has_other_users_mailbox(index: u32) -> bool {

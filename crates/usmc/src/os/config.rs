@@ -78,12 +78,15 @@ pub struct Config {
     pub tcp_option: TcpOption,
     /// `USMC_IO_URING` is `deny`: to the program the kernel has none.
     pub denies_io_uring: bool,
+    /// Whether connections leave TCP by memory that processes of one host hand each other: not where `USMC_LOOPBACK` is `off`.
+    pub uses_loopback: bool,
     /// `USMC_CHANGE_OVER` is `at-once`: no connection has to show that it lasts.
     pub changes_over_at_once: bool,
     include_ports: List<Ports>,
     exclude_ports: List<Ports>,
     include_addrs: List<Net>,
     exclude_addrs: List<Net>,
+    region_nets: List<Net>,
     /// Whether there are such rules at all.
     has_rules: bool,
     peers: List<Peer>,
@@ -109,11 +112,13 @@ impl Config {
             busy_adapts: true,
             tcp_option: TcpOption::Auto,
             denies_io_uring: false,
+            uses_loopback: true,
             changes_over_at_once: false,
             include_ports: List::new(),
             exclude_ports: List::new(),
             include_addrs: List::new(),
             exclude_addrs: List::new(),
+            region_nets: List::new(),
             has_rules: false,
             peers: List::new(),
             ueids: ([0; UEIDS_MAX], 0),
@@ -132,11 +137,13 @@ impl Config {
                 _ => TcpOption::Auto,
             },
             denies_io_uring: env(c"USMC_IO_URING") == Some("deny"),
+            uses_loopback: env(c"USMC_LOOPBACK") != Some("off"),
             changes_over_at_once: env(c"USMC_CHANGE_OVER") == Some("at-once"),
             include_ports: List::parse(env(c"USMC_INCLUDE_PORTS"), ports),
             exclude_ports: List::parse(env(c"USMC_EXCLUDE_PORTS"), ports),
             include_addrs: List::parse(env(c"USMC_INCLUDE_ADDRS"), net),
             exclude_addrs: List::parse(env(c"USMC_EXCLUDE_ADDRS"), net),
+            region_nets: List::parse(env(c"USMC_REGION_NETS"), net),
             peers: List::parse(env(c"USMC_PEERS"), peer),
             ueids: copy(env(c"USMC_UEIDS").unwrap_or("")),
             ..Config::off()
@@ -190,6 +197,12 @@ impl Config {
     #[inline]
     pub fn allows(&self, addr: impl FnOnce() -> IpAddr, port: u16) -> bool {
         !self.has_rules || self.rules_allow(addr_bits(addr()), port)
+    }
+
+    /// Whether a listener there may be asked for in a region, though no network of this host has the address.
+    pub fn is_in_region_nets(&self, addr: IpAddr) -> bool {
+        let bits = addr_bits(addr);
+        self.region_nets.any(|n: Net| n.1 == 0 || (bits ^ n.0) >> (128 - n.1) == 0)
     }
 
     fn find_rules(&mut self) {

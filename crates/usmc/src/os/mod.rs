@@ -23,6 +23,7 @@ pub mod process;
 pub mod procfs;
 pub mod real;
 pub mod reason;
+pub mod route;
 pub mod signals;
 pub mod single;
 pub mod sockopt;

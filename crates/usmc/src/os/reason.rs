@@ -37,6 +37,8 @@ reasons! {
     NoMemory = 6, "no slot or memory left";
     /// A region has no free units ([`crate::device::region`]).
     RegionFull = 36, "region full";
+    /// A region's listener is on no network of this host, and the configuration names none that it is on (`region_nets`).
+    NotOnLink = 37, "listener of a region behind a gateway";
     /// The offer table is full.
     OffersFull = 7, "offer table full";
     /// The segment could not be handed over or mapped.

@@ -5,6 +5,8 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 
 use crate::os::{clock, memory, process};
 
+/// Devices on which one client asks at most.
+pub const DEVICES: usize = 5;
 /// log2 of the least that is taken of memory.
 const PAGE_SHIFT: u32 = 12;
 
@@ -70,6 +72,13 @@ pub struct State {
     pub aside: AtomicU32,
     /// Whether they are for far parts, too.
     pub far_aside: AtomicU32,
+    /// Client: its questions, by device: index + 1 above the use count; 0 = none there.
+    asked: [AtomicU64; DEVICES],
+    /// Whether the kernel's socket has the mark of a ring for the sake of messages ([`crate::family::mark`]).
+    pub is_marked: AtomicU32,
+    /// Whether TCP_NODELAY is on for the sake of messages, and off to the application: a small send would wait until the message
+    /// before it is acknowledged, which takes up to 40 ms.
+    pub hurries: AtomicU32,
     /// Where the message of [`Step::Leftover`] stands in the stream.
     pub leftover: AtomicU64,
     /// Acceptor: the token of our Accept.
@@ -98,6 +107,26 @@ impl State {
     #[inline]
     pub fn is_on(&self) -> bool {
         self.step.load(Relaxed) != Step::None as u32
+    }
+
+    /// The client has asked on this device.
+    pub fn ask(&self, device: u8, index: u32, use_count: u32) {
+        if let Some(place) = self.asked.get(usize::from(device)) {
+            place.store((u64::from(index) + 1) << 32 | u64::from(use_count), Relaxed);
+        }
+    }
+
+    /// Its questions: device, index and use count.
+    pub fn asked(&self) -> impl Iterator<Item = (u8, u32, u32)> {
+        (0..).zip(&self.asked).filter_map(|(device, place)| {
+            let place = place.load(Relaxed);
+            Some((device, ((place >> 32) as u32).checked_sub(1)?, place as u32))
+        })
+    }
+
+    /// It asks no more.
+    pub fn forget_asked(&self) {
+        self.asked.iter().for_each(|place| place.store(0, Relaxed));
     }
 
     /// Whether the peer, with whom there was a handshake, is of our own user: what it says of itself is as good as our own
@@ -139,8 +168,10 @@ impl State {
     /// The record is free.
     pub fn clear(&self) {
         self.give_back();
-        let State { step, pid, since, partial, declined, is_own_user, .. } = self;
-        for cell in [step, pid, since, partial, declined, is_own_user] {
+        self.forget_asked();
+        let State { step, pid, since, partial, declined, is_own_user, is_marked, hurries, .. } =
+            self;
+        for cell in [step, pid, since, partial, declined, is_own_user, is_marked, hurries] {
             cell.store(0, Relaxed);
         }
         for cell in [&self.own, &self.peer, &self.leftover].into_iter().chain(&self.given) {

@@ -2,6 +2,7 @@
 
 use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 
+use crate::device;
 use crate::family::mark;
 use crate::handshake::{clc, syn_option, transition};
 use crate::host;
@@ -150,7 +151,10 @@ pub fn inherited_listener(conn: &Conn) {
     let accepts = registration(conn).is_some() && parents & HAS_ACCEPTED != 0;
     let token = match accepts || kernel_only::is_sandboxed() {
         true => None,
-        false => host::current().register_inherited(netns, at),
+        false => {
+            device::regions().for_each(|region| _ = region.board().register_inherited(0, at));
+            host::current().board().register_inherited(netns, at)
+        }
     };
     conn.offer_index.store(token.map_or(UNREGISTERED, |token| token | AT_FORK), Relaxed);
 }
@@ -172,20 +176,27 @@ pub fn still_listening(conn: &Conn) {
         return;
     }
     let (netns, at) = listens_at(conn);
-    let device = host::current();
+    let board = host::current().board();
     let kept = if before == UNREGISTERED { UNREGISTERED } else { before & !AT_FORK };
-    let token = match device.is_registered(netns, at) {
+    let token = match board.is_registered(netns, at) {
         true => kept,
         // The other one goes when the process ends.
-        false => device.register_listener(netns, at).unwrap_or(kept),
+        false => board.register_listener(netns, at).unwrap_or(kept),
     };
+    for region in device::regions().map(|region| region.board()) {
+        if !region.is_registered(0, at) {
+            let _ = region.register_listener(0, at);
+        }
+    }
     claim(REGISTERING, if token == UNREGISTERED { token } else { token | HAS_ACCEPTED });
 }
 
 /// A listener is closed here.
 pub fn no_longer_listening(conn: &Conn) {
     if let Some(token) = registration(conn) {
-        host::current().unregister_listener(token);
+        host::current().board().unregister_listener(token);
+        let (_, at) = listens_at(conn);
+        device::regions().for_each(|region| region.board().unregister(0, at));
     }
 }
 
@@ -222,8 +233,9 @@ pub fn listening(fd: i32, index: u32) {
     if !config::get().allows(|| at.ip(), at.port) {
         conn.give_up(Reason::Excluded);
     } else {
-        match host::current().register_listener(netns, at) {
+        match host::current().board().register_listener(netns, at) {
             Ok(token) => {
+                device::regions().for_each(|region| _ = region.board().register_listener(0, at));
                 conn.offer_index.store(token, Relaxed);
                 conn.go(Event::Listens);
             }

@@ -81,6 +81,13 @@ pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
         }
         return Verdict::Kernel;
     }
+    let is_nodelay = (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY);
+    if is_nodelay && conn.clc.hurries.load(Relaxed) != 0 {
+        if value == 0 {
+            return Verdict::Value(0);
+        }
+        conn.clc.hurries.store(0, Relaxed);
+    }
     let Some(slot) = kept(conn) else { return Verdict::Kernel };
     match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => {
@@ -219,6 +226,10 @@ pub fn get(index: u32, level: i32, name: i32) -> Verdict {
     let conn = conn::at(index);
     if has_lowat(conn) && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         return Verdict::Value((conn.lowat() as i32).max(1));
+    }
+    let is_nodelay = (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY);
+    if is_nodelay && conn.clc.hurries.load(Relaxed) != 0 {
+        return Verdict::Value(0);
     }
     let Some(slot) = kept(conn) else { return Verdict::Kernel };
     let flags = conn.end(slot).flags();

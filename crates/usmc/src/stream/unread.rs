@@ -69,11 +69,16 @@ pub fn unread(fd: i32, index: u32) -> Option<usize> {
     if conn.has(F_CLC) && conn.phase() == Phase::Plain {
         return clc::unread(fd, conn);
     }
+    let had_messages = conn.has(F_CLC);
     if matches!(conn.phase(), Phase::Offered | Phase::Early | Phase::Attached) {
         transition::progress(fd, index, Call::Look);
     }
     if conn.has(F_CLC) {
         return clc::unread(fd, conn);
+    }
+    if had_messages && conn.phase() != Phase::Ring {
+        // One that was just taken out was among what the kernel has counted before.
+        return sys::ioctl_int(fd, libc::FIONREAD).ok().map(|n| n as usize);
     }
     let slot = conn.slot()?;
     if conn.peer(slot).flags(Relaxed).is_returning() {

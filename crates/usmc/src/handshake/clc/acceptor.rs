@@ -8,9 +8,10 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 use super::machines::Machine;
 use super::{
-    Taken, declined, delivered, first, give_up, id_of, is_spent, machines, new_token, say,
-    stop_calls,
+    Taken, board, declined, delivered, first, give_up, id_of, is_spent, machines, new_token,
+    note_memory, noted_memory, say, stop_calls,
 };
+use crate::device::{self, HandOver};
 use crate::handshake::transition;
 use crate::host::{self, Message, OfferId, Stage};
 use crate::os::log;
@@ -21,10 +22,13 @@ use crate::record::phase::Phase;
 
 /// Says on the device that this process holds the connection that a client asks for, if one does.
 pub fn hold_if_asked(fd: i32, conn: &Conn) -> bool {
-    let Some(id) = host::current().find_question(&transition::stored(conn)) else { return false };
+    let tuple = transition::stored(conn);
+    let Some(id) = device::all().find_map(|(_, device)| device.board().find_question(&tuple))
+    else {
+        return false;
+    };
     let Ok(true) = transition::is_free(fd, conn) else { return true };
-    // Memory has to be able to come.
-    if let Err(reason) = host::current().open_mailbox() {
+    if let Err(reason) = can_be_given(id) {
         conn.give_up(reason);
         return true;
     }
@@ -32,12 +36,17 @@ pub fn hold_if_asked(fd: i32, conn: &Conn) -> bool {
     if !conn.stop_kernel_calls() {
         return true;
     }
+    if !super::mark(fd, conn) {
+        conn.go_on_with_kernel_calls();
+        conn.give_up_early(Reason::Adopted);
+        return true;
+    }
     transition::store_offer_id(conn, id);
     conn.looks.store(transition::LOOKS, Relaxed);
     // Receives end before the Proposal from here on.
     super::enter(conn, Step::Held);
     conn.set_flag(F_CLC, true);
-    if host::current().step(id, Stage::Open, Stage::Held) {
+    if device::board_of(id).step(id, Stage::Open, Stage::Held) {
         conn.reason.store(Reason::Handshake as u32, Relaxed);
         log::debug(format_args!("fd {fd}: held for a client on the device"));
     } else {
@@ -45,6 +54,14 @@ pub fn hold_if_asked(fd: i32, conn: &Conn) -> bool {
     }
     conn.go_on_with_kernel_calls();
     true
+}
+
+/// Memory has to be able to come: by the mailbox, where the device's does.
+fn can_be_given(id: OfferId) -> Result<(), Reason> {
+    match device::hand_over(id) {
+        HandOver::Mail => host::current().open_mailbox().map(drop),
+        HandOver::Name => Ok(()),
+    }
 }
 
 /// The client was declared to speak SMC, or has said so in its SYN: its first bytes may be a Proposal.
@@ -59,7 +76,7 @@ pub fn stop_expecting(fd: i32, conn: &Conn) -> bool {
         Taken::Wait => return false,
         Taken::Message(Clc::Proposal(proposal)) => {
             if let Some(id) = place_of(&proposal) {
-                host::current().free(id);
+                device::board_of(id).free(id);
             }
             if first::is_agreed(conn) {
                 refuse(fd, conn, proposal);
@@ -83,10 +100,10 @@ fn take_first(fd: i32, conn: &Conn) -> Taken {
 
 /// Where the device keeps the handshake of a first Proposal: the peer's word, if that place says so, too.
 fn place_of(proposal: &Proposal) -> Option<OfferId> {
-    let device = host::current();
     machines::id_in(proposal).filter(|&id| {
-        let at = device.announced(id, Message::Proposal);
-        matches!(device.stage(id), Stage::Proposed | Stage::Abandoned) && at == Some(0)
+        let board = device::board_of(id);
+        let at = board.announced(id, Message::Proposal);
+        matches!(board.stage(id), Stage::Proposed | Stage::Abandoned) && at == Some(0)
     })
 }
 
@@ -99,8 +116,7 @@ pub fn read_first(fd: i32, conn: &Conn) {
         // On as with any other client.
         Taken::Message(_) | Taken::Other => return super::forget(conn),
     };
-    let device = host::current();
-    let id = place_of(&proposal).filter(|&id| device.stage(id) == Stage::Proposed);
+    let id = place_of(&proposal).filter(|&id| device::board_of(id).stage(id) == Stage::Proposed);
     let Some(id) = id else {
         // It is on another device. A peer that was only declared cannot be told where in the stream the answer would be.
         if !first::is_agreed(conn) {
@@ -109,8 +125,8 @@ pub fn read_first(fd: i32, conn: &Conn) {
         refuse(fd, conn, proposal);
         return declined(conn, DeclineCode(conn.clc.declined.load(Relaxed)));
     };
-    if let Err(reason) = device.open_mailbox() {
-        device.free(id);
+    if let Err(reason) = can_be_given(id) {
+        device::board_of(id).free(id);
         if first::is_agreed(conn) {
             refuse(fd, conn, proposal);
         }
@@ -124,13 +140,14 @@ pub fn read_first(fd: i32, conn: &Conn) {
 /// Declines what a client has begun with that has said SMC.
 fn refuse(fd: i32, conn: &Conn, proposal: Proposal) {
     let v1 = proposal.is_v1();
-    let code = machines::choose(Clc::Proposal(proposal)).err().unwrap_or(DeclineCode::NOSMCDDEV);
+    let chosen = machines::choose(Clc::Proposal(proposal), device::of_host());
+    let code = chosen.err().unwrap_or(DeclineCode::NOSMCDDEV);
     first::refuse(fd, conn, code, v1);
 }
 
 /// Declines instead of an answer that cannot be given yet. The caller holds the step's lock.
 pub fn decline(fd: i32, conn: &Conn, code: DeclineCode) {
-    host::current().free(id_of(conn));
+    board(conn).free(id_of(conn));
     first::refuse(fd, conn, code, false);
     declined(conn, code);
 }
@@ -146,8 +163,7 @@ pub fn judge(fd: i32, conn: &Conn, message: Clc) {
 
 /// Accepts or declines.
 pub fn answer(fd: i32, conn: &Conn) {
-    let (device, id) = (host::current(), id_of(conn));
-    if device.stage(id) != Stage::Proposed {
+    if board(conn).stage(id_of(conn)) != Stage::Proposed {
         return leave(fd, conn, Reason::PeerGone);
     }
     match transition::is_free(fd, conn) {
@@ -183,15 +199,16 @@ fn leave(fd: i32, conn: &Conn, reason: Reason) {
     if first::is_agreed(conn) {
         return decline(fd, conn, DeclineCode::NOSMCDDEV);
     }
-    host::current().free(id_of(conn));
+    board(conn).free(id_of(conn));
     give_up(conn, reason);
 }
 
 /// What a client's first message leads to: an Accept, with a token of this connection.
 fn accept(conn: &Conn, proposal: Clc) -> Result<Machine, DeclineCode> {
-    let choice = machines::choose(proposal)?;
+    let device = id_of(conn).device;
+    let choice = machines::choose(proposal, device)?;
     let token = new_token(conn::index_of(conn));
-    let side = machines::side(token).ok_or(DeclineCode::NOSMCDDEV)?;
+    let side = machines::side(device, token).ok_or(DeclineCode::NOSMCDDEV)?;
     conn.clc.given.iter().for_each(|word| word.store(0, Relaxed));
     conn.clc.own.store(token, Relaxed);
     match choice.accept(&side) {
@@ -202,7 +219,12 @@ fn accept(conn: &Conn, proposal: Clc) -> Result<Machine, DeclineCode> {
 
 /// The client's last message is here.
 pub fn confirmed(fd: i32, conn: &Conn, message: Clc) {
-    host::current().free(id_of(conn));
+    let id = id_of(conn);
+    if device::hand_over(id) == HandOver::Name {
+        // Named before the message was let into the stream.
+        board(conn).memory(id).inspect(|dmb| note_memory(conn, *dmb));
+    }
+    board(conn).free(id);
     conn.set_flag(F_CLC, false);
     let Machine::Answered(state) = machines::take(conn) else {
         return give_up(conn, Reason::NoMemory);
@@ -224,17 +246,21 @@ pub fn confirmed(fd: i32, conn: &Conn, message: Clc) {
     }
 }
 
-/// Attaches to the memory that was delivered with both tokens.
+/// Attaches to the memory that was delivered with both tokens, or named.
 pub fn attach(fd: i32, conn: &Conn) {
-    super::take_mail();
-    match delivered(conn) {
-        Some((dmb, file)) => {
-            transition::attach(fd, conn, dmb, file);
-            if conn.phase() != Phase::Early {
-                super::enter(conn, Step::None);
+    let id = id_of(conn);
+    match device::hand_over(id) {
+        HandOver::Name => transition::attach_named(fd, conn, id.device, noted_memory(conn)),
+        HandOver::Mail => {
+            super::take_mail();
+            match delivered(conn) {
+                Some((dmb, file)) => transition::attach(fd, conn, dmb, file),
+                None if is_spent(fd, conn) => return give_up(conn, Reason::NoSegment),
+                None => return,
             }
         }
-        None if is_spent(fd, conn) => give_up(conn, Reason::NoSegment),
-        None => {}
+    }
+    if conn.phase() != Phase::Early {
+        super::enter(conn, Step::None);
     }
 }

@@ -9,11 +9,13 @@ use usmc_shm::handshake::Use;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::machines::Machine;
-use super::{declined, give_up, id_of, leave_answered, machines, say, stop_calls};
-use crate::device::{self, identity, segment};
+use super::{board, declined, give_up, id_of, leave_answered, machines, say, stop_calls};
+use crate::device::segment::OwnSlot;
+use crate::device::{self, HandOver, identity, segment};
 use crate::handshake::transition;
-use crate::host::{self, Delivery, DmbRef, Message, Stage};
+use crate::host::{self, Delivery, DmbRef, Message, OfferId, PeerProcess, Stage};
 use crate::os::reason::Reason;
+use crate::os::sys::Errno;
 use crate::os::{log, sys};
 use crate::record::clc_state::Step;
 use crate::record::conn::{Conn, F_ARMED, F_CLC};
@@ -21,20 +23,48 @@ use crate::record::kernel;
 use crate::record::phase::Event;
 use crate::record::tuple::Tuple;
 
-/// Asks on the device for the holder of the other end of this connection, whose destination is a listener of another network
-/// namespace or user.
+/// Asks on these devices for the holder of the other end of this connection, whose destination is a listener of another network
+/// namespace, user or directory.
 ///
 /// # Errors
 /// The reason why the connection stays TCP.
-pub fn ask(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> {
-    let id = host::current().ask_for_holder(tuple)?;
-    transition::store_offer_id(conn, id);
+pub fn ask(
+    fd: i32,
+    conn: &Conn,
+    tuple: &Tuple,
+    devices: impl Iterator<Item = device::Index>,
+) -> Result<(), Reason> {
+    let mut asked = Err(Reason::NotRegistered);
+    for device in devices {
+        match device::at(device).board().ask_for_holder(tuple) {
+            Ok(id) => {
+                conn.clc.ask(device, id.index, id.use_count);
+                asked = Ok(());
+            }
+            Err(reason) if asked.is_err() => asked = Err(reason),
+            Err(_) => {}
+        }
+    }
+    asked?;
     transition::store_tuple(conn, tuple);
     super::enter(conn, Step::Asked);
     conn.looks.store(transition::LOOKS, Relaxed);
     conn.reason.store(Reason::NotHeld as u32, Relaxed);
     log::debug(format_args!("fd {fd}: asks for port {}", tuple.server.port));
     Ok(())
+}
+
+/// The questions of this connection.
+fn questions(conn: &Conn) -> impl Iterator<Item = OfferId> {
+    conn.clc.asked().map(|(device, index, use_count)| OfferId { device, index, use_count })
+}
+
+/// Takes its questions back, but for this one.
+pub fn stop_asking(conn: &Conn, but: Option<OfferId>) {
+    for id in questions(conn).filter(|id| Some(*id) != but) {
+        device::board_of(id).clear_offer(id);
+    }
+    conn.clc.forget_asked();
 }
 
 /// The destination was declared to speak SMC, or may say so by its SYN-ACK: the first bytes of the stream will be a
@@ -47,14 +77,15 @@ pub fn declare(conn: &Conn) {
 
 /// Proposes once a process has said that it holds the other end.
 pub fn await_holder(fd: i32, conn: &Conn) {
-    let (device, id) = (host::current(), id_of(conn));
-    match device.stage(id) {
-        Stage::Open if !transition::is_spent(fd, conn) => {}
-        Stage::Held => propose(fd, conn),
-        _ => {
-            device.clear_offer(id);
-            give_up(conn, Reason::NotHeld);
-        }
+    let stage = |id: &OfferId| device::board_of(*id).stage(*id);
+    if let Some(id) = questions(conn).find(|id| stage(id) == Stage::Held) {
+        transition::store_offer_id(conn, id);
+        return propose(fd, conn);
+    }
+    let is_open = questions(conn).any(|id| stage(&id) == Stage::Open);
+    if !is_open || transition::is_spent(fd, conn) {
+        stop_asking(conn, None);
+        give_up(conn, Reason::NotHeld);
     }
 }
 
@@ -105,15 +136,18 @@ pub fn propose_unasked(fd: i32, conn: &Conn) {
 /// # Errors
 /// The reason why the connection stays TCP: nothing was sent.
 pub fn send_proposal(fd: i32, conn: &Conn, tuple: &Tuple) -> Result<(), Reason> {
-    let device = host::current();
-    let id = device.propose_unasked(tuple)?;
-    let proposal = machines::propose(conn, Some(id)).inspect_err(|_| device.free(id))?;
+    if !super::mark(fd, conn) {
+        return Err(Reason::Adopted);
+    }
+    let board = device::at(device::of_host()).board();
+    let id = board.propose_unasked(tuple)?;
+    let proposal = machines::propose(conn, id, true).inspect_err(|_| board.free(id))?;
     transition::store_offer_id(conn, id);
     conn.set_flag(F_CLC, true);
     super::enter(conn, Step::Proposed);
     conn.looks.store(transition::LOOKS, Relaxed);
     conn.reason.store(Reason::Handshake as u32, Relaxed);
-    super::send(fd, &proposal);
+    super::send(fd, conn, &proposal);
     Ok(())
 }
 
@@ -122,7 +156,13 @@ fn propose(fd: i32, conn: &Conn) {
         return;
     }
     let Some(_rx) = stop_calls(fd, conn) else { return };
-    let said = machines::propose(conn, None).and_then(|proposal| {
+    stop_asking(conn, Some(id_of(conn)));
+    if !super::mark(fd, conn) {
+        conn.go_on_with_kernel_calls();
+        board(conn).clear_offer(id_of(conn));
+        return give_up(conn, Reason::Adopted);
+    }
+    let said = machines::propose(conn, id_of(conn), false).and_then(|proposal| {
         // From here on receives end before the answer.
         conn.set_flag(F_CLC, true);
         super::enter(conn, Step::Proposed);
@@ -131,7 +171,7 @@ fn propose(fd: i32, conn: &Conn) {
     });
     conn.go_on_with_kernel_calls();
     if let Err(reason) = said {
-        host::current().clear_offer(id_of(conn));
+        board(conn).clear_offer(id_of(conn));
         return give_up(conn, reason);
     }
     conn.reason.store(Reason::Handshake as u32, Relaxed);
@@ -168,7 +208,7 @@ fn accepted(conn: &Conn, answer: Clc) -> Result<AcceptedD, Ending> {
     let SmcdVersion::V2 { gid_ext, chid, .. } = answer.version else {
         return Err(accepted.decline(DeclineCode::VERSMISMAT));
     };
-    match identity::reaches(SmcdGid { gid: answer.gid, ext: gid_ext }, chid) {
+    match identity::reaches(id_of(conn).device, SmcdGid { gid: answer.gid, ext: gid_ext }, chid) {
         true => Ok(accepted),
         false => Err(accepted.decline(DeclineCode::NOSMCD2DEV)),
     }
@@ -176,8 +216,8 @@ fn accepted(conn: &Conn, answer: Clc) -> Result<AcceptedD, Ending> {
 
 /// Hands memory over and confirms, or declines.
 pub fn confirm(fd: i32, conn: &Conn) {
-    let (device, id) = (host::current(), id_of(conn));
-    if device.stage(id) != Stage::Answered {
+    let id = id_of(conn);
+    if board(conn).stage(id) != Stage::Answered {
         // The acceptor does not wait any more.
         leave_answered(id);
         return give_up(conn, Reason::PeerGone);
@@ -186,6 +226,7 @@ pub fn confirm(fd: i32, conn: &Conn) {
         return;
     }
     let Some(_rx) = stop_calls(fd, conn) else { return };
+    let mut why = None;
     let code = match machines::take(conn) {
         Machine::Accepted(accepted) => match offer(fd, conn, accepted) {
             Ok(()) => return,
@@ -194,6 +235,10 @@ pub fn confirm(fd: i32, conn: &Conn) {
                 conn.go_on_with_kernel_calls();
                 leave_answered(id);
                 return give_up(conn, Reason::PeerGone);
+            }
+            Err(Failed::NoMemory(reason)) => {
+                why = Some(reason);
+                DeclineCode::MEM
             }
             Err(Failed::Decline(code)) => code,
         },
@@ -204,50 +249,75 @@ pub fn confirm(fd: i32, conn: &Conn) {
         leave_answered(id);
     }
     conn.go_on_with_kernel_calls();
-    declined(conn, code);
+    match why {
+        Some(reason) => give_up(conn, reason),
+        None => declined(conn, code),
+    }
 }
 
 enum Failed {
     NotNow,
     PeerGone,
+    NoMemory(Reason),
     Decline(DeclineCode),
 }
 
-/// Ties the record to a slot of a segment that only this server's process is given, delivers it and confirms.
-fn offer(fd: i32, conn: &Conn, accepted: AcceptedD) -> Result<(), Failed> {
-    let tuple = transition::stored(conn);
-    let to = machines::process_of(accepted.answer().link_id);
-    let Some(mailbox) = host::mailbox::identity(to) else {
-        return Err(Failed::Decline(DeclineCode::NOSMCDDEV));
-    };
+/// The listener whose connections share memory with this one, and the mailbox that gets it, if one does.
+fn shared_with(conn: &Conn, accepted: &AcceptedD) -> Result<(Tuple, Option<Mailbox>), DeclineCode> {
+    if device::hand_over(id_of(conn)) == HandOver::Name {
+        conn.clc.is_own_user.store(0, Relaxed);
+        // All connections of this process: memory is scarce there.
+        return Ok((Tuple { netns: 1 << 63, ..Tuple::default() }, None));
+    }
+    let process = machines::process_of(accepted.answer().link_id);
+    let identity = host::mailbox::identity(process).ok_or(DeclineCode::NOSMCDDEV)?;
+    conn.clc.is_own_user.store(host::mailbox::is_own(process).into(), Relaxed);
     // Of the processes that listen at that address: memory is shared with one process of it, which is known by its mailbox, for the
     // link id is its own word.
-    let pair = Tuple { netns: 1 << 63 | mailbox, ..tuple };
-    let is_own_user = host::mailbox::is_own(to);
-    conn.clc.is_own_user.store(is_own_user.into(), Relaxed);
-    if !is_own_user && !conn.clc.put_aside(segment::shifts()) {
+    let pair = Tuple { netns: 1 << 63 | identity, ..transition::stored(conn) };
+    Ok((pair, Some(Mailbox { process, identity })))
+}
+
+/// The mailbox of the acceptor's process.
+struct Mailbox {
+    process: PeerProcess,
+    identity: u64,
+}
+
+/// Ties the record to a slot of a segment that the server's process is given, and confirms.
+fn offer(fd: i32, conn: &Conn, accepted: AcceptedD) -> Result<(), Failed> {
+    let (id, to) = (id_of(conn), accepted.answer().token);
+    let (pair, mailbox) = shared_with(conn, &accepted).map_err(Failed::Decline)?;
+    if !transition::puts_aside(conn, id.device, segment::shifts()) {
         return Err(Failed::Decline(DeclineCode::MEM));
     }
-    let bound = segment::take_slot(device::by_mailbox(), &pair)
+    let bound = segment::take_slot(id.device, &pair)
         .and_then(|own| transition::bind_own(fd, conn, &own).map(|usage| (own, usage)));
-    let Ok((own, usage)) = bound else {
-        conn.clc.give_back();
-        return Err(Failed::Decline(DeclineCode::MEM));
+    let (own, usage) = match bound {
+        Ok(bound) => bound,
+        Err(reason) => {
+            conn.clc.give_back();
+            return Err(Failed::NoMemory(reason));
+        }
     };
     let undo = |failed| {
         transition::release_slot(conn);
         Err(failed)
     };
     let token = sys::random() | 1;
-    let Some(side) = machines::side(token) else {
+    let Some(side) = machines::side(id.device, token) else {
         return undo(Failed::Decline(DeclineCode::NOSMCDDEV));
     };
-    let Some(memfd) = segment::fd_of(own.segment.index) else {
-        return undo(Failed::Decline(DeclineCode::MEM));
-    };
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: Use::to_bits(usage) };
-    let what = Delivery { fd: memfd, dmb, to: accepted.answer().token, from: token, is_own_user };
-    match host::current().deliver(to, mailbox, &what) {
+    let given = match mailbox {
+        Some(mailbox) => deliver(conn, &mailbox, &own, dmb, [to, token]),
+        None => {
+            transition::store_tokens(conn, [token, to]);
+            board(conn).name_memory(id, dmb);
+            Ok(())
+        }
+    };
+    match given {
         Ok(()) => {}
         Err(libc::EAGAIN) => {
             machines::keep(conn, Machine::Accepted(accepted));
@@ -275,4 +345,17 @@ fn offer(fd: i32, conn: &Conn, accepted: AcceptedD) -> Result<(), Failed> {
     }
     log::debug(format_args!("fd {fd}: confirmed with slot {}", own.slot));
     Ok(())
+}
+
+/// Mails the segment to the acceptor's process, with the acceptor's token and ours.
+fn deliver(
+    conn: &Conn,
+    mailbox: &Mailbox,
+    own: &OwnSlot,
+    dmb: DmbRef,
+    [to, from]: [u64; 2],
+) -> Result<(), Errno> {
+    let fd = segment::fd_of(own.segment.index).ok_or(libc::ENOMEM)?;
+    let what = Delivery { fd, dmb, to, from, is_own_user: conn.clc.is_with_kin() };
+    host::current().deliver(mailbox.process, mailbox.identity, &what)
 }

@@ -16,11 +16,12 @@ use smc_proto::wire::clc::{Decline, Message as Clc};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::stream::{self, Found};
-use super::{Taken, acceptor, client, declined, give_up, id_of};
+use super::{Taken, acceptor, board, client, declined, give_up, id_of};
+use crate::device;
 use crate::family::holders;
 use crate::handshake::syn_option::{self, Outcome};
 use crate::handshake::transition;
-use crate::host::{self, Stage};
+use crate::host::Stage;
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::{clock, log, process};
@@ -63,7 +64,7 @@ pub fn refuse(fd: i32, conn: &Conn, code: DeclineCode, v1: bool) {
     // No handler's bytes between the question and the message.
     let mask = sys::block_signals();
     if kernel::tcp_sent(fd, conn.has(F_CLIENT)) == Some(0) {
-        super::send(fd, &Clc::Decline(Decline::new(v1, PeerId::default(), code)));
+        super::send(fd, conn, &Clc::Decline(Decline::new(v1, PeerId::default(), code)));
     }
     sys::set_signals(mask);
     conn.clc.declined.store(code.0, Relaxed);
@@ -82,7 +83,7 @@ pub fn begin(fd: i32, conn: &Conn) {
 
 /// The peer says no SMC: the device alone decides.
 fn begin_silently(conn: &Conn, server: Endpoint) {
-    if host::current().is_listening(None, server) {
+    if device::all().any(|(_, device)| device.board().is_listening(None, server)) {
         super::forget(conn);
         conn.reason.store(Reason::Short as u32, Relaxed);
     } else {
@@ -116,11 +117,11 @@ fn propose(fd: i32, conn: &Conn) {
 
 /// The connecting end's, after its Proposal. The caller holds the step's lock.
 pub fn read_answer(fd: i32, conn: &Conn) {
-    let (device, id) = (host::current(), id_of(conn));
+    let (board, id) = (board(conn), id_of(conn));
     match take(fd, conn, |_| true) {
         Taken::Wait => return,
         Taken::Message(message)
-            if !matches!(message, Clc::Decline(_)) && device.stage(id) == Stage::Answered =>
+            if !matches!(message, Clc::Decline(_)) && board.stage(id) == Stage::Answered =>
         {
             return client::answered(fd, conn, message);
         }
@@ -129,7 +130,7 @@ pub fn read_answer(fd: i32, conn: &Conn) {
         Taken::Message(_) => give_up(conn, Reason::NoCommonDevice),
         Taken::Other => give_up(conn, Reason::PeerGone),
     }
-    device.free(id);
+    board.free(id);
 }
 
 /// Takes the peer's first message out of the stream, if it is one that is meant.
@@ -156,7 +157,7 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
                 return false;
             }
             // A server of this device sees that nobody goes on.
-            host::current().free(id);
+            board(conn).free(id);
         }
     }
     super::forget(conn);

@@ -15,7 +15,7 @@ use smc_proto::list::List;
 use smc_proto::wire::clc::{FeatureMask, Hostname, Message, Prefix, Proposal, Release, Smcd};
 use usmc_shm::sync::AtomicPtr;
 
-use crate::device::identity;
+use crate::device::{self, Index, identity};
 use crate::host::{self, OfferId, PeerProcess};
 use crate::os::reason::Reason;
 use crate::os::{config, sys};
@@ -120,17 +120,19 @@ fn eids() -> List<Eid, { Eid::MAX_CONFIGURED }> {
     eids
 }
 
-/// The client's Proposal, whose answer is waited for from now on. `id`: where the device keeps the handshake, for a server that
-/// cannot look for it by the connection's name. It goes where a host with RoCE ports has the id of one of them.
+/// The client's Proposal, whose answer is waited for from now on. `id`: where a board keeps the handshake, by whose device it is to
+/// be. `says_where`: the server cannot look for it by the connection's name. The place goes where a host with RoCE ports has the id
+/// of one of them.
 ///
 /// # Errors
 /// The reason why the connection stays TCP.
-pub fn propose(conn: &Conn, id: Option<OfferId>) -> Result<Message, Reason> {
+pub fn propose(conn: &Conn, id: OfferId, says_where: bool) -> Result<Message, Reason> {
     let mut devices = Devices::default();
-    let _ = devices.smcd_v2.push((identity::gid().ok_or(Reason::NoDevice)?, identity::chid()));
+    let gid = identity::gid(id.device).ok_or(Reason::NoDevice)?;
+    let _ = devices.smcd_v2.push((gid, identity::chid(id.device)));
     let begun = client::begin(host(), Circumstances::FINE, &devices);
     let (state, mut message) = begun.map_err(|_| Reason::NoDevice)?;
-    if let (Message::Proposal(proposal), Some(id)) = (&mut message, id) {
+    if says_where && let Message::Proposal(proposal) = &mut message {
         proposal.local.peer_id = PeerId(bytes_of(id));
     }
     if keep(conn, Machine::Proposed(state)) { Ok(message) } else { Err(Reason::NoMemory) }
@@ -144,16 +146,18 @@ fn bytes_of(id: OfferId) -> [u8; 8] {
 pub fn id_in(proposal: &Proposal) -> Option<OfferId> {
     let devices = proposal.v2().and_then(|v2| v2.modes.smcd())?;
     let id = u64::from_be_bytes(proposal.local.peer_id.0);
-    let is_here = devices.devices().any(|(gid, chid)| identity::reaches(gid, chid));
-    is_here.then_some(OfferId { index: (id >> 32) as u32, use_count: id as u32 })
+    let is_here =
+        |device| devices.devices().any(|(gid, chid)| identity::reaches(device, gid, chid));
+    let (device, _) = device::all().find(|(device, _)| is_here(*device))?;
+    Some(OfferId { device, index: (id >> 32) as u32, use_count: id as u32 })
 }
 
-/// Of a peer only the device counts: it is the same, or it is out of reach.
-struct SameDevice;
+/// Of a peer only the device counts: it is this one, or it is out of reach.
+struct OnDevice(Index);
 
-impl Surroundings for SameDevice {
+impl Surroundings for OnDevice {
     fn reaches(&self, gid: SmcdGid, chid: Chid) -> bool {
-        identity::reaches(gid, chid)
+        identity::reaches(self.0, gid, chid)
     }
 
     fn same_subnet(&self, _: &Prefix) -> bool {
@@ -170,10 +174,10 @@ impl Surroundings for SameDevice {
 ///
 /// # Errors
 /// With what it is to be declined.
-pub fn choose(proposal: Message) -> Result<ChoiceD, DeclineCode> {
-    identity::gid().ok_or(DeclineCode::NOSMCDDEV)?;
+pub fn choose(proposal: Message, device: Index) -> Result<ChoiceD, DeclineCode> {
+    identity::gid(device).ok_or(DeclineCode::NOSMCDDEV)?;
     let mut chosen = ExpectProposal::begin(host(), Circumstances::FINE)
-        .and_then(|state| state.on_message(proposal, &SameDevice));
+        .and_then(|state| state.on_message(proposal, &OnDevice(device)));
     loop {
         chosen = match chosen {
             Ok(Choice::D(choice)) if choice.path() == Path::Dv2 => return Ok(choice),
@@ -188,9 +192,9 @@ pub fn choose(proposal: Message) -> Result<ChoiceD, DeclineCode> {
 }
 
 /// Our side's memory, as it is stated on the wire.
-pub fn side(token: u64) -> Option<SmcdSide> {
+pub fn side(device: Index, token: u64) -> Option<SmcdSide> {
     Some(SmcdSide {
-        gid: identity::gid()?,
+        gid: identity::gid(device)?,
         token,
         size: BufferSize::at_least(1 << config::get().ring_shift),
         link_id: link_id()?,

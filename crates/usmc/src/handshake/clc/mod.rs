@@ -36,15 +36,16 @@ use smc_proto::decline::DeclineCode;
 use smc_proto::wire::clc::{MAX_LEN, Message as Clc};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 
-use crate::device::segment;
-use crate::family::holders;
+use crate::device::{self, segment};
+use crate::family::{holders, mark};
 use crate::handshake::transition::{self, offer_id as id_of};
+use crate::host::board::Board;
 use crate::host::ears;
 use crate::host::{self, Delivery, DmbRef, Mail, Message, OfferId, Stage};
 use crate::os::process::Held;
 use crate::os::reason::Reason;
-use crate::os::{clock, config, foreign_fd, log, process, sys};
-use crate::record::clc_state::Step;
+use crate::os::{clock, config, foreign_fd, log, process, sockopt, sys};
+use crate::record::clc_state::{State, Step};
 use crate::record::conn::{self, Conn, F_CLC, F_CLIENT, F_COPIED, F_HANDSHAKE};
 use crate::record::kernel;
 use crate::record::phase::Phase;
@@ -52,6 +53,11 @@ use crate::record::tuple::{self, Endpoint};
 
 pub use acceptor::{expect, hold_if_asked};
 pub use client::{ask, declare};
+
+/// The board on which the connection's handshake is.
+fn board(conn: &Conn) -> Board<'static> {
+    device::board_of(id_of(conn))
+}
 
 /// The handshake is at this step now.
 fn enter(conn: &Conn, step: Step) {
@@ -75,6 +81,38 @@ pub fn forget(conn: &Conn) {
     conn.set_flag(F_CLC, false);
 }
 
+/// Before the peer's messages may come: whoever gets hold of the socket unseen would read them. False where somebody has.
+fn mark(fd: i32, conn: &Conn) -> bool {
+    let is_free = mark::enter_ring(fd);
+    conn.clc.is_marked.store(is_free.into(), Relaxed);
+    is_free
+}
+
+/// Small sends do not wait until a message is acknowledged that stands before them.
+fn hurry(fd: i32, conn: &Conn) {
+    if sockopt::int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1) == 0 {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32);
+        conn.clc.hurries.store(1, Relaxed);
+    }
+}
+
+/// The kernel's socket is as the application knows it, once no message can come any more. In a ring it is not
+/// ([`transition::progress`]).
+pub fn restore(fd: i32, conn: &Conn) {
+    let State { is_marked, hurries, .. } = &conn.clc;
+    let is_changed = is_marked.load(Relaxed) != 0 || hurries.load(Relaxed) != 0;
+    let is_plain = matches!(conn.phase(), Phase::Early | Phase::Plain);
+    if !is_changed || !is_plain || is_on(conn) || conn.has(F_CLC) {
+        return;
+    }
+    if is_marked.swap(0, Relaxed) != 0 {
+        mark::leave_ring(fd);
+    }
+    if hurries.swap(0, Relaxed) != 0 {
+        let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &0i32);
+    }
+}
+
 /// Whether a handshake has gone so far that the connection is there.
 pub fn has_begun(conn: &Conn) -> bool {
     !matches!(conn.clc.step(), Step::None | Step::Declared)
@@ -83,7 +121,7 @@ pub fn has_begun(conn: &Conn) -> bool {
 /// Whether the listener there was declared to speak SMC, and is not to be had by an offer.
 pub fn is_declared(fd: i32, server: Endpoint) -> bool {
     config::get().is_peer(|| server.ip(), Some(server.port))
-        && !host::current().is_listening(Some(tuple::netns(fd)), server)
+        && !host::current().board().is_listening(Some(tuple::netns(fd)), server)
 }
 
 /// One step, where one is due. The caller holds the step's lock; the phase is [`Phase::Early`].
@@ -117,8 +155,8 @@ fn awaited(conn: &Conn) -> Option<(Message, Stage, Stage)> {
 /// Takes the awaited message out of the stream, once it is there, and goes on with it.
 fn read(fd: i32, conn: &Conn, go_on: fn(i32, &Conn, Clc)) {
     let Some((message, until, _)) = awaited(conn) else { return };
-    let (device, id) = (host::current(), id_of(conn));
-    if device.stage(id) == until {
+    let (board, id) = (board(conn), id_of(conn));
+    if board.stage(id) == until {
         // The client's last word is waited for as long as the connection lasts.
         if message != Message::Confirm && is_spent(fd, conn) && step_back(conn) {
             give_up(conn, if conn.has(F_CLIENT) { Reason::NotHeld } else { Reason::NoOffer });
@@ -133,7 +171,7 @@ fn read(fd: i32, conn: &Conn, go_on: fn(i32, &Conn, Clc)) {
                 if message == Message::Answer {
                     leave_answered(id)
                 } else {
-                    device.free(id)
+                    board.free(id)
                 }
                 give_up(conn, Reason::PeerBroken);
             }
@@ -157,13 +195,22 @@ fn declined(conn: &Conn, code: DeclineCode) {
 /// peer's message out of the stream once it is read so far. Whether no message is to come.
 pub fn wind_up(fd: i32, conn: &Conn) -> bool {
     if !conn.has(F_CLC) {
+        restore(fd, conn);
         return true;
     }
+    let is_over = wind_up_messages(fd, conn);
+    if is_over {
+        restore(fd, conn);
+    }
+    is_over
+}
+
+fn wind_up_messages(fd: i32, conn: &Conn) -> bool {
     let Some(_step) = conn.step_lock.try_enter() else { return false };
     if conn.phase() == Phase::Early {
         return !conn.has(F_CLC);
     }
-    let (device, id) = (host::current(), id_of(conn));
+    let (board, id) = (board(conn), id_of(conn));
     match conn.clc.step() {
         Step::Expecting => return acceptor::stop_expecting(fd, conn),
         Step::Leftover => return take_leftover(fd, conn),
@@ -171,11 +218,11 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
         Step::Asking | Step::Proposed if first::is_agreed(conn) => return first::wind_up(fd, conn),
         _ => {}
     }
-    if !step_back(conn) && device.stage(id) != Stage::Over {
+    if !step_back(conn) && board.stage(id) != Stage::Over {
         if in_stream(conn).is_none() || matches!(take(fd, conn), Taken::Wait) {
             return false;
         }
-        device.free(id);
+        board.free(id);
     }
     forget(conn);
     true
@@ -187,7 +234,7 @@ fn step_back(conn: &Conn) -> bool {
     let Some((_, until, _)) = awaited(conn) else { return false };
     // Otherwise not over: the client may have yet to read the answer.
     let to = if until == Stage::Held { Stage::Over } else { Stage::Abandoned };
-    host::current().step(id_of(conn), until, to)
+    board(conn).step(id_of(conn), until, to)
 }
 
 /// As [`wind_up`], for a user of the socket without this library: waits for a moment, as what is on its way arrives soon. A
@@ -256,25 +303,25 @@ fn take_leftover(fd: i32, conn: &Conn) -> bool {
         },
         _ => return false,
     }
-    host::current().free(id_of(conn));
+    board(conn).free(id_of(conn));
     give_up(conn, Reason::Forked);
     true
 }
 
 /// Ends our part on the device.
 fn call_off(conn: &Conn) {
-    let (device, id) = (host::current(), id_of(conn));
+    let (board, id) = (board(conn), id_of(conn));
     match conn.clc.step() {
         Step::None | Step::Declared | Step::Expecting | Step::Leftover => {}
-        Step::Asked => device.clear_offer(id),
+        Step::Asked => client::stop_asking(conn, None),
         // A server that is not on this device would never free it.
-        Step::Proposed if first::is_agreed(conn) => device.free(id),
+        Step::Proposed if first::is_agreed(conn) => board.free(id),
         _ if step_back(conn) => {}
         Step::Proposed | Step::Accepted => leave_answered(id),
         // The client was faster, with its Proposal, its Confirm or its own end.
         Step::Held | Step::Asking | Step::Answered | Step::Confirmed => {
-            if !matches!(device.stage(id), Stage::Open | Stage::Over) {
-                device.free(id);
+            if !matches!(board.stage(id), Stage::Open | Stage::Over) {
+                board.free(id);
             }
         }
     }
@@ -282,10 +329,10 @@ fn call_off(conn: &Conn) {
 
 /// The client's part ends behind the answer. The acceptor may have abandoned the place, and does not come back to it.
 fn leave_answered(id: OfferId) {
-    let device = host::current();
-    device.clear_offer(id);
-    if device.stage(id) == Stage::Abandoned {
-        device.free(id);
+    let board = device::board_of(id);
+    board.clear_offer(id);
+    if board.stage(id) == Stage::Abandoned {
+        board.free(id);
     }
 }
 
@@ -369,13 +416,13 @@ fn before_message(fd: i32, conn: &Conn) -> Option<u64> {
 /// Where the awaited message stands in the stream, if it may be there.
 fn in_stream(conn: &Conn) -> Option<u64> {
     let (message, _, stage) = awaited(conn)?;
-    let (device, id) = (host::current(), id_of(conn));
-    let now = device.stage(id);
+    let (board, id) = (board(conn), id_of(conn));
+    let now = board.stage(id);
     // Its sender may have gone since.
     if now != stage && (now != Stage::Abandoned || stage == Stage::Confirmed) {
         return None;
     }
-    device.announced(id, message)
+    board.announced(id, message)
 }
 
 /// How many bytes may be read before a message of the peer's stands in the stream.
@@ -419,7 +466,8 @@ pub fn unread(fd: i32, conn: &Conn) -> Option<usize> {
 
 /// Sends a message at this place of the stream; nobody sends meanwhile. After a part of one the stream is of no use any
 /// more: the connection is reset. Where nothing could be sent, what will stand in its place is the application's.
-fn send(fd: i32, message: &Clc) {
+fn send(fd: i32, conn: &Conn, message: &Clc) {
+    hurry(fd, conn);
     let mut buffer = [0; MAX_LEN];
     let Ok(bytes) = message.emit(&mut buffer) else { return };
     let sent = sys::send(fd, bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
@@ -456,13 +504,13 @@ fn stop_calls(fd: i32, conn: &Conn) -> Option<Held<'_>> {
 fn say(fd: i32, conn: &Conn, message: Message, steps: [Stage; 2], what: &Clc) -> bool {
     // A handler's own bytes would come before the message, behind its announcement.
     let mask = sys::block_signals();
-    let (device, id) = (host::current(), id_of(conn));
+    let (board, id) = (board(conn), id_of(conn));
     let said = kernel::tcp_sent(fd, conn.has(F_CLIENT)).is_some_and(|at| {
-        device.announce(id, message, at);
-        device.step(id, steps[0], steps[1])
+        board.announce(id, message, at);
+        board.step(id, steps[0], steps[1])
     });
     if said {
-        send(fd, what);
+        send(fd, conn, what);
     }
     sys::set_signals(mask);
     said
@@ -508,10 +556,20 @@ fn addressee(token: u64) -> Option<&'static Conn> {
     (waits && conn.clc.own.load(Relaxed) == token).then_some(conn)
 }
 
-fn note(conn: &Conn, what: &Delivery, file: u64) {
-    let place = u64::from(what.dmb.slot) << 32 | u64::from(what.dmb.usage);
-    conn.clc.given[1].store(what.dmb.segment, Relaxed);
+fn note_memory(conn: &Conn, dmb: DmbRef) {
+    let place = u64::from(dmb.slot) << 32 | u64::from(dmb.usage);
+    conn.clc.given[1].store(dmb.segment, Relaxed);
     conn.clc.given[2].store(place, Relaxed);
+}
+
+fn noted_memory(conn: &Conn) -> DmbRef {
+    let place = conn.clc.given[2].load(Relaxed);
+    let segment = conn.clc.given[1].load(Relaxed);
+    DmbRef { segment, slot: (place >> 32) as u32, usage: place as u32 }
+}
+
+fn note(conn: &Conn, what: &Delivery, file: u64) {
+    note_memory(conn, what.dmb);
     conn.clc.given[3].store(file, Relaxed);
     conn.clc.is_own_user.store(what.is_own_user.into(), Relaxed);
     conn.clc.given[0].store(what.from, Release);
@@ -523,8 +581,5 @@ fn delivered(conn: &Conn) -> Option<(DmbRef, u64)> {
     if from == 0 || from != conn.clc.peer.load(Relaxed) {
         return None;
     }
-    let place = conn.clc.given[2].load(Relaxed);
-    let segment = conn.clc.given[1].load(Relaxed);
-    let dmb = DmbRef { segment, slot: (place >> 32) as u32, usage: place as u32 };
-    Some((dmb, conn.clc.given[3].load(Relaxed)))
+    Some((noted_memory(conn), conn.clc.given[3].load(Relaxed)))
 }

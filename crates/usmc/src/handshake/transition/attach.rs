@@ -5,10 +5,10 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 use super::{
     LOOKS, LOOKS_EACH, SELDOM, begin_elsewhere, begin_ring, bind_slot, has_high_lowat, is_free,
-    store_tuple, stored_tuple, usage,
+    puts_aside, store_tuple, stored_tuple, usage,
 };
 use crate::device::{
-    self,
+    self, Index,
     segment::{self, InUse},
 };
 use crate::family::{liveness, mark};
@@ -67,10 +67,9 @@ pub(super) fn step_acceptor(fd: i32, conn: &Conn) {
         conn.looks.store(left - 1, Relaxed);
         return;
     }
-    let device = host::current();
     let Some(words) = named(fd, conn) else { return };
     clc::take_mail();
-    let Some(found) = device.find_offer(&words) else {
+    let Some(found) = host::current().board().find_offer(&words) else {
         if clc::hold_if_asked(fd, conn) {
             return;
         }
@@ -100,10 +99,6 @@ pub(super) fn step_acceptor(fd: i32, conn: &Conn) {
         clc::take_mail();
         segment::use_peer(found.dmb.segment)
     });
-    let known = known.or_else(|| {
-        segment::map_named(found.dmb.segment).ok()?;
-        segment::use_peer(found.dmb.segment)
-    });
     let Some(segment) = known else {
         if segment::is_refused(found.dmb.segment) {
             return conn.give_up(Reason::NoMemory);
@@ -111,7 +106,7 @@ pub(super) fn step_acceptor(fd: i32, conn: &Conn) {
         // The client hands it over at its next call, which may be long in coming: a large send can last
         // for any number of calls here.
         conn.reason.store(Reason::Pending as u32, Relaxed);
-        match device.want_segment(found.id) {
+        match host::current().want_segment(found.id) {
             Ok(false) => conn.looks.store(LOOKS, Relaxed),
             // What cannot be kept is not asked for at every call for ever.
             Ok(true) if left == 0 => conn.give_up(Reason::NoSegment),
@@ -136,6 +131,28 @@ pub fn attach(fd: i32, conn: &Conn, dmb: DmbRef, file: u64) {
     }
 }
 
+/// Attaches to memory that was named on a board, if it is for this connection.
+pub fn attach_named(fd: i32, conn: &Conn, device: Index, dmb: DmbRef) {
+    match is_free(fd, conn) {
+        Ok(true) => {}
+        Ok(false) => return,
+        Err(reason) => return conn.give_up(reason),
+    }
+    let segment = match segment::use_named(device, dmb.segment) {
+        Ok(segment) => segment,
+        Err(reason) => return conn.give_up(reason),
+    };
+    let tokens = [&conn.clc.peer, &conn.clc.own];
+    let is_ours = segment.map.slot(dmb.slot).is_ok_and(|slot| {
+        slot.control.tokens.iter().zip(tokens).all(|(a, b)| a.load(Relaxed) == b.load(Relaxed))
+    });
+    if is_ours {
+        return attach_to(fd, conn, dmb, &segment);
+    }
+    segment::unuse(segment.index);
+    conn.give_up(Reason::PeerBroken);
+}
+
 /// The caller has counted a use of the segment, and holds the step's lock.
 pub(super) fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, segment: &InUse) {
     // Receivers of this process are kept out while the record gets its slot; calls in the kernel's TCP would
@@ -153,9 +170,9 @@ pub(super) fn attach_to(fd: i32, conn: &Conn, dmb: DmbRef, segment: &InUse) {
         conn.give_up(Reason::Adopted);
         return segment::unuse(segment.index);
     }
-    let bound = match conn.is_with_other_user() && !conn.clc.put_aside(segment.map.shifts()) {
-        true => Err(Reason::NoMemory),
-        false => bind_slot(fd, conn, segment, dmb.slot, false),
+    let bound = match puts_aside(conn, segment.device, segment.map.shifts()) {
+        false => Err(Reason::NoMemory),
+        true => bind_slot(fd, conn, segment, dmb.slot, false),
     };
     if let Err(reason) = bound {
         conn.clc.give_back();

@@ -4,12 +4,11 @@ use usmc_shm::handshake::{self, SlotState};
 use usmc_shm::layout::{ACCEPTOR, End};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 
-use super::{begin_elsewhere, changed, give_lowat_back, offer_id, step, usage};
+use super::{begin_elsewhere, changed, clear_offer, give_lowat_back, step, usage};
 use crate::device::segment;
 use crate::family::holders::{self, Remaining};
 use crate::family::{liveness, mark};
 use crate::handshake::clc;
-use crate::host;
 use crate::os::members;
 use crate::os::reason::Reason;
 use crate::record::conn::{self, Conn, F_CLIENT};
@@ -68,7 +67,7 @@ pub fn withdraw(conn: &Conn, reason: Reason) {
         Err(SlotState::Gone) => {}
         Err(_) => return,
     }
-    host::current().clear_offer(offer_id(conn));
+    clear_offer(conn);
     conn.give_up(reason);
 }
 
@@ -82,7 +81,7 @@ pub fn call_off(conn: &Conn) -> bool {
         return false;
     }
     if conn.has(F_CLIENT) {
-        host::current().clear_offer(offer_id(conn));
+        clear_offer(conn);
     }
     true
 }
@@ -103,7 +102,7 @@ pub fn end(conn: &Conn) -> Remaining {
             }
             if alone && conn.phase() == Phase::Offered {
                 // Attached in this instant: the acceptor will see our end closed.
-                host::current().clear_offer(offer_id(conn));
+                clear_offer(conn);
             }
             release_slots(conn)
         }

@@ -9,25 +9,31 @@ use usmc_shm::sync::Ordering::Relaxed;
 use super::attach::is_spent;
 use super::calling_off::{call_off, release_slot, withdraw};
 use super::{
-    begin_elsewhere, begin_ring, bind_slot, has_high_lowat, is_free, offer_id, store_offer_id,
-    store_tuple, stored_tuple, usage,
+    begin_elsewhere, begin_ring, bind_slot, clear_offer, has_high_lowat, is_free, offer_id,
+    store_offer_id, store_tuple, stored_tuple, usage,
 };
 use crate::device;
 use crate::device::segment::{self, OwnSlot};
 use crate::family::{holders, liveness, mark};
 use crate::handshake::{clc, syn_option};
 use crate::host::{self, DmbRef};
-use crate::os::log;
 use crate::os::reason::Reason;
+use crate::os::route::{self, Route};
+use crate::os::{config, log};
 use crate::record::conn::Conn;
 use crate::record::kernel;
 use crate::record::phase::Event;
 use crate::record::tuple::{self, Endpoint, Tuple};
 
-/// Leaves an offer. Where it cannot be left just now, a later call will.
+/// Whether somebody may listen there on a device of this process.
+pub(super) fn may_be_listening(server: Endpoint) -> bool {
+    device::all().any(|(_, device)| device.board().is_listening(None, server))
+}
+
+/// Leaves an offer, or asks for the other end's holder. Where that cannot be just now, a later call will.
 pub(super) fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
     let meant = Endpoint::server_of(&stored_tuple(conn));
-    if !host::current().is_listening(None, meant) {
+    if !may_be_listening(meant) {
         return Err(syn_option::reason_of(conn, Reason::NotRegistered));
     }
     if !is_free(fd, conn)? {
@@ -40,10 +46,27 @@ pub(super) fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
         // The number means another connection by now.
         return Err(Reason::NotRegistered);
     }
-    if !host::current().is_listening(Some(tuple.netns), server) {
-        return match host::current().is_listening(None, server) {
-            true => clc::ask(fd, conn, &tuple),
-            false => Err(Reason::NotRegistered),
+    let is_region = |device: &device::Index| *device != device::of_host();
+    let listening = || {
+        let listening = |(_, device): &(_, &'static dyn device::Device)| {
+            device.board().is_listening(None, server)
+        };
+        device::all().filter(listening).map(|(index, _)| index)
+    };
+    // A listener on all addresses stands for this host's, and a region for other hosts'.
+    let in_region = listening().any(|device| is_region(&device));
+    let route = if in_region { route_of(&tuple) } else { Route::Local };
+    let is_ours = config::get().uses_loopback
+        && route == Route::Local
+        && host::current().board().is_listening(Some(tuple.netns), server);
+    if !is_ours {
+        // A peer that says that it holds a connection is sent messages: only of hosts that are meant to be such peers.
+        let is_near = matches!(route, Route::Local | Route::OnLink)
+            || config::get().is_in_region_nets(server.ip());
+        let asked = listening().filter(|device| is_near || !is_region(device));
+        return match clc::ask(fd, conn, &tuple, asked) {
+            Err(Reason::NotRegistered) if in_region && !is_near => Err(Reason::NotOnLink),
+            asked => asked,
         };
     }
     // Receivers and senders in the kernel's TCP know nothing of a slot.
@@ -56,11 +79,11 @@ pub(super) fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
         conn.go_on_with_kernel_calls();
         return Ok(());
     }
-    let own = segment::take_slot(device::for_new(), &tuple)?;
+    let own = segment::take_slot(device::of_host(), &tuple)?;
     let usage = bind_own(fd, conn, &own)?;
     store_tuple(conn, &tuple);
     let dmb = DmbRef { segment: own.id, slot: own.slot, usage: usage.to_bits() };
-    let offered = host::current().offer(&tuple, dmb);
+    let offered = host::current().board().offer(&tuple, dmb);
     let offered = offered.inspect_err(|_| {
         release_slot(conn);
     })?;
@@ -73,6 +96,11 @@ pub(super) fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
     }
     log::debug(format_args!("fd {fd}: offered slot {} to port {}", own.slot, server.port));
     Ok(())
+}
+
+/// How far the server is. A connection from an address to itself is this host's; the kernel knows of others.
+fn route_of(tuple: &Tuple) -> Route {
+    if tuple.client.addr == tuple.server.addr { Route::Local } else { route::to(tuple.server.ip()) }
 }
 
 /// Ties the record to a slot that was just taken, for its next connection.
@@ -113,6 +141,7 @@ pub(super) fn prepare(map: &Segment, index: u32) -> Result<Use, Broken> {
     let last = slot.control.state.load(Relaxed) >> 8;
     handshake::release(&slot.control, Use::from_bits(last));
     slot.control.attached_peer.store(0, Relaxed);
+    slot.control.tokens.iter().for_each(|token| token.store(0, Relaxed));
     handshake::offer(&slot.control)
 }
 
@@ -140,7 +169,8 @@ pub(super) fn step_client(fd: i32, conn: &Conn) {
         }
         SlotState::Offered => {
             let device = host::current();
-            if let Some(process) = device.wanted_by(offer_id(conn))
+            if offer_id(conn).device == device::of_host()
+                && let Some(process) = device.board().wanted_by(offer_id(conn))
                 && let Some(memfd) = segment::fd_of(conn.segment.load(Relaxed))
             {
                 match device.push_segment(offer_id(conn), process, memfd) {
@@ -174,7 +204,7 @@ pub(super) fn step_client(fd: i32, conn: &Conn) {
                     mark::leave_ring(fd);
                     conn.give_up(Reason::PeerGone);
                 }
-                host::current().clear_offer(offer_id(conn));
+                clear_offer(conn);
             }
         }
         SlotState::Confirmed => begin_ring(conn),
