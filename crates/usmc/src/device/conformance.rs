@@ -17,7 +17,7 @@ use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicBool, AtomicU32};
 
 use super::region::Region;
-use super::{Backing, Device, HandOver, Name, Size, memfd};
+use super::{Backing, Device, HandOver, Name, Shape, Size, memfd};
 use crate::host::board::Board;
 use crate::os::reason::Reason;
 use crate::record::near::Near;
@@ -64,6 +64,14 @@ impl Device for Faulty {
 
     fn chid(&self) -> u16 {
         self.inner.chid()
+    }
+
+    fn shape(&self, last: u32) -> Shape {
+        self.inner.shape(last)
+    }
+
+    fn is_scarce(&self) -> bool {
+        self.inner.is_scarce()
     }
 
     fn board(&'static self) -> Board<'static> {

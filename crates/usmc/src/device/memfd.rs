@@ -6,13 +6,18 @@ use usmc_shm::layout::{
     SLOTS_MAX, SLOTS_OFFSET, SegmentHeader, WINDOW_SHIFT_MAX, far_offset, near_len, segment_len,
 };
 
-use super::{Backing, Device, HandOver, Name, Size};
+use super::{Backing, Device, HandOver, Name, Shape, Size, segment};
 use crate::host;
 use crate::host::board::Board;
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::{foreign_fd, memory, table};
 use crate::record::near::Near;
+
+/// Slots of the first segment of a listener's; each further one has four times as many.
+const FIRST_SLOTS: u32 = 16;
+/// Slots of the largest segment.
+const MOST_SLOTS: u32 = if cfg!(target_pointer_width = "32") { 64 } else { SLOTS_MAX };
 
 /// What the kernel calls the files.
 pub const MEMFD_NAME: &CStr = c"usmc-segment";
@@ -36,6 +41,16 @@ impl Device for Memfds {
 
     fn near(&self) -> Near {
         Near::HOST
+    }
+
+    fn shape(&self, last: u32) -> Shape {
+        let slots = if last == 0 { FIRST_SLOTS } else { (last * 4).clamp(FIRST_SLOTS, MOST_SLOTS) };
+        let (ring_shift, far_shift) = segment::shifts();
+        Shape { slots, ring_shift, far_shift }
+    }
+
+    fn is_scarce(&self) -> bool {
+        false
     }
 
     fn allocate(&self, size: Size) -> Result<Backing, Reason> {

@@ -10,6 +10,7 @@ pub mod memfd;
 pub mod region;
 pub mod segment;
 
+use usmc_shm::layout::{WINDOW_SHIFT_MIN, near_len, segment_len};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::host::board::Board;
@@ -68,6 +69,37 @@ pub struct Size {
     pub whole: usize,
 }
 
+/// What a new segment is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Slots.
+    pub slots: u32,
+    /// log2 of a ring's bytes.
+    pub ring_shift: u32,
+    /// log2 of the bytes of a ring's far part; 0 = none.
+    pub far_shift: u32,
+}
+
+impl Shape {
+    /// The next smaller one; `None` where there is none.
+    pub fn smaller(self) -> Option<Shape> {
+        match self {
+            Shape { slots: 2.., .. } => Some(Shape { slots: self.slots / 2, ..self }),
+            Shape { ring_shift, .. } if ring_shift > WINDOW_SHIFT_MIN => {
+                Some(Shape { ring_shift: ring_shift - 1, ..self })
+            }
+            _ => None,
+        }
+    }
+
+    /// How much memory it takes; `None` where there is no such segment.
+    pub fn size(self) -> Option<Size> {
+        let near = near_len(self.slots, self.ring_shift)?;
+        let whole = segment_len(self.slots, self.ring_shift, self.far_shift)?;
+        Some(Size { near, whole })
+    }
+}
+
 /// How the acceptor's process gets the memory of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HandOver {
@@ -88,6 +120,12 @@ pub trait Device: Sync {
 
     /// What the processes on it have in common.
     fn near(&self) -> Near;
+
+    /// What the next segment of a listener's is made of. `last`: slots of the one before it; 0 = it is the first.
+    fn shape(&self, last: u32) -> Shape;
+
+    /// Whether memory is short: what nobody uses goes back at once.
+    fn is_scarce(&self) -> bool;
 
     /// Memory for a new segment, which a peer cannot take away. A device may give less than the whole: no far parts.
     ///

@@ -7,15 +7,17 @@
 
 use core::ptr;
 use usmc_shm::handshake::{self, SlotState, Use};
-use usmc_shm::layout::{ACCEPTOR, CLIENT, Control, End, SegmentHeader, near_len};
+use usmc_shm::layout::{
+    ACCEPTOR, CLIENT, Control, End, SegmentHeader, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, near_len,
+};
 use usmc_shm::region::peers::Identity;
 use usmc_shm::region::units::{Member, Run};
 use usmc_shm::region::{self, Refused, UNIT};
 use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize};
+use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
-use super::{Backing, Device, HandOver, Index, Name, REGION, Size};
+use super::{Backing, Device, HandOver, Index, Name, REGION, Shape, Size, segment};
 use crate::host;
 use crate::host::board::{Board, Owners};
 use crate::os::path::{self, Path};
@@ -83,6 +85,8 @@ pub struct Region {
     len: AtomicUsize,
     /// This process among those that share it ([`Member::word`]); 0 = it came by fork, and has not joined yet.
     member: AtomicU64,
+    /// When it was swept because it was full, in milliseconds; 0 = never.
+    swept: AtomicU32,
 }
 
 impl Region {
@@ -94,6 +98,7 @@ impl Region {
             base: AtomicPtr::new(ptr::null_mut()),
             len: AtomicUsize::new(0),
             member: AtomicU64::new(0),
+            swept: AtomicU32::new(0),
         }
     }
 
@@ -182,6 +187,18 @@ impl Region {
         // A run of the same place that came later has another key.
         let is_it = header.id.load(Relaxed) == name.id();
         if is_it { Ok((region, run, near)) } else { Err(Reason::PeerBroken) }
+    }
+
+    /// The same, unless this process has just done so: each connection of a full region comes here, for several sizes.
+    fn sweep_again(&self) -> Option<()> {
+        const EACH_MS: u32 = 100;
+        let (before, now) = (self.swept.load(Relaxed), clock::now_ms() | 1);
+        if before != 0 && now.wrapping_sub(before) < EACH_MS {
+            return None;
+        }
+        self.swept.store(now, Relaxed);
+        self.sweep();
+        Some(())
     }
 
     /// Gives back what the dead of this peer, and peers that are gone, have left.
@@ -278,6 +295,20 @@ fn withdraw(control: &Control) -> bool {
         && handshake::withdraw(control, usage).is_ok()
 }
 
+/// Slots of a region's largest segment.
+const MOST_SLOTS: u32 = 64;
+
+/// What a segment is made of, `free` units of `all` being free. Its memory is in use as soon as it is claimed, so that rings are small
+/// where there is little, and a segment has about as many slots as the process has in use.
+fn shape(last: u32, wanted: u32, free: usize, all: usize) -> Shape {
+    let most = match (all - free.min(all)) * 4 / all.max(1) {
+        0 | 1 => WINDOW_SHIFT_MAX,
+        2 => 16,
+        _ => WINDOW_SHIFT_MIN,
+    };
+    Shape { slots: (last * 2).clamp(1, MOST_SLOTS), ring_shift: wanted.min(most), far_shift: 0 }
+}
+
 impl Device for Region {
     fn gid(&self) -> Option<[u64; 2]> {
         self.get().map(|region| region.gid())
@@ -312,13 +343,23 @@ impl Device for Region {
         self.member().map_or(0, |member| member.peer.into())
     }
 
+    fn shape(&self, last: u32) -> Shape {
+        let (free, all) =
+            self.get().map_or((0, 1), |region| (region.words().free(), region.units()));
+        shape(last, segment::shifts().0, free, all)
+    }
+
+    fn is_scarce(&self) -> bool {
+        true
+    }
+
     fn allocate(&self, size: Size) -> Result<Backing, Reason> {
         let (Some(region), Some(owner)) = (self.get(), self.member()) else {
             return Err(Reason::NoDevice);
         };
         let claim = || region.claim(size.near, owner);
         let run = claim().or_else(|| {
-            self.sweep();
+            self.sweep_again()?;
             claim()
         });
         let run = run.ok_or(Reason::RegionFull)?;
@@ -363,5 +404,22 @@ impl Device for Region {
 
     fn has_ended(&self, _owner: u64) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_are_small_where_a_region_is_full() {
+        let rings = |free| shape(0, 18, free, 1000).ring_shift;
+        assert_eq!([1000, 501, 500, 251, 250, 0].map(rings), [18, 18, 16, 16, 14, 14]);
+        assert_eq!(shape(0, 15, 400, 1000).ring_shift, 15, "no more than is wanted");
+        assert_eq!([0, 1, 2, 32, 64].map(|last| shape(last, 18, 9, 9).slots), [1, 2, 4, 64, 64]);
+        assert_eq!(shape(0, 18, 0, 0).slots, 1);
+        // One connection takes one unit where little is left.
+        let least = shape(0, 18, 1, 1000);
+        assert!(least.size().expect("a segment").near <= UNIT && least.smaller().is_none());
     }
 }

@@ -8,15 +8,14 @@ use core::mem::offset_of;
 use core::ptr;
 use usmc_shm::Broken;
 use usmc_shm::layout::{
-    ACCEPTOR, CLIENT, SHARED, SLOTS_MAX, SegmentHeader, Slot, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN,
-    data_offset, near_len, segment_len,
+    ACCEPTOR, CLIENT, SHARED, SegmentHeader, Slot, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, data_offset,
 };
 use usmc_shm::ring::Ring;
 use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
-use super::{Backing, Device, Index, LOOPBACK, Name, Size};
+use super::{Backing, Device, Index, LOOPBACK, Name, Shape, Size};
 use crate::host;
 use crate::os::free_slots::FreeSlots;
 use crate::os::process::{Held, Lock};
@@ -26,13 +25,8 @@ use crate::record::tuple::Tuple;
 
 /// Segments one process can have mapped.
 const SEGMENTS: usize = 1024;
-/// Slots of the first segment of a chain; each further one has four times as many.
-const FIRST_SLOTS: u32 = 16;
 /// Bytes of address space that all of them may take: the program needs the rest.
 pub const SPACE: usize = if cfg!(target_pointer_width = "32") { 512 << 20 } else { usize::MAX };
-/// Slots of the largest segment we make.
-const MOST_SLOTS: u32 = if cfg!(target_pointer_width = "32") { 64 } else { SLOTS_MAX };
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Unused = 0,
@@ -172,7 +166,8 @@ pub fn take_slot(device: Index, tuple: &Tuple) -> Result<OwnSlot, Reason> {
     let identity = host::current().own_identity()?;
     let listener = listener_words(tuple);
     let mut table = table().ok_or(Reason::NoMemory)?;
-    let mut slots = FIRST_SLOTS;
+    give_up_idle(&mut table, device);
+    let mut last = 0;
     for index in 0..SEGMENTS {
         let m = &mut table.entries[index];
         if m.role != Role::Own || m.device != device || m.listener != listener {
@@ -193,16 +188,26 @@ pub fn take_slot(device: Index, tuple: &Tuple) -> Result<OwnSlot, Reason> {
             // Holders that died without a word: leave the segment to the processes that still use it.
             map.header().retired.store(1, Relaxed);
             m.role = Role::Closed;
-            slots = slots.max(map.slots());
+            last = last.max(map.slots() / 4);
             if m.users == 0 {
                 m.unmap();
             }
         } else {
-            slots = (map.slots() * 4).clamp(slots, MOST_SLOTS);
+            last = last.max(map.slots());
         }
     }
-    let index = place(&mut table, near_len(slots, shifts().0).ok_or(Reason::NoMemory)?)?;
-    create(&mut table.entries[index], device, slots, listener, identity)?;
+    let mut shape = super::at(device).shape(last);
+    let index = loop {
+        let size = shape.size().ok_or(Reason::NoMemory)?;
+        let index = place(&mut table, size.near)?;
+        match (
+            create(&mut table.entries[index], device, (shape, size), listener, identity),
+            shape.smaller(),
+        ) {
+            (Err(Reason::RegionFull), Some(smaller)) => shape = smaller,
+            (made, _) => break made.map(|()| index)?,
+        }
+    };
     let m = &mut table.entries[index];
     let slot = m.slots.take().ok_or(Reason::NoMemory)?;
     let map = m.segment().map_err(|_| Reason::NoMemory)?;
@@ -253,19 +258,16 @@ fn place_within(space: usize, entries: &mut [Mapped], len: usize) -> Result<usiz
 fn create(
     m: &mut Mapped,
     device: Index,
-    slots: u32,
+    (Shape { slots, ring_shift: shift, far_shift }, size): (Shape, Size),
     listener: [u64; 4],
     identity: u64,
 ) -> Result<(), Reason> {
-    let (shift, far_shift) = shifts();
-    let near = near_len(slots, shift).ok_or(Reason::NoMemory)?;
-    let whole = segment_len(slots, shift, far_shift).ok_or(Reason::NoMemory)?;
-    let memory = super::at(device).allocate(Size { near, whole })?;
+    let memory = super::at(device).allocate(size)?;
     if !memory.is_zero {
         // SAFETY: the memory of a new segment, which has at least its slots, and which nobody else uses.
         unsafe { memory.base.write_bytes(0, data_offset(slots)) };
     }
-    let far_shift = if memory.whole == near { 0 } else { far_shift };
+    let far_shift = if memory.whole == size.near { 0 } else { far_shift };
     let id = memory.name.id();
     // SAFETY: a fresh mapping of a segment's bytes, if need be without the far parts, that nobody else has. Header and slots are
     // zero.
@@ -315,7 +317,7 @@ pub fn fd_of(index: u32) -> Option<i32> {
 /// A record does not use its segment any more. `slot` was a client's, which may have been the last to hold it. `peer_ended`:
 /// the peer's process seems to have ended; if it goes on after all, the segment comes again with its next connection.
 pub fn let_go(index: u32, slot: Option<u32>, peer_ended: bool) {
-    let Some(table) = table() else { return };
+    let Some(mut table) = table() else { return };
     let m = &mut table.entries[index as usize];
     m.users = m.users.saturating_sub(1);
     if m.role == Role::Own
@@ -340,6 +342,26 @@ pub fn let_go(index: u32, slot: Option<u32>, peer_ended: bool) {
     };
     if m.users == 0 && is_over {
         m.unmap();
+    }
+    let device = m.device;
+    give_up_idle(&mut table, device);
+}
+
+/// Where memory is short, the segments go that this process has made and nobody uses any more. The acceptor mostly lets go of a slot
+/// after the client, so that those are found at another call.
+fn give_up_idle(table: &mut Table<'_>, device: Index) {
+    if !super::at(device).is_scarce() {
+        return;
+    }
+    for m in table.entries.iter_mut() {
+        let is_idle = |map: Segment| (0..map.slots()).all(|slot| is_let_go(&map, slot));
+        if m.role == Role::Own
+            && m.device == device
+            && m.users == 0
+            && m.segment().is_ok_and(is_idle)
+        {
+            m.unmap();
+        }
     }
 }
 
@@ -540,6 +562,8 @@ pub fn leave() {
 
 #[cfg(test)]
 mod tests {
+    use usmc_shm::layout::near_len;
+
     use super::*;
 
     /// A segment of this identity as a client makes it, and the number of its file.
