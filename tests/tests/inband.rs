@@ -9,7 +9,7 @@ use usmc_tests::build::{self, tests_dir};
 use usmc_tests::fixture::tool;
 use usmc_tests::netns::{Netns, Who};
 use usmc_tests::ss::Socket;
-use usmc_tests::{Fixture, Process, is_plain};
+use usmc_tests::{Fixture, Process, is_plain, region};
 
 /// Users with nothing in common but a group.
 const SERVER: u32 = 61_001;
@@ -27,6 +27,41 @@ fn share_with_group(fixture: &Fixture) {
     let dir = fixture.ism_dir();
     std::os::unix::fs::chown(dir, None, Some(GROUP)).expect("we are root");
     fs::set_permissions(dir, fs::Permissions::from_mode(0o3770)).expect("our own directory");
+}
+
+/// What the two namespaces are of two hosts' that have a region in common, and nothing else.
+struct Hosts {
+    region: PathBuf,
+    dirs: [PathBuf; 2],
+}
+
+impl Hosts {
+    fn new(fixture: &Fixture) -> Hosts {
+        let region = region::create(fixture.scratch(), 64 << 20);
+        let dirs = ["one", "other"].map(|name| fixture.scratch().join(name));
+        for dir in &dirs {
+            fs::create_dir(dir).expect("our own directory");
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).expect("our own directory");
+        }
+        Hosts { region, dirs }
+    }
+
+    /// A program of this host.
+    fn dress(&self, host: usize, command: &mut Command) {
+        command.env("USMC_ISM_DIR", &self.dirs[host]).env("USMC_REGION", &self.region);
+    }
+
+    /// For these users.
+    fn give_to(&self, users: [u32; 2]) {
+        let chown = |path: &PathBuf, user, mode| {
+            std::os::unix::fs::chown(path, user, Some(GROUP)).expect("we are root");
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("our own");
+        };
+        chown(&self.region, None, 0o660);
+        for (dir, user) in self.dirs.iter().zip(users) {
+            chown(dir, Some(user), 0o700);
+        }
+    }
 }
 
 fn echo(mut command: Command, args: &[&str]) -> Command {
@@ -419,5 +454,100 @@ fn a_capture_shows_the_three_messages() {
         assert!(message.contains(name), "{name} in {message}");
     }
     assert_eq!(shown("_ws.malformed"), Vec::<String>::new());
+    fixture.finish();
+}
+
+#[test]
+fn hosts_meet_in_a_region_whatever_their_programs_wait_by() {
+    let fixture = Fixture::new("region styles");
+    let net = Netns::new();
+    let hosts = Hosts::new(&fixture);
+    let styles =
+        ["blocking", "waitall", "peek", "select", "poll", "epoll", "edge", "oneshot", "busy"];
+    for (n, style) in styles.iter().enumerate() {
+        let both = [styles[(n + 3) % 8], *style];
+        let to = net.address(0);
+        let dress = |host: usize, command: &mut Command| hosts.dress(host, command);
+        let (ends, port, client) = meet(&fixture, &net, [ROOT; 2], both, dress, &to);
+        wait_for(&fixture, port, client, Socket::is_smcd);
+        end(ends);
+    }
+    println!("{} connections in shared memory", styles.len());
+    fixture.finish();
+}
+
+#[test]
+fn users_of_two_hosts_meet_in_a_region() {
+    let fixture = Fixture::new("region users");
+    let net = Netns::new();
+    let hosts = Hosts::new(&fixture);
+    hosts.give_to([SERVER, CLIENT]);
+    let who = [alone(SERVER), alone(CLIENT)];
+    let dress = |host: usize, command: &mut Command| hosts.dress(host, command);
+    let (ends, port, client) =
+        meet(&fixture, &net, who, ["epoll", "blocking"], dress, &net.address(0));
+    wait_for(&fixture, port, client, Socket::is_smcd);
+    end(ends);
+    fixture.finish();
+}
+
+/// As nginx on each of many virtual machines. Each is asked for its own.
+#[test]
+fn a_listener_on_all_addresses_stands_for_its_own_host() {
+    let fixture = Fixture::new("region wildcards");
+    let net = Netns::new();
+    let hosts = Hosts::new(&fixture);
+    let dress = |host: usize, command: &mut Command| hosts.dress(host, command);
+    let (ends, port, client) =
+        meet(&fixture, &net, [ROOT; 2], ["epoll", "poll"], dress, &net.address(0));
+    wait_for(&fixture, port, client, Socket::is_smcd);
+    end(ends);
+    // The same port on both hosts.
+    let number = port.to_string();
+    let servers = [0, 1].map(|host| {
+        let mut server = net.command(&fixture, host, ROOT, "/usr/bin/python3");
+        hosts.dress(host, &mut server);
+        let server = echo(server, &["server", "select", "0.0.0.0", &number]);
+        let mut server = fixture.spawn(server);
+        assert_eq!(server.line(), "listening");
+        server
+    });
+    for (host, server) in servers.into_iter().enumerate() {
+        let to = net.address(host);
+        let mut client = net.command(&fixture, 1, ROOT, "/usr/bin/python3");
+        hosts.dress(1, &mut client);
+        let client = echo(client, &["client", "blocking", &to, &number, "pause"]);
+        let mut client = fixture.spawn(client);
+        let its_port = u16::try_from(client.number_after("port")).expect("a port");
+        wait_for(&fixture, port, its_port, Socket::is_smcd);
+        end([server, client]);
+    }
+    fixture.finish();
+}
+
+/// A lying peer must not make a client send messages to whom it names.
+#[test]
+fn only_hosts_on_a_network_of_ours_are_asked_for() {
+    let fixture = Fixture::new("region gateway");
+    let net = Netns::new();
+    let hosts = Hosts::new(&fixture);
+    let (far, there) = ("10.215.0.1", net.address(0));
+    net.tool(0, &["ip", "addr", "add", &format!("{far}/32"), "dev", "lo"]);
+    net.tool(1, &["ip", "route", "add", &format!("{far}/32"), "via", &there]);
+    let dress = |host: usize, command: &mut Command| hosts.dress(host, command);
+    let (ends, port, client) = meet(&fixture, &net, [ROOT; 2], ["epoll", "poll"], dress, far);
+    wait_for(&fixture, port, client, |s| {
+        let gateway = "listener of a region behind a gateway";
+        let reason = if s.local_port() != port { gateway } else { "client made no offer" };
+        !s.is_smcd() && s.fallback_reason == reason
+    });
+    end(ends);
+    let dress = |host: usize, command: &mut Command| {
+        hosts.dress(host, command);
+        command.env("USMC_REGION_NETS", "10.215.0.0/16");
+    };
+    let (ends, port, client) = meet(&fixture, &net, [ROOT; 2], ["epoll", "poll"], dress, far);
+    wait_for(&fixture, port, client, Socket::is_smcd);
+    end(ends);
     fixture.finish();
 }

@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use usmc_shm::region::{BOARD_AT, UNIT, len_for};
 use usmc_tests::{Fixture, Process, build, is_plain, ss};
 
 /// Room for the segments of four processes: those of the first two have large rings, and the last two take a unit each.
@@ -345,5 +347,123 @@ fn a_region_is_made_once_and_known_for_one() {
     assert!(refused(&["region", "show", path(&other)]).contains("no region"));
     assert!(refused(&["region", "evict", file, "7"]).contains("no peer 7"));
     assert!(usmc(&["region", "show", file]).contains("are free"));
+    world.fixture.finish();
+}
+
+/// Writes anything anywhere in the region, for as long as its standard input is open. Tables that nobody can read any more are put
+/// right now and then, so that connections get into the ring.
+const SCRIBBLER: &str = "import mmap, os, random, select, sys, time
+f = os.open(sys.argv[1], os.O_RDWR)
+n = os.fstat(f).st_size
+m = mmap.mmap(f, n)
+tables, units = int(sys.argv[2]), int(sys.argv[3])
+whole, done = bytes(m[:tables]), 0
+print('begins', flush=True)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    for _ in range(random.choice([1, 50, 3000])):
+        where = random.random()
+        if where < 0.6:
+            # The headers and the slots of segments.
+            at = units + random.randrange(0, (n - units) >> 16) * 65536 + random.randrange(0, 12288)
+        elif where < 0.9: at = random.randrange(0, units)
+        else: at = random.randrange(0, n - 8)
+        at &= ~7
+        word = random.choice([0, 1, 2, (1 << 64) - 1, random.getrandbits(64), random.getrandbits(8)])
+        m[at:at + 8] = word.to_bytes(8, 'little')
+    done += 1
+    time.sleep(0.002)
+    if done % 10 == 0: m[:tables] = whole
+m[:tables] = whole
+print('scribbled', done, flush=True)
+";
+
+/// Connects and talks, whatever comes of it, and then to somebody of whom nobody in the region knows.
+const SUFFERER: &str = "import select, socket, sys
+port, third = map(int, sys.argv[1:3])
+def talk(s, n):
+    for k in range(n):
+        s.sendall(b'x' * 700)
+        got = 0
+        while got < 700:
+            d = s.recv(700)
+            if not d: raise OSError('over')
+            got += len(d)
+whole = broken = 0
+print('begins', flush=True)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    try:
+        s = socket.create_connection(('127.0.0.1', port), timeout=2)
+        s.settimeout(2)
+        talk(s, 60)
+        whole += 1
+    except OSError: broken += 1
+    s.close()
+print('suffered', whole, broken, flush=True)
+s = socket.create_connection(('127.0.0.1', third))
+for k in range(100):
+    s.sendall(bytes([k]) * 50)
+    assert s.recv(50, socket.MSG_WAITALL) == bytes([k]) * 50
+print('third', flush=True)
+";
+
+#[test]
+fn a_member_that_scribbles_ends_nobody() {
+    if is_plain() {
+        return;
+    }
+    let world = World::with_size("scribbled", "3M");
+    let (mut server, port) = world.server();
+    // Under the library as well, and on a third host.
+    let mut third = world.fixture.plain(build::program("load"));
+    let mut third = world.fixture.spawn({
+        third.arg("server");
+        third
+    });
+    let third_port = third.line_after("port");
+    let mut sufferers = [SERVERS, CLIENTS, CLIENTS].map(|host| {
+        let mut command = world.command(host, "python3");
+        command.args(["-c", SUFFERER, &port, &third_port]);
+        world.fixture.spawn(command)
+    });
+    sufferers.iter_mut().for_each(|process| _ = process.line_after("begins"));
+    let mut scribbler = world.fixture.plain("python3");
+    // Header and peers, and where the first unit is.
+    let (tables, units) = (BOARD_AT.to_string(), (len_for(1) - UNIT).to_string());
+    scribbler.args(["-c", SCRIBBLER, path(&world.region), &tables, &units]);
+    let mut scribbler = world.fixture.spawn(scribbler);
+    scribbler.line_after("begins");
+    let pids: Vec<i32> = sufferers.iter().map(Process::pid).collect();
+    let (mut in_ring, mut seen) = (0, 0);
+    let end = Instant::now() + Duration::from_secs(8);
+    while Instant::now() < end {
+        let ends = ss::list();
+        let ours = ends.iter().filter(|end| pids.contains(&end.pid) && end.state != "LISTEN");
+        ours.for_each(|end| {
+            seen += 1;
+            in_ring += usize::from(end.is_smcd());
+        });
+    }
+    println!("{in_ring} of {seen} connections in shared memory");
+    assert!(in_ring > 20, "the peer's bytes met nobody");
+    scribbler.close_stdin();
+    println!("{} bursts", scribbler.line_after("scribbled"));
+    scribbler.succeed();
+    for process in &mut sufferers {
+        process.close_stdin();
+        println!("whole, broken: {}", process.line_after("suffered"));
+        process.line_after("third");
+        process.succeed();
+    }
+    third.succeed();
+    // It still serves those that have nothing to do with the region.
+    let mut command = world.fixture.plain("python3");
+    let call = "import socket, sys
+s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+s.sendall(b'hello'); print('got', s.recv(5, socket.MSG_WAITALL).decode())";
+    command.args(["-c", call, &port]);
+    let mut last = world.fixture.spawn(command);
+    assert_eq!(last.line_after("got"), "hello");
+    last.succeed();
+    server.succeed();
     world.fixture.finish();
 }

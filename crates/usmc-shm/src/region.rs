@@ -42,10 +42,10 @@ pub const PEERS_AT: usize = 4096;
 pub const LISTENERS: usize = 1024;
 /// Connections of which both ends are finding each other.
 pub const OFFERS: usize = 4096;
-/// Offset of the listeners.
-const LISTENERS_AT: usize = PEERS_AT + PEERS * size_of::<Peer>();
+/// Offset of the board: the listeners come first.
+pub const BOARD_AT: usize = PEERS_AT + PEERS * size_of::<Peer>();
 /// Offset of the offers.
-const OFFERS_AT: usize = LISTENERS_AT + LISTENERS * size_of::<Listener>();
+const OFFERS_AT: usize = BOARD_AT + LISTENERS * size_of::<Listener>();
 /// Offset of the words.
 pub const WORDS_AT: usize = OFFERS_AT + OFFERS * size_of::<Offer>();
 
@@ -169,7 +169,7 @@ impl Region {
     /// The listeners of its board.
     pub fn listeners(&self) -> &[Listener] {
         // SAFETY: they lie before the words, within the mapping; atomics accept any bits.
-        unsafe { slice::from_raw_parts(self.base.add(LISTENERS_AT).cast(), LISTENERS) }
+        unsafe { slice::from_raw_parts(self.base.add(BOARD_AT).cast(), LISTENERS) }
     }
 
     /// The offers of its board.
