@@ -551,3 +551,74 @@ fn only_hosts_on_a_network_of_ours_are_asked_for() {
     end(ends);
     fixture.finish();
 }
+
+/// A client that waits for an answer by `STYLE`, and says how that ends and after how long.
+const ASKS: &str = "import errno, select, socket, sys, time
+style, to, port = sys.argv[1:4]
+s = socket.create_connection((to, int(port)))
+print('port', s.getsockname()[1], flush=True)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    s.sendall(b'x' * 9); assert s.recv(9, socket.MSG_WAITALL) == b'x' * 9
+sys.stdin.readline()
+s.setsockopt(socket.IPPROTO_TCP, 18, 1500)  # TCP_USER_TIMEOUT
+print('quiet', flush=True); sys.stdin.readline()
+begun = time.monotonic()
+s.sendall(b'y' * 9)
+try:
+    if style == 'poll':
+        p = select.poll(); p.register(s, select.POLLIN); assert p.poll(15000), 'nothing'
+    elif style == 'select': assert select.select([s], [], [], 15)[0], 'nothing'
+    elif style == 'epoll':
+        p = select.epoll(); p.register(s, select.EPOLLIN); assert p.poll(15), 'nothing'
+    elif style == 'edge':
+        p = select.epoll(); p.register(s, select.EPOLLIN | select.EPOLLET); p.poll(0); assert p.poll(15), 'nothing'
+    print('got', s.recv(9), flush=True)
+except OSError as e:
+    print('failed', errno.errorcode[e.errno], 'late' if time.monotonic() - begun > 10 else 'soon', flush=True)
+";
+
+/// Its kernel sends no FIN, and a ring does not tell. TCP's own timers do.
+#[test]
+fn a_host_that_is_gone_is_noticed_as_by_tcp() {
+    let fixture = Fixture::new("region host gone");
+    let net = Netns::new();
+    let hosts = Hosts::new(&fixture);
+    let mut clients = Vec::new();
+    for style in ["blocking", "poll", "select", "epoll", "edge"] {
+        let port = fixture.port();
+        let number = port.to_string();
+        let mut server = net.command(&fixture, 0, ROOT, "/usr/bin/python3");
+        hosts.dress(0, &mut server);
+        // It is awake when its host goes, so that nobody rings for what follows.
+        server.env("USMC_BUSY_POLL_US", "1000000");
+        server
+            .arg(tests_dir().join("programs/python/echo.py"))
+            .args(["mirror", "-", "0.0.0.0", &number]);
+        let mut server = fixture.spawn(server);
+        assert_eq!(server.line(), "listening");
+        let mut client = net.command(&fixture, 1, ROOT, "/usr/bin/python3");
+        hosts.dress(1, &mut client);
+        client.args(["-c", ASKS, style, &net.address(0), &number]);
+        let mut client = fixture.spawn(client);
+        let its_port = u16::try_from(client.number_after("port")).expect("a port");
+        wait_for(&fixture, port, its_port, Socket::is_smcd);
+        client.say("quiet");
+        client.line_after("quiet");
+        clients.push((style, client, server));
+    }
+    // A host that is gone runs no program and answers nothing.
+    for (_, _, server) in &clients {
+        server.signal(libc::SIGSTOP);
+    }
+    net.tool(0, &["nft", "add table ip t"]);
+    net.tool(0, &["nft", "add chain ip t i { type filter hook input priority 0; policy drop; }"]);
+    clients.iter_mut().for_each(|(_, client, _)| client.say("go on"));
+    for (style, client, _) in &mut clients {
+        assert_eq!(client.line_after("failed"), "ETIMEDOUT soon", "{style}");
+    }
+    for (_, mut client, mut server) in clients {
+        client.succeed();
+        server.kill();
+    }
+    fixture.finish();
+}

@@ -24,7 +24,7 @@ use crate::record::conn::{self, Conn, F_DOWN, F_FORKED, F_HANDED};
 use crate::record::near;
 use crate::record::phase::Phase;
 use crate::socket::{close, connect};
-use crate::stream::{fallback, wait};
+use crate::stream::{fallback, unheard, wait};
 use crate::watch::observer;
 use crate::watchers::epoll;
 use crate::{host, uring};
@@ -171,6 +171,7 @@ fn child() {
         listening |= conn.phase() == Phase::Listen;
     });
     segment::after_fork();
+    unheard::after_fork();
     device::after_fork();
     host::current().after_fork(listening);
     if listening {

@@ -17,7 +17,7 @@ use crate::os::{clock, real, single, yields};
 use crate::poll::{deferred_events, inner};
 use crate::record::conn::{self, F_CLC};
 use crate::stream::hearing::Hearing;
-use crate::stream::{bells, ending, ready, room};
+use crate::stream::{bells, ending, ready, room, unheard};
 use crate::watch::observer;
 use crate::watchers::asleep::{Asleep, arm_all, leave_stuck};
 use crate::watchers::entry::{self, E_DEFERRED, E_KICKED, E_KNOWN, E_RING, E_TCP};
@@ -174,6 +174,7 @@ pub unsafe fn epoll_wait(
             signals.keep();
         }
         host::own_word::keep();
+        unheard::before_sleep();
         let most_ns = looks.and(Looks { stuck_ns: room::sweep(), ..Looks::default() }).most_ns();
         let at_once = is_first && !active && most_ns.is_none();
         let start = if at_once { begun } else { clock::now_ns() };

@@ -26,7 +26,7 @@ use crate::record::conn::{self, F_CLC};
 use crate::record::phase::Phase;
 use crate::stream::hearing::Hearing;
 use crate::stream::wait::Sleeper;
-use crate::stream::{bells, ending, ready, room};
+use crate::stream::{bells, ending, ready, room, unheard};
 use crate::watch::observer;
 use crate::watchers::asleep::{self, arm_all};
 use crate::watchers::hot::Looks;
@@ -237,6 +237,7 @@ fn poll_until(
                 if look_ns.is_some() {
                     signals.keep();
                 }
+                unheard::before_sleep();
                 let look_ns = at_most(look_ns, room::sweep());
                 let most_ns = at_most(deadline.left(), look_ns);
                 sleep_poll(fds, most_ns, mask, is_listening, &mut signals)

@@ -205,6 +205,10 @@ pub struct Conn {
     far: AtomicPtr<u8>,
     /// [`Far`].
     far_part: AtomicU32,
+    /// Its number plus one, while it is listed for what its peer may never read ([`crate::stream::unheard`]); 0 = it is not.
+    pub unheard: AtomicU32,
+    /// The one that was listed before it, plus one; 0 = it was the first.
+    pub unheard_before: AtomicU32,
     /// Bytes of our ring's far part that limited memory was asked for; 0 = none.
     pub far_taken: AtomicU32,
     /// What the byte counts of `usmc ss` need beside the present ring's: bytes of earlier rings less doorbells; sent,

@@ -28,7 +28,7 @@ use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
 use crate::record::{kernel, order};
 use crate::stream::unseen::Unseen;
-use crate::stream::{bells, bulk, ending, fallback, room, wait};
+use crate::stream::{bells, bulk, ending, fallback, room, unheard, wait};
 use crate::watch::{capture, observer};
 use crate::watchers::epoll;
 
@@ -624,7 +624,11 @@ fn attempt<S: Source>(
         tx.publish(at);
         observer::sent_total(record, conn, slot, at);
     }
-    let waker = if at != room.prod { bells::waker(index, conn, slot) } else { None };
+    let mut waker = None;
+    if at != room.prod {
+        waker = bells::waker(index, conn, slot);
+        unheard::sent(fd, index, conn);
+    }
     drop(family);
     drop(held);
     if let Some(waker) = waker {

@@ -9,6 +9,7 @@ pub mod peers_socket;
 pub mod ready;
 pub mod room;
 pub mod state;
+pub mod unheard;
 pub mod unread;
 pub mod unseen;
 pub mod wait;

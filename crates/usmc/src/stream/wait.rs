@@ -12,7 +12,7 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::bells::{drain_bells, is_cut, reads_ring, watch_over};
 use super::hearing::{EAR_LOOK_MS, Hearing};
-use super::{ending, hearing, room};
+use super::{ending, hearing, room, unheard};
 use crate::family::holders;
 use crate::family::locks::Receiving;
 use crate::host;
@@ -138,6 +138,7 @@ pub fn for_data(
         _ => sleep_for_data(fd, index, until, since, signals),
     };
     observer::count_one(conn, |record| &record.sleeps);
+    unheard::before_sleep();
     let (_, woken) = keeping(sleeper, sleep);
     budget.slept(clock::now_ns() - start);
     yields::found(1);
@@ -324,6 +325,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     });
     let blocked = Blocked(counts);
     observer::count_one(conn, |record| &record.sleeps);
+    unheard::before_sleep();
     let flags = conn.own(slot).flags(SeqCst);
     let (_, woken) = keeping((blocked, sleeper), || {
         if flags.is_done() || flags.has_left_other() || state::is_leaving(conn, slot) {
