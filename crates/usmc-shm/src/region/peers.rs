@@ -149,6 +149,15 @@ impl Peer {
             && self.step(state, Life::Gone, (state >> 32) as u32)
     }
 
+    /// There is proof that whatever is of this station is dead. False where the place is not its, or not alive.
+    fn declare_gone_with(&self, station: u64) -> bool {
+        let state = self.state.load(Acquire);
+        // Where the place has changed hands since, its uses have, and nothing is done.
+        Life::of(state) == Life::Alive
+            && self.identity().station == station
+            && self.step(state, Life::Gone, (state >> 32) as u32)
+    }
+
     /// Nothing names it any more.
     pub(super) fn forget(&self) {
         let state = self.state.load(Acquire);
@@ -191,6 +200,18 @@ impl Peers<'_> {
         let (number, peer) = (0..=u8::MAX).zip(self.0).skip(1).find(|(_, peer)| peer.claim())?;
         peer.publish(identity, name);
         Some(number)
+    }
+
+    /// There is proof that a virtual machine is dead: all its peers are. How many these were.
+    pub fn declare_station_gone(&self, station: u64) -> usize {
+        // 0 is the station of all that do not know theirs.
+        let of_it = |(_, peer): &(u8, &Peer)| station != 0 && peer.declare_gone_with(station);
+        self.all().filter(of_it).count()
+    }
+
+    /// Whether a place names this station.
+    pub fn has_station(&self, station: u64) -> bool {
+        self.all().any(|(_, peer)| peer.identity().station == station)
     }
 
     /// Whether this is a living peer's number.
@@ -247,6 +268,22 @@ mod tests {
         assert_eq!((place.life(), place.uses()), (Life::Free, 1));
         assert_eq!(peers.join(&identity(5, 8, 9), b""), Some(before[0]));
         assert_eq!(place.uses(), 2);
+    }
+
+    #[test]
+    fn a_dead_machine_takes_all_its_peers_along() {
+        let table = table(8);
+        let peers = Peers(&table);
+        let its = [1, 2].map(|directory| peers.join(&identity(1, directory, 9), b"").unwrap());
+        let other = peers.join(&identity(2, 3, 8), b"").unwrap();
+        let unknown = peers.join(&identity(3, 4, 0), b"").unwrap();
+        assert_eq!((peers.declare_station_gone(0), peers.declare_station_gone(7)), (0, 0));
+        assert_eq!((peers.declare_station_gone(9), peers.declare_station_gone(9)), (2, 0));
+        assert!(its.iter().all(|&number| table[usize::from(number)].life() == Life::Gone));
+        assert!(peers.is_alive(other) && peers.is_alive(unknown));
+        assert!(peers.has_station(9) && peers.has_station(8) && !peers.has_station(7));
+        its.iter().for_each(|&number| table[usize::from(number)].forget());
+        assert!(!peers.has_station(9));
     }
 
     #[test]
