@@ -12,6 +12,7 @@
 //! A crash at any instruction leaves words that name a dead owner, and nothing half linked: there are no lists, and no lock that
 //! several kernels share. A run of units is an ordinary segment ([`crate::segment`]).
 
+pub mod idle;
 pub mod peers;
 pub mod units;
 

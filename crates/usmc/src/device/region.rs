@@ -6,14 +6,11 @@
 //! the file shorter ends the others by SIGBUS.
 
 use core::ptr;
-use usmc_shm::handshake::{self, SlotState, Use};
-use usmc_shm::layout::{
-    ACCEPTOR, CLIENT, Control, End, SegmentHeader, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN, near_len,
-};
+use usmc_shm::layout::{WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
+use usmc_shm::region::idle::{header_of, is_idle};
 use usmc_shm::region::peers::Identity;
 use usmc_shm::region::units::{Member, Run};
-use usmc_shm::region::{self, Refused, UNIT};
-use usmc_shm::segment::Segment;
+use usmc_shm::region::{self, Refused};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
@@ -207,7 +204,8 @@ impl Region {
         // Of other peers' processes nobody here knows whether they live.
         let is_dead =
             |member: Member| member.peer == me.peer && !host::current().has_member(member);
-        region.sweep(is_dead, |run| is_idle(&region, me.peer, run));
+        let is_over = |end: &_, holder| holder == me.peer && near::has_lost_its_holders(end);
+        region.sweep(is_dead, |run| is_idle(&region, run, is_over));
     }
 }
 
@@ -252,47 +250,6 @@ fn boot_id() -> Option<[u64; 2]> {
         .map(|digit| digit.to_digit(16))
         .try_fold(0u128, |id, digit| digit.map(|digit| id << 4 | u128::from(digit)))?;
     (id != 0).then_some([(id >> 64) as u64, id as u64])
-}
-
-/// What stands at the beginning of a run, if it can be the header of a segment in it, and the segment's bytes.
-fn header_of(region: &region::Region, run: Run) -> Option<(&SegmentHeader, usize)> {
-    // SAFETY: a run has at least the bytes of a header, which stay mapped; atomics accept any bits.
-    let header = unsafe { &*region.at(run.first).cast::<SegmentHeader>() };
-    let near = near_len(header.slots.load(Relaxed), header.ring_shift.load(Relaxed))?;
-    (near <= run.count as usize * UNIT).then_some((header, near))
-}
-
-/// Whether nobody uses a run whose owner has died. Offers of its are taken back, so that nobody comes to use it.
-fn is_idle(region: &region::Region, peer: u8, run: Run) -> bool {
-    let Some((header, near)) = header_of(region, run) else { return true };
-    let owner = header.owner.load(Relaxed);
-    let is_its = owner as u32 == u32::from(run.owner.process)
-        && run.owner.is_incarnation((owner >> 32) as u32);
-    if !is_its {
-        // It died before it had made a segment.
-        return true;
-    }
-    // SAFETY: the run's memory, which stays mapped.
-    let Ok(map) = (unsafe { Segment::open(region.at(run.first), near, near) }) else { return true };
-    (0..map.slots()).all(|index| {
-        let Ok(slot) = map.slot(index) else { return true };
-        let is_offered = withdraw(&slot.control);
-        let acceptor = slot.control.attached_peer.load(Relaxed) as u8;
-        let is_over = |end: &End, holder: u8| {
-            end.refs.load(Relaxed) == 0
-                || !region.peers().is_alive(holder)
-                || (holder == peer && near::has_lost_its_holders(end))
-        };
-        is_over(&slot.end[CLIENT], run.owner.peer)
-            && (is_offered || is_over(&slot.end[ACCEPTOR], acceptor))
-    })
-}
-
-/// Takes a slot's offer back, if there is one. Whether no acceptor has the slot.
-fn withdraw(control: &Control) -> bool {
-    let usage = Use::from_bits(control.state.load(Relaxed) >> 8);
-    handshake::phase(control, usage) == SlotState::Offered
-        && handshake::withdraw(control, usage).is_ok()
 }
 
 /// Slots of a region's largest segment.
@@ -409,6 +366,8 @@ impl Device for Region {
 
 #[cfg(test)]
 mod tests {
+    use usmc_shm::region::UNIT;
+
     use super::*;
 
     #[test]

@@ -1,0 +1,50 @@
+//! Whether anybody uses a run whose owner has died: its segment's slots say so.
+
+use super::units::Run;
+use super::{Region, UNIT};
+use crate::handshake::{self, SlotState, Use};
+use crate::layout::{ACCEPTOR, CLIENT, Control, End, SegmentHeader, near_len};
+use crate::segment::Segment;
+use crate::sync::Ordering::Relaxed;
+
+/// What stands at the beginning of a run, if it can be the header of a segment in it, and the segment's bytes.
+pub fn header_of(region: &Region, run: Run) -> Option<(&SegmentHeader, usize)> {
+    // SAFETY: a run has at least the bytes of a header, which stay mapped; atomics accept any bits.
+    let header = unsafe { &*region.at(run.first).cast::<SegmentHeader>() };
+    let near = near_len(header.slots.load(Relaxed), header.ring_shift.load(Relaxed))?;
+    (near <= run.count as usize * UNIT).then_some((header, near))
+}
+
+/// Whether nobody uses a run whose owner has died. Offers of its are taken back, so that nobody comes to use it.
+/// `has_lost_its_holders`: an end that a living peer holds is known to be nobody's any more.
+pub fn is_idle(region: &Region, run: Run, has_lost_its_holders: impl Fn(&End, u8) -> bool) -> bool {
+    let Some((header, near)) = header_of(region, run) else { return true };
+    let owner = header.owner.load(Relaxed);
+    let is_its = owner as u32 == u32::from(run.owner.process)
+        && run.owner.is_incarnation((owner >> 32) as u32);
+    if !is_its {
+        // It died before it had made a segment.
+        return true;
+    }
+    // SAFETY: the run's memory, which stays mapped.
+    let Ok(map) = (unsafe { Segment::open(region.at(run.first), near, near) }) else { return true };
+    (0..map.slots()).all(|index| {
+        let Ok(slot) = map.slot(index) else { return true };
+        let is_offered = withdraw(&slot.control);
+        let acceptor = slot.control.attached_peer.load(Relaxed) as u8;
+        let is_over = |end: &End, holder: u8| {
+            end.refs.load(Relaxed) == 0
+                || !region.peers().is_alive(holder)
+                || has_lost_its_holders(end, holder)
+        };
+        is_over(&slot.end[CLIENT], run.owner.peer)
+            && (is_offered || is_over(&slot.end[ACCEPTOR], acceptor))
+    })
+}
+
+/// Takes a slot's offer back, if there is one. Whether no acceptor has the slot.
+fn withdraw(control: &Control) -> bool {
+    let usage = Use::from_bits(control.state.load(Relaxed) >> 8);
+    handshake::phase(control, usage) == SlotState::Offered
+        && handshake::withdraw(control, usage).is_ok()
+}
