@@ -5,6 +5,7 @@ pub mod check;
 pub mod device;
 pub mod dump;
 pub mod ebpf;
+pub mod ivshmem_server;
 pub mod linkgroup;
 pub mod pnet;
 pub mod probe;

@@ -16,6 +16,7 @@ mod ebpf;
 mod exec;
 mod groups;
 mod imports;
+mod ivshmem;
 mod library;
 mod machine;
 mod observed;
@@ -54,6 +55,7 @@ enum Command {
     Device(cmd::device::Args),
     Linkgroup(cmd::linkgroup::Args),
     Region(cmd::region::Args),
+    IvshmemServer(cmd::ivshmem_server::Args),
     Pnet(cmd::pnet::Args),
     Ueid(cmd::ueid::Args),
     Seid(cmd::seid::Args),
@@ -96,6 +98,7 @@ fn usmc() -> c_int {
         Command::Device(args) => cmd::device::run(&args),
         Command::Linkgroup(args) => cmd::linkgroup::run(&args),
         Command::Region(args) => cmd::region::run(&args),
+        Command::IvshmemServer(args) => cmd::ivshmem_server::run(&args),
         Command::Pnet(args) => cmd::pnet::run(&args),
         Command::Ueid(args) => cmd::ueid::run(&args),
         Command::Seid(args) => cmd::seid::run(&args),

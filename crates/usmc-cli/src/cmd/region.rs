@@ -1,9 +1,9 @@
 //! `usmc region`: makes a region, shows its peers, and says that one of them is dead for good.
 
 use std::ffi::c_int;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr;
 
@@ -15,6 +15,7 @@ use serde::Serialize;
 use usmc_shm::region::peers::{Life, NAME, Peer};
 use usmc_shm::region::{PEERS, Refused, Region, UNIT, VERSION, len_for, units_in};
 
+use crate::ivshmem::report;
 use crate::table;
 
 /// Manage memory that virtual machines share
@@ -39,7 +40,7 @@ enum What {
     },
     /// Show the peers of a region, and how much of it each of them has
     Show {
-        /// The file
+        /// The file, or the socket for the host's processes of `usmc ivshmem-server`
         path: PathBuf,
         /// Print a JSON object
         #[arg(long)]
@@ -50,7 +51,7 @@ enum What {
     /// The others take back what it has left. Never say so of a virtual machine that is only paused: it goes on, and writes into memory
     /// that is another's by then.
     Evict {
-        /// The file
+        /// The file, or the socket for the host's processes of `usmc ivshmem-server`
         path: PathBuf,
         /// The peer's number, as show has it
         peer: u8,
@@ -71,7 +72,10 @@ pub fn run(args: &Args) -> Result<c_int> {
 }
 
 /// Bytes, of a number with K, M or G.
-fn size(text: &str) -> Result<u64> {
+///
+/// # Errors
+/// It is no such number, or too small.
+pub fn size(text: &str) -> Result<u64> {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
         Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
@@ -97,15 +101,7 @@ fn init(path: &Path, size: u64) -> Result<()> {
     })?;
     let made = (|| {
         file.set_len(size).context("no file of this size")?;
-        let map = Map::of(&file)?;
-        let mut bytes = [0; 16];
-        getrandom(&mut bytes[..], GetRandomFlags::empty()).context("getrandom")?;
-        let bits = u128::from_ne_bytes(bytes);
-        let gid = [(bits >> 64) as u64, bits as u64];
-        // SAFETY: a fresh file of zero bytes, whose mapping outlives the region.
-        #[expect(unsafe_code, reason = "a mapping of a file")]
-        let region = unsafe { Region::format(map.base, map.len, gid) };
-        region.context("no room for a unit").map(|region| region.units())
+        format(&file).map(|region| region.units())
     })();
     let units = made.inspect_err(|_| {
         let _ = std::fs::remove_file(path);
@@ -113,6 +109,22 @@ fn init(path: &Path, size: u64) -> Result<()> {
     println!("{}: {units} units of {} KiB", path.display(), UNIT >> 10);
     println!("let others have it by chgrp and chmod: they can read and change all of it");
     Ok(())
+}
+
+/// Makes a region out of a file of zero bytes, which nobody uses yet.
+///
+/// # Errors
+/// It cannot be mapped, or is too short.
+pub fn format(file: &File) -> Result<Region> {
+    let map = Map::of(file)?;
+    let mut bytes = [0; 16];
+    getrandom(&mut bytes[..], GetRandomFlags::empty()).context("getrandom")?;
+    let bits = u128::from_ne_bytes(bytes);
+    let gid = [(bits >> 64) as u64, bits as u64];
+    // SAFETY: a fresh file of zero bytes, whose mapping outlives the region.
+    #[expect(unsafe_code, reason = "a mapping of a file")]
+    let region = unsafe { Region::format(map.base, map.len, gid) };
+    region.context("no room for a unit")
 }
 
 /// A mapping of a whole file, which lasts as long as this process.
@@ -134,18 +146,30 @@ impl Map {
 }
 
 fn open(path: &Path) -> Result<Region> {
-    let file = OpenOptions::new().read(true).write(true).open(path);
-    let what = || path.display().to_string();
-    let map = file.map_err(anyhow::Error::new).and_then(|file| Map::of(&file));
-    let map = map.with_context(what)?;
+    let what = path.display().to_string();
+    let is_socket = fs::metadata(path).is_ok_and(|facts| facts.file_type().is_socket());
+    let file = if is_socket {
+        report::region(path)?.into()
+    } else {
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        file.with_context(|| what.clone())?
+    };
+    of_file(&file, &what)
+}
+
+/// The region in this file, which is called `what`.
+///
+/// # Errors
+/// It is none, or one of another version.
+pub fn of_file(file: &File, what: &str) -> Result<Region> {
+    let map = Map::of(file).with_context(|| what.to_owned())?;
     // SAFETY: the mapping lasts as long as this process.
     #[expect(unsafe_code, reason = "a mapping of a file")]
     match unsafe { Region::open(map.base, map.len) } {
         Ok(region) => Ok(region),
-        Err(Refused::Foreign) => bail!("{}: no region; `usmc region init` makes one", what()),
+        Err(Refused::Foreign) => bail!("{what}: no region; `usmc region init` makes one"),
         Err(Refused::Version(version)) => bail!(
-            "{}: a region of version {version}; this usmc has version {VERSION}: use one uSMC everywhere",
-            what()
+            "{what}: a region of version {version}; this usmc has version {VERSION}: use one uSMC everywhere"
         ),
     }
 }
@@ -169,7 +193,8 @@ struct ShownPeer {
     directory: String,
 }
 
-fn hex([high, low]: [u64; 2]) -> String {
+/// An id of 128 bits as text.
+pub fn hex([high, low]: [u64; 2]) -> String {
     format!("{high:016x}{low:016x}")
 }
 
