@@ -13,6 +13,7 @@ pub mod build;
 pub mod device;
 pub mod draw;
 pub mod fixture;
+pub mod ivshmem;
 pub mod leftovers;
 pub mod memory;
 pub mod netns;

@@ -122,7 +122,6 @@ fn unnamed(size: u64, hugetlb: bool) -> Result<Memory> {
     if hugetlb {
         flags |= MemfdFlags::HUGETLB;
     }
-    let file: File = memfd_create("usmc-region", flags).context("memfd_create")?.into();
     let [no_size, no_room] = if hugetlb {
         [
             "no such size: it has to be a multiple of a huge page's",
@@ -131,6 +130,7 @@ fn unnamed(size: u64, hugetlb: bool) -> Result<Memory> {
     } else {
         ["no memory of this size: say less by --size"; 2]
     };
+    let file: File = memfd_create("usmc-region", flags).context(no_room)?.into();
     file.set_len(size).context(no_size)?;
     let region = region::format(&file).context(no_room)?;
     // A client that could shorten it would end the others by SIGBUS.
