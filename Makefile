@@ -138,6 +138,10 @@ install: build
 		section=$${page##*.}; \
 		install -D -m 644 $$page $(DESTDIR)$(PREFIX)/share/man/man$$section/$${page##*/}; \
 	done
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	for unit in docs/systemd/usmc-*; do \
+		sed 's|/usr/local/bin|$(PREFIX)/bin|' $$unit >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}; \
+	done
 
 test-deps: deps32
 	@sh .ci/packages $(BUILD_DEPS) $(TEST_DEPS)

@@ -30,6 +30,8 @@ fn every_option_is_in_the_manual() {
         (&["region", "init", "--help"], "usmc-region.1"),
         (&["region", "show", "--help"], "usmc-region.1"),
         (&["region", "evict", "--help"], "usmc-region.1"),
+        (&["ivshmem-server", "--help"], "usmc-ivshmem-server.8"),
+        (&["ivshmem-server", "status", "--help"], "usmc-ivshmem-server.8"),
         (&["ueid", "--help"], "usmc-ueid.1"),
         (&["ueid", "show", "--help"], "usmc-ueid.1"),
         (&["seid", "--help"], "usmc-ueid.1"),
@@ -61,7 +63,7 @@ fn groff_has_nothing_to_say() {
         assert!(groff.status.success() && groff.stderr.is_empty(), "{}", stderr(&groff));
         pages += 1;
     }
-    assert_eq!(pages, 13);
+    assert_eq!(pages, 14);
 }
 
 #[test]
