@@ -15,11 +15,13 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 	openssh-client:ssh openssl:openssl iperf3:iperf3 qperf:qperf nodejs:node default-jdk-headless:javac \
 	python3-pip:- mariadb-server:mariadbd mariadb-client:mariadb-slap \
 	musl-tools:musl-gcc iproute2:ip nftables:nft tcpdump:tcpdump strace:strace docker.io:dockerd
+VM_DEPS := qemu-system-x86:qemu-system-x86_64 busybox-static:busybox cpio:cpio kmod:modprobe gzip:gzip tcpdump:tcpdump iproute2:ip procps:pgrep \
+	redis-server:redis-server redis-tools:redis-cli python3:/usr/bin/python3
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
 .PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install test-deps fuzz-deps lint-deps \
-	demo-deps python-suite suites roots zoo clean
+	demo-deps vm-deps test-vm python-suite suites roots zoo clean
 
 # For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
 PROGRAMS ?= 50000
@@ -69,6 +71,11 @@ test-loom:
 # The ring on real threads under ThreadSanitizer; says so and succeeds where there is no nightly toolchain.
 test-tsan:
 	crates/usmc-shm/tests/sanitize.sh tsan
+
+# Programs of two virtual machines that have a region in common, under QEMU without /dev/kvm: Debian's kernel, and this machine's root file
+# system. Under a minute; says so and succeeds where there is no QEMU.
+test-vm: vm-deps build
+	USMC_TESTS_VM=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm -- --nocapture
 
 # Random programs of socket operations, over TCP and under uSMC: what a program can observe is the same. A find is
 # printed as the shortest program that shows it. `make test` runs three thousand.
@@ -153,6 +160,10 @@ fuzz-deps:
 
 lint-deps:
 	@sh .ci/packages $(LINT_DEPS)
+
+# Where they cannot be installed the test says so.
+vm-deps:
+	@! sh .ci/packages $(BUILD_DEPS) $(VM_DEPS) || sh tests/vm/image $(TARGET)/vm
 
 demo-deps:
 	@sh .ci/packages $(BUILD_DEPS) $(DEMO_DEPS)

@@ -210,6 +210,12 @@ pub fn node24() -> PathBuf {
     node
 }
 
+/// What virtual machines boot, which `tests/vm/image` makes.
+pub fn vm_image() -> Option<PathBuf> {
+    let dir = target_dir().join("vm");
+    dir.join("initrd").exists().then_some(dir)
+}
+
 /// A program that Debian keeps in `sbin`, which is not on every user's path.
 pub fn system_program(name: &str) -> PathBuf {
     ["/usr/sbin", "/usr/bin"]

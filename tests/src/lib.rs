@@ -24,6 +24,7 @@ pub mod region;
 pub mod ss;
 pub mod storm;
 pub mod torture;
+pub mod vm;
 
 pub use draw::Draw;
 pub use fixture::Fixture;

@@ -1,0 +1,193 @@
+//! Two virtual machines under QEMU, joined by a cable, with a region as a PCI device (ivshmem) that both have.
+//!
+//! QEMU translates their code (TCG), so that they need no /dev/kvm, and no time that is measured in them means anything. They boot
+//! Debian's stock kernel, which `tests/vm/image` fetches, and have this machine's root file system as theirs: read-only, with changes
+//! in memory. What a guest is to do the test sends as a script ([`Guest::run`]).
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::fixture::{Fixture, tool};
+use crate::{Process, build, flag};
+
+/// Begins each script. The device's shared memory is its BAR2 (docs/specs/ivshmem-spec.rst of QEMU).
+const PREFACE: &str = r#"set -e
+for device in /sys/bus/pci/devices/*; do
+    if [ "$(cat $device/vendor)$(cat $device/device)" = 0x1af40x1110 ]; then
+        region=$device/resource2
+    fi
+done"#;
+
+/// Whether tests with virtual machines are to run, and can. Says why not.
+pub fn is_wanted() -> bool {
+    let why_not = if !flag("USMC_TESTS_VM") {
+        "`make test-vm` runs it"
+    } else if !cfg!(target_arch = "x86_64") {
+        "it is for x86-64"
+    } else if Command::new(QEMU).arg("--version").output().is_err() {
+        "there is no QEMU (make vm-deps installs it)"
+    } else if build::vm_image().is_none() {
+        "there is no kernel for it (make vm-deps fetches it)"
+    } else {
+        return true;
+    };
+    eprintln!("skipped: {why_not}");
+    false
+}
+
+const QEMU: &str = "qemu-system-x86_64";
+
+/// Both machines.
+pub struct Guests {
+    guests: [Guest; 2],
+    cable: PathBuf,
+}
+
+/// One of both.
+pub struct Guest {
+    process: Process,
+    number: usize,
+    console: PathBuf,
+}
+
+impl Guests {
+    /// Boots both, with this file as the region, whose size is a power of two.
+    ///
+    /// # Panics
+    /// When that fails, or takes too long.
+    pub fn boot(fixture: &Fixture, region: &Path) -> Guests {
+        let cable = fixture.scratch().join("cable.pcap");
+        let socket = fixture.scratch().join("cable");
+        let size = region.metadata().expect("the region").len();
+        let start = |number: usize| {
+            let console = fixture.scratch().join(format!("console{number}"));
+            let mut command = fixture.plain(QEMU);
+            basics(&mut command, number, &console);
+            option(
+                &mut command,
+                "-object",
+                &[
+                    "memory-backend-file,id=region,share=on",
+                    &format!("mem-path={},size={size}", region.display()),
+                ],
+            );
+            option(&mut command, "-device", &["ivshmem-plain,memdev=region"]);
+            // A UNIX socket: over TCP each packet would wait for Nagle's algorithm.
+            let server = if number == 1 { "on" } else { "off" };
+            option(
+                &mut command,
+                "-netdev",
+                &[
+                    &format!("stream,id=cable,server={server}"),
+                    &format!("addr.type=unix,addr.path={}", socket.display()),
+                ],
+            );
+            let mac = format!("mac=52:54:00:00:00:{number:02}");
+            option(&mut command, "-device", &["virtio-net-pci,netdev=cable", &mac]);
+            if number == 1 {
+                let file = format!("file={}", cable.display());
+                option(&mut command, "-object", &["filter-dump,id=dump,netdev=cable", &file]);
+            }
+            Guest { process: fixture.spawn(command), number, console }
+        };
+        let first = start(1);
+        fixture.wait_until("the cable", || socket.exists());
+        let mut guests = [first, start(2)];
+        guests.iter_mut().for_each(Guest::wait_until_ready);
+        Guests { guests, cable }
+    }
+
+    /// The machine with address 10.0.0.1, and the one with 10.0.0.2.
+    pub fn both(&mut self) -> [&mut Guest; 2] {
+        self.guests.each_mut()
+    }
+
+    /// What went over the cable, for Wireshark. Whole once both have ended.
+    pub fn cable(&self) -> &Path {
+        &self.cable
+    }
+
+    /// Ends both.
+    ///
+    /// # Panics
+    /// When one of them does not end by itself.
+    pub fn shut_down(&mut self) {
+        for guest in &mut self.guests {
+            guest.process.say("-- bye");
+        }
+        for guest in &mut self.guests {
+            let status = guest.process.wait();
+            assert!(status.success(), "guest {}: {status}", guest.number);
+        }
+    }
+}
+
+impl Guest {
+    fn wait_until_ready(&mut self) {
+        while let Some(line) = self.process.try_line() {
+            if line.starts_with("-- ready") {
+                return;
+            }
+        }
+        let console = std::fs::read_to_string(&self.console).unwrap_or_default();
+        panic!("guest {} did not boot: {console}", self.number);
+    }
+
+    /// Runs a script of bash's, as root, and returns its exit status and what it printed. What it starts in the background goes on.
+    /// `usmc` is the command under test, and `$region` the region's device.
+    pub fn try_run(&mut self, script: &str) -> (i32, String) {
+        self.process.say(PREFACE);
+        self.process.say(&format!("usmc() {{ {} \"$@\"; }}", build::usmc().display()));
+        self.process.say(script);
+        self.process.say("-- end");
+        let mut lines = Vec::new();
+        loop {
+            let line = self.process.line();
+            if let Some(status) = line.strip_prefix("-- end ") {
+                let status = status.trim().parse().expect("an exit status");
+                return (status, lines.join("\n").trim_end().to_owned());
+            }
+            lines.push(line);
+        }
+    }
+
+    /// Runs a script that has to succeed: its exit status is 0.
+    ///
+    /// # Panics
+    /// When it is not.
+    pub fn run(&mut self, script: &str) -> String {
+        let (status, text) = self.try_run(script);
+        assert_eq!(status, 0, "guest {}: {script}\n{text}", self.number);
+        text
+    }
+}
+
+/// A machine without network and devices, whose agent has standard input and output.
+fn basics(command: &mut Command, number: usize, console: &Path) {
+    let dir = build::vm_image().expect("is_wanted() was asked");
+    command.args(["-machine", "q35,accel=tcg", "-cpu", "max", "-m", "1024", "-smp", "1"]);
+    command.args(["-nodefaults", "-display", "none", "-no-reboot"]);
+    command.arg("-kernel").arg(dir.join("kernel")).arg("-initrd").arg(dir.join("initrd"));
+    command.arg("-append");
+    command.arg(format!("console=ttyS0 quiet panic=-1 net.ifnames=0 guest={number}"));
+    option(command, "-serial", &[&format!("file:{}", console.display())]);
+    option(command, "-chardev", &["stdio,id=agent,signal=off"]);
+    option(command, "-device", &["virtio-serial-pci"]);
+    option(command, "-device", &["virtserialport,chardev=agent"]);
+    let share = "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap";
+    option(command, "-virtfs", &[share]);
+}
+
+fn option(command: &mut Command, name: &str, parts: &[&str]) {
+    command.arg(name).arg(parts.join(","));
+}
+
+/// Frames in a capture, by what tcpdump's filter says.
+///
+/// # Panics
+/// When it cannot be read.
+pub fn frames(capture: &Path, filter: &str) -> usize {
+    let out = tool("tcpdump", &["-n", "-r", &capture.to_string_lossy(), filter]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).lines().count()
+}
