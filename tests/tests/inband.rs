@@ -48,7 +48,7 @@ impl Hosts {
 
     /// A program of this host.
     fn dress(&self, host: usize, command: &mut Command) {
-        command.env("USMC_ISM_DIR", &self.dirs[host]).env("USMC_REGION", &self.region);
+        command.env("USMC_ISM_DIR", &self.dirs[host]).env("USMC_REGIONS", &self.region);
     }
 
     /// For these users.

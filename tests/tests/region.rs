@@ -51,7 +51,7 @@ impl World {
     /// A program on this host.
     fn command(&self, host: &str, program: impl AsRef<Path>) -> Command {
         let mut command = self.fixture.command(program);
-        command.env("USMC_REGION", &self.region);
+        command.env("USMC_REGIONS", &self.region);
         command.env("USMC_ISM_DIR", self.fixture.scratch().join(host));
         command
     }

@@ -154,7 +154,7 @@ fn run(name: &str, set: Set, words: &[String]) {
     }
     let region = set.in_region.then(|| region::create(fixture.scratch(), REGION));
     if let Some(region) = &region {
-        command.env("USMC_REGION", region).env("USMC_LOOPBACK", "off");
+        command.env("USMC_REGIONS", region).env("USMC_LOOPBACK", "off");
     }
     let mut process = fixture.spawn(command);
     let mut in_memory = false;

@@ -43,6 +43,8 @@ pub enum Kind {
     OnOff,
     /// Networks, each with or without a port.
     Peers,
+    /// auto, none, or paths of regions.
+    Regions,
 }
 
 /// One key of the configuration.
@@ -63,9 +65,10 @@ const fn key(name: &'static str, env: &'static str, option: &'static str, kind: 
 }
 
 /// Every key, in the order in which `usmc check` prints them.
-pub static KEYS: [Key; 19] = [
+pub static KEYS: [Key; 20] = [
     key("off", "USMC_OFF", "--off", Kind::Switch),
     key("ism_dir", "USMC_ISM_DIR", "--ism-dir", Kind::Dir),
+    key("regions", "USMC_REGIONS", "--regions", Kind::Regions),
     key("log", "USMC_LOG", "--log", Kind::Log),
     key("ring_size", "USMC_RING_SIZE", "--ring-size", Kind::RingSize),
     key("busy_poll_us", "USMC_BUSY_POLL_US", "--busy-poll-us", Kind::Micros),
@@ -89,6 +92,9 @@ pub static KEYS: [Key; 19] = [
 const MAX_RULES: usize = 32;
 /// Longest ISM directory: sun_path's 108 bytes less `/v5.m.4095` and its NUL, and one more (usmc's mailbox.rs).
 const MAX_DIR: usize = 96;
+/// Most regions of a process, and longest path of one (usmc's config.rs has room for as many).
+const MAX_REGIONS: usize = 4;
+const MAX_REGION: usize = 127;
 /// Limits of a ring (`ring_shift` 14..=22).
 const RING_SIZES: std::ops::RangeInclusive<u64> = 16_384..=4_194_304;
 /// Longest spinning: one second.
@@ -97,7 +103,10 @@ const MAX_MICROS: u64 = 1_000_000;
 impl Kind {
     /// Whether a TOML array may stand for the value.
     pub const fn is_list(self) -> bool {
-        matches!(self, Kind::Ports | Kind::Addrs | Kind::Programs | Kind::Eids | Kind::Peers)
+        matches!(
+            self,
+            Kind::Ports | Kind::Addrs | Kind::Programs | Kind::Eids | Kind::Peers | Kind::Regions
+        )
     }
 
     /// Brings `text` into the flat form; the empty form means "as if never said".
@@ -126,6 +135,7 @@ impl Kind {
             Kind::Eids => eids(text),
             Kind::OnOff => on_or_off(text),
             Kind::Peers => list(text, peer),
+            Kind::Regions => regions(text),
         }
     }
 }
@@ -218,6 +228,40 @@ fn dir(text: &str) -> Result<String, String> {
         ));
     }
     Ok(trimmed.to_owned())
+}
+
+fn regions(text: &str) -> Result<String, String> {
+    let word = text.to_ascii_lowercase();
+    if matches!(word.as_str(), "auto" | "none") {
+        return Ok(word);
+    }
+    let flat = list(text, region)?;
+    let items: Vec<&str> = flat.split(',').collect();
+    if items.len() > MAX_REGIONS {
+        return Err(format!(
+            "{} regions are more than the {MAX_REGIONS} there may be; name those that programs need",
+            items.len()
+        ));
+    }
+    match (1..items.len()).find(|i| items[..*i].contains(&items[*i])) {
+        Some(i) => Err(format!("{} is there twice; write it once", items[i])),
+        None => Ok(flat),
+    }
+}
+
+fn region(text: &str) -> Result<String, String> {
+    if !text.starts_with('/') {
+        return Err(format!(
+            "{text:?} is no absolute path; write auto or none alone, or paths such as /dev/shm/usmc0"
+        ));
+    }
+    if text.len() > MAX_REGION {
+        return Err(format!(
+            "{text:?} has {} bytes; choose a path of at most {MAX_REGION}",
+            text.len()
+        ));
+    }
+    Ok(text.to_owned())
 }
 
 fn log(text: &str) -> Result<String, String> {
@@ -402,6 +446,9 @@ mod tests {
             (Kind::Switch, "off", ""),
             (Kind::Switch, "", ""),
             (Kind::Dir, "/dev/shm/x/", "/dev/shm/x"),
+            (Kind::Regions, "Auto", "auto"),
+            (Kind::Regions, "none", "none"),
+            (Kind::Regions, "/dev/shm/a, /a:b/c", "/dev/shm/a,/a:b/c"),
             (Kind::Log, "WARN", "warn"),
             (Kind::Log, "debug:/tmp/a:b", "debug:/tmp/a:b"),
             (Kind::RingSize, "16384", "16384"),
@@ -436,6 +483,10 @@ mod tests {
             (Kind::OneOf(["auto", "deny"]), "off", "neither auto nor deny"),
             (Kind::Dir, "shm", "write a path such as"),
             (Kind::Dir, "//", "name a directory of its own"),
+            (Kind::Regions, "usmc0", "write auto or none alone"),
+            (Kind::Regions, "/a,auto", "write auto or none alone"),
+            (Kind::Regions, "/a,/b,/c,/d,/e", "more than the 4"),
+            (Kind::Regions, "/a,/b,/a", "write it once"),
             (Kind::Log, "trace", "write error, warn, info or debug"),
             (Kind::Log, "info:log", "write info:/path/to/file"),
             (Kind::RingSize, "300", "write 16K"),

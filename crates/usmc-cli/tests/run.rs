@@ -80,6 +80,8 @@ fn every_option_reaches_its_variable() {
     let dir = TempDir::new();
     for (args, variable) in [
         (["--ism-dir", "/dev/shm/usmc-x/"], "USMC_ISM_DIR=/dev/shm/usmc-x"),
+        (["--regions", "/dev/shm/a,/dev/dax0.0"], "USMC_REGIONS=/dev/shm/a,/dev/dax0.0"),
+        (["--regions", "none"], "USMC_REGIONS=none"),
         (["--ring-size", "1M"], "USMC_RING_SIZE=1048576"),
         (["--busy-poll-us", "0"], "USMC_BUSY_POLL_US=0"),
         (["--log", "debug:/tmp/l"], "USMC_LOG=debug:/tmp/l"),
@@ -93,10 +95,11 @@ fn every_option_reaches_its_variable() {
         assert_eq!(usmc_variables(&environment(&mut run(&dir, &args))), [variable]);
     }
     // Paths are seen from where the option is given.
-    let mut command = run(&dir, &["--ism-dir", "ism", "--log", "info:log"]);
+    let mut command = run(&dir, &["--ism-dir", "ism", "--log", "info:log", "--regions", "a,/b"]);
     let found = environment(command.current_dir(dir.path()));
     assert_eq!(found["USMC_ISM_DIR"], format!("{}/ism", dir.str()));
     assert_eq!(found["USMC_LOG"], format!("info:{}/log", dir.str()));
+    assert_eq!(found["USMC_REGIONS"], format!("{}/a,/b", dir.str()));
 }
 
 #[test]

@@ -24,6 +24,10 @@ pub struct ConfigArgs {
     /// Directory that is the ISM device: who shares it shares memory [default: /dev/shm/usmc-UID]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub ism_dir: Option<String>,
+    /// Memory shared with other machines: auto, none, or files and devices; comma list, repeatable, at most four; see
+    /// usmc-region(1) [default: auto]
+    #[arg(long = "regions", alias = "region", value_name = "PATHS")]
+    pub regions: Vec<String>,
     /// Bytes of each ring, a power of two from 16K to 4M [default: 256K]
     #[arg(long, value_name = "SIZE")]
     pub ring_size: Option<String>,
@@ -88,6 +92,7 @@ impl ConfigArgs {
         match key.name {
             "off" => self.off.then(|| "1".to_owned()),
             "ism_dir" => self.ism_dir.as_deref().map(from_here),
+            "regions" => joined(&self.regions.iter().map(|text| regions_from_here(text)).collect()),
             "log" => self.log.as_deref().map(|log| match log.split_once(':') {
                 Some((level, path)) => format!("{level}:{}", from_here(path)),
                 None => log.to_owned(),
@@ -118,6 +123,14 @@ fn from_here(path: &str) -> String {
         .ok()
         .and_then(|p| p.into_os_string().into_string().ok())
         .unwrap_or_else(|| path.to_owned())
+}
+
+/// An option's list of paths, likewise, or its word.
+fn regions_from_here(text: &str) -> String {
+    match text.to_ascii_lowercase().as_str() {
+        "" | "auto" | "none" => text.to_owned(),
+        _ => text.split(',').map(|path| from_here(path.trim())).collect::<Vec<_>>().join(","),
+    }
 }
 
 /// A value and who said it.

@@ -5,22 +5,24 @@
 //! dead have left comes back where somebody runs short, and where a process joins. The members trust each other: one that makes
 //! the file shorter ends the others by SIGBUS.
 
+pub mod provider;
+
 use core::ptr;
 use usmc_shm::layout::{WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
+use usmc_shm::region;
 use usmc_shm::region::idle::{header_of, is_idle};
 use usmc_shm::region::peers::Identity;
 use usmc_shm::region::units::{Member, Run};
-use usmc_shm::region::{self, Refused};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
 use super::{Backing, Device, HandOver, Index, Name, REGION, Shape, Size, segment};
 use crate::host;
 use crate::host::board::{Board, Owners};
-use crate::os::path::{self, Path};
+use crate::os::path;
 use crate::os::process::Lock;
 use crate::os::reason::Reason;
-use crate::os::sys::{self, Errno};
+use crate::os::sys;
 use crate::os::{clock, config, log};
 use crate::record::near::{self, Near};
 
@@ -53,23 +55,47 @@ pub fn count() -> u8 {
 fn look() {
     // One thread maps them.
     if !IS_LOOKED_FOR.swap(true, AcqRel) {
-        let path = config::get().region();
-        if !path.is_empty() {
-            add(path);
-        }
+        let configured = config::get().regions();
+        provider::each(configured, |path| add(path, provider::is_auto(configured)));
     }
 }
 
-/// One more, if it can be used.
-fn add(path: &str) {
+/// One more, if it can be used. Others' devices are no mistake where nobody has named them.
+fn add(path: &str, is_found: bool) {
     let count = COUNT.load(Relaxed);
     let Some(region) = REGIONS.get(usize::from(count)) else {
         return log::warn(format_args!("region {path} is not used: there are {MOST} already"));
     };
-    match region.open(path) {
-        Ok(()) => COUNT.store(count + 1, Release),
-        Err(errno) => log::warn(format_args!("region {path} cannot be used (errno {errno})")),
+    let mapped = provider::open(path).and_then(|(fd, _)| {
+        let mapped = region.map(fd, join);
+        sys::close(fd);
+        mapped
+    });
+    match mapped {
+        Ok(()) => {
+            // Release: whoever counts it finds it mapped.
+            COUNT.store(count + 1, Release);
+            region.sweep();
+        }
+        Err(reason) => {
+            REFUSAL.store(reason as u8, Relaxed);
+            match reason {
+                Reason::RegionForeign | Reason::RegionClosed if is_found => {
+                    log::debug(format_args!("{path}: {}", reason.text()));
+                }
+                _ => log::warn(format_args!("{path}: {}; see `usmc check`", reason.text())),
+            }
+        }
     }
+}
+
+/// Why the last one was refused that cannot be used.
+static REFUSAL: AtomicU8 = AtomicU8::new(Reason::None as u8);
+
+/// Why there is no region: what the last of them was refused for. `None`: there is one, or none to try.
+pub fn why_not() -> Option<Reason> {
+    let refusal = Reason::from_code(REFUSAL.load(Relaxed));
+    refusal.filter(|reason| *reason != Reason::None && count() == 0)
 }
 
 /// A region that this process has mapped, or not yet.
@@ -102,24 +128,15 @@ impl Region {
     /// Maps the file of this descriptor, which stays the caller's; for one thread. `join` says which member this process is.
     ///
     /// # Errors
-    /// EINVAL where it is no region, or one is mapped already; EPROTO where it is another version's; ENOSPC where this process
-    /// cannot join; or what mmap(2) says.
+    /// [`provider::map`]'s; [`Reason::RegionFull`] where this process cannot join.
     pub fn map(
         &self,
         fd: i32,
         join: impl FnOnce(&region::Region) -> Option<Member>,
-    ) -> Result<(), Errno> {
-        let len = usize::try_from(sys::fstat(fd)?.size).map_err(|_| libc::EINVAL)?;
-        if len == 0 || !self.base.load(Acquire).is_null() {
-            return Err(libc::EINVAL);
-        }
-        let base = sys::mmap_shared(fd, len)?;
-        // SAFETY: a mapping of `len` bytes of this process' own, which stays.
-        let joined = match unsafe { region::Region::open(base, len) } {
-            Ok(region) => join(&region).ok_or(libc::ENOSPC),
-            Err(Refused::Foreign) => Err(libc::EINVAL),
-            Err(Refused::Version(_)) => Err(libc::EPROTO),
-        };
+    ) -> Result<(), Reason> {
+        let len = provider::length(fd)?;
+        let (base, region) = provider::map(fd, len)?;
+        let joined = join(&region).ok_or(Reason::RegionFull);
         let member = joined.inspect_err(|_| {
             // SAFETY: no other thread has seen it.
             unsafe { sys::munmap(base, len) };
@@ -129,14 +146,6 @@ impl Region {
         // Release: a thread that sees the base sees the length.
         self.base.store(base, Release);
         Ok(())
-    }
-
-    fn open(&self, path: &str) -> Result<(), Errno> {
-        let name = Path::of(format_args!("{path}"));
-        let fd = sys::open(name.c(), libc::O_RDWR, 0)?;
-        let mapped = self.map(fd, join);
-        sys::close(fd);
-        mapped.map(|()| self.sweep())
     }
 
     fn get(&self) -> Option<region::Region> {

@@ -66,8 +66,8 @@ pub struct Config {
     pub off: bool,
     /// `USMC_ISM_DIR`. A copy: programs that set their title (redis) write over the environment.
     ism_dir: ([u8; DIR_MAX], usize),
-    /// `USMC_REGION`; a copy, likewise.
-    region: ([u8; DIR_MAX], usize),
+    /// `USMC_REGIONS`; a copy, likewise.
+    regions: ([u8; REGIONS_MAX], usize),
     /// log2 of a ring's bytes, 14..=22.
     pub ring_shift: u32,
     /// Most time a waiter spins before it sleeps, in nanoseconds.
@@ -106,7 +106,7 @@ impl Config {
         Config {
             off: true,
             ism_dir: ([0; DIR_MAX], 0),
-            region: ([0; DIR_MAX], 0),
+            regions: ([0; REGIONS_MAX], 0),
             ring_shift: RING_SHIFT,
             busy_ns: BUSY_NS,
             busy_adapts: true,
@@ -130,7 +130,7 @@ impl Config {
         let mut config = Config {
             off: env(c"USMC_OFF").is_some_and(|v| !matches!(v, "" | "0" | "false" | "no")),
             ism_dir: copy(env(c"USMC_ISM_DIR").filter(|d| d.starts_with('/')).unwrap_or("")),
-            region: copy(env(c"USMC_REGION").filter(|d| d.starts_with('/')).unwrap_or("")),
+            regions: copy(env(c"USMC_REGIONS").unwrap_or("")),
             tcp_option: match env(c"USMC_TCP_OPTION") {
                 Some("on") => TcpOption::On,
                 Some("off") => TcpOption::Off,
@@ -168,9 +168,9 @@ impl Config {
         str::from_utf8(&self.ism_dir.0[..self.ism_dir.1]).unwrap_or("")
     }
 
-    /// The file of the region that this process shares; empty = it shares none.
-    pub fn region(&self) -> &str {
-        str::from_utf8(&self.region.0[..self.region.1]).unwrap_or("")
+    /// Which regions this process shares: `auto`, `none`, or paths with commas between them; empty = `auto`.
+    pub fn regions(&self) -> &str {
+        str::from_utf8(&self.regions.0[..self.regions.1]).unwrap_or("")
     }
 
     /// Whether the other end at this address was declared to speak SMC: a listener there, or with port `None` a client.
@@ -225,6 +225,9 @@ impl Config {
 
 /// Longest ISM directory: a mailbox' name (`/v5.m.4095`) has to fit into `sun_path` behind it.
 const DIR_MAX: usize = 96;
+
+/// Four paths of 127 characters and what stands between them.
+const REGIONS_MAX: usize = 511;
 
 /// Four EIDs of 32 characters and what stands between them.
 const UEIDS_MAX: usize = 140;

@@ -60,8 +60,12 @@ pub fn read<'a>(path: &CStr, to: &'a mut [u8]) -> Option<&'a str> {
 
 /// Shows a file's lines, one after the other, without their ends: it is read in pieces, for the stack may be small. What
 /// does not fit into one piece, or is no text, is left out. `None` where the file cannot be read.
-pub fn each_line(path: &CStr, mut show: impl FnMut(&str)) -> Option<()> {
-    const PIECE: usize = 512;
+pub fn each_line(path: &CStr, show: impl FnMut(&str)) -> Option<()> {
+    each_line_by::<512>(path, show)
+}
+
+/// The same in pieces of another length.
+pub fn each_line_by<const PIECE: usize>(path: &CStr, mut show: impl FnMut(&str)) -> Option<()> {
     let fd = sys::open(path, libc::O_RDONLY, 0).ok()?;
     let mut piece = [0; PIECE];
     let (mut have, mut is_rest) = (0, false);

@@ -38,7 +38,17 @@ reasons! {
     /// A region has no free units ([`crate::device::region`]).
     RegionFull = 36, "region full";
     /// A region's listener is on no network of this host, and the configuration names none that it is on (`region_nets`).
-    NotOnLink = 37, "listener of a region behind a gateway";
+    NotOnLink = 43, "listener of a region behind a gateway";
+    /// Loads of a region's memory do not come from a cache ([`crate::device::region::provider`]).
+    Uncached = 37, "region's memory is not cached";
+    /// A region is a PCI device's, which a kernel that is locked down does not let be mapped.
+    Lockdown = 38, "kernel lockdown forbids the region's device";
+    /// What a region should be in is something else's, or empty.
+    RegionForeign = 39, "file or device has no region in it";
+    /// A region that another version of uSMC has made.
+    RegionVersion = 40, "region is of another version of uSMC";
+    /// A region's file or device is not there, or not for this user.
+    RegionClosed = 41, "region cannot be opened";
     /// The offer table is full.
     OffersFull = 7, "offer table full";
     /// The segment could not be handed over or mapped.

@@ -174,6 +174,8 @@ system_calls! {
     fn pidfd_open(pid: u32) -> c_int = SYS_pidfd_open, pid, 0;
     /// pidfd_getfd(2): a duplicate of another process' descriptor.
     fn pidfd_getfd(pidfd: c_int, fd: u32) -> c_int = SYS_pidfd_getfd, pidfd, fd, 0;
+    /// ioctl(2) of a request that has no argument, and whose answer is a length.
+    fn ioctl(fd: c_int, request: c_ulong) -> usize = SYS_ioctl, fd, request, 0;
     /// flock(2).
     fn flock(fd: c_int, operation: c_int) = SYS_flock, fd, operation;
     /// read(2).
@@ -237,16 +239,30 @@ pub fn each_open_fd(each: impl FnMut(c_int)) -> Result<(), Errno> {
 /// # Errors
 /// open(2)'s.
 pub fn each_fd_in(path: &CStr, own: bool, mut each: impl FnMut(c_int)) -> Result<(), Errno> {
+    each_entry(path, |name, dir| {
+        let fd = name.to_str().ok().and_then(|name| name.parse().ok());
+        if let Some(fd) = fd.filter(|fd| *fd != dir || !own) {
+            each(fd);
+        }
+    })
+}
+
+/// Calls `each` for all names in a directory, also `.` and `..`.
+///
+/// # Errors
+/// open(2)'s.
+pub fn each_name_in(path: &CStr, mut each: impl FnMut(&CStr)) -> Result<(), Errno> {
+    each_entry(path, |name, _| each(name))
+}
+
+/// The same, with the directory's own descriptor.
+fn each_entry(path: &CStr, mut each: impl FnMut(&CStr, c_int)) -> Result<(), Errno> {
     let dir = open(path, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
     let mut entries = [0u64; 128];
     let listed = loop {
         match call!(SYS_getdents64, dir, entries.as_mut_ptr(), size_of_val(&entries)) {
             Ok(0) => break Ok(()),
-            Ok(len) => each_number(entries.as_ptr().cast(), len, |fd| {
-                if fd != dir || !own {
-                    each(fd);
-                }
-            }),
+            Ok(len) => each_name(entries.as_ptr().cast(), len, |name| each(name, dir)),
             Err(errno) => break Err(errno),
         }
     };
@@ -254,8 +270,8 @@ pub fn each_fd_in(path: &CStr, own: bool, mut each: impl FnMut(c_int)) -> Result
     listed
 }
 
-/// The names in `len` bytes of struct linux_dirent64 that are numbers.
-fn each_number(entries: *const u8, len: usize, mut each: impl FnMut(c_int)) {
+/// The names in `len` bytes of struct linux_dirent64.
+fn each_name(entries: *const u8, len: usize, mut each: impl FnMut(&CStr)) {
     const NAME: usize = 19;
     let mut at = 0;
     while at + NAME < len {
@@ -265,9 +281,7 @@ fn each_number(entries: *const u8, len: usize, mut each: impl FnMut(c_int)) {
             (entry.add(16).cast::<u16>().read_unaligned(), CStr::from_ptr(entry.add(NAME).cast()))
         };
         at += usize::from(length);
-        if let Some(fd) = name.to_str().ok().and_then(|name| name.parse().ok()) {
-            each(fd);
-        }
+        each(name);
     }
 }
 
@@ -290,6 +304,8 @@ pub struct FileFacts {
     pub size: u64,
     /// Its file system.
     pub device: u64,
+    /// Of a device's node: which device.
+    pub node: u64,
 }
 
 /// fstat(2).
@@ -298,8 +314,8 @@ pub fn fstat(fd: c_int) -> Result<FileFacts, Errno> {
     let mut st: libc::stat64 = unsafe { core::mem::zeroed() };
     call!(SYS_fstat, fd, &raw mut st)?;
     let (inode, size) = (st.st_ino, st.st_size as u64);
-    let (mode, uid, gid, device) = (st.st_mode, st.st_uid, st.st_gid, st.st_dev);
-    Ok(FileFacts { mode, inode, uid, gid, size, device })
+    let (mode, uid, gid) = (st.st_mode, st.st_uid, st.st_gid);
+    Ok(FileFacts { mode, inode, uid, gid, size, device: st.st_dev, node: st.st_rdev })
 }
 
 /// The type and permissions of a file, and its file system, which is not asked (AT_STATX_DONT_SYNC): a hostile one may not

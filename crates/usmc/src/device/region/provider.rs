@@ -1,0 +1,300 @@
+//! Where regions come from: a file of the host's, or a device of a virtual machine. How one is found, opened and mapped.
+//!
+//! | path | length |
+//! |---|---|
+//! | a file, a memfd | fstat(2) |
+//! | `/sys/bus/pci/devices/*/resource2`: memory of QEMU's ivshmem device (its docs/specs/ivshmem-spec.rst) | fstat(2) |
+//! | `/dev/dax*`: persistent memory of the machine, as it is (Linux' Documentation/ABI/testing/sysfs-bus-dax) | sysfs |
+//! | `/dev/kvmfr*`: ivshmem by Looking Glass' driver (its kvmfr.h) | an ioctl |
+
+use core::ffi::{CStr, c_int, c_ulong};
+use core::hint::black_box;
+use core::{array, ptr};
+
+use usmc_shm::region::{self, Refused};
+
+use crate::os::clock;
+use crate::os::path::{self, Path};
+use crate::os::reason::Reason;
+use crate::os::sys::{self, Errno};
+
+/// All PCI devices in one file, a line each: bus and function, vendor and device, … in hexadecimal (Linux' drivers/pci/proc.c).
+const ALL: &CStr = c"/proc/bus/pci/devices";
+/// A link for each of them, named by its address (Linux' Documentation/ABI/testing/sysfs-bus-pci).
+const DEVICES: &CStr = c"/sys/bus/pci/devices";
+/// Vendor and device of ivshmem (QEMU's docs/specs/pci-ids.rst).
+const IVSHMEM: [&str; 2] = ["1af4", "1110"];
+/// SYSFS_MAGIC of linux/magic.h.
+const SYSFS: u64 = 0x6265_6572;
+/// KVMFR_DMABUF_GETSIZE of Looking Glass' kvmfr.h: _IO('u', 0x44).
+const KVMFR_SIZE: c_ulong = 0x7544;
+/// What a device-dax node's pages are, and its length is a multiple of.
+const DAX_PAGE: usize = 2 << 20;
+
+/// Loads of a line that are timed together, and how often.
+const LOADS: usize = 64;
+const ROUNDS: usize = 9;
+/// Nanoseconds of a load beyond a load of private memory: more than a cache takes, less than memory itself does where each load
+/// goes there.
+const CACHED_NS: u64 = 30;
+
+/// Shows the paths of the regions that are configured, one after the other: `auto` or nothing, `none`, or a list with commas.
+pub fn each(configured: &str, mut show: impl FnMut(&str)) {
+    match configured {
+        "" | "auto" => each_device(&mut show),
+        "none" => {}
+        list => list.split(',').map(str::trim).filter(|path| !path.is_empty()).for_each(show),
+    }
+}
+
+/// Whether regions are looked for, and not named.
+pub fn is_auto(configured: &str) -> bool {
+    matches!(configured, "" | "auto")
+}
+
+/// Shows the memory of each ivshmem device of the machine. On a machine without PCI that is one system call, and on one without such a
+/// device a few.
+pub fn each_device(mut show: impl FnMut(&str)) {
+    // On other processors the memory of PCI devices is mapped uncached.
+    if !cfg!(any(target_arch = "x86_64", target_arch = "x86")) {
+        return;
+    }
+    let mut is_there = false;
+    let listed = path::each_line_by::<2048>(ALL, |line| is_there |= is_ivshmem(line));
+    // The file does not tell PCI domains apart, so that the devices are named by sysfs.
+    if listed.is_none() || !is_there {
+        return;
+    }
+    let _ = sys::each_name_in(DEVICES, |name| {
+        let Ok(name) = name.to_str() else { return };
+        let has = |file: &str, id: &str| {
+            let path = Path::of(format_args!("/sys/bus/pci/devices/{name}/{file}"));
+            let mut text = [0; 16];
+            path::read(path.c(), &mut text).is_some_and(|text| text.trim() == id)
+        };
+        if has("vendor", "0x1af4") && has("device", "0x1110") {
+            // Never resource2_wc: stores would be combined and reordered.
+            show(Path::of(format_args!("/sys/bus/pci/devices/{name}/resource2")).text());
+        }
+    });
+}
+
+/// Whether a line of [`ALL`] is an ivshmem device's.
+fn is_ivshmem(line: &str) -> bool {
+    let ids = line.split_ascii_whitespace().nth(1);
+    ids.and_then(|ids| ids.strip_prefix(IVSHMEM[0])) == Some(IVSHMEM[1])
+}
+
+/// Opens a region, and says how long it is.
+///
+/// # Errors
+/// Why it cannot be used.
+pub fn open(path: &str) -> Result<(c_int, usize), Reason> {
+    if path.ends_with("/resource2_wc") {
+        return Err(Reason::Uncached);
+    }
+    let name = Path::of(format_args!("{path}"));
+    let fd = sys::open(name.c(), libc::O_RDWR | libc::O_NOCTTY | libc::O_NONBLOCK, 0);
+    let fd = fd.map_err(|_| Reason::RegionClosed)?;
+    length(fd).map(|len| (fd, len)).inspect_err(|_| sys::close(fd))
+}
+
+/// The length of the region behind a descriptor.
+///
+/// # Errors
+/// [`Reason::RegionForeign`] where it can be none.
+pub fn length(fd: c_int) -> Result<usize, Reason> {
+    let facts = sys::fstat(fd).map_err(|_| Reason::RegionForeign)?;
+    let len = match facts.mode & libc::S_IFMT {
+        libc::S_IFREG => usize::try_from(facts.size).ok(),
+        libc::S_IFCHR => length_of_dax(facts.node).or_else(|| sys::ioctl(fd, KVMFR_SIZE).ok()),
+        _ => None,
+    };
+    len.filter(|len| *len > 0).ok_or(Reason::RegionForeign)
+}
+
+/// What sysfs says of a character device's length, if it is device-dax.
+fn length_of_dax(node: u64) -> Option<usize> {
+    let (major, minor) = (libc::major(node), libc::minor(node));
+    let path = Path::of(format_args!("/sys/dev/char/{major}:{minor}/size"));
+    let mut text = [0; 32];
+    dax_size(path::read(path.c(), &mut text)?)
+}
+
+fn dax_size(text: &str) -> Option<usize> {
+    text.trim().parse().ok().filter(|len| len % DAX_PAGE == 0)
+}
+
+/// Maps a region of this length, which this process joins next.
+///
+/// # Errors
+/// Why it cannot be used. Nothing is mapped then.
+pub fn map(fd: c_int, len: usize) -> Result<(*mut u8, region::Region), Reason> {
+    let base = sys::mmap_shared(fd, len).map_err(|errno| of_errno(errno, sys::file_system(fd)))?;
+    // Loads alone: where memory is not cached the first operation that reads and writes takes the bus.
+    // SAFETY: a mapping of `len` bytes of this process' own, which the caller keeps.
+    let opened = unsafe { region::Region::open(base, len) }.map_err(of_refusal);
+    let usable = opened.and_then(|region| {
+        // SAFETY: a region has a header, of which this is the first word.
+        let is_cached = unsafe { is_mapped_cached(base.cast()) };
+        if is_cached { Ok(region) } else { Err(Reason::Uncached) }
+    });
+    // SAFETY: no other thread has seen it.
+    let usable = usable.inspect_err(|_| unsafe { sys::munmap(base, len) });
+    usable.map(|region| (base, region))
+}
+
+/// What mmap(2) says of a file in a file system of this kind. Where the kernel is locked down no PCI device is mapped (Linux'
+/// drivers/pci/pci-sysfs.c, kernel_lockdown(7)); of other files EPERM speaks of seals.
+fn of_errno(errno: Errno, kind: Result<u64, Errno>) -> Reason {
+    match errno {
+        libc::EPERM if kind == Ok(SYSFS) => Reason::Lockdown,
+        libc::EPERM | libc::EACCES => Reason::RegionClosed,
+        libc::ENODEV | libc::EINVAL => Reason::RegionForeign,
+        _ => Reason::NoMemory,
+    }
+}
+
+fn of_refusal(refused: Refused) -> Reason {
+    match refused {
+        Refused::Foreign => Reason::RegionForeign,
+        Refused::Version(_) => Reason::RegionVersion,
+    }
+}
+
+/// Whether loads of a word there come from a cache.
+///
+/// # Safety
+/// The word is mapped.
+unsafe fn is_mapped_cached(word: *const u64) -> bool {
+    let private = 0;
+    // The first time takes the code into the caches, and a machine that translates code does so then.
+    // SAFETY: the caller's contract, and a word of the stack.
+    let [_, mut shared, mut private] =
+        [&raw const private, word, &raw const private].map(|word| unsafe { times(word) });
+    is_cached(&mut shared, &mut private)
+}
+
+/// Nanoseconds that rounds of loads of one word take, and the clock with them.
+///
+/// # Safety
+/// The word is mapped.
+#[inline(never)]
+unsafe fn times(word: *const u64) -> [u64; ROUNDS] {
+    let load = || {
+        for _ in 0..LOADS {
+            // SAFETY: the caller's contract.
+            black_box(unsafe { ptr::read_volatile(word) });
+        }
+    };
+    // The page comes into memory.
+    load();
+    array::from_fn(|_| {
+        let begun = clock::now_ns();
+        load();
+        clock::now_ns() - begun
+    })
+}
+
+/// Whether the times of rounds are a cache's, beside those of private memory: what the clock takes, where it is slow, is in both. One
+/// round in which the thread was interrupted does not count.
+fn is_cached(shared: &mut [u64; ROUNDS], private: &mut [u64; ROUNDS]) -> bool {
+    let median = |times: &mut [u64; ROUNDS]| *times.select_nth_unstable(ROUNDS / 2).1;
+    let (shared, private) = (median(shared), median(private));
+    shared.saturating_sub(private) <= CACHED_NS * LOADS as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::fs::{self, File};
+    use std::os::fd::AsRawFd;
+
+    use usmc_shm::region::{Region, len_for};
+
+    #[test]
+    fn named_regions_come_as_they_stand() {
+        let named = |text| {
+            let mut paths = Vec::new();
+            each(text, |path| paths.push(path.to_owned()));
+            paths
+        };
+        assert_eq!(named("/a, /b:1,,/c "), ["/a", "/b:1", "/c"]);
+        assert_eq!(named("none"), [""; 0]);
+        assert!(is_auto("") && is_auto("auto") && !is_auto("none") && !is_auto("/a"));
+    }
+
+    #[test]
+    fn devices_are_known_by_their_ids() {
+        assert!(is_ivshmem("0018\t1af41110\t0\t  febd1000\t 0"));
+        assert!(is_ivshmem("ff18\t1af41110\t10"));
+        for line in ["0018\t1af41111\t0", "0018\t80861110\t0", "1af41110", "", "0018 1af4 1110"] {
+            assert!(!is_ivshmem(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn dax_has_whole_pages() {
+        assert_eq!(dax_size("268435456\n"), Some(256 << 20));
+        for text in ["", "0x200000", "2097153\n", "-2097152"] {
+            assert_eq!(dax_size(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn memory_is_cached_where_most_rounds_are_fast() {
+        let private = [40; ROUNDS];
+        let is_cached = |mut shared, mut private| is_cached(&mut shared, &mut private);
+        assert!(is_cached([70; ROUNDS], private));
+        // Some 200 ns a load.
+        assert!(!is_cached([12_800; ROUNDS], private));
+        // Interrupted, and beside a slow clock.
+        assert!(is_cached([60, 60, 9_000_000, 60, 70, 60, 60, 5_000_000, 60], private));
+        assert!(is_cached([9_000; ROUNDS], [8_900; ROUNDS]));
+        assert!(!is_cached([9_000 + 12_800; ROUNDS], [8_900; ROUNDS]));
+        assert!(is_cached([40; ROUNDS], [9_000; ROUNDS]));
+        // SAFETY: a word of this test's.
+        assert!(unsafe { is_mapped_cached(&raw const private[0]) });
+    }
+
+    fn reason(path: &str) -> Reason {
+        let (fd, len) = match open(path) {
+            Ok(opened) => opened,
+            Err(reason) => return reason,
+        };
+        let mapped = map(fd, len);
+        sys::close(fd);
+        mapped.map(drop).err().unwrap_or(Reason::None)
+    }
+
+    #[test]
+    fn a_file_is_a_region_or_says_why_not() {
+        let path = std::env::temp_dir().join(format!("usmc-provider-{}", std::process::id()));
+        let name = path.to_str().unwrap();
+        assert_eq!(reason(name), Reason::RegionClosed);
+        let len = len_for(4);
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        assert_eq!(reason(name), Reason::RegionForeign);
+        file.set_len(len as u64).unwrap();
+        assert_eq!(reason(name), Reason::RegionForeign);
+        assert_eq!(length(file.as_raw_fd()), Ok(len));
+        let base = sys::mmap_shared(file.as_raw_fd(), len).unwrap();
+        // SAFETY: a fresh mapping of the whole file, which ends here.
+        unsafe {
+            Region::format(base, len, [1, 2]).unwrap();
+            assert_eq!(reason(name), Reason::None);
+            // The version.
+            base.cast::<u32>().add(2).write(999);
+            assert_eq!(reason(name), Reason::RegionVersion);
+            sys::munmap(base, len);
+        }
+        fs::remove_file(&path).unwrap();
+        for other in ["/dev/null", "/tmp", "/proc/self/nothing"] {
+            assert!(matches!(reason(other), Reason::RegionForeign | Reason::RegionClosed));
+        }
+        assert_eq!(reason("/sys/bus/pci/devices/0000:00:03.0/resource2_wc"), Reason::Uncached);
+        assert_eq!(of_errno(libc::EPERM, Ok(SYSFS)), Reason::Lockdown);
+        assert_eq!(of_errno(libc::EPERM, Ok(0)), Reason::RegionClosed);
+    }
+}
