@@ -32,6 +32,7 @@ fn every_option_is_in_the_manual() {
         (&["region", "evict", "--help"], "usmc-region.1"),
         (&["ivshmem-server", "--help"], "usmc-ivshmem-server.8"),
         (&["ivshmem-server", "status", "--help"], "usmc-ivshmem-server.8"),
+        (&["region", "setup", "--help"], "usmc-region.1"),
         (&["ueid", "--help"], "usmc-ueid.1"),
         (&["ueid", "show", "--help"], "usmc-ueid.1"),
         (&["seid", "--help"], "usmc-ueid.1"),

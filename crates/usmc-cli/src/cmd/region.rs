@@ -1,17 +1,24 @@
-//! `usmc region`: makes a region, shows its peers, and says that one of them is dead for good.
+//! `usmc region`: makes a region, shows its peers, says that one of them is dead for good, and lets a group use it.
+
+mod setup;
+pub mod usable;
 
 use std::ffi::c_int;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args as ClapArgs, Subcommand};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::Serialize;
+use usmc::provider;
+use usmc::reason::Reason;
 use usmc_shm::region::peers::{Life, NAME, Peer};
 use usmc_shm::region::{PEERS, Refused, Region, UNIT, VERSION, len_for, units_in};
 
@@ -56,6 +63,18 @@ enum What {
         /// The peer's number, as show has it
         peer: u8,
     },
+    /// Let the group usmc use the regions of this virtual machine, now and after each boot
+    ///
+    /// Once, as root: makes the group, writes a rule for udev, and gives it the devices that have a region in them (ivshmem,
+    /// device-dax). Others' devices are left alone.
+    Setup {
+        /// Only say what would be done
+        #[arg(long)]
+        dry_run: bool,
+        /// Take it back
+        #[arg(long)]
+        undo: bool,
+    },
 }
 
 /// Does it.
@@ -67,6 +86,7 @@ pub fn run(args: &Args) -> Result<c_int> {
         What::Init { path, size } => init(path, *size)?,
         What::Show { path, json } => show(path, *json)?,
         What::Evict { path, peer } => evict(path, *peer)?,
+        What::Setup { dry_run, undo } => setup::run(*dry_run, *undo)?,
     }
     Ok(0)
 }
@@ -135,13 +155,17 @@ struct Map {
 
 impl Map {
     fn of(file: &File) -> Result<Map> {
-        let len = usize::try_from(file.metadata()?.len()).context("it is too large")?;
-        ensure!(units_in(len) > 0, "it is too short for a region");
+        let len = provider::length(file.as_raw_fd()).unwrap_or(0);
+        ensure!(units_in(len) > 0, "it is too short for a region, or no file that could be one");
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at a place of the kernel's.
         #[expect(unsafe_code, reason = "a mapping of a file")]
         let base = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) };
-        Ok(Map { base: base.context("mmap")?.cast(), len })
+        let base = base.map_err(|error| match error {
+            Errno::PERM => anyhow::anyhow!("{}; see kernel_lockdown(7)", Reason::Lockdown.text()),
+            error => anyhow::Error::new(error).context("mmap"),
+        })?;
+        Ok(Map { base: base.cast(), len })
     }
 }
 
