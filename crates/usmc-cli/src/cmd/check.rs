@@ -6,6 +6,7 @@ mod declines;
 mod directory;
 mod live;
 mod machine;
+mod regions;
 
 use std::ffi::{OsStr, OsString, c_int};
 use std::fmt::Display;
@@ -163,6 +164,9 @@ fn check_configured<W: Write>(
     let before = report.failures;
     report.add(directory::findings(&dir, config.text("ism_dir").is_none()))?;
     let usable = report.failures == before;
+
+    report.title("Regions")?;
+    report.add(regions::findings(config.text("regions").unwrap_or("auto")))?;
 
     report.title("Library")?;
     let library = match library::find() {
