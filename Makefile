@@ -15,8 +15,8 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 	openssh-client:ssh openssl:openssl iperf3:iperf3 qperf:qperf nodejs:node default-jdk-headless:javac \
 	python3-pip:- mariadb-server:mariadbd mariadb-client:mariadb-slap \
 	musl-tools:musl-gcc iproute2:ip nftables:nft tcpdump:tcpdump strace:strace docker.io:dockerd
-VM_DEPS := qemu-system-x86:qemu-system-x86_64 busybox-static:busybox cpio:cpio kmod:modprobe gzip:gzip tcpdump:tcpdump iproute2:ip procps:pgrep \
-	redis-server:redis-server redis-tools:redis-cli python3:/usr/bin/python3
+VM_DEPS := qemu-system-x86:qemu-system-x86_64 busybox-static:busybox cpio:cpio kmod:modprobe gzip:gzip tcpdump:tcpdump iproute2:ip procps:pgrep udev:udevadm \
+	passwd:groupadd redis-server:redis-server redis-tools:redis-cli nginx-light:nginx curl:curl sockperf:sockperf python3:/usr/bin/python3
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 

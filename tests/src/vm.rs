@@ -10,14 +10,6 @@ use std::process::Command;
 use crate::fixture::{Fixture, tool};
 use crate::{Process, build, flag};
 
-/// Begins each script. The device's shared memory is its BAR2 (docs/specs/ivshmem-spec.rst of QEMU).
-const PREFACE: &str = r#"set -e
-for device in /sys/bus/pci/devices/*; do
-    if [ "$(cat $device/vendor)$(cat $device/device)" = 0x1af40x1110 ]; then
-        region=$device/resource2
-    fi
-done"#;
-
 /// Whether tests with virtual machines are to run, and can. Says why not.
 pub fn is_wanted() -> bool {
     let why_not = if !flag("USMC_TESTS_VM") {
@@ -136,8 +128,8 @@ impl Guest {
     /// Runs a script of bash's, as root, and returns its exit status and what it printed. What it starts in the background goes on.
     /// `usmc` is the command under test, and `$region` the region's device.
     pub fn try_run(&mut self, script: &str) -> (i32, String) {
-        self.process.say(PREFACE);
-        self.process.say(&format!("usmc() {{ {} \"$@\"; }}", build::usmc().display()));
+        self.process
+            .say(&format!("set -e; usmc={}; usmc() {{ $usmc \"$@\"; }}", build::usmc().display()));
         self.process.say(script);
         self.process.say("-- end");
         let mut lines = Vec::new();

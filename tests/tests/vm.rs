@@ -1,21 +1,32 @@
 //! Two virtual machines, and programs in them that have a region in common.
 //!
-//! They boot once, for all that is tested: each step leaves them as it has found them.
+//! They boot once, for all that is tested: each step but the last leaves them as it has found them.
 
-use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use usmc_tests::vm::{self, Guest, Guests};
 use usmc_tests::{Fixture, build, is_plain};
 
 /// On two cores, with the boot.
-const LIMIT: Duration = Duration::from_secs(100);
+const LIMIT: Duration = Duration::from_secs(120);
 /// Bytes of the device: a power of two.
-const SIZE: u64 = 32 << 20;
+const SIZE: u64 = 64 << 20;
 
 /// Something that both are asked to do.
 type Step = fn(&mut Guest, &mut Guest);
+
+const STEPS: [(&str, Step); 8] = [
+    ("both are on one cable", both_are_on_one_cable),
+    ("both have one memory", both_have_one_memory),
+    ("redis without a region", redis_without_a_region),
+    ("a group has the region", a_group_has_the_region),
+    ("udev gives it to the group", udev_gives_it_to_the_group),
+    ("programs join by themselves", programs_join_by_themselves),
+    ("programs of both", programs_of_both),
+    ("a kernel that is locked down", a_kernel_that_is_locked_down),
+];
 
 #[test]
 fn two_guests() {
@@ -26,12 +37,7 @@ fn two_guests() {
     let fixture = Fixture::with_limit("two guests", LIMIT);
     let region = region(&fixture);
     let mut guests = Guests::boot(&fixture, &region);
-    let steps: [(&str, Step); 3] = [
-        ("both are on one cable", both_are_on_one_cable),
-        ("both have one memory", both_have_one_memory),
-        ("redis without a region", redis_without_a_region),
-    ];
-    for (name, step) in steps {
+    for (name, step) in STEPS {
         println!("{name}, {} s left", fixture.time_left().as_secs());
         let [one, other] = guests.both();
         step(one, other);
@@ -42,11 +48,15 @@ fn two_guests() {
     fixture.finish();
 }
 
-/// The file that both have as a device.
+/// The file that both have as a device, made before they boot.
 fn region(fixture: &Fixture) -> PathBuf {
     // In memory.
     let path = fixture.ism_dir().join("region");
-    File::create_new(&path).and_then(|file| file.set_len(SIZE)).expect("a sparse file");
+    let size = SIZE.to_string();
+    let made = Command::new(build::usmc())
+        .args([Path::new("region"), "init".as_ref(), &path, "--size".as_ref(), size.as_ref()])
+        .output();
+    assert!(made.expect("usmc").status.success());
     path
 }
 
@@ -55,7 +65,7 @@ fn both_are_on_one_cable(one: &mut Guest, other: &mut Guest) {
     other.run("busybox ping -q -c 1 -W 10 10.0.0.1");
 }
 
-/// A word of the device's last page, which no region uses.
+/// The last word of the region's last unit, which nobody has claimed yet.
 const WORD: &str = "import mmap, sys
 with open(sys.argv[1], 'r+b') as f:
     m = mmap.mmap(f.fileno(), 0)
@@ -76,14 +86,189 @@ fn both_have_one_memory(one: &mut Guest, other: &mut Guest) {
 
 /// Both under `usmc run`, which has no common device to give them: TCP.
 fn redis_without_a_region(one: &mut Guest, other: &mut Guest) {
-    one.run("usmc run -- redis-server --bind 0.0.0.0 --protected-mode no --save '' >/tmp/redis.log 2>&1 &");
-    one.run("until redis-cli ping >/dev/null 2>&1; do sleep 0.1; done");
+    start_redis(one, "usmc run --regions none");
+    let done = other
+        .run("usmc run --regions none -- redis-benchmark -h 10.0.0.1 -t set,get -n 2000 -c 10 -q");
+    assert!(done.contains("SET: ") && done.contains("GET: "), "{done}");
+    other.run(
+        "usmc run --regions none -- redis-benchmark -h 10.0.0.1 -t get -l -q >/dev/null 2>&1 &",
+    );
+    other.run("until usmc ss | grep -q 10.0.0.1:6379; do sleep 0.1; done");
+    let shown = other.run("usmc ss | grep 10.0.0.1:6379");
+    assert!(shown.contains("TCP") && !shown.contains("SMCD"), "{shown}");
+    other.run("pkill -x redis-benchmark");
+    stop_redis(one);
+}
+
+/// Whose the device is, and its mode.
+const OWNERS: &str = "stat -c '%U:%G %a' $region";
+/// A user who has no group but his own, and one of the group.
+const ALONE: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+const OF_GROUP: &str =
+    "setpriv --reuid 65534 --regid 65534 --groups $(getent group usmc | cut -d : -f 3)";
+
+fn a_group_has_the_region(one: &mut Guest, other: &mut Guest) {
+    let mut ids = Vec::new();
+    for guest in [one, other] {
+        assert_eq!(guest.run(OWNERS), "root:root 600");
+        let refused = check(guest, ALONE);
+        assert!(refused.contains("region cannot be opened"), "{refused}");
+        assert!(refused.contains("-> run `usmc region setup` as root"), "{refused}");
+        let would = guest.run("usmc region setup --dry-run");
+        assert!(
+            would.contains("would make the group usmc") && would.contains("KERNEL=="),
+            "{would}"
+        );
+        guest.run("! getent group usmc && ! ls /etc/udev/rules.d/70-usmc-region.rules");
+        assert_eq!(guest.run(OWNERS), "root:root 600");
+
+        let done = guest.run("usmc region setup");
+        assert!(done.contains("make the group usmc: done"), "{done}");
+        assert_eq!(guest.run(OWNERS), "root:usmc 660");
+        // Again changes nothing.
+        guest.run("usmc region setup");
+        assert_eq!(guest.run(OWNERS), "root:usmc 660");
+        let shown = guest.run("usmc region show $region");
+        assert!(shown.contains("are free"), "{shown}");
+        ids.push(shown.split(':').next().expect("a region").to_owned());
+        let usable = check(guest, OF_GROUP);
+        assert!(usable.contains("resource2 can be used: region"), "{usable}");
+
+        let undone = guest.run("usmc region setup --undo");
+        assert!(undone.contains("remove /etc/udev/rules.d"), "{undone}");
+        assert_eq!(guest.run(OWNERS), "root:root 600");
+        guest.run("groupdel usmc; ! ls /etc/udev/rules.d/70-usmc-region.rules");
+    }
+    assert_eq!(ids[0], ids[1], "two regions");
+}
+
+/// What `usmc check` says about regions to some user.
+fn check(guest: &mut Guest, user: &str) -> String {
+    guest.run(&format!(
+        "{user} env USMC_ISM_DIR=/tmp/check $usmc check | sed -n '/^Regions/,/^Library/p'"
+    ))
+}
+
+/// The rule does at the next boot what setup did.
+fn udev_gives_it_to_the_group(one: &mut Guest, _other: &mut Guest) {
+    one.run("usmc region setup && chgrp root $region && chmod 600 $region");
+    assert_eq!(one.run(OWNERS), "root:root 600");
+    // It does nothing in a chroot by itself.
+    one.run("SYSTEMD_IGNORE_CHROOT=1 /lib/systemd/systemd-udevd --daemon >/dev/null 2>&1");
+    one.run(
+        "export SYSTEMD_IGNORE_CHROOT=1
+        udevadm trigger --action=add ${region%/*} && udevadm settle --timeout=20",
+    );
+    assert_eq!(one.run(OWNERS), "root:usmc 660");
+    one.run("SYSTEMD_IGNORE_CHROOT=1 udevadm control --exit && usmc region setup --undo && groupdel usmc");
+}
+
+/// No path is configured: a program that may open the device has the region.
+fn programs_join_by_themselves(one: &mut Guest, other: &mut Guest) {
+    for guest in [&mut *one, other] {
+        start_redis(guest, "usmc run");
+        let done = guest.run("usmc run -- redis-benchmark -t set,get -n 2000 -c 10 -q");
+        assert!(done.contains("SET: ") && done.contains("GET: "), "{done}");
+        stop_redis(guest);
+    }
+    let peers = one.run("usmc region show $region");
+    assert!(peers.contains("guest1") && peers.contains("guest2"), "{peers}");
+}
+
+/// How connections between both are carried. They will be by the region once listeners are known in it.
+const CARRIED_BY: &str = "TCP";
+
+fn programs_of_both(one: &mut Guest, other: &mut Guest) {
+    start_redis(one, "usmc run");
     let done = other.run("usmc run -- redis-benchmark -h 10.0.0.1 -t set,get -n 2000 -c 10 -q");
     assert!(done.contains("SET: ") && done.contains("GET: "), "{done}");
     other.run("usmc run -- redis-benchmark -h 10.0.0.1 -t get -l -q >/dev/null 2>&1 &");
     other.run("until usmc ss | grep -q 10.0.0.1:6379; do sleep 0.1; done");
     let shown = other.run("usmc ss | grep 10.0.0.1:6379");
-    assert!(shown.contains("TCP") && !shown.contains("SMCD"), "{shown}");
+    assert!(shown.contains(CARRIED_BY), "{shown}");
     other.run("pkill -x redis-benchmark");
-    one.run("redis-cli shutdown nosave; while pgrep -x redis-server; do sleep 0.1; done");
+    stop_redis(one);
+
+    one.run("mkdir -p /tmp/nginx && head -c 300000 /dev/urandom >/tmp/nginx/file");
+    one.run(NGINX);
+    let fetch = "usmc run -- curl -s --retry 20 --retry-connrefused http://10.0.0.1:8080/file http://10.0.0.1:8080/file";
+    let sum = other.run(&format!("{fetch} | sha256sum"));
+    assert_eq!(sum, one.run("cat /tmp/nginx/file /tmp/nginx/file | sha256sum"));
+    one.run("kill $(cat /tmp/nginx/pid); while pgrep -x nginx; do sleep 0.1; done");
+
+    one.run("usmc run -- sockperf server --tcp -i 10.0.0.1 -p 8081 >/tmp/sockperf.log 2>&1 &");
+    one.run("until ss -ltn | grep -q :8081; do sleep 0.1; done");
+    let played = other.run("usmc run -- sockperf ping-pong --tcp -i 10.0.0.1 -p 8081 -t 2 2>&1");
+    assert!(played.contains("Valid Duration"), "{played}");
+    one.run("pkill -x sockperf");
+
+    one.run(&format!("usmc run -- python3 - 10.0.0.1 >/tmp/sum 2>&1 <<'END' &\n{STREAM}END"));
+    one.run("until ss -ltn | grep -q :8082; do sleep 0.1; done");
+    let sent = other.run(&format!("usmc run -- python3 - 10.0.0.1 client <<'END'\n{STREAM}END"));
+    one.run("until grep -q . /tmp/sum; do sleep 0.1; done");
+    assert_eq!(one.run("cat /tmp/sum"), sent);
+}
+
+const NGINX: &str = "cat >/tmp/nginx/conf <<'END'
+user root;
+pid /tmp/nginx/pid;
+events {}
+http { access_log off; server { listen 8080; location / { root /tmp/nginx; } } }
+END
+usmc run -- nginx -c /tmp/nginx/conf -e /tmp/nginx/log
+";
+
+/// Random bytes one way in pieces of any length, with a word back now and then. Both print their sum.
+const STREAM: &str = "import hashlib, random, socket, sys
+address = (sys.argv[1], 8082)
+sum = hashlib.sha256()
+if len(sys.argv) > 2:
+    s = socket.create_connection(address)
+    block = random.randbytes(1 << 20)
+    for n in range(200):
+        piece = block[:random.randrange(1, 200000)]
+        s.sendall(piece)
+        sum.update(piece)
+        if n % 20 == 0:
+            s.sendall(b'answer!')
+            sum.update(b'answer!')
+            s.recv(1)
+    s.shutdown(socket.SHUT_WR)
+    while s.recv(100): pass
+else:
+    listener = socket.create_server(address)
+    s = listener.accept()[0]
+    tail = b''
+    while data := s.recv(65536):
+        sum.update(data)
+        tail = (tail + data)[-7:]
+        if tail == b'answer!': s.send(b'x')
+    s.close()
+print(sum.hexdigest(), flush=True)
+";
+
+fn start_redis(guest: &mut Guest, how: &str) {
+    guest.run(&format!(
+        "{how} -- redis-server --bind 0.0.0.0 --protected-mode no --save '' >/tmp/redis.log 2>&1 &"
+    ));
+    guest.run("until redis-cli ping >/dev/null 2>&1; do sleep 0.1; done");
+}
+
+fn stop_redis(guest: &mut Guest) {
+    guest.run("redis-cli shutdown nosave; while pgrep -x redis-server; do sleep 0.1; done");
+}
+
+/// The last step: there is no way back.
+fn a_kernel_that_is_locked_down(_one: &mut Guest, other: &mut Guest) {
+    other.run("mount -t securityfs none /sys/kernel/security && echo integrity >/sys/kernel/security/lockdown");
+    let refused = check(other, "");
+    assert!(refused.contains("kernel lockdown forbids the region's device"), "{refused}");
+    let refused = other.run("usmc region show $region 2>&1 || :");
+    assert!(refused.contains("kernel_lockdown(7)"), "{refused}");
+    let refused = other.run("usmc region setup 2>&1 || :");
+    assert!(refused.contains("is left alone: kernel lockdown"), "{refused}");
+    // Programs go on without it.
+    start_redis(other, "usmc run");
+    other.run("usmc run -- redis-benchmark -t get -n 1000 -c 5 -q");
+    stop_redis(other);
 }
