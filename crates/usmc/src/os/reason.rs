@@ -49,6 +49,8 @@ reasons! {
     RegionVersion = 40, "region is of another version of uSMC";
     /// A region's file or device is not there, or not for this user.
     RegionClosed = 41, "region cannot be opened";
+    /// A device-dax node whose pages cannot be mapped in parts ([`crate::device::region::provider`]).
+    RegionPages = 42, "region is device-dax with pages larger than 4K";
     /// The offer table is full.
     OffersFull = 7, "offer table full";
     /// The segment could not be handed over or mapped.

@@ -42,6 +42,10 @@ pub fn remedy(path: &str, reason: Reason, is_auto: bool) -> &'static str {
             "give the machine the same file as persistent memory instead (virtio-pmem, /dev/dax*): the host or its \
              firmware has this device's memory mapped uncached, which is slower than TCP"
         }
+        Reason::RegionPages => {
+            "make its namespace anew by ndctl with --align=4K: with larger pages a program that switches transparent huge \
+             pages off, such as redis, would get SIGBUS"
+        }
         Reason::Lockdown => {
             "use persistent memory (/dev/dax*) instead, or boot without Secure Boot; see kernel_lockdown(7)"
         }

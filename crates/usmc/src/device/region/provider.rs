@@ -28,8 +28,10 @@ const IVSHMEM: [&str; 2] = ["1af4", "1110"];
 const SYSFS: u64 = 0x6265_6572;
 /// KVMFR_DMABUF_GETSIZE of Looking Glass' kvmfr.h: _IO('u', 0x44).
 const KVMFR_SIZE: c_ulong = 0x7544;
-/// What a device-dax node's pages are, and its length is a multiple of.
-const DAX_PAGE: usize = 2 << 20;
+/// The largest page of a device-dax node that can be used. Larger ones are mapped as a whole only, and where a program has switched
+/// transparent huge pages off, as redis does (PR_SET_THP_DISABLE), a first touch of one is SIGBUS (Linux' drivers/dax/device.c and
+/// hugepage_vma_check() of mm/huge_memory.c; seen with 6.1). It may do so at any time, and a forked child touches each anew.
+const DAX_PAGE: usize = 4096;
 
 /// Loads of a line that are timed together, and how often.
 const LOADS: usize = 64;
@@ -102,27 +104,31 @@ pub fn open(path: &str) -> Result<(c_int, usize), Reason> {
 /// The length of the region behind a descriptor.
 ///
 /// # Errors
-/// [`Reason::RegionForeign`] where it can be none.
+/// [`Reason::RegionForeign`] where it can be none; [`Reason::RegionPages`].
 pub fn length(fd: c_int) -> Result<usize, Reason> {
     let facts = sys::fstat(fd).map_err(|_| Reason::RegionForeign)?;
     let len = match facts.mode & libc::S_IFMT {
         libc::S_IFREG => usize::try_from(facts.size).ok(),
-        libc::S_IFCHR => length_of_dax(facts.node).or_else(|| sys::ioctl(fd, KVMFR_SIZE).ok()),
+        libc::S_IFCHR => match number_of(facts.node, "align") {
+            Some(page) if page > DAX_PAGE => return Err(Reason::RegionPages),
+            Some(_) => number_of(facts.node, "size"),
+            None => sys::ioctl(fd, KVMFR_SIZE).ok(),
+        },
         _ => None,
     };
     len.filter(|len| *len > 0).ok_or(Reason::RegionForeign)
 }
 
-/// What sysfs says of a character device's length, if it is device-dax.
-fn length_of_dax(node: u64) -> Option<usize> {
+/// What sysfs says of a character device: of device-dax, its bytes and those of a page of it.
+fn number_of(node: u64, file: &str) -> Option<usize> {
     let (major, minor) = (libc::major(node), libc::minor(node));
-    let path = Path::of(format_args!("/sys/dev/char/{major}:{minor}/size"));
+    let path = Path::of(format_args!("/sys/dev/char/{major}:{minor}/{file}"));
     let mut text = [0; 32];
-    dax_size(path::read(path.c(), &mut text)?)
+    number(path::read(path.c(), &mut text)?)
 }
 
-fn dax_size(text: &str) -> Option<usize> {
-    text.trim().parse().ok().filter(|len| len % DAX_PAGE == 0)
+fn number(text: &str) -> Option<usize> {
+    text.trim().parse().ok()
 }
 
 /// Maps a region of this length, which this process joins next.
@@ -235,10 +241,10 @@ mod tests {
     }
 
     #[test]
-    fn dax_has_whole_pages() {
-        assert_eq!(dax_size("268435456\n"), Some(256 << 20));
-        for text in ["", "0x200000", "2097153\n", "-2097152"] {
-            assert_eq!(dax_size(text), None, "{text}");
+    fn numbers_of_sysfs_are_decimal() {
+        assert_eq!(number("268435456\n"), Some(256 << 20));
+        for text in ["", "0x200000", "-2097152", "memory"] {
+            assert_eq!(number(text), None, "{text}");
         }
     }
 
