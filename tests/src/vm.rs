@@ -43,27 +43,28 @@ pub struct Guest {
 }
 
 impl Guests {
-    /// Boots both, with this file as the region, whose size is a power of two.
+    /// Boots both, with one file as an ivshmem device, whose size is a power of two, and another as persistent memory.
     ///
     /// # Panics
     /// When that fails, or takes too long.
-    pub fn boot(fixture: &Fixture, region: &Path) -> Guests {
+    pub fn boot(fixture: &Fixture, region: &Path, persistent: &Path) -> Guests {
         let cable = fixture.scratch().join("cable.pcap");
         let socket = fixture.scratch().join("cable");
-        let size = region.metadata().expect("the region").len();
+        let memory = |name: &str, path: &Path| {
+            let size = path.metadata().expect("memory").len();
+            format!(
+                "memory-backend-file,id={name},share=on,mem-path={},size={size}",
+                path.display()
+            )
+        };
         let start = |number: usize| {
             let console = fixture.scratch().join(format!("console{number}"));
             let mut command = fixture.plain(QEMU);
             basics(&mut command, number, &console);
-            option(
-                &mut command,
-                "-object",
-                &[
-                    "memory-backend-file,id=region,share=on",
-                    &format!("mem-path={},size={size}", region.display()),
-                ],
-            );
+            option(&mut command, "-object", &[&memory("region", region)]);
             option(&mut command, "-device", &["ivshmem-plain,memdev=region"]);
+            option(&mut command, "-object", &[&memory("persistent", persistent)]);
+            option(&mut command, "-device", &["nvdimm,memdev=persistent"]);
             // A UNIX socket: over TCP each packet would wait for Nagle's algorithm.
             let server = if number == 1 { "on" } else { "off" };
             option(
@@ -126,10 +127,13 @@ impl Guest {
     }
 
     /// Runs a script of bash's, as root, and returns its exit status and what it printed. What it starts in the background goes on.
-    /// `usmc` is the command under test, and `$region` the region's device.
+    /// `usmc` is the command under test, `$region` the ivshmem device's memory, and in `$modules` are the kernel's.
     pub fn try_run(&mut self, script: &str) -> (i32, String) {
-        self.process
-            .say(&format!("set -e; usmc={}; usmc() {{ $usmc \"$@\"; }}", build::usmc().display()));
+        self.process.say(&format!(
+            "set -e; usmc={}; usmc() {{ $usmc \"$@\"; }}; modules={}",
+            build::usmc().display(),
+            image().join("package").display()
+        ));
         self.process.say(script);
         self.process.say("-- end");
         let mut lines = Vec::new();
@@ -154,10 +158,16 @@ impl Guest {
     }
 }
 
+/// What is booted.
+fn image() -> PathBuf {
+    build::vm_image().expect("is_wanted() was asked")
+}
+
 /// A machine without network and devices, whose agent has standard input and output.
 fn basics(command: &mut Command, number: usize, console: &Path) {
-    let dir = build::vm_image().expect("is_wanted() was asked");
-    command.args(["-machine", "q35,accel=tcg", "-cpu", "max", "-m", "1024", "-smp", "1"]);
+    let dir = image();
+    command.args(["-machine", "q35,accel=tcg,nvdimm=on", "-cpu", "max", "-smp", "1"]);
+    command.args(["-m", "1G,slots=1,maxmem=2G"]);
     command.args(["-nodefaults", "-display", "none", "-no-reboot"]);
     command.arg("-kernel").arg(dir.join("kernel")).arg("-initrd").arg(dir.join("initrd"));
     command.arg("-append");

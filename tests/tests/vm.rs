@@ -2,6 +2,7 @@
 //!
 //! They boot once, for all that is tested: each step but the last leaves them as it has found them.
 
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -10,19 +11,23 @@ use usmc_tests::vm::{self, Guest, Guests};
 use usmc_tests::{Fixture, build, is_plain};
 
 /// On two cores, with the boot.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(150);
 /// Bytes of the device: a power of two.
 const SIZE: u64 = 64 << 20;
+
+/// Bytes of persistent memory: the kernel adds it in such pieces.
+const PERSISTENT: u64 = 128 << 20;
 
 /// Something that both are asked to do.
 type Step = fn(&mut Guest, &mut Guest);
 
-const STEPS: [(&str, Step); 8] = [
+const STEPS: [(&str, Step); 9] = [
     ("both are on one cable", both_are_on_one_cable),
     ("both have one memory", both_have_one_memory),
     ("redis without a region", redis_without_a_region),
     ("a group has the region", a_group_has_the_region),
     ("udev gives it to the group", udev_gives_it_to_the_group),
+    ("persistent memory is a region", persistent_memory_is_a_region),
     ("programs join by themselves", programs_join_by_themselves),
     ("programs of both", programs_of_both),
     ("a kernel that is locked down", a_kernel_that_is_locked_down),
@@ -36,7 +41,9 @@ fn two_guests() {
     build::usmc();
     let fixture = Fixture::with_limit("two guests", LIMIT);
     let region = region(&fixture);
-    let mut guests = Guests::boot(&fixture, &region);
+    let persistent = fixture.ism_dir().join("persistent");
+    File::create_new(&persistent).and_then(|file| file.set_len(PERSISTENT)).expect("a sparse file");
+    let mut guests = Guests::boot(&fixture, &region, &persistent);
     for (name, step) in STEPS {
         println!("{name}, {} s left", fixture.time_left().as_secs());
         let [one, other] = guests.both();
@@ -44,7 +51,9 @@ fn two_guests() {
     }
     guests.shut_down();
     assert!(vm::frames(guests.cable(), "icmp") >= 2);
-    std::fs::remove_file(region).expect("the region");
+    for path in [region, persistent] {
+        fs::remove_file(path).expect("memory of both");
+    }
     fixture.finish();
 }
 
@@ -161,6 +170,40 @@ fn udev_gives_it_to_the_group(one: &mut Guest, _other: &mut Guest) {
     );
     assert_eq!(one.run(OWNERS), "root:usmc 660");
     one.run("SYSTEMD_IGNORE_CHROOT=1 udevadm control --exit && usmc region setup --undo && groupdel usmc");
+}
+
+/// What an NVDIMM needs. Its rule for modprobe(8) asks for keys, which none here has.
+const NVDIMM: &str =
+    "for name in nfit nd_pmem dax_pmem device_dax; do modprobe -C /dev/null -d $modules $name; done
+";
+
+/// One makes a device-dax node, and a region in it. The other has both then.
+fn persistent_memory_is_a_region(one: &mut Guest, other: &mut Guest) {
+    let make = "ndctl create-namespace -f -e namespace0.0 -m devdax --map=mem";
+    one.run(&format!("{NVDIMM}{make} --align=2M 2>&1"));
+    let large = one.run("usmc check --regions /dev/dax0.0 | grep -A1 /dev/dax0.0:");
+    assert!(large.contains("pages larger than 4K") && large.contains("--align=4K"), "{large}");
+    one.run(&format!("{make} --align=4K 2>&1"));
+    let none = one.run("usmc region show /dev/dax0.0 2>&1 || :");
+    assert!(none.contains("no region"), "{none}");
+    one.run("usmc region init /dev/dax0.0");
+    let twice = one.run("usmc region init /dev/dax0.0 2>&1 || :");
+    assert!(twice.contains("is not empty"), "{twice}");
+    other.run(&format!("{NVDIMM}until [ -e /dev/dax0.0 ]; do sleep 0.1; done"));
+    let ids = [one, other].map(|guest| {
+        let done = guest.run("usmc region setup");
+        assert!(done.contains("give /dev/dax0.0 to the group usmc"), "{done}");
+        let usable = guest.run("usmc check --regions /dev/dax0.0 | grep dax0.0.can");
+        assert!(usable.contains("can be used: region"), "{usable}");
+        start_redis(guest, "usmc run --regions /dev/dax0.0");
+        guest.run("usmc run --regions /dev/dax0.0 -- redis-benchmark -t get -n 1000 -c 5 -q");
+        stop_redis(guest);
+        guest.run("usmc region setup --undo && groupdel usmc");
+        let shown = guest.run("usmc region show /dev/dax0.0");
+        assert!(shown.contains("guest"), "{shown}");
+        shown.split(':').next().map(str::to_owned)
+    });
+    assert_eq!(ids[0], ids[1], "two regions");
 }
 
 /// No path is configured: a program that may open the device has the region.

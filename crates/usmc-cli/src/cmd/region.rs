@@ -20,7 +20,7 @@ use serde::Serialize;
 use usmc::provider;
 use usmc::reason::Reason;
 use usmc_shm::region::peers::{Life, NAME, Peer};
-use usmc_shm::region::{PEERS, Refused, Region, UNIT, VERSION, len_for, units_in};
+use usmc_shm::region::{PEERS, Refused, Region, UNIT, UNITS_MOST, VERSION, len_for, units_in};
 
 use crate::ivshmem::report;
 use crate::table;
@@ -37,11 +37,11 @@ pub struct Args {
 
 #[derive(Subcommand, Debug)]
 enum What {
-    /// Make a region out of a new file
+    /// Make a region out of a new file, or of persistent memory with nothing in it
     Init {
-        /// The file, which is not there yet
+        /// The file, which is not there yet; or a device-dax node, all of which is taken
         path: PathBuf,
-        /// Its size, with K, M or G; a device's is a power of two
+        /// The file's size, with K, M or G; an ivshmem device's is a power of two
         #[arg(long, default_value = "256M", value_parser = size)]
         size: u64,
     },
@@ -110,6 +110,14 @@ pub fn size(text: &str) -> Result<u64> {
 }
 
 fn init(path: &Path, size: u64) -> Result<()> {
+    let is_device = fs::metadata(path).is_ok_and(|meta| meta.file_type().is_char_device());
+    let units = if is_device { init_device(path)? } else { init_file(path, size)? };
+    println!("{}: {units} units of {} KiB", path.display(), UNIT >> 10);
+    println!("let others have it by chgrp and chmod: they can read and change all of it");
+    Ok(())
+}
+
+fn init_file(path: &Path, size: u64) -> Result<usize> {
     // For its user alone. The administrator says which others may have it.
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
     let file = file.map_err(|error| match error.kind() {
@@ -119,16 +127,23 @@ fn init(path: &Path, size: u64) -> Result<()> {
         ),
         _ => anyhow::Error::new(error).context(format!("cannot make {}", path.display())),
     })?;
-    let made = (|| {
-        file.set_len(size).context("no file of this size")?;
-        format(&file).map(|region| region.units())
-    })();
-    let units = made.inspect_err(|_| {
-        let _ = std::fs::remove_file(path);
-    })?;
-    println!("{}: {units} units of {} KiB", path.display(), UNIT >> 10);
-    println!("let others have it by chgrp and chmod: they can read and change all of it");
-    Ok(())
+    let made = file.set_len(size).context("no file of this size");
+    made.and_then(|()| format(&file).map(|region| region.units())).inspect_err(|_| {
+        let _ = fs::remove_file(path);
+    })
+}
+
+/// Of a device nobody knows whether it is new, but for what is in it.
+fn init_device(path: &Path) -> Result<usize> {
+    let what = || path.display().to_string();
+    let file = OpenOptions::new().read(true).write(true).open(path).with_context(what)?;
+    let map = Map::of(&file).with_context(what)?;
+    ensure!(
+        map.is_blank(),
+        "{} is not empty: a region is made once, of memory with nothing in it; see ndctl-create-namespace(1)",
+        what()
+    );
+    format_map(&map).map(|region| region.units())
 }
 
 /// Makes a region out of a file of zero bytes, which nobody uses yet.
@@ -136,12 +151,15 @@ fn init(path: &Path, size: u64) -> Result<()> {
 /// # Errors
 /// It cannot be mapped, or is too short.
 pub fn format(file: &File) -> Result<Region> {
-    let map = Map::of(file)?;
+    format_map(&Map::of(file)?)
+}
+
+fn format_map(map: &Map) -> Result<Region> {
     let mut bytes = [0; 16];
     getrandom(&mut bytes[..], GetRandomFlags::empty()).context("getrandom")?;
     let bits = u128::from_ne_bytes(bytes);
     let gid = [(bits >> 64) as u64, bits as u64];
-    // SAFETY: a fresh file of zero bytes, whose mapping outlives the region.
+    // SAFETY: a mapping with zero bytes where the tables come, which lasts as long as this process.
     #[expect(unsafe_code, reason = "a mapping of a file")]
     let region = unsafe { Region::format(map.base, map.len, gid) };
     region.context("no room for a unit")
@@ -166,6 +184,15 @@ impl Map {
             error => anyhow::Error::new(error).context("mmap"),
         })?;
         Ok(Map { base: base.cast(), len })
+    }
+
+    /// Whether there is nothing where a region's tables come, and before the first units' end.
+    fn is_blank(&self) -> bool {
+        let words = self.len.min(len_for(1) + UNITS_MOST * size_of::<u64>()) / size_of::<u64>();
+        let base = self.base.cast::<u64>();
+        // SAFETY: words of the mapping, which another process may write: each is read once.
+        #[expect(unsafe_code, reason = "a mapping of a file")]
+        (0..words).all(|at| unsafe { base.add(at).read_volatile() } == 0)
     }
 }
 

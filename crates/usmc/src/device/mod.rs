@@ -215,6 +215,11 @@ pub fn regions() -> impl Iterator<Item = &'static dyn Device> {
     all().filter(|(index, _)| *index != LOOPBACK).map(|(_, device)| device)
 }
 
+/// Why a destination is found on no board.
+pub fn not_registered() -> Reason {
+    region::refusal().unwrap_or(Reason::NotRegistered)
+}
+
 /// The device of the host's directory: its board has offers, and its memory changes hands by mailboxes.
 pub fn of_host() -> Index {
     LOOPBACK

@@ -77,14 +77,12 @@ fn add(path: &str, is_found: bool) {
             COUNT.store(count + 1, Release);
             region.sweep();
         }
+        Err(reason @ (Reason::RegionForeign | Reason::RegionClosed)) if is_found => {
+            log::debug(format_args!("{path}: {}", reason.text()));
+        }
         Err(reason) => {
             REFUSAL.store(reason as u8, Relaxed);
-            match reason {
-                Reason::RegionForeign | Reason::RegionClosed if is_found => {
-                    log::debug(format_args!("{path}: {}", reason.text()));
-                }
-                _ => log::warn(format_args!("{path}: {}; see `usmc check`", reason.text())),
-            }
+            log::warn(format_args!("{path}: {}; see `usmc check`", reason.text()));
         }
     }
 }
@@ -92,8 +90,8 @@ fn add(path: &str, is_found: bool) {
 /// Why the last one was refused that cannot be used.
 static REFUSAL: AtomicU8 = AtomicU8::new(Reason::None as u8);
 
-/// Why there is no region: what the last of them was refused for. `None`: there is one, or none to try.
-pub fn why_not() -> Option<Reason> {
+/// Why a listener is not found in a region, where none can be used.
+pub fn refusal() -> Option<Reason> {
     let refusal = Reason::from_code(REFUSAL.load(Relaxed));
     refusal.filter(|reason| *reason != Reason::None && count() == 0)
 }

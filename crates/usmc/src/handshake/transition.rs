@@ -95,7 +95,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
         let why = match offer::may_be_listening(server) {
             true => Reason::Short,
             // The acceptor may be about to learn of the listener: asked once more where the connection lasts.
-            false => syn_option::reason_of(conn, Reason::NotRegistered),
+            false => syn_option::reason_of(conn, device::not_registered()),
         };
         conn.reason.store(why as u32, Relaxed);
         conn.go(Event::Begins);

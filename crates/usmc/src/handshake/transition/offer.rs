@@ -34,7 +34,7 @@ pub(super) fn may_be_listening(server: Endpoint) -> bool {
 pub(super) fn offer(fd: i32, conn: &Conn) -> Result<(), Reason> {
     let meant = Endpoint::server_of(&stored_tuple(conn));
     if !may_be_listening(meant) {
-        return Err(syn_option::reason_of(conn, Reason::NotRegistered));
+        return Err(syn_option::reason_of(conn, device::not_registered()));
     }
     if !is_free(fd, conn)? {
         return Ok(());
