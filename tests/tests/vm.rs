@@ -218,8 +218,8 @@ fn programs_join_by_themselves(one: &mut Guest, other: &mut Guest) {
     assert!(peers.contains("guest1") && peers.contains("guest2"), "{peers}");
 }
 
-/// How connections between both are carried. They will be by the region once listeners are known in it.
-const CARRIED_BY: &str = "TCP";
+/// How connections between both are carried.
+const CARRIED_BY: &str = "SMCD";
 
 fn programs_of_both(one: &mut Guest, other: &mut Guest) {
     start_redis(one, "usmc run");
