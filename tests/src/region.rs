@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use usmc_shm::region::{Region, WORDS_AT};
+use usmc_shm::region::{Region, UNIT, len_for, units_in};
 
 /// Makes one of so many bytes, most of which are not in memory.
 ///
@@ -28,13 +28,14 @@ pub fn create(dir: &Path, len: usize) -> PathBuf {
     path
 }
 
-/// Whether anybody has ever had memory of it: the first unit has been used.
+/// Whether anybody has ever had memory of it: there is something in the first unit, whosever that is by now.
 ///
 /// # Panics
 /// Without the file.
 pub fn was_used(path: &Path) -> bool {
     let mut word = [0; 8];
     let file = File::open(path).expect("the region");
-    file.read_exact_at(&mut word, WORDS_AT as u64).expect("a word for each unit");
+    let units = units_in(file.metadata().expect("the region").len() as usize);
+    file.read_exact_at(&mut word, (len_for(units) - units * UNIT) as u64).expect("a unit");
     u64::from_ne_bytes(word) != 0
 }
