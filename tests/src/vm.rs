@@ -40,14 +40,16 @@ pub struct Guest {
     process: Process,
     number: usize,
     console: PathBuf,
+    is_killed: bool,
 }
 
 impl Guests {
-    /// Boots both, with one file as an ivshmem device, whose size is a power of two, and another as persistent memory.
+    /// Boots both, with one file as an ivshmem device, whose size is a power of two, another as persistent memory, and one more ivshmem
+    /// device of the server at that socket.
     ///
     /// # Panics
     /// When that fails, or takes too long.
-    pub fn boot(fixture: &Fixture, region: &Path, persistent: &Path) -> Guests {
+    pub fn boot(fixture: &Fixture, region: &Path, persistent: &Path, server: &Path) -> Guests {
         let cable = fixture.scratch().join("cable.pcap");
         let socket = fixture.scratch().join("cable");
         let memory = |name: &str, path: &Path| {
@@ -63,6 +65,9 @@ impl Guests {
             basics(&mut command, number, &console);
             option(&mut command, "-object", &[&memory("region", region)]);
             option(&mut command, "-device", &["ivshmem-plain,memdev=region"]);
+            let path = format!("path={}", server.display());
+            option(&mut command, "-chardev", &["socket,id=server", &path]);
+            option(&mut command, "-device", &["ivshmem-doorbell,chardev=server"]);
             option(&mut command, "-object", &[&memory("persistent", persistent)]);
             option(&mut command, "-device", &["nvdimm,memdev=persistent"]);
             // A UNIX socket: over TCP each packet would wait for Nagle's algorithm.
@@ -81,7 +86,7 @@ impl Guests {
                 let file = format!("file={}", cable.display());
                 option(&mut command, "-object", &["filter-dump,id=dump,netdev=cable", &file]);
             }
-            Guest { process: fixture.spawn(command), number, console }
+            Guest { process: fixture.spawn(command), number, console, is_killed: false }
         };
         let first = start(1);
         fixture.wait_until("the cable", || socket.exists());
@@ -105,10 +110,11 @@ impl Guests {
     /// # Panics
     /// When one of them does not end by itself.
     pub fn shut_down(&mut self) {
-        for guest in &mut self.guests {
+        let mut living: Vec<_> = self.guests.iter_mut().filter(|guest| !guest.is_killed).collect();
+        for guest in &mut living {
             guest.process.say("-- bye");
         }
-        for guest in &mut self.guests {
+        for guest in living {
             let status = guest.process.wait();
             assert!(status.success(), "guest {}: {status}", guest.number);
         }
@@ -116,6 +122,12 @@ impl Guests {
 }
 
 impl Guest {
+    /// The machine is gone from one instant to the next.
+    pub fn kill(&mut self) {
+        self.process.kill();
+        self.is_killed = true;
+    }
+
     fn wait_until_ready(&mut self) {
         while let Some(line) = self.process.try_line() {
             if line.starts_with("-- ready") {
@@ -127,7 +139,7 @@ impl Guest {
     }
 
     /// Runs a script of bash's, as root, and returns its exit status and what it printed. What it starts in the background goes on.
-    /// `usmc` is the command under test, `$region` the ivshmem device's memory, and in `$modules` are the kernel's.
+    /// `usmc` is the command under test, `$region` the plain ivshmem device's memory, `$served` that of the server's, and in `$modules` are the kernel's.
     pub fn try_run(&mut self, script: &str) -> (i32, String) {
         self.process.say(&format!(
             "set -e; usmc={}; usmc() {{ $usmc \"$@\"; }}; modules={}",

@@ -67,7 +67,8 @@ fn add(path: &str, is_found: bool) {
         return log::warn(format_args!("region {path} is not used: there are {MOST} already"));
     };
     let mapped = provider::open(path).and_then(|(fd, _)| {
-        let mapped = region.map(fd, join);
+        region.station.store(provider::station(path), Relaxed);
+        let mapped = region.map(fd, |map| region.join(map));
         sys::close(fd);
         mapped
     });
@@ -106,6 +107,8 @@ pub struct Region {
     len: AtomicUsize,
     /// This process among those that share it ([`Member::word`]); 0 = it came by fork, and has not joined yet.
     member: AtomicU64,
+    /// Which machine of an ivshmem server's this is ([`provider::station`]).
+    station: AtomicU64,
     /// When it was swept because it was full, in milliseconds; 0 = never.
     swept: AtomicU32,
 }
@@ -119,6 +122,7 @@ impl Region {
             base: AtomicPtr::new(ptr::null_mut()),
             len: AtomicUsize::new(0),
             member: AtomicU64::new(0),
+            station: AtomicU64::new(0),
             swept: AtomicU32::new(0),
         }
     }
@@ -146,6 +150,10 @@ impl Region {
         Ok(())
     }
 
+    fn join(&self, map: &region::Region) -> Option<Member> {
+        join(map, self.station.load(Relaxed))
+    }
+
     fn get(&self) -> Option<region::Region> {
         let base = self.base.load(Acquire);
         if base.is_null() {
@@ -160,7 +168,7 @@ impl Region {
         known().or_else(|| {
             let _held = self.lock.enter()?;
             known().or_else(|| {
-                let joined = join(&self.get()?)?;
+                let joined = self.join(&self.get()?)?;
                 // Release: what an earlier process of that number has left is forgotten before this one leaves anything.
                 self.member.store(joined.word(), Release);
                 Some(joined)
@@ -231,9 +239,9 @@ impl Owners for Region {
 }
 
 /// Takes part in a region as a process of this kernel's ISM directory.
-fn join(region: &region::Region) -> Option<Member> {
+fn join(region: &region::Region, station: u64) -> Option<Member> {
     let host = host::current();
-    let identity = Identity { host: boot_id()?, directory: host.gid()?, station: 0 };
+    let identity = Identity { host: boot_id()?, directory: host.gid()?, station };
     let mut name = [0; 65];
     let name = sys::hostname(&mut name);
     // Two processes of a directory are one peer.

@@ -42,6 +42,14 @@ impl Device {
         }
     }
 
+    /// Its registers: programs read there which machine of its server's this is. Whoever could write them could interrupt others.
+    fn registers(&self) -> Option<PathBuf> {
+        match self {
+            Device::Pci(_) => Some(self.path().with_file_name("resource0")),
+            Device::Dax(_) => None,
+        }
+    }
+
     /// Where the kernel is told to let its memory be read, where it has such a place.
     fn enable(&self) -> Option<PathBuf> {
         match self {
@@ -55,8 +63,9 @@ impl Device {
         match self {
             Device::Pci(address) => format!(
                 "ACTION!=\"remove\", SUBSYSTEM==\"pci\", KERNEL==\"{address}\", ATTR{{vendor}}==\"0x1af4\", \
-                 ATTR{{device}}==\"0x1110\", ATTR{{enable}}=\"1\", RUN+=\"/bin/chgrp {GROUP} /sys%p/resource2\", \
-                 RUN+=\"/bin/chmod 0660 /sys%p/resource2\"\n"
+                 ATTR{{device}}==\"0x1110\", ATTR{{enable}}=\"1\", \
+                 RUN+=\"/bin/chgrp {GROUP} /sys%p/resource2 /sys%p/resource0\", \
+                 RUN+=\"/bin/chmod 0660 /sys%p/resource2\", RUN+=\"/bin/chmod 0640 /sys%p/resource0\"\n"
             ),
             Device::Dax(name) => {
                 format!(
@@ -136,7 +145,10 @@ fn set_up(steps: &Steps) -> Result<()> {
                 fs::write(enable, "1").map_err(Into::into)
             })?;
         }
-        give(steps, device, gid, GROUP, 0o660)?;
+        give(steps, &device.path(), gid, GROUP, 0o660)?;
+        if let Some(registers) = device.registers() {
+            give(steps, &registers, gid, GROUP, 0o640)?;
+        }
     }
     println!("users who are to share memory with other machines: usermod -aG {GROUP} USER");
     Ok(())
@@ -151,7 +163,9 @@ fn take_back(steps: &Steps) -> Result<()> {
     let is_ours = |device: &Device| fs::metadata(device.path()).is_ok_and(|meta| meta.gid() == gid);
     let devices = candidates().into_iter().filter_map(|path| Device::of(&path)).filter(is_ours);
     for device in devices {
-        give(steps, &device, 0, "root", 0o600)?;
+        for path in [Some(device.path()), device.registers()].into_iter().flatten() {
+            give(steps, &path, 0, "root", 0o600)?;
+        }
     }
     println!("the group {GROUP} stays: `groupdel {GROUP}` removes it");
     Ok(())
@@ -198,11 +212,10 @@ fn rules(devices: &[Device]) -> String {
     devices.iter().fold(head.to_owned(), |text, device| text + &device.rule())
 }
 
-fn give(steps: &Steps, device: &Device, gid: u32, group: &str, mode: u32) -> Result<()> {
-    let path = device.path();
+fn give(steps: &Steps, path: &Path, gid: u32, group: &str, mode: u32) -> Result<()> {
     steps.step(&format!("give {} to the group {group}, mode {mode:04o}", path.display()), || {
-        chown(&path, None, Some(gid))?;
-        fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(Into::into)
+        chown(path, None, Some(gid))?;
+        fs::set_permissions(path, Permissions::from_mode(mode)).map_err(Into::into)
     })
 }
 

@@ -33,6 +33,10 @@ const KVMFR_SIZE: c_ulong = 0x7544;
 /// hugepage_vma_check() of mm/huge_memory.c; seen with 6.1). It may do so at any time, and a forked child touches each anew.
 const DAX_PAGE: usize = 4096;
 
+/// Bytes of an ivshmem device's registers, in whole pages, and where IVPosition is among them.
+const REGISTERS: usize = 4096;
+const POSITION: usize = 8;
+
 /// Loads of a line that are timed together, and how often.
 const LOADS: usize = 64;
 const ROUNDS: usize = 9;
@@ -99,6 +103,27 @@ pub fn open(path: &str) -> Result<(c_int, usize), Reason> {
     let fd = sys::open(name.c(), libc::O_RDWR | libc::O_NOCTTY | libc::O_NONBLOCK, 0);
     let fd = fd.map_err(|_| Reason::RegionClosed)?;
     length(fd).map(|len| (fd, len)).inspect_err(|_| sys::close(fd))
+}
+
+/// Which machine of its ivshmem server's this is: the id that the server has given it, and 1 more; 0 where there is no server, or it
+/// cannot be read. Registers are in BAR0, and a device without a server has no BAR1 (QEMU's docs/specs/ivshmem-spec.rst).
+pub fn station(path: &str) -> u64 {
+    let Some(dir) = path.strip_suffix("/resource2") else { return 0 };
+    let open = |file: &str, flags| sys::open(Path::of(format_args!("{dir}/{file}")).c(), flags, 0);
+    let Ok(interrupts) = open("resource1", libc::O_PATH) else { return 0 };
+    sys::close(interrupts);
+    let Ok(registers) = open("resource0", libc::O_RDONLY) else { return 0 };
+    let mapped = sys::mmap_readable(registers, REGISTERS);
+    sys::close(registers);
+    let Ok(base) = mapped else { return 0 };
+    // SAFETY: a register of four bytes in a mapping of this function's own, which ends here.
+    let position = unsafe {
+        let position = ptr::read_volatile(base.cast::<i32>().add(POSITION / 4));
+        sys::munmap(base, REGISTERS);
+        position
+    };
+    // It is negative until the server has said so.
+    u64::try_from(position).map_or(0, |id| id + 1)
 }
 
 /// The length of the region behind a descriptor.
