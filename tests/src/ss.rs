@@ -19,6 +19,8 @@ pub struct Socket {
     pub peer: String,
     /// `SMCD` or `TCP`.
     pub mode: String,
+    /// Whose memory it is, empty for TCP.
+    pub device: String,
     /// Why it is TCP.
     pub fallback_reason: String,
     /// What the TCP option came to, empty where it was not asked for.
@@ -80,6 +82,7 @@ fn socket(item: &Value) -> Socket {
         local: text("local"),
         peer: text("peer"),
         mode: text("mode"),
+        device: text("device"),
         fallback_reason: text("fallback_reason"),
         tcp_option: text("tcp_option"),
         tx_bytes: count("tx_bytes"),

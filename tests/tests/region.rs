@@ -138,6 +138,13 @@ fn the_nearest_device_is_used() {
     let mut far = world.client(&port);
     assert!(connection_of(&far).0);
     assert!(world.free() < all);
+    let device = |process: &Process| {
+        let pid = process.pid();
+        let ends = ss::list();
+        ends.into_iter().find(|end| end.pid == pid && end.is_smcd()).map(|end| end.device)
+    };
+    assert_eq!(device(&near).as_deref(), Some("loopback"));
+    assert_eq!(device(&far), world.shown()["gid"].as_str().map(str::to_owned));
     println!("2 connections in shared memory");
     near.succeed();
     far.succeed();

@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{Ordering, fence};
 
 use usmc::observe::{
-    BUFFERS, CLIENT_END, Fallback, Header, MAGIC, Mode, PARTS, REASONS, RECORDS_OFFSET, Record,
-    State, TOTALS_OFFSET, Totals as RawTotals, VERSION, WAS_SMCD,
+    BUFFERS, CLIENT_END, DEVICE_SHIFT, Fallback, Header, MAGIC, Mode, PARTS, REASONS,
+    RECORDS_OFFSET, REGIONS, Record, State, TOTALS_OFFSET, Totals as RawTotals, VERSION, WAS_SMCD,
 };
 use usmc::syn_option::Outcome;
 
@@ -86,6 +86,8 @@ pub struct Socket {
     pub was_smcd: bool,
     /// The identity of the memory that both ends share, 0 in mode TCP.
     pub segment: u64,
+    /// The id of the region that this memory is in; `None`: it is none's, or the mode is TCP.
+    pub region: Option<u128>,
     /// What was counted for it, as `usmc::observe::Totals::closed` orders it.
     pub counters: [u64; 9],
 }
@@ -165,6 +167,7 @@ pub struct Reading {
     /// Records that no correct library writes.
     pub senseless: usize,
     tries: usize,
+    regions: [u128; REGIONS],
 }
 
 /// Why a file was not read.
@@ -219,7 +222,12 @@ pub fn read(file: &impl Source) -> Result<Reading, Refusal> {
 
     let mut totals = [0; size_of::<RawTotals>()];
     read_up_to(file, &mut totals, TOTALS_OFFSET as u64)?;
-    let mut reading = Reading { totals: Totals::decode(&totals), ..Reading::default() };
+    let regions = std::array::from_fn(|i| {
+        let half =
+            |n: usize| u128::from(u64_at(&header, offset_of!(Header, regions) + 16 * i + 8 * n));
+        half(0) << 64 | half(1)
+    });
+    let mut reading = Reading { totals: Totals::decode(&totals), regions, ..Reading::default() };
     let mut copies = [const { [0u8; CHUNK * RECORD] }; 3];
     let mut first = 0;
     while first < count {
@@ -273,7 +281,7 @@ impl Reading {
         if u32_at(record, offset_of!(Record, seq)) == 0 {
             return;
         }
-        match decode(index, record) {
+        match decode(index, record, &self.regions) {
             Some(socket) => self.sockets.push(socket),
             None => self.senseless += 1,
         }
@@ -286,19 +294,22 @@ fn steady([before, record, after]: [&[u8]; 3]) -> Option<&[u8]> {
     (same && seq(before).is_multiple_of(2)).then_some(record)
 }
 
-fn decode(index: usize, record: &[u8]) -> Option<Socket> {
+fn decode(index: usize, record: &[u8], regions: &[u128; REGIONS]) -> Option<Socket> {
     let [state, mode, reason, family] = u32_at(record, offset_of!(Record, kind)).to_le_bytes();
     let ports = u32_at(record, offset_of!(Record, ports));
     let end =
         |at: usize, port: u32| Some(SocketAddr::new(address(&record[at..], family)?, port as u16));
     let small = |at: usize| u64::from(u32_at(record, at));
     let place = u32_at(record, offset_of!(Record, slot));
+    let device = (place >> DEVICE_SHIFT & 7) as usize;
+    let mode = mode_of(mode)?;
+    let region = device.checked_sub(1).and_then(|i| regions.get(i)).copied();
     let tx_bytes = u64_at(record, offset_of!(Record, tx_bytes));
     let rx_bytes = u64_at(record, offset_of!(Record, rx_bytes));
     Some(Socket {
         fd: u32_at(record, offset_of!(Record, fd)),
         state: state_of(state)?,
-        mode: mode_of(mode)?,
+        mode,
         reason,
         declined: u64_at(record, offset_of!(Record, segment)) as u32,
         local: end(offset_of!(Record, local), ports)?,
@@ -312,6 +323,7 @@ fn decode(index: usize, record: &[u8]) -> Option<Socket> {
         is_client: place & CLIENT_END != 0,
         was_smcd: place & WAS_SMCD != 0,
         segment: u64_at(record, offset_of!(Record, segment)),
+        region: region.filter(|_| mode == Mode::Smcd),
         counters: [
             tx_bytes,
             rx_bytes,

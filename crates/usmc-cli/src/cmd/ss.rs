@@ -46,6 +46,7 @@ struct Row {
     local: String,
     peer: String,
     mode: &'static str,
+    device: Option<String>,
     fallback_reason: Option<String>,
     tcp_option: Option<&'static str>,
     tx_bytes: Option<u64>,
@@ -210,6 +211,7 @@ fn row(
         local: name(s.local),
         peer: name(s.peer),
         mode: if s.mode == Mode::Smcd { "SMCD" } else { "TCP" },
+        device: (s.mode == Mode::Smcd).then(|| device_name(s.region)),
         fallback_reason: None,
         tcp_option: s.syn_option.and_then(option_name),
         tx_bytes: Some(s.tx_bytes),
@@ -244,6 +246,11 @@ fn row(
         }
     }
     row
+}
+
+/// A region's id, as `usmc region show` has it.
+fn device_name(region: Option<u128>) -> String {
+    region.map_or("loopback".to_owned(), |id| format!("{id:032x}"))
 }
 
 /// The address; `0.0.0.0:*` for one that is not known, as ss(8) writes it.
@@ -300,13 +307,14 @@ fn print_json(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
     out.write_all(b"\n]\n")
 }
 
-const COLUMNS: [table::Column; 12] = [
+const COLUMNS: [table::Column; 13] = [
     ("State", false),
     ("Pid", true),
     ("Program", false),
     ("Local Address", false),
     ("Peer Address", false),
     ("Mode", false),
+    ("Device", false),
     ("Tx-Bytes", true),
     ("Rx-Bytes", true),
     ("Tx-Queue", true),
@@ -325,6 +333,8 @@ fn print_text(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
             r.local.clone(),
             r.peer.clone(),
             r.mode.to_owned(),
+            // The first digits tell regions apart.
+            r.device.as_deref().map_or("-", |name| name.get(..8).unwrap_or(name)).to_owned(),
             number(r.tx_bytes),
             number(r.rx_bytes),
             number(r.tx_queued),

@@ -21,7 +21,7 @@ pub const MEMFD_NAME: &core::ffi::CStr = c"usmc-conn";
 /// First eight bytes of the file, native endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMCconn");
 /// Layout version of everything here.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Offset in bytes of [`Totals`].
 pub const TOTALS_OFFSET: usize = 512;
 /// Offset in bytes of [`Capture`].
@@ -46,6 +46,8 @@ pub struct Header {
     pub ring_offset: AtomicU64,
     /// Its size in bytes, a power of two.
     pub ring_size: AtomicU64,
+    /// The ids of the process' regions, by [`DEVICE_SHIFT`]'s numbers from 1 on; 0 = no connection has been in it yet.
+    pub regions: [[AtomicU64; 2]; REGIONS],
 }
 
 /// One socket. `seq` is 0 when unused, odd while the cold fields change, even and non-zero otherwise.
@@ -67,7 +69,7 @@ pub struct Record {
     pub peer: [AtomicU64; 2],
     /// Size of the send ring in bytes, 0 in mode TCP.
     pub ring_size: AtomicU32,
-    /// Bits 0-15: slot index in its segment. [`CLIENT_END`], [`WAS_SMCD`]. From [`SYN_OPTION_SHIFT`] on what the TCP
+    /// Bits 0-15: slot index in its segment. [`CLIENT_END`], [`WAS_SMCD`]. At [`DEVICE_SHIFT`] the device. From [`SYN_OPTION_SHIFT`] on what the TCP
     /// option came to ([`crate::handshake::syn_option::Outcome`]).
     pub slot: AtomicU32,
     /// The segment's random identity, the same at both ends; in mode TCP 0, or the code that goes
@@ -100,6 +102,11 @@ pub struct Record {
 pub const CLIENT_END: u32 = 1 << 16;
 /// Bit of [`Record::slot`]: is or was in a ring.
 pub const WAS_SMCD: u32 = 1 << 17;
+/// The first of three bits of [`Record::slot`] that say by which device's memory it is in a ring: 0 the ISM directory's, others
+/// regions in [`Header::regions`].
+pub const DEVICE_SHIFT: u32 = 18;
+/// Regions that one process can use.
+pub const REGIONS: usize = 4;
 /// The first bit of the TCP option's outcome in [`Record::slot`].
 pub const SYN_OPTION_SHIFT: u32 = 24;
 /// [`Record::captured`]: yes.
@@ -110,7 +117,7 @@ pub const ASK: u32 = 2;
 // The same for 32-bit processes, which a 64-bit `usmc ss` reads.
 const _: () = {
     use core::mem::offset_of;
-    assert!(size_of::<Record>() == 128 && size_of::<Header>() == 40);
+    assert!(size_of::<Record>() == 128 && size_of::<Header>() == 104);
     assert!(offset_of!(Record, local) == 16 && offset_of!(Record, segment) == 56);
     assert!(offset_of!(Record, tx_bytes) == 64 && offset_of!(Record, tx_full) == 96);
     assert!(size_of::<Header>() <= TOTALS_OFFSET);
@@ -121,7 +128,7 @@ const _: () = {
 };
 
 /// Most reasons that are counted apart ([`crate::os::reason::Reason`]).
-pub const REASONS: usize = 40;
+pub const REASONS: usize = 48;
 /// Ring sizes that are counted apart: 16 KiB, 32 KiB, … 4 MiB.
 pub const BUFFERS: usize = 9;
 

@@ -9,7 +9,7 @@ use usmc_shm::state::Tx;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, fence};
 
-use crate::device::segment;
+use crate::device::{self, segment};
 use crate::os::process::{self, Lock};
 use crate::os::reason::Reason;
 use crate::os::table;
@@ -20,8 +20,8 @@ use crate::record::phase::Phase;
 use crate::record::tuple::{Endpoint, Tuple};
 use crate::watch::capture;
 use crate::watch::observe::{
-    CAPTURE_OFFSET, CLIENT_END, Capture, Header, MAGIC, MEMFD_NAME, Mode, REASONS, RECORDS_OFFSET,
-    Record, SYN_OPTION_SHIFT, State, TOTALS_OFFSET, Totals, VERSION, WAS_SMCD,
+    CAPTURE_OFFSET, CLIENT_END, Capture, DEVICE_SHIFT, Header, MAGIC, MEMFD_NAME, Mode, REASONS,
+    RECORDS_OFFSET, Record, SYN_OPTION_SHIFT, State, TOTALS_OFFSET, Totals, VERSION, WAS_SMCD,
 };
 
 /// Records of one file: a place for each connection, at its index.
@@ -230,11 +230,24 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
             went_to_ring(conn, place & CLIENT_END != 0);
         }
         place |= WAS_SMCD | conn.slot_index.load(Relaxed) & 0xffff;
+        place |= device_of(conn) << DEVICE_SHIFT;
         let shift = conn.own(slot).window_shift().min(31);
         record.ring_size.store(1 << shift, Relaxed);
         record.segment.store(segment::id_of(conn.segment.load(Relaxed)), Relaxed);
     }
     record.slot.store(place, Relaxed);
+}
+
+/// The number of the connection's device, whose id the header has then, if it is a region.
+fn device_of(conn: &Conn) -> u32 {
+    let device = conn.device.load(Relaxed);
+    if let Some(place) = device.checked_sub(1)
+        && let Some(words) = header().and_then(|header| header.regions.get(place as usize))
+        && let Some(gid) = device::of(conn).gid()
+    {
+        words.iter().zip(gid).for_each(|(place, word)| place.store(word, Relaxed));
+    }
+    device
 }
 
 fn went_to_ring(conn: &Conn, client: bool) {
