@@ -55,7 +55,7 @@ fn a_connection_shows_both_ends_and_the_fill_of_both_rings() {
         serde_json::json!({
             "pid": client.pid(), "comm": "cat", "fd": 5, "state": "ACTIVE",
             "local": "127.0.0.1:40001", "peer": "127.0.0.1:6379", "mode": "SMCD",
-            "fallback_reason": null, "tcp_option": null, "tx_bytes": 1000, "rx_bytes": 70, "ring_size": 65536,
+            "device": "loopback", "fallback_reason": null, "tcp_option": null, "tx_bytes": 1000, "rx_bytes": 70, "ring_size": 65536,
             "tx_queued": 600, "rx_queued": 30,
         })
     );
@@ -140,6 +140,7 @@ fn every_row_has_the_documented_fields_and_every_tcp_connection_a_reason() {
             ("local", Value::is_string),
             ("peer", Value::is_string),
             ("mode", |v| v == "TCP" || v == "SMCD"),
+            ("device", Value::is_null),
             ("fallback_reason", |v| v.as_str().is_some_and(|text| !text.is_empty())),
             ("tcp_option", Value::is_null),
             // Nothing here is a real socket, so the kernel knows no counters.
@@ -151,7 +152,7 @@ fn every_row_has_the_documented_fields_and_every_tcp_connection_a_reason() {
         ] {
             assert!(row.get(name).is_some_and(fits), "{name} of {row}");
         }
-        assert_eq!(row.as_object().map(|o| o.len()), Some(14));
+        assert_eq!(row.as_object().map(|o| o.len()), Some(15));
     }
 }
 
@@ -278,7 +279,7 @@ fn files_that_are_not_what_they_say_are_refused_in_words() {
         (&changed(0, b'X'), "shows no readable records"),
         (&changed(8, 9), "runs another version of the library (layout 9)"),
         (&changed(12, 64), "runs another version"),
-        (&[0; 64][..], ""),
+        (&vec![0; whole.len()][..], ""),
     ] {
         let is_empty = header.len() < whole.len();
         let records: &[u8] = if is_empty { &[] } else { &record };
