@@ -12,7 +12,6 @@ use usmc_shm::sync::{AtomicU32, fence};
 
 use super::bells;
 use crate::handshake::transition;
-use crate::os::sys;
 use crate::record::conn::{self, Conn};
 use crate::record::numbers::Hold;
 use crate::record::phase::Phase;
@@ -70,10 +69,8 @@ fn ring(fd: i32, index: u32) {
     let (conn, fd) = (hold.conn(), hold.fd(fd));
     let Some(slot) = conn.slot().filter(|_| conn.phase() == Phase::Ring) else { return };
     let is_unread = !conn.is_on_one_kernel() && conn.tx(slot).has_data();
-    // One byte that is on its way does.
-    let is_timed =
-        || sys::ioctl_int(fd, libc::TIOCOUTQ).is_ok_and(|unacknowledged| unacknowledged > 0);
-    if is_unread && fd >= 0 && !is_timed() && transition::tx_is_ring(fd, conn, slot) {
+    // Also where an earlier byte is unacknowledged: its acknowledgement may be on the way.
+    if is_unread && fd >= 0 && transition::tx_is_ring(fd, conn, slot) {
         bells::ring_bell(fd, conn, slot, |shared| conn.tx(slot).take_rx_sleepers(shared) | ARM_TCP);
     }
 }
