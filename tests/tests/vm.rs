@@ -133,7 +133,7 @@ fn redis_without_a_region(one: &mut Guest, other: &mut Guest) {
 
 /// Whose the device is, and its mode.
 const OWNERS: &str = "stat -c '%U:%G %a' $region";
-/// A user who has no group but his own, and one of the group.
+/// A user without the group, and one of the group.
 const ALONE: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 const OF_GROUP: &str =
     "setpriv --reuid 65534 --regid 65534 --groups $(getent group usmc | cut -d : -f 3)";

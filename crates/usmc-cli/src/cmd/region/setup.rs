@@ -150,7 +150,7 @@ fn set_up(steps: &Steps) -> Result<()> {
             give(steps, &registers, gid, GROUP, 0o640)?;
         }
     }
-    println!("users who are to share memory with other machines: usermod -aG {GROUP} USER");
+    println!("let a user share memory with other machines: usermod -aG {GROUP} USER");
     Ok(())
 }
 
