@@ -226,7 +226,9 @@ pub fn follow(fd: i32, index: u32) -> bool {
 #[cold]
 pub fn send_by_tcp(fd: i32, index: u32) -> bool {
     let conn = conn::at(index);
-    let slot = conn.slot().filter(|_| conn.phase() == Phase::Ring);
+    // A hostile peer's slot may send a handshake's bytes by the ring.
+    let has_slot = matches!(conn.phase(), Phase::Offered | Phase::Attached | Phase::Ring);
+    let slot = conn.slot().filter(|_| has_slot);
     slot.is_none_or(|slot| go_back(fd, conn, slot))
 }
 

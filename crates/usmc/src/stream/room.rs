@@ -293,8 +293,7 @@ pub fn leave_if_stuck(fd: i32, index: u32, may: impl FnOnce() -> bool) -> bool {
         return false;
     }
     let left = fallback::send_by_tcp(fd, index);
-    if !left {
-        conn.stuck.store(now + FAILED_NS, Relaxed);
-    }
+    // A hostile peer may undo it: the call that comes here again has not waited then.
+    conn.stuck.store(if left { 0 } else { now + FAILED_NS }, Relaxed);
     left
 }
