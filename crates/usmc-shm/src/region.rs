@@ -61,6 +61,8 @@ pub struct Header {
     pub units: AtomicU32,
     /// The region's id, and its GID: 128 bits, random.
     pub gid: [AtomicU64; 2],
+    /// The generation: how often it was said of a peer that it is about to lose the region, or is not after all.
+    pub generation: AtomicU64,
 }
 
 /// Offset of the first unit.
@@ -190,6 +192,24 @@ impl Region {
         self.header().gid.each_ref().map(|word| word.load(Relaxed))
     }
 
+    /// Changes with each call of [`Region::drain`].
+    pub fn generation(&self) -> u64 {
+        // Acquire: what was said before is seen.
+        self.header().generation.load(Acquire)
+    }
+
+    /// Says that a peer is about to lose the region, or is not after all: its connections go back to TCP, and none comes. False where
+    /// there is no such peer.
+    pub fn drain(&self, number: u8, drains: bool) -> bool {
+        let peers = self.peers();
+        let peer = peers.0.get(usize::from(number)).filter(|_| peers.is_alive(number));
+        let Some(peer) = peer else { return false };
+        peer.set_drains(drains);
+        // Release: pairs with the Acquire in `generation`.
+        self.header().generation.fetch_add(1, Release);
+        true
+    }
+
     /// Number of units.
     pub fn units(&self) -> usize {
         self.units
@@ -292,6 +312,24 @@ mod tests {
     fn join(region: &Region, host: u64, directory: u64) -> u8 {
         let identity = Identity { host: [host, 0], directory: [directory, 0], station: 0 };
         region.peers().join(&identity, b"").expect("a place")
+    }
+
+    #[test]
+    fn a_peer_that_loses_the_region_says_so() {
+        let (mut pages, len) = memory(2);
+        let region = region(&mut pages, len);
+        let (one, other) = (join(&region, 1, 1), join(&region, 2, 2));
+        assert_eq!(region.generation(), 0);
+        assert!(region.drain(one, true) && !region.drain(0, true) && !region.drain(9, true));
+        let drains = || [one, other].map(|peer| region.peers().drains(peer));
+        assert_eq!((region.generation(), drains()), (1, [true, false]));
+        assert_eq!(join(&region, 1, 1), one, "the same, though it is about to go");
+        assert!(region.drain(one, false));
+        assert_eq!((region.generation(), drains()), (2, [false; 2]));
+        // A place that changes hands begins anew.
+        assert!(region.drain(one, true) && region.peers().0[usize::from(one)].declare_gone());
+        region.sweep(|_| false, |_| true);
+        assert_eq!((join(&region, 3, 3), drains()), (one, [false; 2]));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `usmc region`: makes a region, shows its peers, says that one of them is dead for good, and lets a group use it.
 
+mod drain;
 mod setup;
 pub mod usable;
 
@@ -10,6 +11,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args as ClapArgs, Subcommand};
@@ -63,6 +65,24 @@ enum What {
         /// The peer's number, as show has it
         peer: u8,
     },
+    /// Take the connections of this host's programs out of a region, before it is taken away
+    ///
+    /// To be run in a virtual machine before its device is unplugged or it moves to another host, as root where programs are several
+    /// users'. Connections go back to TCP and lose no byte, and new ones stay there. It ends once none is left; only then can the
+    /// device be taken away. Programs use the region again once they are started anew, after --undo.
+    Drain {
+        /// The file, device or socket
+        path: PathBuf,
+        /// Those of this peer instead, as show has its number: wherever its programs run, they leave as soon as they are awake
+        #[arg(long)]
+        peer: Vec<u8>,
+        /// Say that programs may use it after all
+        #[arg(long)]
+        undo: bool,
+        /// How many seconds to wait
+        #[arg(long, default_value_t = 10)]
+        wait: u64,
+    },
     /// Let the group usmc use the regions of this virtual machine, now and after each boot
     ///
     /// Once, as root: makes the group, writes a rule for udev, and gives it the devices that have a region in them (ivshmem,
@@ -86,6 +106,9 @@ pub fn run(args: &Args) -> Result<c_int> {
         What::Init { path, size } => init(path, *size)?,
         What::Show { path, json } => show(path, *json)?,
         What::Evict { path, peer } => evict(path, *peer)?,
+        What::Drain { path, peer, undo, wait } => {
+            drain::run(path, peer, *undo, Duration::from_secs(*wait))?;
+        }
         What::Setup { dry_run, undo } => setup::run(*dry_run, *undo)?,
     }
     Ok(0)
@@ -268,6 +291,7 @@ fn shown_peer(number: u8, peer: &Peer, units: &[u32; PEERS]) -> ShownPeer {
         number,
         name: String::from_utf8_lossy(&name[..len]).into_owned(),
         state: match peer.life() {
+            Life::Alive if peer.drains() => "drains",
             Life::Alive => "alive",
             Life::Gone => "gone",
             Life::Claimed | Life::Free => "joins",

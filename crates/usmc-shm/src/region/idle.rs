@@ -18,7 +18,7 @@ pub fn header_of(region: &Region, run: Run) -> Option<(&SegmentHeader, usize)> {
 /// Whether nobody uses a run whose owner has died. Offers of its are taken back, so that nobody comes to use it.
 /// `has_lost_its_holders`: an end that a living peer holds is known to be nobody's any more.
 pub fn is_idle(region: &Region, run: Run, has_lost_its_holders: impl Fn(&End, u8) -> bool) -> bool {
-    let Some((header, near)) = header_of(region, run) else { return true };
+    let Some((header, _)) = header_of(region, run) else { return true };
     let owner = header.owner.load(Relaxed);
     let is_its = owner as u32 == u32::from(run.owner.process)
         && run.owner.is_incarnation((owner >> 32) as u32);
@@ -26,8 +26,7 @@ pub fn is_idle(region: &Region, run: Run, has_lost_its_holders: impl Fn(&End, u8
         // It died before it had made a segment.
         return true;
     }
-    // SAFETY: the run's memory, which stays mapped.
-    let Ok(map) = (unsafe { Segment::open(region.at(run.first), near, near) }) else { return true };
+    let Some(map) = segment_in(region, run) else { return true };
     (0..map.slots()).all(|index| {
         let Ok(slot) = map.slot(index) else { return true };
         let is_offered = withdraw(&slot.control);
@@ -42,9 +41,34 @@ pub fn is_idle(region: &Region, run: Run, has_lost_its_holders: impl Fn(&End, u8
     })
 }
 
+/// The segment in a run, if there is one.
+pub fn segment_in(region: &Region, run: Run) -> Option<Segment> {
+    let (_, near) = header_of(region, run).filter(|_| run.is_whole)?;
+    // SAFETY: the run's memory, which stays mapped.
+    unsafe { Segment::open(region.at(run.first), near, near) }.ok()
+}
+
+/// How many ends of connections in a run these peers hold.
+pub fn ends_of(region: &Region, run: Run, is_meant: impl Fn(u8) -> bool) -> usize {
+    let Some(map) = segment_in(region, run) else { return 0 };
+    let ends = (0..map.slots()).filter_map(|index| map.slot(index).ok()).flat_map(|slot| {
+        let acceptor = slot.control.attached_peer.load(Relaxed) as u8;
+        // Both are counted from the offer on, and no acceptor may come.
+        let has_come = !is_offered(&slot.control);
+        [(CLIENT, run.owner.peer, true), (ACCEPTOR, acceptor, has_come)]
+            .into_iter()
+            .filter(|&(side, _, has_come)| has_come && slot.end[side].refs.load(Relaxed) != 0)
+    });
+    ends.filter(|&(_, holder, _)| is_meant(holder)).count()
+}
+
+fn is_offered(control: &Control) -> bool {
+    let usage = Use::from_bits(control.state.load(Relaxed) >> 8);
+    handshake::phase(control, usage) == SlotState::Offered
+}
+
 /// Takes a slot's offer back, if there is one. Whether no acceptor has the slot.
 fn withdraw(control: &Control) -> bool {
     let usage = Use::from_bits(control.state.load(Relaxed) >> 8);
-    handshake::phase(control, usage) == SlotState::Offered
-        && handshake::withdraw(control, usage).is_ok()
+    is_offered(control) && handshake::withdraw(control, usage).is_ok()
 }

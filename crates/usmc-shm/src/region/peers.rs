@@ -28,13 +28,15 @@ pub struct Peer {
     station: AtomicU64,
     /// The host's name, for people, filled up with zero bytes.
     name: [AtomicU64; NAME / 8],
+    /// 1: it is about to lose the region ([`Peer::drains`]).
+    drains: AtomicU64,
 }
 
 #[cfg(not(any(loom, shuttle)))]
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<Peer>() == 256 && offset_of!(Peer, station) == 40);
-    assert!(offset_of!(Peer, name) == 48);
+    assert!(offset_of!(Peer, name) == 48 && offset_of!(Peer, drains) == 112);
 };
 
 /// What a place of the table is.
@@ -112,6 +114,15 @@ impl Peer {
         to.iter().position(|byte| !is_text(byte)).unwrap_or(NAME)
     }
 
+    /// Whether it is about to lose the region: its connections go back to TCP, and none comes.
+    pub fn drains(&self) -> bool {
+        self.drains.load(Relaxed) != 0
+    }
+
+    pub(super) fn set_drains(&self, drains: bool) {
+        self.drains.store(drains.into(), Relaxed);
+    }
+
     fn step(&self, from: u64, to: Life, uses: u32) -> bool {
         self.state.compare_exchange(from, to.state(uses), AcqRel, Relaxed).is_ok()
     }
@@ -128,6 +139,7 @@ impl Peer {
         put(&self.host, &identity.host);
         put(&self.directory, &identity.directory);
         self.station.store(identity.station, Relaxed);
+        self.set_drains(false);
         let mut bytes = [0; NAME];
         let len = name.len().min(NAME);
         bytes[..len].copy_from_slice(&name[..len]);
@@ -212,6 +224,11 @@ impl Peers<'_> {
     /// Whether a place names this station.
     pub fn has_station(&self, station: u64) -> bool {
         self.all().any(|(_, peer)| peer.identity().station == station)
+    }
+
+    /// Whether this peer is about to lose the region ([`Peer::drains`]).
+    pub fn drains(&self, number: u8) -> bool {
+        self.0.get(usize::from(number)).is_some_and(Peer::drains)
     }
 
     /// Whether this is a living peer's number.

@@ -24,7 +24,7 @@ use crate::record::conn::{self, Conn, F_DOWN, F_FORKED, F_HANDED};
 use crate::record::near;
 use crate::record::phase::Phase;
 use crate::socket::{close, connect};
-use crate::stream::{fallback, unheard, wait};
+use crate::stream::{drained, fallback, unheard, wait};
 use crate::watch::observer;
 use crate::watchers::epoll;
 use crate::{host, uring};
@@ -172,6 +172,7 @@ fn child() {
     });
     segment::after_fork();
     unheard::after_fork();
+    drained::after_fork();
     device::after_fork();
     host::current().after_fork(listening);
     if listening {

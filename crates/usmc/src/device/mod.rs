@@ -10,7 +10,7 @@ pub mod memfd;
 pub mod region;
 pub mod segment;
 
-use usmc_shm::layout::{WINDOW_SHIFT_MIN, near_len, segment_len};
+use usmc_shm::layout::{Slot, WINDOW_SHIFT_MIN, near_len, segment_len};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::host::board::Board;
@@ -171,6 +171,11 @@ pub trait Device: Sync {
         0
     }
 
+    /// Whether connections may come to it.
+    fn is_open(&self) -> bool {
+        true
+    }
+
     /// Where both ends of a connection find each other; an empty one where the device cannot be used.
     fn board(&'static self) -> Board<'static>;
 
@@ -182,6 +187,18 @@ pub trait Device: Sync {
 
     /// Whether the maker of a segment is known to have ended, by its identity in the segment's header.
     fn has_ended(&self, owner: u64) -> bool;
+
+    /// Whether a connection of this process has to leave: one of its ends is about to lose the device.
+    fn is_to_leave(&self, _conn: &Conn, _slot: &Slot) -> bool {
+        false
+    }
+
+    /// No connection has to leave any more because of this change ([`changes`]). Where this process loses the device, it does not use it
+    /// from now on.
+    fn acted_upon(&self, _generation: u64) {}
+
+    /// Before what connections have left in its memory long ago is looked at: it may be gone, which nobody has noticed.
+    fn check(&self) {}
 }
 
 /// A device's place in the list of them.
@@ -207,7 +224,8 @@ pub fn at(index: Index) -> &'static dyn Device {
 pub fn all() -> impl Iterator<Item = (Index, &'static dyn Device)> {
     let loopback = config::get().uses_loopback.then_some(LOOPBACK);
     let regions = REGION..REGION + region::count();
-    loopback.into_iter().chain(regions).map(|index| (index, at(index)))
+    let all = loopback.into_iter().chain(regions).map(|index| (index, at(index)));
+    all.filter(|(_, device)| device.is_open())
 }
 
 /// The regions that this process may use.
@@ -217,7 +235,9 @@ pub fn regions() -> impl Iterator<Item = &'static dyn Device> {
 
 /// Why a destination is found on no board.
 pub fn not_registered() -> Reason {
-    region::refusal().unwrap_or(Reason::NotRegistered)
+    let is_drained = || region::count() > 0 && regions().next().is_none();
+    let refusal = region::refusal();
+    refusal.or(is_drained().then_some(Reason::RegionDrained)).unwrap_or(Reason::NotRegistered)
 }
 
 /// The device of the host's directory: its board has offers, and its memory changes hands by mailboxes.
@@ -238,6 +258,15 @@ pub fn board_of(id: OfferId) -> Board<'static> {
 /// The device whose memory the connection uses.
 pub fn of(conn: &Conn) -> &'static dyn Device {
     at(conn.device.load(Relaxed) as Index)
+}
+
+/// Devices whose users have changed: one of them may be about to lose it. With the change's number.
+#[inline]
+pub fn changes() -> impl Iterator<Item = (Index, &'static dyn Device, u64)> {
+    (REGION..).zip(&region::REGIONS).filter_map(|(index, region)| {
+        let generation = region.change()?;
+        Some((index, region as &dyn Device, generation))
+    })
 }
 
 /// Fork, in the child: what this process is on its devices, its parent was not.

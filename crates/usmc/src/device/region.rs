@@ -8,7 +8,7 @@
 pub mod provider;
 
 use core::ptr;
-use usmc_shm::layout::{WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
+use usmc_shm::layout::{End, Slot, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
 use usmc_shm::region;
 use usmc_shm::region::idle::{header_of, is_idle};
 use usmc_shm::region::peers::Identity;
@@ -19,11 +19,11 @@ use usmc_shm::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Atom
 use super::{Backing, Device, HandOver, Index, Name, REGION, Shape, Size, segment};
 use crate::host;
 use crate::host::board::{Board, Owners};
-use crate::os::path;
 use crate::os::process::Lock;
 use crate::os::reason::Reason;
 use crate::os::sys;
 use crate::os::{clock, config, log};
+use crate::record::conn::{self, Conn};
 use crate::record::near::{self, Near};
 
 /// CHIDs of emulated devices are 0xff00 to 0xffff; loopback has the last. Regions have the others, by their GIDs.
@@ -111,6 +111,12 @@ pub struct Region {
     station: AtomicU64,
     /// When it was swept because it was full, in milliseconds; 0 = never.
     swept: AtomicU32,
+    /// Its GID as it was mapped.
+    gid: [AtomicU64; 2],
+    /// The generation ([`region::Region::generation`]) that this process has acted upon.
+    generation: AtomicU64,
+    /// When its memory was last found there, in milliseconds; 0 = never.
+    found: AtomicU32,
 }
 
 impl Region {
@@ -124,6 +130,9 @@ impl Region {
             member: AtomicU64::new(0),
             station: AtomicU64::new(0),
             swept: AtomicU32::new(0),
+            gid: [AtomicU64::new(0), AtomicU64::new(0)],
+            generation: AtomicU64::new(0),
+            found: AtomicU32::new(0),
         }
     }
 
@@ -145,6 +154,9 @@ impl Region {
         })?;
         self.len.store(len, Relaxed);
         self.member.store(member.word(), Relaxed);
+        self.gid.iter().zip(region.gid()).for_each(|(place, word)| place.store(word, Relaxed));
+        // Whom else it concerns it concerned before the first connection.
+        self.generation.store(region.generation(), Relaxed);
         // Release: a thread that sees the base sees the length.
         self.base.store(base, Release);
         Ok(())
@@ -154,13 +166,109 @@ impl Region {
         join(map, self.station.load(Relaxed))
     }
 
+    /// The region. `None` where it is not mapped, or this process has lost it.
     fn get(&self) -> Option<region::Region> {
         let base = self.base.load(Acquire);
-        if base.is_null() {
+        if base.is_null() || !self.is_there(base) {
             return None;
         }
+        self.mapped(base)
+    }
+
+    fn mapped(&self, base: *mut u8) -> Option<region::Region> {
         // SAFETY: mapped by `map`, and never unmapped. The geometry is checked anew each time.
-        unsafe { region::Region::open(base, self.len.load(Relaxed)) }.ok()
+        let region = unsafe { region::Region::open(base, self.len.load(Relaxed)) }.ok()?;
+        let is_it = region.gid() == self.gid.each_ref().map(|word| word.load(Relaxed));
+        is_it.then_some(region)
+    }
+
+    /// Whether its memory is still there, of which the kernel is asked now and then: a device of a virtual machine can be taken away at
+    /// any time. A process that has no connection in it goes on without it.
+    fn is_there(&self, base: *mut u8) -> bool {
+        const EACH_MS: u32 = 10;
+        let (found, now) = (self.found.load(Relaxed), clock::now_ms() | 1);
+        if found != 0 && now.wrapping_sub(found) < EACH_MS {
+            return true;
+        }
+        let is_there = sys::is_there(base.cast());
+        if is_there {
+            self.found.store(now, Relaxed);
+        } else {
+            self.lose();
+        }
+        is_there
+    }
+
+    /// It is gone. Zero bytes take its place, so that a late look at it finds nothing, and no signal.
+    fn lose(&self) {
+        let (base, len) = (self.base.load(Acquire), self.len.load(Relaxed));
+        if sys::mmap_private(base, len).is_ok() {
+            log::debug(format_args!("a region is gone"));
+        }
+    }
+
+    /// It goes soon, and no connection of this process moves bytes through it any more. What they were in it stays for this process alone,
+    /// in the place of the region; there, their ends are over.
+    fn let_go(&self) -> bool {
+        let (base, len) = (self.base.load(Acquire), self.len.load(Relaxed));
+        let Ok(fresh) = sys::mmap_private(ptr::null_mut(), len) else { return false };
+        let mut is_done = false;
+        let keep = |from: *const u8, bytes: usize| {
+            let at = from.addr() - base.addr();
+            for word in (0..bytes).step_by(size_of::<u64>()) {
+                // SAFETY: words of a segment in the region, and of the fresh mapping of that size; others may write the first.
+                unsafe {
+                    let from = &*from.add(word).cast::<AtomicU64>();
+                    let to = &*fresh.add(at + word).cast::<AtomicU64>();
+                    to.store(from.load(Relaxed), Relaxed);
+                }
+            }
+        };
+        segment::lose(self.device, keep, || {
+            self.end_all();
+            // SAFETY: what is needed of the region is in the fresh mapping.
+            is_done = unsafe { sys::mremap_over(fresh, len, base) }.is_ok();
+        });
+        if is_done {
+            log::debug(format_args!("a region is not used any more"));
+        } else {
+            // SAFETY: nobody has seen it.
+            unsafe { sys::munmap(fresh, len) };
+        }
+        is_done
+    }
+
+    /// The ends of connections that this process holds in it are over.
+    fn end_all(&self) {
+        let end = |end: &End| {
+            _ = end.refs.fetch_update(AcqRel, Relaxed, |refs| refs.checked_sub(1));
+        };
+        let (base, len) = (self.base.load(Acquire).addr(), self.len.load(Relaxed));
+        let is_in = |end: &&End| (base..base + len).contains(&ptr::from_ref(*end).addr());
+        conn::for_each(|_, conn| {
+            let present = conn.slot().map(|slot| conn.end(slot));
+            let ends = conn.past_ends().map(|(end, ..)| end).chain(present);
+            ends.filter(is_in).for_each(end);
+        });
+    }
+
+    /// The region where connections may use it: not where this peer is about to lose it.
+    fn usable(&self) -> Option<region::Region> {
+        self.get().filter(|region| !self.is_drained(region))
+    }
+
+    fn is_drained(&self, region: &region::Region) -> bool {
+        Member::of(self.member.load(Relaxed)).is_some_and(|me| region.peers().drains(me.peer))
+    }
+
+    /// The generation, if it has changed since this process has acted upon one, and connections of this process use the region.
+    #[inline]
+    pub(super) fn change(&self) -> Option<u64> {
+        if !segment::is_used(self.device) {
+            return None;
+        }
+        let generation = self.mapped(self.base.load(Acquire))?.generation();
+        (generation != self.generation.load(Relaxed)).then_some(generation)
     }
 
     fn member(&self) -> Option<Member> {
@@ -192,7 +300,7 @@ impl Region {
 
     /// The run of that name, and the bytes of its segment's rings and slots.
     fn find(&self, name: Name) -> Result<(region::Region, Run, usize), Reason> {
-        let region = self.get().ok_or(Reason::NoDevice)?;
+        let region = self.usable().ok_or(Reason::NoDevice)?;
         let Name::Run(first, _) = name else { return Err(Reason::PeerBroken) };
         let run = region.words().run_at(first).ok_or(Reason::PeerBroken)?;
         let (header, near) = header_of(&region, run).ok_or(Reason::PeerBroken)?;
@@ -236,12 +344,17 @@ impl Owners for Region {
         }
         self.get().is_some_and(|region| region.peers().is_alive(peer))
     }
+
+    fn stays(&self, owner: u32) -> bool {
+        let (peer, _) = Member::of_owner(owner);
+        self.get().is_some_and(|region| !region.peers().drains(peer))
+    }
 }
 
 /// Takes part in a region as a process of this kernel's ISM directory.
 fn join(region: &region::Region, station: u64) -> Option<Member> {
     let host = host::current();
-    let identity = Identity { host: boot_id()?, directory: host.gid()?, station };
+    let identity = Identity { host: provider::boot_id()?, directory: host.gid()?, station };
     let mut name = [0; 65];
     let name = sys::hostname(&mut name);
     // Two processes of a directory are one peer.
@@ -254,17 +367,6 @@ fn join(region: &region::Region, station: u64) -> Option<Member> {
     };
     region.forget(is_dead, clock::wall_ns());
     Some(me)
-}
-
-/// Which time this kernel has been booted.
-fn boot_id() -> Option<[u64; 2]> {
-    let mut digits = [0u8; 64];
-    let text = path::read(c"/proc/sys/kernel/random/boot_id", &mut digits)?;
-    let digits = text.trim().chars().filter(|digit| *digit != '-');
-    let id = digits
-        .map(|digit| digit.to_digit(16))
-        .try_fold(0u128, |id, digit| digit.map(|digit| id << 4 | u128::from(digit)))?;
-    (id != 0).then_some([(id >> 64) as u64, id as u64])
 }
 
 /// Slots of a region's largest segment.
@@ -289,6 +391,10 @@ impl Device for Region {
     fn chid(&self) -> u16 {
         let [gid, ext] = self.gid().unwrap_or_default();
         FIRST_CHID + ((gid ^ ext) % CHIDS) as u16
+    }
+
+    fn is_open(&self) -> bool {
+        self.usable().is_some()
     }
 
     fn board(&'static self) -> Board<'static> {
@@ -326,7 +432,7 @@ impl Device for Region {
     }
 
     fn allocate(&self, size: Size) -> Result<Backing, Reason> {
-        let (Some(region), Some(owner)) = (self.get(), self.member()) else {
+        let (Some(region), Some(owner)) = (self.usable(), self.member()) else {
             return Err(Reason::NoDevice);
         };
         let claim = || region.claim(size.near, owner);
@@ -376,6 +482,29 @@ impl Device for Region {
 
     fn has_ended(&self, _owner: u64) -> bool {
         false
+    }
+
+    fn is_to_leave(&self, conn: &Conn, slot: &Slot) -> bool {
+        let Some(region) = self.get() else { return true };
+        let name = Name::of(segment::id_of(conn.segment.load(Relaxed)));
+        let client = match name {
+            Some(Name::Run(first, _)) => region.words().run_at(first).map(|run| run.owner.peer),
+            _ => None,
+        };
+        let acceptor = slot.control.attached_peer.load(Relaxed) as u8;
+        let drains = |peer| region.peers().drains(peer);
+        self.is_drained(&region) || client.is_some_and(drains) || drains(acceptor)
+    }
+
+    fn acted_upon(&self, generation: u64) {
+        let is_drained = self.get().is_some_and(|region| self.is_drained(&region));
+        if !is_drained || self.let_go() {
+            self.generation.store(generation, Relaxed);
+        }
+    }
+
+    fn check(&self) {
+        self.get();
     }
 }
 

@@ -109,9 +109,21 @@ impl Mapped {
             self.slots.give(slot);
             return Err(Reason::NoMemory);
         }
-        self.users += 1;
+        self.enter();
         let segment = InUse { index: index as u32, device: self.device, map };
         Ok(OwnSlot { segment, slot, id: self.id })
+    }
+
+    fn enter(&mut self) {
+        self.users += 1;
+        USERS[usize::from(self.device)].fetch_add(1, Relaxed);
+    }
+
+    fn leave(&mut self) {
+        if self.users > 0 {
+            self.users -= 1;
+            USERS[usize::from(self.device)].fetch_sub(1, Relaxed);
+        }
     }
 
     fn unmap(&mut self) {
@@ -166,6 +178,9 @@ pub fn take_slot(device: Index, tuple: &Tuple) -> Result<OwnSlot, Reason> {
     let identity = host::current().own_identity()?;
     let listener = listener_words(tuple);
     let mut table = table().ok_or(Reason::NoMemory)?;
+    if !super::at(device).is_open() {
+        return Err(Reason::NoDevice);
+    }
     give_up_idle(&mut table, device);
     let mut last = 0;
     for index in 0..SEGMENTS {
@@ -319,7 +334,7 @@ pub fn fd_of(index: u32) -> Option<i32> {
 pub fn let_go(index: u32, slot: Option<u32>, peer_ended: bool) {
     let Some(mut table) = table() else { return };
     let m = &mut table.entries[index as usize];
-    m.users = m.users.saturating_sub(1);
+    m.leave();
     if m.role == Role::Own
         && let (Some(slot), Ok(map)) = (slot, m.segment())
     {
@@ -363,6 +378,25 @@ fn give_up_idle(table: &mut Table<'_>, device: Index) {
             m.unmap();
         }
     }
+}
+
+/// How many records use a device's segments.
+static USERS: [AtomicU32; super::COUNT] = [const { AtomicU32::new(0) }; super::COUNT];
+
+/// Whether a record of this process uses a segment of that device.
+pub fn is_used(device: Index) -> bool {
+    USERS[usize::from(device)].load(Relaxed) > 0
+}
+
+/// Shows the headers and slots of a device's segments, with which it is `last` done before another record uses one.
+pub fn lose(device: Index, mut show: impl FnMut(*const u8, usize), last: impl FnOnce()) {
+    let Some(table) = table() else { return };
+    for m in table.entries.iter().filter(|m| m.role != Role::Unused && m.device == device) {
+        if let Ok(map) = m.segment() {
+            show(m.memory.base, data_offset(map.slots()).min(m.memory.len));
+        }
+    }
+    last();
 }
 
 /// A ring that grew keeps no memory while its slot is idle.
@@ -415,7 +449,7 @@ fn use_where(is_it: impl Fn(&Mapped) -> bool) -> Option<InUse> {
     let index = table.entries.iter().position(|m| m.role != Role::Unused && is_it(m))?;
     let m = &mut table.entries[index];
     let map = m.segment().ok()?;
-    m.users += 1;
+    m.enter();
     Some(InUse { index: index as u32, device: m.device, map })
 }
 
@@ -493,6 +527,11 @@ fn keep(index: Index, memory: Backing, delivered: u64) -> Result<(), Reason> {
         drop_it();
         return Err(Reason::NoMemory);
     };
+    // It may have been lost since.
+    if device.gid().is_none() {
+        drop_it();
+        return Err(Reason::NoDevice);
+    }
     let known = table
         .entries
         .iter()
@@ -553,7 +592,8 @@ pub fn leave() {
         return;
     }
     let Some(table) = table() else { return };
-    for m in table.entries.iter_mut().filter(|m| m.role == Role::Own) {
+    let is_own = |m: &&mut Mapped| m.role == Role::Own && m.device().is_open();
+    for m in table.entries.iter_mut().filter(is_own) {
         if let Ok(map) = m.segment() {
             map.header().retired.store(1, Relaxed);
         }

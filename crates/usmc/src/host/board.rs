@@ -14,6 +14,11 @@ pub trait Owners: Sync {
 
     /// Whether this one lives, or may live.
     fn lives(&self, owner: u32) -> bool;
+
+    /// Whether connections may come to it: it is not about to lose the device.
+    fn stays(&self, _owner: u32) -> bool {
+        true
+    }
 }
 
 /// A device's board.

@@ -136,7 +136,8 @@ fn is_there(
         if state == LISTENER_CLAIMED || place.port.load(Relaxed) != at.port as u32 {
             return false;
         }
-        if state == 0 && !counts(place) {
+        let counts = if state == 0 { counts(place) } else { board.owners.stays(state - 1) };
+        if !counts {
             return false;
         }
         let have = [place.addr[0].load(Relaxed), place.addr[1].load(Relaxed)];

@@ -51,6 +51,8 @@ reasons! {
     RegionClosed = 41, "region cannot be opened";
     /// A device-dax node whose pages cannot be mapped in parts ([`crate::device::region::provider`]).
     RegionPages = 42, "region is device-dax with pages larger than 4K";
+    /// One of both ends is about to lose the region (`usmc region drain`).
+    RegionDrained = 44, "region is being drained";
     /// The offer table is full.
     OffersFull = 7, "offer table full";
     /// The segment could not be handed over or mapped.

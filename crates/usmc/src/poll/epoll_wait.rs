@@ -4,6 +4,7 @@ use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
+use super::pollfds::at_most;
 use super::scan::{Look, Rooms, is_quiet};
 use crate::handshake::clc;
 use crate::host;
@@ -17,7 +18,7 @@ use crate::os::{clock, real, single, yields};
 use crate::poll::{deferred_events, inner};
 use crate::record::conn::{self, F_CLC};
 use crate::stream::hearing::Hearing;
-use crate::stream::{bells, ending, ready, room, unheard};
+use crate::stream::{bells, drained, ending, ready, room, unheard};
 use crate::watch::observer;
 use crate::watchers::asleep::{Asleep, arm_all, leave_stuck};
 use crate::watchers::entry::{self, E_DEFERRED, E_KICKED, E_KNOWN, E_RING, E_TCP};
@@ -89,6 +90,7 @@ pub unsafe fn epoll_wait(
     let mut signals = Signals::new();
     // SAFETY (all raw calls below): the caller's contract.
     loop {
+        drained::look();
         let round = single::add(&set.rounds, 1).wrapping_add(1);
         let rings_first = set.filled.load(Relaxed) != 0;
         if rings_first {
@@ -175,7 +177,8 @@ pub unsafe fn epoll_wait(
         }
         host::own_word::keep();
         unheard::before_sleep();
-        let most_ns = looks.and(Looks { stuck_ns: room::sweep(), ..Looks::default() }).most_ns();
+        let by_itself = at_most(room::sweep(), drained::look_in_ns());
+        let most_ns = looks.and(Looks { stuck_ns: by_itself, ..Looks::default() }).most_ns();
         let at_once = is_first && !active && most_ns.is_none();
         let start = if at_once { begun } else { clock::now_ns() };
         is_first = false;

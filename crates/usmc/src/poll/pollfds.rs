@@ -26,7 +26,7 @@ use crate::record::conn::{self, F_CLC};
 use crate::record::phase::Phase;
 use crate::stream::hearing::Hearing;
 use crate::stream::wait::Sleeper;
-use crate::stream::{bells, ending, ready, room, unheard};
+use crate::stream::{bells, drained, ending, ready, room, unheard};
 use crate::watch::observer;
 use crate::watchers::asleep::{self, arm_all};
 use crate::watchers::hot::Looks;
@@ -199,6 +199,7 @@ fn poll_until(
     let mut first = true;
     let mut signals = Signals::new();
     loop {
+        drained::look();
         let mut n = poll_now(fds);
         if (n > 0 || timeout_ns == 0) && first && may_have_ended(fds, n) {
             sleep_poll(fds, Some(0), core::ptr::null(), false, &mut signals);
@@ -238,7 +239,7 @@ fn poll_until(
                     signals.keep();
                 }
                 unheard::before_sleep();
-                let look_ns = at_most(look_ns, room::sweep());
+                let look_ns = at_most(at_most(look_ns, room::sweep()), drained::look_in_ns());
                 let most_ns = at_most(deadline.left(), look_ns);
                 sleep_poll(fds, most_ns, mask, is_listening, &mut signals)
             }
@@ -277,7 +278,7 @@ const TICK_NS: u64 = 1_000_000;
 const HUNG_UP_NS: u64 = 20_000_000;
 
 /// The shorter one of two times; `None` = for ever.
-fn at_most(time: Option<u64>, limit: Option<u64>) -> Option<u64> {
+pub fn at_most(time: Option<u64>, limit: Option<u64>) -> Option<u64> {
     match (time, limit) {
         (Some(time), Some(limit)) => Some(time.min(limit)),
         (time, limit) => time.or(limit),

@@ -28,7 +28,7 @@ use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
 use crate::record::{kernel, order};
 use crate::stream::unseen::Unseen;
-use crate::stream::{bells, bulk, ending, fallback, room, unheard, wait};
+use crate::stream::{bells, bulk, drained, ending, fallback, room, unheard, wait};
 use crate::watch::{capture, observer};
 use crate::watchers::epoll;
 
@@ -461,7 +461,7 @@ pub fn through_ring<S: Source>(
             continue;
         }
         if !waits {
-            if room::leave_if_stuck(fd, index, || true) {
+            if drained::look() || room::leave_if_stuck(fd, index, || true) {
                 continue;
             }
             met_full_ring(index, slot);

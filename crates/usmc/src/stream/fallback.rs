@@ -23,8 +23,9 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use self::receiving::leave_rx;
 use self::sending::go_back_locked;
-use super::bells;
 use super::peers_socket::PeersSocket;
+use super::{bells, drained};
+use crate::device;
 use crate::family::locks::Family;
 use crate::family::{holders, mark};
 use crate::handshake::{syn_option, transition};
@@ -198,7 +199,11 @@ pub fn follow(fd: i32, index: u32) -> bool {
     let own = conn.own(slot).flags(Acquire);
     // Or we were first, and had no room.
     let is_ours = before.0 && own.goes_back() && !own.is_left();
-    let reason = if is_ours { Reason::Unread } else { Reason::PeerLeft };
+    let reason = match is_ours {
+        true => Reason::Unread,
+        false if device::of(conn).is_to_leave(conn, slot) => Reason::RegionDrained,
+        false => Reason::PeerLeft,
+    };
     look(fd, conn, slot);
     if rx.is_tcp() && !state::is_back(conn, slot) {
         go_back(fd, conn, slot);
@@ -216,6 +221,7 @@ pub fn follow(fd: i32, index: u32) -> bool {
             become_plain(fd, conn, slot, reason);
         }
         settle(fd, index);
+        drained::look_at_last();
         return true;
     }
     now != before

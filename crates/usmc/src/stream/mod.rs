@@ -2,6 +2,7 @@
 
 pub mod bells;
 pub mod bulk;
+pub mod drained;
 pub mod ending;
 pub mod fallback;
 pub mod hearing;

@@ -12,7 +12,7 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::bells::{drain_bells, is_cut, reads_ring, watch_over};
 use super::hearing::{EAR_LOOK_MS, Hearing};
-use super::{ending, hearing, room, unheard};
+use super::{drained, ending, hearing, room, unheard};
 use crate::family::holders;
 use crate::family::locks::Receiving;
 use crate::host;
@@ -93,6 +93,9 @@ pub fn for_data(
     signals: &mut Signals,
 ) -> Woken {
     let conn = conn::at(index);
+    if drained::look() {
+        return Woken::Look;
+    }
     let slot = conn.slot();
     let budget = Budget::new(&conn.spins);
     if let Some(slot) = slot.filter(|_| in_ring) {
@@ -292,6 +295,9 @@ fn peek(fd: i32, index: u32, signals: &mut Signals) -> Woken {
 /// some bytes are sent, and any signal ends the call.
 pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Signals) -> Woken {
     let conn = conn::at(index);
+    if drained::look() {
+        return Woken::Look;
+    }
     let Some(slot) = conn.slot() else { return Woken::Look };
     let (tx, peer) = (conn.tx(slot), conn.peer(slot));
     let gone = || peer.flags(Relaxed).reads_nothing();

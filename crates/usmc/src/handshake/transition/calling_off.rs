@@ -5,7 +5,7 @@ use usmc_shm::layout::{ACCEPTOR, End};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed};
 
 use super::{begin_elsewhere, changed, clear_offer, give_lowat_back, step, usage};
-use crate::device::segment;
+use crate::device::{self, segment};
 use crate::family::holders::{self, Remaining};
 use crate::family::{liveness, mark};
 use crate::handshake::clc;
@@ -113,6 +113,7 @@ pub fn end(conn: &Conn) -> Remaining {
 
 /// Gives our hold on all slots back. Called with the last fd of this process.
 fn release_slots(conn: &Conn) -> Remaining {
+    device::of(conn).check();
     let mut remaining = Remaining::Unknown;
     for (end, segment, index) in conn.past_ends() {
         remaining = release(conn, end, segment, index);

@@ -54,6 +54,23 @@ pub fn mmap_private(at: *mut u8, len: usize) -> Result<*mut u8, Errno> {
     call!(SYS_mmap, at, len, WRITE, flags, -1isize, 0).map(|v| v as *mut u8)
 }
 
+/// Puts a mapping of `len` bytes in the place of the one at `to`, at once.
+///
+/// # Safety
+/// Nobody counts on what was there.
+pub unsafe fn mremap_over(from: *mut u8, len: usize, to: *mut u8) -> Result<(), Errno> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    call!(SYS_mremap, from, len, len, flags, to).map(drop)
+}
+
+/// Whether the word at `at` can be read: not where a device behind a mapping is gone, which ends whoever touches it by SIGBUS.
+pub fn is_there(at: *const u32) -> bool {
+    // The kernel reads the word (futex(2)), and does not wait: for the time is none.
+    const WAIT: c_int = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    let none = [0usize; 2];
+    call!(SYS_futex, at, WAIT, 0, none.as_ptr()) != Err(libc::EFAULT)
+}
+
 /// A table of `count` zeroed entries, which is reserved when it is first asked for and never given back.
 pub fn reserve<T>(table: &AtomicPtr<T>, count: usize) -> Option<*mut T> {
     let base = table.load(Acquire);
@@ -102,4 +119,32 @@ pub fn can_read(at: *const u8) -> bool {
     const NO_SUCH_WAY: c_int = -1;
     let set = at.map_addr(|at| at & !(SET - 1));
     call!(SYS_rt_sigprocmask, NO_SUCH_WAY, set, 0, SET) != Err(libc::EFAULT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ftruncate, memfd_create};
+    use super::*;
+
+    #[test]
+    fn memory_that_is_gone_is_found_without_a_signal() {
+        const LEN: usize = 8192;
+        let fd = memfd_create(c"test").unwrap();
+        ftruncate(fd, LEN as u64).unwrap();
+        let base = mmap_shared(fd, LEN).unwrap();
+        assert!(is_there(base.cast()));
+        // SAFETY: within the mapping.
+        let word = unsafe { base.add(LEN - 4) }.cast::<u32>();
+        assert!(is_there(word));
+        // SAFETY: as above; the file is long enough.
+        unsafe { word.write(7) };
+        assert!(is_there(word));
+        ftruncate(fd, 0).unwrap();
+        assert!(!is_there(base.cast()) && !is_there(word) && !is_there(ptr::null()));
+        let private = mmap_private(ptr::null_mut(), LEN).unwrap();
+        // SAFETY: two mappings of this test's.
+        unsafe { mremap_over(private, LEN, base) }.unwrap();
+        assert!(is_there(base.cast()));
+        close(fd);
+    }
 }

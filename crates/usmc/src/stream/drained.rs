@@ -1,0 +1,120 @@
+//! Connections in a region that one of their ends is about to lose (`usmc region drain`): they go back to TCP before a thread of this
+//! process waits for anything.
+//!
+//! The other end may be asleep: a doorbell wakes it first.
+
+use usmc_shm::layout::{ARM_TCP, Slot};
+use usmc_shm::sync::AtomicU32;
+use usmc_shm::sync::Ordering::Relaxed;
+
+use super::{bells, fallback};
+use crate::device;
+use crate::handshake::transition;
+use crate::os::clock;
+use crate::os::process::Lock;
+use crate::os::reason::Reason;
+use crate::record::conn::{self, Conn};
+use crate::record::numbers::{self, Hold};
+use crate::record::phase::Phase;
+
+/// How long to wait before what did not leave is tried again.
+const AGAIN_MS: u32 = 100;
+
+/// Held by the thread that is at it: what leaves comes here again.
+static LOCK: Lock = Lock::new();
+/// When it is tried again, in milliseconds; 0 = nothing is left to be done.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A thread is about to wait. Without locks of a connection. Whether connections have left.
+#[inline(always)]
+pub fn look() -> bool {
+    device::changes().next().is_some() && leave_all()
+}
+
+/// The same once a connection has come out of the ring: what waits for TCP alone does not look.
+pub fn look_at_last() {
+    NEXT.store(0, Relaxed);
+    look();
+}
+
+/// In how many nanoseconds a sleeper has to [`look`] by itself, if at all.
+pub fn look_in_ns() -> Option<u64> {
+    match NEXT.load(Relaxed) {
+        0 => None,
+        next => Some(u64::from(left_ms(next).max(1)) * 1_000_000),
+    }
+}
+
+fn left_ms(next: u32) -> u32 {
+    let left = next.wrapping_sub(clock::now_ms());
+    if left > AGAIN_MS { 0 } else { left }
+}
+
+#[cold]
+fn leave_all() -> bool {
+    let Some(_held) = LOCK.try_enter() else { return false };
+    let next = NEXT.load(Relaxed);
+    if next != 0 && left_ms(next) > 0 {
+        return false;
+    }
+    let (mut any, mut is_done) = (false, true);
+    for (index, device, generation) in device::changes() {
+        let (left, all) = leave_device(index);
+        any |= left;
+        is_done &= all;
+        if all {
+            device.acted_upon(generation);
+        }
+    }
+    let again = clock::now_ms().wrapping_add(AGAIN_MS).max(1);
+    NEXT.store(if is_done { 0 } else { again }, Relaxed);
+    any
+}
+
+/// Whether any connection has left, and whether all have that must.
+fn leave_device(device: device::Index) -> (bool, bool) {
+    let (mut any, mut all) = (false, true);
+    conn::for_each(|index, conn| {
+        if is_in(device, conn) {
+            let left = leave(index, conn, device);
+            any |= left;
+            all &= left;
+        }
+    });
+    (any, all)
+}
+
+fn is_in(device: device::Index, conn: &Conn) -> bool {
+    let has_slot = matches!(conn.phase(), Phase::Offered | Phase::Attached | Phase::Ring);
+    let is_its = has_slot && conn.device.load(Relaxed) as device::Index == device;
+    is_its && conn.slot().is_some_and(|slot| device::of(conn).is_to_leave(conn, slot))
+}
+
+fn leave(index: u32, conn: &Conn, device: device::Index) -> bool {
+    let Some(hold) = Hold::in_step(index) else { return false };
+    let Some(fd) = numbers::any_number(index) else { return false };
+    let fd = hold.fd(fd);
+    if let Some(slot) = conn.slot().filter(|_| conn.phase() == Phase::Ring) {
+        wake_peer(fd, conn, slot);
+    }
+    if fallback::leave(fd, index, Reason::RegionDrained).is_ok() {
+        return true;
+    }
+    // A send of this process' sleeps: it finds its direction over when it looks.
+    fallback::send_by_tcp(fd, index);
+    !is_in(device, conn)
+}
+
+fn wake_peer(fd: i32, conn: &Conn, slot: &Slot) {
+    if transition::tx_is_ring(fd, conn, slot) {
+        let (tx, rx) = (conn.tx(slot), conn.rx(slot));
+        bells::ring_bell(fd, conn, slot, |shared| {
+            tx.take_rx_sleepers(shared) | rx.take_tx_sleepers(shared) | ARM_TCP
+        });
+    }
+}
+
+/// Fork, in the child: the thread that was at it does not exist.
+pub fn after_fork() {
+    LOCK.reset();
+}
