@@ -15,6 +15,25 @@ pub fn header_of(region: &Region, run: Run) -> Option<(&SegmentHeader, usize)> {
     (near <= run.count as usize * UNIT).then_some((header, near))
 }
 
+/// The run that has the segment of this identity, if one does.
+pub fn run_of(region: &Region, id: u64) -> Option<Run> {
+    // Bit 0 is 0, and 31 bits are the run's first unit.
+    if id & 1 == 0 { region.words().run_at(id as u32 >> 1) } else { None }
+}
+
+/// The peers of both ends of the connection in this slot of a run, the client's first. `None` where the run has another segment by
+/// now, or nobody has attached the slot.
+pub fn peers_of(region: &Region, run: Run, id: u64, slot: u32) -> Option<[u8; 2]> {
+    let (header, near) = header_of(region, run)?;
+    if header.id.load(Relaxed) != id {
+        return None;
+    }
+    // SAFETY: the run's memory, which stays mapped.
+    let map = unsafe { Segment::open(region.at(run.first), near, near) }.ok()?;
+    let acceptor = map.slot(slot).ok()?.control.attached_peer.load(Relaxed) as u8;
+    (acceptor != 0).then_some([run.owner.peer, acceptor])
+}
+
 /// Whether nobody uses a run whose owner has died. Offers of its are taken back, so that nobody comes to use it.
 /// `has_lost_its_holders`: an end that a living peer holds is known to be nobody's any more.
 pub fn is_idle(region: &Region, run: Run, has_lost_its_holders: impl Fn(&End, u8) -> bool) -> bool {

@@ -370,8 +370,9 @@ pub fn offer_id(conn: &Conn) -> OfferId {
     OfferId { device, index, use_count: conn.offer_use.load(Relaxed) }
 }
 
-/// Sets it.
+/// Sets it, and the device, which is shown also where the handshake leads nowhere.
 pub fn store_offer_id(conn: &Conn, id: OfferId) {
+    conn.device.store(id.device.into(), Relaxed);
     conn.offer_index.store(u32::from(id.device) << INDEX_BITS | id.index, Relaxed);
     conn.offer_use.store(id.use_count, Relaxed);
 }

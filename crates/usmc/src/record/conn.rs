@@ -162,7 +162,8 @@ pub struct Conn {
     pub slot_index: AtomicU32,
     /// Which use of the slot (`usmc_shm::handshake::Use`).
     pub usage: AtomicU32,
-    /// The device that the slot belongs to (`device::Index`), and what its processes have in common ([`Near`]).
+    /// The device (`device::Index`) that the slot belongs to, or that a handshake was begun for; and what the slot's processes have
+    /// in common ([`Near`]).
     pub device: AtomicU32,
     pub(super) near: AtomicU32,
     /// SO_RCVLOWAT of the application; 0 = the default, 1.

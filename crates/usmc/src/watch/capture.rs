@@ -23,8 +23,8 @@ use crate::record::kernel;
 use crate::record::phase::Phase;
 use crate::record::tuple::{self, Endpoint};
 use crate::watch::observe::{
-    ASK, CAPTURED, Capture, EVENT_CLIENT, EVENT_DATA, EVENT_END, EVENT_OPEN, EVENT_SENT, Event,
-    Record, UNPLACED,
+    ASK, CAPTURED, Capture, EVENT_CARRIER_SHIFT, EVENT_CLIENT, EVENT_DATA, EVENT_END, EVENT_OPEN,
+    EVENT_SENT, Event, Record, UNPLACED,
 };
 use crate::watch::observer;
 
@@ -85,12 +85,13 @@ fn ring(
     (before, direction): (u64, u32),
 ) {
     let Some(scene) = Scene::of(fd, conn) else { return };
+    let carrier = (conn.device.load(Relaxed) + 1) << EVENT_CARRIER_SHIFT;
     let mut at = from;
     while at != to {
         let left = usize::try_from(to.wrapping_sub(at)).unwrap_or(usize::MAX).min(PIECE);
         let (bytes, len) = ring.contiguous(at, place, left);
         // SAFETY: `len` bytes of the ring.
-        unsafe { scene.data(direction, before.wrapping_add(at), bytes, len) };
+        unsafe { scene.data(direction | carrier, before.wrapping_add(at), bytes, len) };
         at = at.wrapping_add(len as u64);
     }
 }

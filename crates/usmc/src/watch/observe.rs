@@ -21,13 +21,13 @@ pub const MEMFD_NAME: &core::ffi::CStr = c"usmc-conn";
 /// First eight bytes of the file, native endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMCconn");
 /// Layout version of everything here.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Offset in bytes of [`Totals`].
 pub const TOTALS_OFFSET: usize = 512;
 /// Offset in bytes of [`Capture`].
-pub const CAPTURE_OFFSET: usize = 4096;
+pub const CAPTURE_OFFSET: usize = 8192;
 /// Offset in bytes of record 0.
-pub const RECORDS_OFFSET: usize = 8192;
+pub const RECORDS_OFFSET: usize = 12288;
 
 /// Start of the file.
 #[repr(C)]
@@ -46,7 +46,7 @@ pub struct Header {
     pub ring_offset: AtomicU64,
     /// Its size in bytes, a power of two.
     pub ring_size: AtomicU64,
-    /// The ids of the process' regions, by [`DEVICE_SHIFT`]'s numbers from 1 on; 0 = no connection has been in it yet.
+    /// The ids of the process' regions, by [`DEVICE_SHIFT`]'s numbers from 1 on; 0 = no connection was to be in it yet.
     pub regions: [[AtomicU64; 2]; REGIONS],
 }
 
@@ -102,8 +102,8 @@ pub struct Record {
 pub const CLIENT_END: u32 = 1 << 16;
 /// Bit of [`Record::slot`]: is or was in a ring.
 pub const WAS_SMCD: u32 = 1 << 17;
-/// The first of three bits of [`Record::slot`] that say by which device's memory it is in a ring: 0 the ISM directory's, others
-/// regions in [`Header::regions`].
+/// The first of three bits of [`Record::slot`] that say which device's memory its ring is or was in, or was to be in: 0 the ISM
+/// directory's, or none was found; others regions in [`Header::regions`].
 pub const DEVICE_SHIFT: u32 = 18;
 /// Regions that one process can use.
 pub const REGIONS: usize = 4;
@@ -140,6 +140,18 @@ pub const PARTS: usize = process::SHARES;
 #[repr(C, align(64))]
 pub struct Fallback(pub [[AtomicU64; REASONS]; 2]);
 
+/// Of the connections that [`Totals`] counts, those of one region.
+#[repr(C)]
+pub struct InRegion {
+    /// Bytes sent, received.
+    pub bytes: [AtomicU64; 2],
+    /// As [`Totals::smcd`].
+    pub smcd: [AtomicU64; 2],
+    /// Those that a handshake for the region was begun for, and that were not in a ring: of the accepting end, of the connecting end,
+    /// by reason.
+    pub fallback: [[AtomicU64; REASONS]; 2],
+}
+
 /// What a process counts besides its records. What a record counts is added when its socket is closed.
 #[repr(C)]
 pub struct Totals {
@@ -168,6 +180,8 @@ pub struct Totals {
     pub splice: AtomicU64,
     /// Urgent data, likewise.
     pub urgent: AtomicU64,
+    /// By [`Header::regions`].
+    pub regions: [InRegion; REGIONS],
 }
 
 /// What is captured; the reader's words but for the ring's.
@@ -222,6 +236,9 @@ pub const EVENT_END: u32 = 3;
 pub const EVENT_SENT: u32 = 1 << 8;
 /// Flag of [`Event::kind`]: we are the connecting end.
 pub const EVENT_CLIENT: u32 = 1 << 9;
+/// Where in [`Event::kind`] three bits say what carries the bytes: 0 the kernel's TCP, others the memory of the device whose
+/// number at [`DEVICE_SHIFT`] is 1 less.
+pub const EVENT_CARRIER_SHIFT: u32 = 16;
 /// [`Event::offset`]: right behind what came before, as far as is known.
 pub const UNPLACED: u64 = u64::MAX;
 

@@ -20,8 +20,9 @@ use crate::record::phase::Phase;
 use crate::record::tuple::{Endpoint, Tuple};
 use crate::watch::capture;
 use crate::watch::observe::{
-    CAPTURE_OFFSET, CLIENT_END, Capture, DEVICE_SHIFT, Header, MAGIC, MEMFD_NAME, Mode, REASONS,
-    RECORDS_OFFSET, Record, SYN_OPTION_SHIFT, State, TOTALS_OFFSET, Totals, VERSION, WAS_SMCD,
+    CAPTURE_OFFSET, CLIENT_END, Capture, DEVICE_SHIFT, Header, InRegion, MAGIC, MEMFD_NAME, Mode,
+    REASONS, RECORDS_OFFSET, Record, SYN_OPTION_SHIFT, State, TOTALS_OFFSET, Totals, VERSION,
+    WAS_SMCD,
 };
 
 /// Records of one file: a place for each connection, at its index.
@@ -220,6 +221,7 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
     if conn.has(F_CLIENT) {
         place |= CLIENT_END;
     }
+    place |= device_of(conn) << DEVICE_SHIFT;
     // In mode TCP: see there.
     let declined = reason == Reason::Declined as u32;
     record
@@ -230,7 +232,6 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
             went_to_ring(conn, place & CLIENT_END != 0);
         }
         place |= WAS_SMCD | conn.slot_index.load(Relaxed) & 0xffff;
-        place |= device_of(conn) << DEVICE_SHIFT;
         let shift = conn.own(slot).window_shift().min(31);
         record.ring_size.store(1 << shift, Relaxed);
         record.segment.store(segment::id_of(conn.segment.load(Relaxed)), Relaxed);
@@ -238,7 +239,7 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
     record.slot.store(place, Relaxed);
 }
 
-/// The number of the connection's device, whose id the header has then, if it is a region.
+/// The number of the connection's device, whose id the header has then, if it is a region. A handshake that was begun says which.
 fn device_of(conn: &Conn) -> u32 {
     let device = conn.device.load(Relaxed);
     if let Some(place) = device.checked_sub(1)
@@ -348,11 +349,19 @@ fn count_in(record: &Record) {
         cell.store(0, Relaxed);
         u64::from(n)
     });
-    for (sum, n) in totals.closed.iter().zip(large.into_iter().chain(small)) {
+    let of_region = in_region(totals, record).map_or(&[][..], |region| &region.bytes);
+    let all = totals.closed.iter().zip(large.into_iter().chain(small));
+    for (sum, n) in all.chain(of_region.iter().zip(large)) {
         if n > 0 {
             sum.fetch_add(n, Relaxed);
         }
     }
+}
+
+/// What is counted for the region that the record's device is.
+fn in_region<'a>(totals: &'a Totals, record: &Record) -> Option<&'a InRegion> {
+    let place = (record.slot.load(Relaxed) >> DEVICE_SHIFT & 7).checked_sub(1)?;
+    totals.regions.get(place as usize)
 }
 
 /// One more that is closed.
@@ -361,11 +370,14 @@ fn count_end(record: &Record) {
     let [state, _, reason, _] = record.kind.load(Relaxed).to_le_bytes();
     let place = record.slot.load(Relaxed);
     let end = usize::from(place & CLIENT_END != 0);
+    let region = in_region(totals, record);
     if place & WAS_SMCD != 0 {
         count(&totals.smcd[end]);
+        region.inspect(|region| count(&region.smcd[end]));
     } else if state == State::Active as u8 {
-        let own = &totals.fallback[process::share()].0;
-        count(&own[end][usize::from(reason).min(REASONS - 1)]);
+        let reason = usize::from(reason).min(REASONS - 1);
+        count(&totals.fallback[process::share()].0[end][reason]);
+        region.inspect(|region| count(&region.fallback[end][reason]));
     }
 }
 

@@ -65,7 +65,7 @@ pub fn free(index: u32) {
     for cell in [&conn.calls, &conn.watchers, &conn.observed, &conn.reason, &conn.passed_on] {
         cell.store(0, Relaxed);
     }
-    for cell in [&conn.cell, &conn.syn_option] {
+    for cell in [&conn.cell, &conn.syn_option, &conn.device] {
         cell.store(0, Relaxed);
     }
     for cell in [&conn.tx_blocks, &conn.snd_buf, &conn.rcv_buf, &conn.looks, &conn.rcvlowat] {
