@@ -202,6 +202,18 @@ fn every_code_of_a_decline_is_explained() {
 }
 
 #[test]
+fn every_reason_is_listed_with_what_can_be_done() {
+    let output = output(&mut usmc(&["check", "--reasons"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    for reason in (1..=u8::MAX).filter_map(usmc::reason::Reason::from_code) {
+        assert!(text.lines().any(|line| line == reason.text()), "{reason:?} in {text}");
+    }
+    assert!(text.contains("region full\n    -> see whose its units are"), "{text}");
+    assert!(!usmc(&["check", "--reasons", "true"]).output().expect("run").status.success());
+}
+
+#[test]
 fn the_differences_are_those_of_the_document() {
     let output = output(&mut usmc(&["check", "--differences"]));
     assert!(output.status.success(), "{}", stderr(&output));

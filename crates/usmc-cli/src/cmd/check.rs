@@ -6,6 +6,7 @@ mod declines;
 mod directory;
 mod live;
 mod machine;
+mod reasons;
 mod regions;
 
 use std::ffi::{OsStr, OsString, c_int};
@@ -35,6 +36,9 @@ pub struct Args {
     /// Print the codes with which peers decline SMC, and check nothing
     #[arg(long, exclusive = true)]
     declines: bool,
+    /// Print the reasons for which connections are TCP, and what can be done about each, and check nothing
+    #[arg(long, exclusive = true)]
+    reasons: bool,
     /// Program to look at
     program: Option<OsString>,
 }
@@ -110,6 +114,7 @@ pub fn run(args: &Args) -> Result<c_int> {
     let done = match args {
         Args { differences: true, .. } => list_differences(),
         Args { declines: true, .. } => declines::list(&mut io::stdout().lock()).map(|()| 0),
+        Args { reasons: true, .. } => reasons::list(&mut io::stdout().lock()).map(|()| 0),
         _ => check(args),
     };
     done.context("cannot write the report; free the output's disk")

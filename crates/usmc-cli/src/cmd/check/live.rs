@@ -15,7 +15,7 @@ use super::Finding;
 use crate::config::Config;
 use crate::library::{self, Library, NARROW_LINKER, NoNarrow};
 use crate::observed::{self, Socket};
-use crate::proc;
+use crate::{proc, remedies};
 
 /// Longest wait for a line from one of our own processes.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -126,7 +126,7 @@ fn judge(ends: &[End; 2]) -> Finding {
                 let reason = Reason::from_code(socket.reason);
                 facts
                     .push(format!("the {name} stayed on TCP: {}", reason.map_or("", Reason::text)));
-                remedy = remedy_for(reason).unwrap_or(remedy);
+                remedy = reason.filter(is_of_machine).and_then(remedies::of).unwrap_or(remedy);
             }
             Some(_) => {}
         }
@@ -134,18 +134,10 @@ fn judge(ends: &[End; 2]) -> Finding {
     Finding::failure(facts.join("; ") + &logged, remedy)
 }
 
-fn remedy_for(reason: Option<Reason>) -> Option<&'static str> {
-    Some(match reason? {
-        Reason::NoDevice => {
-            "the directory holds what another version or user left: stop its programs and remove it"
-        }
-        Reason::NoMemory => "free memory, or raise the memory limit of this user or container",
-        Reason::NoSegment => "let UNIX sockets be made in the directory, and a path be shorter",
-        Reason::OffersFull | Reason::TableFull => {
-            "too many programs share this directory; give some another with --ism-dir"
-        }
-        _ => return None,
-    })
+/// Others are not to be, between two programs that are started alike.
+fn is_of_machine(reason: &Reason) -> bool {
+    use Reason::{NoDevice, NoMemory, NoSegment, OffersFull, TableFull};
+    matches!(reason, NoDevice | NoMemory | NoSegment | OffersFull | TableFull)
 }
 
 fn talk(program: &Path, config: &Config, library: &Library) -> Result<[End; 2]> {

@@ -7,6 +7,8 @@ use usmc::provider;
 use usmc::reason::Reason;
 use usmc_shm::region::Region;
 
+use crate::remedies;
+
 /// Opens a region as programs do. The mapping lasts as long as this process.
 ///
 /// # Errors
@@ -34,22 +36,8 @@ pub fn remedy(path: &str, reason: Reason, is_auto: bool) -> &'static str {
             "make a region of its file on the host by `usmc region init`, before the machines start; leave it, if it is \
              another program's"
         }
-        Reason::RegionForeign => "make one by `usmc region init`, or take it out of `regions`",
-        Reason::RegionVersion => {
-            "use one version of uSMC on all machines, and make the region anew while none uses it"
-        }
-        Reason::Uncached => {
-            "give the machine the same file as persistent memory instead (virtio-pmem, /dev/dax*): the host or its \
-             firmware has this device's memory mapped uncached, which is slower than TCP"
-        }
-        Reason::RegionPages => {
-            "make its namespace anew by ndctl with --align=4K: with larger pages a program that switches transparent huge \
-             pages off, such as redis, would get SIGBUS"
-        }
-        Reason::Lockdown => {
-            "use persistent memory (/dev/dax*) instead, or boot without Secure Boot; see kernel_lockdown(7)"
-        }
-        _ => "free memory, or raise the limit of addresses (ulimit -v)",
+        Reason::NoMemory => "free memory, or raise the limit of addresses (ulimit -v)",
+        reason => remedies::of(reason).unwrap_or_default(),
     }
 }
 
