@@ -23,6 +23,7 @@ mod observed;
 mod pnet;
 mod proc;
 mod program;
+mod regions;
 mod remedies;
 mod sock_diag;
 mod table;

@@ -12,8 +12,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{Ordering, fence};
 
 use usmc::observe::{
-    BUFFERS, CLIENT_END, DEVICE_SHIFT, Fallback, Header, MAGIC, Mode, PARTS, REASONS,
-    RECORDS_OFFSET, REGIONS, Record, State, TOTALS_OFFSET, Totals as RawTotals, VERSION, WAS_SMCD,
+    BUFFERS, CLIENT_END, DEVICE_SHIFT, Fallback, Header, InRegion as RawInRegion, MAGIC, Mode,
+    PARTS, REASONS, RECORDS_OFFSET, REGIONS, Record, State, TOTALS_OFFSET, Totals as RawTotals,
+    VERSION, WAS_SMCD,
 };
 use usmc::syn_option::Outcome;
 
@@ -86,7 +87,7 @@ pub struct Socket {
     pub was_smcd: bool,
     /// The identity of the memory that both ends share, 0 in mode TCP.
     pub segment: u64,
-    /// The id of the region that this memory is in; `None`: it is none's, or the mode is TCP.
+    /// The id of the region that its memory is or was in, or was to be in; `None`: it is none's.
     pub region: Option<u128>,
     /// What was counted for it, as `usmc::observe::Totals::closed` orders it.
     pub counters: [u64; 9],
@@ -119,6 +120,19 @@ pub struct Totals {
     pub splice: u64,
     /// MSG_OOB.
     pub urgent: u64,
+    /// Of all that, the part of each region, in the order of [`Reading::regions`].
+    pub regions: [InRegion; REGIONS],
+}
+
+/// What a process has counted for connections of a region that are closed: `usmc::observe::InRegion`.
+#[derive(Clone, Debug)]
+pub struct InRegion {
+    /// Sent, received.
+    pub bytes: [u64; 2],
+    /// As [`Totals::smcd`].
+    pub smcd: [u64; 2],
+    /// As [`Totals::fallback`].
+    pub fallback: [[u64; REASONS]; 2],
 }
 
 impl Default for Totals {
@@ -151,6 +165,17 @@ impl Totals {
             sendpage: word(offset_of!(RawTotals, sendpage)),
             splice: word(offset_of!(RawTotals, splice)),
             urgent: word(offset_of!(RawTotals, urgent)),
+            regions: std::array::from_fn(|i| {
+                let at = offset_of!(RawTotals, regions) + i * size_of::<RawInRegion>();
+                let fallback = at + offset_of!(RawInRegion, fallback);
+                InRegion {
+                    bytes: std::array::from_fn(|n| several(at + offset_of!(RawInRegion, bytes), n)),
+                    smcd: std::array::from_fn(|n| several(at + offset_of!(RawInRegion, smcd), n)),
+                    fallback: std::array::from_fn(|role| {
+                        std::array::from_fn(|reason| several(fallback, role * REASONS + reason))
+                    }),
+                }
+            }),
         }
     }
 }
@@ -166,8 +191,9 @@ pub struct Reading {
     pub unsteady: usize,
     /// Records that no correct library writes.
     pub senseless: usize,
+    /// The ids of the process' regions; 0 = none.
+    pub regions: [u128; REGIONS],
     tries: usize,
-    regions: [u128; REGIONS],
 }
 
 /// Why a file was not read.
@@ -202,31 +228,14 @@ pub fn claimed_pid(file: &File) -> Option<u32> {
 /// When the file is not one of ours, or of another version.
 pub fn read(file: &impl Source) -> Result<Reading, Refusal> {
     let size = file.size()?;
-    let mut header = [0; size_of::<Header>()];
-    if read_up_to(file, &mut header, 0)? < header.len() {
-        return Err(Refusal::Foreign);
-    }
-    match u64_at(&header, offset_of!(Header, magic)) {
-        MAGIC => {}
-        0 => return Err(Refusal::Unfinished),
-        _ => return Err(Refusal::Foreign),
-    }
-    let version = u32_at(&header, offset_of!(Header, version));
-    let record_size = u32_at(&header, offset_of!(Header, record_size));
-    if version != VERSION || record_size as usize != RECORD {
-        return Err(Refusal::Version(version));
-    }
+    let header = read_header(file)?;
     let room = size.saturating_sub(RECORDS_OFFSET as u64) / RECORD as u64;
     let used = u32_at(&header, offset_of!(Header, high_water)) as u64;
     let count = used.min(room).min(MAX_RECORDS as u64) as usize;
 
     let mut totals = [0; size_of::<RawTotals>()];
     read_up_to(file, &mut totals, TOTALS_OFFSET as u64)?;
-    let regions = std::array::from_fn(|i| {
-        let half =
-            |n: usize| u128::from(u64_at(&header, offset_of!(Header, regions) + 16 * i + 8 * n));
-        half(0) << 64 | half(1)
-    });
+    let regions = regions_of(&header);
     let mut reading = Reading { totals: Totals::decode(&totals), regions, ..Reading::default() };
     let mut copies = [const { [0u8; CHUNK * RECORD] }; 3];
     let mut first = 0;
@@ -248,6 +257,33 @@ pub fn read(file: &impl Source) -> Result<Reading, Refusal> {
         first += got;
     }
     Ok(reading)
+}
+
+/// The header of a file of this version.
+fn read_header(file: &impl Source) -> Result<[u8; size_of::<Header>()], Refusal> {
+    let mut header = [0; size_of::<Header>()];
+    if read_up_to(file, &mut header, 0)? < header.len() {
+        return Err(Refusal::Foreign);
+    }
+    match u64_at(&header, offset_of!(Header, magic)) {
+        MAGIC => {}
+        0 => return Err(Refusal::Unfinished),
+        _ => return Err(Refusal::Foreign),
+    }
+    let version = u32_at(&header, offset_of!(Header, version));
+    let record_size = u32_at(&header, offset_of!(Header, record_size));
+    if version != VERSION || record_size as usize != RECORD {
+        return Err(Refusal::Version(version));
+    }
+    Ok(header)
+}
+
+fn regions_of(header: &[u8; size_of::<Header>()]) -> [u128; REGIONS] {
+    std::array::from_fn(|i| {
+        let half =
+            |n: usize| u128::from(u64_at(header, offset_of!(Header, regions) + 16 * i + 8 * n));
+        half(0) << 64 | half(1)
+    })
 }
 
 impl Reading {
@@ -323,7 +359,7 @@ fn decode(index: usize, record: &[u8], regions: &[u128; REGIONS]) -> Option<Sock
         is_client: place & CLIENT_END != 0,
         was_smcd: place & WAS_SMCD != 0,
         segment: u64_at(record, offset_of!(Record, segment)),
-        region: region.filter(|_| mode == Mode::Smcd),
+        region: region.filter(|id| *id != 0),
         counters: [
             tx_bytes,
             rx_bytes,

@@ -55,7 +55,8 @@ fn a_connection_shows_both_ends_and_the_fill_of_both_rings() {
         serde_json::json!({
             "pid": client.pid(), "comm": "cat", "fd": 5, "state": "ACTIVE",
             "local": "127.0.0.1:40001", "peer": "127.0.0.1:6379", "mode": "SMCD",
-            "device": "loopback", "fallback_reason": null, "tcp_option": null, "tx_bytes": 1000, "rx_bytes": 70, "ring_size": 65536,
+            "device": "loopback", "host": null, "fallback_reason": null, "remedy": null,
+            "tcp_option": null, "tx_bytes": 1000, "rx_bytes": 70, "ring_size": 65536,
             "tx_queued": 600, "rx_queued": 30,
         })
     );
@@ -141,6 +142,8 @@ fn every_row_has_the_documented_fields_and_every_tcp_connection_a_reason() {
             ("peer", Value::is_string),
             ("mode", |v| v == "TCP" || v == "SMCD"),
             ("device", Value::is_null),
+            ("host", Value::is_null),
+            ("remedy", |v| v.is_null() || v.as_str().is_some_and(|text| !text.is_empty())),
             ("fallback_reason", |v| v.as_str().is_some_and(|text| !text.is_empty())),
             ("tcp_option", Value::is_null),
             // Nothing here is a real socket, so the kernel knows no counters.
@@ -152,7 +155,7 @@ fn every_row_has_the_documented_fields_and_every_tcp_connection_a_reason() {
         ] {
             assert!(row.get(name).is_some_and(fits), "{name} of {row}");
         }
-        assert_eq!(row.as_object().map(|o| o.len()), Some(15));
+        assert_eq!(row.as_object().map(|o| o.len()), Some(17));
     }
 }
 

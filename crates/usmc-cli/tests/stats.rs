@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 use serde_json::Value;
 use support::*;
 use usmc::observe::{
-    CLIENT_END, Fallback, Header, PARTS, REASONS, RECORDS_OFFSET, Record, TOTALS_OFFSET, Totals,
-    WAS_SMCD,
+    CLIENT_END, DEVICE_SHIFT, Fallback, Header, InRegion, PARTS, REASONS, RECORDS_OFFSET, Record,
+    TOTALS_OFFSET, Totals, WAS_SMCD,
 };
 
 fn json(args: &[&str]) -> Value {
@@ -89,6 +89,87 @@ fn records_and_totals_are_summed_up() {
 }
 
 #[test]
+fn what_is_of_a_region_is_counted_apart() {
+    use std::mem::offset_of;
+    let live = Rec { tx_bytes: 1000, rx_bytes: 70, ..Rec::smcd("127.0.0.1:50011", "127.0.0.1:6") };
+    let other = Rec { tx_bytes: 5, ..Rec::smcd("127.0.0.1:50012", "127.0.0.1:6") };
+    let full = Rec::tcp("127.0.0.1:50013", "127.0.0.1:6", 36);
+    let file = record_file(&[live, other, full]);
+    let second = 2 << DEVICE_SHIFT;
+    for (index, slot) in
+        [(0, CLIENT_END | WAS_SMCD | second), (1, CLIENT_END | WAS_SMCD), (2, CLIENT_END | second)]
+    {
+        put_u32(&file, index, offset_of!(Record, slot), slot);
+    }
+    let id = offset_of!(Header, regions) + 16;
+    put_u64(&file, id, 0x11);
+    put_u64(&file, id + 8, 0x22);
+    let total = |at: usize, value| put_u64(&file, TOTALS_OFFSET + at, value);
+    total(offset_of!(Totals, closed), 300);
+    total(offset_of!(Totals, smcd) + 8, 9);
+    total(offset_of!(Totals, fallback) + 8 * (REASONS + 36), 4);
+    let of_region = offset_of!(Totals, regions) + size_of::<InRegion>();
+    total(of_region + offset_of!(InRegion, bytes), 200);
+    total(of_region + offset_of!(InRegion, smcd) + 8, 7);
+    total(of_region + offset_of!(InRegion, fallback) + 8 * (REASONS + 36), 3);
+    let holder = Holder::new(&file);
+    let pid = holder.pid().to_string();
+    let stats = &json(&["stats", "--json", "-p", &pid])["devices"][0];
+    for (path, value) in [
+        ("/tx/bytes", 1305),
+        ("/smc_connections/client", 11),
+        ("/tcp_fallback/client", 5),
+        ("/by_memory/0/tx_bytes", 105),
+        ("/by_memory/0/smc_connections/client", 3),
+        ("/by_memory/0/tcp_fallback/client", 1),
+        ("/by_memory/1/tx_bytes", 1200),
+        ("/by_memory/1/rx_bytes", 70),
+        ("/by_memory/1/smc_connections/client", 8),
+        ("/by_memory/1/tcp_fallback/client", 4),
+        ("/by_memory/1/fallback_reasons/0/client", 4),
+    ] {
+        assert_eq!(stats.pointer(path), Some(&value.into()), "{path} of {stats}");
+    }
+    assert_eq!(stats["by_memory"][0]["device"], "loopback");
+    assert_eq!(stats["by_memory"][1]["device"], "00000000000000110000000000000022");
+    assert_eq!(stats["by_memory"][1]["fallback_reasons"][0]["reason"], "region full");
+    let text = stdout(&output(&mut usmc(&["stats", "-d", "-p", &pid])));
+    for line in [
+        "By Device      Connections  TCP fallback        RX Bytes        TX Bytes",
+        "  loopback               3             1               0             105",
+        "  00000000               8             4              70            1200",
+        "    region full: 4 (client 4, server 0)",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
+}
+
+#[test]
+fn regions_of_the_configuration_are_listed_with_what_is_in_the_way() {
+    let dir = TempDir::new();
+    let path = dir.path().join("region");
+    let path = path.to_str().expect("UTF-8");
+    let made = output(&mut usmc(&["region", "init", path, "--size", "2M"]));
+    assert!(made.status.success(), "{}", stderr(&made));
+    let empty = dir.file("empty", &[0; 1 << 12]);
+    let both = format!("{path},{empty}");
+    let found = json(&["device", "--json", "--regions", &both]);
+    let [region, other] = &found["regions"].as_array().expect("an array")[..] else {
+        panic!("{found}")
+    };
+    assert_eq!((&region["provider"], &region["path"]), (&"file".into(), &path.into()));
+    assert_eq!((&region["state"], &region["remedy"]), (&"usable".into(), &Value::Null));
+    assert_eq!((&region["units"], &region["free"]), (&21.into(), &21.into()), "{region}");
+    assert_eq!((&region["peers"], &region["in_use"]), (&0.into(), &false.into()));
+    assert_eq!(region["gid"].as_str().map(str::len), Some(32));
+    assert_eq!(other["state"], "file or device has no region in it");
+    assert!(other["gid"].is_null() && other["remedy"].as_str().is_some(), "{other}");
+    let text = stdout(&output(&mut usmc(&["device", "--regions", &both])));
+    let remedy = format!("{empty}: {}", other["remedy"].as_str().expect("text"));
+    assert!(text.contains(path) && text.lines().any(|line| line == remedy), "{text}");
+}
+
+#[test]
 fn both_ends_of_a_segment_are_one_link_group() {
     use std::mem::offset_of;
     let client = record_file(&[
@@ -153,7 +234,7 @@ fn devices_are_those_in_use_and_the_configured_one() {
         assert!(line.contains(" *NET1 "), "{text}");
     }
     let only = json(&[&["device", "show", "ibdev", "none0", "--json"], &options[..]].concat());
-    assert_eq!(only, serde_json::json!({ "smcd": [], "smcr": [] }));
+    assert_eq!(only, serde_json::json!({ "smcd": [], "regions": [], "smcr": [] }));
     for (words, why) in [
         (&["device", "none"][..], "is none of show, all, netdev and ibdev"),
         (&["device", "show", "netdev"], "netdev of which name?"),

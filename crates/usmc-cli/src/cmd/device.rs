@@ -7,16 +7,23 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
+use usmc::observe::REGIONS;
+use usmc::provider;
+use usmc_shm::region::Region;
+
 use super::linkgroup;
+use super::region::usable;
 use crate::config::{Config, ConfigArgs};
+use crate::groups::Group;
 use crate::machine::{self, Ism, RdmaPort};
 use crate::pnet::Entry;
+use crate::regions::{Regions, provider_of, short, shown};
 use crate::{proc, table};
 
 /// Show devices
 ///
-/// The loopback ISM devices that running programs use, and the one of the configuration; and the machine's RDMA ports,
-/// which uSMC does not use yet.
+/// The loopback ISM devices and the regions that running programs use, and those of the configuration; and the machine's RDMA
+/// ports, which uSMC does not use yet.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// show, which may be left out; all, or netdev NETDEV and ibdev IBDEV, for RDMA ports of these devices only
@@ -41,6 +48,25 @@ struct SmcD {
     dir: String,
 }
 
+/// A region that programs use, or would.
+#[derive(Serialize)]
+struct Shared {
+    provider: &'static str,
+    path: String,
+    gid: Option<String>,
+    /// Of all units.
+    bytes: Option<u64>,
+    units: Option<usize>,
+    free: Option<usize>,
+    /// Those that live.
+    peers: Option<usize>,
+    in_use: bool,
+    processes: Vec<u32>,
+    link_groups: usize,
+    state: &'static str,
+    remedy: Option<&'static str>,
+}
+
 #[derive(Serialize)]
 struct SmcR {
     netdev: Option<String>,
@@ -55,6 +81,7 @@ struct SmcR {
 #[derive(Serialize)]
 struct Devices {
     smcd: Vec<SmcD>,
+    regions: Vec<Shared>,
     smcr: Vec<SmcR>,
 }
 
@@ -80,7 +107,9 @@ pub fn run(args: &Args) -> Result<c_int> {
     let smcr = smcr.filter(|port| wanted.has(port)).collect();
     // With a filter there is nothing but what it is about.
     let smcd = smcd.filter(|_| wanted.is_all()).collect();
-    let devices = Devices { smcd, smcr };
+    let configured = config.text("regions").unwrap_or("auto");
+    let regions = if wanted.is_all() { regions(configured, &scan, &groups) } else { Vec::new() };
+    let devices = Devices { smcd, regions, smcr };
     let mut out = BufWriter::new(io::stdout().lock());
     let printed =
         if args.json { table::json(&mut out, &devices) } else { print(&mut out, &devices) };
@@ -143,6 +172,82 @@ fn smc_d(device: &Ism, link_groups: usize, pnet: &[Entry]) -> SmcD {
     }
 }
 
+/// Those of the configuration, and others that running programs use.
+fn regions(configured: &str, scan: &proc::Scan, groups: &[Group]) -> Vec<Shared> {
+    let mut found: Vec<Shared> = Vec::new();
+    let mut usable = 0;
+    let is_auto = provider::is_auto(configured);
+    provider::each(configured, |path| {
+        found.push(match usable::open(path) {
+            Ok(region) => {
+                usable += 1;
+                let state =
+                    if usable > REGIONS { "beyond the four that are used" } else { "usable" };
+                shared(Path::new(path), &region, state)
+            }
+            Err(reason) => Shared {
+                state: reason.text(),
+                remedy: Some(usable::remedy(path, reason, is_auto)),
+                ..unknown(Path::new(path))
+            },
+        });
+    });
+    let mut copies = Regions::default();
+    for process in &scan.processes {
+        for (path, region) in copies.mapped(process.pid) {
+            let gid = crate::regions::hex(region.gid());
+            let known = found.iter().position(|one| one.gid.as_ref() == Some(&gid));
+            let at = known.unwrap_or_else(|| {
+                found.push(shared(path, region, "not in this configuration"));
+                found.len() - 1
+            });
+            found[at].in_use = true;
+            found[at].processes.push(process.pid);
+        }
+    }
+    for one in &mut found {
+        one.link_groups =
+            groups.iter().filter(|group| one.gid.as_ref() == Some(&group.device)).count();
+    }
+    found
+}
+
+fn shared(path: &Path, region: &Region, state: &'static str) -> Shared {
+    let shown = shown(region);
+    Shared {
+        peers: Some(shown.alive()),
+        bytes: Some((shown.units * shown.unit_bytes) as u64),
+        units: Some(shown.units),
+        free: Some(shown.free),
+        gid: Some(shown.gid),
+        state,
+        ..unknown(path)
+    }
+}
+
+/// A region of which nothing but its path is known.
+fn unknown(path: &Path) -> Shared {
+    Shared {
+        provider: provider_of(path),
+        // A process' name for it.
+        path: path.display().to_string().chars().map(printable).collect(),
+        gid: None,
+        bytes: None,
+        units: None,
+        free: None,
+        peers: None,
+        in_use: false,
+        processes: Vec::new(),
+        link_groups: 0,
+        state: "",
+        remedy: None,
+    }
+}
+
+fn printable(c: char) -> char {
+    if c.is_control() { '?' } else { c }
+}
+
 fn smc_r(port: RdmaPort, pnet: &[Entry]) -> SmcR {
     let is_it = |entry: &&Entry| {
         let by_port = entry.ibdevice.as_ref() == Some(&port.ibdevice)
@@ -188,6 +293,7 @@ fn print(out: &mut impl Write, devices: &Devices) -> io::Result<()> {
         ]
     });
     table::print(out, &SMCD, rows)?;
+    print_regions(out, &devices.regions)?;
     if devices.smcr.is_empty() {
         return Ok(());
     }
@@ -213,4 +319,45 @@ fn print(out: &mut impl Write, devices: &Devices) -> io::Result<()> {
     });
     writeln!(out)?;
     table::print(out, &SMCR, rows)
+}
+
+fn print_regions(out: &mut impl Write, regions: &[Shared]) -> io::Result<()> {
+    if regions.is_empty() {
+        return Ok(());
+    }
+    const REGION: [table::Column; 10] = [
+        ("Provider", false),
+        ("Region", false),
+        ("Size", true),
+        ("Units", true),
+        ("Free", true),
+        ("#Peers", true),
+        ("#Procs", true),
+        ("#LGs", true),
+        ("Path", false),
+        ("State", false),
+    ];
+    let number = |n: Option<usize>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
+    let rows = regions.iter().map(|r| {
+        [
+            r.provider.to_owned(),
+            r.gid.as_deref().map_or_else(|| "-".to_owned(), short),
+            r.bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{}M", bytes >> 20)),
+            number(r.units),
+            number(r.free),
+            number(r.peers),
+            r.processes.len().to_string(),
+            r.link_groups.to_string(),
+            r.path.clone(),
+            r.state.to_owned(),
+        ]
+    });
+    writeln!(out)?;
+    table::print(out, &REGION, rows)?;
+    for Shared { path, remedy, .. } in regions {
+        if let Some(remedy) = remedy {
+            writeln!(out, "{path}: {remedy}")?;
+        }
+    }
+    Ok(())
 }

@@ -6,11 +6,12 @@ use std::io::{self, BufWriter, Write};
 use anyhow::{Context, Result, bail};
 
 use crate::groups::{self, End, Group, Who};
+use crate::regions::{Host, Regions, short};
 use crate::{observed, proc, table};
 
 /// Show link groups
 ///
-/// A link group of SMC-D is a pair of processes that share memory for their connections. Groups of SMC-R are shown once
+/// A link group of SMC-D is a pair of processes that share memory for their connections, or in a region a pair of kernels. Groups of SMC-R are shown once
 /// uSMC has an RDMA device; it has none yet.
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -58,8 +59,14 @@ pub fn of(scan: &proc::Scan) -> Vec<Group> {
             Some((who, observed::read(file).ok()?))
         })
         .collect();
-    let ends = readings.iter().flat_map(|(who, reading)| {
-        reading.sockets.iter().map(|socket| End { who: who.clone(), socket })
+    let mut regions = Regions::default();
+    let ends = readings
+        .iter()
+        .flat_map(|(who, reading)| reading.sockets.iter().map(move |socket| (who, socket)));
+    let ends = ends.map(|(who, socket)| End {
+        who: who.clone(),
+        socket,
+        hosts: regions.ends(who.pid, socket),
     });
     groups::groups(ends)
 }
@@ -68,13 +75,15 @@ fn print(out: &mut impl Write, groups: &[Group], json: bool) -> io::Result<()> {
     if json {
         return table::json(out, groups);
     }
-    const COLUMNS: [table::Column; 7] = [
+    const COLUMNS: [table::Column; 9] = [
         ("LG-ID", false),
         ("VLAN", true),
         ("#Conns", true),
         ("#Segs", true),
         ("Client", false),
         ("Server", false),
+        ("Device", false),
+        ("Host", false),
         ("PNET-ID", false),
     ];
     let name = |who: &Option<Who>| match who {
@@ -84,12 +93,14 @@ fn print(out: &mut impl Write, groups: &[Group], json: bool) -> io::Result<()> {
     let rows = groups.iter().map(|g| {
         [
             g.lg_id.clone(),
-            // The loopback device knows neither VLANs nor physical networks.
+            // Neither the loopback device nor a region knows VLANs or physical networks.
             "0".to_owned(),
             g.conns.to_string(),
             g.segments.to_string(),
             name(&g.client),
             name(&g.server),
+            short(&g.device),
+            g.host.as_ref().map_or("-".to_owned(), Host::to_string),
             "-".to_owned(),
         ]
     });

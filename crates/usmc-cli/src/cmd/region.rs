@@ -18,13 +18,13 @@ use clap::{Args as ClapArgs, Subcommand};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::rand::{GetRandomFlags, getrandom};
-use serde::Serialize;
 use usmc::provider;
 use usmc::reason::Reason;
-use usmc_shm::region::peers::{Life, NAME, Peer};
-use usmc_shm::region::{PEERS, Refused, Region, UNIT, UNITS_MOST, VERSION, len_for, units_in};
+use usmc_shm::region::peers::Peer;
+use usmc_shm::region::{Refused, Region, UNIT, UNITS_MOST, VERSION, len_for, units_in};
 
 use crate::ivshmem::report;
+use crate::regions::{Shown, shown};
 use crate::table;
 
 /// Manage memory that virtual machines share
@@ -245,60 +245,6 @@ pub fn of_file(file: &File, what: &str) -> Result<Region> {
         Err(Refused::Version(version)) => bail!(
             "{what}: a region of version {version}; this usmc has version {VERSION}: use one uSMC everywhere"
         ),
-    }
-}
-
-#[derive(Serialize)]
-struct Shown {
-    gid: String,
-    units: usize,
-    free: usize,
-    unit_bytes: usize,
-    peers: Vec<ShownPeer>,
-}
-
-#[derive(Serialize)]
-struct ShownPeer {
-    number: u8,
-    name: String,
-    state: &'static str,
-    units: u32,
-    host: String,
-    directory: String,
-}
-
-/// An id of 128 bits as text.
-pub fn hex([high, low]: [u64; 2]) -> String {
-    format!("{high:016x}{low:016x}")
-}
-
-fn shown(region: &Region) -> Shown {
-    let mut units = [0; PEERS];
-    for run in region.words().runs() {
-        units[usize::from(run.owner.peer)] += run.count;
-    }
-    let peers = region.peers();
-    let peers = peers.all().map(|(number, peer)| shown_peer(number, peer, &units)).collect();
-    let (free, all) = (region.words().free(), region.units());
-    Shown { gid: hex(region.gid()), units: all, free, unit_bytes: UNIT, peers }
-}
-
-fn shown_peer(number: u8, peer: &Peer, units: &[u32; PEERS]) -> ShownPeer {
-    let mut name = [0; NAME];
-    let len = peer.name(&mut name);
-    let identity = peer.identity();
-    ShownPeer {
-        number,
-        name: String::from_utf8_lossy(&name[..len]).into_owned(),
-        state: match peer.life() {
-            Life::Alive if peer.drains() => "drains",
-            Life::Alive => "alive",
-            Life::Gone => "gone",
-            Life::Claimed | Life::Free => "joins",
-        },
-        units: units[usize::from(number)],
-        host: hex(identity.host),
-        directory: hex(identity.directory),
     }
 }
 

@@ -15,7 +15,8 @@ use usmc::syn_option::Outcome;
 use usmc_shm::layout::WINDOW_SHIFT_MAX;
 
 use crate::observed::{self, Refusal, Socket};
-use crate::{proc, sock_diag, table};
+use crate::regions::{Host, Regions, device_name, short};
+use crate::{proc, remedies, sock_diag, table};
 
 /// Show sockets of programs under uSMC
 ///
@@ -47,7 +48,9 @@ struct Row {
     peer: String,
     mode: &'static str,
     device: Option<String>,
+    host: Option<Host>,
     fallback_reason: Option<String>,
+    remedy: Option<&'static str>,
     tcp_option: Option<&'static str>,
     tx_bytes: Option<u64>,
     rx_bytes: Option<u64>,
@@ -84,9 +87,14 @@ pub fn run(args: &Args) -> Result<c_int> {
     let needs_kernel =
         found.iter().any(|f| f.socket.mode == Mode::Tcp && is_connected(f.socket.state));
     let kernel = if needs_kernel { sock_diag::tcp_sockets() } else { HashMap::new() };
+    let mut regions = Regions::default();
     let rows: Vec<Row> = found
         .iter()
-        .map(|f| row(f, scan.processes[f.process].comm.clone(), &ends, &kernel))
+        .map(|f| {
+            let is_in_memory = f.socket.mode == Mode::Smcd;
+            let host = is_in_memory.then(|| regions.other_end(f.pid, &f.socket)).flatten();
+            Row { host, ..row(f, scan.processes[f.process].comm.clone(), &ends, &kernel) }
+        })
         .collect();
     let mut out = BufWriter::new(io::stdout().lock());
     let printed = if args.json { print_json(&mut out, &rows) } else { print_text(&mut out, &rows) };
@@ -212,7 +220,9 @@ fn row(
         peer: name(s.peer),
         mode: if s.mode == Mode::Smcd { "SMCD" } else { "TCP" },
         device: (s.mode == Mode::Smcd).then(|| device_name(s.region)),
+        host: None,
         fallback_reason: None,
+        remedy: None,
         tcp_option: s.syn_option.and_then(option_name),
         tx_bytes: Some(s.tx_bytes),
         rx_bytes: Some(s.rx_bytes),
@@ -237,6 +247,7 @@ fn row(
                 row.local = kernel.local.to_string();
             }
             row.fallback_reason = reason_text(s, connected);
+            row.remedy = Reason::from_code(s.reason).and_then(remedies::of);
             // What has gone through the ring is not among the kernel's.
             let in_ring = if found.is_ahead { (s.tx_bytes, s.rx_bytes) } else { (0, 0) };
             row.tx_bytes = kernel.map(|k| k.tx_bytes.max(in_ring.0));
@@ -246,11 +257,6 @@ fn row(
         }
     }
     row
-}
-
-/// A region's id, as `usmc region show` has it.
-fn device_name(region: Option<u128>) -> String {
-    region.map_or("loopback".to_owned(), |id| format!("{id:032x}"))
 }
 
 /// The address; `0.0.0.0:*` for one that is not known, as ss(8) writes it.
@@ -307,7 +313,7 @@ fn print_json(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
     out.write_all(b"\n]\n")
 }
 
-const COLUMNS: [table::Column; 13] = [
+const COLUMNS: [table::Column; 14] = [
     ("State", false),
     ("Pid", true),
     ("Program", false),
@@ -315,6 +321,7 @@ const COLUMNS: [table::Column; 13] = [
     ("Peer Address", false),
     ("Mode", false),
     ("Device", false),
+    ("Host", false),
     ("Tx-Bytes", true),
     ("Rx-Bytes", true),
     ("Tx-Queue", true),
@@ -333,8 +340,8 @@ fn print_text(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
             r.local.clone(),
             r.peer.clone(),
             r.mode.to_owned(),
-            // The first digits tell regions apart.
-            r.device.as_deref().map_or("-", |name| name.get(..8).unwrap_or(name)).to_owned(),
+            r.device.as_deref().map_or("-".to_owned(), short),
+            r.host.as_ref().map_or("-".to_owned(), Host::to_string),
             number(r.tx_bytes),
             number(r.rx_bytes),
             number(r.tx_queued),

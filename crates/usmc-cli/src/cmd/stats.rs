@@ -11,6 +11,7 @@ use usmc::reason::Reason;
 use crate::config::{Config, ConfigArgs};
 use crate::groups::Who;
 use crate::observed::Reading;
+use crate::regions::{device_name, short};
 use crate::{machine, observed, proc, table};
 
 /// Show statistics of connections under uSMC
@@ -45,6 +46,8 @@ struct Stats {
     tcp_fallback: Roles,
     handshake_errors: Roles,
     fallback_reasons: Vec<Fallback>,
+    /// The same by whose memory it is or was to be: the ISM directory's first, then regions'.
+    by_memory: Vec<OfMemory>,
     rx: Direction,
     tx: Direction,
     /// Rings by size.
@@ -75,6 +78,18 @@ impl Roles {
     fn add(&mut self, is_client: bool, n: u64) {
         more(if is_client { &mut self.client } else { &mut self.server }, n);
     }
+}
+
+/// Of [`Stats`], the part of one device's memory. What was begun for no region is the first one's.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+struct OfMemory {
+    device: String,
+    smc_connections: Roles,
+    rx_bytes: u64,
+    tx_bytes: u64,
+    /// With handshake errors.
+    tcp_fallback: Roles,
+    fallback_reasons: Vec<Fallback>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -122,11 +137,17 @@ impl Stats {
                 self.add_fallback(code as u8, is_client, *n);
             }
         }
+        self.add_closed_by_memory(reading);
         for socket in &reading.sockets {
             self.add_counters(&socket.counters);
+            let memory = self.of_memory(socket.region);
+            more(&mut memory.tx_bytes, socket.counters[0]);
+            more(&mut memory.rx_bytes, socket.counters[1]);
             if socket.was_smcd {
+                memory.smc_connections.add(socket.is_client, 1);
                 self.smc_connections.add(socket.is_client, 1);
             } else if !matches!(socket.state, State::Init | State::Listen) {
+                memory.add_fallback(socket.reason, socket.is_client, 1);
                 self.add_fallback(socket.reason, socket.is_client, 1);
             }
         }
@@ -147,6 +168,64 @@ impl Stats {
         ] {
             more(sum, n);
         }
+    }
+
+    /// What is counted of closed connections: of all, and of each region's among them.
+    fn add_closed_by_memory(&mut self, reading: &Reading) {
+        let totals = &reading.totals;
+        let less = |all: u64, of: &dyn Fn(usize) -> u64| {
+            (0..totals.regions.len()).fold(all, |rest, i| rest.saturating_sub(of(i)))
+        };
+        let regions = reading.regions.iter().zip(&totals.regions).filter(|(id, _)| **id != 0);
+        for is_client in [false, true] {
+            let role = usize::from(is_client);
+            for code in 0..=u8::MAX {
+                let at = usize::from(code);
+                let Some(all) = totals.fallback[role].get(at) else { break };
+                let rest = less(*all, &|i| totals.regions[i].fallback[role][at]);
+                self.of_memory(None).add_fallback(code, is_client, rest);
+                for (id, counted) in regions.clone() {
+                    let n = counted.fallback[role][at];
+                    self.of_memory(Some(*id)).add_fallback(code, is_client, n);
+                }
+            }
+            let rest = less(totals.smcd[role], &|i| totals.regions[i].smcd[role]);
+            self.of_memory(None).smc_connections.add(is_client, rest);
+            for (id, counted) in regions.clone() {
+                let memory = self.of_memory(Some(*id));
+                memory.smc_connections.add(is_client, counted.smcd[role]);
+            }
+        }
+        let [tx, rx] = [0, 1].map(|i| less(totals.closed[i], &|n| totals.regions[n].bytes[i]));
+        let rest = self.of_memory(None);
+        more(&mut rest.tx_bytes, tx);
+        more(&mut rest.rx_bytes, rx);
+        for (id, counted) in regions {
+            let memory = self.of_memory(Some(*id));
+            more(&mut memory.tx_bytes, counted.bytes[0]);
+            more(&mut memory.rx_bytes, counted.bytes[1]);
+        }
+    }
+
+    fn of_memory(&mut self, region: Option<u128>) -> &mut OfMemory {
+        let new = |device| OfMemory {
+            device,
+            smc_connections: Roles::default(),
+            rx_bytes: 0,
+            tx_bytes: 0,
+            tcp_fallback: Roles::default(),
+            fallback_reasons: Vec::new(),
+        };
+        if self.by_memory.is_empty() {
+            self.by_memory.push(new(device_name(None)));
+        }
+        let device = device_name(region);
+        let known = self.by_memory.iter().position(|memory| memory.device == device);
+        let at = known.unwrap_or_else(|| {
+            self.by_memory.push(new(device));
+            self.by_memory.len() - 1
+        });
+        &mut self.by_memory[at]
     }
 
     fn add_counters(&mut self, counters: &[u64; 9]) {
@@ -171,23 +250,7 @@ impl Stats {
         } else {
             self.tcp_fallback.add(is_client, n);
         }
-        let text = match Reason::from_code(code) {
-            Some(Reason::None) => "not decided yet".to_owned(),
-            Some(reason) => reason.text().to_owned(),
-            None => format!("reason {code}"),
-        };
-        let mut roles = Roles::default();
-        roles.add(is_client, n);
-        match self.fallback_reasons.iter_mut().find(|f| f.reason == text) {
-            Some(known) => {
-                more(&mut known.client, roles.client);
-                more(&mut known.server, roles.server);
-            }
-            None => {
-                let Roles { client, server } = roles;
-                self.fallback_reasons.push(Fallback { reason: text, client, server });
-            }
-        }
+        add_reason(&mut self.fallback_reasons, code, is_client, n);
     }
 
     fn special_calls(&self) -> u64 {
@@ -201,6 +264,36 @@ impl Stats {
         match self.smc_connections.sum() {
             0 => 0.0,
             connections => requests as f64 / connections as f64,
+        }
+    }
+}
+
+impl OfMemory {
+    fn add_fallback(&mut self, code: u8, is_client: bool, n: u64) {
+        if n > 0 {
+            self.tcp_fallback.add(is_client, n);
+            add_reason(&mut self.fallback_reasons, code, is_client, n);
+        }
+    }
+}
+
+/// So many connections more with this reason.
+fn add_reason(reasons: &mut Vec<Fallback>, code: u8, is_client: bool, n: u64) {
+    let text = match Reason::from_code(code) {
+        Some(Reason::None) => "not decided yet".to_owned(),
+        Some(reason) => reason.text().to_owned(),
+        None => format!("reason {code}"),
+    };
+    let mut roles = Roles::default();
+    roles.add(is_client, n);
+    match reasons.iter_mut().find(|f| f.reason == text) {
+        Some(known) => {
+            more(&mut known.client, roles.client);
+            more(&mut known.server, roles.server);
+        }
+        None => {
+            let Roles { client, server } = roles;
+            reasons.push(Fallback { reason: text, client, server });
         }
     }
 }
@@ -331,6 +424,10 @@ fn print_one(out: &mut impl Write, s: &Stats, details: bool) -> io::Result<()> {
             writeln!(out, "    {reason}: {sum} (client {client}, server {server})")?;
         }
     }
+    // Where there is one device, all is its.
+    if s.by_memory.len() > 1 {
+        print_by_memory(out, &s.by_memory, details)?;
+    }
     let most = s.tx.requests.max(1) as f64;
     for (title, d) in [("RX", &s.rx), ("TX", &s.tx)] {
         writeln!(out, "\n{title} Stats")?;
@@ -366,6 +463,20 @@ fn print_one(out: &mut impl Write, s: &Stats, details: bool) -> io::Result<()> {
     writeln!(out, "  Doorbells drained          {:12}", s.doorbells_drained)?;
     writeln!(out, "  Sleeps                     {:12}", s.sleeps)?;
     writeln!(out, "  Spins that paid            {:12}", s.spins_paid)
+}
+
+fn print_by_memory(out: &mut impl Write, memory: &[OfMemory], details: bool) -> io::Result<()> {
+    writeln!(out, "\nBy Device      Connections  TCP fallback        RX Bytes        TX Bytes")?;
+    for m in memory {
+        let (device, [conns, tcp]) =
+            (short(&m.device), [m.smc_connections, m.tcp_fallback].map(Roles::sum));
+        writeln!(out, "  {device:12} {conns:11} {tcp:13} {:15} {:15}", m.rx_bytes, m.tx_bytes)?;
+        for Fallback { reason, client, server } in m.fallback_reasons.iter().filter(|_| details) {
+            let sum = client.saturating_add(*server);
+            writeln!(out, "    {reason}: {sum} (client {client}, server {server})")?;
+        }
+    }
+    Ok(())
 }
 
 /// As people say it: 1.234K, of 1000.

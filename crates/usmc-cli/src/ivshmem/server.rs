@@ -547,7 +547,7 @@ impl Server {
             memory: report::Memory {
                 bytes: self.memory.len,
                 file: self.kept.file.clone(),
-                gid: region.map(|region| crate::cmd::region::hex(region.gid())),
+                gid: region.map(|region| crate::regions::hex(region.gid())),
                 units: region.map(|region| region.units()),
                 free: region.map(|region| region.words().free()),
             },
