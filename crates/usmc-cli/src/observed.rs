@@ -259,6 +259,27 @@ pub fn read(file: &impl Source) -> Result<Reading, Refusal> {
     Ok(reading)
 }
 
+/// Reads one record, and the ids of the regions ([`Reading::regions`]).
+///
+/// # Errors
+/// As [`read`].
+pub fn read_one(
+    file: &impl Source,
+    index: usize,
+) -> Result<(Option<Socket>, [u128; REGIONS]), Refusal> {
+    let regions = regions_of(&read_header(file)?);
+    let mut reading = Reading { regions, ..Reading::default() };
+    if index < MAX_RECORDS {
+        let mut copies = [[0u8; RECORD]; 3];
+        for copy in &mut copies {
+            read_up_to(file, copy, offset(index))?;
+            fence(Ordering::SeqCst);
+        }
+        reading.take(file, index, copies.each_ref().map(|copy| &copy[..]))?;
+    }
+    Ok((reading.sockets.pop(), regions))
+}
+
 /// The header of a file of this version.
 fn read_header(file: &impl Source) -> Result<[u8; size_of::<Header>()], Refusal> {
     let mut header = [0; size_of::<Header>()];

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -15,12 +16,15 @@ use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGINT, SIGPIPE, SIGTERM};
 use usmc::observe::State;
 
-use crate::dump::attached::{self, Attached, Event, Filter};
+use crate::dump::attached::{self, Attached, Carrier, Event, Filter};
 use crate::dump::capture::Capture;
+use crate::regions::{Regions, device_name};
 use crate::{observed, proc};
 
 /// How often new processes are looked for.
 const SCAN: Duration = Duration::from_millis(100);
+/// Names of carriers remembered; beyond these all are asked for anew.
+const CARRIERS: usize = 1 << 12;
 /// How long a look at empty rings is put off.
 const IDLE: Duration = Duration::from_millis(2);
 
@@ -89,6 +93,8 @@ pub fn run(args: &Args) -> Result<c_int> {
         capture: Capture::begin(BufWriter::with_capacity(1 << 20, out))?,
         attached: Vec::new(),
         seen: HashMap::new(),
+        regions: Regions::default(),
+        carriers: HashMap::new(),
         since_ns: now_ns(),
     };
     let outcome = session.capture(&stop);
@@ -97,6 +103,18 @@ pub fn run(args: &Args) -> Result<c_int> {
         Err(problem) if is_broken_pipe(&problem) => Ok(0),
         other => other,
     }
+}
+
+/// The memory that carries an event's bytes: whose it is, and in a region the kernels of both ends, the client's first.
+fn name_of(regions: &mut Regions, process: &Attached, event: &Event) -> String {
+    let (socket, ids) = process.record_of(event).unwrap_or_default();
+    let Some(place) = usize::from(event.carrier.number).checked_sub(2) else {
+        return format!("{} memory", device_name(None));
+    };
+    let id = ids.get(place).copied().unwrap_or_default();
+    let ends = socket.and_then(|socket| regions.ends(process.pid, &socket));
+    let between = ends.map(|[client, server]| format!(" between {client} and {server}"));
+    format!("region {}{}", device_name(Some(id)), between.unwrap_or_default())
 }
 
 fn is_broken_pipe(problem: &anyhow::Error) -> bool {
@@ -121,6 +139,9 @@ struct Session<'a> {
     attached: Vec<(u32, Attached)>,
     /// Files that were looked at, and whether they are captured.
     seen: HashMap<attached::Identity, bool>,
+    regions: Regions,
+    /// By number of the process and its own words.
+    carriers: HashMap<(u32, Carrier), Rc<str>>,
     since_ns: u64,
 }
 
@@ -180,15 +201,36 @@ impl Session<'_> {
             }
         }
         self.note_losses()?;
-        self.attached.retain(|(number, _)| !spoiled.contains(number));
         if self.attached.len() > 1 {
             events.sort_by_key(|(_, event)| event.time_ns);
         }
         let most = self.args.count.unwrap_or(u64::MAX);
         for (number, event) in &events {
-            self.capture.write(*number, event, most)?;
+            let carrier = self.carrier(*number, event);
+            self.capture.write(*number, event, &carrier, most)?;
         }
+        // Names of carriers are known by them until now.
+        self.attached.retain(|(number, _)| !spoiled.contains(number));
         Ok(!events.is_empty())
+    }
+
+    /// What carries an event's bytes, for people; empty: TCP.
+    fn carrier(&mut self, number: u32, event: &Event) -> Rc<str> {
+        if event.carrier.number == 0 {
+            return "".into();
+        }
+        if let Some(known) = self.carriers.get(&(number, event.carrier)) {
+            return Rc::clone(known);
+        }
+        if self.carriers.len() >= CARRIERS {
+            self.carriers.clear();
+        }
+        let process = self.attached.iter().find(|(attached, _)| *attached == number);
+        let name = match process {
+            Some((_, process)) => name_of(&mut self.regions, process, event),
+            None => "shared memory".to_owned(),
+        };
+        Rc::clone(self.carriers.entry((number, event.carrier)).or_insert(name.into()))
     }
 
     fn note_losses(&mut self) -> Result<()> {
@@ -254,6 +296,8 @@ impl Session<'_> {
             }
         };
         self.seen.insert(attached.identity()?, true);
+        // Of an earlier process with its number other files were mapped.
+        self.regions = Regions::default();
         let number = self.capture.add(process.pid, &process.comm)?;
         self.attached.push((number, attached));
         if !self.args.quiet {

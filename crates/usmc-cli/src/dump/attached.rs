@@ -15,13 +15,13 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use usmc::observe::{
-    ASK, CAPTURE_OFFSET, Capture, EVENT_CLIENT, EVENT_DATA, EVENT_END, EVENT_OPEN, EVENT_SENT,
-    Event as RawEvent, Header, RECORDS_OFFSET, Record, UNPLACED,
+    ASK, CAPTURE_OFFSET, Capture, EVENT_CARRIER_SHIFT, EVENT_CLIENT, EVENT_DATA, EVENT_END,
+    EVENT_OPEN, EVENT_SENT, Event as RawEvent, Header, RECORDS_OFFSET, REGIONS, Record, UNPLACED,
 };
 use usmc::tap::TapControl;
 
 use super::capture::Lost;
-use crate::observed;
+use crate::observed::{self, Socket};
 
 /// Bytes taken at once.
 const CHUNK: u64 = 4 << 20;
@@ -67,8 +67,19 @@ pub struct Event {
     pub local: SocketAddr,
     /// The other one.
     pub peer: SocketAddr,
+    /// What carries the bytes, and which of the process' records says more of it.
+    pub carrier: Carrier,
     /// Bytes of the stream.
     pub bytes: Vec<u8>,
+}
+
+/// What carries bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Carrier {
+    /// 0 TCP, 1 memory of the ISM directory, and from 2 on that of the process' regions.
+    pub number: u8,
+    /// The process' own number for the connection: its record's index and 1 more in the low half, above it the record's use.
+    pub connection: u64,
 }
 
 /// Which file, whatever its name.
@@ -206,6 +217,14 @@ impl Attached {
         Ok(true)
     }
 
+    /// The record of the connection that an event is about, if it still is that, and the ids of the process' regions.
+    pub fn record_of(&self, event: &Event) -> Option<(Option<Socket>, [u128; REGIONS])> {
+        let index = (event.carrier.connection as u32).checked_sub(1)?;
+        let (socket, regions) = observed::read_one(&self.file, index as usize).ok()?;
+        let is_its = |s: &Socket| (s.local, s.peer) == (event.local, event.peer);
+        Some((socket.filter(is_its), regions))
+    }
+
     /// What the process could not show since we are attached.
     ///
     /// # Errors
@@ -295,6 +314,10 @@ fn decode(header: &[u8; HEADER], bytes: &[u8]) -> Option<Event> {
         time_ns: u64_in(header, offset_of!(RawEvent, time_ns)),
         local: addr(offset_of!(RawEvent, local), ports)?,
         peer: addr(offset_of!(RawEvent, peer), ports >> 16)?,
+        carrier: Carrier {
+            number: (word >> EVENT_CARRIER_SHIFT & 7) as u8,
+            connection: u64_in(header, offset_of!(RawEvent, connection)),
+        },
         bytes: bytes.to_vec(),
     })
 }

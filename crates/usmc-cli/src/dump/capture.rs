@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io::Write;
+use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
@@ -90,13 +91,19 @@ impl<W: Write> Capture<W> {
         interface.lost = lost;
     }
 
-    /// Writes what became of an event, at most until there are `most` packets.
+    /// Writes what became of an event, at most until there are `most` packets. `carrier` as for [`Streams::take`].
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn write(&mut self, number: u32, event: &Event, most: u64) -> Result<()> {
+    pub fn write(
+        &mut self,
+        number: u32,
+        event: &Event,
+        carrier: &Rc<str>,
+        most: u64,
+    ) -> Result<()> {
         let mut packets = Vec::new();
-        self.streams.take(event, |packet| packets.push(packet));
+        self.streams.take(event, carrier, |packet| packets.push(packet));
         for packet in packets {
             if self.packets < most {
                 self.packet(number, packet)?;

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::rc::Rc;
 
 use super::attached::{Event, Kind};
 use super::packet::{FIN, MOST, PSH, SYN, Segment};
@@ -45,6 +46,8 @@ struct Connection {
     /// By role: whether its begin was seen. The accepting end's may be told when its client has sent already.
     opened: [bool; 2],
     greeted: bool,
+    /// What carried each direction's last bytes; empty: TCP.
+    carriers: [Rc<str>; 2],
     last_ns: u64,
 }
 
@@ -53,8 +56,9 @@ struct Connection {
 pub struct Streams(HashMap<(SocketAddr, SocketAddr), Connection>);
 
 impl Streams {
-    /// Takes an event, and gives its packets.
-    pub fn take(&mut self, event: &Event, mut put: impl FnMut(Packet)) {
+    /// Takes an event, and gives its packets. Where something else carries its bytes than the ones before, a comment says so; an empty
+    /// `carrier` is TCP.
+    pub fn take(&mut self, event: &Event, carrier: &Rc<str>, mut put: impl FnMut(Packet)) {
         let (client, server) = match event.is_client {
             true => (event.local, event.peer),
             false => (event.peer, event.local),
@@ -70,7 +74,7 @@ impl Streams {
         let mut wire = Wire { connection, from, to, client, from_client, time_ns: event.time_ns };
         match event.kind {
             Kind::Open => wire.open(event.is_client),
-            Kind::Data => wire.data(event.offset, &event.bytes, &mut put),
+            Kind::Data => wire.data(event.offset, &event.bytes, carrier, &mut put),
             Kind::End => wire.end(&mut put),
         }
     }
@@ -125,19 +129,32 @@ impl Wire<'_> {
         }
     }
 
-    fn data(&mut self, offset: Option<u64>, bytes: &[u8], put: &mut impl FnMut(Packet)) {
+    fn data(
+        &mut self,
+        offset: Option<u64>,
+        bytes: &[u8],
+        carrier: &Rc<str>,
+        put: &mut impl FnMut(Packet),
+    ) {
         self.greet(put);
         let own = &mut self.connection.directions[usize::from(!self.from_client)];
         let offset = offset.or(own.next).unwrap_or(0);
         let next = *own.next.get_or_insert(offset);
-        let mut comment = None;
+        let mut comments = Vec::new();
         let seen = next.saturating_sub(offset);
         if offset > next {
-            comment = Some(format!("{} bytes before these were not captured", offset - next));
+            comments.push(format!("{} bytes before these were not captured", offset - next));
         }
         let Some(mut left) = usize::try_from(seen).ok().and_then(|seen| bytes.get(seen..)) else {
             return;
         };
+        let before = &mut self.connection.carriers[usize::from(!self.from_client)];
+        if !left.is_empty() && before != carrier {
+            let name = if carrier.is_empty() { "TCP" } else { carrier };
+            comments.push(format!("by {name} from here on"));
+            *before = Rc::clone(carrier);
+        }
+        let mut comment = (!comments.is_empty()).then(|| comments.join("; "));
         let mut at = offset.max(next);
         while !left.is_empty() {
             let (piece, rest) = left.split_at(left.len().min(MOST));
@@ -177,6 +194,7 @@ impl Wire<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dump::attached::Carrier;
 
     const CLIENT: &str = "127.0.0.1:40000";
     const SERVER: &str = "127.0.0.1:80";
@@ -184,7 +202,9 @@ mod tests {
     fn event(kind: Kind, is_client: bool, is_sent: bool, at: Option<u64>, bytes: &[u8]) -> Event {
         let [client, server] = [CLIENT, SERVER].map(|a| a.parse().expect("an address"));
         let (local, peer) = if is_client { (client, server) } else { (server, client) };
-        Event { kind, is_client, is_sent, offset: at, time_ns: 1, local, peer, bytes: bytes.into() }
+        let carrier = Carrier { number: 0, connection: 0 };
+        let bytes = bytes.into();
+        Event { kind, is_client, is_sent, offset: at, time_ns: 1, local, peer, carrier, bytes }
     }
 
     /// Source port, seq, ack, flags, bytes, of each packet.
@@ -194,7 +214,7 @@ mod tests {
         let mut streams = Streams::default();
         let mut packets = Vec::new();
         for event in events {
-            streams.take(event, |p| packets.push(p));
+            streams.take(event, &"".into(), |p| packets.push(p));
         }
         let show = |p: &Packet| {
             let tcp = &p.bytes[20..];
@@ -273,6 +293,20 @@ mod tests {
         let packets = shown(&[&one[..], &one[..]].concat());
         assert_eq!(packets.iter().filter(|row| row.4 == "one").count(), 2);
         assert_eq!(packets.iter().filter(|row| row.3 == SYN).count(), 2);
+    }
+
+    #[test]
+    fn what_carries_bytes_is_told_where_it_changes() {
+        let mut streams = Streams::default();
+        let mut told = Vec::new();
+        for (carrier, at, bytes) in
+            [("", 0, "a"), ("memory", 1, "b"), ("memory", 1, "b"), ("memory", 2, "c"), ("", 3, "d")]
+        {
+            let event = event(Kind::Data, true, true, Some(at), bytes.as_bytes());
+            streams.take(&event, &carrier.into(), |packet| told.push(packet.comment));
+        }
+        let [memory, tcp] = ["memory", "TCP"].map(|name| Some(format!("by {name} from here on")));
+        assert_eq!(told, [None, memory, None, tcp]);
     }
 
     #[test]
