@@ -86,7 +86,8 @@ pub fn groups<'a>(ends: impl IntoIterator<Item = End<'a>>) -> Vec<Group> {
             None => (segment.region, None, client.clone(), server.clone()),
         };
         let group = groups.entry(key).or_insert_with(|| Group {
-            lg_id: format!("{:08x}", id as u32),
+            // Of a region's segment the low half says where it is, and the high half is random.
+            lg_id: format!("{:08x}", if segment.region.is_some() { id >> 32 } else { id } as u32),
             device: device_name(segment.region),
             host: hosts.map(|[its, other]| if client.is_some() { other } else { its }),
             client: client.clone(),

@@ -10,6 +10,7 @@ use usmc::observe::{
     CLIENT_END, DEVICE_SHIFT, Fallback, Header, InRegion, PARTS, REASONS, RECORDS_OFFSET, Record,
     TOTALS_OFFSET, Totals, WAS_SMCD,
 };
+use usmc::reason::Reason;
 
 fn json(args: &[&str]) -> Value {
     let output = output(&mut usmc(args));
@@ -177,12 +178,17 @@ fn both_ends_of_a_segment_are_one_link_group() {
         Rec::smcd("127.0.0.1:50004", "127.0.0.1:7"),
     ]);
     let server = record_file(&[Rec::smcd("127.0.0.1:7", "127.0.0.1:50003")]);
-    let alone = record_file(&[Rec::smcd("127.0.0.1:8", "127.0.0.1:50005")]);
+    // The second was declined, and has a code where others have a segment.
+    let alone = record_file(&[
+        Rec::smcd("127.0.0.1:8", "127.0.0.1:50005"),
+        Rec::tcp("127.0.0.1:8", "127.0.0.1:50006", Reason::Declined as u8),
+    ]);
     for (file, index, slot, segment) in [
         (&client, 0, CLIENT_END, 0xabcd_0000_0042),
         (&client, 1, CLIENT_END | 1, 0xabcd_0000_0042),
         (&server, 0, 0, 0xabcd_0000_0042),
         (&alone, 0, 0, 0x77u64),
+        (&alone, 1, 0, 0x0303_0001),
     ] {
         put_u32(file, index, offset_of!(Record, slot), slot | WAS_SMCD);
         put_u64(file, record_at(index) + offset_of!(Record, segment), segment);
@@ -201,6 +207,7 @@ fn both_ends_of_a_segment_are_one_link_group() {
     for all in [&["linkgroup", "all"][..], &["linkgroup", "show", "all"]] {
         assert!(stdout(&output(&mut usmc(all))).contains("00000077"));
     }
+    assert!(!output(&mut usmc(&["linkgroup", "03030001"])).status.success());
     for none in [&["linkgroup", "show", "12345678"][..], &["linkgroup", "12345678"]] {
         assert!(stderr(&output(&mut usmc(none))).contains("there is no link group 12345678"));
     }
