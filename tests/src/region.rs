@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use usmc_shm::region::{Region, UNIT, len_for, units_in};
@@ -16,13 +16,15 @@ pub fn create(dir: &Path, len: usize) -> PathBuf {
     let file = File::options().read(true).write(true).create_new(true).open(&path);
     let file = file.expect("our own file");
     file.set_len(len as u64).expect("a sparse file");
+    // Tests run side by side, and commands tell regions apart by their ids.
+    let inode = file.metadata().expect("the region").ino();
     // SAFETY: a fresh mapping of the whole file, which nobody else has, and which ends here.
     unsafe {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let base =
             libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0);
         assert_ne!(base, libc::MAP_FAILED, "a mapping");
-        Region::format(base.cast(), len, [0x7265, 0x6769]).expect("room for a unit");
+        Region::format(base.cast(), len, [0x7265_6769, inode]).expect("room for a unit");
         libc::munmap(base, len);
     }
     path

@@ -21,6 +21,8 @@ pub struct Socket {
     pub mode: String,
     /// Whose memory it is, empty for TCP.
     pub device: String,
+    /// In a region the kernel at the other end: its peer's number and its name.
+    pub host: Option<(u8, String)>,
     /// Why it is TCP.
     pub fallback_reason: String,
     /// What the TCP option came to, empty where it was not asked for.
@@ -72,6 +74,10 @@ fn socket(item: &Value) -> Socket {
     let field = |name: &str| {
         item.get(name).unwrap_or_else(|| panic!("usmc ss --json: no {name} in {item}"))
     };
+    let host = |host: &Value| {
+        let peer = host.get("peer")?.as_u64()?;
+        Some((u8::try_from(peer).ok()?, host.get("name")?.as_str()?.to_owned()))
+    };
     // A listener has no peer and TCP by choice no reason: null and "" both say so.
     let text = |name: &str| field(name).as_str().unwrap_or("").to_owned();
     let count = |name: &str| field(name).as_u64().unwrap_or(0);
@@ -83,6 +89,7 @@ fn socket(item: &Value) -> Socket {
         peer: text("peer"),
         mode: text("mode"),
         device: text("device"),
+        host: host(field("host")),
         fallback_reason: text("fallback_reason"),
         tcp_option: text("tcp_option"),
         tx_bytes: count("tx_bytes"),

@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
 
+use serde_json::Value;
 use usmc_tests::build::{self, tests_dir};
 use usmc_tests::fixture::tool;
 use usmc_tests::netns::{Netns, Who};
@@ -457,6 +458,72 @@ fn a_capture_shows_the_three_messages() {
     fixture.finish();
 }
 
+/// What a command that prints JSON says.
+fn json(args: &[&str]) -> Value {
+    let out = Command::new(build::usmc()).args(args).output().expect("usmc");
+    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}"))
+}
+
+/// A command that succeeds.
+fn succeed(args: &[&str]) {
+    let out = Command::new("timeout").arg("60").arg(build::usmc()).args(args).output();
+    let out = out.expect("usmc");
+    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// Each command names the region, and the kernel at the other end of a connection in it.
+fn shows_the_region(hosts: &Hosts, [server, client]: &[Process; 2], port: u16) {
+    let region = hosts.region.to_str().expect("UTF-8");
+    let shown = json(&["region", "show", "--json", region]);
+    let gid = &shown["gid"];
+    let ends = usmc_tests::ss::list()
+        .into_iter()
+        .filter(|s| [s.local_port(), s.peer_port()].contains(&port));
+    let mut peers: Vec<u8> =
+        ends.filter(Socket::is_smcd).map(|s| s.host.expect("a kernel").0).collect();
+    peers.sort_unstable();
+    assert_eq!(peers, [1, 2], "each end names the other one");
+    let name = &shown["peers"][0]["name"];
+    assert!(name.as_str().is_some_and(|name| !name.is_empty()), "{shown}");
+
+    let groups = json(&["linkgroup", "--json"]);
+    let group = groups.as_array().and_then(|all| all.iter().find(|group| group["device"] == *gid));
+    let group = group.unwrap_or_else(|| panic!("{groups}"));
+    assert_eq!((&group["host"]["name"], &group["conns"]), (name, &1.into()), "{group}");
+
+    let devices = json(&["device", "--json", "--regions", region]);
+    let device = &devices["regions"][0];
+    assert_eq!((&device["gid"], &device["state"]), (gid, &"usable".into()), "{device}");
+    assert_eq!((&device["peers"], &device["link_groups"]), (&2.into(), &1.into()), "{device}");
+    assert_eq!(device["processes"].as_array().map(Vec::len), Some(2), "{device}");
+
+    // Its client goes on sending.
+    let path = hosts.region.with_extension("pcapng");
+    let path = path.to_str().expect("UTF-8");
+    let pid = client.pid().to_string();
+    succeed(&["dump", "-q", "-c", "4", "-w", path, "-p", &pid]);
+    let capture = fs::read(path).expect("the capture");
+    let capture = String::from_utf8_lossy(&capture);
+    let host = |place: usize| {
+        let name = shown["peers"][place]["name"].as_str().unwrap_or("");
+        format!("{name}/{}", shown["peers"][place]["number"])
+    };
+    let (one, other) = (host(0), host(1));
+    let ways =
+        [(&one, &other), (&other, &one)].map(|(from, to)| format!("between {from} and {to}"));
+    let begin = format!("by region {} ", gid.as_str().expect("an id"));
+    let is_told = |way: &String| capture.contains(&format!("{begin}{way} from here on"));
+    assert!(ways.iter().any(is_told), "no {begin}{ways:?} in the comments");
+
+    for pid in [server, client].map(|end| end.pid().to_string()) {
+        let stats = json(&["stats", "--json", "-p", &pid]);
+        let of = &stats["devices"][0]["by_memory"];
+        let of_region = of.as_array().and_then(|all| all.iter().find(|of| of["device"] == *gid));
+        assert!(of_region.is_some_and(|of| of["tx_bytes"].as_u64() > Some(0)), "{stats}");
+    }
+}
+
 #[test]
 fn hosts_meet_in_a_region_whatever_their_programs_wait_by() {
     let fixture = Fixture::new("region styles");
@@ -470,6 +537,9 @@ fn hosts_meet_in_a_region_whatever_their_programs_wait_by() {
         let dress = |host: usize, command: &mut Command| hosts.dress(host, command);
         let (ends, port, client) = meet(&fixture, &net, [ROOT; 2], both, dress, &to);
         wait_for(&fixture, port, client, Socket::is_smcd);
+        if n == 0 && !is_plain() {
+            shows_the_region(&hosts, &ends, port);
+        }
         end(ends);
     }
     println!("{} connections in shared memory", styles.len());
