@@ -25,6 +25,9 @@ pub fn of(reason: Reason) -> Option<&'static str> {
             "see whose its units are (`usmc region show`); say which machines are dead for good (`usmc region evict`), or make a \
              larger region"
         }
+        Reason::RegionDrained => {
+            "once it stays after all, `usmc region drain --undo`, and start the program anew"
+        }
         Reason::NotOnLink => {
             "name the listener's network in `region_nets`, if its host is to be trusted"
         }
