@@ -81,7 +81,7 @@ pub struct Control {
     pub state: AtomicU32,
     /// Process index of the acceptor, for diagnosis.
     pub attached_by: AtomicU32,
-    /// In a region: the acceptor's peer ([`crate::region::peers`]), written before the slot is attached.
+    /// In a region: the acceptor's peer ([`crate::region::peers::Peers::holder`]), written before the slot is attached.
     pub attached_peer: AtomicU32,
     /// In a region: the tokens of the connection that it is offered for, the client's first. Both went through its TCP stream.
     pub tokens: [AtomicU64; 2],

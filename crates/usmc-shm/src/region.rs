@@ -28,7 +28,7 @@ use crate::sync::{AtomicU32, AtomicU64};
 /// First eight bytes.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMC-reg");
 /// Changes whenever a field here moves.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// log2 of a unit's bytes: pages of all sizes that guests have.
 pub const UNIT_SHIFT: u32 = 16;
 /// Bytes of a unit.

@@ -231,6 +231,18 @@ impl Peers<'_> {
         self.0.get(usize::from(number)).is_some_and(Peer::drains)
     }
 
+    /// As a slot names a peer that holds an end of it: the number in bits 0-7, and above it the uses of its place, so that a peer that
+    /// takes the place later does not hold the end.
+    pub fn holder(&self, number: u8) -> u32 {
+        let uses = self.0.get(usize::from(number)).map_or(0, Peer::uses);
+        u32::from(number) | uses << 8
+    }
+
+    /// Whether a slot's word names a living peer.
+    pub fn holds(&self, word: u32) -> bool {
+        self.is_alive(word as u8) && self.holder(word as u8) == word
+    }
+
     /// Whether this is a living peer's number.
     pub fn is_alive(&self, number: u8) -> bool {
         self.0.get(usize::from(number)).is_some_and(|peer| peer.life() == Life::Alive)
@@ -283,7 +295,9 @@ mod tests {
         let place = &table[usize::from(before[0])];
         place.forget();
         assert_eq!((place.life(), place.uses()), (Life::Free, 1));
+        let holder = peers.holder(before[0]);
         assert_eq!(peers.join(&identity(5, 8, 9), b""), Some(before[0]));
+        assert!(!peers.holds(holder) && peers.holds(peers.holder(before[0])) && !peers.holds(0));
         assert_eq!(place.uses(), 2);
     }
 

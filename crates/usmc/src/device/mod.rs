@@ -176,6 +176,11 @@ pub trait Device: Sync {
         true
     }
 
+    /// Whether the kernel that [`Device::peer`] said to be this is known to be gone.
+    fn is_gone(&self, _peer: u32) -> bool {
+        false
+    }
+
     /// Where both ends of a connection find each other; an empty one where the device cannot be used.
     fn board(&'static self) -> Board<'static>;
 

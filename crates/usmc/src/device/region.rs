@@ -10,7 +10,7 @@ pub mod provider;
 use core::ptr;
 use usmc_shm::layout::{End, Slot, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
 use usmc_shm::region;
-use usmc_shm::region::idle::{header_of, is_idle};
+use usmc_shm::region::idle::{header_of, is_idle, let_go};
 use usmc_shm::region::peers::Identity;
 use usmc_shm::region::units::{Member, Run};
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -321,14 +321,23 @@ impl Region {
         Some(())
     }
 
-    /// Gives back what the dead of this peer, and peers that are gone, have left.
+    /// Gives back what the dead of this peer, and peers that are gone, have left, and lets go of what the dead of this peer have of others'
+    /// memory.
     fn sweep(&self) {
         let (Some(region), Some(me)) = (self.get(), self.member()) else { return };
+        let mine = region.peers().holder(me.peer);
+        let is_lost = |end: &_, holder| holder == mine && near::has_lost_its_holders(end);
+        let _ = host::current().alone(|| {
+            region
+                .words()
+                .runs()
+                .filter(|run| run.is_whole)
+                .for_each(|run| let_go(&region, run, is_lost));
+        });
         // Of other peers' processes nobody here knows whether they live.
         let is_dead =
             |member: Member| member.peer == me.peer && !host::current().has_member(member);
-        let is_over = |end: &_, holder| holder == me.peer && near::has_lost_its_holders(end);
-        region.sweep(is_dead, |run| is_idle(&region, run, is_over));
+        region.sweep(is_dead, |run| is_idle(&region, run, is_lost));
     }
 }
 
@@ -339,7 +348,7 @@ impl Owners for Region {
 
     fn lives(&self, owner: u32) -> bool {
         let (peer, process) = Member::of_owner(owner);
-        if u32::from(peer) == self.peer() {
+        if self.member().is_some_and(|me| me.peer == peer) {
             return host::current().lives(process.into());
         }
         self.get().is_some_and(|region| region.peers().is_alive(peer))
@@ -418,7 +427,12 @@ impl Device for Region {
     }
 
     fn peer(&self) -> u32 {
-        self.member().map_or(0, |member| member.peer.into())
+        let known = self.get().zip(self.member());
+        known.map_or(0, |(region, me)| region.peers().holder(me.peer))
+    }
+
+    fn is_gone(&self, peer: u32) -> bool {
+        peer != 0 && self.get().is_some_and(|region| !region.peers().holds(peer))
     }
 
     fn shape(&self, last: u32) -> Shape {

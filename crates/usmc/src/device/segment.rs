@@ -132,7 +132,8 @@ impl Mapped {
             && let Ok(map) = self.segment()
         {
             map.header().retired.store(1, Relaxed);
-            is_idle = (0..map.slots()).all(|slot| is_let_go(&map, slot));
+            let device = self.device();
+            is_idle = (0..map.slots()).all(|slot| is_let_go(device, &map, slot));
         }
         // SAFETY: no record uses it (`users` is 0 at every caller).
         unsafe {
@@ -192,14 +193,18 @@ pub fn take_slot(device: Index, tuple: &Tuple) -> Result<OwnSlot, Reason> {
             m.role = Role::Closed;
             continue;
         };
+        let device = m.device();
         let slot = m.slots.take().or_else(|| {
-            m.slots.collect(|slot| is_let_go(&map, slot));
+            m.slots.collect(|slot| is_let_go(device, &map, slot));
             m.slots.take()
         });
         if let Some(slot) = slot {
             return m.own(index, slot, map);
         }
-        if m.slots.is_mostly_lost() {
+        if m.slots.is_mostly_lost() && device.is_scarce() {
+            // It comes back when somebody has found that they have died.
+            last = last.max(map.slots() / 4);
+        } else if m.slots.is_mostly_lost() {
             // Holders that died without a word: leave the segment to the processes that still use it.
             map.header().retired.store(1, Relaxed);
             m.role = Role::Closed;
@@ -310,8 +315,10 @@ fn is_let_go_by(end: usize, map: &Segment, slot: u32) -> bool {
 }
 
 /// Whether nobody has the slot: neither the acceptor nor a process that forked with us.
-fn is_let_go(map: &Segment, slot: u32) -> bool {
-    [CLIENT, ACCEPTOR].iter().all(|&end| is_let_go_by(end, map, slot))
+fn is_let_go(device: &dyn Device, map: &Segment, slot: u32) -> bool {
+    let is_gone =
+        || map.slot(slot).is_ok_and(|s| device.is_gone(s.control.attached_peer.load(Relaxed)));
+    is_let_go_by(CLIENT, map, slot) && (is_let_go_by(ACCEPTOR, map, slot) || is_gone())
 }
 
 /// A segment's identity, the same at both ends; 0 = none.
@@ -341,7 +348,7 @@ pub fn let_go(index: u32, slot: Option<u32>, peer_ended: bool) {
         if is_let_go_by(CLIENT, &map, slot) {
             give_back_pages(m.device(), &map, slot);
         }
-        if is_let_go(&map, slot) {
+        if is_let_go(m.device(), &map, slot) {
             m.slots.give(slot);
         } else {
             m.slots.lose(slot);
@@ -364,14 +371,15 @@ pub fn let_go(index: u32, slot: Option<u32>, peer_ended: bool) {
 
 /// Where memory is short, the segments go that this process has made and nobody uses any more. The acceptor mostly lets go of a slot
 /// after the client, so that those are found at another call.
-fn give_up_idle(table: &mut Table<'_>, device: Index) {
-    if !super::at(device).is_scarce() {
+fn give_up_idle(table: &mut Table<'_>, index: Index) {
+    let device = super::at(index);
+    if !device.is_scarce() {
         return;
     }
     for m in table.entries.iter_mut() {
-        let is_idle = |map: Segment| (0..map.slots()).all(|slot| is_let_go(&map, slot));
+        let is_idle = |map: Segment| (0..map.slots()).all(|slot| is_let_go(device, &map, slot));
         if m.role == Role::Own
-            && m.device == device
+            && m.device == index
             && m.users == 0
             && m.segment().is_ok_and(is_idle)
         {

@@ -71,8 +71,8 @@ impl Conn {
 
 /// This process has the end: the peer may look for the socket here.
 pub fn name_process(end: &End) {
-    end.pid.store(process::pid(), Relaxed);
     end.pids.store(own_namespace(), Relaxed);
+    end.pid.store(process::pid(), Relaxed);
 }
 
 /// The parent has the end, and this process has it no more.

@@ -153,6 +153,8 @@ pub(super) fn reset_end(end: &End) {
     {
         cell.store(0, Relaxed);
     }
+    // Until a process has the slot: of what is named by nobody a sweeper knows that its maker died before.
+    [&end.pid, &end.pids].iter().for_each(|cell| cell.store(0, Relaxed));
     for cell in [&end.tx_lock, &end.rx_lock, &end.back_lock, &end.tcp_left] {
         cell.store(0, Relaxed);
     }
