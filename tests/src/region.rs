@@ -1,11 +1,16 @@
-//! A region in a plain file, as processes of several kernels would share it.
+//! A region in a plain file, as processes of several kernels would share it, and hosts that have nothing else in common.
 
-use std::fs::File;
+use std::fs::{self, File, Permissions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
+use serde_json::Value;
 use usmc_shm::region::{Region, UNIT, len_for, units_in};
+
+use crate::ss::Socket;
+use crate::{Fixture, build};
 
 /// Makes one of so many bytes, most of which are not in memory.
 ///
@@ -28,6 +33,93 @@ pub fn create(dir: &Path, len: usize) -> PathBuf {
         libc::munmap(base, len);
     }
     path
+}
+
+/// Hosts with an ISM directory each, and a region.
+pub struct Hosts {
+    region: PathBuf,
+    dirs: Vec<PathBuf>,
+}
+
+impl Hosts {
+    /// So many, and a region of so many bytes.
+    ///
+    /// # Panics
+    /// Without room.
+    pub fn new(fixture: &Fixture, count: usize, len: usize) -> Hosts {
+        let region = create(fixture.scratch(), len);
+        let dirs = (0..count).map(|host| fixture.scratch().join(format!("host{host}")));
+        let dirs: Vec<PathBuf> = dirs.collect();
+        for dir in &dirs {
+            fs::create_dir(dir).expect("our own directory");
+            fs::set_permissions(dir, Permissions::from_mode(0o700)).expect("our own directory");
+        }
+        Hosts { region, dirs }
+    }
+
+    /// The region's file.
+    pub fn region(&self) -> &Path {
+        &self.region
+    }
+
+    /// The ISM directory of a host.
+    pub fn ism_dir(&self, host: usize) -> &Path {
+        &self.dirs[host]
+    }
+
+    /// A program is this host's.
+    pub fn dress(&self, host: usize, command: &mut Command) {
+        command.env("USMC_ISM_DIR", &self.dirs[host]).env("USMC_REGIONS", &self.region);
+    }
+
+    /// A program is this host's, and moves its bytes through the region, also to programs of its own host.
+    pub fn dress_for_region(&self, host: usize, command: &mut Command) {
+        self.dress(host, command);
+        command.env("USMC_LOOPBACK", "off");
+    }
+
+    /// For users of this group, one for each host.
+    ///
+    /// # Panics
+    /// Where that is not permitted.
+    pub fn give_to(&self, group: u32, users: &[u32]) {
+        let give = |path: &Path, user, mode| {
+            chown(path, user, Some(group)).expect("we are root");
+            fs::set_permissions(path, Permissions::from_mode(mode)).expect("our own");
+        };
+        give(&self.region, None, 0o660);
+        self.dirs.iter().zip(users).for_each(|(dir, user)| give(dir, Some(*user), 0o700));
+    }
+
+    /// What `usmc region show` says.
+    ///
+    /// # Panics
+    /// When the command fails.
+    pub fn shown(&self) -> Value {
+        let mut command = Command::new(build::usmc());
+        let out = command.args(["region", "show", "--json"]).arg(&self.region).output();
+        let out = out.expect("running usmc region show");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        serde_json::from_slice(&out.stdout).expect("JSON")
+    }
+
+    /// Units that nobody has.
+    ///
+    /// # Panics
+    /// When the command fails.
+    pub fn free(&self) -> u64 {
+        self.shown()["free"].as_u64().expect("a number")
+    }
+
+    /// How many of these ends are in the region.
+    ///
+    /// # Panics
+    /// When the command fails.
+    pub fn count(&self, ends: &[Socket]) -> usize {
+        let shown = self.shown();
+        let gid = shown["gid"].as_str().expect("text");
+        ends.iter().filter(|end| end.is_smcd() && end.device == gid).count()
+    }
 }
 
 /// Whether anybody has ever had memory of it: there is something in the first unit, whosever that is by now.

@@ -9,8 +9,9 @@ use serde_json::Value;
 use usmc_tests::build::{self, tests_dir};
 use usmc_tests::fixture::tool;
 use usmc_tests::netns::{Netns, Who};
+use usmc_tests::region::Hosts;
 use usmc_tests::ss::Socket;
-use usmc_tests::{Fixture, Process, is_plain, region};
+use usmc_tests::{Fixture, Process, is_plain};
 
 /// Users with nothing in common but a group.
 const SERVER: u32 = 61_001;
@@ -30,40 +31,8 @@ fn share_with_group(fixture: &Fixture) {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o3770)).expect("our own directory");
 }
 
-/// What the two namespaces are of two hosts' that have a region in common, and nothing else.
-struct Hosts {
-    region: PathBuf,
-    dirs: [PathBuf; 2],
-}
-
-impl Hosts {
-    fn new(fixture: &Fixture) -> Hosts {
-        let region = region::create(fixture.scratch(), 64 << 20);
-        let dirs = ["one", "other"].map(|name| fixture.scratch().join(name));
-        for dir in &dirs {
-            fs::create_dir(dir).expect("our own directory");
-            fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).expect("our own directory");
-        }
-        Hosts { region, dirs }
-    }
-
-    /// A program of this host.
-    fn dress(&self, host: usize, command: &mut Command) {
-        command.env("USMC_ISM_DIR", &self.dirs[host]).env("USMC_REGIONS", &self.region);
-    }
-
-    /// For these users.
-    fn give_to(&self, users: [u32; 2]) {
-        let chown = |path: &PathBuf, user, mode| {
-            std::os::unix::fs::chown(path, user, Some(GROUP)).expect("we are root");
-            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("our own");
-        };
-        chown(&self.region, None, 0o660);
-        for (dir, user) in self.dirs.iter().zip(users) {
-            chown(dir, Some(user), 0o700);
-        }
-    }
-}
+/// Bytes of a region between the two namespaces, each of which is a host's.
+const REGION: usize = 64 << 20;
 
 fn echo(mut command: Command, args: &[&str]) -> Command {
     command.arg(tests_dir().join("programs/python/echo.py")).args(args);
@@ -528,7 +497,7 @@ fn shows_the_region(hosts: &Hosts, [server, client]: &[Process; 2], port: u16) {
 fn hosts_meet_in_a_region_whatever_their_programs_wait_by() {
     let fixture = Fixture::new("region styles");
     let net = Netns::new();
-    let hosts = Hosts::new(&fixture);
+    let hosts = Hosts::new(&fixture, 2, REGION);
     let styles =
         ["blocking", "waitall", "peek", "select", "poll", "epoll", "edge", "oneshot", "busy"];
     for (n, style) in styles.iter().enumerate() {
@@ -550,8 +519,8 @@ fn hosts_meet_in_a_region_whatever_their_programs_wait_by() {
 fn users_of_two_hosts_meet_in_a_region() {
     let fixture = Fixture::new("region users");
     let net = Netns::new();
-    let hosts = Hosts::new(&fixture);
-    hosts.give_to([SERVER, CLIENT]);
+    let hosts = Hosts::new(&fixture, 2, REGION);
+    hosts.give_to(GROUP, &[SERVER, CLIENT]);
     let who = [alone(SERVER), alone(CLIENT)];
     let dress = |host: usize, command: &mut Command| hosts.dress(host, command);
     let (ends, port, client) =
@@ -566,7 +535,7 @@ fn users_of_two_hosts_meet_in_a_region() {
 fn a_listener_on_all_addresses_stands_for_its_own_host() {
     let fixture = Fixture::new("region wildcards");
     let net = Netns::new();
-    let hosts = Hosts::new(&fixture);
+    let hosts = Hosts::new(&fixture, 2, REGION);
     let dress = |host: usize, command: &mut Command| hosts.dress(host, command);
     let (ends, port, client) =
         meet(&fixture, &net, [ROOT; 2], ["epoll", "poll"], dress, &net.address(0));
@@ -600,7 +569,7 @@ fn a_listener_on_all_addresses_stands_for_its_own_host() {
 fn only_hosts_on_a_network_of_ours_are_asked_for() {
     let fixture = Fixture::new("region gateway");
     let net = Netns::new();
-    let hosts = Hosts::new(&fixture);
+    let hosts = Hosts::new(&fixture, 2, REGION);
     let (far, there) = ("10.215.0.1", net.address(0));
     net.tool(0, &["ip", "addr", "add", &format!("{far}/32"), "dev", "lo"]);
     net.tool(1, &["ip", "route", "add", &format!("{far}/32"), "via", &there]);
@@ -652,7 +621,7 @@ except OSError as e:
 fn a_host_that_is_gone_is_noticed_as_by_tcp() {
     let fixture = Fixture::new("region host gone");
     let net = Netns::new();
-    let hosts = Hosts::new(&fixture);
+    let hosts = Hosts::new(&fixture, 2, REGION);
     let mut clients = Vec::new();
     for style in ["blocking", "poll", "select", "epoll", "edge"] {
         let port = fixture.port();

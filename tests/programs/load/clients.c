@@ -49,7 +49,7 @@ static int try_connect(uint16_t port) {
     return -1;
 }
 
-void cycle(uint16_t port, uint64_t seed) {
+void cycle(uint16_t port, uint64_t seed, uint32_t most) {
     long done = 0, broken = 0;
     state = seed;
     nonblocking(0, true);
@@ -65,7 +65,7 @@ void cycle(uint16_t port, uint64_t seed) {
         if (fd < 0)
             continue;
         uint64_t stream = seed * 1000003 + done + broken, at = 0;
-        uint32_t messages = draw(12);
+        uint32_t messages = draw(most);
         bool whole = true;
         for (uint32_t i = 0; whole && i < messages; i++) {
             size_t n = 1 + draw(draw(4) ? 200 : 20000);

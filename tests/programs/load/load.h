@@ -4,7 +4,7 @@
 #include "check.h"
 
 void serve(uint16_t port, bool reuseport);
-void cycle(uint16_t port, uint64_t seed);
+void cycle(uint16_t port, uint64_t seed, uint32_t most);
 void many(uint16_t port, int count, size_t length, size_t taken);
 void idle(uint16_t port, const char *call);
 void unread(void);

@@ -1,7 +1,7 @@
 // One program for tests that are about whole processes: a server, and clients of several kinds.
 //
 //   load server [PORT [reuseport]]   echo server on one epoll set; "stats" on its input asks for counts
-//   load cycle PORT SEED             connects, talks, closes, for ever; survives the server's death
+//   load cycle PORT SEED [MOST]      connects, has up to MOST messages echoed, closes, for ever; survives the server's death
 //   load many PORT COUNT [LENGTH [TAKEN]]   COUNT connections at once; talks over all of them at each input line, and
 //                                    takes so many bytes of memory amid the second round
 //   load idle PORT CALL              one connection; sleeps in CALL on it until the server is gone
@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
     if (!strcmp(role, "server"))
         serve(a, argc > 3 && !strcmp(argv[3], "reuseport"));
     else if (!strcmp(role, "cycle"))
-        cycle(a, b);
+        cycle(a, b, argc > 4 ? atol(argv[4]) : 12);
     else if (!strcmp(role, "many"))
         many(a, b, argc > 4 ? atol(argv[4]) : 100, argc > 5 ? atol(argv[5]) : 0);
     else if (!strcmp(role, "idle"))
