@@ -34,13 +34,16 @@ pub fn leave(list: &[AtomicU32]) {
     let _ = list.iter().any(take);
 }
 
-/// Counts those out of `holders` that have died; `each` hears of them.
+/// Counts those out of `holders` that have died; `each` hears of them. The last one stays: the caller has let go already, and it is for
+/// whoever sweeps to find that nobody is left.
 #[cold]
 pub fn bury(list: &[AtomicU32], holders: &AtomicU32, mut each: impl FnMut(u32)) {
     take_dead(list, |id| {
         let others = |n: u32| if n > 1 { Some(n - 1) } else { None };
-        let _ = holders.fetch_update(AcqRel, Relaxed, others);
-        each(id);
+        match holders.fetch_update(AcqRel, Relaxed, others) {
+            Ok(_) => each(id),
+            Err(_) => enter_other(list, id),
+        }
     });
 }
 

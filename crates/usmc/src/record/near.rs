@@ -87,10 +87,9 @@ fn own_namespace() -> u32 {
 }
 
 /// Whether all processes that hold an end have died, as far as their ids say so: the one that it names, or those of a family. The
-/// end is one of our kernel's.
+/// end is one of our kernel's. A program that the socket was passed on to has another slot, if any.
 pub fn has_lost_its_holders(end: &End) -> bool {
-    // What was passed on may be on its way to somebody.
-    if !is_our_namespace(end.pids.load(Relaxed)) || end.passed_on.load(Relaxed) != 0 {
+    if !is_our_namespace(end.pids.load(Relaxed)) {
         return false;
     }
     let members = || end.members.iter().map(|id| id.load(Relaxed)).filter(|id| *id != 0);
@@ -130,9 +129,6 @@ mod tests {
         assert!(!has_lost_its_holders(&end), "it is this process");
         end.pid.store(dead, Relaxed);
         assert!(has_lost_its_holders(&end));
-        end.passed_on.store(1, Relaxed);
-        assert!(!has_lost_its_holders(&end), "it may be on its way");
-        end.passed_on.store(0, Relaxed);
         end.refs.store(2, Relaxed);
         assert!(!has_lost_its_holders(&end), "nobody knows the other one");
         end.members[0].store(dead, Relaxed);
