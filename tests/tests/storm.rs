@@ -2,14 +2,17 @@
 //! ends, and nothing is left. `USMC_STORM` says how many events, `USMC_STORM_SEED` repeats the draws.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use usmc_tests::fixture::DEVICE_PREFIX;
+use usmc_tests::region::Hosts;
 use usmc_tests::storm::{
     CHILD, CLIENT, Crowd, Handle, Header, Member, PROTECTED, ROOT, Size, Table, WORKER,
 };
-use usmc_tests::{Draw, Fixture, Process, build, number};
+use usmc_tests::{Draw, Fixture, Process, build, is_plain, number, ss};
 
 /// One that the harness started, and starts again.
 struct Started {
@@ -19,6 +22,9 @@ struct Started {
     protected: bool,
 }
 
+/// The streams are looked at after so many events.
+const LOOK_EACH: u64 = 20;
+
 #[derive(Default, Debug)]
 struct Counts {
     kills: u64,
@@ -27,31 +33,40 @@ struct Counts {
     hit: u64,
 }
 
+/// Where servers run, and where clients do, if these are different hosts.
+const SERVERS: usize = 0;
+const CLIENTS: usize = 1;
+
 struct Storm {
     fixture: Fixture,
+    /// With a region in common; `None`: one host.
+    hosts: Option<Hosts>,
     table: Table,
     crowd: Crowd,
     ports: [u16; 2],
     started: Vec<Started>,
     stopped: Vec<(Handle, Instant)>,
     judged: u64,
+    /// Ends of connections that were seen in the region, and all that were seen.
+    inside: (usize, usize),
     counts: Counts,
 }
 
 impl Storm {
-    fn new(events: u64, seed: u64) -> Storm {
-        let fixture = Fixture::with_limit("storm", Duration::from_secs(150 + events / 5));
+    fn new(fixture: Fixture, hosts: Option<Hosts>, seed: u64) -> Storm {
         let table = Table::create(&fixture.scratch().join("table"), seed);
         let crowd = Crowd::new(fixture.marker());
         let ports = [fixture.port(), fixture.port()];
         let mut storm = Storm {
             fixture,
+            hosts,
             table,
             crowd,
             ports,
             started: Vec::new(),
             stopped: Vec::new(),
             judged: 0,
+            inside: (0, 0),
             counts: Counts::default(),
         };
         // The first server may be killed, the second lives.
@@ -71,8 +86,16 @@ impl Storm {
         storm
     }
 
+    fn command(&self, host: usize, program: &str) -> Command {
+        let mut command = self.fixture.command(build::program(program));
+        if let Some(hosts) = &self.hosts {
+            hosts.dress_for_region(host, &mut command);
+        }
+        command
+    }
+
     fn start(&self, role: &str, service: usize, protected: bool) -> Process {
-        let mut command = self.fixture.command(build::program("storm"));
+        let mut command = self.command(if role == "server" { SERVERS } else { CLIENTS }, "storm");
         let table = self.fixture.scratch().join("table");
         let (port, service) = (self.ports[service].to_string(), service.to_string());
         command.arg(role).arg(table).args([
@@ -119,7 +142,21 @@ impl Storm {
         });
     }
 
+    /// Where the streams are, between hosts.
+    fn look(&mut self) {
+        let Some(hosts) = &self.hosts else { return };
+        let mut ends = ss::list();
+        ends.retain(|end| {
+            self.ports.iter().any(|port| {
+                end.peer_port() == *port || end.local_port() == *port && end.peer_port() != 0
+            })
+        });
+        self.inside.0 += hosts.count(&ends);
+        self.inside.1 += ends.len();
+    }
+
     fn rage(&mut self, draw: &mut Draw, events: u64) {
+        let mut looked = self.events();
         // Half of them from outside; forks and execs come by themselves.
         while self.events() < events || self.counts.kills + self.counts.stops < events / 2 {
             let members = self.crowd.refresh(&self.table).to_vec();
@@ -146,6 +183,10 @@ impl Storm {
             }
             // The point is the instant, not to wait for something.
             thread::park_timeout(pause(draw, 3000));
+            if self.events() > looked + LOOK_EACH {
+                looked = self.events();
+                self.look();
+            }
             self.go_on(Some(Instant::now()));
         }
         self.go_on(None);
@@ -191,24 +232,32 @@ impl Storm {
             }
             started.process.succeed();
         }
-        drop(self.started);
+        self.started.clear();
         // Whoever comes next sweeps what the dead left.
-        let mut sink = self.fixture.command(build::program("load"));
+        let mut sink = self.command(SERVERS, "load");
         sink.arg("sink");
         let mut sink = self.fixture.spawn(sink);
         let port = sink.line_after("port");
-        let mut source = self.fixture.command(build::program("load"));
+        let mut source = self.command(CLIENTS, "load");
         source.args(["source", &port, "3000000"]);
         self.fixture.run(source);
         sink.succeed();
-        let left: Vec<_> =
-            fs::read_dir(self.fixture.ism_dir()).expect("the device").flatten().collect();
-        assert!(
-            left.iter().all(|f| f.file_name() == *format!("{DEVICE_PREFIX}device")),
-            "left in the ISM directory: {left:?}"
-        );
+        assert_nothing_is_left(self.fixture.ism_dir());
+        if let Some(hosts) = &self.hosts {
+            [SERVERS, CLIENTS].iter().for_each(|host| assert_nothing_is_left(hosts.ism_dir(*host)));
+            let shown = hosts.shown();
+            assert_eq!(shown["free"], shown["units"], "units are lost: {shown}");
+        }
         self.fixture.finish();
     }
+}
+
+fn assert_nothing_is_left(dir: &Path) {
+    let left: Vec<_> = fs::read_dir(dir).expect("a device").flatten().collect();
+    assert!(
+        left.iter().all(|f| f.file_name() == *format!("{DEVICE_PREFIX}device")),
+        "left in the ISM directory: {left:?}"
+    );
 }
 
 /// What lives through it all has served and made a few connections more than before, at most.
@@ -227,9 +276,33 @@ fn assert_nothing_piled_up(before: &[(u64, i32, Size)], after: &[(u64, i32, Size
 #[test]
 fn streams_survive_or_end_and_nothing_is_left() {
     let events = number("USMC_STORM", 1000);
+    let fixture = Fixture::with_limit("storm", Duration::from_secs(150 + events / 5));
+    let storm = blow(fixture, None, events);
+    assert!(storm.table.get(Header::Full) > 0, "no ring was filled");
+    storm.end();
+}
+
+/// Servers on one host and clients on another. The region has room for all of them, so that a stream is in the ring mostly.
+#[test]
+fn streams_of_two_hosts_survive_or_end_and_no_unit_is_lost() {
+    if is_plain() {
+        return;
+    }
+    let events = number("USMC_STORM", 1000) / 4;
+    let fixture = Fixture::with_limit("storm in a region", Duration::from_secs(150 + events / 5));
+    let hosts = Hosts::new(&fixture, 2, 256 << 20);
+    let storm = blow(fixture, Some(hosts), events);
+    let (inside, ends) = storm.inside;
+    println!("{inside} of {ends} ends in the region");
+    assert!(inside * 4 > ends, "the streams went by TCP");
+    storm.end();
+}
+
+/// So many events.
+fn blow(fixture: Fixture, hosts: Option<Hosts>, events: u64) -> Storm {
     let mut draw = Draw::announced("USMC_STORM_SEED");
     let begun = Instant::now();
-    let mut storm = Storm::new(events, draw.below(1 << 30));
+    let mut storm = Storm::new(fixture, hosts, draw.below(1 << 30));
     storm.rage(&mut draw, events / 4);
     storm.calm();
     let before = storm.sizes();
@@ -247,6 +320,5 @@ fn streams_survive_or_end_and_nothing_is_left() {
         storm.table.get(Header::Execs),
         storm.table.get(Header::Refused),
     );
-    assert!(full > 0, "no ring was filled");
-    storm.end();
+    storm
 }
