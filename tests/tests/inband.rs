@@ -591,6 +591,64 @@ fn only_hosts_on_a_network_of_ours_are_asked_for() {
     fixture.finish();
 }
 
+/// An end of a connection over which `COUNT` messages go to and fro. Then it closes the socket or leaves it to its process' end, or reads
+/// what comes of that.
+const ENDS: &str = "import socket, sys
+role, to, port, count, how = sys.argv[1:6]
+if role == 'server':
+    l = socket.create_server(('', int(port)))
+    print('listening', flush=True)
+    s = l.accept()[0]
+else: s = socket.create_connection((to, int(port)))
+for k in range(int(count)):
+    if role == 'client': s.sendall(b'x' * 90)
+    assert len(s.recv(90, socket.MSG_WAITALL)) == 90
+    if role == 'server': s.sendall(b'y' * 90)
+print('done', flush=True); sys.stdin.readline()
+if how == 'read': print('end', s.recv(1), flush=True)
+elif how == 'close': s.close()
+else: s.detach()
+";
+
+/// A message of the handshake may be unread then, of which the application knows nothing: TCP would send a RST, and take away what
+/// is on its way.
+#[test]
+fn an_end_in_the_middle_of_a_handshake_is_no_reset() {
+    let fixture = Fixture::new("in-band ends");
+    let net = Netns::new();
+    let hosts = Hosts::new(&fixture, 2, REGION);
+    let (to, mut count) = (net.address(0), 0);
+    for (messages, how, ending) in (1..=5)
+        .flat_map(|n| ["close", "exit"].map(|how| (n, how)))
+        .flat_map(|(n, how)| [0, 1].map(|ending| (n, how, ending)))
+    {
+        let number = fixture.port().to_string();
+        let start = |host: usize| {
+            let mut command = net.command(&fixture, host, ROOT, "/usr/bin/python3");
+            // Over the region, and over the directory.
+            if count % 3 > 0 {
+                hosts.dress(host, &mut command);
+            }
+            let how = if host == ending { how } else { "read" };
+            let role = ["server", "client"][host];
+            command.args(["-c", ENDS, role, &to, &number, &messages.to_string(), how]);
+            fixture.spawn(command)
+        };
+        let mut server = start(0);
+        server.line_after("listening");
+        let mut ends = [server, start(1)];
+        count += 1;
+        ends.iter_mut().for_each(|end| _ = end.line_after("done"));
+        ends[ending].succeed();
+        ends[1 - ending].say("read");
+        let seen = ends[1 - ending].line_after("end");
+        assert_eq!(seen, "b''", "{messages} messages, {how} by {ending}");
+        ends[1 - ending].succeed();
+    }
+    println!("{count} connections were ended");
+    fixture.finish();
+}
+
 /// A client that waits for an answer by `STYLE`, and says how that ends and after how long.
 const ASKS: &str = "import errno, select, socket, sys, time
 style, to, port = sys.argv[1:4]

@@ -90,6 +90,7 @@ pub fn exit() {
     if config::get().off || process::is_foreign_child() || kernel_only::is_sandboxed() {
         return;
     }
+    exec::end_handshakes();
     stream::fallback::before_exit();
     // An acceptor that lets go of its last connection looks whether the segment is retired.
     device::segment::leave();

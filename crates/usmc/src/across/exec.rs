@@ -57,6 +57,7 @@ pub fn end() {
         return;
     }
     sys::block_signals();
+    end_handshakes();
     let mut any = false;
     conn::for_each(|_, conn| {
         let shared = conn.has(F_SHARED);
@@ -85,6 +86,15 @@ pub fn end() {
         let spare = conn.spare.load(Relaxed).cast_signed();
         if conn.has(F_DOWN) && spare > 0 {
             close::exiting(spare - 1, conn);
+        }
+    });
+}
+
+/// The process ends, and the kernel closes the sockets: none has a message in it that nobody has read.
+pub fn end_handshakes() {
+    numbers::for_each(|fd, _, conn| {
+        if clc::is_on(conn) {
+            clc::before_close(fd, conn);
         }
     });
 }

@@ -119,6 +119,9 @@ fn last_left(fd: i32, index: u32) {
         connect::no_longer_listening(conn);
     }
     capture::closing(fd, conn);
+    if fd >= 0 && clc::is_on(conn) {
+        clc::before_close(fd, conn);
+    }
     let remaining = {
         // Threads inside a step on this socket finish it first; sleepers find the record changed.
         let _rx = conn.rx_lock.enter();

@@ -240,7 +240,7 @@ fn step_back(conn: &Conn) -> bool {
 /// As [`wind_up`], for a user of the socket without this library: waits for a moment, as what is on its way arrives soon. A
 /// peer that has said SMC is waited for longer.
 pub fn settle(fd: i32, conn: &Conn) -> bool {
-    let tries = if first::is_agreed(conn) { first::HOLD_MS } else { 50 };
+    let tries = if first::is_agreed(conn) { first::HOLD_MS } else { ARRIVAL_MS };
     for _ in 0..tries {
         if wind_up(fd, conn) {
             return true;
@@ -251,14 +251,44 @@ pub fn settle(fd: i32, conn: &Conn) -> bool {
     matches!(conn.clc.step(), Step::Expecting | Step::Declared)
 }
 
+/// The kernel is about to close the socket: a message that nobody has read would make a RST of its FIN, which also takes away what the
+/// peer has not got yet.
+pub fn before_close(fd: i32, conn: &Conn) {
+    let Some(_step) = conn.step_lock.try_enter() else { return };
+    if first::is_agreed(conn) || awaited(conn).is_none() || !is_ours_to_end(conn) {
+        return;
+    }
+    if step_back(conn) {
+        return forget(conn);
+    }
+    for _ in 0..ARRIVAL_MS {
+        // Bytes of the application that it has not read make a RST over TCP as well.
+        if in_stream(conn).is_none() || before_message(fd, conn) != Some(0) {
+            return;
+        }
+        if !matches!(take(fd, conn), Taken::Wait) {
+            call_off(conn);
+            return forget(conn);
+        }
+        sys::poll1(fd, libc::POLLIN, 1);
+    }
+}
+
+/// How long a message takes at most that its sender has announced, in milliseconds.
+const ARRIVAL_MS: u32 = 50;
+
 /// This process' part in the connection is over.
 pub fn end(conn: &Conn) {
-    // Another process that has the connection may still have to take a message out.
-    let others = conn.has(F_COPIED) && holders::holders(conn).is_some_and(|n| n.load(Relaxed) > 1);
-    if conn.clc.pid.load(Relaxed) == process::pid() && !others {
+    if is_ours_to_end(conn) {
         call_off(conn);
     }
     forget(conn);
+}
+
+/// Whether no other process may still have to take a message out.
+fn is_ours_to_end(conn: &Conn) -> bool {
+    let others = conn.has(F_COPIED) && holders::holders(conn).is_some_and(|n| n.load(Relaxed) > 1);
+    conn.clc.pid.load(Relaxed) == process::pid() && !others
 }
 
 /// Before a fork. Two processes cannot take one message out together, so the handshake ends where none is in the stream.
