@@ -1,5 +1,5 @@
-//! The ISM device as somebody uses it who does not keep to its rules: its tables (usmc's `loopback/layout.rs`), written
-//! by hand, and mail in other people's mailboxes.
+//! The ISM device as somebody uses it who does not keep to its rules: its tables (usmc's `loopback/layout.rs`), or a region's
+//! (docs/region.md), written by hand, and mail in other people's mailboxes.
 
 use std::fs::{self, File};
 use std::io::IoSlice;
@@ -9,17 +9,50 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
+use usmc_shm::region::{BOARD_AT, LISTENERS, OFFERS, PEERS_AT};
+
 use crate::fixture::DEVICE_PREFIX;
 
 const PROCESSES_AT: u64 = 4096;
 const LISTENERS_AT: u64 = PROCESSES_AT + 4096 * 64;
 const OFFERS_AT: u64 = LISTENERS_AT + 4096 * 64;
-const BUCKETS: u64 = 1024;
 const WAYS: u64 = 16;
 /// In the place of the network namespace, where a handshake by CLC is meant.
 const ANY: u64 = u64::MAX;
 /// An index that nobody else takes.
 const ME: u32 = 4000;
+/// A place of a region's peers that nobody else takes, and its state: alive.
+const PEER: u32 = 200;
+const ALIVE: u64 = 1 << 32 | 2;
+
+/// Where a board is, how large, and by which number we are known there.
+#[derive(Clone, Copy)]
+struct Layout {
+    listeners_at: u64,
+    listeners: u64,
+    offers_at: u64,
+    buckets: u64,
+    /// A listener's network namespace: one that nobody is in, and in a region none.
+    netns: u64,
+    me: u32,
+}
+
+const DIRECTORY: Layout = Layout {
+    listeners_at: LISTENERS_AT,
+    listeners: 4096,
+    offers_at: OFFERS_AT,
+    buckets: 1024,
+    netns: 0xffff_1234,
+    me: ME,
+};
+const REGION: Layout = Layout {
+    listeners_at: BOARD_AT as u64,
+    listeners: LISTENERS as u64,
+    offers_at: (BOARD_AT + LISTENERS * 64) as u64,
+    buckets: OFFERS as u64 / WAYS,
+    netns: 0,
+    me: PEER << 12 | 1,
+};
 
 /// Phases of an offer: it waits for the acceptor; the acceptor wants the memory.
 const OFFERED: u8 = 2;
@@ -41,6 +74,7 @@ pub const ABANDONED: u8 = 10;
 pub struct Device {
     file: File,
     dir: PathBuf,
+    layout: Layout,
 }
 
 /// One place of the offer table.
@@ -55,7 +89,24 @@ impl Device {
     pub fn open(dir: &Path) -> Device {
         let file =
             File::options().read(true).write(true).open(dir.join(format!("{DEVICE_PREFIX}device")));
-        Device { file: file.expect("a device file"), dir: dir.to_owned() }
+        Device { file: file.expect("a device file"), dir: dir.to_owned(), layout: DIRECTORY }
+    }
+
+    /// Opens a region and joins it, as a kernel of which nobody knows.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub fn open_region(path: &Path) -> Device {
+        let file = File::options().read(true).write(true).open(path).expect("a region");
+        let device = Device { file, dir: path.to_owned(), layout: REGION };
+        device.set(PEERS_AT as u64 + u64::from(PEER) * 256, ALIVE);
+        device
+    }
+
+    /// The device's CHID.
+    pub fn chid(&self) -> u16 {
+        let [gid, ext] = self.gid();
+        if self.layout.me == ME { 0xffff } else { 0xff00 + ((gid ^ ext) % 255) as u16 }
     }
 
     fn word(&self, at: u64) -> u64 {
@@ -77,16 +128,17 @@ impl Device {
     pub fn listen(&self, at: SocketAddr) {
         let port = u64::from(at.port());
         let start = (u64::from(at.port()) * 0x9e3b) >> 2;
-        let place = (0..64).map(|i| LISTENERS_AT + (start + i) % 4096 * 64);
+        let Layout { listeners_at, listeners, netns, me, .. } = self.layout;
+        let place = (0..64).map(|i| listeners_at + (start + i) % listeners * 64);
         let place = place.into_iter().find(|&at| self.word(at) as u32 == 0).expect("a free place");
         let [high, low] = halves(at);
-        self.set(place + 8, 0xffff_1234);
+        self.set(place + 8, netns);
         self.set(place + 16, high.swap_bytes());
         self.set(place + 24, low.swap_bytes());
-        self.set(place, u64::from(ME + 1) | port << 32);
+        self.set(place, u64::from(me + 1) | port << 32);
     }
 
-    fn bucket(client: SocketAddr, server: SocketAddr) -> ([u64; 6], u64) {
+    fn bucket(&self, client: SocketAddr, server: SocketAddr) -> ([u64; 6], u64) {
         let ([c0, c1], [s0, s1]) = (halves(client), halves(server));
         let ports = u64::from(client.port()) << 16 | u64::from(server.port());
         let words = [ANY, c0, c1, s0, s1, ports];
@@ -94,7 +146,13 @@ impl Device {
             let h = (h ^ w).wrapping_mul(0xff51_afd7_ed55_8ccd);
             h ^ (h >> 32)
         });
-        (words, OFFERS_AT + hash % BUCKETS * 128)
+        (words, self.layout.offers_at + hash % self.layout.buckets * 128)
+    }
+
+    /// The places of a bucket.
+    fn places(&self, first: u64) -> impl Iterator<Item = u64> + use<> {
+        let step = self.layout.buckets * 128;
+        (0..WAYS).map(move |i| first + i * step)
     }
 
     /// Asks for the holder of a connection, as its client does.
@@ -102,34 +160,35 @@ impl Device {
     /// # Panics
     /// When the table is full there.
     pub fn ask(&self, client: SocketAddr, server: SocketAddr) -> Place {
-        let (words, first) = Device::bucket(client, server);
-        let places = (0..WAYS).map(|i| first + i * BUCKETS * 128);
-        let at = places.into_iter().find(|&at| self.word(at) as u8 == 0).expect("a free place");
+        let (words, first) = self.bucket(client, server);
+        let at = self.places(first).find(|&at| self.word(at) as u8 == 0).expect("a free place");
         for (i, word) in words.iter().enumerate() {
             self.set(at + 8 + i as u64 * 8, *word);
         }
         // Who wants it, and who we are.
-        self.set(at + 72, u64::from(ME) << 32);
+        let me = u64::from(self.layout.me);
+        self.set(at + 72, me << 32);
         (0..3).for_each(|i| self.set(at + 80 + i * 8, 0));
         let use_count = (self.word(at) >> 32).wrapping_add(1) << 32;
-        self.set(at, use_count | u64::from(ME) << 8 | u64::from(OPEN));
+        self.set(at, use_count | me << 8 | u64::from(OPEN));
         Place(at)
     }
 
     /// What a client has asked for this connection.
     pub fn find(&self, client: SocketAddr, server: SocketAddr) -> Option<Place> {
-        let (words, first) = Device::bucket(client, server);
+        let (words, first) = self.bucket(client, server);
         let is_it = |&at: &u64| {
             self.word(at) as u8 >= OPEN
                 && words.iter().enumerate().all(|(i, w)| self.word(at + 8 + i as u64 * 8) == *w)
         };
-        (0..WAYS).map(|i| first + i * BUCKETS * 128).find(is_it).map(Place)
+        self.places(first).find(is_it).map(Place)
     }
 
     /// An offer of memory without CLC that is made at present.
     pub fn find_offer(&self) -> Option<Place> {
         let is_offer = |&at: &u64| (OFFERED..OPEN).contains(&(self.word(at) as u8));
-        (0..BUCKETS * WAYS).map(|i| OFFERS_AT + i * 128).find(is_offer).map(Place)
+        let Layout { offers_at, buckets, .. } = self.layout;
+        (0..buckets * WAYS).map(|i| offers_at + i * 128).find(is_offer).map(Place)
     }
 
     /// Asks for its memory, to be sent to [`Device::mailbox`].
@@ -158,7 +217,7 @@ impl Device {
     /// Sets that, and who owns the place.
     pub fn set_phase(&self, place: Place, phase: u8) {
         let state = self.word(place.0) & !0xffff_ffff;
-        self.set(place.0, state | u64::from(ME) << 8 | u64::from(phase));
+        self.set(place.0, state | u64::from(self.layout.me) << 8 | u64::from(phase));
     }
 
     /// Says where message 0, 1 or 2 stands.

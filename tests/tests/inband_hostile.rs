@@ -4,7 +4,10 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::path::PathBuf;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -19,7 +22,83 @@ use smc_proto::wire::clc::{
 };
 use usmc_tests::build::{self, tests_dir};
 use usmc_tests::device::{ABANDONED, ANSWERED, CONFIRMED, Device, HELD, PROPOSED, Place};
-use usmc_tests::{Fixture, Process, is_plain};
+use usmc_tests::{Fixture, Process, is_plain, region};
+
+/// The board on which both ends find each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum On {
+    /// An ISM directory's.
+    Directory,
+    /// A region's.
+    Region,
+}
+
+/// Each test for a directory and for a region.
+macro_rules! on_both {
+    ($($name:ident)*) => {
+        mod in_directory {
+            $(#[test] fn $name() { if !usmc_tests::is_plain() { super::$name(super::On::Directory) } })*
+        }
+        mod in_region {
+            $(#[test] fn $name() { if !usmc_tests::is_plain() { super::$name(super::On::Region) } })*
+        }
+    };
+}
+
+on_both! {
+    what_stands_in_the_place_of_a_message_and_is_none_is_the_applications
+    a_client_that_leaves_at_any_step_leaves_the_server_well
+    a_message_that_is_in_the_stream_at_a_fork_is_not_for_the_child_that_is_left
+    a_message_that_comes_when_the_handshake_is_over_is_not_for_the_application
+    a_proposal_in_single_bytes_is_one_all_the_same
+    a_message_that_never_ends_is_given_up
+    proposals_that_cannot_be_are_declined_with_their_code
+    a_servers_decline_is_shown_and_the_bytes_go_on
+    a_servers_accept_that_leads_nowhere_is_declined
+    a_server_that_answers_with_something_else_or_not_at_all_is_tcp
+    the_accept_of_a_server_that_does_not_wait_any_more_is_no_input
+}
+
+/// A test's world, and the region in it.
+struct World {
+    fixture: Fixture,
+    region: Option<PathBuf>,
+}
+
+impl World {
+    fn new(on: On, name: &str) -> World {
+        let fixture = Fixture::new(name);
+        let region = (on == On::Region).then(|| region::create(fixture.scratch(), 16 << 20));
+        World { fixture, region }
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = self.fixture.command(program);
+        if let Some(region) = &self.region {
+            command.env("USMC_REGIONS", region).env("USMC_LOOPBACK", "off");
+        }
+        command
+    }
+
+    fn device(&self) -> Device {
+        match &self.region {
+            Some(region) => Device::open_region(region),
+            None => Device::open(self.fixture.ism_dir()),
+        }
+    }
+
+    fn finish(self) {
+        self.fixture.finish();
+    }
+}
+
+impl Deref for World {
+    type Target = Fixture;
+
+    fn deref(&self) -> &Fixture {
+        &self.fixture
+    }
+}
 
 fn host() -> Host {
     Host {
@@ -45,9 +124,13 @@ fn side(gid: SmcdGid, token: u64, link_id: u32) -> SmcdSide {
     SmcdSide { gid, token, size, link_id, first_contact: true }
 }
 
-fn begin(gid: SmcdGid) -> (client::ExpectAccept, Message) {
+fn begin(device: &Device) -> (client::ExpectAccept, Message) {
+    begin_at(gid(device), device)
+}
+
+fn begin_at(gid: SmcdGid, device: &Device) -> (client::ExpectAccept, Message) {
     let devices = client::Devices {
-        smcd_v2: List::from_slice(&[(gid, Chid::LOOPBACK)]).expect("one"),
+        smcd_v2: List::from_slice(&[(gid, Chid(device.chid()))]).expect("one"),
         ..client::Devices::default()
     };
     client::begin(host(), Circumstances::FINE, &devices).expect("a Proposal")
@@ -76,11 +159,11 @@ impl Surroundings for Anybody {
 }
 
 /// A server under uSMC that sends back what it gets.
-fn mirror(fixture: &Fixture) -> (Process, SocketAddr) {
+fn mirror(fixture: &World) -> (Process, SocketAddr) {
     server_in(fixture, "mirror", "-")
 }
 
-fn server_in(fixture: &Fixture, role: &str, style: &str) -> (Process, SocketAddr) {
+fn server_in(fixture: &World, role: &str, style: &str) -> (Process, SocketAddr) {
     let port = fixture.port();
     let mut server = fixture.command("/usr/bin/python3");
     server.arg(tests_dir().join("programs/python/echo.py"));
@@ -101,7 +184,7 @@ struct Rogue<'a> {
 
 impl<'a> Rogue<'a> {
     /// Connects, and is held by the server.
-    fn held(fixture: &Fixture, device: &'a Device, server: SocketAddr) -> Rogue<'a> {
+    fn held(fixture: &World, device: &'a Device, server: SocketAddr) -> Rogue<'a> {
         let stream = TcpStream::connect(server).expect("the server listens");
         stream.set_nodelay(true).expect("a TCP socket");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a TCP socket");
@@ -139,11 +222,11 @@ impl<'a> Rogue<'a> {
 
     fn propose(&mut self) {
         self.say(0, PROPOSED);
-        self.send(&bytes(&begin(gid(self.device)).1));
+        self.send(&bytes(&begin(self.device).1));
     }
 
     /// The server's answer to the Proposal, with an echo before or behind it.
-    fn answer(&mut self, fixture: &Fixture) -> Message {
+    fn answer(&mut self, fixture: &World) -> Message {
         fixture.wait_until("an answer", || self.device.phase(self.place) == ANSWERED);
         let at = self.device.announced(self.place, 1).expect("a place");
         assert_eq!(at, self.received, "the server sent bytes that nobody waited for");
@@ -156,11 +239,7 @@ impl<'a> Rogue<'a> {
     }
 
     /// Held, proposed and accepted: the server's token and link id.
-    fn accepted(
-        fixture: &Fixture,
-        device: &'a Device,
-        server: SocketAddr,
-    ) -> (Rogue<'a>, u64, u32) {
+    fn accepted(fixture: &World, device: &'a Device, server: SocketAddr) -> (Rogue<'a>, u64, u32) {
         let mut rogue = Rogue::held(fixture, device, server);
         rogue.propose();
         let Message::Accept(Answer::D(accept)) = rogue.answer(fixture) else { panic!("no Accept") };
@@ -169,7 +248,7 @@ impl<'a> Rogue<'a> {
     }
 
     fn confirm(&mut self, token: u64) {
-        let (state, proposal) = begin(gid(self.device));
+        let (state, proposal) = begin(self.device);
         let choice = ExpectProposal::begin(host(), Circumstances::FINE)
             .and_then(|s| s.on_message(proposal, &Anybody));
         let Ok(Choice::D(choice)) = choice else { panic!("SMC-D was offered") };
@@ -194,7 +273,7 @@ fn memory() -> File {
     }
 }
 
-fn finish(fixture: Fixture, mut server: Process, at: SocketAddr) {
+fn finish(fixture: World, mut server: Process, at: SocketAddr) {
     // It serves others as ever.
     let mut other = TcpStream::connect(at).expect("the server listens");
     other.write_all(b"still there").expect("it reads");
@@ -206,15 +285,11 @@ fn finish(fixture: Fixture, mut server: Process, at: SocketAddr) {
     fixture.finish();
 }
 
-#[test]
-fn what_stands_in_the_place_of_a_message_and_is_none_is_the_applications() {
-    if is_plain() {
-        return;
-    }
-    let fixture = Fixture::new("hostile no message");
+fn what_stands_in_the_place_of_a_message_and_is_none_is_the_applications(on: On) {
+    let fixture = World::new(on, "hostile no message");
     let (server, at) = mirror(&fixture);
-    let device = Device::open(fixture.ism_dir());
-    let proposal = bytes(&begin(gid(&device)).1);
+    let device = fixture.device();
+    let proposal = bytes(&begin(&device).1);
     let mut wrong_end = proposal.clone();
     *wrong_end.last_mut().expect("a trailer") ^= 1;
     let mut too_long = proposal.clone();
@@ -239,19 +314,15 @@ fn what_stands_in_the_place_of_a_message_and_is_none_is_the_applications() {
     finish(fixture, server, at);
 }
 
-#[test]
-fn a_client_that_leaves_at_any_step_leaves_the_server_well() {
-    if is_plain() {
-        return;
-    }
-    let fixture = Fixture::new("hostile early close");
+fn a_client_that_leaves_at_any_step_leaves_the_server_well(on: On) {
+    let fixture = World::new(on, "hostile early close");
     let (server, at) = mirror(&fixture);
-    let device = Device::open(fixture.ism_dir());
+    let device = fixture.device();
     drop(Rogue::held(&fixture, &device, at));
     for part in [0, 3, 8, 100] {
         let mut rogue = Rogue::held(&fixture, &device, at);
         rogue.say(0, PROPOSED);
-        rogue.send(&bytes(&begin(gid(&device)).1)[..part]);
+        rogue.send(&bytes(&begin(&device).1)[..part]);
     }
     let mut rogue = Rogue::held(&fixture, &device, at);
     rogue.propose();
@@ -267,16 +338,12 @@ fn a_client_that_leaves_at_any_step_leaves_the_server_well() {
     finish(fixture, server, at);
 }
 
-#[test]
-fn a_message_that_is_in_the_stream_at_a_fork_is_not_for_the_child_that_is_left() {
-    if is_plain() {
-        return;
-    }
+fn a_message_that_is_in_the_stream_at_a_fork_is_not_for_the_child_that_is_left(on: On) {
     // A Proposal; a Confirm; a Confirm whose sender has gone back on it, so that no message is there.
     for case in 0..3 {
-        let fixture = Fixture::new("hostile fork");
+        let fixture = World::new(on, "hostile fork");
         let (mut server, at) = server_in(&fixture, "heir", "-");
-        let device = Device::open(fixture.ism_dir());
+        let device = fixture.device();
         let mut rogue = match case {
             0 => Rogue::held(&fixture, &device, at),
             _ => Rogue::accepted(&fixture, &device, at).0,
@@ -297,19 +364,15 @@ fn a_message_that_is_in_the_stream_at_a_fork_is_not_for_the_child_that_is_left()
     }
 }
 
-#[test]
-fn a_message_that_comes_when_the_handshake_is_over_is_not_for_the_application() {
-    if is_plain() {
-        return;
-    }
+fn a_message_that_comes_when_the_handshake_is_over_is_not_for_the_application(on: On) {
     for (style, is_late) in ["recv", "splice", "at-once"].map(|s| [(s, false), (s, true)]).concat()
     {
-        let fixture = Fixture::new("hostile shutdown");
+        let fixture = World::new(on, "hostile shutdown");
         let (mut server, at) = server_in(&fixture, "half", style);
-        let device = Device::open(fixture.ism_dir());
+        let device = fixture.device();
         let mut rogue = Rogue::held(&fixture, &device, at);
         rogue.echo(b"!");
-        let proposal = bytes(&begin(gid(&device)).1);
+        let proposal = bytes(&begin(&device).1);
         rogue.say(0, PROPOSED);
         if is_late {
             server.say("go on");
@@ -331,16 +394,12 @@ fn a_message_that_comes_when_the_handshake_is_over_is_not_for_the_application() 
     }
 }
 
-#[test]
-fn a_proposal_in_single_bytes_is_one_all_the_same() {
-    if is_plain() {
-        return;
-    }
-    let fixture = Fixture::new("hostile slow");
+fn a_proposal_in_single_bytes_is_one_all_the_same(on: On) {
+    let fixture = World::new(on, "hostile slow");
     let (server, at) = mirror(&fixture);
-    let device = Device::open(fixture.ism_dir());
+    let device = fixture.device();
     let mut rogue = Rogue::held(&fixture, &device, at);
-    let proposal = bytes(&begin(gid(&device)).1);
+    let proposal = bytes(&begin(&device).1);
     rogue.say(0, PROPOSED);
     for byte in proposal {
         rogue.send(&[byte]);
@@ -353,16 +412,12 @@ fn a_proposal_in_single_bytes_is_one_all_the_same() {
     finish(fixture, server, at);
 }
 
-#[test]
-fn a_message_that_never_ends_is_given_up() {
-    if is_plain() {
-        return;
-    }
-    let fixture = Fixture::new("hostile slow-loris");
+fn a_message_that_never_ends_is_given_up(on: On) {
+    let fixture = World::new(on, "hostile slow-loris");
     let (server, at) = mirror(&fixture);
-    let device = Device::open(fixture.ism_dir());
+    let device = fixture.device();
     let mut rogue = Rogue::held(&fixture, &device, at);
-    let half = bytes(&begin(gid(&device)).1)[..100].to_vec();
+    let half = bytes(&begin(&device).1)[..100].to_vec();
     rogue.say(0, PROPOSED);
     rogue.send(&half);
     // Nobody else has to wait meanwhile.
@@ -375,20 +430,16 @@ fn a_message_that_never_ends_is_given_up() {
     finish(fixture, server, at);
 }
 
-#[test]
-fn proposals_that_cannot_be_are_declined_with_their_code() {
-    if is_plain() {
-        return;
-    }
-    let fixture = Fixture::new("hostile declined");
+fn proposals_that_cannot_be_are_declined_with_their_code(on: On) {
+    let fixture = World::new(on, "hostile declined");
     let (server, at) = mirror(&fixture);
-    let device = Device::open(fixture.ism_dir());
+    let device = fixture.device();
     let elsewhere = SmcdGid { gid: 1, ext: 2 };
-    let (_, far) = begin(elsewhere);
+    let (_, far) = begin_at(elsewhere, &device);
     let mut other_eid = host();
     other_eid.ueids = List::from_slice(&[Eid::user("OTHER").expect("an EID")]).expect("one");
     let devices = client::Devices {
-        smcd_v2: List::from_slice(&[(gid(&device), Chid::LOOPBACK)]).expect("one"),
+        smcd_v2: List::from_slice(&[(gid(&device), Chid(device.chid()))]).expect("one"),
         ..client::Devices::default()
     };
     let (_, stranger) = client::begin(other_eid, Circumstances::FINE, &devices).expect("begun");
@@ -409,9 +460,9 @@ fn tokens_of_others_give_nothing() {
     if is_plain() {
         return;
     }
-    let fixture = Fixture::new("hostile tokens");
+    let fixture = World::new(On::Directory, "hostile tokens");
     let (server, at) = mirror(&fixture);
-    let device = Device::open(fixture.ism_dir());
+    let device = fixture.device();
     let memory = memory();
     let (mut one, token, link_id) = Rogue::accepted(&fixture, &device, at);
     let (mut two, other, _) = Rogue::accepted(&fixture, &device, at);
@@ -441,7 +492,7 @@ fn memory_goes_to_no_mailbox_of_roots_that_the_table_names() {
     if is_plain() {
         return;
     }
-    let fixture = Fixture::new("hostile root");
+    let fixture = World::new(On::Directory, "hostile root");
     fixture.give_to("61001:61001");
     let port = fixture.port().to_string();
     let user = |program: &str| {
@@ -474,7 +525,7 @@ while sys.stdin.readline():
     print('sent', n, flush=True)",
     );
     client.line_after("ready");
-    let device = Device::open(fixture.ism_dir());
+    let device = fixture.device();
     let mailbox = device.mailbox();
     let mut send = || {
         client.say("on");
@@ -500,13 +551,14 @@ while sys.stdin.readline():
 /// A server that counts as one in another network namespace, and is asked by a client under uSMC, which checks the
 /// bytes it gets back. `act` plays the server's part of the handshake.
 fn server_that(
+    on: On,
     name: &str,
     act: impl Fn(&Device, Place, &mut TcpStream, &mut u64) -> bool,
 ) -> Vec<String> {
-    let fixture = Fixture::new(name);
+    let fixture = World::new(on, name);
     // Somebody has to make the device.
     let (mut maker, _) = mirror(&fixture);
-    let device = Device::open(fixture.ism_dir());
+    let device = fixture.device();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let at = listener.local_addr().expect("bound");
     device.listen(at);
@@ -588,22 +640,18 @@ fn answer_with(device: &Device, place: Place, stream: &mut TcpStream, sent: &mut
 }
 
 fn accept_of(device: &Device, gid: SmcdGid, link_id: u32) -> Vec<u8> {
-    let (_, proposal) = begin(self::gid(device));
+    let (_, proposal) = begin(device);
     let choice = ExpectProposal::begin(host(), Circumstances::FINE)
         .and_then(|state| state.on_message(proposal, &Anybody));
     let Ok(Choice::D(choice)) = choice else { panic!("SMC-D was offered") };
     bytes(&choice.accept(&side(gid, 77, link_id)).1)
 }
 
-#[test]
-fn a_servers_decline_is_shown_and_the_bytes_go_on() {
-    if is_plain() {
-        return;
-    }
+fn a_servers_decline_is_shown_and_the_bytes_go_on(on: On) {
     let codes = [DeclineCode::MEM, DeclineCode::NOSMCDDEV, DeclineCode::INTERR];
     assert!(codes.iter().all(|code| decline::ALL.iter().any(|known| known.code == *code)));
     for code in codes {
-        let reasons = server_that("hostile server declines", |device, place, stream, sent| {
+        let reasons = server_that(on, "hostile server declines", |device, place, stream, sent| {
             answer_with(device, place, stream, sent, &bytes(&decline_of(code)));
             true
         });
@@ -613,14 +661,10 @@ fn a_servers_decline_is_shown_and_the_bytes_go_on() {
     }
 }
 
-#[test]
-fn a_servers_accept_that_leads_nowhere_is_declined() {
-    if is_plain() {
-        return;
-    }
+fn a_servers_accept_that_leads_nowhere_is_declined(on: On) {
     // The GID of another device, and a process that is none.
     for (other_gid, link_id) in [(true, 0), (false, 3999)] {
-        let reasons = server_that("hostile server accepts", |device, place, stream, sent| {
+        let reasons = server_that(on, "hostile server accepts", |device, place, stream, sent| {
             let gid = if other_gid { SmcdGid { gid: 9, ext: 9 } } else { gid(device) };
             answer_with(device, place, stream, sent, &accept_of(device, gid, link_id));
             // The Decline that follows is for us to take out; its place is announced.
@@ -645,15 +689,11 @@ fn a_servers_accept_that_leads_nowhere_is_declined() {
     }
 }
 
-#[test]
-fn a_server_that_answers_with_something_else_or_not_at_all_is_tcp() {
-    if is_plain() {
-        return;
-    }
-    let reasons = server_that("hostile server silent", |_, _, _, _| true);
+fn a_server_that_answers_with_something_else_or_not_at_all_is_tcp(on: On) {
+    let reasons = server_that(on, "hostile server silent", |_, _, _, _| true);
     assert_eq!(reasons.last().map(String::as_str), Some("true"), "{reasons:?}");
     // An announced answer that does not come: the application's bytes stand in its place.
-    let reasons = server_that("hostile server lies", |device, place, _, sent| {
+    let reasons = server_that(on, "hostile server lies", |device, place, _, sent| {
         device.announce(place, 1, *sent);
         device.set_phase(place, ANSWERED);
         true
@@ -661,12 +701,8 @@ fn a_server_that_answers_with_something_else_or_not_at_all_is_tcp() {
     assert_eq!(reasons.last().map(String::as_str), Some("true"), "{reasons:?}");
 }
 
-#[test]
-fn the_accept_of_a_server_that_does_not_wait_any_more_is_no_input() {
-    if is_plain() {
-        return;
-    }
-    let reasons = server_that("hostile server leaves", |device, place, stream, sent| {
+fn the_accept_of_a_server_that_does_not_wait_any_more_is_no_input(on: On) {
+    let reasons = server_that(on, "hostile server leaves", |device, place, stream, sent| {
         // As a server under uSMC that ends, or goes on by TCP, before the client has read its Accept.
         let accept = accept_of(device, gid(device), 1);
         device.announce(place, 1, *sent);
