@@ -1,12 +1,14 @@
 //! SMC-D by CLC in the TCP stream: between network namespaces and users that share a device, and not elsewhere.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
 use usmc_tests::build::{self, tests_dir};
+use usmc_tests::device::{ANSWERED, CONFIRMED, Device, HELD, PROPOSED};
 use usmc_tests::fixture::tool;
 use usmc_tests::netns::{Netns, Who};
 use usmc_tests::region::Hosts;
@@ -588,6 +590,50 @@ fn only_hosts_on_a_network_of_ours_are_asked_for() {
     let (ends, port, client) = meet(&fixture, &net, [ROOT; 2], ["epoll", "poll"], dress, far);
     wait_for(&fixture, port, client, Socket::is_smcd);
     end(ends);
+    fixture.finish();
+}
+
+/// A third host has no part in the region, and whoever lies there about it has it sent no message.
+#[test]
+fn a_member_that_lies_about_a_third_host_has_it_sent_nothing() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("region third host");
+    let net = Netns::new();
+    let hosts = Hosts::new(&fixture, 2, REGION);
+    let far = "10.215.0.1";
+    net.tool(0, &["ip", "addr", "add", &format!("{far}/32"), "dev", "lo"]);
+    net.tool(1, &["ip", "route", "add", &format!("{far}/32"), "via", &net.address(0)]);
+    let port = fixture.port();
+    let at = SocketAddr::new(far.parse().expect("an address"), port);
+    let member = Device::open_region(hosts.region());
+    member.listen(at);
+    let mut server = net.plain(&fixture, 0, ROOT);
+    server.arg("/usr/bin/python3");
+    let mut server = fixture.spawn(echo(server, &["server", "poll", far, &port.to_string()]));
+    assert_eq!(server.line(), "listening");
+    let mut client = net.command(&fixture, 1, ROOT, "/usr/bin/python3");
+    hosts.dress(1, &mut client);
+    let client = echo(client, &["client", "blocking", far, &port.to_string(), "pause"]);
+    let mut client = fixture.spawn(client);
+    let its_port = u16::try_from(client.number_after("port")).expect("a port");
+    let from = SocketAddr::new(net.address(1).parse().expect("an address"), its_port);
+    // It says that somebody holds the connection, and is at any step with it.
+    let place = member.ask(from, at);
+    let mut looks = 0;
+    fixture.wait_until("the client to know", || {
+        for phase in [HELD, PROPOSED, ANSWERED, CONFIRMED] {
+            member.set_phase(place, phase);
+            (0..3).for_each(|message| member.announce(place, message, looks));
+        }
+        looks += 1;
+        let ends = fixture.sockets();
+        let why = ends.iter().find(|end| end.peer_port() == port).map(|end| &end.fallback_reason);
+        looks > 50 && why.is_some_and(|why| why == "listener of a region behind a gateway")
+    });
+    // Each byte is compared at both ends.
+    end([server, client]);
     fixture.finish();
 }
 
