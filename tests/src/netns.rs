@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::fixture::{Fixture, tool};
 use crate::{build, is_plain};
 
-/// Two network namespaces joined by a pair of virtual devices. Gone when dropped.
+/// Two network namespaces joined by a pair of virtual devices, or three in a row. Gone when dropped.
 pub struct Netns {
-    names: [String; 2],
+    names: Vec<String>,
     subnet: u32,
 }
 
@@ -33,27 +33,54 @@ impl Netns {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let pid = std::process::id();
-        let names = ["a", "b"].map(|end| format!("usmc-{pid}-{number}{end}"));
+        let names = ["a", "b"].map(|end| format!("usmc-{pid}-{number}{end}")).to_vec();
         let net = Netns { names, subnet: (pid + number) % 250 };
         for name in &net.names {
             ip(&["netns", "add", name]);
-        }
-        let [a, b] = &net.names;
-        ip(&["link", "add", "v0", "netns", a, "type", "veth", "peer", "name", "v0", "netns", b]);
-        for (end, name) in net.names.iter().enumerate() {
-            ip(&["-n", name, "addr", "add", &format!("{}/24", net.address(end)), "dev", "v0"]);
-            ip(&["-n", name, "link", "set", "v0", "up"]);
             ip(&["-n", name, "link", "set", "lo", "up"]);
         }
+        net.join([0, 1], "v0", [&net.address(0), &net.address(1)]);
         net
     }
 
-    /// The address of one of both, 0 or 1.
-    pub fn address(&self, end: usize) -> String {
-        format!("10.213.{}.{}", self.subnet, end + 1)
+    /// The same, and a third one that is joined to the second.
+    ///
+    /// # Panics
+    /// When that is not permitted.
+    pub fn chain() -> Netns {
+        let mut net = Netns::new();
+        let name = net.names[1].replace('b', "c");
+        ip(&["netns", "add", &name]);
+        net.names.push(name);
+        ip(&["-n", &net.names[2], "link", "set", "lo", "up"]);
+        net.join([1, 2], "v1", [&net.address_to_third(), &net.address(2)]);
+        net
     }
 
-    /// A tool in one of both, which has to succeed.
+    fn join(&self, ends: [usize; 2], device: &str, addresses: [&str; 2]) {
+        let [a, b] = ends.map(|end| &self.names[end]);
+        let peer = ["type", "veth", "peer", "name", device, "netns", b];
+        ip(&[&["link", "add", device, "netns", a][..], &peer].concat());
+        for (name, address) in [a, b].into_iter().zip(addresses) {
+            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", device]);
+            ip(&["-n", name, "link", "set", device, "up"]);
+        }
+    }
+
+    /// The address of one of them, 0, 1 or 2.
+    pub fn address(&self, end: usize) -> String {
+        match end {
+            0 | 1 => format!("10.213.{}.{}", self.subnet, end + 1),
+            _ => format!("10.216.{}.2", self.subnet),
+        }
+    }
+
+    /// The second one's address for the third.
+    pub fn address_to_third(&self) -> String {
+        format!("10.216.{}.1", self.subnet)
+    }
+
+    /// A tool in one of them, which has to succeed.
     ///
     /// # Panics
     /// When it does not.
