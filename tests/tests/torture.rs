@@ -7,31 +7,61 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use usmc_tests::region::Hosts;
 use usmc_tests::torture::program::Program;
+use usmc_tests::torture::run::{Filled, PROCESSES};
 use usmc_tests::torture::verdict::Court;
-use usmc_tests::{Fixture, build, number, ss};
+use usmc_tests::{Fixture, build, is_plain, number, region, ss};
 
 /// Of so many programs one is looked at for connections in shared memory.
 const LOOK_AT: u64 = 50;
 /// In so many programs some fill a connection.
 const FILLS_IN: u64 = 500;
+/// Bytes of the region between two hosts.
+const REGION: usize = 64 << 20;
 
 #[test]
 fn random_programs_look_the_same_as_over_tcp() {
     let count = number("USMC_TORTURE", 3000);
-    let finds_wanted = number("USMC_TORTURE_FINDS", 3);
     let fixture = Fixture::with_limit("torture", Duration::from_secs(240 + count / 4));
+    let filled = compare(&fixture, None, count);
+    assert!(count < FILLS_IN || filled.all >= count / 20, "hardly any connection was filled");
+    assert!(filled.in_ring >= filled.all / 4, "connections are filled over TCP only");
+    fixture.finish();
+}
+
+/// Each process is another host's.
+#[test]
+fn random_programs_of_two_hosts_look_the_same_as_over_tcp() {
+    if is_plain() {
+        return;
+    }
+    let count = number("USMC_TORTURE", 3000) / 15;
+    let fixture = Fixture::with_limit("torture in a region", Duration::from_secs(240 + count / 4));
+    let hosts = Hosts::new(&fixture, PROCESSES, REGION);
+    compare(&fixture, Some(&hosts), count);
+    assert!(region::was_used(hosts.region()), "no connection's memory is the region's");
+    fixture.finish();
+}
+
+/// So many random programs, of hosts if there are some. How many connections they filled.
+fn compare(fixture: &Fixture, hosts: Option<&Hosts>, count: u64) -> Filled {
+    let finds_wanted = number("USMC_TORTURE_FINDS", 3);
     let first = number("USMC_TORTURE_SEED", 1);
     let shrinks = number("USMC_TORTURE_SHRINK", 1) != 0;
     println!("USMC_TORTURE_SEED={first}");
-    let mut court = Court::new(&fixture);
+    let mut court = Court::new(fixture, hosts);
     let (mut steps, mut rare, mut in_rings, mut finds) = (0, Vec::new(), 0, Vec::new());
     let start = Instant::now();
     for number in 0..count {
         let seed = first.wrapping_add(number);
         let look = || {
             if number % LOOK_AT == 0 {
-                in_rings += ss::list().iter().filter(|s| s.is_smcd()).count();
+                let ends = ss::list();
+                in_rings += match hosts {
+                    Some(hosts) => hosts.count(&ends),
+                    None => ends.iter().filter(|s| s.is_smcd()).count(),
+                };
             }
         };
         let (program, difference) = court.try_seed(seed, look);
@@ -64,10 +94,7 @@ fn random_programs_look_the_same_as_over_tcp() {
     assert!(finds.is_empty(), "uSMC differs from TCP in the programs of these seeds: {finds:?}");
     let looks = count.div_ceil(LOOK_AT);
     assert!(count < LOOK_AT || in_rings as u64 >= looks / 4, "the programs use TCP only");
-    assert!(count < FILLS_IN || filled.all >= count / 20, "hardly any connection was filled");
-    assert!(filled.in_ring >= filled.all / 4, "connections are filled over TCP only");
-    drop(court);
-    fixture.finish();
+    filled
 }
 
 #[test]
@@ -84,7 +111,7 @@ fn what_was_found_before_is_as_over_tcp() {
     let files = given.map_or_else(listed, |file| vec![file]);
     assert!(!files.is_empty(), "no programs in {}", dir.display());
     let fixture = Fixture::with_limit("what torture found", Duration::from_secs(120));
-    let mut court = Court::new(&fixture);
+    let mut court = Court::new(&fixture, None);
     let mut failed = Vec::new();
     for file in files {
         let text = fs::read_to_string(&file).expect("a program");

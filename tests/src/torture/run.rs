@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use super::program::{Program, Step};
+use crate::region::Hosts;
 use crate::{Fixture, Process, build, procfs};
 
 /// Threads of a process.
@@ -86,6 +87,8 @@ pub struct Filled {
 pub struct World<'a> {
     fixture: &'a Fixture,
     smc: bool,
+    /// The processes are different hosts'.
+    hosts: Option<&'a Hosts>,
     path: PathBuf,
     control: UnixListener,
     actors: Vec<Process>,
@@ -100,11 +103,11 @@ pub struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// Starts the processes.
+    /// Starts the processes, if there are hosts one on each.
     ///
     /// # Panics
     /// When they do not start.
-    pub fn new(fixture: &'a Fixture, smc: bool) -> World<'a> {
+    pub fn new(fixture: &'a Fixture, smc: bool, hosts: Option<&'a Hosts>) -> World<'a> {
         let path = fixture.scratch().join(if smc { "smc" } else { "tcp" });
         let _ = fs::remove_file(&path);
         let control = UnixListener::bind(&path).expect("a control socket");
@@ -112,6 +115,7 @@ impl<'a> World<'a> {
         let mut world = World {
             fixture,
             smc,
+            hosts,
             path,
             control,
             actors: Vec::new(),
@@ -136,6 +140,9 @@ impl<'a> World<'a> {
                 command.env("USMC_TESTS_PLAIN", "1");
                 command
             };
+            if let Some(hosts) = self.hosts {
+                hosts.dress_for_region(process, &mut command);
+            }
             command.arg(&self.path).arg(process.to_string());
             self.actors.push(self.fixture.spawn(command));
         }

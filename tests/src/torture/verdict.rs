@@ -7,6 +7,7 @@ use super::generate::Generator;
 use super::program::{Program, Step};
 use super::run::{Filled, Observation, Pace, World};
 use crate::Fixture;
+use crate::region::Hosts;
 
 /// What a program showed, step by step.
 type Outcome = Vec<Observation>;
@@ -64,17 +65,19 @@ impl Difference {
 pub struct Court<'a> {
     tcp: World<'a>,
     smc: World<'a>,
+    is_between_hosts: bool,
 }
 
 impl<'a> Court<'a> {
-    /// With processes of both kinds.
-    pub fn new(fixture: &'a Fixture) -> Court<'a> {
-        Court { tcp: World::new(fixture, false), smc: World::new(fixture, true) }
+    /// With processes of both kinds; under uSMC they may be different hosts'.
+    pub fn new(fixture: &'a Fixture, hosts: Option<&'a Hosts>) -> Court<'a> {
+        let (tcp, smc) = (World::new(fixture, false, None), World::new(fixture, true, hosts));
+        Court { tcp, smc, is_between_hosts: hosts.is_some() }
     }
 
     /// Draws a program while it runs over TCP, runs it under uSMC, and compares.
     pub fn try_seed(&mut self, seed: u64, look: impl FnOnce()) -> (Program, Option<Difference>) {
-        let mut generator = Generator::new(seed);
+        let mut generator = Generator::new(seed, self.is_between_hosts);
         let mut program = Program::default();
         let mut tcp = Vec::new();
         while let Some(step) = generator.next() {
