@@ -43,7 +43,7 @@ impl Netns {
         net
     }
 
-    /// The same, and a third one that is joined to the second.
+    /// Makes both, and a third one that is joined to the second.
     ///
     /// # Panics
     /// When that is not permitted.

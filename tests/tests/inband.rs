@@ -593,7 +593,7 @@ fn only_hosts_on_a_network_of_ours_are_asked_for() {
     fixture.finish();
 }
 
-/// A third host has no part in the region, and whoever lies there about it has it sent no message.
+/// A third host has no part in the region, and a member that lies about it there has it sent no message.
 #[test]
 fn a_member_that_lies_about_a_third_host_has_it_sent_nothing() {
     if is_plain() {
