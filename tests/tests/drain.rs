@@ -2,59 +2,42 @@
 //! region in common.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::process::Command;
 
-use serde_json::Value;
 use usmc_tests::build::{self, tests_dir};
+use usmc_tests::region::Hosts;
 use usmc_tests::ss::{self, Socket};
-use usmc_tests::{Fixture, Process, is_plain, region};
+use usmc_tests::{Fixture, Process, is_plain};
 
-struct Hosts {
-    region: PathBuf,
-    dirs: [PathBuf; 2],
+/// Bytes of the region.
+const REGION: usize = 64 << 20;
+
+fn spawn(fixture: &Fixture, hosts: &Hosts, host: usize, program: &str, args: &[&str]) -> Process {
+    let mut command = fixture.command("/usr/bin/python3");
+    hosts.dress(host, &mut command);
+    command.arg(tests_dir().join("programs/python").join(program)).args(args);
+    fixture.spawn(command)
 }
 
-impl Hosts {
-    fn new(fixture: &Fixture) -> Hosts {
-        let region = region::create(fixture.scratch(), 64 << 20);
-        let dirs = ["one", "other"].map(|name| fixture.scratch().join(name));
-        for dir in &dirs {
-            fs::create_dir(dir).expect("our own directory");
-            fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).expect("our own directory");
-        }
-        Hosts { region, dirs }
-    }
+fn tell(hosts: &Hosts, args: &[&str]) -> String {
+    let mut command = Command::new(build::usmc());
+    let out = command.args(["region", "drain"]).arg(hosts.region()).args(args).output();
+    let out = out.expect("usmc");
+    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).expect("text")
+}
 
-    fn spawn(&self, fixture: &Fixture, host: usize, program: &str, args: &[&str]) -> Process {
-        let mut command = fixture.command("/usr/bin/python3");
-        command.env("USMC_ISM_DIR", &self.dirs[host]).env("USMC_REGIONS", &self.region);
-        command.arg(tests_dir().join("programs/python").join(program)).args(args);
-        fixture.spawn(command)
-    }
+/// The host's number in the region, and its state there. Hosts join one after the other.
+fn peer(hosts: &Hosts, host: usize) -> (String, String) {
+    let peer = &hosts.shown()["peers"][host];
+    (peer["number"].to_string(), peer["state"].as_str().expect("a state").to_owned())
+}
 
-    fn region(&self, args: &[&str]) -> String {
-        let mut command = Command::new(build::usmc());
-        command.args(["region", args[0]]).arg(&self.region).args(&args[1..]);
-        let out = command.output().expect("usmc");
-        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
-        String::from_utf8(out.stdout).expect("text")
-    }
-
-    /// The host's number in the region, and its state there. Hosts join one after the other.
-    fn peer(&self, host: usize) -> (String, String) {
-        let shown: Value = serde_json::from_str(&self.region(&["show", "--json"])).expect("JSON");
-        let peer = &shown["peers"][host];
-        (peer["number"].to_string(), peer["state"].as_str().expect("a state").to_owned())
-    }
-
-    /// Takes the connections of a host's programs out of the region.
-    fn drain(&self, host: usize) {
-        let said = self.region(&["drain", "--peer", &self.peer(host).0]);
-        assert!(said.contains("no connection is left in the region"), "{said}");
-        assert_eq!(self.peer(host).1, "drains");
-    }
+/// Takes the connections of a host's programs out of the region.
+fn drain(hosts: &Hosts, host: usize) {
+    let said = tell(hosts, &["--peer", &peer(hosts, host).0]);
+    assert!(said.contains("no connection is left in the region"), "{said}");
+    assert_eq!(peer(hosts, host).1, "drains");
 }
 
 fn ends(port: u16, client: u16) -> Vec<Socket> {
@@ -81,33 +64,31 @@ fn connections_leave_a_region_that_goes_whatever_they_wait_by() {
     if is_plain() {
         return;
     }
-    let fixture = Fixture::new("drain awake");
     let styles =
         ["blocking", "waitall", "peek", "select", "poll", "epoll", "edge", "oneshot", "busy"];
     for (n, style) in styles.iter().enumerate() {
-        let hosts = Hosts::new(&fixture);
+        let fixture = Fixture::new("drain awake");
+        let hosts = Hosts::new(&fixture, 2, REGION);
         let port = fixture.port();
         let number = port.to_string();
         let args = ["server", styles[(n + 3) % 8], "127.0.0.1", &number];
-        let mut server = hosts.spawn(&fixture, 0, "echo.py", &args);
+        let mut server = spawn(&fixture, &hosts, 0, "echo.py", &args);
         assert_eq!(server.line(), "listening");
         let args = ["client", style, "127.0.0.1", &number, "pause"];
-        let mut client = hosts.spawn(&fixture, 1, "echo.py", &args);
+        let mut client = spawn(&fixture, &hosts, 1, "echo.py", &args);
         let both = (port, u16::try_from(client.number_after("port")).expect("a port"));
         wait_for(&fixture, both, Socket::is_smcd);
         println!("{args:?}: host {} loses the region", n % 2);
-        hosts.drain(n % 2);
+        drain(&hosts, n % 2);
         wait_for(&fixture, both, is_drained);
         client.close_stdin();
         let bytes = client.number_after("echoed");
         assert_eq!(server.line(), format!("served {bytes}"));
         client.succeed();
         server.succeed();
-        fs::remove_file(&hosts.region).expect("the region");
-        hosts.dirs.iter().for_each(|dir| fs::remove_dir_all(dir).expect("our own"));
+        fixture.finish();
     }
     println!("{} connections were in shared memory, and left it", styles.len());
-    fixture.finish();
 }
 
 #[test]
@@ -116,22 +97,22 @@ fn connections_that_sleep_are_woken_to_leave_a_region() {
         return;
     }
     let fixture = Fixture::new("drain asleep");
-    let hosts = Hosts::new(&fixture);
+    let hosts = Hosts::new(&fixture, 2, REGION);
     let mut sleepers = Vec::new();
     for (n, style) in ["blocking", "select", "poll", "epoll", "edge"].into_iter().enumerate() {
         let port = fixture.port();
         let number = port.to_string();
         let sides = [n % 2, 1 - n % 2];
-        let mut server = hosts.spawn(&fixture, sides[0], "idle.py", &["server", style, &number]);
+        let mut server = spawn(&fixture, &hosts, sides[0], "idle.py", &["server", style, &number]);
         assert_eq!(server.line(), "listening");
-        let mut client = hosts.spawn(&fixture, sides[1], "idle.py", &["client", style, &number]);
+        let mut client = spawn(&fixture, &hosts, sides[1], "idle.py", &["client", style, &number]);
         let both = (port, u16::try_from(client.number_after("port")).expect("a port"));
         wait_for(&fixture, both, Socket::is_smcd);
         client.say("sleep");
         assert_eq!((client.line().as_str(), server.line().as_str()), ("asleep", "asleep"));
         sleepers.push((server, client, both));
     }
-    hosts.drain(1);
+    drain(&hosts, 1);
     for (_, _, both) in &sleepers {
         wait_for(&fixture, *both, is_drained);
     }
@@ -152,13 +133,13 @@ fn a_region_that_is_gone_ends_no_program_without_connections() {
         return;
     }
     let fixture = Fixture::new("gone without a word");
-    let hosts = Hosts::new(&fixture);
+    let hosts = Hosts::new(&fixture, 2, REGION);
     let port = fixture.port();
     let number = port.to_string();
-    let mut server = hosts.spawn(&fixture, 0, "echo.py", &["mirror", "-", "127.0.0.1", &number]);
+    let mut server = spawn(&fixture, &hosts, 0, "echo.py", &["mirror", "-", "127.0.0.1", &number]);
     assert_eq!(server.line(), "listening");
     let connect = || {
-        let mut client = hosts.spawn(&fixture, 1, "idle.py", &["client", "poll", &number]);
+        let mut client = spawn(&fixture, &hosts, 1, "idle.py", &["client", "poll", &number]);
         let both = (port, u16::try_from(client.number_after("port")).expect("a port"));
         (client, both)
     };
@@ -166,7 +147,7 @@ fn a_region_that_is_gone_ends_no_program_without_connections() {
     wait_for(&fixture, both, Socket::is_smcd);
     client.kill();
     fixture.wait_until("its end", || ends(both.0, both.1).is_empty());
-    fs::File::options().write(true).open(&hosts.region).and_then(|f| f.set_len(0)).expect("ours");
+    fs::File::options().write(true).open(hosts.region()).and_then(|f| f.set_len(0)).expect("ours");
     let (mut client, both) = connect();
     wait_for(&fixture, both, |socket| {
         !socket.is_smcd() && socket.tx_bytes.max(socket.rx_bytes) > 10_000
@@ -184,15 +165,15 @@ fn a_region_that_goes_takes_no_connections_until_it_is_back() {
         return;
     }
     let fixture = Fixture::new("drain and back");
-    let hosts = Hosts::new(&fixture);
+    let hosts = Hosts::new(&fixture, 2, REGION);
     let echo = |wanted: fn(&Socket) -> bool| {
         let port = fixture.port();
         let number = port.to_string();
         let args = ["server", "epoll", "127.0.0.1", &number];
-        let mut server = hosts.spawn(&fixture, 0, "echo.py", &args);
+        let mut server = spawn(&fixture, &hosts, 0, "echo.py", &args);
         assert_eq!(server.line(), "listening");
         let args = ["client", "poll", "127.0.0.1", &number, "pause"];
-        let mut client = hosts.spawn(&fixture, 1, "echo.py", &args);
+        let mut client = spawn(&fixture, &hosts, 1, "echo.py", &args);
         let both = (port, u16::try_from(client.number_after("port")).expect("a port"));
         wait_for(&fixture, both, wanted);
         client.close_stdin();
@@ -203,10 +184,10 @@ fn a_region_that_goes_takes_no_connections_until_it_is_back() {
     };
     echo(Socket::is_smcd);
     for host in [0, 1] {
-        hosts.drain(host);
+        drain(&hosts, host);
         echo(|socket| !socket.is_smcd() && socket.fallback_reason != "handshake pending");
-        hosts.region(&["drain", "--undo", "--peer", &hosts.peer(host).0]);
-        assert_eq!(hosts.peer(host).1, "alive");
+        tell(&hosts, &["--undo", "--peer", &peer(&hosts, host).0]);
+        assert_eq!(peer(&hosts, host).1, "alive");
         echo(Socket::is_smcd);
     }
     fixture.finish();

@@ -445,7 +445,7 @@ fn succeed(args: &[&str]) {
 
 /// Each command names the region, and the kernel at the other end of a connection in it.
 fn shows_the_region(hosts: &Hosts, [server, client]: &[Process; 2], port: u16) {
-    let region = hosts.region.to_str().expect("UTF-8");
+    let region = hosts.region().to_str().expect("UTF-8");
     let shown = json(&["region", "show", "--json", region]);
     let gid = &shown["gid"];
     let ends = usmc_tests::ss::list()
@@ -470,7 +470,7 @@ fn shows_the_region(hosts: &Hosts, [server, client]: &[Process; 2], port: u16) {
     assert_eq!(device["processes"].as_array().map(Vec::len), Some(2), "{device}");
 
     // Its client goes on sending.
-    let path = hosts.region.with_extension("pcapng");
+    let path = hosts.region().with_extension("pcapng");
     let path = path.to_str().expect("UTF-8");
     let pid = client.pid().to_string();
     succeed(&["dump", "-q", "-c", "4", "-w", path, "-p", &pid]);
