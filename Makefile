@@ -16,7 +16,7 @@ TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redi
 	python3-pip:- mariadb-server:mariadbd mariadb-client:mariadb-slap \
 	musl-tools:musl-gcc iproute2:ip nftables:nft tcpdump:tcpdump strace:strace docker.io:dockerd
 VM_DEPS := qemu-system-x86:qemu-system-x86_64 busybox-static:busybox cpio:cpio kmod:modprobe gzip:gzip tcpdump:tcpdump iproute2:ip procps:pgrep udev:udevadm \
-	ndctl:ndctl passwd:groupadd redis-server:redis-server redis-tools:redis-cli nginx-light:nginx curl:curl sockperf:sockperf python3:/usr/bin/python3
+	ndctl:ndctl passwd:groupadd redis-server:redis-server redis-tools:redis-cli nginx-light:nginx curl:curl sockperf:sockperf python3:/usr/bin/python3 postgresql:-
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
@@ -73,7 +73,7 @@ test-tsan:
 	crates/usmc-shm/tests/sanitize.sh tsan
 
 # Programs of two virtual machines that have a region in common, under QEMU without /dev/kvm: Debian's kernel, and this machine's root file
-# system. A minute or so; says so and succeeds where there is no QEMU.
+# system. Two minutes or so; says so and succeeds where there is no QEMU.
 test-vm: vm-deps build
 	USMC_TESTS_VM=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm -- --nocapture
 
@@ -165,8 +165,9 @@ fuzz-deps:
 lint-deps:
 	@sh .ci/packages $(LINT_DEPS)
 
-# Where they cannot be installed the test says so.
+# Where they cannot be installed the test says so, and without a compiler for 32-bit programs has none of those.
 vm-deps:
+	@sh .ci/deps32 || echo 'no 32-bit programs in virtual machines' >&2
 	@! sh .ci/packages $(BUILD_DEPS) $(VM_DEPS) || sh tests/vm/image $(TARGET)/vm
 
 demo-deps:

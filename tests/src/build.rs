@@ -38,8 +38,8 @@ pub fn usmc() -> &'static Path {
     })
 }
 
-/// The library for 32-bit programs, beside the other one where `usmc run` finds it.
-fn build_narrow_library() {
+/// The library for 32-bit programs, beside the other one where `usmc run` finds it. Says why not.
+fn build_narrow_library() -> bool {
     usmc();
     let script = tests_dir().join("../crates/usmc-preload/narrow.sh");
     let built = Command::new("sh")
@@ -48,7 +48,21 @@ fn build_narrow_library() {
         .env("CARGO_TARGET_DIR", target_dir())
         .status()
         .expect("running narrow.sh");
-    assert!(built.success(), "no 32-bit library (make test-deps installs what it needs)");
+    built.success()
+}
+
+/// A program for 32 bits, where these can be built at all.
+pub fn narrow_program(name: &str) -> Option<PathBuf> {
+    build_narrow_library().then(|| program(name))
+}
+
+/// Where Debian keeps PostgreSQL's programs, those of the newest version.
+pub fn postgres_dir() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
+    let mut dirs: Vec<PathBuf> = versions.flatten().map(|e| e.path().join("bin")).collect();
+    dirs.retain(|d| d.join("postgres").exists());
+    dirs.sort();
+    dirs.pop()
 }
 
 /// A C program: all `.c` files of its directories under `programs/`.
@@ -80,6 +94,7 @@ const PROGRAMS: &[Program] = &[
     // Cannot load the library.
     Program { name: "load-static", dirs: &["common", "load"], flags: &["-static"] },
     Program { name: "storm", dirs: &["common", "storm"], flags: &[] },
+    Program { name: "guests", dirs: &["common", "guests"], flags: &[] },
 ];
 
 /// The same for 32 bits, where these run.
@@ -101,6 +116,7 @@ const NARROW_PROGRAMS: &[Program] = &[
         flags: &["-m32", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"],
     },
     Program { name: "load32", dirs: &["common", "load"], flags: &["-m32"] },
+    Program { name: "guests32", dirs: &["common", "guests"], flags: &["-m32"] },
 ];
 
 /// The same for musl, by `musl-gcc`.
@@ -127,7 +143,8 @@ pub fn program(name: &str) -> PathBuf {
     };
     if NARROW_PROGRAMS.iter().any(|program| program.name == name) {
         NARROW.get_or_init(|| {
-            build_narrow_library();
+            let built = build_narrow_library();
+            assert!(built, "no 32-bit library (make test-deps installs what it needs)");
             compile_all(NARROW_PROGRAMS, &cc);
         });
     } else if MUSL_PROGRAMS.iter().any(|program| program.name == name) {

@@ -64,8 +64,16 @@ pub fn list() -> Vec<Socket> {
     let text = String::from_utf8_lossy(&out.stdout);
     let errors = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "usmc ss --json failed: {errors}");
+    parse(&text)
+}
+
+/// What the command has printed, wherever it ran.
+///
+/// # Panics
+/// When it lacks a documented field.
+pub fn parse(text: &str) -> Vec<Socket> {
     let parsed: Value =
-        serde_json::from_str(&text).unwrap_or_else(|e| panic!("usmc ss --json: {e}\n{text}"));
+        serde_json::from_str(text).unwrap_or_else(|e| panic!("usmc ss --json: {e}\n{text}"));
     let items = parsed.as_array().unwrap_or_else(|| panic!("not an array: {text}"));
     items.iter().map(socket).collect()
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::fixture::{Fixture, tool};
+use crate::ss::{self, Socket};
 use crate::{Process, build, flag};
 
 /// Whether tests with virtual machines are to run, and can. Says why not.
@@ -157,6 +158,20 @@ impl Guest {
             }
             lines.push(line);
         }
+    }
+
+    /// Its address on the cable.
+    pub fn address(&self) -> String {
+        format!("10.0.0.{}", self.number)
+    }
+
+    /// What `usmc ss` shows in it of a server's connections, the server's ends or the clients'.
+    pub fn connections(&mut self, port: u16) -> Vec<Socket> {
+        let mut all = ss::parse(&self.run("usmc ss --json"));
+        all.retain(|end| {
+            end.peer_port() == port || (end.local_port() == port && !end.peer.is_empty())
+        });
+        all
     }
 
     /// Runs a script that has to succeed: its exit status is 0.

@@ -1,6 +1,6 @@
 //! sockperf, memcached, PostgreSQL and shell programs.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -90,15 +90,6 @@ fn bash_talks_through_its_own_redirections() {
 
 // --- PostgreSQL
 
-/// Where Debian keeps the server's programs, newest version last.
-fn postgres_dir() -> Option<PathBuf> {
-    let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?;
-    let mut dirs: Vec<PathBuf> = versions.flatten().map(|e| e.path().join("bin")).collect();
-    dirs.retain(|d| d.join("postgres").exists());
-    dirs.sort();
-    dirs.pop()
-}
-
 /// The command, as the user `postgres` where we are root: the server refuses to run as root.
 fn as_postgres(fixture: &Fixture, program: &Path, under_usmc: bool) -> Command {
     // SAFETY: geteuid(2) always succeeds.
@@ -118,7 +109,7 @@ fn as_postgres(fixture: &Fixture, program: &Path, under_usmc: bool) -> Command {
 
 #[test]
 fn postgresql_with_a_process_per_connection() {
-    let bin = postgres_dir().expect("PostgreSQL, which make test-deps installs");
+    let bin = build::postgres_dir().expect("PostgreSQL, which make test-deps installs");
     let fixture = Fixture::with_limit("postgresql", Duration::from_secs(120));
     // SAFETY: as above.
     if unsafe { libc::geteuid() } == 0 {

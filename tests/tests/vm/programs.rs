@@ -1,0 +1,325 @@
+//! Programs of one machine with those of the other: what a step starts it ends, and all its connections are in the region's memory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use usmc_tests::ss::Socket;
+use usmc_tests::vm::Guest;
+use usmc_tests::{Fixture, build};
+
+/// Where programs of 64 bits listen, and those of 32.
+const PORT: u16 = 9000;
+const PORT_32: u16 = 9032;
+
+/// The id of a region, as `usmc ss` has it.
+fn id_of(guest: &mut Guest, region: &str) -> String {
+    guest.run(&format!("usmc region show {region} | sed -n 's/^region \\([0-9a-f]*\\):.*/\\1/p'"))
+}
+
+/// How many of these are in that region.
+fn in_region(ends: &[Socket], id: &str) -> usize {
+    ends.iter().filter(|end| end.is_smcd() && end.device == id).count()
+}
+
+/// So many ends are there, and in the region, but for those whose handshake was too slow, which it may be where machines are emulated: an
+/// end that has nothing more to do does not go on with it, and a client does not ask for ever.
+fn assert_in_region(ends: &[Socket], id: &str, count: usize) {
+    let (inside, late) = (in_region(ends, id), ends.iter().filter(is_late).count());
+    let is_so = ends.len() == count && inside + late == count && inside >= count / 2;
+    assert!(is_so, "{count} in {id}: {ends:#?}");
+}
+
+fn is_late(end: &&Socket) -> bool {
+    let reasons = [
+        "handshake pending",
+        "CLC handshake not finished yet",
+        "no process of this device holds the other end",
+        "peer withdrew during the handshake",
+        "client made no offer",
+        // Both were in the middle of sends then.
+        "both ends sent more than rings hold",
+        "peer went back to TCP",
+    ];
+    reasons.iter().any(|reason| end.fallback_reason.starts_with(reason))
+}
+
+/// Starts an echo server, `blocking` or `epoll`.
+fn serve(guest: &mut Guest, how: &str, program: &Path, port: u16, waits: &str) {
+    let (program, address) = (program.display(), guest.address());
+    guest.run(&format!(
+        "{how} -- {program} serve {address} {port} {waits} >/tmp/serve.{port} 2>&1 &
+        until ss -ltn | grep -q :{port}; do sleep 0.1; done"
+    ));
+}
+
+/// Starts its client and waits until all has come back. The connections stay until [`end`].
+fn talk(
+    guest: &mut Guest,
+    how: &str,
+    program: &Path,
+    to: (&str, u16),
+    waits: &str,
+    count: usize,
+    bytes: usize,
+) {
+    let (program, (address, port)) = (program.display(), to);
+    guest.run(&format!(
+        "{how} -- {program} talk {address} {port} {waits} {count} {bytes} >/tmp/talk.{port} 2>&1 &
+        until grep -q done /tmp/talk.{port}; do kill -0 $! || {{ cat /tmp/talk.{port}; exit 1; }}; sleep 0.1; done"
+    ));
+}
+
+/// Ends servers and clients, which have had nothing to complain about.
+fn end(guest: &mut Guest) {
+    guest.run(
+        "pkill -x 'guests|guests32' || :; while pgrep -x 'guests|guests32' >/dev/null; do sleep 0.1; done
+        ! grep -v done /tmp/talk.* /tmp/serve.* /dev/null && rm -f /tmp/talk.* /tmp/serve.*",
+    );
+}
+
+const UNDER: &str = "usmc run --regions $region";
+
+/// Ends that block and ends with epoll sets, in all pairs.
+pub(crate) fn blocking_and_epoll_programs(one: &mut Guest, other: &mut Guest) {
+    let (program, id) = (build::program("guests"), id_of(one, "$region"));
+    let ways = ["blocking", "epoll"];
+    for (at, server) in (0..).zip(ways) {
+        serve(one, UNDER, &program, PORT + at, server);
+        for client in ways {
+            let to = (&*one.address(), PORT + at);
+            talk(other, UNDER, &program, to, client, 3, 100_000);
+            for guest in [&mut *one, other] {
+                assert_in_region(&guest.connections(PORT + at), &id, 3);
+            }
+            end(other);
+        }
+    }
+    end(one);
+}
+
+/// Either is the server once.
+pub(crate) fn a_32_bit_program_and_a_64_bit_one(one: &mut Guest, other: &mut Guest) {
+    let Some(narrow) = build::narrow_program("guests32") else {
+        println!("skipped: no programs of 32 bits can be built here (make deps32)");
+        return;
+    };
+    let (wide, id) = (build::program("guests"), id_of(one, "$region"));
+    serve(one, UNDER, &narrow, PORT_32, "epoll");
+    serve(one, UNDER, &wide, PORT, "blocking");
+    for (program, port) in [(&wide, PORT_32), (&narrow, PORT)] {
+        let to = (&*one.address(), port);
+        talk(other, UNDER, program, to, "epoll", 3, 100_000);
+        for guest in [&mut *one, other] {
+            assert_in_region(&guest.connections(port), &id, 3);
+        }
+    }
+    let shown = other.run("usmc ss | grep guests32");
+    assert!(shown.contains("SMCD"), "{shown}");
+    end(other);
+    end(one);
+}
+
+/// So many connections of one program at a time.
+const MANY: usize = 500;
+
+/// All of them have room in 64 MB, by rings that get smaller. In 16 MB some have, and the rest stays TCP.
+pub(crate) fn five_hundred_connections(one: &mut Guest, other: &mut Guest) {
+    let program = build::program("guests");
+    for (region, least, most_full) in [("$region", MANY * 9 / 10, 0), ("$served", 50, MANY)] {
+        let (how, id) = (format!("usmc run --regions {region}"), id_of(one, region));
+        serve(one, &how, &program, PORT, "epoll");
+        talk(other, &how, &program, (&one.address(), PORT), "blocking", MANY, 40_000);
+        let ends = other.connections(PORT);
+        let (inside, late) = (in_region(&ends, &id), ends.iter().filter(is_late).count());
+        let full = ends.iter().filter(|end| end.fallback_reason == "region full").count();
+        println!("{region}: {inside} of {MANY} connections, {full} have no room, {late} were late");
+        let is_so = inside >= least && late <= MANY / 10 && full <= most_full;
+        assert!(is_so && inside + full + late == MANY, "{ends:#?}");
+        // A server's end gets there with its next call.
+        let served = one.connections(PORT);
+        assert!(served.len() == MANY && in_region(&served, &id) > inside / 2, "{served:#?}");
+        end(other);
+        end(one);
+    }
+}
+
+/// Users of the group, in both machines.
+const USERS: [u16; 3] = [65534, 2001, 2002];
+
+/// What is put before a command for it to run as a user of the group.
+fn as_user(user: u16) -> String {
+    format!(
+        "setpriv --reuid {user} --regid {user} --groups $(getent group usmc | cut -d : -f 3) $usmc run --regions $region"
+    )
+}
+
+/// Each machine has a server of each user, and two clients of each user for each: those of the user's own and those of another one.
+pub(crate) fn several_users_and_processes(one: &mut Guest, other: &mut Guest) {
+    let (program, id) = (build::program("guests"), id_of(one, "$region"));
+    let program = program.display();
+    let port_of = |user: u16| PORT + user % 10;
+    for guest in [&mut *one, other] {
+        guest.run("usmc region setup");
+        let mut script = String::new();
+        for user in USERS {
+            let (how, address, port) = (as_user(user), guest.address(), port_of(user));
+            script += &format!(
+                "{how} -- {program} serve {address} {port} epoll >/tmp/serve.{user} 2>&1 &\n"
+            );
+        }
+        script +=
+            &format!("until [ $(ss -ltn | grep -c ':{}') = 3 ]; do sleep 0.1; done", PORT / 10);
+        guest.run(&script);
+    }
+    let addresses = [other.address(), one.address()];
+    for (guest, to) in [&mut *one, other].into_iter().zip(addresses) {
+        let mut script = String::new();
+        for (at, user) in USERS.iter().enumerate() {
+            for next in [0, 1] {
+                let (how, port) = (as_user(*user), port_of(USERS[(at + next) % USERS.len()]));
+                script += &format!(
+                    "{how} -- {program} talk {to} {port} blocking 2 40000 >/tmp/talk.{user}.{next} 2>&1 &\n"
+                );
+            }
+        }
+        guest.run(&script);
+    }
+    for guest in [&mut *one, other] {
+        guest.run(
+            "until [ $(grep -l done /tmp/talk.* | wc -l) = 6 ]; do
+                ! grep -v done /tmp/talk.* || exit 1; sleep 0.1
+            done",
+        );
+    }
+    for guest in [&mut *one, other] {
+        for user in USERS {
+            // Four of the clients here, and four of the server's.
+            assert_in_region(&guest.connections(port_of(user)), &id, 8);
+        }
+        let peers = guest.run("usmc region show $region | grep -c guest");
+        assert!(peers.parse::<usize>().is_ok_and(|peers| peers >= 6), "{peers} peers");
+    }
+    for guest in [one, other] {
+        end(guest);
+        guest.run("usmc region setup --undo && groupdel usmc && rm -rf /dev/shm/usmc-2* /dev/shm/usmc-65534");
+    }
+}
+
+/// Bytes of one stream: a gigabyte.
+const STREAM: u64 = 1_000_000_000;
+
+pub(crate) fn a_gigabyte(one: &mut Guest, other: &mut Guest) {
+    let (program, id) = (build::program("guests"), id_of(one, "$region"));
+    let (program, address) = (program.display(), one.address());
+    one.run(&format!(
+        "{UNDER} -- {program} sink {address} {PORT} >/tmp/sink 2>&1 &
+        until ss -ltn | grep -q :{PORT}; do sleep 0.1; done"
+    ));
+    other.run(&format!(
+        "{UNDER} -- {program} source {address} {PORT} {STREAM} >/tmp/talk.source 2>&1 &
+        until grep -q done /tmp/talk.source; do kill -0 $! || {{ cat /tmp/talk.source; exit 1; }}; sleep 0.1; done"
+    ));
+    let [read, sent] = [one.connections(PORT), other.connections(PORT)];
+    assert_in_region(&read, &id, 1);
+    assert_in_region(&sent, &id, 1);
+    assert!(read[0].rx_bytes >= STREAM && sent[0].tx_bytes >= STREAM, "{read:?} {sent:?}");
+    end(other);
+    end(one);
+    assert_eq!(one.run("cat /tmp/sink"), format!("bytes {STREAM}"));
+}
+
+/// Where the cluster is that [`new_cluster`] has made: the machines see files of the host's root, and not of its /tmp.
+fn cluster() -> PathBuf {
+    build::vm_image().expect("is_wanted() was asked").join("postgres.tar")
+}
+
+/// A database cluster that the other machine may log in to, made by the host, which is faster. It is removed when dropped.
+pub(crate) struct Cluster;
+
+impl Cluster {
+    pub(crate) fn new(fixture: &Fixture) -> Option<Cluster> {
+        let bin = build::postgres_dir()?;
+        // SAFETY: geteuid(2) always succeeds.
+        let root = unsafe { libc::geteuid() } == 0;
+        let place = fixture.scratch().join("cluster");
+        fs::create_dir(&place).expect("a directory");
+        let data = place.join("data");
+        let mut init = if root {
+            std::os::unix::fs::chown(&place, Some(USER), Some(USER)).expect("chown");
+            let mut command = Command::new("setpriv");
+            let user = USER.to_string();
+            command.args(["--reuid", &user, "--regid", &user, "--clear-groups"]);
+            command.arg(bin.join("initdb"));
+            command
+        } else {
+            Command::new(bin.join("initdb"))
+        };
+        init.args(["-A", "trust", "-U", "postgres", "--no-sync", "-D"]).arg(&data);
+        let done = init.current_dir(&place).output().expect("initdb");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let rules = data.join("pg_hba.conf");
+        let text = fs::read_to_string(&rules).expect("its rules");
+        fs::write(&rules, text + "host all all 10.0.0.0/24 trust\n").expect("its rules");
+        let mut tar = Command::new("tar");
+        tar.arg("-C").arg(&place).arg("-cf").arg(cluster()).arg("data");
+        assert!(tar.status().expect("tar").success());
+        Some(Cluster)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(cluster());
+    }
+}
+
+/// The user of servers and clients, who has no rights of root's.
+const USER: u32 = 65534;
+/// pgbench's connections.
+const CLIENTS: usize = 4;
+
+/// A process for each connection, as a user of the group's.
+pub(crate) fn postgresql(one: &mut Guest, other: &mut Guest) {
+    let Some(bin) = build::postgres_dir() else {
+        println!("skipped: PostgreSQL is not installed");
+        return;
+    };
+    let (bin, id) = (bin.display(), id_of(one, "$region"));
+    let (how, address, data) = (as_user(USER as u16), one.address(), cluster());
+    for guest in [&mut *one, other] {
+        guest.run("usmc region setup");
+    }
+    one.run(&format!(
+        "mkdir /tmp/postgres && tar -C /tmp/postgres -xf {} && chown -R {USER}:{USER} /tmp/postgres
+        cd /tmp/postgres && {how} -- {bin}/postgres -D data -h {address} -F -k /tmp/postgres >log 2>&1 &
+        until pg_isready -q -h /tmp/postgres; do sleep 0.1; done",
+        data.display()
+    ));
+    let client =
+        |words: &str| format!("{how} -- {bin}/pgbench -h {address} -U postgres {words} postgres");
+    let filled = other.run(&format!("{} 2>&1", client("-i -q")));
+    assert!(filled.contains("done in"), "{filled}");
+    for (words, least) in [("-S -T 3", CLIENTS * 3 / 4), ("-N -T 3", CLIENTS * 3 / 4)] {
+        let load = client(&format!("-n -c {CLIENTS} {words}"));
+        other.run(&format!(
+            "rm -f /tmp/done; {{ {load} >/tmp/pgbench 2>&1; touch /tmp/done; }} >/dev/null 2>&1 &"
+        ));
+        let mut most = 0;
+        while other.try_run("[ -e /tmp/done ]").0 != 0 {
+            most = most.max(in_region(&other.connections(5432), &id));
+        }
+        let told = other.run("cat /tmp/pgbench");
+        assert!(told.contains("number of failed transactions: 0"), "{told}");
+        let rate = told.lines().find(|line| line.starts_with("tps")).unwrap_or_default();
+        println!("pgbench {words}: {most} of {CLIENTS} connections, {rate}");
+        assert!(most >= least, "{most} of {CLIENTS} connections were in the region");
+    }
+    one.run(
+        "kill -INT $(head -n 1 /tmp/postgres/data/postmaster.pid); while pgrep -x postgres >/dev/null; do sleep 0.1; done
+        rm -r /tmp/postgres",
+    );
+    for guest in [one, other] {
+        guest.run("usmc region setup --undo && groupdel usmc && rm -rf /dev/shm/usmc-65534");
+    }
+}
