@@ -1,14 +1,36 @@
-//! Hosts of one device whose network is slow, as that between emulated machines is: TCP's buffers are never empty while a stream flows.
+//! Hosts whose network or programs are slow, as those of emulated machines are: TCP's buffers are never empty while a stream flows, and
+//! connections leave rings whose readers stand still.
 
-use usmc_tests::build::tests_dir;
+use std::collections::HashSet;
+use std::process::Command;
+
+use usmc_tests::build::{self, tests_dir};
 use usmc_tests::netns::{Netns, Who};
+use usmc_tests::region::Hosts;
 use usmc_tests::ss::{self, Socket};
 use usmc_tests::{Fixture, Process, is_plain};
 
-fn spawn(fixture: &Fixture, net: &Netns, host: usize, args: &[&str]) -> Process {
+fn python(fixture: &Fixture, net: &Netns, host: usize, program: &str) -> Command {
     let mut command = net.command(fixture, host, Who::default(), "/usr/bin/python3");
-    command.arg(tests_dir().join("programs/python/stream.py")).args(args);
+    command.arg(tests_dir().join("programs/python").join(program));
+    command
+}
+
+fn spawn(fixture: &Fixture, net: &Netns, host: usize, args: &[&str]) -> Process {
+    let mut command = python(fixture, net, host, "stream.py");
+    command.args(args);
     fixture.spawn(command)
+}
+
+/// Waits until both ends of a client's connection are in shared memory.
+fn wait_for_memory(fixture: &Fixture, port: u16) {
+    if is_plain() {
+        return;
+    }
+    fixture.wait_until("both ends to be in shared memory", || {
+        let is_end = |s: &&Socket| [s.local_port(), s.peer_port()].contains(&port);
+        ss::list().iter().filter(is_end).filter(|s| s.is_smcd()).count() == 2
+    });
 }
 
 #[test]
@@ -27,12 +49,7 @@ fn streams_leave_a_slow_link_from_their_first_byte_on() {
         let to = net.address(0);
         let mut source = spawn(&fixture, &net, 1, &["source", style, &to, &number]);
         let port = u16::try_from(source.number_after("port")).expect("a port");
-        if !is_plain() {
-            fixture.wait_until(&format!("{style} to be in shared memory"), || {
-                let is_end = |s: &&Socket| [s.local_port(), s.peer_port()].contains(&port);
-                ss::list().iter().filter(is_end).filter(|s| s.is_smcd()).count() == 2
-            });
-        }
+        wait_for_memory(&fixture, port);
         source.say("enough");
         let sent = source.number_after("sent");
         assert_eq!(sink.number_after("took"), sent);
@@ -40,5 +57,84 @@ fn streams_leave_a_slow_link_from_their_first_byte_on() {
         sink.succeed();
     }
     println!("{} connections in shared memory", styles.len());
+    fixture.finish();
+}
+
+/// A sender that finds no room sends by TCP from then on. Its bytes come late, when the receiver has read the ring and nothing else.
+#[test]
+fn what_comes_by_tcp_behind_a_ring_is_an_edge() {
+    const BYTES: u64 = 1 << 20;
+    let fixture = Fixture::new("edges behind a ring");
+    let net = Netns::new();
+    let hosts = Hosts::new(&fixture, 2, 64 << 20);
+    let (to, port, size) = (net.address(0), fixture.port().to_string(), BYTES.to_string());
+    let start = |host: usize, role: &str| {
+        let mut command = python(&fixture, &net, host, "edges.py");
+        hosts.dress(host, &mut command);
+        command.args([role, &to, &port, &size]);
+        fixture.spawn(command)
+    };
+    let mut server = start(0, "server");
+    assert_eq!(server.line(), "listening");
+    let mut client = start(1, "client");
+    let its_port = u16::try_from(client.number_after("port")).expect("a port");
+    wait_for_memory(&fixture, its_port);
+    net.tool(1, &["nft", "add table ip t"]);
+    net.tool(1, &["nft", "add chain ip t i { type filter hook input priority 0; policy accept; }"]);
+    client.say("quiet");
+    assert_eq!(client.line(), "quiet");
+    if is_plain() {
+        client.say("go");
+        client.say("wait");
+    } else {
+        net.tool(1, &["nft", "add rule ip t i drop"]);
+        client.say("go");
+        server.line_after("behind");
+        client.say("wait");
+        let got = client.number_after("got");
+        assert!(got > 0 && got < BYTES, "{got}");
+        net.tool(1, &["nft", "flush chain ip t i"]);
+    }
+    while client.number_after("got") < BYTES {}
+    assert_eq!(server.line_after("done"), "");
+    client.succeed();
+    server.succeed();
+    fixture.finish();
+}
+
+/// Both ends send more than their rings hold, edge-triggered: connections go back to TCP at any moment, also just where the other end has
+/// read all, and come to a ring again.
+#[test]
+fn edges_are_told_while_connections_go_back_and_forth() {
+    const COUNT: &str = "40";
+    let fixture = Fixture::new("edges of the way back");
+    let hosts = Hosts::new(&fixture, 2, 64 << 20);
+    let number = fixture.port().to_string();
+    let start = |host: usize, args: &[&str]| {
+        let mut command = fixture.command(build::program("guests"));
+        hosts.dress(host, &mut command);
+        command.env("USMC_RING_SIZE", "16384");
+        command.args([args[0], "127.0.0.1", &number]).args(&args[1..]);
+        fixture.spawn(command)
+    };
+    let server = start(0, &["serve", "epoll"]);
+    fixture.wait_for_port(number.parse().expect("a port"));
+    let mut client = start(1, &["talk", "stalls", COUNT, "8000000"]);
+    let mut seen = HashSet::new();
+    if !is_plain() {
+        // They go and come back, and one look finds some of them.
+        fixture.wait_until("most connections to have been in shared memory", || {
+            let is_in = |s: &Socket| s.is_smcd() && s.device.len() == 32;
+            let ends = ss::list().into_iter().filter(|s| s.peer_port().to_string() == number);
+            seen.extend(ends.filter(is_in).map(|s| s.local_port()));
+            seen.len() > 20
+        });
+    }
+    client.line_after("done");
+    println!("{} of {COUNT} connections were in shared memory", seen.len());
+    for mut process in [client, server] {
+        process.signal(libc::SIGTERM);
+        process.wait();
+    }
     fixture.finish();
 }

@@ -75,7 +75,7 @@ void serve_events(const char *address, uint16_t port) {
     }
 }
 
-static void go_on(struct talk *t) {
+static void go_on(struct talk *t, bool fills) {
     char buf[PIECE];
     ssize_t n;
     for (bool moves = true; moves;) {
@@ -87,7 +87,8 @@ static void go_on(struct talk *t) {
         }
         CHECK(n < 0 && errno == EAGAIN);
         // One piece at a time to begin with, then several: what is on its way finds room as an echo.
-        while (t->sent < t->end && t->sent - t->got <= t->got / 4 && t->sent - t->got < 2 * PIECE) {
+        uint64_t most = fills ? 4 * PIECE : 2 * PIECE;
+        while (t->sent < t->end && (fills || t->sent - t->got <= t->got / 4) && t->sent - t->got < most) {
             size_t want = piece_of(t->seed, t->sent, t->end);
             pattern(t->seed, t->sent, buf, want);
             n = send(t->fd, buf, want, 0);
@@ -101,7 +102,26 @@ static void go_on(struct talk *t) {
     }
 }
 
-void talk_events(struct talk *all, int count) {
+// More than both rings hold, of which nothing is read for about as long as a sender waits with it.
+static void stall(struct talk *all, int count) {
+    char buf[PIECE];
+    for (int round = 0; round < 4; round++) {
+        for (struct talk *t = all; t < all + count; t++) {
+            ssize_t n = 0;
+            while (n >= 0 && t->sent < t->end && t->sent - t->got < 4 * PIECE) {
+                size_t want = piece_of(t->seed, t->sent, t->end);
+                pattern(t->seed, t->sent, buf, want);
+                n = send(t->fd, buf, want, 0);
+                t->sent += n > 0 ? n : 0;
+            }
+            CHECK(n >= 0 || errno == EAGAIN);
+        }
+        usleep(400);
+    }
+    usleep(15000 + rand() % 8000);
+}
+
+void talk_events(struct talk *all, int count, bool stalls) {
     int ep = OK(epoll_create1(0)), left = count;
     for (int i = 0; i < count; i++) {
         struct epoll_event event = {EPOLLIN | EPOLLOUT | EPOLLET, {.u32 = i}};
@@ -111,10 +131,12 @@ void talk_events(struct talk *all, int count) {
     while (left > 0) {
         struct epoll_event events[64];
         int n = OK(TEMP_FAILURE_RETRY(epoll_wait(ep, events, 64, -1)));
+        if (stalls && rand() % 4 == 0)
+            stall(all, count);
         for (int i = 0; i < n; i++) {
             struct talk *t = &all[events[i].data.u32];
             bool was_done = t->got == t->end;
-            go_on(t);
+            go_on(t, stalls);
             left -= !was_done && t->got == t->end;
         }
     }

@@ -14,7 +14,8 @@ struct talk {
 void serve_blocking(const char *address, uint16_t port);
 void serve_events(const char *address, uint16_t port);
 void talk_blocking(struct talk *all, int count);
-void talk_events(struct talk *all, int count);
+// `stalls`: now and then it sends all that finds room before it reads, and stands still for some 20 ms.
+void talk_events(struct talk *all, int count, bool stalls);
 void sink(const char *address, uint16_t port);
 void source(const char *address, uint16_t port, uint64_t n);
 

@@ -3,7 +3,8 @@
 //
 //   guests serve ADDRESS PORT HOW               an echo server: a thread for each connection (blocking), or an epoll set (epoll)
 //   guests talk ADDRESS PORT HOW COUNT BYTES    so many connections at a time, so many bytes over each and back, in pieces of any length;
-//                                               then prints `done`, and keeps them until SIGTERM
+//                                               then prints `done`, and keeps them until SIGTERM. `stalls`: epoll, but that it
+//                                               stands still now and then, having sent all that finds room
 //   guests sink ADDRESS PORT                    reads one stream to its end, prints `bytes N`, and says so to its sender
 //   guests source ADDRESS PORT BYTES            its sender; prints `done` then, and keeps the connection until SIGTERM
 #include "guests.h"
@@ -21,7 +22,7 @@ int main(int argc, char **argv) {
         return 2;
     const char *role = argv[1], *address = argv[2], *how = argc > 4 ? argv[4] : "";
     uint16_t port = atoi(argv[3]);
-    bool is_events = !strcmp(how, "epoll");
+    bool stalls = !strcmp(how, "stalls"), is_events = stalls || !strcmp(how, "epoll");
     if (!strcmp(role, "serve")) {
         (is_events ? serve_events : serve_blocking)(address, port);
     } else if (!strcmp(role, "talk") && argc == 7) {
@@ -33,7 +34,10 @@ int main(int argc, char **argv) {
             all[i].end = strtoull(argv[6], NULL, 10);
             all[i].fd = connection(address, port, all[i].seed);
         }
-        (is_events ? talk_events : talk_blocking)(all, count);
+        if (is_events)
+            talk_events(all, count, stalls);
+        else
+            talk_blocking(all, count);
         printf("done\n");
         rest();
     } else if (!strcmp(role, "sink")) {

@@ -541,7 +541,9 @@ fn from_ring(
     if !was_hot {
         hot::note_news(set);
     }
-    if in_tcp && kernel & READ_BITS != 0 {
+    // The ring's cursor tells nothing of bytes that follow it by TCP.
+    let follows = conn.slot().is_some_and(|s| conn.peer(s).flags(Relaxed).is_returning());
+    if (in_tcp || follows) && kernel & READ_BITS != 0 {
         let edge = if report::is_for_data(entry) { entry::E_EDGE } else { 0 };
         entry.set_flag(edge | E_TCP, true);
     } else if in_tcp && kernel & events::OUT != 0 && !kicked {
