@@ -199,8 +199,10 @@ pub trait Device: Sync {
     }
 
     /// No connection has to leave any more because of this change ([`changes`]). Where this process loses the device, it does not use it
-    /// from now on.
-    fn acted_upon(&self, _generation: u64) {}
+    /// from now on. False where that is to be tried again.
+    fn acted_upon(&self, _generation: u64) -> bool {
+        true
+    }
 
     /// Before what connections have left in its memory long ago is looked at: it may be gone, which nobody has noticed.
     fn check(&self) {}

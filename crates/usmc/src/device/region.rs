@@ -510,11 +510,13 @@ impl Device for Region {
         self.is_drained(&region) || client.is_some_and(drains) || drains(acceptor)
     }
 
-    fn acted_upon(&self, generation: u64) {
+    fn acted_upon(&self, generation: u64) -> bool {
         let is_drained = self.get().is_some_and(|region| self.is_drained(&region));
-        if !is_drained || self.let_go() {
+        let is_done = !is_drained || self.let_go();
+        if is_done {
             self.generation.store(generation, Relaxed);
         }
+        is_done
     }
 
     fn check(&self) {

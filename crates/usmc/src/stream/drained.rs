@@ -61,10 +61,7 @@ fn leave_all() -> bool {
     for (index, device, generation) in device::changes() {
         let (left, all) = leave_device(index);
         any |= left;
-        is_done &= all;
-        if all {
-            device.acted_upon(generation);
-        }
+        is_done &= all && device.acted_upon(generation);
     }
     let again = clock::now_ms().wrapping_add(AGAIN_MS).max(1);
     NEXT.store(if is_done { 0 } else { again }, Relaxed);
