@@ -2,7 +2,7 @@
 //! region in common.
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use usmc_tests::build::{self, tests_dir};
 use usmc_tests::region::Hosts;
@@ -19,10 +19,14 @@ fn spawn(fixture: &Fixture, hosts: &Hosts, host: usize, program: &str, args: &[&
     fixture.spawn(command)
 }
 
-fn tell(hosts: &Hosts, args: &[&str]) -> String {
+fn run(hosts: &Hosts, args: &[&str]) -> Output {
     let mut command = Command::new(build::usmc());
     let out = command.args(["region", "drain"]).arg(hosts.region()).args(args).output();
-    let out = out.expect("usmc");
+    out.expect("usmc")
+}
+
+fn tell(hosts: &Hosts, args: &[&str]) -> String {
+    let out = run(hosts, args);
     assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
     String::from_utf8(out.stdout).expect("text")
 }
@@ -123,6 +127,42 @@ fn connections_that_sleep_are_woken_to_leave_a_region() {
         server.succeed();
         client.succeed();
     }
+    fixture.finish();
+}
+
+/// It is named, and leaves as soon as it waits for a socket.
+#[test]
+fn a_program_that_waits_for_something_else_keeps_its_connections() {
+    const BYTES: u64 = 1 << 20;
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("drain elsewhere");
+    let hosts = Hosts::new(&fixture, 2, REGION);
+    let (port, size) = (fixture.port(), BYTES.to_string());
+    let number = port.to_string();
+    let args = |role| [role, "127.0.0.1", &number, &size];
+    let mut server = spawn(&fixture, &hosts, 0, "edges.py", &args("server"));
+    assert_eq!(server.line(), "listening");
+    let mut client = spawn(&fixture, &hosts, 1, "edges.py", &args("client"));
+    let both = (port, u16::try_from(client.number_after("port")).expect("a port"));
+    wait_for(&fixture, both, Socket::is_smcd);
+    client.say("quiet");
+    assert_eq!(client.line(), "quiet");
+    let number = peer(&hosts, 1).0;
+    let out = run(&hosts, &["--peer", &number, "--wait", "0"]);
+    let said = String::from_utf8(out.stderr).expect("text");
+    let client_end = ends(both.0, both.1).into_iter().find(|s| s.local_port() == both.1);
+    let named = format!("python3 ({}): 1", client_end.expect("the client's end").pid);
+    assert!(!out.status.success() && said.contains("left in the region: 1;"), "{said}");
+    assert!(said.contains(&named), "{named}: {said}");
+    client.say("go");
+    client.say("wait");
+    while client.number_after("got") < BYTES {}
+    server.line_after("done");
+    drain(&hosts, 1);
+    client.succeed();
+    server.succeed();
     fixture.finish();
 }
 

@@ -98,7 +98,7 @@ fn still(path: &Path, region: &Region, left: usize) -> Result<()> {
     });
     let named = named.collect::<Vec<_>>().join(", ");
     bail!(
-        "{left} ends of connections are left in the region: do not take it away yet. Programs of this host that have it, and their \
+        "ends of connections left in the region: {left}; do not take it away yet. Programs of this host that have it, and their \
          connections in it: {}. Repeat it, as root where they are another user's, or end them",
         if named.is_empty() { "none" } else { &named }
     )
