@@ -68,8 +68,7 @@ fn connections_leave_a_region_that_goes_whatever_they_wait_by() {
     if is_plain() {
         return;
     }
-    let styles =
-        ["blocking", "waitall", "peek", "select", "poll", "epoll", "edge", "oneshot", "busy"];
+    let styles = ["blocking", "waitall", "peek", "select", "poll", "epoll", "edge", "oneshot"];
     for (n, style) in styles.iter().enumerate() {
         let fixture = Fixture::new("drain awake");
         let hosts = Hosts::new(&fixture, 2, REGION);
