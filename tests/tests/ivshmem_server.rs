@@ -293,8 +293,9 @@ fn connection(region: &Region, owner: u8, acceptor: u8) -> Run {
     let segment = unsafe { Segment::create(region.at(run.first), 1, shifts, 2, 1 << 32 | 1) };
     let slot = segment.slot(0).expect("a slot");
     let usage = handshake::offer(&slot.control).expect("free");
-    handshake::attach(&slot.control, usage, 1, acceptor.into());
+    handshake::attach(&slot.control, usage, 1, region.peers().holder(acceptor));
     slot.end[CLIENT].refs.store(1, Relaxed);
+    slot.end[CLIENT].pid.store(1, Relaxed);
     slot.end[ACCEPTOR].refs.store(1, Relaxed);
     run
 }
