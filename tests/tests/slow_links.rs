@@ -7,7 +7,7 @@ use usmc_tests::build::{self, tests_dir};
 use usmc_tests::netns::{Netns, Who};
 use usmc_tests::region::Hosts;
 use usmc_tests::ss::{self, Socket};
-use usmc_tests::{Fixture, Process, is_plain};
+use usmc_tests::{Fixture, is_plain};
 
 fn python(fixture: &Fixture, net: &Netns, host: usize, program: &str) -> Command {
     let mut command = net.command(fixture, host, Who::default(), "/usr/bin/python3");
