@@ -155,7 +155,7 @@ impl Region {
         self.len.store(len, Relaxed);
         self.member.store(member.word(), Relaxed);
         self.gid.iter().zip(region.gid()).for_each(|(place, word)| place.store(word, Relaxed));
-        // Whom else it concerns it concerned before the first connection.
+        // This process has no connection yet that an earlier change could concern.
         self.generation.store(region.generation(), Relaxed);
         // Release: a thread that sees the base sees the length.
         self.base.store(base, Release);

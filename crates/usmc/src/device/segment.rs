@@ -396,7 +396,7 @@ pub fn is_used(device: Index) -> bool {
     USERS[usize::from(device)].load(Relaxed) > 0
 }
 
-/// Shows the headers and slots of a device's segments, with which it is `last` done before another record uses one.
+/// Shows the headers and slots of a device's segments, and calls `last` before another record can use one.
 pub fn lose(device: Index, mut show: impl FnMut(*const u8, usize), last: impl FnOnce()) {
     let Some(table) = table() else { return };
     for m in table.entries.iter().filter(|m| m.role != Role::Unused && m.device == device) {

@@ -20,7 +20,7 @@ use crate::record::phase::Phase;
 /// How long to wait before what did not leave is tried again.
 const AGAIN_MS: u32 = 100;
 
-/// Held by the thread that is at it: what leaves comes here again.
+/// Held by the thread that takes connections out: a connection that has left calls [`look_at_last`] within.
 static LOCK: Lock = Lock::new();
 /// When it is tried again, in milliseconds; 0 = nothing is left to be done.
 static NEXT: AtomicU32 = AtomicU32::new(0);
