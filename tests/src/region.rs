@@ -1,5 +1,6 @@
 //! A region in a plain file, as processes of several kernels would share it, and hosts that have nothing else in common.
 
+use std::fmt::Write;
 use std::fs::{self, File, Permissions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
@@ -7,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use usmc_shm::region::{Region, UNIT, len_for, units_in};
+use usmc_shm::region::units::Run;
+use usmc_shm::region::{Region, UNIT, idle, len_for, units_in};
+use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::ss::Socket;
 use crate::{Fixture, build};
@@ -120,6 +123,46 @@ impl Hosts {
         let gid = shown["gid"].as_str().expect("text");
         ends.iter().filter(|end| end.is_smcd() && end.device == gid).count()
     }
+}
+
+/// The slots that somebody holds, with what is written there of the holders, for a message about memory that has not come back.
+///
+/// # Panics
+/// Without the file.
+pub fn held(path: &Path) -> String {
+    let file = File::options().read(true).write(true).open(path).expect("the region");
+    let len = file.metadata().expect("the region").len() as usize;
+    // SAFETY: a fresh mapping of the whole file, which ends here; what is read there are atomics.
+    unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let base =
+            libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(base, libc::MAP_FAILED, "a mapping");
+        let region = Region::open(base.cast(), len).expect("a region");
+        let text = region.words().runs().map(|run| held_in(&region, run)).collect();
+        libc::munmap(base, len);
+        text
+    }
+}
+
+fn held_in(region: &Region, run: Run) -> String {
+    let mut text = format!("{run:?}\n");
+    let Some(segment) = idle::segment_in(region, run) else { return text };
+    for index in 0..segment.slots() {
+        let slot = segment.slot(index).expect("a slot");
+        if slot.end.iter().all(|end| end.refs.load(Relaxed) == 0) {
+            continue;
+        }
+        let (state, peer) = (&slot.control.state, &slot.control.attached_peer);
+        let _ = write!(text, "  slot {index} is at {:#x}", state.load(Relaxed));
+        let _ = writeln!(text, ", acceptor's peer {:#x}", peer.load(Relaxed));
+        for end in &slot.end {
+            let members = end.members.each_ref().map(|id| id.load(Relaxed));
+            let [refs, pid, fd] = [&end.refs, &end.pid, &end.fd].map(|word| word.load(Relaxed));
+            let _ = writeln!(text, "    {refs} hold it: {members:?}, process {pid} fd {fd}");
+        }
+    }
+    text
 }
 
 /// Whether anybody has ever had memory of it: there is something in the first unit, whosever that is by now.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use usmc_shm::region::{BOARD_AT, UNIT, len_for};
-use usmc_tests::{Fixture, Process, build, is_plain, ss};
+use usmc_tests::{Fixture, Process, build, is_plain, region, ss};
 
 /// Room for the segments of four processes: those of the first two have large rings, and the last two take a unit each.
 const SIZE: &str = "2M";
@@ -476,5 +476,62 @@ s.sendall(b'hello'); print('got', s.recv(5, socket.MSG_WAITALL).decode())";
     assert_eq!(last.line_after("got"), "hello");
     last.succeed();
     server.succeed();
+    world.fixture.finish();
+}
+
+/// A connection that has been lent to another program, and so had two slots, goes to a child, and with the child to another program.
+const HANDED_DOWN: &str = "import os, socket, subprocess, sys
+def talk(s):
+    for k in range(100):
+        s.send(b'x' * 100)
+        n = 0
+        while n < 100: n += len(s.recv(100))
+s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+talk(s)
+print('first', flush=True); sys.stdin.readline()
+subprocess.run(['/bin/true'], stdin=s)
+talk(s)
+print('second', flush=True); sys.stdin.readline()
+pid = os.fork()
+if pid == 0:
+    s.set_inheritable(True)
+    os.execv('/bin/sleep', ['sleep', '1000'])
+s.close()
+print('pid', pid, flush=True); sys.stdin.readline()
+os.kill(pid, 9)
+os.waitpid(pid, 0)
+";
+
+#[test]
+fn all_slots_of_a_connection_come_back() {
+    if is_plain() {
+        return;
+    }
+    let world = World::new("all slots");
+    let all = world.free();
+    let (mut server, port) = world.server();
+    let mut command = world.command(CLIENTS, "python3");
+    command.args(["-c", HANDED_DOWN, &port]);
+    let mut program = world.fixture.spawn(command);
+    for time in ["first", "second"] {
+        program.line_after(time);
+        let (in_ring, reason) = connection_of(&program);
+        assert!(in_ring, "the {time} time: {reason}");
+        program.say("go on");
+    }
+    let child = program.number_after("pid") as i32;
+    let became = || std::fs::read_to_string(format!("/proc/{child}/comm"));
+    world.fixture.wait_until("the next program", || became().is_ok_and(|name| name == "sleep\n"));
+    // The parent goes on, and so does who has started it.
+    program.say("go on");
+    program.succeed();
+    server.succeed();
+    // Processes that join give back what the dead have left, and those of both hosts have to.
+    let mut sink = world.load(SERVERS, &["sink"]);
+    let port = sink.line_after("port");
+    world.load(CLIENTS, &["source", &port, "3000000"]).succeed();
+    sink.succeed();
+    assert_eq!(world.free(), all, "{}\n{}", world.shown(), region::held(&world.region));
+    println!("3 connections in shared memory");
     world.fixture.finish();
 }

@@ -19,7 +19,7 @@ use crate::family::passed_on;
 use crate::handshake::clc;
 use crate::os::errno::{apart, errno, set_errno};
 use crate::os::reason::Reason;
-use crate::os::{libc_streams, members, process, real, sys};
+use crate::os::{libc_streams, process, real, sys};
 use crate::record::conn::{self, Conn, F_DOWN, F_FORKED, F_HANDED};
 use crate::record::near;
 use crate::record::phase::Phase;
@@ -60,7 +60,7 @@ fn prepare() {
                 share(conn);
             }
             _ if holders::count_in_slots(conn, true) => share(conn),
-            Phase::Early => {
+            phase if phase == Phase::Early || clc::is_on(conn) => {
                 if conn.cell.load(Relaxed) == 0 {
                     conn.cell.store(holders::new_cell().unwrap_or(0), Relaxed);
                 }
@@ -75,7 +75,7 @@ fn prepare() {
             _ => {}
         }
         if conn.has(F_FORKED) {
-            holders::members(conn).inspect(|list| members::enter(list));
+            holders::enter(conn);
         }
     });
     // After the marks: a process that fetches looks for them once it has said so.
@@ -153,19 +153,20 @@ fn child() {
             conn.forget_past();
             conn.give_up(Reason::Adopted);
         }
-        if conn.phase() != Phase::Early || conn.family().is_some() {
+        let has_cell = conn.phase() == Phase::Early || clc::is_on(conn);
+        if !has_cell || conn.family().is_some() {
             // Of an earlier time: this fork has not counted there.
             conn.cell.store(0, Relaxed);
         }
         if conn.has(F_FORKED) {
-            holders::members(conn).inspect(|list| members::enter(list));
+            holders::enter(conn);
         }
+        // Often the parent closes its own.
+        conn.ends().for_each(near::name_process);
         // An exec that another thread was trying is not tried here.
         conn.set_flag(F_FORKED | F_DOWN | F_HANDED, false);
         fallback::note_settled(conn);
-        if let Some(slot) = conn.slot() {
-            // Often the parent closes its own.
-            near::name_process(conn.end(slot));
+        if conn.slot().is_some() {
             observer::came_by_fork(conn);
         }
         listening |= conn.phase() == Phase::Listen;

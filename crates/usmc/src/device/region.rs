@@ -245,11 +245,7 @@ impl Region {
         };
         let (base, len) = (self.base.load(Acquire).addr(), self.len.load(Relaxed));
         let is_in = |end: &&End| (base..base + len).contains(&ptr::from_ref(*end).addr());
-        conn::for_each(|_, conn| {
-            let present = conn.slot().map(|slot| conn.end(slot));
-            let ends = conn.past_ends().map(|(end, ..)| end).chain(present);
-            ends.filter(is_in).for_each(end);
-        });
+        conn::for_each(|_, conn| conn.ends().filter(is_in).for_each(end));
     }
 
     /// The region where connections may use it: not where this peer is about to lose it.

@@ -60,6 +60,14 @@ pub fn members(conn: &Conn) -> Option<&'static [AtomicU32]> {
     }
 }
 
+/// This process is one of its holders: in each of its slots, for whoever sweeps there, or in its cell.
+pub fn enter(conn: &Conn) {
+    conn.ends().for_each(|end| members::enter(&end.members));
+    if conn.family().is_none() {
+        cell_of(conn).inspect(|cell| members::enter(&cell.members));
+    }
+}
+
 /// A process has the connection of which no other will hear.
 pub fn count_unknown(conn: &Conn) {
     if let Some(holders) = holders(conn) {
@@ -107,9 +115,8 @@ pub fn new_cell() -> Option<u32> {
 
 /// One holder more, or less, in each of the connection's slots. False where it has none.
 pub fn count_in_slots(conn: &Conn, more: bool) -> bool {
-    let present = conn.slot().map(|slot| &slot.end[conn.side()]);
     let mut any = false;
-    for end in conn.past_ends().map(|(end, ..)| end).chain(present) {
+    for end in conn.ends() {
         any = true;
         if more {
             end.refs.fetch_add(1, AcqRel);
@@ -131,9 +138,7 @@ pub fn put_down(conn: &Conn) {
 
 /// We hold this end no more, and others of the family do: the peer is to look for the socket there.
 pub fn leave_to_parent(end: &End) {
-    if end.pid.load(Relaxed) == process::pid() {
-        near::name_parent(end);
-    }
+    near::name_parent(end);
 }
 
 /// Whether no other process holds this connection, as far as is known; remembers it if so.

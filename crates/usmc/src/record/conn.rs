@@ -509,6 +509,12 @@ impl Conn {
         })
     }
 
+    /// Our ends of all its slots, the oldest first.
+    pub fn ends(&self) -> impl Iterator<Item = &'static End> {
+        let present = self.slot().map(|slot| &slot.end[self.side()]);
+        self.past_ends().map(|(end, ..)| end).chain(present)
+    }
+
     /// Whether everything that was sent in earlier times is in the kernel: no send is in flight there, and what a thread
     /// published when the peer had left already was sent by TCP.
     pub fn is_past_sent(&self) -> bool {

@@ -75,10 +75,9 @@ pub fn name_process(end: &End) {
     end.pid.store(process::pid(), Relaxed);
 }
 
-/// The parent has the end, and this process has it no more.
+/// This process has the end no more: the parent is named in its place, where no child has been meanwhile.
 pub fn name_parent(end: &End) {
-    end.pid.store(sys::getppid(), Relaxed);
-    end.pids.store(own_namespace(), Relaxed);
+    let _ = end.pid.compare_exchange(process::pid(), sys::getppid(), Relaxed, Relaxed);
 }
 
 /// The number of our namespace of process ids on this host; 0 where `/proc` does not tell.
