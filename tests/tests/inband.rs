@@ -695,6 +695,62 @@ fn an_end_in_the_middle_of_a_handshake_is_no_reset() {
     fixture.finish();
 }
 
+/// A message of the handshake that stands behind unread bytes never gets to the next program, however often a process tries to become
+/// that.
+#[test]
+fn no_next_program_reads_a_message() {
+    let fixture = Fixture::new("in-band execs");
+    let net = Netns::new();
+    let hosts = Hosts::new(&fixture, 2, REGION);
+    let mut refused = [0; 4];
+    for (messages, steps, becomes) in (0..18).map(|n| (1 + n / 2 % 3, n / 6, n % 2)) {
+        let number = fixture.port().to_string();
+        let to = net.address(0);
+        let start = |host: usize| {
+            let mut command = net.command(&fixture, host, ROOT, "/usr/bin/python3");
+            hosts.dress(host, &mut command);
+            let (role, part) =
+                (["server", "client"][host], ["send", "become"][usize::from(host == becomes)]);
+            command.arg(tests_dir().join("programs/python/becomes.py"));
+            command.args([role, &to, &number, &messages.to_string(), part]);
+            fixture.spawn(command)
+        };
+        let mut server = start(0);
+        server.line_after("listening");
+        let mut ends = [server, start(1)];
+        ends.iter_mut().for_each(|end| _ = end.line_after("done"));
+        let sender = 1 - becomes;
+        ends[sender].say("send");
+        ends[sender].line_after("sent");
+        for _ in 0..steps {
+            for end in [becomes, sender] {
+                ends[end].say("step");
+                ends[end].line_after("stepped");
+            }
+        }
+        ends[becomes].say("become");
+        ends[sender].say("end");
+        let mut last = 0;
+        let got = loop {
+            let line = ends[becomes].line();
+            match line.strip_prefix("refused ") {
+                Some(times) => last = times.parse().expect("a number"),
+                None => break line,
+            }
+        };
+        assert_eq!(
+            got,
+            format!("got b'{}'", "z".repeat(30)),
+            "{messages} messages, {steps} steps, {becomes} becomes another"
+        );
+        refused[last] += 1;
+        ends.iter_mut().for_each(|end| _ = end.succeed());
+    }
+    println!("execs that were refused so often: {refused:?}");
+    assert!(is_plain() || refused[3] > 0, "no message was in the way");
+    fixture.finish();
+}
+
 /// A client that waits for an answer by `STYLE`, and says how that ends and after how long.
 const ASKS: &str = "import errno, select, socket, sys, time
 style, to, port = sys.argv[1:4]

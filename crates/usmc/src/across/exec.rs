@@ -16,7 +16,7 @@ use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::table;
 use crate::os::{kernel_only, log, members};
-use crate::record::conn::{self, Conn, F_COPIED, F_DOWN, F_HANDED, F_SHARED};
+use crate::record::conn::{self, Conn, F_CLC, F_COPIED, F_DOWN, F_HANDED, F_SHARED};
 use crate::record::numbers;
 use crate::record::phase::Phase;
 use crate::socket::close;
@@ -135,12 +135,17 @@ pub fn before_exec() -> Result<(), Errno> {
     let mut any = false;
     disarm_listeners();
     numbers::for_each(|fd, index, conn| {
-        if matches!(conn.phase(), Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring)
-            && crosses_exec(fd)
-        {
-            match hand_to_next_program(fd, index) {
+        let lasts =
+            matches!(conn.phase(), Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring);
+        if (lasts || conn.has(F_CLC)) && crosses_exec(fd) {
+            let left = match lasts {
+                true => hand_to_next_program(fd, index),
+                // A message of a handshake that has ended may still stand in the stream.
+                false => fallback::leave(fd, index, Reason::PassedOn),
+            };
+            match left {
                 // What others hold is most likely not meant to be used there.
-                Err(_) if !holders::is_sole_holder(conn) && keep_out(fd) => {
+                Err(_) if is_others_too(conn) && keep_out(fd) => {
                     log::warn(format_args!(
                         "fd {fd}: in the ring, and not taken along to the next program"
                     ));
@@ -183,6 +188,11 @@ pub fn before_exec() -> Result<(), Errno> {
         }
     });
     Ok(())
+}
+
+/// Whether another process holds it.
+fn is_others_too(conn: &Conn) -> bool {
+    conn.has(F_SHARED) && !holders::is_sole_holder(conn)
 }
 
 /// The next program may be without the library. A forked child's most likely does not accept; its parent goes on to.

@@ -13,12 +13,14 @@ use usmc_shm::sync::{AtomicU32, AtomicU64};
 use crate::across::exec;
 use crate::family::{holders, passed_on};
 use crate::host::Receiver;
+use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::table::{self, Entry};
 use crate::os::{errno, log, process, real};
+use crate::record::conn::{self, F_CLC};
+use crate::record::numbers;
 use crate::record::phase::Phase;
-use crate::record::{conn, numbers};
-use crate::stream::fallback::Patience;
+use crate::stream::fallback::{self, Patience};
 
 /// What libc's child does before it becomes the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -402,10 +404,17 @@ fn leave(given: Given, patience: &Patience, withheld: &mut Withheld) -> Result<(
         // The program would not learn of the connection that it becomes.
         holders::note_copied(conn);
     }
-    if !matches!(conn.phase(), Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring) {
-        return Ok(());
-    }
-    match exec::lend(given.fd, given.index, child(), patience) {
+    let left = match conn.phase() {
+        Phase::Early | Phase::Offered | Phase::Attached | Phase::Ring => {
+            exec::lend(given.fd, given.index, child(), patience)
+        }
+        // A message of a handshake that has ended may still stand in the stream.
+        _ if conn.has(F_CLC) => {
+            fallback::leave_within(given.fd, given.index, Reason::PassedOn, patience)
+        }
+        _ => return Ok(()),
+    };
+    match left {
         // What is just left open is most likely not meant to be used there.
         Err(_) if !given.asked_for && withheld.add(given.index) => {
             log::warn(format_args!("fd {}: in the ring, and closed in the new program", given.fd));
