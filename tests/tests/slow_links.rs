@@ -1,4 +1,5 @@
-//! Hosts whose network or programs are slow, as those of emulated machines are: connections leave rings whose readers stand still.
+//! Hosts whose network or programs are slow, as those of emulated machines are: TCP's buffers are never empty while a stream flows, and
+//! connections leave rings whose readers stand still.
 
 use std::collections::HashSet;
 use std::process::Command;
@@ -7,12 +8,18 @@ use usmc_tests::build::{self, tests_dir};
 use usmc_tests::netns::{Netns, Who};
 use usmc_tests::region::Hosts;
 use usmc_tests::ss::{self, Socket};
-use usmc_tests::{Fixture, is_plain};
+use usmc_tests::{Fixture, Process, is_plain};
 
 fn python(fixture: &Fixture, net: &Netns, host: usize, program: &str) -> Command {
     let mut command = net.command(fixture, host, Who::default(), "/usr/bin/python3");
     command.arg(tests_dir().join("programs/python").join(program));
     command
+}
+
+fn spawn(fixture: &Fixture, net: &Netns, host: usize, args: &[&str]) -> Process {
+    let mut command = python(fixture, net, host, "stream.py");
+    command.args(args);
+    fixture.spawn(command)
 }
 
 /// Waits until both ends of a client's connection are in shared memory.
@@ -24,6 +31,33 @@ fn wait_for_memory(fixture: &Fixture, port: u16) {
         let is_end = |s: &&Socket| [s.local_port(), s.peer_port()].contains(&port);
         ss::list().iter().filter(is_end).filter(|s| s.is_smcd()).count() == 2
     });
+}
+
+#[test]
+fn streams_leave_a_slow_link_from_their_first_byte_on() {
+    let fixture = Fixture::new("slow link");
+    let net = Netns::new();
+    for host in [0, 1] {
+        let limit = ["rate", "400mbit", "burst", "64kb", "latency", "50ms"];
+        net.tool(host, &[&["tc", "qdisc", "add", "dev", "v0", "root", "tbf"], &limit[..]].concat());
+    }
+    let styles = ["blocking", "poll"];
+    for style in styles {
+        let number = fixture.port().to_string();
+        let mut sink = spawn(&fixture, &net, 0, &["sink", "-", "0.0.0.0", &number]);
+        assert_eq!(sink.line(), "listening");
+        let to = net.address(0);
+        let mut source = spawn(&fixture, &net, 1, &["source", style, &to, &number]);
+        let port = u16::try_from(source.number_after("port")).expect("a port");
+        wait_for_memory(&fixture, port);
+        source.say("enough");
+        let sent = source.number_after("sent");
+        assert_eq!(sink.number_after("took"), sent);
+        source.succeed();
+        sink.succeed();
+    }
+    println!("{} connections in shared memory", styles.len());
+    fixture.finish();
 }
 
 /// A sender that finds no room sends by TCP from then on. Its bytes come late, when the receiver has read the ring and nothing else.

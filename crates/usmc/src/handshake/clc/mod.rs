@@ -494,25 +494,48 @@ pub fn unread(fd: i32, conn: &Conn) -> Option<usize> {
     Some(inq.min(usize::try_from(before).unwrap_or(inq)))
 }
 
+/// How long the rest of a message may take, where the kernel is short of memory for it.
+const REST_NS: u64 = 1_000_000_000;
+
 /// Sends a message at this place of the stream; nobody sends meanwhile. After a part of one the stream is of no use any
 /// more: the connection is reset. Where nothing could be sent, what will stand in its place is the application's.
 fn send(fd: i32, conn: &Conn, message: &Clc) {
     hurry(fd, conn);
     let mut buffer = [0; MAX_LEN];
     let Ok(bytes) = message.emit(&mut buffer) else { return };
-    let sent = sys::send(fd, bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-    if sent != Ok(bytes.len()) {
-        log::warn(format_args!("fd {fd}: a CLC message could not be sent ({sent:?})"));
-        if sent.is_ok() {
-            sys::disconnect(fd);
+    let start = clock::now_ns();
+    let mut sent = 0;
+    while sent < bytes.len() {
+        match sys::send(fd, &bytes[sent..], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+            Ok(n) => sent += n,
+            Err(libc::EAGAIN) if sent > 0 && clock::now_ns() - start < REST_NS => {
+                sys::poll1(fd, libc::POLLOUT, 10);
+            }
+            Err(errno) => {
+                log::warn(format_args!(
+                    "fd {fd}: a CLC message could not be sent, errno {errno}, after {sent} bytes"
+                ));
+                if sent > 0 {
+                    sys::disconnect(fd);
+                }
+                return;
+            }
         }
     }
 }
 
-/// Whether a message can be sent at once, as a segment of its own.
+/// Whether the kernel takes a message at once. A stream's buffer is never empty, and mostly full but for a little: a message needs
+/// less than poll(2) wants to be free.
 fn has_room(fd: i32) -> bool {
-    sys::poll1(fd, libc::POLLOUT, 0) == libc::POLLOUT
-        && sys::ioctl_int(fd, libc::TIOCOUTQ).is_ok_and(|n| n == 0)
+    // The kernel's count is of its own structures, too.
+    const NEEDED: u32 = 16 << 10;
+    if sys::poll1(fd, libc::POLLOUT, 0) == libc::POLLOUT {
+        return true;
+    }
+    // Where little may be unsent (TCP_NOTSENT_LOWAT), poll(2) knows better.
+    let is_limited = sockopt::int(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 1) != 0;
+    let most = sockopt::meminfo(fd).filter(|_| !is_limited);
+    most.is_some_and(|m| m.queued < m.send_buffer.saturating_sub(NEEDED))
 }
 
 /// Stops the calls of the kernel to send a message, if there is room for one. Nobody receives meanwhile.
