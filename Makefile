@@ -47,9 +47,10 @@ build:
 deps32:
 	@sh .ci/deps32
 
-# The fuzz targets for a minute; unit, property and hostile-peer tests, the preloaded programs, and whole processes.
-test: test-deps build fuzz
-	@sh .ci/test $(CARGO) test --profile checked --locked --workspace --no-fail-fast
+# The fuzz targets for a minute; unit, property and hostile-peer tests, the preloaded programs, whole processes, and two virtual machines
+# where there is QEMU.
+test: test-deps vm-deps build fuzz
+	@USMC_TESTS_VM=1 sh .ci/test $(CARGO) test --profile checked --locked --workspace --no-fail-fast
 
 # For a change under way: unit tests, the layers, and some three hundred cases (one of seven ways in which ends can be), with a library
 # that is built without link-time optimization. Under a minute once all has been built; no root, nothing to install.
@@ -82,7 +83,7 @@ bench-vm: vm-deps build
 	USMC_TESTS_VM=1 USMC_TESTS_VM_SPEED=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm -- --nocapture gain
 
 # Random programs of socket operations, over TCP and under uSMC: what a program can observe is the same. A find is
-# printed as the shortest program that shows it. `make test` runs three thousand.
+# printed as the shortest program that shows it. `make test` runs two thousand.
 torture: build
 	USMC_TORTURE=$(PROGRAMS) USMC_TORTURE_SEED=$(SEED) $(CARGO) test --profile checked --locked -p usmc-tests --test torture \
 		random -- --nocapture
