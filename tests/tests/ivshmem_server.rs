@@ -765,3 +765,48 @@ fn qemu_is_served() {
     drop((first, one, other));
     world.end(server);
 }
+
+/// Programs of two ISM directories name the socket for the host's processes as their region, and have their bytes in the server's memory.
+#[test]
+fn programs_of_the_host_use_the_servers_memory() {
+    if is_plain() {
+        return;
+    }
+    build::program("load");
+    let world = World::new("host programs");
+    let server = world.server(&["--size", "16M"]);
+    let shown = usmc(&["region", "show", text(&world.host), "--json"]);
+    let shown: Value = serde_json::from_str(&shown).expect("JSON");
+    let gid = shown["gid"].as_str().expect("an id").to_owned();
+    let load = |host: &str, args: &[&str]| {
+        let dir = world.fixture.scratch().join(host);
+        std::fs::create_dir(&dir).expect("a new directory");
+        let mut command = world.fixture.command(build::program("load"));
+        command.env("USMC_REGIONS", &world.host).env("USMC_ISM_DIR", dir).args(args);
+        world.fixture.spawn(command)
+    };
+    let mut echo = load("one", &["server"]);
+    let port = echo.line_after("port");
+    let mut client = load("other", &["many", &port, "1"]);
+    client.line_after("connected");
+    for _ in 0..100 {
+        client.say("talk");
+        client.line_after("round");
+    }
+    let ends: Vec<_> = world
+        .fixture
+        .sockets()
+        .into_iter()
+        .filter(|end| [echo.pid(), client.pid()].contains(&end.pid) && end.state != "LISTEN")
+        .collect();
+    assert!(
+        ends.len() == 2 && ends.iter().all(|end| end.is_smcd() && end.device == gid),
+        "{ends:?}"
+    );
+    println!("1 connection in shared memory");
+    let shown = usmc(&["device", "--regions", text(&world.host)]);
+    assert!(shown.contains("server") && shown.contains(&gid[..8]), "{shown}");
+    client.succeed();
+    echo.succeed();
+    world.end(server);
+}

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::{ptr, slice};
@@ -196,10 +197,20 @@ fn files(pid: u32) -> Vec<MemoryMap> {
     maps.into_iter().flat_map(|maps| maps.0).filter(is_one).take(FILES).collect()
 }
 
+/// The name of a server's memory, as /proc has it.
+const SERVED: &[u8] = b"/memfd:usmc-region";
+
 /// Opens what a process has mapped, for reading. A file of that name may be another one by now: a device is opened only if it is the one
 /// that is mapped, as to open it may be to use it.
 fn open_mapped(pid: u32, map: &MemoryMap) -> Option<(PathBuf, File)> {
     let MMapPath::Path(path) = &map.pathname else { return None };
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    if path.as_os_str().as_bytes().starts_with(SERVED) {
+        // It has no name in a file system: by the mapping itself (proc_pid_map_files(5)).
+        let (from, to) = map.address;
+        let file = open(format!("/proc/{pid}/map_files/{from:x}-{to:x}"), flags, Mode::empty());
+        return Some((path.clone(), File::from(file.ok()?)));
+    }
     if !path.is_absolute() {
         return None;
     }
@@ -212,7 +223,6 @@ fn open_mapped(pid: u32, map: &MemoryMap) -> Option<(PathBuf, File)> {
     if !(facts.is_file() || facts.file_type().is_char_device() && is_it) {
         return None;
     }
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = open(format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty()).ok()?;
     Some((path.clone(), File::from(file)))
 }
@@ -352,13 +362,15 @@ fn unmap(source: &Source, base: *mut u8, len: usize) {
     }
 }
 
-/// What provides a region, by its path: `ivshmem`, `dax`, `kvmfr`, or `file`.
+/// What provides a region, by its path: `ivshmem`, `dax`, `kvmfr`, `server`, or `file`.
 pub fn provider_of(path: &Path) -> &'static str {
     let starts = |with: &str| path.to_str().is_some_and(|path| path.starts_with(with));
     match () {
         () if starts("/sys/bus/pci/") || starts("/sys/devices/pci") => "ivshmem",
         () if starts("/dev/dax") => "dax",
         () if starts("/dev/kvmfr") => "kvmfr",
+        () if path.as_os_str().as_bytes().starts_with(SERVED) => "server",
+        () if path.metadata().is_ok_and(|facts| facts.file_type().is_socket()) => "server",
         () => "file",
     }
 }
@@ -483,6 +495,7 @@ mod tests {
             ("/sys/devices/pci0000:00/0000:00:03.0/resource2", "ivshmem"),
             ("/dev/dax0.0", "dax"),
             ("/dev/kvmfr0", "kvmfr"),
+            ("/memfd:usmc-region (deleted)", "server"),
             ("/dev/shm/usmc0", "file"),
         ] {
             assert_eq!(provider_of(Path::new(path)), provider, "{path}");

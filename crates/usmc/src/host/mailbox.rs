@@ -10,26 +10,14 @@ use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::{directory, ism::Ism};
 use crate::host::{Delivery, DmbRef, Mail, PeerProcess};
-use crate::os::path::Path;
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
+use crate::os::unix::{self, Received};
 use crate::os::{foreign_fd, owner};
 
 /// Room for the control messages of one fd and of the sender's credentials.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
-
-/// The same for what anybody may send: as many as one message can have (SCM_MAX_FD, 253). The kernel itself would close
-/// those that find no room, and wait where one of them lingers.
-#[repr(C, align(8))]
-struct Received([u8; 1088]);
-
-// SAFETY: it only computes.
-const _: () = assert!(
-    size_of::<Received>()
-        >= unsafe { libc::CMSG_SPACE(253 * 4) + libc::CMSG_SPACE(size_of::<libc::ucred>() as u32) }
-            as usize
-);
 
 /// What goes with a segment: nothing but this byte, where the offer table says the rest.
 const PLAIN: [u8; 1] = [1];
@@ -46,21 +34,7 @@ const AT_ONCE: usize = 4;
 const KIND: i32 = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 
 fn address(index: u32) -> Option<libc::sockaddr_un> {
-    at(&directory::mailbox(index))
-}
-
-fn at(path: &Path) -> Option<libc::sockaddr_un> {
-    // SAFETY: all-zero is a valid sockaddr_un.
-    let mut addr: libc::sockaddr_un = unsafe { mem::zeroed() };
-    addr.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let bytes = path.c().to_bytes();
-    if bytes.is_empty() || bytes.len() >= addr.sun_path.len() {
-        return None;
-    }
-    for (place, byte) in addr.sun_path.iter_mut().zip(bytes) {
-        *place = *byte as libc::c_char;
-    }
-    Some(addr)
+    unix::address(directory::mailbox(index).c())
 }
 
 /// Opens this process' mailbox if it has none.
@@ -173,7 +147,7 @@ fn send(
 }
 
 fn send_to(mailbox: i32, bytes: &[u8], fd: i32) -> Result<(), Errno> {
-    let mut addr = at(&directory::link_to(mailbox)).ok_or(libc::ENAMETOOLONG)?;
+    let mut addr = unix::address(directory::link_to(mailbox).c()).ok_or(libc::ENAMETOOLONG)?;
     let socket = sys::socket(libc::AF_UNIX, KIND, 0)?;
     let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = Control([0; 64]);
@@ -215,24 +189,13 @@ impl Ism {
                 return None;
             }
             let mut bytes = [0u8; DELIVERY + 1];
-            let mut iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-            let mut control = Received([0; 1088]);
-            // SAFETY: all-zero is a valid msghdr.
-            let mut msg: libc::msghdr = unsafe { mem::zeroed() };
-            msg.msg_iov = &raw mut iov;
-            msg.msg_iovlen = 1;
-            msg.msg_control = control.0.as_mut_ptr().cast();
-            msg.msg_controllen = control.0.len();
-            let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-            // SAFETY: msg points to live buffers of the stated sizes.
-            let Ok(len) = (unsafe { sys::recvmsg(mailbox, &mut msg, flags) }) else {
+            let Ok(Received { len, fd, uid }) = unix::receive(mailbox, &mut bytes) else {
                 // Empty although counted: a hostile counter, or somebody else of us took it.
                 self.mail_seen.store(mail, Relaxed);
                 return None;
             };
-            let (fd, uid) = take_control(&msg);
             let Some(fd) = fd else { continue };
-            match read(&bytes[..len.min(bytes.len())], fd, uid) {
+            match read(&bytes[..len], fd, uid) {
                 Some(mail) => return Some(mail),
                 None => foreign_fd::discard(fd),
             }
@@ -262,33 +225,4 @@ fn read(bytes: &[u8], fd: i32, uid: Option<u32>) -> Option<Mail> {
     let dmb = DmbRef { segment, slot: (place >> 32) as u32, usage: place as u32 };
     let is_own_user = uid.is_some_and(owner::is_own);
     Some(Mail::Delivery(Delivery { fd, dmb, to, from, is_own_user }))
-}
-
-/// The first fd of the received control messages, and the sender's user; discards any further fds.
-fn take_control(msg: &libc::msghdr) -> (Option<i32>, Option<u32>) {
-    let (mut first, mut uid) = (None, None);
-    // SAFETY: the kernel wrote the control messages and their lengths into our buffer.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(msg);
-        while !header.is_null() {
-            let kind = ((*header).cmsg_level, (*header).cmsg_type);
-            if kind == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) {
-                let sender = ptr::read_unaligned(libc::CMSG_DATA(header).cast::<libc::ucred>());
-                uid = Some(sender.uid);
-            }
-            if kind == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-                let count = ((*header).cmsg_len - libc::CMSG_LEN(0) as usize) / 4;
-                for i in 0..count {
-                    let fd = ptr::read_unaligned(libc::CMSG_DATA(header).cast::<i32>().add(i));
-                    if first.is_none() {
-                        first = Some(fd);
-                    } else {
-                        foreign_fd::discard(fd);
-                    }
-                }
-            }
-            header = libc::CMSG_NXTHDR(msg, header);
-        }
-    }
-    (first, uid)
 }

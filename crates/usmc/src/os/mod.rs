@@ -31,5 +31,6 @@ pub mod spin;
 pub mod sys;
 pub mod table;
 pub mod time;
+pub mod unix;
 pub mod unwind;
 pub mod yields;

@@ -3,6 +3,7 @@
 //! | path | length |
 //! |---|---|
 //! | a file, a memfd | fstat(2) |
+//! | the socket of `usmc ivshmem-server` for the host's processes, which gives its memfd to each that connects | fstat(2) |
 //! | `/sys/bus/pci/devices/*/resource2`: memory of QEMU's ivshmem device (its docs/specs/ivshmem-spec.rst) | fstat(2) |
 //! | `/dev/dax*`: persistent memory of the machine, as it is (Linux' Documentation/ABI/testing/sysfs-bus-dax) | sysfs |
 //! | `/dev/kvmfr*`: ivshmem by Looking Glass' driver (its kvmfr.h) | an ioctl |
@@ -17,6 +18,7 @@ use crate::os::clock;
 use crate::os::path::{self, Path};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
+use crate::os::unix;
 
 /// All PCI devices in one file, a line each: bus and function, vendor and device, … in hexadecimal (Linux' drivers/pci/proc.c).
 const ALL: &CStr = c"/proc/bus/pci/devices";
@@ -100,9 +102,30 @@ pub fn open(path: &str) -> Result<(c_int, usize), Reason> {
         return Err(Reason::Uncached);
     }
     let name = Path::of(format_args!("{path}"));
-    let fd = sys::open(name.c(), libc::O_RDWR | libc::O_NOCTTY | libc::O_NONBLOCK, 0);
-    let fd = fd.map_err(|_| Reason::RegionClosed)?;
+    let fd = match sys::open(name.c(), libc::O_RDWR | libc::O_NOCTTY | libc::O_NONBLOCK, 0) {
+        // A socket (open(2)).
+        Err(libc::ENXIO) => ask_server(&name),
+        opened => opened.ok(),
+    };
+    let fd = fd.ok_or(Reason::RegionClosed)?;
     length(fd).map(|len| (fd, len)).inspect_err(|_| sys::close(fd))
+}
+
+/// How long a server is waited for that has accepted, in milliseconds: it does nothing else than to answer.
+const ANSWER_MS: i32 = 1000;
+
+/// The memory that a server gives to the host's processes.
+fn ask_server(path: &Path) -> Option<c_int> {
+    let address = unix::address(path.c())?;
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    let socket = sys::socket(libc::AF_UNIX, kind, 0).ok()?;
+    // SAFETY: an address of that length.
+    let connected =
+        unsafe { sys::connect(socket, (&raw const address).cast(), size_of_val(&address) as u32) };
+    let has_answer = connected.is_ok() && sys::poll1(socket, libc::POLLIN, ANSWER_MS) != 0;
+    let answer = if has_answer { unix::receive(socket, &mut [0; 8]).ok() } else { None };
+    sys::close(socket);
+    answer?.fd
 }
 
 /// Which machine of its ivshmem server's this is: the id that the server has given it, and 1 more; 0 where there is no server, or it
@@ -308,6 +331,27 @@ mod tests {
         let mapped = map(fd, len);
         sys::close(fd);
         mapped.map(drop).err().unwrap_or(Reason::None)
+    }
+
+    #[test]
+    fn a_socket_that_gives_no_memory_is_not_waited_for() {
+        use std::io::Write;
+        use std::os::unix::net::UnixListener;
+        let path = std::env::temp_dir().join(format!("usmc-server-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let name = path.to_str().unwrap();
+        // Nobody accepts.
+        assert_eq!(reason(name), Reason::RegionClosed);
+        drop(listener.accept());
+        let asks = std::thread::spawn({
+            let name = name.to_owned();
+            move || reason(&name)
+        });
+        listener.accept().unwrap().0.write_all(&[1]).unwrap();
+        assert_eq!(asks.join().unwrap(), Reason::RegionClosed, "a byte without a descriptor");
+        drop(listener);
+        assert_eq!(reason(name), Reason::RegionClosed, "nobody listens");
+        fs::remove_file(&path).unwrap();
     }
 
     #[test]
