@@ -594,12 +594,13 @@ fn sweep(table: &mut Table<'_>) {
     }
 }
 
-/// The process ends in an orderly way: tell acceptors that nothing comes any more.
+/// The process ends in an orderly way: tell acceptors that nothing comes any more, and give back what nobody uses where memory is short.
 pub fn leave() {
     if TABLE.load(Acquire).is_null() {
         return;
     }
-    let Some(table) = table() else { return };
+    let Some(mut table) = table() else { return };
+    (0..super::COUNT as Index).for_each(|index| give_up_idle(&mut table, index));
     let is_own = |m: &&mut Mapped| m.role == Role::Own && m.device().is_open();
     for m in table.entries.iter_mut().filter(is_own) {
         if let Ok(map) = m.segment() {
