@@ -9,7 +9,7 @@ use usmc_shm::handshake::Use;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::machines::Machine;
-use super::{board, declined, give_up, id_of, leave_answered, machines, say, stop_calls};
+use super::{board, declined, give_up, id_of, is_spent, leave_answered, machines, say, stop_calls};
 use crate::device::segment::OwnSlot;
 use crate::device::{self, HandOver, identity, segment};
 use crate::handshake::transition;
@@ -83,7 +83,7 @@ pub fn await_holder(fd: i32, conn: &Conn) {
         return propose(fd, conn);
     }
     let is_open = questions(conn).any(|id| stage(&id) == Stage::Open);
-    if !is_open || transition::is_spent(fd, conn) {
+    if !is_open || is_spent(fd, conn) {
         stop_asking(conn, None);
         give_up(conn, Reason::NotHeld);
     }
