@@ -21,12 +21,15 @@ DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
 .PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install test-deps fuzz-deps lint-deps \
-	demo-deps vm-deps test-vm bench-vm python-suite suites roots zoo clean
+	demo-deps vm-deps test-vm test-vm-long bench-vm python-suite suites roots zoo clean
 
 # For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
 PROGRAMS ?= 50000
 EVENTS ?= 10000
 SEED ?= $(shell date +%s)
+
+# For `make test-vm-long`.
+ROUNDS_LONG ?= 100
 
 # For `make demo`: what is measured, and how often.
 CASES ?= sockperf/pp-14B/two-cores sockperf/pp-14B/one-core sockperf/tp-64000B redis/c200-d1024 redis/c1 \
@@ -77,6 +80,12 @@ test-tsan:
 # system. Two minutes or so; says so and succeeds where there is no QEMU.
 test-vm: vm-deps build
 	USMC_TESTS_VM=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm -- --nocapture
+
+# Three virtual machines and this host, of which any is killed, stands still, loses its power, its device or its server while programs
+# stream. ROUNDS_LONG: how often; half an hour or so.
+test-vm-long: vm-deps build
+	USMC_TESTS_VM=1 USMC_TESTS_VM_LONG=1 USMC_TESTS_VM_ROUNDS=$(ROUNDS_LONG) \
+		$(CARGO) test --profile checked --locked -p usmc-tests --test vm_long -- --nocapture
 
 # What two virtual machines gain, beside TCP in the same ones. They are emulated: read what it prints first.
 bench-vm: vm-deps build

@@ -7,7 +7,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::json;
+
 use crate::fixture::{Fixture, tool};
+use crate::lan::Lan;
+use crate::qmp::Monitor;
 use crate::ss::{self, Socket};
 use crate::{Process, build, flag};
 
@@ -42,6 +46,8 @@ pub struct Guest {
     number: usize,
     console: PathBuf,
     is_killed: bool,
+    /// How often its device was put back.
+    plugs: usize,
 }
 
 impl Guests {
@@ -53,22 +59,13 @@ impl Guests {
     pub fn boot(fixture: &Fixture, region: &Path, persistent: &Path, server: &Path) -> Guests {
         let cable = fixture.scratch().join("cable.pcap");
         let socket = fixture.scratch().join("cable");
-        let memory = |name: &str, path: &Path| {
-            let size = path.metadata().expect("memory").len();
-            format!(
-                "memory-backend-file,id={name},share=on,mem-path={},size={size}",
-                path.display()
-            )
-        };
         let start = |number: usize| {
             let console = fixture.scratch().join(format!("console{number}"));
             let mut command = fixture.plain(QEMU);
             basics(&mut command, number, &console);
             option(&mut command, "-object", &[&memory("region", region)]);
             option(&mut command, "-device", &["ivshmem-plain,memdev=region"]);
-            let path = format!("path={}", server.display());
-            option(&mut command, "-chardev", &["socket,id=server", &path]);
-            option(&mut command, "-device", &["ivshmem-doorbell,chardev=server"]);
+            served(&mut command, server);
             option(&mut command, "-object", &[&memory("persistent", persistent)]);
             option(&mut command, "-device", &["nvdimm,memdev=persistent"]);
             // A UNIX socket: over TCP each packet would wait for Nagle's algorithm.
@@ -81,13 +78,12 @@ impl Guests {
                     &format!("addr.type=unix,addr.path={}", socket.display()),
                 ],
             );
-            let mac = format!("mac=52:54:00:00:00:{number:02}");
-            option(&mut command, "-device", &["virtio-net-pci,netdev=cable", &mac]);
+            option(&mut command, "-device", &["virtio-net-pci,netdev=cable", &mac(number)]);
             if number == 1 {
                 let file = format!("file={}", cable.display());
                 option(&mut command, "-object", &["filter-dump,id=dump,netdev=cable", &file]);
             }
-            Guest { process: fixture.spawn(command), number, console, is_killed: false }
+            Guest { process: fixture.spawn(command), number, console, is_killed: false, plugs: 0 }
         };
         let first = start(1);
         fixture.wait_until("the cable", || socket.exists());
@@ -111,25 +107,116 @@ impl Guests {
     /// # Panics
     /// When one of them does not end by itself.
     pub fn shut_down(&mut self) {
-        let mut living: Vec<_> = self.guests.iter_mut().filter(|guest| !guest.is_killed).collect();
-        for guest in &mut living {
-            guest.process.say("-- bye");
-        }
-        for guest in living {
-            let status = guest.process.wait();
-            assert!(status.success(), "guest {}: {status}", guest.number);
-        }
+        shut_down(&mut self.guests);
     }
 }
 
+/// Ends all of them that live.
+///
+/// # Panics
+/// When one of them does not end by itself.
+pub fn shut_down(guests: &mut [Guest]) {
+    let mut living: Vec<_> = guests.iter_mut().filter(|guest| !guest.is_killed).collect();
+    for guest in &mut living {
+        guest.process.say("-- bye");
+    }
+    for guest in living {
+        let status = guest.process.wait();
+        assert!(status.success(), "guest {}: {status}", guest.number);
+    }
+}
+
+/// The device that a machine on a network can lose.
+const PLUGGED: &str = "plugged";
+
 impl Guest {
+    /// Starts one on a network, with one file as an ivshmem device that can be unplugged, whose size is a power of two, and one more
+    /// of the server at that socket. It boots meanwhile ([`Guest::wait_until_ready`]).
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn start(
+        fixture: &Fixture,
+        lan: &Lan,
+        number: usize,
+        tap: &str,
+        region: &Path,
+        server: &Path,
+    ) -> Guest {
+        let console = fixture.scratch().join(format!("console{number}"));
+        let monitor = monitor_of(fixture, number);
+        let _ = std::fs::remove_file(&monitor);
+        let mut command = lan.plain(fixture);
+        command.arg(QEMU);
+        basics(&mut command, number, &console);
+        option(&mut command, "-object", &[&memory("region", region)]);
+        option(&mut command, "-device", &["pcie-root-port,id=slot1,chassis=1,slot=1"]);
+        option(
+            &mut command,
+            "-device",
+            &[&format!("ivshmem-plain,id={PLUGGED}"), "memdev=region,bus=slot1"],
+        );
+        served(&mut command, server);
+        let tap = format!("ifname={tap}");
+        option(&mut command, "-netdev", &["tap,id=lan", &tap, "script=no,downscript=no"]);
+        option(&mut command, "-device", &["virtio-net-pci,netdev=lan", &mac(number)]);
+        option(
+            &mut command,
+            "-qmp",
+            &[&format!("unix:{}", monitor.display()), "server=on,wait=off"],
+        );
+        Guest { process: fixture.spawn(command), number, console, is_killed: false, plugs: 0 }
+    }
+
+    /// Takes the region's device out of one that was started on a network.
+    ///
+    /// # Panics
+    /// When it stays.
+    pub fn unplug(&self, fixture: &Fixture) {
+        Monitor::connect(&monitor_of(fixture, self.number)).unplug(PLUGGED);
+    }
+
+    /// Puts a device of this file in its place. It has a memory backend of its own: QEMU 7.2 ends where it gets the one of a device that
+    /// has gone.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn plug(&mut self, fixture: &Fixture, region: &Path) {
+        self.plugs += 1;
+        let (id, size) =
+            (format!("region{}", self.plugs), region.metadata().expect("memory").len());
+        let mut monitor = Monitor::connect(&monitor_of(fixture, self.number));
+        monitor.ask(
+            "object-add",
+            json!({ "qom-type": "memory-backend-file", "id": id, "share": true, "mem-path": region, "size": size }),
+        );
+        monitor.ask(
+            "device_add",
+            json!({ "driver": "ivshmem-plain", "id": PLUGGED, "memdev": id, "bus": "slot1" }),
+        );
+    }
+
+    /// Stands still, all of it, until [`Guest::go_on`].
+    pub fn pause(&self) {
+        self.process.signal(libc::SIGSTOP);
+    }
+
+    /// After [`Guest::pause`].
+    pub fn go_on(&self) {
+        self.process.signal(libc::SIGCONT);
+    }
+
     /// The machine is gone from one instant to the next.
     pub fn kill(&mut self) {
         self.process.kill();
         self.is_killed = true;
     }
 
-    fn wait_until_ready(&mut self) {
+    /// Waits until it has booted.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn wait_until_ready(&mut self) {
         while let Some(line) = self.process.try_line() {
             if line.starts_with("-- ready") {
                 return;
@@ -185,9 +272,29 @@ impl Guest {
     }
 }
 
+fn monitor_of(fixture: &Fixture, number: usize) -> PathBuf {
+    fixture.scratch().join(format!("monitor{number}"))
+}
+
 /// What is booted.
 fn image() -> PathBuf {
     build::vm_image().expect("is_wanted() was asked")
+}
+
+/// A file as memory of the machine.
+fn memory(name: &str, path: &Path) -> String {
+    let size = path.metadata().expect("memory").len();
+    format!("memory-backend-file,id={name},share=on,mem-path={},size={size}", path.display())
+}
+
+/// The ivshmem device of a server.
+fn served(command: &mut Command, server: &Path) {
+    option(command, "-chardev", &["socket,id=server", &format!("path={}", server.display())]);
+    option(command, "-device", &["ivshmem-doorbell,chardev=server"]);
+}
+
+fn mac(number: usize) -> String {
+    format!("mac=52:54:00:00:00:{number:02}")
 }
 
 /// A machine without network and devices, whose agent has standard input and output.

@@ -16,6 +16,10 @@ void serve_events(const char *address, uint16_t port);
 void talk_blocking(struct talk *all, int count);
 // `stalls`: now and then it sends all that finds room before it reads, and stands still for some 20 ms.
 void talk_events(struct talk *all, int count, bool stalls);
+// An echo server whose clients may be gone at any moment.
+void serve_churn(const char *address, uint16_t port);
+// Streams to these until SIGTERM; the counts are in the file.
+void churn(const char *path, char **servers, int count);
 void sink(const char *address, uint16_t port);
 void source(const char *address, uint16_t port, uint64_t n);
 

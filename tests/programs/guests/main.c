@@ -7,6 +7,9 @@
 //                                               stands still now and then, having sent all that finds room
 //   guests sink ADDRESS PORT                    reads one stream to its end, prints `bytes N`, and says so to its sender
 //   guests source ADDRESS PORT BYTES            its sender; prints `done` then, and keeps the connection until SIGTERM
+//   guests serve ADDRESS PORT churn             an echo server whose clients may be gone at any moment
+//   guests churn FILE SERVER...                 one stream after the other to one of these (ADDRESS:PORT), until SIGTERM; FILE has the
+//                                               counts of the whole, of those that ended early, and of steps
 #include "guests.h"
 
 #include <sys/resource.h>
@@ -20,10 +23,16 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (argc < 4)
         return 2;
+    if (!strcmp(argv[1], "churn")) {
+        churn(argv[2], argv + 3, argc - 3);
+        return 0;
+    }
     const char *role = argv[1], *address = argv[2], *how = argc > 4 ? argv[4] : "";
     uint16_t port = atoi(argv[3]);
     bool stalls = !strcmp(how, "stalls"), is_events = stalls || !strcmp(how, "epoll");
-    if (!strcmp(role, "serve")) {
+    if (!strcmp(role, "serve") && !strcmp(how, "churn")) {
+        serve_churn(address, port);
+    } else if (!strcmp(role, "serve")) {
         (is_events ? serve_events : serve_blocking)(address, port);
     } else if (!strcmp(role, "talk") && argc == 7) {
         int count = atoi(argv[5]);
