@@ -1,38 +1,48 @@
 //! `usmc bench`: TCP, UNIX sockets and uSMC, measured in turn.
 //!
 //! [`built_in`] and [`programs`] say what can be measured, [`measure`] measures it, [`record`] is what came out, and
-//! [`table`] and [`plot`] show it. Built-in workloads have client and server of their own: [`part`].
+//! [`table`] and [`plot`] show it. The two ends of a run can be in two machines: [`far`] and [`serving`] say [`control`]'s lines to each
+//! other. Built-in workloads have client and server of their own: [`part`].
 
 pub mod beside;
 pub mod built_in;
 pub mod case;
+pub mod control;
 pub mod cores;
 pub mod cpus;
 pub mod ending;
+pub mod far;
 pub mod host;
+pub mod local;
 pub mod machine;
 pub mod mode;
 pub mod pair;
 pub mod part;
 pub mod plot;
+pub mod process;
 pub mod programs;
 pub mod proof;
 pub mod record;
+pub mod serving;
 pub mod statistics;
 pub mod sweep;
 pub mod sweep_plot;
 pub mod table;
 pub mod targets;
+pub mod verdict;
+pub mod watch;
+pub mod wire;
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 
 use anyhow::Result;
 
 use beside::Beside;
-use case::{Case, Outcome, Tier};
+use case::{Case, End, Outcome, Tier};
 use ending::{Ending, Interrupted};
-use host::World;
-use mode::Mode;
+use host::{Ends, World};
+use mode::{Mode, NO_UNIX};
 use record::{CaseRecord, Missed, Rounds};
 use sweep::{Place, Setting};
 
@@ -40,6 +50,16 @@ use sweep::{Place, Setting};
 pub fn catalogue(cpus: &[usize]) -> Vec<Case> {
     let mut cases = built_in::cases(cpus);
     cases.extend(programs::cases(cpus));
+    cases
+}
+
+/// What can be measured between two machines. All of them start their servers apart from their clients.
+pub fn between() -> Vec<Case> {
+    let mut cases = built_in::between();
+    cases.extend(programs::between());
+    for case in &mut cases {
+        case.modes = NO_UNIX;
+    }
     cases
 }
 
@@ -55,9 +75,9 @@ pub fn is_wanted(case: &Case, patterns: &[String], tier: Tier) -> bool {
     })
 }
 
-/// Why a case cannot run here, and what to do.
-pub fn obstacle(case: &Case) -> Option<String> {
-    if let Some(missing) = programs::missing(case.needs) {
+/// Why these ends of a case cannot run here, and what to do.
+pub fn obstacle(case: &Case, ends: &[End]) -> Option<String> {
+    if let Some(missing) = programs::missing(case.needs, ends) {
         let (program, package) = (missing.program, missing.package);
         return Some(format!("{program} is not installed: apt-get install {package}"));
     }
@@ -101,6 +121,8 @@ pub struct How<'a> {
     pub settings: &'a [Setting],
     /// Where.
     pub place: Place,
+    /// Which ends are here.
+    pub ends: &'a Ends,
     /// How many rounds.
     pub rounds: usize,
     /// The length of a run.
@@ -170,9 +192,21 @@ fn once(
 ) -> Result<Outcome> {
     ending.check()?;
     let _beside = Beside::start(how.place.beside)?;
-    let mut world = World::new(mode, ending)?;
+    let mut world = World::new(mode, how.ends, ending)?;
     world.setting = setting.cloned();
-    (case.run)(&mut world, how.seconds)
+    let outcome = world.begin(case, how.seconds).and_then(|()| (case.run)(&mut world, how.seconds));
+    // The client ends first, and a server that cannot be ended is a failure, too.
+    drop(world);
+    let stopped = match how.ends {
+        Ends::Client(far) => far.stop(),
+        _ => Ok(()),
+    };
+    outcome.and_then(|outcome| stopped.map(|()| outcome))
+}
+
+/// Says a line to whoever watches. That nobody does must not end the run.
+pub fn tell(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 #[cfg(test)]
@@ -213,6 +247,25 @@ mod tests {
         ] {
             assert!(!chosen(&[workload], Tier::Quick).is_empty(), "{workload}");
         }
+    }
+
+    #[test]
+    fn both_ends_of_what_is_between_machines_are_apart() {
+        let cases = between();
+        assert!(
+            cases.iter().all(|case| case.server.is_some() && !case.modes.contains(&Mode::Unix))
+        );
+        let names: Vec<String> = cases.iter().map(Case::name).collect();
+        let expected = [
+            "pingpong/14B/blocking",
+            "pingpong/14B/busy",
+            "stream/64KB/blocking",
+            "sockperf/pp-14B",
+            "sockperf/tp-64000B",
+            "redis/c50",
+            "redis/c1",
+        ];
+        assert_eq!(names, expected);
     }
 
     #[test]

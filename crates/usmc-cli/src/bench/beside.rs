@@ -18,7 +18,7 @@ impl Beside {
     /// When this program cannot be started again.
     pub fn start(count: usize) -> Result<Beside> {
         let spec = Spec {
-            at: Address::Tcp(0),
+            at: Address::LOCAL,
             request: 0,
             answer: 0,
             chunk: 0,

@@ -19,8 +19,13 @@ pub fn cases(cpus: &[usize]) -> Vec<Case> {
     cases
 }
 
+/// Those between two machines.
+pub fn between() -> Vec<Case> {
+    exchange::between()
+}
+
 /// Both parts of an exchange; their roles and the address follow.
 fn spec(request: usize, answer: usize, chunk: usize, wait: Wait, cpus: Vec<usize>) -> Spec {
     let role = Role::ServeEvents;
-    Spec { at: Address::Tcp(0), request, answer, chunk, wait, cpus, role }
+    Spec { at: Address::LOCAL, request, answer, chunk, wait, cpus, role }
 }

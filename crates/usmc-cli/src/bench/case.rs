@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::host::World;
 use super::mode::Mode;
-use super::proof::Proof;
+use super::proof::{Proof, Wanted};
 
 /// Which of two figures is better.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -49,6 +49,15 @@ pub enum Tier {
     All,
 }
 
+/// Which end of a case.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// The one that connects.
+    Client,
+    /// The one that listens.
+    Server,
+}
+
 /// A program that has to be installed.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
@@ -56,11 +65,20 @@ pub struct Needs {
     pub program: &'static str,
     /// Debian's package that has it.
     pub package: &'static str,
+    /// The end that needs it; nothing: both.
+    pub end: Option<End>,
 }
 
 /// A program and its package.
 pub const fn needs(program: &'static str, package: &'static str) -> Needs {
-    Needs { program, package }
+    Needs { program, package, end: None }
+}
+
+impl Needs {
+    /// It is needed at this end only.
+    pub const fn at(self, end: End) -> Needs {
+        Needs { end: Some(end), ..self }
+    }
 }
 
 /// CPU time of one operation, on both sides, in nanoseconds.
@@ -72,6 +90,23 @@ pub struct Cpu {
     pub server_ns: f64,
 }
 
+/// Frames on the wire between two machines.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Frames {
+    /// Of the run, in both directions.
+    pub all: f64,
+    /// Of one operation.
+    pub each: f64,
+}
+
+impl Frames {
+    /// So many, of so many operations.
+    pub fn new(count: u64, operations: f64) -> Option<Frames> {
+        let all = count as f64;
+        (operations > 0.0).then(|| Frames { all, each: all / operations })
+    }
+}
+
 /// What one run gave.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -79,11 +114,15 @@ pub struct Outcome {
     pub values: Vec<f64>,
     /// Where there is an operation to count by.
     pub cpu: Option<Cpu>,
+    /// Where there is a wire.
+    pub frames: Option<Frames>,
     /// What carried the bytes.
     pub proof: Proof,
 }
 
-/// Runs a case once, for about so many seconds.
+/// Starts the server of a case, which listens then, and says what its connections have to show.
+pub type Serve = Box<dyn Fn(&mut World) -> Result<Wanted>>;
+/// Runs a case once, for about so many seconds. Its server is there, if it has a [`Case::server`].
 pub type Run = Box<dyn Fn(&mut World, f64) -> Result<Outcome>>;
 
 /// What is measured in one go.
@@ -104,6 +143,8 @@ pub struct Case {
     pub needs: &'static [Needs],
     /// Why it cannot run on this machine.
     pub obstacle: Option<String>,
+    /// Starts its server, if the two ends can be in two machines.
+    pub server: Option<Serve>,
     /// Runs it.
     pub run: Run,
 }

@@ -1,70 +1,73 @@
 //! What one run needs of the machine: directories, a port, processes, a look at its connections. It leaves nothing.
 
-use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File};
-use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, File};
+use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::{Command, Stdio};
+use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use procfs::net::{self, TcpState};
-use procfs::process;
-use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid,
-};
+use rustix::process::{Pid, Signal, kill_process};
 
+use super::case::Case;
+use super::control::{Start as FarStart, Tuning};
 use super::ending::Ending;
+use super::far::Far;
+use super::local::{directory, free_port, ids, listens};
 use super::mode::Mode;
-use super::proof::{Look, Proof, Wanted, judge};
+use super::pair::Part;
+use super::process::{Program, TICK, families, pinned, reap};
+use super::proof::{Look, Proof, Seen, Wanted, judge};
 use super::sweep::Setting;
+use super::watch::Watch;
 use super::{cpus, programs};
 use crate::library;
 
 /// A server listens after this time, or something is wrong.
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// A load is done this long after its planned end, or something is wrong.
-const LOAD_LIMIT: Duration = Duration::from_secs(120);
-/// A program that was asked to end is killed after this time.
-const STOP_LIMIT: Duration = Duration::from_secs(5);
-/// Between two looks at a child.
-const TICK: Duration = Duration::from_millis(10);
-/// Between two looks at connections that are not in shared memory yet, and before the last one.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-const LAST_LOOK: Duration = Duration::from_millis(400);
+pub const LOAD_LIMIT: Duration = Duration::from_secs(120);
 
 /// The user that a server runs as which refuses root.
 pub type User = &'static str;
 
+/// Which ends of a run this machine has.
+#[derive(Clone)]
+pub enum Ends {
+    /// Both.
+    Both,
+    /// The client's. The server's is there.
+    Client(Rc<Far>),
+    /// The server's, which listens at this address.
+    Server(Ipv4Addr),
+}
+
 /// The place of one run.
 pub struct World {
+    /// Which of its ends are here.
+    pub ends: Ends,
     /// What carries its bytes.
     pub mode: Mode,
     /// A directory for its files.
     pub scratch: PathBuf,
-    /// A port of 127.0.0.1 that nobody else uses.
+    /// The server's address.
+    pub address: Ipv4Addr,
+    /// A port of it that nobody else uses; where the server listens, once it does.
     pub port: u16,
     /// Whether to end.
     pub ending: Ending,
     /// What the library is told in this run.
     pub setting: Option<Setting>,
-    ism: PathBuf,
+    /// Servers of our own that have been started.
+    pub parts: Vec<Part>,
+    ism: Option<PathBuf>,
     children: Vec<Program>,
-}
-
-/// A program, printing to a file.
-pub struct Program {
-    child: Child,
-    name: String,
-    output: PathBuf,
-    stop: Signal,
 }
 
 /// How to start it.
@@ -88,6 +91,8 @@ pub struct Load {
     pub server_cpu: f64,
     /// What its connections were.
     pub proof: Proof,
+    /// Frames on the wire meanwhile, where there is one.
+    pub frames: Option<u64>,
 }
 
 impl World {
@@ -95,17 +100,96 @@ impl World {
     ///
     /// # Errors
     /// When there is no place for its directories, or no port.
-    pub fn new(mode: Mode, ending: &Ending) -> Result<World> {
+    pub fn new(mode: Mode, ends: &Ends, ending: &Ending) -> Result<World> {
         let shared = Path::new("/dev/shm");
         let temporary = env::temp_dir();
-        let place = if shared.is_dir() { shared } else { &temporary };
-        let ism = directory(place)?;
-        let scratch = directory(&temporary).inspect_err(|_| drop(fs::remove_dir(&ism)))?;
-        let ending = ending.clone();
-        let children = Vec::new();
-        let mut world = World { mode, scratch, port: 0, ending, setting: None, ism, children };
-        world.port = free_port()?;
+        let address = match ends {
+            Ends::Both => Ipv4Addr::LOCALHOST,
+            Ends::Client(far) => far.address,
+            Ends::Server(address) => *address,
+        };
+        let mut world = World {
+            ends: ends.clone(),
+            mode,
+            scratch: directory(&temporary)?,
+            address,
+            port: 0,
+            ending: ending.clone(),
+            setting: None,
+            parts: Vec::new(),
+            ism: None,
+            children: Vec::new(),
+        };
+        // Between machines the user's own directory serves: each new one would take a place in the region for ever.
+        if matches!(ends, Ends::Both) {
+            world.ism = Some(directory(if shared.is_dir() { shared } else { &temporary })?);
+        }
+        if world.far().is_none() {
+            world.port = free_port(address)?;
+        }
         Ok(world)
+    }
+
+    /// The machine with the server, if it is not this one.
+    pub fn far(&self) -> Option<&Far> {
+        match &self.ends {
+            Ends::Client(far) => Some(far),
+            _ => None,
+        }
+    }
+
+    /// Starts the case's server, wherever it is to be, if the case does not do so itself.
+    ///
+    /// # Errors
+    /// When it does not listen.
+    pub fn begin(&mut self, case: &Case, seconds: f64) -> Result<()> {
+        if let Some(far) = self.far() {
+            let setting = self.setting.as_ref().map(Tuning::new).transpose()?;
+            let (case, mode) = (case.name(), self.mode);
+            self.port = far.start(FarStart { case, mode, setting, seconds })?;
+        } else if let Some(server) = &case.server {
+            server(self).map(drop)?;
+        }
+        Ok(())
+    }
+
+    /// The servers here.
+    pub fn servers(&self) -> Vec<u32> {
+        let programs = self.children.iter().map(|program| program.child.id());
+        programs.chain(self.parts.iter().map(Part::pid)).collect()
+    }
+
+    /// CPU seconds that these servers have had; or the other machine's.
+    ///
+    /// # Errors
+    /// When that does not say.
+    pub fn server_cpu(&self, servers: &[u32]) -> Result<f64> {
+        if let Some(far) = self.far() {
+            return Ok(far.sight()?.cpu);
+        }
+        let parts: Vec<u32> = self.parts.iter().map(Part::pid).collect();
+        let programs: Vec<u32> =
+            servers.iter().copied().filter(|pid| !parts.contains(pid)).collect();
+        let of_programs = families(&programs).into_iter().map(cpus::coarse).sum::<f64>();
+        Ok(cpus::seconds(&parts) + of_programs)
+    }
+
+    /// A look at the connections that have to do with this port, of these processes here and of the other machine's; 0: with any.
+    ///
+    /// # Errors
+    /// When that does not say.
+    pub fn look(&self, pids: &[u32], port: u16) -> Result<Seen> {
+        let here = Look::at(pids, port);
+        let there = self.far().map(|far| anyhow::Ok(far.sight()?.now)).transpose()?;
+        Ok(Seen { here, there })
+    }
+
+    /// Frames that have been on the wire so far, where there is one.
+    ///
+    /// # Errors
+    /// When they are not counted any more.
+    pub fn frames(&self) -> Result<Option<u64>> {
+        self.far().map(|far| far.wire.frames()).transpose()
     }
 
     /// This program again, in this run's mode, ready to be started.
@@ -123,7 +207,7 @@ impl World {
     pub fn give_to(&self, user: User) -> Result<()> {
         if rustix::process::geteuid().is_root() {
             let (uid, gid) = ids(user).with_context(|| format!("there is no user {user}"))?;
-            for dir in [&self.scratch, &self.ism] {
+            for dir in self.ism.iter().chain([&self.scratch]) {
                 std::os::unix::fs::chown(dir, Some(uid), Some(gid)).context("chown")?;
             }
         }
@@ -153,7 +237,10 @@ impl World {
         words.extend(args.iter().map(OsString::from));
         let mut command = Command::new(&words[0]);
         // What brings the library in is `usmc run` alone; the rest of the user's settings stay.
-        command.args(&words[1..]).env_remove("USMC_OFF").env("USMC_ISM_DIR", &self.ism);
+        command.args(&words[1..]).env_remove("USMC_OFF");
+        if let Some(ism) = &self.ism {
+            command.env("USMC_ISM_DIR", ism);
+        }
         if let Some(Setting { name, value }) = &self.setting {
             match value {
                 Some(value) => command.env(name, value),
@@ -235,44 +322,36 @@ impl World {
     /// # Errors
     /// When it fails, or the run was not over what its mode says.
     pub fn load(&mut self, words: &[&str], wanted: Wanted, start: &Start) -> Result<Load> {
-        let servers: Vec<u32> = self.children.iter().map(|program| program.child.id()).collect();
-        let server_cpu = || families(&servers).into_iter().map(cpus::coarse).sum::<f64>();
-        let before = server_cpu();
+        let servers = self.servers();
+        let before = self.server_cpu(&servers)?;
+        let frames = self.frames()?;
         self.start(words, start)?;
         let client = self.children.len() - 1;
         let deadline = Instant::now() + LOAD_LIMIT;
-        let mut best = Look::default();
-        let mut next = Instant::now() + LOOK_AGAIN;
-        let mut looks_after_the_first = 0;
+        let all = self.servers();
+        let ends = if self.far().is_some() { 1 } else { 2 };
+        let mut watch = Watch::new(self.mode, wanted, ends);
         while !self.children[client].has_ended() {
             self.ending.check()?;
             if Instant::now() > deadline {
                 bail!("the load is not done after {} s.\n{}", LOAD_LIMIT.as_secs(), self.story());
             }
-            // One look after the first that shows what is wanted, when all connections are there: each takes time.
-            if looks_after_the_first < 2 && Instant::now() > next {
-                let all: Vec<u32> =
-                    self.children.iter().map(|program| program.child.id()).collect();
-                let look = Look::at(&families(&all), self.port);
-                if look.rank() >= best.rank() || look.bytes > best.bytes {
-                    best = look;
-                }
-                let shown = self.mode != Mode::Usmc || judge(self.mode, &best, wanted).is_ok();
-                looks_after_the_first += usize::from(shown);
-                next = Instant::now() + if shown { LAST_LOOK } else { LOOK_AGAIN };
-            }
+            watch.tick(|| Look::at(&families(&all), self.port));
             thread::sleep(TICK);
         }
+        let frames = self.frames()?.zip(frames).map(|(after, before)| after - before);
         let client_cpu = cpus::coarse(self.children[client].child.id());
-        let server_cpu = server_cpu() - before;
+        let server_cpu = self.server_cpu(&servers)? - before;
         let status = self.children[client].child.wait().context("cannot wait")?;
         if !status.success() {
             bail!("the load failed: {status}.\n{}", self.story());
         }
+        let there = self.far().map(|far| anyhow::Ok(far.sight()?.best)).transpose()?;
+        let seen = Seen { here: watch.best().clone(), there };
         let proof =
-            judge(self.mode, &best, wanted).map_err(|problem| problem.context(self.story()))?;
+            judge(self.mode, &seen, wanted).map_err(|problem| problem.context(self.story()))?;
         let output = self.children[client].printed();
-        Ok(Load { output, client_cpu, server_cpu, proof })
+        Ok(Load { output, client_cpu, server_cpu, proof, frames })
     }
 
     fn start(&mut self, words: &[&str], start: &Start) -> Result<()> {
@@ -304,6 +383,7 @@ impl Drop for World {
         for program in self.children.iter_mut().rev() {
             program.end();
         }
+        self.parts.clear();
         // What lost its parent is ours.
         for pid in families(&[std::process::id()]) {
             if pid != std::process::id() {
@@ -311,127 +391,12 @@ impl Drop for World {
             }
         }
         reap();
-        for dir in [&self.ism, &self.scratch] {
+        for dir in self.ism.iter().chain([&self.scratch]) {
             let _ = fs::remove_dir_all(dir);
-        }
-    }
-}
-
-impl Program {
-    /// Leaves the ended program as it is, so that it can still be asked for its CPU time.
-    fn has_ended(&self) -> bool {
-        let Some(pid) = Pid::from_raw(self.child.id() as i32) else { return true };
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        !matches!(waitid(WaitId::Pid(pid), options), Ok(None))
-    }
-
-    fn printed(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.output).unwrap_or_default()).into_owned()
-    }
-
-    /// Ends the whole group: kindly, then not.
-    fn end(&mut self) {
-        let group = Pid::from_raw(self.child.id() as i32);
-        let signal = |signal| group.map(|group| kill_process_group(group, signal));
-        if !self.has_ended() {
-            // Not to the group: a server ends its own children.
-            let _ = group.map(|pid| kill_process(pid, self.stop));
-            let deadline = Instant::now() + STOP_LIMIT;
-            while !self.has_ended() && Instant::now() < deadline {
-                thread::sleep(TICK);
-            }
-        }
-        signal(Signal::KILL);
-        let _ = self.child.wait();
-    }
-}
-
-/// Takes the exit statuses of processes that became ours.
-fn reap() {
-    let deadline = Instant::now() + STOP_LIMIT;
-    while let Ok(found) = waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
-        if found.is_none() {
-            if Instant::now() > deadline {
-                return;
-            }
-            thread::sleep(TICK);
-        }
-    }
-}
-
-/// Starts something on these CPUs only.
-pub fn pinned<T>(only: &[usize], start: impl FnOnce() -> T) -> T {
-    let Ok(before) = rustix::thread::sched_getaffinity(None) else { return start() };
-    cpus::pin(only);
-    let started = start();
-    let _ = rustix::thread::sched_setaffinity(None, &before);
-    started
-}
-
-/// These processes and all that descend from them.
-pub fn families(heads: &[u32]) -> Vec<u32> {
-    let mut members: BTreeSet<u32> = heads.iter().copied().collect();
-    let all = process::all_processes().into_iter().flatten().flatten();
-    let mut rest: Vec<(u32, u32)> = all
-        .filter_map(|process| process.stat().ok())
-        .map(|stat| (stat.pid as u32, stat.ppid as u32))
-        .collect();
-    loop {
-        let before = members.len();
-        rest.retain(|(pid, parent)| {
-            let is_member = members.contains(parent);
-            if is_member {
-                members.insert(*pid);
-            }
-            !is_member
-        });
-        if members.len() == before {
-            return members.into_iter().collect();
         }
     }
 }
 
 fn own_file() -> Result<PathBuf> {
     library::dynamic_self()
-}
-
-/// User and group of this name (passwd(5)).
-fn ids(user: &str) -> Option<(u32, u32)> {
-    let passwd = fs::read_to_string("/etc/passwd").ok()?;
-    let line = passwd.lines().find(|line| line.split(':').next() == Some(user))?;
-    let mut fields = line.split(':').skip(2);
-    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
-}
-
-fn directory(place: &Path) -> Result<PathBuf> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let path = place.join(format!("usmc-bench-{}-{number}", std::process::id()));
-    let made = DirBuilder::new().mode(0o700).create(&path);
-    made.with_context(|| format!("cannot make {}", path.display()))?;
-    Ok(path)
-}
-
-/// A port of 127.0.0.1 that nobody uses, below those the kernel gives to clients.
-///
-/// # Errors
-/// When there is none.
-pub fn free_port() -> Result<u16> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let first = std::process::id().wrapping_mul(7919);
-    for _ in 0..1000 {
-        let number = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = 10_000 + (number % 20_000) as u16;
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            return Ok(port);
-        }
-    }
-    bail!("no port of 127.0.0.1 is free; is the interface lo up? (ip link set lo up)")
-}
-
-/// Does anyone listen there? Asked of the kernel, so that servers see no connection of ours.
-fn listens(port: u16) -> bool {
-    let sockets = [net::tcp(), net::tcp6()].into_iter().flatten().flatten();
-    let mut listeners = sockets.filter(|socket| socket.state == TcpState::Listen);
-    listeners.any(|listener| listener.local_address.port() == port)
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::cpus;
 
 /// What it is.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Machine {
     /// The processor, as it calls itself.
     pub processor: String,
@@ -18,8 +18,11 @@ pub struct Machine {
     pub cores: usize,
     /// Whether some of the CPUs share a core.
     pub threads_share_cores: bool,
-    /// The hypervisor, if it says so.
+    /// Whether the processor says that there is a hypervisor.
     pub virtual_machine: bool,
+    /// Which, as far as it can be told; empty: unknown.
+    #[serde(default)]
+    pub hypervisor: String,
     /// Bytes.
     pub memory: u64,
     /// System and version.
@@ -55,8 +58,10 @@ impl Machine {
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
         settings.sort();
+        let processor = field("model name").unwrap_or_else(|| shown(name.machine()));
         Machine {
-            processor: field("model name").unwrap_or_else(|| shown(name.machine())),
+            hypervisor: hypervisor(&processor, &clocks(), &vendor()).to_owned(),
+            processor,
             cpus: cpus.max(cores),
             cores,
             threads_share_cores: smt.trim() == "1",
@@ -84,12 +89,78 @@ impl Machine {
         )
     }
 
+    /// Whether a processor of this one's kind is made by software, as QEMU without KVM does, as far as that can be told.
+    pub fn is_emulated(&self) -> bool {
+        self.hypervisor == EMULATED
+    }
+
+    /// What virtualises it, in words.
+    pub fn virtualisation(&self) -> String {
+        match (self.virtual_machine, &self.hypervisor[..]) {
+            (_, EMULATED) => format!("virtual, {EMULATED}"),
+            (true, "") => "virtual, by a hypervisor that does not say its name".to_owned(),
+            (true, name) => format!("virtual, by {name}"),
+            (false, _) => "not virtual".to_owned(),
+        }
+    }
+
     /// Whether others take part.
     pub fn is_busy(&self) -> bool {
         self.load > self.cores as f64 / 2.0
     }
 }
 
+const EMULATED: &str = "emulated by QEMU without KVM";
+
+/// By the processor's name, the clocks that a hypervisor offers, and the machine's vendor.
+fn hypervisor(processor: &str, clocks: &str, vendor: &str) -> &'static str {
+    let clock = |name: &str| clocks.split_whitespace().any(|clock| clock == name);
+    let is_qemu = vendor.contains("QEMU") || processor.contains("QEMU");
+    match () {
+        () if clock("kvm-clock") => "KVM",
+        () if clock("xen") => "Xen",
+        () if clocks.contains("hyperv") => "Hyper-V",
+        () if is_qemu || processor.contains("TCG") => EMULATED,
+        () if vendor.contains("VMware") => "VMware",
+        () => "",
+    }
+}
+
+fn clocks() -> String {
+    read("/sys/devices/system/clocksource/clocksource0/available_clocksource")
+}
+
+fn vendor() -> String {
+    read("/sys/class/dmi/id/sys_vendor")
+}
+
 fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Machine {
+        /// As if QEMU translated its code.
+        pub fn set_emulated(&mut self) {
+            EMULATED.clone_into(&mut self.hypervisor);
+        }
+    }
+
+    #[test]
+    fn hypervisors_are_told_apart() {
+        for (processor, clocks, vendor, name) in [
+            ("AMD EPYC", "tsc kvm-clock", "", "KVM"),
+            ("QEMU Virtual CPU version 2.5+", "kvm-clock tsc acpi_pm", "QEMU", "KVM"),
+            ("QEMU TCG CPU version 2.5+", "tsc hpet acpi_pm", "QEMU", EMULATED),
+            ("Intel Xeon", "tsc hpet", "VMware, Inc.", "VMware"),
+            ("Intel Xeon", "hyperv_clocksource_tsc_page acpi_pm", "Microsoft", "Hyper-V"),
+            ("Intel Xeon", "xen tsc", "", "Xen"),
+            ("AMD Ryzen", "tsc hpet acpi_pm", "ASUS", ""),
+        ] {
+            assert_eq!(hypervisor(processor, clocks, vendor), name, "{processor}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! A client and a server of our own, from their start to the figures: the driver's end of what [`super::part`] says.
 
 use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddrV4;
 use std::process::{Child, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
@@ -9,14 +10,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 
-use super::case::Cpu;
-use super::cpus;
+use super::case::{Cpu, Frames};
 use super::ending::Ending;
 use super::host::World;
 use super::mode::Mode;
 use super::part::NAME;
 use super::part::spec::{Address, Done, Role, Spec};
-use super::proof::{Look, Proof, Wanted, judge};
+use super::proof::{Proof, Wanted, judge};
 
 /// A part that says nothing for so long is stuck.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -32,7 +32,7 @@ pub struct Part {
     rest: Vec<u8>,
     who: &'static str,
     ending: Ending,
-    port: u16,
+    at: Address,
 }
 
 impl Part {
@@ -46,25 +46,8 @@ impl Part {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot start usmc itself")?;
         let out = child.stdout.take().context("the part has no output")?;
-        Ok(Part { child, out, rest: Vec::new(), who, ending: world.ending.clone(), port: 0 })
-    }
-
-    /// Starts a server and waits until it listens.
-    ///
-    /// # Errors
-    /// When it does not.
-    pub fn serve(world: &World, spec: &Spec) -> Result<Part> {
-        let mut part = Part::start(world, "server", spec)?;
-        part.port = part.hear("listening")?;
-        Ok(part)
-    }
-
-    /// Where this server listens.
-    pub fn address(&self, spec: &Spec) -> Address {
-        match &spec.at {
-            Address::Tcp(_) => Address::Tcp(self.port),
-            unix => unix.clone(),
-        }
+        let (ending, at) = (world.ending.clone(), spec.at.clone());
+        Ok(Part { child, out, rest: Vec::new(), who, ending, at })
     }
 
     /// Its process.
@@ -149,6 +132,8 @@ pub struct Measured {
     pub cpu: [f64; 2],
     /// What carried the bytes.
     pub proof: Proof,
+    /// Frames on the wire meanwhile, where there is one.
+    pub frames: Option<u64>,
 }
 
 impl Measured {
@@ -168,6 +153,11 @@ impl Measured {
         let [client, server] = self.cpu;
         Some(Cpu { client_ns: each(client), server_ns: each(server) })
     }
+
+    /// Frames, and those of an operation of which `parts` make one.
+    pub fn frames(&self, parts: f64) -> Option<Frames> {
+        Frames::new(self.frames?, self.operations() * parts)
+    }
 }
 
 /// What has to be shown of the connections.
@@ -179,55 +169,83 @@ pub enum Shown {
     OneThatLasts,
 }
 
-/// Runs `count` pairs at the same time. The roles of `spec` are told by `server` and `client`.
+/// Of two CPUs the server has the first and the client the last, if they are alone.
+fn own_cpus(spec: &Spec, count: usize, end: usize) -> Vec<usize> {
+    match spec.cpus[..] {
+        [first, second] if count == 1 => vec![[first, second][end]],
+        _ => spec.cpus.clone(),
+    }
+}
+
+/// Starts one of `count` servers and waits until it listens.
+///
+/// # Errors
+/// When it does not.
+pub fn serve(world: &mut World, spec: &Spec, role: Role, count: usize) -> Result<()> {
+    let at = match world.mode {
+        Mode::Unix => Address::Unix(world.scratch.join(format!("socket-{}", world.parts.len()))),
+        _ => Address::Tcp(SocketAddrV4::new(world.address, 0)),
+    };
+    let own = Spec { at, role, cpus: own_cpus(spec, count, 0), ..spec.clone() };
+    let mut part = Part::start(world, "server", &own)?;
+    let port = part.hear("listening")?;
+    if let Address::Tcp(at) = &mut part.at {
+        at.set_port(port);
+    }
+    world.port = port;
+    world.parts.push(part);
+    Ok(())
+}
+
+/// Where the servers listen.
+pub fn addresses(world: &World) -> Vec<Address> {
+    match world.far() {
+        Some(_) => vec![Address::Tcp(SocketAddrV4::new(world.address, world.port))],
+        None => world.parts.iter().map(|part| part.at.clone()).collect(),
+    }
+}
+
+/// Runs `count` pairs at the same time, whose roles are told by `server` and `client`.
 ///
 /// # Errors
 /// When a part fails, or a run was not over what its mode says.
 pub fn run(
-    world: &World,
+    world: &mut World,
     spec: &Spec,
-    server: Role,
-    client: Role,
+    server: &Role,
+    client: &Role,
     count: usize,
     shown: Shown,
 ) -> Result<Measured> {
-    let mut servers = Vec::new();
-    let mut clients = Vec::new();
-    for i in 0..count {
-        let at = match world.mode {
-            Mode::Unix => Address::Unix(world.scratch.join(format!("socket-{i}"))),
-            _ => Address::Tcp(0),
-        };
-        // Of two CPUs the server has the first and the client the last.
-        let cpus = |end: usize| match spec.cpus[..] {
-            [first, second] if count == 1 => vec![[first, second][end]],
-            _ => spec.cpus.clone(),
-        };
-        let own = Spec { at, role: server.clone(), cpus: cpus(0), ..spec.clone() };
-        let server = Part::serve(world, &own)?;
-        let at = server.address(&own);
-        servers.push(server);
-        let own = Spec { at, role: client.clone(), cpus: cpus(1), ..spec.clone() };
-        clients.push(Part::start(world, "client", &own)?);
+    for _ in 0..count {
+        serve(world, spec, server.clone(), count)?;
     }
-    go(world, spec, &servers, clients, shown)
+    clients(world, spec, client, shown)
+}
+
+/// Runs a client for each of the servers, wherever these are.
+///
+/// # Errors
+/// As [`run`].
+pub fn clients(world: &World, spec: &Spec, role: &Role, shown: Shown) -> Result<Measured> {
+    let all = addresses(world);
+    let cpus = own_cpus(spec, all.len(), 1);
+    let start = |at| {
+        let own = Spec { at, role: role.clone(), cpus: cpus.clone(), ..spec.clone() };
+        Part::start(world, "client", &own)
+    };
+    let clients = all.into_iter().map(start).collect::<Result<Vec<Part>>>()?;
+    go(world, spec, clients, shown)
 }
 
 /// Runs clients that are started and have something to say.
 ///
 /// # Errors
 /// As [`run`].
-pub fn go(
-    world: &World,
-    spec: &Spec,
-    servers: &[Part],
-    mut clients: Vec<Part>,
-    shown: Shown,
-) -> Result<Measured> {
-    let pids = |parts: &[Part]| parts.iter().map(Part::pid).collect::<Vec<u32>>();
-    let all = [pids(servers), pids(&clients)].concat();
-    let ports: Vec<u16> = servers.iter().map(|server| server.port).collect();
-    let port = if let [port] = ports[..] { port } else { 0 };
+pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> Result<Measured> {
+    let servers = world.servers();
+    let all = [servers.clone(), clients.iter().map(Part::pid).collect()].concat();
+    let port = if addresses(world).len() == 1 { world.port } else { 0 };
     for client in &mut clients {
         client.hear::<()>("begin")?;
     }
@@ -236,7 +254,7 @@ pub fn go(
         Shown::OneThatLasts => None,
     };
     // In shared memory before the run: what is measured is no mixture.
-    let mut before = Look::at(&all, port);
+    let mut before = world.look(&all, port)?;
     if let (Mode::Usmc, Some(wanted)) = (world.mode, wanted) {
         for _ in 0..WARM_UPS {
             if judge(world.mode, &before, wanted).is_ok() {
@@ -248,28 +266,29 @@ pub fn go(
             for client in &mut clients {
                 client.hear::<()>("begin")?;
             }
-            before = Look::at(&all, port);
+            before = world.look(&all, port)?;
         }
         judge(world.mode, &before, wanted)?;
     }
-    let server_pids = pids(servers);
-    let server_cpu = cpus::seconds(&server_pids);
+    let server_cpu = world.server_cpu(&servers)?;
+    let frames = world.frames()?;
     for client in &mut clients {
         client.tell("go")?;
     }
     for client in &mut clients {
         client.hear::<()>("measured")?;
     }
-    let server_cpu = cpus::seconds(&server_pids) - server_cpu;
-    let after = Look::at(&all, port);
+    let frames = world.frames()?.zip(frames).map(|(after, before)| after - before);
+    let server_cpu = world.server_cpu(&servers)? - server_cpu;
+    let after = world.look(&all, port)?;
     for client in &mut clients {
         client.tell("tell")?;
     }
     let done = clients.iter_mut().map(|c| c.hear::<Done>("done")).collect::<Result<Vec<Done>>>()?;
     let mut proof = match wanted {
         None => {
-            let look = Look::at(&all, port);
-            let mut proof = judge(world.mode, &look, Wanted::Some)?;
+            let seen = world.look(&all, port)?;
+            let mut proof = judge(world.mode, &seen, Wanted::Some)?;
             if world.mode == Mode::Usmc {
                 proof.how =
                     format!("a lasting connection of the same two processes: {}", proof.how);
@@ -282,7 +301,7 @@ pub fn go(
         let operations: u64 = done.iter().map(|done| done.operations).sum();
         let moved = operations * (spec.request + spec.answer) as u64;
         // Each byte is sent by one end and received by the other.
-        let ring = after.bytes.saturating_sub(before.bytes) / 2;
+        let ring = after.bytes().saturating_sub(before.bytes()) / 2;
         proof.ring_bytes = Some(ring);
         proof.moved_bytes = Some(moved);
         if ring < moved {
@@ -293,5 +312,5 @@ pub fn go(
     for client in &mut clients {
         client.tell("end")?;
     }
-    Ok(Measured { done, cpu: [client_cpu, server_cpu], proof })
+    Ok(Measured { done, cpu: [client_cpu, server_cpu], proof, frames })
 }

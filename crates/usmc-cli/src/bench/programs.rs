@@ -13,7 +13,7 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
 
-use super::case::{Case, Cpu, Measure, Needs, Outcome, Tier};
+use super::case::{Case, Cpu, End, Frames, Measure, Needs, Outcome, Tier};
 use super::host::{Load, World};
 use super::mode::Mode;
 
@@ -32,15 +32,23 @@ pub fn cases(cpus: &[usize]) -> Vec<Case> {
     cases
 }
 
+/// Those between two machines.
+pub fn between() -> Vec<Case> {
+    let mut cases = sockperf::between();
+    cases.extend(redis::between());
+    cases
+}
+
 /// PATH with the system's directories.
 pub fn search_path() -> String {
     let path = env::var("PATH").unwrap_or_default();
     if path.is_empty() { SYSTEM.to_owned() } else { format!("{path}:{SYSTEM}") }
 }
 
-/// The first of these that is not installed.
-pub fn missing(needed: &[Needs]) -> Option<&Needs> {
-    needed.iter().find(|needs| {
+/// The first of these that is not installed, though these ends need it.
+pub fn missing<'a>(needed: &'a [Needs], ends: &[End]) -> Option<&'a Needs> {
+    let is_needed = |needs: &&Needs| needs.end.is_none_or(|end| ends.contains(&end));
+    needed.iter().filter(is_needed).find(|needs| {
         let is_there = |dir: &str| Path::new(dir).join(needs.program).is_file();
         let elsewhere = needs.package == "postgresql" && postgresql::directory().is_some();
         !elsewhere && !search_path().split(':').any(is_there)
@@ -59,7 +67,8 @@ fn case(
     let (variant, run) = (variant.to_owned(), Box::new(run));
     let tier = Tier::Standard;
     let per = "request";
-    Case { workload, variant, modes, measures, per, tier, needs, obstacle: None, run }
+    let (obstacle, server) = (None, None);
+    Case { workload, variant, modes, measures, per, tier, needs, obstacle, server, run }
 }
 
 /// The outcome of a load that had so many operations.
@@ -69,7 +78,8 @@ fn outcome(values: Vec<f64>, load: Load, operations: f64) -> Result<Outcome> {
     }
     let each = |seconds: f64| seconds * 1e9 / operations.max(1.0);
     let cpu = Cpu { client_ns: each(load.client_cpu), server_ns: each(load.server_cpu) };
-    Ok(Outcome { values, cpu: Some(cpu), proof: load.proof })
+    let frames = load.frames.and_then(|count| Frames::new(count, operations.max(1.0)));
+    Ok(Outcome { values, cpu: Some(cpu), frames, proof: load.proof })
 }
 
 /// The first number after this text, and what follows it.

@@ -22,14 +22,18 @@ pub struct Proof {
     pub smcd_ends: usize,
     /// All ends that the library knows of.
     pub ends: usize,
+    /// Of those in shared memory, the ends that have theirs in a region, which other machines have, too.
+    #[serde(default)]
+    pub region_ends: usize,
     /// Bytes that the ring carried during the run, as the library counts them, where they were counted.
     pub ring_bytes: Option<u64>,
     /// Bytes that the client says it exchanged.
     pub moved_bytes: Option<u64>,
 }
 
-/// One look at a server's connections.
-#[derive(Clone, Default, Debug)]
+/// One look at the connections of a run.
+#[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Look {
     /// Ends in shared memory.
     pub smcd: usize,
@@ -37,11 +41,13 @@ pub struct Look {
     pub ready: usize,
     /// All of them.
     pub ends: usize,
+    /// Ends in a region's memory.
+    pub in_region: usize,
     /// Bytes that ends in shared memory have sent and received, both ends of each counted.
     pub bytes: u64,
     /// Whether the library is in any of the processes.
     pub library: bool,
-    reasons: BTreeSet<&'static str>,
+    reasons: BTreeSet<String>,
 }
 
 impl Look {
@@ -76,11 +82,12 @@ impl Look {
             match (socket.mode, Reason::from_code(socket.reason)) {
                 (Carrier::Smcd, _) => {
                     look.smcd += 1;
+                    look.in_region += usize::from(socket.region.is_some());
                     look.bytes += socket.tx_bytes + socket.rx_bytes;
                 }
                 (Carrier::Tcp, Some(Reason::Short)) => look.ready += 1,
                 (Carrier::Tcp, reason) => {
-                    look.reasons.extend(reason.map(Reason::text));
+                    look.reasons.extend(reason.map(|reason| reason.text().to_owned()));
                 }
             }
         }
@@ -103,10 +110,43 @@ impl fmt::Display for Look {
             write!(f, ", {} were about to, had they lasted", self.ready)?;
         }
         if !self.reasons.is_empty() {
-            let reasons: Vec<&str> = self.reasons.iter().copied().collect();
+            let reasons: Vec<&str> = self.reasons.iter().map(String::as_str).collect();
             write!(f, " ({})", reasons.join(", "))?;
         }
         Ok(())
+    }
+}
+
+/// What was seen of a run: both ends by one look, or each by one of its own.
+#[derive(Clone, Default, PartialEq, Debug)]
+pub struct Seen {
+    /// In this machine.
+    pub here: Look,
+    /// In the other one, if the server is there.
+    pub there: Option<Look>,
+}
+
+impl Seen {
+    fn looks(&self) -> impl Iterator<Item = &Look> {
+        std::iter::once(&self.here).chain(&self.there)
+    }
+
+    fn sum(&self, of: impl Fn(&Look) -> usize) -> usize {
+        self.looks().map(of).sum()
+    }
+
+    /// As [`Look::bytes`].
+    pub fn bytes(&self) -> u64 {
+        self.looks().map(|look| look.bytes).sum()
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.there {
+            None => self.here.fmt(f),
+            Some(there) => write!(f, "here {}; in the other machine {there}", self.here),
+        }
     }
 }
 
@@ -124,15 +164,26 @@ pub enum Wanted {
     Ready,
 }
 
-/// Whether a run was what its mode says.
+impl Wanted {
+    /// Whether a look shows it that sees so many ends of each connection.
+    pub fn is_shown_by(self, look: &Look, ends: usize) -> bool {
+        match self {
+            Wanted::All(connections) => look.smcd >= ends * connections,
+            Wanted::Some => look.smcd > 0 && look.bytes >= ENOUGH,
+            Wanted::Ready => look.smcd > 0 || look.ready > 0,
+        }
+    }
+}
+
+/// Whether a run was what its mode says, at both ends.
 ///
 /// # Errors
 /// If not: what was seen instead.
-pub fn judge(mode: Mode, look: &Look, wanted: Wanted) -> Result<Proof> {
+pub fn judge(mode: Mode, seen: &Seen, wanted: Wanted) -> Result<Proof> {
     if mode != Mode::Usmc {
-        if look.library {
+        if seen.looks().any(|look| look.library) {
             bail!(
-                "the run over {mode} had the library in it: {look}; is it in /etc/ld.so.preload?"
+                "the run over {mode} had the library in it: {seen}; is it in /etc/ld.so.preload?"
             );
         }
         let how = match mode {
@@ -141,19 +192,20 @@ pub fn judge(mode: Mode, look: &Look, wanted: Wanted) -> Result<Proof> {
         };
         return Ok(Proof { how: how.to_owned(), ..Proof::default() });
     }
-    let proved = match wanted {
-        Wanted::All(connections) => look.smcd >= 2 * connections,
-        Wanted::Some => look.smcd > 0 && look.bytes >= ENOUGH,
-        Wanted::Ready => look.smcd > 0 || look.ready > 0,
-    };
-    if !proved {
+    let ends = if seen.there.is_some() { 1 } else { 2 };
+    if !seen.looks().all(|look| wanted.is_shown_by(look, ends)) {
         bail!(
-            "the run was not over shared memory: {look}. `usmc check` says whether uSMC works here; rules in \
+            "the run was not over shared memory: {seen}. `usmc check` says whether uSMC works here; rules in \
              /etc/usmc.toml and ~/.config/usmc.toml count, too"
         );
     }
-    let (smcd_ends, ends) = (look.smcd, look.ends);
-    Ok(Proof { how: look.to_string(), smcd_ends, ends, ..Proof::default() })
+    Ok(Proof {
+        how: seen.to_string(),
+        smcd_ends: seen.sum(|look| look.smcd),
+        ends: seen.sum(|look| look.ends),
+        region_ends: seen.sum(|look| look.in_region),
+        ..Proof::default()
+    })
 }
 
 #[cfg(test)]
@@ -182,8 +234,34 @@ mod tests {
             (Mode::Usmc, &seen(0, 7, 20), Wanted::Some, false),
             (Mode::Usmc, &seen(0, 7, 20), Wanted::Ready, true),
         ] {
-            let judged = judge(mode, look, wanted);
+            let judged = judge(mode, &Seen { here: look.clone(), there: None }, wanted);
             assert_eq!(judged.is_ok(), fits, "{mode} {look:?} {wanted:?}: {judged:?}");
+        }
+    }
+
+    #[test]
+    fn two_machines_have_to_show_it_both() {
+        let seen = |smcd| {
+            let bytes = smcd as u64 * 10_000;
+            Look { smcd, ends: 50, bytes, in_region: smcd, library: true, ..Look::default() }
+        };
+        let nothing = Look::default();
+        for (mode, here, there, wanted, fits) in [
+            (Mode::Tcp, &nothing, &nothing, Wanted::All(1), true),
+            (Mode::Tcp, &nothing, &seen(0), Wanted::All(1), false),
+            (Mode::Usmc, &seen(1), &seen(1), Wanted::All(1), true),
+            (Mode::Usmc, &seen(2), &nothing, Wanted::All(1), false),
+            (Mode::Usmc, &seen(50), &seen(49), Wanted::All(50), false),
+            (Mode::Usmc, &seen(50), &seen(50), Wanted::All(50), true),
+            (Mode::Usmc, &seen(2), &seen(0), Wanted::Some, false),
+        ] {
+            let both = Seen { here: here.clone(), there: Some(there.clone()) };
+            let judged = judge(mode, &both, wanted);
+            assert_eq!(judged.is_ok(), fits, "{mode} {both:?} {wanted:?}: {judged:?}");
+            if let (Mode::Usmc, Ok(proof)) = (mode, judged) {
+                let both = here.smcd + there.smcd;
+                assert_eq!((proof.smcd_ends, proof.region_ends), (both, both));
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a run of `usmc bench` found, as its JSON says it; table and plot are made of this.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 
@@ -8,9 +9,10 @@ use super::case::{Better, Case, Outcome};
 use super::machine::Machine;
 use super::mode::Mode;
 use super::proof::Proof;
-use super::statistics::{Spread, factors, short, spread};
+use super::statistics::{Spread, factors, spread};
 use super::sweep::{Place, Point, Setting};
 use super::targets::{self, Target};
+use super::verdict::Verdict;
 
 /// The version of this form. Members are added without a new one.
 pub const FORMAT: u32 = 1;
@@ -26,6 +28,9 @@ pub struct Record {
     pub started: u64,
     /// Where.
     pub machine: Machine,
+    /// Where the servers were, if in another machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerRecord>,
     /// Rounds wanted of each case.
     pub rounds: usize,
     /// Seconds wanted of each run.
@@ -38,6 +43,17 @@ pub struct Record {
     pub skipped: Vec<Missed>,
     /// What went wrong.
     pub failed: Vec<Missed>,
+}
+
+/// The machine of the servers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ServerRecord {
+    /// Where they listened.
+    pub address: Ipv4Addr,
+    /// The client's network interface, whose frames were counted.
+    pub interface: String,
+    /// What it is.
+    pub machine: Machine,
 }
 
 /// A case without figures.
@@ -62,6 +78,9 @@ pub struct CaseRecord {
     pub measures: Vec<MeasureRecord>,
     /// CPU time of one operation.
     pub cpu: BTreeMap<Mode, CpuRecord>,
+    /// Frames on the wire, where there is one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub frames: BTreeMap<Mode, FramesRecord>,
     /// What carried the bytes, of the last round.
     pub proof: BTreeMap<Mode, Proof>,
     /// Of a sweep: what was set, and where.
@@ -103,13 +122,13 @@ pub struct CpuRecord {
     pub server_ns: Spread,
 }
 
-/// A target and what became of it.
+/// Frames on the wire, in both directions.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Verdict {
-    /// In words.
-    pub target: String,
-    /// Nothing where there is nothing to compare with in this run.
-    pub met: Option<bool>,
+pub struct FramesRecord {
+    /// Of a run.
+    pub run: Spread,
+    /// Of an operation.
+    pub each: Spread,
 }
 
 /// The rounds of one case.
@@ -131,6 +150,7 @@ impl Rounds<'_> {
         let whole = whole.min().filter(|rounds| *rounds > 0)?;
         let of = |mode: &Mode| &self.outcomes[mode][..whole];
         let mut cpu = BTreeMap::new();
+        let mut frames = BTreeMap::new();
         let mut proof = BTreeMap::new();
         for mode in self.case.modes {
             let each: Vec<_> = of(mode).iter().filter_map(|outcome| outcome.cpu).collect();
@@ -138,6 +158,12 @@ impl Rounds<'_> {
             let servers: Vec<f64> = each.iter().map(|cpu| cpu.server_ns).collect();
             if let (Some(client_ns), Some(server_ns)) = (spread(&clients), spread(&servers)) {
                 cpu.insert(*mode, CpuRecord { client_ns, server_ns });
+            }
+            let each: Vec<_> = of(mode).iter().filter_map(|outcome| outcome.frames).collect();
+            let runs: Vec<f64> = each.iter().map(|frames| frames.all).collect();
+            let operations: Vec<f64> = each.iter().map(|frames| frames.each).collect();
+            if let (Some(run), Some(each)) = (spread(&runs), spread(&operations)) {
+                frames.insert(*mode, FramesRecord { run, each });
             }
             proof.extend(of(mode).last().map(|outcome| (*mode, outcome.proof.clone())));
         }
@@ -155,6 +181,7 @@ impl Rounds<'_> {
             per: self.case.per.to_owned(),
             measures: measures.collect(),
             cpu,
+            frames,
             proof,
             point: self.setting.as_ref().map(|setting| Point {
                 case: self.case.name(),
@@ -200,70 +227,9 @@ fn measure(case: &Case, i: usize, samples: BTreeMap<Mode, Vec<f64>>) -> MeasureR
     }
 }
 
-impl Record {
-    /// Compares all figures with their targets. Some of them compare cases with each other.
-    pub fn judge(&mut self) {
-        let cases = self.cases.clone();
-        for case in &mut self.cases {
-            for measure in &mut case.measures {
-                let all = targets::of(&case.name, &measure.name);
-                measure.targets = all.map(|t| measure.verdict(t, &cases)).collect();
-            }
-        }
-    }
-
-    /// Targets that were missed: case, measure, and what was expected.
-    pub fn missed(&self) -> impl Iterator<Item = (&CaseRecord, &MeasureRecord, &Verdict)> {
-        self.cases.iter().flat_map(|case| {
-            case.measures.iter().flat_map(move |measure| {
-                let missed = measure.targets.iter().filter(|verdict| verdict.met == Some(false));
-                missed.map(move |verdict| (case, measure, verdict))
-            })
-        })
-    }
-}
-
-impl MeasureRecord {
-    fn verdict(&self, target: Target, cases: &[CaseRecord]) -> Verdict {
-        let median = |mode| self.figures.get(&mode).map(|figure: &Spread| figure.median);
-        let factor = |mode| self.factors.get(&mode).map(|factor: &Spread| factor.median);
-        let (usmc, unit) = (median(Mode::Usmc), &self.unit);
-        let is_better = |figure: f64, than: f64| match self.better {
-            Better::Higher => figure >= than,
-            Better::Lower => figure <= than,
-        };
-        let (target, met) = match target {
-            Target::Factor(least) => {
-                (format!("≥ {} ×", short(least)), factor(Mode::Usmc).map(|f| f >= least))
-            }
-            Target::AboveUnix => {
-                let met = usmc.zip(median(Mode::Unix)).map(|(usmc, unix)| is_better(usmc, unix));
-                ("better than UNIX".to_owned(), met)
-            }
-            Target::AtMost(most) => {
-                (format!("≤ {} {unit}", short(most)), usmc.map(|usmc| usmc <= most))
-            }
-            Target::BeyondTcp(most) => {
-                let met = self.beyond_tcp.map(|more| more.median <= most);
-                (format!("≤ TCP + {} {unit}", short(most)), met)
-            }
-            Target::Times(most, other) => {
-                let other_case = cases.iter().find(|case| case.name == other);
-                let other_figure = other_case.and_then(|case| {
-                    let same = case.measures.iter().find(|m| m.name == self.name)?;
-                    same.figures.get(&Mode::Usmc)
-                });
-                let met = usmc.zip(other_figure).map(|(usmc, f)| usmc <= most * f.median);
-                (format!("≤ {} × {other}", short(most)), met)
-            }
-        };
-        Verdict { target, met }
-    }
-}
-
 #[cfg(test)]
 pub mod tests {
-    use super::super::case::{Cpu, Tier, cost, rate};
+    use super::super::case::{Cpu, Frames, Tier, cost, rate};
     use super::super::cores::Cores;
     use super::super::mode::ALL;
     use super::*;
@@ -282,6 +248,7 @@ pub mod tests {
             tier: Tier::Quick,
             needs: &[],
             obstacle: None,
+            server: None,
             run: Box::new(|_, _| anyhow::bail!("not run here")),
         }
     }
@@ -290,6 +257,7 @@ pub mod tests {
         let outcome = |value: &f64| Outcome {
             values: vec![*value; case.measures.len()],
             cpu: Some(Cpu { client_ns: value * 2.0, server_ns: *value }),
+            frames: Frames::new(*value as u64, 10.0),
             proof: Proof { how: "seen".to_owned(), ..Proof::default() },
         };
         let all = ALL.iter().zip(figures);
@@ -318,6 +286,7 @@ pub mod tests {
             usmc: "1.2.3".to_owned(),
             started: 1_700_000_000,
             machine: Machine::here(),
+            server: None,
             rounds: 3,
             seconds: 0.5,
             interrupted: false,

@@ -4,7 +4,7 @@ use comfy_table::presets::{ASCII_MARKDOWN, UTF8_FULL_CONDENSED};
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 
 use super::mode::Mode;
-use super::record::{CaseRecord, MeasureRecord, Record};
+use super::record::{CaseRecord, MeasureRecord, Record, ServerRecord};
 use super::statistics::short;
 
 /// How it is drawn.
@@ -16,46 +16,94 @@ pub enum Style {
     Markdown,
 }
 
-const COLUMNS: [&str; 8] = [
-    "workload",
-    "TCP",
-    "UNIX",
-    "uSMC",
-    "uSMC over TCP",
-    "target",
-    "kernel SMC, published",
-    "CPU per operation, client + server: TCP → uSMC",
-];
+/// A column's title and what it says of a figure; the last argument: whether it is the first of its case.
+type Column = (&'static str, fn(&CaseRecord, &MeasureRecord, bool) -> String);
+
+const WORKLOAD: Column =
+    ("workload", |case, measure, _| format!("{}: {}", case.name, measure.name));
+const TCP: Column = ("TCP", |_, measure, _| figure(measure, Mode::Tcp));
+const UNIX: Column = ("UNIX", |_, measure, _| figure(measure, Mode::Unix));
+const USMC: Column = ("uSMC", |_, measure, _| figure(measure, Mode::Usmc));
+const RATIO: Column = ("uSMC over TCP", |_, measure, _| ratio(measure));
+const TARGET: Column = ("target", |_, measure, _| targets(measure));
+const PUBLISHED: Column = ("kernel SMC, published", |_, measure, _| published(measure));
+const CPU: Column = ("CPU per operation, client + server: TCP → uSMC", |case, _, first| {
+    if first { cpu(case) } else { String::new() }
+});
+const FRAMES: Column =
+    (
+        "frames of a run: TCP → uSMC",
+        |case, _, first| {
+            if first { frames(case) } else { String::new() }
+        },
+    );
+
+const HERE: &[Column] = &[WORKLOAD, TCP, UNIX, USMC, RATIO, TARGET, PUBLISHED, CPU];
+const BETWEEN_MACHINES: &[Column] = &[WORKLOAD, TCP, USMC, RATIO, CPU, FRAMES];
 
 /// All figures.
 pub fn table(record: &Record, style: Style) -> String {
+    let columns = if record.server.is_some() { BETWEEN_MACHINES } else { HERE };
     let mut table = Table::new();
     table.load_style(match style {
         Style::Text => UTF8_FULL_CONDENSED,
         Style::Markdown => ASCII_MARKDOWN,
     });
-    table.set_content_arrangement(ContentArrangement::Disabled).set_header(COLUMNS);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(columns.iter().map(|(title, _)| *title));
     for case in &record.cases {
         for (i, measure) in case.measures.iter().enumerate() {
-            table.add_row(row(case, measure, i == 0));
+            table.add_row(columns.iter().map(|(_, cell)| cell(case, measure, i == 0)));
         }
     }
-    for column in table.column_iter_mut().skip(1).take(4) {
+    let right = columns.iter().position(|(title, _)| *title == RATIO.0).unwrap_or_default();
+    for column in table.column_iter_mut().skip(1).take(right) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()
 }
 
-fn row(case: &CaseRecord, measure: &MeasureRecord, first: bool) -> [String; 8] {
-    let figure = |mode| match measure.figures.get(&mode) {
+/// What a reader has to know of it.
+pub fn note(record: &Record) -> String {
+    let text = "Median (lowest–highest) over the rounds; a ratio is within one round, above 1 is better. The library \
+                itself said of every run\nwhere its bytes went";
+    match &record.server {
+        None => format!("{text}. Kernel SMC: as published, on other machines.\n"),
+        Some(server) => text.to_owned() + &between_machines(record, server),
+    }
+}
+
+fn between_machines(record: &Record, server: &ServerRecord) -> String {
+    let (client, interface) = (&record.machine, &server.interface);
+    let mut text = format!(
+        ", at both ends. Frames: what the client's interface {interface} sent and received, whoever's they were.\n\
+         The client's machine is {}; the server's is {}.\n",
+        client.virtualisation(),
+        server.machine.virtualisation()
+    );
+    if client.is_emulated() || server.machine.is_emulated() {
+        text += "Where machines are emulated TCP's side is, too, and each of its packets costs far more than on real processors: \
+                 these ratios\nflatter uSMC by far, and only the counts of frames mean the same elsewhere.\n";
+    }
+    text
+}
+
+fn figure(measure: &MeasureRecord, mode: Mode) -> String {
+    match measure.figures.get(&mode) {
         Some(figure) => format!("{} {}", figure.shown(), measure.unit),
         None => "–".to_owned(),
-    };
-    let ratio = match (measure.beyond_tcp, measure.factors.get(&Mode::Usmc)) {
+    }
+}
+
+fn ratio(measure: &MeasureRecord) -> String {
+    match (measure.beyond_tcp, measure.factors.get(&Mode::Usmc)) {
         (Some(more), _) => format!("TCP + {} {}", more.shown(), measure.unit),
         (None, Some(factor)) => format!("{} ×", factor.shown()),
         (None, None) => String::new(),
-    };
+    }
+}
+
+fn targets(measure: &MeasureRecord) -> String {
     let targets = measure.targets.iter().map(|verdict| {
         let met = match verdict.met {
             Some(true) => "met",
@@ -64,21 +112,28 @@ fn row(case: &CaseRecord, measure: &MeasureRecord, first: bool) -> [String; 8] {
         };
         format!("{}: {met}", verdict.target)
     });
-    let published = match (measure.kernel_smc, measure.kernel_unix) {
+    targets.collect::<Vec<String>>().join("; ")
+}
+
+fn published(measure: &MeasureRecord) -> String {
+    match (measure.kernel_smc, measure.kernel_unix) {
         (Some(smc), Some(unix)) => format!("{} × (UNIX {} ×)", short(smc), short(unix)),
         (Some(smc), None) => format!("{} ×", short(smc)),
         (None, _) => String::new(),
+    }
+}
+
+fn frames(case: &CaseRecord) -> String {
+    let of = |mode| {
+        let frames = case.frames.get(&mode)?;
+        Some((short(frames.run.median), short(frames.each.median)))
     };
-    [
-        format!("{}: {}", case.name, measure.name),
-        figure(Mode::Tcp),
-        figure(Mode::Unix),
-        figure(Mode::Usmc),
-        ratio,
-        targets.collect::<Vec<String>>().join("; "),
-        published,
-        if first { cpu(case) } else { String::new() },
-    ]
+    match (of(Mode::Tcp), of(Mode::Usmc)) {
+        (Some((tcp, tcp_each)), Some((usmc, usmc_each))) => {
+            format!("{tcp} → {usmc}, {tcp_each} → {usmc_each} per {}", case.per)
+        }
+        _ => String::new(),
+    }
 }
 
 fn cpu(case: &CaseRecord) -> String {
@@ -128,6 +183,17 @@ mod tests {
             assert!(text.contains("TCP + 2.25 (2–2.5) ns"), "{text}");
             assert!(text.contains("40 ns + 20 ns → 600 ns + 300 ns per message"), "{text}");
         }
+        let machine = record.machine.clone();
+        let (address, interface) = ([10, 0, 0, 1].into(), "eth0".to_owned());
+        let mut apart = record.clone();
+        apart.server = Some(ServerRecord { address, interface, machine });
+        apart.judge();
+        let text = table(&apart, Style::Text);
+        assert!(text.contains("20 → 300, 2 → 30 per message"), "{text}");
+        apart.server.iter_mut().for_each(|server| server.machine.set_emulated());
+        let note = note(&apart);
+        assert!(note.contains("interface eth0") && note.contains("flatter uSMC"), "{note}");
+        assert!(!text.contains("UNIX") && !text.contains("1.95 ×"), "{text}");
         assert!(table(&record, Style::Markdown).lines().all(|line| line.starts_with('|')));
     }
 }

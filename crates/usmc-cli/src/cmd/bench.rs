@@ -3,22 +3,29 @@
 use std::ffi::c_int;
 use std::fs;
 use std::io::{self, Write};
+use std::net::SocketAddrV4;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::process::{Resource, Rlimit, getpid, getrlimit, set_child_subreaper, setrlimit};
 
-use crate::bench::case::{Case, Tier};
+use crate::bench::case::{Case, End, Tier};
+use crate::bench::control::{PORT, SECONDS};
 use crate::bench::cores::{Confined, Cores};
 use crate::bench::ending::Ending;
+use crate::bench::far::Far;
+use crate::bench::host::Ends;
 use crate::bench::machine::Machine;
-use crate::bench::record::{FORMAT, Missed, Record};
+use crate::bench::record::{FORMAT, Missed, Record, ServerRecord};
 use crate::bench::sweep::{Place, Sweep};
 use crate::bench::table::{self, Style};
-use crate::bench::{How, Step, catalogue, cpus, is_wanted, measure, obstacle, plot, runs};
-use crate::library;
+use crate::bench::{
+    How, Step, between, catalogue, cpus, is_wanted, measure, obstacle, plot, runs, serving, tell,
+};
+use crate::{library, proc};
 
 /// Compare TCP, UNIX sockets and uSMC on this machine
 ///
@@ -43,6 +50,18 @@ pub struct Args {
     /// All cases of each workload
     #[arg(short, long, conflicts_with = "quick")]
     all: bool,
+    /// Measure between two machines: clients here, servers where `usmc bench --serve ADDRESS` runs
+    ///
+    /// Frames on the wire are counted, too. The workloads are fewer: --list with this option shows them.
+    #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = place)]
+    #[arg(conflicts_with_all = ["all", "beside", "cores"])]
+    vm: Option<SocketAddrV4>,
+    /// Start the servers of `usmc bench --vm ADDRESS` in another machine, at this address of this one, until Ctrl-C
+    ///
+    /// Whoever reaches the port can have the fixed workloads run, one client at a time. No connection reaches another address.
+    #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = place)]
+    #[arg(exclusive = true)]
+    serve: Option<SocketAddrV4>,
     /// Rounds of each case [default: 5; quick: 2]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
@@ -73,9 +92,22 @@ pub struct Args {
     table: Style,
 }
 
+fn place(text: &str) -> Result<SocketAddrV4, String> {
+    let alone = text.parse().map(|address| SocketAddrV4::new(address, PORT)).ok();
+    match alone.or_else(|| text.parse().ok()) {
+        Some(at)
+            if at.ip().is_unspecified() || at.ip().is_multicast() || at.ip().is_broadcast() =>
+        {
+            Err("it has to be one address, by which the other machine reaches this one".to_owned())
+        }
+        Some(at) => Ok(at),
+        None => Err("it is no IPv4 address, with or without :PORT".to_owned()),
+    }
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
-        Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(seconds),
+        Ok(seconds) if SECONDS.contains(&seconds) => Ok(seconds),
         _ => Err("it is not between 0.01 and 3600".to_owned()),
     }
 }
@@ -85,31 +117,66 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// # Errors
 /// When there is nothing to measure, or no place for its files.
 pub fn run(args: &Args) -> Result<c_int> {
+    if let Some(at) = args.serve {
+        return serve(at);
+    }
     let cases = chosen(args)?;
     if args.list {
-        return list(&cases);
+        return list(args, &cases);
     }
     // Without it every run would fail; with words it fails once.
     library::find()?;
     for file in args.json.iter().chain(&args.plot) {
         write(file, "")?;
     }
+    let ending = prepare()?;
+    let ends = match args.vm {
+        Some(at) => {
+            check_own_process()?;
+            Ends::Client(Rc::new(Far::connect(at, &ending)?))
+        }
+        None => Ends::Both,
+    };
+    let record = measure_all(args, &ends, &ending)?;
+    drop(ends);
+    show(args, &record)
+}
+
+/// Makes this process one that starts programs.
+fn prepare() -> Result<Ending> {
     let ending = Ending::listen()?;
     // What a server leaves behind becomes ours, and is ended.
     set_child_subreaper(Some(getpid())).context("prctl")?;
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    let record = measure_all(args, &ending)?;
-    show(args, &record)
+    Ok(ending)
+}
+
+fn serve(at: SocketAddrV4) -> Result<c_int> {
+    library::find()?;
+    check_own_process()?;
+    serving::serve(at, &prepare()?)?;
+    Ok(0)
+}
+
+/// What two machines say to each other about a run is not to be a part of it.
+fn check_own_process() -> Result<()> {
+    if !proc::record_files(getpid().as_raw_nonzero().get() as u32).is_empty() {
+        bail!(
+            "uSMC is in this process; start `usmc bench` without `usmc run`, it starts the programs so"
+        );
+    }
+    Ok(())
 }
 
 /// The cases that are wanted.
 fn chosen(args: &Args) -> Result<Vec<Case>> {
-    let cases = catalogue(&cpus::usable());
+    let cases = all(args);
     for pattern in &args.workloads {
         let one = std::slice::from_ref(pattern);
         if !cases.iter().any(|case| is_wanted(case, one, Tier::All)) {
-            bail!("there is no workload {pattern}; `usmc bench --list --all` shows them");
+            let list = if args.vm.is_some() { "--vm ADDRESS --list" } else { "--list --all" };
+            bail!("there is no workload {pattern}; `usmc bench {list}` shows them");
         }
     }
     let cases = wanted(args, cases);
@@ -117,6 +184,11 @@ fn chosen(args: &Args) -> Result<Vec<Case>> {
         bail!("nothing of that is run by --quick; leave it out, or name a case as --list shows it");
     }
     Ok(cases)
+}
+
+/// All that there is, with the CPUs that can be used now.
+fn all(args: &Args) -> Vec<Case> {
+    if args.vm.is_some() { between() } else { catalogue(&cpus::usable()) }
 }
 
 fn wanted(args: &Args, mut cases: Vec<Case>) -> Vec<Case> {
@@ -129,12 +201,19 @@ fn wanted(args: &Args, mut cases: Vec<Case>) -> Vec<Case> {
     cases
 }
 
-fn list(cases: &[Case]) -> Result<c_int> {
+/// The ends that are here.
+fn ends_of(args: &Args) -> &'static [End] {
+    if args.vm.is_some() { &[End::Client] } else { &[End::Client, End::Server] }
+}
+
+fn list(args: &Args, cases: &[Case]) -> Result<c_int> {
     let mut text = String::new();
     for case in cases {
         let measures: Vec<&str> = case.measures.iter().map(|measure| measure.name).collect();
         let modes: Vec<String> = case.modes.iter().map(ToString::to_string).collect();
-        let note = obstacle(case).map(|why| format!("  [skipped: {why}]")).unwrap_or_default();
+        let note = obstacle(case, ends_of(args))
+            .map(|why| format!("  [skipped: {why}]"))
+            .unwrap_or_default();
         let (name, modes, measures) = (case.name(), modes.join(" "), measures.join(", "));
         text += &format!("{name:<36} {modes:<14} {measures}{note}\n");
     }
@@ -142,7 +221,7 @@ fn list(cases: &[Case]) -> Result<c_int> {
     Ok(0)
 }
 
-fn measure_all(args: &Args, ending: &Ending) -> Result<Record> {
+fn measure_all(args: &Args, ends: &Ends, ending: &Ending) -> Result<Record> {
     let rounds = usize::from(args.rounds.unwrap_or(if args.quick { 2 } else { 5 }));
     let seconds = args.duration.unwrap_or(if args.quick { 0.2 } else { 1.0 });
     let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -151,6 +230,14 @@ fn measure_all(args: &Args, ending: &Ending) -> Result<Record> {
         usmc: env!("CARGO_PKG_VERSION").to_owned(),
         started,
         machine: Machine::here(),
+        server: match ends {
+            Ends::Client(far) => Some(ServerRecord {
+                address: far.address,
+                interface: far.wire.interface.clone(),
+                machine: far.greeting.machine.clone(),
+            }),
+            _ => None,
+        },
         rounds,
         seconds,
         interrupted: false,
@@ -159,6 +246,10 @@ fn measure_all(args: &Args, ending: &Ending) -> Result<Record> {
         failed: Vec::new(),
     };
     tell(&format!("Machine: {}", record.machine.shown()));
+    if let Some(server) = &record.server {
+        let (address, interface) = (server.address, &server.interface);
+        tell(&format!("Server at {address} (by {interface}): {}", server.machine.shown()));
+    }
     if record.machine.is_busy() {
         tell(&format!(
             "Other programs are busy here (load {}): expect noise.",
@@ -169,10 +260,15 @@ fn measure_all(args: &Args, ending: &Ending) -> Result<Record> {
     'all: for &cores in &args.cores {
         let _confined = Confined::enter(cores)?;
         // On fewer CPUs there may be fewer cases.
-        let ready = ready(wanted(args, catalogue(&cpus::usable())), &mut record);
+        let ready = ready(args, wanted(args, all(args)), ends, &mut record);
         for &beside in &args.beside {
             let place = Place { cores, beside: beside.into() };
-            measure_there(&ready, How { settings, place, rounds, seconds }, ending, &mut record);
+            measure_there(
+                &ready,
+                How { settings, place, ends, rounds, seconds },
+                ending,
+                &mut record,
+            );
             if ending.has_come() {
                 record.interrupted = true;
                 break 'all;
@@ -184,7 +280,16 @@ fn measure_all(args: &Args, ending: &Ending) -> Result<Record> {
 }
 
 /// The cases that can run; says why the others cannot, once for each reason.
-fn ready(cases: Vec<Case>, record: &mut Record) -> Vec<Case> {
+fn ready(args: &Args, cases: Vec<Case>, ends: &Ends, record: &mut Record) -> Vec<Case> {
+    let there = match ends {
+        Ends::Client(far) => &far.greeting.obstacles[..],
+        _ => &[],
+    };
+    let obstacle = |case: &Case| {
+        let far = || there.iter().find(|missed| missed.case == case.name());
+        let far = || far().map(|missed| format!("in the other machine {}", missed.why));
+        obstacle(case, ends_of(args)).or_else(far)
+    };
     let mut told = Vec::new();
     let mut ready = Vec::new();
     for case in cases {
@@ -249,8 +354,7 @@ fn show(args: &Args, record: &Record) -> Result<c_int> {
     let mut text = String::new();
     if !record.cases.is_empty() {
         text = format!("{}\n", table::table(record, args.table));
-        text += "Median (lowest–highest) over the rounds; a ratio is within one round, above 1 is better. The library \
-                 itself said of every run\nwhere its bytes went. Kernel SMC: as published, on other machines.\n";
+        text += &table::note(record);
     }
     let missed: Vec<String> = record
         .missed()
@@ -281,9 +385,4 @@ fn show(args: &Args, record: &Record) -> Result<c_int> {
 
 fn write(file: &Path, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
-}
-
-/// Says a line to whoever watches. That nobody does must not end the run.
-fn tell(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
 }

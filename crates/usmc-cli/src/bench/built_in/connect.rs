@@ -34,13 +34,15 @@ fn case(concurrency: usize, threads: usize) -> Case {
         tier,
         needs: &[],
         obstacle: None,
+        server: None,
         run: Box::new(move |world, seconds| {
             let client = Role::Brief(Brief { concurrency, threads, seconds });
             let measured =
-                pair::run(world, &spec, Role::ServeEvents, client, 1, Shown::OneThatLasts)?;
+                pair::run(world, &spec, &Role::ServeEvents, &client, 1, Shown::OneThatLasts)?;
             let cpu = measured.cpu(1.0);
             let both = cpu.map_or(0.0, |cpu| (cpu.client_ns + cpu.server_ns) / 1e3);
-            Ok(Outcome { values: vec![measured.rate() / 1e3, both], cpu, proof: measured.proof })
+            let values = vec![measured.rate() / 1e3, both];
+            Ok(Outcome { values, cpu, frames: None, proof: measured.proof })
         }),
     }
 }

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::spec;
 use crate::bench::case::{Case, Outcome, Tier, cost};
@@ -12,7 +12,7 @@ use crate::bench::host::World;
 use crate::bench::mode::{Mode, NO_UNIX};
 use crate::bench::pair::{self, Part, Shown};
 use crate::bench::part::spec::{Done, Hold, Role, Spec, Wait};
-use crate::bench::proof::{Look, Wanted, judge};
+use crate::bench::proof::{Wanted, judge};
 
 const SIZES: [usize; 5] = [1, 10, 100, 1000, 10_000];
 /// Connections with requests, if there are so many.
@@ -45,13 +45,13 @@ fn obstacle(connections: usize) -> Option<String> {
 }
 
 /// Starts both, and waits until the client has its first connection.
-fn start(world: &World, spec: &Spec, hold: &Hold) -> Result<(Part, Part)> {
-    let own = Spec { role: Role::ServeEvents, ..spec.clone() };
-    let server = Part::serve(world, &own)?;
-    let own = Spec { at: server.address(&own), role: Role::Hold(hold.clone()), ..own };
+fn start(world: &mut World, spec: &Spec, hold: &Hold) -> Result<Part> {
+    pair::serve(world, spec, Role::ServeEvents, 1)?;
+    let at = pair::addresses(world).into_iter().next().context("no server")?;
+    let own = Spec { at, role: Role::Hold(hold.clone()), ..spec.clone() };
     let mut client = Part::start(world, "client", &own)?;
     client.hear::<()>("base")?;
-    Ok((server, client))
+    Ok(client)
 }
 
 fn fanin(connections: usize, before: usize, suffix: &str) -> Case {
@@ -70,15 +70,17 @@ fn fanin(connections: usize, before: usize, suffix: &str) -> Case {
         },
         needs: &[],
         obstacle: obstacle(connections),
+        server: None,
         run: Box::new(move |world, seconds| {
-            let (server, mut client) =
-                start(world, &spec, &Hold { connections, active, before, seconds })?;
+            let hold = Hold { connections, active, before, seconds };
+            let mut client = start(world, &spec, &hold)?;
             client.tell("go")?;
             // The first connection is one of them or was used as much.
             let shown = if connections > active { active + 1 } else { active };
-            let measured = pair::go(world, &spec, &[server], vec![client], Shown::Bytes(shown))?;
+            let measured = pair::go(world, &spec, vec![client], Shown::Bytes(shown))?;
             let each = 1e6 / measured.rate();
-            Ok(Outcome { values: vec![each], cpu: measured.cpu(2.0), proof: measured.proof })
+            let (cpu, proof) = (measured.cpu(2.0), measured.proof);
+            Ok(Outcome { values: vec![each], cpu, frames: None, proof })
         }),
     }
 }
@@ -94,14 +96,15 @@ fn idle() -> Case {
         tier: Tier::Quick,
         needs: &[],
         obstacle: obstacle(IDLE),
+        server: None,
         run: Box::new(move |world, seconds| run_idle(world, &spec, seconds)),
     }
 }
 
-fn run_idle(world: &World, spec: &Spec, seconds: f64) -> Result<Outcome> {
+fn run_idle(world: &mut World, spec: &Spec, seconds: f64) -> Result<Outcome> {
     let hold = Hold { connections: IDLE + 1, active: 0, before: ENOUGH, seconds };
-    let (server, mut client) = start(world, spec, &hold)?;
-    let pids = [server.pid(), client.pid()];
+    let mut client = start(world, spec, &hold)?;
+    let pids = [world.servers(), vec![client.pid()]].concat();
     let base = cpus::resident(&pids);
     client.tell("go")?;
     client.hear::<()>("begin")?;
@@ -113,13 +116,13 @@ fn run_idle(world: &World, spec: &Spec, seconds: f64) -> Result<Outcome> {
     let cpu = (cpus::seconds(&pids) - cpu) / begin.elapsed().as_secs_f64();
     let resident = cpus::resident(&pids) - base;
     let wanted = Wanted::All(if world.mode == Mode::Usmc { IDLE + 1 } else { 0 });
-    let proof = judge(world.mode, &Look::at(&pids, 0), wanted)?;
+    let proof = judge(world.mode, &world.look(&pids, 0)?, wanted)?;
     client.tell("over")?;
     client.hear::<()>("measured")?;
     client.tell("tell")?;
     client.hear::<Done>("done")?;
     let values = vec![cpu * 1e3, resident / 1024.0 / IDLE as f64];
-    Ok(Outcome { values, cpu: None, proof })
+    Ok(Outcome { values, cpu: None, frames: None, proof })
 }
 
 /// Waits, unless somebody wants us to end.

@@ -1,20 +1,19 @@
 //! Requests and answers: `pingpong`, `stream`, `ipc`, `rr1`, `rr10`, `streaming`, `streams`.
 
-use anyhow::Result;
-
 use super::spec;
-use crate::bench::case::{Case, Cpu, Measure, Outcome, Tier, cost, rate, size};
+use crate::bench::case::{Case, Measure, Outcome, Tier, cost, rate, size};
 use crate::bench::cpus::places;
-use crate::bench::host::World;
 use crate::bench::mode::ALL;
 use crate::bench::pair::{self, Measured, Shown};
 use crate::bench::part::spec::{Exchange, Role, Spec, Wait};
+use crate::bench::proof::Wanted;
 
 /// The sizes, 1 B to 1 MB.
 const SIZES: [usize; 7] = [1, 14, 100, 1 << 10, 16 << 10, 64 << 10, 1 << 20];
 const WAITS: [Wait; 4] = [Wait::Blocking, Wait::Poll, Wait::Epoll, Wait::Busy];
 /// Bytes of one burst of `stream`, or fewer where messages are small.
 const BURST: usize = 32 << 20;
+const BURST_BETWEEN: usize = 4 << 20;
 /// Messages of one burst at most.
 const BURST_MESSAGES: usize = 50_000;
 
@@ -56,45 +55,59 @@ pub fn cases(cpus: &[usize]) -> Vec<Case> {
     cases
 }
 
-fn client(connections: usize, seconds: f64, most: u64) -> Role {
-    Role::Exchange(Exchange { connections, seconds, most })
+/// Those between two machines: each end has CPUs of its own, and nothing is pinned.
+pub fn between() -> Vec<Case> {
+    vec![
+        ping_pong(14, Wait::Blocking, "", Vec::new()),
+        // Both are awake all the time.
+        ping_pong(14, Wait::Busy, "", Vec::new()),
+        stream(64 << 10, Wait::Blocking, "", Vec::new()),
+    ]
 }
 
-fn run(
-    world: &World,
-    spec: &Spec,
+/// What is exchanged, and on how many connections.
+struct Talk {
+    spec: Spec,
     connections: usize,
-    seconds: f64,
+    /// Exchanges after which a run ends earlier.
     most: u64,
-) -> Result<Measured> {
-    let server = Role::ServeLines { connections };
-    let client = client(connections, seconds, most);
-    pair::run(world, spec, server, client, 1, Shown::Bytes(connections))
 }
 
-/// A case of its own pair of processes.
+/// A case of its own pair of processes. `made_of` says of how many operations CPU time is counted in an exchange.
 fn case(
-    workload: &'static str,
-    variant: String,
+    name: (&'static str, String),
     measures: &[Measure],
-    per: &'static str,
+    (per, made_of): (&'static str, f64),
     tier: Tier,
-    run: impl Fn(&mut World, f64) -> Result<(Vec<f64>, Option<Cpu>, Measured)> + 'static,
+    talk: Talk,
+    values: impl Fn(&Measured) -> Vec<f64> + 'static,
 ) -> Case {
+    let Talk { spec, connections, most } = talk;
+    let server_spec = spec.clone();
     Case {
-        workload,
-        variant,
+        workload: name.0,
+        variant: name.1,
         modes: ALL,
         measures: measures.to_vec(),
         per,
         tier,
         needs: &[],
         obstacle: None,
+        server: Some(Box::new(move |world| {
+            pair::serve(world, &server_spec, Role::ServeLines { connections }, 1)?;
+            Ok(Wanted::All(connections))
+        })),
         run: Box::new(move |world, seconds| {
-            let (values, cpu, measured) = run(world, seconds)?;
-            Ok(Outcome { values, cpu, proof: measured.proof })
+            let client = Role::Exchange(Exchange { connections, seconds, most });
+            let measured = pair::clients(world, &spec, &client, Shown::Bytes(connections))?;
+            let (cpu, frames) = (measured.cpu(made_of), measured.frames(made_of));
+            Ok(Outcome { values: values(&measured), cpu, frames, proof: measured.proof })
         }),
     }
+}
+
+fn one(spec: Spec) -> Talk {
+    Talk { spec, connections: 1, most: u64::MAX }
 }
 
 fn ping_pong(bytes: usize, wait: Wait, cores: &'static str, cpus: Vec<usize>) -> Case {
@@ -103,72 +116,67 @@ fn ping_pong(bytes: usize, wait: Wait, cores: &'static str, cpus: Vec<usize>) ->
         (14, ..) | (1 | 0x400 | 0x10000 | 0x10_0000, Wait::Blocking, _) => Tier::Standard,
         _ => Tier::All,
     };
-    let variant = format!("{}/{}/{cores}", size(bytes), wait.name());
+    let name = ("pingpong", variant(bytes, wait, cores));
     let spec = spec(bytes, bytes, bytes, wait, cpus);
     let measures = [cost("one way, median", "µs")];
-    case("pingpong", variant, &measures, "message", tier, move |world, seconds| {
-        let measured = run(world, &spec, 1, seconds, u64::MAX)?;
-        Ok((vec![measured.done[0].one_way_us], measured.cpu(2.0), measured))
-    })
+    case(name, &measures, ("message", 2.0), tier, one(spec), |m| vec![m.done[0].one_way_us])
+}
+
+fn variant(bytes: usize, wait: Wait, cores: &str) -> String {
+    let name = format!("{}/{}", size(bytes), wait.name());
+    if cores.is_empty() { name } else { format!("{name}/{cores}") }
 }
 
 fn stream(bytes: usize, wait: Wait, cores: &'static str, cpus: Vec<usize>) -> Case {
     let tier = match (bytes, wait, cores) {
-        (0x10000, Wait::Blocking, "two-cores") => Tier::Quick,
+        (0x10000, Wait::Blocking, "two-cores" | "") => Tier::Quick,
         (0x10000, ..) | (1 | 100 | 0x400 | 0x4000 | 0x10_0000, Wait::Blocking, "two-cores") => {
             Tier::Standard
         }
         _ => Tier::All,
     };
-    let variant = format!("{}/{}/{cores}", size(bytes), wait.name());
-    let burst = bytes * (BURST / bytes).min(BURST_MESSAGES);
-    let spec = spec(burst, 1, bytes, wait, cpus);
-    case("stream", variant, &[rate("bandwidth", "MB/s")], "KB", tier, move |world, seconds| {
-        let measured = run(world, &spec, 1, seconds, u64::MAX)?;
-        let rate = measured.rate() * burst as f64 / 1e6;
-        Ok((vec![rate], measured.cpu(burst as f64 / 1e3), measured))
-    })
+    let name = ("stream", variant(bytes, wait, cores));
+    // Between machines shorter: what is emulated would take seconds for one.
+    let most = if cores.is_empty() { BURST_BETWEEN } else { BURST };
+    let burst = bytes * (most / bytes).min(BURST_MESSAGES);
+    let talk = one(spec(burst, 1, bytes, wait, cpus));
+    flow(name, burst, tier, talk)
+}
+
+/// A case of bursts of so many bytes.
+fn flow(name: (&'static str, String), burst: usize, tier: Tier, talk: Talk) -> Case {
+    let per = ("KB", burst as f64 / 1e3);
+    let measures = [rate("bandwidth", "MB/s")];
+    case(name, &measures, per, tier, talk, move |m| vec![m.rate() * burst as f64 / 1e6])
 }
 
 fn ipc() -> Case {
     let spec = spec(IPC_SIZE, IPC_SIZE, IPC_SIZE, Wait::Blocking, Vec::new());
     let measures = [rate("messages", "k/s")];
-    case("ipc", String::new(), &measures, "message", Tier::Quick, move |world, seconds| {
-        let measured = run(world, &spec, 1, seconds, IPC_COUNT)?;
-        Ok((vec![measured.rate() / 1e3], measured.cpu(1.0), measured))
-    })
+    let talk = Talk { spec, connections: 1, most: IPC_COUNT };
+    let name = ("ipc", String::new());
+    case(name, &measures, ("message", 1.0), Tier::Quick, talk, |m| vec![m.rate() / 1e3])
 }
 
 fn rr(request: usize, answer: usize, connections: usize) -> Case {
     let workload = if connections == 1 { "rr1" } else { "rr10" };
     let tier = if (request, answer) == (1, 1) { Tier::Quick } else { Tier::Standard };
-    let variant = format!("{}-{}", size(request), size(answer));
+    let name = (workload, format!("{}-{}", size(request), size(answer)));
     let spec = spec(request, answer, request.max(answer), Wait::Blocking, Vec::new());
     let measures = [rate("transactions", "k/s"), cost("half a transaction, median", "µs")];
-    case(workload, variant, &measures, "transaction", tier, move |world, seconds| {
-        let measured = run(world, &spec, connections, seconds, u64::MAX)?;
-        let times = measured.done[0].one_way_us;
-        Ok((vec![measured.rate() / 1e3, times], measured.cpu(1.0), measured))
-    })
+    let talk = Talk { spec, connections, most: u64::MAX };
+    let values = |m: &Measured| vec![m.rate() / 1e3, m.done[0].one_way_us];
+    case(name, &measures, ("transaction", 1.0), tier, talk, values)
 }
 
 fn streaming() -> Case {
-    let spec = spec(STREAMING, 1, 64 << 10, Wait::Blocking, Vec::new());
-    let measures = [rate("bandwidth", "MB/s")];
-    case("streaming", String::new(), &measures, "KB", Tier::Quick, move |world, seconds| {
-        let measured = run(world, &spec, 1, seconds, u64::MAX)?;
-        let rate = measured.rate() * STREAMING as f64 / 1e6;
-        Ok((vec![rate], measured.cpu(STREAMING as f64 / 1e3), measured))
-    })
+    let talk = one(spec(STREAMING, 1, 64 << 10, Wait::Blocking, Vec::new()));
+    flow(("streaming", String::new()), STREAMING, Tier::Quick, talk)
 }
 
 /// Several streams of one client to one server, each with two threads.
 fn streams(connections: usize) -> Case {
     let spec = spec(BURST, 1, 64 << 10, Wait::Blocking, Vec::new());
-    let (variant, measures) = (connections.to_string(), [rate("bandwidth", "MB/s")]);
-    case("streams", variant, &measures, "KB", Tier::All, move |world, seconds| {
-        let measured = run(world, &spec, connections, seconds, u64::MAX)?;
-        let rate = measured.rate() * BURST as f64 / 1e6;
-        Ok((vec![rate], measured.cpu(BURST as f64 / 1e3), measured))
-    })
+    let talk = Talk { spec, connections, most: u64::MAX };
+    flow(("streams", connections.to_string()), BURST, Tier::All, talk)
 }

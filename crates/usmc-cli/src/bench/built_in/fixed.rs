@@ -8,6 +8,7 @@ use crate::bench::host::World;
 use crate::bench::mode::{Mode, NO_UNIX};
 use crate::bench::pair::{self, Part, Shown};
 use crate::bench::part::spec::{Done, Role, Spec, Wait};
+use crate::bench::proof::Proof;
 
 /// Bytes of a message through the ring, as in sockperf's pattern.
 const MESSAGE: usize = 14;
@@ -64,10 +65,11 @@ fn bare(
         tier,
         needs: &[],
         obstacle: (ends[0] == ends[1]).then(|| "needs two cores".to_owned()),
+        server: None,
         run: Box::new(move |world, seconds| {
             let how = "the ring itself; no sockets".to_owned();
-            let proof = crate::bench::proof::Proof { how, ..Default::default() };
-            Ok(Outcome { values: run(world, seconds)?, cpu: None, proof })
+            let proof = Proof { how, ..Proof::default() };
+            Ok(Outcome { values: run(world, seconds)?, cpu: None, frames: None, proof })
         }),
     }
 }
@@ -95,12 +97,13 @@ fn foreign() -> Case {
         tier: Tier::Quick,
         needs: &[],
         obstacle: None,
+        server: None,
         run: Box::new(move |world, seconds| {
             let own = Spec { role: Role::Foreign { seconds }, ..spec.clone() };
             let client = Part::start(world, "program", &own)?;
-            let mut measured = pair::go(world, &spec, &[], vec![client], Shown::OneThatLasts)?;
+            let mut measured = pair::go(world, &spec, vec![client], Shown::OneThatLasts)?;
             let values = std::mem::take(&mut measured.done[0].further);
-            Ok(Outcome { values, cpu: None, proof: measured.proof })
+            Ok(Outcome { values, cpu: None, frames: None, proof: measured.proof })
         }),
     }
 }

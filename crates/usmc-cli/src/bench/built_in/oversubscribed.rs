@@ -39,16 +39,18 @@ fn case(name: &'static str, what: What, tier: Tier, cpus: &[usize]) -> Case {
         tier,
         needs: &[],
         obstacle: None,
+        server: None,
         run: Box::new(move |world, seconds| {
             let client = Role::Exchange(Exchange { connections: 1, seconds, most: u64::MAX });
             let server = Role::ServeLines { connections: 1 };
-            let measured = pair::run(world, &spec, server, client, PAIRS, Shown::Bytes(1))?;
+            let measured = pair::run(world, &spec, &server, &client, PAIRS, Shown::Bytes(1))?;
             let (scale, parts) = match is_stream {
                 true => (request as f64 / 1e6, request as f64 / 1e3),
                 false => (2.0 / 1e3, 2.0),
             };
             let values = vec![measured.rate() * scale];
-            Ok(Outcome { values, cpu: measured.cpu(parts), proof: measured.proof })
+            let cpu = measured.cpu(parts);
+            Ok(Outcome { values, cpu, frames: None, proof: measured.proof })
         }),
     }
 }

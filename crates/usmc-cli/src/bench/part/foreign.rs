@@ -1,6 +1,7 @@
 //! `foreign`: what read(2) and write(2) cost on a descriptor that is no socket.
 
 use std::fs::OpenOptions;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::AsFd;
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use anyhow::{Context, Result};
 use nix::unistd::{read, write};
 
 use super::line::{self, Line};
-use super::spec::{Done, Spec, Wait};
+use super::spec::{Address, Done, Spec, Wait};
 
 /// Calls that are timed together.
 const BATCH: u32 = 2000;
@@ -58,7 +59,8 @@ pub fn play(spec: &Spec, seconds: f64) -> Result<()> {
 fn connection(spec: &Spec) -> Result<[Line; 2]> {
     let spec = Spec { wait: Wait::Blocking, ..spec.clone() };
     let (listener, port) = line::listen(&spec.at)?;
-    let client = line::connect(&super::spec::Address::Tcp(port))?;
+    let at = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+    let client = line::connect(&Address::Tcp(at))?;
     let (server, _) = listener.accept().context("cannot accept")?;
     let mut ends = [Line::new(client, &spec)?, Line::new(server, &spec)?];
     let mut message = vec![b'x'; spec.request];

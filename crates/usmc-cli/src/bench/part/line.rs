@@ -33,9 +33,7 @@ pub fn connect(at: &Address) -> Result<Socket> {
 /// A socket, and the address that is the server's.
 pub fn socket(at: &Address) -> Result<(Socket, SockAddr)> {
     let (domain, name) = match at {
-        Address::Tcp(port) => {
-            (Domain::IPV4, std::net::SocketAddr::from(([127, 0, 0, 1], *port)).into())
-        }
+        Address::Tcp(at) => (Domain::IPV4, (*at).into()),
         Address::Unix(path) => (Domain::UNIX, SockAddr::unix(path).context("a UNIX address")?),
     };
     Ok((Socket::new(domain, Type::STREAM, None).context("cannot make a socket")?, name))

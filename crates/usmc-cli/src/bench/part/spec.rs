@@ -1,5 +1,6 @@
 //! What the driver tells a part to be, and what a part tells of its run.
 
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -7,10 +8,15 @@ use serde::{Deserialize, Serialize};
 /// Where the server listens.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Address {
-    /// A port of 127.0.0.1; 0: any.
-    Tcp(u16),
+    /// A port of an address; 0: any.
+    Tcp(SocketAddrV4),
     /// A path.
     Unix(PathBuf),
+}
+
+impl Address {
+    /// Any port of 127.0.0.1.
+    pub const LOCAL: Address = Address::Tcp(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
 }
 
 /// How a part waits for its connection.

@@ -4,7 +4,8 @@ use anyhow::Result;
 
 use super::{case, number_after, outcome, whole};
 use crate::bench::case::{Case, Needs, Outcome, cost, needs, rate};
-use crate::bench::host::{Load, Start, World, free_port};
+use crate::bench::host::{Load, Start, World};
+use crate::bench::local::free_port;
 use crate::bench::mode::NO_UNIX;
 use crate::bench::proof::Wanted;
 
@@ -23,7 +24,7 @@ pub fn cases() -> Vec<Case> {
 /// Its servers talk about the test at one port and run it at another, which is the one that is looked at.
 fn run(world: &mut World, seconds: f64, test: &str) -> Result<Load> {
     let data = world.port.to_string();
-    world.port = free_port()?;
+    world.port = free_port(world.address)?;
     let port = world.port.to_string();
     world.serve(&["qperf", "-lp", &port], None, &Start::default())?;
     world.port = data.parse()?;
