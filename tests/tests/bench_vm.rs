@@ -70,7 +70,7 @@ fn figures_between_two_hosts_are_of_the_region_and_of_the_cable() {
     };
     for (name, connections) in [
         ("pingpong/14B/blocking", 1),
-        ("pingpong/14B/busy", 1),
+        ("pingpong/14B/blocking/awake", 1),
         ("stream/64KB/blocking", 1),
         ("sockperf/pp-14B", 1),
         ("sockperf/tp-64000B", 1),
@@ -94,7 +94,7 @@ fn figures_between_two_hosts_are_of_the_region_and_of_the_cable() {
         assert!(frames("tcp") > Some(0.0) && frames("usmc").is_some(), "{name}: {case}");
     }
     // Nobody sleeps there, so that nobody is woken by a byte.
-    let awake = &named("pingpong/14B/busy")["frames"];
+    let awake = &named("pingpong/14B/blocking/awake")["frames"];
     let each = |mode: &str| awake[mode]["each"]["median"].as_f64().expect("a count");
     assert!(each("tcp") > 0.5 && each("usmc") < each("tcp") / 20.0, "{awake}");
     for words in ["frames of a run", "interface v0", "the server's is"] {

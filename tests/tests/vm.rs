@@ -393,85 +393,6 @@ fn a_kernel_that_is_locked_down(one: &mut Guest, _other: &mut Guest) {
     stop_redis(one);
 }
 
-/// A program of one machine and its server on the other, and what it prints as a figure.
-struct Load {
-    name: &'static str,
-    unit: &'static str,
-    /// Less is better.
-    is_time: bool,
-    server: &'static str,
-    is_up: &'static str,
-    client: &'static str,
-    stop: &'static str,
-}
-
-const LOADS: [Load; 5] = [
-    Load {
-        name: "sockperf ping-pong, 14 B, one way",
-        unit: "µs",
-        is_time: true,
-        server: "sockperf server --tcp -i 10.0.0.1 -p 8081",
-        is_up: "ss -ltn | grep -q :8081",
-        client: "sockperf ping-pong --tcp -i 10.0.0.1 -p 8081 -m 14 -t 3 2>&1 | sed -n 's/.*Latency is \\([0-9.]*\\) usec.*/\\1/p'",
-        stop: "pkill -x sockperf",
-    },
-    Load {
-        name: "sockperf throughput, 64 KB",
-        unit: "MB/s",
-        is_time: false,
-        server: "sockperf server --tcp -i 10.0.0.1 -p 8081",
-        is_up: "ss -ltn | grep -q :8081",
-        client: "sockperf throughput --tcp -i 10.0.0.1 -p 8081 -m 64000 -t 3 2>&1 | sed -n 's/.*BandWidth is \\([0-9.]*\\) MBps.*/\\1/p'",
-        stop: "pkill -x sockperf",
-    },
-    Load {
-        name: "redis-benchmark -c 50, SET",
-        unit: "/s",
-        is_time: false,
-        server: "redis-server --bind 0.0.0.0 --protected-mode no --save ''",
-        is_up: "redis-cli ping",
-        client: "redis-benchmark -h 10.0.0.1 -c 50 -n 15000 -t set -q | tr '\\r' '\\n' | sed -n 's/^SET: \\([0-9.]*\\) requests.*/\\1/p'",
-        stop: "redis-cli shutdown nosave",
-    },
-    Load {
-        name: "redis-benchmark -c 50, GET",
-        unit: "/s",
-        is_time: false,
-        server: "redis-server --bind 0.0.0.0 --protected-mode no --save ''",
-        is_up: "redis-cli ping",
-        client: "redis-benchmark -h 10.0.0.1 -c 50 -n 15000 -t get -q | tr '\\r' '\\n' | sed -n 's/^GET: \\([0-9.]*\\) requests.*/\\1/p'",
-        stop: "redis-cli shutdown nosave",
-    },
-    Load {
-        name: "redis-benchmark -c 1, GET",
-        unit: "/s",
-        is_time: false,
-        server: "redis-server --bind 0.0.0.0 --protected-mode no --save ''",
-        is_up: "redis-cli ping",
-        client: "redis-benchmark -h 10.0.0.1 -c 1 -n 4000 -t get -q | tr '\\r' '\\n' | sed -n 's/^GET: \\([0-9.]*\\) requests.*/\\1/p'",
-        stop: "redis-cli shutdown nosave",
-    },
-];
-
-const ROUNDS: usize = 3;
-
-/// Figures of one way to carry it, and how many frames its client's machine sent and received for it.
-fn measure(one: &mut Guest, other: &mut Guest, load: &Load, regions: &str) -> (f64, u64) {
-    one.run(&format!("usmc run --regions {regions} -- {} >/tmp/load.log 2>&1 &", load.server));
-    one.run(&format!("until {} >/dev/null 2>&1; do sleep 0.1; done", load.is_up));
-    let frames = |guest: &mut Guest| {
-        let count = guest.run("cat /sys/class/net/eth0/statistics/[rt]x_packets");
-        count.lines().map(|line| line.parse::<u64>().expect("a number")).sum::<u64>()
-    };
-    let before = frames(other);
-    let figure = other.run(&format!("usmc run --regions {regions} -- {}", load.client));
-    let after = frames(other);
-    one.run(load.stop);
-    one.run("while pgrep -x 'sockperf|redis-server' >/dev/null; do sleep 0.1; done");
-    let figure = figure.lines().next_back().and_then(|line| line.trim().parse().ok());
-    (figure.unwrap_or_else(|| panic!("{}: no figure", load.name)), after - before)
-}
-
 /// TCP and uSMC in turn, in the same machines. Their code is translated, TCP's kernels and the cable of QEMU's included: the ratios
 /// flatter uSMC by far, and say nothing of machines with KVM. How many frames go over the cable is exact.
 #[test]
@@ -487,36 +408,12 @@ fn what_two_guests_gain() {
     let (server, mut serves) = serve(&fixture);
     let mut guests = Guests::boot(&fixture, &region, &persistent, &server.guests);
     let [one, other] = guests.both();
-    println!(
-        "median of {ROUNDS} rounds (lowest–highest); frames at the client; emulated, without KVM"
-    );
-    for load in &LOADS {
-        let (mut ratios, mut all, mut frames) = (Vec::new(), [Vec::new(), Vec::new()], [0, 0]);
-        for _ in 0..ROUNDS {
-            let both = ["none", "$region"].map(|regions| measure(one, other, load, regions));
-            for (at, (figure, count)) in both.into_iter().enumerate() {
-                all[at].push(figure);
-                frames[at] = count;
-            }
-            let [(tcp, _), (smc, _)] = both;
-            ratios.push(if load.is_time { tcp / smc } else { smc / tcp });
-        }
-        let shown = |figures: &mut Vec<f64>| {
-            figures.sort_by(f64::total_cmp);
-            format!("{:.3} ({:.3}–{:.3})", figures[ROUNDS / 2], figures[0], figures[ROUNDS - 1])
-        };
-        let [tcp, smc] = &mut all;
-        println!(
-            "{}: TCP {} {unit}, uSMC {} {unit}, {} ×; frames {} and {}",
-            load.name,
-            shown(tcp),
-            shown(smc),
-            shown(&mut ratios),
-            frames[0],
-            frames[1],
-            unit = load.unit
-        );
-    }
+    one.run("USMC_REGIONS=$region usmc bench --serve 10.0.0.1 >/tmp/served 2>&1 &");
+    one.run("until grep -q Serves /tmp/served; do sleep 0.1; done");
+    let bench = "USMC_REGIONS=$region usmc bench --vm 10.0.0.1 --rounds 3 --duration 2 2>&1";
+    let (status, table) = other.try_run(bench);
+    println!("{table}");
+    assert_eq!(status, 0, "{}", one.run("cat /tmp/served"));
     guests.shut_down();
     serves.signal(libc::SIGTERM);
     assert!(serves.wait().success(), "{}", serves.errors());

@@ -258,7 +258,7 @@ mod tests {
         let names: Vec<String> = cases.iter().map(Case::name).collect();
         let expected = [
             "pingpong/14B/blocking",
-            "pingpong/14B/busy",
+            "pingpong/14B/blocking/awake",
             "stream/64KB/blocking",
             "sockperf/pp-14B",
             "sockperf/tp-64000B",

@@ -240,6 +240,10 @@ impl World {
         command.args(&words[1..]).env_remove("USMC_OFF");
         if let Some(ism) = &self.ism {
             command.env("USMC_ISM_DIR", ism);
+            // A directory takes a place in each region that its programs join, and keeps it when it is gone.
+            if env::var_os("USMC_REGIONS").is_none() {
+                command.env("USMC_REGIONS", "none");
+            }
         }
         if let Some(Setting { name, value }) = &self.setting {
             match value {

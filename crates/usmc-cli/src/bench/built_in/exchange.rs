@@ -1,12 +1,14 @@
 //! Requests and answers: `pingpong`, `stream`, `ipc`, `rr1`, `rr10`, `streaming`, `streams`.
 
 use super::spec;
-use crate::bench::case::{Case, Measure, Outcome, Tier, cost, rate, size};
+use crate::bench::case::{Case, Measure, Outcome, Serve, Tier, cost, rate, size};
 use crate::bench::cpus::places;
+use crate::bench::host::World;
 use crate::bench::mode::ALL;
 use crate::bench::pair::{self, Measured, Shown};
 use crate::bench::part::spec::{Exchange, Role, Spec, Wait};
 use crate::bench::proof::Wanted;
+use crate::bench::sweep::Setting;
 
 /// The sizes, 1 B to 1 MB.
 const SIZES: [usize; 7] = [1, 14, 100, 1 << 10, 16 << 10, 64 << 10, 1 << 20];
@@ -59,10 +61,27 @@ pub fn cases(cpus: &[usize]) -> Vec<Case> {
 pub fn between() -> Vec<Case> {
     vec![
         ping_pong(14, Wait::Blocking, "", Vec::new()),
-        // Both are awake all the time.
-        ping_pong(14, Wait::Busy, "", Vec::new()),
+        awake(ping_pong(14, Wait::Blocking, "awake", Vec::new())),
         stream(64 << 10, Wait::Blocking, "", Vec::new()),
     ]
+}
+
+/// The same, but no end sleeps before the answer is there, unless it takes a second.
+fn awake(case: Case) -> Case {
+    let spin =
+        || Setting { name: "USMC_BUSY_POLL_US".to_owned(), value: Some(1_000_000.to_string()) };
+    let (server, run) = (case.server, case.run);
+    let server = server.map(|server| -> Serve {
+        Box::new(move |world| {
+            world.setting.get_or_insert_with(spin);
+            server(world)
+        })
+    });
+    let run = Box::new(move |world: &mut World, seconds: f64| {
+        world.setting.get_or_insert_with(spin);
+        run(world, seconds)
+    });
+    Case { server, run, ..case }
 }
 
 /// What is exchanged, and on how many connections.
