@@ -97,6 +97,8 @@ fn figures_between_two_hosts_are_of_the_region_and_of_the_cable() {
     let awake = &named("pingpong/14B/blocking/awake")["frames"];
     let each = |mode: &str| awake[mode]["each"]["median"].as_f64().expect("a count");
     assert!(each("tcp") > 0.5 && each("usmc") < each("tcp") / 20.0, "{awake}");
+    let wakes = &named("pingpong/14B/blocking/awake")["wakes"]["each"]["median"];
+    assert!(wakes.as_f64() < Some(0.1), "{wakes}");
     for words in ["frames of a run", "interface v0", "the server's is"] {
         assert!(table.contains(words), "{words} in {table}");
     }
@@ -134,7 +136,7 @@ impl Client {
         client.expect("one")
     }
 
-    /// What it is told: an error of the server's ends its connection, and may take what it said along.
+    /// The server may have closed already.
     fn say(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
@@ -150,7 +152,8 @@ impl Client {
         self.hear()
     }
 
-    fn is_sent_away(mut self) {
+    /// Says no more, and hears what there is up to the end.
+    fn leave(mut self) {
         let _ = self.stream.shutdown(Shutdown::Write);
         let _ = self.lines.read_to_end(&mut Vec::new());
     }
@@ -190,7 +193,7 @@ fn a_hostile_client_harms_nothing() {
     ] {
         let mut client = Client::greeted(&fixture, port);
         client.say(bytes);
-        client.is_sent_away();
+        client.leave();
     }
     // Half a line, and nothing.
     for bytes in [&b"{\"start\":"[..], b""] {

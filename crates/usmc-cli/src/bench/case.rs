@@ -90,20 +90,20 @@ pub struct Cpu {
     pub server_ns: f64,
 }
 
-/// Frames on the wire between two machines.
+/// Something that is counted, such as frames on the wire between two machines.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Frames {
-    /// Of the run, in both directions.
+pub struct Count {
+    /// Of the run.
     pub all: f64,
     /// Of one operation.
     pub each: f64,
 }
 
-impl Frames {
+impl Count {
     /// So many, of so many operations.
-    pub fn new(count: u64, operations: f64) -> Option<Frames> {
+    pub fn new(count: u64, operations: f64) -> Option<Count> {
         let all = count as f64;
-        (operations > 0.0).then(|| Frames { all, each: all / operations })
+        (operations > 0.0).then(|| Count { all, each: all / operations })
     }
 }
 
@@ -114,8 +114,10 @@ pub struct Outcome {
     pub values: Vec<f64>,
     /// Where there is an operation to count by.
     pub cpu: Option<Cpu>,
-    /// Where there is a wire.
-    pub frames: Option<Frames>,
+    /// Frames on the wire, in both directions, where there is one.
+    pub frames: Option<Count>,
+    /// Sleeps and doorbells of connections in shared memory, at both ends, where they were counted.
+    pub wakes: Option<Count>,
     /// What carried the bytes.
     pub proof: Proof,
 }

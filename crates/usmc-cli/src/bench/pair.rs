@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 
-use super::case::{Cpu, Frames};
+use super::case::{Count, Cpu};
 use super::ending::Ending;
 use super::host::World;
 use super::mode::Mode;
@@ -134,6 +134,8 @@ pub struct Measured {
     pub proof: Proof,
     /// Frames on the wire meanwhile, where there is one.
     pub frames: Option<u64>,
+    /// Sleeps and doorbells meanwhile, where all connections are in shared memory.
+    pub wakes: Option<u64>,
 }
 
 impl Measured {
@@ -154,9 +156,10 @@ impl Measured {
         Some(Cpu { client_ns: each(client), server_ns: each(server) })
     }
 
-    /// Frames, and those of an operation of which `parts` make one.
-    pub fn frames(&self, parts: f64) -> Option<Frames> {
-        Frames::new(self.frames?, self.operations() * parts)
+    /// Frames, and sleeps with doorbells, of which `parts` operations make one.
+    pub fn counts(&self, parts: f64) -> [Option<Count>; 2] {
+        let operations = self.operations() * parts;
+        [self.frames, self.wakes].map(|count| Count::new(count?, operations))
     }
 }
 
@@ -297,11 +300,13 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
         }
         Some(wanted) => judge(world.mode, &after, wanted)?,
     };
+    let mut wakes = None;
     if world.mode == Mode::Usmc && wanted.is_some() {
         let operations: u64 = done.iter().map(|done| done.operations).sum();
         let moved = operations * (spec.request + spec.answer) as u64;
         // Each byte is sent by one end and received by the other.
         let ring = after.bytes().saturating_sub(before.bytes()) / 2;
+        wakes = Some(after.wakes().saturating_sub(before.wakes()));
         proof.ring_bytes = Some(ring);
         proof.moved_bytes = Some(moved);
         if ring < moved {
@@ -312,5 +317,5 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
     for client in &mut clients {
         client.tell("end")?;
     }
-    Ok(Measured { done, cpu: [client_cpu, server_cpu], proof, frames })
+    Ok(Measured { done, cpu: [client_cpu, server_cpu], proof, frames, wakes })
 }

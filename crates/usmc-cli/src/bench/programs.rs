@@ -13,7 +13,7 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
 
-use super::case::{Case, Cpu, End, Frames, Measure, Needs, Outcome, Tier};
+use super::case::{Case, Count, Cpu, End, Measure, Needs, Outcome, Tier};
 use super::host::{Load, World};
 use super::mode::Mode;
 
@@ -78,8 +78,8 @@ fn outcome(values: Vec<f64>, load: Load, operations: f64) -> Result<Outcome> {
     }
     let each = |seconds: f64| seconds * 1e9 / operations.max(1.0);
     let cpu = Cpu { client_ns: each(load.client_cpu), server_ns: each(load.server_cpu) };
-    let frames = load.frames.and_then(|count| Frames::new(count, operations.max(1.0)));
-    Ok(Outcome { values, cpu: Some(cpu), frames, proof: load.proof })
+    let frames = load.frames.and_then(|count| Count::new(count, operations.max(1.0)));
+    Ok(Outcome { values, cpu: Some(cpu), frames, wakes: None, proof: load.proof })
 }
 
 /// The first number after this text, and what follows it.

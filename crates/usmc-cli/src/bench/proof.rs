@@ -45,6 +45,8 @@ pub struct Look {
     pub in_region: usize,
     /// Bytes that ends in shared memory have sent and received, both ends of each counted.
     pub bytes: u64,
+    /// Their sleeps, and the doorbells that they sent and took.
+    pub wakes: u64,
     /// Whether the library is in any of the processes.
     pub library: bool,
     reasons: BTreeSet<String>,
@@ -84,6 +86,8 @@ impl Look {
                     look.smcd += 1;
                     look.in_region += usize::from(socket.region.is_some());
                     look.bytes += socket.tx_bytes + socket.rx_bytes;
+                    let [.., sleeps, _, sent, drained] = socket.counters;
+                    look.wakes += sleeps + sent + drained;
                 }
                 (Carrier::Tcp, Some(Reason::Short)) => look.ready += 1,
                 (Carrier::Tcp, reason) => {
@@ -138,6 +142,11 @@ impl Seen {
     /// As [`Look::bytes`].
     pub fn bytes(&self) -> u64 {
         self.looks().map(|look| look.bytes).sum()
+    }
+
+    /// As [`Look::wakes`].
+    pub fn wakes(&self) -> u64 {
+        self.looks().map(|look| look.wakes).sum()
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 
-use super::case::{Better, Case, Outcome};
+use super::case::{Better, Case, Count, Outcome};
 use super::machine::Machine;
 use super::mode::Mode;
 use super::proof::Proof;
@@ -80,7 +80,10 @@ pub struct CaseRecord {
     pub cpu: BTreeMap<Mode, CpuRecord>,
     /// Frames on the wire, where there is one.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub frames: BTreeMap<Mode, FramesRecord>,
+    pub frames: BTreeMap<Mode, CountRecord>,
+    /// Sleeps and doorbells of uSMC's connections, at both ends: what takes system calls there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wakes: Option<CountRecord>,
     /// What carried the bytes, of the last round.
     pub proof: BTreeMap<Mode, Proof>,
     /// Of a sweep: what was set, and where.
@@ -122,9 +125,9 @@ pub struct CpuRecord {
     pub server_ns: Spread,
 }
 
-/// Frames on the wire, in both directions.
+/// Something that was counted.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct FramesRecord {
+pub struct CountRecord {
     /// Of a run.
     pub run: Spread,
     /// Of an operation.
@@ -151,6 +154,7 @@ impl Rounds<'_> {
         let of = |mode: &Mode| &self.outcomes[mode][..whole];
         let mut cpu = BTreeMap::new();
         let mut frames = BTreeMap::new();
+        let usmc = self.case.modes.iter().find(|mode| **mode == Mode::Usmc);
         let mut proof = BTreeMap::new();
         for mode in self.case.modes {
             let each: Vec<_> = of(mode).iter().filter_map(|outcome| outcome.cpu).collect();
@@ -159,12 +163,8 @@ impl Rounds<'_> {
             if let (Some(client_ns), Some(server_ns)) = (spread(&clients), spread(&servers)) {
                 cpu.insert(*mode, CpuRecord { client_ns, server_ns });
             }
-            let each: Vec<_> = of(mode).iter().filter_map(|outcome| outcome.frames).collect();
-            let runs: Vec<f64> = each.iter().map(|frames| frames.all).collect();
-            let operations: Vec<f64> = each.iter().map(|frames| frames.each).collect();
-            if let (Some(run), Some(each)) = (spread(&runs), spread(&operations)) {
-                frames.insert(*mode, FramesRecord { run, each });
-            }
+            let own = count(of(mode), |outcome| outcome.frames);
+            frames.extend(own.map(|own| (*mode, own)));
             proof.extend(of(mode).last().map(|outcome| (*mode, outcome.proof.clone())));
         }
         let measures = (0..self.case.measures.len()).map(|i| {
@@ -182,6 +182,7 @@ impl Rounds<'_> {
             measures: measures.collect(),
             cpu,
             frames,
+            wakes: usmc.and_then(|usmc| count(of(usmc), |outcome| outcome.wakes)),
             proof,
             point: self.setting.as_ref().map(|setting| Point {
                 case: self.case.name(),
@@ -191,6 +192,12 @@ impl Rounds<'_> {
             }),
         })
     }
+}
+
+fn count(outcomes: &[Outcome], of: impl Fn(&Outcome) -> Option<Count>) -> Option<CountRecord> {
+    let all: Vec<Count> = outcomes.iter().filter_map(of).collect();
+    let spread_of = |part: fn(&Count) -> f64| spread(&all.iter().map(part).collect::<Vec<f64>>());
+    Some(CountRecord { run: spread_of(|count| count.all)?, each: spread_of(|count| count.each)? })
 }
 
 fn measure(case: &Case, i: usize, samples: BTreeMap<Mode, Vec<f64>>) -> MeasureRecord {
@@ -229,7 +236,7 @@ fn measure(case: &Case, i: usize, samples: BTreeMap<Mode, Vec<f64>>) -> MeasureR
 
 #[cfg(test)]
 pub mod tests {
-    use super::super::case::{Cpu, Frames, Tier, cost, rate};
+    use super::super::case::{Count, Cpu, Tier, cost, rate};
     use super::super::cores::Cores;
     use super::super::mode::ALL;
     use super::*;
@@ -257,7 +264,8 @@ pub mod tests {
         let outcome = |value: &f64| Outcome {
             values: vec![*value; case.measures.len()],
             cpu: Some(Cpu { client_ns: value * 2.0, server_ns: *value }),
-            frames: Frames::new(*value as u64, 10.0),
+            frames: Count::new(*value as u64, 10.0),
+            wakes: Count::new(*value as u64, 100.0),
             proof: Proof { how: "seen".to_owned(), ..Proof::default() },
         };
         let all = ALL.iter().zip(figures);

@@ -38,8 +38,16 @@ const FRAMES: Column =
         },
     );
 
+const WAKES: Column = ("sleeps and doorbells of uSMC", |case, _, first| match &case.wakes {
+    Some(wakes) if first => {
+        let (run, each) = (short(wakes.run.median), short(wakes.each.median));
+        format!("{run}, {each} per {}", case.per)
+    }
+    _ => String::new(),
+});
+
 const HERE: &[Column] = &[WORKLOAD, TCP, UNIX, USMC, RATIO, TARGET, PUBLISHED, CPU];
-const BETWEEN_MACHINES: &[Column] = &[WORKLOAD, TCP, USMC, RATIO, CPU, FRAMES];
+const BETWEEN_MACHINES: &[Column] = &[WORKLOAD, TCP, USMC, RATIO, CPU, FRAMES, WAKES];
 
 /// All figures.
 pub fn table(record: &Record, style: Style) -> String {
@@ -82,8 +90,8 @@ fn between_machines(record: &Record, server: &ServerRecord) -> String {
         server.machine.virtualisation()
     );
     if client.is_emulated() || server.machine.is_emulated() {
-        text += "Where machines are emulated TCP's side is, too, and each of its packets costs far more than on real processors: \
-                 these ratios\nflatter uSMC by far, and only the counts of frames mean the same elsewhere.\n";
+        text += "Where machines are emulated TCP's side is, too, and its packets cost far more than on real processors: these \
+                 ratios say nothing\nof other machines, and mostly flatter uSMC; frames are counted exactly.\n";
     }
     text
 }
@@ -190,6 +198,7 @@ mod tests {
         apart.judge();
         let text = table(&apart, Style::Text);
         assert!(text.contains("20 → 300, 2 → 30 per message"), "{text}");
+        assert!(text.contains(" 300, 3 per message"), "{text}");
         apart.server.iter_mut().for_each(|server| server.machine.set_emulated());
         let note = note(&apart);
         assert!(note.contains("interface eth0") && note.contains("flatter uSMC"), "{note}");

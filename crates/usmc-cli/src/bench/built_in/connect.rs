@@ -42,7 +42,7 @@ fn case(concurrency: usize, threads: usize) -> Case {
             let cpu = measured.cpu(1.0);
             let both = cpu.map_or(0.0, |cpu| (cpu.client_ns + cpu.server_ns) / 1e3);
             let values = vec![measured.rate() / 1e3, both];
-            Ok(Outcome { values, cpu, frames: None, proof: measured.proof })
+            Ok(Outcome { values, cpu, frames: None, wakes: None, proof: measured.proof })
         }),
     }
 }

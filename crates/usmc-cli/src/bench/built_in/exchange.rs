@@ -119,8 +119,9 @@ fn case(
         run: Box::new(move |world, seconds| {
             let client = Role::Exchange(Exchange { connections, seconds, most });
             let measured = pair::clients(world, &spec, &client, Shown::Bytes(connections))?;
-            let (cpu, frames) = (measured.cpu(made_of), measured.frames(made_of));
-            Ok(Outcome { values: values(&measured), cpu, frames, proof: measured.proof })
+            let cpu = measured.cpu(made_of);
+            let [frames, wakes] = measured.counts(made_of);
+            Ok(Outcome { values: values(&measured), cpu, frames, wakes, proof: measured.proof })
         }),
     }
 }
