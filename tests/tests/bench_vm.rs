@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -229,7 +229,7 @@ fn a_hostile_client_harms_nothing() {
         let mut previous = None;
         // The second server takes the place of the first.
         for _ in 0..2 {
-            let up = client.ask(&start(case, mode))["up"].as_u64().expect("a port");
+            let up = client.ask(&start(case, mode))["up"]["port"].as_u64().expect("a port");
             let up = u16::try_from(up).expect("a port");
             let connection = TcpStream::connect(("127.0.0.1", up)).expect("a server");
             assert!(!is_alone());
@@ -243,13 +243,18 @@ fn a_hostile_client_harms_nothing() {
         client = Client::greeted(&fixture, port);
     }
     // It serves as ever.
-    let up = client.ask(&start("redis/c1", "usmc"))["up"].as_u64();
-    assert!(up.is_some_and(|up| TcpListener::bind(("127.0.0.1", up as u16)).is_err()));
+    let up = client.ask(&start("redis/c1", "usmc"))["up"]["port"].as_u64();
+    let up = up.and_then(|up| u16::try_from(up).ok()).expect("a port");
+    let mut stranger = TcpStream::connect(("127.0.0.1", up)).expect("redis-server");
+    stranger.write_all(b"CONFIG GET dir\r\n").expect("a connection");
+    let mut answer = String::new();
+    BufReader::new(stranger).read_line(&mut answer).expect("an answer");
+    assert!(answer.starts_with("-NOAUTH"), "it talks to others: {answer}");
     assert!(client.ask(&json!("look"))["seen"]["now"]["library"] == true);
     assert_eq!(client.ask(&json!("stop")), "stopped");
     assert!(is_alone(), "{}", procfs::describe(fixture.marker()));
     // The server ends with a client, too, and with what that has started.
-    assert!(client.ask(&start("redis/c1", "tcp"))["up"].is_u64());
+    assert!(client.ask(&start("redis/c1", "tcp"))["up"].is_object());
     end(server, &served);
     drop(client);
     fixture.finish();

@@ -83,14 +83,24 @@ pub enum Knob {
 pub enum Reply {
     /// To a client that has come.
     Greeting(Box<Greeting>),
-    /// The server of the case listens at this port.
-    Up(u16),
+    /// The server of the case listens.
+    Up(Up),
     /// What was asked for.
     Seen(Box<Sight>),
     /// Nothing runs any more.
     Stopped,
     /// It did not work.
     Failed(String),
+}
+
+/// How its client reaches a server.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Up {
+    /// Its port.
+    pub port: u16,
+    /// The password of a server that others in the network could ask for more than a load.
+    pub password: String,
 }
 
 /// Who serves.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::control::{FORMAT, Greeting, Lines, REPLY_MOST, Reply, Request, Sight, Start};
+use super::control::{FORMAT, Greeting, Lines, REPLY_MOST, Reply, Request, Sight, Start, Up};
 use super::ending::Ending;
 use super::wire::Wire;
 
@@ -51,13 +51,13 @@ impl Far {
         Ok(Far { address, greeting, wire, ending: ending.clone(), lines: RefCell::new(lines) })
     }
 
-    /// Has it start a case's server, and returns the port.
+    /// Has it start a case's server.
     ///
     /// # Errors
     /// When that fails there.
-    pub fn start(&self, start: Start) -> Result<u16> {
+    pub fn start(&self, start: Start) -> Result<Up> {
         match self.ask(&Request::Start(start))? {
-            Reply::Up(port) => Ok(port),
+            Reply::Up(up) => Ok(up),
             other => unexpected(other),
         }
     }

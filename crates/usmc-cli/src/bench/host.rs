@@ -19,7 +19,7 @@ use super::case::Case;
 use super::control::{Start as FarStart, Tuning};
 use super::ending::Ending;
 use super::far::Far;
-use super::local::{directory, free_port, ids, listens};
+use super::local::{directory, free_port, ids, listens, password};
 use super::mode::Mode;
 use super::pair::Part;
 use super::process::{Program, TICK, families, pinned, reap};
@@ -60,6 +60,8 @@ pub struct World {
     pub address: Ipv4Addr,
     /// A port of it that nobody else uses; where the server listens, once it does.
     pub port: u16,
+    /// What a server asks for that is not on this machine's own address; empty: nothing.
+    pub password: String,
     /// Whether to end.
     pub ending: Ending,
     /// What the library is told in this run.
@@ -114,6 +116,7 @@ impl World {
             scratch: directory(&temporary)?,
             address,
             port: 0,
+            password: String::new(),
             ending: ending.clone(),
             setting: None,
             parts: Vec::new(),
@@ -123,6 +126,9 @@ impl World {
         // Between machines the user's own directory serves: each new one would take a place in the region for ever.
         if matches!(ends, Ends::Both) {
             world.ism = Some(directory(if shared.is_dir() { shared } else { &temporary })?);
+        }
+        if matches!(ends, Ends::Server(_)) {
+            world.password = password()?;
         }
         if world.far().is_none() {
             world.port = free_port(address)?;
@@ -146,7 +152,8 @@ impl World {
         if let Some(far) = self.far() {
             let setting = self.setting.as_ref().map(Tuning::new).transpose()?;
             let (case, mode) = (case.name(), self.mode);
-            self.port = far.start(FarStart { case, mode, setting, seconds })?;
+            let up = far.start(FarStart { case, mode, setting, seconds })?;
+            (self.port, self.password) = (up.port, up.password);
         } else if let Some(server) = &case.server {
             server(self).map(drop)?;
         }

@@ -6,8 +6,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use procfs::net::{self, TcpState};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 /// User and group of this name (passwd(5)).
 pub fn ids(user: &str) -> Option<(u32, u32)> {
@@ -28,6 +29,17 @@ pub fn directory(place: &Path) -> Result<PathBuf> {
     let made = DirBuilder::new().mode(0o700).create(&path);
     made.with_context(|| format!("cannot make {}", path.display()))?;
     Ok(path)
+}
+
+/// Something that nobody guesses.
+///
+/// # Errors
+/// As getrandom(2).
+pub fn password() -> Result<String> {
+    let mut bytes = [0; 16];
+    let got = getrandom(&mut bytes, GetRandomFlags::empty()).context("getrandom")?;
+    ensure!(got == bytes.len(), "getrandom gives {got} bytes only");
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
 /// A port of this address that nobody uses, below those the kernel gives to clients.

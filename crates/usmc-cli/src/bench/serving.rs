@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::case::{Case, End};
 use super::control::{
-    FORMAT, Greeting, Lines, REQUEST_MOST, Reply, Request, SECONDS, Sight, Start,
+    FORMAT, Greeting, Lines, REQUEST_MOST, Reply, Request, SECONDS, Sight, Start, Up,
 };
 use super::ending::{Ending, Interrupted};
 use super::host::{Ends, LOAD_LIMIT, World};
@@ -26,7 +26,7 @@ use super::{between, obstacle};
 /// A client that has nothing running says something within this time.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 /// How often connections are looked at, and whether somebody wants us to end.
-const TICK: Duration = Duration::from_millis(10);
+const TICK: Duration = Duration::from_millis(25);
 /// Further clients that are sent away in one tick.
 const REFUSALS: usize = 16;
 /// The longest reason that is sent.
@@ -146,9 +146,9 @@ impl Host {
                 Request::Start(start) => {
                     running = None;
                     self.start(&start).map(|run| {
-                        let port = run.world.port;
+                        let (port, password) = (run.world.port, run.world.password.clone());
                         running = Some(run);
-                        Reply::Up(port)
+                        Reply::Up(Up { port, password })
                     })
                 }
                 Request::Look => match &running {

@@ -81,20 +81,26 @@ fn serve(world: &mut World) -> Result<()> {
         Mode::Unix => ["--port", "0", "--unixsocket", &path],
         _ => ["--port", &port, "--bind", &address],
     };
-    // Without a password it talks to its own machine only, unless it is told otherwise.
-    let quiet = ["--save", "", "--appendonly", "no", "--protected-mode", "no", "--dir", &dir];
-    let server = [&["redis-server"], &at[..], &quiet].concat();
+    let quiet = ["--save", "", "--appendonly", "no", "--dir", &dir];
+    // Without a password it talks to its own machine only, and whoever is let in can have it write files.
+    let password = world.password.clone();
+    let asks = ["--requirepass", &password];
+    let asks = if password.is_empty() { &[] } else { &asks[..] };
+    let server = [&["redis-server"], &at[..], &quiet, asks].concat();
     world.serve(&server, Some(&path), &Start::default())
 }
 
 /// The options that lead redis' clients to the server.
 fn to(world: &World) -> Vec<String> {
-    match world.mode {
-        Mode::Unix => vec!["-s".to_owned(), world.path("redis")],
-        _ => ["-h", &world.address.to_string(), "-p", &world.port.to_string()]
-            .map(str::to_owned)
-            .to_vec(),
+    if world.mode == Mode::Unix {
+        return vec!["-s".to_owned(), world.path("redis")];
     }
+    let (address, port) = (world.address.to_string(), world.port.to_string());
+    let mut words = ["-h", &address, "-p", &port].map(str::to_owned).to_vec();
+    if !world.password.is_empty() {
+        words.extend(["-a".to_owned(), world.password.clone()]);
+    }
+    words
 }
 
 /// Requests in a second that a client without the library makes.
