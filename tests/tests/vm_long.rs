@@ -160,13 +160,16 @@ impl World {
 
     fn counts(&mut self, place: usize) -> Counts {
         let words: Vec<u64> = if place == HOST {
-            let mut bytes = [0; 24];
+            let mut bytes = [0; 12];
             let file = File::open(self.counts_of(HOST));
             let _ = file.and_then(|file| file.read_exact_at(&mut bytes, 0));
-            bytes.chunks(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8"))).collect()
+            bytes
+                .chunks(4)
+                .map(|word| u32::from_ne_bytes(word.try_into().expect("4")).into())
+                .collect()
         } else {
             let counts = self.counts_of(place);
-            let script = format!("od -An -tu8 -v {} 2>/dev/null || :", counts.display());
+            let script = format!("od -An -tu4 -v {} 2>/dev/null || :", counts.display());
             let words = self.guests[place - 1].run(&script);
             words.split_whitespace().map(|word| word.parse().expect("a number")).collect()
         };

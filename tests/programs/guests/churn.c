@@ -6,7 +6,7 @@
 
 // What the harness reads (tests/tests/vm/long.rs).
 struct counts {
-    _Atomic uint64_t whole, ended, steps;
+    _Atomic uint32_t whole, ended, steps;
 };
 
 static struct counts *counts;
@@ -170,5 +170,5 @@ void churn(const char *path, char **servers, int count) {
         // The machines have other things to do, and a server that is not there is not asked all the time.
         poll(NULL, 0, is_whole ? 20 : 50);
     }
-    printf("whole %llu ended %llu\n", (unsigned long long)counts->whole, (unsigned long long)counts->ended);
+    printf("whole %u ended %u\n", counts->whole, counts->ended);
 }

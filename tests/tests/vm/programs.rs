@@ -129,7 +129,7 @@ pub(crate) fn five_hundred_connections(one: &mut Guest, other: &mut Guest) {
     for (region, least, most_full) in [("$region", MANY * 9 / 10, 0), ("$served", 50, MANY)] {
         let (how, id) = (format!("usmc run --regions {region}"), id_of(one, region));
         serve(one, &how, &program, PORT, "epoll");
-        talk(other, &how, &program, (&one.address(), PORT), "blocking", MANY, 40_000);
+        talk(other, &how, &program, (&one.address(), PORT), "epoll", MANY, 40_000);
         let ends = other.connections(PORT);
         let (inside, late) = (in_region(&ends, &id), ends.iter().filter(is_late).count());
         let full = ends.iter().filter(|end| end.fallback_reason == "region full").count();
