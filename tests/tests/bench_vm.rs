@@ -56,6 +56,8 @@ fn figures_between_two_hosts_are_of_the_region_and_of_the_cable() {
     let measured = dress(&mut bench, &fixture, "measured");
     let file = fixture.scratch().join("json");
     bench.args(["--vm", &at, "--rounds", "1", "--duration", "0.5", "--json"]).arg(&file);
+    // Not sockperf's throughput: a stream one way may stay TCP on a crowded machine, and is no figure then.
+    bench.args(["pingpong", "stream", "redis", "sockperf/pp-14B"]);
     let mut bench = fixture.spawn(bench);
     let table = bench.succeed();
     let record = fs::read(&file).expect("the figures");
@@ -73,7 +75,6 @@ fn figures_between_two_hosts_are_of_the_region_and_of_the_cable() {
         ("pingpong/14B/blocking/awake", 1),
         ("stream/64KB/blocking", 1),
         ("sockperf/pp-14B", 1),
-        ("sockperf/tp-64000B", 1),
         ("redis/c50", 50),
         ("redis/c1", 1),
     ] {

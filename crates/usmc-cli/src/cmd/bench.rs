@@ -58,7 +58,7 @@ pub struct Args {
     vm: Option<SocketAddrV4>,
     /// Start the servers of `usmc bench --vm ADDRESS` in another machine, at this address of this one, until Ctrl-C
     ///
-    /// Whoever reaches the port can have the fixed workloads run, one client at a time. No connection reaches another address.
+    /// Whoever reaches the port can have the fixed workloads run, one client at a time. Nothing listens at another address.
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = place)]
     #[arg(exclusive = true)]
     serve: Option<SocketAddrV4>,
