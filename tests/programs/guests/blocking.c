@@ -17,17 +17,26 @@ static void *echo(void *arg) {
     return NULL;
 }
 
-void serve_blocking(const char *address, uint16_t port) {
+void serve_by_threads(const char *address, uint16_t port, void *(*each)(void *)) {
     int listener = listener_at(address, port);
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, 128 << 10);
     for (;;) {
-        int fd = OK(accept(listener, NULL, NULL));
+        int fd = accept(listener, NULL, NULL);
+        if (fd < 0) {
+            // Its client has gone by now (accept(2)).
+            EQ(errno, ECONNABORTED);
+            continue;
+        }
         pthread_t thread;
-        EQ(pthread_create(&thread, &attributes, echo, (void *)(intptr_t)fd), 0);
+        EQ(pthread_create(&thread, &attributes, each, (void *)(intptr_t)fd), 0);
     }
+}
+
+void serve_blocking(const char *address, uint16_t port) {
+    serve_by_threads(address, port, echo);
 }
 
 void talk_blocking(struct talk *all, int count) {

@@ -67,20 +67,7 @@ static void *echo(void *arg) {
 }
 
 void serve_churn(const char *address, uint16_t port) {
-    int listener = listener_at(address, port);
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, 128 << 10);
-    for (;;) {
-        int fd = accept(listener, NULL, NULL);
-        if (fd < 0) {
-            CHECK(is_an_end(errno));
-            continue;
-        }
-        pthread_t thread;
-        EQ(pthread_create(&thread, &attributes, echo, (void *)(intptr_t)fd), 0);
-    }
+    serve_by_threads(address, port, echo);
 }
 
 // Whether there is a connection. A machine that is gone does not refuse it.

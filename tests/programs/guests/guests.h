@@ -11,6 +11,8 @@ struct talk {
     uint64_t seed, sent, got, end;
 };
 
+// A thread for each connection, whose number it gets.
+void serve_by_threads(const char *address, uint16_t port, void *(*each)(void *));
 void serve_blocking(const char *address, uint16_t port);
 void serve_events(const char *address, uint16_t port);
 void talk_blocking(struct talk *all, int count);
