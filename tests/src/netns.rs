@@ -24,6 +24,9 @@ pub struct Who {
     pub alone: bool,
 }
 
+/// Root, in this process' own namespaces of processes and mounts.
+pub const ROOT: Who = Who { user: None, group: None, alone: false };
+
 impl Netns {
     /// Makes both.
     ///

@@ -28,7 +28,7 @@ pub const REQUEST_MOST: usize = 1024;
 pub const REPLY_MOST: usize = 64 << 10;
 /// Length of a run, in seconds.
 pub const SECONDS: std::ops::RangeInclusive<f64> = 0.01..=3600.0;
-/// Who reads nothing for so long is given up.
+/// A peer that reads nothing for so long is given up.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
 
 /// What the client asks for.
@@ -103,7 +103,7 @@ pub struct Up {
     pub password: String,
 }
 
-/// Who serves.
+/// The serving machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Greeting {

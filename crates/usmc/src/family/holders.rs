@@ -60,7 +60,7 @@ pub fn members(conn: &Conn) -> Option<&'static [AtomicU32]> {
     }
 }
 
-/// This process is one of its holders: in each of its slots, for whoever sweeps there, or in its cell.
+/// Enters this process among the holders: in each slot of the connection, where a sweeper looks for them, or in its cell.
 pub fn enter(conn: &Conn) {
     conn.ends().for_each(|end| members::enter(&end.members));
     if conn.family().is_none() {
