@@ -162,8 +162,10 @@ impl<'a> Budget<'a> {
 static CROWDED_AT: AtomicU64 = AtomicU64::new(0);
 /// How long that is believed of all of them.
 const CROWDED_NS: u64 = 2_000_000;
-/// A sched_yield(2) that takes longer has run another thread.
+/// A sched_yield(2) that takes longer has run another thread, where system calls are as fast as on hardware.
 const ALONE_NS: u64 = 1_500;
+/// The same in calls of the cheapest kind: where the processor is emulated, each takes microseconds.
+const ALONE_CALLS: u64 = 4;
 /// What such a one costs the thread itself.
 const SWITCH_NS: u64 = 1_500;
 /// How long a spin lasts at most, with the time of other threads.
@@ -176,10 +178,30 @@ fn give_way(now: u64) -> u64 {
     sys::sched_yield();
     let after = clock::now_ns();
     let away = after.wrapping_sub(now);
-    if away > ALONE_NS {
+    if away > ALONE_NS && away > alone_ns() {
         CROWDED_AT.store(after, Relaxed);
     }
     after
+}
+
+/// The longest sched_yield(2) that has run nobody else. Measured once, and only where one has taken long.
+#[cold]
+fn alone_ns() -> u64 {
+    static KNOWN: AtomicU32 = AtomicU32::new(0);
+    let known = KNOWN.load(Relaxed);
+    if known != 0 {
+        return known.into();
+    }
+    let call = || {
+        let begun = clock::now_ns();
+        sys::getpid();
+        clock::now_ns().wrapping_sub(begun)
+    };
+    // The shortest of some: any of them may have been interrupted.
+    let fastest = call().min(call()).min(call());
+    let ns = (fastest * ALONE_CALLS).clamp(ALONE_NS, u64::from(u32::MAX));
+    KNOWN.store(ns as u32, Relaxed);
+    ns
 }
 
 fn is_crowded(now: u64) -> bool {

@@ -72,6 +72,11 @@ impl Call {
         self.hold()
     }
 
+    /// Whether it was about to sleep before, or has slept.
+    pub fn has_slept(&self) -> bool {
+        self.since != 0
+    }
+
     /// What becomes of a call that has found its number closed before it kept the connection. `None`: the same again.
     #[cold]
     pub fn closed(&self) -> Option<Outcome> {

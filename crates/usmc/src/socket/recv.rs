@@ -38,6 +38,8 @@ enum Attempt {
     Part,
     /// Nothing yet; `true` when TCP has been read to the boundary.
     Empty(bool),
+    /// Nothing in the ring, and the kernel was not asked for the end: a sleep will.
+    Unasked,
     /// No byte will follow.
     End,
     /// The connection failed.
@@ -67,6 +69,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
     let enough = if flags & libc::MSG_WAITALL != 0 { wanted } else { least };
     let mut peek_all =
         (peeks && enough > 1 && call.waits() && !conn.rx_lock.is_mine()).then(|| to.again());
+    let mut asks = false;
     loop {
         let fd = call.fd();
         match conn.phase() {
@@ -108,7 +111,8 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
         };
         let found = match has_part(&peek_all) {
             true => Attempt::Peeked,
-            false => attempt((fd, index, call.is_held()), to, flags),
+            // Behind a sleep the kernel says what has ended it.
+            false => attempt((fd, index, call.is_held()), to, flags, asks || call.has_slept()),
         };
         match found {
             Attempt::Kernel if call.total > 0 => return call.done(),
@@ -140,7 +144,12 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
             Attempt::Empty(_) | Attempt::Part if !call.waits() => {
                 return call.fail(libc::EAGAIN);
             }
+            Attempt::Unasked if !call.waits() => {
+                asks = true;
+                continue;
+            }
             Attempt::Closed | Attempt::Peeked | Attempt::Empty(_) | Attempt::Part => {}
+            Attempt::Unasked => {}
         }
         if matches!(found, Attempt::Closed) || !call.begin_sleep() {
             match call.closed() {
@@ -162,7 +171,7 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                     (_, 0) => Until::Data,
                     _ => Until::DataOrSignal,
                 };
-                let in_ring = matches!(found, Attempt::Empty(true));
+                let in_ring = matches!(found, Attempt::Empty(true) | Attempt::Unasked);
                 match call.kept(|call, fd| {
                     wait::for_data(fd, index, in_ring, until, call.since, &mut call.signals)
                 }) {
@@ -218,7 +227,12 @@ fn stops_in_kernel(fd: i32, conn: &Conn) -> bool {
 }
 
 #[inline]
-fn attempt((fd, index, is_held): (i32, u32, bool), to: &mut Buffers, flags: i32) -> Attempt {
+fn attempt(
+    (fd, index, is_held): (i32, u32, bool),
+    to: &mut Buffers,
+    flags: i32,
+    asks: bool,
+) -> Attempt {
     let conn = conn::at(index);
     // A signal handler that interrupted a receive on the same socket finds nothing to read, however long it waits.
     let Some(_held) = conn.rx_lock.enter() else { return Attempt::Fail(libc::EAGAIN) };
@@ -243,7 +257,7 @@ fn attempt((fd, index, is_held): (i32, u32, bool), to: &mut Buffers, flags: i32)
     };
     let span = RxSpan::new(slot, conn.side());
     match span.source(|| kernel::tcp_read(fd, conn, slot)) {
-        Ok(Source::Ring) => match from_ring(fd, conn, slot, to, flags) {
+        Ok(Source::Ring) => match from_ring(fd, conn, slot, to, flags, asks) {
             Attempt::Got(n) if n > 0 && conn.peer(slot).flags(Relaxed).is_returning() => {
                 Attempt::Got(n + behind_ring(fd, conn, slot, to, flags))
             }
@@ -363,7 +377,7 @@ fn from_tcp(
                 && to.left() > 0
                 && span.source(|| kernel::tcp_read(fd, conn, slot)) == Ok(Source::Ring)
                 && conn.rx(slot).has_data()
-                && let Attempt::Got(more) = from_ring(fd, conn, slot, to, flags)
+                && let Attempt::Got(more) = from_ring(fd, conn, slot, to, flags, true)
             {
                 let last = match conn.peer(slot).flags(Relaxed).is_returning() {
                     true => behind_ring(fd, conn, slot, to, flags),

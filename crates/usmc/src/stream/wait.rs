@@ -105,6 +105,10 @@ pub fn for_data(
         if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, ready) {
             observer::spun(conn);
             yields::found(1);
+            if !conn.has_life() && rx.has_data() {
+                // What has come while we looked shows that the peer lives: the next send need not ask the kernel.
+                conn.asked.store(clock::tsc(), Relaxed);
+            }
             return Woken::Look;
         }
     }

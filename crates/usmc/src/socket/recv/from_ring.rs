@@ -24,16 +24,23 @@ const KERNEL_CHECK_NS: u64 = 10_000;
 /// A call that finds bytes takes more that come meanwhile up to so many, the largest ring.
 const MOST_AT_ONCE: usize = 4 << 20;
 
-/// What is there, at most as much as there is room for.
+/// What is there, at most as much as there is room for. `asks`: the kernel may be asked where nothing is.
 #[inline(always)]
-pub fn from_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) -> Attempt {
+pub fn from_ring(
+    fd: i32,
+    conn: &Conn,
+    slot: &Slot,
+    to: &mut Buffers,
+    flags: i32,
+    asks: bool,
+) -> Attempt {
     let rx = conn.rx(slot);
     let data = match rx.data() {
         Ok(data) => data,
         Err(Broken) => return broken(fd, conn, slot),
     };
     if data.len == 0 {
-        return empty(fd, conn, slot, &rx);
+        return empty(fd, conn, slot, &rx, asks);
     }
     let mut got = take(fd, conn, slot, to, flags, &data);
     if got >= PART && flags & libc::MSG_PEEK == 0 {
@@ -128,7 +135,7 @@ fn broken(fd: i32, conn: &Conn, slot: &Slot) -> Attempt {
 }
 
 #[cold]
-fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
+fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>, asks: bool) -> Attempt {
     let end = conn.end(slot);
     // Another process of this end has disconnected it.
     if conn.own(slot).flags(Relaxed).end() == EndState::Aborted {
@@ -159,6 +166,9 @@ fn empty(fd: i32, conn: &Conn, slot: &Slot, rx: &Ring<'_>) -> Attempt {
     let now = clock::now_ns();
     if now.wrapping_sub(conn.kernel_seen.load(Relaxed)) < KERNEL_CHECK_NS {
         return Attempt::Empty(true);
+    }
+    if !asks {
+        return Attempt::Unasked;
     }
     conn.kernel_seen.store(now, Relaxed);
     let mut byte = 0u8;
