@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 /// The directory of this crate.
@@ -36,6 +36,31 @@ pub fn usmc() -> &'static Path {
         assert!(built.success(), "cargo build --release failed");
         target.join("release/usmc")
     })
+}
+
+/// The unit tests of a crate of the workspace, in the profile of these tests.
+pub fn unit_tests(package: &str) -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let target = target_dir();
+    let exe = std::env::current_exe().expect("the test's own path");
+    let profile =
+        exe.ancestors().nth(2).and_then(Path::file_name).expect("<target>/<profile>/deps");
+    let profile = if profile == "debug" { "dev".as_ref() } else { profile };
+    let built = Command::new(cargo)
+        .args(["test", "--no-run", "--lib", "--message-format", "json", "-p", package, "--profile"])
+        .arg(profile)
+        .arg("--target-dir")
+        .arg(&target)
+        .current_dir(tests_dir())
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("running cargo");
+    assert!(built.status.success(), "cargo test --no-run -p {package} failed");
+    let messages =
+        serde_json::Deserializer::from_slice(&built.stdout).into_iter::<serde_json::Value>();
+    let path =
+        messages.flatten().find_map(|message| message["executable"].as_str().map(PathBuf::from));
+    path.expect("the tests' program")
 }
 
 /// The library for 32-bit programs, beside the other one where `usmc run` finds it. Says why not.

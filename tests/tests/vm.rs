@@ -25,13 +25,14 @@ const PERSISTENT: u64 = 128 << 20;
 /// Something that both are asked to do.
 type Step = fn(&mut Guest, &mut Guest);
 
-const STEPS: [(&str, Step); 16] = [
+const STEPS: [(&str, Step); 18] = [
     ("both are on one cable", both_are_on_one_cable),
     ("both have one memory", both_have_one_memory),
     ("redis without a region", redis_without_a_region),
     ("a group has the region", a_group_has_the_region),
     ("udev gives it to the group", udev_gives_it_to_the_group),
     ("persistent memory is a region", persistent_memory_is_a_region),
+    ("the device does what every device does", the_device_conforms),
     ("programs join by themselves", programs_join_by_themselves),
     ("programs of both", programs_of_both),
     ("blocking and epoll programs", programs::blocking_and_epoll_programs),
@@ -39,6 +40,7 @@ const STEPS: [(&str, Step); 16] = [
     ("several users and processes", programs::several_users_and_processes),
     ("PostgreSQL", programs::postgresql),
     ("a gigabyte", programs::a_gigabyte),
+    ("no system call for a message", programs::no_call_for_a_message),
     ("five hundred connections", programs::five_hundred_connections),
     ("a machine dies", a_machine_dies),
     ("a kernel that is locked down", a_kernel_that_is_locked_down),
@@ -52,6 +54,7 @@ fn two_guests() {
     build::usmc();
     build::program("guests");
     build::narrow_program("guests32");
+    build::unit_tests("usmc");
     let fixture = Fixture::with_limit("two guests", LIMIT);
     let _cluster = programs::Cluster::new(&fixture);
     let region = region(&fixture);
@@ -72,6 +75,7 @@ fn two_guests() {
     serves.signal(libc::SIGTERM);
     assert!(serves.wait().success(), "{}", serves.errors());
     assert!(!only.is_empty() || vm::frames(guests.cable(), "icmp") >= 2);
+    no_frame_for_a_message(guests.cable());
     for path in [region, persistent] {
         fs::remove_file(path).expect("memory of both");
     }
@@ -240,6 +244,32 @@ fn persistent_memory_is_a_region(one: &mut Guest, other: &mut Guest) {
         shown.split(':').next().map(str::to_owned)
     });
     assert_eq!(ids[0], ids[1], "two regions");
+}
+
+/// What every device has to do, by processes of one machine, with the memory of its PCI device.
+fn the_device_conforms(one: &mut Guest, _other: &mut Guest) {
+    let tests = build::unit_tests("usmc");
+    let done = one.run(&format!(
+        "USMC_CONFORMANCE_REGION=$region {} device::conformance 2>&1 || echo failed",
+        tests.display()
+    ));
+    assert!(done.contains("5 passed; 0 failed; 1 ignored"), "{done}");
+    // What the tests did not give back comes back as they are dead.
+    one.run("usmc run --regions $region -- redis-cli -p 1 >/dev/null 2>&1 || :");
+    let shown = one.run("usmc region show $region");
+    let free = shown.split(": ").nth(1).and_then(|text| text.split_once(" units"));
+    let all = free.and_then(|(text, _)| text.split_once(" of "));
+    assert!(all.is_some_and(|(free, all)| free == all), "{shown}");
+}
+
+/// Of programs that were awake, whose messages had ports of their own.
+fn no_frame_for_a_message(cable: &Path) {
+    let [few, many] = programs::PINGS.map(|(port, messages)| {
+        let frames = vm::frames(cable, &format!("tcp port {port}")) as i64;
+        println!("{frames} frames on the cable for {messages} messages and their answers");
+        frames
+    });
+    assert!(many - few <= programs::MORE);
 }
 
 /// No path is configured: a program that may open the device has the region.

@@ -52,6 +52,18 @@ void talk_blocking(struct talk *all, int count) {
     }
 }
 
+void ping(const char *address, uint16_t port, uint64_t count) {
+    enum { BYTES = 14 };
+    uint64_t seed = 9;
+    int fd = connection(address, port, seed);
+    for (uint64_t at = 0; at < count * BYTES; at += BYTES) {
+        send_all(fd, seed, at, BYTES);
+        recv_all(fd, seed, at, BYTES);
+    }
+    printf("done\n");
+    rest();
+}
+
 void sink(const char *address, uint16_t port) {
     static char buf[1 << 18];
     int listener = listener_at(address, port), fd = OK(accept(listener, NULL, NULL));

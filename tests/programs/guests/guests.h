@@ -22,6 +22,8 @@ void talk_events(struct talk *all, int count, bool stalls);
 void serve_churn(const char *address, uint16_t port);
 // Streams to these until SIGTERM; the counts are in the file.
 void churn(const char *path, char **servers, int count);
+// So many short messages, each with its answer.
+void ping(const char *address, uint16_t port, uint64_t count);
 void sink(const char *address, uint16_t port);
 void source(const char *address, uint16_t port, uint64_t n);
 

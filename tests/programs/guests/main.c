@@ -5,6 +5,7 @@
 //   guests talk ADDRESS PORT HOW COUNT BYTES    so many connections at a time, so many bytes over each and back, in pieces of any length;
 //                                               then prints `done`, and keeps them until SIGTERM. `stalls`: epoll, but that it
 //                                               stands still now and then, having sent all that finds room
+//   guests ping ADDRESS PORT COUNT              so many short messages, each with its answer; prints `done` then, and keeps the connection
 //   guests sink ADDRESS PORT                    reads one stream to its end, prints `bytes N`, and says so to its sender
 //   guests source ADDRESS PORT BYTES            its sender; prints `done` then, and keeps the connection until SIGTERM
 //   guests serve ADDRESS PORT churn             an echo server whose clients may be gone at any moment
@@ -49,6 +50,8 @@ int main(int argc, char **argv) {
             talk_blocking(all, count);
         printf("done\n");
         rest();
+    } else if (!strcmp(role, "ping")) {
+        ping(address, port, strtoull(how, NULL, 10));
     } else if (!strcmp(role, "sink")) {
         sink(address, port);
     } else if (!strcmp(role, "source")) {

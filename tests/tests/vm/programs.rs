@@ -229,6 +229,61 @@ pub(crate) fn a_gigabyte(one: &mut Guest, other: &mut Guest) {
     assert_eq!(one.run("cat /tmp/sink"), format!("bytes {STREAM}"));
 }
 
+/// Messages with answers: a run with few of them, and one with many, each at a port of its own.
+pub(crate) const PINGS: [(u16, u64); 2] = [(9101, 1_000), (9102, 101_000)];
+/// System calls, and frames on the cable, that the longer run may have more: of a thread that stood still for too long, or of the
+/// handshake, which goes on beside the first messages.
+pub(crate) const MORE: i64 = 100;
+
+/// Counts the calls of the programs, by the kernel itself: strace(1) stops a program at each for longer than a message takes, and so
+/// makes waits of what is none.
+const COUNT_CALLS: &str = "mountpoint -q /sys/kernel/tracing || mount -t tracefs none /sys/kernel/tracing; cd /sys/kernel/tracing
+    echo 'hist:keys=id.syscall if comm == \"guests\"' >events/raw_syscalls/sys_enter/trigger";
+/// Shows them, and ends it.
+const CALLS: &str = "cd /sys/kernel/tracing; cat events/raw_syscalls/sys_enter/hist
+    echo '!hist:keys=id.syscall if comm == \"guests\"' >events/raw_syscalls/sys_enter/trigger";
+
+/// Programs that are awake make no system call for a message. They yield where the other machine does not run: the host has two
+/// processors for both of them and itself.
+pub(crate) fn no_call_for_a_message(one: &mut Guest, other: &mut Guest) {
+    let (program, id) = (build::program("guests"), id_of(one, "$region"));
+    let address = one.address();
+    // They are awake, as a wait does not sleep for a second.
+    let how = format!("{UNDER} --busy-poll-us 1000000");
+    let mut counts = Vec::new();
+    for (port, messages) in PINGS {
+        for guest in [&mut *one, other] {
+            guest.run(COUNT_CALLS);
+        }
+        serve(one, &how, &program, port, "blocking");
+        other.run(&format!(
+            "{how} -- {} ping {address} {port} {messages} >/tmp/talk.{port} 2>&1 &
+            until grep -q done /tmp/talk.{port}; do kill -0 $! || {{ cat /tmp/talk.{port}; exit 1; }}; sleep 0.1; done",
+            program.display()
+        ));
+        for guest in [&mut *one, other] {
+            let ends = guest.connections(port);
+            assert!(in_region(&ends, &id) == 1 && ends.len() == 1, "{ends:#?}");
+        }
+        counts.push([&mut *other, one].map(|guest| {
+            let shown = guest.run(CALLS);
+            let of = |name: &str| {
+                let mut lines = shown.lines().filter(|line| line.contains(name));
+                let count = lines.next().and_then(|line| line.rsplit(':').next());
+                count.map_or(0, |count| count.trim().parse::<i64>().expect("a number"))
+            };
+            let (all, yields) = (of("Hits:"), of("sys_sched_yield"));
+            (all - yields, yields, shown)
+        }));
+        end(other);
+        end(one);
+    }
+    for ((few, _, _), (many, yields, calls)) in counts[0].iter().zip(&counts[1]) {
+        println!("system calls: {few}, and with 100000 messages more: {many} and {yields} yields");
+        assert!(*few > 20 && many - few <= MORE, "{calls}");
+    }
+}
+
 /// Where the cluster is that [`new_cluster`] has made: the machines see files of the host's root, and not of its /tmp.
 fn cluster() -> PathBuf {
     build::vm_image().expect("is_wanted() was asked").join("postgres.tar")

@@ -1,5 +1,7 @@
 //! What every device has to do, tried on each of them, and on each behind a [`Faulty`] one: two processes that see neither
 //! each other's ids nor a common directory allocate, attach, move bytes, and let go.
+//!
+//! The region is a file without a name, or the one that [`PLACE`] names: a virtual machine's device, for example.
 
 use std::env;
 use std::fs::File;
@@ -16,7 +18,7 @@ use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicBool, AtomicU32};
 
-use super::region::Region;
+use super::region::{Region, provider};
 use super::{Backing, Device, HandOver, Name, Shape, Size, memfd};
 use crate::host::board::Board;
 use crate::os::reason::Reason;
@@ -25,11 +27,14 @@ use crate::record::near::Near;
 const SLOTS: u32 = 4;
 const SHIFT: u32 = 14;
 const UNITS: usize = 64;
+const GID: [u64; 2] = [3, 4];
 /// Bytes that each end sends: many rings full.
 const BYTES: u64 = 3 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How the other process is told what to do.
 const ORDER: &str = "USMC_CONFORMANCE";
+/// The path of a region that has its members already: both processes join it as programs do.
+const PLACE: &str = "USMC_CONFORMANCE_REGION";
 
 /// A device that does not always do what it is asked for.
 struct Faulty {
@@ -127,15 +132,15 @@ impl Device for Faulty {
     }
 }
 
-/// The region of these tests, in a file that has no name.
+/// The region of these tests.
 struct Shared {
     region: Region,
     file: File,
+    units: usize,
 }
 
-/// A process of the one peer, of which nobody knows whether its processes live.
-fn member(process: u32) -> Option<Member> {
-    Member::new(1, process, 1)
+fn place() -> Option<String> {
+    env::var(PLACE).ok()
 }
 
 fn shared() -> &'static Shared {
@@ -144,6 +149,22 @@ fn shared() -> &'static Shared {
 }
 
 fn make_region() -> Shared {
+    let file = match place() {
+        Some(path) => File::options().read(true).write(true).open(path).expect("the region"),
+        None => make_file(),
+    };
+    let region = Region::new(0);
+    let units = map(&region, &path_of(file.as_raw_fd()), 1);
+    Shared { region, file, units }
+}
+
+/// By which the provider opens a file that may have no other name.
+fn path_of(fd: i32) -> String {
+    place().unwrap_or_else(|| std::format!("/proc/self/fd/{fd}"))
+}
+
+/// A region of the peer 1, of whose processes nobody knows whether they live.
+fn make_file() -> File {
     // SAFETY: a fresh descriptor of this process.
     let file = unsafe {
         let fd = libc::memfd_create(c"usmc-test-region".as_ptr(), libc::MFD_CLOEXEC);
@@ -158,13 +179,25 @@ fn make_region() -> Shared {
         let fd = file.as_raw_fd();
         let base = libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, fd, 0);
         assert_ne!(base, libc::MAP_FAILED, "a mapping");
-        let region = region::Region::format(base.cast(), len, [3, 4]).expect("a region");
+        let region = region::Region::format(base.cast(), len, GID).expect("a region");
         assert_eq!(region.units(), UNITS);
         libc::munmap(base, len);
     }
-    let region = Region::new(0);
-    assert_eq!(region.map(file.as_raw_fd(), |_| member(1)), Ok(()));
-    Shared { region, file }
+    file
+}
+
+/// Maps the region by its provider, and says how many units it has. Without members it is the `process` of the peer 1.
+fn map(region: &Region, path: &str, process: u32) -> usize {
+    let (fd, _) = provider::open(path).unwrap_or_else(|why| panic!("{path}: {}", why.text()));
+    let mut units = 0;
+    let mapped = region.map(fd, |map| {
+        units = map.units();
+        if place().is_some() { region.join(map) } else { Member::new(1, process, 1) }
+    });
+    mapped.unwrap_or_else(|why| panic!("{path}: {}", why.text()));
+    // SAFETY: a descriptor of this function's.
+    unsafe { libc::close(fd) };
+    units
 }
 
 /// The tested devices, with the number of refusals before a call is served.
@@ -272,10 +305,10 @@ fn receive(rx: &Ring<'_>, sender: usize, received: &mut u64) -> usize {
     bytes.len()
 }
 
-/// Starts the other process, in a namespace of process ids of its own where that is permitted.
-fn peer(order: &str, fd: i32) -> std::process::Child {
+/// Starts the other process, in a namespace of process ids of its own where that is permitted. It inherits a descriptor of that file.
+fn peer(order: &str, file: i32) -> std::process::Child {
     // SAFETY: a descriptor of this process.
-    let inherited = unsafe { libc::fcntl(fd, libc::F_DUPFD, 0) };
+    let inherited = unsafe { libc::fcntl(file, libc::F_DUPFD, 0) };
     assert!(inherited >= 0, "a descriptor for the peer");
     let me = env::current_exe().expect("this test");
     // SAFETY: no pointers.
@@ -309,7 +342,7 @@ fn the_other_process() {
     let (real, name): (&'static dyn Device, Name) = match words[0] {
         "memfd" => (&memfd::MEMFDS, Name::Fd(fd)),
         _ => {
-            assert_eq!(MINE.map(fd, |_| member(2)), Ok(()));
+            map(&MINE, &path_of(fd), 2);
             (&MINE, Name::Run(number(3) as u32, number(4) as u32))
         }
     };
@@ -363,7 +396,7 @@ fn names_that_nobody_has_given_are_refused() {
         assert_eq!(libc::fcntl(short, libc::F_ADD_SEALS, seals), 0);
         (make(1 << 20), short)
     };
-    let runs = [(0, 0), (0, u32::MAX), (UNITS as u32, 1), (u32::MAX, 1), (5, 1 << 16)];
+    let runs = [(0, 0), (0, u32::MAX), (shared().units as u32, 1), (u32::MAX, 1), (5, 1 << 16)];
     let fds = [-1, pipe[0], unsealed, short].map(Name::Fd);
     let names: Vec<Name> = fds.into_iter().chain(runs.map(|(a, b)| Name::Run(a, b))).collect();
     for (device, refusals) in tested() {
@@ -396,9 +429,9 @@ fn a_run_is_free_again_once_nobody_uses_it() {
 #[test]
 fn what_no_device_has_room_for_is_refused() {
     // One of its own: where a region is full, it is swept.
-    let region = make_region().region;
+    let Shared { region, units, .. } = make_region();
     let device: &dyn Device = &region;
-    let most = Size { near: (UNITS + 1) * UNIT, whole: (UNITS + 1) * UNIT };
+    let most = Size { near: (units + 1) * UNIT, whole: (units + 1) * UNIT };
     assert_eq!(device.allocate(most).map(|memory| memory.len), Err(Reason::RegionFull));
     // A file of so many bytes is none.
     let most = Size { near: usize::MAX >> 1, whole: usize::MAX >> 1 };
@@ -413,7 +446,7 @@ fn identities_tell_devices_apart() {
         assert!(chid >= 0xff00);
         assert_eq!(kernel, chid == memfd::MEMFDS.chid());
     }
-    assert_eq!(shared().region.gid(), Some([3, 4]));
+    assert!(shared().region.gid().is_some_and(|gid| place().is_some() || gid == GID));
     let names = [Name::Run(0, 1), Name::Run(5, 0xffff), Name::Run(0x7fff, 0)];
     assert!(names.into_iter().all(|name| Name::of(name.id()) == Some(name)));
     assert_eq!(Name::of(Name::Fd(3).id()), None);

@@ -162,7 +162,8 @@ impl Region {
         Ok(())
     }
 
-    fn join(&self, map: &region::Region) -> Option<Member> {
+    /// Makes this process one of its members.
+    pub(super) fn join(&self, map: &region::Region) -> Option<Member> {
         join(map, self.station.load(Relaxed))
     }
 
