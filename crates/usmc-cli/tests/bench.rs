@@ -108,6 +108,24 @@ fn figures_come_with_their_proof() {
 }
 
 #[test]
+fn a_region_is_compared_with_the_memory_of_one_host() {
+    let options = ["--sweep", "device", "--rounds", "1", "--duration", "0.05"];
+    let cases = ["pingpong/14B/blocking/one-core", "idle/1000"];
+    let (output, json) = Bench::start(&[&options[..], &cases].concat(), &library()).finish();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let ends = |case: &serde_json::Value| {
+        let ends = |name: &str| case["proof"]["usmc"][name].as_u64().expect("a number");
+        (case["point"]["value"].as_str().map(str::to_owned), ends("smcd_ends"), ends("region_ends"))
+    };
+    let seen: Vec<_> = json["cases"].as_array().expect("cases").iter().map(ends).collect();
+    assert_eq!(seen.len(), 4, "{json}");
+    for (value, all, inside) in seen {
+        assert!(all > 0, "{json}");
+        assert_eq!(inside, if value.as_deref() == Some("own") { all } else { 0 }, "{json}");
+    }
+}
+
+#[test]
 fn a_setting_is_swept_beside_one_tcp() {
     let sweep = ["--sweep", "USMC_BUSY_POLL_US=default,0"];
     let places = ["--beside", "1", "--cores", "all,1"];

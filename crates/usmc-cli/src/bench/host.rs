@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::case::Case;
@@ -33,6 +33,9 @@ use crate::library;
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// A load is done this long after its planned end, or something is wrong.
 pub const LOAD_LIMIT: Duration = Duration::from_secs(120);
+
+/// The size of a region that is made for a run. Pages that nobody uses take no memory.
+const REGION_SIZE: &str = "512M";
 
 /// The user that a server runs as which refuses root.
 pub type User = &'static str;
@@ -144,11 +147,40 @@ impl World {
         }
     }
 
+    /// The region that all connections of this run are to be in, if there is one.
+    fn own_region(&self) -> Option<PathBuf> {
+        let is_wanted = self.setting.as_ref().is_some_and(Setting::has_own_region);
+        self.ism.as_ref().filter(|_| is_wanted).map(|ism| ism.join("region"))
+    }
+
+    /// Makes it, by a process of its own: what is mapped here would stay.
+    fn make_region(&self) -> Result<()> {
+        let Some(path) = self.own_region() else { return Ok(()) };
+        let mut make = Command::new(own_file()?);
+        let made = make.args(["region", "init", "--size", REGION_SIZE]).arg(path).output();
+        let made = made.context("cannot run usmc")?;
+        ensure!(made.status.success(), "no region: {}", String::from_utf8_lossy(&made.stderr));
+        Ok(())
+    }
+
+    /// What was seen of the run, if it was what its mode and setting say.
+    ///
+    /// # Errors
+    /// If not: what was seen instead.
+    pub fn judge(&self, seen: &Seen, wanted: Wanted) -> Result<Proof> {
+        let proof = judge(self.mode, seen, wanted)?;
+        let (all, inside) = (proof.smcd_ends, proof.region_ends);
+        let is_so = self.mode != Mode::Usmc || self.own_region().is_none() || all == inside;
+        ensure!(is_so, "{inside} of {all} ends in shared memory were in the run's region");
+        Ok(proof)
+    }
+
     /// Starts the case's server, wherever it is to be, if the case does not do so itself.
     ///
     /// # Errors
     /// When it does not listen.
     pub fn begin(&mut self, case: &Case, seconds: f64) -> Result<()> {
+        self.make_region()?;
         if let Some(far) = self.far() {
             let setting = self.setting.as_ref().map(Tuning::new).transpose()?;
             let (case, mode) = (case.name(), self.mode);
@@ -252,7 +284,9 @@ impl World {
                 command.env("USMC_REGIONS", "none");
             }
         }
-        if let Some(Setting { name, value }) = &self.setting {
+        if let Some(region) = self.own_region() {
+            command.env("USMC_REGIONS", region).env("USMC_LOOPBACK", "off");
+        } else if let Some(Setting { name, value }) = &self.setting {
             match value {
                 Some(value) => command.env(name, value),
                 None => command.env_remove(name),
@@ -359,8 +393,7 @@ impl World {
         }
         let there = self.far().map(|far| anyhow::Ok(far.sight()?.best)).transpose()?;
         let seen = Seen { here: watch.best().clone(), there };
-        let proof =
-            judge(self.mode, &seen, wanted).map_err(|problem| problem.context(self.story()))?;
+        let proof = self.judge(&seen, wanted).map_err(|problem| problem.context(self.story()))?;
         let output = self.children[client].printed();
         Ok(Load { output, client_cpu, server_cpu, proof, frames })
     }

@@ -16,7 +16,7 @@ use super::host::World;
 use super::mode::Mode;
 use super::part::NAME;
 use super::part::spec::{Address, Done, Role, Spec};
-use super::proof::{Proof, Wanted, judge};
+use super::proof::{Proof, Wanted};
 
 /// A part that says nothing for so long is stuck.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -260,7 +260,7 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
     let mut before = world.look(&all, port)?;
     if let (Mode::Usmc, Some(wanted)) = (world.mode, wanted) {
         for _ in 0..WARM_UPS {
-            if judge(world.mode, &before, wanted).is_ok() {
+            if world.judge(&before, wanted).is_ok() {
                 break;
             }
             for client in &mut clients {
@@ -271,7 +271,7 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
             }
             before = world.look(&all, port)?;
         }
-        judge(world.mode, &before, wanted)?;
+        world.judge(&before, wanted)?;
     }
     let server_cpu = world.server_cpu(&servers)?;
     let frames = world.frames()?;
@@ -291,14 +291,14 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
     let mut proof = match wanted {
         None => {
             let seen = world.look(&all, port)?;
-            let mut proof = judge(world.mode, &seen, Wanted::Some)?;
+            let mut proof = world.judge(&seen, Wanted::Some)?;
             if world.mode == Mode::Usmc {
                 proof.how =
                     format!("a lasting connection of the same two processes: {}", proof.how);
             }
             proof
         }
-        Some(wanted) => judge(world.mode, &after, wanted)?,
+        Some(wanted) => world.judge(&after, wanted)?,
     };
     let mut wakes = None;
     if world.mode == Mode::Usmc && wanted.is_some() {

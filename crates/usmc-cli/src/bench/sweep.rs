@@ -69,6 +69,11 @@ impl Setting {
         self.name.trim_start_matches("USMC_").to_lowercase()
     }
 
+    /// Whether all connections of the run are to be in a region that is made for it.
+    pub fn has_own_region(&self) -> bool {
+        self.name == "USMC_REGIONS" && self.value.as_deref() == Some(OWN)
+    }
+
     /// The value as it is shown: sizes by their units.
     pub fn shown(&self) -> String {
         let Some(value) = &self.value else { return "default".to_owned() };
@@ -80,21 +85,25 @@ impl Setting {
 }
 
 /// Sweeps that have a name of their own.
-const KNOWN: [(&str, &str); 2] = [
+const KNOWN: [(&str, &str); 3] = [
     ("busy", "USMC_BUSY_POLL_US=default,0,20,50,100,200,500,1000"),
     ("window", "USMC_RING_SIZE=default,65536,262144,1048576,2097152,4194304"),
+    ("device", "USMC_REGIONS=none,own"),
 ];
+
+/// The value of `USMC_REGIONS` that stands for a region of the run's own, in place of the memory of one host.
+const OWN: &str = "own";
 
 impl FromStr for Sweep {
     type Err = String;
 
-    /// `busy`, `window`, or `VARIABLE=VALUE,…`, where `default` stands for none.
+    /// `busy`, `window`, `device`, or `VARIABLE=VALUE,…`, where `default` stands for none.
     fn from_str(text: &str) -> Result<Sweep, String> {
         let known = KNOWN.iter().find(|(word, _)| *word == text);
         let (name, values) = known
             .map_or(text, |(_, sweep)| sweep)
             .split_once('=')
-            .ok_or("it is neither busy, window, nor VARIABLE=VALUE,VALUE,…")?;
+            .ok_or("it is neither busy, window, device, nor VARIABLE=VALUE,VALUE,…")?;
         if !name.starts_with("USMC_") {
             return Err(format!("{name} is no setting of the library: usmc-run(1) names them"));
         }
@@ -125,9 +134,12 @@ mod tests {
             shown("USMC_BUSY_POLL_US=default,7"),
             Ok(vec!["busy_poll_us=default".to_owned(), "busy_poll_us=7".to_owned()])
         );
-        for (word, _) in KNOWN {
+        for word in ["busy", "window"] {
             assert!(shown(word).is_ok_and(|all| all.len() > 4 && all[0].ends_with("=default")));
         }
+        let devices = "device".parse::<Sweep>().expect("known").0;
+        let own: Vec<bool> = devices.iter().map(Setting::has_own_region).collect();
+        assert_eq!(own, [false, true]);
         assert_eq!(shown("USMC_RING_SIZE=65536"), Ok(vec!["ring_size=64KB".to_owned()]));
         assert!(shown("PATH=a,b").is_err_and(|why| why.contains("no setting")));
         assert!(shown("nothing").is_err());

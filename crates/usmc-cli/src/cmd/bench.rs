@@ -68,9 +68,9 @@ pub struct Args {
     /// Length of each run; programs that know whole seconds only run longer [default: 1; quick: 0.2]
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds)]
     duration: Option<f64>,
-    /// Measure uSMC with each value of a setting: busy (the spin), window (the ring), or VARIABLE=VALUE,…
+    /// Measure uSMC with each value of a setting: busy (the spin), window (the ring), device, or VARIABLE=VALUE,…
     ///
-    /// `default` among the values leaves the setting to the library. TCP is measured once in each round.
+    /// `device` compares the memory of one host with a region, which is made for each run. `default` among the values leaves the setting to the library. TCP is measured once in each round.
     #[arg(long, value_name = "SETTING")]
     sweep: Option<Sweep>,
     /// So many programs that only compute run beside each run; several numbers are measured one after the other

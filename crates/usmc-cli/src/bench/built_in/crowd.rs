@@ -12,7 +12,7 @@ use crate::bench::host::World;
 use crate::bench::mode::{Mode, NO_UNIX};
 use crate::bench::pair::{self, Part, Shown};
 use crate::bench::part::spec::{Done, Hold, Role, Spec, Wait};
-use crate::bench::proof::{Wanted, judge};
+use crate::bench::proof::Wanted;
 
 const SIZES: [usize; 5] = [1, 10, 100, 1000, 10_000];
 /// Connections with requests, if there are so many.
@@ -116,7 +116,7 @@ fn run_idle(world: &mut World, spec: &Spec, seconds: f64) -> Result<Outcome> {
     let cpu = (cpus::seconds(&pids) - cpu) / begin.elapsed().as_secs_f64();
     let resident = cpus::resident(&pids) - base;
     let wanted = Wanted::All(if world.mode == Mode::Usmc { IDLE + 1 } else { 0 });
-    let proof = judge(world.mode, &world.look(&pids, 0)?, wanted)?;
+    let proof = world.judge(&world.look(&pids, 0)?, wanted)?;
     client.tell("over")?;
     client.hear::<()>("measured")?;
     client.tell("tell")?;
