@@ -185,6 +185,11 @@ impl Closing {
         self.sent
     }
 
+    /// Whether it ended with the link group: nobody can be told.
+    pub fn links_are_lost(&self) -> bool {
+        self.links_lost
+    }
+
     /// Whether the application may still read.
     pub fn reading(&self) -> Direction {
         match (self.links_lost, self.received) {

@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 
 use bolero::{check, produce};
 use smc_proto::close::Direction;
-use smc_proto::connection::{Connection, PeerMisbehaved, Piece, UrgentMark};
+use smc_proto::connection::{Connection, PeerMisbehaved, Piece, Untold, UrgentMark};
 use smc_proto::cursor::{Cursor, CursorError};
 use smc_proto::wire::cdc::{self, ProducerFlags, SmcdRepr, SmcrRepr};
 use smc_proto::wire::clc;
@@ -72,7 +72,7 @@ impl Replay {
         if message.flags.failover_validation {
             // The last number that the sender knew to have arrived is not in the capture.
             side.on_sent(&SmcrRepr { seqno: message.seqno, ..*message });
-            assert_eq!(side.emit_validation(), *message);
+            assert_eq!(side.emit_validation().unwrap(), *message);
         } else {
             replay_sender(side, message);
         }
@@ -102,7 +102,7 @@ fn replay_sender(side: &mut Connection, message: &SmcrRepr) {
     if (after.closed && !before.closed) || (after.aborted && !before.aborted) {
         assert!(side.closing.on_close(after.aborted));
     }
-    assert_eq!(side.emit_smcr(), *message);
+    assert_eq!(side.emit_smcr().unwrap(), *message);
 }
 
 /// One side with its ring, which the other writes into.
@@ -180,7 +180,7 @@ impl Pair {
     }
 
     fn send(&mut self, who: usize) {
-        let message = self.sides[who].state.emit_smcr();
+        let message = self.sides[who].state.emit_smcr().unwrap();
         self.sides[who].wire.push_back(Transfer::Cdc(message));
     }
 
@@ -247,7 +247,7 @@ impl Pair {
             self.sides[who].unacknowledged.clear();
         }
         for who in 0..2 {
-            let validation = self.sides[who].state.emit_validation();
+            let validation = self.sides[who].state.emit_validation().unwrap();
             self.sides[1 - who].state.on_smcr(&validation).unwrap();
             let again = self.sides[who].state.producer.unconfirmed();
             self.transfer(who, again);
@@ -417,19 +417,19 @@ fn a_peer_may_not_use_room_that_it_was_not_told_of() {
 fn the_writer_gets_the_cursor_when_it_asks_for_it() {
     let (mut a, mut b) = (Connection::new(16_384, 16_384, 1), Connection::new(16_384, 16_384, 2));
     a.producer.request_update();
-    assert_eq!(a.emit_smcr().flags.bits(), 0, "nothing is on its way");
+    assert_eq!(a.emit_smcr().unwrap().flags.bits(), 0, "nothing is on its way");
     assert!(a.producer.produce(1_000));
-    assert!(!b.on_smcr(&a.emit_smcr()).unwrap().answer);
+    assert!(!b.on_smcr(&a.emit_smcr().unwrap()).unwrap().answer);
     assert!(!b.consumer.consume(400), "too little to speak of");
     a.producer.request_update();
     for _ in 0..2 {
-        let cdc = a.emit_smcr();
+        let cdc = a.emit_smcr().unwrap();
         assert_eq!(cdc.flags.bits(), 0x10, "as long as there is no answer");
         assert!(b.on_smcr(&cdc).unwrap().answer);
     }
-    let news = a.on_smcr(&b.emit_smcr()).unwrap();
+    let news = a.on_smcr(&b.emit_smcr().unwrap()).unwrap();
     assert_eq!((news.writable, news.answer), (400, false));
-    assert_eq!(a.emit_smcr().flags.bits(), 0);
+    assert_eq!(a.emit_smcr().unwrap().flags.bits(), 0);
     // The same of SMC-D, where a word may be overwritten before it is seen.
     a.producer.request_update();
     let _ = a.emit_smcd();
@@ -447,15 +447,15 @@ fn a_blocked_writer_is_told_of_a_tenth_of_the_ring() {
     assert!(a.producer.produce(size));
     assert!(!a.producer.produce(1));
     a.producer.block();
-    let cdc = a.emit_smcr();
+    let cdc = a.emit_smcr().unwrap();
     assert_eq!((cdc.flags.bits(), cdc.producer), (0x80, Cursor { wrap: 1, count: 0 }));
     b.on_smcr(&cdc).unwrap();
     assert!(!b.consumer.consume(size / 10), "a tenth is not more than a tenth");
     assert!(b.consumer.consume(1));
-    let news = a.on_smcr(&b.emit_smcr()).unwrap();
+    let news = a.on_smcr(&b.emit_smcr().unwrap()).unwrap();
     assert_eq!(news.writable, size / 10 + 1);
     assert!(a.producer.produce(1));
-    assert_eq!(a.emit_smcr().flags.bits(), 0, "no longer blocked");
+    assert_eq!(a.emit_smcr().unwrap().flags.bits(), 0, "no longer blocked");
 }
 
 #[test]
@@ -463,22 +463,25 @@ fn urgent_data_is_announced_marked_and_stalls_its_sender() {
     let (mut a, mut b) = (Connection::new(10, 10, 1), Connection::new(10, 10, 2));
     assert!(a.producer.produce(10));
     assert!(!a.producer.produce_urgent(1), "no room");
-    let cdc = a.emit_smcr();
+    let cdc = a.emit_smcr().unwrap();
     assert_eq!(cdc.flags.bits(), 0x40);
     b.on_smcr(&cdc).unwrap();
-    b.on_smcr(&a.emit_smcr()).unwrap();
+    b.on_smcr(&a.emit_smcr().unwrap()).unwrap();
     assert_eq!(b.consumer.urgent(), UrgentMark::Announced);
     let _ = b.consumer.consume(4);
-    assert!(b.on_smcr(&a.emit_smcr()).unwrap().answer, "there is room that the writer waits for");
-    assert_eq!(a.on_smcr(&b.emit_smcr()).unwrap().writable, 4);
-    assert!(!b.on_smcr(&a.emit_smcr()).unwrap().answer, "which it knows now");
+    assert!(
+        b.on_smcr(&a.emit_smcr().unwrap()).unwrap().answer,
+        "there is room that the writer waits for"
+    );
+    assert_eq!(a.on_smcr(&b.emit_smcr().unwrap()).unwrap().writable, 4);
+    assert!(!b.on_smcr(&a.emit_smcr().unwrap()).unwrap().answer, "which it knows now");
     assert!(a.producer.produce_urgent(1));
     assert_eq!(a.producer.room(), 0, "the mark is the cursor, so it must not move");
-    let cdc = a.emit_smcr();
+    let cdc = a.emit_smcr().unwrap();
     assert_eq!(cdc.flags.bits(), 0x60);
-    assert_eq!(a.emit_smcr().flags.bits(), 0, "told once");
-    let _ = a.emit_validation();
-    let cdc = a.emit_smcr();
+    assert_eq!(a.emit_smcr().unwrap().flags.bits(), 0, "told once");
+    let _ = a.emit_validation().unwrap();
+    let cdc = a.emit_smcr().unwrap();
     assert_eq!(cdc.flags.bits(), 0x60, "until a link is lost");
     assert!(b.on_smcr(&cdc).unwrap().urgent);
     assert_eq!(b.consumer.urgent(), UrgentMark::At(Cursor { wrap: 1, count: 1 }));
@@ -486,9 +489,9 @@ fn urgent_data_is_announced_marked_and_stalls_its_sender() {
     assert_ne!(b.consumer.urgent(), UrgentMark::None);
     let _ = b.consumer.consume(1);
     assert_eq!(b.consumer.urgent(), UrgentMark::None);
-    a.on_smcr(&b.emit_smcr()).unwrap();
+    a.on_smcr(&b.emit_smcr().unwrap()).unwrap();
     assert_eq!(a.producer.room(), 10);
-    assert_eq!(a.emit_smcr().flags.bits(), 0);
+    assert_eq!(a.emit_smcr().unwrap().flags.bits(), 0);
 }
 
 #[test]
@@ -496,19 +499,110 @@ fn after_a_failover_missing_data_is_noticed_and_old_news_is_not() {
     let (mut a, mut b) = (Connection::new(10, 10, 1), Connection::new(10, 10, 2));
     a.closing.on_established();
     b.closing.on_established();
-    let first = a.emit_smcr();
+    let first = a.emit_smcr().unwrap();
     b.on_smcr(&first).unwrap();
     assert!(a.producer.produce(3));
-    let second = a.emit_smcr();
+    let second = a.emit_smcr().unwrap();
     a.on_sent(&first);
     let again = a.producer.unconfirmed();
     assert_eq!(again, [Piece { offset: 0, len: 3 }, Piece::default()]);
-    assert_eq!(b.on_smcr(&a.emit_validation()).unwrap(), Default::default());
+    assert_eq!(b.on_smcr(&a.emit_validation().unwrap()).unwrap(), Default::default());
     assert_eq!(b.on_smcr(&second).unwrap().readable, 3);
     assert_eq!(b.on_smcr(&second).unwrap().readable, 0, "sent again, said nothing new");
     assert_eq!(b.on_smcr(&first).unwrap(), Default::default(), "old");
     a.on_sent(&SmcrRepr { seqno: 9, ..second });
     let lost = PeerMisbehaved::Lost { received: 2, claimed: 9 };
-    assert_eq!(b.on_smcr(&a.emit_validation()), Err(lost));
+    assert_eq!(b.on_smcr(&a.emit_validation().unwrap()), Err(lost));
     assert_eq!(b.closing.reading(), Direction::Reset);
+}
+
+/// CDC may overtake the Confirm that names the peer's memory, data and end included.
+#[test]
+fn what_comes_before_the_peer_is_known_counts() {
+    let (mut a, mut b) = (Connection::new(100, 50, 1), Connection::expect(100));
+    a.closing.on_established();
+    assert!(a.producer.produce(60));
+    a.producer.request_update();
+    assert!(a.closing.on_close(false));
+    let news = b.on_smcr(&a.emit_smcr().unwrap()).unwrap();
+    assert_eq!((news.readable, news.writable, news.answer), (60, 0, true));
+    assert_eq!(b.closing.reading(), Direction::Ended);
+    assert_eq!((b.consumer.available(), b.producer.room()), (60, 0));
+    assert!(!b.wants_cdc(), "there is nobody to tell yet");
+    assert_eq!((b.emit_smcr(), b.emit_validation()), (None, None));
+    assert!(!b.producer.produce(1));
+    b.producer.block();
+    b.peer(50, 1);
+    b.peer(7, 9);
+    b.closing.on_established();
+    assert_eq!(b.producer.room(), 50, "the second word does not count");
+    assert!(b.untold().consumer, "the answer waited");
+    let answer = b.emit_smcr().unwrap();
+    assert_eq!((answer.seqno, answer.token, answer.flags.bits()), (1, 1, 0));
+    assert!(!b.wants_cdc());
+}
+
+#[test]
+fn nothing_can_be_read_that_was_not_sent() {
+    for consumer in [Cursor { wrap: 0, count: 1 }, Cursor { wrap: 1, count: 0 }] {
+        let mut early = Connection::expect(100);
+        let cdc = SmcrRepr { consumer, ..Connection::new(1, 1, 1).emit_smcr().unwrap() };
+        assert!(matches!(early.on_smcr(&cdc), Err(PeerMisbehaved::Consumer(_))));
+        assert!(early.closing.flags().aborted);
+    }
+}
+
+#[test]
+fn what_is_worth_a_message_is_said_once() {
+    let (mut a, mut b) = (Connection::new(20_000, 100, 1), Connection::new(100, 20_000, 2));
+    a.closing.on_established();
+    b.closing.on_established();
+    assert_eq!(a.untold(), Untold::default());
+    let tell = |from: &mut Connection, to: &mut Connection, expected: Untold| {
+        assert_eq!(from.untold(), expected);
+        let cdc = from.emit_smcr().unwrap();
+        assert_eq!(from.untold(), Untold::default(), "{cdc:?}");
+        to.on_smcr(&cdc).unwrap();
+        cdc
+    };
+    let none = Untold::default();
+    assert!(a.producer.produce(20_000));
+    a.producer.block();
+    tell(&mut a, &mut b, Untold { data: true, flags: true, ..none });
+    a.producer.block();
+    assert!(!a.wants_cdc(), "said already");
+    assert!(!b.consumer.consume(9));
+    assert_eq!((b.consumer.unconfirmed(), b.wants_cdc()), (9, false), "not worth a message");
+    assert!(b.consumer.consume(10_000));
+    tell(&mut b, &mut a, Untold { consumer: true, ..none });
+    assert!(a.producer.produce_urgent(1));
+    let cdc = tell(&mut a, &mut b, Untold { data: true, flags: true, ..none });
+    assert_eq!(cdc.flags.bits(), 0x60);
+    assert_eq!(a.unacknowledged(), 2);
+    let validation = a.emit_validation().unwrap();
+    b.on_smcr(&validation).unwrap();
+    let again = Untold { data: true, flags: true, state: false, consumer: false, again: true };
+    let cdc = tell(&mut a, &mut b, again);
+    a.on_sent(&cdc);
+    assert_eq!(a.unacknowledged(), 0);
+    // The end: how much was read is told with it.
+    let left = b.consumer.available();
+    let _ = b.consumer.consume(left);
+    let _ = tell(&mut b, &mut a, Untold { consumer: true, ..none });
+    assert!(a.closing.on_close(false) && b.closing.on_close(false));
+    assert!(!a.is_over() && !b.is_over());
+    tell(&mut a, &mut b, Untold { state: true, ..none });
+    assert!(!b.is_over(), "closed, and the peer does not know");
+    tell(&mut b, &mut a, Untold { state: true, ..none });
+    assert!(a.is_over() && b.is_over());
+}
+
+/// As after the loss of the link group: nobody can be told, and nobody waits for that.
+#[test]
+fn without_a_link_a_connection_is_over_though_it_was_not_told() {
+    let mut side = Connection::new(10, 10, 1);
+    side.closing.on_established();
+    assert!(side.producer.produce(3) && side.closing.on_close(true));
+    side.closing.on_links_lost();
+    assert!(side.is_over() && side.wants_cdc());
 }

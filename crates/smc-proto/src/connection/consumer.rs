@@ -13,6 +13,8 @@ pub struct Consumer {
     available: u32,
     /// Bytes consumed that the peer does not know of.
     unconfirmed: u32,
+    /// It has to hear of them now.
+    due: bool,
     peer_blocked: bool,
     urgent: UrgentMark,
 }
@@ -41,6 +43,7 @@ impl Consumer {
             consumed: Cursor::default(),
             available: 0,
             unconfirmed: 0,
+            due: false,
             peer_blocked: false,
             urgent: UrgentMark::None,
         }
@@ -94,17 +97,30 @@ impl Consumer {
         if self.available == 0 {
             self.peer_blocked = false;
         }
-        update || urgent_read || (starved && self.unconfirmed > 0)
+        let due = update || urgent_read || (starved && self.unconfirmed > 0);
+        self.due |= due;
+        due
     }
 
-    /// Whether anything was read that the peer does not know of.
-    pub(super) fn has_news(&self) -> bool {
-        self.unconfirmed > 0
+    /// Bytes read that the peer does not know of. The next CDC message tells it, the one of a close
+    /// as well; the peer's own send buffer and a lingering close do not wait for that (`smc_close.c`).
+    pub fn unconfirmed(&self) -> u32 {
+        self.unconfirmed
+    }
+
+    /// Whether the peer has to hear now how much was read.
+    pub fn is_due(&self) -> bool {
+        self.due
+    }
+
+    /// The peer asks how much was read.
+    pub(super) fn ask(&mut self) {
+        self.due = true;
     }
 
     /// A CDC message with the cursor is about to be sent.
     pub(super) fn confirm(&mut self) -> Cursor {
-        self.unconfirmed = 0;
+        (self.unconfirmed, self.due) = (0, false);
         self.consumed
     }
 

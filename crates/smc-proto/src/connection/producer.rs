@@ -39,6 +39,7 @@ enum Urgent {
 }
 
 impl Producer {
+    /// `size`: 0 as long as the peer's ring is not known; there is no room in it.
     pub(super) fn new(size: u32) -> Producer {
         Producer {
             size,
@@ -50,6 +51,11 @@ impl Producer {
             update_requested: false,
             urgent: Urgent::None,
         }
+    }
+
+    /// The peer has a ring of this size: whoever waited for room has some.
+    pub(super) fn has_ring(&mut self, size: u32) {
+        (self.size, self.write_blocked) = (size, false);
     }
 
     /// Bytes that may be written now.
@@ -159,6 +165,10 @@ impl Producer {
 
     /// The peer's consumer cursor. Gives the bytes that can be written now and could not before.
     pub(super) fn on_consumed(&mut self, cursor: Cursor) -> Result<u32, CursorError> {
+        if self.size == 0 && cursor == Cursor::default() {
+            // Nothing can have been sent, and so nothing was read.
+            return Ok(0);
+        }
         let freed = cursor.since(self.consumed, self.size)?;
         let Some(in_flight) = self.in_flight.checked_sub(freed) else {
             let (old, new) = (self.produced, cursor);
