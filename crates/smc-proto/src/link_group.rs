@@ -32,14 +32,23 @@ use queue::Queue;
 use crate::handshake::LLC_TIMEOUT;
 use crate::ids::RoceGid;
 use crate::list::List;
+use crate::wire::clc::Os;
 use crate::wire::llc::{Body, ConfirmLink, DeleteLink, DeleteReason, Error, Message, Version};
 
 /// Links that a group can have for a moment: two, and one that replaces another (`smc_core.h`).
 pub const LINKS: usize = 3;
-/// An idle link is tested after this time (`smcr_testlink_time`).
+/// The kernel's default for [`Config::test_interval`] (`smcr_testlink_time`).
 pub const TEST_INTERVAL: Duration = Duration::from_secs(30);
 /// How long a peer may take to confirm a further link (`smc_llc.h`: SMC_LLC_WAIT_FIRST_TIME).
 pub const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Messages, and events, that can wait to be polled for.
+const WAITING: usize = 48;
+/// Of these places so many are kept free for what cannot be refused. One call leaves at most 12 of
+/// either: three links are lost, each with the flow over it, and what was delayed runs. A call that
+/// may be refused has to find that much, and the loss of three links, one by one, and the end of
+/// the group behind it.
+const RESERVE: usize = 32;
 
 /// A point in time, from an epoch of the caller's choice.
 pub type Time = Duration;
@@ -72,6 +81,45 @@ pub struct Config {
     pub max_conns: u8,
     /// Names the group in this side's diagnosis; the base of its links' uids.
     pub id: u32,
+    /// A link over which nothing has come for this time is tested; zero: none ever is.
+    pub test_interval: Duration,
+}
+
+/// A link, for those who show it or choose one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LinkInfo {
+    /// Its place here.
+    pub index: LinkIndex,
+    /// Its name at both ends, given by the server.
+    pub id: u8,
+    /// Whether connections may use it.
+    pub active: bool,
+    /// This end.
+    pub local: Port,
+    /// The other end; zeros as long as it has not said what it is.
+    pub remote: Port,
+}
+
+/// What a group has counted since it began.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counters {
+    /// LLC messages given to the caller to be sent.
+    pub sent: u64,
+    /// LLC messages that came.
+    pub received: u64,
+    /// SENDs that were neither CDC nor LLC.
+    pub malformed: u64,
+    /// LLC messages that came and were not looked at, because too much waited to be polled for.
+    pub dropped: u64,
+    /// Messages and events that found no place to wait to be polled for. Always 0: room for them is
+    /// kept.
+    pub lost: u64,
+    /// LLC messages that were not sent: their link had gone, or the caller's buffer was too short.
+    pub unsent: u64,
+    /// TEST_LINKs that were begun.
+    pub tests: u64,
+    /// Links that were lost because one was not answered.
+    pub tests_failed: u64,
 }
 
 /// What happened.
@@ -112,7 +160,7 @@ pub enum Event {
 /// Why something cannot be done now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// Another flow is under way; try again after the next event.
+    /// Another flow is under way, or too much waits to be polled for; try again after the next event.
     Busy,
     /// No link is up.
     NoLink,
@@ -133,8 +181,9 @@ pub struct LinkGroup<const RMBS: usize> {
     /// Which of this side's RMBs the peer knows.
     announced: [bool; RMBS],
     peer_rmbs: PeerRmbs<RMBS>,
-    transmits: Queue<Outgoing, 16>,
-    events: Queue<Event, 16>,
+    transmits: Queue<Outgoing, WAITING>,
+    events: Queue<Event, WAITING>,
+    counters: Counters,
     last_link_id: u8,
     terminated: bool,
 }
@@ -246,6 +295,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
             peer_rmbs: PeerRmbs::new(),
             transmits: Queue::new(),
             events: Queue::new(),
+            counters: Counters::default(),
             last_link_id: 1,
             terminated: false,
         }
@@ -259,6 +309,25 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         let alive = !self.terminated;
         let active = self.indexed().filter(move |(_, link)| alive && link.active);
         active.map(|(index, link)| (index, link.id))
+    }
+
+    /// All links, those included that are still being made.
+    pub fn links(&self) -> impl Iterator<Item = LinkInfo> {
+        self.indexed().map(|(index, link)| {
+            let Link { id, active, local, remote, .. } = *link;
+            LinkInfo { index, id, active: active && !self.terminated, local, remote }
+        })
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> Counters {
+        let lost = self.transmits.lost() + self.events.lost();
+        Counters { lost, ..self.counters }
+    }
+
+    /// What the group was made with.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// The first link that works.
@@ -276,7 +345,21 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         self.peer_rmbs.add(index, key)
     }
 
-    /// This side's RMB was named in an Accept or Confirm of a first contact.
+    /// Whether [`LinkGroup::announce_rmb`] and [`LinkGroup::withdraw_rmb`] may be left out. Linux
+    /// records the key that the Accept or Confirm of any contact names (`smc_rtoken_add`), and with
+    /// one link there is no other key to tell. The same RMB under the same key may then be named
+    /// again and again; each new one takes one of the peer's 255 places for good.
+    ///
+    /// `peer`: the system in the first contact extension; uSMC says that it is Linux. Others, and
+    /// who said none, get every announcement. With a second link the peer would write with the key
+    /// 0 after a failover, and so it must not be possible: `max_links` 1.
+    pub fn may_skip_announce(&self, peer: Os) -> bool {
+        peer == Os::LINUX && self.config.max_links == 1 && self.active_links().count() == 1
+    }
+
+    /// This side's RMB was named in an Accept or Confirm, of whatever contact, on a group's only
+    /// link: the peer knows it, and a further link gets its key. Where there are two links this is
+    /// no substitute for [`LinkGroup::announce_rmb`].
     pub fn rmb_was_named(&mut self, rmb: usize) {
         if let Some(announced) = self.announced.get_mut(rmb) {
             *announced = true;
@@ -305,10 +388,13 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         self.flow = Flow::First { deadline: now + patience };
     }
 
-    /// Ends the group in order: the peer hears of it over any link that works.
+    /// Ends the group: the peer hears of it over any link that works. Who stops
+    /// ([`DeleteReason::PROGRAM`]) sends CDC with an abort for every connection first, since the
+    /// peer gives up what is left and its applications lose what they have not read.
     pub fn terminate(&mut self, reason: DeleteReason) {
         if let Some(via) = self.any_link() {
-            let delete = DeleteLink { link_id: 0, reason, all: true, orderly: true };
+            let orderly = reason == DeleteReason::OPERATOR;
+            let delete = DeleteLink { link_id: 0, reason, all: true, orderly };
             self.send(via, false, Body::DeleteLink(delete));
         }
         self.end();
@@ -321,7 +407,9 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         }
     }
 
-    /// An RDMA SEND that is not CDC. What is no LLC message is ignored, and said.
+    /// An RDMA SEND that is not CDC. What is no LLC message is ignored, and said. A message that
+    /// comes while too much waits to be polled for is dropped and counted: its sender asks again,
+    /// or gives up, when its time is over.
     pub fn handle_llc(
         &mut self,
         index: LinkIndex,
@@ -329,11 +417,22 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         fabric: &mut impl Fabric,
         now: Time,
     ) -> Result<(), Error> {
-        let message = Message::parse(bytes)?;
+        let message = match Message::parse(bytes) {
+            Ok(message) => message,
+            Err(error) => {
+                self.counters.malformed += 1;
+                return Err(error);
+            }
+        };
+        self.counters.received += 1;
         if self.terminated || self.link(index).is_none() {
             return Ok(());
         }
         self.handle_activity(index, now);
+        if !self.has_room() {
+            self.counters.dropped += 1;
+            return Ok(());
+        }
         if message.is_response() {
             self.on_response(index, &message, fabric, now);
         } else {
@@ -357,21 +456,31 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         if self.terminated {
             return None;
         }
-        let tests = self.indexed().filter(|(_, link)| link.active).map(|(_, link)| link.due());
+        let active = self.indexed().filter(|(_, link)| link.active);
+        let tests = active.filter_map(|(_, link)| link.due(&self.config));
         self.flow.deadline().into_iter().chain(tests).min()
     }
 
-    /// It is time: an answer did not come, or a link was idle.
+    /// It is time: an answer did not come, or a link was idle. Nothing happens as long as too much
+    /// waits to be polled for.
     pub fn handle_timeout(&mut self, fabric: &mut impl Fabric, now: Time) {
+        if self.terminated || !self.has_room() {
+            return;
+        }
         if self.flow.deadline().is_some_and(|deadline| deadline <= now) {
             self.on_flow_timeout(fabric, now);
         }
         for index in LinkIndex::ALL {
-            let due = self.link(index).filter(|link| link.active && link.due() <= now);
-            match due.map(|link| link.testing) {
+            let is_due =
+                |link: &&Link| link.active && link.due(&self.config).is_some_and(|due| due <= now);
+            match self.link(index).filter(is_due).map(|link| link.testing) {
                 None => {}
-                Some(true) => self.lose_link(index, fabric, now),
+                Some(true) => {
+                    self.counters.tests_failed += 1;
+                    self.lose_link(index, fabric, now);
+                }
                 Some(false) => {
+                    self.counters.tests += 1;
                     if let Some(link) = self.link_mut(index) {
                         (link.heard, link.testing) = (now, true);
                     }
@@ -396,8 +505,13 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
     ) -> Option<(LinkIndex, &'b [u8])> {
         while let Some(outgoing) = self.transmits.pop() {
             // The link may have gone since.
-            if self.link(outgoing.via).is_some() {
-                return self.write(&outgoing, fabric, buffer);
+            let via = self.link(outgoing.via).map(|_| outgoing.via);
+            match via.and_then(|_| self.write(&outgoing, fabric, buffer)) {
+                None => self.counters.unsent += 1,
+                Some(len) => {
+                    self.counters.sent += 1;
+                    return Some((outgoing.via, buffer.get(..len)?));
+                }
             }
         }
         if self.terminated {
@@ -510,6 +624,11 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         }
     }
 
+    /// Whether a call may begin that can leave messages and events.
+    fn has_room(&self) -> bool {
+        self.transmits.free().min(self.events.free()) >= RESERVE
+    }
+
     fn send(&mut self, via: LinkIndex, response: bool, body: Body<'static>) {
         self.transmits.push(Outgoing { via, response, what: What::Plain(body) });
     }
@@ -562,8 +681,9 @@ impl LinkIndex {
 
 impl Link {
     /// When it has to be tested, or when the test has failed.
-    fn due(&self) -> Time {
-        self.heard + if self.testing { LLC_TIMEOUT } else { TEST_INTERVAL }
+    fn due(&self, config: &Config) -> Option<Time> {
+        let interval = if self.testing { LLC_TIMEOUT } else { config.test_interval };
+        (!interval.is_zero()).then(|| self.heard.saturating_add(interval))
     }
 }
 

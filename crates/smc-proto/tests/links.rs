@@ -4,13 +4,14 @@
 mod support;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bolero::{check, produce};
 use smc_proto::handshake::LLC_TIMEOUT;
 use smc_proto::ids::{MacAddr, MtuCode, RoceGid, U24};
 use smc_proto::link_group::{
-    Config, Event, Fabric, Key, LinkGroup, LinkIndex, Port, Refused, Role, TEST_INTERVAL,
+    Config, Event, Fabric, Key, LinkGroup, LinkIndex, LinkInfo, Port, Refused, Role, TEST_INTERVAL,
 };
 use smc_proto::wire::llc::{self, Body, DeleteReason, Message, Version};
 use support::draw::Draw;
@@ -109,7 +110,14 @@ impl Net {
         let first = [verbs[0].port(0), verbs[1].port(0)];
         let mut ends = Vec::new();
         for (who, role) in [(0, Role::Client), (1, Role::Server)] {
-            let config = Config { role, version, max_links: 2, max_conns: 255, id: 0x100 };
+            let config = Config {
+                role,
+                version,
+                max_links: 2,
+                max_conns: 255,
+                id: 0x100,
+                test_interval: TEST_INTERVAL,
+            };
             let mut verbs = std::mem::replace(&mut verbs[who], Verbs::new(0, 0));
             verbs.queue_pairs.insert(Group::FIRST, first[who]);
             verbs.connect(Group::FIRST, &first[1 - who]);
@@ -638,4 +646,242 @@ fn any_llc_from_a_peer_leaves_a_group_that_works_or_is_over() {
             assert_eq!(group.is_terminated(), group.active_links().count() == 0);
         }
     });
+}
+
+#[test]
+fn links_are_tested_as_often_as_is_configured() {
+    for interval in [Duration::from_secs(2), Duration::ZERO] {
+        let mut net = Net::confirmed(Version::V2, [1, 1]);
+        for (who, role) in [(0, Role::Client), (1, Role::Server)] {
+            let end = &mut net.ends[who];
+            let config = Config { role, test_interval: interval, ..*end.group.config() };
+            let LinkInfo { local, remote, .. } = end.group.links().next().unwrap();
+            end.group = Group::new(config, local, remote, Duration::ZERO);
+            end.group.confirm_first_link(Duration::ZERO);
+        }
+        net.settle();
+        let expected = (!interval.is_zero()).then_some(interval);
+        assert_eq!(net.next_timeout(), expected);
+        net.now = Duration::from_secs(9);
+        for End { group, verbs, .. } in &mut net.ends {
+            group.handle_timeout(verbs, Duration::from_secs(9));
+            assert_eq!(group.counters().tests, u64::from(!interval.is_zero()));
+        }
+    }
+}
+
+#[test]
+fn announcements_are_left_out_only_where_no_second_link_can_come() {
+    use smc_proto::wire::clc::Os;
+    for (max_links, os, expected) in [
+        (1, Os::LINUX, true),
+        (2, Os::LINUX, false),
+        (1, Os::UNSPECIFIED, false),
+        (1, Os::ZOS, false),
+    ] {
+        let mut net = Net::new(Version::V2, [2, 2]);
+        for end in &mut net.ends {
+            let LinkInfo { local, remote, .. } = end.group.links().next().unwrap();
+            let config = Config { max_links, ..*end.group.config() };
+            end.group = Group::new(config, local, remote, Duration::ZERO);
+            assert!(!end.group.may_skip_announce(os), "no link works yet");
+            end.group.confirm_first_link(Duration::ZERO);
+        }
+        net.settle();
+        for end in &net.ends {
+            assert_eq!(end.group.may_skip_announce(os), expected, "{max_links} {os:?}");
+        }
+        if max_links == 1 {
+            assert_eq!(net.add_link(1), Err(Refused::LinksFull));
+        }
+        let end = &mut net.ends[0];
+        end.group.handle_link_down(Group::FIRST, &mut end.verbs, Duration::ZERO);
+        assert!(!end.group.may_skip_announce(os));
+    }
+}
+
+/// An RMB that no CONFIRM_RKEY has told of, but the Accept of a later contact.
+#[test]
+fn an_rmb_that_was_only_named_is_told_of_with_a_further_link() {
+    for version in VERSIONS {
+        let mut net = Net::confirmed(version, [2, 2]);
+        let server_qpn = net.ends[1].verbs.queue_pairs[&Group::FIRST].qpn;
+        let key = net.ends[1].verbs.key_of(3, server_qpn);
+        assert_eq!(net.ends[0].group.add_peer_rmb(Group::FIRST, key), Some(1));
+        net.ends[1].group.rmb_was_named(3);
+        net.ends[1].rmbs.push(3);
+        net.add_link(1).unwrap();
+        net.settle();
+        net.check_keys(true);
+    }
+}
+
+/// A peer may register all its RMBs as one: they have one key, and different addresses.
+#[test]
+fn rmbs_under_one_key_are_told_apart_by_their_addresses() {
+    let mut net = Net::confirmed(Version::V2, [2, 2]);
+    let [client, _] = &mut net.ends;
+    let group = &mut client.group;
+    let start = group.peer_rmbs().count();
+    let keys = [0x1000, 0x2000, 0x3000].map(|addr| Key { rkey: 7, addr });
+    let numbers = keys.map(|key| group.add_peer_rmb(Group::FIRST, key).unwrap());
+    assert_eq!(keys.map(|key| group.add_peer_rmb(Group::FIRST, key).unwrap()), numbers);
+    assert_eq!((group.peer_rmbs().count(), group.keys_left()), (start + 3, RMBS - start - 3));
+    let updates = keys.map(|Key { addr, .. }| llc::RkeyUpdate { old: 7, new: 9, addr }.to_wire());
+    let rkeys = llc::RkeyUpdates::from_wire(&updates);
+    let extension = llc::AddLinkExt { direct: true, target_gid: RoceGid::default(), rkeys };
+    let add = llc::AddLink {
+        mac: MacAddr::default(),
+        gid: RoceGid([9; 16]),
+        qpn: U24::truncate(9),
+        link_id: 2,
+        mtu: MtuCode::from_code(3).unwrap(),
+        psn: U24::truncate(1),
+        rejected: None,
+        extension: Some(extension),
+    };
+    let mut buffer = [0; llc::MAX_LEN];
+    let mut ask = |group: &mut Group, verbs: &mut Verbs, body| {
+        let bytes = Message::request(Version::V2, body).emit(&mut buffer).unwrap().to_vec();
+        group.handle_llc(Group::FIRST, &bytes, verbs, Duration::ZERO).unwrap();
+    };
+    ask(group, &mut client.verbs, Body::AddLink(add));
+    let new = group.links().find(|link| link.id == 2).unwrap().index;
+    for (number, key) in numbers.into_iter().zip(keys) {
+        let expected = Key { rkey: 9, ..key };
+        assert_eq!(group.peer_rmbs().key(number, new), Some(expected));
+    }
+    let rkeys = [7_u32.to_be_bytes()];
+    let rkeys = llc::Rkeys::from_wire(&rkeys);
+    let delete = llc::DeleteRkey { rkeys, invalid: 0, negative: false };
+    ask(group, &mut client.verbs, Body::DeleteRkey(delete));
+    assert_eq!(group.peer_rmbs().count(), start, "the key is gone, and all that it opened");
+}
+
+#[test]
+fn links_and_what_was_counted_can_be_shown() {
+    let mut net = Net::confirmed(Version::V2, [2, 2]);
+    net.add_link(1).unwrap();
+    net.settle();
+    let links: Vec<Vec<LinkInfo>> =
+        net.ends.iter().map(|end| end.group.links().collect()).collect();
+    for (ours, theirs) in links[0].iter().zip(&links[1]) {
+        assert_eq!((ours.id, ours.active, theirs.active), (theirs.id, true, true));
+        assert_eq!((ours.local, ours.remote), (theirs.remote, theirs.local));
+    }
+    let [client, server] = net.ends.each_ref().map(|end| end.group.counters());
+    assert_eq!((client.sent, client.received), (server.received, server.sent));
+    assert_eq!((client.sent, client.dropped, client.lost, client.unsent), (3, 0, 0, 0));
+    let End { group, verbs, .. } = &mut net.ends[0];
+    assert!(group.handle_llc(Group::FIRST, &[0x5f; 44], verbs, net.now).is_err());
+    assert_eq!(group.counters().malformed, 1);
+}
+
+/// The worst: a caller that does not poll, whatever happens. What cannot be handled is refused or
+/// dropped, and counted; what has to be told finds its place.
+#[test]
+fn a_caller_that_never_polls_loses_nothing_without_a_word() {
+    let entropy = produce::<Vec<u8>>().with().len(0..=3_000_usize);
+    let most_dropped = AtomicU64::new(0);
+    check!().with_iterations(2_000).with_generator(entropy).for_each(|entropy| {
+        let mut draw = Draw(entropy);
+        let version = VERSIONS[usize::from(draw.below(2))];
+        let mut net = Net::confirmed(version, [2, 2]);
+        let who = usize::from(draw.below(2));
+        if draw.flag() {
+            net.add_link(1).unwrap();
+            net.settle();
+        }
+        while !draw.0.is_empty() {
+            let now = net.now;
+            let End { group, verbs, .. } = &mut net.ends[who];
+            let over = verbs.queue_pairs.keys().nth(draw.below(2).into()).copied();
+            match (draw.below(12), over) {
+                (0, _) => drop(group.add_link(None, verbs, now)),
+                (1, _) => drop(group.announce_rmb(draw.below(6).into(), verbs, now)),
+                (2, _) => drop(group.withdraw_rmb(draw.below(6).into(), verbs, now)),
+                (3, _) => {
+                    net.now += Duration::from_secs(draw.below(40).into());
+                    group.handle_timeout(verbs, net.now);
+                }
+                (_, Some(index)) => {
+                    let updates: Vec<[u8; 16]> = (0..draw.below(3)).map(|_| draw.bytes()).collect();
+                    let rkeys: Vec<[u8; 4]> = (0..draw.below(9)).map(|_| draw.bytes()).collect();
+                    let mut buffer = [0; llc::MAX_LEN];
+                    let bytes = draw.llc(&updates, &rkeys).emit(&mut buffer).unwrap().to_vec();
+                    group.handle_llc(index, &bytes, verbs, now).unwrap();
+                }
+                (_, None) => {}
+            }
+        }
+        let End { group, verbs, .. } = &mut net.ends[who];
+        for index in LinkIndex::ALL {
+            group.handle_link_down(index, verbs, net.now);
+        }
+        group.terminate(DeleteReason::PROGRAM);
+        assert_eq!(group.counters().lost, 0);
+        most_dropped.fetch_max(group.counters().dropped, Ordering::Relaxed);
+        let last = std::iter::from_fn(|| group.poll_event()).last();
+        assert_eq!(last, Some(Event::Terminated));
+    });
+    assert!(most_dropped.into_inner() > 0, "it came that far");
+}
+
+/// As a kernel is told by an owner that stops (m0 "dellink").
+#[test]
+fn the_end_of_a_group_is_said_as_the_kernel_says_it() {
+    let mut net = Net::confirmed(Version::V2, [1, 1]);
+    let End { group, verbs, .. } = &mut net.ends[0];
+    group.terminate(DeleteReason::PROGRAM);
+    let mut buffer = [0; llc::MAX_LEN];
+    let (_, bytes) = group.poll_transmit(verbs, &mut buffer).unwrap();
+    assert_eq!(bytes[..9], [0x24, 44, 0, 0x40, 0, 0, 3, 0, 0]);
+}
+
+/// As above, aimed: the queues as full as they may be when the last call comes that is not refused,
+/// with a flow under way, a request delayed, and every link dead.
+#[test]
+fn the_fullest_queue_has_room_for_the_loss_of_all_links() {
+    let delete =
+        llc::DeleteLink { link_id: 2, reason: DeleteReason::LOST_PATH, all: false, orderly: true };
+    let (mut runs, mut dropped) = (0, 0);
+    for version in VERSIONS {
+        for who in [0, 1] {
+            for (name, start) in scenarios() {
+                for (fill, delayed) in (0..40).flat_map(|fill| [(fill, false), (fill, true)]) {
+                    let mut net = Net::confirmed(version, [3, 3]);
+                    if !name.contains("link") {
+                        net.add_link(1).unwrap();
+                        net.settle();
+                    }
+                    start(&mut net);
+                    let End { group, verbs, .. } = &mut net.ends[who];
+                    let mut tell = |group: &mut Group, body| {
+                        let mut buffer = [0; llc::MAX_LEN];
+                        let bytes = Message::request(version, body).emit(&mut buffer).unwrap();
+                        group.handle_llc(Group::FIRST, bytes, verbs, Duration::ZERO).unwrap();
+                    };
+                    for _ in 0..fill {
+                        tell(group, Body::TestLink([0; 16]));
+                    }
+                    if delayed {
+                        tell(group, Body::DeleteLink(delete));
+                    }
+                    for secs in [40, 43] {
+                        group.handle_timeout(verbs, Duration::from_secs(secs));
+                    }
+                    for index in LinkIndex::ALL {
+                        group.handle_link_down(index, verbs, Duration::from_secs(43));
+                    }
+                    group.terminate(DeleteReason::PROGRAM);
+                    assert_eq!(group.counters().lost, 0, "{name} {fill}");
+                    dropped += group.counters().dropped;
+                    let last = std::iter::from_fn(|| group.poll_event()).last();
+                    assert_eq!(last, Some(Event::Terminated), "{name} {fill}");
+                    runs += 1;
+                }
+            }
+        }
+    }
+    assert!(runs > 2_000 && dropped > 0);
 }

@@ -47,6 +47,18 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         fabric: &mut impl Fabric,
         now: Time,
     ) -> Result<(), Refused> {
+        if !self.has_room() {
+            return Err(Refused::Busy);
+        }
+        self.try_add_link(alternate, fabric, now)
+    }
+
+    pub(super) fn try_add_link(
+        &mut self,
+        alternate: Option<RoceGid>,
+        fabric: &mut impl Fabric,
+        now: Time,
+    ) -> Result<(), Refused> {
         if !self.is_idle() {
             return Err(Refused::Busy);
         }

@@ -142,7 +142,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
     pub(super) fn on_delete_response(&mut self, fabric: &mut impl Fabric, now: Time) {
         self.flow = Flow::Idle;
         self.run_delayed(fabric, now);
-        let _ = self.add_link(None, fabric, now);
+        let _ = self.try_add_link(None, fabric, now);
     }
 
     /// What had to wait for the end of a flow.
@@ -153,7 +153,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         match self.delayed.take() {
             None => {}
             Some(Delayed::Add) => {
-                let _ = self.add_link(None, fabric, now);
+                let _ = self.try_add_link(None, fabric, now);
             }
             Some(Delayed::Delete { via, request }) => {
                 // The link that it came over may be gone by now.

@@ -31,6 +31,7 @@ pub trait Fabric {
     /// Registers an RMB on the link, if it is not, and gives its key.
     fn key(&mut self, rmb: usize, index: LinkIndex) -> Option<Key>;
 
-    /// Destroys the queue pair.
+    /// Destroys the queue pair. What was posted last, a DELETE_LINK for example, may still be on its
+    /// way: an implementation lets it go out first.
     fn destroy(&mut self, index: LinkIndex);
 }

@@ -41,8 +41,10 @@ impl<const RMBS: usize> PeerRmbs<RMBS> {
         self.keys.iter().filter(|keys| keys.iter().any(Option::is_some)).count()
     }
 
-    fn find(&self, index: LinkIndex, rkey: u32) -> Option<usize> {
-        (0..RMBS).find(|&rmb| self.key(rmb, index).is_some_and(|key| key.rkey == rkey))
+    /// The RMBs with this key on a link. There are several if the peer has registered them in one
+    /// piece: only their addresses tell them apart.
+    fn with_rkey(&self, index: LinkIndex, rkey: u32) -> impl Iterator<Item = usize> {
+        (0..RMBS).filter(move |&rmb| self.key(rmb, index).is_some_and(|key| key.rkey == rkey))
     }
 
     fn set(&mut self, rmb: usize, index: LinkIndex, key: Option<Key>) {
@@ -51,17 +53,25 @@ impl<const RMBS: usize> PeerRmbs<RMBS> {
         }
     }
 
-    /// Adds an RMB by its key on one link; a known one keeps its number.
+    /// Adds an RMB by its key on one link; one that is known by key and address keeps its number
+    /// (`smc_rtoken_add`).
     pub(super) fn add(&mut self, index: LinkIndex, key: Key) -> Option<usize> {
+        let known = (0..RMBS).find(|&rmb| self.key(rmb, index) == Some(key));
         let free = || self.keys.iter().position(|keys| keys.iter().all(Option::is_none));
-        let rmb = self.find(index, key.rkey).or_else(free)?;
+        let rmb = known.or_else(free)?;
         self.set(rmb, index, Some(key));
         Some(rmb)
     }
 
-    /// Records what an RMB known on `via` is called on `new`.
+    /// Records what an RMB known on `via` is called on `new`. Among those with the same key on
+    /// `via` it is the one at the same address: memory that is registered twice has one address. If
+    /// there is none, it is the first that has no name on `new` yet.
     pub(super) fn update(&mut self, via: LinkIndex, new: LinkIndex, update: RkeyUpdate) {
-        if let Some(rmb) = self.find(via, update.old) {
+        let same = |&rmb: &usize| self.key(rmb, via).is_some_and(|key| key.addr == update.addr);
+        let unnamed = |&rmb: &usize| self.key(rmb, new).is_none();
+        let found = self.with_rkey(via, update.old).find(same);
+        let found = found.or_else(|| self.with_rkey(via, update.old).find(unnamed));
+        if let Some(rmb) = found.or_else(|| self.with_rkey(via, update.old).next()) {
             self.set(rmb, new, Some(Key { rkey: update.new, addr: update.addr }));
         }
     }
@@ -72,13 +82,17 @@ impl<const RMBS: usize> PeerRmbs<RMBS> {
         }
     }
 
-    /// False if there is none with this key.
+    /// Forgets all RMBs with this key: it is gone, and with it the way to each of them. False if
+    /// there is none.
     fn forget(&mut self, index: LinkIndex, rkey: u32) -> bool {
-        let Some(rmb) = self.find(index, rkey) else { return false };
-        if let Some(keys) = self.keys.get_mut(rmb) {
-            *keys = [None; LINKS];
+        let mut any = false;
+        for keys in &mut self.keys {
+            let named = keys.get(index.number()).copied().flatten();
+            if named.is_some_and(|key| key.rkey == rkey) {
+                (*keys, any) = ([None; LINKS], true);
+            }
         }
-        true
+        any
     }
 }
 
@@ -103,8 +117,16 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         Ok(())
     }
 
+    /// How many more RMBs may get a key, whichever side they are on: each side records those of the
+    /// other until they are withdrawn, Linux at most 255 of them. A server whose group has none left
+    /// begins another ([`Groups::set_keys_left`](crate::groups::Groups::set_keys_left)).
+    pub fn keys_left(&self) -> usize {
+        RMBS - self.peer_rmbs.count().max(self.announced_rmbs().count())
+    }
+
     /// Tells the peer that an RMB is gone; [`Event::Withdrawn`] says that it will not write there
-    /// any more.
+    /// any more. The message names its key alone: where several RMBs have one, all of them are gone
+    /// for the peer.
     pub fn withdraw_rmb(
         &mut self,
         rmb: usize,
@@ -119,7 +141,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
     }
 
     fn ready(&self, rmb: usize, fabric: &mut impl Fabric) -> Result<(LinkIndex, Key), Refused> {
-        if !self.is_idle() {
+        if !self.is_idle() || !self.has_room() {
             return Err(Refused::Busy);
         }
         let via = self.any_link().ok_or(Refused::NoLink)?;
@@ -196,13 +218,13 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         Some(RkeyUpdate { old: old.rkey, new: new.rkey, addr: new.addr })
     }
 
-    /// Writes a message, with the lists that it has by now.
-    pub(super) fn write<'b>(
+    /// Writes a message, with the lists that it has by now, and gives its length.
+    pub(super) fn write(
         &self,
         outgoing: &Outgoing,
         fabric: &mut impl Fabric,
-        buffer: &'b mut [u8],
-    ) -> Option<(LinkIndex, &'b [u8])> {
+        buffer: &mut [u8],
+    ) -> Option<usize> {
         let Outgoing { via, response, what } = *outgoing;
         let mut updates = [[0; 16]; 255];
         let mut gids = [[0; 16]; LINKS + 1];
@@ -257,6 +279,6 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
             true => Message::response(self.config.version, body),
             false => Message::request(self.config.version, body),
         };
-        Some((via, message.emit(buffer).ok()?))
+        Some(message.emit(buffer).ok()?.len())
     }
 }
