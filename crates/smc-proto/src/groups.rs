@@ -10,7 +10,7 @@ use core::time::Duration;
 
 use crate::handshake::Path;
 use crate::ids::{MacAddr, PeerId, RoceGid, SmcdGid, U24};
-use crate::link_group::{LINKS, Role, Time};
+use crate::link_group::{LINKS, Port, Role, Time};
 use crate::list::{Full, List};
 
 /// How long a server keeps a group that nobody uses (`smc_core.c`: SMC_LGR_FREE_DELAY_SERV).
@@ -38,7 +38,8 @@ pub struct PeerPort {
 pub enum Peer {
     /// Of SMC-R. A server does not know the queue pair yet.
     R {
-        /// Its host.
+        /// Its host, as its message names it. A Linux client that offers version 2 alone says 0,
+        /// which is an id like any other here.
         id: PeerId,
         /// The port that its message names.
         port: PeerPort,
@@ -78,6 +79,8 @@ struct Group {
     peer: GroupPeer,
     connections: u32,
     max_conns: u8,
+    /// How many more RMBs can be recorded; [`usize::MAX`] if nobody has said.
+    keys_left: usize,
     /// It is out of step with the peer, or comes to its end: nobody joins.
     closed: bool,
     /// When it has been without a connection for long enough.
@@ -123,6 +126,7 @@ impl<const N: usize> Groups<N> {
             peer,
             connections: 1,
             max_conns,
+            keys_left: usize::MAX,
             closed: false,
             expires: None,
         });
@@ -134,6 +138,34 @@ impl<const N: usize> Groups<N> {
     pub fn set_links(&mut self, id: GroupId, links: List<PeerPort, LINKS>) {
         if let Some(Group { peer: GroupPeer::R { links: known, .. }, .. }) = self.get_mut(id) {
             *known = links;
+        }
+    }
+
+    /// How many more RMBs the two sides can record for a group of SMC-R
+    /// ([`LinkGroup::keys_left`](crate::link_group::LinkGroup::keys_left)). Without any, no
+    /// connection joins at the server: its next one is a first contact. A Linux client that has no
+    /// place left for the server's key declines with
+    /// [`ERR_RTOK`](crate::decline::DeclineCode::ERR_RTOK). A client does as the server says.
+    pub fn set_keys_left(&mut self, id: GroupId, keys_left: usize) {
+        if let Some(group) = self.get_mut(id) {
+            group.keys_left = keys_left;
+        }
+    }
+
+    /// Which of a group's links, as [`Groups::set_links`] named them, the connection uses that has
+    /// just joined it: the one that the server names; a server spreads connections over the first
+    /// two in turn, as Linux does. None if it has no such link, and for SMC-D.
+    pub fn link(&self, id: GroupId, need: &Need) -> Option<usize> {
+        let group = self.groups.get(id.0)?.as_ref()?;
+        let (GroupPeer::R { links, .. }, Peer::R { port, .. }) = (&group.peer, &need.peer) else {
+            return None;
+        };
+        match need.role {
+            Role::Client => links.iter().position(|link| link.serves(port, need)),
+            Role::Server => {
+                let others = group.connections.saturating_sub(1) as usize;
+                links.len().min(2).checked_sub(1).map(|last| others % (last + 1))
+            }
         }
     }
 
@@ -211,13 +243,19 @@ impl Group {
                 (device, peer) == (here, there)
             }
             (GroupPeer::R { id, links }, Peer::R { id: host, port }) => {
-                // The limit is the server's to keep.
-                let room =
-                    need.role == Role::Client || self.connections < u32::from(self.max_conns);
+                // The limits are the server's to keep.
+                let room = self.connections < u32::from(self.max_conns) && self.keys_left > 0;
+                let room = room || need.role == Role::Client;
                 id == host && room && links.iter().any(|link| link.serves(port, need))
             }
             _ => false,
         }
+    }
+}
+
+impl From<&Port> for PeerPort {
+    fn from(port: &Port) -> PeerPort {
+        PeerPort { gid: port.gid, mac: port.mac, qpn: port.qpn }
     }
 }
 

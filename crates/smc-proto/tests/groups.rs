@@ -255,3 +255,57 @@ fn a_group_without_connections_is_kept_for_ten_minutes() {
     hosts.leave(new);
     assert_eq!(hosts.groups[1].next_timeout(), Some(hosts.now));
 }
+
+/// The server spreads connections over two links; queue pairs of two ports may have one number.
+#[test]
+fn a_connection_is_told_its_link() {
+    let links = List::from_slice(&[port(2, 17), port(3, 17)]).unwrap();
+    for (role, named, expected) in [
+        (Role::Server, port(2, 0), [0, 1, 0, 1]),
+        (Role::Client, port(2, 17), [0; 4]),
+        (Role::Client, port(3, 17), [1; 4]),
+    ] {
+        let mut groups = Groups::<1>::new();
+        let peer = Peer::R { id: PeerId([2; 8]), port: named };
+        let need = Need { peer, ..need(Path::Rv2, role, 0) };
+        let id = groups.begin(&need, 255).unwrap();
+        assert_eq!(groups.link(id, &need), Some(0));
+        groups.set_links(id, links);
+        groups.leave(id, Duration::ZERO);
+        for link in expected {
+            assert_eq!(groups.join(&need), Some(id));
+            assert_eq!(groups.link(id, &need), Some(link), "{role:?} {named:?}");
+        }
+        groups.set_links(id, List::new());
+        assert_eq!(groups.link(id, &need), None);
+    }
+}
+
+#[test]
+fn a_server_begins_a_group_before_the_keys_run_out() {
+    for (role, joins) in [(Role::Server, false), (Role::Client, true)] {
+        let mut groups = Groups::<1>::new();
+        let need = need(Path::Rv2, role, 0);
+        let id = groups.begin(&need, 255).unwrap();
+        groups.set_keys_left(id, 1);
+        assert_eq!(groups.join(&need), Some(id));
+        groups.set_keys_left(id, 0);
+        assert_eq!(groups.join(&need).is_some(), joins, "{role:?}");
+        groups.set_keys_left(id, 2);
+        assert_eq!(groups.join(&need), Some(id), "a key was withdrawn");
+    }
+}
+
+/// Linux names itself in a Proposal only if that offers version 1.
+#[test]
+fn a_peer_without_an_id_is_a_peer() {
+    let mut groups = Groups::<2>::new();
+    let of = |id| Need {
+        peer: Peer::R { id: PeerId([id; 8]), port: port(2, 0) },
+        ..need(Path::Rv2, Role::Server, 0)
+    };
+    let nameless = groups.begin(&of(0), 255).unwrap();
+    assert_eq!(groups.join(&of(3)), None);
+    let named = groups.begin(&of(3), 255).unwrap();
+    assert_eq!([groups.join(&of(0)), groups.join(&of(3))], [Some(nameless), Some(named)]);
+}
