@@ -46,7 +46,10 @@ pub const MAX_LINKS: u8 = 2;
 /// What a host says of itself in every handshake.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// Unique for a boot, zero without a RoCE port.
+    /// Unique for whoever owns link groups, and new each time that it starts: a peer finds its link
+    /// groups by it, and ends them all when it is told that one is out of sync. Zero without a RoCE
+    /// port: such a host has no SMC-R, whatever devices it names, for with zero it would be given
+    /// the link groups of its own kernel.
     pub peer_id: PeerId,
     /// Shown to the peer's administrators.
     pub hostname: Hostname,
@@ -56,7 +59,8 @@ pub struct Host {
     pub features: FeatureMask,
     /// Connections allowed in an SMC-R link group, 16 to 255.
     pub max_conns: u8,
-    /// Links allowed in an SMC-R link group, 1 or 2.
+    /// Links allowed in an SMC-R link group, 1 or 2. Who cannot have a second one says 1: a Linux
+    /// client waits 3 s for an ADD_LINK otherwise.
     pub max_links: u8,
     /// User-defined EIDs.
     pub ueids: List<Eid, { Eid::MAX_CONFIGURED }>,
@@ -73,7 +77,8 @@ pub struct Circumstances {
     pub peer_says_smc: bool,
     /// An IPsec policy applies to the connection.
     pub ipsec: bool,
-    /// TCP Fast Open is in use.
+    /// The application uses TCP Fast Open itself: its bytes stand where the Proposal would. False
+    /// where only the Proposal travels so ([`client::begin_in_syn`]), at both ends.
     pub fast_open: bool,
 }
 
@@ -146,6 +151,9 @@ pub enum Fault {
     TimedOut,
     /// The peer closed the connection instead of answering: ECONNRESET.
     Closed,
+    /// The Proposal was sent with the SYN, and the peer does not speak SMC: its application may have
+    /// read the Proposal as data. EPROTO.
+    ProposedToPlain,
     /// What it sent is no CLC message: EPROTO.
     Malformed(clc::Error),
     /// It sent another message than the one expected: EPROTO.
@@ -193,7 +201,8 @@ pub struct SmcrSide {
     pub qpn: crate::ids::U24,
     /// Key of the RMB.
     pub rkey: u32,
-    /// Names the connection in CDC messages.
+    /// Names the connection in CDC messages; not
+    /// [`NOBODY`](crate::wire::cdc::SmcrRepr::NOBODY).
     pub alert_token: u32,
     /// Size of the RMB element.
     pub size: crate::ids::BufferSize,
@@ -298,9 +307,20 @@ struct Decliner {
 impl Decliner {
     /// Declines with a message.
     fn decline(self, code: DeclineCode) -> Ending {
-        let decline = Decline::new(self.as_v1, self.peer_id, code);
+        self.decline_with(Decline::new(self.as_v1, self.peer_id, code))
+    }
+
+    /// The server goes on with a link group that this side does not have. `lost`: it was this
+    /// side's, and so the server has to end it. Otherwise it belongs to somebody else whom the
+    /// server takes for this side, and who would lose all connections.
+    fn out_of_sync(self, lost: bool) -> Ending {
+        let decline = Decline::new(self.as_v1, self.peer_id, DeclineCode::SYNCERR);
+        self.decline_with(Decline { out_of_sync: lost, ..decline })
+    }
+
+    fn decline_with(self, decline: Decline) -> Ending {
         Ending::Fallback(Fallback {
-            reason: code,
+            reason: decline.code,
             peer_reason: None,
             out_of_sync: decline.out_of_sync,
             decline: Some(decline),

@@ -89,6 +89,16 @@ impl fmt::Debug for Eid {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct PeerId(pub [u8; 8]);
 
+impl PeerId {
+    /// No id. A Linux client that offers version 2 alone sends it in its Proposal.
+    pub const NONE: PeerId = PeerId([0; 8]);
+
+    /// Whether this is no id.
+    pub const fn is_none(self) -> bool {
+        matches!(self.0, [0, 0, 0, 0, 0, 0, 0, 0])
+    }
+}
+
 /// The GID of a RoCE port, an IPv6 address or, for RoCEv2 over IPv4, `::ffff:a.b.c.d`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct RoceGid(pub [u8; 16]);

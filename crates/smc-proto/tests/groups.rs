@@ -47,6 +47,7 @@ impl Hosts {
         // A client joins none where the server begins one.
         let client_group = server_group.and_then(|_| self.groups[0].join(&needs[0]));
         client.has_link_group = client_group.is_some();
+        client.lost_link_group = client_group.is_none();
         let result = run(&client, &server, Faults::default());
         let (client, server) = match (result.client, result.server) {
             (Outcome::Smc(client), Outcome::Smc(server)) => (client, server),

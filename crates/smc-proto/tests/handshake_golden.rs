@@ -12,7 +12,7 @@ use smc_proto::handshake::{
 use smc_proto::ids::{Chid, Eid, PeerId, SmcdGid};
 use smc_proto::list::List;
 use smc_proto::wire::clc::{
-    Answer, Hostname, Local, Message, Prefix, Proposal, Release, SmcdVersion, SmcrVersion,
+    Answer, Hostname, Local, Message, Modes, Prefix, Proposal, Release, SmcdVersion, SmcrVersion,
 };
 use support::{Frame, captures, frames};
 
@@ -41,7 +41,14 @@ fn reproduce(proposal: &Proposal, accept: &Answer, confirm: &Answer) {
     let client_host = host(proposal, confirm);
     let (expect_accept, sent) =
         client::begin(client_host, Circumstances::FINE, &devices(proposal)).unwrap();
-    assert_eq!(sent, Message::Proposal(proposal.clone()));
+    let mut expected = proposal.clone();
+    if proposal.v1().is_none() && proposal.v2_modes().is_some_and(Modes::smcr) {
+        // The one thing that is done otherwise here: the kernel does not say who it is.
+        assert_eq!(proposal.local, Local::default());
+        let gid = proposal.v2().unwrap().gid;
+        expected.local = Local { peer_id: NAMELESS, gid, ..Local::default() };
+    }
+    assert_eq!(sent, Message::Proposal(expected));
 
     // The kernel's server has a feature mask of its own and at least the client's limits.
     let server_host = host(proposal, accept);
@@ -108,12 +115,15 @@ impl Surroundings for Everything {
     }
 }
 
+/// The id of a host that sends none.
+const NAMELESS: PeerId = PeerId([0xee; 8]);
+
 /// A host that is like the client of this Proposal, or its peer of the same kind.
 fn host(proposal: &Proposal, answer: &Answer) -> Host {
     let v2 = proposal.v2();
     let features = v2.map(|v2| v2.features).unwrap_or_default();
     Host {
-        peer_id: proposal.local.peer_id,
+        peer_id: if proposal.local.peer_id.is_none() { NAMELESS } else { proposal.local.peer_id },
         hostname: answer.first_contact().map_or(Hostname::new("(none)"), |first| first.hostname),
         release: v2.map_or(Release::V2_1, |v2| v2.release),
         features,

@@ -618,3 +618,55 @@ fn cdc_of_smcr_and_smcd() {
         }
     }
 }
+
+/// What a kernel (6.12.117) said to an end in user space and said in no other capture
+/// (captures s4, coexist, dellink, latertr and mutex2 of m0).
+#[test]
+fn what_the_kernel_said_to_an_end_in_user_space() {
+    let hex = |text: &str| -> Vec<u8> {
+        let byte = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+        (0..text.len()).step_by(2).map(byte).collect()
+    };
+    let padded = |text: &str| {
+        let mut bytes = hex(text);
+        bytes.resize(44, 0);
+        bytes
+    };
+    // The abort of a connection whose handshake it had not finished: it names nobody.
+    let cdc = padded("fe2c000100000000000000000000000000000000000000000020");
+    let read = SmcrRepr::parse(&cdc).unwrap();
+    assert_eq!((read.token, read.seqno, read.state.aborted), (SmcrRepr::NOBODY, 1, true));
+    assert_eq!(read.emit(), cdc.as_slice());
+    // It ends a group, and sends back what the end in user space had said.
+    for (text, reason, orderly) in [
+        ("242c00400000030000", DeleteReason::PROGRAM, false),
+        ("242c00600000030000", DeleteReason::PROGRAM, true),
+        ("242c00600000020000", DeleteReason::OPERATOR, true),
+    ] {
+        let delete = DeleteLink { link_id: 0, reason, all: true, orderly };
+        let message = llc::Message::request(Version::V2, Body::DeleteLink(delete));
+        is_llc(message, &padded(text));
+    }
+    // No answer to its CONFIRM_LINK, and to its CONFIRM_RKEY.
+    for (text, code) in [
+        ("e2d4c3d904002c208eef52540000000202010000", DeclineCode::TIMEOUT_CL),
+        ("e2d4c3d904002c20264752540000000209990003", DeclineCode::ERR_REGBUF),
+    ] {
+        let mut bytes = padded(text);
+        bytes[20] = 0x20;
+        bytes[40..].copy_from_slice(&[0xe2, 0xd4, 0xc3, 0xd9]);
+        let peer_id = PeerId(bytes[8..16].try_into().unwrap());
+        is_clc(clc::Message::Decline(Decline::new(false, peer_id, code)), &bytes);
+    }
+    // Its offer of a second link.
+    let add = "22580000525400000102000000000000000000000000ffff0a09000c0000110203bce9c1\
+               0000000000000000800000000000000000000000ffff0a09000c0000000000000000\
+               0100000003eb000003bdff423fb784620000";
+    let add = hex(add);
+    let message = llc::Message::parse(&add).unwrap();
+    let Body::AddLink(link) = message.body() else { panic!("{message:?}") };
+    let keys = link.extension.unwrap().rkeys;
+    let key = RkeyUpdate { old: 0x3eb, new: 0x3bd, addr: 0xff42_3fb7_8462_0000 };
+    assert!(keys.iter().eq([key]));
+    is_llc(message, &add);
+}

@@ -7,7 +7,7 @@ use super::{
     Finished, Host, MAX_LINKS, MIN_CONNS, Path, SmcdSide, SmcrSide, Terms,
 };
 use crate::decline::DeclineCode;
-use crate::ids::{Chid, RoceGid, SmcdGid};
+use crate::ids::{Chid, MacAddr, RoceGid, SmcdGid};
 use crate::list::List;
 use crate::wire::clc::{
     Answer, Error, FeatureMask, FirstContact, GidChid, Hostname, Ism, Kind, Local, Message, Modes,
@@ -26,6 +26,8 @@ pub struct Devices {
     pub prefix: Option<Prefix>,
     /// The RoCEv2 port for SMC-Rv2. Only over IPv4, and only with a UEID.
     pub smcr_v2: Option<RoceGid>,
+    /// Its MAC, which nobody but an administrator reads.
+    pub smcr_v2_mac: MacAddr,
     /// Further ISM devices for SMC-Dv2, with different CHIDs, as many as a Proposal has room for.
     pub smcd_v2: List<(SmcdGid, Chid), 8>,
     /// The VLAN of the interface could not be found out: nothing but SMC-Dv2 does without.
@@ -33,7 +35,8 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// What may be used of them: some need the VLAN, SMC-Rv2 a UEID, SMC-Dv2 a host that speaks it.
+    /// What may be used of them: some need the VLAN, SMC-R an id of the host, SMC-Rv2 a UEID, SMC-Dv2
+    /// a host that speaks it.
     fn usable(&self, host: &Host) -> Devices {
         let vlan = !self.vlan_unknown;
         let smcd_v1 = self.smcd_v1.filter(|_| vlan);
@@ -47,9 +50,11 @@ impl Devices {
             let _ = smcd_v2.push(*device);
         }
         Devices {
-            smcr_v1: self.smcr_v1.filter(|_| vlan),
+            smcr_v1: self.smcr_v1.filter(|_| vlan && !host.peer_id.is_none()),
             smcd_v1,
-            smcr_v2: self.smcr_v2.filter(|_| vlan && !host.ueids.is_empty()),
+            smcr_v2: self
+                .smcr_v2
+                .filter(|_| vlan && !host.peer_id.is_none() && !host.ueids.is_empty()),
             smcd_v2,
             ..*self
         }
@@ -62,14 +67,49 @@ pub fn begin(
     circumstances: Circumstances,
     devices: &Devices,
 ) -> Result<(ExpectAccept, Message), Ending> {
-    let decliner = Decliner { peer_id: host.peer_id, as_v1: !host.smcd_v2 };
     if circumstances.fast_open {
         return Err(Fallback::silent(DeclineCode::OPTUNSUPP));
     }
     if !circumstances.peer_says_smc {
         return Err(Fallback::silent(DeclineCode::PEERNOSMC));
     }
-    if circumstances.ipsec {
+    offer(host, circumstances.ipsec, devices)
+}
+
+/// Begins a handshake whose Proposal travels with the SYN (TCP Fast Open), which saves one round
+/// trip: for a peer that is configured so, before it has said whether it speaks SMC. None: there is
+/// nothing to offer; the caller connects without Fast Open, and [`begin`] gives the reason.
+///
+/// The caller has to know that the Proposal goes out: with TCP_FASTOPEN_CONNECT and without a cookie
+/// the connection is made first, and [`begin`] is the right one. A server that takes no part in Fast
+/// Open gets the Proposal behind the SYN-ACK, without another question.
+pub fn begin_in_syn(host: Host, ipsec: bool, devices: &Devices) -> Option<(InSyn, Message)> {
+    let (then, proposal) = offer(host, ipsec, devices).ok()?;
+    Some((InSyn { then }, proposal))
+}
+
+/// Waits for the SYN-ACK, which says whether the peer, to which the Proposal is on its way, speaks
+/// SMC.
+#[derive(Debug)]
+pub struct InSyn {
+    then: ExpectAccept,
+}
+
+impl InSyn {
+    /// The SYN-ACK came. A peer that does not speak SMC may have read the Proposal as data: the
+    /// connection has failed.
+    pub fn on_syn_ack(self, peer_says_smc: bool) -> Result<ExpectAccept, Ending> {
+        match peer_says_smc {
+            true => Ok(self.then),
+            false => Err(Ending::Failed(Fault::ProposedToPlain)),
+        }
+    }
+}
+
+/// What a client offers to a peer that is taken for one of SMC.
+fn offer(host: Host, ipsec: bool, devices: &Devices) -> Result<(ExpectAccept, Message), Ending> {
+    let decliner = Decliner { peer_id: host.peer_id, as_v1: !host.smcd_v2 };
+    if ipsec {
         return Err(decliner.decline(DeclineCode::IPSEC));
     }
     if devices.vlan_unknown && !host.smcd_v2 {
@@ -88,8 +128,12 @@ pub fn begin(
     };
     let has =
         |smcr: bool| v1.is_some_and(|v1| if smcr { v1.modes.smcr() } else { v1.modes.smcd() });
+    // Linux leaves this zero in a Proposal without version 1, and so all its link groups with hosts
+    // behind one GID are one to a server. Here the host always says who it is.
+    let local_v2 =
+        devices.smcr_v2.map(|gid| Local { peer_id: host.peer_id, gid, mac: devices.smcr_v2_mac });
     let proposal = Proposal {
-        local: devices.smcr_v1.filter(|_| has(true)).unwrap_or_default(),
+        local: devices.smcr_v1.filter(|_| has(true)).or(local_v2).unwrap_or_default(),
         versions: Versions::V2 {
             ism: match devices.smcd_v1.filter(|_| has(false)) {
                 Some((gid, chid)) => Ism { gid, chid, ..Ism::default() },
@@ -292,7 +336,9 @@ impl AcceptedD {
     /// a link group which this side does not have is out of step.
     pub fn confirm(self, side: &SmcdSide) -> Result<(Agreement, Message), Ending> {
         let AcceptedD { common, answer } = self;
-        common.check_sync(side.first_contact)?;
+        if side.first_contact && !common.first_contact {
+            return Err(common.decliner.decline(DeclineCode::SYNCERR));
+        }
         let side = SmcdSide { first_contact: common.first_contact, ..*side };
         let v2 = match answer.version {
             SmcdVersion::V1 { .. } => None,
@@ -322,12 +368,22 @@ impl AcceptedR {
         self.common.decliner.decline(code)
     }
 
+    /// The server goes on with a link group for a queue pair that this side does not have, though it
+    /// had it and `lost` it: all of the group has to end. [`AcceptedR::confirm`] declines where it
+    /// never had it. Then the server takes somebody else for this side, whose connections have to
+    /// live: Linux ends all of them when it is told "out of sync".
+    pub fn out_of_sync(self, lost: bool) -> Ending {
+        self.common.decliner.out_of_sync(lost)
+    }
+
     /// This side has its memory: what to send, and what comes next. The server that goes on with a
     /// link group which this side does not have is out of step; and where it reaches this side
     /// through a gateway, this side has to reach it through one, too (`smc_connect_rdma_v2_prepare`).
     pub fn confirm(self, side: &SmcrSide) -> Result<(Finished, Message), Ending> {
         let AcceptedR { common, answer } = self;
-        common.check_sync(side.first_contact)?;
+        if side.first_contact && !common.first_contact {
+            return Err(common.decliner.out_of_sync(false));
+        }
         let server_direct = match &answer.version {
             SmcrVersion::V2 { first_contact: Some(first), .. } => first.extension.direct,
             _ => side.direct,
@@ -354,13 +410,6 @@ impl AcceptedR {
 }
 
 impl Common {
-    fn check_sync(&self, first_contact_here: bool) -> Result<(), Ending> {
-        if first_contact_here && !self.first_contact {
-            return Err(self.decliner.decline(DeclineCode::SYNCERR));
-        }
-        Ok(())
-    }
-
     fn agreement(&self, peer: Answer) -> Agreement {
         self.terms.agreement(self.path, self.first_contact, peer)
     }

@@ -317,6 +317,9 @@ impl Choosing {
                     if !self.proposal_has_smcr() {
                         return Err(self.give_up(DeclineCode::NOSMCDDEV));
                     }
+                    if self.host.peer_id.is_none() {
+                        return Err(self.give_up(DeclineCode::NOSMCRDEV));
+                    }
                     self.next = Step::Rv1;
                     if let Some(v2) = self.proposal.v2().filter(|_| self.offer.rv2) {
                         self.eid = common_eid(&self.host, Some(v2), false);
@@ -410,6 +413,14 @@ impl ChoiceR {
     /// The client and its RoCE port.
     pub fn peer(&self) -> &Local {
         &self.peer
+    }
+
+    /// Offers no second link, as with [`Host::max_links`] 1: the chosen port has no other beside it.
+    /// A peer of release 0 cannot be told; its ADD_LINK is rejected.
+    #[must_use]
+    pub fn single_link(mut self) -> ChoiceR {
+        self.choosing.terms.max_links = 1;
+        self
     }
 
     /// This cannot be: no device ([`DeclineCode::NOSMCRDEV`], in version 1

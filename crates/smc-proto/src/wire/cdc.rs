@@ -43,7 +43,8 @@ pub struct StateFlags {
 pub struct SmcrRepr {
     /// Counts the CDC messages of the connection, from 1, and wraps.
     pub seqno: u16,
-    /// The receiver's alert token: which connection of the link group this is about.
+    /// The receiver's alert token: which connection of the link group this is about; see
+    /// [`SmcrRepr::NOBODY`].
     pub token: u32,
     /// Up to here the sender has written into the receiver's RMBE.
     pub producer: Cursor,
@@ -103,6 +104,11 @@ mod smcr {
 impl SmcrRepr {
     /// Length of the message in bytes.
     pub const LEN: usize = 44;
+
+    /// A token that names no connection, and so none may have it. Linux sends it with the abort of a
+    /// connection whose handshake was not finished: it is to be ignored, as every token that names
+    /// no connection of the link group (any more).
+    pub const NOBODY: u32 = 0;
 
     /// Reads a message as it was received.
     pub fn parse(message: &[u8]) -> Result<SmcrRepr, Error> {

@@ -157,6 +157,7 @@ impl Case {
             devices.smcd_v2 = List::new();
         }
         client.has_link_group = matches!(self.contact, Contact::Next | Contact::ServerForgot);
+        client.lost_link_group = self.contact == Contact::ClientForgot;
         client.proposes = match self.client.eids.ueids.len() {
             _ if self.client.version == Version::V1 => Some(as_rfc_7609),
             0..=4 => None,

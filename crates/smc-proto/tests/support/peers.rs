@@ -34,6 +34,8 @@ pub struct Setup {
     pub vlan_is_known: bool,
     /// Whether a link group with the peer exists here.
     pub has_link_group: bool,
+    /// Whether a client that has none had one.
+    pub lost_link_group: bool,
     /// Memory cannot be had, with this code.
     pub no_memory: Option<DeclineCode>,
     /// A server cannot use the client's memory, a client cannot make its link ready.
@@ -424,6 +426,11 @@ impl<'f> Pair<'f> {
                     self.established(who, agreement);
                 }
             },
+            (Accepted::R(accepted), None)
+                if setup.lost_link_group && !accepted.is_first_contact() =>
+            {
+                self.end(who, accepted.out_of_sync(true));
+            }
             (Accepted::R(accepted), None) => {
                 match accepted.confirm(&smcr_side(1, first, setup.direct)) {
                     Err(ending) => self.end(who, ending),
@@ -568,6 +575,7 @@ pub fn able(id: u8) -> Setup {
             smcd_v1: Some((ISM.gid, ISM_CHID)),
             prefix: Some(Prefix::default()),
             smcr_v2: Some(RoceGid::from_ipv4([10, 9, 0, id])),
+            smcr_v2_mac: MacAddr([id; 6]),
             smcd_v2: List::from_slice(&[(LOOPBACK, Chid::LOOPBACK)]).unwrap(),
             vlan_unknown: false,
         },
@@ -576,6 +584,7 @@ pub fn able(id: u8) -> Setup {
         same_subnet: true,
         vlan_is_known: true,
         has_link_group: false,
+        lost_link_group: false,
         no_memory: None,
         no_link: None,
         direct: true,
