@@ -5,7 +5,7 @@
 //! The caller moves bytes and time, and owns the verbs ([`Fabric`]):
 //!
 //! - events in: [`LinkGroup::handle_llc`], [`LinkGroup::handle_link_down`],
-//!   [`LinkGroup::handle_activity`], [`LinkGroup::handle_timeout`] at
+//!   [`LinkGroup::handle_activity`], [`LinkGroup::on_connected`], [`LinkGroup::handle_timeout`] at
 //!   [`LinkGroup::next_timeout`];
 //! - wishes: [`LinkGroup::confirm_first_link`], [`LinkGroup::add_link`],
 //!   [`LinkGroup::announce_rmb`], [`LinkGroup::withdraw_rmb`], [`LinkGroup::terminate`];
@@ -25,7 +25,7 @@ mod queue;
 
 use core::time::Duration;
 
-pub use fabric::{Fabric, Port};
+pub use fabric::{Connect, Fabric, Port};
 pub use keys::{Key, PeerRmbs};
 use queue::Queue;
 

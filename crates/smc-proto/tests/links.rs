@@ -11,7 +11,8 @@ use bolero::{check, produce};
 use smc_proto::handshake::LLC_TIMEOUT;
 use smc_proto::ids::{MacAddr, MtuCode, RoceGid, U24};
 use smc_proto::link_group::{
-    Config, Event, Fabric, Key, LinkGroup, LinkIndex, LinkInfo, Port, Refused, Role, TEST_INTERVAL,
+    Config, Connect, Event, Fabric, Key, LinkGroup, LinkIndex, LinkInfo, Port, Refused, Role,
+    TEST_INTERVAL,
 };
 use smc_proto::wire::llc::{self, Body, DeleteReason, Message, Version};
 use support::draw::Draw;
@@ -27,7 +28,8 @@ struct Verbs {
     queue_pairs: BTreeMap<LinkIndex, Port>,
     connected: BTreeMap<LinkIndex, U24>,
     next_qpn: u32,
-    connects: bool,
+    connects: Connect,
+    pending: Vec<LinkIndex>,
 }
 
 impl Verbs {
@@ -38,7 +40,8 @@ impl Verbs {
             queue_pairs: BTreeMap::new(),
             connected: BTreeMap::new(),
             next_qpn: 16,
-            connects: true,
+            connects: Connect::Done,
+            pending: Vec::new(),
         }
     }
 
@@ -71,8 +74,11 @@ impl Fabric for Verbs {
         Some(port)
     }
 
-    fn connect(&mut self, index: LinkIndex, remote: &Port) -> bool {
+    fn connect(&mut self, index: LinkIndex, remote: &Port) -> Connect {
         self.connected.insert(index, remote.qpn);
+        if self.connects == Connect::Pending {
+            self.pending.push(index);
+        }
         self.connects
     }
 
@@ -83,6 +89,7 @@ impl Fabric for Verbs {
     fn destroy(&mut self, index: LinkIndex) {
         assert!(self.queue_pairs.remove(&index).is_some(), "{index:?} destroyed twice");
         self.connected.remove(&index);
+        self.pending.retain(|pending| *pending != index);
     }
 }
 
@@ -188,6 +195,18 @@ impl Net {
         true
     }
 
+    /// A queue pair is connected, or cannot be; false if none is to be.
+    fn connected(&mut self, ok: bool) -> bool {
+        for End { group, verbs, .. } in &mut self.ends {
+            if let Some(index) = verbs.pending.pop() {
+                group.on_connected(index, ok, verbs, self.now);
+                self.poll();
+                return true;
+            }
+        }
+        false
+    }
+
     /// Each link keeps its order; between links there is none. The first message of the queue pair
     /// that was used last.
     fn head_of_newest(&self) -> usize {
@@ -199,7 +218,7 @@ impl Net {
     /// Until there is nothing to do but to wait.
     fn settle(&mut self) {
         let mut steps = 0;
-        while self.step() {
+        while self.step() || self.connected(true) {
             steps += 1;
             assert!(steps < 200, "no end: {:?}", self.names);
         }
@@ -482,11 +501,16 @@ fn a_link_may_be_lost_before_every_message_of_every_flow() {
                 }
                 for lost in 1..=2 {
                     for seen_by in [[true, true], [true, false], [false, true], [false, false]] {
-                        for (at, newest_link_first) in
-                            (0..12).flat_map(|at| [(at, false), (at, true)])
-                        {
+                        for (at, newest_link_first, slow) in (0..14).flat_map(|at| {
+                            [(at, false, false), (at, true, false), (at, false, true)]
+                        }) {
                             let mut net = Net::confirmed(version, [2, 2]);
                             net.newest_link_first = newest_link_first;
+                            if slow {
+                                net.ends.iter_mut().for_each(|end| {
+                                    end.verbs.connects = Connect::Pending;
+                                });
+                            }
                             net.announce_all(0, 1..3);
                             net.announce_all(1, 1..2);
                             if links == 2 {
@@ -497,7 +521,7 @@ fn a_link_may_be_lost_before_every_message_of_every_flow() {
                             start(&mut net);
                             net.poll();
                             for _ in 0..at {
-                                net.step();
+                                let _ = net.step() || net.connected(true);
                             }
                             net.cut(lost, seen_by);
                             net.calm_down();
@@ -884,4 +908,66 @@ fn the_fullest_queue_has_room_for_the_loss_of_all_links() {
         }
     }
     assert!(runs > 2_000 && dropped > 0);
+}
+
+/// Looking for the way to the peer's port takes up to a second: the flow waits for it.
+#[test]
+fn a_link_is_connected_late_or_not_at_all() {
+    for version in VERSIONS {
+        for (slow, ok, links) in [
+            ([true, false], Some(true), 2),
+            ([false, true], Some(true), 2),
+            ([true, true], Some(true), 2),
+            ([true, false], Some(false), 1),
+            ([false, true], Some(false), 1),
+            ([true, false], None, 1),
+            ([false, true], None, 1),
+        ] {
+            let mut net = Net::confirmed(version, [2, 2]);
+            for (end, slow) in net.ends.iter_mut().zip(slow) {
+                end.verbs.connects = if slow { Connect::Pending } else { Connect::Done };
+            }
+            net.add_link(1).unwrap();
+            while net.step() {}
+            assert!(net.ends.iter().all(|end| end.group.active_links().count() == 1));
+            match ok {
+                Some(ok) => {
+                    net.now += Duration::from_secs(1);
+                    while net.connected(ok) {
+                        while net.step() {}
+                    }
+                }
+                None => {
+                    // Both give up; no late answer comes for a queue pair that is gone.
+                    net.pass_time();
+                    while net.step() {}
+                }
+            }
+            let found = net.ends.each_ref().map(|end| end.group.active_links().count());
+            assert_eq!(found, [links; 2], "{version:?} {slow:?} {ok:?} {:?}", net.names);
+            assert!(net.ends.iter().all(|end| end.group.is_idle()));
+            assert!(net.ends.iter().all(|end| end.verbs.queue_pairs.len() == links));
+            assert!(net.ends.iter().all(|end| end.verbs.pending.is_empty()));
+            net.check_keys(true);
+        }
+    }
+}
+
+/// A rejection says what was offered, whenever it comes (m0 "addlink").
+#[test]
+fn a_late_rejection_has_the_words_of_an_early_one() {
+    for version in VERSIONS {
+        let answers = [Connect::Failed, Connect::Pending].map(|connects| {
+            let mut net = Net::confirmed(version, [2, 2]);
+            net.ends[0].verbs.connects = connects;
+            net.add_link(1).unwrap();
+            net.step();
+            net.connected(false);
+            net.wire.pop_front().unwrap().2
+        });
+        assert_eq!(answers[0], answers[1]);
+        let message = Message::parse(&answers[0]).unwrap();
+        let Body::AddLink(add) = message.body() else { panic!("{message:?}") };
+        assert!(message.is_response() && add.rejected.is_some());
+    }
 }

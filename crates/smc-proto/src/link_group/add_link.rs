@@ -13,8 +13,8 @@
 //! ```
 
 use super::{
-    CONFIRM_TIMEOUT, Config, Delayed, Event, Fabric, Flow, LINKS, Link, LinkGroup, LinkIndex,
-    Outgoing, Port, Refused, Role, Time, What,
+    CONFIRM_TIMEOUT, Config, Connect, Delayed, Event, Fabric, Flow, LINKS, Link, LinkGroup,
+    LinkIndex, Outgoing, Port, Refused, Role, Time, What,
 };
 use crate::handshake::LLC_TIMEOUT;
 use crate::ids::{MtuCode, RoceGid};
@@ -26,6 +26,8 @@ use crate::wire::llc::{AddLink, AddLinkCont, Body, DeleteLink, DeleteReason, Rke
 pub(super) enum Step {
     /// Server: the client's answer to ADD_LINK.
     Answer,
+    /// The queue pair is connected to the peer's; the peer waits.
+    Connecting,
     /// Version 1: keys from the peer; so many of this side's RMBs are sent.
     Keys {
         /// How many.
@@ -177,20 +179,75 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
             return self.send(via, true, Body::AddLink(without_lists(rejection)));
         };
         // Two links between the same two ports are of no use.
-        if (known && !alternate) || !fabric.connect(new, &remote) {
+        let connect = match known && !alternate {
+            true => Connect::Failed,
+            false => fabric.connect(new, &remote),
+        };
+        if connect == Connect::Failed {
             self.drop_link(new, fabric);
             return self.send(via, true, Body::AddLink(without_lists(rejection)));
         }
         if let Some(link) = self.link_mut(new) {
             (link.id, link.remote) = (add.link_id, remote);
         }
+        // In version 1 there are none in it.
+        self.learn_keys(via, new, add);
+        self.wait_or_go_on(connect, via, new, fabric, now);
+    }
+
+    /// The answer that [`Connect::Pending`] has promised, about a link that was not destroyed since.
+    pub fn on_connected(
+        &mut self,
+        index: LinkIndex,
+        ok: bool,
+        fabric: &mut impl Fabric,
+        now: Time,
+    ) {
+        let Flow::Add { via, new, step: Step::Connecting, .. } = self.flow else { return };
+        if index != new {
+            return;
+        }
+        match (self.config.role, ok) {
+            (_, true) => self.wait_or_go_on(Connect::Done, via, new, fabric, now),
+            (Role::Server, false) => self.abandon_new_link(true, fabric),
+            (Role::Client, false) => {
+                if let Some(&Link { id, remote, .. }) = self.link(new) {
+                    // The same words as where it is known at once: what the server said.
+                    let said = Self::add_link_body(&Link::new(id, remote, remote, now));
+                    let rejected = Some(NO_ALTERNATE_PATH);
+                    self.send(via, true, Body::AddLink(AddLink { rejected, ..said }));
+                }
+                self.abandon_new_link(false, fabric);
+            }
+        }
+        self.run_delayed(fabric, now);
+    }
+
+    /// The flow goes on when the queue pair is connected.
+    fn wait_or_go_on(
+        &mut self,
+        connect: Connect,
+        via: LinkIndex,
+        new: LinkIndex,
+        fabric: &mut impl Fabric,
+        now: Time,
+    ) {
+        match (connect, self.config.role) {
+            (Connect::Done, Role::Client) => self.agree(via, new, now),
+            (Connect::Done, Role::Server) => self.exchange_keys(via, new, fabric, now),
+            (Connect::Pending | Connect::Failed, _) => {
+                let (step, deadline) = (Step::Connecting, now + LLC_TIMEOUT);
+                self.flow = Flow::Add { via, new, step, deadline };
+            }
+        }
+    }
+
+    /// Client: the link is wanted, and ready here.
+    fn agree(&mut self, via: LinkIndex, new: LinkIndex, now: Time) {
         self.transmits.push(Outgoing { via, response: true, what: What::Add { new } });
         let (step, patience) = match self.config.version {
             Version::V1 => (Step::Keys { sent: 0 }, LLC_TIMEOUT),
-            Version::V2 => {
-                self.learn_keys(via, new, add);
-                (Step::Confirm, CONFIRM_TIMEOUT)
-            }
+            Version::V2 => (Step::Confirm, CONFIRM_TIMEOUT),
         };
         self.flow = Flow::Add { via, new, step, deadline: now + patience };
     }
@@ -237,19 +294,29 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         if let Some(link) = self.link_mut(new) {
             link.remote = remote;
         }
-        if !fabric.connect(new, &remote) {
+        let connect = fabric.connect(new, &remote);
+        if connect == Connect::Failed {
             return self.abandon_new_link(true, fabric);
         }
+        self.learn_keys(via, new, add);
+        self.wait_or_go_on(connect, via, new, fabric, now);
+    }
+
+    /// Server: the client agrees, and the link is ready here.
+    fn exchange_keys(
+        &mut self,
+        via: LinkIndex,
+        new: LinkIndex,
+        fabric: &mut impl Fabric,
+        now: Time,
+    ) {
         match self.config.version {
             Version::V1 => {
                 let sent = self.send_keys(via, new, 0, false, fabric);
                 let step = Step::Keys { sent };
                 self.flow = Flow::Add { via, new, step, deadline: now + LLC_TIMEOUT };
             }
-            Version::V2 => {
-                self.learn_keys(via, new, add);
-                self.confirm_new_link(via, new, now);
-            }
+            Version::V2 => self.confirm_new_link(via, new, now),
         }
     }
 

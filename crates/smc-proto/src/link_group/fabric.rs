@@ -20,13 +20,26 @@ pub struct Port {
     pub direct: bool,
 }
 
-/// The verbs: what the flows need from an RDMA device. All of it takes effect at once.
+/// What became of [`Fabric::connect`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Connect {
+    /// The queue pair can receive and send.
+    Done,
+    /// It cannot, and never will.
+    Failed,
+    /// That is not known yet, as long as the way to the port is looked for (up to a second with Linux):
+    /// [`LinkGroup::on_connected`](super::LinkGroup::on_connected) will say it.
+    Pending,
+}
+
+/// The verbs: what the flows need from an RDMA device. All but the connecting takes effect at once:
+/// who has slow verbs creates queue pairs and registers RMBs before they are needed.
 pub trait Fabric {
     /// Creates a queue pair for this place, on another port than `used` if there is one.
     fn create(&mut self, index: LinkIndex, used: &[Port]) -> Option<Port>;
 
-    /// Connects the queue pair: it can receive and send.
-    fn connect(&mut self, index: LinkIndex, remote: &Port) -> bool;
+    /// Connects the queue pair. After [`Fabric::destroy`] no late answer may come.
+    fn connect(&mut self, index: LinkIndex, remote: &Port) -> Connect;
 
     /// Registers an RMB on the link, if it is not, and gives its key.
     fn key(&mut self, rmb: usize, index: LinkIndex) -> Option<Key>;
