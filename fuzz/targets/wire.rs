@@ -74,7 +74,12 @@ fn llc(bytes: &[u8]) {
 /// A connection in rings of drawn sizes, and what the peer says of its cursors and its end.
 fn cdc(mut input: Input<'_>) {
     let sizes = [0, 1].map(|_| 1u32 << (14 + input.below(6)));
-    let mut connection = Connection::new(sizes[0], sizes[1], input.u32());
+    let token = input.u32();
+    let mut connection = Connection::expect(sizes[1]);
+    // Otherwise CDC comes before the peer is known, until this side has something to say.
+    if token & 1 == 1 {
+        connection.peer(sizes[0], token);
+    }
     connection.closing.on_established();
     let mut misbehaved = false;
     while !input.is_over() && !misbehaved {
@@ -113,7 +118,9 @@ fn cdc(mut input: Input<'_>) {
                 assert!(!produced || len <= room);
             }
             4 => {
-                let sent = connection.emit_smcr();
+                connection.peer(sizes[0], token);
+                let sent = connection.emit_smcr().expect("the peer is known");
+                assert!(!connection.wants_cdc());
                 if input.flag() {
                     connection.on_sent(&sent);
                 }
