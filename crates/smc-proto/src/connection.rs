@@ -162,8 +162,8 @@ impl Connection {
     }
 
     /// Whether the connection is over, and the peer was told of it: closed on both sides, aborted
-    /// and closed here, or without a link. Its token and its ring are free when besides no send is
-    /// under way ([`Connection::unacknowledged`]).
+    /// and closed here, or without a link. Its token and its ring are free when besides no send over
+    /// a link that works is under way ([`Connection::unacknowledged`]).
     pub fn is_over(&self) -> bool {
         let told = self.closing.links_are_lost() || !(self.untold().state || self.untold().again);
         self.closing.state() == State::Closed && told

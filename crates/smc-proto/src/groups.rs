@@ -133,8 +133,9 @@ impl<const N: usize> Groups<N> {
         Ok(GroupId(id))
     }
 
-    /// The peer's ends of the links that a group of SMC-R has now: the first is known completely
-    /// with the Confirm, LLC brings others and takes them.
+    /// The peer's ends of the links that a group of SMC-R has now, in the order of
+    /// [`LinkGroup::links`](crate::link_group::LinkGroup::links) and only those that are active: the
+    /// first is known completely with the Confirm, LLC brings others and takes them.
     pub fn set_links(&mut self, id: GroupId, links: List<PeerPort, LINKS>) {
         if let Some(Group { peer: GroupPeer::R { links: known, .. }, .. }) = self.get_mut(id) {
             *known = links;

@@ -775,6 +775,23 @@ fn rmbs_under_one_key_are_told_apart_by_their_addresses() {
         let expected = Key { rkey: 9, ..key };
         assert_eq!(group.peer_rmbs().key(number, new), Some(expected));
     }
+    // Elsewhere: nobody knows which of them is meant.
+    let elsewhere = llc::RkeyUpdate { old: 7, new: 8, addr: 0x9000 }.to_wire();
+    let rkeys = llc::RkeyUpdates::from_wire(std::slice::from_ref(&elsewhere));
+    ask(
+        group,
+        &mut client.verbs,
+        Body::DeleteLink(llc::DeleteLink {
+            link_id: 2,
+            reason: DeleteReason::OPERATOR,
+            all: false,
+            orderly: true,
+        }),
+    );
+    let add = llc::AddLink { extension: Some(llc::AddLinkExt { rkeys, ..extension }), ..add };
+    ask(group, &mut client.verbs, Body::AddLink(add));
+    let new = group.links().find(|link| link.id == 2).unwrap().index;
+    assert!(numbers.iter().all(|&number| group.peer_rmbs().key(number, new).is_none()));
     let rkeys = [7_u32.to_be_bytes()];
     let rkeys = llc::Rkeys::from_wire(&rkeys);
     let delete = llc::DeleteRkey { rkeys, invalid: 0, negative: false };

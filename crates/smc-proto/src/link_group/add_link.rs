@@ -153,7 +153,8 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         if self.config.role == Role::Server {
             return self.on_add_wish(via, fabric, now);
         }
-        let rejection = AddLink { rejected: Some(NO_ALTERNATE_PATH), extension: None, ..*add };
+        let rejected = Some(NO_ALTERNATE_PATH);
+        let rejection = without_lists(AddLink { rejected, ..*add });
         let busy = !matches!(self.flow, Flow::Idle | Flow::Request { .. });
         if busy && self.delayed.is_none() {
             self.delayed = Some(Delayed::Add);
@@ -172,27 +173,22 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
             || !self.may_add()
             || self.by_id(add.link_id).is_some()
         {
-            return self.send(via, true, Body::AddLink(without_lists(rejection)));
+            return self.send(via, true, Body::AddLink(rejection));
         }
         self.flow = Flow::Idle;
         let Some((new, alternate)) = self.create_link(fabric, now) else {
-            return self.send(via, true, Body::AddLink(without_lists(rejection)));
+            return self.send(via, true, Body::AddLink(rejection));
         };
+        if let Some(link) = self.link_mut(new) {
+            (link.id, link.remote) = (add.link_id, remote);
+        }
         // Two links between the same two ports are of no use.
         let connect = match known && !alternate {
             true => Connect::Failed,
             false => fabric.connect(new, &remote),
         };
-        if connect == Connect::Failed {
-            self.drop_link(new, fabric);
-            return self.send(via, true, Body::AddLink(without_lists(rejection)));
-        }
-        if let Some(link) = self.link_mut(new) {
-            (link.id, link.remote) = (add.link_id, remote);
-        }
-        // In version 1 there are none in it.
         self.learn_keys(via, new, add);
-        self.wait_or_go_on(connect, via, new, fabric, now);
+        self.on_connect(connect, via, new, fabric, now);
     }
 
     /// The answer that [`Connect::Pending`] has promised, about a link that was not destroyed since.
@@ -204,27 +200,15 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         now: Time,
     ) {
         let Flow::Add { via, new, step: Step::Connecting, .. } = self.flow else { return };
-        if index != new {
-            return;
+        if index == new {
+            let connect = if ok { Connect::Done } else { Connect::Failed };
+            self.on_connect(connect, via, new, fabric, now);
+            self.run_delayed(fabric, now);
         }
-        match (self.config.role, ok) {
-            (_, true) => self.wait_or_go_on(Connect::Done, via, new, fabric, now),
-            (Role::Server, false) => self.abandon_new_link(true, fabric),
-            (Role::Client, false) => {
-                if let Some(&Link { id, remote, .. }) = self.link(new) {
-                    // The same words as where it is known at once: what the server said.
-                    let said = Self::add_link_body(&Link::new(id, remote, remote, now));
-                    let rejected = Some(NO_ALTERNATE_PATH);
-                    self.send(via, true, Body::AddLink(AddLink { rejected, ..said }));
-                }
-                self.abandon_new_link(false, fabric);
-            }
-        }
-        self.run_delayed(fabric, now);
     }
 
-    /// The flow goes on when the queue pair is connected.
-    fn wait_or_go_on(
+    /// What is to be done with the peer's word, as far as it is known whether the link can be.
+    fn on_connect(
         &mut self,
         connect: Connect,
         via: LinkIndex,
@@ -232,13 +216,21 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         fabric: &mut impl Fabric,
         now: Time,
     ) {
+        let (step, deadline) = (Step::Connecting, now + LLC_TIMEOUT);
+        self.flow = Flow::Add { via, new, step, deadline };
         match (connect, self.config.role) {
+            (Connect::Pending, _) => {}
             (Connect::Done, Role::Client) => self.agree(via, new, now),
             (Connect::Done, Role::Server) => self.exchange_keys(via, new, fabric, now),
-            (Connect::Pending | Connect::Failed, _) => {
-                let (step, deadline) = (Step::Connecting, now + LLC_TIMEOUT);
-                self.flow = Flow::Add { via, new, step, deadline };
+            (Connect::Failed, Role::Client) => {
+                if let Some(&Link { id, remote, .. }) = self.link(new) {
+                    let said = Self::add_link_body(&Link::new(id, remote, remote, now));
+                    let rejected = Some(NO_ALTERNATE_PATH);
+                    self.send(via, true, Body::AddLink(AddLink { rejected, ..said }));
+                }
+                self.abandon_new_link(false, fabric);
             }
+            (Connect::Failed, Role::Server) => self.abandon_new_link(true, fabric),
         }
     }
 
@@ -295,11 +287,8 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
             link.remote = remote;
         }
         let connect = fabric.connect(new, &remote);
-        if connect == Connect::Failed {
-            return self.abandon_new_link(true, fabric);
-        }
         self.learn_keys(via, new, add);
-        self.wait_or_go_on(connect, via, new, fabric, now);
+        self.on_connect(connect, via, new, fabric, now);
     }
 
     /// Server: the client agrees, and the link is ready here.

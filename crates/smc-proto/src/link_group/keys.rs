@@ -63,15 +63,16 @@ impl<const RMBS: usize> PeerRmbs<RMBS> {
         Some(rmb)
     }
 
-    /// Records what an RMB known on `via` is called on `new`. Among those with the same key on
-    /// `via` it is the one at the same address: memory that is registered twice has one address. If
-    /// there is none, it is the first that has no name on `new` yet.
+    /// Records what an RMB known on `via` is called on `new`. Among several with the same key on
+    /// `via` it is the one at the same address, for the same memory has one. If there is none, none
+    /// is meant: a WRITE without a key fails, one to another's memory would not.
     pub(super) fn update(&mut self, via: LinkIndex, new: LinkIndex, update: RkeyUpdate) {
-        let same = |&rmb: &usize| self.key(rmb, via).is_some_and(|key| key.addr == update.addr);
-        let unnamed = |&rmb: &usize| self.key(rmb, new).is_none();
-        let found = self.with_rkey(via, update.old).find(same);
-        let found = found.or_else(|| self.with_rkey(via, update.old).find(unnamed));
-        if let Some(rmb) = found.or_else(|| self.with_rkey(via, update.old).next()) {
+        let several = self.with_rkey(via, update.old).nth(1).is_some();
+        let is_meant = |&rmb: &usize| {
+            !several || self.key(rmb, via).is_some_and(|key| key.addr == update.addr)
+        };
+        let found = self.with_rkey(via, update.old).find(is_meant);
+        if let Some(rmb) = found {
             self.set(rmb, new, Some(Key { rkey: update.new, addr: update.addr }));
         }
     }
