@@ -530,7 +530,8 @@ fn what_comes_before_the_peer_is_known_counts() {
     assert_eq!((b.consumer.available(), b.producer.room()), (60, 0));
     assert!(!b.wants_cdc(), "there is nobody to tell yet");
     assert_eq!((b.emit_smcr(), b.emit_validation()), (None, None));
-    assert!(!b.producer.produce(1));
+    assert!(!b.producer.produce(1) && b.producer.produce(0));
+    assert_eq!(b.producer.cursor(), Cursor::default());
     b.producer.block();
     b.peer(50, 1);
     b.peer(7, 9);

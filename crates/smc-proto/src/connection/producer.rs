@@ -95,14 +95,13 @@ impl Producer {
     /// more than there was room for.
     #[must_use]
     pub fn produce(&mut self, len: u32) -> bool {
-        if len > self.room() {
-            return false;
+        // Without a ring there is no place to advance to.
+        if len == 0 || len > self.room() {
+            return len == 0;
         }
         self.produced = self.produced.advanced(len, self.size);
         self.in_flight += len;
-        if len > 0 {
-            self.write_blocked = false;
-        }
+        self.write_blocked = false;
         true
     }
 
