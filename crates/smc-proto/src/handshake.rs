@@ -116,7 +116,8 @@ pub struct Agreement {
     pub features: FeatureMask,
     /// Connections in the link group, likewise.
     pub max_conns: u8,
-    /// Links in the link group, likewise.
+    /// Links in the link group, likewise; 2 where nothing can be negotiated (version 1, release 0).
+    /// A client that wants fewer gives its link group fewer, which then rejects ADD_LINK.
     pub max_links: u8,
     /// The peer's side: its memory, and who it is.
     pub peer: Answer,

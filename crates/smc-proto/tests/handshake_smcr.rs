@@ -6,7 +6,9 @@ mod support;
 use smc_proto::decline::DeclineCode;
 use smc_proto::handshake::client::{self, Accepted, AcceptedR, ExpectAccept};
 use smc_proto::handshake::server::{Choice, ChoiceR, ExpectConfirm, ExpectProposal};
-use smc_proto::handshake::{Circumstances, Ending, Fallback, Fault, Finished, Host, SmcrSide};
+use smc_proto::handshake::{
+    Circumstances, Ending, Fallback, Fault, Finished, Host, Path, SmcrSide,
+};
 use smc_proto::ids::{BufferSize, MacAddr, MtuCode, PeerId, RoceGid, U24};
 use smc_proto::list::List;
 use smc_proto::wire::clc::{self, Answer, FirstContact, Local, Message, Proposal, Release};
@@ -177,6 +179,32 @@ fn a_proposal_in_the_syn_is_the_same_and_ends_well_only_with_smc() {
     assert_eq!(ending, Ending::Failed(Fault::ProposedToPlain));
 }
 
+/// The Proposal of an end in user space that a kernel accepted (capture addlink of m0).
+#[test]
+fn the_proposal_is_one_that_a_kernel_has_accepted() {
+    let peer_id = PeerId([0xb3, 0x56, 2, 0xbb, 0x87, 0x43, 0x8f, 0x3b]);
+    let host = Host { peer_id, features: clc::FeatureMask(0), ..host(&able(1)) };
+    let mac = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
+    let devices = client::Devices { smcr_v2_mac: mac, ..devices() };
+    let gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 0, 1];
+    let mut expected = vec![0xe2, 0xd4, 0xc3, 0xd9, 1, 0, 156, 0x22];
+    expected.extend(peer_id.0);
+    expected.extend(gid);
+    expected.extend(mac.0);
+    expected.resize(50, 0);
+    expected.extend([0, 28]);
+    expected.resize(80, 0);
+    expected.extend([1, 0, 0, 0x10, 0, 0, 0, 0]);
+    expected.extend(gid);
+    expected.extend([255, 2, 0, 0]);
+    expected.resize(120, 0);
+    expected.extend(b"TESTEID                         ");
+    expected.extend([0xe2, 0xd4, 0xc3, 0xd9]);
+    let (_, message) = client::begin(host, Circumstances::FINE, &devices).unwrap();
+    let mut buffer = [0; clc::MAX_LEN];
+    assert_eq!(message.emit(&mut buffer).unwrap(), expected);
+}
+
 /// Nothing is said to a peer that has not said that it speaks SMC, no Decline either.
 #[test]
 fn without_an_offer_nothing_travels_with_the_syn() {
@@ -211,4 +239,16 @@ fn a_single_link_holds_here_though_release_0_cannot_say_it() {
         panic!()
     };
     assert_eq!(link.agreement().max_links, 1);
+    // Nor has version 1.
+    let mut setup = able(1);
+    (setup.devices.smcr_v2, setup.devices.smcd_v1) = (None, None);
+    setup.devices.smcd_v2 = List::new();
+    let (_, proposal) = client::begin(setup.host, Circumstances::FINE, &setup.devices).unwrap();
+    let Message::Proposal(proposal) = proposal else { panic!("{proposal:?}") };
+    let choice = choose(host(&able(2)), proposal).single_link();
+    assert_eq!(choice.path(), Path::Rv1);
+    let (expect_confirm, accept) = choice.accept(&side(true));
+    let Message::Accept(confirm) = accept else { panic!("{accept:?}") };
+    let confirmed = expect_confirm.on_message(Message::Confirm(confirm)).unwrap();
+    assert_eq!(confirmed.agreement().max_links, 1);
 }

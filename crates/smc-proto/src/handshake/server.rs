@@ -82,6 +82,8 @@ struct Choosing {
     proposal: Proposal,
     offer: Offer,
     terms: Terms,
+    /// Whatever was negotiated, there will be no second link.
+    single_link: bool,
     eid: Option<Eid>,
     /// ISM devices of the client that can be used with SMC-Dv2.
     devices: List<(SmcdGid, Chid), 9>,
@@ -185,6 +187,7 @@ impl ExpectProposal {
             decliner,
             offer,
             terms,
+            single_link: false,
             eid,
             devices,
             same_subnet,
@@ -366,8 +369,11 @@ impl Choosing {
     }
 
     fn accept(self, path: Path, first_contact: bool, answer: Answer) -> (ExpectConfirm, Message) {
-        let Choosing { decliner, terms, .. } = self;
-        let terms = if path.is_v1() { Terms::DEFAULT } else { terms };
+        let Choosing { decliner, terms, single_link, .. } = self;
+        let mut terms = if path.is_v1() { Terms::DEFAULT } else { terms };
+        if single_link {
+            terms.max_links = 1;
+        }
         (ExpectConfirm { decliner, path, terms, first_contact }, Message::Accept(answer))
     }
 }
@@ -416,10 +422,11 @@ impl ChoiceR {
     }
 
     /// Offers no second link, as with [`Host::max_links`] 1: the chosen port has no other beside it.
-    /// A peer of release 0 cannot be told; its ADD_LINK is rejected.
+    /// A peer of version 1 or release 0 cannot be told; its ADD_LINK is rejected. It holds for what
+    /// is tried after this choice, too.
     #[must_use]
     pub fn single_link(mut self) -> ChoiceR {
-        self.choosing.terms.max_links = 1;
+        (self.choosing.single_link, self.choosing.terms.max_links) = (true, 1);
         self
     }
 
