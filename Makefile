@@ -9,7 +9,7 @@ TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 BUILD_DEPS := gcc:gcc libc6-dev:- binutils:nm clang:clang
 FUZZ_DEPS := g++:g++
 LINT_DEPS := python3:/usr/bin/python3 python3-pip:-
-TEST_DEPS := liburing-dev:- python3:/usr/bin/python3 curl:curl redis-server:redis-server redis-tools:redis-cli \
+TEST_DEPS := liburing-dev:- libibverbs-dev:- python3:/usr/bin/python3 curl:curl redis-server:redis-server redis-tools:redis-cli \
 	nginx-light:nginx wrk:wrk sockperf:sockperf memcached:memcached postgresql:- \
 	openbsd-inetd:inetd socat:socat systemd:systemd-socket-activate tshark:tshark rsync:rsync openssh-server:sshd \
 	openssh-client:ssh openssl:openssl iperf3:iperf3 qperf:qperf nodejs:node default-jdk-headless:javac \

@@ -1,0 +1,2 @@
+//! RDMA verbs.
+pub mod sys;
