@@ -10,6 +10,7 @@
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use usmc_verbs::{
@@ -48,7 +49,20 @@ struct Facts {
     rkey: u32,
 }
 
-fn main() -> Outcome<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(report) => {
+            println!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("pingpong: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Outcome<String> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let [device, gid_index, role, address, rest @ ..] = arguments.as_slice() else {
         return Err(
@@ -62,13 +76,11 @@ fn main() -> Outcome<()> {
         rounds: number(0, 1000)?,
         bytes: number(1, 14)?,
     };
-    let report = match role.as_str() {
-        "listen" => listen(&TcpListener::bind(address)?, &options)?,
-        "connect" => connect(address, &options)?,
-        _ => return Err("the third argument is listen or connect".into()),
-    };
-    println!("{report}");
-    Ok(())
+    match role.as_str() {
+        "listen" => listen(&TcpListener::bind(address)?, &options),
+        "connect" => connect(address, &options),
+        _ => Err("the third argument is listen or connect".into()),
+    }
 }
 
 /// Waits for one peer and answers its messages.
