@@ -153,7 +153,7 @@ impl Pair {
         }
         self.requester.stop();
         while let Some(receive) = self.responder.receives.pop_front() {
-            self.complete_receive(core, receive.wr_id, IBV_WC_WR_FLUSH_ERR, 0, true);
+            self.complete_receive(core, receive.wr_id, IBV_WC_WR_FLUSH_ERR, 0, false);
         }
     }
 

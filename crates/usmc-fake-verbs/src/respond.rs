@@ -161,7 +161,7 @@ impl Pair {
                     header.total,
                 ));
         if !is_allowed {
-            self.report(core, IBV_EVENT_QP_ACCESS_ERR);
+            // Without an asynchronous event, as with rxe; other devices report QP_ACCESS_ERR, which `Fabric::event` can.
             return self.refuse(core, IBV_WC_REM_ACCESS_ERR);
         }
         let address = header.address + u64::from(header.offset);
@@ -189,7 +189,7 @@ impl Pair {
         let wr_id = receive.wr_id;
         if let Some((here, there)) = fault {
             self.responder.receives.pop_front();
-            self.complete_receive(core, wr_id, here, 0, true);
+            self.complete_receive(core, wr_id, here, 0, header.flags & SOLICITED != 0);
             return self.refuse(core, there);
         }
         // SAFETY: The pieces are registered for it, and the application keeps them mapped. There is room for the message.

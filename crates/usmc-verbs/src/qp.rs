@@ -16,7 +16,8 @@ use crate::sys::*;
 /// The largest packet sequence number, and the largest number of a queue pair.
 const MAX_24_BITS: u32 = 0xff_ffff;
 
-/// A queue pair. Dropping it destroys it: its requests make no completions any more, and its peer is not told.
+/// A queue pair. Dropping it destroys it: its requests make no further completions, but those that were not polled may stay in their
+/// queues, with its number. The peer is not told.
 pub struct Qp {
     pub(crate) raw: *mut ibv_qp,
     pub(crate) domain: Rc<pd::Inner>,

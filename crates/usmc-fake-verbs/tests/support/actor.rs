@@ -75,8 +75,10 @@ struct Actor {
 
 impl Actor {
     fn new(name: &str) -> Result<Actor, String> {
-        let device = Library::open().and_then(|library| library.device(name)).map_err(text)?;
-        let gid = device.gids().map_err(text)?.first().ok_or("the device has no GID")?.gid;
+        let device =
+            Library::open().and_then(|library| library.device(&real(name))).map_err(text)?;
+        let gids = device.gids().map_err(text)?;
+        let gid = gids.iter().find(|entry| entry.index == 1).ok_or("the device has no GID 1")?.gid;
         let domain = Pd::new(&device).map_err(text)?;
         let channel = Channel::new(&device).map_err(text)?;
         let queue = |token| Cq::new(&device, 64, Some(&channel), token).map_err(text);
@@ -275,11 +277,16 @@ fn number(text: &str) -> Result<u64, String> {
 fn options(device: &str, rounds: &str, bytes: &str) -> pingpong::Options {
     let number = |text: &str| text.parse().expect("a number");
     pingpong::Options {
-        device: device.into(),
+        device: real(device),
         gid_index: 1,
         rounds: number(rounds),
         bytes: number(bytes),
     }
+}
+
+/// The device that stands for one of the fabric's.
+fn real(device: &str) -> String {
+    std::env::var(super::REAL).unwrap_or_else(|_| device.into())
 }
 
 fn serve(device: &str, rounds: &str, bytes: &str) -> Answer {

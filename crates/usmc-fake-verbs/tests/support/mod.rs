@@ -6,6 +6,7 @@ pub mod actor;
 #[path = "../../../usmc-verbs/examples/pingpong.rs"]
 pub mod pingpong;
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv6Addr;
 use std::ops::Deref;
@@ -110,9 +111,7 @@ impl Process {
         let mut child = Command::new(program)
             .args(["actor", "--exact", "--nocapture", "--test-threads=1"])
             .env(actor::ROLE, "1")
-            .env(DIRECTORY, fabric)
-            .env(VISIBLE, device)
-            .env("LD_LIBRARY_PATH", library())
+            .envs(environment(fabric, device))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -161,6 +160,26 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Names a real device, on which both ends then are, by the real library. `pairs` runs there (in a guest with rdma_rxe, for instance), and so
+/// shows what the fake has in common with it; `faults` does not.
+pub const REAL: &str = "USMC_VERBS_DEVICE";
+
+/// Whether there is a real device instead of the fake.
+pub fn is_real() -> bool {
+    std::env::var_os(REAL).is_some()
+}
+
+fn environment(fabric: &Path, device: &str) -> Vec<(&'static str, OsString)> {
+    if is_real() {
+        return Vec::new();
+    }
+    vec![
+        (DIRECTORY, fabric.into()),
+        (VISIBLE, device.into()),
+        ("LD_LIBRARY_PATH", library().into()),
+    ]
 }
 
 /// A directory with the fake as libibverbs.so.1. It lies beside this program, where cargo has built it.
