@@ -113,7 +113,21 @@ impl Nic {
             has_thread: false,
         };
         nic.catch_up();
+        nic.sweep(directory);
         Ok(nic)
+    }
+
+    /// Removes names of queue pairs whose processes were killed. A connection tells, and does no harm where it succeeds.
+    fn sweep(&self, directory: &Path) {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let pair = name.strip_prefix("qp-").and_then(|rest| rest.rsplit_once('-'));
+            if let Some((device, Ok(number))) =
+                pair.map(|(device, number)| (device, number.parse()))
+            {
+                link::connect(self.core.directory(), device, number);
+            }
+        }
     }
 
     /// A number that no object has.

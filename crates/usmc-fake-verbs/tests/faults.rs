@@ -191,3 +191,15 @@ fn an_address_that_nobody_has_is_not_found() {
     let answer = a.ask("peer 17 0 ::ffff:10.0.0.9 0 0 11 7 7");
     assert!(answer.starts_with("ibv_modify_qp: Connection timed out"), "{answer}");
 }
+
+#[test]
+fn what_a_killed_process_leaves_goes_with_the_next_one() {
+    let stage = Stage::new();
+    let mut a = stage.process("a");
+    a.ask("open a");
+    assert_eq!(stage.sockets().unwrap().len(), 1);
+    a.kill();
+    let mut b = stage.process("b");
+    b.ask("gids b");
+    assert_eq!(stage.sockets().unwrap(), [""; 0]);
+}

@@ -38,6 +38,22 @@ fn ping_pong(rounds: u32, bytes: u32) {
 }
 
 #[test]
+fn processes_of_other_network_namespaces_reach_each_other() {
+    if support::is_real() {
+        return;
+    }
+    let stage = Stage::new();
+    let [mut a, mut b] = [stage.process("a"), stage.process_apart("b")];
+    let facts = [a.ask("open a"), b.ask("open b")];
+    a.ask_ok(&format!("peer {} 11 7 7", facts[1]));
+    b.ask_ok(&format!("peer {} 11 7 7", facts[0]));
+    b.ask_ok("receive 1");
+    a.ask_ok("post send,1,0+5,s");
+    assert_eq!(a.ask("await sends 1"), "1:SUCCESS");
+    assert_eq!(b.ask("await receives 1"), "0:SUCCESS+5");
+}
+
+#[test]
 fn a_chain_of_two_writes_and_a_send_is_one_post() {
     let stage = Stage::new();
     let [mut a, mut b] = stage.two(7);
@@ -156,7 +172,7 @@ fn a_killed_peer_is_silence_until_the_repetitions_are_over() {
     b.kill();
     a.ask_ok("post send,2,0+5, send,3,0+5,s");
     assert_eq!(a.ask("await sends 2"), "2:RETRY_EXCEEDED 3:FLUSHED");
-    // Its name is gone as well, and both devices can be used anew.
+    // Whoever asked for it has removed its name, and both devices can be used anew.
     a.ask_ok("close");
     assert_eq!(stage.sockets().unwrap(), [""; 0]);
     drop((a, b));

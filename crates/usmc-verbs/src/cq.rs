@@ -214,17 +214,22 @@ impl Cq {
     ///
     /// # Errors
     ///
-    /// [`Error::Call`]; EINVAL for a capacity of 0, or of more than the device has.
+    /// [`Error::Call`]; EINVAL for a capacity of 0, or of more than the device has. [`Error::Invalid`] for a channel of another device.
     pub fn new(
         device: &Device,
         capacity: u32,
         channel: Option<&Channel>,
         token: u64,
     ) -> Result<Cq, Error> {
+        if channel.is_some_and(|channel| !channel.inner.device.is(device)) {
+            return Err(Error::Invalid {
+                what: "a queue and its channel are of one device: open it once",
+            });
+        }
         let capacity = c_int::try_from(capacity).unwrap_or(c_int::MAX);
         let raw_channel = channel.map_or(ptr::null_mut(), |channel| channel.inner.raw);
         let create = device.functions().ibv_create_cq;
-        // SAFETY: The context is open and the channel is of it, or the library refuses; the token is not followed.
+        // SAFETY: The context is open and the channel is of it; the token is not followed.
         let raw = unsafe {
             create(device.inner.context, capacity, token as usize as *mut c_void, raw_channel, 0)
         };

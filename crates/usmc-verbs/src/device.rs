@@ -254,6 +254,11 @@ impl Device {
         unsafe { BorrowedFd::borrow_raw((*self.inner.context).async_fd) }
     }
 
+    /// Whether both are one open device. What is made of two does not mix, even if they have one name.
+    pub(crate) fn is(&self, other: &Device) -> bool {
+        Rc::ptr_eq(&self.inner, &other.inner)
+    }
+
     pub(crate) fn functions(&self) -> &'static crate::library::Functions {
         self.inner.library.functions
     }

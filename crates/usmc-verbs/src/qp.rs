@@ -125,8 +125,14 @@ impl Qp {
     ///
     /// # Errors
     ///
-    /// [`Error::Call`]; EINVAL or ENOMEM for more than the device takes.
+    /// [`Error::Call`]; EINVAL or ENOMEM for more than the device takes. [`Error::Invalid`] for queues of another device.
     pub fn new(domain: &Pd, send_queue: &Cq, receive_queue: &Cq, caps: Caps) -> Result<Qp, Error> {
+        // A driver takes them for its own structures unseen.
+        if [send_queue, receive_queue].iter().any(|queue| !queue.inner.device.is(domain.device())) {
+            return Err(Error::Invalid {
+                what: "a queue pair and its queues are of one device: open it once",
+            });
+        }
         let mut attributes = ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: send_queue.inner.raw,
