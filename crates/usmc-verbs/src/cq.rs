@@ -280,8 +280,8 @@ impl Cq {
     /// Asks for one event with the next completion, or with the next that the peer has marked as solicited.
     /// See this module's first lines for the order.
     ///
-    /// To the standard a failure counts as solicited; rxe (Linux 6.12) makes no event for one that is flushed. So the queue of sends, which tells
-    /// of failures first, is armed for all.
+    /// To the standard a failure counts as solicited; rxe (Linux 6.12) makes no event for one that is flushed. So the queue of
+    /// sends, which tells of failures first, is armed for all.
     ///
     /// # Errors
     ///

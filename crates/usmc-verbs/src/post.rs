@@ -6,7 +6,7 @@ use std::io;
 use std::ptr;
 
 use crate::mr::Piece;
-use crate::qp::Qp;
+use crate::qp::{Caps, Qp};
 use crate::sys::*;
 
 /// Requests that one call takes, as they are laid out on the stack: some 5 KiB.
@@ -113,7 +113,7 @@ impl Qp {
     ///
     /// # Errors
     ///
-    /// [`PostError`]: those before the one that was refused are posted.
+    /// [`PostError`]: those before the one that was refused are posted; none, where one goes beyond the caps.
     pub fn post_send(&self, chain: &[Request<'_>]) -> Result<(), PostError> {
         let mut raw = [NO_SEND; MAX_CHAIN];
         let mut bytes = [ibv_sge::default(); MAX_CHAIN];
@@ -121,7 +121,8 @@ impl Qp {
             return unposted(chain.len());
         };
         for ((to, bytes), request) in raw.iter_mut().zip(&mut bytes).zip(chain) {
-            fill(to, bytes, request).map_err(|errno| PostError { posted: 0, errno })?;
+            fill(to, bytes, request, &self.caps())
+                .map_err(|errno| PostError { posted: 0, errno })?;
         }
         let first = raw.as_mut_ptr();
         for at in 1..chain.len() {
@@ -173,8 +174,14 @@ impl Qp {
     }
 }
 
-/// Puts one request into the library's form; `bytes` is where the list of a request without pieces lies.
-fn fill(to: &mut ibv_send_wr, bytes: &mut ibv_sge, request: &Request<'_>) -> Result<(), c_int> {
+/// Puts one request into the library's form; `bytes` is where the list of a request without pieces lies. What goes beyond the caps is
+/// refused here, as not every driver looks before it copies.
+fn fill(
+    to: &mut ibv_send_wr,
+    bytes: &mut ibv_sge,
+    request: &Request<'_>,
+    caps: &Caps,
+) -> Result<(), c_int> {
     to.wr_id = request.wr_id;
     if request.signaled {
         to.send_flags |= IBV_SEND_SIGNALED;
@@ -208,7 +215,14 @@ fn fill(to: &mut ibv_send_wr, bytes: &mut ibv_sge, request: &Request<'_>) -> Res
             to.num_sge = 1;
         }
     }
-    Ok(())
+    let inline_len: u64 = match request.source {
+        Source::Memory(_) => 0,
+        Source::Inline(pieces) => pieces.iter().map(|piece| u64::from(piece.len())).sum(),
+        Source::Bytes(from) => from.len() as u64,
+    };
+    let is_within =
+        to.num_sge as u32 <= caps.send_pieces && inline_len <= u64::from(caps.inline_bytes);
+    if is_within { Ok(()) } else { Err(libc::EINVAL) }
 }
 
 /// The answer for a chain that is empty, or too long.
