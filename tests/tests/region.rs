@@ -187,9 +187,10 @@ fn memory_follows_the_connections() {
         let pid = client.pid();
         let in_ring = ss::list().iter().filter(|end| end.pid == pid && end.is_smcd()).count();
         assert_eq!(in_ring, connections);
-        // Rings of 256 KiB take nine units.
+        // Rings of 256 KiB take nine units. Those that are made while the region is empty take more: an eighth of it, and a segment.
         let (taken, needed) = (all - world.free(), 9 * connections as u64);
-        assert!(taken >= needed / 2 && taken <= 2 * needed + 9, "{taken} units, {needed} needed");
+        let most = 2 * needed + all / 8 + all / 16;
+        assert!(taken >= needed / 2 && taken <= most, "{taken} units, {needed} needed");
         client.say("close");
     }
     println!("81 connections in shared memory");

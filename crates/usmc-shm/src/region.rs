@@ -192,6 +192,16 @@ impl Region {
         self.header().gid.each_ref().map(|word| word.load(Relaxed))
     }
 
+    /// [`Region::generation`] of the region that is mapped there, unchecked: for a look before each wait.
+    ///
+    /// # Safety
+    /// [`Region::open`] has succeeded there once, and it is mapped since.
+    #[inline]
+    pub unsafe fn generation_at(base: *mut u8) -> u64 {
+        // SAFETY: the caller's contract; atomics accept any bits. Acquire: as for `generation`.
+        unsafe { &*base.cast::<Header>() }.generation.load(Acquire)
+    }
+
     /// Changes with each call of [`Region::drain`].
     pub fn generation(&self) -> u64 {
         // Acquire: what was said before is seen.

@@ -10,6 +10,7 @@ pub mod provider;
 use core::ptr;
 use usmc_shm::layout::{End, Slot, WINDOW_SHIFT_MAX, WINDOW_SHIFT_MIN};
 use usmc_shm::region;
+use usmc_shm::region::UNIT;
 use usmc_shm::region::idle::{header_of, is_idle, let_go};
 use usmc_shm::region::peers::Identity;
 use usmc_shm::region::units::{Member, Run};
@@ -264,7 +265,15 @@ impl Region {
         if !segment::is_used(self.device) {
             return None;
         }
-        let generation = self.mapped(self.base.load(Acquire))?.generation();
+        let base = self.base.load(Acquire);
+        // SAFETY: mapped by `map`, and never unmapped.
+        let generation = unsafe { region::Region::generation_at(base) };
+        if generation == self.generation.load(Relaxed) { None } else { self.changed(base) }
+    }
+
+    #[cold]
+    fn changed(&self, base: *mut u8) -> Option<u64> {
+        let generation = self.mapped(base)?.generation();
         (generation != self.generation.load(Relaxed)).then_some(generation)
     }
 
@@ -378,15 +387,24 @@ fn join(region: &region::Region, station: u64) -> Option<Member> {
 /// Slots of a region's largest segment.
 const MOST_SLOTS: u32 = 64;
 
+/// A segment of an empty region takes one in so many of its bytes at most, and a region is empty while less than one in half as many of
+/// its units is in use.
+const SHARE: usize = 16;
+
 /// What a segment is made of, `free` units of `all` being free. Its memory is in use as soon as it is claimed, so that rings are small
-/// where there is little, and a segment has about as many slots as the process has in use.
+/// where there is little, and a segment has about as many slots as the process has in use. In an empty region they are as large as
+/// far parts are elsewhere: a stream is faster past the second-level cache, and pages that nobody uses take no memory of the host's.
 fn shape(last: u32, wanted: u32, free: usize, all: usize) -> Shape {
-    let most = match (all - free.min(all)) * 4 / all.max(1) {
+    let slots = (last * 2).clamp(1, MOST_SLOTS);
+    let used = all - free.min(all);
+    let share = all * UNIT / SHARE / (2 * slots as usize);
+    let of_empty = if used * SHARE / 2 < all { share.checked_ilog2().unwrap_or(0) } else { 0 };
+    let most = match used * 4 / all.max(1) {
         0 | 1 => WINDOW_SHIFT_MAX,
         2 => 16,
         _ => WINDOW_SHIFT_MIN,
     };
-    Shape { slots: (last * 2).clamp(1, MOST_SLOTS), ring_shift: wanted.min(most), far_shift: 0 }
+    Shape { slots, ring_shift: wanted.max(of_empty).min(most), far_shift: 0 }
 }
 
 impl Device for Region {
@@ -523,16 +541,18 @@ impl Device for Region {
 
 #[cfg(test)]
 mod tests {
-    use usmc_shm::region::UNIT;
-
     use super::*;
 
     #[test]
     fn rings_are_small_where_a_region_is_full() {
         let rings = |free| shape(0, 18, free, 1000).ring_shift;
-        assert_eq!([1000, 501, 500, 251, 250, 0].map(rings), [18, 18, 16, 16, 14, 14]);
+        assert_eq!([875, 501, 500, 251, 250, 0].map(rings), [18, 18, 16, 16, 14, 14]);
         assert_eq!(shape(0, 15, 400, 1000).ring_shift, 15, "no more than is wanted");
         assert_eq!([0, 1, 2, 32, 64].map(|last| shape(last, 18, 9, 9).slots), [1, 2, 4, 64, 64]);
+        // 256 MB.
+        let of_empty = |last| shape(last, 18, 4000, 4096).ring_shift;
+        assert_eq!([0, 1, 2, 4, 16, 64].map(of_empty), [22, 22, 21, 20, 18, 18]);
+        assert_eq!(shape(0, 14, 9, 9).ring_shift, 14, "a small region");
         assert_eq!(shape(0, 18, 0, 0).slots, 1);
         // One connection takes one unit where little is left.
         let least = shape(0, 18, 1, 1000);
