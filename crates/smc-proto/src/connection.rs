@@ -8,14 +8,13 @@
 //!
 //! 1. It reserves a place for a send. Without one it does nothing, and asks again when a send is
 //!    complete: [`Connection::emit_smcr`] counts what it says as said and has no way back.
-//! 2. It writes [`transfer::writes`] of the new bytes, and calls [`Producer::produce`].
+//! 2. It writes the new bytes where [`Producer::pieces`] says, and calls [`Producer::produce`].
 //! 3. If [`Connection::wants_cdc`], it sends [`Connection::emit_smcr`], behind the writes.
 //! 4. When that send is complete, it calls [`Connection::on_sent`]; up to there the bytes of its own
 //!    send buffer are free.
 
 mod consumer;
 mod producer;
-pub mod transfer;
 
 pub use consumer::{Consumer, UrgentMark};
 pub use producer::{Piece, Producer};

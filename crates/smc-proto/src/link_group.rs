@@ -366,6 +366,11 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         }
     }
 
+    /// Whether the peer knows this side's RMB.
+    pub fn knows_rmb(&self, rmb: usize) -> bool {
+        self.announced.get(rmb).copied().unwrap_or(false)
+    }
+
     /// Whether the group is over.
     pub fn is_terminated(&self) -> bool {
         self.terminated

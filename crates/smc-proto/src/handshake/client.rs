@@ -362,6 +362,11 @@ impl AcceptedR {
         self.common.first_contact
     }
 
+    /// Connections and links that a new link group may have, as the server says.
+    pub fn limits(&self) -> (u8, u8) {
+        (self.common.terms.max_conns, self.common.terms.max_links)
+    }
+
     /// This side cannot: no memory, no route ([`DeclineCode::NOROUTE`]), the server's link is not
     /// known ([`DeclineCode::NOSRVLINK`]), its RMB could not be recorded, and so on.
     pub fn decline(self, code: DeclineCode) -> Ending {

@@ -430,6 +430,16 @@ impl ChoiceR {
         self
     }
 
+    /// Connections that a new link group may have, as far as is known before the Confirm.
+    pub fn max_conns(&self) -> u8 {
+        self.choosing.terms.max_conns
+    }
+
+    /// This cannot be, and nothing else is tried.
+    pub fn decline(self, code: DeclineCode) -> Ending {
+        self.choosing.decliner.decline(code)
+    }
+
     /// This cannot be: no device ([`DeclineCode::NOSMCRDEV`], in version 1
     /// [`DeclineCode::NOSMCDEV`]), no memory, no registration. Gives the next thing to try.
     pub fn reject(self, code: DeclineCode) -> Result<Choice, Ending> {

@@ -1,0 +1,112 @@
+//! A connection's send buffer and RMB, as the engine sees them: the application's rings, which it shares with a stranger.
+
+use smc_proto::ids::BufferSize;
+use usmc_shm::Broken;
+use usmc_shm::layout::{CLIENT, window_word};
+use usmc_shm::segment::Segment;
+use usmc_shm::sync::Ordering::Relaxed;
+
+use crate::nic::Range;
+
+/// Most contiguous parts of what is unsent: a ring that wraps, in a window that has grown meanwhile.
+pub const PARTS: usize = 4;
+
+/// Both buffers. Positions count bytes from the connection's beginning.
+pub trait Buffers {
+    /// Up to where the application has written.
+    ///
+    /// # Errors
+    /// The application has spoilt its ring.
+    fn written(&self) -> Result<u64, Broken>;
+
+    /// Where `len` bytes from `at` on lie, which are written and not released.
+    ///
+    /// # Errors
+    /// As above.
+    fn source(&self, at: u64, len: u32) -> Result<[Range; PARTS], Broken>;
+
+    /// All before is sent: the application may write over it.
+    fn release(&self, upto: u64);
+
+    /// Up to where the application has read.
+    fn read(&self) -> u64;
+
+    /// The peer has written up to there.
+    fn arrived(&self, upto: u64);
+}
+
+/// A slot of a segment, of which the application has one end and the engine the other.
+pub struct SlotBuffers {
+    segment: Segment,
+    index: u32,
+    /// The engine's end: [`CLIENT`] or [`usmc_shm::layout::ACCEPTOR`].
+    end: usize,
+}
+
+impl SlotBuffers {
+    /// The slot, whose words have just been reset. The ring that the engine writes is one window for good: its positions are those of
+    /// the RMB.
+    ///
+    /// # Errors
+    /// There is no such slot.
+    pub fn new(segment: Segment, index: u32, end: usize) -> Result<SlotBuffers, Broken> {
+        let ring = segment.ring(index, end)?;
+        ring.dir().producer.window.store(window_word(0, segment.ring_shift()), Relaxed);
+        Ok(SlotBuffers { segment, index, end })
+    }
+
+    /// The RMB: its address, and its size.
+    ///
+    /// # Errors
+    /// There is no such slot.
+    pub fn rmb(&self) -> Result<(u64, BufferSize), Broken> {
+        let memory = self.segment.memory(self.index)?;
+        let bytes = 1_u32 << memory.shift;
+        let below = if self.end == CLIENT { u64::from(bytes) } else { 0 };
+        Ok((memory.meet.addr() as u64 - below, BufferSize::at_least(bytes)))
+    }
+}
+
+impl Buffers for SlotBuffers {
+    fn written(&self) -> Result<u64, Broken> {
+        let data = self.segment.ring(self.index, 1 - self.end)?.data()?;
+        Ok(data.cons + data.len as u64)
+    }
+
+    fn source(&self, at: u64, len: u32) -> Result<[Range; PARTS], Broken> {
+        let ring = self.segment.ring(self.index, 1 - self.end)?;
+        let data = ring.data()?;
+        let (mut at, mut left) = (at, len as usize);
+        // The application can write both cursors: whatever they say, the parts lie in the ring.
+        let skipped = at.wrapping_sub(data.cons);
+        if skipped > data.len as u64 || data.len - (skipped as usize) < left {
+            return Err(Broken);
+        }
+        let mut parts = [Range::default(); PARTS];
+        for part in &mut parts {
+            let (memory, n) = ring.contiguous(at, data.place, left);
+            *part = Range { addr: memory.addr() as u64, len: n as u32 };
+            (at, left) = (at + n as u64, left - n);
+            if left == 0 {
+                return Ok(parts);
+            }
+        }
+        Err(Broken)
+    }
+
+    fn release(&self, upto: u64) {
+        if let Ok(ring) = self.segment.ring(self.index, 1 - self.end) {
+            ring.consume(upto);
+        }
+    }
+
+    fn read(&self) -> u64 {
+        self.segment.ring(self.index, self.end).map_or(0, |ring| ring.read())
+    }
+
+    fn arrived(&self, upto: u64) {
+        if let Ok(ring) = self.segment.ring(self.index, self.end) {
+            ring.publish(upto);
+        }
+    }
+}

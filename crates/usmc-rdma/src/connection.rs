@@ -1,0 +1,384 @@
+//! A connection's data: what the application has written goes into the peer's RMB, and what it has read is told to the peer.
+
+use std::collections::VecDeque;
+
+use smc_proto::close::{Direction, State};
+use smc_proto::connection::Connection;
+use smc_proto::ids::BufferSize;
+use smc_proto::link_group::{Key, LinkIndex};
+use smc_proto::wire::cdc::SmcrRepr;
+use usmc_shm::Broken;
+
+use crate::buffers::Buffers;
+use crate::event::Event;
+use crate::groups::GroupIndex;
+use crate::link::{Link, Sent};
+use crate::nic::{ArenaId, DeviceId, Nic, RmbId};
+use crate::transfer::Writes;
+
+/// Names a connection of an engine until its last event; also what the peer's CDC messages name it by (the alert token). Never 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ConnId(pub(crate) u32);
+
+impl ConnId {
+    /// As it stands in CDC messages.
+    pub fn token(self) -> u32 {
+        self.0
+    }
+}
+
+/// Bytes of one chain at most, so that the send buffer has room again before all of a large one is sent, and others have their turn.
+const BURST: u32 = 128 << 10;
+
+/// Where a connection's buffers lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Memory {
+    /// The receive buffer.
+    pub rmb: RmbId,
+    /// Its size.
+    pub size: BufferSize,
+    /// What the send buffer is part of.
+    pub arena: ArenaId,
+}
+
+/// A connection's place in a link group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seat {
+    pub(crate) group: GroupIndex,
+    pub(crate) link: LinkIndex,
+    /// The peer's RMB, by its number in the group.
+    pub(crate) peer_rmb: usize,
+    /// Its link was lost before the peer's Confirm came, which names the RMB by its key there.
+    pub(crate) is_stale: bool,
+}
+
+impl Seat {
+    /// At this link, where the peer has not named its RMB so far.
+    pub(crate) fn new(group: GroupIndex, link: LinkIndex) -> Seat {
+        Seat { group, link, peer_rmb: usize::MAX, is_stale: false }
+    }
+}
+
+/// What the application has done with its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Application {
+    Writes,
+    /// It ends its writing direction: all that it has written is sent first.
+    Shuts,
+    /// It has closed; likewise.
+    Closes {
+        unread: bool,
+    },
+    /// The peer knows, or is about to be told.
+    Shut,
+    Closed,
+}
+
+/// What moves a connection's bytes.
+#[derive(Debug)]
+pub(crate) struct Data<B> {
+    pub(crate) id: ConnId,
+    pub(crate) buffers: B,
+    pub(crate) memory: Memory,
+    pub(crate) device: DeviceId,
+    pub(crate) proto: Connection,
+    /// Positions in the connection's bytes: written into the peer's RMB; the same, and complete; read by the application; come.
+    sent: u64,
+    done: u64,
+    read: u64,
+    arrived: u64,
+    application: Application,
+    /// A CDC message is due.
+    is_due: bool,
+    /// The peer was told that the application waits for room.
+    is_blocked: bool,
+    /// It waits at its link for room.
+    waits: bool,
+    /// The link was lost: a validation comes first, and then again what is not known to have arrived.
+    is_moved: bool,
+    /// This side has given up on it: until the peer has heard of that, it may write into the RMB.
+    is_given_up: bool,
+    /// The peer has closed or aborted.
+    peer_is_done: bool,
+    /// SENDs under way.
+    under_way: u32,
+    /// What the application was told of the end.
+    told: (Direction, Direction),
+}
+
+impl<B: Buffers> Data<B> {
+    pub(crate) fn new(id: ConnId, buffers: B, memory: Memory, device: DeviceId) -> Data<B> {
+        Data {
+            id,
+            buffers,
+            memory,
+            device,
+            proto: Connection::expect(memory.size.bytes()),
+            sent: 0,
+            done: 0,
+            read: 0,
+            arrived: 0,
+            application: Application::Writes,
+            is_due: false,
+            is_blocked: false,
+            waits: false,
+            is_moved: false,
+            is_given_up: false,
+            peer_is_done: false,
+            under_way: 0,
+            told: (Direction::Open, Direction::Open),
+        }
+    }
+
+    /// The application ends its writing direction.
+    pub(crate) fn shut(&mut self) {
+        if self.application == Application::Writes {
+            self.application = Application::Shuts;
+        }
+    }
+
+    /// The application closes, and leaves bytes unread or not.
+    pub(crate) fn close(&mut self, unread: bool) {
+        if self.proto.closing.links_are_lost() {
+            // Nobody can be told.
+            self.application = Application::Closed;
+        } else if self.application != Application::Closed {
+            self.application = Application::Closes { unread };
+        }
+    }
+
+    /// Both ends are done with it, as far as they can be.
+    pub(crate) fn is_over(&self) -> bool {
+        self.application == Application::Closed
+            && self.proto.closing.state() == State::Closed
+            && self.under_way == 0
+            && !self.is_due
+            && !self.is_moved
+            && (!self.is_given_up || self.peer_is_done || self.proto.closing.links_are_lost())
+    }
+
+    /// It cannot go on: the peer sees a reset.
+    pub(crate) fn give_up(&mut self, events: &mut VecDeque<Event>) {
+        self.proto.closing.abort();
+        (self.is_due, self.is_given_up) = (true, true);
+        self.tell_ending(events);
+    }
+
+    /// It has lost its link and goes on over another one.
+    pub(crate) fn moved(&mut self) {
+        (self.is_moved, self.waits, self.under_way) = (true, false, 0);
+    }
+
+    /// It has lost its last link.
+    pub(crate) fn lost(&mut self, events: &mut VecDeque<Event>) {
+        self.proto.closing.on_links_lost();
+        (self.is_due, self.is_moved, self.waits, self.under_way) = (false, false, false, 0);
+        if let Application::Closes { .. } = self.application {
+            self.application = Application::Closed;
+        }
+        self.tell_ending(events);
+    }
+
+    /// The peer's CDC message.
+    pub(crate) fn handle_cdc(&mut self, cdc: &SmcrRepr, events: &mut VecDeque<Event>) {
+        self.peer_is_done |= cdc.state.closed || cdc.state.aborted;
+        if self.is_given_up {
+            return;
+        }
+        match self.proto.on_smcr(cdc) {
+            Ok(news) => {
+                self.is_due |= news.answer;
+                if news.writable > 0 {
+                    self.is_blocked = false;
+                }
+                if news.readable > 0 {
+                    self.arrived += u64::from(news.readable);
+                    self.buffers.arrived(self.arrived);
+                    events.push_back(Event::Data { conn: self.id });
+                }
+            }
+            Err(how) => {
+                events.push_back(Event::Misbehaved { conn: self.id, how });
+                self.give_up(events);
+            }
+        }
+        self.tell_ending(events);
+    }
+
+    /// Its CDC message has arrived, and so have the bytes up to there.
+    pub(crate) fn handle_sent(&mut self, cdc: &SmcrRepr, upto: u64, events: &mut VecDeque<Event>) {
+        self.under_way = self.under_way.saturating_sub(1);
+        if !cdc.flags.failover_validation {
+            self.proto.on_sent(cdc);
+        }
+        if upto > self.done {
+            self.done = upto;
+            self.buffers.release(upto);
+            events.push_back(Event::Room { conn: self.id });
+        }
+    }
+
+    /// There is room at the link, for which it waited.
+    pub(crate) fn has_turn(&mut self) {
+        self.waits = false;
+    }
+
+    pub(crate) fn tell_ending(&mut self, events: &mut VecDeque<Event>) {
+        let (reading, writing) = (self.proto.closing.reading(), self.proto.closing.writing());
+        // That this end has shut its own direction is no news.
+        let news = (reading, if writing == Direction::Ended { Direction::Open } else { writing });
+        if news != self.told {
+            self.told = news;
+            events.push_back(Event::Ending { conn: self.id, reading, writing });
+        }
+    }
+
+    /// Sends whatever there is to send. `rmb`: the peer's, on this link, without which nothing but an abort can be sent; `lkey`: the send
+    /// buffer's.
+    pub(crate) fn pump(
+        &mut self,
+        link: &mut Link,
+        rmb: Option<Key>,
+        lkey: u32,
+        nic: &mut impl Nic,
+        events: &mut VecDeque<Event>,
+    ) {
+        if rmb.is_none() && !self.is_given_up {
+            self.give_up(events);
+        }
+        let rmb = rmb.unwrap_or_default();
+        loop {
+            match self.step(link, rmb, lkey, nic) {
+                Ok(true) => {}
+                Ok(false) => break,
+                // The application has spoilt its ring.
+                Err(Broken) if !self.is_given_up => self.give_up(events),
+                Err(Broken) => break,
+            }
+        }
+    }
+
+    /// One message. Whether there may be more.
+    fn step(
+        &mut self,
+        link: &mut Link,
+        rmb: Key,
+        lkey: u32,
+        nic: &mut impl Nic,
+    ) -> Result<bool, Broken> {
+        if self.waits {
+            return Ok(false);
+        }
+        self.look_at_reader();
+        let is_open = self.proto.closing.writing() == Direction::Open;
+        let backlog = if is_open { self.backlog()? } else { 0 };
+        let room = self.proto.producer.room();
+        let len = backlog.min(room.into()).min(BURST.into()) as u32;
+        let ends = self.ends_behind(backlog - u64::from(len));
+        // With nothing to send along, the peer has to hear once that there is more.
+        let blocks = backlog > u64::from(len) && room == len && !self.is_blocked;
+        if !(len > 0 || self.is_due || blocks || ends || (self.is_moved && !self.is_given_up)) {
+            return Ok(false);
+        }
+        if !link.has_room() {
+            self.waits = true;
+            link.wait(self.id);
+            return Ok(false);
+        }
+        if self.is_moved && !self.is_given_up {
+            return self.send_again(link, rmb, lkey, nic);
+        }
+        let pieces = self.proto.producer.pieces(len);
+        let source =
+            if len > 0 { self.buffers.source(self.sent, len)? } else { Default::default() };
+        let writes = Writes::new(&source, lkey, pieces, rmb);
+        if !self.proto.producer.produce(len) {
+            return Err(Broken);
+        }
+        if backlog > u64::from(len) && room == len {
+            self.proto.producer.block();
+            self.is_blocked = true;
+        }
+        self.sent += u64::from(len);
+        if ends {
+            self.end();
+        }
+        Ok(self.post(link, &writes, nic))
+    }
+
+    /// What was not known to have arrived when the link was lost, behind a validation.
+    fn send_again(
+        &mut self,
+        link: &mut Link,
+        rmb: Key,
+        lkey: u32,
+        nic: &mut impl Nic,
+    ) -> Result<bool, Broken> {
+        let validation = self.proto.emit_validation().ok_or(Broken)?;
+        let what = Sent::Cdc { conn: self.id, cdc: validation, upto: self.done };
+        if link.post(nic, &[], &validation.emit(), what).is_err() {
+            return Ok(false);
+        }
+        self.under_way += 1;
+        let pieces = self.proto.producer.unconfirmed();
+        let len = pieces[0].len + pieces[1].len;
+        // What the peer has consumed has arrived, although no completion has said so.
+        let from = self.sent - u64::from(len);
+        let source = if len > 0 { self.buffers.source(from, len)? } else { Default::default() };
+        self.is_moved = false;
+        Ok(self.post(link, &Writes::new(&source, lkey, pieces, rmb), nic))
+    }
+
+    /// WRITEs and the CDC message that tells of them. Where that fails the link is lost, which its completions say, and all is sent
+    /// again over another one.
+    fn post(&mut self, link: &mut Link, writes: &Writes, nic: &mut impl Nic) -> bool {
+        // Before the peer is known nothing is pumped.
+        let Some(cdc) = self.proto.emit_smcr() else { return false };
+        let what = Sent::Cdc { conn: self.id, cdc, upto: self.sent };
+        let is_posted = link.post(nic, writes.as_slice(), &cdc.emit(), what).is_ok();
+        self.is_due = !is_posted;
+        self.under_way += u32::from(is_posted);
+        is_posted
+    }
+
+    /// The application has read: the peer may have to hear of it.
+    fn look_at_reader(&mut self) {
+        let read = self.buffers.read();
+        // The application can write this cursor: no more is counted than had come.
+        let n = read.saturating_sub(self.read).min(self.arrived - self.read) as u32;
+        if n > 0 {
+            self.read += u64::from(n);
+            self.is_due |= self.proto.consumer.consume(n);
+        }
+    }
+
+    /// Bytes that wait to be sent.
+    fn backlog(&self) -> Result<u64, Broken> {
+        let written = self.buffers.written()?;
+        written.checked_sub(self.sent).ok_or(Broken)
+    }
+
+    /// Whether the application's end is told with what is sent now: with its last byte, or an abort at once.
+    fn ends_behind(&self, left: u64) -> bool {
+        match self.application {
+            Application::Shuts => left == 0,
+            Application::Closes { unread } => left == 0 || unread,
+            Application::Writes | Application::Shut | Application::Closed => false,
+        }
+    }
+
+    fn end(&mut self) {
+        match self.application {
+            Application::Shuts => {
+                self.application = Application::Shut;
+                // The message that is about to be sent says so.
+                let _ = self.proto.closing.on_shutdown_write();
+            }
+            Application::Closes { unread } => {
+                self.application = Application::Closed;
+                let _ = self.proto.closing.on_close(unread);
+            }
+            Application::Writes | Application::Shut | Application::Closed => {}
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! One link of a group: a queue pair, and the SENDs that are under way on it.
+
+use std::collections::VecDeque;
+
+use smc_proto::link_group::Port;
+use smc_proto::wire::cdc::SmcrRepr;
+
+use crate::ConnId;
+use crate::nic::{DeviceId, Nic, PostFailed, QpId, Write};
+
+/// SENDs that a link has under way at most: as many as the kernel posts receives for connections (`smc_wr.h`: SMC_WR_BUF_CNT).
+pub const SENDS: usize = 16;
+/// So many of them are left to LLC, which has deadlines.
+const FOR_LLC: usize = 2;
+
+/// A SEND that is under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sent {
+    /// A connection's CDC message, and up to where its bytes are written then.
+    Cdc { conn: ConnId, cdc: SmcrRepr, upto: u64 },
+    /// An LLC message.
+    Llc,
+}
+
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) qp: QpId,
+    pub(crate) device: DeviceId,
+    pub(crate) local: Port,
+    /// In the order in which they complete.
+    sends: VecDeque<Sent>,
+    /// Connections that wait for room.
+    waiting: VecDeque<ConnId>,
+    /// The port is down: whatever is posted now would kill the queue pair.
+    pub(crate) is_held: bool,
+}
+
+impl Link {
+    pub(crate) fn new(qp: QpId, device: DeviceId, local: Port) -> Link {
+        let (sends, waiting) = (VecDeque::with_capacity(SENDS), VecDeque::new());
+        Link { qp, device, local, sends, waiting, is_held: false }
+    }
+
+    /// Whether a connection may send.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.is_held && self.sends.len() < SENDS - FOR_LLC
+    }
+
+    /// Whether LLC may.
+    pub(crate) fn has_room_for_llc(&self) -> bool {
+        !self.is_held && self.sends.len() < SENDS
+    }
+
+    pub(crate) fn post(
+        &mut self,
+        nic: &mut impl Nic,
+        writes: &[Write],
+        message: &[u8],
+        what: Sent,
+    ) -> Result<(), PostFailed> {
+        nic.post(self.qp, writes, message)?;
+        self.sends.push_back(what);
+        Ok(())
+    }
+
+    /// The oldest SEND is complete.
+    pub(crate) fn completed(&mut self) -> Option<Sent> {
+        self.sends.pop_front()
+    }
+
+    /// This connection sends as soon as there is room.
+    pub(crate) fn wait(&mut self, conn: ConnId) {
+        self.waiting.push_back(conn);
+    }
+
+    /// The connection whose turn it is, if there is room.
+    pub(crate) fn next(&mut self) -> Option<ConnId> {
+        if self.has_room() { self.waiting.pop_front() } else { None }
+    }
+}

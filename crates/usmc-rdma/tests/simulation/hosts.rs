@@ -1,0 +1,533 @@
+//! Hosts, and the schedule that says whose turn it is.
+
+use std::alloc::Layout;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use smc_proto::close::Direction;
+use smc_proto::handshake::{Circumstances, Host};
+use smc_proto::ids::{Eid, PeerId};
+use smc_proto::list::List;
+use smc_proto::wire::clc::{FeatureMask, Hostname, MAX_LEN, Message, Release};
+use usmc_rdma::buffers::SlotBuffers;
+use usmc_rdma::nic::{ArenaId, DeviceId, QpId, RmbId};
+use usmc_rdma::{Config, ConnId, Engine, Event, Memory, Wish};
+use usmc_shm::layout::{ACCEPTOR, CLIENT, segment_len};
+use usmc_shm::segment::Segment;
+
+use crate::application::Application;
+use crate::wire::{Devices, Wire};
+
+const SHIFT: u32 = 14;
+
+/// What is tried.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    pub(crate) hosts: usize,
+    /// Of each host.
+    pub(crate) devices: u8,
+    /// In all. Each has two hosts by turns.
+    pub(crate) connections: usize,
+    /// Connections of a host at a time.
+    pub(crate) slots: u32,
+    /// That each end sends at most.
+    pub(crate) bytes: u64,
+    /// Links that are cut.
+    pub(crate) cuts: usize,
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan { hosts: 2, devices: 1, connections: 1, slots: 16, bytes: 60_000, cuts: 0 }
+    }
+}
+
+/// One host.
+struct Machine {
+    engine: Engine<SlotBuffers>,
+    nic: Devices,
+    segment: Segment,
+    free: Vec<u32>,
+    /// By connection: which of the network's ends it is, and its slot.
+    ends: BTreeMap<ConnId, (usize, u32)>,
+    groups: usize,
+    memory: (*mut u8, Layout),
+}
+
+/// A TCP connection and the applications at its ends.
+struct Pair {
+    hosts: [usize; 2],
+    conns: [Option<ConnId>; 2],
+    applications: [Option<Application>; 2],
+    /// CLC messages on their way to each end.
+    tcp: [VecDeque<Message>; 2],
+    is_over: [bool; 2],
+    /// It stays TCP.
+    is_tcp: [bool; 2],
+}
+
+pub(crate) struct Network {
+    random: u64,
+    plan: Plan,
+    wire: Rc<RefCell<Wire>>,
+    machines: Vec<Machine>,
+    pairs: Vec<Pair>,
+    begun: usize,
+    cuts: usize,
+    moved: usize,
+    now: Duration,
+}
+
+/// Steps of a schedule, before it is taken for one that does not end.
+const STEPS: usize = 3_000_000;
+
+impl Network {
+    pub(crate) fn new(seed: u64, plan: Plan) -> Network {
+        let wire = Rc::new(RefCell::new(Wire::default()));
+        let machines = (0..plan.hosts).map(|host| Machine::new(host, plan, &wire)).collect();
+        Network {
+            random: seed.wrapping_mul(2).wrapping_add(0x1234_5679),
+            plan,
+            wire,
+            machines,
+            pairs: Vec::new(),
+            begun: 0,
+            cuts: plan.cuts,
+            moved: 0,
+            now: Duration::from_secs(1),
+        }
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % n.max(1)
+    }
+
+    /// Until nothing is left to do.
+    pub(crate) fn run(&mut self) {
+        for step in 0.. {
+            assert!(step < STEPS, "{}", self.story());
+            if !self.step() && !self.wait() {
+                return;
+            }
+        }
+    }
+
+    /// Something, if there is anything.
+    fn step(&mut self) -> bool {
+        let kinds = 6;
+        let first = self.below(kinds);
+        for kind in 0..kinds {
+            let is_done = match (first + kind) % kinds {
+                0 => self.begin(),
+                1 => self.deliver_message(),
+                2 => self.deliver_chain(),
+                3 => self.complete(),
+                4 => self.cut(),
+                _ => self.let_application(),
+            };
+            if is_done {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Nothing else happens: time passes.
+    fn wait(&mut self) -> bool {
+        // Links are tested for ever.
+        if self.begun == self.plan.connections
+            && self.pairs.iter().all(|pair| pair.is_over == [true; 2])
+        {
+            return false;
+        }
+        let Some(next) = self.machines.iter().filter_map(|m| m.engine.next_timeout()).min() else {
+            return false;
+        };
+        self.now = self.now.max(next);
+        for host in 0..self.machines.len() {
+            let machine = &mut self.machines[host];
+            machine.engine.handle_timeout(&mut machine.nic, self.now);
+            self.poll(host);
+        }
+        true
+    }
+
+    /// One more connection.
+    fn begin(&mut self) -> bool {
+        if self.begun == self.plan.connections {
+            return false;
+        }
+        let client = self.below(self.plan.hosts);
+        let server = (client + 1 + self.below(self.plan.hosts - 1)) % self.plan.hosts;
+        // Of two hosts one is always the client, so that one group can serve all.
+        let hosts = if self.plan.hosts == 2 { [0, 1] } else { [client, server] };
+        if hosts.iter().any(|&host| self.machines[host].free.is_empty()) {
+            return false;
+        }
+        self.begun += 1;
+        let pair = self.pairs.len();
+        self.pairs.push(Pair {
+            hosts,
+            conns: [None; 2],
+            applications: [None, None],
+            tcp: Default::default(),
+            is_over: [false; 2],
+            is_tcp: [false; 2],
+        });
+        for side in [CLIENT, ACCEPTOR] {
+            let host = hosts[side];
+            let wants = self.below(self.plan.bytes as usize) as u64;
+            let machine = &mut self.machines[host];
+            let slot = machine.free.pop().expect("a slot");
+            let (wish, application) =
+                machine.prepare(slot, [2 * pair + side, 2 * pair + 1 - side], wants);
+            let conn = match side {
+                CLIENT => machine.engine.connect(wish, &mut machine.nic, self.now),
+                _ => machine.engine.accept(wish, &mut machine.nic, self.now),
+            };
+            let conn = conn.expect("room");
+            machine.ends.insert(conn, (2 * pair + side, slot));
+            self.pairs[pair].conns[side] = Some(conn);
+            self.pairs[pair].applications[side] = Some(application);
+        }
+        self.poll(hosts[0]);
+        true
+    }
+
+    fn deliver_message(&mut self) -> bool {
+        let waiting: Vec<(usize, usize)> = (0..self.pairs.len())
+            .flat_map(|pair| [(pair, 0), (pair, 1)])
+            .filter(|&(pair, side)| !self.pairs[pair].tcp[side].is_empty())
+            .collect();
+        if waiting.is_empty() {
+            return false;
+        }
+        let (pair, side) = waiting[self.below(waiting.len())];
+        let message = self.pairs[pair].tcp[side].pop_front().expect("a message");
+        // As it stands on the wire.
+        let mut bytes = [0; MAX_LEN];
+        let message = Message::parse(message.emit(&mut bytes).expect("room"));
+        let (host, conn) =
+            (self.pairs[pair].hosts[side], self.pairs[pair].conns[side].expect("begun"));
+        let machine = &mut self.machines[host];
+        machine.engine.handle_clc(conn, message, &mut machine.nic, self.now);
+        self.poll(host);
+        true
+    }
+
+    fn deliver_chain(&mut self) -> bool {
+        let ready: Vec<(usize, u32)> = {
+            let wire = self.wire.borrow();
+            let has = |(at, qp): (&(usize, u32), &crate::wire::Qp)| {
+                (!qp.chains.is_empty()).then_some(*at)
+            };
+            wire.qps.iter().filter_map(has).collect()
+        };
+        if ready.is_empty() {
+            return false;
+        }
+        let from = ready[self.below(ready.len())];
+        let delivered = self.wire.borrow_mut().deliver(from);
+        if let Some((host, qp, message)) = delivered {
+            let machine = &mut self.machines[host];
+            machine.engine.handle_received(qp, &message, &mut machine.nic, self.now);
+            self.poll(host);
+        }
+        true
+    }
+
+    fn complete(&mut self) -> bool {
+        let ready: Vec<(usize, u32)> = {
+            let wire = self.wire.borrow();
+            wire.qps.iter().filter(|(_, qp)| qp.acknowledged > 0).map(|(at, _)| *at).collect()
+        };
+        if ready.is_empty() {
+            // Errors come behind what was successful.
+            return self.tell_error();
+        }
+        let at = ready[self.below(ready.len())];
+        if let Some(qp) = self.wire.borrow_mut().qps.get_mut(&at) {
+            qp.acknowledged -= 1;
+        }
+        let machine = &mut self.machines[at.0];
+        machine.engine.handle_sent(QpId(at.1), &mut machine.nic, self.now);
+        self.poll(at.0);
+        true
+    }
+
+    fn tell_error(&mut self) -> bool {
+        let count = self.wire.borrow().errors.len();
+        if count == 0 {
+            return false;
+        }
+        let which = self.below(count);
+        let (host, qp) = self.wire.borrow_mut().errors.swap_remove(which);
+        let machine = &mut self.machines[host];
+        machine.engine.handle_link_down(qp, &mut machine.nic, self.now);
+        self.poll(host);
+        true
+    }
+
+    /// A link that carries bytes is lost.
+    fn cut(&mut self) -> bool {
+        if self.cuts == 0 || self.below(200) > 0 {
+            return false;
+        }
+        let established: Vec<(usize, u32)> = {
+            let wire = self.wire.borrow();
+            let all = wire.qps.iter().filter(|(_, qp)| qp.peer.is_some() && !qp.is_broken);
+            // With two links, once both are there.
+            let all: Vec<(usize, u32)> = all.map(|(at, _)| *at).collect();
+            if all.len() < 2 * usize::from(self.plan.devices) { Vec::new() } else { all }
+        };
+        let is_under_way = self.pairs.iter().filter(|pair| pair.is_over != [true; 2]).count();
+        if established.is_empty() || is_under_way < 2 || !self.are_up() {
+            return false;
+        }
+        self.cuts -= 1;
+        let end = established[self.below(established.len())];
+        let peer = self.wire.borrow().qps[&end].peer.expect("connected");
+        self.moved +=
+            self.wire.borrow().qps[&end].chains.len() + self.wire.borrow().qps[&peer].chains.len();
+        self.wire.borrow_mut().cut(end);
+        true
+    }
+
+    /// Whether each group has all its links.
+    fn are_up(&self) -> bool {
+        self.machines.iter().all(|machine| machine.engine.links() == usize::from(self.plan.devices))
+    }
+
+    fn let_application(&mut self) -> bool {
+        let count = self.pairs.len();
+        let first = self.below(count * 2);
+        for n in 0..count * 2 {
+            let end = (first + n) % (count * 2);
+            if self.act(end / 2, end % 2) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn act(&mut self, pair: usize, side: usize) -> bool {
+        let (most, much) = (1 + self.below(9000) as u64, 1 + self.below(9000));
+        let Pair { hosts, conns, applications, is_over, .. } = &mut self.pairs[pair];
+        let (host, Some(conn)) = (hosts[side], conns[side]) else { return false };
+        let Some(application) = applications[side].as_mut().filter(|_| !is_over[side]) else {
+            return false;
+        };
+        if application.is_closed {
+            return false;
+        }
+        let machine = &mut self.machines[host];
+        let mut is_done = application.read(much);
+        is_done |= application.write(most);
+        if !application.is_shut && application.written == application.wants {
+            application.is_shut = true;
+            is_done = true;
+            machine.engine.shut(conn, &mut machine.nic);
+        }
+        if application.is_at_end() && (application.is_shut || application.is_aborted()) {
+            application.is_closed = true;
+            is_done = true;
+            machine.engine.close(conn, false, &mut machine.nic, self.now);
+        } else if is_done {
+            machine.engine.handle_dirty(conn, &mut machine.nic);
+        }
+        self.poll(host);
+        is_done
+    }
+
+    /// What an engine has to say.
+    fn poll(&mut self, host: usize) {
+        while let Some((conn, message)) = self.machines[host].engine.poll_clc() {
+            let (end, _) = self.machines[host].ends[&conn];
+            self.pairs[end / 2].tcp[1 - end % 2].push_back(message);
+        }
+        while let Some(event) = self.machines[host].engine.poll_event() {
+            self.handle(host, event);
+        }
+    }
+
+    fn handle(&mut self, host: usize, event: Event) {
+        let end_of = |machine: &Machine, conn| machine.ends[&conn].0;
+        match event {
+            Event::Ending { conn, reading, writing } => {
+                let end = end_of(&self.machines[host], conn);
+                let application =
+                    self.pairs[end / 2].applications[end % 2].as_mut().expect("begun");
+                (application.reading, application.writing) = (reading, writing);
+                if writing == Direction::Ended {
+                    application.writing = Direction::Open;
+                }
+            }
+            Event::Over { conn } => {
+                let machine = &mut self.machines[host];
+                let (end, slot) = machine.ends.remove(&conn).expect("a connection");
+                machine.free.push(slot);
+                self.pairs[end / 2].is_over[end % 2] = true;
+            }
+            Event::Fallback { conn, .. } | Event::Failed { conn, .. } => {
+                assert!(self.plan.cuts > 0, "{event:?}: {}", self.story());
+                let (end, slot) = self.machines[host].ends[&conn];
+                self.machines[host].free.push(slot);
+                self.pairs[end / 2].is_over[end % 2] = true;
+                let pair = &mut self.pairs[end / 2];
+                if matches!(event, Event::Fallback { .. }) {
+                    pair.is_tcp[end % 2] = true;
+                } else if let Some(application) = &mut pair.applications[end % 2] {
+                    application.reading = Direction::Aborted;
+                }
+            }
+            Event::Misbehaved { .. } => panic!("{event:?}: {}", self.story()),
+            Event::GroupUp { .. } => self.machines[host].groups += 1,
+            Event::Established { .. }
+            | Event::Data { .. }
+            | Event::Room { .. }
+            | Event::GroupDown { .. } => {}
+        }
+    }
+
+    /// Each connection is over, and nobody has got a byte that was not sent.
+    pub(crate) fn check(&self) {
+        assert!(self.pairs.iter().all(|pair| pair.is_over == [true; 2]), "{}", self.story());
+        assert_eq!(self.begun, self.plan.connections);
+        assert!(self.machines.iter().all(|machine| machine.engine.connections() == 0));
+    }
+
+    /// Connections whose bytes have all arrived, in both directions.
+    pub(crate) fn whole(&self) -> usize {
+        let is_whole = |pair: &&Pair| {
+            let [Some(one), Some(other)] = &pair.applications else { return false };
+            let is_so = one.read == other.wants && other.read == one.wants;
+            assert!(
+                is_so || one.is_aborted() || other.is_aborted() || self.plan.cuts > 0,
+                "bytes are missing"
+            );
+            is_so && !one.is_aborted() && !other.is_aborted()
+        };
+        self.pairs.iter().filter(is_whole).count()
+    }
+
+    /// Connections that stay TCP, as their link was lost in the handshake: at both ends, which have got nothing.
+    pub(crate) fn tcp(&self) -> usize {
+        let is_tcp = |pair: &&Pair| {
+            let got =
+                pair.applications.iter().flatten().map(|application| application.read).sum::<u64>();
+            assert!(
+                pair.is_tcp[0] == pair.is_tcp[1] && (!pair.is_tcp[0] || got == 0),
+                "{}",
+                self.story()
+            );
+            pair.is_tcp[0]
+        };
+        self.pairs.iter().filter(is_tcp).count()
+    }
+
+    /// How many groups each host has had.
+    pub(crate) fn groups(&self) -> Vec<usize> {
+        self.machines.iter().map(|machine| machine.groups).collect()
+    }
+
+    /// How many RMBs each host has in its groups.
+    pub(crate) fn keys(&self) -> [usize; 2] {
+        [0, 1].map(|host| self.machines[host].engine.rmbs())
+    }
+
+    /// Messages that were lost with a link.
+    pub(crate) fn moved(&self) -> usize {
+        self.moved
+    }
+
+    /// How far each connection is.
+    pub(crate) fn story(&self) -> String {
+        let ends = self.pairs.iter().map(|pair| {
+            let ends = pair.applications.each_ref().map(|application| {
+                application
+                    .as_ref()
+                    .map(|a| (a.written, a.wants, a.read, a.is_shut, a.is_closed, a.reading))
+            });
+            format!("{:?} {ends:?} {:?}\n", pair.hosts, pair.is_over)
+        });
+        ends.collect()
+    }
+}
+
+impl Machine {
+    fn new(host: usize, plan: Plan, wire: &Rc<RefCell<Wire>>) -> Machine {
+        let len = segment_len(plan.slots, SHIFT, 0).expect("a segment");
+        let layout = Layout::from_size_align(len, 4096).expect("a layout");
+        // SAFETY: a layout with bytes; what is mapped lives until `drop`, after everything that uses it.
+        let base = unsafe { std::alloc::alloc_zeroed(layout) };
+        // SAFETY: fresh memory of a segment's bytes.
+        let segment = unsafe { Segment::create(base, plan.slots, (SHIFT, 0), 1, 1) };
+        {
+            let mut wire = wire.borrow_mut();
+            wire.arenas.insert(host, (base.expose_provenance() as u64, len));
+        }
+        let mut ueids = List::new();
+        ueids.push(Eid::user("SIMULATION").expect("an EID")).expect("room");
+        let identity = Host {
+            peer_id: PeerId([7, 0, 2, 0, 0, 0, 0, host as u8 + 1]),
+            hostname: Hostname::new("simulation"),
+            release: Release::V2_1,
+            features: FeatureMask(0),
+            max_conns: 255,
+            max_links: plan.devices.min(2),
+            ueids,
+            seid: None,
+            smcd_v2: false,
+        };
+        let config = Config {
+            host: identity,
+            devices: (0..plan.devices).map(DeviceId).collect(),
+            first_token: host as u32 * 77,
+            test_interval: Duration::from_secs(30),
+        };
+        Machine {
+            engine: Engine::new(config),
+            nic: Devices { host, wire: wire.clone() },
+            segment,
+            free: (0..plan.slots).collect(),
+            ends: BTreeMap::new(),
+            groups: 0,
+            memory: (base, layout),
+        }
+    }
+
+    /// A slot for a connection, with the application at its other end.
+    fn prepare(
+        &mut self,
+        slot: u32,
+        streams: [usize; 2],
+        wants: u64,
+    ) -> (Wish<SlotBuffers>, Application) {
+        for sender in [CLIENT, ACCEPTOR] {
+            self.segment.ring(slot, sender).expect("a slot").reset();
+        }
+        let buffers = SlotBuffers::new(self.segment, slot, ACCEPTOR).expect("a slot");
+        let (addr, size) = buffers.rmb().expect("a slot");
+        let rmb = RmbId(slot.into());
+        let key = (self.nic.host, rmb.0);
+        self.nic.wire.borrow_mut().rmbs.insert(key, (addr, size.bytes() as usize));
+        let memory = Memory { rmb, size, arena: ArenaId(0) };
+        let circumstances = Circumstances::FINE;
+        let wish = Wish { buffers, memory, device: DeviceId(0), circumstances };
+        (wish, Application::new(self.segment, slot, CLIENT, streams.map(|s| s as u64), wants))
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for machine in &self.machines {
+            // SAFETY: allocated so, and nothing uses it any more.
+            unsafe { std::alloc::dealloc(machine.memory.0, machine.memory.1) };
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Hosts with engines in one process, joined by RDMA devices and TCP that a seeded schedule drives: what a queue pair or a TCP
+//! connection carries stays in order, everything else comes in any order.
+
+mod application;
+mod hosts;
+mod wire;
+
+use hosts::{Network, Plan};
+
+/// Schedules of each kind.
+const SCHEDULES: u64 = 300;
+
+fn run(seed: u64, plan: Plan) -> Network {
+    let mut network = Network::new(seed, plan);
+    network.run();
+    network.check();
+    network
+}
+
+#[test]
+fn every_byte_arrives_in_order_and_both_ends_close() {
+    for seed in 0..SCHEDULES {
+        let network = run(seed, Plan { connections: 6, ..Plan::default() });
+        assert_eq!(network.whole(), 6, "seed {seed}");
+        assert_eq!(network.groups(), [1, 1], "one group serves them all, seed {seed}");
+    }
+}
+
+#[test]
+fn two_links_share_the_connections_and_announce_their_keys() {
+    for seed in 0..SCHEDULES {
+        let network = run(seed, Plan { connections: 6, devices: 2, ..Plan::default() });
+        assert_eq!(network.whole(), 6, "seed {seed}");
+        assert_eq!(network.groups(), [1, 1], "seed {seed}");
+    }
+}
+
+#[test]
+fn a_lost_link_loses_and_doubles_no_byte_where_there_is_another() {
+    let (mut moved, mut stayed_tcp) = (0, 0);
+    for seed in 0..SCHEDULES {
+        let plan = Plan { connections: 6, devices: 2, cuts: 1, bytes: 400_000, ..Plan::default() };
+        let network = run(seed, plan);
+        assert_eq!(network.whole() + network.tcp(), 6, "seed {seed}: {}", network.story());
+        moved += network.moved();
+        stayed_tcp += network.tcp();
+    }
+    assert!(moved > SCHEDULES as usize / 2, "{moved} messages were on a link that was cut");
+    // Of six in each schedule.
+    assert!(stayed_tcp < SCHEDULES as usize * 6 / 20, "{stayed_tcp} stayed TCP");
+}
+
+#[test]
+fn a_lost_last_link_ends_its_connections_and_gives_nobody_a_wrong_byte() {
+    let mut ended = 0;
+    for seed in 0..SCHEDULES {
+        let plan = Plan { connections: 6, cuts: 1, bytes: 400_000, ..Plan::default() };
+        let network = run(seed, plan);
+        ended += 6 - network.whole() - network.tcp();
+    }
+    assert!(ended > SCHEDULES as usize, "{ended} ended");
+}
+
+#[test]
+fn buffers_serve_again_without_a_word_to_the_peer() {
+    for seed in 0..8 {
+        let network = run(seed, Plan { connections: 40, slots: 3, ..Plan::default() });
+        assert_eq!(network.whole(), 40, "seed {seed}");
+        assert!(network.keys() <= [3, 3], "{:?} keys, seed {seed}", network.keys());
+    }
+}
+
+#[test]
+fn a_third_host_has_groups_of_its_own() {
+    for seed in 0..SCHEDULES / 2 {
+        let network = run(seed, Plan { hosts: 3, connections: 9, ..Plan::default() });
+        assert_eq!(network.whole(), 9, "seed {seed}");
+    }
+}
