@@ -1,0 +1,116 @@
+//! RDMA devices that are open, each with its queues of completions and one address.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use smc_proto::ids::{MacAddr, MtuCode, RoceGid};
+use smc_proto::link_group::Port;
+use usmc_verbs::{Channel, Cq, Device, Error, GidEntry, GidType, Library, PortState};
+
+/// The only port that is used: RoCE devices have one.
+pub(crate) const PORT: u8 = 1;
+/// Completions that a queue has room for: those of some hundred links.
+const COMPLETIONS: u32 = 4096;
+/// The queue's token in its events.
+const SENDS: u64 = 0;
+const RECEIVES: u64 = 1;
+
+/// A device with one of its RoCEv2 addresses.
+pub struct Adapter {
+    pub(crate) device: Device,
+    pub(crate) gid: GidEntry,
+    pub(crate) channel: Channel,
+    pub(crate) sends: Cq,
+    pub(crate) receives: Cq,
+    port: Port,
+    is_up: bool,
+}
+
+impl Adapter {
+    /// Opens the first device that has this address for RoCEv2: that of a TCP connection's own end. `None` where none has.
+    ///
+    /// # Errors
+    /// What the library says of a device that has it.
+    pub fn open(library: Library, address: IpAddr) -> Result<Option<Adapter>, Error> {
+        let wanted = match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        for name in library.devices()? {
+            let device = library.device(&name)?;
+            let is_it = |entry: &GidEntry| {
+                entry.port == PORT.into()
+                    && entry.kind == GidType::RoceV2
+                    && Ipv6Addr::from(entry.gid.0) == wanted
+            };
+            if let Some(gid) = device.gids()?.into_iter().find(is_it) {
+                return Adapter::new(device, gid).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    fn new(device: Device, gid: GidEntry) -> Result<Adapter, Error> {
+        let channel = Channel::new(&device)?;
+        let sends = Cq::new(&device, COMPLETIONS, Some(&channel), SENDS)?;
+        let receives = Cq::new(&device, COMPLETIONS, Some(&channel), RECEIVES)?;
+        let state = device.port(PORT)?;
+        let port = Port {
+            mac: mac_of(gid.ifindex),
+            gid: RoceGid(gid.gid.0),
+            mtu: MtuCode::from_code(state.mtu as u8).unwrap_or_default(),
+            direct: true,
+            ..Port::default()
+        };
+        let is_up = state.state == PortState::Active;
+        Ok(Adapter { device, gid, channel, sends, receives, port, is_up })
+    }
+
+    /// What a peer is told of it. It has no queue pair.
+    pub fn port(&self) -> Port {
+        self.port
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    /// Whether the port carried data when the device was opened.
+    pub fn is_up(&self) -> bool {
+        self.is_up
+    }
+
+    /// Readable once a completion has come since [`Adapter::arm`].
+    pub fn completions(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+
+    /// Asks for an event with the next completion. Whoever goes to sleep looks once more behind it.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn arm(&self) -> Result<(), Error> {
+        while self.channel.next_event()?.is_some() {}
+        self.sends.arm(false)?;
+        self.receives.arm(true)
+    }
+}
+
+/// The hardware address of a network device; zeros where it has none. SMC version 2 shows it, and does not use it.
+fn mac_of(ifindex: u32) -> MacAddr {
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: room for a name.
+    if unsafe { libc::if_indextoname(ifindex, name.as_mut_ptr()) }.is_null() {
+        return MacAddr::default();
+    }
+    let name: Vec<u8> =
+        name.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8).collect();
+    let path = format!("/sys/class/net/{}/address", String::from_utf8_lossy(&name));
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let mut mac = [0; 6];
+    for (byte, digits) in mac.iter_mut().zip(text.trim().split(':')) {
+        *byte = u8::from_str_radix(digits, 16).unwrap_or(0);
+    }
+    MacAddr(mac)
+}

@@ -1,0 +1,275 @@
+//! What brings completions, CLC messages and time to the engine. It never waits.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use smc_proto::wire::clc::{MAX_LEN, Reception};
+use usmc_rdma::buffers::Buffers;
+use usmc_rdma::nic::{DeviceId, QpId};
+use usmc_rdma::{Config, ConnId, Engine, Event, Wish};
+use usmc_verbs::{Completion, Event as DeviceEvent, Status};
+
+use crate::link::NO_MESSAGE;
+use crate::nic::Adapters;
+
+/// Completions that are taken at once.
+const BATCH: usize = 32;
+
+/// A TCP connection in its handshake.
+struct Handshake {
+    tcp: TcpStream,
+    reception: Reception,
+    /// CLC messages that the kernel has had no room for.
+    unsent: Vec<u8>,
+}
+
+/// An engine with its devices and the TCP connections of handshakes.
+pub struct Driver<B> {
+    /// The link groups and connections.
+    pub engine: Engine<B>,
+    /// The devices.
+    pub adapters: Adapters,
+    handshakes: HashMap<ConnId, Handshake>,
+    begun: Instant,
+    /// What has come out of the engine, with the TCP connection where the handshake is over.
+    events: Vec<(Event, Option<TcpStream>)>,
+}
+
+impl<B: Buffers> Driver<B> {
+    /// No connection yet.
+    pub fn new(config: Config, adapters: Adapters) -> Driver<B> {
+        Driver {
+            engine: Engine::new(config),
+            adapters,
+            handshakes: HashMap::new(),
+            begun: Instant::now(),
+            events: Vec::new(),
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// A client's connection, whose TCP is there, begins its handshake.
+    ///
+    /// # Errors
+    /// The TCP connection cannot be read without waiting.
+    pub fn connect(&mut self, wish: Wish<B>, tcp: TcpStream) -> io::Result<Option<ConnId>> {
+        tcp.set_nonblocking(true)?;
+        let now = self.now();
+        let conn = self.engine.connect(wish, &mut self.adapters, now);
+        self.shake(conn, tcp);
+        Ok(conn)
+    }
+
+    /// A server's, likewise.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn accept(&mut self, wish: Wish<B>, tcp: TcpStream) -> io::Result<Option<ConnId>> {
+        tcp.set_nonblocking(true)?;
+        let now = self.now();
+        let conn = self.engine.accept(wish, &mut self.adapters, now);
+        self.shake(conn, tcp);
+        Ok(conn)
+    }
+
+    fn shake(&mut self, conn: Option<ConnId>, tcp: TcpStream) {
+        if let Some(conn) = conn {
+            let (reception, unsent) = (Reception::new(), Vec::new());
+            self.handshakes.insert(conn, Handshake { tcp, reception, unsent });
+        }
+        self.flush();
+    }
+
+    /// The application has written or read.
+    pub fn dirty(&mut self, conn: ConnId) {
+        self.engine.handle_dirty(conn, &mut self.adapters);
+        self.flush();
+    }
+
+    /// It ends its writing direction.
+    pub fn shut(&mut self, conn: ConnId) {
+        self.engine.shut(conn, &mut self.adapters);
+        self.flush();
+    }
+
+    /// It closes.
+    pub fn close(&mut self, conn: ConnId, unread: bool) {
+        let now = self.now();
+        self.engine.close(conn, unread, &mut self.adapters, now);
+        self.flush();
+    }
+
+    /// The host stops.
+    pub fn stop(&mut self) {
+        let now = self.now();
+        self.engine.stop(&mut self.adapters, now);
+        self.flush();
+    }
+
+    /// Looks at everything once. Whether there was anything.
+    pub fn turn(&mut self) -> bool {
+        let mut any = false;
+        for device in 0..self.adapters.all.len() {
+            any |= self.look_at_device(device);
+        }
+        any |= self.look_at_handshakes();
+        let now = self.now();
+        if self.engine.next_timeout().is_some_and(|due| due <= now) {
+            self.engine.handle_timeout(&mut self.adapters, now);
+            any = true;
+        }
+        self.flush();
+        any
+    }
+
+    /// What has happened, oldest first; with the TCP connection where a handshake is over.
+    pub fn poll_event(&mut self) -> Option<(Event, Option<TcpStream>)> {
+        if self.events.is_empty() { None } else { Some(self.events.remove(0)) }
+    }
+
+    /// Sends come first: behind an error in the queue of receives there is nothing successful of theirs.
+    fn look_at_device(&mut self, device: usize) -> bool {
+        let mut completions = [Completion::default(); BATCH];
+        let mut any = false;
+        for is_sends in [true, false] {
+            let Some(adapter) = self.adapters.all.get(device) else { return any };
+            let queue = if is_sends { &adapter.sends } else { &adapter.receives };
+            // A queue that is broken gives its queue pairs up by asynchronous events.
+            let count = queue.poll(&mut completions).unwrap_or(0);
+            any |= count > 0;
+            for completion in completions.iter().take(count) {
+                self.handle(completion, is_sends);
+            }
+        }
+        while let Some(event) = self
+            .adapters
+            .all
+            .get(device)
+            .and_then(|adapter| adapter.device.next_event().ok().flatten())
+        {
+            any = true;
+            self.handle_event(DeviceId(device as u8), event);
+        }
+        any
+    }
+
+    fn handle(&mut self, completion: &Completion, is_send: bool) {
+        let (qp, place) = (QpId(completion.wr_id as u32), (completion.wr_id >> 32) as u32);
+        let now = self.now();
+        // A queue pair that is gone may have left completions, and another one its place.
+        if !self.adapters.is_number(qp, completion.qp_num) {
+            return;
+        }
+        if completion.status != Status::SUCCESS {
+            if self.adapters.failed(qp) {
+                self.engine.handle_link_down(qp, &mut self.adapters, now);
+            }
+        } else if is_send {
+            if self.adapters.completed(qp) {
+                self.engine.handle_sent(qp, &mut self.adapters, now);
+            }
+        } else {
+            let mut message = NO_MESSAGE;
+            if let Some(len) = self.adapters.message(qp, place, completion.byte_len, &mut message) {
+                let message = message.get(..len).unwrap_or_default();
+                self.engine.handle_received(qp, message, &mut self.adapters, now);
+            }
+        }
+    }
+
+    fn handle_event(&mut self, device: DeviceId, event: DeviceEvent) {
+        let now = self.now();
+        match event {
+            DeviceEvent::PortActive { .. } => {
+                self.engine.handle_port(device, true, &mut self.adapters, now);
+            }
+            DeviceEvent::PortError { .. } => {
+                self.engine.handle_port(device, false, &mut self.adapters, now);
+            }
+            DeviceEvent::QpFatal { qp_num }
+            | DeviceEvent::QpRequestError { qp_num }
+            | DeviceEvent::QpAccessError { qp_num } => {
+                if let Some(qp) = self.adapters.by_number(device, qp_num)
+                    && self.adapters.failed(qp)
+                {
+                    self.engine.handle_link_down(qp, &mut self.adapters, now);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn look_at_handshakes(&mut self) -> bool {
+        let now = self.now();
+        let conns: Vec<ConnId> = self.handshakes.keys().copied().collect();
+        let mut any = false;
+        for conn in conns {
+            let Some(handshake) = self.handshakes.get_mut(&conn) else { continue };
+            handshake.send();
+            let mut bytes = [0; MAX_LEN];
+            let wanted = handshake.reception.wanted();
+            match handshake.tcp.read(bytes.get_mut(..wanted).unwrap_or_default()) {
+                Ok(0) => self.engine.handle_clc_closed(conn, &mut self.adapters, now),
+                Ok(n) => match handshake.reception.push(bytes.get(..n).unwrap_or_default()) {
+                    Ok(None) => {}
+                    Ok(Some(message)) => {
+                        self.engine.handle_clc(conn, Ok(message), &mut self.adapters, now);
+                    }
+                    Err(error) => {
+                        self.engine.handle_clc(conn, Err(error), &mut self.adapters, now);
+                    }
+                },
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+                {
+                    continue;
+                }
+                Err(_) => self.engine.handle_clc_closed(conn, &mut self.adapters, now),
+            }
+            any = true;
+            // Nothing of the next message is read for a connection whose handshake is over.
+            self.flush();
+        }
+        any
+    }
+
+    /// CLC messages go out, and events come.
+    fn flush(&mut self) {
+        while let Some((conn, message)) = self.engine.poll_clc() {
+            let mut bytes = [0; MAX_LEN];
+            if let (Some(handshake), Ok(bytes)) =
+                (self.handshakes.get_mut(&conn), message.emit(&mut bytes))
+            {
+                handshake.unsent.extend_from_slice(bytes);
+                handshake.send();
+            }
+        }
+        while let Some(event) = self.engine.poll_event() {
+            let tcp = match &event {
+                Event::Established { conn, .. }
+                | Event::Fallback { conn, .. }
+                | Event::Failed { conn, .. } => {
+                    self.handshakes.remove(conn).map(|handshake| handshake.tcp)
+                }
+                _ => None,
+            };
+            self.events.push((event, tcp));
+        }
+    }
+}
+
+impl Handshake {
+    /// As much as the kernel has room for: always all, as a handshake's messages are the first that are sent.
+    fn send(&mut self) {
+        if !self.unsent.is_empty()
+            && let Ok(n) = self.tcp.write(&self.unsent)
+        {
+            self.unsent.drain(..n);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! A queue pair with all the memory that it can reach. Each has a protection domain of its own: a key is good on one link.
+
+use std::collections::HashMap;
+
+use smc_proto::ids::U24;
+use smc_proto::link_group::{Key, Port};
+use usmc_rdma::SENDS;
+use usmc_rdma::nic::{ArenaId, RmbId, Write};
+use usmc_verbs::{
+    Access, Caps, Error, Gid, Init, Mr, Mtu, Operation, Path, Pd, Piece, Qp, Receive, Request, Rtr,
+    Rts, Source,
+};
+
+use crate::adapter::{Adapter, PORT};
+
+/// Receives that are posted: three for each SEND that a peer has under way, as the kernel has (`smc_wr.h`).
+const RECEIVES: u32 = 3 * SENDS as u32;
+/// Bytes of a receive: the longest message, LLC's of version 2.
+const RECEIVE: usize = 8192;
+/// Places for messages that are too long to be copied with their request.
+const LONG: usize = 4;
+/// Bytes of a message that is copied with its request, if the device can.
+const INLINE: u32 = 64;
+/// Most requests of a chain.
+const CHAIN: usize = usmc_rdma::transfer::WRITES + 1;
+
+/// As the kernel's SMC-R has them (`smc_ib.c`): 134 ms for an answer, for ever on a single link, 0.06 ms before a receive is tried again.
+const TIMEOUT: u8 = 15;
+const RETRIES: u8 = 7;
+const RNR_RETRIES: u8 = 7;
+const RNR_TIMER: u8 = 5;
+
+/// Memory that may be registered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    pub(crate) start: *mut u8,
+    pub(crate) len: usize,
+}
+
+pub(crate) struct Link {
+    // Before its memory: requests fail where that goes first.
+    qp: Qp,
+    local: Port,
+    receives: Mr,
+    long: Mr,
+    next_long: usize,
+    rmbs: HashMap<RmbId, Mr>,
+    arenas: HashMap<ArenaId, Mr>,
+    domain: Pd,
+    gid_index: u8,
+    /// SENDs that are not complete.
+    pub(crate) under_way: usize,
+    /// It is destroyed once nothing is under way.
+    pub(crate) is_closing: bool,
+    /// A completion has said that it failed.
+    pub(crate) is_broken: bool,
+}
+
+impl Link {
+    /// A queue pair in the state INIT, with its receives posted. `number`: in each completion.
+    pub(crate) fn new(adapter: &Adapter, number: u32, psn: U24) -> Result<Link, Error> {
+        let domain = Pd::new(&adapter.device)?;
+        let caps = Caps {
+            send_requests: (SENDS * CHAIN) as u32,
+            receives: RECEIVES,
+            send_pieces: 2,
+            receive_pieces: 1,
+            inline_bytes: INLINE,
+        };
+        let qp = Qp::new(&domain, &adapter.sends, &adapter.receives, caps)?;
+        qp.to_init(&Init {
+            port: PORT,
+            pkey_index: 0,
+            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        })?;
+        let receives = Mr::new(&domain, RECEIVES as usize * RECEIVE, Access::LOCAL_WRITE)?;
+        let long = Mr::new(&domain, LONG * RECEIVE, Access::LOCAL_READ)?;
+        let local = Port { qpn: U24::truncate(qp.number()), psn, ..adapter.port() };
+        let link = Link {
+            qp,
+            local,
+            receives,
+            long,
+            next_long: 0,
+            rmbs: HashMap::new(),
+            arenas: HashMap::new(),
+            domain,
+            gid_index: adapter.gid.index as u8,
+            under_way: 0,
+            is_closing: false,
+            is_broken: false,
+        };
+        for place in 0..RECEIVES {
+            link.receive_again(number, place)?;
+        }
+        Ok(link)
+    }
+
+    pub(crate) fn local(&self) -> Port {
+        self.local
+    }
+
+    /// Connects it to the peer's, and lets it send.
+    pub(crate) fn connect(&self, remote: &Port) -> Result<(), Error> {
+        let mtu = self.local.mtu.min(remote.mtu);
+        self.qp.to_rtr(&Rtr {
+            path: Path {
+                port: PORT,
+                gid_index: self.gid_index,
+                peer: Gid(remote.gid.0),
+                hop_limit: if remote.direct { 1 } else { 64 },
+                traffic_class: 0,
+                flow_label: 0,
+                service_level: 0,
+            },
+            mtu: Mtu::from_number(mtu.code().into()).unwrap_or(Mtu::Bytes256),
+            peer_qp_num: remote.qpn.value(),
+            peer_psn: remote.psn.value(),
+            max_peer_reads: 1,
+            min_rnr_timer: RNR_TIMER,
+        })?;
+        self.qp.to_rts(&Rts {
+            psn: self.local.psn.value(),
+            timeout: TIMEOUT,
+            retry_count: RETRIES,
+            rnr_retry: RNR_RETRIES,
+            max_reads: 1,
+        })
+    }
+
+    /// The peer's key of an RMB.
+    ///
+    /// # Safety
+    /// The memory stays mapped as long as the link is there.
+    pub(crate) unsafe fn rmb(&mut self, id: RmbId, memory: Memory) -> Result<Key, Error> {
+        if !self.rmbs.contains_key(&id) {
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            // SAFETY: the caller's contract; the rings of a segment are named by raw pointers only.
+            let mr = unsafe { Mr::register(&self.domain, memory.start, memory.len, access) }?;
+            self.rmbs.insert(id, mr);
+        }
+        let mr = &self.rmbs[&id];
+        Ok(Key { rkey: mr.rkey(), addr: mr.address() })
+    }
+
+    /// The own key of memory with send buffers.
+    ///
+    /// # Safety
+    /// As for [`Link::rmb`].
+    pub(crate) unsafe fn arena(&mut self, id: ArenaId, memory: Memory) -> Result<u32, Error> {
+        if !self.arenas.contains_key(&id) {
+            let access = Access::LOCAL_READ;
+            // SAFETY: as above.
+            let mr = unsafe { Mr::register(&self.domain, memory.start, memory.len, access) }?;
+            self.arenas.insert(id, mr);
+        }
+        Ok(self.arenas[&id].lkey())
+    }
+
+    /// Posts WRITEs, and a SEND behind them.
+    pub(crate) fn post(&mut self, number: u32, writes: &[Write], message: &[u8]) -> Option<()> {
+        let mut pieces = [[None; 2]; CHAIN];
+        for (write, pieces) in writes.iter().zip(&mut pieces) {
+            let mr = self.arenas.values().find(|mr| mr.lkey() == write.lkey)?;
+            for (part, piece) in write.source.iter().zip(pieces).filter(|(part, _)| part.len > 0) {
+                let offset = part.addr.checked_sub(mr.address())?;
+                *piece = Some(mr.piece(usize::try_from(offset).ok()?, part.len)?);
+            }
+        }
+        let mut gathered: [[Piece<'_>; 2]; CHAIN] = [[self.long.piece(0, 1)?; 2]; CHAIN];
+        let mut counts = [0; CHAIN];
+        for ((pieces, gathered), count) in pieces.iter().zip(&mut gathered).zip(&mut counts) {
+            for (piece, place) in pieces.iter().flatten().zip(gathered) {
+                *place = *piece;
+                *count += 1;
+            }
+        }
+        let wr_id = u64::from(number);
+        let (operation, source) = (Operation::Send { solicited: true }, Source::Bytes(message));
+        let mut chain = [Request { wr_id, operation, source, signaled: true }; CHAIN];
+        for (at, write) in writes.iter().enumerate() {
+            let operation = Operation::Write { address: write.to.addr, rkey: write.to.rkey };
+            let source = Source::Memory(gathered.get(at)?.get(..counts[at])?);
+            *chain.get_mut(at)? = Request { wr_id, operation, source, signaled: false };
+        }
+        let long;
+        if message.len() > self.qp.caps().inline_bytes as usize {
+            let place = self.next_long * RECEIVE;
+            self.long.write(place, message)?;
+            long = [self.long.piece(place, message.len() as u32)?];
+            chain.get_mut(writes.len())?.source = Source::Memory(&long);
+        }
+        self.qp.post_send(chain.get(..=writes.len())?).ok()?;
+        if message.len() > self.qp.caps().inline_bytes as usize {
+            self.next_long = (self.next_long + 1) % LONG;
+        }
+        self.under_way += 1;
+        Some(())
+    }
+
+    /// The message of a receive: the bytes of its place.
+    pub(crate) fn message(&self, place: u32, len: u32, into: &mut [u8; RECEIVE]) -> Option<usize> {
+        let len = (len as usize).min(RECEIVE);
+        self.receives.read(place as usize * RECEIVE, into.get_mut(..len)?)?;
+        Some(len)
+    }
+
+    /// The place can have another message.
+    pub(crate) fn receive_again(&self, number: u32, place: u32) -> Result<(), Error> {
+        let piece = self.receives.piece(place as usize * RECEIVE, RECEIVE as u32);
+        let piece = piece.ok_or(Error::Invalid { what: "a place of a receive" })?;
+        let wr_id = u64::from(place) << 32 | u64::from(number);
+        let posted = self.qp.post_receive(&[Receive { wr_id, piece }]);
+        posted.map_err(|error| Error::Call { name: "ibv_post_recv", errno: error.errno })
+    }
+}
+
+/// Room for the longest message.
+pub(crate) type Message = [u8; RECEIVE];
+/// Such a room, empty.
+pub(crate) const NO_MESSAGE: Message = [0; RECEIVE];

@@ -1,0 +1,185 @@
+//! The devices as the engine sees them ([`usmc_rdma::nic::Nic`]).
+
+use std::collections::HashMap;
+
+use smc_proto::ids::U24;
+use smc_proto::link_group::{Connect, Key, Port};
+use usmc_rdma::nic::{ArenaId, DeviceId, Nic, PostFailed, QpId, RmbId, Write};
+use usmc_verbs::Error;
+
+use crate::adapter::Adapter;
+use crate::link::{Link, Memory, Message};
+
+/// The devices of a host, and their queue pairs.
+#[derive(Default)]
+pub struct Adapters {
+    pub(crate) all: Vec<Adapter>,
+    links: Vec<Option<Placed>>,
+    rmbs: HashMap<RmbId, Memory>,
+    arenas: HashMap<ArenaId, Memory>,
+}
+
+struct Placed {
+    link: Link,
+    device: DeviceId,
+}
+
+impl Adapters {
+    /// One more.
+    pub fn add(&mut self, adapter: Adapter) -> DeviceId {
+        self.all.push(adapter);
+        DeviceId(self.all.len() as u8 - 1)
+    }
+
+    /// Memory that connections will have their RMB in.
+    ///
+    /// # Safety
+    /// It stays mapped as long as this is there, and is shared memory that is read and written by raw pointers and atomics only.
+    pub unsafe fn add_rmb(&mut self, rmb: RmbId, start: *mut u8, len: usize) {
+        self.rmbs.insert(rmb, Memory { start, len });
+    }
+
+    /// Memory that connections will have their send buffers in.
+    ///
+    /// # Safety
+    /// As for [`Adapters::add_rmb`].
+    pub unsafe fn add_arena(&mut self, arena: ArenaId, start: *mut u8, len: usize) {
+        self.arenas.insert(arena, Memory { start, len });
+    }
+
+    /// Queue pairs that are there, those included that are about to go.
+    pub fn queue_pairs(&self) -> usize {
+        self.links.iter().flatten().count()
+    }
+
+    fn placed(&mut self, qp: QpId) -> Option<&mut Placed> {
+        self.links.get_mut(qp.0 as usize)?.as_mut()
+    }
+
+    pub(crate) fn link(&mut self, qp: QpId) -> Option<&mut Link> {
+        self.placed(qp).map(|placed| &mut placed.link)
+    }
+
+    /// The queue pair of that number on a device.
+    pub(crate) fn by_number(&self, device: DeviceId, qp_num: u32) -> Option<QpId> {
+        let is_it = |placed: &Option<Placed>| {
+            placed.as_ref().is_some_and(|placed| {
+                placed.device == device && placed.link.local().qpn.value() == qp_num
+            })
+        };
+        self.links.iter().position(is_it).map(|place| QpId(place as u32))
+    }
+
+    /// Whether the device calls it so.
+    pub(crate) fn is_number(&mut self, qp: QpId, qp_num: u32) -> bool {
+        self.link(qp).is_some_and(|link| link.local().qpn.value() == qp_num)
+    }
+
+    /// A SEND of the queue pair is complete. Whether the engine has to know.
+    pub(crate) fn completed(&mut self, qp: QpId) -> bool {
+        let Some(link) = self.link(qp) else { return false };
+        link.under_way = link.under_way.saturating_sub(1);
+        let is_over = link.is_closing && link.under_way == 0;
+        if is_over {
+            self.remove(qp);
+            return false;
+        }
+        self.link(qp).is_some_and(|link| !link.is_closing)
+    }
+
+    /// A request of the queue pair has failed. Whether the engine has to know: once.
+    pub(crate) fn failed(&mut self, qp: QpId) -> bool {
+        let Some(link) = self.link(qp) else { return false };
+        if link.is_closing {
+            self.remove(qp);
+            return false;
+        }
+        !std::mem::replace(&mut link.is_broken, true)
+    }
+
+    /// The message in a place of a queue pair's receives.
+    pub(crate) fn message(
+        &mut self,
+        qp: QpId,
+        place: u32,
+        len: u32,
+        into: &mut Message,
+    ) -> Option<usize> {
+        let link = self.link(qp)?;
+        let len = link.message(place, len, into)?;
+        // Where that fails the queue pair is in error, as its completions say.
+        let _ = link.receive_again(qp.0, place);
+        (!link.is_closing).then_some(len)
+    }
+
+    fn remove(&mut self, qp: QpId) {
+        if let Some(place) = self.links.get_mut(qp.0 as usize) {
+            *place = None;
+        }
+    }
+
+    fn make(&mut self, device: DeviceId) -> Result<(QpId, Port), Error> {
+        let free = self.links.iter().position(Option::is_none);
+        let place = free.unwrap_or(self.links.len());
+        let adapter = self.all.get(usize::from(device.0));
+        let adapter = adapter.ok_or(Error::Invalid { what: "no such device" })?;
+        let link = Link::new(adapter, place as u32, random_psn())?;
+        let local = link.local();
+        let placed = Some(Placed { link, device });
+        match self.links.get_mut(place) {
+            Some(free) => *free = placed,
+            None => self.links.push(placed),
+        }
+        Ok((QpId(place as u32), local))
+    }
+}
+
+impl Nic for Adapters {
+    fn port(&self, device: DeviceId) -> Port {
+        self.all.get(usize::from(device.0)).map(Adapter::port).unwrap_or_default()
+    }
+
+    fn create(&mut self, device: DeviceId) -> Option<(QpId, Port)> {
+        self.make(device).ok()
+    }
+
+    fn connect(&mut self, qp: QpId, remote: &Port) -> Connect {
+        match self.link(qp).map(|link| link.connect(remote)) {
+            Some(Ok(())) => Connect::Done,
+            _ => Connect::Failed,
+        }
+    }
+
+    fn destroy(&mut self, qp: QpId) {
+        let Some(link) = self.link(qp) else { return };
+        link.is_closing = true;
+        if link.under_way == 0 || link.is_broken {
+            self.remove(qp);
+        }
+    }
+
+    fn rmb(&mut self, qp: QpId, rmb: RmbId) -> Option<Key> {
+        let memory = *self.rmbs.get(&rmb)?;
+        // SAFETY: the contract of `add_rmb`: links are of this, and go with it.
+        unsafe { self.link(qp)?.rmb(rmb, memory) }.ok()
+    }
+
+    fn arena(&mut self, qp: QpId, arena: ArenaId) -> Option<u32> {
+        let memory = *self.arenas.get(&arena)?;
+        // SAFETY: as above.
+        unsafe { self.link(qp)?.arena(arena, memory) }.ok()
+    }
+
+    fn post(&mut self, qp: QpId, writes: &[Write], message: &[u8]) -> Result<(), PostFailed> {
+        let link = self.link(qp).ok_or(PostFailed)?;
+        link.post(qp.0, writes, message).ok_or(PostFailed)
+    }
+}
+
+/// A first sequence number that nobody guesses: what an earlier queue pair of that number had on its way is not taken for this one's.
+fn random_psn() -> U24 {
+    let mut bytes = [0; 4];
+    // SAFETY: room for four bytes. Without them it is 0, which works.
+    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    U24::truncate(u32::from_ne_bytes(bytes))
+}

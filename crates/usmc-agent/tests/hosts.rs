@@ -1,0 +1,350 @@
+//! Two hosts in one process, whose devices are the fake library's: the engine's bytes go by verbs, its handshakes by TCP.
+
+#[path = "../../usmc-rdma/tests/simulation/application.rs"]
+mod application;
+
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use application::Application;
+use smc_proto::close::Direction;
+use smc_proto::decline::DeclineCode;
+use smc_proto::handshake::{Circumstances, Host as Identity};
+use smc_proto::ids::{Eid, PeerId};
+use smc_proto::list::List;
+use smc_proto::wire::clc::{FeatureMask, Hostname, Release};
+use usmc_agent::adapter::Adapter;
+use usmc_agent::driver::Driver;
+use usmc_agent::nic::Adapters;
+use usmc_fake_verbs::fabric::{Call, DIRECTORY, Fabric};
+use usmc_rdma::buffers::SlotBuffers;
+use usmc_rdma::nic::{ArenaId, DeviceId, RmbId};
+use usmc_rdma::{Config, ConnId, Event, Memory, Wish};
+use usmc_shm::layout::{ACCEPTOR, CLIENT, segment_len};
+use usmc_shm::segment::Segment;
+use usmc_verbs::Library;
+
+const SHIFT: u32 = 14;
+const SLOTS: u32 = 8;
+/// A test takes as long at most.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The fabric of this program: each test has devices of its own in it.
+fn fabric() -> &'static (Fabric, Library) {
+    static FABRIC: OnceLock<(Fabric, Library)> = OnceLock::new();
+    FABRIC.get_or_init(|| {
+        let dir =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("agent-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        let fabric = Fabric::create(&dir).expect("a directory");
+        // SAFETY: the fake reads it when it is opened, below; no other thread reads the environment meanwhile.
+        unsafe { std::env::set_var(DIRECTORY, &dir) };
+        let beside =
+            std::env::current_exe().expect("this program").with_file_name("libusmc_fake_verbs.so");
+        // SAFETY: a library of this workspace, with the interface of libibverbs.
+        let library = unsafe { Library::open_file(&beside) }.expect("the fake library");
+        (fabric, library)
+    })
+}
+
+/// One host.
+struct Host {
+    driver: Driver<SlotBuffers>,
+    segment: Segment,
+    memory: (*mut u8, Layout),
+    free: Vec<u32>,
+    /// By connection: the pair, and the slot.
+    ends: BTreeMap<ConnId, (usize, u32)>,
+    applications: BTreeMap<usize, Application>,
+    over: usize,
+    fallbacks: Vec<DeclineCode>,
+    groups: usize,
+    /// TCP connections stay as long as their applications have them.
+    tcp: Vec<TcpStream>,
+}
+
+/// The device's name, by test and host.
+fn device(test: u8, host: u8) -> String {
+    format!("t{test}h{host}")
+}
+
+impl Host {
+    fn new(test: u8, host: u8) -> Host {
+        let (fabric, library) = fabric();
+        let address = Ipv4Addr::new(10, 1, test, host + 1);
+        fabric.device(&device(test, host), 1024).expect("a device");
+        fabric.gid(&device(test, host), 1, address.to_ipv6_mapped(), "lo").expect("an address");
+        let adapter = Adapter::open(*library, IpAddr::V4(address)).expect("a device");
+        let mut adapters = Adapters::default();
+        let id = adapters.add(adapter.expect("one with the address"));
+        assert_eq!(id, DeviceId(0));
+        let len = segment_len(SLOTS, SHIFT, 0).expect("a segment");
+        let layout = Layout::from_size_align(len, 4096).expect("a layout");
+        // SAFETY: a layout with bytes; freed after everything that uses it.
+        let base = unsafe { std::alloc::alloc_zeroed(layout) };
+        // SAFETY: fresh memory of a segment's bytes.
+        let segment = unsafe { Segment::create(base, SLOTS, (SHIFT, 0), 1, 1) };
+        // SAFETY: it lives until the host is dropped, whose driver is dropped first.
+        unsafe { adapters.add_arena(ArenaId(0), base, len) };
+        for slot in 0..SLOTS {
+            let (addr, size) =
+                SlotBuffers::new(segment, slot, ACCEPTOR).and_then(|b| b.rmb()).expect("a slot");
+            // SAFETY: likewise.
+            unsafe {
+                let start = base.add(addr as usize - base.addr());
+                adapters.add_rmb(RmbId(slot.into()), start, size.bytes() as usize);
+            }
+        }
+        let mut ueids = List::new();
+        ueids.push(Eid::user("AGENT").expect("an EID")).expect("room");
+        let host_id = Identity {
+            peer_id: PeerId([7, test, 2, 0, 0, 0, 0, host + 1]),
+            hostname: Hostname::new("agent"),
+            release: Release::V2_1,
+            features: FeatureMask(0),
+            max_conns: 255,
+            max_links: 1,
+            ueids,
+            seid: None,
+            smcd_v2: false,
+        };
+        let config = Config {
+            host: host_id,
+            devices: vec![DeviceId(0)],
+            first_token: 5 * u32::from(host),
+            test_interval: Duration::from_secs(30),
+        };
+        Host {
+            driver: Driver::new(config, adapters),
+            segment,
+            memory: (base, layout),
+            free: (0..SLOTS).collect(),
+            ends: BTreeMap::new(),
+            applications: BTreeMap::new(),
+            over: 0,
+            fallbacks: Vec::new(),
+            groups: 0,
+            tcp: Vec::new(),
+        }
+    }
+
+    fn begin(&mut self, pair: usize, tcp: TcpStream, side: usize, wants: u64) {
+        let slot = self.free.pop().expect("a slot");
+        for sender in [CLIENT, ACCEPTOR] {
+            self.segment.ring(slot, sender).expect("a slot").reset();
+        }
+        let buffers = SlotBuffers::new(self.segment, slot, ACCEPTOR).expect("a slot");
+        let (_, size) = buffers.rmb().expect("a slot");
+        let memory = Memory { rmb: RmbId(slot.into()), size, arena: ArenaId(0) };
+        let circumstances = Circumstances::FINE;
+        let wish = Wish { buffers, memory, device: DeviceId(0), circumstances };
+        let conn = if side == CLIENT {
+            self.driver.connect(wish, tcp)
+        } else {
+            self.driver.accept(wish, tcp)
+        };
+        let conn = conn.expect("TCP").expect("room");
+        self.ends.insert(conn, (pair, slot));
+        let streams = [2 * pair + side, 2 * pair + 1 - side].map(|stream| stream as u64);
+        self.applications
+            .insert(pair, Application::new(self.segment, slot, CLIENT, streams, wants));
+    }
+
+    /// Lets everybody do something.
+    fn turn(&mut self) {
+        self.driver.turn();
+        while let Some((event, tcp)) = self.driver.poll_event() {
+            self.tcp.extend(tcp);
+            self.handle(event);
+        }
+        let ends: Vec<(ConnId, usize)> =
+            self.ends.iter().map(|(conn, (pair, _))| (*conn, *pair)).collect();
+        for (conn, pair) in ends {
+            let application = self.applications.get_mut(&pair).expect("begun");
+            if application.is_closed {
+                continue;
+            }
+            let mut is_done = application.read(5000);
+            is_done |= application.write(7000);
+            if !application.is_shut && application.written == application.wants {
+                application.is_shut = true;
+                self.driver.shut(conn);
+            }
+            let is_over = application.is_shut || application.is_aborted();
+            if application.is_at_end() && is_over {
+                application.is_closed = true;
+                self.driver.close(conn, false);
+            } else if is_done {
+                self.driver.dirty(conn);
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Ending { conn, reading, writing } => {
+                let application = self.applications.get_mut(&self.ends[&conn].0).expect("begun");
+                application.reading = reading;
+                if writing != Direction::Ended {
+                    application.writing = writing;
+                }
+            }
+            Event::Over { conn } => self.forget(conn),
+            Event::Fallback { conn, reason, .. } => {
+                self.fallbacks.push(reason);
+                self.forget(conn);
+            }
+            Event::GroupUp { .. } => self.groups += 1,
+            Event::Failed { .. } | Event::Misbehaved { .. } => panic!("{event:?}"),
+            Event::Established { .. }
+            | Event::Data { .. }
+            | Event::Room { .. }
+            | Event::GroupDown { .. } => {}
+        }
+    }
+
+    fn forget(&mut self, conn: ConnId) {
+        let (_, slot) = self.ends.remove(&conn).expect("a connection");
+        self.free.push(slot);
+        self.over += 1;
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // What is registered goes first.
+        self.driver.adapters = Adapters::default();
+        // SAFETY: allocated so, and not used any more.
+        unsafe { std::alloc::dealloc(self.memory.0, self.memory.1) };
+    }
+}
+
+/// Both hosts of a test.
+struct Stage {
+    test: u8,
+    hosts: [Host; 2],
+    listener: TcpListener,
+    pairs: usize,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        static NEXT: AtomicU8 = AtomicU8::new(0);
+        let test = NEXT.fetch_add(1, Ordering::Relaxed);
+        let hosts = [0, 1].map(|host| Host::new(test, host));
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        Stage { test, hosts, listener, pairs: 0 }
+    }
+
+    /// One more connection, of the first host's to the second.
+    fn connect(&mut self, wants: [u64; 2]) {
+        let tcp = TcpStream::connect(self.listener.local_addr().expect("a port")).expect("TCP");
+        let (accepted, _) = self.listener.accept().expect("TCP");
+        let pair = self.pairs;
+        self.pairs += 1;
+        self.hosts[0].begin(pair, tcp, CLIENT, wants[0]);
+        self.hosts[1].begin(pair, accepted, ACCEPTOR, wants[1]);
+    }
+
+    fn run(&mut self, what: &str, mut until: impl FnMut(&Stage) -> bool) {
+        let begun = Instant::now();
+        while !until(self) {
+            self.hosts.iter_mut().for_each(Host::turn);
+            assert!(
+                begun.elapsed() < LIMIT,
+                "{what}: {:?}",
+                self.hosts.each_ref().map(|host| host.over)
+            );
+        }
+    }
+
+    fn run_to_the_end(&mut self) {
+        let all = self.pairs;
+        self.run("the end", |stage| stage.hosts.iter().all(|host| host.over == all));
+    }
+
+    /// Each connection has brought all its bytes, in both directions.
+    fn assert_whole(&self) {
+        let [one, other] = &self.hosts;
+        for (pair, application) in &one.applications {
+            let peer = &other.applications[pair];
+            assert_eq!(
+                (application.read, peer.read),
+                (peer.wants, application.wants),
+                "pair {pair}"
+            );
+            assert!(!application.is_aborted() && !peer.is_aborted(), "pair {pair}");
+        }
+        println!("{} of {} connections by SMC-R", one.applications.len(), self.pairs);
+    }
+}
+
+#[test]
+fn bytes_of_many_connections_go_by_verbs() {
+    let mut stage = Stage::new();
+    for round in 0..5 {
+        for n in 0..u64::from(SLOTS) {
+            stage.connect([(round * 40_000 + n * 7919) % 300_000, 100_000 + n]);
+        }
+        stage.run_to_the_end();
+    }
+    stage.assert_whole();
+    assert_eq!(stage.hosts.each_ref().map(|host| host.groups), [1, 1], "one group for all");
+    assert!(stage.hosts.iter().all(|host| host.fallbacks.is_empty()));
+    assert!(stage.hosts.iter().all(|host| host.driver.adapters.queue_pairs() == 1));
+}
+
+#[test]
+fn a_device_that_refuses_leaves_connections_tcp() {
+    for call in [Call::CreateQp, Call::RegMr, Call::ModifyQp] {
+        let mut stage = Stage::new();
+        let name = device(stage.test, 1);
+        fabric().0.refuse(&name, call, 1, libc::ENOMEM).expect("a line");
+        stage.connect([100, 100]);
+        stage.run_to_the_end();
+        let fallbacks = stage.hosts.each_ref().map(|host| host.fallbacks.len());
+        assert_eq!(fallbacks, [1, 1], "{call:?}");
+        // The next one finds nothing of it.
+        stage.connect([50_000, 50_000]);
+        stage.run_to_the_end();
+        let last = stage.pairs - 1;
+        let read = stage.hosts.each_ref().map(|host| host.applications[&last].read);
+        assert_eq!(read, [50_000, 50_000], "{call:?}");
+    }
+}
+
+#[test]
+fn a_host_that_stops_tells_its_peers_at_once() {
+    let mut stage = Stage::new();
+    stage.connect([1 << 30, 1 << 30]);
+    stage.run("bytes", |stage| stage.hosts.iter().all(|host| host.applications[&0].read > 100_000));
+    stage.hosts[0].driver.stop();
+    let begun = Instant::now();
+    stage.run("the peer's end", |stage| stage.hosts[1].applications[&0].is_aborted());
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_port_that_is_down_for_a_while_loses_nothing() {
+    let mut stage = Stage::new();
+    stage.connect([3_000_000, 3_000_000]);
+    stage.run("bytes", |stage| stage.hosts.iter().all(|host| host.applications[&0].read > 100_000));
+    // What is on its way is sent again by the device; what is posted meanwhile would kill the queue pair.
+    let name = device(stage.test, 0);
+    let rest = |stage: &Stage| stage.hosts[0].applications[&0].written;
+    fabric().0.port(&name, false).expect("a line");
+    stage.hosts[0].turn();
+    let before = rest(&stage);
+    for _ in 0..50 {
+        stage.hosts.iter_mut().for_each(Host::turn);
+    }
+    assert!(rest(&stage) < before + 2 * (1 << SHIFT), "it stands still");
+    fabric().0.port(&name, true).expect("a line");
+    stage.run_to_the_end();
+    stage.assert_whole();
+}
