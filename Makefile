@@ -21,7 +21,7 @@ DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
 .PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install test-deps fuzz-deps lint-deps \
-	demo-deps vm-deps test-vm test-vm-long bench-vm python-suite suites roots zoo clean
+	demo-deps vm-deps rdma-vm-deps test-vm test-vm-rdma test-vm-long bench-vm python-suite suites roots zoo clean
 
 # For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
 PROGRAMS ?= 50000
@@ -52,7 +52,7 @@ deps32:
 
 # The fuzz targets for a minute; unit, property and hostile-peer tests, the preloaded programs, whole processes, and two virtual machines
 # where there is QEMU.
-test: test-deps vm-deps build fuzz
+test: test-deps rdma-vm-deps build fuzz
 	@USMC_TESTS_VM=1 sh .ci/test $(CARGO) test --profile checked --locked --workspace --no-fail-fast
 
 # For a change under way: unit tests, the layers, and some three hundred cases (one of seven ways in which ends can be), with a library
@@ -80,6 +80,10 @@ test-tsan:
 # system. Two minutes or so; says so and succeeds where there is no QEMU.
 test-vm: vm-deps build
 	USMC_TESTS_VM=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm -- --nocapture
+
+# Two virtual machines with soft-RoCE: SMC-R with the kernel's AF_SMC as a peer. Half a minute.
+test-vm-rdma: rdma-vm-deps build
+	USMC_TESTS_VM=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm_rdma -- --nocapture
 
 # Three virtual machines and this host, of which any is killed, stands still, loses its power, its device or its server while programs
 # stream. ROUNDS_LONG: how often; half an hour or so.
@@ -179,6 +183,11 @@ lint-deps:
 vm-deps:
 	@sh .ci/deps32 || echo 'no 32-bit programs in virtual machines' >&2
 	@! sh .ci/packages $(BUILD_DEPS) $(VM_DEPS) || sh tests/vm/image $(TARGET)/vm
+
+# A kernel whose SMC is a peer of ours, over soft-RoCE.
+rdma-vm-deps: vm-deps
+	@sh .ci/packages ibverbs-providers:- iproute2:rdma
+	@sh tests/vm/image $(TARGET)/vm-rdma 6.12 || echo 'no kernel whose SMC-R is a peer' >&2
 
 demo-deps:
 	@sh .ci/packages $(BUILD_DEPS) $(DEMO_DEPS)

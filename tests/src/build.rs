@@ -40,6 +40,16 @@ pub fn usmc() -> &'static Path {
 
 /// The unit tests of a crate of the workspace, in the profile of these tests.
 pub fn unit_tests(package: &str) -> PathBuf {
+    cargo_builds(package, &["test", "--no-run", "--lib"])
+}
+
+/// An example program of a crate of the workspace, likewise.
+pub fn example(package: &str, name: &str) -> PathBuf {
+    cargo_builds(package, &["build", "--example", name])
+}
+
+/// The program that a call of cargo builds.
+fn cargo_builds(package: &str, what: &[&str]) -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let target = target_dir();
     let exe = std::env::current_exe().expect("the test's own path");
@@ -47,7 +57,8 @@ pub fn unit_tests(package: &str) -> PathBuf {
         exe.ancestors().nth(2).and_then(Path::file_name).expect("<target>/<profile>/deps");
     let profile = if profile == "debug" { "dev".as_ref() } else { profile };
     let built = Command::new(cargo)
-        .args(["test", "--no-run", "--lib", "--message-format", "json", "-p", package, "--profile"])
+        .args(what)
+        .args(["--message-format", "json", "-p", package, "--profile"])
         .arg(profile)
         .arg("--target-dir")
         .arg(&target)
@@ -55,12 +66,12 @@ pub fn unit_tests(package: &str) -> PathBuf {
         .stderr(Stdio::inherit())
         .output()
         .expect("running cargo");
-    assert!(built.status.success(), "cargo test --no-run -p {package} failed");
+    assert!(built.status.success(), "cargo {what:?} -p {package} failed");
     let messages =
         serde_json::Deserializer::from_slice(&built.stdout).into_iter::<serde_json::Value>();
     let path =
         messages.flatten().find_map(|message| message["executable"].as_str().map(PathBuf::from));
-    path.expect("the tests' program")
+    path.expect("the program")
 }
 
 /// The library for 32-bit programs, beside the other one where `usmc run` finds it. Says why not.
@@ -254,7 +265,16 @@ pub fn node24() -> PathBuf {
 
 /// What virtual machines boot, which `tests/vm/image` makes.
 pub fn vm_image() -> Option<PathBuf> {
-    let dir = target_dir().join("vm");
+    image("vm")
+}
+
+/// The same with a kernel whose SMC can be a peer (6.12).
+pub fn rdma_vm_image() -> Option<PathBuf> {
+    image("vm-rdma")
+}
+
+fn image(name: &str) -> Option<PathBuf> {
+    let dir = target_dir().join(name);
     dir.join("initrd").exists().then_some(dir)
 }
 

@@ -17,13 +17,22 @@ use crate::{Process, build, flag};
 
 /// Whether tests with virtual machines are to run, and can. Says why not.
 pub fn is_wanted() -> bool {
+    is_wanted_for(build::vm_image())
+}
+
+/// The same for machines whose kernel's SMC is a peer.
+pub fn is_wanted_with_rdma() -> bool {
+    is_wanted_for(build::rdma_vm_image())
+}
+
+fn is_wanted_for(image: Option<PathBuf>) -> bool {
     let why_not = if !flag("USMC_TESTS_VM") {
         "`make test-vm` runs it"
     } else if !cfg!(target_arch = "x86_64") {
         "it is for x86-64"
     } else if Command::new(QEMU).arg("--version").output().is_err() {
         "there is no QEMU (make vm-deps installs it)"
-    } else if build::vm_image().is_none() {
+    } else if image.is_none() {
         "there is no kernel for it (make vm-deps fetches it)"
     } else {
         return true;
@@ -44,6 +53,8 @@ pub struct Guests {
 pub struct Guest {
     process: Process,
     number: usize,
+    /// What it has booted.
+    image: PathBuf,
     console: PathBuf,
     is_killed: bool,
     /// How often its device was put back.
@@ -57,17 +68,32 @@ impl Guests {
     /// # Panics
     /// When that fails, or takes too long.
     pub fn boot(fixture: &Fixture, region: &Path, persistent: &Path, server: &Path) -> Guests {
+        Guests::start(fixture, image(), |command| {
+            option(command, "-object", &[&memory("region", region)]);
+            option(command, "-device", &["ivshmem-plain,memdev=region"]);
+            served(command, server);
+            option(command, "-object", &[&memory("persistent", persistent)]);
+            option(command, "-device", &["nvdimm,memdev=persistent"]);
+        })
+    }
+
+    /// Boots both with nothing but the cable, and a kernel whose SMC can be a peer.
+    ///
+    /// # Panics
+    /// As above.
+    pub fn boot_for_rdma(fixture: &Fixture) -> Guests {
+        let image = build::rdma_vm_image().expect("is_wanted_with_rdma() was asked");
+        Guests::start(fixture, image, |_| {})
+    }
+
+    fn start(fixture: &Fixture, image: PathBuf, devices: impl Fn(&mut Command)) -> Guests {
         let cable = fixture.scratch().join("cable.pcap");
         let socket = fixture.scratch().join("cable");
         let start = |number: usize| {
             let console = fixture.scratch().join(format!("console{number}"));
             let mut command = fixture.plain(QEMU);
-            basics(&mut command, number, &console);
-            option(&mut command, "-object", &[&memory("region", region)]);
-            option(&mut command, "-device", &["ivshmem-plain,memdev=region"]);
-            served(&mut command, server);
-            option(&mut command, "-object", &[&memory("persistent", persistent)]);
-            option(&mut command, "-device", &["nvdimm,memdev=persistent"]);
+            basics(&mut command, number, &console, &image);
+            devices(&mut command);
             // A UNIX socket: over TCP each packet would wait for Nagle's algorithm.
             let server = if number == 1 { "on" } else { "off" };
             option(
@@ -83,7 +109,8 @@ impl Guests {
                 let file = format!("file={}", cable.display());
                 option(&mut command, "-object", &["filter-dump,id=dump,netdev=cable", &file]);
             }
-            Guest { process: fixture.spawn(command), number, console, is_killed: false, plugs: 0 }
+            let (process, image) = (fixture.spawn(command), image.clone());
+            Guest { process, number, image, console, is_killed: false, plugs: 0 }
         };
         let first = start(1);
         fixture.wait_until("the cable", || socket.exists());
@@ -148,7 +175,8 @@ impl Guest {
         let _ = std::fs::remove_file(&monitor);
         let mut command = lan.plain(fixture);
         command.arg(QEMU);
-        basics(&mut command, number, &console);
+        let image = image();
+        basics(&mut command, number, &console, &image);
         option(&mut command, "-object", &[&memory("region", region)]);
         option(&mut command, "-device", &["pcie-root-port,id=slot1,chassis=1,slot=1"]);
         option(
@@ -165,7 +193,8 @@ impl Guest {
             "-qmp",
             &[&format!("unix:{}", monitor.display()), "server=on,wait=off"],
         );
-        Guest { process: fixture.spawn(command), number, console, is_killed: false, plugs: 0 }
+        let process = fixture.spawn(command);
+        Guest { process, number, image, console, is_killed: false, plugs: 0 }
     }
 
     /// Takes the region's device out of one that was started on a network.
@@ -232,7 +261,7 @@ impl Guest {
         self.process.say(&format!(
             "set -e; usmc={}; usmc() {{ $usmc \"$@\"; }}; modules={}",
             build::usmc().display(),
-            image().join("package").display()
+            self.image.join("package").display()
         ));
         self.process.say(script);
         self.process.say("-- end");
@@ -298,8 +327,7 @@ fn mac(number: usize) -> String {
 }
 
 /// A machine without network and devices, whose agent has standard input and output.
-fn basics(command: &mut Command, number: usize, console: &Path) {
-    let dir = image();
+fn basics(command: &mut Command, number: usize, console: &Path, dir: &Path) {
     command.args(["-machine", "q35,accel=tcg,nvdimm=on", "-cpu", "max", "-smp", "1"]);
     command.args(["-m", "1G,slots=1,maxmem=2G"]);
     command.args(["-nodefaults", "-display", "none", "-no-reboot"]);

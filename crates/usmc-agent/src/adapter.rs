@@ -39,7 +39,7 @@ impl Adapter {
         for name in library.devices()? {
             let device = library.device(&name)?;
             let is_it = |entry: &GidEntry| {
-                entry.port == PORT.into()
+                entry.port == PORT
                     && entry.kind == GidType::RoceV2
                     && Ipv6Addr::from(entry.gid.0) == wanted
             };

@@ -1,0 +1,401 @@
+//! An echo server, or its client, whose bytes go by SMC-R: for tests whose other end is the kernel's AF_SMC, or this program.
+//!
+//! ```text
+//! peer serve ADDRESS PORT COUNT        serves so many connections, one after the other or at a time, and ends
+//! peer talk ADDRESS:PORT COUNT BYTES   so many connections, so many bytes over each and back; then says `done`
+//! ```
+//!
+//! The own address says which RDMA device is used. Both say `smc N` for each connection that leaves TCP, and `tcp REASON`, and end with 1,
+//! where one does not.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use smc_proto::close::Direction;
+use smc_proto::handshake::{Circumstances, Host};
+use smc_proto::ids::{Eid, PeerId};
+use smc_proto::list::List;
+use smc_proto::wire::clc::{FeatureMask, Hostname, Release};
+use usmc_agent::adapter::Adapter;
+use usmc_agent::driver::Driver;
+use usmc_agent::nic::Adapters;
+use usmc_rdma::buffers::SlotBuffers;
+use usmc_rdma::nic::{ArenaId, DeviceId, RmbId};
+use usmc_rdma::{Config, ConnId, Event, Memory, Wish};
+use usmc_shm::layout::{ACCEPTOR, CLIENT, segment_len};
+use usmc_shm::segment::Segment;
+use usmc_verbs::Library;
+
+/// Rings of 64 KiB.
+const SHIFT: u32 = 16;
+const SLOTS: u32 = 64;
+/// "I speak SMC" in the SYN, by the programs of `usmc ebpf load` (crates/usmc/src/handshake/syn_option.rs).
+const SOL_SMC: i32 = 286;
+const SYN_OPTION: i32 = 1 << 8 | 254;
+const SPEAKS: u32 = 2;
+/// Nothing moves for so long: something is wrong.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+type Failure = Box<dyn std::error::Error>;
+
+/// A connection's application.
+struct Application {
+    slot: u32,
+    /// A client's bytes, each as its place says.
+    wants: u64,
+    sent: u64,
+    got: u64,
+    /// A server's bytes that are to go back.
+    back: Vec<u8>,
+    is_shut: bool,
+    is_closed: bool,
+    has_ended: bool,
+    /// It stays as long as the connection.
+    tcp: Option<TcpStream>,
+}
+
+struct Peer {
+    driver: Driver<SlotBuffers>,
+    segment: Segment,
+    free: Vec<u32>,
+    applications: BTreeMap<ConnId, Application>,
+    is_server: bool,
+    over: usize,
+    moved: Instant,
+}
+
+fn byte_at(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+impl Peer {
+    fn new(own: Ipv4Addr, is_server: bool) -> Result<Peer, Failure> {
+        let library = Library::open()?;
+        let adapter = Adapter::open(library, IpAddr::V4(own))?;
+        let mut adapters = Adapters::default();
+        adapters.add(adapter.ok_or("no RDMA device has this address")?);
+        let len = segment_len(SLOTS, SHIFT, 0).ok_or("a segment")?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: a fresh mapping, which stays until the end.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err("no memory".into());
+        }
+        let base = base.cast::<u8>();
+        // SAFETY: fresh memory of a segment's bytes.
+        let segment = unsafe { Segment::create(base, SLOTS, (SHIFT, 0), 1, 1) };
+        // SAFETY: it is never unmapped, and read and written by the rings only.
+        unsafe { adapters.add_arena(ArenaId(0), base, len) };
+        for slot in 0..SLOTS {
+            let buffers = SlotBuffers::new(segment, slot, ACCEPTOR).map_err(|_| "a slot")?;
+            let (addr, size) = buffers.rmb().map_err(|_| "a slot")?;
+            // SAFETY: as above.
+            unsafe {
+                let start = base.add(addr as usize - base.addr());
+                adapters.add_rmb(RmbId(slot.into()), start, size.bytes() as usize);
+            }
+        }
+        let mut ueids = List::new();
+        let ueid = Eid::user(&env::var("USMC_UEID")?).map_err(|_| "USMC_UEID is no EID")?;
+        ueids.push(ueid).map_err(|_| "room")?;
+        let id = u64::from(std::process::id()) << 16 | 0x0200_0000_0000_0001;
+        let host = Host {
+            peer_id: PeerId(id.to_be_bytes()),
+            hostname: Hostname::new("usmc"),
+            release: Release::V2_1,
+            features: FeatureMask(0),
+            max_conns: 255,
+            max_links: 1,
+            ueids,
+            seid: None,
+            smcd_v2: false,
+        };
+        let (devices, first_token) = (vec![DeviceId(0)], std::process::id());
+        let config = Config { host, devices, first_token, test_interval: Duration::from_secs(30) };
+        Ok(Peer {
+            driver: Driver::new(config, adapters),
+            segment,
+            free: (0..SLOTS).collect(),
+            applications: BTreeMap::new(),
+            is_server,
+            over: 0,
+            moved: Instant::now(),
+        })
+    }
+
+    fn begin(&mut self, tcp: TcpStream, wants: u64) -> Result<(), Failure> {
+        let peer_says_smc = outcome(tcp.as_raw_fd())? == SPEAKS;
+        let slot = self.free.pop().ok_or("no slot is left")?;
+        for sender in [CLIENT, ACCEPTOR] {
+            self.segment.ring(slot, sender).map_err(|_| "a slot")?.reset();
+        }
+        let buffers = SlotBuffers::new(self.segment, slot, ACCEPTOR).map_err(|_| "a slot")?;
+        let (_, size) = buffers.rmb().map_err(|_| "a slot")?;
+        let memory = Memory { rmb: RmbId(slot.into()), size, arena: ArenaId(0) };
+        let circumstances = Circumstances { peer_says_smc, ..Circumstances::FINE };
+        let wish = Wish { buffers, memory, device: DeviceId(0), circumstances };
+        let conn = match self.is_server {
+            true => self.driver.accept(wish, tcp)?,
+            false => self.driver.connect(wish, tcp)?,
+        };
+        let application = Application {
+            slot,
+            wants,
+            sent: 0,
+            got: 0,
+            back: Vec::new(),
+            is_shut: false,
+            is_closed: false,
+            has_ended: false,
+            tcp: None,
+        };
+        self.applications.insert(conn.ok_or("no room")?, application);
+        Ok(())
+    }
+
+    fn turn(&mut self) -> Result<(), Failure> {
+        if self.driver.turn() {
+            self.moved = Instant::now();
+        }
+        while let Some((event, tcp)) = self.driver.poll_event() {
+            self.handle(event, tcp)?;
+        }
+        let conns: Vec<ConnId> = self.applications.keys().copied().collect();
+        for conn in conns {
+            self.act(conn)?;
+        }
+        if self.moved.elapsed() > PATIENCE {
+            return Err("nothing moves".into());
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, event: Event, tcp: Option<TcpStream>) -> Result<(), Failure> {
+        match event {
+            Event::Established { conn, first_contact, .. } => {
+                println!(
+                    "smc {}{}",
+                    conn.token(),
+                    if first_contact { " first contact" } else { "" }
+                );
+                if let Some(application) = self.applications.get_mut(&conn) {
+                    application.tcp = tcp;
+                }
+            }
+            Event::Ending { conn, reading, .. } => {
+                if let Some(application) = self.applications.get_mut(&conn) {
+                    application.has_ended = true;
+                    if reading != Direction::Ended {
+                        println!("aborted {}: {reading:?}", conn.token());
+                    }
+                }
+            }
+            Event::Over { conn } => {
+                if let Some(application) = self.applications.remove(&conn) {
+                    self.free.push(application.slot);
+                }
+                self.over += 1;
+            }
+            Event::Fallback { reason, peer_reason, .. } => {
+                println!("tcp {reason:?} {peer_reason:?}");
+                return Err("a connection stays TCP".into());
+            }
+            Event::Failed { fault, .. } => return Err(format!("failed: {fault:?}").into()),
+            Event::Misbehaved { how, .. } => {
+                return Err(format!("the peer misbehaves: {how:?}").into());
+            }
+            Event::Data { .. } | Event::Room { .. } | Event::GroupUp { .. } => {}
+            Event::GroupDown { .. } => println!("group down"),
+        }
+        Ok(())
+    }
+
+    /// What the application of a connection does next.
+    fn act(&mut self, conn: ConnId) -> Result<(), Failure> {
+        let Some(application) = self.applications.get_mut(&conn) else { return Ok(()) };
+        if application.is_closed {
+            return Ok(());
+        }
+        let rx = self.segment.ring(application.slot, ACCEPTOR).map_err(|_| "a slot")?;
+        let tx = self.segment.ring(application.slot, CLIENT).map_err(|_| "a slot")?;
+        let mut any = false;
+        let data = rx.data().map_err(|_| "a ring")?;
+        if data.len > 0 && application.back.is_empty() {
+            let mut bytes = vec![0; data.len];
+            // SAFETY: as many bytes as are there.
+            unsafe { rx.copy_out(data.cons, data.place, bytes.as_mut_ptr(), bytes.len()) };
+            rx.consume(data.cons + data.len as u64);
+            if self.is_server {
+                application.back = bytes;
+            } else if let Some((at, _)) =
+                (application.got..).zip(&bytes).find(|(at, byte)| **byte != byte_at(*at))
+            {
+                return Err(format!("byte {at} is another").into());
+            }
+            application.got += data.len as u64;
+            any = true;
+        }
+        let chunk: Vec<u8> = match self.is_server {
+            true => mem::take(&mut application.back),
+            false => {
+                let n = (application.wants - application.sent).min(30_011);
+                (application.sent..application.sent + n).map(byte_at).collect()
+            }
+        };
+        if !chunk.is_empty() {
+            let room = tx.room(chunk.len()).map_err(|_| "a ring")?;
+            let n = chunk.len().min(room.free);
+            // SAFETY: within the room.
+            unsafe { tx.copy_in(room.prod, room.place, chunk.as_ptr(), n) };
+            tx.publish(room.prod + n as u64);
+            application.sent += n as u64;
+            if self.is_server {
+                application.back = chunk.get(n..).unwrap_or_default().to_vec();
+            }
+            any |= n > 0;
+        }
+        let is_done = match self.is_server {
+            true => application.has_ended && !rx.has_data() && application.back.is_empty(),
+            false => application.sent == application.wants,
+        };
+        if is_done && !application.is_shut {
+            application.is_shut = true;
+            self.driver.shut(conn);
+        } else if any {
+            self.driver.dirty(conn);
+        }
+        let Some(application) = self.applications.get_mut(&conn) else { return Ok(()) };
+        if application.is_shut && application.has_ended && !rx.has_data() {
+            application.is_closed = true;
+            let (got, wants) = (application.got, application.wants);
+            if !self.is_server && got != wants {
+                return Err(format!("{got} of {wants} bytes came back").into());
+            }
+            self.driver.close(conn, false);
+        }
+        if any {
+            self.moved = Instant::now();
+        }
+        Ok(())
+    }
+}
+
+/// What came of the option.
+fn outcome(fd: i32) -> Result<u32, Failure> {
+    let (mut value, mut len) = (0_u32, size_of::<u32>() as u32);
+    let at = (&raw mut value).cast();
+    // SAFETY: a place of that length.
+    if unsafe { libc::getsockopt(fd, SOL_SMC, SYN_OPTION, at, &raw mut len) } != 0 {
+        return Err("the programs of `usmc ebpf load` are not there".into());
+    }
+    Ok(value)
+}
+
+/// A socket that says it.
+fn socket() -> Result<i32, Failure> {
+    let one = 1_u32;
+    // SAFETY: no pointers but to a local of that length.
+    unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if libc::setsockopt(fd, SOL_SMC, SYN_OPTION, (&raw const one).cast(), 4) != 0 {
+            return Err("the programs of `usmc ebpf load` are not there".into());
+        }
+        Ok(fd)
+    }
+}
+
+fn name(at: SocketAddrV4) -> libc::sockaddr_in {
+    // SAFETY: all-zero is a value of it.
+    let mut name: libc::sockaddr_in = unsafe { mem::zeroed() };
+    name.sin_family = libc::AF_INET as u16;
+    name.sin_port = at.port().to_be();
+    name.sin_addr.s_addr = u32::from(*at.ip()).to_be();
+    name
+}
+
+fn connect(at: SocketAddrV4) -> Result<TcpStream, Failure> {
+    let (fd, name) = (socket()?, name(at));
+    // SAFETY: a name of that length; the descriptor is this function's.
+    unsafe {
+        let done = libc::connect(fd, (&raw const name).cast(), size_of_val(&name) as u32);
+        let error = io::Error::last_os_error();
+        let stream = TcpStream::from_raw_fd(fd);
+        if done == 0 { Ok(stream) } else { Err(error.into()) }
+    }
+}
+
+fn listen(at: SocketAddrV4) -> Result<TcpListener, Failure> {
+    let (fd, name, one) = (socket()?, name(at), 1_u32);
+    // SAFETY: likewise.
+    unsafe {
+        let reuse = (&raw const one).cast();
+        libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, reuse, 4);
+        let bound = libc::bind(fd, (&raw const name).cast(), size_of_val(&name) as u32);
+        let done = bound == 0 && libc::listen(fd, 128) == 0;
+        let error = io::Error::last_os_error();
+        let listener = TcpListener::from_raw_fd(fd);
+        if done { Ok(listener) } else { Err(error.into()) }
+    }
+}
+
+fn serve(own: Ipv4Addr, port: u16, count: usize) -> Result<(), Failure> {
+    let mut peer = Peer::new(own, true)?;
+    let listener = listen(SocketAddrV4::new(own, port))?;
+    listener.set_nonblocking(true)?;
+    println!("ready");
+    while peer.over < count {
+        if let Ok((tcp, _)) = listener.accept() {
+            peer.begin(tcp, 0)?;
+        }
+        if peer.applications.is_empty() {
+            peer.moved = Instant::now();
+        }
+        peer.turn()?;
+    }
+    Ok(())
+}
+
+fn talk(at: SocketAddrV4, count: usize, bytes: u64) -> Result<(), Failure> {
+    let first = connect(at)?;
+    let SocketAddr::V4(own) = first.local_addr()? else { return Err("IPv4 only".into()) };
+    let mut peer = Peer::new(*own.ip(), false)?;
+    peer.begin(first, bytes)?;
+    for _ in 1..count {
+        peer.begin(connect(at)?, bytes)?;
+    }
+    while peer.over < count {
+        peer.turn()?;
+    }
+    Ok(())
+}
+
+fn run() -> Result<(), Failure> {
+    let words: Vec<String> = env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        ["serve", address, port, count] => serve(address.parse()?, port.parse()?, count.parse()?)?,
+        ["talk", at, count, bytes] => talk(at.parse()?, count.parse()?, bytes.parse()?)?,
+        _ => {
+            return Err("peer serve ADDRESS PORT COUNT | peer talk ADDRESS:PORT COUNT BYTES".into());
+        }
+    }
+    println!("done");
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Two virtual machines with soft-RoCE (rdma_rxe): the engine at one end, the kernel's SMC-R at the other, and the engine at both.
+//!
+//! The kernel is Debian's of a newer series, whose sockets are SMC's by a protocol of their own (IPPROTO_SMC, Linux 6.11).
+
+use std::time::Duration;
+
+use usmc_tests::vm::{self, Guest, Guests};
+use usmc_tests::{Fixture, build, is_plain};
+
+const LIMIT: Duration = Duration::from_secs(240);
+const UEID: &str = "USMC-TESTS";
+
+/// Something that both are asked to do.
+type Step = fn(&mut Guest, &mut Guest);
+
+const STEPS: [(&str, Step); 3] = [
+    ("both ends are the engine's", both_ends_are_the_engines),
+    ("the kernel serves", the_kernel_serves),
+    ("the kernel is the client", the_kernel_is_the_client),
+];
+
+#[test]
+fn two_guests_by_rdma() {
+    if is_plain() || !vm::is_wanted_with_rdma() {
+        return;
+    }
+    build::usmc();
+    build::example("usmc-agent", "peer");
+    let fixture = Fixture::with_limit("two guests by rdma", LIMIT);
+    let mut guests = Guests::boot_for_rdma(&fixture);
+    let [one, other] = guests.both();
+    set_up(one);
+    set_up(other);
+    other.run(&format!("{KERNEL}\npython3 - <<'END'\n{}END", add_ueid()));
+    let only = std::env::var("USMC_TESTS_VM_STEP").unwrap_or_default();
+    for (name, step) in STEPS.into_iter().filter(|(name, _)| name.contains(&only)) {
+        println!("{name}, {} s left", fixture.time_left().as_secs());
+        step(one, other);
+    }
+    guests.shut_down();
+    if only.is_empty() {
+        bytes_went_by_rdma(guests.cable());
+    }
+    fixture.finish();
+}
+
+/// What the cable carried: handshakes by TCP, and by RoCE (UDP port 4791) more than all bytes of all connections.
+fn bytes_went_by_rdma(cable: &std::path::Path) {
+    for port in PORTS {
+        let handshakes =
+            vm::frames(cable, &format!("tcp port {port} and tcp[tcpflags] & tcp-syn != 0"));
+        let long = vm::frames(cable, &format!("tcp port {port} and greater 400"));
+        println!("{port}: {handshakes} SYNs, {long} long frames of TCP");
+        assert_eq!((handshakes, long), (2 * CONNECTIONS, 0), "port {port}");
+    }
+    // A frame has 1024 of them at most, and the last one of a message fewer.
+    let frames = vm::frames(cable, "udp dst port 4791 and greater 1000");
+    println!("{frames} long frames by RDMA");
+    assert!(frames >= 2 * PORTS.len() * CONNECTIONS * BYTES / 1024 * 9 / 10);
+}
+
+/// The device, and the programs that say SMC in SYNs.
+fn set_up(guest: &mut Guest) {
+    guest.run(
+        "for name in crc32_generic rdma_rxe ib_uverbs; do modprobe -C /dev/null -d $modules $name; done
+        rdma link add rxe0 type rxe netdev eth0
+        mkdir -p /tmp/cgroup && mount -t cgroup2 none /tmp/cgroup
+        mount -t bpf none /sys/fs/bpf 2>/dev/null || :
+        usmc ebpf load --cgroup /tmp/cgroup",
+    );
+}
+
+/// The kernel's SMC, whose sockets programs get by a protocol.
+const KERNEL: &str = "for name in smc smc_diag; do modprobe -C /dev/null -d $modules $name; done";
+
+/// SMC_NETLINK_ADD_UEID of linux/smc.h, as smcr(8) does it: no package of Debian 12 has that.
+fn add_ueid() -> String {
+    format!(
+        "import socket, struct
+s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16)
+def attribute(kind, data): return struct.pack('HH', 4 + len(data), kind) + data + b'\\0' * (-len(data) % 4)
+def ask(family, command, version, data):
+    body = struct.pack('BBH', command, version, 0) + data
+    s.send(struct.pack('IHHII', 16 + len(body), family, 5, 1, 0) + body)
+    return s.recv(65536)
+answer = ask(16, 3, 1, attribute(2, b'SMC_GEN_NETLINK\\0'))
+at, family = 20, None
+while at < len(answer):
+    n, kind = struct.unpack_from('HH', answer, at)
+    if kind == 1: family = struct.unpack_from('H', answer, at + 4)[0]; break
+    at += (n + 3) & ~3
+s.close(); s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16)
+answer = ask(family, 10, 1, attribute(1, b'{UEID}'.ljust(32) + b'\\0'))
+assert struct.unpack_from('i', answer, 16)[0] == 0, answer
+"
+    )
+}
+
+/// An echo server of so many connections in the kernel's SMC, and its client.
+const SERVER: &str = "import socket, sys, threading
+listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 256)
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind((sys.argv[1], int(sys.argv[2]))); listener.listen(64)
+print('ready', flush=True)
+def echo(s):
+    while data := s.recv(50000): s.sendall(data)
+    s.close()
+threads = []
+for _ in range(int(sys.argv[3])):
+    t = threading.Thread(target=echo, args=(listener.accept()[0],)); t.start(); threads.append(t)
+for t in threads: t.join()
+print('done', flush=True)
+";
+const CLIENT: &str = "import hashlib, socket, sys, threading
+def talk(n):
+    s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 256)
+    s.connect((sys.argv[1], int(sys.argv[2])))
+    data = hashlib.sha256(bytes([n])).digest() * (int(sys.argv[4]) // 32)
+    def send():
+        for at in range(0, len(data), 30011): s.sendall(data[at:at + 30011])
+        s.shutdown(socket.SHUT_WR)
+    t = threading.Thread(target=send); t.start()
+    got = b''
+    while piece := s.recv(50000): got += piece
+    t.join(); s.close()
+    assert got == data, (len(got), len(data))
+for n in range(int(sys.argv[3])): talk(n)
+print('done', flush=True)
+";
+
+/// Starts one end, and waits until it says that word.
+fn start(guest: &mut Guest, what: &str, log: &str, word: &str) {
+    guest.run(&format!(
+        "{what} >/tmp/{log} 2>&1 &
+        until grep -q {word} /tmp/{log}; do kill -0 $! 2>/dev/null || {{ cat /tmp/{log}; exit 1; }}; sleep 0.1; done"
+    ));
+}
+
+/// Waits until it is done, and gives what it has said.
+fn end(guest: &mut Guest, log: &str) -> String {
+    let (_, said) = guest.try_run(&format!(
+        "for n in $(seq 300); do grep -qE 'done|rror' /tmp/{log} && break; sleep 0.1; done; cat /tmp/{log}"
+    ));
+    assert!(said.contains("done"), "{said}");
+    said
+}
+
+fn engine(words: &str) -> String {
+    format!("USMC_UEID={UEID} {} {words}", build::example("usmc-agent", "peer").display())
+}
+
+/// So many connections left TCP, one of them by first contact.
+fn assert_smc(said: &str, connections: usize) {
+    assert_eq!(said.matches("smc ").count(), connections, "{said}");
+    assert_eq!(said.matches("first contact").count(), 1, "{said}");
+    assert!(!said.contains("aborted"), "{said}");
+}
+
+/// Those of the three steps.
+const PORTS: [u16; 3] = [9201, 9202, 9203];
+const CONNECTIONS: usize = 5;
+const BYTES: usize = 320_000;
+
+fn both_ends_are_the_engines(one: &mut Guest, other: &mut Guest) {
+    start(other, &engine(&format!("serve 10.0.0.2 9201 {CONNECTIONS}")), "serve", "ready");
+    start(one, &engine(&format!("talk 10.0.0.2:9201 {CONNECTIONS} {BYTES}")), "talk", "smc");
+    assert_smc(&end(one, "talk"), CONNECTIONS);
+    assert_smc(&end(other, "serve"), CONNECTIONS);
+}
+
+fn the_kernel_serves(one: &mut Guest, other: &mut Guest) {
+    let server = format!("python3 -c \"{SERVER}\" 10.0.0.2 9202 {CONNECTIONS}");
+    start(other, &server, "serve", "ready");
+    start(one, &engine(&format!("talk 10.0.0.2:9202 {CONNECTIONS} {BYTES}")), "talk", "smc");
+    assert_smc(&end(one, "talk"), CONNECTIONS);
+    end(other, "serve");
+}
+
+fn the_kernel_is_the_client(one: &mut Guest, other: &mut Guest) {
+    start(one, &engine(&format!("serve 10.0.0.1 9203 {CONNECTIONS}")), "serve", "ready");
+    let client = format!("python3 -c \"{CLIENT}\" 10.0.0.1 9203 {CONNECTIONS} {BYTES}");
+    start(other, &client, "talk", "done");
+    assert_smc(&end(one, "serve"), CONNECTIONS);
+}
