@@ -26,6 +26,7 @@ pub mod region;
 pub mod ss;
 pub mod storm;
 pub mod torture;
+pub mod trips;
 pub mod vm;
 
 pub use draw::Draw;

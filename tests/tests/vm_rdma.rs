@@ -13,10 +13,12 @@ const UEID: &str = "USMC-TESTS";
 /// Something that both are asked to do.
 type Step = fn(&mut Guest, &mut Guest);
 
-const STEPS: [(&str, Step); 3] = [
+const STEPS: [(&str, Step); 5] = [
     ("both ends are the engine's", both_ends_are_the_engines),
     ("the kernel serves", the_kernel_serves),
     ("the kernel is the client", the_kernel_is_the_client),
+    ("round trips", round_trips),
+    ("an end is killed", an_end_is_killed),
 ];
 
 #[test]
@@ -40,6 +42,7 @@ fn two_guests_by_rdma() {
     guests.shut_down();
     if only.is_empty() {
         bytes_went_by_rdma(guests.cable());
+        connections_take_so_many_round_trips(guests.cable());
     }
     fixture.finish();
 }
@@ -71,7 +74,8 @@ fn set_up(guest: &mut Guest) {
 }
 
 /// The kernel's SMC, whose sockets programs get by a protocol.
-const KERNEL: &str = "for name in smc smc_diag; do modprobe -C /dev/null -d $modules $name; done";
+const KERNEL: &str = "for name in smc smc_diag; do modprobe -C /dev/null -d $modules $name; done
+    sysctl -qw net.smc.smcr_testlink_time=1";
 
 /// SMC_NETLINK_ADD_UEID of linux/smc.h, as smcr(8) does it: no package of Debian 12 has that.
 fn add_ueid() -> String {
@@ -181,4 +185,68 @@ fn the_kernel_is_the_client(one: &mut Guest, other: &mut Guest) {
     let client = format!("python3 -c \"{CLIENT}\" 10.0.0.1 9203 {CONNECTIONS} {BYTES}");
     start(other, &client, "talk", "done");
     assert_smc(&end(one, "serve"), CONNECTIONS);
+}
+
+/// One connection after the other, with a short message and its answer: the engine with itself, and as a client and a server of the kernel's.
+fn round_trips(one: &mut Guest, other: &mut Guest) {
+    start(other, &engine(&format!("serve 10.0.0.2 9211 {CONNECTIONS}")), "serve", "ready");
+    start(one, &engine(&format!("turns 10.0.0.2:9211 {CONNECTIONS} 100")), "talk", "done");
+    end(other, "serve");
+    let server = format!("python3 -c \"{SERVER}\" 10.0.0.2 9212 {CONNECTIONS}");
+    start(other, &server, "serve", "ready");
+    start(one, &engine(&format!("turns 10.0.0.2:9212 {CONNECTIONS} 100")), "talk", "done");
+    end(other, "serve");
+    start(one, &engine(&format!("serve 10.0.0.1 9213 {CONNECTIONS}")), "serve", "ready");
+    let client = format!("python3 -c \"{CLIENT}\" 10.0.0.1 9213 {CONNECTIONS} 96");
+    start(other, &client, "talk", "done");
+    end(one, "serve");
+}
+
+/// From the SYN to the first byte of the answer: three where both ends are the engine, and one more for the kernel's CONFIRM_RKEY. First
+/// contact takes one more to confirm the link.
+fn connections_take_so_many_round_trips(cable: &std::path::Path) {
+    for (port, next) in [(9211, 3), (9212, 4), (9213, 4)] {
+        let legs = usmc_tests::trips::legs(cable, port);
+        println!("{port}: {legs:?} legs");
+        assert_eq!(legs.len(), CONNECTIONS);
+        // The end of the connection before may still be under way, and counts then.
+        assert_eq!(legs[1..].iter().min(), Some(&(2 * next)), "{legs:?}");
+        assert!(legs[1..].iter().all(|legs| *legs <= 2 * (next + 1)), "{legs:?}");
+        assert_eq!(legs[0], 8, "first contact: {legs:?}");
+    }
+}
+
+/// A client in the kernel's SMC that reads, and says what it finds.
+const READER: &str = "import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 256)
+s.connect((sys.argv[1], int(sys.argv[2])))
+s.sendall(b'x' * 1000); s.recv(10)
+print('reads', flush=True)
+try:
+    while s.recv(1000): pass
+    print('end', s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), flush=True)
+except OSError as e: print('end', e, flush=True)
+";
+
+/// The same that reads nothing more.
+const SLEEPER: &str = "import socket, sys, time
+s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 256)
+s.connect((sys.argv[1], int(sys.argv[2])))
+s.sendall(b'x' * 1000); s.recv(10)
+print('sleeps', flush=True)
+time.sleep(1000)
+";
+
+/// The kernel's client is killed with bytes unread, and the engine sees a reset. Then the engine's process is: without an agent that outlives
+/// it the kernel finds out by its own test of the link.
+fn an_end_is_killed(one: &mut Guest, other: &mut Guest) {
+    start(one, &engine("serve 10.0.0.1 9221 2"), "serve", "ready");
+    start(other, &format!("python3 -c \"{SLEEPER}\" 10.0.0.1 9221"), "sleeper", "sleeps");
+    other.run("pkill -9 -f 10.0.0.1.9221");
+    one.run("for n in $(seq 100); do grep -q 'aborted.*Reset' /tmp/serve && exit; sleep 0.1; done; cat /tmp/serve; exit 1");
+    start(other, &format!("python3 -c \"{READER}\" 10.0.0.1 9221"), "reader", "reads");
+    one.run("pkill -9 -x peer");
+    let said = other.run("for n in $(seq 100); do grep -q end /tmp/reader && break; sleep 0.1; done; cat /tmp/reader");
+    // ECONNABORTED, which the kernel shows once it has reported an end.
+    assert!(said.contains("end 103"), "{said}");
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! peer serve ADDRESS PORT COUNT        serves so many connections, one after the other or at a time, and ends
 //! peer talk ADDRESS:PORT COUNT BYTES   so many connections, so many bytes over each and back; then says `done`
+//! peer turns ADDRESS:PORT COUNT BYTES  the same, one after the other
 //! ```
 //!
 //! The own address says which RDMA device is used. Both say `smc N` for each connection that leaves TCP, and `tcp REASON`, and end with 1,
@@ -362,12 +363,15 @@ fn serve(own: Ipv4Addr, port: u16, count: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-fn talk(at: SocketAddrV4, count: usize, bytes: u64) -> Result<(), Failure> {
+fn talk(at: SocketAddrV4, count: usize, bytes: u64, in_turn: bool) -> Result<(), Failure> {
     let first = connect(at)?;
     let SocketAddr::V4(own) = first.local_addr()? else { return Err("IPv4 only".into()) };
     let mut peer = Peer::new(*own.ip(), false)?;
     peer.begin(first, bytes)?;
-    for _ in 1..count {
+    for begun in 1..count {
+        while in_turn && peer.over < begun {
+            peer.turn()?;
+        }
         peer.begin(connect(at)?, bytes)?;
     }
     while peer.over < count {
@@ -381,10 +385,10 @@ fn run() -> Result<(), Failure> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         ["serve", address, port, count] => serve(address.parse()?, port.parse()?, count.parse()?)?,
-        ["talk", at, count, bytes] => talk(at.parse()?, count.parse()?, bytes.parse()?)?,
-        _ => {
-            return Err("peer serve ADDRESS PORT COUNT | peer talk ADDRESS:PORT COUNT BYTES".into());
+        [how @ ("talk" | "turns"), at, count, bytes] => {
+            talk(at.parse()?, count.parse()?, bytes.parse()?, how == "turns")?;
         }
+        _ => return Err("how it is used stands at the head of its source".into()),
     }
     println!("done");
     Ok(())
