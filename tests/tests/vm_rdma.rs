@@ -13,11 +13,12 @@ const UEID: &str = "USMC-TESTS";
 /// Something that both are asked to do.
 type Step = fn(&mut Guest, &mut Guest);
 
-const STEPS: [(&str, Step); 5] = [
+const STEPS: [(&str, Step); 6] = [
     ("both ends are the engine's", both_ends_are_the_engines),
     ("the kernel serves", the_kernel_serves),
     ("the kernel is the client", the_kernel_is_the_client),
     ("round trips", round_trips),
+    ("three hundred connections", three_hundred_connections),
     ("an end is killed", an_end_is_killed),
 ];
 
@@ -104,7 +105,7 @@ assert struct.unpack_from('i', answer, 16)[0] == 0, answer
 const SERVER: &str = "import socket, sys, threading
 listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 256)
 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-listener.bind((sys.argv[1], int(sys.argv[2]))); listener.listen(64)
+listener.bind((sys.argv[1], int(sys.argv[2]))); listener.listen(512)
 print('ready', flush=True)
 def echo(s):
     while data := s.recv(50000): s.sendall(data)
@@ -214,6 +215,18 @@ fn connections_take_so_many_round_trips(cable: &std::path::Path) {
         assert!(legs[1..].iter().all(|legs| *legs <= 2 * (next + 1)), "{legs:?}");
         assert_eq!(legs[0], 8, "first contact: {legs:?}");
     }
+}
+
+/// More than a link group has room for: a second one begins. The kernel is the server.
+fn three_hundred_connections(one: &mut Guest, other: &mut Guest) {
+    const MANY: usize = 300;
+    start(other, &format!("python3 -c \"{SERVER}\" 10.0.0.2 9231 {MANY}"), "serve", "ready");
+    start(one, &engine(&format!("all 10.0.0.2:9231 {MANY} 3000")), "talk", "done");
+    let said = end(one, "talk");
+    end(other, "serve");
+    let [all, first] = ["smc ", "first contact"].map(|what| said.matches(what).count());
+    println!("{all} of {MANY} connections, {first} groups");
+    assert_eq!((all, first), (MANY, 2), "{said}");
 }
 
 /// A client in the kernel's SMC that reads, and says what it finds.

@@ -4,6 +4,7 @@
 //! peer serve ADDRESS PORT COUNT        serves so many connections, one after the other or at a time, and ends
 //! peer talk ADDRESS:PORT COUNT BYTES   so many connections, so many bytes over each and back; then says `done`
 //! peer turns ADDRESS:PORT COUNT BYTES  the same, one after the other
+//! peer all ADDRESS:PORT COUNT BYTES    the same, all of them at a time
 //! ```
 //!
 //! The own address says which RDMA device is used. Both say `smc N` for each connection that leaves TCP, and `tcp REASON`, and end with 1,
@@ -35,11 +36,13 @@ use usmc_verbs::Library;
 
 /// Rings of 64 KiB.
 const SHIFT: u32 = 16;
-const SLOTS: u32 = 64;
+const SLOTS: u32 = 300;
 /// "I speak SMC" in the SYN, by the programs of `usmc ebpf load` (crates/usmc/src/handshake/syn_option.rs).
 const SOL_SMC: i32 = 286;
 const SYN_OPTION: i32 = 1 << 8 | 254;
 const SPEAKS: u32 = 2;
+/// Handshakes at a time: a kernel answers one after the other, each within six seconds or not at all.
+const HANDSHAKES: usize = 8;
 /// Nothing moves for so long: something is wrong.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -67,6 +70,9 @@ struct Peer {
     free: Vec<u32>,
     applications: BTreeMap<ConnId, Application>,
     is_server: bool,
+    established: usize,
+    /// No application does anything before so many are.
+    waits_for: usize,
     over: usize,
     moved: Instant,
 }
@@ -126,6 +132,8 @@ impl Peer {
             free: (0..SLOTS).collect(),
             applications: BTreeMap::new(),
             is_server,
+            established: 0,
+            waits_for: 0,
             over: 0,
             moved: Instant::now(),
         })
@@ -168,8 +176,9 @@ impl Peer {
         while let Some((event, tcp)) = self.driver.poll_event() {
             self.handle(event, tcp)?;
         }
+        let may_act = self.established >= self.waits_for;
         let conns: Vec<ConnId> = self.applications.keys().copied().collect();
-        for conn in conns {
+        for conn in conns.into_iter().filter(|_| may_act) {
             self.act(conn)?;
         }
         if self.moved.elapsed() > PATIENCE {
@@ -181,6 +190,7 @@ impl Peer {
     fn handle(&mut self, event: Event, tcp: Option<TcpStream>) -> Result<(), Failure> {
         match event {
             Event::Established { conn, first_contact, .. } => {
+                self.established += 1;
                 println!(
                     "smc {}{}",
                     conn.token(),
@@ -363,13 +373,14 @@ fn serve(own: Ipv4Addr, port: u16, count: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-fn talk(at: SocketAddrV4, count: usize, bytes: u64, in_turn: bool) -> Result<(), Failure> {
+fn talk(at: SocketAddrV4, count: usize, bytes: u64, how: &str) -> Result<(), Failure> {
     let first = connect(at)?;
     let SocketAddr::V4(own) = first.local_addr()? else { return Err("IPv4 only".into()) };
     let mut peer = Peer::new(*own.ip(), false)?;
+    peer.waits_for = if how == "all" { count } else { 0 };
     peer.begin(first, bytes)?;
     for begun in 1..count {
-        while in_turn && peer.over < begun {
+        while (how == "turns" && peer.over < begun) || begun - peer.established >= HANDSHAKES {
             peer.turn()?;
         }
         peer.begin(connect(at)?, bytes)?;
@@ -385,8 +396,8 @@ fn run() -> Result<(), Failure> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         ["serve", address, port, count] => serve(address.parse()?, port.parse()?, count.parse()?)?,
-        [how @ ("talk" | "turns"), at, count, bytes] => {
-            talk(at.parse()?, count.parse()?, bytes.parse()?, how == "turns")?;
+        [how @ ("talk" | "turns" | "all"), at, count, bytes] => {
+            talk(at.parse()?, count.parse()?, bytes.parse()?, how)?;
         }
         _ => return Err("how it is used stands at the head of its source".into()),
     }
