@@ -10,24 +10,18 @@ use smc_proto::handshake::server::{
     Choice, ChoiceR, Confirmed, ExpectConfirm, ExpectProposal, Surroundings,
 };
 use smc_proto::handshake::{
-    Agreement, CLC_TIMEOUT, ConfirmingLink, Ending, ExpectDecline, Fault, Finished, Path, SmcrSide,
+    Agreement, CLC_TIMEOUT, ConfirmingLink, Ending, ExpectDecline, Fault, Finished, Path,
 };
 use smc_proto::ids::{Chid, SmcdGid, U24};
-use smc_proto::link_group::{self, Connect, Key, LinkGroup, LinkIndex, Port, Role, Time};
-use smc_proto::list::List;
+use smc_proto::link_group::{self, Port, Role, Time};
 use smc_proto::wire::clc::{Answer, Error, Local, Message, Os, Prefix, Smcr, SmcrVersion};
 use smc_proto::wire::llc::{DeleteReason, Version};
 
 use crate::buffers::Buffers;
-use crate::connection::{ConnId, Data, Seat};
+use crate::connection::{ConnId, Data};
 use crate::engine::{Conn, Engine, Wish};
 use crate::event::Event;
-use crate::groups::{Group, GroupIndex, RMBS};
-use crate::link::Link;
 use crate::nic::Nic;
-
-/// The first link of a group, at each end.
-const FIRST: LinkIndex = LinkGroup::<RMBS>::FIRST;
 
 /// What a connection waits for.
 #[derive(Debug)]
@@ -110,13 +104,13 @@ impl<B: Buffers> Engine<B> {
         })
     }
 
-    fn wait(&mut self, conn: ConnId, stage: Stage, deadline: Option<Time>) {
+    pub(crate) fn wait(&mut self, conn: ConnId, stage: Stage, deadline: Option<Time>) {
         if let Some(conn) = self.conns.get_mut(conn) {
             (conn.stage, conn.deadline) = (stage, deadline);
         }
     }
 
-    fn take_stage(&mut self, conn: ConnId) -> Option<Stage> {
+    pub(crate) fn take_stage(&mut self, conn: ConnId) -> Option<Stage> {
         let conn = self.conns.get_mut(conn)?;
         (!matches!(conn.stage, Stage::Established))
             .then(|| std::mem::replace(&mut conn.stage, Stage::Between))
@@ -247,7 +241,13 @@ impl<B: Buffers> Engine<B> {
     }
 
     /// Client: this side has all that it needs.
-    fn confirm(&mut self, conn: ConnId, accepted: AcceptedR, nic: &mut impl Nic, now: Time) {
+    pub(crate) fn confirm(
+        &mut self,
+        conn: ConnId,
+        accepted: AcceptedR,
+        nic: &mut impl Nic,
+        now: Time,
+    ) {
         let Some(side) = self.side(conn, accepted.is_first_contact(), nic) else {
             let ending = accepted.decline(DeclineCode::MEM);
             return self.end(conn, ending, nic, now);
@@ -281,7 +281,7 @@ impl<B: Buffers> Engine<B> {
         }
     }
 
-    fn serve(&mut self, conn: ConnId, choice: ChoiceR, nic: &mut impl Nic, now: Time) {
+    pub(crate) fn serve(&mut self, conn: ConnId, choice: ChoiceR, nic: &mut impl Nic, now: Time) {
         let need = need_of(Role::Server, choice.path(), choice.peer(), U24::default());
         if self.join(conn, &need, now).is_some() {
             let group = self.group_of(conn);
@@ -304,7 +304,7 @@ impl<B: Buffers> Engine<B> {
     }
 
     /// Server: this side has all that it needs.
-    fn answer(
+    pub(crate) fn answer(
         &mut self,
         conn: ConnId,
         choice: ChoiceR,
@@ -370,7 +370,7 @@ impl<B: Buffers> Engine<B> {
         }
     }
 
-    fn established(&mut self, conn: ConnId, agreement: &Agreement, nic: &mut impl Nic) {
+    pub(crate) fn established(&mut self, conn: ConnId, agreement: &Agreement, nic: &mut impl Nic) {
         let Some(known) = self.conns.get_mut(conn) else { return };
         let (Answer::R(peer), Some(seat)) = (&agreement.peer, known.seat) else { return };
         known.data.proto.peer(peer.size.bytes(), peer.alert_token);
@@ -389,148 +389,8 @@ impl<B: Buffers> Engine<B> {
         self.pump(conn, nic);
     }
 
-    /// What LLC says.
-    pub(crate) fn handle_llc_event(
-        &mut self,
-        group: GroupIndex,
-        event: link_group::Event,
-        nic: &mut impl Nic,
-        now: Time,
-    ) {
-        match event {
-            link_group::Event::FirstLink(confirm) => {
-                let Some((conn, confirming)) = self.confirming(group) else { return };
-                match confirming.on_confirmed(&confirm) {
-                    Ok(agreement) => self.group_is_up(group, conn, &agreement, nic, now),
-                    Err(ending) => self.end(conn, ending, nic, now),
-                }
-            }
-            link_group::Event::FirstLinkFailed => {
-                let Some((conn, confirming)) = self.confirming(group) else { return };
-                let deadline = Some(now + ExpectDecline::TIMEOUT);
-                self.wait(conn, Stage::Declines(confirming.on_timeout()), deadline);
-            }
-            link_group::Event::LinkUp(_) => {}
-            link_group::Event::LinkDown { index, to } => {
-                self.link_is_down(group, index, to, nic, now)
-            }
-            link_group::Event::Announced { ok, .. } => self.announced(group, ok, nic, now),
-            link_group::Event::Withdrawn { .. } => {}
-            link_group::Event::Terminated => self.group_is_down(group, nic, now),
-        }
-    }
-
-    /// The connection that makes first contact.
-    fn confirming(&mut self, group: GroupIndex) -> Option<(ConnId, ConfirmingLink)> {
-        let conns = self.group_mut(group)?.conns.clone();
-        let is_it = |conn: &ConnId| {
-            matches!(self.conns.get(*conn), Some(Conn { stage: Stage::ConfirmsLink(_), .. }))
-        };
-        let conn = conns.into_iter().find(is_it)?;
-        match self.take_stage(conn) {
-            Some(Stage::ConfirmsLink(confirming)) => Some((conn, confirming)),
-            _ => None,
-        }
-    }
-
-    fn group_is_up(
-        &mut self,
-        group: GroupIndex,
-        conn: ConnId,
-        agreement: &Agreement,
-        nic: &mut impl Nic,
-        now: Time,
-    ) {
-        let Answer::R(peer) = &agreement.peer else { return };
-        let devices = self.config.devices.clone();
-        let Some(state) = self.group_mut(group) else { return };
-        state.is_up = true;
-        self.events.push_back(Event::GroupUp {
-            group,
-            peer: peer.local.peer_id,
-            gid: peer.local.gid,
-        });
-        if let Some((flows, mut verbs)) =
-            self.group_mut(group).and_then(|group| group.flows(nic, &devices))
-            && flows.config().role == Role::Server
-        {
-            // Refused where only one was agreed on.
-            let _ = flows.add_link(None, &mut verbs, now);
-        }
-        self.established(conn, agreement, nic);
-        self.release_held(nic, now);
-    }
-
-    /// Clients that were held back have their turn.
-    pub(crate) fn release_held(&mut self, nic: &mut impl Nic, now: Time) {
-        for conn in std::mem::take(&mut self.held) {
-            if let Some(Stage::Held(choice)) = self.take_stage(conn) {
-                self.serve(conn, choice, nic, now);
-            }
-        }
-    }
-
-    /// Connections of a link go on over another one; without one the group is about to end.
-    fn link_is_down(
-        &mut self,
-        group: GroupIndex,
-        index: LinkIndex,
-        to: Option<LinkIndex>,
-        nic: &mut impl Nic,
-        now: Time,
-    ) {
-        let Some(to) = to else { return };
-        let conns = self.group_mut(group).map(|group| group.conns.clone()).unwrap_or_default();
-        for conn in conns {
-            let Some(known) = self.conns.get_mut(conn) else { continue };
-            let Some(seat) = known.seat.as_mut().filter(|seat| seat.link == index) else {
-                continue;
-            };
-            seat.link = to;
-            match known.stage {
-                Stage::Established => {
-                    known.data.moved();
-                    self.pump(conn, nic);
-                }
-                // The server has named its RMB by a key of the link that is gone.
-                Stage::ClientAnnounces(_) => {
-                    if let Some(Stage::ClientAnnounces(accepted)) = self.take_stage(conn) {
-                        self.end(conn, accepted.decline(DeclineCode::ERR_RDYLNK), nic, now);
-                    }
-                }
-                // So will the client; or it has by now, and takes the connection for established.
-                Stage::Accepted(_) => seat.is_stale = true,
-                _ => {}
-            }
-        }
-    }
-
-    /// A connection has lost its group.
-    pub(crate) fn lose(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {
-        let Some(known) = self.conns.get_mut(conn) else { return };
-        known.seat = None;
-        if matches!(known.stage, Stage::Established) {
-            known.data.lost(&mut self.events);
-            return self.end_if_over(conn, now);
-        }
-        let ending = match self.take_stage(conn) {
-            Some(Stage::ConfirmsLink(confirming)) => confirming.decline(DeclineCode::ERR_RDYLNK),
-            Some(Stage::ClientAnnounces(accepted)) => accepted.decline(DeclineCode::ERR_REGBUF),
-            Some(Stage::ServerAnnounces(choice)) => choice.decline(DeclineCode::ERR_REGBUF),
-            Some(stage) => {
-                // It waits for something else than the group; or for a Confirm, whose client takes the connection for established.
-                if let Some(known) = self.conns.get_mut(conn) {
-                    known.stage = stage;
-                }
-                return;
-            }
-            None => return,
-        };
-        self.end(conn, ending, nic, now);
-    }
-
     /// The handshake is over, without SMC.
-    fn end(&mut self, conn: ConnId, ending: Ending, nic: &mut impl Nic, now: Time) {
+    pub(crate) fn end(&mut self, conn: ConnId, ending: Ending, nic: &mut impl Nic, now: Time) {
         let group = self.group_of(conn);
         let mut is_out_of_sync = false;
         self.remove(conn, now);
@@ -550,230 +410,6 @@ impl<B: Buffers> Engine<B> {
         if !is_up || is_out_of_sync {
             // Its first contact has failed, or both ends think differently of it.
             self.end_group(group, DeleteReason::PROGRAM, nic, now);
-        }
-    }
-
-    fn group_of(&self, conn: ConnId) -> Option<GroupIndex> {
-        Some(self.conns.get(conn)?.seat?.group)
-    }
-
-    /// A place in a group that exists.
-    fn join(&mut self, conn: ConnId, need: &Need, now: Time) -> Option<GroupIndex> {
-        let rmb = self.conns.get(conn)?.data.memory.rmb;
-        let id = self.known.join(need)?;
-        let at = self
-            .groups
-            .iter()
-            .position(|group| group.as_ref().is_some_and(|group| group.id == id))?;
-        let group = self.groups.get_mut(at)?.as_mut()?;
-        let link = match &group.llc {
-            Some(flows) if group.is_up => {
-                let active = |which| flows.links().filter(|link| link.active).nth(which);
-                self.known.link(id, need).and_then(active).map(|link| link.index)
-            }
-            _ => Some(FIRST),
-        };
-        let Some(link) = link.filter(|_| group.has_number_for(rmb)) else {
-            self.known.leave(id, now);
-            return None;
-        };
-        group.number_of(rmb);
-        group.conns.push(conn);
-        let group = GroupIndex(at as u16);
-        self.conns.get_mut(conn)?.seat = Some(Seat::new(group, link));
-        Some(group)
-    }
-
-    /// Leaves it again.
-    fn unseat(&mut self, conn: ConnId, now: Time) {
-        let Some(seat) = self.conns.get_mut(conn).and_then(|conn| conn.seat.take()) else { return };
-        if let Some(group) = self.group_mut(seat.group) {
-            group.conns.retain(|one| *one != conn);
-            let id = group.id;
-            self.known.leave(id, now);
-        }
-    }
-
-    /// A new group, whose first link has no peer yet.
-    fn found(
-        &mut self,
-        conn: ConnId,
-        need: &Need,
-        max_conns: u8,
-        nic: &mut impl Nic,
-    ) -> Option<GroupIndex> {
-        let (device, rmb) = {
-            let data = &self.conns.get(conn)?.data;
-            (data.device, data.memory.rmb)
-        };
-        let at = match self.groups.iter().position(Option::is_none) {
-            Some(at) => at,
-            None => {
-                self.groups.push(None);
-                self.groups.len() - 1
-            }
-        };
-        let group = GroupIndex(u16::try_from(at).ok()?);
-        let (qp, local) = nic.create(device)?;
-        let Ok(id) = self.known.begin(need, max_conns) else {
-            nic.destroy(qp);
-            return None;
-        };
-        let mut state = Group::new(id, Link::new(qp, device, local));
-        state.number_of(rmb);
-        state.conns.push(conn);
-        *self.groups.get_mut(at)? = Some(state);
-        self.conns.get_mut(conn)?.seat = Some(Seat::new(group, FIRST));
-        Some(group)
-    }
-
-    /// The first link has its peer.
-    fn open(
-        &mut self,
-        group: GroupIndex,
-        config: link_group::Config,
-        remote: &Port,
-        peer_os: Os,
-        nic: &mut impl Nic,
-        now: Time,
-    ) -> bool {
-        let Some(state) = self.group_mut(group) else { return false };
-        state.peer_os = peer_os;
-        let Some((qp, local)) = state.link(FIRST).map(|link| (link.qp, link.local)) else {
-            return false;
-        };
-        if nic.connect(qp, remote) != Connect::Done {
-            return false;
-        }
-        let mut flows = LinkGroup::new(config, local, *remote, now);
-        // The RMB of the first connection is named in this side's Accept or Confirm.
-        flows.rmb_was_named(0);
-        state.llc = Some(flows);
-        true
-    }
-
-    /// What this side says of itself in an Accept or a Confirm.
-    fn side(&mut self, conn: ConnId, first_contact: bool, nic: &mut impl Nic) -> Option<SmcrSide> {
-        let known = self.conns.get(conn)?;
-        let (seat, memory) = (known.seat?, known.data.memory);
-        let link = self.groups.get(seat.group.number())?.as_ref()?.link(seat.link)?;
-        let (qp, local) = (link.qp, link.local);
-        let key = nic.rmb(qp, memory.rmb)?;
-        nic.arena(qp, memory.arena)?;
-        let mut gids = List::new();
-        let _ = gids.push(local.gid);
-        let host = &self.config.host;
-        Some(SmcrSide {
-            local: Local { peer_id: host.peer_id, gid: local.gid, mac: local.mac },
-            qpn: local.qpn,
-            rkey: key.rkey,
-            alert_token: conn.token(),
-            size: memory.size,
-            mtu: local.mtu,
-            rmb_addr: key.addr,
-            psn: local.psn,
-            direct: local.direct,
-            gids,
-            first_contact,
-        })
-    }
-
-    /// Records the peer's RMB. False where there is no room for one more.
-    fn add_peer_rmb(&mut self, conn: ConnId, peer: &Smcr) -> bool {
-        let Some(seat) = self.conns.get(conn).and_then(|conn| conn.seat) else { return false };
-        // Elements of an RMB are numbered from 1.
-        let before = u64::from(peer.rmbe_idx.saturating_sub(1)) * u64::from(peer.size.bytes());
-        let key = Key { rkey: peer.rkey, addr: peer.rmb_addr.wrapping_add(before) };
-        let flows = self.group_mut(seat.group).and_then(|group| group.llc.as_mut());
-        let Some(peer_rmb) = flows.and_then(|flows| flows.add_peer_rmb(seat.link, key)) else {
-            return false;
-        };
-        if let Some(conn) = self.conns.get_mut(conn) {
-            conn.seat = Some(Seat { peer_rmb, ..seat });
-        }
-        true
-    }
-
-    /// Whether the peer has to hear of the connection's RMB by LLC first. On a single link the key in the Accept or Confirm is
-    /// enough, and a peer that knows it already needs nothing.
-    fn has_to_announce(&mut self, conn: ConnId) -> bool {
-        let Some((seat, rmb)) =
-            self.conns.get(conn).and_then(|c| Some((c.seat?, c.data.memory.rmb)))
-        else {
-            return false;
-        };
-        let Some(group) = self.group_mut(seat.group) else { return false };
-        let Some(number) = group.number_of(rmb) else { return false };
-        let os = group.peer_os;
-        let Some(flows) = group.llc.as_mut() else { return false };
-        if flows.knows_rmb(number) {
-            return false;
-        }
-        if flows.may_skip_announce(os) {
-            flows.rmb_was_named(number);
-            return false;
-        }
-        true
-    }
-
-    fn announce(&mut self, conn: ConnId, stage: Stage, nic: &mut impl Nic, now: Time) {
-        self.wait(conn, stage, Some(now + CLC_TIMEOUT));
-        let Some(group) = self.group_of(conn) else { return };
-        if let Some(state) = self.group_mut(group) {
-            state.announces.push_back(conn);
-        }
-        self.run(group, nic, now);
-    }
-
-    /// The next RMB is announced, if no flow is under way.
-    pub(crate) fn announce_next(&mut self, group: GroupIndex, nic: &mut impl Nic, now: Time) {
-        let devices = self.config.devices.clone();
-        let Some(conn) = self.group_mut(group).and_then(|group| group.announces.front().copied())
-        else {
-            return;
-        };
-        let Some(rmb) = self.conns.get(conn).map(|conn| conn.data.memory.rmb) else { return };
-        let Some(state) = self.group_mut(group) else { return };
-        let Some(number) = state.number_of(rmb) else { return };
-        if let Some((flows, mut verbs)) = state.flows(nic, &devices)
-            && flows.is_idle()
-            && flows.announce_rmb(number, &mut verbs, now).is_ok()
-        {
-            state.transmit(nic, &devices);
-        }
-    }
-
-    fn announced(&mut self, group: GroupIndex, ok: bool, nic: &mut impl Nic, now: Time) {
-        let Some(conn) = self.group_mut(group).and_then(|group| group.announces.pop_front()) else {
-            return;
-        };
-        match self.take_stage(conn) {
-            Some(Stage::ClientAnnounces(accepted)) if ok => self.confirm(conn, accepted, nic, now),
-            Some(Stage::ServerAnnounces(choice)) if ok => {
-                self.answer(conn, choice, false, nic, now)
-            }
-            Some(Stage::ClientAnnounces(accepted)) => {
-                let ending = accepted.decline(DeclineCode::ERR_REGBUF);
-                self.end(conn, ending, nic, now);
-            }
-            Some(Stage::ServerAnnounces(choice)) => {
-                let ending = choice.decline(DeclineCode::ERR_REGBUF);
-                self.end(conn, ending, nic, now);
-            }
-            Some(other) => self.wait(conn, other, None),
-            None => {}
-        }
-    }
-
-    /// What of a group's configuration is the host's.
-    fn flows_config(&self, group: GroupIndex) -> link_group::Config {
-        link_group::Config {
-            role: Role::Server,
-            version: Version::V2,
-            max_links: 1,
-            max_conns: 0,
-            id: u32::from(group.0) << 8,
-            test_interval: self.config.test_interval,
         }
     }
 }

@@ -10,10 +10,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use smc_proto::groups::{Groups, PeerPort};
+use smc_proto::groups::Groups;
 use smc_proto::handshake::Host;
 use smc_proto::link_group::{LinkIndex, Time};
-use smc_proto::list::List;
 use smc_proto::wire::cdc::{self, SmcrRepr};
 use smc_proto::wire::clc::Message;
 use smc_proto::wire::llc::DeleteReason;
@@ -22,7 +21,7 @@ use crate::buffers::Buffers;
 use crate::clc::Stage;
 use crate::connection::{ConnId, Data, Memory, Seat};
 use crate::event::Event;
-use crate::groups::{Group, GroupIndex, RMBS};
+use crate::groups::{Group, GroupIndex};
 use crate::link::Sent;
 use crate::nic::{DeviceId, Nic, QpId};
 use crate::table::Table;
@@ -310,68 +309,6 @@ impl<B: Buffers> Engine<B> {
             }
             self.pump(conn, nic);
         }
-    }
-
-    /// What LLC has brought, and what it has to say.
-    pub(crate) fn run(&mut self, group: GroupIndex, nic: &mut impl Nic, now: Time) {
-        let devices = self.config.devices.clone();
-        loop {
-            let Some(state) = self.group_mut(group) else { return };
-            state.transmit(nic, &devices);
-            let Some(flows) = state.llc.as_mut() else { return };
-            let Some(event) = flows.poll_event() else { break };
-            self.handle_llc_event(group, event, nic, now);
-        }
-        self.announce_next(group, nic, now);
-        self.name_links(group);
-    }
-
-    /// Which ends of the peer's a connection of the group may name, and how many RMBs of the peer's there is room for.
-    fn name_links(&mut self, group: GroupIndex) {
-        let Some(Some(state)) = self.groups.get(group.number()) else { return };
-        let Some(flows) = &state.llc else { return };
-        let mut links: List<PeerPort, { smc_proto::link_group::LINKS }> = List::new();
-        for link in flows.links().filter(|link| link.active) {
-            let _ = links.push(PeerPort::from(&link.remote));
-        }
-        if !links.is_empty() {
-            self.known.set_links(state.id, links);
-            self.known.set_keys_left(state.id, RMBS - flows.peer_rmbs().count());
-        }
-    }
-
-    /// Ends a group and its connections.
-    pub(crate) fn end_group(
-        &mut self,
-        group: GroupIndex,
-        reason: DeleteReason,
-        nic: &mut impl Nic,
-        now: Time,
-    ) {
-        let Some(state) = self.group_mut(group) else { return };
-        match state.llc.as_mut() {
-            Some(flows) if !flows.is_terminated() => {
-                flows.terminate(reason);
-                self.run(group, nic, now);
-            }
-            _ => self.group_is_down(group, nic, now),
-        }
-    }
-
-    /// Nothing of the group is left.
-    pub(crate) fn group_is_down(&mut self, group: GroupIndex, nic: &mut impl Nic, now: Time) {
-        let Some(state) = self.groups.get_mut(group.number()).and_then(Option::take) else {
-            return;
-        };
-        for link in state.links.iter().flatten() {
-            nic.destroy(link.qp);
-        }
-        self.known.remove(state.id);
-        for conn in state.conns {
-            self.lose(conn, nic, now);
-        }
-        self.events.push_back(Event::GroupDown { group });
-        self.release_held(nic, now);
     }
 
     /// A connection is over, if it is.

@@ -7,7 +7,7 @@
 //! ([`buffers`]). Its bytes go by RDMA WRITE from the one into the peer's, and a CDC message behind them tells of it.
 //!
 //! In reading order: [`engine`] has the events that come in and go out; `clc` brings a connection to its place in a
-//! link group; `groups` and `link` are that place; `connection` moves the bytes, by the WRITEs of [`transfer`].
+//! link group; `seats`, `groups` and `link` are that place, and `llc` keeps it; `connection` moves the bytes, by the WRITEs of [`transfer`].
 #![forbid(unsafe_code)]
 
 pub mod buffers;
@@ -17,7 +17,9 @@ pub mod engine;
 mod event;
 mod groups;
 mod link;
+mod llc;
 pub mod nic;
+mod seats;
 mod table;
 pub mod transfer;
 

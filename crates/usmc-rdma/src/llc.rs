@@ -1,0 +1,270 @@
+//! What LLC has to say, and what follows from what it brought.
+
+use smc_proto::decline::DeclineCode;
+use smc_proto::groups::PeerPort;
+use smc_proto::handshake::{Agreement, CLC_TIMEOUT, ConfirmingLink, ExpectDecline};
+use smc_proto::link_group::{self, LinkIndex, Role, Time};
+use smc_proto::list::List;
+use smc_proto::wire::clc::Answer;
+use smc_proto::wire::llc::DeleteReason;
+
+use crate::buffers::Buffers;
+use crate::clc::Stage;
+use crate::connection::ConnId;
+use crate::engine::{Conn, Engine};
+use crate::event::Event;
+use crate::groups::{GroupIndex, RMBS};
+use crate::nic::Nic;
+
+impl<B: Buffers> Engine<B> {
+    /// What LLC has brought, and what it has to say.
+    pub(crate) fn run(&mut self, group: GroupIndex, nic: &mut impl Nic, now: Time) {
+        let devices = self.config.devices.clone();
+        loop {
+            let Some(state) = self.group_mut(group) else { return };
+            state.transmit(nic, &devices);
+            let Some(flows) = state.llc.as_mut() else { return };
+            let Some(event) = flows.poll_event() else { break };
+            self.handle_llc_event(group, event, nic, now);
+        }
+        self.announce_next(group, nic, now);
+        self.name_links(group);
+    }
+
+    /// Which ends of the peer's a connection of the group may name, and how many RMBs of the peer's there is room for.
+    pub(crate) fn name_links(&mut self, group: GroupIndex) {
+        let Some(Some(state)) = self.groups.get(group.number()) else { return };
+        let Some(flows) = &state.llc else { return };
+        let mut links: List<PeerPort, { smc_proto::link_group::LINKS }> = List::new();
+        for link in flows.links().filter(|link| link.active) {
+            let _ = links.push(PeerPort::from(&link.remote));
+        }
+        if !links.is_empty() {
+            self.known.set_links(state.id, links);
+            self.known.set_keys_left(state.id, RMBS - flows.peer_rmbs().count());
+        }
+    }
+
+    /// Ends a group and its connections.
+    pub(crate) fn end_group(
+        &mut self,
+        group: GroupIndex,
+        reason: DeleteReason,
+        nic: &mut impl Nic,
+        now: Time,
+    ) {
+        let Some(state) = self.group_mut(group) else { return };
+        match state.llc.as_mut() {
+            Some(flows) if !flows.is_terminated() => {
+                flows.terminate(reason);
+                self.run(group, nic, now);
+            }
+            _ => self.group_is_down(group, nic, now),
+        }
+    }
+
+    /// Nothing of the group is left.
+    pub(crate) fn group_is_down(&mut self, group: GroupIndex, nic: &mut impl Nic, now: Time) {
+        let Some(state) = self.groups.get_mut(group.number()).and_then(Option::take) else {
+            return;
+        };
+        for link in state.links.iter().flatten() {
+            nic.destroy(link.qp);
+        }
+        self.known.remove(state.id);
+        for conn in state.conns {
+            self.lose(conn, nic, now);
+        }
+        self.events.push_back(Event::GroupDown { group });
+        self.release_held(nic, now);
+    }
+
+    /// What LLC says.
+    pub(crate) fn handle_llc_event(
+        &mut self,
+        group: GroupIndex,
+        event: link_group::Event,
+        nic: &mut impl Nic,
+        now: Time,
+    ) {
+        match event {
+            link_group::Event::FirstLink(confirm) => {
+                let Some((conn, confirming)) = self.confirming(group) else { return };
+                match confirming.on_confirmed(&confirm) {
+                    Ok(agreement) => self.group_is_up(group, conn, &agreement, nic, now),
+                    Err(ending) => self.end(conn, ending, nic, now),
+                }
+            }
+            link_group::Event::FirstLinkFailed => {
+                let Some((conn, confirming)) = self.confirming(group) else { return };
+                let deadline = Some(now + ExpectDecline::TIMEOUT);
+                self.wait(conn, Stage::Declines(confirming.on_timeout()), deadline);
+            }
+            link_group::Event::LinkUp(_) => {}
+            link_group::Event::LinkDown { index, to } => {
+                self.link_is_down(group, index, to, nic, now)
+            }
+            link_group::Event::Announced { ok, .. } => self.announced(group, ok, nic, now),
+            link_group::Event::Withdrawn { .. } => {}
+            link_group::Event::Terminated => self.group_is_down(group, nic, now),
+        }
+    }
+
+    /// The connection that makes first contact.
+    pub(crate) fn confirming(&mut self, group: GroupIndex) -> Option<(ConnId, ConfirmingLink)> {
+        let conns = self.group_mut(group)?.conns.clone();
+        let is_it = |conn: &ConnId| {
+            matches!(self.conns.get(*conn), Some(Conn { stage: Stage::ConfirmsLink(_), .. }))
+        };
+        let conn = conns.into_iter().find(is_it)?;
+        match self.take_stage(conn) {
+            Some(Stage::ConfirmsLink(confirming)) => Some((conn, confirming)),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn group_is_up(
+        &mut self,
+        group: GroupIndex,
+        conn: ConnId,
+        agreement: &Agreement,
+        nic: &mut impl Nic,
+        now: Time,
+    ) {
+        let Answer::R(peer) = &agreement.peer else { return };
+        let devices = self.config.devices.clone();
+        let Some(state) = self.group_mut(group) else { return };
+        state.is_up = true;
+        self.events.push_back(Event::GroupUp {
+            group,
+            peer: peer.local.peer_id,
+            gid: peer.local.gid,
+        });
+        if let Some((flows, mut verbs)) =
+            self.group_mut(group).and_then(|group| group.flows(nic, &devices))
+            && flows.config().role == Role::Server
+        {
+            // Refused where only one was agreed on.
+            let _ = flows.add_link(None, &mut verbs, now);
+        }
+        self.established(conn, agreement, nic);
+        self.release_held(nic, now);
+    }
+
+    /// Clients that were held back have their turn.
+    pub(crate) fn release_held(&mut self, nic: &mut impl Nic, now: Time) {
+        for conn in std::mem::take(&mut self.held) {
+            if let Some(Stage::Held(choice)) = self.take_stage(conn) {
+                self.serve(conn, choice, nic, now);
+            }
+        }
+    }
+
+    /// Connections of a link go on over another one; without one the group is about to end.
+    pub(crate) fn link_is_down(
+        &mut self,
+        group: GroupIndex,
+        index: LinkIndex,
+        to: Option<LinkIndex>,
+        nic: &mut impl Nic,
+        now: Time,
+    ) {
+        let Some(to) = to else { return };
+        let conns = self.group_mut(group).map(|group| group.conns.clone()).unwrap_or_default();
+        for conn in conns {
+            let Some(known) = self.conns.get_mut(conn) else { continue };
+            let Some(seat) = known.seat.as_mut().filter(|seat| seat.link == index) else {
+                continue;
+            };
+            seat.link = to;
+            match known.stage {
+                Stage::Established => {
+                    known.data.moved();
+                    self.pump(conn, nic);
+                }
+                // The server has named its RMB by a key of the link that is gone.
+                Stage::ClientAnnounces(_) => {
+                    if let Some(Stage::ClientAnnounces(accepted)) = self.take_stage(conn) {
+                        self.end(conn, accepted.decline(DeclineCode::ERR_RDYLNK), nic, now);
+                    }
+                }
+                // So will the client; or it has by now, and takes the connection for established.
+                Stage::Accepted(_) => seat.is_stale = true,
+                _ => {}
+            }
+        }
+    }
+
+    /// A connection has lost its group.
+    pub(crate) fn lose(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {
+        let Some(known) = self.conns.get_mut(conn) else { return };
+        known.seat = None;
+        if matches!(known.stage, Stage::Established) {
+            known.data.lost(&mut self.events);
+            return self.end_if_over(conn, now);
+        }
+        let ending = match self.take_stage(conn) {
+            Some(Stage::ConfirmsLink(confirming)) => confirming.decline(DeclineCode::ERR_RDYLNK),
+            Some(Stage::ClientAnnounces(accepted)) => accepted.decline(DeclineCode::ERR_REGBUF),
+            Some(Stage::ServerAnnounces(choice)) => choice.decline(DeclineCode::ERR_REGBUF),
+            Some(stage) => {
+                // It waits for something else than the group; or for a Confirm, whose client takes the connection for established.
+                if let Some(known) = self.conns.get_mut(conn) {
+                    known.stage = stage;
+                }
+                return;
+            }
+            None => return,
+        };
+        self.end(conn, ending, nic, now);
+    }
+
+    pub(crate) fn announce(&mut self, conn: ConnId, stage: Stage, nic: &mut impl Nic, now: Time) {
+        self.wait(conn, stage, Some(now + CLC_TIMEOUT));
+        let Some(group) = self.group_of(conn) else { return };
+        if let Some(state) = self.group_mut(group) {
+            state.announces.push_back(conn);
+        }
+        self.run(group, nic, now);
+    }
+
+    /// The next RMB is announced, if no flow is under way.
+    pub(crate) fn announce_next(&mut self, group: GroupIndex, nic: &mut impl Nic, now: Time) {
+        let devices = self.config.devices.clone();
+        let Some(conn) = self.group_mut(group).and_then(|group| group.announces.front().copied())
+        else {
+            return;
+        };
+        let Some(rmb) = self.conns.get(conn).map(|conn| conn.data.memory.rmb) else { return };
+        let Some(state) = self.group_mut(group) else { return };
+        let Some(number) = state.number_of(rmb) else { return };
+        if let Some((flows, mut verbs)) = state.flows(nic, &devices)
+            && flows.is_idle()
+            && flows.announce_rmb(number, &mut verbs, now).is_ok()
+        {
+            state.transmit(nic, &devices);
+        }
+    }
+
+    pub(crate) fn announced(&mut self, group: GroupIndex, ok: bool, nic: &mut impl Nic, now: Time) {
+        let Some(conn) = self.group_mut(group).and_then(|group| group.announces.pop_front()) else {
+            return;
+        };
+        match self.take_stage(conn) {
+            Some(Stage::ClientAnnounces(accepted)) if ok => self.confirm(conn, accepted, nic, now),
+            Some(Stage::ServerAnnounces(choice)) if ok => {
+                self.answer(conn, choice, false, nic, now)
+            }
+            Some(Stage::ClientAnnounces(accepted)) => {
+                let ending = accepted.decline(DeclineCode::ERR_REGBUF);
+                self.end(conn, ending, nic, now);
+            }
+            Some(Stage::ServerAnnounces(choice)) => {
+                let ending = choice.decline(DeclineCode::ERR_REGBUF);
+                self.end(conn, ending, nic, now);
+            }
+            Some(other) => self.wait(conn, other, None),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Places in link groups: a connection joins one or begins one, and names its RMB there.
+
+use smc_proto::groups::Need;
+use smc_proto::handshake::SmcrSide;
+use smc_proto::link_group::{self, Connect, Key, LinkGroup, LinkIndex, Port, Role, Time};
+use smc_proto::list::List;
+use smc_proto::wire::clc::{Local, Os, Smcr};
+use smc_proto::wire::llc::Version;
+
+use crate::buffers::Buffers;
+use crate::connection::{ConnId, Seat};
+use crate::engine::Engine;
+use crate::groups::{Group, GroupIndex, RMBS};
+use crate::link::Link;
+use crate::nic::Nic;
+
+/// The first link of a group, at each end.
+const FIRST: LinkIndex = LinkGroup::<RMBS>::FIRST;
+
+impl<B: Buffers> Engine<B> {
+    pub(crate) fn group_of(&self, conn: ConnId) -> Option<GroupIndex> {
+        Some(self.conns.get(conn)?.seat?.group)
+    }
+
+    /// A place in a group that exists.
+    pub(crate) fn join(&mut self, conn: ConnId, need: &Need, now: Time) -> Option<GroupIndex> {
+        let rmb = self.conns.get(conn)?.data.memory.rmb;
+        let id = self.known.join(need)?;
+        let at = self
+            .groups
+            .iter()
+            .position(|group| group.as_ref().is_some_and(|group| group.id == id))?;
+        let group = self.groups.get_mut(at)?.as_mut()?;
+        let link = match &group.llc {
+            Some(flows) if group.is_up => {
+                let active = |which| flows.links().filter(|link| link.active).nth(which);
+                self.known.link(id, need).and_then(active).map(|link| link.index)
+            }
+            _ => Some(FIRST),
+        };
+        let Some(link) = link.filter(|_| group.has_number_for(rmb)) else {
+            self.known.leave(id, now);
+            return None;
+        };
+        group.number_of(rmb);
+        group.conns.push(conn);
+        let group = GroupIndex(at as u16);
+        self.conns.get_mut(conn)?.seat = Some(Seat::new(group, link));
+        Some(group)
+    }
+
+    /// Leaves it again.
+    pub(crate) fn unseat(&mut self, conn: ConnId, now: Time) {
+        let Some(seat) = self.conns.get_mut(conn).and_then(|conn| conn.seat.take()) else { return };
+        if let Some(group) = self.group_mut(seat.group) {
+            group.conns.retain(|one| *one != conn);
+            let id = group.id;
+            self.known.leave(id, now);
+        }
+    }
+
+    /// A new group, whose first link has no peer yet.
+    pub(crate) fn found(
+        &mut self,
+        conn: ConnId,
+        need: &Need,
+        max_conns: u8,
+        nic: &mut impl Nic,
+    ) -> Option<GroupIndex> {
+        let (device, rmb) = {
+            let data = &self.conns.get(conn)?.data;
+            (data.device, data.memory.rmb)
+        };
+        let at = match self.groups.iter().position(Option::is_none) {
+            Some(at) => at,
+            None => {
+                self.groups.push(None);
+                self.groups.len() - 1
+            }
+        };
+        let group = GroupIndex(u16::try_from(at).ok()?);
+        let (qp, local) = nic.create(device)?;
+        let Ok(id) = self.known.begin(need, max_conns) else {
+            nic.destroy(qp);
+            return None;
+        };
+        let mut state = Group::new(id, Link::new(qp, device, local));
+        state.number_of(rmb);
+        state.conns.push(conn);
+        *self.groups.get_mut(at)? = Some(state);
+        self.conns.get_mut(conn)?.seat = Some(Seat::new(group, FIRST));
+        Some(group)
+    }
+
+    /// The first link has its peer.
+    pub(crate) fn open(
+        &mut self,
+        group: GroupIndex,
+        config: link_group::Config,
+        remote: &Port,
+        peer_os: Os,
+        nic: &mut impl Nic,
+        now: Time,
+    ) -> bool {
+        let Some(state) = self.group_mut(group) else { return false };
+        state.peer_os = peer_os;
+        let Some((qp, local)) = state.link(FIRST).map(|link| (link.qp, link.local)) else {
+            return false;
+        };
+        if nic.connect(qp, remote) != Connect::Done {
+            return false;
+        }
+        let mut flows = LinkGroup::new(config, local, *remote, now);
+        // The RMB of the first connection is named in this side's Accept or Confirm.
+        flows.rmb_was_named(0);
+        state.llc = Some(flows);
+        true
+    }
+
+    /// What this side says of itself in an Accept or a Confirm.
+    pub(crate) fn side(
+        &mut self,
+        conn: ConnId,
+        first_contact: bool,
+        nic: &mut impl Nic,
+    ) -> Option<SmcrSide> {
+        let known = self.conns.get(conn)?;
+        let (seat, memory) = (known.seat?, known.data.memory);
+        let link = self.groups.get(seat.group.number())?.as_ref()?.link(seat.link)?;
+        let (qp, local) = (link.qp, link.local);
+        let key = nic.rmb(qp, memory.rmb)?;
+        nic.arena(qp, memory.arena)?;
+        let mut gids = List::new();
+        let _ = gids.push(local.gid);
+        let host = &self.config.host;
+        Some(SmcrSide {
+            local: Local { peer_id: host.peer_id, gid: local.gid, mac: local.mac },
+            qpn: local.qpn,
+            rkey: key.rkey,
+            alert_token: conn.token(),
+            size: memory.size,
+            mtu: local.mtu,
+            rmb_addr: key.addr,
+            psn: local.psn,
+            direct: local.direct,
+            gids,
+            first_contact,
+        })
+    }
+
+    /// Records the peer's RMB. False where there is no room for one more.
+    pub(crate) fn add_peer_rmb(&mut self, conn: ConnId, peer: &Smcr) -> bool {
+        let Some(seat) = self.conns.get(conn).and_then(|conn| conn.seat) else { return false };
+        // Elements of an RMB are numbered from 1.
+        let before = u64::from(peer.rmbe_idx.saturating_sub(1)) * u64::from(peer.size.bytes());
+        let key = Key { rkey: peer.rkey, addr: peer.rmb_addr.wrapping_add(before) };
+        let flows = self.group_mut(seat.group).and_then(|group| group.llc.as_mut());
+        let Some(peer_rmb) = flows.and_then(|flows| flows.add_peer_rmb(seat.link, key)) else {
+            return false;
+        };
+        if let Some(conn) = self.conns.get_mut(conn) {
+            conn.seat = Some(Seat { peer_rmb, ..seat });
+        }
+        true
+    }
+
+    /// Whether the peer has to hear of the connection's RMB by LLC first. On a single link the key in the Accept or Confirm is
+    /// enough, and a peer that knows it already needs nothing.
+    pub(crate) fn has_to_announce(&mut self, conn: ConnId) -> bool {
+        let Some((seat, rmb)) =
+            self.conns.get(conn).and_then(|c| Some((c.seat?, c.data.memory.rmb)))
+        else {
+            return false;
+        };
+        let Some(group) = self.group_mut(seat.group) else { return false };
+        let Some(number) = group.number_of(rmb) else { return false };
+        let os = group.peer_os;
+        let Some(flows) = group.llc.as_mut() else { return false };
+        if flows.knows_rmb(number) {
+            return false;
+        }
+        if flows.may_skip_announce(os) {
+            flows.rmb_was_named(number);
+            return false;
+        }
+        true
+    }
+
+    /// What of a group's configuration is the host's.
+    pub(crate) fn flows_config(&self, group: GroupIndex) -> link_group::Config {
+        link_group::Config {
+            role: Role::Server,
+            version: Version::V2,
+            max_links: 1,
+            max_conns: 0,
+            id: u32::from(group.0) << 8,
+            test_interval: self.config.test_interval,
+        }
+    }
+}
