@@ -496,6 +496,11 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         self.run_delayed(fabric, now);
     }
 
+    /// Whether [`LinkGroup::poll_transmit`] or [`LinkGroup::poll_event`] has something to give.
+    pub fn has_news(&self) -> bool {
+        self.transmits.free() < WAITING || self.events.free() < WAITING
+    }
+
     /// What happened, oldest first.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop()

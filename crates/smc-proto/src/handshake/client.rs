@@ -367,6 +367,11 @@ impl AcceptedR {
         (self.common.terms.max_conns, self.common.terms.max_links)
     }
 
+    /// The server's next message, a Decline: it goes on over TCP, and reads no answer.
+    pub fn on_message(self, message: &Message) -> Ending {
+        self.common.decliner.unexpected(message, Kind::Decline)
+    }
+
     /// This side cannot: no memory, no route ([`DeclineCode::NOROUTE`]), the server's link is not
     /// known ([`DeclineCode::NOSRVLINK`]), its RMB could not be recorded, and so on.
     pub fn decline(self, code: DeclineCode) -> Ending {

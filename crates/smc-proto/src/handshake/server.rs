@@ -435,6 +435,11 @@ impl ChoiceR {
         self.choosing.terms.max_conns
     }
 
+    /// The client's next message, a Decline: it goes on over TCP, and reads no answer.
+    pub fn on_message(self, message: &Message) -> Ending {
+        self.choosing.decliner.unexpected(message, Kind::Decline)
+    }
+
     /// This cannot be, and nothing else is tried.
     pub fn decline(self, code: DeclineCode) -> Ending {
         self.choosing.decliner.decline(code)

@@ -20,20 +20,49 @@ pub struct Key {
     pub addr: u64,
 }
 
+/// An RMB's number has its place in the low bits, and above which one of that place it is: a connection that names an RMB which was
+/// withdrawn must not find the next one there.
+const PLACE_BITS: u32 = 8;
+const PLACES: usize = (1 << PLACE_BITS) - 1;
+const BEFORE: usize = 0xff_ffff;
+
 /// The peer's RMBs, with their keys on every link that has them.
 #[derive(Debug)]
 pub struct PeerRmbs<const RMBS: usize> {
     keys: [[Option<Key>; LINKS]; RMBS],
+    /// How many RMBs each place has had before.
+    before: [u32; RMBS],
+    forgotten: u32,
 }
 
 impl<const RMBS: usize> PeerRmbs<RMBS> {
     pub(super) fn new() -> PeerRmbs<RMBS> {
-        PeerRmbs { keys: [[None; LINKS]; RMBS] }
+        PeerRmbs { keys: [[None; LINKS]; RMBS], before: [0; RMBS], forgotten: 0 }
     }
 
-    /// The key of an RMB on a link.
+    /// The key of an RMB on a link; none once the peer has withdrawn it, whatever it has in its place.
     pub fn key(&self, rmb: usize, index: LinkIndex) -> Option<Key> {
-        *self.keys.get(rmb)?.get(index.number())?
+        let place = self.place(rmb)?;
+        *self.keys.get(place)?.get(index.number())?
+    }
+
+    /// How many RMBs the peer has withdrawn.
+    pub fn forgotten(&self) -> u32 {
+        self.forgotten
+    }
+
+    fn place(&self, rmb: usize) -> Option<usize> {
+        let place = rmb & PLACES;
+        (*self.before.get(place)? as usize & BEFORE == rmb >> PLACE_BITS).then_some(place)
+    }
+
+    fn number(&self, place: usize) -> usize {
+        let before = self.before.get(place).map_or(0, |before| *before as usize & BEFORE);
+        before << PLACE_BITS | place
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = usize> {
+        (0..RMBS).map(|place| self.number(place))
     }
 
     /// How many there are.
@@ -44,11 +73,12 @@ impl<const RMBS: usize> PeerRmbs<RMBS> {
     /// The RMBs with this key on a link. There are several if the peer has registered them in one
     /// piece: only their addresses tell them apart.
     fn with_rkey(&self, index: LinkIndex, rkey: u32) -> impl Iterator<Item = usize> {
-        (0..RMBS).filter(move |&rmb| self.key(rmb, index).is_some_and(|key| key.rkey == rkey))
+        self.numbers().filter(move |&rmb| self.key(rmb, index).is_some_and(|key| key.rkey == rkey))
     }
 
     fn set(&mut self, rmb: usize, index: LinkIndex, key: Option<Key>) {
-        if let Some(slot) = self.keys.get_mut(rmb).and_then(|keys| keys.get_mut(index.number())) {
+        let Some(place) = self.place(rmb) else { return };
+        if let Some(slot) = self.keys.get_mut(place).and_then(|keys| keys.get_mut(index.number())) {
             *slot = key;
         }
     }
@@ -56,8 +86,11 @@ impl<const RMBS: usize> PeerRmbs<RMBS> {
     /// Adds an RMB by its key on one link; one that is known by key and address keeps its number
     /// (`smc_rtoken_add`).
     pub(super) fn add(&mut self, index: LinkIndex, key: Key) -> Option<usize> {
-        let known = (0..RMBS).find(|&rmb| self.key(rmb, index) == Some(key));
-        let free = || self.keys.iter().position(|keys| keys.iter().all(Option::is_none));
+        let known = self.numbers().find(|&rmb| self.key(rmb, index) == Some(key));
+        let free = || {
+            let place = self.keys.iter().position(|keys| keys.iter().all(Option::is_none))?;
+            Some(self.number(place))
+        };
         let rmb = known.or_else(free)?;
         self.set(rmb, index, Some(key));
         Some(rmb)
@@ -78,8 +111,10 @@ impl<const RMBS: usize> PeerRmbs<RMBS> {
     }
 
     pub(super) fn forget_link(&mut self, index: LinkIndex) {
-        for rmb in 0..RMBS {
-            self.set(rmb, index, None);
+        for keys in &mut self.keys {
+            if let Some(key) = keys.get_mut(index.number()) {
+                *key = None;
+            }
         }
     }
 
@@ -87,10 +122,12 @@ impl<const RMBS: usize> PeerRmbs<RMBS> {
     /// there is none.
     fn forget(&mut self, index: LinkIndex, rkey: u32) -> bool {
         let mut any = false;
-        for keys in &mut self.keys {
+        for (keys, before) in self.keys.iter_mut().zip(&mut self.before) {
             let named = keys.get(index.number()).copied().flatten();
             if named.is_some_and(|key| key.rkey == rkey) {
                 (*keys, any) = ([None; LINKS], true);
+                *before = before.wrapping_add(1);
+                self.forgotten = self.forgotten.wrapping_add(1);
             }
         }
         any
