@@ -38,6 +38,8 @@ pub(crate) enum Stage {
     ServerAnnounces(ChoiceR),
     /// Server: the client's Confirm.
     Accepted(ExpectConfirm),
+    /// Server: the peer's word that it does not write into the RMB any more, after a handshake that failed in the middle.
+    Withdraws(Ending),
     /// CONFIRM_LINK over the first link.
     ConfirmsLink(ConfirmingLink),
     /// A Decline that may explain why there was none.
@@ -101,12 +103,21 @@ impl<B: Buffers> Engine<B> {
             seat: None,
             stage: Stage::Between,
             deadline: None,
+            is_asked: false,
         })
     }
 
     pub(crate) fn wait(&mut self, conn: ConnId, stage: Stage, deadline: Option<Time>) {
-        if let Some(conn) = self.conns.get_mut(conn) {
-            (conn.stage, conn.deadline) = (stage, deadline);
+        if let Some(known) = self.conns.get_mut(conn) {
+            known.stage = stage;
+            self.set_deadline(conn, deadline);
+        }
+    }
+
+    /// As before, until the deadline that it has.
+    pub(crate) fn wait_on(&mut self, conn: ConnId, stage: Stage) {
+        if let Some(known) = self.conns.get_mut(conn) {
+            known.stage = stage;
         }
     }
 
@@ -116,7 +127,8 @@ impl<B: Buffers> Engine<B> {
             .then(|| std::mem::replace(&mut conn.stage, Stage::Between))
     }
 
-    /// A CLC message has come over the connection's TCP, or what is none. Once the connection is SMC, nothing comes there but the end.
+    /// A CLC message has come over the connection's TCP, or what is none. Once the connection is SMC, nothing comes there but the end,
+    /// or a Decline: the peer has given up on the handshake while this side took it for done, and both ends see a reset.
     pub fn handle_clc(
         &mut self,
         conn: ConnId,
@@ -124,9 +136,19 @@ impl<B: Buffers> Engine<B> {
         nic: &mut impl Nic,
         now: Time,
     ) {
-        let Some(stage) = self.take_stage(conn) else { return };
+        let Some(stage) = self.take_stage(conn) else {
+            if let (Ok(Message::Decline(_)), Some(known)) = (message, self.conns.get_mut(conn)) {
+                known.data.peer_has_left(&mut self.events);
+                self.pump(conn, nic);
+                self.end_if_over(conn, now);
+            }
+            return;
+        };
         let message = match message {
             Ok(message) => message,
+            Err(error) if matches!(stage, Stage::Accepted(_)) => {
+                return self.withdraw(conn, error.into(), nic, now);
+            }
             Err(error) => return self.end(conn, error.into(), nic, now),
         };
         match stage {
@@ -144,35 +166,50 @@ impl<B: Buffers> Engine<B> {
             },
             Stage::Accepted(expect) => match expect.on_message(message) {
                 Ok(confirmed) => self.confirmed(conn, confirmed, nic, now),
-                Err(ending) => self.end(conn, ending, nic, now),
+                Err(ending) => self.withdraw(conn, ending, nic, now),
             },
             Stage::ConfirmsLink(confirming) => {
                 self.end(conn, confirming.on_message(&message), nic, now)
             }
             Stage::Declines(expect) => self.end(conn, expect.on_message(&message), nic, now),
-            // A Decline, most likely; whatever it is, the peer does not wait for this side any more.
+            // A Decline, most likely. Another one in return would be the application's first bytes at the peer.
             Stage::ClientAnnounces(accepted) => {
-                self.end(conn, accepted.decline(DeclineCode::PEERDECL), nic, now);
+                self.end(conn, accepted.on_message(&message), nic, now);
             }
             Stage::Held(choice) | Stage::ServerAnnounces(choice) => {
-                let ending = choice.decline(DeclineCode::PEERDECL);
-                self.end(conn, ending, nic, now);
+                self.end(conn, choice.on_message(&message), nic, now);
             }
+            // Nothing more is expected.
+            Stage::Withdraws(ending) => self.wait_on(conn, Stage::Withdraws(ending)),
             Stage::Established | Stage::Between => {}
         }
     }
 
     /// The peer has closed the connection's TCP before the handshake was over. Afterwards that says nothing.
     pub fn handle_clc_closed(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {
-        if self.take_stage(conn).is_some() {
-            self.end(conn, Ending::Failed(Fault::Closed), nic, now);
+        match self.take_stage(conn) {
+            Some(Stage::Accepted(expect)) => self.withdraw(conn, expect.on_closed(), nic, now),
+            Some(Stage::Withdraws(ending)) => self.wait_on(conn, Stage::Withdraws(ending)),
+            Some(_) => self.end(conn, Ending::Failed(Fault::Closed), nic, now),
+            None => {}
         }
     }
 
     pub(crate) fn handshake_timed_out(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {
         let ending = match self.take_stage(conn) {
             Some(Stage::Proposed(expect)) => expect.on_timeout(),
-            Some(Stage::Listens(_) | Stage::Accepted(_)) => Ending::Failed(Fault::TimedOut),
+            Some(Stage::Listens(expect)) => expect.on_timeout(),
+            Some(Stage::Accepted(expect)) => {
+                return self.withdraw(conn, expect.on_timeout(), nic, now);
+            }
+            Some(Stage::Withdraws(ending)) => {
+                let group = self.group_of(conn);
+                self.end(conn, ending, nic, now);
+                // The peer may write into the RMB for ever: there is no other way to get it back.
+                return group
+                    .into_iter()
+                    .for_each(|group| self.end_group(group, DeleteReason::PROTOCOL, nic, now));
+            }
             Some(Stage::ConfirmsLink(confirming)) => {
                 let expect = confirming.on_timeout();
                 let deadline = Some(now + ExpectDecline::TIMEOUT);
@@ -200,7 +237,9 @@ impl<B: Buffers> Engine<B> {
             // Not a group of ours: the Decline does not tell the server that its group is out of step.
             return self.end(conn, accepted.out_of_sync(false), nic, now);
         }
-        self.add_peer_rmb(conn, &answer);
+        if !self.add_peer_rmb(conn, &answer) {
+            return self.end(conn, accepted.decline(DeclineCode::ERR_RTOK), nic, now);
+        }
         if self.has_to_announce(conn) {
             self.announce(conn, Stage::ClientAnnounces(accepted), nic, now);
         } else {
@@ -236,7 +275,9 @@ impl<B: Buffers> Engine<B> {
             let ending = accepted.decline(DeclineCode::ERR_RDYLNK);
             return self.end(conn, ending, nic, now);
         }
-        self.add_peer_rmb(conn, &answer);
+        if !self.add_peer_rmb(conn, &answer) {
+            return self.end(conn, accepted.decline(DeclineCode::ERR_RTOK), nic, now);
+        }
         self.confirm(conn, accepted, nic, now);
     }
 
@@ -348,7 +389,9 @@ impl<B: Buffers> Engine<B> {
                 return self.end(conn, ending, nic, now);
             }
         }
-        if !self.add_peer_rmb(conn, peer) {
+        // Without the peer's RMB a client that waits for CONFIRM_LINK can go on over TCP. Another one takes the connection for
+        // established: it is, and is given up at once.
+        if !self.add_peer_rmb(conn, peer) && agreement.first_contact {
             let ending = confirmed.decline(DeclineCode::ERR_RTOK);
             return self.end(conn, ending, nic, now);
         }
@@ -375,7 +418,7 @@ impl<B: Buffers> Engine<B> {
         let (Answer::R(peer), Some(seat)) = (&agreement.peer, known.seat) else { return };
         known.data.proto.peer(peer.size.bytes(), peer.alert_token);
         known.data.proto.closing.on_established();
-        (known.stage, known.deadline) = (Stage::Established, None);
+        known.stage = Stage::Established;
         self.events.push_back(Event::Established {
             conn,
             group: seat.group,
@@ -383,6 +426,7 @@ impl<B: Buffers> Engine<B> {
             eid: agreement.eid,
             first_contact: agreement.first_contact,
         });
+        self.set_deadline(conn, None);
         if let Some(known) = self.conns.get_mut(conn) {
             known.data.tell_ending(&mut self.events);
         }

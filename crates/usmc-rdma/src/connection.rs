@@ -50,12 +50,14 @@ pub(crate) struct Seat {
     pub(crate) peer_rmb: usize,
     /// Its link was lost before the peer's Confirm came, which names the RMB by its key there.
     pub(crate) is_stale: bool,
+    /// The send buffer's key on the link.
+    pub(crate) lkey: Option<u32>,
 }
 
 impl Seat {
     /// At this link, where the peer has not named its RMB so far.
     pub(crate) fn new(group: GroupIndex, link: LinkIndex) -> Seat {
-        Seat { group, link, peer_rmb: usize::MAX, is_stale: false }
+        Seat { group, link, peer_rmb: usize::MAX, is_stale: false, lkey: None }
     }
 }
 
@@ -97,9 +99,13 @@ pub(crate) struct Data<B> {
     /// The link was lost: a validation comes first, and then again what is not known to have arrived.
     is_moved: bool,
     /// This side has given up on it: until the peer has heard of that, it may write into the RMB.
-    is_given_up: bool,
+    pub(crate) is_given_up: bool,
+    /// It was given up with bytes on a lost link: no cursor that could be sent is right.
+    is_cut_off: bool,
     /// The peer has closed or aborted.
-    peer_is_done: bool,
+    pub(crate) peer_is_done: bool,
+    /// No link is left.
+    is_lost: bool,
     /// SENDs under way.
     under_way: u32,
     /// What the application was told of the end.
@@ -124,7 +130,9 @@ impl<B: Buffers> Data<B> {
             waits: false,
             is_moved: false,
             is_given_up: false,
+            is_cut_off: false,
             peer_is_done: false,
+            is_lost: false,
             under_way: 0,
             told: (Direction::Open, Direction::Open),
         }
@@ -139,7 +147,7 @@ impl<B: Buffers> Data<B> {
 
     /// The application closes, and leaves bytes unread or not.
     pub(crate) fn close(&mut self, unread: bool) {
-        if self.proto.closing.links_are_lost() {
+        if self.is_lost {
             // Nobody can be told.
             self.application = Application::Closed;
         } else if self.application != Application::Closed {
@@ -154,24 +162,42 @@ impl<B: Buffers> Data<B> {
             && self.under_way == 0
             && !self.is_due
             && !self.is_moved
-            && (!self.is_given_up || self.peer_is_done || self.proto.closing.links_are_lost())
+            && !self.waits_for_answer()
+    }
+
+    /// It was given up, and the peer has not said that it knows.
+    pub(crate) fn waits_for_answer(&self) -> bool {
+        self.is_given_up && !self.peer_is_done && !self.is_lost
+    }
+
+    /// The peer goes on over TCP, or thinks that it does: it writes nothing here, and reads nothing.
+    pub(crate) fn peer_has_left(&mut self, events: &mut VecDeque<Event>) {
+        self.peer_is_done = true;
+        self.give_up(events);
     }
 
     /// It cannot go on: the peer sees a reset.
     pub(crate) fn give_up(&mut self, events: &mut VecDeque<Event>) {
         self.proto.closing.abort();
-        (self.is_due, self.is_given_up) = (true, true);
+        self.is_cut_off |= self.is_moved;
+        (self.is_due, self.is_given_up, self.is_moved) = (true, true, false);
         self.tell_ending(events);
     }
 
     /// It has lost its link and goes on over another one.
     pub(crate) fn moved(&mut self) {
-        (self.is_moved, self.waits, self.under_way) = (true, false, 0);
+        (self.waits, self.under_way) = (false, 0);
+        // Who has given up says so again; the bytes do not matter any more.
+        match self.is_given_up {
+            true => (self.is_due, self.is_cut_off) = (true, true),
+            false => self.is_moved = true,
+        }
     }
 
     /// It has lost its last link.
     pub(crate) fn lost(&mut self, events: &mut VecDeque<Event>) {
         self.proto.closing.on_links_lost();
+        self.is_lost = true;
         (self.is_due, self.is_moved, self.waits, self.under_way) = (false, false, false, 0);
         if let Application::Closes { .. } = self.application {
             self.application = Application::Closed;
@@ -194,7 +220,13 @@ impl<B: Buffers> Data<B> {
                 if news.readable > 0 {
                     self.arrived += u64::from(news.readable);
                     self.buffers.arrived(self.arrived);
-                    events.push_back(Event::Data { conn: self.id });
+                    if matches!(self.application, Application::Closes { .. } | Application::Closed)
+                    {
+                        // Nobody reads them, and the peer may wait for ever for room: as with TCP, it sees a reset.
+                        self.give_up(events);
+                    } else {
+                        events.push_back(Event::Data { conn: self.id });
+                    }
                 }
             }
             Err(how) => {
@@ -233,20 +265,22 @@ impl<B: Buffers> Data<B> {
         }
     }
 
-    /// Sends whatever there is to send. `rmb`: the peer's, on this link, without which nothing but an abort can be sent; `lkey`: the send
-    /// buffer's.
+    /// Sends whatever there is to send. `rmb`: the peer's, on this link; `lkey`: the send buffer's. Without one of them nothing but an
+    /// abort can be sent.
     pub(crate) fn pump(
         &mut self,
         link: &mut Link,
         rmb: Option<Key>,
-        lkey: u32,
+        lkey: Option<u32>,
         nic: &mut impl Nic,
         events: &mut VecDeque<Event>,
     ) {
-        if rmb.is_none() && !self.is_given_up {
+        // Once both ends have closed, the peer may withdraw its RMB before the last message of this side is complete.
+        let is_open = self.proto.closing.state() != State::Closed;
+        if (rmb.is_none() || lkey.is_none()) && is_open && !self.is_given_up {
             self.give_up(events);
         }
-        let rmb = rmb.unwrap_or_default();
+        let (rmb, lkey) = (rmb.unwrap_or_default(), lkey.unwrap_or_default());
         loop {
             match self.step(link, rmb, lkey, nic) {
                 Ok(true) => {}
@@ -277,7 +311,7 @@ impl<B: Buffers> Data<B> {
         let ends = self.ends_behind(backlog - u64::from(len));
         // With nothing to send along, the peer has to hear once that there is more.
         let blocks = backlog > u64::from(len) && room == len && !self.is_blocked;
-        if !(len > 0 || self.is_due || blocks || ends || (self.is_moved && !self.is_given_up)) {
+        if !(len > 0 || self.is_due || blocks || ends || self.is_moved) {
             return Ok(false);
         }
         if !link.has_room() {
@@ -285,8 +319,14 @@ impl<B: Buffers> Data<B> {
             link.wait(self.id);
             return Ok(false);
         }
-        if self.is_moved && !self.is_given_up {
+        if self.is_moved {
             return self.send_again(link, rmb, lkey, nic);
+        }
+        if self.is_cut_off {
+            if ends {
+                self.end();
+            }
+            return self.say_lost(link, nic);
         }
         let pieces = self.proto.producer.pieces(len);
         let source =
@@ -320,13 +360,29 @@ impl<B: Buffers> Data<B> {
             return Ok(false);
         }
         self.under_way += 1;
-        let pieces = self.proto.producer.unconfirmed();
+        let mut pieces = self.proto.producer.unconfirmed();
+        if self.peer_is_done {
+            // Nobody reads it there, and another connection may have the RMB by now: that this side has closed may be known.
+            pieces = Default::default();
+        }
         let len = pieces[0].len + pieces[1].len;
         // What the peer has consumed has arrived, although no completion has said so.
         let from = self.sent - u64::from(len);
         let source = if len > 0 { self.buffers.source(from, len)? } else { Default::default() };
         self.is_moved = false;
         Ok(self.post(link, &Writes::new(&source, lkey, pieces, rmb), nic))
+    }
+
+    /// Tells the peer that bytes are missing, which aborts the connection there: a validation that claims more than can have come.
+    fn say_lost(&mut self, link: &mut Link, nic: &mut impl Nic) -> Result<bool, Broken> {
+        let missing = self.proto.unacknowledged().wrapping_add(1);
+        let mut cdc = self.proto.emit_validation().ok_or(Broken)?;
+        cdc.seqno = cdc.seqno.wrapping_add(missing);
+        let what = Sent::Cdc { conn: self.id, cdc, upto: self.done };
+        let is_posted = link.post(nic, &[], &cdc.emit(), what).is_ok();
+        self.is_due = !is_posted;
+        self.under_way += u32::from(is_posted);
+        Ok(is_posted)
     }
 
     /// WRITEs and the CDC message that tells of them. Where that fails the link is lost, which its completions say, and all is sent

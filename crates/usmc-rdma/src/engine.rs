@@ -25,9 +25,13 @@ use crate::groups::{Group, GroupIndex};
 use crate::link::Sent;
 use crate::nic::{DeviceId, Nic, QpId};
 use crate::table::Table;
+use crate::timers::Timers;
 
 /// Link groups of a host at most.
 pub const GROUPS: usize = 1024;
+
+/// How long a peer may take to answer an abort: longer than one that does not answer at all keeps its links.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a host is.
 #[derive(Clone, Debug)]
@@ -63,6 +67,8 @@ pub(crate) struct Conn<B> {
     pub(crate) stage: Stage,
     /// Until when the stage may last.
     pub(crate) deadline: Option<Time>,
+    /// The deadline is for the peer to know that it was given up.
+    pub(crate) is_asked: bool,
 }
 
 /// All link groups and connections of a host.
@@ -71,19 +77,24 @@ pub struct Engine<B> {
     pub(crate) config: Config,
     pub(crate) conns: Table<Conn<B>>,
     pub(crate) known: Box<Groups<GROUPS>>,
-    pub(crate) groups: Vec<Option<Group>>,
+    pub(crate) groups: Vec<Option<Box<Group>>>,
     /// Servers' connections that wait for another one's first contact with the same peer.
     pub(crate) held: VecDeque<ConnId>,
     pub(crate) messages: VecDeque<(ConnId, Message)>,
     pub(crate) events: VecDeque<Event>,
+    pub(crate) timers: Timers,
+    /// The devices whose port is not down.
+    pub(crate) devices: Vec<DeviceId>,
 }
 
 impl<B: Buffers> Engine<B> {
     /// No connection yet.
     pub fn new(config: Config) -> Engine<B> {
-        let first = config.first_token;
+        let (first, devices) = (config.first_token, config.devices.clone());
         Engine {
             config,
+            timers: Timers::default(),
+            devices,
             conns: Table::new(first),
             known: Box::default(),
             groups: Vec::new(),
@@ -137,8 +148,12 @@ impl<B: Buffers> Engine<B> {
             }
             self.end_if_over(conn, now);
         }
-        self.run(group, nic, now);
+        let flows = self.group_mut(group).and_then(|group| group.llc.as_ref());
+        if flows.is_some_and(|flows| flows.has_news()) {
+            self.run(group, nic, now);
+        }
         self.give_turns(group, index, nic);
+        self.end_if_all_is_said(group, nic, now);
     }
 
     /// A message has come by a queue pair. What is neither CDC nor LLC is ignored.
@@ -160,92 +175,162 @@ impl<B: Buffers> Engine<B> {
             self.end_if_over(conn, now);
             return;
         }
-        let devices = self.config.devices.clone();
-        if let Some((flows, mut verbs)) =
-            self.group_mut(group).and_then(|group| group.flows(nic, &devices))
+        let mut has_withdrawn = false;
+        if let Some(Some(known)) = self.groups.get_mut(group.number())
+            && let Some((flows, mut verbs)) = known.flows(nic, &self.devices)
         {
+            let before = flows.peer_rmbs().forgotten();
             // What cannot be parsed is ignored, as the kernel does.
             let _ = flows.handle_llc(index, message, &mut verbs, now);
+            has_withdrawn = flows.peer_rmbs().forgotten() != before;
         }
         self.run(group, nic, now);
+        if has_withdrawn {
+            // Who has lost the peer's RMB gives up, although there may be nothing to send.
+            let conns = self.group_mut(group).map(|group| group.conns.clone()).unwrap_or_default();
+            conns.into_iter().for_each(|conn| self.pump(conn, nic));
+        }
     }
 
     /// A queue pair is in error. Its successful completions have been handled.
     pub fn handle_link_down(&mut self, qp: QpId, nic: &mut impl Nic, now: Time) {
         let Some((group, index)) = self.by_qp(qp) else { return };
-        let devices = self.config.devices.clone();
-        match self.group_mut(group).and_then(|group| group.flows(nic, &devices)) {
-            Some((flows, mut verbs)) => flows.handle_link_down(index, &mut verbs, now),
-            // The first contact has not come so far: its handshake ends by its own deadline.
-            None => return,
+        if let Some(Some(known)) = self.groups.get_mut(group.number())
+            && let Some((flows, mut verbs)) = known.flows(nic, &self.devices)
+        {
+            flows.handle_link_down(index, &mut verbs, now);
         }
+        // Where the first contact has not come so far, its handshake ends by its own deadline.
         self.run(group, nic, now);
     }
 
-    /// A device's port went down or came up. A link without another one waits for it.
+    /// A device's port went down or came up. A link without another one waits for it; of two links the one is lost, and there can be
+    /// another one once the port is back.
     pub fn handle_port(&mut self, device: DeviceId, is_up: bool, nic: &mut impl Nic, now: Time) {
-        let all = (0..self.groups.len() as u16).map(GroupIndex);
-        for group in all.collect::<Vec<_>>() {
+        self.devices.retain(|known| *known != device);
+        if is_up && self.config.devices.contains(&device) {
+            self.devices.push(device);
+        }
+        for group in (0..self.groups.len() as u16).map(GroupIndex) {
             let Some(state) = self.group_mut(group) else { continue };
             let is_single = state.llc.as_ref().is_none_or(|llc| llc.active_links().count() < 2);
-            let of_device: Vec<(LinkIndex, QpId)> = LinkIndex::ALL
-                .into_iter()
-                .filter_map(|index| {
-                    Some((index, state.link(index).filter(|l| l.device == device)?.qp))
-                })
-                .collect();
-            for (index, qp) in of_device {
+            for index in LinkIndex::ALL {
+                let Some(link) = self.group_mut(group).and_then(|group| group.link_mut(index))
+                else {
+                    continue;
+                };
+                if link.device != device {
+                    continue;
+                }
+                let qp = link.qp;
                 if !is_up && !is_single {
                     self.handle_link_down(qp, nic, now);
                     continue;
                 }
-                if let Some(link) = self.group_mut(group).and_then(|group| group.link_mut(index)) {
-                    link.is_held = !is_up;
-                }
+                link.is_held = !is_up;
                 self.run(group, nic, now);
                 self.give_turns(group, index, nic);
+            }
+            if is_up
+                && let Some(Some(known)) = self.groups.get_mut(group.number())
+                && known.is_up
+                && let Some((flows, mut verbs)) = known.flows(nic, &self.devices)
+            {
+                let gid = verbs.port(device).gid;
+                // Refused where there are two, or another flow is under way.
+                let _ = flows.add_link(Some(gid), &mut verbs, now);
+                self.run(group, nic, now);
             }
         }
     }
 
-    /// When [`Engine::handle_timeout`] has to be called next.
+    /// When [`Engine::handle_timeout`] has to be called next. Ask after each call: it may be at once.
     pub fn next_timeout(&self) -> Option<Time> {
-        let flows =
-            self.groups.iter().flatten().filter_map(|group| group.llc.as_ref()?.next_timeout());
-        let handshakes = self.conns.iter().filter_map(|conn| conn.deadline);
-        flows.chain(handshakes).chain(self.known.next_timeout()).min()
+        self.timers.next()
     }
 
     /// It is time.
     pub fn handle_timeout(&mut self, nic: &mut impl Nic, now: Time) {
-        let is_due = |conn: &&Conn<B>| conn.deadline.is_some_and(|deadline| deadline <= now);
-        let late: Vec<ConnId> = self.conns.iter().filter(is_due).map(|conn| conn.data.id).collect();
-        late.into_iter().for_each(|conn| self.handshake_timed_out(conn, nic, now));
-        let devices = self.config.devices.clone();
-        for group in (0..self.groups.len() as u16).map(GroupIndex) {
-            if let Some((flows, mut verbs)) =
-                self.group_mut(group).and_then(|group| group.flows(nic, &devices))
+        while let Some(qp) = self.timers.pop_broken() {
+            self.handle_link_down(qp, nic, now);
+        }
+        while let Some(conn) = self.timers.pop_conn(now) {
+            if let Some(known) = self.conns.get_mut(conn) {
+                known.deadline = None;
+            }
+            self.is_late(conn, nic, now);
+        }
+        // Each once: one that can do nothing now is due again at once.
+        let mut due = Vec::new();
+        while let Some(group) = self.timers.pop_group(now) {
+            due.push(group);
+        }
+        for group in due {
+            let Some(Some(known)) = self.groups.get_mut(group.number()) else { continue };
+            known.due = None;
+            if let Some((flows, mut verbs)) = known.flows(nic, &self.devices)
                 && flows.next_timeout().is_some_and(|due| due <= now)
             {
                 flows.handle_timeout(&mut verbs, now);
-                self.run(group, nic, now);
             }
+            self.run(group, nic, now);
         }
-        while let Some(id) = self.known.poll_expired(now) {
-            let unused = |group: &Option<Group>| group.as_ref().is_some_and(|group| group.id == id);
+        while self.timers.is_idle(now)
+            && let Some(id) = self.known.poll_expired(now)
+        {
+            let unused =
+                |group: &Option<Box<Group>>| group.as_ref().is_some_and(|group| group.id == id);
             if let Some(at) = self.groups.iter().position(unused) {
                 self.end_group(GroupIndex(at as u16), DeleteReason::PROGRAM, nic, now);
             }
+            self.look_at_idle();
         }
     }
 
-    /// The host stops: each connection is aborted, and then each group is deleted, so that peers know at once.
+    fn is_late(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {
+        let Some(known) = self.conns.get_mut(conn) else { return };
+        if !matches!(known.stage, Stage::Established) {
+            return self.handshake_timed_out(conn, nic, now);
+        }
+        let Some(group) = known.seat.map(|seat| seat.group) else { return };
+        if !known.data.waits_for_answer() {
+            return;
+        }
+        if !std::mem::replace(&mut known.is_asked, true) {
+            self.set_deadline(conn, Some(now + ANSWER_TIMEOUT));
+        } else {
+            // The peer may write into the RMB for ever: there is no other way to get it back.
+            self.end_group(group, DeleteReason::PROTOCOL, nic, now);
+        }
+    }
+
+    /// The host stops: each connection is aborted, and then its group is deleted, so that peers know at once. Where a link has no room for
+    /// all that, it goes on with [`Engine::handle_sent`]; all is said once there is no group left. A connection whose handshake is not
+    /// over ends now.
     pub fn stop(&mut self, nic: &mut impl Nic, now: Time) {
         let all: Vec<ConnId> = self.conns.iter().map(|conn| conn.data.id).collect();
         for conn in all {
-            self.close(conn, true, nic, now);
+            let is_it = |conn: &Conn<B>| matches!(conn.stage, Stage::Established);
+            if self.conns.get(conn).is_some_and(is_it) {
+                self.close(conn, true, nic, now);
+            } else {
+                // A second time where the first one only waits for a Decline.
+                self.handshake_timed_out(conn, nic, now);
+                self.handshake_timed_out(conn, nic, now);
+            }
         }
         for group in (0..self.groups.len() as u16).map(GroupIndex) {
+            if let Some(group) = self.group_mut(group) {
+                group.is_ending = true;
+            }
+            self.end_if_all_is_said(group, nic, now);
+        }
+    }
+
+    /// Ends a group that is to end, once each connection has said that it does.
+    fn end_if_all_is_said(&mut self, group: GroupIndex, nic: &mut impl Nic, now: Time) {
+        let Some(state) = self.group_mut(group).filter(|group| group.is_ending) else { return };
+        if !state.links.iter().flatten().any(|link| link.is_talking()) {
             self.end_group(group, DeleteReason::PROGRAM, nic, now);
         }
     }
@@ -272,29 +357,32 @@ impl<B: Buffers> Engine<B> {
     }
 
     pub(crate) fn group_mut(&mut self, group: GroupIndex) -> Option<&mut Group> {
-        self.groups.get_mut(group.number())?.as_mut()
-    }
-
-    fn by_qp(&self, qp: QpId) -> Option<(GroupIndex, LinkIndex)> {
-        let found = |(at, group): (usize, &Option<Group>)| {
-            Some((GroupIndex(at as u16), group.as_ref()?.by_qp(qp)?))
-        };
-        self.groups.iter().enumerate().find_map(found)
+        self.groups.get_mut(group.number())?.as_deref_mut()
     }
 
     /// Sends what a connection has to send.
-    pub(crate) fn pump(&mut self, conn: ConnId, nic: &mut impl Nic) {
-        let Engine { conns, groups, events, .. } = self;
-        let Some(conn) = conns.get_mut(conn) else { return };
-        let Some(Seat { group, link, peer_rmb, .. }) = conn.seat else { return };
+    pub(crate) fn pump(&mut self, id: ConnId, nic: &mut impl Nic) {
+        let Engine { conns, groups, events, timers, .. } = self;
+        let Some(conn) = conns.get_mut(id) else { return };
+        let Some(seat) = &mut conn.seat else { return };
         if !matches!(conn.stage, Stage::Established) {
             return;
         }
-        let Some(Some(group)) = groups.get_mut(group.number()) else { return };
-        let rmb = group.llc.as_ref().and_then(|llc| llc.peer_rmbs().key(peer_rmb, link));
-        let Some(link) = group.link_mut(link) else { return };
-        let Some(lkey) = nic.arena(link.qp, conn.data.memory.arena) else { return };
-        conn.data.pump(link, rmb, lkey, nic, events);
+        let Some(Some(group)) = groups.get_mut(seat.group.number()) else { return };
+        let peer_rmbs = group.llc.as_ref().map(|llc| llc.peer_rmbs());
+        let rmb = peer_rmbs.and_then(|rmbs| rmbs.key(seat.peer_rmb, seat.link));
+        let Some(link) = group.link_mut(seat.link) else { return };
+        if seat.lkey.is_none() {
+            seat.lkey = nic.arena(link.qp, conn.data.memory.arena);
+        }
+        conn.data.pump(link, rmb, seat.lkey, nic, events);
+        if link.is_broken {
+            timers.is_broken(link.qp);
+        }
+        if conn.data.waits_for_answer() && conn.deadline.is_none() {
+            // Not known here is what time it is: this one is in the past.
+            self.set_deadline(id, Some(Time::ZERO));
+        }
     }
 
     /// Connections that wait for room at this link have it now.
@@ -321,6 +409,7 @@ impl<B: Buffers> Engine<B> {
 
     /// Forgets a connection, and takes it out of its group.
     pub(crate) fn remove(&mut self, conn: ConnId, now: Time) -> Option<Conn<B>> {
+        self.set_deadline(conn, None);
         let gone = self.conns.remove(conn)?;
         self.held.retain(|held| *held != conn);
         if let Some(seat) = gone.seat
@@ -330,6 +419,8 @@ impl<B: Buffers> Engine<B> {
             group.announces.retain(|one| *one != conn);
             let id = group.id;
             self.known.leave(id, now);
+            self.name_links(seat.group);
+            self.look_at_idle();
         }
         Some(gone)
     }

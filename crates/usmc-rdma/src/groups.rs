@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use smc_proto::groups::GroupId;
-use smc_proto::link_group::{Connect, Fabric, Key, LINKS, LinkGroup, LinkIndex, Port};
+use smc_proto::link_group::{Connect, Fabric, Key, LINKS, LinkGroup, LinkIndex, Port, Time};
 use smc_proto::wire::clc::Os;
 use smc_proto::wire::llc;
 
@@ -42,6 +42,12 @@ pub(crate) struct Group {
     pub(crate) is_up: bool,
     /// The peer's system.
     pub(crate) peer_os: Os,
+    /// The queue pairs that the engine's table has.
+    pub(crate) listed: [Option<QpId>; LINKS],
+    /// When the engine looks at it next, at the latest.
+    pub(crate) due: Option<Time>,
+    /// It ends once its connections have said that they do.
+    pub(crate) is_ending: bool,
 }
 
 impl Group {
@@ -55,6 +61,9 @@ impl Group {
             announces: VecDeque::new(),
             is_up: false,
             peer_os: Os::UNSPECIFIED,
+            listed: [None; LINKS],
+            due: None,
+            is_ending: false,
         }
     }
 
@@ -64,10 +73,6 @@ impl Group {
 
     pub(crate) fn link_mut(&mut self, index: LinkIndex) -> Option<&mut Link> {
         self.links.get_mut(index.number())?.as_mut()
-    }
-
-    pub(crate) fn by_qp(&self, qp: QpId) -> Option<LinkIndex> {
-        LinkIndex::ALL.into_iter().find(|&index| self.link(index).is_some_and(|link| link.qp == qp))
     }
 
     /// The number of an RMB here; a new one gets one, if there is any left.
@@ -94,7 +99,9 @@ impl Group {
         devices: &'a [DeviceId],
     ) -> Option<(&'a mut LinkGroup<RMBS>, Verbs<'a, N>)> {
         let Group { llc, links, rmbs, .. } = self;
-        Some((llc.as_mut()?, Verbs { nic, links, rmbs, devices }))
+        let llc = llc.as_mut()?;
+        let is_over = llc.is_terminated();
+        Some((llc, Verbs { nic, links, rmbs, devices, is_over }))
     }
 
     /// Sends what LLC has to say, as far as there is room.
@@ -124,9 +131,15 @@ pub(crate) struct Verbs<'a, N> {
     rmbs: &'a [RmbId],
     /// Those that a further link may use.
     devices: &'a [DeviceId],
+    /// The group is: its queue pairs go when all that was said is out ([`Nic::destroy`]), and with the group.
+    is_over: bool,
 }
 
 impl<N: Nic> Verbs<'_, N> {
+    pub(crate) fn port(&self, device: DeviceId) -> Port {
+        self.nic.port(device)
+    }
+
     fn qp(&self, index: LinkIndex) -> Option<QpId> {
         self.links.get(index.number())?.as_ref().map(|link| link.qp)
     }
@@ -156,8 +169,11 @@ impl<N: Nic> Fabric for Verbs<'_, N> {
     }
 
     fn destroy(&mut self, index: LinkIndex) {
+        if self.is_over {
+            return;
+        }
         if let Some(link) = self.links.get_mut(index.number()).and_then(Option::take) {
-            self.nic.destroy(link.qp);
+            self.nic.cut(link.qp);
         }
     }
 }

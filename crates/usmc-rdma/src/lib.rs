@@ -21,6 +21,7 @@ mod llc;
 pub mod nic;
 mod seats;
 mod table;
+mod timers;
 pub mod transfer;
 
 pub use connection::{ConnId, Memory};

@@ -33,22 +33,24 @@ pub(crate) struct Link {
     waiting: VecDeque<ConnId>,
     /// The port is down: whatever is posted now would kill the queue pair.
     pub(crate) is_held: bool,
+    /// Something could not be posted: whatever is behind it would be without it, and so the link is given up.
+    pub(crate) is_broken: bool,
 }
 
 impl Link {
     pub(crate) fn new(qp: QpId, device: DeviceId, local: Port) -> Link {
         let (sends, waiting) = (VecDeque::with_capacity(SENDS), VecDeque::new());
-        Link { qp, device, local, sends, waiting, is_held: false }
+        Link { qp, device, local, sends, waiting, is_held: false, is_broken: false }
     }
 
     /// Whether a connection may send.
     pub(crate) fn has_room(&self) -> bool {
-        !self.is_held && self.sends.len() < SENDS - FOR_LLC
+        !self.is_held && !self.is_broken && self.sends.len() < SENDS - FOR_LLC
     }
 
     /// Whether LLC may.
     pub(crate) fn has_room_for_llc(&self) -> bool {
-        !self.is_held && self.sends.len() < SENDS
+        self.is_broken || (!self.is_held && self.sends.len() < SENDS)
     }
 
     pub(crate) fn post(
@@ -58,9 +60,15 @@ impl Link {
         message: &[u8],
         what: Sent,
     ) -> Result<(), PostFailed> {
-        nic.post(self.qp, writes, message)?;
-        self.sends.push_back(what);
-        Ok(())
+        if self.is_broken {
+            return Err(PostFailed);
+        }
+        let posted = nic.post(self.qp, writes, message);
+        match posted {
+            Ok(()) => self.sends.push_back(what),
+            Err(PostFailed) => self.is_broken = true,
+        }
+        posted
     }
 
     /// The oldest SEND is complete.
@@ -71,6 +79,16 @@ impl Link {
     /// This connection sends as soon as there is room.
     pub(crate) fn wait(&mut self, conn: ConnId) {
         self.waiting.push_back(conn);
+    }
+
+    /// Whether WRITEs are under way, which read the applications' memory.
+    pub(crate) fn has_writes(&self) -> bool {
+        self.sends.iter().any(|sent| matches!(sent, Sent::Cdc { .. }))
+    }
+
+    /// Whether connections have something to say, and will.
+    pub(crate) fn is_talking(&self) -> bool {
+        !self.is_held && !self.is_broken && (!self.waiting.is_empty() || self.has_writes())
     }
 
     /// The connection whose turn it is, if there is room.

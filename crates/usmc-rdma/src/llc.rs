@@ -2,8 +2,8 @@
 
 use smc_proto::decline::DeclineCode;
 use smc_proto::groups::PeerPort;
-use smc_proto::handshake::{Agreement, CLC_TIMEOUT, ConfirmingLink, ExpectDecline};
-use smc_proto::link_group::{self, LinkIndex, Role, Time};
+use smc_proto::handshake::{Agreement, CLC_TIMEOUT, ConfirmingLink, Ending, ExpectDecline};
+use smc_proto::link_group::{self, LinkIndex, Refused, Role, Time};
 use smc_proto::list::List;
 use smc_proto::wire::clc::Answer;
 use smc_proto::wire::llc::DeleteReason;
@@ -19,19 +19,20 @@ use crate::nic::Nic;
 impl<B: Buffers> Engine<B> {
     /// What LLC has brought, and what it has to say.
     pub(crate) fn run(&mut self, group: GroupIndex, nic: &mut impl Nic, now: Time) {
-        let devices = self.config.devices.clone();
         loop {
-            let Some(state) = self.group_mut(group) else { return };
-            state.transmit(nic, &devices);
-            let Some(flows) = state.llc.as_mut() else { return };
-            let Some(event) = flows.poll_event() else { break };
+            let Some(Some(state)) = self.groups.get_mut(group.number()) else { return };
+            state.transmit(nic, &self.devices);
+            let Some(event) = state.llc.as_mut().and_then(|flows| flows.poll_event()) else {
+                break;
+            };
             self.handle_llc_event(group, event, nic, now);
         }
         self.announce_next(group, nic, now);
         self.name_links(group);
+        self.look_at_group(group);
     }
 
-    /// Which ends of the peer's a connection of the group may name, and how many RMBs of the peer's there is room for.
+    /// Which ends of the peer's a connection of the group may name, and for how many more RMBs there is room at both sides.
     pub(crate) fn name_links(&mut self, group: GroupIndex) {
         let Some(Some(state)) = self.groups.get(group.number()) else { return };
         let Some(flows) = &state.llc else { return };
@@ -41,7 +42,16 @@ impl<B: Buffers> Engine<B> {
         }
         if !links.is_empty() {
             self.known.set_links(state.id, links);
-            self.known.set_keys_left(state.id, RMBS - flows.peer_rmbs().count());
+            // A client whose Confirm has not come may name a new one.
+            let is_unnamed = |conn: &&ConnId| {
+                self.conns
+                    .get(**conn)
+                    .and_then(|c| c.seat)
+                    .is_some_and(|s| s.peer_rmb == usize::MAX)
+            };
+            let unnamed = state.conns.iter().filter(is_unnamed).count();
+            let peers = flows.peer_rmbs().count() + unnamed;
+            self.known.set_keys_left(state.id, RMBS.saturating_sub(peers.max(state.rmbs.len())));
         }
     }
 
@@ -69,9 +79,14 @@ impl<B: Buffers> Engine<B> {
             return;
         };
         for link in state.links.iter().flatten() {
-            nic.destroy(link.qp);
+            // Send buffers serve again from here on.
+            match link.has_writes() {
+                true => nic.cut(link.qp),
+                false => nic.destroy(link.qp),
+            }
         }
         self.known.remove(state.id);
+        self.forget_group(group, &state.listed, state.due);
         for conn in state.conns {
             self.lose(conn, nic, now);
         }
@@ -104,8 +119,8 @@ impl<B: Buffers> Engine<B> {
             link_group::Event::LinkDown { index, to } => {
                 self.link_is_down(group, index, to, nic, now)
             }
-            link_group::Event::Announced { ok, .. } => self.announced(group, ok, nic, now),
-            link_group::Event::Withdrawn { .. } => {}
+            link_group::Event::Announced { rmb, ok } => self.announced(group, rmb, ok, nic, now),
+            link_group::Event::Withdrawn { rmb, .. } => self.withdrawn(group, rmb, nic, now),
             link_group::Event::Terminated => self.group_is_down(group, nic, now),
         }
     }
@@ -132,7 +147,6 @@ impl<B: Buffers> Engine<B> {
         now: Time,
     ) {
         let Answer::R(peer) = &agreement.peer else { return };
-        let devices = self.config.devices.clone();
         let Some(state) = self.group_mut(group) else { return };
         state.is_up = true;
         self.events.push_back(Event::GroupUp {
@@ -140,8 +154,8 @@ impl<B: Buffers> Engine<B> {
             peer: peer.local.peer_id,
             gid: peer.local.gid,
         });
-        if let Some((flows, mut verbs)) =
-            self.group_mut(group).and_then(|group| group.flows(nic, &devices))
+        if let Some(Some(known)) = self.groups.get_mut(group.number())
+            && let Some((flows, mut verbs)) = known.flows(nic, &self.devices)
             && flows.config().role == Role::Server
         {
             // Refused where only one was agreed on.
@@ -176,7 +190,7 @@ impl<B: Buffers> Engine<B> {
             let Some(seat) = known.seat.as_mut().filter(|seat| seat.link == index) else {
                 continue;
             };
-            seat.link = to;
+            (seat.link, seat.lkey) = (to, None);
             match known.stage {
                 Stage::Established => {
                     known.data.moved();
@@ -207,6 +221,7 @@ impl<B: Buffers> Engine<B> {
             Some(Stage::ConfirmsLink(confirming)) => confirming.decline(DeclineCode::ERR_RDYLNK),
             Some(Stage::ClientAnnounces(accepted)) => accepted.decline(DeclineCode::ERR_REGBUF),
             Some(Stage::ServerAnnounces(choice)) => choice.decline(DeclineCode::ERR_REGBUF),
+            Some(Stage::Withdraws(ending)) => ending,
             Some(stage) => {
                 // It waits for something else than the group; or for a Confirm, whose client takes the connection for established.
                 if let Some(known) = self.conns.get_mut(conn) {
@@ -228,28 +243,40 @@ impl<B: Buffers> Engine<B> {
         self.run(group, nic, now);
     }
 
-    /// The next RMB is announced, if no flow is under way.
+    /// The next RMB is announced, or withdrawn, if no flow is under way.
     pub(crate) fn announce_next(&mut self, group: GroupIndex, nic: &mut impl Nic, now: Time) {
-        let devices = self.config.devices.clone();
-        let Some(conn) = self.group_mut(group).and_then(|group| group.announces.front().copied())
-        else {
-            return;
-        };
-        let Some(rmb) = self.conns.get(conn).map(|conn| conn.data.memory.rmb) else { return };
-        let Some(state) = self.group_mut(group) else { return };
-        let Some(number) = state.number_of(rmb) else { return };
-        if let Some((flows, mut verbs)) = state.flows(nic, &devices)
-            && flows.is_idle()
-            && flows.announce_rmb(number, &mut verbs, now).is_ok()
+        while let Some(Some(state)) = self.groups.get_mut(group.number())
+            && let Some(conn) = state.announces.front().copied()
         {
-            state.transmit(nic, &devices);
+            let Some(known) = self.conns.get(conn) else { return };
+            let Some(number) = state.number_of(known.data.memory.rmb) else { return };
+            let Some((flows, mut verbs)) = state.flows(nic, &self.devices) else { return };
+            if !flows.is_idle() {
+                return;
+            }
+            let is_begun = match &known.stage {
+                Stage::Withdraws(_) => flows.withdraw_rmb(number, &mut verbs, now),
+                _ => flows.announce_rmb(number, &mut verbs, now),
+            };
+            match is_begun {
+                Ok(()) => return state.transmit(nic, &self.devices),
+                // It cannot be registered.
+                Err(Refused::NoRmb) => self.announced(group, number, false, nic, now),
+                Err(_) => return,
+            }
         }
     }
 
-    pub(crate) fn announced(&mut self, group: GroupIndex, ok: bool, nic: &mut impl Nic, now: Time) {
-        let Some(conn) = self.group_mut(group).and_then(|group| group.announces.pop_front()) else {
-            return;
-        };
+    /// The peer knows an RMB, or it does not.
+    fn announced(
+        &mut self,
+        group: GroupIndex,
+        rmb: usize,
+        ok: bool,
+        nic: &mut impl Nic,
+        now: Time,
+    ) {
+        let Some(conn) = self.take_announcing(group, rmb) else { return };
         match self.take_stage(conn) {
             Some(Stage::ClientAnnounces(accepted)) if ok => self.confirm(conn, accepted, nic, now),
             Some(Stage::ServerAnnounces(choice)) if ok => {
@@ -263,7 +290,38 @@ impl<B: Buffers> Engine<B> {
                 let ending = choice.decline(DeclineCode::ERR_REGBUF);
                 self.end(conn, ending, nic, now);
             }
-            Some(other) => self.wait(conn, other, None),
+            Some(Stage::Withdraws(ending)) => self.end(conn, ending, nic, now),
+            Some(other) => self.wait_on(conn, other),
+            None => {}
+        }
+    }
+
+    /// The connection whose RMB it is. It may have ended meanwhile, and then others wait.
+    fn take_announcing(&mut self, group: GroupIndex, rmb: usize) -> Option<ConnId> {
+        let state = self.groups.get_mut(group.number())?.as_mut()?;
+        let rmb = *state.rmbs.get(rmb)?;
+        let is_it =
+            |conn: &ConnId| self.conns.get(*conn).is_some_and(|known| known.data.memory.rmb == rmb);
+        let at = state.announces.iter().position(is_it)?;
+        state.announces.remove(at)
+    }
+
+    /// Server: a handshake fails whose client may have all that it needs to write into the RMB. It is asked not to, and only then the
+    /// RMB can serve again; where it takes the connection for established, it learns so that it is not.
+    pub(crate) fn withdraw(&mut self, conn: ConnId, ending: Ending, nic: &mut impl Nic, now: Time) {
+        let group = self.group_of(conn).and_then(|group| self.group_mut(group));
+        let is_up = group.is_some_and(|group| group.is_up && !group.is_ending);
+        if !is_up || matches!(ending, Ending::Fallback(_)) {
+            return self.end(conn, ending, nic, now);
+        }
+        self.announce(conn, Stage::Withdraws(ending), nic, now);
+    }
+
+    fn withdrawn(&mut self, group: GroupIndex, rmb: usize, nic: &mut impl Nic, now: Time) {
+        let Some(conn) = self.take_announcing(group, rmb) else { return };
+        match self.take_stage(conn) {
+            Some(Stage::Withdraws(ending)) => self.end(conn, ending, nic, now),
+            Some(other) => self.wait_on(conn, other),
             None => {}
         }
     }

@@ -68,6 +68,10 @@ pub trait Nic {
     /// Destroys it, once what was posted before is out, if the peer still answers. Its completions do not come any more.
     fn destroy(&mut self, qp: QpId);
 
+    /// Destroys it at once: what was posted before, and is not at the peer by now, never arrives. Its connections go on over another link,
+    /// and a WRITE of this one that came late would overwrite what they have written since.
+    fn cut(&mut self, qp: QpId);
+
     /// Registers the RMB for the queue pair's peer to write into, if it is not, and gives its key.
     fn rmb(&mut self, qp: QpId, rmb: RmbId) -> Option<Key>;
 

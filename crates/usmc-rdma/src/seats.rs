@@ -40,12 +40,15 @@ impl<B: Buffers> Engine<B> {
         };
         let Some(link) = link.filter(|_| group.has_number_for(rmb)) else {
             self.known.leave(id, now);
+            self.look_at_idle();
             return None;
         };
         group.number_of(rmb);
         group.conns.push(conn);
         let group = GroupIndex(at as u16);
         self.conns.get_mut(conn)?.seat = Some(Seat::new(group, link));
+        self.name_links(group);
+        self.look_at_idle();
         Some(group)
     }
 
@@ -56,6 +59,8 @@ impl<B: Buffers> Engine<B> {
             group.conns.retain(|one| *one != conn);
             let id = group.id;
             self.known.leave(id, now);
+            self.look_at_idle();
+            self.name_links(seat.group);
         }
     }
 
@@ -87,8 +92,9 @@ impl<B: Buffers> Engine<B> {
         let mut state = Group::new(id, Link::new(qp, device, local));
         state.number_of(rmb);
         state.conns.push(conn);
-        *self.groups.get_mut(at)? = Some(state);
+        *self.groups.get_mut(at)? = Some(Box::new(state));
         self.conns.get_mut(conn)?.seat = Some(Seat::new(group, FIRST));
+        self.look_at_group(group);
         Some(group)
     }
 
@@ -114,6 +120,7 @@ impl<B: Buffers> Engine<B> {
         // The RMB of the first connection is named in this side's Accept or Confirm.
         flows.rmb_was_named(0);
         state.llc = Some(flows);
+        self.look_at_group(group);
         true
     }
 
@@ -161,6 +168,7 @@ impl<B: Buffers> Engine<B> {
         if let Some(conn) = self.conns.get_mut(conn) {
             conn.seat = Some(Seat { peer_rmb, ..seat });
         }
+        self.name_links(seat.group);
         true
     }
 

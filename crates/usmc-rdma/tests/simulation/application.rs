@@ -9,6 +9,21 @@ fn byte_at(stream: u64, at: u64) -> u8 {
     (word >> 56) as u8
 }
 
+/// What an application does with its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Manner {
+    /// It writes all, shuts, reads until the end, and closes.
+    Orderly,
+    /// The same, byte by byte.
+    Bytewise,
+    /// It closes once it has read so much, whatever is there and whatever it wanted to write.
+    Leaves(u64),
+    /// It closes right after its last write.
+    ClosesAtOnce,
+    /// It never reads, and closes when nothing else happens any more.
+    NeverReads,
+}
+
 /// One end.
 pub(crate) struct Application {
     segment: Segment,
@@ -17,6 +32,7 @@ pub(crate) struct Application {
     end: usize,
     /// The stream that it sends, and the peer's.
     streams: [u64; 2],
+    pub(crate) manner: Manner,
     pub(crate) wants: u64,
     pub(crate) written: u64,
     pub(crate) read: u64,
@@ -32,13 +48,14 @@ impl Application {
         slot: u32,
         end: usize,
         streams: [u64; 2],
-        wants: u64,
+        (manner, wants): (Manner, u64),
     ) -> Application {
         Application {
             segment,
             slot,
             end,
             streams,
+            manner,
             wants,
             written: 0,
             read: 0,
@@ -85,6 +102,22 @@ impl Application {
         ring.consume(data.cons + bytes.len() as u64);
         self.read += bytes.len() as u64;
         !bytes.is_empty()
+    }
+
+    /// Whether bytes are there.
+    pub(crate) fn has_data(&self) -> bool {
+        self.segment.ring(self.slot, 1 - self.end).expect("a slot").has_data()
+    }
+
+    /// Whether it closes now.
+    pub(crate) fn closes(&self) -> bool {
+        let is_done = self.is_shut || self.is_aborted();
+        match self.manner {
+            Manner::Orderly | Manner::Bytewise => self.is_at_end() && is_done,
+            Manner::Leaves(after) => self.read >= after || (self.is_at_end() && is_done),
+            Manner::ClosesAtOnce => self.written == self.wants || self.is_aborted(),
+            Manner::NeverReads => self.is_aborted(),
+        }
     }
 
     /// Whether all that came is read, and no more comes.

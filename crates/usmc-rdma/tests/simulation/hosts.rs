@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use smc_proto::close::Direction;
+use smc_proto::connection::PeerMisbehaved;
 use smc_proto::handshake::{Circumstances, Host};
 use smc_proto::ids::{Eid, PeerId};
 use smc_proto::list::List;
@@ -17,10 +18,8 @@ use usmc_rdma::{Config, ConnId, Engine, Event, Memory, Wish};
 use usmc_shm::layout::{ACCEPTOR, CLIENT, segment_len};
 use usmc_shm::segment::Segment;
 
-use crate::application::Application;
+use crate::application::{Application, Manner};
 use crate::wire::{Devices, Wire};
-
-const SHIFT: u32 = 14;
 
 /// What is tried.
 #[derive(Clone, Copy)]
@@ -36,56 +35,99 @@ pub(crate) struct Plan {
     pub(crate) bytes: u64,
     /// Links that are cut.
     pub(crate) cuts: usize,
+    /// log2 of a ring's bytes, by turns of the hosts.
+    pub(crate) shifts: [u32; 2],
+    /// Applications do all sorts of things.
+    pub(crate) is_wild: bool,
+    /// Of a thousand calls of verbs so many are refused.
+    pub(crate) refusals: u64,
+    /// Of a hundred CLC messages so many are late, garbage, or never come.
+    pub(crate) clc_faults: usize,
 }
 
 impl Default for Plan {
     fn default() -> Plan {
-        Plan { hosts: 2, devices: 1, connections: 1, slots: 16, bytes: 60_000, cuts: 0 }
+        Plan {
+            hosts: 2,
+            devices: 1,
+            connections: 1,
+            slots: 16,
+            bytes: 60_000,
+            cuts: 0,
+            shifts: [14; 2],
+            is_wild: false,
+            refusals: 0,
+            clc_faults: 0,
+        }
     }
 }
 
 /// One host.
-struct Machine {
-    engine: Engine<SlotBuffers>,
+pub(crate) struct Machine {
+    pub(crate) engine: Engine<SlotBuffers>,
     nic: Devices,
     segment: Segment,
-    free: Vec<u32>,
+    pub(crate) free: Vec<u32>,
     /// By connection: which of the network's ends it is, and its slot.
     ends: BTreeMap<ConnId, (usize, u32)>,
     groups: usize,
     memory: (*mut u8, Layout),
 }
 
-/// A TCP connection and the applications at its ends.
-struct Pair {
-    hosts: [usize; 2],
-    conns: [Option<ConnId>; 2],
-    applications: [Option<Application>; 2],
-    /// CLC messages on their way to each end.
-    tcp: [VecDeque<Message>; 2],
-    is_over: [bool; 2],
-    /// It stays TCP.
-    is_tcp: [bool; 2],
+/// What comes by TCP.
+pub(crate) enum Packet {
+    Message(Box<Message>),
+    Garbage,
+    Closed,
 }
 
-pub(crate) struct Network {
-    random: u64,
-    plan: Plan,
-    wire: Rc<RefCell<Wire>>,
-    machines: Vec<Machine>,
-    pairs: Vec<Pair>,
-    begun: usize,
-    cuts: usize,
-    moved: usize,
-    now: Duration,
+/// How an end's connection ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    /// SMC, to the end.
+    Over,
+    Tcp,
+    Failed,
+}
+
+/// A TCP connection and the applications at its ends.
+pub(crate) struct Pair {
+    pub(crate) hosts: [usize; 2],
+    conns: [Option<ConnId>; 2],
+    pub(crate) applications: [Option<Application>; 2],
+    /// CLC messages on their way to each end, and when they come at the earliest.
+    tcp: [VecDeque<(Duration, Packet)>; 2],
+    /// Nothing comes to this end any more.
+    is_mute: [bool; 2],
+    pub(crate) outcomes: [Option<Outcome>; 2],
+}
+
+impl Pair {
+    pub(crate) fn is_over(&self) -> bool {
+        self.outcomes.iter().all(Option::is_some)
+    }
 }
 
 /// Steps of a schedule, before it is taken for one that does not end.
 const STEPS: usize = 3_000_000;
 
+pub(crate) struct Network {
+    random: u64,
+    pub(crate) plan: Plan,
+    pub(crate) wire: Rc<RefCell<Wire>>,
+    pub(crate) machines: Vec<Machine>,
+    pub(crate) pairs: Vec<Pair>,
+    pub(crate) begun: usize,
+    cuts: usize,
+    pub(crate) moved: usize,
+    pub(crate) now: Duration,
+}
+
 impl Network {
     pub(crate) fn new(seed: u64, plan: Plan) -> Network {
         let wire = Rc::new(RefCell::new(Wire::default()));
+        wire.borrow_mut().random = seed;
+        wire.borrow_mut().refusals = plan.refusals;
         let machines = (0..plan.hosts).map(|host| Machine::new(host, plan, &wire)).collect();
         Network {
             random: seed.wrapping_mul(2).wrapping_add(0x1234_5679),
@@ -118,7 +160,7 @@ impl Network {
     }
 
     /// Something, if there is anything.
-    fn step(&mut self) -> bool {
+    pub(crate) fn step(&mut self) -> bool {
         let kinds = 6;
         let first = self.below(kinds);
         for kind in 0..kinds {
@@ -139,22 +181,28 @@ impl Network {
 
     /// Nothing else happens: time passes.
     fn wait(&mut self) -> bool {
+        if (0..self.pairs.len() * 2).any(|end| self.close_lazily(end / 2, end % 2)) {
+            return true;
+        }
         // Links are tested for ever.
-        if self.begun == self.plan.connections
-            && self.pairs.iter().all(|pair| pair.is_over == [true; 2])
-        {
+        if self.begun == self.plan.connections && self.pairs.iter().all(Pair::is_over) {
             return false;
         }
-        let Some(next) = self.machines.iter().filter_map(|m| m.engine.next_timeout()).min() else {
-            return false;
-        };
-        self.now = self.now.max(next);
+        let packets = self.pairs.iter().flat_map(|pair| &pair.tcp).filter_map(|tcp| tcp.front());
+        let timers = self.machines.iter().filter_map(|m| m.engine.next_timeout());
+        let Some(next) = packets.map(|packet| packet.0).chain(timers).min() else { return false };
+        self.pass(next);
+        true
+    }
+
+    /// Time passes.
+    pub(crate) fn pass(&mut self, until: Duration) {
+        self.now = self.now.max(until);
         for host in 0..self.machines.len() {
             let machine = &mut self.machines[host];
             machine.engine.handle_timeout(&mut machine.nic, self.now);
             self.poll(host);
         }
-        true
     }
 
     /// One more connection.
@@ -176,16 +224,26 @@ impl Network {
             conns: [None; 2],
             applications: [None, None],
             tcp: Default::default(),
-            is_over: [false; 2],
-            is_tcp: [false; 2],
+            is_mute: [false; 2],
+            outcomes: [None; 2],
         });
         for side in [CLIENT, ACCEPTOR] {
             let host = hosts[side];
-            let wants = self.below(self.plan.bytes as usize) as u64;
+            let mut wants = self.below(self.plan.bytes as usize) as u64;
+            let manner = match self.below(if self.plan.is_wild { 10 } else { 1 }) {
+                0..4 => Manner::Orderly,
+                4 | 5 => Manner::Bytewise,
+                6 => Manner::Leaves(self.below(self.plan.bytes as usize) as u64),
+                7 | 8 => Manner::ClosesAtOnce,
+                _ => Manner::NeverReads,
+            };
+            if manner == Manner::Bytewise {
+                wants %= 500;
+            }
             let machine = &mut self.machines[host];
             let slot = machine.free.pop().expect("a slot");
             let (wish, application) =
-                machine.prepare(slot, [2 * pair + side, 2 * pair + 1 - side], wants);
+                machine.prepare(slot, [2 * pair + side, 2 * pair + 1 - side], (manner, wants));
             let conn = match side {
                 CLIENT => machine.engine.connect(wish, &mut machine.nic, self.now),
                 _ => machine.engine.accept(wish, &mut machine.nic, self.now),
@@ -202,20 +260,35 @@ impl Network {
     fn deliver_message(&mut self) -> bool {
         let waiting: Vec<(usize, usize)> = (0..self.pairs.len())
             .flat_map(|pair| [(pair, 0), (pair, 1)])
-            .filter(|&(pair, side)| !self.pairs[pair].tcp[side].is_empty())
+            .filter(|&(pair, side)| {
+                self.pairs[pair].tcp[side].front().is_some_and(|packet| packet.0 <= self.now)
+            })
             .collect();
         if waiting.is_empty() {
             return false;
         }
         let (pair, side) = waiting[self.below(waiting.len())];
-        let message = self.pairs[pair].tcp[side].pop_front().expect("a message");
-        // As it stands on the wire.
-        let mut bytes = [0; MAX_LEN];
-        let message = Message::parse(message.emit(&mut bytes).expect("room"));
+        let (_, packet) = self.pairs[pair].tcp[side].pop_front().expect("a message");
         let (host, conn) =
             (self.pairs[pair].hosts[side], self.pairs[pair].conns[side].expect("begun"));
         let machine = &mut self.machines[host];
-        machine.engine.handle_clc(conn, message, &mut machine.nic, self.now);
+        let mut bytes = [0; MAX_LEN];
+        match packet {
+            // As it stands on the wire.
+            Packet::Message(message) => {
+                let message = Message::parse(message.emit(&mut bytes).expect("room"));
+                machine.engine.handle_clc(conn, message, &mut machine.nic, self.now);
+            }
+            Packet::Garbage => {
+                machine.engine.handle_clc(
+                    conn,
+                    Message::parse(&bytes[..60]),
+                    &mut machine.nic,
+                    self.now,
+                );
+            }
+            Packet::Closed => machine.engine.handle_clc_closed(conn, &mut machine.nic, self.now),
+        }
         self.poll(host);
         true
     }
@@ -285,7 +358,7 @@ impl Network {
             let all: Vec<(usize, u32)> = all.map(|(at, _)| *at).collect();
             if all.len() < 2 * usize::from(self.plan.devices) { Vec::new() } else { all }
         };
-        let is_under_way = self.pairs.iter().filter(|pair| pair.is_over != [true; 2]).count();
+        let is_under_way = self.pairs.iter().filter(|pair| !pair.is_over()).count();
         if established.is_empty() || is_under_way < 2 || !self.are_up() {
             return false;
         }
@@ -316,27 +389,36 @@ impl Network {
     }
 
     fn act(&mut self, pair: usize, side: usize) -> bool {
-        let (most, much) = (1 + self.below(9000) as u64, 1 + self.below(9000));
-        let Pair { hosts, conns, applications, is_over, .. } = &mut self.pairs[pair];
+        let (mut most, mut much) = (1 + self.below(9000) as u64, 1 + self.below(9000));
+        let Pair { hosts, conns, applications, outcomes, .. } = &mut self.pairs[pair];
         let (host, Some(conn)) = (hosts[side], conns[side]) else { return false };
-        let Some(application) = applications[side].as_mut().filter(|_| !is_over[side]) else {
+        let Some(application) = applications[side].as_mut().filter(|_| outcomes[side].is_none())
+        else {
             return false;
         };
         if application.is_closed {
             return false;
         }
         let machine = &mut self.machines[host];
+        match application.manner {
+            Manner::Bytewise => (most, much) = (1, 1),
+            Manner::NeverReads => much = 0,
+            Manner::Leaves(after) => much = much.min((after - application.read) as usize),
+            Manner::Orderly | Manner::ClosesAtOnce => {}
+        }
         let mut is_done = application.read(much);
         is_done |= application.write(most);
-        if !application.is_shut && application.written == application.wants {
+        let shuts = application.manner != Manner::ClosesAtOnce;
+        if shuts && !application.is_shut && application.written == application.wants {
             application.is_shut = true;
             is_done = true;
             machine.engine.shut(conn, &mut machine.nic);
         }
-        if application.is_at_end() && (application.is_shut || application.is_aborted()) {
+        if application.closes() {
             application.is_closed = true;
             is_done = true;
-            machine.engine.close(conn, false, &mut machine.nic, self.now);
+            let unread = application.has_data();
+            machine.engine.close(conn, unread, &mut machine.nic, self.now);
         } else if is_done {
             machine.engine.handle_dirty(conn, &mut machine.nic);
         }
@@ -344,11 +426,69 @@ impl Network {
         is_done
     }
 
+    /// An application that has waited for nothing.
+    fn close_lazily(&mut self, pair: usize, side: usize) -> bool {
+        let Pair { hosts, conns, applications, outcomes, .. } = &mut self.pairs[pair];
+        let (host, Some(conn)) = (hosts[side], conns[side]) else { return false };
+        let is_lazy = |application: &&mut Application| {
+            application.manner == Manner::NeverReads && !application.is_closed
+        };
+        let lazy = applications[side].as_mut().filter(is_lazy);
+        let Some(application) = lazy.filter(|_| outcomes[side].is_none()) else { return false };
+        application.is_closed = true;
+        let unread = application.has_data();
+        let machine = &mut self.machines[host];
+        machine.engine.close(conn, unread, &mut machine.nic, self.now);
+        self.poll(host);
+        true
+    }
+
+    /// A CLC message leaves, if nothing goes wrong.
+    fn send(&mut self, end: usize, packet: Packet) {
+        let (pair, to) = (end / 2, 1 - end % 2);
+        let mut at = self.now;
+        let mut packet = packet;
+        if self.plan.clc_faults > 0 && self.below(100) < self.plan.clc_faults {
+            match self.below(4) {
+                0 => self.pairs[pair].is_mute[to] = true,
+                1 => packet = Packet::Garbage,
+                2 => {
+                    packet = Packet::Closed;
+                    self.pairs[pair].tcp[1 - to].push_back((at, Packet::Closed));
+                }
+                _ => at += Duration::from_millis(self.below(8000) as u64),
+            }
+        }
+        let pair = &mut self.pairs[pair];
+        if !pair.is_mute[to] && pair.outcomes[to].is_none() {
+            let last = pair.tcp[to].back().map_or(at, |last| last.0.max(at));
+            pair.tcp[to].push_back((last, packet));
+        }
+    }
+
+    /// It is not the engine's any more.
+    fn is_over(&mut self, host: usize, conn: ConnId, outcome: Outcome) {
+        let machine = &mut self.machines[host];
+        let (end, slot) = machine.ends[&conn];
+        machine.free.push(slot);
+        let pair = &mut self.pairs[end / 2];
+        let application = pair.applications[end % 2].as_mut().expect("begun");
+        assert!(outcome != Outcome::Tcp || (application.read == 0 && !application.has_data()));
+        if outcome == Outcome::Failed {
+            application.reading = Direction::Aborted;
+        }
+        assert_eq!(pair.outcomes[end % 2].replace(outcome), None, "over twice");
+        pair.tcp[end % 2].clear();
+        if outcome == Outcome::Failed && pair.outcomes[1 - end % 2].is_none() {
+            pair.tcp[1 - end % 2].push_back((self.now, Packet::Closed));
+        }
+    }
+
     /// What an engine has to say.
     fn poll(&mut self, host: usize) {
         while let Some((conn, message)) = self.machines[host].engine.poll_clc() {
             let (end, _) = self.machines[host].ends[&conn];
-            self.pairs[end / 2].tcp[1 - end % 2].push_back(message);
+            self.send(end, Packet::Message(Box::new(message)));
         }
         while let Some(event) = self.machines[host].engine.poll_event() {
             self.handle(host, event);
@@ -367,24 +507,14 @@ impl Network {
                     application.writing = Direction::Open;
                 }
             }
-            Event::Over { conn } => {
-                let machine = &mut self.machines[host];
-                let (end, slot) = machine.ends.remove(&conn).expect("a connection");
-                machine.free.push(slot);
-                self.pairs[end / 2].is_over[end % 2] = true;
-            }
+            Event::Over { conn } => self.is_over(host, conn, Outcome::Over),
             Event::Fallback { conn, .. } | Event::Failed { conn, .. } => {
-                assert!(self.plan.cuts > 0, "{event:?}: {}", self.story());
-                let (end, slot) = self.machines[host].ends[&conn];
-                self.machines[host].free.push(slot);
-                self.pairs[end / 2].is_over[end % 2] = true;
-                let pair = &mut self.pairs[end / 2];
-                if matches!(event, Event::Fallback { .. }) {
-                    pair.is_tcp[end % 2] = true;
-                } else if let Some(application) = &mut pair.applications[end % 2] {
-                    application.reading = Direction::Aborted;
-                }
+                assert!(self.has_faults(), "{event:?}: {}", self.story());
+                let is_tcp = matches!(event, Event::Fallback { .. });
+                self.is_over(host, conn, if is_tcp { Outcome::Tcp } else { Outcome::Failed });
             }
+            // One end has given up after a link was lost.
+            Event::Misbehaved { how: PeerMisbehaved::Lost { .. }, .. } if self.has_faults() => {}
             Event::Misbehaved { .. } => panic!("{event:?}: {}", self.story()),
             Event::GroupUp { .. } => self.machines[host].groups += 1,
             Event::Established { .. }
@@ -392,42 +522,6 @@ impl Network {
             | Event::Room { .. }
             | Event::GroupDown { .. } => {}
         }
-    }
-
-    /// Each connection is over, and nobody has got a byte that was not sent.
-    pub(crate) fn check(&self) {
-        assert!(self.pairs.iter().all(|pair| pair.is_over == [true; 2]), "{}", self.story());
-        assert_eq!(self.begun, self.plan.connections);
-        assert!(self.machines.iter().all(|machine| machine.engine.connections() == 0));
-    }
-
-    /// Connections whose bytes have all arrived, in both directions.
-    pub(crate) fn whole(&self) -> usize {
-        let is_whole = |pair: &&Pair| {
-            let [Some(one), Some(other)] = &pair.applications else { return false };
-            let is_so = one.read == other.wants && other.read == one.wants;
-            assert!(
-                is_so || one.is_aborted() || other.is_aborted() || self.plan.cuts > 0,
-                "bytes are missing"
-            );
-            is_so && !one.is_aborted() && !other.is_aborted()
-        };
-        self.pairs.iter().filter(is_whole).count()
-    }
-
-    /// Connections that stay TCP, as their link was lost in the handshake: at both ends, which have got nothing.
-    pub(crate) fn tcp(&self) -> usize {
-        let is_tcp = |pair: &&Pair| {
-            let got =
-                pair.applications.iter().flatten().map(|application| application.read).sum::<u64>();
-            assert!(
-                pair.is_tcp[0] == pair.is_tcp[1] && (!pair.is_tcp[0] || got == 0),
-                "{}",
-                self.story()
-            );
-            pair.is_tcp[0]
-        };
-        self.pairs.iter().filter(is_tcp).count()
     }
 
     /// How many groups each host has had.
@@ -439,34 +533,17 @@ impl Network {
     pub(crate) fn keys(&self) -> [usize; 2] {
         [0, 1].map(|host| self.machines[host].engine.rmbs())
     }
-
-    /// Messages that were lost with a link.
-    pub(crate) fn moved(&self) -> usize {
-        self.moved
-    }
-
-    /// How far each connection is.
-    pub(crate) fn story(&self) -> String {
-        let ends = self.pairs.iter().map(|pair| {
-            let ends = pair.applications.each_ref().map(|application| {
-                application
-                    .as_ref()
-                    .map(|a| (a.written, a.wants, a.read, a.is_shut, a.is_closed, a.reading))
-            });
-            format!("{:?} {ends:?} {:?}\n", pair.hosts, pair.is_over)
-        });
-        ends.collect()
-    }
 }
 
 impl Machine {
     fn new(host: usize, plan: Plan, wire: &Rc<RefCell<Wire>>) -> Machine {
-        let len = segment_len(plan.slots, SHIFT, 0).expect("a segment");
+        let shift = plan.shifts[host % 2];
+        let len = segment_len(plan.slots, shift, 0).expect("a segment");
         let layout = Layout::from_size_align(len, 4096).expect("a layout");
         // SAFETY: a layout with bytes; what is mapped lives until `drop`, after everything that uses it.
         let base = unsafe { std::alloc::alloc_zeroed(layout) };
         // SAFETY: fresh memory of a segment's bytes.
-        let segment = unsafe { Segment::create(base, plan.slots, (SHIFT, 0), 1, 1) };
+        let segment = unsafe { Segment::create(base, plan.slots, (shift, 0), 1, 1) };
         {
             let mut wire = wire.borrow_mut();
             wire.arenas.insert(host, (base.expose_provenance() as u64, len));
@@ -506,7 +583,7 @@ impl Machine {
         &mut self,
         slot: u32,
         streams: [usize; 2],
-        wants: u64,
+        wants: (Manner, u64),
     ) -> (Wish<SlotBuffers>, Application) {
         for sender in [CLIENT, ACCEPTOR] {
             self.segment.ring(slot, sender).expect("a slot").reset();

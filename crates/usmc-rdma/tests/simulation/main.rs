@@ -3,6 +3,7 @@
 
 mod application;
 mod hosts;
+mod outcome;
 mod wire;
 
 use hosts::{Network, Plan};
@@ -48,6 +49,36 @@ fn a_lost_link_loses_and_doubles_no_byte_where_there_is_another() {
     assert!(moved > SCHEDULES as usize / 2, "{moved} messages were on a link that was cut");
     // Of six in each schedule.
     assert!(stayed_tcp < SCHEDULES as usize * 6 / 20, "{stayed_tcp} stayed TCP");
+}
+
+#[test]
+fn applications_end_as_they_like_and_nobody_hangs() {
+    for seed in 0..SCHEDULES / 6 {
+        let shifts = [14 + seed as u32 % 7, 14 + seed as u32 / 7 % 7];
+        let plan = Plan { connections: 12, is_wild: true, shifts, ..Plan::default() };
+        let plan = Plan { devices: 1 + seed as u8 % 2, bytes: 200_000, ..plan };
+        run(seed, plan).settle();
+    }
+}
+
+#[test]
+fn refused_verbs_end_no_connection_at_one_end_only() {
+    let mut refused = 0;
+    for seed in 0..SCHEDULES {
+        let plan = Plan { connections: 12, refusals: 20, bytes: 60_000, ..Plan::default() };
+        let mut network = run(seed, Plan { devices: 1 + seed as u8 % 2, ..plan });
+        network.settle();
+        refused += network.refused();
+    }
+    assert!(refused > SCHEDULES as usize, "{refused} calls");
+}
+
+#[test]
+fn handshakes_that_stop_anywhere_leave_nothing() {
+    for seed in 0..SCHEDULES {
+        let plan = Plan { connections: 12, clc_faults: 15, bytes: 20_000, ..Plan::default() };
+        run(seed, Plan { devices: 1 + seed as u8 % 2, refusals: seed % 3, ..plan }).settle();
+    }
 }
 
 #[test]

@@ -18,6 +18,12 @@ pub(crate) struct Wire {
     pub(crate) arenas: BTreeMap<usize, (u64, usize)>,
     /// Queue pairs in error, of which their hosts have not been told.
     pub(crate) errors: Vec<(usize, QpId)>,
+    /// Of a thousand calls so many are refused.
+    pub(crate) refusals: u64,
+    pub(crate) refused: usize,
+    pub(crate) random: u64,
+    /// Hosts that have died: what is sent to them never arrives, and nobody is told.
+    pub(crate) dead: Vec<usize>,
 }
 
 /// A queue pair.
@@ -43,12 +49,30 @@ pub(crate) struct Chain {
 }
 
 impl Wire {
+    /// Whether this call is refused.
+    fn refuses(&mut self) -> bool {
+        if self.refusals == 0 {
+            return false;
+        }
+        self.random =
+            self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        let is_so = (self.random >> 33) % 1000 < self.refusals;
+        self.refused += usize::from(is_so);
+        is_so
+    }
+
     /// Takes the oldest chain of a queue pair to its peer, and says to whom: bytes are in memory, and the message is to be handed over.
     pub(crate) fn deliver(&mut self, from: (usize, u32)) -> Option<(usize, QpId, Vec<u8>)> {
         let to = self.qps.get(&from)?.peer.expect("a connected queue pair");
-        let answers = self.qps.get(&to).is_some_and(|peer| !peer.is_gone && !peer.is_broken);
+        let answers = self.qps.get(&to).is_some_and(|peer| !peer.is_gone && !peer.is_broken)
+            && !self.dead.contains(&to.0);
         let qp = self.qps.get_mut(&from)?;
         if !answers {
+            if self.dead.contains(&to.0) {
+                // There is no end of retries.
+                qp.chains.clear();
+                return None;
+            }
             // The retries are used up.
             qp.is_broken = true;
             qp.chains.clear();
@@ -132,6 +156,9 @@ impl Nic for Devices {
 
     fn create(&mut self, device: DeviceId) -> Option<(QpId, Port)> {
         let mut wire = self.wire.borrow_mut();
+        if wire.refuses() {
+            return None;
+        }
         wire.next += 1;
         let number = wire.next;
         let (qpn, psn) = (U24::truncate(number + 100), U24::truncate(number * 7919));
@@ -152,6 +179,9 @@ impl Nic for Devices {
 
     fn connect(&mut self, qp: QpId, remote: &Port) -> Connect {
         let mut wire = self.wire.borrow_mut();
+        if wire.refuses() {
+            return Connect::Failed;
+        }
         let is_it = |(_, peer): &(&(usize, u32), &Qp)| {
             (peer.local.gid, peer.local.qpn) == (remote.gid, remote.qpn)
         };
@@ -173,8 +203,15 @@ impl Nic for Devices {
         }
     }
 
+    fn cut(&mut self, qp: QpId) {
+        self.wire.borrow_mut().qps.remove(&(self.host, qp.0));
+    }
+
     fn rmb(&mut self, qp: QpId, rmb: RmbId) -> Option<Key> {
         let mut wire = self.wire.borrow_mut();
+        if wire.refuses() {
+            return None;
+        }
         let &(addr, len) = wire.rmbs.get(&(self.host, rmb.0))?;
         let qp_number = qp.0;
         let qp = wire.qps.get_mut(&(self.host, qp.0))?;
@@ -185,12 +222,15 @@ impl Nic for Devices {
     }
 
     fn arena(&mut self, qp: QpId, _: ArenaId) -> Option<u32> {
-        Some(qp.0)
+        if self.wire.borrow_mut().refuses() { None } else { Some(qp.0) }
     }
 
     fn post(&mut self, qp: QpId, writes: &[Write], message: &[u8]) -> Result<(), PostFailed> {
         let mut wire = self.wire.borrow_mut();
         let number = qp.0;
+        if wire.refuses() {
+            return Err(PostFailed);
+        }
         let qp = wire.qps.get_mut(&(self.host, qp.0)).ok_or(PostFailed)?;
         if qp.is_broken || qp.peer.is_none() {
             return Err(PostFailed);

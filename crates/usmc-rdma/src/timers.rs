@@ -1,0 +1,138 @@
+//! What the engine looks at when it is time, and which queue pair is whose: the cost of a message does not depend on how many
+//! connections and groups there are.
+
+use std::collections::{BTreeSet, HashMap};
+
+use smc_proto::link_group::{LinkIndex, Time};
+
+use crate::buffers::Buffers;
+use crate::connection::ConnId;
+use crate::engine::Engine;
+use crate::groups::GroupIndex;
+use crate::nic::QpId;
+
+#[derive(Debug, Default)]
+pub(crate) struct Timers {
+    /// Connections with a deadline.
+    conns: BTreeSet<(Time, ConnId)>,
+    /// Groups, each with the earliest time that it can have something to do. Messages put that off, and are not noted here.
+    groups: BTreeSet<(Time, GroupIndex)>,
+    /// When the first group has been without a connection for long enough.
+    idle: Option<Time>,
+    /// Links over which something could not be posted.
+    broken: Vec<QpId>,
+    /// Whose a queue pair is.
+    owners: HashMap<QpId, (GroupIndex, LinkIndex)>,
+}
+
+impl Timers {
+    pub(crate) fn next(&self) -> Option<Time> {
+        let broken = (!self.broken.is_empty()).then_some(Time::ZERO);
+        let conns = self.conns.first().map(|(due, _)| *due);
+        let groups = self.groups.first().map(|(due, _)| *due);
+        broken.into_iter().chain(conns).chain(groups).chain(self.idle).min()
+    }
+
+    pub(crate) fn pop_conn(&mut self, now: Time) -> Option<ConnId> {
+        self.conns.first().filter(|(due, _)| *due <= now)?;
+        self.conns.pop_first().map(|(_, conn)| conn)
+    }
+
+    pub(crate) fn pop_group(&mut self, now: Time) -> Option<GroupIndex> {
+        self.groups.first().filter(|(due, _)| *due <= now)?;
+        self.groups.pop_first().map(|(_, group)| group)
+    }
+
+    pub(crate) fn pop_broken(&mut self) -> Option<QpId> {
+        self.broken.pop()
+    }
+
+    pub(crate) fn is_broken(&mut self, qp: QpId) {
+        if !self.broken.contains(&qp) {
+            self.broken.push(qp);
+        }
+    }
+
+    /// Whether a group has been without a connection for long enough.
+    pub(crate) fn is_idle(&self, now: Time) -> bool {
+        self.idle.is_some_and(|idle| idle <= now)
+    }
+
+    pub(crate) fn set_conn(&mut self, conn: ConnId, from: Option<Time>, to: Option<Time>) {
+        if let Some(from) = from {
+            self.conns.remove(&(from, conn));
+        }
+        if let Some(to) = to {
+            self.conns.insert((to, conn));
+        }
+    }
+
+    pub(crate) fn set_group(&mut self, group: GroupIndex, from: Option<Time>, to: Option<Time>) {
+        if let Some(from) = from {
+            self.groups.remove(&(from, group));
+        }
+        if let Some(to) = to {
+            self.groups.insert((to, group));
+        }
+    }
+}
+
+impl<B: Buffers> Engine<B> {
+    pub(crate) fn by_qp(&self, qp: QpId) -> Option<(GroupIndex, LinkIndex)> {
+        self.timers.owners.get(&qp).copied()
+    }
+
+    /// A connection's next deadline.
+    pub(crate) fn set_deadline(&mut self, conn: ConnId, deadline: Option<Time>) {
+        if let Some(known) = self.conns.get_mut(conn) {
+            let before = std::mem::replace(&mut known.deadline, deadline);
+            self.timers.set_conn(conn, before, deadline);
+        }
+    }
+
+    /// Connections have come to groups, or left them.
+    pub(crate) fn look_at_idle(&mut self) {
+        self.timers.idle = self.known.next_timeout();
+    }
+
+    /// A group's links and deadlines may be others.
+    pub(crate) fn look_at_group(&mut self, at: GroupIndex) {
+        let Some(Some(group)) = self.groups.get_mut(at.number()) else { return };
+        for index in LinkIndex::ALL {
+            let link = group.link(index);
+            let (qp, is_broken) =
+                (link.map(|link| link.qp), link.is_some_and(|link| link.is_broken));
+            if let Some(qp) = qp.filter(|_| is_broken) {
+                self.timers.is_broken(qp);
+            }
+            let Some(listed) = group.listed.get_mut(index.number()) else { continue };
+            if *listed != qp {
+                if let Some(gone) = std::mem::replace(listed, qp) {
+                    self.timers.owners.remove(&gone);
+                }
+                if let Some(qp) = qp {
+                    self.timers.owners.insert(qp, (at, index));
+                }
+            }
+        }
+        let due = group.llc.as_ref().and_then(|flows| flows.next_timeout());
+        if due.is_some_and(|due| group.due.is_none_or(|before| due < before)) {
+            self.timers.set_group(at, group.due, due);
+            group.due = due;
+        }
+    }
+
+    /// A group is gone.
+    pub(crate) fn forget_group(
+        &mut self,
+        at: GroupIndex,
+        listed: &[Option<QpId>],
+        due: Option<Time>,
+    ) {
+        for qp in listed.iter().flatten() {
+            self.timers.owners.remove(qp);
+        }
+        self.timers.set_group(at, due, None);
+        self.look_at_idle();
+    }
+}
