@@ -158,6 +158,10 @@ impl Nic for Adapters {
         }
     }
 
+    fn cut(&mut self, qp: QpId) {
+        self.remove(qp);
+    }
+
     fn rmb(&mut self, qp: QpId, rmb: RmbId) -> Option<Key> {
         let memory = *self.rmbs.get(&rmb)?;
         // SAFETY: the contract of `add_rmb`: links are of this, and go with it.

@@ -11,9 +11,9 @@ use crate::connection::ConnId;
 use crate::link::{Link, Sent};
 use crate::nic::{DeviceId, Nic, QpId, RmbId};
 
-/// RMBs that a group can have on each side. The kernel's table has one entry more (`smc_core.h`: SMC_RMBS_PER_LGR_MAX), which is left
-/// free: a kernel client goes on over TCP where it is full.
-pub const RMBS: usize = 254;
+/// RMBs that a group can have on each side, as many as the kernel has places for (`smc_core.h`: SMC_RMBS_PER_LGR_MAX). A server leaves
+/// one free: a kernel client goes on over TCP where its table is full. A client does as the server says.
+pub const RMBS: usize = 255;
 
 /// Names a link group of an engine until [`crate::Event::GroupDown`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -51,7 +51,8 @@ impl<B: Buffers> Engine<B> {
             };
             let unnamed = state.conns.iter().filter(is_unnamed).count();
             let peers = flows.peer_rmbs().count() + unnamed;
-            self.known.set_keys_left(state.id, RMBS.saturating_sub(peers.max(state.rmbs.len())));
+            self.known
+                .set_keys_left(state.id, (RMBS - 1).saturating_sub(peers.max(state.rmbs.len())));
         }
     }
 
