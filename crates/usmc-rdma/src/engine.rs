@@ -204,8 +204,8 @@ impl<B: Buffers> Engine<B> {
         self.run(group, nic, now);
     }
 
-    /// A device's port went down or came up. A link without another one waits for it; of two links the one is lost, and there can be
-    /// another one once the port is back.
+    /// A device's port went down or came up. A link waits for it, unless there is one of another port: then it is lost, and
+    /// there can be a second one again once the port is back.
     pub fn handle_port(&mut self, device: DeviceId, is_up: bool, nic: &mut impl Nic, now: Time) {
         self.devices.retain(|known| *known != device);
         if is_up && self.config.devices.contains(&device) {
@@ -213,23 +213,26 @@ impl<B: Buffers> Engine<B> {
         }
         for group in (0..self.groups.len() as u16).map(GroupIndex) {
             let Some(state) = self.group_mut(group) else { continue };
-            let is_single = state.llc.as_ref().is_none_or(|llc| llc.active_links().count() < 2);
-            for index in LinkIndex::ALL {
-                let Some(link) = self.group_mut(group).and_then(|group| group.link_mut(index))
-                else {
-                    continue;
-                };
-                if link.device != device {
-                    continue;
-                }
-                let qp = link.qp;
-                if !is_up && !is_single {
+            let of_device: Vec<QpId> = state
+                .links
+                .iter_mut()
+                .flatten()
+                .filter(|l| l.device == device)
+                .map(|link| {
+                    link.is_held = !is_up;
+                    link.qp
+                })
+                .collect();
+            let active = state.llc.iter().flat_map(|llc| llc.active_links());
+            let has_other =
+                active.filter_map(|(index, _)| state.link(index)).any(|link| !link.is_held);
+            for qp in of_device {
+                if !is_up && has_other {
                     self.handle_link_down(qp, nic, now);
-                    continue;
+                } else if let Some((group, index)) = self.by_qp(qp) {
+                    self.run(group, nic, now);
+                    self.give_turns(group, index, nic);
                 }
-                link.is_held = !is_up;
-                self.run(group, nic, now);
-                self.give_turns(group, index, nic);
             }
             if is_up
                 && let Some(Some(known)) = self.groups.get_mut(group.number())

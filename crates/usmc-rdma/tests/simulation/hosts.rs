@@ -1,25 +1,20 @@
 //! Hosts, and the schedule that says whose turn it is.
 
-use std::alloc::Layout;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
 use smc_proto::close::Direction;
 use smc_proto::connection::PeerMisbehaved;
-use smc_proto::handshake::{Circumstances, Host};
-use smc_proto::ids::{Eid, PeerId};
-use smc_proto::list::List;
-use smc_proto::wire::clc::{FeatureMask, Hostname, MAX_LEN, Message, Release};
-use usmc_rdma::buffers::SlotBuffers;
-use usmc_rdma::nic::{ArenaId, DeviceId, QpId, RmbId};
-use usmc_rdma::{Config, ConnId, Engine, Event, Memory, Wish};
-use usmc_shm::layout::{ACCEPTOR, CLIENT, segment_len};
-use usmc_shm::segment::Segment;
+use smc_proto::wire::clc::{MAX_LEN, Message};
+use usmc_rdma::nic::QpId;
+use usmc_rdma::{ConnId, Event};
+use usmc_shm::layout::{ACCEPTOR, CLIENT};
 
 use crate::application::{Application, Manner};
-use crate::wire::{Devices, Wire};
+use crate::machine::Machine;
+use crate::wire::Wire;
 
 /// What is tried.
 #[derive(Clone, Copy)]
@@ -39,6 +34,8 @@ pub(crate) struct Plan {
     pub(crate) shifts: [u32; 2],
     /// Applications do all sorts of things.
     pub(crate) is_wild: bool,
+    /// The last host does what it likes.
+    pub(crate) is_hostile: bool,
     /// Of a thousand calls of verbs so many are refused.
     pub(crate) refusals: u64,
     /// Of a hundred CLC messages so many are late, garbage, or never come.
@@ -56,22 +53,11 @@ impl Default for Plan {
             cuts: 0,
             shifts: [14; 2],
             is_wild: false,
+            is_hostile: false,
             refusals: 0,
             clc_faults: 0,
         }
     }
-}
-
-/// One host.
-pub(crate) struct Machine {
-    pub(crate) engine: Engine<SlotBuffers>,
-    nic: Devices,
-    segment: Segment,
-    pub(crate) free: Vec<u32>,
-    /// By connection: which of the network's ends it is, and its slot.
-    ends: BTreeMap<ConnId, (usize, u32)>,
-    groups: usize,
-    memory: (*mut u8, Layout),
 }
 
 /// What comes by TCP.
@@ -118,7 +104,7 @@ pub(crate) struct Network {
     pub(crate) machines: Vec<Machine>,
     pub(crate) pairs: Vec<Pair>,
     pub(crate) begun: usize,
-    cuts: usize,
+    pub(crate) cuts: usize,
     pub(crate) moved: usize,
     pub(crate) now: Duration,
 }
@@ -142,7 +128,7 @@ impl Network {
         }
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
@@ -189,16 +175,38 @@ impl Network {
             return false;
         }
         let packets = self.pairs.iter().flat_map(|pair| &pair.tcp).filter_map(|tcp| tcp.front());
-        let timers = self.machines.iter().filter_map(|m| m.engine.next_timeout());
+        let timers = self.timers();
         let Some(next) = packets.map(|packet| packet.0).chain(timers).min() else { return false };
         self.pass(next);
         true
+    }
+
+    /// When each host has something to do.
+    pub(crate) fn timers(&self) -> impl Iterator<Item = Duration> {
+        let alive = self.machines.iter().enumerate().filter(|(host, _)| !self.is_dead(*host));
+        alive.filter_map(|(_, machine)| machine.engine.next_timeout())
+    }
+
+    pub(crate) fn is_dead(&self, host: usize) -> bool {
+        self.wire.borrow().dead.contains(&host)
+    }
+
+    /// So many steps, or fewer if nothing is left to do.
+    pub(crate) fn go(&mut self, steps: usize) {
+        for _ in 0..steps {
+            if !self.step() {
+                return;
+            }
+        }
     }
 
     /// Time passes.
     pub(crate) fn pass(&mut self, until: Duration) {
         self.now = self.now.max(until);
         for host in 0..self.machines.len() {
+            if self.is_dead(host) {
+                continue;
+            }
             let machine = &mut self.machines[host];
             machine.engine.handle_timeout(&mut machine.nic, self.now);
             self.poll(host);
@@ -297,7 +305,7 @@ impl Network {
         let ready: Vec<(usize, u32)> = {
             let wire = self.wire.borrow();
             let has = |(at, qp): (&(usize, u32), &crate::wire::Qp)| {
-                (!qp.chains.is_empty()).then_some(*at)
+                (!qp.chains.is_empty() && wire.can_go(*at)).then_some(*at)
             };
             wire.qps.iter().filter_map(has).collect()
         };
@@ -376,7 +384,7 @@ impl Network {
         self.machines.iter().all(|machine| machine.engine.links() == usize::from(self.plan.devices))
     }
 
-    fn let_application(&mut self) -> bool {
+    pub(crate) fn let_application(&mut self) -> bool {
         let count = self.pairs.len();
         let first = self.below(count * 2);
         for n in 0..count * 2 {
@@ -485,7 +493,7 @@ impl Network {
     }
 
     /// What an engine has to say.
-    fn poll(&mut self, host: usize) {
+    pub(crate) fn poll(&mut self, host: usize) {
         while let Some((conn, message)) = self.machines[host].engine.poll_clc() {
             let (end, _) = self.machines[host].ends[&conn];
             self.send(end, Packet::Message(Box::new(message)));
@@ -515,6 +523,7 @@ impl Network {
             }
             // One end has given up after a link was lost.
             Event::Misbehaved { how: PeerMisbehaved::Lost { .. }, .. } if self.has_faults() => {}
+            Event::Misbehaved { .. } if self.plan.is_hostile => {}
             Event::Misbehaved { .. } => panic!("{event:?}: {}", self.story()),
             Event::GroupUp { .. } => self.machines[host].groups += 1,
             Event::Established { .. }
@@ -532,71 +541,6 @@ impl Network {
     /// How many RMBs each host has in its groups.
     pub(crate) fn keys(&self) -> [usize; 2] {
         [0, 1].map(|host| self.machines[host].engine.rmbs())
-    }
-}
-
-impl Machine {
-    fn new(host: usize, plan: Plan, wire: &Rc<RefCell<Wire>>) -> Machine {
-        let shift = plan.shifts[host % 2];
-        let len = segment_len(plan.slots, shift, 0).expect("a segment");
-        let layout = Layout::from_size_align(len, 4096).expect("a layout");
-        // SAFETY: a layout with bytes; what is mapped lives until `drop`, after everything that uses it.
-        let base = unsafe { std::alloc::alloc_zeroed(layout) };
-        // SAFETY: fresh memory of a segment's bytes.
-        let segment = unsafe { Segment::create(base, plan.slots, (shift, 0), 1, 1) };
-        {
-            let mut wire = wire.borrow_mut();
-            wire.arenas.insert(host, (base.expose_provenance() as u64, len));
-        }
-        let mut ueids = List::new();
-        ueids.push(Eid::user("SIMULATION").expect("an EID")).expect("room");
-        let identity = Host {
-            peer_id: PeerId([7, 0, 2, 0, 0, 0, 0, host as u8 + 1]),
-            hostname: Hostname::new("simulation"),
-            release: Release::V2_1,
-            features: FeatureMask(0),
-            max_conns: 255,
-            max_links: plan.devices.min(2),
-            ueids,
-            seid: None,
-            smcd_v2: false,
-        };
-        let config = Config {
-            host: identity,
-            devices: (0..plan.devices).map(DeviceId).collect(),
-            first_token: host as u32 * 77,
-            test_interval: Duration::from_secs(30),
-        };
-        Machine {
-            engine: Engine::new(config),
-            nic: Devices { host, wire: wire.clone() },
-            segment,
-            free: (0..plan.slots).collect(),
-            ends: BTreeMap::new(),
-            groups: 0,
-            memory: (base, layout),
-        }
-    }
-
-    /// A slot for a connection, with the application at its other end.
-    fn prepare(
-        &mut self,
-        slot: u32,
-        streams: [usize; 2],
-        wants: (Manner, u64),
-    ) -> (Wish<SlotBuffers>, Application) {
-        for sender in [CLIENT, ACCEPTOR] {
-            self.segment.ring(slot, sender).expect("a slot").reset();
-        }
-        let buffers = SlotBuffers::new(self.segment, slot, ACCEPTOR).expect("a slot");
-        let (addr, size) = buffers.rmb().expect("a slot");
-        let rmb = RmbId(slot.into());
-        let key = (self.nic.host, rmb.0);
-        self.nic.wire.borrow_mut().rmbs.insert(key, (addr, size.bytes() as usize));
-        let memory = Memory { rmb, size, arena: ArenaId(0) };
-        let circumstances = Circumstances::FINE;
-        let wish = Wish { buffers, memory, device: DeviceId(0), circumstances };
-        (wish, Application::new(self.segment, slot, CLIENT, streams.map(|s| s as u64), wants))
     }
 }
 

@@ -3,7 +3,9 @@
 
 mod application;
 mod hosts;
+mod machine;
 mod outcome;
+mod trouble;
 mod wire;
 
 use hosts::{Network, Plan};
@@ -99,6 +101,33 @@ fn buffers_serve_again_without_a_word_to_the_peer() {
         assert_eq!(network.whole(), 40, "seed {seed}");
         assert!(network.keys() <= [3, 3], "{:?} keys, seed {seed}", network.keys());
     }
+}
+
+#[test]
+fn links_are_cut_one_after_the_other() {
+    for seed in 0..SCHEDULES / 2 {
+        let plan = Plan { connections: 8, devices: 2, cuts: 3, bytes: 400_000, ..Plan::default() };
+        run(seed, plan).settle();
+    }
+}
+
+#[test]
+fn more_connections_than_a_group_has_keys_for_begin_another() {
+    for seed in 0..2 {
+        let plan = Plan { connections: 400, slots: 300, bytes: 3000, ..Plan::default() };
+        let mut network = run(seed, plan);
+        assert_eq!(network.whole(), 400);
+        assert_eq!(network.groups(), [2, 2]);
+        network.settle();
+    }
+}
+
+#[test]
+fn two_thousand_connections_in_turn_need_one_group() {
+    let plan = Plan { connections: 2000, slots: 4, bytes: 600, ..Plan::default() };
+    let mut network = run(1, plan);
+    assert_eq!((network.whole(), network.groups()), (2000, vec![1, 1]));
+    network.settle();
 }
 
 #[test]

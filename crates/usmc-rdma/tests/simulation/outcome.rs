@@ -8,7 +8,10 @@ use crate::hosts::{Network, Outcome, Pair};
 impl Network {
     /// Whether connections may end before their time.
     pub(crate) fn has_faults(&self) -> bool {
-        self.plan.cuts > 0 || self.plan.refusals > 0 || self.plan.clc_faults > 0
+        self.plan.cuts > 0
+            || self.plan.refusals > 0
+            || self.plan.clc_faults > 0
+            || self.plan.is_hostile
     }
 
     /// Each connection is over, and nobody has got a byte that was not sent.
@@ -61,16 +64,19 @@ impl Network {
         self.wire.borrow_mut().refusals = 0;
         while self.now < end {
             while self.step() {}
-            let timers = self.machines.iter().filter_map(|m| m.engine.next_timeout());
-            let Some(next) = timers.min() else { break };
+            let Some(next) = self.timers().min() else { break };
             self.pass(next);
         }
-        for machine in &self.machines {
+        for (host, machine) in self.machines.iter().enumerate() {
+            if self.is_dead(host) {
+                continue;
+            }
             assert_eq!((machine.engine.groups(), machine.engine.connections()), (0, 0));
             assert_eq!(machine.engine.next_timeout(), None);
             assert_eq!(machine.free.len(), self.plan.slots as usize, "slots come back");
         }
-        assert!(self.wire.borrow().qps.is_empty(), "queue pairs are left");
+        let wire = self.wire.borrow();
+        assert!(wire.qps.keys().all(|(host, _)| self.is_dead(*host)), "queue pairs are left");
     }
 
     /// Connections whose bytes have all arrived, in both directions.

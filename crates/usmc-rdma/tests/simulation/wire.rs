@@ -24,10 +24,15 @@ pub(crate) struct Wire {
     pub(crate) random: u64,
     /// Hosts that have died: what is sent to them never arrives, and nobody is told.
     pub(crate) dead: Vec<usize>,
+    /// Ports that are down.
+    pub(crate) down: Vec<(usize, DeviceId)>,
+    /// A key that nobody knows is an error of the sender's link, not of the test.
+    pub(crate) is_hostile: bool,
 }
 
 /// A queue pair.
 pub(crate) struct Qp {
+    device: DeviceId,
     local: Port,
     /// The host and queue pair at the other end, once it is connected.
     pub(crate) peer: Option<(usize, u32)>,
@@ -43,6 +48,7 @@ pub(crate) struct Qp {
 }
 
 /// What was posted at once.
+#[derive(Clone)]
 pub(crate) struct Chain {
     pub(crate) writes: Vec<Write>,
     pub(crate) message: Vec<u8>,
@@ -59,6 +65,15 @@ impl Wire {
         let is_so = (self.random >> 33) % 1000 < self.refusals;
         self.refused += usize::from(is_so);
         is_so
+    }
+
+    /// Whether no port on its way is down.
+    pub(crate) fn can_go(&self, from: (usize, u32)) -> bool {
+        let Some(qp) = self.qps.get(&from) else { return false };
+        let peer = qp.peer.and_then(|at| Some((at.0, self.qps.get(&at)?.device)));
+        let is_there =
+            |port: &(usize, DeviceId)| *port == (from.0, qp.device) || Some(*port) == peer;
+        !self.down.iter().any(is_there)
     }
 
     /// Takes the oldest chain of a queue pair to its peer, and says to whom: bytes are in memory, and the message is to be handed over.
@@ -82,6 +97,17 @@ impl Wire {
             }
             return None;
         }
+        let knows = |peer: &Qp, chain: &Chain| {
+            chain.writes.iter().all(|write| peer.keys.contains_key(&write.to.rkey))
+        };
+        if self.is_hostile {
+            let chain = qp.chains.front()?.clone();
+            if !self.qps.get(&to).is_some_and(|peer| knows(peer, &chain)) {
+                self.cut(from);
+                return None;
+            }
+        }
+        let qp = self.qps.get_mut(&from)?;
         let chain = qp.chains.pop_front()?;
         let is_last = qp.is_gone && qp.chains.is_empty();
         if !is_last {
@@ -156,7 +182,7 @@ impl Nic for Devices {
 
     fn create(&mut self, device: DeviceId) -> Option<(QpId, Port)> {
         let mut wire = self.wire.borrow_mut();
-        if wire.refuses() {
+        if wire.refuses() || wire.down.contains(&(self.host, device)) {
             return None;
         }
         wire.next += 1;
@@ -164,6 +190,7 @@ impl Nic for Devices {
         let (qpn, psn) = (U24::truncate(number + 100), U24::truncate(number * 7919));
         let local = Port { qpn, psn, ..self.port(device) };
         let qp = Qp {
+            device,
             local,
             peer: None,
             is_broken: false,
@@ -227,7 +254,7 @@ impl Nic for Devices {
 
     fn post(&mut self, qp: QpId, writes: &[Write], message: &[u8]) -> Result<(), PostFailed> {
         let mut wire = self.wire.borrow_mut();
-        let number = qp.0;
+        let (qp_id, number) = (qp, qp.0);
         if wire.refuses() {
             return Err(PostFailed);
         }
@@ -235,6 +262,9 @@ impl Nic for Devices {
         if qp.is_broken || qp.peer.is_none() {
             return Err(PostFailed);
         }
+        let port = (self.host, qp.device);
+        assert!(!wire.down.contains(&port), "posted while the port is down");
+        let qp = wire.qps.get_mut(&(self.host, qp_id.0)).ok_or(PostFailed)?;
         assert!(
             qp.chains.len() + qp.acknowledged < usmc_rdma::SENDS,
             "more than the peer has receives for"
