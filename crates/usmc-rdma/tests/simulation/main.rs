@@ -2,6 +2,7 @@
 //! connection carries stays in order, everything else comes in any order.
 
 mod application;
+mod events;
 mod hosts;
 mod machine;
 mod outcome;
