@@ -255,7 +255,12 @@ impl<B: Buffers> Engine<B> {
     /// It is time.
     pub fn handle_timeout(&mut self, nic: &mut impl Nic, now: Time) {
         while let Some(qp) = self.timers.pop_broken() {
-            self.handle_link_down(qp, nic, now);
+            // The number may be another link's by now.
+            let owner = self.by_qp(qp);
+            let link = owner.and_then(|(group, index)| self.group_mut(group)?.link_mut(index));
+            if link.is_some_and(|link| link.is_broken) {
+                self.handle_link_down(qp, nic, now);
+            }
         }
         while let Some(conn) = self.timers.pop_conn(now) {
             if let Some(known) = self.conns.get_mut(conn) {

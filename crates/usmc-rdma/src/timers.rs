@@ -107,7 +107,10 @@ impl<B: Buffers> Engine<B> {
             }
             let Some(listed) = group.listed.get_mut(index.number()) else { continue };
             if *listed != qp {
-                if let Some(gone) = std::mem::replace(listed, qp) {
+                // The number may be another link's by now.
+                if let Some(gone) = std::mem::replace(listed, qp)
+                    && self.timers.owners.get(&gone) == Some(&(at, index))
+                {
                     self.timers.owners.remove(&gone);
                 }
                 if let Some(qp) = qp {
@@ -130,9 +133,36 @@ impl<B: Buffers> Engine<B> {
         due: Option<Time>,
     ) {
         for qp in listed.iter().flatten() {
-            self.timers.owners.remove(qp);
+            if self.timers.owners.get(qp).is_some_and(|owner| owner.0 == at) {
+                self.timers.owners.remove(qp);
+            }
         }
         self.timers.set_group(at, due, None);
         self.look_at_idle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earliest_deadline_is_next_and_a_broken_link_does_not_wait() {
+        let mut timers = Timers::default();
+        let at = Time::from_secs;
+        assert_eq!(timers.next(), None);
+        timers.set_group(GroupIndex(3), None, Some(at(30)));
+        timers.set_conn(ConnId(7), None, Some(at(6)));
+        assert_eq!(timers.next(), Some(at(6)));
+        timers.set_conn(ConnId(7), Some(at(6)), Some(at(40)));
+        assert_eq!((timers.next(), timers.pop_conn(at(39))), (Some(at(30)), None));
+        assert_eq!(
+            (timers.pop_group(at(30)), timers.pop_group(at(30))),
+            (Some(GroupIndex(3)), None)
+        );
+        timers.is_broken(QpId(1));
+        timers.is_broken(QpId(1));
+        assert_eq!((timers.next(), timers.pop_broken()), (Some(Time::ZERO), Some(QpId(1))));
+        assert_eq!((timers.pop_broken(), timers.next()), (None, Some(at(40))));
     }
 }

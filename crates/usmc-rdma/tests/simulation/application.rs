@@ -1,5 +1,7 @@
 //! An application at one end of a connection: it writes and reads its rings, and sees the end.
 
+#![allow(dead_code, reason = "the agent's tests, which share it, need a part of it")]
+
 use smc_proto::close::Direction;
 use usmc_shm::segment::Segment;
 
@@ -48,14 +50,14 @@ impl Application {
         slot: u32,
         end: usize,
         streams: [u64; 2],
-        (manner, wants): (Manner, u64),
+        wants: u64,
     ) -> Application {
         Application {
             segment,
             slot,
             end,
             streams,
-            manner,
+            manner: Manner::Orderly,
             wants,
             written: 0,
             read: 0,

@@ -80,7 +80,7 @@ impl Machine {
         &mut self,
         slot: u32,
         streams: [usize; 2],
-        wants: (Manner, u64),
+        (manner, wants): (Manner, u64),
     ) -> (Wish<SlotBuffers>, Application) {
         for sender in [CLIENT, ACCEPTOR] {
             self.segment.ring(slot, sender).expect("a slot").reset();
@@ -93,6 +93,9 @@ impl Machine {
         let memory = Memory { rmb, size, arena: ArenaId(0) };
         let circumstances = Circumstances::FINE;
         let wish = Wish { buffers, memory, device: DeviceId(0), circumstances };
-        (wish, Application::new(self.segment, slot, CLIENT, streams.map(|s| s as u64), wants))
+        let streams = streams.map(|stream| stream as u64);
+        let mut application = Application::new(self.segment, slot, CLIENT, streams, wants);
+        application.manner = manner;
+        (wish, application)
     }
 }
