@@ -132,10 +132,24 @@ impl<B: Buffers> Driver<B> {
         if self.events.is_empty() { None } else { Some(self.events.remove(0)) }
     }
 
-    /// Sends come first: behind an error in the queue of receives there is nothing successful of theirs.
+    /// Ports come first: what is posted to one that is down kills its queue pair. Then sends, as behind an error in the queue of receives
+    /// there is nothing successful of theirs; and last the failures that no completion tells.
     fn look_at_device(&mut self, device: usize) -> bool {
-        let mut completions = [Completion::default(); BATCH];
+        let id = DeviceId(device as u8);
+        let mut failures = Vec::new();
         let mut any = false;
+        while let Some(event) = self.next_event(device) {
+            any = true;
+            match event {
+                DeviceEvent::PortActive { .. } => self.handle_port(id, true),
+                DeviceEvent::PortError { .. } => self.handle_port(id, false),
+                DeviceEvent::QpFatal { qp_num }
+                | DeviceEvent::QpRequestError { qp_num }
+                | DeviceEvent::QpAccessError { qp_num } => failures.push(qp_num),
+                _ => {}
+            }
+        }
+        let mut completions = [Completion::default(); BATCH];
         for is_sends in [true, false] {
             let Some(adapter) = self.adapters.all.get(device) else { return any };
             let queue = if is_sends { &adapter.sends } else { &adapter.receives };
@@ -146,16 +160,28 @@ impl<B: Buffers> Driver<B> {
                 self.handle(completion, is_sends);
             }
         }
-        while let Some(event) = self
-            .adapters
-            .all
-            .get(device)
-            .and_then(|adapter| adapter.device.next_event().ok().flatten())
-        {
-            any = true;
-            self.handle_event(DeviceId(device as u8), event);
+        for qp_num in failures {
+            if let Some(qp) = self.adapters.by_number(id, qp_num) {
+                self.handle_failure(qp);
+            }
         }
         any
+    }
+
+    fn next_event(&self, device: usize) -> Option<DeviceEvent> {
+        self.adapters.all.get(device)?.device.next_event().ok().flatten()
+    }
+
+    fn handle_port(&mut self, device: DeviceId, is_up: bool) {
+        let now = self.now();
+        self.engine.handle_port(device, is_up, &mut self.adapters, now);
+    }
+
+    fn handle_failure(&mut self, qp: QpId) {
+        let now = self.now();
+        if self.adapters.failed(qp) {
+            self.engine.handle_link_down(qp, &mut self.adapters, now);
+        }
     }
 
     fn handle(&mut self, completion: &Completion, is_send: bool) {
@@ -166,9 +192,7 @@ impl<B: Buffers> Driver<B> {
             return;
         }
         if completion.status != Status::SUCCESS {
-            if self.adapters.failed(qp) {
-                self.engine.handle_link_down(qp, &mut self.adapters, now);
-            }
+            self.handle_failure(qp);
         } else if is_send {
             if self.adapters.completed(qp) {
                 self.engine.handle_sent(qp, &mut self.adapters, now);
@@ -179,28 +203,6 @@ impl<B: Buffers> Driver<B> {
                 let message = message.get(..len).unwrap_or_default();
                 self.engine.handle_received(qp, message, &mut self.adapters, now);
             }
-        }
-    }
-
-    fn handle_event(&mut self, device: DeviceId, event: DeviceEvent) {
-        let now = self.now();
-        match event {
-            DeviceEvent::PortActive { .. } => {
-                self.engine.handle_port(device, true, &mut self.adapters, now);
-            }
-            DeviceEvent::PortError { .. } => {
-                self.engine.handle_port(device, false, &mut self.adapters, now);
-            }
-            DeviceEvent::QpFatal { qp_num }
-            | DeviceEvent::QpRequestError { qp_num }
-            | DeviceEvent::QpAccessError { qp_num } => {
-                if let Some(qp) = self.adapters.by_number(device, qp_num)
-                    && self.adapters.failed(qp)
-                {
-                    self.engine.handle_link_down(qp, &mut self.adapters, now);
-                }
-            }
-            _ => {}
         }
     }
 

@@ -1,7 +1,6 @@
 //! Two hosts in one process, whose devices are the fake library's: the engine's bytes go by verbs, its handshakes by TCP.
 
 #[path = "../../usmc-rdma/tests/simulation/application.rs"]
-#[expect(dead_code, reason = "the simulation has more manners")]
 mod application;
 
 use std::alloc::Layout;
@@ -12,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use application::{Application, Manner};
+use application::Application;
 use smc_proto::close::Direction;
 use smc_proto::decline::DeclineCode;
 use smc_proto::handshake::{Circumstances, Host as Identity};
@@ -152,10 +151,8 @@ impl Host {
         let conn = conn.expect("TCP").expect("room");
         self.ends.insert(conn, (pair, slot));
         let streams = [2 * pair + side, 2 * pair + 1 - side].map(|stream| stream as u64);
-        self.applications.insert(
-            pair,
-            Application::new(self.segment, slot, CLIENT, streams, (Manner::Orderly, wants)),
-        );
+        self.applications
+            .insert(pair, Application::new(self.segment, slot, CLIENT, streams, wants));
     }
 
     /// Lets everybody do something.
