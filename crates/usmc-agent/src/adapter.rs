@@ -23,7 +23,6 @@ pub struct Adapter {
     pub(crate) sends: Cq,
     pub(crate) receives: Cq,
     port: Port,
-    is_up: bool,
 }
 
 impl Adapter {
@@ -62,8 +61,7 @@ impl Adapter {
             direct: true,
             ..Port::default()
         };
-        let is_up = state.state == PortState::Active;
-        Ok(Adapter { device, gid, channel, sends, receives, port, is_up })
+        Ok(Adapter { device, gid, channel, sends, receives, port })
     }
 
     /// What a peer is told of it. It has no queue pair.
@@ -76,9 +74,9 @@ impl Adapter {
         self.device.name()
     }
 
-    /// Whether the port carried data when the device was opened.
+    /// Whether the port carries data now.
     pub fn is_up(&self) -> bool {
-        self.is_up
+        self.device.port(PORT).is_ok_and(|port| port.state == PortState::Active)
     }
 
     /// Readable once a completion has come since [`Adapter::arm`].

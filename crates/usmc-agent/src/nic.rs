@@ -31,6 +31,11 @@ impl Adapters {
         DeviceId(self.all.len() as u8 - 1)
     }
 
+    /// A device.
+    pub fn get(&self, device: DeviceId) -> Option<&Adapter> {
+        self.all.get(usize::from(device.0))
+    }
+
     /// Memory that connections will have their RMB in.
     ///
     /// # Safety
@@ -45,6 +50,11 @@ impl Adapters {
     /// As for [`Adapters::add_rmb`].
     pub unsafe fn add_arena(&mut self, arena: ArenaId, start: *mut u8, len: usize) {
         self.arenas.insert(arena, Memory { start, len });
+    }
+
+    /// Whether anything was posted that is not complete.
+    pub fn are_under_way(&self) -> bool {
+        self.links.iter().flatten().any(|placed| placed.link.under_way > 0)
     }
 
     /// Queue pairs that are there, those included that are about to go.
