@@ -1,6 +1,6 @@
 //! What brings completions, CLC messages and time to the engine. It never waits.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub struct Driver<B> {
     handshakes: HashMap<ConnId, Handshake>,
     begun: Instant,
     /// What has come out of the engine, with the TCP connection where the handshake is over.
-    events: Vec<(Event, Option<TcpStream>)>,
+    events: VecDeque<(Event, Option<TcpStream>)>,
 }
 
 impl<B: Buffers> Driver<B> {
@@ -45,7 +45,7 @@ impl<B: Buffers> Driver<B> {
             adapters,
             handshakes: HashMap::new(),
             begun: Instant::now(),
-            events: Vec::new(),
+            events: VecDeque::new(),
         }
     }
 
@@ -129,7 +129,7 @@ impl<B: Buffers> Driver<B> {
 
     /// What has happened, oldest first; with the TCP connection where a handshake is over.
     pub fn poll_event(&mut self) -> Option<(Event, Option<TcpStream>)> {
-        if self.events.is_empty() { None } else { Some(self.events.remove(0)) }
+        self.events.pop_front()
     }
 
     /// Ports come first: what is posted to one that is down kills its queue pair. Then sends, as behind an error in the queue of receives
@@ -260,7 +260,7 @@ impl<B: Buffers> Driver<B> {
                 }
                 _ => None,
             };
-            self.events.push((event, tcp));
+            self.events.push_back((event, tcp));
         }
     }
 }
