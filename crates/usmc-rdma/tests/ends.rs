@@ -1,0 +1,123 @@
+//! Ends of connections that take one message out of turn: each is made here, step by step.
+
+mod pair;
+
+use pair::{NOW, Side, begin, clc, connect, settle, side, step};
+use smc_proto::close::Direction;
+use smc_proto::decline::DeclineCode;
+use smc_proto::ids::PeerId;
+use smc_proto::wire::clc::{Decline, Message};
+use usmc_rdma::nic::QpId;
+use usmc_rdma::{ConnId, Event};
+
+fn decline() -> Message {
+    let code = DeclineCode::ERR_RTOK;
+    Message::Decline(Decline::new(false, PeerId([9; 8]), code))
+}
+
+fn is_reset(side: &Side, conn: ConnId) -> bool {
+    let reading = Direction::Reset;
+    side.events.iter().any(
+        |event| matches!(event, Event::Ending { conn: of, reading: how, .. } if (*of, *how) == (conn, reading)),
+    )
+}
+
+fn has(side: &Side, wanted: impl Fn(&Event) -> bool) -> bool {
+    side.events.iter().any(wanted)
+}
+
+#[test]
+fn a_decline_after_the_handshake_resets_and_needs_no_answer() {
+    let mut sides = [side(1, 1), side(2, 1)];
+    connect(&mut sides, 0);
+    let ([conn, _], _) = connect(&mut sides, 1);
+    let Side { engine, nic, .. } = &mut sides[0];
+    engine.handle_clc(conn, Ok(decline()), nic, NOW);
+    engine.close(conn, false, nic, NOW);
+    // The peer knows nothing of it any more, and says nothing.
+    while let Some((qp, ..)) = sides[0].nic.posted.pop_front() {
+        let Side { engine, nic, .. } = &mut sides[0];
+        engine.handle_sent(qp, nic, NOW);
+    }
+    settle(&mut sides);
+    while let Some(event) = sides[0].engine.poll_event() {
+        sides[0].events.push(event);
+    }
+    assert!(is_reset(&sides[0], conn));
+    assert!(has(&sides[0], |event| *event == Event::Over { conn }));
+}
+
+#[test]
+fn a_server_without_a_confirm_takes_its_rmb_back_before_it_ends() {
+    let mut sides = [side(1, 1), side(2, 1)];
+    connect(&mut sides, 0);
+    let (conns, _) = begin(&mut sides, 1);
+    clc(&mut sides, 0, conns);
+    clc(&mut sides, 1, conns);
+    // The client is established; its Confirm never comes.
+    assert!(sides[0].engine.poll_clc().is_some());
+    let Side { engine, nic, .. } = &mut sides[1];
+    engine.handle_clc_closed(conns[1], nic, NOW);
+    assert_eq!(sides[1].engine.poll_event(), None, "the client may write there");
+    settle(&mut sides);
+    assert!(has(
+        &sides[1],
+        |event| matches!(event, Event::Failed { conn, .. } if *conn == conns[1])
+    ));
+    assert!(is_reset(&sides[0], conns[0]));
+}
+
+#[test]
+fn a_decline_is_not_answered() {
+    let mut sides = [side(1, 1), side(2, 1)];
+    // The first one's first contact holds the other one back.
+    let (first, _) = begin(&mut sides, 0);
+    clc(&mut sides, 0, first);
+    let (held, _) = begin(&mut sides, 1);
+    clc(&mut sides, 0, held);
+    let Side { engine, nic, .. } = &mut sides[1];
+    engine.handle_clc(held[1], Ok(decline()), nic, NOW);
+    let all: Vec<_> = std::iter::from_fn(|| engine.poll_clc()).collect();
+    assert!(all.iter().all(|(conn, _)| *conn == first[1]), "{all:?}");
+}
+
+#[test]
+fn the_answer_to_an_announcement_is_nobody_elses() {
+    let mut sides = [side(1, 2), side(2, 2)];
+    connect(&mut sides, 0);
+    // Both wait until the client knows their RMBs.
+    let all = [1, 2].map(|rmb| begin(&mut sides, rmb).0);
+    all.into_iter().for_each(|conns| clc(&mut sides, 0, conns));
+    let Side { engine, nic, .. } = &mut sides[1];
+    assert_eq!(nic.posted.len(), 1, "one flow at a time");
+    engine.handle_clc_closed(all[0][1], nic, NOW);
+    assert!(step(&mut sides, 1) && step(&mut sides, 0));
+    assert!(sides[1].engine.poll_clc().is_none(), "its RMB is not known");
+    settle(&mut sides);
+    clc(&mut sides, 1, all[1]);
+}
+
+#[test]
+fn a_lost_link_is_cut_and_nothing_is_written_to_who_has_closed() {
+    for has_closed in [false, true] {
+        let mut sides = [side(1, 2), side(2, 2)];
+        let (conns, counters) = connect(&mut sides, 0);
+        assert_eq!(sides.each_ref().map(|side| side.engine.links()), [2, 2]);
+        if has_closed {
+            let Side { engine, nic, .. } = &mut sides[1];
+            engine.close(conns[1], false, nic, NOW);
+            settle(&mut sides);
+        }
+        counters[0].written.set(100);
+        let Side { engine, nic, .. } = &mut sides[0];
+        engine.handle_dirty(conns[0], nic);
+        let qp = nic.posted.back().expect("a message").0;
+        nic.posted.clear();
+        engine.handle_link_down(qp, nic, NOW);
+        assert_eq!(nic.cuts, [qp]);
+        assert!(nic.posted.iter().all(|posted| posted.0 != qp));
+        let bytes: u32 = nic.posted.iter().map(|posted| posted.1).sum();
+        assert_eq!(bytes, if has_closed { 0 } else { 100 });
+        assert_ne!(qp, QpId(0));
+    }
+}
