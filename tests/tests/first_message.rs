@@ -197,7 +197,7 @@ fn peers_without_a_common_device_say_so_to_each_other() {
 #[test]
 fn a_kernel_client_is_answered_before_anything_else() {
     let Some(world) = World::new("option kernel client") else { return };
-    for (file, expected) in PROPOSALS.iter().zip(["03030002", "03030000", "03030007"]) {
+    for (file, expected) in PROPOSALS.iter().zip(["03030002", "03030002", "03030007"]) {
         for (role, style) in [
             ("server", "blocking"),
             ("server", "epoll"),
@@ -212,7 +212,7 @@ fn a_kernel_client_is_answered_before_anything_else() {
             let mut client = world.kernel(At::Client, &words);
             let told = client.line_after("answer").to_owned();
             let code = told.strip_prefix("4 ").unwrap_or_else(|| panic!("no Decline: {told}"));
-            // The last thing that it offers and we have not.
+            // What it offers and we have not.
             assert_eq!(code, expected, "{file} {style}");
             both_are_done(server, client);
         }
