@@ -96,7 +96,7 @@ bench-vm: vm-deps build
 	USMC_TESTS_VM=1 USMC_TESTS_VM_SPEED=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm -- --nocapture gain
 
 # Random programs of socket operations, over TCP and under uSMC: what a program can observe is the same. A find is
-# printed as the shortest program that shows it. `make test` runs a thousand.
+# printed as the shortest program that shows it. `make test` runs six hundred.
 torture: build
 	USMC_TORTURE=$(PROGRAMS) USMC_TORTURE_SEED=$(SEED) $(CARGO) test --profile checked --locked -p usmc-tests --test torture \
 		random -- --nocapture

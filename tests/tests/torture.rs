@@ -22,7 +22,7 @@ const REGION: usize = 64 << 20;
 
 #[test]
 fn random_programs_look_the_same_as_over_tcp() {
-    let count = number("USMC_TORTURE", 1000);
+    let count = number("USMC_TORTURE", 600);
     let fixture = Fixture::with_limit("torture", Duration::from_secs(240 + count / 4));
     let filled = compare(&fixture, None, count);
     assert!(count < FILLS_IN || filled.all >= count / 20, "hardly any connection was filled");
@@ -36,7 +36,7 @@ fn random_programs_of_two_hosts_look_the_same_as_over_tcp() {
     if is_plain() {
         return;
     }
-    let count = number("USMC_TORTURE", 1000) / 5;
+    let count = number("USMC_TORTURE", 600) / 5;
     let fixture = Fixture::with_limit("torture in a region", Duration::from_secs(240 + count / 4));
     let hosts = Hosts::new(&fixture, PROCESSES, REGION);
     compare(&fixture, Some(&hosts), count);
