@@ -242,12 +242,12 @@ except OSError as e: print('end', e, flush=True)
 ";
 
 /// The same that reads nothing more.
-const SLEEPER: &str = "import socket, sys, time
+const SLEEPER: &str = "import signal, socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 256)
 s.connect((sys.argv[1], int(sys.argv[2])))
 s.sendall(b'x' * 1000); s.recv(10)
 print('sleeps', flush=True)
-time.sleep(1000)
+signal.pause()
 ";
 
 /// The kernel's client is killed with bytes unread, and the engine sees a reset. Then the engine's process is: without an agent that outlives

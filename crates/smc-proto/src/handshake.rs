@@ -46,7 +46,7 @@ pub const MAX_LINKS: u8 = 2;
 /// What a host says of itself in every handshake.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// Unique for whoever owns link groups, and new each time that it starts: a peer finds its link
+    /// Unique for each owner of link groups, and new each time that it starts: a peer finds its link
     /// groups by it, and ends them all when it is told that one is out of sync. Zero without a RoCE
     /// port: such a host has no SMC-R, whatever devices it names, for with zero it would be given
     /// the link groups of its own kernel.
@@ -59,7 +59,7 @@ pub struct Host {
     pub features: FeatureMask,
     /// Connections allowed in an SMC-R link group, 16 to 255.
     pub max_conns: u8,
-    /// Links allowed in an SMC-R link group, 1 or 2. Who cannot have a second one says 1: a Linux
+    /// Links allowed in an SMC-R link group, 1 or 2. A host that cannot have a second one says 1: a Linux
     /// client waits 3 s for an ADD_LINK otherwise.
     pub max_links: u8,
     /// User-defined EIDs.
@@ -312,8 +312,8 @@ impl Decliner {
     }
 
     /// The server goes on with a link group that this side does not have. `lost`: it was this
-    /// side's, and so the server has to end it. Otherwise it belongs to somebody else whom the
-    /// server takes for this side, and who would lose all connections.
+    /// side's, and so the server has to end it. Otherwise it belongs to another host that the
+    /// server takes for this side, and that would lose all connections.
     fn out_of_sync(self, lost: bool) -> Ending {
         let decline = Decline::new(self.as_v1, self.peer_id, DeclineCode::SYNCERR);
         self.decline_with(Decline { out_of_sync: lost, ..decline })

@@ -85,7 +85,7 @@ pub struct Config {
     pub test_interval: Duration,
 }
 
-/// A link, for those who show it or choose one.
+/// A link, to be shown or chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LinkInfo {
     /// Its place here.
@@ -350,8 +350,8 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
     /// one link there is no other key to tell. The same RMB under the same key may then be named
     /// again and again; each new one takes one of the peer's 255 places for good.
     ///
-    /// `peer`: the system in the first contact extension; uSMC says that it is Linux. Others, and
-    /// who said none, get every announcement. With a second link the peer would write with the key
+    /// `peer`: the system in the first contact extension; uSMC says that it is Linux. A peer with
+    /// another one, or none, gets every announcement. With a second link the peer would write with the key
     /// 0 after a failover, and so it must not be possible: `max_links` 1.
     pub fn may_skip_announce(&self, peer: Os) -> bool {
         peer == Os::LINUX && self.config.max_links == 1 && self.active_links().count() == 1
@@ -393,7 +393,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         self.flow = Flow::First { deadline: now + patience };
     }
 
-    /// Ends the group: the peer hears of it over any link that works. Who stops
+    /// Ends the group: the peer hears of it over any link that works. A host that stops
     /// ([`DeleteReason::PROGRAM`]) sends CDC with an abort for every connection first, since the
     /// peer gives up what is left and its applications lose what they have not read.
     pub fn terminate(&mut self, reason: DeleteReason) {

@@ -1,7 +1,9 @@
 //! RDMA devices that are open, each with its queues of completions and one address.
 
+use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 
 use smc_proto::ids::{MacAddr, MtuCode, RoceGid};
 use smc_proto::link_group::Port;
@@ -84,7 +86,7 @@ impl Adapter {
         self.channel.as_fd()
     }
 
-    /// Asks for an event with the next completion. Whoever goes to sleep looks once more behind it.
+    /// Asks for an event with the next completion. A thread that goes to sleep looks once more behind it.
     ///
     /// # Errors
     /// The device has failed.
@@ -97,15 +99,11 @@ impl Adapter {
 
 /// The hardware address of a network device; zeros where it has none. SMC version 2 shows it, and does not use it.
 fn mac_of(ifindex: u32) -> MacAddr {
-    let mut name = [0; libc::IF_NAMESIZE];
-    // SAFETY: room for a name.
-    if unsafe { libc::if_indextoname(ifindex, name.as_mut_ptr()) }.is_null() {
-        return MacAddr::default();
-    }
-    let name: Vec<u8> =
-        name.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8).collect();
-    let path = format!("/sys/class/net/{}/address", String::from_utf8_lossy(&name));
-    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let read = |dir: &Path, file| fs::read_to_string(dir.join(file)).unwrap_or_default();
+    let all = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    let mut dirs = all.map(|entry| entry.path());
+    let found = dirs.find(|dir| read(dir, "ifindex").trim().parse() == Ok(ifindex));
+    let text = found.map(|dir| read(&dir, "address")).unwrap_or_default();
     let mut mac = [0; 6];
     for (byte, digits) in mac.iter_mut().zip(text.trim().split(':')) {
         *byte = u8::from_str_radix(digits, 16).unwrap_or(0);

@@ -17,8 +17,8 @@ use crate::adapter::{Adapter, PORT};
 const RECEIVES: u32 = 3 * SENDS as u32;
 /// Bytes of a receive: the longest message, LLC's of version 2.
 const RECEIVE: usize = 8192;
-/// Places for messages that are too long to be copied with their request.
-const LONG: usize = 4;
+/// Places for messages that are too long to be copied with their request: for all that are under way, as a device may copy none.
+const LONG: usize = SENDS;
 /// Bytes of a message that is copied with its request, if the device can.
 const INLINE: u32 = 64;
 /// Most requests of a chain.

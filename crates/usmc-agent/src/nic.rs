@@ -1,6 +1,8 @@
 //! The devices as the engine sees them ([`usmc_rdma::nic::Nic`]).
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
 
 use smc_proto::ids::U24;
 use smc_proto::link_group::{Connect, Key, Port};
@@ -193,7 +195,7 @@ impl Nic for Adapters {
 /// A first sequence number that nobody guesses: what an earlier queue pair of that number had on its way is not taken for this one's.
 fn random_psn() -> U24 {
     let mut bytes = [0; 4];
-    // SAFETY: room for four bytes. Without them it is 0, which works.
-    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    // Without them it is 0, which works.
+    let _ = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     U24::truncate(u32::from_ne_bytes(bytes))
 }

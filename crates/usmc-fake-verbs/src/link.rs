@@ -1,7 +1,7 @@
 //! Sockets: each queue pair listens at a name of its own in the fabric's directory, which is how its number is taken.
 //!
 //! A requester connects to its peer's socket, sends packets, and has answers by the same connection. A name whose process was killed
-//! refuses connections, and is removed by whoever finds that out.
+//! refuses connections, and is removed by the process that finds that out.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;

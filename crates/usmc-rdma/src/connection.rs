@@ -76,6 +76,35 @@ enum Application {
     Closed,
 }
 
+/// How a connection stands to its link.
+///
+/// ```text
+///            lost link           sent again
+///   Runs ──────────────▶ Moved ──────────────▶ Runs        any ──── last link lost ───▶ Lost
+///     │ given up           │ given up
+///     ▼       lost link    ▼
+///  GivenUp ────────────▶ CutOff
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Course {
+    /// Bytes go by it.
+    Runs,
+    /// The link was lost: a validation comes first, and then again what is not known to have arrived.
+    Moved,
+    /// This side has given up on the connection: until the peer has heard of that, it may write into the RMB.
+    GivenUp,
+    /// The same with bytes on a lost link: no cursor that could be sent is right.
+    CutOff,
+    /// No link is left.
+    Lost,
+}
+
+impl Course {
+    fn is_given_up(self) -> bool {
+        matches!(self, Course::GivenUp | Course::CutOff)
+    }
+}
+
 /// What moves a connection's bytes.
 #[derive(Debug)]
 pub(crate) struct Data<B> {
@@ -96,16 +125,9 @@ pub(crate) struct Data<B> {
     is_blocked: bool,
     /// It waits at its link for room.
     waits: bool,
-    /// The link was lost: a validation comes first, and then again what is not known to have arrived.
-    is_moved: bool,
-    /// This side has given up on it: until the peer has heard of that, it may write into the RMB.
-    pub(crate) is_given_up: bool,
-    /// It was given up with bytes on a lost link: no cursor that could be sent is right.
-    is_cut_off: bool,
+    course: Course,
     /// The peer has closed or aborted.
-    pub(crate) peer_is_done: bool,
-    /// No link is left.
-    is_lost: bool,
+    peer_is_done: bool,
     /// SENDs under way.
     under_way: u32,
     /// What the application was told of the end.
@@ -128,11 +150,8 @@ impl<B: Buffers> Data<B> {
             is_due: false,
             is_blocked: false,
             waits: false,
-            is_moved: false,
-            is_given_up: false,
-            is_cut_off: false,
+            course: Course::Runs,
             peer_is_done: false,
-            is_lost: false,
             under_way: 0,
             told: (Direction::Open, Direction::Open),
         }
@@ -147,7 +166,7 @@ impl<B: Buffers> Data<B> {
 
     /// The application closes, and leaves bytes unread or not.
     pub(crate) fn close(&mut self, unread: bool) {
-        if self.is_lost {
+        if self.course == Course::Lost {
             // Nobody can be told.
             self.application = Application::Closed;
         } else if self.application != Application::Closed {
@@ -161,13 +180,13 @@ impl<B: Buffers> Data<B> {
             && self.proto.closing.state() == State::Closed
             && self.under_way == 0
             && !self.is_due
-            && !self.is_moved
+            && self.course != Course::Moved
             && !self.waits_for_answer()
     }
 
     /// It was given up, and the peer has not said that it knows.
     pub(crate) fn waits_for_answer(&self) -> bool {
-        self.is_given_up && !self.peer_is_done && !self.is_lost
+        self.course.is_given_up() && !self.peer_is_done
     }
 
     /// The peer goes on over TCP, or thinks that it does: it writes nothing here, and reads nothing.
@@ -179,26 +198,34 @@ impl<B: Buffers> Data<B> {
     /// It cannot go on: the peer sees a reset.
     pub(crate) fn give_up(&mut self, events: &mut VecDeque<Event>) {
         self.proto.closing.abort();
-        self.is_cut_off |= self.is_moved;
-        (self.is_due, self.is_given_up, self.is_moved) = (true, true, false);
+        self.course = match self.course {
+            Course::Runs | Course::GivenUp => Course::GivenUp,
+            Course::Moved | Course::CutOff => Course::CutOff,
+            Course::Lost => return,
+        };
+        self.is_due = true;
         self.tell_ending(events);
     }
 
     /// It has lost its link and goes on over another one.
     pub(crate) fn moved(&mut self) {
         (self.waits, self.under_way) = (false, 0);
-        // Who has given up says so again; the bytes do not matter any more.
-        match self.is_given_up {
-            true => (self.is_due, self.is_cut_off) = (true, true),
-            false => self.is_moved = true,
-        }
+        self.course = match self.course {
+            Course::Runs | Course::Moved => Course::Moved,
+            Course::GivenUp | Course::CutOff => {
+                // The peer is told again; the bytes do not matter any more.
+                self.is_due = true;
+                Course::CutOff
+            }
+            Course::Lost => Course::Lost,
+        };
     }
 
     /// It has lost its last link.
     pub(crate) fn lost(&mut self, events: &mut VecDeque<Event>) {
         self.proto.closing.on_links_lost();
-        self.is_lost = true;
-        (self.is_due, self.is_moved, self.waits, self.under_way) = (false, false, false, 0);
+        self.course = Course::Lost;
+        (self.is_due, self.waits, self.under_way) = (false, false, 0);
         if let Application::Closes { .. } = self.application {
             self.application = Application::Closed;
         }
@@ -208,7 +235,7 @@ impl<B: Buffers> Data<B> {
     /// The peer's CDC message.
     pub(crate) fn handle_cdc(&mut self, cdc: &SmcrRepr, events: &mut VecDeque<Event>) {
         self.peer_is_done |= cdc.state.closed || cdc.state.aborted;
-        if self.is_given_up {
+        if self.course.is_given_up() {
             return;
         }
         match self.proto.on_smcr(cdc) {
@@ -277,7 +304,7 @@ impl<B: Buffers> Data<B> {
     ) {
         // Once both ends have closed, the peer may withdraw its RMB before the last message of this side is complete.
         let is_open = self.proto.closing.state() != State::Closed;
-        if (rmb.is_none() || lkey.is_none()) && is_open && !self.is_given_up {
+        if (rmb.is_none() || lkey.is_none()) && is_open && !self.course.is_given_up() {
             self.give_up(events);
         }
         let (rmb, lkey) = (rmb.unwrap_or_default(), lkey.unwrap_or_default());
@@ -286,7 +313,7 @@ impl<B: Buffers> Data<B> {
                 Ok(true) => {}
                 Ok(false) => break,
                 // The application has spoilt its ring.
-                Err(Broken) if !self.is_given_up => self.give_up(events),
+                Err(Broken) if !self.course.is_given_up() => self.give_up(events),
                 Err(Broken) => break,
             }
         }
@@ -311,7 +338,8 @@ impl<B: Buffers> Data<B> {
         let ends = self.ends_behind(backlog - u64::from(len));
         // With nothing to send along, the peer has to hear once that there is more.
         let blocks = backlog > u64::from(len) && room == len && !self.is_blocked;
-        if !(len > 0 || self.is_due || blocks || ends || self.is_moved) {
+        let is_moved = self.course == Course::Moved;
+        if !(len > 0 || self.is_due || blocks || ends || is_moved) {
             return Ok(false);
         }
         if !link.has_room() {
@@ -319,10 +347,10 @@ impl<B: Buffers> Data<B> {
             link.wait(self.id);
             return Ok(false);
         }
-        if self.is_moved {
+        if is_moved {
             return self.send_again(link, rmb, lkey, nic);
         }
-        if self.is_cut_off {
+        if self.course == Course::CutOff {
             if ends {
                 self.end();
             }
@@ -369,7 +397,7 @@ impl<B: Buffers> Data<B> {
         // What the peer has consumed has arrived, although no completion has said so.
         let from = self.sent - u64::from(len);
         let source = if len > 0 { self.buffers.source(from, len)? } else { Default::default() };
-        self.is_moved = false;
+        self.course = Course::Runs;
         Ok(self.post(link, &Writes::new(&source, lkey, pieces, rmb), nic))
     }
 

@@ -186,7 +186,7 @@ impl<B: Buffers> Engine<B> {
         }
         self.run(group, nic, now);
         if has_withdrawn {
-            // Who has lost the peer's RMB gives up, although there may be nothing to send.
+            // A connection that has lost the peer's RMB gives up, although it may have nothing to send.
             let conns = self.group_mut(group).map(|group| group.conns.clone()).unwrap_or_default();
             conns.into_iter().for_each(|conn| self.pump(conn, nic));
         }

@@ -131,7 +131,7 @@ pub struct Completion {
     pub vendor_error: u32,
 }
 
-/// A completion channel: queues that belong to it wake whoever waits for its descriptor. Copies are the same channel.
+/// A completion channel: queues that belong to it wake a thread that waits for its descriptor. Copies are the same channel.
 #[derive(Clone)]
 pub struct Channel {
     inner: Rc<ChannelInner>,

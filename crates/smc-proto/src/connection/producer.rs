@@ -53,7 +53,7 @@ impl Producer {
         }
     }
 
-    /// The peer has a ring of this size: whoever waited for room has some.
+    /// The peer has a ring of this size: a writer that waited for room has some.
     pub(super) fn has_ring(&mut self, size: u32) {
         (self.size, self.write_blocked) = (size, false);
     }

@@ -129,7 +129,7 @@ fn offer(host: Host, ipsec: bool, devices: &Devices) -> Result<(ExpectAccept, Me
     let has =
         |smcr: bool| v1.is_some_and(|v1| if smcr { v1.modes.smcr() } else { v1.modes.smcd() });
     // Linux leaves this zero in a Proposal without version 1, and so all its link groups with hosts
-    // behind one GID are one to a server. Here the host always says who it is.
+    // behind one GID are one to a server. Here the host always names itself.
     let local_v2 =
         devices.smcr_v2.map(|gid| Local { peer_id: host.peer_id, gid, mac: devices.smcr_v2_mac });
     let proposal = Proposal {

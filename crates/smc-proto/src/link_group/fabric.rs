@@ -33,7 +33,7 @@ pub enum Connect {
 }
 
 /// The verbs: what the flows need from an RDMA device. All but the connecting takes effect at once:
-/// who has slow verbs creates queue pairs and registers RMBs before they are needed.
+/// a caller with slow verbs creates queue pairs and registers RMBs before they are needed.
 pub trait Fabric {
     /// Creates a queue pair for this place, on another port than `used` if there is one.
     fn create(&mut self, index: LinkIndex, used: &[Port]) -> Option<Port>;

@@ -148,8 +148,8 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 asks = true;
                 continue;
             }
-            Attempt::Closed | Attempt::Peeked | Attempt::Empty(_) | Attempt::Part => {}
-            Attempt::Unasked => {}
+            Attempt::Closed | Attempt::Peeked | Attempt::Empty(_) => {}
+            Attempt::Unasked | Attempt::Part => {}
         }
         if matches!(found, Attempt::Closed) || !call.begin_sleep() {
             match call.closed() {
