@@ -1,5 +1,7 @@
 //! Processes that are killed at any moment. The seed is printed; `USMC_TESTS_SEED` repeats a run.
 
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
 use usmc_shm::region::len_for;
@@ -169,4 +171,22 @@ fn server_stopped_and_continued_at_any_moment() {
     let mut serving = serving;
     serving.succeed();
     world.fixture.finish();
+}
+
+/// Its device file is whole then, and is to get its name.
+#[test]
+fn a_process_killed_while_it_makes_a_device_leaves_nothing() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("killed while it makes a device");
+    let mut command = fixture.plain("strace");
+    command.args(["-f", "-o", "/dev/null", "-e", "inject=linkat:signal=KILL:when=1"]);
+    command.arg(build::usmc()).args(["run", "--", "/usr/bin/python3", "-c"]);
+    command.arg("import socket; socket.create_server(('127.0.0.1', 0))");
+    let status = fixture.spawn(command).wait();
+    assert_eq!(status.signal(), Some(libc::SIGKILL), "nothing was made");
+    let left: Vec<_> = fs::read_dir(fixture.ism_dir()).expect("a device").flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+    fixture.finish();
 }

@@ -153,21 +153,37 @@ fn check_directory() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes a complete device file under another name and links it, so nobody sees half of one.
+/// Makes a complete device file and then names it, so nobody sees half of one. A process that is killed in between leaves nothing.
 fn create(device: &Path) -> Result<(), Failure> {
+    let unnamed = sys::open(path().c(), libc::O_RDWR | libc::O_TMPFILE, 0o600);
+    if let Ok(fd) = unnamed {
+        let made = complete(fd).and_then(|()| name(&link_to(fd), device));
+        sys::close(fd);
+        return made;
+    }
+    // A file system that has only files with names.
     let temporary = file(format_args!("device.{}.{:x}", sys::getpid(), sys::random() as u32));
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     let fd = sys::open(temporary.c(), flags, 0o600).map_err(|e| ("creating the device file", e))?;
-    let shared = give_to_group(fd).and_then(|mode| sys::fchmod(fd, mode));
-    let made = shared.map_err(|e| ("giving the device file its mode", e));
-    let made = made.and_then(|()| fill(fd));
+    let made = complete(fd);
     sys::close(fd);
-    let linked = made.and_then(|()| match sys::link(temporary.c(), device.c()) {
+    let named = made.and_then(|()| name(&temporary, device));
+    let _ = sys::unlink(temporary.c());
+    named
+}
+
+/// Gives a new device file its mode and contents.
+fn complete(fd: i32) -> Result<(), Failure> {
+    let shared = give_to_group(fd).and_then(|mode| sys::fchmod(fd, mode));
+    shared.map_err(|e| ("giving the device file its mode", e))?;
+    fill(fd)
+}
+
+fn name(file: &Path, device: &Path) -> Result<(), Failure> {
+    match sys::link(file.c(), device.c()) {
         Ok(()) | Err(libc::EEXIST) => Ok(()),
         Err(e) => Err(("naming the device file", e)),
-    });
-    let _ = sys::unlink(temporary.c());
-    linked
+    }
 }
 
 fn fill(fd: i32) -> Result<(), Failure> {
