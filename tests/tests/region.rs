@@ -8,10 +8,14 @@ use serde_json::Value;
 use usmc_shm::region::{BOARD_AT, UNIT, len_for};
 use usmc_tests::{Fixture, Process, build, is_plain, region, ss};
 
-/// Room for the segments of four processes: those of the first two have large rings, and the last two take a unit each.
+/// Room for some processes: those of the first have large rings, and the last take a unit each.
 const SIZE: &str = "2M";
+
 /// Clients, one after the other.
-const ROUNDS: usize = 8;
+const ROUNDS: usize = 24;
+
+/// More clients of one connection than such a region has room for.
+const MOST_CLIENTS: usize = 24;
 
 fn usmc(args: &[&str]) -> String {
     let out = Command::new(build::usmc()).args(args).output().expect("usmc");
@@ -86,9 +90,13 @@ impl World {
 
     /// Clients until one finds the region full: those in it, and that one.
     fn fill(&self, port: &str) -> (Vec<Process>, Process) {
+        self.fill_from(CLIENTS, port)
+    }
+
+    fn fill_from(&self, host: &str, port: &str) -> (Vec<Process>, Process) {
         let mut inside = Vec::new();
         loop {
-            let client = self.client(port);
+            let client = self.client_on(host, port);
             match connection_of(&client) {
                 (true, _) => inside.push(client),
                 (false, reason) => {
@@ -97,7 +105,7 @@ impl World {
                     return (inside, client);
                 }
             }
-            assert!(inside.len() < 8, "{}", self.shown());
+            assert!(inside.len() < MOST_CLIENTS, "{}", self.shown());
         }
     }
 
@@ -223,6 +231,30 @@ fn units_of_the_killed_come_back() {
     let peers = shown["peers"].as_array().expect("peers");
     assert_eq!(peers.len(), 2, "{shown}");
     assert!(peers.iter().all(|peer| peer["state"] == "alive"), "{shown}");
+    server.succeed();
+    world.fixture.finish();
+}
+
+/// What clients of one host have left goes to clients of another, once a process of their own host that only serves has come.
+#[test]
+fn units_of_the_killed_go_to_other_hosts() {
+    if is_plain() {
+        return;
+    }
+    let world = World::new("units for other hosts");
+    let mut server = world.load(CLIENTS, &["server"]);
+    let port = server.line_after("port");
+    let (inside, late) = world.fill_from(SERVERS, &port);
+    inside.into_iter().chain([late]).for_each(|mut client| client.kill());
+    let (mut next, port) = world.server();
+    let mut client = world.client(&port);
+    let (in_ring, reason) = connection_of(&client);
+    assert!(in_ring, "{reason}; {}", world.shown());
+    let shown = world.shown();
+    let peers = shown["peers"].as_array().expect("peers");
+    assert!(peers.iter().any(|peer| peer["units"] == 0), "{shown}");
+    client.succeed();
+    next.succeed();
     server.succeed();
     world.fixture.finish();
 }

@@ -278,8 +278,13 @@ impl Region {
     }
 
     fn member(&self) -> Option<Member> {
+        Member::of(self.member.load(Acquire)).or_else(|| self.joined())
+    }
+
+    #[cold]
+    fn joined(&self) -> Option<Member> {
         let known = || Member::of(self.member.load(Acquire));
-        known().or_else(|| {
+        let joined = {
             let _held = self.lock.enter()?;
             known().or_else(|| {
                 let joined = self.join(&self.get()?)?;
@@ -287,7 +292,10 @@ impl Region {
                 self.member.store(joined.word(), Release);
                 Some(joined)
             })
-        })
+        };
+        // No other host can give back what the dead of this one have left, and may need it.
+        self.sweep_again();
+        joined
     }
 
     /// Fork, in the child: what it claims is not its parent's.
@@ -387,24 +395,26 @@ fn join(region: &region::Region, station: u64) -> Option<Member> {
 /// Slots of a region's largest segment.
 const MOST_SLOTS: u32 = 64;
 
-/// A segment of an empty region takes one in so many of its bytes at most, and a region is empty while less than one in half as many of
-/// its units is in use.
-const SHARE: usize = 16;
+/// A segment takes one in so many of the free bytes at most, and a ring of it one in so many.
+const SHARES: (usize, usize) = (4, 256);
 
-/// What a segment is made of, `free` units of `all` being free. Its memory is in use as soon as it is claimed, so that rings are small
-/// where there is little, and a segment has about as many slots as the process has in use. In an empty region they are as large as
-/// far parts are elsewhere: a stream is faster past the second-level cache, and pages that nobody uses take no memory of the host's.
+/// A region is empty while less than one in so many of its units is in use. A segment of it takes one in twice as many of the free bytes
+/// at most.
+const EMPTY: usize = 8;
+
+/// What a segment is made of, `free` units of `all` being free. Its memory is in use as soon as it is claimed, so that rings are smaller
+/// with each segment that is made, and a segment has about as many slots as the process has in use. In an empty region they are as large
+/// as far parts are elsewhere: a stream is faster past the second-level cache, and pages that nobody uses take no memory of the host's.
 fn shape(last: u32, wanted: u32, free: usize, all: usize) -> Shape {
     let slots = (last * 2).clamp(1, MOST_SLOTS);
-    let used = all - free.min(all);
-    let share = all * UNIT / SHARE / (2 * slots as usize);
-    let of_empty = if used * SHARE / 2 < all { share.checked_ilog2().unwrap_or(0) } else { 0 };
-    let most = match used * 4 / all.max(1) {
-        0 | 1 => WINDOW_SHIFT_MAX,
-        2 => 16,
-        _ => WINDOW_SHIFT_MIN,
-    };
-    Shape { slots, ring_shift: wanted.max(of_empty).min(most), far_shift: 0 }
+    let bytes = free * UNIT;
+    let shift = |ring: usize| ring.checked_ilog2().unwrap_or(0);
+    let of_segment = |part: usize| shift(bytes / part / (2 * slots as usize));
+    let of_any = wanted.min(of_segment(SHARES.0)).min(shift(bytes / SHARES.1));
+    let is_empty = all.saturating_sub(free) * EMPTY < all;
+    let of_empty = if is_empty { of_segment(2 * EMPTY) } else { 0 };
+    let ring_shift = of_any.max(of_empty).clamp(WINDOW_SHIFT_MIN, WINDOW_SHIFT_MAX);
+    Shape { slots, ring_shift, far_shift: 0 }
 }
 
 impl Device for Region {
@@ -546,16 +556,46 @@ mod tests {
     #[test]
     fn rings_are_small_where_a_region_is_full() {
         let rings = |free| shape(0, 18, free, 1000).ring_shift;
-        assert_eq!([875, 501, 500, 251, 250, 0].map(rings), [18, 18, 16, 16, 14, 14]);
+        assert_eq!([1000, 876, 875, 500, 250, 0].map(rings), [20, 20, 17, 16, 15, 14]);
         assert_eq!(shape(0, 15, 400, 1000).ring_shift, 15, "no more than is wanted");
         assert_eq!([0, 1, 2, 32, 64].map(|last| shape(last, 18, 9, 9).slots), [1, 2, 4, 64, 64]);
         // 256 MB.
         let of_empty = |last| shape(last, 18, 4000, 4096).ring_shift;
-        assert_eq!([0, 1, 2, 4, 16, 64].map(of_empty), [22, 22, 21, 20, 18, 18]);
+        assert_eq!([0, 1, 2, 4, 16, 64].map(of_empty), [22, 21, 20, 19, 18, 18]);
         assert_eq!(shape(0, 14, 9, 9).ring_shift, 14, "a small region");
         assert_eq!(shape(0, 18, 0, 0).slots, 1);
         // One connection takes one unit where little is left.
         let least = shape(0, 18, 1, 1000);
         assert!(least.size().expect("a segment").near <= UNIT && least.smaller().is_none());
+    }
+
+    /// How many connections have room in so many units, where each process has at most so many.
+    fn room(units: usize, of_process: u32) -> u32 {
+        let (mut free, mut all, mut last, mut own) = (units, 0, 0, 0);
+        let mut next = Some(shape(last, 18, free, units));
+        while let Some(shaped) = next {
+            let near = shaped.size().expect("a segment").near.div_ceil(UNIT);
+            if near > free {
+                next = shaped.smaller();
+                continue;
+            }
+            free -= near;
+            (own, all) = (own + shaped.slots, all + shaped.slots);
+            last = shaped.slots;
+            if own >= of_process {
+                (own, last) = (0, 0);
+            }
+            next = Some(shape(last, 18, free, units));
+        }
+        all
+    }
+
+    #[test]
+    fn a_region_has_room_for_crowds() {
+        // 64 MB.
+        for (of_process, least) in [(1, 350), (16, 500), (u32::MAX, 800)] {
+            let room = room(1013, of_process);
+            assert!(room >= least, "{room} connections, {of_process} of a process");
+        }
     }
 }
