@@ -53,21 +53,47 @@ fn serve(guest: &mut Guest, how: &str, program: &Path, port: u16, waits: &str) {
     ));
 }
 
-/// Starts its client and waits until all has come back. The connections stay until [`end`].
+/// Starts its client in the other guest and waits until all has come back. The connections stay until [`end`].
 fn talk(
-    guest: &mut Guest,
+    (one, other): (&mut Guest, &mut Guest),
     how: &str,
     program: &Path,
-    to: (&str, u16),
+    port: u16,
     waits: &str,
-    count: usize,
-    bytes: usize,
+    (count, bytes): (usize, usize),
 ) {
-    let (program, (address, port)) = (program.display(), to);
-    guest.run(&format!(
+    let (program, address) = (program.display(), one.address());
+    let (status, text) = other.try_run(&format!(
         "{how} -- {program} talk {address} {port} {waits} {count} {bytes} >/tmp/talk.{port} 2>&1 &
         until grep -q done /tmp/talk.{port}; do kill -0 $! || {{ cat /tmp/talk.{port}; exit 1; }}; sleep 0.1; done"
     ));
+    if status != 0 {
+        let server = one.run(&format!("cat /tmp/serve.{port}; usmc ss; dmesg | tail -3"));
+        panic!("{program} to {port}: {text}\n--- its server\n{server}");
+    }
+}
+
+/// Three connections, in the region: a client for which all were late, which happens where machines are emulated, comes again.
+fn talk_inside(
+    (one, other): (&mut Guest, &mut Guest),
+    program: &Path,
+    port: u16,
+    waits: &str,
+    id: &str,
+) {
+    for tries in 1.. {
+        talk((one, other), UNDER, program, port, waits, (3, 100_000));
+        let ends = other.connections(port);
+        if tries == 3 || !ends.iter().all(|end| is_late(&end)) {
+            break;
+        }
+        println!("all of {port} were late");
+        other.run("pkill -x 'guests|guests32'");
+        one.run(&format!("while ss -tn | grep -q ':{port}'; do sleep 0.1; done"));
+    }
+    for guest in [one, other] {
+        assert_in_region(&guest.connections(port), id, 3);
+    }
 }
 
 /// Ends servers and clients, which have had nothing to complain about.
@@ -87,11 +113,7 @@ pub(crate) fn blocking_and_epoll_programs(one: &mut Guest, other: &mut Guest) {
     for (at, server) in (0..).zip(ways) {
         serve(one, UNDER, &program, PORT + at, server);
         for client in ways {
-            let to = (&*one.address(), PORT + at);
-            talk(other, UNDER, &program, to, client, 3, 100_000);
-            for guest in [&mut *one, other] {
-                assert_in_region(&guest.connections(PORT + at), &id, 3);
-            }
+            talk_inside((one, other), &program, PORT + at, client, &id);
             end(other);
         }
     }
@@ -108,11 +130,7 @@ pub(crate) fn a_32_bit_program_and_a_64_bit_one(one: &mut Guest, other: &mut Gue
     serve(one, UNDER, &narrow, PORT_32, "epoll");
     serve(one, UNDER, &wide, PORT, "blocking");
     for (program, port) in [(&wide, PORT_32), (&narrow, PORT)] {
-        let to = (&*one.address(), port);
-        talk(other, UNDER, program, to, "epoll", 3, 100_000);
-        for guest in [&mut *one, other] {
-            assert_in_region(&guest.connections(port), &id, 3);
-        }
+        talk_inside((one, other), program, port, "epoll", &id);
     }
     let shown = other.run("usmc ss | grep guests32");
     assert!(shown.contains("SMCD"), "{shown}");
@@ -129,7 +147,7 @@ pub(crate) fn five_hundred_connections(one: &mut Guest, other: &mut Guest) {
     for (region, least, most_full) in [("$region", MANY * 9 / 10, 0), ("$served", 50, MANY)] {
         let (how, id) = (format!("usmc run --regions {region}"), id_of(one, region));
         serve(one, &how, &program, PORT, "epoll");
-        talk(other, &how, &program, (&one.address(), PORT), "epoll", MANY, 40_000);
+        talk((one, other), &how, &program, PORT, "epoll", (MANY, 40_000));
         let ends = other.connections(PORT);
         let (inside, late) = (in_region(&ends, &id), ends.iter().filter(is_late).count());
         let full = ends.iter().filter(|end| end.fallback_reason == "region full").count();
