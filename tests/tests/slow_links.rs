@@ -66,8 +66,8 @@ fn what_comes_by_tcp_behind_a_ring_is_an_edge() {
     const BYTES: u64 = 1 << 20;
     let fixture = Fixture::new("edges behind a ring");
     let net = Netns::new();
-    // So small that a ring takes no more than a quarter of these.
-    let hosts = Hosts::new(&fixture, 2, 8 << 20);
+    // Its first ring takes a quarter of these, and the socket takes some more.
+    let hosts = Hosts::new(&fixture, 2, 12 << 20);
     let (to, port, size) = (net.address(0), fixture.port().to_string(), BYTES.to_string());
     let start = |host: usize, role: &str| {
         let mut command = python(&fixture, &net, host, "edges.py");
