@@ -60,6 +60,18 @@ pub struct SegmentHeader {
     pub owner: AtomicU64,
     /// log2 of the bytes of a ring's far part; 0 = there are none.
     pub far_shift: AtomicU32,
+    /// Of a segment whose other ends an agent has.
+    pub news: News,
+}
+
+/// What applications tell the agent ([`crate::news`]).
+#[derive(Default)]
+#[repr(C, align(128))]
+pub struct News {
+    /// A bit for each slot with news.
+    pub slots: AtomicU64,
+    /// 1: the agent has to be woken.
+    pub asleep: AtomicU32,
 }
 
 /// A slot holds no connection.
@@ -358,7 +370,7 @@ const _: () = {
 #[cfg(not(any(loom, shuttle)))]
 const _: () = {
     use core::mem::offset_of;
-    assert!(size_of::<SegmentHeader>() == 48 && align_of::<SegmentHeader>() == 8);
+    assert!(size_of::<SegmentHeader>() == 256 && offset_of!(SegmentHeader, news) == 128);
     assert!(offset_of!(SegmentHeader, retired) == 20 && offset_of!(SegmentHeader, id) == 24);
     assert!(offset_of!(SegmentHeader, far_shift) == 40);
     assert!(size_of::<Control>() == 128 && offset_of!(Control, attached_by) == 4);

@@ -30,6 +30,7 @@ pub mod copy;
 pub mod handshake;
 pub mod layout;
 pub mod lock;
+pub mod news;
 pub mod region;
 pub mod ring;
 pub mod segment;

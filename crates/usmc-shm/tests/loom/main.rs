@@ -16,6 +16,7 @@ mod bell;
 mod handshake;
 mod lock;
 mod model;
+mod news;
 mod ring;
 mod sleep;
 mod span;
