@@ -154,8 +154,9 @@ fn engine(words: &str) -> String {
     format!("USMC_UEID={UEID} {} {words}", build::example("usmc-agent", "peer").display())
 }
 
-/// So many connections left TCP, one of them by first contact.
+/// So many connections left TCP, one of them by first contact. The engine slept in between, and was woken.
 fn assert_smc(said: &str, connections: usize) {
+    assert!(said.contains("slept ") && !said.contains("slept 0 "), "{said}");
     assert_eq!(said.matches("smc ").count(), connections, "{said}");
     assert_eq!(said.matches("first contact").count(), 1, "{said}");
     assert!(!said.contains("aborted"), "{said}");

@@ -15,7 +15,7 @@ use std::env;
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,7 @@ use smc_proto::wire::clc::{FeatureMask, Hostname, Release};
 use usmc_agent::adapter::Adapter;
 use usmc_agent::driver::Driver;
 use usmc_agent::nic::Adapters;
+use usmc_agent::rest::{Next, Rest, Spin};
 use usmc_rdma::buffers::SlotBuffers;
 use usmc_rdma::nic::{ArenaId, DeviceId, RmbId};
 use usmc_rdma::{Config, ConnId, Event, Memory, Wish};
@@ -75,6 +76,8 @@ struct Peer {
     waits_for: usize,
     over: usize,
     moved: Instant,
+    rest: Rest,
+    sleeps: usize,
 }
 
 fn byte_at(at: u64) -> u8 {
@@ -124,6 +127,12 @@ impl Peer {
             seid: None,
             smcd_v2: false,
         };
+        let rest = Rest::new(Spin::default())?;
+        adapters
+            .get(DeviceId(0))
+            .into_iter()
+            .flat_map(Adapter::wakes)
+            .try_for_each(|fd| rest.watch(fd))?;
         let (devices, first_token) = (vec![DeviceId(0)], std::process::id());
         let config = Config { host, devices, first_token, test_interval: Duration::from_secs(30) };
         Ok(Peer {
@@ -136,6 +145,8 @@ impl Peer {
             waits_for: 0,
             over: 0,
             moved: Instant::now(),
+            rest,
+            sleeps: 0,
         })
     }
 
@@ -169,7 +180,9 @@ impl Peer {
         Ok(())
     }
 
-    fn turn(&mut self) -> Result<(), Failure> {
+    /// A look at everything, and the rest behind it. `listener`: what wakes it, too.
+    fn turn(&mut self, listener: Option<&TcpListener>) -> Result<(), Failure> {
+        let before = self.moved;
         if self.driver.turn() {
             self.moved = Instant::now();
         }
@@ -183,6 +196,17 @@ impl Peer {
         }
         if self.moved.elapsed() > PATIENCE {
             return Err("nothing moves".into());
+        }
+        match self.rest.next(self.moved != before) {
+            Next::Look => {}
+            Next::Arm => self.driver.arm()?,
+            Next::Sleep => {
+                let due = self.driver.next_turn().map_or(PATIENCE, |due| due.min(PATIENCE));
+                let others: Vec<_> =
+                    self.driver.handshakes().chain(listener.map(AsFd::as_fd)).collect();
+                self.rest.sleep(&others, Some(due))?;
+                self.sleeps += 1;
+            }
         }
         Ok(())
     }
@@ -362,14 +386,18 @@ fn serve(own: Ipv4Addr, port: u16, count: usize) -> Result<(), Failure> {
     listener.set_nonblocking(true)?;
     println!("ready");
     while peer.over < count {
+        let mut is_idle = peer.applications.is_empty();
         if let Ok((tcp, _)) = listener.accept() {
             peer.begin(tcp, 0)?;
+            is_idle = true;
         }
-        if peer.applications.is_empty() {
+        // It waits for its first client as long as that takes.
+        if is_idle && peer.moved.elapsed() > PATIENCE / 2 {
             peer.moved = Instant::now();
         }
-        peer.turn()?;
+        peer.turn(Some(&listener))?;
     }
+    println!("slept {} times", peer.sleeps);
     Ok(())
 }
 
@@ -381,13 +409,14 @@ fn talk(at: SocketAddrV4, count: usize, bytes: u64, how: &str) -> Result<(), Fai
     peer.begin(first, bytes)?;
     for begun in 1..count {
         while (how == "turns" && peer.over < begun) || begun - peer.established >= HANDSHAKES {
-            peer.turn()?;
+            peer.turn(None)?;
         }
         peer.begin(connect(at)?, bytes)?;
     }
     while peer.over < count {
-        peer.turn()?;
+        peer.turn(None)?;
     }
+    println!("slept {} times", peer.sleeps);
     Ok(())
 }
 

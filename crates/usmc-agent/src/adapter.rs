@@ -81,9 +81,9 @@ impl Adapter {
         self.device.port(PORT).is_ok_and(|port| port.state == PortState::Active)
     }
 
-    /// Readable once a completion has come since [`Adapter::arm`].
-    pub fn completions(&self) -> BorrowedFd<'_> {
-        self.channel.as_fd()
+    /// Readable once a completion has come since [`Adapter::arm`], and once the port or a queue pair has something.
+    pub fn wakes(&self) -> [BorrowedFd<'_>; 2] {
+        [self.channel.as_fd(), self.device.events_fd()]
     }
 
     /// Asks for an event with the next completion. A thread that goes to sleep looks once more behind it.

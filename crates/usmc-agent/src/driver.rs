@@ -3,14 +3,16 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use smc_proto::wire::clc::{MAX_LEN, Reception};
 use usmc_rdma::buffers::Buffers;
 use usmc_rdma::nic::{DeviceId, QpId};
 use usmc_rdma::{Config, ConnId, Engine, Event, Wish};
-use usmc_verbs::{Completion, Event as DeviceEvent, Status};
+use usmc_verbs::{Completion, Error, Event as DeviceEvent, Status};
 
+use crate::adapter::Adapter;
 use crate::link::NO_MESSAGE;
 use crate::nic::Adapters;
 
@@ -125,6 +127,30 @@ impl<B: Buffers> Driver<B> {
         }
         self.flush();
         any
+    }
+
+    /// Asks the devices to wake the caller that sleeps: those that `wakes` names are readable then. The caller looks once more before it
+    /// sleeps.
+    ///
+    /// # Errors
+    /// A device has failed.
+    pub fn arm(&self) -> Result<(), Error> {
+        self.adapters.all.iter().try_for_each(Adapter::arm)
+    }
+
+    /// What is readable once a device has something, after [`Driver::arm`]: the same ones for good.
+    pub fn wakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.adapters.all.iter().flat_map(Adapter::wakes)
+    }
+
+    /// What is readable once a handshake goes on.
+    pub fn handshakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.handshakes.values().map(|handshake| handshake.tcp.as_fd())
+    }
+
+    /// How long until the next turn, whatever happens; `None`: nothing is due.
+    pub fn next_turn(&self) -> Option<Duration> {
+        Some(self.engine.next_timeout()?.saturating_sub(self.now()))
     }
 
     /// What has happened, oldest first; with the TCP connection where a handshake is over.

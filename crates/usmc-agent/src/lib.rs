@@ -2,9 +2,10 @@
 //! nothing of it but their rings.
 //!
 //! [`adapter`] finds devices and has their completion queues; [`link`] is a queue pair with its memory; [`nic`] is what the engine
-//! (`usmc_rdma`) sees of both; [`driver`] brings completions, CLC messages and time to the engine.
+//! (`usmc_rdma`) sees of both; [`driver`] brings completions, CLC messages and time to the engine. [`rest`] is how its thread waits for them.
 
 pub mod adapter;
 pub mod driver;
 mod link;
 pub mod nic;
+pub mod rest;

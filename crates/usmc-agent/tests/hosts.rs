@@ -7,8 +7,9 @@ use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Barrier, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use application::Application;
@@ -21,6 +22,7 @@ use smc_proto::wire::clc::{FeatureMask, Hostname, Release};
 use usmc_agent::adapter::Adapter;
 use usmc_agent::driver::Driver;
 use usmc_agent::nic::Adapters;
+use usmc_agent::rest::{Next, Rest, Spin};
 use usmc_fake_verbs::fabric::{Call, DIRECTORY, Fabric};
 use usmc_rdma::buffers::SlotBuffers;
 use usmc_rdma::nic::{ArenaId, DeviceId, RmbId};
@@ -68,6 +70,11 @@ struct Host {
     tcp: Vec<TcpStream>,
     /// Applications do nothing.
     rests: bool,
+}
+
+fn next_test() -> u8 {
+    static NEXT: AtomicU8 = AtomicU8::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// The device's name, by test and host.
@@ -158,9 +165,9 @@ impl Host {
             .insert(pair, Application::new(self.segment, slot, CLIENT, streams, wants));
     }
 
-    /// Lets everybody do something.
-    fn turn(&mut self) {
-        self.driver.turn();
+    /// Lets everybody do something. Whether anything was done.
+    fn turn(&mut self) -> bool {
+        let mut any = self.driver.turn();
         while let Some((event, tcp)) = self.driver.poll_event() {
             self.tcp.extend(tcp);
             self.handle(event);
@@ -174,6 +181,7 @@ impl Host {
             }
             let mut is_done = application.read(5000);
             is_done |= application.write(7000);
+            any |= is_done;
             if !application.is_shut && application.written == application.wants {
                 application.is_shut = true;
                 self.driver.shut(conn);
@@ -186,6 +194,23 @@ impl Host {
                 self.driver.dirty(conn);
             }
         }
+        any
+    }
+
+    /// A turn, and the rest behind it. Whether the agent slept.
+    fn turn_and_rest(&mut self, rest: &mut Rest, most: Duration) -> bool {
+        let has_worked = self.turn();
+        match rest.next(has_worked) {
+            Next::Look => {}
+            Next::Arm => self.driver.arm().expect("devices"),
+            Next::Sleep => {
+                let due = self.driver.next_turn().map_or(most, |due| due.min(most));
+                let handshakes: Vec<_> = self.driver.handshakes().collect();
+                rest.sleep(&handshakes, Some(due)).expect("poll");
+                return true;
+            }
+        }
+        false
     }
 
     fn handle(&mut self, event: Event) {
@@ -237,8 +262,7 @@ struct Stage {
 
 impl Stage {
     fn new() -> Stage {
-        static NEXT: AtomicU8 = AtomicU8::new(0);
-        let test = NEXT.fetch_add(1, Ordering::Relaxed);
+        let test = next_test();
         let hosts = [0, 1].map(|host| Host::new(test, host));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         Stage { test, hosts, listener, pairs: 0 }
@@ -257,7 +281,9 @@ impl Stage {
     fn run(&mut self, what: &str, mut until: impl FnMut(&Stage) -> bool) {
         let begun = Instant::now();
         while !until(self) {
-            self.hosts.iter_mut().for_each(Host::turn);
+            for host in &mut self.hosts {
+                host.turn();
+            }
             assert!(
                 begun.elapsed() < LIMIT,
                 "{what}: {:?}",
@@ -353,11 +379,58 @@ fn a_port_that_is_down_for_a_while_loses_nothing() {
     let read = |stage: &Stage| stage.hosts[1].applications[&0].read;
     let before = read(&stage);
     for _ in 0..50 {
-        stage.hosts.iter_mut().for_each(Host::turn);
+        for host in &mut stage.hosts {
+            host.turn();
+        }
     }
     // What had come before was not read by the application.
     assert!(read(&stage) <= before + (1 << SHIFT), "it stands still");
     fabric().0.port(&name, true).expect("a line");
     stage.run_to_the_end();
     stage.assert_whole();
+}
+
+/// One end of a test whose hosts have a thread each: what it has to say, and when it stops.
+fn sleeper(test: u8, side: usize, tcp: TcpStream, both: &Barrier) -> [usize; 2] {
+    const BYTES: [u64; 2] = [300_000, 200_000];
+    let mut host = Host::new(test, side as u8);
+    let mut rest = Rest::new(Spin::For(Duration::ZERO)).expect("an epoll set");
+    host.driver.wakes().for_each(|fd| rest.watch(fd).expect("epoll"));
+    both.wait();
+    host.begin(0, tcp, side, BYTES[side]);
+    let begun = Instant::now();
+    let mut sleeps = 0;
+    while host.over == 0 {
+        sleeps += usize::from(host.turn_and_rest(&mut rest, LIMIT));
+        assert!(begun.elapsed() < LIMIT, "it sleeps for ever");
+    }
+    assert_eq!(host.applications[&0].read, BYTES[1 - side]);
+    // Nothing is left to do, and nothing due soon.
+    let (mut turns, until) = (0, Instant::now() + Duration::from_millis(300));
+    while Instant::now() < until {
+        turns += 1;
+        host.turn_and_rest(&mut rest, until.saturating_duration_since(Instant::now()));
+    }
+    both.wait();
+    [sleeps, turns]
+}
+
+#[test]
+fn hosts_sleep_whenever_there_is_nothing_to_do() {
+    fabric();
+    let test = next_test();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let tcp = TcpStream::connect(listener.local_addr().expect("a port")).expect("TCP");
+    let (accepted, _) = listener.accept().expect("TCP");
+    let both = &Barrier::new(2);
+    let counts = thread::scope(|scope| {
+        let ends = [(CLIENT, tcp), (ACCEPTOR, accepted)];
+        let threads = ends.map(|(side, tcp)| scope.spawn(move || sleeper(test, side, tcp, both)));
+        threads.map(|thread| thread.join().expect("an end"))
+    });
+    println!("1 of 1 connections by SMC-R; sleeps, and turns of an idle agent: {counts:?}");
+    for [sleeps, turns] in counts {
+        assert!(sleeps > 10, "{sleeps} sleeps");
+        assert!(turns < 30, "{turns} turns in 300 ms");
+    }
 }

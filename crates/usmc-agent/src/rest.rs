@@ -1,0 +1,165 @@
+//! How the agent waits for its next work: it spins while there was some lately, and sleeps behind that.
+//!
+//! ```text
+//! Awake ──nothing for as long as it spins──▶ Armed ──still nothing──▶ asleep ──▶ Awake
+//!   ▲                                          │
+//!   └────────────────── work ──────────────────┘
+//! ```
+//!
+//! What would wake the agent is armed first, and then all is looked at once more: what came in between is found there.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+/// How long the agent spins once it finds nothing to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Spin {
+    /// So long; zero = never.
+    For(Duration),
+    /// It never sleeps, which takes a processor.
+    Always,
+}
+
+impl Default for Spin {
+    /// About what a sleep and its end cost.
+    fn default() -> Spin {
+        Spin::For(Duration::from_micros(50))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Awake,
+    /// Everything that wakes is armed.
+    Armed,
+}
+
+/// What to do before the next look at everything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// Nothing.
+    Look,
+    /// To arm what wakes.
+    Arm,
+    /// To sleep ([`Rest::sleep`]).
+    Sleep,
+}
+
+/// The waits of one thread.
+pub struct Rest {
+    epoll: OwnedFd,
+    spin: Spin,
+    state: State,
+    worked: Instant,
+}
+
+impl Rest {
+    /// Nothing wakes it yet.
+    ///
+    /// # Errors
+    /// epoll_create1(2).
+    pub fn new(spin: Spin) -> io::Result<Rest> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        Ok(Rest { epoll, spin, state: State::Awake, worked: Instant::now() })
+    }
+
+    /// The descriptor wakes it when it is readable, until it is closed by all that have it.
+    ///
+    /// # Errors
+    /// epoll_ctl(2).
+    pub fn watch(&self, fd: impl AsFd) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(0), EventFlags::IN)?)
+    }
+
+    /// After a look at everything: whether there was work, and what is next.
+    pub fn next(&mut self, has_worked: bool) -> Next {
+        if has_worked {
+            self.state = State::Awake;
+            self.worked = Instant::now();
+            return Next::Look;
+        }
+        let spins = match self.spin {
+            Spin::Always => true,
+            Spin::For(time) => self.worked.elapsed() < time,
+        };
+        match self.state {
+            State::Awake if spins => {
+                // The applications that have the next work may have no other processor.
+                thread::yield_now();
+                Next::Look
+            }
+            State::Awake => {
+                self.state = State::Armed;
+                Next::Arm
+            }
+            State::Armed => {
+                self.state = State::Awake;
+                Next::Sleep
+            }
+        }
+    }
+
+    /// Sleeps until something is watched that is readable, or one of `others` is, or the time has passed. `None`: without a limit.
+    ///
+    /// # Errors
+    /// poll(2), but for a signal, which ends the sleep.
+    pub fn sleep(&self, others: &[BorrowedFd<'_>], most: Option<Duration>) -> io::Result<()> {
+        let all = [self.epoll.as_fd()].into_iter().chain(others.iter().copied());
+        let mut all: Vec<PollFd<'_>> =
+            all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let most = most.map(|most| Timespec {
+            tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: most.subsec_nanos().into(),
+        });
+        match poll(&mut all, most.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn it_spins_then_arms_then_sleeps() {
+        let mut rest = Rest::new(Spin::For(Duration::ZERO)).expect("an epoll set");
+        assert_eq!(rest.next(true), Next::Look);
+        assert_eq!(
+            [rest.next(false), rest.next(false), rest.next(false)],
+            [Next::Arm, Next::Sleep, Next::Arm]
+        );
+        // What came while it armed keeps it awake.
+        assert_eq!(
+            [rest.next(true), rest.next(false), rest.next(false)],
+            [Next::Look, Next::Arm, Next::Sleep]
+        );
+        let mut spins = Rest::new(Spin::Always).expect("an epoll set");
+        assert!((0..1000).all(|_| spins.next(false) == Next::Look));
+    }
+
+    #[test]
+    fn what_is_watched_ends_a_sleep() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let mut one = TcpStream::connect(listener.local_addr().expect("a port")).expect("TCP");
+        let (other, _) = listener.accept().expect("TCP");
+        let rest = Rest::new(Spin::default()).expect("an epoll set");
+        let begun = Instant::now();
+        rest.sleep(&[other.as_fd()], Some(Duration::from_millis(20))).expect("poll");
+        assert!(begun.elapsed() >= Duration::from_millis(20));
+        one.write_all(b"x").expect("TCP");
+        rest.sleep(&[other.as_fd()], None).expect("poll");
+        rest.watch(&other).expect("epoll");
+        rest.sleep(&[], None).expect("poll");
+    }
+}
