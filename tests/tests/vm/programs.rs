@@ -251,7 +251,7 @@ pub(crate) fn a_gigabyte(one: &mut Guest, other: &mut Guest) {
 pub(crate) const PINGS: [(u16, u64); 2] = [(9101, 1_000), (9102, 101_000)];
 /// System calls, and frames on the cable, that the longer run may have more: of a thread that stood still for too long, or of the
 /// handshake, which goes on beside the first messages.
-pub(crate) const MORE: i64 = 100;
+pub(crate) const MORE: i64 = 1000;
 
 /// Counts the calls of the programs, by the kernel itself: strace(1) stops a program at each for longer than a message takes, and so
 /// makes waits of what is none.
