@@ -132,7 +132,7 @@ impl Peer {
             .get(DeviceId(0))
             .into_iter()
             .flat_map(Adapter::wakes)
-            .try_for_each(|fd| rest.watch(fd))?;
+            .try_for_each(|fd| rest.watch(fd, 0))?;
         let (devices, first_token) = (vec![DeviceId(0)], std::process::id());
         let config = Config { host, devices, first_token, test_interval: Duration::from_secs(30) };
         Ok(Peer {
@@ -204,7 +204,7 @@ impl Peer {
                 let due = self.driver.next_turn().map_or(PATIENCE, |due| due.min(PATIENCE));
                 let others: Vec<_> =
                     self.driver.handshakes().chain(listener.map(AsFd::as_fd)).collect();
-                self.rest.sleep(&others, Some(due))?;
+                self.rest.sleep(&others, Some(due), |_| {})?;
                 self.sleeps += 1;
             }
         }

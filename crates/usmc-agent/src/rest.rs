@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -32,6 +33,9 @@ impl Default for Spin {
         Spin::For(Duration::from_micros(50))
     }
 }
+
+/// What is readable is taken so many at a time.
+const EVENTS: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -69,12 +73,12 @@ impl Rest {
         Ok(Rest { epoll, spin, state: State::Awake, worked: Instant::now() })
     }
 
-    /// The descriptor wakes it when it is readable, until it is closed by all that have it.
+    /// The descriptor wakes it when it is readable, until it is closed by all that have it. `number`: what [`Rest::sleep`] calls it.
     ///
     /// # Errors
     /// epoll_ctl(2).
-    pub fn watch(&self, fd: impl AsFd) -> io::Result<()> {
-        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(0), EventFlags::IN)?)
+    pub fn watch(&self, fd: impl AsFd, number: u64) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(number), EventFlags::IN)?)
     }
 
     /// After a look at everything: whether there was work, and what is next.
@@ -105,11 +109,17 @@ impl Rest {
         }
     }
 
-    /// Sleeps until something is watched that is readable, or one of `others` is, or the time has passed. `None`: without a limit.
+    /// Sleeps until something is watched that is readable, or one of `others` is, or the time has passed. `None`: without a limit. `each`
+    /// gets the numbers of what is readable: some of them now, the rest with the next call.
     ///
     /// # Errors
     /// poll(2), but for a signal, which ends the sleep.
-    pub fn sleep(&self, others: &[BorrowedFd<'_>], most: Option<Duration>) -> io::Result<()> {
+    pub fn sleep(
+        &self,
+        others: &[BorrowedFd<'_>],
+        most: Option<Duration>,
+        each: impl FnMut(u64),
+    ) -> io::Result<()> {
         let all = [self.epoll.as_fd()].into_iter().chain(others.iter().copied());
         let mut all: Vec<PollFd<'_>> =
             all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
@@ -118,9 +128,15 @@ impl Rest {
             tv_nsec: most.subsec_nanos().into(),
         });
         match poll(&mut all, most.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
+        if all.first().is_some_and(|epoll| !epoll.revents().is_empty()) {
+            let mut events = Vec::with_capacity(EVENTS);
+            epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&Timespec::default()))?;
+            events.iter().map(|event| event.data.u64()).for_each(each);
+        }
+        Ok(())
     }
 }
 
@@ -155,11 +171,14 @@ mod tests {
         let (other, _) = listener.accept().expect("TCP");
         let rest = Rest::new(Spin::default()).expect("an epoll set");
         let begun = Instant::now();
-        rest.sleep(&[other.as_fd()], Some(Duration::from_millis(20))).expect("poll");
+        let nothing = |number| panic!("{number}");
+        rest.sleep(&[other.as_fd()], Some(Duration::from_millis(20)), nothing).expect("poll");
         assert!(begun.elapsed() >= Duration::from_millis(20));
         one.write_all(b"x").expect("TCP");
-        rest.sleep(&[other.as_fd()], None).expect("poll");
-        rest.watch(&other).expect("epoll");
-        rest.sleep(&[], None).expect("poll");
+        rest.sleep(&[other.as_fd()], None, nothing).expect("poll");
+        rest.watch(&other, 7).expect("epoll");
+        let mut ready = Vec::new();
+        rest.sleep(&[], None, |number| ready.push(number)).expect("poll");
+        assert_eq!(ready, [7]);
     }
 }

@@ -2,57 +2,34 @@
 
 #[path = "../../usmc-rdma/tests/simulation/application.rs"]
 mod application;
+mod fake;
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
-use std::path::Path;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Barrier, OnceLock};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use application::Application;
+use fake::{device, fabric, next_test};
 use smc_proto::close::Direction;
 use smc_proto::decline::DeclineCode;
-use smc_proto::handshake::{Circumstances, Host as Identity};
-use smc_proto::ids::{Eid, PeerId};
-use smc_proto::list::List;
-use smc_proto::wire::clc::{FeatureMask, Hostname, Release};
-use usmc_agent::adapter::Adapter;
+use smc_proto::handshake::Circumstances;
 use usmc_agent::driver::Driver;
 use usmc_agent::nic::Adapters;
 use usmc_agent::rest::{Next, Rest, Spin};
-use usmc_fake_verbs::fabric::{Call, DIRECTORY, Fabric};
+use usmc_fake_verbs::fabric::Call;
 use usmc_rdma::buffers::SlotBuffers;
 use usmc_rdma::nic::{ArenaId, DeviceId, RmbId};
-use usmc_rdma::{Config, ConnId, Event, Memory, Wish};
+use usmc_rdma::{ConnId, Event, Memory, Wish};
 use usmc_shm::layout::{ACCEPTOR, CLIENT, segment_len};
 use usmc_shm::segment::Segment;
-use usmc_verbs::Library;
 
 const SHIFT: u32 = 14;
 const SLOTS: u32 = 8;
 /// A test takes as long at most.
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// The fabric of this program: each test has devices of its own in it.
-fn fabric() -> &'static (Fabric, Library) {
-    static FABRIC: OnceLock<(Fabric, Library)> = OnceLock::new();
-    FABRIC.get_or_init(|| {
-        let dir =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("agent-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir);
-        let fabric = Fabric::create(&dir).expect("a directory");
-        // SAFETY: the fake reads it when it is opened, below; no other thread reads the environment meanwhile.
-        unsafe { std::env::set_var(DIRECTORY, &dir) };
-        let beside =
-            std::env::current_exe().expect("this program").with_file_name("libusmc_fake_verbs.so");
-        // SAFETY: a library of this workspace, with the interface of libibverbs.
-        let library = unsafe { Library::open_file(&beside) }.expect("the fake library");
-        (fabric, library)
-    })
-}
 
 /// One host.
 struct Host {
@@ -72,26 +49,9 @@ struct Host {
     rests: bool,
 }
 
-fn next_test() -> u8 {
-    static NEXT: AtomicU8 = AtomicU8::new(0);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-/// The device's name, by test and host.
-fn device(test: u8, host: u8) -> String {
-    format!("t{test}h{host}")
-}
-
 impl Host {
     fn new(test: u8, host: u8) -> Host {
-        let (fabric, library) = fabric();
-        let address = Ipv4Addr::new(10, 1, test, host + 1);
-        fabric.device(&device(test, host), 1024).expect("a device");
-        fabric.gid(&device(test, host), 1, address.to_ipv6_mapped(), "lo").expect("an address");
-        let adapter = Adapter::open(*library, IpAddr::V4(address)).expect("a device");
-        let mut adapters = Adapters::default();
-        let id = adapters.add(adapter.expect("one with the address"));
-        assert_eq!(id, DeviceId(0));
+        let (config, mut adapters) = fake::host(test, host);
         let len = segment_len(SLOTS, SHIFT, 0).expect("a segment");
         let layout = Layout::from_size_align(len, 4096).expect("a layout");
         // SAFETY: a layout with bytes; freed after everything that uses it.
@@ -109,25 +69,6 @@ impl Host {
                 adapters.add_rmb(RmbId(slot.into()), start, size.bytes() as usize);
             }
         }
-        let mut ueids = List::new();
-        ueids.push(Eid::user("AGENT").expect("an EID")).expect("room");
-        let host_id = Identity {
-            peer_id: PeerId([7, test, 2, 0, 0, 0, 0, host + 1]),
-            hostname: Hostname::new("agent"),
-            release: Release::V2_1,
-            features: FeatureMask(0),
-            max_conns: 255,
-            max_links: 1,
-            ueids,
-            seid: None,
-            smcd_v2: false,
-        };
-        let config = Config {
-            host: host_id,
-            devices: vec![DeviceId(0)],
-            first_token: 5 * u32::from(host),
-            test_interval: Duration::from_secs(30),
-        };
         Host {
             driver: Driver::new(config, adapters),
             segment,
@@ -206,7 +147,7 @@ impl Host {
             Next::Sleep => {
                 let due = self.driver.next_turn().map_or(most, |due| due.min(most));
                 let handshakes: Vec<_> = self.driver.handshakes().collect();
-                rest.sleep(&handshakes, Some(due)).expect("poll");
+                rest.sleep(&handshakes, Some(due), |_| {}).expect("poll");
                 return true;
             }
         }
@@ -395,7 +336,7 @@ fn sleeper(test: u8, side: usize, tcp: TcpStream, both: &Barrier) -> [usize; 2] 
     const BYTES: [u64; 2] = [300_000, 200_000];
     let mut host = Host::new(test, side as u8);
     let mut rest = Rest::new(Spin::For(Duration::ZERO)).expect("an epoll set");
-    host.driver.wakes().for_each(|fd| rest.watch(fd).expect("epoll"));
+    host.driver.wakes().for_each(|fd| rest.watch(fd, 0).expect("epoll"));
     both.wait();
     host.begin(0, tcp, side, BYTES[side]);
     let begun = Instant::now();
