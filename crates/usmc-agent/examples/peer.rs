@@ -61,8 +61,6 @@ struct Application {
     is_shut: bool,
     is_closed: bool,
     has_ended: bool,
-    /// It stays as long as the connection.
-    tcp: Option<TcpStream>,
 }
 
 struct Peer {
@@ -174,7 +172,6 @@ impl Peer {
             is_shut: false,
             is_closed: false,
             has_ended: false,
-            tcp: None,
         };
         self.applications.insert(conn.ok_or("no room")?, application);
         Ok(())
@@ -186,8 +183,9 @@ impl Peer {
         if self.driver.turn() {
             self.moved = Instant::now();
         }
-        while let Some((event, tcp)) = self.driver.poll_event() {
-            self.handle(event, tcp)?;
+        // TCP that is given back is closed: its connection is over.
+        while let Some((event, _)) = self.driver.poll_event() {
+            self.handle(event)?;
         }
         let may_act = self.established >= self.waits_for;
         let conns: Vec<ConnId> = self.applications.keys().copied().collect();
@@ -211,7 +209,7 @@ impl Peer {
         Ok(())
     }
 
-    fn handle(&mut self, event: Event, tcp: Option<TcpStream>) -> Result<(), Failure> {
+    fn handle(&mut self, event: Event) -> Result<(), Failure> {
         match event {
             Event::Established { conn, first_contact, .. } => {
                 self.established += 1;
@@ -220,9 +218,6 @@ impl Peer {
                     conn.token(),
                     if first_contact { " first contact" } else { "" }
                 );
-                if let Some(application) = self.applications.get_mut(&conn) {
-                    application.tcp = tcp;
-                }
             }
             Event::Ending { conn, reading, .. } => {
                 if let Some(application) = self.applications.get_mut(&conn) {

@@ -6,11 +6,11 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use smc_proto::wire::clc::{MAX_LEN, Reception};
+use smc_proto::wire::clc::{Error, MAX_LEN, Message, Reception};
 use usmc_rdma::buffers::Buffers;
 use usmc_rdma::nic::{DeviceId, QpId};
 use usmc_rdma::{Config, ConnId, Engine, Event, Wish};
-use usmc_verbs::{Completion, Error, Event as DeviceEvent, Status};
+use usmc_verbs::{Completion, Error as DeviceError, Event as DeviceEvent, Status};
 
 use crate::adapter::Adapter;
 use crate::link::NO_MESSAGE;
@@ -19,7 +19,13 @@ use crate::nic::Adapters;
 /// Completions that are taken at once.
 const BATCH: usize = 32;
 
-/// A TCP connection in its handshake.
+/// For so long after the handshake a Decline may come: a kernel's LLC flow waits up to 20 s for another one to end
+/// (`smc_llc_flow_initiate`), which is the longest of its deadlines.
+const YOUNG: Duration = Duration::from_secs(20);
+/// A connection that young is looked at so often: a Decline is rare, and each look is a system call.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A TCP connection in its handshake, or behind it.
 struct Handshake {
     tcp: TcpStream,
     reception: Reception,
@@ -27,15 +33,34 @@ struct Handshake {
     unsent: Vec<u8>,
 }
 
-/// An engine with its devices and the TCP connections of handshakes.
+/// What a look at a TCP connection finds.
+enum Found {
+    /// Not all of a message so far.
+    Nothing,
+    Message(Box<Result<Message, Error>>),
+    Closed,
+}
+
+/// When an established connection is looked at next, and last.
+struct Look {
+    conn: ConnId,
+    at: Duration,
+    until: Duration,
+}
+
+/// An engine with its devices and the TCP connections.
 pub struct Driver<B> {
     /// The link groups and connections.
     pub engine: Engine<B>,
     /// The devices.
     pub adapters: Adapters,
     handshakes: HashMap<ConnId, Handshake>,
+    /// Connections that are SMC: TCP stays as long as they do.
+    established: HashMap<ConnId, Handshake>,
+    /// Those of them that a Decline may come to, in the order of their next looks.
+    young: VecDeque<Look>,
     begun: Instant,
-    /// What has come out of the engine, with the TCP connection where the handshake is over.
+    /// What has come out of the engine, with the TCP connection where it is the caller's again.
     events: VecDeque<(Event, Option<TcpStream>)>,
 }
 
@@ -46,6 +71,8 @@ impl<B: Buffers> Driver<B> {
             engine: Engine::new(config),
             adapters,
             handshakes: HashMap::new(),
+            established: HashMap::new(),
+            young: VecDeque::new(),
             begun: Instant::now(),
             events: VecDeque::new(),
         }
@@ -120,6 +147,7 @@ impl<B: Buffers> Driver<B> {
             any |= self.look_at_device(device);
         }
         any |= self.look_at_handshakes();
+        self.look_at_young();
         let now = self.now();
         if self.engine.next_timeout().is_some_and(|due| due <= now) {
             self.engine.handle_timeout(&mut self.adapters, now);
@@ -134,7 +162,7 @@ impl<B: Buffers> Driver<B> {
     ///
     /// # Errors
     /// A device has failed.
-    pub fn arm(&self) -> Result<(), Error> {
+    pub fn arm(&self) -> Result<(), DeviceError> {
         self.adapters.all.iter().try_for_each(Adapter::arm)
     }
 
@@ -150,10 +178,13 @@ impl<B: Buffers> Driver<B> {
 
     /// How long until the next turn, whatever happens; `None`: nothing is due.
     pub fn next_turn(&self) -> Option<Duration> {
-        Some(self.engine.next_timeout()?.saturating_sub(self.now()))
+        let look = self.young.front().map(|look| look.at);
+        let due = self.engine.next_timeout().into_iter().chain(look).min()?;
+        Some(due.saturating_sub(self.now()))
     }
 
-    /// What has happened, oldest first; with the TCP connection where a handshake is over.
+    /// What has happened, oldest first; with the TCP connection where it is the caller's again: after a handshake that has failed, or with
+    /// the connection's end.
     pub fn poll_event(&mut self) -> Option<(Event, Option<TcpStream>)> {
         self.events.pop_front()
     }
@@ -238,32 +269,38 @@ impl<B: Buffers> Driver<B> {
         let mut any = false;
         for conn in conns {
             let Some(handshake) = self.handshakes.get_mut(&conn) else { continue };
-            handshake.send();
-            let mut bytes = [0; MAX_LEN];
-            let wanted = handshake.reception.wanted();
-            match handshake.tcp.read(bytes.get_mut(..wanted).unwrap_or_default()) {
-                Ok(0) => self.engine.handle_clc_closed(conn, &mut self.adapters, now),
-                Ok(n) => match handshake.reception.push(bytes.get(..n).unwrap_or_default()) {
-                    Ok(None) => {}
-                    Ok(Some(message)) => {
-                        self.engine.handle_clc(conn, Ok(message), &mut self.adapters, now);
-                    }
-                    Err(error) => {
-                        self.engine.handle_clc(conn, Err(error), &mut self.adapters, now);
-                    }
-                },
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
-                {
-                    continue;
+            match handshake.receive() {
+                Found::Nothing => continue,
+                Found::Message(message) => {
+                    self.engine.handle_clc(conn, *message, &mut self.adapters, now);
                 }
-                Err(_) => self.engine.handle_clc_closed(conn, &mut self.adapters, now),
+                Found::Closed => self.engine.handle_clc_closed(conn, &mut self.adapters, now),
             }
             any = true;
             // Nothing of the next message is read for a connection whose handshake is over.
             self.flush();
         }
         any
+    }
+
+    /// A Decline may come to a connection that is SMC by now. An end of TCP says nothing: a kernel sends it beside the connection's own.
+    fn look_at_young(&mut self) {
+        let now = self.now();
+        while self.young.front().is_some_and(|look| look.at <= now)
+            && let Some(look) = self.young.pop_front()
+        {
+            let Some(handshake) = self.established.get_mut(&look.conn) else { continue };
+            match handshake.receive() {
+                Found::Nothing if look.at < look.until => {
+                    self.young.push_back(Look { at: now + LOOK, ..look });
+                }
+                Found::Nothing | Found::Closed => {}
+                Found::Message(message) => {
+                    self.engine.handle_clc(look.conn, *message, &mut self.adapters, now);
+                    self.flush();
+                }
+            }
+        }
     }
 
     /// CLC messages go out, and events come.
@@ -278,20 +315,49 @@ impl<B: Buffers> Driver<B> {
             }
         }
         while let Some(event) = self.engine.poll_event() {
-            let tcp = match &event {
-                Event::Established { conn, .. }
-                | Event::Fallback { conn, .. }
-                | Event::Failed { conn, .. } => {
-                    self.handshakes.remove(conn).map(|handshake| handshake.tcp)
+            let over = match &event {
+                Event::Established { conn, .. } => {
+                    let now = self.now();
+                    self.young.push_back(Look { conn: *conn, at: now + LOOK, until: now + YOUNG });
+                    let handshake = self.handshakes.remove(conn);
+                    self.established.extend(handshake.map(|handshake| (*conn, handshake)));
+                    None
                 }
+                Event::Fallback { conn, .. } | Event::Failed { conn, .. } => {
+                    self.handshakes.remove(conn)
+                }
+                Event::Over { conn } => self.established.remove(conn),
                 _ => None,
             };
-            self.events.push_back((event, tcp));
+            self.events.push_back((event, over.map(|handshake| handshake.tcp)));
         }
     }
 }
 
 impl Handshake {
+    /// Takes what has come, up to the end of a message.
+    fn receive(&mut self) -> Found {
+        self.send();
+        loop {
+            let mut bytes = [0; MAX_LEN];
+            let wanted = self.reception.wanted();
+            match self.tcp.read(bytes.get_mut(..wanted).unwrap_or_default()) {
+                Ok(0) => return Found::Closed,
+                Ok(n) => match self.reception.push(bytes.get(..n).unwrap_or_default()) {
+                    Ok(None) => {}
+                    Ok(Some(message)) => return Found::Message(Box::new(Ok(message))),
+                    Err(error) => return Found::Message(Box::new(Err(error))),
+                },
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+                {
+                    return Found::Nothing;
+                }
+                Err(_) => return Found::Closed,
+            }
+        }
+    }
+
     /// As much as the kernel has room for: always all, as a handshake's messages are the first that are sent.
     fn send(&mut self) {
         if !self.unsent.is_empty()

@@ -6,7 +6,8 @@ mod fake;
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::Write;
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +17,8 @@ use fake::{device, fabric, next_test};
 use smc_proto::close::Direction;
 use smc_proto::decline::DeclineCode;
 use smc_proto::handshake::Circumstances;
+use smc_proto::ids::PeerId;
+use smc_proto::wire::clc::{Decline, MAX_LEN, Message};
 use usmc_agent::driver::Driver;
 use usmc_agent::nic::Adapters;
 use usmc_agent::rest::{Next, Rest, Spin};
@@ -43,7 +46,7 @@ struct Host {
     over: usize,
     fallbacks: Vec<DeclineCode>,
     groups: usize,
-    /// TCP connections stay as long as their applications have them.
+    /// TCP connections that the driver has given back: their applications go on there, or close.
     tcp: Vec<TcpStream>,
     /// Applications do nothing.
     rests: bool,
@@ -209,14 +212,15 @@ impl Stage {
         Stage { test, hosts, listener, pairs: 0 }
     }
 
-    /// One more connection, of the first host's to the second.
-    fn connect(&mut self, wants: [u64; 2]) {
+    /// One more connection, of the first host's to the second; with the second one's TCP.
+    fn connect(&mut self, wants: [u64; 2]) -> TcpStream {
         let tcp = TcpStream::connect(self.listener.local_addr().expect("a port")).expect("TCP");
         let (accepted, _) = self.listener.accept().expect("TCP");
-        let pair = self.pairs;
+        let (pair, again) = (self.pairs, accepted.try_clone().expect("a duplicate"));
         self.pairs += 1;
         self.hosts[0].begin(pair, tcp, CLIENT, wants[0]);
         self.hosts[1].begin(pair, accepted, ACCEPTOR, wants[1]);
+        again
     }
 
     fn run(&mut self, what: &str, mut until: impl FnMut(&Stage) -> bool) {
@@ -297,6 +301,38 @@ fn a_host_that_stops_tells_its_peers_at_once() {
     let begun = Instant::now();
     stage.run("the peer's end", |stage| stage.hosts[1].applications[&0].is_aborted());
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_decline_after_the_handshake_aborts_and_so_does_what_is_no_message() {
+    let code = DeclineCode::ERR_RTOK;
+    let mut decline = [0; MAX_LEN];
+    let message = Message::Decline(Decline::new(false, PeerId([9; 8]), code));
+    let decline = message.emit(&mut decline).expect("room");
+    for bytes in [decline, b"GET / HTTP/1.1"] {
+        let mut stage = Stage::new();
+        let mut tcp = stage.connect([1 << 30, 1 << 30]);
+        let read = |stage: &Stage| stage.hosts.iter().all(|host| host.applications[&0].read > 1000);
+        stage.run("bytes", read);
+        tcp.write_all(bytes).expect("TCP");
+        stage.run_to_the_end();
+        assert!(stage.hosts.iter().all(|host| host.applications[&0].is_aborted()));
+    }
+}
+
+#[test]
+fn an_end_of_tcp_says_nothing() {
+    let mut stage = Stage::new();
+    let tcp = stage.connect([1 << 20, 1 << 20]);
+    stage.hosts[0].rests = true;
+    // More than a ring has room for: it is established.
+    stage.run("bytes", |stage| stage.hosts[1].applications[&0].written > 1 << SHIFT);
+    tcp.shutdown(Shutdown::Write).expect("TCP");
+    let begun = Instant::now();
+    stage.run("a look at it", |_| begun.elapsed() > Duration::from_millis(1500));
+    stage.hosts[0].rests = false;
+    stage.run_to_the_end();
+    stage.assert_whole();
 }
 
 #[test]

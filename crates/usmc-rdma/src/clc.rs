@@ -128,7 +128,8 @@ impl<B: Buffers> Engine<B> {
     }
 
     /// A CLC message has come over the connection's TCP, or what is none. Once the connection is SMC, nothing comes there but the end,
-    /// or a Decline: the peer has given up on the handshake while this side took it for done, and both ends see a reset.
+    /// or a Decline: the peer has given up on the handshake while this side took it for done, and both ends see a reset. Anything else
+    /// ends the connection, too, and the RMB is the peer's until it answers that.
     pub fn handle_clc(
         &mut self,
         conn: ConnId,
@@ -137,11 +138,13 @@ impl<B: Buffers> Engine<B> {
         now: Time,
     ) {
         let Some(stage) = self.take_stage(conn) else {
-            if let (Ok(Message::Decline(_)), Some(known)) = (message, self.conns.get_mut(conn)) {
-                known.data.peer_has_left(&mut self.events);
-                self.pump(conn, nic);
-                self.end_if_over(conn, now);
+            let Some(known) = self.conns.get_mut(conn) else { return };
+            match message {
+                Ok(Message::Decline(_)) => known.data.peer_has_left(&mut self.events),
+                _ => known.data.give_up(&mut self.events),
             }
+            self.pump(conn, nic);
+            self.end_if_over(conn, now);
             return;
         };
         let message = match message {
