@@ -241,7 +241,10 @@ impl Peer {
             Event::Misbehaved { how, .. } => {
                 return Err(format!("the peer misbehaves: {how:?}").into());
             }
-            Event::Data { .. } | Event::Room { .. } | Event::GroupUp { .. } => {}
+            Event::Data { .. }
+            | Event::Room { .. }
+            | Event::Withdrawn { .. }
+            | Event::GroupUp { .. } => {}
             Event::GroupDown { .. } => println!("group down"),
         }
         Ok(())

@@ -143,6 +143,11 @@ impl Link {
         Ok(Key { rkey: mr.rkey(), addr: mr.address() })
     }
 
+    /// The peer's key is good no more.
+    pub(crate) fn forget(&mut self, id: RmbId) {
+        self.rmbs.remove(&id);
+    }
+
     /// The own key of memory with send buffers.
     ///
     /// # Safety

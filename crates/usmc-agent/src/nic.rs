@@ -180,6 +180,12 @@ impl Nic for Adapters {
         unsafe { self.link(qp)?.rmb(rmb, memory) }.ok()
     }
 
+    fn forget(&mut self, qp: QpId, rmb: RmbId) {
+        if let Some(link) = self.link(qp) {
+            link.forget(rmb);
+        }
+    }
+
     fn arena(&mut self, qp: QpId, arena: ArenaId) -> Option<u32> {
         let memory = *self.arenas.get(&arena)?;
         // SAFETY: as above.

@@ -176,6 +176,7 @@ impl Host {
             Event::Established { .. }
             | Event::Data { .. }
             | Event::Room { .. }
+            | Event::Withdrawn { .. }
             | Event::GroupDown { .. } => {}
         }
     }

@@ -150,7 +150,7 @@ impl<B: Buffers> Engine<B> {
         let message = match message {
             Ok(message) => message,
             Err(error) if matches!(stage, Stage::Accepted(_)) => {
-                return self.withdraw(conn, error.into(), nic, now);
+                return self.take_back(conn, error.into(), nic, now);
             }
             Err(error) => return self.end(conn, error.into(), nic, now),
         };
@@ -169,7 +169,7 @@ impl<B: Buffers> Engine<B> {
             },
             Stage::Accepted(expect) => match expect.on_message(message) {
                 Ok(confirmed) => self.confirmed(conn, confirmed, nic, now),
-                Err(ending) => self.withdraw(conn, ending, nic, now),
+                Err(ending) => self.take_back(conn, ending, nic, now),
             },
             Stage::ConfirmsLink(confirming) => {
                 self.end(conn, confirming.on_message(&message), nic, now)
@@ -191,7 +191,7 @@ impl<B: Buffers> Engine<B> {
     /// The peer has closed the connection's TCP before the handshake was over. Afterwards that says nothing.
     pub fn handle_clc_closed(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {
         match self.take_stage(conn) {
-            Some(Stage::Accepted(expect)) => self.withdraw(conn, expect.on_closed(), nic, now),
+            Some(Stage::Accepted(expect)) => self.take_back(conn, expect.on_closed(), nic, now),
             Some(Stage::Withdraws(ending)) => self.wait_on(conn, Stage::Withdraws(ending)),
             Some(_) => self.end(conn, Ending::Failed(Fault::Closed), nic, now),
             None => {}
@@ -203,7 +203,7 @@ impl<B: Buffers> Engine<B> {
             Some(Stage::Proposed(expect)) => expect.on_timeout(),
             Some(Stage::Listens(expect)) => expect.on_timeout(),
             Some(Stage::Accepted(expect)) => {
-                return self.withdraw(conn, expect.on_timeout(), nic, now);
+                return self.take_back(conn, expect.on_timeout(), nic, now);
             }
             Some(Stage::Withdraws(ending)) => {
                 let group = self.group_of(conn);

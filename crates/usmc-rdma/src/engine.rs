@@ -7,7 +7,7 @@
 //! - out, after each of these, until they are empty: [`Engine::poll_clc`], [`Engine::poll_event`]. What is to be posted goes to the
 //!   [`Nic`] at once.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use smc_proto::groups::Groups;
@@ -23,7 +23,7 @@ use crate::connection::{ConnId, Data, Memory, Seat};
 use crate::event::Event;
 use crate::groups::{Group, GroupIndex};
 use crate::link::Sent;
-use crate::nic::{DeviceId, Nic, QpId};
+use crate::nic::{DeviceId, Nic, QpId, RmbId};
 use crate::table::Table;
 use crate::timers::Timers;
 
@@ -78,6 +78,8 @@ pub struct Engine<B> {
     pub(crate) conns: Table<Conn<B>>,
     pub(crate) known: Box<Groups<GROUPS>>,
     pub(crate) groups: Vec<Option<Box<Group>>>,
+    /// Whose peer has a key for an RMB.
+    pub(crate) holders: HashMap<RmbId, GroupIndex>,
     /// Servers' connections that wait for another one's first contact with the same peer.
     pub(crate) held: VecDeque<ConnId>,
     pub(crate) messages: VecDeque<(ConnId, Message)>,
@@ -98,6 +100,7 @@ impl<B: Buffers> Engine<B> {
             conns: Table::new(first),
             known: Box::default(),
             groups: Vec::new(),
+            holders: HashMap::new(),
             held: VecDeque::new(),
             messages: VecDeque::new(),
             events: VecDeque::new(),
@@ -361,7 +364,7 @@ impl<B: Buffers> Engine<B> {
 
     /// RMBs that peers have been told of.
     pub fn rmbs(&self) -> usize {
-        self.groups.iter().flatten().map(|group| group.rmbs.len()).sum()
+        self.holders.len()
     }
 
     pub(crate) fn group_mut(&mut self, group: GroupIndex) -> Option<&mut Group> {
@@ -420,15 +423,8 @@ impl<B: Buffers> Engine<B> {
         self.set_deadline(conn, None);
         let gone = self.conns.remove(conn)?;
         self.held.retain(|held| *held != conn);
-        if let Some(seat) = gone.seat
-            && let Some(group) = self.group_mut(seat.group)
-        {
-            group.conns.retain(|one| *one != conn);
-            group.announces.retain(|one| *one != conn);
-            let id = group.id;
-            self.known.leave(id, now);
-            self.name_links(seat.group);
-            self.look_at_idle();
+        if let Some(seat) = gone.seat {
+            self.leave(conn, seat.group, gone.data.memory.rmb, now);
         }
         Some(gone)
     }

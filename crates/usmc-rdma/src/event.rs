@@ -8,6 +8,7 @@ use smc_proto::ids::{Eid, PeerId, RoceGid};
 
 use crate::ConnId;
 use crate::groups::GroupIndex;
+use crate::nic::RmbId;
 
 /// What happened. Of each connection, the last event is [`Event::Fallback`], [`Event::Failed`] or [`Event::Over`]; its number is not
 /// valid any more then.
@@ -69,10 +70,15 @@ pub enum Event {
         /// How.
         how: PeerMisbehaved,
     },
-    /// The connection is over at both ends: its buffers can have another one, of the same group or after the group's end of any.
+    /// The connection is over at both ends: its buffers can have another one, of the group that holds the RMB ([`crate::Engine::holder`]).
     Over {
         /// The connection.
         conn: ConnId,
+    },
+    /// No peer has a key for this RMB any more: it was asked for ([`crate::Engine::withdraw`]), or its group had too many.
+    Withdrawn {
+        /// The RMB.
+        rmb: RmbId,
     },
     /// A link group has its first link.
     GroupUp {

@@ -14,6 +14,9 @@ use crate::nic::{DeviceId, Nic, QpId, RmbId};
 /// RMBs that a group can have on each side, as many as the kernel has places for (`smc_core.h`: SMC_RMBS_PER_LGR_MAX). A server leaves
 /// one free: a kernel client goes on over TCP where its table is full. A client does as the server says.
 pub const RMBS: usize = 255;
+/// So many numbers are kept free as long as RMBs are unused. A connection that needs one does not wait for the peer's answer, and the peer,
+/// which counts too, finds room for it.
+const SPARE: usize = 16;
 
 /// Names a link group of an engine until [`crate::Event::GroupDown`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -25,6 +28,31 @@ impl GroupIndex {
     }
 }
 
+/// One of this side's RMBs for which the peer has a key, or gets one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rmb {
+    pub(crate) id: RmbId,
+    pub(crate) state: RmbState,
+}
+
+/// ```text
+///           connection ends             caller asks
+///   InUse ◀────────────────▶ Unused ────────────────▶ Asked
+///          connection joins    │ numbers are short      │
+///                              └──────▶ Leaves ◀────────┘ DELETE_RKEY
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RmbState {
+    /// A connection has it.
+    InUse,
+    /// No connection has it, and the peer keeps its key for the next one.
+    Unused { since: u64 },
+    /// It is withdrawn as soon as no other flow is under way.
+    Asked,
+    /// The peer is asked to forget it.
+    Leaves,
+}
+
 #[derive(Debug)]
 pub(crate) struct Group {
     /// Its name among the groups that a connection can join.
@@ -32,8 +60,11 @@ pub(crate) struct Group {
     /// Nothing before the peer's end of the first link is known.
     pub(crate) llc: Option<LinkGroup<RMBS>>,
     pub(crate) links: [Option<Link>; LINKS],
-    /// Which of this side's RMBs has which number in the group. One stays while the group lives, so that its key can be used again.
-    pub(crate) rmbs: Vec<RmbId>,
+    /// Which of this side's RMBs has which number in the group. One stays as long as there are numbers for others, so that its key can be
+    /// used again.
+    pub(crate) rmbs: Vec<Option<Rmb>>,
+    /// Connections that have left: the order in which RMBs became unused.
+    departures: u64,
     /// Its connections, and those that are about to be.
     pub(crate) conns: Vec<ConnId>,
     /// Connections whose RMB has to be announced, one after the other.
@@ -57,6 +88,7 @@ impl Group {
             llc: None,
             links: [Some(first), None, None],
             rmbs: Vec::new(),
+            departures: 0,
             conns: Vec::new(),
             announces: VecDeque::new(),
             is_up: false,
@@ -75,21 +107,52 @@ impl Group {
         self.links.get_mut(index.number())?.as_mut()
     }
 
-    /// The number of an RMB here; a new one gets one, if there is any left.
-    pub(crate) fn number_of(&mut self, rmb: RmbId) -> Option<usize> {
-        let known = self.rmbs.iter().position(|known| *known == rmb);
-        known.or_else(|| {
-            if self.rmbs.len() == RMBS {
-                return None;
-            }
-            self.rmbs.push(rmb);
-            Some(self.rmbs.len() - 1)
-        })
+    /// The number of an RMB here.
+    pub(crate) fn number_of(&self, rmb: RmbId) -> Option<usize> {
+        self.rmbs.iter().position(|known| known.is_some_and(|known| known.id == rmb))
     }
 
-    /// Whether this RMB has a number, or can get one.
-    pub(crate) fn has_number_for(&self, rmb: RmbId) -> bool {
-        self.rmbs.len() < RMBS || self.rmbs.contains(&rmb)
+    /// A connection has this RMB: a new one gets a number, if there is any left.
+    pub(crate) fn take(&mut self, rmb: RmbId) -> Option<usize> {
+        let free = || self.rmbs.iter().position(Option::is_none).unwrap_or(self.rmbs.len());
+        let number = Some(self.number_of(rmb).unwrap_or_else(free)).filter(|at| *at < RMBS)?;
+        if number == self.rmbs.len() {
+            self.rmbs.push(None);
+        }
+        *self.rmbs.get_mut(number)? = Some(Rmb { id: rmb, state: RmbState::InUse });
+        Some(number)
+    }
+
+    /// A connection leaves, and its RMB has none.
+    pub(crate) fn leave(&mut self, conn: ConnId, rmb: RmbId) {
+        self.conns.retain(|one| *one != conn);
+        self.announces.retain(|one| *one != conn);
+        self.departures += 1;
+        let since = self.departures;
+        if let Some(known) = self.rmb_mut(rmb) {
+            known.state = RmbState::Unused { since };
+        }
+    }
+
+    pub(crate) fn rmb_mut(&mut self, rmb: RmbId) -> Option<&mut Rmb> {
+        self.rmbs.iter_mut().flatten().find(|known| known.id == rmb)
+    }
+
+    /// RMBs that have a number.
+    pub(crate) fn named(&self) -> usize {
+        self.rmbs.iter().flatten().count()
+    }
+
+    /// The RMB that is to be withdrawn next: one that was asked for, or, where numbers are short, the one longest unused.
+    pub(crate) fn to_withdraw(&self) -> Option<usize> {
+        let is_short = self.named() + SPARE >= RMBS;
+        let since = |rmb: &Option<Rmb>| match rmb.as_ref()?.state {
+            RmbState::Asked => Some(0),
+            RmbState::Unused { since } if is_short => Some(since),
+            RmbState::Unused { .. } | RmbState::InUse | RmbState::Leaves => None,
+        };
+        let all = self.rmbs.iter().enumerate().filter_map(|(at, rmb)| Some((since(rmb)?, at)));
+        all.min().map(|(_, at)| at).filter(|_| self.is_up && !self.is_ending)
     }
 
     /// The flows, and what they need.
@@ -128,7 +191,7 @@ impl Group {
 pub(crate) struct Verbs<'a, N> {
     nic: &'a mut N,
     links: &'a mut [Option<Link>; LINKS],
-    rmbs: &'a [RmbId],
+    rmbs: &'a [Option<Rmb>],
     /// Those that a further link may use.
     devices: &'a [DeviceId],
     /// The group is: its queue pairs go when all that was said is out ([`Nic::destroy`]), and with the group.
@@ -165,7 +228,7 @@ impl<N: Nic> Fabric for Verbs<'_, N> {
     }
 
     fn key(&mut self, rmb: usize, index: LinkIndex) -> Option<Key> {
-        self.nic.rmb(self.qp(index)?, *self.rmbs.get(rmb)?)
+        self.nic.rmb(self.qp(index)?, self.rmbs.get(rmb)?.as_ref()?.id)
     }
 
     fn destroy(&mut self, index: LinkIndex) {

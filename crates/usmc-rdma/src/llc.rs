@@ -13,7 +13,7 @@ use crate::clc::Stage;
 use crate::connection::ConnId;
 use crate::engine::{Conn, Engine};
 use crate::event::Event;
-use crate::groups::{GroupIndex, RMBS};
+use crate::groups::{GroupIndex, RMBS, RmbState};
 use crate::nic::Nic;
 
 impl<B: Buffers> Engine<B> {
@@ -51,8 +51,7 @@ impl<B: Buffers> Engine<B> {
             };
             let unnamed = state.conns.iter().filter(is_unnamed).count();
             let peers = flows.peer_rmbs().count() + unnamed;
-            self.known
-                .set_keys_left(state.id, (RMBS - 1).saturating_sub(peers.max(state.rmbs.len())));
+            self.known.set_keys_left(state.id, (RMBS - 1).saturating_sub(peers.max(state.named())));
         }
     }
 
@@ -84,6 +83,12 @@ impl<B: Buffers> Engine<B> {
             match link.has_writes() {
                 true => nic.cut(link.qp),
                 false => nic.destroy(link.qp),
+            }
+        }
+        for rmb in state.rmbs.iter().flatten() {
+            self.holders.remove(&rmb.id);
+            if matches!(rmb.state, RmbState::Asked | RmbState::Leaves) {
+                self.events.push_back(Event::Withdrawn { rmb: rmb.id });
             }
         }
         self.known.remove(state.id);
@@ -266,6 +271,20 @@ impl<B: Buffers> Engine<B> {
                 Err(_) => return,
             }
         }
+        self.withdraw_next(group, nic, now);
+    }
+
+    /// The next RMB that no connection needs is withdrawn.
+    fn withdraw_next(&mut self, group: GroupIndex, nic: &mut impl Nic, now: Time) {
+        let Some(Some(state)) = self.groups.get_mut(group.number()) else { return };
+        let Some(number) = state.to_withdraw() else { return };
+        let Some((flows, mut verbs)) = state.flows(nic, &self.devices) else { return };
+        if flows.withdraw_rmb(number, &mut verbs, now).is_ok() {
+            if let Some(Some(rmb)) = state.rmbs.get_mut(number) {
+                rmb.state = RmbState::Leaves;
+            }
+            state.transmit(nic, &self.devices);
+        }
     }
 
     /// The peer knows an RMB, or it does not.
@@ -300,7 +319,7 @@ impl<B: Buffers> Engine<B> {
     /// The connection whose RMB it is. It may have ended meanwhile, and then others wait.
     fn take_announcing(&mut self, group: GroupIndex, rmb: usize) -> Option<ConnId> {
         let state = self.groups.get_mut(group.number())?.as_mut()?;
-        let rmb = *state.rmbs.get(rmb)?;
+        let rmb = state.rmbs.get(rmb)?.as_ref()?.id;
         let is_it =
             |conn: &ConnId| self.conns.get(*conn).is_some_and(|known| known.data.memory.rmb == rmb);
         let at = state.announces.iter().position(is_it)?;
@@ -309,7 +328,13 @@ impl<B: Buffers> Engine<B> {
 
     /// Server: a handshake fails whose client may have all that it needs to write into the RMB. It is asked not to, and only then the
     /// RMB can serve again; where it takes the connection for established, it learns so that it is not.
-    pub(crate) fn withdraw(&mut self, conn: ConnId, ending: Ending, nic: &mut impl Nic, now: Time) {
+    pub(crate) fn take_back(
+        &mut self,
+        conn: ConnId,
+        ending: Ending,
+        nic: &mut impl Nic,
+        now: Time,
+    ) {
         let group = self.group_of(conn).and_then(|group| self.group_mut(group));
         let is_up = group.is_some_and(|group| group.is_up && !group.is_ending);
         if !is_up || matches!(ending, Ending::Fallback(_)) {
@@ -319,6 +344,14 @@ impl<B: Buffers> Engine<B> {
     }
 
     fn withdrawn(&mut self, group: GroupIndex, rmb: usize, nic: &mut impl Nic, now: Time) {
+        let known = self.group_mut(group).and_then(|group| group.rmbs.get_mut(rmb));
+        let leaves = known.and_then(|known| known.take_if(|rmb| rmb.state == RmbState::Leaves));
+        if let (Some(rmb), Some(state)) = (leaves, self.group_mut(group)) {
+            // The peer may have said nothing, or may lie: without the key it cannot write there.
+            state.links.iter().flatten().for_each(|link| nic.forget(link.qp, rmb.id));
+            self.holders.remove(&rmb.id);
+            return self.events.push_back(Event::Withdrawn { rmb: rmb.id });
+        }
         let Some(conn) = self.take_announcing(group, rmb) else { return };
         match self.take_stage(conn) {
             Some(Stage::Withdraws(ending)) => self.end(conn, ending, nic, now),

@@ -75,6 +75,9 @@ pub trait Nic {
     /// Registers the RMB for the queue pair's peer to write into, if it is not, and gives its key.
     fn rmb(&mut self, qp: QpId, rmb: RmbId) -> Option<Key>;
 
+    /// The queue pair's peer cannot write into the RMB any more: its key is none.
+    fn forget(&mut self, qp: QpId, rmb: RmbId);
+
     /// Registers memory of send buffers for the queue pair, if it is not, and gives its local key.
     fn arena(&mut self, qp: QpId, arena: ArenaId) -> Option<u32>;
 

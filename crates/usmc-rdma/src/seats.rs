@@ -10,9 +10,9 @@ use smc_proto::wire::llc::Version;
 use crate::buffers::Buffers;
 use crate::connection::{ConnId, Seat};
 use crate::engine::Engine;
-use crate::groups::{Group, GroupIndex, RMBS};
+use crate::groups::{Group, GroupIndex, RMBS, RmbState};
 use crate::link::Link;
-use crate::nic::Nic;
+use crate::nic::{Nic, RmbId};
 
 /// The first link of a group, at each end.
 const FIRST: LinkIndex = LinkGroup::<RMBS>::FIRST;
@@ -38,30 +38,62 @@ impl<B: Buffers> Engine<B> {
             }
             _ => Some(FIRST),
         };
-        let Some(link) = link.filter(|_| group.has_number_for(rmb)) else {
+        let Some(link) = link.filter(|_| group.take(rmb).is_some()) else {
             self.known.leave(id, now);
             self.look_at_idle();
             return None;
         };
-        group.number_of(rmb);
         group.conns.push(conn);
         let group = GroupIndex(at as u16);
+        self.holders.insert(rmb, group);
         self.conns.get_mut(conn)?.seat = Some(Seat::new(group, link));
         self.name_links(group);
         self.look_at_idle();
+        self.look_at_rmbs(group);
         Some(group)
     }
 
     /// Leaves it again.
     pub(crate) fn unseat(&mut self, conn: ConnId, now: Time) {
-        let Some(seat) = self.conns.get_mut(conn).and_then(|conn| conn.seat.take()) else { return };
-        if let Some(group) = self.group_mut(seat.group) {
-            group.conns.retain(|one| *one != conn);
-            let id = group.id;
-            self.known.leave(id, now);
-            self.look_at_idle();
-            self.name_links(seat.group);
+        let Some(known) = self.conns.get_mut(conn) else { return };
+        let rmb = known.data.memory.rmb;
+        if let Some(seat) = known.seat.take() {
+            self.leave(conn, seat.group, rmb, now);
         }
+    }
+
+    /// A connection has no place in the group any more.
+    pub(crate) fn leave(&mut self, conn: ConnId, group: GroupIndex, rmb: RmbId, now: Time) {
+        let Some(state) = self.group_mut(group) else { return };
+        state.leave(conn, rmb);
+        let id = state.id;
+        self.known.leave(id, now);
+        self.name_links(group);
+        self.look_at_idle();
+        self.look_at_rmbs(group);
+    }
+
+    /// The group whose peer has a key for this RMB, or gets one: a connection of that group can have it at once.
+    pub fn holder(&self, rmb: RmbId) -> Option<GroupIndex> {
+        self.holders.get(&rmb).copied()
+    }
+
+    /// Asks for an RMB back that no connection has: its holder's peer forgets the key, and [`Event::Withdrawn`] follows. False where there is
+    /// nothing to wait for: nobody holds it, or a connection has it. A connection that gets it meanwhile ends the wish.
+    ///
+    /// [`Event::Withdrawn`]: crate::Event::Withdrawn
+    pub fn withdraw(&mut self, rmb: RmbId, nic: &mut impl Nic, now: Time) -> bool {
+        let Some(group) = self.holder(rmb) else { return false };
+        let Some(known) = self.group_mut(group).and_then(|group| group.rmb_mut(rmb)) else {
+            return false;
+        };
+        match known.state {
+            RmbState::InUse => return false,
+            RmbState::Unused { .. } => known.state = RmbState::Asked,
+            RmbState::Asked | RmbState::Leaves => return true,
+        }
+        self.run(group, nic, now);
+        true
     }
 
     /// A new group, whose first link has no peer yet.
@@ -90,9 +122,10 @@ impl<B: Buffers> Engine<B> {
             return None;
         };
         let mut state = Group::new(id, Link::new(qp, device, local));
-        state.number_of(rmb);
+        state.take(rmb);
         state.conns.push(conn);
         *self.groups.get_mut(at)? = Some(Box::new(state));
+        self.holders.insert(rmb, group);
         self.conns.get_mut(conn)?.seat = Some(Seat::new(group, FIRST));
         self.look_at_group(group);
         Some(group)

@@ -125,6 +125,16 @@ impl<B: Buffers> Engine<B> {
         }
     }
 
+    /// RMBs of a group are to be withdrawn, which begins with the next [`Engine::handle_timeout`]: nothing can be sent here.
+    pub(crate) fn look_at_rmbs(&mut self, at: GroupIndex) {
+        let Some(Some(group)) = self.groups.get_mut(at.number()) else { return };
+        let is_idle = group.llc.as_ref().is_some_and(|flows| flows.is_idle());
+        if is_idle && group.to_withdraw().is_some() {
+            self.timers.set_group(at, group.due, Some(Time::ZERO));
+            group.due = Some(Time::ZERO);
+        }
+    }
+
     /// A group is gone.
     pub(crate) fn forget_group(
         &mut self,

@@ -2,13 +2,13 @@
 
 mod pair;
 
-use pair::{NOW, Side, begin, clc, connect, settle, side, step};
+use pair::{NOW, Side, begin, clc, close, connect, pass, settle, side, step};
 use smc_proto::close::Direction;
 use smc_proto::decline::DeclineCode;
 use smc_proto::ids::PeerId;
 use smc_proto::wire::clc::{Decline, Message};
-use usmc_rdma::nic::QpId;
-use usmc_rdma::{ConnId, Event};
+use usmc_rdma::nic::{QpId, RmbId};
+use usmc_rdma::{ConnId, Event, RMBS};
 
 fn decline() -> Message {
     let code = DeclineCode::ERR_RTOK;
@@ -120,4 +120,46 @@ fn a_lost_link_is_cut_and_nothing_is_written_to_who_has_closed() {
         assert_eq!(bytes, if has_closed { 0 } else { 100 });
         assert_ne!(qp, QpId(0));
     }
+}
+
+#[test]
+fn a_group_that_has_had_many_rmbs_takes_connections_with_others() {
+    for links in [1, 2] {
+        let mut sides = [side(1, links), side(2, links)];
+        let first = connect(&mut sides, 0).0;
+        for rmb in 1..600 {
+            let (conns, _) = connect(&mut sides, rmb);
+            close(&mut sides, conns);
+            pass(&mut sides);
+        }
+        assert_eq!(sides.each_ref().map(|side| side.engine.groups()), [1, 1]);
+        assert!(sides.iter().all(|side| side.engine.rmbs() < RMBS));
+        for Side { engine, nic, .. } in &sides {
+            assert!(engine.holder(RmbId(0)).is_some(), "a connection has it");
+            let order = nic.forgotten.chunks(links.into()).map(|all| all[0].1);
+            assert!(order.eq((1..).map(RmbId).take(600 - engine.rmbs())), "longest unused first");
+        }
+        close(&mut sides, first);
+    }
+}
+
+#[test]
+fn an_rmb_is_withdrawn_once_the_peer_has_answered() {
+    let rmb = RmbId(1);
+    let mut sides = [side(1, 1), side(2, 1)];
+    connect(&mut sides, 0);
+    let (conns, _) = connect(&mut sides, 1);
+    let Side { engine, nic, .. } = &mut sides[0];
+    assert!(!engine.withdraw(rmb, nic, NOW), "a connection has it");
+    close(&mut sides, conns);
+    let Side { engine, nic, events } = &mut sides[0];
+    events.clear();
+    assert!(engine.withdraw(rmb, nic, NOW));
+    assert!(engine.holder(rmb).is_some() && engine.poll_event().is_none());
+    settle(&mut sides);
+    assert_eq!(sides[0].events, [Event::Withdrawn { rmb }]);
+    assert_eq!((sides[0].engine.holder(rmb), sides[0].nic.forgotten.len()), (None, 1));
+    // The peer's own one is still known.
+    assert!(sides[1].engine.holder(rmb).is_some());
+    connect(&mut sides, 1);
 }

@@ -55,6 +55,7 @@ pub(crate) struct Queue {
     pub(crate) posted: VecDeque<(QpId, u32, Vec<u8>)>,
     pub(crate) calls: u64,
     pub(crate) cuts: Vec<QpId>,
+    pub(crate) forgotten: Vec<(QpId, RmbId)>,
 }
 
 impl Nic for Queue {
@@ -85,6 +86,10 @@ impl Nic for Queue {
 
     fn rmb(&mut self, qp: QpId, rmb: RmbId) -> Option<Key> {
         Some(Key { rkey: qp.0 << 16 | (rmb.0 as u32 + 1), addr: 0 })
+    }
+
+    fn forget(&mut self, qp: QpId, rmb: RmbId) {
+        self.forgotten.push((qp, rmb));
     }
 
     fn arena(&mut self, _: QpId, _: ArenaId) -> Option<u32> {
@@ -128,7 +133,14 @@ pub(crate) fn side(host: u8, max_links: u8) -> Side {
         first_token: host.into(),
         test_interval: Duration::from_secs(30),
     };
-    let nic = Queue { host, qps: 0, posted: VecDeque::new(), calls: 0, cuts: Vec::new() };
+    let nic = Queue {
+        host,
+        qps: 0,
+        posted: VecDeque::new(),
+        calls: 0,
+        cuts: Vec::new(),
+        forgotten: Vec::new(),
+    };
     Side { engine: Engine::new(config), nic, events: Vec::new() }
 }
 
@@ -152,6 +164,24 @@ pub(crate) fn step(sides: &mut [Side; 2], from: usize) -> bool {
 /// Until nothing is on its way.
 pub(crate) fn settle(sides: &mut [Side; 2]) {
     while step(sides, 0) || step(sides, 1) {}
+}
+
+/// It is time, at both hosts, and nothing is on its way then.
+pub(crate) fn pass(sides: &mut [Side; 2]) {
+    while sides.iter().any(|side| side.engine.next_timeout().is_some_and(|due| due <= NOW)) {
+        for Side { engine, nic, .. } in sides.iter_mut() {
+            engine.handle_timeout(nic, NOW);
+        }
+        settle(sides);
+    }
+}
+
+/// Both ends close.
+pub(crate) fn close(sides: &mut [Side; 2], conns: [ConnId; 2]) {
+    for (Side { engine, nic, .. }, conn) in sides.iter_mut().zip(conns) {
+        engine.close(conn, false, nic, NOW);
+    }
+    settle(sides);
 }
 
 /// A connection's two ends begin, with the RMB of this number; the first host is the client.

@@ -88,6 +88,7 @@ impl Network {
             Event::Established { .. }
             | Event::Data { .. }
             | Event::Room { .. }
+            | Event::Withdrawn { .. }
             | Event::GroupDown { .. } => {}
         }
     }

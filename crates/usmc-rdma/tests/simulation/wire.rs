@@ -45,6 +45,8 @@ pub(crate) struct Qp {
     pub(crate) acknowledged: usize,
     keys: BTreeMap<u32, (u64, usize)>,
     names: BTreeMap<u64, Key>,
+    /// Keys that it has had: each is another one.
+    named: u32,
 }
 
 /// What was posted at once.
@@ -199,6 +201,7 @@ impl Nic for Devices {
             acknowledged: 0,
             keys: BTreeMap::new(),
             names: BTreeMap::new(),
+            named: 0,
         };
         wire.qps.insert((self.host, number), qp);
         Some((QpId(number), local))
@@ -242,10 +245,19 @@ impl Nic for Devices {
         let &(addr, len) = wire.rmbs.get(&(self.host, rmb.0))?;
         let qp_number = qp.0;
         let qp = wire.qps.get_mut(&(self.host, qp.0))?;
-        let next = qp_number << 12 | (qp.names.len() as u32 + 1);
+        qp.named += 1;
+        let next = qp_number << 12 | qp.named;
         let key = *qp.names.entry(rmb.0).or_insert(Key { rkey: next, addr });
         qp.keys.insert(key.rkey, (addr, len));
         Some(key)
+    }
+
+    fn forget(&mut self, qp: QpId, rmb: RmbId) {
+        let mut wire = self.wire.borrow_mut();
+        let Some(qp) = wire.qps.get_mut(&(self.host, qp.0)) else { return };
+        if let Some(key) = qp.names.remove(&rmb.0) {
+            qp.keys.remove(&key.rkey);
+        }
     }
 
     fn arena(&mut self, qp: QpId, _: ArenaId) -> Option<u32> {
