@@ -348,7 +348,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
     /// Whether [`LinkGroup::announce_rmb`] and [`LinkGroup::withdraw_rmb`] may be left out. Linux
     /// records the key that the Accept or Confirm of any contact names (`smc_rtoken_add`), and with
     /// one link there is no other key to tell. The same RMB under the same key may then be named
-    /// again and again; each new one takes one of the peer's 255 places for good.
+    /// again and again; each new one takes one of the peer's 255 places until it is withdrawn.
     ///
     /// `peer`: the system in the first contact extension; uSMC says that it is Linux. A peer with
     /// another one, or none, gets every announcement. With a second link the peer would write with the key

@@ -173,7 +173,7 @@ impl Peer {
             is_closed: false,
             has_ended: false,
         };
-        self.applications.insert(conn.ok_or("no room")?, application);
+        self.applications.insert(conn, application);
         Ok(())
     }
 

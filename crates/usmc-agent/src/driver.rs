@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use smc_proto::wire::clc::{Error, MAX_LEN, Message, Reception};
 use usmc_rdma::buffers::Buffers;
-use usmc_rdma::nic::{DeviceId, QpId};
+use usmc_rdma::nic::{DeviceId, QpId, RmbId};
 use usmc_rdma::{Config, ConnId, Engine, Event, Wish};
 use usmc_verbs::{Completion, Error as DeviceError, Event as DeviceEvent, Status};
 
@@ -85,11 +85,11 @@ impl<B: Buffers> Driver<B> {
     /// A client's connection, whose TCP is there, begins its handshake.
     ///
     /// # Errors
-    /// The TCP connection cannot be read without waiting.
-    pub fn connect(&mut self, wish: Wish<B>, tcp: TcpStream) -> io::Result<Option<ConnId>> {
+    /// The TCP connection cannot be read without waiting, or the wish is refused ([`usmc_rdma::RefusedWish`]).
+    pub fn connect(&mut self, wish: Wish<B>, tcp: TcpStream) -> io::Result<ConnId> {
         tcp.set_nonblocking(true)?;
         let now = self.now();
-        let conn = self.engine.connect(wish, &mut self.adapters, now);
+        let conn = self.engine.connect(wish, &mut self.adapters, now).map_err(io::Error::other)?;
         self.shake(conn, tcp);
         Ok(conn)
     }
@@ -98,19 +98,17 @@ impl<B: Buffers> Driver<B> {
     ///
     /// # Errors
     /// As above.
-    pub fn accept(&mut self, wish: Wish<B>, tcp: TcpStream) -> io::Result<Option<ConnId>> {
+    pub fn accept(&mut self, wish: Wish<B>, tcp: TcpStream) -> io::Result<ConnId> {
         tcp.set_nonblocking(true)?;
         let now = self.now();
-        let conn = self.engine.accept(wish, &mut self.adapters, now);
+        let conn = self.engine.accept(wish, &mut self.adapters, now).map_err(io::Error::other)?;
         self.shake(conn, tcp);
         Ok(conn)
     }
 
-    fn shake(&mut self, conn: Option<ConnId>, tcp: TcpStream) {
-        if let Some(conn) = conn {
-            let (reception, unsent) = (Reception::new(), Vec::new());
-            self.handshakes.insert(conn, Handshake { tcp, reception, unsent });
-        }
+    fn shake(&mut self, conn: ConnId, tcp: TcpStream) {
+        let (reception, unsent) = (Reception::new(), Vec::new());
+        self.handshakes.insert(conn, Handshake { tcp, reception, unsent });
         self.flush();
     }
 
@@ -131,6 +129,14 @@ impl<B: Buffers> Driver<B> {
         let now = self.now();
         self.engine.close(conn, unread, &mut self.adapters, now);
         self.flush();
+    }
+
+    /// An RMB that no connection has is asked for ([`Engine::withdraw`]).
+    pub fn withdraw(&mut self, rmb: RmbId) -> bool {
+        let now = self.now();
+        let is_asked = self.engine.withdraw(rmb, &mut self.adapters, now);
+        self.flush();
+        is_asked
     }
 
     /// The host stops.

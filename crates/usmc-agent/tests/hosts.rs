@@ -102,7 +102,7 @@ impl Host {
         } else {
             self.driver.accept(wish, tcp)
         };
-        let conn = conn.expect("TCP").expect("room");
+        let conn = conn.expect("room");
         self.ends.insert(conn, (pair, slot));
         let streams = [2 * pair + side, 2 * pair + 1 - side].map(|stream| stream as u64);
         self.applications
@@ -272,6 +272,21 @@ fn bytes_of_many_connections_go_by_verbs() {
     assert_eq!(stage.hosts.each_ref().map(|host| host.groups), [1, 1], "one group for all");
     assert!(stage.hosts.iter().all(|host| host.fallbacks.is_empty()));
     assert!(stage.hosts.iter().all(|host| host.driver.adapters.queue_pairs() == 1));
+}
+
+#[test]
+fn a_withdrawn_rmb_has_another_key_for_its_next_connection() {
+    let mut stage = Stage::new();
+    stage.connect([50_000, 50_000]);
+    stage.run_to_the_end();
+    // The slot that the next connection has, too.
+    let rmb = RmbId(u64::from(SLOTS) - 1);
+    assert!(stage.hosts[0].driver.withdraw(rmb));
+    stage.run("an answer", |stage| stage.hosts[0].driver.engine.holder(rmb).is_none());
+    stage.connect([50_000, 50_000]);
+    stage.run_to_the_end();
+    stage.assert_whole();
+    assert!(stage.hosts.iter().all(|host| host.driver.engine.holder(rmb).is_some()));
 }
 
 #[test]

@@ -19,9 +19,10 @@ use smc_proto::wire::llc::{DeleteReason, Version};
 
 use crate::buffers::Buffers;
 use crate::connection::{ConnId, Data};
-use crate::engine::{Conn, Engine, Wish};
+use crate::engine::{Conn, Engine, RefusedWish, Wish};
 use crate::event::Event;
 use crate::nic::Nic;
+use crate::seats::Joined;
 
 /// What a connection waits for.
 #[derive(Debug)]
@@ -32,8 +33,10 @@ pub(crate) enum Stage {
     ClientAnnounces(AcceptedR),
     /// Server: the client's Proposal.
     Listens(ExpectProposal),
-    /// Server: the end of another connection's first contact.
+    /// Server: the end of another connection's first contact, or the RMB, which another group's peer is to forget.
     Held(ChoiceR),
+    /// Client: the RMB, which another group's peer is to forget.
+    ClientHeld(AcceptedR),
     /// Server: the peer's answer to CONFIRM_RKEY, before the Accept.
     ServerAnnounces(ChoiceR),
     /// Server: the client's Confirm.
@@ -69,7 +72,15 @@ impl Surroundings for OnlyRdma {
 
 impl<B: Buffers> Engine<B> {
     /// A client's connection begins.
-    pub fn connect(&mut self, wish: Wish<B>, nic: &mut impl Nic, now: Time) -> Option<ConnId> {
+    ///
+    /// # Errors
+    /// Another connection has the RMB, or there are too many connections.
+    pub fn connect(
+        &mut self,
+        wish: Wish<B>,
+        nic: &mut impl Nic,
+        now: Time,
+    ) -> Result<ConnId, RefusedWish> {
         let (circumstances, device) = (wish.circumstances, wish.device);
         let conn = self.begin(wish)?;
         let port = nic.port(device);
@@ -82,29 +93,43 @@ impl<B: Buffers> Engine<B> {
             }
             Err(ending) => self.end(conn, ending, nic, now),
         }
-        Some(conn)
+        Ok(conn)
     }
 
     /// A server's connection begins.
-    pub fn accept(&mut self, wish: Wish<B>, nic: &mut impl Nic, now: Time) -> Option<ConnId> {
+    ///
+    /// # Errors
+    /// As above.
+    pub fn accept(
+        &mut self,
+        wish: Wish<B>,
+        nic: &mut impl Nic,
+        now: Time,
+    ) -> Result<ConnId, RefusedWish> {
         let circumstances = wish.circumstances;
         let conn = self.begin(wish)?;
         match ExpectProposal::begin(self.config.host.clone(), circumstances) {
             Ok(expect) => self.wait(conn, Stage::Listens(expect), Some(now + CLC_TIMEOUT)),
             Err(ending) => self.end(conn, ending, nic, now),
         }
-        Some(conn)
+        Ok(conn)
     }
 
-    fn begin(&mut self, wish: Wish<B>) -> Option<ConnId> {
+    fn begin(&mut self, wish: Wish<B>) -> Result<ConnId, RefusedWish> {
         let Wish { buffers, memory, device, .. } = wish;
-        self.conns.insert(|id| Conn {
+        if let Some(user) = self.users.get(&memory.rmb) {
+            return Err(RefusedWish::RmbInUse(*user));
+        }
+        let conn = self.conns.insert(|id| Conn {
             data: Data::new(id, buffers, memory, device),
             seat: None,
             stage: Stage::Between,
             deadline: None,
             is_asked: false,
-        })
+        });
+        let conn = conn.ok_or(RefusedWish::Full)?;
+        self.users.insert(memory.rmb, conn);
+        Ok(conn)
     }
 
     pub(crate) fn wait(&mut self, conn: ConnId, stage: Stage, deadline: Option<Time>) {
@@ -176,7 +201,7 @@ impl<B: Buffers> Engine<B> {
             }
             Stage::Declines(expect) => self.end(conn, expect.on_message(&message), nic, now),
             // A Decline, most likely. Another one in return would be the application's first bytes at the peer.
-            Stage::ClientAnnounces(accepted) => {
+            Stage::ClientAnnounces(accepted) | Stage::ClientHeld(accepted) => {
                 self.end(conn, accepted.on_message(&message), nic, now);
             }
             Stage::Held(choice) | Stage::ServerAnnounces(choice) => {
@@ -219,7 +244,9 @@ impl<B: Buffers> Engine<B> {
                 return self.wait(conn, Stage::Declines(expect), deadline);
             }
             Some(Stage::Declines(expect)) => expect.on_timeout(),
-            Some(Stage::ClientAnnounces(accepted)) => accepted.decline(DeclineCode::ERR_REGBUF),
+            Some(Stage::ClientAnnounces(accepted) | Stage::ClientHeld(accepted)) => {
+                accepted.decline(DeclineCode::ERR_REGBUF)
+            }
             Some(Stage::Held(choice)) => choice.decline(DeclineCode::TIMEOUT_CL),
             Some(Stage::ServerAnnounces(choice)) => choice.decline(DeclineCode::ERR_REGBUF),
             Some(Stage::Established | Stage::Between) | None => return,
@@ -228,17 +255,24 @@ impl<B: Buffers> Engine<B> {
     }
 
     /// Client: the server's Accept.
-    fn accepted(&mut self, conn: ConnId, accepted: AcceptedR, nic: &mut impl Nic, now: Time) {
+    pub(crate) fn accepted(
+        &mut self,
+        conn: ConnId,
+        accepted: AcceptedR,
+        nic: &mut impl Nic,
+        now: Time,
+    ) {
         let answer = accepted.answer().clone();
         let need =
             need_of(Role::Client, Path::of(&Answer::R(answer.clone())), &answer.local, answer.qpn);
         if accepted.is_first_contact() {
             return self.client_first_contact(conn, accepted, &need, nic, now);
         }
-        let seat = self.join(conn, &need, now);
-        if seat.is_none() {
+        match self.join(conn, &need, now) {
+            Joined::At(_) => {}
+            Joined::Waits => return self.hold(conn, Stage::ClientHeld(accepted), nic, now),
             // Not a group of ours: the Decline does not tell the server that its group is out of step.
-            return self.end(conn, accepted.out_of_sync(false), nic, now);
+            Joined::Nowhere => return self.end(conn, accepted.out_of_sync(false), nic, now),
         }
         if !self.add_peer_rmb(conn, &answer) {
             return self.end(conn, accepted.decline(DeclineCode::ERR_RTOK), nic, now);
@@ -258,6 +292,9 @@ impl<B: Buffers> Engine<B> {
         nic: &mut impl Nic,
         now: Time,
     ) {
+        if !self.may_have_rmb(conn, None) {
+            return self.hold(conn, Stage::ClientHeld(accepted), nic, now);
+        }
         let answer = accepted.answer().clone();
         let (max_conns, max_links) = accepted.limits();
         let Some(group) = self.found(conn, need, max_conns, nic) else {
@@ -327,9 +364,9 @@ impl<B: Buffers> Engine<B> {
 
     pub(crate) fn serve(&mut self, conn: ConnId, choice: ChoiceR, nic: &mut impl Nic, now: Time) {
         let need = need_of(Role::Server, choice.path(), choice.peer(), U24::default());
-        if self.join(conn, &need, now).is_some() {
-            let group = self.group_of(conn);
-            if !group.and_then(|group| self.group_mut(group)).is_some_and(|group| group.is_up) {
+        let joined = self.join(conn, &need, now);
+        if let Joined::At(group) = joined {
+            if !self.group_mut(group).is_some_and(|group| group.is_up) {
                 self.unseat(conn, now);
                 self.held.push_back(conn);
                 return self.wait(conn, Stage::Held(choice), Some(now + CLC_TIMEOUT));
@@ -338,6 +375,9 @@ impl<B: Buffers> Engine<B> {
                 return self.announce(conn, Stage::ServerAnnounces(choice), nic, now);
             }
             return self.answer(conn, choice, false, nic, now);
+        }
+        if joined == Joined::Waits || !self.may_have_rmb(conn, None) {
+            return self.hold(conn, Stage::Held(choice), nic, now);
         }
         let max_conns = choice.max_conns();
         if self.found(conn, &need, max_conns, nic).is_none() {

@@ -8,6 +8,8 @@
 //!   [`Nic`] at once.
 
 use std::collections::{HashMap, VecDeque};
+use std::error::Error;
+use std::fmt;
 use std::time::Duration;
 
 use smc_proto::groups::Groups;
@@ -52,13 +54,33 @@ pub struct Config {
 pub struct Wish<B> {
     /// Its rings.
     pub buffers: B,
-    /// Where they lie.
+    /// Where they lie. Where another group's peer has a key for the RMB ([`Engine::holder`]), the handshake waits until it was withdrawn.
     pub memory: Memory,
     /// The device that its TCP connection leads to.
     pub device: DeviceId,
     /// What is true of the TCP connection.
     pub circumstances: smc_proto::handshake::Circumstances,
 }
+
+/// Why there is no connection for a [`Wish`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RefusedWish {
+    /// There are as many as tokens can name.
+    Full,
+    /// This connection has the RMB.
+    RmbInUse(ConnId),
+}
+
+impl fmt::Display for RefusedWish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RefusedWish::Full => f.write_str("there is no token for one more connection"),
+            RefusedWish::RmbInUse(conn) => write!(f, "connection {} has the RMB", conn.token()),
+        }
+    }
+}
+
+impl Error for RefusedWish {}
 
 #[derive(Debug)]
 pub(crate) struct Conn<B> {
@@ -80,7 +102,9 @@ pub struct Engine<B> {
     pub(crate) groups: Vec<Option<Box<Group>>>,
     /// Whose peer has a key for an RMB.
     pub(crate) holders: HashMap<RmbId, GroupIndex>,
-    /// Servers' connections that wait for another one's first contact with the same peer.
+    /// RMBs that connections have.
+    pub(crate) users: HashMap<RmbId, ConnId>,
+    /// Connections that wait for another one's first contact with the same peer, or for their RMB.
     pub(crate) held: VecDeque<ConnId>,
     pub(crate) messages: VecDeque<(ConnId, Message)>,
     pub(crate) events: VecDeque<Event>,
@@ -101,6 +125,7 @@ impl<B: Buffers> Engine<B> {
             known: Box::default(),
             groups: Vec::new(),
             holders: HashMap::new(),
+            users: HashMap::new(),
             held: VecDeque::new(),
             messages: VecDeque::new(),
             events: VecDeque::new(),
@@ -422,6 +447,7 @@ impl<B: Buffers> Engine<B> {
     pub(crate) fn remove(&mut self, conn: ConnId, now: Time) -> Option<Conn<B>> {
         self.set_deadline(conn, None);
         let gone = self.conns.remove(conn)?;
+        self.users.remove(&gone.data.memory.rmb);
         self.held.retain(|held| *held != conn);
         if let Some(seat) = gone.seat {
             self.leave(conn, seat.group, gone.data.memory.rmb, now);

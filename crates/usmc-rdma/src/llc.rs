@@ -171,11 +171,13 @@ impl<B: Buffers> Engine<B> {
         self.release_held(nic, now);
     }
 
-    /// Clients that were held back have their turn.
+    /// Connections that were held back have their turn.
     pub(crate) fn release_held(&mut self, nic: &mut impl Nic, now: Time) {
         for conn in std::mem::take(&mut self.held) {
-            if let Some(Stage::Held(choice)) = self.take_stage(conn) {
-                self.serve(conn, choice, nic, now);
+            match self.take_stage(conn) {
+                Some(Stage::Held(choice)) => self.serve(conn, choice, nic, now),
+                Some(Stage::ClientHeld(accepted)) => self.accepted(conn, accepted, nic, now),
+                _ => {}
             }
         }
     }
@@ -350,7 +352,8 @@ impl<B: Buffers> Engine<B> {
             // The peer may have said nothing, or may lie: without the key it cannot write there.
             state.links.iter().flatten().for_each(|link| nic.forget(link.qp, rmb.id));
             self.holders.remove(&rmb.id);
-            return self.events.push_back(Event::Withdrawn { rmb: rmb.id });
+            self.events.push_back(Event::Withdrawn { rmb: rmb.id });
+            return self.release_held(nic, now);
         }
         let Some(conn) = self.take_announcing(group, rmb) else { return };
         match self.take_stage(conn) {

@@ -1,13 +1,14 @@
 //! Places in link groups: a connection joins one or begins one, and names its RMB there.
 
 use smc_proto::groups::Need;
-use smc_proto::handshake::SmcrSide;
+use smc_proto::handshake::{CLC_TIMEOUT, SmcrSide};
 use smc_proto::link_group::{self, Connect, Key, LinkGroup, LinkIndex, Port, Role, Time};
 use smc_proto::list::List;
 use smc_proto::wire::clc::{Local, Os, Smcr};
 use smc_proto::wire::llc::Version;
 
 use crate::buffers::Buffers;
+use crate::clc::Stage;
 use crate::connection::{ConnId, Seat};
 use crate::engine::Engine;
 use crate::groups::{Group, GroupIndex, RMBS, RmbState};
@@ -17,40 +18,70 @@ use crate::nic::{Nic, RmbId};
 /// The first link of a group, at each end.
 const FIRST: LinkIndex = LinkGroup::<RMBS>::FIRST;
 
+/// What a connection finds that looks for a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Joined {
+    At(GroupIndex),
+    /// There is one, but another group's peer has a key for its RMB.
+    Waits,
+    Nowhere,
+}
+
 impl<B: Buffers> Engine<B> {
     pub(crate) fn group_of(&self, conn: ConnId) -> Option<GroupIndex> {
         Some(self.conns.get(conn)?.seat?.group)
     }
 
     /// A place in a group that exists.
-    pub(crate) fn join(&mut self, conn: ConnId, need: &Need, now: Time) -> Option<GroupIndex> {
+    pub(crate) fn join(&mut self, conn: ConnId, need: &Need, now: Time) -> Joined {
+        let Some(id) = self.known.join(need) else { return Joined::Nowhere };
+        let is_it = |group: &Option<Box<Group>>| group.as_ref().is_some_and(|one| one.id == id);
+        let group = self.groups.iter().position(is_it).map(|at| GroupIndex(at as u16));
+        let joined = match group {
+            Some(group) if !self.may_have_rmb(conn, Some(group)) => Joined::Waits,
+            Some(group) if self.sit_down(conn, group, need).is_some() => Joined::At(group),
+            _ => Joined::Nowhere,
+        };
+        if !matches!(joined, Joined::At(_)) {
+            self.known.leave(id, now);
+        }
+        self.look_at_idle();
+        joined
+    }
+
+    fn sit_down(&mut self, conn: ConnId, at: GroupIndex, need: &Need) -> Option<()> {
         let rmb = self.conns.get(conn)?.data.memory.rmb;
-        let id = self.known.join(need)?;
-        let at = self
-            .groups
-            .iter()
-            .position(|group| group.as_ref().is_some_and(|group| group.id == id))?;
-        let group = self.groups.get_mut(at)?.as_mut()?;
+        let group = self.groups.get_mut(at.number())?.as_mut()?;
         let link = match &group.llc {
             Some(flows) if group.is_up => {
                 let active = |which| flows.links().filter(|link| link.active).nth(which);
-                self.known.link(id, need).and_then(active).map(|link| link.index)
+                self.known.link(group.id, need).and_then(active)?.index
             }
-            _ => Some(FIRST),
+            _ => FIRST,
         };
-        let Some(link) = link.filter(|_| group.take(rmb).is_some()) else {
-            self.known.leave(id, now);
-            self.look_at_idle();
-            return None;
-        };
+        group.take(rmb)?;
         group.conns.push(conn);
-        let group = GroupIndex(at as u16);
-        self.holders.insert(rmb, group);
-        self.conns.get_mut(conn)?.seat = Some(Seat::new(group, link));
-        self.name_links(group);
-        self.look_at_idle();
-        self.look_at_rmbs(group);
-        Some(group)
+        self.holders.insert(rmb, at);
+        self.conns.get_mut(conn)?.seat = Some(Seat::new(at, link));
+        self.name_links(at);
+        self.look_at_rmbs(at);
+        Some(())
+    }
+
+    /// Whether the connection's RMB can serve this group, or a new one: no other one's peer can write there.
+    pub(crate) fn may_have_rmb(&mut self, conn: ConnId, group: Option<GroupIndex>) -> bool {
+        let Some(rmb) = self.conns.get(conn).map(|conn| conn.data.memory.rmb) else { return false };
+        let Some(holder) = self.holder(rmb) else { return true };
+        let known = self.group_mut(holder).and_then(|holder| holder.rmb_mut(rmb));
+        Some(holder) == group && known.is_some_and(|rmb| rmb.state != RmbState::Leaves)
+    }
+
+    /// The connection goes on once its RMB was withdrawn.
+    pub(crate) fn hold(&mut self, conn: ConnId, stage: Stage, nic: &mut impl Nic, now: Time) {
+        let Some(rmb) = self.conns.get(conn).map(|conn| conn.data.memory.rmb) else { return };
+        self.wait(conn, stage, Some(now + CLC_TIMEOUT));
+        self.held.push_back(conn);
+        self.withdraw(rmb, nic, now);
     }
 
     /// Leaves it again.
@@ -73,7 +104,8 @@ impl<B: Buffers> Engine<B> {
         self.look_at_rmbs(group);
     }
 
-    /// The group whose peer has a key for this RMB, or gets one: a connection of that group can have it at once.
+    /// The group whose peer has a key for this RMB, or gets one. A connection of that group can have the RMB at once, without an
+    /// announcement; a connection of another group waits until the RMB was withdrawn.
     pub fn holder(&self, rmb: RmbId) -> Option<GroupIndex> {
         self.holders.get(&rmb).copied()
     }

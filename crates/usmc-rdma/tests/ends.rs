@@ -2,13 +2,13 @@
 
 mod pair;
 
-use pair::{NOW, Side, begin, clc, close, connect, pass, settle, side, step};
+use pair::{NOW, Side, begin, clc, close, connect, pass, settle, side, step, wish};
 use smc_proto::close::Direction;
 use smc_proto::decline::DeclineCode;
 use smc_proto::ids::PeerId;
 use smc_proto::wire::clc::{Decline, Message};
 use usmc_rdma::nic::{QpId, RmbId};
-use usmc_rdma::{ConnId, Event, RMBS};
+use usmc_rdma::{ConnId, Event, RMBS, RefusedWish};
 
 fn decline() -> Message {
     let code = DeclineCode::ERR_RTOK;
@@ -162,4 +162,34 @@ fn an_rmb_is_withdrawn_once_the_peer_has_answered() {
     // The peer's own one is still known.
     assert!(sides[1].engine.holder(rmb).is_some());
     connect(&mut sides, 1);
+}
+
+#[test]
+fn an_rmb_serves_another_group_once_it_was_withdrawn() {
+    let rmb = RmbId(1);
+    let mut sides = [side(1, 1), side(2, 1)];
+    let (conns, _) = connect(&mut sides, 1);
+    let holder = sides[0].engine.holder(rmb).expect("a group");
+    let (wish, _) = wish(1);
+    let Side { engine, nic, .. } = &mut sides[0];
+    let refused = engine.connect(wish, nic, NOW);
+    assert_eq!(refused, Err(RefusedWish::RmbInUse(conns[0])));
+    close(&mut sides, conns);
+    // The first host is the client of the one group, and the server of the other.
+    sides.swap(0, 1);
+    let (conns, _) = begin(&mut sides, 1);
+    clc(&mut sides, 0, conns);
+    assert!(sides[1].engine.poll_clc().is_none(), "the peer has a key of the other group");
+    settle(&mut sides);
+    clc(&mut sides, 1, conns);
+    assert!(sides[0].engine.poll_clc().is_none(), "so it has of the client's");
+    settle(&mut sides);
+    clc(&mut sides, 0, conns);
+    settle(&mut sides);
+    for Side { engine, nic, events } in &sides {
+        assert_eq!((engine.groups(), nic.forgotten.len()), (2, 1));
+        assert!(engine.holder(rmb).is_some_and(|group| group != holder));
+        let is_up = |event: &&Event| matches!(event, Event::Established { .. });
+        assert_eq!(events.iter().filter(is_up).count(), 2);
+    }
 }

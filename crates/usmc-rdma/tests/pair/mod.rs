@@ -184,21 +184,27 @@ pub(crate) fn close(sides: &mut [Side; 2], conns: [ConnId; 2]) {
     settle(sides);
 }
 
-/// A connection's two ends begin, with the RMB of this number; the first host is the client.
-pub(crate) fn begin(sides: &mut [Side; 2], rmb: u64) -> ([ConnId; 2], [Rc<Counters>; 2]) {
-    let counters: [Rc<Counters>; 2] = Default::default();
-    let wish = |counters: &Rc<Counters>| Wish {
+/// A connection with the RMB of this number.
+pub(crate) fn wish(rmb: u64) -> (Wish<Rings>, Rc<Counters>) {
+    let counters: Rc<Counters> = Default::default();
+    let wish = Wish {
         buffers: Rings(counters.clone()),
         memory: Memory { rmb: RmbId(rmb), size: BufferSize::at_least(65536), arena: ArenaId(0) },
         device: DeviceId(0),
         circumstances: Circumstances::FINE,
     };
+    (wish, counters)
+}
+
+/// A connection's two ends begin, with the RMB of this number; the first host is the client.
+pub(crate) fn begin(sides: &mut [Side; 2], rmb: u64) -> ([ConnId; 2], [Rc<Counters>; 2]) {
+    let [one, other] = [wish(rmb), wish(rmb)];
     let [client, server] = sides;
     let conns = [
-        client.engine.connect(wish(&counters[0]), &mut client.nic, NOW).expect("room"),
-        server.engine.accept(wish(&counters[1]), &mut server.nic, NOW).expect("room"),
+        client.engine.connect(one.0, &mut client.nic, NOW).expect("room"),
+        server.engine.accept(other.0, &mut server.nic, NOW).expect("room"),
     ];
-    (conns, counters)
+    (conns, [one.1, other.1])
 }
 
 /// The oldest CLC message of a host arrives.

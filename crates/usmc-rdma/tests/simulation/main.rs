@@ -80,7 +80,10 @@ fn refused_verbs_end_no_connection_at_one_end_only() {
 fn handshakes_that_stop_anywhere_leave_nothing() {
     for seed in 0..SCHEDULES {
         let plan = Plan { connections: 12, clc_faults: 15, bytes: 20_000, ..Plan::default() };
-        run(seed, Plan { devices: 1 + seed as u8 % 2, refusals: seed % 3, ..plan }).settle();
+        let plan = Plan { devices: 1 + seed as u8 % 2, refusals: seed % 3, ..plan };
+        run(seed, plan).settle();
+        // RMBs are withdrawn from one group for another in the middle of it.
+        run(seed, Plan { hosts: 3, connections: 24, slots: 4, ..plan }).settle();
     }
 }
 
@@ -134,7 +137,9 @@ fn two_thousand_connections_in_turn_need_one_group() {
 #[test]
 fn a_third_host_has_groups_of_its_own() {
     for seed in 0..SCHEDULES / 2 {
-        let network = run(seed, Plan { hosts: 3, connections: 9, ..Plan::default() });
-        assert_eq!(network.whole(), 9, "seed {seed}");
+        // Slots serve one group after the other.
+        let plan = Plan { hosts: 3, connections: 30, slots: 4, bytes: 20_000, ..Plan::default() };
+        let network = run(seed, Plan { devices: 1 + seed as u8 % 2, ..plan });
+        assert_eq!(network.whole(), 30, "seed {seed}");
     }
 }

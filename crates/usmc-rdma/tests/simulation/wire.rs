@@ -125,6 +125,13 @@ impl Wire {
             let is_inside = write.to.addr >= addr
                 && write.to.addr + u64::from(write.len()) <= addr + len as u64;
             assert!(is_inside, "{write:?} is outside of {addr:#x}, {len}");
+            let is_others = self.qps.iter().any(|(at, other)| {
+                let host = other.peer.map(|peer| peer.0);
+                let is_alive = !other.is_gone && !other.is_broken;
+                let is_other = at.0 == to.0 && host.is_some_and(|host| host != from.0);
+                is_alive && is_other && other.keys.values().any(|key| key.0 == addr)
+            });
+            assert!(!is_others, "{write:?} goes where another host can write");
             let mut to = write.to.addr;
             for part in write.source {
                 let is_inside = part.len == 0
