@@ -10,7 +10,6 @@
 //! The own address says which RDMA device is used. Both say `smc N` for each connection that leaves TCP, and `tcp REASON`, and end with 1,
 //! where one does not.
 
-use std::collections::BTreeMap;
 use std::env;
 use std::io;
 use std::mem;
@@ -28,16 +27,18 @@ use usmc_agent::adapter::Adapter;
 use usmc_agent::driver::Driver;
 use usmc_agent::nic::Adapters;
 use usmc_agent::rest::{Next, Rest, Spin};
-use usmc_rdma::buffers::SlotBuffers;
-use usmc_rdma::nic::{ArenaId, DeviceId, RmbId};
-use usmc_rdma::{Config, ConnId, Event, Memory, Wish};
-use usmc_shm::layout::{ACCEPTOR, CLIENT, segment_len};
-use usmc_shm::segment::Segment;
+use usmc_agent::room::Room;
+use usmc_agent::service::{Place, RoomId, Service};
+use usmc_rdma::nic::DeviceId;
+use usmc_rdma::{Config, Event};
+use usmc_shm::state::EndState;
+use usmc_shm::sync::Ordering::Acquire;
 use usmc_verbs::Library;
 
 /// Rings of 64 KiB.
 const SHIFT: u32 = 16;
-const SLOTS: u32 = 300;
+/// Of a room; there are as many rooms as connections need.
+const SLOTS: u32 = 64;
 /// "I speak SMC" in the SYN, by the programs of `usmc ebpf load` (crates/usmc/src/handshake/syn_option.rs).
 const SOL_SMC: i32 = 286;
 const SYN_OPTION: i32 = 1 << 8 | 254;
@@ -49,9 +50,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 type Failure = Box<dyn std::error::Error>;
 
-/// A connection's application.
+/// A connection's application, which has nothing but its slot.
 struct Application {
-    slot: u32,
+    place: Place,
     /// A client's bytes, each as its place says.
     wants: u64,
     sent: u64,
@@ -60,14 +61,12 @@ struct Application {
     back: Vec<u8>,
     is_shut: bool,
     is_closed: bool,
-    has_ended: bool,
 }
 
 struct Peer {
-    driver: Driver<SlotBuffers>,
-    segment: Segment,
-    free: Vec<u32>,
-    applications: BTreeMap<ConnId, Application>,
+    service: Service,
+    rooms: Vec<RoomId>,
+    applications: Vec<Application>,
     is_server: bool,
     established: usize,
     /// No application does anything before so many are.
@@ -88,28 +87,6 @@ impl Peer {
         let adapter = Adapter::open(library, IpAddr::V4(own))?;
         let mut adapters = Adapters::default();
         adapters.add(adapter.ok_or("no RDMA device has this address")?);
-        let len = segment_len(SLOTS, SHIFT, 0).ok_or("a segment")?;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh mapping, which stays until the end.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err("no memory".into());
-        }
-        let base = base.cast::<u8>();
-        // SAFETY: fresh memory of a segment's bytes.
-        let segment = unsafe { Segment::create(base, SLOTS, (SHIFT, 0), 1, 1) };
-        // SAFETY: it is never unmapped, and read and written by the rings only.
-        unsafe { adapters.add_arena(ArenaId(0), base, len) };
-        for slot in 0..SLOTS {
-            let buffers = SlotBuffers::new(segment, slot, ACCEPTOR).map_err(|_| "a slot")?;
-            let (addr, size) = buffers.rmb().map_err(|_| "a slot")?;
-            // SAFETY: as above.
-            unsafe {
-                let start = base.add(addr as usize - base.addr());
-                adapters.add_rmb(RmbId(slot.into()), start, size.bytes() as usize);
-            }
-        }
         let mut ueids = List::new();
         let ueid = Eid::user(&env::var("USMC_UEID")?).map_err(|_| "USMC_UEID is no EID")?;
         ueids.push(ueid).map_err(|_| "room")?;
@@ -126,18 +103,12 @@ impl Peer {
             smcd_v2: false,
         };
         let rest = Rest::new(Spin::default())?;
-        adapters
-            .get(DeviceId(0))
-            .into_iter()
-            .flat_map(Adapter::wakes)
-            .try_for_each(|fd| rest.watch(fd, 0))?;
         let (devices, first_token) = (vec![DeviceId(0)], std::process::id());
         let config = Config { host, devices, first_token, test_interval: Duration::from_secs(30) };
         Ok(Peer {
-            driver: Driver::new(config, adapters),
-            segment,
-            free: (0..SLOTS).collect(),
-            applications: BTreeMap::new(),
+            service: Service::new(Driver::new(config, adapters), &rest)?,
+            rooms: Vec::new(),
+            applications: Vec::new(),
             is_server,
             established: 0,
             waits_for: 0,
@@ -150,66 +121,61 @@ impl Peer {
 
     fn begin(&mut self, tcp: TcpStream, wants: u64) -> Result<(), Failure> {
         let peer_says_smc = outcome(tcp.as_raw_fd())? == SPEAKS;
-        let slot = self.free.pop().ok_or("no slot is left")?;
-        for sender in [CLIENT, ACCEPTOR] {
-            self.segment.ring(slot, sender).map_err(|_| "a slot")?.reset();
-        }
-        let buffers = SlotBuffers::new(self.segment, slot, ACCEPTOR).map_err(|_| "a slot")?;
-        let (_, size) = buffers.rmb().map_err(|_| "a slot")?;
-        let memory = Memory { rmb: RmbId(slot.into()), size, arena: ArenaId(0) };
         let circumstances = Circumstances { peer_says_smc, ..Circumstances::FINE };
-        let wish = Wish { buffers, memory, device: DeviceId(0), circumstances };
-        let conn = match self.is_server {
-            true => self.driver.accept(wish, tcp)?,
-            false => self.driver.connect(wish, tcp)?,
+        let has_room = |room: &&RoomId| self.service.room(**room).is_some_and(Room::has_room);
+        let room = match self.rooms.iter().find(has_room) {
+            Some(room) => *room,
+            None => {
+                let room = self.service.add_room(SLOTS, SHIFT, &self.rest)?;
+                self.rooms.push(room);
+                room
+            }
         };
-        let application = Application {
-            slot,
+        let begun = self.service.begin(room, !self.is_server, tcp, DeviceId(0), circumstances)?;
+        self.applications.push(Application {
+            place: begun.ok_or("no slot")?,
             wants,
             sent: 0,
             got: 0,
             back: Vec::new(),
             is_shut: false,
             is_closed: false,
-            has_ended: false,
-        };
-        self.applications.insert(conn, application);
+        });
         Ok(())
     }
 
     /// A look at everything, and the rest behind it. `listener`: what wakes it, too.
     fn turn(&mut self, listener: Option<&TcpListener>) -> Result<(), Failure> {
         let before = self.moved;
-        if self.driver.turn() {
+        // TCP that is given back is closed: its connection is over.
+        let mut events = Vec::new();
+        if self.service.turn(|place, event, _| events.push((place, event))) {
             self.moved = Instant::now();
         }
-        // TCP that is given back is closed: its connection is over.
-        while let Some((event, _)) = self.driver.poll_event() {
-            self.handle(event)?;
+        for (place, event) in events {
+            self.handle(place, event)?;
         }
-        let may_act = self.established >= self.waits_for;
-        let conns: Vec<ConnId> = self.applications.keys().copied().collect();
-        for conn in conns.into_iter().filter(|_| may_act) {
-            self.act(conn)?;
+        if self.established >= self.waits_for {
+            for at in 0..self.applications.len() {
+                self.act(at)?;
+            }
         }
         if self.moved.elapsed() > PATIENCE {
             return Err("nothing moves".into());
         }
         match self.rest.next(self.moved != before) {
             Next::Look => {}
-            Next::Arm => self.driver.arm()?,
+            Next::Arm => self.service.arm()?,
             Next::Sleep => {
-                let due = self.driver.next_turn().map_or(PATIENCE, |due| due.min(PATIENCE));
-                let others: Vec<_> =
-                    self.driver.handshakes().chain(listener.map(AsFd::as_fd)).collect();
-                self.rest.sleep(&others, Some(due), |_| {})?;
+                let others: Vec<_> = listener.map(AsFd::as_fd).into_iter().collect();
+                self.service.sleep(&self.rest, &others, PATIENCE)?;
                 self.sleeps += 1;
             }
         }
         Ok(())
     }
 
-    fn handle(&mut self, event: Event) -> Result<(), Failure> {
+    fn handle(&mut self, place: Option<Place>, event: Event) -> Result<(), Failure> {
         match event {
             Event::Established { conn, first_contact, .. } => {
                 self.established += 1;
@@ -220,17 +186,12 @@ impl Peer {
                 );
             }
             Event::Ending { conn, reading, .. } => {
-                if let Some(application) = self.applications.get_mut(&conn) {
-                    application.has_ended = true;
-                    if reading != Direction::Ended {
-                        println!("aborted {}: {reading:?}", conn.token());
-                    }
+                if !matches!(reading, Direction::Open | Direction::Ended) {
+                    println!("aborted {}: {reading:?}", conn.token());
                 }
             }
-            Event::Over { conn } => {
-                if let Some(application) = self.applications.remove(&conn) {
-                    self.free.push(application.slot);
-                }
+            Event::Over { .. } => {
+                self.applications.retain(|application| Some(application.place) != place);
                 self.over += 1;
             }
             Event::Fallback { reason, peer_reason, .. } => {
@@ -251,14 +212,18 @@ impl Peer {
     }
 
     /// What the application of a connection does next.
-    fn act(&mut self, conn: ConnId) -> Result<(), Failure> {
-        let Some(application) = self.applications.get_mut(&conn) else { return Ok(()) };
+    fn act(&mut self, at: usize) -> Result<(), Failure> {
+        let Some(application) = self.applications.get_mut(at) else { return Ok(()) };
         if application.is_closed {
             return Ok(());
         }
-        let rx = self.segment.ring(application.slot, ACCEPTOR).map_err(|_| "a slot")?;
-        let tx = self.segment.ring(application.slot, CLIENT).map_err(|_| "a slot")?;
+        let Place { room, slot, end } = application.place;
+        let segment = self.service.room(room).ok_or("a room")?.segment();
+        let rx = segment.ring(slot, end).map_err(|_| "a slot")?;
+        let tx = segment.ring(slot, 1 - end).map_err(|_| "a slot")?;
         let mut any = false;
+        // Before the bytes: those of an ended direction are all there.
+        let has_ended = rx.dir().producer.flags(Acquire).end() != EndState::Open;
         let data = rx.data().map_err(|_| "a ring")?;
         if data.len > 0 && application.back.is_empty() {
             let mut bytes = vec![0; data.len];
@@ -295,26 +260,27 @@ impl Peer {
             any |= n > 0;
         }
         let is_done = match self.is_server {
-            true => application.has_ended && !rx.has_data() && application.back.is_empty(),
+            true => has_ended && !rx.has_data() && application.back.is_empty(),
             false => application.sent == application.wants,
         };
         if is_done && !application.is_shut {
             application.is_shut = true;
-            self.driver.shut(conn);
-        } else if any {
-            self.driver.dirty(conn);
+            let _ = tx.dir().producer.shut();
+            any = true;
         }
-        let Some(application) = self.applications.get_mut(&conn) else { return Ok(()) };
-        if application.is_shut && application.has_ended && !rx.has_data() {
+        if application.is_shut && has_ended && !rx.has_data() {
             application.is_closed = true;
             let (got, wants) = (application.got, application.wants);
             if !self.is_server && got != wants {
                 return Err(format!("{got} of {wants} bytes came back").into());
             }
-            self.driver.close(conn, false);
+            let _ = tx.dir().producer.close(false);
+            any = true;
         }
         if any {
             self.moved = Instant::now();
+            // The agent is this very thread, and awake.
+            let _ = segment.header().news.tell(slot);
         }
         Ok(())
     }

@@ -28,7 +28,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// A TCP connection in its handshake, or behind it.
 struct Handshake {
     tcp: TcpStream,
-    reception: Reception,
+    /// `None` once the peer has closed: that is found once.
+    reception: Option<Reception>,
     /// CLC messages that the kernel has had no room for.
     unsent: Vec<u8>,
 }
@@ -107,7 +108,7 @@ impl<B: Buffers> Driver<B> {
     }
 
     fn shake(&mut self, conn: ConnId, tcp: TcpStream) {
-        let (reception, unsent) = (Reception::new(), Vec::new());
+        let (reception, unsent) = (Some(Reception::new()), Vec::new());
         self.handshakes.insert(conn, Handshake { tcp, reception, unsent });
         self.flush();
     }
@@ -179,7 +180,8 @@ impl<B: Buffers> Driver<B> {
 
     /// What is readable once a handshake goes on.
     pub fn handshakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.handshakes.values().map(|handshake| handshake.tcp.as_fd())
+        let open = self.handshakes.values().filter(|handshake| handshake.reception.is_some());
+        open.map(|handshake| handshake.tcp.as_fd())
     }
 
     /// How long until the next turn, whatever happens; `None`: nothing is due.
@@ -345,11 +347,12 @@ impl Handshake {
     fn receive(&mut self) -> Found {
         self.send();
         loop {
+            let Some(reception) = &mut self.reception else { return Found::Nothing };
             let mut bytes = [0; MAX_LEN];
-            let wanted = self.reception.wanted();
+            let wanted = reception.wanted();
             match self.tcp.read(bytes.get_mut(..wanted).unwrap_or_default()) {
-                Ok(0) => return Found::Closed,
-                Ok(n) => match self.reception.push(bytes.get(..n).unwrap_or_default()) {
+                Ok(0) => break,
+                Ok(n) => match reception.push(bytes.get(..n).unwrap_or_default()) {
                     Ok(None) => {}
                     Ok(Some(message)) => return Found::Message(Box::new(Ok(message))),
                     Err(error) => return Found::Message(Box::new(Err(error))),
@@ -359,9 +362,11 @@ impl Handshake {
                 {
                     return Found::Nothing;
                 }
-                Err(_) => return Found::Closed,
+                Err(_) => break,
             }
         }
+        self.reception = None;
+        Found::Closed
     }
 
     /// As much as the kernel has room for: always all, as a handshake's messages are the first that are sent.

@@ -73,6 +73,11 @@ impl Room {
         self.segment
     }
 
+    /// Whether a slot is free.
+    pub fn has_room(&self) -> bool {
+        self.free != 0
+    }
+
     /// A free slot for a new connection, whose other end is the agent's: [`CLIENT`] where the application is the server. `None`: all are
     /// in use.
     pub fn take(&mut self, end: usize) -> Option<(u32, SlotBuffers, Memory)> {

@@ -91,11 +91,11 @@ impl Service {
         self.rooms.get(id.0)
     }
 
-    /// A TCP connection of an application in that room begins its handshake: its client's or its server's. `None`: there is no slot, or no
-    /// room in the engine, and it stays TCP.
+    /// A TCP connection of an application in that room begins its handshake: its client's or its server's. `None`: there is no slot, and it stays
+    /// TCP.
     ///
     /// # Errors
-    /// The TCP connection cannot be read without waiting.
+    /// As for [`Driver::connect`].
     pub fn begin(
         &mut self,
         room: RoomId,
@@ -110,10 +110,7 @@ impl Service {
         let wish = Wish { buffers, memory, device, circumstances };
         let begun =
             if is_client { self.driver.connect(wish, tcp) } else { self.driver.accept(wish, tcp) };
-        let Some(conn) = begun.as_ref().ok().copied().flatten() else {
-            known.give_back(slot);
-            return begun.map(|_| None);
-        };
+        let conn = begun.inspect_err(|_| known.give_back(slot))?;
         let place = Place { room, slot, end };
         self.conns.insert(conn, Served { place, told: EndState::Open });
         self.slots.insert((room, slot), conn);
@@ -200,7 +197,9 @@ impl Service {
             | Event::Ending { conn, .. }
             | Event::Misbehaved { conn, .. }
             | Event::Over { conn } => *conn,
-            Event::GroupUp { .. } | Event::GroupDown { .. } => return None,
+            Event::GroupUp { .. } | Event::GroupDown { .. } | Event::Withdrawn { .. } => {
+                return None;
+            }
         };
         let place = self.conns.get(&conn)?.place;
         let room = self.rooms.get_mut(place.room.0)?;

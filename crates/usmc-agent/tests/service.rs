@@ -7,6 +7,7 @@ mod fake;
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 const SHIFT: u32 = 14;
 const SLOTS: u32 = 8;
 /// A test takes as long at most.
-const LIMIT: Duration = Duration::from_secs(8);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// What an application is given: its connections are numbered as they come.
 struct Given {
@@ -44,6 +45,10 @@ struct Given {
 enum Order {
     /// Another application comes, with so many connections. It gets a room.
     Begin(Vec<TcpStream>, Sender<Given>),
+    /// Applications have taken what they had written out of slots whose connections stay TCP.
+    Taken,
+    /// So many more connections of the last application.
+    More(Vec<TcpStream>, Sender<Given>),
     /// The application of that room is dead.
     Leave(usize),
     /// All connections are over soon: the thread ends then.
@@ -80,9 +85,10 @@ impl Agent {
         rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).expect("its eventfd");
     }
 
-    fn begin(&self, tcp: Vec<TcpStream>) -> Given {
+    /// For another application, or for the last one.
+    fn begin(&self, tcp: Vec<TcpStream>, is_another: bool) -> Given {
         let (given, gets) = channel();
-        self.order(Order::Begin(tcp, given));
+        self.order(if is_another { Order::Begin(tcp, given) } else { Order::More(tcp, given) });
         gets.recv_timeout(LIMIT).expect("a room")
     }
 
@@ -103,10 +109,9 @@ fn serve(test: u8, host: u8, bell: &OwnedFd, orders: &mut Receiver<Order>) -> Se
     let mut rest = Rest::new(Spin::For(Duration::ZERO)).expect("an epoll set");
     let mut service = Service::new(Driver::new(config, adapters), &rest).expect("a service");
     let (mut seen, mut begun, mut rooms, mut ends) = (Seen::default(), 0, Vec::new(), false);
-    let started = Instant::now();
+    let (started, mut withdrawn) = (Instant::now(), Vec::new());
     while !ends || seen.over + seen.fallbacks < begun {
         assert!(started.elapsed() < LIMIT, "{seen:?} of {begun}");
-        let mut withdrawn = Vec::new();
         let mut any = service.turn(|place, event, tcp| match event {
             Event::Established { .. } => seen.established += 1,
             Event::Over { .. } => seen.over += 1,
@@ -120,10 +125,12 @@ fn serve(test: u8, host: u8, bell: &OwnedFd, orders: &mut Receiver<Order>) -> Se
         });
         for order in orders.try_iter() {
             any = true;
+            if let Order::Begin(..) = order {
+                rooms.push(service.add_room(SLOTS, SHIFT, &rest).expect("a room"));
+            }
             match order {
-                Order::Begin(tcp, given) => {
-                    let room = service.add_room(SLOTS, SHIFT, &rest).expect("a room");
-                    rooms.push(room);
+                Order::Begin(tcp, given) | Order::More(tcp, given) => {
+                    let room = *rooms.last().expect("a room");
                     begun += tcp.len();
                     let places = tcp.into_iter().map(|tcp| begin(&mut service, room, host, tcp));
                     let places = places.collect();
@@ -131,6 +138,7 @@ fn serve(test: u8, host: u8, bell: &OwnedFd, orders: &mut Receiver<Order>) -> Se
                     let descriptors = own.map(|fd| fd.try_clone_to_owned().expect("a descriptor"));
                     given.send(Given { descriptors, places }).expect("the application");
                 }
+                Order::Taken => withdrawn.drain(..).for_each(|place| service.release(place)),
                 Order::Leave(room) => service.leave(rooms[room]),
                 Order::End => ends = true,
             }
@@ -295,8 +303,12 @@ fn agents() -> (u8, [Agent; 2]) {
 
 /// An application for each agent, with so many connections between them.
 fn processes(agents: &[Agent; 2], count: usize, wants: u64) -> [Process; 2] {
+    connect(agents, count, wants, true)
+}
+
+fn connect(agents: &[Agent; 2], count: usize, wants: u64, is_another: bool) -> [Process; 2] {
     let [clients, servers] = connections(count);
-    let given = [agents[0].begin(clients), agents[1].begin(servers)];
+    let given = [agents[0].begin(clients, is_another), agents[1].begin(servers, is_another)];
     let mut host = 0;
     let processes = given.map(|given| {
         host += 1;
@@ -304,6 +316,14 @@ fn processes(agents: &[Agent; 2], count: usize, wants: u64) -> [Process; 2] {
     });
     processes.iter().for_each(Process::shake);
     processes
+}
+
+/// Both run, side by side, and end. How often each slept.
+fn run(processes: &mut [Process; 2]) -> [usize; 2] {
+    thread::scope(|scope| {
+        let threads = processes.each_mut().map(|process| scope.spawn(|| process.run()));
+        threads.map(|thread| thread.join().expect("an application"))
+    })
 }
 
 fn assert_whole(processes: &[Process; 2]) {
@@ -322,10 +342,7 @@ fn applications_know_nothing_but_their_slots() {
         let mut processes = processes(&agents, SLOTS as usize, 200_000);
         let confirmed = |end: &End| processes[0].state(end) == SLOT_CONFIRMED;
         assert!(processes[0].ends.iter().all(confirmed));
-        let sleeps = thread::scope(|scope| {
-            let threads = processes.each_mut().map(|process| scope.spawn(|| process.run()));
-            threads.map(|thread| thread.join().expect("an application"))
-        });
+        let sleeps = run(&mut processes);
         assert_whole(&processes);
         println!("{SLOTS} of {SLOTS} connections by SMC-R; applications slept {sleeps:?} times");
     }
@@ -333,4 +350,87 @@ fn applications_know_nothing_but_their_slots() {
         assert_eq!((seen.established, seen.fallbacks), (3 * SLOTS as usize, 0), "{seen:?}");
         assert!(seen.sleeps > 10, "{seen:?}");
     }
+}
+
+/// A killed process' connections end as the kernel ends them: by a reset where bytes are unread, and in order otherwise.
+#[test]
+fn connections_of_a_dead_application_end() {
+    for unread in [false, true] {
+        let (_, agents) = agents();
+        let [client, mut server] = processes(&agents, 1, 3000);
+        if unread {
+            let app = &mut server.ends[0].application;
+            assert!(app.write(3000));
+            server.tell(server.ends[0].place.slot);
+            let rx = client.segment.ring(client.ends[0].place.slot, client.ends[0].place.end);
+            let rx = rx.expect("a slot");
+            rx.arm_rx(ARM_TCP);
+            if !rx.has_data() {
+                client.sleep();
+            }
+            assert!(rx.has_data());
+        }
+        // Its other connections, which are another room's, go on.
+        let mut others = processes(&agents, 2, 100_000);
+        agents[0].order(Order::Leave(0));
+        run(&mut others);
+        assert_whole(&others);
+        server.run();
+        assert_eq!(server.ends[0].application.is_aborted(), unread);
+        for seen in agents.map(Agent::end) {
+            assert_eq!((seen.established, seen.over), (3, 3), "{seen:?}");
+        }
+    }
+    println!("6 of 6 connections by SMC-R");
+}
+
+/// The slots of connections that stay TCP can have others once the application has taken its bytes.
+#[test]
+fn a_connection_that_stays_tcp_gives_its_slot_back() {
+    let (test, agents) = agents();
+    fabric().0.refuse(&device(test, 1), Call::CreateQp, 1, libc::ENOMEM).expect("a line");
+    let processes = processes(&agents, 1, 100);
+    assert!(processes.iter().all(|process| process.state(&process.ends[0]) == SLOT_WITHDRAWN));
+    agents.iter().for_each(|agent| agent.order(Order::Taken));
+    let mut all = connect(&agents, SLOTS as usize, 30_000, false);
+    run(&mut all);
+    assert_whole(&all);
+    for seen in agents.map(Agent::end) {
+        assert_eq!((seen.fallbacks, seen.established), (1, SLOTS as usize), "{seen:?}");
+    }
+    println!("{SLOTS} of {} connections by SMC-R", SLOTS + 1);
+}
+
+/// An application that writes at random into its room spoils its own connections: the other one's end whole.
+#[test]
+fn an_application_that_scribbles_spoils_its_own_connections() {
+    let (_, agents) = agents();
+    let vandals = processes(&agents, 2, 100_000);
+    let segment = vandals[0].segment;
+    let words = segment.len() / 8;
+    let mut seed = 1_u64;
+    for round in 0..30 {
+        let mut others = processes(&agents, 1, 20_000);
+        // Header, slots and the first rings, all but the segment's length.
+        for _ in 0..200 {
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let at = (seed >> 33) as usize % words.min(2048);
+            let value = if seed & 1 << 20 == 0 { seed } else { seed % 70_000 };
+            // SAFETY: a word of the segment's, which is all atomics and bytes.
+            let word = unsafe { AtomicU64::from_ptr(segment.base().cast::<u64>().add(at)) };
+            word.store(value, Ordering::Relaxed);
+        }
+        (0..8).for_each(|slot| vandals[0].tell(slot));
+        rustix::io::write(&vandals[0].to_agent, &1_u64.to_ne_bytes()).expect("the eventfd");
+        run(&mut others);
+        assert_whole(&others);
+        assert!(others[0].ends.iter().all(|end| end.application.read == 20_000), "{round}");
+    }
+    agents.iter().for_each(|agent| agent.order(Order::Leave(0)));
+    for seen in agents.map(Agent::end) {
+        assert_eq!((seen.established, seen.over), (32, 32), "{seen:?}");
+    }
+    println!("32 of 32 connections by SMC-R, of them 2 of a vandal's");
 }

@@ -213,11 +213,14 @@ impl<B: Buffers> Engine<B> {
         }
     }
 
-    /// The peer has closed the connection's TCP before the handshake was over. Afterwards that says nothing.
+    /// The peer has closed the connection's TCP before the handshake was over. It says nothing once the Confirm has come: a peer that is
+    /// done already ends its TCP, too, and that may come before the messages of the link.
     pub fn handle_clc_closed(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {
         match self.take_stage(conn) {
             Some(Stage::Accepted(expect)) => self.take_back(conn, expect.on_closed(), nic, now),
-            Some(Stage::Withdraws(ending)) => self.wait_on(conn, Stage::Withdraws(ending)),
+            Some(stage @ (Stage::Withdraws(_) | Stage::ConfirmsLink(_))) => {
+                self.wait_on(conn, stage)
+            }
             Some(_) => self.end(conn, Ending::Failed(Fault::Closed), nic, now),
             None => {}
         }

@@ -67,6 +67,25 @@ fn a_server_without_a_confirm_takes_its_rmb_back_before_it_ends() {
     assert!(is_reset(&sides[0], conns[0]));
 }
 
+/// A client that is done at once closes its TCP, and that end comes before the link's last message.
+#[test]
+fn the_end_of_tcp_behind_a_confirm_does_not_end_a_first_contact() {
+    let mut sides = [side(1, 1), side(2, 1)];
+    let (conns, _) = begin(&mut sides, 0);
+    for from in [0, 1, 0] {
+        clc(&mut sides, from, conns);
+    }
+    let Side { engine, nic, .. } = &mut sides[1];
+    engine.handle_clc_closed(conns[1], nic, NOW);
+    settle(&mut sides);
+    for (side, own) in sides.iter().zip(conns) {
+        assert!(has(
+            side,
+            |event| matches!(event, Event::Established { conn, .. } if *conn == own)
+        ));
+    }
+}
+
 #[test]
 fn a_decline_is_not_answered() {
     let mut sides = [side(1, 1), side(2, 1)];
