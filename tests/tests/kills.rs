@@ -173,7 +173,7 @@ fn server_stopped_and_continued_at_any_moment() {
     world.fixture.finish();
 }
 
-/// Its device file is whole then, and is to get its name.
+/// The kill comes when the device file is whole and has no name yet.
 #[test]
 fn a_process_killed_while_it_makes_a_device_leaves_nothing() {
     if is_plain() {

@@ -269,7 +269,7 @@ fn no_frame_for_a_message(cable: &Path) {
         println!("{frames} frames on the cable for {messages} messages and their answers");
         frames
     });
-    assert!(many - few <= programs::MORE);
+    assert!(many - few <= programs::MORE_FRAMES);
 }
 
 /// No path is configured: a program that may open the device has the region.

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use usmc_rdma::Memory;
 use usmc_rdma::buffers::SlotBuffers;
 use usmc_rdma::nic::{ArenaId, RmbId};
@@ -50,7 +50,7 @@ impl Room {
         // SAFETY: a fresh mapping of the whole file, at an address of the kernel's choice.
         let base = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &memfd, 0) }?;
         let base = base.cast::<u8>();
-        // SAFETY: zeroed, page-aligned memory of a segment's bytes, which stays as long as this (`drop`), and of which nobody knows yet.
+        // SAFETY: zeroed, page-aligned memory of a segment's bytes that is never unmapped, and of which nobody knows yet.
         let segment =
             unsafe { Segment::create(base, slots, (shift, 0), u64::from(number) + 1, OWNER) };
         Ok(Room {
@@ -116,12 +116,9 @@ impl Room {
     }
 
     /// Lets devices have the room's memory.
-    ///
-    /// # Safety
-    /// The adapters go before the room does.
-    pub unsafe fn register(&self, adapters: &mut Adapters) -> Option<()> {
+    pub fn register(&self, adapters: &mut Adapters) -> Option<()> {
         let (base, len) = (self.segment.base(), self.segment.len());
-        // SAFETY: the mapping of the segment, which stays as the caller says, and is used by rings only.
+        // SAFETY: the mapping of the segment, which is never unmapped, and is used by rings only.
         unsafe { adapters.add_arena(self.arena(), base, len) };
         for slot in 0..self.segment.slots() {
             for end in [CLIENT, ACCEPTOR] {
@@ -144,12 +141,5 @@ impl Room {
     /// The agent has been woken by it.
     pub(crate) fn has_rung(&self) {
         let _ = rustix::io::read(&self.to_agent, &mut [0; 8]);
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        // SAFETY: the mapping of `new`. Adapters that had it are gone (`register`), and the agent's rings with the service.
-        let _ = unsafe { munmap(self.segment.base().cast(), self.segment.len()) };
     }
 }

@@ -47,7 +47,6 @@ struct Served {
 
 /// Rooms of applications, and the driver that moves their bytes.
 pub struct Service {
-    // Before the rooms: what is registered goes first.
     driver: Driver<SlotBuffers>,
     rooms: Vec<Room>,
     conns: HashMap<ConnId, Served>,
@@ -79,8 +78,7 @@ impl Service {
         let room = Room::new(id.0 as u32, slots, shift)?;
         let [_, to_agent, _] = room.descriptors();
         rest.watch(to_agent, id.0 as u64)?;
-        // SAFETY: the driver, which has the adapters, is dropped before the rooms, and nobody takes one out.
-        let registered = unsafe { room.register(&mut self.driver.adapters) };
+        let registered = room.register(&mut self.driver.adapters);
         registered.ok_or(io::ErrorKind::InvalidData)?;
         self.rooms.push(room);
         Ok(id)

@@ -100,7 +100,7 @@ pub struct Engine<B> {
     pub(crate) conns: Table<Conn<B>>,
     pub(crate) known: Box<Groups<GROUPS>>,
     pub(crate) groups: Vec<Option<Box<Group>>>,
-    /// Whose peer has a key for an RMB.
+    /// The group whose peer has a key for an RMB.
     pub(crate) holders: HashMap<RmbId, GroupIndex>,
     /// RMBs that connections have.
     pub(crate) users: HashMap<RmbId, ConnId>,

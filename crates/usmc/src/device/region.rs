@@ -278,13 +278,8 @@ impl Region {
     }
 
     fn member(&self) -> Option<Member> {
-        Member::of(self.member.load(Acquire)).or_else(|| self.joined())
-    }
-
-    #[cold]
-    fn joined(&self) -> Option<Member> {
         let known = || Member::of(self.member.load(Acquire));
-        let joined = {
+        known().or_else(|| {
             let _held = self.lock.enter()?;
             known().or_else(|| {
                 let joined = self.join(&self.get()?)?;
@@ -292,10 +287,7 @@ impl Region {
                 self.member.store(joined.word(), Release);
                 Some(joined)
             })
-        };
-        // No other host can give back what the dead of this one have left, and may need it.
-        self.sweep_again();
-        joined
+        })
     }
 
     /// Fork, in the child: what it claims is not its parent's.
@@ -395,8 +387,10 @@ fn join(region: &region::Region, station: u64) -> Option<Member> {
 /// Slots of a region's largest segment.
 const MOST_SLOTS: u32 = 64;
 
-/// A segment takes one in so many of the free bytes at most, and a ring of it one in so many.
-const SHARES: (usize, usize) = (4, 256);
+/// A segment takes one in so many of the free bytes at most.
+const OF_SEGMENT: usize = 4;
+/// A ring takes one in so many of the free bytes at most.
+const OF_RING: usize = 256;
 
 /// A region is empty while less than one in so many of its units is in use. A segment of it takes one in twice as many of the free bytes
 /// at most.
@@ -410,7 +404,7 @@ fn shape(last: u32, wanted: u32, free: usize, all: usize) -> Shape {
     let bytes = free * UNIT;
     let shift = |ring: usize| ring.checked_ilog2().unwrap_or(0);
     let of_segment = |part: usize| shift(bytes / part / (2 * slots as usize));
-    let of_any = wanted.min(of_segment(SHARES.0)).min(shift(bytes / SHARES.1));
+    let of_any = wanted.min(of_segment(OF_SEGMENT)).min(shift(bytes / OF_RING));
     let is_empty = all.saturating_sub(free) * EMPTY < all;
     let of_empty = if is_empty { of_segment(2 * EMPTY) } else { 0 };
     let ring_shift = of_any.max(of_empty).clamp(WINDOW_SHIFT_MIN, WINDOW_SHIFT_MAX);

@@ -157,7 +157,7 @@ fn check_directory() -> Result<(), Failure> {
 fn create(device: &Path) -> Result<(), Failure> {
     let unnamed = sys::open(path().c(), libc::O_RDWR | libc::O_TMPFILE, 0o600);
     if let Ok(fd) = unnamed {
-        let made = complete(fd).and_then(|()| name(&link_to(fd), device));
+        let made = complete(fd).and_then(|()| name(&link_to(fd), device, libc::AT_SYMLINK_FOLLOW));
         sys::close(fd);
         return made;
     }
@@ -167,7 +167,7 @@ fn create(device: &Path) -> Result<(), Failure> {
     let fd = sys::open(temporary.c(), flags, 0o600).map_err(|e| ("creating the device file", e))?;
     let made = complete(fd);
     sys::close(fd);
-    let named = made.and_then(|()| name(&temporary, device));
+    let named = made.and_then(|()| name(&temporary, device, 0));
     let _ = sys::unlink(temporary.c());
     named
 }
@@ -179,8 +179,8 @@ fn complete(fd: i32) -> Result<(), Failure> {
     fill(fd)
 }
 
-fn name(file: &Path, device: &Path) -> Result<(), Failure> {
-    match sys::link(file.c(), device.c()) {
+fn name(file: &Path, device: &Path, flags: i32) -> Result<(), Failure> {
+    match sys::link(file.c(), device.c(), flags) {
         Ok(()) | Err(libc::EEXIST) => Ok(()),
         Err(e) => Err(("naming the device file", e)),
     }

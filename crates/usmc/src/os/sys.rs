@@ -159,9 +159,9 @@ system_calls! {
     /// readlink(2): the length of what was written to `text`, cut off at its end.
     fn readlink(path: &CStr, text: &mut [u8]) -> usize
         = SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), text.as_mut_ptr(), text.len();
-    /// linkat(2): `to` is what `from` is, or where `from` leads as a symbolic link. Fails with EEXIST when `to` exists.
-    fn link(from: &CStr, to: &CStr)
-        = SYS_linkat, libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::AT_SYMLINK_FOLLOW;
+    /// linkat(2), with AT_SYMLINK_FOLLOW in `flags` or nothing. Fails with EEXIST when `to` exists.
+    fn link(from: &CStr, to: &CStr, flags: c_int)
+        = SYS_linkat, libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), flags;
     /// memfd_create(2), sealable and close-on-exec.
     fn memfd_create(name: &CStr) -> c_int = SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     /// fcntl(2) with an integer argument.
