@@ -20,8 +20,34 @@ use crate::record::kernel;
 use crate::record::phase::Phase;
 use crate::stream::state;
 
-/// The highest error number of Linux, EHWPOISON.
-const LAST_ERRNO: u32 = 133;
+/// What the kernel can tell of a connection: after a RST or a time-out, or by ICMP (`icmp_err_convert` in net/ipv4/icmp.c).
+const ERRORS: [Errno; 16] = [
+    libc::ECONNRESET,
+    libc::ECONNABORTED,
+    libc::EPIPE,
+    libc::ETIMEDOUT,
+    libc::ENETUNREACH,
+    libc::EHOSTUNREACH,
+    libc::EHOSTDOWN,
+    libc::ENETDOWN,
+    libc::ECONNREFUSED,
+    libc::ENOPROTOOPT,
+    libc::EMSGSIZE,
+    libc::EOPNOTSUPP,
+    libc::ENONET,
+    libc::EACCES,
+    libc::EPERM,
+    libc::EPROTO,
+];
+
+/// The error that another process of this end has noted; 0 = none. A peer can write any number there, and programs know only those of
+/// a connection.
+fn of_family(noted: u32) -> Errno {
+    match noted as Errno {
+        errno if errno == 0 || ERRORS.contains(&errno) => errno,
+        _ => libc::ECONNRESET,
+    }
+}
 
 /// What a peer can have done to the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -234,11 +260,7 @@ fn note_errno(conn: &Conn, errno: Errno) {
 fn taken(conn: &Conn) -> Errno {
     let own = (conn.kernel_events.load(Relaxed) >> 16) as Errno;
     match conn.family() {
-        // Within the peer's reach.
-        Some(end) if own == 0 => match end.flags().errno() {
-            errno @ 0..=LAST_ERRNO => errno as Errno,
-            _ => libc::ECONNRESET,
-        },
+        Some(end) if own == 0 => of_family(end.flags().errno()),
         _ => own,
     }
 }
@@ -533,4 +555,14 @@ pub fn peer_is_gone(conn: &Conn, slot: &Slot) -> bool {
     theirs.reads_nothing()
         || known & !(libc::POLLRDHUP as u32) != 0
         || (known != 0 && !theirs.is_done())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_a_peer_has_written_is_a_reset() {
+        assert_eq!([0, 110, 59, 133, 255].map(of_family), [0, 110, 104, 104, 104]);
+    }
 }
