@@ -185,6 +185,16 @@ impl Closing {
         self.sent
     }
 
+    /// Whether the peer has said that it writes no more.
+    pub fn peer_has_written_all(&self) -> bool {
+        self.received.done_writing || self.received.closed
+    }
+
+    /// Whether the peer knows that this side is over.
+    pub fn has_told_end(&self) -> bool {
+        self.sent.closed || self.sent.aborted
+    }
+
     /// Whether it ended with the link group: nobody can be told.
     pub fn links_are_lost(&self) -> bool {
         self.links_lost

@@ -588,7 +588,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
             Body::ReqAddLink(_) => self.on_add_wish(index, fabric, now),
             Body::DeleteLink(request) => self.on_delete_request(index, &request, fabric, now),
             Body::ConfirmRkey(request) => self.on_peer_rmb(index, request),
-            Body::DeleteRkey(request) => self.on_peer_rmb_gone(index, &request),
+            Body::DeleteRkey(request) => self.on_peer_rmb_gone(index, &request, now),
             // Two further links are the most there are.
             Body::ConfirmRkeyCont(_) => {}
         }

@@ -10,35 +10,40 @@
 //! The own address says which RDMA device is used. Both say `smc N` for each connection that leaves TCP, and `tcp REASON`, and end with 1,
 //! where one does not.
 
+use std::collections::HashMap;
 use std::env;
 use std::io;
 use std::mem;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::net::{SendFlags, send};
 use smc_proto::close::Direction;
-use smc_proto::handshake::{Circumstances, Host};
+use smc_proto::handshake::Host;
 use smc_proto::ids::{Eid, PeerId};
 use smc_proto::list::List;
 use smc_proto::wire::clc::{FeatureMask, Hostname, Release};
 use usmc_agent::adapter::Adapter;
 use usmc_agent::driver::Driver;
 use usmc_agent::nic::Adapters;
-use usmc_agent::rest::{Next, Rest, Spin};
-use usmc_agent::room::Room;
-use usmc_agent::service::{Place, RoomId, Service};
+use usmc_agent::rest::{Rest, Spin};
+use usmc_agent::service::{Handed, Service, Ticket};
+use usmc_agent::sys::Owner;
 use usmc_rdma::nic::DeviceId;
 use usmc_rdma::{Config, Event};
+use usmc_shm::agent::{Answer, Place, Role};
+use usmc_shm::layout::{ACCEPTOR, CLIENT};
+use usmc_shm::segment::Segment;
+use usmc_shm::span::TxSpan;
 use usmc_shm::state::EndState;
-use usmc_shm::sync::Ordering::Acquire;
+use usmc_shm::sync::Ordering::{self, Acquire};
 use usmc_verbs::Library;
 
 /// Rings of 64 KiB.
 const SHIFT: u32 = 16;
-/// Of a room; there are as many rooms as connections need.
-const SLOTS: u32 = 64;
 /// "I speak SMC" in the SYN, by the programs of `usmc ebpf load` (crates/usmc/src/handshake/syn_option.rs).
 const SOL_SMC: i32 = 286;
 const SYN_OPTION: i32 = 1 << 8 | 254;
@@ -50,9 +55,19 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 type Failure = Box<dyn std::error::Error>;
 
-/// A connection's application, which has nothing but its slot.
+/// A connection that is to have an application.
+struct Begun {
+    /// The application's end of the connection to the agent.
+    socket: TcpStream,
+    wants: u64,
+}
+
+/// A connection's application, which has nothing but its slot and its end of a connection to the agent.
 struct Application {
-    place: Place,
+    segment: Segment,
+    slot: u32,
+    /// `None` once it is closed.
+    socket: Option<TcpStream>,
     /// A client's bytes, each as its place says.
     wants: u64,
     sent: u64,
@@ -65,7 +80,8 @@ struct Application {
 
 struct Peer {
     service: Service,
-    rooms: Vec<RoomId>,
+    begun: HashMap<Ticket, Begun>,
+    segments: HashMap<u64, Segment>,
     applications: Vec<Application>,
     is_server: bool,
     established: usize,
@@ -73,7 +89,6 @@ struct Peer {
     waits_for: usize,
     over: usize,
     moved: Instant,
-    rest: Rest,
     sleeps: usize,
 }
 
@@ -106,76 +121,96 @@ impl Peer {
         let (devices, first_token) = (vec![DeviceId(0)], std::process::id());
         let config = Config { host, devices, first_token, test_interval: Duration::from_secs(30) };
         Ok(Peer {
-            service: Service::new(Driver::new(config, adapters), &rest)?,
-            rooms: Vec::new(),
+            service: Service::new(Driver::new(config, adapters)?, rest, SHIFT)?,
+            begun: HashMap::new(),
+            segments: HashMap::new(),
             applications: Vec::new(),
             is_server,
             established: 0,
             waits_for: 0,
             over: 0,
             moved: Instant::now(),
-            rest,
             sleeps: 0,
         })
     }
 
     fn begin(&mut self, tcp: TcpStream, wants: u64) -> Result<(), Failure> {
-        let peer_says_smc = outcome(tcp.as_raw_fd())? == SPEAKS;
-        let circumstances = Circumstances { peer_says_smc, ..Circumstances::FINE };
-        let has_room = |room: &&RoomId| self.service.room(**room).is_some_and(Room::has_room);
-        let room = match self.rooms.iter().find(has_room) {
-            Some(room) => *room,
-            None => {
-                let room = self.service.add_room(SLOTS, SHIFT, &self.rest)?;
-                self.rooms.push(room);
-                room
+        if outcome(tcp.as_raw_fd())? != SPEAKS {
+            println!("tcp: the peer does not say SMC");
+            return Err("a connection stays TCP".into());
+        }
+        let role = if self.is_server { Role::Server } else { Role::Client };
+        let inside = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let deputy = TcpStream::connect(inside.local_addr()?)?.into();
+        let socket = inside.accept()?.0;
+        let owner = Owner::own();
+        let ticket = self.service.hand_over(Handed { role, tcp, deputy, owner });
+        self.begun.insert(ticket, Begun { socket, wants });
+        Ok(())
+    }
+
+    /// An answer has come. The application writes at once; that its connection is SMC an event says.
+    fn take(&mut self, ticket: Ticket, answer: Answer) -> Result<(), Failure> {
+        let begun = self.begun.remove(&ticket).ok_or("an answer without a question")?;
+        let Place { segment: id, slot, .. } = match answer {
+            Answer::Ring(place) => place,
+            Answer::Tcp { code } => {
+                println!("tcp {code:#x}");
+                return Err("a connection stays TCP".into());
             }
         };
-        let begun = self.service.begin(room, !self.is_server, tcp, DeviceId(0), circumstances)?;
+        let segment = match self.segments.get(&id) {
+            Some(segment) => *segment,
+            None => map(self.service.memfd(ticket).ok_or("a memfd")?)?,
+        };
+        self.segments.insert(id, segment);
+        let known = segment.slot(slot).map_err(|_| "a slot")?;
+        known.end[ACCEPTOR].refs.store(1, Ordering::Relaxed);
+        TxSpan::new(known, ACCEPTOR).try_switch(|| Some(0)).map_err(|_| "a boundary")?;
         self.applications.push(Application {
-            place: begun.ok_or("no slot")?,
-            wants,
+            segment,
+            slot,
+            socket: Some(begun.socket),
+            wants: begun.wants,
             sent: 0,
             got: 0,
             back: Vec::new(),
             is_shut: false,
             is_closed: false,
         });
+        self.service.is_answered(ticket);
         Ok(())
     }
 
     /// A look at everything, and the rest behind it. `listener`: what wakes it, too.
     fn turn(&mut self, listener: Option<&TcpListener>) -> Result<(), Failure> {
         let before = self.moved;
-        // TCP that is given back is closed: its connection is over.
-        let mut events = Vec::new();
-        if self.service.turn(|place, event, _| events.push((place, event))) {
+        if self.service.turn() {
             self.moved = Instant::now();
         }
-        for (place, event) in events {
-            self.handle(place, event)?;
+        while let Some((ticket, answer)) = self.service.poll_answer() {
+            self.moved = Instant::now();
+            self.take(ticket, answer)?;
+        }
+        while let Some(event) = self.service.poll_event() {
+            self.handle(event)?;
         }
         if self.established >= self.waits_for {
             for at in 0..self.applications.len() {
                 self.act(at)?;
             }
+            self.applications.retain(|application| !application.is_closed);
         }
         if self.moved.elapsed() > PATIENCE {
             return Err("nothing moves".into());
         }
-        match self.rest.next(self.moved != before) {
-            Next::Look => {}
-            Next::Arm => self.service.arm()?,
-            Next::Sleep => {
-                let others: Vec<_> = listener.map(AsFd::as_fd).into_iter().collect();
-                self.service.sleep(&self.rest, &others, PATIENCE)?;
-                self.sleeps += 1;
-            }
-        }
+        let others: Vec<_> = listener.map(AsFd::as_fd).into_iter().collect();
+        let slept = self.service.rest_behind(self.moved != before, &others, PATIENCE)?;
+        self.sleeps += usize::from(slept);
         Ok(())
     }
 
-    fn handle(&mut self, place: Option<Place>, event: Event) -> Result<(), Failure> {
+    fn handle(&mut self, event: Event) -> Result<(), Failure> {
         match event {
             Event::Established { conn, first_contact, .. } => {
                 self.established += 1;
@@ -190,10 +225,7 @@ impl Peer {
                     println!("aborted {}: {reading:?}", conn.token());
                 }
             }
-            Event::Over { .. } => {
-                self.applications.retain(|application| Some(application.place) != place);
-                self.over += 1;
-            }
+            Event::Over { .. } => self.over += 1,
             Event::Fallback { reason, peer_reason, .. } => {
                 println!("tcp {reason:?} {peer_reason:?}");
                 return Err("a connection stays TCP".into());
@@ -217,10 +249,10 @@ impl Peer {
         if application.is_closed {
             return Ok(());
         }
-        let Place { room, slot, end } = application.place;
-        let segment = self.service.room(room).ok_or("a room")?.segment();
-        let rx = segment.ring(slot, end).map_err(|_| "a slot")?;
-        let tx = segment.ring(slot, 1 - end).map_err(|_| "a slot")?;
+        let (segment, slot) = (application.segment, application.slot);
+        let known = segment.slot(slot).map_err(|_| "a slot")?;
+        let rx = segment.ring(slot, CLIENT).map_err(|_| "a slot")?;
+        let tx = segment.ring(slot, ACCEPTOR).map_err(|_| "a slot")?;
         let mut any = false;
         // Before the bytes: those of an ended direction are all there.
         let has_ended = rx.dir().producer.flags(Acquire).end() != EndState::Open;
@@ -266,6 +298,9 @@ impl Peer {
         if is_done && !application.is_shut {
             application.is_shut = true;
             let _ = tx.dir().producer.shut();
+            let socket = application.socket.as_ref().ok_or("a socket")?;
+            // The agent may have reset it.
+            let _ = socket.shutdown(Shutdown::Write);
             any = true;
         }
         if application.is_shut && has_ended && !rx.has_data() {
@@ -275,15 +310,30 @@ impl Peer {
                 return Err(format!("{got} of {wants} bytes came back").into());
             }
             let _ = tx.dir().producer.close(false);
+            application.socket = None;
+            known.end[ACCEPTOR].refs.store(0, Ordering::Release);
             any = true;
+        } else if any && (tx.has_rx_sleepers() || rx.has_tx_sleepers()) {
+            let socket = application.socket.as_ref().ok_or("a socket")?;
+            let take = || tx.take_rx_sleepers(false) | rx.take_tx_sleepers(false);
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let _ = TxSpan::new(known, ACCEPTOR).ring(take, || send(socket, &[0], flags).is_ok());
         }
         if any {
             self.moved = Instant::now();
-            // The agent is this very thread, and awake.
-            let _ = segment.header().news.tell(slot);
         }
         Ok(())
     }
+}
+
+/// An application's own view of a segment.
+fn map(memfd: BorrowedFd<'_>) -> Result<Segment, Failure> {
+    let len = rustix::fs::fstat(memfd)?.st_size as usize;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping, which stays until the program ends.
+    let base = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, memfd, 0) }?;
+    // SAFETY: all of it, and it is sealed.
+    unsafe { Segment::open(base.cast(), len, len) }.map_err(|_| "a segment".into())
 }
 
 /// What came of the option.

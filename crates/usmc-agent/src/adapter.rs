@@ -33,10 +33,7 @@ impl Adapter {
     /// # Errors
     /// What the library says of a device that has it.
     pub fn open(library: Library, address: IpAddr) -> Result<Option<Adapter>, Error> {
-        let wanted = match address {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-            IpAddr::V6(v6) => v6,
-        };
+        let wanted = mapped(address);
         for name in library.devices()? {
             let device = library.device(&name)?;
             let is_it = |entry: &GidEntry| {
@@ -49,6 +46,26 @@ impl Adapter {
             }
         }
         Ok(None)
+    }
+
+    /// Opens the device of that name with one of its RoCEv2 addresses: the first that is an IPv4 one, or else the first that is not of the
+    /// link alone, or else the first. `None` where it has none.
+    ///
+    /// # Errors
+    /// What the library says of the device.
+    pub fn open_device(library: Library, name: &str) -> Result<Option<Adapter>, Error> {
+        let device = library.device(name)?;
+        let rank = |entry: &GidEntry| {
+            let address = Ipv6Addr::from(entry.gid.0);
+            match address.to_ipv4_mapped() {
+                Some(_) => 0,
+                None if !address.is_unicast_link_local() => 1,
+                None => 2,
+            }
+        };
+        let is_fit = |entry: &GidEntry| entry.port == PORT && entry.kind == GidType::RoceV2;
+        let gid = device.gids()?.into_iter().filter(is_fit).min_by_key(rank);
+        gid.map(|gid| Adapter::new(device, gid)).transpose()
     }
 
     fn new(device: Device, gid: GidEntry) -> Result<Adapter, Error> {
@@ -69,6 +86,11 @@ impl Adapter {
     /// What a peer is told of it. It has no queue pair.
     pub fn port(&self) -> Port {
         self.port
+    }
+
+    /// Its address; an IPv4 one mapped.
+    pub fn address(&self) -> Ipv6Addr {
+        Ipv6Addr::from(self.gid.gid.0)
     }
 
     /// The device's name.
@@ -94,6 +116,14 @@ impl Adapter {
         while self.channel.next_event()?.is_some() {}
         self.sends.arm(false)?;
         self.receives.arm(true)
+    }
+}
+
+/// As it stands in a table of addresses.
+pub(crate) fn mapped(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
     }
 }
 

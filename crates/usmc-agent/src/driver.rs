@@ -1,12 +1,17 @@
 //! What brings completions, CLC messages and time to the engine. It never waits.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use smc_proto::wire::clc::{Error, MAX_LEN, Message, Reception};
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use smc_proto::wire::clc::{EYECATCHER, Error, MAX_LEN, Message, Reception};
 use usmc_rdma::buffers::Buffers;
 use usmc_rdma::nic::{DeviceId, QpId, RmbId};
 use usmc_rdma::{Config, ConnId, Engine, Event, Wish};
@@ -32,6 +37,8 @@ struct Handshake {
     reception: Option<Reception>,
     /// CLC messages that the kernel has had no room for.
     unsent: Vec<u8>,
+    /// Whether it is not known yet that the peer speaks CLC.
+    awaits_first: bool,
 }
 
 /// What a look at a TCP connection finds.
@@ -40,6 +47,8 @@ enum Found {
     Nothing,
     Message(Box<Result<Message, Error>>),
     Closed,
+    /// What a server begins with is no message, and was not taken.
+    Foreign,
 }
 
 /// When an established connection is looked at next, and last.
@@ -56,6 +65,9 @@ pub struct Driver<B> {
     /// The devices.
     pub adapters: Adapters,
     handshakes: HashMap<ConnId, Handshake>,
+    /// What has come for a handshake: the set knows the connections by their tokens.
+    arrivals: OwnedFd,
+    by_token: HashMap<u64, ConnId>,
     /// Connections that are SMC: TCP stays as long as they do.
     established: HashMap<ConnId, Handshake>,
     /// Those of them that a Decline may come to, in the order of their next looks.
@@ -67,30 +79,35 @@ pub struct Driver<B> {
 
 impl<B: Buffers> Driver<B> {
     /// No connection yet.
-    pub fn new(config: Config, adapters: Adapters) -> Driver<B> {
-        Driver {
+    ///
+    /// # Errors
+    /// epoll_create1(2).
+    pub fn new(config: Config, adapters: Adapters) -> io::Result<Driver<B>> {
+        Ok(Driver {
             engine: Engine::new(config),
             adapters,
             handshakes: HashMap::new(),
+            arrivals: epoll::create(CreateFlags::CLOEXEC)?,
+            by_token: HashMap::new(),
             established: HashMap::new(),
             young: VecDeque::new(),
             begun: Instant::now(),
             events: VecDeque::new(),
-        }
+        })
     }
 
     fn now(&self) -> Duration {
         self.begun.elapsed()
     }
 
-    /// A client's connection, whose TCP is there, begins its handshake.
+    /// A client's connection, whose TCP is there, begins its handshake. The flags of the socket stay as they are, as it may be another
+    /// process', too.
     ///
     /// # Errors
-    /// The TCP connection cannot be read without waiting, or the wish is refused ([`usmc_rdma::RefusedWish`]).
-    pub fn connect(&mut self, wish: Wish<B>, tcp: TcpStream) -> io::Result<ConnId> {
-        tcp.set_nonblocking(true)?;
+    /// The wish is refused ([`usmc_rdma::RefusedWish`]): TCP as it was.
+    pub fn connect(&mut self, wish: Wish<B>, tcp: TcpStream) -> Result<ConnId, TcpStream> {
         let now = self.now();
-        let conn = self.engine.connect(wish, &mut self.adapters, now).map_err(io::Error::other)?;
+        let Ok(conn) = self.engine.connect(wish, &mut self.adapters, now) else { return Err(tcp) };
         self.shake(conn, tcp);
         Ok(conn)
     }
@@ -99,18 +116,34 @@ impl<B: Buffers> Driver<B> {
     ///
     /// # Errors
     /// As above.
-    pub fn accept(&mut self, wish: Wish<B>, tcp: TcpStream) -> io::Result<ConnId> {
-        tcp.set_nonblocking(true)?;
+    pub fn accept(&mut self, wish: Wish<B>, tcp: TcpStream) -> Result<ConnId, TcpStream> {
         let now = self.now();
-        let conn = self.engine.accept(wish, &mut self.adapters, now).map_err(io::Error::other)?;
+        let Ok(conn) = self.engine.accept(wish, &mut self.adapters, now) else { return Err(tcp) };
         self.shake(conn, tcp);
         Ok(conn)
     }
 
     fn shake(&mut self, conn: ConnId, tcp: TcpStream) {
-        let (reception, unsent) = (Some(Reception::new()), Vec::new());
-        self.handshakes.insert(conn, Handshake { tcp, reception, unsent });
+        let token = u64::from(conn.token());
+        let data = EventData::new_u64(token);
+        let is_watched = epoll::add(&self.arrivals, &tcp, data, EventFlags::IN).is_ok();
+        self.by_token.insert(token, conn);
+        let (reception, unsent, awaits_first) = (Some(Reception::new()), Vec::new(), true);
+        self.handshakes.insert(conn, Handshake { tcp, reception, unsent, awaits_first });
+        if !is_watched {
+            // Nothing would ever be found there.
+            let now = self.now();
+            self.engine.handle_clc_closed(conn, &mut self.adapters, now);
+        }
         self.flush();
+    }
+
+    /// Nothing is to be found there any more. The socket may be another process', too, so that a close does not end the watch.
+    fn unwatch(&mut self, conn: ConnId) {
+        self.by_token.remove(&u64::from(conn.token()));
+        if let Some(handshake) = self.handshakes.get(&conn) {
+            let _ = epoll::delete(&self.arrivals, &handshake.tcp);
+        }
     }
 
     /// The application has written or read.
@@ -173,15 +206,9 @@ impl<B: Buffers> Driver<B> {
         self.adapters.all.iter().try_for_each(Adapter::arm)
     }
 
-    /// What is readable once a device has something, after [`Driver::arm`]: the same ones for good.
+    /// What is readable once a handshake goes on, or a device has something, after [`Driver::arm`]: the same ones for good.
     pub fn wakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.adapters.all.iter().flat_map(Adapter::wakes)
-    }
-
-    /// What is readable once a handshake goes on.
-    pub fn handshakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let open = self.handshakes.values().filter(|handshake| handshake.reception.is_some());
-        open.map(|handshake| handshake.tcp.as_fd())
+        [self.arrivals.as_fd()].into_iter().chain(self.adapters.all.iter().flat_map(Adapter::wakes))
     }
 
     /// How long until the next turn, whatever happens; `None`: nothing is due.
@@ -272,17 +299,36 @@ impl<B: Buffers> Driver<B> {
     }
 
     fn look_at_handshakes(&mut self) -> bool {
+        if self.handshakes.is_empty() {
+            return false;
+        }
         let now = self.now();
-        let conns: Vec<ConnId> = self.handshakes.keys().copied().collect();
+        let mut found = Vec::with_capacity(BATCH);
+        // A failure: the next turn looks again.
+        let _ = epoll::wait(&self.arrivals, spare_capacity(&mut found), Some(&Timespec::default()));
         let mut any = false;
-        for conn in conns {
+        for event in found {
+            let Some(conn) = self.by_token.get(&event.data.u64()).copied() else { continue };
             let Some(handshake) = self.handshakes.get_mut(&conn) else { continue };
-            match handshake.receive() {
+            let received = handshake.receive();
+            let flags = event.flags;
+            if flags.contains(EventFlags::OUT) && handshake.unsent.is_empty() {
+                let token = EventData::new_u64(conn.token().into());
+                let _ = epoll::modify(&self.arrivals, &handshake.tcp, token, EventFlags::IN);
+            }
+            match received {
                 Found::Nothing => continue,
                 Found::Message(message) => {
                     self.engine.handle_clc(conn, *message, &mut self.adapters, now);
                 }
-                Found::Closed => self.engine.handle_clc_closed(conn, &mut self.adapters, now),
+                Found::Foreign => {
+                    self.unwatch(conn);
+                    self.engine.handle_no_clc(conn, &mut self.adapters, now);
+                }
+                Found::Closed => {
+                    self.unwatch(conn);
+                    self.engine.handle_clc_closed(conn, &mut self.adapters, now);
+                }
             }
             any = true;
             // Nothing of the next message is read for a connection whose handshake is over.
@@ -302,7 +348,7 @@ impl<B: Buffers> Driver<B> {
                 Found::Nothing if look.at < look.until => {
                     self.young.push_back(Look { at: now + LOOK, ..look });
                 }
-                Found::Nothing | Found::Closed => {}
+                Found::Nothing | Found::Closed | Found::Foreign => {}
                 Found::Message(message) => {
                     self.engine.handle_clc(look.conn, *message, &mut self.adapters, now);
                     self.flush();
@@ -320,11 +366,17 @@ impl<B: Buffers> Driver<B> {
             {
                 handshake.unsent.extend_from_slice(bytes);
                 handshake.send();
+                if !handshake.unsent.is_empty() {
+                    let room = EventFlags::IN | EventFlags::OUT;
+                    let token = EventData::new_u64(conn.token().into());
+                    let _ = epoll::modify(&self.arrivals, &handshake.tcp, token, room);
+                }
             }
         }
         while let Some(event) = self.engine.poll_event() {
             let over = match &event {
                 Event::Established { conn, .. } => {
+                    self.unwatch(*conn);
                     let now = self.now();
                     self.young.push_back(Look { conn: *conn, at: now + LOOK, until: now + YOUNG });
                     let handshake = self.handshakes.remove(conn);
@@ -332,6 +384,7 @@ impl<B: Buffers> Driver<B> {
                     None
                 }
                 Event::Fallback { conn, .. } | Event::Failed { conn, .. } => {
+                    self.unwatch(*conn);
                     self.handshakes.remove(conn)
                 }
                 Event::Over { conn } => self.established.remove(conn),
@@ -348,20 +401,24 @@ impl Handshake {
         self.send();
         loop {
             let Some(reception) = &mut self.reception else { return Found::Nothing };
+            if self.awaits_first {
+                match peek(&self.tcp) {
+                    First::Nothing => return Found::Nothing,
+                    First::Clc => self.awaits_first = false,
+                    First::Foreign => return Found::Foreign,
+                }
+            }
             let mut bytes = [0; MAX_LEN];
             let wanted = reception.wanted();
-            match self.tcp.read(bytes.get_mut(..wanted).unwrap_or_default()) {
-                Ok(0) => break,
-                Ok(n) => match reception.push(bytes.get(..n).unwrap_or_default()) {
+            let into = bytes.get_mut(..wanted).unwrap_or_default();
+            match recv(&self.tcp, into, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => break,
+                Ok((n, _)) => match reception.push(bytes.get(..n).unwrap_or_default()) {
                     Ok(None) => {}
                     Ok(Some(message)) => return Found::Message(Box::new(Ok(message))),
                     Err(error) => return Found::Message(Box::new(Err(error))),
                 },
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
-                {
-                    return Found::Nothing;
-                }
+                Err(Errno::WOULDBLOCK | Errno::INTR) => return Found::Nothing,
                 Err(_) => break,
             }
         }
@@ -372,9 +429,30 @@ impl Handshake {
     /// As much as the kernel has room for: always all, as a handshake's messages are the first that are sent.
     fn send(&mut self) {
         if !self.unsent.is_empty()
-            && let Ok(n) = self.tcp.write(&self.unsent)
+            && let Ok(n) = send(&self.tcp, &self.unsent, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
         {
             self.unsent.drain(..n);
         }
+    }
+}
+
+/// What a stream begins with.
+enum First {
+    /// Nothing so far, or not enough to tell.
+    Nothing,
+    Clc,
+    Foreign,
+}
+
+/// Looks at a stream's beginning, and takes nothing.
+fn peek(tcp: &TcpStream) -> First {
+    let mut bytes = [0; EYECATCHER.len()];
+    match recv(tcp, &mut bytes, RecvFlags::DONTWAIT | RecvFlags::PEEK) {
+        Ok((n, _)) if bytes.get(..n) != EYECATCHER.get(..n) => First::Foreign,
+        Ok((n, _)) if n == EYECATCHER.len() => First::Clc,
+        // The end is found by the read.
+        Ok((0, _)) => First::Clc,
+        Ok(_) | Err(Errno::WOULDBLOCK | Errno::INTR) => First::Nothing,
+        Err(_) => First::Clc,
     }
 }

@@ -3,12 +3,19 @@
 //!
 //! [`adapter`] finds devices and has their completion queues; `link` is a queue pair with its memory; [`nic`] is what the engine
 //! (`usmc_rdma`) sees of both; [`driver`] brings completions, CLC messages and time to the engine. [`rest`] is how its thread waits for them.
-//! [`room`] is the memory that an application shares with it, and [`service`] its ends of the connections there.
+//! [`room`] is memory that a process shares with it, and `rooms` all of that; `deputy` is its end of one connection there, and [`service`]
+//! those of all, with their handshakes, which wait their turn in `lines`. [`control`] is where processes come in, and [`agent`] all of it, with its end.
 
 pub mod adapter;
+pub mod agent;
+pub mod control;
+mod deputy;
 pub mod driver;
+mod lines;
 mod link;
 pub mod nic;
 pub mod rest;
 pub mod room;
+pub mod rooms;
 pub mod service;
+pub mod sys;

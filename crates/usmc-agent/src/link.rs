@@ -148,6 +148,16 @@ impl Link {
         self.rmbs.remove(&id);
     }
 
+    /// Send buffers that were there are no more.
+    pub(crate) fn forget_arena(&mut self, id: ArenaId) {
+        self.arenas.remove(&id);
+    }
+
+    /// Memory of applications that is registered.
+    pub(crate) fn registrations(&self) -> usize {
+        self.rmbs.len() + self.arenas.len()
+    }
+
     /// The own key of memory with send buffers.
     ///
     /// # Safety

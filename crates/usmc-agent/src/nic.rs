@@ -1,16 +1,16 @@
 //! The devices as the engine sees them ([`usmc_rdma::nic::Nic`]).
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
+use std::net::IpAddr;
 
 use smc_proto::ids::U24;
 use smc_proto::link_group::{Connect, Key, Port};
 use usmc_rdma::nic::{ArenaId, DeviceId, Nic, PostFailed, QpId, RmbId, Write};
 use usmc_verbs::Error;
 
-use crate::adapter::Adapter;
+use crate::adapter::{Adapter, mapped};
 use crate::link::{Link, Memory, Message};
+use crate::sys;
 
 /// The devices of a host, and their queue pairs.
 #[derive(Default)]
@@ -33,15 +33,30 @@ impl Adapters {
         DeviceId(self.all.len() as u8 - 1)
     }
 
+    /// All devices.
+    pub fn ids(&self) -> impl Iterator<Item = DeviceId> + use<> {
+        (0..self.all.len()).map(|at| DeviceId(at as u8))
+    }
+
     /// A device.
     pub fn get(&self, device: DeviceId) -> Option<&Adapter> {
         self.all.get(usize::from(device.0))
     }
 
+    /// The device for a TCP connection whose own end has this address: the one whose address it is, or whose network device has it.
+    pub fn device_for(&self, own: IpAddr) -> Option<DeviceId> {
+        let wanted = mapped(own);
+        let place = self.all.iter().position(|adapter| adapter.address() == wanted).or_else(|| {
+            let interface = sys::interface_of(own.to_canonical())?;
+            self.all.iter().position(|adapter| adapter.gid.ifindex == interface)
+        });
+        Some(DeviceId(u8::try_from(place?).ok()?))
+    }
+
     /// Memory that connections will have their RMB in.
     ///
     /// # Safety
-    /// It stays mapped as long as this is there, and is shared memory that is read and written by raw pointers and atomics only.
+    /// It stays mapped until [`Adapters::remove_rmb`], and is shared memory that is read and written by raw pointers and atomics only.
     pub unsafe fn add_rmb(&mut self, rmb: RmbId, start: *mut u8, len: usize) {
         self.rmbs.insert(rmb, Memory { start, len });
     }
@@ -49,9 +64,27 @@ impl Adapters {
     /// Memory that connections will have their send buffers in.
     ///
     /// # Safety
-    /// As for [`Adapters::add_rmb`].
+    /// As for [`Adapters::add_rmb`], until [`Adapters::remove_arena`].
     pub unsafe fn add_arena(&mut self, arena: ArenaId, start: *mut u8, len: usize) {
         self.arenas.insert(arena, Memory { start, len });
+    }
+
+    /// No device can reach the RMB any more: it may be unmapped. No connection has it, and no peer has a key for it
+    /// ([`usmc_rdma::Engine::holder`]).
+    pub fn remove_rmb(&mut self, rmb: RmbId) {
+        self.rmbs.remove(&rmb);
+        self.links.iter_mut().flatten().for_each(|placed| placed.link.forget(rmb));
+    }
+
+    /// The same of an arena. Nothing that is posted lies there.
+    pub fn remove_arena(&mut self, arena: ArenaId) {
+        self.arenas.remove(&arena);
+        self.links.iter_mut().flatten().for_each(|placed| placed.link.forget_arena(arena));
+    }
+
+    /// Registrations of RMBs and arenas on all links.
+    pub fn registrations(&self) -> usize {
+        self.links.iter().flatten().map(|placed| placed.link.registrations()).sum()
     }
 
     /// Whether anything was posted that is not complete.
@@ -200,8 +233,6 @@ impl Nic for Adapters {
 
 /// A first sequence number that nobody guesses: what an earlier queue pair of that number had on its way is not taken for this one's.
 fn random_psn() -> U24 {
-    let mut bytes = [0; 4];
-    // Without them it is 0, which works.
-    let _ = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
-    U24::truncate(u32::from_ne_bytes(bytes))
+    // Without a random one it is 0, which works.
+    U24::truncate(u32::from_ne_bytes(sys::random().unwrap_or_default()))
 }

@@ -81,6 +81,44 @@ impl Rest {
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(number), EventFlags::IN)?)
     }
 
+    /// The same once for each time that something comes there or it ends; whatever is not taken is not told again.
+    ///
+    /// # Errors
+    /// epoll_ctl(2).
+    pub fn watch_edges(&self, fd: impl AsFd, number: u64) -> io::Result<()> {
+        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(number), flags)?)
+    }
+
+    /// It wakes each time that there is room to send.
+    ///
+    /// # Errors
+    /// epoll_ctl(2).
+    pub fn watch_room(&self, fd: impl AsFd, number: u64) -> io::Result<()> {
+        let flags = EventFlags::OUT | EventFlags::ET;
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(number), flags)?)
+    }
+
+    /// It wakes no more.
+    pub fn unwatch(&self, fd: impl AsFd) {
+        // A failure: it was not watched.
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// The numbers of what is watched and has something, and what it has: some of them now, the rest with the next call. It does not wait.
+    ///
+    /// # Errors
+    /// epoll_wait(2).
+    pub fn look(&self, mut each: impl FnMut(u64, EventFlags)) -> io::Result<()> {
+        let mut events = Vec::with_capacity(EVENTS);
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&Timespec::default())) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        events.iter().for_each(|event| each(event.data.u64(), event.flags));
+        Ok(())
+    }
+
     /// After a look at everything: whether there was work, and what is next.
     pub fn next(&mut self, has_worked: bool) -> Next {
         if has_worked {
@@ -109,17 +147,12 @@ impl Rest {
         }
     }
 
-    /// Sleeps until something is watched that is readable, or one of `others` is, or the time has passed. `None`: without a limit. `each`
-    /// gets the numbers of what is readable: some of them now, the rest with the next call.
+    /// Sleeps until something that is watched has something, or one of `others` is readable, or the time has passed. `None`: without a
+    /// limit.
     ///
     /// # Errors
     /// poll(2), but for a signal, which ends the sleep.
-    pub fn sleep(
-        &self,
-        others: &[BorrowedFd<'_>],
-        most: Option<Duration>,
-        each: impl FnMut(u64),
-    ) -> io::Result<()> {
+    pub fn sleep(&self, others: &[BorrowedFd<'_>], most: Option<Duration>) -> io::Result<()> {
         let all = [self.epoll.as_fd()].into_iter().chain(others.iter().copied());
         let mut all: Vec<PollFd<'_>> =
             all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
@@ -128,15 +161,9 @@ impl Rest {
             tv_nsec: most.subsec_nanos().into(),
         });
         match poll(&mut all, most.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
         }
-        if all.first().is_some_and(|epoll| !epoll.revents().is_empty()) {
-            let mut events = Vec::with_capacity(EVENTS);
-            epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&Timespec::default()))?;
-            events.iter().map(|event| event.data.u64()).for_each(each);
-        }
-        Ok(())
     }
 }
 
@@ -171,14 +198,20 @@ mod tests {
         let (other, _) = listener.accept().expect("TCP");
         let rest = Rest::new(Spin::default()).expect("an epoll set");
         let begun = Instant::now();
-        let nothing = |number| panic!("{number}");
-        rest.sleep(&[other.as_fd()], Some(Duration::from_millis(20)), nothing).expect("poll");
+        rest.sleep(&[other.as_fd()], Some(Duration::from_millis(20))).expect("poll");
         assert!(begun.elapsed() >= Duration::from_millis(20));
         one.write_all(b"x").expect("TCP");
-        rest.sleep(&[other.as_fd()], None, nothing).expect("poll");
+        rest.sleep(&[other.as_fd()], None).expect("poll");
         rest.watch(&other, 7).expect("epoll");
         let mut ready = Vec::new();
-        rest.sleep(&[], None, |number| ready.push(number)).expect("poll");
-        assert_eq!(ready, [7]);
+        rest.sleep(&[], None).expect("poll");
+        rest.look(|number, flags| ready.push((number, flags))).expect("epoll");
+        assert_eq!(ready, [(7, EventFlags::IN)]);
+        rest.unwatch(&other);
+        rest.look(|number, _| panic!("{number}")).expect("epoll");
+        rest.watch_edges(&other, 8).expect("epoll");
+        ready.clear();
+        (0..2).for_each(|_| rest.look(|number, flags| ready.push((number, flags))).expect("epoll"));
+        assert_eq!(ready, [(8, EventFlags::IN)]);
     }
 }

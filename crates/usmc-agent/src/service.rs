@@ -1,67 +1,161 @@
 //! The agent's ends of applications' connections: what an application does with its slot goes to the engine, and what comes from there
 //! is said in the slot.
 //!
-//! An application says its end as every end of a slot does, by the flags of the direction that it sends (`usmc_shm::state`), and tells of
-//! it ([`usmc_shm::news`]). The agent answers by those of the other direction. `Control::state` says what has become of the handshake:
-//! `SLOT_CONFIRMED`, or `SLOT_WITHDRAWN` where the connection stays TCP.
+//! ```text
+//!               its turn        established
+//!   Waits ────────────▶ Shakes ─────────────▶ Serves ──over──▶ (gone)
+//!     │                    │ it stays TCP
+//!     └──it cannot begin───┴──▶ Leaves ──the application is gone, and all that it has left is sent──▶ (gone)
+//! ```
+//!
+//! Where a handshake fails nobody knows what the peer has, and the application's connection is reset.
+//!
+//! The application has its ring from the start, whatever the peer does: what it writes waits there, and its end does, too.
+//!
+//! [`crate::control`] brings connections here. An application in the agent's own process may do it itself: [`Service::hand_over`], then the
+//! answer by [`Service::poll_answer`], then [`Service::is_answered`].
 
-use std::collections::HashMap;
+mod left;
+mod looks;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::io;
-use std::net::TcpStream;
-use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::net::{IpAddr, TcpStream};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use smc_proto::close::Direction;
 use smc_proto::handshake::Circumstances;
 use usmc_rdma::buffers::SlotBuffers;
 use usmc_rdma::nic::DeviceId;
-use usmc_rdma::{ConnId, Event, Wish};
-use usmc_shm::layout::{ACCEPTOR, CLIENT, SLOT_CONFIRMED, SLOT_WITHDRAWN};
+use usmc_rdma::{ConnId, Event, Memory, Wish};
+use usmc_shm::agent::{Answer, Place, Role};
 use usmc_shm::state::EndState;
-use usmc_shm::sync::Ordering::{Acquire, Release};
 
+use crate::deputy::Deputy;
 use crate::driver::Driver;
+use crate::lines::Lines;
 use crate::rest::Rest;
-use crate::room::Room;
+use crate::room::Taken;
+use crate::rooms::{RoomId, Rooms};
+use crate::sys::Owner;
 
-/// Names a room of a service.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct RoomId(pub usize);
+use left::Left;
 
-/// Where a connection has its application.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
-    /// The room.
-    pub room: RoomId,
-    /// The slot.
-    pub slot: u32,
-    /// The agent's end of it.
-    pub end: usize,
+/// Numbers in the set of what wakes that are not this module's.
+pub const OTHERS: u64 = 1 << 63;
+/// The devices'.
+const DEVICES: u64 = OTHERS - 1;
+/// As Declines have them (RFC 7609, appendix A.2.4): no memory, and no device.
+const NO_MEMORY: u32 = 0x0101_0000;
+const NO_DEVICE: u32 = 0x0303_0000;
+
+/// A connection that was handed over.
+#[derive(Debug)]
+pub struct Handed {
+    /// Which end of it the process has.
+    pub role: Role,
+    /// Its end of the TCP connection to another host.
+    pub tcp: TcpStream,
+    /// The other end of that which the application has instead.
+    pub deputy: OwnedFd,
+    /// The process.
+    pub owner: Owner,
 }
 
-struct Served {
+/// Names a connection that was handed over.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Ticket(u64);
+
+enum Stage {
+    Waits(Box<Wished>),
+    Shakes,
+    Serves,
+    Leaves(Left),
+}
+
+/// A handshake that is about to begin.
+struct Wished {
+    role: Role,
+    tcp: TcpStream,
+    device: DeviceId,
+    buffers: SlotBuffers,
+    memory: Memory,
+}
+
+struct Case {
+    stage: Stage,
+    /// The line in which it waits, or has a place.
+    line: Option<IpAddr>,
+    owner: Owner,
+    /// Once the handshake has begun.
+    conn: Option<ConnId>,
+    room: RoomId,
     place: Place,
-    /// What the engine knows of the application's end.
-    told: EndState,
+    deputy: Deputy,
+    /// The application's processes are gone: nobody has the slot.
+    has_died: bool,
 }
 
-/// Rooms of applications, and the driver that moves their bytes.
+/// Rooms of processes, and the driver that moves their bytes.
 pub struct Service {
     driver: Driver<SlotBuffers>,
-    rooms: Vec<Room>,
-    conns: HashMap<ConnId, Served>,
-    /// By room and slot.
-    slots: HashMap<(RoomId, u32), ConnId>,
+    rest: Rest,
+    rooms: Rooms,
+    cases: HashMap<Ticket, Case>,
+    /// Their slots.
+    places: HashMap<Place, Ticket>,
+    next: u64,
+    conns: HashMap<ConnId, Ticket>,
+    lines: Lines<Ticket>,
+    /// Those that have a place in a line, and since when.
+    begun: VecDeque<(Instant, Ticket)>,
+    /// Those that send what their applications have left, how far they were, and when they are looked at next.
+    sending: VecDeque<(Instant, Ticket, u64)>,
+    answers: VecDeque<(Ticket, Answer)>,
+    events: VecDeque<Event>,
+    /// Connections that are looked at in each turn.
+    hot: Vec<Ticket>,
+    /// When those are looked at next that have ended their writing direction, and how long after the last look that is.
+    half: BinaryHeap<Reverse<(Instant, Ticket, Duration)>>,
+    /// What others watch and is ready.
+    ready: Vec<u64>,
+    turns: u32,
+    swept: Instant,
+    ticked: Instant,
+    has_to_tick: bool,
 }
 
 impl Service {
-    /// No application yet. `rest`: what the service's thread sleeps by.
+    /// No application yet. `shift`: log2 of the bytes of each ring, 14 to 22.
     ///
     /// # Errors
     /// epoll_ctl(2).
-    pub fn new(driver: Driver<SlotBuffers>, rest: &Rest) -> io::Result<Service> {
+    pub fn new(driver: Driver<SlotBuffers>, rest: Rest, shift: u32) -> io::Result<Service> {
         driver.wakes().try_for_each(|fd| rest.watch(fd, DEVICES))?;
-        Ok(Service { driver, rooms: Vec::new(), conns: HashMap::new(), slots: HashMap::new() })
+        let now = Instant::now();
+        Ok(Service {
+            driver,
+            rest,
+            rooms: Rooms::new(shift),
+            cases: HashMap::new(),
+            places: HashMap::new(),
+            next: 0,
+            conns: HashMap::new(),
+            lines: Lines::new(),
+            begun: VecDeque::new(),
+            sending: VecDeque::new(),
+            answers: VecDeque::new(),
+            events: VecDeque::new(),
+            hot: Vec::new(),
+            half: BinaryHeap::new(),
+            ready: Vec::new(),
+            turns: 0,
+            swept: now,
+            ticked: now,
+            has_to_tick: false,
+        })
     }
 
     /// The driver.
@@ -69,123 +163,160 @@ impl Service {
         &self.driver
     }
 
-    /// A room for an application.
-    ///
-    /// # Errors
-    /// As for [`Room::new`].
-    pub fn add_room(&mut self, slots: u32, shift: u32, rest: &Rest) -> io::Result<RoomId> {
-        let id = RoomId(self.rooms.len());
-        let room = Room::new(id.0 as u32, slots, shift)?;
-        let [_, to_agent, _] = room.descriptors();
-        rest.watch(to_agent, id.0 as u64)?;
-        let registered = room.register(&mut self.driver.adapters);
-        registered.ok_or(io::ErrorKind::InvalidData)?;
-        self.rooms.push(room);
-        Ok(id)
+    /// What wakes the service. Numbers of others have [`OTHERS`] set, and come back by [`Service::take_ready`].
+    pub fn rest(&self) -> &Rest {
+        &self.rest
     }
 
-    /// A room.
-    pub fn room(&self, id: RoomId) -> Option<&Room> {
-        self.rooms.get(id.0)
+    /// Connections that were handed over and are not over.
+    pub fn connections(&self) -> usize {
+        self.cases.len()
     }
 
-    /// A TCP connection of an application in that room begins its handshake: its client's or its server's. `None`: there is no slot, and it stays
-    /// TCP.
+    /// Rooms that are there.
+    pub fn rooms(&self) -> usize {
+        self.rooms.len()
+    }
+
+    /// What of others' is ready, since the last call.
+    pub fn take_ready(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.ready)
+    }
+
+    /// A process hands a connection over. The answer comes by [`Service::poll_answer`].
+    pub fn hand_over(&mut self, handed: Handed) -> Ticket {
+        let ticket = Ticket(self.next);
+        self.next = (self.next + 1) % DEVICES;
+        let answer = match self.seat(ticket, handed) {
+            Ok(place) => Answer::Ring(place),
+            Err(code) => Answer::Tcp { code },
+        };
+        self.answers.push_back((ticket, answer));
+        ticket
+    }
+
+    /// It gets a slot, and waits for its turn.
+    fn seat(&mut self, ticket: Ticket, handed: Handed) -> Result<Place, u32> {
+        let Handed { role, tcp, deputy, owner } = handed;
+        let device = tcp.local_addr().ok().map(|at| at.ip());
+        let device = device.and_then(|ip| self.driver.adapters.device_for(ip)).ok_or(NO_DEVICE)?;
+        let taken = self.rooms.take(owner, &mut self.driver.adapters).ok_or(NO_MEMORY)?;
+        let (room, segment, Taken { slot, usage, buffers, memory }) = taken;
+        let (_, id) = self.rooms.memfd(room).ok_or(NO_MEMORY)?;
+        let deputy = Deputy::new(segment, slot, deputy);
+        deputy.confirm(usage);
+        let place = Place { segment: id, slot, usage: usage.to_bits() };
+        let line = tcp.peer_addr().ok().map(|at| at.ip()).filter(|_| role == Role::Client);
+        let wished = Wished { role, tcp, device, buffers, memory };
+        let stage = Stage::Waits(Box::new(wished));
+        let case = Case { stage, line, owner, conn: None, room, place, deputy, has_died: false };
+        self.cases.insert(ticket, case);
+        self.places.insert(place, ticket);
+        if line.is_none_or(|peer| self.lines.join(peer, ticket)) && self.begin(ticket).is_err() {
+            // Nothing was said by TCP, and no process has the slot.
+            self.next_in_line(ticket);
+            self.is_let_go(ticket);
+            self.forget(ticket);
+            return Err(NO_MEMORY);
+        }
+        Ok(place)
+    }
+
+    /// Its handshake begins.
     ///
     /// # Errors
-    /// As for [`Driver::connect`].
-    pub fn begin(
-        &mut self,
-        room: RoomId,
-        is_client: bool,
-        tcp: TcpStream,
-        device: DeviceId,
-        circumstances: Circumstances,
-    ) -> io::Result<Option<Place>> {
-        let end = if is_client { ACCEPTOR } else { CLIENT };
-        let Some(known) = self.rooms.get_mut(room.0) else { return Ok(None) };
-        let Some((slot, buffers, memory)) = known.take(end) else { return Ok(None) };
+    /// It cannot: TCP as it was.
+    fn begin(&mut self, ticket: Ticket) -> Result<(), TcpStream> {
+        let Some(case) = self.cases.get_mut(&ticket) else { return Ok(()) };
+        let wished = match std::mem::replace(&mut case.stage, Stage::Shakes) {
+            Stage::Waits(wished) => *wished,
+            other => {
+                case.stage = other;
+                return Ok(());
+            }
+        };
+        let Wished { role, tcp, device, buffers, memory } = wished;
+        let circumstances = Circumstances { peer_says_smc: true, ..Circumstances::FINE };
         let wish = Wish { buffers, memory, device, circumstances };
-        let begun =
-            if is_client { self.driver.connect(wish, tcp) } else { self.driver.accept(wish, tcp) };
-        let conn = begun.inspect_err(|_| known.give_back(slot))?;
-        let place = Place { room, slot, end };
-        self.conns.insert(conn, Served { place, told: EndState::Open });
-        self.slots.insert((room, slot), conn);
-        Ok(Some(place))
-    }
-
-    /// The processes of an application are gone: its connections end as the kernel ends those of a killed process.
-    pub fn leave(&mut self, room: RoomId) {
-        let of_room = |(at, _): &(&(RoomId, u32), &ConnId)| at.0 == room;
-        let conns: Vec<ConnId> = self.slots.iter().filter(of_room).map(|(_, conn)| *conn).collect();
-        for conn in conns {
-            let Some(served) = self.conns.get_mut(&conn) else { continue };
-            if matches!(served.told, EndState::Open | EndState::Shut) {
-                let Place { room, slot, end } = served.place;
-                let ring = self
-                    .rooms
-                    .get(room.0)
-                    .map(|room| room.segment().ring(slot, end).map(|ring| ring.has_data()));
-                served.told = EndState::Closed;
-                self.driver.close(conn, ring == Some(Ok(true)));
+        let conn = match role {
+            Role::Client => self.driver.connect(wish, tcp),
+            Role::Server => self.driver.accept(wish, tcp),
+        }?;
+        case.conn = Some(conn);
+        self.conns.insert(conn, ticket);
+        if case.line.is_some() {
+            self.begun.push_back((Instant::now(), ticket));
+        }
+        // What the application has done meanwhile.
+        match case.deputy.told {
+            EndState::Open => {}
+            EndState::Shut => self.driver.shut(conn),
+            EndState::Closed | EndState::Aborted => {
+                self.driver.close(conn, case.deputy.told == EndState::Aborted);
             }
         }
+        Ok(())
     }
 
-    /// Looks at everything once. Whether there was anything. Events that a slot cannot say are handed out.
-    pub fn turn(&mut self, mut each: impl FnMut(Option<Place>, Event, Option<TcpStream>)) -> bool {
-        let mut any = self.driver.turn();
-        for room in 0..self.rooms.len() {
-            any |= self.look_at_room(RoomId(room));
+    /// The next answer, for the process that has handed that connection over.
+    pub fn poll_answer(&mut self) -> Option<(Ticket, Answer)> {
+        self.answers.pop_front()
+    }
+
+    /// What goes along with [`Answer::Ring`].
+    pub fn memfd(&self, ticket: Ticket) -> Option<BorrowedFd<'_>> {
+        let room = self.cases.get(&ticket)?.room;
+        self.rooms.memfd(room).map(|(memfd, _)| memfd)
+    }
+
+    /// The process has its answer.
+    pub fn is_answered(&mut self, ticket: Ticket) {
+        let Some(case) = self.cases.get_mut(&ticket) else { return };
+        case.deputy.begin();
+        let watched = case.deputy.socket().map(|socket| self.rest.watch_edges(socket, ticket.0));
+        match watched {
+            Some(Ok(())) => self.heat(ticket),
+            // Its peer has reset it meanwhile.
+            None => self.is_gone(ticket, false),
+            // It would never be heard. Its process lives, and has the slot.
+            Some(Err(_)) => self.abort(ticket),
         }
+    }
+
+    /// The process cannot have its answer: it is gone.
+    pub fn abandon(&mut self, ticket: Ticket) {
+        self.answers.retain(|(other, _)| *other != ticket);
+        self.is_gone(ticket, true);
+    }
+
+    /// What has happened, oldest first; without [`Event::Data`] and [`Event::Room`].
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// The host stops: all connections are aborted, also those that are to be.
+    pub fn stop(&mut self) {
+        // Before others end, as their places in lines would be given to these.
+        self.abort_all_that(|stage| matches!(stage, Stage::Waits(_)));
+        self.driver.stop();
+        self.take_events();
+        self.abort_all_that(|stage| matches!(stage, Stage::Leaves(_)));
+    }
+
+    /// Takes what the engine says. Whether there was anything.
+    fn take_events(&mut self) -> bool {
+        let mut any = false;
         while let Some((event, tcp)) = self.driver.poll_event() {
             any = true;
-            let place = self.say(&event);
-            each(place, event, tcp);
-        }
-        any
-    }
-
-    fn look_at_room(&mut self, id: RoomId) -> bool {
-        let Some(room) = self.rooms.get(id.0) else { return false };
-        let mut told = room.segment().header().news.take();
-        let any = told != 0;
-        while told != 0 {
-            let slot = told.trailing_zeros();
-            told &= told - 1;
-            // The application can tell of any slot.
-            if let Some(conn) = self.slots.get(&(id, slot)).copied() {
-                self.look_at(conn);
+            self.handle(&event, tcp);
+            if !matches!(event, Event::Data { .. } | Event::Room { .. }) {
+                self.events.push_back(event);
             }
         }
         any
     }
 
-    /// What the application has done with its end.
-    fn look_at(&mut self, conn: ConnId) {
-        let Some(served) = self.conns.get_mut(&conn) else { return };
-        let Place { room, slot, end } = served.place;
-        let Some(segment) = self.rooms.get(room.0).map(Room::segment) else { return };
-        let Ok(known) = segment.slot(slot) else { return };
-        // Acquire: what it has written before.
-        let now = known.dir[1 - end].producer.flags(Acquire).end();
-        match (served.told, now) {
-            (EndState::Closed | EndState::Aborted, _) => {}
-            (_, EndState::Closed | EndState::Aborted) => {
-                served.told = now;
-                self.driver.close(conn, now == EndState::Aborted);
-            }
-            (EndState::Open, EndState::Shut) => {
-                served.told = now;
-                self.driver.shut(conn);
-            }
-            _ => self.driver.dirty(conn),
-        }
-    }
-
-    /// Says it in the slot, and wakes the application's processes that sleep.
-    fn say(&mut self, event: &Event) -> Option<Place> {
+    fn handle(&mut self, event: &Event, tcp: Option<TcpStream>) {
         let conn = match event {
             Event::Established { conn, .. }
             | Event::Fallback { conn, .. }
@@ -195,96 +326,128 @@ impl Service {
             | Event::Ending { conn, .. }
             | Event::Misbehaved { conn, .. }
             | Event::Over { conn } => *conn,
-            Event::GroupUp { .. } | Event::GroupDown { .. } | Event::Withdrawn { .. } => {
-                return None;
-            }
+            Event::Withdrawn { .. } | Event::GroupUp { .. } | Event::GroupDown { .. } => return,
         };
-        let place = self.conns.get(&conn)?.place;
-        let room = self.rooms.get_mut(place.room.0)?;
-        let segment = room.segment();
-        let (control, own) = {
-            let slot = segment.slot(place.slot).ok()?;
-            (&slot.control, &slot.dir[place.end].producer)
-        };
-        let wakes = match event {
-            Event::Established { .. } => {
-                control.state.store(SLOT_CONFIRMED, Release);
-                true
-            }
-            Event::Fallback { .. } | Event::Failed { .. } => {
-                control.state.store(SLOT_WITHDRAWN, Release);
-                true
-            }
+        let Some(ticket) = self.conns.get(&conn).copied() else { return };
+        match event {
             Event::Data { .. } => {
-                let ring = segment.ring(place.slot, place.end).ok()?;
-                ring.has_rx_sleepers() && ring.take_rx_sleepers(false) != 0
+                self.relay(ticket);
+                if let Some(deputy) = self.deputy(ticket) {
+                    deputy.wake_reader();
+                    self.heat(ticket);
+                    self.watch_reader(ticket);
+                }
             }
             Event::Room { .. } => {
-                let ring = segment.ring(place.slot, 1 - place.end).ok()?;
-                ring.has_tx_sleepers() && ring.take_tx_sleepers(false) != 0
-            }
-            Event::Ending { reading, writing, .. } => {
-                match (reading, writing) {
-                    (Direction::Reset | Direction::Aborted, _)
-                    | (_, Direction::Reset | Direction::Aborted) => _ = own.close(true),
-                    (_, Direction::Ended) => _ = own.close(false),
-                    (Direction::Ended, Direction::Open) => _ = own.shut(),
-                    (Direction::Open, Direction::Open) => {}
+                self.relay(ticket);
+                if let Some(deputy) = self.deputy(ticket) {
+                    deputy.wake_writer();
+                    self.heat(ticket);
                 }
-                true
             }
-            _ => false,
-        };
-        if wakes {
-            room.wake_application();
-        }
-        if matches!(event, Event::Fallback { .. } | Event::Failed { .. } | Event::Over { .. }) {
-            self.conns.remove(&conn);
-            self.slots.remove(&(place.room, place.slot));
-            if matches!(event, Event::Over { .. }) {
-                room.give_back(place.slot);
+            Event::Established { .. } => {
+                self.next_in_line(ticket);
+                if let Some(case) = self.cases.get_mut(&ticket) {
+                    case.stage = Stage::Serves;
+                    // What it has written so far.
+                    self.driver.dirty(conn);
+                }
             }
+            Event::Fallback { reason, peer_reason, .. } => {
+                self.conns.remove(&conn);
+                match tcp {
+                    Some(tcp) => self.stays(ticket, tcp, peer_reason.unwrap_or(*reason).0),
+                    None => self.fails(ticket),
+                }
+            }
+            Event::Failed { .. } => {
+                self.conns.remove(&conn);
+                self.fails(ticket);
+            }
+            Event::Ending { reading, writing, closed, .. } => {
+                let is_reset = |end| matches!(end, Direction::Reset | Direction::Aborted);
+                let end = match reading {
+                    _ if is_reset(*reading) || is_reset(*writing) => EndState::Aborted,
+                    _ if *closed => EndState::Closed,
+                    Direction::Ended => EndState::Shut,
+                    _ => EndState::Open,
+                };
+                self.say(ticket, end);
+            }
+            Event::Over { .. } => self.is_over(conn, ticket),
+            _ => {}
         }
-        Some(place)
     }
 
-    /// The application has taken what it had written out of the slot of a connection that stays TCP.
-    pub fn release(&mut self, place: Place) {
-        if !self.slots.contains_key(&(place.room, place.slot))
-            && let Some(room) = self.rooms.get_mut(place.room.0)
-        {
-            room.give_back(place.slot);
+    /// Nobody knows what the peer has: the application's connection is reset.
+    fn fails(&mut self, ticket: Ticket) {
+        self.next_in_line(ticket);
+        if let Some(case) = self.cases.get_mut(&ticket) {
+            case.deputy.say(EndState::Aborted);
+            self.forget(ticket);
         }
     }
 
-    /// Asks all to wake the agent. It looks once more before it sleeps.
-    ///
-    /// # Errors
-    /// A device has failed.
-    pub fn arm(&self) -> Result<(), usmc_verbs::Error> {
-        for room in &self.rooms {
-            // Where there is news the next look finds it.
-            let _ = room.segment().header().news.sleep();
-        }
-        self.driver.arm()
+    /// The agent cannot go on with it: it is reset at both ends.
+    pub(super) fn abort(&mut self, ticket: Ticket) {
+        let Some(case) = self.cases.get_mut(&ticket) else { return };
+        case.deputy.say(EndState::Aborted);
+        case.deputy.told = EndState::Aborted;
+        case.conn.into_iter().for_each(|conn| self.driver.close(conn, true));
+        self.end_if_left(ticket);
     }
 
-    /// Sleeps behind [`Service::arm`] and one more look, for so long at most.
-    ///
-    /// # Errors
-    /// As for [`Rest::sleep`].
-    pub fn sleep(&self, rest: &Rest, others: &[BorrowedFd<'_>], most: Duration) -> io::Result<()> {
-        let due = self.driver.next_turn().map_or(most, |due| due.min(most));
-        let all: Vec<_> = self.driver.handshakes().chain(others.iter().copied()).collect();
-        let has_rung = |number: u64| {
-            let room = usize::try_from(number).ok().and_then(|at| self.rooms.get(at));
-            room.into_iter().for_each(Room::has_rung);
-        };
-        let slept = rest.sleep(&all, Some(due), has_rung);
-        self.rooms.iter().for_each(|room| room.segment().header().news.wake());
-        slept
+    /// No process has the slot.
+    fn is_let_go(&mut self, ticket: Ticket) {
+        if let Some(case) = self.cases.get_mut(&ticket) {
+            case.has_died = true;
+        }
+    }
+
+    /// It is over for the agent. The slot may have its process still.
+    fn forget(&mut self, ticket: Ticket) {
+        self.next_in_line(ticket);
+        let Some(case) = self.cases.remove(&ticket) else { return };
+        self.places.remove(&case.place);
+        // A process that has its TCP connection again lets go of the slot behind that.
+        let is_fetched = matches!(&case.stage, Stage::Leaves(left) if left.is_fetched);
+        self.rooms.leave(case.room, case.place.slot, case.has_died && !is_fetched);
+        self.has_to_tick = true;
+    }
+
+    /// It needs its place in the line no more: another one may begin.
+    fn next_in_line(&mut self, ticket: Ticket) {
+        let Some(case) = self.cases.get_mut(&ticket) else { return };
+        let Some(peer) = case.line.take() else { return };
+        if matches!(case.stage, Stage::Waits(_)) {
+            return self.lines.give_up(peer, ticket);
+        }
+        while let Some(next) = self.lines.leave(peer) {
+            let Err(tcp) = self.begin(next) else { return };
+            // The place is given on.
+            if let Some(case) = self.cases.get_mut(&next) {
+                case.line = None;
+            }
+            self.is_left(next, tcp, NO_MEMORY);
+        }
+    }
+
+    /// How the peer's end is.
+    fn say(&mut self, ticket: Ticket, end: EndState) {
+        let Some(case) = self.cases.get_mut(&ticket) else { return };
+        case.deputy.say(end);
+        if end == EndState::Aborted {
+            // The application finds all that has come in its ring. What it does from now on concerns nobody.
+            self.is_gone(ticket, false);
+        } else {
+            self.relay(ticket);
+            self.heat(ticket);
+        }
+    }
+
+    /// The connection is over at both ends.
+    fn is_over(&mut self, conn: ConnId, ticket: Ticket) {
+        self.conns.remove(&conn);
+        self.forget(ticket);
     }
 }
-
-/// What [`Rest`] calls the devices: no room's number.
-const DEVICES: u64 = u64::MAX;

@@ -10,7 +10,7 @@ use smc_proto::handshake::server::{
     Choice, ChoiceR, Confirmed, ExpectConfirm, ExpectProposal, Surroundings,
 };
 use smc_proto::handshake::{
-    Agreement, CLC_TIMEOUT, ConfirmingLink, Ending, ExpectDecline, Fault, Finished, Path,
+    Agreement, CLC_TIMEOUT, ConfirmingLink, Ending, ExpectDecline, Fallback, Fault, Finished, Path,
 };
 use smc_proto::ids::{Chid, SmcdGid, U24};
 use smc_proto::link_group::{self, Port, Role, Time};
@@ -82,14 +82,15 @@ impl<B: Buffers> Engine<B> {
         now: Time,
     ) -> Result<ConnId, RefusedWish> {
         let (circumstances, device) = (wish.circumstances, wish.device);
-        let conn = self.begin(wish)?;
+        let conn = self.begin(wish, now)?;
         let port = nic.port(device);
         let devices =
             Devices { smcr_v2: Some(port.gid), smcr_v2_mac: port.mac, ..Devices::default() };
         match client::begin(self.config.host.clone(), circumstances, &devices) {
             Ok((expect, proposal)) => {
                 self.messages.push_back((conn, proposal));
-                self.wait(conn, Stage::Proposed(expect), Some(now + CLC_TIMEOUT));
+                // The application waits for nothing but what the server sends, and that for as long as TCP does.
+                self.wait(conn, Stage::Proposed(expect), None);
             }
             Err(ending) => self.end(conn, ending, nic, now),
         }
@@ -107,7 +108,7 @@ impl<B: Buffers> Engine<B> {
         now: Time,
     ) -> Result<ConnId, RefusedWish> {
         let circumstances = wish.circumstances;
-        let conn = self.begin(wish)?;
+        let conn = self.begin(wish, now)?;
         match ExpectProposal::begin(self.config.host.clone(), circumstances) {
             Ok(expect) => self.wait(conn, Stage::Listens(expect), Some(now + CLC_TIMEOUT)),
             Err(ending) => self.end(conn, ending, nic, now),
@@ -115,7 +116,7 @@ impl<B: Buffers> Engine<B> {
         Ok(conn)
     }
 
-    fn begin(&mut self, wish: Wish<B>) -> Result<ConnId, RefusedWish> {
+    fn begin(&mut self, wish: Wish<B>, now: Time) -> Result<ConnId, RefusedWish> {
         let Wish { buffers, memory, device, .. } = wish;
         if let Some(user) = self.users.get(&memory.rmb) {
             return Err(RefusedWish::RmbInUse(*user));
@@ -123,6 +124,7 @@ impl<B: Buffers> Engine<B> {
         let conn = self.conns.insert(|id| Conn {
             data: Data::new(id, buffers, memory, device),
             seat: None,
+            begun: now,
             stage: Stage::Between,
             deadline: None,
             is_asked: false,
@@ -226,9 +228,24 @@ impl<B: Buffers> Engine<B> {
         }
     }
 
+    /// The peer has begun with something else than CLC, of which nothing was taken: it knows nothing of SMC, or is a server that sends what
+    /// it has to say before it has seen the Proposal. The connection stays TCP.
+    pub fn handle_no_clc(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {
+        match self.take_stage(conn) {
+            Some(Stage::Proposed(_) | Stage::Listens(_)) => {
+                let (reason, decline) = (DeclineCode::PEERNOSMC, None);
+                let fallback = Fallback { reason, peer_reason: None, decline, out_of_sync: false };
+                self.end(conn, Ending::Fallback(fallback), nic, now);
+            }
+            Some(stage) => self.wait_on(conn, stage),
+            None => {}
+        }
+    }
+
     pub(crate) fn handshake_timed_out(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {
         let ending = match self.take_stage(conn) {
-            Some(Stage::Proposed(expect)) => expect.on_timeout(),
+            // The application has closed, and the server has not answered: one that does so later finds the Decline.
+            Some(Stage::Proposed(expect)) => expect.decline(DeclineCode::TIMEOUT_CL),
             Some(Stage::Listens(expect)) => expect.on_timeout(),
             Some(Stage::Accepted(expect)) => {
                 return self.take_back(conn, expect.on_timeout(), nic, now);
@@ -277,7 +294,8 @@ impl<B: Buffers> Engine<B> {
             // Not a group of ours: the Decline does not tell the server that its group is out of step.
             Joined::Nowhere => return self.end(conn, accepted.out_of_sync(false), nic, now),
         }
-        if !self.add_peer_rmb(conn, &answer) {
+        // A server that has given up meanwhile does not have the RMB for this connection any more.
+        if self.has_withdrawn(conn, &answer) || !self.add_peer_rmb(conn, &answer) {
             return self.end(conn, accepted.decline(DeclineCode::ERR_RTOK), nic, now);
         }
         if self.has_to_announce(conn) {

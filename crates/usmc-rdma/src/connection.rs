@@ -130,8 +130,8 @@ pub(crate) struct Data<B> {
     peer_is_done: bool,
     /// SENDs under way.
     under_way: u32,
-    /// What the application was told of the end.
-    told: (Direction, Direction),
+    /// What the application was told of the end: what it reads, what it writes, and whether the peer has closed.
+    told: (Direction, Direction, bool),
 }
 
 impl<B: Buffers> Data<B> {
@@ -153,7 +153,7 @@ impl<B: Buffers> Data<B> {
             course: Course::Runs,
             peer_is_done: false,
             under_way: 0,
-            told: (Direction::Open, Direction::Open),
+            told: (Direction::Open, Direction::Open, false),
         }
     }
 
@@ -184,9 +184,22 @@ impl<B: Buffers> Data<B> {
             && !self.waits_for_answer()
     }
 
+    /// Whether the peer may come to wait for what the application has still to read.
+    pub(crate) fn waits_for_reader(&self) -> bool {
+        let (unread, consumer) = (self.arrived - self.read, &self.proto.consumer);
+        let taken = unread + u64::from(consumer.unconfirmed());
+        unread > 0 && (taken > u64::from(self.memory.size.bytes() / 2) || consumer.peer_waits())
+    }
+
     /// It was given up, and the peer has not said that it knows.
     pub(crate) fn waits_for_answer(&self) -> bool {
         self.course.is_given_up() && !self.peer_is_done
+    }
+
+    /// The peer does not answer an abort. Whether it need not: a kernel that has written all it wants to write does not answer.
+    pub(crate) fn waits_no_more(&mut self) -> bool {
+        self.peer_is_done |= self.proto.closing.peer_has_written_all();
+        self.peer_is_done
     }
 
     /// The peer goes on over TCP, or thinks that it does: it writes nothing here, and reads nothing.
@@ -285,10 +298,11 @@ impl<B: Buffers> Data<B> {
     pub(crate) fn tell_ending(&mut self, events: &mut VecDeque<Event>) {
         let (reading, writing) = (self.proto.closing.reading(), self.proto.closing.writing());
         // That this end has shut its own direction is no news.
-        let news = (reading, if writing == Direction::Ended { Direction::Open } else { writing });
-        if news != self.told {
-            self.told = news;
-            events.push_back(Event::Ending { conn: self.id, reading, writing });
+        let news = if writing == Direction::Ended { Direction::Open } else { writing };
+        let closed = self.peer_is_done;
+        if (reading, news, closed) != self.told {
+            self.told = (reading, news, closed);
+            events.push_back(Event::Ending { conn: self.id, reading, writing, closed });
         }
     }
 
@@ -461,6 +475,10 @@ impl<B: Buffers> Data<B> {
             Application::Closes { unread } => {
                 self.application = Application::Closed;
                 let _ = self.proto.closing.on_close(unread);
+                if self.peer_is_done && !self.proto.closing.has_told_end() {
+                    // RFC 7609 has no answer to an abort behind the own shutdown, and the peer waits for one.
+                    self.proto.closing.abort();
+                }
             }
             Application::Writes | Application::Shut | Application::Closed => {}
         }

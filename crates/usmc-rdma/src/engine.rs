@@ -13,7 +13,7 @@ use std::fmt;
 use std::time::Duration;
 
 use smc_proto::groups::Groups;
-use smc_proto::handshake::Host;
+use smc_proto::handshake::{CLC_TIMEOUT, Host};
 use smc_proto::link_group::{LinkIndex, Time};
 use smc_proto::wire::cdc::{self, SmcrRepr};
 use smc_proto::wire::clc::Message;
@@ -86,6 +86,8 @@ impl Error for RefusedWish {}
 pub(crate) struct Conn<B> {
     pub(crate) data: Data<B>,
     pub(crate) seat: Option<Seat>,
+    /// When its handshake has begun.
+    pub(crate) begun: Time,
     pub(crate) stage: Stage,
     /// Until when the stage may last.
     pub(crate) deadline: Option<Time>,
@@ -160,8 +162,20 @@ impl<B: Buffers> Engine<B> {
         if let Some(conn) = self.conns.get_mut(conn) {
             conn.data.close(unread);
         }
+        let waits =
+            |conn: &Conn<B>| matches!(conn.stage, Stage::Proposed(_)) && conn.deadline.is_none();
+        if self.conns.get(conn).is_some_and(waits) {
+            // Nobody waits for the server any more, which may never answer: what the application has written goes by TCP then.
+            self.set_deadline(conn, Some(now + CLC_TIMEOUT));
+        }
         self.pump(conn, nic);
         self.end_if_over(conn, now);
+    }
+
+    /// Whether the engine has to hear when the application reads ([`Engine::handle_dirty`]): more than half of the RMB is taken, or the peer
+    /// has said that it waits for room. Otherwise it is early enough to look with what comes next.
+    pub fn waits_for_reader(&self, conn: ConnId) -> bool {
+        self.conns.get(conn).is_some_and(|conn| conn.data.waits_for_reader())
     }
 
     /// The oldest SEND on a queue pair is complete. Completions come in the order of posting.
@@ -334,6 +348,8 @@ impl<B: Buffers> Engine<B> {
         }
         if !std::mem::replace(&mut known.is_asked, true) {
             self.set_deadline(conn, Some(now + ANSWER_TIMEOUT));
+        } else if known.data.waits_no_more() {
+            self.end_if_over(conn, now);
         } else {
             // The peer may write into the RMB for ever: there is no other way to get it back.
             self.end_group(group, DeleteReason::PROTOCOL, nic, now);

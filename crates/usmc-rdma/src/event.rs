@@ -62,6 +62,8 @@ pub enum Event {
         reading: Direction,
         /// What writes find.
         writing: Direction,
+        /// Whether the peer has closed altogether, and not only ended its writing direction: nobody reads what is written.
+        closed: bool,
     },
     /// The peer has broken the protocol, and the connection is aborted.
     Misbehaved {

@@ -237,6 +237,16 @@ impl<B: Buffers> Engine<B> {
         true
     }
 
+    /// Client: whether the server has withdrawn the RMB of its Accept since the Proposal.
+    pub(crate) fn has_withdrawn(&mut self, conn: ConnId, peer: &Smcr) -> bool {
+        let Some((seat, begun)) = self.conns.get(conn).and_then(|c| Some((c.seat?, c.begun)))
+        else {
+            return false;
+        };
+        let flows = self.group_mut(seat.group).and_then(|group| group.llc.as_ref());
+        flows.is_some_and(|flows| flows.peer_rmbs().was_withdrawn(seat.link, peer.rkey, begun))
+    }
+
     /// Whether the peer has to hear of the connection's RMB by LLC first. On a single link the key in the Accept or Confirm is
     /// enough, and a peer that knows it already needs nothing.
     pub(crate) fn has_to_announce(&mut self, conn: ConnId) -> bool {

@@ -2,9 +2,12 @@
 
 mod pair;
 
+use std::time::Duration;
+
 use pair::{NOW, Side, begin, clc, close, connect, pass, settle, side, step, wish};
 use smc_proto::close::Direction;
 use smc_proto::decline::DeclineCode;
+use smc_proto::handshake::CLC_TIMEOUT;
 use smc_proto::ids::PeerId;
 use smc_proto::wire::clc::{Decline, Message};
 use usmc_rdma::nic::{QpId, RmbId};
@@ -210,5 +213,67 @@ fn an_rmb_serves_another_group_once_it_was_withdrawn() {
         assert!(engine.holder(rmb).is_some_and(|group| group != holder));
         let is_up = |event: &&Event| matches!(event, Event::Established { .. });
         assert_eq!(events.iter().filter(is_up).count(), 2);
+    }
+}
+
+/// The server has given up, and its RMB may be another connection's: a WRITE with its key would cost the link.
+#[test]
+fn an_accept_that_names_a_withdrawn_rmb_is_declined() {
+    for links in [1, 2] {
+        let mut sides = [side(1, links), side(2, links)];
+        connect(&mut sides, 0);
+        let [one, other] = [wish(1).0, wish(1).0];
+        let [client, server] = &mut sides;
+        let before = NOW - Duration::from_millis(1);
+        let conns = [
+            client.engine.connect(one, &mut client.nic, before).expect("room"),
+            server.engine.accept(other, &mut server.nic, NOW).expect("room"),
+        ];
+        clc(&mut sides, 0, conns);
+        settle(&mut sides);
+        let (_, accept) = sides[1].engine.poll_clc().expect("an Accept");
+        let Side { engine, nic, .. } = &mut sides[1];
+        engine.handle_clc_closed(conns[1], nic, NOW);
+        settle(&mut sides);
+        let Side { engine, nic, .. } = &mut sides[0];
+        engine.handle_clc(conns[0], Ok(accept), nic, NOW);
+        let (_, answer) = engine.poll_clc().expect("an answer");
+        assert!(
+            matches!(&answer, Message::Decline(decline) if decline.code == DeclineCode::ERR_RTOK)
+        );
+        assert!(matches!(engine.poll_event(), Some(Event::Fallback { .. })));
+        // The RMB serves again.
+        connect(&mut sides, 1);
+    }
+}
+
+/// Where nobody waits any more, what was written goes by TCP behind the Decline.
+#[test]
+fn a_client_that_has_closed_waits_for_its_server_so_long_and_no_longer() {
+    let mut client = side(1, 1);
+    let Side { engine, nic, .. } = &mut client;
+    let conn = engine.connect(wish(0).0, nic, NOW).expect("room");
+    assert!(matches!(engine.poll_clc(), Some((_, Message::Proposal(_)))));
+    assert_eq!(engine.next_timeout(), None, "an application waits as long as it likes");
+    engine.close(conn, false, nic, NOW);
+    let due = NOW + CLC_TIMEOUT;
+    assert_eq!((engine.next_timeout(), engine.poll_event()), (Some(due), None));
+    engine.handle_timeout(nic, due);
+    assert!(matches!(engine.poll_clc(), Some((_, Message::Decline(_)))));
+    assert!(matches!(engine.poll_event(), Some(Event::Fallback { .. })));
+    assert_eq!((engine.connections(), engine.next_timeout()), (0, None));
+}
+
+#[test]
+fn a_peer_that_begins_with_no_clc_leaves_a_connection_tcp() {
+    let mut sides = [side(1, 1), side(2, 1)];
+    let (conns, _) = begin(&mut sides, 0);
+    for (Side { engine, nic, .. }, conn) in sides.iter_mut().zip(conns) {
+        while engine.poll_clc().is_some() {}
+        engine.handle_no_clc(conn, nic, NOW);
+        let event = engine.poll_event();
+        let reason = DeclineCode::PEERNOSMC;
+        assert_eq!(event, Some(Event::Fallback { conn, reason, peer_reason: None }));
+        assert_eq!((engine.poll_clc(), engine.connections()), (None, 0));
     }
 }

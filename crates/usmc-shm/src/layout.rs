@@ -19,7 +19,7 @@ use crate::sync::{AtomicU32, AtomicU64, MODEL};
 /// First eight bytes of a segment.
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"uSMCsegm");
 /// Changes whenever a field here moves.
-pub const SEGMENT_VERSION: u32 = 10;
+pub const SEGMENT_VERSION: u32 = 11;
 /// Bytes before slot 0.
 pub const SLOTS_OFFSET: usize = 4096;
 /// Most slots of one segment.
@@ -60,18 +60,6 @@ pub struct SegmentHeader {
     pub owner: AtomicU64,
     /// log2 of the bytes of a ring's far part; 0 = there are none.
     pub far_shift: AtomicU32,
-    /// Of a segment whose other ends an agent has.
-    pub news: News,
-}
-
-/// What applications tell the agent ([`crate::news`]).
-#[derive(Default)]
-#[repr(C, align(128))]
-pub struct News {
-    /// A bit for each slot with news.
-    pub slots: AtomicU64,
-    /// 1: the agent has to be woken.
-    pub asleep: AtomicU32,
 }
 
 /// A slot holds no connection.
@@ -370,7 +358,7 @@ const _: () = {
 #[cfg(not(any(loom, shuttle)))]
 const _: () = {
     use core::mem::offset_of;
-    assert!(size_of::<SegmentHeader>() == 256 && offset_of!(SegmentHeader, news) == 128);
+    assert!(size_of::<SegmentHeader>() == 48 && align_of::<SegmentHeader>() == 8);
     assert!(offset_of!(SegmentHeader, retired) == 20 && offset_of!(SegmentHeader, id) == 24);
     assert!(offset_of!(SegmentHeader, far_shift) == 40);
     assert!(size_of::<Control>() == 128 && offset_of!(Control, attached_by) == 4);

@@ -5,7 +5,7 @@
 //! woken, [`bell`] how that is done over TCP, [`lock`] keeps several threads or forked processes of one end
 //! apart, [`segment`] carves checked references out of a mapping. Before that, [`handshake`] brings two ends
 //! to one slot, and [`span`] moves a direction from TCP to the ring at an exact byte; [`back`] is the way back.
-//! [`tap`] shows bytes to `usmc dump`.
+//! [`tap`] shows bytes to `usmc dump`; [`agent`] has the messages by which connections to other hosts are handed over.
 //!
 //! Everything the peer can write is treated as hostile: one atomic load into a local, a range check,
 //! then use. A value no correct peer writes is [`Broken`]; the caller gives up that one connection.
@@ -23,6 +23,7 @@
 //! | what it costs | `cargo bench -p usmc-shm --bench ring` |
 #![cfg_attr(not(any(loom, shuttle)), no_std)]
 
+pub mod agent;
 pub mod back;
 pub mod bell;
 pub mod board;
@@ -30,7 +31,6 @@ pub mod copy;
 pub mod handshake;
 pub mod layout;
 pub mod lock;
-pub mod news;
 pub mod region;
 pub mod ring;
 pub mod segment;

@@ -3,9 +3,10 @@
 use core::ptr;
 
 use crate::Broken;
+use crate::handshake::{self, Use};
 use crate::layout::{
-    SEGMENT_MAGIC, SEGMENT_VERSION, SLOTS_OFFSET, SegmentHeader, Slot, data_offset, far_offset,
-    near_len, segment_len,
+    ACCEPTOR, ARM_TCP, CLIENT, End, SEGMENT_MAGIC, SEGMENT_VERSION, SLOTS_OFFSET, SegmentHeader,
+    Slot, data_offset, far_offset, near_len, segment_len,
 };
 use crate::ring::{Memory, Ring};
 use crate::sync::Ordering::Relaxed;
@@ -170,4 +171,43 @@ impl Segment {
         // SAFETY: as in `memory`; the mapping outlives the result (constructor invariant).
         Ok(unsafe { Ring::new(slot, sender, memory) })
     }
+
+    /// Resets a slot's words for its next connection and opens it for an acceptor. It is of the caller's, and its last use is over at both
+    /// ends.
+    ///
+    /// # Errors
+    /// [`Broken`] when there is no such slot.
+    pub fn prepare(&self, index: u32) -> Result<Use, Broken> {
+        let slot = self.slot(index)?;
+        for side in [CLIENT, ACCEPTOR] {
+            let ring = self.ring(index, side)?;
+            ring.reset();
+            // Sleepers of the time before the ring are asleep on the TCP socket.
+            ring.arm_rx(ARM_TCP);
+            reset_end(&slot.end[side]);
+        }
+        // Its last use is over whatever the word says.
+        let last = slot.control.state.load(Relaxed) >> 8;
+        handshake::release(&slot.control, Use::from_bits(last));
+        slot.control.attached_peer.store(0, Relaxed);
+        slot.control.tokens.iter().for_each(|token| token.store(0, Relaxed));
+        handshake::offer(&slot.control)
+    }
+}
+
+fn reset_end(end: &End) {
+    let counts = [&end.tcp_sends, &end.rx_sleepers, &end.tx_sleepers, &end.blocked_sends];
+    let others = [&end.bells_drained, &end.bells_for, &end.flags, &end.rcvlowat, &end.passed_on];
+    for cell in
+        counts.into_iter().chain(others).chain([&end.leaving, &end.ears]).chain(&end.members)
+    {
+        cell.store(0, Relaxed);
+    }
+    // Until a process has the slot: of what is named by nobody a sweeper knows that its maker died before.
+    [&end.pid, &end.pids].iter().for_each(|cell| cell.store(0, Relaxed));
+    for cell in [&end.tx_lock, &end.rx_lock, &end.back_lock, &end.tcp_left] {
+        cell.store(0, Relaxed);
+    }
+    // Set for both: the acceptor holds its end from that moment on.
+    end.refs.store(1, Relaxed);
 }

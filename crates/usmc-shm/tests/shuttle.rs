@@ -16,8 +16,6 @@ mod handshake;
 mod lock;
 #[path = "loom/model.rs"]
 mod model;
-#[path = "loom/news.rs"]
-mod news;
 #[path = "loom/ring.rs"]
 mod ring;
 #[path = "loom/sleep.rs"]

@@ -108,6 +108,11 @@ impl Consumer {
         self.unconfirmed
     }
 
+    /// Whether the peer has said that it waits for room.
+    pub fn peer_waits(&self) -> bool {
+        self.peer_blocked
+    }
+
     /// Whether the peer has to hear now how much was read.
     pub fn is_due(&self) -> bool {
         self.due

@@ -238,6 +238,11 @@ impl ExpectAccept {
         Ending::Failed(Fault::TimedOut)
     }
 
+    /// Nobody waits for the server any more. One that answers all the same finds the Decline.
+    pub fn decline(self, code: DeclineCode) -> Ending {
+        self.decliner.decline(code)
+    }
+
     /// The server closed the connection.
     pub fn on_closed(self) -> Ending {
         Ending::Failed(Fault::Closed)

@@ -25,6 +25,8 @@ pub struct Key {
 const PLACE_BITS: u32 = 8;
 const PLACES: usize = (1 << PLACE_BITS) - 1;
 const BEFORE: usize = 0xff_ffff;
+/// Keys that were withdrawn last, and are remembered.
+const GONE: usize = 64;
 
 /// The peer's RMBs, with their keys on every link that has them.
 #[derive(Debug)]
@@ -33,11 +35,30 @@ pub struct PeerRmbs<const RMBS: usize> {
     /// How many RMBs each place has had before.
     before: [u32; RMBS],
     forgotten: u32,
+    /// Keys that were withdrawn, and when; and where the next one goes.
+    gone: [Option<(LinkIndex, u32, Time)>; GONE],
+    next_gone: usize,
 }
 
 impl<const RMBS: usize> PeerRmbs<RMBS> {
     pub(super) fn new() -> PeerRmbs<RMBS> {
-        PeerRmbs { keys: [[None; LINKS]; RMBS], before: [0; RMBS], forgotten: 0 }
+        let (keys, gone) = ([[None; LINKS]; RMBS], [None; GONE]);
+        PeerRmbs { keys, before: [0; RMBS], forgotten: 0, gone, next_gone: 0 }
+    }
+
+    /// Whether the peer has withdrawn the key behind that time. An Accept that names it, and whose Proposal was sent before, has come late:
+    /// its server has given up meanwhile. (Numbers of keys come again.)
+    pub fn was_withdrawn(&self, index: LinkIndex, rkey: u32, since: Time) -> bool {
+        let is_it =
+            |&(of, key, at): &(LinkIndex, u32, Time)| (of, key) == (index, rkey) && at > since;
+        self.gone.iter().flatten().any(is_it)
+    }
+
+    fn is_gone(&mut self, index: LinkIndex, rkey: u32, now: Time) {
+        if let Some(place) = self.gone.get_mut(self.next_gone % GONE) {
+            *place = Some((index, rkey, now));
+        }
+        self.next_gone = self.next_gone.wrapping_add(1);
     }
 
     /// The key of an RMB on a link; none once the peer has withdrawn it, whatever it has in its place.
@@ -116,18 +137,32 @@ impl<const RMBS: usize> PeerRmbs<RMBS> {
                 *key = None;
             }
         }
+        for gone in &mut self.gone {
+            *gone = gone.filter(|(of, ..)| *of != index);
+        }
     }
 
     /// Forgets all RMBs with this key: it is gone, and with it the way to each of them. False if
     /// there is none.
-    fn forget(&mut self, index: LinkIndex, rkey: u32) -> bool {
+    fn forget(&mut self, index: LinkIndex, rkey: u32, now: Time) -> bool {
         let mut any = false;
-        for (keys, before) in self.keys.iter_mut().zip(&mut self.before) {
+        self.is_gone(index, rkey, now);
+        for place in 0..RMBS {
+            let (Some(keys), Some(before)) = (self.keys.get_mut(place), self.before.get_mut(place))
+            else {
+                continue;
+            };
             let named = keys.get(index.number()).copied().flatten();
             if named.is_some_and(|key| key.rkey == rkey) {
-                (*keys, any) = ([None; LINKS], true);
+                any = true;
                 *before = before.wrapping_add(1);
                 self.forgotten = self.forgotten.wrapping_add(1);
+                let all = core::mem::replace(keys, [None; LINKS]);
+                for (other, key) in LinkIndex::ALL.into_iter().zip(all) {
+                    if let Some(key) = key.filter(|_| other != index) {
+                        self.is_gone(other, key.rkey, now);
+                    }
+                }
             }
         }
         any
@@ -224,12 +259,12 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
     }
 
     /// The peer's RMBs are gone.
-    pub(super) fn on_peer_rmb_gone(&mut self, via: LinkIndex, request: &DeleteRkey<'_>) {
+    pub(super) fn on_peer_rmb_gone(&mut self, via: LinkIndex, request: &DeleteRkey<'_>, now: Time) {
         let mut rkeys = List::new();
         let (mut mask, mut invalid) = (0, 0_u8);
         for (n, rkey) in request.rkeys.iter().enumerate() {
             let _ = rkeys.push(rkey);
-            if !self.peer_rmbs.forget(via, rkey) {
+            if !self.peer_rmbs.forget(via, rkey, now) {
                 mask |= 0x80_u8.checked_shr(n as u32).unwrap_or(0);
                 invalid = invalid.saturating_add(1);
             }

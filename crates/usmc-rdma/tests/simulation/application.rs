@@ -6,7 +6,7 @@ use smc_proto::close::Direction;
 use usmc_shm::segment::Segment;
 
 /// A byte of a stream, by the stream's number and where it is.
-fn byte_at(stream: u64, at: u64) -> u8 {
+pub(crate) fn byte_at(stream: u64, at: u64) -> u8 {
     let word = (at ^ stream << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (word >> 56) as u8
 }

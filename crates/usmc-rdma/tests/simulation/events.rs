@@ -9,6 +9,9 @@ use usmc_rdma::{ConnId, Event};
 use crate::hosts::{Network, Outcome, Packet};
 use crate::machine::Machine;
 
+/// TCP gives up on a peer that does not answer.
+const TCP: Duration = Duration::from_secs(900);
+
 impl Network {
     /// A CLC message leaves, if nothing goes wrong.
     pub(crate) fn send(&mut self, end: usize, packet: Packet) {
@@ -17,7 +20,7 @@ impl Network {
         let mut packet = packet;
         if self.plan.clc_faults > 0 && self.below(100) < self.plan.clc_faults {
             match self.below(4) {
-                0 => self.pairs[pair].is_mute[to] = true,
+                0 => self.lose_tcp(pair, to),
                 1 => packet = Packet::Garbage,
                 2 => {
                     packet = Packet::Closed;
@@ -30,6 +33,16 @@ impl Network {
         if !pair.is_mute[to] && pair.outcomes[to].is_none() {
             let last = pair.tcp[to].back().map_or(at, |last| last.0.max(at));
             pair.tcp[to].push_back((last, packet));
+        }
+    }
+
+    /// Nothing comes to this end any more, and its TCP finds out.
+    pub(crate) fn lose_tcp(&mut self, pair: usize, to: usize) {
+        let pair = &mut self.pairs[pair];
+        if !pair.is_mute[to] {
+            pair.is_mute[to] = true;
+            let at = pair.tcp[to].back().map_or(self.now, |last| last.0.max(self.now));
+            pair.tcp[to].push_back((at + TCP, Packet::Closed));
         }
     }
 
@@ -65,7 +78,7 @@ impl Network {
     fn handle(&mut self, host: usize, event: Event) {
         let end_of = |machine: &Machine, conn| machine.ends[&conn].0;
         match event {
-            Event::Ending { conn, reading, writing } => {
+            Event::Ending { conn, reading, writing, .. } => {
                 let end = end_of(&self.machines[host], conn);
                 let application =
                     self.pairs[end / 2].applications[end % 2].as_mut().expect("begun");

@@ -22,10 +22,11 @@ impl Network {
                 }
             }
         }
-        for pair in &mut self.pairs {
+        for pair in 0..self.pairs.len() {
             for side in 0..2 {
-                if pair.hosts[side] == host {
-                    pair.outcomes[side].get_or_insert(Outcome::Failed);
+                if self.pairs[pair].hosts[side] == host {
+                    self.pairs[pair].outcomes[side].get_or_insert(Outcome::Failed);
+                    self.lose_tcp(pair, 1 - side);
                 }
             }
         }

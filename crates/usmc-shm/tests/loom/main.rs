@@ -16,7 +16,6 @@ mod bell;
 mod handshake;
 mod lock;
 mod model;
-mod news;
 mod ring;
 mod sleep;
 mod span;

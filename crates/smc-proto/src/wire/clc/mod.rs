@@ -36,6 +36,8 @@ pub const HEADER_LEN: usize = 8;
 pub const MAX_LEN: usize = 652;
 
 const TRAILER_LEN: usize = 4;
+/// What every message begins with, of SMC-R and of SMC-D.
+pub const EYECATCHER: [u8; 3] = [0xe2, 0xd4, 0xc3];
 const SMCR: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xd9];
 const SMCD: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xc4];
 

@@ -218,6 +218,12 @@ impl Proposal {
         }
     }
 
+    /// Whether SMC-R is offered, in whichever version.
+    pub fn offers_smcr(&self) -> bool {
+        let modes = [self.v1().map(|v1| v1.modes), self.v2_modes()];
+        modes.into_iter().flatten().any(|modes| modes != Modes::D)
+    }
+
     /// The SMC variants of version 2 that the header names, with an extension or without.
     pub fn v2_modes(&self) -> Option<Modes> {
         match &self.versions {

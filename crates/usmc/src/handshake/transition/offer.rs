@@ -1,9 +1,6 @@
 //! The client's side: it leaves an offer, hands the memory over, and confirms.
 
-use usmc_shm::Broken;
 use usmc_shm::handshake::{self, SlotState, Use};
-use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, End};
-use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::attach::is_spent;
@@ -105,7 +102,7 @@ fn route_of(tuple: &Tuple) -> Route {
 
 /// Ties the record to a slot that was just taken, for its next connection.
 pub fn bind_own(fd: i32, conn: &Conn, own: &OwnSlot) -> Result<Use, Reason> {
-    let Ok(usage) = prepare(&own.segment.map, own.slot) else {
+    let Ok(usage) = own.segment.map.prepare(own.slot) else {
         segment::unuse(own.segment.index);
         return Err(Reason::NoMemory);
     };
@@ -124,42 +121,6 @@ pub(super) fn is_ours_alone(fd: i32, conn: &Conn) -> Result<bool, Reason> {
     }
     // The others may have shut it down.
     if kernel::is_established(fd) { Ok(true) } else { Err(Reason::ShutDown) }
-}
-
-/// Resets a slot's words for its next connection and opens it for an acceptor.
-pub(super) fn prepare(map: &Segment, index: u32) -> Result<Use, Broken> {
-    let slot = map.slot(index)?;
-    for side in [CLIENT, ACCEPTOR] {
-        let ring = map.ring(index, side)?;
-        ring.reset();
-        // Sleepers of the time before the ring are asleep on the TCP socket.
-        ring.arm_rx(ARM_TCP);
-        let end = &slot.end[side];
-        reset_end(end);
-    }
-    // The slot came from the free list, so its last use is over whatever the word says.
-    let last = slot.control.state.load(Relaxed) >> 8;
-    handshake::release(&slot.control, Use::from_bits(last));
-    slot.control.attached_peer.store(0, Relaxed);
-    slot.control.tokens.iter().for_each(|token| token.store(0, Relaxed));
-    handshake::offer(&slot.control)
-}
-
-pub(super) fn reset_end(end: &End) {
-    let counts = [&end.tcp_sends, &end.rx_sleepers, &end.tx_sleepers, &end.blocked_sends];
-    let others = [&end.bells_drained, &end.bells_for, &end.flags, &end.rcvlowat, &end.passed_on];
-    for cell in
-        counts.into_iter().chain(others).chain([&end.leaving, &end.ears]).chain(&end.members)
-    {
-        cell.store(0, Relaxed);
-    }
-    // Until a process has the slot: of what is named by nobody a sweeper knows that its maker died before.
-    [&end.pid, &end.pids].iter().for_each(|cell| cell.store(0, Relaxed));
-    for cell in [&end.tx_lock, &end.rx_lock, &end.back_lock, &end.tcp_left] {
-        cell.store(0, Relaxed);
-    }
-    // Set for both: the acceptor holds its end from that moment on.
-    end.refs.store(1, Relaxed);
 }
 
 pub(super) fn step_client(fd: i32, conn: &Conn) {

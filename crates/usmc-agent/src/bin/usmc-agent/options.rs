@@ -1,0 +1,191 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use smc_proto::ids::Eid;
+use usmc_agent::rest::Spin;
+
+pub(crate) const HELP: &str = "\
+The owner of a host's RDMA devices, for programs under `usmc run`.
+
+Usage: usmc-agent --socket PATH [OPTION]...
+
+  --socket PATH         where programs find it
+  --socket-mode MODE    who may hand connections over, in octal [600]: 666 is all users
+  --device NAME         an RDMA device to use, may be repeated [all]
+  --ueid NAME           a user-defined EID, may be repeated
+  --spin TIME           how long it looks for work before it sleeps: never, always,
+                        or microseconds [50]
+  --ring-size BYTES     of each buffer: a power of two, 16K to 4M [256K]
+  --max-links N         links of a group, 1 or 2 [1]
+  --max-conns N         connections of a group, 1 to 255 [255]
+  --testlink-time SECS  after which an idle link is tested [30]
+  --verbose             tell what happens
+  --help
+
+It says `ready` once it listens. SIGTERM ends it when its last connection is over;
+a second SIGTERM aborts what is left.
+";
+
+/// log2 of the smallest and the largest ring.
+const SHIFTS: std::ops::RangeInclusive<u32> = 14..=22;
+
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) socket: PathBuf,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    pub(crate) devices: Vec<String>,
+    pub(crate) ueids: Vec<Eid>,
+    pub(crate) spin: Spin,
+    /// log2 of the bytes of a ring.
+    pub(crate) shift: u32,
+    pub(crate) max_links: u8,
+    pub(crate) max_conns: u8,
+    pub(crate) test_interval: Duration,
+    pub(crate) is_verbose: bool,
+}
+
+/// What the command line asks for. `None`: its help.
+///
+/// # Errors
+/// What is wrong, and what would be right.
+pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Options>, String> {
+    let mut options = Options {
+        socket: PathBuf::new(),
+        mode: 0o600,
+        devices: Vec::new(),
+        ueids: Vec::new(),
+        spin: Spin::default(),
+        shift: 18,
+        max_links: 1,
+        max_conns: 255,
+        test_interval: Duration::from_secs(30),
+        is_verbose: false,
+    };
+    let mut words = words.peekable();
+    while let Some(word) = words.next() {
+        let name = word.to_string_lossy().into_owned();
+        // --name=value as well as --name value.
+        let (name, joined) = match name.split_once('=') {
+            Some((name, value)) => (name.to_string(), Some(OsString::from(value))),
+            None => (name, None),
+        };
+        match name.as_str() {
+            "--help" | "-h" => return Ok(None),
+            "--verbose" | "-v" => {
+                options.is_verbose = true;
+                continue;
+            }
+            _ => {}
+        }
+        let mut value =
+            || joined.clone().or_else(|| words.next()).ok_or(format!("{name} takes a value"));
+        let mut text =
+            || value()?.into_string().map_err(|_| format!("the value of {name} is no UTF-8 text"));
+        match name.as_str() {
+            "--socket" => options.socket = value()?.into(),
+            "--socket-mode" => {
+                let mode = u32::from_str_radix(&text()?, 8).ok().filter(|mode| *mode <= 0o777);
+                options.mode = mode.ok_or("--socket-mode takes octal digits such as 660")?;
+            }
+            "--device" => options.devices.push(text()?),
+            "--ueid" => {
+                let eid = Eid::user(&text()?);
+                options.ueids.push(eid.map_err(|_| {
+                    "--ueid takes up to 32 letters, digits, and . - of an EID".to_string()
+                })?);
+            }
+            "--spin" => options.spin = spin(&text()?)?,
+            "--ring-size" => options.shift = shift(&text()?)?,
+            "--max-links" => options.max_links = number(&name, &text()?, 1, 2)? as u8,
+            "--max-conns" => options.max_conns = number(&name, &text()?, 1, 255)? as u8,
+            "--testlink-time" => {
+                let seconds = number(&name, &text()?, 1, i32::MAX as u64)?;
+                options.test_interval = Duration::from_secs(seconds);
+            }
+            _ => return Err(format!("{name} is no option: --help lists them")),
+        }
+    }
+    if options.socket.as_os_str().is_empty() {
+        return Err("--socket PATH is needed: where programs find the agent".into());
+    }
+    Ok(Some(options))
+}
+
+fn number(name: &str, text: &str, least: u64, most: u64) -> Result<u64, String> {
+    let fits = |number: &u64| (least..=most).contains(number);
+    let number = text.parse().ok().filter(fits);
+    number.ok_or(format!("{name} takes a number from {least} to {most}, not {text}"))
+}
+
+fn spin(text: &str) -> Result<Spin, String> {
+    match text {
+        "never" => Ok(Spin::For(Duration::ZERO)),
+        "always" => Ok(Spin::Always),
+        _ => {
+            let time = text.parse().map(Duration::from_micros);
+            let wrong = format!("--spin takes never, always, or microseconds, not {text}");
+            time.map(Spin::For).map_err(|_| wrong)
+        }
+    }
+}
+
+/// log2 of a ring's size: bytes, or with K or M.
+fn shift(text: &str) -> Result<u32, String> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (text.get(..text.len() - 1), 10),
+        Some(b'M' | b'm') => (text.get(..text.len() - 1), 20),
+        _ => (Some(text), 0),
+    };
+    let bytes = digits.and_then(|digits| digits.parse::<u64>().ok());
+    let bytes = bytes.and_then(|bytes| bytes.checked_mul(1 << unit));
+    let shift = bytes.filter(|bytes| bytes.is_power_of_two()).map(u64::trailing_zeros);
+    let wrong = format!("--ring-size takes a power of two from 16K to 4M, not {text}");
+    shift.filter(|shift| SHIFTS.contains(shift)).ok_or(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Option<Options>, String> {
+        parse(line.split_whitespace().map(OsString::from))
+    }
+
+    #[test]
+    fn all_options_are_understood() {
+        let line = "--socket /run/a --device one --device=two --ueid AGENT --spin never \
+                    --ring-size 64K --max-links 2 --max-conns 16 --testlink-time 60 -v";
+        let options = parsed(line).expect("options").expect("no help");
+        assert_eq!((options.socket.to_str(), options.shift), (Some("/run/a"), 16));
+        assert_eq!((options.devices.join(" "), options.ueids.len()), ("one two".into(), 1));
+        assert_eq!((options.max_links, options.max_conns, options.is_verbose), (2, 16, true));
+        assert_eq!(options.spin, Spin::For(Duration::ZERO));
+        assert_eq!(options.test_interval, Duration::from_secs(60));
+        let options = parsed("--socket x --spin 7 --ring-size 4M").expect("options");
+        let options = options.expect("no help");
+        assert_eq!((options.spin, options.shift), (Spin::For(Duration::from_micros(7)), 22));
+        assert!(parsed("--help").expect("help").is_none());
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (line, about) in [
+            ("", "--socket"),
+            ("--socket", "value"),
+            ("--socket x --spin often", "often"),
+            ("--socket x --ring-size 65000", "power of two"),
+            ("--socket x --ring-size 8K", "16K"),
+            ("--socket x --max-conns 256", "255"),
+            ("--socket x --max-links 0", "1 to 2"),
+            ("--socket x --ueid !", "EID"),
+            ("--socket x --port 1", "--port"),
+        ] {
+            let said = parsed(line).expect_err(line);
+            assert!(said.contains(about), "{line}: {said}");
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Where processes come in: a UNIX socket, and a connection of it for each request.
+//!
+//! ```text
+//!   Silent ──Hand──▶ Asked ──answer──▶ (closed)
+//!     │ Fetch: TCP, if it is there
+//!     │ rubbish, or late
+//!     ▼
+//!  (closed)
+//! ```
+//!
+//! An answer waits for nobody. A process that gives up before has abandoned its connection.
+//!
+//! What a process says is checked here, and nothing of it is trusted: its user and its id are the kernel's word.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect, ipproto, listen, recvmsg, sendmsg, socket_with, sockopt,
+};
+use usmc_shm::agent::{Answer, LEN, Place, Request, Role};
+
+use crate::service::{Handed, OTHERS, Service, Ticket};
+use crate::sys::Owner;
+
+/// Processes that wait to be let in.
+const BACKLOG: i32 = 1024;
+/// Connections of the socket that have not said anything, at most: the oldest goes for a new one.
+const SILENT: usize = 256;
+/// How long a process may take for its request.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long nobody is let in after the kernel had no descriptor for it.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The listener's number in the set of what wakes.
+const LISTENER: u64 = OTHERS;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Silent,
+    Asked(Ticket),
+}
+
+struct Visitor {
+    socket: OwnedFd,
+    owner: Owner,
+    stage: Stage,
+}
+
+/// How the socket is.
+enum Door {
+    Open(OwnedFd),
+    /// The kernel has no descriptors.
+    Paused(OwnedFd, Instant),
+    Closed,
+}
+
+/// The socket, and the processes that are there.
+pub struct Control {
+    path: PathBuf,
+    /// The file's device and number: another agent's file is left alone.
+    file: (u64, u64),
+    door: Door,
+    visitors: HashMap<u64, Visitor>,
+    asked: HashMap<Ticket, u64>,
+    /// Those that had said nothing, in the order in which they came.
+    silent: VecDeque<(Instant, u64)>,
+    next: u64,
+    is_draining: bool,
+}
+
+impl Control {
+    /// Listens at that path, for processes of this user only. The socket of an agent that is gone is replaced.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` where another agent listens there, or there is a file that is no socket; socket(2), bind(2), chmod(2).
+    pub fn listen(path: &Path, service: &Service) -> io::Result<Control> {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let listener = socket()?;
+        match bind(&listener, &address) {
+            Err(Errno::ADDRINUSE) => {
+                let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
+                let text = match connect(socket()?, &address) {
+                    _ if !is_socket => "there is a file that is no socket: name another path",
+                    Err(Errno::CONNREFUSED) => "",
+                    _ => "another agent listens there: stop it, or name another path",
+                };
+                if !text.is_empty() {
+                    return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+                }
+                fs::remove_file(path)?;
+                bind(&listener, &address)?;
+            }
+            bound => bound?,
+        }
+        // Before anybody can connect.
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        listen(&listener, BACKLOG)?;
+        service.rest().watch(&listener, LISTENER)?;
+        let file = fs::symlink_metadata(path)?;
+        Ok(Control {
+            path: path.into(),
+            file: (file.dev(), file.ino()),
+            door: Door::Open(listener),
+            visitors: HashMap::new(),
+            asked: HashMap::new(),
+            silent: VecDeque::new(),
+            next: 1,
+            is_draining: false,
+        })
+    }
+
+    /// Nobody hands over any more: connections stay TCP. They can be fetched still.
+    pub fn drain(&mut self) {
+        self.is_draining = true;
+    }
+
+    /// Whether nobody is let in any more.
+    pub fn is_closed(&self) -> bool {
+        matches!(self.door, Door::Closed)
+    }
+
+    /// Nobody is let in any more, and the file goes. Requests that are there are answered still.
+    pub fn close(&mut self) {
+        self.door = Door::Closed;
+        if let Ok(file) = fs::symlink_metadata(&self.path)
+            && (file.dev(), file.ino()) == self.file
+        {
+            let _ = fs::remove_file(&self.path);
+        }
+        let is_silent = |visitor: &Visitor| visitor.stage == Stage::Silent;
+        self.visitors.retain(|_, visitor| !is_silent(visitor));
+    }
+
+    /// Processes that are there, and have no answer.
+    pub fn visitors(&self) -> usize {
+        self.visitors.len()
+    }
+
+    /// Looks at what the service has found ready ([`Service::take_ready`]), and sends its answers. Whether there was anything.
+    pub fn turn(&mut self, ready: &[u64], service: &mut Service) -> bool {
+        let mut any = false;
+        for number in ready {
+            match *number {
+                LISTENER => any |= self.let_in(service),
+                number => any |= self.look_at(number & !OTHERS, service),
+            }
+        }
+        let now = Instant::now();
+        while let Some((since, number)) = self.silent.front().copied()
+            && now.duration_since(since) >= PATIENCE
+        {
+            self.silent.pop_front();
+            self.forget_silent(number);
+        }
+        if let Door::Paused(_, until) = &self.door
+            && *until <= now
+            && let Door::Paused(listener, _) = std::mem::replace(&mut self.door, Door::Closed)
+        {
+            self.door = match service.rest().watch(&listener, LISTENER) {
+                Ok(()) => Door::Open(listener),
+                Err(_) => Door::Paused(listener, now + PAUSE),
+            };
+        }
+        while let Some((ticket, answer)) = service.poll_answer() {
+            any = true;
+            self.answer(ticket, answer, service);
+        }
+        any
+    }
+
+    /// How long until the next turn, whatever happens; `None`: nothing is due.
+    pub fn next_turn(&self) -> Option<Duration> {
+        let silent = self.silent.front().map(|(since, _)| *since + PATIENCE);
+        let paused = if let Door::Paused(_, until) = &self.door { Some(*until) } else { None };
+        let due = silent.into_iter().chain(paused).min()?;
+        Some(due.saturating_duration_since(Instant::now()))
+    }
+
+    fn let_in(&mut self, service: &Service) -> bool {
+        let Door::Open(listener) = &self.door else { return false };
+        match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => {
+                let number = self.next;
+                self.next += 1;
+                // One whose process is not known is closed.
+                if let Ok(owner) = Owner::of(&socket)
+                    && service.rest().watch(&socket, OTHERS | number).is_ok()
+                {
+                    self.visitors.insert(number, Visitor { socket, owner, stage: Stage::Silent });
+                    self.silent.push_back((Instant::now(), number));
+                }
+                if self.silent.len() > SILENT
+                    && let Some((_, oldest)) = self.silent.pop_front()
+                {
+                    self.forget_silent(oldest);
+                }
+                true
+            }
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                // It would be ready for ever.
+                service.rest().unwatch(listener);
+                if let Door::Open(listener) = std::mem::replace(&mut self.door, Door::Closed) {
+                    self.door = Door::Paused(listener, Instant::now() + PAUSE);
+                }
+                false
+            }
+            // It is gone again.
+            Err(_) => false,
+        }
+    }
+
+    fn forget_silent(&mut self, number: u64) {
+        if self.visitors.get(&number).is_some_and(|visitor| visitor.stage == Stage::Silent) {
+            self.visitors.remove(&number);
+        }
+    }
+
+    /// A process has said something, or is gone.
+    fn look_at(&mut self, number: u64, service: &mut Service) -> bool {
+        let Some(visitor) = self.visitors.get_mut(&number) else { return false };
+        let received = receive(&visitor.socket);
+        let owner = visitor.owner;
+        match (visitor.stage, received) {
+            (_, Received::Nothing) => return false,
+            (Stage::Silent, Received::Fetch(place)) => {
+                // A process that is gone does not get it.
+                if let Some((ticket, tcp, code)) = service.fetch(owner, place)
+                    && send(&visitor.socket, &Answer::Tcp { code }.emit(), Some(tcp)).is_ok()
+                {
+                    service.is_fetched(ticket);
+                }
+                self.visitors.remove(&number);
+                self.silent.retain(|(_, other)| *other != number);
+            }
+            (Stage::Silent, Received::Hand(..)) if self.is_draining => {
+                let _ = send(&visitor.socket, &Answer::Tcp { code: 0 }.emit(), None);
+                self.visitors.remove(&number);
+                self.silent.retain(|(_, other)| *other != number);
+            }
+            (Stage::Silent, Received::Hand(role, tcp, deputy)) => {
+                let handed = Handed { role, tcp, deputy, owner };
+                let ticket = service.hand_over(handed);
+                visitor.stage = Stage::Asked(ticket);
+                self.asked.insert(ticket, number);
+                self.silent.retain(|(_, other)| *other != number);
+            }
+            (Stage::Silent, _) => {
+                self.visitors.remove(&number);
+                self.silent.retain(|(_, other)| *other != number);
+            }
+            // It has nothing more to say.
+            (Stage::Asked(ticket), _) => {
+                self.visitors.remove(&number);
+                self.asked.remove(&ticket);
+                service.abandon(ticket);
+            }
+        }
+        true
+    }
+
+    fn answer(&mut self, ticket: Ticket, answer: Answer, service: &mut Service) {
+        let number = self.asked.remove(&ticket);
+        let Some(visitor) = number.and_then(|number| self.visitors.remove(&number)) else {
+            return service.abandon(ticket);
+        };
+        let memfd = match answer {
+            Answer::Ring(_) => service.memfd(ticket),
+            Answer::Tcp { .. } => None,
+        };
+        match send(&visitor.socket, &answer.emit(), memfd) {
+            Ok(()) => service.is_answered(ticket),
+            Err(_) => service.abandon(ticket),
+        }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// One message with a descriptor, or without.
+fn send(socket: &OwnedFd, message: &[u8], memfd: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors: Vec<BorrowedFd<'_>> = memfd.into_iter().collect();
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(Errno::NOBUFS);
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[IoSlice::new(message)], &mut control, flags).map(drop)
+}
+
+enum Received {
+    Nothing,
+    Hand(Role, TcpStream, OwnedFd),
+    Fetch(Place),
+    /// The end, or what is no request. Descriptors that came are closed.
+    Other,
+}
+
+fn receive(socket: &OwnedFd) -> Received {
+    // One byte more than a request has.
+    let mut bytes = [0; LEN + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let message = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+        Ok(message) => message,
+        Err(Errno::WOULDBLOCK | Errno::INTR) => return Received::Nothing,
+        Err(_) => return Received::Other,
+    };
+    let mut descriptors = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(part) = part {
+            descriptors.extend(part);
+        }
+    }
+    if message.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
+        return Received::Other;
+    }
+    let request = bytes.get(..message.bytes).and_then(Request::parse);
+    let role = match request {
+        Some(Request::Hand(role)) => role,
+        Some(Request::Fetch(place)) if descriptors.is_empty() => return Received::Fetch(place),
+        Some(Request::Fetch(_)) | None => return Received::Other,
+    };
+    let Ok([tcp, deputy]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+        return Received::Other;
+    };
+    if !is_tcp(&tcp) || !is_tcp(&deputy) {
+        return Received::Other;
+    }
+    let (tcp, deputy) = (TcpStream::from(tcp), TcpStream::from(deputy));
+    if !is_connected(&tcp, |_| true) || !is_connected(&deputy, |ip| ip.to_canonical().is_loopback())
+    {
+        return Received::Other;
+    }
+    Received::Hand(role, tcp, deputy.into())
+}
+
+/// Whether it is a socket of TCP.
+fn is_tcp(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
+    let domain = sockopt::socket_domain(fd);
+    matches!(domain, Ok(AddressFamily::INET | AddressFamily::INET6))
+        && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+        && sockopt::socket_protocol(fd) == Ok(Some(ipproto::TCP))
+}
+
+/// Whether it has two ends, and both addresses are fit.
+fn is_connected(tcp: &TcpStream, is_fit: impl Fn(IpAddr) -> bool) -> bool {
+    let ends = [tcp.local_addr(), tcp.peer_addr()];
+    ends.iter().all(|end| end.as_ref().is_ok_and(|at| is_fit(at.ip())))
+}

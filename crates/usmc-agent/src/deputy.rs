@@ -1,0 +1,369 @@
+//! The agent's end of a connection inside the host, which stands for one to another host: the slot, and the socket that wakes.
+//!
+//! To the application the agent is the peer of a slot as any other: doorbells are single bytes on the socket, an end is said by flags in the
+//! slot and then by the kernel's FIN or RST, and a death is one of these without flags.
+//!
+//! How the agent finds out what the application has done with its rings:
+//!
+//! ```text
+//!         work                 idle for a while, or the agent is about to sleep
+//!   Hot ◀────── Cold      Hot ──────────▶ Armed ──────────▶ Cold
+//!    ▲                                      │   once more
+//!    └──────────────── work ────────────────┘
+//! ```
+//!
+//! A hot one is looked at in each turn. An armed one as well, and the application rings for what it does next. A cold one is not looked at
+//! before the application rings, or something comes for it: it costs nothing.
+
+mod relay;
+
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use relay::Relay;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt};
+use usmc_shm::handshake::{self, SlotState, Use};
+use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot};
+use usmc_shm::ring::Ring;
+use usmc_shm::segment::Segment;
+use usmc_shm::span::{RxSpan, TxSpan};
+use usmc_shm::state::EndState;
+use usmc_shm::sync::Ordering::{Acquire, Relaxed};
+
+/// Bytes that are read at once: doorbells are few.
+const BELLS: usize = 256;
+/// Reads of one look. A process that sends more has the rest looked at with its next byte.
+const READS: usize = 16;
+
+/// Bytes that are sent at once.
+const CHUNK: usize = 1 << 16;
+
+/// Whether a connection is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Heat {
+    /// In each turn. Whether it had work since the last sweep.
+    Hot { has_worked: bool },
+    /// In each turn, until the next sweep; the application rings.
+    Armed,
+    /// The application rings.
+    Cold,
+}
+
+/// What a look at the socket has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Heard {
+    /// Doorbells, or nothing.
+    Bells,
+    /// Bytes that are none.
+    Junk,
+    /// A FIN.
+    End,
+    /// A RST, or another error.
+    Error,
+}
+
+/// How far what an application has left went by TCP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Flushed {
+    All,
+    /// The kernel has no room for the rest.
+    NotAll,
+    /// The rest cannot go there: the connection is no more, or the process has spoilt its ring.
+    Never,
+}
+
+/// Cursors and flags of the application, as they were at the last look.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Seen {
+    written: u64,
+    read: u64,
+    flags: u32,
+    /// It is on its way out of the ring.
+    returns: bool,
+}
+
+/// A connection's slot and socket.
+pub(crate) struct Deputy {
+    segment: Segment,
+    slot: u32,
+    /// `None` once it was reset.
+    socket: Option<OwnedFd>,
+    seen: Seen,
+    pub(crate) heat: Heat,
+    /// When it is looked at next, of an application that has ended its writing direction.
+    pub(crate) looked_at: Option<Instant>,
+    /// What the engine knows of the application's end.
+    pub(crate) told: EndState,
+    /// What the application knows of the peer's.
+    said: EndState,
+    relay: Relay,
+    /// Whether the socket was given its part of that: not before the process has its answer.
+    speaks: bool,
+}
+
+impl Deputy {
+    /// The slot is the caller's, and was prepared.
+    pub(crate) fn new(segment: Segment, slot: u32, socket: OwnedFd) -> Deputy {
+        // Urgent data of an application that is out of the ring is data.
+        let _ = sockopt::set_socket_oobinline(&socket, true);
+        Deputy {
+            segment,
+            slot,
+            socket: Some(socket),
+            seen: Seen::default(),
+            heat: Heat::Cold,
+            looked_at: None,
+            relay: Relay::default(),
+            told: EndState::Open,
+            said: EndState::Open,
+            speaks: false,
+        }
+    }
+
+    pub(crate) fn socket(&self) -> Option<&OwnedFd> {
+        self.socket.as_ref()
+    }
+
+    /// Whether a byte can reach the application: nothing has ended that direction.
+    pub(crate) fn can_ring(&self) -> bool {
+        self.socket.is_some() && self.said == EndState::Open
+    }
+
+    pub(crate) fn slot(&self) -> Option<&Slot> {
+        self.segment.slot(self.slot).ok()
+    }
+
+    /// The ring that the application reads, and the one that it writes.
+    fn rings(&self) -> Option<[Ring<'_>; 2]> {
+        let ring = |sender| self.segment.ring(self.slot, sender).ok();
+        Some([ring(CLIENT)?, ring(ACCEPTOR)?])
+    }
+
+    /// How the application's end is.
+    pub(crate) fn end(&self) -> EndState {
+        let end = |slot: &Slot| slot.dir[ACCEPTOR].producer.flags(Acquire).end();
+        match self.sends_by_kernel() {
+            // By the kernel alone.
+            true => self.told,
+            false => self.slot().map_or(EndState::Closed, end),
+        }
+    }
+
+    /// Whether the application has written, read or ended since the last look.
+    pub(crate) fn has_news(&mut self) -> bool {
+        let Some(slot) = self.slot() else { return false };
+        let producer = &slot.dir[ACCEPTOR].producer;
+        // Relaxed: the bytes are read, and the end is taken, behind an Acquire.
+        let now = Seen {
+            written: producer.prod.load(Relaxed),
+            read: slot.dir[CLIENT].consumer.cons.load(Relaxed),
+            flags: producer.flags(Relaxed).end_bits(),
+            returns: self.returns(),
+        };
+        let is_news = now != self.seen;
+        self.seen = now;
+        is_news
+    }
+
+    /// Whether the application has left bytes unread.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.rings().is_some_and(|[out, _]| out.has_data())
+    }
+
+    /// Asks the application to ring for what it does next; what it reads counts where `waits_for_reader`. A look follows.
+    pub(crate) fn arm(&mut self, waits_for_reader: bool) {
+        if let Some([out, into]) = self.rings() {
+            into.arm_rx(ARM_TCP);
+            if waits_for_reader {
+                out.arm_tx(ARM_TCP);
+            }
+        }
+        self.heat = Heat::Armed;
+    }
+
+    /// It needs not to ring while it is looked at.
+    pub(crate) fn disarm(&self) {
+        if let Some([_, into]) = self.rings() {
+            // This thread alone arms.
+            into.disarm_rx();
+        }
+    }
+
+    /// Both ends have the slot from the start, and all that the agent sends goes by the ring.
+    pub(crate) fn confirm(&self, usage: Use) {
+        let Some(slot) = self.slot() else { return };
+        // A process that scribbles finds its slot in whatever state it has made of it.
+        let is_attached = handshake::attach(&slot.control, usage, std::process::id(), 0);
+        if is_attached == SlotState::Attached {
+            let _ = handshake::confirm(&slot.control, usage);
+        }
+        let _ = TxSpan::new(slot, CLIENT).try_switch(|| Some(0));
+        // Nothing is before the application's ring.
+        RxSpan::new(slot, CLIENT).note_read();
+    }
+
+    /// The process has its answer: what was said meanwhile follows.
+    pub(crate) fn begin(&mut self) {
+        self.speaks = true;
+        self.tell_kernel();
+    }
+
+    /// Takes nothing out of the application's ring any more, and wakes its processes.
+    pub(crate) fn leave(&self) {
+        let (Some(slot), Some([out, into])) = (self.slot(), self.rings()) else { return };
+        // Also of a direction that has ended: its process finds that there is nothing to be read.
+        slot.dir[ACCEPTOR].producer.leave_for_receiver();
+        let _ = RxSpan::new(slot, CLIENT).leave(&into, &out, false);
+        slot.dir[CLIENT].producer.say_left_other();
+        self.ring(|[out, into]| {
+            let _ = out.take_rx_sleepers(false) | into.take_tx_sleepers(false);
+            ARM_TCP
+        });
+    }
+
+    /// Sends what the application has written and the agent has not read, as far as the kernel has room for it. Nobody writes any more.
+    pub(crate) fn flush(&self, tcp: &TcpStream) -> Flushed {
+        let Some([_, into]) = self.rings() else { return Flushed::Never };
+        loop {
+            let Ok(data) = into.data() else { return Flushed::Never };
+            let mut bytes = vec![0; data.len.min(CHUNK)];
+            if bytes.is_empty() {
+                return Flushed::All;
+            }
+            // SAFETY: so many bytes of what is there. A process that writes there all the same spoils its own.
+            unsafe { into.copy_out(data.cons, data.place, bytes.as_mut_ptr(), bytes.len()) };
+            match send(tcp, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(sent) => into.consume(data.cons.wrapping_add(sent as u64)),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => return Flushed::NotAll,
+                Err(_) => return Flushed::Never,
+            }
+        }
+    }
+
+    /// How far the agent has read.
+    pub(crate) fn read(&self) -> u64 {
+        self.rings().map_or(0, |[_, into]| into.read())
+    }
+
+    /// Wakes what sleeps for bytes.
+    pub(crate) fn wake_reader(&self) {
+        if self.rings().is_some_and(|[out, _]| out.has_rx_sleepers()) {
+            self.ring(|[out, _]| out.take_rx_sleepers(false));
+        }
+    }
+
+    /// Wakes what sleeps for room, where there is room worth waking for.
+    pub(crate) fn wake_writer(&self) {
+        if self.rings().is_some_and(|[_, into]| into.has_tx_sleepers() && into.is_writable()) {
+            self.ring(|[_, into]| into.take_tx_sleepers(false));
+        }
+    }
+
+    /// Makes the kernel of a process that was killed answer, if it has ended its direction before: its FIN is here already. A byte that is
+    /// not taken does it, be it an earlier one.
+    pub(crate) fn provoke(&self) {
+        let Some(slot) = self.slot() else { return };
+        let sent = slot.dir[CLIENT].producer.bells_sent.load(Relaxed);
+        if sent == slot.end[ACCEPTOR].bells_drained.load(Relaxed) {
+            self.ring(|[out, _]| out.take_rx_sleepers(false) | ARM_TCP);
+        }
+    }
+
+    fn ring(&self, take: impl FnOnce(&[Ring<'_>; 2]) -> u32) {
+        let (Some(slot), Some(rings)) = (self.slot(), self.rings()) else { return };
+        // Behind a FIN none can follow. Before the answer the process does not sleep there.
+        if !self.speaks || self.said != EndState::Open {
+            return;
+        }
+        let Some(socket) = &self.socket else { return };
+        let byte = || send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok();
+        let _ = TxSpan::new(slot, CLIENT).ring(|| take(&rings), byte);
+    }
+
+    /// Reads what is on the socket. The look at the ring comes behind it: no doorbell is another thread's.
+    pub(crate) fn listen(&mut self) -> Heard {
+        let Some(slot) = self.slot() else { return Heard::Error };
+        let Some(socket) = &self.socket else { return Heard::Bells };
+        let (mut heard, mut came) = (Heard::Bells, 0);
+        let mut excess = Vec::new();
+        for _ in 0..READS {
+            // What follows the ring is not read here.
+            if slot.dir[ACCEPTOR].producer.flags(Acquire).goes_back() {
+                break;
+            }
+            let mut bytes = [0; BELLS];
+            match recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => {
+                    heard = Heard::End;
+                    break;
+                }
+                Ok((n, _)) => {
+                    came += n as u64;
+                    // Acquire: what a bell was rung for is found by the look that follows. They are counted before they are sent.
+                    let sent = slot.dir[ACCEPTOR].producer.bells_sent.load(Acquire);
+                    let drained = &slot.end[CLIENT].bells_drained;
+                    let rung = sent.wrapping_sub(drained.load(Relaxed)).min(n as u32);
+                    drained.fetch_add(rung, Relaxed);
+                    excess.extend_from_slice(bytes.get(rung as usize..n).unwrap_or_default());
+                }
+                Err(Errno::WOULDBLOCK) => break,
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    heard = Heard::Error;
+                    break;
+                }
+            }
+        }
+        self.relay.came += came;
+        if !excess.is_empty() && !self.stash(&excess) {
+            return Heard::Junk;
+        }
+        heard
+    }
+
+    /// Whether the application was told that the peer has closed, and so nobody reads what it sends.
+    pub(crate) fn is_closed_by_peer(&self) -> bool {
+        self.said == EndState::Closed
+    }
+
+    /// Says in the slot how the peer's end is, and then by the kernel. It never goes back.
+    pub(crate) fn say(&mut self, end: EndState) {
+        if end <= self.said {
+            return;
+        }
+        if let Some(slot) = self.slot() {
+            let own = &slot.dir[CLIENT].producer;
+            let _ = match end {
+                EndState::Open => return,
+                EndState::Shut => own.shut(),
+                EndState::Closed => own.close(false),
+                EndState::Aborted => own.close(true),
+            };
+        }
+        self.said = end;
+        self.tell_kernel();
+    }
+
+    fn tell_kernel(&mut self) {
+        let Some(socket) = &self.socket else { return };
+        match self.said {
+            _ if !self.speaks => {}
+            EndState::Open => {}
+            // Behind the last byte ([`Deputy::relay`]).
+            EndState::Shut | EndState::Closed if self.is_relayed() => {}
+            // The second time it does nothing.
+            EndState::Shut | EndState::Closed => _ = shutdown(socket, Shutdown::Write),
+            EndState::Aborted => self.reset(),
+        }
+    }
+
+    /// Ends the socket by a RST.
+    pub(crate) fn reset(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            let _ = sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO));
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! An application that has left the ring: its descriptor was passed on to a program without the library, or used in a way that only the
+//! kernel can serve. From then on its bytes go by the connection inside the host, and the agent moves them from there to the slot's rings
+//! and back, of which both ends are its own then.
+//!
+//! ```text
+//!   Ring ──the application has left (usmc_shm::back)──▶ Tcp
+//! ```
+//!
+//! Each direction goes that way by itself. Its end is said by the kernel alone, behind its last byte.
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use usmc_shm::back::{Back, Resume};
+use usmc_shm::layout::{ACCEPTOR, CLIENT};
+use usmc_shm::span::{RxSpan, TxSpan};
+use usmc_shm::state::EndState;
+use usmc_shm::sync::Ordering::{Acquire, Relaxed};
+
+use super::Deputy;
+
+/// Bytes that are moved at once.
+const CHUNK: usize = 16 << 10;
+
+/// How the bytes of a direction go.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) enum Way {
+    #[default]
+    Ring,
+    /// By the kernel. Towards the application: the cursor of the first byte of the ring that was not sent. From it: how many bytes are
+    /// doorbells still.
+    Tcp(u64),
+}
+
+/// Both directions.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Relay {
+    out: Way,
+    into: Way,
+    /// Bytes that have come over the socket.
+    pub(super) came: u64,
+    /// The application's, read together with doorbells.
+    stash: Vec<u8>,
+    /// No more comes from the application.
+    is_over: bool,
+    /// The kernel was told that no more comes to it.
+    is_shut: bool,
+}
+
+/// What a move has found.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Moved {
+    /// Bytes have moved, or the application's last one has come.
+    pub(crate) any: bool,
+    /// No more comes from the application.
+    pub(crate) is_over: bool,
+    /// Nobody has the socket any more.
+    pub(crate) is_dead: bool,
+}
+
+impl Deputy {
+    /// Whether a direction is out of the ring.
+    pub(crate) fn is_relayed(&self) -> bool {
+        self.relay.out != Way::Ring || self.relay.into != Way::Ring
+    }
+
+    /// Whether what the application sends comes by the kernel.
+    pub(crate) fn sends_by_kernel(&self) -> bool {
+        self.relay.into != Way::Ring
+    }
+
+    /// Whether all is said and done in both directions.
+    pub(crate) fn is_relayed_to_its_end(&self) -> bool {
+        self.relay.is_over && self.relay.is_shut
+    }
+
+    /// Whether the application is on its way out of the ring, or was when somebody last looked.
+    pub(super) fn returns(&self) -> bool {
+        self.slot().is_some_and(|slot| {
+            slot.dir[ACCEPTOR].producer.flags(Relaxed).goes_back()
+                || slot.dir[CLIENT].producer.flags(Relaxed).is_left()
+        })
+    }
+
+    /// Bytes that were read beyond the doorbells are the application's, if it is out of the ring. Whether they are.
+    pub(super) fn stash(&mut self, bytes: &[u8]) -> bool {
+        let is_back =
+            self.slot().is_some_and(|slot| slot.dir[ACCEPTOR].producer.flags(Acquire).goes_back());
+        if is_back {
+            self.relay.stash.extend_from_slice(bytes);
+        }
+        is_back
+    }
+
+    /// Follows the application out of the ring, where it has left.
+    fn follow(&mut self) {
+        let (Some(slot), Some([out, _])) = (self.slot(), self.rings()) else { return };
+        let own = &slot.dir[CLIENT].producer;
+        let mut ways = (self.relay.out, self.relay.into);
+        if ways.0 == Way::Ring && own.flags(Acquire).is_left() {
+            // Nothing but doorbells was ever sent there.
+            let sent = || Some(u64::from(own.bells_sent.load(Relaxed)));
+            let span = TxSpan::new(slot, CLIENT);
+            match span.try_back(&out, sent) {
+                Ok(Back::Resend(from)) => {
+                    span.is_resent(own.prod.load(Relaxed));
+                    ways.0 = Way::Tcp(from);
+                }
+                Ok(Back::Done) => ways.0 = Way::Tcp(out.read()),
+                // This thread alone rings, and the count is its own.
+                Ok(Back::Busy) | Err(_) => {}
+            }
+        }
+        if ways.1 == Way::Ring && slot.dir[ACCEPTOR].producer.flags(Acquire).goes_back() {
+            let came = self.relay.came - self.relay.stash.len() as u64;
+            ways.1 = match RxSpan::new(slot, CLIENT).resume() {
+                Resume::At(upto) => Way::Tcp(upto.saturating_sub(came)),
+                Resume::AtOnce => Way::Tcp(0),
+                Resume::Not => Way::Ring,
+            };
+        }
+        (self.relay.out, self.relay.into) = ways;
+    }
+
+    /// Moves what there is, and as much as there is room for.
+    pub(crate) fn relay(&mut self) -> Moved {
+        self.follow();
+        let mut moved = Moved::default();
+        if let Way::Tcp(at) = self.relay.out {
+            self.send_out(at, &mut moved);
+        }
+        if let Way::Tcp(bells) = self.relay.into {
+            self.take_in(bells, &mut moved);
+        }
+        moved.is_over = self.relay.is_over;
+        moved
+    }
+
+    /// From the RMB to the application.
+    fn send_out(&mut self, mut at: u64, moved: &mut Moved) {
+        let (Some(socket), Some([out, _])) = (&self.socket, self.rings()) else { return };
+        let Ok(data) = out.data() else { return moved.is_dead = true };
+        let end = data.cons.wrapping_add(data.len as u64);
+        let mut bytes = [0; CHUNK];
+        while at != end && end.wrapping_sub(at) <= data.len as u64 {
+            let len = (end.wrapping_sub(at) as usize).min(CHUNK);
+            // SAFETY: so many bytes of what is unread; `bytes` has room for them.
+            unsafe { out.copy_out(at, data.place, bytes.as_mut_ptr(), len) };
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match send(socket, bytes.get(..len).unwrap_or_default(), flags) {
+                Ok(n) => {
+                    at = at.wrapping_add(n as u64);
+                    out.consume(at);
+                    moved.any = true;
+                }
+                Err(Errno::WOULDBLOCK | Errno::INTR) => break,
+                Err(_) => {
+                    moved.is_dead = true;
+                    break;
+                }
+            }
+        }
+        let is_done = at == end && matches!(self.said, EndState::Shut | EndState::Closed);
+        if is_done && !self.relay.is_shut {
+            let _ = shutdown(socket, Shutdown::Write);
+            self.relay.is_shut = true;
+        }
+        self.relay.out = Way::Tcp(at);
+    }
+
+    /// From the application to the send buffer.
+    fn take_in(&mut self, mut bells: u64, moved: &mut Moved) {
+        let mut relay = std::mem::take(&mut self.relay);
+        let (Some(socket), Some([_, into])) = (&self.socket, self.rings()) else {
+            return self.relay = relay;
+        };
+        let mut bytes = [0; CHUNK];
+        while !relay.is_over {
+            let Ok(room) = into.room(1) else {
+                moved.is_dead = true;
+                break;
+            };
+            let most =
+                if bells > 0 { bells.min(CHUNK as u64) as usize } else { room.free.min(CHUNK) };
+            if most == 0 {
+                break;
+            }
+            let len = if relay.stash.is_empty() {
+                let place = bytes.get_mut(..most).unwrap_or_default();
+                match recv(socket, place, RecvFlags::DONTWAIT) {
+                    Ok((0, _)) => {
+                        relay.is_over = true;
+                        moved.any = true;
+                        break;
+                    }
+                    Ok((n, _)) => {
+                        relay.came += n as u64;
+                        n
+                    }
+                    Err(Errno::WOULDBLOCK | Errno::INTR) => break,
+                    Err(_) => {
+                        moved.is_dead = true;
+                        break;
+                    }
+                }
+            } else {
+                let n = relay.stash.len().min(most);
+                for (place, byte) in bytes.iter_mut().zip(relay.stash.drain(..n)) {
+                    *place = byte;
+                }
+                n
+            };
+            if bells > 0 {
+                bells -= len as u64;
+                continue;
+            }
+            // SAFETY: `len` bytes, and no more than the room that was found.
+            unsafe { into.copy_in(room.prod, room.place, bytes.as_ptr(), len) };
+            into.publish(room.prod.wrapping_add(len as u64));
+            moved.any = true;
+        }
+        relay.into = Way::Tcp(bells);
+        self.relay = relay;
+    }
+}

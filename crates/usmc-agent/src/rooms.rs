@@ -1,0 +1,197 @@
+//! The rooms of all processes. A room is one process', and goes some time after its last connection.
+//!
+//! ```text
+//!   Used ──last connection over──▶ Idle ──IDLE──▶ Leaving ──no peer has a key──▶ (closed)
+//!    ▲                              │
+//!    └──────────── taken ───────────┘
+//! ```
+
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use usmc_rdma::buffers::SlotBuffers;
+use usmc_shm::segment::Segment;
+
+use crate::driver::Driver;
+use crate::nic::Adapters;
+use crate::room::{Room, SLOTS, Taken};
+use crate::sys::Owner;
+
+/// Slots of a process' first room; further ones have four times as many.
+const FIRST: u32 = 4;
+/// Rooms at most, of all processes.
+const ROOMS: usize = 4096;
+/// How long a room stays that no connection uses.
+pub const IDLE: Duration = Duration::from_secs(5);
+
+/// Names a room. Numbers are not used again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct RoomId(u32);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// So many connections have a slot.
+    Used(u32),
+    /// None has, since then.
+    Idle(Instant),
+    /// Its RMBs are withdrawn where peers have keys.
+    Leaving,
+}
+
+struct Entry {
+    room: Room,
+    owner: Owner,
+    /// Readable once the process is gone; `None` where the kernel or the namespace has none.
+    process: Option<OwnedFd>,
+    state: State,
+}
+
+/// All rooms.
+pub(crate) struct Rooms {
+    /// log2 of a ring's bytes.
+    shift: u32,
+    next: u32,
+    all: HashMap<RoomId, Entry>,
+    of: HashMap<Owner, Vec<RoomId>>,
+}
+
+impl Rooms {
+    /// None yet. `shift`: log2 of a ring's bytes.
+    pub(crate) fn new(shift: u32) -> Rooms {
+        Rooms { shift, next: 0, all: HashMap::new(), of: HashMap::new() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// A slot for a process' connection. `None`: there is no memory, or there are too many rooms.
+    pub(crate) fn take(
+        &mut self,
+        owner: Owner,
+        adapters: &mut Adapters,
+    ) -> Option<(RoomId, Segment, Taken)> {
+        let known = self.of.get(&owner).cloned().unwrap_or_default();
+        for id in &known {
+            let Some(entry) = self.all.get_mut(id) else { continue };
+            if entry.state == State::Leaving {
+                continue;
+            }
+            entry.room.collect();
+            if let Some(taken) = entry.take() {
+                return Some((*id, entry.room.segment(), taken));
+            }
+        }
+        let most = known.iter().filter_map(|id| self.all.get(id)).map(|e| e.room.segment().slots());
+        let slots = most.max().map_or(FIRST, |slots| (slots * 4).min(SLOTS));
+        let id = self.add(owner, slots, adapters)?;
+        let entry = self.all.get_mut(&id)?;
+        let taken = entry.take()?;
+        Some((id, entry.room.segment(), taken))
+    }
+
+    fn add(&mut self, owner: Owner, slots: u32, adapters: &mut Adapters) -> Option<RoomId> {
+        if self.all.len() >= ROOMS {
+            return None;
+        }
+        let id = RoomId(self.next);
+        self.next = self.next.checked_add(1)?;
+        let room = Room::new(id.0, slots, self.shift).ok()?;
+        room.register(adapters)?;
+        let pid = i32::try_from(owner.pid).ok().and_then(Pid::from_raw);
+        let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let state = State::Idle(Instant::now());
+        self.all.insert(id, Entry { room, owner, process, state });
+        self.of.entry(owner).or_default().push(id);
+        Some(id)
+    }
+
+    /// What the process gets of a room, and its identity.
+    pub(crate) fn memfd(&self, id: RoomId) -> Option<(BorrowedFd<'_>, u64)> {
+        self.all.get(&id).map(|entry| (entry.room.memfd(), entry.room.id()))
+    }
+
+    /// Whether the process that the room is for is known to be gone. Others that it has forked may have connections there.
+    pub(crate) fn is_owner_gone(&self, id: RoomId) -> bool {
+        let Some(process) = self.all.get(&id).and_then(|entry| entry.process.as_ref()) else {
+            return false;
+        };
+        let mut all = [PollFd::new(process, PollFlags::IN)];
+        poll(&mut all, Some(&Timespec::default())) == Ok(1)
+    }
+
+    /// A connection is over. `is_let_go`: no process can have the slot any more.
+    pub(crate) fn leave(&mut self, id: RoomId, slot: u32, is_let_go: bool) {
+        let Some(entry) = self.all.get_mut(&id) else { return };
+        match is_let_go {
+            true => entry.room.give_back(slot),
+            false => entry.room.linger(slot),
+        }
+        entry.state = match entry.state {
+            State::Used(2..) => entry.used(-1),
+            State::Used(_) => State::Idle(Instant::now()),
+            other => other,
+        };
+    }
+
+    /// Takes slots back, and lets rooms go. `true`: some are idle, or wait for a process, so that this has to be called again.
+    pub(crate) fn tick(&mut self, now: Instant, driver: &mut Driver<SlotBuffers>) -> bool {
+        let (mut gone, mut waits) = (Vec::new(), false);
+        for (id, entry) in &mut self.all {
+            entry.room.collect();
+            match entry.state {
+                State::Idle(since) if now.duration_since(since) >= IDLE => {
+                    entry.state = State::Leaving;
+                }
+                _ => {}
+            }
+            if entry.state == State::Leaving && entry.is_withdrawn(driver) {
+                gone.push(*id);
+            }
+            waits |= !matches!(entry.state, State::Used(_)) || entry.room.has_lingering();
+        }
+        for id in gone {
+            if let Some(entry) = self.all.remove(&id) {
+                if let Some(of) = self.of.get_mut(&entry.owner) {
+                    of.retain(|known| *known != id);
+                    if of.is_empty() {
+                        self.of.remove(&entry.owner);
+                    }
+                }
+                // SAFETY: no connection has a slot there in this state; no group holds one of its RMBs; and copies of the segment are with
+                // connections only.
+                unsafe { entry.room.close(&mut driver.adapters) };
+            }
+        }
+        waits
+    }
+}
+
+impl Entry {
+    fn take(&mut self) -> Option<Taken> {
+        let taken = self.room.take()?;
+        self.state = self.used(1);
+        Some(taken)
+    }
+
+    /// The state with so many connections more.
+    fn used(&self, more: i32) -> State {
+        let before = if let State::Used(count) = self.state { count } else { 0 };
+        State::Used(before.saturating_add_signed(more))
+    }
+
+    /// Whether no peer has a key for any of its RMBs. They are asked for where one has.
+    fn is_withdrawn(&self, driver: &mut Driver<SlotBuffers>) -> bool {
+        let mut is_held = false;
+        for rmb in self.room.rmbs() {
+            if driver.engine.holder(rmb).is_some() {
+                is_held = true;
+                driver.withdraw(rmb);
+            }
+        }
+        !is_held
+    }
+}

@@ -1,0 +1,354 @@
+//! How the service finds work: it looks at connections that had some lately, at sockets, and at the clock; and how it rests.
+
+use std::cmp::Reverse;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::EventFlags;
+use usmc_shm::state::EndState;
+
+use super::{DEVICES, OTHERS, Service, Ticket};
+use crate::deputy::{Deputy, Heard, Heat};
+use crate::rest::Next;
+
+/// While there is work the sockets are looked at in one turn of so many.
+const SOCKETS: u32 = 8;
+/// Connections that had no work for so long are not looked at any more.
+const SWEEP: Duration = Duration::from_millis(1);
+/// What needs no better time than this is looked at so often.
+const TICK: Duration = Duration::from_secs(1);
+
+/// An application that has ended its writing direction closes without a word of its kernel's: it is looked at after so long, then after
+/// twice that, up to the other.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+const LAST_LOOK: Duration = Duration::from_secs(32);
+/// A handshake has its place in the line for so long: a kernel has answered by then, unless its application does not accept.
+const PLACE: Duration = Duration::from_secs(1);
+
+impl Service {
+    /// Looks at everything once. Whether there was anything.
+    pub fn turn(&mut self) -> bool {
+        let mut any = self.driver.turn();
+        any |= self.look_at_hot();
+        self.turns = self.turns.wrapping_add(1);
+        if !any || self.turns.is_multiple_of(SOCKETS) {
+            any |= self.look_at_sockets();
+        }
+        let now = Instant::now();
+        if now.duration_since(self.swept) >= SWEEP {
+            self.swept = now;
+            self.sweep();
+        }
+        self.look_at_half(now);
+        self.look_at_begun(now);
+        self.look_at_sending(now);
+        if now.duration_since(self.ticked) >= TICK {
+            self.ticked = now;
+            self.has_to_tick = self.rooms.tick(now, &mut self.driver);
+        }
+        any |= self.take_events();
+        any
+    }
+
+    pub(super) fn deputy(&mut self, ticket: Ticket) -> Option<&mut Deputy> {
+        self.cases.get_mut(&ticket).map(|case| &mut case.deputy)
+    }
+
+    /// It has work, and is looked at from now on.
+    pub(super) fn heat(&mut self, ticket: Ticket) {
+        let Some(deputy) = self.deputy(ticket) else { return };
+        let before = std::mem::replace(&mut deputy.heat, Heat::Hot { has_worked: true });
+        if !matches!(before, Heat::Hot { .. }) {
+            deputy.disarm();
+        }
+        if before == Heat::Cold {
+            self.hot.push(ticket);
+        }
+    }
+
+    fn look_at_hot(&mut self) -> bool {
+        let mut any = false;
+        let mut at = 0;
+        while let Some(ticket) = self.hot.get(at).copied() {
+            at += 1;
+            if self.deputy(ticket).is_some_and(|deputy| deputy.has_news()) {
+                self.heat(ticket);
+                self.look_at(ticket);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// What the application has done with its end.
+    fn look_at(&mut self, ticket: Ticket) {
+        if self.relay(ticket) {
+            return;
+        }
+        let Some(case) = self.cases.get_mut(&ticket) else { return };
+        let (before, now, conn) = (case.deputy.told, case.deputy.end(), case.conn);
+        match (before, now) {
+            (EndState::Closed | EndState::Aborted, _) => {}
+            (_, EndState::Closed | EndState::Aborted) => {
+                case.deputy.told = now;
+                match conn {
+                    Some(conn) => self.driver.close(conn, now == EndState::Aborted),
+                    None => self.end_if_left(ticket),
+                }
+            }
+            (EndState::Open, EndState::Shut) => {
+                case.deputy.told = now;
+                conn.into_iter().for_each(|conn| self.driver.shut(conn));
+                self.watch_close(ticket, FIRST_LOOK);
+            }
+            _ => conn.into_iter().for_each(|conn| self.driver.dirty(conn)),
+        }
+    }
+
+    /// Moves the bytes of an application that is out of the ring. Whether it sends by the kernel.
+    pub(super) fn relay(&mut self, ticket: Ticket) -> bool {
+        let Some(case) = self.cases.get_mut(&ticket) else { return false };
+        let moved = case.deputy.relay();
+        if !case.deputy.is_relayed() {
+            return false;
+        }
+        if moved.is_dead {
+            self.is_gone(ticket, true);
+            return true;
+        }
+        let before = case.deputy.told;
+        let ends = case.deputy.is_relayed_to_its_end();
+        let now = match (before, moved.is_over) {
+            (EndState::Open | EndState::Shut, _) if ends => EndState::Closed,
+            (EndState::Open, true) => EndState::Shut,
+            (before, _) => before,
+        };
+        case.deputy.told = now;
+        let Some(conn) = case.conn else { return case.deputy.sends_by_kernel() };
+        match now {
+            _ if now == before && moved.any => self.driver.dirty(conn),
+            _ if now == before => {}
+            EndState::Shut => self.driver.shut(conn),
+            _ => self.driver.close(conn, false),
+        }
+        self.cases.get(&ticket).is_some_and(|case| case.deputy.sends_by_kernel())
+    }
+
+    fn look_at_sockets(&mut self) -> bool {
+        let mut found = Vec::new();
+        // A failure: the next turn looks again.
+        let _ = self.rest.look(|number, flags| found.push((number, flags)));
+        let mut any = false;
+        for (number, flags) in found {
+            if number == DEVICES {
+                // The driver has looked.
+            } else if number & OTHERS != 0 {
+                self.ready.push(number);
+                any = true;
+            } else {
+                self.hear(Ticket(number), flags);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Something has come over the connection inside the host.
+    fn hear(&mut self, ticket: Ticket, flags: EventFlags) {
+        if self.is_sending(ticket) {
+            return self.end_if_left(ticket);
+        }
+        if self.relay(ticket) {
+            self.heat(ticket);
+            // Both directions are shut, or it was reset.
+            if flags.contains(EventFlags::ERR) {
+                self.is_gone(ticket, true);
+            }
+            return;
+        }
+        let Some(deputy) = self.deputy(ticket) else { return };
+        let heard = deputy.listen();
+        if heard != Heard::Junk && self.relay(ticket) {
+            return self.heat(ticket);
+        }
+        let Some(deputy) = self.deputy(ticket) else { return };
+        let ends = flags.intersects(EventFlags::ERR | EventFlags::HUP | EventFlags::RDHUP);
+        if heard == Heard::Junk && deputy.is_closed_by_peer() {
+            // The application has sent where nobody reads: TCP answers so.
+            deputy.reset();
+            return self.is_gone(ticket, false);
+        }
+        if heard == Heard::Junk && !self.has_left(ticket) {
+            // Somebody has written to the socket itself. Nothing is lost in silence.
+            return self.abort(ticket);
+        }
+        self.heat(ticket);
+        self.look_at(ticket);
+        if ends || matches!(heard, Heard::End | Heard::Error) {
+            let is_error = heard == Heard::Error || flags.contains(EventFlags::ERR);
+            self.has_ended(ticket, is_error);
+        }
+    }
+
+    /// No more comes there. Flags that came before have been looked at: an end without them is a death.
+    fn has_ended(&mut self, ticket: Ticket, is_error: bool) {
+        let Some(deputy) = self.deputy(ticket) else { return };
+        match deputy.told {
+            EndState::Open => self.is_gone(ticket, true),
+            EndState::Shut if is_error => self.is_gone(ticket, true),
+            EndState::Shut | EndState::Closed | EndState::Aborted => {}
+        }
+    }
+
+    /// The application does nothing with the connection any more, and does not say so. `has_died`: nobody has the slot, either.
+    pub(super) fn is_gone(&mut self, ticket: Ticket, has_died: bool) {
+        let Some(case) = self.cases.get_mut(&ticket) else { return };
+        case.has_died |= has_died;
+        if matches!(case.deputy.told, EndState::Open | EndState::Shut) {
+            case.deputy.told = EndState::Closed;
+            let unread = has_died && case.deputy.is_unread();
+            case.conn.into_iter().for_each(|conn| self.driver.close(conn, unread));
+        }
+        self.end_if_left(ticket);
+    }
+
+    /// What had no work is not looked at any more, in two steps.
+    fn sweep(&mut self) {
+        let hot = std::mem::take(&mut self.hot);
+        for ticket in hot {
+            let heat = self.deputy(ticket).map(|deputy| deputy.heat);
+            match heat {
+                Some(Heat::Hot { has_worked: true }) => {
+                    if let Some(deputy) = self.deputy(ticket) {
+                        deputy.heat = Heat::Hot { has_worked: false };
+                    }
+                    self.hot.push(ticket);
+                }
+                Some(Heat::Hot { has_worked: false }) => {
+                    self.arm_one(ticket);
+                    self.hot.push(ticket);
+                }
+                // It was looked at since it was armed.
+                Some(Heat::Armed) => self.cool(ticket),
+                Some(Heat::Cold) | None => {}
+            }
+        }
+    }
+
+    fn arm_one(&mut self, ticket: Ticket) {
+        let Some(case) = self.cases.get_mut(&ticket) else { return };
+        let waits = case.conn.is_some_and(|conn| self.driver.engine.waits_for_reader(conn));
+        case.deputy.arm(waits);
+    }
+
+    fn cool(&mut self, ticket: Ticket) {
+        if let Some(deputy) = self.deputy(ticket) {
+            deputy.heat = Heat::Cold;
+        }
+    }
+
+    fn watch_close(&mut self, ticket: Ticket, wait: Duration) {
+        let due = Instant::now() + wait;
+        if let Some(deputy) = self.deputy(ticket) {
+            deputy.looked_at = Some(due);
+            self.half.push(Reverse((due, ticket, wait)));
+        }
+    }
+
+    /// Bytes have come for an application that has ended its writing direction: no doorbell tells what it reads, and the peer may wait for
+    /// that.
+    pub(super) fn watch_reader(&mut self, ticket: Ticket) {
+        let Some(case) = self.cases.get(&ticket) else { return };
+        let is_late = case.deputy.looked_at.is_none_or(|due| due > Instant::now() + FIRST_LOOK);
+        if case.deputy.told == EndState::Shut && is_late && self.waits_for_reader(ticket) {
+            self.watch_close(ticket, FIRST_LOOK);
+        }
+    }
+
+    fn waits_for_reader(&self, ticket: Ticket) -> bool {
+        let conn = self.cases.get(&ticket).and_then(|case| case.conn);
+        conn.is_some_and(|conn| self.driver.engine.waits_for_reader(conn))
+    }
+
+    /// Whether applications that have ended their writing direction have closed, or were killed.
+    fn look_at_half(&mut self, now: Instant) {
+        while let Some(Reverse((due, ticket, wait))) = self.half.peek().copied()
+            && due <= now
+        {
+            self.half.pop();
+            let Some(deputy) = self.deputy(ticket) else { continue };
+            // Another look was asked for since.
+            if deputy.told != EndState::Shut || deputy.looked_at != Some(due) {
+                continue;
+            }
+            if deputy.has_news() {
+                self.heat(ticket);
+                self.look_at(ticket);
+            } else if wait >= TICK {
+                deputy.provoke();
+                let is_mute = !deputy.can_ring();
+                let room = self.cases.get(&ticket).map(|case| case.room);
+                if is_mute && room.is_some_and(|room| self.rooms.is_owner_gone(room)) {
+                    self.is_gone(ticket, true);
+                }
+            }
+            let next = if self.waits_for_reader(ticket) { FIRST_LOOK } else { wait * 2 };
+            self.watch_close(ticket, next.min(LAST_LOOK));
+        }
+    }
+
+    /// A handshake that is not answered makes room for the next one in its line.
+    fn look_at_begun(&mut self, now: Instant) {
+        while let Some((since, ticket)) = self.begun.front().copied() {
+            let has_place = self.cases.get(&ticket).is_some_and(|case| case.line.is_some());
+            if has_place && now.duration_since(since) < PLACE {
+                return;
+            }
+            self.begun.pop_front();
+            self.next_in_line(ticket);
+        }
+    }
+
+    /// After a turn: whether there was work. Arms, or sleeps for so long at most, once there was none for a while. `others` wake, too. Whether
+    /// it has slept.
+    ///
+    /// # Errors
+    /// A device has failed, or poll(2).
+    pub fn rest_behind(
+        &mut self,
+        any: bool,
+        others: &[BorrowedFd<'_>],
+        most: Duration,
+    ) -> io::Result<bool> {
+        match self.rest.next(any) {
+            Next::Look => Ok(false),
+            Next::Arm => {
+                for at in 0..self.hot.len() {
+                    if let Some(ticket) = self.hot.get(at).copied() {
+                        self.arm_one(ticket);
+                    }
+                }
+                self.driver.arm().map_err(io::Error::other)?;
+                Ok(false)
+            }
+            Next::Sleep => {
+                // Each was looked at since it was armed.
+                for ticket in std::mem::take(&mut self.hot) {
+                    self.cool(ticket);
+                }
+                let tick = self.has_to_tick.then(|| TICK.saturating_sub(self.ticked.elapsed()));
+                let half = self.half.peek().map(|Reverse((due, ..))| *due);
+                let half = half.map(|due| due.saturating_duration_since(Instant::now()));
+                let begun = self.begun.front().map(|(since, _)| *since + PLACE);
+                let sending = self.sending.front().map(|(due, ..)| *due);
+                let [begun, sending] = [begun, sending]
+                    .map(|due| due.map(|due| due.saturating_duration_since(Instant::now())));
+                let due = [self.driver.next_turn(), tick, half, begun, sending, Some(most)];
+                let due = due.into_iter().flatten().min();
+                self.rest.sleep(others, due)?;
+                Ok(true)
+            }
+        }
+    }
+}

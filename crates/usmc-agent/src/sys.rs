@@ -1,0 +1,128 @@
+//! The few calls of the kernel and libc that rustix does not have, or not for every answer.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::process::{Resource, Rlimit};
+
+/// A process at the other end of a UNIX socket, as the kernel has noted it when it connected.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Owner {
+    /// Its effective user.
+    pub uid: u32,
+    /// Its id in this process' namespace; 0 where it has none there.
+    pub pid: u32,
+}
+
+impl Owner {
+    /// This process itself.
+    pub fn own() -> Owner {
+        let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
+        Owner { uid: rustix::process::geteuid().as_raw(), pid }
+    }
+
+    /// The process that has connected a UNIX socket.
+    ///
+    /// # Errors
+    /// getsockopt(2).
+    pub fn of(socket: impl AsFd) -> io::Result<Owner> {
+        let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        let fd = socket.as_fd().as_raw_fd();
+        let into = (&raw mut found).cast();
+        // SAFETY: a place of that length. (rustix' answer holds an id that may not be 0, and a process of another namespace has 0.)
+        let done = unsafe {
+            libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, into, &raw mut len)
+        };
+        if done != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Owner { uid: found.uid, pid: found.pid.unsigned_abs() })
+    }
+}
+
+/// The index of the network device that has this address; `None` where none has.
+pub(crate) fn interface_of(address: IpAddr) -> Option<u32> {
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: a place for the list's start.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return None;
+    }
+    let (mut at, mut found) = (list, None);
+    while found.is_none() && !at.is_null() {
+        // SAFETY: an element of the list, which is there until it is freed below.
+        let (addr, name, next) = unsafe { ((*at).ifa_addr, (*at).ifa_name, (*at).ifa_next) };
+        // SAFETY: as above; an address is as long as its family says.
+        if unsafe { ip_of(addr) } == Some(address) {
+            // SAFETY: a name that ends in NUL.
+            found = Some(unsafe { libc::if_nametoindex(name) }).filter(|index| *index != 0);
+        }
+        at = next;
+    }
+    // SAFETY: the list of above, of which nothing is used any more.
+    unsafe { libc::freeifaddrs(list) };
+    found
+}
+
+/// # Safety
+/// Null, or an address that is as long as its family says.
+unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's contract.
+    unsafe {
+        match i32::from((*address).sa_family) {
+            libc::AF_INET => {
+                let v4 = address.cast::<libc::sockaddr_in>().read_unaligned();
+                Some(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into())
+            }
+            libc::AF_INET6 => {
+                let v6 = address.cast::<libc::sockaddr_in6>().read_unaligned();
+                Some(Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// As many descriptors as the system lets the process have: a connection takes two, and a third one while it is handed over.
+pub fn allow_many_descriptors() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    // Without them there are fewer connections.
+    let _ =
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Bytes that nobody guesses.
+///
+/// # Errors
+/// There is no /dev/urandom.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_its_device() {
+        let loopback = std::fs::read_to_string("/sys/class/net/lo/ifindex").expect("a device");
+        let index = interface_of(Ipv4Addr::LOCALHOST.into());
+        assert_eq!(index, loopback.trim().parse().ok());
+        assert_eq!(interface_of(Ipv4Addr::new(192, 0, 2, 77).into()), None);
+    }
+
+    #[test]
+    fn a_socket_tells_its_process() {
+        let (one, other) = std::os::unix::net::UnixDatagram::pair().expect("a pair");
+        assert_eq!(Owner::of(&one).expect("credentials"), Owner::own());
+        drop(other);
+        assert!(Owner::of(File::open("/dev/null").expect("a file")).is_err());
+    }
+}

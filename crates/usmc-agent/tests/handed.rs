@@ -1,0 +1,282 @@
+//! An agent without a thread of its own: each turn is the test's, and so nothing comes in between.
+
+mod peer;
+mod process;
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use peer::{decline, message};
+use process::{LIMIT, ask_at, fake, knock_at, loopback, map, receive, say};
+use rustix::net::sockopt;
+use usmc_agent::agent::{Agent, Stage};
+use usmc_agent::control::Control;
+use usmc_agent::driver::Driver;
+use usmc_agent::rest::{Rest, Spin};
+use usmc_agent::service::{Handed, Service, Ticket};
+use usmc_agent::sys::Owner;
+use usmc_rdma::Event;
+use usmc_shm::agent::{Answer, Place, Request, Role};
+use usmc_shm::layout::ACCEPTOR;
+use usmc_shm::segment::Segment;
+use usmc_shm::sync::Ordering::Relaxed;
+
+fn service() -> Service {
+    service_with(process::SHIFT)
+}
+
+/// log2 of a ring's bytes is that.
+fn service_with(shift: u32) -> Service {
+    fake::fabric();
+    let (config, adapters) = fake::host(fake::next_test(), 0);
+    let rest = Rest::new(Spin::For(Duration::ZERO)).expect("an epoll set");
+    let driver = Driver::new(config, adapters).expect("an epoll set");
+    Service::new(driver, rest, shift).expect("a service")
+}
+
+/// With a socket.
+fn control(name: &str, service: &Service) -> (Control, PathBuf) {
+    let name = format!("handed-{}-{name}", std::process::id());
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    (Control::listen(&path, service).expect("a socket"), path)
+}
+
+/// A client's connection, with the application's end of the deputy, and the peer's end of TCP.
+struct Client {
+    ticket: Ticket,
+    place: Place,
+    application: TcpStream,
+    peer: TcpStream,
+}
+
+fn hand(service: &mut Service) -> Client {
+    let [deputy, application] = loopback();
+    let (ticket, place, peer) = hand_with(service, deputy.into());
+    Client { ticket, place, application, peer }
+}
+
+fn hand_with(service: &mut Service, deputy: OwnedFd) -> (Ticket, Place, TcpStream) {
+    let [tcp, peer] = loopback();
+    // Little room, as over a slow network.
+    sockopt::set_socket_send_buffer_size(&tcp, 1).expect("a socket");
+    let ticket = service.hand_over(Handed { role: Role::Client, tcp, deputy, owner: Owner::own() });
+    let (of, answer) = service.poll_answer().expect("an answer at once");
+    let Answer::Ring(place) = answer else { panic!("{answer:?}") };
+    assert_eq!(of, ticket);
+    // The process has the slot.
+    let segment = segment(service, ticket);
+    segment.slot(place.slot).expect("a slot").end[ACCEPTOR].refs.store(1, Relaxed);
+    service.is_answered(ticket);
+    (ticket, place, peer)
+}
+
+/// The segment that the process has got.
+fn segment(service: &Service, ticket: Ticket) -> Segment {
+    let memfd = service.memfd(ticket).expect("a memfd");
+    map(&memfd.try_clone_to_owned().expect("a duplicate"))
+}
+
+/// The application writes.
+fn write(segment: Segment, place: Place, bytes: &[u8]) {
+    let ring = segment.ring(place.slot, ACCEPTOR).expect("a slot");
+    let room = ring.room(bytes.len()).expect("a ring");
+    assert!(room.free >= bytes.len());
+    // SAFETY: within the room.
+    unsafe { ring.copy_in(room.prod, room.place, bytes.as_ptr(), bytes.len()) };
+    ring.publish(room.prod + bytes.len() as u64);
+}
+
+/// Until something like that has happened.
+fn turn_until(service: &mut Service, is_it: impl Fn(&Event) -> bool) {
+    let begun = Instant::now();
+    loop {
+        service.turn();
+        while let Some(event) = service.poll_event() {
+            if is_it(&event) {
+                return;
+            }
+        }
+        assert!(begun.elapsed() < LIMIT);
+    }
+}
+
+fn is_fallback(event: &Event) -> bool {
+    matches!(event, Event::Fallback { .. })
+}
+
+fn assert_reset(peer: &mut TcpStream) {
+    peer.set_read_timeout(Some(LIMIT)).expect("a socket");
+    // Doorbells may have come before.
+    let error = loop {
+        match peer.read(&mut [0; 8]) {
+            Ok(0) => panic!("a FIN"),
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn another_user_gets_nothing() {
+    let mut service = service();
+    let mut client = hand(&mut service);
+    service.turn();
+    assert!(service.fetch(Owner::own(), client.place).is_none(), "the peer has not answered");
+    decline(&mut client.peer, b"");
+    turn_until(&mut service, is_fallback);
+    let own = Owner::own();
+    let other = Owner { uid: own.uid + 1, ..own };
+    assert!(service.fetch(other, client.place).is_none());
+    // Another process of the same user does.
+    let other = Owner { pid: own.pid + 1, ..own };
+    assert_eq!(service.fetch(other, client.place).map(|found| found.0), Some(client.ticket));
+}
+
+/// A process that asks and is killed before its answer has got nothing: what it has written goes by TCP.
+#[test]
+fn a_fetch_that_nobody_waits_for_takes_nothing_along() {
+    let mut service = service();
+    let (mut control, path) = control("gone", &service);
+    let mut client = hand(&mut service);
+    write(segment(&service, client.ticket), client.place, b"last");
+    decline(&mut client.peer, b"");
+    turn_until(&mut service, is_fallback);
+    say(&knock_at(&path), &Request::Fetch(client.place).emit(), &[]);
+    let (begun, mut was_there) = (Instant::now(), false);
+    while !was_there || control.visitors() > 0 {
+        service.turn();
+        control.turn(&service.take_ready(), &mut service);
+        was_there |= control.visitors() > 0;
+        assert!(begun.elapsed() < LIMIT);
+    }
+    drop(client.application);
+    while service.connections() > 0 {
+        service.turn();
+        assert!(begun.elapsed() < LIMIT);
+    }
+    let mut bytes = Vec::new();
+    client.peer.read_to_end(&mut bytes).expect("a FIN");
+    assert_eq!(bytes, b"last");
+}
+
+/// The kernel has no room for all of it at once, and the peer takes its time.
+#[test]
+fn what_is_left_goes_by_tcp_as_there_is_room() {
+    let mut service = service_with(20);
+    let mut client = hand(&mut service);
+    let bytes: Vec<u8> = (0..1_u32 << 18).flat_map(u32::to_ne_bytes).collect();
+    sockopt::set_socket_recv_buffer_size(&client.peer, 1 << 16).expect("a socket");
+    let segment = segment(&service, client.ticket);
+    write(segment, client.place, &bytes);
+    decline(&mut client.peer, b"");
+    turn_until(&mut service, is_fallback);
+    let producer = &segment.slot(client.place.slot).expect("a slot").dir[ACCEPTOR].producer;
+    let _ = producer.close(false);
+    drop(client.application);
+    let begun = Instant::now();
+    // The agent is at it once nobody can have the connection back.
+    while service.fetch(Owner::own(), client.place).is_some() {
+        service.turn();
+        assert!(begun.elapsed() < LIMIT);
+    }
+    assert_eq!(service.connections(), 1, "there was room for all");
+    let reader = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        client.peer.set_read_timeout(Some(LIMIT)).expect("a socket");
+        client.peer.read_to_end(&mut all).map(|_| all)
+    });
+    while service.connections() > 0 {
+        service.turn();
+        assert!(begun.elapsed() < LIMIT);
+    }
+    assert!(reader.join().expect("a thread").expect("a FIN") == bytes);
+}
+
+/// The agent cannot watch the deputy's socket. The process lives, and has the slot.
+#[test]
+fn a_deputy_that_cannot_be_heard_is_reset_and_keeps_its_slot() {
+    let mut service = service();
+    let file = File::open("/proc/self/exe").expect("a file");
+    let (ticket, place, peer) = hand_with(&mut service, file.into());
+    let segment = segment(&service, ticket);
+    drop(peer);
+    turn_until(&mut service, |event| matches!(event, Event::Failed { .. }));
+    assert_eq!(service.connections(), 0);
+    let other = hand(&mut service);
+    assert_eq!((place.slot, other.place.slot), (0, 1));
+    segment.slot(0).expect("a slot").end[ACCEPTOR].refs.store(0, Relaxed);
+    assert_eq!(hand(&mut service).place.slot, 0);
+}
+
+/// What waits, shakes hands, or is TCP again, is reset with the rest.
+#[test]
+fn a_stop_ends_what_is_not_established() {
+    let mut service = service();
+    let mut first = hand(&mut service);
+    decline(&mut first.peer, b"");
+    turn_until(&mut service, is_fallback);
+    let mut fetched = hand(&mut service);
+    decline(&mut fetched.peer, b"");
+    turn_until(&mut service, is_fallback);
+    let (ticket, tcp, _) = service.fetch(Owner::own(), fetched.place).expect("TCP");
+    let tcp = tcp.try_clone_to_owned().expect("a duplicate");
+    service.is_fetched(ticket);
+    let mut clients: Vec<Client> = (0..9).map(|_| hand(&mut service)).collect();
+    service.stop();
+    assert_eq!(service.connections(), 0);
+    assert_reset(&mut first.peer);
+    assert_reset(&mut first.application);
+    // Only the ninth has said nothing.
+    let mut last = clients.pop().expect("it waits");
+    assert_reset(&mut last.peer);
+    for client in &mut clients {
+        assert!(matches!(message(&mut client.peer), smc_proto::wire::clc::Message::Proposal(_)));
+        assert_reset(&mut client.application);
+    }
+    // What a process has again is its own.
+    drop(tcp);
+    assert_eq!(fetched.peer.read(&mut [0; 8]).expect("a FIN"), 0);
+    fetched.application.read_to_end(&mut Vec::new()).expect("a FIN");
+}
+
+/// Connections that stay TCP can be fetched while the agent drains. None is taken any more.
+#[test]
+fn an_agent_that_drains_gives_back() {
+    let mut service = service();
+    let (control, path) = control("drains", &service);
+    let mut client = hand(&mut service);
+    decline(&mut client.peer, b"");
+    turn_until(&mut service, is_fallback);
+    let mut agent = Agent::new(service, control);
+    agent.end();
+    let turn = |agent: &mut Agent, until: &dyn Fn(&Agent) -> bool| {
+        let begun = Instant::now();
+        while !until(agent) {
+            agent.turn(|_| ()).expect("no device fails");
+            assert!(begun.elapsed() < LIMIT);
+        }
+    };
+    let has_answer = |socket: &OwnedFd| {
+        let mut all = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut all, Some(&Default::default())) == Ok(1)
+    };
+    let [tcp, _peer] = loopback();
+    let asked = ask_at(&path, Role::Client, tcp);
+    turn(&mut agent, &|_| has_answer(&asked.control));
+    assert_eq!(asked.answer().0, Answer::Tcp { code: 0 });
+    let visitor = knock_at(&path);
+    say(&visitor, &Request::Fetch(client.place).emit(), &[]);
+    turn(&mut agent, &|_| has_answer(&visitor));
+    let (answer, tcp) = receive(&visitor).expect("an answer");
+    assert!(matches!(answer, Answer::Tcp { code } if code != 0) && tcp.is_some());
+    assert_eq!((agent.stage(), path.exists()), (Stage::Drains, true));
+    drop(client.application);
+    turn(&mut agent, &|agent| agent.stage() == Stage::Done);
+    assert!(!path.exists());
+    assert!(tcp.as_ref().is_some_and(|tcp| tcp.as_fd().try_clone_to_owned().is_ok()));
+}

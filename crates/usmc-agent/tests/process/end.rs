@@ -1,0 +1,211 @@
+//! A process' end of a connection, and what it does there.
+
+use std::net::TcpStream;
+
+use rustix::event::PollFlags;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use smc_proto::close::Direction;
+use usmc_shm::agent::Place;
+use usmc_shm::bell::{Bells, Drain};
+use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot};
+use usmc_shm::ring::Ring;
+use usmc_shm::segment::Segment;
+use usmc_shm::span::TxSpan;
+use usmc_shm::state::EndState;
+use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
+
+use super::application::Application;
+use super::{wait, wait_for};
+
+/// A process' end of a connection.
+pub(crate) struct End {
+    pub(super) segment: Segment,
+    pub(crate) place: Place,
+    pub(crate) socket: Option<TcpStream>,
+    pub(crate) application: Application,
+    /// It does not let go of the slot when it closes.
+    pub(crate) keeps_slot: bool,
+}
+
+impl End {
+    pub(crate) fn known(&self) -> &Slot {
+        self.segment.slot(self.place.slot).expect("a slot")
+    }
+
+    /// The ring that it reads, and the one that it writes.
+    pub(super) fn rings(&self) -> [Ring<'_>; 2] {
+        [CLIENT, ACCEPTOR].map(|sender| self.segment.ring(self.place.slot, sender).expect("a slot"))
+    }
+
+    fn ring(&self, take: impl FnOnce() -> u32) {
+        let Some(socket) = &self.socket else { return };
+        let byte = || send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok();
+        let _ = TxSpan::new(self.known(), ACCEPTOR).ring(take, byte);
+    }
+
+    /// Wakes the agent if it sleeps.
+    pub(crate) fn wake(&self) {
+        let [rx, tx] = self.rings();
+        if tx.has_rx_sleepers() {
+            self.ring(|| tx.take_rx_sleepers(false));
+        }
+        if rx.has_tx_sleepers() && rx.is_writable() {
+            self.ring(|| rx.take_tx_sleepers(false));
+        }
+    }
+
+    /// How the peer's end is, by the slot.
+    pub(crate) fn peer(&self) -> EndState {
+        self.known().dir[CLIENT].producer.flags(Acquire).end()
+    }
+
+    /// What the kernel says next on the socket, behind doorbells: so many bytes, or an error.
+    pub(crate) fn hear(&self) -> rustix::io::Result<usize> {
+        self.drain();
+        let socket = self.socket.as_ref().expect("a socket");
+        wait(socket);
+        recv(socket, &mut [0; 16], RecvFlags::DONTWAIT).map(|(n, _)| n)
+    }
+
+    /// The socket's error, which comes.
+    pub(crate) fn error(&self) -> Option<i32> {
+        let socket = self.socket.as_ref().expect("a socket");
+        wait_for(socket, PollFlags::empty());
+        socket.take_error().expect("a socket").and_then(|error| error.raw_os_error())
+    }
+
+    /// As close(2) under the library of a socket with something unread, or with SO_LINGER 0.
+    pub(crate) fn abort(&mut self) {
+        let _ = self.known().dir[ACCEPTOR].producer.close(true);
+        self.die();
+        self.let_go();
+    }
+
+    /// A byte that nobody has counted.
+    pub(crate) fn knock(&self) {
+        if let Some(socket) = &self.socket {
+            // The agent may have reset it.
+            let _ = send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
+
+    /// Takes doorbells away.
+    pub(super) fn drain(&self) {
+        let [rx, tx] = self.rings();
+        let bells = Bells { end: &self.known().end[ACCEPTOR], rx, tx };
+        if let Drain::Bells(pending) = bells.drain(|| false, || false)
+            && let Some(socket) = &self.socket
+        {
+            let mut bytes = vec![0; pending as usize];
+            let got = recv(socket, &mut bytes[..], RecvFlags::DONTWAIT);
+            bells.drained(got.map_or(0, |(n, _)| n) as u32);
+        }
+    }
+
+    /// Announces a sleep. False where there is something.
+    pub(super) fn may_sleep(&self) -> bool {
+        let app = &self.application;
+        if app.is_closed {
+            return true;
+        }
+        let [rx, tx] = self.rings();
+        rx.arm_rx(ARM_TCP);
+        tx.arm_tx(ARM_TCP);
+        self.drain();
+        let ended = rx.dir().producer.flags(Relaxed).end() != EndState::Open;
+        let wants = !app.is_shut && app.writing == Direction::Open;
+        !(rx.has_data() || (ended && app.reading == Direction::Open) || (wants && tx.is_writable()))
+    }
+
+    /// Until bytes are there.
+    pub(crate) fn wait_for_data(&self) {
+        let [rx, _] = self.rings();
+        rx.arm_rx(ARM_TCP);
+        self.drain();
+        while !rx.has_data() {
+            wait(self.socket.as_ref().expect("a socket"));
+            self.drain();
+            rx.arm_rx(ARM_TCP);
+        }
+    }
+
+    /// One look. Whether anything was done.
+    pub(super) fn step(&mut self) -> bool {
+        let producer = &self.segment.slot(self.place.slot).expect("a slot").dir[CLIENT].producer;
+        let app = &mut self.application;
+        if app.is_closed {
+            return false;
+        }
+        let told = producer.flags(Acquire).end();
+        app.reading = match told {
+            EndState::Open => Direction::Open,
+            EndState::Shut | EndState::Closed => Direction::Ended,
+            EndState::Aborted => Direction::Reset,
+        };
+        let mut any = app.read(5000);
+        any |= app.write(7000);
+        if !app.is_shut && app.written == app.wants {
+            app.is_shut = true;
+            let own = &self.segment.slot(self.place.slot).expect("a slot").dir[ACCEPTOR].producer;
+            let _ = own.shut();
+            if let Some(socket) = &self.socket {
+                // The peer may have reset it.
+                let _ = socket.shutdown(std::net::Shutdown::Write);
+            }
+            any = true;
+        } else if any {
+            self.wake();
+        }
+        let app = &self.application;
+        if app.is_at_end() && (app.is_shut || app.is_aborted()) {
+            self.close();
+            any = true;
+        }
+        any
+    }
+
+    /// As close(2) under the library.
+    pub(crate) fn close(&mut self) {
+        let _ = self.known().dir[ACCEPTOR].producer.close(false);
+        self.drain();
+        self.application.is_closed = true;
+        self.socket = None;
+        if !self.keeps_slot {
+            self.let_go();
+        }
+    }
+
+    /// Nothing of it is in the slot any more.
+    pub(crate) fn let_go(&self) {
+        self.known().end[ACCEPTOR].refs.store(0, Release);
+    }
+
+    /// Until the agent has left the ring, of which it tells by a doorbell.
+    pub(crate) fn wait_for_leave(&self) {
+        let is_left = || self.known().dir[ACCEPTOR].producer.flags(Acquire).is_left();
+        while !is_left() {
+            wait(self.socket.as_ref().expect("a socket"));
+            self.drain();
+        }
+        assert!(self.known().dir[CLIENT].producer.flags(Acquire).has_left_other());
+    }
+
+    /// How much of what it has written was not read.
+    pub(crate) fn unread(&self) -> usize {
+        self.rings()[1].unread()
+    }
+
+    /// Ends its writing direction.
+    pub(crate) fn shut(&mut self) {
+        self.application.is_shut = true;
+        let _ = self.known().dir[ACCEPTOR].producer.shut();
+        let socket = self.socket.as_ref().expect("a socket");
+        socket.shutdown(std::net::Shutdown::Write).expect("a socket");
+    }
+
+    /// As the kernel does it for a killed process.
+    pub(crate) fn die(&mut self) {
+        self.socket = None;
+        self.application.is_closed = true;
+    }
+}

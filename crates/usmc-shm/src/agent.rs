@@ -1,0 +1,164 @@
+//! What a process and the agent (`usmc agent`) say to each other, by a connection of their SOCK_SEQPACKET socket for each request.
+//!
+//! The process has a TCP connection to another host. It makes a second one inside its own host, whose one end is the **deputy** of the
+//! first: the application's descriptor will be that. The process sends [`Request::Hand`] with two descriptors, the TCP connection and the
+//! other end of the deputy's. The agent answers at once, whatever the peer does.
+//!
+//! By [`Answer::Ring`] comes the memfd of a segment: the deputy's connection is in a ring of that, in which the process is the acceptor and
+//! the agent the client, as between any two processes. By [`Answer::Tcp`] the agent has not touched the TCP connection.
+//!
+//! Where the peer does not want SMC after all, the agent leaves the application's ring ([`crate::back`]), which nobody has read. The process
+//! asks for the TCP connection ([`Request::Fetch`]), which stands just behind the messages of the handshake, and gets it with
+//! [`Answer::Tcp`].
+
+/// Where the socket is, in the directory that both have in common.
+pub const SOCKET: &str = "agent";
+
+/// First word of each message; changes whenever anything here does.
+const MAGIC: u32 = u32::from_le_bytes(*b"uSA2");
+
+/// Which end of its connection a process has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// It has connected.
+    Client,
+    /// It has accepted.
+    Server,
+}
+
+/// A slot of a segment, for one of its uses.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Place {
+    /// The segment's identity.
+    pub segment: u64,
+    /// The slot.
+    pub slot: u32,
+    /// Which use of it ([`crate::handshake::Use`]).
+    pub usage: u32,
+}
+
+/// What a process wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Request {
+    /// To hand a connection over, of which it has this end. Both ends have said SMC, or it is known of the peer.
+    Hand(Role),
+    /// To have a connection back, whose deputy has that slot.
+    Fetch(Place),
+}
+
+/// What becomes of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// The deputy's connection is in that ring; the memfd comes with the message.
+    Ring(Place),
+    /// The connection stays TCP. To [`Request::Fetch`] it comes with the message.
+    Tcp {
+        /// The reason, as a Decline has it (RFC 7609, appendix A.2.4); 0 = none.
+        code: u32,
+    },
+}
+
+/// Bytes of each message.
+pub const LEN: usize = 24;
+
+/// Nobody's.
+const NOWHERE: Place = Place { segment: 0, slot: 0, usage: 0 };
+
+/// Kind of message, its own word, and a place.
+type Parts = (u32, u32, Place);
+
+fn emit((kind, word, Place { segment, slot, usage }): Parts) -> [u8; LEN] {
+    let mut bytes = [0; LEN];
+    let head = u64::from(MAGIC) << 32 | u64::from(kind);
+    let words = [head, u64::from(slot) << 32 | u64::from(usage | word), segment];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+fn parse(bytes: &[u8]) -> Option<Parts> {
+    let bytes: &[u8; LEN] = bytes.try_into().ok()?;
+    let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[8 * at + i]));
+    let [head, place, segment] = [word(0), word(1), word(2)];
+    let (slot, usage) = ((place >> 32) as u32, place as u32);
+    (head >> 32 == u64::from(MAGIC)).then_some((head as u32, usage, Place { segment, slot, usage }))
+}
+
+impl Request {
+    /// As it is sent.
+    pub fn emit(&self) -> [u8; LEN] {
+        emit(match *self {
+            Request::Hand(Role::Client) => (0, 0, NOWHERE),
+            Request::Hand(Role::Server) => (1, 0, NOWHERE),
+            Request::Fetch(place) => (2, 0, place),
+        })
+    }
+
+    /// Of what has come; `None`: it is none.
+    pub fn parse(bytes: &[u8]) -> Option<Request> {
+        match parse(bytes)? {
+            (0, _, NOWHERE) => Some(Request::Hand(Role::Client)),
+            (1, _, NOWHERE) => Some(Request::Hand(Role::Server)),
+            (2, _, place) => Some(Request::Fetch(place)),
+            _ => None,
+        }
+    }
+}
+
+impl Answer {
+    /// As it is sent.
+    pub fn emit(&self) -> [u8; LEN] {
+        emit(match *self {
+            Answer::Ring(place) => (3, 0, place),
+            Answer::Tcp { code } => (4, code, NOWHERE),
+        })
+    }
+
+    /// Of what has come; `None`: it is none.
+    pub fn parse(bytes: &[u8]) -> Option<Answer> {
+        match parse(bytes)? {
+            (3, _, place) => Some(Answer::Ring(place)),
+            (4, code, Place { segment: 0, slot: 0, .. }) => Some(Answer::Tcp { code }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: Place = Place { segment: u64::MAX - 5, slot: 7, usage: 0x12_3456 };
+
+    #[test]
+    fn messages_come_back_as_they_were() {
+        let requests =
+            [Request::Hand(Role::Client), Request::Hand(Role::Server), Request::Fetch(PLACE)];
+        for request in requests {
+            assert_eq!(Request::parse(&request.emit()), Some(request));
+            assert_eq!(Answer::parse(&request.emit()), None);
+        }
+        for answer in [Answer::Ring(PLACE), Answer::Tcp { code: 0x0304_0000 }] {
+            assert_eq!(Answer::parse(&answer.emit()), Some(answer));
+            assert_eq!(Request::parse(&answer.emit()), None);
+        }
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        let (request, answer) = (Request::Fetch(PLACE).emit(), Answer::Tcp { code: 1 }.emit());
+        // The kind and the magic number.
+        for at in 0..8 {
+            let (mut bad_request, mut bad_answer) = (request, answer);
+            bad_request[at] ^= 0x80;
+            bad_answer[at] ^= 0x80;
+            assert_eq!(Request::parse(&bad_request), None);
+            assert_eq!(Answer::parse(&bad_answer), None);
+        }
+        assert!(Request::parse(&request[..LEN - 1]).is_none() && Answer::parse(&[]).is_none());
+        let mut hand = Request::Hand(Role::Server).emit();
+        hand[20] = 1;
+        assert_eq!(Request::parse(&hand), None);
+    }
+}
