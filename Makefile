@@ -21,7 +21,7 @@ DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
 .PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install test-deps fuzz-deps lint-deps \
-	demo-deps vm-deps rdma-vm-deps test-vm test-vm-rdma test-vm-long bench-vm python-suite suites roots zoo clean
+	demo-deps vm-deps rdma-vm-deps test-rdma test-vm test-vm-rdma test-vm-long bench-vm python-suite suites roots zoo clean
 
 # For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
 PROGRAMS ?= 50000
@@ -84,6 +84,11 @@ test-vm: vm-deps build
 # Two virtual machines with soft-RoCE: SMC-R with the kernel's AF_SMC as a peer. Half a minute.
 test-vm-rdma: rdma-vm-deps build
 	USMC_TESTS_VM=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm_rdma -- --nocapture
+
+# All conformance cases that fit, over the agent and the fake libibverbs. Three minutes.
+test-rdma: test-deps build
+	USMC_TESTS_RDMA=1 $(CARGO) test --profile checked --locked -p usmc-tests --test sockets -- cases-rdma
+	$(CARGO) test --profile checked --locked -p usmc-tests --test rdma
 
 # Three virtual machines and this host, of which any is killed, stands still, loses its power, its device or its server while programs
 # stream. ROUNDS_LONG: how often; half an hour or so.
@@ -154,6 +159,7 @@ install: build
 		install -D -m 755 $(TARGET)/release/usmc $(DESTDIR)$(PREFIX)/bin/usmc; \
 	fi
 	install -D -m 755 $(TARGET)/release/libusmc_preload.so $(DESTDIR)$(PREFIX)/lib/libusmc_preload.so
+	install -D -m 755 $(TARGET)/release/usmc-agent $(DESTDIR)$(PREFIX)/lib/usmc/usmc-agent
 	if [ -f $(TARGET)/$(NARROW)/release/libusmc_preload.so ]; then \
 		install -D -m 755 $(TARGET)/$(NARROW)/release/libusmc_preload.so \
 			$(DESTDIR)$(PREFIX)/lib/usmc/lib/i386-linux-gnu/libusmc_preload.so && \

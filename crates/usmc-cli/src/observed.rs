@@ -402,7 +402,7 @@ fn state_of(code: u8) -> Option<State> {
 }
 
 fn mode_of(code: u8) -> Option<Mode> {
-    [Mode::Tcp, Mode::Smcd].into_iter().find(|m| *m as u8 == code)
+    [Mode::Tcp, Mode::Smcd, Mode::Smcr].into_iter().find(|m| *m as u8 == code)
 }
 
 fn address(bytes: &[u8], family: u8) -> Option<IpAddr> {

@@ -69,6 +69,7 @@ pub unsafe fn init() {
     process::AFTER_INTERRUPTION.set(socket::close::after_interruption);
     numbers::ENDED.set(socket::close::call_ended);
     conn::LIFE_LEFT.set(host::peer_words::let_go);
+    watched::EXCHANGES.set(socket::deputy::exchange);
     watched::PHASE_CHANGED.set(watchers::epoll::phase_changed);
     watched::LEFT_RING.set(watchers::epoll::left_ring);
     libc_streams::SERVE.set(api::streams::serve);

@@ -82,7 +82,7 @@ impl Look {
         for socket in known.values() {
             look.ends += 1;
             match (socket.mode, Reason::from_code(socket.reason)) {
-                (Carrier::Smcd, _) => {
+                (Carrier::Smcd | Carrier::Smcr, _) => {
                     look.smcd += 1;
                     look.in_region += usize::from(socket.region.is_some());
                     look.bytes += socket.tx_bytes + socket.rx_bytes;

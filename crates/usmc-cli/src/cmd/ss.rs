@@ -218,7 +218,11 @@ fn row(
         state: state_name(s.state),
         local: name(s.local),
         peer: name(s.peer),
-        mode: if s.mode == Mode::Smcd { "SMCD" } else { "TCP" },
+        mode: match s.mode {
+            Mode::Smcd => "SMCD",
+            Mode::Smcr => "SMCR",
+            Mode::Tcp => "TCP",
+        },
         device: (s.mode == Mode::Smcd).then(|| device_name(s.region)),
         host: None,
         fallback_reason: None,
@@ -231,7 +235,7 @@ fn row(
         rx_queued: None,
     };
     match s.mode {
-        Mode::Smcd => {
+        Mode::Smcd | Mode::Smcr => {
             let other = ends.get(&(found.netns, s.peer, s.local));
             // The two ends are read at different moments: what looks like more than a ring is not.
             // The counts are not read at one moment, and programs write them.

@@ -2,16 +2,37 @@
 //! by a function of its own once it does.
 
 use core::ffi::{c_int, c_uint};
-use libc::{iovec, off64_t, ssize_t};
+use libc::{iovec, off64_t, sockaddr, socklen_t, ssize_t};
 
 use super::{apart, fail};
 use crate::os::real;
 use crate::passing::adopt;
+use crate::socket::deputy;
 
 pub use crate::os::real::{
-    bind, copy_file_range, getpeername, getsockname, sigaction, siginterrupt, signal, sysv_signal,
-    tee, vmsplice,
+    bind, copy_file_range, sigaction, siginterrupt, signal, sysv_signal, tee, vmsplice,
 };
+
+macro_rules! names {
+    ($($(#[$doc:meta])* $name:ident: $which:ident;)*) => { $(
+        $(#[$doc])*
+        pub unsafe fn $name(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+            // SAFETY: the caller's contract.
+            match unsafe { deputy::name(fd, deputy::Which::$which, addr, len) } {
+                Some(()) => 0,
+                // SAFETY: likewise.
+                None => unsafe { real::$name(fd, addr, len) },
+            }
+        }
+    )* };
+}
+
+names! {
+    /// getsockname(2)
+    getsockname: Own;
+    /// getpeername(2)
+    getpeername: Peer;
+}
 
 /// pidfd_getfd(2). The socket may be one of our own.
 pub unsafe fn pidfd_getfd(pidfd: c_int, number: c_int, flags: c_uint) -> c_int {

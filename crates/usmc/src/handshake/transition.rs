@@ -72,6 +72,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     conn.calls.store(0, Relaxed);
     conn.syn_option.store(0, Relaxed);
     clc::forget(conn);
+    conn.clc.control.store(0, Relaxed);
     syn_option::settle(fd, conn);
     if conn.has(F_KERNEL_ONLY) {
         conn.give_up(Reason::KernelFeature);
@@ -87,8 +88,8 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     } else if syn_option::may_speak(conn) || clc::is_declared(fd, server) {
         clc::declare(conn);
         conn.go(Event::Begins);
-        if syn_option::outcome(conn) == syn_option::Outcome::Speaks {
-            // Before anything else: the kernel's SMC waits for it.
+        if syn_option::outcome(conn) == syn_option::Outcome::Speaks || clc::deputy::expect(conn) {
+            // Before anything else: the kernel's SMC waits for it, and a server's application.
             progress(fd, index, Call::Look);
         }
     } else {
@@ -112,7 +113,7 @@ pub fn begin_at_once(fd: i32, index: u32) {
     }
 }
 
-fn bind_slot(
+pub fn bind_slot(
     fd: i32,
     conn: &Conn,
     segment: &InUse,
@@ -287,7 +288,10 @@ fn make_progress(fd: i32, index: u32) {
     let (before, reason) = (conn.phase(), conn.reason.load(Relaxed));
     step(fd, conn);
     clc::restore(fd, conn);
-    if conn.phase() != before {
+    if clc::deputy::is_due(conn) {
+        drop(held);
+        watched::EXCHANGES.call((fd, index));
+    } else if conn.phase() != before {
         // Takes the sets' locks, which others hold while they begin a step.
         drop(held);
         changed(fd, index);
@@ -398,7 +402,7 @@ pub fn store_tokens(conn: &Conn, tokens: [u64; 2]) {
 }
 
 /// The connection is in the ring from now on. Its other holders of before may have set O_NONBLOCK meanwhile.
-fn begin_ring(conn: &Conn) {
+pub fn begin_ring(conn: &Conn) {
     if conn.returns() > 0 || conn.passed_on.load(Relaxed) != 0 || conn.has(F_ADOPTED | F_COPIED) {
         holders::doubt_nonblocking(conn);
     }
@@ -419,7 +423,7 @@ fn begin_elsewhere(fd: i32, conn: &Conn, slot: &Slot) {
 
 /// Prepares the kernel socket for its new work: doorbell bytes go out at once and wake at the first one.
 /// What the application had set is kept in the slot and given back to getsockopt.
-fn tune(fd: i32, conn: &Conn) {
+pub fn tune(fd: i32, conn: &Conn) {
     if conn.has(F_TUNED) {
         return;
     }

@@ -2,6 +2,7 @@
 
 use core::ffi::CStr;
 use core::fmt::{self, Write};
+use usmc_shm::agent::SOCKET;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::layout::{DeviceFile, MAGIC, PREFIX, VERSION};
@@ -18,6 +19,13 @@ pub fn path() -> Path {
     } else {
         p.write_str(configured)
     };
+    p
+}
+
+/// Where an agent listens ([`usmc_shm::agent`]).
+pub fn agent() -> Path {
+    let mut p = path();
+    let _ = write!(p, "/{SOCKET}");
     p
 }
 

@@ -17,6 +17,7 @@ pub mod log;
 pub mod members;
 pub mod memory;
 pub mod owner;
+pub mod pair;
 pub mod path;
 pub mod pointers;
 pub mod process;

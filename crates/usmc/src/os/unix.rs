@@ -63,6 +63,40 @@ pub fn receive(socket: i32, bytes: &mut [u8]) -> Result<Received, Errno> {
     Ok(Received { len: len.min(bytes.len()), fd, uid })
 }
 
+/// Most descriptors of a message that [`send`] sends.
+const MOST: usize = 2;
+
+/// Sends a message with at most two descriptors, without a wait and without a signal.
+///
+/// # Errors
+/// sendmsg(2)'s.
+pub fn send(socket: i32, bytes: &[u8], fds: &[i32]) -> Result<(), Errno> {
+    // SAFETY: it only computes.
+    const ROOM: usize = unsafe { libc::CMSG_SPACE((MOST * size_of::<i32>()) as u32) } as usize;
+    #[repr(C, align(8))]
+    struct Control([u8; ROOM]);
+    let bytes_of_fds = size_of_val(fds.get(..MOST).unwrap_or(fds)) as u32;
+    let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut control = Control([0; ROOM]);
+    // SAFETY: all-zero is a valid msghdr.
+    let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+    msg.msg_iov = &raw mut iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.0.as_mut_ptr().cast();
+    // SAFETY: the room is that of so many descriptors; `fds` has them.
+    let sent = unsafe {
+        msg.msg_controllen = libc::CMSG_SPACE(bytes_of_fds) as _;
+        let header = libc::CMSG_FIRSTHDR(&msg);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(bytes_of_fds) as _;
+        let to = libc::CMSG_DATA(header);
+        ptr::copy_nonoverlapping(fds.as_ptr().cast::<u8>(), to, bytes_of_fds as usize);
+        sys::sendmsg(socket, &raw const msg, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+    };
+    sent.map(drop)
+}
+
 /// The first fd of the received control messages, and the sender's user; discards any further fds.
 fn take_control(msg: &libc::msghdr) -> (Option<i32>, Option<u32>) {
     let (mut first, mut uid) = (None, None);

@@ -37,9 +37,11 @@ pub enum Step {
     /// Either: this process, or the one that it was forked by, forked while a message was in the stream. Whichever reads
     /// up to it takes it out.
     Leftover = 10,
+    /// Either: an agent is about to get the connection ([`crate::handshake::clc::deputy`]).
+    Handing = 11,
 }
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     Step::None,
     Step::Asked,
     Step::Proposed,
@@ -51,6 +53,7 @@ const STEPS: [Step; 11] = [
     Step::Declared,
     Step::Expecting,
     Step::Leftover,
+    Step::Handing,
 ];
 
 /// A record's part in a handshake. All zero: none.
@@ -85,6 +88,10 @@ pub struct State {
     pub own: AtomicU64,
     /// Acceptor: that of the client's Confirm.
     pub peer: AtomicU64,
+    /// Of a connection that an agent gets: the connection to the agent, plus one; 0 = none, `u32::MAX` = it is not to be asked.
+    pub control: AtomicU32,
+    /// Likewise: whether this end has connected.
+    pub has_connected: AtomicU32,
     /// What was delivered: the peer's token, segment, slot and use, file. The token is set last.
     pub given: [AtomicU64; 4],
 }
@@ -171,7 +178,8 @@ impl State {
         self.forget_asked();
         let State { step, pid, since, partial, declined, is_own_user, is_marked, hurries, .. } =
             self;
-        for cell in [step, pid, since, partial, declined, is_own_user, is_marked, hurries] {
+        let cells = [step, pid, since, partial, declined, is_own_user, is_marked, hurries];
+        for cell in cells.into_iter().chain([&self.control, &self.has_connected]) {
             cell.store(0, Relaxed);
         }
         for cell in [&self.own, &self.peer, &self.leftover].into_iter().chain(&self.given) {

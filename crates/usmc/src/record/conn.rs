@@ -76,6 +76,9 @@ pub const F_STALE: u32 = 1 << 20;
 /// A stranger at the other end has named processes as holders of our locks that are not: nobody waits for those of this ring.
 pub const F_SCRIBBLED: u32 = 1 << 21;
 
+/// The socket is a deputy ([`crate::handshake::clc::deputy`]): an agent has its other end, and the connection to another host.
+pub const F_DEPUTY: u32 = 1 << 22;
+
 /// Times a connection comes back from the ring and may go there again.
 pub const RETURNS: usize = 3;
 

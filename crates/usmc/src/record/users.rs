@@ -114,6 +114,12 @@ impl Users {
         self.change(|users| (users & Users::STOPPED != 0).then_some(users & !Users::STOPPED));
     }
 
+    /// Whether there is one fd, whatever calls there are.
+    pub fn is_one_fd(&self) -> bool {
+        let users = self.0.load(SeqCst);
+        users & Users::ALL == (users & Users::CALLS) / Users::CALL + 1
+    }
+
     /// Whether a call is there.
     pub fn has_calls(&self) -> bool {
         self.0.load(SeqCst) & Users::CALLS != 0

@@ -41,6 +41,7 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
         conn.give_up(Reason::Stdio);
     } else if config::get().is_peer(|| client.ip(), None) {
         clc::expect(conn);
+        clc::deputy::expect(conn);
     }
     if clc::first::is_agreed(conn) {
         // Also where it stays TCP: the client has to be told.

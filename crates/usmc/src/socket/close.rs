@@ -353,6 +353,7 @@ pub fn shutting_down(fd: i32, index: u32, how: i32) -> Option<Before> {
         if conn.has(F_CLC) {
             clc::first::before_end(fd, index, conn);
         }
+        clc::deputy::follow(fd, index);
     }
     // Keeps the connection where it is: in this ring, or out of any. Registrations are not looked at meanwhile: a fork takes
     // their locks first.

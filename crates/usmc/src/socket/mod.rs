@@ -6,6 +6,7 @@ pub mod call;
 pub mod close;
 pub mod connect;
 pub mod control;
+pub mod deputy;
 pub mod early;
 pub mod leave_all;
 pub mod made;

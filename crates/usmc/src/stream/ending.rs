@@ -15,7 +15,7 @@ use crate::family::liveness;
 use crate::os::signals::Woken;
 use crate::os::sys::{self, Errno};
 use crate::os::{events, sockopt};
-use crate::record::conn::{self, Conn, F_COPIED};
+use crate::record::conn::{self, Conn, F_COPIED, F_DEPUTY};
 use crate::record::kernel;
 use crate::record::phase::Phase;
 use crate::stream::state;
@@ -91,7 +91,12 @@ pub fn ending(fd: i32, conn: &Conn, slot: &Slot) -> Ending {
         (_, EndState::Aborted, _) | (_, _, Kernel::Reset) => Ending::Reset,
         (_, _, Kernel::Answer) => Ending::Fin,
         // A FIN that no flag explains is a death. TCP resets when the dead had something unread.
-        (_, EndState::Open, Kernel::Fin) if state::unread_by_peer(conn, slot) > 0 => Ending::Reset,
+        (_, EndState::Open, Kernel::Fin)
+            if state::unread_by_peer(conn, slot) > 0 || conn.has(F_DEPUTY) =>
+        {
+            // Of a dead agent's connection nothing is known of the end at the other host.
+            Ending::Reset
+        }
         (_, _, Kernel::Fin) => Ending::Fin,
         // What TCP has still to bring comes before the end, and the kernel tells of it behind that.
         (_, EndState::Shut | EndState::Closed, Kernel::Quiet) if conn.end(slot).reads_ring() => {

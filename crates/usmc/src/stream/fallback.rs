@@ -28,12 +28,13 @@ use super::{bells, drained};
 use crate::device;
 use crate::family::locks::Family;
 use crate::family::{holders, mark};
+use crate::handshake::clc::deputy;
 use crate::handshake::{syn_option, transition};
 use crate::host::ears;
 use crate::os::reason::Reason;
 use crate::os::sys::Errno;
-use crate::os::{log, process};
-use crate::record::conn::{self, Conn, F_SETTLING};
+use crate::os::{log, process, sys};
+use crate::record::conn::{self, Conn, F_DEPUTY, F_SETTLING};
 use crate::record::phase::Phase;
 use crate::record::{numbers, watched};
 use crate::stream::state;
@@ -75,6 +76,7 @@ pub fn leave_within(fd: i32, index: u32, reason: Reason, patience: &Patience) ->
     if conn.phase() == Phase::Listen {
         syn_option::disarm(fd, conn);
     }
+    deputy::follow(fd, index);
     loop {
         if matches!(conn.phase(), Phase::Early | Phase::Offered | Phase::Attached)
             && !transition::decline(fd, index, reason)
@@ -175,6 +177,10 @@ fn wake(fd: i32, conn: &Conn, slot: &Slot) {
 /// Does what the peer's way back asks of us, but for the phase: some callers hold locks of epoll sets.
 #[cold]
 pub fn look(fd: i32, conn: &Conn, slot: &Slot) {
+    if conn.has(F_DEPUTY) {
+        // Another socket comes behind the number, without any lock.
+        return;
+    }
     if state::must_go_back(conn, slot) {
         go_back(fd, conn, slot);
     }
@@ -193,6 +199,10 @@ pub fn look(fd: i32, conn: &Conn, slot: &Slot) {
 #[cold]
 pub fn follow(fd: i32, index: u32) -> bool {
     let conn = conn::at(index);
+    if conn.has(F_DEPUTY) {
+        deputy::follow(fd, index);
+        return conn.phase() != Phase::Ring;
+    }
     let Some(slot) = conn.slot().filter(|_| conn.phase() == Phase::Ring) else { return false };
     let rx = RxSpan::new(slot, conn.side());
     let before = (state::is_back(conn, slot), rx.is_tcp());
@@ -282,8 +292,18 @@ fn note_totals(conn: &Conn, slot: &Slot) {
     }
 }
 
+/// The number has its TCP connection again: what the agent has not read in the ring goes by that, and the connection is plain. The caller
+/// holds both locks, and calls [`settle`] without them.
+pub fn leave_agent(fd: i32, conn: &Conn, slot: &Slot) {
+    if !sending::go_back_locked(fd, conn, slot) {
+        log::warn(format_args!("fd {fd}: what was written cannot be sent; reset"));
+        sys::disconnect(fd);
+    }
+    become_plain(fd, conn, slot, Reason::Declined);
+}
+
 /// What hangs on the phase. Without locks of the connection.
-fn settle(fd: i32, index: u32) {
+pub fn settle(fd: i32, index: u32) {
     observer::changed(fd, index);
     watched::LEFT_RING.call(index);
     note_settled(conn::at(index));
@@ -299,7 +319,8 @@ pub fn before_exit() {
     if process::is_foreign_child() {
         return;
     }
-    numbers::for_each(|fd, _, conn| {
+    numbers::for_each(|fd, index, conn| {
+        deputy::follow(fd, index);
         if let Some(slot) = conn.slot()
             && conn.phase() == Phase::Ring
             && let flags = conn.own(slot).flags(Acquire)

@@ -6,6 +6,7 @@ use usmc_shm::state::{EndState, TxFlags};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use crate::family::locks::Receiving;
+use crate::handshake::clc::deputy;
 use crate::handshake::transition;
 use crate::os::events::{ERR, HUP, IN, OUT, PRI, RDHUP, RDNORM, READ_BITS, WRITE_BITS, WRNORM};
 use crate::os::sys;
@@ -17,12 +18,18 @@ use crate::stream::ending::{self, Ending};
 use crate::stream::hearing::{self, Hearing};
 use crate::stream::{bells, fallback, room, state, unread};
 
+#[cold]
+fn move_on(fd: i32, index: u32) {
+    transition::progress(fd, index, Call::Look);
+    deputy::follow(fd, index);
+}
+
 /// Whether the kernel alone knows this connection's readiness. Moves the handshake on.
 #[inline(always)]
 pub fn is_kernels(fd: impl FnOnce() -> i32, index: u32) -> bool {
     let conn = conn::at(index);
-    if transition::is_due(conn, Call::Look) {
-        transition::progress(fd(), index, Call::Look);
+    if transition::is_due(conn, Call::Look) || deputy::is_left(conn) {
+        move_on(fd(), index);
     }
     // Another process may have disconnected what it shares with us.
     conn.phase() != Phase::Ring

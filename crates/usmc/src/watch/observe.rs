@@ -273,4 +273,6 @@ pub enum Mode {
     Tcp = 1,
     /// A ring in shared memory, both directions or about to be.
     Smcd = 2,
+    /// RDMA: the other end of the ring is an agent's.
+    Smcr = 3,
 }

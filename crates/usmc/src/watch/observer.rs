@@ -14,7 +14,7 @@ use crate::os::process::{self, Lock};
 use crate::os::reason::Reason;
 use crate::os::table;
 use crate::os::{cache, kernel_only, single, sys};
-use crate::record::conn::{self, Conn, F_CLIENT, F_HAD_SLOT, F_UNSHOWN};
+use crate::record::conn::{self, Conn, F_CLIENT, F_DEPUTY, F_HAD_SLOT, F_UNSHOWN};
 use crate::record::numbers;
 use crate::record::phase::Phase;
 use crate::record::tuple::{Endpoint, Tuple};
@@ -197,7 +197,11 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
         _ => State::Active,
     };
     let in_ring = matches!(phase, Phase::Ring);
-    let mode = if in_ring { Mode::Smcd } else { Mode::Tcp };
+    let mode = match in_ring {
+        true if conn.has(F_DEPUTY) => Mode::Smcr,
+        true => Mode::Smcd,
+        false => Mode::Tcp,
+    };
     let reason = if in_ring || phase == Phase::Listen {
         Reason::None as u32
     } else {

@@ -309,6 +309,50 @@ pub fn left_ring(index: u32) {
     });
 }
 
+/// The kernel's registrations of a connection end, as another socket is about to have its number; [`register_again`] follows. The
+/// caller keeps them.
+pub fn unregister(index: u32) {
+    let conn = conn::at(index);
+    let mut next = conn.watchers.load(Relaxed);
+    while let Some(number) = next.checked_sub(1) {
+        let Some(entry) = entry::at(number) else { return };
+        next = entry.next.load(Relaxed);
+        if entry.has(E_PARKED) {
+            let _ = end(number, entry);
+            continue;
+        }
+        if !entry.has(E_DEFERRED) || deferred::register(number, entry).is_ok() {
+            let mut none = libc::epoll_event { events: 0, u64: 0 };
+            let (epfd, fd) = (fd_of(entry.set_index()), entry.fd.load(Relaxed) as i32);
+            let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &mut none);
+        }
+    }
+}
+
+/// The number has the other socket. `by_events`: as the application asks for it; otherwise a thread is only to be woken by what comes,
+/// as from a doorbell.
+pub fn register_again(index: u32, by_events: bool) {
+    let conn = conn::at(index);
+    let mut next = conn.watchers.load(Relaxed);
+    while let Some(number) = next.checked_sub(1) {
+        let Some(entry) = entry::at(number) else { return };
+        next = entry.next.load(Relaxed);
+        if entry.has(E_DEFERRED) {
+            continue;
+        }
+        entry.set_flag(E_KNOWN, false);
+        let want = entry.events.load(Relaxed);
+        let events = match (by_events, entry.has(E_DISABLED)) {
+            (true, true) => ONESHOT,
+            (true, false) => want,
+            (false, _) => asked::needed(want).events() | IN,
+        };
+        let mut event = libc::epoll_event { events, u64: tag_of(number, entry) };
+        let (epfd, fd) = (fd_of(entry.set_index()), entry.fd.load(Relaxed) as i32);
+        let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &mut event);
+    }
+}
+
 /// Something happened to the connection that TCP makes known to edge-triggered waits, whatever its readiness is.
 pub fn edge(index: u32) {
     each_watcher(index, |_, entry| {

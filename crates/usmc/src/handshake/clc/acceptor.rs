@@ -7,9 +7,10 @@ use smc_proto::wire::clc::{Answer, Decline, Message as Clc, Proposal};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::machines::Machine;
+use super::stream::Found;
 use super::{
-    Taken, board, declined, delivered, first, give_up, id_of, is_spent, machines, new_token,
-    note_memory, noted_memory, say, stop_calls,
+    Taken, board, declined, delivered, deputy, first, give_up, id_of, is_spent, machines,
+    new_token, note_memory, noted_memory, say, stop_calls,
 };
 use crate::device::{self, HandOver};
 use crate::handshake::transition;
@@ -78,7 +79,7 @@ pub fn stop_expecting(fd: i32, conn: &Conn) -> bool {
             if let Some(id) = place_of(&proposal) {
                 device::board_of(id).free(id);
             }
-            if first::is_agreed(conn) {
+            if first::is_agreed(conn) || proposal.offers_smcr() {
                 refuse(fd, conn, proposal);
             }
         }
@@ -91,11 +92,20 @@ pub fn stop_expecting(fd: i32, conn: &Conn) -> bool {
 
 /// Takes the first message out of the stream: a Proposal, or the Decline of a client that has said SMC.
 fn take_first(fd: i32, conn: &Conn) -> Taken {
-    first::take(fd, conn, |message| match message {
+    take_found(fd, conn, first::look(fd))
+}
+
+/// The same of what a look has found: more may have come since.
+fn take_found(fd: i32, conn: &Conn, found: (Found, usize)) -> Taken {
+    let is_meant = |message: &Clc| match message {
         Clc::Proposal(_) => true,
         Clc::Decline(_) => first::is_agreed(conn),
         Clc::Accept(_) | Clc::Confirm(_) => false,
-    })
+    };
+    match conn.rx_lock.try_enter() {
+        Some(_rx) => super::take_found(fd, conn, found, is_meant),
+        None => Taken::Wait,
+    }
 }
 
 /// Where the device keeps the handshake of a first Proposal: the peer's word, if that place says so, too.
@@ -109,7 +119,14 @@ fn place_of(proposal: &Proposal) -> Option<OfferId> {
 
 /// Reads what an expected client begins with.
 pub fn read_first(fd: i32, conn: &Conn) {
-    let proposal = match take_first(fd, conn) {
+    let found = first::look(fd);
+    if let (Found::Message(Clc::Proposal(proposal)), _) = &found
+        && place_of(proposal).is_none()
+        && deputy::takes_server(fd, conn, proposal)
+    {
+        return;
+    }
+    let proposal = match take_found(fd, conn, found) {
         Taken::Wait => return,
         Taken::Message(Clc::Proposal(proposal)) => proposal,
         Taken::Message(Clc::Decline(decline)) => return declined(conn, decline.code),
@@ -119,7 +136,7 @@ pub fn read_first(fd: i32, conn: &Conn) {
     let id = place_of(&proposal).filter(|&id| device::board_of(id).stage(id) == Stage::Proposed);
     let Some(id) = id else {
         // It is on another device. A peer that was only declared cannot be told where in the stream the answer would be.
-        if !first::is_agreed(conn) {
+        if !first::is_agreed(conn) && !proposal.offers_smcr() {
             return give_up(conn, Reason::NotRegistered);
         }
         refuse(fd, conn, proposal);

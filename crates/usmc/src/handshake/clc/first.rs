@@ -16,7 +16,7 @@ use smc_proto::wire::clc::{Decline, Message as Clc};
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::stream::{self, Found};
-use super::{Taken, acceptor, board, client, declined, give_up, id_of};
+use super::{Taken, acceptor, board, client, declined, deputy, give_up, id_of};
 use crate::device;
 use crate::family::holders;
 use crate::handshake::syn_option::{self, Outcome};
@@ -44,7 +44,7 @@ pub fn is_agreed(conn: &Conn) -> bool {
 /// Whether the next that the peer sends is its message, or it sends none.
 pub fn is_awaited(conn: &Conn) -> bool {
     match conn.clc.step() {
-        Step::Expecting => true,
+        Step::Expecting | Step::Handing => true,
         Step::Proposed => is_agreed(conn),
         _ => false,
     }
@@ -73,6 +73,9 @@ pub fn refuse(fd: i32, conn: &Conn, code: DeclineCode, v1: bool) {
 /// The connecting end, before anything was sent. The caller holds the step's lock.
 pub fn begin(fd: i32, conn: &Conn) {
     let server = Endpoint::server_of(&transition::stored_tuple(conn));
+    if deputy::takes_client(fd, conn, server) {
+        return;
+    }
     match syn_option::peer_speaks_smc(fd, conn) {
         Some(true) => propose(fd, conn),
         _ if super::is_declared(fd, server) => client::propose_unasked(fd, conn),
@@ -168,9 +171,10 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
 fn is_owed(fd: i32, conn: &Conn) -> bool {
     match (conn.clc.step(), is_agreed(conn)) {
         (Step::Declared | Step::Asking, true) => true,
+        (Step::Handing, _) => true,
         // The kernel would send as soon as the connection is made.
         (Step::Declared, false) => conn.has(F_ARMED) && kernel::is_connecting(fd),
-        (Step::Expecting, true) => {
+        (Step::Expecting, is_agreed) if is_agreed || deputy::is_there(conn) => {
             clock::now_ms().wrapping_sub(conn.clc.since.load(Relaxed)) < HOLD_MS
         }
         _ => false,

@@ -28,6 +28,7 @@
 
 mod acceptor;
 mod client;
+pub mod deputy;
 pub mod first;
 mod machines;
 pub mod stream;
@@ -77,6 +78,7 @@ pub fn is_on(conn: &Conn) -> bool {
 
 /// There is no handshake, or not any more.
 pub fn forget(conn: &Conn) {
+    deputy::let_go(conn);
     enter(conn, Step::None);
     conn.set_flag(F_CLC, false);
 }
@@ -121,7 +123,8 @@ pub fn has_begun(conn: &Conn) -> bool {
 /// Whether the listener there was declared to speak SMC, and is not to be had by an offer.
 pub fn is_declared(fd: i32, server: Endpoint) -> bool {
     config::get().is_peer(|| server.ip(), Some(server.port))
-        && !host::current().board().is_listening(Some(tuple::netns(fd)), server)
+        && !(config::get().uses_loopback
+            && host::current().board().is_listening(Some(tuple::netns(fd)), server))
 }
 
 /// One step, where one is due. The caller holds the step's lock; the phase is [`Phase::Early`].
@@ -139,6 +142,7 @@ pub fn step(fd: i32, conn: &Conn) {
         Step::Answered => read(fd, conn, acceptor::confirmed),
         Step::Confirmed => acceptor::attach(fd, conn),
         Step::Leftover => drop(take_leftover(fd, conn)),
+        Step::Handing => {}
     }
 }
 
@@ -215,6 +219,10 @@ fn wind_up_messages(fd: i32, conn: &Conn) -> bool {
         Step::Expecting => return acceptor::stop_expecting(fd, conn),
         Step::Leftover => return take_leftover(fd, conn),
         Step::Declared => return first::wind_up(fd, conn),
+        Step::Handing => {
+            deputy::put_off(conn);
+            return false;
+        }
         Step::Asking | Step::Proposed if first::is_agreed(conn) => return first::wind_up(fd, conn),
         _ => {}
     }
@@ -298,6 +306,7 @@ pub fn before_fork(conn: &Conn) {
         Step::None | Step::Declared | Step::Expecting | Step::Leftover => return,
         // The answer stands at the start, whatever the device says. Each process has the machine that waits for it.
         Step::Proposed if first::is_agreed(conn) => return,
+        Step::Handing => return deputy::put_off(conn),
         Step::Held | Step::Proposed | Step::Answered => step_back(conn),
         Step::Asked | Step::Accepted | Step::Asking | Step::Confirmed => {
             call_off(conn);
@@ -344,6 +353,7 @@ fn call_off(conn: &Conn) {
     match conn.clc.step() {
         Step::None | Step::Declared | Step::Expecting | Step::Leftover => {}
         Step::Asked => client::stop_asking(conn, None),
+        Step::Handing => deputy::let_go(conn),
         // A server that is not on this device would never free it.
         Step::Proposed if first::is_agreed(conn) => board.free(id),
         _ if step_back(conn) => {}

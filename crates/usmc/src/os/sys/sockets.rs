@@ -39,6 +39,15 @@ system_calls! {
     fn shutdown(fd: c_int, how: c_int) = SYS_shutdown, fd, how;
     /// socket(2)
     fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int = SYS_socket, family, kind, protocol;
+    /// listen(2).
+    fn listen(fd: c_int, backlog: c_int) = SYS_listen, fd, backlog;
+    /// accept4(2), with SOCK_CLOEXEC and without the peer's name.
+    fn accept(fd: c_int) -> c_int = SYS_accept4, fd, 0, 0, libc::SOCK_CLOEXEC;
+    /// bind(2).
+    ///
+    /// # Safety
+    /// `addr` is readable for `len` bytes.
+    unsafe fn bind(fd: c_int, addr: *const c_void, len: u32) = SYS_bind, fd, addr, len;
     /// bind(2) to a path.
     fn bind_unix(fd: c_int, addr: &libc::sockaddr_un) = SYS_bind, fd, addr as *const _, size_of::<libc::sockaddr_un>();
     /// recv(2) into a raw buffer.

@@ -9,11 +9,13 @@ use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 use super::patience::{BELL_NS, BRIEF_NS, Patience};
 use crate::family::holders;
 use crate::family::locks::{Family, FamilyPatience};
+use crate::handshake::clc::deputy;
 use crate::os::process::SharedLock;
 use crate::os::sys::{self, Errno};
 use crate::os::{clock, log};
-use crate::record::conn::Conn;
+use crate::record::conn::{self, Conn, F_DEPUTY};
 use crate::record::kernel;
+use crate::record::phase::Phase;
 
 /// How long unread bytes may take to find room in the kernel's buffers. They nearly always fit at once.
 pub const RESEND_NS: u64 = 5_000_000_000;
@@ -33,6 +35,10 @@ pub enum Full {
 /// signal handler interrupted a send, or the peer is at it and was stopped, or waits for room. A call that has to wait for
 /// that comes again.
 pub fn go_back(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    if conn.has(F_DEPUTY) {
+        deputy::follow(fd, conn::index_of(conn));
+        return conn.phase() != Phase::Ring;
+    }
     let Some(_held) = conn.tx_lock.enter() else { return false };
     let Some(_family) = Family::sending(fd, conn, slot) else { return false };
     go_back_briefly(fd, conn, slot)

@@ -1,0 +1,105 @@
+//! `usmc agent`: starts the owner of RDMA devices, which is a program of its own.
+
+use std::env;
+use std::ffi::{OsString, c_int};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args as ClapArgs;
+
+use crate::config::{Config, ConfigArgs};
+use crate::exec;
+
+/// The program, which opens libibverbs: a static one, as this may be, opens no library.
+const NAME: &str = "usmc-agent";
+/// The socket in the ISM directory.
+const SOCKET: &str = usmc_shm::agent::SOCKET;
+
+/// Carry connections to other hosts by RDMA
+///
+/// Owns this host's RDMA devices, and the link groups with other hosts. Programs under `usmc run` with the same ISM directory hand it
+/// their connections to peers that speak SMC.
+#[derive(ClapArgs, Debug)]
+pub struct Args {
+    /// An RDMA device to use, as rdma(8) names it; may be repeated [default: all]
+    #[arg(long = "device", value_name = "NAME")]
+    devices: Vec<String>,
+    /// Who may hand connections over, in octal: 666 is all users
+    #[arg(long, value_name = "MODE", default_value = "600")]
+    socket_mode: String,
+    /// How long it looks for work before it sleeps: never, always, or microseconds
+    #[arg(long, value_name = "TIME", default_value = "50")]
+    spin: String,
+    /// Bytes of a connection's send buffer and of its RMB, a power of two from 16384 to 4194304
+    #[arg(long, value_name = "BYTES", default_value = "262144")]
+    buffer_size: String,
+    /// Links of a link group at most: 1 or 2
+    #[arg(long, value_name = "COUNT", default_value = "1")]
+    max_links: String,
+    /// Connections of a link group at most, 1 to 255
+    #[arg(long, value_name = "COUNT", default_value = "255")]
+    max_conns: String,
+    /// How long a link may be idle before it is tested, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "30")]
+    testlink_time: String,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// Becomes the agent.
+///
+/// # Errors
+/// It is not installed, or the ISM directory cannot be made.
+pub fn run(args: &Args) -> Result<c_int> {
+    let config = Config::load(&args.config)?;
+    let dir = config.ism_dir();
+    let is_shared =
+        args.socket_mode.trim_start_matches('0').len() == 3 && !args.socket_mode.ends_with("00");
+    make(&dir, if is_shared { 0o755 } else { 0o700 })?;
+    let program = find()?;
+    let mut command: Vec<OsString> = vec![program.clone().into(), "--socket".into()];
+    command.push(dir.join(SOCKET).into());
+    let mut say = |option: &str, value: &str| command.extend([option.into(), value.into()]);
+    config.ueids().for_each(|ueid| say("--ueid", ueid));
+    args.devices.iter().for_each(|device| say("--device", device));
+    say("--socket-mode", &args.socket_mode);
+    say("--spin", &args.spin);
+    say("--ring-size", &args.buffer_size);
+    say("--max-links", &args.max_links);
+    say("--max-conns", &args.max_conns);
+    say("--testlink-time", &args.testlink_time);
+    let variables: Vec<_> = env::vars_os().filter(|(name, _)| name != "LD_PRELOAD").collect();
+    let failure = exec::replace(&command, &variables);
+    bail!("cannot start {}: {failure}; install uSMC anew", program.display())
+}
+
+/// The directory that programs under uSMC would make.
+fn make(dir: &Path, mode: u32) -> Result<()> {
+    let made = std::fs::DirBuilder::new().mode(mode).create(dir);
+    match made {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(error).with_context(|| {
+                format!(
+                    "cannot make the ISM directory {}; name another one by --ism-dir",
+                    dir.display()
+                )
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Beside this program, or in PREFIX/lib/usmc.
+fn find() -> Result<PathBuf> {
+    let own = env::current_exe().context("/proc is not mounted; mount it")?;
+    let dir = own.parent().unwrap_or(Path::new("/"));
+    let places = [dir.join(NAME), dir.join("../lib/usmc").join(NAME)];
+    let found = places.iter().find(|place| place.is_file()).cloned();
+    found.with_context(|| {
+        format!(
+            "{NAME} is neither in {} nor in ../lib/usmc beside it; install uSMC anew",
+            dir.display()
+        )
+    })
+}

@@ -1,0 +1,380 @@
+//! Connections to other hosts, which an agent has (`usmc agent`, [`usmc_shm::agent`]). The application's descriptor becomes the
+//! **deputy** of its TCP connection: one end of a TCP connection inside this host, whose other end the agent has. To the library the agent
+//! is then a peer as any other, and whatever processes do with the descriptor, it is a socket of the kernel's.
+//!
+//! ```text
+//! Declared, Expecting ──an agent is there──▶ Handing ──exchanged──▶ (none: in the ring)
+//!         ▲                                     │                      │ the peer declines
+//!         └───────────────it cannot be──────────┘                      └──exchanged──▶ (none: plain TCP)
+//! ```
+//!
+//! The connection is in the agent's ring at once, and opens as fast as TCP's: what is written waits there until the peer has agreed. Where it
+//! does not, the agent leaves the ring. The application gets its TCP connection back, and what nobody has read in the ring goes by that
+//! first ([`is_left`]).
+//!
+//! Sockets are exchanged without locks of the connection, as epoll's registrations follow ([`crate::record::watched::EXCHANGES`]).
+
+use core::ffi::CStr;
+
+use smc_proto::wire::clc::Proposal;
+use usmc_shm::agent::{Answer, LEN, Place, Request, Role};
+use usmc_shm::handshake::{self, SlotState, Use};
+use usmc_shm::sync::AtomicU32;
+use usmc_shm::sync::Ordering::{Acquire, Relaxed};
+
+use crate::device::segment::InUse;
+use crate::device::{self, segment};
+use crate::family::{liveness, mark};
+use crate::handshake::transition;
+use crate::host::directory;
+use crate::os::reason::Reason;
+use crate::os::sys::{self, Errno};
+use crate::os::unix::Received;
+use crate::os::{foreign_fd, log, owner, pair, sockopt, table, unix};
+use crate::record::clc_state::Step;
+use crate::record::conn::{self, Conn, F_CLC, F_CLIENT, F_COPIED, F_DEPUTY, F_SHARED};
+use crate::record::phase::{Event, Phase};
+use crate::record::tuple::{Endpoint, Tuple};
+use crate::record::{kernel, numbers, watched};
+
+/// [`crate::record::clc_state::State::control`]: no agent is to be asked.
+const NEVER: u32 = u32::MAX;
+/// Where the agent of a whole host listens.
+const SYSTEM: &CStr = c"/run/usmc/agent";
+/// How long an agent may take for an answer, which waits for nobody: it may have been stopped.
+const ANSWER_MS: i32 = 5000;
+
+/// Whether the socket behind the number is to be exchanged for a deputy.
+#[inline]
+pub fn is_due(conn: &Conn) -> bool {
+    conn.clc.step() == Step::Handing
+}
+
+/// Whether the agent has left the ring: the application has to get its TCP connection back.
+#[inline(always)]
+pub fn is_left(conn: &Conn) -> bool {
+    conn.has(F_DEPUTY) && has_left(conn)
+}
+
+fn has_left(conn: &Conn) -> bool {
+    let left = |slot| conn.own(slot).flags(Acquire).is_left();
+    conn.phase() == Phase::Ring && conn.slot().is_some_and(left)
+}
+
+/// The application gets its TCP connection back, if the agent has left it. Without locks of the connection.
+#[inline(always)]
+pub fn follow(fd: i32, index: u32) {
+    if is_left(conn::at(index)) {
+        watched::EXCHANGES.call((fd, index));
+    }
+}
+
+/// The connecting end: whether an agent is going to have the connection, whose server is on no device of this process.
+pub fn takes_client(fd: i32, conn: &Conn, server: Endpoint) -> bool {
+    kernel::is_established(fd)
+        && !device::all().any(|(_, device)| device.board().is_listening(None, server))
+        && begin(conn)
+}
+
+/// The accepting end, whose client has proposed, and not on a device of this process.
+pub fn takes_server(fd: i32, conn: &Conn, proposal: &Proposal) -> bool {
+    // An answer is the first that a client gets.
+    proposal.offers_smcr() && kernel::tcp_sent(fd, false) == Some(0) && begin(conn)
+}
+
+/// An end whose peer is known to speak SMC: looks for an agent. Whether one is there.
+pub fn expect(conn: &Conn) -> bool {
+    has_agent(conn)
+}
+
+/// Whether an agent is there for the connection.
+pub fn is_there(conn: &Conn) -> bool {
+    number(&conn.clc.control).is_some()
+}
+
+fn has_agent(conn: &Conn) -> bool {
+    if conn.clc.control.load(Relaxed) != 0 {
+        return is_there(conn);
+    }
+    let may_have = !conn.has(F_COPIED | F_SHARED) && conn.returns() == 0;
+    let control = if may_have { reach() } else { None };
+    let word = control.map_or(NEVER, |control| table::keep_fd(control).cast_unsigned() + 1);
+    conn.clc.control.store(word, Relaxed);
+    control.is_some()
+}
+
+fn begin(conn: &Conn) -> bool {
+    if !has_agent(conn) {
+        return false;
+    }
+    conn.clc.has_connected.store(conn.has(F_CLIENT).into(), Relaxed);
+    conn.reason.store(Reason::Handshake as u32, Relaxed);
+    super::enter(conn, Step::Handing);
+    conn.set_flag(F_CLC, true);
+    true
+}
+
+/// A connection to the agent of the ISM directory, or to the host's.
+fn reach() -> Option<i32> {
+    reach_at(directory::agent().c()).or_else(|| reach_at(SYSTEM))
+}
+
+fn reach_at(path: &CStr) -> Option<i32> {
+    const KIND: i32 = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    let address = unix::address(path)?;
+    let control = sys::socket(libc::AF_UNIX, KIND, 0).ok()?;
+    let (at, len) = (core::ptr::from_ref(&address).cast(), size_of_val(&address) as u32);
+    // SAFETY: an address of so many bytes.
+    let is_there = unsafe { sys::connect(control, at, len) }.is_ok();
+    // In a directory of several users another one may have put it there.
+    let mut agent = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
+    let known = sys::getsockopt(control, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut agent);
+    if is_there && known.is_ok() && (agent.uid == 0 || owner::is_own(agent.uid)) {
+        return Some(control);
+    }
+    sys::close(control);
+    None
+}
+
+fn number(cell: &AtomicU32) -> Option<i32> {
+    let word = cell.load(Relaxed);
+    (word != NEVER).then(|| word.checked_sub(1)).flatten().map(u32::cast_signed)
+}
+
+/// This process does not need the connection to the agent any more.
+pub fn let_go(conn: &Conn) {
+    if let Some(control) = number(&conn.clc.control) {
+        conn.clc.control.store(NEVER, Relaxed);
+        table::release_fd(control);
+    }
+}
+
+/// The handshake goes on without an agent. The caller holds the step's lock; the number has the application's socket.
+pub fn put_off(conn: &Conn) {
+    let_go(conn);
+    let is_client = conn.clc.has_connected.load(Relaxed) != 0;
+    super::enter(conn, if is_client { Step::Declared } else { Step::Expecting });
+}
+
+/// Asks the agent, and waits for its answer.
+fn ask(control: i32, request: Request, fds: &[i32]) -> Result<(Answer, Option<i32>), Errno> {
+    unix::send(control, &request.emit(), fds)?;
+    let mut bytes = [0; LEN];
+    let received = loop {
+        match unix::receive(control, &mut bytes) {
+            Err(libc::EAGAIN) if sys::poll1(control, libc::POLLIN, ANSWER_MS) != 0 => {}
+            received => break received?,
+        }
+    };
+    let Received { len, fd, .. } = received;
+    match Answer::parse(bytes.get(..len).unwrap_or_default()) {
+        Some(answer) => Ok((answer, fd)),
+        None => {
+            fd.inspect(|fd| foreign_fd::discard(*fd));
+            Err(libc::EPROTO)
+        }
+    }
+}
+
+/// A deputy, and the ring that it is for.
+pub struct Deputy {
+    socket: i32,
+    segment: InUse,
+    place: Place,
+    names: Tuple,
+}
+
+/// Makes the deputy, and hands the connection over. `None` where that cannot be: the handshake goes on without an agent, or the connection
+/// is of no use any more. The caller holds the step's lock, and lets calls of the kernel's go on afterwards.
+pub fn make(fd: i32, conn: &Conn) -> Option<Deputy> {
+    let made = match transition::is_free(fd, conn) {
+        Ok(true) if !kernel::has_signals(fd) => hand(fd, conn),
+        _ => Err(libc::EBUSY),
+    };
+    if let Err(errno) = made {
+        log::debug(format_args!("fd {fd}: not handed to the agent, errno {errno}"));
+        if conn.clc.step() == Step::Handing {
+            put_off(conn);
+        }
+    }
+    made.ok()
+}
+
+fn hand(fd: i32, conn: &Conn) -> Result<Deputy, Errno> {
+    let control = number(&conn.clc.control).ok_or(libc::EBUSY)?;
+    let has_connected = conn.clc.has_connected.load(Relaxed) != 0;
+    let live = Tuple::live(fd, has_connected)?;
+    let family = sockopt::int(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, libc::AF_INET);
+    let pair = pair::tcp(family)?;
+    let role = if has_connected { Role::Client } else { Role::Server };
+    let asked = ask(control, Request::Hand(role), &[fd, pair.connected]);
+    sys::close(pair.connected);
+    let given = match asked {
+        Ok((Answer::Ring(place), Some(memory))) => {
+            let file = segment::map_delivered(memory);
+            file.ok().and_then(|file| Some((segment::use_delivered(place.segment, file)?, place)))
+        }
+        Ok((Answer::Tcp { code }, None)) => {
+            sys::close(pair.accepted);
+            conn.clc.declined.store(code, Relaxed);
+            return Err(libc::ENODEV);
+        }
+        Ok((_, other)) => {
+            other.inspect(|fd| foreign_fd::discard(*fd));
+            None
+        }
+        Err(errno) => {
+            log::warn(format_args!("fd {fd}: no answer of the agent's, errno {errno}"));
+            None
+        }
+    };
+    let Some((segment, place)) = given else {
+        // The agent may have begun, which cannot be undone.
+        sys::close(pair.accepted);
+        sys::disconnect(fd);
+        let_go(conn);
+        super::give_up(conn, Reason::NoMemory);
+        return Err(libc::ENOMEM);
+    };
+    copy_options(fd, pair.accepted, conn);
+    // Of the deputy's connection this is the accepting end, whichever it is of the other.
+    let names = match has_connected {
+        true => Tuple { netns: live.netns, client: live.server, server: live.client },
+        false => live,
+    };
+    Ok(Deputy { socket: pair.accepted, segment, place, names })
+}
+
+/// The number becomes the deputy's, which is in the ring. The caller holds the locks of [`make`] and has stopped calls of the kernel's.
+pub fn begin_ring(fd: i32, conn: &Conn, deputy: &Deputy) {
+    put(fd, conn, deputy.socket);
+    sys::close(deputy.socket);
+    let_go(conn);
+    conn.set_flag(F_CLIENT, false);
+    conn.set_flag(F_DEPUTY, true);
+    transition::store_tuple(conn, &deputy.names);
+    // What the agent says of itself is as good as this user's own word.
+    conn.clc.is_own_user.store(1, Relaxed);
+    let Place { slot: number, usage, .. } = deputy.place;
+    let is_marked = mark::enter_ring(fd);
+    let tied = transition::bind_slot(fd, conn, &deputy.segment, number, false).is_ok();
+    conn.usage.store(usage, Relaxed);
+    let slot = conn.slot().filter(|slot| {
+        tied && is_marked
+            && handshake::phase(&slot.control, Use::from_bits(usage)) == SlotState::Confirmed
+    });
+    super::forget(conn);
+    let Some(slot) = slot.filter(|_| conn.leave_early(Event::Attaches)) else {
+        log::warn(format_args!("fd {fd}: the agent's slot is of no use"));
+        if !tied {
+            segment::unuse(deputy.segment.index);
+        }
+        sys::disconnect(fd);
+        conn.give_up(Reason::PeerBroken);
+        return;
+    };
+    liveness::vouch(conn, slot);
+    transition::begin_ring(conn);
+    transition::tune(fd, conn);
+    // Before anything is sent: nothing of the application's goes by the deputy itself.
+    transition::tx_is_ring(fd, conn, slot);
+    log::debug(format_args!("fd {fd}: handed to the agent, slot {number}"));
+}
+
+/// Asks for the TCP connection of a deputy whose ring the agent has left.
+pub fn fetch(fd: i32, conn: &Conn) -> Option<i32> {
+    let segment = segment::id_of(conn.segment.load(Relaxed));
+    let (slot, usage) = (conn.slot_index.load(Relaxed), conn.usage.load(Relaxed));
+    let control = reach()?;
+    let asked = ask(control, Request::Fetch(Place { segment, slot, usage }), &[]);
+    sys::close(control);
+    match asked {
+        Ok((Answer::Tcp { code }, Some(tcp))) => {
+            conn.clc.declined.store(code, Relaxed);
+            Some(tcp)
+        }
+        Ok((_, other)) => {
+            other.inspect(|fd| foreign_fd::discard(*fd));
+            None
+        }
+        Err(errno) => {
+            log::warn(format_args!("fd {fd}: the agent does not give TCP back, errno {errno}"));
+            None
+        }
+    }
+}
+
+/// The number becomes that of the TCP connection again. The caller keeps all away that uses it.
+pub fn put_back(fd: i32, conn: &Conn, tcp: i32) {
+    copy_options(fd, tcp, conn);
+    put(fd, conn, tcp);
+    sys::close(tcp);
+    let has_connected = conn.clc.has_connected.load(Relaxed) != 0;
+    conn.set_flag(F_DEPUTY, false);
+    if let Ok(tuple) = Tuple::live(fd, has_connected) {
+        transition::store_tuple(conn, &tuple);
+    }
+}
+
+/// The connection is plain, and has no slot: it is the end again that it was.
+pub fn is_back(conn: &Conn) {
+    conn.set_flag(F_CLIENT, conn.clc.has_connected.load(Relaxed) != 0);
+}
+
+/// All numbers of the connection mean another socket, with the flags of before.
+fn put(fd: i32, conn: &Conn, new: i32) {
+    let flags = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
+    let _ = sys::fcntl(new, libc::F_SETFL, flags);
+    let put_at = |fd: i32| {
+        let crosses = sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|bits| bits == 0);
+        let _ = sys::dup3(new, fd, if crosses { 0 } else { libc::O_CLOEXEC });
+    };
+    put_at(fd);
+    if !conn.users.is_one_fd() {
+        let index = conn::index_of(conn);
+        numbers::for_each(|other, of, _| {
+            if of == index && other != fd {
+                put_at(other);
+            }
+        });
+    }
+    // Calls that sleep on the other socket are woken by the handshake's messages there.
+    if let Some(spare) = number(&conn.spare) {
+        let _ = sys::dup3(new, spare, libc::O_CLOEXEC);
+    }
+}
+
+/// Sets a socket's options as another one's are.
+fn copy_options(from: i32, to: i32, conn: &Conn) {
+    const INTEGERS: [(i32, i32); 6] = [
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+        (libc::SOL_SOCKET, libc::SO_PRIORITY),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+        (libc::IPPROTO_TCP, libc::TCP_CORK),
+    ];
+    for (level, name) in INTEGERS {
+        let (value, other) = (sockopt::int(from, level, name, 0), sockopt::int(to, level, name, 0));
+        if value != other {
+            let _ = sys::setsockopt(to, level, name, &value);
+        }
+    }
+    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
+        if sys::getsockopt(from, libc::SOL_SOCKET, name, &mut limit).is_ok() {
+            let _ = sys::setsockopt(to, libc::SOL_SOCKET, name, &limit);
+        }
+    }
+    let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
+    if sys::getsockopt(from, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger).is_ok() {
+        let _ = sys::setsockopt(to, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+    }
+    for (known, name) in [(&conn.snd_buf, libc::SO_SNDBUF), (&conn.rcv_buf, libc::SO_RCVBUF)] {
+        // The kernel doubles what it is given (socket(7)).
+        match known.load(Relaxed) {
+            0 => {}
+            bytes => _ = sys::setsockopt(to, libc::SOL_SOCKET, name, &(bytes / 2)),
+        }
+    }
+}
