@@ -48,8 +48,32 @@ pub fn example(package: &str, name: &str) -> PathBuf {
     cargo_builds(package, &["build", "--example", name])
 }
 
+/// The agent.
+pub fn agent() -> &'static Path {
+    static AGENT: OnceLock<PathBuf> = OnceLock::new();
+    AGENT.get_or_init(|| cargo_builds("usmc-agent", &["build", "--bin", "usmc-agent"]))
+}
+
+/// A libibverbs.so.1 for tests.
+pub fn fake_verbs() -> &'static Path {
+    static FAKE: OnceLock<PathBuf> = OnceLock::new();
+    FAKE.get_or_init(|| {
+        cargo_build("usmc-fake-verbs", &["build", "--lib"]);
+        agent().with_file_name("libusmc_fake_verbs.so")
+    })
+}
+
 /// The program that a call of cargo builds.
 fn cargo_builds(package: &str, what: &[&str]) -> PathBuf {
+    let built = cargo_build(package, what);
+    let messages = serde_json::Deserializer::from_slice(&built).into_iter::<serde_json::Value>();
+    let path =
+        messages.flatten().find_map(|message| message["executable"].as_str().map(PathBuf::from));
+    path.expect("the program")
+}
+
+/// What cargo says of it.
+fn cargo_build(package: &str, what: &[&str]) -> Vec<u8> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let target = target_dir();
     let exe = std::env::current_exe().expect("the test's own path");
@@ -67,11 +91,7 @@ fn cargo_builds(package: &str, what: &[&str]) -> PathBuf {
         .output()
         .expect("running cargo");
     assert!(built.status.success(), "cargo {what:?} -p {package} failed");
-    let messages =
-        serde_json::Deserializer::from_slice(&built.stdout).into_iter::<serde_json::Value>();
-    let path =
-        messages.flatten().find_map(|message| message["executable"].as_str().map(PathBuf::from));
-    path.expect("the program")
+    built.stdout
 }
 
 /// The library for 32-bit programs, beside the other one where `usmc run` finds it. Says why not.

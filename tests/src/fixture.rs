@@ -173,14 +173,15 @@ impl Fixture {
     /// # Panics
     /// When it is not in time, with the reasons that `usmc ss` gives.
     pub fn assert_smcd(&self, one: u16, other: u16) {
-        if is_plain() {
-            return;
-        }
-        let ends = ends(one, other);
-        assert!(
-            ends.len() >= 2 && ends.iter().all(Socket::is_smcd),
-            "ports {one} and {other} are not connected by SMC-D: {ends:#?}"
-        );
+        assert_ends((one, other), "SMC-D", Socket::is_smcd);
+    }
+
+    /// The same for SMC-R.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn assert_smcr(&self, one: u16, other: u16) {
+        assert_ends((one, other), "SMC-R", Socket::is_smcr);
     }
 
     /// Asserts that the connection between two ports is plain TCP at both ends.
@@ -357,4 +358,15 @@ pub fn tool(name: &str, args: &[&str]) -> Output {
 fn ends(one: u16, other: u16) -> Vec<Socket> {
     let ports = [(one, other), (other, one)];
     ss::list().into_iter().filter(|s| ports.contains(&(s.local_port(), s.peer_port()))).collect()
+}
+
+fn assert_ends((one, other): (u16, u16), kind: &str, is_kind: fn(&Socket) -> bool) {
+    if is_plain() {
+        return;
+    }
+    let ends = ends(one, other);
+    assert!(
+        ends.len() >= 2 && ends.iter().all(is_kind),
+        "ports {one} and {other} are not connected by {kind}: {ends:#?}"
+    );
 }

@@ -22,6 +22,7 @@ pub mod network;
 pub mod process;
 pub mod procfs;
 pub mod qmp;
+pub mod rdma;
 pub mod region;
 pub mod ss;
 pub mod storm;

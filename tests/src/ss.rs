@@ -44,6 +44,11 @@ impl Socket {
         port(&self.peer)
     }
 
+    /// Whether its bytes move by RDMA.
+    pub fn is_smcr(&self) -> bool {
+        self.mode == "SMCR"
+    }
+
     /// Whether its bytes move through shared memory.
     pub fn is_smcd(&self) -> bool {
         self.mode == "SMCD"

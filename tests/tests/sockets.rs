@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
-use usmc_tests::{Fixture, Process, build, region};
+use usmc_tests::{Fixture, Process, build, rdma, region};
 
 /// The slowest case takes two seconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -24,6 +24,12 @@ const NOT_ON_MUSL: &str = include_str!("../programs/musl/left_out.txt");
 /// The same for a region, whose ends have memory in common and nothing else.
 const NOT_IN_A_REGION: &str = include_str!("../programs/region/left_out.txt");
 
+/// The same by RDMA, whose ends are two hosts'.
+const NOT_BY_RDMA: &str = include_str!("../programs/rdma/left_out.txt");
+
+/// One of so many cases is run by RDMA.
+const RDMA_SHARE: usize = 8;
+
 /// Bytes of such a region, of which hardly any are ever in memory.
 const REGION: usize = 1 << 30;
 
@@ -35,23 +41,34 @@ struct Set {
     peer: Option<&'static str>,
     /// One variant of each case, unless all are asked for.
     sampled: bool,
-    /// Memory is a region's.
-    in_region: bool,
+    over: Over,
+}
+
+/// What the ends have in common.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Over {
+    /// The host's memory.
+    Host,
+    /// A region.
+    Region,
+    /// A network, and an agent for RDMA.
+    Rdma,
 }
 
 const fn all(program: &'static str) -> Set {
-    Set { name: program, program, peer: None, sampled: false, in_region: false }
+    Set { name: program, program, peer: None, sampled: false, over: Over::Host }
 }
 
 const fn sampled(name: &'static str, program: &'static str, peer: Option<&'static str>) -> Set {
-    Set { name, program, peer, sampled: true, in_region: false }
+    Set { name, program, peer, sampled: true, over: Over::Host }
 }
 
 const SETS: &[Set] = &[
     all("cases"),
     all("fortified"),
     all("uring"),
-    Set { in_region: true, ..sampled("cases-region", "cases", None) },
+    Set { over: Over::Region, ..sampled("cases-region", "cases", None) },
+    Set { over: Over::Rdma, ..sampled("cases-rdma", "cases", Some("cases")) },
 ];
 
 /// Programs on musl, among themselves and with a peer on glibc.
@@ -80,7 +97,8 @@ fn main() -> ExitCode {
         let cases = list.lines().map(|line| line.split(' ').map(str::to_owned).collect());
         let mut cases: Vec<Vec<String>> = cases.collect();
         let left_out = match set {
-            Set { in_region: true, .. } => NOT_IN_A_REGION,
+            Set { over: Over::Region, .. } => NOT_IN_A_REGION,
+            Set { over: Over::Rdma, .. } => NOT_BY_RDMA,
             set if set.program.ends_with("-musl") => NOT_ON_MUSL,
             _ => "",
         };
@@ -119,6 +137,10 @@ fn chosen(set: Set, mut cases: Vec<Vec<String>>) -> Vec<Vec<String>> {
         // In the others nobody else takes part.
         cases.retain(|words| words.get(1).is_some_and(|variant| variant.starts_with("remote")));
     }
+    if set.over == Over::Rdma && !usmc_tests::flag("USMC_TESTS_RDMA") {
+        // `make test-rdma` runs all.
+        cases.retain(|words| words[0].bytes().map(usize::from).sum::<usize>() % RDMA_SHARE == 0);
+    }
     if !set.sampled || usmc_tests::flag("USMC_TESTS_32") {
         return cases;
     }
@@ -152,7 +174,11 @@ fn run(name: &str, set: Set, words: &[String]) {
     if words[0].ends_with("changes_over_at_once") {
         command.env("USMC_CHANGE_OVER", "at-once");
     }
-    let region = set.in_region.then(|| region::create(fixture.scratch(), REGION));
+    let region = (set.over == Over::Region).then(|| region::create(fixture.scratch(), REGION));
+    let agent = (set.over == Over::Rdma && !usmc_tests::is_plain()).then(|| {
+        command.env("USMC_PEERS", "127.0.0.1").env("USMC_LOOPBACK", "off");
+        rdma::start_for_loopback(&fixture)
+    });
     if let Some(region) = &region {
         command.env("USMC_REGIONS", region).env("USMC_LOOPBACK", "off");
     }
@@ -161,20 +187,25 @@ fn run(name: &str, set: Set, words: &[String]) {
     while let Some(line) = process.try_line() {
         if let Some(request) = line.strip_prefix('@') {
             in_memory |= request.starts_with("smcd");
-            answer(&fixture, &mut process, request);
+            answer(&fixture, &mut process, request, set.over);
         }
     }
     process.succeed();
+    if let Some(mut agent) = agent {
+        agent.signal(libc::SIGTERM);
+        agent.succeed();
+    }
     if let Some(region) = region.filter(|_| in_memory && !usmc_tests::is_plain()) {
         assert!(region::was_used(&region), "the connection's memory is not the region's");
     }
     fixture.finish();
 }
 
-fn answer(fixture: &Fixture, process: &mut Process, request: &str) {
+fn answer(fixture: &Fixture, process: &mut Process, request: &str, over: Over) {
     let words: Vec<&str> = request.split(' ').collect();
     let port = |i: usize| words[i].parse::<u16>().expect("a port");
     match words[0] {
+        "smcd" if over == Over::Rdma => fixture.assert_smcr(port(1), port(2)),
         "smcd" => fixture.assert_smcd(port(1), port(2)),
         "tcp" => fixture.assert_tcp(port(1), port(2)),
         other => panic!("unknown request {other}"),

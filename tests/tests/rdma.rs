@@ -1,0 +1,179 @@
+//! Programs of two hosts whose connections go by RDMA: by the fake libibverbs, which proves everything but the wire.
+
+use usmc_tests::build::{system_program, tests_dir};
+use usmc_tests::rdma::{Hosts, share};
+use usmc_tests::{Fixture, Process, is_plain};
+
+const CLIENT: usize = 0;
+const SERVER: usize = 1;
+
+struct World {
+    fixture: Fixture,
+    hosts: Hosts,
+}
+
+impl World {
+    fn new(name: &str) -> World {
+        let fixture = Fixture::new(name);
+        let hosts = Hosts::new(&fixture, &[]);
+        World { fixture, hosts }
+    }
+
+    fn python(&self, host: usize, args: &[&str]) -> Process {
+        let mut command = self.hosts.command(&self.fixture, host, "/usr/bin/python3");
+        command.arg(tests_dir().join("programs/python/echo.py")).args(args);
+        self.fixture.spawn(command)
+    }
+
+    fn assert_smcr(&self, port: u16, ends: usize) {
+        let mut seen = Vec::new();
+        self.fixture.wait_until("connections by RDMA", || {
+            seen = self.fixture.connections(port);
+            share(&seen) == (ends, ends)
+        });
+        println!("{ends} of {ends} ends by RDMA");
+    }
+
+    /// Both agents stop, having no connection.
+    fn end(self) {
+        let World { fixture, hosts } = self;
+        let Hosts { agents, .. } = hosts;
+        for mut agent in agents {
+            agent.signal(libc::SIGTERM);
+            agent.succeed();
+        }
+        fixture.finish();
+    }
+}
+
+/// However a program waits.
+#[test]
+fn every_way_to_wait() {
+    if is_plain() {
+        return;
+    }
+    let world = World::new("waits by RDMA");
+    for style in
+        ["blocking", "poll", "select", "epoll", "edge", "oneshot", "peek", "waitall", "busy"]
+    {
+        let port = world.fixture.port();
+        let number = port.to_string();
+        let mut server = world.python(SERVER, &["server", style, "0.0.0.0", &number]);
+        assert_eq!(server.line(), "listening");
+        let to = world.hosts.address(SERVER);
+        let mut client = world.python(CLIENT, &["client", style, &to, &number, "pause"]);
+        let _ = client.number_after("port ");
+        world.assert_smcr(port, 2);
+        client.say("");
+        let echoed = client.number_after("echoed ");
+        client.succeed();
+        assert_eq!(server.number_after("served "), echoed, "{style}");
+        server.succeed();
+    }
+    world.end();
+}
+
+/// A server's host without an agent declines, and each way to wait goes on over TCP, with all that was written meanwhile.
+#[test]
+fn a_peer_without_an_agent() {
+    if is_plain() {
+        return;
+    }
+    let mut world = World::new("one agent");
+    world.hosts.agents[SERVER].signal(libc::SIGTERM);
+    world.hosts.agents[SERVER].wait();
+    for style in ["blocking", "poll", "select", "epoll", "edge", "oneshot", "peek", "busy"] {
+        let port = world.fixture.port();
+        let number = port.to_string();
+        let mut server = world.python(SERVER, &["server", style, "0.0.0.0", &number]);
+        assert_eq!(server.line(), "listening");
+        let to = world.hosts.address(SERVER);
+        let mut client = world.python(CLIENT, &["client", style, &to, &number, "pause"]);
+        let _ = client.number_after("port ");
+        let mut seen = Vec::new();
+        world.fixture.wait_until("TCP, with the reason", || {
+            seen = world.fixture.connections(port);
+            seen.len() == 2 && seen.iter().all(|end| end.fallback_reason.contains("declined"))
+        });
+        client.say("");
+        let echoed = client.number_after("echoed ");
+        client.succeed();
+        assert_eq!(server.number_after("served "), echoed, "{style}");
+        server.succeed();
+    }
+    world.hosts.agents[CLIENT].signal(libc::SIGTERM);
+    world.hosts.agents[CLIENT].wait();
+    let World { fixture, hosts } = world;
+    drop(hosts);
+    fixture.finish();
+}
+
+/// Programs of an agent that is killed find their connections reset.
+#[test]
+fn an_agent_is_killed() {
+    if is_plain() {
+        return;
+    }
+    let mut world = World::new("an agent is killed");
+    let port = world.fixture.port();
+    let number = port.to_string();
+    let mut server = world.python(SERVER, &["server", "epoll", "0.0.0.0", &number]);
+    assert_eq!(server.line(), "listening");
+    let to = world.hosts.address(SERVER);
+    let mut client = world.python(CLIENT, &["client", "blocking", &to, &number, "pause"]);
+    let _ = client.number_after("port ");
+    world.assert_smcr(port, 2);
+    world.hosts.agents[CLIENT].kill();
+    assert!(!client.wait().success());
+    assert!(client.errors().contains("ConnectionResetError"), "{}", client.errors());
+    server.kill();
+    // A new one serves at once.
+    world.hosts.restart(&world.fixture, CLIENT, &[]);
+    let next = world.fixture.port();
+    let number = next.to_string();
+    let mut server = world.python(SERVER, &["server", "epoll", "0.0.0.0", &number]);
+    assert_eq!(server.line(), "listening");
+    let mut client = world.python(CLIENT, &["client", "blocking", &to, &number, "pause"]);
+    let _ = client.number_after("port ");
+    world.assert_smcr(next, 2);
+    client.say("");
+    client.succeed();
+    server.succeed();
+    world.hosts.agents.iter_mut().for_each(Process::kill);
+    let World { fixture, hosts } = world;
+    drop(hosts);
+    fixture.finish();
+}
+
+/// Redis of one host, and its benchmark on the other: with fifty connections, and with values larger than a buffer.
+#[test]
+fn redis_serves_another_host() {
+    if is_plain() {
+        return;
+    }
+    let world = World::new("redis by RDMA");
+    let port = world.fixture.port();
+    let number = port.to_string();
+    let server = system_program("redis-server");
+    let mut command = world.hosts.command(&world.fixture, SERVER, server.to_str().expect("text"));
+    command.args(["--port", &number, "--protected-mode", "no", "--save", "", "--daemonize", "no"]);
+    let mut server = world.fixture.spawn(command);
+    let _ = server.line_after("");
+    let to = world.hosts.address(SERVER);
+    let benchmark = system_program("redis-benchmark");
+    let run = |arguments: &[&str]| {
+        let program = benchmark.to_str().expect("text");
+        let mut command = world.hosts.command(&world.fixture, CLIENT, program);
+        command.args(["-h", &to, "-p", &number, "-q"]).args(arguments);
+        world.fixture.spawn(command)
+    };
+    // Redis takes its time until it listens.
+    let ping = || run(&["-n", "1", "-c", "1", "-t", "ping_inline"]).wait().success();
+    world.fixture.wait_until("redis", ping);
+    let mut many = run(&["-n", "1000000", "-c", "50", "-t", "set,get", "-d", "100"]);
+    world.assert_smcr(port, 2 * 50);
+    many.kill();
+    run(&["-n", "40", "-c", "4", "-t", "set,get", "-d", "1000000"]).succeed();
+    server.terminate();
+    world.end();
+}
