@@ -437,6 +437,10 @@ pub fn translate(
             // Before the look, which may take out the message that has made it readable.
             let may_hide = conn::at(index).has(F_CLC);
             let bits = if ready::is_kernels(fd, index) {
+                if is_over(event.u64) {
+                    // It was told of another socket that the number had until this look.
+                    continue;
+                }
                 let want = entry.events.load(Relaxed);
                 let conn = conn::at(index);
                 let mut hidden = 0;
@@ -493,6 +497,10 @@ pub fn translate(
         kept += 1;
     }
     kept
+}
+
+fn is_over(tag: u64) -> bool {
+    set::entry_of(tag).is_none_or(|(number, _)| number == u32::MAX)
 }
 
 /// The kernel reports a ring connection: a doorbell, bytes of the TCP span, or its end.

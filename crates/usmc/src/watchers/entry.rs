@@ -149,6 +149,12 @@ impl Entry {
         }
     }
 
+    /// What the kernel has told of it so far is over: its tags are others from now on. The caller keeps it, so that nobody else writes.
+    pub fn outdate(&self) {
+        // Release: pairs with the Acquire in `set::entry_of`.
+        self.use_count.store(self.use_count.load(Relaxed).wrapping_add(1), Release);
+    }
+
     /// What the kernel was last asked for.
     pub fn asked(&self) -> Asked {
         Asked::unpack(self.flags.load(Relaxed) >> ASKED_SHIFT)
@@ -248,8 +254,7 @@ pub fn alloc() -> Option<u32> {
 /// Gives a record back, which is in no list any more.
 pub fn free(index: u32) {
     let Some(entry) = at(index) else { return };
-    // Release: pairs with the Acquire in `set::entry_of`. The caller keeps it, so that nobody else writes.
-    entry.use_count.store(entry.use_count.load(Relaxed).wrapping_add(1), Release);
+    entry.outdate();
     entry.set.store(0, Relaxed);
     entry.flags.store(0, Relaxed);
     // A signal handler that interrupted this very step loses the record.

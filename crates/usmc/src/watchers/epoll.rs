@@ -326,6 +326,8 @@ pub fn unregister(index: u32) {
             let (epfd, fd) = (fd_of(entry.set_index()), entry.fd.load(Relaxed) as i32);
             let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &mut none);
         }
+        // A thread may have been told of the old socket, and not have looked yet.
+        entry.outdate();
     }
 }
 
