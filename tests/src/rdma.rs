@@ -4,7 +4,7 @@
 use std::fs::{self, Permissions};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use usmc_fake_verbs::fabric::{DIRECTORY, Fabric, VISIBLE};
@@ -55,6 +55,11 @@ impl Hosts {
     /// A host's address.
     pub fn address(&self, host: usize) -> String {
         self.net.address(host)
+    }
+
+    /// A host's ISM directory.
+    pub fn ism_dir(&self, host: usize) -> &Path {
+        &self.dirs[host]
     }
 
     /// A command that runs there under `usmc run`.

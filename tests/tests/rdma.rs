@@ -1,5 +1,7 @@
 //! Programs of two hosts whose connections go by RDMA: by the fake libibverbs, which proves everything but the wire.
 
+use std::fs;
+
 use usmc_tests::build::{system_program, tests_dir};
 use usmc_tests::rdma::{Hosts, share};
 use usmc_tests::{Fixture, Process, is_plain};
@@ -91,7 +93,7 @@ fn a_peer_without_an_agent() {
         let mut client = world.python(CLIENT, &["client", style, &to, &number, "pause"]);
         let _ = client.number_after("port ");
         let mut seen = Vec::new();
-        world.fixture.wait_until("TCP, with the reason", || {
+        world.fixture.wait_until(&format!("TCP, with the reason: {style}"), || {
             seen = world.fixture.connections(port);
             seen.len() == 2 && seen.iter().all(|end| end.fallback_reason.contains("declined"))
         });
@@ -143,6 +145,38 @@ fn an_agent_is_killed() {
     let World { fixture, hosts } = world;
     drop(hosts);
     fixture.finish();
+}
+
+/// An agent lets go of a process that was silent for too long. The process asks once more, and its connection is not lost.
+#[test]
+fn an_agent_lets_go() {
+    if is_plain() {
+        return;
+    }
+    let world = World::new("an agent lets go");
+    for host in [CLIENT, SERVER] {
+        let socket = world.hosts.ism_dir(host).join("agent");
+        let other = socket.with_extension("other");
+        fs::rename(&socket, &other).expect("our own directory");
+        let mut command = world.hosts.plain(&world.fixture, host);
+        command.arg("/usr/bin/python3").arg(tests_dir().join("programs/python/deaf.py"));
+        command.args([&socket, &other]);
+        let mut deaf = world.fixture.spawn(command);
+        assert_eq!(deaf.line(), "ready");
+        let port = world.fixture.port();
+        let number = port.to_string();
+        let mut server = world.python(SERVER, &["server", "poll", "0.0.0.0", &number]);
+        assert_eq!(server.line(), "listening");
+        let to = world.hosts.address(SERVER);
+        let mut client = world.python(CLIENT, &["client", "blocking", &to, &number, "pause"]);
+        let _ = client.number_after("port ");
+        deaf.succeed();
+        world.assert_smcr(port, 2);
+        client.say("");
+        client.succeed();
+        server.succeed();
+    }
+    world.end();
 }
 
 /// Redis of one host, and its benchmark on the other: with fifty connections, and with values larger than a buffer.

@@ -156,14 +156,26 @@ pub fn put_off(conn: &Conn) {
     super::enter(conn, if is_client { Step::Declared } else { Step::Expecting });
 }
 
+/// Why there is no answer.
+#[derive(Debug)]
+enum Unanswered {
+    /// The agent has not read the request: it has let go of a process that was silent for too long, or is gone.
+    Unread(Errno),
+    /// It may have.
+    Unknown(Errno),
+}
+
 /// Asks the agent, and waits for its answer.
-fn ask(control: i32, request: Request, fds: &[i32]) -> Result<(Answer, Option<i32>), Errno> {
-    unix::send(control, &request.emit(), fds)?;
+fn ask(control: i32, request: Request, fds: &[i32]) -> Result<(Answer, Option<i32>), Unanswered> {
+    unix::send(control, &request.emit(), fds).map_err(Unanswered::Unread)?;
     let mut bytes = [0; LEN];
     let received = loop {
         match unix::receive(control, &mut bytes) {
             Err(libc::EAGAIN) if sys::poll1(control, libc::POLLIN, ANSWER_MS) != 0 => {}
-            received => break received?,
+            // The end comes as an error where something was left unread (unix(7)).
+            Err(libc::ECONNRESET) => return Err(Unanswered::Unread(libc::ECONNRESET)),
+            Err(errno) => return Err(Unanswered::Unknown(errno)),
+            Ok(received) => break received,
         }
     };
     let Received { len, fd, .. } = received;
@@ -171,7 +183,7 @@ fn ask(control: i32, request: Request, fds: &[i32]) -> Result<(Answer, Option<i3
         Some(answer) => Ok((answer, fd)),
         None => {
             fd.inspect(|fd| foreign_fd::discard(*fd));
-            Err(libc::EPROTO)
+            Err(Unanswered::Unknown(libc::EPROTO))
         }
     }
 }
@@ -207,7 +219,7 @@ fn hand(fd: i32, conn: &Conn) -> Result<Deputy, Errno> {
     let family = sockopt::int(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, libc::AF_INET);
     let pair = pair::tcp(family)?;
     let role = if has_connected { Role::Client } else { Role::Server };
-    let asked = ask(control, Request::Hand(role), &[fd, pair.connected]);
+    let asked = hand_by(control, conn, role, &[fd, pair.connected]);
     sys::close(pair.connected);
     let given = match asked {
         Ok((Answer::Ring(place), Some(memory))) => {
@@ -223,7 +235,11 @@ fn hand(fd: i32, conn: &Conn) -> Result<Deputy, Errno> {
             other.inspect(|fd| foreign_fd::discard(*fd));
             None
         }
-        Err(errno) => {
+        Err(Unanswered::Unread(errno)) => {
+            sys::close(pair.accepted);
+            return Err(errno);
+        }
+        Err(Unanswered::Unknown(errno)) => {
             log::warn(format_args!("fd {fd}: no answer of the agent's, errno {errno}"));
             None
         }
@@ -243,6 +259,25 @@ fn hand(fd: i32, conn: &Conn) -> Result<Deputy, Errno> {
         false => live,
     };
     Ok(Deputy { socket: pair.accepted, segment, place, names })
+}
+
+/// Hands the connection over, once more where the agent has let go of this process.
+fn hand_by(
+    control: i32,
+    conn: &Conn,
+    role: Role,
+    fds: &[i32],
+) -> Result<(Answer, Option<i32>), Unanswered> {
+    match ask(control, Request::Hand(role), fds) {
+        Err(Unanswered::Unread(errno)) => {
+            let_go(conn);
+            let control = reach().ok_or(Unanswered::Unread(errno))?;
+            let asked = ask(control, Request::Hand(role), fds);
+            sys::close(control);
+            asked
+        }
+        asked => asked,
+    }
 }
 
 /// The number becomes the deputy's, which is in the ring. The caller holds the locks of [`make`] and has stopped calls of the kernel's.
@@ -297,8 +332,8 @@ pub fn fetch(fd: i32, conn: &Conn) -> Option<i32> {
             other.inspect(|fd| foreign_fd::discard(*fd));
             None
         }
-        Err(errno) => {
-            log::warn(format_args!("fd {fd}: the agent does not give TCP back, errno {errno}"));
+        Err(why) => {
+            log::warn(format_args!("fd {fd}: the agent does not give TCP back: {why:?}"));
             None
         }
     }
