@@ -64,7 +64,7 @@ fn groff_has_nothing_to_say() {
         assert!(groff.status.success() && groff.stderr.is_empty(), "{}", stderr(&groff));
         pages += 1;
     }
-    assert_eq!(pages, 14);
+    assert_eq!(pages, 15);
 }
 
 #[test]
