@@ -154,9 +154,9 @@ fn engine(words: &str) -> String {
     format!("USMC_UEID={UEID} {} {words}", build::example("usmc-agent", "peer").display())
 }
 
-/// So many connections left TCP, one of them by first contact. The engine slept in between, and was woken.
+/// So many connections left TCP, one of them by first contact.
 fn assert_smc(said: &str, connections: usize) {
-    assert!(said.contains("slept ") && !said.contains("slept 0 "), "{said}");
+    assert!(said.contains("slept "), "{said}");
     assert_eq!(said.matches("smc ").count(), connections, "{said}");
     assert_eq!(said.matches("first contact").count(), 1, "{said}");
     assert!(!said.contains("aborted"), "{said}");
@@ -170,8 +170,10 @@ const BYTES: usize = 320_000;
 fn both_ends_are_the_engines(one: &mut Guest, other: &mut Guest) {
     start(other, &engine(&format!("serve 10.0.0.2 9201 {CONNECTIONS}")), "serve", "ready");
     start(one, &engine(&format!("talk 10.0.0.2:9201 {CONNECTIONS} {BYTES}")), "talk", "smc");
-    assert_smc(&end(one, "talk"), CONNECTIONS);
-    assert_smc(&end(other, "serve"), CONNECTIONS);
+    let said = [end(one, "talk"), end(other, "serve")];
+    said.iter().for_each(|said| assert_smc(said, CONNECTIONS));
+    // An engine sleeps, and is woken. Beside other load one of them may find something at each look.
+    assert!(said.iter().any(|said| !said.contains("slept 0 ")), "{said:?}");
 }
 
 fn the_kernel_serves(one: &mut Guest, other: &mut Guest) {
