@@ -10,6 +10,7 @@ use std::process::Command;
 use usmc_fake_verbs::fabric::{DIRECTORY, Fabric, VISIBLE};
 
 use crate::netns::{Netns, ROOT};
+use crate::network::{At, CLIENT, Network, SERVER};
 use crate::ss::Socket;
 use crate::{Fixture, Process, build};
 
@@ -31,25 +32,19 @@ impl Hosts {
     pub fn new(fixture: &Fixture, options: &[&str]) -> Hosts {
         let net = Netns::new();
         let fabric = Fabric::create(&fixture.scratch().join("fabric")).expect("a directory");
-        let dirs = [0, 1].map(|host| {
-            let dir = fixture.scratch().join(format!("host{host}"));
-            fs::create_dir(&dir).expect("our own directory");
-            fs::set_permissions(&dir, Permissions::from_mode(0o700)).expect("our own directory");
-            let device = format!("host{host}");
-            fabric.device(&device, 1024).expect("a line");
-            let address: Ipv4Addr = net.address(host).parse().expect("an address");
-            fabric.gid(&device, 1, address.to_ipv6_mapped(), "v0").expect("a line");
-            dir
+        let dirs = [0, 1].map(|host| directory(fixture, &fabric, host, &net.address(host)));
+        let agents = [0, 1].map(|host| {
+            let command = net.plain(fixture, host, ROOT);
+            start(fixture, command, &fabric, (host, &dirs[host]), options)
         });
-        let agents =
-            [0, 1].map(|host| start(fixture, (&net, &fabric), (host, &dirs[host]), options));
         Hosts { agents, fabric, net, dirs }
     }
 
     /// Starts the agent of a host anew.
     pub fn restart(&mut self, fixture: &Fixture, host: usize, options: &[&str]) {
-        let world = (&self.net, &self.fabric);
-        self.agents[host] = start(fixture, world, (host, &self.dirs[host]), options);
+        let command = self.net.plain(fixture, host, ROOT);
+        let place = (host, &*self.dirs[host]);
+        self.agents[host] = start(fixture, command, &self.fabric, place, options);
     }
 
     /// A host's address.
@@ -92,13 +87,42 @@ pub fn start_for_loopback(fixture: &Fixture) -> Process {
     agent
 }
 
+/// The agents of a network's client and server, and their hosts' ISM directories.
+///
+/// # Panics
+/// When one does not start.
+pub fn agents_of(fixture: &Fixture, network: &Network) -> [(Process, PathBuf); 2] {
+    let fabric = Fabric::create(&fixture.scratch().join("fabric")).expect("a directory");
+    let dirs = [CLIENT, SERVER].into_iter().enumerate();
+    let dirs: Vec<_> =
+        dirs.map(|(host, address)| directory(fixture, &fabric, host, address)).collect();
+    [At::Client, At::Server].map(|at| {
+        let host = usize::from(at == At::Server);
+        let command = network.command(fixture, at, "env");
+        let agent = start(fixture, command, &fabric, (host, &dirs[host]), &[]);
+        (agent, dirs[host].clone())
+    })
+}
+
+/// A host's ISM directory. Its device is on the fabric.
+fn directory(fixture: &Fixture, fabric: &Fabric, host: usize, address: &str) -> PathBuf {
+    let dir = fixture.scratch().join(format!("host{host}"));
+    fs::create_dir(&dir).expect("our own directory");
+    fs::set_permissions(&dir, Permissions::from_mode(0o700)).expect("our own directory");
+    let device = format!("host{host}");
+    fabric.device(&device, 1024).expect("a line");
+    let address: Ipv4Addr = address.parse().expect("an address");
+    fabric.gid(&device, 1, address.to_ipv6_mapped(), "v0").expect("a line");
+    dir
+}
+
 fn start(
     fixture: &Fixture,
-    (net, fabric): (&Netns, &Fabric),
-    (host, dir): (usize, &PathBuf),
+    mut command: Command,
+    fabric: &Fabric,
+    (host, dir): (usize, &Path),
     options: &[&str],
 ) -> Process {
-    let mut command = net.plain(fixture, host, ROOT);
     command.arg(build::agent()).arg("--socket").arg(dir.join("agent"));
     command.args(["--ueid", "HOSTS"]).args(options);
     command.env("USMC_IBVERBS", build::fake_verbs());

@@ -3,7 +3,8 @@
 use std::fs;
 
 use usmc_tests::build::{system_program, tests_dir};
-use usmc_tests::rdma::{Hosts, share};
+use usmc_tests::network::{self, At, Network};
+use usmc_tests::rdma::{Hosts, agents_of, share};
 use usmc_tests::{Fixture, Process, is_plain};
 
 const CLIENT: usize = 0;
@@ -27,6 +28,22 @@ impl World {
         self.fixture.spawn(command)
     }
 
+    /// A server that listens, and its port.
+    fn serves(&self, style: &str) -> (Process, u16) {
+        let port = self.fixture.port();
+        let mut server = self.python(SERVER, &["server", style, "0.0.0.0", &port.to_string()]);
+        assert_eq!(server.line(), "listening");
+        (server, port)
+    }
+
+    /// A client that is connected to it, and waits for a line.
+    fn calls(&self, style: &str, port: u16) -> Process {
+        let (to, number) = (self.hosts.address(SERVER), port.to_string());
+        let mut client = self.python(CLIENT, &["client", style, &to, &number, "pause"]);
+        let _ = client.number_after("port ");
+        client
+    }
+
     fn assert_smcr(&self, port: u16, ends: usize) {
         let mut seen = Vec::new();
         self.fixture.wait_until("connections by RDMA", || {
@@ -48,6 +65,15 @@ impl World {
     }
 }
 
+/// The client that waits for a line goes on, and the server gets all that it sends.
+fn complete(client: &mut Process, server: &mut Process, what: &str) {
+    client.say("");
+    let echoed = client.number_after("echoed ");
+    client.succeed();
+    assert_eq!(server.number_after("served "), echoed, "{what}");
+    server.succeed();
+}
+
 /// However a program waits.
 #[test]
 fn every_way_to_wait() {
@@ -58,19 +84,10 @@ fn every_way_to_wait() {
     for style in
         ["blocking", "poll", "select", "epoll", "edge", "oneshot", "peek", "waitall", "busy"]
     {
-        let port = world.fixture.port();
-        let number = port.to_string();
-        let mut server = world.python(SERVER, &["server", style, "0.0.0.0", &number]);
-        assert_eq!(server.line(), "listening");
-        let to = world.hosts.address(SERVER);
-        let mut client = world.python(CLIENT, &["client", style, &to, &number, "pause"]);
-        let _ = client.number_after("port ");
+        let (mut server, port) = world.serves(style);
+        let mut client = world.calls(style, port);
         world.assert_smcr(port, 2);
-        client.say("");
-        let echoed = client.number_after("echoed ");
-        client.succeed();
-        assert_eq!(server.number_after("served "), echoed, "{style}");
-        server.succeed();
+        complete(&mut client, &mut server, style);
     }
     world.end();
 }
@@ -85,23 +102,14 @@ fn a_peer_without_an_agent() {
     world.hosts.agents[SERVER].signal(libc::SIGTERM);
     world.hosts.agents[SERVER].wait();
     for style in ["blocking", "poll", "select", "epoll", "edge", "oneshot", "peek", "busy"] {
-        let port = world.fixture.port();
-        let number = port.to_string();
-        let mut server = world.python(SERVER, &["server", style, "0.0.0.0", &number]);
-        assert_eq!(server.line(), "listening");
-        let to = world.hosts.address(SERVER);
-        let mut client = world.python(CLIENT, &["client", style, &to, &number, "pause"]);
-        let _ = client.number_after("port ");
+        let (mut server, port) = world.serves(style);
+        let mut client = world.calls(style, port);
         let mut seen = Vec::new();
         world.fixture.wait_until(&format!("TCP, with the reason: {style}"), || {
             seen = world.fixture.connections(port);
             seen.len() == 2 && seen.iter().all(|end| end.fallback_reason.contains("declined"))
         });
-        client.say("");
-        let echoed = client.number_after("echoed ");
-        client.succeed();
-        assert_eq!(server.number_after("served "), echoed, "{style}");
-        server.succeed();
+        complete(&mut client, &mut server, style);
     }
     world.hosts.agents[CLIENT].signal(libc::SIGTERM);
     world.hosts.agents[CLIENT].wait();
@@ -117,13 +125,8 @@ fn an_agent_is_killed() {
         return;
     }
     let mut world = World::new("an agent is killed");
-    let port = world.fixture.port();
-    let number = port.to_string();
-    let mut server = world.python(SERVER, &["server", "epoll", "0.0.0.0", &number]);
-    assert_eq!(server.line(), "listening");
-    let to = world.hosts.address(SERVER);
-    let mut client = world.python(CLIENT, &["client", "blocking", &to, &number, "pause"]);
-    let _ = client.number_after("port ");
+    let (mut server, port) = world.serves("epoll");
+    let mut client = world.calls("blocking", port);
     world.assert_smcr(port, 2);
     world.hosts.agents[CLIENT].kill();
     assert!(!client.wait().success());
@@ -131,16 +134,10 @@ fn an_agent_is_killed() {
     server.kill();
     // A new one serves at once.
     world.hosts.restart(&world.fixture, CLIENT, &[]);
-    let next = world.fixture.port();
-    let number = next.to_string();
-    let mut server = world.python(SERVER, &["server", "epoll", "0.0.0.0", &number]);
-    assert_eq!(server.line(), "listening");
-    let mut client = world.python(CLIENT, &["client", "blocking", &to, &number, "pause"]);
-    let _ = client.number_after("port ");
+    let (mut server, next) = world.serves("epoll");
+    let mut client = world.calls("blocking", next);
     world.assert_smcr(next, 2);
-    client.say("");
-    client.succeed();
-    server.succeed();
+    complete(&mut client, &mut server, "blocking");
     world.hosts.agents.iter_mut().for_each(Process::kill);
     let World { fixture, hosts } = world;
     drop(hosts);
@@ -163,18 +160,11 @@ fn an_agent_lets_go() {
         command.args([&socket, &other]);
         let mut deaf = world.fixture.spawn(command);
         assert_eq!(deaf.line(), "ready");
-        let port = world.fixture.port();
-        let number = port.to_string();
-        let mut server = world.python(SERVER, &["server", "poll", "0.0.0.0", &number]);
-        assert_eq!(server.line(), "listening");
-        let to = world.hosts.address(SERVER);
-        let mut client = world.python(CLIENT, &["client", "blocking", &to, &number, "pause"]);
-        let _ = client.number_after("port ");
+        let (mut server, port) = world.serves("poll");
+        let mut client = world.calls("blocking", port);
         deaf.succeed();
         world.assert_smcr(port, 2);
-        client.say("");
-        client.succeed();
-        server.succeed();
+        complete(&mut client, &mut server, "blocking");
     }
     world.end();
 }
@@ -210,4 +200,56 @@ fn redis_serves_another_host() {
     run(&["-n", "40", "-c", "4", "-t", "set,get", "-d", "1000000"]).succeed();
     server.terminate();
     world.end();
+}
+
+/// Hosts whose SYNs say SMC, and that were told nothing of each other. A server that does not say it gets the client's bytes alone.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn hosts_that_say_smc() {
+    let Some((fixture, network)) = Network::with_programs("SMC is said") else { return };
+    let [(mut one, near), (mut other, far)] = agents_of(&fixture, &network);
+    let echo = tests_dir().join("programs/python/echo.py");
+    for (speaks, role) in [(true, "client"), (true, "late"), (false, "client"), (false, "late")] {
+        let port = fixture.port();
+        let number = port.to_string();
+        let mut command = match speaks {
+            true => network.under_usmc(&fixture, At::Server, &far, "auto"),
+            false => network.command(&fixture, At::Server, "env"),
+        };
+        command.arg("/usr/bin/python3").arg(&echo).args(["server", "poll", "0.0.0.0", &number]);
+        let mut server = fixture.spawn(command);
+        assert_eq!(server.line(), "listening");
+        let mut command = network.under_usmc(&fixture, At::Client, &near, "auto");
+        command.arg("/usr/bin/python3").arg(&echo).args([role, "poll", network::SERVER, &number]);
+        command.arg("pause");
+        // The client's first SYN is lost: whether the server speaks SMC is not known while connect(2) is made.
+        let recording = (!speaks && role == "late").then(|| {
+            network.route_by(
+                "table ip f { chain c { type filter hook forward priority 0; policy drop; }; }",
+            );
+            network.record(&fixture, At::Client)
+        });
+        let mut client = fixture.spawn(command);
+        if let Some(recording) = recording {
+            fixture
+                .wait_until("a SYN", || recording.seen().iter().any(|syn| syn.server_port == port));
+            network.route_freely();
+            recording.end();
+        }
+        let _ = client.number_after("port ");
+        let expected = if speaks { (2, 2) } else { (0, 1) };
+        let mut seen = Vec::new();
+        fixture.wait_until(&format!("{expected:?} by RDMA of {role}"), || {
+            seen = fixture.connections(port);
+            share(&seen) == expected
+        });
+        complete(&mut client, &mut server, role);
+    }
+    for agent in [&mut one, &mut other] {
+        agent.signal(libc::SIGTERM);
+        agent.wait();
+    }
+    assert!(network::ebpf("unload", network.cgroup()).status.success());
+    network.end();
+    fixture.finish();
 }

@@ -3,7 +3,8 @@
 echo.py server STYLE ADDRESS PORT     serves one connection, prints "listening", and at its end "served BYTES"
 echo.py client STYLE ADDRESS PORT N   sends N messages, each when the last one is answered; prints "port PORT", "echoed"
 
-echo.py greeter, echo.py guest        the same, but that the server says a line before it is sent anything
+echo.py late STYLE ADDRESS PORT N     as the client, but that it connects without blocking
+echo.py greeter, echo.py guest        as server and client, but that the server says a line before it is sent anything
 
 The client's bytes count up, the server answers with their complement: a byte too many, too few, or of somebody else's
 shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epoll, edge, oneshot, or busy: not at all. With
@@ -118,10 +119,11 @@ def serve(style, address, port, greets):
     print("served", total, flush=True)
 
 
-def call(style, address, port, count, is_greeted):
-    sock = socket.create_connection((address, port))
+def call(style, address, port, count, role):
+    sock = socket.create_connection((address, port), 60 if role == "late" else None)
+    sock.settimeout(None)
     print("port", sock.getsockname()[1], flush=True)
-    if is_greeted:
+    if role == "guest":
         assert sock.recv(len(GREETING), socket.MSG_WAITALL) == GREETING
         print("greeted", flush=True)
     waiter, draw, sent = Waiter(style, sock), random.Random(port), 0
@@ -211,4 +213,4 @@ elif role in ("server", "greeter"):
     serve(style, address, int(port), role == "greeter")
 else:
     count = sys.argv[5]
-    call(style, address, int(port), int(count) if count.isdigit() else count, role == "guest")
+    call(style, address, int(port), int(count) if count.isdigit() else count, role)

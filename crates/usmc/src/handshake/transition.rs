@@ -88,7 +88,8 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
     } else if syn_option::may_speak(conn) || clc::is_declared(fd, server) {
         clc::declare(conn);
         conn.go(Event::Begins);
-        if syn_option::outcome(conn) == syn_option::Outcome::Speaks || clc::deputy::expect(conn) {
+        let has_said = syn_option::outcome(conn) == syn_option::Outcome::Speaks;
+        if has_said || (!syn_option::may_speak(conn) && clc::deputy::expect(conn)) {
             // Before anything else: the kernel's SMC waits for it, and a server's application.
             progress(fd, index, Call::Look);
         }

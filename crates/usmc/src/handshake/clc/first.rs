@@ -73,14 +73,18 @@ pub fn refuse(fd: i32, conn: &Conn, code: DeclineCode, v1: bool) {
 /// The connecting end, before anything was sent. The caller holds the step's lock.
 pub fn begin(fd: i32, conn: &Conn) {
     let server = Endpoint::server_of(&transition::stored_tuple(conn));
-    if deputy::takes_client(fd, conn, server) {
+    let speaks = syn_option::peer_speaks_smc(fd, conn);
+    let has_said = speaks == Some(true);
+    let is_meant = has_said || super::is_declared(fd, server);
+    if is_meant && deputy::takes_client(fd, conn, server) {
         return;
     }
-    match syn_option::peer_speaks_smc(fd, conn) {
-        Some(true) => propose(fd, conn),
-        _ if super::is_declared(fd, server) => client::propose_unasked(fd, conn),
-        None if !kernel::is_established(fd) => {}
-        _ => begin_silently(conn, server),
+    if has_said {
+        propose(fd, conn);
+    } else if is_meant {
+        client::propose_unasked(fd, conn);
+    } else if speaks.is_some() || kernel::is_established(fd) {
+        begin_silently(conn, server);
     }
 }
 
