@@ -20,7 +20,7 @@ macro_rules! names {
             // SAFETY: the caller's contract.
             match unsafe { deputy::name(fd, deputy::Which::$which, addr, len) } {
                 Some(()) => 0,
-                // SAFETY: likewise.
+                // SAFETY: the caller's contract.
                 None => unsafe { real::$name(fd, addr, len) },
             }
         }

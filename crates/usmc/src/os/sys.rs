@@ -168,7 +168,7 @@ system_calls! {
     fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> usize = SYS_fcntl, fd, cmd, arg;
     /// `new` becomes a duplicate of `fd`, which is another number; it crosses exec(2).
     fn dup2(fd: c_int, new: c_int) = SYS_dup3, fd, new, 0;
-    /// The same, with O_CLOEXEC in `flags` or nothing.
+    /// `new` becomes a duplicate of `fd`, which is another number; `flags` has O_CLOEXEC or nothing.
     fn dup3(fd: c_int, new: c_int, flags: c_int) = SYS_dup3, fd, new, flags;
     /// epoll_ctl(2).
     fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, event: &mut libc::epoll_event)

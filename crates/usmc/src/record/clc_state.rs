@@ -90,7 +90,7 @@ pub struct State {
     pub peer: AtomicU64,
     /// Of a connection that an agent gets: the connection to the agent, plus one; 0 = none, `u32::MAX` = it is not to be asked.
     pub control: AtomicU32,
-    /// Likewise: whether this end has connected.
+    /// Of a connection that an agent gets: whether this end has connected.
     pub has_connected: AtomicU32,
     /// What was delivered: the peer's token, segment, slot and use, file. The token is set last.
     pub given: [AtomicU64; 4],

@@ -95,7 +95,7 @@ fn take_first(fd: i32, conn: &Conn) -> Taken {
     take_found(fd, conn, first::look(fd))
 }
 
-/// The same of what a look has found: more may have come since.
+/// [`take_first`], of the message that a look has found: more may have come since.
 fn take_found(fd: i32, conn: &Conn, found: (Found, usize)) -> Taken {
     let is_meant = |message: &Clc| match message {
         Clc::Proposal(_) => true,
