@@ -618,6 +618,38 @@ fn a_full_table_is_answered_negatively_and_unknown_keys_are_counted() {
     }
 }
 
+/// The kernel withdraws an RMB with each connection that ends, and announces it with the same key to the next one that gets it.
+#[test]
+fn a_key_that_is_announced_again_is_not_withdrawn() {
+    let mut net = Net::confirmed(Version::V2, [1, 1]);
+    let begun = net.now;
+    let [client, End { group, verbs, .. }] = &mut net.ends;
+    let qpn = client.verbs.queue_pairs[&Group::FIRST].qpn;
+    let [one, other] = [0, 1].map(|rmb| client.verbs.key_of(rmb, qpn));
+    let mut ask = |group: &mut Group, body, seconds| {
+        let mut buffer = [0; llc::MAX_LEN];
+        let bytes = Message::request(Version::V2, body).emit(&mut buffer).unwrap();
+        let now = begun + Duration::from_secs(seconds);
+        group.handle_llc(Group::FIRST, bytes, verbs, now).unwrap();
+    };
+    let announce = |Key { rkey, addr }| {
+        let others = Default::default();
+        Body::ConfirmRkey(llc::ConfirmRkey { rkey, addr, others, negative: false, retry: false })
+    };
+    for key in [one, other] {
+        ask(group, announce(key), 1);
+    }
+    let rkeys = [one.rkey.to_be_bytes(), other.rkey.to_be_bytes()];
+    let rkeys = llc::Rkeys::from_wire(&rkeys);
+    ask(group, Body::DeleteRkey(llc::DeleteRkey { rkeys, invalid: 0, negative: false }), 2);
+    let gone = |group: &Group| {
+        [one, other].map(|key| group.peer_rmbs().was_withdrawn(Group::FIRST, key.rkey, begun))
+    };
+    assert_eq!(gone(group), [true, true]);
+    ask(group, announce(one), 3);
+    assert_eq!(gone(group), [false, true]);
+}
+
 #[test]
 fn without_an_answer_the_first_link_fails_in_time() {
     let mut net = Net::new(Version::V2, [2, 2]);

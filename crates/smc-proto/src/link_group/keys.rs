@@ -46,8 +46,8 @@ impl<const RMBS: usize> PeerRmbs<RMBS> {
         PeerRmbs { keys, before: [0; RMBS], forgotten: 0, gone, next_gone: 0 }
     }
 
-    /// Whether the peer has withdrawn the key behind that time. An Accept that names it, and whose Proposal was sent before, has come late:
-    /// its server has given up meanwhile. (Numbers of keys come again.)
+    /// Whether the peer has withdrawn the key behind that time, and not announced it since. An Accept that names it, and whose Proposal was
+    /// sent before, has come late: its server has given up meanwhile. (Numbers of keys come again.)
     pub fn was_withdrawn(&self, index: LinkIndex, rkey: u32, since: Time) -> bool {
         let is_it =
             |&(of, key, at): &(LinkIndex, u32, Time)| (of, key) == (index, rkey) && at > since;
@@ -59,6 +59,14 @@ impl<const RMBS: usize> PeerRmbs<RMBS> {
             *place = Some((index, rkey, now));
         }
         self.next_gone = self.next_gone.wrapping_add(1);
+    }
+
+    /// The peer has announced the key. A Linux server withdraws an RMB with each connection that ends, and announces it to the next client
+    /// that gets it (`smcr_buf_unuse`, `smcr_lgr_reg_rmbs`).
+    fn is_back(&mut self, index: LinkIndex, rkey: u32) {
+        for gone in &mut self.gone {
+            *gone = gone.filter(|&(of, key, _)| (of, key) != (index, rkey));
+        }
     }
 
     /// The key of an RMB on a link; none once the peer has withdrawn it, whatever it has in its place.
@@ -245,10 +253,12 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
     /// The peer has a new RMB.
     pub(super) fn on_peer_rmb(&mut self, via: LinkIndex, request: ConfirmRkey) {
         let added = self.peer_rmbs.add(via, Key { rkey: request.rkey, addr: request.addr });
+        self.peer_rmbs.is_back(via, request.rkey);
         if let Some(rmb) = added {
             for other in request.others.iter() {
                 if let Some(index) = self.by_id(other.link_id) {
                     let key = Key { rkey: other.rkey, addr: other.addr };
+                    self.peer_rmbs.is_back(index, other.rkey);
                     self.peer_rmbs.set(rmb, index, Some(key));
                 }
             }
