@@ -299,6 +299,15 @@ pub fn leave_agent(fd: i32, conn: &Conn, slot: &Slot) {
         log::warn(format_args!("fd {fd}: what was written cannot be sent; reset"));
         sys::disconnect(fd);
     }
+    // Directions that were shut down were so on the deputy's socket.
+    let is_shut = (conn.own(slot).flags(Relaxed).was_shut(), conn.end(slot).flags().is_shut_rd());
+    let how = match is_shut {
+        (false, false) => None,
+        (true, false) => Some(libc::SHUT_WR),
+        (false, true) => Some(libc::SHUT_RD),
+        (true, true) => Some(libc::SHUT_RDWR),
+    };
+    how.inspect(|how| _ = sys::shutdown(fd, *how));
     become_plain(fd, conn, slot, Reason::Declined);
 }
 
