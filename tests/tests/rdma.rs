@@ -30,8 +30,12 @@ impl World {
 
     /// A server that listens, and its port.
     fn serves(&self, style: &str) -> (Process, u16) {
+        self.serves_as("server", style)
+    }
+
+    fn serves_as(&self, role: &str, style: &str) -> (Process, u16) {
         let port = self.fixture.port();
-        let mut server = self.python(SERVER, &["server", style, "0.0.0.0", &port.to_string()]);
+        let mut server = self.python(SERVER, &[role, style, "0.0.0.0", &port.to_string()]);
         assert_eq!(server.line(), "listening");
         (server, port)
     }
@@ -51,6 +55,12 @@ impl World {
             share(&seen) == (ends, ends)
         });
         println!("{ends} of {ends} ends by RDMA");
+    }
+
+    /// The agent of a host stops.
+    fn stop(&mut self, host: usize) {
+        self.hosts.agents[host].signal(libc::SIGTERM);
+        self.hosts.agents[host].wait();
     }
 
     /// Both agents stop, having no connection.
@@ -99,8 +109,7 @@ fn a_peer_without_an_agent() {
         return;
     }
     let mut world = World::new("one agent");
-    world.hosts.agents[SERVER].signal(libc::SIGTERM);
-    world.hosts.agents[SERVER].wait();
+    world.stop(SERVER);
     for style in ["blocking", "poll", "select", "epoll", "edge", "oneshot", "peek", "busy"] {
         let (mut server, port) = world.serves(style);
         let mut client = world.calls(style, port);
@@ -111,8 +120,57 @@ fn a_peer_without_an_agent() {
         });
         complete(&mut client, &mut server, style);
     }
-    world.hosts.agents[CLIENT].signal(libc::SIGTERM);
-    world.hosts.agents[CLIENT].wait();
+    world.stop(CLIENT);
+    let World { fixture, hosts } = world;
+    drop(hosts);
+    fixture.finish();
+}
+
+/// A child of the server's has the connection. The parent closes it, or keeps it for good: then it stays TCP.
+#[test]
+fn a_server_forks() {
+    if is_plain() {
+        return;
+    }
+    let world = World::new("a server forks");
+    for style in ["blocking", "poll", "epoll", "edge"] {
+        for (role, ends) in [("forker", (2, 2)), ("keeper", (0, 3))] {
+            let (mut server, port) = world.serves_as(role, style);
+            let mut client = world.calls(style, port);
+            let mut seen = Vec::new();
+            world.fixture.wait_until(&format!("{ends:?} by RDMA of a {role}, {style}"), || {
+                seen = world.fixture.connections(port);
+                share(&seen) == ends
+            });
+            complete(&mut client, &mut server, role);
+        }
+    }
+    world.end();
+}
+
+/// A client ends its direction before its server's host has declined, or accepted. The server hears of the end.
+#[test]
+fn a_client_ends_its_direction_at_once() {
+    if is_plain() {
+        return;
+    }
+    let mut world = World::new("an end at once");
+    for has_agent in [true, false] {
+        if !has_agent {
+            world.stop(SERVER);
+        }
+        for (style, bytes) in [("blocking", 3000), ("poll", 1), ("epoll", 200_000), ("edge", 70)] {
+            let (mut server, port) = world.serves_as("batch", style);
+            let (to, number) = (world.hosts.address(SERVER), port.to_string());
+            let args = ["job", style, &to, &number, &bytes.to_string()];
+            let mut client = world.python(CLIENT, &args);
+            assert_eq!(client.number_after("echoed "), bytes, "{style}");
+            client.succeed();
+            assert_eq!(server.number_after("served "), bytes, "{style}");
+            server.succeed();
+        }
+    }
+    world.stop(CLIENT);
     let World { fixture, hosts } = world;
     drop(hosts);
     fixture.finish();
@@ -209,14 +267,22 @@ fn hosts_that_say_smc() {
     let Some((fixture, network)) = Network::with_programs("SMC is said") else { return };
     let [(mut one, near), (mut other, far)] = agents_of(&fixture, &network);
     let echo = tests_dir().join("programs/python/echo.py");
-    for (speaks, role) in [(true, "client"), (true, "late"), (false, "client"), (false, "late")] {
+    let cases = [
+        (true, "server", "client", (2, 2)),
+        (true, "server", "late", (2, 2)),
+        (true, "forker", "client", (2, 2)),
+        (true, "keeper", "client", (0, 3)),
+        (false, "server", "client", (0, 1)),
+        (false, "server", "late", (0, 1)),
+    ];
+    for (speaks, serves, role, expected) in cases {
         let port = fixture.port();
         let number = port.to_string();
         let mut command = match speaks {
             true => network.under_usmc(&fixture, At::Server, &far, "auto"),
             false => network.command(&fixture, At::Server, "env"),
         };
-        command.arg("/usr/bin/python3").arg(&echo).args(["server", "poll", "0.0.0.0", &number]);
+        command.arg("/usr/bin/python3").arg(&echo).args([serves, "poll", "0.0.0.0", &number]);
         let mut server = fixture.spawn(command);
         assert_eq!(server.line(), "listening");
         let mut command = network.under_usmc(&fixture, At::Client, &near, "auto");
@@ -237,9 +303,8 @@ fn hosts_that_say_smc() {
             recording.end();
         }
         let _ = client.number_after("port ");
-        let expected = if speaks { (2, 2) } else { (0, 1) };
         let mut seen = Vec::new();
-        fixture.wait_until(&format!("{expected:?} by RDMA of {role}"), || {
+        fixture.wait_until(&format!("{expected:?} by RDMA of {serves}, {role}"), || {
             seen = fixture.connections(port);
             share(&seen) == expected
         });

@@ -5,6 +5,9 @@ echo.py client STYLE ADDRESS PORT N   sends N messages, each when the last one i
 
 echo.py late STYLE ADDRESS PORT N     as the client, but that it connects without blocking
 echo.py greeter, echo.py guest        as server and client, but that the server says a line before it is sent anything
+echo.py forker, echo.py keeper        as the server, but that a child serves; the parent closes the connection, or keeps it
+echo.py batch, echo.py job            as server and client, but that the client sends N bytes and its end before it reads, and the
+                                      server answers behind that
 
 The client's bytes count up, the server answers with their complement: a byte too many, too few, or of somebody else's
 shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epoll, edge, oneshot, or busy: not at all. With
@@ -104,11 +107,15 @@ def greet(style, sock):
     sock.setblocking(True)
 
 
-def serve(style, address, port, greets):
+def serve(style, address, port, role):
     listener = socket.create_server((address, port))
     print("listening", flush=True)
     sock, _ = listener.accept()
-    if greets:
+    if role in ("forker", "keeper") and (child := os.fork()):
+        if role == "forker":
+            sock.close()
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    if role == "greeter":
         greet(style, sock)
     waiter, total = Waiter(style, sock), 0
     most = 1 if style == "waitall" else 70_000
@@ -143,6 +150,33 @@ def call(style, address, port, count, role):
         if messages % 10 == 0:
             assert not select.select([sock], [], [], 0)[0], "something to read where nothing was sent"
     print("echoed", sent, flush=True)
+
+
+def batch(style, address, port):
+    listener = socket.create_server((address, port))
+    print("listening", flush=True)
+    waiter, got = Waiter(style, sock := listener.accept()[0]), b""
+    while data := waiter.receive(70_000):
+        got += data
+    assert got == count_from(0, len(got)), got[:400]
+    sock.sendall(bytes(255 - b for b in got))
+    print("served", len(got), flush=True)
+
+
+def job(style, address, port, count):
+    sock = socket.create_connection((address, port))
+    sock.sendall(count_from(0, count))
+    sock.shutdown(socket.SHUT_WR)
+    print("port", sock.getsockname()[1], flush=True)
+    waiter, got = Waiter(style, sock), b""
+    while data := waiter.receive(70_000):
+        got += data
+    assert got == bytes(255 - b for b in count_from(0, count)), (len(got), got[:400])
+    try:
+        sock.send(b"x")
+        raise AssertionError("a send behind the end")
+    except BrokenPipeError:
+        print("echoed", count, flush=True)
 
 
 def heir(address, port):
@@ -209,8 +243,12 @@ if role == "half":
     half(style, address, int(port))
 elif role in ("mirror", "heir"):
     (mirror if role == "mirror" else heir)(address, int(port))
-elif role in ("server", "greeter"):
-    serve(style, address, int(port), role == "greeter")
+elif role in ("server", "greeter", "forker", "keeper"):
+    serve(style, address, int(port), role)
+elif role == "batch":
+    batch(style, address, int(port))
+elif role == "job":
+    job(style, address, int(port), int(sys.argv[5]))
 else:
     count = sys.argv[5]
     call(style, address, int(port), int(count) if count.isdigit() else count, role)

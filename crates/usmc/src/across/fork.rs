@@ -161,6 +161,7 @@ fn child() {
         if conn.has(F_FORKED) {
             holders::enter(conn);
         }
+        clc::after_fork(conn);
         // Often the parent closes its own.
         conn.ends().for_each(near::name_process);
         // An exec that another thread was trying is not tried here.

@@ -65,7 +65,7 @@ pub struct State {
     pub pid: AtomicU32,
     /// When this step began, in milliseconds.
     pub since: AtomicU32,
-    /// When a message was first seen that was not all there, in milliseconds; 0 = none was.
+    /// When a message was first seen that could not be taken yet, in milliseconds; 0 = none was.
     pub partial: AtomicU32,
     /// Decline code, of whichever side, for `usmc ss`; 0 = neither has declined.
     pub declined: AtomicU32,
@@ -88,7 +88,8 @@ pub struct State {
     pub own: AtomicU64,
     /// Acceptor: that of the client's Confirm.
     pub peer: AtomicU64,
-    /// Of a connection that an agent gets: the connection to the agent, plus one; 0 = none, `u32::MAX` = it is not to be asked.
+    /// Of a connection that an agent gets: the connection to the agent, plus one; 0 = none, the largest two are states
+    /// of [`crate::handshake::clc::deputy`].
     pub control: AtomicU32,
     /// Of a connection that an agent gets: whether this end has connected.
     pub has_connected: AtomicU32,

@@ -24,7 +24,7 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use crate::device::segment::InUse;
 use crate::device::{self, segment};
-use crate::family::{liveness, mark};
+use crate::family::{holders, liveness, mark};
 use crate::handshake::transition;
 use crate::host::directory;
 use crate::os::reason::Reason;
@@ -32,17 +32,21 @@ use crate::os::sys::{self, Errno};
 use crate::os::unix::Received;
 use crate::os::{foreign_fd, log, owner, pair, sockopt, table, unix};
 use crate::record::clc_state::Step;
-use crate::record::conn::{self, Conn, F_CLC, F_CLIENT, F_COPIED, F_DEPUTY, F_SHARED};
+use crate::record::conn::{self, Conn, F_CLC, F_CLIENT, F_DEPUTY, F_SHARED};
 use crate::record::phase::{Event, Phase};
 use crate::record::tuple::{Endpoint, Tuple};
 use crate::record::{kernel, numbers, watched};
 
 /// [`crate::record::clc_state::State::control`]: no agent is to be asked.
 const NEVER: u32 = u32::MAX;
+/// An agent is there, which this process has not reached yet: the one that it was forked by has.
+const FORKED: u32 = u32::MAX - 1;
 /// Where the agent of a whole host listens.
 const SYSTEM: &CStr = c"/run/usmc/agent";
 /// How long an agent may take for an answer, which waits for nobody: it may have been stopped.
 const ANSWER_MS: i32 = 5000;
+/// How long a Proposal is kept where another process has the connection, too, in milliseconds: a fork server's parent closes its own at once.
+const OTHERS_MS: u32 = 100;
 
 /// Whether the socket behind the number is to be exchanged for a deputy.
 #[inline]
@@ -76,10 +80,13 @@ pub fn takes_client(fd: i32, conn: &Conn, server: Endpoint) -> bool {
         && begin(conn)
 }
 
-/// The accepting end, whose client has proposed, and not on a device of this process.
+/// The accepting end, whose client has proposed, and not on a device of this process. An agent is going to have the connection, or may have
+/// it once another process has closed it: the Proposal stays in the stream.
 pub fn takes_server(fd: i32, conn: &Conn, proposal: &Proposal) -> bool {
     // An answer is the first that a client gets.
-    proposal.offers_smcr() && kernel::tcp_sent(fd, false) == Some(0) && begin(conn)
+    let may_take =
+        proposal.offers_smcr() && kernel::tcp_sent(fd, false) == Some(0) && has_agent(conn);
+    may_take && (begin(conn) || super::waits_ms(conn) < OTHERS_MS)
 }
 
 /// An end whose peer is known to speak SMC: looks for an agent. Whether one is there.
@@ -89,22 +96,30 @@ pub fn expect(conn: &Conn) -> bool {
 
 /// Whether an agent is there for the connection.
 pub fn is_there(conn: &Conn) -> bool {
-    number(&conn.clc.control).is_some()
+    !matches!(conn.clc.control.load(Relaxed), 0 | NEVER)
 }
 
 fn has_agent(conn: &Conn) -> bool {
-    if conn.clc.control.load(Relaxed) != 0 {
+    if !matches!(conn.clc.control.load(Relaxed), 0 | FORKED) {
         return is_there(conn);
     }
-    let may_have = !conn.has(F_COPIED | F_SHARED) && conn.returns() == 0;
-    let control = if may_have { reach() } else { None };
+    let control = if conn.returns() == 0 { reach() } else { None };
     let word = control.map_or(NEVER, |control| table::keep_fd(control).cast_unsigned() + 1);
     conn.clc.control.store(word, Relaxed);
     control.is_some()
 }
 
+/// In a forked child. To the agent a connection to it is of the process that has made it.
+pub fn after_fork(conn: &Conn) {
+    if number(&conn.clc.control).is_some() {
+        let_go(conn);
+        conn.clc.control.store(FORKED, Relaxed);
+    }
+}
+
+/// No other process has the connection, and an agent is there.
 fn begin(conn: &Conn) -> bool {
-    if !has_agent(conn) {
+    if (conn.has(F_SHARED) && !holders::is_sole_holder(conn)) || !has_agent(conn) {
         return false;
     }
     conn.clc.has_connected.store(conn.has(F_CLIENT).into(), Relaxed);
@@ -138,7 +153,7 @@ fn reach_at(path: &CStr) -> Option<i32> {
 
 fn number(cell: &AtomicU32) -> Option<i32> {
     let word = cell.load(Relaxed);
-    (word != NEVER).then(|| word.checked_sub(1)).flatten().map(u32::cast_signed)
+    (word < FORKED).then(|| word.checked_sub(1)).flatten().map(u32::cast_signed)
 }
 
 /// This process does not need the connection to the agent any more.

@@ -322,6 +322,11 @@ pub fn before_fork(conn: &Conn) {
     }
 }
 
+/// In a forked child, before it uses the connection.
+pub fn after_fork(conn: &Conn) {
+    deputy::after_fork(conn);
+}
+
 /// Takes out what was in the stream at a fork, once it is read so far. Whether that is done, by whichever process; what
 /// the device knows of it ends with the one that was there before.
 fn take_leftover(fd: i32, conn: &Conn) -> bool {
@@ -433,6 +438,11 @@ fn is_spent(fd: i32, conn: &Conn) -> bool {
 
 /// Whether the rest of a message has been waited for long enough.
 fn is_too_slow(conn: &Conn) -> bool {
+    waits_ms(conn) > PARTIAL
+}
+
+/// How long it is since a message of this step was first seen that could not be taken, in milliseconds.
+fn waits_ms(conn: &Conn) -> u32 {
     let now = clock::now_ms() | 1;
     let since = match conn.clc.partial.load(Relaxed) {
         0 => {
@@ -441,7 +451,7 @@ fn is_too_slow(conn: &Conn) -> bool {
         }
         since => since,
     };
-    now.wrapping_sub(since) > PARTIAL
+    now.wrapping_sub(since)
 }
 
 /// Bytes of the application that come before the awaited message; `None` while none is announced.
