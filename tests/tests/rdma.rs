@@ -1,6 +1,7 @@
 //! Programs of two hosts whose connections go by RDMA: by the fake libibverbs, which proves everything but the wire.
 
 use std::fs;
+use std::path::Path;
 
 use usmc_tests::build::{system_program, tests_dir};
 use usmc_tests::network::{self, At, Network};
@@ -310,6 +311,7 @@ fn hosts_that_say_smc() {
         });
         complete(&mut client, &mut server, role);
     }
+    connections_are_made_between_two_questions(&fixture, &network, (&near, &far));
     for agent in [&mut one, &mut other] {
         agent.signal(libc::SIGTERM);
         agent.wait();
@@ -317,4 +319,47 @@ fn hosts_that_say_smc() {
     assert!(network::ebpf("unload", network.cgroup()).status.success());
     network.end();
     fixture.finish();
+}
+
+/// A client that is not made to wait asks what the server has said, and then whether the connection is made: its answer comes in between.
+#[cfg(target_arch = "x86_64")]
+fn connections_are_made_between_two_questions(
+    fixture: &Fixture,
+    network: &Network,
+    (near, far): (&Path, &Path),
+) {
+    const COUNT: usize = 10;
+    let port = fixture.port();
+    let number = port.to_string();
+    let python = tests_dir().join("programs/python");
+    let mut command = network.under_usmc(fixture, At::Server, far, "auto");
+    command.arg("/usr/bin/python3").arg(python.join("echo.py"));
+    let mut server = fixture.spawn({
+        command.args(["mirror", "-", "0.0.0.0", &number]);
+        command
+    });
+    assert_eq!(server.line(), "listening");
+    let answers = "tcp flags & (syn | ack) == syn | ack drop";
+    network.route_by(&format!(
+        "table ip f {{ chain c {{ type filter hook forward priority 0; {answers}; }}; }}"
+    ));
+    let recording = network.record(fixture, At::Client);
+    let mut command = network.under_usmc(fixture, At::Client, near, "auto");
+    command.args(["strace", "-qq", "-o", "/dev/null", "-e", "trace=getsockopt"]);
+    command.args(["-e", "inject=getsockopt:delay_exit=2000"]);
+    command.arg("/usr/bin/python3").arg(python.join("eager.py"));
+    command.args([network::SERVER, &number, &COUNT.to_string()]);
+    let mut client = fixture.spawn(command);
+    fixture.wait_until("all SYNs", || {
+        recording.seen().iter().filter(|syn| syn.server_port == port).count() >= COUNT
+    });
+    network.route_freely();
+    recording.end();
+    client.line_after("back");
+    let seen = fixture.connections(port);
+    assert_eq!(share(&seen), (2 * COUNT, 2 * COUNT), "{seen:#?}");
+    client.close_stdin();
+    client.succeed();
+    server.close_stdin();
+    server.succeed();
 }

@@ -122,7 +122,7 @@ pub fn read_first(fd: i32, conn: &Conn) {
     let found = first::look(fd);
     if let (Found::Message(Clc::Proposal(proposal)), _) = &found
         && place_of(proposal).is_none()
-        && deputy::takes_server(fd, conn, proposal)
+        && deputy::takes_server(conn, proposal)
     {
         return;
     }

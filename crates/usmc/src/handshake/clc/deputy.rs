@@ -82,10 +82,8 @@ pub fn takes_client(fd: i32, conn: &Conn, server: Endpoint) -> bool {
 
 /// The accepting end, whose client has proposed, and not on a device of this process. An agent is going to have the connection, or may have
 /// it once another process has closed it: the Proposal stays in the stream.
-pub fn takes_server(fd: i32, conn: &Conn, proposal: &Proposal) -> bool {
-    // An answer is the first that a client gets.
-    let may_take =
-        proposal.offers_smcr() && kernel::tcp_sent(fd, false) == Some(0) && has_agent(conn);
+pub fn takes_server(conn: &Conn, proposal: &Proposal) -> bool {
+    let may_take = proposal.offers_smcr() && has_agent(conn);
     may_take && (begin(conn) || super::waits_ms(conn) < OTHERS_MS)
 }
 
@@ -214,8 +212,11 @@ pub struct Deputy {
 /// Makes the deputy, and hands the connection over. `None` where that cannot be: the handshake goes on without an agent, or the connection
 /// is of no use any more. The caller holds the step's lock, and lets calls of the kernel's go on afterwards.
 pub fn make(fd: i32, conn: &Conn) -> Option<Deputy> {
+    let has_connected = conn.clc.has_connected.load(Relaxed) != 0;
+    // A message of the handshake is the first that the peer gets.
+    let is_unused = || kernel::tcp_sent(fd, has_connected) == Some(0);
     let made = match transition::is_free(fd, conn) {
-        Ok(true) if !kernel::has_signals(fd) => hand(fd, conn),
+        Ok(true) if is_unused() && !kernel::has_signals(fd) => hand(fd, conn),
         _ => Err(libc::EBUSY),
     };
     if let Err(errno) = made {

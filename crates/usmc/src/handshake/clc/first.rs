@@ -73,7 +73,12 @@ pub fn refuse(fd: i32, conn: &Conn, code: DeclineCode, v1: bool) {
 /// The connecting end, before anything was sent. The caller holds the step's lock.
 pub fn begin(fd: i32, conn: &Conn) {
     let server = Endpoint::server_of(&transition::stored_tuple(conn));
-    let speaks = syn_option::peer_speaks_smc(fd, conn);
+    let mut speaks = syn_option::peer_speaks_smc(fd, conn);
+    let is_made = speaks.is_some() || kernel::is_established(fd);
+    if is_made && speaks.is_none() {
+        // It may have been made in between.
+        speaks = syn_option::peer_speaks_smc(fd, conn);
+    }
     let has_said = speaks == Some(true);
     let is_meant = has_said || super::is_declared(fd, server);
     if is_meant && deputy::takes_client(fd, conn, server) {
@@ -83,7 +88,7 @@ pub fn begin(fd: i32, conn: &Conn) {
         propose(fd, conn);
     } else if is_meant {
         client::propose_unasked(fd, conn);
-    } else if speaks.is_some() || kernel::is_established(fd) {
+    } else if is_made {
         begin_silently(conn, server);
     }
 }
@@ -176,8 +181,11 @@ fn is_owed(fd: i32, conn: &Conn) -> bool {
     match (conn.clc.step(), is_agreed(conn)) {
         (Step::Declared | Step::Asking, true) => true,
         (Step::Handing, _) => true,
-        // The kernel would send as soon as the connection is made.
-        (Step::Declared, false) => conn.has(F_ARMED) && kernel::is_connecting(fd),
+        // The kernel would send as soon as the connection is made, which it may have been since the last look.
+        (Step::Declared, false) => {
+            conn.has(F_ARMED)
+                && (kernel::is_connecting(fd) || syn_option::settle(fd, conn) && is_agreed(conn))
+        }
         (Step::Expecting, is_agreed) if is_agreed || deputy::is_there(conn) => {
             clock::now_ms().wrapping_sub(conn.clc.since.load(Relaxed)) < HOLD_MS
         }
