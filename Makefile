@@ -81,9 +81,9 @@ test-tsan:
 test-vm: vm-deps build
 	USMC_TESTS_VM=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm -- --nocapture
 
-# Two virtual machines with soft-RoCE: SMC-R with the kernel's AF_SMC as a peer. Half a minute.
+# Two virtual machines with soft-RoCE: SMC-R with the kernel's AF_SMC as a peer. Three minutes; `make test` has a part of it.
 test-vm-rdma: rdma-vm-deps build
-	USMC_TESTS_VM=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm_rdma -- --nocapture
+	USMC_TESTS_VM=1 USMC_TESTS_VM_LONG=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm_rdma -- --nocapture
 
 # All conformance cases that fit, over the agent and the fake libibverbs. Three minutes.
 test-rdma: test-deps build
@@ -192,7 +192,7 @@ vm-deps:
 
 # A kernel whose SMC is a peer of ours, over soft-RoCE.
 rdma-vm-deps: vm-deps
-	@sh .ci/packages ibverbs-providers:- iproute2:rdma
+	@sh .ci/packages wrk:wrk ibverbs-providers:- iproute2:rdma
 	@sh tests/vm/image $(TARGET)/vm-rdma 6.12 || echo 'no kernel whose SMC-R is a peer' >&2
 
 demo-deps:

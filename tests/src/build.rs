@@ -151,6 +151,8 @@ const PROGRAMS: &[Program] = &[
     Program { name: "load-static", dirs: &["common", "load"], flags: &["-static"] },
     Program { name: "storm", dirs: &["common", "storm"], flags: &[] },
     Program { name: "guests", dirs: &["common", "guests"], flags: &[] },
+    // A library, for LD_PRELOAD.
+    Program { name: "smc_sockets.so", dirs: &["smc_sockets"], flags: &["-shared", "-fPIC"] },
 ];
 
 /// The same for 32 bits, where these run.

@@ -10,6 +10,7 @@
 //! that way too, or it does not test TCP's semantics.
 
 pub mod build;
+pub mod cluster;
 pub mod device;
 pub mod draw;
 pub mod fixture;

@@ -276,6 +276,11 @@ impl Guest {
         }
     }
 
+    /// A database cluster for it ([`crate::cluster`]).
+    pub fn cluster(&self) -> PathBuf {
+        crate::cluster::file(&self.image)
+    }
+
     /// Its address on the cable.
     pub fn address(&self) -> String {
         format!("10.0.0.{}", self.number)

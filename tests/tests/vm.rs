@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use usmc_tests::cluster::Cluster;
 use usmc_tests::vm::{self, Guest, Guests};
 use usmc_tests::{Fixture, Process, build, is_plain};
 
@@ -56,7 +57,7 @@ fn two_guests() {
     build::narrow_program("guests32");
     build::unit_tests("usmc");
     let fixture = Fixture::with_limit("two guests", LIMIT);
-    let _cluster = programs::Cluster::new(&fixture);
+    let _cluster = Cluster::new(&fixture, &build::vm_image().expect("is_wanted() was asked"));
     let region = region(&fixture);
     let persistent = fixture.ism_dir().join("persistent");
     File::create_new(&persistent).and_then(|file| file.set_len(PERSISTENT)).expect("a sparse file");

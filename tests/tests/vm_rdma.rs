@@ -4,22 +4,29 @@
 
 use std::time::Duration;
 
+use usmc_tests::cluster::Cluster;
 use usmc_tests::vm::{self, Guest, Guests};
 use usmc_tests::{Fixture, build, is_plain};
 
-const LIMIT: Duration = Duration::from_secs(240);
+#[path = "vm/rdma_programs.rs"]
+mod programs;
+
+const LIMIT: Duration = Duration::from_secs(400);
 const UEID: &str = "USMC-TESTS";
 
 /// Something that both are asked to do.
 type Step = fn(&mut Guest, &mut Guest);
 
-const STEPS: [(&str, Step); 6] = [
+const STEPS: [(&str, Step); 9] = [
     ("both ends are the engine's", both_ends_are_the_engines),
     ("the kernel serves", the_kernel_serves),
     ("the kernel is the client", the_kernel_is_the_client),
     ("round trips", round_trips),
     ("three hundred connections", three_hundred_connections),
     ("an end is killed", an_end_is_killed),
+    ("redis", programs::redis),
+    ("nginx", programs::nginx),
+    ("PostgreSQL", programs::postgresql),
 ];
 
 #[test]
@@ -30,6 +37,8 @@ fn two_guests_by_rdma() {
     build::usmc();
     build::example("usmc-agent", "peer");
     let fixture = Fixture::with_limit("two guests by rdma", LIMIT);
+    let _cluster =
+        Cluster::new(&fixture, &build::rdma_vm_image().expect("is_wanted_with_rdma() was asked"));
     let mut guests = Guests::boot_for_rdma(&fixture);
     let [one, other] = guests.both();
     set_up(one);

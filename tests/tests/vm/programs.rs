@@ -1,12 +1,10 @@
 //! Programs of one machine with those of the other: what a step starts it ends, and all its connections are in the region's memory.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use usmc_tests::ss::Socket;
 use usmc_tests::vm::Guest;
-use usmc_tests::{Fixture, build};
+use usmc_tests::{build, cluster};
 
 /// Where programs of 64 bits listen, and those of 32.
 const PORT: u16 = 9000;
@@ -303,96 +301,26 @@ pub(crate) fn no_call_for_a_message(one: &mut Guest, other: &mut Guest) {
     }
 }
 
-/// Where the cluster is that [`new_cluster`] has made: the machines see files of the host's root, and not of its /tmp.
-fn cluster() -> PathBuf {
-    build::vm_image().expect("is_wanted() was asked").join("postgres.tar")
-}
-
-/// A database cluster that the other machine may log in to, made by the host, which is faster. It is removed when dropped.
-pub(crate) struct Cluster;
-
-impl Cluster {
-    pub(crate) fn new(fixture: &Fixture) -> Option<Cluster> {
-        let bin = build::postgres_dir()?;
-        // SAFETY: geteuid(2) always succeeds.
-        let root = unsafe { libc::geteuid() } == 0;
-        let place = fixture.scratch().join("cluster");
-        fs::create_dir(&place).expect("a directory");
-        let data = place.join("data");
-        let mut init = if root {
-            std::os::unix::fs::chown(&place, Some(USER), Some(USER)).expect("chown");
-            let mut command = Command::new("setpriv");
-            let user = USER.to_string();
-            command.args(["--reuid", &user, "--regid", &user, "--clear-groups"]);
-            command.arg(bin.join("initdb"));
-            command
-        } else {
-            Command::new(bin.join("initdb"))
-        };
-        init.args(["-A", "trust", "-U", "postgres", "--no-sync", "-D"]).arg(&data);
-        let done = init.current_dir(&place).output().expect("initdb");
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        let rules = data.join("pg_hba.conf");
-        let text = fs::read_to_string(&rules).expect("its rules");
-        fs::write(&rules, text + "host all all 10.0.0.0/24 trust\n").expect("its rules");
-        let mut tar = Command::new("tar");
-        tar.arg("-C").arg(&place).arg("-cf").arg(cluster()).arg("data");
-        assert!(tar.status().expect("tar").success());
-        Some(Cluster)
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(cluster());
-    }
-}
-
-/// The user of servers and clients, who has no rights of root's.
-const USER: u32 = 65534;
-/// pgbench's connections.
-const CLIENTS: usize = 4;
-
 /// A process for each connection, as a user of the group's.
 pub(crate) fn postgresql(one: &mut Guest, other: &mut Guest) {
-    let Some(bin) = build::postgres_dir() else {
+    if build::postgres_dir().is_none() {
         println!("skipped: PostgreSQL is not installed");
         return;
-    };
-    let (bin, id) = (bin.display(), id_of(one, "$region"));
-    let (how, address, data) = (as_user(USER as u16), one.address(), cluster());
+    }
+    let (id, address) = (id_of(one, "$region"), one.address());
+    let how = format!("{} --", as_user(cluster::USER as u16));
     for guest in [&mut *one, other] {
         guest.run("usmc region setup");
     }
-    one.run(&format!(
-        "mkdir /tmp/postgres && tar -C /tmp/postgres -xf {} && chown -R {USER}:{USER} /tmp/postgres
-        cd /tmp/postgres && {how} -- {bin}/postgres -D data -h {address} -F -k /tmp/postgres >log 2>&1 &
-        until pg_isready -q -h /tmp/postgres; do sleep 0.1; done",
-        data.display()
-    ));
-    let client =
-        |words: &str| format!("{how} -- {bin}/pgbench -h {address} -U postgres {words} postgres");
-    let filled = other.run(&format!("{} 2>&1", client("-i -q")));
-    assert!(filled.contains("done in"), "{filled}");
-    for (words, least) in [("-S -T 3", CLIENTS * 3 / 4), ("-N -T 3", CLIENTS * 3 / 4)] {
-        let load = client(&format!("-n -c {CLIENTS} {words}"));
-        other.run(&format!(
-            "rm -f /tmp/done; {{ {load} >/tmp/pgbench 2>&1; touch /tmp/done; }} >/dev/null 2>&1 &"
-        ));
-        let mut most = 0;
-        while other.try_run("[ -e /tmp/done ]").0 != 0 {
-            most = most.max(in_region(&other.connections(5432), &id));
-        }
-        let told = other.run("cat /tmp/pgbench");
-        assert!(told.contains("number of failed transactions: 0"), "{told}");
-        let rate = told.lines().find(|line| line.starts_with("tps")).unwrap_or_default();
-        println!("pgbench {words}: {most} of {CLIENTS} connections, {rate}");
-        assert!(most >= least, "{most} of {CLIENTS} connections were in the region");
+    cluster::serve(one, &how);
+    cluster::fill(other, &how, &address);
+    for words in ["-S -T 3", "-N -T 3"] {
+        let inside = |guest: &mut Guest| in_region(&guest.connections(cluster::PORT), &id);
+        let most = cluster::load(other, &how, &address, words, inside);
+        println!("{most} of {} connections", cluster::CLIENTS);
+        assert!(most >= cluster::CLIENTS * 3 / 4, "{most} connections were in the region");
     }
-    one.run(
-        "kill -INT $(head -n 1 /tmp/postgres/data/postmaster.pid); while pgrep -x postgres >/dev/null; do sleep 0.1; done
-        rm -r /tmp/postgres",
-    );
+    cluster::end(one);
     for guest in [one, other] {
         guest.run("usmc region setup --undo && groupdel usmc && rm -rf /dev/shm/usmc-65534");
     }

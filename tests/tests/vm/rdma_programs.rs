@@ -1,0 +1,217 @@
+//! Real programs of two machines by RDMA: under `usmc run` with `usmc agent` at one end, and at the other end again, or in the kernel's SMC.
+
+use usmc_tests::vm::Guest;
+use usmc_tests::{build, cluster, flag};
+
+use crate::UEID;
+
+/// Whose SMC a program has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Smc {
+    Ours,
+    Kernels,
+}
+
+use Smc::{Kernels, Ours};
+
+/// The server's end and the client's. The second machine has the kernel's.
+const PAIRS: [(Smc, Smc); 3] = [(Ours, Ours), (Kernels, Ours), (Ours, Kernels)];
+
+/// All of them in `make test-vm-rdma`. `make test` has these of a program's.
+fn pairs(short: &[(Smc, Smc)]) -> &[(Smc, Smc)] {
+    if flag("USMC_TESTS_VM_LONG") { &PAIRS } else { short }
+}
+
+/// A machine, and whose SMC the program in it has.
+struct End<'a> {
+    guest: &'a mut Guest,
+    smc: Smc,
+}
+
+/// How many sockets of the kernel's SMC with that port at either end are connected and by RDMA (smc_diag of linux/smc_diag.h, which smcss(8)
+/// shows): NETLINK_SOCK_DIAG is 4, SOCK_DIAG_BY_FAMILY 20, AF_SMC 43, SMC_ACTIVE 1, SMC_DIAG_MODE_SMCR 0.
+const KERNELS_SHARE: &str = "import socket, struct
+s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)
+s.settimeout(10)
+s.send(struct.pack('IHHIIBBBB48x', 68, 20, 0x301, 1, 0, 43, 0, 0, 0))
+found, more = 0, True
+while more:
+    data, at = s.recv(1 << 20), 0
+    while at < len(data):
+        size, kind = struct.unpack_from('IH', data, at)
+        if kind == 20:
+            family, state, mode, shutdown, near, far = struct.unpack_from('!BBBBHH', data, at + 16)
+            found += state == 1 and mode == 0 and PORT in (near, far)
+        more = more and kind not in (2, 3)
+        at += (size + 3) & ~3
+print(found)
+";
+
+impl End<'_> {
+    /// What is put before a command.
+    fn how(&self) -> String {
+        match self.smc {
+            Ours => "$usmc run --".into(),
+            Kernels => format!("env LD_PRELOAD={}", build::program("smc_sockets.so").display()),
+        }
+    }
+
+    /// How many connections of a server's this end has by RDMA.
+    fn by_rdma(&mut self, port: u16) -> usize {
+        match self.smc {
+            Ours => self.guest.connections(port).iter().filter(|end| end.is_smcr()).count(),
+            Kernels => {
+                let script = KERNELS_SHARE.replace("PORT", &port.to_string());
+                let count = self.guest.run(&format!("python3 -c \"{script}\""));
+                count.parse().unwrap_or_else(|_| panic!("{count}"))
+            }
+        }
+    }
+}
+
+/// Does that for each pair of ends, the server's first.
+fn for_each_pair(
+    pairs: &[(Smc, Smc)],
+    (one, other): (&mut Guest, &mut Guest),
+    act: impl Fn(&mut End, &mut End),
+) {
+    for guest in [&mut *one, other] {
+        guest.run(&format!(
+            "$usmc agent --ism-dir /run/usmc --ueid {UEID} --socket-mode 666 >/tmp/agent 2>&1 &
+            until grep -q ready /tmp/agent; do kill -0 $! || {{ cat /tmp/agent; exit 1; }}; sleep 0.1; done"
+        ));
+    }
+    for &(server, client) in pairs {
+        println!("  server {server:?}, client {client:?}");
+        let guests =
+            if server == Kernels { (&mut *other, &mut *one) } else { (&mut *one, &mut *other) };
+        act(&mut End { guest: guests.0, smc: server }, &mut End { guest: guests.1, smc: client });
+    }
+    // They end, as no connection is left.
+    for guest in [one, other] {
+        guest.run(
+            "pkill -x usmc-agent; for n in $(seq 100); do pgrep -x usmc-agent >/dev/null || exit 0; sleep 0.1; done
+            cat /tmp/agent; usmc ss; exit 1",
+        );
+    }
+}
+
+/// Runs a client's endless load until so many connections at a time were by RDMA at both ends, and ends it by that signal. Gives what it says.
+fn run_by_rdma(
+    server: &mut End,
+    client: &mut End,
+    (port, count): (u16, usize),
+    (command, signal): (&str, &str),
+) -> String {
+    client.guest.run(&format!(
+        "rm -f /tmp/done; {{ setsid {command} >/tmp/said 2>&1 || :; touch /tmp/done; }} >/dev/null 2>&1 &
+        echo $! >/tmp/load"
+    ));
+    let mut most = [0, 0];
+    let mut ends = |server: &mut End, client: &mut End| {
+        most = [most[0].max(server.by_rdma(port)), most[1].max(client.by_rdma(port))];
+        most
+    };
+    while ends(server, client) != [count; 2] {
+        let (is_over, _) = client.guest.try_run("[ ! -e /tmp/done ]");
+        assert_eq!(
+            is_over,
+            0,
+            "{most:?} of {count} by RDMA: {}",
+            client.guest.run("cat /tmp/said")
+        );
+    }
+    println!("  {count} of {count} connections by RDMA, at both ends");
+    client.guest.run(&format!(
+        "pkill -{signal} -P $(cat /tmp/load); until [ -e /tmp/done ]; do sleep 0.1; done"
+    ));
+    client.guest.run("cat /tmp/said")
+}
+
+/// Where bytes are made that are not all alike, in a file.
+const DATA: &str = "/tmp/data";
+const MAKE_DATA: &str = "head -c 3000001 /dev/urandom >/tmp/data";
+
+/// Pipelined requests too, as well as a value larger than all buffers.
+pub(crate) fn redis(one: &mut Guest, other: &mut Guest) {
+    const PORT: u16 = 6400;
+    for_each_pair(pairs(&PAIRS), (one, other), |server, client| {
+        let (to, serves, calls) = (server.guest.address(), server.how(), client.how());
+        server.guest.run(&format!(
+            "{serves} redis-server --bind {to} --port {PORT} --protected-mode no --save '' >/tmp/redis 2>&1 &
+            until ss -ltn | grep -q :{PORT}; do sleep 0.1; done"
+        ));
+        let bench = format!("{calls} redis-benchmark -h {to} -p {PORT} -q -c 10 -t set,get");
+        let load = format!("{bench} -d 1000 -l");
+        run_by_rdma(server, client, (PORT, 10), (&load, "KILL"));
+        let said = client.guest.run(&format!("{bench} -n 3000 -P 16 2>&1"));
+        let rates = said.split(['\r', '\n']).filter(|line| line.contains("per second"));
+        println!("  {}", rates.map(str::trim).collect::<Vec<_>>().join(" "));
+        client.guest.run(&format!(
+            "{MAKE_DATA}; cli=\"{calls} redis-cli -h {to} -p {PORT}\"
+            $cli -x set big <{DATA} >/dev/null; $cli get big >/tmp/got
+            head -c 3000001 /tmp/got | cmp - {DATA}"
+        ));
+        server.guest.run(
+            "pkill -x redis-server; while pgrep -x redis-server >/dev/null; do sleep 0.1; done",
+        );
+    });
+}
+
+/// Two workers, kept connections, a file by sendfile(2), and a connection for each request.
+pub(crate) fn nginx(one: &mut Guest, other: &mut Guest) {
+    const PORT: u16 = 8400;
+    for_each_pair(pairs(&[(Kernels, Ours)]), (one, other), |server, client| {
+        let (to, serves, calls) = (server.guest.address(), server.how(), client.how());
+        server.guest.run(&format!(
+            "mkdir -p /tmp/web/www; cd /tmp/web; {MAKE_DATA}; cp {DATA} www/data; head -c 1024 /dev/zero >www/small
+            cat >conf <<'END'
+worker_processes 2; daemon off; pid pid; error_log stderr warn;
+events {{}}
+http {{
+    access_log off; sendfile on; keepalive_requests 1000000;
+    client_body_temp_path b1; proxy_temp_path b2; fastcgi_temp_path b3; uwsgi_temp_path b4; scgi_temp_path b5;
+    server {{ listen {to}:{PORT}; root www; }}
+}}
+END
+            chmod -R a+rX /tmp/web; chmod a+rx /tmp
+            {serves} nginx -p /tmp/web -c conf >log 2>&1 &
+            until ss -ltn | grep -q :{PORT}; do kill -0 $! || {{ cat log; exit 1; }}; sleep 0.1; done"
+        ));
+        let wrk = format!("{calls} wrk -t1 -c8 -d60s http://{to}:{PORT}/small");
+        let said = run_by_rdma(server, client, (PORT, 8), (&wrk, "INT"));
+        assert!(!said.contains("errors") && !said.contains("Non-2xx"), "{said}");
+        let rate = said.lines().find(|line| line.starts_with("Requests/sec"));
+        println!("  {}", rate.unwrap_or_else(|| panic!("{said}")));
+        let sum = server.guest.run("sha256sum </tmp/web/www/data");
+        let fetched = client.guest.run(&format!(
+            "for n in 1 2 3; do {calls} curl -sS http://{to}:{PORT}/data | sha256sum; done | sort -u"
+        ));
+        assert_eq!(fetched, sum);
+        server.guest.run(
+            "kill $(cat /tmp/web/pid); while pgrep -x nginx >/dev/null; do sleep 0.1; done
+            ! grep -E 'alert|crit' /tmp/web/log && rm -r /tmp/web",
+        );
+    });
+}
+
+/// A process for each connection, which it has by fork.
+pub(crate) fn postgresql(one: &mut Guest, other: &mut Guest) {
+    if build::postgres_dir().is_none() {
+        println!("skipped: PostgreSQL is not installed");
+        return;
+    }
+    for_each_pair(pairs(&[(Ours, Kernels)]), (one, other), |server, client| {
+        let address = server.guest.address();
+        let user = cluster::USER;
+        let as_user =
+            |how: String| format!("setpriv --reuid {user} --regid {user} --clear-groups {how}");
+        let (serves, calls) = (as_user(server.how()), as_user(client.how()));
+        cluster::serve(server.guest, &serves);
+        cluster::fill(client.guest, &calls, &address);
+        let load = cluster::pgbench(&calls, &address, "-n -S -T 60 -c 4");
+        run_by_rdma(server, client, (cluster::PORT, 4), (&load, "TERM"));
+        cluster::load(client.guest, &calls, &address, "-N -t 20", |_| 0);
+        cluster::end(server.guest);
+    });
+}
