@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use usmc_tests::build::{system_program, tests_dir};
+use serde_json::Value;
+use usmc_tests::build::{system_program, tests_dir, usmc};
 use usmc_tests::network::{self, At, Network};
 use usmc_tests::rdma::{Hosts, agents_of, share};
 use usmc_tests::{Fixture, Process, is_plain};
@@ -58,6 +59,34 @@ impl World {
         println!("{ends} of {ends} ends by RDMA");
     }
 
+    /// What a host's agent shows is a group with one connection, by one link to the other's.
+    fn assert_one_group(&self) {
+        let groups = [CLIENT, SERVER].map(|host| {
+            let shown = |words: &[&str]| {
+                let mut command = self.fixture.plain(usmc());
+                command.args(words).arg("--ism-dir").arg(self.hosts.ism_dir(host));
+                self.fixture.run(command)
+            };
+            let groups: Value =
+                serde_json::from_str(&shown(&["linkgroup", "--json"])).expect("JSON");
+            let smcr = groups.as_array().into_iter().flatten().filter(|one| one["mode"] == "SMCR");
+            let [group] = &smcr.collect::<Vec<_>>()[..] else { panic!("{groups}") };
+            let expected = (&"SINGLE".into(), &1.into(), &1.into());
+            assert_eq!((&group["type"], &group["conns"], &group["links"][0]["conns"]), expected);
+            let table = shown(&["linkgroup", "link-show"]);
+            assert!(
+                table.contains("LINK_ACTIVE") && table.contains(&format!("host{host}")),
+                "{table}"
+            );
+            (*group).clone()
+        });
+        let [one, other] = &groups;
+        assert_eq!((&one["role"], &other["role"]), (&"CLNT".into(), &"SERV".into()));
+        for (ours, theirs) in [("gid", "peer_gid"), ("qpn", "peer_qpn"), ("link_id", "link_id")] {
+            assert_eq!(one["links"][0][ours], other["links"][0][theirs]);
+        }
+    }
+
     /// The agent of a host stops.
     fn stop(&mut self, host: usize) {
         self.hosts.agents[host].signal(libc::SIGTERM);
@@ -98,6 +127,9 @@ fn every_way_to_wait() {
         let (mut server, port) = world.serves(style);
         let mut client = world.calls(style, port);
         world.assert_smcr(port, 2);
+        if style == "blocking" {
+            world.assert_one_group();
+        }
         complete(&mut client, &mut server, style);
     }
     world.end();

@@ -158,6 +158,7 @@ impl Peer {
                 println!("tcp {code:#x}");
                 return Err("a connection stays TCP".into());
             }
+            Answer::Shown => return Err("nothing was to be shown".into()),
         };
         let segment = match self.segments.get(&id) {
             Some(segment) => *segment,

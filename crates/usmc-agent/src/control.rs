@@ -3,6 +3,7 @@
 //! ```text
 //!   Silent ──Hand──▶ Asked ──answer──▶ (closed)
 //!     │ Fetch: TCP, if it is there
+//!     │ Show: what there is
 //!     │ rubbish, or late
 //!     ▼
 //!  (closed)
@@ -30,6 +31,7 @@ use rustix::net::{
 };
 use usmc_shm::agent::{Answer, LEN, Place, Request, Role};
 
+use crate::report;
 use crate::service::{Handed, OTHERS, Service, Ticket};
 use crate::sys::Owner;
 
@@ -244,6 +246,13 @@ impl Control {
                 self.visitors.remove(&number);
                 self.silent.retain(|(_, other)| *other != number);
             }
+            (Stage::Silent, Received::Show) => {
+                if let Ok(file) = report::file(service.driver()) {
+                    let _ = send(&visitor.socket, &Answer::Shown.emit(), Some(file.as_fd()));
+                }
+                self.visitors.remove(&number);
+                self.silent.retain(|(_, other)| *other != number);
+            }
             (Stage::Silent, Received::Hand(..)) if self.is_draining => {
                 let _ = send(&visitor.socket, &Answer::Tcp { code: 0 }.emit(), None);
                 self.visitors.remove(&number);
@@ -277,7 +286,7 @@ impl Control {
         };
         let memfd = match answer {
             Answer::Ring(_) => service.memfd(ticket),
-            Answer::Tcp { .. } => None,
+            Answer::Tcp { .. } | Answer::Shown => None,
         };
         match send(&visitor.socket, &answer.emit(), memfd) {
             Ok(()) => service.is_answered(ticket),
@@ -308,6 +317,7 @@ enum Received {
     Nothing,
     Hand(Role, TcpStream, OwnedFd),
     Fetch(Place),
+    Show,
     /// The end, or what is no request. Descriptors that came are closed.
     Other,
 }
@@ -336,7 +346,8 @@ fn receive(socket: &OwnedFd) -> Received {
     let role = match request {
         Some(Request::Hand(role)) => role,
         Some(Request::Fetch(place)) if descriptors.is_empty() => return Received::Fetch(place),
-        Some(Request::Fetch(_)) | None => return Received::Other,
+        Some(Request::Show) if descriptors.is_empty() => return Received::Show,
+        Some(Request::Fetch(_) | Request::Show) | None => return Received::Other,
     };
     let Ok([tcp, deputy]) = <[OwnedFd; 2]>::try_from(descriptors) else {
         return Received::Other;

@@ -32,6 +32,8 @@ pub struct End<'a> {
 /// One link group.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Group {
+    /// `SMCD`.
+    pub mode: &'static str,
     /// Its number: a part of the identity of its first segment.
     pub lg_id: String,
     /// Whose memory it is: `loopback`, or a region's id.
@@ -86,6 +88,7 @@ pub fn groups<'a>(ends: impl IntoIterator<Item = End<'a>>) -> Vec<Group> {
             None => (segment.region, None, client.clone(), server.clone()),
         };
         let group = groups.entry(key).or_insert_with(|| Group {
+            mode: "SMCD",
             // Of a region's segment the low half says where it is, and the high half is random.
             lg_id: format!("{:08x}", if segment.region.is_some() { id >> 32 } else { id } as u32),
             device: device_name(segment.region),

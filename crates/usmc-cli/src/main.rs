@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 #![allow(unreachable_pub, reason = "nothing of a program is reached from outside")]
 
+mod agent;
 mod bench;
 mod cmd;
 mod config;

@@ -23,6 +23,7 @@ mod seats;
 mod table;
 mod timers;
 pub mod transfer;
+pub mod view;
 
 pub use connection::{ConnId, Memory};
 pub use engine::{Config, Engine, RefusedWish, Wish};

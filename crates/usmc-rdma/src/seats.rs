@@ -276,7 +276,7 @@ impl<B: Buffers> Engine<B> {
             version: Version::V2,
             max_links: 1,
             max_conns: 0,
-            id: u32::from(group.0) << 8,
+            id: (u32::from(group.0) + 1) << 8,
             test_interval: self.config.test_interval,
         }
     }

@@ -10,6 +10,15 @@
 //! Where the peer does not want SMC after all, the agent leaves the application's ring ([`crate::back`]), which nobody has read. The process
 //! asks for the TCP connection ([`Request::Fetch`]), which stands just behind the messages of the handshake, and gets it with
 //! [`Answer::Tcp`].
+//!
+//! Somebody may also ask what the agent has ([`Request::Show`]). The answer's file has lines of words: what it is about, and then
+//! `name=value`. No value has a blank in it; readers pass over names and kinds of lines that they do not know.
+//!
+//! | line | names |
+//! |---|---|
+//! | `device` | `name`, `port`, `state` (ACTIVE or DOWN), `links`, `gid` |
+//! | `group` | `id` (8 hexadecimal digits), `role`, `type`, `version`, `conns`, `rmbs`, `peer-rmbs` |
+//! | `link` | `group` (its `id`), `id`, `device`, `port`, `state`, `conns`, `gid`, `peer-gid`, `qpn`, `peer-qpn` |
 
 /// Where the socket is, in the directory that both have in common.
 pub const SOCKET: &str = "agent";
@@ -44,6 +53,8 @@ pub enum Request {
     Hand(Role),
     /// To have a connection back, whose deputy has that slot.
     Fetch(Place),
+    /// To know what the agent has.
+    Show,
 }
 
 /// What becomes of it.
@@ -56,6 +67,8 @@ pub enum Answer {
         /// The reason, as a Decline has it (RFC 7609, appendix A.2.4); 0 = none.
         code: u32,
     },
+    /// The file that comes with the message says it ([`Request::Show`]).
+    Shown,
 }
 
 /// Bytes of each message.
@@ -92,6 +105,7 @@ impl Request {
             Request::Hand(Role::Client) => (0, 0, NOWHERE),
             Request::Hand(Role::Server) => (1, 0, NOWHERE),
             Request::Fetch(place) => (2, 0, place),
+            Request::Show => (5, 0, NOWHERE),
         })
     }
 
@@ -101,6 +115,7 @@ impl Request {
             (0, _, NOWHERE) => Some(Request::Hand(Role::Client)),
             (1, _, NOWHERE) => Some(Request::Hand(Role::Server)),
             (2, _, place) => Some(Request::Fetch(place)),
+            (5, _, NOWHERE) => Some(Request::Show),
             _ => None,
         }
     }
@@ -112,6 +127,7 @@ impl Answer {
         emit(match *self {
             Answer::Ring(place) => (3, 0, place),
             Answer::Tcp { code } => (4, code, NOWHERE),
+            Answer::Shown => (6, 0, NOWHERE),
         })
     }
 
@@ -120,6 +136,7 @@ impl Answer {
         match parse(bytes)? {
             (3, _, place) => Some(Answer::Ring(place)),
             (4, code, Place { segment: 0, slot: 0, .. }) => Some(Answer::Tcp { code }),
+            (6, _, NOWHERE) => Some(Answer::Shown),
             _ => None,
         }
     }
@@ -133,13 +150,13 @@ mod tests {
 
     #[test]
     fn messages_come_back_as_they_were() {
-        let requests =
-            [Request::Hand(Role::Client), Request::Hand(Role::Server), Request::Fetch(PLACE)];
+        let hands = [Role::Client, Role::Server].map(Request::Hand);
+        let requests = hands.into_iter().chain([Request::Fetch(PLACE), Request::Show]);
         for request in requests {
             assert_eq!(Request::parse(&request.emit()), Some(request));
             assert_eq!(Answer::parse(&request.emit()), None);
         }
-        for answer in [Answer::Ring(PLACE), Answer::Tcp { code: 0x0304_0000 }] {
+        for answer in [Answer::Ring(PLACE), Answer::Tcp { code: 0x0304_0000 }, Answer::Shown] {
             assert_eq!(Answer::parse(&answer.emit()), Some(answer));
             assert_eq!(Request::parse(&answer.emit()), None);
         }

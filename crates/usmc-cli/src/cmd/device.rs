@@ -18,12 +18,12 @@ use crate::groups::Group;
 use crate::machine::{self, Ism, RdmaPort};
 use crate::pnet::Entry;
 use crate::regions::{Regions, provider_of, short, shown};
-use crate::{proc, table};
+use crate::{agent, proc, table};
 
 /// Show devices
 ///
 /// The loopback ISM devices and the regions that running programs use, and those of the configuration; and the machine's RDMA
-/// ports, which uSMC does not use yet.
+/// ports, in use where the agent has them (usmc-agent(8)).
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// show, which may be left out; all, or netdev NETDEV and ibdev IBDEV, for RDMA ports of these devices only
@@ -102,8 +102,9 @@ pub fn run(args: &Args) -> Result<c_int> {
         });
         smc_d(&device, groups.count(), &config.pnet)
     });
+    let used = agent::report(&config.ism_dir()).devices;
     let smcr = machine::rdma_ports(Path::new("/sys")).into_iter();
-    let smcr = smcr.map(|port| smc_r(port, &config.pnet));
+    let smcr = smcr.map(|port| smc_r(port, &config.pnet, &used));
     let smcr = smcr.filter(|port| wanted.has(port)).collect();
     // With a filter there is nothing but what it is about.
     let smcd = smcd.filter(|_| wanted.is_all()).collect();
@@ -248,7 +249,13 @@ fn printable(c: char) -> char {
     if c.is_control() { '?' } else { c }
 }
 
-fn smc_r(port: RdmaPort, pnet: &[Entry]) -> SmcR {
+fn smc_r(port: RdmaPort, pnet: &[Entry], used: &[agent::Device]) -> SmcR {
+    let links = |device: &agent::Device| {
+        let is_it = device.name == port.ibdevice && device.port == port.port;
+        is_it.then_some(device.links)
+    };
+    let in_use: Vec<usize> = used.iter().filter_map(links).collect();
+
     let is_it = |entry: &&Entry| {
         let by_port = entry.ibdevice.as_ref() == Some(&port.ibdevice)
             && entry.ibport.map(u32::from) == Some(port.port);
@@ -260,8 +267,8 @@ fn smc_r(port: RdmaPort, pnet: &[Entry]) -> SmcR {
         ibdevice: port.ibdevice,
         ibport: port.port,
         state: port.state,
-        in_use: false,
-        links: 0,
+        in_use: !in_use.is_empty(),
+        links: in_use.iter().sum(),
     }
 }
 

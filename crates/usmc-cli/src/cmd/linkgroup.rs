@@ -1,50 +1,81 @@
-//! `usmc linkgroup`: who shares memory with whom, as smcd-linkgroup(8) has it.
+//! `usmc linkgroup`: who shares memory with whom, as smcd-linkgroup(8) has it; and the agent's link groups and links, as smcr-linkgroup(8)
+//! has them.
 
 use std::ffi::c_int;
 use std::io::{self, BufWriter, Write};
 
 use anyhow::{Context, Result, bail};
+use serde::Serialize;
 
+use crate::config::{Config, ConfigArgs};
 use crate::groups::{self, End, Group, Who};
 use crate::regions::{Host, Regions, short};
-use crate::{observed, proc, table};
+use crate::{agent, observed, proc, table};
 
 /// Show link groups
 ///
-/// A link group of SMC-D is a pair of processes that share memory for their connections, or in a region a pair of kernels. Groups of SMC-R are shown once
-/// uSMC has an RDMA device; it has none yet.
+/// A link group of SMC-D is a pair of processes that share memory for their connections, or in a region a pair of kernels. Those of SMC-R are
+/// the agent's (usmc-agent(8)): a pair of hosts, with one link or two.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// show, which may be left out; all, or the LG-ID of one group only
+    /// show, which may be left out, or link-show: the links of SMC-R; all, or the LG-ID of one group only
     #[arg(value_name = "show", num_args = ..=2)]
     words: Vec<String>,
     /// Print a JSON array of objects
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    config: Box<ConfigArgs>,
+}
+
+/// A group of either kind.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Shown {
+    D(Group),
+    R(agent::Group),
+}
+
+impl Shown {
+    fn lg_id(&self) -> &str {
+        match self {
+            Shown::D(group) => &group.lg_id,
+            Shown::R(group) => &group.lg_id,
+        }
+    }
 }
 
 /// Lists the groups.
 ///
 /// # Errors
-/// When /proc cannot be read, or there is no such group.
+/// A configuration that is refused; when /proc cannot be read, or there is no such group.
 pub fn run(args: &Args) -> Result<c_int> {
-    let wanted = match args.words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] | ["show"] => "all",
-        ["show", id] | [id] => id,
+    let (links, wanted) = match args.words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] | ["show"] => (false, "all"),
+        ["link-show"] => (true, "all"),
+        ["link-show", id] => (true, id),
+        ["show", id] | [id] => (false, id),
         [_, other, ..] => bail!("there is no {other:?} after an LG-ID; name one group, or all"),
     };
-    let scan = proc::scan()?;
-    let mut groups = of(&scan);
+    let config = Config::load(&args.config)?;
+    let mut groups = Vec::new();
+    if !links {
+        groups.extend(of(&proc::scan()?).into_iter().map(Shown::D));
+    }
+    groups.extend(agent::report(&config.ism_dir()).groups.into_iter().map(Shown::R));
     if let Some(id) = Some(wanted).filter(|id| *id != "all") {
-        groups.retain(|group| group.lg_id.eq_ignore_ascii_case(id));
+        groups.retain(|group| group.lg_id().eq_ignore_ascii_case(id));
         if groups.is_empty() {
             bail!("there is no link group {id}");
         }
     }
     let mut out = BufWriter::new(io::stdout().lock());
-    print(&mut out, &groups, args.json)
-        .and_then(|()| out.flush())
-        .context("cannot write the list")?;
+    let printed = match (args.json, links) {
+        (true, _) => table::json(&mut out, &groups),
+        (false, false) => print(&mut out, &groups),
+        (false, true) => print_links(&mut out, &groups),
+    };
+    printed.and_then(|()| out.flush()).context("cannot write the list")?;
     Ok(0)
 }
 
@@ -71,10 +102,7 @@ pub fn of(scan: &proc::Scan) -> Vec<Group> {
     groups::groups(ends)
 }
 
-fn print(out: &mut impl Write, groups: &[Group], json: bool) -> io::Result<()> {
-    if json {
-        return table::json(out, groups);
-    }
+fn print(out: &mut impl Write, groups: &[Shown]) -> io::Result<()> {
     const COLUMNS: [table::Column; 9] = [
         ("LG-ID", false),
         ("VLAN", true),
@@ -90,8 +118,9 @@ fn print(out: &mut impl Write, groups: &[Group], json: bool) -> io::Result<()> {
         Some(who) => format!("{} ({})", who.pid, who.comm),
         None => "-".to_owned(),
     };
-    let rows = groups.iter().map(|g| {
-        [
+    let rows = groups.iter().filter_map(|group| {
+        let Shown::D(g) = group else { return None };
+        Some([
             g.lg_id.clone(),
             // Neither the loopback device nor a region knows VLANs or physical networks.
             "0".to_owned(),
@@ -102,6 +131,74 @@ fn print(out: &mut impl Write, groups: &[Group], json: bool) -> io::Result<()> {
             short(&g.device),
             g.host.as_ref().map_or("-".to_owned(), Host::to_string),
             "-".to_owned(),
+        ])
+    });
+    let rows: Vec<_> = rows.collect();
+    let has_smcr = groups.iter().any(|group| matches!(group, Shown::R(_)));
+    if !rows.is_empty() || !has_smcr {
+        table::print(out, &COLUMNS, rows.iter().cloned())?;
+    }
+    if !has_smcr {
+        return Ok(());
+    }
+    if !rows.is_empty() {
+        writeln!(out)?;
+    }
+    const SMCR: [table::Column; 8] = [
+        ("LG-ID", false),
+        ("LG-Role", false),
+        ("LG-Type", false),
+        ("VLAN", true),
+        ("#Conns", true),
+        ("#RMBs", true),
+        ("#Peer-RMBs", true),
+        ("PNET-ID", false),
+    ];
+    let rows = groups.iter().filter_map(|group| {
+        let Shown::R(g) = group else { return None };
+        Some([
+            g.lg_id.clone(),
+            g.role.clone(),
+            g.r#type.clone(),
+            "0".to_owned(),
+            g.conns.to_string(),
+            g.rmbs.to_string(),
+            g.peer_rmbs.to_string(),
+            "-".to_owned(),
+        ])
+    });
+    table::print(out, &SMCR, rows)
+}
+
+fn print_links(out: &mut impl Write, groups: &[Shown]) -> io::Result<()> {
+    const COLUMNS: [table::Column; 10] = [
+        ("LG-ID", false),
+        ("LG-Role", false),
+        ("LG-Type", false),
+        ("Link", true),
+        ("Link-State", false),
+        ("#Conns", true),
+        ("IB-Dev", false),
+        ("IB-P", true),
+        ("Local-GID", false),
+        ("Peer-GID", false),
+    ];
+    let links = groups.iter().filter_map(|group| match group {
+        Shown::R(group) => Some(group.links.iter().map(move |link| (group, link))),
+        Shown::D(_) => None,
+    });
+    let rows = links.flatten().map(|(group, link)| {
+        [
+            group.lg_id.clone(),
+            group.role.clone(),
+            group.r#type.clone(),
+            link.link_id.to_string(),
+            link.state.clone(),
+            link.conns.to_string(),
+            link.ibdevice.clone(),
+            link.ibport.to_string(),
+            link.gid.clone(),
+            link.peer_gid.clone(),
         ]
     });
     table::print(out, &COLUMNS, rows)
