@@ -5,6 +5,7 @@
 //! application, which knows no TOML, allocates nothing and ignores what it does not understand. So
 //! everything is refused here, with words, before the program starts.
 
+pub mod agent;
 pub mod edit;
 pub mod file;
 pub mod sources;

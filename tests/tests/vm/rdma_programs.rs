@@ -77,7 +77,8 @@ fn for_each_pair(
 ) {
     for guest in [&mut *one, other] {
         guest.run(&format!(
-            "$usmc agent --ism-dir /run/usmc --ueid {UEID} --socket-mode 666 >/tmp/agent 2>&1 &
+            "printf 'ueids = \"{UEID}\"\\n[agent]\\nsocket_mode = 666\\ndevices = [\"rxe0\"]\\n' >/tmp/agent.toml
+            $usmc agent --ism-dir /run/usmc --config /tmp/agent.toml >/tmp/agent 2>&1 &
             until grep -q ready /tmp/agent; do kill -0 $! || {{ cat /tmp/agent; exit 1; }}; sleep 0.1; done"
         ));
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args as ClapArgs;
 
+use crate::config::agent::Agent;
 use crate::config::{Config, ConfigArgs};
 use crate::exec;
 
@@ -25,24 +26,24 @@ pub struct Args {
     /// An RDMA device to use, as rdma(8) names it; may be repeated [default: all]
     #[arg(long = "device", value_name = "NAME")]
     devices: Vec<String>,
-    /// Who may hand connections over, in octal: 666 is all users
-    #[arg(long, value_name = "MODE", default_value = "600")]
-    socket_mode: String,
-    /// How long it looks for work before it sleeps: never, always, or microseconds
-    #[arg(long, value_name = "TIME", default_value = "50")]
-    spin: String,
-    /// Bytes of a connection's send buffer and of its RMB, a power of two from 16384 to 4194304
-    #[arg(long, value_name = "BYTES", default_value = "262144")]
-    buffer_size: String,
-    /// Links of a link group at most: 1 or 2
-    #[arg(long, value_name = "COUNT", default_value = "1")]
-    max_links: String,
-    /// Connections of a link group at most, 1 to 255
-    #[arg(long, value_name = "COUNT", default_value = "255")]
-    max_conns: String,
-    /// How long a link may be idle before it is tested, in seconds
-    #[arg(long, value_name = "SECONDS", default_value = "30")]
-    testlink_time: String,
+    /// Who may hand connections over, in octal: 666 is all users [default: 600]
+    #[arg(long, value_name = "MODE")]
+    socket_mode: Option<String>,
+    /// How long it looks for work before it sleeps: never, always, or microseconds [default: 50]
+    #[arg(long, value_name = "TIME")]
+    spin: Option<String>,
+    /// Bytes of a connection's send buffer and of its RMB, a power of two from 16384 to 4194304 [default: 262144]
+    #[arg(long, value_name = "BYTES")]
+    buffer_size: Option<String>,
+    /// Links of a link group at most: 1 or 2 [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    max_links: Option<String>,
+    /// Connections of a link group at most, 1 to 255 [default: 255]
+    #[arg(long, value_name = "COUNT")]
+    max_conns: Option<String>,
+    /// How long a link may be idle before it is tested, in seconds [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    testlink_time: Option<String>,
     #[command(flatten)]
     config: ConfigArgs,
 }
@@ -54,24 +55,38 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<c_int> {
     let config = Config::load(&args.config)?;
     let dir = config.ism_dir();
-    let is_shared =
-        args.socket_mode.trim_start_matches('0').len() == 3 && !args.socket_mode.ends_with("00");
+    let settings = settings(args, &config);
+    let mode = settings.iter().rev().find(|(option, _)| *option == "--socket-mode");
+    let is_shared = mode
+        .is_some_and(|(_, mode)| mode.trim_start_matches('0').len() == 3 && !mode.ends_with("00"));
     make(&dir, if is_shared { 0o755 } else { 0o700 })?;
     let program = find()?;
     let mut command: Vec<OsString> = vec![program.clone().into(), "--socket".into()];
     command.push(dir.join(SOCKET).into());
     let mut say = |option: &str, value: &str| command.extend([option.into(), value.into()]);
     config.ueids().for_each(|ueid| say("--ueid", ueid));
-    args.devices.iter().for_each(|device| say("--device", device));
-    say("--socket-mode", &args.socket_mode);
-    say("--spin", &args.spin);
-    say("--ring-size", &args.buffer_size);
-    say("--max-links", &args.max_links);
-    say("--max-conns", &args.max_conns);
-    say("--testlink-time", &args.testlink_time);
+    settings.iter().for_each(|(option, value)| say(option, value));
     let variables: Vec<_> = env::vars_os().filter(|(name, _)| name != "LD_PRELOAD").collect();
     let failure = exec::replace(&command, &variables);
     bail!("cannot start {}: {failure}; install uSMC anew", program.display())
+}
+
+/// What the agent is told: the file's settings, but for those that an option is there for.
+fn settings(args: &Args, config: &Config) -> Agent {
+    let one = |option, value: &Option<String>| Some((option, value.clone()?));
+    let options = [
+        one("--socket-mode", &args.socket_mode),
+        one("--spin", &args.spin),
+        one("--ring-size", &args.buffer_size),
+        one("--max-links", &args.max_links),
+        one("--max-conns", &args.max_conns),
+        one("--testlink-time", &args.testlink_time),
+    ];
+    let devices = args.devices.iter().map(|device| ("--device", device.clone()));
+    let options: Agent = options.into_iter().flatten().chain(devices).collect();
+    let is_said = |option: &str| options.iter().any(|(said, _)| *said == option);
+    let file = config.agent.iter().filter(|(option, _)| !is_said(option)).cloned();
+    file.collect::<Agent>().into_iter().chain(options.iter().cloned()).collect()
 }
 
 /// The directory that programs under uSMC would make.

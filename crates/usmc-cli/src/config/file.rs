@@ -3,6 +3,7 @@
 use anyhow::{Result, anyhow};
 use toml::de::{DeTable, DeValue};
 
+use super::agent::{self, Agent};
 use super::{KEYS, Key, nearest};
 use crate::pnet::{self, Entry};
 
@@ -12,6 +13,8 @@ pub struct Said {
     pub values: Vec<(&'static Key, String)>,
     /// The pnet table, if it has one.
     pub pnet: Option<Vec<Entry>>,
+    /// The agent's settings, if it has any.
+    pub agent: Option<Agent>,
 }
 
 /// Parses `text`; `name` is the file, for messages.
@@ -23,13 +26,21 @@ pub fn parse(name: &str, text: &str) -> Result<Said> {
         let line = e.span().map_or(1, |span| line_of(text, span.start));
         anyhow!("{name}:{line}: {}; see usmc.toml(5) for examples", e.message())
     })?;
-    let (mut values, mut pnet) = (Vec::new(), None);
+    let (mut values, mut pnet, mut agent) = (Vec::new(), None, None);
     for (found, value) in table.get_ref() {
         let line = line_of(text, found.span().start);
         let found = found.get_ref();
         if found == "pnet" {
             let entries = entries(value.get_ref());
             pnet = Some(entries.map_err(|problem| anyhow!("{name}:{line}: pnet: {problem}"))?);
+            continue;
+        }
+        if found == "agent" {
+            let settings = match value.get_ref() {
+                DeValue::Table(table) => agent::parse(table),
+                _ => Err("is written as [agent]".to_owned()),
+            };
+            agent = Some(settings.map_err(|problem| anyhow!("{name}:{line}: agent: {problem}"))?);
             continue;
         }
         let Some(key) = KEYS.iter().find(|k| k.name == found) else {
@@ -41,7 +52,7 @@ pub fn parse(name: &str, text: &str) -> Result<Said> {
             .map_err(|problem| anyhow!("{name}:{line}: {}: {problem}", key.name))?;
         values.push((key, flat));
     }
-    Ok(Said { values, pnet })
+    Ok(Said { values, pnet, agent })
 }
 
 /// The tables `[[pnet]]`, no two of which may speak of the same device.
@@ -79,7 +90,8 @@ fn flat_text(key: &Key, value: &DeValue<'_>) -> Result<String, String> {
     }
 }
 
-fn scalar(value: &DeValue<'_>) -> Option<String> {
+/// A value as text, if it is one.
+pub(super) fn scalar(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.to_string()),
         DeValue::Boolean(truth) => Some(u8::from(*truth).to_string()),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 
+use super::agent::Agent;
 use super::{KEYS, Key, Kind, file};
 use crate::pnet::Entry;
 
@@ -152,6 +153,8 @@ pub struct Config {
     pub skipped: Option<PathBuf>,
     /// The pnet table, of the last file that has one.
     pub pnet: Vec<Entry>,
+    /// The agent's settings, of the last file that has a table of them.
+    pub agent: Agent,
 }
 
 /// The file for all users.
@@ -194,7 +197,8 @@ impl Config {
     /// As [`Config::load`].
     pub fn load_files(args: &ConfigArgs) -> Result<Config> {
         let values = [const { None }; KEYS.len()];
-        let mut config = Config { values, files: Vec::new(), skipped: None, pnet: Vec::new() };
+        let (pnet, agent) = (Vec::new(), Agent::new());
+        let mut config = Config { values, files: Vec::new(), skipped: None, pnet, agent };
         config.read(Path::new(SYSTEM), Origin::System)?;
         if let Some(path) = user_file() {
             config.read(&path, Origin::User)?;
@@ -238,6 +242,9 @@ impl Config {
         let said = file::parse(&name, &text)?;
         if let Some(pnet) = said.pnet {
             self.pnet = pnet;
+        }
+        if let Some(agent) = said.agent {
+            self.agent = agent;
         }
         for (key, text) in said.values {
             self.set(key, Value { text, source: name.clone() });

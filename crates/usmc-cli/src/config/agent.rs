@@ -1,0 +1,66 @@
+//! The table `[agent]` of a file: what `usmc agent` is told by options otherwise.
+
+use toml::de::{DeTable, DeValue};
+
+use super::file::scalar;
+
+/// Its keys, each with the option of the same meaning. The first one is a list.
+const KEYS: [(&str, &str); 7] = [
+    ("devices", "--device"),
+    ("socket_mode", "--socket-mode"),
+    ("spin", "--spin"),
+    ("buffer_size", "--ring-size"),
+    ("max_links", "--max-links"),
+    ("max_conns", "--max-conns"),
+    ("testlink_time", "--testlink-time"),
+];
+
+/// What a file says of the agent: options of usmc-agent, with their values.
+pub type Agent = Vec<(&'static str, String)>;
+
+/// Reads the table. The agent itself looks at the values.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse(table: &DeTable<'_>) -> Result<Agent, String> {
+    let mut agent = Agent::new();
+    for (key, value) in table {
+        let name = key.get_ref();
+        let Some((_, option)) = KEYS.iter().find(|(known, _)| known == name) else {
+            let names = KEYS.map(|(name, _)| name).join(", ");
+            return Err(format!("there is no {name:?}; its keys are {names}"));
+        };
+        let values = match value.get_ref() {
+            DeValue::Array(items) if *option == "--device" => {
+                items.iter().map(|item| scalar(item.get_ref())).collect()
+            }
+            value => scalar(value).map(|one| vec![one]),
+        };
+        let values = values.ok_or_else(|| match *option {
+            "--device" => format!("{name} takes names of RDMA devices, such as [\"mlx5_0\"]"),
+            _ => format!("{name} takes one string or whole number"),
+        })?;
+        agent.extend(values.into_iter().map(|value| (*option, value)));
+    }
+    Ok(agent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Agent, String> {
+        parse(DeTable::parse(text).expect("TOML").get_ref())
+    }
+
+    #[test]
+    fn keys_become_options() {
+        let agent = read("devices = ['a', 'b']\nmax_links = 2\nspin = 'never'").expect("good");
+        let has = |option, value: &str| agent.contains(&(option, value.to_owned()));
+        assert!(has("--device", "a") && has("--device", "b") && has("--max-links", "2"));
+        assert!(has("--spin", "never") && agent.len() == 4);
+        assert!(read("links = 2").is_err_and(|said| said.contains("max_links")));
+        assert!(read("max_links = [2]").is_err_and(|said| said.contains("one string")));
+        assert!(read("devices = [[1]]").is_err_and(|said| said.contains("names")));
+    }
+}
