@@ -94,6 +94,8 @@ pub(crate) struct Deputy {
     pub(crate) heat: Heat,
     /// When it is looked at next, of an application that has ended its writing direction.
     pub(crate) looked_at: Option<Instant>,
+    /// When such an application last did something, or its kernel was last asked whether it is there.
+    pub(crate) lived_at: Instant,
     /// What the engine knows of the application's end.
     pub(crate) told: EndState,
     /// What the application knows of the peer's.
@@ -115,6 +117,7 @@ impl Deputy {
             seen: Seen::default(),
             heat: Heat::Cold,
             looked_at: None,
+            lived_at: Instant::now(),
             relay: Relay::default(),
             told: EndState::Open,
             said: EndState::Open,

@@ -3,8 +3,10 @@
 mod process;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use process::{Agent, agents, assert_whole, processes, run};
+use process::{Agent, SHIFT, agents, assert_whole, processes, run};
 use rustix::io::Errno;
 use usmc_shm::state::EndState;
 
@@ -73,6 +75,59 @@ fn the_kernel_says_the_end_that_the_slot_says() {
         assert_eq!((seen.established, seen.over), (2, 2), "{seen:?}");
     }
     println!("2 of 2 connections by SMC-R");
+}
+
+/// More than half of a ring.
+const MUCH: u64 = (1 << SHIFT) * 3 / 4;
+
+/// The peer may wait for the application to read, which does not put off the question whether it lives.
+#[test]
+fn a_half_closed_application_that_is_killed_with_a_full_ring_is_found() {
+    let (_, agents) = agents();
+    let [mut client, mut server] = processes(&agents, 1, MUCH);
+    client.ends[0].shut();
+    let end = &mut server.ends[0];
+    while end.application.written < MUCH {
+        end.application.write(MUCH);
+    }
+    end.wake();
+    client.ends[0].wait_for_data_of(MUCH);
+    client.ends[0].die();
+    let begun = Instant::now();
+    while server.ends[0].peer() != EndState::Aborted {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", server.ends[0].peer());
+        thread::yield_now();
+    }
+    server.ends[0].close();
+    for seen in agents.map(Agent::end) {
+        assert_eq!((seen.established, seen.over), (1, 1), "{seen:?}");
+    }
+    println!("1 of 1 connections by SMC-R");
+}
+
+/// An agent looks seldom at a reader that pauses, and soon enough at one that goes on.
+#[test]
+fn a_half_closed_reader_that_pauses_costs_little() {
+    let (_, agents) = agents();
+    let [mut client, mut server] = processes(&agents, 1, MUCH);
+    client.ends[0].shut();
+    let end = &mut server.ends[0];
+    while end.application.written < MUCH {
+        end.application.write(MUCH);
+    }
+    end.wake();
+    client.ends[0].wait_for_data_of(MUCH);
+    let sleeps = || agents[0].sleeps.load(Ordering::Relaxed);
+    let before = sleeps();
+    thread::sleep(Duration::from_secs(1));
+    let during = sleeps() - before;
+    assert!(during < 100, "it slept {during} times in a second");
+    client.ends[0].application.wants = 0;
+    run(&mut [client, server]);
+    for seen in agents.map(Agent::end) {
+        assert_eq!((seen.established, seen.over), (1, 1), "{seen:?}");
+    }
+    println!("1 of 1 connections by SMC-R; {during} sleeps in a second");
 }
 
 /// A process that writes at random into its room spoils its own connections. Here others of it are in another room of its.

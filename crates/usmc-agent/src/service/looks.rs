@@ -20,8 +20,9 @@ const SWEEP: Duration = Duration::from_millis(1);
 const TICK: Duration = Duration::from_secs(1);
 
 /// An application that has ended its writing direction closes without a word of its kernel's: it is looked at after so long, then after
-/// twice that, up to the other.
+/// twice that, up to the last, or up to the late one while the peer waits for what it reads.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
+const LATE_LOOK: Duration = Duration::from_millis(32);
 const LAST_LOOK: Duration = Duration::from_secs(32);
 /// A handshake has its place in the line for so long: a kernel has answered by then, unless its application does not accept.
 const PLACE: Duration = Duration::from_secs(1);
@@ -88,6 +89,9 @@ impl Service {
         }
         let Some(case) = self.cases.get_mut(&ticket) else { return };
         let (before, now, conn) = (case.deputy.told, case.deputy.end(), case.conn);
+        if now == EndState::Shut {
+            case.deputy.lived_at = Instant::now();
+        }
         match (before, now) {
             (EndState::Closed | EndState::Aborted, _) => {}
             (_, EndState::Closed | EndState::Aborted) => {
@@ -282,19 +286,29 @@ impl Service {
             if deputy.told != EndState::Shut || deputy.looked_at != Some(due) {
                 continue;
             }
-            if deputy.has_news() {
+            let has_news = deputy.has_news();
+            if has_news {
                 self.heat(ticket);
                 self.look_at(ticket);
-            } else if wait >= TICK {
-                deputy.provoke();
-                let is_mute = !deputy.can_ring();
-                let room = self.cases.get(&ticket).map(|case| case.room);
-                if is_mute && room.is_some_and(|room| self.rooms.is_owner_gone(room)) {
-                    self.is_gone(ticket, true);
-                }
+            } else if now.duration_since(deputy.lived_at) >= TICK {
+                deputy.lived_at = now;
+                self.provoke(ticket);
             }
-            let next = if self.waits_for_reader(ticket) { FIRST_LOOK } else { wait * 2 };
-            self.watch_close(ticket, next.min(LAST_LOOK));
+            let next = match self.waits_for_reader(ticket) {
+                true if has_news => FIRST_LOOK,
+                true => (wait * 2).min(LATE_LOOK),
+                false => (wait * 2).min(LAST_LOOK),
+            };
+            self.watch_close(ticket, next);
+        }
+    }
+
+    /// An application that does nothing may have been killed.
+    fn provoke(&mut self, ticket: Ticket) {
+        let Some(case) = self.cases.get(&ticket) else { return };
+        case.deputy.provoke();
+        if !case.deputy.can_ring() && self.rooms.is_owner_gone(case.room) {
+            self.is_gone(ticket, true);
         }
     }
 

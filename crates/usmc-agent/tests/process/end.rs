@@ -1,6 +1,8 @@
 //! A process' end of a connection, and what it does there.
 
 use std::net::TcpStream;
+use std::thread;
+use std::time::Instant;
 
 use rustix::event::PollFlags;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -15,7 +17,7 @@ use usmc_shm::state::EndState;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 
 use super::application::Application;
-use super::{wait, wait_for};
+use super::{LIMIT, wait, wait_for};
 
 /// A process' end of a connection.
 pub(crate) struct End {
@@ -126,6 +128,15 @@ impl End {
             wait(self.socket.as_ref().expect("a socket"));
             self.drain();
             rx.arm_rx(ARM_TCP);
+        }
+    }
+
+    /// Until so many bytes are there, without a word to anybody.
+    pub(crate) fn wait_for_data_of(&self, count: u64) {
+        let begun = Instant::now();
+        while (self.rings()[0].unread() as u64) < count {
+            assert!(begun.elapsed() < LIMIT);
+            thread::yield_now();
         }
     }
 

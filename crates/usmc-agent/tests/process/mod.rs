@@ -85,6 +85,8 @@ pub(crate) struct Agent {
     pub(crate) path: PathBuf,
     /// Its rooms, and registrations of their memory with devices.
     pub(crate) live: Arc<[AtomicUsize; 2]>,
+    /// How often it has slept.
+    pub(crate) sleeps: Arc<AtomicUsize>,
     /// Tells it to end.
     bell: OwnedFd,
 }
@@ -98,7 +100,8 @@ impl Agent {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let at = path.clone();
         let live: Arc<[AtomicUsize; 2]> = Arc::default();
-        let shared = live.clone();
+        let sleeps: Arc<AtomicUsize> = Arc::default();
+        let shared = (live.clone(), sleeps.clone());
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || {
             let (config, adapters) = fake::host(test, host);
@@ -109,10 +112,10 @@ impl Agent {
             let agent = Program::new(service, control);
             agent.watch_orders(&own).expect("epoll");
             ready.send(()).expect("the test");
-            serve(agent, &own, &shared)
+            serve(agent, &own, &shared.0, &shared.1)
         });
         is_ready.recv_timeout(LIMIT).expect("an agent");
-        Agent { thread, path, live, bell }
+        Agent { thread, path, live, sleeps, bell }
     }
 
     /// All its connections are over soon, and it ends then.
@@ -122,7 +125,12 @@ impl Agent {
     }
 }
 
-fn serve(mut agent: Program, bell: &OwnedFd, live: &[AtomicUsize; 2]) -> Seen {
+fn serve(
+    mut agent: Program,
+    bell: &OwnedFd,
+    live: &[AtomicUsize; 2],
+    sleeps: &AtomicUsize,
+) -> Seen {
     let (started, mut seen) = (Instant::now(), Seen::default());
     while agent.stage() != Stage::Done {
         assert!(started.elapsed() < LIMIT, "{seen:?} {:?}", agent.stage());
@@ -139,6 +147,7 @@ fn serve(mut agent: Program, bell: &OwnedFd, live: &[AtomicUsize; 2]) -> Seen {
         });
         let found = found.expect("a device");
         seen.sleeps += usize::from(found.slept);
+        sleeps.store(seen.sleeps, Ordering::Relaxed);
         if found.order {
             let _ = rustix::io::read(bell, &mut [0; 8]);
             agent.end();
