@@ -81,12 +81,13 @@ impl Rest {
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(number), EventFlags::IN)?)
     }
 
-    /// The same once for each time that something comes there or it ends; whatever is not taken is not told again.
+    /// The same once for each time that something comes there or it ends, or that there is room to send again; whatever is not taken is not
+    /// told again.
     ///
     /// # Errors
     /// epoll_ctl(2).
     pub fn watch_edges(&self, fd: impl AsFd, number: u64) -> io::Result<()> {
-        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::OUT | EventFlags::ET;
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(number), flags)?)
     }
 
@@ -212,6 +213,6 @@ mod tests {
         rest.watch_edges(&other, 8).expect("epoll");
         ready.clear();
         (0..2).for_each(|_| rest.look(|number, flags| ready.push((number, flags))).expect("epoll"));
-        assert_eq!(ready, [(8, EventFlags::IN)]);
+        assert_eq!(ready, [(8, EventFlags::IN | EventFlags::OUT)]);
     }
 }

@@ -2,12 +2,15 @@
 
 mod process;
 
+use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use process::{Agent, SHIFT, agents, assert_whole, processes, run};
+use process::application::byte_at;
+use process::{Agent, LIMIT, SHIFT, agents, assert_whole, processes, run};
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use usmc_shm::state::EndState;
 
 #[test]
@@ -128,6 +131,45 @@ fn a_half_closed_reader_that_pauses_costs_little() {
         assert_eq!((seen.established, seen.over), (1, 1), "{seen:?}");
     }
     println!("1 of 1 connections by SMC-R; {during} sleeps in a second");
+}
+
+/// An application out of the ring that reads slowly: the rest follows as its kernel has room.
+#[test]
+fn a_slow_reader_out_of_the_ring_gets_all() {
+    const BYTES: u64 = 16 << 20;
+    let (_, agents) = agents();
+    let [client, mut server] = processes(&agents, 1, 0);
+    server.ends[0].application.wants = BYTES;
+    let end = &client.ends[0];
+    let mut socket = end.socket.as_ref().expect("a socket");
+    sockopt::set_socket_recv_buffer_size(socket, 1 << 16).expect("a socket");
+    socket.set_read_timeout(Some(Duration::from_secs(10))).expect("a socket");
+    end.leave_ring();
+    let writer = thread::spawn(move || server.run());
+    // Its kernel takes nothing more, nor does the agent's: it sleeps.
+    let (begun, mut before) = (Instant::now(), 0);
+    while before == 0 || agents[0].sleeps.load(Ordering::Relaxed) != before {
+        assert!(begun.elapsed() < LIMIT);
+        end.wait_for_data_of(MUCH);
+        before = agents[0].sleeps.load(Ordering::Relaxed);
+        thread::sleep(Duration::from_millis(100));
+    }
+    let (mut at, mut bytes) = (0, vec![0; 1 << 16]);
+    loop {
+        let n = socket.read(&mut bytes).expect("the rest");
+        assert!((at..).zip(&bytes[..n]).all(|(at, byte)| *byte == byte_at(1, at)), "{at}");
+        at += n as u64;
+        if n == 0 {
+            break;
+        }
+    }
+    assert_eq!(at, BYTES);
+    drop(client);
+    writer.join().expect("the peer");
+    for seen in agents.map(Agent::end) {
+        assert_eq!((seen.established, seen.over), (1, 1), "{seen:?}");
+    }
+    println!("1 of 1 connections by SMC-R");
 }
 
 /// A process that writes at random into its room spoils its own connections. Here others of it are in another room of its.

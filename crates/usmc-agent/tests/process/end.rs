@@ -8,11 +8,12 @@ use rustix::event::PollFlags;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smc_proto::close::Direction;
 use usmc_shm::agent::Place;
+use usmc_shm::back::{Back, Leave};
 use usmc_shm::bell::{Bells, Drain};
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot};
 use usmc_shm::ring::Ring;
 use usmc_shm::segment::Segment;
-use usmc_shm::span::TxSpan;
+use usmc_shm::span::{RxSpan, TxSpan};
 use usmc_shm::state::EndState;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
 
@@ -134,7 +135,7 @@ impl End {
     /// Until so many bytes are there, without a word to anybody.
     pub(crate) fn wait_for_data_of(&self, count: u64) {
         let begun = Instant::now();
-        while (self.rings()[0].unread() as u64) < count {
+        while (self.has_to_read() as u64) < count {
             assert!(begun.elapsed() < LIMIT);
             thread::yield_now();
         }
@@ -186,6 +187,15 @@ impl End {
         }
     }
 
+    /// It goes on by its socket, as the library does where a descriptor is passed on. The agent is not told by a doorbell.
+    pub(crate) fn leave_ring(&self) {
+        let [rx, tx] = self.rings();
+        let sent = || Some(u64::from(self.known().dir[ACCEPTOR].producer.bells_sent.load(Relaxed)));
+        assert_eq!(TxSpan::new(self.known(), ACCEPTOR).try_back(&tx, sent), Ok(Back::Done));
+        let left = RxSpan::new(self.known(), ACCEPTOR).leave(&rx, &tx, false);
+        assert_eq!(left, Leave::Left);
+    }
+
     /// Nothing of it is in the slot any more.
     pub(crate) fn let_go(&self) {
         self.known().end[ACCEPTOR].refs.store(0, Release);
@@ -199,6 +209,11 @@ impl End {
             self.drain();
         }
         assert!(self.known().dir[CLIENT].producer.flags(Acquire).has_left_other());
+    }
+
+    /// How much it has not read.
+    pub(crate) fn has_to_read(&self) -> usize {
+        self.rings()[0].unread()
     }
 
     /// How much of what it has written was not read.
