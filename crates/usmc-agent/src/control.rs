@@ -33,7 +33,7 @@ use usmc_shm::agent::{Answer, LEN, Place, Request, Role};
 
 use crate::report;
 use crate::service::{Handed, OTHERS, Service, Ticket};
-use crate::sys::Owner;
+use crate::sys::{self, Owner};
 
 /// Processes that wait to be let in.
 const BACKLOG: i32 = 1024;
@@ -340,27 +340,32 @@ fn receive(socket: &OwnedFd) -> Received {
         }
     }
     if message.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
-        return Received::Other;
+        return refused(&descriptors);
     }
     let request = bytes.get(..message.bytes).and_then(Request::parse);
     let role = match request {
         Some(Request::Hand(role)) => role,
         Some(Request::Fetch(place)) if descriptors.is_empty() => return Received::Fetch(place),
         Some(Request::Show) if descriptors.is_empty() => return Received::Show,
-        Some(Request::Fetch(_) | Request::Show) | None => return Received::Other,
+        Some(Request::Fetch(_) | Request::Show) | None => return refused(&descriptors),
     };
-    let Ok([tcp, deputy]) = <[OwnedFd; 2]>::try_from(descriptors) else {
-        return Received::Other;
+    let [tcp, deputy] = match <[OwnedFd; 2]>::try_from(descriptors) {
+        Ok(both) if both.iter().all(is_tcp) => both,
+        Ok(both) => return refused(&both),
+        Err(all) => return refused(&all),
     };
-    if !is_tcp(&tcp) || !is_tcp(&deputy) {
-        return Received::Other;
-    }
     let (tcp, deputy) = (TcpStream::from(tcp), TcpStream::from(deputy));
     if !is_connected(&tcp, |_| true) || !is_connected(&deputy, |ip| ip.to_canonical().is_loopback())
     {
-        return Received::Other;
+        return refused(&[tcp, deputy]);
     }
     Received::Hand(role, tcp, deputy.into())
+}
+
+/// It is no request. This may be the last close of what came along.
+fn refused(descriptors: &[impl AsFd]) -> Received {
+    descriptors.iter().for_each(sys::close_at_once);
+    Received::Other
 }
 
 /// Whether it is a socket of TCP.

@@ -32,6 +32,8 @@ use usmc_shm::span::{RxSpan, TxSpan};
 use usmc_shm::state::EndState;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
+use crate::sys;
+
 /// Bytes that are read at once: doorbells are few.
 const BELLS: usize = 256;
 /// Reads of one look. A process that sends more has the rest looked at with its next byte.
@@ -110,6 +112,7 @@ impl Deputy {
     pub(crate) fn new(segment: Segment, slot: u32, socket: OwnedFd) -> Deputy {
         // Urgent data of an application that is out of the ring is data.
         let _ = sockopt::set_socket_oobinline(&socket, true);
+        sys::close_at_once(&socket);
         Deputy {
             segment,
             slot,

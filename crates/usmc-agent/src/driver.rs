@@ -20,6 +20,7 @@ use usmc_verbs::{Completion, Error as DeviceError, Event as DeviceEvent, Status}
 use crate::adapter::Adapter;
 use crate::link::NO_MESSAGE;
 use crate::nic::Adapters;
+use crate::sys;
 
 /// Completions that are taken at once.
 const BATCH: usize = 32;
@@ -101,7 +102,7 @@ impl<B: Buffers> Driver<B> {
     }
 
     /// A client's connection, whose TCP is there, begins its handshake. The flags of the socket stay as they are, as it may be another
-    /// process', too.
+    /// process', too; its options are the driver's.
     ///
     /// # Errors
     /// The wish is refused ([`usmc_rdma::RefusedWish`]): TCP as it was.
@@ -124,6 +125,7 @@ impl<B: Buffers> Driver<B> {
     }
 
     fn shake(&mut self, conn: ConnId, tcp: TcpStream) {
+        sys::close_at_once(&tcp);
         let token = u64::from(conn.token());
         let data = EventData::new_u64(token);
         let is_watched = epoll::add(&self.arrivals, &tcp, data, EventFlags::IN).is_ok();

@@ -88,6 +88,13 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
+/// A socket that a process has handed over does not wait for its own peer when it is closed here, as its application may have wished
+/// (SO_LINGER): all the other ones would wait, too.
+pub(crate) fn close_at_once(socket: impl AsFd) {
+    // A failure: it is no socket.
+    let _ = rustix::net::sockopt::set_socket_linger(socket, None);
+}
+
 /// As many descriptors as the system lets the process have: a connection takes two, and a third one while it is handed over.
 pub fn allow_many_descriptors() {
     let limit = rustix::process::getrlimit(Resource::Nofile);

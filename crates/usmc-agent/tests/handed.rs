@@ -63,6 +63,11 @@ fn hand_with(service: &mut Service, deputy: OwnedFd) -> (Ticket, Place, TcpStrea
     let [tcp, peer] = loopback();
     // Little room, as over a slow network.
     sockopt::set_socket_send_buffer_size(&tcp, 1).expect("a socket");
+    let (ticket, place) = hand_tcp(service, tcp, deputy);
+    (ticket, place, peer)
+}
+
+fn hand_tcp(service: &mut Service, tcp: TcpStream, deputy: OwnedFd) -> (Ticket, Place) {
     let ticket = service.hand_over(Handed { role: Role::Client, tcp, deputy, owner: Owner::own() });
     let (of, answer) = service.poll_answer().expect("an answer at once");
     let Answer::Ring(place) = answer else { panic!("{answer:?}") };
@@ -71,7 +76,7 @@ fn hand_with(service: &mut Service, deputy: OwnedFd) -> (Ticket, Place, TcpStrea
     let segment = segment(service, ticket);
     segment.slot(place.slot).expect("a slot").end[ACCEPTOR].refs.store(1, Relaxed);
     service.is_answered(ticket);
-    (ticket, place, peer)
+    (ticket, place)
 }
 
 /// The segment that the process has got.
@@ -195,6 +200,38 @@ fn what_is_left_goes_by_tcp_as_there_is_room() {
         assert!(begun.elapsed() < LIMIT);
     }
     assert!(reader.join().expect("a thread").expect("a FIN") == bytes);
+}
+
+/// SO_LINGER is the application's affair: no close of the agent's waits for a peer.
+#[test]
+fn a_peer_that_takes_nothing_holds_nobody_up() {
+    let mut service = service_with(20);
+    let [tcp, mut peer] = loopback();
+    let [deputy, application] = loopback();
+    sockopt::set_socket_recv_buffer_size(&peer, 1 << 16).expect("a socket");
+    for socket in [&tcp, &deputy] {
+        sockopt::set_socket_send_buffer_size(socket, 1 << 20).expect("a socket");
+        sockopt::set_socket_linger(socket, Some(Duration::from_secs(30))).expect("a socket");
+    }
+    let (ticket, place) = hand_tcp(&mut service, tcp, deputy.into());
+    let segment = segment(&service, ticket);
+    write(segment, place, &vec![7; 1 << 19]);
+    decline(&mut peer, b"");
+    turn_until(&mut service, is_fallback);
+    let producer = &segment.slot(place.slot).expect("a slot").dir[ACCEPTOR].producer;
+    let _ = producer.close(false);
+    drop(application);
+    let begun = Instant::now();
+    while service.connections() > 0 {
+        service.turn();
+        assert!(begun.elapsed() < LIMIT);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    let mut all = Vec::new();
+    sockopt::set_socket_recv_buffer_size(&peer, 1 << 20).expect("a socket");
+    peer.set_read_timeout(Some(LIMIT)).expect("a socket");
+    peer.read_to_end(&mut all).expect("a FIN");
+    assert_eq!(all.len(), 1 << 19);
 }
 
 /// The agent cannot watch the deputy's socket. The process lives, and has the slot.

@@ -11,7 +11,7 @@ use usmc_shm::state::EndState;
 
 use super::{Case, Service, Stage, Ticket};
 use crate::deputy::Flushed;
-use crate::sys::Owner;
+use crate::sys::{self, Owner};
 
 /// A peer may take none of an application's last bytes for so long.
 const STALL: Duration = Duration::from_secs(60);
@@ -64,6 +64,8 @@ impl Service {
     pub(super) fn is_left(&mut self, ticket: Ticket, tcp: TcpStream, code: u32) {
         let Some(case) = self.cases.get_mut(&ticket) else { return };
         case.conn = None;
+        // Its handshake may not have begun.
+        sys::close_at_once(&tcp);
         if case.deputy.is_relayed() {
             // No process comes back for it.
             reset(&tcp);
