@@ -126,6 +126,7 @@ impl<B: Buffers> Driver<B> {
 
     fn shake(&mut self, conn: ConnId, tcp: TcpStream) {
         sys::close_at_once(&tcp);
+        sys::hear_each_byte(&tcp);
         let token = u64::from(conn.token());
         let data = EventData::new_u64(token);
         let is_watched = epoll::add(&self.arrivals, &tcp, data, EventFlags::IN).is_ok();

@@ -95,6 +95,14 @@ pub(crate) fn close_at_once(socket: impl AsFd) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, None);
 }
 
+/// The socket is readable from its first byte on (SO_RCVLOWAT).
+pub(crate) fn hear_each_byte(socket: impl AsFd) {
+    let (fd, least): (_, libc::c_int) = (socket.as_fd().as_raw_fd(), 1);
+    let (at, len) = ((&raw const least).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: an integer, and its length. A failure: it is no socket.
+    let _ = unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, at, len) };
+}
+
 /// As many descriptors as the system lets the process have: a connection takes two, and a third one while it is handed over.
 pub fn allow_many_descriptors() {
     let limit = rustix::process::getrlimit(Resource::Nofile);

@@ -6,7 +6,7 @@ mod process;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -232,6 +232,24 @@ fn a_peer_that_takes_nothing_holds_nobody_up() {
     peer.set_read_timeout(Some(LIMIT)).expect("a socket");
     peer.read_to_end(&mut all).expect("a FIN");
     assert_eq!(all.len(), 1 << 19);
+}
+
+/// So is SO_RCVLOWAT: a handshake's messages are found, be they shorter.
+#[test]
+fn a_socket_that_hears_of_many_bytes_only_is_heard() {
+    let mut service = service();
+    let [tcp, mut peer] = loopback();
+    let [deputy, _application] = loopback();
+    let hears = |tcp: &TcpStream, least: libc::c_int| {
+        let (at, len) = ((&raw const least).cast(), size_of::<libc::c_int>() as u32);
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+        // SAFETY: an integer, and its length.
+        unsafe { libc::setsockopt(tcp.as_raw_fd(), level, name, at, len) }
+    };
+    assert_eq!(hears(&tcp, 4096), 0);
+    hand_tcp(&mut service, tcp, deputy.into());
+    decline(&mut peer, b"");
+    turn_until(&mut service, is_fallback);
 }
 
 /// The agent cannot watch the deputy's socket. The process lives, and has the slot.
