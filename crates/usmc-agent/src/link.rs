@@ -45,7 +45,10 @@ pub(crate) struct Link {
     long: Mr,
     next_long: usize,
     rmbs: HashMap<RmbId, Mr>,
-    arenas: HashMap<ArenaId, Mr>,
+    /// Their local keys.
+    arenas: HashMap<ArenaId, u32>,
+    /// By local key, which is what a WRITE names: there is an arena for each process.
+    sources: HashMap<u32, Mr>,
     domain: Pd,
     gid_index: u8,
     /// SENDs that are not complete.
@@ -84,6 +87,7 @@ impl Link {
             next_long: 0,
             rmbs: HashMap::new(),
             arenas: HashMap::new(),
+            sources: HashMap::new(),
             domain,
             gid_index: adapter.gid.index as u8,
             under_way: 0,
@@ -150,7 +154,9 @@ impl Link {
 
     /// Send buffers that were there are no more.
     pub(crate) fn forget_arena(&mut self, id: ArenaId) {
-        self.arenas.remove(&id);
+        if let Some(lkey) = self.arenas.remove(&id) {
+            self.sources.remove(&lkey);
+        }
     }
 
     /// Memory of applications that is registered.
@@ -163,20 +169,23 @@ impl Link {
     /// # Safety
     /// As for [`Link::rmb`].
     pub(crate) unsafe fn arena(&mut self, id: ArenaId, memory: Memory) -> Result<u32, Error> {
-        if !self.arenas.contains_key(&id) {
-            let access = Access::LOCAL_READ;
-            // SAFETY: as above.
-            let mr = unsafe { Mr::register(&self.domain, memory.start, memory.len, access) }?;
-            self.arenas.insert(id, mr);
+        if let Some(lkey) = self.arenas.get(&id) {
+            return Ok(*lkey);
         }
-        Ok(self.arenas[&id].lkey())
+        let access = Access::LOCAL_READ;
+        // SAFETY: as above.
+        let mr = unsafe { Mr::register(&self.domain, memory.start, memory.len, access) }?;
+        let lkey = mr.lkey();
+        self.arenas.insert(id, lkey);
+        self.sources.insert(lkey, mr);
+        Ok(lkey)
     }
 
     /// Posts WRITEs, and a SEND behind them.
     pub(crate) fn post(&mut self, number: u32, writes: &[Write], message: &[u8]) -> Option<()> {
         let mut pieces = [[None; 2]; CHAIN];
         for (write, pieces) in writes.iter().zip(&mut pieces) {
-            let mr = self.arenas.values().find(|mr| mr.lkey() == write.lkey)?;
+            let mr = self.sources.get(&write.lkey)?;
             for (part, piece) in write.source.iter().zip(pieces).filter(|(part, _)| part.len > 0) {
                 let offset = part.addr.checked_sub(mr.address())?;
                 *piece = Some(mr.piece(usize::try_from(offset).ok()?, part.len)?);
