@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smc_proto::wire::clc::{EYECATCHER, Error, MAX_LEN, Message, Reception};
 use usmc_rdma::buffers::Buffers;
@@ -24,6 +24,8 @@ use crate::sys;
 
 /// Completions that are taken at once.
 const BATCH: usize = 32;
+/// What wakes for a handshake: each arrival once, as the beginning of what may be no message stays where it is until more has come.
+const ARRIVALS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
 
 /// For so long after the handshake a Decline may come: a kernel's LLC flow waits up to 20 s for another one to end
 /// (`smc_llc_flow_initiate`), which is the longest of its deadlines.
@@ -129,7 +131,7 @@ impl<B: Buffers> Driver<B> {
         sys::hear_each_byte(&tcp);
         let token = u64::from(conn.token());
         let data = EventData::new_u64(token);
-        let is_watched = epoll::add(&self.arrivals, &tcp, data, EventFlags::IN).is_ok();
+        let is_watched = epoll::add(&self.arrivals, &tcp, data, ARRIVALS).is_ok();
         self.by_token.insert(token, conn);
         let (reception, unsent, awaits_first) = (Some(Reception::new()), Vec::new(), true);
         self.handshakes.insert(conn, Handshake { tcp, reception, unsent, awaits_first });
@@ -305,22 +307,36 @@ impl<B: Buffers> Driver<B> {
         if self.handshakes.is_empty() {
             return false;
         }
-        let now = self.now();
         let mut found = Vec::with_capacity(BATCH);
         // A failure: the next turn looks again.
         let _ = epoll::wait(&self.arrivals, spare_capacity(&mut found), Some(&Timespec::default()));
         let mut any = false;
         for event in found {
-            let Some(conn) = self.by_token.get(&event.data.u64()).copied() else { continue };
-            let Some(handshake) = self.handshakes.get_mut(&conn) else { continue };
-            let received = handshake.receive();
-            let flags = event.flags;
+            if let Some(conn) = self.by_token.get(&event.data.u64()).copied() {
+                any |= self.look_at_handshake(conn, event.flags);
+            }
+        }
+        any
+    }
+
+    /// Takes all that has come, of which the watch tells once, up to the handshake's end. Whether there was anything.
+    fn look_at_handshake(&mut self, conn: ConnId, flags: EventFlags) -> bool {
+        let (mut any, now) = (false, self.now());
+        while let Some(handshake) = self.handshakes.get_mut(&conn) {
+            let received = match handshake.receive() {
+                // Nothing follows: it is the application's.
+                Found::Nothing if handshake.awaits_first && flags.contains(EventFlags::RDHUP) => {
+                    Found::Foreign
+                }
+                received => received,
+            };
             if flags.contains(EventFlags::OUT) && handshake.unsent.is_empty() {
                 let token = EventData::new_u64(conn.token().into());
-                let _ = epoll::modify(&self.arrivals, &handshake.tcp, token, EventFlags::IN);
+                let _ = epoll::modify(&self.arrivals, &handshake.tcp, token, ARRIVALS);
             }
+            let is_last = !matches!(received, Found::Message(_));
             match received {
-                Found::Nothing => continue,
+                Found::Nothing => break,
                 Found::Message(message) => {
                     self.engine.handle_clc(conn, *message, &mut self.adapters, now);
                 }
@@ -336,6 +352,9 @@ impl<B: Buffers> Driver<B> {
             any = true;
             // Nothing of the next message is read for a connection whose handshake is over.
             self.flush();
+            if is_last {
+                break;
+            }
         }
         any
     }
@@ -370,7 +389,7 @@ impl<B: Buffers> Driver<B> {
                 handshake.unsent.extend_from_slice(bytes);
                 handshake.send();
                 if !handshake.unsent.is_empty() {
-                    let room = EventFlags::IN | EventFlags::OUT;
+                    let room = ARRIVALS | EventFlags::OUT;
                     let token = EventData::new_u64(conn.token().into());
                     let _ = epoll::modify(&self.arrivals, &handshake.tcp, token, room);
                 }
@@ -421,7 +440,8 @@ impl Handshake {
                     Ok(Some(message)) => return Found::Message(Box::new(Ok(message))),
                     Err(error) => return Found::Message(Box::new(Err(error))),
                 },
-                Err(Errno::WOULDBLOCK | Errno::INTR) => return Found::Nothing,
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => return Found::Nothing,
                 Err(_) => break,
             }
         }
@@ -450,12 +470,15 @@ enum First {
 /// Looks at a stream's beginning, and takes nothing.
 fn peek(tcp: &TcpStream) -> First {
     let mut bytes = [0; EYECATCHER.len()];
-    match recv(tcp, &mut bytes, RecvFlags::DONTWAIT | RecvFlags::PEEK) {
-        Ok((n, _)) if bytes.get(..n) != EYECATCHER.get(..n) => First::Foreign,
-        Ok((n, _)) if n == EYECATCHER.len() => First::Clc,
+    let peeked = retry_on_intr(|| {
+        recv(tcp, &mut bytes[..], RecvFlags::DONTWAIT | RecvFlags::PEEK).map(|(n, _)| n)
+    });
+    match peeked {
+        Ok(n) if bytes.get(..n) != EYECATCHER.get(..n) => First::Foreign,
+        Ok(n) if n == EYECATCHER.len() => First::Clc,
         // The end is found by the read.
-        Ok((0, _)) => First::Clc,
-        Ok(_) | Err(Errno::WOULDBLOCK | Errno::INTR) => First::Nothing,
+        Ok(0) => First::Clc,
+        Ok(_) | Err(Errno::WOULDBLOCK) => First::Nothing,
         Err(_) => First::Clc,
     }
 }

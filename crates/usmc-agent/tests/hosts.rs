@@ -335,6 +335,57 @@ fn a_decline_after_the_handshake_aborts_and_so_does_what_is_no_message() {
     }
 }
 
+/// What may be the beginning of a message is not taken, and costs nothing while it waits for the rest.
+#[test]
+fn the_first_byte_of_a_message_waits_for_the_others() {
+    begins_slowly(true);
+}
+
+/// Nor does it wait for ever where no more comes.
+#[test]
+fn the_first_byte_of_a_message_may_be_all() {
+    begins_slowly(false);
+}
+
+fn begins_slowly(goes_on: bool) {
+    fabric();
+    let mut host = Host::new(next_test(), 0);
+    let mut rest = Rest::new(Spin::For(Duration::ZERO)).expect("an epoll set");
+    host.driver.wakes().for_each(|fd| rest.watch(fd, 0).expect("epoll"));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let tcp = TcpStream::connect(listener.local_addr().expect("a port")).expect("TCP");
+    let (mut peer, _) = listener.accept().expect("TCP");
+    host.begin(0, tcp, CLIENT, 0);
+    let mut decline = [0; MAX_LEN];
+    let message = Message::Decline(Decline::new(false, PeerId([9; 8]), DeclineCode::ERR_RTOK));
+    let decline = message.emit(&mut decline).expect("room");
+    let (mut turns, mut sent) = (0, 0);
+    for end in [1, 2] {
+        peer.write_all(&decline[sent..end]).expect("TCP");
+        sent = end;
+        let until = Instant::now() + Duration::from_millis(200);
+        while Instant::now() < until {
+            turns += 1;
+            host.turn_and_rest(&mut rest, until.saturating_duration_since(Instant::now()));
+        }
+    }
+    assert!(turns < 30, "{turns} turns in 400 ms");
+    assert!(host.fallbacks.is_empty());
+    match goes_on {
+        // The rest, in pieces.
+        true => decline[sent..].iter().for_each(|byte| {
+            peer.write_all(std::slice::from_ref(byte)).expect("TCP");
+            host.turn();
+        }),
+        false => peer.shutdown(Shutdown::Write).expect("TCP"),
+    }
+    let begun = Instant::now();
+    while host.fallbacks.is_empty() {
+        host.turn_and_rest(&mut rest, LIMIT);
+        assert!(begun.elapsed() < LIMIT);
+    }
+}
+
 #[test]
 fn an_end_of_tcp_says_nothing() {
     let mut stage = Stage::new();
