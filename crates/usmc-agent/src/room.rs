@@ -88,6 +88,11 @@ impl Room {
         self.segment
     }
 
+    /// Whether no slot is free.
+    pub(crate) fn is_full(&self) -> bool {
+        self.free == 0
+    }
+
     /// A free slot for a new connection. `None`: all are in use.
     pub(crate) fn take(&mut self) -> Option<Taken> {
         let slot = Some(self.free.trailing_zeros()).filter(|slot| *slot < SLOTS)?;

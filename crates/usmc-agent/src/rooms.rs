@@ -44,7 +44,7 @@ enum State {
 struct Entry {
     room: Room,
     owner: Owner,
-    /// Readable once the process is gone; `None` where the kernel or the namespace has none.
+    /// Readable once the process is gone; `None` where it is not known which one it is.
     process: Option<OwnedFd>,
     state: State,
 }
@@ -55,6 +55,7 @@ pub(crate) struct Rooms {
     shift: u32,
     next: u32,
     all: HashMap<RoomId, Entry>,
+    /// Those of processes that are known: only they may have several connections in one.
     of: HashMap<Owner, Vec<RoomId>>,
 }
 
@@ -81,6 +82,10 @@ impl Rooms {
                 continue;
             }
             entry.room.collect();
+            // Another process may have the number by now.
+            if entry.room.is_full() || entry.is_owner_gone() {
+                continue;
+            }
             if let Some(taken) = entry.take() {
                 return Some((*id, entry.room.segment(), taken));
             }
@@ -103,9 +108,11 @@ impl Rooms {
         room.register(adapters)?;
         let pid = i32::try_from(owner.pid).ok().and_then(Pid::from_raw);
         let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        if process.is_some() {
+            self.of.entry(owner).or_default().push(id);
+        }
         let state = State::Idle(Instant::now());
         self.all.insert(id, Entry { room, owner, process, state });
-        self.of.entry(owner).or_default().push(id);
         Some(id)
     }
 
@@ -116,11 +123,7 @@ impl Rooms {
 
     /// Whether the process that the room is for is known to be gone. Others that it has forked may have connections there.
     pub(crate) fn is_owner_gone(&self, id: RoomId) -> bool {
-        let Some(process) = self.all.get(&id).and_then(|entry| entry.process.as_ref()) else {
-            return false;
-        };
-        let mut all = [PollFd::new(process, PollFlags::IN)];
-        poll(&mut all, Some(&Timespec::default())) == Ok(1)
+        self.all.get(&id).is_some_and(Entry::is_owner_gone)
     }
 
     /// A connection is over. `is_let_go`: no process can have the slot any more.
@@ -171,6 +174,12 @@ impl Rooms {
 }
 
 impl Entry {
+    fn is_owner_gone(&self) -> bool {
+        let Some(process) = &self.process else { return false };
+        let mut all = [PollFd::new(process, PollFlags::IN)];
+        poll(&mut all, Some(&Timespec::default())) == Ok(1)
+    }
+
     fn take(&mut self) -> Option<Taken> {
         let taken = self.room.take()?;
         self.state = self.used(1);

@@ -8,6 +8,7 @@ use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use peer::{decline, message};
@@ -68,7 +69,16 @@ fn hand_with(service: &mut Service, deputy: OwnedFd) -> (Ticket, Place, TcpStrea
 }
 
 fn hand_tcp(service: &mut Service, tcp: TcpStream, deputy: OwnedFd) -> (Ticket, Place) {
-    let ticket = service.hand_over(Handed { role: Role::Client, tcp, deputy, owner: Owner::own() });
+    hand_of(service, tcp, deputy, Owner::own())
+}
+
+fn hand_of(
+    service: &mut Service,
+    tcp: TcpStream,
+    deputy: OwnedFd,
+    owner: Owner,
+) -> (Ticket, Place) {
+    let ticket = service.hand_over(Handed { role: Role::Client, tcp, deputy, owner });
     let (of, answer) = service.poll_answer().expect("an answer at once");
     let Answer::Ring(place) = answer else { panic!("{answer:?}") };
     assert_eq!(of, ticket);
@@ -266,6 +276,30 @@ fn a_deputy_that_cannot_be_heard_is_reset_and_keeps_its_slot() {
     assert_eq!((place.slot, other.place.slot), (0, 1));
     segment.slot(0).expect("a slot").end[ACCEPTOR].refs.store(0, Relaxed);
     assert_eq!(hand(&mut service).place.slot, 0);
+}
+
+/// A room is one process'. Of some it is not known which one they are, and the number of one that is gone may be another one's.
+#[test]
+fn processes_that_may_not_be_the_same_have_rooms_of_their_own() {
+    let mut service = service();
+    let own = Owner::own();
+    let mut kept = Vec::new();
+    let mut room = |service: &mut Service, pid: u32| {
+        let [[tcp, peer], [deputy, application]] = [loopback(), loopback()];
+        let owner = Owner { pid, ..own };
+        let (_, place) = hand_of(service, tcp, deputy.into(), owner);
+        kept.push((peer, application));
+        place.segment
+    };
+    assert_eq!(room(&mut service, own.pid), room(&mut service, own.pid));
+    assert_ne!(room(&mut service, 0), room(&mut service, 0));
+    let mut child = Command::new("sleep").arg("60").spawn().expect("a process");
+    let pid = child.id();
+    let [one, other] = [room(&mut service, pid), room(&mut service, pid)];
+    child.kill().expect("a process");
+    child.wait().expect("a process");
+    let again = room(&mut service, pid);
+    assert!(one == other && again != one);
 }
 
 /// What waits, shakes hands, or is TCP again, is reset with the rest.
