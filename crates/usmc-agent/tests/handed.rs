@@ -22,8 +22,10 @@ use usmc_agent::service::{Handed, Service, Ticket};
 use usmc_agent::sys::Owner;
 use usmc_rdma::Event;
 use usmc_shm::agent::{Answer, Place, Request, Role};
-use usmc_shm::layout::ACCEPTOR;
+use usmc_shm::back::{Back, Leave};
+use usmc_shm::layout::{ACCEPTOR, CLIENT};
 use usmc_shm::segment::Segment;
+use usmc_shm::span::{RxSpan, Switch, TxSpan};
 use usmc_shm::sync::Ordering::Relaxed;
 
 fn service() -> Service {
@@ -300,6 +302,29 @@ fn processes_that_may_not_be_the_same_have_rooms_of_their_own() {
     child.wait().expect("a process");
     let again = room(&mut service, pid);
     assert!(one == other && again != one);
+}
+
+/// An application that has left its ring comes for no connection, be it noticed or not: the agent looks before it waits for one.
+#[test]
+fn an_application_that_has_left_unnoticed_is_reset_by_a_decline() {
+    let mut service = service();
+    let mut client = hand(&mut service);
+    let segment = segment(&service, client.ticket);
+    let slot = segment.slot(client.place.slot).expect("a slot");
+    assert_eq!(TxSpan::new(slot, ACCEPTOR).try_switch(|| Some(0)), Ok(Switch::Ring));
+    // It is looked at for as long as it may have work.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(50) {
+        service.turn();
+    }
+    let [rx, tx] = [CLIENT, ACCEPTOR].map(|end| segment.ring(client.place.slot, end).expect("one"));
+    assert_eq!(TxSpan::new(slot, ACCEPTOR).try_back(&tx, || Some(0)), Ok(Back::Done));
+    assert_eq!(RxSpan::new(slot, ACCEPTOR).leave(&rx, &tx, false), Leave::Left);
+    decline(&mut client.peer, b"");
+    turn_until(&mut service, is_fallback);
+    assert_eq!(service.connections(), 0);
+    assert_reset(&mut client.peer);
+    assert_reset(&mut client.application);
 }
 
 /// What waits, shakes hands, or is TCP again, is reset with the rest.

@@ -66,6 +66,8 @@ impl Service {
         case.conn = None;
         // Its handshake may not have begun.
         sys::close_at_once(&tcp);
+        // It may have left its ring since the last look, without a doorbell.
+        let _ = case.deputy.relay();
         if case.deputy.is_relayed() {
             // No process comes back for it.
             reset(&tcp);

@@ -129,7 +129,14 @@ impl Service {
             (before, _) => before,
         };
         case.deputy.told = now;
-        let Some(conn) = case.conn else { return case.deputy.sends_by_kernel() };
+        let Some(conn) = case.conn else {
+            let sends_by_kernel = case.deputy.sends_by_kernel();
+            if moved.is_over && self.has_left(ticket) {
+                // Both have left the ring at a time: nobody asks for TCP any more.
+                self.is_gone(ticket, false);
+            }
+            return sends_by_kernel;
+        };
         match now {
             _ if now == before && moved.any => self.driver.dirty(conn),
             _ if now == before => {}
