@@ -134,7 +134,7 @@ impl Agent {
             }
             Stage::Serves | Stage::Drains | Stage::Done => {}
         }
-        let slept = !order && self.service.rest_behind(any, &[], most)?;
+        let slept = self.service.rest_behind(any || order, &[], most)?;
         Ok(Found { order, slept })
     }
 }

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use peer::{decline, message};
 use process::{LIMIT, ask_at, fake, knock_at, loopback, map, receive, say};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt;
-use usmc_agent::agent::{Agent, Stage};
+use usmc_agent::agent::{Agent, Found, Stage};
 use usmc_agent::control::Control;
 use usmc_agent::driver::Driver;
 use usmc_agent::rest::{Rest, Spin};
@@ -356,6 +357,22 @@ fn a_stop_ends_what_is_not_established() {
     drop(tcp);
     assert_eq!(fetched.peer.read(&mut [0; 8]).expect("a FIN"), 0);
     fetched.application.read_to_end(&mut Vec::new()).expect("a FIN");
+}
+
+/// What a turn with an order has heated is armed before the agent sleeps.
+#[test]
+fn an_order_is_work() {
+    let service = service();
+    let (control, _) = control("order", &service);
+    let mut agent = Agent::new(service, control);
+    let order = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+    agent.watch_orders(&order).expect("epoll");
+    let mut turn = || agent.turn(|_| ()).expect("no device fails");
+    assert_eq!(turn(), Found::default(), "it arms");
+    rustix::io::write(&order, &1_u64.to_ne_bytes()).expect("an eventfd");
+    assert_eq!(turn(), Found { order: true, slept: false });
+    rustix::io::read(&order, &mut [0; 8]).expect("an eventfd");
+    assert_eq!(turn(), Found::default(), "it arms anew");
 }
 
 /// Connections that stay TCP can be fetched while the agent drains. None is taken any more.
