@@ -19,6 +19,7 @@ pub struct Adapters {
     links: Vec<Option<Placed>>,
     rmbs: HashMap<RmbId, Memory>,
     arenas: HashMap<ArenaId, Memory>,
+    refusal: Option<Error>,
 }
 
 struct Placed {
@@ -85,6 +86,16 @@ impl Adapters {
     /// Registrations of RMBs and arenas on all links.
     pub fn registrations(&self) -> usize {
         self.links.iter().flatten().map(|placed| placed.link.registrations()).sum()
+    }
+
+    /// The first thing that a device has refused of what connections need: they stay TCP by that, and nobody else says so.
+    pub fn refusal(&self) -> Option<&Error> {
+        self.refusal.as_ref()
+    }
+
+    /// What there is, or else a note that it was refused.
+    fn noted<T>(&mut self, had: Result<T, Error>) -> Option<T> {
+        had.map_err(|error| self.refusal.get_or_insert(error)).ok()
     }
 
     /// Whether anything was posted that is not complete.
@@ -185,7 +196,8 @@ impl Nic for Adapters {
     }
 
     fn create(&mut self, device: DeviceId) -> Option<(QpId, Port)> {
-        self.make(device).ok()
+        let made = self.make(device);
+        self.noted(made)
     }
 
     fn connect(&mut self, qp: QpId, remote: &Port) -> Connect {
@@ -210,7 +222,8 @@ impl Nic for Adapters {
     fn rmb(&mut self, qp: QpId, rmb: RmbId) -> Option<Key> {
         let memory = *self.rmbs.get(&rmb)?;
         // SAFETY: the contract of `add_rmb`: links are of this, and go with it.
-        unsafe { self.link(qp)?.rmb(rmb, memory) }.ok()
+        let key = unsafe { self.link(qp)?.rmb(rmb, memory) };
+        self.noted(key)
     }
 
     fn forget(&mut self, qp: QpId, rmb: RmbId) {
@@ -222,7 +235,8 @@ impl Nic for Adapters {
     fn arena(&mut self, qp: QpId, arena: ArenaId) -> Option<u32> {
         let memory = *self.arenas.get(&arena)?;
         // SAFETY: as above.
-        unsafe { self.link(qp)?.arena(arena, memory) }.ok()
+        let lkey = unsafe { self.link(qp)?.arena(arena, memory) };
+        self.noted(lkey)
     }
 
     fn post(&mut self, qp: QpId, writes: &[Write], message: &[u8]) -> Result<(), PostFailed> {

@@ -298,6 +298,8 @@ fn a_device_that_refuses_leaves_connections_tcp() {
         stage.run_to_the_end();
         let fallbacks = stage.hosts.each_ref().map(|host| host.fallbacks.len());
         assert_eq!(fallbacks, [1, 1], "{call:?}");
+        let refusals = stage.hosts.each_ref().map(|host| host.driver.adapters.refusal().is_some());
+        assert_eq!(refusals, [false, true], "{call:?}");
         // The next one finds nothing of it.
         stage.connect([50_000, 50_000]);
         stage.run_to_the_end();

@@ -1,13 +1,18 @@
 //! The program itself, under the fake library.
 
+mod process;
+
 use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use process::fake::{device, fabric, next_test};
+use process::{Agent, Process, ask_at, loopback};
 use rustix::process::{Pid, Signal, kill_process};
-use usmc_fake_verbs::fabric::{DIRECTORY, Fabric};
+use usmc_fake_verbs::fabric::{Call, DIRECTORY, Fabric};
+use usmc_shm::agent::Role;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -63,6 +68,39 @@ fn it_says_ready_and_ends_when_told() {
         assert_eq!(end(child), (Some(0), String::new()));
         assert!(!socket.exists());
     }
+}
+
+/// Connections stay TCP, and who has started the agent learns why.
+#[test]
+fn a_device_that_refuses_memory_is_told_of_once() {
+    let (fabric, _) = fabric();
+    let test = next_test();
+    let (name, socket) = (device(test, 1), place("refuses"));
+    fabric.device(&name, 1024).expect("a device");
+    let address = Ipv4Addr::new(10, 1, test, 2).to_ipv6_mapped();
+    fabric.gid(&name, 1, address, "lo").expect("an address");
+    fabric.refuse(&name, Call::RegMr, 100, libc::ENOMEM).expect("a line");
+    let peer = Agent::start(test, 0);
+    let mut command = program(fabric.directory());
+    command.arg("--socket").arg(&socket).args(["--ueid", "AGENT", "--device", &name]);
+    let mut child = command.spawn().expect("the program");
+    let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+    out.read_line(&mut String::new()).expect("a line");
+    for _ in 0..2 {
+        let [client, server] = loopback();
+        let mut process = Process::default();
+        process.hand(&peer, 0, client, 0, 0);
+        let mut other = Process::default();
+        other.take(ask_at(&socket, Role::Server, server), [1, 0], 0);
+        // Both agents leave.
+        process.ends[0].wait_for_leave();
+        other.ends[0].wait_for_leave();
+    }
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("a signal");
+    let (code, said) = end(child);
+    assert_eq!((code, said.lines().count()), (Some(0), 1), "{said}");
+    assert!(said.contains("LimitMEMLOCK"), "{said}");
+    peer.end();
 }
 
 #[test]

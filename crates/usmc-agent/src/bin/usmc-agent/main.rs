@@ -72,12 +72,18 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut out = std::io::stdout();
     writeln!(out, "ready")?;
     out.flush()?;
+    let mut has_told = false;
     while agent.stage() != Stage::Done {
         let found = agent.turn(|event| {
             if options.is_verbose {
                 tell(event);
             }
         })?;
+        let refusal = agent.service().driver().adapters.refusal().filter(|_| !has_told);
+        if let Some(refusal) = refusal {
+            has_told = true;
+            say(format_args!("usmc-agent: connections stay TCP: {refusal}"));
+        }
         if found.order && signals::take(&signals) {
             agent.end();
         }
@@ -145,6 +151,11 @@ fn host(options: &Options) -> Result<Host, Box<dyn Error>> {
         seid: None,
         smcd_v2: false,
     })
+}
+
+/// Nobody may read it: that ends nothing.
+fn say(what: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{what}");
 }
 
 fn tell(event: &Event) {
