@@ -25,6 +25,8 @@ pub struct Adapter {
     pub(crate) sends: Cq,
     pub(crate) receives: Cq,
     port: Port,
+    /// It has failed: nothing is made or looked for there any more.
+    pub(crate) is_dead: bool,
 }
 
 impl Adapter {
@@ -80,7 +82,7 @@ impl Adapter {
             direct: true,
             ..Port::default()
         };
-        Ok(Adapter { device, gid, channel, sends, receives, port })
+        Ok(Adapter { device, gid, channel, sends, receives, port, is_dead: false })
     }
 
     /// What a peer is told of it. It has no queue pair.

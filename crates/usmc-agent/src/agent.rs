@@ -99,7 +99,7 @@ impl Agent {
     /// Looks at everything once, and rests where there is nothing to do. `each` gets what happens.
     ///
     /// # Errors
-    /// A device has failed, or the kernel.
+    /// The last device has failed, or the kernel.
     pub fn turn(&mut self, mut each: impl FnMut(&Event)) -> io::Result<Found> {
         let mut any = self.service.turn();
         let ready = self.service.take_ready();

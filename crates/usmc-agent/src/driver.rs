@@ -203,15 +203,48 @@ impl<B: Buffers> Driver<B> {
     }
 
     /// Asks the devices to wake the caller that sleeps: those that `wakes` names are readable then. The caller looks once more before it
-    /// sleeps.
+    /// sleeps. A device that fails is given up.
     ///
     /// # Errors
-    /// A device has failed.
-    pub fn arm(&self) -> Result<(), DeviceError> {
-        self.adapters.all.iter().try_for_each(Adapter::arm)
+    /// Of the last device that has failed: none is left.
+    pub fn arm(&mut self) -> Result<(), DeviceError> {
+        let (mut living, mut last) = (self.adapters.all.is_empty(), None);
+        for at in 0..self.adapters.all.len() {
+            match self.adapters.all.get(at).filter(|adapter| !adapter.is_dead).map(Adapter::arm) {
+                Some(Ok(())) => living = true,
+                Some(Err(error)) => {
+                    self.lose_device(DeviceId(at as u8));
+                    last = Some(error);
+                }
+                None => {}
+            }
+        }
+        match living {
+            true => Ok(()),
+            false => Err(last.unwrap_or(DeviceError::Invalid { what: "no device works any more" })),
+        }
     }
 
-    /// What is readable once a handshake goes on, or a device has something, after [`Driver::arm`]: the same ones for good.
+    /// A device has failed: its links are lost, and it gets no connection any more.
+    fn lose_device(&mut self, device: DeviceId) {
+        let Some(adapter) = self.adapters.all.get_mut(usize::from(device.0)) else { return };
+        if std::mem::replace(&mut adapter.is_dead, true) {
+            return;
+        }
+        self.handle_port(device, false);
+        for qp in self.adapters.of(device) {
+            self.handle_failure(qp);
+        }
+        self.flush();
+    }
+
+    /// What of [`Driver::wakes`] wakes for nothing any more.
+    pub fn lost(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.adapters.all.iter().filter(|adapter| adapter.is_dead).flat_map(Adapter::wakes)
+    }
+
+    /// What is readable once a handshake goes on, or a device has something, after [`Driver::arm`]: the same ones for good, but for
+    /// [`Driver::lost`].
     pub fn wakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         [self.arrivals.as_fd()].into_iter().chain(self.adapters.all.iter().flat_map(Adapter::wakes))
     }
@@ -243,12 +276,14 @@ impl<B: Buffers> Driver<B> {
                 DeviceEvent::QpFatal { qp_num }
                 | DeviceEvent::QpRequestError { qp_num }
                 | DeviceEvent::QpAccessError { qp_num } => failures.push(qp_num),
+                DeviceEvent::DeviceFatal => self.lose_device(id),
                 _ => {}
             }
         }
         let mut completions = [Completion::default(); BATCH];
         for is_sends in [true, false] {
-            let Some(adapter) = self.adapters.all.get(device) else { return any };
+            let adapter = self.adapters.all.get(device).filter(|adapter| !adapter.is_dead);
+            let Some(adapter) = adapter else { return any };
             let queue = if is_sends { &adapter.sends } else { &adapter.receives };
             // A queue that is broken gives its queue pairs up by asynchronous events.
             let count = queue.poll(&mut completions).unwrap_or(0);
@@ -266,7 +301,8 @@ impl<B: Buffers> Driver<B> {
     }
 
     fn next_event(&self, device: usize) -> Option<DeviceEvent> {
-        self.adapters.all.get(device)?.device.next_event().ok().flatten()
+        let adapter = self.adapters.all.get(device).filter(|adapter| !adapter.is_dead)?;
+        adapter.device.next_event().ok().flatten()
     }
 
     fn handle_port(&mut self, device: DeviceId, is_up: bool) {

@@ -47,9 +47,12 @@ impl Adapters {
     /// The device for a TCP connection whose own end has this address: the one whose address it is, or whose network device has it.
     pub fn device_for(&self, own: IpAddr) -> Option<DeviceId> {
         let wanted = mapped(own);
-        let place = self.all.iter().position(|adapter| adapter.address() == wanted).or_else(|| {
+        let find = |is_it: &dyn Fn(&Adapter) -> bool| {
+            self.all.iter().position(|adapter| !adapter.is_dead && is_it(adapter))
+        };
+        let place = find(&|adapter| adapter.address() == wanted).or_else(|| {
             let interface = sys::interface_of(own.to_canonical())?;
-            self.all.iter().position(|adapter| adapter.gid.ifindex == interface)
+            find(&|adapter| adapter.gid.ifindex == interface)
         });
         Some(DeviceId(u8::try_from(place?).ok()?))
     }
@@ -126,6 +129,13 @@ impl Adapters {
         self.links.iter().position(is_it).map(|place| QpId(place as u32))
     }
 
+    /// The queue pairs of a device.
+    pub(crate) fn of(&self, device: DeviceId) -> Vec<QpId> {
+        let is_its = |placed: &Option<Placed>| placed.as_ref().is_some_and(|p| p.device == device);
+        let all = self.links.iter().enumerate().filter(|(_, placed)| is_its(placed));
+        all.map(|(place, _)| QpId(place as u32)).collect()
+    }
+
     /// Whether the device calls it so.
     pub(crate) fn is_number(&mut self, qp: QpId, qp_num: u32) -> bool {
         self.link(qp).is_some_and(|link| link.local().qpn.value() == qp_num)
@@ -177,7 +187,7 @@ impl Adapters {
     fn make(&mut self, device: DeviceId) -> Result<(QpId, Port), Error> {
         let free = self.links.iter().position(Option::is_none);
         let place = free.unwrap_or(self.links.len());
-        let adapter = self.all.get(usize::from(device.0));
+        let adapter = self.all.get(usize::from(device.0)).filter(|adapter| !adapter.is_dead);
         let adapter = adapter.ok_or(Error::Invalid { what: "no such device" })?;
         let link = Link::new(adapter, place as u32, random_psn())?;
         let local = link.local();

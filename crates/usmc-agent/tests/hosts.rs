@@ -25,7 +25,7 @@ use usmc_agent::rest::{Next, Rest, Spin};
 use usmc_fake_verbs::fabric::Call;
 use usmc_rdma::buffers::SlotBuffers;
 use usmc_rdma::nic::{ArenaId, DeviceId, RmbId};
-use usmc_rdma::{ConnId, Event, Memory, Wish};
+use usmc_rdma::{Config, ConnId, Event, Memory, Wish};
 use usmc_shm::layout::{ACCEPTOR, CLIENT, segment_len};
 use usmc_shm::segment::Segment;
 
@@ -50,11 +50,17 @@ struct Host {
     tcp: Vec<TcpStream>,
     /// Applications do nothing.
     rests: bool,
+    /// Connections that begin have this one.
+    device: DeviceId,
 }
 
 impl Host {
     fn new(test: u8, host: u8) -> Host {
-        let (config, mut adapters) = fake::host(test, host);
+        let (config, adapters) = fake::host(test, host);
+        Host::with(config, adapters)
+    }
+
+    fn with(config: Config, mut adapters: Adapters) -> Host {
         let len = segment_len(SLOTS, SHIFT, 0).expect("a segment");
         let layout = Layout::from_size_align(len, 4096).expect("a layout");
         // SAFETY: a layout with bytes; freed after everything that uses it.
@@ -84,6 +90,7 @@ impl Host {
             groups: 0,
             tcp: Vec::new(),
             rests: false,
+            device: DeviceId(0),
         }
     }
 
@@ -96,7 +103,7 @@ impl Host {
         let (_, size) = buffers.rmb().expect("a slot");
         let memory = Memory { rmb: RmbId(slot.into()), size, arena: ArenaId(0) };
         let circumstances = Circumstances::FINE;
-        let wish = Wish { buffers, memory, device: DeviceId(0), circumstances };
+        let wish = Wish { buffers, memory, device: self.device, circumstances };
         let conn = if side == CLIENT {
             self.driver.connect(wish, tcp)
         } else {
@@ -306,6 +313,37 @@ fn a_device_that_refuses_leaves_connections_tcp() {
         let last = stage.pairs - 1;
         let read = stage.hosts.each_ref().map(|host| host.applications[&last].read);
         assert_eq!(read, [50_000, 50_000], "{call:?}");
+    }
+}
+
+#[test]
+fn a_device_that_fails_takes_its_own_connections_along() {
+    const DEVICE_FATAL: u32 = 8;
+    let mut stage = Stage::new();
+    let (mut config, mut adapters) = fake::host(stage.test, 2);
+    config.devices.push(adapters.add(fake::adapter(stage.test, 3)));
+    stage.hosts[0] = Host::with(config, adapters);
+    for device in [0, 1] {
+        stage.hosts[0].device = DeviceId(device);
+        let wants = if device == 0 { 1 << 30 } else { 3_000_000 };
+        stage.connect([wants; 2]);
+    }
+    let read = |stage: &Stage, pair| stage.hosts.each_ref().map(|h| h.applications[&pair].read);
+    stage.run("bytes", |stage| [0, 1].iter().all(|p| read(stage, *p).iter().all(|n| *n > 100_000)));
+    fabric().0.event(&device(stage.test, 2), DEVICE_FATAL, None).expect("a line");
+    stage.run("an abort", |stage| stage.hosts[0].applications[&0].is_aborted());
+    let driver = &mut stage.hosts[0].driver;
+    let [one, other] = [2, 3].map(|host| fake::address(stage.test, host));
+    assert_eq!(driver.adapters.device_for(one), None);
+    assert_eq!(driver.adapters.device_for(other), Some(DeviceId(1)));
+    assert_eq!((driver.arm(), driver.lost().count()), (Ok(()), 2));
+    stage.run("the other one's end", |stage| stage.hosts[0].over == 2);
+    assert_eq!(read(&stage, 1), [3_000_000; 2]);
+    fabric().0.event(&device(stage.test, 3), DEVICE_FATAL, None).expect("a line");
+    let begun = Instant::now();
+    while stage.hosts[0].driver.arm().is_ok() {
+        stage.hosts[0].turn();
+        assert!(begun.elapsed() < LIMIT);
     }
 }
 

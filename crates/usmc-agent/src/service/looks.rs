@@ -335,7 +335,7 @@ impl Service {
     /// it has slept.
     ///
     /// # Errors
-    /// A device has failed, or poll(2).
+    /// The last device has failed, or poll(2).
     pub fn rest_behind(
         &mut self,
         any: bool,
@@ -351,6 +351,7 @@ impl Service {
                     }
                 }
                 self.driver.arm().map_err(io::Error::other)?;
+                self.driver.lost().for_each(|fd| self.rest.unwatch(fd));
                 Ok(false)
             }
             Next::Sleep => {

@@ -46,15 +46,25 @@ pub(crate) fn device(test: u8, host: u8) -> String {
     format!("t{test}h{host}")
 }
 
+/// A host's address, as its device has it.
+pub(crate) fn address(test: u8, host: u8) -> IpAddr {
+    Ipv4Addr::new(10, 1, test, host + 1).into()
+}
+
+/// A device of a test, with the address of that host.
+pub(crate) fn adapter(test: u8, host: u8) -> Adapter {
+    let (fabric, library) = fabric();
+    let (name, address) = (device(test, host), address(test, host));
+    let IpAddr::V4(v4) = address else { panic!("{address}") };
+    fabric.device(&name, 1024).expect("a device");
+    fabric.gid(&name, 1, v4.to_ipv6_mapped(), "lo").expect("an address");
+    Adapter::open(*library, address).expect("a device").expect("one with the address")
+}
+
 /// What a host of a test says of itself, and its one device.
 pub(crate) fn host(test: u8, host: u8) -> (Config, Adapters) {
-    let (fabric, library) = fabric();
-    let address = Ipv4Addr::new(10, 1, test, host + 1);
-    fabric.device(&device(test, host), 1024).expect("a device");
-    fabric.gid(&device(test, host), 1, address.to_ipv6_mapped(), "lo").expect("an address");
-    let adapter = Adapter::open(*library, IpAddr::V4(address)).expect("a device");
     let mut adapters = Adapters::default();
-    let id = adapters.add(adapter.expect("one with the address"));
+    let id = adapters.add(adapter(test, host));
     assert_eq!(id, DeviceId(0));
     let mut ueids = List::new();
     ueids.push(Eid::user("AGENT").expect("an EID")).expect("room");
