@@ -318,10 +318,16 @@ impl<B: Buffers> Engine<B> {
         for group in due {
             let Some(Some(known)) = self.groups.get_mut(group.number()) else { continue };
             known.due = None;
+            let mut is_stuck = false;
+            let is_due = |due: Option<Time>| due.is_some_and(|due| due <= now);
             if let Some((flows, mut verbs)) = known.flows(nic, &self.devices)
-                && flows.next_timeout().is_some_and(|due| due <= now)
+                && is_due(flows.next_timeout())
             {
                 flows.handle_timeout(&mut verbs, now);
+                is_stuck = is_due(flows.next_timeout());
+            }
+            if is_stuck {
+                self.lose_full_links(group, nic, now);
             }
             self.run(group, nic, now);
         }
@@ -335,6 +341,14 @@ impl<B: Buffers> Engine<B> {
             }
             self.look_at_idle();
         }
+    }
+
+    /// A deadline has passed, and too much waits to be said for anything to follow from that: the peer takes nothing.
+    fn lose_full_links(&mut self, group: GroupIndex, nic: &mut impl Nic, now: Time) {
+        let Some(state) = self.group_mut(group) else { return };
+        let full = state.links.iter().flatten().filter(|link| !link.has_room_for_llc());
+        let full: Vec<QpId> = full.map(|link| link.qp).collect();
+        full.into_iter().for_each(|qp| self.handle_link_down(qp, nic, now));
     }
 
     fn is_late(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {

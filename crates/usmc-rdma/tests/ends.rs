@@ -89,6 +89,30 @@ fn the_end_of_tcp_behind_a_confirm_does_not_end_a_first_contact() {
     }
 }
 
+/// A peer that asks and takes no answer: its link is lost, and no deadline stays behind.
+#[test]
+fn a_peer_that_takes_no_answers_loses_its_link() {
+    let mut sides = [side(1, 1), side(2, 1)];
+    let (conns, _) = connect(&mut sides, 0);
+    let late = NOW + Duration::from_secs(31);
+    let Side { engine, nic, .. } = &mut sides[1];
+    engine.handle_timeout(nic, late);
+    let (qp, _, test) = nic.posted.pop_front().expect("a TEST_LINK");
+    let Side { engine, nic, .. } = &mut sides[0];
+    for _ in 0..100 {
+        engine.handle_received(qp, &test, nic, NOW);
+    }
+    engine.handle_timeout(nic, late);
+    assert!(engine.next_timeout().is_none_or(|due| due > late), "it would be due for ever");
+    assert_eq!(engine.groups(), 0);
+    settle(&mut sides);
+    while let Some(event) = sides[0].engine.poll_event() {
+        sides[0].events.push(event);
+    }
+    let is_end = |event: &Event| matches!(event, Event::Ending { conn, .. } if *conn == conns[0]);
+    assert!(has(&sides[0], is_end), "{:?}", sides[0].events);
+}
+
 #[test]
 fn a_decline_is_not_answered() {
     let mut sides = [side(1, 1), side(2, 1)];
