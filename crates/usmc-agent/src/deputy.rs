@@ -39,6 +39,9 @@ const BELLS: usize = 256;
 /// Reads of one look. A process that sends more has the rest looked at with its next byte.
 const READS: usize = 16;
 
+/// Bytes of the largest ring: so many are moved in one look at most, as an application that moves its cursors meanwhile has no end.
+const RING: usize = 1 << 22;
+
 /// Bytes that are sent at once.
 const CHUNK: usize = 1 << 16;
 
@@ -232,16 +235,24 @@ impl Deputy {
     /// Sends what the application has written and the agent has not read, as far as the kernel has room for it. Nobody writes any more.
     pub(crate) fn flush(&self, tcp: &TcpStream) -> Flushed {
         let Some([_, into]) = self.rings() else { return Flushed::Never };
+        // A process that writes on all the same has no end.
+        let mut left = RING;
         loop {
             let Ok(data) = into.data() else { return Flushed::Never };
-            let mut bytes = vec![0; data.len.min(CHUNK)];
-            if bytes.is_empty() {
+            if data.len == 0 {
                 return Flushed::All;
             }
+            if left == 0 {
+                return Flushed::NotAll;
+            }
+            let mut bytes = vec![0; data.len.min(CHUNK).min(left)];
             // SAFETY: so many bytes of what is there. A process that writes there all the same spoils its own.
             unsafe { into.copy_out(data.cons, data.place, bytes.as_mut_ptr(), bytes.len()) };
             match send(tcp, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(sent) => into.consume(data.cons.wrapping_add(sent as u64)),
+                Ok(sent) => {
+                    left -= sent;
+                    into.consume(data.cons.wrapping_add(sent as u64));
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => return Flushed::NotAll,
                 Err(_) => return Flushed::Never,

@@ -172,6 +172,25 @@ fn a_slow_reader_out_of_the_ring_gets_all() {
     println!("1 of 1 connections by SMC-R");
 }
 
+/// Doorbells are few: an application that says that more of them come than could ever be rung is not waited for.
+#[test]
+fn an_application_whose_doorbells_have_no_end_is_given_up() {
+    let (_, agents) = agents();
+    let [client, mut server] = processes(&agents, 1, 1000);
+    client.ends[0].leave_ring_behind(1 << 40);
+    client.ends[0].knock();
+    let begun = Instant::now();
+    while server.ends[0].peer() == EndState::Open {
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        thread::yield_now();
+    }
+    server.ends[0].close();
+    for seen in agents.map(Agent::end) {
+        assert_eq!((seen.established, seen.over), (1, 1), "{seen:?}");
+    }
+    println!("1 of 1 connections by SMC-R");
+}
+
 /// A process that writes at random into its room spoils its own connections. Here others of it are in another room of its.
 #[test]
 fn an_application_that_scribbles_spoils_its_own_connections() {

@@ -16,10 +16,13 @@ use usmc_shm::span::{RxSpan, TxSpan};
 use usmc_shm::state::EndState;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
-use super::Deputy;
+use super::{Deputy, RING};
 
 /// Bytes that are moved at once.
 const CHUNK: usize = 16 << 10;
+/// Doorbells that are on their way, at most: one follows another once that has been heard. An application that says more has spoilt its
+/// slot.
+const BELLS: u64 = 1 << 16;
 
 /// How the bytes of a direction go.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -169,6 +172,10 @@ impl Deputy {
 
     /// From the application to the send buffer.
     fn take_in(&mut self, mut bells: u64, moved: &mut Moved) {
+        if bells > BELLS {
+            return moved.is_dead = true;
+        }
+        let mut left = RING;
         let mut relay = std::mem::take(&mut self.relay);
         let (Some(socket), Some([_, into])) = (&self.socket, self.rings()) else {
             return self.relay = relay;
@@ -179,8 +186,7 @@ impl Deputy {
                 moved.is_dead = true;
                 break;
             };
-            let most =
-                if bells > 0 { bells.min(CHUNK as u64) as usize } else { room.free.min(CHUNK) };
+            let most = if bells > 0 { bells as usize } else { room.free }.min(CHUNK).min(left);
             if most == 0 {
                 break;
             }
@@ -209,6 +215,7 @@ impl Deputy {
                 }
                 n
             };
+            left -= len;
             if bells > 0 {
                 bells -= len as u64;
                 continue;

@@ -189,8 +189,14 @@ impl End {
 
     /// It goes on by its socket, as the library does where a descriptor is passed on. The agent is not told by a doorbell.
     pub(crate) fn leave_ring(&self) {
+        let sent = self.known().dir[ACCEPTOR].producer.bells_sent.load(Relaxed);
+        self.leave_ring_behind(sent.into());
+    }
+
+    /// The same of one that says that it has sent so many bytes before.
+    pub(crate) fn leave_ring_behind(&self, sent: u64) {
         let [rx, tx] = self.rings();
-        let sent = || Some(u64::from(self.known().dir[ACCEPTOR].producer.bells_sent.load(Relaxed)));
+        let sent = || Some(sent);
         assert_eq!(TxSpan::new(self.known(), ACCEPTOR).try_back(&tx, sent), Ok(Back::Done));
         let left = RxSpan::new(self.known(), ACCEPTOR).leave(&rx, &tx, false);
         assert_eq!(left, Leave::Left);
