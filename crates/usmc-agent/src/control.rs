@@ -37,7 +37,7 @@ use crate::sys::{self, Owner};
 
 /// Processes that wait to be let in.
 const BACKLOG: i32 = 1024;
-/// Connections of the socket that have not said anything, at most: the oldest goes for a new one.
+/// Connections of the socket that have not said anything, at most: for a new one the oldest goes of the user who has the most.
 const SILENT: usize = 256;
 /// How long a process may take for its request.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -203,10 +203,8 @@ impl Control {
                     self.visitors.insert(number, Visitor { socket, owner, stage: Stage::Silent });
                     self.silent.push_back((Instant::now(), number));
                 }
-                if self.silent.len() > SILENT
-                    && let Some((_, oldest)) = self.silent.pop_front()
-                {
-                    self.forget_silent(oldest);
+                if self.silent.len() > SILENT {
+                    self.forget_one_silent();
                 }
                 true
             }
@@ -220,6 +218,15 @@ impl Control {
             }
             // It is gone again.
             Err(_) => false,
+        }
+    }
+
+    fn forget_one_silent(&mut self) {
+        let user = |number| self.visitors.get(&number).map_or(0, |visitor| visitor.owner.uid);
+        let all = self.silent.iter().map(|(_, number)| (user(*number), *number));
+        if let Some(number) = oldest_of_most(all) {
+            self.silent.retain(|(_, other)| *other != number);
+            self.forget_silent(number);
         }
     }
 
@@ -299,6 +306,14 @@ impl Drop for Control {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// The oldest one of the user who has the most, so that nobody takes the place of all.
+fn oldest_of_most(all: impl Iterator<Item = (u32, u64)> + Clone) -> Option<u64> {
+    let mut counts: HashMap<u32, usize> = HashMap::new();
+    all.clone().for_each(|(user, _)| *counts.entry(user).or_default() += 1);
+    let (most, _) = counts.into_iter().max_by_key(|(_, count)| *count)?;
+    all.filter(|(user, _)| *user == most).map(|(_, number)| number).next()
 }
 
 /// One message with a descriptor, or without.
@@ -381,4 +396,16 @@ fn is_tcp(fd: impl AsFd) -> bool {
 fn is_connected(tcp: &TcpStream, is_fit: impl Fn(IpAddr) -> bool) -> bool {
     let ends = [tcp.local_addr(), tcp.peer_addr()];
     ends.iter().all(|end| end.as_ref().is_ok_and(|at| is_fit(at.ip())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_makes_room_for_itself() {
+        let all = [(1000, 1), (1001, 2), (1002, 3), (1001, 4), (1000, 5), (1001, 6)];
+        assert_eq!(oldest_of_most(all.into_iter()), Some(2));
+        assert_eq!(oldest_of_most([].into_iter()), None);
+    }
 }

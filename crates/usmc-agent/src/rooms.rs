@@ -57,19 +57,21 @@ pub(crate) struct Rooms {
     all: HashMap<RoomId, Entry>,
     /// Those of processes that are known: only they may have several connections in one.
     of: HashMap<Owner, Vec<RoomId>>,
+    /// How many each user has.
+    users: HashMap<u32, usize>,
 }
 
 impl Rooms {
     /// None yet. `shift`: log2 of a ring's bytes.
     pub(crate) fn new(shift: u32) -> Rooms {
-        Rooms { shift, next: 0, all: HashMap::new(), of: HashMap::new() }
+        Rooms { shift, next: 0, all: HashMap::new(), of: HashMap::new(), users: HashMap::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// A slot for a process' connection. `None`: there is no memory, or there are too many rooms.
+    /// A slot for a process' connection. `None`: there is no memory, or the user has too many rooms.
     pub(crate) fn take(
         &mut self,
         owner: Owner,
@@ -99,7 +101,8 @@ impl Rooms {
     }
 
     fn add(&mut self, owner: Owner, slots: u32, adapters: &mut Adapters) -> Option<RoomId> {
-        if self.all.len() >= ROOMS {
+        let has = self.users.get(&owner.uid).copied().unwrap_or(0);
+        if !may_have_another(has, self.all.len()) {
             return None;
         }
         let id = RoomId(self.next);
@@ -111,6 +114,7 @@ impl Rooms {
         if process.is_some() {
             self.of.entry(owner).or_default().push(id);
         }
+        *self.users.entry(owner.uid).or_default() += 1;
         let state = State::Idle(Instant::now());
         self.all.insert(id, Entry { room, owner, process, state });
         Some(id)
@@ -158,6 +162,7 @@ impl Rooms {
         }
         for id in gone {
             if let Some(entry) = self.all.remove(&id) {
+                self.users.entry(entry.owner.uid).and_modify(|count| *count -= 1);
                 if let Some(of) = self.of.get_mut(&entry.owner) {
                     of.retain(|known| *known != id);
                     if of.is_empty() {
@@ -171,6 +176,11 @@ impl Rooms {
         }
         waits
     }
+}
+
+/// Whether a user of that many rooms gets another one, among so many of all: it has no more than are left to others.
+fn may_have_another(has: usize, all: usize) -> bool {
+    has < ROOMS.saturating_sub(all)
 }
 
 impl Entry {
@@ -202,5 +212,19 @@ impl Entry {
             }
         }
         !is_held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_user_has_all_rooms() {
+        let most = |all| (0..).find(|has| !may_have_another(*has, all + has)).expect("a limit");
+        let first = most(0);
+        let second = most(first);
+        assert_eq!((first, second, most(first + second)), (ROOMS / 2, ROOMS / 4, ROOMS / 8));
+        assert!(!may_have_another(0, ROOMS));
     }
 }
