@@ -4,6 +4,8 @@ mod process;
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -101,6 +103,26 @@ fn a_device_that_refuses_memory_is_told_of_once() {
     assert_eq!((code, said.lines().count()), (Some(0), 1), "{said}");
     assert!(said.contains("LimitMEMLOCK"), "{said}");
     peer.end();
+}
+
+/// Nobody may read what it tells.
+#[test]
+fn it_goes_on_where_nobody_listens() {
+    let (directory, socket) = (place("deaf"), place("deaf-socket"));
+    let fabric = Fabric::create(&directory).expect("a directory");
+    fabric.device("one", 1024).expect("a device");
+    fabric.gid("one", 1, Ipv4Addr::LOCALHOST.to_ipv6_mapped(), "lo").expect("an address");
+    let (own, other) = UnixStream::pair().expect("a pair");
+    drop(other);
+    let mut command = program(&directory);
+    command.arg("--socket").arg(&socket).arg("--verbose").stderr(OwnedFd::from(own));
+    let mut child = command.spawn().expect("the program");
+    let mut line = String::new();
+    let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+    out.read_line(&mut line).expect("a line");
+    assert_eq!(line, "ready\n");
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("a signal");
+    assert_eq!(child.wait().expect("a child").code(), Some(0));
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("usmc-agent: {error}");
+            say(format_args!("usmc-agent: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -109,7 +109,7 @@ fn adapters(options: &Options) -> Result<Adapters, Box<dyn Error>> {
         match Adapter::open_device(library, name) {
             Ok(Some(adapter)) => {
                 if options.is_verbose {
-                    eprintln!("{name}: {}", adapter.address());
+                    say(format_args!("{name}: {}", adapter.address()));
                 }
                 adapters.add(adapter);
             }
@@ -162,8 +162,8 @@ fn tell(event: &Event) {
     match event {
         Event::Established { conn, path, first_contact, .. } => {
             let first = if *first_contact { ", first contact" } else { "" };
-            eprintln!("connection {}: SMC {path:?}{first}", conn.token());
+            say(format_args!("connection {}: SMC {path:?}{first}", conn.token()));
         }
-        other => eprintln!("{other:?}"),
+        other => say(format_args!("{other:?}")),
     }
 }
