@@ -17,6 +17,7 @@
 
 mod relay;
 
+use std::io;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -32,6 +33,7 @@ use usmc_shm::span::{RxSpan, TxSpan};
 use usmc_shm::state::EndState;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
+use crate::rest::{Rest, Watch};
 use crate::sys;
 
 /// Bytes that are read at once: doorbells are few.
@@ -95,6 +97,7 @@ pub(crate) struct Deputy {
     slot: u32,
     /// `None` once it was reset.
     socket: Option<OwnedFd>,
+    watch: Option<Watch>,
     seen: Seen,
     pub(crate) heat: Heat,
     /// When it is looked at next, of an application that has ended its writing direction.
@@ -120,6 +123,7 @@ impl Deputy {
             segment,
             slot,
             socket: Some(socket),
+            watch: None,
             seen: Seen::default(),
             heat: Heat::Cold,
             looked_at: None,
@@ -131,8 +135,14 @@ impl Deputy {
         }
     }
 
-    pub(crate) fn socket(&self) -> Option<&OwnedFd> {
-        self.socket.as_ref()
+    /// Listens at the socket. False where it was reset.
+    ///
+    /// # Errors
+    /// epoll_ctl(2).
+    pub(crate) fn watch(&mut self, rest: &Rest, number: u64) -> io::Result<bool> {
+        let Some(socket) = &self.socket else { return Ok(false) };
+        self.watch = Some(rest.watch_edges(socket, number)?);
+        Ok(true)
     }
 
     /// Whether a byte can reach the application: nothing has ended that direction.
@@ -379,8 +389,23 @@ impl Deputy {
 
     /// Ends the socket by a RST.
     pub(crate) fn reset(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            let _ = sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO));
+        if let Some(socket) = &self.socket {
+            let _ = sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
         }
+        self.let_go();
+    }
+
+    /// Closes the socket, which its process may have kept.
+    fn let_go(&mut self) {
+        let (socket, watch) = (self.socket.take(), self.watch.take());
+        if let (Some(socket), Some(watch)) = (socket, watch) {
+            watch.end(socket);
+        }
+    }
+}
+
+impl Drop for Deputy {
+    fn drop(&mut self) {
+        self.let_go();
     }
 }

@@ -10,6 +10,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -57,10 +58,21 @@ pub enum Next {
 
 /// The waits of one thread.
 pub struct Rest {
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     spin: Spin,
     state: State,
     worked: Instant,
+}
+
+/// Ends a watch.
+pub struct Watch(Arc<OwnedFd>);
+
+impl Watch {
+    /// The descriptor wakes nobody any more.
+    pub fn end(self, fd: impl AsFd) {
+        // A failure: it was not watched.
+        let _ = epoll::delete(&self.0, fd);
+    }
 }
 
 impl Rest {
@@ -69,7 +81,7 @@ impl Rest {
     /// # Errors
     /// epoll_create1(2).
     pub fn new(spin: Spin) -> io::Result<Rest> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
         Ok(Rest { epoll, spin, state: State::Awake, worked: Instant::now() })
     }
 
@@ -82,13 +94,14 @@ impl Rest {
     }
 
     /// The same once for each time that something comes there or it ends, or that there is room to send again; whatever is not taken is not
-    /// told again.
+    /// told again. Who closes the descriptor ends the watch before, where others may have it, too.
     ///
     /// # Errors
     /// epoll_ctl(2).
-    pub fn watch_edges(&self, fd: impl AsFd, number: u64) -> io::Result<()> {
+    pub fn watch_edges(&self, fd: impl AsFd, number: u64) -> io::Result<Watch> {
         let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::OUT | EventFlags::ET;
-        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(number), flags)?)
+        epoll::add(&self.epoll, fd, EventData::new_u64(number), flags)?;
+        Ok(Watch(self.epoll.clone()))
     }
 
     /// It wakes each time that there is room to send.
@@ -210,9 +223,12 @@ mod tests {
         assert_eq!(ready, [(7, EventFlags::IN)]);
         rest.unwatch(&other);
         rest.look(|number, _| panic!("{number}")).expect("epoll");
-        rest.watch_edges(&other, 8).expect("epoll");
+        let watch = rest.watch_edges(&other, 8).expect("epoll");
         ready.clear();
         (0..2).for_each(|_| rest.look(|number, flags| ready.push((number, flags))).expect("epoll"));
         assert_eq!(ready, [(8, EventFlags::IN | EventFlags::OUT)]);
+        watch.end(&other);
+        one.write_all(b"x").expect("TCP");
+        rest.look(|number, _| panic!("{number}")).expect("epoll");
     }
 }

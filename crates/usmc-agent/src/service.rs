@@ -273,13 +273,12 @@ impl Service {
     pub fn is_answered(&mut self, ticket: Ticket) {
         let Some(case) = self.cases.get_mut(&ticket) else { return };
         case.deputy.begin();
-        let watched = case.deputy.socket().map(|socket| self.rest.watch_edges(socket, ticket.0));
-        match watched {
-            Some(Ok(())) => self.heat(ticket),
+        match case.deputy.watch(&self.rest, ticket.0) {
+            Ok(true) => self.heat(ticket),
             // Its peer has reset it meanwhile.
-            None => self.is_gone(ticket, false),
+            Ok(false) => self.is_gone(ticket, false),
             // It would never be heard. Its process lives, and has the slot.
-            Some(Err(_)) => self.abort(ticket),
+            Err(_) => self.abort(ticket),
         }
     }
 

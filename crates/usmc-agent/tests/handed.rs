@@ -4,7 +4,7 @@ mod peer;
 mod process;
 
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -263,6 +263,35 @@ fn a_socket_that_hears_of_many_bytes_only_is_heard() {
     hand_tcp(&mut service, tcp, deputy.into());
     decline(&mut peer, b"");
     turn_until(&mut service, is_fallback);
+}
+
+/// A process that keeps the agent's end of a deputy as well does not wake the agent by that for good.
+#[test]
+fn a_deputy_that_a_process_keeps_is_watched_no_more() {
+    for is_reset in [false, true] {
+        let mut service = service();
+        let [deputy, mut application] = loopback();
+        let kept = deputy.try_clone().expect("a duplicate");
+        let (ticket, place, mut peer) = hand_with(&mut service, deputy.into());
+        if is_reset {
+            drop(peer);
+        } else {
+            let segment = segment(&service, ticket);
+            let producer = &segment.slot(place.slot).expect("a slot").dir[ACCEPTOR].producer;
+            let _ = producer.close(false);
+            decline(&mut peer, b"");
+        }
+        let begun = Instant::now();
+        // Nothing more is to be done.
+        while service.turn() || service.connections() > 0 {
+            assert!(begun.elapsed() < LIMIT);
+        }
+        application.write_all(b"x").expect("TCP inside the host");
+        for _ in 0..100 {
+            assert!(!service.turn(), "{is_reset}");
+        }
+        drop(kept);
+    }
 }
 
 /// The agent cannot watch the deputy's socket. The process lives, and has the slot.
