@@ -203,6 +203,7 @@ fn what_is_left_goes_by_tcp_as_there_is_room() {
         assert!(begun.elapsed() < LIMIT);
     }
     assert_eq!(service.connections(), 1, "there was room for all");
+    assert!(!service.has_to_give_back());
     let reader = std::thread::spawn(move || {
         let mut all = Vec::new();
         client.peer.set_read_timeout(Some(LIMIT)).expect("a socket");
@@ -371,8 +372,9 @@ fn a_stop_ends_what_is_not_established() {
     let tcp = tcp.try_clone_to_owned().expect("a duplicate");
     service.is_fetched(ticket);
     let mut clients: Vec<Client> = (0..9).map(|_| hand(&mut service)).collect();
+    assert!(service.has_to_give_back());
     service.stop();
-    assert_eq!(service.connections(), 0);
+    assert_eq!((service.connections(), service.has_to_give_back()), (0, false));
     assert_reset(&mut first.peer);
     assert_reset(&mut first.application);
     // Only the ninth has said nothing.
