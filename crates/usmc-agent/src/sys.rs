@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd};
 
+use rustix::net::sockopt;
 use rustix::process::{Resource, Rlimit};
 
 /// A process at the other end of a UNIX socket, as the kernel has noted it when it connected.
@@ -89,10 +90,14 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
 }
 
 /// A socket that a process has handed over does not wait for its own peer when it is closed here, as its application may have wished
-/// (SO_LINGER): all the other ones would wait, too.
+/// (SO_LINGER): all the other ones would wait, too. A wish for a reset waits for nobody, and stays.
 pub(crate) fn close_at_once(socket: impl AsFd) {
-    // A failure: it is no socket.
-    let _ = rustix::net::sockopt::set_socket_linger(socket, None);
+    let socket = socket.as_fd();
+    if let Ok(Some(wait)) = sockopt::socket_linger(socket)
+        && !wait.is_zero()
+    {
+        let _ = sockopt::set_socket_linger(socket, None);
+    }
 }
 
 /// The socket is readable from its first byte on (SO_RCVLOWAT).

@@ -164,7 +164,12 @@ pub fn receive(fd: i32, index: u32, to: &mut Buffers, flags: i32) -> Outcome {
                 }
             }
             // What is there already would end every sleep at once.
-            Attempt::Part => drop(call.kept(|_, fd| sys::poll1(fd, 0, 1))),
+            Attempt::Part => {
+                let by_any = call.total > 0;
+                if let Woken::Fail(errno) = call.kept(|call, _| call.signals.tick(by_any)) {
+                    return call.fail(errno);
+                }
+            }
             _ => {
                 let until = match (wanted, call.total) {
                     (0, _) => Until::AnyWakeUp,
