@@ -59,28 +59,33 @@ impl World {
         println!("{ends} of {ends} ends by RDMA");
     }
 
-    /// What a host's agent shows is a group with one connection, by one link to the other's.
+    /// What `usmc linkgroup` says at a host.
+    fn linkgroup(&self, host: usize, words: &[&str]) -> String {
+        let mut command = self.fixture.plain(usmc());
+        command.arg("linkgroup").args(words);
+        command.arg("--ism-dir").arg(self.hosts.ism_dir(host));
+        self.fixture.run(command)
+    }
+
+    /// The link groups of SMC-R that a host's agent shows.
+    fn groups(&self, host: usize) -> Vec<Value> {
+        let all = serde_json::from_str(&self.linkgroup(host, &["--json"])).expect("JSON");
+        let Value::Array(mut groups) = all else { panic!("{all}") };
+        groups.retain(|group| group["mode"] == "SMCR");
+        groups
+    }
+
+    /// What both agents show is a group with one connection, by one link to the other's.
     fn assert_one_group(&self) {
-        let groups = [CLIENT, SERVER].map(|host| {
-            let shown = |words: &[&str]| {
-                let mut command = self.fixture.plain(usmc());
-                command.args(words).arg("--ism-dir").arg(self.hosts.ism_dir(host));
-                self.fixture.run(command)
-            };
-            let groups: Value =
-                serde_json::from_str(&shown(&["linkgroup", "--json"])).expect("JSON");
-            let smcr = groups.as_array().into_iter().flatten().filter(|one| one["mode"] == "SMCR");
-            let [group] = &smcr.collect::<Vec<_>>()[..] else { panic!("{groups}") };
+        let [one, other] = [CLIENT, SERVER].map(|host| {
+            let [group] = &self.groups(host)[..] else { panic!("{:?}", self.groups(host)) };
             let expected = (&"SINGLE".into(), &1.into(), &1.into());
             assert_eq!((&group["type"], &group["conns"], &group["links"][0]["conns"]), expected);
-            let table = shown(&["linkgroup", "link-show"]);
-            assert!(
-                table.contains("LINK_ACTIVE") && table.contains(&format!("host{host}")),
-                "{table}"
-            );
-            (*group).clone()
+            let table = self.linkgroup(host, &["link-show"]);
+            let device = format!("host{host}");
+            assert!(table.contains("LINK_ACTIVE") && table.contains(&device), "{table}");
+            group.clone()
         });
-        let [one, other] = &groups;
         assert_eq!((&one["role"], &other["role"]), (&"CLNT".into(), &"SERV".into()));
         for (ours, theirs) in [("gid", "peer_gid"), ("qpn", "peer_qpn"), ("link_id", "link_id")] {
             assert_eq!(one["links"][0][ours], other["links"][0][theirs]);
@@ -190,6 +195,9 @@ fn a_client_ends_its_direction_at_once() {
     let mut world = World::new("an end at once");
     for has_agent in [true, false] {
         if !has_agent {
+            // They were by RDMA: buffers that the peer has a key for are left.
+            let groups = world.groups(SERVER);
+            assert!(groups.len() == 1 && groups[0]["rmbs"] != 0, "{groups:?}");
             world.stop(SERVER);
         }
         for (style, bytes) in [("blocking", 3000), ("poll", 1), ("epoll", 200_000), ("edge", 70)] {
