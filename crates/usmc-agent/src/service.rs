@@ -75,17 +75,6 @@ enum Stage {
     Leaves(Left),
 }
 
-impl Stage {
-    /// Whether a process may have to ask for the TCP connection still.
-    fn may_be_fetched(&self) -> bool {
-        match self {
-            Stage::Waits(_) | Stage::Shakes => true,
-            Stage::Leaves(left) => !left.is_sending,
-            Stage::Serves => false,
-        }
-    }
-}
-
 /// A handshake that is about to begin.
 struct Wished {
     role: Role,
@@ -115,8 +104,6 @@ pub struct Service {
     rest: Rest,
     rooms: Rooms,
     cases: HashMap<Ticket, Case>,
-    /// How many of them may be fetched ([`Stage::may_be_fetched`]).
-    fetchable: usize,
     /// Their slots.
     places: HashMap<Place, Ticket>,
     next: u64,
@@ -153,7 +140,6 @@ impl Service {
             rest,
             rooms: Rooms::new(shift),
             cases: HashMap::new(),
-            fetchable: 0,
             places: HashMap::new(),
             next: 0,
             conns: HashMap::new(),
@@ -225,7 +211,6 @@ impl Service {
         let stage = Stage::Waits(Box::new(wished));
         let case = Case { stage, line, owner, conn: None, room, place, deputy, has_died: false };
         self.cases.insert(ticket, case);
-        self.fetchable += 1;
         self.places.insert(place, ticket);
         if line.is_none_or(|peer| self.lines.join(peer, ticket)) && self.begin(ticket).is_err() {
             // Nothing was said by TCP, and no process has the slot.
@@ -363,7 +348,6 @@ impl Service {
                 self.next_in_line(ticket);
                 if let Some(case) = self.cases.get_mut(&ticket) {
                     case.stage = Stage::Serves;
-                    self.fetchable -= 1;
                     // What it has written so far.
                     self.driver.dirty(conn);
                 }
@@ -423,7 +407,6 @@ impl Service {
     fn forget(&mut self, ticket: Ticket) {
         self.next_in_line(ticket);
         let Some(case) = self.cases.remove(&ticket) else { return };
-        self.fetchable -= usize::from(case.stage.may_be_fetched());
         self.places.remove(&case.place);
         // A process that has its TCP connection again lets go of the slot behind that.
         let is_fetched = matches!(&case.stage, Stage::Leaves(left) if left.is_fetched);

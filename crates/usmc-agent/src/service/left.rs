@@ -24,7 +24,7 @@ pub(super) struct Left {
     /// A process has it.
     pub(super) is_fetched: bool,
     /// The application is gone, and not all that it has written had room at once.
-    pub(super) is_sending: bool,
+    is_sending: bool,
 }
 
 impl Service {
@@ -47,9 +47,11 @@ impl Service {
 
     /// Whether a process may have to ask for a TCP connection still.
     pub fn has_to_give_back(&self) -> bool {
-        let all = || self.cases.values().filter(|case| case.stage.may_be_fetched());
-        debug_assert_eq!(self.fetchable, all().count());
-        self.fetchable > 0
+        self.cases.values().any(|case| match &case.stage {
+            Stage::Waits(_) | Stage::Shakes => true,
+            Stage::Leaves(left) => !left.is_sending,
+            Stage::Serves => false,
+        })
     }
 
     /// It does not become SMC.
@@ -98,7 +100,6 @@ impl Service {
             Flushed::NotAll if left.is_sending => return,
             Flushed::NotAll => {
                 left.is_sending = true;
-                self.fetchable -= 1;
                 let read = case.deputy.read();
                 if self.rest.watch_room(&left.tcp, ticket.0).is_ok() {
                     return self.sending.push_back((Instant::now() + STALL, ticket, read));
