@@ -84,7 +84,7 @@ pub fn serve(guest: &mut Guest, how: &str) {
     ));
 }
 
-/// Ends it.
+/// Ends the server.
 ///
 /// # Panics
 /// When it was not there.

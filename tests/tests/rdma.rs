@@ -108,6 +108,13 @@ impl World {
         }
         fixture.finish();
     }
+
+    /// Both agents have ended before.
+    fn finish(self) {
+        let World { fixture, hosts } = self;
+        drop(hosts);
+        fixture.finish();
+    }
 }
 
 /// The client that waits for a line goes on, and the server gets all that it sends.
@@ -159,9 +166,7 @@ fn a_peer_without_an_agent() {
         complete(&mut client, &mut server, style);
     }
     world.stop(CLIENT);
-    let World { fixture, hosts } = world;
-    drop(hosts);
-    fixture.finish();
+    world.finish();
 }
 
 /// A child of the server's has the connection. The parent closes it, or keeps it for good: then it stays TCP.
@@ -212,9 +217,7 @@ fn a_client_ends_its_direction_at_once() {
         }
     }
     world.stop(CLIENT);
-    let World { fixture, hosts } = world;
-    drop(hosts);
-    fixture.finish();
+    world.finish();
 }
 
 /// Programs of an agent that is killed find their connections reset.
@@ -239,9 +242,7 @@ fn an_agent_is_killed() {
     world.assert_smcr(next, 2);
     complete(&mut client, &mut server, "blocking");
     world.hosts.agents.iter_mut().for_each(Process::kill);
-    let World { fixture, hosts } = world;
-    drop(hosts);
-    fixture.finish();
+    world.finish();
 }
 
 /// An agent lets go of a process that was silent for too long. The process asks once more, and its connection is not lost.

@@ -93,8 +93,8 @@ impl Rest {
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(number), EventFlags::IN)?)
     }
 
-    /// The same once for each time that something comes there or it ends, or that there is room to send again; whatever is not taken is not
-    /// told again. Who closes the descriptor ends the watch before, where others may have it, too.
+    /// The descriptor wakes it once for each time that something comes there or it ends, or that there is room to send again. What is not
+    /// taken is not told again. The owner ends the watch before the close, as a process may have a duplicate.
     ///
     /// # Errors
     /// epoll_ctl(2).

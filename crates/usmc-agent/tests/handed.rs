@@ -248,7 +248,7 @@ fn a_peer_that_takes_nothing_holds_nobody_up() {
     assert_eq!(all.len(), 1 << 19);
 }
 
-/// So is SO_RCVLOWAT: a handshake's messages are found, be they shorter.
+/// SO_RCVLOWAT is the application's affair, too: the agent finds messages of a handshake that are shorter.
 #[test]
 fn a_socket_that_hears_of_many_bytes_only_is_heard() {
     let mut service = service();

@@ -381,7 +381,7 @@ fn the_first_byte_of_a_message_waits_for_the_others() {
     begins_slowly(true);
 }
 
-/// Nor does it wait for ever where no more comes.
+/// A handshake does not wait for ever for the rest of a message.
 #[test]
 fn the_first_byte_of_a_message_may_be_all() {
     begins_slowly(false);

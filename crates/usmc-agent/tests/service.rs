@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use process::application::byte_at;
-use process::{Agent, LIMIT, SHIFT, agents, assert_whole, processes, run};
+use process::{Agent, LIMIT, Process, SHIFT, agents, assert_whole, processes, run};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use usmc_shm::state::EndState;
@@ -83,9 +83,8 @@ fn the_kernel_says_the_end_that_the_slot_says() {
 /// More than half of a ring.
 const MUCH: u64 = (1 << SHIFT) * 3 / 4;
 
-/// The peer may wait for the application to read, which does not put off the question whether it lives.
-#[test]
-fn a_half_closed_application_that_is_killed_with_a_full_ring_is_found() {
+/// A client that has shut its direction, and has not read what its server has written.
+fn half_closed() -> ([Agent; 2], [Process; 2]) {
     let (_, agents) = agents();
     let [mut client, mut server] = processes(&agents, 1, MUCH);
     client.ends[0].shut();
@@ -95,6 +94,21 @@ fn a_half_closed_application_that_is_killed_with_a_full_ring_is_found() {
     }
     end.wake();
     client.ends[0].wait_for_data_of(MUCH);
+    (agents, [client, server])
+}
+
+/// Both agents end. They have had one connection by SMC-R.
+fn assert_one_was_there(agents: [Agent; 2]) {
+    for seen in agents.map(Agent::end) {
+        assert_eq!((seen.established, seen.over), (1, 1), "{seen:?}");
+    }
+    println!("1 of 1 connections by SMC-R");
+}
+
+/// The peer may wait for the application to read, which does not put off the question whether it lives.
+#[test]
+fn a_half_closed_application_that_is_killed_with_a_full_ring_is_found() {
+    let (agents, [mut client, mut server]) = half_closed();
     client.ends[0].die();
     let begun = Instant::now();
     while server.ends[0].peer() != EndState::Aborted {
@@ -102,24 +116,13 @@ fn a_half_closed_application_that_is_killed_with_a_full_ring_is_found() {
         thread::yield_now();
     }
     server.ends[0].close();
-    for seen in agents.map(Agent::end) {
-        assert_eq!((seen.established, seen.over), (1, 1), "{seen:?}");
-    }
-    println!("1 of 1 connections by SMC-R");
+    assert_one_was_there(agents);
 }
 
 /// An agent looks seldom at a reader that pauses, and soon enough at one that goes on.
 #[test]
 fn a_half_closed_reader_that_pauses_costs_little() {
-    let (_, agents) = agents();
-    let [mut client, mut server] = processes(&agents, 1, MUCH);
-    client.ends[0].shut();
-    let end = &mut server.ends[0];
-    while end.application.written < MUCH {
-        end.application.write(MUCH);
-    }
-    end.wake();
-    client.ends[0].wait_for_data_of(MUCH);
+    let (agents, [mut client, server]) = half_closed();
     let sleeps = || agents[0].sleeps.load(Ordering::Relaxed);
     let before = sleeps();
     thread::sleep(Duration::from_secs(1));
@@ -127,10 +130,8 @@ fn a_half_closed_reader_that_pauses_costs_little() {
     assert!(during < 100, "it slept {during} times in a second");
     client.ends[0].application.wants = 0;
     run(&mut [client, server]);
-    for seen in agents.map(Agent::end) {
-        assert_eq!((seen.established, seen.over), (1, 1), "{seen:?}");
-    }
-    println!("1 of 1 connections by SMC-R; {during} sleeps in a second");
+    println!("{during} sleeps in a second");
+    assert_one_was_there(agents);
 }
 
 /// An application out of the ring that reads slowly: the rest follows as its kernel has room.
@@ -166,10 +167,7 @@ fn a_slow_reader_out_of_the_ring_gets_all() {
     assert_eq!(at, BYTES);
     drop(client);
     writer.join().expect("the peer");
-    for seen in agents.map(Agent::end) {
-        assert_eq!((seen.established, seen.over), (1, 1), "{seen:?}");
-    }
-    println!("1 of 1 connections by SMC-R");
+    assert_one_was_there(agents);
 }
 
 /// Doorbells are few: an application that says that more of them come than could ever be rung is not waited for.
@@ -185,10 +183,7 @@ fn an_application_whose_doorbells_have_no_end_is_given_up() {
         thread::yield_now();
     }
     server.ends[0].close();
-    for seen in agents.map(Agent::end) {
-        assert_eq!((seen.established, seen.over), (1, 1), "{seen:?}");
-    }
-    println!("1 of 1 connections by SMC-R");
+    assert_one_was_there(agents);
 }
 
 /// A process that writes at random into its room spoils its own connections. Here others of it are in another room of its.

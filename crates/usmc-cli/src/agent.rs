@@ -79,7 +79,7 @@ pub struct Link {
     pub peer_qpn: u32,
 }
 
-/// What there is.
+/// What agents have told.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Report {
     /// Devices of all agents.
@@ -88,7 +88,7 @@ pub struct Report {
     pub groups: Vec<Group>,
 }
 
-/// What the agents of the ISM directory and of the host tell. Nothing of those that are not there, or let nobody in.
+/// What the agents of the ISM directory and of the host tell. An agent that is not there, or lets this user not in, adds nothing.
 pub fn report(ism_dir: &Path) -> Report {
     let mut report = Report::default();
     let system = Some(Path::new(SYSTEM)).filter(|system| *system != ism_dir);

@@ -17,7 +17,7 @@ use Smc::{Kernels, Ours};
 /// The server's end and the client's. The second machine has the kernel's.
 const PAIRS: [(Smc, Smc); 3] = [(Ours, Ours), (Kernels, Ours), (Ours, Kernels)];
 
-/// All of them in `make test-vm-rdma`. `make test` has these of a program's.
+/// The pairs that a program runs in: all of them by `make test-vm-rdma`, and those few by `make test`.
 fn pairs(short: &[(Smc, Smc)]) -> &[(Smc, Smc)] {
     if flag("USMC_TESTS_VM_LONG") { &PAIRS } else { short }
 }
@@ -133,7 +133,7 @@ fn run_by_rdma(
 const DATA: &str = "/tmp/data";
 const MAKE_DATA: &str = "head -c 3000001 /dev/urandom >/tmp/data";
 
-/// Pipelined requests too, as well as a value larger than all buffers.
+/// Redis gets pipelined requests, and a value larger than all buffers.
 pub(crate) fn redis(one: &mut Guest, other: &mut Guest) {
     const PORT: u16 = 6400;
     for_each_pair(pairs(&PAIRS[1..]), (one, other), |server, client| {
@@ -159,7 +159,7 @@ pub(crate) fn redis(one: &mut Guest, other: &mut Guest) {
     });
 }
 
-/// Two workers, kept connections, a file by sendfile(2), and a connection for each request.
+/// nginx has two workers. Its clients keep connections, and fetch a file that it sends by sendfile(2).
 pub(crate) fn nginx(one: &mut Guest, other: &mut Guest) {
     const PORT: u16 = 8400;
     for_each_pair(pairs(&[(Kernels, Ours)]), (one, other), |server, client| {
@@ -196,7 +196,7 @@ END
     });
 }
 
-/// A process for each connection, which it has by fork.
+/// PostgreSQL forks a process for each connection.
 pub(crate) fn postgresql(one: &mut Guest, other: &mut Guest) {
     if build::postgres_dir().is_none() {
         println!("skipped: PostgreSQL is not installed");

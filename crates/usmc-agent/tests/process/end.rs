@@ -193,7 +193,7 @@ impl End {
         self.leave_ring_behind(sent.into());
     }
 
-    /// The same of one that says that it has sent so many bytes before.
+    /// The application leaves the ring, and says that it has sent so many bytes before.
     pub(crate) fn leave_ring_behind(&self, sent: u64) {
         let [rx, tx] = self.rings();
         let sent = || Some(sent);

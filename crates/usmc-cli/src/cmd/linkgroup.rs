@@ -28,21 +28,12 @@ pub struct Args {
     config: Box<ConfigArgs>,
 }
 
-/// A group of either kind.
+/// What is shown of either kind; as JSON in one list.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Shown {
-    D(Group),
-    R(agent::Group),
-}
-
-impl Shown {
-    fn lg_id(&self) -> &str {
-        match self {
-            Shown::D(group) => &group.lg_id,
-            Shown::R(group) => &group.lg_id,
-        }
-    }
+enum Shown<'a> {
+    D(&'a Group),
+    R(&'a agent::Group),
 }
 
 /// Lists the groups.
@@ -58,22 +49,23 @@ pub fn run(args: &Args) -> Result<c_int> {
         [_, other, ..] => bail!("there is no {other:?} after an LG-ID; name one group, or all"),
     };
     let config = Config::load(&args.config)?;
-    let mut groups = Vec::new();
-    if !links {
-        groups.extend(of(&proc::scan()?).into_iter().map(Shown::D));
-    }
-    groups.extend(agent::report(&config.ism_dir()).groups.into_iter().map(Shown::R));
+    let mut smcd = if links { Vec::new() } else { of(&proc::scan()?) };
+    let mut smcr = agent::report(&config.ism_dir()).groups;
     if let Some(id) = Some(wanted).filter(|id| *id != "all") {
-        groups.retain(|group| group.lg_id().eq_ignore_ascii_case(id));
-        if groups.is_empty() {
+        smcd.retain(|group| group.lg_id.eq_ignore_ascii_case(id));
+        smcr.retain(|group| group.lg_id.eq_ignore_ascii_case(id));
+        if smcd.is_empty() && smcr.is_empty() {
             bail!("there is no link group {id}");
         }
     }
     let mut out = BufWriter::new(io::stdout().lock());
     let printed = match (args.json, links) {
-        (true, _) => table::json(&mut out, &groups),
-        (false, false) => print(&mut out, &groups),
-        (false, true) => print_links(&mut out, &groups),
+        (true, _) => {
+            let all = smcd.iter().map(Shown::D).chain(smcr.iter().map(Shown::R));
+            table::json(&mut out, &all.collect::<Vec<_>>())
+        }
+        (false, false) => print(&mut out, &smcd, &smcr),
+        (false, true) => print_links(&mut out, &smcr),
     };
     printed.and_then(|()| out.flush()).context("cannot write the list")?;
     Ok(0)
@@ -102,8 +94,8 @@ pub fn of(scan: &proc::Scan) -> Vec<Group> {
     groups::groups(ends)
 }
 
-fn print(out: &mut impl Write, groups: &[Shown]) -> io::Result<()> {
-    const COLUMNS: [table::Column; 9] = [
+fn print(out: &mut impl Write, smcd: &[Group], smcr: &[agent::Group]) -> io::Result<()> {
+    const SMCD: [table::Column; 9] = [
         ("LG-ID", false),
         ("VLAN", true),
         ("#Conns", true),
@@ -114,36 +106,6 @@ fn print(out: &mut impl Write, groups: &[Shown]) -> io::Result<()> {
         ("Host", false),
         ("PNET-ID", false),
     ];
-    let name = |who: &Option<Who>| match who {
-        Some(who) => format!("{} ({})", who.pid, who.comm),
-        None => "-".to_owned(),
-    };
-    let rows = groups.iter().filter_map(|group| {
-        let Shown::D(g) = group else { return None };
-        Some([
-            g.lg_id.clone(),
-            // Neither the loopback device nor a region knows VLANs or physical networks.
-            "0".to_owned(),
-            g.conns.to_string(),
-            g.segments.to_string(),
-            name(&g.client),
-            name(&g.server),
-            short(&g.device),
-            g.host.as_ref().map_or("-".to_owned(), Host::to_string),
-            "-".to_owned(),
-        ])
-    });
-    let rows: Vec<_> = rows.collect();
-    let has_smcr = groups.iter().any(|group| matches!(group, Shown::R(_)));
-    if !rows.is_empty() || !has_smcr {
-        table::print(out, &COLUMNS, rows.iter().cloned())?;
-    }
-    if !has_smcr {
-        return Ok(());
-    }
-    if !rows.is_empty() {
-        writeln!(out)?;
-    }
     const SMCR: [table::Column; 8] = [
         ("LG-ID", false),
         ("LG-Role", false),
@@ -154,9 +116,30 @@ fn print(out: &mut impl Write, groups: &[Shown]) -> io::Result<()> {
         ("#Peer-RMBs", true),
         ("PNET-ID", false),
     ];
-    let rows = groups.iter().filter_map(|group| {
-        let Shown::R(g) = group else { return None };
-        Some([
+    let name = |who: &Option<Who>| match who {
+        Some(who) => format!("{} ({})", who.pid, who.comm),
+        None => "-".to_owned(),
+    };
+    let rows = smcd.iter().map(|g| {
+        [
+            g.lg_id.clone(),
+            // Neither the loopback device nor a region knows VLANs or physical networks.
+            "0".to_owned(),
+            g.conns.to_string(),
+            g.segments.to_string(),
+            name(&g.client),
+            name(&g.server),
+            short(&g.device),
+            g.host.as_ref().map_or("-".to_owned(), Host::to_string),
+            "-".to_owned(),
+        ]
+    });
+    table::print(out, &SMCD, rows)?;
+    if smcr.is_empty() {
+        return Ok(());
+    }
+    let rows = smcr.iter().map(|g| {
+        [
             g.lg_id.clone(),
             g.role.clone(),
             g.r#type.clone(),
@@ -165,12 +148,13 @@ fn print(out: &mut impl Write, groups: &[Shown]) -> io::Result<()> {
             g.rmbs.to_string(),
             g.peer_rmbs.to_string(),
             "-".to_owned(),
-        ])
+        ]
     });
+    writeln!(out)?;
     table::print(out, &SMCR, rows)
 }
 
-fn print_links(out: &mut impl Write, groups: &[Shown]) -> io::Result<()> {
+fn print_links(out: &mut impl Write, groups: &[agent::Group]) -> io::Result<()> {
     const COLUMNS: [table::Column; 10] = [
         ("LG-ID", false),
         ("LG-Role", false),
@@ -183,11 +167,8 @@ fn print_links(out: &mut impl Write, groups: &[Shown]) -> io::Result<()> {
         ("Local-GID", false),
         ("Peer-GID", false),
     ];
-    let links = groups.iter().filter_map(|group| match group {
-        Shown::R(group) => Some(group.links.iter().map(move |link| (group, link))),
-        Shown::D(_) => None,
-    });
-    let rows = links.flatten().map(|(group, link)| {
+    let links = groups.iter().flat_map(|group| group.links.iter().map(move |link| (group, link)));
+    let rows = links.map(|(group, link)| {
         [
             group.lg_id.clone(),
             group.role.clone(),

@@ -38,8 +38,15 @@ use crate::record::tuple::{Endpoint, Tuple};
 use crate::record::{kernel, numbers, watched};
 
 /// [`crate::record::clc_state::State::control`]: no agent is to be asked.
+///
+/// ```text
+///    0 ──an agent is reached──▶ descriptor + 1 ──let go──▶ NEVER
+///    │                            ▲         │ in a forked child
+///    │ none is there              └─reached─┴─▶ FORKED ──none is there──▶ NEVER
+///    └──▶ NEVER
+/// ```
 const NEVER: u32 = u32::MAX;
-/// An agent is there, which this process has not reached yet: the one that it was forked by has.
+/// An agent is there, which the parent process has reached, and this forked one has not.
 const FORKED: u32 = u32::MAX - 1;
 /// Where the agent of a whole host listens.
 const SYSTEM: &CStr = c"/run/usmc/agent";
