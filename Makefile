@@ -81,7 +81,7 @@ test-tsan:
 test-vm: vm-deps build
 	USMC_TESTS_VM=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm -- --nocapture
 
-# Two virtual machines with soft-RoCE: SMC-R with the kernel's AF_SMC as a peer. Three minutes; `make test` has a part of it.
+# Two virtual machines with soft-RoCE: SMC-R with the kernel's AF_SMC as a peer. Five minutes; `make test` has a part of it.
 test-vm-rdma: rdma-vm-deps build
 	USMC_TESTS_VM=1 USMC_TESTS_VM_LONG=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm_rdma -- --nocapture
 

@@ -251,8 +251,15 @@ impl Guest {
                 return;
             }
         }
-        let console = std::fs::read_to_string(&self.console).unwrap_or_default();
-        panic!("guest {} did not boot: {console}", self.number);
+        self.fail_with_console()
+    }
+
+    /// It has ended by itself. The kernel's last words are on its console.
+    fn fail_with_console(&mut self) -> ! {
+        let status = self.process.wait();
+        let console = std::fs::read(&self.console).unwrap_or_default();
+        let console = String::from_utf8_lossy(&console);
+        panic!("guest {} ended with {status}. Its console:\n{console}", self.number);
     }
 
     /// Runs a script of bash's, as root, and returns its exit status and what it printed. What it starts in the background goes on.
@@ -267,7 +274,7 @@ impl Guest {
         self.process.say("-- end");
         let mut lines = Vec::new();
         loop {
-            let line = self.process.line();
+            let Some(line) = self.process.try_line() else { self.fail_with_console() };
             if let Some(status) = line.strip_prefix("-- end ") {
                 let status = status.trim().parse().expect("an exit status");
                 return (status, lines.join("\n").trim_end().to_owned());

@@ -11,19 +11,20 @@ use usmc_tests::{Fixture, build, is_plain};
 #[path = "vm/rdma_programs.rs"]
 mod programs;
 
-const LIMIT: Duration = Duration::from_secs(400);
+const LIMIT: Duration = Duration::from_secs(600);
 const UEID: &str = "USMC-TESTS";
 
 /// Something that both are asked to do.
 type Step = fn(&mut Guest, &mut Guest);
 
-const STEPS: [(&str, Step); 9] = [
+const STEPS: [(&str, Step); 10] = [
     ("both ends are the engine's", both_ends_are_the_engines),
     ("the kernel serves", the_kernel_serves),
     ("the kernel is the client", the_kernel_is_the_client),
     ("round trips", round_trips),
     ("three hundred connections", three_hundred_connections),
     ("an end is killed", an_end_is_killed),
+    ("moves", programs::moves),
     ("redis", programs::redis),
     ("nginx", programs::nginx),
     ("PostgreSQL", programs::postgresql),

@@ -1,5 +1,6 @@
 //! Real programs of two machines by RDMA: under `usmc run` with `usmc agent` at one end, and at the other end again, or in the kernel's SMC.
 
+use usmc_tests::build::tests_dir;
 use usmc_tests::vm::Guest;
 use usmc_tests::{build, cluster, flag};
 
@@ -194,6 +195,76 @@ END
             ! grep -E 'alert|crit' /tmp/web/log && rm -r /tmp/web",
         );
     });
+}
+
+/// What an end of ours does half-way (tests/programs/python/moves.py), and what its peer does then.
+const MOVES: [(&str, &str); 7] = [
+    ("stay", "stay"),
+    ("fork", "stay"),
+    ("share", "stay"),
+    ("exec", "stay"),
+    ("pass", "stay"),
+    ("end", "stay"),
+    ("reset", "expect"),
+];
+
+/// Bytes both ways at a time, by odd sizes, through a process that changes half-way.
+pub(crate) fn moves(one: &mut Guest, other: &mut Guest) {
+    for_each_pair(pairs(&[(Kernels, Ours)]), (one, other), |server, client| {
+        let mut port = 9300;
+        for (ours, theirs) in MOVES {
+            // Each end of ours does it once.
+            for is_server in [true, false] {
+                if [client.smc, server.smc][usize::from(is_server)] == Kernels {
+                    continue;
+                }
+                port += 1;
+                let hows = if is_server { [ours, theirs] } else { [theirs, ours] };
+                move_both(server, client, port, hows);
+            }
+        }
+    });
+}
+
+fn move_both(server: &mut End, client: &mut End, port: u16, hows: [&str; 2]) {
+    const BYTES: usize = 1_500_007;
+    let to = server.guest.address();
+    let start = |end: &mut End, role: &str, how: &str, word: &str| {
+        let [said, gate] = ["said", "gate"].map(|what| format!("/tmp/moves-{role}-{what}"));
+        let (before, script) = (end.how(), tests_dir().join("programs/python/moves.py"));
+        end.guest.run(&format!(
+            "rm -f {gate}; mkfifo {gate}
+            {before} python3 {} {role} {to} {port} {how} {BYTES} {gate} >{said} 2>&1 &
+            until grep -q {word} {said}; do kill -0 $! || {{ cat {said}; exit 1; }}; sleep 0.1; done",
+            script.display()
+        ));
+    };
+    start(server, "serve", hows[0], "ready");
+    start(client, "call", hows[1], "half");
+    let until = |end: &mut End, role: &str, word: &str| {
+        end.guest.run(&format!(
+            "for n in $(seq 300); do grep -q {word} /tmp/moves-{role}-said && break; sleep 0.1; done
+            cat /tmp/moves-{role}-said; grep -q {word} /tmp/moves-{role}-said"
+        ))
+    };
+    until(server, "serve", "half");
+    assert_eq!((server.by_rdma(port), client.by_rdma(port)), (1, 1), "{hows:?}");
+    server.guest.run(": >/tmp/moves-serve-gate");
+    client.guest.run(": >/tmp/moves-call-gate");
+    let moved = |end: &mut End, role: &str| {
+        let said = until(end, role, "moved");
+        let line = said.lines().find(|line| line.starts_with("moved")).expect("it was looked for");
+        let words: Vec<_> = line.split(' ').collect();
+        [words[1], words[3]].map(|word| word.parse::<usize>().expect("a number"))
+    };
+    let (served, called) = (moved(server, "serve"), moved(client, "call"));
+    println!("  {hows:?}: {served:?} {called:?}");
+    match hows {
+        ["reset", _] | [_, "reset"] => {}
+        ["end", _] => assert_eq!((served[0], called[0]), (BYTES, served[1])),
+        [_, "end"] => assert_eq!((called[0], served[0]), (BYTES, called[1])),
+        _ => assert_eq!((served[0], called[0]), (BYTES, BYTES)),
+    }
 }
 
 /// PostgreSQL forks a process for each connection.
