@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Output;
 
 use serde_json::Value;
 use usmc_tests::build::{system_program, tests_dir, usmc};
@@ -65,6 +66,14 @@ impl World {
         command.arg("linkgroup").args(words);
         command.arg("--ism-dir").arg(self.hosts.ism_dir(host));
         self.fixture.run(command)
+    }
+
+    /// `usmc` with these words at a host, whose programs know the other one.
+    fn usmc(&self, host: usize, words: &[&str]) -> Output {
+        let mut command = self.hosts.plain(&self.fixture, host);
+        command.arg(usmc()).args(words).env("USMC_ISM_DIR", self.hosts.ism_dir(host));
+        command.env("USMC_PEERS", self.hosts.address(1 - host));
+        command.output().expect("usmc")
     }
 
     /// The link groups of SMC-R that a host's agent shows.
@@ -165,6 +174,58 @@ fn a_peer_without_an_agent() {
         });
         complete(&mut client, &mut server, style);
     }
+    world.stop(CLIENT);
+    world.finish();
+}
+
+/// `usmc check HOST:PORT` says what a connection there is by, and `usmc ss` and `usmc stats` what those of programs are by.
+#[test]
+fn what_commands_say() {
+    if is_plain() {
+        return;
+    }
+    let mut world = World::new("commands say it");
+    let number = world.fixture.port();
+    let address = world.hosts.address(SERVER);
+    let place = format!("{address}:{number}");
+    let mut mirror = world.python(SERVER, &["mirror", "-", "0.0.0.0", &number.to_string()]);
+    assert_eq!(mirror.line(), "listening");
+    let check = |world: &World| {
+        let output = world.usmc(CLIENT, &["check", &place]);
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (status, said) = check(&world);
+    assert_eq!(status, Some(0), "{said}");
+    for fact in
+        ["device host0 port 1 is ACTIVE", "which device host0 has", "by RDMA, by device host0"]
+    {
+        assert!(said.contains(fact), "{fact}: {said}");
+    }
+    let (mut server, port) = world.serves("poll");
+    let mut client = world.calls("blocking", port);
+    world.assert_smcr(port, 2);
+    let text = |output: Output| String::from_utf8(output.stdout).expect("text");
+    for (host, end) in [(CLIENT, "client"), (SERVER, "server")] {
+        let shown = usmc_tests::ss::parse(&text(world.usmc(host, &["ss", "--json"])));
+        let pid = [&client, &server][host].pid();
+        let own = shown.iter().find(|end| end.pid == pid).expect("its connection");
+        assert_eq!((&*own.mode, &*own.device), ("SMCR", &*format!("host{host}")));
+        let stats = text(world.usmc(host, &["stats", "--json", "--pid", &pid.to_string()]));
+        let stats: Value = serde_json::from_str(&stats).expect("JSON");
+        let memory = &stats["devices"][0]["by_memory"];
+        let rdma = memory.as_array().expect("an array").iter().find(|of| of["device"] == "rdma");
+        let of = &rdma.unwrap_or_else(|| panic!("{memory}"))["smc_connections"];
+        assert_eq!(of[end], 1, "{memory}");
+    }
+    complete(&mut client, &mut server, "blocking");
+    world.stop(SERVER);
+    let (status, said) = check(&world);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("is TCP: ") && said.contains("declined"), "{said}");
+    mirror.close_stdin();
+    mirror.succeed();
+    let (status, said) = check(&world);
+    assert!(status == Some(1) && said.contains("no connection to"), "{said}");
     world.stop(CLIENT);
     world.finish();
 }

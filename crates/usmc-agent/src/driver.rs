@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// A TCP connection in its handshake, or behind it.
 struct Handshake {
     tcp: TcpStream,
+    /// Its own address and its peer's.
+    ends: Option<[SocketAddr; 2]>,
     /// `None` once the peer has closed: that is found once.
     reception: Option<Reception>,
     /// CLC messages that the kernel has had no room for.
@@ -133,8 +135,9 @@ impl<B: Buffers> Driver<B> {
         let data = EventData::new_u64(token);
         let is_watched = epoll::add(&self.arrivals, &tcp, data, ARRIVALS).is_ok();
         self.by_token.insert(token, conn);
+        let ends = tcp.local_addr().and_then(|local| Ok([local, tcp.peer_addr()?])).ok();
         let (reception, unsent, awaits_first) = (Some(Reception::new()), Vec::new(), true);
-        self.handshakes.insert(conn, Handshake { tcp, reception, unsent, awaits_first });
+        self.handshakes.insert(conn, Handshake { tcp, ends, reception, unsent, awaits_first });
         if !is_watched {
             // Nothing would ever be found there.
             let now = self.now();
@@ -200,6 +203,16 @@ impl<B: Buffers> Driver<B> {
         }
         self.flush();
         any
+    }
+
+    /// The own address and the peer's of a connection that is SMC.
+    pub fn ends(&self, conn: ConnId) -> Option<[SocketAddr; 2]> {
+        self.established.get(&conn)?.ends
+    }
+
+    /// Those of connections in their handshakes.
+    pub fn in_handshake(&self) -> impl Iterator<Item = [SocketAddr; 2]> {
+        self.handshakes.values().filter_map(|handshake| handshake.ends)
     }
 
     /// Asks the devices to wake the caller that sleeps: those that `wakes` names are readable then. The caller looks once more before it

@@ -48,7 +48,8 @@ pub fn text<B: Buffers>(driver: &Driver<B>) -> String {
         for link in &group.links {
             let device = link.device.and_then(|device| adapters.get(device)).map(Adapter::name);
             let state = if link.is_active { "LINK_ACTIVE" } else { "LINK_ACTIVATING" };
-            let Link { id: link_id, conns, local, remote, .. } = link;
+            let Link { id: link_id, local, remote, .. } = link;
+            let conns = link.conns.len();
             let _ = writeln!(
                 text,
                 "link group={id:08x} id={link_id} device={} port=1 state={state} conns={conns} gid={} peer-gid={} qpn={} peer-qpn={}",
@@ -58,7 +59,16 @@ pub fn text<B: Buffers>(driver: &Driver<B>) -> String {
                 local.qpn.value(),
                 remote.qpn.value()
             );
+            for [local, peer] in link.conns.iter().filter_map(|conn| driver.ends(*conn)) {
+                let _ = writeln!(
+                    text,
+                    "conn local={local} peer={peer} state=ACTIVE group={id:08x} link={link_id}"
+                );
+            }
         }
+    }
+    for [local, peer] in driver.in_handshake() {
+        let _ = writeln!(text, "conn local={local} peer={peer} state=INIT");
     }
     text
 }
@@ -98,7 +108,7 @@ mod tests {
             id: 1,
             device: None,
             is_active,
-            conns: 0,
+            conns: Vec::new(),
             local: Port { gid: RoceGid([gids[0]; 16]), ..Port::default() },
             remote: Port { gid: RoceGid([gids[1]; 16]), ..Port::default() },
         };

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read, Seek};
 use std::mem::MaybeUninit;
-use std::path::Path;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::net::{
@@ -29,8 +30,19 @@ pub struct Device {
     pub name: String,
     /// Its port, from 1.
     pub port: u32,
+    /// `ACTIVE` or `DOWN`.
+    pub state: String,
     /// Links that go by it.
     pub links: usize,
+    /// Its address.
+    pub gid: Option<IpAddr>,
+}
+
+impl Device {
+    /// Whether anything can go by it.
+    pub fn is_up(&self) -> bool {
+        self.state == "ACTIVE"
+    }
 }
 
 /// A link group of SMC-R, in smcr's words.
@@ -79,6 +91,17 @@ pub struct Link {
     pub peer_qpn: u32,
 }
 
+/// A connection that was handed to an agent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Conn {
+    /// The application's end.
+    pub local: SocketAddr,
+    /// The other host's.
+    pub peer: SocketAddr,
+    /// The device that it goes by; `None`: its handshake is under way.
+    pub device: Option<String>,
+}
+
 /// What agents have told.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Report {
@@ -86,6 +109,10 @@ pub struct Report {
     pub devices: Vec<Device>,
     /// Their link groups.
     pub groups: Vec<Group>,
+    /// Their connections.
+    pub conns: Vec<Conn>,
+    /// The sockets of agents that have answered.
+    pub agents: Vec<PathBuf>,
 }
 
 /// What the agents of the ISM directory and of the host tell. An agent that is not there, or lets this user not in, adds nothing.
@@ -93,8 +120,10 @@ pub fn report(ism_dir: &Path) -> Report {
     let mut report = Report::default();
     let system = Some(Path::new(SYSTEM)).filter(|system| *system != ism_dir);
     for dir in [ism_dir].into_iter().chain(system) {
-        if let Some(text) = ask(&dir.join(SOCKET)) {
+        let socket = dir.join(SOCKET);
+        if let Some(text) = ask(&socket) {
             add(&mut report, &text);
+            report.agents.push(socket);
         }
     }
     report
@@ -138,7 +167,9 @@ fn add(report: &mut Report, text: &str) {
             "device" => report.devices.push(Device {
                 name: text("name"),
                 port: number("port"),
+                state: text("state"),
                 links: count("links"),
+                gid: text("gid").parse().ok(),
             }),
             "group" => report.groups.push(Group {
                 mode: "SMCR",
@@ -170,6 +201,21 @@ fn add(report: &mut Report, text: &str) {
                     group.links.push(link);
                 }
             }
+            "conn" => {
+                let end = |name: &str| text(name).parse().ok();
+                let link = || {
+                    let group =
+                        report.groups.last().filter(|group| group.lg_id == text("group"))?;
+                    group.links.iter().find(|link| link.link_id == number("link"))
+                };
+                let device = match text("state").as_str() {
+                    "INIT" => None,
+                    _ => Some(link().map_or("-".to_owned(), |link| link.ibdevice.clone())),
+                };
+                if let (Some(local), Some(peer)) = (end("local"), end("peer")) {
+                    report.conns.push(Conn { local, peer, device });
+                }
+            }
             _ => {}
         }
     }
@@ -188,12 +234,20 @@ mod tests {
              weather sunny=yes\n\
              group id=00000100 role=SERV type=SINGLE version=2 conns=3 rmbs=4 peer-rmbs=5 colour=red\n\
              link group=00000100 id=1 device=rxe0 port=1 state=LINK_ACTIVE conns=3 gid=::1 peer-gid=::2 qpn=17 peer-qpn=18\n\
+             conn local=10.0.0.1:80 peer=10.0.0.2:4000 state=ACTIVE group=00000100 link=1\n\
+             conn local=[::1]:80 peer=[::2]:4000 state=INIT\n\
+             conn local=here peer=there state=INIT\n\
              link group=00000200 id=1 device=rxe0\n",
         );
-        assert_eq!(report.devices, [Device { name: "rxe0".into(), port: 1, links: 1 }]);
+        let [device] = &report.devices[..] else { panic!("{report:?}") };
+        let gid = device.gid.map(|gid| gid.to_canonical());
+        assert_eq!((&*device.name, device.links, gid), ("rxe0", 1, "10.0.0.1".parse().ok()));
         let [group] = &report.groups[..] else { panic!("{report:?}") };
         assert_eq!((&*group.role, group.conns, group.rmbs, group.peer_rmbs), ("SERV", 3, 4, 5));
         let [link] = &group.links[..] else { panic!("{report:?}") };
+        let conns: Vec<_> =
+            report.conns.iter().map(|conn| (conn.peer.port(), conn.device.as_deref())).collect();
+        assert_eq!(conns, [(4000, Some("rxe0")), (4000, None)]);
         assert_eq!((&*link.state, link.conns, link.qpn, link.peer_qpn), ("LINK_ACTIVE", 3, 17, 18));
     }
 }

@@ -11,11 +11,13 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{Ordering, fence};
 
+use smc_proto::decline::DeclineCode;
 use usmc::observe::{
     BUFFERS, CLIENT_END, DEVICE_SHIFT, Fallback, Header, InRegion as RawInRegion, MAGIC, Mode,
-    PARTS, REASONS, RECORDS_OFFSET, REGIONS, Record, State, TOTALS_OFFSET, Totals as RawTotals,
+    PARTS, PLACES, REASONS, RECORDS_OFFSET, Record, State, TOTALS_OFFSET, Totals as RawTotals,
     VERSION, WAS_SMCD,
 };
+use usmc::reason::Reason;
 use usmc::syn_option::Outcome;
 
 const RECORD: usize = size_of::<Record>();
@@ -93,6 +95,13 @@ pub struct Socket {
     pub counters: [u64; 9],
 }
 
+impl Socket {
+    /// Why it is TCP, where its peer has declined.
+    pub fn decline_text(&self) -> String {
+        format!("{}: {}", Reason::Declined.text(), DeclineCode(self.declined))
+    }
+}
+
 /// What a process has counted for connections that are closed, and as a whole: `usmc::observe::Totals`.
 #[derive(Clone, Debug)]
 pub struct Totals {
@@ -121,7 +130,7 @@ pub struct Totals {
     /// MSG_OOB.
     pub urgent: u64,
     /// Of all that, the part of each region, in the order of [`Reading::regions`].
-    pub regions: [InRegion; REGIONS],
+    pub regions: [InRegion; PLACES],
 }
 
 /// What a process has counted for connections of a region that are closed: `usmc::observe::InRegion`.
@@ -192,7 +201,7 @@ pub struct Reading {
     /// Records that no correct library writes.
     pub senseless: usize,
     /// The ids of the process' regions; 0 = none.
-    pub regions: [u128; REGIONS],
+    pub regions: [u128; PLACES],
     tries: usize,
 }
 
@@ -266,7 +275,7 @@ pub fn read(file: &impl Source) -> Result<Reading, Refusal> {
 pub fn read_one(
     file: &impl Source,
     index: usize,
-) -> Result<(Option<Socket>, [u128; REGIONS]), Refusal> {
+) -> Result<(Option<Socket>, [u128; PLACES]), Refusal> {
     let regions = regions_of(&read_header(file)?);
     let mut reading = Reading { regions, ..Reading::default() };
     if index < MAX_RECORDS {
@@ -299,7 +308,7 @@ fn read_header(file: &impl Source) -> Result<[u8; size_of::<Header>()], Refusal>
     Ok(header)
 }
 
-fn regions_of(header: &[u8; size_of::<Header>()]) -> [u128; REGIONS] {
+fn regions_of(header: &[u8; size_of::<Header>()]) -> [u128; PLACES] {
     std::array::from_fn(|i| {
         let half =
             |n: usize| u128::from(u64_at(header, offset_of!(Header, regions) + 16 * i + 8 * n));
@@ -351,7 +360,7 @@ fn steady([before, record, after]: [&[u8]; 3]) -> Option<&[u8]> {
     (same && seq(before).is_multiple_of(2)).then_some(record)
 }
 
-fn decode(index: usize, record: &[u8], regions: &[u128; REGIONS]) -> Option<Socket> {
+fn decode(index: usize, record: &[u8], regions: &[u128; PLACES]) -> Option<Socket> {
     let [state, mode, reason, family] = u32_at(record, offset_of!(Record, kind)).to_le_bytes();
     let ports = u32_at(record, offset_of!(Record, ports));
     let end =

@@ -17,6 +17,7 @@ use procfs::process::{MMPermissions, MMapPath, MemoryMap};
 use rustix::fs::{Mode, OFlags, fstatfs, open};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use serde::Serialize;
+use usmc::observe::AGENT_ID;
 use usmc::provider;
 use usmc_shm::layout::{SLOTS_OFFSET, Slot};
 use usmc_shm::region::peers::{Life, NAME};
@@ -34,9 +35,13 @@ pub fn hex([high, low]: [u64; 2]) -> String {
     format!("{high:016x}{low:016x}")
 }
 
-/// A connection's device, as commands name it: `loopback`, or the region's id.
+/// A connection's device, as commands name it: `loopback`, the region's id, or `rdma`.
 pub fn device_name(region: Option<u128>) -> String {
-    region.map_or("loopback".to_owned(), |id| format!("{id:032x}"))
+    match region {
+        None => "loopback".to_owned(),
+        Some(AGENT_ID) => "rdma".to_owned(),
+        Some(id) => format!("{id:032x}"),
+    }
 }
 
 /// The same for a table: the first digits tell regions apart.

@@ -3,8 +3,8 @@
 use smc_proto::link_group::{Port, Role};
 use smc_proto::wire::llc::Version;
 
-use crate::Engine;
 use crate::nic::DeviceId;
+use crate::{ConnId, Engine};
 
 /// A link group.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,7 +35,7 @@ pub struct Link {
     /// Whether connections may use it.
     pub is_active: bool,
     /// Connections that use it.
-    pub conns: usize,
+    pub conns: Vec<ConnId>,
     /// This end.
     pub local: Port,
     /// The peer's end.
@@ -50,15 +50,15 @@ impl<B> Engine<B> {
             let flows = group.llc.as_ref()?;
             let config = flows.config();
             let links = flows.links().map(|link| {
-                let is_on = |conn: &&crate::ConnId| {
-                    let seat = self.conns.get(**conn).and_then(|conn| conn.seat);
+                let is_on = |conn: &ConnId| {
+                    let seat = self.conns.get(*conn).and_then(|conn| conn.seat);
                     seat.is_some_and(|seat| seat.link == link.index)
                 };
                 Link {
                     id: link.id,
                     device: group.link(link.index).map(|link| link.device),
                     is_active: link.active,
-                    conns: group.conns.iter().filter(is_on).count(),
+                    conns: group.conns.iter().copied().filter(is_on).collect(),
                     local: link.local,
                     remote: link.remote,
                 }

@@ -19,6 +19,7 @@
 //! | `device` | `name`, `port`, `state` (ACTIVE or DOWN), `links`, `gid` |
 //! | `group` | `id` (8 hexadecimal digits), `role`, `type`, `version`, `conns`, `rmbs`, `peer-rmbs` |
 //! | `link` | `group` (its `id`), `id`, `device`, `port`, `state`, `conns`, `gid`, `peer-gid`, `qpn`, `peer-qpn` |
+//! | `conn` | `local`, `peer`, `state`: ACTIVE with `group` and `link`, or INIT while its handshake is under way |
 
 /// Where the socket is, in the directory that both have in common.
 pub const SOCKET: &str = "agent";

@@ -1,6 +1,7 @@
 //! `usmc check`: says in words whether this machine, user and directory can do SMC-D, and what to do
 //! where they cannot. The last word has a live connection between two processes.
 
+mod between_hosts;
 mod command;
 mod declines;
 mod directory;
@@ -16,6 +17,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
+use between_hosts::Target;
+
 use crate::config::{Config, ConfigArgs};
 use crate::{differences, library};
 
@@ -24,9 +27,12 @@ use crate::{differences, library};
 /// Looks at the kernel, the limits, the configuration, the ISM directory and the library, then lets two
 /// processes talk to each other under it. Nothing is changed, except that the directory is created as
 /// the first program would. A program that is named is looked at, too: whether the library gets into it,
-/// and which of the known differences from TCP it may meet.
+/// and which of the known differences from TCP it may meet. For HOST:PORT one connection is made under the library, and it is
+/// said what that is by, and why it is TCP where it is.
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Exit status: 0 SMC-D works, 1 it does not.")]
+#[command(
+    after_help = "Exit status: 0 SMC-D works, and the connection to HOST:PORT left TCP; 1 one of them not."
+)]
 pub struct Args {
     #[command(flatten)]
     config: ConfigArgs,
@@ -39,8 +45,9 @@ pub struct Args {
     /// Print the reasons for which connections are TCP, and what can be done about each, and check nothing
     #[arg(long, exclusive = true)]
     reasons: bool,
-    /// Program to look at
-    program: Option<OsString>,
+    /// Program to look at; or HOST:PORT, where a connection is made, which moves no byte
+    #[arg(value_name = "PROGRAM|HOST:PORT")]
+    what: Option<OsString>,
 }
 
 /// How much a finding matters.
@@ -82,6 +89,8 @@ impl Finding {
 struct Report<W> {
     out: W,
     failures: usize,
+    /// Those that are about another place than this machine.
+    failures_elsewhere: usize,
 }
 
 impl<W: Write> Report<W> {
@@ -129,14 +138,14 @@ fn list_differences() -> io::Result<c_int> {
 }
 
 fn check(args: &Args) -> io::Result<c_int> {
-    let mut report = Report { out: io::stdout().lock(), failures: 0 };
+    let mut report = Report { out: io::stdout().lock(), failures: 0, failures_elsewhere: 0 };
     report.title("Machine")?;
     report.add(machine::findings())?;
     report.title("Configuration")?;
     match Config::load(&args.config) {
         Ok(config) => {
             report.add(configuration(&config))?;
-            check_configured(&config, args.program.as_deref(), &mut report)?;
+            check_configured(&config, args.what.as_deref(), &mut report)?;
         }
         Err(refusal) => {
             let remedy = "correct it; `usmc run` refuses to start programs until then";
@@ -155,7 +164,7 @@ fn check(args: &Args) -> io::Result<c_int> {
              Programs run on TCP."
         ))?,
     }
-    Ok(c_int::from(report.failures > 0))
+    Ok(c_int::from(report.failures + report.failures_elsewhere > 0))
 }
 
 /// What depends on the configuration: directory, library, and both at work.
@@ -189,13 +198,22 @@ fn check_configured<W: Write>(
     let probe = probe.filter(|_| loaded.weight == Weight::Good);
     report.add([loaded])?;
     report.add(live::loads_narrow(&library))?;
-    if let Some(name) = name {
+    let target = name.and_then(OsStr::to_str).and_then(Target::of);
+    if let Some(name) = name.filter(|_| target.is_none()) {
         report.title(format_args!("Program {}", name.display()))?;
         report.add(command::findings(name, &library))?;
     }
-    if let Some(probe) = probe.filter(|_| usable) {
+    if let Some(probe) = probe.as_ref().filter(|_| usable) {
         report.title("Two processes on 127.0.0.1")?;
-        report.add([live::connection(&probe, config, &library)])?;
+        report.add([live::connection(probe, config, &library)])?;
+    }
+    report.title("Agents of RDMA")?;
+    report.add(between_hosts::agents(&dir))?;
+    if let (Some(target), Some(probe)) = (target, probe) {
+        report.title(format_args!("Connection to {target}"))?;
+        let before = report.failures;
+        between_hosts::check(&target, &probe, (config, &library), report)?;
+        report.failures_elsewhere = std::mem::replace(&mut report.failures, before) - before;
     }
     Ok(())
 }

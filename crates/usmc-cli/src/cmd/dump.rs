@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGINT, SIGPIPE, SIGTERM};
-use usmc::observe::State;
+use usmc::observe::{AGENT_ID, State};
 
 use crate::dump::attached::{self, Attached, Carrier, Event, Filter};
 use crate::dump::capture::Capture;
@@ -112,6 +112,9 @@ fn name_of(regions: &mut Regions, process: &Attached, event: &Event) -> String {
         return format!("{} memory", device_name(None));
     };
     let id = ids.get(place).copied().unwrap_or_default();
+    if id == AGENT_ID {
+        return "RDMA".to_owned();
+    }
     let ends = socket.and_then(|socket| regions.ends(process.pid, &socket));
     let between = ends.map(|[client, server]| format!(" between {client} and {server}"));
     format!("region {}{}", device_name(Some(id)), between.unwrap_or_default())

@@ -3,8 +3,10 @@
 use std::env;
 use std::ffi::c_int;
 use std::fs;
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -13,12 +15,18 @@ const ROUNDS: usize = 200;
 /// Bytes of one message.
 const MESSAGE: usize = 64;
 
+/// How long a connection may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long one look at it takes.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// Plays a part, if the command line is `usmc probe PART`, which is not for users and so not for clap:
 ///
 /// - `alone` succeeds if it runs at all;
 /// - `loaded` succeeds if the library is loaded;
 /// - `serve` prints a port and sends back what one client sends;
-/// - `connect PORT` talks to it, prints a line and waits for the end of its standard input.
+/// - `connect PORT` talks to it, prints a line and waits for the end of its standard input;
+/// - `reach ADDRESS:PORT` connects there, prints a line, and looks at the connection until the end of its standard input.
 pub fn requested() -> Option<Result<c_int>> {
     let args: Vec<String> =
         env::args_os().skip(1).map_while(|arg| arg.into_string().ok()).collect();
@@ -28,6 +36,7 @@ pub fn requested() -> Option<Result<c_int>> {
         ["probe", "loaded"] => loaded(),
         ["probe", "serve"] => serve(),
         ["probe", "connect", port] => connect(port.parse().ok()?),
+        ["probe", "reach", place] => reach(place.parse().ok()?),
         _ => return None,
     })
 }
@@ -61,6 +70,18 @@ fn connect(port: u16) -> Result<c_int> {
     }
     say("done")?;
     io::copy(&mut io::stdin(), &mut io::sink()).context("cannot wait")?;
+    Ok(0)
+}
+
+fn reach(place: SocketAddr) -> Result<c_int> {
+    let stream = TcpStream::connect_timeout(&place, PATIENCE)?;
+    stream.set_read_timeout(Some(LOOK)).context("cannot set a time limit")?;
+    say("connected")?;
+    let input = thread::spawn(|| io::copy(&mut io::stdin(), &mut io::sink()));
+    // A connection takes notice of what becomes of it in calls.
+    let is_quiet = |e: &io::Error| matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+    while !input.is_finished() && stream.peek(&mut [0]).is_err_and(|e| is_quiet(&e)) {}
+    let _ = input.join();
     Ok(0)
 }
 

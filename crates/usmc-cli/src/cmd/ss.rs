@@ -7,13 +7,14 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use smc_proto::decline::DeclineCode;
 use usmc::observe::{Mode, State};
 use usmc::reason::Reason;
 use usmc::syn_option::Outcome;
 
 use usmc_shm::layout::WINDOW_SHIFT_MAX;
 
+use crate::agent::{self, Report};
+use crate::config::{Config, ConfigArgs};
 use crate::observed::{self, Refusal, Socket};
 use crate::regions::{Host, Regions, device_name, short};
 use crate::{proc, remedies, sock_diag, table};
@@ -21,7 +22,7 @@ use crate::{proc, remedies, sock_diag, table};
 /// Show sockets of programs under uSMC
 ///
 /// Lists the TCP sockets of running programs under `usmc run`: whether their bytes move through shared
-/// memory (SMCD) or over TCP, and the reason for TCP.
+/// memory (SMCD), by RDMA (SMCR) or over TCP, and the reason for TCP.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Without -a and -l, connected sockets are shown.\n\
                         Queues are bytes sent and not yet read; - where the other end cannot be seen.")]
@@ -88,12 +89,31 @@ pub fn run(args: &Args) -> Result<c_int> {
         found.iter().any(|f| f.socket.mode == Mode::Tcp && is_connected(f.socket.state));
     let kernel = if needs_kernel { sock_diag::tcp_sockets() } else { HashMap::new() };
     let mut regions = Regions::default();
+    let config = Config::load(&ConfigArgs::default()).map(|config| config.ism_dir());
+    let has_rdma = found.iter().any(|f| f.socket.mode == Mode::Smcr);
+    let agents = match config {
+        Ok(dir) if has_rdma => agent::report(&dir),
+        _ => Report::default(),
+    };
+    let by_ends: HashMap<_, _> =
+        agents.conns.into_iter().map(|conn| ((conn.local, conn.peer), conn.device)).collect();
+    // The handshake of what the agent has is the agent's.
+    for f in found.iter_mut().filter(|f| f.socket.mode == Mode::Smcr) {
+        if let Some(None) = by_ends.get(&(f.socket.local, f.socket.peer)) {
+            (f.socket.mode, f.socket.reason, f.is_ahead) = (Mode::Tcp, Reason::Pending as u8, true);
+        }
+    }
     let rows: Vec<Row> = found
         .iter()
         .map(|f| {
             let is_in_memory = f.socket.mode == Mode::Smcd;
             let host = is_in_memory.then(|| regions.other_end(f.pid, &f.socket)).flatten();
-            Row { host, ..row(f, scan.processes[f.process].comm.clone(), &ends, &kernel) }
+            let mut row =
+                Row { host, ..row(f, scan.processes[f.process].comm.clone(), &ends, &kernel) };
+            if let Some(device) = by_ends.get(&(f.socket.local, f.socket.peer)) {
+                row.device.clone_from(device);
+            }
+            row
         })
         .collect();
     let mut out = BufWriter::new(io::stdout().lock());
@@ -299,9 +319,7 @@ fn reason_text(socket: &Socket, connected: bool) -> Option<String> {
     let code = socket.reason;
     match Reason::from_code(code) {
         Some(Reason::None) => connected.then(|| "not decided yet".to_owned()),
-        Some(reason @ Reason::Declined) => {
-            Some(format!("{}: {}", reason.text(), DeclineCode(socket.declined)))
-        }
+        Some(Reason::Declined) => Some(socket.decline_text()),
         Some(reason) => Some(reason.text().to_owned()),
         None => Some(format!("reason {code}, which this version of usmc does not know")),
     }

@@ -16,7 +16,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock}
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use usmc::observe::{
     ASK, CAPTURE_OFFSET, Capture, EVENT_CARRIER_SHIFT, EVENT_CLIENT, EVENT_DATA, EVENT_END,
-    EVENT_OPEN, EVENT_SENT, Event as RawEvent, Header, RECORDS_OFFSET, REGIONS, Record, UNPLACED,
+    EVENT_OPEN, EVENT_SENT, Event as RawEvent, Header, PLACES, RECORDS_OFFSET, Record, UNPLACED,
 };
 use usmc::tap::TapControl;
 
@@ -218,7 +218,7 @@ impl Attached {
     }
 
     /// The record of the connection that an event is about, if it still is that, and the ids of the process' regions.
-    pub fn record_of(&self, event: &Event) -> Option<(Option<Socket>, [u128; REGIONS])> {
+    pub fn record_of(&self, event: &Event) -> Option<(Option<Socket>, [u128; PLACES])> {
         let index = (event.carrier.connection as u32).checked_sub(1)?;
         let (socket, regions) = observed::read_one(&self.file, index as usize).ok()?;
         let is_its = |s: &Socket| (s.local, s.peer) == (event.local, event.peer);

@@ -85,7 +85,7 @@ fn ring(
     (before, direction): (u64, u32),
 ) {
     let Some(scene) = Scene::of(fd, conn) else { return };
-    let carrier = (conn.device.load(Relaxed) + 1) << EVENT_CARRIER_SHIFT;
+    let carrier = (observer::device_number(conn) + 1) << EVENT_CARRIER_SHIFT;
     let mut at = from;
     while at != to {
         let left = usize::try_from(to.wrapping_sub(at)).unwrap_or(usize::MAX).min(PIECE);

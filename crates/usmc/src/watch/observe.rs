@@ -21,7 +21,7 @@ pub const MEMFD_NAME: &core::ffi::CStr = c"usmc-conn";
 /// First eight bytes of the file, native endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"uSMCconn");
 /// Layout version of everything here.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Offset in bytes of [`Totals`].
 pub const TOTALS_OFFSET: usize = 512;
 /// Offset in bytes of [`Capture`].
@@ -46,8 +46,9 @@ pub struct Header {
     pub ring_offset: AtomicU64,
     /// Its size in bytes, a power of two.
     pub ring_size: AtomicU64,
-    /// The ids of the process' regions, by [`DEVICE_SHIFT`]'s numbers from 1 on; 0 = no connection was to be in it yet.
-    pub regions: [[AtomicU64; 2]; REGIONS],
+    /// The ids of the process' regions, by [`DEVICE_SHIFT`]'s numbers from 1 on; 0 = no connection was to be in it yet. The last one is
+    /// [`AGENT_ID`].
+    pub regions: [[AtomicU64; 2]; PLACES],
 }
 
 /// One socket. `seq` is 0 when unused, odd while the cold fields change, even and non-zero otherwise.
@@ -107,6 +108,12 @@ pub const WAS_SMCD: u32 = 1 << 17;
 pub const DEVICE_SHIFT: u32 = 18;
 /// Regions that one process can use.
 pub const REGIONS: usize = 4;
+/// Where connections by RDMA are counted, among the regions: behind them.
+pub const AGENT: usize = REGIONS;
+/// What stands there for a region's id, and is none's.
+pub const AGENT_ID: u128 = u128::MAX;
+/// All of these.
+pub const PLACES: usize = REGIONS + 1;
 /// The first bit of the TCP option's outcome in [`Record::slot`].
 pub const SYN_OPTION_SHIFT: u32 = 24;
 /// [`Record::captured`]: yes.
@@ -117,7 +124,7 @@ pub const ASK: u32 = 2;
 // The same for 32-bit processes, which a 64-bit `usmc ss` reads.
 const _: () = {
     use core::mem::offset_of;
-    assert!(size_of::<Record>() == 128 && size_of::<Header>() == 104);
+    assert!(size_of::<Record>() == 128 && size_of::<Header>() == 120);
     assert!(offset_of!(Record, local) == 16 && offset_of!(Record, segment) == 56);
     assert!(offset_of!(Record, tx_bytes) == 64 && offset_of!(Record, tx_full) == 96);
     assert!(size_of::<Header>() <= TOTALS_OFFSET);
@@ -181,7 +188,7 @@ pub struct Totals {
     /// Urgent data, likewise.
     pub urgent: AtomicU64,
     /// By [`Header::regions`].
-    pub regions: [InRegion; REGIONS],
+    pub regions: [InRegion; PLACES],
 }
 
 /// What is captured; the reader's words but for the ring's.

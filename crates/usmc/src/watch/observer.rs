@@ -20,9 +20,9 @@ use crate::record::phase::Phase;
 use crate::record::tuple::{Endpoint, Tuple};
 use crate::watch::capture;
 use crate::watch::observe::{
-    CAPTURE_OFFSET, CLIENT_END, Capture, DEVICE_SHIFT, Header, InRegion, MAGIC, MEMFD_NAME, Mode,
-    REASONS, RECORDS_OFFSET, Record, SYN_OPTION_SHIFT, State, TOTALS_OFFSET, Totals, VERSION,
-    WAS_SMCD,
+    AGENT, AGENT_ID, CAPTURE_OFFSET, CLIENT_END, Capture, DEVICE_SHIFT, Header, InRegion, MAGIC,
+    MEMFD_NAME, Mode, REASONS, RECORDS_OFFSET, Record, SYN_OPTION_SHIFT, State, TOTALS_OFFSET,
+    Totals, VERSION, WAS_SMCD,
 };
 
 /// Records of one file: a place for each connection, at its index.
@@ -220,14 +220,23 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
         place[0].store(words[0], Relaxed);
         place[1].store(words[1], Relaxed);
     }
-    let mut place = record.slot.load(Relaxed) & WAS_SMCD;
+    let declined = reason == Reason::Declined as u32;
+    // Of a peer that did not want SMC the ring was never.
+    let before = record.slot.load(Relaxed);
+    let mut place = if declined { 0 } else { before & WAS_SMCD };
     place |= conn.syn_option.load(Relaxed) << SYN_OPTION_SHIFT;
-    if conn.has(F_CLIENT) {
+    // A deputy is accepted, whichever end its application has.
+    let is_client = match conn.has(F_DEPUTY) {
+        true => conn.clc.has_connected.load(Relaxed) != 0,
+        false => conn.has(F_CLIENT),
+    };
+    if is_client {
         place |= CLIENT_END;
     }
-    place |= device_of(conn) << DEVICE_SHIFT;
+    let was_agents = before >> DEVICE_SHIFT & 7 == AGENT as u32 + 1;
+    let is_agents = conn.has(F_DEPUTY) || declined && was_agents;
+    place |= device_of(conn, is_agents) << DEVICE_SHIFT;
     // In mode TCP: see there.
-    let declined = reason == Reason::Declined as u32;
     record
         .segment
         .store(if declined { conn.clc.declined.load(Relaxed).into() } else { 0 }, Relaxed);
@@ -243,14 +252,28 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
     record.slot.store(place, Relaxed);
 }
 
-/// The number of the connection's device, whose id the header has then, if it is a region. A handshake that was begun says which.
-fn device_of(conn: &Conn) -> u32 {
+/// The number of the connection's device ([`DEVICE_SHIFT`]).
+#[inline]
+pub fn device_number(conn: &Conn) -> u32 {
+    if conn.has(F_DEPUTY) { AGENT as u32 + 1 } else { conn.device.load(Relaxed) }
+}
+
+/// The same, whose id the header has then, if it is no directory's. A handshake that was begun says which.
+fn device_of(conn: &Conn, is_agents: bool) -> u32 {
+    let note = |place: usize, id: [u64; 2]| {
+        if let Some(words) = header().and_then(|header| header.regions.get(place)) {
+            words.iter().zip(id).for_each(|(place, word)| place.store(word, Relaxed));
+        }
+    };
+    if is_agents {
+        note(AGENT, [AGENT_ID as u64, (AGENT_ID >> 64) as u64]);
+        return AGENT as u32 + 1;
+    }
     let device = conn.device.load(Relaxed);
     if let Some(place) = device.checked_sub(1)
-        && let Some(words) = header().and_then(|header| header.regions.get(place as usize))
         && let Some(gid) = device::of(conn).gid()
     {
-        words.iter().zip(gid).for_each(|(place, word)| place.store(word, Relaxed));
+        note(place as usize, gid);
     }
     device
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,11 +13,15 @@ use usmc::observe::Mode;
 use usmc::reason::Reason;
 
 use super::Finding;
+use super::between_hosts::Reached;
+use crate::agent;
 use crate::config::Config;
 use crate::library::{self, Library, NARROW_LINKER, NoNarrow};
 use crate::observed::{self, Socket};
 use crate::{proc, remedies};
 
+/// Between two looks at a connection.
+const LOOK: Duration = Duration::from_millis(20);
 /// Longest wait for a line from one of our own processes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -155,6 +160,36 @@ fn talk(program: &Path, config: &Config, library: &Library) -> Result<[End; 2]> 
         End { name: "server", socket: at_server, log: server_log },
         End { name: "client", socket: at_client, log: client_log },
     ])
+}
+
+/// A connection of a program under the library to that place, once it is decided what that is by, or after ten seconds. It moves no byte.
+///
+/// # Errors
+/// There is no connection.
+pub fn reach(
+    program: &Path,
+    (config, library): (&Config, &Library),
+    place: SocketAddr,
+) -> Result<Reached> {
+    let (command, args) = (command(program, library), ["reach", &place.to_string()]);
+    let mut probe = Probe::start("client", command, config, &args)?;
+    let dir = config.ism_dir();
+    if let Err(problem) = probe.line() {
+        // The probe says it itself.
+        bail!("{}", format!("{problem:#}").trim_start_matches("the client ended early: usmc: "));
+    }
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let socket = probe.socket(place.port()).context("the library shows no record of it")?;
+        let mut conns = agent::report(&dir).conns.into_iter();
+        let conn = conns.find(|conn| (conn.local, conn.peer) == (socket.local, socket.peer));
+        let reached = Reached { socket, conn };
+        if reached.is_settled() || Instant::now() >= deadline {
+            return Ok(reached);
+        }
+        // It ends where the connection does.
+        probe.stirs(Instant::now() + LOOK)?;
+    }
 }
 
 /// The probe, with the library and without any variable of uSMC.
