@@ -415,6 +415,7 @@ fn hosts_that_say_smc() {
         complete(&mut client, &mut server, role);
     }
     connections_are_made_between_two_questions(&fixture, &network, (&near, &far));
+    connections_are_made_before_a_sleep(&fixture, &network, (&near, &far));
     for agent in [&mut one, &mut other] {
         agent.signal(libc::SIGTERM);
         agent.wait();
@@ -429,9 +430,26 @@ fn hosts_that_say_smc() {
 fn connections_are_made_between_two_questions(
     fixture: &Fixture,
     network: &Network,
-    (near, far): (&Path, &Path),
+    dirs: (&Path, &Path),
 ) {
-    const COUNT: usize = 10;
+    connections_are_made_meanwhile(fixture, network, dirs, 10, &[]);
+}
+
+/// A client is about to sleep until it can send. Its SYN is answered when it is sent again, after a second.
+#[cfg(target_arch = "x86_64")]
+fn connections_are_made_before_a_sleep(fixture: &Fixture, network: &Network, dirs: (&Path, &Path)) {
+    connections_are_made_meanwhile(fixture, network, dirs, 40, &["980", "1060"]);
+}
+
+/// Connections of tests/programs/python/eager.py, whose first SYNs are not answered, and whose questions to the kernel take their time.
+#[cfg(target_arch = "x86_64")]
+fn connections_are_made_meanwhile(
+    fixture: &Fixture,
+    network: &Network,
+    (near, far): (&Path, &Path),
+    count: usize,
+    when: &[&str],
+) {
     let port = fixture.port();
     let number = port.to_string();
     let python = tests_dir().join("programs/python");
@@ -448,19 +466,19 @@ fn connections_are_made_between_two_questions(
     ));
     let recording = network.record(fixture, At::Client);
     let mut command = network.under_usmc(fixture, At::Client, near, "auto");
-    command.args(["strace", "-qq", "-o", "/dev/null", "-e", "trace=getsockopt"]);
+    command.args(["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=getsockopt"]);
     command.args(["-e", "inject=getsockopt:delay_exit=2000"]);
     command.arg("/usr/bin/python3").arg(python.join("eager.py"));
-    command.args([network::SERVER, &number, &COUNT.to_string()]);
+    command.args([network::SERVER, &number, &count.to_string()]).args(when);
     let mut client = fixture.spawn(command);
     fixture.wait_until("all SYNs", || {
-        recording.seen().iter().filter(|syn| syn.server_port == port).count() >= COUNT
+        recording.seen().iter().filter(|syn| syn.server_port == port).count() >= count
     });
     network.route_freely();
     recording.end();
     client.line_after("back");
     let seen = fixture.connections(port);
-    assert_eq!(share(&seen), (2 * COUNT, 2 * COUNT), "{seen:#?}");
+    assert_eq!(share(&seen), (2 * count, 2 * count), "{seen:#?}");
     client.close_stdin();
     client.succeed();
     server.close_stdin();

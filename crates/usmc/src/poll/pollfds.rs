@@ -44,18 +44,32 @@ enum Watch {
     Nested(u32),
 }
 
+/// Moves handshakes on, too.
 fn watch(fd: c_int) -> Watch {
+    // The kernel is asked of a set, too, and perhaps slept in.
+    see(fd, |index| ready::is_kernels(|| fd, index), deferred::watch)
+}
+
+/// The same as it is.
+fn glance(fd: c_int) -> Watch {
+    see(fd, ready::is_kernels_so_far, |_| {})
+}
+
+#[inline(always)]
+fn see(fd: c_int, is_kernels: impl Fn(u32) -> bool, before_set: impl Fn(u32)) -> Watch {
     match table::settled(fd) {
-        Fd::Conn(index) if !ready::is_kernels(|| fd, index) => Watch::Ring(index),
+        Fd::Conn(index) if !is_kernels(index) => Watch::Ring(index),
         Fd::Conn(index) if ending::is_untold(conn::at(index)) => Watch::Failed,
         Fd::Epoll(index) => {
-            // The kernel is asked, too, and perhaps slept in.
-            deferred::watch(index);
+            before_set(index);
             if has_tracked(set::set_at(index)) { Watch::Nested(index) } else { Watch::Kernel }
         }
         _ => Watch::Kernel,
     }
 }
+
+/// In `revents` before a sleep: the thread is counted as a sleeper of that connection, whose ring is armed.
+const ENTERED: i16 = 1;
 
 /// What shared memory says about one pollfd.
 fn look(p: &libc::pollfd) -> i16 {
@@ -413,7 +427,7 @@ fn leave_if_stuck(fds: &[libc::pollfd]) -> bool {
 
 /// When it has to look at that again.
 fn stuck_ns(fds: &[libc::pollfd]) -> Option<u64> {
-    let each = fds.iter().filter_map(|p| match watch(p.fd) {
+    let each = fds.iter().filter_map(|p| match glance(p.fd) {
         Watch::Ring(index) if p.fd >= 0 && p.events as u16 as u32 & WRITE_BITS != 0 => {
             let conn = conn::at(index);
             room::look_in_ns(conn, conn.slot()?)
@@ -483,9 +497,10 @@ impl Asleep {
     }
 
     /// Counts this thread as a sleeper of every ring connection in `fds`, and arms these.
-    fn enter(&mut self, fds: &[libc::pollfd]) -> Looks {
+    fn enter(&mut self, fds: &mut [libc::pollfd]) -> Looks {
         let mut looks = Looks::default();
-        for (i, p) in fds.iter().enumerate().filter(|(_, p)| p.fd >= 0) {
+        for (i, p) in fds.iter_mut().enumerate().filter(|(_, p)| p.fd >= 0) {
+            p.revents = 0;
             match watch(p.fd) {
                 Watch::Kernel | Watch::Failed => {}
                 Watch::Nested(index) => {
@@ -495,6 +510,7 @@ impl Asleep {
                 Watch::Ring(index) => {
                     let conn = conn::at(index);
                     let Some(slot) = conn.slot() else { continue };
+                    p.revents = ENTERED;
                     let want = p.events as u16 as u32;
                     match self.counts.all().get_mut(i) {
                         Some(count) => *count = Count::enter(index, slot, want),
@@ -563,8 +579,12 @@ fn sleep_poll(
     kept.all().iter_mut().zip(&*fds).for_each(|(to, p)| *to = p.events);
     for p in fds.iter_mut() {
         if p.fd >= 0
-            && let Watch::Ring(index) = watch(p.fd)
+            && let Watch::Ring(index) = glance(p.fd)
         {
+            if p.revents != ENTERED {
+                // It is in the ring since the last look.
+                timeout_ns = Some(0);
+            }
             let bells =
                 conn::at(index).slot().is_some_and(|s| bells::has_bells(conn::at(index), s));
             let conn = conn::at(index);
