@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use usmc_tests::cluster::Cluster;
 use usmc_tests::vm::{self, Guest, Guests};
-use usmc_tests::{Fixture, build, is_plain};
+use usmc_tests::{Fixture, build, flag, is_plain};
 
 #[path = "vm/rdma_programs.rs"]
 mod programs;
@@ -55,6 +55,26 @@ fn two_guests_by_rdma() {
         bytes_went_by_rdma(guests.cable());
         connections_take_so_many_round_trips(guests.cable());
     }
+    fixture.finish();
+}
+
+/// Figures of three carriers in the same two machines. Their code is translated, with one processor each, and their device is soft-RoCE: only the
+/// ratios mean anything, and only here.
+#[test]
+fn what_carries_faster() {
+    if is_plain() || !flag("USMC_TESTS_VM_SPEED") || !vm::is_wanted_with_rdma() {
+        return;
+    }
+    build::usmc();
+    let fixture = Fixture::with_limit("guests' speed by rdma", 3 * LIMIT);
+    let mut guests = Guests::boot_for_rdma(&fixture);
+    let [one, other] = guests.both();
+    for guest in [&mut *one, &mut *other] {
+        set_up(guest);
+        guest.run(&format!("{KERNEL}\npython3 - <<'END'\n{}END", add_ueid()));
+    }
+    programs::speed(one, other);
+    guests.shut_down();
     fixture.finish();
 }
 

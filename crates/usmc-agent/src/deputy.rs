@@ -116,9 +116,7 @@ pub(crate) struct Deputy {
 impl Deputy {
     /// The slot is the caller's, and was prepared.
     pub(crate) fn new(segment: Segment, slot: u32, socket: OwnedFd) -> Deputy {
-        // Urgent data of an application that is out of the ring is data.
-        let _ = sockopt::set_socket_oobinline(&socket, true);
-        sys::close_at_once(&socket);
+        prepare(&socket);
         Deputy {
             segment,
             slot,
@@ -407,5 +405,46 @@ impl Deputy {
 impl Drop for Deputy {
     fn drop(&mut self) {
         self.let_go();
+    }
+}
+
+/// Options of the agent's end of a connection inside the host.
+fn prepare(socket: &OwnedFd) {
+    // Urgent data of an application that is out of the ring is data.
+    let _ = sockopt::set_socket_oobinline(socket, true);
+    // A doorbell would wait until the one before is acknowledged, for 40 ms where nothing goes back.
+    let _ = sockopt::set_tcp_nodelay(socket, true);
+    sys::close_at_once(socket);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn no_doorbell_waits_for_the_one_before() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let one = TcpStream::connect(listener.local_addr().expect("a port")).expect("TCP");
+        let (mut other, _) = listener.accept().expect("TCP");
+        let socket = OwnedFd::from(one);
+        prepare(&socket);
+        other.set_nonblocking(true).expect("a socket");
+        let knock = |other: &mut TcpStream, rounds: &str| {
+            assert_eq!(send(&socket, &[0], SendFlags::empty()), Ok(1));
+            assert_eq!(other.read(&mut [0; 2]).expect("it is there at once"), 1, "{rounds}");
+        };
+        // The kernel acknowledges late where something went back lately.
+        for _ in 0..20 {
+            knock(&mut other, "answered");
+            other.write_all(&[0]).expect("room");
+            assert_eq!(
+                recv(&socket, &mut [0; 2], RecvFlags::empty()).map(|(count, _)| count),
+                Ok(1)
+            );
+        }
+        (0..3).for_each(|_| knock(&mut other, "not answered"));
     }
 }

@@ -48,13 +48,19 @@ while more:
 print(found)
 ";
 
-impl End<'_> {
+impl Smc {
     /// What is put before a command.
-    fn how(&self) -> String {
-        match self.smc {
+    fn how(self) -> String {
+        match self {
             Ours => "$usmc run --".into(),
             Kernels => format!("env LD_PRELOAD={}", build::program("smc_sockets.so").display()),
         }
+    }
+}
+
+impl End<'_> {
+    fn how(&self) -> String {
+        self.smc.how()
     }
 
     /// How many connections of a server's this end has by RDMA.
@@ -285,5 +291,120 @@ pub(crate) fn postgresql(one: &mut Guest, other: &mut Guest) {
         run_by_rdma(server, client, (cluster::PORT, 4), (&load, "TERM"));
         cluster::load(client.guest, &calls, &address, "-N -t 20", |_| 0);
         cluster::end(server.guest);
+    });
+}
+
+/// What a program has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Carrier {
+    Tcp,
+    Smc(Smc),
+}
+
+const CARRIERS: [Carrier; 3] = [Carrier::Tcp, Carrier::Smc(Kernels), Carrier::Smc(Ours)];
+
+impl Carrier {
+    fn how(self) -> String {
+        match self {
+            Carrier::Tcp => String::new(),
+            Carrier::Smc(smc) => smc.how(),
+        }
+    }
+}
+
+/// A load, whose one figure is better the higher it is.
+struct Load {
+    name: &'static str,
+    /// The port of the server of the first carrier; the others' follow.
+    port: u16,
+    client: &'static str,
+    /// Of what it prints, where the number stands: behind the first word, before the second.
+    figure: (&'static str, &'static str),
+}
+
+const LOADS: [Load; 6] = [
+    Load {
+        name: "round trips of 14 B, 1 connection, per second",
+        port: 6410,
+        client: "redis-benchmark -h 10.0.0.2 -p PORT -q -c 1 -n 1500 -t get",
+        figure: ("GET: ", " requests per second"),
+    },
+    Load {
+        name: "round trips of 14 B, 10 connections, per second",
+        port: 6410,
+        client: "redis-benchmark -h 10.0.0.2 -p PORT -q -c 10 -n 3000 -t get",
+        figure: ("GET: ", " requests per second"),
+    },
+    Load {
+        name: "requests of 14 B, 10 connections, 16 at a time, per second",
+        port: 6410,
+        client: "redis-benchmark -h 10.0.0.2 -p PORT -q -c 10 -n 20000 -P 16 -t get",
+        figure: ("GET: ", " requests per second"),
+    },
+    Load {
+        name: "values of 64 KB, 1 connection, per second",
+        port: 6410,
+        client: "redis-benchmark -h 10.0.0.2 -p PORT -q -c 1 -n 300 -d 65536 -t set",
+        figure: ("SET: ", " requests per second"),
+    },
+    Load {
+        name: "connections with one request, per second",
+        port: 6410,
+        client: "redis-benchmark -h 10.0.0.2 -p PORT -q -c 1 -n 150 -k 0 -t ping_mbulk",
+        figure: ("PING_MBULK: ", " requests per second"),
+    },
+    Load {
+        name: "a stream in messages of 64000 B, MB per second",
+        port: 6420,
+        client: "sockperf tp --tcp -i 10.0.0.2 -p PORT -m 64000 -t 3",
+        figure: ("BandWidth is ", " MBps"),
+    },
+];
+
+/// TCP, the kernel's SMC and the engine in turn, in the same machines.
+pub(crate) fn speed(one: &mut Guest, other: &mut Guest) {
+    const ROUNDS: usize = 3;
+    for_each_pair(&PAIRS[..1], (one, other), |server, client| {
+        // The first machine serves there.
+        let (server, client) = (&mut client.guest, &mut server.guest);
+        for (port, carrier) in (6410..).zip(CARRIERS) {
+            server.run(&format!(
+                "{} redis-server --bind 10.0.0.2 --port {port} --protected-mode no --save '' >/dev/null 2>&1 &
+                {} sockperf sr --tcp -i 10.0.0.2 -p {} >/dev/null 2>&1 &
+                for port in {port} {}; do until ss -ltn | grep -q :$port; do sleep 0.1; done; done",
+                carrier.how(), carrier.how(), port + 10, port + 10
+            ));
+        }
+        for load in &LOADS {
+            let mut figures = [const { Vec::new() }; CARRIERS.len()];
+            for _ in 0..ROUNDS {
+                for ((port, carrier), figures) in (load.port..).zip(CARRIERS).zip(&mut figures) {
+                    let command = load.client.replace("PORT", &port.to_string());
+                    let said = client.run(&format!("{} {command} 2>&1", carrier.how()));
+                    let figure = said.rsplit_once(load.figure.1).map(|(before, _)| before);
+                    let figure = figure.and_then(|before| before.rsplit_once(load.figure.0));
+                    let figure = figure.and_then(|(_, figure)| figure.trim().parse::<f64>().ok());
+                    figures.push(figure.unwrap_or_else(|| panic!("{command}: {said}")));
+                }
+            }
+            println!("  {}", load.name);
+            let mut medians = Vec::new();
+            for (carrier, figures) in CARRIERS.iter().zip(&mut figures) {
+                figures.sort_by(f64::total_cmp);
+                medians.push(figures[ROUNDS / 2]);
+                println!(
+                    "    {carrier:?}: {:.1} ({:.1} to {:.1})",
+                    figures[ROUNDS / 2],
+                    figures[0],
+                    figures[ROUNDS - 1]
+                );
+            }
+            println!(
+                "    uSMC {:.2} of TCP, {:.2} of the kernel's SMC",
+                medians[2] / medians[0],
+                medians[2] / medians[1]
+            );
+        }
+        server.run("pkill -x redis-server; pkill -x sockperf; while pgrep -x 'redis-server|sockperf' >/dev/null; do sleep 0.1; done");
     });
 }

@@ -6,7 +6,7 @@ use std::fmt;
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
-use usmc::observe::{Mode as Carrier, State};
+use usmc::observe::{AGENT_ID, Mode as Carrier, State};
 use usmc::reason::Reason;
 
 use super::mode::Mode;
@@ -84,7 +84,7 @@ impl Look {
             match (socket.mode, Reason::from_code(socket.reason)) {
                 (Carrier::Smcd | Carrier::Smcr, _) => {
                     look.smcd += 1;
-                    look.in_region += usize::from(socket.region.is_some());
+                    look.in_region += usize::from(socket.region.is_some_and(|id| id != AGENT_ID));
                     look.bytes += socket.tx_bytes + socket.rx_bytes;
                     let [.., sleeps, _, sent, drained] = socket.counters;
                     look.wakes += sleeps + sent + drained;
