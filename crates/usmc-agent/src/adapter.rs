@@ -1,5 +1,6 @@
 //! RDMA devices that are open, each with its queues of completions and one address.
 
+use std::cell::Cell;
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,6 +25,8 @@ pub struct Adapter {
     pub(crate) channel: Channel,
     pub(crate) sends: Cq,
     pub(crate) receives: Cq,
+    /// Whether the queue of sends and that of receives have an event with their next completion.
+    armed: [Cell<bool>; 2],
     port: Port,
     /// It has failed: nothing is made or looked for there any more.
     pub(crate) is_dead: bool,
@@ -82,7 +85,8 @@ impl Adapter {
             direct: true,
             ..Port::default()
         };
-        Ok(Adapter { device, gid, channel, sends, receives, port, is_dead: false })
+        let armed = [Cell::new(false), Cell::new(false)];
+        Ok(Adapter { device, gid, channel, sends, receives, armed, port, is_dead: false })
     }
 
     /// What a peer is told of it. It has no queue pair.
@@ -115,9 +119,18 @@ impl Adapter {
     /// # Errors
     /// The device has failed.
     pub fn arm(&self) -> Result<(), Error> {
-        while self.channel.next_event()?.is_some() {}
-        self.sends.arm(false)?;
-        self.receives.arm(true)
+        // A queue has an event once for each time that it is armed.
+        while let Some(token) = self.channel.next_event()? {
+            self.armed[usize::from(token == RECEIVES)].set(false);
+        }
+        let [sends, receives] = &self.armed;
+        if !sends.replace(true) {
+            self.sends.arm(false)?;
+        }
+        if !receives.replace(true) {
+            self.receives.arm(true)?;
+        }
+        Ok(())
     }
 }
 

@@ -33,6 +33,9 @@ const YOUNG: Duration = Duration::from_secs(20);
 /// A connection that young is looked at so often: a Decline is rare, and each look is a system call.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// A device is asked so often for what is no completion, as each question is a system call. A sleeper is woken by that at once.
+const EVENTS: Duration = Duration::from_micros(100);
+
 /// A TCP connection in its handshake, or behind it.
 struct Handshake {
     tcp: TcpStream,
@@ -78,6 +81,8 @@ pub struct Driver<B> {
     /// Those of them that a Decline may come to, in the order of their next looks.
     young: VecDeque<Look>,
     begun: Instant,
+    /// When devices are asked again for what is no completion.
+    asks_at: Duration,
     /// What has come out of the engine, with the TCP connection where it is the caller's again.
     events: VecDeque<(Event, Option<TcpStream>)>,
 }
@@ -97,6 +102,7 @@ impl<B: Buffers> Driver<B> {
             established: HashMap::new(),
             young: VecDeque::new(),
             begun: Instant::now(),
+            asks_at: Duration::ZERO,
             events: VecDeque::new(),
         })
     }
@@ -190,8 +196,13 @@ impl<B: Buffers> Driver<B> {
 
     /// Looks at everything once. Whether there was anything.
     pub fn turn(&mut self) -> bool {
-        let mut any = false;
+        let (mut any, now) = (false, self.now());
+        let asks = self.asks_at <= now;
+        if asks {
+            self.asks_at = now + EVENTS;
+        }
         for device in 0..self.adapters.all.len() {
+            any |= asks && self.look_at_events(device);
             any |= self.look_at_device(device);
         }
         any |= self.look_at_handshakes();
@@ -275,9 +286,8 @@ impl<B: Buffers> Driver<B> {
         self.events.pop_front()
     }
 
-    /// Ports come first: what is posted to one that is down kills its queue pair. Then sends, as behind an error in the queue of receives
-    /// there is nothing successful of theirs; and last the failures that no completion tells.
-    fn look_at_device(&mut self, device: usize) -> bool {
+    /// Ports, and failures that no completion tells.
+    fn look_at_events(&mut self, device: usize) -> bool {
         let id = DeviceId(device as u8);
         let mut failures = Vec::new();
         let mut any = false;
@@ -293,6 +303,21 @@ impl<B: Buffers> Driver<B> {
                 _ => {}
             }
         }
+        if !failures.is_empty() {
+            // What was successful before is there.
+            any |= self.look_at_device(device);
+        }
+        for qp_num in failures {
+            if let Some(qp) = self.adapters.by_number(id, qp_num) {
+                self.handle_failure(qp);
+            }
+        }
+        any
+    }
+
+    /// Sends come first, as behind an error in the queue of receives there is nothing successful of theirs.
+    fn look_at_device(&mut self, device: usize) -> bool {
+        let mut any = false;
         let mut completions = [Completion::default(); BATCH];
         for is_sends in [true, false] {
             let adapter = self.adapters.all.get(device).filter(|adapter| !adapter.is_dead);
@@ -303,11 +328,6 @@ impl<B: Buffers> Driver<B> {
             any |= count > 0;
             for completion in completions.iter().take(count) {
                 self.handle(completion, is_sends);
-            }
-        }
-        for qp_num in failures {
-            if let Some(qp) = self.adapters.by_number(id, qp_num) {
-                self.handle_failure(qp);
             }
         }
         any

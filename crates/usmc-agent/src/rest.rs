@@ -8,6 +8,8 @@
 //!
 //! What would wake the agent is armed first, and then all is looked at once more: what came in between is found there.
 
+use std::cell::RefCell;
+use std::hint;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -29,11 +31,14 @@ pub enum Spin {
 }
 
 impl Default for Spin {
-    /// About what a sleep and its end cost.
+    /// About what a sleep and its end cost. On one processor, too: what gives that away is back before it would be awake.
     fn default() -> Spin {
         Spin::For(Duration::from_micros(50))
     }
 }
+
+/// What comes within that time costs no system call: neither is the processor given away before, nor are sockets looked at.
+pub const NEAR: Duration = Duration::from_micros(5);
 
 /// What is readable is taken so many at a time.
 const EVENTS: usize = 64;
@@ -62,6 +67,8 @@ pub struct Rest {
     spin: Spin,
     state: State,
     worked: Instant,
+    /// What has ended a sleep, for the next [`Rest::look`].
+    found: RefCell<Vec<(u64, EventFlags)>>,
 }
 
 /// Ends a watch.
@@ -82,7 +89,8 @@ impl Rest {
     /// epoll_create1(2).
     pub fn new(spin: Spin) -> io::Result<Rest> {
         let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
-        Ok(Rest { epoll, spin, state: State::Awake, worked: Instant::now() })
+        let found = RefCell::default();
+        Ok(Rest { epoll, spin, state: State::Awake, worked: Instant::now(), found })
     }
 
     /// The descriptor wakes it when it is readable, until it is closed by all that have it. `number`: what [`Rest::sleep`] calls it.
@@ -124,13 +132,24 @@ impl Rest {
     /// # Errors
     /// epoll_wait(2).
     pub fn look(&self, mut each: impl FnMut(u64, EventFlags)) -> io::Result<()> {
+        let found = self.found.take();
+        let found = if found.is_empty() { self.wait(Some(Duration::ZERO))? } else { found };
+        found.into_iter().for_each(|(number, flags)| each(number, flags));
+        Ok(())
+    }
+
+    fn wait(&self, most: Option<Duration>) -> io::Result<Vec<(u64, EventFlags)>> {
         let mut events = Vec::with_capacity(EVENTS);
-        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&Timespec::default())) {
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), most.map(timespec).as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        events.iter().for_each(|event| each(event.data.u64(), event.flags));
-        Ok(())
+        Ok(events.iter().map(|event| (event.data.u64(), event.flags)).collect())
+    }
+
+    /// Whether a look at everything is the last one before a sleep.
+    pub fn is_armed(&self) -> bool {
+        self.state == State::Armed
     }
 
     /// After a look at everything: whether there was work, and what is next.
@@ -140,14 +159,19 @@ impl Rest {
             self.worked = Instant::now();
             return Next::Look;
         }
+        let idle = self.worked.elapsed();
         let spins = match self.spin {
             Spin::Always => true,
-            Spin::For(time) => self.worked.elapsed() < time,
+            Spin::For(time) => idle < time,
         };
         match self.state {
             State::Awake if spins => {
                 // The applications that have the next work may have no other processor.
-                thread::yield_now();
+                if idle < NEAR {
+                    hint::spin_loop()
+                } else {
+                    thread::yield_now()
+                };
                 Next::Look
             }
             State::Awake => {
@@ -161,23 +185,33 @@ impl Rest {
         }
     }
 
-    /// Sleeps until something that is watched has something, or one of `others` is readable, or the time has passed. `None`: without a
+    /// Sleeps until something that is watched has something, which the next [`Rest::look`] gives, or one of `others` is readable, or the time has passed. `None`: without a
     /// limit.
     ///
     /// # Errors
     /// poll(2), but for a signal, which ends the sleep.
     pub fn sleep(&self, others: &[BorrowedFd<'_>], most: Option<Duration>) -> io::Result<()> {
+        if !self.found.borrow().is_empty() {
+            return Ok(());
+        }
+        if others.is_empty() {
+            *self.found.borrow_mut() = self.wait(most)?;
+            return Ok(());
+        }
         let all = [self.epoll.as_fd()].into_iter().chain(others.iter().copied());
         let mut all: Vec<PollFd<'_>> =
             all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        let most = most.map(|most| Timespec {
-            tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: most.subsec_nanos().into(),
-        });
-        match poll(&mut all, most.as_ref()) {
+        match poll(&mut all, most.map(timespec).as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
     }
 }
 

@@ -122,6 +122,8 @@ pub struct Service {
     /// What others watch and is ready.
     ready: Vec<u64>,
     turns: u32,
+    /// When sockets were looked at last.
+    heard: Instant,
     swept: Instant,
     ticked: Instant,
     has_to_tick: bool,
@@ -152,6 +154,7 @@ impl Service {
             half: BinaryHeap::new(),
             ready: Vec::new(),
             turns: 0,
+            heard: now,
             swept: now,
             ticked: now,
             has_to_tick: false,

@@ -150,6 +150,8 @@ impl Host {
 
     /// A turn, and the rest behind it. Whether the agent slept.
     fn turn_and_rest(&mut self, rest: &mut Rest, most: Duration) -> bool {
+        // The driver looks at all that may have woken it.
+        rest.look(|_, _| {}).expect("epoll");
         let has_worked = self.turn();
         match rest.next(has_worked) {
             Next::Look => {}

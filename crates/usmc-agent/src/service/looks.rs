@@ -10,7 +10,7 @@ use usmc_shm::state::EndState;
 
 use super::{DEVICES, OTHERS, Service, Ticket};
 use crate::deputy::{Deputy, Heard, Heat};
-use crate::rest::Next;
+use crate::rest::{NEAR, Next};
 
 /// While there is work the sockets are looked at in one turn of so many.
 const SOCKETS: u32 = 8;
@@ -33,10 +33,12 @@ impl Service {
         let mut any = self.driver.turn();
         any |= self.look_at_hot();
         self.turns = self.turns.wrapping_add(1);
-        if !any || self.turns.is_multiple_of(SOCKETS) {
+        let now = Instant::now();
+        let is_due = self.rest.is_armed() || now.duration_since(self.heard) >= NEAR;
+        if self.turns.is_multiple_of(SOCKETS) || !any && is_due {
+            self.heard = now;
             any |= self.look_at_sockets();
         }
-        let now = Instant::now();
         if now.duration_since(self.swept) >= SWEEP {
             self.swept = now;
             self.sweep();

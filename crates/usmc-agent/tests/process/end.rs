@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Instant;
 
 use rustix::event::PollFlags;
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smc_proto::close::Direction;
 use usmc_shm::agent::Place;
@@ -64,10 +65,18 @@ impl End {
 
     /// What the kernel says next on the socket, behind doorbells: so many bytes, or an error.
     pub(crate) fn hear(&self) -> rustix::io::Result<usize> {
-        self.drain();
         let socket = self.socket.as_ref().expect("a socket");
-        wait(socket);
-        recv(socket, &mut [0; 16], RecvFlags::DONTWAIT).map(|(n, _)| n)
+        loop {
+            wait(socket);
+            let bells = self.known().dir[CLIENT].producer.bells_sent.load(Acquire);
+            let left = bells.wrapping_sub(self.known().end[ACCEPTOR].bells_drained.load(Relaxed));
+            // First of all, as an error is told once: a RST takes doorbells along.
+            match recv(socket, &mut [0; 16], RecvFlags::DONTWAIT).map(|(n, _)| n) {
+                Err(Errno::WOULDBLOCK) => {}
+                Ok(n) if n > 0 && n as u64 <= u64::from(left) => self.count(n),
+                said => return said,
+            }
+        }
     }
 
     /// The socket's error, which comes.
@@ -92,10 +101,19 @@ impl End {
         }
     }
 
+    fn bells(&self) -> Bells<'_> {
+        let [rx, tx] = self.rings();
+        Bells { end: &self.known().end[ACCEPTOR], rx, tx }
+    }
+
+    /// So many doorbells were read.
+    fn count(&self, bells: usize) {
+        self.bells().drained(bells as u32);
+    }
+
     /// Takes doorbells away.
     pub(super) fn drain(&self) {
-        let [rx, tx] = self.rings();
-        let bells = Bells { end: &self.known().end[ACCEPTOR], rx, tx };
+        let bells = self.bells();
         if let Drain::Bells(pending) = bells.drain(|| false, || false)
             && let Some(socket) = &self.socket
         {
