@@ -154,7 +154,7 @@ impl End {
     pub(crate) fn wait_for_data_of(&self, count: u64) {
         let begun = Instant::now();
         while (self.has_to_read() as u64) < count {
-            assert!(begun.elapsed() < LIMIT);
+            assert!(begun.elapsed() < LIMIT, "{} of {count} bytes", self.has_to_read());
             thread::yield_now();
         }
     }
