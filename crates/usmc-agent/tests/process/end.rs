@@ -130,9 +130,10 @@ impl End {
             return true;
         }
         let [rx, tx] = self.rings();
+        // First: a doorbell that is rung behind this is for what is armed now.
+        self.drain();
         rx.arm_rx(ARM_TCP);
         tx.arm_tx(ARM_TCP);
-        self.drain();
         let ended = rx.dir().producer.flags(Relaxed).end() != EndState::Open;
         let wants = !app.is_shut && app.writing == Direction::Open;
         !(rx.has_data() || (ended && app.reading == Direction::Open) || (wants && tx.is_writable()))
@@ -141,8 +142,8 @@ impl End {
     /// Until bytes are there.
     pub(crate) fn wait_for_data(&self) {
         let [rx, _] = self.rings();
-        rx.arm_rx(ARM_TCP);
         self.drain();
+        rx.arm_rx(ARM_TCP);
         while !rx.has_data() {
             wait(self.socket.as_ref().expect("a socket"));
             self.drain();
