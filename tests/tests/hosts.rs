@@ -51,7 +51,11 @@ impl World {
     /// Ends of connections of these ports that are in the region, and all.
     fn ends(&self, ports: [u16; 2]) -> (usize, usize) {
         let ends: Vec<_> = ports.iter().flat_map(|port| self.fixture.connections(*port)).collect();
-        (self.hosts.count(&ends), ends.len())
+        let inside = self.hosts.count(&ends);
+        if inside != ends.len() {
+            println!("{ends:#?}");
+        }
+        (inside, ends.len())
     }
 
     /// Whether a host is a peer of the region, and its number.
