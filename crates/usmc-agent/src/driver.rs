@@ -33,7 +33,8 @@ const YOUNG: Duration = Duration::from_secs(20);
 /// A connection that young is looked at so often: a Decline is rare, and each look is a system call.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A device is asked so often for what is no completion, as each question is a system call. A sleeper is woken by that at once.
+/// The driver asks a device for asynchronous events this often, as each question is a system call. Such an event wakes a sleeping agent at
+/// once.
 const EVENTS: Duration = Duration::from_micros(100);
 
 /// A TCP connection in its handshake, or behind it.
@@ -81,7 +82,7 @@ pub struct Driver<B> {
     /// Those of them that a Decline may come to, in the order of their next looks.
     young: VecDeque<Look>,
     begun: Instant,
-    /// When devices are asked again for what is no completion.
+    /// When devices are asked for asynchronous events again.
     asks_at: Duration,
     /// What has come out of the engine, with the TCP connection where it is the caller's again.
     events: VecDeque<(Event, Option<TcpStream>)>,

@@ -31,13 +31,14 @@ pub enum Spin {
 }
 
 impl Default for Spin {
-    /// About what a sleep and its end cost. On one processor, too: what gives that away is back before it would be awake.
+    /// 50 us, about what a sleep and its end cost. An agent that gives the only processor away is back sooner than one that has slept, too.
     fn default() -> Spin {
         Spin::For(Duration::from_micros(50))
     }
 }
 
-/// What comes within that time costs no system call: neither is the processor given away before, nor are sockets looked at.
+/// Work that comes within this time of the last one costs no system call: the agent neither gives its processor away nor looks at sockets
+/// before.
 pub const NEAR: Duration = Duration::from_micros(5);
 
 /// What is readable is taken so many at a time.
@@ -185,7 +186,7 @@ impl Rest {
         }
     }
 
-    /// Sleeps until something that is watched has something, which the next [`Rest::look`] gives, or one of `others` is readable, or the time has passed. `None`: without a
+    /// Sleeps until something that is watched has something, which the next [`Rest::look`] gives, or until one of `others` is readable, or the time has passed. `None`: without a
     /// limit.
     ///
     /// # Errors

@@ -96,9 +96,16 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Why it is TCP, where its peer has declined.
-    pub fn decline_text(&self) -> String {
-        format!("{}: {}", Reason::Declined.text(), DeclineCode(self.declined))
+    /// Why the connection is TCP.
+    pub fn reason_text(&self) -> String {
+        match Reason::from_code(self.reason) {
+            Some(Reason::None) => "not decided yet".to_owned(),
+            Some(reason @ Reason::Declined) => {
+                format!("{}: {}", reason.text(), DeclineCode(self.declined))
+            }
+            Some(reason) => reason.text().to_owned(),
+            None => format!("reason {}, which this version of usmc does not know", self.reason),
+        }
     }
 }
 

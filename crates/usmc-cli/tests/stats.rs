@@ -76,7 +76,7 @@ fn records_and_totals_are_summed_up() {
     }
     let text = stdout(&output(&mut usmc(&["stats", "-d", "-p", &pid])));
     for line in [
-        "SMC-D Connections Summary",
+        "SMC Connections Summary",
         "  Total connections handled            14",
         "  SMC connections                       8 (client 8, server 0)",
         "  TCP fallback                          3 (client 0, server 3)",

@@ -3,7 +3,7 @@
 moves.py serve|call ADDRESS PORT HOW BYTES GATE
 
 Each end sends BYTES in odd sizes and checks each byte that it gets. Half-way it prints "half" and waits until somebody writes to the
-FIFO at GATE. Then it does what HOW says, and in the end prints "moved BYTES":
+FIFO at GATE. Then it does what HOW says, and in the end prints "moved BYTES sent BYTES":
 
 stay    goes on
 fork    a child goes on, and the parent closes its descriptor
@@ -31,10 +31,10 @@ def piece(at, length):
 
 
 class Stream:
-    def __init__(self, sock, how, gate, count, sent=0, got=0, goal=None, is_half=False):
+    def __init__(self, sock, how, gate, count, sent=0, got=0, is_half=False):
         self.sock, self.how, self.gate, self.count = sock, how, gate, count
         self.sent, self.got, self.is_half = sent, got, is_half
-        self.goal = count if goal is None else goal
+        self.goal = count
         self.draw = random.Random(count)
         sock.setblocking(False)
 

@@ -1,5 +1,6 @@
 //! Real programs of two machines by RDMA: under `usmc run` with `usmc agent` at one end, and at the other end again, or in the kernel's SMC.
 
+use serde_json::Value;
 use usmc_tests::build::tests_dir;
 use usmc_tests::vm::Guest;
 use usmc_tests::{build, cluster, flag};
@@ -361,6 +362,17 @@ const LOADS: [Load; 6] = [
     },
 ];
 
+/// Ten connections to a carrier's redis are where they are to be, at both ends.
+fn assert_carried(server: &mut Guest, client: &mut Guest, port: u16, carrier: Carrier) {
+    let load =
+        format!("{} redis-benchmark -h 10.0.0.2 -p {port} -q -c 10 -t get -l", carrier.how());
+    // A program that has neither has nothing but TCP.
+    if let Carrier::Smc(smc) = carrier {
+        let (mut server, mut client) = (End { guest: server, smc }, End { guest: client, smc });
+        run_by_rdma(&mut server, &mut client, (port, 10), (&load, "KILL"));
+    }
+}
+
 /// TCP, the kernel's SMC and the engine in turn, in the same machines.
 pub(crate) fn speed(one: &mut Guest, other: &mut Guest) {
     const ROUNDS: usize = 3;
@@ -374,6 +386,9 @@ pub(crate) fn speed(one: &mut Guest, other: &mut Guest) {
                 for port in {port} {}; do until ss -ltn | grep -q :$port; do sleep 0.1; done; done",
                 carrier.how(), carrier.how(), port + 10, port + 10
             ));
+        }
+        for (port, carrier) in (6410..).zip(CARRIERS) {
+            assert_carried(server, client, port, carrier);
         }
         for load in &LOADS {
             let mut figures = [const { Vec::new() }; CARRIERS.len()];
@@ -405,6 +420,15 @@ pub(crate) fn speed(one: &mut Guest, other: &mut Guest) {
                 medians[2] / medians[1]
             );
         }
+        // What uSMC's servers have counted of all runs.
+        let stats: Value = serde_json::from_str(&server.run("usmc stats --json")).expect("JSON");
+        let devices = stats["devices"].as_array().expect("an array");
+        let count = |what: &str| {
+            devices.iter().map(|of| of[what]["server"].as_u64().expect("a count")).sum::<u64>()
+        };
+        let [smc, tcp] = ["smc_connections", "tcp_fallback"].map(count);
+        println!("  {smc} of {} connections of uSMC's servers by RDMA", smc + tcp);
+        assert!(smc > 500 && tcp == 0, "{stats}");
         server.run("pkill -x redis-server; pkill -x sockperf; while pgrep -x 'redis-server|sockperf' >/dev/null; do sleep 0.1; done");
     });
 }

@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Result<c_int> {
     };
     let by_ends: HashMap<_, _> =
         agents.conns.into_iter().map(|conn| ((conn.local, conn.peer), conn.device)).collect();
-    // The handshake of what the agent has is the agent's.
+    // The agent alone knows whether a handshake of its own is over.
     for f in found.iter_mut().filter(|f| f.socket.mode == Mode::Smcr) {
         if let Some(None) = by_ends.get(&(f.socket.local, f.socket.peer)) {
             (f.socket.mode, f.socket.reason, f.is_ahead) = (Mode::Tcp, Reason::Pending as u8, true);
@@ -270,7 +270,8 @@ fn row(
             if let (0, Some(kernel)) = (s.local.port(), kernel) {
                 row.local = kernel.local.to_string();
             }
-            row.fallback_reason = reason_text(s, connected);
+            let is_said = connected || s.reason != Reason::None as u8;
+            row.fallback_reason = is_said.then(|| s.reason_text());
             row.remedy = Reason::from_code(s.reason).and_then(remedies::of);
             // What has gone through the ring is not among the kernel's.
             let in_ring = if found.is_ahead { (s.tx_bytes, s.rx_bytes) } else { (0, 0) };
@@ -312,16 +313,6 @@ fn option_name(outcome: Outcome) -> Option<&'static str> {
         Outcome::Speaks => Some("speaks"),
         Outcome::Silent => Some("silent"),
         Outcome::Echoed => Some("echoed"),
-    }
-}
-
-fn reason_text(socket: &Socket, connected: bool) -> Option<String> {
-    let code = socket.reason;
-    match Reason::from_code(code) {
-        Some(Reason::None) => connected.then(|| "not decided yet".to_owned()),
-        Some(Reason::Declined) => Some(socket.decline_text()),
-        Some(reason) => Some(reason.text().to_owned()),
-        None => Some(format!("reason {code}, which this version of usmc does not know")),
     }
 }
 

@@ -411,7 +411,7 @@ fn print_one(out: &mut impl Write, s: &Stats, details: bool) -> io::Result<()> {
     };
     let kinds = [s.smc_connections, s.tcp_fallback, s.handshake_errors];
     let total = kinds.into_iter().map(Roles::sum).fold(0, u64::saturating_add);
-    writeln!(out, "SMC-D Connections Summary")?;
+    writeln!(out, "SMC Connections Summary")?;
     writeln!(out, "  Total connections handled  {total:12}")?;
     writeln!(out, "  SMC connections            {}", roles(s.smc_connections))?;
     writeln!(out, "  Handshake errors           {}", roles(s.handshake_errors))?;

@@ -1,6 +1,7 @@
 //! Readiness: what poll(2), select(2) and epoll(7) report for a connection whose bytes are in the ring.
 
 pub mod deferred_events;
+mod each;
 pub mod epoll_wait;
 pub mod inner;
 pub mod pollfds;

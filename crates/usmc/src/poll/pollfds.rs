@@ -21,6 +21,7 @@ use crate::os::table::{self, Entry as Fd};
 use crate::os::time::Time;
 use crate::os::unwind::{cancellation_point, keeping};
 use crate::os::{clock, real, sys, yields};
+use crate::poll::each::Each;
 use crate::poll::inner;
 use crate::record::conn::{self, F_CLC};
 use crate::record::phase::Phase;
@@ -44,13 +45,13 @@ enum Watch {
     Nested(u32),
 }
 
-/// Moves handshakes on, too.
+/// A look that moves handshakes on, too.
 fn watch(fd: c_int) -> Watch {
     // The kernel is asked of a set, too, and perhaps slept in.
     see(fd, |index| ready::is_kernels(|| fd, index), deferred::watch)
 }
 
-/// The same as it is.
+/// A look that moves nothing: behind the last one before a sleep.
 fn glance(fd: c_int) -> Watch {
     see(fd, ready::is_kernels_so_far, |_| {})
 }
@@ -68,7 +69,7 @@ fn see(fd: c_int, is_kernels: impl Fn(u32) -> bool, before_set: impl Fn(u32)) ->
     }
 }
 
-/// In `revents` before a sleep: the thread is counted as a sleeper of that connection, whose ring is armed.
+/// In `revents` before a sleep: the thread is counted as a sleeper of that connection, and its ring is armed.
 const ENTERED: i16 = 1;
 
 /// What shared memory says about one pollfd.
@@ -582,7 +583,7 @@ fn sleep_poll(
             && let Watch::Ring(index) = glance(p.fd)
         {
             if p.revents != ENTERED {
-                // It is in the ring since the last look.
+                // The connection went to the ring behind the last look, which has not seen what is ready there.
                 timeout_ns = Some(0);
             }
             let bells =
@@ -638,47 +639,6 @@ fn sleep_poll(
     }
     set_errno(saved);
     n
-}
-
-/// Something for each pollfd, during a real poll. Up to 64 on the stack, more in a temporary mapping.
-struct Each<T> {
-    few: [T; 64],
-    count: usize,
-    many: *mut T,
-}
-
-impl<T: Copy> Each<T> {
-    fn new(none: T, count: usize) -> Each<T> {
-        let mut each = Each { few: [none; 64], count, many: core::ptr::null_mut() };
-        if count > each.few.len() {
-            let bytes = count * size_of::<T>();
-            if let Ok(memory) = sys::mmap_private(core::ptr::null_mut(), bytes) {
-                each.many = memory.cast();
-                // SAFETY: the mapping holds that many.
-                (0..count).for_each(|i| unsafe { each.many.add(i).write(none) });
-            }
-        }
-        each
-    }
-
-    /// All of them; the first ones, where there is no memory.
-    fn all(&mut self) -> &mut [T] {
-        if self.many.is_null() {
-            let count = self.count.min(self.few.len());
-            return &mut self.few[..count];
-        }
-        // SAFETY: the mapping holds that many, all written.
-        unsafe { slice::from_raw_parts_mut(self.many, self.count) }
-    }
-}
-
-impl<T> Drop for Each<T> {
-    fn drop(&mut self) {
-        if !self.many.is_null() {
-            // SAFETY: nobody else has the mapping.
-            unsafe { sys::munmap(self.many.cast(), self.count * size_of::<T>()) };
-        }
-    }
 }
 
 /// The application's events, which its array has again when the real poll is over, which needs others.

@@ -34,7 +34,7 @@ pub fn is_kernels(fd: impl FnOnce() -> i32, index: u32) -> bool {
     is_kernels_so_far(index)
 }
 
-/// The same as it is, where nothing may change: behind the last look before a sleep.
+/// [`is_kernels`] without a step of the handshake: nothing may change behind the last look before a sleep.
 #[inline(always)]
 pub fn is_kernels_so_far(index: u32) -> bool {
     let conn = conn::at(index);

@@ -46,8 +46,8 @@ pub struct Header {
     pub ring_offset: AtomicU64,
     /// Its size in bytes, a power of two.
     pub ring_size: AtomicU64,
-    /// The ids of the process' regions, by [`DEVICE_SHIFT`]'s numbers from 1 on; 0 = no connection was to be in it yet. The last one is
-    /// [`AGENT_ID`].
+    /// The ids of the process' regions, by [`DEVICE_SHIFT`]'s numbers from 1 on; 0 = no connection was to be in it yet. The last place
+    /// is the agent's.
     pub regions: [[AtomicU64; 2]; PLACES],
 }
 
@@ -104,15 +104,15 @@ pub const CLIENT_END: u32 = 1 << 16;
 /// Bit of [`Record::slot`]: is or was in a ring.
 pub const WAS_SMCD: u32 = 1 << 17;
 /// The first of three bits of [`Record::slot`] that say which device's memory its ring is or was in, or was to be in: 0 the ISM
-/// directory's, or none was found; others regions in [`Header::regions`].
+/// directory's, or none was found; others places in [`Header::regions`].
 pub const DEVICE_SHIFT: u32 = 18;
 /// Regions that one process can use.
 pub const REGIONS: usize = 4;
-/// Where connections by RDMA are counted, among the regions: behind them.
+/// The place in [`Header::regions`] of connections that an agent has (SMC-R), behind those of the regions.
 pub const AGENT: usize = REGIONS;
-/// What stands there for a region's id, and is none's.
+/// The id in that place, which no region has.
 pub const AGENT_ID: u128 = u128::MAX;
-/// All of these.
+/// Places in [`Header::regions`]: the regions' and the agent's.
 pub const PLACES: usize = REGIONS + 1;
 /// The first bit of the TCP option's outcome in [`Record::slot`].
 pub const SYN_OPTION_SHIFT: u32 = 24;

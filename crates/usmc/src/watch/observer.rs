@@ -221,11 +221,11 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
         place[1].store(words[1], Relaxed);
     }
     let declined = reason == Reason::Declined as u32;
-    // Of a peer that did not want SMC the ring was never.
+    // A connection whose peer has declined never was in a ring that both ends knew.
     let before = record.slot.load(Relaxed);
     let mut place = if declined { 0 } else { before & WAS_SMCD };
     place |= conn.syn_option.load(Relaxed) << SYN_OPTION_SHIFT;
-    // A deputy is accepted, whichever end its application has.
+    // A deputy is the accepting end of its connection, whichever end of the other one its application has.
     let is_client = match conn.has(F_DEPUTY) {
         true => conn.clc.has_connected.load(Relaxed) != 0,
         false => conn.has(F_CLIENT),
@@ -258,7 +258,8 @@ pub fn device_number(conn: &Conn) -> u32 {
     if conn.has(F_DEPUTY) { AGENT as u32 + 1 } else { conn.device.load(Relaxed) }
 }
 
-/// The same, whose id the header has then, if it is no directory's. A handshake that was begun says which.
+/// The number of the device of a connection, an agent's or not. The header has the id of a device that is no directory's from then on. A
+/// handshake that was begun says which device that is.
 fn device_of(conn: &Conn, is_agents: bool) -> u32 {
     let note = |place: usize, id: [u64; 2]| {
         if let Some(words) = header().and_then(|header| header.regions.get(place)) {

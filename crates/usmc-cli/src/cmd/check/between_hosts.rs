@@ -170,15 +170,9 @@ fn judge(reached: &Reached) -> Finding {
             Finding::good(format!("a connection there is by RDMA{device}"))
         }
         Mode::Tcp => {
-            let reason = Reason::from_code(socket.reason);
-            let text = match reason {
-                Some(Reason::Declined) => socket.decline_text(),
-                Some(reason) => reason.text().to_owned(),
-                None => format!("reason {}", socket.reason),
-            };
-            let remedy = reason.and_then(remedies::of);
+            let remedy = Reason::from_code(socket.reason).and_then(remedies::of);
             let remedy = remedy.unwrap_or("run `usmc check` at the other host, too");
-            Finding::failure(format!("a connection there is TCP: {text}"), remedy)
+            Finding::failure(format!("a connection there is TCP: {}", socket.reason_text()), remedy)
         }
     }
 }
