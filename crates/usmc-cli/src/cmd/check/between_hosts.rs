@@ -135,8 +135,10 @@ fn said(outcome: Outcome) -> Option<Finding> {
 pub struct Reached {
     /// Its record.
     pub socket: Socket,
-    /// The agent's.
+    /// What the agent has of it; `None`: the agent has let go of it, which the library may not have noticed.
     pub conn: Option<Conn>,
+    /// Whether an agent has answered.
+    pub has_agent: bool,
 }
 
 impl Reached {
@@ -145,14 +147,17 @@ impl Reached {
         let is_open = [Reason::None, Reason::Pending].map(|reason| reason as u8);
         match self.socket.mode {
             Mode::Smcd => true,
-            Mode::Smcr => self.conn.as_ref().is_none_or(|conn| conn.device.is_some()),
+            Mode::Smcr => match &self.conn {
+                Some(conn) => conn.device.is_some(),
+                None => !self.has_agent,
+            },
             Mode::Tcp => !is_open.contains(&self.socket.reason),
         }
     }
 }
 
 fn judge(reached: &Reached) -> Finding {
-    let Reached { socket, conn } = reached;
+    let Reached { socket, conn, .. } = reached;
     let device = || conn.as_ref()?.device.clone();
     if !reached.is_settled() {
         return Finding::failure(

@@ -181,9 +181,10 @@ pub fn reach(
     let deadline = Instant::now() + PATIENCE;
     loop {
         let socket = probe.socket(place.port()).context("the library shows no record of it")?;
-        let mut conns = agent::report(&dir).conns.into_iter();
+        let report = agent::report(&dir);
+        let (has_agent, mut conns) = (!report.agents.is_empty(), report.conns.into_iter());
         let conn = conns.find(|conn| (conn.local, conn.peer) == (socket.local, socket.peer));
-        let reached = Reached { socket, conn };
+        let reached = Reached { socket, conn, has_agent };
         if reached.is_settled() || Instant::now() >= deadline {
             return Ok(reached);
         }
