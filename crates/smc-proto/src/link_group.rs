@@ -198,6 +198,8 @@ struct Link {
     heard: Time,
     /// A TEST_LINK is not answered yet.
     testing: bool,
+    /// It was made beside a link that has one of its ports (RFC 7609, section 2.3): one with two ports of its own replaces it.
+    asymmetric: bool,
 }
 
 /// What is under way, and until when.
@@ -285,7 +287,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
     /// A group with its first link, whose queue pair is connected. The server gives it the id 1.
     pub fn new(config: Config, local: Port, remote: Port, now: Time) -> LinkGroup<RMBS> {
         const { assert!(RMBS <= 255) }
-        let first = Link { id: 1, active: false, local, remote, heard: now, testing: false };
+        let first = Link { id: 1, ..Link::new(local, remote, now) };
         LinkGroup {
             config,
             links: [Some(first), None, None],
@@ -690,6 +692,10 @@ impl LinkIndex {
 }
 
 impl Link {
+    fn new(local: Port, remote: Port, now: Time) -> Link {
+        Link { id: 0, active: false, local, remote, heard: now, testing: false, asymmetric: false }
+    }
+
     /// When it has to be tested, or when the test has failed.
     fn due(&self, config: &Config) -> Option<Time> {
         let interval = if self.testing { LLC_TIMEOUT } else { config.test_interval };

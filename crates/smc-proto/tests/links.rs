@@ -559,6 +559,48 @@ fn after_the_loss_of_a_link_a_new_one_is_tried_and_connections_move() {
 }
 
 #[test]
+fn a_link_with_ports_of_its_own_replaces_an_asymmetric_one() {
+    for (version, who, asks) in VERSIONS.into_iter().flat_map(|version| {
+        [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(who, asks)| (version, who, asks))
+    }) {
+        let mut net = Net::confirmed(version, [2, 2]);
+        net.add_link(1).unwrap();
+        net.settle();
+        // One end has no other port than that of the second link.
+        net.ends[who].verbs.ports = vec![1];
+        net.cut(1, [true, true]);
+        net.settle();
+        assert_eq!((net.ids(0), net.ids(1)), (vec![2, 3], vec![2, 3]), "{:?}", net.names);
+        net.check_keys(true);
+        net.announce_all(0, 1..2);
+        // A second one that shares a port is none better.
+        net.names.clear();
+        net.add_link(asks).unwrap();
+        net.settle();
+        assert_eq!((net.ids(0), net.ids(1)), (vec![2, 3], vec![2, 3]), "{:?}", net.names);
+        net.calm_down();
+        // The port is back.
+        net.ends[who].verbs.ports = vec![0, 1];
+        net.ends.iter_mut().for_each(|end| end.events.clear());
+        net.names.clear();
+        net.add_link(asks).unwrap();
+        net.calm_down();
+        let ids = (net.ids(0), net.ids(1));
+        assert!(ids.0 == ids.1 && ids.0.len() == 2 && !ids.0.contains(&3), "{:?}", net.names);
+        assert!(net.names.contains(&"1DELETE_LINK".to_owned()), "{:?}", net.names);
+        net.check_keys(true);
+        for end in &net.ends {
+            let gone = |event: &&Event| matches!(event, Event::LinkDown { to: Some(_), .. });
+            assert_eq!(end.events.iter().filter(gone).count(), 1, "{:?}", end.events);
+            assert_eq!(end.verbs.queue_pairs.len(), 2);
+        }
+        // What is left is as symmetric as before: neither end gets a third one.
+        net.names.clear();
+        assert_eq!(net.add_link(asks), Err(Refused::LinksFull));
+    }
+}
+
+#[test]
 fn an_idle_link_is_tested_and_a_dead_one_found() {
     for version in VERSIONS {
         let mut net = Net::confirmed(version, [2, 2]);

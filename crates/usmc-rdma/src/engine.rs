@@ -326,6 +326,11 @@ impl<B: Buffers> Engine<B> {
                 flows.handle_timeout(&mut verbs, now);
                 is_stuck = is_due(flows.next_timeout());
             }
+            let retries = known.is_time_to_retry(now);
+            if let Some((flows, mut verbs)) = known.flows(nic, &self.devices).filter(|_| retries) {
+                // Refused while another flow is under way: the next time, then.
+                let _ = flows.add_link(None, &mut verbs, now);
+            }
             if is_stuck {
                 self.lose_full_links(group, nic, now);
             }

@@ -1,6 +1,7 @@
 //! A link group with its queue pairs and the RMBs that the peer knows of it.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use smc_proto::groups::GroupId;
 use smc_proto::link_group::{Connect, Fabric, Key, LINKS, LinkGroup, LinkIndex, Port, Time};
@@ -17,6 +18,12 @@ pub const RMBS: usize = 255;
 /// So many numbers are kept free as long as RMBs are unused. A connection that needs one does not wait for the peer's answer, and the peer,
 /// which counts too, finds room for it.
 const SPARE: usize = 16;
+
+/// A further link that has not come about is tried again after this time, and then after twice as long each time. Of a peer's flow that is in
+/// its way nothing is heard, nor of a cable that is whole again.
+const RETRY: Duration = Duration::from_secs(2);
+/// The longest such time.
+const SLOWEST: Duration = Duration::from_secs(64);
 
 /// Names a link group of an engine until [`crate::Event::GroupDown`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -77,6 +84,9 @@ pub(crate) struct Group {
     pub(crate) listed: [Option<QpId>; LINKS],
     /// When the engine looks at it next, at the latest.
     pub(crate) due: Option<Time>,
+    /// When a further link is tried again, and how long after that once more.
+    retry: Option<Time>,
+    patience: Duration,
     /// It ends once its connections have said that they do.
     pub(crate) is_ending: bool,
 }
@@ -95,6 +105,8 @@ impl Group {
             peer_os: Os::UNSPECIFIED,
             listed: [None; LINKS],
             due: None,
+            retry: None,
+            patience: RETRY,
             is_ending: false,
         }
     }
@@ -155,6 +167,39 @@ impl Group {
         all.min().map(|(_, at)| at).filter(|_| self.is_up && !self.is_ending)
     }
 
+    /// When the group has something to do next.
+    pub(crate) fn next_timeout(&self) -> Option<Time> {
+        let flows = self.llc.as_ref().and_then(|flows| flows.next_timeout());
+        flows.into_iter().chain(self.retry).min()
+    }
+
+    /// Whether there can be one more link, by a device that none has.
+    fn lacks_link(&self, devices: &[DeviceId]) -> bool {
+        let is_free =
+            |device: &DeviceId| self.links.iter().flatten().all(|link| link.device != *device);
+        let may_add = self.llc.as_ref().is_some_and(|flows| flows.may_add());
+        self.is_up && !self.is_ending && may_add && devices.iter().any(is_free)
+    }
+
+    /// A further link that is missing is tried again some time.
+    pub(crate) fn plan_retry(&mut self, devices: &[DeviceId], now: Time) {
+        if !self.lacks_link(devices) {
+            (self.retry, self.patience) = (None, RETRY);
+        } else if self.retry.is_none() {
+            self.retry = Some(now + self.patience);
+        }
+    }
+
+    /// Whether it is time for that.
+    pub(crate) fn is_time_to_retry(&mut self, now: Time) -> bool {
+        let is_due = self.retry.is_some_and(|at| at <= now);
+        if is_due {
+            self.patience = SLOWEST.min(2 * self.patience);
+            self.retry = Some(now + self.patience);
+        }
+        is_due
+    }
+
     /// The flows, and what they need.
     pub(crate) fn flows<'a, N: Nic>(
         &'a mut self,
@@ -210,11 +255,10 @@ impl<N: Nic> Verbs<'_, N> {
 
 impl<N: Nic> Fabric for Verbs<'_, N> {
     fn create(&mut self, index: LinkIndex, used: &[Port]) -> Option<Port> {
-        for &device in self.devices {
-            let is_used = self.links.iter().flatten().any(|link| link.device == device);
-            if is_used && used.len() < self.devices.len() {
-                continue;
-            }
+        let is_used =
+            |device: &DeviceId| used.iter().any(|port| port.gid == self.nic.port(*device).gid);
+        let (shared, free): (Vec<DeviceId>, Vec<_>) = self.devices.iter().partition(|d| is_used(d));
+        for device in free.into_iter().chain(shared) {
             if let Some((qp, local)) = self.nic.create(device) {
                 *self.links.get_mut(index.number())? = Some(Link::new(qp, device, local));
                 return Some(local);

@@ -29,6 +29,9 @@ impl<B: Buffers> Engine<B> {
         }
         self.announce_next(group, nic, now);
         self.name_links(group);
+        if let Some(Some(state)) = self.groups.get_mut(group.number()) {
+            state.plan_retry(&self.devices, now);
+        }
         self.look_at_group(group);
     }
 

@@ -118,7 +118,7 @@ impl<B: Buffers> Engine<B> {
                 }
             }
         }
-        let due = group.llc.as_ref().and_then(|flows| flows.next_timeout());
+        let due = group.next_timeout();
         if due.is_some_and(|due| group.due.is_none_or(|before| due < before)) {
             self.timers.set_group(at, group.due, due);
             group.due = due;

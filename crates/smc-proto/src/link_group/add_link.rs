@@ -78,20 +78,46 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
             // A recommendation, of which the server only reads that it is one.
             (Role::Client, Version::V1) => {
                 let port = Port { gid: alternate.unwrap_or_default(), ..Port::default() };
-                let link = Link::new(0, port, Port::default(), now);
+                let link = Link::new(port, Port::default(), now);
                 self.send(via, false, Body::AddLink(Self::add_link_body(&link)));
             }
         }
         Ok(())
     }
 
-    fn may_add(&self) -> bool {
+    /// Whether the group may have one more link. An asymmetric one does not count, as the next one replaces it.
+    pub fn may_add(&self) -> bool {
         let Config { max_links, .. } = self.config;
-        max_links > 1 && self.indexed().count() < LINKS.min(max_links.into())
+        let (all, symmetric) = (self.indexed().count(), self.symmetric().count());
+        max_links > 1 && symmetric < usize::from(max_links) && all < LINKS
+    }
+
+    /// The link that the next one replaces.
+    pub(super) fn asymmetric(&self) -> Option<LinkIndex> {
+        self.indexed().find(|(_, link)| link.asymmetric).map(|(index, _)| index)
+    }
+
+    /// The others.
+    fn symmetric(&self) -> impl Iterator<Item = (LinkIndex, &Link)> {
+        self.indexed().filter(|(_, link)| !link.asymmetric)
+    }
+
+    /// Whether a link that stays has one of this one's ports.
+    fn shares_port(&self, index: LinkIndex) -> bool {
+        let Some(link) = self.link(index) else { return false };
+        self.symmetric().any(|(other, has)| {
+            other != index
+                && (self.same_port(&has.local, &link.local)
+                    || self.same_port(&has.remote, &link.remote))
+        })
     }
 
     fn offer_link(&mut self, via: LinkIndex, fabric: &mut impl Fabric, now: Time) {
-        let Some((new, _)) = self.create_link(fabric, now) else { return };
+        let Some((new, alternate)) = self.create_link(fabric, now) else { return };
+        if !alternate && self.asymmetric().is_some() {
+            // It would replace nothing.
+            return self.drop_link(new, fabric);
+        }
         self.last_link_id = self.unused_id();
         let id = self.last_link_id;
         if let Some(link) = self.link_mut(new) {
@@ -111,16 +137,16 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         }
     }
 
-    /// A queue pair in a free place; true if its port is one that no other link uses.
+    /// A queue pair in a free place; true if its port is one that no other link uses, but for one that it replaces.
     fn create_link(&mut self, fabric: &mut impl Fabric, now: Time) -> Option<(LinkIndex, bool)> {
         let index = LinkIndex::ALL.into_iter().find(|&index| self.link(index).is_none())?;
         let mut used = List::<Port, LINKS>::new();
-        for (_, link) in self.indexed() {
+        for (_, link) in self.symmetric() {
             let _ = used.push(link.local);
         }
         let local = fabric.create(index, &used)?;
         let alternate = !used.iter().any(|port| (port.gid, port.mac) == (local.gid, local.mac));
-        let link = Link::new(0, local, Port::default(), now);
+        let link = Link::new(local, Port::default(), now);
         *self.links.get_mut(index.number())? = Some(link);
         Some((index, alternate))
     }
@@ -167,7 +193,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
             mtu: add.mtu,
             direct: add.extension.is_some_and(|extension| extension.direct),
         };
-        let known = self.link(via).is_some_and(|link| self.same_port(&link.remote, &remote));
+        let known = self.symmetric().any(|(_, link)| self.same_port(&link.remote, &remote));
         if busy
             || add.mtu == MtuCode::default()
             || !self.may_add()
@@ -179,11 +205,12 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         let Some((new, alternate)) = self.create_link(fabric, now) else {
             return self.send(via, true, Body::AddLink(rejection));
         };
+        let is_second = self.asymmetric().is_some();
         if let Some(link) = self.link_mut(new) {
-            (link.id, link.remote) = (add.link_id, remote);
+            (link.id, link.remote, link.asymmetric) = (add.link_id, remote, known || !alternate);
         }
-        // Two links between the same two ports are of no use.
-        let connect = match known && !alternate {
+        // Two links between the same two ports are of no use, nor is a second one that shares a port.
+        let connect = match known && !alternate || (known || !alternate) && is_second {
             true => Connect::Failed,
             false => fabric.connect(new, &remote),
         };
@@ -224,7 +251,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
             (Connect::Done, Role::Server) => self.exchange_keys(via, new, fabric, now),
             (Connect::Failed, Role::Client) => {
                 if let Some(&Link { id, remote, .. }) = self.link(new) {
-                    let said = Self::add_link_body(&Link::new(id, remote, remote, now));
+                    let said = Self::add_link_body(&Link { id, ..Link::new(remote, remote, now) });
                     let rejected = Some(NO_ALTERNATE_PATH);
                     self.send(via, true, Body::AddLink(AddLink { rejected, ..said }));
                 }
@@ -283,10 +310,18 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
             mtu: add.mtu,
             direct: add.extension.is_some_and(|extension| extension.direct),
         };
+        let is_second = self.asymmetric().is_some();
         if let Some(link) = self.link_mut(new) {
             link.remote = remote;
         }
-        let connect = fabric.connect(new, &remote);
+        let shares = self.shares_port(new);
+        if let Some(link) = self.link_mut(new) {
+            link.asymmetric = shares;
+        }
+        let connect = match shares && is_second {
+            true => Connect::Failed,
+            false => fabric.connect(new, &remote),
+        };
         self.learn_keys(via, new, add);
         self.on_connect(connect, via, new, fabric, now);
     }
@@ -393,6 +428,7 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         let Flow::Add { new, step, .. } = self.flow else { return };
         if index == new && step == Step::Confirm && self.config.role == Role::Server {
             self.activate(new, now);
+            self.replace_asymmetric(new, fabric, now);
             self.run_delayed(fabric, now);
         }
     }
@@ -424,12 +460,12 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
             self.peer_rmbs.forget_link(index);
             fabric.destroy(index);
         }
-    }
-}
-
-impl Link {
-    fn new(id: u8, local: Port, remote: Port, now: Time) -> Link {
-        Link { id, active: false, local, remote, heard: now, testing: false }
+        // The one whose port it had may be the one that is gone.
+        if let Some(rest) = self.asymmetric().filter(|rest| !self.shares_port(*rest))
+            && let Some(link) = self.link_mut(rest)
+        {
+            link.asymmetric = false;
+        }
     }
 }
 

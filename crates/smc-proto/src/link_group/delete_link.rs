@@ -29,6 +29,21 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         }
     }
 
+    /// Server: a link with two ports of its own has come, and the client is to delete the one that it replaces.
+    pub(super) fn replace_asymmetric(
+        &mut self,
+        new: LinkIndex,
+        fabric: &mut impl Fabric,
+        now: Time,
+    ) {
+        let old = self.asymmetric().filter(|old| *old != new);
+        let Some((old, id)) = old.and_then(|old| Some((old, self.link(old)?.id))) else { return };
+        self.remove(old, fabric);
+        let reason = DeleteReason::NO_ASYMMETRIC;
+        let request = DeleteLink { link_id: id, reason, all: false, orderly: true };
+        self.delete_at_client(new, request, now);
+    }
+
     /// Server: the client is to delete the link, and to say that it has.
     fn delete_at_client(&mut self, via: LinkIndex, request: DeleteLink, now: Time) {
         if !self.is_idle() {

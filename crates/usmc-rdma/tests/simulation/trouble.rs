@@ -1,5 +1,6 @@
 //! Hosts that die, stop or lie, and ports that go down.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use usmc_rdma::nic::{DeviceId, QpId};
@@ -51,6 +52,17 @@ impl Network {
         let machine = &mut self.machines[host];
         machine.engine.handle_port(port.1, is_up, &mut machine.nic, self.now);
         self.poll(host);
+    }
+
+    /// Whether that becomes so within minutes.
+    fn comes_to(&mut self, is_so: impl Fn(&Network) -> bool) -> bool {
+        let until = self.now + Duration::from_secs(180);
+        while self.now < until && !is_so(self) {
+            self.go(1000);
+            let next = self.timers().min().unwrap_or(until);
+            self.pass(next);
+        }
+        is_so(self)
     }
 
     /// A message of the last host that its engine would never send.
@@ -167,6 +179,33 @@ fn a_second_link_comes_back_with_its_port() {
         network.port(host, 1, true);
         network.go(100);
         assert!(network.machines.iter().all(|machine| machine.engine.links() == 2), "host {host}");
+    }
+}
+
+#[test]
+fn a_second_link_that_could_not_be_made_is_tried_again() {
+    for host in 0..2 {
+        let plan = Plan { connections: 3, devices: 2, cuts: 1, ..Plan::default() };
+        let mut network = run(1, plan);
+        let has_both = |network: &Network| {
+            network.machines.iter().all(|machine| {
+                let groups = machine.engine.view();
+                let active = groups[0].links.iter().filter(|link| link.is_active);
+                let devices: HashSet<_> = active.filter_map(|link| link.device).collect();
+                devices.len() == 2
+            })
+        };
+        assert!(has_both(&network));
+        // The port is back before a link can be made.
+        network.wire.borrow_mut().makes_none = true;
+        network.port(host, 1, false);
+        network.go(100);
+        network.port(host, 1, true);
+        network.go(100);
+        assert!(!has_both(&network));
+        network.wire.borrow_mut().makes_none = false;
+        assert!(network.comes_to(has_both), "host {host}");
+        network.settle();
     }
 }
 

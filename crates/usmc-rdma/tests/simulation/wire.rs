@@ -20,6 +20,8 @@ pub(crate) struct Wire {
     pub(crate) errors: Vec<(usize, QpId)>,
     /// Of a thousand calls so many are refused.
     pub(crate) refusals: u64,
+    /// No queue pair can be made.
+    pub(crate) makes_none: bool,
     pub(crate) refused: usize,
     pub(crate) random: u64,
     /// Hosts that have died: what is sent to them never arrives, and nobody is told.
@@ -191,7 +193,7 @@ impl Nic for Devices {
 
     fn create(&mut self, device: DeviceId) -> Option<(QpId, Port)> {
         let mut wire = self.wire.borrow_mut();
-        if wire.refuses() || wire.down.contains(&(self.host, device)) {
+        if wire.refuses() || wire.makes_none || wire.down.contains(&(self.host, device)) {
             return None;
         }
         wire.next += 1;
