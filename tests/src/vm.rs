@@ -46,7 +46,8 @@ const QEMU: &str = "qemu-system-x86_64";
 /// Both machines.
 pub struct Guests {
     guests: [Guest; 2],
-    cable: PathBuf,
+    /// What went over the cable.
+    capture: PathBuf,
 }
 
 /// One of both.
@@ -68,7 +69,7 @@ impl Guests {
     /// # Panics
     /// When that fails, or takes too long.
     pub fn boot(fixture: &Fixture, region: &Path, persistent: &Path, server: &Path) -> Guests {
-        Guests::start(fixture, image(), |command| {
+        Guests::start(fixture, image(), 1, |command| {
             option(command, "-object", &[&memory("region", region)]);
             option(command, "-device", &["ivshmem-plain,memdev=region"]);
             served(command, server);
@@ -77,17 +78,23 @@ impl Guests {
         })
     }
 
-    /// Boots both with nothing but the cable, and a kernel whose SMC can be a peer.
+    /// Boots both with nothing but the cable, and a kernel whose SMC can be a peer. A second network device of each is on the same cable, and is
+    /// not in use.
     ///
     /// # Panics
     /// As above.
     pub fn boot_for_rdma(fixture: &Fixture) -> Guests {
         let image = build::rdma_vm_image().expect("is_wanted_with_rdma() was asked");
-        Guests::start(fixture, image, |_| {})
+        Guests::start(fixture, image, 2, |_| {})
     }
 
-    fn start(fixture: &Fixture, image: PathBuf, devices: impl Fn(&mut Command)) -> Guests {
-        let cable = fixture.scratch().join("cable.pcap");
+    fn start(
+        fixture: &Fixture,
+        image: PathBuf,
+        cards: usize,
+        devices: impl Fn(&mut Command),
+    ) -> Guests {
+        let capture = fixture.scratch().join("cable.pcap");
         let socket = fixture.scratch().join("cable");
         let start = |number: usize| {
             let console = fixture.scratch().join(format!("console{number}"));
@@ -96,18 +103,18 @@ impl Guests {
             devices(&mut command);
             // A UNIX socket: over TCP each packet would wait for Nagle's algorithm.
             let server = if number == 1 { "on" } else { "off" };
-            option(
-                &mut command,
-                "-netdev",
-                &[
-                    &format!("stream,id=cable,server={server}"),
-                    &format!("addr.type=unix,addr.path={}", socket.display()),
-                ],
-            );
-            option(&mut command, "-device", &["virtio-net-pci,netdev=cable", &mac(number)]);
+            let path = format!("addr.path={}", socket.display());
+            let cable = format!("stream,id=cable,server={server},addr.type=unix");
+            option(&mut command, "-netdev", &[&cable, &path]);
             if number == 1 {
-                let file = format!("file={}", cable.display());
-                option(&mut command, "-object", &["filter-dump,id=dump,netdev=cable", &file]);
+                let file = format!("file={}", capture.display());
+                // All of SMC's own messages, but not of the bytes of connections.
+                let dump = "filter-dump,id=dump,netdev=cable,maxlen=600";
+                option(&mut command, "-object", &[dump, &file]);
+            }
+            match cards {
+                1 => card(&mut command, number, 0, "cable"),
+                _ => share_cable(&mut command, number, cards),
             }
             let (process, image) = (fixture.spawn(command), image.clone());
             Guest { process, number, image, console, is_killed: false, plugs: 0 }
@@ -116,7 +123,7 @@ impl Guests {
         fixture.wait_until("the cable", || socket.exists());
         let mut guests = [first, start(2)];
         guests.iter_mut().for_each(Guest::wait_until_ready);
-        Guests { guests, cable }
+        Guests { guests, capture }
     }
 
     /// The machine with address 10.0.0.1, and the one with 10.0.0.2.
@@ -126,7 +133,7 @@ impl Guests {
 
     /// What went over the cable, for Wireshark. Whole once both have ended.
     pub fn cable(&self) -> &Path {
-        &self.cable
+        &self.capture
     }
 
     /// Ends both.
@@ -335,7 +342,27 @@ fn served(command: &mut Command, server: &Path) {
 }
 
 fn mac(number: usize) -> String {
-    format!("mac=52:54:00:00:00:{number:02}")
+    mac_of(number, 0)
+}
+
+fn mac_of(number: usize, at: usize) -> String {
+    format!("mac=52:54:00:00:{at:02}:{number:02}")
+}
+
+/// A network device of the machine, whose cable that is.
+fn card(command: &mut Command, number: usize, at: usize, cable: &str) {
+    let card = format!("virtio-net-pci,netdev={cable}");
+    option(command, "-device", &[&card, &mac_of(number, at)]);
+}
+
+/// Several network devices, all on the one cable.
+fn share_cable(command: &mut Command, number: usize, cards: usize) {
+    option(command, "-netdev", &["hubport,id=hub,hubid=0,netdev=cable"]);
+    for at in 0..cards {
+        let port = format!("port{at}");
+        option(command, "-netdev", &[&format!("hubport,id={port}"), "hubid=0"]);
+        card(command, number, at, &port);
+    }
 }
 
 /// A machine without network and devices, whose agent has standard input and output.

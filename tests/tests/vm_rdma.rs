@@ -8,6 +8,8 @@ use usmc_tests::cluster::Cluster;
 use usmc_tests::vm::{self, Guest, Guests};
 use usmc_tests::{Fixture, build, flag, is_plain};
 
+#[path = "vm/rdma_links.rs"]
+mod links;
 #[path = "vm/rdma_programs.rs"]
 mod programs;
 
@@ -17,7 +19,7 @@ const UEID: &str = "USMC-TESTS";
 /// Something that both are asked to do.
 type Step = fn(&mut Guest, &mut Guest);
 
-const STEPS: [(&str, Step); 10] = [
+const STEPS: [(&str, Step); 11] = [
     ("both ends are the engine's", both_ends_are_the_engines),
     ("the kernel serves", the_kernel_serves),
     ("the kernel is the client", the_kernel_is_the_client),
@@ -28,6 +30,7 @@ const STEPS: [(&str, Step); 10] = [
     ("redis", programs::redis),
     ("nginx", programs::nginx),
     ("PostgreSQL", programs::postgresql),
+    ("links are cut", links::are_cut),
 ];
 
 #[test]
@@ -44,7 +47,7 @@ fn two_guests_by_rdma() {
     let [one, other] = guests.both();
     set_up(one);
     set_up(other);
-    other.run(&format!("{KERNEL}\npython3 - <<'END'\n{}END", add_ueid()));
+    set_up_kernels(other);
     let only = std::env::var("USMC_TESTS_VM_STEP").unwrap_or_default();
     for (name, step) in STEPS.into_iter().filter(|(name, _)| name.contains(&only)) {
         println!("{name}, {} s left", fixture.time_left().as_secs());
@@ -71,7 +74,7 @@ fn what_carries_faster() {
     let [one, other] = guests.both();
     for guest in [&mut *one, &mut *other] {
         set_up(guest);
-        guest.run(&format!("{KERNEL}\npython3 - <<'END'\n{}END", add_ueid()));
+        set_up_kernels(guest);
     }
     programs::speed(one, other);
     guests.shut_down();
@@ -105,30 +108,13 @@ fn set_up(guest: &mut Guest) {
 }
 
 /// The kernel's SMC, whose sockets programs get by a protocol.
-const KERNEL: &str = "for name in smc smc_diag; do modprobe -C /dev/null -d $modules $name; done
-    sysctl -qw net.smc.smcr_testlink_time=1";
-
-/// SMC_NETLINK_ADD_UEID of linux/smc.h, as smcr(8) does it: no package of Debian 12 has that.
-fn add_ueid() -> String {
-    format!(
-        "import socket, struct
-s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16)
-def attribute(kind, data): return struct.pack('HH', 4 + len(data), kind) + data + b'\\0' * (-len(data) % 4)
-def ask(family, command, version, data):
-    body = struct.pack('BBH', command, version, 0) + data
-    s.send(struct.pack('IHHII', 16 + len(body), family, 5, 1, 0) + body)
-    return s.recv(65536)
-answer = ask(16, 3, 1, attribute(2, b'SMC_GEN_NETLINK\\0'))
-at, family = 20, None
-while at < len(answer):
-    n, kind = struct.unpack_from('HH', answer, at)
-    if kind == 1: family = struct.unpack_from('H', answer, at + 4)[0]; break
-    at += (n + 3) & ~3
-s.close(); s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16)
-answer = ask(family, 10, 1, attribute(1, b'{UEID}'.ljust(32) + b'\\0'))
-assert struct.unpack_from('i', answer, 16)[0] == 0, answer
-"
-    )
+fn set_up_kernels(guest: &mut Guest) {
+    guest.run(&format!(
+        "for name in smc smc_diag; do modprobe -C /dev/null -d $modules $name; done
+        sysctl -qw net.smc.smcr_testlink_time=1
+        {}",
+        programs::smcr(&format!("ueid {UEID}"))
+    ));
 }
 
 /// An echo server of so many connections in the kernel's SMC, and its client.

@@ -173,12 +173,13 @@ impl Group {
         flows.into_iter().chain(self.retry).min()
     }
 
-    /// Whether there can be one more link, by a device that none has.
+    /// Whether there can be one more link: by a device that no link has, or by a port of the peer's that has come back.
     fn lacks_link(&self, devices: &[DeviceId]) -> bool {
         let is_free =
             |device: &DeviceId| self.links.iter().flatten().all(|link| link.device != *device);
-        let may_add = self.llc.as_ref().is_some_and(|flows| flows.may_add());
-        self.is_up && !self.is_ending && may_add && devices.iter().any(is_free)
+        let Some(flows) = self.llc.as_ref().filter(|flows| flows.may_add()) else { return false };
+        let has_ports = flows.is_asymmetric() || devices.iter().any(is_free);
+        self.is_up && !self.is_ending && has_ports
     }
 
     /// A further link that is missing is tried again some time.

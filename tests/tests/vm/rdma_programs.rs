@@ -9,7 +9,7 @@ use crate::UEID;
 
 /// Whose SMC a program has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Smc {
+pub(crate) enum Smc {
     Ours,
     Kernels,
 }
@@ -20,38 +20,24 @@ use Smc::{Kernels, Ours};
 const PAIRS: [(Smc, Smc); 3] = [(Ours, Ours), (Kernels, Ours), (Ours, Kernels)];
 
 /// The pairs that a program runs in: all of them by `make test-vm-rdma`, and those few by `make test`.
-fn pairs(short: &[(Smc, Smc)]) -> &[(Smc, Smc)] {
+pub(crate) fn pairs(short: &[(Smc, Smc)]) -> &[(Smc, Smc)] {
     if flag("USMC_TESTS_VM_LONG") { &PAIRS } else { short }
 }
 
 /// A machine, and whose SMC the program in it has.
-struct End<'a> {
-    guest: &'a mut Guest,
-    smc: Smc,
+pub(crate) struct End<'a> {
+    pub(crate) guest: &'a mut Guest,
+    pub(crate) smc: Smc,
 }
 
-/// How many sockets of the kernel's SMC with that port at either end are connected and by RDMA (smc_diag of linux/smc_diag.h, which smcss(8)
-/// shows): NETLINK_SOCK_DIAG is 4, SOCK_DIAG_BY_FAMILY 20, AF_SMC 43, SMC_ACTIVE 1, SMC_DIAG_MODE_SMCR 0.
-const KERNELS_SHARE: &str = "import socket, struct
-s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)
-s.settimeout(10)
-s.send(struct.pack('IHHIIBBBB48x', 68, 20, 0x301, 1, 0, 43, 0, 0, 0))
-found, more = 0, True
-while more:
-    data, at = s.recv(1 << 20), 0
-    while at < len(data):
-        size, kind = struct.unpack_from('IH', data, at)
-        if kind == 20:
-            family, state, mode, shutdown, near, far = struct.unpack_from('!BBBBHH', data, at + 16)
-            found += state == 1 and mode == 0 and PORT in (near, far)
-        more = more and kind not in (2, 3)
-        at += (size + 3) & ~3
-print(found)
-";
+/// A command that asks something of the kernel's SMC.
+pub(crate) fn smcr(words: &str) -> String {
+    format!("python3 {} {words}", tests_dir().join("programs/python/smcr.py").display())
+}
 
 impl Smc {
     /// What is put before a command.
-    fn how(self) -> String {
+    pub(crate) fn how(self) -> String {
         match self {
             Ours => "$usmc run --".into(),
             Kernels => format!("env LD_PRELOAD={}", build::program("smc_sockets.so").display()),
@@ -65,44 +51,64 @@ impl End<'_> {
     }
 
     /// How many connections of a server's this end has by RDMA.
-    fn by_rdma(&mut self, port: u16) -> usize {
+    pub(crate) fn by_rdma(&mut self, port: u16) -> usize {
         match self.smc {
             Ours => self.guest.connections(port).iter().filter(|end| end.is_smcr()).count(),
             Kernels => {
-                let script = KERNELS_SHARE.replace("PORT", &port.to_string());
-                let count = self.guest.run(&format!("python3 -c \"{script}\""));
+                let count = self.guest.run(&smcr(&format!("sockets {port}")));
                 count.parse().unwrap_or_else(|_| panic!("{count}"))
             }
         }
     }
 }
 
-/// Does that for each pair of ends, the server's first.
+/// Does that for each pair of ends, the server's first, with an agent in both machines.
 fn for_each_pair(
     pairs: &[(Smc, Smc)],
     (one, other): (&mut Guest, &mut Guest),
     act: impl Fn(&mut End, &mut End),
 ) {
-    for guest in [&mut *one, other] {
-        guest.run(&format!(
-            "printf 'ueids = \"{UEID}\"\\n[agent]\\nsocket_mode = 666\\ndevices = [\"rxe0\"]\\n' >/tmp/agent.toml
-            $usmc agent --ism-dir /run/usmc --config /tmp/agent.toml >/tmp/agent 2>&1 &
-            until grep -q ready /tmp/agent; do kill -0 $! || {{ cat /tmp/agent; exit 1; }}; sleep 0.1; done"
-        ));
-    }
+    start_agent(one, "devices = ['rxe0']");
+    start_agent(other, "devices = ['rxe0']");
+    for_each(pairs, (&mut *one, &mut *other), act);
+    end_agent(one);
+    end_agent(other);
+}
+
+/// Does that for each pair of ends, where the agents run.
+pub(crate) fn for_each(
+    pairs: &[(Smc, Smc)],
+    (one, other): (&mut Guest, &mut Guest),
+    act: impl Fn(&mut End, &mut End),
+) {
     for &(server, client) in pairs {
         println!("  server {server:?}, client {client:?}");
         let guests =
             if server == Kernels { (&mut *other, &mut *one) } else { (&mut *one, &mut *other) };
         act(&mut End { guest: guests.0, smc: server }, &mut End { guest: guests.1, smc: client });
     }
-    // They end, as no connection is left.
-    for guest in [one, other] {
-        guest.run(
-            "pkill -x usmc-agent; for n in $(seq 100); do pgrep -x usmc-agent >/dev/null || exit 0; sleep 0.1; done
-            cat /tmp/agent; usmc ss; exit 1",
-        );
-    }
+}
+
+/// Starts a machine's agent, with these lines of its configuration.
+pub(crate) fn start_agent(guest: &mut Guest, lines: &str) {
+    guest.run(&format!(
+        "cat >/tmp/agent.toml <<'END'
+ueids = '{UEID}'
+[agent]
+socket_mode = 666
+{lines}
+END
+        $usmc agent --ism-dir /run/usmc --config /tmp/agent.toml >/tmp/agent 2>&1 &
+        until grep -q ready /tmp/agent; do kill -0 $! || {{ cat /tmp/agent; exit 1; }}; sleep 0.1; done"
+    ));
+}
+
+/// Ends it, as no connection is left.
+pub(crate) fn end_agent(guest: &mut Guest) {
+    guest.run(
+        "pkill -x usmc-agent; for n in $(seq 100); do pgrep -x usmc-agent >/dev/null || exit 0; sleep 0.1; done
+        cat /tmp/agent; usmc ss; exit 1",
+    );
 }
 
 /// Runs a client's endless load until so many connections at a time were by RDMA at both ends, and ends it by that signal. Gives what it says.

@@ -64,7 +64,9 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         if !self.is_idle() {
             return Err(Refused::Busy);
         }
-        let via = self.any_link().ok_or(Refused::NoLink)?;
+        // A server that is asked offers another port than that link's: the one of an asymmetric link is to be free for it.
+        let stays = self.symmetric().find(|(_, link)| link.active).map(|(index, _)| index);
+        let via = stays.or(self.any_link()).ok_or(Refused::NoLink)?;
         if !self.may_add() {
             return Err(Refused::LinksFull);
         }
@@ -90,6 +92,11 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         let Config { max_links, .. } = self.config;
         let (all, symmetric) = (self.indexed().count(), self.symmetric().count());
         max_links > 1 && symmetric < usize::from(max_links) && all < LINKS
+    }
+
+    /// Whether there is one.
+    pub fn is_asymmetric(&self) -> bool {
+        self.asymmetric().is_some()
     }
 
     /// The link that the next one replaces.
