@@ -25,7 +25,7 @@ pub struct Adapter {
     pub(crate) channel: Channel,
     pub(crate) sends: Cq,
     pub(crate) receives: Cq,
-    /// Whether the queue of sends and that of receives have an event with their next completion.
+    /// Whether the queue of sends and that of receives have an event with their next completion, or have had one that was not taken.
     armed: [Cell<bool>; 2],
     port: Port,
     /// It has failed: nothing is made or looked for there any more.
@@ -109,22 +109,33 @@ impl Adapter {
         self.device.port(PORT).is_ok_and(|port| port.state == PortState::Active)
     }
 
-    /// Readable once a completion has come since [`Adapter::arm`], and once the port or a queue pair has something.
+    /// Readable once a completion has come since [`Adapter::arm`] that it was for, and once the port or a queue pair has something.
     pub fn wakes(&self) -> [BorrowedFd<'_>; 2] {
         [self.channel.as_fd(), self.device.events_fd()]
     }
 
-    /// Asks for an event with the next completion. A thread that goes to sleep looks once more behind it.
+    /// Takes the events that have made the channel readable.
     ///
     /// # Errors
     /// The device has failed.
-    pub fn arm(&self) -> Result<(), Error> {
+    pub(crate) fn take_notices(&self) -> Result<(), Error> {
         // A queue has an event once for each time that it is armed.
-        while let Some(token) = self.channel.next_event()? {
+        while self.armed.iter().any(Cell::get)
+            && let Some(token) = self.channel.next_event()?
+        {
             self.armed[usize::from(token == RECEIVES)].set(false);
         }
+        Ok(())
+    }
+
+    /// Asks for an event with the next completion of a receive, and with that of a send where it is awaited. A thread that goes to sleep looks
+    /// once more behind it.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn arm(&self, are_sends_awaited: bool) -> Result<(), Error> {
         let [sends, receives] = &self.armed;
-        if !sends.replace(true) {
+        if are_sends_awaited && !sends.replace(true) {
             self.sends.arm(false)?;
         }
         if !receives.replace(true) {

@@ -309,7 +309,9 @@ impl Deputy {
     }
 
     /// Reads what is on the socket. The look at the ring comes behind it: no doorbell is another thread's.
-    pub(crate) fn listen(&mut self) -> Heard {
+    ///
+    /// `ends`: there may be an end behind what is found at first.
+    pub(crate) fn listen(&mut self, ends: bool) -> Heard {
         let Some(slot) = self.slot() else { return Heard::Error };
         let Some(socket) = &self.socket else { return Heard::Bells };
         let (mut heard, mut came) = (Heard::Bells, 0);
@@ -333,6 +335,10 @@ impl Deputy {
                     let rung = sent.wrapping_sub(drained.load(Relaxed)).min(n as u32);
                     drained.fetch_add(rung, Relaxed);
                     excess.extend_from_slice(bytes.get(rung as usize..n).unwrap_or_default());
+                    // What comes behind a short read is told anew.
+                    if n < bytes.len() && !ends {
+                        break;
+                    }
                 }
                 Err(Errno::WOULDBLOCK) => break,
                 Err(Errno::INTR) => {}

@@ -18,7 +18,7 @@ use usmc_rdma::{Config, ConnId, Engine, Event, Wish};
 use usmc_verbs::{Completion, Error as DeviceError, Event as DeviceEvent, Status};
 
 use crate::adapter::Adapter;
-use crate::link::NO_MESSAGE;
+use crate::link::{self, NO_MESSAGE};
 use crate::nic::Adapters;
 use crate::sys;
 
@@ -33,9 +33,8 @@ const YOUNG: Duration = Duration::from_secs(20);
 /// A connection that young is looked at so often: a Decline is rare, and each look is a system call.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The driver asks a device for asynchronous events this often, as each question is a system call. Such an event wakes a sleeping agent at
-/// once.
-const EVENTS: Duration = Duration::from_micros(100);
+/// Completions of sends that nothing waits for are taken after this time at the latest, where nothing else wakes the driver before.
+const HARVEST: Duration = Duration::from_millis(10);
 
 /// A TCP connection in its handshake, or behind it.
 struct Handshake {
@@ -60,6 +59,17 @@ enum Found {
     Foreign,
 }
 
+/// Why the driver is to have a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wake {
+    /// Something has come for a handshake.
+    Handshakes,
+    /// A queue that was armed has a completion.
+    Completions,
+    /// A device has something to say of itself, its ports or its queue pairs.
+    Events,
+}
+
 /// When an established connection is looked at next, and last.
 struct Look {
     conn: ConnId,
@@ -82,8 +92,10 @@ pub struct Driver<B> {
     /// Those of them that a Decline may come to, in the order of their next looks.
     young: VecDeque<Look>,
     begun: Instant,
-    /// When devices are asked for asynchronous events again.
-    asks_at: Duration,
+    /// Devices may have queues to be armed again, and asynchronous events.
+    woken: [bool; 2],
+    /// Where completions and messages are taken to.
+    taken: Box<([Completion; BATCH], link::Message)>,
     /// What has come out of the engine, with the TCP connection where it is the caller's again.
     events: VecDeque<(Event, Option<TcpStream>)>,
 }
@@ -103,7 +115,8 @@ impl<B: Buffers> Driver<B> {
             established: HashMap::new(),
             young: VecDeque::new(),
             begun: Instant::now(),
-            asks_at: Duration::ZERO,
+            woken: [true; 2],
+            taken: Box::new(([Completion::default(); BATCH], NO_MESSAGE)),
             events: VecDeque::new(),
         })
     }
@@ -197,13 +210,13 @@ impl<B: Buffers> Driver<B> {
 
     /// Looks at everything once. Whether there was anything.
     pub fn turn(&mut self) -> bool {
-        let (mut any, now) = (false, self.now());
-        let asks = self.asks_at <= now;
-        if asks {
-            self.asks_at = now + EVENTS;
-        }
+        let mut any = false;
+        let [has_notices, has_events] = std::mem::take(&mut self.woken);
         for device in 0..self.adapters.all.len() {
-            any |= asks && self.look_at_events(device);
+            if has_notices {
+                self.take_notices(device);
+            }
+            any |= has_events && self.look_at_events(device);
             any |= self.look_at_device(device);
         }
         any |= self.look_at_handshakes();
@@ -227,6 +240,23 @@ impl<B: Buffers> Driver<B> {
         self.handshakes.values().filter_map(|handshake| handshake.ends)
     }
 
+    /// What [`Driver::wakes`] calls so is readable: the next turn looks at it. It does not do so by itself, as each look is a system call.
+    pub fn wake(&mut self, by: Wake) {
+        match by {
+            Wake::Handshakes => {}
+            Wake::Completions => self.woken[0] = true,
+            Wake::Events => self.woken[1] = true,
+        }
+    }
+
+    /// Queues that have woken the driver are to be armed again.
+    fn take_notices(&mut self, device: usize) {
+        let adapter = self.adapters.all.get(device).filter(|adapter| !adapter.is_dead);
+        if adapter.is_some_and(|adapter| adapter.take_notices().is_err()) {
+            self.lose_device(DeviceId(device as u8));
+        }
+    }
+
     /// Asks the devices to wake the caller that sleeps: those that `wakes` names are readable then. The caller looks once more before it
     /// sleeps. A device that fails is given up.
     ///
@@ -234,8 +264,10 @@ impl<B: Buffers> Driver<B> {
     /// Of the last device that has failed: none is left.
     pub fn arm(&mut self) -> Result<(), DeviceError> {
         let (mut living, mut last) = (self.adapters.all.is_empty(), None);
+        let sends = self.adapters.are_sends_awaited();
         for at in 0..self.adapters.all.len() {
-            match self.adapters.all.get(at).filter(|adapter| !adapter.is_dead).map(Adapter::arm) {
+            let adapter = self.adapters.all.get(at).filter(|adapter| !adapter.is_dead);
+            match adapter.map(|adapter| adapter.arm(sends)) {
                 Some(Ok(())) => living = true,
                 Some(Err(error)) => {
                     self.lose_device(DeviceId(at as u8));
@@ -270,15 +302,20 @@ impl<B: Buffers> Driver<B> {
 
     /// What is readable once a handshake goes on, or a device has something, after [`Driver::arm`]: the same ones for good, but for
     /// [`Driver::lost`].
-    pub fn wakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        [self.arrivals.as_fd()].into_iter().chain(self.adapters.all.iter().flat_map(Adapter::wakes))
+    pub fn wakes(&self) -> impl Iterator<Item = (Wake, BorrowedFd<'_>)> {
+        let wakes = [Wake::Completions, Wake::Events];
+        let devices =
+            self.adapters.all.iter().flat_map(move |one| wakes.into_iter().zip(one.wakes()));
+        [(Wake::Handshakes, self.arrivals.as_fd())].into_iter().chain(devices)
     }
 
     /// How long until the next turn, whatever happens; `None`: nothing is due.
     pub fn next_turn(&self) -> Option<Duration> {
         let look = self.young.front().map(|look| look.at);
-        let due = self.engine.next_timeout().into_iter().chain(look).min()?;
-        Some(due.saturating_sub(self.now()))
+        let due = self.engine.next_timeout().into_iter().chain(look).min();
+        let due = due.map(|due| due.saturating_sub(self.now()));
+        let is_left = self.adapters.are_under_way() && !self.adapters.are_sends_awaited();
+        due.into_iter().chain(is_left.then_some(HARVEST)).min()
     }
 
     /// What has happened, oldest first; with the TCP connection where it is the caller's again: after a handshake that has failed, or with
@@ -319,16 +356,16 @@ impl<B: Buffers> Driver<B> {
     /// Sends come first, as behind an error in the queue of receives there is nothing successful of theirs.
     fn look_at_device(&mut self, device: usize) -> bool {
         let mut any = false;
-        let mut completions = [Completion::default(); BATCH];
         for is_sends in [true, false] {
             let adapter = self.adapters.all.get(device).filter(|adapter| !adapter.is_dead);
             let Some(adapter) = adapter else { return any };
             let queue = if is_sends { &adapter.sends } else { &adapter.receives };
             // A queue that is broken gives its queue pairs up by asynchronous events.
-            let count = queue.poll(&mut completions).unwrap_or(0);
+            let count = queue.poll(&mut self.taken.0).unwrap_or(0);
             any |= count > 0;
-            for completion in completions.iter().take(count) {
-                self.handle(completion, is_sends);
+            for at in 0..count.min(BATCH) {
+                let completion = self.taken.0[at];
+                self.handle(&completion, is_sends);
             }
         }
         any
@@ -365,8 +402,8 @@ impl<B: Buffers> Driver<B> {
                 self.engine.handle_sent(qp, &mut self.adapters, now);
             }
         } else {
-            let mut message = NO_MESSAGE;
-            if let Some(len) = self.adapters.message(qp, place, completion.byte_len, &mut message) {
+            let message = &mut self.taken.1;
+            if let Some(len) = self.adapters.message(qp, place, completion.byte_len, message) {
                 let message = message.get(..len).unwrap_or_default();
                 self.engine.handle_received(qp, message, &mut self.adapters, now);
             }

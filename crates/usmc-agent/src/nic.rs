@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use smc_proto::ids::U24;
 use smc_proto::link_group::{Connect, Key, Port};
+use smc_proto::wire::cdc::{ProducerFlags, SmcrRepr, StateFlags};
 use usmc_rdma::nic::{ArenaId, DeviceId, Nic, PostFailed, QpId, RmbId, Write};
 use usmc_verbs::Error;
 
@@ -20,6 +21,23 @@ pub struct Adapters {
     rmbs: HashMap<RmbId, Memory>,
     arenas: HashMap<ArenaId, Memory>,
     refusal: Option<Error>,
+    /// SENDs that are not complete, on all links.
+    under_way: usize,
+    /// Somebody may wait for one of them.
+    are_awaited: bool,
+}
+
+/// Chains of so many bytes are awaited: an application may wait for their room. So is each one of a link with so many under way.
+const MUCH: usize = 1024;
+const MANY: usize = 8;
+
+/// Whether somebody waits until the chain is complete: for the room of its bytes, for the end of a connection or for what an LLC message does.
+fn is_awaited(writes: &[Write], message: &[u8]) -> bool {
+    let bytes: usize =
+        writes.iter().flat_map(|write| &write.source).map(|part| part.len as usize).sum();
+    let is_of_data =
+        |cdc: SmcrRepr| cdc.state == StateFlags::default() && cdc.flags == ProducerFlags::default();
+    bytes >= MUCH || !SmcrRepr::parse(message).is_ok_and(is_of_data)
 }
 
 struct Placed {
@@ -103,7 +121,17 @@ impl Adapters {
 
     /// Whether anything was posted that is not complete.
     pub fn are_under_way(&self) -> bool {
-        self.links.iter().flatten().any(|placed| placed.link.under_way > 0)
+        self.under_way > 0
+    }
+
+    /// Whether somebody may wait for the completion of something that was posted.
+    pub(crate) fn are_sends_awaited(&self) -> bool {
+        self.are_awaited
+    }
+
+    fn is_less_under_way(&mut self, sends: usize) {
+        self.under_way -= sends;
+        self.are_awaited &= self.under_way > 0;
     }
 
     /// Queue pairs that are there, those included that are about to go.
@@ -143,9 +171,10 @@ impl Adapters {
 
     /// A SEND of the queue pair is complete. Whether the engine has to know.
     pub(crate) fn completed(&mut self, qp: QpId) -> bool {
-        let Some(link) = self.link(qp) else { return false };
-        link.under_way = link.under_way.saturating_sub(1);
+        let Some(link) = self.link(qp).filter(|link| link.under_way > 0) else { return false };
+        link.under_way -= 1;
         let is_over = link.is_closing && link.under_way == 0;
+        self.is_less_under_way(1);
         if is_over {
             self.remove(qp);
             return false;
@@ -179,9 +208,8 @@ impl Adapters {
     }
 
     fn remove(&mut self, qp: QpId) {
-        if let Some(place) = self.links.get_mut(qp.0 as usize) {
-            *place = None;
-        }
+        let gone = self.links.get_mut(qp.0 as usize).and_then(Option::take);
+        self.is_less_under_way(gone.map_or(0, |placed| placed.link.under_way));
     }
 
     fn make(&mut self, device: DeviceId) -> Result<(QpId, Port), Error> {
@@ -251,7 +279,11 @@ impl Nic for Adapters {
 
     fn post(&mut self, qp: QpId, writes: &[Write], message: &[u8]) -> Result<(), PostFailed> {
         let link = self.link(qp).ok_or(PostFailed)?;
-        link.post(qp.0, writes, message).ok_or(PostFailed)
+        link.post(qp.0, writes, message).ok_or(PostFailed)?;
+        let is_awaited = link.under_way >= MANY || is_awaited(writes, message);
+        self.under_way += 1;
+        self.are_awaited |= is_awaited;
+        Ok(())
     }
 }
 

@@ -148,6 +148,11 @@ impl Rest {
         Ok(events.iter().map(|event| (event.data.u64(), event.flags)).collect())
     }
 
+    /// Whether the next [`Rest::look`] gives what has ended a sleep.
+    pub fn has_found(&self) -> bool {
+        !self.found.borrow().is_empty()
+    }
+
     /// Whether a look at everything is the last one before a sleep.
     pub fn is_armed(&self) -> bool {
         self.state == State::Armed

@@ -34,7 +34,7 @@ use usmc_shm::agent::{Answer, Place, Role};
 use usmc_shm::state::EndState;
 
 use crate::deputy::Deputy;
-use crate::driver::Driver;
+use crate::driver::{Driver, Wake};
 use crate::lines::Lines;
 use crate::rest::Rest;
 use crate::room::Taken;
@@ -45,8 +45,14 @@ use left::Left;
 
 /// Numbers in the set of what wakes that are not this module's.
 pub const OTHERS: u64 = 1 << 63;
-/// The devices'.
-const DEVICES: u64 = OTHERS - 1;
+/// The driver's, by [`Wake`]; smaller ones are tickets.
+const WAKES: [(u64, Wake); 3] =
+    [(OTHERS - 1, Wake::Handshakes), (OTHERS - 2, Wake::Completions), (OTHERS - 3, Wake::Events)];
+const TICKETS: u64 = OTHERS - 3;
+
+fn number_of(wake: Wake) -> u64 {
+    WAKES.into_iter().find(|(_, of)| *of == wake).map_or(OTHERS, |(number, _)| number)
+}
 /// As Declines have them (RFC 7609, appendix A.2.4): no memory, and no device.
 const NO_MEMORY: u32 = 0x0101_0000;
 const NO_DEVICE: u32 = 0x0303_0000;
@@ -135,7 +141,7 @@ impl Service {
     /// # Errors
     /// epoll_ctl(2).
     pub fn new(driver: Driver<SlotBuffers>, rest: Rest, shift: u32) -> io::Result<Service> {
-        driver.wakes().try_for_each(|fd| rest.watch(fd, DEVICES))?;
+        driver.wakes().try_for_each(|(wake, fd)| rest.watch(fd, number_of(wake)))?;
         let now = Instant::now();
         Ok(Service {
             driver,
@@ -189,7 +195,7 @@ impl Service {
     /// A process hands a connection over. The answer comes by [`Service::poll_answer`].
     pub fn hand_over(&mut self, handed: Handed) -> Ticket {
         let ticket = Ticket(self.next);
-        self.next = (self.next + 1) % DEVICES;
+        self.next = (self.next + 1) % TICKETS;
         let answer = match self.seat(ticket, handed) {
             Ok(place) => Answer::Ring(place),
             Err(code) => Answer::Tcp { code },

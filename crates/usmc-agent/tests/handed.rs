@@ -401,6 +401,7 @@ fn an_order_is_work() {
     let mut turn = || agent.turn(|_| ()).expect("no device fails");
     assert_eq!(turn(), Found::default(), "it arms");
     rustix::io::write(&order, &1_u64.to_ne_bytes()).expect("an eventfd");
+    assert_eq!(turn(), Found { order: false, slept: true }, "it wakes at once");
     assert_eq!(turn(), Found { order: true, slept: false });
     rustix::io::read(&order, &mut [0; 8]).expect("an eventfd");
     assert_eq!(turn(), Found::default(), "it arms anew");

@@ -19,7 +19,7 @@ use smc_proto::decline::DeclineCode;
 use smc_proto::handshake::Circumstances;
 use smc_proto::ids::PeerId;
 use smc_proto::wire::clc::{Decline, MAX_LEN, Message};
-use usmc_agent::driver::Driver;
+use usmc_agent::driver::{Driver, Wake};
 use usmc_agent::nic::Adapters;
 use usmc_agent::rest::{Next, Rest, Spin};
 use usmc_fake_verbs::fabric::Call;
@@ -118,6 +118,7 @@ impl Host {
 
     /// Lets everybody do something. Whether anything was done.
     fn turn(&mut self) -> bool {
+        self.driver.wake(Wake::Events);
         let mut any = self.driver.turn();
         while let Some((event, tcp)) = self.driver.poll_event() {
             self.tcp.extend(tcp);
@@ -151,7 +152,7 @@ impl Host {
     /// A turn, and the rest behind it. Whether the agent slept.
     fn turn_and_rest(&mut self, rest: &mut Rest, most: Duration) -> bool {
         // The driver looks at all that may have woken it.
-        rest.look(|_, _| {}).expect("epoll");
+        rest.look(|_, _| self.driver.wake(Wake::Completions)).expect("epoll");
         let has_worked = self.turn();
         match rest.next(has_worked) {
             Next::Look => {}
@@ -393,7 +394,7 @@ fn begins_slowly(goes_on: bool) {
     fabric();
     let mut host = Host::new(next_test(), 0);
     let mut rest = Rest::new(Spin::For(Duration::ZERO)).expect("an epoll set");
-    host.driver.wakes().for_each(|fd| rest.watch(fd, 0).expect("epoll"));
+    host.driver.wakes().for_each(|(_, fd)| rest.watch(fd, 0).expect("epoll"));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let tcp = TcpStream::connect(listener.local_addr().expect("a port")).expect("TCP");
     let (mut peer, _) = listener.accept().expect("TCP");
@@ -480,7 +481,7 @@ fn sleeper(test: u8, side: usize, tcp: TcpStream, both: &Barrier) -> [usize; 2] 
     const BYTES: [u64; 2] = [300_000, 200_000];
     let mut host = Host::new(test, side as u8);
     let mut rest = Rest::new(Spin::For(Duration::ZERO)).expect("an epoll set");
-    host.driver.wakes().for_each(|fd| rest.watch(fd, 0).expect("epoll"));
+    host.driver.wakes().for_each(|(_, fd)| rest.watch(fd, 0).expect("epoll"));
     both.wait();
     host.begin(0, tcp, side, BYTES[side]);
     let begun = Instant::now();

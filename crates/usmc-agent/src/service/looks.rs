@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::EventFlags;
 use usmc_shm::state::EndState;
 
-use super::{DEVICES, OTHERS, Service, Ticket};
+use super::{OTHERS, Service, Ticket, WAKES};
 use crate::deputy::{Deputy, Heard, Heat};
 use crate::rest::{NEAR, Next};
 
@@ -30,11 +30,14 @@ const PLACE: Duration = Duration::from_secs(1);
 impl Service {
     /// Looks at everything once. Whether there was anything.
     pub fn turn(&mut self) -> bool {
-        let mut any = self.driver.turn();
+        // What has ended a sleep.
+        let mut any = self.rest.has_found() && self.look_at_sockets();
+        any |= self.driver.turn();
         any |= self.look_at_hot();
         self.turns = self.turns.wrapping_add(1);
         let now = Instant::now();
-        let is_due = self.rest.is_armed() || now.duration_since(self.heard) >= NEAR;
+        // A sleep looks at sockets, too.
+        let is_due = !self.rest.is_armed() && now.duration_since(self.heard) >= NEAR;
         if self.turns.is_multiple_of(SOCKETS) || !any && is_due {
             self.heard = now;
             any |= self.look_at_sockets();
@@ -154,8 +157,8 @@ impl Service {
         let _ = self.rest.look(|number, flags| found.push((number, flags)));
         let mut any = false;
         for (number, flags) in found {
-            if number == DEVICES {
-                // The driver has looked.
+            if let Some((_, wake)) = WAKES.iter().find(|(of, _)| *of == number) {
+                self.driver.wake(*wake);
             } else if number & OTHERS != 0 {
                 self.ready.push(number);
                 any = true;
@@ -181,12 +184,12 @@ impl Service {
             return;
         }
         let Some(deputy) = self.deputy(ticket) else { return };
-        let heard = deputy.listen();
+        let ends = flags.intersects(EventFlags::ERR | EventFlags::HUP | EventFlags::RDHUP);
+        let heard = deputy.listen(ends);
         if heard != Heard::Junk && self.relay(ticket) {
             return self.heat(ticket);
         }
         let Some(deputy) = self.deputy(ticket) else { return };
-        let ends = flags.intersects(EventFlags::ERR | EventFlags::HUP | EventFlags::RDHUP);
         if heard == Heard::Junk && deputy.is_closed_by_peer() {
             // The application has sent where nobody reads: TCP answers so.
             deputy.reset();
