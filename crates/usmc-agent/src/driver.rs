@@ -92,8 +92,8 @@ pub struct Driver<B> {
     /// Those of them that a Decline may come to, in the order of their next looks.
     young: VecDeque<Look>,
     begun: Instant,
-    /// Devices may have queues to be armed again, and asynchronous events.
-    woken: [bool; 2],
+    /// What there may be: queues to be armed again, asynchronous events, and arrivals for handshakes.
+    woken: [bool; 3],
     /// Where completions and messages are taken to.
     taken: Box<([Completion; BATCH], link::Message)>,
     /// What has come out of the engine, with the TCP connection where it is the caller's again.
@@ -115,7 +115,7 @@ impl<B: Buffers> Driver<B> {
             established: HashMap::new(),
             young: VecDeque::new(),
             begun: Instant::now(),
-            woken: [true; 2],
+            woken: [true; 3],
             taken: Box::new(([Completion::default(); BATCH], NO_MESSAGE)),
             events: VecDeque::new(),
         })
@@ -145,6 +145,8 @@ impl<B: Buffers> Driver<B> {
         let now = self.now();
         let Ok(conn) = self.engine.accept(wish, &mut self.adapters, now) else { return Err(tcp) };
         self.shake(conn, tcp);
+        // The Proposal is there.
+        self.wake(Wake::Handshakes);
         Ok(conn)
     }
 
@@ -211,7 +213,7 @@ impl<B: Buffers> Driver<B> {
     /// Looks at everything once. Whether there was anything.
     pub fn turn(&mut self) -> bool {
         let mut any = false;
-        let [has_notices, has_events] = std::mem::take(&mut self.woken);
+        let [has_notices, has_events, has_arrivals] = std::mem::take(&mut self.woken);
         for device in 0..self.adapters.all.len() {
             if has_notices {
                 self.take_notices(device);
@@ -219,7 +221,7 @@ impl<B: Buffers> Driver<B> {
             any |= has_events && self.look_at_events(device);
             any |= self.look_at_device(device);
         }
-        any |= self.look_at_handshakes();
+        any |= has_arrivals && self.look_at_handshakes();
         self.look_at_young();
         let now = self.now();
         if self.engine.next_timeout().is_some_and(|due| due <= now) {
@@ -243,7 +245,7 @@ impl<B: Buffers> Driver<B> {
     /// What [`Driver::wakes`] calls so is readable: the next turn looks at it. It does not do so by itself, as each look is a system call.
     pub fn wake(&mut self, by: Wake) {
         match by {
-            Wake::Handshakes => {}
+            Wake::Handshakes => self.woken[2] = true,
             Wake::Completions => self.woken[0] = true,
             Wake::Events => self.woken[1] = true,
         }

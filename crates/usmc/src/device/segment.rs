@@ -471,6 +471,17 @@ pub fn map_peer(fd: i32) -> Result<(), Reason> {
     map(fd, 0)
 }
 
+/// The segment of this identity that was delivered for a connection, with one more user; takes the fd. It is mapped the first time.
+pub fn use_file(id: u64, fd: i32) -> Option<InUse> {
+    // A kernel's file is known by its number, whatever it says.
+    let known = if foreign_fd::is_memory(fd) { sys::fstat(fd).ok() } else { None };
+    if let Some(found) = known.and_then(|facts| use_delivered(id, facts.inode)) {
+        sys::close(fd);
+        return Some(found);
+    }
+    use_delivered(id, map_delivered(fd).ok()?)
+}
+
 /// The same, for one that was delivered for a connection by whoever holds its other end. Which file it is.
 pub fn map_delivered(fd: i32) -> Result<u64, Reason> {
     if !foreign_fd::is_memory(fd) {

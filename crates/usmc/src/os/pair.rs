@@ -69,10 +69,12 @@ fn join(listener: i32, connected: i32, (name, len): &Name) -> Result<Pair, Errno
     // SAFETY: all-zero is valid.
     let mut own: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
     for _ in 0..STRANGERS {
-        if sys::poll1(listener, libc::POLLIN, MOST_MS) == 0 {
+        // The kernel has mostly connected both by now.
+        let accepted = sys::accept(listener);
+        if accepted == Err(libc::EAGAIN) && sys::poll1(listener, libc::POLLIN, MOST_MS) == 0 {
             break;
         }
-        let Ok(accepted) = sys::accept(listener) else { continue };
+        let Ok(accepted) = accepted else { continue };
         // SAFETY: all-zero is valid.
         let mut peer: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
         let lens = (sys::getsockname(connected, &mut own), sys::getpeername(accepted, &mut peer));

@@ -246,8 +246,7 @@ fn hand(fd: i32, conn: &Conn) -> Result<Deputy, Errno> {
     sys::close(pair.connected);
     let given = match asked {
         Ok((Answer::Ring(place), Some(memory))) => {
-            let file = segment::map_delivered(memory);
-            file.ok().and_then(|file| Some((segment::use_delivered(place.segment, file)?, place)))
+            segment::use_file(place.segment, memory).map(|segment| (segment, place))
         }
         Ok((Answer::Tcp { code }, None)) => {
             sys::close(pair.accepted);
@@ -275,7 +274,7 @@ fn hand(fd: i32, conn: &Conn) -> Result<Deputy, Errno> {
         super::give_up(conn, Reason::NoMemory);
         return Err(libc::ENOMEM);
     };
-    copy_options(fd, pair.accepted, conn);
+    copy_options(fd, pair.accepted, true, conn);
     // Of the deputy's connection this is the accepting end, whichever it is of the other.
     let names = match has_connected {
         true => Tuple { netns: live.netns, client: live.server, server: live.client },
@@ -364,7 +363,7 @@ pub fn fetch(fd: i32, conn: &Conn) -> Option<i32> {
 
 /// The number becomes that of the TCP connection again. The caller keeps all away that uses it.
 pub fn put_back(fd: i32, conn: &Conn, tcp: i32) {
-    copy_options(fd, tcp, conn);
+    copy_options(fd, tcp, false, conn);
     put(fd, conn, tcp);
     sys::close(tcp);
     let has_connected = conn.clc.has_connected.load(Relaxed) != 0;
@@ -402,30 +401,33 @@ fn put(fd: i32, conn: &Conn, new: i32) {
     }
 }
 
-/// Sets a socket's options as another one's are.
-fn copy_options(from: i32, to: i32, conn: &Conn) {
-    const INTEGERS: [(i32, i32); 6] = [
-        (libc::SOL_SOCKET, libc::SO_OOBINLINE),
-        (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
-        (libc::SOL_SOCKET, libc::SO_PRIORITY),
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY),
-        (libc::IPPROTO_TCP, libc::TCP_CORK),
+/// Sets a socket's options as another one's are. `is_new`: the socket has those that every socket begins with.
+fn copy_options(from: i32, to: i32, is_new: bool, conn: &Conn) {
+    // Each with the value that a socket begins with.
+    const INTEGERS: [(i32, i32, i32); 6] = [
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
+        (libc::SOL_SOCKET, libc::SO_PRIORITY, 0),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY, 0),
+        (libc::IPPROTO_TCP, libc::TCP_CORK, 0),
     ];
-    for (level, name) in INTEGERS {
-        let (value, other) = (sockopt::int(from, level, name, 0), sockopt::int(to, level, name, 0));
-        if value != other {
+    for (level, name, first) in INTEGERS {
+        let value = sockopt::int(from, level, name, first);
+        if !is_new || value != first {
             let _ = sys::setsockopt(to, level, name, &value);
         }
     }
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
-        if sys::getsockopt(from, libc::SOL_SOCKET, name, &mut limit).is_ok() {
+        let known = sys::getsockopt(from, libc::SOL_SOCKET, name, &mut limit).is_ok();
+        if known && (!is_new || (limit.tv_sec, limit.tv_usec) != (0, 0)) {
             let _ = sys::setsockopt(to, libc::SOL_SOCKET, name, &limit);
         }
     }
     let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
-    if sys::getsockopt(from, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger).is_ok() {
+    let known = sys::getsockopt(from, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger).is_ok();
+    if known && (!is_new || (linger.l_onoff, linger.l_linger) != (0, 0)) {
         let _ = sys::setsockopt(to, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
     }
     for (known, name) in [(&conn.snd_buf, libc::SO_SNDBUF), (&conn.rcv_buf, libc::SO_RCVBUF)] {
