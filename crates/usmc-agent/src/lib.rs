@@ -14,6 +14,7 @@ pub mod driver;
 mod lines;
 mod link;
 pub mod nic;
+pub mod pnet;
 pub mod report;
 pub mod rest;
 pub mod room;

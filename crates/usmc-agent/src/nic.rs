@@ -11,6 +11,7 @@ use usmc_verbs::Error;
 
 use crate::adapter::{Adapter, mapped};
 use crate::link::{Link, Memory, Message};
+use crate::pnet::Pnet;
 use crate::sys;
 
 /// The devices of a host, and their queue pairs.
@@ -21,6 +22,7 @@ pub struct Adapters {
     rmbs: HashMap<RmbId, Memory>,
     arenas: HashMap<ArenaId, Memory>,
     refusal: Option<Error>,
+    pnet: Pnet,
     /// SENDs that are not complete, on all links.
     under_way: usize,
     /// Somebody may wait for one of them.
@@ -62,16 +64,40 @@ impl Adapters {
         self.all.get(usize::from(device.0))
     }
 
-    /// The device for a TCP connection whose own end has this address: the one whose address it is, or whose network device has it.
+    /// The physical networks. Without one a device is in a network of those that have none.
+    pub fn set_pnet(&mut self, pnet: Pnet) {
+        self.pnet = pnet;
+    }
+
+    /// The network of a device.
+    pub fn network(&self, device: DeviceId) -> Option<&str> {
+        self.pnet.of_device(self.get(device)?.name())
+    }
+
+    /// The device for a TCP connection whose own end has this address. Where the network device with that address is in a physical network it
+    /// is one of that, and there may be none; else the one whose address it is, or which is on that network device
+    /// (`smc_pnet_find_roce_resource` of net/smc).
     pub fn device_for(&self, own: IpAddr) -> Option<DeviceId> {
         let wanted = mapped(own);
+        let interface = || sys::interface_of(own.to_canonical());
+        let network = if self.pnet.has_no_interface() { None } else { interface() };
+        let network = network.and_then(|(_, name)| self.pnet.of_interface(&name));
         let find = |is_it: &dyn Fn(&Adapter) -> bool| {
-            self.all.iter().position(|adapter| !adapter.is_dead && is_it(adapter))
+            self.all.iter().position(|adapter| {
+                let is_in =
+                    network.is_none_or(|id| self.pnet.of_device(adapter.name()) == Some(id));
+                !adapter.is_dead && is_in && is_it(adapter)
+            })
         };
-        let place = find(&|adapter| adapter.address() == wanted).or_else(|| {
-            let interface = sys::interface_of(own.to_canonical())?;
-            find(&|adapter| adapter.gid.ifindex == interface)
-        });
+        let mut place = find(&|adapter| adapter.address() == wanted);
+        if network.is_some() {
+            place = place.or_else(|| find(&Adapter::is_up)).or_else(|| find(&|_| true));
+        } else {
+            place = place.or_else(|| {
+                let (interface, _) = interface()?;
+                find(&|adapter| adapter.gid.ifindex == interface)
+            });
+        }
         Some(DeviceId(u8::try_from(place?).ok()?))
     }
 
@@ -231,6 +257,10 @@ impl Adapters {
 impl Nic for Adapters {
     fn port(&self, device: DeviceId) -> Port {
         self.all.get(usize::from(device.0)).map(Adapter::port).unwrap_or_default()
+    }
+
+    fn are_together(&self, one: DeviceId, other: DeviceId) -> bool {
+        self.network(one) == self.network(other)
     }
 
     fn create(&mut self, device: DeviceId) -> Option<(QpId, Port)> {

@@ -35,15 +35,21 @@ pub fn text<B: Buffers>(driver: &Driver<B>) -> String {
         let links = links.filter(|link| link.device == Some(device)).count();
         let state = if adapter.is_up() { "ACTIVE" } else { "DOWN" };
         let (name, gid) = (adapter.name(), adapter.address());
-        let _ = writeln!(text, "device name={name} port=1 state={state} links={links} gid={gid}");
+        let network = adapters.network(device).unwrap_or("-");
+        let _ = writeln!(
+            text,
+            "device name={name} port=1 state={state} links={links} gid={gid} pnetid={network}"
+        );
     }
     for group in &groups {
         let Group { id, conns, rmbs, peer_rmbs, .. } = group;
         let (role, kind) = (role(group.role), kind(group));
+        let device = group.links.iter().find_map(|link| link.device);
+        let network = device.and_then(|device| adapters.network(device)).unwrap_or("-");
         let version = if group.version == Version::V1 { 1 } else { 2 };
         let _ = writeln!(
             text,
-            "group id={id:08x} role={role} type={kind} version={version} conns={conns} rmbs={rmbs} peer-rmbs={peer_rmbs}"
+            "group id={id:08x} role={role} type={kind} version={version} conns={conns} rmbs={rmbs} peer-rmbs={peer_rmbs} pnetid={network}"
         );
         for link in &group.links {
             let device = link.device.and_then(|device| adapters.get(device)).map(Adapter::name);

@@ -1,5 +1,6 @@
 //! The few calls of the kernel and libc that rustix does not have, or not for every answer.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -45,7 +46,7 @@ impl Owner {
 }
 
 /// The index of the network device that has this address; `None` where none has.
-pub(crate) fn interface_of(address: IpAddr) -> Option<u32> {
+pub(crate) fn interface_of(address: IpAddr) -> Option<(u32, String)> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: a place for the list's start.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
@@ -58,7 +59,8 @@ pub(crate) fn interface_of(address: IpAddr) -> Option<u32> {
         // SAFETY: as above; an address is as long as its family says.
         if unsafe { ip_of(addr) } == Some(address) {
             // SAFETY: a name that ends in NUL.
-            found = Some(unsafe { libc::if_nametoindex(name) }).filter(|index| *index != 0);
+            let (index, name) = unsafe { (libc::if_nametoindex(name), CStr::from_ptr(name)) };
+            found = (index != 0).then(|| (index, name.to_string_lossy().into_owned()));
         }
         at = next;
     }
@@ -134,7 +136,7 @@ mod tests {
     fn an_address_has_its_device() {
         let loopback = std::fs::read_to_string("/sys/class/net/lo/ifindex").expect("a device");
         let index = interface_of(Ipv4Addr::LOCALHOST.into());
-        assert_eq!(index, loopback.trim().parse().ok());
+        assert_eq!(index, loopback.trim().parse().ok().map(|index| (index, "lo".to_owned())));
         assert_eq!(interface_of(Ipv4Addr::new(192, 0, 2, 77).into()), None);
     }
 

@@ -7,7 +7,7 @@ mod fake;
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,10 +21,11 @@ use smc_proto::ids::PeerId;
 use smc_proto::wire::clc::{Decline, MAX_LEN, Message};
 use usmc_agent::driver::{Driver, Wake};
 use usmc_agent::nic::Adapters;
+use usmc_agent::pnet::Pnet;
 use usmc_agent::rest::{Next, Rest, Spin};
 use usmc_fake_verbs::fabric::Call;
 use usmc_rdma::buffers::SlotBuffers;
-use usmc_rdma::nic::{ArenaId, DeviceId, RmbId};
+use usmc_rdma::nic::{ArenaId, DeviceId, Nic, RmbId};
 use usmc_rdma::{Config, ConnId, Event, Memory, Wish};
 use usmc_shm::layout::{ACCEPTOR, CLIENT, segment_len};
 use usmc_shm::segment::Segment;
@@ -118,7 +119,7 @@ impl Host {
 
     /// Lets everybody do something. Whether anything was done.
     fn turn(&mut self) -> bool {
-        self.driver.wake(Wake::Events);
+        [Wake::Events, Wake::Handshakes].into_iter().for_each(|wake| self.driver.wake(wake));
         let mut any = self.driver.turn();
         while let Some((event, tcp)) = self.driver.poll_event() {
             self.tcp.extend(tcp);
@@ -520,4 +521,33 @@ fn hosts_sleep_whenever_there_is_nothing_to_do() {
         assert!(sleeps > 3, "{sleeps} sleeps");
         assert!(turns < 30, "{turns} turns in 300 ms");
     }
+}
+
+#[test]
+fn a_device_is_of_the_connections_physical_network() {
+    let test = next_test();
+    let (_, mut adapters) = fake::host(test, 0);
+    adapters.add(fake::adapter(test, 1));
+    let [first, second] = [DeviceId(0), DeviceId(1)];
+    let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
+    // Both are on the network device with that address.
+    assert_eq!(adapters.device_for(loopback), Some(first));
+    assert!(adapters.are_together(first, second));
+    let mut pnet = Pnet::default();
+    pnet.add_device("NET2", &device(test, 1));
+    adapters.set_pnet(pnet.clone());
+    assert_eq!(adapters.device_for(loopback), Some(first), "the network device is in none");
+    assert!(!adapters.are_together(first, second));
+    pnet.add_interface("NET2", "lo");
+    adapters.set_pnet(pnet);
+    assert_eq!(
+        (adapters.device_for(loopback), adapters.network(second)),
+        (Some(second), Some("NET2"))
+    );
+    // An address that no network device has.
+    assert_eq!(adapters.device_for(fake::address(test, 0)), Some(first));
+    let mut pnet = Pnet::default();
+    pnet.add_interface("NET3", "lo");
+    adapters.set_pnet(pnet);
+    assert_eq!(adapters.device_for(loopback), None, "no device is in that network");
 }

@@ -64,6 +64,8 @@ pub struct Group {
     pub rmbs: usize,
     /// RMBs of the peer's.
     pub peer_rmbs: usize,
+    /// The physical network of its devices, if it has a name.
+    pub pnetid: Option<String>,
     /// Its links.
     pub links: Vec<Link>,
 }
@@ -180,6 +182,7 @@ fn add(report: &mut Report, text: &str) {
                 conns: count("conns"),
                 rmbs: count("rmbs"),
                 peer_rmbs: count("peer-rmbs"),
+                pnetid: Some(text("pnetid")).filter(|id| id != "-"),
                 links: Vec::new(),
             }),
             "link" => {

@@ -279,6 +279,7 @@ impl<B: Buffers> Engine<B> {
             if is_up
                 && let Some(Some(known)) = self.groups.get_mut(group.number())
                 && known.is_up
+                && known.is_near(device, nic)
                 && let Some((flows, mut verbs)) = known.flows(nic, &self.devices)
             {
                 let gid = verbs.port(device).gid;

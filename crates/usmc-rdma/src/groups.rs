@@ -174,17 +174,25 @@ impl Group {
     }
 
     /// Whether there can be one more link: by a device that no link has, or by a port of the peer's that has come back.
-    fn lacks_link(&self, devices: &[DeviceId]) -> bool {
-        let is_free =
-            |device: &DeviceId| self.links.iter().flatten().all(|link| link.device != *device);
+    fn lacks_link(&self, devices: &[DeviceId], nic: &impl Nic) -> bool {
+        let links = self.links.iter().flatten();
+        let is_free = |device: &DeviceId| {
+            let is_it = |link: &Link| link.device == *device;
+            self.is_near(*device, nic) && !links.clone().any(is_it)
+        };
         let Some(flows) = self.llc.as_ref().filter(|flows| flows.may_add()) else { return false };
         let has_ports = flows.is_asymmetric() || devices.iter().any(is_free);
         self.is_up && !self.is_ending && has_ports
     }
 
+    /// Whether a device is in the physical network of the group's links.
+    pub(crate) fn is_near(&self, device: DeviceId, nic: &impl Nic) -> bool {
+        self.links.iter().flatten().all(|link| nic.are_together(link.device, device))
+    }
+
     /// A further link that is missing is tried again some time.
-    pub(crate) fn plan_retry(&mut self, devices: &[DeviceId], now: Time) {
-        if !self.lacks_link(devices) {
+    pub(crate) fn plan_retry(&mut self, devices: &[DeviceId], nic: &impl Nic, now: Time) {
+        if !self.lacks_link(devices, nic) {
             (self.retry, self.patience) = (None, RETRY);
         } else if self.retry.is_none() {
             self.retry = Some(now + self.patience);
@@ -258,7 +266,11 @@ impl<N: Nic> Fabric for Verbs<'_, N> {
     fn create(&mut self, index: LinkIndex, used: &[Port]) -> Option<Port> {
         let is_used =
             |device: &DeviceId| used.iter().any(|port| port.gid == self.nic.port(*device).gid);
-        let (shared, free): (Vec<DeviceId>, Vec<_>) = self.devices.iter().partition(|d| is_used(d));
+        let is_near = |device: &&DeviceId| {
+            self.links.iter().flatten().all(|link| self.nic.are_together(link.device, **device))
+        };
+        let near = self.devices.iter().filter(is_near);
+        let (shared, free): (Vec<DeviceId>, Vec<_>) = near.partition(|device| is_used(device));
         for device in free.into_iter().chain(shared) {
             if let Some((qp, local)) = self.nic.create(device) {
                 *self.links.get_mut(index.number())? = Some(Link::new(qp, device, local));

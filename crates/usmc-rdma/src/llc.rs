@@ -30,7 +30,7 @@ impl<B: Buffers> Engine<B> {
         self.announce_next(group, nic, now);
         self.name_links(group);
         if let Some(Some(state)) = self.groups.get_mut(group.number()) {
-            state.plan_retry(&self.devices, now);
+            state.plan_retry(&self.devices, nic, now);
         }
         self.look_at_group(group);
     }

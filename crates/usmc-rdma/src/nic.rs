@@ -59,6 +59,9 @@ pub trait Nic {
     /// What is known of a device's port: its GID, MAC and path MTU. It has no queue pair.
     fn port(&self, device: DeviceId) -> Port;
 
+    /// Whether both devices are in one physical network: links of one group may be by one and by the other.
+    fn are_together(&self, one: DeviceId, other: DeviceId) -> bool;
+
     /// Creates a reliable queue pair at this device in the state INIT, with receives posted for the peer's messages, and names its end.
     fn create(&mut self, device: DeviceId) -> Option<(QpId, Port)>;
 

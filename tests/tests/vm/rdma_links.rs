@@ -33,7 +33,11 @@ pub(crate) fn are_cut(one: &mut Guest, other: &mut Guest) {
             ip address add 10.0.0.1$GUEST/24 dev eth1 metric 200; ip link set eth1 up
             rdma link add rxe1 type rxe netdev eth1",
         );
-        start_agent(guest, "max_links = 2\ntestlink_time = 1\ndevices = ['rxe0', 'rxe1']");
+        let pnet = |netdev: &str, device: &str| {
+            format!("[[pnet]]\nid = 'NET'\ninterface = '{netdev}'\nibdevice = '{device}'\n")
+        };
+        let [one, other] = [0, 1].map(|at| pnet(NETDEVS[at], DEVICES[at]));
+        start_agent(guest, &format!("max_links = 2\ntestlink_time = 1\n{one}{other}"));
     }
     // The kernel offers a second link to a peer of the same physical network.
     for (netdev, device) in NETDEVS.into_iter().zip(DEVICES) {
@@ -158,6 +162,7 @@ fn links(end: &mut End) -> Vec<Link> {
                 let active = links.filter(|link| link["state"] == "LINK_ACTIVE");
                 let count = |link: &Value| link["conns"].as_u64().expect("a count");
                 let name = text(&group["lg_id"]);
+                assert_eq!(group["pnetid"], "NET", "{group}");
                 let named = |link: &Value| (name.clone(), (text(&link["ibdevice"]), count(link)));
                 active.map(named).collect::<Vec<_>>()
             };

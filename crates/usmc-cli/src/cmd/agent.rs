@@ -66,6 +66,13 @@ pub fn run(args: &Args) -> Result<c_int> {
     let mut say = |option: &str, value: &str| command.extend([option.into(), value.into()]);
     config.ueids().for_each(|ueid| say("--ueid", ueid));
     settings.iter().for_each(|(option, value)| say(option, value));
+    for entry in &config.pnet {
+        let devices = [("--pnet", &entry.interface), ("--pnet-device", &entry.ibdevice)];
+        for (option, device) in devices {
+            let device = device.iter().map(|device| format!("{}={device}", entry.pnetid));
+            device.for_each(|device| say(option, &device));
+        }
+    }
     let variables: Vec<_> = env::vars_os().filter(|(name, _)| name != "LD_PRELOAD").collect();
     let failure = exec::replace(&command, &variables);
     bail!("cannot start {}: {failure}; install uSMC anew", program.display())

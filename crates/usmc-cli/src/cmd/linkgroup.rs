@@ -147,7 +147,7 @@ fn print(out: &mut impl Write, smcd: &[Group], smcr: &[agent::Group]) -> io::Res
             g.conns.to_string(),
             g.rmbs.to_string(),
             g.peer_rmbs.to_string(),
-            "-".to_owned(),
+            g.pnetid.clone().unwrap_or("-".to_owned()),
         ]
     });
     writeln!(out)?;

@@ -17,7 +17,7 @@ use crate::table;
 /// table is kept in the configuration file. Without an option it is shown.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "uSMC has no RDMA device yet: the table is kept for it, and `usmc device` shows it.\n\
+    after_help = "The agent reads the table when it starts (usmc-agent(8)), and `usmc device` shows it.\n\
                         Example: usmc pnet -a NET1 -I eth0 -D mlx5_0 -P 1"
 )]
 pub struct Args {

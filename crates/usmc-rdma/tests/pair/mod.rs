@@ -69,6 +69,10 @@ impl Nic for Queue {
         }
     }
 
+    fn are_together(&self, _: DeviceId, _: DeviceId) -> bool {
+        true
+    }
+
     fn create(&mut self, device: DeviceId) -> Option<(QpId, Port)> {
         self.qps += 1;
         Some((QpId(self.qps), Port { qpn: U24::truncate(self.qps), ..self.port(device) }))

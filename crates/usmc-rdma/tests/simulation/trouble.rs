@@ -183,6 +183,19 @@ fn a_second_link_comes_back_with_its_port() {
 }
 
 #[test]
+fn links_of_a_group_are_in_one_physical_network() {
+    let plan = Plan { connections: 3, devices: 2, cuts: 0, ..Plan::default() };
+    let mut network = Network::new(1, plan);
+    network.wire.borrow_mut().are_apart = true;
+    network.run();
+    network.check();
+    // Nor does a port that comes back bring another one.
+    network.port(0, 1, false);
+    network.port(0, 1, true);
+    assert!(!network.comes_to(|network| network.machines.iter().any(|m| m.engine.links() > 1)));
+}
+
+#[test]
 fn a_second_link_that_could_not_be_made_is_tried_again() {
     for host in 0..2 {
         let plan = Plan { connections: 3, devices: 2, cuts: 1, ..Plan::default() };

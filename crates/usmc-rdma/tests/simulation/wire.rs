@@ -20,6 +20,8 @@ pub(crate) struct Wire {
     pub(crate) errors: Vec<(usize, QpId)>,
     /// Of a thousand calls so many are refused.
     pub(crate) refusals: u64,
+    /// Each device is in a physical network of its own.
+    pub(crate) are_apart: bool,
     /// No queue pair can be made.
     pub(crate) makes_none: bool,
     pub(crate) refused: usize,
@@ -189,6 +191,10 @@ impl Nic for Devices {
             direct: true,
             ..Port::default()
         }
+    }
+
+    fn are_together(&self, one: DeviceId, other: DeviceId) -> bool {
+        one == other || !self.wire.borrow().are_apart
     }
 
     fn create(&mut self, device: DeviceId) -> Option<(QpId, Port)> {

@@ -105,6 +105,7 @@ fn adapters(options: &Options) -> Result<Adapters, Box<dyn Error>> {
         false => options.devices.clone(),
     };
     let mut adapters = Adapters::default();
+    adapters.set_pnet(options.pnet.clone());
     for name in &names {
         match Adapter::open_device(library, name) {
             Ok(Some(adapter)) => {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use smc_proto::ids::Eid;
+use usmc_agent::pnet::Pnet;
 use usmc_agent::rest::Spin;
 
 pub(crate) const HELP: &str = "\
@@ -15,6 +16,8 @@ Usage: usmc-agent --socket PATH [OPTION]...
   --socket PATH         where programs find it
   --socket-mode MODE    who may hand connections over, in octal [600]: 666 is all users
   --device NAME         an RDMA device to use, may be repeated [all]
+  --pnet ID=NAME        a network device that is in the physical network ID, repeated
+  --pnet-device ID=NAME an RDMA device that is in it, repeated
   --ueid NAME           a user-defined EID, may be repeated
   --spin TIME           how long it looks for work before it sleeps: never, always,
                         or microseconds [50]
@@ -38,6 +41,7 @@ pub(crate) struct Options {
     /// Permission bits.
     pub(crate) mode: u32,
     pub(crate) devices: Vec<String>,
+    pub(crate) pnet: Pnet,
     pub(crate) ueids: Vec<Eid>,
     pub(crate) spin: Spin,
     /// log2 of the bytes of a ring.
@@ -57,6 +61,7 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Opti
         socket: PathBuf::new(),
         mode: 0o600,
         devices: Vec::new(),
+        pnet: Pnet::default(),
         ueids: Vec::new(),
         spin: Spin::default(),
         shift: 18,
@@ -92,6 +97,15 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Opti
                 options.mode = mode.ok_or("--socket-mode takes octal digits such as 660")?;
             }
             "--device" => options.devices.push(text()?),
+            "--pnet" | "--pnet-device" => {
+                let said = text()?;
+                let wrong = || format!("{name} takes ID=NAME, such as NET1=eth0, not {said}");
+                let (id, device) = said.split_once('=').ok_or_else(wrong)?;
+                match name.as_str() {
+                    "--pnet" => options.pnet.add_interface(id, device),
+                    _ => options.pnet.add_device(id, device),
+                }
+            }
             "--ueid" => {
                 let eid = Eid::user(&text()?);
                 options.ueids.push(eid.map_err(|_| {
@@ -158,12 +172,16 @@ mod tests {
     #[test]
     fn all_options_are_understood() {
         let line = "--socket /run/a --device one --device=two --ueid AGENT --spin never \
-                    --ring-size 64K --max-links 2 --max-conns 16 --testlink-time 60 -v";
+                    --ring-size 64K --max-links 2 --max-conns 16 --testlink-time 60 -v \
+                    --pnet NET=eth0 --pnet-device NET=two";
         let options = parsed(line).expect("options").expect("no help");
         assert_eq!((options.socket.to_str(), options.shift), (Some("/run/a"), 16));
         assert_eq!((options.devices.join(" "), options.ueids.len()), ("one two".into(), 1));
         assert_eq!((options.max_links, options.max_conns, options.is_verbose), (2, 16, true));
         assert_eq!(options.spin, Spin::For(Duration::ZERO));
+        let pnet = &options.pnet;
+        assert_eq!((pnet.of_interface("eth0"), pnet.of_device("two")), (Some("NET"), Some("NET")));
+        assert_eq!((pnet.of_interface("two"), pnet.of_device("eth0")), (None, None));
         assert_eq!(options.test_interval, Duration::from_secs(60));
         let options = parsed("--socket x --spin 7 --ring-size 4M").expect("options");
         let options = options.expect("no help");
@@ -182,6 +200,7 @@ mod tests {
             ("--socket x --max-conns 256", "255"),
             ("--socket x --max-links 0", "1 to 2"),
             ("--socket x --ueid !", "EID"),
+            ("--socket x --pnet eth0", "NET1=eth0"),
             ("--socket x --port 1", "--port"),
         ] {
             let said = parsed(line).expect_err(line);
