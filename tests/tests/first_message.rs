@@ -220,6 +220,33 @@ fn a_kernel_client_is_answered_before_anything_else() {
     world.end();
 }
 
+/// The kernel's SMC waits in connect(2), for six seconds, whatever the server's application does meanwhile.
+#[test]
+fn a_kernel_client_is_answered_by_a_server_that_accepts_others_first() {
+    const CLIENTS: usize = 3;
+    let Some(world) = World::new("option kernel clients") else { return };
+    let first = hex(&captured(PROPOSALS[1], PROPOSAL));
+    let mut command = world.network.under_usmc(&world.fixture, At::Server, &world.device(), "auto");
+    let port = PORT.to_string();
+    command.args(python("crowd.py")).args(["0.0.0.0", &port, &CLIENTS.to_string()]);
+    let mut server = world.fixture.spawn(command);
+    server.line_after("listening");
+    let mut clients: Vec<Process> = Vec::new();
+    for _ in 0..CLIENTS {
+        let mut client = world.kernel(At::Client, &["client", SERVER, &port, &first]);
+        // The last one is answered by the application's first call.
+        client.line_after("answer 4 ");
+        clients.push(client);
+    }
+    for mut client in clients {
+        client.line_after("echoed");
+        client.succeed();
+    }
+    server.line_after("served");
+    server.succeed();
+    world.end();
+}
+
 #[test]
 fn a_kernel_client_that_declines_first_is_waited_for_no_longer() {
     let Some(world) = World::new("option kernel declines") else { return };

@@ -23,7 +23,7 @@ use crate::os::{libc_streams, process, real, sys};
 use crate::record::conn::{self, Conn, F_DOWN, F_FORKED, F_HANDED};
 use crate::record::near;
 use crate::record::phase::Phase;
-use crate::socket::{close, connect};
+use crate::socket::{close, connect, unanswered};
 use crate::stream::{drained, fallback, unheard, wait};
 use crate::watch::observer;
 use crate::watchers::epoll;
@@ -174,6 +174,7 @@ fn child() {
     });
     segment::after_fork();
     unheard::after_fork();
+    unanswered::after_fork();
     drained::after_fork();
     device::after_fork();
     host::current().after_fork(listening);

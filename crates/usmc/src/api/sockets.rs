@@ -15,7 +15,7 @@ use crate::record::phase::Phase;
 use crate::record::tuple::Endpoint;
 use crate::socket::option::{self, Verdict};
 use crate::socket::{
-    accept as accepting, close as closing, connect as connecting, control, made, smc,
+    accept as accepting, close as closing, connect as connecting, control, made, smc, unanswered,
 };
 use crate::stream::ending;
 use crate::watch::observer;
@@ -144,6 +144,9 @@ unsafe fn accept_by(
     };
     if conn::at(listener).phase() == Phase::Listen {
         observer::inherited(fd, listener);
+    }
+    if let Err(code) = unanswered::answer(fd) {
+        return fail(code);
     }
     // SAFETY: all-zero is valid.
     let mut peer: sockaddr_storage = unsafe { mem::zeroed() };

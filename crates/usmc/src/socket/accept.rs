@@ -2,7 +2,7 @@
 
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::connect;
+use super::{connect, unanswered};
 use crate::handshake::{clc, syn_option, transition};
 use crate::os::reason::Reason;
 use crate::os::{config, log};
@@ -48,5 +48,6 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
         clc::expect(conn);
     }
     transition::begin_at_once(fd, index);
+    unanswered::note(fd, index);
     observer::changed(fd, index);
 }

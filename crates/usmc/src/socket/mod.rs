@@ -15,6 +15,7 @@ pub mod recv;
 pub mod send;
 pub mod smc;
 pub mod transfer;
+pub mod unanswered;
 
 use crate::os::sys::Errno;
 
