@@ -19,7 +19,7 @@ const UEID: &str = "USMC-TESTS";
 /// Something that both are asked to do.
 type Step = fn(&mut Guest, &mut Guest);
 
-const STEPS: [(&str, Step); 11] = [
+const STEPS: [(&str, Step); 12] = [
     ("both ends are the engine's", both_ends_are_the_engines),
     ("the kernel serves", the_kernel_serves),
     ("the kernel is the client", the_kernel_is_the_client),
@@ -28,6 +28,7 @@ const STEPS: [(&str, Step); 11] = [
     ("an end is killed", an_end_is_killed),
     ("moves", programs::moves),
     ("redis", programs::redis),
+    ("two agents", programs::two_agents),
     ("nginx", programs::nginx),
     ("PostgreSQL", programs::postgresql),
     ("links are cut", links::are_cut),

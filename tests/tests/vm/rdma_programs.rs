@@ -173,6 +173,58 @@ pub(crate) fn redis(one: &mut Guest, other: &mut Guest) {
     });
 }
 
+/// Two agents of one host have a link group each with one kernel. The death of one is nothing to the other.
+pub(crate) fn two_agents(one: &mut Guest, other: &mut Guest) {
+    const PORT: u16 = 6450;
+    const EACH: usize = 3;
+    let to = other.address();
+    let server = &mut End { guest: other, smc: Kernels };
+    let serves = server.how();
+    server.guest.run(&format!(
+        "{serves} redis-server --bind {to} --port {PORT} --protected-mode no --save '' >/tmp/redis 2>&1 &
+        until ss -ltn | grep -q :{PORT}; do sleep 0.1; done"
+    ));
+    start_agent(one, "devices = ['rxe0']");
+    one.run(
+        "grep -v socket_mode /tmp/agent.toml >/tmp/agent2.toml
+        $usmc agent --ism-dir /tmp/ism2 --config /tmp/agent2.toml >/tmp/agent2 2>&1 &
+        echo $! >/tmp/agent2.pid
+        until grep -q ready /tmp/agent2; do kill -0 $! || { cat /tmp/agent2; exit 1; }; sleep 0.1; done",
+    );
+    for (dir, name) in [("", "first"), ("USMC_ISM_DIR=/tmp/ism2", "second")] {
+        one.run(&format!(
+            "{dir} $usmc run -- redis-benchmark -h {to} -p {PORT} -q -c {EACH} -t get -l >/tmp/{name} 2>&1 &
+            echo $! >/tmp/{name}.pid"
+        ));
+    }
+    let mut until = |one: &mut Guest, count: usize| {
+        for _ in 0..100 {
+            if server.by_rdma(PORT) == count {
+                return;
+            }
+            server.guest.run("sleep 0.1");
+        }
+        panic!("{} of {count}: {}", server.by_rdma(PORT), one.run("usmc ss; cat /tmp/agent2"));
+    };
+    until(one, 2 * EACH);
+    // That of the directory, and the host's.
+    let links = one.run("usmc linkgroup link-show --ism-dir /tmp/ism2");
+    let of_each = format!("LINK_ACTIVE       {EACH}");
+    assert_eq!(links.matches(&of_each).count(), 2, "{links}");
+    println!("  {} of {0} connections by RDMA, of two agents", 2 * EACH);
+    one.run("kill -9 $(cat /tmp/agent2.pid)");
+    // The kernel finds out by its test of the link.
+    until(one, EACH);
+    // It tells its rate four times a second.
+    let [before, after] = [0, 1].map(|_| one.run("sleep 1; wc -c </tmp/first"));
+    assert_ne!(before, after, "the first agent's connections stand still");
+    one.run("kill $(cat /tmp/first.pid) $(cat /tmp/second.pid) 2>/dev/null || :; while pgrep -x redis-benchmar >/dev/null; do sleep 0.1; done");
+    end_agent(one);
+    server
+        .guest
+        .run("pkill -x redis-server; while pgrep -x redis-server >/dev/null; do sleep 0.1; done");
+}
+
 /// nginx has two workers. Its clients keep connections, and fetch a file that it sends by sendfile(2).
 pub(crate) fn nginx(one: &mut Guest, other: &mut Guest) {
     const PORT: u16 = 8400;
