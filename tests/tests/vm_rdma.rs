@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use usmc_tests::cluster::Cluster;
+use usmc_tests::fixture::tool;
 use usmc_tests::vm::{self, Guest, Guests};
 use usmc_tests::{Fixture, build, flag, is_plain};
 
@@ -57,6 +58,7 @@ fn two_guests_by_rdma() {
     guests.shut_down();
     if only.is_empty() {
         bytes_went_by_rdma(guests.cable());
+        wireshark_finds_nothing_malformed(guests.cable());
         connections_take_so_many_round_trips(guests.cable());
     }
     fixture.finish();
@@ -97,6 +99,30 @@ fn bytes_went_by_rdma(cable: &std::path::Path) {
     assert!(frames >= 2 * PORTS.len() * CONNECTIONS * BYTES / 1024 * 9 / 10);
 }
 
+/// CLC, CDC, and what it takes for LLC: of version 2 it knows none, and leaves that as data.
+fn wireshark_finds_nothing_malformed(cable: &std::path::Path) {
+    let path = cable.to_string_lossy();
+    // It takes LLC of version 2 for RPC over RDMA otherwise, the kernel's as well, and bytes that are written for many things: SENDs only.
+    let words = [
+        "-r",
+        &path,
+        "--disable-protocol",
+        "rpcordma",
+        "-q",
+        "-z",
+        "io,phs,tcp or infiniband.bth.opcode==4",
+    ];
+    let out = tool("tshark", &words);
+    let said = String::from_utf8_lossy(&out.stdout);
+    let frames = |protocol: &str| {
+        let lines = said.lines().map(str::trim_start).filter(|line| line.starts_with(protocol));
+        let counts = lines.filter_map(|line| line.split("frames:").nth(1)?.split(' ').next());
+        counts.map(|count| count.parse::<usize>().expect("a count")).sum::<usize>()
+    };
+    println!("{} frames of SMC for Wireshark", frames("smc "));
+    assert!(frames("smc ") > 1000 && frames("_ws.malformed") == 0, "{said}");
+}
+
 /// The device, and the programs that say SMC in SYNs.
 fn set_up(guest: &mut Guest) {
     guest.run(
@@ -112,7 +138,6 @@ fn set_up(guest: &mut Guest) {
 fn set_up_kernels(guest: &mut Guest) {
     guest.run(&format!(
         "for name in smc smc_diag; do modprobe -C /dev/null -d $modules $name; done
-        sysctl -qw net.smc.smcr_testlink_time=1
         {}",
         programs::smcr(&format!("ueid {UEID}"))
     ));
@@ -273,6 +298,7 @@ signal.pause()
 /// The kernel's client is killed with bytes unread, and the engine sees a reset. Then the engine's process is: without an agent that outlives
 /// it the kernel finds out by its own test of the link.
 fn an_end_is_killed(one: &mut Guest, other: &mut Guest) {
+    test_links_each(other, 1);
     start(one, &engine("serve 10.0.0.1 9221 2"), "serve", "ready");
     start(other, &format!("python3 -c \"{SLEEPER}\" 10.0.0.1 9221"), "sleeper", "sleeps");
     other.run("pkill -9 -f 10.0.0.1.9221");
@@ -282,4 +308,10 @@ fn an_end_is_killed(one: &mut Guest, other: &mut Guest) {
     let said = other.run("for n in $(seq 100); do grep -q end /tmp/reader && break; sleep 0.1; done; cat /tmp/reader");
     // ECONNABORTED, which the kernel shows once it has reported an end.
     assert!(said.contains("end 103"), "{said}");
+    test_links_each(other, 30);
+}
+
+/// The kernel tests a new link that is idle for so many seconds, and gives it up two seconds later. A machine may stand still as long.
+fn test_links_each(guest: &mut Guest, seconds: u32) {
+    guest.run(&format!("sysctl -qw net.smc.smcr_testlink_time={seconds}"));
 }

@@ -4,12 +4,16 @@ use serde_json::Value;
 use usmc_tests::build::tests_dir;
 use usmc_tests::vm::Guest;
 
-use crate::programs::{End, Smc, end_agent, for_each, pairs, smcr, start_agent};
+use crate::programs::{End, Smc, end_agent, for_each, pairs, smcr, start_agent, state};
+use crate::test_links_each;
 use Smc::{Kernels, Ours};
 
 /// In `make test` the kernel serves.
 const PORT: u16 = 9500;
 const CONNECTIONS: usize = 3;
+
+/// What its program says at either end.
+const SAID: &str = "/tmp/served /tmp/called";
 
 /// The network devices, and the RDMA devices on them.
 const NETDEVS: [&str; 2] = ["eth0", "eth1"];
@@ -39,6 +43,7 @@ pub(crate) fn are_cut(one: &mut Guest, other: &mut Guest) {
         let [one, other] = [0, 1].map(|at| pnet(NETDEVS[at], DEVICES[at]));
         start_agent(guest, &format!("max_links = 2\ntestlink_time = 1\n{one}{other}"));
     }
+    test_links_each(other, 1);
     // The kernel offers a second link to a peer of the same physical network.
     for (netdev, device) in NETDEVS.into_iter().zip(DEVICES) {
         other.run(&smcr(&format!("pnet NET {netdev} {device}")));
@@ -50,6 +55,7 @@ pub(crate) fn are_cut(one: &mut Guest, other: &mut Guest) {
         let cuts: Vec<_> = ends.enumerate().map(|(at, cut)| (at % 2, cut)).collect();
         under_load(server, client, &cuts);
     });
+    test_links_each(other, 30);
     for guest in [one, other] {
         end_agent(guest);
         guest.run("rdma link delete rxe1; ip link set eth1 down; ip address flush dev eth1");
@@ -125,7 +131,7 @@ fn all_move(server: &mut End, client: &mut End) {
         echo from $at to $(cat /tmp/at); cat /tmp/called; exit 1"
     ));
     if status != 0 {
-        panic!("{said}\nserver: {}\nclient: {}", state(server), state(client));
+        panic!("{said}\nserver: {}\nclient: {}", state(server, SAID), state(client, SAID));
     }
 }
 
@@ -146,7 +152,7 @@ fn until_links(server: &mut End, client: &mut End, are_so: impl Fn(&[Link], &[Li
         }
         client.guest.run("sleep 0.1");
     }
-    panic!("server: {}\nclient: {}", state(server), state(client));
+    panic!("server: {}\nclient: {}", state(server, SAID), state(client, SAID));
 }
 
 /// The active links of the group that has connections, by the names of their devices.
@@ -182,16 +188,4 @@ fn links(end: &mut End) -> Vec<Link> {
     let mut links: Vec<Link> = links.map(|(_, link)| link).collect();
     links.sort();
     links
-}
-
-/// What can be told of an end when a test fails.
-fn state(end: &mut End) -> String {
-    let links = match end.smc {
-        Ours => "usmc linkgroup link-show; usmc linkgroup; cat /tmp/agent".to_owned(),
-        Kernels => format!("{}; dmesg | tail -n 20", smcr("links")),
-    };
-    let (_, said) = end.guest.try_run(&format!(
-        "{links}; usmc ss; rdma link; ip -br address; tail -n 5 /tmp/served /tmp/called"
-    ));
-    format!("{:?}\n{said}", end.smc)
 }

@@ -5,7 +5,7 @@ use usmc_tests::build::tests_dir;
 use usmc_tests::vm::Guest;
 use usmc_tests::{build, cluster, flag};
 
-use crate::UEID;
+use crate::{UEID, test_links_each};
 
 /// Whose SMC a program has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,6 +143,18 @@ fn run_by_rdma(
     client.guest.run("cat /tmp/said")
 }
 
+/// What can be told of an end when a test fails; `files`: what programs there have said.
+pub(crate) fn state(end: &mut End, files: &str) -> String {
+    let links = match end.smc {
+        Ours => "usmc linkgroup link-show; usmc linkgroup; cat /tmp/agent".to_owned(),
+        Kernels => smcr("links"),
+    };
+    let (_, said) = end.guest.try_run(&format!(
+        "{links}; dmesg | tail -n 20; usmc ss; rdma link; ip -br address; tail -n 20 {files} </dev/null"
+    ));
+    format!("{:?}\n{said}", end.smc)
+}
+
 /// Where bytes are made that are not all alike, in a file.
 const DATA: &str = "/tmp/data";
 const MAKE_DATA: &str = "head -c 3000001 /dev/urandom >/tmp/data";
@@ -162,11 +174,15 @@ pub(crate) fn redis(one: &mut Guest, other: &mut Guest) {
         let said = client.guest.run(&format!("{bench} -n 3000 -P 16 2>&1"));
         let rates = said.split(['\r', '\n']).filter(|line| line.contains("per second"));
         println!("  {}", rates.map(str::trim).collect::<Vec<_>>().join(" "));
-        client.guest.run(&format!(
+        let (status, said) = client.guest.try_run(&format!(
             "{MAKE_DATA}; cli=\"{calls} redis-cli -h {to} -p {PORT}\"
             $cli -x set big <{DATA} >/dev/null; $cli get big >/tmp/got
             head -c 3000001 /tmp/got | cmp - {DATA}"
         ));
+        if status != 0 {
+            let (server, client) = (state(server, "/tmp/redis"), state(client, ""));
+            panic!("{said}\nserver: {server}\nclient: {client}");
+        }
         server.guest.run(
             "pkill -x redis-server; while pgrep -x redis-server >/dev/null; do sleep 0.1; done",
         );
@@ -178,6 +194,7 @@ pub(crate) fn two_agents(one: &mut Guest, other: &mut Guest) {
     const PORT: u16 = 6450;
     const EACH: usize = 3;
     let to = other.address();
+    test_links_each(other, 1);
     let server = &mut End { guest: other, smc: Kernels };
     let serves = server.how();
     server.guest.run(&format!(
@@ -220,6 +237,7 @@ pub(crate) fn two_agents(one: &mut Guest, other: &mut Guest) {
     assert_ne!(before, after, "the first agent's connections stand still");
     one.run("kill $(cat /tmp/first.pid) $(cat /tmp/second.pid) 2>/dev/null || :; while pgrep -x redis-benchmar >/dev/null; do sleep 0.1; done");
     end_agent(one);
+    test_links_each(server.guest, 30);
     server
         .guest
         .run("pkill -x redis-server; while pgrep -x redis-server >/dev/null; do sleep 0.1; done");
