@@ -92,7 +92,7 @@ pub struct Driver<B> {
     /// Those of them that a Decline may come to, in the order of their next looks.
     young: VecDeque<Look>,
     begun: Instant,
-    /// What there may be: queues to be armed again, asynchronous events, and arrivals for handshakes.
+    /// What the next turn looks at, by [`Wake`].
     woken: [bool; 3],
     /// Where completions and messages are taken to.
     taken: Box<([Completion; BATCH], link::Message)>,
@@ -213,7 +213,7 @@ impl<B: Buffers> Driver<B> {
     /// Looks at everything once. Whether there was anything.
     pub fn turn(&mut self) -> bool {
         let mut any = false;
-        let [has_notices, has_events, has_arrivals] = std::mem::take(&mut self.woken);
+        let [has_arrivals, has_notices, has_events] = std::mem::take(&mut self.woken);
         for device in 0..self.adapters.all.len() {
             if has_notices {
                 self.take_notices(device);
@@ -244,11 +244,7 @@ impl<B: Buffers> Driver<B> {
 
     /// What [`Driver::wakes`] calls so is readable: the next turn looks at it. It does not do so by itself, as each look is a system call.
     pub fn wake(&mut self, by: Wake) {
-        match by {
-            Wake::Handshakes => self.woken[2] = true,
-            Wake::Completions => self.woken[0] = true,
-            Wake::Events => self.woken[1] = true,
-        }
+        self.woken[by as usize] = true;
     }
 
     /// Queues that have woken the driver are to be armed again.

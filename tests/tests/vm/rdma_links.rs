@@ -8,7 +8,7 @@ use crate::programs::{End, Smc, end_agent, for_each, pairs, smcr, start_agent, s
 use crate::test_links_each;
 use Smc::{Kernels, Ours};
 
-/// In `make test` the kernel serves.
+/// Where the servers listen.
 const PORT: u16 = 9500;
 const CONNECTIONS: usize = 3;
 
@@ -48,8 +48,8 @@ pub(crate) fn are_cut(one: &mut Guest, other: &mut Guest) {
     for (netdev, device) in NETDEVS.into_iter().zip(DEVICES) {
         other.run(&smcr(&format!("pnet NET {netdev} {device}")));
     }
-    let few = [(Ours, Kernels)];
-    for_each(pairs(&few), (&mut *one, &mut *other), |server, client| {
+    // In `make test` the kernel is the client.
+    for_each(pairs(&[(Ours, Kernels)]), (&mut *one, &mut *other), |server, client| {
         let ends = [Cut::Servers, Cut::Clients, Cut::Both].into_iter();
         let ends = ends.filter(|cut| is_seen(*cut, server, client));
         let cuts: Vec<_> = ends.enumerate().map(|(at, cut)| (at % 2, cut)).collect();
