@@ -145,6 +145,15 @@ impl Guests {
     }
 }
 
+impl Drop for Guests {
+    /// Where a test fails, the other machine may have ended by itself: its kernel's last words are shown.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.guests.iter().for_each(Guest::show_console);
+        }
+    }
+}
+
 /// Ends all of them that live.
 ///
 /// # Panics
@@ -264,9 +273,14 @@ impl Guest {
     /// It has ended by itself. The kernel's last words are on its console.
     fn fail_with_console(&mut self) -> ! {
         let status = self.process.wait();
+        self.show_console();
+        panic!("guest {} ended with {status}; its console is above", self.number);
+    }
+
+    fn show_console(&self) {
         let console = std::fs::read(&self.console).unwrap_or_default();
         let console = String::from_utf8_lossy(&console);
-        panic!("guest {} ended with {status}. Its console:\n{console}", self.number);
+        eprintln!("--- the console of guest {}:\n{console}", self.number);
     }
 
     /// Runs a script of bash's, as root, and returns its exit status and what it printed. What it starts in the background goes on.
