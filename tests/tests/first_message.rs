@@ -11,7 +11,7 @@ use smc_proto::ids::PeerId;
 use smc_proto::wire::clc::{Decline, MAX_LEN, Message};
 use usmc_tests::network::{At, Network, SERVER, SERVICE, ebpf};
 use usmc_tests::ss::Socket;
-use usmc_tests::{Fixture, Process, build};
+use usmc_tests::{Fixture, Process, build, procfs};
 
 const PORT: u16 = 9100;
 
@@ -228,9 +228,17 @@ fn a_kernel_client_is_answered_by_a_server_that_accepts_others_first() {
     let first = hex(&captured(PROPOSALS[1], PROPOSAL));
     let mut command = world.network.under_usmc(&world.fixture, At::Server, &world.device(), "auto");
     let port = PORT.to_string();
-    command.args(python("crowd.py")).args(["0.0.0.0", &port, &CLIENTS.to_string()]);
+    command.args(python("crowd.py")).args(["0.0.0.0", &port, &(1 + CLIENTS).to_string()]);
     let mut server = world.fixture.spawn(command);
     server.line_after("listening");
+    // The Proposal of this one does not come: the next accept(2) waits for both, and a signal does not end it.
+    let mut silent = world.kernel(At::Client, &["silent", SERVER, &port]);
+    server.line_after("taken");
+    world.fixture.wait_until("the next accept", || {
+        let polls = [libc::SYS_poll, libc::SYS_ppoll];
+        procfs::sleeps_in(server.pid()).is_some_and(|call| polls.contains(&call))
+    });
+    server.signal(libc::SIGUSR1);
     let mut clients: Vec<Process> = Vec::new();
     for _ in 0..CLIENTS {
         let mut client = world.kernel(At::Client, &["client", SERVER, &port, &first]);
@@ -242,6 +250,8 @@ fn a_kernel_client_is_answered_by_a_server_that_accepts_others_first() {
         client.line_after("echoed");
         client.succeed();
     }
+    silent.close_stdin();
+    silent.succeed();
     server.line_after("served");
     server.succeed();
     world.end();

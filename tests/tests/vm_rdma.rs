@@ -99,10 +99,11 @@ fn bytes_went_by_rdma(cable: &std::path::Path) {
     assert!(frames >= 2 * PORTS.len() * CONNECTIONS * BYTES / 1024 * 9 / 10);
 }
 
-/// CLC, CDC, and what it takes for LLC: of version 2 it knows none, and leaves that as data.
+/// Wireshark knows CLC and CDC. It knows no LLC of version 2, and leaves that as data.
 fn wireshark_finds_nothing_malformed(cable: &std::path::Path) {
     let path = cable.to_string_lossy();
-    // It takes LLC of version 2 for RPC over RDMA otherwise, the kernel's as well, and bytes that are written for many things: SENDs only.
+    // Wireshark takes LLC of version 2 for RPC over RDMA otherwise, the kernel's as well. It takes bytes of RDMA WRITEs for many protocols:
+    // only SENDs are looked at.
     let words = [
         "-r",
         &path,

@@ -3,6 +3,7 @@ by TCP. The bytes are as in echo.py.
 
 smc_kernel.py client ADDRESS PORT FIRST [GREETING]  sends FIRST (hex), waits for the answer, prints `answer TYPE CODE`, or
                                                     `answer none` where FIRST is a Decline; then `echoed`
+smc_kernel.py silent ADDRESS PORT                   connects, and says nothing until its standard input ends
 smc_kernel.py server ADDRESS PORT DECLINE           waits for the client's first message, prints `first TYPE CODE`, declines
                                                     a Proposal; then echoes, and prints `served` at the end
 """
@@ -64,6 +65,14 @@ def client(address, port, first, greeting=""):
     sock.shutdown(socket.SHUT_WR)
     assert sock.recv(1) == b""
     say("echoed")
+
+
+def silent(address, port):
+    sock = socket.socket()
+    sock.setsockopt(*SMC, 1)
+    sock.connect((address, int(port)))
+    speaks(sock)
+    sys.stdin.read()
 
 
 def server(address, port, decline):

@@ -103,7 +103,7 @@ END
     ));
 }
 
-/// Ends it, as no connection is left.
+/// Ends a machine's agent, as no connection is left.
 pub(crate) fn end_agent(guest: &mut Guest) {
     guest.run(
         "pkill -x usmc-agent; for n in $(seq 100); do pgrep -x usmc-agent >/dev/null || exit 0; sleep 0.1; done
@@ -224,7 +224,7 @@ pub(crate) fn two_agents(one: &mut Guest, other: &mut Guest) {
         panic!("{} of {count}: {}", server.by_rdma(PORT), one.run("usmc ss; cat /tmp/agent2"));
     };
     until(one, 2 * EACH);
-    // That of the directory, and the host's.
+    // The command shows the links of the directory's agent, and of the host's.
     let links = one.run("usmc linkgroup link-show --ism-dir /tmp/ism2");
     let of_each = format!("LINK_ACTIVE       {EACH}");
     assert_eq!(links.matches(&of_each).count(), 2, "{links}");
@@ -232,7 +232,7 @@ pub(crate) fn two_agents(one: &mut Guest, other: &mut Guest) {
     one.run("kill -9 $(cat /tmp/agent2.pid)");
     // The kernel finds out by its test of the link.
     until(one, EACH);
-    // It tells its rate four times a second.
+    // The benchmark prints its rate four times a second.
     let [before, after] = [0, 1].map(|_| one.run("sleep 1; wc -c </tmp/first"));
     assert_ne!(before, after, "the first agent's connections stand still");
     one.run("kill $(cat /tmp/first.pid) $(cat /tmp/second.pid) 2>/dev/null || :; while pgrep -x redis-benchmar >/dev/null; do sleep 0.1; done");

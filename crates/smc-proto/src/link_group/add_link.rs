@@ -94,17 +94,17 @@ impl<const RMBS: usize> LinkGroup<RMBS> {
         max_links > 1 && symmetric < usize::from(max_links) && all < LINKS
     }
 
-    /// Whether there is one.
+    /// Whether the group has an asymmetric link.
     pub fn is_asymmetric(&self) -> bool {
         self.asymmetric().is_some()
     }
 
-    /// The link that the next one replaces.
+    /// The asymmetric link, which the next one replaces.
     pub(super) fn asymmetric(&self) -> Option<LinkIndex> {
         self.indexed().find(|(_, link)| link.asymmetric).map(|(index, _)| index)
     }
 
-    /// The others.
+    /// The links that are not asymmetric.
     fn symmetric(&self) -> impl Iterator<Item = (LinkIndex, &Link)> {
         self.indexed().filter(|(_, link)| !link.asymmetric)
     }

@@ -14,11 +14,11 @@ use crate::record::clc_state::Step;
 use crate::record::conn;
 use crate::record::phase::Phase;
 
-/// So many are known at a time: the last ones.
+/// So many connections are known at a time: the last ones.
 const PLACES: usize = 16;
-/// Each as a number and a record; 0: none.
+/// Each place has the number of a connection and its record; 0: the place is free.
 static WAITING: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
-/// How many were noted.
+/// How many connections were noted; 0: no place is in use.
 static NOTED: AtomicU32 = AtomicU32::new(0);
 
 /// The connection behind the number was accepted just now.
@@ -43,14 +43,14 @@ fn is_unanswered((fd, index): (i32, u32)) -> bool {
         && conn.clc.step() == Step::Expecting
 }
 
-/// In a forked child, which has them from its parent.
+/// A forked child has the connections from its parent, which answers for them.
 pub fn after_fork() {
     NOTED.store(0, Relaxed);
     WAITING.iter().for_each(|place| place.store(0, Relaxed));
 }
 
-/// Before accept(2): answers those whose Proposals have come. Where the listener waits, so does this, until there is a connection to accept or
-/// all are answered.
+/// Answers the peers whose Proposals have come. It is called before accept(2). Where the listener waits, this waits, too, until there is a
+/// connection to accept or all peers are answered.
 ///
 /// # Errors
 /// EINTR, as accept(2) has it.
@@ -81,8 +81,16 @@ fn answer_all(listener: i32) -> Result<(), Errno> {
         }
         let waits = apart(|| waits(listener));
         let fds = &mut fds[..count];
+        if waits {
+            // A handler with SA_RESTART does not end accept(2).
+            signals.keep();
+        }
         if let Woken::Fail(errno) = signals.poll(fds, if waits { -1 } else { 0 }, false) {
             return Err(errno);
+        }
+        // A handshake may take its time.
+        if signals.let_in(false) {
+            return Err(libc::EINTR);
         }
         for (at, found) in fds.iter().enumerate().skip(1).filter(|(_, found)| found.revents != 0) {
             // Once each: what has come may be no whole message.
