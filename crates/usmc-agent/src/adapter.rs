@@ -1,6 +1,7 @@
 //! RDMA devices that are open, each with its queues of completions and one address.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,12 +9,14 @@ use std::path::Path;
 
 use smc_proto::ids::{MacAddr, MtuCode, RoceGid};
 use smc_proto::link_group::Port;
-use usmc_verbs::{Channel, Cq, Device, Error, GidEntry, GidType, Library, PortState};
+use usmc_verbs::{Channel, Completion, Cq, Device, Error, GidEntry, GidType, Library, PortState};
 
 /// The only port that is used: RoCE devices have one.
 pub(crate) const PORT: u8 = 1;
 /// Completions that a queue has room for: those of some hundred links.
-const COMPLETIONS: u32 = 4096;
+pub(crate) const COMPLETIONS: u32 = 4096;
+/// Completions that are taken at once.
+pub(crate) const BATCH: usize = 32;
 /// The queue's token in its events.
 const SENDS: u64 = 0;
 const RECEIVES: u64 = 1;
@@ -25,6 +28,8 @@ pub struct Adapter {
     pub(crate) channel: Channel,
     pub(crate) sends: Cq,
     pub(crate) receives: Cq,
+    /// Completions of receives that are out of their queue, and that nobody has looked at.
+    pub(crate) come: VecDeque<Completion>,
     /// Whether the queue of sends and that of receives have an event with their next completion, or have had one that was not taken.
     armed: [Cell<bool>; 2],
     port: Port,
@@ -86,7 +91,20 @@ impl Adapter {
             ..Port::default()
         };
         let armed = [Cell::new(false), Cell::new(false)];
-        Ok(Adapter { device, gid, channel, sends, receives, armed, port, is_dead: false })
+        let (come, is_dead) = (VecDeque::with_capacity(BATCH), false);
+        Ok(Adapter { device, gid, channel, sends, receives, come, armed, port, is_dead })
+    }
+
+    /// Takes what the queue of receives has, up to a batch of it. How many there were.
+    pub(crate) fn look_at_receives(&mut self) -> usize {
+        if self.is_dead {
+            return 0;
+        }
+        let mut batch = [Completion::default(); BATCH];
+        // A queue that is broken gives its queue pairs up by asynchronous events.
+        let count = self.receives.poll(&mut batch).unwrap_or(0).min(BATCH);
+        self.come.extend(&batch[..count]);
+        count
     }
 
     /// What a peer is told of it. It has no queue pair.

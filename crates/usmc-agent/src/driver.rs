@@ -17,13 +17,11 @@ use usmc_rdma::nic::{DeviceId, QpId, RmbId};
 use usmc_rdma::{Config, ConnId, Engine, Event, Wish};
 use usmc_verbs::{Completion, Error as DeviceError, Event as DeviceEvent, Status};
 
-use crate::adapter::Adapter;
+use crate::adapter::{Adapter, BATCH};
 use crate::link::{self, NO_MESSAGE};
-use crate::nic::Adapters;
+use crate::nic::{Adapters, place_of};
 use crate::sys;
 
-/// Completions that are taken at once.
-const BATCH: usize = 32;
 /// What wakes for a handshake: each arrival once, as the beginning of what may be no message stays where it is until more has come.
 const ARRIVALS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
 
@@ -353,20 +351,26 @@ impl<B: Buffers> Driver<B> {
 
     /// Sends come first, as behind an error in the queue of receives there is nothing successful of theirs.
     fn look_at_device(&mut self, device: usize) -> bool {
-        let mut any = false;
-        for is_sends in [true, false] {
-            let adapter = self.adapters.all.get(device).filter(|adapter| !adapter.is_dead);
-            let Some(adapter) = adapter else { return any };
-            let queue = if is_sends { &adapter.sends } else { &adapter.receives };
-            // A queue that is broken gives its queue pairs up by asynchronous events.
-            let count = queue.poll(&mut self.taken.0).unwrap_or(0);
-            any |= count > 0;
-            for at in 0..count.min(BATCH) {
-                let completion = self.taken.0[at];
-                self.handle(&completion, is_sends);
-            }
+        let adapter = self.adapters.all.get(device).filter(|adapter| !adapter.is_dead);
+        let Some(adapter) = adapter else { return false };
+        // A queue that is broken gives its queue pairs up by asynchronous events.
+        let sends = adapter.sends.poll(&mut self.taken.0).unwrap_or(0).min(BATCH);
+        for at in 0..sends {
+            let completion = self.taken.0[at];
+            self.handle(&completion, true);
         }
-        any
+        let mut receives = 0;
+        if let Some(adapter) = self.adapters.all.get_mut(device) {
+            adapter.look_at_receives();
+        }
+        // The end of a link takes its own out of these, and may bring others.
+        while let Some(adapter) = self.adapters.all.get_mut(device)
+            && let Some(completion) = adapter.come.pop_front()
+        {
+            receives += 1;
+            self.handle(&completion, false);
+        }
+        sends + receives > 0
     }
 
     fn next_event(&self, device: usize) -> Option<DeviceEvent> {
@@ -387,20 +391,19 @@ impl<B: Buffers> Driver<B> {
     }
 
     fn handle(&mut self, completion: &Completion, is_send: bool) {
-        let (qp, place) = (QpId(completion.wr_id as u32), (completion.wr_id >> 32) as u32);
         let now = self.now();
-        // A queue pair that is gone may have left completions, and another one its place.
-        if !self.adapters.is_number(qp, completion.qp_num) {
-            return;
-        }
+        let Some(qp) = self.adapters.of_completion(completion) else { return };
         if completion.status != Status::SUCCESS {
+            if !is_send {
+                self.adapters.has_flushed(qp);
+            }
             self.handle_failure(qp);
         } else if is_send {
             if self.adapters.completed(qp) {
                 self.engine.handle_sent(qp, &mut self.adapters, now);
             }
         } else {
-            let message = &mut self.taken.1;
+            let (place, message) = (place_of(completion), &mut self.taken.1);
             if let Some(len) = self.adapters.message(qp, place, completion.byte_len, message) {
                 let message = message.get(..len).unwrap_or_default();
                 self.engine.handle_received(qp, message, &mut self.adapters, now);

@@ -57,6 +57,8 @@ pub(crate) struct Link {
     pub(crate) is_closing: bool,
     /// A completion has said that it failed.
     pub(crate) is_broken: bool,
+    /// That of a receive has.
+    pub(crate) is_flushed: bool,
 }
 
 impl Link {
@@ -93,6 +95,7 @@ impl Link {
             under_way: 0,
             is_closing: false,
             is_broken: false,
+            is_flushed: false,
         };
         for place in 0..RECEIVES {
             link.receive_again(number, place)?;
@@ -130,6 +133,11 @@ impl Link {
             rnr_retry: RNR_RETRIES,
             max_reads: 1,
         })
+    }
+
+    /// It takes and sends nothing any more.
+    pub(crate) fn to_error(&self) -> Result<(), Error> {
+        self.qp.to_error()
     }
 
     /// The peer's key of an RMB.

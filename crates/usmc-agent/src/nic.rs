@@ -1,16 +1,18 @@
 //! The devices as the engine sees them ([`usmc_rdma::nic::Nic`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use smc_proto::ids::U24;
 use smc_proto::link_group::{Connect, Key, Port};
 use smc_proto::wire::cdc::{ProducerFlags, SmcrRepr, StateFlags};
 use usmc_rdma::nic::{ArenaId, DeviceId, Nic, PostFailed, QpId, RmbId, Write};
-use usmc_verbs::Error;
+use usmc_verbs::{Completion, Error, Status};
 
-use crate::adapter::{Adapter, mapped};
-use crate::link::{Link, Memory, Message};
+use crate::adapter::{Adapter, BATCH, COMPLETIONS, mapped};
+use crate::link::{Link, Memory, Message, NO_MESSAGE};
 use crate::pnet::Pnet;
 use crate::sys;
 
@@ -32,6 +34,14 @@ pub struct Adapters {
 /// Chains of so many bytes are awaited: an application may wait for their room. So is each one of a link with so many under way.
 const MUCH: usize = 1024;
 const MANY: usize = 8;
+
+/// A device takes so long at most to flush the receives of a queue pair that is given up.
+const FLUSH: Duration = Duration::from_millis(20);
+
+/// The place of a receive's message.
+pub(crate) fn place_of(one: &Completion) -> u32 {
+    (one.wr_id >> 32) as u32
+}
 
 /// Whether somebody waits until the chain is complete: for the room of its bytes, for the end of a connection or for what an LLC message does.
 fn is_awaited(writes: &[Write], message: &[u8]) -> bool {
@@ -190,9 +200,11 @@ impl Adapters {
         all.map(|(place, _)| QpId(place as u32)).collect()
     }
 
-    /// Whether the device calls it so.
-    pub(crate) fn is_number(&mut self, qp: QpId, qp_num: u32) -> bool {
-        self.link(qp).is_some_and(|link| link.local().qpn.value() == qp_num)
+    /// The queue pair of a completion. One that is gone may have left it, and another one have its place.
+    pub(crate) fn of_completion(&self, one: &Completion) -> Option<QpId> {
+        let qp = QpId(one.wr_id as u32);
+        let placed = self.links.get(qp.0 as usize)?.as_ref()?;
+        (placed.link.local().qpn.value() == one.qp_num).then_some(qp)
     }
 
     /// A SEND of the queue pair is complete. Whether the engine has to know.
@@ -231,6 +243,30 @@ impl Adapters {
         // Where that fails the queue pair is in error, as its completions say.
         let _ = link.receive_again(qp.0, place);
         (!link.is_closing).then_some(len)
+    }
+
+    /// A receive of the queue pair has failed: nothing that was successful comes behind it.
+    pub(crate) fn has_flushed(&mut self, qp: QpId) {
+        if let Some(link) = self.link(qp) {
+            link.is_flushed = true;
+        }
+    }
+
+    /// The queue pair takes no message any more, and those that it has taken are in the queue of receives.
+    fn silence(&mut self, qp: QpId) {
+        let Some((device, link)) = self.placed(qp).map(|p| (p.device, &mut p.link)) else { return };
+        if link.is_flushed || link.to_error().is_err() {
+            return;
+        }
+        let qp_num = link.local().qpn.value();
+        let is_its = |one: &Completion| one.qp_num == qp_num && one.status != Status::SUCCESS;
+        let Some(adapter) = self.all.get_mut(usize::from(device.0)) else { return };
+        let until = Instant::now() + FLUSH;
+        while !adapter.is_dead && !adapter.come.iter().any(is_its) && Instant::now() < until {
+            if adapter.look_at_receives() == 0 {
+                thread::yield_now();
+            }
+        }
     }
 
     fn remove(&mut self, qp: QpId) {
@@ -283,8 +319,36 @@ impl Nic for Adapters {
         }
     }
 
-    fn cut(&mut self, qp: QpId) {
+    fn cut(&mut self, qp: QpId) -> Vec<Vec<u8>> {
+        self.silence(qp);
+        let taken = self.taken(qp);
         self.remove(qp);
+        taken
+    }
+
+    fn taken(&mut self, qp: QpId) -> Vec<Vec<u8>> {
+        let Some(device) = self.placed(qp).map(|placed| placed.device) else { return Vec::new() };
+        let Some(adapter) = self.all.get_mut(usize::from(device.0)) else { return Vec::new() };
+        // As much as the queue holds: what comes meanwhile comes later.
+        for _ in 0..COMPLETIONS as usize / BATCH {
+            if adapter.look_at_receives() < BATCH {
+                break;
+            }
+        }
+        let come = std::mem::take(&mut adapter.come);
+        let is_its =
+            |one: &Completion| one.status == Status::SUCCESS && self.of_completion(one) == Some(qp);
+        let (its, others): (VecDeque<_>, VecDeque<_>) = come.into_iter().partition(is_its);
+        let mut into = NO_MESSAGE;
+        let message = |one: &Completion| {
+            let len = self.message(qp, place_of(one), one.byte_len, &mut into)?;
+            into.get(..len).map(<[u8]>::to_vec)
+        };
+        let taken = its.iter().filter_map(message).collect();
+        if let Some(adapter) = self.all.get_mut(usize::from(device.0)) {
+            adapter.come = others;
+        }
+        taken
     }
 
     fn rmb(&mut self, qp: QpId, rmb: RmbId) -> Option<Key> {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use application::Application;
 use fake::{device, fabric, next_test};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smc_proto::close::Direction;
 use smc_proto::decline::DeclineCode;
 use smc_proto::handshake::Circumstances;
@@ -349,6 +350,60 @@ fn a_device_that_fails_takes_its_own_connections_along() {
         stage.hosts[0].turn();
         assert!(begun.elapsed() < LIMIT);
     }
+}
+
+/// What a device has acknowledged is not lost with the link, although the host has not looked at it.
+#[test]
+fn what_has_come_before_a_port_is_lost_counts() {
+    let mut stage = Stage::new();
+    for (at, devices) in [(0, [0, 2]), (1, [1, 3])] {
+        let (mut config, mut adapters) = fake::host(stage.test, devices[0]);
+        config.devices.push(adapters.add(fake::adapter(stage.test, devices[1])));
+        config.host.max_links = 2;
+        stage.hosts[at] = Host::with(config, adapters);
+    }
+    let by = |host: &Host, device| {
+        let links = host.driver.engine.view().into_iter().flat_map(|group| group.links);
+        links.filter(|link| link.is_active && link.device == Some(DeviceId(device))).count()
+    };
+    for _ in 0..3 {
+        stage.connect([6_000_000; 2]);
+    }
+    let all_move = |host: &Host| host.applications.values().all(|end| end.read > 10_000);
+    stage.run("bytes", |stage| stage.hosts.iter().all(all_move));
+    for round in 0..4 {
+        // Its applications wait for that, so that bytes are left for each round.
+        stage.hosts.iter_mut().for_each(|host| host.rests = true);
+        stage.run("two links", |stage| {
+            stage.hosts.iter().all(|host| [by(host, 0), by(host, 1)] == [1, 1])
+        });
+        stage.hosts.iter_mut().for_each(|host| host.rests = false);
+        // What the first host sends waits at the other one's devices.
+        for _ in 0..100 {
+            stage.hosts[0].turn();
+        }
+        let at = round % 2;
+        let lost = device(stage.test, [1, 3][usize::from(at)]);
+        fabric().0.port(&lost, false).expect("a line");
+        // It has still to hear of an earlier port, perhaps.
+        while by(&stage.hosts[1], at) == 1 {
+            let driver = &mut stage.hosts[1].driver;
+            let adapter = driver.adapters.get(DeviceId(at)).expect("the device");
+            let [_, events] = adapter.wakes();
+            let limit = Timespec::try_from(LIMIT).expect("a time");
+            let is_told = poll(&mut [PollFd::new(&events, PollFlags::IN)], Some(&limit));
+            assert_eq!(is_told, Ok(1), "round {round}");
+            stage.hosts[1].turn();
+        }
+        fabric().0.port(&lost, true).expect("a line");
+        let is_aborted =
+            stage.hosts.iter().any(|h| h.applications.values().any(|a| a.is_aborted()));
+        assert!(!is_aborted, "round {round}");
+    }
+    let is_over = |host: &Host| host.applications.values().any(|end| end.is_at_end());
+    assert!(!stage.hosts.iter().any(is_over), "the bytes were not enough");
+    stage.run_to_the_end();
+    stage.assert_whole();
 }
 
 #[test]

@@ -201,21 +201,26 @@ impl<B: Buffers> Engine<B> {
     /// A message has come by a queue pair. What is neither CDC nor LLC is ignored.
     pub fn handle_received(&mut self, qp: QpId, message: &[u8], nic: &mut impl Nic, now: Time) {
         let Some((group, index)) = self.by_qp(qp) else { return };
+        let is_data = SmcrRepr::parse(message).is_ok_and(|cdc| !cdc.flags.failover_validation);
+        if !is_data {
+            self.look_at_other_links(group, qp, nic, now);
+        }
+        self.handle_message((group, index), message, nic, now);
+    }
+
+    fn handle_message(
+        &mut self,
+        (group, index): (GroupIndex, LinkIndex),
+        message: &[u8],
+        nic: &mut impl Nic,
+        now: Time,
+    ) {
         if message.first() == Some(&cdc::TYPE) {
             if let Some(flows) = self.group_mut(group).and_then(|group| group.llc.as_mut()) {
                 flows.handle_activity(index, now);
             }
             let Ok(cdc) = SmcrRepr::parse(message) else { return };
-            // Nobody's token, or one of another group: that connection is not the sender's to speak of.
-            let conn = ConnId(cdc.token);
-            let Some(known) = self.conns.get_mut(conn) else { return };
-            if known.seat.is_none_or(|seat| seat.group != group) {
-                return;
-            }
-            known.data.handle_cdc(&cdc, &mut self.events);
-            self.pump(conn, nic);
-            self.end_if_over(conn, now);
-            return;
+            return self.handle_cdc(group, &cdc, nic, now);
         }
         let mut has_withdrawn = false;
         if let Some(Some(known)) = self.groups.get_mut(group.number())
@@ -234,7 +239,52 @@ impl<B: Buffers> Engine<B> {
         }
     }
 
-    /// A queue pair is in error. Its successful completions have been handled.
+    fn handle_cdc(&mut self, group: GroupIndex, cdc: &SmcrRepr, nic: &mut impl Nic, now: Time) {
+        // Nobody's token, or one of another group: that connection is not the sender's to speak of.
+        let conn = ConnId(cdc.token);
+        let Some(known) = self.conns.get_mut(conn) else { return };
+        if known.seat.is_none_or(|seat| seat.group != group) {
+            return;
+        }
+        known.data.handle_cdc(cdc, &mut self.events);
+        self.pump(conn, nic);
+        self.end_if_over(conn, now);
+    }
+
+    /// The CDC messages of links that are gone: for the peer they have arrived. What LLC had to say there it says again.
+    pub(crate) fn take_left(&mut self, group: GroupIndex, nic: &mut impl Nic, now: Time) {
+        let left = self.group_mut(group).map(|group| std::mem::take(&mut group.left));
+        for message in left.into_iter().flatten() {
+            if let Ok(cdc) = SmcrRepr::parse(&message) {
+                self.handle_cdc(group, &cdc, nic, now);
+            }
+        }
+    }
+
+    /// What has come by the group's other links, and was not looked at: the peer knows that it has arrived, and what it says now may follow
+    /// from that. A validation counts it, and an RMB is withdrawn behind the last word of its connection.
+    fn look_at_other_links(
+        &mut self,
+        group: GroupIndex,
+        this: QpId,
+        nic: &mut impl Nic,
+        now: Time,
+    ) {
+        let Some(state) = self.group_mut(group) else { return };
+        let links = state.links.iter().flatten().map(|link| link.qp);
+        for qp in links.filter(|qp| *qp != this).collect::<Vec<_>>() {
+            for message in nic.taken(qp) {
+                match (self.by_qp(qp), SmcrRepr::parse(&message)) {
+                    (Some(link), _) => self.handle_message(link, &message, nic, now),
+                    // What came before has ended the link.
+                    (None, Ok(cdc)) => self.handle_cdc(group, &cdc, nic, now),
+                    (None, Err(_)) => {}
+                }
+            }
+        }
+    }
+
+    /// A queue pair is in error. Its successful completions have been handled, those of its sends at least.
     pub fn handle_link_down(&mut self, qp: QpId, nic: &mut impl Nic, now: Time) {
         let Some((group, index)) = self.by_qp(qp) else { return };
         if let Some(Some(known)) = self.groups.get_mut(group.number())

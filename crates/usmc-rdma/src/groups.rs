@@ -89,6 +89,8 @@ pub(crate) struct Group {
     patience: Duration,
     /// It ends once its connections have said that they do.
     pub(crate) is_ending: bool,
+    /// Messages of links that are gone, which nobody has looked at so far.
+    pub(crate) left: Vec<Vec<u8>>,
 }
 
 impl Group {
@@ -108,6 +110,7 @@ impl Group {
             retry: None,
             patience: RETRY,
             is_ending: false,
+            left: Vec::new(),
         }
     }
 
@@ -215,10 +218,10 @@ impl Group {
         nic: &'a mut N,
         devices: &'a [DeviceId],
     ) -> Option<(&'a mut LinkGroup<RMBS>, Verbs<'a, N>)> {
-        let Group { llc, links, rmbs, .. } = self;
+        let Group { llc, links, rmbs, left, .. } = self;
         let llc = llc.as_mut()?;
         let is_over = llc.is_terminated();
-        Some((llc, Verbs { nic, links, rmbs, devices, is_over }))
+        Some((llc, Verbs { nic, links, rmbs, devices, is_over, left }))
     }
 
     /// Sends what LLC has to say, as far as there is room.
@@ -250,6 +253,7 @@ pub(crate) struct Verbs<'a, N> {
     devices: &'a [DeviceId],
     /// The group is: its queue pairs go when all that was said is out ([`Nic::destroy`]), and with the group.
     is_over: bool,
+    left: &'a mut Vec<Vec<u8>>,
 }
 
 impl<N: Nic> Verbs<'_, N> {
@@ -293,7 +297,8 @@ impl<N: Nic> Fabric for Verbs<'_, N> {
             return;
         }
         if let Some(link) = self.links.get_mut(index.number()).and_then(Option::take) {
-            self.nic.cut(link.qp);
+            let left = self.nic.cut(link.qp);
+            self.left.extend(left);
         }
     }
 }

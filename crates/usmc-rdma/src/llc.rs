@@ -38,24 +38,22 @@ impl<B: Buffers> Engine<B> {
     /// Which ends of the peer's a connection of the group may name, and for how many more RMBs there is room at both sides.
     pub(crate) fn name_links(&mut self, group: GroupIndex) {
         let Some(Some(state)) = self.groups.get(group.number()) else { return };
-        let Some(flows) = &state.llc else { return };
+        let flows = state.llc.as_ref();
         let mut links: List<PeerPort, { smc_proto::link_group::LINKS }> = List::new();
-        for link in flows.links().filter(|link| link.active) {
+        for link in flows.iter().flat_map(|flows| flows.links()).filter(|link| link.active) {
             let _ = links.push(PeerPort::from(&link.remote));
         }
         if !links.is_empty() {
             self.known.set_links(state.id, links);
-            // A client whose Confirm has not come may name a new one.
-            let is_unnamed = |conn: &&ConnId| {
-                self.conns
-                    .get(**conn)
-                    .and_then(|c| c.seat)
-                    .is_some_and(|s| s.peer_rmb == usize::MAX)
-            };
-            let unnamed = state.conns.iter().filter(is_unnamed).count();
-            let peers = flows.peer_rmbs().count() + unnamed;
-            self.known.set_keys_left(state.id, (RMBS - 1).saturating_sub(peers.max(state.named())));
         }
+        // A client whose Confirm has not come may name a new one.
+        let is_unnamed = |conn: &&ConnId| {
+            let seat = self.conns.get(**conn).and_then(|known| known.seat);
+            seat.is_some_and(|seat| seat.peer_rmb == usize::MAX)
+        };
+        let unnamed = state.conns.iter().filter(is_unnamed).count();
+        let peers = flows.map_or(0, |flows| flows.peer_rmbs().count()) + unnamed;
+        self.known.set_keys_left(state.id, (RMBS - 1).saturating_sub(peers.max(state.named())));
     }
 
     /// Ends a group and its connections.
@@ -84,7 +82,7 @@ impl<B: Buffers> Engine<B> {
         for link in state.links.iter().flatten() {
             // Send buffers serve again from here on.
             match link.has_writes() {
-                true => nic.cut(link.qp),
+                true => drop(nic.cut(link.qp)),
                 false => nic.destroy(link.qp),
             }
         }
@@ -194,6 +192,7 @@ impl<B: Buffers> Engine<B> {
         nic: &mut impl Nic,
         now: Time,
     ) {
+        self.take_left(group, nic, now);
         let Some(to) = to else { return };
         let conns = self.group_mut(group).map(|group| group.conns.clone()).unwrap_or_default();
         for conn in conns {

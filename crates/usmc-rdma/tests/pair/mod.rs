@@ -84,8 +84,13 @@ impl Nic for Queue {
 
     fn destroy(&mut self, _: QpId) {}
 
-    fn cut(&mut self, qp: QpId) {
+    fn cut(&mut self, qp: QpId) -> Vec<Vec<u8>> {
         self.cuts.push(qp);
+        Vec::new()
+    }
+
+    fn taken(&mut self, _: QpId) -> Vec<Vec<u8>> {
+        Vec::new()
     }
 
     fn rmb(&mut self, qp: QpId, rmb: RmbId) -> Option<Key> {

@@ -145,7 +145,7 @@ impl Network {
 
     /// Something, if there is anything.
     pub(crate) fn step(&mut self) -> bool {
-        let kinds = 6;
+        let kinds = 7;
         let first = self.below(kinds);
         for kind in 0..kinds {
             let is_done = match (first + kind) % kinds {
@@ -154,6 +154,7 @@ impl Network {
                 2 => self.deliver_chain(),
                 3 => self.complete(),
                 4 => self.cut(),
+                5 => self.hand_over(),
                 _ => self.let_application(),
             };
             if is_done {
@@ -311,12 +312,28 @@ impl Network {
             return false;
         }
         let from = ready[self.below(ready.len())];
-        let delivered = self.wire.borrow_mut().deliver(from);
-        if let Some((host, qp, message)) = delivered {
-            let machine = &mut self.machines[host];
-            machine.engine.handle_received(qp, &message, &mut machine.nic, self.now);
-            self.poll(host);
+        self.wire.borrow_mut().deliver(from);
+        true
+    }
+
+    /// A host looks at a message that has come.
+    fn hand_over(&mut self) -> bool {
+        let ready: Vec<(usize, u32)> = {
+            let wire = self.wire.borrow();
+            let has = |(at, qp): (&(usize, u32), &crate::wire::Qp)| {
+                (!qp.landed.is_empty() && !wire.dead.contains(&at.0)).then_some(*at)
+            };
+            wire.qps.iter().filter_map(has).collect()
+        };
+        if ready.is_empty() {
+            return false;
         }
+        let at = ready[self.below(ready.len())];
+        let message = self.wire.borrow_mut().qps.get_mut(&at).and_then(|qp| qp.landed.pop_front());
+        let machine = &mut self.machines[at.0];
+        let message = message.expect("a message");
+        machine.engine.handle_received(QpId(at.1), &message, &mut machine.nic, self.now);
+        self.poll(at.0);
         true
     }
 

@@ -41,17 +41,23 @@ fn two_links_share_the_connections_and_announce_their_keys() {
 
 #[test]
 fn a_lost_link_loses_and_doubles_no_byte_where_there_is_another() {
-    let (mut moved, mut stayed_tcp) = (0, 0);
+    let (mut moved, mut stayed_tcp, mut unused) = (0, 0, 0);
     for seed in 0..SCHEDULES {
         let plan = Plan { connections: 6, devices: 2, cuts: 1, bytes: 400_000, ..Plan::default() };
         let network = run(seed, plan);
-        assert_eq!(network.whole() + network.tcp(), 6, "seed {seed}: {}", network.story());
+        let whole = network.whole();
+        assert_eq!(whole + network.tcp() + network.unused(), 6, "seed {seed}: {}", network.story());
+        unused += network.unused();
         moved += network.moved();
         stayed_tcp += network.tcp();
     }
     assert!(moved > SCHEDULES as usize / 2, "{moved} messages were on a link that was cut");
     // Of six in each schedule.
     assert!(stayed_tcp < SCHEDULES as usize * 6 / 20, "{stayed_tcp} stayed TCP");
+    assert!(
+        unused < SCHEDULES as usize * 6 / 100,
+        "{unused} were aborted between Accept and Confirm"
+    );
 }
 
 #[test]

@@ -94,6 +94,15 @@ impl Network {
         self.pairs.iter().filter(|pair| pair.outcomes == [Some(Outcome::Tcp); 2]).count()
     }
 
+    /// Connections whose link was lost between Accept and Confirm: they are aborted before they have moved anything.
+    pub(crate) fn unused(&self) -> usize {
+        let is_unused = |pair: &&Pair| {
+            let [Some(one), Some(other)] = &pair.applications else { return false };
+            one.read + other.read == 0 && (one.is_aborted() || other.is_aborted())
+        };
+        self.pairs.iter().filter(is_unused).count()
+    }
+
     /// Messages that were lost with a link.
     pub(crate) fn moved(&self) -> usize {
         self.moved

@@ -8,6 +8,9 @@ use smc_proto::ids::{MacAddr, MtuCode, RoceGid, U24};
 use smc_proto::link_group::{Connect, Key, Port};
 use usmc_rdma::nic::{ArenaId, DeviceId, Nic, PostFailed, QpId, RmbId, Write};
 
+/// Receives of a queue pair.
+const RECEIVES: usize = 3 * usmc_rdma::SENDS;
+
 /// What all devices of all hosts have in common.
 #[derive(Default)]
 pub(crate) struct Wire {
@@ -47,6 +50,8 @@ pub(crate) struct Qp {
     pub(crate) chains: VecDeque<Chain>,
     /// Chains that have come, and of which the sender has not heard.
     pub(crate) acknowledged: usize,
+    /// Messages that have come, of which the sender hears, and which the host has not looked at.
+    pub(crate) landed: VecDeque<Vec<u8>>,
     keys: BTreeMap<u32, (u64, usize)>,
     names: BTreeMap<u64, Key>,
     /// Keys that it has had: each is another one.
@@ -79,11 +84,14 @@ impl Wire {
         let peer = qp.peer.and_then(|at| Some((at.0, self.qps.get(&at)?.device)));
         let is_there =
             |port: &(usize, DeviceId)| *port == (from.0, qp.device) || Some(*port) == peer;
-        !self.down.iter().any(is_there)
+        // A peer without a receive turns the message away for now.
+        let has_receive =
+            qp.peer.and_then(|at| self.qps.get(&at)).is_none_or(|to| to.landed.len() < RECEIVES);
+        has_receive && !self.down.iter().any(is_there)
     }
 
-    /// Takes the oldest chain of a queue pair to its peer, and says to whom: bytes are in memory, and the message is to be handed over.
-    pub(crate) fn deliver(&mut self, from: (usize, u32)) -> Option<(usize, QpId, Vec<u8>)> {
+    /// Takes the oldest chain of a queue pair to its peer: bytes are in memory, and the message waits to be handed over.
+    pub(crate) fn deliver(&mut self, from: (usize, u32)) -> Option<()> {
         let to = self.qps.get(&from)?.peer.expect("a connected queue pair");
         let answers = self.qps.get(&to).is_some_and(|peer| !peer.is_gone && !peer.is_broken)
             && !self.dead.contains(&to.0);
@@ -154,7 +162,8 @@ impl Wire {
                 to += u64::from(part.len);
             }
         }
-        Some((to.0, QpId(to.1), chain.message))
+        self.qps.get_mut(&to)?.landed.push_back(chain.message);
+        Some(())
     }
 
     /// Both ends of a link are in error, and what is on its way is lost.
@@ -214,6 +223,7 @@ impl Nic for Devices {
             is_gone: false,
             chains: VecDeque::new(),
             acknowledged: 0,
+            landed: VecDeque::new(),
             keys: BTreeMap::new(),
             names: BTreeMap::new(),
             named: 0,
@@ -248,8 +258,15 @@ impl Nic for Devices {
         }
     }
 
-    fn cut(&mut self, qp: QpId) {
-        self.wire.borrow_mut().qps.remove(&(self.host, qp.0));
+    fn cut(&mut self, qp: QpId) -> Vec<Vec<u8>> {
+        let gone = self.wire.borrow_mut().qps.remove(&(self.host, qp.0));
+        gone.map(|qp| qp.landed.into()).unwrap_or_default()
+    }
+
+    fn taken(&mut self, qp: QpId) -> Vec<Vec<u8>> {
+        let mut wire = self.wire.borrow_mut();
+        let qp = wire.qps.get_mut(&(self.host, qp.0));
+        qp.map(|qp| std::mem::take(&mut qp.landed).into()).unwrap_or_default()
     }
 
     fn rmb(&mut self, qp: QpId, rmb: RmbId) -> Option<Key> {
