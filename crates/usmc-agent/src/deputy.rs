@@ -416,7 +416,7 @@ impl Drop for Deputy {
 
 /// Options of the agent's end of a connection inside the host.
 fn prepare(socket: &OwnedFd) {
-    // Urgent data of an application that is out of the ring is data.
+    // An urgent byte has its place among the others; [`Deputy::relay`] looks for the mark.
     let _ = sockopt::set_socket_oobinline(socket, true);
     // A doorbell would wait until the one before is acknowledged, for 40 ms where nothing goes back.
     let _ = sockopt::set_tcp_nodelay(socket, true);

@@ -357,7 +357,8 @@ impl Service {
                 self.next_in_line(ticket);
                 if let Some(case) = self.cases.get_mut(&ticket) {
                     case.stage = Stage::Serves;
-                    // What it has written so far.
+                    // What it has written so far, by the ring or out of it.
+                    self.relay(ticket);
                     self.driver.dirty(conn);
                 }
             }

@@ -9,6 +9,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::net::sockopt;
 use rustix::process::{Resource, Rlimit};
 
+/// `linux/sockios.h`; the crate has no name for it.
+const SIOCATMARK: libc::Ioctl = 0x8905;
+
 /// A process at the other end of a UNIX socket, as the kernel has noted it when it connected.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Owner {
@@ -43,6 +46,14 @@ impl Owner {
         }
         Ok(Owner { uid: found.uid, pid: found.pid.unsigned_abs() })
     }
+}
+
+/// Whether the next byte of a TCP connection is an urgent one, which is read in line.
+pub(crate) fn is_at_mark(socket: impl AsFd) -> bool {
+    let mut is_at: libc::c_int = 0;
+    // SAFETY: a place for the answer.
+    let done = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), SIOCATMARK, &raw mut is_at) };
+    done == 0 && is_at != 0
 }
 
 /// The index of the network device that has this address; `None` where none has.

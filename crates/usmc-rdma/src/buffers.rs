@@ -1,10 +1,14 @@
 //! A connection's send buffer and RMB, as the engine sees them: the application's rings, which it shares with a stranger.
 
+use std::cell::Cell;
+
 use smc_proto::ids::BufferSize;
 use usmc_shm::Broken;
+use usmc_shm::back::Back;
 use usmc_shm::layout::{CLIENT, window_word};
 use usmc_shm::segment::Segment;
-use usmc_shm::sync::Ordering::Relaxed;
+use usmc_shm::span::TxSpan;
+use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use crate::nic::Range;
 
@@ -33,6 +37,13 @@ pub trait Buffers {
 
     /// The peer has written up to there.
     fn arrived(&self, upto: u64);
+
+    /// What arrives from now on is brought by the kernel: the application finds it there, behind what the ring holds. Its last byte so far is
+    /// urgent, which no ring can say.
+    fn leave(&self);
+
+    /// The kernel has all before, of what it is to bring ([`Buffers::leave`]).
+    fn taken(&self, upto: u64);
 }
 
 /// A slot of a segment, of which the application has one end and the engine the other.
@@ -41,6 +52,16 @@ pub struct SlotBuffers {
     index: u32,
     /// The engine's end: [`CLIENT`] or [`usmc_shm::layout::ACCEPTOR`].
     end: usize,
+    behind: Cell<Option<Behind>>,
+}
+
+/// What arrives goes on behind the ring.
+#[derive(Clone, Copy, Debug)]
+struct Behind {
+    /// Where the ring ends.
+    ring: u64,
+    /// Up to where the kernel has it.
+    taken: u64,
 }
 
 impl SlotBuffers {
@@ -52,7 +73,7 @@ impl SlotBuffers {
     pub fn new(segment: Segment, index: u32, end: usize) -> Result<SlotBuffers, Broken> {
         let ring = segment.ring(index, end)?;
         ring.dir().producer.window.store(window_word(0, segment.ring_shift()), Relaxed);
-        Ok(SlotBuffers { segment, index, end })
+        Ok(SlotBuffers { segment, index, end, behind: Cell::new(None) })
     }
 
     /// The RMB: its address, and its size.
@@ -101,12 +122,34 @@ impl Buffers for SlotBuffers {
     }
 
     fn read(&self) -> u64 {
-        self.segment.ring(self.index, self.end).map_or(0, |ring| ring.read())
+        let read = self.segment.ring(self.index, self.end).map_or(0, |ring| ring.read());
+        // What is behind the ring counts once the ring was read.
+        self.behind.get().filter(|behind| read >= behind.ring).map_or(read, |behind| behind.taken)
     }
 
     fn arrived(&self, upto: u64) {
-        if let Ok(ring) = self.segment.ring(self.index, self.end) {
+        if let Ok(ring) = self.segment.ring(self.index, self.end)
+            && self.behind.get().is_none()
+        {
             ring.publish(upto);
         }
+    }
+
+    fn leave(&self) {
+        let Ok(ring) = self.segment.ring(self.index, self.end) else { return };
+        let Ok(slot) = self.segment.slot(self.index) else { return };
+        let own = &slot.dir[self.end].producer;
+        // Nothing but doorbells was ever sent there.
+        let sent = || Some(u64::from(own.bells_sent.load(Relaxed)));
+        let is_back = TxSpan::new(slot, self.end).try_back(&ring, sent) == Ok(Back::Done);
+        // Otherwise the application has left the ring: all that it has not read is brought by the kernel.
+        if is_back && own.flags(Acquire).goes_back() && self.behind.get().is_none() {
+            let ring = own.prod.load(Relaxed);
+            self.behind.set(Some(Behind { ring, taken: ring }));
+        }
+    }
+
+    fn taken(&self, upto: u64) {
+        self.behind.set(self.behind.get().map(|behind| Behind { taken: upto, ..behind }));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use smc_proto::close::{Direction, State};
-use smc_proto::connection::Connection;
+use smc_proto::connection::{Connection, UrgentMark};
 use smc_proto::ids::BufferSize;
 use smc_proto::link_group::{Key, LinkIndex};
 use smc_proto::wire::cdc::SmcrRepr;
@@ -60,6 +60,19 @@ impl Seat {
         Seat { group, link, peer_rmb: usize::MAX, is_stale: false, lkey: None }
     }
 }
+
+/// What has come of a peer's bytes: positions from the connection's beginning.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Came {
+    /// Up to where.
+    pub upto: u64,
+    /// Behind the last urgent byte ([`Buffers::leave`]).
+    pub urgent: Option<u64>,
+}
+
+/// Whose urgent bytes.
+const PEERS: usize = 0;
+const OWN: usize = 1;
 
 /// What the application has done with its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,6 +131,8 @@ pub(crate) struct Data<B> {
     done: u64,
     read: u64,
     arrived: u64,
+    /// Behind the last urgent byte: of the peer's, and of the application's.
+    urgent: [Option<u64>; 2],
     application: Application,
     /// A CDC message is due.
     is_due: bool,
@@ -146,6 +161,7 @@ impl<B: Buffers> Data<B> {
             done: 0,
             read: 0,
             arrived: 0,
+            urgent: [None; 2],
             application: Application::Writes,
             is_due: false,
             is_blocked: false,
@@ -174,6 +190,16 @@ impl<B: Buffers> Data<B> {
         }
     }
 
+    /// What has come of the peer's bytes.
+    pub(crate) fn came(&self) -> Came {
+        Came { upto: self.arrived, urgent: self.urgent[PEERS] }
+    }
+
+    /// The byte of the application's before that position is urgent. An earlier one that was not sent is so no more, as with TCP.
+    pub(crate) fn is_urgent(&mut self, upto: u64) {
+        self.urgent[OWN] = Some(upto);
+    }
+
     /// Both ends are done with it, as far as they can be.
     pub(crate) fn is_over(&self) -> bool {
         self.application == Application::Closed
@@ -188,7 +214,10 @@ impl<B: Buffers> Data<B> {
     pub(crate) fn waits_for_reader(&self) -> bool {
         let (unread, consumer) = (self.arrived - self.read, &self.proto.consumer);
         let taken = unread + u64::from(consumer.unconfirmed());
-        unread > 0 && (taken > u64::from(self.memory.size.bytes() / 2) || consumer.peer_waits())
+        let is_much = taken > u64::from(self.memory.size.bytes() / 2);
+        // A peer sends nothing behind an urgent byte before that was read.
+        let is_urgent = consumer.urgent() != UrgentMark::None;
+        unread > 0 && (is_much || is_urgent || consumer.peer_waits())
     }
 
     /// It was given up, and the peer has not said that it knows.
@@ -259,6 +288,10 @@ impl<B: Buffers> Data<B> {
                 }
                 if news.readable > 0 {
                     self.arrived += u64::from(news.readable);
+                    if news.urgent {
+                        self.urgent[PEERS] = Some(self.arrived);
+                        self.buffers.leave();
+                    }
                     self.buffers.arrived(self.arrived);
                     if matches!(self.application, Application::Closes { .. } | Application::Closed)
                     {
@@ -348,7 +381,10 @@ impl<B: Buffers> Data<B> {
         let is_open = self.proto.closing.writing() == Direction::Open;
         let backlog = if is_open { self.backlog()? } else { 0 };
         let room = self.proto.producer.room();
-        let len = backlog.min(room.into()).min(BURST.into()) as u32;
+        // The mark is the cursor of its message: nothing goes with it that is behind the urgent byte.
+        let urgent = self.urgent[OWN].filter(|upto| *upto > self.sent);
+        let most = urgent.map_or(backlog, |upto| backlog.min(upto - self.sent));
+        let len = most.min(room.into()).min(BURST.into()) as u32;
         let ends = self.ends_behind(backlog - u64::from(len));
         // With nothing to send along, the peer has to hear once that there is more.
         let blocks = backlog > u64::from(len) && room == len && !self.is_blocked;
@@ -374,7 +410,13 @@ impl<B: Buffers> Data<B> {
         let source =
             if len > 0 { self.buffers.source(self.sent, len)? } else { Default::default() };
         let writes = Writes::new(&source, lkey, pieces, rmb);
-        if !self.proto.producer.produce(len) {
+        let is_urgent = urgent.is_some_and(|upto| upto == self.sent + u64::from(len) || room == 0);
+        // Without room that says that it will come.
+        let is_made = match is_urgent {
+            true => self.proto.producer.produce_urgent(len) || len == 0,
+            false => self.proto.producer.produce(len),
+        };
+        if !is_made {
             return Err(Broken);
         }
         if backlog > u64::from(len) && room == len {

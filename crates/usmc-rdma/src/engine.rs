@@ -21,7 +21,7 @@ use smc_proto::wire::llc::DeleteReason;
 
 use crate::buffers::Buffers;
 use crate::clc::Stage;
-use crate::connection::{ConnId, Data, Memory, Seat};
+use crate::connection::{Came, ConnId, Data, Memory, Seat};
 use crate::event::Event;
 use crate::groups::{Group, GroupIndex};
 use crate::link::Sent;
@@ -170,6 +170,26 @@ impl<B: Buffers> Engine<B> {
         }
         self.pump(conn, nic);
         self.end_if_over(conn, now);
+    }
+
+    /// What has come of the peer's bytes. Where one of them was urgent the kernel brings what is behind the ring: the caller sends that, and says
+    /// how far the kernel has it ([`Engine::taken`]).
+    pub fn came(&self, conn: ConnId) -> Came {
+        self.conns.get(conn).map(|conn| conn.data.came()).unwrap_or_default()
+    }
+
+    /// The kernel has the peer's bytes up to there. A call of [`Engine::handle_dirty`] follows.
+    pub fn taken(&mut self, conn: ConnId, upto: u64) {
+        if let Some(conn) = self.conns.get(conn) {
+            conn.data.buffers.taken(upto);
+        }
+    }
+
+    /// The byte of the application's before that position is urgent, and is about to be written or was just written.
+    pub fn is_urgent(&mut self, conn: ConnId, upto: u64) {
+        if let Some(conn) = self.conns.get_mut(conn) {
+            conn.data.is_urgent(upto);
+        }
     }
 
     /// Whether the engine has to hear when the application reads ([`Engine::handle_dirty`]): more than half of the RMB is taken, or the peer

@@ -25,7 +25,7 @@ mod timers;
 pub mod transfer;
 pub mod view;
 
-pub use connection::{ConnId, Memory};
+pub use connection::{Came, ConnId, Memory};
 pub use engine::{Config, Engine, RefusedWish, Wish};
 pub use event::Event;
 pub use groups::{GroupIndex, RMBS};

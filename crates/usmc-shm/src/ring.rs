@@ -282,8 +282,11 @@ impl<'a> Ring<'a> {
     }
 
     /// Where cursors from `first` on lie: the first unread byte or, if there is none, the next.
+    ///
+    /// # Errors
+    /// [`Broken`] when the window cannot be right.
     #[inline(always)]
-    fn place(&self, first: u64) -> Result<Place, Broken> {
+    pub fn place(&self, first: u64) -> Result<Place, Broken> {
         // Acquire: pairs with the Release in `grow`. A word from before it leaves out only what was published after it.
         let word = self.dir.producer.window.load(Acquire);
         let place = Place::whole(self.check(word)?, first);
@@ -478,7 +481,8 @@ impl<'a> Ring<'a> {
     /// Copies `len` bytes from cursor `at`.
     ///
     /// # Safety
-    /// `dst` is writable for `len` bytes. `at..at + len` lies within a [`Data`] the caller holds.
+    /// `dst` is writable for `len` bytes. `at..at + len` lies within a [`Data`] the caller holds, or is no longer than the window of its
+    /// `place`, whose bytes the caller knows to be there.
     #[inline(always)]
     pub unsafe fn copy_out(&self, at: u64, place: Place, dst: *mut u8, len: usize) {
         let (window, most) = place.at(at);

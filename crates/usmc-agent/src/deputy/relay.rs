@@ -4,12 +4,18 @@
 //!
 //! ```text
 //!   Ring ──the application has left (usmc_shm::back)──▶ Tcp
+//!     └──────────the peer has sent an urgent byte──────▶ Behind
 //! ```
+//!
+//! No ring can say that a byte is urgent (MSG_OOB): what follows from there on goes by the kernel, which says it.
 //!
 //! Each direction goes that way by itself. Its end is said by the kernel alone, behind its last byte.
 
-use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use usmc_rdma::Came;
 use usmc_shm::back::{Back, Resume};
 use usmc_shm::layout::{ACCEPTOR, CLIENT};
 use usmc_shm::span::{RxSpan, TxSpan};
@@ -17,6 +23,7 @@ use usmc_shm::state::EndState;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
 use super::{Deputy, RING};
+use crate::sys;
 
 /// Bytes that are moved at once.
 const CHUNK: usize = 16 << 10;
@@ -32,6 +39,8 @@ pub(super) enum Way {
     /// By the kernel. Towards the application: the cursor of the first byte of the ring that was not sent. From it: how many bytes are
     /// doorbells still.
     Tcp(u64),
+    /// Towards the application, which reads the ring to its end first: by the kernel from this position on. The ring's words stay as they are.
+    Behind(u64),
 }
 
 /// Both directions.
@@ -43,6 +52,8 @@ pub(super) struct Relay {
     pub(super) came: u64,
     /// The application's, read together with doorbells.
     stash: Vec<u8>,
+    /// Behind the application's last urgent byte, as a position.
+    urgent: Option<u64>,
     /// No more comes from the application.
     is_over: bool,
     /// The kernel was told that no more comes to it.
@@ -58,6 +69,10 @@ pub(crate) struct Moved {
     pub(crate) is_over: bool,
     /// Nobody has the socket any more.
     pub(crate) is_dead: bool,
+    /// Up to where the kernel has what is behind the ring, which it brings.
+    pub(crate) taken: Option<u64>,
+    /// Behind the application's last urgent byte.
+    pub(crate) urgent: Option<u64>,
 }
 
 impl Deputy {
@@ -99,6 +114,10 @@ impl Deputy {
         let (Some(slot), Some([out, _])) = (self.slot(), self.rings()) else { return };
         let own = &slot.dir[CLIENT].producer;
         let mut ways = (self.relay.out, self.relay.into);
+        if ways.0 == Way::Ring && own.flags(Acquire).goes_back() {
+            // The engine has, behind what is in the ring now.
+            ways.0 = Way::Behind(own.prod.load(Relaxed));
+        }
         if ways.0 == Way::Ring && own.flags(Acquire).is_left() {
             // Nothing but doorbells was ever sent there.
             let sent = || Some(u64::from(own.bells_sent.load(Relaxed)));
@@ -124,35 +143,59 @@ impl Deputy {
         (self.relay.out, self.relay.into) = ways;
     }
 
-    /// Moves what there is, and as much as there is room for.
-    pub(crate) fn relay(&mut self) -> Moved {
+    /// Moves what there is, and as much as there is room for. `came`: the peer's bytes, as the engine has them.
+    pub(crate) fn relay(&mut self, came: Came) -> Moved {
         self.follow();
         let mut moved = Moved::default();
-        if let Way::Tcp(at) = self.relay.out {
-            self.send_out(at, &mut moved);
+        match self.relay.out {
+            Way::Ring => {}
+            Way::Tcp(at) => self.relay.out = Way::Tcp(self.send_out(at, None, came, &mut moved)),
+            Way::Behind(at) => {
+                let at = self.send_out(at, Some(came.upto), came, &mut moved);
+                (self.relay.out, moved.taken) = (Way::Behind(at), Some(at));
+            }
         }
         if let Way::Tcp(bells) = self.relay.into {
             self.take_in(bells, &mut moved);
         }
-        moved.is_over = self.relay.is_over;
+        (moved.is_over, moved.urgent) = (self.relay.is_over, self.relay.urgent);
         moved
     }
 
-    /// From the RMB to the application.
-    fn send_out(&mut self, mut at: u64, moved: &mut Moved) {
-        let (Some(socket), Some([out, _])) = (&self.socket, self.rings()) else { return };
-        let Ok(data) = out.data() else { return moved.is_dead = true };
-        let end = data.cons.wrapping_add(data.len as u64);
+    /// From the RMB to the application: what it holds from `at` on, up to the ring's end or to `behind`. Up to where the kernel has it now.
+    fn send_out(&mut self, mut at: u64, behind: Option<u64>, came: Came, moved: &mut Moved) -> u64 {
+        let (Some(socket), Some([out, _])) = (&self.socket, self.rings()) else { return at };
+        let found = match behind {
+            None => out
+                .data()
+                .map(|data| (data.place, data.cons.wrapping_add(data.len as u64), data.len)),
+            Some(end) => out.place(at).map(|place| (place, end, place.window)),
+        };
+        let Ok((place, end, most)) = found else {
+            moved.is_dead = true;
+            return at;
+        };
         let mut bytes = [0; CHUNK];
-        while at != end && end.wrapping_sub(at) <= data.len as u64 {
-            let len = (end.wrapping_sub(at) as usize).min(CHUNK);
-            // SAFETY: so many bytes of what is unread; `bytes` has room for them.
-            unsafe { out.copy_out(at, data.place, bytes.as_mut_ptr(), len) };
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        while at != end && end.wrapping_sub(at) <= most as u64 {
+            let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            // An urgent byte goes by itself: the kernel marks the last one that it takes.
+            let upto = match came.urgent.map(|urgent| urgent.wrapping_sub(at)) {
+                Some(1) => {
+                    flags |= SendFlags::OOB;
+                    at.wrapping_add(1)
+                }
+                Some(n) if n > 1 && n <= end.wrapping_sub(at) => at.wrapping_add(n - 1),
+                _ => end,
+            };
+            let len = (upto.wrapping_sub(at) as usize).min(CHUNK);
+            // SAFETY: so many bytes of what the peer has written and nobody has consumed, at most a window's; `bytes` has room for them.
+            unsafe { out.copy_out(at, place, bytes.as_mut_ptr(), len) };
             match send(socket, bytes.get(..len).unwrap_or_default(), flags) {
                 Ok(n) => {
                     at = at.wrapping_add(n as u64);
-                    out.consume(at);
+                    if behind.is_none() {
+                        out.consume(at);
+                    }
                     moved.any = true;
                 }
                 Err(Errno::WOULDBLOCK | Errno::INTR) => break,
@@ -167,7 +210,7 @@ impl Deputy {
             let _ = shutdown(socket, Shutdown::Write);
             self.relay.is_shut = true;
         }
-        self.relay.out = Way::Tcp(at);
+        at
     }
 
     /// From the application to the send buffer.
@@ -190,17 +233,18 @@ impl Deputy {
             if most == 0 {
                 break;
             }
+            let mut is_urgent = false;
             let len = if relay.stash.is_empty() {
-                let place = bytes.get_mut(..most).unwrap_or_default();
-                match recv(socket, place, RecvFlags::DONTWAIT) {
-                    Ok((0, _)) => {
+                match take(socket, bytes.get_mut(..most).unwrap_or_default()) {
+                    Ok(Taken { len: 0, .. }) => {
                         relay.is_over = true;
                         moved.any = true;
                         break;
                     }
-                    Ok((n, _)) => {
-                        relay.came += n as u64;
-                        n
+                    Ok(taken) => {
+                        relay.came += taken.len as u64;
+                        is_urgent = taken.is_urgent && bells == 0;
+                        taken.len
                     }
                     Err(Errno::WOULDBLOCK | Errno::INTR) => break,
                     Err(_) => {
@@ -222,10 +266,41 @@ impl Deputy {
             }
             // SAFETY: `len` bytes, and no more than the room that was found.
             unsafe { into.copy_in(room.prod, room.place, bytes.as_ptr(), len) };
-            into.publish(room.prod.wrapping_add(len as u64));
+            let upto = room.prod.wrapping_add(len as u64);
+            into.publish(upto);
+            if is_urgent {
+                relay.urgent = Some(upto);
+            }
             moved.any = true;
         }
         relay.into = Way::Tcp(bells);
         self.relay = relay;
+    }
+}
+
+/// What was read of a socket.
+#[derive(Clone, Copy)]
+struct Taken {
+    /// Bytes; none at the end.
+    len: usize,
+    /// It is one byte, and urgent.
+    is_urgent: bool,
+}
+
+/// Reads up to the next urgent byte, or that.
+fn take(socket: &OwnedFd, into: &mut [u8]) -> Result<Taken, Errno> {
+    loop {
+        // Of what comes behind this look the mark is not known.
+        let here = usize::try_from(ioctl_fionread(socket)?).unwrap_or(0).min(into.len());
+        let is_urgent = here > 0 && sys::is_at_mark(socket);
+        let most = if is_urgent { 1 } else { here };
+        if most == 0 {
+            match recv(socket, &mut [0], RecvFlags::DONTWAIT | RecvFlags::PEEK)? {
+                (0, _) => return Ok(Taken { len: 0, is_urgent }),
+                _ => continue,
+            }
+        }
+        let (len, _) = recv(socket, into.get_mut(..most).unwrap_or_default(), RecvFlags::DONTWAIT)?;
+        return Ok(Taken { len, is_urgent });
     }
 }

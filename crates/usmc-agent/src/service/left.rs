@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
+use usmc_rdma::Came;
 use usmc_shm::agent::Place;
 use usmc_shm::state::EndState;
 
@@ -67,7 +68,7 @@ impl Service {
         // Its handshake may not have begun.
         sys::close_at_once(&tcp);
         // It may have left its ring since the last look, without a doorbell.
-        let _ = case.deputy.relay();
+        let _ = case.deputy.relay(Came::default());
         if case.deputy.is_relayed() {
             // No process comes back for it.
             reset(&tcp);

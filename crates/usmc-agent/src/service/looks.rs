@@ -118,7 +118,14 @@ impl Service {
     /// Moves the bytes of an application that is out of the ring. Whether it sends by the kernel.
     pub(super) fn relay(&mut self, ticket: Ticket) -> bool {
         let Some(case) = self.cases.get_mut(&ticket) else { return false };
-        let moved = case.deputy.relay();
+        let came = case.conn.map(|conn| self.driver.engine.came(conn)).unwrap_or_default();
+        let moved = case.deputy.relay(came);
+        if let (Some(conn), Some(upto)) = (case.conn, moved.taken) {
+            self.driver.engine.taken(conn, upto);
+        }
+        if let (Some(conn), Some(upto)) = (case.conn, moved.urgent) {
+            self.driver.engine.is_urgent(conn, upto);
+        }
         if !case.deputy.is_relayed() {
             return false;
         }

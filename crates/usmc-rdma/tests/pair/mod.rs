@@ -45,6 +45,10 @@ impl Buffers for Rings {
     fn arrived(&self, upto: u64) {
         self.0.arrived.set(upto);
     }
+
+    fn leave(&self) {}
+
+    fn taken(&self, _: u64) {}
 }
 
 /// Queue pairs whose messages wait in one queue: both hosts' numbers are the same, as each creates one when the other does.

@@ -401,6 +401,10 @@ fn put(fd: i32, conn: &Conn, new: i32) {
     }
 }
 
+/// `linux/fcntl.h`; the crate has no names for these, which ask for and set a `struct f_owner_ex` of two integers.
+const F_GETOWN_EX: i32 = 16;
+const F_SETOWN_EX: i32 = 15;
+
 /// Sets a socket's options as another one's are. `is_new`: the socket has those that every socket begins with.
 fn copy_options(from: i32, to: i32, is_new: bool, conn: &Conn) {
     // Each with the value that a socket begins with.
@@ -429,6 +433,12 @@ fn copy_options(from: i32, to: i32, is_new: bool, conn: &Conn) {
     let known = sys::getsockopt(from, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger).is_ok();
     if known && (!is_new || (linger.l_onoff, linger.l_linger) != (0, 0)) {
         let _ = sys::setsockopt(to, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+    }
+    // Whom SIGURG tells: what kind of process or thread, and its id.
+    let mut owner = [0_i32; 2];
+    let known = sys::fcntl(from, F_GETOWN_EX, (&raw mut owner) as usize).is_ok();
+    if known && owner[1] != 0 {
+        let _ = sys::fcntl(to, F_SETOWN_EX, (&raw const owner) as usize);
     }
     for (known, name) in [(&conn.snd_buf, libc::SO_SNDBUF), (&conn.rcv_buf, libc::SO_RCVBUF)] {
         // The kernel doubles what it is given (socket(7)).
