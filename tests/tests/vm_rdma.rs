@@ -9,6 +9,8 @@ use usmc_tests::fixture::tool;
 use usmc_tests::vm::{self, Guest, Guests};
 use usmc_tests::{Fixture, build, flag, is_plain};
 
+#[path = "vm/rdma_ends.rs"]
+mod ends;
 #[path = "vm/rdma_links.rs"]
 mod links;
 #[path = "vm/rdma_programs.rs"]
@@ -20,7 +22,7 @@ const UEID: &str = "USMC-TESTS";
 /// Something that both are asked to do.
 type Step = fn(&mut Guest, &mut Guest);
 
-const STEPS: [(&str, Step); 12] = [
+const STEPS: [(&str, Step); 13] = [
     ("both ends are the engine's", both_ends_are_the_engines),
     ("the kernel serves", the_kernel_serves),
     ("the kernel is the client", the_kernel_is_the_client),
@@ -28,6 +30,7 @@ const STEPS: [(&str, Step); 12] = [
     ("three hundred connections", three_hundred_connections),
     ("an end is killed", an_end_is_killed),
     ("moves", programs::moves),
+    ("ends", ends::meet),
     ("redis", programs::redis),
     ("two agents", programs::two_agents),
     ("nginx", programs::nginx),

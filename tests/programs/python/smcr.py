@@ -4,9 +4,12 @@ smcr.py ueid NAME                    one more user-defined EID
 smcr.py pnet NAME NETDEV DEVICE      both belong to that physical network
 smcr.py sockets PORT                 how many sockets with that port at either end are connected, and by RDMA
 smcr.py links                        for each link "GROUP DEVICE STATE CONNECTIONS"; STATE as in smc_core.h: 3 is active
+smcr.py show PORT                    as JSON, the active links with connections, and the sockets with that port at either end
 
 linux/smc.h and linux/smc_diag.h have the numbers.
 """
+import ipaddress
+import json
 import socket
 import struct
 import sys
@@ -72,23 +75,61 @@ def pnet(name, netdev, device):
     generic("SMC_PNETID", SET, ACK, name, attribute(IB, device.encode() + b"\0"), attribute(PORT, b"\1"))
 
 
-def sockets(port):
+def by_rdma(port):
+    """The ports of both ends of each connection by RDMA. The kernel shows no addresses of sockets by IPPROTO_SMC."""
     BY_FAMILY, AF_SMC, ACTIVE, BY_RDMA = 20, 43, 1, 0
     answers = ask(SOCK_DIAG, BY_FAMILY, DUMP, struct.pack("BBBB48x", AF_SMC, 0, 0, 0))
-    ends = [struct.unpack_from("!BBBBHH", answer) for answer in answers]
-    print(sum(s == ACTIVE and mode == BY_RDMA and int(port) in near_far for _, s, mode, _, *near_far in ends))
+    ends = []
+    for answer in answers:
+        _, state, mode, _, *ports = struct.unpack_from("!BBBBHH", answer)
+        if state == ACTIVE and mode == BY_RDMA and int(port) in ports:
+            ends.append(ports)
+    return ends
+
+
+def sockets(port):
+    print(len(by_rdma(port)))
+
+
+def all_links():
+    """Each link's group and the attributes of both."""
+    GET_LINK, GROUP, LINK = 3, 2, 3
+    number, group = 0, {}
+    for answer in generic("SMC_GEN_NETLINK", GET_LINK, DUMP):
+        # Each group is told before its links.
+        if GROUP in answer:
+            number, group = number + 1, attributes(answer[GROUP])
+        if LINK in answer:
+            yield number, group, attributes(answer[LINK])
+
+
+def numbers(link):
+    """Its state and its connections."""
+    COUNT, STATE = 6, 10
+    return [struct.unpack("I", link[kind])[0] for kind in (STATE, COUNT)]
 
 
 def links():
-    GET_LINK, GROUP, LINK, DEVICE, COUNT, STATE = 3, 2, 3, 2, 6, 10
-    group = 0
-    for answer in generic("SMC_GEN_NETLINK", GET_LINK, DUMP):
-        # Each group is told before its links.
-        group += GROUP in answer
-        if LINK in answer:
-            link = attributes(answer[LINK])
-            state, count = (struct.unpack("I", link[kind])[0] for kind in (STATE, COUNT))
-            print(group, link[DEVICE].rstrip(b"\0").decode(), state, count)
+    DEVICE = 2
+    for group, _, link in all_links():
+        print(group, link[DEVICE].rstrip(b"\0").decode(), *numbers(link))
+
+
+def address(gid):
+    found = ipaddress.IPv6Address(gid.rstrip(b"\0").decode())
+    return f"::ffff:{found.ipv4_mapped}" if found.ipv4_mapped else str(found)
+
+
+def show(port):
+    ROLE, ID, GID, PEER_GID, ACTIVE = 2, 1, 4, 5, 3
+    found = []
+    for _, group, link in all_links():
+        state, count = numbers(link)
+        if state == ACTIVE and count > 0:
+            gid, peer_gid = (address(link[kind]) for kind in (GID, PEER_GID))
+            role = ["CLNT", "SERV"][group[ROLE][0]]
+            found.append(dict(role=role, id=link[ID][0], gid=gid, peer_gid=peer_gid, conns=count))
+    print(json.dumps(dict(links=found, sockets=by_rdma(port))))
 
 
 globals()[sys.argv[1]](*sys.argv[2:])

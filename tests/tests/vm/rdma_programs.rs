@@ -63,7 +63,7 @@ impl End<'_> {
 }
 
 /// Does that for each pair of ends, the server's first, with an agent in both machines.
-fn for_each_pair(
+pub(crate) fn for_each_pair(
     pairs: &[(Smc, Smc)],
     (one, other): (&mut Guest, &mut Guest),
     act: impl Fn(&mut End, &mut End),

@@ -19,6 +19,7 @@ use core::ffi::CStr;
 use smc_proto::wire::clc::Proposal;
 use usmc_shm::agent::{Answer, LEN, Place, Request, Role};
 use usmc_shm::handshake::{self, SlotState, Use};
+use usmc_shm::span::TxSpan;
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
@@ -35,7 +36,7 @@ use crate::record::clc_state::Step;
 use crate::record::conn::{self, Conn, F_CLC, F_CLIENT, F_DEPUTY, F_SHARED};
 use crate::record::phase::{Event, Phase};
 use crate::record::tuple::{Endpoint, Tuple};
-use crate::record::{kernel, numbers, watched};
+use crate::record::{kernel, limit, numbers, watched};
 
 /// [`crate::record::clc_state::State::control`]: no agent is to be asked.
 ///
@@ -321,6 +322,10 @@ pub fn begin_ring(fd: i32, conn: &Conn, deputy: &Deputy) {
             && handshake::phase(&slot.control, Use::from_bits(usage)) == SlotState::Confirmed
     });
     super::forget(conn);
+    if let Some(slot) = slot {
+        // Before another thread finds it: nothing of the application's goes by the deputy itself, where bytes are doorbells.
+        let _ = TxSpan::new(slot, conn.side()).try_switch(|| Some(0));
+    }
     let Some(slot) = slot.filter(|_| conn.leave_early(Event::Attaches)) else {
         log::warn(format_args!("fd {fd}: the agent's slot is of no use"));
         if !tied {
@@ -333,8 +338,7 @@ pub fn begin_ring(fd: i32, conn: &Conn, deputy: &Deputy) {
     liveness::vouch(conn, slot);
     transition::begin_ring(conn);
     transition::tune(fd, conn);
-    // Before anything is sent: nothing of the application's goes by the deputy itself.
-    transition::tx_is_ring(fd, conn, slot);
+    limit::set(fd, conn, slot);
     log::debug(format_args!("fd {fd}: handed to the agent, slot {number}"));
 }
 
