@@ -1,6 +1,8 @@
 """One connection, and what its ends do that real programs seldom do.
 
 ends.py serve|call ADDRESS PORT urgent         both ends send bytes around an urgent one, round after round; prints "urgent ROUNDS"
+ends.py serve|call ADDRESS PORT alarm          the client sends an urgent byte among others, and its end; the server, which sends nothing, reads all;
+                                               both print "moved BYTES HASH"
 ends.py serve|call ADDRESS PORT full GATE      the client writes until nothing more fits, and prints "full"; the server reads once somebody has
                                                written to the FIFO at GATE; both print "moved BYTES HASH"
 ends.py serve|call ADDRESS PORT killed GATE    the same, and the server is killed meanwhile: the client prints "reset"
@@ -62,6 +64,25 @@ def urgent(sock, _):
         sock.sendall(b"a")
         assert exactly(sock, 1) == b"a", n
     print("urgent", ROUNDS, flush=True)
+
+
+def alarm(sock, _):
+    data = BYTES[:300_007]
+    if sys.argv[1] == "call":
+        send_urgent(sock, 7)
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(1) == b""
+    else:
+        assert exactly(sock, BEFORE // 2) == b"d" * (BEFORE // 2)
+        waiting = select.poll()
+        waiting.register(sock, select.POLLPRI)
+        assert waiting.poll(20_000)
+        assert exactly(sock, BEFORE // 2) == b"d" * (BEFORE // 2)
+        assert sock.recv(1, socket.MSG_OOB) == b"\7"
+        assert exactly(sock, BEHIND) == b"e" * BEHIND
+        data = b"".join(iter(lambda: sock.recv(4099), b""))
+    print("moved", len(data), hashlib.sha256(data).hexdigest(), flush=True)
 
 
 def write_all_that_fits(sock):

@@ -26,15 +26,22 @@ pub(crate) fn meet(one: &mut Guest, other: &mut Guest) {
             End { guest: &mut *server.guest, smc: server.smc },
             End { guest: &mut *client.guest, smc: client.smc },
         ];
-        for (port, how) in (PORT..).zip(["urgent", "full", "killed"]) {
+        for (port, how) in (PORT..).zip(["urgent", "alarm", "full", "killed"]) {
             let words = format!("{to} {port} {how}");
             start(&mut ends, SERVER, &words, "ready");
-            start(&mut ends, CLIENT, &words, if how == "urgent" { "urgent" } else { "full" });
+            let first = match how {
+                "urgent" => "urgent",
+                "alarm" => "moved",
+                _ => "full",
+            };
+            start(&mut ends, CLIENT, &words, first);
             let said = match how {
                 "urgent" => [SERVER, CLIENT].map(|at| until(&mut ends, at, how)),
-                "full" => {
-                    agree(&mut ends, port);
-                    ends[SERVER].guest.run(": >/tmp/ends-serve-gate");
+                "alarm" | "full" => {
+                    if how == "full" {
+                        agree(&mut ends, port);
+                        ends[SERVER].guest.run(": >/tmp/ends-serve-gate");
+                    }
                     let moved = [SERVER, CLIENT].map(|at| until(&mut ends, at, "moved"));
                     assert_eq!(last(&moved[0]), last(&moved[1]));
                     moved
@@ -74,8 +81,7 @@ fn until(ends: &mut [End; 2], at: usize, word: &str) -> String {
         "for n in $(seq 300); do grep -q ^{word} {said} && break; sleep 0.1; done; cat {said}; grep -q ^{word} {said}"
     ));
     if status != 0 {
-        let [server, client] =
-            ends.each_mut().map(|end| state(end, "/tmp/ends-*-said"));
+        let [server, client] = ends.each_mut().map(|end| state(end, "/tmp/ends-*-said"));
         panic!("{}: {text}\nserver: {server}\nclient: {client}", ROLES[at]);
     }
     text
