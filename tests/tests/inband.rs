@@ -77,6 +77,7 @@ fn wait_for(fixture: &Fixture, port: u16, client: u16, is_so: impl Fn(&Socket) -
     if is_plain() {
         return;
     }
+    let mut last = String::new();
     fixture.wait_until("both ends to agree", || {
         let ends: Vec<Socket> = fixture
             .sockets()
@@ -87,6 +88,12 @@ fn wait_for(fixture: &Fixture, port: u16, client: u16, is_so: impl Fn(&Socket) -
                 ports == [port, client] || ports == [client, port] || ports == [0, port]
             })
             .collect();
+        // What a test that fails shows.
+        let now = format!("{ends:?}");
+        if now != last {
+            println!("{now}");
+            last = now;
+        }
         ends.len() == 2 && ends.iter().all(&is_so)
     });
 }

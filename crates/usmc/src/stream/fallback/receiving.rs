@@ -1,7 +1,7 @@
 //! The receiving direction of a way back: what is unread in the ring comes by TCP, and the doorbells are taken out.
 
 use usmc_shm::back::{Leave, Resume};
-use usmc_shm::layout::Slot;
+use usmc_shm::layout::{ARM_TCP, Slot};
 use usmc_shm::span::{RxSpan, Source};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
@@ -10,9 +10,10 @@ use super::patience::Patience;
 use super::sends_sleep;
 use super::stream::{LOOKS, bytes_before_bells, drop_bells, drop_bytes, skip, skip_to};
 use crate::family::locks::FamilyPatience;
+use crate::handshake::transition;
 use crate::os::process::SharedLock;
 use crate::os::sys::Errno;
-use crate::record::conn::Conn;
+use crate::record::conn::{Conn, F_DEPUTY};
 use crate::record::kernel;
 use crate::stream::bells;
 use crate::stream::peers_socket::PeersSocket;
@@ -144,6 +145,11 @@ pub fn finish_rx(fd: i32, conn: &Conn, slot: &Slot) -> bool {
         }
     }
     span.to_tcp();
+    // An agent has gone back for an urgent byte, and its peer sends nothing before that and all before it was read.
+    if conn.has(F_DEPUTY) && rx.has_tx_sleepers() && transition::tx_is_ring(fd, conn, slot) {
+        let take = |shared| if rx.take_tx_sleepers(shared) != 0 { ARM_TCP } else { 0 };
+        bells::ring_bell(fd, conn, slot, take);
+    }
     true
 }
 
