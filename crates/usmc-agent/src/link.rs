@@ -57,7 +57,7 @@ pub(crate) struct Link {
     pub(crate) is_closing: bool,
     /// A completion has said that it failed.
     pub(crate) is_broken: bool,
-    /// That of a receive has.
+    /// A completion of a receive has said so: no successful one follows.
     pub(crate) is_flushed: bool,
 }
 

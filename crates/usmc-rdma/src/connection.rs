@@ -70,10 +70,6 @@ pub struct Came {
     pub urgent: Option<u64>,
 }
 
-/// Whose urgent bytes.
-const PEERS: usize = 0;
-const OWN: usize = 1;
-
 /// What the application has done with its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Application {
@@ -131,8 +127,10 @@ pub(crate) struct Data<B> {
     done: u64,
     read: u64,
     arrived: u64,
-    /// Behind the last urgent byte: of the peer's, and of the application's.
-    urgent: [Option<u64>; 2],
+    /// Behind the peer's last urgent byte.
+    urgent_in: Option<u64>,
+    /// Behind the application's.
+    urgent_out: Option<u64>,
     application: Application,
     /// A CDC message is due.
     is_due: bool,
@@ -161,7 +159,8 @@ impl<B: Buffers> Data<B> {
             done: 0,
             read: 0,
             arrived: 0,
-            urgent: [None; 2],
+            urgent_in: None,
+            urgent_out: None,
             application: Application::Writes,
             is_due: false,
             is_blocked: false,
@@ -192,12 +191,12 @@ impl<B: Buffers> Data<B> {
 
     /// What has come of the peer's bytes.
     pub(crate) fn came(&self) -> Came {
-        Came { upto: self.arrived, urgent: self.urgent[PEERS] }
+        Came { upto: self.arrived, urgent: self.urgent_in }
     }
 
     /// The byte of the application's before that position is urgent. An earlier one that was not sent is so no more, as with TCP.
     pub(crate) fn is_urgent(&mut self, upto: u64) {
-        self.urgent[OWN] = Some(upto);
+        self.urgent_out = Some(upto);
     }
 
     /// Both ends are done with it, as far as they can be.
@@ -289,7 +288,7 @@ impl<B: Buffers> Data<B> {
                 if news.readable > 0 {
                     self.arrived += u64::from(news.readable);
                     if news.urgent {
-                        self.urgent[PEERS] = Some(self.arrived);
+                        self.urgent_in = Some(self.arrived);
                         self.buffers.leave();
                     }
                     self.buffers.arrived(self.arrived);
@@ -382,7 +381,7 @@ impl<B: Buffers> Data<B> {
         let backlog = if is_open { self.backlog()? } else { 0 };
         let room = self.proto.producer.room();
         // The mark is the cursor of its message: nothing goes with it that is behind the urgent byte.
-        let urgent = self.urgent[OWN].filter(|upto| *upto > self.sent);
+        let urgent = self.urgent_out.filter(|upto| *upto > self.sent);
         let most = urgent.map_or(backlog, |upto| backlog.min(upto - self.sent));
         let len = most.min(room.into()).min(BURST.into()) as u32;
         let ends = self.ends_behind(backlog - u64::from(len));
@@ -411,7 +410,7 @@ impl<B: Buffers> Data<B> {
             if len > 0 { self.buffers.source(self.sent, len)? } else { Default::default() };
         let writes = Writes::new(&source, lkey, pieces, rmb);
         let is_urgent = urgent.is_some_and(|upto| upto == self.sent + u64::from(len) || room == 0);
-        // Without room that says that it will come.
+        // Without room the message says that the byte will come.
         let is_made = match is_urgent {
             true => self.proto.producer.produce_urgent(len) || len == 0,
             false => self.proto.producer.produce(len),

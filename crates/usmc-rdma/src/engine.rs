@@ -192,8 +192,8 @@ impl<B: Buffers> Engine<B> {
         }
     }
 
-    /// Whether the engine has to hear when the application reads ([`Engine::handle_dirty`]): more than half of the RMB is taken, or the peer
-    /// has said that it waits for room. Otherwise it is early enough to look with what comes next.
+    /// Whether the engine has to hear when the application reads ([`Engine::handle_dirty`]): more than half of the RMB is taken, an urgent byte
+    /// is unread, or the peer has said that it waits for room. Otherwise it is early enough to look with what comes next.
     pub fn waits_for_reader(&self, conn: ConnId) -> bool {
         self.conns.get(conn).is_some_and(|conn| conn.data.waits_for_reader())
     }
@@ -221,17 +221,19 @@ impl<B: Buffers> Engine<B> {
     /// A message has come by a queue pair. What is neither CDC nor LLC is ignored.
     pub fn handle_received(&mut self, qp: QpId, message: &[u8], nic: &mut impl Nic, now: Time) {
         let Some((group, index)) = self.by_qp(qp) else { return };
-        let is_data = SmcrRepr::parse(message).is_ok_and(|cdc| !cdc.flags.failover_validation);
-        if !is_data {
+        let cdc = SmcrRepr::parse(message).ok();
+        if cdc.is_none_or(|cdc| cdc.flags.failover_validation) {
             self.look_at_other_links(group, qp, nic, now);
         }
-        self.handle_message((group, index), message, nic, now);
+        self.handle_message((group, index), message, cdc, nic, now);
     }
 
+    /// `cdc`: the message, if it is one of CDC.
     fn handle_message(
         &mut self,
         (group, index): (GroupIndex, LinkIndex),
         message: &[u8],
+        cdc: Option<SmcrRepr>,
         nic: &mut impl Nic,
         now: Time,
     ) {
@@ -239,8 +241,7 @@ impl<B: Buffers> Engine<B> {
             if let Some(flows) = self.group_mut(group).and_then(|group| group.llc.as_mut()) {
                 flows.handle_activity(index, now);
             }
-            let Ok(cdc) = SmcrRepr::parse(message) else { return };
-            return self.handle_cdc(group, &cdc, nic, now);
+            return cdc.into_iter().for_each(|cdc| self.handle_cdc(group, &cdc, nic, now));
         }
         let mut has_withdrawn = false;
         if let Some(Some(known)) = self.groups.get_mut(group.number())
@@ -294,17 +295,18 @@ impl<B: Buffers> Engine<B> {
         let links = state.links.iter().flatten().map(|link| link.qp);
         for qp in links.filter(|qp| *qp != this).collect::<Vec<_>>() {
             for message in nic.taken(qp) {
-                match (self.by_qp(qp), SmcrRepr::parse(&message)) {
-                    (Some(link), _) => self.handle_message(link, &message, nic, now),
-                    // What came before has ended the link.
-                    (None, Ok(cdc)) => self.handle_cdc(group, &cdc, nic, now),
-                    (None, Err(_)) => {}
+                match (self.by_qp(qp), SmcrRepr::parse(&message).ok()) {
+                    (Some(link), cdc) => self.handle_message(link, &message, cdc, nic, now),
+                    // An earlier message has ended the link.
+                    (None, Some(cdc)) => self.handle_cdc(group, &cdc, nic, now),
+                    (None, None) => {}
                 }
             }
         }
     }
 
-    /// A queue pair is in error. Its successful completions have been handled, those of its sends at least.
+    /// A queue pair is in error. The successful completions of its sends have been handled; messages that have come are asked for
+    /// ([`Nic::cut`]).
     pub fn handle_link_down(&mut self, qp: QpId, nic: &mut impl Nic, now: Time) {
         let Some((group, index)) = self.by_qp(qp) else { return };
         if let Some(Some(known)) = self.groups.get_mut(group.number())

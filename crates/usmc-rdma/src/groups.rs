@@ -253,6 +253,7 @@ pub(crate) struct Verbs<'a, N> {
     devices: &'a [DeviceId],
     /// The group is: its queue pairs go when all that was said is out ([`Nic::destroy`]), and with the group.
     is_over: bool,
+    /// [`Group::left`]
     left: &'a mut Vec<Vec<u8>>,
 }
 

@@ -74,7 +74,7 @@ pub trait Nic {
     /// Destroys it at once: what was posted before, and is not at the peer by now, never arrives. Its connections go on over another link,
     /// and a WRITE of this one that came late would overwrite what they have written since.
     ///
-    /// It takes no message any more, and gives those that it has taken ([`Nic::taken`]): for the peer they have arrived.
+    /// The queue pair takes no message any more, and those that it has taken are given ([`Nic::taken`]): for the peer they have arrived.
     fn cut(&mut self, qp: QpId) -> Vec<Vec<u8>>;
 
     /// The messages that have come by the queue pair and were not handed over ([`crate::Engine::handle_received`]), oldest first. They are not

@@ -1,8 +1,8 @@
 """One connection, and what its ends do that real programs seldom do.
 
 ends.py serve|call ADDRESS PORT urgent         both ends send bytes around an urgent one, round after round; prints "urgent ROUNDS"
-ends.py serve|call ADDRESS PORT alarm          the client sends an urgent byte among others, and its end; the server, which sends nothing, reads all;
-                                               both print "moved BYTES HASH"
+ends.py serve|call ADDRESS PORT alarm GATE     the client sends an urgent byte among others, and its end; the server, which sends nothing, prints "rang",
+                                               waits until somebody has written to the FIFO at GATE, and reads all; both print "moved BYTES HASH"
 ends.py serve|call ADDRESS PORT full GATE      the client writes until nothing more fits, and prints "full"; the server reads once somebody has
                                                written to the FIFO at GATE; both print "moved BYTES HASH"
 ends.py serve|call ADDRESS PORT killed GATE    the same, and the server is killed meanwhile: the client prints "reset"
@@ -16,7 +16,6 @@ import select
 import socket
 import sys
 import threading
-import time
 
 SO_PROTOCOL, IPPROTO_SMC = 38, 256
 ROUNDS = 8
@@ -67,7 +66,7 @@ def urgent(sock, _):
     print("urgent", ROUNDS, flush=True)
 
 
-def alarm(sock, _):
+def alarm(sock, gate):
     data = BYTES[:300_007]
     if sys.argv[1] == "call":
         send_urgent(sock, 7)
@@ -79,8 +78,10 @@ def alarm(sock, _):
         waiting = select.poll()
         waiting.register(sock, select.POLLPRI)
         assert waiting.poll(20_000)
-        # The agent looks at nothing any more, and has to hear that the bytes before are read.
-        time.sleep(0.2)
+        # By then the agent sleeps, and has to hear that the bytes before are read.
+        print("rang", flush=True)
+        with open(gate) as opened:
+            opened.read()
         assert exactly(sock, BEFORE // 2) == b"d" * (BEFORE // 2)
         assert sock.recv(1, socket.MSG_OOB) == b"\7"
         assert exactly(sock, BEHIND) == b"e" * BEHIND

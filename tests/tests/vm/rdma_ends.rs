@@ -28,20 +28,21 @@ pub(crate) fn meet(one: &mut Guest, other: &mut Guest) {
         ];
         for (port, how) in (PORT..).zip(["urgent", "alarm", "full", "killed"]) {
             let words = format!("{to} {port} {how}");
-            start(&mut ends, SERVER, &words, "ready");
-            let first = match how {
-                "urgent" => "urgent",
-                "alarm" => "moved",
-                _ => "full",
-            };
-            start(&mut ends, CLIENT, &words, first);
+            start(&mut ends[SERVER], SERVER, &words);
+            until(&mut ends, SERVER, "ready");
+            start(&mut ends[CLIENT], CLIENT, &words);
+            match how {
+                "urgent" => {}
+                "alarm" => drop(until(&mut ends, SERVER, "rang")),
+                _ => drop(until(&mut ends, CLIENT, "full")),
+            }
             let said = match how {
                 "urgent" => [SERVER, CLIENT].map(|at| until(&mut ends, at, how)),
                 "alarm" | "full" => {
                     if how == "full" {
                         agree(&mut ends, port);
-                        ends[SERVER].guest.run(": >/tmp/ends-serve-gate");
                     }
+                    ends[SERVER].guest.run(": >/tmp/ends-serve-gate");
                     let moved = [SERVER, CLIENT].map(|at| until(&mut ends, at, "moved"));
                     assert_eq!(last(&moved[0]), last(&moved[1]));
                     moved
@@ -62,16 +63,15 @@ fn last(said: &str) -> &str {
     said.lines().last().unwrap_or_default()
 }
 
-fn start(ends: &mut [End; 2], at: usize, words: &str, word: &str) {
-    let (end, role) = (&mut ends[at], ROLES[at]);
-    let (before, script) = (end.smc.how(), tests_dir().join("programs/python/ends.py"));
+fn start(end: &mut End, at: usize, words: &str) {
+    let (before, role) = (end.smc.how(), ROLES[at]);
+    let script = tests_dir().join("programs/python/ends.py");
     let [said, gate] = ["said", "gate"].map(|what| format!("/tmp/ends-{role}-{what}"));
     end.guest.run(&format!(
         "rm -f {gate}; mkfifo {gate}
         {before} python3 {} {role} {words} {gate} >{said} 2>&1 &",
         script.display()
     ));
-    until(ends, at, word);
 }
 
 /// Waits until that end has said the word, and gives all that it has said.

@@ -115,7 +115,7 @@ impl Deputy {
         let own = &slot.dir[CLIENT].producer;
         let mut ways = (self.relay.out, self.relay.into);
         if ways.0 == Way::Ring && own.flags(Acquire).goes_back() {
-            // The engine has, behind what is in the ring now.
+            // The engine has gone back, behind the bytes that are in the ring now.
             ways.0 = Way::Behind(own.prod.load(Relaxed));
         }
         if ways.0 == Way::Ring && own.flags(Acquire).is_left() {

@@ -438,7 +438,7 @@ fn copy_options(from: i32, to: i32, is_new: bool, conn: &Conn) {
     if known && (!is_new || (linger.l_onoff, linger.l_linger) != (0, 0)) {
         let _ = sys::setsockopt(to, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
     }
-    // Whom SIGURG tells: what kind of process or thread, and its id.
+    // The owner, which SIGURG goes to: its kind and its id.
     let mut owner = [0_i32; 2];
     let known = sys::fcntl(from, F_GETOWN_EX, (&raw mut owner) as usize).is_ok();
     if known && owner[1] != 0 {
