@@ -50,6 +50,7 @@ on_both! {
     a_client_that_leaves_at_any_step_leaves_the_server_well
     a_message_that_is_in_the_stream_at_a_fork_is_not_for_the_child_that_is_left
     a_message_that_comes_when_the_handshake_is_over_is_not_for_the_application
+    what_a_peer_that_ends_has_sent_of_a_message_is_not_for_the_application
     a_proposal_in_single_bytes_is_one_all_the_same
     a_message_that_never_ends_is_given_up
     proposals_that_cannot_be_are_declined_with_their_code
@@ -392,6 +393,62 @@ fn a_message_that_comes_when_the_handshake_is_over_is_not_for_the_application(on
         server.succeed();
         fixture.finish();
     }
+}
+
+/// A peer's end in the middle of a message: a process that is killed with bytes unread takes along what its kernel has not sent.
+fn what_a_peer_that_ends_has_sent_of_a_message_is_not_for_the_application(on: On) {
+    let styles = [("recv", false), ("splice", false)];
+    let at_once = ["recv-at-once", "at-once"].map(|style| [(style, false), (style, true)]);
+    for (style, is_reset) in [&styles[..], &at_once.concat()].concat() {
+        for part in [3, 6, 100] {
+            let fixture = World::new(on, "hostile end");
+            let (mut server, at) = server_in(&fixture, "half", style);
+            let device = fixture.device();
+            let mut rogue = Rogue::held(&fixture, &device, at);
+            rogue.echo(b"!");
+            rogue.send(b"12345");
+            rogue.say(0, PROPOSED);
+            rogue.send(&bytes(&begin(&device).1)[..part]);
+            if is_reset {
+                reset(rogue.stream);
+            } else {
+                rogue.stream.shutdown(Shutdown::Write).expect("connected");
+            }
+            server.say("go on");
+            server.line_after("half");
+            let end = if is_reset { "got 5 reset" } else { "got 5" };
+            assert_eq!(server.line(), end, "{style}, {part} bytes");
+            server.succeed();
+            fixture.finish();
+        }
+    }
+    // At a fork.
+    let fixture = World::new(on, "hostile end at a fork");
+    let (mut server, at) = server_in(&fixture, "heir", "-");
+    let device = fixture.device();
+    let mut rogue = Rogue::held(&fixture, &device, at);
+    rogue.echo(b"!");
+    rogue.say(0, PROPOSED);
+    rogue.send(&bytes(&begin(&device).1)[..6]);
+    server.say("fork");
+    server.line_after("heir");
+    rogue.stream.shutdown(Shutdown::Write).expect("connected");
+    let mut rest = Vec::new();
+    rogue.stream.read_to_end(&mut rest).expect("an end");
+    assert_eq!(rest, b"", "a part of a message was taken for bytes");
+    server.line_after("served");
+    server.succeed();
+    fixture.finish();
+}
+
+/// Ends a connection by a RST.
+fn reset(stream: TcpStream) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let size = size_of_val(&linger) as libc::socklen_t;
+    let (fd, at) = (stream.as_raw_fd(), (&raw const linger).cast());
+    // SAFETY: a linger of its size.
+    let set = unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, at, size) };
+    assert_eq!(set, 0);
 }
 
 fn a_proposal_in_single_bytes_is_one_all_the_same(on: On) {

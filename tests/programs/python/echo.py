@@ -16,7 +16,7 @@ shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epol
 echo.py heir - ADDRESS PORT           sends one connection's bytes back as they are; at a "!" among them it looks at nothing
                                       until a line comes on its standard input, and ends with a child in its place
 echo.py half STYLE ADDRESS PORT        the same, but that it counts what still comes then, by recv or by splice after a shutdown,
-                                      or by splice at once
+                                      or by these at once (recv-at-once, at-once); "got N", and "reset" where it ends so
 echo.py mirror - ADDRESS PORT         sends everybody's bytes back as they are, until its standard input ends
 """
 import fcntl
@@ -202,13 +202,19 @@ def half(style, address, port):
         data = sock.recv(70_000)
         sock.sendall(data)
     sys.stdin.readline()
-    if style != "at-once":
+    if not style.endswith("at-once"):
         sock.shutdown(socket.SHUT_WR)
     print("half", flush=True)
     out, into = os.pipe()
     by_pipe = lambda: os.read(out, n) if (n := os.splice(sock.fileno(), into, 70_000)) else b""
     by_recv = lambda: sock.recv(70_000)
-    print("got", sum(map(len, iter(by_recv if style == "recv" else by_pipe, b""))), flush=True)
+    got, ending = 0, ""
+    try:
+        while data := (by_recv if style.startswith("recv") else by_pipe)():
+            got += len(data)
+    except ConnectionResetError:
+        ending = " reset"
+    print("got", str(got) + ending, flush=True)
 
 
 def mirror(address, port):

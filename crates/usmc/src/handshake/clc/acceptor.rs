@@ -103,7 +103,7 @@ fn take_found(fd: i32, conn: &Conn, found: (Found, usize)) -> Taken {
         Clc::Accept(_) | Clc::Confirm(_) => false,
     };
     match conn.rx_lock.try_enter() {
-        Some(_rx) => super::take_found(fd, conn, found, is_meant),
+        Some(_rx) => super::take_found(fd, conn, found, first::is_agreed(conn), is_meant),
         None => Taken::Wait,
     }
 }

@@ -148,7 +148,7 @@ pub fn read_answer(fd: i32, conn: &Conn) {
 /// Takes the peer's first message out of the stream, if it is one that is meant.
 pub(super) fn take(fd: i32, conn: &Conn, is_meant: impl Fn(&Clc) -> bool) -> Taken {
     match conn.rx_lock.try_enter() {
-        Some(_rx) => super::take_found(fd, conn, look(fd), is_meant),
+        Some(_rx) => super::take_found(fd, conn, look(fd), is_agreed(conn), is_meant),
         None => Taken::Wait,
     }
 }

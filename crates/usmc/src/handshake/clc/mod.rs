@@ -336,10 +336,14 @@ fn take_leftover(fd: i32, conn: &Conn) -> bool {
         Some(taken) if taken > at => {}
         Some(taken) if taken == at => match stream::look(fd) {
             // The other process may be at it.
-            (stream::Found::Message(_), length) if holders::claims_message(conn) => {
+            (stream::Found::Message(_) | stream::Found::Cut, length)
+                if holders::claims_message(conn) =>
+            {
                 stream::discard(fd, length);
             }
-            (stream::Found::Message(_) | stream::Found::Part, _) if !is_too_slow(conn) => {
+            (stream::Found::Message(_) | stream::Found::Part | stream::Found::Cut, _)
+                if !is_too_slow(conn) =>
+            {
                 return false;
             }
             (stream::Found::Nothing, _) => return false,
@@ -392,8 +396,8 @@ enum Taken {
 }
 
 /// How long a message may take to come, in milliseconds; after that it is taken for the application's bytes. Its sender
-/// has sent it in one call.
-const PARTIAL: u32 = 1000;
+/// has sent it in one call, but a network that loses segments may keep the rest back for some retransmissions.
+const PARTIAL: u32 = 10_000;
 
 /// Takes the awaited message out of the stream, if the application has read everything before it.
 fn take(fd: i32, conn: &Conn) -> Taken {
@@ -401,18 +405,20 @@ fn take(fd: i32, conn: &Conn) -> Taken {
     if before_message(fd, conn) != Some(0) {
         return Taken::Wait;
     }
-    let taken = take_found(fd, conn, stream::look(fd), |_| true);
+    let taken = take_found(fd, conn, stream::look(fd), true, |_| true);
     if matches!(taken, Taken::Other) {
         log::warn(format_args!("fd {fd}: no CLC message where one was announced; TCP"));
     }
     taken
 }
 
-/// Takes a message out of the stream that was found there, if it is one that is meant.
+/// Takes a message out of the stream that was found there, if it is one that is meant. `is_promised`: the peer has said that one
+/// stands there, so that not even a part of it is for the application.
 fn take_found(
     fd: i32,
     conn: &Conn,
     (found, length): (stream::Found, usize),
+    is_promised: bool,
     is_meant: impl Fn(&Clc) -> bool,
 ) -> Taken {
     match found {
@@ -422,6 +428,10 @@ fn take_found(
         }
         stream::Found::Nothing => Taken::Wait,
         stream::Found::Part if !is_too_slow(conn) => Taken::Wait,
+        stream::Found::Cut if is_promised => {
+            stream::discard(fd, length);
+            Taken::Other
+        }
         _ => Taken::Other,
     }
 }
@@ -481,6 +491,7 @@ pub fn readable_before(fd: i32, conn: &Conn) -> u64 {
         // The first bytes are a message, or there is none.
         return match first::look(fd).0 {
             stream::Found::Message(_) | stream::Found::Part => 0,
+            stream::Found::Cut if first::is_agreed(conn) => 0,
             _ => u64::MAX,
         };
     }

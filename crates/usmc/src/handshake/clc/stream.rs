@@ -3,6 +3,7 @@
 use smc_proto::wire::clc::{HEADER_LEN, Header, MAX_LEN, Message};
 
 use crate::os::sys;
+use crate::record::kernel;
 
 /// What stands at the place of a message.
 #[expect(clippy::large_enum_variant, reason = "there is no allocator; a call holds one")]
@@ -11,14 +12,27 @@ pub enum Found {
     Message(Message),
     /// The beginning of one.
     Part,
+    /// The beginning of one behind which the stream ends: its sender's process was killed, and its kernel has not sent the rest.
+    Cut,
     /// Nothing yet.
     Nothing,
     /// Something else, or the stream's end.
     Other,
 }
 
-/// Looks for a message, and how long it is. Nothing is taken out.
+/// Looks for a message, and how long it is, or the part that is there. Nothing is taken out.
 pub fn look(fd: i32) -> (Found, usize) {
+    match look_once(fd) {
+        // The rest may have come before the end did.
+        (Found::Part, _) if kernel::has_fin(fd) => match look_once(fd) {
+            (Found::Part, length) => (Found::Cut, length),
+            found => found,
+        },
+        found => found,
+    }
+}
+
+fn look_once(fd: i32) -> (Found, usize) {
     let mut bytes = [0u8; MAX_LEN];
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     // SAFETY: writable for its length.
@@ -31,11 +45,13 @@ pub fn look(fd: i32) -> (Found, usize) {
     let there = &bytes[..n.min(MAX_LEN)];
     let length = match Header::parse(there) {
         Ok(header) => header.length,
-        Err(_) if there.len() < HEADER_LEN && may_become_one(there) => return (Found::Part, 0),
+        Err(_) if there.len() < HEADER_LEN && may_become_one(there) => {
+            return (Found::Part, there.len());
+        }
         Err(_) => return (Found::Other, 0),
     };
     if there.len() < length {
-        return (Found::Part, 0);
+        return (Found::Part, there.len());
     }
     match Message::parse(&there[..length]) {
         Ok(message) => (Found::Message(message), length),
