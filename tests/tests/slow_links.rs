@@ -33,6 +33,17 @@ fn wait_for_memory(fixture: &Fixture, port: u16) {
     });
 }
 
+/// A stream comes to shared memory, and all of it arrives.
+fn flow(fixture: &Fixture, mut source: Process, mut sink: Process) {
+    let port = u16::try_from(source.number_after("port")).expect("a port");
+    wait_for_memory(fixture, port);
+    source.say("enough");
+    let sent = source.number_after("sent");
+    assert_eq!(sink.number_after("took"), sent);
+    source.succeed();
+    sink.succeed();
+}
+
 #[test]
 fn streams_leave_a_slow_link_from_their_first_byte_on() {
     let fixture = Fixture::new("slow link");
@@ -47,16 +58,45 @@ fn streams_leave_a_slow_link_from_their_first_byte_on() {
         let mut sink = spawn(&fixture, &net, 0, &["sink", "-", "0.0.0.0", &number]);
         assert_eq!(sink.line(), "listening");
         let to = net.address(0);
-        let mut source = spawn(&fixture, &net, 1, &["source", style, &to, &number]);
-        let port = u16::try_from(source.number_after("port")).expect("a port");
-        wait_for_memory(&fixture, port);
-        source.say("enough");
-        let sent = source.number_after("sent");
-        assert_eq!(sink.number_after("took"), sent);
-        source.succeed();
-        sink.succeed();
+        let source = spawn(&fixture, &net, 1, &["source", style, &to, &number]);
+        flow(&fixture, source, sink);
     }
     println!("{} connections in shared memory", styles.len());
+    fixture.finish();
+}
+
+/// A client that tries its server's port again and again connects, and streams, as soon as the kernel listens. The server is slow to go
+/// on from there.
+#[test]
+fn streams_that_begin_before_listen_returns_find_the_listener() {
+    const LATE: [&str; 2] = ["-e", "inject=listen:delay_exit=500000"];
+    let fixture = Fixture::new("eager streams");
+    let net = Netns::new();
+    let hosts = Hosts::new(&fixture, 2, 64 << 20);
+    for is_region in [false, true] {
+        let number = fixture.port().to_string();
+        let command = |host: usize, program: &str| {
+            let mut command = net.command(&fixture, host, Who::default(), program);
+            if is_region {
+                hosts.dress(host, &mut command);
+            }
+            command
+        };
+        let stream = |mut command: Command, args: &[&str]| {
+            command.arg(tests_dir().join("programs/python/stream.py")).args(args);
+            fixture.spawn(command)
+        };
+        let python = "/usr/bin/python3";
+        let to = net.address(0);
+        let mut source = stream(command(1, python), &["source", "blocking", &to, &number]);
+        assert_eq!(source.line(), "tries");
+        let mut server = command(0, "strace");
+        server.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=listen"]).args(LATE).arg(python);
+        let mut sink = stream(server, &["sink", "-", "0.0.0.0", &number]);
+        assert_eq!(sink.line(), "listening");
+        flow(&fixture, source, sink);
+    }
+    println!("2 connections in shared memory");
     fixture.finish();
 }
 

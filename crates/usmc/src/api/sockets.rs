@@ -13,6 +13,7 @@ use crate::os::{real, sys};
 use crate::record::conn;
 use crate::record::phase::Phase;
 use crate::record::tuple::Endpoint;
+use crate::socket::connect::Registration;
 use crate::socket::option::{self, Verdict};
 use crate::socket::{
     accept as accepting, close as closing, connect as connecting, control, made, smc, unanswered,
@@ -110,14 +111,14 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
 
 /// listen(2)
 pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
-    if let Entry::Conn(index) = table::settled(fd) {
-        apart(|| connecting::about_to_listen(fd, index));
-    }
+    let registration = match table::settled(fd) {
+        Entry::Conn(index) => apart(|| connecting::about_to_listen(fd, index)),
+        _ => Registration::default(),
+    };
     // SAFETY: no pointers.
-    after(unsafe { real::listen(fd, backlog) }, |&done| {
-        if let (0, Entry::Conn(index)) = (done, table::settled(fd)) {
-            connecting::listening(fd, index);
-        }
+    after(unsafe { real::listen(fd, backlog) }, |&done| match table::settled(fd) {
+        Entry::Conn(index) if done == 0 => connecting::listening(fd, index, registration),
+        _ => connecting::not_listening(registration),
     })
 }
 
@@ -171,7 +172,7 @@ unsafe fn accept_by(
         control::fresh(new);
         if conn::at(listener).phase() == Phase::Fresh {
             // Another process made it listen.
-            connecting::listening(fd, listener);
+            connecting::listening(fd, listener, Registration::default());
         }
         if conn::at(listener).phase() == Phase::Listen || conn::at(listener).phase() == Phase::Plain
         {

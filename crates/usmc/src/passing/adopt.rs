@@ -15,7 +15,8 @@ use crate::os::table::{self, Entry};
 use crate::os::{config, log, sockopt};
 use crate::record::conn::{self, F_ADOPTED};
 use crate::record::{kernel, numbers};
-use crate::socket::{connect, control};
+use crate::socket::connect::{self, Registration};
+use crate::socket::control;
 use crate::watch::observer;
 
 /// Looks through the sockets that this program was started with.
@@ -47,7 +48,7 @@ pub fn adopt(fd: i32, by: &[Receiver]) {
         conn::at(index).set_flag(F_ADOPTED, true);
         if listens {
             conn::at(index).keep_children_to_kernel(sockopt::are_kernels(fd));
-            connect::listening(fd, index);
+            connect::listening(fd, index, Registration::default());
         }
         return;
     }

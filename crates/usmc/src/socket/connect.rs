@@ -194,53 +194,90 @@ pub fn still_listening(conn: &Conn) {
 /// A listener is closed here.
 pub fn no_longer_listening(conn: &Conn) {
     if let Some(token) = registration(conn) {
-        host::current().board().unregister_listener(token);
-        let (_, at) = listens_at(conn);
-        device::regions().for_each(|region| region.board().unregister(0, at));
+        unregister(token, listens_at(conn).1);
     }
 }
 
-/// Before a real listen(2).
-pub fn about_to_listen(fd: i32, index: u32) {
+/// What is registered of a listener before it listens.
+#[derive(Clone, Copy, Default)]
+pub struct Registration(Option<(u32, Endpoint)>);
+
+/// Before a real listen(2): registers the address, if the socket has one yet. A client may connect as soon as the kernel listens, and
+/// would find nobody.
+pub fn about_to_listen(fd: i32, index: u32) -> Registration {
     let conn = conn::at(index);
-    if conn.phase() == Phase::Fresh
-        && syn_option::is_wanted()
-        && let Ok(at) = tuple::local(fd)
-    {
-        syn_option::listening(fd, conn, at);
+    let Some(at) = tuple::local(fd).ok().filter(|_| conn.phase() == Phase::Fresh) else {
+        return Registration(None);
+    };
+    syn_option::listening(fd, conn, at);
+    let may_be = at.port != 0 && kernel_only::reason().is_none();
+    let is_meant = may_be && config::get().allows(|| at.ip(), at.port);
+    let token = is_meant.then(|| register(tuple::netns(fd), at).ok()).flatten();
+    Registration(token.map(|token| (token, at)))
+}
+
+/// After a real listen(2) that failed.
+pub fn not_listening(Registration(made): Registration) {
+    if let Some((token, at)) = made {
+        unregister(token, at);
     }
 }
 
-/// After a real listen(2) that succeeded: registers the address.
-pub fn listening(fd: i32, index: u32) {
+/// Registers an address on all devices; the token is that of the host's.
+fn register(netns: u64, at: Endpoint) -> Result<u32, Reason> {
+    let token = host::current().board().register_listener(netns, at)?;
+    device::regions().for_each(|region| _ = region.board().register_listener(0, at));
+    Ok(token)
+}
+
+fn unregister(token: u32, at: Endpoint) {
+    host::current().board().unregister_listener(token);
+    device::regions().for_each(|region| region.board().unregister(0, at));
+}
+
+/// After a real listen(2) that succeeded: registers the address where that was not done before.
+pub fn listening(fd: i32, index: u32, made: Registration) {
     let conn = conn::at(index);
-    if conn.phase() != Phase::Fresh {
-        return;
-    }
+    let Some(at) = tuple::local(fd).ok().filter(|_| conn.phase() == Phase::Fresh) else {
+        return not_listening(made);
+    };
     ending::leave(conn, None);
+    match listens(fd, conn, at, made) {
+        Ok(token) => {
+            conn.offer_index.store(token, Relaxed);
+            conn.go(Event::Listens);
+        }
+        Err(reason) => {
+            not_listening(made);
+            conn.give_up(reason);
+        }
+    }
+    observer::changed(fd, index);
+}
+
+/// The listener's registration.
+///
+/// # Errors
+/// The reason why what it accepts stays TCP.
+fn listens(
+    fd: i32,
+    conn: &Conn,
+    at: Endpoint,
+    Registration(made): Registration,
+) -> Result<u32, Reason> {
     if let Some(why) = kernel_only::reason() {
-        return conn.give_up(why);
+        return Err(why);
     }
     if conn.has(F_ADOPTED) {
         // What it accepts would have it, too.
         mark::give_back(fd);
     }
-    let Ok(at) = tuple::local(fd) else { return };
     let netns = tuple::netns(fd);
     transition::store_tuple(conn, &Tuple { netns, client: Endpoint::default(), server: at });
     // Those that came from elsewhere.
     syn_option::listening(fd, conn, at);
     if !config::get().allows(|| at.ip(), at.port) {
-        conn.give_up(Reason::Excluded);
-    } else {
-        match host::current().board().register_listener(netns, at) {
-            Ok(token) => {
-                device::regions().for_each(|region| _ = region.board().register_listener(0, at));
-                conn.offer_index.store(token, Relaxed);
-                conn.go(Event::Listens);
-            }
-            Err(reason) => conn.give_up(reason),
-        }
+        return Err(Reason::Excluded);
     }
-    observer::changed(fd, index);
+    made.map_or_else(|| register(netns, at), |(token, _)| Ok(token))
 }
