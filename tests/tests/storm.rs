@@ -86,8 +86,12 @@ impl Storm {
         storm
     }
 
+    /// Of the tests' own programs, or one by its path.
     fn command(&self, host: usize, program: &str) -> Command {
-        let mut command = self.fixture.command(build::program(program));
+        let mut command = match program.starts_with('/') {
+            true => self.fixture.command(program),
+            false => self.fixture.command(build::program(program)),
+        };
         if let Some(hosts) = &self.hosts {
             hosts.dress_for_region(host, &mut command);
         }
@@ -244,6 +248,12 @@ impl Storm {
         sink.succeed();
         assert_nothing_is_left(self.fixture.ism_dir());
         if let Some(hosts) = &self.hosts {
+            // Both of these two may have left what they had in common to the other one. A process that joins takes it up.
+            for host in [SERVERS, CLIENTS] {
+                let mut joins = self.command(host, "/usr/bin/python3");
+                joins.args(["-c", "import socket; socket.create_server(('127.0.0.1', 0))"]);
+                self.fixture.run(joins);
+            }
             [SERVERS, CLIENTS].iter().for_each(|host| assert_nothing_is_left(hosts.ism_dir(*host)));
             let shown = hosts.shown();
             let held = region::held(hosts.region());
