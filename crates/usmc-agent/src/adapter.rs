@@ -28,6 +28,8 @@ pub struct Adapter {
     pub(crate) channel: Channel,
     pub(crate) sends: Cq,
     pub(crate) receives: Cq,
+    /// Where they are taken to.
+    batch: Box<[Completion; BATCH]>,
     /// Completions of receives that are out of their queue, and that nobody has looked at.
     pub(crate) come: VecDeque<Completion>,
     /// Whether the queue of sends and that of receives have an event with their next completion, or have had one that was not taken.
@@ -92,7 +94,8 @@ impl Adapter {
         };
         let armed = [Cell::new(false), Cell::new(false)];
         let (come, is_dead) = (VecDeque::with_capacity(BATCH), false);
-        Ok(Adapter { device, gid, channel, sends, receives, come, armed, port, is_dead })
+        let batch = Box::new([Completion::default(); BATCH]);
+        Ok(Adapter { device, gid, channel, sends, receives, batch, come, armed, port, is_dead })
     }
 
     /// Takes what the queue of receives has, up to a batch of it. How many there were.
@@ -100,10 +103,9 @@ impl Adapter {
         if self.is_dead {
             return 0;
         }
-        let mut batch = [Completion::default(); BATCH];
         // A queue that is broken gives its queue pairs up by asynchronous events.
-        let count = self.receives.poll(&mut batch).unwrap_or(0).min(BATCH);
-        self.come.extend(&batch[..count]);
+        let count = self.receives.poll(&mut self.batch[..]).unwrap_or(0).min(BATCH);
+        self.come.extend(&self.batch[..count]);
         count
     }
 

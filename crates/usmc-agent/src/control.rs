@@ -152,14 +152,13 @@ impl Control {
 
     /// Looks at what the service has found ready ([`Service::take_ready`]), and sends its answers. Whether there was anything.
     pub fn turn(&mut self, ready: &[u64], service: &mut Service) -> bool {
-        let mut any = false;
+        let (mut any, now) = (false, service.turned());
         for number in ready {
             match *number {
                 LISTENER => any |= self.let_in(service),
                 number => any |= self.look_at(number & !OTHERS, service),
             }
         }
-        let now = Instant::now();
         while let Some((since, number)) = self.silent.front().copied()
             && now.duration_since(since) >= PATIENCE
         {

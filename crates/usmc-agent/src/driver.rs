@@ -90,6 +90,8 @@ pub struct Driver<B> {
     /// Those of them that a Decline may come to, in the order of their next looks.
     young: VecDeque<Look>,
     begun: Instant,
+    /// When the turn under way has begun, since then.
+    turned: Duration,
     /// What the next turn looks at, by [`Wake`].
     woken: [bool; 3],
     /// Where completions and messages are taken to.
@@ -113,6 +115,7 @@ impl<B: Buffers> Driver<B> {
             established: HashMap::new(),
             young: VecDeque::new(),
             begun: Instant::now(),
+            turned: Duration::ZERO,
             woken: [true; 3],
             taken: Box::new(([Completion::default(); BATCH], NO_MESSAGE)),
             events: VecDeque::new(),
@@ -210,6 +213,7 @@ impl<B: Buffers> Driver<B> {
 
     /// Looks at everything once. Whether there was anything.
     pub fn turn(&mut self) -> bool {
+        self.turned = self.now();
         let mut any = false;
         let [has_arrivals, has_notices, has_events] = std::mem::take(&mut self.woken);
         for device in 0..self.adapters.all.len() {
@@ -221,7 +225,7 @@ impl<B: Buffers> Driver<B> {
         }
         any |= has_arrivals && self.look_at_handshakes();
         self.look_at_young();
-        let now = self.now();
+        let now = self.turned;
         if self.engine.next_timeout().is_some_and(|due| due <= now) {
             self.engine.handle_timeout(&mut self.adapters, now);
             any = true;
@@ -391,7 +395,7 @@ impl<B: Buffers> Driver<B> {
     }
 
     fn handle(&mut self, completion: &Completion, is_send: bool) {
-        let now = self.now();
+        let now = self.turned;
         let Some(qp) = self.adapters.of_completion(completion) else { return };
         if completion.status != Status::SUCCESS {
             if !is_send {

@@ -8,7 +8,7 @@
 //!
 //! What would wake the agent is armed first, and then all is looked at once more: what came in between is found there.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::hint;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -68,6 +68,7 @@ pub struct Rest {
     spin: Spin,
     state: State,
     worked: Instant,
+    calls: Cell<u64>,
     /// What has ended a sleep, for the next [`Rest::look`].
     found: RefCell<Vec<(u64, EventFlags)>>,
 }
@@ -90,8 +91,8 @@ impl Rest {
     /// epoll_create1(2).
     pub fn new(spin: Spin) -> io::Result<Rest> {
         let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
-        let found = RefCell::default();
-        Ok(Rest { epoll, spin, state: State::Awake, worked: Instant::now(), found })
+        let (worked, calls, found) = (Instant::now(), Cell::new(0), RefCell::default());
+        Ok(Rest { epoll, spin, state: State::Awake, worked, calls, found })
     }
 
     /// The descriptor wakes it when it is readable, until it is closed by all that have it. `number`: what [`Rest::sleep`] calls it.
@@ -140,6 +141,7 @@ impl Rest {
     }
 
     fn wait(&self, most: Option<Duration>) -> io::Result<Vec<(u64, EventFlags)>> {
+        self.count_call();
         let mut events = Vec::with_capacity(EVENTS);
         match epoll::wait(&self.epoll, spare_capacity(&mut events), most.map(timespec).as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -158,14 +160,28 @@ impl Rest {
         self.state == State::Armed
     }
 
-    /// After a look at everything: whether there was work, and what is next.
-    pub fn next(&mut self, has_worked: bool) -> Next {
+    /// System calls that it has made to look, to give its processor away, and to sleep.
+    pub fn calls(&self) -> u64 {
+        self.calls.get()
+    }
+
+    fn count_call(&self) {
+        self.calls.set(self.calls.get().wrapping_add(1));
+    }
+
+    /// When there was work last.
+    pub fn worked(&self) -> Instant {
+        self.worked
+    }
+
+    /// After a look at everything, which began then: whether there was work, and what is next.
+    pub fn next(&mut self, has_worked: bool, now: Instant) -> Next {
         if has_worked {
             self.state = State::Awake;
-            self.worked = Instant::now();
+            self.worked = now;
             return Next::Look;
         }
-        let idle = self.worked.elapsed();
+        let idle = now.duration_since(self.worked);
         let spins = match self.spin {
             Spin::Always => true,
             Spin::For(time) => idle < time,
@@ -176,6 +192,7 @@ impl Rest {
                 if idle < NEAR {
                     hint::spin_loop()
                 } else {
+                    self.count_call();
                     thread::yield_now()
                 };
                 Next::Look
@@ -204,6 +221,7 @@ impl Rest {
             *self.found.borrow_mut() = self.wait(most)?;
             return Ok(());
         }
+        self.count_call();
         let all = [self.epoll.as_fd()].into_iter().chain(others.iter().copied());
         let mut all: Vec<PollFd<'_>> =
             all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
@@ -231,18 +249,13 @@ mod tests {
     #[test]
     fn it_spins_then_arms_then_sleeps() {
         let mut rest = Rest::new(Spin::For(Duration::ZERO)).expect("an epoll set");
-        assert_eq!(rest.next(true), Next::Look);
-        assert_eq!(
-            [rest.next(false), rest.next(false), rest.next(false)],
-            [Next::Arm, Next::Sleep, Next::Arm]
-        );
+        let now = Instant::now();
+        let mut next = |all: [bool; 3]| all.map(|has_worked| rest.next(has_worked, now));
+        assert_eq!(next([true, false, false]), [Next::Look, Next::Arm, Next::Sleep]);
         // What came while it armed keeps it awake.
-        assert_eq!(
-            [rest.next(true), rest.next(false), rest.next(false)],
-            [Next::Look, Next::Arm, Next::Sleep]
-        );
+        assert_eq!(next([false, true, false]), [Next::Arm, Next::Look, Next::Arm]);
         let mut spins = Rest::new(Spin::Always).expect("an epoll set");
-        assert!((0..1000).all(|_| spins.next(false) == Next::Look));
+        assert!((0..1000).all(|_| spins.next(false, Instant::now()) == Next::Look));
     }
 
     #[test]

@@ -127,7 +127,8 @@ pub struct Service {
     half: BinaryHeap<Reverse<(Instant, Ticket, Duration)>>,
     /// What others watch and is ready.
     ready: Vec<u64>,
-    turns: u32,
+    /// When the last turn has begun.
+    turned: Instant,
     /// When sockets were looked at last.
     heard: Instant,
     swept: Instant,
@@ -159,12 +160,17 @@ impl Service {
             hot: Vec::new(),
             half: BinaryHeap::new(),
             ready: Vec::new(),
-            turns: 0,
+            turned: now,
             heard: now,
             swept: now,
             ticked: now,
             has_to_tick: false,
         })
+    }
+
+    /// When the last turn has begun.
+    pub fn turned(&self) -> Instant {
+        self.turned
     }
 
     /// The driver.

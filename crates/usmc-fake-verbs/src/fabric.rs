@@ -208,6 +208,16 @@ impl Fabric {
         self.line(&format!("event {device} {kind} {}", qp_num.unwrap_or(0)))
     }
 
+    /// From here on a post moves its data itself, between queue pairs of one process, without a system call, a thread or a packet: what
+    /// is left is what the application's own work costs. A send waits for a receive. No fault holds any more.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn direct(&self) -> io::Result<()> {
+        self.line("direct")
+    }
+
     /// Names of sockets that are in the directory: one for each queue pair.
     ///
     /// # Errors

@@ -18,10 +18,12 @@
 //! | `wire`, `link` | packets, and the sockets that they go by |
 //! | `memory`, `queues` | registered memory; completion queues, channels, asynchronous events |
 //! | `pair`, `request`, `respond` | a queue pair: its states, what it sends, what it receives |
+//! | `direct` | the way without packets, to measure what the rest costs |
 //! | `nic` | all of a process, and its thread |
 //! | `abi` | the exported functions |
 
 mod abi;
+mod direct;
 pub mod fabric;
 mod link;
 mod memory;

@@ -46,10 +46,13 @@ pub(crate) struct Nic {
 
 static NIC: OnceLock<Option<Mutex<Nic>>> = OnceLock::new();
 
-/// This process's device, having read what is new in the fabric; `None` where no fabric is named.
+/// This process's device, having read what is new in the fabric; `None` where no fabric is named. Where posts move data themselves
+/// the thread reads it.
 pub(crate) fn nic() -> Option<MutexGuard<'static, Nic>> {
     let mut nic = bare()?.lock().unwrap_or_else(PoisonError::into_inner);
-    nic.catch_up();
+    if !nic.core.state.is_direct {
+        nic.catch_up();
+    }
     Some(nic)
 }
 
@@ -215,6 +218,9 @@ impl Nic {
 
     fn turn(&mut self, ready: &HashSet<RawFd>) {
         self.catch_up();
+        if self.core.state.is_direct {
+            return;
+        }
         let now = Instant::now();
         for pair in self.pairs.values_mut() {
             pair.turn(&mut self.core, now, &|fd| ready.contains(&fd));

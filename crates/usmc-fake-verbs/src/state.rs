@@ -49,6 +49,8 @@ pub(crate) struct State {
     refusals: Vec<(String, String, u32, i32)>,
     failures: Vec<(String, Option<u32>, u32)>,
     offset: u64,
+    /// Posts move data themselves, to queue pairs of the same process.
+    pub(crate) is_direct: bool,
 }
 
 impl State {
@@ -107,6 +109,7 @@ impl State {
                     effects.push(Effect { device, kind, qp_num: 0 });
                 }
             }
+            ["direct"] => self.is_direct = true,
             ["cut", from, to] => self.cuts.push([(*from).into(), (*to).into()]),
             ["heal", from, to] => self.cuts.retain(|[a, b]| a != from || b != to),
             ["hold", from, to] => self.holds.push([(*from).into(), (*to).into()]),

@@ -5,6 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
 use std::rc::Rc;
@@ -252,7 +253,8 @@ impl Cq {
     ///
     /// [`Error::Call`]: the queue is broken. Those that were taken before are lost, so the caller gives its queue pairs up.
     pub fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
-        let mut batch = [ibv_wc::default(); BATCH];
+        // Not filled beforehand: a poll mostly finds nothing.
+        let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
         let mut taken = 0;
         while taken < into.len() {
             let wanted = (into.len() - taken).min(BATCH);
@@ -261,13 +263,14 @@ impl Cq {
                 let Some(poll) = (*self.inner.device.inner.context).ops.poll_cq else {
                     return Err(Error::Call { name: "poll_cq", errno: libc::EOPNOTSUPP });
                 };
-                poll(self.inner.raw, wanted as c_int, batch.as_mut_ptr())
+                poll(self.inner.raw, wanted as c_int, batch.as_mut_ptr().cast())
             };
             let Ok(found) = usize::try_from(found) else {
                 return Err(Error::Call { name: "ibv_poll_cq", errno: found.saturating_abs() });
             };
-            for raw in batch.iter().take(found) {
-                into[taken] = completion(raw);
+            for raw in batch.iter().take(found.min(wanted)) {
+                // SAFETY: The device has filled so many.
+                into[taken] = completion(unsafe { raw.assume_init_ref() });
                 taken += 1;
             }
             if found < wanted {

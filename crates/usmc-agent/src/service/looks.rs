@@ -12,8 +12,8 @@ use super::{OTHERS, Service, Ticket, WAKES};
 use crate::deputy::{Deputy, Heard, Heat};
 use crate::rest::{NEAR, Next};
 
-/// While there is work the sockets are looked at in one turn of so many.
-const SOCKETS: u32 = 8;
+/// While there is work the sockets are looked at so often: each look is a system call.
+const SOCKETS: Duration = Duration::from_micros(100);
 /// Connections that had no work for so long are not looked at any more.
 const SWEEP: Duration = Duration::from_millis(1);
 /// What needs no better time than this is looked at so often.
@@ -30,15 +30,17 @@ const PLACE: Duration = Duration::from_secs(1);
 impl Service {
     /// Looks at everything once. Whether there was anything.
     pub fn turn(&mut self) -> bool {
+        let now = Instant::now();
+        self.turned = now;
         // What has ended a sleep.
         let mut any = self.rest.has_found() && self.look_at_sockets();
         any |= self.driver.turn();
         any |= self.look_at_hot();
-        self.turns = self.turns.wrapping_add(1);
-        let now = Instant::now();
+        let heard = now.duration_since(self.heard);
         // A sleep looks at sockets, too.
-        let is_due = !self.rest.is_armed() && now.duration_since(self.heard) >= NEAR;
-        if self.turns.is_multiple_of(SOCKETS) || !any && is_due {
+        let is_idle = !any && !self.rest.is_armed();
+        let is_idle = is_idle && now.duration_since(self.rest.worked()) >= NEAR;
+        if heard >= SOCKETS || is_idle && heard >= NEAR {
             self.heard = now;
             any |= self.look_at_sockets();
         }
@@ -354,7 +356,7 @@ impl Service {
         others: &[BorrowedFd<'_>],
         most: Duration,
     ) -> io::Result<bool> {
-        match self.rest.next(any) {
+        match self.rest.next(any, self.turned) {
             Next::Look => Ok(false),
             Next::Arm => {
                 for at in 0..self.hot.len() {

@@ -37,7 +37,7 @@ impl End {
     }
 
     /// The ring that it reads, and the one that it writes.
-    pub(super) fn rings(&self) -> [Ring<'_>; 2] {
+    pub(crate) fn rings(&self) -> [Ring<'_>; 2] {
         [CLIENT, ACCEPTOR].map(|sender| self.segment.ring(self.place.slot, sender).expect("a slot"))
     }
 

@@ -75,7 +75,8 @@ pub(crate) unsafe extern "C" fn post_send(
     let Some(mut guard) = nic() else { return libc::ENODEV };
     let nic = &mut *guard;
     // SAFETY: The caller's promise.
-    let Some(pair) = nic.pairs.get_mut(&unsafe { (*qp).handle }) else { return libc::EINVAL };
+    let id = unsafe { (*qp).handle };
+    let Some(pair) = nic.pairs.get_mut(&id) else { return libc::EINVAL };
     let mut next = chain;
     let mut errno = nic.core.state.refusal(pair.made.device, Call::PostSend).unwrap_or(0);
     while errno == 0 && !next.is_null() {
@@ -97,7 +98,12 @@ pub(crate) unsafe extern "C" fn post_send(
     if pair.state == IBV_QPS_ERR {
         pair.fail(&mut nic.core, None);
     }
-    nic.wake();
+    if nic.core.state.is_direct {
+        // SAFETY: The caller's promise: what was posted stays mapped until it is complete.
+        unsafe { nic.pass(id) };
+    } else {
+        nic.wake();
+    }
     errno
 }
 
@@ -137,7 +143,8 @@ pub(crate) unsafe extern "C" fn post_recv(
     let Some(mut guard) = nic() else { return libc::ENODEV };
     let nic = &mut *guard;
     // SAFETY: The caller's promise.
-    let Some(pair) = nic.pairs.get_mut(&unsafe { (*qp).handle }) else { return libc::EINVAL };
+    let id = unsafe { (*qp).handle };
+    let Some(pair) = nic.pairs.get_mut(&id) else { return libc::EINVAL };
     let mut next = chain;
     let mut errno = nic.core.state.refusal(pair.made.device, Call::PostRecv).unwrap_or(0);
     if pair.state == IBV_QPS_RESET {
@@ -164,6 +171,12 @@ pub(crate) unsafe extern "C" fn post_recv(
     if pair.state == IBV_QPS_ERR {
         pair.fail(&mut nic.core, None);
         nic.wake();
+    }
+    if nic.core.state.is_direct
+        && let Some(sender) = nic.peer_of(id)
+    {
+        // SAFETY: The caller's promise, and that of whoever has posted to send.
+        unsafe { nic.pass(sender) };
     }
     errno
 }

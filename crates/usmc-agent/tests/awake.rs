@@ -1,0 +1,200 @@
+//! What a message costs two agents that are awake, over a fabric that costs nothing: their time, and system calls.
+
+mod process;
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use process::{End, Process, alone, fake, loopback};
+use usmc_agent::agent::Agent as Program;
+use usmc_agent::control::Control;
+use usmc_agent::driver::Driver;
+use usmc_agent::rest::{Rest, Spin};
+use usmc_agent::service::Service;
+
+/// Bytes of a message.
+const BYTES: usize = 14;
+/// How many round trips the rounds below make, where that is said: for the count of system calls.
+const ROUNDS: &str = "USMC_AGENT_ROUNDS";
+
+/// Two agents, one for each host.
+struct Pair([Program; 2]);
+
+impl Pair {
+    fn new(test: u8) -> Pair {
+        Pair([0, 1].map(|host| {
+            let (config, adapters) = fake::host(test, host);
+            let rest = Rest::new(Spin::Always).expect("an epoll set");
+            let driver = Driver::new(config, adapters).expect("an epoll set");
+            let service = Service::new(driver, rest, process::SHIFT).expect("a service");
+            let control = Control::listen(&path(test, host), &service).expect("a socket");
+            Program::new(service, control)
+        }))
+    }
+
+    fn turn(&mut self) {
+        for agent in &mut self.0 {
+            agent.turn(|_| {}).expect("a device");
+        }
+    }
+}
+
+fn path(test: u8, host: u8) -> std::path::PathBuf {
+    let name = format!("awake-{}-{test}-{host}", std::process::id());
+    std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+/// Agents that turn in a thread of their own until the end, and a connection between them, in the process of each end.
+struct World {
+    ends: [Process; 2],
+    is_over: Arc<AtomicBool>,
+    /// System calls of the agents' waits so far.
+    calls: Arc<AtomicU64>,
+    thread: thread::JoinHandle<()>,
+}
+
+impl World {
+    fn new() -> World {
+        let (fabric, _) = fake::fabric();
+        let test = fake::next_test();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let until = is_over.clone();
+        let calls = Arc::new(AtomicU64::new(0));
+        let counted = calls.clone();
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || {
+            let mut agents = Pair::new(test);
+            ready.send(()).expect("the test");
+            while !until.load(Ordering::Relaxed) {
+                agents.turn();
+                let calls = agents.0.iter().map(|agent| agent.service().rest().calls());
+                counted.store(calls.sum(), Ordering::Relaxed);
+            }
+        });
+        is_ready.recv().expect("the agents");
+        fabric.direct().expect("a fabric");
+        let [client, server] = loopback();
+        let mut ends = [Process::default(), Process::default()];
+        for (host, tcp) in [client, server].into_iter().enumerate() {
+            let role = [usmc_shm::agent::Role::Client, usmc_shm::agent::Role::Server][host];
+            let asked = process::ask_at(&path(test, host as u8), role, tcp);
+            ends[host].take(asked, [host as u64, 1 - host as u64], 0);
+        }
+        World { ends, is_over, calls, thread }
+    }
+
+    fn end(self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the agents")
+    }
+}
+
+/// A message to the other end. An agent that has not looked there for a while has to be told.
+fn send(end: &End, byte: u8) {
+    let [_, ring] = end.rings();
+    let bytes = [byte; BYTES];
+    let room = ring.room(BYTES).expect("a ring in order");
+    assert!(room.free >= BYTES);
+    // SAFETY: so many bytes within the room.
+    unsafe { ring.copy_in(room.prod, room.place, bytes.as_ptr(), BYTES) };
+    ring.publish(room.prod + BYTES as u64);
+    end.wake();
+}
+
+/// Takes one as soon as it is there.
+fn receive(end: &End, byte: u8) {
+    let [ring, _] = end.rings();
+    let begun = Instant::now();
+    let mut looks = 0_u32;
+    let data = loop {
+        let data = ring.data().expect("a ring in order");
+        if data.len >= BYTES {
+            break data;
+        }
+        looks = looks.wrapping_add(1);
+        assert!(looks != 0 || begun.elapsed() < process::LIMIT, "nothing comes");
+        std::hint::spin_loop();
+    };
+    let mut bytes = [0; BYTES];
+    // SAFETY: as many bytes as are there.
+    unsafe { ring.copy_out(data.cons, data.place, bytes.as_mut_ptr(), BYTES) };
+    ring.consume(data.cons + BYTES as u64);
+    assert_eq!(bytes, [byte; BYTES]);
+}
+
+/// So many messages there and back: how long one takes.
+fn round_trips(ends: &[Process; 2], count: u32) -> Duration {
+    let [client, server] = ends.each_ref().map(|process| &process.ends[0]);
+    let begun = Instant::now();
+    for at in 0..count {
+        let byte = at as u8;
+        send(client, byte);
+        receive(server, byte);
+        send(server, !byte);
+        receive(client, !byte);
+    }
+    begun.elapsed() / count
+}
+
+/// The rounds whose system calls are counted.
+#[test]
+#[ignore = "run by the next test, under strace"]
+fn rounds() {
+    let count = std::env::var(ROUNDS).ok().and_then(|n| n.parse().ok()).unwrap_or(1000);
+    let world = World::new();
+    println!("{:?} for a round trip", round_trips(&world.ends, count));
+    world.end();
+}
+
+/// System calls of so many round trips, but for those of waits; what the start and the end make is among them.
+fn calls(count: u32) -> u64 {
+    let log = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("calls-{}-{count}", std::process::id()));
+    let mut command = Command::new("strace");
+    command.args(["-f", "-c", "-U", "calls,name", "-o"]).arg(&log);
+    command.arg(std::env::current_exe().expect("this program"));
+    command.args(["--exact", "rounds", "--ignored"]).env(ROUNDS, count.to_string());
+    let done = command.output().expect("strace, which `make test-deps` installs");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+    let text = std::fs::read_to_string(&log).expect("strace's output");
+    std::fs::remove_file(&log).expect("strace's output");
+    let lines = text.lines().filter_map(|line| line.trim().split_once(' '));
+    let all = lines.filter_map(|(calls, name)| Some((calls.parse().ok()?, name.trim())));
+    let waits = ["epoll_wait", "epoll_pwait", "epoll_pwait2", "sched_yield", "total"];
+    all.filter(|(_, name)| !waits.contains(name)).map(|(calls, _): (u64, &str)| calls).sum()
+}
+
+/// What is awake looks at shared memory and at the device alone, and at sockets now and then. The application rings where it has stood still
+/// for so long that an agent does not look at its connection any more.
+#[test]
+fn messages_of_those_awake_take_no_system_call() {
+    const COUNT: u32 = 100_000;
+    let _alone = alone();
+    let [few, many] = [1000, 1000 + COUNT].map(calls);
+    let world = World::new();
+    round_trips(&world.ends, 1000);
+    let before = world.calls.load(Ordering::Relaxed);
+    round_trips(&world.ends, COUNT);
+    let waits = world.calls.load(Ordering::Relaxed) - before;
+    world.end();
+    println!("{few} and {many} system calls, and {waits} of waits, of {COUNT} round trips");
+    assert!(many.saturating_sub(few) < u64::from(COUNT) / 100);
+    assert!(waits < u64::from(COUNT) / 10, "it looks at sockets too often");
+}
+
+/// `make bench-agent`: a round trip goes twice through both agents, which are one thread's; over a fabric that echoes it would go through one
+/// of them, there and back.
+#[test]
+#[ignore = "a measurement"]
+fn hop() {
+    let world = World::new();
+    round_trips(&world.ends, 100_000);
+    let mut all: Vec<Duration> = (0..9).map(|_| round_trips(&world.ends, 100_000)).collect();
+    all.sort();
+    let [least, median, most] = [all[0], all[4], all[8]].map(|trip| trip.as_nanos() / 2);
+    println!("{median} ns ({least}-{most}) for a message to an echo and back");
+    world.end();
+}
