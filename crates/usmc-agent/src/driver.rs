@@ -211,9 +211,9 @@ impl<B: Buffers> Driver<B> {
         self.flush();
     }
 
-    /// Looks at everything once. Whether there was anything.
-    pub fn turn(&mut self) -> bool {
-        self.turned = self.now();
+    /// Looks at everything once, which begins now. Whether there was anything.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        self.turned = now.duration_since(self.begun);
         let mut any = false;
         let [has_arrivals, has_notices, has_events] = std::mem::take(&mut self.woken);
         for device in 0..self.adapters.all.len() {

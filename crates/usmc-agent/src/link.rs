@@ -1,7 +1,6 @@
 //! A queue pair with all the memory that it can reach. Each has a protection domain of its own: a key is good on one link.
 
-use std::collections::HashMap;
-
+use rustc_hash::FxHashMap;
 use smc_proto::ids::U24;
 use smc_proto::link_group::{Key, Port};
 use usmc_rdma::SENDS;
@@ -44,11 +43,11 @@ pub(crate) struct Link {
     receives: Mr,
     long: Mr,
     next_long: usize,
-    rmbs: HashMap<RmbId, Mr>,
+    rmbs: FxHashMap<RmbId, Mr>,
     /// Their local keys.
-    arenas: HashMap<ArenaId, u32>,
+    arenas: FxHashMap<ArenaId, u32>,
     /// By local key, which is what a WRITE names: there is an arena for each process.
-    sources: HashMap<u32, Mr>,
+    sources: FxHashMap<u32, Mr>,
     domain: Pd,
     gid_index: u8,
     /// SENDs that are not complete.
@@ -87,9 +86,9 @@ impl Link {
             receives,
             long,
             next_long: 0,
-            rmbs: HashMap::new(),
-            arenas: HashMap::new(),
-            sources: HashMap::new(),
+            rmbs: FxHashMap::default(),
+            arenas: FxHashMap::default(),
+            sources: FxHashMap::default(),
             domain,
             gid_index: adapter.gid.index as u8,
             under_way: 0,

@@ -19,12 +19,13 @@ mod left;
 mod looks;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
 use smc_proto::close::Direction;
 use smc_proto::handshake::Circumstances;
 use usmc_rdma::buffers::SlotBuffers;
@@ -109,11 +110,11 @@ pub struct Service {
     driver: Driver<SlotBuffers>,
     rest: Rest,
     rooms: Rooms,
-    cases: HashMap<Ticket, Case>,
+    cases: FxHashMap<Ticket, Case>,
     /// Their slots.
-    places: HashMap<Place, Ticket>,
+    places: FxHashMap<Place, Ticket>,
     next: u64,
-    conns: HashMap<ConnId, Ticket>,
+    conns: FxHashMap<ConnId, Ticket>,
     lines: Lines<Ticket>,
     /// Those that have a place in a line, and since when.
     begun: VecDeque<(Instant, Ticket)>,
@@ -148,10 +149,10 @@ impl Service {
             driver,
             rest,
             rooms: Rooms::new(shift),
-            cases: HashMap::new(),
-            places: HashMap::new(),
+            cases: FxHashMap::default(),
+            places: FxHashMap::default(),
             next: 0,
-            conns: HashMap::new(),
+            conns: FxHashMap::default(),
             lines: Lines::new(),
             begun: VecDeque::new(),
             sending: VecDeque::new(),

@@ -3,8 +3,8 @@
 mod process;
 
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use usmc_agent::control::Control;
 use usmc_agent::driver::Driver;
 use usmc_agent::rest::{Rest, Spin};
 use usmc_agent::service::Service;
+use usmc_shm::agent::Role;
 
 /// Bytes of a message.
 const BYTES: usize = 14;
@@ -58,13 +59,12 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let (fabric, _) = fake::fabric();
         let test = fake::next_test();
         let is_over = Arc::new(AtomicBool::new(false));
         let until = is_over.clone();
         let calls = Arc::new(AtomicU64::new(0));
         let counted = calls.clone();
-        let (ready, is_ready) = std::sync::mpsc::channel();
+        let (ready, is_ready) = mpsc::channel();
         let thread = thread::spawn(move || {
             let mut agents = Pair::new(test);
             ready.send(()).expect("the test");
@@ -75,14 +75,7 @@ impl World {
             }
         });
         is_ready.recv().expect("the agents");
-        fabric.direct().expect("a fabric");
-        let [client, server] = loopback();
-        let mut ends = [Process::default(), Process::default()];
-        for (host, tcp) in [client, server].into_iter().enumerate() {
-            let role = [usmc_shm::agent::Role::Client, usmc_shm::agent::Role::Server][host];
-            let asked = process::ask_at(&path(test, host as u8), role, tcp);
-            ends[host].take(asked, [host as u64, 1 - host as u64], 0);
-        }
+        let ends = connect(test);
         World { ends, is_over, calls, thread }
     }
 
@@ -90,6 +83,19 @@ impl World {
         self.is_over.store(true, Ordering::Relaxed);
         self.thread.join().expect("the agents")
     }
+}
+
+/// A connection between the agents of a test, over a fabric that costs nothing.
+fn connect(test: u8) -> [Process; 2] {
+    fake::fabric().0.direct().expect("a fabric");
+    let [client, server] = loopback();
+    let mut ends = [Process::default(), Process::default()];
+    for (host, tcp) in [client, server].into_iter().enumerate() {
+        let asked =
+            process::ask_at(&path(test, host as u8), [Role::Client, Role::Server][host], tcp);
+        ends[host].take(asked, [host as u64, 1 - host as u64], 0);
+    }
+    ends
 }
 
 /// A message to the other end. An agent that has not looked there for a while has to be told.
@@ -185,6 +191,36 @@ fn messages_of_those_awake_take_no_system_call() {
     assert!(waits < u64::from(COUNT) / 10, "it looks at sockets too often");
 }
 
+/// How long both agents and the application work on a message, in one thread that never waits.
+fn work(count: u32) -> Duration {
+    let test = fake::next_test();
+    let (ready, is_ready) = mpsc::channel();
+    let (give, given) = mpsc::channel::<[Process; 2]>();
+    let agents = thread::spawn(move || {
+        let mut agents = Pair::new(test);
+        ready.send(()).expect("the test");
+        let ends = loop {
+            agents.turn();
+            if let Ok(ends) = given.try_recv() {
+                break ends;
+            }
+        };
+        let [client, server] = ends.each_ref().map(|process| &process.ends[0]);
+        let begun = Instant::now();
+        for at in 0..count {
+            send(client, at as u8);
+            while !server.rings()[0].has_data() {
+                agents.turn();
+            }
+            receive(server, at as u8);
+        }
+        begun.elapsed() / count
+    });
+    is_ready.recv().expect("the agents");
+    give.send(connect(test)).expect("the agents");
+    agents.join().expect("the agents")
+}
+
 /// `make bench-agent`: a round trip goes twice through both agents, which are one thread's; over a fabric that echoes it would go through one
 /// of them, there and back.
 #[test]
@@ -197,4 +233,10 @@ fn hop() {
     let [least, median, most] = [all[0], all[4], all[8]].map(|trip| trip.as_nanos() / 2);
     println!("{median} ns ({least}-{most}) for a message to an echo and back");
     world.end();
+    let mut all: Vec<Duration> = (0..9).map(|_| work(200_000)).collect();
+    all.sort();
+    let [least, median, most] = [all[0], all[4], all[8]].map(|time| time.as_nanos() / 2);
+    println!(
+        "{median} ns ({least}-{most}) of an agent's time for a message, with half of the application's"
+    );
 }

@@ -121,7 +121,7 @@ impl Host {
     /// Lets everybody do something. Whether anything was done.
     fn turn(&mut self) -> bool {
         [Wake::Events, Wake::Handshakes].into_iter().for_each(|wake| self.driver.wake(wake));
-        let mut any = self.driver.turn();
+        let mut any = self.driver.turn(Instant::now());
         while let Some((event, tcp)) = self.driver.poll_event() {
             self.tcp.extend(tcp);
             self.handle(event);

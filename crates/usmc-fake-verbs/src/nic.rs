@@ -46,10 +46,16 @@ pub(crate) struct Nic {
 
 static NIC: OnceLock<Option<Mutex<Nic>>> = OnceLock::new();
 
-/// This process's device, having read what is new in the fabric; `None` where no fabric is named. Where posts move data themselves
-/// the thread reads it.
+/// This process's device, having read what is new in the fabric; `None` where no fabric is named.
 pub(crate) fn nic() -> Option<MutexGuard<'static, Nic>> {
-    let mut nic = bare()?.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut nic = nic_as_is()?;
+    nic.catch_up();
+    Some(nic)
+}
+
+/// The same for a post. Where posts move data themselves the thread reads what is new: that is a system call.
+pub(crate) fn nic_for_post() -> Option<MutexGuard<'static, Nic>> {
+    let mut nic = nic_as_is()?;
     if !nic.core.state.is_direct {
         nic.catch_up();
     }

@@ -1,8 +1,9 @@
 //! What the engine looks at when it is time, and which queue pair is whose: the cost of a message does not depend on how many
 //! connections and groups there are.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
+use rustc_hash::FxHashMap;
 use smc_proto::link_group::{LinkIndex, Time};
 
 use crate::buffers::Buffers;
@@ -22,7 +23,7 @@ pub(crate) struct Timers {
     /// Links over which something could not be posted.
     broken: Vec<QpId>,
     /// Whose a queue pair is.
-    owners: HashMap<QpId, (GroupIndex, LinkIndex)>,
+    owners: FxHashMap<QpId, (GroupIndex, LinkIndex)>,
 }
 
 impl Timers {

@@ -34,7 +34,7 @@ impl Service {
         self.turned = now;
         // What has ended a sleep.
         let mut any = self.rest.has_found() && self.look_at_sockets();
-        any |= self.driver.turn();
+        any |= self.driver.turn(now);
         any |= self.look_at_hot();
         let heard = now.duration_since(self.heard);
         // A sleep looks at sockets, too.

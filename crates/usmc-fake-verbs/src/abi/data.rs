@@ -8,7 +8,7 @@ use usmc_verbs::sys::*;
 
 use crate::fabric::Call;
 use crate::memory;
-use crate::nic::{nic, nic_as_is};
+use crate::nic::{nic_as_is, nic_for_post};
 use crate::pair::Pair;
 use crate::request::Work;
 use crate::respond::Receive;
@@ -72,7 +72,7 @@ pub(crate) unsafe extern "C" fn post_send(
     chain: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    let Some(mut guard) = nic() else { return libc::ENODEV };
+    let Some(mut guard) = nic_for_post() else { return libc::ENODEV };
     let nic = &mut *guard;
     // SAFETY: The caller's promise.
     let id = unsafe { (*qp).handle };
@@ -140,7 +140,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     chain: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let Some(mut guard) = nic() else { return libc::ENODEV };
+    let Some(mut guard) = nic_for_post() else { return libc::ENODEV };
     let nic = &mut *guard;
     // SAFETY: The caller's promise.
     let id = unsafe { (*qp).handle };
