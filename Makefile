@@ -21,7 +21,7 @@ DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
 .PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install test-deps fuzz-deps lint-deps \
-	demo-deps vm-deps rdma-vm-deps test-rdma test-vm test-vm-rdma test-vm-long bench-vm bench-vm-rdma python-suite suites roots zoo clean
+	demo-deps vm-deps rdma-vm-deps test-rdma test-vm test-vm-rdma test-vm-long bench-vm bench-vm-rdma bench-agent python-suite suites roots zoo clean
 
 # For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
 PROGRAMS ?= 50000
@@ -103,6 +103,11 @@ bench-vm: vm-deps build
 # TCP, the kernel's SMC and uSMC in turn, between two virtual machines with soft-RoCE. They are emulated: only ratios mean anything.
 bench-vm-rdma: rdma-vm-deps build
 	USMC_TESTS_VM=1 USMC_TESTS_VM_SPEED=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm_rdma -- --nocapture carries
+
+# What a message costs agents that are awake, over a fabric that costs nothing: no device, and no machine but this one.
+bench-agent:
+	$(CARGO) build --release --locked -p usmc-fake-verbs
+	$(CARGO) test --release --locked -p usmc-agent --test awake -- --ignored hop --nocapture
 
 # Random programs of socket operations, over TCP and under uSMC: what a program can observe is the same. A find is
 # printed as the shortest program that shows it. `make test` runs six hundred.

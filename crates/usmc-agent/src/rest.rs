@@ -1,12 +1,16 @@
 //! How the agent waits for its next work: it spins while there was some lately, and sleeps behind that.
 //!
 //! ```text
-//! Awake ──nothing for as long as it spins──▶ Armed ──still nothing──▶ asleep ──▶ Awake
+//! Awake ──nothing for as long as that pays──▶ Armed ──still nothing──▶ asleep ──▶ Awake
 //!   ▲                                          │
 //!   └────────────────── work ──────────────────┘
 //! ```
 //!
 //! What would wake the agent is armed first, and then all is looked at once more: what came in between is found there.
+//!
+//! How long it spins follows what has come of it (`halt_poll_ns` of the kernel's KVM does so, too). Work that ends a sleep sooner than the
+//! longest spin would have been found by one: the spin becomes longer. A longer sleep makes it shorter, down to none. Between two such
+//! words nothing changes, so that it cannot swing where work comes evenly.
 
 use std::cell::{Cell, RefCell};
 use std::hint;
@@ -24,18 +28,22 @@ use rustix::io::Errno;
 /// How long the agent spins once it finds nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spin {
-    /// So long; zero = never.
+    /// So long at most; zero = never.
     For(Duration),
     /// It never sleeps, which takes a processor.
     Always,
 }
 
 impl Default for Spin {
-    /// 50 us, about what a sleep and its end cost. An agent that gives the only processor away is back sooner than one that has slept, too.
+    /// Up to 50 us, about what a sleep and its end cost. An agent that gives the only processor away is back sooner than one that has
+    /// slept, too.
     fn default() -> Spin {
         Spin::For(Duration::from_micros(50))
     }
 }
+
+/// The shortest spin but none.
+const SHORTEST: Duration = Duration::from_micros(6);
 
 /// Work that comes within this time of the last one costs no system call: the agent neither gives its processor away nor looks at sockets
 /// before.
@@ -68,6 +76,10 @@ pub struct Rest {
     spin: Spin,
     state: State,
     worked: Instant,
+    /// How long a spin takes now.
+    spins: Duration,
+    /// Whether it has slept since there was work.
+    has_slept: bool,
     calls: Cell<u64>,
     /// What has ended a sleep, for the next [`Rest::look`].
     found: RefCell<Vec<(u64, EventFlags)>>,
@@ -91,8 +103,17 @@ impl Rest {
     /// epoll_create1(2).
     pub fn new(spin: Spin) -> io::Result<Rest> {
         let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
-        let (worked, calls, found) = (Instant::now(), Cell::new(0), RefCell::default());
-        Ok(Rest { epoll, spin, state: State::Awake, worked, calls, found })
+        let spins = if let Spin::For(most) = spin { most } else { Duration::MAX };
+        Ok(Rest {
+            epoll,
+            spin,
+            state: State::Awake,
+            worked: Instant::now(),
+            spins,
+            has_slept: false,
+            calls: Cell::new(0),
+            found: RefCell::default(),
+        })
     }
 
     /// The descriptor wakes it when it is readable, until it is closed by all that have it. `number`: what [`Rest::sleep`] calls it.
@@ -176,16 +197,14 @@ impl Rest {
 
     /// After a look at everything, which began then: whether there was work, and what is next.
     pub fn next(&mut self, has_worked: bool, now: Instant) -> Next {
+        let idle = now.duration_since(self.worked);
         if has_worked {
+            self.learn(idle);
             self.state = State::Awake;
             self.worked = now;
             return Next::Look;
         }
-        let idle = now.duration_since(self.worked);
-        let spins = match self.spin {
-            Spin::Always => true,
-            Spin::For(time) => idle < time,
-        };
+        let spins = idle < self.spins;
         match self.state {
             State::Awake if spins => {
                 // The applications that have the next work may have no other processor.
@@ -203,8 +222,17 @@ impl Rest {
             }
             State::Armed => {
                 self.state = State::Awake;
+                self.has_slept = true;
                 Next::Sleep
             }
+        }
+    }
+
+    /// Work has come so long after the last.
+    fn learn(&mut self, idle: Duration) {
+        if let (true, Spin::For(most)) = (std::mem::take(&mut self.has_slept), self.spin) {
+            let longer = if idle < most { (self.spins * 2).max(SHORTEST) } else { self.spins / 2 };
+            self.spins = if longer < SHORTEST { Duration::ZERO } else { longer.min(most) };
         }
     }
 
@@ -256,6 +284,40 @@ mod tests {
         assert_eq!(next([false, true, false]), [Next::Arm, Next::Look, Next::Arm]);
         let mut spins = Rest::new(Spin::Always).expect("an epoll set");
         assert!((0..1000).all(|_| spins.next(false, Instant::now()) == Next::Look));
+    }
+
+    /// Work that comes at such distances, in microseconds: which of them a spin has found.
+    fn found_by_spins(rest: &mut Rest, now: &mut Instant, gaps: &[u64]) -> Vec<bool> {
+        let each = |gap: &u64| {
+            let until = *now + Duration::from_micros(*gap);
+            let mut has_slept = false;
+            while *now < until {
+                *now += Duration::from_micros(1);
+                has_slept |= rest.next(*now >= until, *now) == Next::Sleep;
+            }
+            !has_slept
+        };
+        gaps.iter().map(each).collect()
+    }
+
+    #[test]
+    fn spins_follow_what_has_come_of_them() {
+        let mut now = Instant::now();
+        let mut rest = Rest::new(Spin::For(Duration::from_micros(50))).expect("an epoll set");
+        assert_eq!(found_by_spins(&mut rest, &mut now, &[40; 3]), [true; 3]);
+        // Seldom work: no spin after some.
+        found_by_spins(&mut rest, &mut now, &[1000; 8]);
+        assert_eq!(rest.spins, Duration::ZERO);
+        // Often again: the first few show that spins would pay.
+        let found = found_by_spins(&mut rest, &mut now, &[30; 10]);
+        assert!(!found[0] && found[4..].iter().all(|found| *found), "{found:?}");
+        // One that is late changes little.
+        assert_eq!(
+            found_by_spins(&mut rest, &mut now, &[30, 5000, 10, 10]),
+            [true, false, true, true]
+        );
+        let mut never = Rest::new(Spin::For(Duration::ZERO)).expect("an epoll set");
+        assert_eq!(found_by_spins(&mut never, &mut now, &[10; 20]), [false; 20]);
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub struct Args {
     /// Who may hand connections over, in octal: 666 is all users [default: 600]
     #[arg(long, value_name = "MODE")]
     socket_mode: Option<String>,
-    /// How long it looks for work before it sleeps: never, always, or microseconds [default: 50]
+    /// How long it looks for work before it sleeps: never, always, or microseconds at most, as far as that pays [default: 50]
     #[arg(long, value_name = "TIME")]
     spin: Option<String>,
     /// Bytes of a connection's send buffer and of its RMB, a power of two from 16384 to 4194304 [default: 262144]
