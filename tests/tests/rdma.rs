@@ -216,6 +216,20 @@ fn what_commands_say() {
         let rdma = memory.as_array().expect("an array").iter().find(|of| of["device"] == "rdma");
         let of = &rdma.unwrap_or_else(|| panic!("{memory}"))["smc_connections"];
         assert_eq!(of[end], 1, "{memory}");
+        let stats = text(world.usmc(host, &["stats", "--json"]));
+        let stats: Value = serde_json::from_str(&stats).expect("JSON");
+        // The mirror's, and this one. What is not yet complete is not counted so.
+        let agent = &stats["agents"][0];
+        let count = |of: &Value, name: &str| of[name].as_u64().unwrap_or_else(|| panic!("{of}"));
+        assert_eq!((count(agent, "established"), count(agent, "failures")), (2, 0), "{agent}");
+        let device = &agent["devices"][0];
+        let [posts, requests, bytes] = ["posts", "requests", "tx_bytes"].map(|n| count(device, n));
+        let [done, messages] = ["completions", "messages"].map(|n| count(device, n));
+        assert!(bytes > 0 && posts > 10 && requests > posts && messages > 10, "{device}");
+        assert!(done <= posts && posts - done <= 16, "{device}");
+        assert_eq!(count(device, "errors"), 0, "{device}");
+        let printed = text(world.usmc(host, &["stats"]));
+        assert!(printed.contains(&format!("Device host{host}\n")), "{printed}");
     }
     complete(&mut client, &mut server, "blocking");
     world.stop(SERVER);

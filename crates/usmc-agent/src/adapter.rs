@@ -21,8 +21,27 @@ pub(crate) const BATCH: usize = 32;
 const SENDS: u64 = 0;
 const RECEIVES: u64 = 1;
 
+/// What a device has done, since the agent began.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// Chains that were posted: WRITEs and the message behind them.
+    pub posts: u64,
+    /// Requests (WRs) in them.
+    pub requests: u64,
+    /// Bytes that their WRITEs took from send buffers.
+    pub tx_bytes: u64,
+    /// Chains that are complete.
+    pub completions: u64,
+    /// Messages that have come: CDC and LLC.
+    pub messages: u64,
+    /// Requests and receives that have failed, but for those of queue pairs that were given up.
+    pub errors: u64,
+}
+
 /// A device with one of its RoCEv2 addresses.
 pub struct Adapter {
+    /// What it has done so far.
+    pub(crate) counts: Counts,
     pub(crate) device: Device,
     pub(crate) gid: GidEntry,
     pub(crate) channel: Channel,
@@ -95,7 +114,20 @@ impl Adapter {
         let armed = [Cell::new(false), Cell::new(false)];
         let (come, is_dead) = (VecDeque::with_capacity(BATCH), false);
         let batch = Box::new([Completion::default(); BATCH]);
-        Ok(Adapter { device, gid, channel, sends, receives, batch, come, armed, port, is_dead })
+        let counts = Counts::default();
+        Ok(Adapter {
+            counts,
+            device,
+            gid,
+            channel,
+            sends,
+            receives,
+            batch,
+            come,
+            armed,
+            port,
+            is_dead,
+        })
     }
 
     /// Takes what the queue of receives has, up to a batch of it. How many there were.
@@ -107,6 +139,11 @@ impl Adapter {
         let count = self.receives.poll(&mut self.batch[..]).unwrap_or(0).min(BATCH);
         self.come.extend(&self.batch[..count]);
         count
+    }
+
+    /// What it has done so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// What a peer is told of it. It has no queue pair.

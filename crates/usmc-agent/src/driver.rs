@@ -75,12 +75,24 @@ struct Look {
     until: Duration,
 }
 
+/// What has become of handshakes, since the agent began.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// The connection is by RDMA.
+    pub established: u64,
+    /// It stays TCP.
+    pub fallbacks: u64,
+    /// Nobody knows what the peer has: it was reset.
+    pub failures: u64,
+}
+
 /// An engine with its devices and the TCP connections.
 pub struct Driver<B> {
     /// The link groups and connections.
     pub engine: Engine<B>,
     /// The devices.
     pub adapters: Adapters,
+    counts: Counts,
     handshakes: HashMap<ConnId, Handshake>,
     /// What has come for a handshake: the set knows the connections by their tokens.
     arrivals: OwnedFd,
@@ -109,6 +121,7 @@ impl<B: Buffers> Driver<B> {
         Ok(Driver {
             engine: Engine::new(config),
             adapters,
+            counts: Counts::default(),
             handshakes: HashMap::new(),
             arrivals: epoll::create(CreateFlags::CLOEXEC)?,
             by_token: HashMap::new(),
@@ -237,6 +250,11 @@ impl<B: Buffers> Driver<B> {
     /// The own address and the peer's of a connection that is SMC.
     pub fn ends(&self, conn: ConnId) -> Option<[SocketAddr; 2]> {
         self.established.get(&conn)?.ends
+    }
+
+    /// What has become of handshakes.
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// Those of connections in their handshakes.
@@ -397,6 +415,7 @@ impl<B: Buffers> Driver<B> {
     fn handle(&mut self, completion: &Completion, is_send: bool) {
         let now = self.turned;
         let Some(qp) = self.adapters.of_completion(completion) else { return };
+        self.adapters.count(qp, completion, is_send);
         if completion.status != Status::SUCCESS {
             if !is_send {
                 self.adapters.has_flushed(qp);
@@ -514,10 +533,15 @@ impl<B: Buffers> Driver<B> {
                     let now = self.now();
                     self.young.push_back(Look { conn: *conn, at: now + LOOK, until: now + YOUNG });
                     let handshake = self.handshakes.remove(conn);
+                    self.counts.established += 1;
                     self.established.extend(handshake.map(|handshake| (*conn, handshake)));
                     None
                 }
                 Event::Fallback { conn, .. } | Event::Failed { conn, .. } => {
+                    match &event {
+                        Event::Fallback { .. } => self.counts.fallbacks += 1,
+                        _ => self.counts.failures += 1,
+                    }
                     self.unwatch(*conn);
                     self.handshakes.remove(conn)
                 }

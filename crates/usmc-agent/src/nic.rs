@@ -43,13 +43,15 @@ pub(crate) fn place_of(one: &Completion) -> u32 {
     (one.wr_id >> 32) as u32
 }
 
+fn bytes_of(writes: &[Write]) -> usize {
+    writes.iter().flat_map(|write| &write.source).map(|part| part.len as usize).sum()
+}
+
 /// Whether somebody waits until the chain is complete: for the room of its bytes, for the end of a connection or for what an LLC message does.
 fn is_awaited(writes: &[Write], message: &[u8]) -> bool {
-    let bytes: usize =
-        writes.iter().flat_map(|write| &write.source).map(|part| part.len as usize).sum();
     let is_of_data =
         |cdc: SmcrRepr| cdc.state == StateFlags::default() && cdc.flags == ProducerFlags::default();
-    bytes >= MUCH || !SmcrRepr::parse(message).is_ok_and(is_of_data)
+    bytes_of(writes) >= MUCH || !SmcrRepr::parse(message).is_ok_and(is_of_data)
 }
 
 struct Placed {
@@ -205,6 +207,20 @@ impl Adapters {
         let qp = QpId(one.wr_id as u32);
         let placed = self.links.get(qp.0 as usize)?.as_ref()?;
         (placed.link.local().qpn.value() == one.qp_num).then_some(qp)
+    }
+
+    /// A completion of the queue pair's.
+    pub(crate) fn count(&mut self, qp: QpId, one: &Completion, is_send: bool) {
+        let Some(device) = self.placed(qp).map(|placed| placed.device) else { return };
+        let Some(adapter) = self.all.get_mut(usize::from(device.0)) else { return };
+        let counts = &mut adapter.counts;
+        match one.status {
+            Status::SUCCESS if is_send => counts.completions += 1,
+            Status::SUCCESS => counts.messages += 1,
+            // Of a queue pair that was given up.
+            Status::FLUSHED => {}
+            _ => counts.errors += 1,
+        }
     }
 
     /// A SEND of the queue pair is complete. Whether the engine has to know.
@@ -372,11 +388,17 @@ impl Nic for Adapters {
     }
 
     fn post(&mut self, qp: QpId, writes: &[Write], message: &[u8]) -> Result<(), PostFailed> {
-        let link = self.link(qp).ok_or(PostFailed)?;
+        let placed = self.placed(qp).ok_or(PostFailed)?;
+        let (device, link) = (placed.device, &mut placed.link);
         link.post(qp.0, writes, message).ok_or(PostFailed)?;
         let is_awaited = link.under_way >= MANY || is_awaited(writes, message);
         self.under_way += 1;
         self.are_awaited |= is_awaited;
+        if let Some(adapter) = self.all.get_mut(usize::from(device.0)) {
+            adapter.counts.posts += 1;
+            adapter.counts.requests += writes.len() as u64 + 1;
+            adapter.counts.tx_bytes += bytes_of(writes) as u64;
+        }
         Ok(())
     }
 }

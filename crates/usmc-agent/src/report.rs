@@ -11,8 +11,8 @@ use smc_proto::wire::llc::Version;
 use usmc_rdma::buffers::Buffers;
 use usmc_rdma::view::{Group, Link};
 
-use crate::adapter::Adapter;
-use crate::driver::Driver;
+use crate::adapter::{Adapter, Counts};
+use crate::driver::{self, Driver};
 
 /// A file with the report.
 ///
@@ -36,11 +36,15 @@ pub fn text<B: Buffers>(driver: &Driver<B>) -> String {
         let state = if adapter.is_up() { "ACTIVE" } else { "DOWN" };
         let (name, gid) = (adapter.name(), adapter.address());
         let network = adapters.network(device).unwrap_or("-");
+        let Counts { posts, requests, tx_bytes, completions, messages, errors } = adapter.counts();
         let _ = writeln!(
             text,
-            "device name={name} port=1 state={state} links={links} gid={gid} pnetid={network}"
+            "device name={name} port=1 state={state} links={links} gid={gid} pnetid={network} posts={posts} requests={requests} tx-bytes={tx_bytes} completions={completions} messages={messages} errors={errors}"
         );
     }
+    let driver::Counts { established, fallbacks, failures } = driver.counts();
+    let _ =
+        writeln!(text, "agent established={established} fallbacks={fallbacks} failures={failures}");
     for group in &groups {
         let Group { id, conns, rmbs, peer_rmbs, .. } = group;
         let (role, kind) = (role(group.role), kind(group));

@@ -36,6 +36,42 @@ pub struct Device {
     pub links: usize,
     /// Its address.
     pub gid: Option<IpAddr>,
+    /// What it has done.
+    pub counts: DeviceCounts,
+}
+
+/// What a device has done since its agent began. An agent of an earlier version tells none of it.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+pub struct DeviceCounts {
+    /// The device.
+    pub ibdevice: String,
+    /// Chains that were posted: WRITEs and the message behind them.
+    pub posts: u64,
+    /// Requests (WRs) in them.
+    pub requests: u64,
+    /// Bytes that their WRITEs took from send buffers.
+    pub tx_bytes: u64,
+    /// Chains that are complete.
+    pub completions: u64,
+    /// Messages that have come: CDC and LLC.
+    pub messages: u64,
+    /// Requests and receives that have failed.
+    pub errors: u64,
+}
+
+/// What has become of connections that an agent was handed, since it began.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+pub struct AgentCounts {
+    /// Its socket.
+    pub socket: PathBuf,
+    /// By RDMA.
+    pub established: u64,
+    /// TCP.
+    pub fallbacks: u64,
+    /// Reset, as nobody knew what the peer has.
+    pub failures: u64,
+    /// Its devices.
+    pub devices: Vec<DeviceCounts>,
 }
 
 impl Device {
@@ -115,6 +151,8 @@ pub struct Report {
     pub conns: Vec<Conn>,
     /// The sockets of agents that have answered.
     pub agents: Vec<PathBuf>,
+    /// What each of them has counted.
+    pub counts: Vec<AgentCounts>,
 }
 
 /// What the agents of the ISM directory and of the host tell. An agent that is not there, or lets this user not in, adds nothing.
@@ -124,6 +162,7 @@ pub fn report(ism_dir: &Path) -> Report {
     for dir in [ism_dir].into_iter().chain(system) {
         let socket = dir.join(SOCKET);
         if let Some(text) = ask(&socket) {
+            report.counts.push(AgentCounts { socket: socket.clone(), ..AgentCounts::default() });
             add(&mut report, &text);
             report.agents.push(socket);
         }
@@ -165,14 +204,37 @@ fn add(report: &mut Report, text: &str) {
         let text = |name: &str| values.get(name).copied().unwrap_or("-").to_owned();
         let number = |name: &str| values.get(name).and_then(|n| n.parse().ok()).unwrap_or(0);
         let count = |name: &str| number(name) as usize;
+        let total = |name: &str| values.get(name).and_then(|n| n.parse().ok()).unwrap_or(0_u64);
         match kind {
-            "device" => report.devices.push(Device {
-                name: text("name"),
-                port: number("port"),
-                state: text("state"),
-                links: count("links"),
-                gid: text("gid").parse().ok(),
-            }),
+            "device" => {
+                let counts = DeviceCounts {
+                    ibdevice: text("name"),
+                    posts: total("posts"),
+                    requests: total("requests"),
+                    tx_bytes: total("tx-bytes"),
+                    completions: total("completions"),
+                    messages: total("messages"),
+                    errors: total("errors"),
+                };
+                if let Some(agent) = report.counts.last_mut() {
+                    agent.devices.push(counts.clone());
+                }
+                report.devices.push(Device {
+                    name: text("name"),
+                    port: number("port"),
+                    state: text("state"),
+                    links: count("links"),
+                    gid: text("gid").parse().ok(),
+                    counts,
+                });
+            }
+            "agent" => {
+                if let Some(agent) = report.counts.last_mut() {
+                    agent.established = total("established");
+                    agent.fallbacks = total("fallbacks");
+                    agent.failures = total("failures");
+                }
+            }
             "group" => report.groups.push(Group {
                 mode: "SMCR",
                 lg_id: text("id"),
@@ -230,10 +292,12 @@ mod tests {
 
     #[test]
     fn lines_are_read_and_unknown_ones_passed_over() {
-        let mut report = Report::default();
+        let counts = vec![AgentCounts::default()];
+        let mut report = Report { counts, ..Report::default() };
         add(
             &mut report,
-            "device name=rxe0 port=1 state=ACTIVE links=1 gid=::ffff:10.0.0.1\n\
+            "device name=rxe0 port=1 state=ACTIVE links=1 gid=::ffff:10.0.0.1 posts=7 tx-bytes=5000000000\n\
+             agent established=4 fallbacks=1\n\
              weather sunny=yes\n\
              group id=00000100 role=SERV type=SINGLE version=2 conns=3 rmbs=4 peer-rmbs=5 colour=red\n\
              link group=00000100 id=1 device=rxe0 port=1 state=LINK_ACTIVE conns=3 gid=::1 peer-gid=::2 qpn=17 peer-qpn=18\n\
@@ -245,6 +309,10 @@ mod tests {
         let [device] = &report.devices[..] else { panic!("{report:?}") };
         let gid = device.gid.map(|gid| gid.to_canonical());
         assert_eq!((&*device.name, device.links, gid), ("rxe0", 1, "10.0.0.1".parse().ok()));
+        assert_eq!((device.counts.posts, device.counts.tx_bytes), (7, 5_000_000_000));
+        let [agent] = &report.counts[..] else { panic!("{report:?}") };
+        assert_eq!((agent.established, agent.fallbacks, agent.failures), (4, 1, 0));
+        assert_eq!(agent.devices, [device.counts.clone()]);
         let [group] = &report.groups[..] else { panic!("{report:?}") };
         assert_eq!((&*group.role, group.conns, group.rmbs, group.peer_rmbs), ("SERV", 3, 4, 5));
         let [link] = &group.links[..] else { panic!("{report:?}") };

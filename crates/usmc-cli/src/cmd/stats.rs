@@ -8,6 +8,7 @@ use serde::Serialize;
 use usmc::observe::{BUFFERS, State};
 use usmc::reason::Reason;
 
+use crate::agent::{self, AgentCounts};
 use crate::config::{Config, ConfigArgs};
 use crate::groups::Who;
 use crate::observed::Reading;
@@ -317,6 +318,8 @@ struct Device {
 #[derive(Serialize)]
 struct All<'a> {
     devices: &'a [Device],
+    /// Of RDMA, since they began: not where one process is asked for.
+    agents: &'a [AgentCounts],
 }
 
 /// Sums up and prints.
@@ -334,11 +337,15 @@ pub fn run(args: &Args) -> Result<c_int> {
         }
     };
     let devices = collect(&scan)?;
+    let agents = match args.pid {
+        None => agent::report(&Config::load(&ConfigArgs::default())?.ism_dir()).counts,
+        Some(_) => Vec::new(),
+    };
     let mut out = BufWriter::new(io::stdout().lock());
     let printed = if args.json || args.verb.as_deref() == Some("json") {
-        table::json(&mut out, &All { devices: &devices })
+        table::json(&mut out, &All { devices: &devices, agents: &agents })
     } else {
-        print(&mut out, args, &devices)
+        print(&mut out, args, &devices, &agents)
     };
     printed.and_then(|()| out.flush()).context("cannot write the statistics")?;
     if scan.hidden > 0 {
@@ -376,7 +383,12 @@ fn collect(scan: &proc::Scan) -> Result<Vec<Device>> {
     Ok(devices)
 }
 
-fn print(out: &mut impl Write, args: &Args, devices: &[Device]) -> io::Result<()> {
+fn print(
+    out: &mut impl Write,
+    args: &Args,
+    devices: &[Device],
+    agents: &[AgentCounts],
+) -> io::Result<()> {
     let mut first = true;
     let mut begin = |out: &mut dyn Write| -> io::Result<()> {
         if !std::mem::take(&mut first) {
@@ -400,6 +412,29 @@ fn print(out: &mut impl Write, args: &Args, devices: &[Device]) -> io::Result<()
             writeln!(out, "{name}, {} processes", device.processes.len())?;
             print_one(out, &device.stats, args.details)?;
         }
+    }
+    for agent in agents {
+        begin(out)?;
+        print_agent(out, agent)?;
+    }
+    Ok(())
+}
+
+fn print_agent(out: &mut impl Write, agent: &AgentCounts) -> io::Result<()> {
+    writeln!(out, "Agent {}", agent.socket.display())?;
+    writeln!(out, "RDMA Connections")?;
+    writeln!(out, "  By RDMA                    {:12}", agent.established)?;
+    writeln!(out, "  TCP fallback               {:12}", agent.fallbacks)?;
+    writeln!(out, "  Reset                      {:12}", agent.failures)?;
+    for device in &agent.devices {
+        writeln!(out, "\nDevice {}", device.ibdevice)?;
+        writeln!(out, "  Posts                      {:12}", device.posts)?;
+        writeln!(out, "  Requests (WRs)             {:12}", device.requests)?;
+        let bytes = device.tx_bytes;
+        writeln!(out, "  Data transmitted (Bytes) {bytes:14} ({})", human(bytes))?;
+        writeln!(out, "  Completions                {:12}", device.completions)?;
+        writeln!(out, "  Messages received          {:12}", device.messages)?;
+        writeln!(out, "  Errors                     {:12}", device.errors)?;
     }
     Ok(())
 }
