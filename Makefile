@@ -102,6 +102,7 @@ bench-vm: vm-deps build
 
 # TCP, the kernel's SMC and uSMC in turn, between two virtual machines with soft-RoCE. They are emulated: only ratios mean anything.
 bench-vm-rdma: rdma-vm-deps build
+	@sh .ci/packages perftest:ib_send_lat
 	USMC_TESTS_VM=1 USMC_TESTS_VM_SPEED=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm_rdma -- --nocapture carries
 
 # What a message costs agents that are awake, over a fabric that costs nothing: no device, and no machine but this one.

@@ -449,6 +449,33 @@ fn assert_carried(server: &mut Guest, client: &mut Guest, port: u16, carrier: Ca
     }
 }
 
+/// Round trips of 14 B per second by verbs alone, without any of SMC: what the devices of these machines give at best. The first tool
+/// sleeps until a message has come, the second one looks at memory all the time, on the only processor.
+const VERBS: [(&str, &str); 2] =
+    [("SEND, asleep", "ib_send_lat -e"), ("WRITE, awake", "ib_write_lat")];
+
+fn by_verbs(server: &mut Guest, client: &mut Guest, tool: &str) -> f64 {
+    let gids = "/sys/class/infiniband/rxe0/ports/1/gids";
+    let gid = format!("$(grep -l ffff:0a00 {gids}/* | head -1 | xargs basename)");
+    let tool = format!("{tool} -d rxe0 -x {gid} -s 14 -n 1000 -F");
+    server.run(&format!(
+        "{tool} >/tmp/verbs 2>&1 & until ss -ltn | grep -q :18515; do sleep 0.1; done"
+    ));
+    let said = client.run(&format!("{tool} 10.0.0.2 2>&1"));
+    server.run("while pgrep '^ib_' >/dev/null; do sleep 0.1; done");
+    // Bytes, iterations, and half a round trip in microseconds: the least, the most, the median.
+    let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let line = words.filter(|words| words.first() == Some(&"14")).last();
+    let half = line.and_then(|words| words.get(4)?.parse::<f64>().ok());
+    500_000.0 / half.unwrap_or_else(|| panic!("{tool}: {said}"))
+}
+
+/// The median, the least and the most.
+fn spread(figures: &mut [f64]) -> [f64; 3] {
+    figures.sort_by(f64::total_cmp);
+    [figures[figures.len() / 2], figures[0], figures[figures.len() - 1]]
+}
+
 /// TCP, the kernel's SMC and the engine in turn, in the same machines.
 pub(crate) fn speed(one: &mut Guest, other: &mut Guest) {
     const ROUNDS: usize = 3;
@@ -466,7 +493,8 @@ pub(crate) fn speed(one: &mut Guest, other: &mut Guest) {
         for (port, carrier) in (6410..).zip(CARRIERS) {
             assert_carried(server, client, port, carrier);
         }
-        for load in &LOADS {
+        for (at, load) in LOADS.iter().enumerate() {
+            let mut verbs = [const { Vec::new() }; VERBS.len()];
             let mut figures = [const { Vec::new() }; CARRIERS.len()];
             for _ in 0..ROUNDS {
                 for ((port, carrier), figures) in (load.port..).zip(CARRIERS).zip(&mut figures) {
@@ -477,18 +505,21 @@ pub(crate) fn speed(one: &mut Guest, other: &mut Guest) {
                     let figure = figure.and_then(|(_, figure)| figure.trim().parse::<f64>().ok());
                     figures.push(figure.unwrap_or_else(|| panic!("{command}: {said}")));
                 }
+                // Beside the first load, which is round trips, too.
+                for ((_, tool), figures) in VERBS.iter().zip(&mut verbs).filter(|_| at == 0) {
+                    figures.push(by_verbs(server, client, tool));
+                }
             }
             println!("  {}", load.name);
             let mut medians = Vec::new();
             for (carrier, figures) in CARRIERS.iter().zip(&mut figures) {
-                figures.sort_by(f64::total_cmp);
-                medians.push(figures[ROUNDS / 2]);
-                println!(
-                    "    {carrier:?}: {:.1} ({:.1} to {:.1})",
-                    figures[ROUNDS / 2],
-                    figures[0],
-                    figures[ROUNDS - 1]
-                );
+                let [median, least, most] = spread(figures);
+                medians.push(median);
+                println!("    {carrier:?}: {median:.1} ({least:.1} to {most:.1})");
+            }
+            for ((name, _), figures) in VERBS.iter().zip(&mut verbs).filter(|_| at == 0) {
+                let [median, least, most] = spread(figures);
+                println!("    verbs, {name}: {median:.1} ({least:.1} to {most:.1})");
             }
             println!(
                 "    uSMC {:.2} of TCP, {:.2} of the kernel's SMC",
