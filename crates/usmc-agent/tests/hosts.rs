@@ -156,7 +156,7 @@ impl Host {
         // The driver looks at all that may have woken it.
         rest.look(|_, _| self.driver.wake(Wake::Completions)).expect("epoll");
         let has_worked = self.turn();
-        match rest.next(has_worked) {
+        match rest.next(has_worked, Instant::now()) {
             Next::Look => {}
             Next::Arm => self.driver.arm().expect("devices"),
             Next::Sleep => {

@@ -312,7 +312,7 @@ mod tests {
         assert_eq!((device.counts.posts, device.counts.tx_bytes), (7, 5_000_000_000));
         let [agent] = &report.counts[..] else { panic!("{report:?}") };
         assert_eq!((agent.established, agent.fallbacks, agent.failures), (4, 1, 0));
-        assert_eq!(agent.devices, [device.counts.clone()]);
+        assert_eq!(agent.devices, std::slice::from_ref(&device.counts));
         let [group] = &report.groups[..] else { panic!("{report:?}") };
         assert_eq!((&*group.role, group.conns, group.rmbs, group.peer_rmbs), ("SERV", 3, 4, 5));
         let [link] = &group.links[..] else { panic!("{report:?}") };

@@ -464,8 +464,8 @@ fn by_verbs(server: &mut Guest, client: &mut Guest, tool: &str) -> f64 {
     let said = client.run(&format!("{tool} 10.0.0.2 2>&1"));
     server.run("while pgrep '^ib_' >/dev/null; do sleep 0.1; done");
     // Bytes, iterations, and half a round trip in microseconds: the least, the most, the median.
-    let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let line = words.filter(|words| words.first() == Some(&"14")).last();
+    let mut words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let line = words.find(|words| words.first() == Some(&"14"));
     let half = line.and_then(|words| words.get(4)?.parse::<f64>().ok());
     500_000.0 / half.unwrap_or_else(|| panic!("{tool}: {said}"))
 }
