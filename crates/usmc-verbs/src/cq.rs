@@ -3,9 +3,9 @@
 //! Order against a lost wake-up: arm the queue, poll it once more, then sleep. A completion that came before the queue was armed makes
 //! no event (m0.md, section 7).
 
+use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::fmt;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
 use std::rc::Rc;
@@ -152,6 +152,8 @@ pub struct Cq {
 pub(crate) struct Inner {
     pub(crate) device: Device,
     pub(crate) raw: *mut ibv_cq,
+    /// Where completions are taken to: devices leave some fields as they are.
+    batch: RefCell<[ibv_wc; BATCH]>,
     /// The channel is not destroyed before its queues.
     _channel: Option<Channel>,
 }
@@ -237,7 +239,8 @@ impl Cq {
         if raw.is_null() {
             return Err(Error::last("ibv_create_cq"));
         }
-        let inner = Inner { device: device.clone(), raw, _channel: channel.cloned() };
+        let batch = RefCell::new([ibv_wc::default(); BATCH]);
+        let inner = Inner { device: device.clone(), raw, batch, _channel: channel.cloned() };
         Ok(Cq { inner: Rc::new(inner) })
     }
 
@@ -253,8 +256,7 @@ impl Cq {
     ///
     /// [`Error::Call`]: the queue is broken. Those that were taken before are lost, so the caller gives its queue pairs up.
     pub fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
-        // Not filled beforehand: a poll mostly finds nothing.
-        let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
+        let mut batch = self.inner.batch.borrow_mut();
         let mut taken = 0;
         while taken < into.len() {
             let wanted = (into.len() - taken).min(BATCH);
@@ -263,14 +265,13 @@ impl Cq {
                 let Some(poll) = (*self.inner.device.inner.context).ops.poll_cq else {
                     return Err(Error::Call { name: "poll_cq", errno: libc::EOPNOTSUPP });
                 };
-                poll(self.inner.raw, wanted as c_int, batch.as_mut_ptr().cast())
+                poll(self.inner.raw, wanted as c_int, batch.as_mut_ptr())
             };
             let Ok(found) = usize::try_from(found) else {
                 return Err(Error::Call { name: "ibv_poll_cq", errno: found.saturating_abs() });
             };
             for raw in batch.iter().take(found.min(wanted)) {
-                // SAFETY: The device has filled so many.
-                into[taken] = completion(unsafe { raw.assume_init_ref() });
+                into[taken] = completion(raw);
                 taken += 1;
             }
             if found < wanted {

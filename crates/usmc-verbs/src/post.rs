@@ -9,7 +9,7 @@ use crate::mr::Piece;
 use crate::qp::{Caps, Qp};
 use crate::sys::*;
 
-/// Requests that one call takes, as they are laid out on the stack: some 5 KiB.
+/// Requests that one call takes, as they are laid out on the stack: some 1.2 KiB.
 pub const MAX_CHAIN: usize = 8;
 
 /// Where a request's bytes come from. Pieces lie one behind the other in the message; there are no more than the queue pair's caps allow.
