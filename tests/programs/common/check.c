@@ -122,6 +122,14 @@ static int64_t place_of(uint64_t seed, uint64_t near, const unsigned char *p, si
     return place;
 }
 
+// The first bytes of what came instead, as a message that is nobody's has a name there.
+static const char *in_hex(const unsigned char *p, size_t n) {
+    static _Thread_local char text[3 * 16 + 1];
+    for (size_t i = 0; i < n && i < 16; i++)
+        snprintf(text + 3 * i, 4, " %02x", p[i]);
+    return text;
+}
+
 void check_pattern(uint64_t seed, uint64_t at, const void *buf, size_t n) {
     const unsigned char *p = buf;
     unsigned char want[4096];
@@ -131,8 +139,8 @@ void check_pattern(uint64_t seed, uint64_t at, const void *buf, size_t n) {
         for (size_t i = 0; memcmp(p, want, take) && i < take; i++)
             if (p[i] != want[i])
                 check_failed(__FILE__, __LINE__, "each byte is the one that was sent",
-                    "stream %llu, byte %llu: got 0x%02x, sent 0x%02x; %zu bytes, the next of which are sent at %lld",
-                    (unsigned long long)seed, (unsigned long long)(at + i), p[i], want[i], n - i,
+                    "stream %llu, byte %llu: got%s, sent 0x%02x; %zu bytes, the next of which are sent at %lld",
+                    (unsigned long long)seed, (unsigned long long)(at + i), in_hex(p + i, n - i), want[i], n - i,
                     (long long)place_of(seed, at + i, p + i, n - i));
         p += take;
         at += take;
