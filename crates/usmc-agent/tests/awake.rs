@@ -155,7 +155,7 @@ fn rounds() {
     world.end();
 }
 
-/// System calls of so many round trips, but for those of waits; what the start and the end make is among them.
+/// System calls of so many round trips, but for those of waits; those of the start and the end are among them.
 fn calls(count: u32) -> u64 {
     let log = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"))
         .join(format!("calls-{}-{count}", std::process::id()));
@@ -173,7 +173,7 @@ fn calls(count: u32) -> u64 {
     all.filter(|(_, name)| !waits.contains(name)).map(|(calls, _): (u64, &str)| calls).sum()
 }
 
-/// What is awake looks at shared memory and at the device alone, and at sockets now and then. The application rings where it has stood still
+/// An agent that is awake looks at shared memory and at the device alone, and at sockets now and then. The application rings where it has stood still
 /// for so long that an agent does not look at its connection any more.
 #[test]
 fn messages_of_those_awake_take_no_system_call() {

@@ -122,7 +122,7 @@ static int64_t place_of(uint64_t seed, uint64_t near, const unsigned char *p, si
     return place;
 }
 
-// The first bytes of what came instead, as a message that is nobody's has a name there.
+// The first bytes that came instead: those of a message name it.
 static const char *in_hex(const unsigned char *p, size_t n) {
     static _Thread_local char text[3 * 16 + 1];
     for (size_t i = 0; i < n && i < 16; i++)
