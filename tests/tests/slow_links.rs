@@ -179,3 +179,35 @@ fn edges_are_told_while_connections_go_back_and_forth() {
     }
     fixture.finish();
 }
+
+/// The reader is held where it is about to read TCP, while its peer goes over to the ring, says all it has to say there and ends: the
+/// kernel knows of the end alone.
+#[test]
+fn what_was_said_in_the_ring_before_an_end_that_came_by_tcp_is_read() {
+    let fixture = Fixture::new("last words");
+    let ends = ["shutdown", "close"];
+    for end in ends {
+        let number = fixture.port().to_string();
+        let program = |mut command: Command, args: &[&str]| {
+            command.arg(tests_dir().join("programs/python/last_word.py")).args(args).arg(&number);
+            fixture.spawn(command)
+        };
+        let python = "/usr/bin/python3";
+        let mut server = program(fixture.command(python), &["server", end]);
+        assert_eq!(server.line(), "listening");
+        let mut slow = fixture.command("strace");
+        let late = ["-e", "trace=recvmsg", "-e", "inject=recvmsg:delay_enter=20000"];
+        slow.args(["-f", "-qq", "-o", "/dev/null"]).args(late).arg(python);
+        let mut client = program(slow, &["client", "-"]);
+        let port = u16::try_from(client.number_after("port")).expect("a port");
+        wait_for_memory(&fixture, port);
+        client.say("enough");
+        assert_eq!(client.line(), "quiet");
+        server.say("speak");
+        assert_eq!(client.number_after("took"), 100_000, "of what a server said before its {end}");
+        client.succeed();
+        server.succeed();
+    }
+    println!("{} connections in shared memory", ends.len());
+    fixture.finish();
+}

@@ -338,6 +338,9 @@ fn from_tcp(
     let kernel_flags = (flags & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT;
     // SAFETY: the iovecs are the application's buffers (Buffers::new's contract).
     let taken = match unsafe { sys::recvmsg(fd, &mut msg, kernel_flags) } {
+        Ok(0) if span.is_some_and(|(span, slot)| is_past_tcp(fd, conn, &span, slot)) => {
+            return Attempt::Again;
+        }
         Ok(0) => return tcp_ended(fd, conn, span.map(|(_, slot)| slot)),
         Ok(n) => n,
         Err(libc::EAGAIN) => return Attempt::Empty(false),
@@ -423,6 +426,14 @@ fn behind_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) 
     }
 }
 
+/// Whether the bytes of TCP are read. The sender may have gone over to the ring, filled it and ended since the caller asked where the next
+/// bytes come from: the kernel's word on the end is about what is in the ring, too.
+#[cold]
+fn is_past_tcp(fd: i32, conn: &Conn, span: &RxSpan<'_>, slot: &Slot) -> bool {
+    let source = span.source(|| kernel::tcp_read(fd, conn, slot));
+    matches!(source, Ok(Source::Ring | Source::Bells(_)))
+}
+
 /// The kernel has no more bytes. A look may have taken the error that belongs here, or the peer was killed with something
 /// unread in the ring, of which the kernel knows nothing.
 fn tcp_ended(fd: i32, conn: &Conn, slot: Option<&Slot>) -> Attempt {
@@ -443,6 +454,9 @@ fn tcp_ended(fd: i32, conn: &Conn, slot: Option<&Slot>) -> Attempt {
 fn tcp_failed(fd: i32, conn: &Conn, errno: Errno) -> Attempt {
     if ending::note_error(conn, errno) == Woken::Look {
         match conn.slot() {
+            Some(slot) if is_past_tcp(fd, conn, &RxSpan::new(slot, conn.side()), slot) => {
+                return Attempt::Again;
+            }
             // The peer was killed before it read a doorbell of ours; its own direction never left TCP.
             Some(slot)
                 if conn.phase() == Phase::Ring
