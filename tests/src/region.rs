@@ -125,11 +125,20 @@ impl Hosts {
     }
 }
 
-/// The slots that somebody holds, with what is written there of the holders, for a message about memory that has not come back.
+/// Memory that has not come back.
+pub struct Lost {
+    /// The slots that somebody holds, with what is written there of the holders, for a message.
+    pub text: String,
+    /// Units of runs in which an end counts more holders than have entered their ids. A process that is killed in the middle of a fork
+    /// leaves one, and nobody can tell it from a child that has yet to enter its own.
+    pub of_forks: u64,
+}
+
+/// What of a region's memory has not come back.
 ///
 /// # Panics
 /// Without the file.
-pub fn held(path: &Path) -> String {
+pub fn lost(path: &Path) -> Lost {
     let file = File::options().read(true).write(true).open(path).expect("the region");
     let len = file.metadata().expect("the region").len() as usize;
     // SAFETY: a fresh mapping of the whole file, which ends here; what is read there are atomics.
@@ -139,9 +148,12 @@ pub fn held(path: &Path) -> String {
             libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0);
         assert_ne!(base, libc::MAP_FAILED, "a mapping");
         let region = Region::open(base.cast(), len).expect("a region");
-        let text = region.words().runs().map(|run| held_in(&region, run)).collect();
+        let runs: Vec<Run> = region.words().runs().collect();
+        let text = runs.iter().map(|run| held_in(&region, *run)).collect();
+        let of_forks = runs.iter().filter(|run| is_of_a_fork(&region, **run));
+        let of_forks = of_forks.map(|run| u64::from(run.count)).sum();
         libc::munmap(base, len);
-        text
+        Lost { text, of_forks }
     }
 }
 
@@ -163,6 +175,15 @@ fn held_in(region: &Region, run: Run) -> String {
         }
     }
     text
+}
+
+fn is_of_a_fork(region: &Region, run: Run) -> bool {
+    let Some(segment) = idle::segment_in(region, run) else { return false };
+    let slots = (0..segment.slots()).map(|index| segment.slot(index).expect("a slot"));
+    slots.flat_map(|slot| &slot.end).any(|end| {
+        let known = end.members.iter().filter(|id| id.load(Relaxed) != 0).count();
+        known > 0 && end.refs.load(Relaxed) as usize == known + 1
+    })
 }
 
 /// Whether anybody has ever had memory of it: there is something in the first unit, whosever that is by now.

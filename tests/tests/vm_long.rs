@@ -311,7 +311,7 @@ impl World {
         let regions = [self.region.clone(), self.host_socket.clone()];
         for path in &regions {
             let shown = self.shown(path);
-            let held = if *path == self.region { region::held(path) } else { String::new() };
+            let held = if *path == self.region { region::lost(path).text } else { String::new() };
             assert_eq!(shown["free"], shown["units"], "units are lost: {shown}\n{held}");
         }
     }
