@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::IoSlice;
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::{SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
@@ -17,7 +17,7 @@ const PROCESSES_AT: u64 = 4096;
 const LISTENERS_AT: u64 = PROCESSES_AT + 4096 * 64;
 const OFFERS_AT: u64 = LISTENERS_AT + 4096 * 64;
 const WAYS: u64 = 16;
-/// In the place of the network namespace, where a handshake by CLC is meant.
+/// In the place of the network namespace, where a handshake by CLC is meant whose server has no loopback address.
 const ANY: u64 = u64::MAX;
 /// An index that nobody else takes.
 const ME: u32 = 4000;
@@ -75,6 +75,22 @@ pub struct Device {
     file: File,
     dir: PathBuf,
     layout: Layout,
+}
+
+/// By which a connection to a loopback address is asked for: its network namespace, which is this process' own, and the kernel's boot.
+fn own_namespace() -> u64 {
+    const SO_NETNS_COOKIE: i32 = 71;
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let (mut cookie, mut len) = (0u64, size_of::<u64>() as u32);
+    let at = (&raw mut cookie).cast();
+    // SAFETY: an integer of that length.
+    let told = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, at, &raw mut len)
+    };
+    assert_eq!(told, 0, "a kernel that names network namespaces");
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a boot");
+    let half = boot.replace('-', "")[..16].to_owned();
+    cookie ^ (u64::from_str_radix(&half, 16).expect("a number") | 1)
 }
 
 /// One place of the offer table.
@@ -141,7 +157,8 @@ impl Device {
     fn bucket(&self, client: SocketAddr, server: SocketAddr) -> ([u64; 6], u64) {
         let ([c0, c1], [s0, s1]) = (halves(client), halves(server));
         let ports = u64::from(client.port()) << 16 | u64::from(server.port());
-        let words = [ANY, c0, c1, s0, s1, ports];
+        let netns = if server.ip().is_loopback() { own_namespace() } else { ANY };
+        let words = [netns, c0, c1, s0, s1, ports];
         let hash = words.iter().fold(0x9e37_79b9_7f4a_7c15_u64, |h, w| {
             let h = (h ^ w).wrapping_mul(0xff51_afd7_ed55_8ccd);
             h ^ (h >> 32)

@@ -3,7 +3,7 @@
 use usmc_tests::build::tests_dir;
 use usmc_tests::netns::{Netns, ROOT};
 use usmc_tests::region::Hosts;
-use usmc_tests::{Fixture, is_plain};
+use usmc_tests::{Fixture, Process, is_plain};
 
 /// Bytes of a region between the two namespaces, each of which is a host's.
 const REGION: usize = 64 << 20;
@@ -119,5 +119,55 @@ fn no_next_program_reads_a_message() {
     }
     println!("execs that were refused so often: {refused:?}");
     assert!(is_plain() || refused[3] > 0, "no message was in the way");
+    fixture.finish();
+}
+
+/// A client has been reset and another one has its port. What the server still has of the first one is not the second one's other end.
+#[test]
+fn a_connection_that_was_reset_does_not_answer_for_its_namesake() {
+    let fixture = Fixture::new("in-band namesakes");
+    let net = Netns::new();
+    let hosts = Hosts::new(&fixture, 2, REGION);
+    for in_region in [false, true] {
+        let [number, from] = [(); 2].map(|()| fixture.port().to_string());
+        let start = |host: usize, program: &str, args: &[&str]| {
+            let mut command = net.command(&fixture, host, ROOT, program);
+            if in_region {
+                hosts.dress(host, &mut command);
+            }
+            let role = ["server", "client"][host];
+            command.args(args).arg(tests_dir().join("programs/python/namesake.py"));
+            command.args([role, &net.address(0), &number, &from]);
+            fixture.spawn(command)
+        };
+        let python = "/usr/bin/python3";
+        let mut server = start(0, python, &[]);
+        server.line_after("listening");
+        let mut plain = start(1, "/usr/bin/env", &["-u", "LD_PRELOAD", python]);
+        plain.line_after("connected");
+        server.line_after("first");
+        let step = |end: &mut Process, what: &str| {
+            end.say(what);
+            assert_eq!(end.line(), "done");
+        };
+        // So many that the server looks for a handshake of it.
+        for _ in 0..40 {
+            step(&mut plain, "go on");
+            step(&mut server, "first");
+        }
+        plain.succeed();
+        let mut client = start(1, python, &[]);
+        client.line_after("connected");
+        step(&mut server, "accept");
+        // It asks for its other end by now. The server hears of the reset at its next call alone.
+        (0..40).for_each(|_| step(&mut client, "go on"));
+        step(&mut server, "first");
+        (0..10).for_each(|_| step(&mut client, "go on"));
+        server.say("second");
+        assert_eq!(server.line(), "read 4500 of others 0", "in a region: {in_region}");
+        assert_eq!(server.line(), "done");
+        client.succeed();
+        server.succeed();
+    }
     fixture.finish();
 }

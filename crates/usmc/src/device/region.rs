@@ -23,7 +23,7 @@ use crate::host::board::{Board, Owners};
 use crate::os::process::Lock;
 use crate::os::reason::Reason;
 use crate::os::sys;
-use crate::os::{clock, config, log};
+use crate::os::{clock, config, log, procfs};
 use crate::record::conn::{self, Conn};
 use crate::record::near::{self, Near};
 
@@ -369,7 +369,7 @@ impl Owners for Region {
 /// Takes part in a region as a process of this kernel's ISM directory.
 fn join(region: &region::Region, station: u64) -> Option<Member> {
     let host = host::current();
-    let identity = Identity { host: provider::boot_id()?, directory: host.gid()?, station };
+    let identity = Identity { host: procfs::boot_id()?, directory: host.gid()?, station };
     let mut name = [0; 65];
     let name = sys::hostname(&mut name);
     // Two processes of a directory are one peer.

@@ -2,7 +2,8 @@
 //! still put a message into its stream?
 //!
 //! A connection between network namespaces has the same pair of addresses on both sides unless there is NAT between
-//! them, but no common cookie: [`ANY`] stands in its place. The state word decides every race between a message and a
+//! them, but no common cookie: [`ANY`] stands in its place. Only a connection to a loopback address has both ends in one namespace, of one
+//! kernel, and others of its names are likely in others: it is asked for there. The state word decides every race between a message and a
 //! change of mind, so that nobody has to wait for a message that does not come, nor takes one for the application's.
 //! Every process that shares the device can write here: what is said is a hint where to look, never a proof.
 
@@ -12,6 +13,7 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 use super::board::Board;
 use super::offers::is_for;
 use crate::host::{DmbRef, Message, OfferId, Stage};
+use crate::os::procfs;
 use crate::os::reason::Reason;
 use crate::record::tuple::Tuple;
 
@@ -19,7 +21,8 @@ use crate::record::tuple::Tuple;
 const ANY: u64 = u64::MAX;
 
 fn words_of(tuple: &Tuple) -> [u64; 6] {
-    Tuple { netns: ANY, ..*tuple }.words()
+    let netns = if tuple.server.is_loopback() { tuple.netns ^ procfs::boot() } else { ANY };
+    Tuple { netns, ..*tuple }.words()
 }
 
 /// The stages, and how the table has them.
@@ -164,4 +167,25 @@ pub fn write_memory(offer: &Offer, dmb: DmbRef) {
     offer.segment.store(dmb.segment, Relaxed);
     offer.slot.store(dmb.slot, Relaxed);
     offer.usage.store(dmb.usage, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::Ipv4Addr;
+
+    use super::*;
+    use crate::record::tuple::Endpoint;
+
+    #[test]
+    fn loopback_addresses_are_of_one_namespace() {
+        let named = |netns: u64, ip: [u8; 4]| {
+            let end = |port| Endpoint { addr: Ipv4Addr::from(ip).to_ipv6_mapped().octets(), port };
+            words_of(&Tuple { netns, client: end(40000), server: end(6379) })
+        };
+        assert_eq!(named(1, [10, 0, 0, 1]), named(2, [10, 0, 0, 1]));
+        assert_eq!(named(1, [127, 0, 0, 1]), named(1, [127, 0, 0, 1]));
+        assert_ne!(named(1, [127, 0, 0, 1]), named(2, [127, 0, 0, 1]));
+        // A namespace of the same number on another machine.
+        assert_ne!(named(1, [127, 0, 0, 1])[0], 1);
+    }
 }

@@ -1,6 +1,9 @@
-//! Other processes, as proc(5) shows them.
+//! Other processes, and this kernel's boot, as proc(5) shows them.
 
-use crate::os::path::{Path, each_line};
+use usmc_shm::sync::AtomicU64;
+use usmc_shm::sync::Ordering::Relaxed;
+
+use crate::os::path::{self, Path, each_line};
 use crate::os::sys::{self, Errno};
 
 /// The number of a pidfd's process; `None` once it is gone.
@@ -33,6 +36,30 @@ pub fn has_socket(pid: u32, inode: u64) -> Result<bool, Errno> {
     let dir = Path::of(format_args!("/proc/{pid}/fd"));
     sys::each_fd_in(dir.c(), false, |fd| has = has || is_socket(pid, fd, inode))?;
     Ok(has)
+}
+
+/// Which time this kernel has been booted: no other machine has this number.
+pub fn boot_id() -> Option<[u64; 2]> {
+    let mut digits = [0u8; 64];
+    let text = path::read(c"/proc/sys/kernel/random/boot_id", &mut digits)?;
+    let digits = text.trim().chars().filter(|digit| *digit != '-');
+    let id = digits
+        .map(|digit| digit.to_digit(16))
+        .try_fold(0u128, |id, digit| digit.map(|digit| id << 4 | u128::from(digit)))?;
+    (id != 0).then_some([(id >> 64) as u64, id as u64])
+}
+
+/// Half of [`boot_id`], read once; not 0. One that no other process has where `/proc` does not tell.
+pub fn boot() -> u64 {
+    static BOOT: AtomicU64 = AtomicU64::new(0);
+    match BOOT.load(Relaxed) {
+        0 => {
+            let boot = boot_id().map_or_else(sys::random, |[half, _]| half) | 1;
+            BOOT.store(boot, Relaxed);
+            boot
+        }
+        boot => boot,
+    }
 }
 
 #[cfg(test)]

@@ -46,6 +46,11 @@ impl Endpoint {
         self.ip().is_unspecified()
     }
 
+    /// Whether it is of this host alone, and of one network namespace of it.
+    pub fn is_loopback(&self) -> bool {
+        self.ip().is_loopback()
+    }
+
     /// The accepting end, as [`Tuple::words`] has it.
     pub fn server_of(words: &[u64; 6]) -> Endpoint {
         Endpoint::of([words[3], words[4]], words[5] as u16)

@@ -16,6 +16,7 @@ use usmc_shm::region::{self, Refused};
 
 use crate::os::clock;
 use crate::os::path::{self, Path};
+pub use crate::os::procfs::boot_id;
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::unix;
@@ -147,17 +148,6 @@ pub fn station(path: &str) -> u64 {
     };
     // It is negative until the server has said so.
     u64::try_from(position).map_or(0, |id| id + 1)
-}
-
-/// Which time this kernel has been booted, the host of a peer ([`usmc_shm::region::peers::Identity::host`]).
-pub fn boot_id() -> Option<[u64; 2]> {
-    let mut digits = [0u8; 64];
-    let text = path::read(c"/proc/sys/kernel/random/boot_id", &mut digits)?;
-    let digits = text.trim().chars().filter(|digit| *digit != '-');
-    let id = digits
-        .map(|digit| digit.to_digit(16))
-        .try_fold(0u128, |id, digit| digit.map(|digit| id << 4 | u128::from(digit)))?;
-    (id != 0).then_some([(id >> 64) as u64, id as u64])
 }
 
 /// The length of the region behind a descriptor.

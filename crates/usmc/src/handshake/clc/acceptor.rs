@@ -19,6 +19,7 @@ use crate::os::log;
 use crate::os::reason::Reason;
 use crate::record::clc_state::Step;
 use crate::record::conn::{self, Conn, F_CLC};
+use crate::record::kernel;
 use crate::record::phase::Phase;
 
 /// Says on the device that this process holds the connection that a client asks for, if one does.
@@ -28,6 +29,11 @@ pub fn hold_if_asked(fd: i32, conn: &Conn) -> bool {
     else {
         return false;
     };
+    // Another connection has the names of one that was reset, and its client asks.
+    if kernel::is_over(fd) {
+        conn.give_up(Reason::PeerGone);
+        return true;
+    }
     let Ok(true) = transition::is_free(fd, conn) else { return true };
     if let Err(reason) = can_be_given(id) {
         conn.give_up(reason);
