@@ -455,7 +455,7 @@ fn a_message_between_awake_peers_costs_no_system_call() {
 
 /// System calls of both ends together by which a connection changes over and ends (docs/waiting.md has the list); those of
 /// its messages before that have their counterparts over TCP.
-const CHANGE_OVER: i64 = 39;
+const CHANGE_OVER: i64 = 29;
 /// Those that carry messages by TCP until then, beyond the four of a connection of one exchange.
 const MESSAGES: i64 = 4;
 

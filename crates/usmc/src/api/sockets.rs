@@ -38,7 +38,7 @@ pub unsafe fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
         control::fresh(fd);
         if fd >= 0 && is_tcp {
             smc::created(fd, &request);
-            connecting::created(fd, kind);
+            connecting::made(fd, kind);
         }
     })
 }

@@ -34,7 +34,7 @@ use crate::record::conn::{
 use crate::record::near;
 use crate::record::phase::{Event, Phase};
 use crate::record::tuple::{Endpoint, Tuple};
-use crate::record::{kernel, limit, numbers, watched};
+use crate::record::{kernel, limit, numbers, options, watched};
 use crate::watch::observer;
 use attach::{step_acceptor, step_attached};
 use offer::{is_ours_alone, offer, step_client};
@@ -358,7 +358,8 @@ fn changed(fd: i32, index: u32) {
 
 /// SO_LINGER was set, or the slot is new: the peer has to know how a death ends this end. The caller holds the step's lock.
 pub fn note_linger(fd: i32, conn: &Conn, slot: &Slot) {
-    conn.end(slot).set_resets(kernel::resets(fd));
+    let may_reset = options::may_be_set(conn, libc::SOL_SOCKET, libc::SO_LINGER);
+    conn.end(slot).set_resets(may_reset && kernel::resets(fd));
 }
 
 fn usage(conn: &Conn) -> Use {
@@ -431,14 +432,18 @@ pub fn tune(fd: i32, conn: &Conn) {
     let Some(slot) = conn.slot() else { return };
     let end = conn.end(slot);
     end.keep_options();
-    if sockopt::int(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0) != 0 {
+    let is_set = |name| {
+        options::may_be_set(conn, libc::IPPROTO_TCP, name)
+            && sockopt::int(fd, libc::IPPROTO_TCP, name, 0) != 0
+    };
+    if is_set(libc::TCP_CORK) {
         end.set_cork(true);
         // Sends what is held back; later bytes are doorbells.
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &0i32);
     }
     if conn.clc.hurries.swap(0, Relaxed) != 0 {
         // It is on already, and the application has not set it.
-    } else if sockopt::int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 0) != 0 {
+    } else if is_set(libc::TCP_NODELAY) {
         end.set_nodelay(true);
     } else {
         let _ = sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32);
@@ -478,13 +483,20 @@ pub fn disconnecting(conn: &Conn) {
     conn.set_flag(F_CLIENT | F_TUNED, false);
 }
 
-fn has_high_lowat(fd: i32) -> bool {
-    sockopt::int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1) > 1
+fn has_high_lowat(fd: i32, conn: &Conn) -> bool {
+    kernels_lowat(fd, conn) > 1
+}
+
+fn kernels_lowat(fd: i32, conn: &Conn) -> i32 {
+    match options::may_be_set(conn, libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        true => sockopt::int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1),
+        false => 1,
+    }
 }
 
 /// SO_RCVLOWAT is ours from now on: a doorbell is one byte, and has to wake.
 fn take_lowat(fd: i32, conn: &Conn) {
-    let lowat = sockopt::int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1);
+    let lowat = kernels_lowat(fd, conn);
     if lowat > 1 {
         conn.set_lowat(lowat as u32);
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &1i32);

@@ -165,6 +165,8 @@ pub struct Conn {
     pub slot_index: AtomicU32,
     /// Which use of the slot (`usmc_shm::handshake::Use`).
     pub usage: AtomicU32,
+    /// Options that may have another value than a new socket's ([`crate::record::options`]).
+    pub options: AtomicU32,
     /// The device (`device::Index`) that the slot belongs to, or that a handshake was begun for; and what the slot's processes have
     /// in common ([`Near`]).
     pub device: AtomicU32,

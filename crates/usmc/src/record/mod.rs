@@ -7,6 +7,7 @@ pub mod kernel;
 pub mod limit;
 pub mod near;
 pub mod numbers;
+pub mod options;
 pub mod order;
 pub mod phase;
 pub mod tuple;

@@ -8,6 +8,7 @@ use crate::os::reason::Reason;
 use crate::os::{config, log};
 use crate::record::conn::{self, F_CHILDREN_TCP};
 use crate::record::numbers;
+use crate::record::options;
 use crate::record::phase::Phase;
 use crate::record::tuple::{Endpoint, Tuple};
 use crate::watch::observer;
@@ -20,6 +21,7 @@ pub fn accepted(listener: u32, fd: i32, flags: i32, peer: &libc::sockaddr_storag
     // Accepted sockets inherit their listener's buffer sizes.
     conn.snd_buf.store(from.snd_buf.load(Relaxed), Relaxed);
     conn.rcv_buf.store(from.rcv_buf.load(Relaxed), Relaxed);
+    options::inherit(conn, from);
     if from.phase() == Phase::Listen {
         connect::still_listening(from);
     }

@@ -10,6 +10,7 @@ use crate::os::reason::Reason;
 use crate::os::table::{self, Entry};
 use crate::os::{config, kernel_only};
 use crate::record::conn::{self, Conn, F_ADOPTED, F_NONBLOCK};
+use crate::record::options;
 use crate::record::order;
 use crate::record::phase::{Event, Phase};
 use crate::record::tuple::{self, Endpoint, Tuple};
@@ -25,6 +26,13 @@ pub fn is_tcp(family: i32, kind: i32, protocol: i32) -> bool {
         && matches!(protocol, 0 | libc::IPPROTO_TCP)
 }
 
+/// A TCP socket that this process has made.
+pub fn made(fd: i32, kind: i32) {
+    if let Some(index) = created(fd, kind) {
+        options::begin(conn::at(index));
+    }
+}
+
 /// A new TCP socket `fd`: gives it a record. Returns the record's index.
 pub fn created(fd: i32, kind: i32) -> Option<u32> {
     if config::get().off || kernel_only::is_sandboxed() {
@@ -37,6 +45,7 @@ pub fn created(fd: i32, kind: i32) -> Option<u32> {
         // Nobody else knows the record yet, which had no flags.
         conn.flags.store(F_NONBLOCK, Relaxed);
     }
+    options::doubt(conn);
     conn.go(Event::Made);
     if !table::set(fd, Entry::Conn(index)) {
         conn::free(index);

@@ -10,6 +10,7 @@ use crate::os::sys::{self, Errno};
 use crate::os::{clock, sockopt};
 use crate::record::conn::{self, Conn, F_TUNED};
 use crate::record::limit;
+use crate::record::options;
 use crate::record::phase::Phase;
 use crate::stream::{fallback, room};
 use crate::watch::observer;
@@ -45,6 +46,7 @@ pub enum Verdict {
 /// setsockopt(2); `value` is the int it begins with.
 pub fn set(fd: i32, index: u32, level: i32, name: i32, value: i32) -> Verdict {
     let conn = conn::at(index);
+    options::note(conn, level, name);
     if needs_kernel(level, name, value) {
         if let Err(code) = leave_to_kernel(fd, index) {
             return Verdict::Fail(code);

@@ -36,7 +36,7 @@ use crate::record::clc_state::Step;
 use crate::record::conn::{self, Conn, F_CLC, F_CLIENT, F_DEPUTY, F_SHARED};
 use crate::record::phase::{Event, Phase};
 use crate::record::tuple::{Endpoint, Tuple};
-use crate::record::{kernel, limit, numbers, watched};
+use crate::record::{kernel, limit, numbers, options, watched};
 
 /// [`crate::record::clc_state::State::control`]: no agent is to be asked.
 ///
@@ -412,7 +412,7 @@ const F_SETOWN_EX: i32 = 15;
 /// Sets a socket's options as another one's are. `is_new`: the socket has those that every socket begins with.
 fn copy_options(from: i32, to: i32, is_new: bool, conn: &Conn) {
     // Each with the value that a socket begins with.
-    const INTEGERS: [(i32, i32, i32); 6] = [
+    const INTEGERS: [(libc::c_int, libc::c_int, i32); 6] = [
         (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
@@ -420,13 +420,17 @@ fn copy_options(from: i32, to: i32, is_new: bool, conn: &Conn) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY, 0),
         (libc::IPPROTO_TCP, libc::TCP_CORK, 0),
     ];
-    for (level, name, first) in INTEGERS {
+    // Towards a new socket, what nobody has set is the same.
+    let is_all = !is_new || conn.clc.hurries.load(Relaxed) != 0;
+    let is_due = |level, name| is_all || options::may_be_set(conn, level, name);
+    for (level, name, first) in INTEGERS.into_iter().filter(|(l, n, _)| is_due(*l, *n)) {
         let value = sockopt::int(from, level, name, first);
         if !is_new || value != first {
             let _ = sys::setsockopt(to, level, name, &value);
         }
     }
-    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+    let is_due = |name: &libc::c_int| is_due(libc::SOL_SOCKET, *name);
+    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO].into_iter().filter(is_due) {
         let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
         let known = sys::getsockopt(from, libc::SOL_SOCKET, name, &mut limit).is_ok();
         if known && (!is_new || (limit.tv_sec, limit.tv_usec) != (0, 0)) {
@@ -434,8 +438,10 @@ fn copy_options(from: i32, to: i32, is_new: bool, conn: &Conn) {
         }
     }
     let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
-    let known = sys::getsockopt(from, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger).is_ok();
-    if known && (!is_new || (linger.l_onoff, linger.l_linger) != (0, 0)) {
+    if is_due(&libc::SO_LINGER)
+        && sys::getsockopt(from, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger).is_ok()
+        && (!is_new || (linger.l_onoff, linger.l_linger) != (0, 0))
+    {
         let _ = sys::setsockopt(to, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
     }
     // The owner, which SIGURG goes to: its kind and its id.

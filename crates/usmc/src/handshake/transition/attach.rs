@@ -91,7 +91,7 @@ pub(super) fn step_acceptor(fd: i32, conn: &Conn) {
         Err(reason) => return conn.give_up(reason),
     }
     // Once attached we may be rung, and a doorbell is one byte: it has to wake.
-    if has_high_lowat(fd) {
+    if has_high_lowat(fd, conn) {
         return conn.give_up(Reason::KernelFeature);
     }
     let known = segment::use_peer(found.dmb.segment).or_else(|| {

@@ -146,7 +146,7 @@ pub(super) fn step_client(fd: i32, conn: &Conn) {
             }
         }
         // Nothing smaller than the mark may wake a thread that sleeps on the kernel's socket by now, a doorbell has to.
-        SlotState::Attached if has_high_lowat(fd) => {
+        SlotState::Attached if has_high_lowat(fd, conn) => {
             if call_off(conn) {
                 conn.give_up(Reason::KernelFeature);
             }
