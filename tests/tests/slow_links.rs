@@ -211,3 +211,55 @@ fn what_was_said_in_the_ring_before_an_end_that_came_by_tcp_is_read() {
     println!("{} connections in shared memory", ends.len());
     fixture.finish();
 }
+
+/// Each thread of a server makes a listener, and echoes to one client.
+const LISTENERS: &str = "import socket, sys, threading
+def serve(port):
+    l = socket.create_server(('0.0.0.0', port)); print('listening', flush=True)
+    s = l.accept()[0]
+    while data := s.recv(1000): s.sendall(data)
+threads = [threading.Thread(target=serve, args=(int(port),)) for port in sys.argv[1:]]
+for t in threads: t.start()
+for t in threads: t.join()
+";
+/// A client that sends and receives until its standard input has a line.
+const ASKS: &str = "import select, socket, sys
+s = socket.create_connection((sys.argv[1], int(sys.argv[2]))); print('port', s.getsockname()[1], flush=True)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    s.sendall(b'x' * 100); assert len(s.recv(100, socket.MSG_WAITALL)) == 100
+";
+
+/// One thread maps the regions, which takes its time; the other one's listener is in them as well.
+#[test]
+fn listeners_of_threads_that_begin_at_once_are_all_in_a_region() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("listeners of threads");
+    let net = Netns::new();
+    let hosts = Hosts::new(&fixture, 2, 64 << 20);
+    let numbers = [(); 2].map(|()| fixture.port().to_string());
+    let command = |host: usize, program: &str| {
+        let mut command = net.command(&fixture, host, Who::default(), program);
+        hosts.dress(host, &mut command);
+        command
+    };
+    let mut server = command(0, "strace");
+    server.args(["-f", "-qq", "-o", "/dev/null", "-P"]).arg(hosts.region());
+    server.args(["-e", "inject=openat:delay_exit=500000"]);
+    server.args(["/usr/bin/python3", "-c", LISTENERS]).args(&numbers);
+    let mut server = fixture.spawn(server);
+    (0..2).for_each(|_| assert_eq!(server.line(), "listening"));
+    for number in &numbers {
+        let mut client = command(1, "/usr/bin/python3");
+        client.args(["-c", ASKS, &net.address(0), number]);
+        let mut client = fixture.spawn(client);
+        let port = u16::try_from(client.number_after("port")).expect("a port");
+        wait_for_memory(&fixture, port);
+        client.say("enough");
+        client.succeed();
+    }
+    server.succeed();
+    println!("2 connections in shared memory");
+    fixture.finish();
+}

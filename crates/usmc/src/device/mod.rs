@@ -278,7 +278,7 @@ pub fn changes() -> impl Iterator<Item = (Index, &'static dyn Device, u64)> {
 
 /// Fork, in the child: what this process is on its devices, its parent was not.
 pub fn after_fork() {
-    region::REGIONS.iter().for_each(region::Region::after_fork);
+    region::after_fork();
 }
 
 /// The process ends in an orderly way.

@@ -40,12 +40,15 @@ pub static REGIONS: [Region; MOST] =
 
 /// Regions that are there: they come first in the list.
 static COUNT: AtomicU8 = AtomicU8::new(0);
-/// They were looked for, or a thread looks.
+/// They were looked for.
 static IS_LOOKED_FOR: AtomicBool = AtomicBool::new(false);
+/// Held by the thread that looks. The others wait, as their listeners are to be in all regions.
+static LOOK: Lock = Lock::new();
 
 /// How many there are. They are looked for the first time.
 pub fn count() -> u8 {
-    if !IS_LOOKED_FOR.load(Relaxed) {
+    // Acquire: those that were found are counted.
+    if !IS_LOOKED_FOR.load(Acquire) {
         look();
     }
     // Acquire: what is counted is mapped.
@@ -54,11 +57,20 @@ pub fn count() -> u8 {
 
 #[cold]
 fn look() {
-    // One thread maps them.
-    if !IS_LOOKED_FOR.swap(true, AcqRel) {
-        let configured = config::get().regions();
-        provider::each(configured, |path| add(path, provider::is_auto(configured)));
+    // Not the thread that maps them, whose own calls or signal handlers ask.
+    let Some(_held) = LOOK.enter() else { return };
+    if IS_LOOKED_FOR.load(Relaxed) {
+        return;
     }
+    let configured = config::get().regions();
+    provider::each(configured, |path| add(path, provider::is_auto(configured)));
+    IS_LOOKED_FOR.store(true, Release);
+}
+
+/// Fork, in the child: the thread that looked is its parent's.
+pub(super) fn after_fork() {
+    LOOK.reset();
+    REGIONS.iter().for_each(Region::after_fork);
 }
 
 /// One more, if it can be used. Others' devices are no mistake where nobody has named them.
@@ -291,7 +303,7 @@ impl Region {
     }
 
     /// Fork, in the child: what it claims is not its parent's.
-    pub(super) fn after_fork(&self) {
+    fn after_fork(&self) {
         self.lock.reset();
         self.member.store(0, Relaxed);
     }
