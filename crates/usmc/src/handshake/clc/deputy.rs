@@ -412,7 +412,7 @@ const F_SETOWN_EX: i32 = 15;
 /// Sets a socket's options as another one's are. `is_new`: the socket has those that every socket begins with.
 fn copy_options(from: i32, to: i32, is_new: bool, conn: &Conn) {
     // Each with the value that a socket begins with.
-    const INTEGERS: [(libc::c_int, libc::c_int, i32); 6] = [
+    const INTEGERS: [(i32, i32, i32); 6] = [
         (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
@@ -429,7 +429,7 @@ fn copy_options(from: i32, to: i32, is_new: bool, conn: &Conn) {
             let _ = sys::setsockopt(to, level, name, &value);
         }
     }
-    let is_due = |name: &libc::c_int| is_due(libc::SOL_SOCKET, *name);
+    let is_due = |name: &i32| is_due(libc::SOL_SOCKET, *name);
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO].into_iter().filter(is_due) {
         let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
         let known = sys::getsockopt(from, libc::SOL_SOCKET, name, &mut limit).is_ok();
