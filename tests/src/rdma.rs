@@ -76,15 +76,43 @@ impl Hosts {
 /// # Panics
 /// When it does not start.
 pub fn start_for_loopback(fixture: &Fixture) -> Process {
-    let fabric = Fabric::create(&fixture.scratch().join("fabric")).expect("a directory");
-    fabric.device("host", 1024).expect("a line");
-    fabric.gid("host", 1, Ipv4Addr::LOCALHOST.to_ipv6_mapped(), "lo").expect("a line");
+    let fabric = loopback(fixture);
     let mut command = fixture.plain(build::agent());
     command.arg("--socket").arg(fixture.ism_dir().join("agent")).args(["--ueid", "HOSTS"]);
     command.env("USMC_IBVERBS", build::fake_verbs()).env(DIRECTORY, fabric.directory());
     let mut agent = fixture.spawn(command);
     assert_eq!(agent.line(), "ready");
     agent
+}
+
+/// As [`start_for_loopback`], by systemd-socket-activate(1): when the first connection is handed over. It tells `manager`, which is the
+/// path of a socket, how it is.
+///
+/// # Panics
+/// When the socket does not come.
+pub fn activate_for_loopback(fixture: &Fixture, manager: &Path) -> Process {
+    let fabric = loopback(fixture);
+    let socket = fixture.ism_dir().join("agent");
+    let mut command = fixture.plain(build::system_program("systemd-socket-activate"));
+    command.arg("--seqpacket").arg("-l").arg(&socket);
+    command.env("NOTIFY_SOCKET", manager).env("USMC_IBVERBS", build::fake_verbs());
+    command.env(DIRECTORY, fabric.directory());
+    // It hands the environment on by name.
+    for name in ["NOTIFY_SOCKET", "USMC_IBVERBS", DIRECTORY, "USMC_TESTS_ID"] {
+        command.args(["-E", name]);
+    }
+    command.arg(build::agent()).args(["--ueid", "HOSTS"]);
+    let agent = fixture.spawn(command);
+    fixture.wait_until("the agent's socket", || socket.exists());
+    agent
+}
+
+/// A fabric with one device, which has the loopback address.
+fn loopback(fixture: &Fixture) -> Fabric {
+    let fabric = Fabric::create(&fixture.scratch().join("fabric")).expect("a directory");
+    fabric.device("host", 1024).expect("a line");
+    fabric.gid("host", 1, Ipv4Addr::LOCALHOST.to_ipv6_mapped(), "lo").expect("a line");
+    fabric
 }
 
 /// The agents of a network's client and server, and their hosts' ISM directories.

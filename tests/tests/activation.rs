@@ -146,3 +146,26 @@ fn systemd_gives_each_connection_as_a_further_descriptor() {
     drop(server);
     fixture.finish();
 }
+
+/// As `make install` would install them, but for the path of the command.
+#[test]
+fn the_units_are_what_systemd_understands() {
+    let fixture = Fixture::new("units");
+    let units = build::tests_dir().join("../docs/systemd");
+    let mut command = fixture.plain(build::system_program("systemd-analyze"));
+    command.args(["verify", "--man=no"]);
+    let mut count = 0;
+    for unit in fs::read_dir(units).expect("the units").flatten() {
+        let text = fs::read_to_string(unit.path()).expect("a unit");
+        let usmc = build::usmc().display().to_string();
+        let path = fixture.scratch().join(unit.file_name());
+        fs::write(&path, text.replace("/usr/local/bin/usmc", &usmc)).expect("our own file");
+        command.arg(path);
+        count += 1;
+    }
+    let said = command.output().expect("systemd-analyze");
+    let text = String::from_utf8_lossy(&said.stderr);
+    assert!(said.status.success() && text.is_empty(), "{text}");
+    assert_eq!(count, 5, "units");
+    fixture.finish();
+}

@@ -1,13 +1,14 @@
 //! Programs of two hosts whose connections go by RDMA: by the fake libibverbs, which proves everything but the wire.
 
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
 use usmc_tests::build::{system_program, tests_dir, usmc};
 use usmc_tests::network::{self, At, Network};
-use usmc_tests::rdma::{Hosts, agents_of, share};
+use usmc_tests::rdma::{Hosts, activate_for_loopback, agents_of, share};
 use usmc_tests::{Fixture, Process, is_plain};
 
 const CLIENT: usize = 0;
@@ -497,4 +498,48 @@ fn connections_are_made_meanwhile(
     client.succeed();
     server.close_stdin();
     server.succeed();
+}
+
+/// systemd has the socket, and starts the agent for the first connection, which is carried already. The socket is there when the agent has
+/// gone.
+#[test]
+fn an_agent_that_is_started_by_its_socket_carries_the_first_connection() {
+    if is_plain() {
+        return;
+    }
+    let fixture = Fixture::new("activated agent");
+    let path = fixture.scratch().join("manager");
+    let manager = UnixDatagram::bind(&path).expect("a socket");
+    manager.set_read_timeout(Some(fixture.time_left())).expect("a limit");
+    let heard = || {
+        let mut text = [0; 64];
+        let len = manager.recv(&mut text).expect("word of the agent");
+        String::from_utf8_lossy(&text[..len]).trim().to_owned()
+    };
+    let mut agent = activate_for_loopback(&fixture, &path);
+    let port = fixture.port();
+    let start = |role: &str, rest: &[&str]| {
+        let mut command = fixture.command("/usr/bin/python3");
+        command.env("USMC_PEERS", "127.0.0.1").env("USMC_LOOPBACK", "off");
+        command.arg(tests_dir().join("programs/python/echo.py"));
+        command.args([role, "poll", "127.0.0.1", &port.to_string()]).args(rest);
+        fixture.spawn(command)
+    };
+    let mut server = start("server", &[]);
+    assert_eq!(server.line(), "listening");
+    let mut client = start("client", &["pause"]);
+    assert_eq!(heard(), "READY=1");
+    let _ = client.number_after("port ");
+    fixture.wait_until("the connection by RDMA", || share(&fixture.connections(port)) == (2, 2));
+    agent.signal(libc::SIGTERM);
+    assert_eq!(heard(), "STOPPING=1");
+    // Its connections end first.
+    client.close_stdin();
+    client.succeed();
+    server.succeed();
+    agent.succeed();
+    assert!(fixture.ism_dir().join("agent").exists(), "the socket is systemd's");
+    fs::remove_file(fixture.ism_dir().join("agent")).expect("its file");
+    println!("2 of 2 ends by RDMA");
+    fixture.finish();
 }

@@ -23,6 +23,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -68,9 +69,8 @@ enum Door {
 
 /// The socket, and the processes that are there.
 pub struct Control {
-    path: PathBuf,
-    /// The file's device and number: another agent's file is left alone.
-    file: (u64, u64),
+    /// The socket's file, if it is ours to remove, with its device and number: another agent's file is left alone.
+    file: Option<(PathBuf, (u64, u64))>,
     door: Door,
     visitors: HashMap<u64, Visitor>,
     asked: HashMap<Ticket, u64>,
@@ -111,16 +111,36 @@ impl Control {
         listen(&listener, BACKLOG)?;
         service.rest().watch(&listener, LISTENER)?;
         let file = fs::symlink_metadata(path)?;
-        Ok(Control {
-            path: path.into(),
-            file: (file.dev(), file.ino()),
+        Ok(Control::open(listener, Some((path.into(), (file.dev(), file.ino())))))
+    }
+
+    /// Lets processes in by a socket that a service manager has made and listens on, whoever these may be. Its file stays when the agent ends.
+    ///
+    /// # Errors
+    /// `ENOTSOCK`; `EPROTOTYPE` where it is no listening UNIX socket of sequenced packets.
+    pub fn given(listener: OwnedFd, service: &Service) -> io::Result<Control> {
+        let is_fit = sockopt::socket_type(&listener)? == SocketType::SEQPACKET
+            && sockopt::socket_domain(&listener)? == AddressFamily::UNIX
+            && sockopt::socket_acceptconn(&listener)?;
+        if !is_fit {
+            return Err(Errno::PROTOTYPE.into());
+        }
+        let flags = rustix::fs::fcntl_getfl(&listener)?;
+        rustix::fs::fcntl_setfl(&listener, flags | OFlags::NONBLOCK)?;
+        service.rest().watch(&listener, LISTENER)?;
+        Ok(Control::open(listener, None))
+    }
+
+    fn open(listener: OwnedFd, file: Option<(PathBuf, (u64, u64))>) -> Control {
+        Control {
+            file,
             door: Door::Open(listener),
             visitors: HashMap::new(),
             asked: HashMap::new(),
             silent: VecDeque::new(),
             next: 1,
             is_draining: false,
-        })
+        }
     }
 
     /// Nobody hands over any more: connections stay TCP. They can be fetched still.
@@ -133,13 +153,14 @@ impl Control {
         matches!(self.door, Door::Closed)
     }
 
-    /// Nobody is let in any more, and the file goes. Requests that are there are answered still.
+    /// Nobody is let in any more, and the file goes, if it is the agent's. Requests that are there are answered still.
     pub fn close(&mut self) {
         self.door = Door::Closed;
-        if let Ok(file) = fs::symlink_metadata(&self.path)
-            && (file.dev(), file.ino()) == self.file
+        if let Some((path, known)) = &self.file
+            && let Ok(file) = fs::symlink_metadata(path)
+            && (file.dev(), file.ino()) == *known
         {
-            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(path);
         }
         let is_silent = |visitor: &Visitor| visitor.stage == Stage::Silent;
         self.visitors.retain(|_, visitor| !is_silent(visitor));

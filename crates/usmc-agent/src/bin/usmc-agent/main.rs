@@ -2,6 +2,7 @@
 
 mod options;
 mod signals;
+mod systemd;
 
 use std::env;
 use std::error::Error;
@@ -12,6 +13,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use options::Options;
+use sd_notify::NotifyState;
 use smc_proto::handshake::Host;
 use smc_proto::ids::PeerId;
 use smc_proto::list::List;
@@ -52,6 +54,10 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let given = systemd::listener()?;
+    if given.is_none() && options.socket.as_os_str().is_empty() {
+        return Err("--socket PATH is needed: where programs find the agent".into());
+    }
     let signals = signals::listen()?;
     sys::allow_many_descriptors();
     let adapters = adapters(options)?;
@@ -64,14 +70,18 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     };
     let driver = Driver::new(config, adapters)?;
     let service = Service::new(driver, Rest::new(options.spin)?, options.shift)?;
-    let control = Control::listen(&options.socket, &service)
-        .map_err(|error| format!("{}: {error}", options.socket.display()))?;
-    fs::set_permissions(&options.socket, fs::Permissions::from_mode(options.mode))?;
+    let control = match given {
+        Some(listener) => Control::given(listener, &service).map_err(|error| {
+            format!("the socket that systemd has made: {error}; ListenSequentialPacket= makes the right one")
+        })?,
+        None => listen(options, &service)?,
+    };
     let mut agent = Agent::new(service, control);
     agent.watch_orders(&signals)?;
     let mut out = std::io::stdout();
     writeln!(out, "ready")?;
     out.flush()?;
+    systemd::tell(NotifyState::Ready);
     let mut has_told = false;
     while agent.stage() != Stage::Done {
         let found = agent.turn(|event| {
@@ -85,10 +95,19 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             say(format_args!("usmc-agent: connections stay TCP: {refusal}"));
         }
         if found.order && signals::take(&signals) {
+            systemd::tell(NotifyState::Stopping);
             agent.end();
         }
     }
     Ok(())
+}
+
+/// The agent's own socket.
+fn listen(options: &Options, service: &Service) -> Result<Control, Box<dyn Error>> {
+    let control = Control::listen(&options.socket, service)
+        .map_err(|error| format!("{}: {error}", options.socket.display()))?;
+    fs::set_permissions(&options.socket, fs::Permissions::from_mode(options.mode))?;
+    Ok(control)
 }
 
 /// The devices that were named, or all.

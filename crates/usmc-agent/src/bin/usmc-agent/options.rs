@@ -28,6 +28,7 @@ Usage: usmc-agent --socket PATH [OPTION]...
   --verbose             tell what happens
   --help
 
+A socket that systemd has made for it comes before --socket and --socket-mode.
 It says `ready` once it listens. SIGTERM ends it when its last connection is over;
 a second SIGTERM aborts what is left.
 ";
@@ -37,6 +38,7 @@ const SHIFTS: std::ops::RangeInclusive<u32> = 14..=22;
 
 #[derive(Debug)]
 pub(crate) struct Options {
+    /// Empty: none was named.
     pub(crate) socket: PathBuf,
     /// Permission bits.
     pub(crate) mode: u32,
@@ -123,9 +125,6 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Opti
             _ => return Err(format!("{name} is no option: --help lists them")),
         }
     }
-    if options.socket.as_os_str().is_empty() {
-        return Err("--socket PATH is needed: where programs find the agent".into());
-    }
     Ok(Some(options))
 }
 
@@ -192,7 +191,6 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         for (line, about) in [
-            ("", "--socket"),
             ("--socket", "value"),
             ("--socket x --spin often", "often"),
             ("--socket x --ring-size 65000", "power of two"),
