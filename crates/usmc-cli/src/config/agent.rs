@@ -4,8 +4,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::file::scalar;
 
-/// Its keys, each with the option of the same meaning. The first one is a list.
-const KEYS: [(&str, &str); 7] = [
+/// Its keys, each with the option of the same meaning. The first one is a list; the last ones have the names of the kernel's settings below
+/// `net.smc` (Documentation/networking/smc-sysctl.rst).
+const KEYS: [(&str, &str); 10] = [
     ("devices", "--device"),
     ("socket_mode", "--socket-mode"),
     ("spin", "--spin"),
@@ -13,6 +14,9 @@ const KEYS: [(&str, &str); 7] = [
     ("max_links", "--max-links"),
     ("max_conns", "--max-conns"),
     ("testlink_time", "--testlink-time"),
+    ("smcr_max_links_per_lgr", "--max-links"),
+    ("smcr_max_conns_per_lgr", "--max-conns"),
+    ("smcr_testlink_time", "--testlink-time"),
 ];
 
 /// What a file says of the agent: options of usmc-agent, with their values.
@@ -30,6 +34,9 @@ pub fn parse(table: &DeTable<'_>) -> Result<Agent, String> {
             let names = KEYS.map(|(name, _)| name).join(", ");
             return Err(format!("there is no {name:?}; its keys are {names}"));
         };
+        if agent.iter().any(|(said, _)| said == option) {
+            return Err(format!("{name:?} has another name there already: keep one"));
+        }
         let values = match value.get_ref() {
             DeValue::Array(items) if *option == "--device" => {
                 items.iter().map(|item| scalar(item.get_ref())).collect()
@@ -59,6 +66,11 @@ mod tests {
         let has = |option, value: &str| agent.contains(&(option, value.to_owned()));
         assert!(has("--device", "a") && has("--device", "b") && has("--max-links", "2"));
         assert!(has("--spin", "never") && agent.len() == 4);
+        let agent = read("smcr_max_conns_per_lgr = 16\nsmcr_testlink_time = 5").expect("good");
+        let has = |option, value: &str| agent.contains(&(option, value.to_owned()));
+        assert!(has("--max-conns", "16") && has("--testlink-time", "5") && agent.len() == 2);
+        let twice = read("max_conns = 16\nsmcr_max_conns_per_lgr = 16");
+        assert!(twice.is_err_and(|said| said.contains("keep one")));
         assert!(read("links = 2").is_err_and(|said| said.contains("max_links")));
         assert!(read("max_links = [2]").is_err_and(|said| said.contains("one string")));
         assert!(read("devices = [[1]]").is_err_and(|said| said.contains("names")));
