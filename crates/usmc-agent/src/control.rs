@@ -114,7 +114,8 @@ impl Control {
         Ok(Control::open(listener, Some((path.into(), (file.dev(), file.ino())))))
     }
 
-    /// Lets processes in by a socket that a service manager has made and listens on, whoever these may be. Its file stays when the agent ends.
+    /// Lets processes in by a socket that a service manager has made and listens on; the file's permissions say which. The file stays when
+    /// the agent ends.
     ///
     /// # Errors
     /// `ENOTSOCK`; `EPROTOTYPE` where it is no listening UNIX socket of sequenced packets.

@@ -40,14 +40,14 @@ pub static REGIONS: [Region; MOST] =
 
 /// Regions that are there: they come first in the list.
 static COUNT: AtomicU8 = AtomicU8::new(0);
-/// They were looked for.
+/// The regions were looked for.
 static IS_LOOKED_FOR: AtomicBool = AtomicBool::new(false);
 /// Held by the thread that looks. The others wait, as their listeners are to be in all regions.
 static LOOK: Lock = Lock::new();
 
 /// How many there are. They are looked for the first time.
 pub fn count() -> u8 {
-    // Acquire: those that were found are counted.
+    // Acquire: all regions that were found are counted.
     if !IS_LOOKED_FOR.load(Acquire) {
         look();
     }
@@ -57,7 +57,7 @@ pub fn count() -> u8 {
 
 #[cold]
 fn look() {
-    // Not the thread that maps them, whose own calls or signal handlers ask.
+    // The thread that maps them does not wait for itself: its own calls and its signal handlers ask, too.
     let Some(_held) = LOOK.enter() else { return };
     if IS_LOOKED_FOR.load(Relaxed) {
         return;

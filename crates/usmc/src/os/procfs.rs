@@ -49,7 +49,7 @@ pub fn boot_id() -> Option<[u64; 2]> {
     (id != 0).then_some([(id >> 64) as u64, id as u64])
 }
 
-/// Half of [`boot_id`], read once; not 0. One that no other process has where `/proc` does not tell.
+/// Half of [`boot_id`], read once; not 0. A random number where `/proc` does not tell, so that no other process has the same.
 pub fn boot() -> u64 {
     static BOOT: AtomicU64 = AtomicU64::new(0);
     match BOOT.load(Relaxed) {

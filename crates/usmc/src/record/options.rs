@@ -5,7 +5,7 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 use super::conn::{Conn, F_ADOPTED, F_COPIED, F_SHARED};
 
-/// Those that somebody asks for.
+/// The options that the library asks the kernel for.
 const NAMED: [(i32, i32); 9] = [
     (libc::SOL_SOCKET, libc::SO_OOBINLINE),
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
@@ -17,7 +17,7 @@ const NAMED: [(i32, i32); 9] = [
     (libc::IPPROTO_TCP, libc::TCP_NODELAY),
     (libc::IPPROTO_TCP, libc::TCP_CORK),
 ];
-/// Any of them: a socket that this process has not made.
+/// All bits: the options of a socket that this process has not made.
 const ANY: u32 = u32::MAX;
 
 /// The option's bit; 0 = it is not asked for.
@@ -48,12 +48,12 @@ pub fn note(conn: &Conn, level: i32, name: i32) {
     }
 }
 
-/// What other processes set of a socket that they have, too, is not heard of.
+/// The bits of the options that may be set. The library does not hear of a setsockopt(2) in another process that has the socket, too.
 fn known(conn: &Conn) -> u32 {
     if conn.has(F_ADOPTED | F_COPIED | F_SHARED) { ANY } else { conn.options.load(Relaxed) }
 }
 
-/// Whether it may have another value than a new socket's. For those of which nothing is noted it always may.
+/// Whether the option may have another value than a new socket's. An option outside the list always may.
 pub fn may_be_set(conn: &Conn, level: i32, name: i32) -> bool {
     let bit = bit(level, name);
     bit == 0 || known(conn) & bit != 0

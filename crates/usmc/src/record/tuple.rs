@@ -46,7 +46,7 @@ impl Endpoint {
         self.ip().is_unspecified()
     }
 
-    /// Whether it is of this host alone, and of one network namespace of it.
+    /// Whether the address is this host's alone, and of one network namespace.
     pub fn is_loopback(&self) -> bool {
         self.ip().is_loopback()
     }

@@ -427,7 +427,7 @@ fn behind_ring(fd: i32, conn: &Conn, slot: &Slot, to: &mut Buffers, flags: i32) 
 }
 
 /// Whether the bytes of TCP are read. The sender may have gone over to the ring, filled it and ended since the caller asked where the next
-/// bytes come from: the kernel's word on the end is about what is in the ring, too.
+/// bytes come from: the kernel's end stands behind the bytes of the ring, too.
 #[cold]
 fn is_past_tcp(fd: i32, conn: &Conn, span: &RxSpan<'_>, slot: &Slot) -> bool {
     let source = span.source(|| kernel::tcp_read(fd, conn, slot));

@@ -1,5 +1,5 @@
-//! systemd, where it has started the agent: the socket that it has made (sd_listen_fds(3)), and its word of how the agent is
-//! (sd_notify(3)).
+//! systemd, where it has started the agent: the socket that systemd has made (sd_listen_fds(3)), and the agent's word to it of how the
+//! agent is (sd_notify(3)).
 
 use std::error::Error;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -19,7 +19,7 @@ pub(crate) fn listener() -> Result<Option<OwnedFd>, Box<dyn Error>> {
     Ok(given.next().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// Tells systemd, if that wants word. What it does not hear of does no harm.
+/// Tells systemd, if systemd wants word. A word that is lost does no harm.
 pub(crate) fn tell(state: NotifyState<'_>) {
     let _ = sd_notify::notify(&[state]);
 }

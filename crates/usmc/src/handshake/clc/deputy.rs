@@ -420,7 +420,7 @@ fn copy_options(from: i32, to: i32, is_new: bool, conn: &Conn) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY, 0),
         (libc::IPPROTO_TCP, libc::TCP_CORK, 0),
     ];
-    // Towards a new socket, what nobody has set is the same.
+    // A new socket has the same value of each option that nobody has set.
     let is_all = !is_new || conn.clc.hurries.load(Relaxed) != 0;
     let is_due = |level, name| is_all || options::may_be_set(conn, level, name);
     for (level, name, first) in INTEGERS.into_iter().filter(|(l, n, _)| is_due(*l, *n)) {
