@@ -212,10 +212,10 @@ fn what_was_said_in_the_ring_before_an_end_that_came_by_tcp_is_read() {
     fixture.finish();
 }
 
-/// Each thread of a server makes a listener, and echoes to one client.
-const LISTENERS: &str = "import socket, sys, threading
+/// Each thread of a server makes a listener, and echoes to one client. A line is one write: print(3) of two threads mixes theirs.
+const LISTENERS: &str = "import os, socket, sys, threading
 def serve(port):
-    l = socket.create_server(('0.0.0.0', port)); print('listening', flush=True)
+    l = socket.create_server(('0.0.0.0', port)); os.write(1, b'listening\\n')
     s = l.accept()[0]
     while data := s.recv(1000): s.sendall(data)
 threads = [threading.Thread(target=serve, args=(int(port),)) for port in sys.argv[1:]]
