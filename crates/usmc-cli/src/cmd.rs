@@ -15,4 +15,5 @@ pub mod run;
 pub mod seid;
 pub mod ss;
 pub mod stats;
+pub mod switch;
 pub mod ueid;

@@ -13,7 +13,7 @@ pub mod sources;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use smc_proto::ids::{Eid, EidError};
-pub use sources::{Config, ConfigArgs};
+pub use sources::{Config, ConfigArgs, DirArgs};
 
 /// What a key's value looks like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -12,6 +12,7 @@ mod bench;
 mod cmd;
 mod config;
 mod differences;
+mod doorbell;
 mod dump;
 mod ebpf;
 mod exec;
@@ -51,6 +52,8 @@ enum Command {
     Run(Box<cmd::run::Args>),
     Ss(cmd::ss::Args),
     Check(Box<cmd::check::Args>),
+    Off(cmd::switch::OffArgs),
+    On(cmd::switch::OnArgs),
     Bench(cmd::bench::Args),
     Ebpf(cmd::ebpf::Args),
     Dump(cmd::dump::Args),
@@ -96,6 +99,8 @@ fn usmc() -> c_int {
         Command::Run(args) => cmd::run::run(&args),
         Command::Ss(args) => cmd::ss::run(&args),
         Command::Check(args) => cmd::check::run(&args),
+        Command::Off(args) => cmd::switch::off(&args),
+        Command::On(args) => cmd::switch::on(&args),
         Command::Ebpf(args) => cmd::ebpf::run(&args),
         Command::Dump(args) => cmd::dump::run(&args),
         Command::Stats(args) => cmd::stats::run(&args),

@@ -28,6 +28,7 @@ pub fn of(reason: Reason) -> Option<&'static str> {
         Reason::RegionDrained => {
             "once it stays after all, `usmc region drain --undo`, and start the program anew"
         }
+        Reason::SwitchedOff => "`usmc on`",
         Reason::NotOnLink => {
             "name the listener's network in `region_nets`, if its host is to be trusted"
         }

@@ -49,6 +49,7 @@ pub mod api;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 
+pub use device::memfd;
 pub use device::region::provider;
 pub use handshake::syn_option;
 pub use os::{real, reason};

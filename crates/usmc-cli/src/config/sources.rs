@@ -86,6 +86,25 @@ pub struct ConfigArgs {
     pub off: bool,
 }
 
+/// The options of commands that are about a directory alone.
+#[derive(clap::Args, Clone, Default, Debug)]
+pub struct DirArgs {
+    /// Read FILE after /etc/usmc.toml and the user's own file
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    config: Option<PathBuf>,
+    /// Directory that is the ISM device [default: /dev/shm/usmc-UID]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    ism_dir: Option<String>,
+}
+
+impl DirArgs {
+    /// The configuration with these options and no others.
+    pub fn config(&self) -> ConfigArgs {
+        let (config, ism_dir) = (self.config.clone(), self.ism_dir.clone());
+        ConfigArgs { config, ism_dir, ..ConfigArgs::default() }
+    }
+}
+
 impl ConfigArgs {
     /// What the options say about `key`, in the key's own grammar.
     fn value_of(&self, key: &Key) -> Option<String> {

@@ -5,6 +5,7 @@ use core::mem::offset_of;
 use usmc_shm::layout::{
     SLOTS_MAX, SLOTS_OFFSET, SegmentHeader, WINDOW_SHIFT_MAX, far_offset, near_len, segment_len,
 };
+use usmc_shm::segment::Segment;
 
 use super::{Backing, Device, HandOver, Name, Shape, Size, segment};
 use crate::host;
@@ -126,6 +127,43 @@ impl Device for Memfds {
 
     fn has_ended(&self, owner: u64) -> bool {
         !host::current().is_identity_alive(owner)
+    }
+}
+
+/// A segment of other processes, mapped so that its slots can be looked at from outside. What is in it is hostile.
+pub struct View {
+    segment: Segment,
+    len: usize,
+}
+
+impl View {
+    /// Of its file. The descriptor stays the caller's.
+    ///
+    /// # Errors
+    /// [`Reason::PeerBroken`] where it is no segment of this version, [`Reason::NoMemory`] where it cannot be mapped.
+    pub fn of(fd: i32) -> Result<View, Reason> {
+        let whole = size_of_sealed(fd)?;
+        let len = near_in(fd).filter(|near| *near <= whole).ok_or(Reason::PeerBroken)?;
+        let base = sys::mmap_shared(fd, len).map_err(|_| Reason::NoMemory)?;
+        // SAFETY: a fresh mapping of that length, of a file that is sealed against a change of its size; it lasts as long as the view.
+        let opened = unsafe { Segment::open(base, len, whole) };
+        opened.map(|segment| View { segment, len }).map_err(|_| {
+            // SAFETY: nobody has seen it.
+            unsafe { sys::munmap(base, len) };
+            Reason::PeerBroken
+        })
+    }
+
+    /// Its slots and rings, without their far parts.
+    pub fn segment(&self) -> &Segment {
+        &self.segment
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of`; what refers to it has borrowed the view.
+        unsafe { sys::munmap(self.segment.base(), self.len) };
     }
 }
 

@@ -141,6 +141,7 @@ fn arm_client(fd: i32, conn: &Conn, server: Option<Endpoint>) {
     if conn.phase() != Phase::Fresh
         || conn.has(never)
         || kernel_only::reason().is_some()
+        || host::current().is_off()
         || !may_arm(fd)
     {
         return;

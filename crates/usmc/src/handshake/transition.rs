@@ -23,7 +23,7 @@ use crate::device::segment::InUse;
 use crate::family::liveness::{self, Life};
 use crate::family::{holders, locks, mark, passed_on};
 use crate::handshake::{clc, syn_option};
-use crate::host::OfferId;
+use crate::host::{self, OfferId};
 use crate::os::reason::Reason;
 use crate::os::{config, kernel_only, log, sockopt, sys};
 use crate::record::change_over::{self, Call};
@@ -344,6 +344,9 @@ fn step_early(fd: i32, conn: &Conn) {
         conn.give_up(why);
     } else if clc::is_on(conn) {
         clc::step(fd, conn);
+    } else if host::current().is_off() {
+        // It leaves TCP once it may: at a later call.
+        conn.reason.store(Reason::SwitchedOff as u32, Relaxed);
     } else if !conn.has(F_CLIENT) {
         step_acceptor(fd, conn);
     } else if let Err(why) = offer(fd, conn) {
@@ -409,6 +412,8 @@ pub fn begin_ring(conn: &Conn) {
         holders::doubt_nonblocking(conn);
     }
     conn.go(Event::Confirms);
+    // Both have begun their handshake before they were to stay TCP.
+    host::current().look_at_switch_again();
 }
 
 /// The handshake has ended, perhaps because the peer passes its end on.

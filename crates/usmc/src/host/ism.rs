@@ -9,7 +9,7 @@
 
 use core::ptr;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
-use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32};
+use usmc_shm::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use super::board::{Board, Owners};
 use super::layout::DeviceFile;
@@ -28,6 +28,7 @@ pub static ISM: Ism = Ism {
     mailbox: AtomicI32::new(-1),
     mail_seen: AtomicU32::new(0),
     failed: AtomicU32::new(0),
+    switch_seen: AtomicU64::new(0),
 };
 
 pub(super) const NO_INDEX: u32 = u32::MAX;
@@ -41,6 +42,8 @@ pub struct Ism {
     pub(super) mailbox: AtomicI32,
     pub(super) mail_seen: AtomicU32,
     pub(super) failed: AtomicU32,
+    /// The switch that this process has acted upon.
+    switch_seen: AtomicU64,
 }
 
 /// The number of the device whose memory the directory's mailboxes hand over.
@@ -122,6 +125,37 @@ impl Ism {
                 owners: self,
             },
             Err(_) => Board::none(DEVICE),
+        }
+    }
+
+    /// The directory's switch ([`super::layout::Header::switch`]): odd where connections are to stay TCP. 0 where the directory is not open.
+    #[inline(always)]
+    pub fn switch(&self) -> u64 {
+        self.opened().map_or(0, |file| file.header.switch.load(Relaxed))
+    }
+
+    /// Whether connections are to stay TCP, and those in a ring to come back (`usmc off`).
+    #[inline]
+    pub fn is_off(&self) -> bool {
+        !self.switch().is_multiple_of(2)
+    }
+
+    /// The switch, where this process has not acted upon it as it is now.
+    #[inline(always)]
+    pub fn new_switch(&self) -> Option<u64> {
+        let switch = self.switch();
+        (switch != self.switch_seen.load(Relaxed)).then_some(switch)
+    }
+
+    /// No connection of this process has to leave its ring any more because of this value of the switch.
+    pub fn acted_upon_switch(&self, switch: u64) {
+        self.switch_seen.store(switch, Relaxed);
+    }
+
+    /// A connection has come into a ring, perhaps while others were leaving theirs.
+    pub fn look_at_switch_again(&self) {
+        if self.is_off() {
+            self.switch_seen.store(0, Relaxed);
         }
     }
 

@@ -35,6 +35,8 @@ pub struct Header {
     pub high_water: AtomicU32,
     /// The device's GID (128 bits, random).
     pub gid: [AtomicU64; 2],
+    /// Counts the uses of `usmc off` and `usmc on`: odd while no connection is to leave TCP. 0 in the files of builds that do not know it.
+    pub switch: AtomicU64,
 }
 
 /// One process: the holder of the byte lock `LOCK_BASE + index`.
@@ -84,7 +86,11 @@ pub struct DeviceFile {
 const _: () = {
     use core::mem::offset_of;
     assert!(PROCESSES <= usmc_shm::region::units::Member::PROCESSES);
-    assert!(size_of::<Header>() == 4096 && offset_of!(Header, gid) == 16);
+    assert!(
+        size_of::<Header>() == 4096
+            && offset_of!(Header, gid) == 16
+            && offset_of!(Header, switch) == 32
+    );
     assert!(size_of::<Process>() == 64 && offset_of!(Process, mail) == 12);
     assert!(offset_of!(DeviceFile, listeners) == 4096 + PROCESSES * 64);
     assert!(size_of::<PassedOnCell>() == 64 && offset_of!(PassedOnCell, pending) == 16);

@@ -53,6 +53,8 @@ reasons! {
     RegionPages = 42, "region is device-dax with pages larger than 4K";
     /// One of both ends is about to lose the region (`usmc region drain`).
     RegionDrained = 44, "region is being drained";
+    /// The directory's connections are to stay TCP (`usmc off`).
+    SwitchedOff = 45, "switched off by usmc off";
     /// The offer table is full.
     OffersFull = 7, "offer table full";
     /// The segment could not be handed over or mapped.

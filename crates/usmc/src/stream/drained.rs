@@ -1,5 +1,5 @@
-//! Connections in a region that one of their ends is about to lose (`usmc region drain`): they go back to TCP before a thread of this
-//! process waits for anything.
+//! Connections that are to leave the ring: those in a region that one of their ends is about to lose (`usmc region drain`), and all
+//! connections of a directory that was switched off (`usmc off`). They go back to TCP before a thread of this process waits for anything.
 //!
 //! The other end may be asleep: a doorbell wakes it first.
 
@@ -10,10 +10,11 @@ use usmc_shm::sync::Ordering::Relaxed;
 use super::{bells, fallback};
 use crate::device;
 use crate::handshake::transition;
+use crate::host;
 use crate::os::clock;
 use crate::os::process::Lock;
 use crate::os::reason::Reason;
-use crate::record::conn::{self, Conn};
+use crate::record::conn::{self, Conn, F_DEPUTY};
 use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
 
@@ -28,7 +29,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// A thread is about to wait. Without locks of a connection. Whether connections have left.
 #[inline(always)]
 pub fn look() -> bool {
-    device::changes().next().is_some() && leave_all()
+    (host::current().new_switch().is_some() || device::changes().next().is_some()) && leave_all()
 }
 
 /// The same once a connection has come out of the ring: what waits for TCP alone does not look.
@@ -58,8 +59,16 @@ fn leave_all() -> bool {
         return false;
     }
     let (mut any, mut is_done) = (false, true);
+    if let Some(switch) = host::current().new_switch() {
+        let (left, all) = leave_those(why_off);
+        any |= left;
+        is_done &= all;
+        if all {
+            host::current().acted_upon_switch(switch);
+        }
+    }
     for (index, device, generation) in device::changes() {
-        let (left, all) = leave_device(index);
+        let (left, all) = leave_those(|conn, slot| why_drained(index, conn, slot));
         any |= left;
         is_done &= all && device.acted_upon(generation);
     }
@@ -68,12 +77,12 @@ fn leave_all() -> bool {
     any
 }
 
-/// Whether any connection has left, and whether all have that must.
-fn leave_device(device: device::Index) -> (bool, bool) {
+/// Whether any connection has left of those that have a reason to, and whether all of them have.
+fn leave_those(why: impl Fn(&Conn, &Slot) -> Option<Reason>) -> (bool, bool) {
     let (mut any, mut all) = (false, true);
     conn::for_each(|index, conn| {
-        if is_in(device, conn) {
-            let left = leave(index, conn, device);
+        if let Some(reason) = due(conn, &why) {
+            let left = leave(index, conn, reason) || due(conn, &why).is_none();
             any |= left;
             all &= left;
         }
@@ -81,25 +90,41 @@ fn leave_device(device: device::Index) -> (bool, bool) {
     (any, all)
 }
 
-fn is_in(device: device::Index, conn: &Conn) -> bool {
+fn due(conn: &Conn, why: impl Fn(&Conn, &Slot) -> Option<Reason>) -> Option<Reason> {
     let has_slot = matches!(conn.phase(), Phase::Offered | Phase::Attached | Phase::Ring);
-    let is_its = has_slot && conn.device.load(Relaxed) as device::Index == device;
-    is_its && conn.slot().is_some_and(|slot| device::of(conn).is_to_leave(conn, slot))
+    conn.slot().filter(|_| has_slot).and_then(|slot| why(conn, slot))
 }
 
-fn leave(index: u32, conn: &Conn, device: device::Index) -> bool {
+/// Why a connection is to leave its ring, if it is.
+pub fn why(conn: &Conn, slot: &Slot) -> Option<Reason> {
+    why_off(conn, slot)
+        .or_else(|| why_drained(conn.device.load(Relaxed) as device::Index, conn, slot))
+}
+
+/// The agent's connections are drained by it (`usmc agent`).
+fn why_off(conn: &Conn, _slot: &Slot) -> Option<Reason> {
+    (host::current().is_off() && !conn.has(F_DEPUTY)).then_some(Reason::SwitchedOff)
+}
+
+fn why_drained(device: device::Index, conn: &Conn, slot: &Slot) -> Option<Reason> {
+    let is_its = conn.device.load(Relaxed) as device::Index == device;
+    (is_its && device::of(conn).is_to_leave(conn, slot)).then_some(Reason::RegionDrained)
+}
+
+/// False where it could not leave now.
+fn leave(index: u32, conn: &Conn, reason: Reason) -> bool {
     let Some(hold) = Hold::in_step(index) else { return false };
     let Some(fd) = numbers::any_number(index) else { return false };
     let fd = hold.fd(fd);
     if let Some(slot) = conn.slot().filter(|_| conn.phase() == Phase::Ring) {
         wake_peer(fd, conn, slot);
     }
-    if fallback::leave(fd, index, Reason::RegionDrained).is_ok() {
+    if fallback::leave(fd, index, reason).is_ok() {
         return true;
     }
     // A send of this process' sleeps: it finds its direction over when it looks.
     fallback::send_by_tcp(fd, index);
-    !is_in(device, conn)
+    false
 }
 
 fn wake_peer(fd: i32, conn: &Conn, slot: &Slot) {

@@ -25,7 +25,6 @@ use self::receiving::leave_rx;
 use self::sending::go_back_locked;
 use super::peers_socket::PeersSocket;
 use super::{bells, drained};
-use crate::device;
 use crate::family::locks::Family;
 use crate::family::{holders, mark};
 use crate::handshake::clc::deputy;
@@ -211,8 +210,7 @@ pub fn follow(fd: i32, index: u32) -> bool {
     let is_ours = before.0 && own.goes_back() && !own.is_left();
     let reason = match is_ours {
         true => Reason::Unread,
-        false if device::of(conn).is_to_leave(conn, slot) => Reason::RegionDrained,
-        false => Reason::PeerLeft,
+        false => drained::why(conn, slot).unwrap_or(Reason::PeerLeft),
     };
     look(fd, conn, slot);
     if rx.is_tcp() && !state::is_back(conn, slot) {
@@ -266,7 +264,8 @@ fn become_plain(fd: i32, conn: &Conn, slot: &Slot, reason: Reason) {
     // Before the phase tells: a thread that is told by it that TCP carries the bytes counts them together with these.
     note_totals(conn, slot);
     conn.set_flag(F_SETTLING, true);
-    let returns = matches!(reason, Reason::PeerLeft | Reason::Lent | Reason::Unread);
+    let returns =
+        matches!(reason, Reason::PeerLeft | Reason::Lent | Reason::Unread | Reason::SwitchedOff);
     if !returns || !transition::begin_again(conn, slot, reason) {
         conn.give_up(reason);
     }

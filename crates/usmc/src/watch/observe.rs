@@ -255,6 +255,8 @@ pub const DEVICE_MAGIC: u64 = layout::MAGIC;
 pub const DEVICE_VERSION: u32 = layout::VERSION;
 /// Where its GID is: 128 bits, the higher half first.
 pub const DEVICE_GID_OFFSET: usize = core::mem::offset_of!(layout::Header, gid);
+/// Where its switch is: 64 bits, odd while the directory's connections are to stay TCP.
+pub const DEVICE_SWITCH_OFFSET: usize = core::mem::offset_of!(layout::Header, switch);
 
 /// Socket states, with the kernel's SMC names (`smcss`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -8,6 +8,7 @@ use rustix::fs::{Access, access, statfs};
 use usmc::observe::DEVICE_PREFIX;
 
 use super::Finding;
+use crate::cmd::switch;
 
 /// Magic numbers of file systems in memory: tmpfs, ramfs, hugetlbfs.
 const MEMORY: [u64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
@@ -31,6 +32,12 @@ pub fn findings(dir: &Path, is_default: bool) -> Vec<Finding> {
                 meta.uid(),
                 meta.mode() & 0o7777
             )));
+            if switch::is_off(dir) {
+                findings.push(Finding::failure(
+                    "was switched off by usmc off: connections stay TCP",
+                    "usmc on",
+                ));
+            }
             findings.extend(remarks(dir, &meta, is_default));
             findings.extend(file_system(dir));
         }

@@ -5,25 +5,21 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::net::{SendFlags, getpeername, getsockname, send};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use usmc::observe::Mode;
 use usmc::provider;
-use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT};
+use usmc_shm::layout::{ACCEPTOR, CLIENT};
 use usmc_shm::region::Region;
 use usmc_shm::region::idle::{ends_of, segment_in};
 use usmc_shm::region::peers::Life;
-use usmc_shm::span::TxSpan;
 use usmc_shm::sync::Ordering::Relaxed;
 
+use crate::doorbell;
 use crate::observed::{self, Socket};
 use crate::proc::{self, Process};
 
@@ -152,29 +148,5 @@ fn wake(region: &Region, peers: &[u8], pid: u32, socket: &Socket) -> Option<()> 
     if !peers.contains(&holder) {
         return None;
     }
-    let (tx, rx) = (map.ring(socket.slot, side).ok()?, map.ring(socket.slot, 1 - side).ok()?);
-    let span = TxSpan::new(slot, side);
-    // Outside the ring a byte is no doorbell.
-    if !span.is_ring() {
-        return None;
-    }
-    let tcp = socket_of(pid, socket)?;
-    let ring = || send(&tcp, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok();
-    let asleep = || tx.take_rx_sleepers(false) | rx.take_tx_sleepers(false) | ARM_TCP;
-    let _ = span.ring_for(asleep, ring);
-    Some(())
-}
-
-/// The socket, if the number still means it.
-fn socket_of(pid: u32, socket: &Socket) -> Option<OwnedFd> {
-    let process = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()?;
-    let fd = socket.fd.cast_signed();
-    let tcp = pidfd_getfd(process, fd, PidfdGetfdFlags::empty()).ok()?;
-    let of = |addr: rustix::net::SocketAddrAny| -> Option<SocketAddr> {
-        let addr = SocketAddr::try_from(addr).ok()?;
-        Some(SocketAddr::new(addr.ip().to_canonical(), addr.port()))
-    };
-    let is_it = of(getsockname(&tcp).ok()?) == Some(socket.local)
-        && of(getpeername(&tcp).ok()??) == Some(socket.peer);
-    is_it.then_some(tcp)
+    doorbell::ring(&map, side, pid, socket)
 }

@@ -27,7 +27,7 @@ use crate::device::segment::InUse;
 use crate::device::{self, segment};
 use crate::family::{holders, liveness, mark};
 use crate::handshake::transition;
-use crate::host::directory;
+use crate::host::{self, directory};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::unix::Received;
@@ -109,7 +109,8 @@ fn has_agent(conn: &Conn) -> bool {
     if !matches!(conn.clc.control.load(Relaxed), 0 | FORKED) {
         return is_there(conn);
     }
-    let control = if conn.returns() == 0 { reach() } else { None };
+    let may_go = conn.returns() == 0 && !host::current().is_off();
+    let control = if may_go { reach() } else { None };
     let word = control.map_or(NEVER, |control| table::keep_fd(control).cast_unsigned() + 1);
     conn.clc.control.store(word, Relaxed);
     control.is_some()
