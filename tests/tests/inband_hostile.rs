@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smc_proto::decline::{self, DeclineCode};
 use smc_proto::handshake::client::{self, Accepted};
@@ -52,6 +52,7 @@ on_both! {
     a_message_that_comes_when_the_handshake_is_over_is_not_for_the_application
     what_a_peer_that_ends_has_sent_of_a_message_is_not_for_the_application
     a_proposal_in_single_bytes_is_one_all_the_same
+    a_message_whose_end_the_window_keeps_back_is_taken_out
     a_message_that_never_ends_is_given_up
     proposals_that_cannot_be_are_declined_with_their_code
     a_servers_decline_is_shown_and_the_bytes_go_on
@@ -237,6 +238,30 @@ impl<'a> Rogue<'a> {
         self.stream.read_exact(&mut buffer[8..length]).expect("a message");
         self.received += length as u64;
         Message::parse(&buffer[..length]).expect("a CLC message")
+    }
+
+    /// So many of the application's bytes, and the answer, wherever it is among them.
+    fn answer_among(&mut self, count: usize) -> (Vec<u8>, Message) {
+        let mut got = Vec::new();
+        let at = loop {
+            let is_there = self.device.phase(self.place) == ANSWERED;
+            let at = is_there.then(|| self.device.announced(self.place, 1).expect("a place"));
+            let at = at.map(|at| (at - self.received) as usize);
+            let length = |at: usize| {
+                Some(usize::from(u16::from_be_bytes(*got.get(at + 5..)?.first_chunk()?)))
+            };
+            match at.and_then(|at| Some((at, length(at)?))) {
+                Some((at, length)) if got.len() >= count + length => break at..at + length,
+                _ => {}
+            }
+            let mut some = [0; 1 << 16];
+            let n = self.stream.read(&mut some).expect("bytes");
+            assert_ne!(n, 0, "the end");
+            got.extend_from_slice(&some[..n]);
+        };
+        self.received += got.len() as u64;
+        let answer = Message::parse(&got.drain(at).collect::<Vec<_>>());
+        (got, answer.expect("a CLC message"))
     }
 
     /// Held, proposed and accepted: the server's token and link id.
@@ -466,6 +491,33 @@ fn a_proposal_in_single_bytes_is_one_all_the_same(on: On) {
     rogue.send(&bytes(&decline_of(DeclineCode::MEM)));
     (0..100).for_each(|_| rogue.echo(b"over TCP"));
     drop(rogue);
+    finish(fixture, server, at);
+}
+
+/// The kernel shuts the window where the packet that a message's beginning came in takes most of the receive buffer, until that is read. It
+/// depends on how packets are cut: some connections in a thousand (`clc/stream.rs` has a test that looks for one).
+fn a_message_whose_end_the_window_keeps_back_is_taken_out(on: On) {
+    const CONNECTIONS: u64 = 150;
+    let fixture = World::new(on, "hostile window");
+    let (server, at) = mirror(&fixture);
+    let device = fixture.device();
+    let proposal = bytes(&begin(&device).1);
+    let begun = Instant::now();
+    for n in 0..CONNECTIONS {
+        let mut rogue = Rogue::held(&fixture, &device, at);
+        // What the server has not read fills its buffer.
+        server.signal(libc::SIGSTOP);
+        let many = vec![b'.'; 10_000 + (n as usize * 104_729) % 790_000];
+        rogue.send(&many);
+        rogue.say(0, PROPOSED);
+        rogue.send(&proposal);
+        server.signal(libc::SIGCONT);
+        let (echoed, answer) = rogue.answer_among(many.len());
+        assert!(echoed == many, "{n}: others than the application's bytes");
+        assert!(matches!(answer, Message::Accept(_)), "{n}");
+    }
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}: messages were waited for");
     finish(fixture, server, at);
 }
 

@@ -130,6 +130,22 @@ static const char *in_hex(const unsigned char *p, size_t n) {
     return text;
 }
 
+_Thread_local int check_socket = -1;
+
+// "", or the socket's number and ports.
+static const char *from_socket(void) {
+    static _Thread_local char text[64];
+    struct sockaddr_in local = {0}, peer = {0};
+    socklen_t len = sizeof local;
+    if (check_socket < 0)
+        return "";
+    getsockname(check_socket, (struct sockaddr *)&local, &len);
+    len = sizeof peer;
+    getpeername(check_socket, (struct sockaddr *)&peer, &len);
+    snprintf(text, sizeof text, " by fd %d, port %d, of port %d", check_socket, ntohs(local.sin_port), ntohs(peer.sin_port));
+    return text;
+}
+
 void check_pattern(uint64_t seed, uint64_t at, const void *buf, size_t n) {
     const unsigned char *p = buf;
     unsigned char want[4096];
@@ -139,8 +155,8 @@ void check_pattern(uint64_t seed, uint64_t at, const void *buf, size_t n) {
         for (size_t i = 0; memcmp(p, want, take) && i < take; i++)
             if (p[i] != want[i])
                 check_failed(__FILE__, __LINE__, "each byte is the one that was sent",
-                    "stream %llu, byte %llu: got%s, sent 0x%02x; %zu bytes, the next of which are sent at %lld",
-                    (unsigned long long)seed, (unsigned long long)(at + i), in_hex(p + i, n - i), want[i], n - i,
+                    "stream %llu%s, byte %llu: got%s, sent 0x%02x; %zu bytes, the next of which are sent at %lld",
+                    (unsigned long long)seed, from_socket(), (unsigned long long)(at + i), in_hex(p + i, n - i), want[i], n - i,
                     (long long)place_of(seed, at + i, p + i, n - i));
         p += take;
         at += take;

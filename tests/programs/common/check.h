@@ -120,6 +120,8 @@ int fetch_fd(pid_t pid, int number);
 // --- bytes: position `at` of a stream has exactly one right value
 
 void pattern(uint64_t seed, uint64_t at, void *buf, size_t n);
+// The socket that they come from: its number and ports are told with a failure.
+extern _Thread_local int check_socket;
 // Ends the program if a byte differs.
 void check_pattern(uint64_t seed, uint64_t at, const void *buf, size_t n);
 void send_all(int fd, uint64_t seed, uint64_t at, size_t n);

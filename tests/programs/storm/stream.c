@@ -175,6 +175,7 @@ static int receive_some(struct end *end, size_t most, int flags) {
     if (in->received + r > in->total)
         check_failed(__FILE__, __LINE__, "no byte too many", "%llu + %zd of %llu in stream %ld", (unsigned long long)in->received,
             r, (unsigned long long)in->total, (long)(s - table->stream));
+    check_socket = end->fd;
     check_pattern(s->seed + (1 - end->side), in->received, buf, r);
     in->received_hash = hash(in->received_hash, buf, r);
     in->received += r;

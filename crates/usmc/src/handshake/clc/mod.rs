@@ -341,9 +341,11 @@ fn take_leftover(fd: i32, conn: &Conn) -> bool {
             {
                 stream::discard(fd, length);
             }
-            (stream::Found::Message(_) | stream::Found::Part | stream::Found::Cut, _)
-                if !is_too_slow(conn) =>
-            {
+            (stream::Found::Message(_) | stream::Found::Cut, _) if !is_too_slow(conn) => {
+                return false;
+            }
+            (stream::Found::Part, _) if !is_too_slow(conn) => {
+                stream::let_rest_come(fd);
                 return false;
             }
             (stream::Found::Nothing, _) => return false,
@@ -427,7 +429,10 @@ fn take_found(
             Taken::Message(message)
         }
         stream::Found::Nothing => Taken::Wait,
-        stream::Found::Part if !is_too_slow(conn) => Taken::Wait,
+        stream::Found::Part if !is_too_slow(conn) => {
+            stream::let_rest_come(fd);
+            Taken::Wait
+        }
         stream::Found::Cut if is_promised => {
             stream::discard(fd, length);
             Taken::Other
