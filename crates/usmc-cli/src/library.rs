@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::program;
 
-const NAME: &str = "libusmc_preload.so";
+pub const NAME: &str = "libusmc_preload.so";
 /// What the dynamic linker replaces by where its own class keeps libraries: `lib64`, `lib/i386-linux-gnu`.
 const LIB: &str = "$LIB";
 /// The dynamic linker of 64-bit programs, where all of them name it.
@@ -20,8 +20,13 @@ const LINKER: &str = if cfg!(target_arch = "aarch64") {
 };
 /// That of 32-bit programs.
 pub const NARROW_LINKER: &str = "/lib/ld-linux.so.2";
-/// Debian's directory for this architecture's libraries.
-const MULTIARCH: &str = concat_arch();
+/// The place of the 32-bit library in a tree for `$LIB`.
+pub const NARROW: &str = "lib/i386-linux-gnu";
+/// The place of the 64-bit one.
+pub const WIDE: &str =
+    if cfg!(target_arch = "aarch64") { "lib/aarch64-linux-gnu" } else { "lib/x86_64-linux-gnu" };
+/// What `make install` has for itself, in the prefix.
+const PRIVATE: &str = "lib/usmc";
 
 /// What `usmc run` preloads.
 pub struct Library {
@@ -50,11 +55,7 @@ impl Library {
     }
 }
 
-const fn concat_arch() -> &'static str {
-    if cfg!(target_arch = "aarch64") { "aarch64-linux-gnu" } else { "x86_64-linux-gnu" }
-}
-
-/// Finds the library: `$USMC_LIBRARY` if set, else beside this executable, else in PREFIX/lib.
+/// Finds the library: `$USMC_LIBRARY` if set, else beside this executable, else in PREFIX/lib/usmc or PREFIX/lib.
 ///
 /// # Errors
 /// When it is nowhere, or where LD_PRELOAD cannot name it; says what to do.
@@ -91,10 +92,26 @@ fn named(path: &OsStr) -> Result<Library> {
     Ok(Library { path: wide, preload: path, narrow })
 }
 
+/// Where the tree for `$LIB` may be whose 64-bit library is `wide`: around it, or beside it. Where it is missing, the first
+/// one is where it should be.
+fn trees(wide: &Path) -> Vec<PathBuf> {
+    let dir = wide.parent().unwrap_or(Path::new("/"));
+    let mut trees = vec![dir.join("lib/usmc"), dir.to_owned(), dir.join("usmc")];
+    if dir.ends_with(PRIVATE) {
+        trees.swap(0, 1);
+    }
+    trees
+}
+
+/// The 32-bit library in the tree of `wide`, also where no 32-bit programs run.
+pub fn narrow_file(wide: &Path) -> Option<PathBuf> {
+    trees(wide).into_iter().map(|tree| tree.join(NARROW).join(NAME)).find(|file| file.is_file())
+}
+
 /// Looks for the 32-bit library beside `wide`: in a tree for `$LIB`, or in a directory that is one.
 fn with_narrow(wide: PathBuf) -> Library {
     let dir = wide.parent().unwrap_or(Path::new("/"));
-    let mut trees = vec![dir.join("lib/usmc"), dir.join("usmc")];
+    let mut trees = trees(&wide);
     if let Some(prefix) = lib_of(Path::new(LINKER)).and_then(|lib| stripped(dir, &lib)) {
         trees.push(prefix);
     }
@@ -149,8 +166,8 @@ fn without_lib(path: &Path) -> PathBuf {
     path.components().filter(|part| part.as_os_str() != LIB).collect()
 }
 
-/// The dynamically linked twin of a static `usmc`, in `lib/usmc`.
-const TWIN: &str = "usmc-probe";
+/// The dynamically linked twin of a static `usmc`, in `lib/usmc`, or beside it.
+pub const TWIN: &str = "usmc-probe";
 
 /// This program in a form that the library gets into: itself, or if it is linked statically its twin.
 ///
@@ -162,9 +179,9 @@ pub fn dynamic_self() -> Result<PathBuf> {
         return Ok(exe);
     }
     let beside = exe.parent().unwrap_or(Path::new("/"));
-    let lib = beside.parent().unwrap_or(beside).join("lib");
+    let prefix = beside.parent().unwrap_or(beside);
     // Where cargo builds both, the twin has the command's name.
-    let places = [lib.join("usmc").join(TWIN), beside.join("usmc")];
+    let places = [prefix.join(PRIVATE).join(TWIN), beside.join(TWIN), beside.join("usmc")];
     let found = places.iter().find(|path| path.is_file() && !program::is_static(path));
     found.cloned().with_context(|| {
         format!(
@@ -175,17 +192,23 @@ pub fn dynamic_self() -> Result<PathBuf> {
     })
 }
 
-fn search() -> Result<PathBuf> {
+/// The library for 64-bit programs that belongs to this executable.
+///
+/// # Errors
+/// When it is nowhere; says what to do.
+pub fn search() -> Result<PathBuf> {
     let exe = env::current_exe().context("cannot tell where usmc itself is; mount /proc")?;
     let beside = exe.parent().unwrap_or(Path::new("/"));
-    let lib = beside.parent().unwrap_or(beside).join("lib");
-    let places = [beside.join(NAME), lib.join(NAME), lib.join(MULTIARCH).join(NAME)];
+    let prefix = beside.parent().unwrap_or(beside);
+    // What an earlier version installed in PREFIX/lib is not to be found before what this one did.
+    let places = [beside, &prefix.join(PRIVATE), &prefix.join("lib"), &prefix.join(WIDE)];
+    let places = places.map(|dir| dir.join(NAME));
     if let Some(found) = places.iter().find(|p| p.is_file()) {
         return Ok(found.clone());
     }
-    let [a, b, c] = places.map(|p| p.display().to_string());
+    let [a, b, c, d] = places.map(|p| p.display().to_string());
     bail!(
-        "{NAME} is neither {a} nor {b} nor {c}; build it with `cargo build --release`, \
+        "{NAME} is neither {a} nor {b}, {c} or {d}; build it with `cargo build --release`, \
          install it with `make install`, or set USMC_LIBRARY to its path"
     )
 }

@@ -206,7 +206,7 @@ fn a_library_that_cannot_be_preloaded_is_refused() {
 fn the_library_is_found_beside_the_command_and_in_its_prefix() {
     let dir = TempDir::new();
     let bin = dir.path().join("bin");
-    fs::create_dir_all(dir.path().join("lib")).expect("a directory");
+    fs::create_dir_all(dir.path().join("lib/usmc")).expect("a directory");
     fs::create_dir(&bin).expect("a directory");
     fs::copy(env!("CARGO_BIN_EXE_usmc"), bin.join("usmc")).expect("a copy");
     let installed = bin.join("usmc");
@@ -214,7 +214,8 @@ fn the_library_is_found_beside_the_command_and_in_its_prefix() {
     let nowhere = output(command.args(["run", "true"]));
     assert_eq!(nowhere.status.code(), Some(125));
     assert!(stderr(&nowhere).contains("make install"), "{}", stderr(&nowhere));
-    for place in ["lib", "bin"] {
+    // Each one comes before those that are there already.
+    for place in ["lib", "lib/usmc", "bin"] {
         let library = harmless_library(&dir);
         let there = dir.path().join(place).join("libusmc_preload.so");
         fs::rename(library, &there).expect("a rename");
