@@ -6,6 +6,7 @@ pub mod check;
 pub mod device;
 pub mod dump;
 pub mod ebpf;
+pub mod export;
 pub mod ivshmem_server;
 pub mod linkgroup;
 pub mod pnet;

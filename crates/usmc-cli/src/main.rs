@@ -66,6 +66,7 @@ enum Command {
     Pnet(cmd::pnet::Args),
     Ueid(cmd::ueid::Args),
     Seid(cmd::seid::Args),
+    Export(cmd::export::Args),
     /// Print the completion script of a shell
     #[command(hide = true)]
     Completions {
@@ -112,6 +113,7 @@ fn usmc() -> c_int {
         Command::Pnet(args) => cmd::pnet::run(&args),
         Command::Ueid(args) => cmd::ueid::run(&args),
         Command::Seid(args) => cmd::seid::run(&args),
+        Command::Export(args) => cmd::export::run(&args),
         Command::Bench(args) => cmd::bench::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Usmc::command(), "usmc", &mut std::io::stdout());

@@ -36,6 +36,7 @@ fn every_option_is_in_the_manual() {
         (&["ueid", "--help"], "usmc-ueid.1"),
         (&["ueid", "show", "--help"], "usmc-ueid.1"),
         (&["seid", "--help"], "usmc-ueid.1"),
+        (&["export", "--help"], "usmc-export.1"),
         (&["bench", "--help"], "usmc-bench.1"),
     ] {
         let help = stdout(&output(&mut usmc(command)));
@@ -64,7 +65,7 @@ fn groff_has_nothing_to_say() {
         assert!(groff.status.success() && groff.stderr.is_empty(), "{}", stderr(&groff));
         pages += 1;
     }
-    assert_eq!(pages, 15);
+    assert_eq!(pages, 16);
 }
 
 #[test]
