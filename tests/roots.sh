@@ -69,12 +69,8 @@ musl() {
 # Puts what `make install` installs into a root, and the C program.
 furnish() {
     rm -rf "$1/opt/usmc" "$1/dev/shm/usmc"
-    mkdir -p "$1/opt/usmc/bin" "$1/opt/usmc/lib" "$1/dev" "$1/proc" "$1/tmp"
-    cp "$target/release/usmc-static" "$1/opt/usmc/bin/usmc"
-    mkdir -p "$1/opt/usmc/lib/usmc"
-    cp "$target/release/usmc" "$1/opt/usmc/lib/usmc/usmc-probe"
-    cp "$target/release/libusmc_preload.so" "$1/opt/usmc/lib/"
-    sh crates/usmc-preload/tree.sh "$1/opt/usmc/lib/usmc" ../../../libusmc_preload.so
+    mkdir -p "$1/dev" "$1/proc" "$1/tmp"
+    sh packages/install.sh "$target" /opt/usmc "$1"
     cp tests/roots/exchange.c tests/roots/exchange.py "$1/tmp/"
     if [ -e "$1/usr/bin/gcc" ]; then
         chroot "$1" gcc -O2 -o /tmp/exchange /tmp/exchange.c
