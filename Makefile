@@ -17,10 +17,12 @@ TEST_DEPS := liburing-dev:- libibverbs-dev:- python3:/usr/bin/python3 curl:curl 
 	musl-tools:musl-gcc iproute2:ip nftables:nft tcpdump:tcpdump strace:strace docker.io:dockerd
 VM_DEPS := qemu-system-x86:qemu-system-x86_64 busybox-static:busybox cpio:cpio kmod:modprobe gzip:gzip tcpdump:tcpdump iproute2:ip procps:pgrep udev:udevadm \
 	ndctl:ndctl passwd:groupadd redis-server:redis-server redis-tools:redis-cli nginx-light:nginx curl:curl sockperf:sockperf python3:/usr/bin/python3 postgresql:-
+PACKAGE_DEPS := debhelper:dh_builddeb rpm:rpmbuild lintian:lintian debootstrap:debootstrap docker.io:dockerd
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install test-deps fuzz-deps lint-deps \
+.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install deb rpm image test-packages \
+	test-deps fuzz-deps lint-deps package-deps \
 	demo-deps vm-deps rdma-vm-deps test-rdma test-vm test-vm-rdma test-vm-long bench-vm bench-vm-rdma bench-agent python-suite suites roots zoo clean
 
 # For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
@@ -161,28 +163,25 @@ roots: build
 zoo: build
 	sh tests/zoo.sh $(SERVERS)
 
+# Programs, libraries, the manual, completions, an example of the configuration, units of systemd: packages/install.sh.
 install: build
-	if [ -f $(TARGET)/release/usmc-static ]; then \
-		install -D -m 755 $(TARGET)/release/usmc-static $(DESTDIR)$(PREFIX)/bin/usmc && \
-		install -D -m 755 $(TARGET)/release/usmc $(DESTDIR)$(PREFIX)/lib/usmc/usmc-probe; \
-	else \
-		install -D -m 755 $(TARGET)/release/usmc $(DESTDIR)$(PREFIX)/bin/usmc; \
-	fi
-	install -D -m 755 $(TARGET)/release/libusmc_preload.so $(DESTDIR)$(PREFIX)/lib/libusmc_preload.so
-	install -D -m 755 $(TARGET)/release/usmc-agent $(DESTDIR)$(PREFIX)/lib/usmc/usmc-agent
-	if [ -f $(TARGET)/$(NARROW)/release/libusmc_preload.so ]; then \
-		install -D -m 755 $(TARGET)/$(NARROW)/release/libusmc_preload.so \
-			$(DESTDIR)$(PREFIX)/lib/usmc/lib/i386-linux-gnu/libusmc_preload.so && \
-		sh crates/usmc-preload/tree.sh $(DESTDIR)$(PREFIX)/lib/usmc ../../../libusmc_preload.so; \
-	fi
-	for page in docs/man/*.[1-8]; do \
-		section=$${page##*.}; \
-		install -D -m 644 $$page $(DESTDIR)$(PREFIX)/share/man/man$$section/$${page##*/}; \
-	done
-	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
-	for unit in docs/systemd/usmc-*; do \
-		sed 's|/usr/local/bin|$(PREFIX)/bin|' $$unit >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}; \
-	done
+	@sh packages/install.sh $(TARGET) $(PREFIX) $(DESTDIR)
+
+# Packages of what `make build` has built, in target/packages: for Debian, for systems with RPM, and an image for containers. See
+# docs/packages.md.
+deb: package-deps build
+	@sh packages/deb.sh $(TARGET) $(TARGET)/packages
+
+rpm: package-deps build
+	@sh packages/rpm.sh $(TARGET) $(TARGET)/packages
+
+image: build
+	@sh packages/image.sh $(TARGET) $(TARGET)/packages
+
+# They are installed into roots of their own, used, exchanged for newer ones while connections live, and removed. Needs root and
+# Debian's mirror.
+test-packages: deb rpm image
+	sh tests/packages.sh
 
 test-deps: deps32
 	@sh .ci/packages $(BUILD_DEPS) $(TEST_DEPS)
@@ -204,6 +203,11 @@ vm-deps:
 rdma-vm-deps: vm-deps
 	@sh .ci/packages wrk:wrk ibverbs-providers:- iproute2:rdma
 	@sh tests/vm/image $(TARGET)/vm-rdma 6.12 || echo 'no kernel whose SMC-R is a peer' >&2
+
+# The 32-bit library, where it can be built, is in all of them.
+package-deps:
+	@sh .ci/deps32 || echo 'no library for 32-bit programs in the packages' >&2
+	@sh .ci/packages $(BUILD_DEPS) $(PACKAGE_DEPS)
 
 demo-deps:
 	@sh .ci/packages $(BUILD_DEPS) $(DEMO_DEPS)
