@@ -2,7 +2,7 @@
 # What `make deb`, `make rpm` and `make image` have made: checked by lintian, installed into Debian roots and an empty one, used,
 # exchanged for newer versions while connections live, removed; the image is used by Docker as an init container is. Needs root,
 # debootstrap, rpm, Docker and a mirror of Debian's.
-# Usage: packages.sh [deb] [rpm] [image]. ROOTS: a directory for the root (default <target>/roots).
+# Usage: packages.sh [deb] [systemd] [rpm] [image]. ROOTS: a directory for the root (default <target>/roots).
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -98,9 +98,21 @@ test_deb() {
     inside deb.sh || fail "see above"
 }
 
+# With a systemd that runs: services are neither started nor, by an upgrade, stopped; a removal stops them.
+test_systemd() {
+    cp "$deb" "$work/test/1.deb"
+    repack "$work/test/2.deb" "$version-2"
+    cp tests/packages/* "$work/test/"
+    : >"$work/test/said"
+    timeout --kill-after=10 120 systemd-nspawn --quiet --register=no --keep-unit --private-network --volatile=overlay --directory="$base" \
+        --bind="$work/test:/test" --bind-ro="$work/test/packages.service:/etc/systemd/system/packages.service" \
+        /lib/systemd/systemd --unit=packages.service >"$work/boot" 2>&1 </dev/null && status=0 || status=$?
+    cat "$work/test/said"
+    [ $status = 0 ] || fail "$(tail -n 3 "$work/boot")"
+}
+
 # As a list of files, and what a file of it is.
 test_rpm() {
-    rpm=$rpm
     rpm -qip "$rpm" | grep -q "^Version *: $version\$" || fail "its version is another one"
     root=$work/empty
     mkdir -p "$root"
@@ -156,7 +168,7 @@ test_image() {
 mkdir -p "$work/test/man" "$work/mnt"
 cp docs/man/* "$work/test/man/"
 debian || { echo "there is no root" >&2; exit 1; }
-for name in ${*:-deb rpm image}; do
+for name in ${*:-deb systemd rpm image}; do
     echo "$name"
     "test_$name"
 done
