@@ -28,5 +28,5 @@ find "$root/usr/share/man" -type f -exec gzip -9n {} +
 } | sed -e '/\/man\//b' -e 's|^"/usr/share/doc/|%doc &|; s|^"/usr/share/licenses/|%license &|; s|/"$|"|' >"$root.files"
 rpmbuild --quiet -bb --define "_topdir $work" --define "_rpmdir $out" --define '_rpmfilename %{name}-%{version}-%{release}.%{arch}.rpm' \
     --define "staged $root" --define "package_version $version" --define '_source_date_epoch_from_changelog 0' \
-    --define 'use_source_date_epoch_as_buildtime 1' --define '_buildhost localhost' packages/usmc.spec
+    --define 'use_source_date_epoch_as_buildtime 1' --define 'clamp_mtime_to_source_date_epoch 1' --define '_buildhost localhost' packages/usmc.spec
 rm -rf "$work"
