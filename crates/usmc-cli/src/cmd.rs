@@ -7,6 +7,7 @@ pub mod device;
 pub mod dump;
 pub mod ebpf;
 pub mod export;
+pub mod exporter;
 pub mod ivshmem_server;
 pub mod linkgroup;
 pub mod pnet;

@@ -16,6 +16,7 @@ mod doorbell;
 mod dump;
 mod ebpf;
 mod exec;
+mod exporter;
 mod groups;
 mod imports;
 mod ivshmem;
@@ -58,6 +59,7 @@ enum Command {
     Ebpf(cmd::ebpf::Args),
     Dump(cmd::dump::Args),
     Stats(cmd::stats::Args),
+    Exporter(cmd::exporter::Args),
     Device(cmd::device::Args),
     Linkgroup(cmd::linkgroup::Args),
     Region(cmd::region::Args),
@@ -105,6 +107,7 @@ fn usmc() -> c_int {
         Command::Ebpf(args) => cmd::ebpf::run(&args),
         Command::Dump(args) => cmd::dump::run(&args),
         Command::Stats(args) => cmd::stats::run(&args),
+        Command::Exporter(args) => cmd::exporter::run(&args),
         Command::Device(args) => cmd::device::run(&args),
         Command::Linkgroup(args) => cmd::linkgroup::run(&args),
         Command::Region(args) => cmd::region::run(&args),

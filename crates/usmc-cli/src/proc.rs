@@ -19,6 +19,9 @@ use crate::{machine, observed};
 /// Files looked at in one process: its own, and one that a vfork'ed parent left in it.
 const MAX_FILES: usize = 4;
 
+/// Segments looked at in one process.
+const MAX_SEGMENTS: usize = 1024;
+
 /// A process with at least one record file.
 #[derive(Debug)]
 pub struct Process {
@@ -34,6 +37,19 @@ pub struct Process {
     pub sockets: HashMap<u32, u64>,
     /// The directory of its ISM device, as it names it, and the identity of the file in it.
     pub device: Option<(PathBuf, (u64, u64))>,
+    /// The memory of connections that it holds, its own and that of peers.
+    pub segments: Vec<Segment>,
+}
+
+/// The memory of a segment: a file without a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// What tells it from others.
+    pub identity: (u64, u64),
+    /// Its size in bytes.
+    pub size: u64,
+    /// Bytes of it that take memory.
+    pub resident: u64,
 }
 
 /// The outcome of a walk through /proc.
@@ -51,11 +67,7 @@ pub struct Scan {
 /// When /proc cannot be read at all.
 pub fn scan() -> Result<Scan> {
     let mut scan = Scan::default();
-    let entries = fs::read_dir("/proc").context("cannot read /proc; mount it")?;
-    let numbers = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok());
-    let mut pids: Vec<u32> = numbers.collect();
-    pids.sort_unstable();
-    for pid in pids {
+    for pid in pids()? {
         match inspect(pid) {
             Ok(Some(process)) => scan.processes.push(process),
             Ok(None) => {}
@@ -66,6 +78,18 @@ pub fn scan() -> Result<Scan> {
     }
     drop_duplicates(&mut scan.processes);
     Ok(scan)
+}
+
+/// All processes, in ascending order.
+///
+/// # Errors
+/// When /proc cannot be read at all.
+pub fn pids() -> Result<Vec<u32>> {
+    let entries = fs::read_dir("/proc").context("cannot read /proc; mount it")?;
+    let numbers = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok());
+    let mut pids: Vec<u32> = numbers.collect();
+    pids.sort_unstable();
+    Ok(pids)
 }
 
 /// One process, if it has a record file.
@@ -92,11 +116,21 @@ pub fn record_files(pid: u32) -> Vec<File> {
 /// # Errors
 /// As /proc/PID/fd says.
 fn inspect(pid: u32) -> Result<Option<Process>, Errno> {
+    let found = facts(pid)?;
+    Ok((!found.files.is_empty()).then_some(found))
+}
+
+/// The process, whether it has a record file or not; without one its name and namespace are not looked up.
+///
+/// # Errors
+/// As /proc/PID/fd says.
+pub fn facts(pid: u32) -> Result<Process, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::open(format!("/proc/{pid}/fd"), flags, Mode::empty())?;
     let mut files = Vec::new();
     let mut sockets = HashMap::new();
     let mut device = None;
+    let mut segments = Vec::new();
     let mut link = Vec::new();
     for entry in Dir::read_from(&dir)? {
         let entry = entry?;
@@ -114,6 +148,15 @@ fn inspect(pid: u32) -> Result<Option<Process>, Errno> {
             && is_writer(&dir, entry.file_name())
         {
             files.extend(open(&dir, entry.file_name()));
+        } else if is_memfd(&target, usmc::observe::SEGMENT_NAME)
+            && segments.len() < MAX_SEGMENTS
+            && let Ok(facts) = statat(&dir, entry.file_name(), AtFlags::empty())
+        {
+            segments.push(Segment {
+                identity: (facts.st_dev, facts.st_ino),
+                size: facts.st_size.cast_unsigned(),
+                resident: facts.st_blocks.cast_unsigned().saturating_mul(512),
+            });
         } else if let Some(path) = device_dir(&target)
             && device.is_none()
             && let Ok(facts) = statat(&dir, entry.file_name(), AtFlags::empty())
@@ -123,11 +166,12 @@ fn inspect(pid: u32) -> Result<Option<Process>, Errno> {
         link = target.into_bytes();
         link.clear();
     }
-    if files.is_empty() {
-        return Ok(None);
-    }
-    let netns = fs::metadata(format!("/proc/{pid}/ns/net")).ok().map(|m| m.ino());
-    Ok(Some(Process { pid, comm: comm(pid), netns, files, sockets, device }))
+    // Of all others nobody asks.
+    let is_one = !files.is_empty();
+    let netns = is_one.then(|| fs::metadata(format!("/proc/{pid}/ns/net")).ok());
+    let netns = netns.flatten().map(|m| m.ino());
+    let comm = if is_one { comm(pid) } else { String::new() };
+    Ok(Process { pid, comm, netns, files, sockets, device, segments })
 }
 
 fn socket_inode(target: &CStr) -> Option<u64> {
@@ -142,7 +186,11 @@ fn device_dir(target: &CStr) -> Option<PathBuf> {
 }
 
 fn is_record_file(target: &CStr) -> bool {
-    let name = usmc::observe::MEMFD_NAME.to_bytes();
+    is_memfd(target, usmc::observe::MEMFD_NAME)
+}
+
+fn is_memfd(target: &CStr, name: &CStr) -> bool {
+    let name = name.to_bytes();
     let rest = target.to_bytes().strip_prefix(b"/memfd:").and_then(|t| t.strip_prefix(name));
     matches!(rest, Some(b"" | b" (deleted)"))
 }

@@ -61,18 +61,23 @@ struct Row {
 }
 
 /// A socket and its place in the machine.
-struct Found {
-    socket: Socket,
-    pid: u32,
-    process: usize,
-    netns: Option<u64>,
-    inode: Option<u64>,
+pub struct Found {
+    /// Its record.
+    pub socket: Socket,
+    /// The process that has it.
+    pub pid: u32,
+    /// That one's place in the list of processes.
+    pub process: usize,
+    /// The inode of its network namespace.
+    pub netns: Option<u64>,
+    /// Its own.
+    pub inode: Option<u64>,
     /// In the ring, which its other end has not noticed: see [`settle_pending`].
-    is_ahead: bool,
+    pub is_ahead: bool,
 }
 
 /// Sockets that are the same end of the same connection have the same key.
-type End = (Option<u64>, SocketAddr, SocketAddr);
+pub type End = (Option<u64>, SocketAddr, SocketAddr);
 
 /// Lists the sockets.
 ///
@@ -138,7 +143,8 @@ impl Args {
     }
 }
 
-fn is_connected(state: State) -> bool {
+/// Whether a socket in this state has a peer.
+pub fn is_connected(state: State) -> bool {
     !matches!(state, State::Init | State::Listen)
 }
 
@@ -188,7 +194,7 @@ fn collect(scan: &proc::Scan) -> Vec<Found> {
 
 /// The end of a handshake is noticed by one end first, and its begin, too: until both have noticed it, neither shows more
 /// than that it is under way.
-fn settle_pending(found: &mut [Found]) {
+pub fn settle_pending(found: &mut [Found]) {
     let is_pending = |s: &Socket| s.mode == Mode::Tcp && s.reason == Reason::Pending as u8;
     let end = |f: &Found| (f.netns, f.socket.local, f.socket.peer);
     let in_ring: HashSet<End> =
@@ -212,7 +218,7 @@ fn settle_pending(found: &mut [Found]) {
 
 /// Bytes sent and received by every end of an SMC-D connection. Processes that share an end through
 /// fork each have a record of it; the highest count is the latest.
-fn ends(found: &[Found]) -> HashMap<End, Socket> {
+pub fn ends(found: &[Found]) -> HashMap<End, Socket> {
     let mut ends: HashMap<End, Socket> = HashMap::new();
     for f in found.iter().filter(|f| f.socket.mode == Mode::Smcd) {
         let s = &f.socket;
@@ -221,6 +227,17 @@ fn ends(found: &[Found]) -> HashMap<End, Socket> {
         known.rx_bytes = known.rx_bytes.max(s.rx_bytes);
     }
     ends
+}
+
+/// Bytes in the rings of a connection of SMC-D, sent and received; `None`: the other end cannot be seen.
+pub fn queued(found: &Found, ends: &HashMap<End, Socket>) -> Option<(u64, u64)> {
+    let s = &found.socket;
+    let other = ends.get(&(found.netns, s.peer, s.local))?;
+    // The two ends are read at different moments: what looks like more than a ring is not.
+    // The counts are not read at one moment, and programs write them.
+    const MOST: u64 = 2 << WINDOW_SHIFT_MAX;
+    let fill = |sent: u64, read: u64| sent.saturating_sub(read).min(MOST);
+    Some((fill(s.tx_bytes, other.rx_bytes), fill(other.tx_bytes, s.rx_bytes)))
 }
 
 fn row(
@@ -256,14 +273,8 @@ fn row(
     };
     match s.mode {
         Mode::Smcd | Mode::Smcr => {
-            let other = ends.get(&(found.netns, s.peer, s.local));
-            // The two ends are read at different moments: what looks like more than a ring is not.
-            // The counts are not read at one moment, and programs write them.
-            const MOST: u64 = 2 << WINDOW_SHIFT_MAX;
-            let fill = |sent: u64, read: u64| sent.saturating_sub(read).min(MOST);
             row.ring_size = Some(s.ring_size);
-            row.tx_queued = other.map(|o| fill(s.tx_bytes, o.rx_bytes));
-            row.rx_queued = other.map(|o| fill(o.tx_bytes, s.rx_bytes));
+            (row.tx_queued, row.rx_queued) = queued(found, ends).unzip();
         }
         Mode::Tcp => {
             let kernel = found.inode.filter(|_| connected).and_then(|inode| kernel.get(&inode));

@@ -121,7 +121,7 @@ fn more(sum: &mut u64, n: u64) {
 }
 
 /// Whether a reason means that a handshake was begun and failed.
-fn is_error(code: u8) -> bool {
+pub fn is_error(code: u8) -> bool {
     use Reason::{NoMemory, NoSegment, OffersFull, PeerBroken, PeerGone};
     Reason::from_code(code)
         .is_some_and(|r| matches!(r, NoMemory | NoSegment | OffersFull | PeerBroken | PeerGone))
