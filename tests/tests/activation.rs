@@ -166,6 +166,6 @@ fn the_units_are_what_systemd_understands() {
     let said = command.output().expect("systemd-analyze");
     let text = String::from_utf8_lossy(&said.stderr);
     assert!(said.status.success() && text.is_empty(), "{text}");
-    assert_eq!(count, 5, "units");
+    assert_eq!(count, 7, "units");
     fixture.finish();
 }

@@ -13,6 +13,7 @@ pub mod linkgroup;
 pub mod pnet;
 pub mod probe;
 pub mod region;
+pub mod report;
 pub mod run;
 pub mod seid;
 pub mod ss;

@@ -28,6 +28,7 @@ mod proc;
 mod program;
 mod regions;
 mod remedies;
+mod report;
 mod sock_diag;
 mod table;
 
@@ -60,6 +61,7 @@ enum Command {
     Dump(cmd::dump::Args),
     Stats(cmd::stats::Args),
     Exporter(cmd::exporter::Args),
+    Report(cmd::report::Args),
     Device(cmd::device::Args),
     Linkgroup(cmd::linkgroup::Args),
     Region(cmd::region::Args),
@@ -108,6 +110,7 @@ fn usmc() -> c_int {
         Command::Dump(args) => cmd::dump::run(&args),
         Command::Stats(args) => cmd::stats::run(&args),
         Command::Exporter(args) => cmd::exporter::run(&args),
+        Command::Report(args) => cmd::report::run(&args),
         Command::Device(args) => cmd::device::run(&args),
         Command::Linkgroup(args) => cmd::linkgroup::run(&args),
         Command::Region(args) => cmd::region::run(&args),
