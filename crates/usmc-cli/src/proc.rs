@@ -148,7 +148,7 @@ pub fn facts(pid: u32) -> Result<Process, Errno> {
             && is_writer(&dir, entry.file_name())
         {
             files.extend(open(&dir, entry.file_name()));
-        } else if is_memfd(&target, usmc::observe::SEGMENT_NAME)
+        } else if is_memfd(&target, usmc::memfd::MEMFD_NAME)
             && segments.len() < MAX_SEGMENTS
             && let Ok(facts) = statat(&dir, entry.file_name(), AtFlags::empty())
         {

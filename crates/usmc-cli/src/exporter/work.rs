@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 use tokio::signal::unix::{SignalKind, signal};
@@ -29,12 +30,16 @@ use crate::sock_diag;
 
 /// How long agents may take for a scrape.
 const AGENTS: Duration = Duration::from_secs(1);
-/// A look at all processes, or at new ones, comes no sooner than so many times as long as it took after the last one.
+/// A look at all processes comes no sooner after the last one than so many times the processor's time that that took.
 const REST: u32 = 10;
+/// The same for a look at new ones, which may not live long.
+const REST_OF_PASSES: u32 = 4;
 /// The same for a look that a client waits for.
 const REST_OF_SCRAPES: u32 = 2;
 /// How long a process may take from opening its device to its record file.
 const EARLY: Duration = Duration::from_millis(100);
+/// How long after such word all processes are looked at, during which no new one is met.
+const LATE: Duration = Duration::from_secs(1);
 
 /// What the exporter is told.
 #[derive(Debug)]
@@ -45,16 +50,42 @@ pub struct Settings {
     pub interval: Duration,
 }
 
-/// When something took place last, and how long that took.
+/// When something took place last, and what it took.
 #[derive(Clone, Copy, Debug)]
 struct Last {
     end: Instant,
+    /// Of the processor, which others may use meanwhile.
     took: Duration,
+    /// By the clock.
+    elapsed: Duration,
+}
+
+/// Something takes place.
+struct Begun {
+    at: Instant,
+    used: Duration,
+}
+
+impl Begun {
+    fn now() -> Begun {
+        Begun { at: Instant::now(), used: used() }
+    }
+
+    fn end(self) -> Last {
+        let took = used().saturating_sub(self.used);
+        Last { end: Instant::now(), took, elapsed: self.at.elapsed() }
+    }
+}
+
+/// The processor's time that this thread has used.
+fn used() -> Duration {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(used.tv_sec.try_into().unwrap_or(0), used.tv_nsec.try_into().unwrap_or(0))
 }
 
 impl Last {
     fn never() -> Last {
-        Last { end: Instant::now(), took: Duration::ZERO }
+        Last { end: Instant::now(), took: Duration::ZERO, elapsed: Duration::ZERO }
     }
 
     /// When it may be again, with such a rest.
@@ -97,15 +128,16 @@ struct Known {
 impl Known {
     /// Looks at all processes.
     fn look_at_all(&mut self) {
-        let begun = Instant::now();
+        let begun = Begun::now();
+        let next = begun.at + self.settings.interval;
         match self.tracker.look(sock_diag::tcp_sockets) {
             Ok(seen) => self.take(&seen),
             Err(problem) => log(format_args!("{problem:#}")),
         }
         self.finder.know_all();
         self.looks += 1;
-        self.look = Last { end: Instant::now(), took: begun.elapsed() };
-        self.next_look = self.look.next(REST).max(begun + self.settings.interval);
+        self.look = begun.end();
+        self.next_look = self.look.next(REST).max(next);
     }
 
     fn take(&mut self, seen: &[Seen]) {
@@ -135,17 +167,17 @@ impl Known {
         // What is in a directory that has just been made was not told of.
         if told.begins || told.dirs {
             let now = Instant::now();
-            self.next_pass = Some((self.pass.next(REST).max(now), now + EARLY));
+            self.next_pass = Some((self.pass.next(REST_OF_PASSES).max(now), now + EARLY));
             // A process that was there before its device is none of the new ones.
-            self.next_look = self.next_look.min(self.look.next(REST).max(now + EARLY));
+            self.next_look = self.next_look.min(self.look.next(REST).max(now + LATE));
         }
     }
 
     /// Looks at new processes, if that is due.
     fn find_new(&mut self) {
         let Some((due, until)) = self.next_pass else { return };
-        let begun = Instant::now();
-        if begun < due {
+        let begun = Begun::now();
+        if begun.at < due {
             return;
         }
         let found = self.finder.pass();
@@ -153,9 +185,8 @@ impl Known {
             self.watch_device(&process);
             self.tracker.admit(&mut process);
         }
-        let end = Instant::now();
-        self.pass = Last { end, took: begun.elapsed() };
-        let again = self.pass.next(REST).max(end + Duration::from_millis(1));
+        self.pass = begun.end();
+        let again = self.pass.next(REST_OF_PASSES).max(self.pass.end + Duration::from_millis(1));
         self.next_pass = (found.is_early && again < until).then_some((again, until));
     }
 
@@ -206,7 +237,7 @@ impl Known {
         self.agents.show(&mut metrics);
         metrics.more(families::UNTRACKED, [], self.tracker.untracked as u64);
         metrics.more(families::REFUSED, [], self.tracker.refused() as u64);
-        let took = self.look.took.as_secs_f64();
+        let took = self.look.elapsed.as_secs_f64();
         metrics.family(families::LOOK).insert(Vec::new(), Value::Measure(took));
         metrics.more(families::LOOKS, [], self.looks);
         metrics.more(families::STATE_ERRORS, [], self.state_errors);

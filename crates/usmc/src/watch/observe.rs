@@ -13,8 +13,6 @@ use usmc_shm::tap::TapControl;
 use crate::host::layout;
 use crate::os::process;
 
-/// Name of the memory that connections of one kernel lie in.
-pub use crate::device::memfd::MEMFD_NAME as SEGMENT_NAME;
 /// Begins the name of every file that this version's processes make in the ISM directory.
 pub use crate::host::layout::PREFIX as DEVICE_PREFIX;
 
