@@ -177,6 +177,7 @@ pub fn leave_to_kernel(fd: i32, index: u32) -> Result<(), Errno> {
         Phase::Listen => {
             conn.keep_children_to_kernel(true);
             syn_option::disarm(fd, conn);
+            observer::changed(fd, index);
         }
         Phase::Plain => {}
         _ => {

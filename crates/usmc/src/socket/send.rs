@@ -588,6 +588,9 @@ fn attempt<S: Source>(
     let was_cramped = *is_cramped;
     let room = tx.room_if(left, |at, len| {
         *is_cramped |= !memory::take(at.cast(), len);
+        if !*is_cramped {
+            observer::grown(conn, len);
+        }
         !*is_cramped
     });
     let room = match room {

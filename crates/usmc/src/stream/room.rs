@@ -20,6 +20,7 @@ use crate::os::{clock, memory};
 use crate::record::conn::{self, Conn, F_SHARED, Far};
 use crate::record::limit;
 use crate::record::phase::Phase;
+use crate::watch::observer;
 
 /// How long nothing is read while this end itself has left bytes unread. Long enough for another of its threads to read.
 const UNREAD_NS: u64 = 20_000_000;
@@ -65,6 +66,9 @@ fn grow_locked(conn: &Conn, tx: &Ring<'_>) -> bool {
             false => Grant::NONE,
         }
     }) == Ok(true);
+    if has_grown && let Ok(len) = tx.window_len() {
+        observer::grown(conn, len);
+    }
     if went_far && tx.has_far() {
         // What was taken and cannot be used is given back as if it had been left now.
         let now = if has_grown { Far::InUse } else { Far::Left(clock::now_ms()) };

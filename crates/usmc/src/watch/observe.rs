@@ -68,8 +68,8 @@ pub struct Record {
     pub local: [AtomicU64; 2],
     /// Peer address, likewise.
     pub peer: [AtomicU64; 2],
-    /// Size of the send ring in bytes, 0 in mode TCP.
-    pub ring_size: AtomicU32,
+    /// What the send ring's window had in bytes when it last grew or the connection changed, 0 in mode TCP.
+    pub window: AtomicU32,
     /// Bits 0-15: slot index in its segment. [`CLIENT_END`], [`WAS_SMCD`]. At [`DEVICE_SHIFT`] the device. From [`SYN_OPTION_SHIFT`] on what the TCP
     /// option came to ([`crate::handshake::syn_option::Outcome`]).
     pub slot: AtomicU32,
@@ -97,6 +97,9 @@ pub struct Record {
     /// [`CAPTURED`] or [`ASK`] while its bytes are copied to the capture ring, else 0; means nothing while
     /// [`Capture::session`] is 0.
     pub captured: AtomicU32,
+    /// Bytes of each of the connection's two rings, as its client has them configured; 0 of a library that does not tell. Means
+    /// nothing in mode TCP.
+    pub ring_size: AtomicU32,
 }
 
 /// Bit of [`Record::slot`]: the connecting end.
@@ -127,6 +130,7 @@ const _: () = {
     assert!(size_of::<Record>() == 128 && size_of::<Header>() == 120);
     assert!(offset_of!(Record, local) == 16 && offset_of!(Record, segment) == 56);
     assert!(offset_of!(Record, tx_bytes) == 64 && offset_of!(Record, tx_full) == 96);
+    assert!(offset_of!(Record, window) == 48 && offset_of!(Record, ring_size) == 120);
     assert!(size_of::<Header>() <= TOTALS_OFFSET);
     assert!(TOTALS_OFFSET + size_of::<Totals>() <= CAPTURE_OFFSET);
     assert!(CAPTURE_OFFSET + size_of::<Capture>() <= RECORDS_OFFSET);
@@ -257,6 +261,10 @@ pub const DEVICE_VERSION: u32 = layout::VERSION;
 pub const DEVICE_GID_OFFSET: usize = core::mem::offset_of!(layout::Header, gid);
 /// Where its switch is: 64 bits, odd while the directory's connections are to stay TCP.
 pub const DEVICE_SWITCH_OFFSET: usize = core::mem::offset_of!(layout::Header, switch);
+
+/// The bytes of a device's file, far behind its end, that its processes have locks on: one each.
+pub const DEVICE_LOCKS: core::ops::Range<u64> =
+    layout::LOCK_BASE as u64..layout::LOCK_BASE as u64 + layout::PROCESSES as u64;
 
 /// Socket states, with the kernel's SMC names (`smcss`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -14,7 +14,7 @@ use crate::os::process::{self, Lock};
 use crate::os::reason::Reason;
 use crate::os::table;
 use crate::os::{cache, kernel_only, single, sys};
-use crate::record::conn::{self, Conn, F_CLIENT, F_DEPUTY, F_HAD_SLOT, F_UNSHOWN};
+use crate::record::conn::{self, Conn, F_CHILDREN_TCP, F_CLIENT, F_DEPUTY, F_HAD_SLOT, F_UNSHOWN};
 use crate::record::numbers;
 use crate::record::phase::Phase;
 use crate::record::tuple::{Endpoint, Tuple};
@@ -202,10 +202,10 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
         true => Mode::Smcd,
         false => Mode::Tcp,
     };
-    let reason = if in_ring || phase == Phase::Listen {
-        Reason::None as u32
-    } else {
-        conn.reason.load(Relaxed)
+    let reason = match phase {
+        Phase::Listen if conn.has(F_CHILDREN_TCP) => Reason::KernelFeature as u32,
+        Phase::Listen | Phase::Ring => Reason::None as u32,
+        _ => conn.reason.load(Relaxed),
     };
     let peer = peer.unwrap_or_default();
     let v4 = v4_of(if local.port != 0 { local.words() } else { peer.words() }).is_some();
@@ -246,7 +246,8 @@ fn write(fd: i32, conn: &Conn, record: &Record) {
         }
         place |= WAS_SMCD | conn.slot_index.load(Relaxed) & 0xffff;
         let shift = conn.own(slot).window_shift().min(31);
-        record.ring_size.store(1 << shift, Relaxed);
+        record.window.store(1 << shift, Relaxed);
+        record.ring_size.store(1 << conn.full_shift().min(31), Relaxed);
         record.segment.store(segment::id_of(conn.segment.load(Relaxed)), Relaxed);
     }
     record.slot.store(place, Relaxed);
@@ -307,6 +308,14 @@ pub fn count_total(which: impl FnOnce(&'static Totals) -> &'static AtomicU64) {
 pub fn count_one(conn: &Conn, which: impl FnOnce(&'static Record) -> &'static AtomicU32) {
     if let Some(record) = record_of(conn) {
         which(record).fetch_add(1, Relaxed);
+    }
+}
+
+/// The send ring's window has grown to `len` bytes.
+#[cold]
+pub fn grown(conn: &Conn, len: usize) {
+    if let Some(record) = record_of(conn) {
+        record.window.store(u32::try_from(len).unwrap_or(u32::MAX), Relaxed);
     }
 }
 
