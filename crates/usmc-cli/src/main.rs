@@ -30,6 +30,7 @@ mod regions;
 mod remedies;
 mod report;
 mod sock_diag;
+mod sockets;
 mod table;
 
 use std::ffi::c_int;

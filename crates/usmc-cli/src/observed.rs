@@ -75,8 +75,10 @@ pub struct Socket {
     pub tx_bytes: u64,
     /// Bytes received (not in mode TCP).
     pub rx_bytes: u64,
-    /// Size of the send ring, 0 in mode TCP.
-    pub ring_size: u32,
+    /// What the send ring's window had in bytes when it last grew or the connection changed; means nothing in mode TCP.
+    pub window: u32,
+    /// Bytes of each of its rings; `None` in mode TCP, or where its library does not tell.
+    pub ring_size: Option<u32>,
     /// What the TCP option came to; by a library that is newer, maybe something unknown.
     pub syn_option: Option<Outcome>,
     /// Which slot of its segment.
@@ -389,7 +391,9 @@ fn decode(index: usize, record: &[u8], regions: &[u128; PLACES]) -> Option<Socke
         peer: end(offset_of!(Record, peer), ports >> 16)?,
         tx_bytes,
         rx_bytes,
-        ring_size: u32_at(record, offset_of!(Record, ring_size)),
+        window: u32_at(record, offset_of!(Record, window)),
+        ring_size: Some(u32_at(record, offset_of!(Record, ring_size)))
+            .filter(|size| *size != 0 && mode != Mode::Tcp),
         syn_option: Outcome::from_code((place >> 24) as u8),
         slot: place & 0xffff,
         index,

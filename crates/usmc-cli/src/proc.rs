@@ -1,7 +1,7 @@
 //! Finding the processes that run the library: `/proc/PID/fd` links to the file that
 //! usmc/src/observe.rs describes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, OsStr};
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
@@ -59,6 +59,8 @@ pub struct Scan {
     pub processes: Vec<Process>,
     /// Processes we may not inspect.
     pub hidden: usize,
+    /// Of these, those that have an ISM device, and so run under uSMC.
+    pub hidden_under: usize,
 }
 
 /// Walks through /proc.
@@ -67,16 +69,24 @@ pub struct Scan {
 /// When /proc cannot be read at all.
 pub fn scan() -> Result<Scan> {
     let mut scan = Scan::default();
+    let mut hidden = HashSet::new();
     for pid in pids()? {
         match inspect(pid) {
             Ok(Some(process)) => scan.processes.push(process),
             Ok(None) => {}
-            Err(Errno::ACCESS | Errno::PERM) if !is_kernel_thread(pid) => scan.hidden += 1,
+            Err(Errno::ACCESS | Errno::PERM) if !is_kernel_thread(pid) => {
+                hidden.insert(pid);
+            }
             // It ended while we looked.
             Err(_) => {}
         }
     }
     drop_duplicates(&mut scan.processes);
+    scan.hidden = hidden.len();
+    if !hidden.is_empty() {
+        let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+        scan.hidden_under = device_users(&locks).intersection(&hidden).count();
+    }
     Ok(scan)
 }
 
@@ -90,6 +100,42 @@ pub fn pids() -> Result<Vec<u32>> {
     let mut pids: Vec<u32> = numbers.collect();
     pids.sort_unstable();
     Ok(pids)
+}
+
+/// The processes that have an ISM device by proc_locks(5), which everybody may read: each has a lock on a byte of its file far behind
+/// its end.
+fn device_users(locks: &str) -> HashSet<u32> {
+    let user = |line: &str| {
+        // "1: POSIX  ADVISORY  WRITE 4711 00:1b:301720 1099511627776 1099511627776"
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let ["POSIX", _, "WRITE", pid, _, first, _] = words.get(1..)? else { return None };
+        let first: u64 = first.parse().ok()?;
+        usmc::observe::DEVICE_LOCKS.contains(&first).then(|| pid.parse().ok())?
+    };
+    locks.lines().filter_map(user).collect()
+}
+
+/// The network namespace that this process is in.
+pub fn own_netns() -> Option<u64> {
+    fs::metadata("/proc/self/ns/net").ok().map(|facts| facts.ino())
+}
+
+/// When a process began, in ticks after boot: with its number it is like no other's.
+pub fn start_of(pid: u32) -> Option<u64> {
+    let process = procfs::process::Process::new(i32::try_from(pid).ok()?).ok()?;
+    Some(process.stat().ok()?.starttime)
+}
+
+/// How many of our processes have the library, with or without sockets.
+pub fn with_library() -> usize {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let has_it = |entry: &fs::DirEntry| {
+        let is_process = entry.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok());
+        is_process
+            && fs::read_to_string(entry.path().join("maps"))
+                .is_ok_and(|maps| maps.contains("/libusmc_preload"))
+    };
+    entries.filter(has_it).count()
 }
 
 /// One process, if it has a record file.
@@ -213,7 +259,16 @@ fn comm(pid: u32) -> String {
     let bytes = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     let name = String::from_utf8_lossy(&bytes);
     let name = name.strip_suffix('\n').unwrap_or(&name);
-    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    harmless(name)
+}
+
+/// A text of somebody else's without what a terminal takes for an order, or what hides or turns round other characters.
+pub fn harmless(text: &str) -> String {
+    let is_odd = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    };
+    text.chars().map(|c| if is_odd(c) { '?' } else { c }).collect()
 }
 
 fn is_kernel_thread(pid: u32) -> bool {
@@ -265,4 +320,36 @@ fn own_pid(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     numbers.split_whitespace().next_back()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_of_a_device_are_known_by_their_locks() {
+        let locks = "1: POSIX  ADVISORY  WRITE 4711 00:1b:301720 1099511627776 1099511627776\n\
+                     2: FLOCK  ADVISORY  WRITE 18729 fe:00:5350401 0 EOF\n\
+                     2: -> POSIX ADVISORY WRITE 18730 fe:00:5350401 1099511627777 1099511627777\n\
+                     3: POSIX  ADVISORY  READ 4712 00:1b:301720 1099511627777 1099511627777\n\
+                     4: POSIX  ADVISORY  WRITE 4713 00:1b:301720 1073741826 1073742335\n\
+                     5: POSIX  ADVISORY  WRITE x 00:1b:301720 1099511627779 1099511627779\n\
+                     6: POSIX  ADVISORY  WRITE 4714 00:1b:301720 1099511627790 1099511627790\n\
+                     7:\n\n";
+        assert_eq!(device_users(locks), HashSet::from([4711, 4714]));
+        assert_eq!(device_users(""), HashSet::new());
+    }
+
+    #[test]
+    fn names_do_not_order_a_terminal_about() {
+        assert_eq!(harmless("a\u{1b}[31m\n\u{9b}b\u{202e}c\u{200b}"), "a?[31m??b?c?");
+        assert_eq!(harmless("redis-server ü 日本"), "redis-server ü 日本");
+    }
+
+    #[test]
+    fn a_process_begins_once() {
+        let own = start_of(std::process::id());
+        assert!(own.is_some() && own == start_of(std::process::id()));
+        assert_eq!(start_of(u32::MAX), None);
+    }
 }

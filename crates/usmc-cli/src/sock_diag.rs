@@ -18,25 +18,52 @@ const IPPROTO_TCP: u8 = 6;
 const NLMSG_HEADER: usize = 16;
 /// All states but TIME_WAIT: nobody holds such a socket, and a server of short connections has ten thousands.
 const STATES: u32 = !(1 << 6);
-/// `struct inet_diag_msg`; family at 0, local port at 4 and address at 8, queues at 56 and 60, inode at 68.
+/// `struct inet_diag_msg`; family at 0, ports at 4 and 6, addresses at 8 and 24, queues at 56 and 60, inode at 68.
 const DIAG_MSG: usize = 72;
 /// States of `struct tcp_info` in which the peer's FIN, which counts as a byte, has arrived.
-const WITH_FIN: [u8; 3] = [8, 9, 11];
+const WITH_FIN: [u8; 3] = [CLOSE_WAIT, LAST_ACK, CLOSING];
 
 /// What the kernel tells of a socket; counts are bytes of the application.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kernel {
+    /// As `enum` in linux/tcp_states.h: [`ESTABLISHED`] and the others here.
+    pub state: u8,
     /// Own address; IPv4-mapped ones as IPv4.
     pub local: SocketAddr,
+    /// The other end's.
+    pub peer: SocketAddr,
     /// Written by the application.
     pub tx_bytes: u64,
     /// Read by the application.
     pub rx_bytes: u64,
     /// Written and not acknowledged.
     pub tx_queued: u64,
-    /// Received and not read.
+    /// Received and not read. Of a listener: connections that wait to be accepted.
     pub rx_queued: u64,
+    /// Segments sent that carry data, those sent again included.
+    pub tx_segments: u64,
+    /// Segments received that carry data.
+    pub rx_segments: u64,
 }
+
+/// Connected.
+pub const ESTABLISHED: u8 = 1;
+/// Connecting.
+pub const SYN_SENT: u8 = 2;
+/// This end has closed first; its FIN is not acknowledged.
+pub const FIN_WAIT1: u8 = 4;
+/// This end has closed first.
+pub const FIN_WAIT2: u8 = 5;
+/// Nobody's.
+pub const CLOSE: u8 = 7;
+/// The peer has closed first.
+pub const CLOSE_WAIT: u8 = 8;
+/// Both have closed, the peer first.
+pub const LAST_ACK: u8 = 9;
+/// Listening.
+pub const LISTEN: u8 = 10;
+/// Both have closed at once.
+pub const CLOSING: u8 = 11;
 
 /// All TCP sockets of this namespace by inode; empty where the kernel does not tell.
 pub fn tcp_sockets() -> HashMap<u64, Kernel> {
@@ -96,7 +123,8 @@ fn socket(message: &[u8]) -> Option<(u64, Kernel)> {
         let len = (len as usize).max(4);
         if kind == INET_DIAG_INFO {
             let info = attributes.get(4..len)?;
-            return Some((inode, from_info(local(message)?, info, tx_queue, rx_queue)?));
+            let ends = [address(message, 4, 8)?, address(message, 6, 24)?];
+            return Some((inode, from_info(ends, info, tx_queue, rx_queue)?));
         }
         attributes = attributes.get(len.next_multiple_of(4)..)?;
     }
@@ -105,23 +133,34 @@ fn socket(message: &[u8]) -> Option<(u64, Kernel)> {
 
 /// From `struct tcp_info` (linux/tcp.h): sent less sent again, and what was never sent, is what was
 /// written, without SYN and FIN; all there since Linux 4.19.
-fn from_info(local: SocketAddr, info: &[u8], tx_queued: u32, rx_queued: u32) -> Option<Kernel> {
+fn from_info(
+    [local, peer]: [SocketAddr; 2],
+    info: &[u8],
+    tx_queued: u32,
+    rx_queued: u32,
+) -> Option<Kernel> {
+    let state = *info.first()?;
+    let segments = |at: usize| u32_at(info, at).map(u64::from);
     let (received, unsent) = (u64_at(info, 128)?, u32_at(info, 144)?);
     let (sent, again) = (u64_at(info, 200)?, u64_at(info, 208)?);
-    let fin = u64::from(WITH_FIN.contains(info.first()?));
+    let fin = u64::from(WITH_FIN.contains(&state));
     let rx_queued = u64::from(rx_queued).saturating_sub(fin);
     Some(Kernel {
+        state,
         local,
+        peer,
         tx_bytes: sent.saturating_sub(again).saturating_add(u64::from(unsent)),
         rx_bytes: received.saturating_sub(fin).saturating_sub(rx_queued),
         tx_queued: u64::from(tx_queued),
         rx_queued,
+        tx_segments: segments(156)?,
+        rx_segments: segments(152)?,
     })
 }
 
-fn local(message: &[u8]) -> Option<SocketAddr> {
-    let port = message.get(4..)?.first_chunk().map(|port| u16::from_be_bytes(*port))?;
-    let addr = message.get(8..)?;
+fn address(message: &[u8], port: usize, addr: usize) -> Option<SocketAddr> {
+    let port = message.get(port..)?.first_chunk().map(|port| u16::from_be_bytes(*port))?;
+    let addr = message.get(addr..)?;
     let ip = if message[0] == AddressFamily::INET.as_raw() as u8 {
         Ipv4Addr::from(*addr.first_chunk::<4>()?).into()
     } else {
@@ -163,13 +202,18 @@ mod tests {
         let found = tcp_sockets();
         let client_counters = found[&inode(&client)];
         assert_eq!(client_counters.local, client.local_addr().expect("name"));
+        assert_eq!(client_counters.peer, client.peer_addr().expect("name"));
+        assert_eq!((client_counters.state, client_counters.tx_segments), (ESTABLISHED, 1));
         assert_eq!((client_counters.tx_bytes, client_counters.rx_bytes), (1000, 0));
         let server_counters = found[&inode(&server)];
         assert_eq!((server_counters.rx_bytes, server_counters.rx_queued), (400, 600));
+        assert_eq!((server_counters.tx_segments, server_counters.rx_segments), (0, 1));
+        assert_eq!(found[&inode(&listener)].state, LISTEN);
         let server_inode = inode(&server);
         drop(client);
         server.read_to_end(&mut Vec::new()).expect("read to the end");
-        assert_eq!(tcp_sockets()[&server_inode].rx_bytes, 1000, "the FIN is no byte");
+        let closed = tcp_sockets()[&server_inode];
+        assert_eq!((closed.rx_bytes, closed.state), (1000, CLOSE_WAIT), "the FIN is no byte");
     }
 
     #[test]

@@ -56,8 +56,8 @@ fn a_connection_shows_both_ends_and_the_fill_of_both_rings() {
             "pid": client.pid(), "comm": "cat", "fd": 5, "state": "ACTIVE",
             "local": "127.0.0.1:40001", "peer": "127.0.0.1:6379", "mode": "SMCD",
             "device": "loopback", "host": null, "fallback_reason": null, "remedy": null,
-            "tcp_option": null, "tx_bytes": 1000, "rx_bytes": 70, "ring_size": 65536,
-            "tx_queued": 600, "rx_queued": 30,
+            "tcp_option": null, "tx_bytes": 1000, "rx_bytes": 70, "ring_size": 262_144,
+            "window": 65536, "tx_queued": 600, "rx_queued": 30,
         })
     );
     assert_eq!(of(server.pid())["tx_queued"], 30);
@@ -150,12 +150,13 @@ fn every_row_has_the_documented_fields_and_every_tcp_connection_a_reason() {
             ("tx_bytes", Value::is_null),
             ("rx_bytes", Value::is_null),
             ("ring_size", Value::is_null),
+            ("window", Value::is_null),
             ("tx_queued", Value::is_null),
             ("rx_queued", Value::is_null),
         ] {
             assert!(row.get(name).is_some_and(fits), "{name} of {row}");
         }
-        assert_eq!(row.as_object().map(|o| o.len()), Some(17));
+        assert_eq!(row.as_object().map(|o| o.len()), Some(18));
     }
 }
 

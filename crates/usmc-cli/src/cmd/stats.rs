@@ -333,7 +333,7 @@ pub fn run(args: &Args) -> Result<c_int> {
             let Some(process) = proc::find(pid)? else {
                 bail!("process {pid} has no sockets under uSMC; was it started by usmc run?");
             };
-            proc::Scan { processes: vec![process], hidden: 0 }
+            proc::Scan { processes: vec![process], ..proc::Scan::default() }
         }
     };
     let devices = collect(&scan)?;

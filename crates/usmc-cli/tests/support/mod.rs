@@ -131,6 +131,7 @@ pub struct Rec {
     pub peer: SocketAddr,
     pub tx_bytes: u64,
     pub rx_bytes: u64,
+    pub window: u32,
     pub ring_size: u32,
 }
 
@@ -147,13 +148,14 @@ impl Rec {
             peer: peer.parse().expect("an address"),
             tx_bytes: 0,
             rx_bytes: 0,
-            ring_size: 65536,
+            window: 65536,
+            ring_size: 262_144,
         }
     }
 
     /// A connected socket on TCP.
     pub fn tcp(local: &str, peer: &str, reason: u8) -> Rec {
-        Rec { mode: 1, reason, ring_size: 0, ..Rec::smcd(local, peer) }
+        Rec { mode: 1, reason, window: 0, ring_size: 0, ..Rec::smcd(local, peer) }
     }
 
     pub fn bytes(&self) -> [u8; size_of::<Record>()] {
@@ -176,6 +178,7 @@ impl Rec {
         }
         put(offset_of!(Record, tx_bytes), &self.tx_bytes.to_ne_bytes());
         put(offset_of!(Record, rx_bytes), &self.rx_bytes.to_ne_bytes());
+        put(offset_of!(Record, window), &self.window.to_ne_bytes());
         put(offset_of!(Record, ring_size), &self.ring_size.to_ne_bytes());
         bytes
     }
