@@ -15,7 +15,7 @@ TEST_DEPS := liburing-dev:- libibverbs-dev:- python3:/usr/bin/python3 curl:curl 
 	openssh-client:ssh openssl:openssl iperf3:iperf3 qperf:qperf nodejs:node default-jdk-headless:javac \
 	python3-pip:- mariadb-server:mariadbd mariadb-client:mariadb-slap \
 	musl-tools:musl-gcc iproute2:ip nftables:nft tcpdump:tcpdump strace:strace docker.io:dockerd \
-	prometheus:prometheus python3-prometheus-client:-
+	prometheus:prometheus python3-prometheus-client:- tmux:tmux
 VM_DEPS := qemu-system-x86:qemu-system-x86_64 busybox-static:busybox cpio:cpio kmod:modprobe gzip:gzip tcpdump:tcpdump iproute2:ip procps:pgrep udev:udevadm \
 	ndctl:ndctl passwd:groupadd redis-server:redis-server redis-tools:redis-cli nginx-light:nginx curl:curl sockperf:sockperf python3:/usr/bin/python3 postgresql:-
 PACKAGE_DEPS := debhelper:dh_builddeb rpm:rpmbuild lintian:lintian debootstrap:debootstrap docker.io:dockerd \

@@ -19,4 +19,5 @@ pub mod seid;
 pub mod ss;
 pub mod stats;
 pub mod switch;
+pub mod top;
 pub mod ueid;

@@ -32,6 +32,7 @@ mod report;
 mod sock_diag;
 mod sockets;
 mod table;
+mod top;
 
 use std::ffi::c_int;
 
@@ -63,6 +64,7 @@ enum Command {
     Stats(cmd::stats::Args),
     Exporter(cmd::exporter::Args),
     Report(cmd::report::Args),
+    Top(cmd::top::Args),
     Device(cmd::device::Args),
     Linkgroup(cmd::linkgroup::Args),
     Region(cmd::region::Args),
@@ -112,6 +114,7 @@ fn usmc() -> c_int {
         Command::Stats(args) => cmd::stats::run(&args),
         Command::Exporter(args) => cmd::exporter::run(&args),
         Command::Report(args) => cmd::report::run(&args),
+        Command::Top(args) => cmd::top::run(&args),
         Command::Device(args) => cmd::device::run(&args),
         Command::Linkgroup(args) => cmd::linkgroup::run(&args),
         Command::Region(args) => cmd::region::run(&args),

@@ -86,10 +86,12 @@ impl Life {
 }
 
 /// A process with sockets under uSMC.
-#[derive(Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Program {
     /// Its number.
     pub pid: u32,
+    /// When it began, in ticks after boot.
+    pub start: Option<u64>,
     /// Its name, harmless to print.
     pub comm: String,
     /// What it has counted for connections that are closed, by file.
@@ -123,6 +125,13 @@ pub struct Seen {
 pub type Queued = [Option<u64>; 2];
 
 impl Seen {
+    /// A socket as its process alone describes it.
+    pub fn new(socket: Socket, program: usize, netns: Option<u64>, inode: Option<u64>) -> Seen {
+        let (kernel, device, other) = (None, None, None);
+        let life = Life::published(socket.state);
+        Seen { socket, life, program, netns, inode, kernel, device, other, is_ahead: false }
+    }
+
     /// What moves its bytes: `SMCD`, `SMCR`, `TCP`, or `SMCD-ready` for a listener whose connections may be SMCD.
     pub fn mode_name(&self) -> &'static str {
         match self.socket.mode {
@@ -232,7 +241,8 @@ impl Look {
                     totals.push(reading.totals);
                 }
             }
-            look.programs.push(Program { pid: process.pid, comm: process.comm, totals });
+            let (pid, comm) = (process.pid, process.comm);
+            look.programs.push(Program { pid, start: proc::start_of(pid), comm, totals });
         }
         look
     }
@@ -265,16 +275,9 @@ impl Look {
             ));
         }
         let program = self.programs.len();
-        self.sockets.extend(std::mem::take(&mut reading.sockets).into_iter().map(|socket| Seen {
-            life: Life::published(socket.state),
-            program,
-            netns: process.netns,
-            inode: process.sockets.get(&socket.fd).copied(),
-            kernel: None,
-            device: None,
-            other: None,
-            is_ahead: false,
-            socket,
+        self.sockets.extend(std::mem::take(&mut reading.sockets).into_iter().map(|socket| {
+            let inode = process.sockets.get(&socket.fd).copied();
+            Seen::new(socket, program, process.netns, inode)
         }));
         Some(reading)
     }

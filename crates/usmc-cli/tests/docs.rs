@@ -26,6 +26,7 @@ fn every_option_is_in_the_manual() {
         (&["stats", "--help"], "usmc-stats.1"),
         (&["exporter", "--help"], "usmc-exporter.8"),
         (&["report", "--help"], "usmc-report.1"),
+        (&["top", "--help"], "usmc-top.1"),
         (&["device", "--help"], "usmc-device.1"),
         (&["linkgroup", "--help"], "usmc-device.1"),
         (&["pnet", "--help"], "usmc-pnet.1"),
