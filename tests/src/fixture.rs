@@ -163,6 +163,26 @@ impl Fixture {
         }
     }
 
+    /// The same, with what was seen last for the message.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn wait_until_so<T: std::fmt::Display>(
+        &self,
+        what: &str,
+        mut look: impl FnMut() -> T,
+        is_so: impl Fn(&T) -> bool,
+    ) -> T {
+        loop {
+            let seen = look();
+            if is_so(&seen) {
+                return seen;
+            }
+            assert!(self.time_left() > Duration::ZERO, "waited too long for {what}:\n{seen}");
+            thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+
     /// What `usmc ss --json` shows; nothing in a plain run.
     pub fn sockets(&self) -> Vec<Socket> {
         if is_plain() { Vec::new() } else { ss::list() }

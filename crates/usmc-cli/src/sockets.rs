@@ -331,7 +331,7 @@ impl Look {
 
     /// Bytes sent and received by every end of an SMC connection. Processes that share an end through fork each have a record of it;
     /// the highest count is the latest.
-    fn join_ends(&mut self) {
+    pub fn join_ends(&mut self) {
         let mut ends: HashMap<End, [u64; 2]> = HashMap::new();
         for seen in self.sockets.iter().filter(|seen| seen.socket.mode == Mode::Smcd) {
             let s = &seen.socket;
@@ -348,6 +348,7 @@ impl Look {
 impl Seen {
     /// Takes over what the kernel knows better.
     fn believe(&mut self, kernel: Kernel) {
+        self.count_tcp_span(&kernel);
         let s = &mut self.socket;
         let is_unknown = |addr: SocketAddr| addr.port() == 0 || addr.ip().is_unspecified();
         let life = Life::in_kernel(kernel.state);
@@ -363,6 +364,25 @@ impl Seen {
             (_, Some(life)) => life,
             (known, None) => known,
         };
+    }
+}
+
+impl Seen {
+    /// As long as a direction has not used its ring, all its bytes went over TCP, where a doorbell is a byte, too.
+    fn count_tcp_span(&mut self, kernel: &Kernel) {
+        let s = &mut self.socket;
+        if s.mode == Mode::Tcp {
+            return;
+        }
+        let [_, _, tx_calls, rx_calls, .., sent, drained] = s.counters;
+        for (bytes, calls, by_tcp, bells) in [
+            (&mut s.tx_bytes, tx_calls, kernel.tx_bytes, sent),
+            (&mut s.rx_bytes, rx_calls, kernel.rx_bytes, drained),
+        ] {
+            if calls == 0 {
+                *bytes = (*bytes).max(by_tcp.saturating_sub(bells));
+            }
+        }
     }
 }
 

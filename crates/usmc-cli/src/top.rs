@@ -12,3 +12,7 @@ pub mod details;
 pub mod draw;
 pub mod live;
 pub mod model;
+#[cfg(test)]
+mod sample;
+#[cfg(test)]
+mod tests;

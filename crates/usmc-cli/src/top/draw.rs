@@ -190,6 +190,9 @@ fn bar(page: &mut Page, title: &str, numbers: ByMode<String>, parts: ByMode<f64>
 }
 
 fn draw_table(page: &mut Page, app: &mut App) {
+    if page.left.height == 0 {
+        return;
+    }
     let columns = layout(app.wish.kind.columns(), page.left.width);
     let (area, title) = (page.left, page.theme.title());
     page.buf.set_style(Rect { height: area.height.min(1), ..area }, title);
