@@ -178,7 +178,11 @@ impl Fixture {
             if is_so(&seen) {
                 return seen;
             }
-            assert!(self.time_left() > Duration::ZERO, "waited too long for {what}:\n{seen}");
+            // What is started to look has to end in time, too.
+            assert!(
+                self.time_left() > Duration::from_secs(2),
+                "waited too long for {what}:\n{seen}"
+            );
             thread::park_timeout(Duration::from_millis(1));
         }
     }

@@ -2,13 +2,16 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use usmc_tests::{Fixture, Process, build, is_plain, procfs};
 
 /// A terminal in which a shell has started the command, and waits when that has ended.
 struct Terminal<'a> {
     fixture: &'a Fixture,
+    socket: PathBuf,
     shell: i32,
 }
 
@@ -19,7 +22,11 @@ impl Terminal<'_> {
         for file in ["before", "status", "after"] {
             let _ = fs::remove_file(fixture.scratch().join(file));
         }
-        let mut command = Terminal::tmux(fixture);
+        // One that is about to end does not take another's orders.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let socket = fixture.scratch().join(format!("tmux{number}"));
+        let mut command = Terminal::tmux(fixture, &socket);
         command.args([
             "-f",
             "/dev/null",
@@ -34,22 +41,18 @@ impl Terminal<'_> {
         ]);
         command.args(["-P", "-F", "#{pane_pid}"]).arg(SHELL).env("USMC", build::usmc());
         let shell = fixture.run(command).trim().parse().expect("a pid");
-        Terminal { fixture, shell }
+        Terminal { fixture, socket, shell }
     }
 
     /// A server of its own, which ends with the test.
-    fn tmux(fixture: &Fixture) -> Command {
+    fn tmux(fixture: &Fixture, socket: &Path) -> Command {
         let mut command = fixture.plain("tmux");
-        command
-            .arg("-S")
-            .arg(fixture.scratch().join("tmux"))
-            .env_remove("TMUX")
-            .env("SHELL", "/bin/sh");
+        command.arg("-S").arg(socket).env_remove("TMUX").env("SHELL", "/bin/sh");
         command
     }
 
     fn do_it(&self, args: &[&str]) -> String {
-        let mut command = Terminal::tmux(self.fixture);
+        let mut command = Terminal::tmux(self.fixture, &self.socket);
         command.args(args);
         self.fixture.run(command)
     }

@@ -114,8 +114,8 @@ fn draw_header(page: &mut Page, app: &App) {
         several(summary.programs, "program"),
         several(summary.listeners, "listener"),
     );
-    let paused = if app.is_paused { "   PAUSED" } else { "" };
-    page.line(&[("usmc top:", strong), (&numbers, plain), (&every, plain), (paused, strong)]);
+    let paused = if app.is_paused { " PAUSED" } else { "" };
+    page.line(&[("usmc top:", strong), (paused, strong), (&numbers, plain), (&every, plain)]);
     let conns = summary.connections.map(|n| n as f64);
     bar(page, "Connections", summary.connections.map(|n| n.to_string()), conns);
     let bytes = summary.bytes.map(|bytes| bytes.unwrap_or(0.0));
