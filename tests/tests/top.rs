@@ -82,7 +82,7 @@ impl Terminal<'_> {
     }
 
     /// The command has ended in order and has left the terminal as it was.
-    fn is_given_back(self) {
+    fn end_in_order(self) {
         self.shows("the shell", |screen| screen.contains("ended") && !screen.contains("usmc top:"));
         let read = |file: &str| fs::read_to_string(self.fixture.scratch().join(file)).expect(file);
         assert_eq!(read("status"), "0\n");
@@ -179,7 +179,7 @@ fn a_live_view_shows_sorts_filters_and_leaves_the_terminal_as_it_was() {
     terminal.do_it(&["resize-window", "-t", "t", "-x", "132", "-y", "50"]);
     terminal.shows("132 columns", |screen| screen.contains("SPIN/s"));
     terminal.press(&["q"]);
-    terminal.is_given_back();
+    terminal.end_in_order();
     load.benchmark.kill();
     assert!(load.server.terminate().success());
     drop(load);
@@ -187,7 +187,7 @@ fn a_live_view_shows_sorts_filters_and_leaves_the_terminal_as_it_was() {
 }
 
 #[test]
-fn signals_end_it_and_the_terminal_is_given_back() {
+fn signals_end_it_and_the_terminal_gives_it_back() {
     let fixture = Fixture::new("top and signals");
     if is_plain() {
         return;
@@ -197,7 +197,7 @@ fn signals_end_it_and_the_terminal_is_given_back() {
         terminal.shows("the view", |screen| screen.contains("usmc top:"));
         // SAFETY: touches no memory of ours.
         assert_eq!(unsafe { libc::kill(terminal.top(), signal) }, 0);
-        terminal.is_given_back();
+        terminal.end_in_order();
     }
     fixture.finish();
 }

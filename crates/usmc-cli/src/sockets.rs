@@ -321,7 +321,7 @@ impl Look {
             let Some(device) = by_ends.get(&(seen.socket.local, seen.socket.peer)) else {
                 continue;
             };
-            seen.device.clone_from(device);
+            seen.device = device.as_deref().map(proc::harmless);
             if seen.socket.mode == Mode::Smcr && device.is_none() {
                 (seen.socket.mode, seen.socket.reason) = (Mode::Tcp, Reason::Pending as u8);
                 seen.is_ahead = true;

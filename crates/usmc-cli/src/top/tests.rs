@@ -344,8 +344,9 @@ fn no_size_of_a_screen_is_too_small() {
     }
     // Nor is there too little to show.
     screen(&mut App::new(seconds(1)), 80, 24);
-    let lines = screen(&mut app, 40, 24);
-    assert!(lines.iter().any(|line| line.contains("SMCD") && line.contains("TX/s")), "{lines:#?}");
+    let lines = screen(&mut self::app(), 40, 24);
+    assert!(lines.iter().any(|line| line.contains("MODE") && line.contains("TX/s")), "{lines:#?}");
+    assert!(lines.iter().any(|line| line.contains("redis") && line.contains("100")), "{lines:#?}");
 }
 
 #[test]
