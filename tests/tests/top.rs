@@ -187,7 +187,7 @@ fn a_live_view_shows_sorts_filters_and_leaves_the_terminal_as_it_was() {
 }
 
 #[test]
-fn signals_end_it_and_the_terminal_gives_it_back() {
+fn signals_end_it_and_the_terminal_is_given_back() {
     let fixture = Fixture::new("top and signals");
     if is_plain() {
         return;
