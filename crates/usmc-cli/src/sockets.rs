@@ -40,6 +40,11 @@ pub enum Life {
     Closed,
 }
 
+/// Whether a socket in this state, as its process publishes it, has or had a peer.
+pub fn is_connected(state: State) -> bool {
+    Life::published(state).is_connected()
+}
+
 impl Life {
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -228,6 +233,12 @@ impl Look {
         look.ask_agents();
         look.join_ends();
         Ok(look)
+    }
+
+    /// Joins what both ends of each connection publish, of a look that nothing else is known for.
+    pub fn settle_ends(&mut self) {
+        settle_pending(&mut self.sockets);
+        self.join_ends();
     }
 
     /// What the processes publish.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use usmc::observe::{AGENT_ID, State};
 
-use crate::cmd::ss::is_connected;
 use crate::cmd::stats::is_error;
 use crate::observed::{Reading, Socket};
+use crate::sockets::is_connected;
 
 /// What is counted. Each is a family of metrics.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -331,7 +331,8 @@ mod tests {
             peer: addr,
             tx_bytes: counters[0],
             rx_bytes: counters[1],
-            ring_size: 0,
+            window: 0,
+            ring_size: None,
             syn_option: None,
             slot: 0,
             index: 0,

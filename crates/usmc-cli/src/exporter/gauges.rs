@@ -8,9 +8,9 @@ use super::counts::Device;
 use super::families::{self, Metrics};
 use super::ledger::{OTHER, Owner};
 use super::tracked::Seen;
-use crate::cmd::ss::{self, Found, is_connected};
 use crate::observed::Reading;
 use crate::regions::{Regions, shown};
+use crate::sockets::{Look, Seen as Found};
 
 /// Ports that are told apart: those with the most connections.
 const PORTS: usize = 64;
@@ -27,8 +27,9 @@ pub fn show(seen: &[Seen], metrics: &mut Metrics) {
     for one in seen {
         metrics.more(families::PROCESSES, of(&one.owner), 1);
     }
-    let mut found = sockets(seen);
-    ss::settle_pending(&mut found);
+    let mut look = Look { sockets: published(seen), ..Look::default() };
+    look.settle_ends();
+    let found = look.sockets;
     show_sockets(seen, &found, metrics);
     show_rings(seen, &found, metrics);
     show_segments(seen, &found, metrics);
@@ -40,18 +41,11 @@ fn of(owner: &Owner) -> [&str; 2] {
 }
 
 /// Their sockets; those beyond the limits are in no gauge.
-fn sockets(seen: &[Seen]) -> Vec<Found> {
+fn published(seen: &[Seen]) -> Vec<Found> {
     let of_one = |(index, one): (usize, &Seen)| {
         let sockets = one.readings.iter().flat_map(|reading| &reading.sockets).take(SOCKETS);
-        let found = sockets.map(|socket| Found {
-            pid: one.process.pid,
-            process: index,
-            netns: one.process.netns,
-            inode: None,
-            is_ahead: false,
-            socket: socket.clone(),
-        });
-        found.collect::<Vec<_>>()
+        let netns = one.process.netns;
+        sockets.map(|socket| Found::new(socket.clone(), index, netns, None)).collect::<Vec<_>>()
     };
     seen.iter().enumerate().flat_map(of_one).take(ALL_SOCKETS).collect()
 }
@@ -84,13 +78,13 @@ fn told_apart(found: &[Found]) -> BTreeSet<u16> {
 fn show_sockets(seen: &[Seen], found: &[Found], metrics: &mut Metrics) {
     let ports = told_apart(found);
     for f in found {
-        let [dir, program] = of(&seen[f.process].owner);
+        let [dir, program] = of(&seen[f.program].owner);
         let port = Some(port(f)).filter(|port| ports.contains(port));
         let port = port.map_or_else(|| OTHER.to_owned(), |port| port.to_string());
         if f.socket.state == State::Listen {
             metrics.more(families::LISTENERS, [dir, program, &port], 1);
         }
-        if !is_connected(f.socket.state) {
+        if !f.life.is_connected() {
             continue;
         }
         let (mode, device) = carrier(f);
@@ -113,13 +107,16 @@ pub fn reason(code: u8) -> String {
 }
 
 fn show_rings(seen: &[Seen], found: &[Found], metrics: &mut Metrics) {
-    let ends = ss::ends(found);
     for f in found.iter().filter(|f| f.socket.mode != Mode::Tcp) {
-        let [dir, program] = of(&seen[f.process].owner);
+        let [dir, program] = of(&seen[f.program].owner);
         let (mode, device) = carrier(f);
         let labels = [dir, program, mode, &*device];
-        metrics.more(families::RING_SIZE, labels, f.socket.ring_size.into());
-        if let Some((sent, _)) = ss::queued(f, &ends) {
+        metrics.more(
+            families::RING_SIZE,
+            labels,
+            f.socket.ring_size.unwrap_or(f.socket.window).into(),
+        );
+        if let [Some(sent), _] = f.queued() {
             metrics.more(families::RING_QUEUED, labels, sent);
         }
     }
@@ -140,7 +137,7 @@ fn show_segments(seen: &[Seen], found: &[Found], metrics: &mut Metrics) {
     for f in found.iter().filter(|f| f.socket.mode == Mode::Smcd && f.socket.segment != 0) {
         if slots.insert((f.socket.segment, f.socket.slot)) {
             let (_, device) = carrier(f);
-            let dir = &*seen[f.process].owner.ism_dir;
+            let dir = &*seen[f.program].owner.ism_dir;
             metrics.more(families::SLOTS, [dir, &device], 1);
         }
     }
@@ -187,7 +184,8 @@ mod tests {
             peer: end(peer),
             tx_bytes: if is_client { 100 } else { 40 },
             rx_bytes: if is_client { 30 } else { 60 },
-            ring_size: 16_384,
+            window: 16_384,
+            ring_size: Some(262_144),
             syn_option: None,
             slot: local.max(peer).into(),
             index: 0,

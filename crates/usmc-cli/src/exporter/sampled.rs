@@ -53,7 +53,17 @@ mod tests {
     #[test]
     fn what_a_socket_moves_is_counted_once() {
         let local = "127.0.0.1:80".parse().expect("an address");
-        let kernel = |tx_bytes| Kernel { local, tx_bytes, rx_bytes: 0, tx_queued: 0, rx_queued: 0 };
+        let kernel = |tx_bytes| Kernel {
+            state: crate::sock_diag::ESTABLISHED,
+            local,
+            peer: local,
+            tx_bytes,
+            rx_bytes: 0,
+            tx_queued: 0,
+            rx_queued: 0,
+            tx_segments: 0,
+            rx_segments: 0,
+        };
         let mut sampled = Sampled::default();
         for (bytes, known, more) in
             [(100, false, 100), (150, false, 50), (150, false, 0), (20, false, 20)]

@@ -15,10 +15,10 @@ use super::exits::Exits;
 use super::ledger::{Ledger, NONE, Names, Owner};
 use super::sampled::Sampled;
 use super::state::Live;
-use crate::cmd::ss::is_connected;
 use crate::observed::{self, Reading, Refusal};
 use crate::proc::{self, Process};
 use crate::sock_diag::Kernel;
+use crate::sockets::is_connected;
 
 /// What tells a record file from others, as long as it is open.
 pub type Identity = (u64, u64);
