@@ -176,6 +176,9 @@ fn on_or_off(text: &str) -> Result<String, String> {
 /// # Errors
 /// What is wrong with it and what to write instead.
 pub fn eid(text: &str) -> Result<String, String> {
+    // As pnet ids: small letters are taken for capital ones.
+    let text = text.to_ascii_uppercase();
+    let text = text.as_str();
     let such = "write up to 32 of A-Z, 0-9, - and ., such as EXAMPLE-NET.1";
     match Eid::user(text) {
         _ if text.contains("..") => Err(format!("{text:?} has two dots in a row; {such}")),
@@ -184,9 +187,6 @@ pub fn eid(text: &str) -> Result<String, String> {
         Err(EidError::TooLong { len }) => Err(format!("{text:?} has {len} characters; {such}")),
         Err(EidError::Character { at: 0, byte: b'-' | b'.' }) => {
             Err(format!("{text:?} does not begin with a letter or digit; {such}"))
-        }
-        Err(EidError::Character { byte, .. }) if byte.is_ascii_lowercase() => {
-            Err(format!("{text:?} has small letters; write {}", text.to_ascii_uppercase()))
         }
         Err(EidError::Character { .. }) => {
             Err(format!("{text:?} has characters that no UEID has; {such}"))
@@ -410,6 +410,45 @@ fn program(text: &str) -> Result<String, String> {
     }
 }
 
+/// A variable of the environment whose name is nearly one of ours.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mistyped {
+    /// The name.
+    pub name: String,
+    /// What was probably meant.
+    pub meant: &'static str,
+}
+
+impl std::fmt::Display for Mistyped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "there is no variable {}; did you mean {}?", self.name, self.meant)
+    }
+}
+
+/// Where the library is found, which is no key.
+const LIBRARY: &str = "USMC_LIBRARY";
+
+/// Variables of the environment that nobody reads, and that are nearly one that is read.
+pub fn mistyped_variables() -> Vec<Mistyped> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mut mistyped: Vec<Mistyped> = names.filter_map(|name| mistyped(&name)).collect();
+    mistyped.sort_by(|a, b| a.name.cmp(&b.name));
+    mistyped
+}
+
+/// Other programs have variables of this prefix, too: only names that are near to one of ours are told.
+fn mistyped(name: &str) -> Option<Mistyped> {
+    let known = || KEYS.iter().map(|key| key.env).chain([LIBRARY]);
+    let is_ours = name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("usmc_"));
+    if !is_ours || known().any(|env| env == name) {
+        return None;
+    }
+    let upper = name.to_ascii_uppercase().replace('-', "_");
+    let is_near = |env: &&str| distance(&upper, env) <= (env.len() - 5) / 3;
+    let meant = known().filter(is_near).min_by_key(|env| distance(&upper, env))?;
+    Some(Mistyped { name: name.to_owned(), meant })
+}
+
 /// The key a person meant by `unknown`.
 pub fn nearest(unknown: &str) -> &'static str {
     let unknown = unknown.to_lowercase().replace('-', "_");
@@ -418,7 +457,7 @@ pub fn nearest(unknown: &str) -> &'static str {
 }
 
 /// Levenshtein distance in bytes.
-fn distance(a: &str, b: &str) -> usize {
+pub fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
         let mut diagonal = row[0];
@@ -468,7 +507,7 @@ mod tests {
             (Kind::Peers, "10.1.2.3:80, fd00::/8", "10.1.2.3/32:80,fd00::/8"),
             (Kind::Peers, "[fd00::1]:80,[::1]", "[fd00::1/128]:80,::1/128"),
             (Kind::Programs, "redis-*, nginx", "redis-*,nginx"),
-            (Kind::Eids, "A, B.1-C", "A,B.1-C"),
+            (Kind::Eids, "a, B.1-c", "A,B.1-C"),
             (Kind::OnOff, "1", "on"),
             (Kind::OnOff, "No", "off"),
         ] {
@@ -528,6 +567,25 @@ mod tests {
             (Kind::RingSize, "65536"),
         ] {
             assert_eq!(kind.normalise(flat).as_deref(), Ok(flat));
+        }
+    }
+
+    #[test]
+    fn mistyped_variables_find_their_neighbour_and_others_are_let_alone() {
+        for (name, meant) in [
+            ("USMC_RINGSIZE", Some("USMC_RING_SIZE")),
+            ("USMC_ISMDIR", Some("USMC_ISM_DIR")),
+            ("usmc_log", Some("USMC_LOG")),
+            ("USMC_PEER", Some("USMC_PEERS")),
+            ("USMC_LIBARY", Some("USMC_LIBRARY")),
+            ("USMC_RING_SIZE", None),
+            ("USMC_LIBRARY", None),
+            ("USMC_TESTS_ID", None),
+            ("USMC_BIN", None),
+            ("USMC_IBVERBS", None),
+            ("OTHER_RING_SIZE", None),
+        ] {
+            assert_eq!(mistyped(name).map(|found| found.meant), meant, "{name}");
         }
     }
 

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args as ClapArgs;
 
 use crate::config::agent::Agent;
-use crate::config::{Config, ConfigArgs};
+use crate::config::{Config, ConfigArgs, DirArgs};
 use crate::exec;
 
 /// The program, which opens libibverbs: a static one, as this may be, opens no library.
@@ -45,7 +45,10 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS")]
     testlink_time: Option<String>,
     #[command(flatten)]
-    config: ConfigArgs,
+    dir: DirArgs,
+    /// User-defined enterprise IDs: comma list, repeatable, at most four
+    #[arg(long = "ueid", alias = "ueids", value_name = "UEIDS")]
+    ueids: Vec<String>,
 }
 
 /// Becomes the agent.
@@ -53,7 +56,8 @@ pub struct Args {
 /// # Errors
 /// It is not installed, or the ISM directory cannot be made.
 pub fn run(args: &Args) -> Result<c_int> {
-    let config = Config::load(&args.config)?;
+    let ueids = args.ueids.clone();
+    let config = Config::load(&ConfigArgs { ueids, ..args.dir.config() })?;
     let dir = config.ism_dir();
     let settings = settings(args, &config);
     let mode = settings.iter().rev().find(|(option, _)| *option == "--socket-mode");

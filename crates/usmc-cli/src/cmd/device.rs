@@ -13,7 +13,7 @@ use usmc_shm::region::Region;
 
 use super::linkgroup;
 use super::region::usable;
-use crate::config::{Config, ConfigArgs};
+use crate::config::{Config, DirArgs};
 use crate::groups::Group;
 use crate::machine::{self, Ism, RdmaPort};
 use crate::pnet::Entry;
@@ -27,13 +27,13 @@ use crate::{agent, proc, table};
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// show, which may be left out; all, or netdev NETDEV and ibdev IBDEV, for RDMA ports of these devices only
-    #[arg(value_name = "show", num_args = 0..=5)]
+    #[arg(value_name = "WORD", num_args = 0..=5)]
     words: Vec<String>,
     /// Print a JSON object
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    config: Box<ConfigArgs>,
+    dir: DirArgs,
 }
 
 #[derive(Serialize)]
@@ -91,7 +91,7 @@ struct Devices {
 /// A configuration that is refused; when /proc cannot be read.
 pub fn run(args: &Args) -> Result<c_int> {
     let wanted = Wanted::parse(&args.words)?;
-    let config = Config::load(&args.config)?;
+    let config = Config::load(&args.dir.config())?;
     let scan = proc::scan()?;
     let groups = linkgroup::of(&scan);
     let smcd = machine::isms(&scan.processes, &config.ism_dir()).into_values();

@@ -7,7 +7,7 @@ use std::io::{self, BufWriter, Write};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::config::{Config, ConfigArgs};
+use crate::config::{Config, DirArgs};
 use crate::groups::{self, End, Group, Who};
 use crate::regions::{Host, Regions, short};
 use crate::{agent, observed, proc, table};
@@ -19,13 +19,13 @@ use crate::{agent, observed, proc, table};
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// show, which may be left out, or link-show: the links of SMC-R; all, or the LG-ID of one group only
-    #[arg(value_name = "show", num_args = ..=2)]
+    #[arg(value_name = "WORD", num_args = ..=2)]
     words: Vec<String>,
     /// Print a JSON array of objects
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    config: Box<ConfigArgs>,
+    dir: DirArgs,
 }
 
 /// What is shown of either kind; as JSON in one list.
@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<c_int> {
         ["show", id] | [id] => (false, id),
         [_, other, ..] => bail!("there is no {other:?} after an LG-ID; name one group, or all"),
     };
-    let config = Config::load(&args.config)?;
+    let config = Config::load(&args.dir.config())?;
     let mut smcd = if links { Vec::new() } else { of(&proc::scan()?) };
     let mut smcr = agent::report(&config.ism_dir()).groups;
     if let Some(id) = Some(wanted).filter(|id| *id != "all") {

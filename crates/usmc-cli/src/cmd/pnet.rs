@@ -47,7 +47,7 @@ pub struct Args {
     /// Print a JSON array of objects
     #[arg(long, conflicts_with_all = ["add", "delete", "flush"])]
     json: bool,
-    /// Name of the physical network: up to 16 letters and digits
+    /// Name of the physical network: up to 16 letters and digits; small letters become capital ones
     #[arg(value_name = "PNETID", value_parser = pnet::id)]
     pnetid: Option<String>,
 }
@@ -73,6 +73,11 @@ pub fn run(args: &Args) -> Result<c_int> {
         bail!("there is no pnet id {id}");
     }
     print(&entries, args.json).context("cannot write the table")?;
+    if entries.is_empty() && !args.json {
+        eprintln!(
+            "usmc: there is no pnet id; usmc pnet -a makes one, by which the agent chooses devices (usmc-agent(8))"
+        );
+    }
     Ok(0)
 }
 

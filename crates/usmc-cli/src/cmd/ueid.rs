@@ -37,7 +37,7 @@ enum Action {
     },
     /// Add a UEID
     Add {
-        /// Up to 32 of A-Z, 0-9, - and .
+        /// Up to 32 of A-Z, 0-9, - and . ; small letters become capital ones
         #[arg(value_parser = config::eid)]
         ueid: String,
     },
@@ -78,6 +78,11 @@ fn show(config: &ConfigArgs, json: bool) -> Result<c_int> {
         ueids.iter().try_for_each(|ueid| writeln!(out, "{ueid}"))
     };
     printed.context("cannot write the list")?;
+    if ueids.is_empty() && !json {
+        eprintln!(
+            "usmc: there is no UEID; usmc ueid add makes one, which hosts with an agent have to have in common"
+        );
+    }
     Ok(0)
 }
 
@@ -95,7 +100,7 @@ fn add(config: &ConfigArgs, ueid: &str) -> Result<c_int> {
 }
 
 fn delete(config: &ConfigArgs, ueid: &str) -> Result<c_int> {
-    let is_it = |known: &String| known == ueid.trim_end();
+    let is_it = |known: &String| known.eq_ignore_ascii_case(ueid.trim_end());
     change(config, |ueids| {
         let Some(at) = ueids.iter().position(is_it) else {
             bail!("the UEID {ueid} is not defined")
@@ -130,10 +135,12 @@ fn set(document: &mut DocumentMut, ueids: &[String]) {
     match document.get_mut("ueids").and_then(Item::as_array_mut) {
         Some(array) => {
             array.retain(|item| {
-                item.as_str().is_some_and(|s| ueids.iter().any(|u| u == s.trim_end()))
+                item.as_str()
+                    .is_some_and(|s| ueids.iter().any(|u| u.eq_ignore_ascii_case(s.trim_end())))
             });
             for ueid in ueids {
-                if !array.iter().any(|item| item.as_str().map(str::trim_end) == Some(ueid)) {
+                let is_it = |text: &str| text.trim_end().eq_ignore_ascii_case(ueid);
+                if !array.iter().any(|item| item.as_str().is_some_and(is_it)) {
                     array.push(ueid);
                 }
             }

@@ -1,10 +1,12 @@
 //! One TOML file: from its text to flat values. Line numbers in every refusal.
 
+use std::path::Path;
+
 use anyhow::{Result, anyhow};
 use toml::de::{DeTable, DeValue};
 
 use super::agent::{self, Agent};
-use super::{KEYS, Key, nearest};
+use super::{KEYS, Key, nearest, sources};
 use crate::pnet::{self, Entry};
 
 /// What a file says.
@@ -47,7 +49,9 @@ pub fn parse(name: &str, text: &str) -> Result<Said> {
             let meant = nearest(found);
             return Err(anyhow!("{name}:{line}: there is no key {found:?}; did you mean {meant}?"));
         };
+        let dir = Path::new(name).parent().unwrap_or(Path::new("."));
         let flat = flat_text(key, value.get_ref())
+            .map(|text| sources::seen_from(dir, key.kind, &text))
             .and_then(|text| key.kind.normalise(&text))
             .map_err(|problem| anyhow!("{name}:{line}: {}: {problem}", key.name))?;
         values.push((key, flat));
@@ -127,6 +131,20 @@ mod tests {
             assert_eq!(flat(text), Ok(vec![(name, value.to_owned())]), "{text}");
         }
         assert_eq!(flat("# only a comment\n"), Ok(vec![]));
+    }
+
+    #[test]
+    fn paths_are_seen_from_the_files_directory() {
+        let flat = |text: &str| {
+            let said = parse("/etc/dir/f", text).expect("good values");
+            said.values.into_iter().map(|(_, text)| text).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            flat("ism_dir = 'shm'\nlog = 'warn:x/l'"),
+            ["/etc/dir/shm", "warn:/etc/dir/x/l"]
+        );
+        assert_eq!(flat("ism_dir = '/a'\nlog = 'warn:/l'"), ["/a", "warn:/l"]);
+        assert_eq!(flat("ism_dir = ''\nlog = 'warn'"), ["", "warn"]);
     }
 
     #[test]

@@ -81,8 +81,8 @@ pub struct ConfigArgs {
     /// Whether the system's own enterprise ID may be used: on or off
     #[arg(long, value_name = "WHETHER")]
     pub seid: Option<String>,
-    /// Start the command without uSMC
-    #[arg(long)]
+    /// Start the command without uSMC: an option of `usmc run` alone.
+    #[arg(skip)]
     pub off: bool,
 }
 
@@ -111,12 +111,9 @@ impl ConfigArgs {
         let joined = |items: &Vec<String>| (!items.is_empty()).then(|| items.join(","));
         match key.name {
             "off" => self.off.then(|| "1".to_owned()),
-            "ism_dir" => self.ism_dir.as_deref().map(from_here),
+            "ism_dir" => self.ism_dir.clone(),
             "regions" => joined(&self.regions.iter().map(|text| regions_from_here(text)).collect()),
-            "log" => self.log.as_deref().map(|log| match log.split_once(':') {
-                Some((level, path)) => format!("{level}:{}", from_here(path)),
-                None => log.to_owned(),
-            }),
+            "log" => self.log.clone(),
             "ring_size" => self.ring_size.clone(),
             "busy_poll_us" => self.busy_poll_us.clone(),
             "tcp_option" => self.tcp_option.clone(),
@@ -137,7 +134,22 @@ impl ConfigArgs {
     }
 }
 
-/// An option's path, seen from the current directory.
+/// A directory, or a log's file, that is not absolute is seen from where it is said: in an option or a variable from the current
+/// directory, in a file from that file's.
+pub fn seen_from(place: &Path, kind: Kind, text: &str) -> String {
+    let seen = |path: &str| match path {
+        "" => String::new(),
+        path => from_here(&place.join(path).to_string_lossy()),
+    };
+    match (kind, text.split_once(':')) {
+        _ if text.chars().any(char::is_control) => text.to_owned(),
+        (Kind::Dir, _) => seen(text.trim()),
+        (Kind::Log, Some((level, path))) => format!("{level}:{}", seen(path)),
+        _ => text.to_owned(),
+    }
+}
+
+/// A path, seen from the current directory.
 fn from_here(path: &str) -> String {
     std::path::absolute(path)
         .ok()
@@ -168,6 +180,8 @@ pub struct Config {
     values: [Option<Value>; KEYS.len()],
     /// The files that were read, in that order.
     pub files: Vec<PathBuf>,
+    /// Those that are not there.
+    pub absent: Vec<PathBuf>,
     /// The user's own file, if this process may not read it.
     pub skipped: Option<PathBuf>,
     /// The pnet table, of the last file that has one.
@@ -217,7 +231,8 @@ impl Config {
     pub fn load_files(args: &ConfigArgs) -> Result<Config> {
         let values = [const { None }; KEYS.len()];
         let (pnet, agent) = (Vec::new(), Agent::new());
-        let mut config = Config { values, files: Vec::new(), skipped: None, pnet, agent };
+        let (files, absent) = (Vec::new(), Vec::new());
+        let mut config = Config { values, files, absent, skipped: None, pnet, agent };
         config.read(Path::new(SYSTEM), Origin::System)?;
         if let Some(path) = user_file() {
             config.read(&path, Origin::User)?;
@@ -241,6 +256,7 @@ impl Config {
                 Err((ErrorKind::NotFound | ErrorKind::NotADirectory, _)),
                 Origin::System | Origin::User,
             ) => {
+                self.absent.push(path.to_owned());
                 return Ok(());
             }
             // HOME may still be another user's, after su(1) or setpriv(1).
@@ -281,6 +297,7 @@ impl Config {
         if text.is_empty() && !key.kind.is_list() && key.kind != Kind::Switch {
             return Ok(());
         }
+        let text = seen_from(Path::new("."), key.kind, &text);
         let text = key.kind.normalise(&text).map_err(|problem| anyhow!("{source}: {problem}"))?;
         self.set(key, Value { text, source: source.to_owned() });
         Ok(())
