@@ -22,6 +22,11 @@ impl Imports {
         fs::read(path).ok().and_then(|data| read(&data)).unwrap_or_default()
     }
 
+    /// Those of a program or library that is read already.
+    pub fn read(data: &[u8]) -> Option<Imports> {
+        read(data)
+    }
+
     /// Whether a function is called, by this name or a large-file or checked form of it, or a library (`name.so`) is
     /// linked with, whatever its version.
     pub fn has(&self, word: &str) -> bool {

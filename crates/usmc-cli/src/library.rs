@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::program;
 
+/// Its file.
 pub const NAME: &str = "libusmc_preload.so";
 /// What the dynamic linker replaces by where its own class keeps libraries: `lib64`, `lib/i386-linux-gnu`.
 const LIB: &str = "$LIB";

@@ -45,7 +45,7 @@ pub fn isms(processes: &[Process], configured: &Path) -> BTreeMap<Identity, Ism>
 }
 
 /// The device file's GID, as usmc's loopback device keeps it.
-fn gid(file: &Path) -> Option<u128> {
+pub fn gid(file: &Path) -> Option<u128> {
     let mut header = [0u8; usmc::observe::DEVICE_GID_OFFSET + 16];
     File::open(file).ok()?.read_exact(&mut header).ok()?;
     let word = |at: usize| header[at..].first_chunk().map_or(0, |b| u64::from_ne_bytes(*b));

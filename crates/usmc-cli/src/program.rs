@@ -74,6 +74,33 @@ pub fn find(command: &OsStr) -> Option<PathBuf> {
     env::split_paths(&path).map(|dir| dir.join(command)).find(executable)
 }
 
+/// Why a command leads to no program.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NoProgram {
+    /// There is no such file.
+    Nowhere,
+    /// There is a file, which this user may not execute.
+    NotExecutable(PathBuf),
+    /// It is a directory.
+    Directory(PathBuf),
+}
+
+/// Why [`find`] finds nothing.
+pub fn why_none(command: &OsStr) -> NoProgram {
+    let named = match command.as_bytes().contains(&b'/') {
+        true => Some(PathBuf::from(command)),
+        false => {
+            let path = env::var_os("PATH").unwrap_or_default();
+            env::split_paths(&path).map(|dir| dir.join(command)).find(|path| path.is_file())
+        }
+    };
+    match named {
+        Some(path) if path.is_dir() => NoProgram::Directory(path),
+        Some(path) if path.exists() => NoProgram::NotExecutable(path),
+        _ => NoProgram::Nowhere,
+    }
+}
+
 /// What keeps the library out of the program at `path`, or out of the interpreter it names, which is
 /// returned with it. `None` when nothing is known to.
 pub fn obstacle(path: &Path, library: &Library) -> Option<(PathBuf, Obstacle)> {
@@ -193,6 +220,20 @@ pub fn is_musl(path: &Path) -> bool {
     linker.flatten().is_some_and(|name| name.windows(7).any(|part| part == b"ld-musl"))
 }
 
+/// Whether one of these rules, a comma list as of `exclude_programs`, is for the executable of this file name.
+pub fn is_named(rules: &str, name: &str) -> bool {
+    rules.split(',').any(|rule| is_like(rule.trim().as_bytes(), name.as_bytes()))
+}
+
+/// As the library compares them: `*` is anything.
+fn is_like(pattern: &[u8], name: &[u8]) -> bool {
+    match pattern.split_first() {
+        None => name.is_empty(),
+        Some((b'*', rest)) => (0..=name.len()).any(|skip| is_like(rest, &name[skip..])),
+        Some((first, rest)) => name.first() == Some(first) && is_like(rest, &name[1..]),
+    }
+}
+
 /// Whether there is a file of that name.
 pub fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
@@ -300,6 +341,30 @@ mod tests {
             );
             assert_eq!(is_musl(&file.0), name == "musl", "{name}");
         }
+    }
+
+    #[test]
+    fn rules_are_for_whole_names() {
+        for (rules, name, is_it) in [
+            ("redis-*", "redis-server", true),
+            ("sshd, redis-server", "redis-server", true),
+            ("redis", "redis-server", false),
+            ("*", "x", true),
+            ("a*b", "a/b", true),
+            ("", "x", false),
+        ] {
+            assert_eq!(is_named(rules, name), is_it, "{rules} {name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_program_is_told_apart() {
+        let file = Temp::new("no-program", b"text");
+        let path = file.0.as_os_str();
+        assert_eq!(why_none(path), NoProgram::NotExecutable(file.0.clone()));
+        assert_eq!(why_none("/".as_ref()), NoProgram::Directory("/".into()));
+        assert_eq!(why_none("/nonexistent/x".as_ref()), NoProgram::Nowhere);
+        assert_eq!(why_none("usmc-no-such-program".as_ref()), NoProgram::Nowhere);
     }
 
     #[test]

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use super::check::meet;
+
 /// Round trips before the client says that it is done.
 const ROUNDS: usize = 200;
 /// Bytes of one message.
@@ -26,6 +28,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// - `loaded` succeeds if the library is loaded;
 /// - `serve` prints a port and sends back what one client sends;
 /// - `connect PORT` talks to it, prints a line and waits for the end of its standard input;
+/// - `host PLAN` serves checks, and `trial PLAN` makes the connection that one tries (`check/meet`);
 /// - `reach ADDRESS:PORT` connects there, prints a line, and looks at the connection until the end of its standard input.
 pub fn requested() -> Option<Result<c_int>> {
     let args: Vec<String> =
@@ -36,6 +39,8 @@ pub fn requested() -> Option<Result<c_int>> {
         ["probe", "loaded"] => loaded(),
         ["probe", "serve"] => serve(),
         ["probe", "connect", port] => connect(port.parse().ok()?),
+        ["probe", "host", plan] => meet::host(plan),
+        ["probe", "trial", plan] => meet::trial(plan),
         ["probe", "reach", place] => reach(place.parse().ok()?),
         _ => return None,
     })

@@ -9,7 +9,8 @@ use usmc::observe::Mode;
 use usmc::reason::Reason;
 use usmc::syn_option::Outcome;
 
-use super::{Finding, Report, live};
+use super::live;
+use super::report::{Finding, Report};
 use crate::agent::{self, Conn};
 use crate::config::Config;
 use crate::library::Library;
@@ -28,6 +29,20 @@ impl Target {
         let is_place = !host.is_empty() && !host.contains('/');
         let is_place = is_place && port.parse::<u16>().is_ok_and(|port| port != 0);
         is_place.then(|| Target(word.to_owned()))
+    }
+
+    /// The same of an option's value.
+    ///
+    /// # Errors
+    /// What to write instead.
+    pub fn parse(word: &str) -> Result<Target, String> {
+        let such = "write HOST:PORT, such as 10.0.0.2:7000 or [fd00::2]:7000";
+        Target::of(word).ok_or_else(|| format!("{word:?} names no place; {such}"))
+    }
+
+    /// As it was written.
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::{Access, access, statfs};
 use usmc::observe::DEVICE_PREFIX;
 
-use super::Finding;
+use super::report::Finding;
 use crate::cmd::switch;
 
 /// Magic numbers of file systems in memory: tmpfs, ramfs, hugetlbfs.

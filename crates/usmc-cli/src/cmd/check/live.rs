@@ -1,5 +1,7 @@
 //! The library at work: does it load, and do two processes under it leave TCP?
 
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
 use std::net::SocketAddr;
@@ -12,8 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use usmc::observe::Mode;
 use usmc::reason::Reason;
 
-use super::Finding;
 use super::between_hosts::Reached;
+use super::report::Finding;
 use crate::agent;
 use crate::config::Config;
 use crate::library::{self, Library, NARROW_LINKER, NoNarrow};
@@ -193,6 +195,42 @@ pub fn reach(
     }
 }
 
+/// The environment of a process of ours that stands for programs: this configuration, but for rules about programs and ports, which are
+/// about others.
+pub fn environment(config: &Config, library: &Library) -> Vec<(OsString, OsString)> {
+    let mut variables: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
+    let is_left_out =
+        |name: &str| ["_PROGRAMS", "_PORTS", "USMC_OFF"].iter().any(|end| name.ends_with(end));
+    for (name, value) in config.environment() {
+        match value.filter(|_| !is_left_out(name)) {
+            Some(value) => variables.insert(name.into(), value.into()),
+            None => variables.remove(OsStr::new(name)),
+        };
+    }
+    let before = variables.remove(OsStr::new("LD_PRELOAD"));
+    let preload = library::prepend(&library.preload, before.as_deref());
+    variables.insert("LD_PRELOAD".into(), preload);
+    variables.into_iter().collect()
+}
+
+/// Runs a probe that prints a line and ends.
+///
+/// # Errors
+/// It did not, within that time.
+pub fn one_line(
+    program: &Path,
+    environment: &[(OsString, OsString)],
+    args: &[&str],
+    limit: Duration,
+) -> Result<String> {
+    let mut command = Command::new(program);
+    command.arg("probe").args(args).env_clear().envs(environment.iter().cloned());
+    let mut probe = Probe::spawn("process that was to connect", command)?;
+    let line = probe.line_within(limit)?;
+    drop(probe.end());
+    Ok(line)
+}
+
 /// The probe, with the library and without any variable of uSMC.
 fn command(program: &Path, library: &Library) -> Command {
     let mut command = Command::new(program);
@@ -226,6 +264,10 @@ impl Probe {
             }
         }
         command.env_remove("USMC_OFF").env("USMC_LOG", "warn").args(args);
+        Probe::spawn(name, command)
+    }
+
+    fn spawn(name: &'static str, mut command: Command) -> Result<Probe> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot start usmc itself as a probe")?;
         let out = child.stdout.take().context("the probe has no output")?;
@@ -245,7 +287,11 @@ impl Probe {
 
     /// The probe's next line.
     fn line(&mut self) -> Result<String> {
-        let deadline = Instant::now() + PATIENCE;
+        self.line_within(PATIENCE)
+    }
+
+    fn line_within(&mut self, limit: Duration) -> Result<String> {
+        let deadline = Instant::now() + limit;
         let mut line = Vec::new();
         let mut byte = [0];
         while self.stirs(deadline)? {
@@ -258,7 +304,7 @@ impl Probe {
             }
             line.push(byte[0]);
         }
-        bail!("the {} said nothing for {} s", self.name, PATIENCE.as_secs())
+        bail!("the {} said nothing for {} s", self.name, limit.as_secs())
     }
 
     /// The record of the connected socket at `port`.

@@ -14,7 +14,7 @@ use rustix::net::{
 };
 use rustix::process::{Resource, getrlimit};
 
-use super::Finding;
+use super::report::Finding;
 
 /// What the library uses, since when it exists, and what happens without it; no line is a failure by
 /// itself except the first.
@@ -162,9 +162,9 @@ fn confinement() -> Vec<Finding> {
             "should a check below fail, allow memfd_create, pidfd_open, eventfd2 and sendmsg in it",
         ));
     }
-    if is_container() {
+    if let Some(sign) = container() {
         findings.push(Finding::note(
-            "this looks like a container",
+            format!("this looks like a container: {sign}"),
             "programs outside it share the device only if its directory is mounted here: \
              a volume, and USMC_ISM_DIR on both sides",
         ));
@@ -178,10 +178,15 @@ fn confinement() -> Vec<Finding> {
     findings
 }
 
-fn is_container() -> bool {
-    let marked = ["/.dockerenv", "/run/.containerenv"].iter().any(|p| Path::new(p).exists());
+/// By what this is taken for a container.
+fn container() -> Option<String> {
+    let marks = ["/.dockerenv", "/run/.containerenv"];
+    if let Some(mark) = marks.iter().find(|mark| Path::new(mark).exists()) {
+        return Some(format!("there is a file {mark}"));
+    }
     let init = fs::read("/proc/1/environ").unwrap_or_default();
-    marked || init.split(|&b| b == 0).any(|variable| variable.starts_with(b"container="))
+    let kind = init.split(|&b| b == 0).find_map(|variable| variable.strip_prefix(b"container="))?;
+    Some(format!("process 1 has container={} in its environment", kind.escape_ascii()))
 }
 
 #[cfg(test)]

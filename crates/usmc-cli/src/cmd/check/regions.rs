@@ -2,7 +2,7 @@
 
 use usmc::provider;
 
-use super::Finding;
+use super::report::Finding;
 use crate::cmd::region::usable;
 use crate::regions::{self, Host, Shown};
 
