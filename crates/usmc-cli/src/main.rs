@@ -33,6 +33,11 @@ mod sock_diag;
 mod sockets;
 mod table;
 mod top;
+mod shim;
+mod sock_diag;
+mod suggest;
+mod table;
+mod tested;
 
 use std::ffi::c_int;
 
@@ -75,7 +80,6 @@ enum Command {
     Seid(cmd::seid::Args),
     Export(cmd::export::Args),
     /// Print the completion script of a shell
-    #[command(hide = true)]
     Completions {
         /// bash, zsh, fish, elvish or powershell
         shell: clap_complete::Shell,
@@ -93,7 +97,10 @@ fn usmc() -> c_int {
     let command = match Usmc::try_parse() {
         Ok(usmc) => usmc.command,
         Err(told) => {
-            let _ = told.print();
+            match suggest::instead(&told, &Usmc::command()) {
+                Some(words) => eprintln!("usmc: {words}"),
+                None => drop(told.print()),
+            }
             let is_run = std::env::args_os().nth(1).is_some_and(|arg| arg == "run");
             return if is_run && told.use_stderr() {
                 cmd::run::OWN_FAILURE

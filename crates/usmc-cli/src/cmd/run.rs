@@ -9,7 +9,9 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use crate::config::{Config, ConfigArgs};
+use super::check;
+use crate::config::{self, Config, ConfigArgs};
+use crate::library::Library;
 use crate::program::Obstacle;
 use crate::{exec, library, program};
 
@@ -31,11 +33,14 @@ const NOT_FOUND: c_int = 127;
                         Example: usmc run -- redis-server --port 6379"
 )]
 pub struct Args {
-    /// Say which library and configuration are used
+    /// Say which library, directory and configuration are used, and whether the library gets into the command
     #[arg(short, long)]
     verbose: bool,
     #[command(flatten)]
     config: ConfigArgs,
+    /// Start the command without uSMC
+    #[arg(long, help_heading = "Configuration (see usmc.toml(5))")]
+    off: bool,
     /// The command and its arguments
     #[arg(
         required = true,
@@ -52,7 +57,10 @@ pub struct Args {
 /// A configuration that is refused, or a library that is missing.
 pub fn run(args: &Args) -> Result<c_int> {
     refuse_unknown_option(&args.command)?;
-    let config = Config::load(&args.config)?;
+    let config = Config::load(&ConfigArgs { off: args.off, ..args.config.clone() })?;
+    for mistyped in config::mistyped_variables() {
+        eprintln!("usmc: {mistyped}");
+    }
     let mut variables: BTreeMap<OsString, OsString> = env::vars_os().collect();
     for (name, value) in config.environment() {
         match value {
@@ -62,21 +70,27 @@ pub fn run(args: &Args) -> Result<c_int> {
     }
     let name = &args.command[0];
     let before = variables.remove(OsStr::new("LD_PRELOAD"));
+    let mut said = Said::default();
     let preload = if config.is_off() {
+        said.program = "it starts without uSMC, as that is switched off".to_owned();
         before.as_deref().and_then(library::strip)
     } else {
         let library = library::find()?;
         let program = program::find(name);
+        said.look(&library, program.as_deref(), &config);
         if let Some((path, obstacle)) =
             program.as_deref().and_then(|path| program::obstacle(path, &library))
         {
             warn(name, &path, &obstacle);
+            said.program = format!("the library cannot get into {}", path.display());
+        } else {
+            warn_of_directory(&config);
         }
         let is_musl = program.as_deref().is_some_and(program::is_musl);
         Some(library::prepend(library.preload_for(is_musl), before.as_deref()))
     };
     if args.verbose {
-        describe(&config, preload.as_deref());
+        said.describe(&config, preload.as_deref());
     }
     if let Some(list) = preload {
         variables.insert("LD_PRELOAD".into(), list);
@@ -114,21 +128,64 @@ fn warn(name: &OsStr, path: &Path, obstacle: &Obstacle) {
     }
 }
 
-fn describe(config: &Config, preload: Option<&OsStr>) {
-    for file in &config.files {
-        eprintln!("usmc: read {}", file.display());
+/// Says it once where no connection will leave TCP for the directory's sake, and what to do.
+fn warn_of_directory(config: &Config) {
+    let dir = config.ism_dir();
+    let findings = check::of_directory(&dir, config.text("ism_dir").is_none());
+    if let Some(failure) = findings.iter().find(|finding| finding.is_failure()) {
+        let remedy = failure.remedy.as_deref().unwrap_or("see usmc check");
+        eprintln!(
+            "usmc: connections stay TCP, unless a region or an agent has them: the ISM directory {}: {}; {remedy}",
+            dir.display(),
+            failure.fact
+        );
     }
-    if let Some(file) = &config.skipped {
-        eprintln!("usmc: skipped {}, which this user may not read", file.display());
+}
+
+/// What `--verbose` says besides values.
+#[derive(Default)]
+struct Said {
+    library: Option<String>,
+    program: String,
+}
+
+impl Said {
+    fn look(&mut self, library: &Library, program: Option<&Path>, config: &Config) {
+        self.library = Some(library.path.display().to_string());
+        let executed = program.map(program::executed);
+        self.program = match &executed {
+            Some(path) if !check::is_served(path, config) => {
+                format!("rules about programs leave {} alone", path.display())
+            }
+            Some(path) => format!("the library gets into {}", path.display()),
+            None => "there is no such program".to_owned(),
+        };
     }
-    for (key, value) in config.iter() {
-        if let Some(value) = value {
-            eprintln!("usmc: {}={} ({})", key.env, value.text, value.source);
+
+    fn describe(&self, config: &Config, preload: Option<&OsStr>) {
+        for file in &config.files {
+            eprintln!("usmc: read {}", file.display());
         }
-    }
-    match preload {
-        Some(list) => eprintln!("usmc: LD_PRELOAD={}", list.display()),
-        None => eprintln!("usmc: nothing is preloaded"),
+        for file in &config.absent {
+            eprintln!("usmc: there is no {}", file.display());
+        }
+        if let Some(file) = &config.skipped {
+            eprintln!("usmc: skipped {}, which this user may not read", file.display());
+        }
+        for (key, value) in config.iter() {
+            if let Some(value) = value {
+                eprintln!("usmc: {}={} ({})", key.env, value.text, value.source);
+            }
+        }
+        eprintln!("usmc: the ISM directory is {}", config.ism_dir().display());
+        if let Some(library) = &self.library {
+            eprintln!("usmc: the library is {library}");
+        }
+        match preload {
+            Some(list) => eprintln!("usmc: LD_PRELOAD={}", list.display()),
+            None => eprintln!("usmc: nothing is preloaded"),
+        }
+        eprintln!("usmc: {}", self.program);
     }
 }
 
