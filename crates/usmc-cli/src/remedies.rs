@@ -131,4 +131,27 @@ mod tests {
         }
         assert!(texts.len() > 40 && of(Reason::None).is_none());
     }
+
+    /// "It says TCP: what now?" has a section for each reason, with its cause, and with what helps in these words.
+    #[test]
+    fn the_page_for_newcomers_has_every_reason_and_what_helps() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/it-says-tcp.md");
+        let page = std::fs::read_to_string(page).expect("the page");
+        let sections = page.split("\n### ").skip(1);
+        let mut told = HashSet::new();
+        for section in sections {
+            let section = section.split("\n## ").next().expect("text");
+            let (title, text) = section.split_once("\n\n").expect("a title and text");
+            let reason = all().find(|reason| reason.text() == title);
+            let reason = reason.unwrap_or_else(|| panic!("no reason is called {title:?}"));
+            assert!(told.insert(title), "{title} is there twice");
+            let (cause, helps) = match text.split_once("**What helps:** ") {
+                Some((cause, helps)) => (cause, Some(helps.trim())),
+                None => (text, None),
+            };
+            assert!(cause.trim().len() > 20, "{title} has no cause");
+            assert_eq!(helps, of(reason), "{title}");
+        }
+        assert_eq!(told.len(), all().count());
+    }
 }

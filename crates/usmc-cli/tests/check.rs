@@ -156,31 +156,195 @@ fn a_program_is_told_its_differences() {
     let dir = TempDir::new();
     let ism = format!("{}/ism", dir.str());
     let fetches = program(&dir, "fetches", "pidfd_getfd(n, n, n)");
-    let text = report(check(&ism).arg(&fetches), true);
+    let brief = judged(check(&ism).arg(&fetches), "can leave TCP here.", 0);
+    assert!(
+        brief.starts_with(&format!("Program {fetches}\n  ok    the library gets into")),
+        "{brief}"
+    );
+    assert!(brief.contains("rare difference") && !brief.contains("pidfd_getfd(2)"), "{brief}");
+    assert!(!brief.contains("Linux") && !brief.contains("note  this looks"), "{brief}");
+    let all = judged(check(&ism).args(["-v", &fetches]), "can leave TCP here.", 0);
+    assert!(all.contains("ok    Linux"), "{all}");
+    let text = judged(check(&ism).args(["--differences", &fetches]), "can leave TCP here.", 0);
     let note =
         text.lines().skip_while(|line| !line.starts_with("  note  pidfd_getfd(2) of another"));
     let note: Vec<&str> = note.take(2).collect();
     assert!(note.len() == 2 && note[1].contains("for it has pidfd_getfd"), "{text}");
     let prints = program(&dir, "prints", "puts(v[0])");
-    let text = report(check(&ism).arg(prints), true);
+    let text = judged(check(&ism).arg(prints), "can leave TCP here.", 0);
     assert!(text.contains("no difference from TCP is known by what it calls"), "{text}");
     let script = dir.file("script", format!("#!{fetches}\n").as_bytes());
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("chmod");
-    let text = report(check(&ism).arg(script), true);
+    let text = judged(check(&ism).args(["-v", &script]), "can leave TCP here.", 0);
     assert!(text.contains("for it has pidfd_getfd"), "{text}");
+    // What a wrapper becomes is looked at; what it finds out by itself is not.
+    let wrapper = |name: &str, line: &str| {
+        let path = dir.file(name, format!("#!/bin/sh\n{line}\n").as_bytes());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("chmod");
+        path
+    };
+    let text = judged(
+        check(&ism).arg(wrapper("wraps", &format!("exec {fetches}"))),
+        "can leave TCP here.",
+        0,
+    );
+    assert!(
+        text.contains(&format!("is a script that becomes {fetches}"))
+            && text.contains("rare difference"),
+        "{text}"
+    );
+    let text = judged(check(&ism).arg(wrapper("finds", "exec \"$REAL\"")), "was not looked at.", 0);
+    assert!(text.contains("note") && !text.contains("gets into"), "{text}");
+}
+
+/// Runs it and returns its report, whose last line ends so.
+fn judged(command: &mut Command, verdict: &str, code: i32) -> String {
+    let output = output(command);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(code), "{text}{}", stderr(&output));
+    assert!(text.lines().last().is_some_and(|line| line.ends_with(verdict)), "{verdict}: {text}");
+    text
+}
+
+#[test]
+fn the_verdict_is_on_the_program_and_not_on_the_machine() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    let plain = dir.file("plain", b"text");
+    for (name, fact) in [
+        ("usmc-no-such-program", "there is no program usmc-no-such-program"),
+        (plain.as_str(), "plain is not executable"),
+        (dir.str(), "is a directory"),
+    ] {
+        let text =
+            judged(check(&ism).arg(name), &format!("{name} stays TCP: see its failure above."), 1);
+        assert!(
+            text.contains(fact) && !text.contains("SMC-D does not work here"),
+            "{name}: {text}"
+        );
+    }
+    // Where the machine is in the way, that is said of it.
+    let text = judged(check(&plain).arg("true"), "Programs run on TCP.", 1);
+    assert!(
+        text.contains("the library gets into") && text.contains("is not a directory"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_program_that_rules_leave_alone_is_said_to_be_first() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    let program = program(&dir, "some-server", "puts(v[0])");
+    let file = dir.file("c.toml", b"exclude_programs = ['some-*']\n");
+    let text = judged(check(&ism).args(["--config", &file, &program]), "see its failure above.", 1);
+    let first = format!("  FAIL  some-server is excluded by exclude_programs = some-* ({file})");
+    assert_eq!(text.lines().nth(1), Some(&*first), "{text}");
+    let text = judged(
+        check(&ism).args(["--include-program", "other", &program]),
+        "see its failure above.",
+        1,
+    );
+    assert!(
+        text.contains(
+            "FAIL  some-server is not among include_programs = other (--include-program)"
+        ),
+        "{text}"
+    );
+    // Rules go by the name of the file.
+    let link = format!("{}/link", dir.str());
+    symlink(&program, &link).expect("a link");
+    let text =
+        judged(check(&ism).args(["--exclude-program", "link", &link]), "can leave TCP here.", 0);
+    assert!(text.contains("names link, but the file is some-server"), "{text}");
+}
+
+#[test]
+fn programs_and_scripts_can_read_the_report() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    let good = output(check(&ism).args(["--json", "true"]));
+    assert!(good.status.success(), "{}", stderr(&good));
+    let json: serde_json::Value = serde_json::from_slice(&good.stdout).expect("JSON");
+    assert_eq!(
+        (&json["works"], &json["verdict"][0]),
+        (&true.into(), &"true can leave TCP here.".into())
+    );
+    let weights = json["sections"].as_array().expect("sections").iter().flat_map(|section| {
+        section["findings"].as_array().expect("findings").iter().map(|finding| &finding["weight"])
+    });
+    assert!(weights.clone().count() > 5 && !weights.clone().any(|weight| weight == "fail"));
+    let quiet = output(check(&ism).arg("-q"));
+    assert_eq!((quiet.status.code(), &*stdout(&quiet)), (Some(0), ""), "{}", stderr(&quiet));
+    let file = dir.file("file", b"");
+    let quiet = output(check(&file).arg("-q"));
+    let text = stdout(&quiet);
+    assert!(
+        quiet.status.code() == Some(1) && text.contains("FAIL") && !text.contains("ok  "),
+        "{text}"
+    );
+    let failed = output(check(&file).arg("--json"));
+    let json: serde_json::Value = serde_json::from_slice(&failed.stdout).expect("JSON");
+    assert_eq!((failed.status.code(), &json["works"]), (Some(1), &false.into()));
+}
+
+/// A program under the library that waits, as it is seen from outside.
+#[test]
+fn a_process_is_looked_at() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    let mut under = usmc(&["run", "--ism-dir", &ism, "--", "cat"]);
+    under.env("USMC_LIBRARY", real_library()).stdin(std::process::Stdio::piped());
+    let mut under = under.stdout(std::process::Stdio::piped()).spawn().expect("cat");
+    // It has begun once it copies.
+    let line = b"x\n";
+    std::io::Write::write_all(under.stdin.as_mut().expect("a pipe"), line).expect("room");
+    let mut copied = [0; 2];
+    std::io::Read::read_exact(under.stdout.as_mut().expect("a pipe"), &mut copied).expect("a copy");
+    let pid = under.id().to_string();
+    let text = judged(
+        &mut usmc(&["check", "--pid", &pid]),
+        &format!("Process {pid} (cat) can leave TCP."),
+        0,
+    );
+    for fact in ["the library is in it: ", "its C library is ", "TCP socket so far"] {
+        assert!(text.contains(fact), "{fact}: {text}");
+    }
+    drop(under.stdin.take());
+    assert!(under.wait().expect("its end").success());
+    let text = judged(&mut usmc(&["check", "--pid", &pid]), "stays TCP.", 1);
+    assert!(text.contains("is not there"), "{text}");
+    let text =
+        judged(&mut usmc(&["check", "--pid", &std::process::id().to_string()]), "stays TCP.", 1);
+    assert!(text.contains("FAIL  the library is not in it"), "{text}");
+}
+
+#[test]
+fn what_is_not_meant_for_it_is_no_option() {
+    for args in [
+        &["--off"][..],
+        &["--once"],
+        &["--pid", "1", "true"],
+        &["--serve", "1", "--connect", "h:1"],
+        &["--serve", "x"],
+        &["--connect", "h"],
+    ] {
+        let refused = output(usmc(&["check"]).args(args));
+        assert_eq!(refused.status.code(), Some(2), "{args:?}: {}", stdout(&refused));
+    }
 }
 
 #[test]
 fn a_program_that_the_library_does_not_get_into_is_a_failure() {
     let dir = TempDir::new();
     let ism = format!("{}/ism", dir.str());
-    let text = report(check(&ism).arg("/nonexistent/program"), false);
+    let text = judged(check(&ism).arg("/nonexistent/program"), "see its failure above.", 1);
     assert!(text.contains("FAIL  there is no program /nonexistent/program"), "{text}");
     let file = dir.file("static.c", b"int main(void) { return 0; }\n");
     let program = format!("{}/static", dir.str());
     let built = Command::new("cc").args(["-static", "-o", &program, &file]).status().expect("cc");
     assert!(built.success());
-    let text = report(check(&ism).arg(&program), false);
+    let text = judged(check(&ism).arg(&program), "see its failure above.", 1);
     assert!(
         text.contains(&format!("FAIL  {program} runs on TCP: it is statically linked")),
         "{text}"

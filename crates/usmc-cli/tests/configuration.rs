@@ -107,7 +107,6 @@ fn ueids_are_checked_as_the_kernel_does_and_at_most_four() {
         ("C", "there are 4 UEIDs, which is the most"),
         ("A", "is defined already"),
         ("", "is not empty"),
-        ("small", "write SMALL"),
         (".A", "does not begin with a letter or digit"),
         ("-A", "unexpected argument"),
         ("A..B", "two dots in a row"),
@@ -193,6 +192,31 @@ fn a_file_that_would_be_refused_is_neither_changed_nor_written() {
         place.refuses(&["ueid", "add", "Z"], why);
         place.refuses(&["pnet", "-a", "Z", "-I", "z"], why);
     }
+}
+
+#[test]
+fn small_letters_become_capital_ones_and_nothing_is_said_to_be_nothing() {
+    let place = Place::new(None);
+    for (args, said) in [(&["ueid"][..], "there is no UEID"), (&["pnet"], "there is no pnet id")] {
+        let output = place.run(args);
+        assert!(output.status.success() && stdout(&output).is_empty(), "{args:?}");
+        assert!(stderr(&output).contains(said), "{args:?}: {}", stderr(&output));
+        assert_eq!(stderr(&place.run(&[args, &["--json"]].concat())), "", "{args:?}");
+    }
+    place.prints(&["ueid", "add", "small.1"], "");
+    place.prints(&["ueid"], "SMALL.1\n");
+    place.refuses(&["ueid", "add", "Small.1"], "is defined already");
+    place.prints(&["ueid", "del", "small.1"], "");
+    place.prints(&["pnet", "-a", "net1", "-I", "eth0"], "");
+    place.prints(&["pnet"], "NET1 eth0 n/a 255\n");
+    assert_eq!(stderr(&place.run(&["pnet"])), "");
+    // As somebody has written them.
+    let place = Place::new(Some("ueids = ['a', 'B']\n"));
+    place.prints(&["ueid"], "A\nB\n");
+    place.prints(&["ueid", "add", "c"], "");
+    place.prints(&["ueid"], "A\nB\nC\n");
+    place.prints(&["ueid", "del", "a"], "");
+    place.prints(&["ueid"], "B\nC\n");
 }
 
 /// Everybody's change is in the file, whoever else changes it at the same time.

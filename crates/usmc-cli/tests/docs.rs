@@ -40,6 +40,7 @@ fn every_option_is_in_the_manual() {
         (&["ueid", "show", "--help"], "usmc-ueid.1"),
         (&["seid", "--help"], "usmc-ueid.1"),
         (&["export", "--help"], "usmc-export.1"),
+        (&["agent", "--help"], "usmc-agent.8"),
         (&["bench", "--help"], "usmc-bench.1"),
     ] {
         let help = stdout(&output(&mut usmc(command)));

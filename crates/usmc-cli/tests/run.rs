@@ -100,6 +100,67 @@ fn every_option_reaches_its_variable() {
     assert_eq!(found["USMC_ISM_DIR"], format!("{}/ism", dir.str()));
     assert_eq!(found["USMC_LOG"], format!("info:{}/log", dir.str()));
     assert_eq!(found["USMC_REGIONS"], format!("{}/a,/b", dir.str()));
+    // And so are those of variables; those of a file from the file.
+    let mut command = run(&dir, &[]);
+    command.env("USMC_ISM_DIR", "ism").env("USMC_LOG", "info:log").current_dir(dir.path());
+    let said =
+        [format!("USMC_ISM_DIR={}/ism", dir.str()), format!("USMC_LOG=info:{}/log", dir.str())];
+    assert_eq!(usmc_variables(&environment(&mut command)), said);
+    let file = dir.file("paths.toml", b"ism_dir = 'ism'\nlog = 'info:log'\n");
+    let mut command = run(&dir, &["--config", &file]);
+    assert_eq!(usmc_variables(&environment(command.current_dir("/"))), said);
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_is_said_once_and_the_command_runs() {
+    let dir = TempDir::new();
+    let absent = format!("{}/a/b", dir.str());
+    let warned = output(&mut run(&dir, &["--ism-dir", &absent, "echo", "ran"]));
+    assert!(warned.status.success() && stdout(&warned) == "ran\n", "{}", stderr(&warned));
+    let said = stderr(&warned);
+    assert!(
+        said.lines().count() == 1 && said.contains(&absent) && said.contains("mkdir -p"),
+        "{said}"
+    );
+    let ism = format!("{}/ism", dir.str());
+    for args in [&["--ism-dir", &ism, "true"][..], &["--off", "--ism-dir", &absent, "true"]] {
+        assert_eq!(stderr(&output(&mut run(&dir, args))), "", "{args:?}");
+    }
+}
+
+#[test]
+fn a_variable_that_is_mistyped_is_said() {
+    let dir = TempDir::new();
+    let ism = format!("{}/ism", dir.str());
+    let mut command = run(&dir, &["--ism-dir", &ism, "true"]);
+    command.env("USMC_RINGSIZE", "1M").env("USMC_SOMETHING_ELSE", "1");
+    let warned = output(&mut command);
+    assert!(warned.status.success());
+    assert_eq!(
+        stderr(&warned),
+        "usmc: there is no variable USMC_RINGSIZE; did you mean USMC_RING_SIZE?\n"
+    );
+}
+
+#[test]
+fn what_is_mistyped_is_answered_with_what_was_meant() {
+    for (args, said) in [
+        (&["rnu", "true"][..], "there is no command rnu; did you mean usmc run?"),
+        (&["ls"], "there is no command ls; did you mean usmc ss?"),
+        (&["frobnicate"], "there is no command frobnicate; see `usmc --help`"),
+        (&["ss", "--foo"], "there is no option --foo; see `usmc ss --help`"),
+        (&["ss", "--jsno"], "there is no option --jsno; did you mean --json? see `usmc ss --help`"),
+        (
+            &["device", "--ring-size", "1"],
+            "there is no option --ring-size; see `usmc device --help`",
+        ),
+    ] {
+        let refused = output(&mut usmc(args));
+        assert_eq!(refused.status.code(), Some(2), "{args:?}");
+        assert_eq!(stderr(&refused), format!("usmc: {said}\n"), "{args:?}");
+    }
+    let help = stdout(&output(&mut usmc(&["--help"])));
+    assert!(help.contains("completions"), "{help}");
 }
 
 #[test]
@@ -270,9 +331,15 @@ fn verbose_says_what_is_used() {
     dir.file("usmc.toml", b"busy_poll_us = 9\n");
     let mut command = run(&dir, &["-v", "--ring-size", "16K", "true"]);
     let said = stderr(&output(command.env("XDG_CONFIG_HOME", dir.path())));
-    for line in
-        ["read ", "USMC_BUSY_POLL_US=9 (", "USMC_RING_SIZE=16384 (--ring-size)", "LD_PRELOAD="]
-    {
+    for line in [
+        "read ",
+        "USMC_BUSY_POLL_US=9 (",
+        "USMC_RING_SIZE=16384 (--ring-size)",
+        "LD_PRELOAD=",
+        "usmc: the ISM directory is /",
+        "usmc: the library is /",
+        "usmc: the library gets into ",
+    ] {
         assert!(said.contains(line), "{line}: {said}");
     }
 }

@@ -413,3 +413,29 @@ fn a_pending_handshake_is_shown_by_both_ends() {
     let (one, _) = rows(far, &[near(pending), shared]);
     assert_eq!(one["mode"], "SMCD");
 }
+
+/// A person is told where to read on; a script is not.
+#[test]
+fn who_reads_it_at_a_terminal_is_told_what_helps() {
+    let rec = Rec::tcp("10.1.2.3:40000", "10.1.2.4:80", usmc::reason::Reason::NotRegistered as u8);
+    let _holder = Holder::new(&record_file(&[rec]));
+    let said = "TCP for a reason that something can be done about: see usmc check --reasons";
+    let piped = output(&mut usmc(&["ss"]));
+    assert!(
+        stdout(&piped).contains("10.1.2.3:40000") && !stderr(&piped).contains(said),
+        "{}",
+        stderr(&piped)
+    );
+    let command = format!("{} ss; {0} ss --json >&2", env!("CARGO_BIN_EXE_usmc"));
+    let shown = output(clean("script").args(["-qec", &command, "/dev/null"]));
+    let shown = stdout(&shown);
+    assert_eq!(shown.matches(said).count(), 1, "{shown}");
+}
+
+#[test]
+fn a_capture_is_not_written_to_a_terminal() {
+    let command = format!("{} dump :1", env!("CARGO_BIN_EXE_usmc"));
+    let refused = output(clean("script").args(["-qec", &command, "/dev/null"]));
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stdout(&refused).contains("use -w FILE, or a pipe to tshark"), "{}", stdout(&refused));
+}

@@ -1,7 +1,7 @@
 //! `usmc ss`: who runs over what, and why not over shared memory; like ss(8) and smcss(8).
 
 use std::ffi::c_int;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -73,6 +73,12 @@ pub fn run(args: &Args) -> Result<c_int> {
     let mut out = BufWriter::new(io::stdout().lock());
     let printed = if args.json { print_json(&mut out, &rows) } else { print_text(&mut out, &rows) };
     printed.and_then(|()| out.flush()).context("cannot write the list; free the output's disk")?;
+    if !args.json
+        && io::stderr().is_terminal()
+        && let Some(hint) = hint(&rows)
+    {
+        eprintln!("{hint}");
+    }
     if rows.is_empty() {
         eprintln!("usmc: {}", args.nothing(look.programs.len()));
     }
@@ -88,6 +94,20 @@ pub fn run(args: &Args) -> Result<c_int> {
         );
     }
     Ok(0)
+}
+
+/// For people: where it is said what to do.
+fn hint(rows: &[Row]) -> Option<String> {
+    // What has just begun is as it should be.
+    let is_short = |row: &&Row| row.fallback_reason.as_deref() == Some(Reason::Short.text());
+    let can_change = |row: &&Row| row.fallback_reason.is_some() && row.remedy.is_some();
+    let count = rows.iter().filter(can_change).filter(|row| !is_short(row)).count();
+    let sockets = if count == 1 { "1 is" } else { &format!("{count} are") };
+    (count > 0).then(|| {
+        format!(
+            "usmc: {sockets} TCP for a reason that something can be done about: see usmc check --reasons, or docs/it-says-tcp.md"
+        )
+    })
 }
 
 impl Args {
