@@ -108,7 +108,7 @@ fn ueids_are_checked_as_the_kernel_does_and_at_most_four() {
         ("A", "is defined already"),
         ("", "is not empty"),
         (".A", "does not begin with a letter or digit"),
-        ("-A", "unexpected argument"),
+        ("-A", "there is no option -A"),
         ("A..B", "two dots in a row"),
         ("A_B", "characters that no UEID has"),
         ("0123456789ABCDEFGHIJKLMNOPQRSTUVW", "has 33 characters"),

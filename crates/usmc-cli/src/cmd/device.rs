@@ -13,7 +13,7 @@ use usmc_shm::region::Region;
 
 use super::linkgroup;
 use super::region::usable;
-use crate::config::{Config, DirArgs};
+use crate::config::{Config, ConfigArgs, DirArgs};
 use crate::groups::Group;
 use crate::machine::{self, Ism, RdmaPort};
 use crate::pnet::Entry;
@@ -34,6 +34,10 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     dir: DirArgs,
+    /// Memory shared with other machines: auto, none, or files and devices; comma list, repeatable, at most four; see
+    /// usmc-region(1) [default: auto]
+    #[arg(long = "regions", alias = "region", value_name = "PATHS")]
+    regions: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -91,7 +95,8 @@ struct Devices {
 /// A configuration that is refused; when /proc cannot be read.
 pub fn run(args: &Args) -> Result<c_int> {
     let wanted = Wanted::parse(&args.words)?;
-    let config = Config::load(&args.dir.config())?;
+    let wanted_regions = args.regions.clone();
+    let config = Config::load(&ConfigArgs { regions: wanted_regions, ..args.dir.config() })?;
     let scan = proc::scan()?;
     let groups = linkgroup::of(&scan);
     let smcd = machine::isms(&scan.processes, &config.ism_dir()).into_values();

@@ -59,7 +59,14 @@ pub fn check<W: Write>(
     }
     report.add(judge::places(&us, &welcome.side))?;
     let mut outcome = Outcome { end: None, tcp_ns: None, ns: None, bytes: 0, problem: None };
-    outcome.tcp_ns = trial::measure(PINGS, MEASURE, || ping(&mut talk)).ok();
+    match trial::measure(PINGS, MEASURE, || ping(&mut talk)) {
+        Ok(ns) => outcome.tcp_ns = Some(ns),
+        Err(trouble) => {
+            let fact = format!("the other end does not answer any more: {trouble}");
+            report.add([Finding::failure(fact, "see what it has printed, and try again")])?;
+            return stays(report);
+        }
+    }
     match means {
         Some(means) => try_it(config, means, (address, welcome.token), &mut outcome),
         None => {

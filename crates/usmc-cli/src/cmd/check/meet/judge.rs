@@ -60,8 +60,11 @@ fn devices(us: &Side, them: &Side) -> Vec<Finding> {
         .into_iter()
         .collect();
     let agents = ours.has_agent && theirs.has_agent;
+    // An end that has a problem may have made no device.
+    let is_known =
+        [ours, theirs].iter().all(|facts| facts.gid.is_some() || facts.problem.is_none());
     if is_one_host(us, them) {
-        findings.push(directories(us, them, common.is_some() || agents));
+        findings.extend(is_known.then(|| directories(us, them, common.is_some() || agents)));
     } else if common.is_none() {
         findings.push(agents_of(us, them));
     }
@@ -336,6 +339,10 @@ mod tests {
         assert!(text.is_ascii() && text.lines().all(|line| line.len() < 3000), "{text}");
         assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
         assert_eq!(text.lines().count(), 5, "{text}");
+        let broken =
+            |facts: &mut Facts| (facts.gid, facts.problem) = (None, Some("no library".to_owned()));
+        let text = told(&side(|_| {}, C, S), &side(broken, S, C));
+        assert!(text.contains("no library") && !text.contains("different"), "{text}");
     }
 
     fn an_end(by: By, reason: u8, text: &str) -> End {

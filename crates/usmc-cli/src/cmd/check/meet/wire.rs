@@ -1,6 +1,7 @@
 //! What both ends say to each other: lines of JSON, of a bounded length, each within a bounded time.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::mem;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -134,7 +135,12 @@ pub struct Talk {
     pub stream: TcpStream,
     /// Received, and not taken.
     unread: Vec<u8>,
+    /// The socket's limits of time, for receiving and sending.
+    limits: [Duration; 2],
 }
+
+/// Limits of time that differ by less are not set anew, which would cost two calls for each message.
+const SLACK: Duration = Duration::from_millis(250);
 
 impl Talk {
     /// By this connection.
@@ -143,7 +149,7 @@ impl Talk {
     /// When it is gone.
     pub fn new(stream: TcpStream) -> io::Result<Talk> {
         stream.set_nodelay(true)?;
-        Ok(Talk { stream, unread: Vec::new() })
+        Ok(Talk { stream, unread: Vec::new(), limits: [Duration::MAX; 2] })
     }
 
     /// Says a line.
@@ -161,7 +167,11 @@ impl Talk {
     /// # Errors
     /// They were not taken in time.
     pub fn send(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), Trouble> {
-        self.stream.set_write_timeout(Some(left(deadline)?))?;
+        let left = left(deadline)?;
+        if self.limits[1].abs_diff(left) > SLACK {
+            self.stream.set_write_timeout(Some(left))?;
+            self.limits[1] = left;
+        }
         Ok(self.stream.write_all(bytes)?)
     }
 
@@ -182,13 +192,13 @@ impl Talk {
                 return Ok(line);
             }
             if self.unread.len() >= LINE {
-                return Err(Trouble::Foreign(shown_bytes(&self.unread)));
+                return Err(Trouble::Foreign(shown_bytes(&mem::take(&mut self.unread))));
             }
             match self.more(deadline) {
                 Ok(()) => {}
                 // Who speaks first in another protocol waits then.
                 Err(Trouble::Silent | Trouble::Ended) if !self.unread.is_empty() => {
-                    return Err(Trouble::Foreign(shown_bytes(&self.unread)));
+                    return Err(Trouble::Foreign(shown_bytes(&mem::take(&mut self.unread))));
                 }
                 Err(trouble) => return Err(trouble),
             }
@@ -215,7 +225,11 @@ impl Talk {
 
     fn more(&mut self, deadline: Instant) -> Result<(), Trouble> {
         let mut bytes = [0; 4096];
-        self.stream.set_read_timeout(Some(left(deadline)?))?;
+        let left = left(deadline)?;
+        if self.limits[0].abs_diff(left) > SLACK {
+            self.stream.set_read_timeout(Some(left))?;
+            self.limits[0] = left;
+        }
         match self.stream.read(&mut bytes) {
             Ok(0) => Err(Trouble::Ended),
             Ok(n) => {
