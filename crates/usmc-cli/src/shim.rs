@@ -50,8 +50,8 @@ fn last_exec(path: &Path) -> Option<Shim> {
     let mut text = Vec::new();
     File::open(path).ok()?.take(MOST).read_to_end(&mut text).ok()?;
     let text = String::from_utf8(text).ok()?;
-    let lines = text.lines().map(str::trim);
-    let line = lines.filter(|line| !line.is_empty() && !line.starts_with('#')).next_back()?;
+    let mut lines = text.lines().map(str::trim);
+    let line = lines.rfind(|line| !line.is_empty() && !line.starts_with('#'))?;
     let words = line.strip_prefix("exec ")?;
     Some(target(words).unwrap_or_else(|| Shim::Unclear(line.to_owned())))
 }

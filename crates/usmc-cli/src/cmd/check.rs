@@ -165,7 +165,7 @@ fn uppercase(text: &str) -> String {
 
 fn check<W: Write>(args: &Args, mut report: Report<W>) -> io::Result<c_int> {
     let config = Config::load(&args.config);
-    let (mut of_program, mut can_leave) = (0, Some(false));
+    let (mut of_program, mut can_leave) = (0, Some(true));
     if let (Subject::Program(name), Ok(config), Ok(library)) =
         (args.subject(), &config, library::find())
     {

@@ -73,10 +73,8 @@ pub fn run(args: &Args) -> Result<c_int> {
     let mut out = BufWriter::new(io::stdout().lock());
     let printed = if args.json { print_json(&mut out, &rows) } else { print_text(&mut out, &rows) };
     printed.and_then(|()| out.flush()).context("cannot write the list; free the output's disk")?;
-    if !args.json
-        && io::stderr().is_terminal()
-        && let Some(hint) = hint(&rows)
-    {
+    let is_read = !args.json && io::stderr().is_terminal();
+    if let Some(hint) = hint(&rows).filter(|_| is_read) {
         eprintln!("{hint}");
     }
     if rows.is_empty() {

@@ -103,8 +103,8 @@ fn own<W: Write>(config: &Config, report: &mut Report<W>) -> io::Result<Own> {
 /// # Errors
 /// The place cannot be listened at, or the output not be written.
 pub fn serve(config: &Config, at: SocketAddr, once: bool, style: Style) -> Result<c_int> {
-    let mut report =
-        Report::new(io::stdout().lock(), if style == Style::Json { Style::Quiet } else { style });
+    // As JSON there is nothing but an object for each check.
+    let mut report = Report::new(io::stdout().lock(), style);
     let own = own(config, &mut report).context("cannot write the report")?;
     drop(report);
     let plan = serve::Plan {

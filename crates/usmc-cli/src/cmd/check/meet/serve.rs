@@ -89,12 +89,15 @@ pub fn serve_here(plan: &Plan) -> Result<c_int> {
     let listener = listen(plan.at)?;
     let at = listener.local_addr().context("the listener has no address")?;
     let plan = Plan { at, facts: plan.facts.clone(), style: plan.style.clone(), once: plan.once };
-    if style(&plan.style) == Style::Full {
-        let mut out = io::stdout().lock();
-        let port = at.port();
-        writeln!(out, "waits at {at}; in the other place: usmc check --connect HOST:{port}")
-            .and_then(|()| out.flush())
-            .context("cannot write")?;
+    let port = at.port();
+    let waits = format!("waits at {at}; in the other place: usmc check --connect HOST:{port}");
+    match style(&plan.style) {
+        Style::Full | Style::Brief => {
+            let mut out = io::stdout().lock();
+            writeln!(out, "{waits}").and_then(|()| out.flush()).context("cannot write")?;
+        }
+        Style::Json => eprintln!("usmc: {waits}"),
+        Style::Quiet => {}
     }
     let (waiting, printing) = (Mutex::default(), Mutex::default());
     let server = Arc::new(Server { plan, waiting, printing, connections: AtomicUsize::new(0) });
@@ -244,6 +247,10 @@ fn report(
 ) -> io::Result<bool> {
     let mut report = Report::new(out, style);
     report.title(format_args!("Check from {}", us.peer))?;
+    report.add(us.facts.problem.as_ref().map(|problem| {
+        let fact = format!("this end is not able to leave TCP: {problem}");
+        Finding::failure(fact, "see `usmc check`")
+    }))?;
     report.add(judge::places(us, them))?;
     let works = match concluded {
         Ok((outcome, end)) => {

@@ -32,6 +32,8 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Round trips that are measured, unless they take longer than [`MEASURE`].
 const MEASURED: usize = 500;
 const MEASURE: Duration = Duration::from_millis(500);
+/// Round trips that a connection is given at least, before a reason that may pass is taken for the last one.
+const CHANCE: u64 = 100;
 /// Bytes of a message in these.
 pub const SMALL: usize = 64;
 /// Bytes of the messages whose content is compared: below a ring's smallest size, beyond it, and odd.
@@ -198,7 +200,8 @@ fn settle(talk: &mut Talk, ism_dir: &Path, seen: &mut Seen) -> Result<(), Troubl
         let (left, other_left) = (own.end.by != By::Tcp, mode != By::Tcp as u8);
         let is_open = own.is_open || is_open != 0 || left != other_left;
         let limit = if own.is_in_handshake || is_in_handshake != 0 { HANDSHAKE } else { PASSING };
-        if !is_open || begun.elapsed() > limit {
+        let has_had_it = seen.bytes >= CHANCE * SMALL as u64 && begun.elapsed() > limit;
+        if !is_open || has_had_it || begun.elapsed() > HANDSHAKE {
             return Ok(());
         }
     }
