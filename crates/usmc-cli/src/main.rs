@@ -29,15 +29,13 @@ mod program;
 mod regions;
 mod remedies;
 mod report;
-mod sock_diag;
-mod sockets;
-mod table;
-mod top;
 mod shim;
 mod sock_diag;
+mod sockets;
 mod suggest;
 mod table;
 mod tested;
+mod top;
 
 use std::ffi::c_int;
 

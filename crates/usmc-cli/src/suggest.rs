@@ -6,10 +6,9 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::config::distance;
 
 /// What people type who know other tools, and the command that they want.
-const OTHER_WORDS: [(&str, &str); 22] = [
+const OTHER_WORDS: [(&str, &str); 21] = [
     ("ls", "ss"),
     ("ps", "ss"),
-    ("top", "ss"),
     ("list", "ss"),
     ("show", "ss"),
     ("status", "ss"),

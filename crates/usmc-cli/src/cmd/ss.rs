@@ -6,6 +6,7 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use anyhow::{Context, Result};
 use serde::Serialize;
 use usmc::observe::Mode;
+use usmc::reason::Reason;
 use usmc::syn_option::Outcome;
 
 use crate::regions::{Host, Regions, short};
