@@ -33,6 +33,7 @@ mod shim;
 mod sock_diag;
 mod sockets;
 mod suggest;
+mod steps;
 mod table;
 mod tested;
 mod top;

@@ -1,7 +1,6 @@
 //! `usmc region setup`: lets a group use the regions of a virtual machine, now and after each boot.
 
 use std::fs::{self, Permissions};
-use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,6 +10,7 @@ use usmc::provider;
 use usmc::reason::Reason;
 
 use super::usable;
+use crate::steps::Steps;
 
 const RULES: &str = "/etc/udev/rules.d/70-usmc-region.rules";
 const GROUP: &str = "usmc";
@@ -76,23 +76,6 @@ impl Device {
     }
 }
 
-/// Does each step, or says what it would do.
-struct Steps {
-    is_dry: bool,
-}
-
-impl Steps {
-    fn step(&self, what: &str, act: impl FnOnce() -> Result<()>) -> Result<()> {
-        if self.is_dry {
-            println!("would {what}");
-            return Ok(());
-        }
-        act().with_context(|| format!("cannot {what}"))?;
-        println!("{what}: done");
-        Ok(())
-    }
-}
-
 /// Does it.
 ///
 /// # Errors
@@ -132,13 +115,7 @@ fn set_up(steps: &Steps) -> Result<()> {
         }
     };
     let rules = rules(&devices);
-    steps.step(&format!("write {RULES}"), || {
-        fs::create_dir_all(Path::new(RULES).parent().unwrap_or(Path::new("/")))?;
-        fs::write(RULES, &rules).map_err(Into::into)
-    })?;
-    if steps.is_dry {
-        print!("{rules}");
-    }
+    steps.write(Path::new(RULES), &rules)?;
     for device in &devices {
         if let Some(enable) = device.enable() {
             steps.step(&format!("enable {}", device.path().display()), || {
@@ -155,10 +132,7 @@ fn set_up(steps: &Steps) -> Result<()> {
 }
 
 fn take_back(steps: &Steps) -> Result<()> {
-    steps.step(&format!("remove {RULES}"), || match fs::remove_file(RULES) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
-        _ => Ok(()),
-    })?;
+    steps.remove(Path::new(RULES))?;
     let Some(gid) = group() else { return Ok(()) };
     let is_ours = |device: &Device| fs::metadata(device.path()).is_ok_and(|meta| meta.gid() == gid);
     let devices = candidates().into_iter().filter_map(|path| Device::of(&path)).filter(is_ours);
