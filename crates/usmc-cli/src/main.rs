@@ -10,6 +10,7 @@
 mod agent;
 mod bench;
 mod cmd;
+mod compose;
 mod config;
 mod differences;
 mod doorbell;
@@ -23,6 +24,7 @@ mod ivshmem;
 mod library;
 mod machine;
 mod observed;
+mod place;
 mod pnet;
 mod proc;
 mod program;
@@ -37,6 +39,7 @@ mod steps;
 mod table;
 mod tested;
 mod top;
+mod units;
 
 use std::ffi::c_int;
 
@@ -62,6 +65,9 @@ enum Command {
     Check(Box<cmd::check::Args>),
     Off(cmd::switch::OffArgs),
     On(cmd::switch::OnArgs),
+    Enable(cmd::enable::Args),
+    Disable(cmd::disable::Args),
+    Status(cmd::status::Args),
     Bench(cmd::bench::Args),
     Ebpf(cmd::ebpf::Args),
     Dump(cmd::dump::Args),
@@ -115,6 +121,9 @@ fn usmc() -> c_int {
         Command::Check(args) => cmd::check::run(&args),
         Command::Off(args) => cmd::switch::off(&args),
         Command::On(args) => cmd::switch::on(&args),
+        Command::Enable(args) => cmd::enable::run(&args),
+        Command::Disable(args) => cmd::disable::run(&args),
+        Command::Status(args) => cmd::status::run(&args),
         Command::Ebpf(args) => cmd::ebpf::run(&args),
         Command::Dump(args) => cmd::dump::run(&args),
         Command::Stats(args) => cmd::stats::run(&args),

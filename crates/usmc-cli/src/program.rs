@@ -198,6 +198,12 @@ fn linker<'d, H: FileHeader<Endian = Endianness>>(
     Some(segments.iter().find_map(|s| s.interpreter(endian, data).ok().flatten()))
 }
 
+/// What keeps the library out of the program at `path`, which may be another system's: no other file is looked at. A 32-bit
+/// program has no library there.
+pub fn obstacle_of(path: &Path) -> Option<Obstacle> {
+    File::open(path).ok().and_then(inspect)
+}
+
 /// Whether no dynamic linker loads the program at `path`.
 pub fn is_static(path: &Path) -> bool {
     File::open(path).ok().and_then(inspect) == Some(Obstacle::Static)

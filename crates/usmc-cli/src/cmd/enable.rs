@@ -1,0 +1,54 @@
+//! `usmc enable`: brings the library into services of systemd, or of a project of docker compose.
+
+mod units;
+
+use std::ffi::c_int;
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+
+use crate::compose;
+use crate::units::group;
+
+/// Bring services of systemd, or of docker compose, under uSMC
+///
+/// Each service gets a drop-in that preloads the library and names an ISM directory, and a place in the group whose members
+/// share that directory. Nothing else of the service is changed, and none is started anew without --restart.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Undone by `usmc disable`; shown by `usmc status`. See usmc-enable(8).")]
+pub struct Args {
+    /// The group of services that share memory: /run/usmc/GROUP
+    #[arg(long, value_name = "GROUP", default_value = "default", conflicts_with = "compose")]
+    name: String,
+    /// User that a service changes to by itself; may be repeated
+    #[arg(long, value_name = "USER", conflicts_with = "compose")]
+    user: Vec<String>,
+    /// Say what would be done, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Start services that run anew
+    #[arg(long, conflicts_with = "compose")]
+    restart: bool,
+    /// A project of docker compose: its file, or its directory
+    #[arg(long, value_name = "FILE|DIR", value_hint = clap::ValueHint::AnyPath)]
+    compose: Option<PathBuf>,
+    /// Services: of systemd, or of the project (then all of it by default)
+    #[arg(value_name = "SERVICE", required_unless_present = "compose")]
+    services: Vec<String>,
+}
+
+/// Does it.
+///
+/// # Errors
+/// What is in the way, and what to do; then no service is changed.
+pub fn run(args: &Args) -> Result<c_int> {
+    if let Some(project) = &args.compose {
+        return compose::enable(project, &args.services, args.dry_run).map(|()| 0);
+    }
+    ensure!(
+        group::is_name(&args.name),
+        "--name {:?}: a group's name has small letters, digits and `-`, at most 27 of them",
+        args.name
+    );
+    units::run(args).map(|()| 0)
+}

@@ -1,0 +1,275 @@
+//! `usmc enable` for services of systemd.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::library::{self, Library};
+use crate::place::{self, Place};
+use crate::program;
+use crate::steps::{Steps, call};
+use crate::units::dropin::{self, DropIn, Wanted};
+use crate::units::files::{self, Unit};
+use crate::units::{group, manager, reader, syscalls};
+
+use super::Args;
+
+/// A unit, and what it gets.
+struct Plan {
+    unit: Unit,
+    users: Vec<String>,
+    drop_in: DropIn,
+}
+
+/// All is looked at before anything is changed.
+pub fn run(args: &Args) -> Result<()> {
+    let is_root = rustix::process::geteuid().is_root();
+    ensure!(
+        is_root || args.dry_run,
+        "run it as root: it changes services; --dry-run says what it would do"
+    );
+    let steps = Steps { is_dry: args.dry_run };
+    let library = library::find()?;
+    trusted(&library.path)?;
+    let plans: Result<Vec<Plan>> =
+        args.services.iter().map(|name| plan(name, args, &library)).collect();
+    let plans = plans?;
+    let before = files::enabled();
+    group::set_up(&steps, &args.name)?;
+    let is_new =
+        plans.iter().map(|plan| change(&steps, &args.name, plan)).collect::<Result<Vec<bool>>>()?;
+    leave_others(&steps, &args.name, &plans, &before)?;
+    if manager::is_running() && is_new.contains(&true) {
+        steps.run("systemctl", &["daemon-reload"])?;
+    }
+    for plan in &plans {
+        plan.drop_in.notes.iter().for_each(|note| println!("note: {}: {note}", plan.unit.name));
+        if !args.dry_run {
+            settled(plan)?;
+        }
+    }
+    finish(&steps, args, &plans)
+}
+
+/// Whoever can change the library can do what the services can.
+fn trusted(library: &Path) -> Result<()> {
+    for place in [Some(library), library.parent()].into_iter().flatten() {
+        let meta = fs::metadata(place).with_context(|| place.display().to_string())?;
+        ensure!(
+            meta.uid() == 0 && meta.mode() & 0o022 == 0,
+            "{} can be changed by others than root, who would be all services then; install uSMC (`make install`, or its \
+             package), and use that",
+            place.display()
+        );
+    }
+    Ok(())
+}
+
+fn plan(name: &str, args: &Args, library: &Library) -> Result<Plan> {
+    let unit = Unit::find(name)?;
+    let (users, mut notes) = users(&unit, &args.user)?;
+    let is_musl = served(&unit, library)?;
+    let preload = library.preload_for(is_musl);
+    let wanted = Wanted {
+        group: &args.name,
+        ism_dir: &group::ism_dir(&args.name),
+        preload,
+        library_dir: &dropin::directory_of(preload),
+        users: &users,
+    };
+    let made = dropin::of(&unit.settings, &wanted, syscalls::set);
+    let mut drop_in = made.map_err(|why| anyhow::anyhow!("{}: {why}", unit.name))?;
+    overridden(&unit, &drop_in)?;
+    notes.append(&mut drop_in.notes);
+    drop_in.notes = notes;
+    Ok(Plan { unit, users, drop_in })
+}
+
+/// Whether its program is musl's. A program that is known not to load the library is refused.
+fn served(unit: &Unit, library: &Library) -> Result<bool> {
+    let Some(named) = unit.settings.program() else {
+        bail!("{} starts nothing: it has no ExecStart=", unit.name)
+    };
+    let Some(path) = program::find(named.as_os_str()) else { return Ok(false) };
+    if let Some((program, obstacle)) = program::obstacle(&path, library) {
+        bail!("{} stays TCP: {}: {obstacle}", unit.name, program.display());
+    }
+    Ok(program::is_musl(&path))
+}
+
+/// The users that the service's programs are, for the group; and what is to be known of that.
+fn users(unit: &Unit, named: &[String]) -> Result<(Vec<String>, Vec<String>)> {
+    let settings = &unit.settings;
+    let mut users = BTreeSet::new();
+    let mut notes = Vec::new();
+    if settings.last("Type") == Some("oneshot") {
+        notes.push(
+            "it is of Type=oneshot, and may start nothing that lasts; name the service that does"
+                .to_owned(),
+        );
+    }
+    if settings.is_on("DynamicUser") {
+        // Such a user is in no file.
+        return Ok((Vec::new(), notes));
+    }
+    let own = settings.last("User").unwrap_or("root");
+    let mut wanted: Vec<String> = named.to_vec();
+    wanted.push(own.to_owned());
+    wanted.extend(running(&unit.name));
+    for user in wanted.iter().filter(|user| !["root", "0"].contains(&user.as_str())) {
+        users.insert(user_name(user).with_context(|| {
+            format!("{}: no user {user} is known here; name it by --user", unit.name)
+        })?);
+    }
+    if users.is_empty() {
+        notes.push(
+            "it runs as root; if it changes to another user by itself, enable it while it runs, or name that by --user"
+                .to_owned(),
+        );
+    }
+    Ok((users.into_iter().collect(), notes))
+}
+
+/// The users of the service's processes, by number.
+fn running(unit: &str) -> Vec<String> {
+    let pids = place::all().remove(&Place::Service(unit.to_owned())).unwrap_or_default();
+    let users: BTreeSet<u32> = pids.into_iter().filter_map(place::user).collect();
+    users.into_iter().map(|uid| uid.to_string()).collect()
+}
+
+fn user_name(user: &str) -> Option<String> {
+    let line = call("getent", &["passwd", user]).ok()?;
+    line.split(':').next().map(str::to_owned).filter(|name| !name.is_empty())
+}
+
+/// What is read after the drop-in, and takes back what it says.
+fn overridden(unit: &Unit, drop_in: &DropIn) -> Result<()> {
+    let sets = |text: &str| {
+        let names =
+            |word: String| word.starts_with("LD_PRELOAD=") || word.starts_with("USMC_ISM_DIR=");
+        reader::words(text).into_iter().any(names)
+    };
+    let lines = drop_in.text.lines().filter(|line| !line.starts_with(['#', '[']));
+    let keys: BTreeSet<&str> = lines.filter_map(|line| Some(line.split_once('=')?.0)).collect();
+    for (file, path) in &unit.later {
+        for key in &keys {
+            let here = unit.settings.later(key, file - 1).filter(|a| a.file == *file);
+            if here
+                .into_iter()
+                .any(|a| a.value.is_empty() || (*key == "Environment" && sets(&a.value)))
+            {
+                bail!(
+                    "{}: {} is read after the drop-in, and sets {key}= anew; give it a name before {}, such as 40-local.conf",
+                    unit.name,
+                    path.display(),
+                    crate::units::DROP_IN
+                );
+            }
+        }
+    }
+    for file in unit.settings.paths("EnvironmentFile") {
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        let lines = text.lines().map(|line| line.trim_start().trim_start_matches("export "));
+        if lines
+            .into_iter()
+            .any(|line| line.starts_with("LD_PRELOAD=") || line.starts_with("USMC_ISM_DIR="))
+        {
+            bail!(
+                "{}: {} sets LD_PRELOAD or USMC_ISM_DIR, and counts more than a drop-in; move it to an Environment= of the unit",
+                unit.name,
+                file.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Makes the members and writes the drop-in; whether that is another one now.
+fn change(steps: &Steps, name: &str, plan: &Plan) -> Result<bool> {
+    for user in &plan.users {
+        group::add_member(steps, name, user)?;
+    }
+    let path = plan.unit.drop_in();
+    let old = fs::read_to_string(&path).ok();
+    if let Some(old) = &old {
+        ensure!(
+            dropin::made(old).is_some(),
+            "{} was not made by usmc; give it another name",
+            path.display()
+        );
+    }
+    steps.write(&path, &plan.drop_in.text)?;
+    Ok(old.as_deref() != Some(&*plan.drop_in.text))
+}
+
+/// Units that were in another group, and members whom nobody needs any more.
+fn leave_others(
+    steps: &Steps,
+    name: &str,
+    plans: &[Plan],
+    before: &[files::Enabled],
+) -> Result<()> {
+    let ours = |unit: &&files::Enabled| plans.iter().any(|plan| plan.unit.name == unit.name);
+    let mut groups: BTreeSet<&str> =
+        before.iter().filter(ours).map(|unit| &*unit.made.group).collect();
+    groups.remove(name);
+    let gone: Vec<String> = plans.iter().map(|plan| plan.unit.name.clone()).collect();
+    groups.into_iter().try_for_each(|group| group::tidy(steps, group, &gone))
+}
+
+/// Whether the manager has understood it.
+fn settled(plan: &Plan) -> Result<()> {
+    let unit = &plan.unit.name;
+    if !manager::is_running() || unit.contains("@.") {
+        return Ok(());
+    }
+    let shown = manager::show(unit, &["Environment", "NeedDaemonReload"])?;
+    let environment = reader::words(shown.get("Environment").map_or("", String::as_str));
+    let has = |name: &str, part: &str| {
+        environment
+            .iter()
+            .any(|word| word.strip_prefix(name).is_some_and(|value| value.contains(part)))
+    };
+    let dir = "/run/usmc/";
+    ensure!(
+        has("LD_PRELOAD=", library::NAME) && has("USMC_ISM_DIR=", dir),
+        "systemd does not give {unit} the library; look at `systemctl cat {unit}`, and undo it by `usmc disable {unit}`"
+    );
+    Ok(())
+}
+
+/// Starts services anew, or says how.
+fn finish(steps: &Steps, args: &Args, plans: &[Plan]) -> Result<()> {
+    let names: Vec<&str> = plans.iter().map(|plan| &*plan.unit.name).collect();
+    let running: Vec<&str> = names
+        .iter()
+        .filter(|name| manager::is_running() && manager::is_active(name))
+        .copied()
+        .collect();
+    if running.is_empty() {
+        println!("it takes effect when they start");
+    } else if args.restart {
+        for name in running {
+            restart(steps, name)?;
+        }
+    } else {
+        println!("it takes effect when they start anew: systemctl restart {}", running.join(" "));
+    }
+    Ok(())
+}
+
+/// A service that does not start with the drop-in is started without.
+fn restart(steps: &Steps, name: &str) -> Result<()> {
+    let Err(problem) = steps.run("systemctl", &["restart", name]) else { return Ok(()) };
+    steps.remove(&files::drop_in(name))?;
+    steps.run("systemctl", &["daemon-reload"])?;
+    let again = steps.run("systemctl", &["restart", name]);
+    let outcome =
+        if again.is_ok() { "it runs without" } else { "it does not start without it, either" };
+    bail!(
+        "{name} does not start with the drop-in, which is removed: {outcome} ({problem:#}); see `journalctl -u {name}`"
+    )
+}

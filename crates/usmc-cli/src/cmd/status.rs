@@ -1,0 +1,207 @@
+//! `usmc status`: which services are enabled, whether they have the library, and how many of their connections are in shared
+//! memory.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::c_int;
+use std::io::{self, Write};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use usmc::observe::{Mode, State};
+
+use crate::compose;
+use crate::place::{self, Place};
+use crate::units::{files, group, manager};
+use crate::{observed, proc, table};
+
+/// Show which services are under uSMC
+///
+/// Lists services of systemd that `usmc enable` has changed, and containers of projects of docker compose that it has written
+/// an override for: whether they run with the library now, and how many of their connections are in shared memory.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Print a JSON array of objects
+    #[arg(long)]
+    json: bool,
+    /// Services of systemd; all that are enabled by default, and containers
+    #[arg(value_name = "SERVICE")]
+    services: Vec<String>,
+}
+
+/// One service or container.
+#[derive(Serialize, PartialEq, Eq, Debug)]
+struct Row {
+    service: String,
+    /// `systemd` or `compose`.
+    kind: &'static str,
+    /// Of systemd: the group of services; of compose: the project.
+    group: String,
+    /// Its main process; `None`: it does not run.
+    pid: Option<u32>,
+    /// Whether that has the library; `None`: it does not run, or may not be looked at.
+    library: Option<bool>,
+    /// Connections in shared memory.
+    smcd: usize,
+    /// Connections that are not.
+    tcp: usize,
+    /// What is wrong.
+    problem: Option<String>,
+}
+
+/// Lists them.
+///
+/// # Errors
+/// A service is not enabled; /proc cannot be read, or the output not be written.
+pub fn run(args: &Args) -> Result<c_int> {
+    let mut enabled = files::enabled();
+    for name in &args.services {
+        let full = files::full_name(name)?;
+        if enabled.iter().all(|unit| unit.name != full) {
+            bail!("{full} is not enabled; `usmc enable {name}` does that");
+        }
+    }
+    if !args.services.is_empty() {
+        let wanted: HashSet<String> =
+            args.services.iter().filter_map(|name| files::full_name(name).ok()).collect();
+        enabled.retain(|unit| wanted.contains(&unit.name));
+    }
+    let places = place::all();
+    let connections = connections()?;
+    let mut rows: Vec<Row> =
+        enabled.iter().map(|unit| of_unit(unit, &places, &connections)).collect();
+    if args.services.is_empty() {
+        rows.extend(
+            compose::running()
+                .into_iter()
+                .map(|container| of_container(container, &places, &connections)),
+        );
+    }
+    let mut out = io::stdout().lock();
+    let printed = if args.json { table::json(&mut out, &rows) } else { print(&mut out, &rows) };
+    printed.context("cannot write the list; free the output's disk")?;
+    Ok(0)
+}
+
+/// Connections in shared memory and others, by process.
+fn connections() -> Result<HashMap<u32, (usize, usize)>> {
+    let mut found: HashMap<u32, (usize, usize)> = HashMap::new();
+    for process in proc::scan()?.processes {
+        let readings = process.files.iter().filter_map(|file| observed::read(file).ok());
+        for socket in readings.flat_map(|reading| reading.sockets) {
+            let counts = found.entry(process.pid).or_default();
+            match socket.state {
+                State::Init | State::Listen => {}
+                _ if socket.mode == Mode::Tcp => counts.1 += 1,
+                _ => counts.0 += 1,
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn sum(pids: &[u32], connections: &HashMap<u32, (usize, usize)>) -> (usize, usize) {
+    let counts = pids.iter().filter_map(|pid| connections.get(pid));
+    counts.fold((0, 0), |(smcd, tcp), (more_smcd, more_tcp)| (smcd + more_smcd, tcp + more_tcp))
+}
+
+fn of_unit(
+    unit: &files::Enabled,
+    places: &HashMap<Place, Vec<u32>>,
+    connections: &HashMap<u32, (usize, usize)>,
+) -> Row {
+    let pids = places.get(&Place::Service(unit.name.clone())).cloned().unwrap_or_default();
+    let main = if manager::is_running() { manager::main_pid(&unit.name) } else { None };
+    let pid = main.or(pids.iter().min().copied());
+    let (smcd, tcp) = sum(&pids, connections);
+    let library = pid.and_then(place::has_library);
+    Row {
+        service: unit.name.clone(),
+        kind: "systemd",
+        group: unit.made.group.clone(),
+        pid,
+        library,
+        smcd,
+        tcp,
+        problem: problem(unit, library),
+    }
+}
+
+fn problem(unit: &files::Enabled, library: Option<bool>) -> Option<String> {
+    let name = &unit.made.group;
+    let Some(known) = group::known(name) else {
+        return Some(format!(
+            "there is no group {}: usmc enable --name {name} {}",
+            group::unix_name(name),
+            unit.name
+        ));
+    };
+    if let Some(user) = unit.made.users.iter().find(|user| !known.members.contains(user)) {
+        return Some(format!(
+            "user {user} is not in {}: usmc enable --name {name} {}",
+            group::unix_name(name),
+            unit.name
+        ));
+    }
+    if !group::is_ready(name) {
+        let file = group::tmpfiles(name);
+        return Some(format!(
+            "the ISM directory is missing: systemd-tmpfiles --create {}",
+            file.display()
+        ));
+    }
+    (library == Some(false)).then(|| format!("not started anew: systemctl restart {}", unit.name))
+}
+
+fn of_container(
+    container: compose::Container,
+    places: &HashMap<Place, Vec<u32>>,
+    connections: &HashMap<u32, (usize, usize)>,
+) -> Row {
+    let pids = places.get(&Place::Container(container.id)).cloned().unwrap_or_default();
+    let (smcd, tcp) = sum(&pids, connections);
+    Row {
+        service: container.service,
+        kind: "compose",
+        group: container.project,
+        pid: Some(container.pid),
+        library: place::has_library(container.pid),
+        smcd,
+        tcp,
+        problem: None,
+    }
+}
+
+fn print(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
+    if rows.is_empty() {
+        return writeln!(
+            out,
+            "no service is enabled; `usmc enable SERVICE` does that, `usmc advise` says for which it pays"
+        );
+    }
+    let columns = [
+        ("Service", false),
+        ("Group", false),
+        ("Pid", true),
+        ("Library", false),
+        ("SMCD", true),
+        ("TCP", true),
+        ("Problem", false),
+    ];
+    let cells = rows.iter().map(|row| {
+        let library = match row.library {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "-",
+        };
+        [
+            row.service.clone(),
+            row.group.clone(),
+            row.pid.map_or("-".to_owned(), |pid| pid.to_string()),
+            library.to_owned(),
+            row.smcd.to_string(),
+            row.tcp.to_string(),
+            row.problem.clone().unwrap_or("-".to_owned()),
+        ]
+    });
+    table::print(out, &columns, cells)
+}

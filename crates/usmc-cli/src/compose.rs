@@ -1,0 +1,251 @@
+//! Projects of docker compose: the override that gives their services the library, and one ISM directory to all of them.
+
+mod image;
+mod project;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, bail, ensure};
+use serde::Deserialize;
+
+use crate::library;
+use crate::steps::Steps;
+use image::Fit;
+use project::{Project, Service};
+
+/// The override's name.
+const FILE: &str = "compose.usmc.yaml";
+/// Its first line.
+const MARK: &str =
+    "# Made by `usmc enable --compose`, which writes it anew; `usmc disable --compose` removes it.";
+/// A group that the containers' users are given; it need not be in the images. Below what systemd gives to services.
+const GROUP: u32 = 61_000;
+/// Where a container has the library, and the ISM directory.
+const LIBRARY: &str = "/usmc/libusmc_preload.so";
+const ISM_DIR: &str = "/run/usmc";
+/// Containers with the override have it.
+const LABEL: &str = "usmc.enabled";
+/// Tells the project's name, and the service's.
+const PROJECT: &str = "com.docker.compose.project";
+const SERVICE: &str = "com.docker.compose.service";
+/// The files that it was started with.
+const FILES: &str = "com.docker.compose.project.config_files";
+
+/// Writes the override for these services, or for all of the project.
+///
+/// # Errors
+/// The project cannot be read, or no service of it fits; says what to do.
+pub fn enable(at: &Path, services: &[String], is_dry: bool) -> Result<()> {
+    let project = Project::find(at)?;
+    let library = library::find()?.path;
+    let mut chosen = Vec::new();
+    for service in project.chosen(services)? {
+        let fit = image::fit(service.image.as_deref());
+        println!("{}: {fit}", service.name);
+        if matches!(fit, Fit::Unserved(_)) {
+            continue;
+        }
+        if service.user.is_none() {
+            println!(
+                "    no `user:`: if its entry point changes to another user, that loses the group, and the service stays TCP; \
+                 give it `user:`"
+            );
+        }
+        chosen.push(service);
+    }
+    ensure!(!chosen.is_empty(), "no service of {} can be served", project.files[0].display());
+    let path = project.dir().join(FILE);
+    own(&path)?;
+    Steps { is_dry }.write(&path, &text(&chosen, &library))?;
+    println!("it takes effect with: {}", up(&project, &path));
+    Ok(())
+}
+
+/// Removes it.
+///
+/// # Errors
+/// There is none, or it is somebody else's.
+pub fn disable(at: &Path, steps: &Steps) -> Result<()> {
+    let project = Project::find(at)?;
+    let path = project.dir().join(FILE);
+    ensure!(path.exists(), "{} is not there: nothing is enabled", path.display());
+    own(&path)?;
+    steps.remove(&path)?;
+    println!("it takes effect with: {}", command(&project, None));
+    Ok(())
+}
+
+/// Refuses what somebody else has written.
+fn own(path: &Path) -> Result<()> {
+    match fs::read_to_string(path) {
+        Ok(text) if !text.starts_with(MARK) => {
+            bail!("{} was not made by usmc; give it another name", path.display())
+        }
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            bail!("cannot read {}: {error}", path.display())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The override. Strings are JSON's, which are YAML's.
+fn text(services: &[&Service], library: &Path) -> String {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    // To compose, `$` begins a variable.
+    let literal = |text: &str| quoted(&text.replace('$', "$$"));
+    let mut text = format!("{MARK}\nservices:\n");
+    for service in services {
+        let own = service.preload.as_deref().and_then(|list| library::strip(list.as_ref()));
+        let preload = library::prepend(Path::new(LIBRARY), own.as_deref());
+        let _ = writeln!(
+            text,
+            "  {}:\n    environment:\n      LD_PRELOAD: {}\n      USMC_ISM_DIR: {}\n    group_add: [\"{GROUP}\"]\n    \
+             labels: {{{LABEL}: \"true\"}}\n    volumes:\n    \
+             - {{type: bind, source: {}, target: {}, read_only: true}}\n    \
+             - {{type: volume, source: usmc-ism, target: {}}}",
+            quoted(&service.name),
+            literal(&preload.to_string_lossy()),
+            quoted(ISM_DIR),
+            literal(&library.to_string_lossy()),
+            quoted(LIBRARY),
+            quoted(ISM_DIR),
+        );
+    }
+    let _ = writeln!(
+        text,
+        "volumes:\n  usmc-ism:\n    driver_opts: {{type: tmpfs, device: tmpfs, o: \"mode=3770,gid={GROUP},size=64m\"}}"
+    );
+    text
+}
+
+fn up(project: &Project, path: &Path) -> String {
+    command(project, Some(path))
+}
+
+fn command(project: &Project, path: Option<&Path>) -> String {
+    let tool = project.tool.map_or("docker compose", project::Tool::name);
+    let files = project.files.iter().map(PathBuf::as_path).chain(path);
+    let files = files.map(|file| format!("-f {} ", shell(&file.to_string_lossy())));
+    format!("{tool} {}up -d", files.collect::<String>())
+}
+
+/// A word for a shell.
+pub fn shell(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:+=@,".contains(c);
+    if word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
+/// A container of a project, as the daemon knows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Container {
+    /// Its id.
+    pub id: String,
+    /// Its first process.
+    pub pid: u32,
+    /// The project's name.
+    pub project: String,
+    /// The service's.
+    pub service: String,
+    /// The project's files, as they were named to compose.
+    pub files: Vec<String>,
+}
+
+/// What `docker inspect` prints of a container.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Inspected {
+    id: String,
+    state: InspectedState,
+    config: InspectedConfig,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedState {
+    pid: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedConfig {
+    #[serde(default)]
+    labels: Option<std::collections::HashMap<String, String>>,
+}
+
+/// Running containers that have the library by an override; none where no docker answers.
+pub fn running() -> Vec<Container> {
+    let filter = format!("label={LABEL}");
+    let ids = docker(&["ps", "--quiet", "--no-trunc", "--filter", &filter]).unwrap_or_default();
+    let ids: Vec<&str> = ids.split_whitespace().collect();
+    if ids.is_empty() { Vec::new() } else { inspect(&ids) }
+}
+
+/// Those of these containers that belong to a project of compose.
+pub fn inspect(ids: &[&str]) -> Vec<Container> {
+    let Some(text) = docker(&[&["inspect", "--type", "container"], ids].concat()) else {
+        return Vec::new();
+    };
+    let found: Vec<Inspected> = serde_json::from_str(&text).unwrap_or_default();
+    let clean = |text: &String| text.chars().filter(|c| !c.is_control()).collect::<String>();
+    let container = |one: Inspected| {
+        let labels = one.config.labels?;
+        let files = labels.get(FILES).map(clean).unwrap_or_default();
+        Some(Container {
+            id: one.id,
+            pid: one.state.pid,
+            project: labels.get(PROJECT).map(clean)?,
+            service: labels.get(SERVICE).map(clean)?,
+            files: files.split(',').filter(|file| !file.is_empty()).map(str::to_owned).collect(),
+        })
+    };
+    found.into_iter().filter_map(container).collect()
+}
+
+/// What docker's client prints; `None` where there is none, or no daemon.
+fn docker(args: &[&str]) -> Option<String> {
+    let done = Command::new("docker").args(args).output().ok()?;
+    done.status.success().then(|| String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_override_says_what_a_service_gets() {
+        let plain = Service { name: "api".to_owned(), ..Service::default() };
+        let preloading = Service {
+            name: "cache \"x\"".to_owned(),
+            preload: Some("/lib/libjemalloc.so.2".to_owned()),
+            ..Service::default()
+        };
+        let text = text(&[&plain, &preloading], Path::new("/usr/lib/us$mc/libusmc_preload.so"));
+        let read = project::services(&text).expect("YAML");
+        assert_eq!(read.len(), 2);
+        assert_eq!(read[0].preload.as_deref(), Some("/usmc/libusmc_preload.so"));
+        assert_eq!(read[1].name, "cache \"x\"");
+        assert_eq!(
+            read[1].preload.as_deref(),
+            Some("/usmc/libusmc_preload.so:/lib/libjemalloc.so.2")
+        );
+        assert!(text.contains("source: \"/usr/lib/us$$mc/libusmc_preload.so\""), "{text}");
+        // Written for it, it is the same again.
+        let again =
+            super::text(&[&read[0], &read[1]], Path::new("/usr/lib/us$mc/libusmc_preload.so"));
+        assert_eq!(again, text);
+    }
+
+    #[test]
+    fn words_of_a_command_are_quoted() {
+        assert_eq!(shell("/a/b-c.yaml"), "/a/b-c.yaml");
+        assert_eq!(shell("a b's"), "'a b'\\''s'");
+    }
+}

@@ -1,0 +1,172 @@
+//! Whether the library gets into what an image starts: its entry point is copied out of a container that is never started.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde::Deserialize;
+
+use crate::program::{self, Obstacle};
+
+use super::docker;
+
+/// What an image's programs are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Fit {
+    /// Linked with glibc.
+    Glibc,
+    /// Linked with musl.
+    Musl,
+    /// The library does not get into it.
+    Unserved(Obstacle),
+    /// Nobody has looked, for this reason.
+    Unknown(&'static str),
+}
+
+impl fmt::Display for Fit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fit::Glibc => f.write_str("can be served (glibc)"),
+            Fit::Musl => f.write_str("can be served (musl)"),
+            Fit::Unserved(why) => write!(f, "stays TCP: {why}"),
+            Fit::Unknown(why) => write!(f, "its image was not looked at: {why}"),
+        }
+    }
+}
+
+/// What of an image's configuration matters.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "PascalCase", default)]
+struct Config {
+    entrypoint: Option<Vec<String>>,
+    cmd: Option<Vec<String>>,
+    env: Option<Vec<String>>,
+}
+
+/// Looks at an image that is on this machine; none is fetched.
+pub fn fit(image: Option<&str>) -> Fit {
+    let Some(image) = image else {
+        return Fit::Unknown("it is built; build it, and name it by `image:`");
+    };
+    if Command::new("docker").arg("version").output().is_err() {
+        return Fit::Unknown("there is no docker here");
+    }
+    let Some(text) = docker(&["image", "inspect", "--format", "{{json .Config}}", "--", image])
+    else {
+        return Fit::Unknown("it is not on this machine, or no daemon answers; pull it first");
+    };
+    let config: Config = serde_json::from_str(&text).unwrap_or_default();
+    let Some(id) = docker(&["create", "--entrypoint", "/usmc-looks-at-it", "--", image]) else {
+        return Fit::Unknown("docker made no container of it");
+    };
+    let looked = Looked::new(id.trim()).map(|container| container.fit(&config));
+    looked.unwrap_or(Fit::Unknown("there is no room for a copy of its entry point"))
+}
+
+/// A container that is looked at, and a directory for what is copied out of it.
+struct Looked<'a> {
+    id: &'a str,
+    dir: PathBuf,
+}
+
+impl<'a> Looked<'a> {
+    fn new(id: &'a str) -> Option<Looked<'a>> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("usmc-image-{}-{number}", std::process::id()));
+        let looked = Looked { id, dir };
+        fs::DirBuilder::new().mode(0o700).create(&looked.dir).ok()?;
+        Some(looked)
+    }
+
+    /// What the entry point is, and where that is a script, what it is given to start.
+    fn fit(&self, config: &Config) -> Fit {
+        let path = config.env.iter().flatten().find_map(|line| line.strip_prefix("PATH="));
+        let path = path.unwrap_or("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        let command = config.cmd.as_ref().and_then(|words| words.first());
+        let entry = config.entrypoint.as_ref().and_then(|words| words.first());
+        let Some(first) = entry.or(command) else { return Fit::Unknown("it names no program") };
+        let Some(file) = self.copy(first, path) else {
+            return Fit::Unknown("its program cannot be copied");
+        };
+        match interpreter(&file) {
+            None => of_file(&file),
+            Some(shell) => {
+                let shell = self
+                    .copy(&shell, path)
+                    .map_or(Fit::Unknown("its script's shell cannot be copied"), |f| of_file(&f));
+                let started = entry.and(command).and_then(|name| self.copy(name, path));
+                let obstacle = started.and_then(|file| program::obstacle_of(&file));
+                obstacle.map_or(shell, Fit::Unserved)
+            }
+        }
+    }
+
+    /// A program of the container's, by its name, as a file here.
+    fn copy(&self, name: &str, path: &str) -> Option<PathBuf> {
+        let places: Vec<String> = match name.contains('/') {
+            true => vec![name.to_owned()],
+            false => path.split(':').map(|dir| format!("{dir}/{name}")).collect(),
+        };
+        let to = self.dir.join("program");
+        places.iter().find_map(|place| {
+            let _ = fs::remove_file(&to);
+            let from = format!("{}:{place}", self.id);
+            docker(&["cp", "--follow-link", &from, &to.to_string_lossy()])?;
+            let is_file = fs::symlink_metadata(&to).is_ok_and(|meta| meta.is_file());
+            is_file.then(|| to.clone())
+        })
+    }
+}
+
+impl Drop for Looked<'_> {
+    fn drop(&mut self) {
+        let _ = docker(&["rm", "--force", self.id]);
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn of_file(path: &Path) -> Fit {
+    match program::obstacle_of(path) {
+        Some(obstacle) => Fit::Unserved(obstacle),
+        None if program::is_musl(path) => Fit::Musl,
+        None => Fit::Glibc,
+    }
+}
+
+/// The program that a script's first line names, by path or, behind env(1), by name.
+fn interpreter(path: &Path) -> Option<String> {
+    let text = fs::read(path).ok()?;
+    let line = text.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let line = String::from_utf8_lossy(&line[..line.len().min(256)]).into_owned();
+    let mut words = line.split_whitespace();
+    let named = words.next()?;
+    if !named.ends_with("/env") {
+        return Some(named.to_owned());
+    }
+    words.find(|word| !word.starts_with('-') && !word.contains('=')).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scripts_interpreter_is_named() {
+        let file = std::env::temp_dir().join(format!("usmc-script-{}", std::process::id()));
+        for (text, name) in [
+            ("#!/bin/sh -e\n", Some("/bin/sh")),
+            ("#! /usr/bin/env -S A=b bash\n", Some("bash")),
+            ("#!\n", None),
+            ("\x7fELF", None),
+            ("", None),
+        ] {
+            fs::write(&file, text).unwrap();
+            assert_eq!(interpreter(&file).as_deref(), name, "{text}");
+        }
+        fs::remove_file(&file).unwrap();
+    }
+}
