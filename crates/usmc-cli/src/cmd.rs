@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub mod advise;
 pub mod agent;
 pub mod bench;
 pub mod check;

@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 #![allow(unreachable_pub, reason = "nothing of a program is reached from outside")]
 
+mod advise;
 mod agent;
 mod bench;
 mod cmd;
@@ -68,6 +69,7 @@ enum Command {
     Enable(cmd::enable::Args),
     Disable(cmd::disable::Args),
     Status(cmd::status::Args),
+    Advise(cmd::advise::Args),
     Bench(cmd::bench::Args),
     Ebpf(cmd::ebpf::Args),
     Dump(cmd::dump::Args),
@@ -124,6 +126,7 @@ fn usmc() -> c_int {
         Command::Enable(args) => cmd::enable::run(&args),
         Command::Disable(args) => cmd::disable::run(&args),
         Command::Status(args) => cmd::status::run(&args),
+        Command::Advise(args) => cmd::advise::run(&args),
         Command::Ebpf(args) => cmd::ebpf::run(&args),
         Command::Dump(args) => cmd::dump::run(&args),
         Command::Stats(args) => cmd::stats::run(&args),

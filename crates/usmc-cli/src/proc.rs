@@ -220,7 +220,8 @@ pub fn facts(pid: u32) -> Result<Process, Errno> {
     Ok(Process { pid, comm, netns, files, sockets, device, segments })
 }
 
-fn socket_inode(target: &CStr) -> Option<u64> {
+/// The number of the socket that a link in `/proc/PID/fd` names.
+pub fn socket_inode(target: &CStr) -> Option<u64> {
     target.to_str().ok()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
@@ -255,7 +256,8 @@ fn open(dir: &OwnedFd, name: &CStr) -> Option<File> {
     file.metadata().is_ok_and(|m| m.is_file()).then_some(file)
 }
 
-fn comm(pid: u32) -> String {
+/// The name of its program, harmless to print.
+pub fn comm(pid: u32) -> String {
     let bytes = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     let name = String::from_utf8_lossy(&bytes);
     let name = name.strip_suffix('\n').unwrap_or(&name);

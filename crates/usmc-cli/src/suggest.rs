@@ -6,12 +6,11 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::config::distance;
 
 /// What people type who know other tools, and the command that they want.
-const OTHER_WORDS: [(&str, &str); 21] = [
+const OTHER_WORDS: [(&str, &str); 18] = [
     ("ls", "ss"),
     ("ps", "ss"),
     ("list", "ss"),
     ("show", "ss"),
-    ("status", "ss"),
     ("sockets", "ss"),
     ("smcss", "ss"),
     ("netstat", "ss"),
@@ -19,8 +18,6 @@ const OTHER_WORDS: [(&str, &str); 21] = [
     ("start", "run"),
     ("smc_run", "run"),
     ("stop", "off"),
-    ("disable", "off"),
-    ("enable", "on"),
     ("smc_chk", "check"),
     ("doctor", "check"),
     ("test", "check"),
